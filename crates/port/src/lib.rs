@@ -1,0 +1,11 @@
+//! Where packets enter and leave a host.
+//!
+//! Two small traits separate the data path from the kind of port: [`GuestPort`] towards a guest (TAP today, vhost-user
+//! next) and [`Underlay`] towards the physical network. Buffers are named by handles; only the port that owns a buffer
+//! opens it.
+
+pub mod guest;
+pub mod underlay;
+
+pub use guest::{GuestPort, PlaceError, RxHandle, TxFrame, TxHandle};
+pub use underlay::{Datagram, LaneId, Service, TxBatch, Underlay};

@@ -1,0 +1,100 @@
+//! The underlay side of a port: lanes to peers, batches of datagrams.
+
+use std::io;
+use std::net::SocketAddr;
+use std::os::fd::BorrowedFd;
+
+/// A registered way out: one local address and UDP source port, one destination address and port.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct LaneId(pub u16);
+
+/// Which of the host's two well-known UDP ports a datagram came in on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Service {
+    /// The BIFROST port.
+    Bifrost,
+    /// The plain VXLAN port.
+    Vxlan,
+}
+
+/// One received datagram: UDP payload and what the kernel says about it.
+#[derive(Clone, Copy, Debug)]
+pub struct Datagram<'a> {
+    /// UDP payload, starting with the VXLAN header.
+    pub payload: &'a [u8],
+    /// Outer source.
+    pub source: SocketAddr,
+    /// Which port it came in on.
+    pub service: Service,
+    /// Outer ECN codepoint (RFC 3168: 0..=3).
+    pub ecn: u8,
+    /// Outer TTL or hop limit as received.
+    pub ttl: u8,
+    /// Kernel receive time, ns since the epoch (CLOCK_REALTIME), 0 when unknown.
+    pub rx_time_ns: u64,
+}
+
+/// A port towards the physical network.
+pub trait Underlay {
+    /// Registers a way out.
+    fn lane(&mut self, local: SocketAddr, remote: SocketAddr) -> io::Result<LaneId>;
+    /// Receives one batch; returns the number of datagrams, 0 when none is waiting.
+    fn recv(&mut self) -> io::Result<usize>;
+    /// Datagram `index` of the last batch; `index` below what `recv` returned.
+    fn datagram(&self, index: usize) -> Datagram<'_>;
+    /// Sends everything in `batch` and empties it. Datagrams that the kernel does not take are counted and dropped.
+    fn send(&mut self, batch: &mut TxBatch);
+    /// What to wait on for datagrams.
+    fn fds(&self) -> Vec<BorrowedFd<'_>>;
+}
+
+/// Datagrams on their way out, in order of sending per lane.
+#[derive(Debug, Default)]
+pub struct TxBatch {
+    bytes: Vec<u8>,
+    entries: Vec<Entry>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Entry {
+    lane: LaneId,
+    start: u32,
+    len: u32,
+    ecn: u8,
+}
+
+impl TxBatch {
+    /// Appends one datagram for `lane`; `write` appends its UDP payload to the buffer that it is given.
+    pub fn push(&mut self, lane: LaneId, ecn: u8, write: impl FnOnce(&mut Vec<u8>)) {
+        let start = self.bytes.len();
+        write(&mut self.bytes);
+        let len = self.bytes.len() - start;
+        self.entries.push(Entry { lane, start: start as u32, len: len as u32, ecn });
+    }
+
+    /// Number of datagrams.
+    pub fn len(&self) -> usize {
+        self.entries.len()
+    }
+
+    /// Whether nothing is waiting.
+    pub fn is_empty(&self) -> bool {
+        self.entries.is_empty()
+    }
+
+    /// Bytes waiting; a caller sends before this grows past about one megabyte.
+    pub fn bytes(&self) -> usize {
+        self.bytes.len()
+    }
+
+    /// The datagrams in order: lane, ECN codepoint, UDP payload.
+    pub fn iter(&self) -> impl Iterator<Item = (LaneId, u8, &[u8])> {
+        self.entries.iter().map(|e| (e.lane, e.ecn, &self.bytes[e.start as usize..(e.start + e.len) as usize]))
+    }
+
+    /// Forgets everything.
+    pub fn clear(&mut self) {
+        self.bytes.clear();
+        self.entries.clear();
+    }
+}
