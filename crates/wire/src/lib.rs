@@ -1,1 +1,18 @@
-//! Under construction.
+//! Every header on a wire, parsed once into typed values.
+//!
+//! Nothing here allocates on its own, does I/O, reads a clock or keeps state: parsers take a slice and return small
+//! `Copy` values (plus offsets where something follows), emitters fill arrays or slices that the caller owns. All input
+//! is taken to be hostile; a parser answers every byte string with a value or a reason and never panics.
+//!
+//! [`bifrost`] is the reliable transport's own format, specified in `docs/PROTOCOL.md`; the other modules follow the
+//! standards that they name.
+
+#![no_std]
+#![forbid(unsafe_code)]
+
+extern crate alloc;
+
+pub mod bifrost;
+pub mod mac;
+
+pub use mac::Mac;

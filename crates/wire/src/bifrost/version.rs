@@ -1,0 +1,45 @@
+//! Protocol versions (PROTOCOL §5).
+
+use super::Refusal;
+
+/// A version of the protocol that this implementation speaks.
+#[repr(u8)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Version {
+    /// The formats of the NSDI'26 paper, appendix C.
+    V1 = 1,
+    /// Version 1 with the flow distance in the data header's reserved byte.
+    V2 = 2,
+}
+
+impl Version {
+    /// The highest that this implementation speaks.
+    pub const LATEST: Self = Self::V2;
+    /// The lowest that this implementation accepts.
+    pub const OLDEST: Self = Self::V1;
+
+    /// The number in the 4-bit field.
+    #[must_use]
+    pub const fn number(self) -> u8 {
+        self as u8
+    }
+
+    /// Whether data packets carry the flow distance.
+    #[must_use]
+    pub const fn has_distance(self) -> bool {
+        matches!(self, Self::V2)
+    }
+}
+
+impl TryFrom<u8> for Version {
+    type Error = Refusal;
+
+    /// The version with this number, or [`Refusal::Version`].
+    fn try_from(number: u8) -> Result<Self, Refusal> {
+        match number {
+            1 => Ok(Self::V1),
+            2 => Ok(Self::V2),
+            _ => Err(Refusal::Version),
+        }
+    }
+}
