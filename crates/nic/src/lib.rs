@@ -1,30 +1,26 @@
 //! Pre-Processor and Post-Processor (Triton): parse and validate, segment, merge, checksum.
+//!
+//! A frame is parsed once when it enters ([`parse`]), with what a guest says about it checked against it
+//! ([`Offload::from_virtio`]). It crosses the switch whole, however large; segmentation and checksums are the last thing
+//! done on its way out ([`Segments`]). Received TCP segments are merged before they are written to a guest that takes
+//! large packets ([`Merger`]).
+//!
+//! Nothing here does I/O, keeps a clock or allocates per packet.
 
-/// Work that a guest left to the network side, from its virtio header (virtio 1.3, 5.1.6.2), checked against the frame.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Offload {
-    /// The transport checksum is partial: start of the summed area and offset of the field from there, bytes.
-    pub checksum: Option<(u16, u16)>,
-    /// The frame is to be segmented.
-    pub segment: Option<Segment>,
-}
+#![forbid(unsafe_code)]
 
-/// How a frame is to be segmented.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Segment {
-    /// Payload bytes per segment, 1..=65535.
-    pub mss: u16,
-    /// Which protocol.
-    pub kind: SegmentKind,
-}
+mod checksum;
+mod flow;
+mod malformed;
+mod merge;
+mod offload;
+mod parse;
+mod segment;
 
-/// Protocol of a frame to be segmented.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum SegmentKind {
-    /// TCP over IPv4.
-    TcpV4,
-    /// TCP over IPv6.
-    TcpV6,
-    /// UDP (USO), either IP version.
-    Udp,
-}
+pub use checksum::{Checksum, transport_checksum, verify_transport_checksum};
+pub use flow::FlowKey;
+pub use malformed::Malformed;
+pub use merge::{Merged, Merger, Part};
+pub use offload::{Offload, Segment, SegmentKind, VirtioNetHdr};
+pub use parse::{HEAD_LEN, ICMP, ICMPV6, L3, MAX_FRAME_LEN, Parsed, TCP, Tcp, UDP, parse};
+pub use segment::Segments;

@@ -1,0 +1,91 @@
+//! Why a frame, or what was said about it, is refused.
+
+use std::fmt;
+
+macro_rules! reasons {
+    ($($(#[$doc:meta])* $name:ident = $text:literal,)*) => {
+        /// Why a frame, or the offload asked for with it, is refused. Every reason is a counter.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+        #[repr(u8)]
+        pub enum Malformed { $($(#[$doc])* $name,)* }
+
+        impl Malformed {
+            /// Every reason, in the order of [`Self::index`].
+            pub const ALL: &'static [Self] = &[$(Self::$name,)*];
+
+            /// Name of the reason's counter, without a unit (packets are counted).
+            pub const fn name(self) -> &'static str {
+                match self { $(Self::$name => $text,)* }
+            }
+        }
+    };
+}
+
+reasons! {
+    /// Shorter than an Ethernet header with its tag.
+    EthernetTruncated = "ethernet_truncated",
+    /// ARP that is cut short.
+    ArpTruncated = "arp_truncated",
+    /// ARP for something else than IPv4 over Ethernet.
+    ArpKind = "arp_kind",
+    /// IPv4 header cut short.
+    Ipv4Truncated = "ipv4_truncated",
+    /// IPv4 by EtherType, not by version, or a header length below 20 bytes.
+    Ipv4Header = "ipv4_header",
+    /// IPv4 total length that does not fit header and frame.
+    Ipv4Length = "ipv4_length",
+    /// IPv6 header cut short.
+    Ipv6Truncated = "ipv6_truncated",
+    /// IPv6 by EtherType, not by version.
+    Ipv6Header = "ipv6_header",
+    /// IPv6 payload length beyond the frame.
+    Ipv6Length = "ipv6_length",
+    /// IPv6 extension headers that are cut short, too many, or too long to look behind.
+    Ipv6Extensions = "ipv6_extensions",
+    /// TCP header cut short, or a data offset that does not fit.
+    TcpHeader = "tcp_header",
+    /// UDP header cut short, or a length that does not fit.
+    UdpHeader = "udp_header",
+    /// A partial checksum outside of the frame.
+    ChecksumRange = "checksum_range",
+    /// A segmentation type that is unknown or does not fit the frame.
+    GsoType = "gso_type",
+    /// Segmentation without the transport checksum left open.
+    GsoChecksum = "gso_checksum",
+    /// Segmentation into segments of no bytes.
+    GsoSize = "gso_size",
+    /// More segments than one frame may become.
+    GsoSegments = "gso_segments",
+    /// Larger than any frame can be.
+    FrameTooLong = "frame_too_long",
+    /// The part of the frame that must hold all headers does not.
+    HeadTooShort = "head_too_short",
+}
+
+impl Malformed {
+    /// Position in [`Self::ALL`].
+    pub const fn index(self) -> usize {
+        self as usize
+    }
+}
+
+impl fmt::Display for Malformed {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+impl std::error::Error for Malformed {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_reason_has_its_index_and_a_name_of_its_own() {
+        for (i, reason) in Malformed::ALL.iter().enumerate() {
+            assert_eq!(reason.index(), i);
+            assert!(Malformed::ALL.iter().filter(|r| r.name() == reason.name()).count() == 1);
+        }
+    }
+}

@@ -1,0 +1,221 @@
+//! The Post-Processor's postponed work: segmentation (TSO, USO) and checksum completion, done last, on the way out.
+
+use crate::checksum;
+use crate::malformed::Malformed;
+use crate::offload::{Offload, SegmentKind};
+use crate::parse::{L3, TCP, Tcp, UDP, parse};
+
+/// How one frame of a guest leaves: the plan is made once, every resulting frame can be written any number of times
+/// (a retransmission writes it again), in any order.
+///
+/// The plan keeps offsets only. [`Self::write`] reads the bytes anew and trusts none of the lengths in them, so a guest
+/// that rewrites its buffer in between gets a wrong frame out, never a wrong access.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Segments {
+    /// Bytes of the whole frame.
+    len: u32,
+    /// Bytes per payload slice, 0 when the frame is not to be segmented.
+    mss: u16,
+    count: u16,
+    l3: u16,
+    l4: u16,
+    /// Bytes of all headers.
+    header: u16,
+    /// End of the payload.
+    end: u32,
+    v6: bool,
+    udp: bool,
+    /// Partial checksum of a frame that is not segmented: start, offset.
+    partial: Option<(u16, u16)>,
+}
+
+impl Segments {
+    /// Most frames that one frame may become.
+    pub const MAX: u16 = 255;
+
+    /// Plans a frame given as `head` (all headers at least) and `tail`; `offload` is checked against them once more.
+    ///
+    /// # Errors
+    /// What [`parse`] and [`Offload::from_virtio`] refuse, and [`Malformed::GsoSegments`] for more than [`Self::MAX`]
+    /// segments.
+    pub fn plan(head: &[u8], tail: &[u8], offload: Offload) -> Result<Self, Malformed> {
+        let len = head.len() + tail.len();
+        if len > crate::parse::MAX_FRAME_LEN {
+            return Err(Malformed::FrameTooLong);
+        }
+        let plain = Self {
+            len: len as u32,
+            mss: 0,
+            count: 1,
+            l3: 0,
+            l4: 0,
+            header: 0,
+            end: len as u32,
+            v6: false,
+            udp: false,
+            partial: offload.checksum,
+        };
+        let Some(segment) = offload.segment else {
+            return match offload.checksum {
+                Some((start, offset)) if usize::from(start) + usize::from(offset) + 2 > len => {
+                    Err(Malformed::ChecksumRange)
+                }
+                _ => Ok(plain),
+            };
+        };
+        let parsed = parse(head, len)?;
+        offload.check_segment(&parsed)?;
+        let udp = segment.kind == SegmentKind::Udp;
+        if udp {
+            let field = usize::from(parsed.l4) + 4;
+            let said = head.get(field..field + 2).map_or(0, |b| u32::from(be16(b)));
+            if u32::from(parsed.l4) + said != parsed.end {
+                return Err(Malformed::UdpHeader);
+            }
+        }
+        let payload = parsed.end - u32::from(parsed.payload);
+        let count = payload.div_ceil(u32::from(segment.mss)).max(1);
+        if count > u32::from(Self::MAX) {
+            return Err(Malformed::GsoSegments);
+        }
+        Ok(Self {
+            mss: segment.mss,
+            count: count as u16,
+            l3: parsed.l3,
+            l4: parsed.l4,
+            header: parsed.payload,
+            end: parsed.end,
+            v6: parsed.kind == L3::V6,
+            udp,
+            partial: None,
+            ..plain
+        })
+    }
+
+    /// How many frames leave: 1 for a frame that is not segmented, at most [`Self::MAX`].
+    pub fn count(&self) -> u16 {
+        self.count
+    }
+
+    /// Bytes of frame `index`; 0 when there is none.
+    pub fn len(&self, index: u16) -> usize {
+        if index >= self.count {
+            return 0;
+        }
+        if self.mss == 0 {
+            return self.len as usize;
+        }
+        let (from, to) = self.slice(index);
+        usize::from(self.header) + to - from
+    }
+
+    /// Whether the plan makes no frame at all; never so.
+    pub fn is_empty(&self) -> bool {
+        false
+    }
+
+    /// Appends frame `index` to `out`, complete: lengths, IPv4 identification and header checksum, TCP sequence number
+    /// and flags, UDP length, transport checksum. `head` and `tail` are the same bytes as in [`Self::plan`]; they may be
+    /// split elsewhere. Appends nothing when there is no such frame.
+    pub fn write(&self, index: u16, head: &[u8], tail: &[u8], out: &mut Vec<u8>) {
+        if index >= self.count {
+            return;
+        }
+        let start = out.len();
+        if self.mss == 0 {
+            copy(head, tail, 0, self.len as usize, out);
+            if let Some((from, offset)) = self.partial {
+                finish_partial(&mut out[start..], usize::from(from), usize::from(offset));
+            }
+            return;
+        }
+        let (from, to) = self.slice(index);
+        out.reserve(usize::from(self.header) + to - from);
+        copy(head, tail, 0, usize::from(self.header), out);
+        copy(head, tail, from, to, out);
+        let frame = &mut out[start..];
+        self.patch_ip(index, frame);
+        self.patch_transport(index, frame);
+    }
+
+    /// Payload bytes of frame `index`, from the start of the original frame.
+    fn slice(&self, index: u16) -> (usize, usize) {
+        let from = usize::from(self.header) + usize::from(index) * usize::from(self.mss);
+        (from, (from + usize::from(self.mss)).min(self.end as usize))
+    }
+
+    fn patch_ip(&self, index: u16, frame: &mut [u8]) {
+        let ip = &mut frame[usize::from(self.l3)..];
+        let len = ip.len();
+        if self.v6 {
+            put16(ip, 4, (len - 40) as u16);
+        } else {
+            put16(ip, 2, len as u16);
+            put16(ip, 4, be16(&ip[4..]).wrapping_add(index));
+            let header = &mut ip[..usize::from(self.l4 - self.l3)];
+            put16(header, 10, 0);
+            let sum = checksum::finish(checksum::sum(header));
+            put16(header, 10, sum);
+        }
+    }
+
+    fn patch_transport(&self, index: u16, frame: &mut [u8]) {
+        let (ip, l4) = frame.split_at_mut(usize::from(self.l4));
+        let addresses = &ip[usize::from(self.l3)..];
+        let addresses = if self.v6 { &addresses[8..40] } else { &addresses[12..20] };
+        let (protocol, field) = if self.udp { (UDP, 6) } else { (TCP, 16) };
+        if self.udp {
+            put16(l4, 4, l4.len() as u16);
+        } else {
+            let seq = u32::from_be_bytes([l4[4], l4[5], l4[6], l4[7]]);
+            let seq = seq.wrapping_add(u32::from(index) * u32::from(self.mss));
+            l4[4..8].copy_from_slice(&seq.to_be_bytes());
+            if index != 0 {
+                l4[13] &= !Tcp::CWR;
+            }
+            if index + 1 != self.count {
+                l4[13] &= !(Tcp::FIN | Tcp::PSH);
+            }
+        }
+        put16(l4, field, 0);
+        let sum = checksum::pseudo(addresses, protocol, l4.len()) + checksum::sum(l4);
+        put16(l4, field, nonzero(checksum::finish(sum)));
+    }
+}
+
+/// Finishes a partial checksum: the field holds the sum of the pseudo header, the rest is summed now (virtio 1.3,
+/// 5.1.6.2.1).
+fn finish_partial(frame: &mut [u8], start: usize, offset: usize) {
+    let Some(area) = frame.get_mut(start..) else { return };
+    if area.len() >= offset + 2 {
+        let sum = checksum::finish(checksum::sum(area));
+        put16(area, offset, nonzero(sum));
+    }
+}
+
+/// A sum of zero is sent as all ones: UDP (RFC 768) takes zero for "none", TCP takes both.
+fn nonzero(sum: u16) -> u16 {
+    if sum == 0 { 0xffff } else { sum }
+}
+
+/// Appends bytes `from..to` of `head` followed by `tail`; zeros where they end too soon.
+fn copy(head: &[u8], tail: &[u8], from: usize, to: usize, out: &mut Vec<u8>) {
+    let end = out.len() + (to - from);
+    let split = head.len();
+    if from < split {
+        out.extend_from_slice(&head[from..to.min(split)]);
+    }
+    if to > split {
+        let from = from.saturating_sub(split).min(tail.len());
+        out.extend_from_slice(&tail[from..(to - split).min(tail.len())]);
+    }
+    out.resize(end, 0);
+}
+
+fn be16(bytes: &[u8]) -> u16 {
+    u16::from_be_bytes([bytes[0], bytes[1]])
+}
+
+fn put16(bytes: &mut [u8], at: usize, value: u16) {
+    bytes[at..at + 2].copy_from_slice(&value.to_be_bytes());
+}
