@@ -4,7 +4,10 @@
 //! next) and [`Underlay`] towards the physical network. Buffers are named by handles; only the port that owns a buffer
 //! opens it.
 
+pub mod clock;
 pub mod guest;
+pub mod steer;
+pub mod udp;
 pub mod underlay;
 
 pub use guest::{GuestPort, PlaceError, RxHandle, TxFrame, TxHandle};

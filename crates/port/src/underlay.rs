@@ -92,6 +92,12 @@ impl TxBatch {
         self.entries.iter().map(|e| (e.lane, e.ecn, &self.bytes[e.start as usize..(e.start + e.len) as usize]))
     }
 
+    /// UDP payload of datagram `index`, below [`len`](Self::len).
+    pub(crate) fn payload(&self, index: usize) -> &[u8] {
+        let e = self.entries[index];
+        &self.bytes[e.start as usize..(e.start + e.len) as usize]
+    }
+
     /// Forgets everything.
     pub fn clear(&mut self) {
         self.bytes.clear();

@@ -1,0 +1,67 @@
+//! From the kernel's receive times (CLOCK_REALTIME) to the monotonic clock that timers and RTTs run on.
+
+use rustix::time::{ClockId, Timespec, clock_gettime};
+
+/// Distance between the two clocks at one moment. Sample it once per batch: CLOCK_REALTIME may be stepped at any time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RealtimeOffset {
+    monotonic_ns: u64,
+    realtime_ns: u64,
+}
+
+impl RealtimeOffset {
+    /// Reads both clocks (two vDSO calls).
+    pub fn sample() -> Self {
+        Self { monotonic_ns: monotonic_ns(), realtime_ns: nanoseconds(clock_gettime(ClockId::Realtime)) }
+    }
+
+    /// An offset from known readings, for tests and simulations, ns.
+    pub const fn from_readings(monotonic_ns: u64, realtime_ns: u64) -> Self {
+        Self { monotonic_ns, realtime_ns }
+    }
+
+    /// When a datagram arrived, on the monotonic clock, ns. Never later than the sample; the sample's own time when
+    /// the kernel gave none (0), or when it lies more than a second back (the clock was stepped in between).
+    pub const fn to_monotonic(self, rx_time_ns: u64) -> u64 {
+        const SANE_NS: u64 = 1_000_000_000;
+        match self.realtime_ns.checked_sub(rx_time_ns) {
+            Some(age) if age <= SANE_NS => self.monotonic_ns.saturating_sub(age),
+            _ => self.monotonic_ns,
+        }
+    }
+}
+
+/// CLOCK_MONOTONIC, ns.
+pub fn monotonic_ns() -> u64 {
+    nanoseconds(clock_gettime(ClockId::Monotonic))
+}
+
+fn nanoseconds(t: Timespec) -> u64 {
+    u64::try_from(t.tv_sec).unwrap_or(0) * 1_000_000_000 + u64::try_from(t.tv_nsec).unwrap_or(0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn receive_times_become_monotonic() {
+        let at = RealtimeOffset::from_readings(5_000_000_000, 1_700_000_000_000_000_000);
+        for (name, rx, want) in [
+            ("a microsecond ago", 1_699_999_999_999_999_000, 4_999_999_000),
+            ("now", 1_700_000_000_000_000_000, 5_000_000_000),
+            ("the future: a stepped clock", 1_700_000_001_000_000_000, 5_000_000_000),
+            ("long ago: a stepped clock", 1_600_000_000_000_000_000, 5_000_000_000),
+            ("unknown", 0, 5_000_000_000),
+        ] {
+            assert_eq!(at.to_monotonic(rx), want, "{name}");
+        }
+    }
+
+    #[test]
+    fn a_sample_is_of_now() {
+        let before = monotonic_ns();
+        let sample = RealtimeOffset::sample();
+        assert!(sample.to_monotonic(0) >= before && sample.to_monotonic(0) <= monotonic_ns());
+    }
+}

@@ -1,0 +1,48 @@
+//! What the UDP underlay counts.
+
+/// Counters of one [`UdpUnderlay`](super::UdpUnderlay), since it was opened.
+///
+/// A *message* is what one header of `recvmmsg`/`sendmmsg` carries: one datagram, or a run of datagrams of one lane that
+/// the kernel segments or has coalesced.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct UdpCounters {
+    /// Datagrams handed up.
+    pub rx_datagrams: u64,
+    /// UDP payload bytes handed up.
+    pub rx_bytes: u64,
+    /// Messages received, coalesced ones counted once.
+    pub rx_messages: u64,
+    /// System calls that returned datagrams.
+    pub rx_system_calls: u64,
+    /// Messages that the kernel dropped because a receive socket's buffer was full (a coalesced run counts once).
+    /// Known only when the next message of that socket arrives.
+    pub rx_buffer_full_messages: u64,
+    /// Messages dropped because they did not fit a receive buffer.
+    pub rx_truncated_messages: u64,
+    /// Messages dropped because their source address could not be read.
+    pub rx_bad_source_messages: u64,
+    /// Receive calls that failed (an ICMP error reported late, or a kernel out of memory).
+    pub rx_failed_calls: u64,
+    /// Datagrams taken by the kernel.
+    pub tx_datagrams: u64,
+    /// UDP payload bytes taken by the kernel.
+    pub tx_bytes: u64,
+    /// Messages taken by the kernel.
+    pub tx_messages: u64,
+    /// System calls made to send.
+    pub tx_system_calls: u64,
+    /// Messages of several datagrams that the kernel refused to segment; their datagrams were then sent one by one.
+    pub tx_gso_refused_messages: u64,
+    /// Datagrams dropped: send buffer or queue full (EAGAIN, ENOBUFS, ENOMEM).
+    pub tx_no_buffer_datagrams: u64,
+    /// Datagrams dropped: larger than the link's MTU (EMSGSIZE). They are never fragmented.
+    pub tx_too_big_datagrams: u64,
+    /// Datagrams dropped: no route, or the network says unreachable (ENETUNREACH, EHOSTUNREACH, ENETDOWN).
+    pub tx_unreachable_datagrams: u64,
+    /// Datagrams dropped: the peer's host has nobody on that port (ECONNREFUSED).
+    pub tx_refused_datagrams: u64,
+    /// Datagrams dropped for any other error.
+    pub tx_other_error_datagrams: u64,
+    /// Datagrams dropped: their lane was never registered.
+    pub tx_unknown_lane_datagrams: u64,
+}

@@ -1,0 +1,207 @@
+//! The underlay over ordinary UDP sockets, with segmentation and coalescing done by the kernel.
+//!
+//! Per local address there are two receive sockets (BIFROST port and VXLAN port), and per path source port one transmit
+//! socket. A batch costs one system call per ready receive socket and one per source port that sends. Of the crates that
+//! do GSO and GRO, none gives receive times, TTLs, several destinations in a system call and sending without a copy, so
+//! the two system calls are wrapped here (`sys.rs`).
+//!
+//! With several workers, the receive sockets of a port form a reuseport group whose BPF program computes
+//! [`crate::steer`]; the group's order is the order of binding, so workers are opened in order, worker 0 first
+//! ([`UdpUnderlay::open_all`] does).
+
+mod counters;
+mod group;
+mod option;
+mod program;
+mod receive;
+mod socket;
+mod sys;
+mod transmit;
+
+use std::io;
+use std::net::{IpAddr, SocketAddr};
+use std::os::fd::BorrowedFd;
+
+pub use counters::UdpCounters;
+
+use crate::underlay::{Datagram, LaneId, Service, TxBatch, Underlay};
+use receive::Receiver;
+use transmit::Transmitter;
+
+/// How to open a [`UdpUnderlay`].
+#[derive(Clone, Debug)]
+pub struct UdpConfig {
+    /// Local underlay addresses, 1..=8.
+    pub local: Vec<IpAddr>,
+    /// Port on which BIFROST comes in; default 4794.
+    pub bifrost_port: u16,
+    /// Port on which plain VXLAN comes in; default 4789.
+    pub vxlan_port: u16,
+    /// Which worker this is, below `workers`.
+    pub worker: u16,
+    /// How many workers share the ports, 1..=32.
+    pub workers: u16,
+    /// Use UDP segmentation offload where the kernel has it.
+    pub gso: bool,
+    /// Size of each receive socket's buffer, bytes; default 8 MiB. Above `net.core.rmem_max` it takes CAP_NET_ADMIN.
+    pub receive_buffer_bytes: usize,
+    /// Size of each transmit socket's buffer, bytes; default 4 MiB. Above `net.core.wmem_max` it takes CAP_NET_ADMIN.
+    pub send_buffer_bytes: usize,
+    /// Messages per receive batch, 1..=1024; default 16. Each has a buffer of 64 KiB, which uses memory once touched.
+    pub receive_messages: usize,
+}
+
+/// Why an underlay or a lane could not be opened.
+#[derive(Debug, thiserror::Error)]
+pub enum UdpError {
+    /// The configuration makes no sense.
+    #[error("underlay: {0}")]
+    Config(String),
+    /// The local address and port cannot be bound.
+    #[error("cannot bind UDP {address}: {source}; {hint}")]
+    Bind {
+        /// What was to be bound.
+        address: SocketAddr,
+        /// The kernel's answer.
+        source: io::Error,
+        /// What to do.
+        hint: &'static str,
+    },
+    /// A socket was made but could not be set up.
+    #[error("cannot set up the UDP socket on {address}: {source}; Linux 5.0 or later is needed")]
+    Option {
+        /// The socket's address.
+        address: SocketAddr,
+        /// The kernel's answer.
+        source: io::Error,
+    },
+    /// Anything else.
+    #[error(transparent)]
+    Io(#[from] io::Error),
+}
+
+/// The underlay side of one worker, over UDP sockets.
+pub struct UdpUnderlay {
+    config: UdpConfig,
+    receiver: Receiver,
+    transmitter: Transmitter,
+    counters: UdpCounters,
+}
+
+impl UdpUnderlay {
+    /// Opens the receive sockets of one worker. With several workers, worker 0 comes first and the others in order.
+    pub fn open(config: UdpConfig) -> Result<Self, UdpError> {
+        config.check()?;
+        let mut sockets = Vec::with_capacity(2 * config.local.len());
+        for &local in &config.local {
+            for service in [Service::Bifrost, Service::Vxlan] {
+                sockets.push((socket::receive(&config, local, service)?, service));
+            }
+        }
+        let receiver = Receiver::new(sockets, config.receive_messages)?;
+        Ok(Self { config, receiver, transmitter: Transmitter::default(), counters: UdpCounters::default() })
+    }
+
+    /// Opens the underlays of all `config.workers` workers, in the order that steering needs; `config.worker` is ignored.
+    pub fn open_all(config: &UdpConfig) -> Result<Vec<Self>, UdpError> {
+        (0..config.workers.max(1)).map(|worker| Self::open(UdpConfig { worker, ..config.clone() })).collect()
+    }
+
+    /// What happened since this was opened.
+    pub fn counters(&self) -> &UdpCounters {
+        &self.counters
+    }
+
+    /// [`Underlay::lane`] with its full error: registers a way out, or returns the lane that exists already.
+    pub fn open_lane(&mut self, local: SocketAddr, remote: SocketAddr) -> Result<LaneId, UdpError> {
+        if local.is_ipv4() != remote.is_ipv4() {
+            return Err(UdpError::Config(format!("no path from {local} to {remote}: one is IPv4, the other IPv6")));
+        }
+        if local.port() == self.config.bifrost_port || local.port() == self.config.vxlan_port {
+            return Err(UdpError::Config(format!(
+                "source port {} of a path is also a receive port; choose another source_port_base",
+                local.port()
+            )));
+        }
+        self.transmitter.lane(local, remote, || socket::transmit(&self.config, local))
+    }
+}
+
+impl Underlay for UdpUnderlay {
+    fn lane(&mut self, local: SocketAddr, remote: SocketAddr) -> io::Result<LaneId> {
+        self.open_lane(local, remote).map_err(|e| match e {
+            UdpError::Io(e) => e,
+            UdpError::Bind { ref source, .. } | UdpError::Option { ref source, .. } => io::Error::new(source.kind(), e),
+            UdpError::Config(_) => io::Error::new(io::ErrorKind::InvalidInput, e),
+        })
+    }
+
+    fn recv(&mut self) -> io::Result<usize> {
+        self.receiver.receive(&mut self.counters)
+    }
+
+    fn datagram(&self, index: usize) -> Datagram<'_> {
+        self.receiver.datagram(index)
+    }
+
+    fn send(&mut self, batch: &mut TxBatch) {
+        self.transmitter.send(batch, &mut self.counters);
+    }
+
+    /// One descriptor, an epoll instance over all receive sockets.
+    fn fds(&self) -> Vec<BorrowedFd<'_>> {
+        vec![self.receiver.fd()]
+    }
+}
+
+impl Default for UdpConfig {
+    fn default() -> Self {
+        Self {
+            local: Vec::new(),
+            bifrost_port: 4794,
+            vxlan_port: 4789,
+            worker: 0,
+            workers: 1,
+            gso: true,
+            receive_buffer_bytes: 8 << 20,
+            send_buffer_bytes: 4 << 20,
+            receive_messages: 16,
+        }
+    }
+}
+
+impl UdpConfig {
+    fn check(&self) -> Result<(), UdpError> {
+        let problem = if self.local.is_empty() || self.local.len() > 8 {
+            format!("{} local addresses; give 1 to 8", self.local.len())
+        } else if self.workers == 0 || self.workers > 32 || self.worker >= self.workers {
+            format!("worker {} of {}; there can be 1 to 32, numbered from 0", self.worker, self.workers)
+        } else if self.bifrost_port == self.vxlan_port {
+            format!("BIFROST and plain VXLAN cannot share port {}; give them two ports", self.vxlan_port)
+        } else if !(1..=1024).contains(&self.receive_messages) {
+            format!("{} messages per receive batch; give 1 to 1024", self.receive_messages)
+        } else {
+            return Ok(());
+        };
+        Err(UdpError::Config(problem))
+    }
+}
+
+impl UdpError {
+    fn bind(address: SocketAddr, source: &io::Error) -> Self {
+        let hint = match source.raw_os_error() {
+            Some(libc::EADDRINUSE) => "another program (a second bifrostd, or a kernel VXLAN device) has this port",
+            Some(libc::EADDRNOTAVAIL) => "no interface has this address; add it or correct underlay.addresses",
+            Some(libc::EACCES) => "ports below 1024 take CAP_NET_BIND_SERVICE",
+            Some(libc::EMFILE | libc::ENFILE) => "too many open files; raise the limit (LimitNOFILE)",
+            _ => "check underlay.addresses and the ports",
+        };
+        let source = source.raw_os_error().map_or_else(|| source.kind().into(), io::Error::from_raw_os_error);
+        Self::Bind { address, source, hint }
+    }
+
+    fn option(address: SocketAddr, source: &io::Error) -> Self {
+        let source = source.raw_os_error().map_or_else(|| source.kind().into(), io::Error::from_raw_os_error);
+        Self::Option { address, source }
+    }
+}

@@ -1,0 +1,234 @@
+//! Receiving: one batch from all sockets, coalesced runs cut into datagrams again.
+
+use std::io;
+use std::net::SocketAddr;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use rustix::event::{Timespec, epoll};
+use socket2::Socket;
+
+use super::UdpCounters;
+use super::sys::ReceiveBuffers;
+use crate::underlay::{Datagram, Service};
+
+/// `linux/udp.h`.
+const UDP_GRO: i32 = 104;
+/// Most sockets looked at in one batch; the rest wait for the next.
+const MAX_READY: usize = 32;
+
+/// The receive sockets of an underlay and the batch that was received last.
+pub(crate) struct Receiver {
+    sockets: Vec<Source>,
+    epoll: OwnedFd,
+    ready: Vec<epoll::Event>,
+    buffers: ReceiveBuffers,
+    messages: Vec<Received>,
+    datagrams: Vec<Part>,
+    /// Which of the ready sockets goes first, so that a busy one does not starve the others.
+    turn: usize,
+}
+
+struct Source {
+    socket: Socket,
+    service: Service,
+    /// The kernel's count of datagrams dropped at this socket, as last seen.
+    dropped: u32,
+}
+
+/// What a message's datagrams have in common.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Received {
+    buffer: u32,
+    source: SocketAddr,
+    service: Service,
+    ecn: u8,
+    ttl: u8,
+    rx_time_ns: u64,
+}
+
+/// One datagram inside a message.
+#[derive(Clone, Copy, Debug)]
+struct Part {
+    message: u32,
+    start: u32,
+    len: u32,
+}
+
+/// What control messages say about a message.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Notes {
+    ecn: u8,
+    ttl: u8,
+    rx_time_ns: u64,
+    segment: Option<u32>,
+    dropped: Option<u32>,
+}
+
+impl Receiver {
+    pub(crate) fn new(sockets: Vec<(Socket, Service)>, messages: usize) -> io::Result<Self> {
+        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
+        for (i, (socket, _)) in sockets.iter().enumerate() {
+            epoll::add(&epoll, socket, epoll::EventData::new_u64(i as u64), epoll::EventFlags::IN)?;
+        }
+        Ok(Self {
+            sockets: sockets.into_iter().map(|(socket, service)| Source { socket, service, dropped: 0 }).collect(),
+            epoll,
+            ready: Vec::with_capacity(MAX_READY),
+            buffers: ReceiveBuffers::new(messages),
+            messages: Vec::with_capacity(messages),
+            datagrams: Vec::with_capacity(messages * 64),
+            turn: 0,
+        })
+    }
+
+    pub(crate) fn receive(&mut self, counters: &mut UdpCounters) -> io::Result<usize> {
+        self.messages.clear();
+        self.datagrams.clear();
+        self.ready.clear();
+        let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+        match epoll::wait(&self.epoll, rustix::buffer::spare_capacity(&mut self.ready), Some(&now)) {
+            Ok(_) | Err(rustix::io::Errno::INTR) => {}
+            Err(e) => return Err(e.into()),
+        }
+        self.turn = self.turn.wrapping_add(1);
+        let mut used = 0;
+        for n in 0..self.ready.len() {
+            let event = self.ready[(n + self.turn) % self.ready.len()];
+            let Some(source) = self.sockets.get_mut(event.data.u64() as usize) else { continue };
+            let count = match self.buffers.receive(source.socket.as_fd(), used) {
+                Ok(count) => count,
+                Err(e) if matches!(e.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted) => 0,
+                Err(_) => {
+                    counters.rx_failed_calls += 1;
+                    0
+                }
+            };
+            counters.rx_system_calls += u64::from(count > 0);
+            for buffer in used..used + count {
+                let notes = Notes::read(self.buffers.control(buffer));
+                if let Some(dropped) = notes.dropped {
+                    counters.rx_buffer_full_messages += u64::from(dropped.wrapping_sub(source.dropped));
+                    source.dropped = dropped;
+                }
+                if self.buffers.truncated(buffer) {
+                    counters.rx_truncated_messages += 1;
+                    continue;
+                }
+                let Some(address) = self.buffers.source(buffer) else {
+                    counters.rx_bad_source_messages += 1;
+                    continue;
+                };
+                let len = self.buffers.payload(buffer).len();
+                let message = self.messages.len() as u32;
+                self.messages.push(Received {
+                    buffer: buffer as u32,
+                    source: address,
+                    service: source.service,
+                    ecn: notes.ecn,
+                    ttl: notes.ttl,
+                    rx_time_ns: notes.rx_time_ns,
+                });
+                let parts = cut(len as u32, notes.segment);
+                self.datagrams.extend(parts.map(|(start, len)| Part { message, start, len }));
+                counters.rx_messages += 1;
+                counters.rx_bytes += len as u64;
+            }
+            used += count;
+            if used == self.buffers.capacity() {
+                break;
+            }
+        }
+        counters.rx_datagrams += self.datagrams.len() as u64;
+        Ok(self.datagrams.len())
+    }
+
+    pub(crate) fn datagram(&self, index: usize) -> Datagram<'_> {
+        let part = self.datagrams[index];
+        let message = &self.messages[part.message as usize];
+        Datagram {
+            payload: self.buffers.part(message.buffer as usize, part.start as usize, part.len as usize),
+            source: message.source,
+            service: message.service,
+            ecn: message.ecn,
+            ttl: message.ttl,
+            rx_time_ns: message.rx_time_ns,
+        }
+    }
+
+    /// Readable when any receive socket is.
+    pub(crate) fn fd(&self) -> BorrowedFd<'_> {
+        self.epoll.as_fd()
+    }
+}
+
+impl Notes {
+    fn read<'a>(control: impl Iterator<Item = (i32, i32, &'a [u8])>) -> Self {
+        let mut notes = Self::default();
+        for (level, kind, value) in control {
+            match (level, kind) {
+                (libc::IPPROTO_IP, libc::IP_TOS) => notes.ecn = value.first().map_or(0, |v| v & 3),
+                (libc::IPPROTO_IPV6, libc::IPV6_TCLASS) => notes.ecn = int(value).map_or(0, |v| v as u8 & 3),
+                (libc::IPPROTO_IP, libc::IP_TTL) | (libc::IPPROTO_IPV6, libc::IPV6_HOPLIMIT) => {
+                    notes.ttl = int(value).map_or(0, |v| v as u8);
+                }
+                (libc::SOL_SOCKET, libc::SCM_TIMESTAMPNS) => notes.rx_time_ns = timespec(value).unwrap_or(0),
+                (libc::SOL_SOCKET, libc::SO_RXQ_OVFL) => notes.dropped = int(value).map(|v| v as u32),
+                (libc::SOL_UDP, UDP_GRO) => notes.segment = int(value).and_then(|v| u32::try_from(v).ok()),
+                _ => {}
+            }
+        }
+        notes
+    }
+}
+
+/// Start and length of each datagram in a message of `len` bytes. Without a segment size, or with an absurd one, the
+/// message is one datagram.
+fn cut(len: u32, segment: Option<u32>) -> impl Iterator<Item = (u32, u32)> {
+    let step = segment.filter(|&s| s > 0).unwrap_or(len).clamp(1, len.max(1));
+    (0..len.max(1)).step_by(step as usize).map(move |start| (start, step.min(len - start)))
+}
+
+fn int(value: &[u8]) -> Option<i32> {
+    value.first_chunk().copied().map(i32::from_ne_bytes)
+}
+
+fn timespec(value: &[u8]) -> Option<u64> {
+    let seconds = i64::from_ne_bytes(*value.first_chunk()?);
+    let nanoseconds = i64::from_ne_bytes(*value.get(8..)?.first_chunk()?);
+    u64::try_from(seconds).ok()?.checked_mul(1_000_000_000)?.checked_add(u64::try_from(nanoseconds).ok()?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn runs_are_cut_where_the_kernel_joined_them() {
+        let cases: &[(u32, Option<u32>, &[(u32, u32)])] = &[
+            (100, None, &[(0, 100)]),
+            (100, Some(0), &[(0, 100)]),
+            (100, Some(100), &[(0, 100)]),
+            (100, Some(5000), &[(0, 100)]),
+            (100, Some(40), &[(0, 40), (40, 40), (80, 20)]),
+            (80, Some(40), &[(0, 40), (40, 40)]),
+            (0, None, &[(0, 0)]),
+            (0, Some(10), &[(0, 0)]),
+        ];
+        for (len, segment, want) in cases {
+            assert_eq!(cut(*len, *segment).collect::<Vec<_>>(), *want, "{len} {segment:?}");
+        }
+    }
+
+    #[test]
+    fn notes_ignore_short_and_unknown_control_messages() {
+        let short: &[u8] = &[1, 2];
+        let all = [
+            (libc::IPPROTO_IP, libc::IP_TTL, short),
+            (libc::SOL_SOCKET, libc::SCM_TIMESTAMPNS, short),
+            (libc::SOL_UDP, UDP_GRO, short),
+            (77, 77, short),
+            (libc::IPPROTO_IP, libc::IP_TOS, &[0xff][..]),
+        ];
+        assert_eq!(Notes::read(all.into_iter()), Notes { ecn: 3, ..Notes::default() });
+    }
+}

@@ -1,0 +1,104 @@
+//! How the underlay's sockets are made.
+
+use std::io;
+use std::net::{IpAddr, SocketAddr};
+
+use rustix::net::sockopt;
+use socket2::{Domain, Protocol, Socket, Type};
+
+use super::option::{set_int, set_program};
+use super::{UdpConfig, UdpError, program};
+use crate::underlay::Service;
+
+/// Initial TTL and hop limit: receivers count hops from it.
+pub(crate) const INITIAL_TTL: u8 = 64;
+
+/// `IP_PMTUDISC_PROBE`: set DF, and do not believe ICMP about the path MTU. The same value for IPv6.
+const PMTUDISC_PROBE: i32 = 3;
+/// `linux/udp.h`.
+const UDP_SEGMENT: i32 = 103;
+const UDP_GRO: i32 = 104;
+
+/// A socket on one of the two well-known ports.
+pub(crate) fn receive(config: &UdpConfig, local: IpAddr, service: Service) -> Result<Socket, UdpError> {
+    let port = match service {
+        Service::Bifrost => config.bifrost_port,
+        Service::Vxlan => config.vxlan_port,
+    };
+    let address = SocketAddr::new(local, port);
+    let shared = config.workers > 1;
+    if shared && config.worker == 0 {
+        // Sharing the port with other workers would also share it with another daemon: find that one first.
+        bind(address, false).map_err(|e| UdpError::bind(address, &e))?;
+    }
+    let socket = bind(address, shared).map_err(|e| UdpError::bind(address, &e))?;
+    let setup = || {
+        if shared && config.worker == 0 {
+            let steering = match service {
+                Service::Bifrost => program::bifrost(config.workers),
+                Service::Vxlan => program::vxlan(config.workers),
+            };
+            set_program(&socket, libc::SO_ATTACH_REUSEPORT_CBPF, &steering)?;
+        }
+        // Without it (before Linux 5.0) datagrams come one by one.
+        let _ = set_int(&socket, libc::SOL_UDP, UDP_GRO, 1);
+        set_int(&socket, libc::SOL_SOCKET, libc::SO_TIMESTAMPNS, 1)?;
+        set_int(&socket, libc::SOL_SOCKET, libc::SO_RXQ_OVFL, 1)?;
+        match local {
+            IpAddr::V4(_) => {
+                set_int(&socket, libc::IPPROTO_IP, libc::IP_RECVTOS, 1)?;
+                set_int(&socket, libc::IPPROTO_IP, libc::IP_RECVTTL, 1)?;
+            }
+            IpAddr::V6(_) => {
+                set_int(&socket, libc::IPPROTO_IPV6, libc::IPV6_RECVTCLASS, 1)?;
+                set_int(&socket, libc::IPPROTO_IPV6, libc::IPV6_RECVHOPLIMIT, 1)?;
+            }
+        }
+        if sockopt::set_socket_recv_buffer_size_force(&socket, config.receive_buffer_bytes).is_err() {
+            socket.set_recv_buffer_size(config.receive_buffer_bytes)?;
+        }
+        Ok(())
+    };
+    setup().map_err(|e: io::Error| UdpError::option(address, &e))?;
+    Ok(socket)
+}
+
+/// A transmit socket bound to a path's source port, and whether the kernel segments on it.
+///
+/// Nobody sends to these ports, so they take nothing in: a filter refuses every datagram before it uses memory, and
+/// there is nothing to drain.
+pub(crate) fn transmit(config: &UdpConfig, local: SocketAddr) -> Result<(Socket, bool), UdpError> {
+    let socket = bind(local, config.workers > 1).map_err(|e| UdpError::bind(local, &e))?;
+    let setup = || {
+        set_program(&socket, libc::SO_ATTACH_FILTER, &program::refuse_all())?;
+        if local.is_ipv4() {
+            set_int(&socket, libc::IPPROTO_IP, libc::IP_MTU_DISCOVER, PMTUDISC_PROBE)?;
+            socket.set_ttl_v4(u32::from(INITIAL_TTL))?;
+        } else {
+            set_int(&socket, libc::IPPROTO_IPV6, libc::IPV6_MTU_DISCOVER, PMTUDISC_PROBE)?;
+            set_int(&socket, libc::IPPROTO_IPV6, libc::IPV6_DONTFRAG, 1)?;
+            socket.set_unicast_hops_v6(u32::from(INITIAL_TTL))?;
+        }
+        if set_int(&socket, libc::SOL_SOCKET, libc::SO_SNDBUFFORCE, as_int(config.send_buffer_bytes)).is_err() {
+            socket.set_send_buffer_size(config.send_buffer_bytes)?;
+        }
+        Ok(())
+    };
+    setup().map_err(|e: io::Error| UdpError::option(local, &e))?;
+    let segments = config.gso && set_int(&socket, libc::SOL_UDP, UDP_SEGMENT, 0).is_ok();
+    Ok((socket, segments))
+}
+
+fn bind(address: SocketAddr, shared: bool) -> io::Result<Socket> {
+    let socket = Socket::new(Domain::for_address(address), Type::DGRAM.nonblocking(), Some(Protocol::UDP))?;
+    if address.is_ipv6() {
+        socket.set_only_v6(true)?;
+    }
+    socket.set_reuse_port(shared)?;
+    socket.bind(&address.into())?;
+    Ok(socket)
+}
+
+fn as_int(bytes: usize) -> i32 {
+    i32::try_from(bytes).unwrap_or(i32::MAX)
+}

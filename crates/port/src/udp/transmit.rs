@@ -1,0 +1,231 @@
+//! Sending: a batch becomes few messages, the messages of one source port one system call.
+
+use std::io;
+use std::net::SocketAddr;
+use std::os::fd::AsFd;
+
+use socket2::{SockAddr, Socket};
+
+use super::UdpCounters;
+use super::group::{Groups, Message};
+use super::sys::{Outgoing, SendHeaders};
+use crate::underlay::{LaneId, TxBatch};
+
+/// Messages in one system call at most.
+const MESSAGES_PER_CALL: usize = 64;
+
+/// The transmit sockets of an underlay and the lanes through them.
+#[derive(Default)]
+pub(crate) struct Transmitter {
+    sockets: Vec<Exit>,
+    lanes: Vec<Lane>,
+    groups: Groups,
+    /// Messages of the socket at hand, as positions in `groups`.
+    pending: Vec<u32>,
+    headers: SendHeaders,
+}
+
+struct Exit {
+    local: SocketAddr,
+    socket: Socket,
+    /// Whether the kernel segments on this socket, as far as is known.
+    segments: bool,
+}
+
+struct Lane {
+    socket: usize,
+    remote: SocketAddr,
+    to: SockAddr,
+}
+
+/// What to do about a message that the kernel refused.
+enum Refusal {
+    /// Send its datagrams one by one.
+    Unsegmented,
+    /// Drop it and all that follows on this socket.
+    Full,
+    /// Drop it.
+    Drop,
+    /// Try again.
+    Again,
+}
+
+impl Transmitter {
+    /// The lane from `local` to `remote`, made if it is new; `open` makes a socket for a local address not seen before.
+    pub(crate) fn lane<E: From<io::Error>>(
+        &mut self,
+        local: SocketAddr,
+        remote: SocketAddr,
+        open: impl FnOnce() -> Result<(Socket, bool), E>,
+    ) -> Result<LaneId, E> {
+        let known = self.sockets.iter().position(|s| s.local == local);
+        if let Some(lane) = self.lanes.iter().position(|l| Some(l.socket) == known && l.remote == remote) {
+            return Ok(LaneId(lane as u16));
+        }
+        let Ok(id) = u16::try_from(self.lanes.len()) else {
+            return Err(io::Error::other("all 65536 lanes are in use; configure fewer peers or paths").into());
+        };
+        let socket = match known {
+            Some(socket) => socket,
+            None => {
+                let (socket, segments) = open()?;
+                self.sockets.push(Exit { local, socket, segments });
+                self.sockets.len() - 1
+            }
+        };
+        self.lanes.push(Lane { socket, remote, to: remote.into() });
+        Ok(LaneId(id))
+    }
+
+    pub(crate) fn send(&mut self, batch: &mut TxBatch, counters: &mut UdpCounters) {
+        if batch.is_empty() {
+            return;
+        }
+        self.groups.build(batch.iter().map(|(lane, ecn, payload)| (lane, ecn, payload.len() as u32)), self.lanes.len());
+        for message in self.groups.messages() {
+            if usize::from(message.lane.0) >= self.lanes.len() {
+                counters.tx_unknown_lane_datagrams += u64::from(message.count);
+            }
+        }
+        for socket in 0..self.sockets.len() {
+            let lanes = &self.lanes;
+            self.pending.clear();
+            self.pending.extend(
+                (0u32..)
+                    .zip(self.groups.messages())
+                    .filter(|(_, m)| lanes.get(usize::from(m.lane.0)).is_some_and(|l| l.socket == socket))
+                    .map(|(i, _)| i),
+            );
+            if !self.pending.is_empty() {
+                self.send_pending(socket, batch, counters);
+            }
+        }
+        batch.clear();
+    }
+
+    /// Sends the pending messages through one socket.
+    fn send_pending(&mut self, socket: usize, batch: &TxBatch, counters: &mut UdpCounters) {
+        let Self { sockets, lanes, groups, pending, headers } = self;
+        let exit = &mut sockets[socket];
+        let messages = groups.messages();
+        let mut at = 0;
+        while at < pending.len() {
+            let next = &messages[pending[at] as usize];
+            if next.count > 1 && !exit.segments {
+                if send_singly(exit, lanes, groups, next, headers, batch, counters) {
+                    drop_rest(&pending[at + 1..], messages, counters);
+                    return;
+                }
+                at += 1;
+                continue;
+            }
+            let run = pending[at..].iter().take(MESSAGES_PER_CALL).map(|&i| &messages[i as usize]);
+            let run = run.take_while(|m| m.count == 1 || exit.segments).map(|m| {
+                let lane = &lanes[usize::from(m.lane.0)];
+                // A segment size fits 16 bits whenever there are several datagrams (group::MAX_MESSAGE_BYTES).
+                let segment = if m.count > 1 { Some(m.segment as u16) } else { None };
+                (Outgoing { to: &lane.to, segment, ecn: m.ecn }, groups.members(m).map(|i| batch.payload(i)))
+            });
+            counters.tx_system_calls += 1;
+            match headers.send(exit.socket.as_fd(), run) {
+                Ok(sent) => {
+                    for &i in &pending[at..at + sent] {
+                        let m = &messages[i as usize];
+                        sent_message(counters, u64::from(m.count), u64::from(m.bytes));
+                    }
+                    // Zero is impossible for a non-empty call; moving on regardless keeps the loop finite.
+                    at += sent.max(1);
+                }
+                Err(e) => match judge(&e, next.count > 1) {
+                    Refusal::Again => {}
+                    Refusal::Unsegmented => {
+                        counters.tx_gso_refused_messages += 1;
+                        // EINVAL is about this message (a segment above the MTU, say); the rest about the device.
+                        exit.segments &= e.raw_os_error() == Some(libc::EINVAL);
+                        if send_singly(exit, lanes, groups, next, headers, batch, counters) {
+                            drop_rest(&pending[at + 1..], messages, counters);
+                            return;
+                        }
+                        at += 1;
+                    }
+                    Refusal::Full => {
+                        drop_rest(&pending[at..], messages, counters);
+                        return;
+                    }
+                    Refusal::Drop => {
+                        count_error(counters, &e, u64::from(next.count));
+                        at += 1;
+                    }
+                },
+            }
+        }
+    }
+}
+
+/// Sends the datagrams of one message without segmentation. Returns whether the socket's buffer was found full.
+fn send_singly(
+    exit: &Exit,
+    lanes: &[Lane],
+    groups: &Groups,
+    message: &Message,
+    headers: &mut SendHeaders,
+    batch: &TxBatch,
+    counters: &mut UdpCounters,
+) -> bool {
+    let to = &lanes[usize::from(message.lane.0)].to;
+    let mut done = 0;
+    while done < usize::from(message.count) {
+        let rest = groups.members(message).skip(done);
+        counters.tx_system_calls += 1;
+        let run = rest.map(|i| (Outgoing { to, segment: None, ecn: message.ecn }, std::iter::once(batch.payload(i))));
+        match headers.send(exit.socket.as_fd(), run) {
+            Ok(sent) => {
+                for i in groups.members(message).skip(done).take(sent) {
+                    sent_message(counters, 1, batch.payload(i).len() as u64);
+                }
+                done += sent.max(1);
+            }
+            Err(e) => match judge(&e, false) {
+                Refusal::Again => {}
+                Refusal::Full => {
+                    counters.tx_no_buffer_datagrams += u64::from(message.count) - done as u64;
+                    return true;
+                }
+                Refusal::Drop | Refusal::Unsegmented => {
+                    count_error(counters, &e, 1);
+                    done += 1;
+                }
+            },
+        }
+    }
+    false
+}
+
+fn judge(error: &io::Error, segmented: bool) -> Refusal {
+    match error.raw_os_error() {
+        Some(libc::EINTR) => Refusal::Again,
+        Some(libc::EAGAIN | libc::ENOBUFS | libc::ENOMEM) => Refusal::Full,
+        Some(libc::EIO | libc::EINVAL | libc::EOPNOTSUPP | libc::ENOPROTOOPT) if segmented => Refusal::Unsegmented,
+        _ => Refusal::Drop,
+    }
+}
+
+fn drop_rest(pending: &[u32], messages: &[Message], counters: &mut UdpCounters) {
+    counters.tx_no_buffer_datagrams += pending.iter().map(|&i| u64::from(messages[i as usize].count)).sum::<u64>();
+}
+
+fn sent_message(counters: &mut UdpCounters, datagrams: u64, bytes: u64) {
+    counters.tx_messages += 1;
+    counters.tx_datagrams += datagrams;
+    counters.tx_bytes += bytes;
+}
+
+fn count_error(counters: &mut UdpCounters, error: &io::Error, datagrams: u64) {
+    let counter = match error.raw_os_error() {
+        Some(libc::EMSGSIZE) => &mut counters.tx_too_big_datagrams,
+        Some(libc::ECONNREFUSED) => &mut counters.tx_refused_datagrams,
+        Some(libc::ENETUNREACH | libc::EHOSTUNREACH | libc::ENETDOWN) => &mut counters.tx_unreachable_datagrams,
+        _ => &mut counters.tx_other_error_datagrams,
+    };
+    *counter += datagrams;
+}

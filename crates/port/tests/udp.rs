@@ -1,0 +1,305 @@
+//! The UDP underlay over real loopback sockets.
+
+use std::collections::HashMap;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use bifrost_port::clock::RealtimeOffset;
+use bifrost_port::udp::{UdpConfig, UdpError, UdpUnderlay};
+use bifrost_port::{LaneId, Service, TxBatch, Underlay, steer};
+
+/// A loopback address that no other test, and no other run at the same time, uses.
+fn address() -> IpAddr {
+    static NEXT: AtomicU32 = AtomicU32::new(1);
+    let n = (std::process::id() << 6) + NEXT.fetch_add(1, Ordering::Relaxed);
+    IpAddr::V4(Ipv4Addr::from(0x7f00_0000 | 0x0040_0000 | (n & 0x3f_ffff)))
+}
+
+fn config(local: IpAddr) -> UdpConfig {
+    UdpConfig { local: vec![local], ..UdpConfig::default() }
+}
+
+/// What arrived, until `count` datagrams did or nothing came for half a second.
+fn collect(underlay: &mut UdpUnderlay, count: usize) -> Vec<Got> {
+    let mut out = Vec::new();
+    let mut last = Instant::now();
+    while out.len() < count && last.elapsed() < Duration::from_millis(500) {
+        let n = underlay.recv().expect("recv");
+        for i in 0..n {
+            let d = underlay.datagram(i);
+            let at = RealtimeOffset::sample();
+            out.push(Got {
+                payload: d.payload.to_vec(),
+                source: d.source,
+                service: d.service,
+                ecn: d.ecn,
+                ttl: d.ttl,
+                rx_time_ns: d.rx_time_ns,
+                age_ns: at.to_monotonic(0) - at.to_monotonic(d.rx_time_ns),
+            });
+            last = Instant::now();
+        }
+    }
+    out
+}
+
+struct Got {
+    payload: Vec<u8>,
+    source: SocketAddr,
+    service: Service,
+    ecn: u8,
+    ttl: u8,
+    rx_time_ns: u64,
+    age_ns: u64,
+}
+
+/// Sends runs of mixed sizes over interleaved lanes with mixed ECN marks; checks everything that arrives.
+fn round_trip(a: IpAddr, b: IpAddr, base: UdpConfig) -> (UdpUnderlay, UdpUnderlay, usize) {
+    let mut sender = UdpUnderlay::open(UdpConfig { local: vec![a], ..base.clone() }).expect("open sender");
+    let mut receiver = UdpUnderlay::open(UdpConfig { local: vec![b], ..base.clone() }).expect("open receiver");
+    let remote = [SocketAddr::new(b, base.bifrost_port), SocketAddr::new(b, base.vxlan_port)];
+    let lanes: Vec<LaneId> = (0..4)
+        .map(|i| sender.lane(SocketAddr::new(a, 50_100 + i), remote[usize::from(i == 3)]).expect("lane"))
+        .collect();
+    assert_eq!(sender.lane(SocketAddr::new(a, 50_100), remote[0]).expect("same lane"), lanes[0]);
+
+    let mut batch = TxBatch::default();
+    let mut sent: HashMap<u16, Vec<(u8, Vec<u8>)>> = HashMap::new();
+    let mut total = 0;
+    for round in 0..40u32 {
+        for (l, &lane) in (0u16..).zip(&lanes) {
+            for n in 0..(round % 5) {
+                let len = match (round + n) % 7 {
+                    0 => 16,
+                    1 => 900,
+                    _ => 1400,
+                };
+                let ecn = if round % 10 == 9 { 1 } else { 0 };
+                let payload: Vec<u8> = (0..len).map(|i| (i + round * 3 + n * 7 + u32::from(l)) as u8).collect();
+                batch.push(lane, ecn, |out| out.extend_from_slice(&payload));
+                sent.entry(50_100 + l).or_default().push((ecn, payload));
+                total += 1;
+            }
+        }
+    }
+    sender.send(&mut batch);
+    assert!(batch.is_empty());
+    assert_eq!(sender.counters().tx_datagrams, total as u64, "{:?}", sender.counters());
+
+    let got = collect(&mut receiver, total);
+    assert_eq!(got.len(), total, "{:?}", receiver.counters());
+    let mut per_source: HashMap<u16, Vec<(u8, Vec<u8>)>> = HashMap::new();
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).expect("time").as_nanos() as u64;
+    for g in got {
+        assert_eq!(g.source.ip(), a);
+        assert_eq!(g.ttl, 64);
+        assert_eq!(g.service, if g.source.port() == 50_103 { Service::Vxlan } else { Service::Bifrost });
+        assert!(g.rx_time_ns <= now && now - g.rx_time_ns < 10_000_000_000, "time {} now {now}", g.rx_time_ns);
+        assert!(g.age_ns < 10_000_000_000);
+        per_source.entry(g.source.port()).or_default().push((g.ecn, g.payload));
+    }
+    assert!(per_source == sent, "contents, marks and order per lane");
+    (sender, receiver, total)
+}
+
+#[test]
+fn segmentation_and_coalescing_round_trip() {
+    let (sender, receiver, total) = round_trip(address(), address(), UdpConfig::default());
+    let (tx, rx) = (sender.counters(), receiver.counters());
+    assert!(tx.tx_messages < total as u64 / 2, "{tx:?}");
+    assert!(tx.tx_system_calls <= 12, "{tx:?}");
+    assert!(rx.rx_messages < total as u64 / 2, "{rx:?}");
+    assert_eq!((rx.rx_datagrams, rx.rx_bytes), (total as u64, tx.tx_bytes));
+    assert_eq!(tx.tx_gso_refused_messages, 0);
+}
+
+#[test]
+fn works_without_segmentation() {
+    let (sender, _, total) = round_trip(address(), address(), UdpConfig { gso: false, ..UdpConfig::default() });
+    assert_eq!(sender.counters().tx_messages, total as u64);
+}
+
+#[test]
+fn works_over_ipv6() {
+    let loopback = IpAddr::V6(Ipv6Addr::LOCALHOST);
+    let mut a =
+        UdpUnderlay::open(UdpConfig { bifrost_port: 24_794, vxlan_port: 24_789, ..config(loopback) }).expect("open");
+    let lane = a.lane(SocketAddr::new(loopback, 50_200), SocketAddr::new(loopback, 24_794)).expect("lane");
+    let mut batch = TxBatch::default();
+    for i in 0..20u8 {
+        batch.push(lane, if i < 10 { 2 } else { 0 }, |out| out.extend([i; 300]));
+    }
+    a.send(&mut batch);
+    let got = collect(&mut a, 20);
+    assert_eq!(got.len(), 20, "{:?}", a.counters());
+    for (i, g) in got.iter().enumerate() {
+        assert_eq!((g.payload.as_slice(), g.ecn, g.ttl), (&[i as u8; 300][..], if i < 10 { 2 } else { 0 }, 64));
+        assert!(g.rx_time_ns > 0);
+        assert_eq!(g.source, SocketAddr::new(loopback, 50_200));
+    }
+    assert!(a.counters().tx_messages == 2 && a.counters().rx_messages <= 4, "{:?}", a.counters());
+    let v4 = a.lane(SocketAddr::new(loopback, 50_200), SocketAddr::from(([127, 0, 0, 1], 24_794)));
+    assert!(v4.expect_err("families differ").to_string().contains("IPv6"));
+}
+
+#[test]
+fn one_source_port_serves_many_peers_in_one_call() {
+    let a = address();
+    let mut sender = UdpUnderlay::open(config(a)).expect("open");
+    let mut peers: Vec<_> =
+        (0..5).map(|_| address()).map(|ip| (ip, UdpUnderlay::open(config(ip)).expect("open"))).collect();
+    let mut batch = TxBatch::default();
+    for (i, (ip, _)) in peers.iter().enumerate() {
+        let lane = sender.lane(SocketAddr::new(a, 50_300), SocketAddr::new(*ip, 4794)).expect("lane");
+        batch.push(lane, 0, |out| out.extend([i as u8; 64]));
+    }
+    sender.send(&mut batch);
+    assert_eq!(sender.counters().tx_system_calls, 1);
+    for (i, (_, peer)) in peers.iter_mut().enumerate() {
+        let got = collect(peer, 1);
+        assert_eq!(got[0].payload, [i as u8; 64]);
+    }
+}
+
+#[test]
+fn what_the_kernel_refuses_is_counted_and_the_rest_goes_on() {
+    let (a, b) = (address(), address());
+    let mut sender = UdpUnderlay::open(config(a)).expect("open");
+    let mut receiver = UdpUnderlay::open(config(b)).expect("open");
+    let good = sender.lane(SocketAddr::new(a, 50_400), SocketAddr::new(b, 4794)).expect("lane");
+    let off_host = sender.lane(SocketAddr::new(a, 50_400), SocketAddr::from(([192, 0, 2, 77], 4794))).expect("lane");
+    let mut batch = TxBatch::default();
+    batch.push(good, 0, |out| out.extend([1; 100]));
+    batch.push(good, 0, |out| out.extend(vec![2; 65_530]));
+    batch.push(off_host, 0, |out| out.extend([3; 100]));
+    batch.push(off_host, 0, |out| out.extend([3; 100]));
+    batch.push(LaneId(999), 0, |out| out.extend([4; 100]));
+    batch.push(good, 0, |out| out.extend([5; 100]));
+    sender.send(&mut batch);
+    let c = sender.counters();
+    assert_eq!(c.tx_too_big_datagrams, 1, "{c:?}");
+    assert_eq!(c.tx_unknown_lane_datagrams, 1, "{c:?}");
+    assert_eq!(c.tx_unreachable_datagrams + c.tx_other_error_datagrams, 2, "{c:?}");
+    assert_eq!(c.tx_datagrams, 2, "{c:?}");
+    let got = collect(&mut receiver, 2);
+    assert_eq!(got.iter().map(|g| g.payload[0]).collect::<Vec<_>>(), [1, 5]);
+}
+
+#[test]
+fn a_full_receive_buffer_is_counted() {
+    let (a, b) = (address(), address());
+    let mut sender = UdpUnderlay::open(config(a)).expect("open");
+    let mut receiver = UdpUnderlay::open(UdpConfig { receive_buffer_bytes: 8192, ..config(b) }).expect("open");
+    let lane = sender.lane(SocketAddr::new(a, 50_500), SocketAddr::new(b, 4794)).expect("lane");
+    let mut batch = TxBatch::default();
+    for i in 0..200u16 {
+        // Ever larger, so that no two make one message.
+        batch.push(lane, 0, |out| out.extend(vec![0; 1000 + usize::from(i)]));
+    }
+    sender.send(&mut batch);
+    let first = collect(&mut receiver, 200).len();
+    assert!(first > 0 && first < 200, "{first}");
+    batch.push(lane, 0, |out| out.push(1));
+    sender.send(&mut batch);
+    assert_eq!(collect(&mut receiver, 1).len(), 1);
+    let c = receiver.counters();
+    assert_eq!(c.rx_buffer_full_messages + c.rx_datagrams, sender.counters().tx_datagrams, "{c:?}");
+}
+
+#[test]
+fn transmit_sockets_take_nothing_in() {
+    let a = address();
+    let mut underlay = UdpUnderlay::open(config(a)).expect("open");
+    underlay.lane(SocketAddr::new(a, 50_600), SocketAddr::new(a, 4794)).expect("lane");
+    let stranger = UdpSocket::bind("127.0.0.1:0").expect("bind");
+    for _ in 0..100 {
+        stranger.send_to(&[0; 1000], SocketAddr::new(a, 50_600)).expect("send");
+    }
+    let IpAddr::V4(v4) = a else { unreachable!() };
+    let key = format!("{:08X}:{:04X}", u32::from(v4).swap_bytes(), 50_600);
+    let table = std::fs::read_to_string("/proc/net/udp").expect("/proc/net/udp");
+    let line = table.lines().find(|l| l.contains(&key)).expect("the transmit socket is listed");
+    let queues = line.split_whitespace().nth(4).expect("queue column");
+    assert!(queues.ends_with(":00000000"), "nothing waits in {line}");
+    assert_eq!(underlay.recv().expect("recv"), 0);
+}
+
+#[test]
+fn several_workers_share_the_ports_by_rule() {
+    let (a, b) = (address(), address());
+    let base = UdpConfig { workers: 3, ..config(b) };
+    let mut workers = UdpUnderlay::open_all(&base).expect("open all");
+    let twice = UdpUnderlay::open(base.clone()).err().expect("a second daemon must not join the group");
+    assert!(matches!(twice, UdpError::Bind { .. }), "{twice}");
+
+    let mut sender = UdpUnderlay::open(config(a)).expect("open");
+    let bifrost = sender.lane(SocketAddr::new(a, 50_700), SocketAddr::new(b, 4794)).expect("lane");
+    let vxlan = sender.lane(SocketAddr::new(a, 50_700), SocketAddr::new(b, 4789)).expect("lane");
+    let mut batch = TxBatch::default();
+    let mut want = [0usize; 3];
+    let mut seed = 0x1234_5678u32;
+    let mut random = || {
+        seed ^= seed << 13;
+        seed ^= seed >> 17;
+        seed ^= seed << 5;
+        seed
+    };
+    for n in 0..600u32 {
+        let len = [3, 9, 17, 19, 20, 25, 31, 32, 48, 200][random() as usize % 10];
+        let mut p: Vec<u8> = (0..len).map(|_| random() as u8).collect();
+        if len >= 20 {
+            p[8] = [1, 2, 3, 3, 3, 6][random() as usize % 6];
+            if random() % 2 == 0 {
+                p[16..20].copy_from_slice(&[0; 4]);
+            } else {
+                p[16] = (random() % 5) as u8;
+            }
+        }
+        let on_vxlan = n % 3 == 0;
+        let worker = if on_vxlan { steer::worker_of_vxlan(&p, 3) } else { steer::worker_of_bifrost(&p, 3) };
+        want[usize::from(worker)] += 1;
+        batch.push(if on_vxlan { vxlan } else { bifrost }, 0, |out| out.extend_from_slice(&p));
+        // One at a time: the kernel steers a coalesced run as a whole.
+        sender.send(&mut batch);
+    }
+    assert!(want.iter().all(|&n| n > 50), "{want:?}");
+    for (i, worker) in (0u16..).zip(&mut workers) {
+        let got = collect(worker, want[usize::from(i)]);
+        assert_eq!(got.len(), want[usize::from(i)], "worker {i} of {want:?}");
+        for g in got {
+            let owner = match g.service {
+                Service::Bifrost => steer::worker_of_bifrost(&g.payload, 3),
+                Service::Vxlan => steer::worker_of_vxlan(&g.payload, 3),
+            };
+            assert_eq!(owner, i);
+        }
+    }
+    // Each worker sends from the same source port.
+    for worker in &mut workers {
+        worker.lane(SocketAddr::new(b, 50_701), SocketAddr::new(a, 4794)).expect("lane");
+    }
+}
+
+#[test]
+fn bad_configurations_say_what_to_do() {
+    let busy = address();
+    let _held = UdpUnderlay::open(config(busy)).expect("open");
+    let cases = [
+        ("port taken", config(busy), "another program"),
+        ("not our address", config(IpAddr::from([192, 0, 2, 200])), "no interface has this address"),
+        ("no address", UdpConfig::default(), "local addresses"),
+        ("worker too high", UdpConfig { worker: 1, ..config(address()) }, "worker 1 of 1"),
+        ("no workers", UdpConfig { workers: 0, ..config(address()) }, "1 to 32"),
+        ("one port for both", UdpConfig { bifrost_port: 4789, ..config(address()) }, "4789"),
+        ("no buffers", UdpConfig { receive_messages: 0, ..config(address()) }, "1 to 1024"),
+    ];
+    for (name, config, needle) in cases {
+        let error = UdpUnderlay::open(config).err().unwrap_or_else(|| panic!("{name}: opened")).to_string();
+        assert!(error.contains(needle), "{name}: {error}");
+    }
+    let a = address();
+    let mut underlay = UdpUnderlay::open(config(a)).expect("open");
+    let clash = underlay.lane(SocketAddr::new(a, 4794), SocketAddr::new(a, 4794)).expect_err("clash");
+    assert!(clash.to_string().contains("source_port_base"), "{clash}");
+}
