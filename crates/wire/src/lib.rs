@@ -9,10 +9,25 @@
 
 #![no_std]
 #![forbid(unsafe_code)]
+#![cfg_attr(test, allow(clippy::unwrap_used))]
 
 extern crate alloc;
 
+pub mod arp;
 pub mod bifrost;
+pub mod checksum;
+pub mod ethernet;
+pub mod icmp;
+pub mod ipv4;
+pub mod ipv6;
 pub mod mac;
+pub mod malformed;
+pub mod protocol;
+pub mod tcp;
+pub mod udp;
+pub mod virtio_net;
+pub mod vxlan;
 
 pub use mac::Mac;
+pub use malformed::Malformed;
+pub use vxlan::Vni;

@@ -1,0 +1,27 @@
+//! Why a standard header cannot be what it claims to be.
+
+/// Why a header was refused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, thiserror::Error)]
+pub enum Malformed {
+    /// The bytes end before the header does.
+    #[error("bytes end before the header does")]
+    Truncated,
+    /// The version field names another protocol.
+    #[error("version field names another protocol")]
+    Version,
+    /// The header's own length field is below the minimum.
+    #[error("header length field is below the minimum")]
+    HeaderLength,
+    /// A length field is shorter than the header, or reaches beyond the bytes there are.
+    #[error("length field does not fit header and bytes")]
+    Length,
+    /// Well-formed, but for other hardware, protocol or message types than those known here.
+    #[error("kind is not supported")]
+    Kind,
+    /// More IPv6 extension headers, or longer ones, than are looked through.
+    #[error("too many IPv6 extension headers")]
+    Extensions,
+    /// A VXLAN header that does not carry a valid VNI (I flag clear).
+    #[error("VXLAN I flag is not set")]
+    VniFlag,
+}
