@@ -1,2 +1,13 @@
-//! Under construction.
-fn main() {}
+//! The program `bifrost-lab`; see the library of the same name.
+
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    match bifrost_lab::cli::run() {
+        Ok(code) => code,
+        Err(error) => {
+            eprintln!("bifrost-lab: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}

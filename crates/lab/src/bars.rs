@@ -1,0 +1,88 @@
+//! The bars that an experiment's results have to clear.
+
+use std::fmt;
+
+/// Which side of the bound is good.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Sense {
+    /// The measured value must not exceed the bound.
+    AtMost,
+    /// The measured value must reach the bound.
+    AtLeast,
+    /// The measured value must be smaller than the bound.
+    Below,
+}
+
+/// One requirement and what was measured.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Bar {
+    /// What is required, in words.
+    pub name: String,
+    /// What was measured; `None` if the results do not tell, which counts as a failure.
+    pub measured: Option<f64>,
+    /// The side of the bound that passes.
+    pub sense: Sense,
+    /// The bound.
+    pub bound: f64,
+    /// The unit of both.
+    pub unit: &'static str,
+}
+
+impl Bar {
+    /// A bar whose measured value may be unknown or not a number.
+    pub fn new(name: impl Into<String>, measured: Option<f64>, sense: Sense, bound: f64, unit: &'static str) -> Self {
+        Self { name: name.into(), measured: measured.filter(|m| m.is_finite()), sense, bound, unit }
+    }
+
+    /// Whether the bar is cleared.
+    pub fn passes(&self) -> bool {
+        self.passes_within(1.0)
+    }
+
+    /// Whether the bar is cleared once the bound is `slack` (1 or more) times as lenient.
+    pub fn passes_within(&self, slack: f64) -> bool {
+        self.measured.is_some_and(|measured| match self.sense {
+            Sense::AtMost => measured <= self.bound * slack,
+            Sense::AtLeast => measured >= self.bound / slack,
+            Sense::Below => measured < self.bound * slack,
+        })
+    }
+}
+
+impl fmt::Display for Bar {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let sense = match self.sense {
+            Sense::AtMost => "at most",
+            Sense::AtLeast => "at least",
+            Sense::Below => "below",
+        };
+        let measured = self.measured.map_or("not measured".to_owned(), |m| format!("{m:.3} {}", self.unit));
+        write!(f, "{}: {measured} ({sense} {} {})", self.name, self.bound, self.unit)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bounds_have_a_side() {
+        let table = [
+            (Sense::AtMost, Some(1.0), true),
+            (Sense::AtMost, Some(1.1), false),
+            (Sense::AtLeast, Some(1.0), true),
+            (Sense::AtLeast, Some(0.9), false),
+            (Sense::Below, Some(1.0), false),
+            (Sense::Below, Some(0.9), true),
+            (Sense::Below, None, false),
+            (Sense::AtLeast, Some(f64::INFINITY), false),
+            (Sense::AtMost, Some(f64::NAN), false),
+        ];
+        for (sense, measured, expected) in table {
+            let bar = Bar::new("x", measured, sense, 1.0, "ms");
+            assert_eq!(bar.passes(), expected, "{bar}");
+        }
+        assert!(Bar::new("x", Some(1.4), Sense::AtMost, 1.0, "ms").passes_within(1.5));
+        assert!(!Bar::new("x", Some(0.6), Sense::AtLeast, 1.0, "ms").passes_within(1.5));
+    }
+}

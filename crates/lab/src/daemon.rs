@@ -1,0 +1,262 @@
+//! `bifrostd` and `bifrostctl`, as the lab runs them.
+
+use std::fs::{self, File};
+use std::io::{Read as _, Write as _};
+use std::os::unix::net::UnixStream;
+use std::os::unix::process::CommandExt as _;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, anyhow, bail};
+use serde_json::Value;
+
+use crate::command;
+use crate::interrupt;
+use crate::options::{Mode, Options};
+use crate::process;
+use crate::state::Run;
+use crate::topology::overlay::VNI;
+use crate::topology::{GUEST_MTU, Host, Topology, UNDERLAY_MTU};
+
+/// How long a daemon may take until its control socket answers.
+const START_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// The value of `vpc.reliability`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Reliability {
+    /// Plain VXLAN.
+    Off,
+    /// The BIFROST transport for TCP.
+    Tcp,
+}
+
+/// Where the daemon and its tool are.
+#[derive(Debug, Clone)]
+pub struct Binaries {
+    bifrostd: PathBuf,
+    bifrostctl: PathBuf,
+}
+
+impl Binaries {
+    /// Finds them in `--bin-dir`, or next to the lab's own executable.
+    ///
+    /// # Errors
+    /// When a mode of `options` needs a program that is not there.
+    pub fn find(options: &Options) -> Result<Self> {
+        let directory = match &options.bin_dir {
+            Some(directory) => directory.clone(),
+            None => {
+                let own = std::env::current_exe().context("finding the lab's own executable")?;
+                own.parent().map(Path::to_path_buf).ok_or_else(|| anyhow!("{} has no directory", own.display()))?
+            }
+        };
+        let found = Self { bifrostd: directory.join("bifrostd"), bifrostctl: directory.join("bifrostctl") };
+        if options.modes.iter().any(|mode| *mode != Mode::KernelVxlan) {
+            for program in [&found.bifrostd, &found.bifrostctl] {
+                if !program.is_file() {
+                    bail!(
+                        "{} does not exist: build the workspace (`cargo build --release`), name its directory with \
+                         --bin-dir, or run with --modes kernel_vxlan",
+                        program.display()
+                    );
+                }
+            }
+        }
+        Ok(found)
+    }
+}
+
+/// One running `bifrostd`. Dropping it ends the process.
+#[derive(Debug)]
+pub struct Daemon {
+    child: Child,
+    host: String,
+    port: String,
+    socket: PathBuf,
+    log: PathBuf,
+    bifrostctl: PathBuf,
+}
+
+impl Daemon {
+    /// Starts a daemon on every host and waits until all of them answer.
+    pub fn start_all(
+        run: &Run,
+        topology: &Topology,
+        reliability: Reliability,
+        binaries: &Binaries,
+        logs: &Path,
+    ) -> Result<Vec<Self>> {
+        let mut daemons = Vec::new();
+        for host in &topology.hosts {
+            daemons.push(Self::start(run, topology, host, reliability, binaries, logs)?);
+        }
+        for daemon in &mut daemons {
+            daemon.wait_until_ready()?;
+        }
+        Ok(daemons)
+    }
+
+    /// The process id.
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// The host's name.
+    pub fn host(&self) -> &str {
+        &self.host
+    }
+
+    /// The name of the guest's port in the daemon.
+    pub fn port(&self) -> &str {
+        &self.port
+    }
+
+    /// Runs `bifrostctl --json` with `arguments` against this daemon.
+    pub fn control(&self, arguments: &[&str]) -> Result<Value> {
+        let program = self.bifrostctl.to_string_lossy();
+        let socket = self.socket.to_string_lossy();
+        let mut all = vec!["--socket", &*socket, "--json"];
+        all.extend_from_slice(arguments);
+        let output = command::run(&program, &all).with_context(|| format!("asking bifrostd on {}", self.host))?;
+        if output.trim().is_empty() {
+            return Ok(Value::Null);
+        }
+        serde_json::from_str(&output)
+            .with_context(|| format!("`bifrostctl {}` printed no JSON: {output}", all.join(" ")))
+    }
+
+    /// An error if the process has ended.
+    pub fn check_alive(&mut self) -> Result<()> {
+        match self.child.try_wait().context("asking for the daemon's status")? {
+            None => Ok(()),
+            Some(status) => {
+                bail!(
+                    "bifrostd on {} ended ({status}); the end of its log, {}:\n{}",
+                    self.host,
+                    self.log.display(),
+                    self.log_tail()
+                )
+            }
+        }
+    }
+
+    fn start(
+        run: &Run,
+        topology: &Topology,
+        host: &Host,
+        reliability: Reliability,
+        binaries: &Binaries,
+        logs: &Path,
+    ) -> Result<Self> {
+        fs::create_dir_all(logs).with_context(|| format!("creating {}", logs.display()))?;
+        let socket = run.directory().join(format!("{}.sock", host.name));
+        let config = logs.join(format!("{}.toml", host.name));
+        fs::write(&config, configuration(topology, host, reliability, &socket))
+            .with_context(|| format!("writing {}", config.display()))?;
+        let log = logs.join(format!("{}.log", host.name));
+        let log_file = File::options()
+            .create(true)
+            .append(true)
+            .open(&log)
+            .with_context(|| format!("opening {}", log.display()))?;
+        let child = host
+            .namespace
+            .command(&binaries.bifrostd)
+            .arg("--config")
+            .arg(&config)
+            .stdin(Stdio::null())
+            .stdout(log_file.try_clone()?)
+            .stderr(log_file)
+            .process_group(0)
+            .spawn()
+            .with_context(|| command::missing("bifrostd"))?;
+        Ok(Self {
+            child,
+            host: host.name.clone(),
+            port: host.guest.name.clone(),
+            socket,
+            log,
+            bifrostctl: binaries.bifrostctl.clone(),
+        })
+    }
+
+    fn wait_until_ready(&mut self) -> Result<()> {
+        let deadline = Instant::now() + START_TIMEOUT;
+        loop {
+            self.check_alive()?;
+            match status_over(&self.socket) {
+                Ok(()) => return Ok(()),
+                Err(error) if Instant::now() > deadline => {
+                    let message =
+                        format!("bifrostd on {} does not answer; its log ends:\n{}", self.host, self.log_tail());
+                    return Err(error.context(message));
+                }
+                Err(_) => interrupt::sleep(Duration::from_millis(20))?,
+            }
+        }
+    }
+
+    fn log_tail(&self) -> String {
+        let text = fs::read_to_string(&self.log).unwrap_or_default();
+        let lines: Vec<_> = text.lines().collect();
+        lines[lines.len().saturating_sub(20)..].join("\n")
+    }
+}
+
+impl Drop for Daemon {
+    fn drop(&mut self) {
+        process::end(&mut self.child);
+    }
+}
+
+/// Asks for `/v1/status` over the socket.
+fn status_over(socket: &Path) -> Result<()> {
+    let mut stream = UnixStream::connect(socket).with_context(|| format!("connecting to {}", socket.display()))?;
+    stream.set_read_timeout(Some(Duration::from_secs(1)))?;
+    stream.write_all(b"GET /v1/status HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")?;
+    let mut answer = [0; 12];
+    stream.read_exact(&mut answer)?;
+    if answer != *b"HTTP/1.1 200" {
+        bail!("the control socket answered {:?}", String::from_utf8_lossy(&answer));
+    }
+    Ok(())
+}
+
+/// The daemon's configuration for `host`.
+fn configuration(topology: &Topology, host: &Host, reliability: Reliability, socket: &Path) -> String {
+    let reliability = match reliability {
+        Reliability::Off => "off",
+        Reliability::Tcp => "tcp",
+    };
+    let guest = &host.guest;
+    let mut text = format!(
+        "# Written by bifrost-lab.\n\
+         [host]\nname = \"{name}\"\n\n\
+         [control]\nsocket = \"{socket}\"\n\n\
+         [workers]\ncount = 1\n\n\
+         [underlay]\naddresses = {addresses:?}\npaths = {paths}\nmtu = {UNDERLAY_MTU}\n\n\
+         [[vpc]]\nvni = {VNI}\nreliability = \"{reliability}\"\n\n\
+         [[port]]\nname = \"{port}\"\nvni = {VNI}\nkind = \"tap\"\nmac = \"{mac}\"\naddresses = [\"{address}/24\"]\n\
+         mtu = {GUEST_MTU}\nnetns = \"{netns}\"\ndevice = \"eth0\"\n",
+        name = host.name,
+        socket = socket.display(),
+        addresses = host.underlay.iter().map(ToString::to_string).collect::<Vec<_>>(),
+        paths = topology.plan.paths,
+        port = guest.name,
+        mac = guest.mac,
+        address = guest.address,
+        netns = guest.namespace.name(),
+    );
+    for other in topology.hosts.iter().filter(|other| other.name != host.name) {
+        text += &format!(
+            "\n[[peer]]\nname = \"{name}\"\naddresses = {addresses:?}\n\n\
+             [[route]]\nvni = {VNI}\nprefix = \"{prefix}/32\"\npeer = \"{name}\"\nmac = \"{mac}\"\n",
+            name = other.name,
+            addresses = other.underlay.iter().map(ToString::to_string).collect::<Vec<_>>(),
+            prefix = other.guest.address,
+            mac = other.guest.mac,
+        );
+    }
+    text
+}

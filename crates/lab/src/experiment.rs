@@ -1,0 +1,93 @@
+//! What an experiment is, and the list of them.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::Result;
+use serde_json::Value;
+
+use crate::bars::Bar;
+use crate::daemon::Binaries;
+use crate::experiments::{iperf::Iperf, path_failure::PathFailure, redis_loss::RedisLoss, soak::Soak};
+use crate::options::{Mode, Options};
+use crate::state::Run;
+use crate::topology::overlay::Overlay;
+use crate::topology::{Plan, Topology};
+
+/// An experiment: it measures rows, and knows how to present and to judge them.
+pub trait Experiment {
+    /// The name on the command line and in `results.json`.
+    fn name(&self) -> &'static str;
+
+    /// One line for `bifrost-lab list`.
+    fn summary(&self) -> &'static str;
+
+    /// Measures. Everything that was started has ended when this returns, whether well or with an error.
+    fn run(&self, lab: &Lab) -> Result<Vec<Value>>;
+
+    /// The body of `report.md`.
+    fn report(&self, rows: &[Value]) -> Result<String>;
+
+    /// Draws plots into `directory` and returns their paths, the most telling one first.
+    fn plots(&self, rows: &[Value], directory: &Path) -> Result<Vec<PathBuf>>;
+
+    /// The bars and what was measured.
+    fn bars(&self, rows: &[Value]) -> Result<Vec<Bar>>;
+}
+
+/// All experiments, in the order of `bifrost-lab list`.
+pub fn all() -> Vec<Box<dyn Experiment>> {
+    vec![Box::new(RedisLoss), Box::new(PathFailure), Box::new(Iperf), Box::new(Soak)]
+}
+
+/// What a run works with.
+#[derive(Debug)]
+pub struct Lab {
+    /// The claim on names of namespaces.
+    pub run: Run,
+    /// What the user chose.
+    pub options: Options,
+    /// The daemon and its tool.
+    pub binaries: Binaries,
+    /// Where results go; logs go to `logs/` in it.
+    pub out: PathBuf,
+}
+
+/// Hosts and what joins their guests.
+#[derive(Debug)]
+pub struct Network {
+    // The order matters: daemons end before the namespaces go.
+    /// The overlay.
+    pub overlay: Overlay,
+    /// The hosts.
+    pub topology: Topology,
+}
+
+impl Lab {
+    /// Builds two hosts whose guests are joined by `mode`. Logs carry `label`.
+    pub fn network(&self, mode: Mode, label: &str) -> Result<Network> {
+        let plan = Plan {
+            hosts: 2,
+            paths: self.options.paths,
+            cabling: self.options.cabling,
+            wire_packets: !self.options.wire_offload,
+        };
+        let topology = Topology::build(&self.run, plan)?;
+        let overlay = Overlay::start(&self.run, &topology, mode, &self.binaries, &self.logs(label))?;
+        Ok(Network { overlay, topology })
+    }
+
+    /// The directory for logs of the part `label`.
+    pub fn logs(&self, label: &str) -> PathBuf {
+        self.out.join("logs").join(label)
+    }
+
+    /// How often every point is measured, unless the user says otherwise.
+    pub fn repetitions(&self, full: u32) -> u32 {
+        self.options.repetitions.unwrap_or(if self.options.quick { 1 } else { full })
+    }
+
+    /// How long a point lasts, seconds, unless the user says otherwise.
+    pub fn seconds(&self, full: f64, quick: f64) -> f64 {
+        self.options.seconds.unwrap_or(if self.options.quick { quick } else { full })
+    }
+}

@@ -1,0 +1,194 @@
+//! `iperf`: the throughput of one TCP flow, without loss and at 0.1 %.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::Result;
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use crate::bars::{Bar, Sense};
+use crate::experiment::{Experiment, Lab};
+use crate::inject;
+use crate::interrupt;
+use crate::options::{Injector, Mode};
+use crate::plot::{self, Panel};
+use crate::programs::iperf3;
+use crate::progress::Progress;
+use crate::report::{Table, factor, number};
+use crate::results::{from_values, to_values};
+use crate::stats::median;
+
+/// Loss rates on the wire, percent.
+const LOSSES: [f64; 2] = [0.0, 0.1];
+
+/// The experiment.
+#[derive(Debug, Clone, Copy)]
+pub struct Iperf;
+
+/// One flow.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Row {
+    /// The network.
+    pub mode: Mode,
+    /// Always `wire`.
+    pub injector: Injector,
+    /// Probability that a packet was dropped on the wire, in either direction, percent.
+    pub loss_percent: f64,
+    /// Counts from 0.
+    pub repetition: u32,
+    /// How long the flow lasted, s.
+    pub duration_s: f64,
+    /// Goodput at the receiver, Gbit/s.
+    pub throughput_gbit_per_s: f64,
+    /// Segments that the guest's TCP sent again.
+    pub guest_retransmits: u64,
+    /// Packets that nftables dropped, over both hosts.
+    pub wire_drops_packets: u64,
+    /// Goodput of each 100 ms, Gbit/s.
+    pub bins_gbit_per_s: Vec<f64>,
+}
+
+impl Experiment for Iperf {
+    fn name(&self) -> &'static str {
+        "iperf"
+    }
+
+    fn summary(&self) -> &'static str {
+        "Throughput of one TCP flow, without loss and at 0.1 % on the wire"
+    }
+
+    fn run(&self, lab: &Lab) -> Result<Vec<Value>> {
+        let losses = lab.options.losses.clone().unwrap_or_else(|| LOSSES.to_vec());
+        let repetitions = lab.repetitions(3);
+        let duration_s = lab.seconds(5.0, 2.0).ceil();
+        let mut progress = Progress::new((lab.options.modes.len() * losses.len()) as u64 * u64::from(repetitions));
+        let mut rows = Vec::new();
+        for repetition in 0..repetitions {
+            for &mode in &lab.options.modes {
+                let label = format!("{}-{repetition}", mode.name());
+                progress.begin(&format!("building the network for {}", mode.name()));
+                let mut network = lab.network(mode, &label)?;
+                for &loss_percent in &losses {
+                    interrupt::check()?;
+                    progress.begin(&format!("{} {loss_percent} %", mode.name()));
+                    inject::wire_loss(&network.topology, &[], loss_percent)?;
+                    let guests = [&network.topology.hosts[0].guest, &network.topology.hosts[1].guest];
+                    let name = format!("iperf3-{loss_percent}");
+                    let flow =
+                        iperf3::Running::start(guests[0], guests[1], duration_s, &lab.logs(&label), &name)?.finish()?;
+                    let row = Row {
+                        mode,
+                        injector: Injector::Wire,
+                        loss_percent,
+                        repetition,
+                        duration_s,
+                        throughput_gbit_per_s: flow.gbit_per_s,
+                        guest_retransmits: flow.retransmits,
+                        wire_drops_packets: inject::wire_drops(&network.topology)?,
+                        bins_gbit_per_s: flow.bins_gbit_per_s,
+                    };
+                    progress.end(&format!(
+                        "{:<12} {:>5} %: {:.2} Gbit/s, {} retransmits by the guest",
+                        mode.name(),
+                        loss_percent,
+                        row.throughput_gbit_per_s,
+                        row.guest_retransmits
+                    ));
+                    rows.push(row);
+                    for daemon in &mut network.overlay.daemons {
+                        daemon.check_alive()?;
+                    }
+                }
+            }
+        }
+        to_values(&rows)
+    }
+
+    fn report(&self, rows: &[Value]) -> Result<String> {
+        let rows: Vec<Row> = from_values(rows)?;
+        let mut table = Table::new(&["loss", "mode", "Gbit/s", "of lossless", "guest retransmits"]);
+        for loss in losses(&rows) {
+            for mode in Mode::ALL {
+                let Some(throughput) = medians(&rows, mode, loss, |row| row.throughput_gbit_per_s) else { continue };
+                let lossless = medians(&rows, mode, 0.0, |row| row.throughput_gbit_per_s).unwrap_or(f64::NAN);
+                let retransmits = medians(&rows, mode, loss, |row| row.guest_retransmits as f64).unwrap_or(f64::NAN);
+                table.row(vec![
+                    format!("{loss} %"),
+                    mode.name().to_owned(),
+                    number(throughput),
+                    factor(throughput, lossless),
+                    format!("{retransmits:.0}"),
+                ]);
+            }
+        }
+        Ok(format!("One TCP flow of `iperf3`, loss on the wire in both directions, medians.\n\n{}", table.render()))
+    }
+
+    fn plots(&self, rows: &[Value], directory: &Path) -> Result<Vec<PathBuf>> {
+        let rows: Vec<Row> = from_values(rows)?;
+        let losses = losses(&rows);
+        let line = |mode| {
+            let at =
+                |(x, loss): (usize, &f64)| Some((x as f64, medians(&rows, mode, *loss, |r| r.throughput_gbit_per_s)?));
+            losses.iter().enumerate().filter_map(at).collect::<Vec<_>>()
+        };
+        let panel = Panel {
+            title: "one TCP flow".to_owned(),
+            x_title: "packets lost on the wire [%]".to_owned(),
+            y_title: "throughput [Gbit/s]".to_owned(),
+            log_y: false,
+            categories: losses.iter().map(ToString::to_string).collect(),
+            lines: Mode::ALL.into_iter().map(|mode| (mode, line(mode))).filter(|(_, line)| !line.is_empty()).collect(),
+            marks: Vec::new(),
+        };
+        Ok(vec![plot::draw(&directory.join("throughput.svg"), &[panel], 1)?])
+    }
+
+    fn bars(&self, rows: &[Value]) -> Result<Vec<Bar>> {
+        let rows: Vec<Row> = from_values(rows)?;
+        let at = |loss| medians(&rows, Mode::Bifrost, loss, |row| row.throughput_gbit_per_s);
+        let kept = at(0.1).and_then(|lossy| Some(lossy / at(0.0)?));
+        Ok(vec![
+            Bar::new("one TCP flow without loss, BIFROST", at(0.0), Sense::AtLeast, 3.0, "Gbit/s"),
+            Bar::new("one TCP flow at 0.1 % loss over no loss, BIFROST", kept, Sense::AtLeast, 0.85, "x"),
+        ])
+    }
+}
+
+fn losses(rows: &[Row]) -> Vec<f64> {
+    let mut losses: Vec<f64> = rows.iter().map(|row| row.loss_percent).collect();
+    losses.sort_by(f64::total_cmp);
+    losses.dedup();
+    losses
+}
+
+fn medians(rows: &[Row], mode: Mode, loss: f64, field: fn(&Row) -> f64) -> Option<f64> {
+    let values: Vec<f64> = rows.iter().filter(|r| r.mode == mode && r.loss_percent == loss).map(field).collect();
+    if values.is_empty() { None } else { Some(median(&values)) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bars_compare_with_the_lossless_flow() {
+        let row = |loss_percent, throughput_gbit_per_s| Row {
+            mode: Mode::Bifrost,
+            injector: Injector::Wire,
+            loss_percent,
+            repetition: 0,
+            duration_s: 5.0,
+            throughput_gbit_per_s,
+            guest_retransmits: 0,
+            wire_drops_packets: 0,
+            bins_gbit_per_s: Vec::new(),
+        };
+        let passed = |rows: &[Row]| -> Vec<bool> {
+            Iperf.bars(&to_values(rows).unwrap()).unwrap().iter().map(Bar::passes).collect()
+        };
+        assert_eq!(passed(&[row(0.0, 3.5), row(0.1, 3.0)]), [true, true]);
+        assert_eq!(passed(&[row(0.0, 2.9), row(0.1, 2.4)]), [false, false]);
+        assert_eq!(passed(&[row(0.0, 3.5)]), [true, false]);
+    }
+}

@@ -1,0 +1,444 @@
+//! `redis-loss`: latency and throughput of Redis while packets are lost (NSDI'26 paper, figure 20).
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use anyhow::Result;
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use crate::bars::{Bar, Sense};
+use crate::experiment::{Experiment, Lab, Network};
+use crate::inject;
+use crate::interrupt;
+use crate::options::{Injector, Mode, Op};
+use crate::plot::{self, Panel};
+use crate::programs::redis_benchmark::{self, Measurement};
+use crate::programs::redis_server::RedisServer;
+use crate::progress::Progress;
+use crate::report::{Table, factor, number};
+use crate::results::{from_values, to_values};
+use crate::stats::median;
+
+/// The loss rates of figure 20, percent.
+const LOSSES: [f64; 6] = [0.0, 0.01, 0.05, 0.1, 0.5, 1.0];
+/// The loss rates of a quick run, percent.
+const QUICK_LOSSES: [f64; 3] = [0.0, 0.1, 1.0];
+/// Requests of the trial run that tells how many requests fill the wanted time.
+const TRIAL_REQUESTS: u64 = 3000;
+/// Bounds of the number of requests of a point.
+const REQUESTS: (f64, f64) = (5000.0, 2_000_000.0);
+
+/// The experiment.
+#[derive(Debug, Clone, Copy)]
+pub struct RedisLoss;
+
+/// One measurement.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Row {
+    /// The network.
+    pub mode: Mode,
+    /// Where packets were dropped.
+    pub injector: Injector,
+    /// Probability that a packet was dropped there, in either direction, percent.
+    pub loss_percent: f64,
+    /// The Redis command.
+    pub op: Op,
+    /// Counts from 0.
+    pub repetition: u32,
+    /// Requests answered.
+    pub requests: u64,
+    /// Requests answered per second.
+    pub rps: f64,
+    /// Mean latency, ms.
+    pub latency_ms_avg: f64,
+    /// Median latency, ms.
+    pub latency_ms_p50: f64,
+    /// 99th percentile, ms.
+    pub latency_ms_p99: f64,
+    /// 99.9th percentile, ms.
+    pub latency_ms_p99_9: f64,
+    /// The slowest request, ms.
+    pub latency_ms_max: f64,
+    /// Packets that nftables dropped, over both hosts; null where it did not inject.
+    pub wire_drops_packets: Option<u64>,
+}
+
+impl Experiment for RedisLoss {
+    fn name(&self) -> &'static str {
+        "redis-loss"
+    }
+
+    fn summary(&self) -> &'static str {
+        "Redis latency and throughput at packet loss from 0 to 1 % (NSDI'26 figure 20)"
+    }
+
+    fn run(&self, lab: &Lab) -> Result<Vec<Value>> {
+        let options = &lab.options;
+        let default_losses: &[f64] = if options.quick { &QUICK_LOSSES } else { &LOSSES };
+        let losses = options.losses.clone().unwrap_or_else(|| default_losses.to_vec());
+        let repetitions = lab.repetitions(3);
+        let points = options.modes.len() * options.injectors.len() * losses.len() * options.ops.len();
+        let mut progress = Progress::new(points as u64 * u64::from(repetitions));
+        let mut rows = Vec::new();
+        // Repetitions are the outer loop: what drifts on the machine during a run then touches all modes alike.
+        for repetition in 0..repetitions {
+            for &mode in &options.modes {
+                let label = format!("{}-{repetition}", mode.name());
+                progress.begin(&format!("building the network for {}", mode.name()));
+                let mut bench = Bench::start(lab, mode, &label)?;
+                for &injector in &options.injectors {
+                    for &loss_percent in &losses {
+                        for &op in &options.ops {
+                            let point = Point { mode, injector, loss_percent, op, repetition };
+                            progress.begin(&format!(
+                                "{} {} {loss_percent} % {}",
+                                mode.name(),
+                                injector.name(),
+                                op.name()
+                            ));
+                            let row = bench.measure(lab, point)?;
+                            progress.end(&line(&row));
+                            rows.push(row);
+                        }
+                    }
+                }
+            }
+        }
+        to_values(&rows)
+    }
+
+    fn report(&self, rows: &[Value]) -> Result<String> {
+        let rows: Vec<Row> = from_values(rows)?;
+        let mut text = String::from(
+            "Closed-loop load of `redis-benchmark` over persistent connections. Medians over the repetitions. \
+             The factors compare with kernel VXLAN at the same loss.\n",
+        );
+        for injector in distinct(&rows, |row| row.injector) {
+            for op in distinct(&rows, |row| row.op) {
+                text += &format!("\n### `{}`, loss on the {}\n\n", op.name(), place(injector));
+                let titles = [
+                    "loss",
+                    "mode",
+                    "rps",
+                    "avg ms",
+                    "P50 ms",
+                    "P99 ms",
+                    "P99.9 ms",
+                    "max ms",
+                    "P99.9 better",
+                    "rps better",
+                ];
+                let mut table = Table::new(&titles);
+                for loss_percent in losses(&rows) {
+                    for mode in distinct(&rows, |row| row.mode) {
+                        let of = |mode, field: fn(&Row) -> f64| {
+                            medians(&rows, mode, injector, loss_percent, op, field).unwrap_or(f64::NAN)
+                        };
+                        let kernel = Mode::KernelVxlan;
+                        table.row(vec![
+                            format!("{loss_percent} %"),
+                            mode.name().to_owned(),
+                            number(of(mode, |r| r.rps)),
+                            number(of(mode, |r| r.latency_ms_avg)),
+                            number(of(mode, |r| r.latency_ms_p50)),
+                            number(of(mode, |r| r.latency_ms_p99)),
+                            number(of(mode, |r| r.latency_ms_p99_9)),
+                            number(of(mode, |r| r.latency_ms_max)),
+                            factor(of(kernel, |r| r.latency_ms_p99_9), of(mode, |r| r.latency_ms_p99_9)),
+                            factor(of(mode, |r| r.rps), of(kernel, |r| r.rps)),
+                        ]);
+                    }
+                }
+                text += &table.render();
+            }
+        }
+        Ok(text)
+    }
+
+    fn plots(&self, rows: &[Value], directory: &Path) -> Result<Vec<PathBuf>> {
+        let rows: Vec<Row> = from_values(rows)?;
+        let tail = panels(&rows, "P99.9 latency [ms]", true, |row| row.latency_ms_p99_9);
+        let rps = panels(&rows, "requests per second", false, |row| row.rps);
+        let columns = distinct(&rows, |row| row.op).len();
+        Ok(vec![
+            plot::draw(&directory.join("latency-p99.9.svg"), &tail, columns)?,
+            plot::draw(&directory.join("rps.svg"), &rps, columns)?,
+        ])
+    }
+
+    fn bars(&self, rows: &[Value]) -> Result<Vec<Bar>> {
+        let rows: Vec<Row> = from_values(rows)?;
+        let mut bars = Vec::new();
+        for op in [Op::Get, Op::Set] {
+            let of = |mode, loss, field: fn(&Row) -> f64| medians(&rows, mode, Injector::Wire, loss, op, field);
+            let ratio = |a: Option<f64>, b: Option<f64>| Some(a? / b?);
+            let (kernel, off, on) = (Mode::KernelVxlan, Mode::Off, Mode::Bifrost);
+            let name = op.name();
+            let tail: fn(&Row) -> f64 = |row| row.latency_ms_p99_9;
+            let p99: fn(&Row) -> f64 = |row| row.latency_ms_p99;
+            let rps: fn(&Row) -> f64 = |row| row.rps;
+            bars.push(Bar::new(
+                format!("{name}, 1 % loss on the wire: kernel VXLAN's P99.9 over BIFROST's"),
+                ratio(of(kernel, 1.0, tail), of(on, 1.0, tail)),
+                Sense::AtLeast,
+                50.0,
+                "x",
+            ));
+            bars.push(Bar::new(
+                format!("{name}, 1 % loss on the wire: BIFROST's P99 over its own without loss"),
+                ratio(of(on, 1.0, p99), of(on, 0.0, p99)),
+                Sense::AtMost,
+                2.0,
+                "x",
+            ));
+            bars.push(Bar::new(
+                format!("{name}, 1 % loss on the wire: BIFROST's rps over its own without loss"),
+                ratio(of(on, 1.0, rps), of(on, 0.0, rps)),
+                Sense::AtLeast,
+                0.9,
+                "x",
+            ));
+            bars.push(Bar::new(
+                format!("{name}, 1 % loss on the wire: BIFROST's slowest request"),
+                of(on, 1.0, |row| row.latency_ms_max),
+                Sense::Below,
+                20.0,
+                "ms",
+            ));
+            bars.push(Bar::new(
+                format!("{name}, no loss: rps with reliability on over off"),
+                ratio(of(on, 0.0, rps), of(off, 0.0, rps)),
+                Sense::AtLeast,
+                0.85,
+                "x",
+            ));
+            bars.push(Bar::new(
+                format!("{name}, no loss: rps of BIFROST over kernel VXLAN"),
+                ratio(of(on, 0.0, rps), of(kernel, 0.0, rps)),
+                Sense::AtLeast,
+                0.5,
+                "x",
+            ));
+        }
+        Ok(bars)
+    }
+}
+
+/// A point of the experiment.
+#[derive(Debug, Clone, Copy)]
+struct Point {
+    mode: Mode,
+    injector: Injector,
+    loss_percent: f64,
+    op: Op,
+    repetition: u32,
+}
+
+/// A network with a Redis server in it.
+struct Bench {
+    // The order matters: the server ends before the network goes.
+    server: RedisServer,
+    network: Network,
+    label: String,
+}
+
+impl Bench {
+    fn start(lab: &Lab, mode: Mode, label: &str) -> Result<Self> {
+        let network = lab.network(mode, label)?;
+        let server = RedisServer::start(&network.topology.hosts[1].guest, &lab.logs(label))?;
+        let bench = Self { server, network, label: label.to_owned() };
+        // Sets the key that GET reads, and warms up what sets itself up on first use.
+        bench.benchmark(lab, Op::Set, TRIAL_REQUESTS, "warm-up")?;
+        Ok(bench)
+    }
+
+    fn measure(&mut self, lab: &Lab, point: Point) -> Result<Row> {
+        interrupt::check()?;
+        let Point { mode, injector, loss_percent, op, repetition } = point;
+        match injector {
+            Injector::Wire => inject::wire_loss(&self.network.topology, &[], loss_percent)?,
+            Injector::Vnic => inject::vnic_loss(&self.network.topology, &self.network.overlay, loss_percent)?,
+        }
+        let name = format!("{}-{loss_percent}-{}", injector.name(), op.name());
+        let trial = self.benchmark(lab, op, TRIAL_REQUESTS, &format!("{name}-trial"))?;
+        let requests = (trial.rps * lab.seconds(4.0, 1.5)).clamp(REQUESTS.0, REQUESTS.1);
+        let measured = self.benchmark(lab, op, requests as u64, &name)?;
+        let wire_drops_packets = match injector {
+            Injector::Wire => Some(inject::wire_drops(&self.network.topology)?),
+            Injector::Vnic => None,
+        };
+        match injector {
+            Injector::Wire => inject::wire_loss(&self.network.topology, &[], 0.0)?,
+            Injector::Vnic => inject::vnic_loss(&self.network.topology, &self.network.overlay, 0.0)?,
+        }
+        self.server.check_alive()?;
+        for daemon in &mut self.network.overlay.daemons {
+            daemon.check_alive()?;
+        }
+        Ok(Row {
+            mode,
+            injector,
+            loss_percent,
+            op,
+            repetition,
+            requests: measured.requests,
+            rps: measured.rps,
+            latency_ms_avg: measured.avg_ms,
+            latency_ms_p50: measured.p50_ms,
+            latency_ms_p99: measured.p99_ms,
+            latency_ms_p99_9: measured.p99_9_ms,
+            latency_ms_max: measured.max_ms,
+            wire_drops_packets,
+        })
+    }
+
+    fn benchmark(&self, lab: &Lab, op: Op, requests: u64, name: &str) -> Result<Measurement> {
+        let hosts = &self.network.topology.hosts;
+        let timeout = Duration::from_secs_f64(60.0 + 10.0 * lab.seconds(4.0, 1.5));
+        let log = lab.logs(&self.label).join(format!("redis-benchmark-{name}.txt"));
+        redis_benchmark::run(&hosts[0].guest, &hosts[1].guest, op, lab.options.clients, requests, timeout, &log)
+    }
+}
+
+fn line(row: &Row) -> String {
+    format!(
+        "{:<12} {} {:>5} % {}: {:>7.0} rps, P50 {:.3} ms, P99 {:.3} ms, P99.9 {:.3} ms, max {:.3} ms",
+        row.mode.name(),
+        row.injector.name(),
+        row.loss_percent,
+        row.op.name(),
+        row.rps,
+        row.latency_ms_p50,
+        row.latency_ms_p99,
+        row.latency_ms_p99_9,
+        row.latency_ms_max
+    )
+}
+
+fn place(injector: Injector) -> &'static str {
+    match injector {
+        Injector::Wire => "wire (nftables on every underlay link, both directions)",
+        Injector::Vnic => "vNIC (between switch and guest, both directions)",
+    }
+}
+
+fn distinct<T: Ord>(rows: &[Row], key: fn(&Row) -> T) -> Vec<T> {
+    let set: std::collections::BTreeSet<T> = rows.iter().map(key).collect();
+    set.into_iter().collect()
+}
+
+fn losses(rows: &[Row]) -> Vec<f64> {
+    let mut losses: Vec<f64> = rows.iter().map(|row| row.loss_percent).collect();
+    losses.sort_by(f64::total_cmp);
+    losses.dedup();
+    losses
+}
+
+/// The median over repetitions; `None` if the point was not measured.
+fn medians(rows: &[Row], mode: Mode, injector: Injector, loss: f64, op: Op, field: fn(&Row) -> f64) -> Option<f64> {
+    let values: Vec<f64> = rows
+        .iter()
+        .filter(|r| r.mode == mode && r.injector == injector && r.loss_percent == loss && r.op == op)
+        .map(field)
+        .collect();
+    if values.is_empty() { None } else { Some(median(&values)) }
+}
+
+fn panels(rows: &[Row], y_title: &str, log_y: bool, field: fn(&Row) -> f64) -> Vec<Panel> {
+    let losses = losses(rows);
+    let mut panels = Vec::new();
+    for injector in distinct(rows, |row| row.injector) {
+        for op in distinct(rows, |row| row.op) {
+            let line = |mode| {
+                let at = |(x, loss): (usize, &f64)| Some((x as f64, medians(rows, mode, injector, *loss, op, field)?));
+                losses.iter().enumerate().filter_map(at).collect::<Vec<_>>()
+            };
+            panels.push(Panel {
+                title: format!("{}, loss on the {}", op.name(), injector.name()),
+                x_title: "packets lost [%]".to_owned(),
+                y_title: y_title.to_owned(),
+                log_y,
+                categories: losses.iter().map(ToString::to_string).collect(),
+                lines: distinct(rows, |row| row.mode).into_iter().map(|mode| (mode, line(mode))).collect(),
+                marks: Vec::new(),
+            });
+        }
+    }
+    panels
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn row(mode: Mode, loss_percent: f64, op: Op, repetition: u32, rps: f64, tail: f64) -> Row {
+        Row {
+            mode,
+            injector: Injector::Wire,
+            loss_percent,
+            op,
+            repetition,
+            requests: 1000,
+            rps,
+            latency_ms_avg: 0.5,
+            latency_ms_p50: 0.5,
+            latency_ms_p99: tail / 2.0,
+            latency_ms_p99_9: tail,
+            latency_ms_max: tail * 2.0,
+            wire_drops_packets: Some(0),
+        }
+    }
+
+    fn rows() -> Vec<Row> {
+        let mut rows = Vec::new();
+        for op in [Op::Get, Op::Set] {
+            for repetition in 0..3 {
+                // The middle repetition is the median; the others are far off.
+                let noise = [0.5, 1.0, 3.0][repetition as usize];
+                rows.push(row(Mode::KernelVxlan, 0.0, op, repetition, 60_000.0 * noise, 1.0));
+                rows.push(row(Mode::KernelVxlan, 1.0, op, repetition, 10_000.0 * noise, 210.0 * noise));
+                rows.push(row(Mode::Off, 0.0, op, repetition, 45_000.0 * noise, 1.0));
+                rows.push(row(Mode::Off, 1.0, op, repetition, 9_000.0 * noise, 210.0 * noise));
+                rows.push(row(Mode::Bifrost, 0.0, op, repetition, 40_000.0 * noise, 2.0));
+                rows.push(row(Mode::Bifrost, 1.0, op, repetition, 38_000.0 * noise, 3.0 * noise));
+            }
+        }
+        rows
+    }
+
+    #[test]
+    fn bars_use_medians_and_each_can_fail() {
+        let values = to_values(&rows()).unwrap();
+        let bars = RedisLoss.bars(&values).unwrap();
+        assert_eq!(bars.len(), 12);
+        for bar in &bars {
+            assert!(bar.passes(), "{bar}");
+        }
+        let worse = |change: fn(&mut Row)| {
+            let mut rows = rows();
+            rows.iter_mut().filter(|row| row.mode == Mode::Bifrost).for_each(change);
+            RedisLoss.bars(&to_values(&rows).unwrap()).unwrap().iter().filter(|bar| !bar.passes()).count()
+        };
+        assert_eq!(worse(|row| row.latency_ms_p99_9 *= 10.0), 2);
+        assert_eq!(worse(|row| row.latency_ms_p99 *= 1.0 + 2.0 * row.loss_percent), 2);
+        assert_eq!(worse(|row| row.latency_ms_max *= 10.0), 2);
+        assert_eq!(worse(|row| row.rps *= 1.0 - 0.2 * row.loss_percent), 2);
+        assert_eq!(worse(|row| row.rps *= 0.9), 2);
+        assert_eq!(worse(|row| row.rps *= 0.6), 4);
+    }
+
+    #[test]
+    fn points_that_were_not_measured_fail() {
+        let only_kernel: Vec<Row> = rows().into_iter().filter(|row| row.mode == Mode::KernelVxlan).collect();
+        let bars = RedisLoss.bars(&to_values(&only_kernel).unwrap()).unwrap();
+        assert!(bars.iter().all(|bar| !bar.passes() && bar.measured.is_none()));
+    }
+
+    #[test]
+    fn the_report_compares_with_the_kernel() {
+        let report = RedisLoss.report(&to_values(&rows()).unwrap()).unwrap();
+        let line = report.lines().find(|line| line.contains("bifrost") && line.starts_with("| 1 %")).unwrap();
+        assert!(line.contains("70x") && line.contains("3.80x"), "{line}");
+    }
+}

@@ -1,0 +1,94 @@
+//! Packet loss, made without any of Bifrost's own code (nftables) or by the daemon itself (`bifrostctl fault`).
+
+use std::fmt::Write as _;
+
+use anyhow::{Context, Result};
+use serde_json::Value;
+
+use crate::netns::Namespace;
+use crate::options::Mode;
+use crate::topology::overlay::Overlay;
+use crate::topology::{Topology, link_name};
+
+/// The nftables table that holds the lab's rules.
+const TABLE: &str = "bifrost_lab";
+/// The random numbers of a rule run from 0 to this, so that loss has a resolution of 0.0001 %.
+const MODULUS: u32 = 1_000_000;
+
+/// Drops `loss_percent` of every packet that arrives on the underlay links `paths` (all of them if empty), on every host:
+/// a packet is lost with this probability in either direction. Replaces what was set before; 0 removes it.
+pub fn wire_loss(topology: &Topology, paths: &[u8], loss_percent: f64) -> Result<()> {
+    let all: Vec<u8> = (0..topology.plan.paths).collect();
+    let paths = if paths.is_empty() { &all } else { paths };
+    for host in &topology.hosts {
+        let devices: Vec<_> = paths.iter().map(|path| link_name(*path)).collect();
+        set_ingress_loss(&host.namespace, &devices, loss_percent)?;
+    }
+    Ok(())
+}
+
+/// Packets that [`wire_loss`] has dropped since it was last set, over all hosts.
+pub fn wire_drops(topology: &Topology) -> Result<u64> {
+    topology.hosts.iter().map(|host| dropped(&host.namespace)).sum()
+}
+
+/// Drops `loss_percent` of the packets towards every guest, between its switch and its vNIC. 0 removes it.
+pub fn vnic_loss(topology: &Topology, overlay: &Overlay, loss_percent: f64) -> Result<()> {
+    if overlay.mode == Mode::KernelVxlan {
+        for host in &topology.hosts {
+            set_ingress_loss(&host.guest.namespace, &["eth0".to_owned()], loss_percent)?;
+        }
+        return Ok(());
+    }
+    for daemon in &overlay.daemons {
+        daemon.control(&["fault", "clear"])?;
+        if loss_percent > 0.0 {
+            daemon.control(&["fault", "add", "--port", daemon.port(), "--loss", &loss_percent.to_string()])?;
+        }
+    }
+    Ok(())
+}
+
+fn set_ingress_loss(namespace: &Namespace, devices: &[String], loss_percent: f64) -> Result<()> {
+    // Deleting a table that is not there fails; adding one that is there does not.
+    let mut rules = format!("add table netdev {TABLE}\ndelete table netdev {TABLE}\n");
+    if loss_percent > 0.0 {
+        let threshold = (loss_percent / 100.0 * f64::from(MODULUS)).round() as u32;
+        let verdict = if threshold >= MODULUS {
+            "counter drop".to_owned()
+        } else {
+            format!("numgen random mod {MODULUS} < {threshold} counter drop")
+        };
+        let _ = write!(
+            rules,
+            "table netdev {TABLE} {{\n chain loss {{\n type filter hook ingress devices = {{ {} }} priority 0\n {verdict}\n }}\n}}\n",
+            devices.join(", ")
+        );
+    }
+    namespace.run("nft", &["-f", "-"], &rules).with_context(|| format!("setting loss in {}", namespace.name()))?;
+    Ok(())
+}
+
+fn dropped(namespace: &Namespace) -> Result<u64> {
+    let Ok(text) = namespace.run("nft", &["-j", "list", "table", "netdev", TABLE], "") else {
+        // No table: no loss is set.
+        return Ok(0);
+    };
+    let parsed: Value = serde_json::from_str(&text).context("`nft -j` printed no JSON")?;
+    Ok(counters(&parsed))
+}
+
+/// The sum of all `counter.packets` in nft's JSON.
+fn counters(value: &Value) -> u64 {
+    match value {
+        Value::Object(map) => map
+            .iter()
+            .map(|(key, inner)| match key.as_str() {
+                "counter" => inner.get("packets").and_then(Value::as_u64).unwrap_or(0),
+                _ => counters(inner),
+            })
+            .sum(),
+        Value::Array(items) => items.iter().map(counters).sum(),
+        _ => 0,
+    }
+}

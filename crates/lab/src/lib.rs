@@ -1,0 +1,26 @@
+//! `bifrost-lab`: hosts from network namespaces, real programs in their guests, and experiments that compare networks.
+//!
+//! The way through the crate follows an experiment: [`state`] claims names on the machine, [`topology`] builds hosts,
+//! links and guests, [`topology::overlay`] joins the guests (kernel VXLAN or [`daemon`]), [`programs`] generate load,
+//! [`inject`] drops packets, an [`experiment::Experiment`] turns what was measured into [`results`], [`report`],
+//! [`plot`]s and [`bars`]. Whatever a run made is removed when its values are dropped, or by the next run.
+
+pub mod bars;
+pub mod cli;
+pub mod command;
+pub mod daemon;
+pub mod experiment;
+pub mod experiments;
+pub mod inject;
+pub mod interrupt;
+pub mod netns;
+pub mod options;
+pub mod plot;
+pub mod process;
+pub mod programs;
+pub mod progress;
+pub mod report;
+pub mod results;
+pub mod state;
+pub mod stats;
+pub mod topology;

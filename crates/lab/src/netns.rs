@@ -1,0 +1,98 @@
+//! Network namespaces: made by `ip netns`, entered by a thread or by a program.
+
+use std::fs::File;
+use std::os::fd::AsFd as _;
+use std::path::PathBuf;
+use std::process::Command;
+
+use anyhow::{Context, Result, anyhow};
+use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
+
+use crate::command;
+
+/// A named network namespace that is deleted when the value is dropped.
+#[derive(Debug)]
+pub struct Namespace {
+    name: String,
+}
+
+impl Namespace {
+    /// Makes the namespace `name`, with loopback up and IPv6 off (the lab speaks IPv4; silence keeps packet counts exact).
+    pub fn create(name: String) -> Result<Self> {
+        command::run("ip", &["netns", "add", &name])?;
+        let namespace = Self { name };
+        namespace
+            .write_sysctls(&[("net/ipv6/conf/all/disable_ipv6", "1"), ("net/ipv6/conf/default/disable_ipv6", "1")])?;
+        namespace.ip_batch("link set lo up\n")?;
+        Ok(namespace)
+    }
+
+    /// The name, as under `/run/netns`.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Runs lines of `ip` commands inside the namespace.
+    pub fn ip_batch(&self, lines: &str) -> Result<()> {
+        command::run_with_input("ip", &["-n", &self.name, "-batch", "-"], lines)
+            .with_context(|| format!("configuring namespace {} with:\n{lines}", self.name))?;
+        Ok(())
+    }
+
+    /// Runs a program to its end inside the namespace and returns its standard output.
+    pub fn run(&self, program: &str, arguments: &[&str], input: &str) -> Result<String> {
+        let mut all = vec!["netns", "exec", &self.name, program];
+        all.extend_from_slice(arguments);
+        command::run_with_input("ip", &all, input)
+    }
+
+    /// A command that runs `program` inside the namespace; its process id is the program's own.
+    pub fn command(&self, program: impl AsRef<std::ffi::OsStr>) -> Command {
+        let mut command = Command::new("ip");
+        command.args(["netns", "exec", &self.name]).arg(program);
+        command
+    }
+
+    /// Sets sysctls, named by their path under `/proc/sys`.
+    pub fn write_sysctls(&self, settings: &[(&str, &str)]) -> Result<()> {
+        let settings: Vec<_> = settings.iter().map(|(k, v)| (k.to_string(), v.to_string())).collect();
+        self.enter(move || {
+            for (key, value) in settings {
+                let path = format!("/proc/sys/{key}");
+                std::fs::write(&path, value).with_context(|| format!("writing {path}"))?;
+            }
+            Ok(())
+        })
+    }
+
+    /// Runs `work` on a thread that lives in the namespace; sockets made there stay in the namespace for good.
+    pub fn enter<T: Send + 'static>(&self, work: impl FnOnce() -> Result<T> + Send + 'static) -> Result<T> {
+        self.spawn(work)?.join().map_err(|_| anyhow!("a thread in namespace {} panicked", self.name))?
+    }
+
+    /// As [`Namespace::enter`], without waiting for the end.
+    pub fn spawn<T: Send + 'static>(
+        &self,
+        work: impl FnOnce() -> Result<T> + Send + 'static,
+    ) -> Result<std::thread::JoinHandle<Result<T>>> {
+        let path = PathBuf::from("/run/netns").join(&self.name);
+        let file = File::open(&path).with_context(|| format!("opening namespace {}", path.display()))?;
+        let name = self.name.clone();
+        std::thread::Builder::new()
+            .name("lab-netns".to_owned())
+            .spawn(move || {
+                move_into_link_name_space(file.as_fd(), Some(LinkNameSpaceType::Network))
+                    .with_context(|| format!("entering namespace {name} (the lab needs root)"))?;
+                work()
+            })
+            .context("starting a thread")
+    }
+}
+
+impl Drop for Namespace {
+    fn drop(&mut self) {
+        if let Err(error) = command::run("ip", &["netns", "del", &self.name]) {
+            eprintln!("warning: namespace {} is left behind (`bifrost-lab clean` removes it): {error:#}", self.name);
+        }
+    }
+}

@@ -1,0 +1,159 @@
+//! What can be chosen about a run, shared by the command line and the experiments.
+
+use std::path::PathBuf;
+
+use clap::{Args, ValueEnum};
+use serde::{Deserialize, Serialize};
+
+/// The network under test.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+#[value(rename_all = "snake_case")]
+pub enum Mode {
+    /// Linux's own VXLAN device and bridge; guests rely on their TCP alone.
+    KernelVxlan,
+    /// `bifrostd` with reliability off: plain VXLAN through the same switch.
+    Off,
+    /// `bifrostd` with the BIFROST transport under the guests' TCP.
+    Bifrost,
+}
+
+impl Mode {
+    /// All modes, in the order of reports.
+    pub const ALL: [Mode; 3] = [Mode::KernelVxlan, Mode::Off, Mode::Bifrost];
+
+    /// The name in `results.json`.
+    pub fn name(self) -> &'static str {
+        match self {
+            Mode::KernelVxlan => "kernel_vxlan",
+            Mode::Off => "off",
+            Mode::Bifrost => "bifrost",
+        }
+    }
+}
+
+/// Who drops packets, and where.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+#[value(rename_all = "snake_case")]
+pub enum Injector {
+    /// nftables at the ingress of every underlay link of both hosts: each packet, in either direction, may be lost.
+    Wire,
+    /// Between switch and guest, in either direction's receiver: `bifrostctl fault`, or nftables with a kernel VXLAN.
+    Vnic,
+}
+
+impl Injector {
+    /// The name in `results.json`.
+    pub fn name(self) -> &'static str {
+        match self {
+            Injector::Wire => "wire",
+            Injector::Vnic => "vnic",
+        }
+    }
+}
+
+/// A Redis command under test.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+#[value(rename_all = "snake_case")]
+pub enum Op {
+    /// `GET`
+    Get,
+    /// `SET`
+    Set,
+}
+
+impl Op {
+    /// The name in `results.json` and on `redis-benchmark`'s command line.
+    pub fn name(self) -> &'static str {
+        match self {
+            Op::Get => "get",
+            Op::Set => "set",
+        }
+    }
+}
+
+/// How the hosts are cabled.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+#[value(rename_all = "snake_case")]
+pub enum Cabling {
+    /// Separate links between the hosts, each with a subnet and addresses of its own.
+    Paths,
+    /// A router between the hosts with several links to each, which picks a link by the hash of addresses and ports.
+    Fabric,
+}
+
+/// Options of `bifrost-lab run`.
+#[derive(Debug, Clone, PartialEq, Args, Serialize, Deserialize)]
+pub struct Options {
+    /// Fewer points, shorter measurements, one repetition: minutes instead of a quarter of an hour
+    #[arg(long)]
+    pub quick: bool,
+
+    /// Repeat every point this many times; reports and checks use medians [default: 3, with --quick 1]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=100))]
+    pub repetitions: Option<u32>,
+
+    /// Networks to compare, separated by commas
+    #[arg(long, value_enum, value_delimiter = ',', value_name = "MODE", default_values_t = Mode::ALL)]
+    pub modes: Vec<Mode>,
+
+    /// Where packets are dropped, separated by commas (redis-loss)
+    #[arg(long, value_enum, value_delimiter = ',', value_name = "INJECTOR",
+          default_values_t = [Injector::Wire, Injector::Vnic])]
+    pub injectors: Vec<Injector>,
+
+    /// Loss rates in percent, separated by commas [default: the experiment's own]
+    #[arg(long, value_delimiter = ',', value_name = "PERCENT", value_parser = percent)]
+    pub losses: Option<Vec<f64>>,
+
+    /// Redis commands to measure, separated by commas (redis-loss)
+    #[arg(long, value_enum, value_delimiter = ',', value_name = "OP", default_values_t = [Op::Get, Op::Set])]
+    pub ops: Vec<Op>,
+
+    /// Seconds each point (or each phase) lasts [default: the experiment's own]
+    #[arg(long, value_name = "SECONDS", value_parser = seconds)]
+    pub seconds: Option<f64>,
+
+    /// Redis connections
+    #[arg(long, default_value_t = 50, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1000))]
+    pub clients: u32,
+
+    /// Underlay links between the hosts
+    #[arg(long, default_value_t = 4, value_name = "N", value_parser = clap::value_parser!(u8).range(1..=8))]
+    pub paths: u8,
+
+    /// How the hosts are cabled
+    #[arg(long, value_enum, default_value_t = Cabling::Paths, value_name = "CABLING")]
+    pub cabling: Cabling,
+
+    /// Let several packets cross an underlay link as one buffer (TSO, GSO, GRO on).
+    /// Then one drop may lose up to 64 KB, and no longer means one packet
+    #[arg(long)]
+    pub wire_offload: bool,
+
+    /// Seed of everything random that the lab itself decides
+    #[arg(long, default_value_t = 1, value_name = "SEED")]
+    pub seed: u64,
+
+    /// Directory of bifrostd and bifrostctl [default: where bifrost-lab itself is]
+    #[arg(long, value_name = "DIR", env = "BIFROST_BIN_DIR")]
+    #[serde(skip)]
+    pub bin_dir: Option<PathBuf>,
+}
+
+fn percent(text: &str) -> Result<f64, String> {
+    match text.parse::<f64>() {
+        Ok(value) if (0.0..=100.0).contains(&value) => Ok(value),
+        _ => Err("a percentage from 0 to 100".to_owned()),
+    }
+}
+
+fn seconds(text: &str) -> Result<f64, String> {
+    match text.parse::<f64>() {
+        Ok(value) if (0.1..=86_400.0).contains(&value) => Ok(value),
+        _ => Err("a number of seconds from 0.1 to 86400".to_owned()),
+    }
+}

@@ -1,0 +1,170 @@
+//! Plots, as SVG.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::{Result, anyhow};
+use plotters::coord::Shift;
+use plotters::prelude::*;
+
+use crate::options::Mode;
+
+/// One panel of a plot.
+#[derive(Debug, Clone)]
+pub struct Panel {
+    /// Shown above the panel.
+    pub title: String,
+    /// Title of the horizontal axis.
+    pub x_title: String,
+    /// Title of the vertical axis.
+    pub y_title: String,
+    /// Whether the vertical axis is logarithmic.
+    pub log_y: bool,
+    /// Labels of x = 0, 1, 2, ... where x is a category; empty where x is a number.
+    pub categories: Vec<String>,
+    /// One line per mode.
+    pub lines: Vec<(Mode, Vec<(f64, f64)>)>,
+    /// Vertical marks: position and label.
+    pub marks: Vec<(f64, String)>,
+}
+
+const WIDTH: u32 = 560;
+const HEIGHT: u32 = 360;
+
+/// Draws panels, `columns` side by side, into `path`.
+pub fn draw(path: &Path, panels: &[Panel], columns: usize) -> Result<PathBuf> {
+    let columns = columns.clamp(1, panels.len().max(1));
+    let rows = panels.len().div_ceil(columns).max(1);
+    let size = (WIDTH * u32::try_from(columns)?, HEIGHT * u32::try_from(rows)?);
+    let failed = |error: &dyn std::fmt::Display| anyhow!("drawing {}: {error}", path.display());
+    let root = SVGBackend::new(path, size).into_drawing_area();
+    root.fill(&WHITE).map_err(|e| failed(&e))?;
+    for (area, panel) in root.split_evenly((rows, columns)).iter().zip(panels) {
+        draw_panel(area, panel).map_err(|e| failed(&e))?;
+    }
+    root.present().map_err(|e| failed(&e))?;
+    drop(root);
+    Ok(path.to_path_buf())
+}
+
+fn color(mode: Mode) -> RGBColor {
+    match mode {
+        Mode::KernelVxlan => RGBColor(0xd9, 0x5f, 0x02),
+        Mode::Off => RGBColor(0x75, 0x70, 0xb3),
+        Mode::Bifrost => RGBColor(0x1b, 0x9e, 0x77),
+    }
+}
+
+fn label(mode: Mode) -> &'static str {
+    match mode {
+        Mode::KernelVxlan => "kernel VXLAN",
+        Mode::Off => "bifrostd, reliability off",
+        Mode::Bifrost => "bifrostd, reliability on",
+    }
+}
+
+type Area<'a> = DrawingArea<SVGBackend<'a>, Shift>;
+
+fn draw_panel(area: &Area<'_>, panel: &Panel) -> Result<()> {
+    let points = || panel.lines.iter().flat_map(|(_, line)| line.iter().copied()).filter(|(_, y)| y.is_finite());
+    let max_x = points().map(|p| p.0).fold(0.0, f64::max);
+    let max_y = points().map(|p| p.1).fold(0.0, f64::max);
+    let min_y = points().map(|p| p.1).filter(|y| *y > 0.0).fold(f64::INFINITY, f64::min);
+    let x_range = if panel.categories.is_empty() { 0.0..max_x.max(1e-9) } else { -0.3..max_x.max(0.0) + 0.3 };
+    if panel.log_y {
+        let low = if min_y.is_finite() { 10f64.powf(min_y.log10().floor()) } else { 0.1 };
+        let high = 10f64.powf(max_y.max(low * 10.0).log10().ceil());
+        let chart = builder(area, panel).build_cartesian_2d(x_range, (low..high).log_scale());
+        finish(chart.map_err(|e| anyhow!("{e}"))?, panel, (low, high))
+    } else {
+        let high = if max_y > 0.0 { max_y * 1.1 } else { 1.0 };
+        let chart = builder(area, panel).build_cartesian_2d(x_range, 0.0..high);
+        finish(chart.map_err(|e| anyhow!("{e}"))?, panel, (0.0, high))
+    }
+}
+
+fn builder<'a, 'b>(area: &'a Area<'b>, panel: &Panel) -> ChartBuilder<'a, 'b, SVGBackend<'b>> {
+    let mut builder = ChartBuilder::on(area);
+    builder.caption(&panel.title, ("sans-serif", 18)).margin(12).x_label_area_size(40).y_label_area_size(64);
+    builder
+}
+
+fn finish<'a, 'b: 'a, Y>(
+    mut chart: ChartContext<'a, SVGBackend<'b>, Cartesian2d<plotters::coord::types::RangedCoordf64, Y>>,
+    panel: &Panel,
+    (low, high): (f64, f64),
+) -> Result<()>
+where
+    Y: Ranged<ValueType = f64> + plotters::coord::ranged1d::ValueFormatter<f64>,
+{
+    let failed = |error: &dyn std::fmt::Display| anyhow!("{error}");
+    let categories = panel.categories.clone();
+    let x_label = move |x: &f64| match categories.as_slice() {
+        [] => format!("{x}"),
+        names if (x - x.round()).abs() < 0.01 && *x > -0.01 => {
+            names.get(x.round() as usize).cloned().unwrap_or_default()
+        }
+        _ => String::new(),
+    };
+    chart
+        .configure_mesh()
+        .x_labels(if panel.categories.is_empty() { 10 } else { panel.categories.len() + 1 })
+        .x_label_formatter(&x_label)
+        .y_label_formatter(&|y| if *y >= 10_000.0 { format!("{:.0}k", y / 1000.0) } else { format!("{y}") })
+        .x_desc(&panel.x_title)
+        .y_desc(&panel.y_title)
+        .light_line_style(WHITE)
+        .draw()
+        .map_err(|e| failed(&e))?;
+    for (x, text) in &panel.marks {
+        let line = [(*x, low), (*x, high)];
+        chart.draw_series(LineSeries::new(line, BLACK.mix(0.35))).map_err(|e| failed(&e))?;
+        let style = ("sans-serif", 12).into_font().color(&BLACK.mix(0.7));
+        chart.draw_series([Text::new(text.clone(), (*x, high), style)]).map_err(|e| failed(&e))?;
+    }
+    for (mode, line) in &panel.lines {
+        let color = color(*mode);
+        let series = LineSeries::new(line.iter().copied(), color.stroke_width(2));
+        let annotated = chart.draw_series(series).map_err(|e| failed(&e))?;
+        annotated
+            .label(label(*mode))
+            .legend(move |(x, y)| PathElement::new([(x, y), (x + 16, y)], color.stroke_width(2)));
+        if !panel.categories.is_empty() {
+            let dots = line.iter().map(|point| Circle::new(*point, 3, color.filled()));
+            chart.draw_series(dots).map_err(|e| failed(&e))?;
+        }
+    }
+    chart
+        .configure_series_labels()
+        .position(SeriesLabelPosition::MiddleLeft)
+        .background_style(WHITE.mix(0.8))
+        .border_style(BLACK.mix(0.3))
+        .draw()
+        .map_err(|e| failed(&e))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn draws_linear_and_logarithmic_panels() {
+        let directory = tempfile::tempdir().unwrap();
+        let panel = |log_y, categories: &[&str]| Panel {
+            title: "P99.9".to_owned(),
+            x_title: "loss".to_owned(),
+            y_title: "ms".to_owned(),
+            log_y,
+            categories: categories.iter().map(ToString::to_string).collect(),
+            lines: vec![
+                (Mode::Bifrost, vec![(0.0, 0.5), (1.0, 3.0)]),
+                (Mode::KernelVxlan, vec![(0.0, 0.4), (1.0, 210.0)]),
+            ],
+            marks: vec![(0.5, "failure".to_owned())],
+        };
+        let empty = Panel { lines: Vec::new(), ..panel(true, &[]) };
+        let panels = [panel(true, &["0", "1"]), panel(false, &[]), empty];
+        let path = draw(&directory.path().join("plot.svg"), &panels, 2).unwrap();
+        let text = std::fs::read_to_string(path).unwrap();
+        assert!(text.starts_with("<svg") && text.contains("kernel VXLAN") && text.contains("failure"));
+    }
+}

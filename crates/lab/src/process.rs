@@ -1,0 +1,107 @@
+//! Programs that run beside the lab: started with their output in a file, waited for, and ended by their process id.
+
+use std::fs::File;
+use std::os::unix::process::CommandExt as _;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use rustix::process::{Pid, Signal, kill_process};
+
+use crate::{command, interrupt};
+
+/// How long a program may take to end after SIGTERM, before SIGKILL.
+const END_TIMEOUT: Duration = Duration::from_secs(3);
+
+/// A running program with its output in a file. Dropping it ends the program.
+#[derive(Debug)]
+pub struct Program {
+    child: Child,
+    name: String,
+    output: PathBuf,
+}
+
+impl Program {
+    /// Starts `command` with standard output and error in `output`.
+    pub fn start(mut command: Command, name: &str, output: &Path) -> Result<Self> {
+        if let Some(directory) = output.parent() {
+            std::fs::create_dir_all(directory).with_context(|| format!("creating {}", directory.display()))?;
+        }
+        let file = File::create(output).with_context(|| format!("creating {}", output.display()))?;
+        let child = command
+            .stdin(Stdio::null())
+            .stdout(file.try_clone()?)
+            .stderr(file)
+            .process_group(0)
+            .spawn()
+            .with_context(|| command::missing(name))?;
+        Ok(Self { child, name: name.to_owned(), output: output.to_path_buf() })
+    }
+
+    /// The process id.
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// What the program has printed so far.
+    pub fn output(&self) -> Result<String> {
+        let bytes = std::fs::read(&self.output).with_context(|| format!("reading {}", self.output.display()))?;
+        Ok(String::from_utf8_lossy(&bytes).into_owned())
+    }
+
+    /// The program's status, once it has ended.
+    pub fn try_wait(&mut self) -> Result<Option<ExitStatus>> {
+        self.child.try_wait().with_context(|| format!("waiting for {}", self.name))
+    }
+
+    /// Waits for a successful end and returns the output; ends the program and fails after `timeout`.
+    pub fn finish(mut self, timeout: Duration) -> Result<String> {
+        let deadline = Instant::now() + timeout;
+        loop {
+            if let Some(status) = self.try_wait()? {
+                let output = self.output()?;
+                if !status.success() {
+                    let tail: Vec<_> = output.lines().rev().take(10).collect();
+                    bail!("{} failed ({status}): {}", self.name, tail.into_iter().rev().collect::<Vec<_>>().join("\n"));
+                }
+                return Ok(output);
+            }
+            if Instant::now() > deadline {
+                bail!(
+                    "{} did not end within {:.0} s; its output is in {}",
+                    self.name,
+                    timeout.as_secs_f64(),
+                    self.output.display()
+                );
+            }
+            interrupt::check()?;
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+}
+
+impl Drop for Program {
+    fn drop(&mut self) {
+        end(&mut self.child);
+    }
+}
+
+/// Ends a child: SIGTERM, then SIGKILL for one that does not listen.
+pub fn end(child: &mut Child) {
+    if !matches!(child.try_wait(), Ok(None)) {
+        return;
+    }
+    if let Some(pid) = i32::try_from(child.id()).ok().and_then(Pid::from_raw) {
+        let _ = kill_process(pid, Signal::TERM);
+    }
+    let deadline = Instant::now() + END_TIMEOUT;
+    while matches!(child.try_wait(), Ok(None)) {
+        if Instant::now() > deadline {
+            let _ = child.kill();
+            let _ = child.wait();
+            return;
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}

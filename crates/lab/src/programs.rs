@@ -1,0 +1,7 @@
+//! The programs whose experience of the network is measured.
+
+pub mod iperf3;
+pub mod redis_benchmark;
+pub mod redis_client;
+pub mod redis_server;
+pub mod stream;

@@ -1,0 +1,141 @@
+//! One TCP flow by `iperf3`, as its receiver saw it.
+
+use std::path::Path;
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+use serde::Deserialize;
+
+use crate::interrupt;
+use crate::process::Program;
+use crate::topology::Guest;
+
+/// What the receiver measured.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Flow {
+    /// Goodput over the whole time, Gbit/s.
+    pub gbit_per_s: f64,
+    /// Goodput of each 100 ms, Gbit/s.
+    pub bins_gbit_per_s: Vec<f64>,
+    /// Segments that the sender's TCP retransmitted.
+    pub retransmits: u64,
+}
+
+/// A flow under way.
+#[derive(Debug)]
+pub struct Running {
+    server: Program,
+    client: Program,
+    seconds: f64,
+}
+
+impl Running {
+    /// Starts a server in `to` and a client in `from` that sends for `seconds`.
+    pub fn start(from: &Guest, to: &Guest, seconds: f64, logs: &Path, label: &str) -> Result<Self> {
+        let address = to.address.to_string();
+        let mut server = to.namespace.command("iperf3");
+        server.args(["-s", "-1", "-J", "-i", "0.1", "-B", &address]);
+        let server = Program::start(server, "iperf3", &logs.join(format!("{label}-server.json")))?;
+        // The server prints nothing until it is done, and a connection would count as the test: look at its socket.
+        let mut tries = 0;
+        while to.namespace.run("ss", &["-Hltn", "sport", "=", ":5201"], "")?.is_empty() {
+            interrupt::sleep(Duration::from_millis(10))?;
+            tries += 1;
+            if tries > 300 {
+                bail!("iperf3 does not listen: {}", server.output()?);
+            }
+        }
+        let mut client = from.namespace.command("iperf3");
+        client.args([
+            "-c",
+            &address,
+            "-J",
+            "-i",
+            "0.1",
+            "-t",
+            &format!("{}", seconds.ceil()),
+            "--connect-timeout",
+            "5000",
+        ]);
+        let client = Program::start(client, "iperf3", &logs.join(format!("{label}-client.json")))?;
+        Ok(Self { server, client, seconds })
+    }
+
+    /// Waits for the end and returns what was measured.
+    pub fn finish(self) -> Result<Flow> {
+        let timeout = Duration::from_secs_f64(self.seconds + 20.0);
+        let client = self.client.finish(timeout)?;
+        let server = match self.server.finish(Duration::from_secs(5)) {
+            Ok(output) => output,
+            Err(error) => bail!("iperf3's server: {error:#}"),
+        };
+        parse(&client, &server)
+    }
+}
+
+#[derive(Deserialize)]
+struct Report {
+    #[serde(default)]
+    intervals: Vec<Interval>,
+    end: Option<End>,
+    error: Option<String>,
+}
+
+#[derive(Deserialize)]
+struct Interval {
+    sum: Sum,
+}
+
+#[derive(Deserialize)]
+struct Sum {
+    seconds: f64,
+    bits_per_second: f64,
+    retransmits: Option<u64>,
+}
+
+#[derive(Deserialize)]
+struct End {
+    sum_sent: Option<Sum>,
+    sum_received: Option<Sum>,
+}
+
+/// Reads the JSON reports of client and server.
+pub fn parse(client: &str, server: &str) -> Result<Flow> {
+    let client: Report = serde_json::from_str(client).context("iperf3's client printed no JSON")?;
+    let server: Report = serde_json::from_str(server).context("iperf3's server printed no JSON")?;
+    for report in [&client, &server] {
+        if let Some(error) = &report.error {
+            bail!("iperf3: {error}");
+        }
+    }
+    // The last interval may be a sliver.
+    let bins: Vec<f64> =
+        server.intervals.iter().filter(|i| i.sum.seconds > 0.05).map(|i| i.sum.bits_per_second / 1e9).collect();
+    let end = client.end.context("iperf3's client report has no end")?;
+    let received = server.end.and_then(|end| end.sum_received);
+    let gbit_per_s = match received {
+        Some(sum) if sum.bits_per_second > 0.0 => sum.bits_per_second / 1e9,
+        _ => end.sum_received.map_or(0.0, |sum| sum.bits_per_second / 1e9),
+    };
+    let retransmits = end.sum_sent.and_then(|sum| sum.retransmits).unwrap_or(0);
+    Ok(Flow { gbit_per_s, bins_gbit_per_s: bins, retransmits })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_receiver_counts() {
+        let client = r#"{"intervals":[],"end":{
+            "sum_sent":{"seconds":1.0,"bits_per_second":9e9,"retransmits":7},
+            "sum_received":{"seconds":1.0,"bits_per_second":4.5e9}}}"#;
+        let server = r#"{"intervals":[{"sum":{"seconds":0.1,"bits_per_second":4e9}},
+            {"sum":{"seconds":0.1,"bits_per_second":5e9}},{"sum":{"seconds":0.001,"bits_per_second":1e8}}],
+            "end":{"sum_received":{"seconds":1.0,"bits_per_second":4.4e9}}}"#;
+        let flow = parse(client, server).unwrap();
+        assert_eq!(flow, Flow { gbit_per_s: 4.4, bins_gbit_per_s: vec![4.0, 5.0], retransmits: 7 });
+        let refused = r#"{"start":{},"intervals":[],"end":{},"error":"unable to connect"}"#;
+        assert!(format!("{:#}", parse(refused, server).unwrap_err()).contains("unable to connect"));
+    }
+}

@@ -1,0 +1,161 @@
+//! `redis-benchmark`, and the latency distribution of every request that it prints.
+
+use std::path::Path;
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail, ensure};
+
+use crate::options::Op;
+use crate::process::Program;
+use crate::programs::redis_server::PORT;
+use crate::topology::Guest;
+
+/// What a run of `redis-benchmark` measured.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Measurement {
+    /// Requests answered.
+    pub requests: u64,
+    /// Requests answered per second.
+    pub rps: f64,
+    /// Mean latency, ms.
+    pub avg_ms: f64,
+    /// Median latency, ms.
+    pub p50_ms: f64,
+    /// 99th percentile, ms.
+    pub p99_ms: f64,
+    /// The latency at the first percentile of the printed distribution that is at least 99.9, ms.
+    pub p99_9_ms: f64,
+    /// The slowest request, ms.
+    pub max_ms: f64,
+}
+
+/// Runs `requests` requests of one kind from `client` to the server at `server`, closed loop, no pipelining.
+///
+/// # Errors
+/// When the benchmark fails, takes longer than `timeout` or prints what this does not understand.
+pub fn run(
+    client: &Guest,
+    server: &Guest,
+    op: Op,
+    clients: u32,
+    requests: u64,
+    timeout: Duration,
+    log: &Path,
+) -> Result<Measurement> {
+    let mut command = client.namespace.command("redis-benchmark");
+    command.args(["-h", &server.address.to_string(), "-p", &PORT.to_string()]);
+    command.args(["-c", &clients.to_string(), "-n", &requests.to_string(), "-t", op.name(), "--precision", "3"]);
+    let output = Program::start(command, "redis-benchmark", log)?.finish(timeout)?;
+    let measurement = parse(&output).with_context(|| format!("reading {}", log.display()))?;
+    ensure!(
+        measurement.requests >= requests,
+        "redis-benchmark answered {} of {requests} requests (see {})",
+        measurement.requests,
+        log.display()
+    );
+    Ok(measurement)
+}
+
+/// Reads the output of redis-benchmark 7.0 with `--precision 3`, for a single test.
+pub fn parse(output: &str) -> Result<Measurement> {
+    // Progress is printed over itself with carriage returns.
+    let lines: Vec<&str> = output.split(['\n', '\r']).map(str::trim).collect();
+    let mut distribution = Vec::new();
+    let table = position(&lines, "Latency by percentile distribution:")?;
+    for line in &lines[table + 1..] {
+        match percentile(line) {
+            Some(entry) => distribution.push(entry),
+            None if distribution.is_empty() || line.is_empty() => {}
+            None => break,
+        }
+        if line.is_empty() && !distribution.is_empty() {
+            break;
+        }
+    }
+    let (_, max_ms, requests) = *distribution.last().context("the percentile distribution is empty")?;
+    let p99_9_ms = distribution
+        .iter()
+        .find(|(p, _, _)| *p >= 99.9)
+        .map(|(_, ms, _)| *ms)
+        .context("no percentile of at least 99.9")?;
+    let throughput = lines
+        .iter()
+        .find_map(|line| line.strip_prefix("throughput summary:"))
+        .and_then(|rest| rest.split_whitespace().next())
+        .context("no `throughput summary`")?;
+    let summary = position(&lines, "latency summary (msec):")?;
+    let (header, values) = match lines[summary + 1..].iter().filter(|l| !l.is_empty()).take(2).collect::<Vec<_>>()[..] {
+        [header, values] => (header, values),
+        _ => bail!("the latency summary is cut short"),
+    };
+    let column = |name: &str| -> Result<f64> {
+        let index = header.split_whitespace().position(|n| n == name).with_context(|| format!("no column `{name}`"))?;
+        let text = values.split_whitespace().nth(index).with_context(|| format!("no value for `{name}`"))?;
+        text.parse().with_context(|| format!("`{text}` is no number"))
+    };
+    Ok(Measurement {
+        requests,
+        rps: throughput.parse().with_context(|| format!("`{throughput}` is no number"))?,
+        avg_ms: column("avg")?,
+        p50_ms: column("p50")?,
+        p99_ms: column("p99")?,
+        p99_9_ms,
+        max_ms: max_ms.max(column("max")?),
+    })
+}
+
+fn position(lines: &[&str], text: &str) -> Result<usize> {
+    lines.iter().position(|line| *line == text).with_context(|| format!("no line `{text}`"))
+}
+
+/// `99.902% <= 1.863 milliseconds (cumulative count 199805)`: percentile, milliseconds, count.
+fn percentile(line: &str) -> Option<(f64, f64, u64)> {
+    let (percent, rest) = line.split_once("% <= ")?;
+    let (ms, rest) = rest.split_once(" milliseconds (cumulative count ")?;
+    Some((percent.parse().ok()?, ms.parse().ok()?, rest.strip_suffix(')')?.parse().ok()?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const OUTPUT: &str = "GET: rps=0.0 (overall: 0.0) avg_msec=nan (overall: nan)\r\
+        GET: rps=59400.1 (overall: 59400.1) avg_msec=0.443 (overall: 0.443)\r          \r====== GET ======\n  \
+        2000 requests completed in 0.03 seconds\n  50 parallel clients\n\n\
+        Latency by percentile distribution:\n\
+        0.000% <= 0.087 milliseconds (cumulative count 1)\n\
+        50.000% <= 0.439 milliseconds (cumulative count 1139)\n\
+        99.805% <= 1.359 milliseconds (cumulative count 1996)\n\
+        99.902% <= 1.863 milliseconds (cumulative count 1999)\n\
+        100.000% <= 204.767 milliseconds (cumulative count 2000)\n\
+        100.000% <= 204.767 milliseconds (cumulative count 2000)\n\n\
+        Cumulative distribution of latencies:\n\
+        0.001% <= 0.103 milliseconds (cumulative count 2)\n\
+        100.000% <= 205.103 milliseconds (cumulative count 2000)\n\n\
+        Summary:\n  throughput summary: 59400.06 requests per second\n  latency summary (msec):\n          \
+        avg       min       p50       p95       p99       max\n        \
+        0.443     0.080     0.439     0.527     0.791     204.767\n";
+
+    #[test]
+    fn reads_the_distribution_of_every_request() {
+        let expected = Measurement {
+            requests: 2000,
+            rps: 59400.06,
+            avg_ms: 0.443,
+            p50_ms: 0.439,
+            p99_ms: 0.791,
+            p99_9_ms: 1.863,
+            max_ms: 204.767,
+        };
+        assert_eq!(parse(OUTPUT).unwrap(), expected);
+    }
+
+    #[test]
+    fn says_what_is_missing() {
+        let without_table = OUTPUT.replace("Latency by percentile distribution:", "");
+        assert!(format!("{:#}", parse(&without_table).unwrap_err()).contains("Latency by percentile"));
+        let without_summary = OUTPUT.replace("throughput summary", "");
+        assert!(format!("{:#}", parse(&without_summary).unwrap_err()).contains("throughput summary"));
+        assert!(parse("Could not connect to Redis at 10.0.0.2:6379: Connection refused").is_err());
+    }
+}

@@ -1,0 +1,66 @@
+//! `redis-server` in a guest, without persistence.
+
+use std::io::{Read as _, Write as _};
+use std::net::{SocketAddr, TcpStream};
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+
+use crate::interrupt;
+use crate::process::Program;
+use crate::topology::Guest;
+
+/// The port the server listens on.
+pub const PORT: u16 = 6379;
+
+/// A running server. Dropping it ends the process.
+#[derive(Debug)]
+pub struct RedisServer {
+    program: Program,
+}
+
+impl RedisServer {
+    /// Starts the server on the guest's address and waits until it answers.
+    pub fn start(guest: &Guest, logs: &Path) -> Result<Self> {
+        let address = guest.address.to_string();
+        let mut command = guest.namespace.command("redis-server");
+        command.args(["--bind", &address, "--port", &PORT.to_string()]);
+        command.args(["--save", "", "--appendonly", "no", "--protected-mode", "no", "--daemonize", "no"]);
+        command.args(["--dir", "/", "--maxclients", "2000"]);
+        let mut program = Program::start(command, "redis-server", &logs.join("redis-server.log"))?;
+        let socket_address = SocketAddr::from((guest.address, PORT));
+        let deadline = Instant::now() + Duration::from_secs(5);
+        loop {
+            if let Some(status) = program.try_wait()? {
+                bail!("redis-server ended ({status}): {}", program.output()?);
+            }
+            match guest.namespace.enter(move || ping(socket_address)) {
+                Ok(()) => return Ok(Self { program }),
+                Err(error) if Instant::now() > deadline => return Err(error.context("redis-server does not answer")),
+                Err(_) => interrupt::sleep(Duration::from_millis(20))?,
+            }
+        }
+    }
+
+    /// An error if the server has ended.
+    pub fn check_alive(&mut self) -> Result<()> {
+        match self.program.try_wait()? {
+            None => Ok(()),
+            Some(status) => bail!("redis-server ended ({status}): {}", self.program.output()?),
+        }
+    }
+}
+
+fn ping(address: SocketAddr) -> Result<()> {
+    let timeout = Duration::from_secs(1);
+    let mut stream = TcpStream::connect_timeout(&address, timeout).context("connecting to redis-server")?;
+    stream.set_read_timeout(Some(timeout))?;
+    stream.write_all(b"PING\r\n")?;
+    let mut answer = [0; 7];
+    stream.read_exact(&mut answer)?;
+    if answer != *b"+PONG\r\n" {
+        bail!("redis-server answered {:?}", String::from_utf8_lossy(&answer));
+    }
+    Ok(())
+}

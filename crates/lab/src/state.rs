@@ -1,0 +1,175 @@
+//! What a run holds on the machine, so that the next run can remove what a crashed one left behind.
+//!
+//! A run owns a file under `/run/bifrost-lab` and keeps it locked for as long as its process lives. The kernel drops the
+//! lock with the process, however it ends: a file that can be locked belongs to a dead run. The run's name, which
+//! every namespace name begins with, holds its process id, so that leftovers are recognised without the file, too.
+
+use std::collections::BTreeSet;
+use std::fs::{self, File, TryLockError};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use anyhow::{Context, Result, bail};
+
+use crate::command;
+
+/// Where the state files and the daemons' sockets live.
+pub const STATE_DIRECTORY: &str = "/run/bifrost-lab";
+
+/// The claim of one running lab: its unique name, and the locked state file.
+#[derive(Debug)]
+pub struct Run {
+    id: String,
+    directory: PathBuf,
+    _lock: File,
+}
+
+impl Run {
+    /// Claims a fresh name, after removing what dead runs have left.
+    pub fn begin() -> Result<Self> {
+        require_root()?;
+        let removed = clean()?;
+        for name in removed {
+            eprintln!("removed {name}, left behind by a run that did not end cleanly");
+        }
+        let nanoseconds = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().subsec_nanos();
+        let id = format!("bl{}x{:04x}", std::process::id(), nanoseconds >> 8 & 0xffff);
+        let path = Path::new(STATE_DIRECTORY).join(format!("{id}.lock"));
+        let lock = File::create_new(&path).with_context(|| format!("creating {}", path.display()))?;
+        lock.lock().with_context(|| format!("locking {}", path.display()))?;
+        let directory = Path::new(STATE_DIRECTORY).join(&id);
+        fs::create_dir_all(&directory).with_context(|| format!("creating {}", directory.display()))?;
+        Ok(Self { id, directory, _lock: lock })
+    }
+
+    /// The name that everything of this run begins with, `bl<pid>x<hex>`.
+    pub fn id(&self) -> &str {
+        &self.id
+    }
+
+    /// A directory for sockets and generated configuration; removed at the end.
+    pub fn directory(&self) -> &Path {
+        &self.directory
+    }
+}
+
+impl Drop for Run {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.directory);
+        let _ = fs::remove_file(Path::new(STATE_DIRECTORY).join(format!("{}.lock", self.id)));
+    }
+}
+
+/// Removes namespaces, processes and files of runs whose process is dead. Returns the names of what was removed.
+pub fn clean() -> Result<Vec<String>> {
+    require_root()?;
+    fs::create_dir_all(STATE_DIRECTORY).with_context(|| format!("creating {STATE_DIRECTORY}"))?;
+    let namespaces = namespaces()?;
+    let mut removed = Vec::new();
+    let mut dead = BTreeSet::new();
+    let mut alive = BTreeSet::new();
+    for entry in fs::read_dir(STATE_DIRECTORY)? {
+        let path = entry?.path();
+        let Some(id) = path.file_name().and_then(|n| n.to_str()).and_then(|n| n.strip_suffix(".lock")) else {
+            continue;
+        };
+        let Ok(file) = File::open(&path) else { continue };
+        match file.try_lock() {
+            // A run that is just beginning has made its file and not locked it yet: its process tells.
+            Ok(()) if process_of(id).is_some_and(|pid| pid != std::process::id() && is_lab_process(pid)) => {
+                alive.insert(id.to_owned());
+            }
+            Ok(()) => {
+                dead.insert(id.to_owned());
+            }
+            Err(TryLockError::WouldBlock) => {
+                alive.insert(id.to_owned());
+            }
+            Err(TryLockError::Error(error)) => bail!("locking {}: {error}", path.display()),
+        }
+    }
+    for name in &namespaces {
+        let Some(id) = run_of(name) else { continue };
+        if !alive.contains(id) && process_of(id).is_some_and(|pid| dead.contains(id) || !is_lab_process(pid)) {
+            remove_namespace(name)?;
+            removed.push(format!("namespace {name}"));
+        }
+    }
+    for id in dead {
+        let _ = fs::remove_dir_all(Path::new(STATE_DIRECTORY).join(&id));
+        let _ = fs::remove_file(Path::new(STATE_DIRECTORY).join(format!("{id}.lock")));
+        removed.push(format!("state of run {id}"));
+    }
+    Ok(removed)
+}
+
+/// An error that says what to do, unless the process is root.
+pub fn require_root() -> Result<()> {
+    if !rustix::process::geteuid().is_root() {
+        bail!("bifrost-lab makes network namespaces and needs root: run it with sudo");
+    }
+    Ok(())
+}
+
+fn namespaces() -> Result<Vec<String>> {
+    let list = command::run("ip", &["netns", "list"])?;
+    Ok(list.lines().filter_map(|line| line.split_whitespace().next()).map(str::to_owned).collect())
+}
+
+/// The run id a namespace's name begins with, if it is one of ours.
+fn run_of(namespace: &str) -> Option<&str> {
+    let (id, _) = namespace.split_once('-')?;
+    process_of(id).map(|_| id)
+}
+
+/// The process id inside a run id.
+fn process_of(id: &str) -> Option<u32> {
+    let (pid, random) = id.strip_prefix("bl")?.split_once('x')?;
+    let hexadecimal = random.len() == 4 && random.bytes().all(|b| b.is_ascii_hexdigit());
+    if hexadecimal { pid.parse().ok() } else { None }
+}
+
+fn is_lab_process(pid: u32) -> bool {
+    // Process ids are reused: only a living process of this program counts as an owner. Test programs carry a hash.
+    fs::read_to_string(format!("/proc/{pid}/cmdline")).is_ok_and(|line| line.contains("lab"))
+}
+
+/// Ends the processes inside a namespace that no living run owns, and deletes it.
+fn remove_namespace(name: &str) -> Result<()> {
+    let deadline = Instant::now() + Duration::from_secs(2);
+    loop {
+        let pids = command::run("ip", &["netns", "pids", name])?;
+        let pids: Vec<&str> = pids.split_whitespace().collect();
+        if pids.is_empty() || Instant::now() > deadline {
+            break;
+        }
+        for pid in pids {
+            let _ = command::run("kill", &["-KILL", pid]);
+        }
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    command::run("ip", &["netns", "del", name])?;
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_our_names_are_recognised() {
+        let table = [
+            ("bl12x00ff-host-a", Some("bl12x00ff")),
+            ("bl12x00ff", None),
+            ("bl12-host-a", None),
+            ("blx00ff-host-a", None),
+            ("bl12x00fg-host-a", None),
+            ("bl12x00ff0-host-a", None),
+            ("other-bl12x00ff", None),
+            ("blue-green", None),
+        ];
+        for (name, expected) in table {
+            assert_eq!(run_of(name), expected, "{name}");
+        }
+    }
+}

@@ -1,0 +1,69 @@
+//! What joins guests and underlay: a kernel VXLAN device, or `bifrostd`.
+
+use std::path::Path;
+
+use anyhow::Result;
+
+use crate::daemon::{Binaries, Daemon, Reliability};
+use crate::options::Mode;
+use crate::state::Run;
+use crate::topology::{GUEST_MTU, Host, Topology};
+
+/// The VNI of the guests' network.
+pub const VNI: u32 = 100;
+
+/// A running overlay. Dropping it ends its daemons; the kernel's devices go with their namespaces.
+#[derive(Debug)]
+pub struct Overlay {
+    /// Which one it is.
+    pub mode: Mode,
+    /// One daemon per host, in the hosts' order; none with a kernel VXLAN.
+    pub daemons: Vec<Daemon>,
+}
+
+impl Overlay {
+    /// Joins the guests of `topology` in one network and returns once they can reach each other.
+    pub fn start(run: &Run, topology: &Topology, mode: Mode, binaries: &Binaries, logs: &Path) -> Result<Self> {
+        let daemons = match mode {
+            Mode::KernelVxlan => {
+                for host in &topology.hosts {
+                    add_vxlan(host, &topology.hosts)?;
+                }
+                Vec::new()
+            }
+            Mode::Off => Daemon::start_all(run, topology, Reliability::Off, binaries, logs)?,
+            Mode::Bifrost => Daemon::start_all(run, topology, Reliability::Tcp, binaries, logs)?,
+        };
+        Ok(Self { mode, daemons })
+    }
+}
+
+/// A bridge with the VXLAN device and the guest's veth. Forwarding entries and neighbours are static: a lost ARP packet
+/// would otherwise show up as a second of TCP's latency.
+fn add_vxlan(host: &Host, hosts: &[Host]) -> Result<()> {
+    let guest = &host.guest;
+    let mut batch = format!(
+        "link add br0 type bridge mcast_snooping 0\n\
+         link set br0 up\n\
+         link add vx0 mtu {GUEST_MTU} type vxlan id {VNI} local {local} dstport 4789 nolearning\n\
+         link set vx0 master br0 up\n\
+         link add p0 mtu {GUEST_MTU} type veth peer name eth0 mtu {GUEST_MTU} address {mac} netns {netns}\n\
+         link set p0 master br0 up\n",
+        local = host.loopback,
+        mac = guest.mac,
+        netns = guest.namespace.name(),
+    );
+    let mut guest_batch = format!("addr add {}/24 dev eth0\nlink set eth0 up\n", guest.address);
+    let mut forwarding = String::new();
+    for other in hosts.iter().filter(|other| other.loopback != host.loopback) {
+        let (mac, remote) = (&other.guest.mac, other.loopback);
+        forwarding += &format!("fdb append 00:00:00:00:00:00 dev vx0 dst {remote}\n");
+        forwarding += &format!("fdb add {mac} dev vx0 dst {remote}\n");
+        forwarding += &format!("fdb add {mac} dev vx0 master static\n");
+        guest_batch += &format!("neigh add {} lladdr {mac} dev eth0 nud permanent\n", other.guest.address);
+    }
+    batch.push('\n');
+    host.namespace.ip_batch(&batch)?;
+    host.namespace.run("bridge", &["-batch", "-"], &forwarding)?;
+    guest.namespace.ip_batch(&guest_batch)
+}
