@@ -1,6 +1,11 @@
 //! Transport checksums: is what arrived what was sent?
 
-use crate::parse::{ICMPV6, L3, Parsed, TCP, UDP};
+use std::net::{IpAddr, Ipv6Addr};
+
+use bifrost_wire::protocol::{ICMPV6, TCP, UDP};
+use bifrost_wire::{checksum, tcp, udp};
+
+use crate::parse::{L3, Parsed};
 
 /// What is known about the transport checksum of a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -17,16 +22,15 @@ pub enum Checksum {
 /// A frame that is shorter than it was when parsed is [`Checksum::Invalid`].
 pub fn transport_checksum(frame: &[u8], parsed: &Parsed) -> Checksum {
     let field = match (parsed.kind, parsed.protocol) {
-        (L3::V4 | L3::V6, TCP) => 16,
-        (L3::V4 | L3::V6, UDP) => 6,
+        (L3::V4 | L3::V6, TCP) => tcp::CHECKSUM_OFFSET,
+        (L3::V4 | L3::V6, UDP) => udp::CHECKSUM_OFFSET,
         (L3::V6, ICMPV6) => 2,
         _ => return Checksum::None,
     };
     if parsed.is_fragment {
         return Checksum::None;
     }
-    let (l3, l4) = (usize::from(parsed.l3), usize::from(parsed.l4));
-    let Some(mut segment) = frame.get(l4..parsed.end as usize) else { return Checksum::Invalid };
+    let Some(mut segment) = frame.get(usize::from(parsed.l4)..parsed.end as usize) else { return Checksum::Invalid };
     if parsed.protocol == UDP {
         let Some(len) = segment.get(4..6).map(|b| usize::from(u16::from_be_bytes([b[0], b[1]]))) else {
             return Checksum::Invalid;
@@ -40,10 +44,8 @@ pub fn transport_checksum(frame: &[u8], parsed: &Parsed) -> Checksum {
         Some([0, 0]) if parsed.protocol == UDP => return Checksum::None,
         Some(_) => {}
     }
-    let addresses = if parsed.kind == L3::V6 { frame.get(l3 + 8..l3 + 40) } else { frame.get(l3 + 12..l3 + 20) };
-    let Some(addresses) = addresses else { return Checksum::Invalid };
-    let sum = pseudo(addresses, parsed.protocol, segment.len()) + sum(segment);
-    if finish(sum) == 0 { Checksum::Valid } else { Checksum::Invalid }
+    let sum = pseudo(parsed.src_ip, parsed.dst_ip, parsed.protocol, segment.len()) + checksum::sum(segment);
+    if checksum::fold(sum) == 0xffff { Checksum::Valid } else { Checksum::Invalid }
 }
 
 /// Whether nothing speaks against the frame: `true` unless [`transport_checksum`] finds a wrong checksum, so also for
@@ -52,34 +54,18 @@ pub fn verify_transport_checksum(frame: &[u8], parsed: &Parsed) -> bool {
     transport_checksum(frame, parsed) != Checksum::Invalid
 }
 
-/// Ones' complement sum of big-endian words (RFC 1071), not yet complemented; an odd last byte is padded.
-pub(crate) fn sum(bytes: &[u8]) -> u32 {
-    // Byte order does not matter until the end, so four bytes at a time in the machine's order: this vectorises.
-    let (words, rest) = bytes.as_chunks::<4>();
-    let mut acc: u64 = words.iter().map(|w| u64::from(u32::from_ne_bytes(*w))).sum();
-    let mut last = [0; 4];
-    last[..rest.len()].copy_from_slice(rest);
-    acc += u64::from(u32::from_ne_bytes(last));
-    acc = (acc & 0xffff_ffff) + (acc >> 32);
-    acc = (acc & 0xffff) + (acc >> 16 & 0xffff) + (acc >> 32);
-    acc = (acc & 0xffff) + (acc >> 16);
-    acc = (acc & 0xffff) + (acc >> 16);
-    u32::from(u16::from_be(acc as u16))
+/// Partial sum of the pseudo header of a packet; `len` is the length of transport header and payload, bytes.
+pub(crate) fn pseudo(src: IpAddr, dst: IpAddr, protocol: u8, len: usize) -> u32 {
+    match (src, dst) {
+        (IpAddr::V4(src), IpAddr::V4(dst)) => checksum::pseudo_v4(src, dst, protocol, len as u32),
+        (src, dst) => checksum::pseudo_v6(to_v6(src), to_v6(dst), protocol, len as u32),
+    }
 }
 
-/// Sum of the pseudo header (RFC 9293, 3.1; RFC 8200, 8.1): both addresses, protocol, length of the transport header
-/// and payload in bytes, at most 65535.
-pub(crate) fn pseudo(addresses: &[u8], protocol: u8, len: usize) -> u32 {
-    sum(addresses) + u32::from(protocol) + len as u32
-}
-
-/// Folds a sum and complements it: the value of the checksum field, or 0 when the summed area held a right one.
-pub(crate) fn finish(sum: u32) -> u16 {
-    !fold(sum)
-}
-
-/// Folds a sum to 16 bits.
-pub(crate) fn fold(sum: u32) -> u16 {
-    let sum = (sum & 0xffff) + (sum >> 16);
-    ((sum & 0xffff) + (sum >> 16)) as u16
+fn to_v6(addr: IpAddr) -> Ipv6Addr {
+    match addr {
+        // Never so: both addresses of a packet are of one kind.
+        IpAddr::V4(addr) => addr.to_ipv6_mapped(),
+        IpAddr::V6(addr) => addr,
+    }
 }

@@ -2,6 +2,8 @@
 
 use std::net::IpAddr;
 
+use bifrost_wire::Mac;
+
 /// The five-tuple.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct FlowKey {
@@ -38,9 +40,8 @@ impl FlowKey {
 }
 
 /// Hash of a flow that is not IP.
-pub(crate) fn hash_macs(src: [u8; 6], dst: [u8; 6], ethertype: u16) -> u32 {
-    let word = |m: [u8; 6]| u64::from_be_bytes([0, 0, m[0], m[1], m[2], m[3], m[4], m[5]]);
-    finish(fold(word(src) << 16 ^ u64::from(ethertype) ^ K[0], word(dst) ^ K[1]))
+pub(crate) fn hash_macs(src: Mac, dst: Mac, ethertype: u16) -> u32 {
+    finish(fold(src.as_u64() << 16 ^ u64::from(ethertype) ^ K[0], dst.as_u64() ^ K[1]))
 }
 
 // Odd constants with about half of their bits set: the fractional digits of pi.

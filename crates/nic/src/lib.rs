@@ -21,6 +21,6 @@ pub use checksum::{Checksum, transport_checksum, verify_transport_checksum};
 pub use flow::FlowKey;
 pub use malformed::Malformed;
 pub use merge::{Merged, Merger, Part};
-pub use offload::{Offload, Segment, SegmentKind, VirtioNetHdr};
-pub use parse::{HEAD_LEN, ICMP, ICMPV6, L3, MAX_FRAME_LEN, Parsed, TCP, Tcp, UDP, parse};
+pub use offload::{Offload, Segment, SegmentKind};
+pub use parse::{HEAD_LEN, L3, MAX_FRAME_LEN, Parsed, Tcp, parse};
 pub use segment::Segments;

@@ -1,9 +1,14 @@
 //! Receive merging (GRO): in-order TCP segments of a flow become one large packet for a guest that takes them.
 
-use crate::checksum;
+use std::net::{IpAddr, Ipv4Addr};
+
+use bifrost_wire::protocol::{ICMPV6, TCP, UDP};
+use bifrost_wire::tcp::Flags;
+use bifrost_wire::{checksum, ethernet, ipv4, ipv6, tcp, virtio_net};
+
+use crate::checksum::pseudo;
 use crate::flow::FlowKey;
-use crate::offload::VirtioNetHdr;
-use crate::parse::{L3, Parsed, TCP, Tcp, parse};
+use crate::parse::{L3, Parsed, parse};
 
 /// A piece of a packet, in a buffer that the caller named.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -20,7 +25,7 @@ pub struct Part {
 #[derive(Clone, Copy, Debug)]
 pub struct Merged<'a> {
     /// What to say about the packet; `num_buffers` is left 0 for the port to fill in.
-    pub virtio: VirtioNetHdr,
+    pub virtio: virtio_net::Header,
     /// New headers; empty when the packet is one frame as it was received.
     pub header: &'a [u8],
     /// Pieces, 1..=[`Merger::MAX_PARTS`]; each names another buffer.
@@ -49,7 +54,10 @@ pub struct Merger {
 /// Flows that can be open at once.
 const SLOTS: usize = 16;
 /// Longest headers that can merge: Ethernet, IPv6, TCP with all options.
-const HEADER_MAX: usize = 14 + 40 + 60;
+const HEADER_MAX: usize = V6_L4 + tcp::MAX_HEADER_LEN;
+const IP: usize = ethernet::HEADER_LEN;
+const V4_L4: usize = IP + ipv4::HEADER_LEN;
+const V6_L4: usize = IP + ipv6::HEADER_LEN;
 
 #[derive(Clone, Copy, Debug)]
 struct Slot {
@@ -91,7 +99,7 @@ impl Merger {
 
     /// An empty merger (about 17 KiB).
     pub fn new() -> Self {
-        let unspecified = std::net::IpAddr::V4(std::net::Ipv4Addr::UNSPECIFIED);
+        let unspecified = IpAddr::V4(Ipv4Addr::UNSPECIFIED);
         let slot = Slot {
             key: FlowKey { src: unspecified, dst: unspecified, src_port: 0, dst_port: 0, protocol: 0 },
             header: [0; HEADER_MAX],
@@ -122,7 +130,7 @@ impl Merger {
             return emit_single(whole, false, emit);
         }
         if parsed.protocol != TCP {
-            let verifiable = matches!(parsed.protocol, crate::UDP | crate::ICMPV6);
+            let verifiable = matches!(parsed.protocol, UDP | ICMPV6);
             return emit_single(whole, checksum_valid && verifiable, emit);
         }
         let key = parsed.flow_key();
@@ -197,7 +205,7 @@ impl Slot {
         self.psh = false;
         self.count = 1;
         self.mss = c.part.len as u16;
-        self.next_id = be16(&frame[18..]).wrapping_add(1);
+        self.next_id = be16(&frame[IP + 4..]).wrapping_add(1);
         self.next_seq = c.seq.wrapping_add(c.part.len);
         self.payload = c.part.len;
         self.first_len = frame.len() as u32;
@@ -208,18 +216,18 @@ impl Slot {
     fn accepts(&self, frame: &[u8], c: &Candidate) -> bool {
         let header_len = usize::from(self.header_len);
         let own = &self.header[..header_len];
-        let ip_len = header_len - 14 + self.payload as usize + c.part.len as usize;
+        let ip_len = header_len - IP + self.payload as usize + c.part.len as usize;
         if c.seq != self.next_seq
             || c.v6 != self.v6
             || c.part.offset as usize != header_len
             || c.part.len > u32::from(self.mss)
-            || ip_len - if self.v6 { 40 } else { 0 } > 65_535
-            || frame[..14] != own[..14]
+            || ip_len - if self.v6 { ipv6::HEADER_LEN } else { 0 } > 65_535
+            || frame[..IP] != own[..IP]
         {
             return false;
         }
-        let (ip, own_ip) = (&frame[14..header_len], &own[14..]);
-        let l4 = if self.v6 { 40 } else { 20 };
+        let (ip, own_ip) = (&frame[IP..header_len], &own[IP..]);
+        let l4 = if self.v6 { ipv6::HEADER_LEN } else { ipv4::HEADER_LEN };
         let same_ip = if self.v6 {
             // All but the payload length.
             ip[..4] == own_ip[..4] && ip[6..40] == own_ip[6..40]
@@ -235,7 +243,7 @@ impl Slot {
         same_ip
             && tcp[..4] == own_tcp[..4]
             && tcp[8..13] == own_tcp[8..13]
-            && (tcp[13] ^ own_tcp[13]) & !Tcp::PSH == 0
+            && (tcp[13] ^ own_tcp[13]) & !Flags::PSH.0 == 0
             && tcp[14..16] == own_tcp[14..16]
             && tcp[18..] == own_tcp[18..]
     }
@@ -258,29 +266,26 @@ impl Slot {
         }
         let header_len = usize::from(self.header_len);
         let header = &mut self.header[..header_len];
-        let l4 = if self.v6 { 54 } else { 34 };
+        let l4 = if self.v6 { V6_L4 } else { V4_L4 };
         let segment_len = header_len - l4 + self.payload as usize;
-        let pseudo = if self.v6 {
-            put16(header, 18, segment_len as u16);
-            checksum::pseudo(&header[22..54], TCP, segment_len)
+        if self.v6 {
+            put16(header, IP + 4, segment_len as u16);
         } else {
-            put16(header, 16, (20 + segment_len) as u16);
-            put16(header, 24, 0);
-            let sum = checksum::finish(checksum::sum(&header[14..34]));
-            put16(header, 24, sum);
-            checksum::pseudo(&header[26..34], TCP, segment_len)
-        };
-        put16(header, l4 + 16, checksum::fold(pseudo));
-        if self.psh {
-            header[l4 + 13] |= Tcp::PSH;
+            put16(header, IP + 2, (ipv4::HEADER_LEN + segment_len) as u16);
+            ipv4::fill_checksum(&mut header[IP..V4_L4]);
         }
-        let virtio = VirtioNetHdr {
-            flags: VirtioNetHdr::NEEDS_CSUM,
-            gso_type: if self.v6 { VirtioNetHdr::GSO_TCPV6 } else { VirtioNetHdr::GSO_TCPV4 },
+        let partial = checksum::fold(pseudo(self.key.src, self.key.dst, TCP, segment_len));
+        put16(header, l4 + tcp::CHECKSUM_OFFSET, partial);
+        if self.psh {
+            header[l4 + 13] |= Flags::PSH.0;
+        }
+        let virtio = virtio_net::Header {
+            flags: virtio_net::F_NEEDS_CSUM,
+            gso_type: if self.v6 { virtio_net::GSO_TCPV6 } else { virtio_net::GSO_TCPV4 },
             hdr_len: header_len as u16,
             gso_size: self.mss,
             csum_start: l4 as u16,
-            csum_offset: 16,
+            csum_offset: tcp::CHECKSUM_OFFSET as u16,
             num_buffers: 0,
         };
         emit(Merged { virtio, header, parts: &self.parts[..usize::from(self.count)] });
@@ -288,26 +293,28 @@ impl Slot {
 }
 
 fn emit_single(whole: Part, checksum_valid: bool, emit: &mut impl FnMut(Merged<'_>)) {
-    let flags = if checksum_valid { VirtioNetHdr::DATA_VALID } else { 0 };
-    emit(Merged { virtio: VirtioNetHdr { flags, ..Default::default() }, header: &[], parts: &[whole] });
+    let flags = if checksum_valid { virtio_net::F_DATA_VALID } else { 0 };
+    emit(Merged { virtio: virtio_net::Header { flags, ..Default::default() }, header: &[], parts: &[whole] });
 }
 
 /// Whether the frame may be merged at all.
 fn candidate(buffer: u32, frame: &[u8], parsed: &Parsed) -> Option<Candidate> {
     let tcp = parsed.tcp?;
     let payload = u32::from(parsed.payload);
-    let plain_ip = parsed.l3 == 14
+    let plain_ip = usize::from(parsed.l3) == IP
         && match parsed.kind {
             // The reserved bit would be lost on some receivers; nobody sets it in earnest.
-            L3::V4 => parsed.l4 == 34 && frame[20] & 0x80 == 0 && checksum::finish(checksum::sum(&frame[14..34])) == 0,
-            L3::V6 => parsed.l4 == 54,
+            L3::V4 => {
+                usize::from(parsed.l4) == V4_L4 && frame[20] & 0x80 == 0 && ipv4::checksum_is_valid(&frame[IP..V4_L4])
+            }
+            L3::V6 => usize::from(parsed.l4) == V6_L4,
             _ => false,
         };
-    let plain_tcp = tcp.flags & !Tcp::PSH == Tcp::ACK && parsed.end > payload;
+    let plain_tcp = tcp.flags.without(Flags::PSH) == Flags::ACK && parsed.end > payload;
     (plain_ip && plain_tcp).then_some(Candidate {
         part: Part { buffer, offset: payload, len: parsed.end - payload },
         seq: tcp.seq,
-        psh: tcp.flags & Tcp::PSH != 0,
+        psh: tcp.flags.contains(Flags::PSH),
         v6: parsed.kind == L3::V6,
     })
 }

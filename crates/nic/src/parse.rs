@@ -1,26 +1,19 @@
 //! The Pre-Processor's parser: one look at a frame's headers, everything later rooms need to know.
 
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::net::{IpAddr, Ipv4Addr};
 
-use bifrost_wire::Mac;
+use bifrost_wire::ethernet::{self, ethertype};
+use bifrost_wire::protocol::{TCP, UDP};
+use bifrost_wire::{Mac, Malformed as Wire, arp, ipv4, ipv6, tcp, udp};
 
 use crate::flow::FlowKey;
 use crate::malformed::Malformed;
-
-/// Protocol number of TCP.
-pub const TCP: u8 = 6;
-/// Protocol number of UDP.
-pub const UDP: u8 = 17;
-/// Protocol number of ICMP over IPv4.
-pub const ICMP: u8 = 1;
-/// Next header value of ICMPv6.
-pub const ICMPV6: u8 = 58;
 
 /// Bytes at the start of a frame that hold every header the parser looks at; see [`parse`].
 pub const HEAD_LEN: usize = 256;
 
 /// Longest frame: an Ethernet header, two tags, and the longest IP packet.
-pub const MAX_FRAME_LEN: usize = 14 + 8 + 40 + 65_535;
+pub const MAX_FRAME_LEN: usize = ethernet::MAX_HEADER_LEN + ipv6::HEADER_LEN + 65_535;
 
 /// Network-layer kind of a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -42,30 +35,17 @@ pub struct Tcp {
     pub seq: u32,
     /// Acknowledgment number.
     pub ack: u32,
-    /// The eight flag bits, CWR the highest, FIN the lowest.
-    pub flags: u8,
-}
-
-impl Tcp {
-    /// Flag: no more data.
-    pub const FIN: u8 = 0x01;
-    /// Flag: synchronise sequence numbers.
-    pub const SYN: u8 = 0x02;
-    /// Flag: push.
-    pub const PSH: u8 = 0x08;
-    /// Flag: the acknowledgment number counts.
-    pub const ACK: u8 = 0x10;
-    /// Flag: congestion window reduced.
-    pub const CWR: u8 = 0x80;
+    /// Flags.
+    pub flags: tcp::Flags,
 }
 
 /// What the headers of a frame say. All offsets are from the start of the frame and lie inside it:
 /// `l3 <= l4 <= payload <= end`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Parsed {
-    /// EtherType behind the tag, if there is one.
+    /// EtherType behind the tags, if there are any.
     pub ethertype: u16,
-    /// VLAN identifier 0..=4095 of an 802.1Q or 802.1ad tag.
+    /// VLAN identifier 0..=4095 of the outermost 802.1Q or 802.1ad tag; up to two are looked behind.
     pub vlan: Option<u16>,
     /// Network-layer kind.
     pub kind: L3,
@@ -138,28 +118,20 @@ pub fn parse(frame: &[u8], total_len: usize) -> Result<Parsed, Malformed> {
     if total_len > MAX_FRAME_LEN {
         return Err(Malformed::FrameTooLong);
     }
-    let head = Head { bytes: &frame[..frame.len().min(HEAD_LEN).min(total_len)], end: total_len };
-    let macs: [u8; 14] = head.array(0, Malformed::EthernetTruncated)?;
-    let [d0, d1, d2, d3, d4, d5, s0, s1, s2, s3, s4, s5, t0, t1] = macs;
-    let mut ethertype = u16::from_be_bytes([t0, t1]);
-    let mut vlan = None;
-    let mut l3 = 14;
-    if matches!(ethertype, 0x8100 | 0x88a8) {
-        let [v0, v1, t0, t1] = head.array(l3, Malformed::EthernetTruncated)?;
-        vlan = Some(u16::from_be_bytes([v0, v1]) & 0x0fff);
-        ethertype = u16::from_be_bytes([t0, t1]);
-        l3 += 4;
-    }
+    let bytes = &frame[..frame.len().min(HEAD_LEN).min(total_len)];
+    let mut head = Head { bytes, end: total_len };
+    let eth = ethernet::Header::parse(bytes).map_err(|_| head.cut(Malformed::EthernetTruncated))?;
+    let l3 = eth.header_len();
     let mut parsed = Parsed {
-        ethertype,
-        vlan,
+        ethertype: eth.ethertype,
+        vlan: eth.outer.map(|tag| tag.vid),
         kind: L3::Other,
         l3: l3 as u16,
         l4: l3 as u16,
         payload: l3 as u16,
         end: total_len as u32,
-        src_mac: Mac([s0, s1, s2, s3, s4, s5]),
-        dst_mac: Mac([d0, d1, d2, d3, d4, d5]),
+        src_mac: eth.source,
+        dst_mac: eth.destination,
         src_ip: IpAddr::V4(Ipv4Addr::UNSPECIFIED),
         dst_ip: IpAddr::V4(Ipv4Addr::UNSPECIFIED),
         protocol: 0,
@@ -169,170 +141,130 @@ pub fn parse(frame: &[u8], total_len: usize) -> Result<Parsed, Malformed> {
         tcp: None,
         flow_hash: 0,
     };
-    match ethertype {
-        0x0800 => ipv4(head, &mut parsed)?,
-        0x86dd => ipv6(head, &mut parsed)?,
-        0x0806 => arp(head, &mut parsed)?,
+    match eth.ethertype {
+        ethertype::IPV4 => parse_ipv4(&mut head, &mut parsed)?,
+        ethertype::IPV6 => parse_ipv6(&mut head, &mut parsed)?,
+        ethertype::ARP => parse_arp(head, &mut parsed)?,
         _ => {}
     }
-    parsed.flow_hash = if parsed.is_ip() {
-        parsed.flow_key().hash(0)
+    if parsed.is_ip() {
+        parse_transport(head, &mut parsed)?;
+        parsed.flow_hash = parsed.flow_key().hash(0);
     } else {
-        crate::flow::hash_macs(parsed.src_mac.0, parsed.dst_mac.0, ethertype)
-    };
+        parsed.flow_hash = crate::flow::hash_macs(parsed.src_mac, parsed.dst_mac, eth.ethertype);
+    }
     Ok(parsed)
 }
 
-/// The bytes that may be looked at, and where the layer being parsed ends.
+/// The bytes that may be looked at, and where the layer being parsed ends: beyond the bytes, when only the start of a
+/// frame was given.
 #[derive(Clone, Copy)]
 struct Head<'a> {
     bytes: &'a [u8],
     end: usize,
 }
 
-impl Head<'_> {
-    /// `N` bytes at `at`; `reason` when the layer ends before them.
-    fn array<const N: usize>(self, at: usize, reason: Malformed) -> Result<[u8; N], Malformed> {
-        if at + N > self.end {
-            return Err(reason);
-        }
-        self.bytes.get(at..).and_then(|b| b.first_chunk::<N>()).copied().ok_or(Malformed::HeadTooShort)
+impl<'a> Head<'a> {
+    /// What there is of the layer that starts at `at`.
+    fn from(self, at: u16) -> &'a [u8] {
+        self.bytes.get(usize::from(at)..self.end.min(self.bytes.len())).unwrap_or_default()
+    }
+
+    /// The reason for a header that is cut short: the frame's fault, unless the caller gave only a part of it.
+    fn cut(self, reason: Malformed) -> Malformed {
+        if self.bytes.len() < self.end { Malformed::HeadTooShort } else { reason }
     }
 }
 
-fn arp(head: Head<'_>, parsed: &mut Parsed) -> Result<(), Malformed> {
-    let packet: [u8; 28] = head.array(usize::from(parsed.l3), Malformed::ArpTruncated)?;
-    // Hardware type 1, protocol type IPv4, address lengths 6 and 4 (RFC 826).
-    if packet[..6] != [0, 1, 8, 0, 6, 4] {
-        return Err(Malformed::ArpKind);
-    }
+fn parse_arp(head: Head<'_>, parsed: &mut Parsed) -> Result<(), Malformed> {
+    let packet = arp::Packet::parse(head.from(parsed.l3)).map_err(|e| match e {
+        Wire::Truncated => head.cut(Malformed::ArpTruncated),
+        _ => Malformed::ArpKind,
+    })?;
     parsed.kind = L3::Arp;
-    parsed.src_ip = IpAddr::V4(Ipv4Addr::new(packet[14], packet[15], packet[16], packet[17]));
-    parsed.dst_ip = IpAddr::V4(Ipv4Addr::new(packet[24], packet[25], packet[26], packet[27]));
+    parsed.src_ip = IpAddr::V4(packet.sender_ip);
+    parsed.dst_ip = IpAddr::V4(packet.target_ip);
     Ok(())
 }
 
-fn ipv4(mut head: Head<'_>, parsed: &mut Parsed) -> Result<(), Malformed> {
-    let l3 = usize::from(parsed.l3);
-    let ip: [u8; 20] = head.array(l3, Malformed::Ipv4Truncated)?;
-    let header_len = usize::from(ip[0] & 0x0f) * 4;
-    if ip[0] >> 4 != 4 || header_len < 20 {
-        return Err(Malformed::Ipv4Header);
-    }
-    let total = usize::from(u16::from_be_bytes([ip[2], ip[3]]));
-    if total < header_len || l3 + total > head.end {
-        return Err(Malformed::Ipv4Length);
-    }
-    head.end = l3 + total;
+fn parse_ipv4(head: &mut Head<'_>, parsed: &mut Parsed) -> Result<(), Malformed> {
+    let ip = ipv4::Header::parse_quoted(head.from(parsed.l3)).map_err(|e| match e {
+        Wire::Truncated => head.cut(Malformed::Ipv4Truncated),
+        Wire::Length => Malformed::Ipv4Length,
+        _ => Malformed::Ipv4Header,
+    })?;
+    set_end(head, parsed, usize::from(ip.total_len), Malformed::Ipv4Length)?;
     parsed.kind = L3::V4;
-    parsed.end = head.end as u32;
-    parsed.l4 = (l3 + header_len) as u16;
-    parsed.src_ip = IpAddr::V4(Ipv4Addr::new(ip[12], ip[13], ip[14], ip[15]));
-    parsed.dst_ip = IpAddr::V4(Ipv4Addr::new(ip[16], ip[17], ip[18], ip[19]));
-    parsed.protocol = ip[9];
-    // More fragments, or an offset.
-    parsed.is_fragment = u16::from_be_bytes([ip[6], ip[7]]) & 0x3fff != 0;
-    transport(head, parsed)
+    parsed.l4 = parsed.l3 + u16::from(ip.header_len);
+    parsed.src_ip = IpAddr::V4(ip.source);
+    parsed.dst_ip = IpAddr::V4(ip.destination);
+    parsed.protocol = ip.protocol;
+    parsed.is_fragment = ip.is_fragment();
+    Ok(())
 }
 
-/// Extension headers looked through before a packet is refused. RFC 8200, 4.1 orders at most seven.
-const MAX_EXTENSIONS: usize = 8;
+fn parse_ipv6(head: &mut Head<'_>, parsed: &mut Parsed) -> Result<(), Malformed> {
+    let packet = head.from(parsed.l3);
+    let ip = ipv6::Header::parse_quoted(packet).map_err(|e| match e {
+        Wire::Truncated => head.cut(Malformed::Ipv6Truncated),
+        _ => Malformed::Ipv6Header,
+    })?;
+    set_end(head, parsed, ip.total_len(), Malformed::Ipv6Length)?;
+    let transport = ip.transport(packet).map_err(|e| match e {
+        Wire::Truncated => head.cut(Malformed::Ipv6Extensions),
+        _ => Malformed::Ipv6Extensions,
+    })?;
+    parsed.kind = L3::V6;
+    // Small: the walk stays within the first HEAD_LEN bytes.
+    parsed.l4 = parsed.l3 + transport.offset as u16;
+    parsed.src_ip = IpAddr::V6(ip.source);
+    parsed.dst_ip = IpAddr::V6(ip.destination);
+    parsed.protocol = transport.protocol;
+    // A fragment header without offset and "more" marks a whole packet (RFC 6946).
+    parsed.is_fragment = transport.fragment.is_some_and(|f| f.more || f.offset != 0);
+    Ok(())
+}
 
-fn ipv6(mut head: Head<'_>, parsed: &mut Parsed) -> Result<(), Malformed> {
-    let l3 = usize::from(parsed.l3);
-    let ip: [u8; 40] = head.array(l3, Malformed::Ipv6Truncated)?;
-    if ip[0] >> 4 != 6 {
-        return Err(Malformed::Ipv6Header);
-    }
-    let end = l3 + 40 + usize::from(u16::from_be_bytes([ip[4], ip[5]]));
+/// Ends the layer after `len` bytes of IP packet, before any Ethernet padding.
+fn set_end(head: &mut Head<'_>, parsed: &mut Parsed, len: usize, reason: Malformed) -> Result<(), Malformed> {
+    let end = usize::from(parsed.l3) + len;
     if end > head.end {
-        return Err(Malformed::Ipv6Length);
+        return Err(reason);
     }
     head.end = end;
-    let mut next = ip[6];
-    let mut at = l3 + 40;
-    let mut extensions = 0;
-    loop {
-        // Hop-by-hop, routing, destination options: (len + 1) * 8; authentication: (len + 2) * 4; fragment: 8.
-        let unit = match next {
-            0 | 43 | 60 => (8, 1),
-            51 => (4, 2),
-            44 => (0, 0),
-            _ => break,
-        };
-        extensions += 1;
-        if extensions > MAX_EXTENSIONS {
-            return Err(Malformed::Ipv6Extensions);
-        }
-        let ext: [u8; 8] = head.array(at, Malformed::Ipv6Extensions)?;
-        let len = if next == 44 { 8 } else { (usize::from(ext[1]) + unit.1) * unit.0 };
-        let offset_and_more = u16::from_be_bytes([ext[2], ext[3]]) & 0xfff9;
-        let fragment = next == 44 && offset_and_more != 0;
-        at += len;
-        next = ext[0];
-        if at > head.end {
-            return Err(Malformed::Ipv6Extensions);
-        }
-        if fragment {
-            parsed.is_fragment = true;
-            // What follows is not a header unless the offset is 0, and then the rest of the chain may be missing.
-            break;
-        }
-    }
-    parsed.kind = L3::V6;
-    parsed.end = head.end as u32;
-    // Cannot exceed 16 bits: nothing behind HEAD_LEN was read, and one extension is at most 2 KiB.
-    parsed.l4 = at as u16;
-    let addr = |at: usize| {
-        let mut octets = [0; 16];
-        octets.copy_from_slice(&ip[at..at + 16]);
-        IpAddr::V6(Ipv6Addr::from(octets))
-    };
-    parsed.src_ip = addr(8);
-    parsed.dst_ip = addr(24);
-    parsed.protocol = next;
-    transport(head, parsed)
+    parsed.end = end as u32;
+    Ok(())
 }
 
-fn transport(head: Head<'_>, parsed: &mut Parsed) -> Result<(), Malformed> {
+fn parse_transport(head: Head<'_>, parsed: &mut Parsed) -> Result<(), Malformed> {
     parsed.payload = parsed.l4;
     if parsed.is_fragment {
         return Ok(());
     }
-    let l4 = usize::from(parsed.l4);
+    let bytes = head.from(parsed.l4);
     match parsed.protocol {
         TCP => {
-            let tcp: [u8; 20] = head.array(l4, Malformed::TcpHeader)?;
-            let header_len = usize::from(tcp[12] >> 4) * 4;
-            if header_len < 20 || l4 + header_len > head.end {
-                return Err(Malformed::TcpHeader);
-            }
-            if l4 + header_len > head.bytes.len() {
-                return Err(Malformed::HeadTooShort);
-            }
-            parsed.payload = (l4 + header_len) as u16;
-            ports(parsed, &tcp);
-            parsed.tcp = Some(Tcp {
-                seq: u32::from_be_bytes([tcp[4], tcp[5], tcp[6], tcp[7]]),
-                ack: u32::from_be_bytes([tcp[8], tcp[9], tcp[10], tcp[11]]),
-                flags: tcp[13],
-            });
+            let tcp = tcp::Header::parse(bytes).map_err(|e| match e {
+                Wire::Truncated => head.cut(Malformed::TcpHeader),
+                _ => Malformed::TcpHeader,
+            })?;
+            parsed.payload = parsed.l4 + u16::from(tcp.header_len);
+            parsed.src_port = tcp.source_port;
+            parsed.dst_port = tcp.destination_port;
+            parsed.tcp = Some(Tcp { seq: tcp.sequence, ack: tcp.acknowledgment, flags: tcp.flags });
         }
         UDP => {
-            let udp: [u8; 8] = head.array(l4, Malformed::UdpHeader)?;
+            // The datagram may be longer than the bytes at hand, so its length is checked against the layer instead.
+            let udp = bytes.first_chunk::<{ udp::HEADER_LEN }>().ok_or(head.cut(Malformed::UdpHeader))?;
             let len = usize::from(u16::from_be_bytes([udp[4], udp[5]]));
-            if len < 8 || l4 + len > head.end {
+            if len < udp::HEADER_LEN || usize::from(parsed.l4) + len > head.end {
                 return Err(Malformed::UdpHeader);
             }
-            parsed.payload = (l4 + 8) as u16;
-            ports(parsed, &udp);
+            parsed.payload = parsed.l4 + udp::HEADER_LEN as u16;
+            parsed.src_port = u16::from_be_bytes([udp[0], udp[1]]);
+            parsed.dst_port = u16::from_be_bytes([udp[2], udp[3]]);
         }
         _ => {}
     }
     Ok(())
-}
-
-fn ports(parsed: &mut Parsed, header: &[u8]) {
-    parsed.src_port = u16::from_be_bytes([header[0], header[1]]);
-    parsed.dst_port = u16::from_be_bytes([header[2], header[3]]);
 }

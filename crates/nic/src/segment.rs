@@ -1,9 +1,15 @@
 //! The Post-Processor's postponed work: segmentation (TSO, USO) and checksum completion, done last, on the way out.
 
-use crate::checksum;
+use std::net::IpAddr;
+
+use bifrost_wire::protocol::{TCP, UDP};
+use bifrost_wire::tcp::Flags;
+use bifrost_wire::{checksum, ipv4, ipv6, tcp, udp};
+
+use crate::checksum::pseudo;
 use crate::malformed::Malformed;
 use crate::offload::{Offload, SegmentKind};
-use crate::parse::{L3, TCP, Tcp, UDP, parse};
+use crate::parse::{L3, parse};
 
 /// How one frame of a guest leaves: the plan is made once, every resulting frame can be written any number of times
 /// (a retransmission writes it again), in any order.
@@ -148,22 +154,18 @@ impl Segments {
         let ip = &mut frame[usize::from(self.l3)..];
         let len = ip.len();
         if self.v6 {
-            put16(ip, 4, (len - 40) as u16);
+            put16(ip, 4, (len - ipv6::HEADER_LEN) as u16);
         } else {
             put16(ip, 2, len as u16);
             put16(ip, 4, be16(&ip[4..]).wrapping_add(index));
-            let header = &mut ip[..usize::from(self.l4 - self.l3)];
-            put16(header, 10, 0);
-            let sum = checksum::finish(checksum::sum(header));
-            put16(header, 10, sum);
+            ipv4::fill_checksum(&mut ip[..usize::from(self.l4 - self.l3)]);
         }
     }
 
     fn patch_transport(&self, index: u16, frame: &mut [u8]) {
         let (ip, l4) = frame.split_at_mut(usize::from(self.l4));
-        let addresses = &ip[usize::from(self.l3)..];
-        let addresses = if self.v6 { &addresses[8..40] } else { &addresses[12..20] };
-        let (protocol, field) = if self.udp { (UDP, 6) } else { (TCP, 16) };
+        let (src, dst) = addresses(&ip[usize::from(self.l3)..], self.v6);
+        let (protocol, field) = if self.udp { (UDP, udp::CHECKSUM_OFFSET) } else { (TCP, tcp::CHECKSUM_OFFSET) };
         if self.udp {
             put16(l4, 4, l4.len() as u16);
         } else {
@@ -171,15 +173,16 @@ impl Segments {
             let seq = seq.wrapping_add(u32::from(index) * u32::from(self.mss));
             l4[4..8].copy_from_slice(&seq.to_be_bytes());
             if index != 0 {
-                l4[13] &= !Tcp::CWR;
+                l4[13] &= !Flags::CWR.0;
             }
             if index + 1 != self.count {
-                l4[13] &= !(Tcp::FIN | Tcp::PSH);
+                l4[13] &= !(Flags::FIN.0 | Flags::PSH.0);
             }
         }
         put16(l4, field, 0);
-        let sum = checksum::pseudo(addresses, protocol, l4.len()) + checksum::sum(l4);
-        put16(l4, field, nonzero(checksum::finish(sum)));
+        let sum = pseudo(src, dst, protocol, l4.len()) + checksum::sum(l4);
+        // Zero would mean "none" to UDP; TCP takes both.
+        put16(l4, field, checksum::udp_nonzero(checksum::finish(sum)));
     }
 }
 
@@ -188,14 +191,24 @@ impl Segments {
 fn finish_partial(frame: &mut [u8], start: usize, offset: usize) {
     let Some(area) = frame.get_mut(start..) else { return };
     if area.len() >= offset + 2 {
-        let sum = checksum::finish(checksum::sum(area));
-        put16(area, offset, nonzero(sum));
+        let sum = checksum::checksum(area);
+        // Whatever the protocol, all ones is as good as zero; and UDP needs it.
+        put16(area, offset, checksum::udp_nonzero(sum));
     }
 }
 
-/// A sum of zero is sent as all ones: UDP (RFC 768) takes zero for "none", TCP takes both.
-fn nonzero(sum: u16) -> u16 {
-    if sum == 0 { 0xffff } else { sum }
+/// Source and destination of an IP header.
+fn addresses(ip: &[u8], v6: bool) -> (IpAddr, IpAddr) {
+    if v6 { (addr::<16>(ip, 8), addr::<16>(ip, 24)) } else { (addr::<4>(ip, 12), addr::<4>(ip, 16)) }
+}
+
+fn addr<const N: usize>(ip: &[u8], at: usize) -> IpAddr
+where
+    IpAddr: From<[u8; N]>,
+{
+    let mut octets = [0; N];
+    octets.copy_from_slice(&ip[at..at + N]);
+    octets.into()
 }
 
 /// Appends bytes `from..to` of `head` followed by `tail`; zeros where they end too soon.

@@ -1,0 +1,175 @@
+//! The parser: what it reads, what it refuses, and that nothing makes it panic.
+
+#![allow(clippy::unwrap_used)]
+
+mod common;
+
+use std::net::IpAddr;
+
+use bifrost_nic::{FlowKey, L3, Malformed, parse};
+use common::{Packet, SRC_MAC};
+use proptest::prelude::*;
+
+fn tcp() -> Packet {
+    Packet { payload: b"hello".to_vec(), tcp_options: vec![1; 12], ..Packet::default() }
+}
+
+#[test]
+fn reads_every_field() {
+    for (v6, vlan) in [(false, None), (false, Some(7)), (true, None), (true, Some(0))] {
+        let p = Packet { v6, vlan, flags: 0x18, ..tcp() };
+        // Ethernet padding belongs to no layer.
+        let mut frame = p.build();
+        let end = frame.len();
+        frame.extend([0; 9]);
+        let parsed = parse(&frame, frame.len()).unwrap();
+        assert_eq!((parsed.vlan, parsed.kind), (vlan, if v6 { L3::V6 } else { L3::V4 }));
+        assert_eq!(parsed.ethertype, if v6 { 0x86dd } else { 0x0800 });
+        assert_eq!(
+            (parsed.l3 as usize, parsed.l4 as usize, parsed.payload as usize, parsed.end as usize),
+            (p.l3(), p.l4(), p.header_len(), end)
+        );
+        assert_eq!((parsed.src_mac.0, parsed.protocol), (SRC_MAC, 6));
+        let src: IpAddr = if v6 { "fd00::1" } else { "10.0.0.1" }.parse().unwrap();
+        let dst: IpAddr = if v6 { "fd00::2" } else { "10.0.0.2" }.parse().unwrap();
+        assert_eq!(parsed.flow_key(), FlowKey { src, dst, src_port: 40_000, dst_port: 6379, protocol: 6 });
+        let t = parsed.tcp.unwrap();
+        assert_eq!((t.seq, t.ack, t.flags.0), (1000, 2000, 0x18));
+    }
+}
+
+#[test]
+fn reads_arp() {
+    let mut frame = vec![0xff; 6];
+    frame.extend(SRC_MAC);
+    frame.extend([8, 6, 0, 1, 8, 0, 6, 4, 0, 1]);
+    frame.extend(SRC_MAC);
+    frame.extend([10, 0, 0, 1, 0, 0, 0, 0, 0, 0, 10, 0, 0, 2]);
+    let parsed = parse(&frame, frame.len()).unwrap();
+    assert_eq!(parsed.kind, L3::Arp);
+    assert_eq!((parsed.src_ip.to_string(), parsed.dst_ip.to_string()), ("10.0.0.1".into(), "10.0.0.2".into()));
+    assert_eq!(parse(&frame[..41], 41), Err(Malformed::ArpTruncated));
+    frame[15] = 6;
+    assert_eq!(parse(&frame, frame.len()), Err(Malformed::ArpKind));
+}
+
+#[test]
+fn looks_behind_ipv6_extension_headers() {
+    let p = Packet { v6: true, ..tcp() };
+    let plain = p.build();
+    let with = |first: u8, chain: &[u8]| {
+        let mut f = plain.clone();
+        f.splice(54..54, chain.iter().copied());
+        f[20] = first;
+        let len = (f.len() - 54) as u16;
+        f[18..20].copy_from_slice(&len.to_be_bytes());
+        f
+    };
+    // Hop-by-hop, then destination options of 16 bytes, then TCP.
+    let two = [&[60, 0, 1, 4, 0, 0, 0, 0][..], &[6, 1], &[0; 14]].concat();
+    let frame = with(0, &two);
+    let parsed = parse(&frame, frame.len()).unwrap();
+    assert_eq!((parsed.l4, parsed.protocol, parsed.src_port), (78, 6, 40_000));
+    // An atomic fragment (RFC 6946) is a whole packet; a first fragment is not.
+    let frame = with(44, &[6, 0, 0, 0, 0, 0, 0, 1]);
+    let parsed = parse(&frame, frame.len()).unwrap();
+    assert!(!parsed.is_fragment && parsed.is_tcp());
+    let frame = with(44, &[6, 0, 0, 1, 0, 0, 0, 1]);
+    let parsed = parse(&frame, frame.len()).unwrap();
+    assert!(parsed.is_fragment && !parsed.is_tcp());
+    assert_eq!((parsed.protocol, parsed.src_port), (6, 0));
+    let endless = [60, 0, 1, 4, 0, 0, 0, 0].repeat(9);
+    let frame = with(60, &endless);
+    assert_eq!(parse(&frame, frame.len()), Err(Malformed::Ipv6Extensions));
+    let frame = with(60, &[6, 200, 0, 0, 0, 0, 0, 0]);
+    assert_eq!(parse(&frame, frame.len()), Err(Malformed::Ipv6Extensions));
+    let mut long = vec![6, 40];
+    long.extend([0; 41 * 8 - 2]);
+    let frame = with(60, &long);
+    assert_eq!(parse(&frame, frame.len()), Err(Malformed::HeadTooShort), "behind the first 256 bytes");
+}
+
+#[test]
+fn refuses_with_the_right_reason() {
+    type Case = (&'static str, fn() -> Packet, usize, &'static [(usize, u8)], Malformed);
+    let v4: fn() -> Packet = tcp;
+    let v6: fn() -> Packet = || Packet { v6: true, ..tcp() };
+    let udp: fn() -> Packet = || Packet { udp: true, ..tcp() };
+    let vlan: fn() -> Packet = || Packet { vlan: Some(1), ..tcp() };
+    // Packet, length to cut it to (0: whole), bytes to change, reason.
+    let cases: &[Case] = &[
+        ("Ethernet cut", v4, 13, &[], Malformed::EthernetTruncated),
+        ("tag cut", vlan, 17, &[], Malformed::EthernetTruncated),
+        ("IPv4 cut", v4, 33, &[], Malformed::Ipv4Truncated),
+        ("IPv4 version", v4, 0, &[(14, 0x65)], Malformed::Ipv4Header),
+        ("IPv4 header length", v4, 0, &[(14, 0x44)], Malformed::Ipv4Header),
+        ("IPv4 total below header", v4, 0, &[(17, 19), (16, 0)], Malformed::Ipv4Length),
+        ("IPv4 total beyond frame", v4, 0, &[(16, 1)], Malformed::Ipv4Length),
+        ("IPv4 options beyond total", v4, 0, &[(14, 0x4e), (17, 52)], Malformed::Ipv4Length),
+        ("IPv6 cut", v6, 53, &[], Malformed::Ipv6Truncated),
+        ("IPv6 version", v6, 0, &[(14, 0x40)], Malformed::Ipv6Header),
+        ("IPv6 length", v6, 0, &[(18, 1)], Malformed::Ipv6Length),
+        ("TCP cut", v4, 0, &[(17, 39)], Malformed::TcpHeader),
+        ("TCP offset small", v4, 0, &[(46, 0x40)], Malformed::TcpHeader),
+        ("TCP offset beyond packet", v4, 0, &[(46, 0xf0)], Malformed::TcpHeader),
+        ("UDP cut", udp, 0, &[(17, 27)], Malformed::UdpHeader),
+        ("UDP length small", udp, 0, &[(39, 7)], Malformed::UdpHeader),
+        ("UDP length beyond packet", udp, 0, &[(39, 14)], Malformed::UdpHeader),
+    ];
+    for (name, packet, cut, changes, reason) in cases {
+        let mut frame = packet().build();
+        for (at, value) in *changes {
+            frame[*at] = *value;
+        }
+        if *cut != 0 {
+            frame.truncate(*cut);
+        }
+        assert_eq!(parse(&frame, frame.len()), Err(*reason), "{name}");
+    }
+    assert_eq!(parse(&[0; 256], 100_000), Err(Malformed::FrameTooLong));
+    let frame = tcp().build();
+    assert_eq!(parse(&frame[..60], frame.len()), Err(Malformed::HeadTooShort));
+}
+
+#[test]
+fn fragments_of_a_datagram_are_one_flow() {
+    let mut first = Packet { udp: true, df: false, payload: vec![1; 64], ..Packet::default() }.build();
+    first[20] = 0x20;
+    let mut second = first.clone();
+    second[21] = 9;
+    second[34..42].fill(0xee);
+    let (a, b) = (parse(&first, first.len()).unwrap(), parse(&second, second.len()).unwrap());
+    assert!(a.is_fragment && b.is_fragment);
+    assert_eq!(a.flow_hash, b.flow_hash);
+    assert_eq!((a.src_port, b.src_port), (0, 0));
+}
+
+proptest! {
+    #[test]
+    fn any_bytes_get_an_answer(bytes in proptest::collection::vec(any::<u8>(), 0..300), extra in 0usize..70_000) {
+        for total in [bytes.len(), bytes.len() + extra] {
+            if let Ok(p) = parse(&bytes, total) {
+                prop_assert!(p.l3 <= p.l4 && p.l4 <= p.payload && u32::from(p.payload) <= p.end && p.end as usize <= total);
+            }
+        }
+    }
+
+    #[test]
+    fn damaged_frames_get_an_answer_and_the_head_is_enough(
+        v6 in any::<bool>(), udp in any::<bool>(), payload in 0usize..600,
+        flips in proptest::collection::vec((0usize..80, any::<u8>()), 0..4),
+    ) {
+        let mut frame = Packet { v6, udp, payload: vec![3; payload], ..tcp() }.build();
+        for (at, value) in flips {
+            if let Some(byte) = frame.get_mut(at) {
+                *byte = value;
+            }
+        }
+        let whole = parse(&frame, frame.len());
+        prop_assert_eq!(parse(&frame[..frame.len().min(256)], frame.len()), whole);
+        if let Ok(p) = whole {
+            prop_assert!(p.l3 <= p.l4 && p.l4 <= p.payload && u32::from(p.payload) <= p.end && p.end as usize <= frame.len());
+            bifrost_nic::verify_transport_checksum(&frame, &p);
+        }
+    }
+}
