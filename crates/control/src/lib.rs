@@ -1,1 +1,20 @@
-//! Under construction.
+//! What an operator says to the daemon, and what the daemon says back.
+//!
+//! - [`config`]: the TOML file, checked as a whole into types that cannot be wrong.
+//! - [`diff`]: what a reload changes, and what it cannot change.
+//! - [`api`]: the types of the HTTP API, shared by both of its ends.
+//! - [`server`]: the daemon's end, HTTP/1.1 with JSON over a Unix socket.
+//! - [`client`]: the other end, for `bifrostctl`, the lab and tests.
+
+#![cfg_attr(test, allow(clippy::unwrap_used))]
+
+pub mod api;
+pub mod client;
+pub mod config;
+pub mod diff;
+pub mod server;
+
+pub use client::Client;
+pub use config::Config;
+pub use diff::ConfigDiff;
+pub use server::{Backend, ServerHandle, serve};

@@ -1,0 +1,227 @@
+//! The other end of the API: a blocking client for programs and tests.
+
+use std::io;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use http_body_util::{BodyExt, Full, Limited};
+use hyper::body::Bytes;
+use hyper::{Method, Request, StatusCode};
+use hyper_util::rt::TokioIo;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use tokio::net::UnixStream;
+use tokio::runtime::Runtime;
+
+use crate::api::{
+    ApiError, Conn, ErrorBody, FaultCleared, FaultEntry, FaultSpec, Path as ApiPath, PortStatus, ReloadReport, Route,
+    Stats, Status,
+};
+
+/// How long an answer may take.
+const TIMEOUT: Duration = Duration::from_secs(10);
+/// How long a reload may take.
+const RELOAD_TIMEOUT: Duration = Duration::from_secs(60);
+/// The largest answer, bytes: some hundred thousand connections.
+const MAX_BODY: usize = 256 << 20;
+
+/// Why a request failed.
+#[derive(Debug, thiserror::Error)]
+pub enum ClientError {
+    /// Nobody listens on the socket.
+    #[error("bifrostd is not running: nobody answers on {}", .0.display())]
+    NotRunning(PathBuf),
+    /// The socket is there, and not for this user.
+    #[error("not allowed to connect to {}; run as root or as a member of the socket's group", .0.display())]
+    NotAllowed(PathBuf),
+    /// The daemon refused the request.
+    #[error(transparent)]
+    Api(#[from] ApiError),
+    /// No answer in time.
+    #[error("bifrostd did not answer on {} within {} s", path.display(), after.as_secs())]
+    Timeout {
+        /// The socket.
+        path: PathBuf,
+        /// How long was waited.
+        after: Duration,
+    },
+    /// The answer is none that this release understands.
+    #[error("bifrostd's answer is not understood: {0}; do bifrostctl and bifrostd have the same version?")]
+    Protocol(String),
+    /// The system refused.
+    #[error("cannot talk to {}: {source}", path.display())]
+    Io {
+        /// The socket.
+        path: PathBuf,
+        /// Why it failed.
+        source: io::Error,
+    },
+}
+
+/// A client of one daemon. It connects for every request, so that a daemon may restart between two of them.
+/// Its calls block, and must not be made inside an asynchronous runtime.
+#[derive(Debug)]
+pub struct Client {
+    socket: PathBuf,
+    runtime: Runtime,
+}
+
+impl Client {
+    /// A client of the daemon on that socket. Nothing is sent yet.
+    pub fn new(socket: impl AsRef<Path>) -> Result<Client, ClientError> {
+        let socket = socket.as_ref().to_owned();
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_io()
+            .enable_time()
+            .build()
+            .map_err(|source| ClientError::Io { path: socket.clone(), source })?;
+        Ok(Client { socket, runtime })
+    }
+
+    /// The socket's path.
+    pub fn socket(&self) -> &Path {
+        &self.socket
+    }
+
+    /// The daemon as a whole.
+    pub fn status(&self) -> Result<Status, ClientError> {
+        self.fetch("/v1/status")
+    }
+
+    /// All ports.
+    pub fn ports(&self) -> Result<Vec<PortStatus>, ClientError> {
+        self.fetch("/v1/ports")
+    }
+
+    /// All routes.
+    pub fn routes(&self) -> Result<Vec<Route>, ClientError> {
+        self.fetch("/v1/routes")
+    }
+
+    /// All reliable connections.
+    pub fn conns(&self) -> Result<Vec<Conn>, ClientError> {
+        self.fetch("/v1/conns")
+    }
+
+    /// All paths to all peers.
+    pub fn paths(&self) -> Result<Vec<ApiPath>, ClientError> {
+        self.fetch("/v1/paths")
+    }
+
+    /// All counters.
+    pub fn stats(&self) -> Result<Stats, ClientError> {
+        self.fetch("/v1/stats")
+    }
+
+    /// All faults in force.
+    pub fn faults(&self) -> Result<Vec<FaultEntry>, ClientError> {
+        self.fetch("/v1/faults")
+    }
+
+    /// Injects a fault.
+    pub fn add_fault(&self, spec: &FaultSpec) -> Result<FaultEntry, ClientError> {
+        self.request(Method::PUT, "/v1/faults", Some(spec), TIMEOUT)
+    }
+
+    /// Removes one fault.
+    pub fn remove_fault(&self, id: u64) -> Result<FaultCleared, ClientError> {
+        self.request(Method::DELETE, &format!("/v1/faults?id={id}"), None::<&()>, TIMEOUT)
+    }
+
+    /// Removes all faults.
+    pub fn clear_faults(&self) -> Result<FaultCleared, ClientError> {
+        self.request(Method::DELETE, "/v1/faults", None::<&()>, TIMEOUT)
+    }
+
+    /// Has the daemon read its configuration again.
+    pub fn reload(&self) -> Result<ReloadReport, ClientError> {
+        self.request(Method::POST, "/v1/reload", None::<&()>, RELOAD_TIMEOUT)
+    }
+
+    /// Waits until the daemon answers, for at most `limit`.
+    pub fn wait_ready(&self, limit: Duration) -> Result<Status, ClientError> {
+        let deadline = std::time::Instant::now() + limit;
+        loop {
+            match self.status() {
+                Err(ClientError::NotRunning(_)) if std::time::Instant::now() < deadline => {
+                    std::thread::sleep(Duration::from_millis(10));
+                }
+                result => return result,
+            }
+        }
+    }
+
+    fn fetch<T: DeserializeOwned>(&self, target: &str) -> Result<T, ClientError> {
+        self.request(Method::GET, target, None::<&()>, TIMEOUT)
+    }
+
+    fn request<T: DeserializeOwned>(
+        &self,
+        method: Method,
+        target: &str,
+        body: Option<&impl Serialize>,
+        after: Duration,
+    ) -> Result<T, ClientError> {
+        let body = match body {
+            Some(body) => serde_json::to_vec(body).map_err(|e| ClientError::Protocol(e.to_string()))?,
+            None => Vec::new(),
+        };
+        let exchange = async { tokio::time::timeout(after, self.exchange(method, target, body)).await };
+        let (status, body) = match self.runtime.block_on(exchange) {
+            Ok(result) => result?,
+            Err(_) => return Err(ClientError::Timeout { path: self.socket.clone(), after }),
+        };
+        let protocol =
+            |e: serde_json::Error| ClientError::Protocol(format!("{e} in the answer to {target} ({status})"));
+        if status.is_success() {
+            serde_json::from_slice(&body).map_err(protocol)
+        } else {
+            let error: ErrorBody = serde_json::from_slice(&body).map_err(protocol)?;
+            Err(error.into_error(status.as_u16()).into())
+        }
+    }
+
+    async fn exchange(&self, method: Method, target: &str, body: Vec<u8>) -> Result<(StatusCode, Bytes), ClientError> {
+        let stream = UnixStream::connect(&self.socket).await.map_err(|e| self.connect_error(e))?;
+        let request = Request::builder()
+            .method(method)
+            .uri(target)
+            .header("host", "bifrostd")
+            .header("content-type", "application/json")
+            .body(Full::new(Bytes::from(body)))
+            .map_err(|e| ClientError::Protocol(e.to_string()))?;
+        let (mut sender, connection) =
+            hyper::client::conn::http1::handshake(TokioIo::new(stream)).await.map_err(|e| self.http_error(e))?;
+        let answer = async {
+            let response = sender.send_request(request).await.map_err(|e| self.http_error(e))?;
+            let status = response.status();
+            let body = Limited::new(response.into_body(), MAX_BODY);
+            let body = body.collect().await.map_err(|e| ClientError::Protocol(e.to_string()))?;
+            Ok((status, body.to_bytes()))
+        };
+        tokio::pin!(answer);
+        let connection = async {
+            // How it ended is told by the answer, too.
+            let _ = connection.await;
+        };
+        tokio::pin!(connection);
+        tokio::select! {
+            biased;
+            answer = &mut answer => answer,
+            () = &mut connection => answer.await,
+        }
+    }
+
+    fn connect_error(&self, source: io::Error) -> ClientError {
+        let path = self.socket.clone();
+        match source.kind() {
+            io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused => ClientError::NotRunning(path),
+            io::ErrorKind::PermissionDenied => ClientError::NotAllowed(path),
+            _ => ClientError::Io { path, source },
+        }
+    }
+
+    fn http_error(&self, e: hyper::Error) -> ClientError {
+        ClientError::Io { path: self.socket.clone(), source: io::Error::other(e) }
+    }
+}

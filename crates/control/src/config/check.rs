@@ -1,0 +1,318 @@
+//! What must hold between fields. A field that already has an error of its own is left out.
+
+use std::collections::HashMap;
+use std::hash::Hash;
+use std::net::IpAddr;
+use std::path::PathBuf;
+
+use super::section::{Sink, nearest};
+use super::{Config, Port, Vni, overhead_bytes};
+
+pub(super) fn check(config: &Config, sink: &Sink<'_>) {
+    workers(config, sink);
+    underlay(config, sink);
+    transport(config, sink);
+    peers(config, sink);
+    vpcs(config, sink);
+    ports(config, sink);
+    routes(config, sink);
+}
+
+fn workers(config: &Config, sink: &Sink<'_>) {
+    let mut seen = Seen::new(sink);
+    for (i, cpu) in config.workers.cpus.iter().enumerate() {
+        seen.once(format!("workers.cpus[{i}]"), cpu, || format!("CPU {cpu} is"));
+    }
+}
+
+fn underlay(config: &Config, sink: &Sink<'_>) {
+    let underlay = &config.underlay;
+    let mut seen = Seen::new(sink);
+    for (i, address) in underlay.addresses.iter().enumerate() {
+        let field = format!("underlay.addresses[{i}]");
+        if host_address(sink, &field, *address) {
+            seen.once(field, address, || format!("{address} is"));
+        }
+    }
+    if underlay.bifrost_port == underlay.vxlan_port {
+        sink.error("underlay.vxlan_port", format!("is bifrost_port too ({}); they must differ", underlay.vxlan_port));
+    }
+    let first = u32::from(underlay.source_port_base);
+    let last = first + u32::from(underlay.paths) - 1;
+    if last > 65535 {
+        let message = format!("with {} paths the last source port would be {last}, beyond 65535", underlay.paths);
+        sink.error("underlay.source_port_base", message);
+    }
+    for (key, port) in [("bifrost_port", underlay.bifrost_port), ("vxlan_port", underlay.vxlan_port)] {
+        if (first..=last).contains(&u32::from(port)) {
+            sink.error(&format!("underlay.{key}"), format!("{port} is among the source ports {first}..={last}"));
+        }
+    }
+    if underlay.mtu < 1280 && underlay.addresses.iter().any(IpAddr::is_ipv6) {
+        sink.error("underlay.mtu", format!("{} is below 1280, the least that IPv6 allows (RFC 8200)", underlay.mtu));
+    }
+}
+
+fn transport(config: &Config, sink: &Sink<'_>) {
+    let t = &config.transport;
+    if t.spray_paths > config.underlay.paths && !sink.failed("underlay.paths") {
+        let message = format!("{} is more than underlay.paths ({})", t.spray_paths, config.underlay.paths);
+        sink.error("transport.spray_paths", message);
+    }
+    if t.initial_window > t.max_window {
+        // The one that was written is the one to look at.
+        let field = ["transport.max_window", "transport.initial_window"].into_iter().find(|f| sink.written(f));
+        let message = format!("initial_window ({}) is more than max_window ({})", t.initial_window, t.max_window);
+        sink.error(field.unwrap_or("transport"), message);
+    }
+    if let Some(floor) = t.rto_floor.fixed()
+        && floor > t.initial_rto
+        && !sink.failed("transport.initial_rto_us")
+    {
+        let message = format!("{} is more than initial_rto_us ({})", floor.as_micros(), t.initial_rto.as_micros());
+        sink.error("transport.rto_floor_us", message);
+    }
+}
+
+fn peers(config: &Config, sink: &Sink<'_>) {
+    let mut names = Seen::new(sink);
+    let mut addresses = Seen::new(sink);
+    for (i, peer) in config.peers.iter().enumerate() {
+        let field = format!("peer[{i}].name");
+        if peer.name == config.host.name && !sink.failed(&field) && !sink.failed("host.name") {
+            sink.error(&field, format!("{:?} is this host's own name", peer.name));
+        }
+        names.once(field, &peer.name, || format!("peer {:?} is", peer.name));
+        for (k, address) in peer.addresses.iter().enumerate() {
+            let field = format!("peer[{i}].addresses[{k}]");
+            if !host_address(sink, &field, *address) {
+                continue;
+            }
+            if config.underlay.addresses.contains(address) {
+                sink.error(&field, format!("{address} is this host's own underlay address"));
+            }
+            addresses.once(field, address, || format!("{address} is"));
+        }
+        let all = format!("peer[{i}].addresses");
+        if sink.failed_within(&all) || sink.failed_within("underlay.addresses") || source_ports_overflow(config) {
+            continue;
+        }
+        if let Some(mixed) = config.paths(peer).find(|p| p.local.is_ipv4() != p.remote.is_ipv4()) {
+            let message = format!(
+                "path {} would go from {} to {}; a path needs both ends of one family: order the addresses alike",
+                mixed.path, mixed.local, mixed.remote
+            );
+            sink.error(&all, message);
+        }
+    }
+}
+
+fn vpcs(config: &Config, sink: &Sink<'_>) {
+    let mut vnis = Seen::new(sink);
+    for (i, vpc) in config.vpcs.iter().enumerate() {
+        vnis.once(format!("vpc[{i}].vni"), &vpc.vni, || format!("VNI {} is", vpc.vni));
+        let mut gateways = Seen::new(sink);
+        for (k, address) in vpc.gateway.iter().enumerate() {
+            let field = format!("vpc[{i}].gateway[{k}]");
+            if host_address(sink, &field, *address) {
+                gateways.once(field, address, || format!("{address} is"));
+            }
+        }
+    }
+}
+
+fn ports(config: &Config, sink: &Sink<'_>) {
+    let mut names = Seen::new(sink);
+    let mut macs = Seen::new(sink);
+    let mut addresses: Seen<'_, (Vni, IpAddr)> = Seen::new(sink);
+    let mut devices: Seen<'_, (Option<PathBuf>, String)> = Seen::new(sink);
+    for (i, vpc) in config.vpcs.iter().enumerate() {
+        for (k, gateway) in vpc.gateway.iter().enumerate() {
+            addresses.seed(format!("vpc[{i}].gateway[{k}]"), &(vpc.vni, *gateway));
+        }
+    }
+    for (i, port) in config.ports.iter().enumerate() {
+        let at = |key: &str| format!("port[{i}].{key}");
+        names.once(at("name"), &port.name, || format!("port {:?} is", port.name));
+        let device = (port.netns.clone(), port.device.clone());
+        // Two ports of one name and no device: the name says it all.
+        if !sink.failed(&at("name")) && !sink.failed(&at("netns")) {
+            devices.once(at("device"), &device, || format!("interface {:?} of the same namespace is", port.device));
+        }
+        let vni_known = known_vni(config, sink, &at("vni"), port.vni);
+        if vni_known {
+            macs.once(at("mac"), &(port.vni, port.mac), || format!("{} is, in VNI {},", port.mac, port.vni));
+        }
+        for (k, address) in port.addresses.iter().enumerate() {
+            let field = format!("port[{i}].addresses[{k}]");
+            if host_address(sink, &field, address.addr()) && vni_known {
+                let key = (port.vni, address.addr());
+                addresses.once(field, &key, || format!("{} is, in VNI {},", address.addr(), port.vni));
+            }
+        }
+        port_mtu(config, sink, i, port);
+        port_gateway(sink, i, port);
+    }
+}
+
+fn port_mtu(config: &Config, sink: &Sink<'_>, i: usize, port: &Port) {
+    let field = format!("port[{i}].mtu");
+    if port.mtu < 1280 && port.addresses.iter().any(|a| a.addr().is_ipv6()) {
+        sink.error(&field, format!("{} is below 1280, the least that IPv6 allows (RFC 8200)", port.mtu));
+    }
+    if sink.failed(&field) || sink.failed("underlay.mtu") || sink.failed_within("underlay.addresses") {
+        return;
+    }
+    let underlay = &config.underlay;
+    let Some(widest) = underlay.addresses.iter().max_by_key(|a| overhead_bytes(a)) else { return };
+    let overhead = overhead_bytes(widest);
+    if u32::from(port.mtu) + u32::from(overhead) > u32::from(underlay.mtu) {
+        let family = if widest.is_ipv4() { "IPv4 20" } else { "IPv6 40" };
+        let message = format!(
+            "{} and {overhead} bytes of headers ({family}, UDP 8, VXLAN 8, BIFROST 16, Ethernet 14) are more than \
+             underlay.mtu ({}); at most {} fit",
+            port.mtu,
+            underlay.mtu,
+            underlay.mtu.saturating_sub(overhead)
+        );
+        sink.error(&field, message);
+    }
+}
+
+fn port_gateway(sink: &Sink<'_>, i: usize, port: &Port) {
+    let field = format!("port[{i}].default_gateway");
+    let Some(gateway) = port.default_gateway else { return };
+    if sink.failed(&field) || sink.failed_within(&format!("port[{i}].addresses")) {
+        return;
+    }
+    if port.addresses.iter().any(|a| a.addr() == gateway) {
+        sink.error(&field, format!("{gateway} is the port's own address"));
+    } else if !port.addresses.iter().any(|a| a.contains(&gateway)) {
+        sink.error(&field, format!("{gateway} is in none of the port's subnets, so that it cannot be reached"));
+    }
+}
+
+fn routes(config: &Config, sink: &Sink<'_>) {
+    let mut prefixes = Seen::new(sink);
+    let names: Vec<&str> = config.peers.iter().map(|p| p.name.as_str()).collect();
+    let names_known = !sink.failed("peer") && (0..names.len()).all(|i| !sink.failed(&format!("peer[{i}].name")));
+    let mut homes: HashMap<(Vni, bifrost_wire::Mac), (String, &str)> = HashMap::new();
+    for (i, route) in config.routes.iter().enumerate() {
+        let at = |key: &str| format!("route[{i}].{key}");
+        let vni_known = known_vni(config, sink, &at("vni"), route.vni);
+        if !sink.failed(&at("peer")) && names_known && !names.contains(&route.peer.as_str()) {
+            let known = match nearest(&route.peer, &names) {
+                Some(name) => format!("did you mean {name:?}?"),
+                None if names.is_empty() => "there are no peers; add a [[peer]]".to_owned(),
+                None => format!("known peers: {}", names.join(", ")),
+            };
+            sink.error(&at("peer"), format!("no peer named {:?}; {known}", route.peer));
+        }
+        if !sink.failed(&at("prefix")) && route.prefix != route.prefix.trunc() {
+            sink.error(&at("prefix"), format!("{} has host bits set; write {}", route.prefix, route.prefix.trunc()));
+        }
+        if !vni_known {
+            continue;
+        }
+        if !sink.failed(&at("prefix")) {
+            local_destination(config, sink, &at("prefix"), i);
+            let key = (route.vni, route.prefix);
+            prefixes.once(at("prefix"), &key, || format!("{} is, in VNI {},", route.prefix, route.vni));
+        }
+        if sink.failed(&at("mac")) || sink.failed(&at("peer")) {
+            continue;
+        }
+        if let Some(port) = config.ports.iter().find(|p| p.vni == route.vni && p.mac == route.mac) {
+            sink.error(&at("mac"), format!("{} is the MAC address of the local port {:?}", route.mac, port.name));
+        }
+        let home = homes.entry((route.vni, route.mac)).or_insert_with(|| (at("mac"), &route.peer));
+        if home.1 != route.peer {
+            let line = sink.line_of_field(&home.0);
+            let message = format!("{} lives on peer {:?} already (line {line}), not on two hosts", route.mac, home.1);
+            sink.error(&at("mac"), message);
+        }
+    }
+}
+
+/// A route to exactly one host that is a local port's or gateway's address would contradict it.
+fn local_destination(config: &Config, sink: &Sink<'_>, field: &str, i: usize) {
+    let route = &config.routes[i];
+    if route.prefix.prefix_len() != route.prefix.max_prefix_len() {
+        return;
+    }
+    let address = route.prefix.addr();
+    let port = config.ports.iter().find(|p| p.vni == route.vni && p.addresses.iter().any(|a| a.addr() == address));
+    if let Some(port) = port {
+        sink.error(field, format!("{address} is the address of the local port {:?}", port.name));
+    }
+}
+
+/// Reports an address that no single host can have; whether it is good.
+fn host_address(sink: &Sink<'_>, field: &str, address: IpAddr) -> bool {
+    if sink.failed(field) {
+        return false;
+    }
+    let broadcast = matches!(address, IpAddr::V4(a) if a.is_broadcast());
+    let bad = address.is_unspecified() || address.is_multicast() || broadcast;
+    if bad {
+        sink.error(field, format!("{address} is no address of one host"));
+    }
+    !bad
+}
+
+fn known_vni(config: &Config, sink: &Sink<'_>, field: &str, vni: Vni) -> bool {
+    if sink.failed(field) {
+        return false;
+    }
+    let vnis_known = !sink.failed("vpc") && (0..config.vpcs.len()).all(|i| !sink.failed(&format!("vpc[{i}].vni")));
+    let known = config.vpc(vni).is_some();
+    if !known && vnis_known {
+        let mut known: Vec<_> = config.vpcs.iter().map(|v| v.vni.to_string()).collect();
+        known.sort();
+        let hint = match known.len() {
+            0 => format!("add a [[vpc]] with vni = {vni}"),
+            _ => format!("known VNIs: {}", known.join(", ")),
+        };
+        sink.error(field, format!("no [[vpc]] has VNI {vni}; {hint}"));
+    }
+    known
+}
+
+fn source_ports_overflow(config: &Config) -> bool {
+    config.underlay.source_port_base.checked_add(u16::from(config.underlay.paths)).is_none()
+}
+
+/// Values that may occur once only, with the field of their first occurrence.
+struct Seen<'s, K> {
+    sink: &'s Sink<'s>,
+    first: HashMap<K, String>,
+}
+
+impl<'s, K: Hash + Eq + Clone> Seen<'s, K> {
+    fn new(sink: &'s Sink<'s>) -> Seen<'s, K> {
+        Seen { sink, first: HashMap::new() }
+    }
+
+    /// Notes a value without an error.
+    fn seed(&mut self, field: String, value: &K) {
+        if !self.sink.failed(&field) {
+            self.first.entry(value.clone()).or_insert(field);
+        }
+    }
+
+    /// Notes a value; reports its second occurrence as "`what` already `field` (line n)".
+    fn once(&mut self, field: String, value: &K, what: impl FnOnce() -> String) {
+        if self.sink.failed(&field) {
+            return;
+        }
+        match self.first.get(value) {
+            None => {
+                self.first.insert(value.clone(), field);
+            }
+            Some(first) => {
+                let line = self.sink.line_of_field(first);
+                self.sink.error(&field, format!("{} already {first} (line {line})", what()));
+            }
+        }
+    }
+}

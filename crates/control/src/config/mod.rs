@@ -1,0 +1,291 @@
+//! The configuration file `bifrostd.toml`, parsed once into types that cannot be wrong.
+//!
+//! [`Config::load`] reads a file, [`Config::parse`] a text. Either gives a configuration in which every name
+//! resolves and every value is in range, or all errors at once, each with file, line and field.
+//! The keys, their units, ranges and defaults are listed in `docs/OPERATIONS.md`.
+
+mod check;
+mod error;
+mod parse;
+mod section;
+mod transport;
+mod vni;
+
+use std::net::IpAddr;
+use std::path::{Path, PathBuf};
+
+use ipnet::IpNet;
+
+pub use bifrost_wire::Mac;
+pub use error::{ConfigError, ConfigErrors};
+pub use transport::{Auto, CongestionControl, Transport};
+pub use vni::Vni;
+
+/// The control socket unless the configuration names another.
+pub const DEFAULT_SOCKET: &str = "/run/bifrost/bifrostd.sock";
+
+/// The most paths to one peer: the path number has 3 bits on the wire (NSDI'26 paper, appendix C).
+pub const MAX_PATHS: u8 = 8;
+
+/// The most data path loops.
+pub const MAX_WORKERS: usize = 32;
+
+/// The largest configuration file that is read, bytes.
+pub const MAX_FILE_BYTES: u64 = 16 << 20;
+
+/// What a guest's packet grows by on the underlay, bytes, counted from the guest's MTU to the underlay's:
+/// outer IP header, UDP 8, VXLAN 8, BIFROST 16, inner Ethernet 14.
+pub const fn overhead_bytes(outer: &IpAddr) -> u16 {
+    let ip = match outer {
+        IpAddr::V4(_) => 20,
+        IpAddr::V6(_) => 40,
+    };
+    ip + 8 + 8 + 16 + 14
+}
+
+/// A checked configuration.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Config {
+    /// `[host]`
+    pub host: Host,
+    /// `[control]`
+    pub control: Control,
+    /// `[workers]`
+    pub workers: Workers,
+    /// `[underlay]`
+    pub underlay: Underlay,
+    /// `[transport]`
+    pub transport: Transport,
+    /// `[[peer]]`, names and addresses unique.
+    pub peers: Vec<Peer>,
+    /// `[[vpc]]`, VNIs unique.
+    pub vpcs: Vec<Vpc>,
+    /// `[[port]]`, names unique; MACs and addresses unique in their VPC.
+    pub ports: Vec<Port>,
+    /// `[[route]]`, prefixes unique in their VPC.
+    pub routes: Vec<Route>,
+}
+
+/// Who this host is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Host {
+    /// Its name, 1 to 63 of `[a-z0-9-.]`.
+    pub name: String,
+}
+
+/// The API's end.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Control {
+    /// Path of the Unix socket, absolute.
+    pub socket: PathBuf,
+}
+
+/// The data path loops.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Workers {
+    /// How many, 1 to [`MAX_WORKERS`].
+    pub count: usize,
+    /// The CPU of each; empty: not pinned. Otherwise as long as `count`.
+    pub cpus: Vec<usize>,
+}
+
+/// The network between hosts.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Underlay {
+    /// This host's addresses on it, 1 to 8.
+    pub addresses: Vec<IpAddr>,
+    /// UDP destination port of the reliable transport.
+    pub bifrost_port: u16,
+    /// UDP destination port of plain VXLAN.
+    pub vxlan_port: u16,
+    /// Paths per peer, 1 to [`MAX_PATHS`].
+    pub paths: u8,
+    /// UDP source port of path 0; path i has this plus i.
+    pub source_port_base: u16,
+    /// MTU of its links, bytes.
+    pub mtu: u16,
+    /// Whether to send with UDP segmentation offload.
+    pub gso: bool,
+}
+
+/// Another host.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Peer {
+    /// Its name.
+    pub name: String,
+    /// Its underlay addresses, 1 to 8; datagrams from others are not its.
+    pub addresses: Vec<IpAddr>,
+    /// Whether to try the reliable transport.
+    pub transport: PeerTransport,
+}
+
+/// How to talk to a peer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PeerTransport {
+    /// Reliably if it answers, else plain VXLAN.
+    Auto,
+    /// Plain VXLAN only, such as with a kernel VXLAN device.
+    Plain,
+}
+
+/// One tenant network.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Vpc {
+    /// Its number.
+    pub vni: Vni,
+    /// What is carried reliably.
+    pub reliability: Reliability,
+    /// In what order guests see packets.
+    pub ordering: Ordering,
+    /// Addresses for which the switch answers ARP and ND, as the router.
+    pub gateway: Vec<IpAddr>,
+}
+
+/// What a VPC carries reliably; the rest goes as plain VXLAN.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Reliability {
+    /// TCP segments.
+    Tcp,
+    /// Everything.
+    All,
+    /// Nothing.
+    Off,
+}
+
+/// In what order a receiver publishes packets of a VPC to its guest.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ordering {
+    /// In order within each flow.
+    Flow,
+    /// In order of the connection, all flows together (NSDI'26 paper, section 4).
+    Strict,
+    /// As they arrive.
+    Off,
+}
+
+/// One guest's attachment.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Port {
+    /// Its name.
+    pub name: String,
+    /// The VPC.
+    pub vni: Vni,
+    /// What kind of device.
+    pub kind: PortKind,
+    /// The guest's MAC address.
+    pub mac: Mac,
+    /// The guest's addresses with their subnets; other source addresses are spoofed.
+    pub addresses: Vec<IpNet>,
+    /// The guest's MTU, bytes.
+    pub mtu: u16,
+    /// The network namespace's file; none: the daemon's own namespace.
+    pub netns: Option<PathBuf>,
+    /// The interface's name in there.
+    pub device: String,
+    /// Default route inside the namespace.
+    pub default_gateway: Option<IpAddr>,
+    /// Queues of the device, 1 to [`MAX_WORKERS`].
+    pub queues: usize,
+}
+
+/// The kinds of ports.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PortKind {
+    /// A TAP device.
+    Tap,
+}
+
+/// Where inner destinations live.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Route {
+    /// The VPC.
+    pub vni: Vni,
+    /// The destinations; no host bits are set.
+    pub prefix: IpNet,
+    /// Name of the peer; it exists in [`Config::peers`].
+    pub peer: String,
+    /// The remote vNIC.
+    pub mac: Mac,
+}
+
+/// One path to a peer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PathEnds {
+    /// Its number, from 0.
+    pub path: u8,
+    /// The local underlay address.
+    pub local: IpAddr,
+    /// The peer's underlay address, of the same family.
+    pub remote: IpAddr,
+    /// UDP source port.
+    pub source_port: u16,
+}
+
+impl Config {
+    /// Reads and checks a file. Errors name it as `path` has it.
+    pub fn load(path: impl AsRef<Path>) -> Result<Config, ConfigErrors> {
+        let path = path.as_ref();
+        let name = path.display().to_string();
+        let too_large = || ConfigErrors::of_file(&name, format!("larger than {MAX_FILE_BYTES} bytes"));
+        let unreadable = |e: std::io::Error| ConfigErrors::of_file(&name, format!("cannot be read: {e}"));
+        // A read bound, for the length of a file may be a lie (a pipe, /proc).
+        let mut text = Vec::new();
+        let file = std::fs::File::open(path).map_err(unreadable)?;
+        std::io::Read::read_to_end(&mut std::io::Read::take(file, MAX_FILE_BYTES + 1), &mut text)
+            .map_err(unreadable)?;
+        if text.len() as u64 > MAX_FILE_BYTES {
+            return Err(too_large());
+        }
+        let text = String::from_utf8(text).map_err(|e| {
+            let line = 1 + e.as_bytes()[..e.utf8_error().valid_up_to()].iter().filter(|b| **b == b'\n').count();
+            ConfigErrors::of_file(&name, format!("line {line} is not UTF-8 text"))
+        })?;
+        Config::parse(&text, &name)
+    }
+
+    /// Checks a text. Errors name the file `file_name`.
+    pub fn parse(text: &str, file_name: &str) -> Result<Config, ConfigErrors> {
+        parse::parse(text, file_name)
+    }
+
+    /// The peer of that name.
+    pub fn peer(&self, name: &str) -> Option<&Peer> {
+        self.peers.iter().find(|p| p.name == name)
+    }
+
+    /// The port of that name.
+    pub fn port(&self, name: &str) -> Option<&Port> {
+        self.ports.iter().find(|p| p.name == name)
+    }
+
+    /// The VPC of that number.
+    pub fn vpc(&self, vni: Vni) -> Option<&Vpc> {
+        self.vpcs.iter().find(|v| v.vni == vni)
+    }
+
+    /// The paths to a peer, in order of their numbers.
+    pub fn paths<'a>(&'a self, peer: &'a Peer) -> impl Iterator<Item = PathEnds> + 'a {
+        self.underlay.paths_to(&peer.addresses)
+    }
+}
+
+impl Underlay {
+    /// The paths to a host of these addresses: path i runs from local address i mod n to remote address i mod m.
+    /// None if there are no addresses on either side.
+    pub fn paths_to<'a>(&'a self, remote: &'a [IpAddr]) -> impl Iterator<Item = PathEnds> + 'a {
+        let pairs = self.addresses.iter().cycle().zip(remote.iter().cycle());
+        (0..self.paths).zip(pairs).map(|(path, (local, remote))| PathEnds {
+            path,
+            local: *local,
+            remote: *remote,
+            source_port: self.source_port_base + u16::from(path),
+        })
+    }
+}
+
+impl Vpc {
+    /// Whether the reliable transport is used at all.
+    pub fn is_reliable(&self) -> bool {
+        self.reliability != Reliability::Off
+    }
+}

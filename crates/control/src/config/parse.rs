@@ -1,0 +1,227 @@
+//! The schema: which keys there are, their ranges and defaults.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use toml::de::DeTable;
+
+use super::section::{Section, Sink};
+use super::{
+    Auto, Config, ConfigErrors, CongestionControl, Control, DEFAULT_SOCKET, Host, MAX_PATHS, MAX_WORKERS, Ordering,
+    Peer, PeerTransport, Port, PortKind, Reliability, Route, Transport, Underlay, Vni, Vpc, Workers, check,
+};
+
+/// The most addresses of one thing.
+const MAX_ADDRESSES: usize = 8;
+/// Bytes of a Unix socket's path (`sun_path`, without its final zero).
+const MAX_SOCKET_PATH: usize = 107;
+/// Bytes of an interface's name (`IFNAMSIZ`, without its final zero).
+const MAX_DEVICE_NAME: usize = 15;
+
+pub(super) fn parse(text: &str, file: &str) -> Result<Config, ConfigErrors> {
+    let sink = Sink::new(file, text);
+    let (document, syntax) = DeTable::parse_recoverable(text);
+    for error in &syntax {
+        sink.error_at(error.span().map_or(0, |s| s.start), "", error.message());
+    }
+    // What was recovered around a syntax error would only give misleading errors.
+    if !syntax.is_empty() {
+        return Err(ConfigErrors::new(sink.into_errors()));
+    }
+    let config = document_of(&sink, document.get_ref());
+    check::check(&config, &sink);
+    let errors = sink.into_errors();
+    if errors.is_empty() { Ok(config) } else { Err(ConfigErrors::new(errors)) }
+}
+
+fn document_of(sink: &Sink<'_>, table: &DeTable<'_>) -> Config {
+    let mut root = Section::root(sink, table);
+    let host = host(root.section("host"));
+    let control = control(root.section("control"));
+    let workers = workers(root.section("workers"));
+    let underlay = underlay(root.section("underlay"));
+    let transport = transport(root.section("transport"), underlay.paths);
+    let peers = root.sections("peer").into_iter().map(peer).collect();
+    let vpcs = root.sections("vpc").into_iter().map(vpc).collect();
+    let ports = root.sections("port").into_iter().map(|s| port(s, workers.count)).collect();
+    let routes = root.sections("route").into_iter().map(route).collect();
+    root.finish();
+    Config { host, control, workers, underlay, transport, peers, vpcs, ports, routes }
+}
+
+fn host(mut s: Section<'_, '_>) -> Host {
+    let name = host_name(&mut s);
+    s.finish();
+    Host { name }
+}
+
+fn control(mut s: Section<'_, '_>) -> Control {
+    let socket: String = s.optional("socket").unwrap_or_else(|| DEFAULT_SOCKET.to_owned());
+    if !s.has_failed("socket") && !Path::new(&socket).is_absolute() {
+        s.error("socket", format!("{socket:?} is not an absolute path"));
+    }
+    if socket.len() > MAX_SOCKET_PATH {
+        s.error("socket", format!("{} bytes; the path of a Unix socket has at most {MAX_SOCKET_PATH}", socket.len()));
+    }
+    s.finish();
+    Control { socket: PathBuf::from(socket) }
+}
+
+fn workers(mut s: Section<'_, '_>) -> Workers {
+    let cpus = s.int_list("cpus", MAX_WORKERS, 0..=1023);
+    let cpus: Vec<usize> = cpus.into_iter().map(|cpu| cpu as usize).collect();
+    let default = cpus.len().clamp(1, MAX_WORKERS);
+    let count = s.int("count", 1..=MAX_WORKERS as u64, default as u64) as usize;
+    if !cpus.is_empty() && cpus.len() != count && !s.has_failed("count") {
+        s.error("cpus", format!("{} CPUs for {count} workers; name one for each, or none", cpus.len()));
+    }
+    s.finish();
+    Workers { count, cpus }
+}
+
+fn underlay(mut s: Section<'_, '_>) -> Underlay {
+    let addresses = s.list("addresses", MAX_ADDRESSES);
+    if addresses.is_empty() && !s.has_failed("addresses") {
+        s.error("addresses", "missing: name at least one underlay address of this host");
+    }
+    let underlay = Underlay {
+        addresses,
+        bifrost_port: s.int("bifrost_port", 1..=65535, 4794) as u16,
+        vxlan_port: s.int("vxlan_port", 1..=65535, 4789) as u16,
+        paths: s.int("paths", 1..=u64::from(MAX_PATHS), 4) as u8,
+        source_port_base: s.int("source_port_base", 1024..=65535, 49152) as u16,
+        mtu: s.int("mtu", 576..=65535, 1600) as u16,
+        gso: s.optional("gso").unwrap_or(true),
+    };
+    s.finish();
+    underlay
+}
+
+fn transport(mut s: Section<'_, '_>, paths: u8) -> Transport {
+    let d = Transport::default();
+    let micros = |d: Duration| d.as_micros() as u64;
+    let fixed = |us: Option<u64>| us.map_or(Auto::Auto, |us| Auto::Fixed(Duration::from_micros(us)));
+    let transport = Transport {
+        group_packets: s.int("group_packets", 1..=4096, d.group_packets.into()) as u16,
+        spray_paths: s.int("spray_paths", 1..=u64::from(MAX_PATHS), d.spray_paths.min(paths).into()) as u8,
+        stickiness: Duration::from_micros(s.int("stickiness_us", 0..=1_000_000, micros(d.stickiness))),
+        initial_rto: Duration::from_micros(s.int("initial_rto_us", 100..=10_000_000, micros(d.initial_rto))),
+        rto_floor: fixed(s.auto_int("rto_floor_us", 50..=10_000_000)),
+        ack_delay: fixed(s.auto_int("ack_delay_us", 0..=65535)),
+        ack_threshold: s.int("ack_threshold", 1..=256, d.ack_threshold.into()) as u16,
+        initial_window: s.int("initial_window", 1..=4096, d.initial_window.into()) as u16,
+        max_window: s.int("max_window", 1..=4096, d.max_window.into()) as u16,
+        setup_tries: s.int("setup_tries", 1..=20, d.setup_tries.into()) as u8,
+        plain_retry: Duration::from_secs(s.int("plain_retry_s", 1..=86400, d.plain_retry.as_secs())),
+        idle_reap: Duration::from_secs(s.int("idle_reap_s", 1..=86400, d.idle_reap.as_secs())),
+        probe_interval: Duration::from_millis(s.int(
+            "probe_interval_ms",
+            1..=60_000,
+            d.probe_interval.as_millis() as u64,
+        )),
+        congestion_control: s
+            .choice("congestion_control", &[("swift", CongestionControl::Swift), ("none", CongestionControl::None)]),
+    };
+    s.finish();
+    transport
+}
+
+fn peer(mut s: Section<'_, '_>) -> Peer {
+    let name = host_name(&mut s);
+    let addresses = s.list("addresses", MAX_ADDRESSES);
+    if addresses.is_empty() && !s.has_failed("addresses") {
+        s.error("addresses", "missing: name at least one underlay address of the peer");
+    }
+    let transport = s.choice("transport", &[("auto", PeerTransport::Auto), ("plain", PeerTransport::Plain)]);
+    s.finish();
+    Peer { name, addresses, transport }
+}
+
+fn vpc(mut s: Section<'_, '_>) -> Vpc {
+    let vpc = Vpc {
+        vni: vni(&mut s),
+        reliability: s
+            .choice("reliability", &[("tcp", Reliability::Tcp), ("all", Reliability::All), ("off", Reliability::Off)]),
+        ordering: s
+            .choice("ordering", &[("flow", Ordering::Flow), ("strict", Ordering::Strict), ("off", Ordering::Off)]),
+        gateway: s.list("gateway", MAX_ADDRESSES),
+    };
+    s.finish();
+    vpc
+}
+
+fn port(mut s: Section<'_, '_>, workers: usize) -> Port {
+    let name = name_of(&mut s, "a-z, A-Z, 0-9, '-', '_' and '.'", |c| c.is_ascii_alphanumeric() || "-_.".contains(c));
+    let vni = vni(&mut s);
+    let kind = s.choice("kind", &[("tap", PortKind::Tap)]);
+    let mac = s.required("mac");
+    let addresses = s.list("addresses", MAX_ADDRESSES);
+    if addresses.is_empty() && !s.has_failed("addresses") {
+        s.error("addresses", "missing: name at least one address of the guest");
+    }
+    let mtu = s.int("mtu", 68..=65535, 1500) as u16;
+    let netns = netns(&mut s);
+    let device: Option<String> = s.optional("device");
+    // The name of a port without a device names that, too.
+    let device = device.unwrap_or_else(|| name.clone());
+    if !s.has_failed("name") && !s.has_failed("device") {
+        check_device(&s, &device);
+    }
+    let default_gateway = s.optional("default_gateway");
+    let queues = s.int("queues", 1..=MAX_WORKERS as u64, workers as u64) as usize;
+    s.finish();
+    Port { name, vni, kind, mac, addresses, mtu, netns, device, default_gateway, queues }
+}
+
+fn route(mut s: Section<'_, '_>) -> Route {
+    let route =
+        Route { vni: vni(&mut s), prefix: s.required("prefix"), peer: s.required("peer"), mac: s.required("mac") };
+    s.finish();
+    route
+}
+
+fn vni(s: &mut Section<'_, '_>) -> Vni {
+    let vni = s.required_int("vni", 1..=u64::from(Vni::MAX)) as u32;
+    // In range, or 1 after a reported error.
+    Vni::new(vni).unwrap_or(Vni::MIN)
+}
+
+fn host_name(s: &mut Section<'_, '_>) -> String {
+    name_of(s, "a-z, 0-9, '-' and '.'", |c| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-' || c == '.')
+}
+
+/// The field `name`; after an error: an empty text.
+fn name_of(s: &mut Section<'_, '_>, alphabet: &str, allowed: impl Fn(char) -> bool) -> String {
+    let name: String = s.required("name");
+    if s.has_failed("name") {
+        return name;
+    }
+    if !(1..=63).contains(&name.len()) || !name.chars().all(allowed) {
+        s.error("name", format!("{name:?} is not 1 to 63 of {alphabet}"));
+        return String::new();
+    }
+    name
+}
+
+fn netns(s: &mut Section<'_, '_>) -> Option<PathBuf> {
+    let netns: String = s.optional("netns")?;
+    if netns.starts_with('/') || s.has_failed("netns") {
+        return Some(PathBuf::from(netns));
+    }
+    if netns.is_empty() || netns.contains('/') || netns == "." || netns == ".." {
+        s.error("netns", format!("{netns:?} is neither a name under /run/netns nor an absolute path"));
+    }
+    Some(Path::new("/run/netns").join(netns))
+}
+
+fn check_device(s: &Section<'_, '_>, device: &str) {
+    let refused = |c: char| !c.is_ascii_graphic() || c == '/' || c == ':';
+    if device.is_empty() || device == "." || device == ".." || device.chars().any(refused) {
+        s.error("device", format!("{device:?} is no name of an interface"));
+    } else if device.len() > MAX_DEVICE_NAME {
+        s.error(
+            "device",
+            format!("{device:?} has {} bytes; an interface's name has at most {MAX_DEVICE_NAME}", device.len()),
+        );
+    }
+}

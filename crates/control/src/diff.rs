@@ -1,0 +1,253 @@
+//! What a reload changes: the difference between two configurations.
+
+use std::fmt;
+use std::hash::Hash;
+
+use std::collections::HashMap;
+
+use crate::api::{Changed, ReloadReport};
+use crate::config::{Config, Peer, Port, Route, Transport, Vpc};
+
+/// The difference between two configurations that a running daemon can take over.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct ConfigDiff {
+    /// Ports, by name.
+    pub ports: Changes<Port>,
+    /// Routes, by VNI and prefix.
+    pub routes: Changes<Route>,
+    /// Peers, by name.
+    pub peers: Changes<Peer>,
+    /// VPCs, by VNI.
+    pub vpcs: Changes<Vpc>,
+    /// The new transport settings, if they differ.
+    pub transport: Option<Transport>,
+}
+
+/// What happened to things of one kind.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Changes<T> {
+    /// Only in the new configuration, in its order.
+    pub added: Vec<T>,
+    /// Only in the old configuration, in its order.
+    pub removed: Vec<T>,
+    /// In both, and different, in the order of the new one.
+    pub changed: Vec<Change<T>>,
+}
+
+/// A thing before and after.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Change<T> {
+    /// Before.
+    pub old: T,
+    /// After.
+    pub new: T,
+}
+
+/// What differs and can only be taken over by a restart; never empty.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RestartNeeded {
+    /// One entry a field, such as `underlay.addresses: 192.0.2.1 -> 192.0.2.3`.
+    pub fields: Vec<String>,
+}
+
+impl ConfigDiff {
+    /// Compares. An error if something differs that a running daemon cannot take over: host name, control socket,
+    /// workers, underlay. Then nothing of the new configuration should be taken over.
+    pub fn between(old: &Config, new: &Config) -> Result<ConfigDiff, RestartNeeded> {
+        let fields = fixed_fields(old, new);
+        if !fields.is_empty() {
+            return Err(RestartNeeded { fields });
+        }
+        Ok(ConfigDiff {
+            ports: Changes::between(&old.ports, &new.ports, |p| p.name.clone()),
+            routes: Changes::between(&old.routes, &new.routes, |r| (r.vni, r.prefix)),
+            peers: Changes::between(&old.peers, &new.peers, |p| p.name.clone()),
+            vpcs: Changes::between(&old.vpcs, &new.vpcs, |v| v.vni),
+            transport: (old.transport != new.transport).then_some(new.transport),
+        })
+    }
+
+    /// Whether nothing differs.
+    pub fn is_empty(&self) -> bool {
+        self.report().is_empty()
+    }
+
+    /// The difference as the API reports it.
+    pub fn report(&self) -> ReloadReport {
+        ReloadReport {
+            ports: self.ports.names(|p| p.name.clone()),
+            routes: self.routes.names(|r| format!("vni {} {}", r.vni, r.prefix)),
+            peers: self.peers.names(|p| p.name.clone()),
+            vpcs: self.vpcs.names(|v| v.vni.to_string()),
+            transport_changed: self.transport.is_some(),
+        }
+    }
+}
+
+impl<T> Default for Changes<T> {
+    fn default() -> Changes<T> {
+        Changes { added: Vec::new(), removed: Vec::new(), changed: Vec::new() }
+    }
+}
+
+impl<T> Changes<T> {
+    /// Whether nothing differs.
+    pub fn is_empty(&self) -> bool {
+        self.added.is_empty() && self.removed.is_empty() && self.changed.is_empty()
+    }
+
+    fn names(&self, name: impl Fn(&T) -> String) -> Changed {
+        Changed {
+            added: self.added.iter().map(&name).collect(),
+            removed: self.removed.iter().map(&name).collect(),
+            changed: self.changed.iter().map(|c| name(&c.new)).collect(),
+        }
+    }
+}
+
+impl<T: Clone + PartialEq> Changes<T> {
+    fn between<K: Hash + Eq>(old: &[T], new: &[T], key: impl Fn(&T) -> K) -> Changes<T> {
+        let mut before: HashMap<K, &T> = old.iter().map(|t| (key(t), t)).collect();
+        let mut changes = Changes::default();
+        for t in new {
+            match before.remove(&key(t)) {
+                None => changes.added.push(t.clone()),
+                Some(o) if o != t => changes.changed.push(Change { old: o.clone(), new: t.clone() }),
+                Some(_) => {}
+            }
+        }
+        changes.removed = old.iter().filter(|t| before.contains_key(&key(t))).cloned().collect();
+        changes
+    }
+}
+
+impl Change<Port> {
+    /// Whether the port's device can stay: only what is set on it, or kept by the switch, differs. Otherwise the
+    /// port is to be removed and added anew, which its guest notices.
+    pub fn keeps_device(&self) -> bool {
+        let Change { old, new } = self;
+        (old.kind, &old.netns, &old.device, old.queues) == (new.kind, &new.netns, &new.device, new.queues)
+            && (old.vni, old.mac) == (new.vni, new.mac)
+    }
+}
+
+impl fmt::Display for RestartNeeded {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "these need a restart of bifrostd: {}", self.fields.join("; "))
+    }
+}
+
+impl std::error::Error for RestartNeeded {}
+
+fn fixed_fields(old: &Config, new: &Config) -> Vec<String> {
+    let mut fields = Vec::new();
+    let mut compare = |field: &str, old: String, new: String| {
+        if old != new {
+            fields.push(format!("{field}: {old} -> {new}"));
+        }
+    };
+    let list = |items: Vec<String>| format!("[{}]", items.join(", "));
+    compare("host.name", old.host.name.clone(), new.host.name.clone());
+    compare("control.socket", old.control.socket.display().to_string(), new.control.socket.display().to_string());
+    compare("workers.count", old.workers.count.to_string(), new.workers.count.to_string());
+    let cpus = |c: &Config| list(c.workers.cpus.iter().map(ToString::to_string).collect());
+    compare("workers.cpus", cpus(old), cpus(new));
+    let addresses = |c: &Config| list(c.underlay.addresses.iter().map(ToString::to_string).collect());
+    compare("underlay.addresses", addresses(old), addresses(new));
+    let (o, n) = (&old.underlay, &new.underlay);
+    compare("underlay.bifrost_port", o.bifrost_port.to_string(), n.bifrost_port.to_string());
+    compare("underlay.vxlan_port", o.vxlan_port.to_string(), n.vxlan_port.to_string());
+    compare("underlay.paths", o.paths.to_string(), n.paths.to_string());
+    compare("underlay.source_port_base", o.source_port_base.to_string(), n.source_port_base.to_string());
+    compare("underlay.mtu", o.mtu.to_string(), n.mtu.to_string());
+    compare("underlay.gso", o.gso.to_string(), n.gso.to_string());
+    fields
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const BASE: &str = r#"
+        [host]
+        name = "a"
+        [underlay]
+        addresses = ["192.0.2.1"]
+        [[peer]]
+        name = "b"
+        addresses = ["192.0.2.2"]
+        [[vpc]]
+        vni = 1
+        [[port]]
+        name = "p1"
+        vni = 1
+        mac = "02:00:00:00:00:01"
+        addresses = ["10.0.0.1/24"]
+        [[route]]
+        vni = 1
+        prefix = "10.0.0.2/32"
+        peer = "b"
+        mac = "02:00:00:00:00:02"
+    "#;
+
+    fn parse(text: &str) -> Config {
+        Config::parse(text, "t").unwrap()
+    }
+
+    fn report(old: &str, new: &str) -> ReloadReport {
+        ConfigDiff::between(&parse(old), &parse(new)).unwrap().report()
+    }
+
+    #[test]
+    fn same_is_empty() {
+        assert!(ConfigDiff::between(&parse(BASE), &parse(BASE)).unwrap().is_empty());
+    }
+
+    #[test]
+    fn added_removed_changed() {
+        let names = |names: &[&str]| names.iter().map(|n| n.to_string()).collect::<Vec<_>>();
+        let port = "[[port]]\nname='p2'\nvni=1\nmac='02:00:00:00:00:03'\naddresses=['10.0.0.3/24']\n";
+        let more = format!("{BASE}{port}");
+        assert_eq!(report(BASE, &more).ports.added, names(&["p2"]));
+        assert_eq!(report(&more, BASE).ports.removed, names(&["p2"]));
+        let r = report(BASE, &BASE.replace("10.0.0.2/32", "10.0.0.4/32"));
+        assert_eq!((r.routes.added, r.routes.removed), (names(&["vni 1 10.0.0.4/32"]), names(&["vni 1 10.0.0.2/32"])));
+        assert!(r.ports.is_empty() && r.peers.is_empty() && r.vpcs.is_empty() && !r.transport_changed);
+        let r = report(BASE, &BASE.replace("vni = 1\n        [[port]]", "vni = 1\nreliability = 'all'\n[[port]]"));
+        assert_eq!(r.vpcs.changed, names(&["1"]));
+        assert_eq!(report(BASE, &BASE.replace("192.0.2.2", "192.0.2.3")).peers.changed, names(&["b"]));
+        assert!(report(BASE, &format!("{BASE}[transport]\nack_threshold = 8")).transport_changed);
+    }
+
+    #[test]
+    fn a_port_keeps_its_device_when_only_addresses_change() {
+        let change = |new: &str| {
+            let mut diff = ConfigDiff::between(&parse(BASE), &parse(new)).unwrap();
+            assert_eq!(diff.ports.changed.len(), 1, "{new}");
+            diff.ports.changed.remove(0).keeps_device()
+        };
+        assert!(change(&BASE.replace("10.0.0.1/24", "10.0.0.9/24")));
+        assert!(!change(&BASE.replace("00:01", "00:07")));
+        assert!(!change(&BASE.replace("name = \"p1\"", "name = \"p1\"\nnetns = \"x\"")));
+    }
+
+    #[test]
+    fn restart() {
+        let cases = [
+            (
+                "addresses = [\"192.0.2.1\"]",
+                "addresses = [\"192.0.2.9\"]",
+                "underlay.addresses: [192.0.2.1] -> [192.0.2.9]",
+            ),
+            ("addresses = [\"192.0.2.1\"]", "addresses = [\"192.0.2.1\"]\npaths = 2", "underlay.paths: 4 -> 2"),
+            ("[underlay]", "[workers]\ncount = 2\n[underlay]", "workers.count: 1 -> 2"),
+            ("[underlay]", "[control]\nsocket = '/x'\n[underlay]", "control.socket: /run/bifrost/bifrostd.sock -> /x"),
+            ("name = \"a\"", "name = \"c\"", "host.name: a -> c"),
+        ];
+        for (from, to, message) in cases {
+            let error = ConfigDiff::between(&parse(BASE), &parse(&BASE.replace(from, to))).unwrap_err();
+            assert!(error.fields.contains(&message.to_owned()), "{error}");
+            assert!(error.to_string().contains("need a restart"), "{error}");
+        }
+    }
+}

@@ -1,0 +1,168 @@
+//! The daemon's end of the API: HTTP/1.1 with JSON over a Unix socket, on a thread of its own.
+//!
+//! | request | answer |
+//! |---|---|
+//! | `GET /v1/status` | [`Status`] |
+//! | `GET /v1/ports`, `/v1/routes`, `/v1/conns`, `/v1/paths` | a list of [`PortStatus`], [`Route`], [`Conn`], [`Path`](ApiPath) |
+//! | `GET /v1/stats` | [`Stats`] |
+//! | `GET /v1/faults` | a list of [`FaultEntry`] |
+//! | `PUT /v1/faults` with a [`FaultSpec`] | the [`FaultEntry`] made |
+//! | `DELETE /v1/faults`, `DELETE /v1/faults?id=3` | [`FaultCleared`](crate::api::FaultCleared) |
+//! | `POST /v1/reload` | [`ReloadReport`] |
+//!
+//! Errors are `{"error": {"what", "where", "hint"}}` with a 4xx or 5xx status.
+
+mod routes;
+mod socket;
+
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
+
+use tokio::sync::oneshot;
+
+use crate::api::{
+    ApiError, Conn, FaultEntry, FaultSpec, Path as ApiPath, PortStatus, ReloadReport, Route, Stats, Status,
+};
+
+/// How long a stop waits for requests that are being answered.
+const DRAIN: Duration = Duration::from_secs(2);
+
+/// What answers the requests. Calls come from the server's threads, several at a time; they may block for a while.
+pub trait Backend: Send + Sync + 'static {
+    /// The daemon as a whole.
+    fn status(&self) -> Result<Status, ApiError>;
+    /// All ports.
+    fn ports(&self) -> Result<Vec<PortStatus>, ApiError>;
+    /// All routes.
+    fn routes(&self) -> Result<Vec<Route>, ApiError>;
+    /// All reliable connections.
+    fn conns(&self) -> Result<Vec<Conn>, ApiError>;
+    /// All paths to all peers.
+    fn paths(&self) -> Result<Vec<ApiPath>, ApiError>;
+    /// All counters.
+    fn stats(&self) -> Result<Stats, ApiError>;
+    /// All faults in force.
+    fn faults(&self) -> Result<Vec<FaultEntry>, ApiError>;
+    /// Injects a fault; its values are in range, its names are not looked up yet.
+    fn add_fault(&self, spec: FaultSpec) -> Result<FaultEntry, ApiError>;
+    /// Removes one fault; [`ErrorKind::NotFound`](crate::api::ErrorKind::NotFound) if there is no such.
+    fn remove_fault(&self, id: u64) -> Result<(), ApiError>;
+    /// Removes all faults; how many there were.
+    fn clear_faults(&self) -> Result<u64, ApiError>;
+    /// Reads the configuration again and takes it over.
+    fn reload(&self) -> Result<ReloadReport, ApiError>;
+}
+
+/// Why the API could not be offered.
+#[derive(Debug, thiserror::Error)]
+pub enum ServeError {
+    /// Somebody answers on the socket.
+    #[error("another bifrostd is running: {0} is in use; stop that one, or set another [control].socket")]
+    AlreadyRunning(PathBuf),
+    /// Something that is no socket is in the way.
+    #[error("{0} exists and is no socket; remove it, or set another [control].socket")]
+    NotASocket(PathBuf),
+    /// The system refused.
+    #[error("{what} {path}: {source}")]
+    Io {
+        /// What was tried.
+        what: &'static str,
+        /// On what.
+        path: PathBuf,
+        /// Why it failed.
+        source: io::Error,
+    },
+}
+
+/// A running server. Dropping it stops it, as [`stop`](Self::stop) does.
+#[derive(Debug)]
+pub struct ServerHandle {
+    stop: Option<oneshot::Sender<()>>,
+    thread: Option<JoinHandle<()>>,
+    socket: PathBuf,
+}
+
+/// Offers the API on the Unix socket `path` (mode 0660, its directory is made if need be). When this returns, requests
+/// are taken. A socket that a dead daemon left is replaced; one that somebody answers on is an error.
+pub fn serve(path: impl AsRef<Path>, backend: Arc<dyn Backend>) -> Result<ServerHandle, ServeError> {
+    let path = path.as_ref();
+    let failed = |what| move |source| ServeError::Io { what, path: path.to_owned(), source };
+    let (socket, listener) = socket::bind(path)?;
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_io()
+        .enable_time()
+        // Backend calls block; a few may at a time.
+        .max_blocking_threads(4)
+        .thread_name("api-call")
+        .build()
+        .map_err(failed("cannot start the API's runtime for"))?;
+    let listener = {
+        let _inside = runtime.enter();
+        tokio::net::UnixListener::from_std(listener).map_err(failed("cannot listen on"))?
+    };
+    let (stop, stopped) = oneshot::channel();
+    let thread = thread::Builder::new()
+        .name("api".to_owned())
+        .spawn(move || {
+            runtime.block_on(run(listener, backend, stopped));
+            // A backend call that hangs must not keep the daemon from leaving.
+            runtime.shutdown_timeout(DRAIN);
+            socket.remove();
+        })
+        .map_err(failed("cannot start the API's thread for"))?;
+    Ok(ServerHandle { stop: Some(stop), thread: Some(thread), socket: path.to_owned() })
+}
+
+impl ServerHandle {
+    /// The socket's path.
+    pub fn socket(&self) -> &Path {
+        &self.socket
+    }
+
+    /// Stops taking requests, finishes those being answered (for at most a few seconds), removes the socket.
+    pub fn stop(mut self) {
+        self.finish();
+    }
+
+    fn finish(&mut self) {
+        if let Some(stop) = self.stop.take() {
+            // The thread may have ended by itself; then there is nobody to tell.
+            let _ = stop.send(());
+        }
+        if let Some(thread) = self.thread.take()
+            && thread.join().is_err()
+        {
+            tracing::error!("the API's thread panicked");
+        }
+    }
+}
+
+impl Drop for ServerHandle {
+    fn drop(&mut self) {
+        self.finish();
+    }
+}
+
+async fn run(listener: tokio::net::UnixListener, backend: Arc<dyn Backend>, stopped: oneshot::Receiver<()>) {
+    let (tell, told) = oneshot::channel();
+    let server = axum::serve(listener, routes::router(backend)).with_graceful_shutdown(async {
+        let _ = told.await;
+    });
+    let server = async { server.await };
+    tokio::pin!(server);
+    tokio::select! {
+        // Accepting retries by itself; this does not end in practice.
+        ended = &mut server => {
+            tracing::error!(?ended, "the API's server ended");
+            return;
+        }
+        _ = stopped => {}
+    }
+    let _ = tell.send(());
+    if tokio::time::timeout(DRAIN, server).await.is_err() {
+        tracing::warn!("the API was stopped while a request was being answered");
+    }
+}

@@ -1,0 +1,99 @@
+//! Requests to calls of the backend, results to responses.
+
+use std::sync::Arc;
+
+use axum::Router;
+use axum::body::Bytes;
+use axum::extract::{DefaultBodyLimit, Query, State, rejection::QueryRejection};
+use axum::http::{Method, StatusCode, Uri};
+use axum::response::{IntoResponse, Json, Response};
+use axum::routing::{get, post};
+use serde::{Deserialize, Serialize};
+
+use super::Backend;
+use crate::api::{ApiError, ErrorBody, FaultCleared, FaultSpec};
+
+/// The largest request body, bytes; a fault's specification has a few hundred.
+const MAX_BODY: usize = 64 << 10;
+
+type Shared = Arc<dyn Backend>;
+
+pub(super) fn router(backend: Shared) -> Router {
+    Router::new()
+        .route("/v1/status", get(|State(b): State<Shared>| call(move || b.status())))
+        .route("/v1/ports", get(|State(b): State<Shared>| call(move || b.ports())))
+        .route("/v1/routes", get(|State(b): State<Shared>| call(move || b.routes())))
+        .route("/v1/conns", get(|State(b): State<Shared>| call(move || b.conns())))
+        .route("/v1/paths", get(|State(b): State<Shared>| call(move || b.paths())))
+        .route("/v1/stats", get(|State(b): State<Shared>| call(move || b.stats())))
+        .route(
+            "/v1/faults",
+            get(|State(b): State<Shared>| call(move || b.faults())).put(add_fault).delete(remove_faults),
+        )
+        .route("/v1/reload", post(|State(b): State<Shared>| call(move || b.reload())))
+        .fallback(unknown_path)
+        .method_not_allowed_fallback(unknown_method)
+        .layer(DefaultBodyLimit::max(MAX_BODY))
+        .with_state(backend)
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct FaultQuery {
+    id: Option<u64>,
+}
+
+async fn add_fault(State(backend): State<Shared>, body: Bytes) -> Response {
+    match serde_json::from_slice::<FaultSpec>(&body) {
+        Ok(spec) => call(move || backend.add_fault(spec)).await,
+        Err(e) => {
+            let hint = "a fault is, for example, {\"port\": \"web1\", \"loss_percent\": 1}";
+            failure(ApiError::bad_request(e.to_string()).at("body of PUT /v1/faults").hint(hint))
+        }
+    }
+}
+
+async fn remove_faults(State(backend): State<Shared>, query: Result<Query<FaultQuery>, QueryRejection>) -> Response {
+    match query {
+        Ok(Query(FaultQuery { id: Some(id) })) => {
+            call(move || backend.remove_fault(id).map(|()| FaultCleared { removed: 1 })).await
+        }
+        Ok(Query(FaultQuery { id: None })) => {
+            call(move || backend.clear_faults().map(|removed| FaultCleared { removed })).await
+        }
+        Err(e) => {
+            let hint = "DELETE /v1/faults removes all, DELETE /v1/faults?id=3 one";
+            failure(ApiError::bad_request(e.body_text()).at("query of DELETE /v1/faults").hint(hint))
+        }
+    }
+}
+
+async fn unknown_path(uri: Uri) -> Response {
+    let hint = "/v1/ has status, ports, routes, conns, paths, stats, faults and reload";
+    failure(ApiError::not_found("no such resource").at(uri.path()).hint(hint))
+}
+
+async fn unknown_method(method: Method, uri: Uri) -> Response {
+    let error = ApiError::bad_request(format!("{method} is not possible here")).at(uri.path());
+    (StatusCode::METHOD_NOT_ALLOWED, Json(ErrorBody::from(error))).into_response()
+}
+
+/// Runs a backend call where it may block, and answers with its result.
+async fn call<T, F>(f: F) -> Response
+where
+    T: Serialize + Send + 'static,
+    F: FnOnce() -> Result<T, ApiError> + Send + 'static,
+{
+    match tokio::task::spawn_blocking(f).await {
+        Ok(Ok(value)) => Json(value).into_response(),
+        Ok(Err(error)) => failure(error),
+        Err(e) => {
+            failure(ApiError::internal(format!("the request's handler failed: {e}")).hint("see the daemon's log"))
+        }
+    }
+}
+
+fn failure(error: ApiError) -> Response {
+    let status = StatusCode::from_u16(error.kind.status()).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
+    (status, Json(ErrorBody::from(error))).into_response()
+}

@@ -1,0 +1,82 @@
+//! A Unix socket that exactly one daemon listens on.
+
+use std::fs::{self, DirBuilder, File};
+use std::io;
+use std::os::unix::fs::{DirBuilderExt, FileTypeExt, MetadataExt, PermissionsExt};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+
+use rustix::fs::Mode;
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+
+use super::ServeError;
+
+/// Who may connect: the owner and the group.
+const MODE: u32 = 0o660;
+/// Connections that wait to be accepted.
+const BACKLOG: i32 = 64;
+
+/// The file of a socket that this process made.
+#[derive(Debug)]
+pub(super) struct BoundSocket {
+    path: PathBuf,
+    inode: (u64, u64),
+}
+
+impl BoundSocket {
+    /// Removes the file, unless another one took its place.
+    pub(super) fn remove(self) {
+        let ours = fs::symlink_metadata(&self.path).is_ok_and(|m| (m.dev(), m.ino()) == self.inode);
+        if ours && let Err(e) = fs::remove_file(&self.path) {
+            tracing::warn!(path = %self.path.display(), "cannot remove the socket: {e}");
+        }
+    }
+}
+
+/// Makes the socket and listens on it, nonblocking.
+pub(super) fn bind(path: &Path) -> Result<(BoundSocket, UnixListener), ServeError> {
+    let failed = |what| move |source| ServeError::Io { what, path: path.to_owned(), source };
+    let dir = match path.parent() {
+        Some(dir) if !dir.as_os_str().is_empty() => dir,
+        _ => Path::new("."),
+    };
+    DirBuilder::new().recursive(true).mode(0o755).create(dir).map_err(failed("cannot make the directory of"))?;
+    // Two daemons that start at once must not both find a stale socket: whoever holds the directory looks and binds.
+    let lock = File::open(dir).map_err(failed("cannot open the directory of"))?;
+    lock.lock().map_err(failed("cannot lock the directory of"))?;
+    remove_stale(path)?;
+    let listener = listen(path).map_err(failed("cannot listen on"))?;
+    let meta = fs::symlink_metadata(path).map_err(failed("cannot look at"))?;
+    Ok((BoundSocket { path: path.to_owned(), inode: (meta.dev(), meta.ino()) }, listener))
+}
+
+fn remove_stale(path: &Path) -> Result<(), ServeError> {
+    let failed = |what| move |source| ServeError::Io { what, path: path.to_owned(), source };
+    match fs::symlink_metadata(path) {
+        Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(()),
+        Err(e) => return Err(failed("cannot look at")(e)),
+        Ok(meta) if !meta.file_type().is_socket() => return Err(ServeError::NotASocket(path.to_owned())),
+        Ok(_) => {}
+    }
+    match UnixStream::connect(path) {
+        Err(e) if e.kind() == io::ErrorKind::ConnectionRefused => {
+            tracing::info!(path = %path.display(), "removing the socket of a daemon that is gone");
+            fs::remove_file(path).map_err(failed("cannot remove the stale socket"))
+        }
+        // A full backlog, too, is somebody who listens.
+        Ok(_) => Err(ServeError::AlreadyRunning(path.to_owned())),
+        Err(e) if e.kind() == io::ErrorKind::WouldBlock => Err(ServeError::AlreadyRunning(path.to_owned())),
+        Err(e) => Err(failed("cannot probe")(e)),
+    }
+}
+
+fn listen(path: &Path) -> io::Result<UnixListener> {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+    // The file gets the socket's own mode (less the umask): so it is never open to others, not even for a moment.
+    rustix::fs::fchmod(&socket, Mode::from_raw_mode(MODE))?;
+    rustix::net::bind(&socket, &SocketAddrUnix::new(path)?)?;
+    fs::set_permissions(path, fs::Permissions::from_mode(MODE))?;
+    rustix::net::listen(&socket, BACKLOG)?;
+    Ok(UnixListener::from(socket))
+}

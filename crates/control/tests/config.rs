@@ -1,0 +1,519 @@
+//! Good and bad configuration files.
+
+#![allow(clippy::unwrap_used)]
+
+use std::time::Duration;
+
+use bifrost_control::Config;
+use bifrost_control::config::{
+    Auto, CongestionControl, Mac, Ordering, PeerTransport, PortKind, Reliability, Transport, Vni, overhead_bytes,
+};
+
+/// Line numbers in the tables below are those of this text.
+const GOOD: &str = r#"[host]
+name = "host-a"
+[control]
+socket = "/run/bifrost/a.sock"
+[workers]
+count = 2
+cpus = [0, 1]
+[underlay]
+addresses = ["192.0.2.1", "198.51.100.1"]
+bifrost_port = 4794
+vxlan_port = 4789
+paths = 4
+source_port_base = 49152
+mtu = 1600
+gso = false
+[transport]
+group_packets = 10
+spray_paths = 2
+stickiness_us = 30
+initial_rto_us = 5000
+rto_floor_us = 300
+ack_delay_us = "auto"
+ack_threshold = 16
+initial_window = 256
+max_window = 1024
+setup_tries = 3
+plain_retry_s = 10
+idle_reap_s = 20
+probe_interval_ms = 50
+congestion_control = "none"
+[[peer]]
+name = "host-b"
+addresses = ["192.0.2.2"]
+[[peer]]
+name = "kernel"
+addresses = ["192.0.2.3"]
+transport = "plain"
+[[vpc]]
+vni = 100
+gateway = ["10.0.0.254"]
+[[vpc]]
+vni = 200
+reliability = "all"
+ordering = "strict"
+[[port]]
+name = "web1"
+vni = 100
+kind = "tap"
+mac = "02:00:00:00:00:01"
+addresses = ["10.0.0.1/24", "fd00::1/64"]
+mtu = 1500
+netns = "web1"
+device = "eth0"
+default_gateway = "10.0.0.254"
+queues = 1
+[[port]]
+name = "web2"
+vni = 200
+mac = "02:00:00:00:00:01"
+addresses = ["10.0.0.1/24"]
+[[route]]
+vni = 100
+prefix = "10.0.0.2/32"
+peer = "host-b"
+mac = "02:00:00:00:00:02"
+[[route]]
+vni = 100
+prefix = "10.0.1.0/24"
+peer = "kernel"
+mac = "02:00:00:00:00:03"
+"#;
+
+#[test]
+fn every_key_arrives() {
+    let c = Config::parse(GOOD, "good.toml").unwrap();
+    assert_eq!(c.host.name, "host-a");
+    assert_eq!(c.control.socket.to_str(), Some("/run/bifrost/a.sock"));
+    assert_eq!((c.workers.count, c.workers.cpus.as_slice()), (2, &[0, 1][..]));
+    let u = &c.underlay;
+    assert_eq!(u.addresses.len(), 2);
+    assert_eq!(
+        (u.bifrost_port, u.vxlan_port, u.paths, u.source_port_base, u.mtu, u.gso),
+        (4794, 4789, 4, 49152, 1600, false)
+    );
+    let us = Duration::from_micros;
+    let expected = Transport {
+        group_packets: 10,
+        spray_paths: 2,
+        stickiness: us(30),
+        initial_rto: us(5000),
+        rto_floor: Auto::Fixed(us(300)),
+        ack_delay: Auto::Auto,
+        ack_threshold: 16,
+        initial_window: 256,
+        max_window: 1024,
+        setup_tries: 3,
+        plain_retry: Duration::from_secs(10),
+        idle_reap: Duration::from_secs(20),
+        probe_interval: Duration::from_millis(50),
+        congestion_control: CongestionControl::None,
+    };
+    assert_eq!(c.transport, expected);
+    assert_eq!(c.peers.iter().map(|p| p.transport).collect::<Vec<_>>(), [PeerTransport::Auto, PeerTransport::Plain]);
+    assert_eq!((c.vpcs[0].reliability, c.vpcs[0].ordering), (Reliability::Tcp, Ordering::Flow));
+    assert_eq!((c.vpcs[1].reliability, c.vpcs[1].ordering), (Reliability::All, Ordering::Strict));
+    assert_eq!(c.vpcs[0].gateway, ["10.0.0.254".parse::<std::net::IpAddr>().unwrap()]);
+    let web1 = c.port("web1").unwrap();
+    assert_eq!(
+        (web1.vni, web1.kind, web1.mac, web1.mtu),
+        (Vni::new(100).unwrap(), PortKind::Tap, Mac([2, 0, 0, 0, 0, 1]), 1500)
+    );
+    assert_eq!(web1.addresses[0].to_string(), "10.0.0.1/24");
+    assert_eq!((web1.netns.as_ref().unwrap().to_str(), web1.device.as_str()), (Some("/run/netns/web1"), "eth0"));
+    assert_eq!((web1.default_gateway.unwrap().to_string().as_str(), web1.queues), ("10.0.0.254", 1));
+    let web2 = c.port("web2").unwrap();
+    assert_eq!((web2.netns.clone(), web2.device.as_str(), web2.queues, web2.mtu), (None, "web2", 2, 1500));
+    assert_eq!((c.routes[1].peer.as_str(), c.routes[1].prefix.to_string().as_str()), ("kernel", "10.0.1.0/24"));
+}
+
+#[test]
+fn the_least_gives_the_defaults() {
+    let c = Config::parse("host.name = 'a'\nunderlay.addresses = ['192.0.2.1']", "t").unwrap();
+    assert_eq!(c.control.socket.to_str(), Some("/run/bifrost/bifrostd.sock"));
+    assert_eq!((c.workers.count, c.workers.cpus.len()), (1, 0));
+    let u = &c.underlay;
+    assert_eq!(
+        (u.bifrost_port, u.vxlan_port, u.paths, u.source_port_base, u.mtu, u.gso),
+        (4794, 4789, 4, 49152, 1600, true)
+    );
+    assert_eq!(c.transport, Transport::default());
+    assert!(c.peers.is_empty() && c.vpcs.is_empty() && c.ports.is_empty() && c.routes.is_empty());
+    // Fewer paths than the default of spray_paths are no error as long as it was not written.
+    let c = Config::parse("host.name = 'a'\nunderlay = {addresses = ['192.0.2.1'], paths = 1}", "t").unwrap();
+    assert_eq!(c.transport.spray_paths, 1);
+}
+
+#[test]
+fn paths_pair_addresses_in_turn() {
+    let c = Config::parse(GOOD, "t").unwrap();
+    let paths: Vec<_> =
+        c.paths(&c.peers[0]).map(|p| format!("{} {}>{}:{}", p.path, p.local, p.remote, p.source_port)).collect();
+    let expected = [
+        "0 192.0.2.1>192.0.2.2:49152",
+        "1 198.51.100.1>192.0.2.2:49153",
+        "2 192.0.2.1>192.0.2.2:49154",
+        "3 198.51.100.1>192.0.2.2:49155",
+    ];
+    assert_eq!(paths, expected);
+}
+
+#[test]
+fn overhead() {
+    assert_eq!(overhead_bytes(&"192.0.2.1".parse().unwrap()), 66);
+    assert_eq!(overhead_bytes(&"2001:db8::1".parse().unwrap()), 86);
+}
+
+/// Replaces a line of [`GOOD`] (empty: appends) and expects exactly these errors.
+#[test]
+fn bad_configurations() {
+    let cases: &[(&str, &str, &[&str])] = &[
+        // Types and presence.
+        ("name = \"host-a\"", "name = 3", &["2: host.name: expected a string, found an integer"]),
+        ("name = \"host-a\"", "", &["1: host.name: missing"]),
+        ("count = 2", "count = \"2\"", &["6: workers.count: expected an integer, found a string"]),
+        ("gso = false", "gso = 1", &["15: underlay.gso: expected true or false, found an integer"]),
+        ("cpus = [0, 1]", "cpus = 0", &["7: workers.cpus: expected a list, found an integer"]),
+        ("cpus = [0, 1]", "cpus = [0, -1]", &["7: workers.cpus[1]: -1 is not in 0..=1023"]),
+        ("paths = 4", "paths = 2.5", &["12: underlay.paths: expected an integer, found a fractional number"]),
+        ("peer = \"kernel\"", "", &["66: route[1].peer: missing"]),
+        ("mac = \"02:00:00:00:00:03\"", "", &["66: route[1].mac: missing"]),
+        ("prefix = \"10.0.1.0/24\"", "", &["66: route[1].prefix: missing"]),
+        (
+            "addresses = [\"192.0.2.3\"]",
+            "",
+            &["34: peer[1].addresses: missing: name at least one underlay address of the peer"],
+        ),
+        (
+            "addresses = [\"10.0.0.1/24\", \"fd00::1/64\"]",
+            "addresses = []",
+            &["50: port[0].addresses: missing: name at least one address of the guest"],
+        ),
+        ("", "vpcs = 3", &["71: route[1].vpcs: unknown key; known keys: vni, prefix, peer, mac"]),
+        // Unknown keys.
+        ("mtu = 1600", "mtuu = 1600", &["14: underlay.mtuu: unknown key; did you mean \"mtu\"?"]),
+        ("[control]", "[contrl]", &["3: contrl: unknown key; did you mean \"control\"?"]),
+        (
+            "gso = false",
+            "colour = 1",
+            &[
+                "15: underlay.colour: unknown key; known keys: addresses, bifrost_port, vxlan_port, paths, source_port_base, mtu, gso",
+            ],
+        ),
+        (
+            "reliability = \"all\"",
+            "relaibility = \"all\"",
+            &["43: vpc[1].relaibility: unknown key; did you mean \"reliability\"?"],
+        ),
+        ("", "[[rout]]", &["71: rout: unknown key; did you mean \"route\"?"]),
+        // Words.
+        (
+            "reliability = \"all\"",
+            "reliability = \"udp\"",
+            &["43: vpc[1].reliability: \"udp\" is not one of \"tcp\", \"all\", \"off\""],
+        ),
+        (
+            "ordering = \"strict\"",
+            "ordering = \"none\"",
+            &["44: vpc[1].ordering: \"none\" is not one of \"flow\", \"strict\", \"off\""],
+        ),
+        (
+            "transport = \"plain\"",
+            "transport = \"vxlan\"",
+            &["37: peer[1].transport: \"vxlan\" is not one of \"auto\", \"plain\""],
+        ),
+        ("kind = \"tap\"", "kind = \"vhost\"", &["48: port[0].kind: \"vhost\" is not one of \"tap\""]),
+        (
+            "congestion_control = \"none\"",
+            "congestion_control = \"bbr\"",
+            &["30: transport.congestion_control: \"bbr\" is not one of \"swift\", \"none\""],
+        ),
+        (
+            "ack_delay_us = \"auto\"",
+            "ack_delay_us = \"fast\"",
+            &["22: transport.ack_delay_us: expected \"auto\" or an integer in 0..=65535"],
+        ),
+        // Ranges.
+        (
+            "name = \"host-a\"",
+            "name = \"Host A\"",
+            &["2: host.name: \"Host A\" is not 1 to 63 of a-z, 0-9, '-' and '.'"],
+        ),
+        ("count = 2", "count = 33", &["6: workers.count: 33 is not in 1..=32"]),
+        ("cpus = [0, 1]", "cpus = [0]", &["7: workers.cpus: 1 CPUs for 2 workers; name one for each, or none"]),
+        ("cpus = [0, 1]", "cpus = [1, 1]", &["7: workers.cpus[1]: CPU 1 is already workers.cpus[0] (line 7)"]),
+        ("paths = 4", "paths = 9", &["12: underlay.paths: 9 is not in 1..=8"]),
+        ("paths = 4", "paths = 0x10", &["12: underlay.paths: 10 is not in 1..=8"]),
+        ("bifrost_port = 4794", "bifrost_port = 70000", &["10: underlay.bifrost_port: 70000 is not in 1..=65535"]),
+        (
+            "bifrost_port = 4794",
+            "bifrost_port = 4789",
+            &["11: underlay.vxlan_port: is bifrost_port too (4789); they must differ"],
+        ),
+        (
+            "bifrost_port = 4794",
+            "bifrost_port = 49153",
+            &["10: underlay.bifrost_port: 49153 is among the source ports 49152..=49155"],
+        ),
+        (
+            "source_port_base = 49152",
+            "source_port_base = 65533",
+            &["13: underlay.source_port_base: with 4 paths the last source port would be 65536, beyond 65535"],
+        ),
+        ("group_packets = 10", "group_packets = 0", &["17: transport.group_packets: 0 is not in 1..=4096"]),
+        ("ack_threshold = 16", "ack_threshold = 257", &["23: transport.ack_threshold: 257 is not in 1..=256"]),
+        (
+            "setup_tries = 3",
+            "setup_tries = 99999999999999999999999",
+            &["26: transport.setup_tries: 99999999999999999999999 is not in 1..=20"],
+        ),
+        ("spray_paths = 2", "spray_paths = 8", &["18: transport.spray_paths: 8 is more than underlay.paths (4)"]),
+        (
+            "max_window = 1024",
+            "max_window = 128",
+            &["25: transport.max_window: initial_window (256) is more than max_window (128)"],
+        ),
+        (
+            "rto_floor_us = 300",
+            "rto_floor_us = 6000",
+            &["21: transport.rto_floor_us: 6000 is more than initial_rto_us (5000)"],
+        ),
+        ("vni = 200\nreliability", "vni = 16777216\nreliability", &["42: vpc[1].vni: 16777216 is not in 1..=16777215"]),
+        ("vni = 200\nreliability", "vni = 0\nreliability", &["42: vpc[1].vni: 0 is not in 1..=16777215"]),
+        // Addresses.
+        (
+            "addresses = [\"192.0.2.2\"]",
+            "addresses = [\"192.0.2.300\"]",
+            &["33: peer[0].addresses[0]: \"192.0.2.300\" is not an IP address"],
+        ),
+        (
+            "addresses = [\"192.0.2.2\"]",
+            "addresses = [\"224.0.0.1\"]",
+            &["33: peer[0].addresses[0]: 224.0.0.1 is no address of one host"],
+        ),
+        (
+            "addresses = [\"192.0.2.2\"]",
+            "addresses = [\"198.51.100.1\"]",
+            &["33: peer[0].addresses[0]: 198.51.100.1 is this host's own underlay address"],
+        ),
+        (
+            "addresses = [\"192.0.2.3\"]",
+            "addresses = [\"192.0.2.2\"]",
+            &["36: peer[1].addresses[0]: 192.0.2.2 is already peer[0].addresses[0] (line 33)"],
+        ),
+        (
+            "addresses = [\"192.0.2.2\"]",
+            "addresses = [\"192.0.2.2\", \"2001:db8::2\"]",
+            &[
+                "33: peer[0].addresses: path 1 would go from 198.51.100.1 to 2001:db8::2; a path needs both ends of one family: order the addresses alike",
+            ],
+        ),
+        (
+            "addresses = [\"10.0.0.1/24\"]",
+            "addresses = [\"10.0.0.1\"]",
+            &[
+                "60: port[1].addresses[0]: \"10.0.0.1\" lacks a prefix length; for this address alone write \"10.0.0.1/32\"",
+            ],
+        ),
+        (
+            "addresses = [\"10.0.0.1/24\"]",
+            "addresses = [\"10.0.0.1/33\"]",
+            &["60: port[1].addresses[0]: \"10.0.0.1/33\" is not an address with a prefix length, such as 10.0.0.1/24"],
+        ),
+        (
+            "mac = \"02:00:00:00:00:02\"",
+            "mac = \"03:00:00:00:00:02\"",
+            &["65: route[0].mac: 03:00:00:00:00:02 is no address of one interface"],
+        ),
+        (
+            "gateway = [\"10.0.0.254\"]",
+            "gateway = [\"10.0.0.254\", \"10.0.0.254\"]",
+            &["40: vpc[0].gateway[1]: 10.0.0.254 is already vpc[0].gateway[0] (line 40)"],
+        ),
+        (
+            "socket = \"/run/bifrost/a.sock\"",
+            "socket = \"a.sock\"",
+            &["4: control.socket: \"a.sock\" is not an absolute path"],
+        ),
+        // Names and duplicates.
+        (
+            "name = \"kernel\"",
+            "name = \"host-b\"",
+            &["35: peer[1].name: peer \"host-b\" is already peer[0].name (line 32)"],
+        ),
+        ("name = \"kernel\"", "name = \"host-a\"", &["35: peer[1].name: \"host-a\" is this host's own name"]),
+        (
+            "peer = \"host-b\"",
+            "peer = \"host-x\"",
+            &["64: route[0].peer: no peer named \"host-x\"; did you mean \"host-b\"?"],
+        ),
+        (
+            "peer = \"host-b\"",
+            "peer = \"elsewhere\"",
+            &["64: route[0].peer: no peer named \"elsewhere\"; known peers: host-b, kernel"],
+        ),
+        ("vni = 200\nmac", "vni = 300\nmac", &["58: port[1].vni: no [[vpc]] has VNI 300; known VNIs: 100, 200"]),
+        (
+            "vni = 100\nprefix = \"10.0.1.0/24\"",
+            "vni = 300\nprefix = \"10.0.1.0/24\"",
+            &["67: route[1].vni: no [[vpc]] has VNI 300; known VNIs: 100, 200"],
+        ),
+        (
+            "vni = 200\nreliability",
+            "vni = 100\nreliability",
+            &["42: vpc[1].vni: VNI 100 is already vpc[0].vni (line 39)"],
+        ),
+        ("name = \"web2\"", "name = \"web1\"", &["57: port[1].name: port \"web1\" is already port[0].name (line 46)"]),
+        (
+            "name = \"web2\"",
+            "name = \"web/2\"",
+            &["57: port[1].name: \"web/2\" is not 1 to 63 of a-z, A-Z, 0-9, '-', '_' and '.'"],
+        ),
+        (
+            "name = \"web2\"",
+            "name = \"a-very-long-name\"",
+            &["56: port[1].device: \"a-very-long-name\" has 16 bytes; an interface's name has at most 15"],
+        ),
+        ("device = \"eth0\"", "device = \"eth0:1\"", &["53: port[0].device: \"eth0:1\" is no name of an interface"]),
+        (
+            "netns = \"web1\"",
+            "netns = \"a/b\"",
+            &["52: port[0].netns: \"a/b\" is neither a name under /run/netns nor an absolute path"],
+        ),
+        (
+            "vni = 200\nmac",
+            "vni = 100\nmac",
+            &[
+                "59: port[1].mac: 02:00:00:00:00:01 is, in VNI 100, already port[0].mac (line 49)",
+                "60: port[1].addresses[0]: 10.0.0.1 is, in VNI 100, already port[0].addresses[0] (line 50)",
+            ],
+        ),
+        (
+            "gateway = [\"10.0.0.254\"]",
+            "gateway = [\"10.0.0.1\"]",
+            &["50: port[0].addresses[0]: 10.0.0.1 is, in VNI 100, already vpc[0].gateway[0] (line 40)"],
+        ),
+        (
+            "name = \"web2\"",
+            "name = \"web2\"\nnetns = \"/run/netns/web1\"\ndevice = \"eth0\"",
+            &["59: port[1].device: interface \"eth0\" of the same namespace is already port[0].device (line 53)"],
+        ),
+        // Ports.
+        (
+            "mtu = 1500",
+            "mtu = 1535",
+            &[
+                "51: port[0].mtu: 1535 and 66 bytes of headers (IPv4 20, UDP 8, VXLAN 8, BIFROST 16, Ethernet 14) are more than underlay.mtu (1600); at most 1534 fit",
+            ],
+        ),
+        ("mtu = 1500", "mtu = 1000", &["51: port[0].mtu: 1000 is below 1280"]),
+        ("mtu = 1600", "mtu = 1500", &["51: port[0].mtu: 1500 and 66 bytes", "56: port[1].mtu: 1500 and 66 bytes"]),
+        (
+            "default_gateway = \"10.0.0.254\"",
+            "default_gateway = \"10.0.0.1\"",
+            &["54: port[0].default_gateway: 10.0.0.1 is the port's own address"],
+        ),
+        (
+            "default_gateway = \"10.0.0.254\"",
+            "default_gateway = \"10.1.0.1\"",
+            &["54: port[0].default_gateway: 10.1.0.1 is in none of the port's subnets, so that it cannot be reached"],
+        ),
+        ("queues = 1", "queues = 0", &["55: port[0].queues: 0 is not in 1..=32"]),
+        // Routes.
+        (
+            "prefix = \"10.0.1.0/24\"",
+            "prefix = \"10.0.1.7/24\"",
+            &["68: route[1].prefix: 10.0.1.7/24 has host bits set; write 10.0.1.0/24"],
+        ),
+        (
+            "prefix = \"10.0.1.0/24\"",
+            "prefix = \"10.0.0.2/32\"",
+            &["68: route[1].prefix: 10.0.0.2/32 is, in VNI 100, already route[0].prefix (line 63)"],
+        ),
+        (
+            "prefix = \"10.0.1.0/24\"",
+            "prefix = \"10.0.0.1/32\"",
+            &["68: route[1].prefix: 10.0.0.1 is the address of the local port \"web1\""],
+        ),
+        (
+            "mac = \"02:00:00:00:00:03\"",
+            "mac = \"02:00:00:00:00:02\"",
+            &["70: route[1].mac: 02:00:00:00:00:02 lives on peer \"host-b\" already (line 65), not on two hosts"],
+        ),
+        (
+            "mac = \"02:00:00:00:00:03\"",
+            "mac = \"02:00:00:00:00:01\"",
+            &["70: route[1].mac: 02:00:00:00:00:01 is the MAC address of the local port \"web1\""],
+        ),
+        // Shapes.
+        ("[control]\n", "[[control]]\n", &["3: control: expected a table [control], found a list"]),
+        // Syntax: only that, for the rest would be guesswork.
+        ("name = \"host-a\"", "name = \"host-a", &["2: "]),
+        ("paths = 4", "paths = 4\npaths = 5", &["13: duplicate key"]),
+    ];
+    let mut wrong = String::new();
+    for (from, to, expected) in cases {
+        assert!(GOOD.contains(from), "{from}");
+        let text = if from.is_empty() { format!("{GOOD}{to}\n") } else { GOOD.replacen(from, to, 1) };
+        let errors = Config::parse(&text, "f.toml").map_or_else(|e| e.to_string(), |_| String::new());
+        let mut found: Vec<&str> = errors.lines().collect();
+        for message in *expected {
+            match found.iter().position(|f| f.starts_with(&format!("f.toml:{message}"))) {
+                Some(at) => drop(found.remove(at)),
+                None => wrong += &format!("{to}: lacks {message}\n"),
+            }
+        }
+        for surplus in found {
+            wrong += &format!("{to}: gave {surplus}\n");
+        }
+    }
+    assert!(wrong.is_empty(), "\n{wrong}");
+}
+
+#[test]
+fn all_errors_at_once_in_order() {
+    let text = GOOD
+        .replace("name = \"host-a\"", "name = \"\"")
+        .replace("paths = 4", "paths = 0")
+        .replace("peer = \"kernel\"", "peer = \"nobody\"");
+    let errors = Config::parse(&text, "/etc/bifrost/bifrostd.toml").unwrap_err();
+    let fields: Vec<_> = errors.errors().iter().map(|e| (e.line, e.field.as_str())).collect();
+    assert_eq!(fields, [(2, "host.name"), (12, "underlay.paths"), (69, "route[1].peer")]);
+    assert!(errors.to_string().starts_with("/etc/bifrost/bifrostd.toml:2: host.name: "), "{errors}");
+}
+
+#[test]
+fn files_that_cannot_be_read() {
+    let dir = tempfile::tempdir().unwrap();
+    let missing = dir.path().join("no.toml");
+    let error = Config::load(&missing).unwrap_err().to_string();
+    assert!(error.starts_with(&format!("{}: cannot be read: ", missing.display())), "{error}");
+    let binary = dir.path().join("binary.toml");
+    std::fs::write(&binary, b"[host]\nname = \"\xff\"\n").unwrap();
+    let error = Config::load(&binary).unwrap_err().to_string();
+    assert!(error.ends_with("line 2 is not UTF-8 text"), "{error}");
+    let good = dir.path().join("good.toml");
+    std::fs::write(&good, GOOD).unwrap();
+    assert_eq!(Config::load(&good), Config::parse(GOOD, "x"));
+    // Endless files, too, have an end.
+    let error = Config::load("/dev/zero").unwrap_err().to_string();
+    assert!(error.contains("larger than"), "{error}");
+}
+
+proptest::proptest! {
+    /// Whatever a file says, the answer is a configuration or a list of errors, each with a place.
+    #[test]
+    fn mutilated_files_never_panic(at in 0..GOOD.len(), len in 0usize..40, with in "[ -~\n]{0,12}") {
+        let mut text = GOOD.to_owned();
+        text.replace_range(at..(at + len).min(GOOD.len()), &with);
+        if let Err(errors) = Config::parse(&text, "f") {
+            proptest::prop_assert!(!errors.errors().is_empty());
+            let lines = text.lines().count() + 1;
+            for error in errors.errors() {
+                proptest::prop_assert!(error.line <= lines && !error.message.is_empty());
+            }
+        }
+    }
+}

@@ -1,0 +1,302 @@
+//! Server and client over a socket, with a backend that makes everything up.
+
+#![allow(clippy::unwrap_used)]
+
+use std::io::{Read, Write};
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use bifrost_control::api::*;
+use bifrost_control::client::ClientError;
+use bifrost_control::server::ServeError;
+use bifrost_control::{Backend, Client, ServerHandle, serve};
+
+#[derive(Default)]
+struct Fake {
+    faults: Mutex<Vec<FaultEntry>>,
+    next_id: AtomicU64,
+}
+
+impl Backend for Fake {
+    fn status(&self) -> Result<Status, ApiError> {
+        Ok(Status {
+            host: "host-a".into(),
+            pid: 7,
+            uptime_s: 1.5,
+            workers: vec![WorkerStatus::default()],
+            ..Status::default()
+        })
+    }
+    fn ports(&self) -> Result<Vec<PortStatus>, ApiError> {
+        let drops_packets = [("spoofed_mac".to_owned(), 3)].into();
+        Ok(vec![PortStatus {
+            name: "web1".into(),
+            addresses: vec!["10.0.0.1/24".parse().unwrap()],
+            drops_packets,
+            ..PortStatus::default()
+        }])
+    }
+    fn routes(&self) -> Result<Vec<Route>, ApiError> {
+        Ok(vec![Route {
+            vni: 1,
+            prefix: "10.0.0.2/32".parse().unwrap(),
+            peer: "b".into(),
+            mac: "02:00:00:00:00:02".into(),
+        }])
+    }
+    fn conns(&self) -> Result<Vec<Conn>, ApiError> {
+        Ok(vec![Conn { cid: 1 << 24, state: ConnState::Established, srtt_us: Some(31.5), ..Conn::default() }])
+    }
+    fn paths(&self) -> Result<Vec<bifrost_control::api::Path>, ApiError> {
+        Err(ApiError::unavailable("worker 0 does not answer").at("worker[0]").hint("wait"))
+    }
+    fn stats(&self) -> Result<Stats, ApiError> {
+        panic!("made to fail")
+    }
+    fn faults(&self) -> Result<Vec<FaultEntry>, ApiError> {
+        Ok(self.faults.lock().unwrap().clone())
+    }
+    fn add_fault(&self, spec: FaultSpec) -> Result<FaultEntry, ApiError> {
+        if spec.target == (FaultTarget::Port { name: "nobody".into() }) {
+            return Err(ApiError::not_found("no port named \"nobody\"").at("port").hint("known ports: web1"));
+        }
+        let entry = FaultEntry { id: self.next_id.fetch_add(1, Ordering::Relaxed), spec, hits_packets: 0 };
+        self.faults.lock().unwrap().push(entry.clone());
+        Ok(entry)
+    }
+    fn remove_fault(&self, id: u64) -> Result<(), ApiError> {
+        let mut faults = self.faults.lock().unwrap();
+        let before = faults.len();
+        faults.retain(|f| f.id != id);
+        if faults.len() < before { Ok(()) } else { Err(ApiError::not_found(format!("no fault {id}"))) }
+    }
+    fn clear_faults(&self) -> Result<u64, ApiError> {
+        Ok(self.faults.lock().unwrap().drain(..).count() as u64)
+    }
+    fn reload(&self) -> Result<ReloadReport, ApiError> {
+        std::thread::sleep(Duration::from_millis(200));
+        Ok(ReloadReport { transport_changed: true, ..ReloadReport::default() })
+    }
+}
+
+struct Rig {
+    server: Option<ServerHandle>,
+    client: Client,
+    socket: PathBuf,
+    _dir: tempfile::TempDir,
+}
+
+fn rig() -> Rig {
+    let dir = tempfile::tempdir().unwrap();
+    let socket = dir.path().join("made/by/serve/d.sock");
+    let server = Some(serve(&socket, Arc::new(Fake::default())).unwrap());
+    Rig { server, client: Client::new(&socket).unwrap(), socket, _dir: dir }
+}
+
+/// A request as a client writes it that is not ours.
+fn raw(socket: &Path, request: &str) -> String {
+    let mut stream = UnixStream::connect(socket).unwrap();
+    stream.write_all(request.as_bytes()).unwrap();
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).unwrap();
+    answer
+}
+
+#[test]
+fn answers_arrive() {
+    let r = rig();
+    let status = r.client.status().unwrap();
+    assert_eq!((status.host.as_str(), status.pid, status.uptime_s, status.workers.len()), ("host-a", 7, 1.5, 1));
+    assert_eq!(r.client.ports().unwrap(), Fake::default().ports().unwrap());
+    assert_eq!(r.client.routes().unwrap(), Fake::default().routes().unwrap());
+    assert_eq!(r.client.conns().unwrap(), Fake::default().conns().unwrap());
+    assert!(r.client.reload().unwrap().transport_changed);
+}
+
+#[test]
+fn faults_come_and_go() {
+    let r = rig();
+    let mut spec = FaultSpec::new(FaultTarget::Peer { name: "b".into(), path: Some(3) });
+    spec.loss_percent = 12.5;
+    let first = r.client.add_fault(&spec).unwrap();
+    assert_eq!(first.spec, spec);
+    let second = r.client.add_fault(&spec).unwrap();
+    assert_eq!(r.client.faults().unwrap(), [first.clone(), second.clone()]);
+    assert_eq!(r.client.remove_fault(first.id).unwrap(), FaultCleared { removed: 1 });
+    match r.client.remove_fault(first.id) {
+        Err(ClientError::Api(e)) => assert_eq!(e.kind, ErrorKind::NotFound),
+        other => panic!("{other:?}"),
+    }
+    assert_eq!(r.client.clear_faults().unwrap(), FaultCleared { removed: 1 });
+    assert_eq!(r.client.faults().unwrap(), []);
+}
+
+#[test]
+fn errors_arrive_whole() {
+    let r = rig();
+    let expected = ApiError::unavailable("worker 0 does not answer").at("worker[0]").hint("wait");
+    match r.client.paths() {
+        Err(ClientError::Api(e)) => assert_eq!(e, expected),
+        other => panic!("{other:?}"),
+    }
+    let mut spec = FaultSpec::new(FaultTarget::Port { name: "nobody".into() });
+    spec.down = true;
+    let error = r.client.add_fault(&spec).unwrap_err().to_string();
+    assert_eq!(error, "port: no port named \"nobody\" (known ports: web1)");
+}
+
+#[test]
+fn a_backend_that_panics_fails_its_request_only() {
+    let r = rig();
+    match r.client.stats() {
+        Err(ClientError::Api(e)) => assert_eq!(e.kind, ErrorKind::Internal),
+        other => panic!("{other:?}"),
+    }
+    r.client.status().unwrap();
+}
+
+#[test]
+fn bad_requests() {
+    let r = rig();
+    let body = "{\"port\":\"web1\",\"loss_percent\":101}";
+    let put = |body: &str| {
+        format!(
+            "PUT /v1/faults HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: {}\r\n\r\n{body}",
+            body.len()
+        )
+    };
+    let plain = |line: &str| format!("{line} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n");
+    let cases = [
+        (plain("GET /v1/nothing"), "404", "no such resource"),
+        (plain("POST /v1/status"), "405", "POST is not possible here"),
+        (plain("GET /v1/reload"), "405", "GET is not possible here"),
+        (plain("DELETE /v1/faults?id=x"), "400", "DELETE /v1/faults?id=3 one"),
+        (plain("DELETE /v1/faults?it=1"), "400", "unknown field `it`"),
+        (put(body), "400", "101 is not in 0..=100 percent"),
+        (put("{"), "400", "EOF while parsing"),
+        (put("\u{0}\u{1}"), "400", "\"where\":\"body of PUT /v1/faults\""),
+        ("not http at all\r\n\r\n".to_owned(), "400", ""),
+    ];
+    for (request, status, part) in cases {
+        let answer = raw(&r.socket, &request);
+        assert!(answer.starts_with(&format!("HTTP/1.1 {status}")) && answer.contains(part), "{request}\n{answer}");
+    }
+    // Too large: refused without being read whole.
+    let large = raw(&r.socket, &put(&" ".repeat(70 << 10)));
+    assert!(large.starts_with("HTTP/1.1 413"), "{large}");
+    r.client.status().unwrap();
+}
+
+#[test]
+fn the_socket_is_private_and_goes_away() {
+    let mut r = rig();
+    let mode = std::fs::metadata(&r.socket).unwrap().permissions().mode();
+    assert_eq!(mode & 0o777, 0o660);
+    r.server.take().unwrap().stop();
+    assert!(!r.socket.exists());
+    match r.client.status() {
+        Err(ClientError::NotRunning(path)) => assert_eq!(path, r.socket),
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn a_second_daemon_is_refused() {
+    let r = rig();
+    match serve(&r.socket, Arc::new(Fake::default())) {
+        Err(e @ ServeError::AlreadyRunning(_)) => {
+            assert!(e.to_string().starts_with("another bifrostd is running"), "{e}");
+        }
+        other => panic!("{other:?}"),
+    }
+    r.client.status().unwrap();
+}
+
+#[test]
+fn of_many_that_start_at_once_one_wins() {
+    let dir = tempfile::tempdir().unwrap();
+    let socket = dir.path().join("d.sock");
+    drop(UnixListener::bind(&socket).unwrap());
+    let starts: Vec<_> = (0..8)
+        .map(|_| {
+            let socket = socket.clone();
+            std::thread::spawn(move || serve(&socket, Arc::new(Fake::default())))
+        })
+        .collect();
+    let results: Vec<_> = starts.into_iter().map(|s| s.join().unwrap()).collect();
+    let running = results.iter().filter(|r| r.is_ok()).count();
+    let refused = results.iter().filter(|r| matches!(r, Err(ServeError::AlreadyRunning(_)))).count();
+    assert_eq!((running, refused), (1, 7), "{results:?}");
+}
+
+#[test]
+fn a_stale_socket_is_replaced_but_no_file() {
+    let dir = tempfile::tempdir().unwrap();
+    let socket = dir.path().join("d.sock");
+    // A listener that goes leaves its file.
+    drop(UnixListener::bind(&socket).unwrap());
+    assert!(socket.exists());
+    let server = serve(&socket, Arc::new(Fake::default())).unwrap();
+    Client::new(&socket).unwrap().status().unwrap();
+    server.stop();
+    std::fs::write(&socket, "precious").unwrap();
+    assert!(matches!(serve(&socket, Arc::new(Fake::default())), Err(ServeError::NotASocket(_))));
+    assert_eq!(std::fs::read_to_string(&socket).unwrap(), "precious");
+}
+
+#[test]
+fn a_stop_leaves_the_socket_of_a_successor() {
+    let r = rig();
+    std::fs::remove_file(&r.socket).unwrap();
+    let successor = serve(&r.socket, Arc::new(Fake::default())).unwrap();
+    r.server.unwrap().stop();
+    r.client.status().unwrap();
+    successor.stop();
+    assert!(!r.socket.exists());
+}
+
+#[test]
+fn a_stop_waits_for_an_answer_and_not_for_an_idle_client() {
+    let mut r = rig();
+    let _idle = UnixStream::connect(&r.socket).unwrap();
+    let mut half = UnixStream::connect(&r.socket).unwrap();
+    half.write_all(b"GET /v1/sta").unwrap();
+    let socket = r.socket.clone();
+    let reload = std::thread::spawn(move || Client::new(&socket).unwrap().reload());
+    std::thread::sleep(Duration::from_millis(50));
+    let start = std::time::Instant::now();
+    r.server.take().unwrap().stop();
+    assert!(start.elapsed() < Duration::from_secs(5));
+    assert!(reload.join().unwrap().unwrap().transport_changed);
+}
+
+#[test]
+fn an_answer_that_is_none() {
+    let dir = tempfile::tempdir().unwrap();
+    let socket = dir.path().join("d.sock");
+    let listener = UnixListener::bind(&socket).unwrap();
+    let answers = [
+        "HTTP/1.1 200 OK\r\ncontent-length: 1\r\n\r\n3",
+        "HTTP/1.1 500 X\r\ncontent-length: 1\r\n\r\n?",
+        "gibberish\r\n\r\n",
+        "",
+    ];
+    let server = std::thread::spawn(move || {
+        for answer in answers {
+            let (mut stream, _) = listener.accept().unwrap();
+            let mut request = [0; 4096];
+            let _ = stream.read(&mut request).unwrap();
+            stream.write_all(answer.as_bytes()).unwrap();
+        }
+    });
+    let client = Client::new(&socket).unwrap();
+    assert!(matches!(client.status(), Err(ClientError::Protocol(_))));
+    assert!(matches!(client.status(), Err(ClientError::Protocol(_))));
+    assert!(matches!(client.status(), Err(ClientError::Io { .. })));
+    assert!(matches!(client.status(), Err(ClientError::Io { .. })));
+    server.join().unwrap();
+}
