@@ -1,1 +1,43 @@
-//! Under construction.
+//! The BIFROST reliable transport engine (NSDI'26, sections 4 and 5; docs/PROTOCOL.md).
+//!
+//! The engine works on packet metadata only: a handle to a buffer that it never opens, a number of segments, a flow.
+//! It does no I/O, reads no clock, starts no thread: `now` is an argument, and everything it wants done is an entry of
+//! [`Output`]. So the same code runs in the daemon, in a simulator and under a fuzzer.
+//!
+//! The order of calls, for one batch:
+//!
+//! 1. for every datagram: [`Engine::on_data`] (then place the packet and report [`Engine::placed`]),
+//!    [`Engine::on_ack`], [`Engine::on_setup`], …;
+//! 2. [`Engine::on_timeout`] if [`Engine::next_timeout`] is due;
+//! 3. publish what [`Output::publish`] names;
+//! 4. [`Engine::flush_acks`]: acknowledgements leave only for what the guest's queue has taken;
+//! 5. [`Engine::transmit`] for what guests sent;
+//! 6. send [`Output::data`], [`Output::plain`], [`Output::control`]; release; clear.
+
+#![forbid(unsafe_code)]
+
+pub mod cc;
+mod config;
+mod conn;
+mod counters;
+mod engine;
+mod flow_table;
+mod output;
+mod path;
+mod peer;
+mod pool;
+mod recv_window;
+mod rtt;
+mod send_window;
+mod snapshot;
+mod time;
+mod timer;
+
+pub use config::{CcKind, Config, Ordering};
+pub use conn::{Pair, State};
+pub use counters::Counters;
+pub use engine::{Admission, Arrival, Destination, Engine, LocalVnic, Outbound, Slot, Verdict};
+pub use output::{Control, ControlOut, DataOut, Output, PeerId, PlainOut};
+pub use path::PathState;
+pub use snapshot::{ConnSnapshot, PathSnapshot};
+pub use time::{MS, S, Time, US};

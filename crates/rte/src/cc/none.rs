@@ -1,0 +1,23 @@
+//! No congestion control: only the connection's window limits.
+
+use super::{AckSample, CongestionControl};
+use crate::time::Time;
+
+/// No limit.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Unlimited;
+
+impl CongestionControl for Unlimited {
+    fn on_ack(&mut self, _now: Time, _sample: &AckSample) {}
+    fn on_loss(&mut self, _now: Time, _rtt_ns: u64) {}
+    fn on_timeout(&mut self, _now: Time, _rtt_ns: u64) {}
+    fn on_rate_limited(&mut self, _now: Time, _rtt_ns: u64) {}
+
+    fn window(&self) -> f32 {
+        f32::MAX
+    }
+
+    fn wire_type(&self) -> u8 {
+        bifrost_wire::bifrost::cc::NONE
+    }
+}

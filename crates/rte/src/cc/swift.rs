@@ -1,0 +1,259 @@
+//! Swift (SIGCOMM'20): the window follows delay, split into fabric and endpoint.
+//!
+//! Two departures for software hosts. The base target is not a constant but the smallest delay seen on the path plus an
+//! allowance for scheduling noise, since a fixed target of tens of microseconds would strangle a host whose RTT is that
+//! of its scheduler. And a loss by itself halves nothing as long as delay is below target: on lossy links without queues
+//! (the very case BIFROST is for) a loss is not congestion; the target decides.
+
+use super::{AckSample, CongestionControl};
+use crate::time::Time;
+
+/// Constants of Swift. Delays in nanoseconds, windows in packets.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct SwiftConfig {
+    /// Additive increase per RTT, packets.
+    pub additive: f32,
+    /// Multiplicative decrease factor.
+    pub beta: f32,
+    /// Largest decrease at once.
+    pub max_decrease: f32,
+    /// Added to the smallest delay seen to give the base target.
+    pub noise_ns: u64,
+    /// Added per hop.
+    pub per_hop_ns: u64,
+    /// Range of flow scaling.
+    pub scaling_range_ns: u64,
+    /// Flow scaling is full at or below this window.
+    pub scaling_min_window: f32,
+    /// Flow scaling is zero at or above this window.
+    pub scaling_max_window: f32,
+    /// Endpoint target.
+    pub endpoint_target_ns: u64,
+    /// Bounds of the window.
+    pub min_window: f32,
+    /// Upper bound of the window.
+    pub max_window: f32,
+    /// First window.
+    pub initial_window: f32,
+    /// RTOs in a row from which the window falls to the minimum.
+    pub timeout_threshold: u8,
+}
+
+impl SwiftConfig {
+    /// Constants for a window of at most `max_window` packets and hosts with `noise_ns` of scheduling noise.
+    pub fn new(initial_window: u16, max_window: u16, noise_ns: u64) -> Self {
+        SwiftConfig {
+            additive: 1.0,
+            beta: 0.8,
+            max_decrease: 0.5,
+            noise_ns,
+            per_hop_ns: 3_000,
+            scaling_range_ns: noise_ns,
+            scaling_min_window: 0.1,
+            scaling_max_window: 100.0,
+            endpoint_target_ns: 4 * noise_ns,
+            min_window: 0.01,
+            max_window: f32::from(max_window),
+            initial_window: f32::from(initial_window),
+            timeout_threshold: 3,
+        }
+    }
+}
+
+/// Swift's state for one path.
+#[derive(Clone, Debug)]
+pub struct Swift {
+    config: SwiftConfig,
+    fabric: f32,
+    endpoint: f32,
+    last_fabric_decrease: Time,
+    last_endpoint_decrease: Time,
+    smoothed_endpoint_ns: u64,
+    timeouts: u8,
+    above_target: bool,
+}
+
+impl Swift {
+    /// A controller at its initial window.
+    pub fn new(config: SwiftConfig) -> Self {
+        Swift {
+            fabric: config.initial_window,
+            endpoint: config.initial_window,
+            config,
+            last_fabric_decrease: Time(0),
+            last_endpoint_decrease: Time(0),
+            smoothed_endpoint_ns: 0,
+            timeouts: 0,
+            above_target: false,
+        }
+    }
+
+    /// The fabric delay that Swift steers to, ns.
+    pub fn fabric_target_ns(&self, base_delay_ns: u64, hops: u8) -> u64 {
+        let c = &self.config;
+        let range = c.scaling_range_ns as f32;
+        let alpha = range / (1.0 / c.scaling_min_window.sqrt() - 1.0 / c.scaling_max_window.sqrt());
+        let beta = -alpha / c.scaling_max_window.sqrt();
+        let scaling = (alpha / self.fabric.max(1e-3).sqrt() + beta).clamp(0.0, range);
+        base_delay_ns + c.noise_ns + u64::from(hops) * c.per_hop_ns + scaling as u64
+    }
+
+    fn increase(window: f32, additive: f32, packets: u16) -> f32 {
+        let n = f32::from(packets);
+        if window >= 1.0 { window + additive * n / window } else { window + additive * n }
+    }
+
+    fn decrease(&self, window: f32, delay_ns: u64, target_ns: u64) -> f32 {
+        let excess = delay_ns.saturating_sub(target_ns) as f32 / delay_ns.max(1) as f32;
+        window * (1.0 - self.config.beta * excess).max(1.0 - self.config.max_decrease)
+    }
+
+    fn clamp(&mut self) {
+        self.fabric = self.fabric.clamp(self.config.min_window, self.config.max_window);
+        self.endpoint = self.endpoint.clamp(self.config.min_window, self.config.max_window);
+    }
+
+    fn cut(&mut self, now: Time, rtt_ns: u64) {
+        if now.since(self.last_fabric_decrease) >= rtt_ns {
+            self.last_fabric_decrease = now;
+            self.fabric *= 1.0 - self.config.max_decrease;
+            self.clamp();
+        }
+    }
+}
+
+impl CongestionControl for Swift {
+    fn on_ack(&mut self, now: Time, sample: &AckSample) {
+        self.timeouts = 0;
+        if let Some(delay) = sample.fabric_delay_ns {
+            let target = self.fabric_target_ns(sample.base_delay_ns, sample.hops);
+            self.above_target = delay >= target;
+            if self.above_target && now.since(self.last_fabric_decrease) >= sample.rtt_ns {
+                self.last_fabric_decrease = now;
+                self.fabric = self.decrease(self.fabric, delay, target);
+            }
+        }
+        if let Some(delay) = sample.endpoint_delay_ns {
+            self.smoothed_endpoint_ns =
+                if self.smoothed_endpoint_ns == 0 { delay } else { (7 * self.smoothed_endpoint_ns + delay) / 8 };
+            let target = self.config.endpoint_target_ns;
+            if self.smoothed_endpoint_ns >= target && now.since(self.last_endpoint_decrease) >= sample.rtt_ns {
+                self.last_endpoint_decrease = now;
+                self.endpoint = self.decrease(self.endpoint, self.smoothed_endpoint_ns, target);
+            }
+        }
+        // An unused window says nothing about the path: it must not grow.
+        if sample.window_limited {
+            if !self.above_target {
+                self.fabric = Self::increase(self.fabric, self.config.additive, sample.packets);
+            }
+            if self.smoothed_endpoint_ns < self.config.endpoint_target_ns {
+                self.endpoint = Self::increase(self.endpoint, self.config.additive, sample.packets);
+            }
+        }
+        self.clamp();
+    }
+
+    fn on_loss(&mut self, now: Time, rtt_ns: u64) {
+        if self.above_target {
+            self.cut(now, rtt_ns);
+        }
+    }
+
+    fn on_timeout(&mut self, now: Time, rtt_ns: u64) {
+        self.timeouts = self.timeouts.saturating_add(1);
+        if self.timeouts >= self.config.timeout_threshold && self.above_target {
+            self.fabric = self.config.min_window;
+            self.clamp();
+        } else if self.above_target {
+            self.cut(now, rtt_ns);
+        }
+    }
+
+    fn on_rate_limited(&mut self, now: Time, rtt_ns: u64) {
+        self.cut(now, rtt_ns);
+    }
+
+    fn window(&self) -> f32 {
+        self.fabric.min(self.endpoint)
+    }
+
+    fn wire_type(&self) -> u8 {
+        bifrost_wire::bifrost::cc::SWIFT
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::time::{MS, US};
+
+    fn sample(delay_ns: u64) -> AckSample {
+        AckSample {
+            packets: 10,
+            marked_packets: 0,
+            fabric_delay_ns: Some(delay_ns),
+            endpoint_delay_ns: Some(10 * US),
+            base_delay_ns: 50 * US,
+            rtt_ns: 100 * US,
+            hops: 2,
+            window_limited: true,
+        }
+    }
+
+    fn swift() -> Swift {
+        Swift::new(SwiftConfig::new(128, 4096, MS / 10))
+    }
+
+    #[test]
+    fn grows_below_target_by_one_packet_a_window() {
+        let mut s = swift();
+        for i in 0..13 {
+            s.on_ack(Time(i * 100 * US), &sample(60 * US));
+        }
+        assert!((s.window() - 129.0).abs() < 0.1, "{}", s.window());
+    }
+
+    #[test]
+    fn an_unused_window_does_not_grow() {
+        let mut s = swift();
+        s.on_ack(Time(MS), &AckSample { window_limited: false, ..sample(60 * US) });
+        assert_eq!(s.window(), 128.0);
+    }
+
+    #[test]
+    fn shrinks_above_target_once_an_rtt() {
+        let mut s = swift();
+        let now = Time(10 * MS);
+        s.on_ack(now, &sample(10 * MS));
+        assert_eq!(s.window(), 64.0, "the largest decrease is one half");
+        s.on_ack(now.after(50 * US), &sample(10 * MS));
+        assert_eq!(s.window(), 64.0, "not twice within an RTT");
+        s.on_ack(now.after(150 * US), &sample(10 * MS));
+        assert_eq!(s.window(), 32.0);
+    }
+
+    #[test]
+    fn random_loss_without_delay_costs_nothing() {
+        let mut s = swift();
+        s.on_ack(Time(MS), &sample(60 * US));
+        let before = s.window();
+        s.on_loss(Time(2 * MS), 100 * US);
+        s.on_timeout(Time(3 * MS), 100 * US);
+        assert_eq!(s.window(), before);
+        s.on_ack(Time(10 * MS), &sample(10 * MS));
+        let congested = s.window();
+        s.on_loss(Time(20 * MS), 100 * US);
+        assert_eq!(s.window(), congested / 2.0);
+    }
+
+    #[test]
+    fn the_target_gives_small_windows_more_room() {
+        let mut s = swift();
+        let large = s.fabric_target_ns(50 * US, 0);
+        s.fabric = 1.0;
+        assert!(s.fabric_target_ns(50 * US, 0) > large);
+        s.fabric = 0.01;
+        assert_eq!(s.fabric_target_ns(50 * US, 0), 50 * US + 2 * (MS / 10));
+    }
+}

@@ -1,0 +1,106 @@
+//! Settings of the engine. Where a default is a paper's number, its source is named.
+
+use crate::time::{MS, S, US};
+
+/// How received packets become visible to the guest; negotiated by nobody, a local decision per VNI.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum Ordering {
+    /// As soon as the packet's own flow predecessor is visible (version 2); no head-of-line blocking between flows.
+    #[default]
+    Flow,
+    /// In PSN order, as in the NSDI'26 paper, section 4.2.
+    Strict,
+    /// As they arrive (NSDI'26, section 7.3).
+    Off,
+}
+
+/// Which congestion control a new path gets.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum CcKind {
+    /// Swift (SIGCOMM'20), per path.
+    #[default]
+    Swift,
+    /// No limit but the connection's window.
+    None,
+}
+
+/// Settings of the engine. All times in nanoseconds.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Config {
+    /// Highest version offered and accepted (1 or 2).
+    pub version_max: u8,
+    /// Packets per group before the next path is taken (NSDI'26, 4.1: 50). 1..=65535.
+    pub group_packets: u16,
+    /// Paths sprayed over (NSDI'26, 4.1: 4). 1..=8.
+    pub spray_paths: u8,
+    /// A path keeps its place unless another is faster by more than this (APNET'25, 3.2.1: 20 us).
+    pub stickiness_ns: u64,
+    /// RTO before the first RTT sample (NSDI'26, 4.3: 4 ms).
+    pub initial_rto_ns: u64,
+    /// Smallest RTO; `None` adapts it to the measured RTT.
+    pub rto_floor_ns: Option<u64>,
+    /// Largest RTO, before doubling per packet.
+    pub rto_ceiling_ns: u64,
+    /// Longest time that a received packet waits for its ACK; `None` adapts it to the measured RTT.
+    pub ack_delay_ns: Option<u64>,
+    /// Received packets that trigger an ACK without waiting. 1..=256.
+    pub ack_threshold: u16,
+    /// First send window, packets (NSDI'26, 7.4: 512).
+    pub initial_window: u16,
+    /// Largest send window, packets (NSDI'26, 7.4: 4096, the largest guest ring).
+    pub max_window: u16,
+    /// Packets that may wait for a connection to be set up.
+    pub setup_queue_packets: u16,
+    /// Set-up attempts before the peer counts as plain VXLAN.
+    pub setup_tries: u8,
+    /// How long a peer that did not answer counts as plain VXLAN.
+    pub plain_retry_ns: u64,
+    /// RTOs of one packet before it is given up (NSDI'26, 7.4: 3).
+    pub give_up_rtos: u8,
+    /// All paths silent for so long while packets are lost: best effort (NSDI'26, 7.2 and 7.4: about 28 ms).
+    pub best_effort_after_ns: u64,
+    /// A connection without traffic for so long shrinks to its minimum.
+    pub idle_shrink_ns: u64,
+    /// A connection without traffic for so long is forgotten.
+    pub idle_reap_ns: u64,
+    /// How often an idle path of an active peer is probed.
+    pub probe_interval_ns: u64,
+    /// Congestion control.
+    pub congestion_control: CcKind,
+    /// Swift's allowance for scheduling noise of software hosts on top of the smallest RTT.
+    pub swift_noise_ns: u64,
+    /// Bound on connections.
+    pub max_connections: u32,
+    /// Bound on pages of 64 packets that are in flight or held, over all connections and per direction.
+    pub max_pages: u32,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Config {
+            version_max: 2,
+            group_packets: 50,
+            spray_paths: 4,
+            stickiness_ns: 20 * US,
+            initial_rto_ns: 4 * MS,
+            rto_floor_ns: None,
+            rto_ceiling_ns: 50 * MS,
+            ack_delay_ns: None,
+            ack_threshold: 32,
+            initial_window: 512,
+            max_window: 4096,
+            setup_queue_packets: 256,
+            setup_tries: 5,
+            plain_retry_ns: 30 * S,
+            give_up_rtos: 3,
+            best_effort_after_ns: 28 * MS,
+            idle_shrink_ns: S,
+            idle_reap_ns: 60 * S,
+            probe_interval_ns: 100 * MS,
+            congestion_control: CcKind::Swift,
+            swift_noise_ns: MS,
+            max_connections: 1 << 20,
+            max_pages: 1 << 18,
+        }
+    }
+}

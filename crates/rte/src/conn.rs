@@ -1,0 +1,210 @@
+//! A connection: all flows between one pair of vNICs (NSDI'26, 4.4).
+//!
+//! What an idle connection needs is in [`Conn`]; what only traffic needs is in [`Active`], which comes from a pool.
+
+use std::collections::VecDeque;
+
+use bifrost_wire::Mac;
+use bifrost_wire::bifrost::{Cid, PathId, Psn, Tick, Version};
+
+use crate::config::Ordering;
+use crate::flow_table::FlowTable;
+use crate::output::PeerId;
+use crate::peer::Spray;
+use crate::recv_window::RecvWindow;
+use crate::send_window::SendWindow;
+use crate::time::Time;
+
+/// The two vNICs of a connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Pair {
+    /// Network identifier.
+    pub vni: u32,
+    /// The local vNIC.
+    pub local: Mac,
+    /// The remote vNIC.
+    pub remote: Mac,
+}
+
+/// Where a connection stands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum State {
+    /// A REQUEST is out. `background`: traffic meanwhile goes as plain VXLAN instead of waiting.
+    Opening {
+        /// REQUESTs sent.
+        tries: u8,
+        /// When the next one is due.
+        next: Time,
+        /// Whether traffic does not wait.
+        background: bool,
+    },
+    /// Both CIDs are known.
+    Open,
+    /// All paths fail: traffic goes as plain VXLAN until a probe returns (NSDI'26, 7.2).
+    BestEffort,
+    /// The peer does not speak BIFROST for this pair; tried again later.
+    Plain {
+        /// When to try again.
+        until: Time,
+    },
+}
+
+/// The state of one connection that must survive idleness.
+#[derive(Debug)]
+pub(crate) struct Conn {
+    pub(crate) pair: Pair,
+    pub(crate) owner: u16,
+    pub(crate) peer: PeerId,
+    pub(crate) peer_worker: Option<u8>,
+    pub(crate) state: State,
+    pub(crate) version: Version,
+    pub(crate) responder: bool,
+    pub(crate) ordering: Ordering,
+    pub(crate) local_cid: Cid,
+    pub(crate) peer_cid: Cid,
+    /// Own connection attempt, as told to the peer.
+    pub(crate) generation: u32,
+    /// (instance, generation) of the peer's side.
+    pub(crate) peer_epoch: Option<(u64, u32)>,
+    pub(crate) window: u16,
+    pub(crate) peer_window: u16,
+    /// PSNs while there is no [`Active`].
+    pub(crate) send_next: Psn,
+    pub(crate) recv_base: Psn,
+    pub(crate) active: Option<Box<Active>>,
+    pub(crate) last_activity: Time,
+    /// The armed deadline; [`Time::NEVER`] if none.
+    pub(crate) armed: Time,
+    /// Another connection of the same pair (with another worker of the peer).
+    pub(crate) twin: Option<u32>,
+    pub(crate) tx_packets: u64,
+    pub(crate) rx_packets: u64,
+    pub(crate) retransmitted_packets: u64,
+    pub(crate) duplicate_packets: u64,
+}
+
+impl Conn {
+    /// Whether data can be sent reliably.
+    pub(crate) fn is_open(&self) -> bool {
+        self.state == State::Open
+    }
+}
+
+/// What only traffic needs.
+#[derive(Debug)]
+pub(crate) struct Active {
+    pub(crate) send: SendWindow,
+    pub(crate) recv: RecvWindow,
+    pub(crate) flows: FlowTable,
+    pub(crate) spray: Spray,
+    pub(crate) pending: VecDeque<Pending>,
+    pub(crate) ack: AckState,
+    pub(crate) loss: LossState,
+    pub(crate) skip: Option<Skip>,
+    /// The last attempt to send found a window closed.
+    pub(crate) blocked: bool,
+}
+
+impl Active {
+    pub(crate) fn new(send_next: Psn, recv_base: Psn) -> Self {
+        Active {
+            send: SendWindow::new(send_next),
+            recv: RecvWindow::new(recv_base),
+            flows: FlowTable::default(),
+            spray: Spray::default(),
+            pending: VecDeque::new(),
+            ack: AckState::default(),
+            loss: LossState::default(),
+            skip: None,
+            blocked: false,
+        }
+    }
+
+    /// Like new, but keeps allocated memory. The windows have been emptied.
+    pub(crate) fn reset(&mut self, send_next: Psn, recv_base: Psn) {
+        self.send = SendWindow::new(send_next);
+        self.recv = RecvWindow::new(recv_base);
+        self.flows.reset();
+        self.spray = Spray::default();
+        self.pending.clear();
+        self.ack = AckState::default();
+        self.loss = LossState::default();
+        self.skip = None;
+        self.blocked = false;
+    }
+
+    /// Whether nothing is held, in flight, waiting or owed.
+    pub(crate) fn is_quiet(&self) -> bool {
+        self.send.outstanding() == 0
+            && self.recv.held() == 0
+            && !self.recv.has_gap()
+            && self.pending.is_empty()
+            && self.ack.deadline == Time::NEVER
+            && self.skip.is_none()
+    }
+}
+
+/// Segments that wait for the connection to open, or that are to be sent anew after a restart.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Pending {
+    pub(crate) handle: u32,
+    pub(crate) first: u8,
+    pub(crate) count: u8,
+    /// `None`: unknown, so it waits for everything before it.
+    pub(crate) flow: Option<u32>,
+}
+
+/// What the receiver owes the sender.
+#[derive(Clone, Debug)]
+pub(crate) struct AckState {
+    pub(crate) packets: u16,
+    pub(crate) marked: u16,
+    pub(crate) deadline: Time,
+    pub(crate) queued: bool,
+    pub(crate) echo: Option<Echo>,
+    pub(crate) rate_limited: Vec<Psn>,
+}
+
+impl Default for AckState {
+    fn default() -> Self {
+        AckState { packets: 0, marked: 0, deadline: Time::NEVER, queued: false, echo: None, rate_limited: Vec::new() }
+    }
+}
+
+/// The data packet that an ACK answers.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Echo {
+    pub(crate) psn: Psn,
+    pub(crate) path: PathId,
+    pub(crate) timestamp: Tick,
+    pub(crate) nic_rx: Tick,
+    pub(crate) hops: u8,
+}
+
+/// The sender's loss timers.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct LossState {
+    /// Sending time of the latest-sent packet that is acknowledged, over all paths (RFC 8985: RACK.xmit_ts).
+    pub(crate) newest_acked: Option<Tick>,
+    /// Last time that anything was sent or acknowledged.
+    pub(crate) last_event: Time,
+    /// A tail probe is out since the last acknowledgement.
+    pub(crate) probed: bool,
+    /// When the next loss can be found by time.
+    pub(crate) deadline: Time,
+}
+
+impl Default for LossState {
+    fn default() -> Self {
+        LossState { newest_acked: None, last_event: Time(0), probed: false, deadline: Time::NEVER }
+    }
+}
+
+/// Packets were given up; the receiver must be told where to go on.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Skip {
+    /// One past the highest PSN given up.
+    pub(crate) past: Psn,
+    pub(crate) next: Time,
+    pub(crate) tries: u8,
+}

@@ -1,0 +1,329 @@
+//! Connection set-up, restart, refusal (NSDI'26, 5.2 "Connection establishment" and 5.3; PROTOCOL.md, set-up).
+
+use bifrost_wire::bifrost::{Cid, PathId, Psn, RejectReason, Reset, Setup, SetupKind, Version};
+
+use super::{Arrival, Destination, Engine, LocalVnic, mirrored};
+use crate::conn::{Active, Pair, Pending, State};
+use crate::output::{Control, ControlOut, Output};
+use crate::recv_window::RECEIVE_WINDOW;
+use crate::time::{Time, US};
+
+impl Engine {
+    /// A REQUEST, RESPONSE or REJECT arrived. `vnic`: the local vNIC that it names, if this host has it in that VNI.
+    pub fn on_setup(&mut self, now: Time, arrival: &Arrival, setup: &Setup, vnic: Option<LocalVnic>, out: &mut Output) {
+        if !self.peers.get(usize::from(arrival.peer.0)).is_some_and(Option::is_some) {
+            self.counters.wrong_peer_packets += 1;
+            return;
+        }
+        match setup.kind {
+            SetupKind::Request { oldest } => self.on_request(now, arrival, setup, oldest, vnic, out),
+            SetupKind::Response => self.on_response(now, arrival, setup, out),
+            SetupKind::Reject(reason) => self.on_reject(now, arrival, setup, reason, out),
+        }
+    }
+
+    /// The peer does not know a CID that it was addressed by: its side of the connection is gone.
+    pub fn on_reset(&mut self, now: Time, arrival: &Arrival, reset: &Reset, out: &mut Output) {
+        let found = self.by_peer_cid.get(&(arrival.peer, reset.unknown)).copied();
+        let usable = found.filter(|&i| {
+            self.conn(i).is_some_and(|c| c.pair.vni == arrival.vni && matches!(c.state, State::Open | State::BestEffort))
+        });
+        let Some(index) = usable else {
+            self.counters.stray_setup_packets += 1;
+            return;
+        };
+        self.counters.resets_received_packets += 1;
+        self.counters.restarted_connections += 1;
+        self.reopen(now, index, false, out);
+    }
+
+    /// Makes a connection for a pair and sends the first REQUEST.
+    pub(super) fn open(&mut self, now: Time, pair: Pair, to: &Destination, out: &mut Output) -> Option<u32> {
+        let state = State::Opening { tries: 0, next: now, background: false };
+        let index = self.create(now, pair, to.owner, to.peer, to.ordering, state)?;
+        self.request(now, index, out);
+        Some(index)
+    }
+
+    /// Sets a connection up anew with everything that it still holds. `background`: traffic does not wait for it.
+    pub(super) fn reopen(&mut self, now: Time, index: u32, background: bool, out: &mut Output) {
+        self.start_over(index, out);
+        self.generation = self.generation.wrapping_add(1);
+        let generation = self.generation;
+        let Some(conn) = self.conns[index as usize].as_mut() else { return };
+        conn.state = State::Opening { tries: 0, next: now, background };
+        conn.generation = generation;
+        conn.responder = false;
+        let key = (conn.peer, std::mem::take(&mut conn.peer_cid));
+        self.by_peer_cid.remove(&key);
+        self.request(now, index, out);
+    }
+
+    /// Retransmits the REQUEST, or concludes that the peer does not speak BIFROST.
+    pub(super) fn opening_timeout(&mut self, now: Time, index: u32, out: &mut Output) {
+        let Some(conn) = self.conns[index as usize].as_mut() else { return };
+        let State::Opening { tries, next, .. } = conn.state else { return };
+        if now < next {
+            self.arm(index, next);
+        } else if tries < self.config.setup_tries {
+            self.request(now, index, out);
+        } else {
+            self.counters.unanswered_connections += 1;
+            let until = now.after(self.config.plain_retry_ns);
+            self.become_plain(index, until, out);
+            let Some(peer) = self.conn(index).map(|c| c.peer) else { return };
+            let speaks = self.conn_slots().any(|c| c.peer == peer && c.is_open());
+            if !speaks && let Some(peer) = self.peers[usize::from(peer.0)].as_mut() {
+                peer.plain_until = until;
+            }
+        }
+    }
+
+    fn request(&mut self, now: Time, index: u32, out: &mut Output) {
+        let initial = self.config.initial_rto_ns;
+        let Some(conn) = self.conns[index as usize].as_mut() else { return };
+        let State::Opening { tries, background, .. } = conn.state else { return };
+        let next = now.after(initial << tries.min(16));
+        conn.state = State::Opening { tries: tries.saturating_add(1), next, background };
+        let kind = SetupKind::Request { oldest: Version::OLDEST.number() };
+        let version = self.config.version_max;
+        self.emit_setup(index, kind, version, u32::from(tries), out);
+        self.counters.requests_sent_packets += 1;
+        self.arm(index, next);
+    }
+
+    /// `turn` chooses the path, so that repetitions take different ones.
+    fn emit_setup(&self, index: u32, kind: SetupKind, version: u8, turn: u32, out: &mut Output) {
+        let Some(conn) = self.conn(index) else { return };
+        let Some(peer) = self.peers[usize::from(conn.peer.0)].as_ref() else { return };
+        let path = peer.selected()[turn as usize % peer.selected().len().max(1)];
+        out.control.push(ControlOut {
+            peer: conn.peer,
+            vni: conn.pair.vni,
+            path,
+            packet: Control::Setup(Setup {
+                kind,
+                version,
+                cc: bifrost_wire::bifrost::cc::SWIFT,
+                worker: self.worker,
+                local: conn.local_cid,
+                destination: conn.peer_cid,
+                to: conn.pair.remote,
+                from: conn.pair.local,
+                instance: self.instance,
+                generation: conn.generation,
+                window: RECEIVE_WINDOW as u16,
+                ack_delay_us: (self.ack_delay_max_ns() / US).min(u64::from(u16::MAX)) as u16,
+            }),
+        });
+    }
+
+    fn on_request(
+        &mut self,
+        now: Time,
+        arrival: &Arrival,
+        setup: &Setup,
+        oldest: u8,
+        vnic: Option<LocalVnic>,
+        out: &mut Output,
+    ) {
+        let Some(vnic) = vnic else {
+            self.counters.rejected_vnic_packets += 1;
+            return self.reject(arrival, setup, RejectReason::UnknownVnic, out);
+        };
+        if !vnic.reliable {
+            self.counters.rejected_policy_packets += 1;
+            return self.reject(arrival, setup, RejectReason::Policy, out);
+        }
+        // The highest common version wins; no common one fails closed.
+        let chosen = self.config.version_max.min(setup.version);
+        let Some(version) = Version::try_from(chosen).ok().filter(|_| chosen >= oldest) else {
+            self.counters.rejected_version_packets += 1;
+            return self.reject(arrival, setup, RejectReason::Version, out);
+        };
+        if setup.local.is_none() {
+            self.counters.stray_setup_packets += 1;
+            return;
+        }
+        let pair = mirrored(arrival.vni, setup.to, setup.from);
+        let epoch = (setup.instance, setup.generation);
+        let existing = self.of_pair(&pair, setup.worker).filter(|&i| self.conn(i).is_some_and(|c| c.peer == arrival.peer));
+        let index = match existing {
+            None => {
+                let state = State::Plain { until: now };
+                match self.create(now, pair, vnic.owner, arrival.peer, vnic.ordering, state) {
+                    Some(index) => index,
+                    None => {
+                        self.counters.rejected_resources_packets += 1;
+                        return self.reject(arrival, setup, RejectReason::Resources, out);
+                    }
+                }
+            }
+            Some(index) => {
+                let known = self.conn(index).and_then(|c| c.peer_epoch);
+                match known {
+                    Some(known) if epoch < known => {
+                        self.counters.stale_setup_packets += 1;
+                        return;
+                    }
+                    Some(known) if epoch == known && self.conn(index).is_some_and(|c| c.peer_cid == setup.local) => {
+                        // Our RESPONSE was lost.
+                        return self.respond(index, out);
+                    }
+                    Some(_) => {
+                        self.counters.restarted_connections += 1;
+                        // Packets of the old life may still be under way to the old CID.
+                        self.start_over(index, out);
+                    }
+                    None => {}
+                }
+                index
+            }
+        };
+        let opening = self.conn(index).is_some_and(|c| matches!(c.state, State::Opening { .. }));
+        if let Some(conn) = self.conns[index as usize].as_mut() {
+            conn.owner = vnic.owner;
+            conn.ordering = vnic.ordering;
+            // In a simultaneous set-up the side with the smaller MAC counts as the one that asked.
+            conn.responder = !opening || conn.pair.remote.as_u64() < conn.pair.local.as_u64();
+        }
+        self.establish(now, index, setup, version);
+        self.respond(index, out);
+        self.flush_pending(now, index, out);
+    }
+
+    fn respond(&mut self, index: u32, out: &mut Output) {
+        let Some(version) = self.conn(index).map(|c| c.version.number()) else { return };
+        self.emit_setup(index, SetupKind::Response, version, 0, out);
+    }
+
+    fn on_response(&mut self, now: Time, arrival: &Arrival, setup: &Setup, out: &mut Output) {
+        let Some(index) = self.lookup(setup.destination) else {
+            self.counters.stray_setup_packets += 1;
+            return;
+        };
+        if !self.fits(index, arrival) {
+            return;
+        }
+        let version = Version::try_from(setup.version).ok().filter(|v| v.number() <= self.config.version_max);
+        let opening = self.conn(index).is_some_and(|c| matches!(c.state, State::Opening { .. }));
+        let (Some(version), true, false) = (version, opening, setup.local.is_none()) else {
+            self.counters.stray_setup_packets += 1;
+            return;
+        };
+        self.establish(now, index, setup, version);
+        self.flush_pending(now, index, out);
+    }
+
+    fn on_reject(&mut self, now: Time, arrival: &Arrival, setup: &Setup, reason: RejectReason, out: &mut Output) {
+        let Some(index) = self.lookup(setup.destination) else {
+            self.counters.stray_setup_packets += 1;
+            return;
+        };
+        if !self.fits(index, arrival) {
+            return;
+        }
+        if !self.conn(index).is_some_and(|c| matches!(c.state, State::Opening { .. })) {
+            self.counters.stray_setup_packets += 1;
+            return;
+        }
+        self.counters.rejects_received_packets += 1;
+        let until = now.after(self.config.plain_retry_ns);
+        self.become_plain(index, until, out);
+        if reason == RejectReason::Version
+            && let Some(peer) = self.peers[usize::from(arrival.peer.0)].as_mut()
+        {
+            peer.plain_until = until;
+        }
+    }
+
+    fn establish(&mut self, now: Time, index: u32, setup: &Setup, version: Version) {
+        let Some(conn) = self.conns[index as usize].as_mut() else { return };
+        conn.state = State::Open;
+        conn.version = version;
+        conn.peer_worker = Some(setup.worker);
+        conn.peer_epoch = Some((setup.instance, setup.generation));
+        conn.peer_window = setup.window.max(1);
+        conn.window = self.config.initial_window;
+        let key = (conn.peer, std::mem::replace(&mut conn.peer_cid, setup.local));
+        let peer = conn.peer;
+        self.by_peer_cid.remove(&key);
+        self.by_peer_cid.insert((peer, setup.local), index);
+        if let Some(peer) = self.peers[usize::from(peer.0)].as_mut() {
+            peer.plain_until = Time(0);
+            peer.ack_delay_ns = u64::from(setup.ack_delay_us) * US;
+        }
+        self.counters.opened_connections += 1;
+        self.touch(now, index);
+        self.arm(index, now.after(self.config.idle_shrink_ns));
+    }
+
+    /// Both PSN spaces start anew under a new CID. What is in flight waits to be sent again; what is held for the guest
+    /// is shown, for it was acknowledged.
+    fn start_over(&mut self, index: u32, out: &mut Output) {
+        let Some(conn) = self.conns[index as usize].as_mut() else { return };
+        let owner = conn.owner;
+        if let Some(active) = conn.active.as_mut() {
+            let mut waiting: std::collections::VecDeque<Pending> = std::collections::VecDeque::new();
+            let mut flight = [0u32; PathId::MAX];
+            active.send.drain(&mut self.send_pool, |_, record| {
+                flight[record.path().index()] += 1;
+                waiting.push_back(Pending { handle: record.handle, first: record.segment, count: 1, flow: None });
+            });
+            waiting.append(&mut active.pending);
+            active.recv.drain(&mut self.recv_pool, &mut |handle| out.publish.push((owner, handle)));
+            let queued = active.ack.queued;
+            active.reset(Psn(0), Psn(0));
+            active.ack.queued = queued;
+            active.pending = waiting;
+            if let Some(peer) = self.peers[usize::from(conn.peer.0)].as_mut() {
+                for (path, count) in peer.paths.iter_mut().zip(flight) {
+                    path.on_done(count);
+                }
+            }
+        }
+        conn.send_next = Psn(0);
+        conn.recv_base = Psn(0);
+        let cid = self.cid_at(index);
+        if let Some(conn) = self.conns[index as usize].as_mut() {
+            conn.local_cid = cid;
+        }
+    }
+
+    /// The pair's traffic goes as plain VXLAN until `until`, what waits first of all.
+    fn become_plain(&mut self, index: u32, until: Time, out: &mut Output) {
+        self.surrender(index, out);
+        let Some(conn) = self.conns[index as usize].as_mut() else { return };
+        conn.state = State::Plain { until };
+        conn.send_next = Psn(0);
+        conn.recv_base = Psn(0);
+        if let Some(active) = conn.active.as_deref_mut() {
+            let queued = active.ack.queued;
+            Active::reset(active, Psn(0), Psn(0));
+            active.ack.queued = queued;
+        }
+        self.arm(index, until);
+    }
+
+    fn reject(&mut self, arrival: &Arrival, setup: &Setup, reason: RejectReason, out: &mut Output) {
+        out.control.push(ControlOut {
+            peer: arrival.peer,
+            vni: arrival.vni,
+            path: PathId::default(),
+            packet: Control::Setup(Setup {
+                kind: SetupKind::Reject(reason),
+                version: self.config.version_max,
+                cc: 0,
+                worker: self.worker,
+                local: Cid::NONE,
+                destination: setup.local,
+                to: setup.from,
+                from: setup.to,
+                instance: self.instance,
+                generation: 0,
+                window: 0,
+                ack_delay_us: 0,
+            }),
+        });
+    }
+}

@@ -1,0 +1,393 @@
+//! The engine: connections, peers, pools, and the calls that drive them. One file per concern; this one holds the state
+//! and what all concerns share.
+
+mod acknowledge;
+mod connect;
+mod recover;
+mod receive;
+mod send;
+mod timeout;
+
+use bifrost_wire::Mac;
+use bifrost_wire::bifrost::{Cid, PathId, Psn, Version};
+use foldhash::fast::RandomState;
+use hashbrown::HashMap;
+
+use crate::config::{Config, Ordering};
+use crate::conn::{Active, Conn, Pair, State};
+use crate::counters::Counters;
+use crate::output::{Output, PeerId};
+use crate::peer::Peer;
+use crate::pool::Pool;
+use crate::recv_window::RecvPage;
+use crate::send_window::SendPage;
+use crate::time::{MS, Time};
+use crate::timer::{Key, Timers};
+
+pub use receive::{Arrival, Slot, Verdict};
+pub use send::{Admission, Destination, Outbound};
+
+/// Bits of a CID's index that name the connection's place; the rest count reuses of that place.
+const PLACE_BITS: u32 = 20;
+const INDEX_MASK: u32 = Cid::MAX_INDEX;
+
+/// A vNIC of this host, as far as connection set-up needs to know it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LocalVnic {
+    /// The port behind which it lives.
+    pub owner: u16,
+    /// How its packets become visible.
+    pub ordering: Ordering,
+    /// Whether its VNI wants reliability at all.
+    pub reliable: bool,
+}
+
+/// The reliable transport engine of one worker.
+#[derive(Debug)]
+pub struct Engine {
+    config: Config,
+    /// Start of this daemon, us since the epoch: later starts are larger.
+    instance: u64,
+    worker: u8,
+    salt: u32,
+    generation: u32,
+    conns: Vec<Option<Conn>>,
+    /// Reuses of each place, for CIDs.
+    reuses: Vec<u8>,
+    free: Vec<u32>,
+    by_pair: HashMap<Pair, u32, RandomState>,
+    by_peer_cid: HashMap<(PeerId, Cid), u32, RandomState>,
+    peers: Vec<Option<Peer>>,
+    send_pool: Pool<SendPage>,
+    recv_pool: Pool<RecvPage>,
+    spare: Vec<Box<Active>>,
+    timers: Timers,
+    ack_ready: Vec<u32>,
+    stack: Vec<u32>,
+    counters: Counters,
+    reset_tokens: u32,
+    reset_refill: Time,
+}
+
+impl Engine {
+    /// An engine for worker `worker`. `instance`: start time of the daemon, us since the epoch. `salt` makes CIDs of
+    /// different daemon lives differ; any random number.
+    pub fn new(config: Config, worker: u8, instance: u64, salt: u32) -> Self {
+        Engine {
+            send_pool: Pool::new(config.max_pages),
+            recv_pool: Pool::new(config.max_pages),
+            config,
+            instance,
+            worker,
+            salt: salt & INDEX_MASK,
+            generation: 0,
+            conns: Vec::new(),
+            reuses: Vec::new(),
+            free: Vec::new(),
+            by_pair: HashMap::default(),
+            by_peer_cid: HashMap::default(),
+            peers: Vec::new(),
+            spare: Vec::new(),
+            timers: Timers::default(),
+            ack_ready: Vec::new(),
+            stack: Vec::new(),
+            counters: Counters::default(),
+            reset_tokens: RESETS_PER_REFILL,
+            reset_refill: Time(0),
+        }
+    }
+
+    /// Adds a peer host with `paths` paths (1..=8).
+    pub fn add_peer(&mut self, paths: usize) -> PeerId {
+        self.peers.push(Some(Peer::new(&self.config, paths)));
+        PeerId(self.peers.len() as u16 - 1)
+    }
+
+    /// Forgets a peer and its connections; what they hold leaves as plain VXLAN.
+    pub fn remove_peer(&mut self, peer: PeerId, out: &mut Output) {
+        for index in 0..self.conns.len() as u32 {
+            if self.conns[index as usize].as_ref().is_some_and(|c| c.peer == peer) {
+                self.remove(index, out);
+            }
+        }
+        if let Some(slot) = self.peers.get_mut(usize::from(peer.0)) {
+            *slot = None;
+        }
+    }
+
+    /// Forgets the connections of a local port, which is going away with its buffers.
+    pub fn remove_owner(&mut self, owner: u16, out: &mut Output) {
+        for index in 0..self.conns.len() as u32 {
+            if self.conns[index as usize].as_ref().is_some_and(|c| c.owner == owner) {
+                self.remove(index, out);
+            }
+        }
+        out.publish.retain(|p| p.0 != owner);
+        out.release.retain(|p| p.0 != owner);
+        out.plain.retain(|p| p.owner != owner);
+        out.data.retain(|p| p.owner != owner);
+    }
+
+    /// What happened so far.
+    pub fn counters(&self) -> &Counters {
+        &self.counters
+    }
+
+    /// The settings in force.
+    pub fn config(&self) -> &Config {
+        &self.config
+    }
+
+    /// Connections that exist.
+    pub fn connections(&self) -> usize {
+        self.conns.len() - self.free.len()
+    }
+
+    /// Pages in use for sending and receiving, 64 packets each.
+    pub fn pages_used(&self) -> (u32, u32) {
+        (self.send_pool.used(), self.recv_pool.used())
+    }
+
+    /// When [`on_timeout`](Self::on_timeout) is to be called next, if at all.
+    pub fn next_timeout(&self) -> Option<Time> {
+        self.timers.next()
+    }
+
+    /// The local CID of a connection, for tests and displays.
+    pub fn cid_of(&self, pair: Pair) -> Option<Cid> {
+        self.by_pair.get(&pair).and_then(|&i| self.conns[i as usize].as_ref()).map(|c| c.local_cid)
+    }
+
+    /// Where a pair's connection stands.
+    pub fn state_of(&self, pair: Pair) -> Option<State> {
+        self.by_pair.get(&pair).and_then(|&i| self.conns[i as usize].as_ref()).map(|c| c.state)
+    }
+
+    pub(crate) fn conn_slots(&self) -> impl Iterator<Item = &Conn> {
+        self.conns.iter().flatten()
+    }
+
+    pub(crate) fn peer_slots(&self) -> impl Iterator<Item = (PeerId, &Peer)> {
+        self.peers.iter().enumerate().filter_map(|(i, p)| p.as_ref().map(|p| (PeerId(i as u16), p)))
+    }
+
+    fn conn(&self, index: u32) -> Option<&Conn> {
+        self.conns.get(index as usize)?.as_ref()
+    }
+
+    /// The place that a CID of this engine names, if a connection with just that CID lives there.
+    fn lookup(&self, cid: Cid) -> Option<u32> {
+        if cid.worker() != self.worker {
+            return None;
+        }
+        let place = (cid.index() ^ self.salt) & ((1 << PLACE_BITS) - 1);
+        self.conn(place).filter(|c| c.local_cid == cid).map(|_| place)
+    }
+
+    fn cid_at(&mut self, place: u32) -> Cid {
+        let reuse = &mut self.reuses[place as usize];
+        loop {
+            *reuse = reuse.wrapping_add(1);
+            let index = ((u32::from(*reuse) << PLACE_BITS) | place) & INDEX_MASK;
+            let cid = Cid::new(self.worker, index ^ self.salt);
+            if !cid.is_none() {
+                return cid;
+            }
+        }
+    }
+
+    /// Makes a connection in state `state`; `None` at the bound.
+    fn create(&mut self, now: Time, pair: Pair, owner: u16, peer: PeerId, ordering: Ordering, state: State) -> Option<u32> {
+        self.peers.get(usize::from(peer.0))?.as_ref()?;
+        let place = match self.free.pop() {
+            Some(place) => place,
+            None => {
+                if self.conns.len() as u32 >= self.config.max_connections.min(1 << PLACE_BITS) {
+                    return None;
+                }
+                self.conns.push(None);
+                self.reuses.push(0);
+                self.conns.len() as u32 - 1
+            }
+        };
+        let local_cid = self.cid_at(place);
+        self.generation = self.generation.wrapping_add(1);
+        let twin = self.by_pair.get(&pair).copied();
+        self.conns[place as usize] = Some(Conn {
+            pair,
+            owner,
+            peer,
+            peer_worker: None,
+            state,
+            version: Version::V1,
+            responder: false,
+            ordering,
+            local_cid,
+            peer_cid: Cid::NONE,
+            generation: self.generation,
+            peer_epoch: None,
+            window: self.config.initial_window,
+            peer_window: u16::MAX,
+            send_next: Psn(0),
+            recv_base: Psn(0),
+            active: None,
+            last_activity: now,
+            armed: Time::NEVER,
+            twin: None,
+            tx_packets: 0,
+            rx_packets: 0,
+            retransmitted_packets: 0,
+            duplicate_packets: 0,
+        });
+        // The first connection of a pair carries its traffic; others (of other workers of the peer) follow in a list.
+        match twin {
+            None => {
+                self.by_pair.insert(pair, place);
+            }
+            Some(first) => {
+                let rest = self.conns[first as usize].as_mut().and_then(|c| c.twin.replace(place));
+                if let Some(conn) = self.conns[place as usize].as_mut() {
+                    conn.twin = rest;
+                }
+            }
+        }
+        if let Some(peer) = self.peers[usize::from(peer.0)].as_mut() {
+            peer.connections += 1;
+        }
+        Some(place)
+    }
+
+    /// Forgets a connection. What it still holds leaves as plain VXLAN; what it holds for the guest becomes visible.
+    fn remove(&mut self, index: u32, out: &mut Output) {
+        self.surrender(index, out);
+        self.deactivate(index);
+        let Some(conn) = self.conns[index as usize].take() else { return };
+        if self.by_pair.get(&conn.pair) == Some(&index) {
+            match conn.twin {
+                Some(next) => self.by_pair.insert(conn.pair, next),
+                None => self.by_pair.remove(&conn.pair),
+            };
+        } else if let Some(&first) = self.by_pair.get(&conn.pair) {
+            let mut at = Some(first);
+            while let Some(i) = at {
+                let Some(other) = self.conns[i as usize].as_mut() else { break };
+                if other.twin == Some(index) {
+                    other.twin = conn.twin;
+                    break;
+                }
+                at = other.twin;
+            }
+        }
+        self.by_peer_cid.remove(&(conn.peer, conn.peer_cid));
+        if let Some(peer) = self.peers.get_mut(usize::from(conn.peer.0)).and_then(Option::as_mut) {
+            peer.connections = peer.connections.saturating_sub(1);
+            if peer.probe_conn == Some(index) {
+                peer.probe_conn = None;
+            }
+        }
+        self.free.push(index);
+    }
+
+    /// Sends everything that a connection holds as plain VXLAN and shows everything it holds for the guest.
+    fn surrender(&mut self, index: u32, out: &mut Output) {
+        let Some(conn) = self.conns[index as usize].as_mut() else { return };
+        let Some(active) = conn.active.as_mut() else { return };
+        let peer = self.peers[usize::from(conn.peer.0)].as_mut();
+        let (owner, vni, to) = (conn.owner, conn.pair.vni, conn.peer);
+        let plain = |handle, segment| crate::output::PlainOut { peer: to, vni, owner, handle, segment };
+        let mut flight = [0u32; PathId::MAX];
+        active.send.drain(&mut self.send_pool, |_, record| {
+            flight[record.path().index()] += 1;
+            out.plain.push(plain(record.handle, record.segment));
+        });
+        if let Some(peer) = peer {
+            for (path, count) in peer.paths.iter_mut().zip(flight) {
+                path.on_done(count);
+            }
+        }
+        for waiting in active.pending.drain(..) {
+            for i in 0..waiting.count {
+                out.plain.push(plain(waiting.handle, waiting.first.wrapping_add(i)));
+            }
+        }
+        active.recv.drain(&mut self.recv_pool, &mut |handle| out.publish.push((owner, handle)));
+    }
+
+    /// Gives the traffic state of a quiet connection back to the pool.
+    fn deactivate(&mut self, index: u32) {
+        let Some(conn) = self.conns[index as usize].as_mut() else { return };
+        let Some(mut active) = conn.active.take() else { return };
+        conn.send_next = active.send.next();
+        conn.recv_base = active.recv.base();
+        active.send.advance(&mut self.send_pool);
+        active.reset(Psn(0), Psn(0));
+        if self.spare.len() < 1024 {
+            self.spare.push(active);
+        }
+    }
+
+    /// Makes sure that a connection has traffic state.
+    fn activate(conn: &mut Conn, spare: &mut Vec<Box<Active>>) {
+        if conn.active.is_none() {
+            let (next, base) = (conn.send_next, conn.recv_base);
+            conn.active = Some(match spare.pop() {
+                Some(mut active) => {
+                    active.reset(next, base);
+                    active
+                }
+                None => Box::new(Active::new(next, base)),
+            });
+        }
+    }
+
+    /// Arms a connection's timer for `at` unless it fires earlier anyway.
+    fn arm(&mut self, index: u32, at: Time) {
+        if let Some(conn) = self.conns[index as usize].as_mut()
+            && at < conn.armed
+        {
+            conn.armed = at;
+            self.timers.push(at, Key::Conn(index));
+        }
+    }
+
+    /// Traffic on a connection keeps its peer's paths under observation.
+    fn touch(&mut self, now: Time, index: u32) {
+        let Some(conn) = self.conns[index as usize].as_mut() else { return };
+        conn.last_activity = now;
+        let id = conn.peer;
+        if let Some(peer) = self.peers[usize::from(id.0)].as_mut() {
+            peer.last_active = now;
+            if conn.state == State::Open || conn.state == State::BestEffort {
+                peer.probe_conn = Some(index);
+            }
+            if !peer.probe_timer_armed {
+                peer.probe_timer_armed = true;
+                self.timers.push(now.after(MS), Key::Peer(id.0));
+            }
+        }
+    }
+
+    /// The connection of `pair` whose other end is worker `worker` of the peer (or is not known yet).
+    fn of_pair(&self, pair: &Pair, worker: u8) -> Option<u32> {
+        let mut at = self.by_pair.get(pair).copied();
+        while let Some(index) = at {
+            let conn = self.conn(index)?;
+            if conn.peer_worker.is_none_or(|w| w == worker) {
+                return Some(index);
+            }
+            at = conn.twin;
+        }
+        None
+    }
+}
+
+/// RESETs that may leave in one refill interval.
+const RESETS_PER_REFILL: u32 = 32;
+
+/// The pair's identity for the peer: mirrored.
+pub(crate) fn mirrored(vni: u32, to: Mac, from: Mac) -> Pair {
+    Pair { vni, local: to, remote: from }
+}
+
+#[cfg(test)]
+mod tests;

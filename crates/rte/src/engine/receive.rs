@@ -1,0 +1,376 @@
+//! Receiving data: check, place, publish (NSDI'26, 4.2 and 5.2 "RX workflow").
+
+use bifrost_wire::bifrost::{AckHeader, AckKind, Bitmap, Cid, DataHeader, Psn, Reset, Tick};
+
+use super::{Engine, RESETS_PER_REFILL};
+use crate::conn::{AckState, Conn, Echo, State};
+use crate::output::{Control, ControlOut, Output, PeerId};
+use crate::recv_window::{Check, Placed};
+use crate::time::{MS, Time, US};
+
+/// What the outer packet says.
+#[derive(Clone, Copy, Debug)]
+pub struct Arrival {
+    /// The host that sent it.
+    pub peer: PeerId,
+    /// VNI of its VXLAN header.
+    pub vni: u32,
+    /// When the NIC (or the kernel) received it, this host's monotonic clock.
+    pub nic_rx: Time,
+    /// Hops it took, 0..=15.
+    pub hops: u8,
+    /// It carries a congestion mark (ECN CE).
+    pub marked: bool,
+}
+
+/// What to do with a data packet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Verdict {
+    /// Place its frame behind port `owner` and report [`Engine::placed`], or say why not.
+    Place {
+        /// The port of the vNIC that the connection belongs to.
+        owner: u16,
+        /// To be handed back.
+        slot: Slot,
+    },
+    /// Nothing; it has been counted.
+    Drop,
+}
+
+/// A data packet between [`Engine::on_data`] and [`Engine::placed`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Slot {
+    conn: u32,
+    psn: Psn,
+    distance: u8,
+    gap: bool,
+}
+
+impl Engine {
+    /// A data packet arrived.
+    pub fn on_data(&mut self, now: Time, arrival: &Arrival, header: &DataHeader, out: &mut Output) -> Verdict {
+        let Some(index) = self.addressed(now, arrival, header.cid, header, out) else { return Verdict::Drop };
+        let Some(conn) = self.conns[index as usize].as_mut() else { return Verdict::Drop };
+        Self::activate(conn, &mut self.spare);
+        conn.rx_packets += 1;
+        let owner = conn.owner;
+        let Conn { active: Some(active), .. } = conn else { return Verdict::Drop };
+        note_arrival(&mut active.ack, arrival, header);
+        match active.recv.check(&self.recv_pool, header.psn) {
+            Check::New => {
+                let gap = header.psn != active.recv.end();
+                if header.ack_now {
+                    self.ack_soon(index);
+                }
+                Verdict::Place { owner, slot: Slot { conn: index, psn: header.psn, distance: header.distance, gap } }
+            }
+            Check::Duplicate => {
+                self.counters.duplicate_packets += 1;
+                conn.duplicate_packets += 1;
+                self.ack_soon(index);
+                Verdict::Drop
+            }
+            Check::Outside => {
+                self.counters.outside_window_packets += 1;
+                Verdict::Drop
+            }
+        }
+    }
+
+    /// The packet of `slot` lies in guest memory (or in memory held for the guest) as `handle`.
+    /// Returns false when it could not be taken after all; the caller discards the handle.
+    pub fn placed(&mut self, now: Time, slot: Slot, handle: u32, out: &mut Output) -> bool {
+        self.take(now, slot, Some(handle), out)
+    }
+
+    /// The packet is discarded by policy (ACL, security group): it counts as delivered (NSDI'26, 7.1).
+    pub fn policy_dropped(&mut self, now: Time, slot: Slot, out: &mut Output) {
+        self.counters.policy_dropped_packets += 1;
+        self.take(now, slot, None, out);
+    }
+
+    /// The packet is discarded by a rate limit: the sender is told, slows down and sends it again (NSDI'26, 7.1).
+    pub fn rate_limited(&mut self, slot: Slot) {
+        self.counters.rate_limited_packets += 1;
+        let Some(conn) = self.conns[slot.conn as usize].as_mut() else { return };
+        let Some(active) = conn.active.as_mut() else { return };
+        if active.ack.rate_limited.len() < Bitmap::MAX_BITS {
+            active.ack.rate_limited.push(slot.psn);
+        }
+        self.ack_soon(slot.conn);
+    }
+
+    /// The packet found no place; it is not acknowledged and will come again.
+    pub fn not_placed(&mut self, _slot: Slot) {
+        self.counters.not_placed_packets += 1;
+    }
+
+    /// A probe arrived: it is answered at once, on its path.
+    pub fn on_probe(&mut self, now: Time, arrival: &Arrival, header: &DataHeader, out: &mut Output) {
+        let Some(index) = self.addressed(now, arrival, header.cid, header, out) else { return };
+        let Some(conn) = self.conns[index as usize].as_mut() else { return };
+        let base = conn.active.as_ref().map_or(conn.recv_base, |a| a.recv.base());
+        let ack = AckHeader {
+            version: conn.version,
+            cc: header.cc,
+            probe: true,
+            path: header.path,
+            hops: arrival.hops,
+            kind: AckKind::Cumulative,
+            psn: header.psn,
+            cid: conn.peer_cid,
+            sent: now.tick(),
+            echo: header.timestamp,
+            nic_rx: arrival.nic_rx.tick(),
+            num_ack: 0,
+            num_ece: 0,
+            base,
+            bitmap: Bitmap::empty(),
+        };
+        out.control.push(ControlOut {
+            peer: conn.peer,
+            vni: conn.pair.vni,
+            path: header.path,
+            packet: Control::Ack(ack),
+        });
+        self.counters.acks_sent_packets += 1;
+    }
+
+    /// The sender gave up everything below the PSN.
+    pub fn on_skip(&mut self, now: Time, arrival: &Arrival, header: &DataHeader, out: &mut Output) {
+        let Some(index) = self.addressed(now, arrival, header.cid, header, out) else { return };
+        let Some(conn) = self.conns[index as usize].as_mut() else { return };
+        Self::activate(conn, &mut self.spare);
+        let owner = conn.owner;
+        let Conn { active: Some(active), .. } = conn else { return };
+        note_arrival(&mut active.ack, arrival, header);
+        let publish = &mut out.publish;
+        if active.recv.skip_to(&mut self.recv_pool, header.psn, &mut self.stack, &mut |h| publish.push((owner, h))) {
+            self.counters.skips_received_packets += 1;
+        } else {
+            self.counters.outside_window_packets += 1;
+        }
+        self.ack_soon(index);
+    }
+
+    /// Builds the acknowledgements that are due. Call it after publishing: they vouch for the guest's queue.
+    pub fn flush_acks(&mut self, now: Time, out: &mut Output) {
+        let mut ready = std::mem::take(&mut self.ack_ready);
+        for index in ready.drain(..) {
+            self.acknowledge(now, index, out);
+        }
+        self.ack_ready = ready;
+    }
+
+    /// The connection that a packet of a peer is for, if everything about it fits.
+    pub(super) fn addressed(
+        &mut self,
+        now: Time,
+        arrival: &Arrival,
+        cid: Cid,
+        header: &DataHeader,
+        out: &mut Output,
+    ) -> Option<u32> {
+        let Some(index) = self.lookup(cid) else {
+            self.counters.unknown_cid_packets += 1;
+            self.reset(now, arrival, cid, out);
+            return None;
+        };
+        if !self.fits(index, arrival) {
+            return None;
+        }
+        let conn = self.conn(index)?;
+        if matches!(conn.state, State::Opening { .. } | State::Plain { .. }) {
+            // The peer uses an old life of this connection, which a new set-up is about to end.
+            self.counters.stray_setup_packets += 1;
+            return None;
+        }
+        if conn.version != header.version {
+            self.counters.wrong_version_packets += 1;
+            return None;
+        }
+        if !self.peers[usize::from(conn.peer.0)].as_ref()?.has_path(header.path) {
+            self.counters.unknown_path_packets += 1;
+            return None;
+        }
+        self.touch(now, index);
+        Some(index)
+    }
+
+    /// Whether a packet's sender and VNI are the connection's.
+    pub(super) fn fits(&mut self, index: u32, arrival: &Arrival) -> bool {
+        let Some(conn) = self.conn(index) else { return false };
+        if conn.peer != arrival.peer {
+            self.counters.wrong_peer_packets += 1;
+            return false;
+        }
+        if conn.pair.vni != arrival.vni {
+            self.counters.wrong_vni_packets += 1;
+            return false;
+        }
+        true
+    }
+
+    /// Marks a connection for an ACK in this batch.
+    pub(super) fn ack_soon(&mut self, index: u32) {
+        let Some(active) = self.conns[index as usize].as_mut().and_then(|c| c.active.as_mut()) else { return };
+        if !active.ack.queued {
+            active.ack.queued = true;
+            self.ack_ready.push(index);
+        }
+    }
+
+    fn take(&mut self, now: Time, slot: Slot, handle: Option<u32>, out: &mut Output) -> bool {
+        let threshold = self.config.ack_threshold;
+        let Some(conn) = self.conns[slot.conn as usize].as_mut() else { return false };
+        let (owner, ordering) = (conn.owner, conn.ordering);
+        let Conn { active: Some(active), .. } = conn else { return false };
+        if active.recv.check(&self.recv_pool, slot.psn) != Check::New {
+            self.counters.duplicate_packets += 1;
+            return false;
+        }
+        let placed = Placed { psn: slot.psn, distance: slot.distance, handle };
+        let publish = &mut out.publish;
+        let taken = active.recv.place(&mut self.recv_pool, ordering, placed, &mut self.stack, &mut |h| {
+            publish.push((owner, h));
+        });
+        if !taken {
+            self.counters.no_page_packets += 1;
+            return false;
+        }
+        self.counters.received_packets += 1;
+        active.ack.packets = active.ack.packets.saturating_add(1);
+        let due = active.ack.packets >= threshold || slot.gap;
+        if slot.gap {
+            self.counters.out_of_order_packets += 1;
+        }
+        if due {
+            self.ack_soon(slot.conn);
+        } else if active.ack.deadline == Time::NEVER {
+            let at = now.after(self.ack_delay_ns(slot.conn));
+            if let Some(active) = self.conns[slot.conn as usize].as_mut().and_then(|c| c.active.as_mut()) {
+                active.ack.deadline = at;
+            }
+            self.arm(slot.conn, at);
+        }
+        true
+    }
+
+    /// How long an ACK may wait: a fraction of the RTT, so that it never dominates the sender's timers.
+    pub(super) fn ack_delay_ns(&self, index: u32) -> u64 {
+        if let Some(fixed) = self.config.ack_delay_ns {
+            return fixed;
+        }
+        let peer = self.conn(index).and_then(|c| self.peers[usize::from(c.peer.0)].as_ref());
+        match peer.and_then(|p| p.rtt()) {
+            Some((rtt, _)) => (rtt / 2).clamp(50 * US, self.ack_delay_max_ns()),
+            None => 200 * US,
+        }
+    }
+
+    /// The longest that an ACK waits here, as told to peers.
+    pub(super) fn ack_delay_max_ns(&self) -> u64 {
+        self.config.ack_delay_ns.unwrap_or(500 * US)
+    }
+
+    fn acknowledge(&mut self, now: Time, index: u32, out: &mut Output) {
+        let Some(conn) = self.conns[index as usize].as_mut() else { return };
+        let Some(active) = conn.active.as_mut() else { return };
+        let owed = std::mem::take(&mut active.ack);
+        let Some(echo) = owed.echo else { return };
+        active.ack.rate_limited = owed.rate_limited;
+        if conn.peer_cid.is_none() {
+            return;
+        }
+        let base = active.recv.base();
+        let mut ack = AckHeader {
+            version: conn.version,
+            cc: bifrost_wire::bifrost::cc::NONE,
+            probe: false,
+            path: echo.path,
+            hops: echo.hops,
+            kind: AckKind::Cumulative,
+            psn: echo.psn,
+            cid: conn.peer_cid,
+            sent: now.tick(),
+            echo: echo.timestamp,
+            nic_rx: echo.nic_rx,
+            num_ack: owed.packets.min(2047),
+            num_ece: owed.marked.min(2047),
+            base,
+            bitmap: active.recv.bitmap(&self.recv_pool, base),
+        };
+        let (peer, vni) = (conn.peer, conn.pair.vni);
+        let mut push = |packet| out.control.push(ControlOut { peer, vni, path: echo.path, packet: Control::Ack(packet) });
+        push(ack);
+        self.counters.acks_sent_packets += 1;
+        // What lies beyond the first 256 packets is reported by selective ACKs, newest part first in importance.
+        let mut from = base.add(Bitmap::MAX_BITS as u32);
+        (ack.num_ack, ack.num_ece, ack.kind) = (0, 0, AckKind::Selective);
+        while from.is_before(active.recv.end()) {
+            ack.base = from;
+            ack.bitmap = active.recv.bitmap(&self.recv_pool, from);
+            push(ack);
+            self.counters.acks_sent_packets += 1;
+            from = from.add(Bitmap::MAX_BITS as u32);
+        }
+        if !active.ack.rate_limited.is_empty() {
+            ack.kind = AckKind::RateLimited;
+            while let Some(&first) = active.ack.rate_limited.first() {
+                let mut bitmap = Bitmap::empty();
+                active.ack.rate_limited.retain(|psn| {
+                    let ahead = psn.distance_from(first);
+                    !((0..Bitmap::MAX_BITS as i32).contains(&ahead) && bitmap.set(ahead as usize))
+                });
+                (ack.base, ack.bitmap) = (first, bitmap);
+                push(ack);
+                self.counters.acks_sent_packets += 1;
+                if bitmap.is_empty() {
+                    active.ack.rate_limited.clear();
+                }
+            }
+        }
+    }
+
+    /// Tells a peer that a CID is not known here; at most 32 a millisecond.
+    fn reset(&mut self, now: Time, arrival: &Arrival, cid: Cid, out: &mut Output) {
+        if now >= self.reset_refill {
+            self.reset_refill = now.after(MS);
+            self.reset_tokens = RESETS_PER_REFILL;
+        }
+        let known = self.peers.get(usize::from(arrival.peer.0)).is_some_and(Option::is_some);
+        if self.reset_tokens == 0 || !known || cid.is_none() {
+            self.counters.resets_suppressed_packets += 1;
+            return;
+        }
+        self.reset_tokens -= 1;
+        self.counters.resets_sent_packets += 1;
+        out.control.push(ControlOut {
+            peer: arrival.peer,
+            vni: arrival.vni,
+            path: bifrost_wire::bifrost::PathId::default(),
+            packet: Control::Reset(Reset { unknown: cid }),
+        });
+    }
+}
+
+fn note_arrival(ack: &mut AckState, arrival: &Arrival, header: &DataHeader) {
+    if arrival.marked {
+        ack.marked = ack.marked.saturating_add(1);
+    }
+    // The newest transmission speaks for its path.
+    let newer = ack.echo.is_none_or(|e: Echo| is_after(header.timestamp, e.timestamp));
+    if newer {
+        ack.echo = Some(Echo {
+            psn: header.psn,
+            path: header.path,
+            timestamp: header.timestamp,
+            nic_rx: arrival.nic_rx.tick(),
+            hops: arrival.hops,
+        });
+    }
+}
+
+fn is_after(a: Tick, b: Tick) -> bool {
+    a.since(b) >= 0
+}

@@ -1,0 +1,288 @@
+//! Loss detection and recovery (PROTOCOL.md, loss rules; NSDI'26, 4.3 and 7.4).
+//!
+//! (a) A packet is lost when one that left later on the same path has arrived. (b) Across paths time decides: it is lost
+//! when one that left later on any path has arrived and a round trip plus a reordering window has passed (RFC 8985).
+//! (c) When nothing comes back at all, a tail probe asks. (d) Then the RTO, doubling per packet; after three and the
+//! give-up time the packet is surrendered to best effort, and the receiver is told to go on.
+
+use bifrost_wire::bifrost::{PathId, Psn};
+
+use super::Engine;
+use crate::conn::{Conn, Skip, State};
+use crate::output::{Control, ControlOut, Output, PlainOut};
+use crate::send_window::Record;
+use crate::time::{MS, Time, US};
+
+/// How the loss timers stand: all ns.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Timing {
+    rto: u64,
+    tail_probe: u64,
+    rack: u64,
+}
+
+impl Engine {
+    /// Looks for losses by rules (a) and (b) and sends them again.
+    pub(super) fn detect_losses(&mut self, now: Time, index: u32, out: &mut Output) {
+        let Some(timing) = self.timing(index) else { return };
+        for path in PathId::all() {
+            // Bounded by what is outstanding: every pass takes the head off this path's list, or ends.
+            loop {
+                let Some((psn, record, why)) = self.find_loss(now, index, path, timing) else { break };
+                match why {
+                    Why::SamePath => self.counters.lost_same_path_packets += 1,
+                    Why::Time => self.counters.lost_by_time_packets += 1,
+                }
+                self.blame(now, index, &record, false);
+                self.resend(now, index, psn, false, out);
+                if self.conn(index).and_then(|c| c.active.as_ref()).is_none_or(|a| {
+                    // The only path: the packet went to the end of this same list.
+                    a.send.record(&self.send_pool, psn).is_some_and(|r| r.path() == path && a.send.oldest_on(&self.send_pool, path).is_some_and(|(p, _)| p == psn))
+                }) {
+                    break;
+                }
+            }
+        }
+    }
+
+    /// Timers (b), (c), (d) of one connection.
+    pub(super) fn loss_timeout(&mut self, now: Time, index: u32, out: &mut Output) {
+        self.detect_losses(now, index, out);
+        let Some(timing) = self.timing(index) else { return };
+        for path in PathId::all() {
+            for _ in 0..crate::send_window::SEND_WINDOW {
+                let oldest = self
+                    .conn(index)
+                    .and_then(|c| c.active.as_ref())
+                    .and_then(|a| a.send.oldest_on(&self.send_pool, path));
+                let Some((psn, record)) = oldest else { break };
+                let waited = age(now, &record);
+                if waited < timing.rto << record.rtos() {
+                    break;
+                }
+                self.counters.timeout_packets += 1;
+                self.blame(now, index, &record, true);
+                // RTO, 2 RTO, 4 RTO: what was waited altogether.
+                let altogether = timing.rto.saturating_mul((2 << record.rtos()) - 1);
+                let rtos = record.rtos() + 1;
+                let give_up = u64::from(self.config.give_up_rtos);
+                if u64::from(rtos) >= give_up && altogether >= self.give_up_ns() || rtos >= 7 {
+                    self.give_up(now, index, psn, out);
+                    if !self.conn(index).is_some_and(Conn::is_open) {
+                        return;
+                    }
+                } else {
+                    self.resend(now, index, psn, true, out);
+                }
+            }
+        }
+        self.tail_probe(now, index, timing, out);
+    }
+
+    /// Arms the timer for whatever can happen next to what is in flight.
+    pub(super) fn rearm_loss(&mut self, now: Time, index: u32) {
+        let Some(timing) = self.timing(index) else { return };
+        let Some(conn) = self.conns[index as usize].as_mut() else { return };
+        let Some(active) = conn.active.as_mut() else { return };
+        let mut at = Time::NEVER;
+        if active.send.outstanding() > 0 {
+            for path in PathId::all() {
+                let Some((_, record)) = active.send.oldest_on(&self.send_pool, path) else { continue };
+                let waited = age(now, &record);
+                let mut limit = timing.rto << record.rtos();
+                if active.loss.newest_acked.is_some_and(|t| t.since(record.sent) > 0) {
+                    limit = limit.min(timing.rack);
+                }
+                at = at.min(now.after(limit.saturating_sub(waited).max(US)));
+            }
+            if !active.loss.probed {
+                at = at.min(active.loss.last_event.after(timing.tail_probe).max(now.after(US)));
+            }
+        }
+        if active.blocked
+            && let Some(peer) = self.peers[usize::from(conn.peer.0)].as_ref()
+        {
+            // A window below one packet opens by time.
+            at = peer.paths.iter().filter(|p| p.in_flight == 0).map(|p| p.pace_until.max(now.after(US))).fold(at, Time::min);
+        }
+        active.loss.deadline = at;
+        if at != Time::NEVER {
+            self.arm(index, at);
+        }
+    }
+
+    /// RTO and its relatives from what is measured of the peer's paths.
+    pub(super) fn timing(&self, index: u32) -> Option<Timing> {
+        let conn = self.conn(index)?;
+        conn.active.as_ref()?;
+        let peer = self.peers[usize::from(conn.peer.0)].as_ref()?;
+        let Some((rtt, variance)) = peer.rtt() else {
+            let rto = self.config.initial_rto_ns;
+            return Some(Timing { rto, tail_probe: rto, rack: rto });
+        };
+        // Half a millisecond, or three round trips: a software host's scheduler makes noise of that size.
+        let floor = self.config.rto_floor_ns.unwrap_or((3 * rtt).clamp(500 * US, self.config.initial_rto_ns));
+        let spread = (4 * variance).max(100 * US);
+        let rto = (rtt + spread + peer.ack_delay_ns).clamp(floor, self.config.rto_ceiling_ns.max(floor));
+        let tail_probe = (2 * rtt + peer.ack_delay_ns).min(rto);
+        let rack = rtt + (rtt / 4).max(variance).max(20 * US);
+        Some(Timing { rto, tail_probe, rack })
+    }
+
+    /// Three RTOs from the initial value: 4 + 8 + 16 ms (NSDI'26, 7.4).
+    fn give_up_ns(&self) -> u64 {
+        let doublings = (1u64 << self.config.give_up_rtos.min(7)) - 1;
+        self.config.initial_rto_ns.saturating_mul(doublings)
+    }
+
+    fn find_loss(&self, now: Time, index: u32, path: PathId, timing: Timing) -> Option<(Psn, Record, Why)> {
+        let conn = self.conn(index)?;
+        let active = conn.active.as_ref()?;
+        let peer = self.peers[usize::from(conn.peer.0)].as_ref()?;
+        let reorder = peer.paths.get(path.index()).map_or(0, |p| p.reorder_ns);
+        if let Some((psn, record)) = active.send.overtaken_on(&self.send_pool, path)
+            && (reorder == 0 || age(now, &record) >= peer.paths[path.index()].fabric.smoothed_ns() + reorder)
+        {
+            return Some((psn, record, Why::SamePath));
+        }
+        let (psn, record) = active.send.oldest_on(&self.send_pool, path)?;
+        let later_arrived = active.loss.newest_acked.is_some_and(|t| t.since(record.sent) > 0);
+        (later_arrived && age(now, &record) >= timing.rack).then_some((psn, record, Why::Time))
+    }
+
+    /// A packet's path has lost it.
+    fn blame(&mut self, now: Time, index: u32, record: &Record, timeout: bool) {
+        let Some(conn) = self.conns[index as usize].as_ref() else { return };
+        let Some(peer) = self.peers[usize::from(conn.peer.0)].as_mut() else { return };
+        let Some(path) = peer.paths.get_mut(record.path().index()) else { return };
+        let rtt = path.total.smoothed_ns();
+        if timeout {
+            path.cc.on_timeout(now, rtt);
+        } else {
+            path.cc.on_loss(now, rtt);
+        }
+        if path.on_loss(now, age(now, record)) {
+            self.counters.suspect_paths += 1;
+            peer.invalidate();
+            peer.refresh(&self.config, now);
+        }
+    }
+
+    /// Rule (c): nothing came back for two round trips, so the last packet goes out again and asks for an ACK.
+    fn tail_probe(&mut self, now: Time, index: u32, timing: Timing, out: &mut Output) {
+        let Some(conn) = self.conns[index as usize].as_mut() else { return };
+        let Some(active) = conn.active.as_mut() else { return };
+        if active.loss.probed || active.send.outstanding() == 0 || now < active.loss.last_event.after(timing.tail_probe) {
+            return;
+        }
+        active.loss.probed = true;
+        let Some((psn, _)) = active.send.last(&self.send_pool) else { return };
+        self.counters.tail_probe_packets += 1;
+        self.resend(now, index, psn, false, out);
+    }
+
+    /// Rule (d), third time: the packet leaves once more as plain VXLAN, and the receiver is told to go on without it.
+    fn give_up(&mut self, now: Time, index: u32, psn: Psn, out: &mut Output) {
+        let silent = {
+            let Some(conn) = self.conns[index as usize].as_mut() else { return };
+            let Some(active) = conn.active.as_mut() else { return };
+            let Some(peer) = self.peers[usize::from(conn.peer.0)].as_mut() else { return };
+            let Some(record) = active.send.finish(&mut self.send_pool, psn, false) else { return };
+            peer.paths[record.path().index()].on_done(1);
+            active.send.advance(&mut self.send_pool);
+            let past = active.skip.map_or(psn.next(), |s| if s.past.is_before(psn.next()) { psn.next() } else { s.past });
+            active.skip = Some(Skip { past, next: now, tries: 0 });
+            self.counters.given_up_packets += 1;
+            out.plain.push(PlainOut {
+                peer: conn.peer,
+                vni: conn.pair.vni,
+                owner: conn.owner,
+                handle: record.handle,
+                segment: record.segment,
+            });
+            let last_arrival = peer.paths.iter().map(|p| p.last_arrival).max().unwrap_or_default();
+            now.since(last_arrival) >= self.config.best_effort_after_ns
+        };
+        self.arm(index, now.after(US));
+        if silent {
+            self.fall_back(now, index, out);
+        }
+    }
+
+    /// All paths are silent: best effort until a probe returns (NSDI'26, 7.2).
+    fn fall_back(&mut self, now: Time, index: u32, out: &mut Output) {
+        let Some(conn) = self.conns[index as usize].as_mut() else { return };
+        conn.state = State::BestEffort;
+        self.counters.best_effort_connections += 1;
+        let Some(active) = conn.active.as_mut() else { return };
+        let past = active.send.next();
+        active.skip = Some(Skip { past, next: now.after(MS), tries: 0 });
+        let peer_id = conn.peer;
+        let pending: Vec<_> = active.pending.drain(..).collect();
+        let (vni, owner) = (conn.pair.vni, conn.owner);
+        let mut flight = [0u32; PathId::MAX];
+        active.send.drain(&mut self.send_pool, |_, record| {
+            flight[record.path().index()] += 1;
+            out.plain.push(PlainOut { peer: peer_id, vni, owner, handle: record.handle, segment: record.segment });
+        });
+        for item in pending {
+            for i in 0..item.count {
+                let segment = item.first.wrapping_add(i);
+                out.plain.push(PlainOut { peer: peer_id, vni, owner, handle: item.handle, segment });
+            }
+        }
+        if let Some(peer) = self.peers[usize::from(peer_id.0)].as_mut() {
+            for (path, count) in peer.paths.iter_mut().zip(flight) {
+                path.on_done(count);
+                path.suspect(now);
+            }
+            peer.invalidate();
+            peer.probe_conn = Some(index);
+        }
+        self.touch(now, index);
+    }
+
+    /// Tells the receiver where to go on, again and again until it says so.
+    pub(super) fn skip_timeout(&mut self, now: Time, index: u32, out: &mut Output) {
+        let Some(timing) = self.timing(index) else { return };
+        let Some(conn) = self.conns[index as usize].as_mut() else { return };
+        if conn.state != State::Open {
+            return;
+        }
+        let Some(mut skip) = conn.active.as_ref().and_then(|a| a.skip) else { return };
+        let Some(una) = conn.active.as_ref().map(|a| a.send.una()) else { return };
+        if now < skip.next {
+            self.arm(index, skip.next);
+            return;
+        }
+        skip.next = now.after((timing.rto << skip.tries.min(6)).min(1000 * MS));
+        skip.tries = skip.tries.saturating_add(1);
+        let path = self.peers[usize::from(conn.peer.0)]
+            .as_ref()
+            .and_then(|p| p.selected().get(usize::from(skip.tries) % p.selected().len().max(1)).copied())
+            .unwrap_or_default();
+        let mut header = Self::bare_header(conn, path, una, now);
+        header.retransmit = skip.tries > 1;
+        out.control.push(ControlOut {
+            peer: conn.peer,
+            vni: conn.pair.vni,
+            path,
+            packet: Control::Skip(header),
+        });
+        self.counters.skips_sent_packets += 1;
+        if let Some(active) = conn.active.as_mut() {
+            active.skip = Some(skip);
+        }
+        self.arm(index, skip.next);
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Why {
+    SamePath,
+    Time,
+}
+
+fn age(now: Time, record: &Record) -> u64 {
+    now.tick().since(record.sent).max(0) as u64
+}

@@ -1,0 +1,142 @@
+//! Timers: what is due for connections and for peers' paths.
+
+use bifrost_wire::bifrost::{AckHeader, PathId, Psn};
+
+use super::Engine;
+use crate::conn::State;
+use crate::output::{Control, ControlOut, Output};
+use crate::path::PathState;
+use crate::time::{MS, S, Time};
+use crate::timer::Key;
+
+/// A peer without traffic for so long is not probed.
+const PROBE_WHILE_ACTIVE_NS: u64 = S;
+/// How often a peer's probes are looked at.
+const PROBE_TICK_NS: u64 = 2 * MS;
+
+impl Engine {
+    /// Does everything that is due at `now`.
+    pub fn on_timeout(&mut self, now: Time, out: &mut Output) {
+        while let Some((at, key)) = self.timers.pop_due(now) {
+            match key {
+                Key::Conn(index) => {
+                    let Some(conn) = self.conns.get_mut(index as usize).and_then(Option::as_mut) else { continue };
+                    if conn.armed != at {
+                        continue; // stale: the deadline was moved
+                    }
+                    conn.armed = Time::NEVER;
+                    self.conn_timeout(now, index, out);
+                }
+                Key::Peer(peer) => self.peer_timeout(now, peer, out),
+            }
+        }
+    }
+
+    fn conn_timeout(&mut self, now: Time, index: u32, out: &mut Output) {
+        if let Some(active) = self.conn(index).and_then(|c| c.active.as_ref()) {
+            let (ack, loss, skip) = (active.ack.deadline, active.loss.deadline, active.skip);
+            if ack <= now {
+                self.ack_soon(index);
+            } else if ack != Time::NEVER {
+                self.arm(index, ack);
+            }
+            if self.conn(index).is_some_and(|c| c.is_open()) {
+                if loss <= now {
+                    self.loss_timeout(now, index, out);
+                }
+                if skip.is_some() {
+                    self.skip_timeout(now, index, out);
+                }
+                self.flush_pending(now, index, out);
+                self.rearm_loss(now, index);
+            }
+        }
+        let Some(conn) = self.conn(index) else { return };
+        if let State::Opening { .. } = conn.state {
+            self.opening_timeout(now, index, out);
+            return;
+        }
+        let quiet = conn.active.as_ref().is_none_or(|a| a.is_quiet());
+        let idle = now.since(conn.last_activity);
+        if quiet && idle >= self.config.idle_reap_ns && conn.state != State::BestEffort {
+            self.counters.reaped_connections += 1;
+            self.remove(index, out);
+        } else if conn.active.is_some() {
+            if quiet && idle >= self.config.idle_shrink_ns {
+                let reap = conn.last_activity.after(self.config.idle_reap_ns);
+                self.deactivate(index);
+                self.arm(index, reap.max(now.after(MS)));
+            } else {
+                self.arm(index, now.after(self.config.idle_shrink_ns));
+            }
+        } else {
+            let reap = conn.last_activity.after(self.config.idle_reap_ns);
+            self.arm(index, reap.max(now.after(MS)));
+        }
+    }
+
+    fn peer_timeout(&mut self, now: Time, id: u16, out: &mut Output) {
+        let Some(peer) = self.peers.get_mut(usize::from(id)).and_then(Option::as_mut) else { return };
+        // Traffic over plain VXLAN while all paths fail keeps the probes going, for that is how the peer comes back.
+        if now.since(peer.last_active) > PROBE_WHILE_ACTIVE_NS {
+            peer.probe_timer_armed = false;
+            return;
+        }
+        let conn = peer.probe_conn.and_then(|i| self.conns[i as usize].as_ref());
+        let conn = conn.filter(|c| matches!(c.state, State::Open | State::BestEffort) && c.peer.0 == id);
+        let Some(conn) = conn else {
+            peer.probe_conn = None;
+            self.timers.push(now.after(PROBE_TICK_NS), Key::Peer(id));
+            return;
+        };
+        let mut changed = false;
+        for (i, path) in peer.paths.iter_mut().enumerate() {
+            if let Some((_, sent)) = path.probe
+                && now.since(sent) >= path.probe_timeout_ns()
+            {
+                self.counters.probes_lost_packets += 1;
+                if path.on_probe_lost(now) {
+                    self.counters.suspect_paths += 1;
+                    changed = true;
+                }
+            }
+            let idle = path.state == PathState::Suspect || now.since(path.last_sent) >= self.config.probe_interval_ns;
+            if path.probe.is_none() && idle && now >= path.next_probe {
+                path.on_probe_sent(now, self.config.probe_interval_ns);
+                self.counters.probes_sent_packets += 1;
+                let id = PathId::masked(i as u8);
+                let mut header = Self::bare_header(conn, id, Psn(0), now);
+                header.probe = true;
+                out.control.push(ControlOut {
+                    peer: conn.peer,
+                    vni: conn.pair.vni,
+                    path: id,
+                    packet: Control::Probe(header),
+                });
+            }
+        }
+        if changed {
+            peer.invalidate();
+        }
+        // Looked at often only while something is out or on trial.
+        let busy = peer.paths.iter().any(|p| p.probe.is_some() || p.state == PathState::Suspect);
+        let next = if busy { PROBE_TICK_NS } else { (self.config.probe_interval_ns / 4).max(PROBE_TICK_NS) };
+        self.timers.push(now.after(next), Key::Peer(id));
+    }
+
+    /// The answer to a probe.
+    pub(super) fn probe_returned(&mut self, now: Time, index: u32, ack: &AckHeader, out: &mut Output) {
+        let _ = out;
+        let Some(conn) = self.conns[index as usize].as_ref() else { return };
+        let Some(peer) = self.peers[usize::from(conn.peer.0)].as_mut() else { return };
+        let Some(path) = peer.paths.get_mut(ack.path.index()) else { return };
+        // Late answers to earlier probes prove nothing new.
+        if path.probe.is_none_or(|(tick, _)| tick != ack.echo) {
+            return;
+        }
+        if path.on_probe_returned(now) {
+            self.counters.recovered_paths += 1;
+            peer.invalidate();
+        }
+    }
+}

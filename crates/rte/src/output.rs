@@ -1,0 +1,103 @@
+//! What the engine asks its caller to do. Handles are opaque here: only ports open buffers.
+
+use bifrost_wire::bifrost::{AckHeader, DataHeader, PathId, Reset, Setup};
+
+/// Index of a peer host, given out by [`Engine::add_peer`](crate::Engine::add_peer).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct PeerId(pub u16);
+
+/// A data packet to send: one segment of a buffer.
+#[derive(Clone, Copy, Debug)]
+pub struct DataOut {
+    /// To whom.
+    pub peer: PeerId,
+    /// Network identifier for the VXLAN header.
+    pub vni: u32,
+    /// The local port that holds the buffer.
+    pub owner: u16,
+    /// The buffer.
+    pub handle: u32,
+    /// Which segment of it.
+    pub segment: u8,
+    /// The header; its `path` names the lane.
+    pub header: DataHeader,
+}
+
+/// A packet without a guest's frame.
+#[derive(Clone, Copy, Debug)]
+pub enum Control {
+    /// An acknowledgement.
+    Ack(AckHeader),
+    /// A path probe (the header alone).
+    Probe(DataHeader),
+    /// The sender gave up everything below the PSN.
+    Skip(DataHeader),
+    /// Connection set-up.
+    Setup(Setup),
+    /// The CID is not known here.
+    Reset(Reset),
+}
+
+/// A control packet to send.
+#[derive(Clone, Copy, Debug)]
+pub struct ControlOut {
+    /// To whom.
+    pub peer: PeerId,
+    /// Network identifier for the VXLAN header.
+    pub vni: u32,
+    /// On which path.
+    pub path: PathId,
+    /// What.
+    pub packet: Control,
+}
+
+/// One segment of a buffer that leaves as plain VXLAN; the engine keeps no record of it any more.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PlainOut {
+    /// To whom.
+    pub peer: PeerId,
+    /// Network identifier.
+    pub vni: u32,
+    /// The local port that holds the buffer.
+    pub owner: u16,
+    /// The buffer.
+    pub handle: u32,
+    /// Which segment of it.
+    pub segment: u8,
+}
+
+/// Everything that calls of the engine asked for. The caller carries it out in this order: publish and notify, then
+/// [`flush_acks`](crate::Engine::flush_acks), then data, plain and control packets, then releases; then clears it.
+#[derive(Debug, Default)]
+pub struct Output {
+    /// Placed packets to make visible to the guest behind a port: (owner, handle), in this order.
+    pub publish: Vec<(u16, u32)>,
+    /// Data packets to send.
+    pub data: Vec<DataOut>,
+    /// Control packets to send.
+    pub control: Vec<ControlOut>,
+    /// Segments to send as plain VXLAN and release.
+    pub plain: Vec<PlainOut>,
+    /// Segments that are acknowledged: (owner, handle), once for each segment of the buffer.
+    pub release: Vec<(u16, u32)>,
+}
+
+impl Output {
+    /// Forgets everything, keeps the memory.
+    pub fn clear(&mut self) {
+        self.publish.clear();
+        self.data.clear();
+        self.control.clear();
+        self.plain.clear();
+        self.release.clear();
+    }
+
+    /// Whether there is nothing to do.
+    pub fn is_empty(&self) -> bool {
+        self.publish.is_empty()
+            && self.data.is_empty()
+            && self.control.is_empty()
+            && self.plain.is_empty()
+            && self.release.is_empty()
+    }
+}

@@ -1,0 +1,196 @@
+//! One path to a peer: its delay, its losses, and whether it is used (NSDI'26, 4.1).
+
+use bifrost_wire::bifrost::Tick;
+
+use crate::cc::CongestionControl;
+use crate::rtt::Rtt;
+use crate::time::{MS, Time, US};
+
+/// Whether a path is used.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PathState {
+    /// May carry data.
+    Usable,
+    /// Lost or slowed; carries probes until enough of them return.
+    Suspect,
+}
+
+/// Consecutive losses, without an arrival between, after which a path is suspect.
+const SUSPECT_LOSSES: u16 = 4;
+/// Loss rate above which a path is suspect if others do better.
+pub(crate) const SUSPECT_LOSS: f32 = 0.03;
+/// Weight of one packet in the loss rate.
+const LOSS_WEIGHT: f32 = 1.0 / 128.0;
+/// Probes in a row that take a suspect path back, at first and at most.
+const CLEAN_PROBES_MIN: u16 = 4;
+const CLEAN_PROBES_MAX: u16 = 256;
+/// Probe interval of a suspect path at first.
+const SUSPECT_PROBE_NS: u64 = 2 * MS;
+
+/// State of one path, shared by all connections to the peer.
+#[derive(Debug)]
+pub struct Path {
+    pub(crate) state: PathState,
+    /// Network delay without endpoints: what paths are compared by.
+    pub(crate) fabric: Rtt,
+    /// The whole way including the peer's ACK delay: what timers follow.
+    pub(crate) total: Rtt,
+    pub(crate) loss: f32,
+    pub(crate) in_flight: u32,
+    pub(crate) cc: Box<dyn CongestionControl>,
+    pub(crate) last_sent: Time,
+    pub(crate) last_arrival: Time,
+    pub(crate) reorder_ns: u64,
+    pub(crate) pace_until: Time,
+    losses_in_a_row: u16,
+    pub(crate) probe: Option<(Tick, Time)>,
+    pub(crate) next_probe: Time,
+    clean_probes: u16,
+    clean_needed: u16,
+    pub(crate) tx_packets: u64,
+    pub(crate) lost_packets: u64,
+    pub(crate) probes_sent: u64,
+    pub(crate) probes_lost: u64,
+}
+
+impl Path {
+    pub(crate) fn new(cc: Box<dyn CongestionControl>) -> Self {
+        Path {
+            state: PathState::Usable,
+            fabric: Rtt::default(),
+            total: Rtt::default(),
+            loss: 0.0,
+            in_flight: 0,
+            cc,
+            last_sent: Time(0),
+            last_arrival: Time(0),
+            reorder_ns: 0,
+            pace_until: Time(0),
+            losses_in_a_row: 0,
+            probe: None,
+            next_probe: Time(0),
+            clean_probes: 0,
+            clean_needed: CLEAN_PROBES_MIN,
+            tx_packets: 0,
+            lost_packets: 0,
+            probes_sent: 0,
+            probes_lost: 0,
+        }
+    }
+
+    /// Expected time until a packet sent now is delivered: its delay, and what its losses cost. ns.
+    pub(crate) fn cost_ns(&self) -> u64 {
+        let rtt = self.fabric.smoothed_ns();
+        let recovery = (3 * self.total.smoothed_ns().max(rtt)).max(300 * US) as f32;
+        // Losses below one in a thousand are noise of the estimate, not a reason to choose.
+        let loss = if self.loss < 0.001 { 0.0 } else { self.loss.min(0.9) };
+        rtt + (recovery * loss / (1.0 - loss)) as u64
+    }
+
+    /// Whether congestion control lets another packet out.
+    pub(crate) fn has_room(&self, now: Time) -> bool {
+        let window = self.cc.window();
+        if window >= 1.0 {
+            (self.in_flight as f32) < window
+        } else {
+            self.in_flight == 0 && now >= self.pace_until
+        }
+    }
+
+    /// `packets` leave on the path.
+    pub(crate) fn on_sent(&mut self, now: Time, packets: u32) {
+        self.in_flight += packets;
+        self.tx_packets += u64::from(packets);
+        self.last_sent = now;
+        let window = self.cc.window();
+        if window < 1.0 {
+            let rtt = self.total.smoothed_ns().max(100 * US) as f32;
+            self.pace_until = now.after((rtt / window.max(1e-3)) as u64);
+        }
+    }
+
+    /// `packets` left the path's flight, delivered or not.
+    pub(crate) fn on_done(&mut self, packets: u32) {
+        self.in_flight = self.in_flight.saturating_sub(packets);
+    }
+
+    /// A packet that was sent once on this path has arrived.
+    pub(crate) fn on_arrival(&mut self, now: Time) {
+        self.last_arrival = now;
+        self.losses_in_a_row = 0;
+        self.loss -= self.loss * LOSS_WEIGHT;
+    }
+
+    /// A packet was lost on this path. Returns whether the path became suspect by it.
+    pub(crate) fn on_loss(&mut self, now: Time, sent_ago_ns: u64) -> bool {
+        self.lost_packets += 1;
+        self.loss += (1.0 - self.loss) * LOSS_WEIGHT;
+        // Losses of one burst count only if nothing that left later has arrived.
+        if now.since(self.last_arrival) >= sent_ago_ns {
+            self.losses_in_a_row = self.losses_in_a_row.saturating_add(1);
+        }
+        self.losses_in_a_row >= SUSPECT_LOSSES && self.suspect(now)
+    }
+
+    /// Stops using the path until probes return. Returns whether that is news.
+    pub(crate) fn suspect(&mut self, now: Time) -> bool {
+        if self.state == PathState::Suspect {
+            return false;
+        }
+        self.state = PathState::Suspect;
+        self.clean_probes = 0;
+        self.probe = None;
+        self.next_probe = now;
+        true
+    }
+
+    /// A probe goes out.
+    pub(crate) fn on_probe_sent(&mut self, now: Time, interval_ns: u64) {
+        self.probe = Some((now.tick(), now));
+        self.probes_sent += 1;
+        self.next_probe = now.after(match self.state {
+            // The more often a path has failed, the longer its trial, and the rarer its probes.
+            PathState::Suspect => (SUSPECT_PROBE_NS * u64::from(self.clean_needed / CLEAN_PROBES_MIN)).min(interval_ns),
+            PathState::Usable => interval_ns,
+        });
+    }
+
+    /// A probe returned. Returns whether the path is usable again by it.
+    pub(crate) fn on_probe_returned(&mut self, now: Time) -> bool {
+        self.probe = None;
+        self.on_arrival(now);
+        if self.state == PathState::Usable {
+            return false;
+        }
+        self.loss -= self.loss / 16.0;
+        self.clean_probes += 1;
+        if self.clean_probes < self.clean_needed {
+            return false;
+        }
+        self.state = PathState::Usable;
+        self.loss = self.loss.min(SUSPECT_LOSS / 2.0);
+        self.losses_in_a_row = 0;
+        self.clean_needed = (self.clean_needed * 2).min(CLEAN_PROBES_MAX);
+        true
+    }
+
+    /// A probe did not return. Returns whether the path became suspect by it.
+    pub(crate) fn on_probe_lost(&mut self, now: Time) -> bool {
+        self.probe = None;
+        self.probes_lost += 1;
+        self.clean_probes = 0;
+        self.loss += (1.0 - self.loss) / 16.0;
+        self.losses_in_a_row = self.losses_in_a_row.saturating_add(1);
+        self.losses_in_a_row >= SUSPECT_LOSSES && self.suspect(now)
+    }
+
+    /// How long a probe may take, ns.
+    pub(crate) fn probe_timeout_ns(&self) -> u64 {
+        (3 * self.total.smoothed_ns() + 4 * self.total.variance_ns()).clamp(4 * MS, 100 * MS)
+    }
+
+    /// Long good behaviour forgives earlier failures.
+    pub(crate) fn forgive(&mut self) {
+        self.clean_needed = (self.clean_needed / 2).max(CLEAN_PROBES_MIN);
+    }
+}

@@ -1,0 +1,335 @@
+//! The receive window: duplicates, reordering by metadata only, and what an ACK says (PROTOCOL.md, receive rules).
+//!
+//! A packet passes through two states here: *present* (in guest memory, or in memory held for the guest) and
+//! *published* (visible to the guest). `base` is the first PSN that is not published. In order, nothing is stored.
+
+use bifrost_wire::bifrost::{Bitmap, Psn};
+
+use crate::config::Ordering;
+use crate::pool::{PAGE, Page, Pages, Pool};
+
+/// Packets beyond `base` that are accepted; the largest send window.
+pub(crate) const RECEIVE_WINDOW: u32 = 4096;
+
+/// No waiter.
+const NONE: u16 = u16::MAX;
+
+/// Metadata of one packet that waits: 12 bytes.
+#[derive(Clone, Copy, Debug)]
+struct Slot {
+    handle: u32,
+    /// First packet that waits for this one, as PSN modulo the window.
+    waiter: u16,
+    /// Next packet that waits for the same one as this.
+    next_waiter: u16,
+    distance: u8,
+    /// Nothing is to be shown for it (policy drop).
+    empty: bool,
+}
+
+const VACANT: Slot = Slot { handle: 0, waiter: NONE, next_waiter: NONE, distance: 0, empty: true };
+
+/// 64 packets of a receive window.
+#[derive(Debug)]
+pub(crate) struct RecvPage {
+    present: u64,
+    published: u64,
+    slots: [Slot; PAGE as usize],
+}
+
+impl Default for RecvPage {
+    fn default() -> Self {
+        RecvPage { present: 0, published: 0, slots: [VACANT; PAGE as usize] }
+    }
+}
+
+impl Page for RecvPage {
+    fn reset(&mut self) {
+        self.present = 0;
+        self.published = 0;
+        self.slots = [VACANT; PAGE as usize];
+    }
+}
+
+/// What a PSN is to the window.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Check {
+    /// New; place it.
+    New,
+    /// Already present or published.
+    Duplicate,
+    /// Beyond the window.
+    Outside,
+}
+
+/// What a placed packet is.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Placed {
+    pub(crate) psn: Psn,
+    pub(crate) distance: u8,
+    /// `None`: acknowledged without being shown (policy drop, NSDI'26 7.1).
+    pub(crate) handle: Option<u32>,
+}
+
+/// One direction's receive window.
+#[derive(Debug)]
+pub(crate) struct RecvWindow {
+    base: Psn,
+    /// One past the highest PSN present.
+    end: Psn,
+    held: u16,
+    pages: Pages,
+}
+
+impl RecvWindow {
+    pub(crate) fn new(base: Psn) -> Self {
+        RecvWindow { base, end: base, held: 0, pages: Pages::default() }
+    }
+
+    /// First PSN that is not published.
+    pub(crate) fn base(&self) -> Psn {
+        self.base
+    }
+
+    /// One past the highest PSN seen.
+    pub(crate) fn end(&self) -> Psn {
+        self.end
+    }
+
+    /// Packets present and not published.
+    pub(crate) fn held(&self) -> u16 {
+        self.held
+    }
+
+    /// Whether a packet is missing below one that is present.
+    pub(crate) fn has_gap(&self) -> bool {
+        self.base != self.end
+    }
+
+    /// What `psn` is to the window.
+    pub(crate) fn check(&self, pool: &Pool<RecvPage>, psn: Psn) -> Check {
+        let ahead = psn.distance_from(self.base);
+        if ahead < 0 {
+            return if ahead >= -(RECEIVE_WINDOW as i32) { Check::Duplicate } else { Check::Outside };
+        }
+        if ahead >= RECEIVE_WINDOW as i32 {
+            return Check::Outside;
+        }
+        match self.pages.find(psn.0) {
+            Some((id, i)) if pool.page(id).present >> i & 1 == 1 => Check::Duplicate,
+            _ => Check::New,
+        }
+    }
+
+    /// Takes a packet that [`check`](Self::check) called new; appends the handles that become visible, in order.
+    /// Returns false, and takes nothing, when the pool has no page left.
+    pub(crate) fn place(
+        &mut self,
+        pool: &mut Pool<RecvPage>,
+        ordering: Ordering,
+        placed: Placed,
+        stack: &mut Vec<u32>,
+        out: &mut impl FnMut(u32),
+    ) -> bool {
+        // In order and nothing waits: the continuity check of NSDI'26 4.2, constant time, no state.
+        if placed.psn == self.base && self.end == self.base {
+            if let Some(handle) = placed.handle {
+                out(handle);
+            }
+            self.base = self.base.next();
+            self.end = self.base;
+            return true;
+        }
+        let Some((id, i)) = self.pages.find_or_make(pool, placed.psn.0, self.base.0) else {
+            return false;
+        };
+        let page = pool.page_mut(id);
+        page.present |= 1 << i;
+        let slot = &mut page.slots[i];
+        slot.handle = placed.handle.unwrap_or(0);
+        slot.empty = placed.handle.is_none();
+        slot.distance = if ordering == Ordering::Flow { placed.distance } else { 0 };
+        self.held += 1;
+        if !placed.psn.is_before(self.end) {
+            self.end = placed.psn.next();
+        }
+        match self.waits_for(pool, ordering, placed.psn, placed.distance) {
+            Wait::Nothing => self.publish(pool, placed.psn, stack, out),
+            Wait::Base => {}
+            Wait::Packet(before) => {
+                let Some((pid, pi)) = self.pages.find_or_make(pool, before.0, self.base.0) else {
+                    return true; // it waits for `base` instead: later, but never wrong
+                };
+                let first = pool.page(pid).slots[pi].waiter;
+                pool.page_mut(id).slots[i].next_waiter = first;
+                pool.page_mut(pid).slots[pi].waiter = (placed.psn.0 % RECEIVE_WINDOW) as u16;
+            }
+        }
+        self.advance(pool, stack, out);
+        true
+    }
+
+    /// The sender gave up everything below `to`: shows what is held there and moves on. False if `to` is outside.
+    pub(crate) fn skip_to(
+        &mut self,
+        pool: &mut Pool<RecvPage>,
+        to: Psn,
+        stack: &mut Vec<u32>,
+        out: &mut impl FnMut(u32),
+    ) -> bool {
+        let ahead = to.distance_from(self.base);
+        if ahead > RECEIVE_WINDOW as i32 {
+            return false;
+        }
+        for _ in 0..ahead.max(0) {
+            let psn = self.base;
+            let state = self.pages.find(psn.0).map(|(id, i)| (pool.page(id).present >> i & 1, pool.page(id).published >> i & 1));
+            match state {
+                Some((1, 0)) => self.publish(pool, psn, stack, out),
+                Some((0, _)) => {
+                    // Whoever waits for the given-up packet need not any more.
+                    if let Some((id, i)) = self.pages.find(psn.0) {
+                        pool.page_mut(id).present |= 1 << i;
+                        self.held += 1;
+                        self.publish(pool, psn, stack, out);
+                    }
+                }
+                _ => {}
+            }
+            self.step(pool, stack, out);
+        }
+        self.advance(pool, stack, out);
+        true
+    }
+
+    /// The bitmap for an ACK whose base is `from`: what is present from there on, at most 256 bits.
+    pub(crate) fn bitmap(&self, pool: &Pool<RecvPage>, from: Psn) -> Bitmap {
+        let span = self.end.distance_from(from);
+        if span <= 0 {
+            return Bitmap::empty();
+        }
+        let words = (span as u32).div_ceil(32).min(8);
+        let mut map = [0u32; 8];
+        for (w, word) in map.iter_mut().enumerate().take(words as usize) {
+            *word = self.pages.word(pool, from.0.wrapping_add(32 * w as u32), |p| p.present);
+        }
+        Bitmap::from_words(&map[..words as usize]).unwrap_or_default()
+    }
+
+    /// Takes out all packets that are held, oldest first, and forgets them (the connection starts anew).
+    pub(crate) fn drain(&mut self, pool: &mut Pool<RecvPage>, out: &mut impl FnMut(u32)) {
+        let mut psn = self.base;
+        while psn.is_before(self.end) && self.held > 0 {
+            if let Some((id, i)) = self.pages.find(psn.0) {
+                let page = pool.page(id);
+                if page.present >> i & 1 == 1 && page.published >> i & 1 == 0 {
+                    if !page.slots[i].empty {
+                        out(page.slots[i].handle);
+                    }
+                    self.held -= 1;
+                }
+            }
+            psn = psn.next();
+        }
+        self.pages.clear(pool);
+        self.held = 0;
+        self.end = self.base;
+    }
+
+    fn waits_for(&self, pool: &Pool<RecvPage>, ordering: Ordering, psn: Psn, distance: u8) -> Wait {
+        match (ordering, distance) {
+            (Ordering::Off, _) => Wait::Nothing,
+            (Ordering::Strict, _) | (Ordering::Flow, 0) => Wait::Base,
+            (Ordering::Flow, 255) => {
+                if psn.sub(254).distance_from(self.base) <= 0 {
+                    Wait::Nothing
+                } else {
+                    Wait::Base
+                }
+            }
+            (Ordering::Flow, d) => {
+                let before = psn.sub(u32::from(d));
+                if before.is_before(self.base) || self.is_published(pool, before) {
+                    Wait::Nothing
+                } else {
+                    Wait::Packet(before)
+                }
+            }
+        }
+    }
+
+    fn is_published(&self, pool: &Pool<RecvPage>, psn: Psn) -> bool {
+        self.pages.find(psn.0).is_some_and(|(id, i)| pool.page(id).published >> i & 1 == 1)
+    }
+
+    /// Shows `psn` and everything that waited for it, without recursion.
+    fn publish(&mut self, pool: &mut Pool<RecvPage>, psn: Psn, stack: &mut Vec<u32>, out: &mut impl FnMut(u32)) {
+        stack.clear();
+        stack.push(psn.0);
+        while let Some(psn) = stack.pop() {
+            let Some((id, i)) = self.pages.find(psn) else { continue };
+            let page = pool.page_mut(id);
+            if page.published >> i & 1 == 1 {
+                continue;
+            }
+            page.published |= 1 << i;
+            let slot = page.slots[i];
+            self.held -= 1;
+            if !slot.empty {
+                out(slot.handle);
+            }
+            let mut waiter = slot.waiter;
+            while waiter != NONE {
+                let ahead = u32::from(waiter).wrapping_sub(self.base.0) % RECEIVE_WINDOW;
+                let at = self.base.0.wrapping_add(ahead);
+                stack.push(at);
+                waiter = self.pages.find(at).map_or(NONE, |(id, i)| pool.page(id).slots[i].next_waiter);
+            }
+        }
+    }
+
+    /// Moves `base` over everything that is published, showing what waited for `base`.
+    fn advance(&mut self, pool: &mut Pool<RecvPage>, stack: &mut Vec<u32>, out: &mut impl FnMut(u32)) {
+        while self.base != self.end {
+            let Some((id, i)) = self.pages.find(self.base.0) else { break };
+            let page = pool.page(id);
+            if page.present >> i & 1 == 0 {
+                break;
+            }
+            if page.published >> i & 1 == 0 {
+                self.publish(pool, self.base, stack, out);
+            }
+            self.step(pool, stack, out);
+        }
+        if self.base == self.end {
+            self.pages.clear(pool);
+        } else {
+            self.pages.release_below(pool, self.base.0);
+        }
+    }
+
+    /// `base` moves by one; a packet with distance 255 that waited for just this becomes visible.
+    fn step(&mut self, pool: &mut Pool<RecvPage>, stack: &mut Vec<u32>, out: &mut impl FnMut(u32)) {
+        self.base = self.base.next();
+        if self.end.is_before(self.base) {
+            self.end = self.base;
+        }
+        let far = self.base.add(254);
+        if let Some((id, i)) = self.pages.find(far.0) {
+            let page = pool.page(id);
+            if page.present >> i & 1 == 1 && page.published >> i & 1 == 0 && page.slots[i].distance == 255 {
+                self.publish(pool, far, stack, out);
+            }
+        }
+    }
+}
+
+/// What a placed packet waits for.
+enum Wait {
+    Nothing,
+    Base,
+    Packet(Psn),
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,130 @@
+//! What an operator sees of connections and paths.
+
+use bifrost_wire::bifrost::{Cid, PathId};
+
+use crate::conn::{Pair, State};
+use crate::engine::Engine;
+use crate::output::PeerId;
+use crate::path::PathState;
+
+/// One connection.
+#[derive(Clone, Copy, Debug)]
+pub struct ConnSnapshot {
+    /// The two vNICs.
+    pub pair: Pair,
+    /// The local port.
+    pub owner: u16,
+    /// The peer host.
+    pub peer: PeerId,
+    /// CID by which the peer addresses it.
+    pub local_cid: Cid,
+    /// CID by which the peer is addressed.
+    pub peer_cid: Cid,
+    /// Where it stands.
+    pub state: State,
+    /// Protocol version.
+    pub version: u8,
+    /// Packets in flight.
+    pub in_flight_packets: u32,
+    /// Send window.
+    pub window_packets: u32,
+    /// Packets that wait for the connection to open.
+    pub pending_packets: u32,
+    /// Received packets held back from the guest.
+    pub held_packets: u32,
+    /// Packets sent the first time.
+    pub tx_packets: u64,
+    /// Data packets received, duplicates included.
+    pub rx_packets: u64,
+    /// Packets sent again.
+    pub retransmitted_packets: u64,
+    /// Packets received more than once.
+    pub duplicate_packets: u64,
+}
+
+/// One path to a peer.
+#[derive(Clone, Copy, Debug)]
+pub struct PathSnapshot {
+    /// The peer host.
+    pub peer: PeerId,
+    /// Which path.
+    pub path: PathId,
+    /// Whether it may carry data.
+    pub state: PathState,
+    /// Whether it is among the paths that are sprayed over.
+    pub selected: bool,
+    /// Smoothed delay of the network, ns.
+    pub srtt_ns: u64,
+    /// Smoothed deviation of it, ns.
+    pub rttvar_ns: u64,
+    /// Smallest recent delay, ns.
+    pub min_rtt_ns: u64,
+    /// Smoothed RTT with both endpoints, ns.
+    pub total_rtt_ns: u64,
+    /// Loss rate, 0..=1.
+    pub loss: f32,
+    /// Congestion window, packets.
+    pub window_packets: f32,
+    /// Packets in flight.
+    pub in_flight_packets: u32,
+    /// Packets sent.
+    pub tx_packets: u64,
+    /// Packets found lost.
+    pub lost_packets: u64,
+    /// Probes sent.
+    pub probes_sent: u64,
+    /// Probes that did not return.
+    pub probes_lost: u64,
+}
+
+impl Engine {
+    /// All connections.
+    pub fn connection_snapshots(&self) -> impl Iterator<Item = ConnSnapshot> {
+        self.conn_slots().map(|c| {
+            let active = c.active.as_ref();
+            ConnSnapshot {
+                pair: c.pair,
+                owner: c.owner,
+                peer: c.peer,
+                local_cid: c.local_cid,
+                peer_cid: c.peer_cid,
+                state: c.state,
+                version: c.version.number(),
+                in_flight_packets: active.map_or(0, |a| u32::from(a.send.outstanding())),
+                window_packets: u32::from(c.window.min(c.peer_window)),
+                pending_packets: active.map_or(0, |a| a.pending.iter().map(|p| u32::from(p.count)).sum()),
+                held_packets: active.map_or(0, |a| u32::from(a.recv.held())),
+                tx_packets: c.tx_packets,
+                rx_packets: c.rx_packets,
+                retransmitted_packets: c.retransmitted_packets,
+                duplicate_packets: c.duplicate_packets,
+            }
+        })
+    }
+
+    /// All paths of all peers.
+    pub fn path_snapshots(&self) -> impl Iterator<Item = PathSnapshot> {
+        self.peer_slots().flat_map(|(id, peer)| {
+            peer.paths.iter().enumerate().map(move |(i, p)| {
+                let path = PathId::masked(i as u8);
+                PathSnapshot {
+                    peer: id,
+                    path,
+                    state: p.state,
+                    selected: peer.selected().contains(&path),
+                    srtt_ns: p.fabric.smoothed_ns(),
+                    rttvar_ns: p.fabric.variance_ns(),
+                    min_rtt_ns: p.fabric.min_ns(),
+                    total_rtt_ns: p.total.smoothed_ns(),
+                    loss: p.loss,
+                    window_packets: p.cc.window(),
+                    in_flight_packets: p.in_flight,
+                    tx_packets: p.tx_packets,
+                    lost_packets: p.lost_packets,
+                    probes_sent: p.probes_sent,
+                    probes_lost: p.probes_lost,
+                }
+            })
+        })
+    }
+}
