@@ -6,7 +6,9 @@
 
 pub mod clock;
 pub mod guest;
+mod pool;
 pub mod steer;
+pub mod tap;
 pub mod udp;
 pub mod underlay;
 

@@ -11,8 +11,6 @@ use super::UdpCounters;
 use super::sys::ReceiveBuffers;
 use crate::underlay::{Datagram, Service};
 
-/// `linux/udp.h`.
-const UDP_GRO: i32 = 104;
 /// Most sockets looked at in one batch; the rest wait for the next.
 const MAX_READY: usize = 32;
 
@@ -173,7 +171,7 @@ impl Notes {
                 }
                 (libc::SOL_SOCKET, libc::SCM_TIMESTAMPNS) => notes.rx_time_ns = timespec(value).unwrap_or(0),
                 (libc::SOL_SOCKET, libc::SO_RXQ_OVFL) => notes.dropped = int(value).map(|v| v as u32),
-                (libc::SOL_UDP, UDP_GRO) => notes.segment = int(value).and_then(|v| u32::try_from(v).ok()),
+                (libc::SOL_UDP, libc::UDP_GRO) => notes.segment = int(value).and_then(|v| u32::try_from(v).ok()),
                 _ => {}
             }
         }
@@ -204,7 +202,8 @@ mod tests {
 
     #[test]
     fn runs_are_cut_where_the_kernel_joined_them() {
-        let cases: &[(u32, Option<u32>, &[(u32, u32)])] = &[
+        type Parts = &'static [(u32, u32)];
+        let cases: &[(u32, Option<u32>, Parts)] = &[
             (100, None, &[(0, 100)]),
             (100, Some(0), &[(0, 100)]),
             (100, Some(100), &[(0, 100)]),
@@ -225,7 +224,7 @@ mod tests {
         let all = [
             (libc::IPPROTO_IP, libc::IP_TTL, short),
             (libc::SOL_SOCKET, libc::SCM_TIMESTAMPNS, short),
-            (libc::SOL_UDP, UDP_GRO, short),
+            (libc::SOL_UDP, libc::UDP_GRO, short),
             (77, 77, short),
             (libc::IPPROTO_IP, libc::IP_TOS, &[0xff][..]),
         ];

@@ -15,9 +15,6 @@ pub(crate) const INITIAL_TTL: u8 = 64;
 
 /// `IP_PMTUDISC_PROBE`: set DF, and do not believe ICMP about the path MTU. The same value for IPv6.
 const PMTUDISC_PROBE: i32 = 3;
-/// `linux/udp.h`.
-const UDP_SEGMENT: i32 = 103;
-const UDP_GRO: i32 = 104;
 
 /// A socket on one of the two well-known ports.
 pub(crate) fn receive(config: &UdpConfig, local: IpAddr, service: Service) -> Result<Socket, UdpError> {
@@ -41,7 +38,7 @@ pub(crate) fn receive(config: &UdpConfig, local: IpAddr, service: Service) -> Re
             set_program(&socket, libc::SO_ATTACH_REUSEPORT_CBPF, &steering)?;
         }
         // Without it (before Linux 5.0) datagrams come one by one.
-        let _ = set_int(&socket, libc::SOL_UDP, UDP_GRO, 1);
+        let _ = set_int(&socket, libc::SOL_UDP, libc::UDP_GRO, 1);
         set_int(&socket, libc::SOL_SOCKET, libc::SO_TIMESTAMPNS, 1)?;
         set_int(&socket, libc::SOL_SOCKET, libc::SO_RXQ_OVFL, 1)?;
         match local {
@@ -85,7 +82,7 @@ pub(crate) fn transmit(config: &UdpConfig, local: SocketAddr) -> Result<(Socket,
         Ok(())
     };
     setup().map_err(|e: io::Error| UdpError::option(local, &e))?;
-    let segments = config.gso && set_int(&socket, libc::SOL_UDP, UDP_SEGMENT, 0).is_ok();
+    let segments = config.gso && set_int(&socket, libc::SOL_UDP, libc::UDP_SEGMENT, 0).is_ok();
     Ok((socket, segments))
 }
 

@@ -111,7 +111,7 @@ impl ReceiveBuffers {
 
     /// The control messages of message `i`: level, type, value. Malformed ones end the list.
     pub(crate) fn control(&self, i: usize) -> impl Iterator<Item = (i32, i32, &[u8])> {
-        let len = self.headers[i].msg_hdr.msg_controllen as usize;
+        let len = self.headers[i].msg_hdr.msg_controllen;
         let words = &self.controls[i];
         // SAFETY: u64 words are initialised memory; as bytes they have no alignment or validity demands.
         let bytes = unsafe { std::slice::from_raw_parts(words.as_ptr().cast::<u8>(), size_of_val(words)) };
@@ -214,7 +214,6 @@ fn control_messages(mut rest: &[u8]) -> impl Iterator<Item = (i32, i32, &[u8])> 
 
 /// Writes the control messages of `message`; returns their length in bytes.
 fn write_control(words: &mut [u64; SEND_CONTROL_WORDS], message: &Outgoing<'_>) -> usize {
-    const UDP_SEGMENT: i32 = 103;
     let mut at = 0;
     let mut put = |level: i32, kind: i32, value: u64, len: u64| {
         words[at] = size_of::<libc::cmsghdr>() as u64 + len;
@@ -232,7 +231,7 @@ fn write_control(words: &mut [u64; SEND_CONTROL_WORDS], message: &Outgoing<'_>) 
     }
     if let Some(segment) = message.segment {
         let [a, b] = segment.to_ne_bytes();
-        put(libc::SOL_UDP, UDP_SEGMENT, u64::from_ne_bytes([a, b, 0, 0, 0, 0, 0, 0]), 2);
+        put(libc::SOL_UDP, libc::UDP_SEGMENT, u64::from_ne_bytes([a, b, 0, 0, 0, 0, 0, 0]), 2);
     }
     at * size_of::<u64>()
 }
@@ -259,7 +258,7 @@ mod tests {
         let all: Vec<_> = control_messages(&bytes[..len]).collect();
         assert_eq!(all.len(), 2);
         assert_eq!(all[0], (libc::IPPROTO_IP, libc::IP_TOS, &1i32.to_ne_bytes()[..]));
-        assert_eq!(all[1], (libc::SOL_UDP, 103, &1400u16.to_ne_bytes()[..]));
+        assert_eq!(all[1], (libc::SOL_UDP, libc::UDP_SEGMENT, &1400u16.to_ne_bytes()[..]));
         for cut in 0..len {
             assert!(control_messages(&bytes[..cut]).count() <= 2);
         }

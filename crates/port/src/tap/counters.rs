@@ -1,0 +1,41 @@
+//! What a TAP queue counts.
+
+use bifrost_nic::Malformed;
+
+/// Counters of one [`TapQueue`](super::TapQueue), since it was created. "tx" is what the guest sends, "rx" what it receives.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct TapCounters {
+    /// Packets fetched from the guest; a packet to be segmented counts once.
+    pub tx_packets: u64,
+    /// Bytes of these, Ethernet header included.
+    pub tx_bytes: u64,
+    /// Packets among them that took a 64 KiB buffer.
+    pub tx_large_packets: u64,
+    /// Fetches that stopped because all buffers hold packets that are not yet completed.
+    pub tx_no_buffer_pauses: u64,
+    /// Packets dropped because their virtio header does not fit the frame, by [`Malformed::index`].
+    pub tx_malformed_packets: [u64; Malformed::ALL.len()],
+    /// Frames made visible to the guest.
+    pub rx_frames: u64,
+    /// Bytes of these as they came in, Ethernet headers included.
+    pub rx_bytes: u64,
+    /// Packets written to the guest: frames after merging.
+    pub rx_packets: u64,
+    /// Frames that could not be placed because all buffers are in use.
+    pub rx_no_buffer_frames: u64,
+    /// Frames that could not be placed because they exceed the guest's MTU.
+    pub rx_too_large_frames: u64,
+    /// Frames placed and then thrown away by the data path.
+    pub rx_discarded_frames: u64,
+    /// Packets that the kernel did not take at once (EAGAIN, ENOBUFS, ENOMEM) and that are written later.
+    pub rx_postponed_packets: u64,
+    /// Frames dropped because the guest's interface is down or gone (EIO, EBADFD).
+    pub rx_device_down_frames: u64,
+    /// Frames dropped because the kernel refused them (EINVAL).
+    pub rx_refused_frames: u64,
+    /// Frames dropped for any other error.
+    pub rx_other_error_frames: u64,
+}
+
+// `Default` is not derived for arrays beyond 32 elements.
+const _: () = assert!(Malformed::ALL.len() <= 32);

@@ -1,0 +1,255 @@
+//! One queue of a TAP device as a guest port.
+
+use std::io::{self, IoSliceMut};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use bifrost_nic::{Malformed, Merger, Offload, parse};
+use bifrost_wire::virtio_net;
+
+use super::TapCounters;
+use super::writer::Writer;
+use crate::guest::{GuestPort, PlaceError, RxHandle, TxFrame, TxHandle};
+use crate::pool::Pool;
+
+/// Bytes of a head buffer: virtio header and the first part of the frame. Most frames fit it whole.
+const HEAD_BYTES: usize = 2048;
+/// Bytes of a spill buffer; head and spill together hold the largest frame.
+const SPILL_BYTES: usize = 65_536;
+/// The virtio header's size on our devices: the short form, which leaves the IP header 8-byte aligned in a head buffer.
+pub(crate) const VIRTIO: usize = virtio_net::SHORT_LEN;
+const NONE: u32 = u32::MAX;
+
+/// How many buffers a queue has. Memory is used only once touched.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PoolSizes {
+    /// Packets from the guest that can be held at once (2 KiB each); default 4096.
+    pub heads: u32,
+    /// Large packets among them (64 KiB each more), plus one that is always ready to be read into; default 256.
+    pub spills: u32,
+    /// Frames for the guest that can be placed and not yet visible (one MTU each); default 4096.
+    pub slots: u32,
+}
+
+/// One queue of a TAP device.
+///
+/// What the guest sends is read straight into buffers that keep it until [`complete`](GuestPort::complete); what it
+/// receives is copied once, by [`place`](GuestPort::place), and merged without copying.
+#[derive(Debug)]
+pub struct TapQueue {
+    fd: OwnedFd,
+    heads: Pool,
+    spills: Pool,
+    /// The spill buffer that the next read may run over into.
+    spare: Option<u32>,
+    sent: Vec<Sent>,
+    slots: Pool,
+    placed: Vec<Placed>,
+    merger: Merger,
+    writer: Writer,
+    counters: TapCounters,
+}
+
+/// A packet from the guest in head buffer and, when it is large, spill buffer.
+#[derive(Clone, Copy, Debug)]
+struct Sent {
+    len: u32,
+    spill: u32,
+}
+
+/// A frame for the guest.
+#[derive(Clone, Copy, Debug, Default)]
+struct Placed {
+    len: u32,
+    checksum_valid: bool,
+    published: bool,
+}
+
+impl TapQueue {
+    /// Wraps a TAP queue that has non-blocking mode, `IFF_VNET_HDR` and 10-byte little-endian virtio headers.
+    /// Frames for the guest may have `max_frame` bytes.
+    pub(crate) fn new(fd: OwnedFd, sizes: PoolSizes, max_frame: usize) -> Self {
+        let mut spills = Pool::new(sizes.spills.max(1), SPILL_BYTES);
+        Self {
+            fd,
+            heads: Pool::new(sizes.heads, HEAD_BYTES),
+            spare: spills.take(),
+            spills,
+            sent: vec![Sent { len: 0, spill: NONE }; sizes.heads as usize],
+            slots: Pool::new(sizes.slots, max_frame.next_multiple_of(64)),
+            placed: vec![Placed::default(); sizes.slots as usize],
+            merger: Merger::new(),
+            writer: Writer::default(),
+            counters: TapCounters::default(),
+        }
+    }
+
+    /// What happened since the queue was created.
+    pub fn counters(&self) -> &TapCounters {
+        &self.counters
+    }
+
+    /// Reads one packet. `None`: nothing is waiting.
+    fn read(&mut self, head: u32, spill: u32) -> io::Result<Option<usize>> {
+        let mut buffers = [IoSliceMut::new(self.heads.bytes_mut(head)), IoSliceMut::new(self.spills.bytes_mut(spill))];
+        loop {
+            match rustix::io::readv(&self.fd, &mut buffers) {
+                Ok(len) => return Ok(Some(len)),
+                Err(rustix::io::Errno::AGAIN) => return Ok(None),
+                Err(rustix::io::Errno::INTR) => {}
+                Err(e) => return Err(e.into()),
+            }
+        }
+    }
+}
+
+impl GuestPort for TapQueue {
+    /// One system call per packet. Stops early, and returns false, when no buffer is free: while
+    /// [`tx_free`](Self::tx_free) is 0 there is no use in waiting on [`fd`](Self::fd).
+    ///
+    /// # Errors
+    /// The device is gone (EBADFD): someone deleted it inside the namespace.
+    fn fetch(&mut self, max: usize, out: &mut Vec<TxFrame>) -> io::Result<bool> {
+        for _ in 0..max {
+            self.spare = self.spare.or_else(|| self.spills.take());
+            let (Some(spill), Some(head)) = (self.spare, self.heads.take()) else {
+                self.counters.tx_no_buffer_pauses += 1;
+                return Ok(false);
+            };
+            let read = self.read(head, spill);
+            let Ok(Some(total)) = read else {
+                self.heads.put(head);
+                return read.map(|_| false);
+            };
+            let len = total.saturating_sub(VIRTIO);
+            let frame = &self.heads.bytes(head)[VIRTIO..total.clamp(VIRTIO, HEAD_BYTES)];
+            match offload(self.heads.bytes(head), frame, len) {
+                Ok(offload) => {
+                    let large = total > HEAD_BYTES;
+                    self.sent[head as usize] = Sent { len: len as u32, spill: if large { spill } else { NONE } };
+                    if large {
+                        self.spare = None;
+                    }
+                    self.counters.tx_packets += 1;
+                    self.counters.tx_bytes += len as u64;
+                    self.counters.tx_large_packets += u64::from(large);
+                    out.push(TxFrame { handle: TxHandle(head), len: len as u32, offload });
+                }
+                Err(reason) => {
+                    self.heads.put(head);
+                    self.counters.tx_malformed_packets[reason.index()] += 1;
+                }
+            }
+        }
+        Ok(true)
+    }
+
+    fn bytes(&self, handle: TxHandle) -> (&[u8], &[u8]) {
+        let sent = self.sent[handle.0 as usize];
+        let head = &self.heads.bytes(handle.0)[VIRTIO..];
+        match (sent.len as usize).checked_sub(head.len()) {
+            Some(tail) if tail > 0 && sent.spill != NONE => (head, &self.spills.bytes(sent.spill)[..tail]),
+            _ => (&head[..(sent.len as usize).min(head.len())], &[]),
+        }
+    }
+
+    fn complete(&mut self, handle: TxHandle) {
+        if self.heads.put(handle.0) {
+            let spill = std::mem::replace(&mut self.sent[handle.0 as usize].spill, NONE);
+            if spill != NONE {
+                self.spills.put(spill);
+            }
+        }
+    }
+
+    fn place(&mut self, frame: &[u8], checksum_valid: bool) -> Result<RxHandle, PlaceError> {
+        if frame.len() > self.slots.buffer_bytes() {
+            self.counters.rx_too_large_frames += 1;
+            return Err(PlaceError::TooLarge);
+        }
+        let Some(slot) = self.slots.take() else {
+            self.counters.rx_no_buffer_frames += 1;
+            return Err(PlaceError::NoBuffer);
+        };
+        self.slots.bytes_mut(slot)[..frame.len()].copy_from_slice(frame);
+        self.placed[slot as usize] = Placed { len: frame.len() as u32, checksum_valid, published: false };
+        Ok(RxHandle(slot))
+    }
+
+    /// Frames that end a packet are written here, so that the guest works on them while more is published.
+    fn publish(&mut self, handle: RxHandle) {
+        let slot = handle.0;
+        if !self.slots.is_taken(slot) || self.placed[slot as usize].published {
+            return;
+        }
+        let Self { fd, slots, placed, merger, writer, counters, .. } = self;
+        let frame = &mut placed[slot as usize];
+        frame.published = true;
+        // The merger reads a frame while finished packets, which hold other frames, are written and their buffers freed.
+        let (len, valid) = (frame.len as usize, frame.checksum_valid);
+        let mut done = std::mem::take(&mut writer.done);
+        merger.push(slot, &slots.bytes(slot)[..len], valid, &mut |packet| {
+            writer.write(fd.as_fd(), slots, &packet, counters, &mut done);
+        });
+        free(slots, &mut done);
+        writer.done = done;
+    }
+
+    fn discard(&mut self, handle: RxHandle) {
+        let published = self.placed.get(handle.0 as usize).is_some_and(|p| p.published);
+        if !published && self.slots.put(handle.0) {
+            self.counters.rx_discarded_frames += 1;
+        }
+    }
+
+    fn notify(&mut self) -> io::Result<()> {
+        let Self { fd, slots, merger, writer, counters, .. } = self;
+        let mut done = std::mem::take(&mut writer.done);
+        merger.flush(&mut |packet| writer.write(fd.as_fd(), slots, &packet, counters, &mut done));
+        writer.retry(fd.as_fd(), slots, counters, &mut done);
+        free(slots, &mut done);
+        writer.done = done;
+        Ok(())
+    }
+
+    fn tx_capacity(&self) -> u32 {
+        self.heads.capacity()
+    }
+
+    fn rx_capacity(&self) -> u32 {
+        self.slots.capacity()
+    }
+
+    fn tx_free(&self) -> u32 {
+        if self.spare.is_some() || self.spills.free() > 0 { self.heads.free() } else { 0 }
+    }
+
+    fn fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+}
+
+impl Default for PoolSizes {
+    fn default() -> Self {
+        Self { heads: 4096, spills: 256, slots: 4096 }
+    }
+}
+
+/// What the virtio header in front of a frame of `len` bytes asks for. A frame for which nothing is left to do is not
+/// looked at: the data path parses it anyway.
+fn offload(head: &[u8], frame: &[u8], len: usize) -> Result<Offload, Malformed> {
+    let virtio = virtio_net::Header::parse_short(head).unwrap_or_default();
+    if virtio.flags & virtio_net::F_NEEDS_CSUM == 0 && virtio.gso_type == virtio_net::GSO_NONE {
+        return Ok(Offload::default());
+    }
+    Offload::from_virtio(virtio, &parse(frame, len)?, len)
+}
+
+fn free(slots: &mut Pool, done: &mut Vec<u32>) {
+    for slot in done.drain(..) {
+        slots.put(slot);
+    }
+}
+
+#[cfg(test)]
+#[path = "queue_tests.rs"]
+mod tests;

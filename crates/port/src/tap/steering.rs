@@ -1,0 +1,61 @@
+//! Which queue a guest's packet is read from: the worker that owns its vNIC pair, chosen by an eBPF program in the
+//! kernel, so that one worker sees all packets of a connection.
+
+use std::io;
+use std::os::fd::BorrowedFd;
+
+use super::sys;
+use crate::steer::{FOLD_MULTIPLIER, FOLD_SHIFT};
+
+/// One eBPF instruction (linux/bpf.h).
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub(crate) struct Instruction {
+    code: u8,
+    /// Destination register in the low four bits, source register in the high four.
+    registers: u8,
+    offset: i16,
+    immediate: i32,
+}
+
+// Instruction codes.
+const LOAD_PACKET_WORD: u8 = 0x20;
+const MOVE_64: u8 = 0xbf;
+const MOVE_32: u8 = 0xbc;
+const XOR_32: u8 = 0xac;
+const MULTIPLY_32: u8 = 0x24;
+const SHIFT_RIGHT_32: u8 = 0x74;
+const EXIT: u8 = 0x95;
+
+/// Steers a multi-queue device: queue = [`crate::steer::worker_of_pair`] of source and destination MAC address, where
+/// workers are queues, numbered in the order of attachment.
+pub(crate) fn attach(queue: BorrowedFd<'_>) -> io::Result<()> {
+    let program = sys::load_program(&program(), "bifrost_queue")?;
+    // The device holds a reference from here on.
+    sys::set_steering(queue, std::os::fd::AsFd::as_fd(&program))
+}
+
+/// The program returns the fold; the driver takes it modulo the number of queues. A frame too short to load from ends
+/// it with 0.
+fn program() -> [Instruction; 11] {
+    let packet = |offset| op(LOAD_PACKET_WORD, 0, 0, offset);
+    [
+        // Packet loads take the context in register 6, put their result in 0 and keep 6 to 9.
+        op(MOVE_64, 6, 1, 0),
+        packet(2), // low 32 bits of the destination MAC
+        op(MOVE_64, 7, 0, 0),
+        packet(8), // low 32 bits of the source MAC
+        op(XOR_32, 0, 7, 0),
+        // The fold.
+        op(MOVE_32, 7, 0, 0),
+        op(SHIFT_RIGHT_32, 7, 0, FOLD_SHIFT as i32),
+        op(XOR_32, 0, 7, 0),
+        op(MULTIPLY_32, 0, 0, FOLD_MULTIPLIER as i32),
+        op(SHIFT_RIGHT_32, 0, 0, FOLD_SHIFT as i32),
+        op(EXIT, 0, 0, 0),
+    ]
+}
+
+fn op(code: u8, to: u8, from: u8, immediate: i32) -> Instruction {
+    Instruction { code, registers: to | from << 4, offset: 0, immediate }
+}

@@ -1,0 +1,124 @@
+//! The TAP driver's ioctls and the `bpf` system call.
+
+use std::fs::OpenOptions;
+use std::io;
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::unix::fs::OpenOptionsExt;
+
+use super::steering::Instruction;
+
+/// Where the TAP driver listens.
+pub(crate) const TUN_DEVICE: &str = "/dev/net/tun";
+
+// linux/if_tun.h. Request numbers hold for x86-64 and arm64.
+const TUNSETIFF: libc::c_ulong = 0x4004_54ca;
+const TUNSETOFFLOAD: libc::c_ulong = 0x4004_54d0;
+const TUNSETVNETHDRSZ: libc::c_ulong = 0x4004_54d8;
+const TUNSETVNETLE: libc::c_ulong = 0x4004_54dc;
+const TUNSETSTEERINGEBPF: libc::c_ulong = 0x8004_54e0;
+const TUN_F_CSUM: libc::c_ulong = 0x01;
+const TUN_F_TSO4: libc::c_ulong = 0x02;
+const TUN_F_TSO6: libc::c_ulong = 0x04;
+const TUN_F_USO: libc::c_ulong = 0x20 | 0x40;
+/// Fail instead of joining a device that exists.
+const IFF_TUN_EXCL: libc::c_int = 0x8000;
+
+// linux/bpf.h.
+const BPF_PROG_LOAD: libc::c_long = 5;
+const BPF_PROG_TYPE_SOCKET_FILTER: u32 = 1;
+
+/// The part of `union bpf_attr` that loads a program.
+#[repr(C)]
+struct LoadProgram {
+    program_type: u32,
+    instruction_count: u32,
+    instructions: u64,
+    license: u64,
+    log_level: u32,
+    log_size: u32,
+    log: u64,
+    kernel_version: u32,
+    flags: u32,
+    name: [u8; 16],
+}
+
+/// Opens the TAP driver in the calling thread's network namespace.
+pub(crate) fn open_tun() -> io::Result<OwnedFd> {
+    let file =
+        OpenOptions::new().read(true).write(true).custom_flags(libc::O_NONBLOCK | libc::O_CLOEXEC).open(TUN_DEVICE)?;
+    Ok(file.into())
+}
+
+/// Makes `fd` the first queue of a new TAP device, or a further queue of it. The device goes with its last queue.
+/// `name` has at most 15 bytes.
+pub(crate) fn attach(fd: BorrowedFd<'_>, name: &str, first: bool, multi_queue: bool) -> io::Result<()> {
+    let mut flags = libc::IFF_TAP | libc::IFF_NO_PI | libc::IFF_VNET_HDR;
+    flags |= if multi_queue { libc::IFF_MULTI_QUEUE } else { 0 };
+    flags |= if first { IFF_TUN_EXCL } else { 0 };
+    // SAFETY: a C struct of bytes and integers, for which all zeros is a valid value.
+    let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
+    for (to, from) in request.ifr_name.iter_mut().take(libc::IFNAMSIZ - 1).zip(name.bytes()) {
+        *to = from as libc::c_char;
+    }
+    request.ifr_ifru.ifru_flags = flags as libc::c_short;
+    // SAFETY: TUNSETIFF reads and writes one ifreq.
+    check(unsafe { libc::ioctl(fd.as_raw_fd(), TUNSETIFF as _, &mut request) })
+}
+
+/// Sets the size of the virtio header and little-endian order.
+pub(crate) fn set_virtio_header(fd: BorrowedFd<'_>, bytes: usize) -> io::Result<()> {
+    let (size, one) = (bytes as libc::c_int, 1 as libc::c_int);
+    // SAFETY: both read one int.
+    check(unsafe { libc::ioctl(fd.as_raw_fd(), TUNSETVNETHDRSZ as _, &size) })?;
+    // SAFETY: as above.
+    check(unsafe { libc::ioctl(fd.as_raw_fd(), TUNSETVNETLE as _, &one) })
+}
+
+/// Lets the guest leave checksums and segmentation to us: TCP always, UDP where the kernel can (since Linux 6.2).
+pub(crate) fn set_offload(fd: BorrowedFd<'_>) -> io::Result<()> {
+    let tcp = TUN_F_CSUM | TUN_F_TSO4 | TUN_F_TSO6;
+    // SAFETY: the argument is a number.
+    if check(unsafe { libc::ioctl(fd.as_raw_fd(), TUNSETOFFLOAD as _, tcp | TUN_F_USO) }).is_ok() {
+        return Ok(());
+    }
+    // SAFETY: as above.
+    check(unsafe { libc::ioctl(fd.as_raw_fd(), TUNSETOFFLOAD as _, tcp) })
+}
+
+/// Lets a program choose the queue of each packet that the guest sends.
+pub(crate) fn set_steering(fd: BorrowedFd<'_>, program: BorrowedFd<'_>) -> io::Result<()> {
+    let program = program.as_raw_fd();
+    // SAFETY: TUNSETSTEERINGEBPF reads one int.
+    check(unsafe { libc::ioctl(fd.as_raw_fd(), TUNSETSTEERINGEBPF as _, &program) })
+}
+
+/// Loads an eBPF socket filter.
+pub(crate) fn load_program(instructions: &[Instruction], name: &str) -> io::Result<OwnedFd> {
+    let mut attributes = LoadProgram {
+        program_type: BPF_PROG_TYPE_SOCKET_FILTER,
+        instruction_count: instructions.len() as u32,
+        instructions: instructions.as_ptr() as u64,
+        license: c"Apache-2.0".as_ptr() as u64,
+        log_level: 0,
+        log_size: 0,
+        log: 0,
+        kernel_version: 0,
+        flags: 0,
+        name: [0; 16],
+    };
+    for (to, from) in attributes.name.iter_mut().take(15).zip(name.bytes()) {
+        *to = from;
+    }
+    // SAFETY: the kernel reads `attributes`, of the stated size, and through it `instruction_count` instructions and a
+    // terminated string; all live through the call.
+    let fd = unsafe {
+        libc::syscall(libc::SYS_bpf, BPF_PROG_LOAD, &raw const attributes, std::mem::size_of::<LoadProgram>())
+    };
+    let fd = libc::c_int::try_from(fd).ok().filter(|&fd| fd >= 0).ok_or_else(io::Error::last_os_error)?;
+    // SAFETY: the call just made this descriptor, and nobody else knows it.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+}
+
+fn check(result: libc::c_int) -> io::Result<()> {
+    if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+}

@@ -1,0 +1,358 @@
+//! TAP devices in network namespaces of their own, with real TCP and UDP through them. Needs root and /dev/net/tun.
+
+use std::io::{Read, Write};
+use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream, UdpSocket};
+use std::process::Command;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::time::{Duration, Instant};
+
+use bifrost_nic::Segments;
+use bifrost_port::tap::{self, PoolSizes, TapConfig, TapError, TapQueue};
+use bifrost_port::{GuestPort, PlaceError, TxFrame, steer};
+use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
+
+/// A network namespace that goes when dropped.
+struct Namespace(String);
+
+impl Namespace {
+    fn new() -> Self {
+        static NEXT: AtomicU32 = AtomicU32::new(0);
+        assert!(rustix::process::geteuid().is_root(), "these tests create network namespaces: run them as root");
+        let name = format!("bft{}-{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
+        ip(&["netns", "add", &name]);
+        ip(&["-n", &name, "link", "set", "lo", "up"]);
+        Self(name)
+    }
+
+    /// Moves the calling thread into the namespace, for good.
+    fn enter(&self) {
+        let file = std::fs::File::open(format!("/run/netns/{}", self.0)).expect("namespace file");
+        move_into_link_name_space(std::os::fd::AsFd::as_fd(&file), Some(LinkNameSpaceType::Network)).expect("setns");
+    }
+
+    fn ip(&self, arguments: &str) -> String {
+        let all: Vec<&str> = ["-n", &self.0].into_iter().chain(arguments.split(' ')).collect();
+        ip(&all)
+    }
+}
+
+impl Drop for Namespace {
+    fn drop(&mut self) {
+        let _ = Command::new("ip").args(["netns", "del", &self.0]).status();
+    }
+}
+
+fn ip(arguments: &[&str]) -> String {
+    let output = Command::new("ip").args(arguments).output().expect("the ip command (iproute2)");
+    assert!(output.status.success(), "ip {arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
+    String::from_utf8_lossy(&output.stdout).into_owned()
+}
+
+fn config(ns: &Namespace, n: u8) -> TapConfig {
+    TapConfig {
+        device: "eth0".into(),
+        netns: Some(ns.0.clone()),
+        mac: [2, 0, 0, 0, 0, n],
+        addresses: vec![
+            (IpAddr::from([10, 77, 0, n]), 24),
+            (IpAddr::from([0xfd77, 0, 0, 0, 0, 0, 0, u16::from(n)]), 64),
+        ],
+        default_gateway: Some(IpAddr::from([10, 77, 0, 254])),
+        ..TapConfig::default()
+    }
+}
+
+/// Moves packets from one guest to the other as the data path would: segmented and with complete checksums in between.
+/// Returns whether anything moved.
+fn copy(from: &mut TapQueue, to: &mut TapQueue, frames: &mut Vec<TxFrame>, scratch: &mut Vec<u8>) -> bool {
+    frames.clear();
+    from.fetch(64, frames).expect("fetch");
+    for frame in frames.iter() {
+        let (head, tail) = from.bytes(frame.handle);
+        assert_eq!(head.len() + tail.len(), frame.len as usize);
+        let segments = Segments::plan(head, tail, frame.offload).expect("a kernel's frame is valid");
+        for i in 0..segments.count() {
+            scratch.clear();
+            segments.write(i, head, tail, scratch);
+            let placed = to.place(scratch, true).expect("room, as everything is published at once");
+            to.publish(placed);
+        }
+        from.complete(frame.handle);
+    }
+    to.notify().expect("notify");
+    !frames.is_empty()
+}
+
+/// Two guests, with a thread that copies between them while `work` runs. Returns the two queues.
+fn between(a: &Namespace, b: &Namespace, mtu: u16, work: impl FnOnce()) -> (TapQueue, TapQueue) {
+    let make = |ns, n| tap::create(&TapConfig { mtu, ..config(ns, n) }).expect("create").remove(0);
+    let (mut left, mut right) = (make(a, 1), make(b, 2));
+    let stop = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let copier = scope.spawn(|| {
+            let (mut frames, mut scratch) = (Vec::new(), Vec::new());
+            while !stop.load(Ordering::Relaxed) {
+                let moved = copy(&mut left, &mut right, &mut frames, &mut scratch)
+                    | copy(&mut right, &mut left, &mut frames, &mut scratch);
+                if !moved {
+                    std::thread::sleep(Duration::from_micros(50));
+                }
+            }
+        });
+        work();
+        stop.store(true, Ordering::Relaxed);
+        copier.join().expect("copier");
+    });
+    (left, right)
+}
+
+fn pattern(len: usize) -> Vec<u8> {
+    (0..len as u32).map(|i| (i.wrapping_mul(2_654_435_761) >> 24) as u8).collect()
+}
+
+/// Sends `data` over TCP from `b` to `a` and back again.
+fn tcp_echo(a: &Namespace, b: &Namespace, server: SocketAddr, data: &[u8]) {
+    let listener = std::thread::scope(|s| {
+        s.spawn(|| {
+            a.enter();
+            TcpListener::bind(server).expect("listen")
+        })
+        .join()
+        .expect("server thread")
+    });
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let (mut stream, _) = listener.accept().expect("accept");
+            stream.set_read_timeout(Some(Duration::from_secs(20))).expect("timeout");
+            let mut got = vec![0; data.len()];
+            stream.read_exact(&mut got).expect("server reads");
+            stream.write_all(&got).expect("server writes");
+        });
+        scope.spawn(|| {
+            b.enter();
+            let mut stream = TcpStream::connect_timeout(&server, Duration::from_secs(10)).expect("connect");
+            stream.set_read_timeout(Some(Duration::from_secs(20))).expect("timeout");
+            stream.write_all(data).expect("client writes");
+            let mut got = vec![0; data.len()];
+            stream.read_exact(&mut got).expect("client reads");
+            assert!(got == data, "the bytes that came back differ");
+        });
+    });
+}
+
+fn segments_both_ways(mtu: u16, server: IpAddr) {
+    let (a, b) = (Namespace::new(), Namespace::new());
+    let data = pattern(8 << 20);
+    let (left, right) = between(&a, &b, mtu, || tcp_echo(&a, &b, SocketAddr::new(server, 7000), &data));
+    for (name, queue) in [("left", &left), ("right", &right)] {
+        let c = queue.counters();
+        assert!(c.tx_bytes > 8 << 20, "{name}: {c:?}");
+        assert!(c.tx_large_packets > 50, "{name} sent large packets: {c:?}");
+        assert!(c.rx_packets * 2 < c.rx_frames, "{name} received merged packets: {c:?}");
+        let lost = c.rx_device_down_frames + c.rx_refused_frames + c.rx_other_error_frames + c.rx_no_buffer_frames;
+        assert_eq!(lost + c.tx_malformed_packets.iter().sum::<u64>() + c.rx_too_large_frames, 0, "{name}: {c:?}");
+        assert_eq!(queue.tx_free(), queue.tx_capacity());
+    }
+}
+
+#[test]
+fn tcp_crosses_in_large_packets_both_ways() {
+    segments_both_ways(1500, IpAddr::from([10, 77, 0, 1]));
+}
+
+#[test]
+fn tcp_crosses_in_large_packets_over_ipv6_and_jumbo_frames() {
+    segments_both_ways(8000, IpAddr::from([0xfd77, 0, 0, 0, 0, 0, 0, 1]));
+}
+
+#[test]
+fn udp_crosses_whole_and_fragmented() {
+    let (a, b) = (Namespace::new(), Namespace::new());
+    let (left, right) = between(&a, &b, 1500, || {
+        let socket = |ns: &Namespace, addr: [u8; 4]| {
+            std::thread::scope(|s| {
+                s.spawn(|| {
+                    ns.enter();
+                    UdpSocket::bind((IpAddr::from(addr), 7001)).expect("bind")
+                })
+                .join()
+                .expect("thread")
+            })
+        };
+        let (x, y) = (socket(&a, [10, 77, 0, 1]), socket(&b, [10, 77, 0, 2]));
+        y.set_read_timeout(Some(Duration::from_secs(5))).expect("timeout");
+        for len in [0, 1, 100, 1472, 1473, 9000, 40_000] {
+            let sent = pattern(len);
+            x.send_to(&sent, "10.77.0.2:7001").expect("send");
+            let mut got = vec![0; 65_536];
+            let (n, from) = y.recv_from(&mut got).unwrap_or_else(|e| panic!("{len} bytes: {e}"));
+            assert_eq!(from.ip(), IpAddr::from([10, 77, 0, 1]));
+            assert!(got[..n] == sent, "{len} bytes came as {n}, or changed");
+        }
+    });
+    assert!(left.counters().tx_packets >= 7 && right.counters().rx_packets >= 7);
+}
+
+#[test]
+fn the_device_is_as_configured_and_goes_with_its_queues() {
+    let ns = Namespace::new();
+    let queues = tap::create(&TapConfig { mtu: 1400, queues: 3, ..config(&ns, 9) }).expect("create");
+    assert_eq!(queues.len(), 3);
+    let link = ns.ip("link show eth0");
+    for needle in ["mtu 1400", "02:00:00:00:00:09", "UP", "qlen 4096"] {
+        assert!(link.contains(needle), "{needle} in {link}");
+    }
+    let addresses = ns.ip("addr show eth0");
+    assert!(addresses.contains("10.77.0.9/24") && addresses.contains("fd77::9/64"), "{addresses}");
+    assert!(!addresses.contains("tentative fd77"), "{addresses}");
+    assert!(ns.ip("route").contains("default via 10.77.0.254 dev eth0"), "{}", ns.ip("route"));
+    drop(queues);
+    assert!(!ns.ip("link").contains("eth0"), "{}", ns.ip("link"));
+}
+
+#[test]
+fn a_guest_with_one_host_address_reaches_its_gateway() {
+    let ns = Namespace::new();
+    let only_v6 = TapConfig {
+        addresses: vec![(IpAddr::from([0xfd00, 0, 0, 0, 0, 0, 0, 5]), 128)],
+        default_gateway: Some(IpAddr::from([0xfd00, 0, 0, 0, 0, 0, 1, 0])),
+        ..config(&ns, 5)
+    };
+    let _v6 = tap::create(&only_v6).expect("IPv6");
+    assert!(ns.ip("-6 route").contains("default via fd00::1:0 dev eth0"), "{}", ns.ip("-6 route"));
+    let other = Namespace::new();
+    let v4 = TapConfig { addresses: vec![(IpAddr::from([10, 1, 1, 1]), 32)], ..config(&other, 6) };
+    let _v4 = tap::create(&v4).expect("IPv4");
+    assert!(other.ip("route").contains("default via 10.77.0.254 dev eth0"), "{}", other.ip("route"));
+}
+
+#[test]
+fn what_cannot_be_created_says_why() {
+    let ns = Namespace::new();
+    let good = config(&ns, 1);
+    let _holder = tap::create(&good).expect("create");
+    let plain = |device: &str| TapConfig { device: device.into(), ..good.clone() };
+    ns.ip("link add veth0 type veth peer name veth1");
+    let cases = [
+        ("no such namespace", TapConfig { netns: Some("no-such-netns".into()), ..good.clone() }, "ip netns add"),
+        ("not a namespace", TapConfig { netns: Some("/etc/passwd".into()), ..good.clone() }, "cannot enter"),
+        ("our own device", good.clone(), "an interface of this name exists"),
+        ("another kind of device", plain("veth0"), "an interface of this name exists"),
+        ("long name", plain("a-very-long-name"), "1 to 15"),
+        ("template", plain("eth%d"), "1 to 15"),
+        ("MTU", TapConfig { mtu: 60, ..plain("eth1") }, "68 to 65521"),
+        ("group MAC", TapConfig { mac: [1; 6], ..plain("eth1") }, "MAC"),
+        ("no queues", TapConfig { queues: 0, ..plain("eth1") }, "1 to 32"),
+        ("prefix", TapConfig { addresses: vec![(IpAddr::from([10, 0, 0, 1]), 33)], ..plain("eth1") }, "10.0.0.1/33"),
+        (
+            "address twice",
+            TapConfig { addresses: vec![(IpAddr::from([10, 0, 0, 1]), 24); 2], ..plain("eth1") },
+            "add address 10.0.0.1/24",
+        ),
+    ];
+    for (name, config, needle) in cases {
+        let error = tap::create(&config).err().unwrap_or_else(|| panic!("{name}: created")).to_string();
+        assert!(error.contains(needle), "{name}: {error}");
+    }
+    assert!(!ns.ip("link").contains(" eth1:"), "nothing is left behind: {}", ns.ip("link"));
+    let missing = tap::create(&TapConfig { netns: Some("no-such-netns".into()), ..good }).expect_err("missing");
+    assert!(matches!(missing, TapError::NoNamespace { .. }));
+}
+
+#[test]
+fn each_pair_of_vnics_keeps_to_the_queue_of_its_worker() {
+    let ns = Namespace::new();
+    let mut queues = tap::create(&TapConfig { queues: 2, ..config(&ns, 1) }).expect("create");
+    for n in 10..60u8 {
+        ns.ip(&format!("neigh add 10.77.0.{n} lladdr 02:00:00:{n:02x}:00:{:02x} dev eth0", n.wrapping_mul(37)));
+    }
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            ns.enter();
+            for round in 0..2 {
+                // A socket each: the kernel keeps a queue per socket as long as it thinks fit.
+                let socket = UdpSocket::bind("10.77.0.1:0").expect("bind");
+                for n in 10..60u8 {
+                    socket.send_to(&[n, round], (IpAddr::from([10, 77, 0, n]), 9)).expect("send");
+                }
+            }
+        });
+    });
+    let mut hits = [0; 2];
+    for (worker, queue) in (0u16..).zip(&mut queues) {
+        let mut frames = Vec::new();
+        while queue.fetch(64, &mut frames).expect("fetch") {}
+        for frame in frames {
+            let (head, _) = queue.bytes(frame.handle);
+            let (dst, src): ([u8; 6], [u8; 6]) = (head[..6].try_into().expect("6"), head[6..12].try_into().expect("6"));
+            assert_eq!(steer::worker_of_pair(src, dst, 2), worker, "{dst:02x?}");
+            if head[12..14] == [8, 0] {
+                hits[usize::from(worker)] += 1;
+            }
+        }
+    }
+    assert!(hits[0] + hits[1] == 100 && hits.iter().all(|&n| n > 20), "{hits:?}");
+}
+
+#[test]
+fn a_device_that_is_down_or_gone_is_counted_not_fatal() {
+    let ns = Namespace::new();
+    let mut queue = tap::create(&config(&ns, 1)).expect("create").remove(0);
+    let deliver = |queue: &mut TapQueue| {
+        let frame = queue.place(&[0xff; 60], false).expect("place");
+        queue.publish(frame);
+        queue.notify().expect("notify");
+    };
+    deliver(&mut queue);
+    assert_eq!(queue.counters().rx_frames, 1);
+    ns.ip("link set eth0 down");
+    deliver(&mut queue);
+    assert_eq!(queue.counters().rx_device_down_frames, 1, "{:?}", queue.counters());
+    ns.ip("link set eth0 up");
+    deliver(&mut queue);
+    assert_eq!(queue.counters().rx_frames, 2);
+    ns.ip("link del eth0");
+    deliver(&mut queue);
+    assert_eq!(queue.counters().rx_device_down_frames, 2, "{:?}", queue.counters());
+    assert!(queue.fetch(1, &mut Vec::new()).is_err(), "the data path learns that the device is gone");
+}
+
+#[test]
+fn a_guest_that_sends_faster_than_it_is_acknowledged_is_held_back() {
+    let ns = Namespace::new();
+    let pools = PoolSizes { heads: 8, spills: 2, slots: 2 };
+    let mut queue = tap::create(&TapConfig { pools, ..config(&ns, 1) }).expect("create").remove(0);
+    ns.ip("neigh add 10.77.0.2 lladdr 02:00:00:00:00:02 dev eth0");
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            ns.enter();
+            let socket = UdpSocket::bind("10.77.0.1:0").expect("bind");
+            for n in 0..20u8 {
+                socket.send_to(&[n; 100], "10.77.0.2:9").expect("send");
+            }
+        });
+    });
+    let mut seen = Vec::new();
+    let deadline = Instant::now() + Duration::from_secs(5);
+    while seen.len() < 20 && Instant::now() < deadline {
+        let mut frames = Vec::new();
+        queue.fetch(64, &mut frames).expect("fetch");
+        assert!(frames.len() <= 8);
+        for frame in frames {
+            let (head, tail) = queue.bytes(frame.handle);
+            assert!(tail.is_empty());
+            if head[12..14] == [8, 0] && head[23] == 17 {
+                seen.push(head[42]);
+            }
+            queue.complete(frame.handle);
+        }
+    }
+    assert_eq!(seen, (0..20).collect::<Vec<u8>>());
+    assert!(queue.counters().tx_no_buffer_pauses > 0);
+    let held = [queue.place(&[0; 60], false), queue.place(&[0; 60], false)];
+    assert!(held.iter().all(Result::is_ok));
+    assert_eq!(queue.place(&[0; 60], false), Err(PlaceError::NoBuffer));
+    assert_eq!(queue.place(&[0; 2000], false), Err(PlaceError::TooLarge));
+    queue.discard(held[0].expect("placed"));
+    assert!(queue.place(&[0; 60], false).is_ok());
+}
