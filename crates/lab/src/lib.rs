@@ -5,6 +5,8 @@
 //! [`inject`] drops packets, an [`experiment::Experiment`] turns what was measured into [`results`], [`report`],
 //! [`plot`]s and [`bars`]. Whatever a run made is removed when its values are dropped, or by the next run.
 
+#![cfg_attr(test, allow(clippy::unwrap_used))]
+
 pub mod bars;
 pub mod cli;
 pub mod command;

@@ -66,10 +66,15 @@ type Area<'a> = DrawingArea<SVGBackend<'a>, Shift>;
 
 fn draw_panel(area: &Area<'_>, panel: &Panel) -> Result<()> {
     let points = || panel.lines.iter().flat_map(|(_, line)| line.iter().copied()).filter(|(_, y)| y.is_finite());
-    let max_x = points().map(|p| p.0).fold(0.0, f64::max);
+    // A coordinate far outside the range of an axis would overflow a pixel's.
+    let max_x = points().map(|p| p.0).chain(panel.marks.iter().map(|mark| mark.0)).fold(0.0, f64::max);
     let max_y = points().map(|p| p.1).fold(0.0, f64::max);
     let min_y = points().map(|p| p.1).filter(|y| *y > 0.0).fold(f64::INFINITY, f64::min);
-    let x_range = if panel.categories.is_empty() { 0.0..max_x.max(1e-9) } else { -0.3..max_x.max(0.0) + 0.3 };
+    let x_range = if panel.categories.is_empty() {
+        0.0..if max_x > 0.0 { max_x } else { 1.0 }
+    } else {
+        -0.3..max_x.max(0.0) + 0.3
+    };
     if panel.log_y {
         let low = if min_y.is_finite() { 10f64.powf(min_y.log10().floor()) } else { 0.1 };
         let high = 10f64.powf(max_y.max(low * 10.0).log10().ceil());
@@ -135,7 +140,7 @@ where
     }
     chart
         .configure_series_labels()
-        .position(SeriesLabelPosition::MiddleLeft)
+        .position(if panel.log_y { SeriesLabelPosition::UpperLeft } else { SeriesLabelPosition::LowerLeft })
         .background_style(WHITE.mix(0.8))
         .border_style(BLACK.mix(0.3))
         .draw()

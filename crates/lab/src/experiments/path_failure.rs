@@ -1,29 +1,517 @@
-//! Under construction.
-use crate::bars::Bar;
-use crate::experiment::{Experiment, Lab};
-use anyhow::{Result, bail};
-use serde_json::Value;
+//! `path-failure`: one of several paths loses packets, then all of them (NSDI'26 paper, figures 16 and F10).
+
 use std::path::{Path, PathBuf};
-/// Under construction.
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, anyhow};
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use crate::bars::{Bar, Sense};
+use crate::experiment::{Experiment, Lab, Network};
+use crate::inject;
+use crate::interrupt;
+use crate::options::{Injector, Mode};
+use crate::plot::{self, Panel};
+use crate::programs::iperf3;
+use crate::programs::redis_client::{self, BIN, Load};
+use crate::programs::redis_server::{PORT, RedisServer};
+use crate::progress::Progress;
+use crate::report::{Table, number};
+use crate::results::{from_values, to_values};
+use crate::stats::{mean, median};
+use crate::topology::link_name;
+
+/// Time before the first phase, in which programs get going and the busiest path is found, s.
+const SETTLE_S: f64 = 1.0;
+/// When a request counts as failed: far beyond what a user of Redis waits for.
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(1);
+/// The phases and the loss on the failing path, percent. The path heals before it fails for good, so that it carries
+/// traffic at the moment it goes away.
+const PHASES: [(&str, f64); 5] =
+    [("before", 0.0), ("degraded", 10.0), ("healed", 0.0), ("failed", 100.0), ("restored", 0.0)];
+
+/// The experiment.
 #[derive(Debug, Clone, Copy)]
 pub struct PathFailure;
+
+/// What lives through the failure.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Workload {
+    /// One TCP flow (figure 16).
+    Flow,
+    /// Redis requests (figure F10).
+    Requests,
+}
+
+/// One passage through all phases.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Row {
+    /// The network.
+    pub mode: Mode,
+    /// Always `wire`.
+    pub injector: Injector,
+    /// The load.
+    pub workload: Workload,
+    /// Counts from 0.
+    pub repetition: u32,
+    /// The path that failed: the one that carried most when the load had just begun.
+    pub failed_path: u8,
+    /// Length of a bin, ms.
+    pub bin_ms: u32,
+    /// Goodput of each bin, Gbit/s; for a flow.
+    pub bins_gbit_per_s: Vec<f64>,
+    /// Requests answered in each bin, per second; for requests.
+    pub bins_rps: Vec<f64>,
+    /// What each phase was like.
+    pub phases: Vec<Phase>,
+    /// Share of requests that were answered, over all phases, percent; null for a flow.
+    pub request_success_percent: Option<f64>,
+    /// The longest time that any request took, over all phases, ms; null for a flow.
+    pub longest_stall_ms: Option<f64>,
+    /// Answers with a wrong value; null for a flow.
+    pub wrong_answers: Option<u64>,
+}
+
+/// One phase of a passage.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Phase {
+    /// Its name.
+    pub name: String,
+    /// Loss on the failing path, in both directions, percent.
+    pub loss_percent: f64,
+    /// Begin, s since the first bin.
+    pub start_s: f64,
+    /// End, s since the first bin.
+    pub end_s: f64,
+    /// Mean of the bins, Gbit/s or requests per second.
+    pub mean: f64,
+    /// The lowest bin compared with the mean of the phase `before`, percent.
+    pub lowest_bin_percent_of_before: f64,
+    /// Share of requests that were answered, percent; null for a flow.
+    pub request_success_percent: Option<f64>,
+    /// The longest time that any request took, ms; null for a flow.
+    pub longest_stall_ms: Option<f64>,
+}
+
 impl Experiment for PathFailure {
     fn name(&self) -> &'static str {
         "path-failure"
     }
+
     fn summary(&self) -> &'static str {
-        "under construction"
+        "A TCP flow and Redis while one path loses 10 %, then 100 % (NSDI'26 figures 16 and F10)"
     }
-    fn run(&self, _lab: &Lab) -> Result<Vec<Value>> {
-        bail!("under construction")
+
+    fn run(&self, lab: &Lab) -> Result<Vec<Value>> {
+        let repetitions = lab.repetitions(3);
+        let mut progress = Progress::new(lab.options.modes.len() as u64 * 2 * u64::from(repetitions));
+        let mut rows = Vec::new();
+        for repetition in 0..repetitions {
+            for &mode in &lab.options.modes {
+                let label = format!("{}-{repetition}", mode.name());
+                progress.begin(&format!("building the network for {}", mode.name()));
+                let mut network = lab.network(mode, &label)?;
+                for workload in [Workload::Flow, Workload::Requests] {
+                    progress.begin(&format!("{} {workload:?}", mode.name()));
+                    let row = passage(lab, &network, workload, repetition, &label)?;
+                    progress.end(&line(&row));
+                    rows.push(row);
+                    for daemon in &mut network.overlay.daemons {
+                        daemon.check_alive()?;
+                    }
+                }
+            }
+        }
+        to_values(&rows)
     }
-    fn report(&self, _rows: &[Value]) -> Result<String> {
-        bail!("under construction")
+
+    fn report(&self, rows: &[Value]) -> Result<String> {
+        let rows: Vec<Row> = from_values(rows)?;
+        let mut text = String::from(
+            "One underlay link, the one that carried most, loses packets in both directions. Medians over the \
+             repetitions; the lowest bin and the longest stall are the worst of all repetitions. A request without an \
+             answer after 1 s has failed.\n",
+        );
+        for workload in [Workload::Flow, Workload::Requests] {
+            let (title, unit) = match workload {
+                Workload::Flow => ("One TCP flow", "Gbit/s"),
+                Workload::Requests => ("Redis requests", "rps"),
+            };
+            let mut table =
+                Table::new(&["phase", "mode", "loss", unit, "lowest 100 ms bin", "success", "longest stall ms"]);
+            for (name, loss_percent) in PHASES {
+                for mode in Mode::ALL {
+                    let phases = phases(&rows, mode, workload, name);
+                    if phases.is_empty() {
+                        continue;
+                    }
+                    let of = |field: fn(&Phase) -> f64| phases.iter().map(|phase| field(phase)).collect::<Vec<_>>();
+                    let success = of(|phase| phase.request_success_percent.unwrap_or(f64::NAN));
+                    table.row(vec![
+                        name.to_owned(),
+                        mode.name().to_owned(),
+                        format!("{loss_percent} %"),
+                        number(median(&of(|phase| phase.mean))),
+                        format!("{:.0} %", lowest(&of(|phase| phase.lowest_bin_percent_of_before))),
+                        if workload == Workload::Flow { "-".to_owned() } else { format!("{:.3} %", lowest(&success)) },
+                        number(highest(&of(|phase| phase.longest_stall_ms.unwrap_or(f64::NAN)))),
+                    ]);
+                }
+            }
+            text += &format!("\n### {title}\n\n{}", table.render());
+        }
+        Ok(text)
     }
-    fn plots(&self, _rows: &[Value], _directory: &Path) -> Result<Vec<PathBuf>> {
-        bail!("under construction")
+
+    fn plots(&self, rows: &[Value], directory: &Path) -> Result<Vec<PathBuf>> {
+        let rows: Vec<Row> = from_values(rows)?;
+        let mut panels = Vec::new();
+        for (workload, y_title) in
+            [(Workload::Flow, "throughput [Gbit/s]"), (Workload::Requests, "requests per second")]
+        {
+            // One repetition, since curves of several would blur what happens within a bin.
+            let first: Vec<&Row> = rows.iter().filter(|r| r.workload == workload && r.repetition == 0).collect();
+            let marks = first.first().map_or(Vec::new(), |row| {
+                let text = |phase: &Phase| format!("{} ({} %)", phase.name, phase.loss_percent);
+                row.phases.iter().map(|phase| (phase.start_s, text(phase))).collect()
+            });
+            panels.push(Panel {
+                title: match workload {
+                    Workload::Flow => "one TCP flow, 100 ms bins".to_owned(),
+                    Workload::Requests => "Redis, 100 ms bins".to_owned(),
+                },
+                x_title: "time [s]".to_owned(),
+                y_title: y_title.to_owned(),
+                log_y: false,
+                categories: Vec::new(),
+                lines: first
+                    .iter()
+                    .map(|row| {
+                        let bins = if workload == Workload::Flow { &row.bins_gbit_per_s } else { &row.bins_rps };
+                        let bin_s = f64::from(row.bin_ms) / 1000.0;
+                        (row.mode, bins.iter().enumerate().map(|(i, y)| (i as f64 * bin_s, *y)).collect())
+                    })
+                    .collect(),
+                marks,
+            });
+        }
+        Ok(vec![plot::draw(&directory.join("throughput.svg"), &panels, 1)?])
     }
-    fn bars(&self, _rows: &[Value]) -> Result<Vec<Bar>> {
-        bail!("under construction")
+
+    fn bars(&self, rows: &[Value]) -> Result<Vec<Bar>> {
+        let rows: Vec<Row> = from_values(rows)?;
+        let lowest_bin = |workload| {
+            let bins: Vec<f64> = phases(&rows, Mode::Bifrost, workload, "failed")
+                .iter()
+                .map(|phase| phase.lowest_bin_percent_of_before)
+                .collect();
+            if bins.is_empty() { None } else { Some(median(&bins)) }
+        };
+        let requests: Vec<&Row> =
+            rows.iter().filter(|r| r.mode == Mode::Bifrost && r.workload == Workload::Requests).collect();
+        let over = |field: fn(&Row) -> Option<f64>, pick: fn(&[f64]) -> f64| {
+            let values: Vec<f64> = requests.iter().filter_map(|row| field(row)).collect();
+            if values.is_empty() { None } else { Some(pick(&values)) }
+        };
+        let bin = "the lowest 100 ms bin over the mean before";
+        Ok(vec![
+            Bar::new(
+                format!("one path fails, TCP flow over BIFROST: {bin}"),
+                lowest_bin(Workload::Flow),
+                Sense::AtLeast,
+                80.0,
+                "%",
+            ),
+            Bar::new(
+                format!("one path fails, Redis over BIFROST: {bin}"),
+                lowest_bin(Workload::Requests),
+                Sense::AtLeast,
+                80.0,
+                "%",
+            ),
+            Bar::new(
+                "one path fails, Redis over BIFROST: requests answered",
+                over(|row| row.request_success_percent, lowest),
+                Sense::AtLeast,
+                100.0,
+                "%",
+            ),
+            Bar::new(
+                "one path fails, Redis over BIFROST: the longest stall of any request",
+                over(|row| row.longest_stall_ms, median),
+                Sense::Below,
+                20.0,
+                "ms",
+            ),
+            Bar::new(
+                "one path fails, Redis over BIFROST: wrong answers",
+                over(|row| row.wrong_answers.map(|n| n as f64), highest),
+                Sense::AtMost,
+                0.0,
+                "",
+            ),
+        ])
+    }
+}
+
+/// A load under way.
+enum Running {
+    Flow(iperf3::Running),
+    Requests(std::thread::JoinHandle<Result<redis_client::Report>>, Arc<AtomicBool>, RedisServer),
+}
+
+/// Drives one load through all phases.
+fn passage(lab: &Lab, network: &Network, workload: Workload, repetition: u32, label: &str) -> Result<Row> {
+    let phase_s = lab.seconds(5.0, 2.0);
+    let total_s = SETTLE_S + phase_s * PHASES.len() as f64;
+    let topology = &network.topology;
+    let (client, server) = (&topology.hosts[0].guest, &topology.hosts[1].guest);
+    let logs = lab.logs(label);
+    inject::wire_loss(topology, &[], 0.0)?;
+    let running = match workload {
+        Workload::Flow => {
+            // iperf3 counts in whole seconds.
+            Running::Flow(iperf3::Running::start(client, server, total_s.ceil(), &logs, "iperf3")?)
+        }
+        Workload::Requests => {
+            let redis = RedisServer::start(server, &logs)?;
+            let stop = Arc::new(AtomicBool::new(false));
+            let load = Load {
+                server: (server.address, PORT).into(),
+                clients: lab.options.clients,
+                duration: Duration::from_secs_f64(total_s),
+                timeout: REQUEST_TIMEOUT,
+                stop: Arc::clone(&stop),
+            };
+            Running::Requests(client.namespace.spawn(move || redis_client::run(&load))?, stop, redis)
+        }
+    };
+    let began = Instant::now();
+    let failed_path = match drive(network, began, phase_s) {
+        Ok(path) => path,
+        Err(error) => {
+            if let Running::Requests(thread, stop, _) = running {
+                stop.store(true, std::sync::atomic::Ordering::Relaxed);
+                let _ = thread.join();
+            }
+            return Err(error);
+        }
+    };
+    let mut row = Row {
+        mode: network.overlay.mode,
+        injector: Injector::Wire,
+        workload,
+        repetition,
+        failed_path,
+        bin_ms: u32::try_from(BIN.as_millis()).unwrap_or(u32::MAX),
+        bins_gbit_per_s: Vec::new(),
+        bins_rps: Vec::new(),
+        phases: Vec::new(),
+        request_success_percent: None,
+        longest_stall_ms: None,
+        wrong_answers: None,
+    };
+    match running {
+        Running::Flow(flow) => {
+            row.bins_gbit_per_s = flow.finish()?.bins_gbit_per_s;
+            // Silence at the end of a flow leaves no bins.
+            row.bins_gbit_per_s.resize(((total_s / BIN.as_secs_f64()).round()) as usize, 0.0);
+            row.phases = summarize(&row.bins_gbit_per_s, &[], phase_s);
+        }
+        Running::Requests(thread, _, redis) => {
+            let report = thread.join().map_err(|_| anyhow!("the Redis client panicked"))??;
+            drop(redis);
+            row.bins_rps = report.bins.iter().map(|bin| bin.answered as f64 / BIN.as_secs_f64()).collect();
+            row.phases = summarize(&row.bins_rps, &report.bins, phase_s);
+            let measured = &report.bins[phase_bins(0, phase_s).0.min(report.bins.len())..];
+            (row.request_success_percent, row.longest_stall_ms) = outcome(measured);
+            row.wrong_answers = Some(report.wrong_answers);
+        }
+    }
+    Ok(row)
+}
+
+/// Finds the busiest path, and sets its loss at the begin of every phase. Returns the path.
+fn drive(network: &Network, began: Instant, phase_s: f64) -> Result<u8> {
+    let at = |seconds: f64| began + Duration::from_secs_f64(seconds);
+    let first = carried_bytes(network)?;
+    interrupt::sleep_until(at(SETTLE_S))?;
+    let second = carried_bytes(network)?;
+    let carried = first.iter().zip(&second).map(|(a, b)| b.saturating_sub(*a));
+    let busiest = carried.enumerate().max_by_key(|(_, bytes)| *bytes).map_or(0, |(path, _)| path);
+    let path = u8::try_from(busiest).unwrap_or(0);
+    for (index, (_, loss_percent)) in PHASES.iter().enumerate() {
+        interrupt::sleep_until(at(SETTLE_S + phase_s * index as f64))?;
+        inject::wire_loss(&network.topology, &[path], *loss_percent)?;
+    }
+    interrupt::sleep_until(at(SETTLE_S + phase_s * PHASES.len() as f64))?;
+    Ok(path)
+}
+
+/// Bytes that the first host has sent and received on each path.
+fn carried_bytes(network: &Network) -> Result<Vec<u64>> {
+    let host = &network.topology.hosts[0];
+    (0..network.topology.plan.paths)
+        .map(|path| {
+            let text = host.namespace.run("ip", &["-j", "-s", "link", "show", &link_name(path)], "")?;
+            let parsed: Value = serde_json::from_str(&text).context("`ip -j -s link` printed no JSON")?;
+            let bytes = |way: &str| parsed[0]["stats64"][way]["bytes"].as_u64().unwrap_or(0);
+            Ok(bytes("rx") + bytes("tx"))
+        })
+        .collect()
+}
+
+/// First bin, and the one after the last, of a phase. The bin in which a phase begins belongs to it.
+fn phase_bins(index: usize, phase_s: f64) -> (usize, usize) {
+    let bin = |seconds: f64| (seconds / BIN.as_secs_f64()).round() as usize;
+    (bin(SETTLE_S + phase_s * index as f64), bin(SETTLE_S + phase_s * (index + 1) as f64))
+}
+
+fn summarize(bins: &[f64], outcomes: &[redis_client::Bin], phase_s: f64) -> Vec<Phase> {
+    let part = |index: usize| {
+        let (start, end) = phase_bins(index, phase_s);
+        &bins[start.min(bins.len())..end.min(bins.len())]
+    };
+    let before = mean(part(0));
+    let phase = |(index, (name, loss_percent)): (usize, &(&str, f64))| {
+        let (start, end) = phase_bins(index, phase_s);
+        let (request_success_percent, longest_stall_ms) =
+            outcome(&outcomes[start.min(outcomes.len())..end.min(outcomes.len())]);
+        Phase {
+            name: (*name).to_owned(),
+            loss_percent: *loss_percent,
+            start_s: start as f64 * BIN.as_secs_f64(),
+            end_s: end as f64 * BIN.as_secs_f64(),
+            mean: zero_if_nan(mean(part(index))),
+            lowest_bin_percent_of_before: zero_if_nan(lowest(part(index)) / before * 100.0),
+            request_success_percent,
+            longest_stall_ms,
+        }
+    };
+    PHASES.iter().enumerate().map(phase).collect()
+}
+
+/// Success in percent and the longest stall in ms over some bins of requests.
+fn outcome(bins: &[redis_client::Bin]) -> (Option<f64>, Option<f64>) {
+    if bins.is_empty() {
+        return (None, None);
+    }
+    let answered: u64 = bins.iter().map(|bin| bin.answered).sum();
+    let failed: u64 = bins.iter().map(|bin| bin.failed).sum();
+    let stall_us = bins.iter().map(|bin| bin.longest_stall_us).max().unwrap_or(0);
+    let success = if answered + failed == 0 { 0.0 } else { answered as f64 / (answered + failed) as f64 * 100.0 };
+    (Some(success), Some(stall_us as f64 / 1000.0))
+}
+
+fn phases<'a>(rows: &'a [Row], mode: Mode, workload: Workload, name: &str) -> Vec<&'a Phase> {
+    rows.iter()
+        .filter(|row| row.mode == mode && row.workload == workload)
+        .flat_map(|row| &row.phases)
+        .filter(|phase| phase.name == name)
+        .collect()
+}
+
+fn lowest(values: &[f64]) -> f64 {
+    values.iter().copied().fold(f64::NAN, f64::min)
+}
+
+fn highest(values: &[f64]) -> f64 {
+    values.iter().copied().fold(f64::NAN, f64::max)
+}
+
+/// JSON has no NaN; a phase without bins has carried nothing.
+fn zero_if_nan(value: f64) -> f64 {
+    if value.is_finite() { value } else { 0.0 }
+}
+
+fn line(row: &Row) -> String {
+    let failed = row.phases.iter().find(|phase| phase.name == "failed");
+    let failed = failed.map_or(f64::NAN, |phase| phase.lowest_bin_percent_of_before);
+    let before = row.phases.first().map_or(f64::NAN, |phase| phase.mean);
+    let mut text = format!("{:<12} {:?}: path {}, ", row.mode.name(), row.workload, row.failed_path);
+    text += &match row.workload {
+        Workload::Flow => format!("{before:.2} Gbit/s before"),
+        Workload::Requests => format!("{before:.0} rps before"),
+    };
+    text += &format!(", lowest bin of the failure {failed:.0} %");
+    if let (Some(success), Some(stall)) = (row.request_success_percent, row.longest_stall_ms) {
+        text += &format!(", {success:.3} % answered, longest stall {stall:.1} ms");
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Bins of 0.1 s: 1 s to settle, then phases of 1 s each.
+    fn bins(failed: f64) -> Vec<f64> {
+        let mut bins = vec![3.0; 10];
+        for (name, _) in PHASES {
+            bins.extend([if name == "failed" { failed } else { 4.0 }; 10]);
+        }
+        bins
+    }
+
+    fn rows(failed_bin: f64, failures: u64, stall_us: u64, wrong: u64) -> Vec<Value> {
+        let base = Row {
+            mode: Mode::Bifrost,
+            injector: Injector::Wire,
+            workload: Workload::Flow,
+            repetition: 0,
+            failed_path: 2,
+            bin_ms: 100,
+            bins_gbit_per_s: bins(failed_bin),
+            bins_rps: Vec::new(),
+            phases: summarize(&bins(failed_bin), &[], 1.0),
+            request_success_percent: None,
+            longest_stall_ms: None,
+            wrong_answers: None,
+        };
+        let mut outcomes = vec![redis_client::Bin { answered: 400, failed: 0, longest_stall_us: 3000 }; 60];
+        outcomes[45] = redis_client::Bin { answered: 400, failed: failures, longest_stall_us: stall_us };
+        let (success, stall) = outcome(&outcomes[10..]);
+        let requests = Row {
+            workload: Workload::Requests,
+            bins_gbit_per_s: Vec::new(),
+            bins_rps: bins(failed_bin),
+            phases: summarize(&bins(failed_bin), &outcomes, 1.0),
+            request_success_percent: success,
+            longest_stall_ms: stall,
+            wrong_answers: Some(wrong),
+            ..base.clone()
+        };
+        to_values(&[base, requests]).unwrap()
+    }
+
+    #[test]
+    fn each_bar_can_fail() {
+        let failing = |rows: Vec<Value>| -> Vec<usize> {
+            let bars = PathFailure.bars(&rows).unwrap();
+            bars.iter().enumerate().filter(|(_, bar)| !bar.passes()).map(|(index, _)| index).collect()
+        };
+        assert_eq!(failing(rows(3.3, 0, 19_000, 0)), [] as [usize; 0]);
+        assert_eq!(failing(rows(3.1, 0, 19_000, 0)), [0, 1]);
+        assert_eq!(failing(rows(3.3, 1, 19_000, 0)), [2]);
+        assert_eq!(failing(rows(3.3, 0, 20_000, 0)), [3]);
+        assert_eq!(failing(rows(3.3, 0, 19_000, 1)), [4]);
+        assert_eq!(failing(Vec::new()), [0, 1, 2, 3, 4]);
+    }
+
+    #[test]
+    fn phases_are_cut_where_the_loss_changes() {
+        let phases = summarize(&bins(1.0), &[], 1.0);
+        let failed = &phases[3];
+        assert_eq!(
+            (failed.start_s, failed.end_s, failed.mean, failed.lowest_bin_percent_of_before),
+            (4.0, 5.0, 1.0, 25.0)
+        );
+        assert_eq!(phases[4].lowest_bin_percent_of_before, 100.0);
+        // A flow that ended early has carried nothing since.
+        assert_eq!(summarize(&[4.0; 25], &[], 1.0)[4].mean, 0.0);
     }
 }
