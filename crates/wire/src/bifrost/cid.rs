@@ -1,4 +1,4 @@
-//! Connection identifiers (PROTOCOL §3.4).
+//! Connection identifiers (PROTOCOL §2.4).
 
 use core::fmt;
 

@@ -1,4 +1,4 @@
-//! The header of DATA, probe and SKIP packets (PROTOCOL §3.1; NSDI'26 figure C2).
+//! The header of DATA, probe and SKIP packets (PROTOCOL §3.1, §3.5; NSDI'26 figure C2).
 
 use super::field::{byte, word};
 use super::{Cid, PacketType, PathId, Psn, Refusal, Tick, Version};

@@ -28,15 +28,15 @@ pub use setup::{RejectReason, Setup, SetupKind};
 pub use tick::Tick;
 pub use version::Version;
 
-/// The UDP destination port of BIFROST packets unless configured otherwise (PROTOCOL §1.2): a port of its own, so
+/// The UDP destination port of BIFROST packets unless configured otherwise (PROTOCOL §1.3): a port of its own, so
 /// that plain VXLAN on 4789 stays untouched and the two are told apart before anything is parsed.
 pub const UDP_PORT: u16 = 4794;
 
 /// Where the most significant byte of the Destination CID, the worker, lies in every packet (bytes from the start of the
-/// BIFROST header): receive steering reads this one byte.
+/// BIFROST header; PROTOCOL §1.4): receive steering reads this one byte.
 pub const STEERING_OFFSET: usize = 8;
 
-/// Values of the CC Type field (PROTOCOL §11). It informs; a receiver refuses none.
+/// Values of the CC Type field (PROTOCOL §13.1). It informs; a receiver refuses none.
 pub mod cc {
     /// No congestion control.
     pub const NONE: u8 = 0;
@@ -77,7 +77,7 @@ impl Packet<'_> {
 /// Parses what follows the VXLAN header of a datagram to the BIFROST port.
 ///
 /// # Errors
-/// The first reason, in the order of the specification (PROTOCOL §14), that makes the datagram no packet.
+/// The first reason, in the order of the specification (PROTOCOL §16.1), that makes the datagram no packet.
 pub fn parse(bytes: &[u8]) -> Result<Packet<'_>, Refusal> {
     let packet_type = PacketType::try_from(*bytes.first().ok_or(Refusal::ShortDatagram)?)?;
     match packet_type {

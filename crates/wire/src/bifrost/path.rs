@@ -1,4 +1,4 @@
-//! Path identifiers (PROTOCOL §10.1).
+//! Path identifiers (PROTOCOL §12.1).
 
 /// One of the at most eight paths of a connection; each is an outer UDP source port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]

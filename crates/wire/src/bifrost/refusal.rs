@@ -1,4 +1,4 @@
-//! Why a datagram is no packet (PROTOCOL §14).
+//! Why a datagram is no packet (PROTOCOL §16.1).
 
 /// Why a datagram was refused. The reasons carry no data, so that a counter can be kept for each.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, thiserror::Error)]

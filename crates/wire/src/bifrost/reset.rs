@@ -1,4 +1,4 @@
-//! RESET: "I own no such connection" (PROTOCOL §3.5, §12).
+//! RESET: "I own no such connection" (PROTOCOL §3.4, §14.2).
 
 use super::field::{byte, word};
 use super::{Cid, PacketType, Refusal, Version};
