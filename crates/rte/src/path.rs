@@ -29,7 +29,7 @@ const SUSPECT_PROBE_NS: u64 = 2 * MS;
 
 /// State of one path, shared by all connections to the peer.
 #[derive(Debug)]
-pub struct Path {
+pub(crate) struct Path {
     pub(crate) state: PathState,
     /// Network delay without endpoints: what paths are compared by.
     pub(crate) fabric: Rtt,
@@ -90,11 +90,7 @@ impl Path {
     /// Whether congestion control lets another packet out.
     pub(crate) fn has_room(&self, now: Time) -> bool {
         let window = self.cc.window();
-        if window >= 1.0 {
-            (self.in_flight as f32) < window
-        } else {
-            self.in_flight == 0 && now >= self.pace_until
-        }
+        if window >= 1.0 { (self.in_flight as f32) < window } else { self.in_flight == 0 && now >= self.pace_until }
     }
 
     /// `packets` leave on the path.

@@ -12,7 +12,7 @@ use crate::time::{MS, Time, US};
 
 /// A peer host.
 #[derive(Debug)]
-pub struct Peer {
+pub(crate) struct Peer {
     pub(crate) paths: Vec<Path>,
     selected: [PathId; PathId::MAX],
     selected_len: usize,
@@ -54,11 +54,6 @@ impl Peer {
     /// The paths that are sprayed over, best first.
     pub(crate) fn selected(&self) -> &[PathId] {
         &self.selected[..self.selected_len]
-    }
-
-    /// Whether every path is suspect.
-    pub(crate) fn all_suspect(&self) -> bool {
-        self.paths.iter().all(|p| p.state == PathState::Suspect)
     }
 
     /// The selection is to be made anew before the next group.

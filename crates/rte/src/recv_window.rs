@@ -183,7 +183,10 @@ impl RecvWindow {
         }
         for _ in 0..ahead.max(0) {
             let psn = self.base;
-            let state = self.pages.find(psn.0).map(|(id, i)| (pool.page(id).present >> i & 1, pool.page(id).published >> i & 1));
+            let state = self
+                .pages
+                .find(psn.0)
+                .map(|(id, i)| (pool.page(id).present >> i & 1, pool.page(id).published >> i & 1));
             match state {
                 Some((1, 0)) => self.publish(pool, psn, stack, out),
                 Some((0, _)) => {

@@ -10,7 +10,7 @@ const SAMPLE_MAX_NS: i64 = 10 * S as i64;
 
 /// Smoothed RTT, its variance, and the minimum of the last ten seconds or more.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Rtt {
+pub(crate) struct Rtt {
     smoothed_ns: u64,
     variance_ns: u64,
     min_ns: u64,
@@ -19,7 +19,7 @@ pub struct Rtt {
 
 impl Rtt {
     /// Takes a sample; returns it if it is plausible.
-    pub fn sample(&mut self, now: Time, sample_ns: i64) -> Option<u64> {
+    pub(crate) fn sample(&mut self, now: Time, sample_ns: i64) -> Option<u64> {
         if sample_ns <= 0 || sample_ns > SAMPLE_MAX_NS {
             return None;
         }
@@ -40,22 +40,22 @@ impl Rtt {
     }
 
     /// Whether there was a sample.
-    pub fn is_known(&self) -> bool {
+    pub(crate) fn is_known(&self) -> bool {
         self.smoothed_ns != 0
     }
 
     /// Smoothed, ns; 0 before the first sample.
-    pub fn smoothed_ns(&self) -> u64 {
+    pub(crate) fn smoothed_ns(&self) -> u64 {
         self.smoothed_ns
     }
 
     /// Smoothed mean deviation, ns.
-    pub fn variance_ns(&self) -> u64 {
+    pub(crate) fn variance_ns(&self) -> u64 {
         self.variance_ns
     }
 
     /// Smallest recent sample, ns; 0 before the first.
-    pub fn min_ns(&self) -> u64 {
+    pub(crate) fn min_ns(&self) -> u64 {
         self.min_ns
     }
 }

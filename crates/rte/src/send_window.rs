@@ -131,7 +131,13 @@ pub(crate) struct SendWindow {
 
 impl SendWindow {
     pub(crate) fn new(first: Psn) -> Self {
-        SendWindow { una: first, next: first, outstanding: 0, pages: Pages::default(), paths: [EMPTY_LIST; PathId::MAX] }
+        SendWindow {
+            una: first,
+            next: first,
+            outstanding: 0,
+            pages: Pages::default(),
+            paths: [EMPTY_LIST; PathId::MAX],
+        }
     }
 
     /// Oldest PSN that is neither acknowledged nor given up.

@@ -26,7 +26,8 @@ impl Engine {
     pub fn on_reset(&mut self, now: Time, arrival: &Arrival, reset: &Reset, out: &mut Output) {
         let found = self.by_peer_cid.get(&(arrival.peer, reset.unknown)).copied();
         let usable = found.filter(|&i| {
-            self.conn(i).is_some_and(|c| c.pair.vni == arrival.vni && matches!(c.state, State::Open | State::BestEffort))
+            self.conn(i)
+                .is_some_and(|c| c.pair.vni == arrival.vni && matches!(c.state, State::Open | State::BestEffort))
         });
         let Some(index) = usable else {
             self.counters.stray_setup_packets += 1;
@@ -147,7 +148,8 @@ impl Engine {
         }
         let pair = mirrored(arrival.vni, setup.to, setup.from);
         let epoch = (setup.instance, setup.generation);
-        let existing = self.of_pair(&pair, setup.worker).filter(|&i| self.conn(i).is_some_and(|c| c.peer == arrival.peer));
+        let existing =
+            self.of_pair(&pair, setup.worker).filter(|&i| self.conn(i).is_some_and(|c| c.peer == arrival.peer));
         let index = match existing {
             None => {
                 let state = State::Plain { until: now };

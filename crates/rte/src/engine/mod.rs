@@ -3,8 +3,8 @@
 
 mod acknowledge;
 mod connect;
-mod recover;
 mod receive;
+mod recover;
 mod send;
 mod timeout;
 
@@ -60,6 +60,8 @@ pub struct Engine {
     peers: Vec<Option<Peer>>,
     send_pool: Pool<SendPage>,
     recv_pool: Pool<RecvPage>,
+    /// Boxed, for they move between here and connections.
+    #[allow(clippy::vec_box)]
     spare: Vec<Box<Active>>,
     timers: Timers,
     ack_ready: Vec<u32>,
@@ -197,7 +199,15 @@ impl Engine {
     }
 
     /// Makes a connection in state `state`; `None` at the bound.
-    fn create(&mut self, now: Time, pair: Pair, owner: u16, peer: PeerId, ordering: Ordering, state: State) -> Option<u32> {
+    fn create(
+        &mut self,
+        now: Time,
+        pair: Pair,
+        owner: u16,
+        peer: PeerId,
+        ordering: Ordering,
+        state: State,
+    ) -> Option<u32> {
         self.peers.get(usize::from(peer.0))?.as_ref()?;
         let place = match self.free.pop() {
             Some(place) => place,
@@ -327,6 +337,7 @@ impl Engine {
     }
 
     /// Makes sure that a connection has traffic state.
+    #[allow(clippy::vec_box)]
     fn activate(conn: &mut Conn, spare: &mut Vec<Box<Active>>) {
         if conn.active.is_none() {
             let (next, base) = (conn.send_next, conn.recv_base);

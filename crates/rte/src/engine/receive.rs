@@ -193,7 +193,10 @@ impl Engine {
             self.counters.unknown_path_packets += 1;
             return None;
         }
-        self.touch(now, index);
+        // Probes alone keep nothing alive, or two idle hosts would probe each other for ever.
+        if !header.probe {
+            self.touch(now, index);
+        }
         Some(index)
     }
 
@@ -301,7 +304,8 @@ impl Engine {
             bitmap: active.recv.bitmap(&self.recv_pool, base),
         };
         let (peer, vni) = (conn.peer, conn.pair.vni);
-        let mut push = |packet| out.control.push(ControlOut { peer, vni, path: echo.path, packet: Control::Ack(packet) });
+        let mut push =
+            |packet| out.control.push(ControlOut { peer, vni, path: echo.path, packet: Control::Ack(packet) });
         push(ack);
         self.counters.acks_sent_packets += 1;
         // What lies beyond the first 256 packets is reported by selective ACKs, newest part first in importance.

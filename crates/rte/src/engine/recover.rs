@@ -26,19 +26,17 @@ impl Engine {
     pub(super) fn detect_losses(&mut self, now: Time, index: u32, out: &mut Output) {
         let Some(timing) = self.timing(index) else { return };
         for path in PathId::all() {
-            // Bounded by what is outstanding: every pass takes the head off this path's list, or ends.
-            loop {
-                let Some((psn, record, why)) = self.find_loss(now, index, path, timing) else { break };
+            // Bounded: every pass takes the head off this path's list; sent again on the same path, it ends the search.
+            while let Some((psn, record, why)) = self.find_loss(now, index, path, timing) {
                 match why {
                     Why::SamePath => self.counters.lost_same_path_packets += 1,
                     Why::Time => self.counters.lost_by_time_packets += 1,
                 }
                 self.blame(now, index, &record, false);
                 self.resend(now, index, psn, false, out);
-                if self.conn(index).and_then(|c| c.active.as_ref()).is_none_or(|a| {
-                    // The only path: the packet went to the end of this same list.
-                    a.send.record(&self.send_pool, psn).is_some_and(|r| r.path() == path && a.send.oldest_on(&self.send_pool, path).is_some_and(|(p, _)| p == psn))
-                }) {
+                let active = self.conn(index).and_then(|c| c.active.as_ref());
+                let oldest = active.and_then(|a| a.send.oldest_on(&self.send_pool, path));
+                if oldest.is_some_and(|(oldest, _)| oldest == psn) {
                     break;
                 }
             }
@@ -103,7 +101,12 @@ impl Engine {
             && let Some(peer) = self.peers[usize::from(conn.peer.0)].as_ref()
         {
             // A window below one packet opens by time.
-            at = peer.paths.iter().filter(|p| p.in_flight == 0).map(|p| p.pace_until.max(now.after(US))).fold(at, Time::min);
+            at = peer
+                .paths
+                .iter()
+                .filter(|p| p.in_flight == 0)
+                .map(|p| p.pace_until.max(now.after(US)))
+                .fold(at, Time::min);
         }
         active.loss.deadline = at;
         if at != Time::NEVER {
@@ -172,7 +175,8 @@ impl Engine {
     fn tail_probe(&mut self, now: Time, index: u32, timing: Timing, out: &mut Output) {
         let Some(conn) = self.conns[index as usize].as_mut() else { return };
         let Some(active) = conn.active.as_mut() else { return };
-        if active.loss.probed || active.send.outstanding() == 0 || now < active.loss.last_event.after(timing.tail_probe) {
+        if active.loss.probed || active.send.outstanding() == 0 || now < active.loss.last_event.after(timing.tail_probe)
+        {
             return;
         }
         active.loss.probed = true;
@@ -190,7 +194,8 @@ impl Engine {
             let Some(record) = active.send.finish(&mut self.send_pool, psn, false) else { return };
             peer.paths[record.path().index()].on_done(1);
             active.send.advance(&mut self.send_pool);
-            let past = active.skip.map_or(psn.next(), |s| if s.past.is_before(psn.next()) { psn.next() } else { s.past });
+            let past =
+                active.skip.map_or(psn.next(), |s| if s.past.is_before(psn.next()) { psn.next() } else { s.past });
             active.skip = Some(Skip { past, next: now, tries: 0 });
             self.counters.given_up_packets += 1;
             out.plain.push(PlainOut {
@@ -263,12 +268,7 @@ impl Engine {
             .unwrap_or_default();
         let mut header = Self::bare_header(conn, path, una, now);
         header.retransmit = skip.tries > 1;
-        out.control.push(ControlOut {
-            peer: conn.peer,
-            vni: conn.pair.vni,
-            path,
-            packet: Control::Skip(header),
-        });
+        out.control.push(ControlOut { peer: conn.peer, vni: conn.pair.vni, path, packet: Control::Skip(header) });
         self.counters.skips_sent_packets += 1;
         if let Some(active) = conn.active.as_mut() {
             active.skip = Some(skip);

@@ -1,0 +1,378 @@
+//! Two engines and the links between them, in virtual time: one seed replays everything.
+
+use std::collections::{BTreeMap, BTreeSet, BinaryHeap, HashMap};
+
+use bifrost_wire::Mac;
+use bifrost_wire::bifrost::{AckHeader, DataHeader};
+
+use crate::conn::Pair;
+use crate::engine::{Admission, Arrival, Destination, Engine, LocalVnic, Outbound, Verdict};
+use crate::output::{Control, Output, PeerId};
+use crate::{Config, Ordering, Time, US};
+
+/// A small generator (SplitMix64), so that a run depends on its seed alone.
+#[derive(Clone, Debug)]
+pub(super) struct Rng(pub(super) u64);
+
+impl Rng {
+    pub(super) fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+
+    pub(super) fn chance(&mut self, p: f64) -> bool {
+        (self.next() >> 11) as f64 / (1u64 << 53) as f64 <= p && p > 0.0
+    }
+
+    pub(super) fn below(&mut self, n: u64) -> u64 {
+        self.next() % n
+    }
+}
+
+/// One direction of one path.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Link {
+    pub(super) delay_ns: u64,
+    pub(super) jitter_ns: u64,
+    pub(super) loss: f64,
+    pub(super) duplicate: f64,
+    pub(super) down: bool,
+}
+
+#[derive(Clone, Debug)]
+enum Packet {
+    Data(DataHeader, u32, u8),
+    Probe(DataHeader),
+    Skip(DataHeader),
+    Ack(AckHeader),
+    Setup(bifrost_wire::bifrost::Setup),
+    Reset(bifrost_wire::bifrost::Reset),
+}
+
+#[derive(Debug)]
+struct Flight {
+    at: Time,
+    order: u64,
+    to: usize,
+    packet: Packet,
+}
+
+impl PartialEq for Flight {
+    fn eq(&self, other: &Self) -> bool {
+        (self.at, self.order) == (other.at, other.order)
+    }
+}
+impl Eq for Flight {}
+impl PartialOrd for Flight {
+    fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
+        Some(self.cmp(other))
+    }
+}
+impl Ord for Flight {
+    fn cmp(&self, other: &Self) -> std::cmp::Ordering {
+        (other.at, other.order).cmp(&(self.at, self.order))
+    }
+}
+
+/// What a side's guest sent and saw.
+#[derive(Debug, Default)]
+pub(super) struct Guest {
+    /// Handle -> (flow, first sequence number in the flow, segments not yet released).
+    held: HashMap<u32, (u32, u32, u32)>,
+    next_handle: u32,
+    next_seq: BTreeMap<u32, u32>,
+    /// Received (flow, sequence) in order of publication, with the time.
+    pub(super) seen: Vec<(u32, u32, Time)>,
+    /// When each (flow, sequence) was sent.
+    pub(super) sent_at: HashMap<(u32, u32), Time>,
+    /// Placed handles: handle -> (flow, sequence).
+    placed: HashMap<u32, (u32, u32)>,
+    next_placed: u32,
+    /// Segments that left as plain VXLAN.
+    pub(super) plain: u64,
+    /// Offered packets that a closed window keeps back.
+    pub(super) backlog: std::collections::VecDeque<(u32, u8)>,
+}
+
+pub(super) struct Side {
+    pub(super) engine: Engine,
+    pub(super) guest: Guest,
+    pub(super) vnic: Option<LocalVnic>,
+    pub(super) has_buffers: bool,
+    pub(super) ordering: Ordering,
+    out: Output,
+}
+
+pub(super) struct World {
+    pub(super) now: Time,
+    pub(super) sides: [Side; 2],
+    /// `links[from][path]`.
+    pub(super) links: [Vec<Link>; 2],
+    flights: BinaryHeap<Flight>,
+    order: u64,
+    pub(super) rng: Rng,
+    /// Latest arrival per direction and path, so that a path keeps its order.
+    last: [Vec<Time>; 2],
+    /// Lets paths reorder within themselves.
+    pub(super) reorder_within_path: bool,
+    pub(super) dropped: u64,
+}
+
+pub(super) const VNI: u32 = 100;
+
+pub(super) fn mac(side: usize) -> Mac {
+    Mac([2, 0, 0, 0, 0, side as u8 + 1])
+}
+
+impl World {
+    pub(super) fn new(seed: u64, paths: usize, configs: [Config; 2]) -> Self {
+        let link = Link { delay_ns: 50 * US, jitter_ns: 0, loss: 0.0, duplicate: 0.0, down: false };
+        let [a, b] = configs;
+        World {
+            now: Time(1_000_000_000),
+            sides: [side(a, 0), side(b, 1)].map(|mut s| {
+                s.engine.add_peer(paths);
+                s
+            }),
+            links: [vec![link; paths], vec![link; paths]],
+            flights: BinaryHeap::new(),
+            order: 0,
+            rng: Rng(seed),
+            last: [vec![Time(0); paths], vec![Time(0); paths]],
+            reorder_within_path: false,
+            dropped: 0,
+        }
+    }
+
+    pub(super) fn pair(side: usize) -> Pair {
+        Pair { vni: VNI, local: mac(side), remote: mac(1 - side) }
+    }
+
+    pub(super) fn all_links(&mut self, change: impl Fn(&mut Link)) {
+        self.links.iter_mut().flatten().for_each(change);
+    }
+
+    /// A guest offers a packet of `segments` segments in `flow`.
+    pub(super) fn offer(&mut self, side: usize, flow: u32, segments: u8) {
+        self.sides[side].guest.backlog.push_back((flow, segments));
+        self.pump(side);
+    }
+
+    /// Fetches from the guest until a window closes.
+    fn pump(&mut self, from: usize) {
+        let now = self.now;
+        let Side { engine, guest, out, ordering, .. } = &mut self.sides[from];
+        while let Some(&(flow, segments)) = guest.backlog.front() {
+            let to = Destination {
+                vni: VNI,
+                owner: 7,
+                local: mac(from),
+                remote: mac(1 - from),
+                peer: PeerId(0),
+                ordering: *ordering,
+            };
+            let handle = guest.next_handle;
+            let first = *guest.next_seq.entry(flow).or_default();
+            let admission = engine.transmit(now, &to, Outbound { handle, segments, flow }, out);
+            match admission {
+                Admission::Blocked => break,
+                Admission::Accepted => {
+                    guest.held.insert(handle, (flow, first, u32::from(segments)));
+                }
+                Admission::Plain => guest.plain += u64::from(segments),
+            }
+            for i in 0..u32::from(segments) {
+                guest.sent_at.insert((flow, first + i), now);
+            }
+            guest.next_seq.insert(flow, first + u32::from(segments));
+            guest.next_handle += 1;
+            guest.backlog.pop_front();
+        }
+        self.carry_out(from);
+    }
+
+    fn carry_out(&mut self, from: usize) {
+        let now = self.now;
+        let mut out = std::mem::take(&mut self.sides[from].out);
+        for &(owner, handle) in &out.publish {
+            assert_eq!(owner, 7);
+            let guest = &mut self.sides[from].guest;
+            let (flow, seq) = guest.placed.remove(&handle).expect("published once, and only what was placed");
+            guest.seen.push((flow, seq, now));
+        }
+        self.sides[from].engine.flush_acks(now, &mut out);
+        for d in &out.data {
+            assert!(self.sides[from].guest.held.contains_key(&d.handle), "sends a buffer that it has released");
+            self.launch(from, d.header.path.index(), Packet::Data(d.header, d.handle, d.segment));
+        }
+        for c in &out.control {
+            let packet = match c.packet {
+                Control::Ack(a) => Packet::Ack(a),
+                Control::Probe(h) => Packet::Probe(h),
+                Control::Skip(h) => Packet::Skip(h),
+                Control::Setup(s) => Packet::Setup(s),
+                Control::Reset(r) => Packet::Reset(r),
+            };
+            self.launch(from, c.path.index(), packet);
+        }
+        let guest = &mut self.sides[from].guest;
+        let plain: Vec<_> = out.plain.iter().map(|p| (p.owner, p.handle)).collect();
+        guest.plain += plain.len() as u64;
+        for &(_, handle) in out.release.iter().chain(&plain) {
+            let left = &mut guest.held.get_mut(&handle).expect("released once per segment").2;
+            *left -= 1;
+            if *left == 0 {
+                guest.held.remove(&handle);
+            }
+        }
+        out.clear();
+        self.sides[from].out = out;
+    }
+
+    fn launch(&mut self, from: usize, path: usize, packet: Packet) {
+        let link = self.links[from][path];
+        if link.down || self.rng.chance(link.loss) {
+            self.dropped += 1;
+            return;
+        }
+        let copies = 1 + usize::from(self.rng.chance(link.duplicate));
+        for _ in 0..copies {
+            let jitter = if link.jitter_ns > 0 { self.rng.below(link.jitter_ns) } else { 0 };
+            let mut at = self.now.after(link.delay_ns + jitter);
+            if !self.reorder_within_path {
+                at = at.max(self.last[from][path]);
+                self.last[from][path] = at;
+            }
+            self.order += 1;
+            self.flights.push(Flight { at, order: self.order, to: 1 - from, packet: packet.clone() });
+        }
+    }
+
+    /// Runs until `end`.
+    pub(super) fn run_until(&mut self, end: Time) {
+        loop {
+            let arrival = self.flights.peek().map_or(Time::NEVER, |f| f.at);
+            let timers = self.sides.iter().filter_map(|s| s.engine.next_timeout()).min().unwrap_or(Time::NEVER);
+            let next = arrival.min(timers);
+            if next > end {
+                self.now = end;
+                return;
+            }
+            self.now = self.now.max(next);
+            if timers <= arrival {
+                for side in 0..2 {
+                    let now = self.now;
+                    let Side { engine, out, .. } = &mut self.sides[side];
+                    engine.on_timeout(now, out);
+                    self.carry_out(side);
+                    self.pump(side);
+                }
+                continue;
+            }
+            let mut touched = BTreeSet::new();
+            while self.flights.peek().is_some_and(|f| f.at <= self.now) {
+                if let Some(flight) = self.flights.pop() {
+                    touched.insert(flight.to);
+                    self.deliver(flight);
+                }
+            }
+            for side in touched {
+                self.carry_out(side);
+                self.pump(side);
+            }
+        }
+    }
+
+    pub(super) fn run_for(&mut self, nanos: u64) {
+        self.run_until(self.now.after(nanos));
+    }
+
+    fn deliver(&mut self, flight: Flight) {
+        let now = self.now;
+        let from_held = |world: &World, handle: u32, segment: u8| {
+            let guest = &world.sides[1 - flight.to].guest;
+            guest.held.get(&handle).map(|&(flow, first, _)| (flow, first + u32::from(segment)))
+        };
+        let identity = match &flight.packet {
+            // A copy may arrive after the buffer was released; then it is a duplicate and nobody reads it.
+            Packet::Data(_, handle, segment) => from_held(self, *handle, *segment),
+            _ => None,
+        };
+        let arrival = Arrival { peer: PeerId(0), vni: VNI, nic_rx: now, hops: 2, marked: false };
+        let Side { engine, guest, vnic, has_buffers, out, .. } = &mut self.sides[flight.to];
+        match flight.packet {
+            Packet::Data(header, ..) => {
+                if let Verdict::Place { owner, slot } = engine.on_data(now, &arrival, &header, out) {
+                    assert_eq!(owner, 7);
+                    if !*has_buffers {
+                        engine.not_placed(slot);
+                        return;
+                    }
+                    let handle = guest.next_placed;
+                    guest.next_placed += 1;
+                    guest.placed.insert(handle, identity.expect("a new packet's buffer is still held"));
+                    if !engine.placed(now, slot, handle, out) {
+                        guest.placed.remove(&handle);
+                    }
+                }
+            }
+            Packet::Probe(header) => engine.on_probe(now, &arrival, &header, out),
+            Packet::Skip(header) => engine.on_skip(now, &arrival, &header, out),
+            Packet::Ack(ack) => engine.on_ack(now, &arrival, &ack, out),
+            Packet::Setup(setup) => engine.on_setup(now, &arrival, &setup, *vnic, out),
+            Packet::Reset(reset) => engine.on_reset(now, &arrival, &reset, out),
+        }
+    }
+
+    /// Every packet that `from` offered has been seen by the other guest exactly once, per flow in order, and all
+    /// buffers and pages are back.
+    pub(super) fn assert_complete(&self, from: usize) {
+        let sender = &self.sides[from].guest;
+        let receiver = &self.sides[1 - from].guest;
+        assert!(sender.backlog.is_empty(), "{} packets still wait", sender.backlog.len());
+        let mut expected: BTreeMap<u32, u32> = BTreeMap::new();
+        for &(flow, seq, _) in &receiver.seen {
+            let next = expected.entry(flow).or_default();
+            assert_eq!(seq, *next, "flow {flow} out of order, lost or repeated");
+            *next += 1;
+        }
+        assert_eq!(expected, sender.next_seq, "packets per flow");
+        assert!(sender.held.is_empty(), "{} buffers never released", sender.held.len());
+        assert!(receiver.placed.is_empty(), "{} packets never shown", receiver.placed.len());
+    }
+
+    /// Latency of each seen packet of the guest of `side`, ns, sorted.
+    pub(super) fn latencies(&self, side: usize) -> Vec<u64> {
+        let sent = &self.sides[1 - side].guest.sent_at;
+        let mut all: Vec<u64> =
+            self.sides[side].guest.seen.iter().map(|(f, s, at)| at.since(sent[&(*f, *s)])).collect();
+        all.sort_unstable();
+        all
+    }
+
+    /// Side `side` crashes and starts again, with a newer instance and nothing remembered but its guest's memory of
+    /// what it saw. Its guest's unsent packets stay.
+    pub(super) fn restart(&mut self, index: usize, instance: u64, paths: usize) {
+        let config = self.sides[index].engine.config().clone();
+        let salt = self.rng.next() as u32;
+        let mut engine = Engine::new(config, 0, instance, salt);
+        engine.add_peer(paths);
+        self.sides[index].engine = engine;
+        self.sides[index].out.clear();
+        self.sides[index].guest.placed.clear();
+    }
+}
+
+fn side(config: Config, index: usize) -> Side {
+    Side {
+        engine: Engine::new(config, 0, 1000 + index as u64, 0x00ab_cdef ^ index as u32),
+        guest: Guest::default(),
+        vnic: Some(LocalVnic { owner: 7, ordering: Ordering::Flow, reliable: true }),
+        has_buffers: true,
+        ordering: Ordering::Flow,
+        out: Output::default(),
+    }
+}
