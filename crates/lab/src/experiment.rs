@@ -65,11 +65,22 @@ pub struct Network {
 impl Lab {
     /// Builds two hosts whose guests are joined by `mode`. Logs carry `label`.
     pub fn network(&self, mode: Mode, label: &str) -> Result<Network> {
+        self.build(mode, label, false)
+    }
+
+    /// As [`Lab::network`]; a kernel VXLAN device hashes every flow onto a link of its own, so that it has a share in all
+    /// paths as far as it can. That costs it a route lookup for every packet.
+    pub fn network_with_spread_flows(&self, mode: Mode, label: &str) -> Result<Network> {
+        self.build(mode, label, true)
+    }
+
+    fn build(&self, mode: Mode, label: &str, spread_flows: bool) -> Result<Network> {
         let plan = Plan {
             hosts: 2,
             paths: self.options.paths,
             cabling: self.options.cabling,
             wire_packets: !self.options.wire_offload,
+            spread_flows,
         };
         let topology = Topology::build(&self.run, plan)?;
         let overlay = Overlay::start(&self.run, &topology, mode, &self.binaries, &self.logs(label))?;

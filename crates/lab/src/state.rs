@@ -10,6 +10,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, Result, bail};
+use rustix::process::{Pid, Signal, kill_process};
 
 use crate::command;
 
@@ -143,8 +144,8 @@ fn remove_namespace(name: &str) -> Result<()> {
         if pids.is_empty() || Instant::now() > deadline {
             break;
         }
-        for pid in pids {
-            let _ = command::run("kill", &["-KILL", pid]);
+        for pid in pids.iter().filter_map(|pid| Pid::from_raw(pid.parse().ok()?)) {
+            let _ = kill_process(pid, Signal::KILL);
         }
         std::thread::sleep(Duration::from_millis(20));
     }

@@ -38,6 +38,8 @@ pub struct Plan {
     /// Whether every packet crosses the underlay by itself (segmentation and GRO off on the links). As on a cable: a drop
     /// is then one packet for every mode alike. nftables sees packets after GRO, which is why it has to be off, too.
     pub wire_packets: bool,
+    /// Whether a kernel VXLAN device hashes every flow onto a link of its own, instead of using one link per processor.
+    pub spread_flows: bool,
 }
 
 /// The hosts of a run, their links and guests. Dropping it removes them all.

@@ -114,7 +114,7 @@ impl Experiment for PathFailure {
             for &mode in &lab.options.modes {
                 let label = format!("{}-{repetition}", mode.name());
                 progress.begin(&format!("building the network for {}", mode.name()));
-                let mut network = lab.network(mode, &label)?;
+                let mut network = lab.network_with_spread_flows(mode, &label)?;
                 for workload in [Workload::Flow, Workload::Requests] {
                     progress.begin(&format!("{} {workload:?}", mode.name()));
                     let row = passage(lab, &network, workload, repetition, &label)?;
@@ -323,7 +323,9 @@ fn passage(lab: &Lab, network: &Network, workload: Workload, repetition: u32, la
             row.phases = summarize(&row.bins_gbit_per_s, &[], phase_s);
         }
         Running::Requests(thread, _, redis) => {
-            let report = thread.join().map_err(|_| anyhow!("the Redis client panicked"))??;
+            let mut report = thread.join().map_err(|_| anyhow!("the Redis client panicked"))??;
+            // The load may run into a bin beyond the last phase, which is not a whole one.
+            report.bins.resize(phase_bins(PHASES.len() - 1, phase_s).1, redis_client::Bin::default());
             drop(redis);
             row.bins_rps = report.bins.iter().map(|bin| bin.answered as f64 / BIN.as_secs_f64()).collect();
             row.phases = summarize(&row.bins_rps, &report.bins, phase_s);

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use anyhow::Result;
+use anyhow::{Context, Result};
 
 use crate::daemon::{Binaries, Daemon, Reliability};
 use crate::options::Mode;
@@ -11,6 +11,11 @@ use crate::topology::{GUEST_MTU, Host, Topology};
 
 /// The VNI of the guests' network.
 pub const VNI: u32 = 100;
+
+/// The kernel remembers one route per VXLAN remote and processor, and would send all flows over the link that the first
+/// one was hashed to. Packets with a mark are routed one by one: each flow then takes the link that its hash says.
+const SPREAD_FLOWS: &str = "table netdev bifrost_lab_spread {\n chain spread {\n \
+     type filter hook ingress device p0 priority 0\n meta mark set 1\n }\n}\n";
 
 /// A running overlay. Dropping it ends its daemons; the kernel's devices go with their namespaces.
 #[derive(Debug)]
@@ -27,7 +32,7 @@ impl Overlay {
         let daemons = match mode {
             Mode::KernelVxlan => {
                 for host in &topology.hosts {
-                    add_vxlan(host, &topology.hosts)?;
+                    add_vxlan(host, &topology.hosts, topology.plan.spread_flows)?;
                 }
                 Vec::new()
             }
@@ -40,7 +45,7 @@ impl Overlay {
 
 /// A bridge with the VXLAN device and the guest's veth. Forwarding entries and neighbours are static: a lost ARP packet
 /// would otherwise show up as a second of TCP's latency.
-fn add_vxlan(host: &Host, hosts: &[Host]) -> Result<()> {
+fn add_vxlan(host: &Host, hosts: &[Host], spread_flows: bool) -> Result<()> {
     let guest = &host.guest;
     let mut batch = format!(
         "link add br0 type bridge mcast_snooping 0\n\
@@ -65,5 +70,8 @@ fn add_vxlan(host: &Host, hosts: &[Host]) -> Result<()> {
     batch.push('\n');
     host.namespace.ip_batch(&batch)?;
     host.namespace.run("bridge", &["-batch", "-"], &forwarding)?;
+    if spread_flows {
+        host.namespace.run("nft", &["-f", "-"], SPREAD_FLOWS).context("marking the guest's packets")?;
+    }
     guest.namespace.ip_batch(&guest_batch)
 }

@@ -1,0 +1,50 @@
+#!/bin/sh
+# Installs the Debian packages that bifrost-lab runs or needs. Does nothing, quickly, when all of them are there.
+# No service is left running: the lab starts its own Redis servers, inside its network namespaces.
+set -eu
+
+packages="redis-server redis-tools nftables iperf3 ethtool iproute2"
+
+missing=""
+for package in $packages; do
+    if [ "$(dpkg-query -W -f '${db:Status-Status}' "$package" 2>/dev/null || true)" != installed ]; then
+        missing="$missing $package"
+    fi
+done
+# The Rust toolchain needs a linker; a machine that has one, from whatever package, keeps it.
+command -v cc >/dev/null 2>&1 || missing="$missing gcc libc6-dev"
+if [ -z "$missing" ]; then
+    exit 0
+fi
+
+if [ "$(id -u)" -ne 0 ]; then
+    echo "install-debian-packages.sh: needs root to install:$missing" >&2
+    exit 1
+fi
+echo "Installing:$missing"
+
+# invoke-rc.d asks policy-rc.d whether a package may start its service: 101 forbids it. One that is there
+# already is the administrator's, and stays.
+policy=/usr/sbin/policy-rc.d
+if [ ! -e "$policy" ]; then
+    trap 'rm -f "$policy"' EXIT
+    trap 'exit 1' INT TERM
+    printf '#!/bin/sh\nexit 101\n' >"$policy"
+    chmod 755 "$policy"
+fi
+export DEBIAN_FRONTEND=noninteractive
+apt-get update -qq
+# shellcheck disable=SC2086 # a list of words
+apt-get install -y -qq --no-install-recommends $missing
+
+# Installation enables the service for the next boot, too; a Redis that was there before is not ours to touch.
+case " $missing " in
+*" redis-server "*)
+    if command -v systemctl >/dev/null 2>&1; then
+        systemctl disable redis-server >/dev/null 2>&1 || true
+    fi
+    if command -v update-rc.d >/dev/null 2>&1; then
+        update-rc.d redis-server disable >/dev/null 2>&1 || true
+    fi
+    ;;
+esac
