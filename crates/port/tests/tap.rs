@@ -2,51 +2,15 @@
 
 use std::io::{Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream, UdpSocket};
-use std::process::Command;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use bifrost_nic::Segments;
 use bifrost_port::tap::{self, PoolSizes, TapConfig, TapError, TapQueue};
 use bifrost_port::{GuestPort, PlaceError, TxFrame, steer};
-use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
+use support::Namespace;
 
-/// A network namespace that goes when dropped.
-struct Namespace(String);
-
-impl Namespace {
-    fn new() -> Self {
-        static NEXT: AtomicU32 = AtomicU32::new(0);
-        assert!(rustix::process::geteuid().is_root(), "these tests create network namespaces: run them as root");
-        let name = format!("bft{}-{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
-        ip(&["netns", "add", &name]);
-        ip(&["-n", &name, "link", "set", "lo", "up"]);
-        Self(name)
-    }
-
-    /// Moves the calling thread into the namespace, for good.
-    fn enter(&self) {
-        let file = std::fs::File::open(format!("/run/netns/{}", self.0)).expect("namespace file");
-        move_into_link_name_space(std::os::fd::AsFd::as_fd(&file), Some(LinkNameSpaceType::Network)).expect("setns");
-    }
-
-    fn ip(&self, arguments: &str) -> String {
-        let all: Vec<&str> = ["-n", &self.0].into_iter().chain(arguments.split(' ')).collect();
-        ip(&all)
-    }
-}
-
-impl Drop for Namespace {
-    fn drop(&mut self) {
-        let _ = Command::new("ip").args(["netns", "del", &self.0]).status();
-    }
-}
-
-fn ip(arguments: &[&str]) -> String {
-    let output = Command::new("ip").args(arguments).output().expect("the ip command (iproute2)");
-    assert!(output.status.success(), "ip {arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
-    String::from_utf8_lossy(&output.stdout).into_owned()
-}
+mod support;
 
 fn config(ns: &Namespace, n: u8) -> TapConfig {
     TapConfig {
@@ -292,6 +256,25 @@ fn each_pair_of_vnics_keeps_to_the_queue_of_its_worker() {
         }
     }
     assert!(hits[0] + hits[1] == 100 && hits.iter().all(|&n| n > 20), "{hits:?}");
+}
+
+#[test]
+fn packets_that_nobody_fetches_are_counted() {
+    let ns = Namespace::new();
+    let queues = tap::create(&TapConfig { tx_queue_packets: 16, queues: 2, ..config(&ns, 1) }).expect("create");
+    ns.ip("neigh add 10.77.0.2 lladdr 02:00:00:00:00:02 dev eth0");
+    assert_eq!(queues[0].overrun_packets(), Some(0));
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            ns.enter();
+            let socket = UdpSocket::bind("10.77.0.1:0").expect("bind");
+            for _ in 0..100 {
+                socket.send_to(&[0; 100], "10.77.0.2:9").expect("send");
+            }
+        });
+    });
+    assert!(queues[0].overrun_packets().expect("counted") >= 80, "{:?}", queues[0].overrun_packets());
+    assert_eq!(queues[1].overrun_packets(), None, "the device's, so once only");
 }
 
 #[test]

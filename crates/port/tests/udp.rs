@@ -8,6 +8,9 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use bifrost_port::clock::RealtimeOffset;
 use bifrost_port::udp::{UdpConfig, UdpError, UdpUnderlay};
 use bifrost_port::{LaneId, Service, TxBatch, Underlay, steer};
+use support::Namespace;
+
+mod support;
 
 /// A loopback address that no other test, and no other run at the same time, uses.
 fn address() -> IpAddr {
@@ -184,6 +187,34 @@ fn what_the_kernel_refuses_is_counted_and_the_rest_goes_on() {
     assert_eq!(c.tx_datagrams, 2, "{c:?}");
     let got = collect(&mut receiver, 2);
     assert_eq!(got.iter().map(|g| g.payload[0]).collect::<Vec<_>>(), [1, 5]);
+}
+
+#[test]
+fn nothing_is_fragmented_and_what_fits_still_goes() {
+    let ns = Namespace::new();
+    ns.ip("link set lo mtu 1600");
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            ns.enter();
+            for (a, bits) in [(IpAddr::from([127, 0, 0, 1]), 28), (IpAddr::V6(Ipv6Addr::LOCALHOST), 48)] {
+                let mut underlay = UdpUnderlay::open(config(a)).expect("open");
+                let lane = underlay.lane(SocketAddr::new(a, 50_800), SocketAddr::new(a, 4794)).expect("lane");
+                let mut batch = TxBatch::default();
+                let sizes = [1600 - bits, 1600 - bits, 1601 - bits, 1601 - bits, 1601 - bits, 100, 1600 - bits];
+                for len in sizes {
+                    batch.push(lane, 0, |out| out.resize(out.len() + len, len as u8));
+                }
+                underlay.send(&mut batch);
+                let got = collect(&mut underlay, 4);
+                assert_eq!(
+                    got.iter().map(|g| g.payload.len()).collect::<Vec<_>>(),
+                    [sizes[0], sizes[0], 100, sizes[0]]
+                );
+                let c = underlay.counters();
+                assert_eq!((c.tx_too_big_datagrams, c.tx_datagrams), (3, 4), "{c:?}");
+            }
+        });
+    });
 }
 
 #[test]

@@ -7,6 +7,7 @@ mod configure;
 mod counters;
 mod netns;
 mod queue;
+mod statistics;
 mod steering;
 mod sys;
 mod writer;
@@ -112,11 +113,12 @@ pub enum TapError {
 /// See [`TapError`]. Nothing remains of a device that could not be completed.
 pub fn create(config: &TapConfig) -> Result<Vec<TapQueue>, TapError> {
     config.check()?;
-    let queues: Vec<OwnedFd> = netns::within(config.netns.as_deref(), || {
+    let (queues, statistics) = netns::within(config.netns.as_deref(), || {
         let queues: Vec<OwnedFd> =
             (0..config.queues).map(|queue| open_queue(config, queue == 0)).collect::<Result<_, _>>()?;
         configure::configure(config)?;
-        Ok(queues)
+        // A counter that cannot be read must not keep a port from working.
+        Ok((queues, statistics::DeviceStatistics::open(&config.device).ok()))
     })?;
     if let [first, _, ..] = queues.as_slice() {
         steering::attach(first.as_fd()).map_err(|source| TapError::Configure {
@@ -126,7 +128,11 @@ pub fn create(config: &TapConfig) -> Result<Vec<TapQueue>, TapError> {
         })?;
     }
     let max_frame = usize::from(config.mtu) + ETHERNET;
-    Ok(queues.into_iter().map(|fd| TapQueue::new(fd, config.pools, max_frame)).collect())
+    let mut queues: Vec<TapQueue> = queues.into_iter().map(|fd| TapQueue::new(fd, config.pools, max_frame)).collect();
+    if let Some(first) = queues.first_mut() {
+        first.statistics = statistics;
+    }
+    Ok(queues)
 }
 
 fn open_queue(config: &TapConfig, first: bool) -> Result<OwnedFd, TapError> {

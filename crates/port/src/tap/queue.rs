@@ -7,6 +7,7 @@ use bifrost_nic::{Malformed, Merger, Offload, parse};
 use bifrost_wire::virtio_net;
 
 use super::TapCounters;
+use super::statistics::DeviceStatistics;
 use super::writer::Writer;
 use crate::guest::{GuestPort, PlaceError, RxHandle, TxFrame, TxHandle};
 use crate::pool::Pool;
@@ -47,6 +48,8 @@ pub struct TapQueue {
     merger: Merger,
     writer: Writer,
     counters: TapCounters,
+    /// Of the whole device; on its first queue only.
+    pub(super) statistics: Option<DeviceStatistics>,
 }
 
 /// A packet from the guest in head buffer and, when it is large, spill buffer.
@@ -80,12 +83,26 @@ impl TapQueue {
             merger: Merger::new(),
             writer: Writer::default(),
             counters: TapCounters::default(),
+            statistics: None,
         }
     }
 
     /// What happened since the queue was created.
     pub fn counters(&self) -> &TapCounters {
         &self.counters
+    }
+
+    /// Packets that the guest sent on any queue of the device and that the kernel dropped because they were not fetched in
+    /// time. Known to the device's first queue; `None` for the others, and once the device is gone. Reads a file: for
+    /// statistics, not for the data path.
+    pub fn overrun_packets(&self) -> Option<u64> {
+        self.statistics.as_ref()?.transmit_drops().ok()
+    }
+
+    /// Whether packets wait that the kernel did not take: [`notify`](GuestPort::notify) is worth calling again soon, even
+    /// without anything new.
+    pub fn has_postponed(&self) -> bool {
+        self.writer.has_waiting()
     }
 
     /// Reads one packet. `None`: nothing is waiting.

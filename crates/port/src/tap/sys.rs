@@ -19,6 +19,7 @@ const TUNSETSTEERINGEBPF: libc::c_ulong = 0x8004_54e0;
 const TUN_F_CSUM: libc::c_ulong = 0x01;
 const TUN_F_TSO4: libc::c_ulong = 0x02;
 const TUN_F_TSO6: libc::c_ulong = 0x04;
+const TUN_F_TSO_ECN: libc::c_ulong = 0x08;
 const TUN_F_USO: libc::c_ulong = 0x20 | 0x40;
 /// Fail instead of joining a device that exists.
 const IFF_TUN_EXCL: libc::c_int = 0x8000;
@@ -76,7 +77,7 @@ pub(crate) fn set_virtio_header(fd: BorrowedFd<'_>, bytes: usize) -> io::Result<
 
 /// Lets the guest leave checksums and segmentation to us: TCP always, UDP where the kernel can (since Linux 6.2).
 pub(crate) fn set_offload(fd: BorrowedFd<'_>) -> io::Result<()> {
-    let tcp = TUN_F_CSUM | TUN_F_TSO4 | TUN_F_TSO6;
+    let tcp = TUN_F_CSUM | TUN_F_TSO4 | TUN_F_TSO6 | TUN_F_TSO_ECN;
     // SAFETY: the argument is a number.
     if check(unsafe { libc::ioctl(fd.as_raw_fd(), TUNSETOFFLOAD as _, tcp | TUN_F_USO) }).is_ok() {
         return Ok(());

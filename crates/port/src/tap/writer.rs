@@ -53,6 +53,11 @@ impl Writer {
         });
     }
 
+    /// Whether packets were kept.
+    pub(crate) fn has_waiting(&self) -> bool {
+        !self.waiting.is_empty()
+    }
+
     /// Writes what was kept, as far as the kernel takes it.
     pub(crate) fn retry(&mut self, fd: BorrowedFd<'_>, slots: &Pool, counters: &mut TapCounters, done: &mut Vec<u32>) {
         while let Some(packet) = self.waiting.front() {

@@ -140,8 +140,9 @@ impl Transmitter {
                     Refusal::Again => {}
                     Refusal::Unsegmented => {
                         counters.tx_gso_refused_messages += 1;
-                        // EINVAL is about this message (a segment above the MTU, say); the rest about the device.
-                        exit.segments &= e.raw_os_error() == Some(libc::EINVAL);
+                        // The first two are about this message (segments above the MTU, of which the last may still
+                        // fit); the others about the device.
+                        exit.segments &= matches!(e.raw_os_error(), Some(libc::EMSGSIZE | libc::EINVAL));
                         if send_singly(exit, lanes, groups, next, headers, batch, counters) {
                             drop_rest(&pending[at + 1..], messages, counters);
                             return;
@@ -205,7 +206,9 @@ fn judge(error: &io::Error, segmented: bool) -> Refusal {
     match error.raw_os_error() {
         Some(libc::EINTR) => Refusal::Again,
         Some(libc::EAGAIN | libc::ENOBUFS | libc::ENOMEM) => Refusal::Full,
-        Some(libc::EIO | libc::EINVAL | libc::EOPNOTSUPP | libc::ENOPROTOOPT) if segmented => Refusal::Unsegmented,
+        Some(libc::EMSGSIZE | libc::EINVAL | libc::EIO | libc::EOPNOTSUPP | libc::ENOPROTOOPT) if segmented => {
+            Refusal::Unsegmented
+        }
         _ => Refusal::Drop,
     }
 }
