@@ -1,0 +1,89 @@
+//! Frames that the switch makes itself.
+
+use std::net::{IpAddr, Ipv6Addr};
+
+use bifrost_nic::{L3, Parsed};
+use bifrost_wire::ethernet::{self, ethertype};
+use bifrost_wire::icmp::v6::Solicitation;
+use bifrost_wire::protocol::{ICMP, ICMPV6};
+use bifrost_wire::{Mac, arp, checksum, ipv4, ipv6};
+
+use crate::description::GATEWAY_MAC;
+
+/// All nodes on the link, and the MAC address of that group (RFC 4291, 2.7.1; RFC 2464, 7).
+const ALL_NODES: Ipv6Addr = Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 1);
+const ALL_NODES_MAC: Mac = Mac([0x33, 0x33, 0, 0, 0, 1]);
+
+/// "`mac` has the address that you ask for."
+pub(crate) fn arp_reply(request: &arp::Packet, mac: Mac, out: &mut Vec<u8>) {
+    start(out, request.sender_mac, mac, ethertype::ARP);
+    out.extend_from_slice(&request.reply(mac).emit());
+}
+
+/// The same for IPv6 (RFC 4861, section 7.2.4).
+pub(crate) fn advertisement(solicitation: &Solicitation, mac: Mac, parsed: &Parsed, out: &mut Vec<u8>) {
+    let (to, to_mac) = match parsed.src_ip {
+        IpAddr::V6(src) if !src.is_unspecified() => (src, parsed.src_mac),
+        // Duplicate address detection: the asker has no address yet.
+        _ => (ALL_NODES, ALL_NODES_MAC),
+    };
+    let mut advertisement = solicitation.answer(mac, to == ALL_NODES);
+    advertisement.router = mac == GATEWAY_MAC;
+    let (body, len) = advertisement.emit(solicitation.target, to);
+    let ip = ipv6::Header {
+        traffic_class: 0,
+        flow_label: 0,
+        payload_len: len as u16,
+        next_header: ICMPV6,
+        hop_limit: 255,
+        source: solicitation.target,
+        destination: to,
+    };
+    start(out, to_mac, mac, ethertype::IPV6);
+    out.extend_from_slice(&ip.emit());
+    out.extend_from_slice(&body[..len]);
+}
+
+/// The gateway's answer to a ping; `None` when the packet is no ping, or is a fragment, has options or extension headers,
+/// or is not in `head` as a whole.
+pub(crate) fn echo_reply(head: &[u8], parsed: &Parsed, out: &mut Vec<u8>) -> Option<()> {
+    let packet = head.get(usize::from(parsed.l3)..parsed.end as usize)?;
+    let header_len = usize::from(parsed.l4 - parsed.l3);
+    if parsed.is_fragment {
+        return None;
+    }
+    let (request, reply) = if parsed.kind == L3::V6 { (128, 129) } else { (8, 0) };
+    let message = packet.get(header_len..)?;
+    let fixed = message.first_chunk::<8>()?;
+    if fixed[..2] != [request, 0] {
+        return None;
+    }
+    match (parsed.kind, parsed.protocol, header_len) {
+        (L3::V4, ICMP, ipv4::HEADER_LEN) => {
+            let ip = ipv4::Header::parse(packet).ok()?;
+            start(out, parsed.src_mac, GATEWAY_MAC, ethertype::IPV4);
+            let ip = ipv4::Header { ttl: 64, source: ip.destination, destination: ip.source, ..ip };
+            out.extend_from_slice(&ip.emit());
+        }
+        (L3::V6, ICMPV6, ipv6::HEADER_LEN) => {
+            let ip = ipv6::Header::parse(packet).ok()?;
+            start(out, parsed.src_mac, GATEWAY_MAC, ethertype::IPV6);
+            let ip = ipv6::Header { hop_limit: 64, source: ip.destination, destination: ip.source, ..ip };
+            out.extend_from_slice(&ip.emit());
+        }
+        _ => return None,
+    }
+    // Updated, not computed: a request that was damaged stays so in the reply. Swapped addresses do not change it.
+    let old = u16::from_be_bytes([fixed[2], fixed[3]]);
+    let sum = checksum::update_u16(old, u16::from_be_bytes([request, 0]), u16::from_be_bytes([reply, 0]));
+    out.extend_from_slice(&[reply, 0]);
+    out.extend_from_slice(&sum.to_be_bytes());
+    out.extend_from_slice(&message[4..]);
+    Some(())
+}
+
+/// Begins a frame.
+fn start(out: &mut Vec<u8>, destination: Mac, source: Mac, ethertype: u16) {
+    out.clear();
+    out.extend_from_slice(&ethernet::Header::new(destination, source, ethertype).emit());
+}

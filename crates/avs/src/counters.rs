@@ -1,0 +1,74 @@
+//! What the switch did, in numbers. A frame that is to be segmented later counts as one packet.
+
+use crate::drop_reason::DropReason;
+
+/// Counters of one port.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct PortCounters {
+    /// From the guest, to another host.
+    pub to_remote_packets: u64,
+    /// From the guest, to another local port.
+    pub to_local_packets: u64,
+    /// From the guest, answered by the switch.
+    pub answered_packets: u64,
+    /// From the underlay, to the guest.
+    pub from_underlay_packets: u64,
+    /// From the guest, dropped.
+    pub dropped: Drops,
+}
+
+/// Counters of frames from the underlay, and of frames said to come from a port that does not exist.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct UnderlayCounters {
+    /// Given to a port.
+    pub accepted_packets: u64,
+    /// Dropped; no port is to blame.
+    pub dropped: Drops,
+}
+
+/// Dropped packets by reason.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Drops([u64; DropReason::ALL.len()]);
+
+impl Drops {
+    /// Packets dropped for `reason`.
+    pub fn packets(&self, reason: DropReason) -> u64 {
+        self.0[reason.index()]
+    }
+
+    /// Packets dropped.
+    pub fn total_packets(&self) -> u64 {
+        self.0.iter().sum()
+    }
+
+    /// Every reason with its number of packets.
+    pub fn iter(&self) -> impl Iterator<Item = (DropReason, u64)> {
+        DropReason::ALL.iter().map(|&reason| (reason, self.packets(reason)))
+    }
+
+    pub(crate) fn count(&mut self, reason: DropReason) {
+        self.0[reason.index()] += 1;
+    }
+}
+
+impl PortCounters {
+    /// Every counter by name; names end in their unit.
+    pub fn iter(&self) -> impl Iterator<Item = (&'static str, u64)> {
+        [
+            ("to_remote_packets", self.to_remote_packets),
+            ("to_local_packets", self.to_local_packets),
+            ("answered_packets", self.answered_packets),
+            ("from_underlay_packets", self.from_underlay_packets),
+        ]
+        .into_iter()
+        .chain(self.dropped.iter().map(|(reason, packets)| (reason.counter(), packets)))
+    }
+}
+
+impl UnderlayCounters {
+    /// Every counter by name; names end in their unit.
+    pub fn iter(&self) -> impl Iterator<Item = (&'static str, u64)> {
+        let dropped = self.dropped.iter().map(|(reason, packets)| (reason.counter(), packets));
+        [("accepted_packets", self.accepted_packets)].into_iter().chain(dropped)
+    }
+}

@@ -1,0 +1,130 @@
+//! What a switch is built from.
+
+use std::net::IpAddr;
+
+use bifrost_tables::IpNet;
+use bifrost_wire::{Mac, Vni};
+
+/// The gateway's MAC address, the same in every VPC and on every host, so that a guest that moves keeps its neighbour
+/// entry. No vNIC may have it.
+pub const GATEWAY_MAC: Mac = Mac([0x02, 0xbf, 0x00, 0x00, 0x00, 0x01]);
+
+/// Names a local port. Small numbers: the switch keeps an array of ports.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct PortId(pub u16);
+
+/// Names another host.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct PeerId(pub u16);
+
+/// Which packets of a VPC cross the underlay reliably (NSDI'26 paper, section 4.1). ARP and neighbour discovery never do.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Reliability {
+    /// TCP only.
+    #[default]
+    Tcp,
+    /// All IP packets.
+    All,
+    /// None: plain VXLAN.
+    Off,
+}
+
+/// In which order a VPC's reliable packets are shown to the guest.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Ordering {
+    /// Each flow in order of its own.
+    #[default]
+    Flow,
+    /// All packets between two vNICs in the order of sending.
+    Strict,
+    /// As they arrive.
+    Off,
+}
+
+/// A tenant's network.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Vpc {
+    /// Its identifier.
+    pub vni: Vni,
+    /// Which packets are reliable.
+    pub reliability: Reliability,
+    /// In which order they are shown.
+    pub ordering: Ordering,
+    /// Addresses that the switch itself has, as router; without any there is no routing.
+    pub gateways: Vec<IpAddr>,
+}
+
+/// A local vNIC.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Port {
+    /// Its name.
+    pub id: PortId,
+    /// Its network.
+    pub vni: Vni,
+    /// Its MAC address.
+    pub mac: Mac,
+    /// Addresses that its guest may use, besides the IPv6 link-local one that follows from the MAC address.
+    pub addresses: Vec<IpAddr>,
+    /// Largest IP packet, bytes. Not enforced here yet: path MTU is the full switch's work.
+    pub mtu: u16,
+}
+
+/// Where addresses of other hosts' vNICs are.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Route {
+    /// The network.
+    pub vni: Vni,
+    /// The addresses; host bits are ignored.
+    pub prefix: IpNet,
+    /// The host.
+    pub peer: PeerId,
+    /// The vNIC.
+    pub mac: Mac,
+}
+
+/// Everything a switch knows.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Tables {
+    /// Networks.
+    pub vpcs: Vec<Vpc>,
+    /// Local vNICs.
+    pub ports: Vec<Port>,
+    /// Remote vNICs.
+    pub routes: Vec<Route>,
+}
+
+/// Why a switch cannot be built from some [`Tables`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum BuildError {
+    /// Two networks with one identifier.
+    #[error("VNI {0} is described twice")]
+    DuplicateVni(Vni),
+    /// A port or route in a network that is not described.
+    #[error("VNI {0} is used but not described")]
+    UnknownVni(Vni),
+    /// Two ports with one name.
+    #[error("port number {} is described twice", .0.0)]
+    DuplicatePort(PortId),
+    /// A vNIC's MAC address that no station can have, or the gateway's.
+    #[error("{0} cannot be the MAC address of a vNIC")]
+    Mac(Mac),
+    /// One MAC address at two places in a network.
+    #[error("MAC address {mac} is at two places in VNI {vni}")]
+    DuplicateMac {
+        /// The network.
+        vni: Vni,
+        /// The address.
+        mac: Mac,
+    },
+    /// One address or prefix at two places in a network, the gateway included.
+    #[error("{prefix} is at two places in VNI {vni}")]
+    DuplicatePrefix {
+        /// The network.
+        vni: Vni,
+        /// The prefix.
+        prefix: IpNet,
+    },
+    /// An address that no vNIC or gateway can have.
+    #[error("{0} cannot be the address of a vNIC or gateway")]
+    Address(IpAddr),
+}

@@ -1,0 +1,99 @@
+//! Why the switch drops a frame.
+
+use std::fmt;
+
+macro_rules! reasons {
+    ($($(#[$doc:meta])* $name:ident = $text:literal,)*) => {
+        /// Why the switch drops a frame. Every reason is a counter.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+        #[repr(u8)]
+        pub enum DropReason { $($(#[$doc])* $name,)* }
+
+        impl DropReason {
+            /// Every reason, in the order of [`Self::index`].
+            pub const ALL: &'static [Self] = &[$(Self::$name,)*];
+
+            /// Short name.
+            pub const fn name(self) -> &'static str {
+                match self { $(Self::$name => $text,)* }
+            }
+
+            /// Name of the reason's counter, with its unit.
+            pub const fn counter(self) -> &'static str {
+                match self { $(Self::$name => concat!("dropped_", $text, "_packets"),)* }
+            }
+        }
+    };
+}
+
+reasons! {
+    /// From a port that does not exist.
+    UnknownPort = "unknown_port",
+    /// With a VLAN tag.
+    Vlan = "vlan",
+    /// Neither IP nor ARP.
+    EtherType = "ethertype",
+    /// Source MAC address of somebody else.
+    SpoofedMac = "spoofed_mac",
+    /// Source IP address of somebody else.
+    SpoofedIp = "spoofed_ip",
+    /// ARP that speaks for somebody else.
+    SpoofedArp = "spoofed_arp",
+    /// Neighbour discovery that speaks for somebody else, or as a router.
+    SpoofedNeighbour = "spoofed_neighbour",
+    /// ARP or neighbour discovery that is cut short, damaged, or makes no sense.
+    MalformedNeighbour = "malformed_neighbour",
+    /// ARP or neighbour discovery about the asker's own address: announcements and probes, which need no answer.
+    OwnAddress = "own_address",
+    /// ARP or neighbour discovery for an address that nobody has.
+    UnknownNeighbour = "unknown_neighbour",
+    /// Broadcast that is not ARP.
+    Broadcast = "broadcast",
+    /// Multicast that is not neighbour discovery.
+    Multicast = "multicast",
+    /// To a MAC address that nobody has.
+    UnknownMac = "unknown_mac",
+    /// Back to where it came from.
+    Loop = "loop",
+    /// Through the gateway, to an address that nobody has.
+    NoRoute = "no_route",
+    /// Through the gateway, from or to an address that must not be routed.
+    NotRoutable = "not_routable",
+    /// Through the gateway, with its time to live used up.
+    TtlExpired = "ttl_expired",
+    /// To the gateway's own address, but not a ping, or one that cannot be answered.
+    GatewayService = "gateway_service",
+    /// From the underlay, of a network that is not on this host.
+    UnknownVni = "unknown_vni",
+    /// From the underlay, with a source that is not at that peer.
+    WrongPeer = "wrong_peer",
+    /// From the underlay, to a vNIC that is not on this host.
+    NotHere = "not_here",
+}
+
+impl DropReason {
+    /// Position in [`Self::ALL`].
+    pub const fn index(self) -> usize {
+        self as usize
+    }
+}
+
+impl fmt::Display for DropReason {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_reason_has_its_index_and_a_name_of_its_own() {
+        for (i, reason) in DropReason::ALL.iter().enumerate() {
+            assert_eq!(reason.index(), i);
+            assert_eq!(reason.counter(), format!("dropped_{reason}_packets"));
+            assert!(DropReason::ALL.iter().filter(|r| r.name() == reason.name()).count() == 1);
+        }
+    }
+}

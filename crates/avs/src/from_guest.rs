@@ -1,0 +1,260 @@
+//! The decision about a frame that a guest sent.
+
+use std::net::IpAddr;
+
+use bifrost_nic::{L3, Parsed};
+use bifrost_wire::icmp::v6;
+use bifrost_wire::protocol::{ICMPV6, TCP, UDP};
+use bifrost_wire::{Mac, Vni, arp};
+
+use crate::answer;
+use crate::description::{GATEWAY_MAC, Ordering, PeerId, Port, PortId, Reliability};
+use crate::drop_reason::DropReason;
+use crate::rewrite::Rewrite;
+use crate::switch::Index;
+use crate::vpc::{Place, VpcIndex, is_host, link_local};
+
+/// What is to happen with a frame from a guest.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FromGuest {
+    /// It goes to another host.
+    Remote {
+        /// The network.
+        vni: Vni,
+        /// The host.
+        peer: PeerId,
+        /// The sending vNIC.
+        local: Mac,
+        /// The receiving vNIC: with `vni` and `local` this names the transport's connection.
+        remote: Mac,
+        /// To be applied to every frame that leaves.
+        rewrite: Option<Rewrite>,
+        /// Whether the transport carries it, or plain VXLAN.
+        reliable: bool,
+        /// In which order the receiver shows it; the network's policy.
+        ordering: Ordering,
+    },
+    /// It goes to another port of this host.
+    Local {
+        /// The port.
+        port: PortId,
+        /// To be applied to every frame that is delivered.
+        rewrite: Option<Rewrite>,
+    },
+    /// The switch answers itself: give [`Switch::answer`](crate::Switch::answer) to the guest, and drop the frame.
+    Answer,
+    /// It is dropped.
+    Drop(DropReason),
+}
+
+/// Decides; `answer` receives the frame in the case of [`FromGuest::Answer`].
+pub(crate) fn decide(
+    index: &Index,
+    id: PortId,
+    head: &[u8],
+    parsed: &Parsed,
+    answer: &mut Vec<u8>,
+) -> Result<FromGuest, DropReason> {
+    let (port, vpc) = index.port(id).ok_or(DropReason::UnknownPort)?;
+    let packet = Packet { port: &port.port, vpc, head, parsed };
+    packet.admit()?;
+    packet.act(answer)
+}
+
+/// Messages of neighbour discovery that only routers send: router advertisement, redirect (RFC 4861, section 4).
+pub(crate) fn is_router_message(kind: u8) -> bool {
+    matches!(kind, 134 | 137)
+}
+
+/// The ICMPv6 message in a packet, and whether its hop limit shows that it was not routed (RFC 4861, section 7.1).
+pub(crate) fn icmpv6(head: &[u8], parsed: &Parsed) -> Result<(v6::Message, bool), DropReason> {
+    let end = head.len().min(parsed.end as usize);
+    let bytes = head.get(usize::from(parsed.l4)..end).unwrap_or_default();
+    let message = v6::Message::parse(bytes).map_err(|_| DropReason::MalformedNeighbour)?;
+    Ok((message, head.get(usize::from(parsed.l3) + 7) == Some(&255)))
+}
+
+struct Packet<'a> {
+    port: &'a Port,
+    vpc: &'a VpcIndex,
+    head: &'a [u8],
+    parsed: &'a Parsed,
+}
+
+impl Packet<'_> {
+    /// Whether the guest may send this at all.
+    fn admit(&self) -> Result<(), DropReason> {
+        let p = self.parsed;
+        if p.src_mac != self.port.mac {
+            return Err(DropReason::SpoofedMac);
+        }
+        if p.vlan.is_some() {
+            return Err(DropReason::Vlan);
+        }
+        match p.kind {
+            // Looked at in full below.
+            L3::Arp => Ok(()),
+            L3::Other => Err(DropReason::EtherType),
+            L3::V4 | L3::V6 if self.is_own(p.src_ip) || self.has_no_address_yet() => Ok(()),
+            L3::V4 | L3::V6 => Err(DropReason::SpoofedIp),
+        }
+    }
+
+    fn is_own(&self, addr: IpAddr) -> bool {
+        self.port.addresses.contains(&addr) || addr == IpAddr::V6(link_local(self.port.mac))
+    }
+
+    /// What a guest may say before it has an address: DHCP, duplicate address detection and joining the groups for it.
+    fn has_no_address_yet(&self) -> bool {
+        let p = self.parsed;
+        let allowed = match p.kind {
+            L3::V4 => p.protocol == UDP && (p.src_port, p.dst_port) == (68, 67),
+            _ => p.protocol == ICMPV6,
+        };
+        p.src_ip.is_unspecified() && p.dst_mac.is_multicast() && allowed
+    }
+
+    fn act(&self, answer: &mut Vec<u8>) -> Result<FromGuest, DropReason> {
+        let p = self.parsed;
+        if p.kind == L3::Arp {
+            return self.arp(answer);
+        }
+        if p.kind == L3::V6
+            && p.protocol == ICMPV6
+            && !p.is_fragment
+            && let Some(decision) = self.neighbour_discovery(answer)?
+        {
+            return Ok(decision);
+        }
+        if p.dst_mac.is_multicast() {
+            return Err(if p.dst_mac.is_broadcast() { DropReason::Broadcast } else { DropReason::Multicast });
+        }
+        if p.dst_mac == GATEWAY_MAC && self.vpc.has_gateway() {
+            return self.through_gateway(answer);
+        }
+        self.switched(self.is_reliable())
+    }
+
+    fn is_reliable(&self) -> bool {
+        match self.vpc.reliability {
+            Reliability::Tcp => self.parsed.protocol == TCP,
+            Reliability::All => true,
+            Reliability::Off => false,
+        }
+    }
+
+    /// Unchanged, to the vNIC that has the destination MAC address.
+    fn switched(&self, reliable: bool) -> Result<FromGuest, DropReason> {
+        let place = self.vpc.place(self.parsed.dst_mac).ok_or(DropReason::UnknownMac)?;
+        self.forward(self.parsed.dst_mac, place, None, reliable)
+    }
+
+    fn forward(
+        &self,
+        remote: Mac,
+        place: Place,
+        rewrite: Option<Rewrite>,
+        reliable: bool,
+    ) -> Result<FromGuest, DropReason> {
+        match place {
+            Place::Local(port) if port == self.port.id => Err(DropReason::Loop),
+            Place::Local(port) => Ok(FromGuest::Local { port, rewrite }),
+            Place::Remote(peer) => Ok(FromGuest::Remote {
+                vni: self.vpc.vni,
+                peer,
+                local: self.port.mac,
+                remote,
+                rewrite,
+                reliable,
+                ordering: self.vpc.ordering,
+            }),
+        }
+    }
+
+    fn arp(&self, answer: &mut Vec<u8>) -> Result<FromGuest, DropReason> {
+        let body = self.head.get(usize::from(self.parsed.l3)..).unwrap_or_default();
+        let packet = arp::Packet::parse(body).map_err(|_| DropReason::MalformedNeighbour)?;
+        let request = packet.operation == arp::Operation::Request;
+        let probe = request && packet.sender_ip.is_unspecified();
+        if packet.sender_mac != self.port.mac || !(probe || self.is_own(IpAddr::V4(packet.sender_ip))) {
+            return Err(DropReason::SpoofedArp);
+        }
+        if self.is_own(IpAddr::V4(packet.target_ip)) {
+            return Err(DropReason::OwnAddress);
+        }
+        if !request {
+            // To somebody on a network without this switch, who asked by broadcast.
+            return if self.parsed.dst_mac.is_multicast() { Err(DropReason::Broadcast) } else { self.switched(false) };
+        }
+        let mac = self.vpc.neighbour(IpAddr::V4(packet.target_ip)).ok_or(DropReason::UnknownNeighbour)?;
+        answer::arp_reply(&packet, mac, answer);
+        Ok(FromGuest::Answer)
+    }
+
+    /// `None` when the message is not about neighbours and is treated like any packet.
+    fn neighbour_discovery(&self, answer: &mut Vec<u8>) -> Result<Option<FromGuest>, DropReason> {
+        let (message, unrouted) = icmpv6(self.head, self.parsed)?;
+        match message {
+            v6::Message::Solicitation(solicitation) => {
+                if !unrouted || solicitation.target.is_multicast() {
+                    return Err(DropReason::MalformedNeighbour);
+                }
+                if solicitation.source_mac.is_some_and(|mac| mac != self.port.mac) {
+                    return Err(DropReason::SpoofedNeighbour);
+                }
+                let target = IpAddr::V6(solicitation.target);
+                if self.is_own(target) {
+                    return Err(DropReason::OwnAddress);
+                }
+                let mac = self.vpc.neighbour(target).ok_or(DropReason::UnknownNeighbour)?;
+                answer::advertisement(&solicitation, mac, self.parsed, answer);
+                Ok(Some(FromGuest::Answer))
+            }
+            v6::Message::Advertisement(a) => {
+                if !unrouted {
+                    return Err(DropReason::MalformedNeighbour);
+                }
+                let own = self.is_own(IpAddr::V6(a.target)) && a.target_mac.is_none_or(|mac| mac == self.port.mac);
+                if !own || a.router {
+                    return Err(DropReason::SpoofedNeighbour);
+                }
+                if self.parsed.dst_mac.is_multicast() {
+                    return Err(DropReason::OwnAddress);
+                }
+                self.switched(false).map(Some)
+            }
+            v6::Message::Other { kind, .. } if is_router_message(kind) => Err(DropReason::SpoofedNeighbour),
+            _ => Ok(None),
+        }
+    }
+
+    /// One hop: to the gateway itself, or through it.
+    fn through_gateway(&self, answer: &mut Vec<u8>) -> Result<FromGuest, DropReason> {
+        let p = self.parsed;
+        if self.vpc.is_gateway(p.dst_ip) {
+            answer::echo_reply(self.head, p, answer).ok_or(DropReason::GatewayService)?;
+            return Ok(FromGuest::Answer);
+        }
+        if !is_routable(p.src_ip) || !is_routable(p.dst_ip) {
+            return Err(DropReason::NotRoutable);
+        }
+        let v6 = p.kind == L3::V6;
+        // A head without the byte counts as expired; the parser saw it, so this does not happen.
+        let ttl = self.head.get(usize::from(p.l3) + if v6 { 7 } else { 8 }).copied().unwrap_or(0);
+        if ttl <= 1 {
+            return Err(DropReason::TtlExpired);
+        }
+        let station = self.vpc.route(p.dst_ip).ok_or(DropReason::NoRoute)?;
+        let rewrite = Rewrite { destination: station.mac, source: GATEWAY_MAC, l3: p.l3, v6 };
+        self.forward(station.mac, station.place, Some(rewrite), self.is_reliable())
+    }
+}
+
+/// Whether a router may pass on packets from or to the address (RFC 4291, section 2.5; RFC 3927, section 7).
+fn is_routable(addr: IpAddr) -> bool {
+    let link_local = match addr {
+        IpAddr::V4(a) => a.is_link_local(),
+        IpAddr::V6(a) => a.is_unicast_link_local(),
+    };
+    is_host(addr) && !link_local
+}

@@ -1,0 +1,138 @@
+//! The decision about a frame that a peer sent.
+
+use std::net::IpAddr;
+
+use bifrost_nic::{L3, Parsed};
+use bifrost_wire::icmp::v6;
+use bifrost_wire::protocol::ICMPV6;
+use bifrost_wire::{Mac, Vni, arp};
+
+use crate::description::{GATEWAY_MAC, PeerId, PortId};
+use crate::drop_reason::DropReason;
+use crate::from_guest::{icmpv6, is_router_message};
+use crate::switch::Index;
+use crate::vpc::{Place, VpcIndex};
+
+pub(crate) fn decide(
+    index: &Index,
+    vni: Vni,
+    peer: PeerId,
+    head: &[u8],
+    parsed: &Parsed,
+) -> Result<PortId, DropReason> {
+    let vpc = index.vpc(vni).ok_or(DropReason::UnknownVni)?;
+    let packet = Packet { vpc, peer, head, parsed };
+    packet.admit()?;
+    packet.deliver()
+}
+
+struct Packet<'a> {
+    vpc: &'a VpcIndex,
+    peer: PeerId,
+    head: &'a [u8],
+    parsed: &'a Parsed,
+}
+
+impl Packet<'_> {
+    /// Whether the source is at the peer: by MAC address, or by route for what came through the gateway. An address
+    /// that is known to be elsewhere is refused even from a MAC address that is right.
+    fn admit(&self) -> Result<(), DropReason> {
+        let p = self.parsed;
+        if p.vlan.is_some() {
+            return Err(DropReason::Vlan);
+        }
+        if p.kind == L3::Other {
+            return Err(DropReason::EtherType);
+        }
+        let by_mac = self.vpc.place(p.src_mac) == Some(Place::Remote(self.peer));
+        let by_address = self.is_at_peer(p.src_ip)?;
+        if by_mac || (p.src_mac == GATEWAY_MAC && by_address) { Ok(()) } else { Err(DropReason::WrongPeer) }
+    }
+
+    /// Whether an address is at the peer; `false` when nobody is known to have it.
+    fn is_at_peer(&self, addr: IpAddr) -> Result<bool, DropReason> {
+        if self.vpc.is_gateway(addr) {
+            return Err(DropReason::WrongPeer);
+        }
+        match self.vpc.station(addr) {
+            Some(station) if station.place != Place::Remote(self.peer) => Err(DropReason::WrongPeer),
+            station => Ok(station.is_some()),
+        }
+    }
+
+    fn deliver(&self) -> Result<PortId, DropReason> {
+        let p = self.parsed;
+        if p.kind == L3::Arp {
+            return self.arp();
+        }
+        if p.kind == L3::V6
+            && p.protocol == ICMPV6
+            && !p.is_fragment
+            && let Some(port) = self.neighbour_discovery()?
+        {
+            return Ok(port);
+        }
+        self.to_station(p.dst_mac)
+    }
+
+    fn to_station(&self, mac: Mac) -> Result<PortId, DropReason> {
+        if mac.is_multicast() {
+            return Err(if mac.is_broadcast() { DropReason::Broadcast } else { DropReason::Multicast });
+        }
+        match self.vpc.place(mac) {
+            Some(Place::Local(port)) => Ok(port),
+            Some(Place::Remote(_)) => Err(DropReason::NotHere),
+            None => Err(DropReason::UnknownMac),
+        }
+    }
+
+    /// A question, perhaps asked by broadcast, goes to the port that it is about; an answer to who asked. Peers that run
+    /// this switch never send them, plain VXLAN devices do.
+    fn arp(&self) -> Result<PortId, DropReason> {
+        let body = self.head.get(usize::from(self.parsed.l3)..).unwrap_or_default();
+        let packet = arp::Packet::parse(body).map_err(|_| DropReason::MalformedNeighbour)?;
+        if packet.sender_mac != self.parsed.src_mac {
+            return Err(DropReason::SpoofedArp);
+        }
+        if packet.is_gratuitous() {
+            return Err(DropReason::OwnAddress);
+        }
+        match packet.operation {
+            arp::Operation::Request => self.asked_about(IpAddr::V4(packet.target_ip)),
+            arp::Operation::Reply => self.to_station(self.parsed.dst_mac),
+        }
+    }
+
+    /// `None` when the message is not about neighbours.
+    fn neighbour_discovery(&self) -> Result<Option<PortId>, DropReason> {
+        let (message, unrouted) = icmpv6(self.head, self.parsed)?;
+        match message {
+            v6::Message::Solicitation(_) | v6::Message::Advertisement(_) if !unrouted => {
+                Err(DropReason::MalformedNeighbour)
+            }
+            v6::Message::Solicitation(s) => {
+                if s.source_mac.is_some_and(|mac| mac != self.parsed.src_mac) {
+                    return Err(DropReason::SpoofedNeighbour);
+                }
+                self.asked_about(IpAddr::V6(s.target)).map(Some)
+            }
+            v6::Message::Advertisement(a) => {
+                let honest = a.target_mac.is_none_or(|mac| mac == self.parsed.src_mac) && !a.router;
+                if !honest || !self.is_at_peer(IpAddr::V6(a.target)).unwrap_or(false) {
+                    return Err(DropReason::SpoofedNeighbour);
+                }
+                self.to_station(self.parsed.dst_mac).map(Some)
+            }
+            v6::Message::Other { kind, .. } if is_router_message(kind) => Err(DropReason::SpoofedNeighbour),
+            _ => Ok(None),
+        }
+    }
+
+    fn asked_about(&self, target: IpAddr) -> Result<PortId, DropReason> {
+        match self.vpc.station(target).map(|s| s.place) {
+            Some(Place::Local(port)) => Ok(port),
+            Some(Place::Remote(_)) => Err(DropReason::NotHere),
+            None => Err(DropReason::UnknownNeighbour),
+        }
+    }
+}

@@ -1,0 +1,197 @@
+//! The switch: its indexes, its counters, and how one configuration follows another.
+
+use bifrost_nic::Parsed;
+use bifrost_tables::{ExactMap, exact_map};
+use bifrost_wire::{Mac, Vni};
+
+use crate::counters::{PortCounters, UnderlayCounters};
+use crate::description::{BuildError, PeerId, Port, PortId, Tables};
+use crate::drop_reason::DropReason;
+use crate::from_guest::{self, FromGuest};
+use crate::from_underlay;
+use crate::vpc::VpcIndex;
+
+/// Decides where frames go.
+#[derive(Debug)]
+pub struct Switch {
+    index: Index,
+    /// By port number; of ports that are gone, too, until another one takes the number.
+    counters: Vec<Account>,
+    underlay: UnderlayCounters,
+    /// The last frame that the switch made itself.
+    answer: Vec<u8>,
+}
+
+impl Switch {
+    /// Builds a switch.
+    ///
+    /// # Errors
+    /// The first contradiction in `tables`.
+    pub fn build(tables: &Tables) -> Result<Self, BuildError> {
+        let index = Index::build(tables)?;
+        let mut switch =
+            Self { index, counters: Vec::new(), underlay: UnderlayCounters::default(), answer: Vec::new() };
+        switch.open_accounts();
+        Ok(switch)
+    }
+
+    /// Swaps in another configuration. Counters stay, except of ports whose number now means another vNIC.
+    ///
+    /// # Errors
+    /// The first contradiction in `tables`; nothing has changed then.
+    pub fn replace(&mut self, tables: &Tables) -> Result<(), BuildError> {
+        self.index = Index::build(tables)?;
+        self.open_accounts();
+        Ok(())
+    }
+
+    /// What is to happen with a frame that the guest behind `port` sent. `frame_head` holds the first bytes of the
+    /// frame, at least as many as [`bifrost_nic::parse`] was given for `parsed`; to have a ping of the gateway answered
+    /// it must hold the whole frame.
+    pub fn from_guest(&mut self, port: PortId, frame_head: &[u8], parsed: &Parsed) -> FromGuest {
+        let index = usize::from(port.0);
+        let (Some(_), Some(account)) = (self.index.port(port), self.counters.get_mut(index)) else {
+            self.underlay.dropped.count(DropReason::UnknownPort);
+            return FromGuest::Drop(DropReason::UnknownPort);
+        };
+        let decision = from_guest::decide(&self.index, port, frame_head, parsed, &mut self.answer);
+        let decision = decision.unwrap_or_else(FromGuest::Drop);
+        let counters = &mut account.counters;
+        match decision {
+            FromGuest::Remote { .. } => counters.to_remote_packets += 1,
+            FromGuest::Local { .. } => counters.to_local_packets += 1,
+            FromGuest::Answer => counters.answered_packets += 1,
+            FromGuest::Drop(reason) => counters.dropped.count(reason),
+        }
+        decision
+    }
+
+    /// The frame to give to the guest that asked, after [`FromGuest::Answer`] and until the next call of
+    /// [`Self::from_guest`].
+    pub fn answer(&self) -> &[u8] {
+        &self.answer
+    }
+
+    /// Which port a frame that `peer` sent in `vni` is for. `frame_head` as in [`Self::from_guest`].
+    ///
+    /// # Errors
+    /// Why it is for none: the frame is dropped and counted.
+    pub fn from_underlay(
+        &mut self,
+        vni: Vni,
+        peer: PeerId,
+        frame_head: &[u8],
+        parsed: &Parsed,
+    ) -> Result<PortId, DropReason> {
+        let decision = from_underlay::decide(&self.index, vni, peer, frame_head, parsed);
+        match decision {
+            Ok(port) => {
+                self.underlay.accepted_packets += 1;
+                if let Some(account) = self.counters.get_mut(usize::from(port.0)) {
+                    account.counters.from_underlay_packets += 1;
+                }
+            }
+            Err(reason) => self.underlay.dropped.count(reason),
+        }
+        decision
+    }
+
+    /// Counters of every port there is, by number.
+    pub fn counters(&self) -> impl Iterator<Item = (PortId, &PortCounters)> {
+        let ports = self.index.ports.iter().flatten().map(|p| p.port.id);
+        ports.filter_map(|id| Some((id, self.port_counters(id)?)))
+    }
+
+    /// Counters of one port.
+    pub fn port_counters(&self, port: PortId) -> Option<&PortCounters> {
+        self.index.port(port)?;
+        self.counters.get(usize::from(port.0)).map(|account| &account.counters)
+    }
+
+    /// Counters of frames from the underlay.
+    pub fn underlay_counters(&self) -> &UnderlayCounters {
+        &self.underlay
+    }
+
+    /// The description of a port.
+    pub fn port(&self, port: PortId) -> Option<&Port> {
+        self.index.port(port).map(|(p, _)| &p.port)
+    }
+
+    /// Gives every port counters: its own again, or new ones.
+    fn open_accounts(&mut self) {
+        let ports = self.index.ports.len();
+        self.counters.resize_with(self.counters.len().max(ports), Account::default);
+        for (port, account) in self.index.ports.iter().zip(&mut self.counters) {
+            let Some(PortIndex { port, .. }) = port else { continue };
+            let vnic = Some((port.vni, port.mac));
+            if account.vnic != vnic {
+                *account = Account { vnic, counters: PortCounters::default() };
+            }
+        }
+    }
+}
+
+/// Counters of a port, and of which vNIC.
+#[derive(Clone, Debug, Default)]
+struct Account {
+    vnic: Option<(Vni, Mac)>,
+    counters: PortCounters,
+}
+
+/// Everything derived from one configuration.
+#[derive(Debug)]
+pub(crate) struct Index {
+    ports: Vec<Option<PortIndex>>,
+    vpcs: Vec<VpcIndex>,
+    by_vni: ExactMap<Vni, usize>,
+}
+
+/// A port and where its network is.
+#[derive(Debug)]
+pub(crate) struct PortIndex {
+    pub(crate) port: Port,
+    vpc: usize,
+}
+
+impl Index {
+    fn build(tables: &Tables) -> Result<Self, BuildError> {
+        let mut index = Self { ports: Vec::new(), vpcs: Vec::new(), by_vni: exact_map(0) };
+        for vpc in &tables.vpcs {
+            if index.by_vni.insert(vpc.vni, index.vpcs.len()).is_some() {
+                return Err(BuildError::DuplicateVni(vpc.vni));
+            }
+            index.vpcs.push(VpcIndex::new(vpc)?);
+        }
+        for port in &tables.ports {
+            let vpc = index.vpc_number(port.vni)?;
+            let slot = usize::from(port.id.0);
+            if index.ports.len() <= slot {
+                index.ports.resize_with(slot + 1, || None);
+            }
+            if index.ports[slot].is_some() {
+                return Err(BuildError::DuplicatePort(port.id));
+            }
+            index.vpcs[vpc].add_port(port)?;
+            index.ports[slot] = Some(PortIndex { port: port.clone(), vpc });
+        }
+        for route in &tables.routes {
+            let vpc = index.vpc_number(route.vni)?;
+            index.vpcs[vpc].add_route(route)?;
+        }
+        Ok(index)
+    }
+
+    fn vpc_number(&self, vni: Vni) -> Result<usize, BuildError> {
+        self.by_vni.get(&vni).copied().ok_or(BuildError::UnknownVni(vni))
+    }
+
+    pub(crate) fn port(&self, id: PortId) -> Option<(&PortIndex, &VpcIndex)> {
+        let port = self.ports.get(usize::from(id.0))?.as_ref()?;
+        Some((port, &self.vpcs[port.vpc]))
+    }
+
+    pub(crate) fn vpc(&self, vni: Vni) -> Option<&VpcIndex> {
+        self.by_vni.get(&vni).map(|&i| &self.vpcs[i])
+    }
+}

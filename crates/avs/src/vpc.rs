@@ -1,0 +1,158 @@
+//! One network's indexes.
+
+use std::net::{IpAddr, Ipv6Addr};
+
+use bifrost_tables::{ExactMap, IpNet, Lpm, exact_map};
+use bifrost_wire::{Mac, Vni};
+
+use crate::description::{BuildError, GATEWAY_MAC, Ordering, PeerId, Port, PortId, Reliability, Route, Vpc};
+
+/// Where a vNIC is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Place {
+    Local(PortId),
+    Remote(PeerId),
+}
+
+/// A vNIC and where it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Station {
+    pub(crate) mac: Mac,
+    pub(crate) place: Place,
+}
+
+#[derive(Debug)]
+pub(crate) struct VpcIndex {
+    pub(crate) vni: Vni,
+    pub(crate) reliability: Reliability,
+    pub(crate) ordering: Ordering,
+    gateways: Vec<IpAddr>,
+    macs: ExactMap<Mac, Place>,
+    addresses: Lpm<Station>,
+}
+
+impl VpcIndex {
+    pub(crate) fn new(vpc: &Vpc) -> Result<Self, BuildError> {
+        if let Some(&addr) = vpc.gateways.iter().find(|a| !is_host(**a)) {
+            return Err(BuildError::Address(addr));
+        }
+        Ok(Self {
+            vni: vpc.vni,
+            reliability: vpc.reliability,
+            ordering: vpc.ordering,
+            gateways: vpc.gateways.clone(),
+            // Keys come from the operator, who has no reason to attack the hash.
+            macs: exact_map(0),
+            addresses: Lpm::new(),
+        })
+    }
+
+    pub(crate) fn add_port(&mut self, port: &Port) -> Result<(), BuildError> {
+        self.add_mac(port.mac, Place::Local(port.id), false)?;
+        for &addr in &port.addresses {
+            if !is_host(addr) {
+                return Err(BuildError::Address(addr));
+            }
+            self.add_prefix(IpNet::from(addr), Station { mac: port.mac, place: Place::Local(port.id) })?;
+        }
+        Ok(())
+    }
+
+    pub(crate) fn add_route(&mut self, route: &Route) -> Result<(), BuildError> {
+        let place = Place::Remote(route.peer);
+        // One vNIC may have any number of prefixes.
+        self.add_mac(route.mac, place, true)?;
+        self.add_prefix(route.prefix, Station { mac: route.mac, place })
+    }
+
+    fn add_mac(&mut self, mac: Mac, place: Place, again: bool) -> Result<(), BuildError> {
+        if !mac.is_unicast() || mac == GATEWAY_MAC {
+            return Err(BuildError::Mac(mac));
+        }
+        match self.macs.insert(mac, place) {
+            Some(old) if !again || old != place => Err(BuildError::DuplicateMac { vni: self.vni, mac }),
+            _ => Ok(()),
+        }
+    }
+
+    fn add_prefix(&mut self, prefix: IpNet, station: Station) -> Result<(), BuildError> {
+        let prefix = prefix.trunc();
+        let gateway = prefix.prefix_len() == prefix.max_prefix_len() && self.gateways.contains(&prefix.addr());
+        if gateway || self.addresses.insert(prefix, station).is_some() {
+            return Err(BuildError::DuplicatePrefix { vni: self.vni, prefix });
+        }
+        Ok(())
+    }
+
+    pub(crate) fn place(&self, mac: Mac) -> Option<Place> {
+        self.macs.get(&mac).copied()
+    }
+
+    /// Who has an address, by the routes.
+    pub(crate) fn route(&self, addr: IpAddr) -> Option<Station> {
+        self.addresses.lookup(addr).copied()
+    }
+
+    pub(crate) fn has_gateway(&self) -> bool {
+        !self.gateways.is_empty()
+    }
+
+    pub(crate) fn is_gateway(&self, addr: IpAddr) -> bool {
+        self.gateways.contains(&addr) || (self.has_gateway() && addr == IpAddr::V6(link_local(GATEWAY_MAC)))
+    }
+
+    /// The MAC address to answer with when somebody asks for `addr`.
+    pub(crate) fn neighbour(&self, addr: IpAddr) -> Option<Mac> {
+        if self.is_gateway(addr) {
+            return Some(GATEWAY_MAC);
+        }
+        self.station(addr).map(|s| s.mac)
+    }
+
+    /// Who has an address: by the routes, or an IPv6 link-local one by the MAC address in it.
+    pub(crate) fn station(&self, addr: IpAddr) -> Option<Station> {
+        match addr {
+            IpAddr::V6(a) if a.is_unicast_link_local() => mac_of_link_local(a)
+                .and_then(|mac| self.place(mac).map(|place| Station { mac, place }))
+                .or_else(|| self.route(addr)),
+            _ => self.route(addr),
+        }
+    }
+}
+
+/// Whether a vNIC can have the address.
+pub(crate) fn is_host(addr: IpAddr) -> bool {
+    let special = match addr {
+        IpAddr::V4(a) => a.is_broadcast(),
+        IpAddr::V6(_) => false,
+    };
+    !(special || addr.is_unspecified() || addr.is_multicast() || addr.is_loopback())
+}
+
+/// The link-local address that follows from a MAC address (RFC 4291, appendix A).
+pub(crate) fn link_local(mac: Mac) -> Ipv6Addr {
+    let [a, b, c, d, e, f] = mac.0;
+    Ipv6Addr::from_octets([0xfe, 0x80, 0, 0, 0, 0, 0, 0, a ^ 2, b, c, 0xff, 0xfe, d, e, f])
+}
+
+fn mac_of_link_local(addr: Ipv6Addr) -> Option<Mac> {
+    let [.., a, b, c, 0xff, 0xfe, d, e, f] = addr.octets() else { return None };
+    let mac = Mac([a ^ 2, b, c, d, e, f]);
+    (link_local(mac) == addr).then_some(mac)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn link_local_addresses_name_their_mac() {
+        let mac = Mac([0x02, 0, 0, 0xab, 0xcd, 0xef]);
+        let addr: Ipv6Addr = "fe80::ff:feab:cdef".parse().expect("an address");
+        assert_eq!(link_local(mac), addr);
+        assert_eq!(mac_of_link_local(addr), Some(mac));
+        for other in ["fe80::1", "fe80:0:0:1::ff:feab:cdef", "2001:db8::ff:feab:cdef"] {
+            assert_eq!(mac_of_link_local(other.parse().expect("an address")), None, "{other}");
+        }
+    }
+}

@@ -1,0 +1,176 @@
+//! A small world and frames for it.
+#![allow(dead_code, clippy::unwrap_used)]
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+use bifrost_avs::{DropReason, FromGuest, Ordering, PeerId, Port, PortId, Reliability, Route, Switch, Tables, Vpc};
+use bifrost_nic::parse;
+use bifrost_wire::ethernet::{self, ethertype};
+use bifrost_wire::icmp::v6;
+use bifrost_wire::{Mac, Vni, arp, checksum, ipv4, ipv6};
+
+pub(crate) const fn mac(n: u8) -> Mac {
+    Mac([2, 0, 0, 0, 0, n])
+}
+
+pub(crate) fn vni(n: u32) -> Vni {
+    Vni::new(n).unwrap()
+}
+
+pub(crate) fn ip(text: &str) -> IpAddr {
+    text.parse().unwrap()
+}
+
+/// Two tenants with the same addresses. VNI 100: vNICs 1 and 2 here as ports 0 and 1, vNIC 3 at peer 1, vNIC 4 at peer 2
+/// with a network behind it, gateways. VNI 200: vNIC 1 here as port 5, vNIC 3 at peer 9.
+pub(crate) fn tables() -> Tables {
+    let port = |id, n, mac_of, addresses: &[&str]| Port {
+        id: PortId(id),
+        vni: vni(n),
+        mac: mac(mac_of),
+        addresses: addresses.iter().map(|a| ip(a)).collect(),
+        mtu: 1500,
+    };
+    let route = |n, prefix: &str, peer, mac_of| Route {
+        vni: vni(n),
+        prefix: prefix.parse().unwrap(),
+        peer: PeerId(peer),
+        mac: mac(mac_of),
+    };
+    Tables {
+        vpcs: vec![
+            Vpc {
+                vni: vni(100),
+                reliability: Reliability::Tcp,
+                ordering: Ordering::Flow,
+                gateways: vec![ip("10.0.0.254"), ip("fd00::fe")],
+            },
+            Vpc { vni: vni(200), reliability: Reliability::All, ordering: Ordering::Strict, gateways: vec![] },
+        ],
+        ports: vec![
+            port(0, 100, 1, &["10.0.0.1", "fd00::1"]),
+            port(1, 100, 2, &["10.0.0.2", "fd00::2"]),
+            port(5, 200, 1, &["10.0.0.1"]),
+        ],
+        routes: vec![
+            route(100, "10.0.0.3/32", 1, 3),
+            route(100, "fd00::3/128", 1, 3),
+            route(100, "10.1.0.0/16", 2, 4),
+            route(200, "10.0.0.3/32", 9, 3),
+        ],
+    }
+}
+
+pub(crate) fn switch() -> Switch {
+    Switch::build(&tables()).unwrap()
+}
+
+fn eth(src: Mac, dst: Mac, ethertype: u16) -> Vec<u8> {
+    ethernet::Header::new(dst, src, ethertype).emit().to_vec()
+}
+
+/// An IP packet with `body` as transport header and payload.
+pub(crate) fn packet(macs: (Mac, Mac), src: &str, dst: &str, ttl: u8, protocol: u8, body: &[u8]) -> Vec<u8> {
+    match (ip(src), ip(dst)) {
+        (IpAddr::V4(source), IpAddr::V4(destination)) => {
+            let header = ipv4::Header {
+                header_len: 20,
+                traffic_class: 0,
+                total_len: 20 + body.len() as u16,
+                identification: 7,
+                dont_fragment: true,
+                more_fragments: false,
+                fragment_offset: 0,
+                ttl,
+                protocol,
+                checksum: 0,
+                source,
+                destination,
+            };
+            [&eth(macs.0, macs.1, ethertype::IPV4)[..], &header.emit(), body].concat()
+        }
+        (IpAddr::V6(source), IpAddr::V6(destination)) => {
+            let header = ipv6::Header {
+                traffic_class: 0,
+                flow_label: 0,
+                payload_len: body.len() as u16,
+                next_header: protocol,
+                hop_limit: ttl,
+                source,
+                destination,
+            };
+            [&eth(macs.0, macs.1, ethertype::IPV6)[..], &header.emit(), body].concat()
+        }
+        _ => panic!("mixed families"),
+    }
+}
+
+pub(crate) fn tcp(macs: (Mac, Mac), src: &str, dst: &str) -> Vec<u8> {
+    let mut body = [0; 20];
+    body[12] = 0x50;
+    packet(macs, src, dst, 64, 6, &body)
+}
+
+pub(crate) fn udp(macs: (Mac, Mac), src: &str, dst: &str, ports: (u16, u16)) -> Vec<u8> {
+    let [a, b] = ports.0.to_be_bytes();
+    let [c, d] = ports.1.to_be_bytes();
+    packet(macs, src, dst, 64, 17, &[a, b, c, d, 0, 8, 0, 0])
+}
+
+pub(crate) fn arp(macs: (Mac, Mac), operation: arp::Operation, sender: (Mac, &str), target: (Mac, &str)) -> Vec<u8> {
+    let v4 = |text: &str| text.parse::<Ipv4Addr>().unwrap();
+    let packet = arp::Packet {
+        operation,
+        sender_mac: sender.0,
+        sender_ip: v4(sender.1),
+        target_mac: target.0,
+        target_ip: v4(target.1),
+    };
+    [&eth(macs.0, macs.1, ethertype::ARP)[..], &packet.emit()].concat()
+}
+
+pub(crate) fn v6_addr(text: &str) -> Ipv6Addr {
+    text.parse().unwrap()
+}
+
+pub(crate) fn solicit(
+    macs: (Mac, Mac),
+    src: &str,
+    dst: &str,
+    ttl: u8,
+    source_mac: Option<Mac>,
+    target: &str,
+) -> Vec<u8> {
+    let s = v6::Solicitation { target: v6_addr(target), source_mac };
+    let (body, len) = s.emit(v6_addr(src), v6_addr(dst));
+    packet(macs, src, dst, ttl, 58, &body[..len])
+}
+
+pub(crate) fn advertise(macs: (Mac, Mac), src: &str, dst: &str, a: v6::Advertisement) -> Vec<u8> {
+    let (body, len) = a.emit(v6_addr(src), v6_addr(dst));
+    packet(macs, src, dst, 255, 58, &body[..len])
+}
+
+/// A ping with `payload`, checksum included.
+pub(crate) fn ping(macs: (Mac, Mac), src: &str, dst: &str, payload: &[u8]) -> Vec<u8> {
+    let v6 = ip(src).is_ipv6();
+    let mut body = vec![if v6 { 128 } else { 8 }, 0, 0, 0, 0x12, 0x34, 0, 1];
+    body.extend_from_slice(payload);
+    let pseudo = match (ip(src), ip(dst)) {
+        (IpAddr::V6(s), IpAddr::V6(d)) => checksum::pseudo_v6(s, d, 58, body.len() as u32),
+        _ => 0,
+    };
+    let sum = checksum::finish(pseudo + checksum::sum(&body));
+    body[2..4].copy_from_slice(&sum.to_be_bytes());
+    packet(macs, src, dst, 64, if v6 { 58 } else { 1 }, &body)
+}
+
+pub(crate) fn guest(switch: &mut Switch, port: u16, frame: &[u8]) -> FromGuest {
+    let parsed = parse(frame, frame.len()).unwrap();
+    switch.from_guest(PortId(port), frame, &parsed)
+}
+
+pub(crate) fn underlay(switch: &mut Switch, n: u32, peer: u16, frame: &[u8]) -> Result<PortId, DropReason> {
+    let parsed = parse(frame, frame.len()).unwrap();
+    switch.from_underlay(vni(n), PeerId(peer), frame, &parsed)
+}
