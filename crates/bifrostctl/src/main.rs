@@ -1,2 +1,53 @@
-//! Under construction.
-fn main() {}
+//! `bifrostctl`: looks into a running `bifrostd` over its Unix socket.
+
+#![cfg_attr(test, allow(clippy::unwrap_used))]
+
+mod cli;
+mod failure;
+mod output;
+mod table;
+mod top;
+
+use std::process::ExitCode;
+
+use bifrost_control::Client;
+use clap::Parser;
+
+use cli::{Cli, Command, FaultCommand};
+use failure::Failure;
+use output::Output;
+
+fn main() -> ExitCode {
+    let cli = Cli::parse();
+    let json = cli.json;
+    match run(cli) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(failure) => failure.report(json),
+    }
+}
+
+fn run(cli: Cli) -> Result<(), Failure> {
+    let client = Client::new(&cli.socket)?;
+    let out = Output { json: cli.json };
+    match cli.command {
+        Command::Status => out.print(&client.status()?, table::status),
+        Command::Ports => out.print(&client.ports()?, |v| table::ports(v)),
+        Command::Routes => out.print(&client.routes()?, |v| table::routes(v)),
+        Command::Conns => out.print(&client.conns()?, |v| table::conns(v)),
+        Command::Paths => out.print(&client.paths()?, |v| table::paths(v)),
+        Command::Stats(args) => {
+            let mut stats = client.stats()?;
+            let pattern = args.pattern.unwrap_or_default();
+            stats.counters.retain(|name, value| name.contains(&pattern) && (!args.nonzero || *value > 0));
+            out.print(&stats, table::stats)
+        }
+        Command::Reload => out.print(&client.reload()?, table::reload),
+        Command::Fault(FaultCommand::List) => out.print(&client.faults()?, |v| table::faults(v)),
+        Command::Fault(FaultCommand::Add(args)) => out.print(&client.add_fault(&args.spec()?)?, table::fault_added),
+        Command::Fault(FaultCommand::Clear { id: None }) => out.print(&client.clear_faults()?, table::faults_cleared),
+        Command::Fault(FaultCommand::Clear { id: Some(id) }) => {
+            out.print(&client.remove_fault(id)?, table::faults_cleared)
+        }
+        Command::Top(args) => top::run(client, args, out),
+    }
+}

@@ -8,7 +8,7 @@ mod fault;
 mod report;
 
 use std::collections::BTreeMap;
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv4Addr};
 
 use ipnet::IpNet;
 use serde::{Deserialize, Serialize};
@@ -206,8 +206,10 @@ pub enum ConnState {
     Connecting,
     /// Data flows.
     Established,
-    /// All paths failed: packets go as plain VXLAN until one recovers.
+    /// All paths failed: packets go as plain VXLAN until one recovers (NSDI'26 paper, section 7.2).
     Fallback,
+    /// The peer did not answer set-up: packets go as plain VXLAN until it is tried again.
+    Plain,
     /// Nothing was sent for a while; it holds the minimum of memory.
     Idle,
     /// A state of a newer release.
@@ -217,6 +219,7 @@ pub enum ConnState {
 
 /// One path to one peer: an element of `GET /v1/paths`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
 pub struct Path {
     /// The peer.
     pub peer: String,
@@ -230,45 +233,62 @@ pub struct Path {
     pub source_port: u16,
     /// Whether it carries traffic.
     pub state: PathState,
-    /// Smoothed round-trip time, µs; none: not measured yet.
-    #[serde(default)]
+    /// Smoothed round-trip time of the fabric alone, µs; none: not measured yet.
     pub srtt_us: Option<f64>,
+    /// Smoothed round-trip time with the time spent in both endpoints, µs.
+    pub total_srtt_us: Option<f64>,
     /// Lowest round-trip time seen, µs.
-    #[serde(default)]
     pub min_rtt_us: Option<f64>,
     /// Mean deviation of the round-trip time, µs.
-    #[serde(default)]
     pub rttvar_us: Option<f64>,
     /// Smoothed share of the packets sent on it that were lost; 0 to 100.
-    #[serde(default)]
     pub loss_percent: f64,
     /// Its share of the packets lately sent to this peer; 0 to 100.
-    #[serde(default)]
     pub share_percent: f64,
     /// Congestion window, packets.
-    #[serde(default)]
     pub cwnd_packets: f64,
     /// Packets sent on it and not acknowledged.
-    #[serde(default)]
     pub in_flight_packets: u64,
     /// Packets sent on it, retransmissions included.
-    #[serde(default)]
     pub tx_packets: u64,
     /// Packets received on it.
-    #[serde(default)]
     pub rx_packets: u64,
     /// Packets sent on it that were lost.
-    #[serde(default)]
     pub lost_packets: u64,
     /// Packets that the fabric marked with congestion experienced.
-    #[serde(default)]
     pub ce_marked_packets: u64,
     /// Probes sent.
-    #[serde(default)]
     pub probes_packets: u64,
-    /// Probes answered.
-    #[serde(default)]
-    pub probe_answers_packets: u64,
+    /// Probes that were not answered.
+    pub probes_lost_packets: u64,
+}
+
+impl Default for Path {
+    fn default() -> Path {
+        let unspecified = IpAddr::V4(Ipv4Addr::UNSPECIFIED);
+        Path {
+            peer: String::new(),
+            path: 0,
+            local: unspecified,
+            remote: unspecified,
+            source_port: 0,
+            state: PathState::default(),
+            srtt_us: None,
+            total_srtt_us: None,
+            min_rtt_us: None,
+            rttvar_us: None,
+            loss_percent: 0.0,
+            share_percent: 0.0,
+            cwnd_packets: 0.0,
+            in_flight_packets: 0,
+            tx_packets: 0,
+            rx_packets: 0,
+            lost_packets: 0,
+            ce_marked_packets: 0,
+            probes_packets: 0,
+            probes_lost_packets: 0,
+        }
+    }
 }
 
 /// Whether a path carries traffic.

@@ -157,9 +157,9 @@ pub enum Reliability {
 pub enum Ordering {
     /// In order within each flow.
     Flow,
-    /// In order of the connection, all flows together (NSDI'26 paper, section 4).
+    /// In order of the connection, all flows together (NSDI'26 paper, section 4.2).
     Strict,
-    /// As they arrive.
+    /// As they arrive (NSDI'26 paper, section 7.3).
     Off,
 }
 

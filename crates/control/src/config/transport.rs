@@ -5,13 +5,13 @@ use std::time::Duration;
 /// Settings of the reliable transport.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Transport {
-    /// Packets that take the same path before the next one is chosen, 1 to 4096. 50: NSDI'26 paper, section 4.
+    /// Packets that take the same path before the next one is chosen, 1 to 4096. 50: NSDI'26 paper, section 4.1.
     pub group_packets: u16,
-    /// Paths that carry traffic at once, 1 to the underlay's paths. 4: NSDI'26 paper, section 4.
+    /// Paths that carry traffic at once, 1 to the underlay's paths. 4: NSDI'26 paper, section 4.1.
     pub spray_paths: u8,
-    /// A path is kept while the better one gains less than this. 20 µs: NSDI'26 paper, section 4.
+    /// A path is kept while the better one gains less than this. 20 µs: APNET'25 paper, section 3.2.1.
     pub stickiness: Duration,
-    /// Retransmission timeout before anything was measured. 4 ms: NSDI'26 paper, section 4.
+    /// Retransmission timeout before anything was measured. 4 ms: NSDI'26 paper, section 4.3.
     pub initial_rto: Duration,
     /// Lowest retransmission timeout.
     pub rto_floor: Auto<Duration>,
@@ -19,9 +19,9 @@ pub struct Transport {
     pub ack_delay: Auto<Duration>,
     /// Published packets after which an ACK is sent at once, 1 to 256 (what one bitmap reports).
     pub ack_threshold: u16,
-    /// Packets in flight per connection at first. 512: NSDI'26 paper, section 4.
+    /// Packets in flight per connection at first. 512: NSDI'26 paper, section 7.4.
     pub initial_window: u16,
-    /// Most packets in flight per connection, at most 4096.
+    /// Most packets in flight per connection, at most 4096, the default: the largest guest ring (section 7.4).
     pub max_window: u16,
     /// Unanswered set-ups after which a peer gets plain VXLAN, 1 to 20.
     pub setup_tries: u8,

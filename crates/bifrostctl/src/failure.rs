@@ -1,0 +1,63 @@
+//! What went wrong, and what to do about it.
+
+use std::io;
+use std::process::ExitCode;
+
+use bifrost_control::api::FaultSpecError;
+use bifrost_control::client::ClientError;
+
+/// Why a command failed.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum Failure {
+    #[error(transparent)]
+    Client(#[from] ClientError),
+    #[error(transparent)]
+    Fault(#[from] FaultSpecError),
+    #[error("cannot print the result: {0}")]
+    Output(io::Error),
+    #[error("cannot print the result: {0}")]
+    Json(#[from] serde_json::Error),
+    #[error("top needs a terminal")]
+    NoTerminal,
+    #[error("the terminal failed: {0}")]
+    Terminal(io::Error),
+}
+
+impl Failure {
+    /// Tells the user on stderr; gives the exit code.
+    pub(crate) fn report(&self, json: bool) -> ExitCode {
+        let (what, location, hint) = self.parts();
+        if json {
+            let error = serde_json::json!({ "error": { "what": what, "where": location, "hint": hint } });
+            eprintln!("{error}");
+        } else {
+            let location = if location.is_empty() { location } else { format!("{location}: ") };
+            eprintln!("error: {location}{what}");
+            if !hint.is_empty() {
+                eprintln!("hint: {hint}");
+            }
+        }
+        ExitCode::FAILURE
+    }
+
+    /// What was wrong, where, and what to do.
+    fn parts(&self) -> (String, String, String) {
+        match self {
+            Failure::Client(ClientError::Api(e)) => (e.what.clone(), e.location.clone(), e.hint.clone()),
+            Failure::Client(ClientError::NotRunning(path)) => {
+                let hint = "start it with `systemctl start bifrostd`, or `bifrostd --config \
+                            /etc/bifrost/bifrostd.toml`; if its [control].socket is another, name that with --socket";
+                (self.to_string(), path.display().to_string(), hint.to_owned())
+            }
+            Failure::Client(ClientError::Timeout { .. }) => {
+                let hint = "see what it does: `journalctl -u bifrostd`, `top -H`";
+                (self.to_string(), String::new(), hint.to_owned())
+            }
+            Failure::NoTerminal => {
+                let hint = "without one: `bifrostctl --json top` prints a line of JSON for each sample";
+                (self.to_string(), String::new(), hint.to_owned())
+            }
+            _ => (self.to_string(), String::new(), String::new()),
+        }
+    }
+}

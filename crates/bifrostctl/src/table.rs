@@ -1,0 +1,410 @@
+//! Results as text for people: aligned columns, units in the headings.
+
+use std::fmt::Write;
+
+use bifrost_control::api::{
+    Changed, Conn, ConnState, Direction, FaultCleared, FaultEntry, FaultSpec, Path, PathState, PeerMode, PortStatus,
+    ReloadReport, Route, Stats, Status,
+};
+use comfy_table::{CellAlignment, Table, presets};
+
+/// How a column is aligned.
+#[derive(Clone, Copy)]
+enum Column {
+    /// Words.
+    Text(&'static str),
+    /// Numbers.
+    Number(&'static str),
+}
+use Column::{Number, Text};
+
+impl Column {
+    fn name(&self) -> &'static str {
+        match self {
+            Text(name) | Number(name) => name,
+        }
+    }
+}
+
+pub(crate) fn status(s: &Status) -> String {
+    let mut out = String::new();
+    let mut line = |name: &str, value: String| {
+        let _ = writeln!(out, "{name:<10}{value}");
+    };
+    line("bifrostd", format!("{} on {}, pid {}, up {}", s.version, s.host, s.pid, duration(s.uptime_s)));
+    line("config", s.config_file.clone());
+    line("underlay", join(&s.underlay));
+    let routes = count(s.routes, "route");
+    line("holds", format!("{}, {routes}, {}", count(s.ports, "port"), count(s.conns, "connection")));
+    if s.faults > 0 {
+        line("FAULTS", format!("{} in force; see `bifrostctl fault list`", s.faults));
+    }
+    let workers = s.workers.iter().map(|w| {
+        vec![
+            w.index.to_string(),
+            w.cpu.map_or_else(|| "any".to_owned(), |cpu| cpu.to_string()),
+            format!("{:.1}", w.busy_percent),
+            w.guest_tx_packets.to_string(),
+            w.guest_rx_packets.to_string(),
+            w.underlay_tx_packets.to_string(),
+            w.underlay_rx_packets.to_string(),
+            w.loops.to_string(),
+            w.sleeps.to_string(),
+        ]
+    });
+    let columns = [
+        Number("WORKER"),
+        Number("CPU"),
+        Number("BUSY %"),
+        Number("GUEST TX"),
+        Number("GUEST RX"),
+        Number("UNDERLAY TX"),
+        Number("UNDERLAY RX"),
+        Number("LOOPS"),
+        Number("SLEEPS"),
+    ];
+    let _ = writeln!(out, "\n{}", table(&columns, workers));
+    let peers = s.peers.iter().map(|p| vec![p.name.clone(), peer_mode(p.transport).to_owned(), join(&p.addresses)]);
+    let _ = write!(out, "\n{}", table(&[Text("PEER"), Text("TRANSPORT"), Text("ADDRESSES")], peers));
+    out
+}
+
+pub(crate) fn ports(ports: &[PortStatus]) -> String {
+    let rows = ports.iter().map(|p| {
+        let place = p.netns.as_ref().map_or_else(|| p.device.clone(), |netns| format!("{netns}:{}", p.device));
+        vec![
+            p.name.clone(),
+            p.vni.to_string(),
+            p.mac.clone(),
+            join(&p.addresses),
+            place,
+            p.rx_packets.to_string(),
+            p.rx_bytes.to_string(),
+            p.tx_packets.to_string(),
+            p.tx_bytes.to_string(),
+            p.tx_held_packets.to_string(),
+            p.drops_packets.values().sum::<u64>().to_string(),
+        ]
+    });
+    let columns = [
+        Text("PORT"),
+        Number("VNI"),
+        Text("MAC"),
+        Text("ADDRESSES"),
+        Text("DEVICE"),
+        Number("RX PKTS"),
+        Number("RX BYTES"),
+        Number("TX PKTS"),
+        Number("TX BYTES"),
+        Number("HELD"),
+        Number("DROPS"),
+    ];
+    let mut out = listing(&columns, rows, "no ports");
+    for port in ports {
+        for (reason, packets) in port.drops_packets.iter().filter(|(_, packets)| **packets > 0) {
+            let _ = write!(out, "\n{} dropped {packets} packets: {reason}", port.name);
+        }
+    }
+    out
+}
+
+pub(crate) fn routes(routes: &[Route]) -> String {
+    let rows = routes.iter().map(|r| vec![r.vni.to_string(), r.prefix.to_string(), r.peer.clone(), r.mac.clone()]);
+    listing(&[Number("VNI"), Text("PREFIX"), Text("PEER"), Text("MAC")], rows, "no routes")
+}
+
+pub(crate) fn conns(conns: &[Conn]) -> String {
+    let rows = conns.iter().map(|c| {
+        vec![
+            format!("{:08x}", c.cid),
+            conn_state(c.state).to_owned(),
+            c.peer.clone(),
+            c.vni.to_string(),
+            c.local_mac.clone(),
+            c.remote_mac.clone(),
+            format!("{}/{}", c.in_flight_packets, c.window_packets),
+            micros(c.srtt_us),
+            c.tx_packets.to_string(),
+            c.rx_packets.to_string(),
+            c.retransmitted_packets.to_string(),
+            c.duplicates_packets.to_string(),
+            c.held_packets.to_string(),
+            c.version.to_string(),
+        ]
+    });
+    let columns = [
+        Text("CID"),
+        Text("STATE"),
+        Text("PEER"),
+        Number("VNI"),
+        Text("LOCAL MAC"),
+        Text("REMOTE MAC"),
+        Number("FLIGHT/WINDOW"),
+        Number("SRTT µs"),
+        Number("TX PKTS"),
+        Number("RX PKTS"),
+        Number("RETX"),
+        Number("DUPS"),
+        Number("HELD"),
+        Number("VER"),
+    ];
+    listing(&columns, rows, "no reliable connections")
+}
+
+pub(crate) fn paths(paths: &[Path]) -> String {
+    let rows = paths.iter().map(|p| {
+        vec![
+            p.peer.clone(),
+            p.path.to_string(),
+            path_state(p.state).to_owned(),
+            p.local.to_string(),
+            p.remote.to_string(),
+            p.source_port.to_string(),
+            micros(p.srtt_us),
+            micros(p.min_rtt_us),
+            micros(p.rttvar_us),
+            format!("{:.2}", p.loss_percent),
+            format!("{:.1}", p.share_percent),
+            format!("{:.0}", p.cwnd_packets),
+            p.in_flight_packets.to_string(),
+            p.tx_packets.to_string(),
+            p.lost_packets.to_string(),
+            format!("{}/{}", p.probes_packets.saturating_sub(p.probes_lost_packets), p.probes_packets),
+        ]
+    });
+    let columns = [
+        Text("PEER"),
+        Number("PATH"),
+        Text("STATE"),
+        Text("LOCAL"),
+        Text("REMOTE"),
+        Number("SPORT"),
+        Number("SRTT µs"),
+        Number("MIN µs"),
+        Number("VAR µs"),
+        Number("LOSS %"),
+        Number("SHARE %"),
+        Number("CWND"),
+        Number("FLIGHT"),
+        Number("TX PKTS"),
+        Number("LOST"),
+        Number("PROBES OK"),
+    ];
+    listing(&columns, rows, "no paths: no peer was talked to yet")
+}
+
+pub(crate) fn stats(stats: &Stats) -> String {
+    let rows = stats.counters.iter().map(|(name, value)| vec![name.clone(), value.to_string()]);
+    listing(&[Text("COUNTER"), Number("VALUE")], rows, "no counters")
+}
+
+pub(crate) fn reload(report: &ReloadReport) -> String {
+    if report.is_empty() {
+        return "reloaded; nothing changed".to_owned();
+    }
+    let mut out = "reloaded".to_owned();
+    let kinds =
+        [("ports", &report.ports), ("routes", &report.routes), ("peers", &report.peers), ("vpcs", &report.vpcs)];
+    for (kind, Changed { added, removed, changed }) in kinds {
+        for (verb, names) in [("added", added), ("removed", removed), ("changed", changed)] {
+            if !names.is_empty() {
+                let _ = write!(out, "\n{kind} {verb}: {}", names.join(", "));
+            }
+        }
+    }
+    if report.transport_changed {
+        out += "\ntransport settings changed";
+    }
+    out
+}
+
+pub(crate) fn faults(faults: &[FaultEntry]) -> String {
+    let rows = faults.iter().map(|f| {
+        let direction = direction(f.spec.direction).to_owned();
+        vec![f.id.to_string(), f.spec.target.to_string(), direction, effects(&f.spec), f.hits_packets.to_string()]
+    });
+    let columns = [Number("ID"), Text("WHERE"), Text("DIRECTION"), Text("WHAT"), Number("HITS")];
+    listing(&columns, rows, "no faults in force")
+}
+
+pub(crate) fn fault_added(entry: &FaultEntry) -> String {
+    let FaultEntry { id, spec, .. } = entry;
+    let what = format!("fault {id}: {}, {}, {}", spec.target, direction(spec.direction), effects(spec));
+    format!("{what}\nremove it with `bifrostctl fault clear --id {id}`")
+}
+
+pub(crate) fn faults_cleared(cleared: &FaultCleared) -> String {
+    format!("removed {}", count(cleared.removed, "fault"))
+}
+
+/// The word for a path's state.
+pub(crate) fn path_state(state: PathState) -> &'static str {
+    match state {
+        PathState::Active => "active",
+        PathState::Standby => "standby",
+        PathState::Suspect => "suspect",
+        PathState::Down => "down",
+        PathState::Unknown => "?",
+    }
+}
+
+/// The word for a connection's state.
+pub(crate) fn conn_state(state: ConnState) -> &'static str {
+    match state {
+        ConnState::Connecting => "connecting",
+        ConnState::Established => "established",
+        ConnState::Fallback => "fallback",
+        ConnState::Plain => "plain",
+        ConnState::Idle => "idle",
+        ConnState::Unknown => "?",
+    }
+}
+
+/// A time that may not have been measured, µs.
+pub(crate) fn micros(us: Option<f64>) -> String {
+    match us {
+        None => "-".to_owned(),
+        Some(us) if us < 1000.0 => format!("{us:.1}"),
+        Some(us) => format!("{us:.0}"),
+    }
+}
+
+/// A time span in its two largest units.
+pub(crate) fn duration(seconds: f64) -> String {
+    let s = seconds.max(0.0) as u64;
+    match s {
+        0..60 => format!("{s} s"),
+        60..3600 => format!("{} min {} s", s / 60, s % 60),
+        3600..86400 => format!("{} h {} min", s / 3600, s % 3600 / 60),
+        _ => format!("{} d {} h", s / 86400, s % 86400 / 3600),
+    }
+}
+
+/// "1 port", "2 ports".
+pub(crate) fn count(n: u64, what: &str) -> String {
+    format!("{n} {what}{}", if n == 1 { "" } else { "s" })
+}
+
+fn peer_mode(mode: PeerMode) -> &'static str {
+    match mode {
+        PeerMode::Idle => "idle",
+        PeerMode::Bifrost => "bifrost",
+        PeerMode::Plain => "plain vxlan",
+        PeerMode::Unknown => "?",
+    }
+}
+
+fn direction(direction: Direction) -> &'static str {
+    match direction {
+        Direction::Rx => "rx",
+        Direction::Tx => "tx",
+    }
+}
+
+fn effects(spec: &FaultSpec) -> String {
+    let mut parts = Vec::new();
+    if spec.down {
+        parts.push("down".to_owned());
+    }
+    let percents = [
+        ("loss", spec.loss_percent),
+        ("reorder", spec.reorder_percent),
+        ("duplicate", spec.duplicate_percent),
+        ("corrupt", spec.corrupt_percent),
+    ];
+    parts.extend(percents.iter().filter(|(_, p)| *p > 0.0).map(|(name, p)| format!("{name} {p} %")));
+    for (name, us) in [("delay", spec.delay_us), ("jitter", spec.jitter_us)] {
+        if us > 0 {
+            parts.push(format!("{name} {us} µs"));
+        }
+    }
+    if let Some(seed) = spec.seed {
+        parts.push(format!("seed {seed}"));
+    }
+    parts.join(", ")
+}
+
+fn join<T: ToString>(items: &[T]) -> String {
+    items.iter().map(T::to_string).collect::<Vec<_>>().join(" ")
+}
+
+fn listing(columns: &[Column], rows: impl Iterator<Item = Vec<String>>, none: &str) -> String {
+    let mut rows = rows.peekable();
+    if rows.peek().is_none() { none.to_owned() } else { table(columns, rows) }
+}
+
+fn table(columns: &[Column], rows: impl Iterator<Item = Vec<String>>) -> String {
+    let mut table = Table::new();
+    table.load_style(presets::NOTHING);
+    table.set_header(columns.iter().map(|column| column.name()));
+    table.add_rows(rows);
+    for (column, kind) in table.column_iter_mut().zip(columns) {
+        column.set_padding((0, 2));
+        if let Number(_) = kind {
+            column.set_cell_alignment(CellAlignment::Right);
+        }
+    }
+    table.trim_fmt()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn durations() {
+        let cases = [(0.4, "0 s"), (59.9, "59 s"), (61.0, "1 min 1 s"), (7260.0, "2 h 1 min"), (90000.0, "1 d 1 h")];
+        for (seconds, text) in cases {
+            assert_eq!(duration(seconds), text);
+        }
+    }
+
+    #[test]
+    fn columns_are_aligned() {
+        let path = |path, srtt_us, state| Path {
+            peer: "host-b".into(),
+            path,
+            state,
+            srtt_us,
+            local: "192.0.2.1".parse().unwrap(),
+            remote: "192.0.2.2".parse().unwrap(),
+            source_port: 49152,
+            ..Path::default()
+        };
+        let text = paths(&[path(0, Some(31.5), PathState::Active), path(1, None, PathState::Down)]);
+        let lines: Vec<&str> = text.lines().collect();
+        let end_of = |line: &str, word: &str| line[..line.find(word).unwrap() + word.len()].chars().count();
+        assert_eq!(end_of(lines[0], "SRTT µs"), end_of(lines[1], "31.5"), "{text}");
+        assert_eq!(lines[0].find("STATE"), lines[1].find("active"), "{text}");
+        assert_eq!(lines[0].find("STATE"), lines[2].find("down"), "{text}");
+        assert_eq!(paths(&[]), "no paths: no peer was talked to yet");
+    }
+
+    #[test]
+    fn drops_are_told_by_reason() {
+        let drops_packets = [("spoofed_mac".to_owned(), 3), ("no_route".to_owned(), 0)].into();
+        let text = ports(&[PortStatus { name: "web1".into(), drops_packets, ..PortStatus::default() }]);
+        assert!(text.ends_with("\nweb1 dropped 3 packets: spoofed_mac"), "{text}");
+    }
+
+    #[test]
+    fn reload_tells_what_changed() {
+        let mut report = ReloadReport::default();
+        assert_eq!(reload(&report), "reloaded; nothing changed");
+        report.ports.added = vec!["a".into(), "b".into()];
+        report.routes.removed = vec!["vni 1 10.0.0.2/32".into()];
+        report.transport_changed = true;
+        assert_eq!(
+            reload(&report),
+            "reloaded\nports added: a, b\nroutes removed: vni 1 10.0.0.2/32\ntransport settings changed"
+        );
+    }
+
+    #[test]
+    fn a_fault_in_words() {
+        let target = bifrost_control::api::FaultTarget::Peer { name: "b".into(), path: Some(1) };
+        let spec = FaultSpec { loss_percent: 0.5, delay_us: 10, seed: Some(7), ..FaultSpec::new(target) };
+        let text = fault_added(&FaultEntry { id: 3, spec, hits_packets: 0 });
+        assert!(text.starts_with("fault 3: peer b path 1, rx, loss 0.5 %, delay 10 µs, seed 7\n"), "{text}");
+    }
+}

@@ -1,0 +1,168 @@
+//! The program, against a daemon that makes everything up.
+
+#![allow(clippy::unwrap_used)]
+
+use std::path::{Path as FilePath, PathBuf};
+use std::process::{Command, Output};
+use std::sync::{Arc, Mutex};
+
+use bifrost_control::api::*;
+use bifrost_control::{Backend, Client, ServerHandle, serve};
+
+#[derive(Default)]
+struct Fake(Mutex<Vec<FaultEntry>>);
+
+impl Backend for Fake {
+    fn status(&self) -> Result<Status, ApiError> {
+        let peers = vec![PeerStatus { name: "host-b".into(), transport: PeerMode::Plain, ..PeerStatus::default() }];
+        Ok(Status { host: "host-a".into(), version: "9.9".into(), pid: 7, ports: 1, peers, ..Status::default() })
+    }
+    fn ports(&self) -> Result<Vec<PortStatus>, ApiError> {
+        Ok(vec![PortStatus { name: "web1".into(), vni: 100, rx_packets: 12345, ..PortStatus::default() }])
+    }
+    fn routes(&self) -> Result<Vec<Route>, ApiError> {
+        Ok(Vec::new())
+    }
+    fn conns(&self) -> Result<Vec<Conn>, ApiError> {
+        Ok(vec![Conn { cid: 0x0100_0001, peer: "host-b".into(), ..Conn::default() }])
+    }
+    fn paths(&self) -> Result<Vec<Path>, ApiError> {
+        Ok(vec![Path { peer: "host-b".into(), srtt_us: Some(31.5), state: PathState::Active, ..Path::default() }])
+    }
+    fn stats(&self) -> Result<Stats, ApiError> {
+        let counters = [("drop_spoofed_packets", 3), ("drop_no_route_packets", 0), ("tx_packets", 5)];
+        Ok(Stats { counters: counters.map(|(name, value)| (name.to_owned(), value)).into() })
+    }
+    fn faults(&self) -> Result<Vec<FaultEntry>, ApiError> {
+        Ok(self.0.lock().unwrap().clone())
+    }
+    fn add_fault(&self, spec: FaultSpec) -> Result<FaultEntry, ApiError> {
+        let mut faults = self.0.lock().unwrap();
+        let entry = FaultEntry { id: 1 + faults.len() as u64, spec, hits_packets: 0 };
+        faults.push(entry.clone());
+        Ok(entry)
+    }
+    fn remove_fault(&self, id: u64) -> Result<(), ApiError> {
+        Err(ApiError::not_found(format!("no fault {id}")).at("id").hint("known ids: 1"))
+    }
+    fn clear_faults(&self) -> Result<u64, ApiError> {
+        Ok(self.0.lock().unwrap().drain(..).count() as u64)
+    }
+    fn reload(&self) -> Result<ReloadReport, ApiError> {
+        Err(ApiError::bad_request("these need a restart of bifrostd: workers.count: 1 -> 2"))
+    }
+}
+
+struct Rig {
+    socket: PathBuf,
+    _server: ServerHandle,
+    _dir: tempfile::TempDir,
+}
+
+fn rig() -> Rig {
+    let dir = tempfile::tempdir().unwrap();
+    let socket = dir.path().join("d.sock");
+    let server = serve(&socket, Arc::new(Fake::default())).unwrap();
+    Rig { socket, _server: server, _dir: dir }
+}
+
+fn run(socket: &FilePath, args: &[&str]) -> Output {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_bifrostctl"));
+    command.env_remove("BIFROST_SOCKET").arg("--socket").arg(socket).args(args).output().unwrap()
+}
+
+fn good(socket: &FilePath, args: &[&str]) -> String {
+    let output = run(socket, args);
+    assert!(output.status.success(), "{args:?}: {output:?}");
+    String::from_utf8(output.stdout).unwrap()
+}
+
+fn bad(socket: &FilePath, args: &[&str], code: i32) -> String {
+    let output = run(socket, args);
+    assert_eq!((output.status.code(), output.stdout.len()), (Some(code), 0), "{args:?}: {output:?}");
+    String::from_utf8(output.stderr).unwrap()
+}
+
+#[test]
+fn text() {
+    let r = rig();
+    let cases: [(&[&str], &[&str]); 6] = [
+        (&["status"], &["9.9 on host-a, pid 7", "1 port, 0 routes, 0 connections", "host-b  plain vxlan"]),
+        (&["ports"], &["web1", "12345"]),
+        (&["routes"], &["no routes"]),
+        (&["conns"], &["01000001  connecting  host-b"]),
+        (&["paths"], &["active", "31.5"]),
+        (&["stats"], &["drop_no_route_packets   ", "tx_packets"]),
+    ];
+    for (args, parts) in cases {
+        let text = good(&r.socket, args);
+        assert!(parts.iter().all(|part| text.contains(part)), "{args:?}:\n{text}");
+    }
+    let text = good(&r.socket, &["stats", "--nonzero", "drop"]);
+    assert!(text.contains("spoofed") && !text.contains("no_route") && !text.contains("tx_packets"), "{text}");
+}
+
+#[test]
+fn json_is_what_the_api_says() {
+    let r = rig();
+    let client = Client::new(&r.socket).unwrap();
+    let json =
+        |command: &str| -> serde_json::Value { serde_json::from_str(&good(&r.socket, &["--json", command])).unwrap() };
+    assert_eq!(json("status"), serde_json::to_value(client.status().unwrap()).unwrap());
+    assert_eq!(json("ports"), serde_json::to_value(client.ports().unwrap()).unwrap());
+    assert_eq!(json("routes"), serde_json::json!([]));
+    assert_eq!(json("conns")[0]["cid"], 0x0100_0001);
+    assert_eq!(json("paths")[0]["srtt_us"], 31.5);
+    assert_eq!(json("stats")["counters"]["tx_packets"], 5);
+    // After the command, too.
+    assert!(good(&r.socket, &["paths", "--json"]).starts_with('['));
+}
+
+#[test]
+fn faults() {
+    let r = rig();
+    assert_eq!(good(&r.socket, &["fault", "list"]), "no faults in force\n");
+    let text = good(&r.socket, &["fault", "add", "--peer", "host-b", "--path", "2", "--down"]);
+    assert!(text.starts_with("fault 1: peer host-b path 2, rx, down\n"), "{text}");
+    let text = good(&r.socket, &["--json", "fault", "add", "--port", "web1", "--loss", "1", "--seed", "3"]);
+    let entry: FaultEntry = serde_json::from_str(&text).unwrap();
+    assert_eq!((entry.id, entry.spec.loss_percent, entry.spec.seed), (2, 1.0, Some(3)));
+    let text = good(&r.socket, &["fault", "list"]);
+    assert!(text.contains("port web1") && text.contains("loss 1 %, seed 3"), "{text}");
+    assert_eq!(bad(&r.socket, &["fault", "clear", "--id", "9"], 1), "error: id: no fault 9\nhint: known ids: 1\n");
+    assert_eq!(good(&r.socket, &["fault", "clear"]), "removed 2 faults\n");
+}
+
+#[test]
+fn errors_help() {
+    let r = rig();
+    let text = bad(&r.socket, &["reload"], 1);
+    assert!(text.contains("need a restart of bifrostd: workers.count"), "{text}");
+    let nobody = r.socket.with_file_name("nobody.sock");
+    let text = bad(&nobody, &["paths"], 1);
+    assert!(text.contains("nobody.sock") && text.contains("not running") && text.contains("systemctl start"), "{text}");
+    let error: serde_json::Value = serde_json::from_str(&bad(&nobody, &["--json", "paths"], 1)).unwrap();
+    assert_eq!(error["error"]["where"], nobody.to_str().unwrap());
+    let text = bad(&r.socket, &["path"], 2);
+    assert!(text.contains("similar") && text.contains("paths"), "{text}");
+    bad(&r.socket, &["fault", "add", "--loss", "1"], 2);
+    let text = bad(&r.socket, &["top"], 1);
+    assert!(text.contains("top needs a terminal") && text.contains("--json top"), "{text}");
+}
+
+#[test]
+fn top_as_json_lines() {
+    let r = rig();
+    let text = good(&r.socket, &["--json", "top", "--interval-ms", "50", "--count", "3"]);
+    let lines: Vec<serde_json::Value> = text.lines().map(|l| serde_json::from_str(l).unwrap()).collect();
+    assert_eq!(lines.len(), 3);
+    assert!(lines.iter().all(|l| l["paths"][0]["peer"] == "host-b" && l["status"]["pid"] == 7));
+    assert!(lines[0]["at_s"].as_f64() < lines[2]["at_s"].as_f64());
+}
+
+#[test]
+fn help_teaches() {
+    let output = Command::new(env!("CARGO_BIN_EXE_bifrostctl")).args(["fault", "add", "--help"]).output().unwrap();
+    let text = String::from_utf8(output.stdout).unwrap();
+    assert!(text.contains("bifrostctl fault add --port web1 --loss 1"), "{text}");
+}
