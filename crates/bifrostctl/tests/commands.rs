@@ -2,9 +2,11 @@
 
 #![allow(clippy::unwrap_used)]
 
+use std::io::{Read, Write};
 use std::path::{Path as FilePath, PathBuf};
-use std::process::{Command, Output};
+use std::process::{Command, Output, Stdio};
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use bifrost_control::api::*;
 use bifrost_control::{Backend, Client, ServerHandle, serve};
@@ -165,4 +167,44 @@ fn help_teaches() {
     let output = Command::new(env!("CARGO_BIN_EXE_bifrostctl")).args(["fault", "add", "--help"]).output().unwrap();
     let text = String::from_utf8(output.stdout).unwrap();
     assert!(text.contains("bifrostctl fault add --port web1 --loss 1"), "{text}");
+}
+
+/// Runs `top` in a pseudo-terminal, with `keys` typed; gives its exit code and what it wrote.
+fn top_in_a_terminal(socket: &FilePath, args: &str, keys: &[u8]) -> (Option<i32>, String) {
+    let program = env!("CARGO_BIN_EXE_bifrostctl");
+    let command = format!("stty cols 100 rows 30; {program} --socket {} top {args}", socket.display());
+    let mut child = Command::new("script")
+        .args(["--quiet", "--return", "--command", &command, "/dev/null"])
+        .env("TERM", "xterm-256color")
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut stdin = child.stdin.take().unwrap();
+    let mut stdout = child.stdout.take().unwrap();
+    let reader = std::thread::spawn(move || {
+        let mut written = Vec::new();
+        stdout.read_to_end(&mut written).unwrap();
+        String::from_utf8_lossy(&written).into_owned()
+    });
+    std::thread::sleep(Duration::from_millis(300));
+    stdin.write_all(keys).unwrap();
+    stdin.flush().unwrap();
+    let code = child.wait().unwrap().code();
+    drop(stdin);
+    (code, reader.join().unwrap())
+}
+
+#[test]
+fn top_draws_and_gives_the_terminal_back() {
+    let r = rig();
+    let left = "\u{1b}[?1049l";
+    for (args, keys) in [("--interval-ms 50 --count 4", &b""[..]), ("", b"q"), ("", b"\x03"), ("", b"pps\x1b[Bq")] {
+        let (code, screen) = top_in_a_terminal(&r.socket, args, keys);
+        assert_eq!(code, Some(0), "{args} {keys:?}: {screen}");
+        assert!(screen.contains("SRTT µs") && screen.contains("host-b") && screen.contains(left), "{screen:?}");
+    }
+    let nobody = r.socket.with_file_name("nobody.sock");
+    let (code, screen) = top_in_a_terminal(&nobody, "", b"");
+    assert!(code == Some(1) && screen.contains("not running") && !screen.contains(left), "{screen:?}");
 }
