@@ -123,10 +123,9 @@ fn out_directory(out: Option<PathBuf>, name: &str) -> PathBuf {
 
 fn list(json: bool) -> Result<ExitCode> {
     if json {
-        let modes: Vec<_> = Mode::ALL.iter().map(|mode| mode.name()).collect();
         let entries: Vec<_> = experiment::all()
             .iter()
-            .map(|e| serde_json::json!({ "name": e.name(), "summary": e.summary(), "modes": modes }))
+            .map(|e| serde_json::json!({ "name": e.name(), "summary": e.summary(), "modes": e.default_modes() }))
             .collect();
         println!("{}", serde_json::to_string_pretty(&entries)?);
     } else {
@@ -141,6 +140,10 @@ fn run_experiment(arguments: RunArguments) -> Result<ExitCode> {
     let RunArguments { name, out, mut options } = arguments;
     let experiment = find(&name)?;
     state::require_root()?;
+    if options.modes.is_empty() {
+        options.modes = experiment.default_modes();
+    }
+    options.modes.sort();
     options.modes.dedup();
     let binaries = Binaries::find(&options)?;
     let out = out_directory(out, &name);

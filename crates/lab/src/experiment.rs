@@ -21,6 +21,11 @@ pub trait Experiment {
     /// One line for `bifrost-lab list`.
     fn summary(&self) -> &'static str;
 
+    /// The networks that are compared unless the user says otherwise.
+    fn default_modes(&self) -> Vec<Mode> {
+        Mode::ALL.to_vec()
+    }
+
     /// Measures. Everything that was started has ended when this returns, whether well or with an error.
     fn run(&self, lab: &Lab) -> Result<Vec<Value>>;
 

@@ -96,8 +96,8 @@ pub struct Options {
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=100))]
     pub repetitions: Option<u32>,
 
-    /// Networks to compare, separated by commas
-    #[arg(long, value_enum, value_delimiter = ',', value_name = "MODE", default_values_t = Mode::ALL)]
+    /// Networks to compare, separated by commas [default: all three; soak: bifrost]
+    #[arg(long, value_enum, value_delimiter = ',', value_name = "MODE")]
     pub modes: Vec<Mode>,
 
     /// Where packets are dropped, separated by commas (redis-loss)

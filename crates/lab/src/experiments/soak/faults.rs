@@ -1,0 +1,137 @@
+//! The faults of a soak: one after another, chosen by a seed.
+
+use anyhow::Result;
+
+use crate::experiment::Network;
+use crate::inject;
+use crate::stats::Random;
+
+/// One fault.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) struct Fault {
+    /// What it is, in words.
+    pub(super) description: String,
+    action: Action,
+}
+
+#[derive(Debug, Clone, PartialEq)]
+enum Action {
+    Nothing,
+    /// nftables, on these paths (all if empty).
+    Wire(Vec<u8>, f64),
+    /// `bifrostctl fault add` between switch and guest, on both hosts.
+    Port(Vec<String>),
+    /// `bifrostctl fault add` on the underlay, on both hosts, on one path or on all of them.
+    Peer(Option<u8>, Vec<String>),
+}
+
+/// Chooses the next fault.
+pub(super) fn choose(random: &mut Random, paths: u8) -> Fault {
+    let path = u8::try_from(random.below(u64::from(paths))).unwrap_or(0);
+    let percent = |random: &mut Random, most: u64| (1 + random.below(most * 10)) as f64 / 10.0;
+    let words = |words: &[&str]| words.iter().map(ToString::to_string).collect::<Vec<_>>();
+    let action = match random.below(12) {
+        0 => Action::Nothing,
+        1 => Action::Wire(Vec::new(), percent(random, 3)),
+        2 => Action::Wire(vec![path], percent(random, 50)),
+        3 => Action::Wire(vec![path], 100.0),
+        4 => Action::Port(words(&["--loss", &percent(random, 2).to_string()])),
+        5 => Action::Peer(Some(path), words(&["--loss", &percent(random, 30).to_string()])),
+        6 => Action::Peer(Some(path), words(&["--down"])),
+        7 => {
+            let delay = (100 + random.below(5000)).to_string();
+            Action::Peer(Some(path), words(&["--delay-us", &delay, "--jitter-us", "500"]))
+        }
+        8 => Action::Peer(None, words(&["--reorder", &percent(random, 20).to_string()])),
+        9 => Action::Peer(None, words(&["--duplicate", &percent(random, 10).to_string()])),
+        10 => Action::Peer(None, words(&["--corrupt", &percent(random, 1).to_string()])),
+        // All paths at once: the transport has nowhere to go, and has to come back.
+        _ => Action::Wire(Vec::new(), 100.0),
+    };
+    let description = match &action {
+        Action::Nothing => "no fault".to_owned(),
+        Action::Wire(paths, loss) if paths.is_empty() => format!("wire, all paths: {loss} % loss"),
+        Action::Wire(paths, loss) => format!("wire, path {}: {loss} % loss", paths[0]),
+        Action::Port(arguments) => format!("ports: {}", arguments.join(" ")),
+        Action::Peer(Some(path), arguments) => format!("path {path}: {}", arguments.join(" ")),
+        Action::Peer(None, arguments) => format!("all paths: {}", arguments.join(" ")),
+    };
+    Fault { description, action }
+}
+
+impl Fault {
+    /// Whether nothing at all passes while the fault lasts.
+    pub(super) fn is_total(&self) -> bool {
+        matches!(&self.action, Action::Wire(paths, loss) if paths.is_empty() && *loss >= 100.0)
+    }
+
+    /// Puts the fault in force; [`clear`] must have removed the one before.
+    pub(super) fn apply(&self, network: &Network, seed: u64) -> Result<()> {
+        match &self.action {
+            Action::Nothing => Ok(()),
+            Action::Wire(paths, loss) => inject::wire_loss(&network.topology, paths, *loss),
+            Action::Port(effect) => {
+                for daemon in &network.overlay.daemons {
+                    add(daemon, &["--port", daemon.port()], effect, seed)?;
+                }
+                Ok(())
+            }
+            Action::Peer(path, effect) => {
+                let daemons = &network.overlay.daemons;
+                for (daemon, peer) in daemons.iter().zip(daemons.iter().rev()) {
+                    let path = path.map(|path| path.to_string());
+                    let mut target = vec!["--peer", peer.host()];
+                    if let Some(path) = &path {
+                        target.extend(["--path", path]);
+                    }
+                    add(daemon, &target, effect, seed)?;
+                }
+                Ok(())
+            }
+        }
+    }
+}
+
+/// Ends whatever fault is in force. Returns the packets that the daemons' own faults have hit, by host.
+pub(super) fn clear(network: &Network) -> Result<Vec<u64>> {
+    inject::wire_loss(&network.topology, &[], 0.0)?;
+    let mut hits = Vec::new();
+    for daemon in &network.overlay.daemons {
+        let list = daemon.control(&["fault", "list"])?;
+        let entries = list.as_array().into_iter().flatten();
+        hits.push(entries.filter_map(|entry| entry["hits_packets"].as_u64()).sum());
+        daemon.control(&["fault", "clear"])?;
+    }
+    Ok(hits)
+}
+
+fn add(daemon: &crate::daemon::Daemon, target: &[&str], effect: &[String], seed: u64) -> Result<()> {
+    let seed = seed.to_string();
+    let mut arguments = vec!["fault", "add"];
+    arguments.extend_from_slice(target);
+    arguments.extend(effect.iter().map(String::as_str));
+    arguments.extend(["--seed", &seed]);
+    daemon.control(&arguments)?;
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_seed_repeats_and_all_kinds_come_up() {
+        let draw = |seed| {
+            let mut random = Random::new(seed);
+            (0..200).map(|_| choose(&mut random, 4)).collect::<Vec<_>>()
+        };
+        assert_eq!(draw(1), draw(1));
+        assert_ne!(draw(1), draw(2));
+        let kinds =
+            ["no fault", "wire, all", "wire, path", "ports: --loss", "--down", "--delay-us", "--reorder", "--corrupt"];
+        for kind in kinds {
+            assert!(draw(1).iter().any(|fault| fault.description.contains(kind)), "{kind}");
+        }
+        assert!(draw(1).iter().any(Fault::is_total));
+    }
+}

@@ -1,0 +1,143 @@
+//! The program itself, in network namespaces. Needs root and the Debian packages; not `bifrostd`: what that does end to
+//! end is judged by `scripts/test.sh` with release binaries.
+
+#![allow(clippy::unwrap_used)]
+
+use std::os::unix::process::CommandExt as _;
+use std::path::Path;
+use std::process::{Child, Command, Output, Stdio};
+use std::sync::Mutex;
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::Value;
+
+/// Runs that measure must not disturb each other.
+static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
+
+fn lab() -> Command {
+    assert!(rustix::process::geteuid().is_root(), "end-to-end tests make network namespaces: run them as root");
+    Command::new(env!("CARGO_BIN_EXE_bifrost-lab"))
+}
+
+fn output(command: &mut Command) -> Output {
+    let output = command.output().unwrap();
+    assert!(output.status.success(), "{command:?}: {}", String::from_utf8_lossy(&output.stderr));
+    output
+}
+
+/// Namespaces of the run of process `pid`.
+fn namespaces_of(pid: u32) -> Vec<String> {
+    let list = Command::new("ip").args(["netns", "list"]).output().unwrap();
+    let text = String::from_utf8(list.stdout).unwrap();
+    text.lines().filter(|line| line.starts_with(&format!("bl{pid}x"))).map(str::to_owned).collect()
+}
+
+/// A run that lasts long, once it has built its namespaces and measures.
+fn long_run(out: &Path) -> Child {
+    let mut command = lab();
+    command.args(["run", "redis-loss", "--modes", "kernel_vxlan", "--seconds", "20", "--out"]).arg(out);
+    let child = command.stdout(Stdio::null()).stderr(Stdio::null()).process_group(0).spawn().unwrap();
+    let log = out.join("logs/kernel_vxlan-0/redis-benchmark-wire-0-get.txt");
+    let deadline = Instant::now() + Duration::from_secs(30);
+    while !log.exists() {
+        assert!(Instant::now() < deadline, "{} does not appear", log.display());
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    assert_eq!(namespaces_of(child.id()).len(), 4);
+    child
+}
+
+fn signal(child: &Child, signal: Signal) {
+    kill_process(Pid::from_raw(i32::try_from(child.id()).unwrap()).unwrap(), signal).unwrap();
+}
+
+#[test]
+fn a_kernel_vxlan_run_shows_tcp_stalling_under_loss() {
+    let _guard = ONE_AT_A_TIME.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+    let out = tempfile::tempdir().unwrap();
+    let arguments =
+        ["run", "redis-loss", "--quick", "--modes", "kernel_vxlan", "--losses", "0,1", "--ops", "get", "--out"];
+    let child = lab().args(arguments).arg(out.path()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let pid = child.id();
+    let finished = child.wait_with_output().unwrap();
+    assert!(finished.status.success(), "{}", String::from_utf8_lossy(&finished.stderr));
+    assert_eq!(namespaces_of(pid), [] as [String; 0]);
+
+    let stdout = String::from_utf8(finished.stdout).unwrap();
+    assert!(stdout.contains("P99.9 ms") && stdout.contains("latency-p99.9.svg"), "{stdout}");
+    for file in ["results.json", "report.md", "latency-p99.9.svg", "rps.svg"] {
+        assert!(out.path().join(file).is_file(), "{file}");
+    }
+    let results: Value = serde_json::from_slice(&std::fs::read(out.path().join("results.json")).unwrap()).unwrap();
+    let schema = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/results.schema.json");
+    let schema: Value = serde_json::from_slice(&std::fs::read(schema).unwrap()).unwrap();
+    assert!(jsonschema::validator_for(&schema).unwrap().is_valid(&results));
+    let rows = results["rows"].as_array().unwrap();
+    assert_eq!(rows.len(), 4);
+    for row in rows {
+        let lossy = row["loss_percent"].as_f64().unwrap() > 0.0;
+        // TCP's smallest retransmission timeout is 200 ms, which only a loss can make it wait for.
+        assert_eq!(row["latency_ms_p99_9"].as_f64().unwrap() > 200.0, lossy, "{row}");
+        if let Some(drops) = row["wire_drops_packets"].as_u64() {
+            let expected = row["requests"].as_f64().unwrap() * 2.0 * row["loss_percent"].as_f64().unwrap() / 100.0;
+            let drops = drops as f64;
+            assert!(drops >= expected * 0.7 && drops <= expected * 3.0 + 10.0, "{drops} packets dropped: {row}");
+        }
+    }
+
+    // Two modes are missing, so the bars cannot be cleared.
+    let check = lab().args(["check", "redis-loss", "--out"]).arg(out.path()).output().unwrap();
+    assert_eq!(check.status.code(), Some(1));
+    assert!(String::from_utf8(check.stdout).unwrap().contains("not measured"));
+}
+
+#[test]
+fn an_interrupted_run_cleans_up() {
+    let _guard = ONE_AT_A_TIME.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+    let out = tempfile::tempdir().unwrap();
+    let mut child = long_run(out.path());
+    signal(&child, Signal::INT);
+    let status = child.wait().unwrap();
+    assert_eq!(status.code(), Some(1));
+    assert_eq!(namespaces_of(child.id()), [] as [String; 0]);
+}
+
+#[test]
+fn what_a_killed_run_leaves_is_removed_by_the_next() {
+    let _guard = ONE_AT_A_TIME.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+    let out = tempfile::tempdir().unwrap();
+    let mut killed = long_run(out.path());
+    signal(&killed, Signal::KILL);
+    killed.wait().unwrap();
+    assert_eq!(namespaces_of(killed.id()).len(), 4);
+    // A run that lives is left alone.
+    let living_out = tempfile::tempdir().unwrap();
+    let mut living = long_run(living_out.path());
+    assert_eq!(namespaces_of(killed.id()), [] as [String; 0]);
+    let clean = output(lab().arg("clean"));
+    assert_eq!(namespaces_of(living.id()).len(), 4, "{}", String::from_utf8_lossy(&clean.stdout));
+    signal(&living, Signal::TERM);
+    living.wait().unwrap();
+    assert_eq!(namespaces_of(living.id()), [] as [String; 0]);
+}
+
+#[test]
+fn the_command_line_teaches() {
+    let list: Value = serde_json::from_slice(&output(lab().args(["list", "--json"])).stdout).unwrap();
+    let names: Vec<_> = list.as_array().unwrap().iter().map(|e| e["name"].as_str().unwrap()).collect();
+    assert_eq!(names, ["redis-loss", "path-failure", "iperf", "soak"]);
+    let wrong = [
+        (vec!["run", "redis-los"], "there are: redis-loss"),
+        (vec!["run", "redis-loss", "--losses", "101"], "from 0 to 100"),
+        (vec!["run", "redis-loss", "--modes", "magic"], "kernel_vxlan"),
+        (vec!["run", "redis-loss", "--paths", "9"], "1..=8"),
+        (vec!["run", "redis-loss", "--bin-dir", "/nonexistent"], "--modes kernel_vxlan"),
+        (vec!["check", "redis-loss", "--out", "/nonexistent"], "bifrost-lab run redis-loss"),
+    ];
+    for (arguments, hint) in wrong {
+        let output = lab().args(&arguments).output().unwrap();
+        let stderr = String::from_utf8(output.stderr).unwrap();
+        assert!(!output.status.success() && stderr.contains(hint), "{arguments:?}: {stderr}");
+    }
+}

@@ -1,0 +1,158 @@
+//! `docs/results.schema.json` describes what the experiments write.
+
+#![allow(clippy::unwrap_used)]
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use bifrost_lab::experiments::{iperf, path_failure, redis_loss, soak};
+use bifrost_lab::options::{Cabling, Injector, Mode, Op, Options};
+use bifrost_lab::results::{HostInfo, Results, SCHEMA_VERSION, to_values};
+use serde::Serialize;
+use serde_json::{Value, json};
+
+fn validator() -> jsonschema::Validator {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/results.schema.json");
+    let schema: Value = serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap();
+    jsonschema::validator_for(&schema).unwrap()
+}
+
+fn results<R: Serialize>(experiment: &str, row: R) -> Value {
+    let options = Options {
+        quick: true,
+        repetitions: None,
+        modes: Mode::ALL.to_vec(),
+        injectors: vec![Injector::Wire, Injector::Vnic],
+        losses: Some(vec![0.0, 1.0]),
+        ops: vec![Op::Get],
+        seconds: None,
+        clients: 50,
+        paths: 4,
+        cabling: Cabling::Paths,
+        wire_offload: false,
+        seed: 1,
+        bin_dir: None,
+    };
+    let results = Results {
+        schema_version: SCHEMA_VERSION,
+        experiment: experiment.to_owned(),
+        host: HostInfo::collect(&options),
+        rows: to_values(&[row]).unwrap(),
+    };
+    serde_json::to_value(results).unwrap()
+}
+
+fn all() -> Vec<Value> {
+    let redis_loss = redis_loss::Row {
+        mode: Mode::KernelVxlan,
+        injector: Injector::Vnic,
+        loss_percent: 0.01,
+        op: Op::Set,
+        repetition: 2,
+        requests: 100,
+        rps: 1.5,
+        latency_ms_avg: 0.1,
+        latency_ms_p50: 0.1,
+        latency_ms_p99: 0.2,
+        latency_ms_p99_9: 0.3,
+        latency_ms_max: 0.4,
+        wire_drops_packets: None,
+    };
+    let path_failure = path_failure::Row {
+        mode: Mode::Bifrost,
+        injector: Injector::Wire,
+        workload: path_failure::Workload::Requests,
+        repetition: 0,
+        failed_path: 3,
+        bin_ms: 100,
+        bins_gbit_per_s: Vec::new(),
+        bins_rps: vec![1.0],
+        phases: vec![path_failure::Phase {
+            name: "failed".to_owned(),
+            loss_percent: 100.0,
+            start_s: 1.0,
+            end_s: 2.0,
+            mean: 1.0,
+            lowest_bin_percent_of_before: 99.0,
+            request_success_percent: Some(100.0),
+            longest_stall_ms: Some(1.0),
+        }],
+        request_success_percent: Some(100.0),
+        longest_stall_ms: Some(1.0),
+        wrong_answers: Some(0),
+    };
+    let iperf = iperf::Row {
+        mode: Mode::Off,
+        injector: Injector::Wire,
+        loss_percent: 0.1,
+        repetition: 0,
+        duration_s: 5.0,
+        throughput_gbit_per_s: 3.0,
+        guest_retransmits: 0,
+        wire_drops_packets: 1,
+        bins_gbit_per_s: vec![3.0],
+    };
+    let counters = BTreeMap::from([("rte_sent_packets".to_owned(), 1)]);
+    let soak = soak::Row {
+        mode: Mode::Bifrost,
+        duration_s: 60.0,
+        seed: 1,
+        faults: vec![soak::FaultEntry { start_s: 0.0, description: "no fault".to_owned(), hits_packets: 0 }],
+        streams: vec![soak::StreamResult {
+            direction: "a to b".to_owned(),
+            sent_bytes: 1,
+            correct_bytes: 1,
+            error: Some("none".to_owned()),
+        }],
+        redis_answered_requests: 1,
+        redis_failed_requests: 0,
+        redis_wrong_answers: 0,
+        redis_latency_ms_p99_9: 1.0,
+        daemons: vec![soak::DaemonResult {
+            host: "host-a".to_owned(),
+            rss_start_kib: 1.0,
+            rss_end_kib: 1.0,
+            rss_slope_kib_per_minute: -0.5,
+            drops_packets: BTreeMap::new(),
+            unexplained_packets: BTreeMap::new(),
+            counters,
+        }],
+        missing_packets: Some(0),
+        bins_rps: vec![1.0],
+    };
+    vec![
+        results("redis-loss", redis_loss),
+        results("path-failure", path_failure),
+        results("iperf", iperf),
+        results("soak", soak),
+    ]
+}
+
+#[test]
+fn every_experiments_results_match() {
+    let validator = validator();
+    for results in all() {
+        let errors: Vec<_> = validator.iter_errors(&results).map(|e| format!("{}: {e}", e.instance_path)).collect();
+        assert!(errors.is_empty(), "{}: {errors:?}", results["experiment"]);
+    }
+}
+
+#[test]
+fn what_is_wrong_does_not_match() {
+    let validator = validator();
+    let changes: [(&str, fn(&mut Value)); 6] = [
+        ("a missing field", |v| drop(v["rows"][0].as_object_mut().unwrap().remove("mode"))),
+        ("an unknown field", |v| v["rows"][0]["latency"] = json!(1)),
+        ("an unknown mode", |v| v["rows"][0]["mode"] = json!("magic")),
+        ("another version", |v| v["schema_version"] = json!(2)),
+        ("an unknown experiment", |v| v["experiment"] = json!("magic")),
+        ("a text for a number", |v| v["host"]["cpus"] = json!("two")),
+    ];
+    for results in all() {
+        for (what, change) in changes {
+            let mut changed = results.clone();
+            change(&mut changed);
+            assert!(!validator.is_valid(&changed), "{}: {what}", results["experiment"]);
+        }
+    }
+}
