@@ -48,7 +48,7 @@ impl VpcIndex {
     }
 
     pub(crate) fn add_port(&mut self, port: &Port) -> Result<(), BuildError> {
-        self.add_mac(port.mac, Place::Local(port.id), false)?;
+        self.add_mac(port.mac, Place::Local(port.id))?;
         for &addr in &port.addresses {
             if !is_host(addr) {
                 return Err(BuildError::Address(addr));
@@ -60,17 +60,17 @@ impl VpcIndex {
 
     pub(crate) fn add_route(&mut self, route: &Route) -> Result<(), BuildError> {
         let place = Place::Remote(route.peer);
-        // One vNIC may have any number of prefixes.
-        self.add_mac(route.mac, place, true)?;
+        self.add_mac(route.mac, place)?;
         self.add_prefix(route.prefix, Station { mac: route.mac, place })
     }
 
-    fn add_mac(&mut self, mac: Mac, place: Place, again: bool) -> Result<(), BuildError> {
+    /// One vNIC may have any number of prefixes, so the same again is no contradiction.
+    fn add_mac(&mut self, mac: Mac, place: Place) -> Result<(), BuildError> {
         if !mac.is_unicast() || mac == GATEWAY_MAC {
             return Err(BuildError::Mac(mac));
         }
         match self.macs.insert(mac, place) {
-            Some(old) if !again || old != place => Err(BuildError::DuplicateMac { vni: self.vni, mac }),
+            Some(old) if old != place => Err(BuildError::DuplicateMac { vni: self.vni, mac }),
             _ => Ok(()),
         }
     }

@@ -178,6 +178,15 @@ fn unverified_and_damaged_frames_stay_single() {
 }
 
 #[test]
+fn frames_between_other_stations_do_not_merge() {
+    for at in [5, 11] {
+        let mut frames = build(&stream(0, 4, &Packet::default()));
+        frames[2][at] ^= 1;
+        assert_eq!(run(&frames, |_| true, 64).len(), 3, "byte {at} of the Ethernet header");
+    }
+}
+
+#[test]
 fn bounds_of_one_packet() {
     let frames = build(&stream(0, 130, &Packet::default()));
     let sizes: Vec<_> = run(&frames, |_| true, 1000).iter().map(|r| r.buffers.len()).collect();

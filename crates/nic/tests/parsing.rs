@@ -104,6 +104,7 @@ fn refuses_with_the_right_reason() {
         ("IPv4 version", v4, 0, &[(14, 0x65)], Malformed::Ipv4Header),
         ("IPv4 header length", v4, 0, &[(14, 0x44)], Malformed::Ipv4Header),
         ("IPv4 total below header", v4, 0, &[(17, 19), (16, 0)], Malformed::Ipv4Length),
+        ("IPv4 total just beyond frame", v4, 0, &[(17, 58)], Malformed::Ipv4Length),
         ("IPv4 total beyond frame", v4, 0, &[(16, 1)], Malformed::Ipv4Length),
         ("IPv4 options beyond total", v4, 0, &[(14, 0x4e), (17, 52)], Malformed::Ipv4Length),
         ("IPv6 cut", v6, 53, &[], Malformed::Ipv6Truncated),

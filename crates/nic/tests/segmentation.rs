@@ -230,6 +230,17 @@ fn the_largest_frames_and_too_many_segments() {
 }
 
 #[test]
+fn fragments_have_no_checksum_to_check() {
+    for udp in [false, true] {
+        let mut frame = Packet { udp, payload: vec![5; 64], ..Packet::default() }.build();
+        frame[20] = 0x20;
+        frame[60] ^= 1;
+        let parsed = parse(&frame, frame.len()).unwrap();
+        assert_eq!(transport_checksum(&frame, &parsed), Checksum::None);
+    }
+}
+
+#[test]
 fn udp_checksum_of_zero_is_sent_as_ones_and_zero_means_none() {
     let mut p = Packet { udp: true, payload: vec![0, 0], ..Packet::default() };
     // Choose the payload so that the sum comes out as zero: all ones minus the sum of the rest.
@@ -245,6 +256,15 @@ fn udp_checksum_of_zero_is_sent_as_ones_and_zero_means_none() {
     let mut out = Vec::new();
     Segments::plan(&partial, &[], offload).unwrap().write(0, &partial, &[], &mut out);
     assert_eq!(out, frame);
+    // The same when it leaves as one segment.
+    let offload = Offload::from_virtio(virtio(&p, 1000), &parsed, frame.len()).unwrap();
+    out.clear();
+    Segments::plan(&partial, &[], offload).unwrap().write(0, &partial, &[], &mut out);
+    assert_eq!(out, frame);
+    // Bytes behind the datagram cannot be segmented with it.
+    let mut trailing = partial.clone();
+    trailing[39] -= 1;
+    assert_eq!(Segments::plan(&trailing, &[], offload), Err(Malformed::UdpHeader));
     frame[at..at + 2].fill(0);
     assert_eq!(transport_checksum(&frame, &parsed), Checksum::None);
     assert!(bifrost_nic::verify_transport_checksum(&frame, &parsed));
