@@ -72,6 +72,12 @@ impl TxBatch {
         self.entries.push(Entry { lane, start: start as u32, len: len as u32, ecn });
     }
 
+    /// Takes the datagram that was added last back out; returns its UDP payload.
+    pub fn pop(&mut self) -> Option<Vec<u8>> {
+        let entry = self.entries.pop()?;
+        Some(self.bytes.split_off(entry.start as usize))
+    }
+
     /// Number of datagrams.
     pub fn len(&self) -> usize {
         self.entries.len()

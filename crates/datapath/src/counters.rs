@@ -1,0 +1,107 @@
+//! What the data path counts itself; rooms below count their own.
+
+use bifrost_nic::Malformed;
+use bifrost_wire::bifrost::Refusal;
+
+/// Counters of one worker.
+#[derive(Clone, Debug, Default)]
+pub struct Counters {
+    /// Turns of the loop.
+    pub loops: u64,
+    /// Turns that found something to do.
+    pub busy_loops: u64,
+    /// Time spent in turns that found something to do, ns.
+    pub busy_ns: u64,
+    /// Datagrams received on the underlay.
+    pub underlay_rx_packets: u64,
+    /// Bytes of them, from the VXLAN header on.
+    pub underlay_rx_bytes: u64,
+    /// Datagrams given to the underlay for sending.
+    pub underlay_tx_packets: u64,
+    /// Bytes of them, from the VXLAN header on.
+    pub underlay_tx_bytes: u64,
+    /// Datagrams from an address that is no configured peer.
+    pub unknown_peer_packets: u64,
+    /// Datagrams whose VXLAN header is short or lacks the I flag.
+    pub bad_vxlan_packets: u64,
+    /// BIFROST packets that the parser refused, by reason.
+    pub refused_packets: [u64; Refusal::ALL.len()],
+    /// Frames in datagrams that cannot be parsed, by reason.
+    pub malformed_underlay_frames: [u64; Malformed::ALL.len()],
+    /// Frames from guests that cannot be parsed or segmented, by reason.
+    pub malformed_guest_frames: [u64; Malformed::ALL.len()],
+    /// Frames in datagrams whose transport checksum is wrong.
+    pub bad_checksum_frames: u64,
+    /// Frames from guests whose finished transport checksum is wrong; they leave as plain VXLAN.
+    pub bad_guest_checksum_frames: u64,
+    /// DATA whose frame is not for the connection's vNIC.
+    pub wrong_vnic_packets: u64,
+    /// Plain VXLAN frames accepted.
+    pub plain_rx_packets: u64,
+    /// Frames sent as plain VXLAN.
+    pub plain_tx_packets: u64,
+    /// Frames switched between two ports of this host.
+    pub local_packets: u64,
+    /// Plain or local frames for which the guest had no buffer.
+    pub no_buffer_packets: u64,
+    /// Frames larger than the receiving port takes.
+    pub too_large_packets: u64,
+    /// Packets that an injected fault dropped.
+    pub fault_dropped_packets: u64,
+    /// Packets that an injected fault delayed.
+    pub fault_delayed_packets: u64,
+    /// Packets that an injected fault duplicated.
+    pub fault_duplicated_packets: u64,
+    /// Packets that an injected fault corrupted.
+    pub fault_corrupted_packets: u64,
+    /// Delayed packets dropped because too many wait.
+    pub fault_overflow_packets: u64,
+    /// Notifications that failed.
+    pub notify_errors: u64,
+    /// Fetches that failed.
+    pub fetch_errors: u64,
+}
+
+impl Counters {
+    /// All counters with their names, units last; zero ones of the tables by reason are left out.
+    pub fn iter(&self) -> impl Iterator<Item = (String, u64)> {
+        let plain = [
+            ("datapath.loops", self.loops),
+            ("datapath.busy_loops", self.busy_loops),
+            ("datapath.busy_ns", self.busy_ns),
+            ("underlay.rx_packets", self.underlay_rx_packets),
+            ("underlay.rx_bytes", self.underlay_rx_bytes),
+            ("underlay.tx_packets", self.underlay_tx_packets),
+            ("underlay.tx_bytes", self.underlay_tx_bytes),
+            ("drop.unknown_peer_packets", self.unknown_peer_packets),
+            ("drop.bad_vxlan_packets", self.bad_vxlan_packets),
+            ("drop.bad_checksum_frames", self.bad_checksum_frames),
+            ("datapath.bad_guest_checksum_frames", self.bad_guest_checksum_frames),
+            ("drop.wrong_vnic_packets", self.wrong_vnic_packets),
+            ("datapath.plain_rx_packets", self.plain_rx_packets),
+            ("datapath.plain_tx_packets", self.plain_tx_packets),
+            ("datapath.local_packets", self.local_packets),
+            ("drop.no_buffer_packets", self.no_buffer_packets),
+            ("drop.too_large_packets", self.too_large_packets),
+            ("fault.dropped_packets", self.fault_dropped_packets),
+            ("fault.delayed_packets", self.fault_delayed_packets),
+            ("fault.duplicated_packets", self.fault_duplicated_packets),
+            ("fault.corrupted_packets", self.fault_corrupted_packets),
+            ("fault.overflow_packets", self.fault_overflow_packets),
+            ("drop.notify_errors", self.notify_errors),
+            ("drop.fetch_errors", self.fetch_errors),
+        ];
+        let refused =
+            Refusal::ALL.iter().map(|r| (format!("refused.{}_packets", r.name()), self.refused_packets[r.index()]));
+        let underlay = Malformed::ALL
+            .iter()
+            .map(|m| (format!("malformed.underlay_{}_frames", m.name()), self.malformed_underlay_frames[m.index()]));
+        let guest = Malformed::ALL
+            .iter()
+            .map(|m| (format!("malformed.guest_{}_frames", m.name()), self.malformed_guest_frames[m.index()]));
+        plain
+            .into_iter()
+            .map(|(name, value)| (name.to_string(), value))
+            .chain(refused.chain(underlay).chain(guest).filter(|(_, value)| *value > 0))
+    }
+}

@@ -1,0 +1,155 @@
+//! To the underlay: segment, encapsulate, send, release.
+
+use bifrost_port::{LaneId, TxHandle, Underlay};
+use bifrost_rte::{Control, ControlOut, DataOut};
+use bifrost_wire::bifrost::PathId;
+use bifrost_wire::{Vni, vxlan};
+
+use crate::core::Core;
+use crate::delayed::Packet;
+use crate::fault::{Direction, corrupt};
+
+/// ECN codepoints (RFC 3168).
+const NOT_ECT: u8 = 0;
+const ECT_0: u8 = 2;
+
+impl Core {
+    /// Sends what the transport asked for and gives released buffers back. Returns whether there was anything.
+    pub(crate) fn emit(&mut self, underlay: &mut impl Underlay) -> bool {
+        let busy = !self.out.is_empty() || !self.batch.is_empty();
+        if !busy {
+            return false;
+        }
+        let out = std::mem::take(&mut self.out);
+        for data in &out.data {
+            self.send_data(data);
+        }
+        for control in &out.control {
+            self.send_control(control);
+        }
+        for plain in &out.plain {
+            if let Some(peer) = self.peers.of_engine(plain.peer).map(|p| p.config.id) {
+                self.send_plain(peer, plain.vni, plain.owner, plain.handle, plain.segment);
+            } else if let Some(port) = self.port_mut(plain.owner) {
+                port.release(plain.handle);
+            }
+        }
+        // Copies of all bytes are in the batch, so buffers can go back before it is sent.
+        for &(owner, handle) in &out.release {
+            if let Some(port) = self.port_mut(owner) {
+                port.release(handle);
+            }
+        }
+        self.out = out;
+        self.out.clear();
+        self.counters.underlay_tx_packets += self.batch.len() as u64;
+        self.counters.underlay_tx_bytes += self.batch.bytes() as u64;
+        if !self.batch.is_empty() {
+            underlay.send(&mut self.batch);
+        }
+        true
+    }
+
+    /// One data packet: VXLAN, BIFROST header, one segment of the guest's frame.
+    fn send_data(&mut self, data: &DataOut) {
+        let Some(vni) = Vni::new(data.vni) else { return };
+        let Some(peer) = self.peers.of_engine(data.peer) else { return };
+        let (lane, id) = (peer.lane(data.header.path), peer.config.id);
+        let Some(port) = self.ports.get(usize::from(data.owner)).and_then(Option::as_ref) else { return };
+        let Some(Some(held)) = port.held.get(data.handle as usize) else { return };
+        let (head, tail) = port.port.bytes(TxHandle(data.handle));
+        let ecn = if data.header.ecn { ECT_0 } else { NOT_ECT };
+        let faulty = !self.faults.is_empty();
+        self.batch.push(lane, ecn, |buffer| {
+            buffer.extend_from_slice(&vxlan::emit(vni));
+            buffer.extend_from_slice(&data.header.emit());
+            let frame = buffer.len();
+            held.segments.write(u16::from(data.segment), head, tail, buffer);
+            if let Some(rewrite) = held.rewrite {
+                rewrite.apply(&mut buffer[frame..]);
+            }
+        });
+        if faulty {
+            self.spoil_last(id, data.header.path, lane, ecn);
+        }
+    }
+
+    fn send_control(&mut self, control: &ControlOut) {
+        let Some(vni) = Vni::new(control.vni) else { return };
+        let Some(peer) = self.peers.of_engine(control.peer) else { return };
+        let (lane, id) = (peer.lane(control.path), peer.config.id);
+        self.batch.push(lane, NOT_ECT, |buffer| {
+            buffer.extend_from_slice(&vxlan::emit(vni));
+            match &control.packet {
+                Control::Ack(ack) => ack.emit(buffer),
+                Control::Probe(header) => buffer.extend_from_slice(&header.emit()),
+                Control::Skip(header) => buffer.extend_from_slice(&header.emit_skip()),
+                Control::Setup(setup) => buffer.extend_from_slice(&setup.emit()),
+                Control::Reset(reset) => buffer.extend_from_slice(&reset.emit()),
+            }
+        });
+        if !self.faults.is_empty() {
+            self.spoil_last(id, control.path, lane, NOT_ECT);
+        }
+    }
+
+    /// One segment as plain VXLAN, and its release.
+    pub(crate) fn send_plain(&mut self, peer: u16, vni: u32, owner: u16, handle: u32, segment: u8) {
+        let sent = self.write_plain(peer, vni, owner, handle, segment);
+        if let Some((path, lane)) = sent {
+            self.counters.plain_tx_packets += 1;
+            if !self.faults.is_empty() {
+                self.spoil_last(peer, PathId::masked(path), lane, NOT_ECT);
+            }
+        }
+        if let Some(port) = self.port_mut(owner) {
+            port.release(handle);
+        }
+    }
+
+    fn write_plain(&mut self, peer: u16, vni: u32, owner: u16, handle: u32, segment: u8) -> Option<(u8, LaneId)> {
+        let vni = Vni::new(vni)?;
+        let port = self.ports.get(usize::from(owner))?.as_ref()?;
+        let held = port.held.get(handle as usize)?.as_ref()?;
+        let (path, lane) = self.peers.get(peer)?.plain_lane(held.flow);
+        let (head, tail) = port.port.bytes(TxHandle(handle));
+        self.batch.push(lane, NOT_ECT, |buffer| {
+            buffer.extend_from_slice(&vxlan::emit(vni));
+            let frame = buffer.len();
+            held.segments.write(u16::from(segment), head, tail, buffer);
+            if let Some(rewrite) = held.rewrite {
+                rewrite.apply(&mut buffer[frame..]);
+            }
+        });
+        Some((path, lane))
+    }
+
+    /// Applies the path's faults to the datagram that was just added.
+    fn spoil_last(&mut self, peer: u16, path: PathId, lane: LaneId, ecn: u8) {
+        let fate = self.faults.on_path(peer, path.get(), Direction::Tx);
+        if fate == Default::default() {
+            return;
+        }
+        let Some(mut bytes) = self.batch.pop() else { return };
+        if fate.drop {
+            self.counters.fault_dropped_packets += 1;
+            return;
+        }
+        if fate.duplicate {
+            self.counters.fault_duplicated_packets += 1;
+            self.batch.push(lane, ecn, |buffer| buffer.extend_from_slice(&bytes));
+        }
+        if let Some(bit) = fate.corrupt {
+            self.counters.fault_corrupted_packets += 1;
+            corrupt(&mut bytes, bit);
+        }
+        if fate.delay_ns > 0 {
+            self.counters.fault_delayed_packets += 1;
+            if !self.delayed.push(self.now.after(fate.delay_ns), Packet::Out { lane, ecn, bytes }) {
+                self.counters.fault_overflow_packets += 1;
+            }
+        } else {
+            self.batch.push(lane, ecn, |buffer| buffer.extend_from_slice(&bytes));
+        }
+    }
+}

@@ -1,0 +1,229 @@
+//! From the guest: fetch, parse, switch, transport.
+
+use bifrost_avs::{FromGuest, PortId};
+use bifrost_nic::{L3, Parsed, Segments, parse, verify_transport_checksum};
+use bifrost_port::{TxFrame, Underlay};
+use bifrost_rte::{Admission, Destination, Ordering, Outbound};
+
+use crate::core::Core;
+use crate::fault::Direction;
+use crate::ports::Held;
+
+/// Packets of one guest in one turn, so that none starves the others.
+const GUEST_BUDGET: usize = 128;
+/// Bytes waiting to be sent after which the turn sends in between.
+const BATCH_BYTES: usize = 512 << 10;
+
+/// What became of a fetched packet.
+enum Done {
+    /// The transport or the batch has it, or it is finished.
+    Yes,
+    /// A window is closed.
+    Blocked,
+}
+
+impl Core {
+    /// Fetches from every guest that may have something, within its budget.
+    pub(crate) fn fetch_from_guests(&mut self, underlay: &mut impl Underlay) -> bool {
+        let mut busy = false;
+        for owner in 0..self.ports.len() {
+            busy |= self.fetch_from(owner, underlay);
+        }
+        busy
+    }
+
+    fn fetch_from(&mut self, owner: usize, underlay: &mut impl Underlay) -> bool {
+        let Some(port) = self.ports[owner].as_mut() else { return false };
+        if port.failed || (!port.readable && port.backlog.is_empty()) {
+            return false;
+        }
+        // A closed window stops fetching from this guest and nothing else.
+        let mut busy = false;
+        if port.backlog.is_empty() {
+            self.frames.clear();
+            match port.port.fetch(GUEST_BUDGET, &mut self.frames) {
+                Ok(more) => port.readable = more,
+                Err(error) => {
+                    port.failed = true;
+                    self.counters.fetch_errors += 1;
+                    tracing::error!(port = owner, %error, "a guest's device is gone; the port is out of use until a reload");
+                }
+            }
+            port.backlog.extend(self.frames.drain(..));
+        }
+        while let Some(frame) = self.ports[owner].as_mut().and_then(|p| p.backlog.pop_front()) {
+            match self.on_guest_frame(owner as u16, frame) {
+                Done::Yes => busy = true,
+                Done::Blocked => {
+                    if let Some(port) = self.ports[owner].as_mut() {
+                        port.backlog.push_front(frame);
+                    }
+                    break;
+                }
+            }
+            if self.out.data.len() * 1024 + self.batch.bytes() > BATCH_BYTES {
+                self.emit(underlay);
+            }
+        }
+        self.watch(owner);
+        busy
+    }
+
+    fn on_guest_frame(&mut self, owner: u16, frame: TxFrame) -> Done {
+        let Some(port) = self.ports[usize::from(owner)].as_mut() else { return Done::Yes };
+        let handle = frame.handle.0;
+        let first_try = port.held[handle as usize].is_none();
+        let (head, tail) = port.port.bytes(frame.handle);
+        let parsed = match parse(head, frame.len as usize) {
+            Ok(parsed) => parsed,
+            Err(reason) => {
+                self.counters.malformed_guest_frames[reason.index()] += 1;
+                port.port.complete(frame.handle);
+                return Done::Yes;
+            }
+        };
+        if first_try {
+            port.tx_packets += 1;
+            port.tx_bytes += u64::from(frame.len);
+            if !self.faults.is_empty() && self.faults.at_port(owner, Direction::Tx).drop {
+                self.counters.fault_dropped_packets += 1;
+                port.port.complete(frame.handle);
+                return Done::Yes;
+            }
+        }
+        let decision = self.switch.from_guest(PortId(owner), head, &parsed);
+        let segments = match decision {
+            FromGuest::Answer => {
+                port.port.complete(frame.handle);
+                self.answer(owner);
+                return Done::Yes;
+            }
+            FromGuest::Drop(_) => {
+                port.port.complete(frame.handle);
+                return Done::Yes;
+            }
+            FromGuest::Remote { .. } | FromGuest::Local { .. } => match Segments::plan(head, tail, frame.offload) {
+                Ok(segments) => segments,
+                Err(reason) => {
+                    self.counters.malformed_guest_frames[reason.index()] += 1;
+                    port.port.complete(frame.handle);
+                    return Done::Yes;
+                }
+            },
+        };
+        match decision {
+            FromGuest::Remote { vni, peer, local, remote, rewrite, reliable, ordering } => {
+                let count = segments.count();
+                port.held[handle as usize] = Some(Held { segments, rewrite, flow: parsed.flow_hash, left: count });
+                let Some(peer) = self.peers.get(peer.0) else {
+                    port.held[handle as usize] = None;
+                    port.port.complete(frame.handle);
+                    return Done::Yes;
+                };
+                let mut reliable = reliable;
+                if reliable && first_try && !checksum_can_be_right(head, tail, &parsed, frame) {
+                    // The receiver would refuse it as corrupted, for ever.
+                    self.counters.bad_guest_checksum_frames += 1;
+                    reliable = false;
+                }
+                let admission = match peer.engine {
+                    Some(engine_peer) if reliable => {
+                        let to = Destination {
+                            vni: vni.get(),
+                            owner,
+                            local,
+                            remote,
+                            peer: engine_peer,
+                            ordering: ordering_of(ordering),
+                        };
+                        let packet = Outbound { handle, segments: count as u8, flow: parsed.flow_hash };
+                        self.engine.transmit(self.now, &to, packet, &mut self.out)
+                    }
+                    _ => Admission::Plain,
+                };
+                match admission {
+                    Admission::Accepted => Done::Yes,
+                    Admission::Blocked => Done::Blocked,
+                    Admission::Plain => {
+                        let (id, vni) = (peer.config.id, vni.get());
+                        for segment in 0..count {
+                            self.send_plain(id, vni, owner, handle, segment as u8);
+                        }
+                        Done::Yes
+                    }
+                }
+            }
+            FromGuest::Local { port: to, rewrite } => {
+                self.deliver_locally(owner, frame, segments, to.0, rewrite);
+                Done::Yes
+            }
+            FromGuest::Answer | FromGuest::Drop(_) => Done::Yes,
+        }
+    }
+
+    /// Gives the switch's own answer to the guest that asked.
+    fn answer(&mut self, owner: u16) {
+        let Some(port) = self.ports[usize::from(owner)].as_mut() else { return };
+        match port.port.place(self.switch.answer(), true) {
+            Ok(handle) => self.out.publish.push((owner, handle.0)),
+            Err(_) => self.counters.no_buffer_packets += 1,
+        }
+        self.publish();
+    }
+
+    /// From one port of this host to another: no transport, no encapsulation.
+    fn deliver_locally(
+        &mut self,
+        from: u16,
+        frame: TxFrame,
+        segments: Segments,
+        to: u16,
+        rewrite: Option<bifrost_avs::Rewrite>,
+    ) {
+        let mut scratch = std::mem::take(&mut self.scratch);
+        for i in 0..segments.count() {
+            let Some(port) = self.ports[usize::from(from)].as_mut() else { break };
+            let (head, tail) = port.port.bytes(frame.handle);
+            scratch.clear();
+            segments.write(i, head, tail, &mut scratch);
+            if let Some(rewrite) = rewrite {
+                rewrite.apply(&mut scratch);
+            }
+            self.counters.local_packets += 1;
+            self.deliver_plain(to, &scratch, true);
+        }
+        self.scratch = scratch;
+        self.publish();
+        if let Some(port) = self.ports[usize::from(from)].as_mut() {
+            port.port.complete(frame.handle);
+        }
+    }
+
+    /// Places a frame that no transport vouches for; it is shown with this batch.
+    pub(crate) fn deliver_plain(&mut self, owner: u16, frame: &[u8], checksum_valid: bool) {
+        let Some(port) = self.ports.get_mut(usize::from(owner)).and_then(Option::as_mut) else { return };
+        match port.port.place(frame, checksum_valid) {
+            Ok(handle) => {
+                port.rx_packets += 1;
+                port.rx_bytes += frame.len() as u64;
+                self.out.publish.push((owner, handle.0));
+            }
+            Err(bifrost_port::PlaceError::NoBuffer) => self.counters.no_buffer_packets += 1,
+            Err(bifrost_port::PlaceError::TooLarge) => self.counters.too_large_packets += 1,
+        }
+    }
+}
+
+/// Whether a frame's transport checksum is left to be finished, or finished and right.
+fn checksum_can_be_right(head: &[u8], tail: &[u8], parsed: &Parsed, frame: TxFrame) -> bool {
+    let unfinished = frame.offload.checksum.is_some() || frame.offload.segment.is_some();
+    unfinished || !tail.is_empty() || !matches!(parsed.kind, L3::V4 | L3::V6) || verify_transport_checksum(head, parsed)
+}
+
+pub(crate) fn ordering_of(ordering: bifrost_avs::Ordering) -> Ordering {
+    match ordering {
+        bifrost_avs::Ordering::Flow => Ordering::Flow,
+        bifrost_avs::Ordering::Strict => Ordering::Strict,
+        bifrost_avs::Ordering::Off => Ordering::Off,
+    }
+}

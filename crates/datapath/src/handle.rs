@@ -1,0 +1,91 @@
+//! How other threads talk to a worker: closures, run between two batches.
+
+use std::io;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::sync::mpsc::{Sender, channel, sync_channel};
+use std::thread::JoinHandle;
+
+use bifrost_avs::Switch;
+use bifrost_port::Underlay;
+use rustix::event::{EventfdFlags, eventfd};
+
+use crate::worker::{Worker, WorkerConfig};
+
+/// What a worker is asked to do.
+pub(crate) type Command<U> = Box<dyn FnOnce(&mut Worker<U>) + Send>;
+
+/// The worker's thread has ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Gone;
+
+impl std::fmt::Display for Gone {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("the worker has ended")
+    }
+}
+
+impl std::error::Error for Gone {}
+
+/// A running worker.
+pub struct Handle<U> {
+    commands: Sender<Command<U>>,
+    wake: Arc<OwnedFd>,
+    thread: Option<JoinHandle<()>>,
+}
+
+/// Starts a worker on a thread of its own, pinned to `cpu` if given.
+///
+/// # Errors
+/// No thread or descriptor could be had.
+pub fn start<U: Underlay + Send + 'static>(
+    config: WorkerConfig,
+    underlay: U,
+    switch: Switch,
+    cpu: Option<usize>,
+) -> io::Result<Handle<U>> {
+    let wake = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
+    let (commands, receiver) = channel();
+    let name = format!("worker-{}", config.index);
+    let worker = Worker::new(config, underlay, switch, Arc::clone(&wake), receiver)?;
+    let thread = std::thread::Builder::new().name(name).spawn(move || {
+        if let Some(cpu) = cpu {
+            let mut set = rustix::thread::CpuSet::new();
+            set.set(cpu);
+            if let Err(error) = rustix::thread::sched_setaffinity(None, &set) {
+                tracing::warn!(cpu, %error, "cannot pin the worker; it runs on any CPU");
+            }
+        }
+        worker.run();
+    })?;
+    Ok(Handle { commands, wake, thread: Some(thread) })
+}
+
+impl<U: Underlay + 'static> Handle<U> {
+    /// Runs `work` on the worker, between two batches, and returns its result.
+    ///
+    /// # Errors
+    /// The worker has ended.
+    pub fn run<T: Send + 'static>(&self, work: impl FnOnce(&mut Worker<U>) -> T + Send + 'static) -> Result<T, Gone> {
+        let (reply, result) = sync_channel(1);
+        let command: Command<U> = Box::new(move |worker| {
+            let _ = reply.send(work(worker));
+        });
+        self.commands.send(command).map_err(|_| Gone)?;
+        rustix::io::write(&*self.wake, &1u64.to_ne_bytes()).map_err(|_| Gone)?;
+        result.recv().map_err(|_| Gone)
+    }
+}
+
+impl<U> Drop for Handle<U> {
+    /// Ends the worker and waits for it.
+    fn drop(&mut self) {
+        // Without a sender the worker ends at its next look at the commands.
+        let (nobody, _) = channel();
+        drop(std::mem::replace(&mut self.commands, nobody));
+        let _ = rustix::io::write(&*self.wake, &1u64.to_ne_bytes());
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}

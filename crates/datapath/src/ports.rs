@@ -1,0 +1,109 @@
+//! Guest ports as the data path knows them, and what it remembers of every packet a guest has handed over.
+
+use std::collections::VecDeque;
+
+use bifrost_avs::Rewrite;
+use bifrost_nic::Segments;
+use bifrost_port::{GuestPort, TxFrame};
+use bifrost_rte::Ordering;
+use bifrost_wire::{Mac, Vni};
+
+/// A guest port to be added to a worker.
+pub struct PortConfig {
+    /// Its number: the switch's `PortId`.
+    pub owner: u16,
+    /// Its network.
+    pub vni: Vni,
+    /// Its vNIC.
+    pub mac: Mac,
+    /// How its packets become visible.
+    pub ordering: Ordering,
+    /// Whether its network wants reliability.
+    pub reliable: bool,
+    /// This worker's queue of the device.
+    pub port: Box<dyn GuestPort + Send>,
+}
+
+impl std::fmt::Debug for PortConfig {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("PortConfig")
+            .field("owner", &self.owner)
+            .field("vni", &self.vni)
+            .field("mac", &self.mac)
+            .finish()
+    }
+}
+
+/// What is remembered of a fetched packet until its last segment is released.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Held {
+    pub(crate) segments: Segments,
+    pub(crate) rewrite: Option<Rewrite>,
+    pub(crate) flow: u32,
+    /// Segments not yet released; 0: the buffer is the guest's.
+    pub(crate) left: u16,
+}
+
+/// One port of one worker.
+pub(crate) struct Port {
+    pub(crate) owner: u16,
+    pub(crate) vni: Vni,
+    pub(crate) mac: Mac,
+    pub(crate) ordering: Ordering,
+    pub(crate) reliable: bool,
+    pub(crate) port: Box<dyn GuestPort + Send>,
+    /// By transmit handle.
+    pub(crate) held: Vec<Option<Held>>,
+    /// Fetched packets that a closed window keeps back, oldest first; bounded by the port's buffers.
+    pub(crate) backlog: VecDeque<TxFrame>,
+    /// Something may be waiting to be fetched.
+    pub(crate) readable: bool,
+    /// Whether the loop waits for the port's descriptor.
+    pub(crate) watched: bool,
+    /// Published since the last notification.
+    pub(crate) dirty: bool,
+    pub(crate) failed: bool,
+    pub(crate) tx_packets: u64,
+    pub(crate) tx_bytes: u64,
+    pub(crate) rx_packets: u64,
+    pub(crate) rx_bytes: u64,
+}
+
+impl Port {
+    pub(crate) fn new(config: PortConfig) -> Self {
+        Port {
+            owner: config.owner,
+            vni: config.vni,
+            mac: config.mac,
+            ordering: config.ordering,
+            reliable: config.reliable,
+            held: vec![None; config.port.tx_capacity() as usize],
+            port: config.port,
+            backlog: VecDeque::new(),
+            readable: true,
+            watched: false,
+            dirty: false,
+            failed: false,
+            tx_packets: 0,
+            tx_bytes: 0,
+            rx_packets: 0,
+            rx_bytes: 0,
+        }
+    }
+
+    /// One segment of a buffer is done with; the last one gives the buffer back (delayed release).
+    pub(crate) fn release(&mut self, handle: u32) {
+        let Some(slot) = self.held.get_mut(handle as usize) else { return };
+        let Some(held) = slot else { return };
+        held.left = held.left.saturating_sub(1);
+        if held.left == 0 {
+            *slot = None;
+            self.port.complete(bifrost_port::TxHandle(handle));
+        }
+    }
+
+    /// Packets of the guest that are held.
+    pub(crate) fn held_packets(&self) -> u64 {
+        u64::from(self.port.tx_capacity() - self.port.tx_free().min(self.port.tx_capacity()))
+    }
+}

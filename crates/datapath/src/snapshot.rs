@@ -1,0 +1,121 @@
+//! What an operator sees of a worker.
+
+use std::collections::BTreeMap;
+
+use bifrost_port::Underlay;
+use bifrost_rte::{ConnSnapshot, PathSnapshot};
+
+use crate::fault::Fault;
+use crate::worker::Worker;
+
+/// One worker.
+#[derive(Clone, Debug, Default)]
+pub struct WorkerView {
+    /// Counters by name, units last.
+    pub counters: BTreeMap<String, u64>,
+    /// Turns of the loop.
+    pub loops: u64,
+    /// Turns that found something to do.
+    pub busy_loops: u64,
+    /// Time in those, ns.
+    pub busy_ns: u64,
+    /// Datagrams from and to the underlay.
+    pub underlay_packets: (u64, u64),
+    /// Ports.
+    pub ports: Vec<PortView>,
+    /// Connections, with the number of the peer.
+    pub connections: Vec<(u16, ConnSnapshot)>,
+    /// Paths, with the number of the peer.
+    pub paths: Vec<PathView>,
+    /// Injected faults and their hits.
+    pub faults: Vec<(Fault, u64)>,
+}
+
+/// One path.
+#[derive(Clone, Debug)]
+pub struct PathView {
+    /// Number of the peer.
+    pub peer: u16,
+    /// Local address of the path.
+    pub local: std::net::IpAddr,
+    /// Remote address of the path.
+    pub remote: std::net::IpAddr,
+    /// UDP source port.
+    pub source_port: u16,
+    /// What the transport knows of it.
+    pub snapshot: PathSnapshot,
+}
+
+/// One port.
+#[derive(Clone, Debug, Default)]
+pub struct PortView {
+    /// Its number.
+    pub owner: u16,
+    /// Packets from the guest.
+    pub tx_packets: u64,
+    /// Bytes of them.
+    pub tx_bytes: u64,
+    /// Packets to the guest.
+    pub rx_packets: u64,
+    /// Bytes of them.
+    pub rx_bytes: u64,
+    /// The guest's packets that are held until they are acknowledged.
+    pub held_packets: u64,
+    /// Its device is gone.
+    pub failed: bool,
+    /// The switch's drops by reason.
+    pub drops: BTreeMap<String, u64>,
+}
+
+impl<U: Underlay> Worker<U> {
+    /// A picture of everything. `connections`: also of each connection, which may be many.
+    pub fn view(&self, connections: bool) -> WorkerView {
+        let core = &self.core;
+        let mut counters: BTreeMap<String, u64> = core.counters.iter().collect();
+        counters.extend(core.engine.counters().iter().map(|(name, value)| (format!("rte.{name}"), value)));
+        counters.extend(
+            core.switch.underlay_counters().iter().map(|(name, value)| (format!("avs.underlay_{name}"), value)),
+        );
+        let (send, receive) = core.engine.pages_used();
+        counters.insert("rte.send_pages".to_string(), u64::from(send));
+        counters.insert("rte.receive_pages".to_string(), u64::from(receive));
+        counters.insert("rte.connections".to_string(), core.engine.connections() as u64);
+        let ports = core.ports.iter().flatten().map(|p| PortView {
+            owner: p.owner,
+            tx_packets: p.tx_packets,
+            tx_bytes: p.tx_bytes,
+            rx_packets: p.rx_packets,
+            rx_bytes: p.rx_bytes,
+            held_packets: p.held_packets(),
+            failed: p.failed,
+            drops: core
+                .switch
+                .port_counters(bifrost_avs::PortId(p.owner))
+                .map(|c| c.dropped.iter().filter(|(_, n)| *n > 0).map(|(r, n)| (r.name().to_string(), n)).collect())
+                .unwrap_or_default(),
+        });
+        let paths = core.engine.path_snapshots().filter_map(|snapshot| {
+            let peer = core.peers.of_engine(snapshot.peer)?;
+            let (local, remote) = *peer.config.paths.get(snapshot.path.index())?;
+            let source_port = peer.config.source_port_base.wrapping_add(snapshot.path.index() as u16);
+            Some(PathView { peer: peer.config.id, local, remote, source_port, snapshot })
+        });
+        let connections = connections.then(|| {
+            core.engine
+                .connection_snapshots()
+                .filter_map(|c| Some((core.peers.of_engine(c.peer)?.config.id, c)))
+                .collect()
+        });
+        WorkerView {
+            counters,
+            loops: core.counters.loops,
+            busy_loops: core.counters.busy_loops,
+            busy_ns: core.counters.busy_ns,
+            underlay_packets: (core.counters.underlay_rx_packets, core.counters.underlay_tx_packets),
+            ports: ports.collect(),
+            connections: connections.unwrap_or_default(),
+            paths: paths.collect(),
+            faults: core.faults.iter().copied().collect(),
+        }
+    }
+}

@@ -1,0 +1,264 @@
+//! From the underlay: decapsulate, transport, verify, place.
+
+use bifrost_avs::PeerId as SwitchPeer;
+use bifrost_nic::{parse, verify_transport_checksum};
+use bifrost_port::{Datagram, PlaceError, Service};
+use bifrost_rte::{Arrival, LocalVnic, Time, Verdict};
+use bifrost_wire::bifrost::{self, DataHeader, Packet, Setup};
+use bifrost_wire::{Vni, vxlan};
+
+use crate::core::Core;
+use crate::delayed;
+use crate::fault::{Direction, corrupt};
+
+/// TTL that every host sends with; what is missing are hops.
+const INITIAL_TTL: u8 = 64;
+/// ECN codepoint "congestion experienced" (RFC 3168).
+const CE: u8 = 3;
+
+impl Core {
+    /// A datagram arrived.
+    pub(crate) fn on_datagram(&mut self, datagram: &Datagram<'_>) {
+        self.counters.underlay_rx_packets += 1;
+        self.counters.underlay_rx_bytes += datagram.payload.len() as u64;
+        let Some(peer) = self.peers.of_address(datagram.source.ip()) else {
+            self.counters.unknown_peer_packets += 1;
+            return;
+        };
+        if self.faults.is_empty() {
+            self.accept(peer, datagram, false);
+        } else {
+            self.accept_with_faults(peer, datagram);
+        }
+    }
+
+    /// Lets packets go on that faults have held back. Returns whether there were any.
+    pub(crate) fn release_delayed(&mut self) -> bool {
+        let mut busy = false;
+        while let Some(packet) = self.delayed.pop(self.now) {
+            busy = true;
+            match packet {
+                delayed::Packet::Out { lane, ecn, bytes } => {
+                    self.batch.push(lane, ecn, |buffer| buffer.extend_from_slice(&bytes));
+                }
+                delayed::Packet::In { bytes, source, plain, ecn, ttl, at_port } => {
+                    let service = if plain { Service::Vxlan } else { Service::Bifrost };
+                    let datagram = Datagram { payload: &bytes, source, service, ecn, ttl, rx_time_ns: 0 };
+                    if let Some(peer) = self.peers.of_address(source.ip()) {
+                        self.accept(peer, &datagram, at_port);
+                    }
+                }
+            }
+        }
+        busy
+    }
+
+    fn accept_with_faults(&mut self, peer: u16, datagram: &Datagram<'_>) {
+        let base = self.peers.get(peer).map_or(0, |p| p.config.source_port_base);
+        let path = datagram.source.port().wrapping_sub(base).min(u16::from(u8::MAX)) as u8;
+        let fate = self.faults.on_path(peer, path, Direction::Rx);
+        if fate.drop {
+            self.counters.fault_dropped_packets += 1;
+            return;
+        }
+        if fate.duplicate {
+            self.counters.fault_duplicated_packets += 1;
+            self.accept(peer, datagram, false);
+        }
+        if fate.delay_ns == 0 && fate.corrupt.is_none() {
+            return self.accept(peer, datagram, false);
+        }
+        let mut copy = delayed::Packet::copy_of(datagram, false);
+        if let (Some(bit), delayed::Packet::In { bytes, .. }) = (fate.corrupt, &mut copy) {
+            self.counters.fault_corrupted_packets += 1;
+            corrupt(bytes, bit);
+        }
+        self.counters.fault_delayed_packets += u64::from(fate.delay_ns > 0);
+        if !self.delayed.push(self.now.after(fate.delay_ns), copy) {
+            self.counters.fault_overflow_packets += 1;
+        }
+    }
+
+    /// `at_port`: the faults of the receiving port have been applied already.
+    fn accept(&mut self, peer: u16, datagram: &Datagram<'_>, at_port: bool) {
+        let Ok((vni, payload)) = vxlan::parse(datagram.payload) else {
+            self.counters.bad_vxlan_packets += 1;
+            return;
+        };
+        match datagram.service {
+            Service::Vxlan => self.on_plain(peer, vni, payload, datagram, at_port),
+            Service::Bifrost => self.on_bifrost(peer, vni, payload, datagram, at_port),
+        }
+    }
+
+    fn on_bifrost(&mut self, peer: u16, vni: Vni, payload: &[u8], datagram: &Datagram<'_>, at_port: bool) {
+        let Some(engine_peer) = self.peers.get(peer).and_then(|p| p.engine) else {
+            self.counters.unknown_peer_packets += 1;
+            return;
+        };
+        let packet = match bifrost::parse(payload) {
+            Ok(packet) => packet,
+            Err(reason) => {
+                self.counters.refused_packets[reason.index()] += 1;
+                return;
+            }
+        };
+        let arrival = Arrival {
+            peer: engine_peer,
+            vni: vni.get(),
+            nic_rx: Time(self.clock.to_monotonic(datagram.rx_time_ns)),
+            hops: INITIAL_TTL.saturating_sub(datagram.ttl).min(15),
+            marked: datagram.ecn == CE,
+        };
+        let now = self.now;
+        match packet {
+            Packet::Data(header, frame) => self.on_data(peer, vni, &arrival, &header, frame, datagram, at_port),
+            Packet::Ack(ack) => self.engine.on_ack(now, &arrival, &ack, &mut self.out),
+            Packet::Probe(header) => self.engine.on_probe(now, &arrival, &header, &mut self.out),
+            Packet::Skip(header) => self.engine.on_skip(now, &arrival, &header, &mut self.out),
+            Packet::Setup(setup) => {
+                let vnic = self.vnic_for(vni, &setup);
+                self.engine.on_setup(now, &arrival, &setup, vnic, &mut self.out);
+            }
+            Packet::Reset(reset) => self.engine.on_reset(now, &arrival, &reset, &mut self.out),
+        }
+    }
+
+    #[allow(clippy::too_many_arguments)]
+    fn on_data(
+        &mut self,
+        peer: u16,
+        vni: Vni,
+        arrival: &Arrival,
+        header: &DataHeader,
+        frame: &[u8],
+        datagram: &Datagram<'_>,
+        at_port: bool,
+    ) {
+        let Verdict::Place { owner, slot } = self.engine.on_data(self.now, arrival, header, &mut self.out) else {
+            return;
+        };
+        let parsed = match parse(frame, frame.len()) {
+            Ok(parsed) => parsed,
+            Err(reason) => {
+                // It will not become better by being sent again.
+                self.counters.malformed_underlay_frames[reason.index()] += 1;
+                self.engine.policy_dropped(self.now, slot, &mut self.out);
+                return;
+            }
+        };
+        let mut corrupted = false;
+        if !self.faults.is_empty() && !at_port {
+            let fate = self.faults.at_port(owner, Direction::Rx);
+            if fate.drop {
+                self.counters.fault_dropped_packets += 1;
+                self.engine.not_placed(slot);
+                return;
+            }
+            if fate.duplicate {
+                self.counters.fault_duplicated_packets += 1;
+                self.delayed.push(self.now, delayed::Packet::copy_of(datagram, true));
+            }
+            if fate.delay_ns > 0 {
+                self.counters.fault_delayed_packets += 1;
+                self.engine.not_placed(slot);
+                if !self.delayed.push(self.now.after(fate.delay_ns), delayed::Packet::copy_of(datagram, true)) {
+                    self.counters.fault_overflow_packets += 1;
+                }
+                return;
+            }
+            if let Some(bit) = fate.corrupt {
+                self.counters.fault_corrupted_packets += 1;
+                self.scratch.clear();
+                self.scratch.extend_from_slice(frame);
+                corrupt(&mut self.scratch, bit);
+                // What cannot even be parsed any more is as corrupted as what has a wrong checksum.
+                corrupted = match parse(&self.scratch, self.scratch.len()) {
+                    Ok(parsed) => !verify_transport_checksum(&self.scratch, &parsed),
+                    Err(_) => true,
+                } || self.scratch[..usize::from(parsed.l4)] != frame[..usize::from(parsed.l4)];
+            }
+        }
+        if corrupted || !verify_transport_checksum(frame, &parsed) {
+            // Not acknowledged, so it comes again.
+            self.counters.bad_checksum_frames += 1;
+            self.engine.not_placed(slot);
+            return;
+        }
+        match self.switch.from_underlay(vni, SwitchPeer(peer), frame, &parsed) {
+            Ok(port) if port.0 == owner => {}
+            Ok(_) => {
+                self.counters.wrong_vnic_packets += 1;
+                self.engine.policy_dropped(self.now, slot, &mut self.out);
+                return;
+            }
+            Err(_) => {
+                // The switch has counted it. The sender must not repeat it (NSDI'26, 7.1).
+                self.engine.policy_dropped(self.now, slot, &mut self.out);
+                return;
+            }
+        }
+        let Some(port) = self.ports.get_mut(usize::from(owner)).and_then(Option::as_mut) else { return };
+        match port.port.place(frame, true) {
+            Ok(handle) => {
+                if self.engine.placed(self.now, slot, handle.0, &mut self.out) {
+                    port.rx_packets += 1;
+                    port.rx_bytes += frame.len() as u64;
+                } else {
+                    port.port.discard(handle);
+                }
+            }
+            Err(PlaceError::NoBuffer) => self.engine.not_placed(slot),
+            Err(PlaceError::TooLarge) => {
+                self.counters.too_large_packets += 1;
+                self.engine.policy_dropped(self.now, slot, &mut self.out);
+            }
+        }
+    }
+
+    fn on_plain(&mut self, peer: u16, vni: Vni, frame: &[u8], datagram: &Datagram<'_>, at_port: bool) {
+        let parsed = match parse(frame, frame.len()) {
+            Ok(parsed) => parsed,
+            Err(reason) => {
+                self.counters.malformed_underlay_frames[reason.index()] += 1;
+                return;
+            }
+        };
+        let Ok(port) = self.switch.from_underlay(vni, SwitchPeer(peer), frame, &parsed) else { return };
+        if !self.faults.is_empty() && !at_port {
+            let fate = self.faults.at_port(port.0, Direction::Rx);
+            if fate.drop {
+                self.counters.fault_dropped_packets += 1;
+                return;
+            }
+            if fate.delay_ns > 0 || fate.duplicate || fate.corrupt.is_some() {
+                self.counters.fault_delayed_packets += u64::from(fate.delay_ns > 0);
+                self.counters.fault_duplicated_packets += u64::from(fate.duplicate);
+                for _ in 0..1 + usize::from(fate.duplicate) {
+                    let mut copy = delayed::Packet::copy_of(datagram, true);
+                    if let (Some(bit), delayed::Packet::In { bytes, .. }) = (fate.corrupt, &mut copy) {
+                        self.counters.fault_corrupted_packets += 1;
+                        // The frame, not the VXLAN header: this fault sits behind decapsulation.
+                        corrupt(&mut bytes[vxlan::HEADER_LEN..], bit);
+                    }
+                    if !self.delayed.push(self.now.after(fate.delay_ns), copy) {
+                        self.counters.fault_overflow_packets += 1;
+                    }
+                }
+                return;
+            }
+        }
+        self.counters.plain_rx_packets += 1;
+        let valid = verify_transport_checksum(frame, &parsed);
+        if !valid {
+            self.counters.bad_checksum_frames += 1;
+        }
+        self.deliver_plain(port.0, frame, valid);
+    }
+
+    fn vnic_for(&self, vni: Vni, setup: &Setup) -> Option<LocalVnic> {
+        let owner = *self.vnics.get(&(vni, setup.to))?;
+        let port = self.ports.get(usize::from(owner))?.as_ref()?;
+        Some(LocalVnic { owner, ordering: port.ordering, reliable: port.reliable })
+    }
+}
