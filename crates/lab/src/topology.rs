@@ -1,7 +1,7 @@
 //! Hosts, links and guests, made from network namespaces.
 //!
 //! A host is a namespace with `paths` underlay links `u0`, `u1`, ...; a guest (a container) is a namespace with one
-//! interface `eth0`. What joins the two is the [`Mode`](crate::options::Mode): see [`overlay`](crate::topology::overlay).
+//! interface `eth0`. What joins the two is the [`Mode`](crate::options::Mode): see [`overlay`].
 //!
 //! | addresses | |
 //! |---|---|

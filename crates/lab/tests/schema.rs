@@ -137,10 +137,13 @@ fn every_experiments_results_match() {
     }
 }
 
+/// What is wrong, and how to make it so.
+type Change = (&'static str, fn(&mut Value));
+
 #[test]
 fn what_is_wrong_does_not_match() {
     let validator = validator();
-    let changes: [(&str, fn(&mut Value)); 6] = [
+    let changes: [Change; 6] = [
         ("a missing field", |v| drop(v["rows"][0].as_object_mut().unwrap().remove("mode"))),
         ("an unknown field", |v| v["rows"][0]["latency"] = json!(1)),
         ("an unknown mode", |v| v["rows"][0]["mode"] = json!("magic")),
