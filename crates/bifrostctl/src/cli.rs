@@ -10,7 +10,7 @@ use clap::{ArgGroup, Args, Parser, Subcommand, ValueEnum};
 #[derive(Debug, Parser)]
 #[command(version, max_term_width = 100, after_help = EXAMPLES)]
 pub(crate) struct Cli {
-    /// The daemon's control socket ([control].socket of its configuration)
+    /// The daemon's control socket: the socket that its configuration names under control
     #[arg(long, value_name = "PATH", global = true, env = "BIFROST_SOCKET", default_value = DEFAULT_SOCKET)]
     pub(crate) socket: PathBuf,
     /// Print JSON, as the API gives it; errors too, on stderr

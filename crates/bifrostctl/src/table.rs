@@ -71,13 +71,14 @@ pub(crate) fn status(s: &Status) -> String {
 
 pub(crate) fn ports(ports: &[PortStatus]) -> String {
     let rows = ports.iter().map(|p| {
+        let gone = if p.failed { " (gone)" } else { "" };
         let place = p.netns.as_ref().map_or_else(|| p.device.clone(), |netns| format!("{netns}:{}", p.device));
         vec![
             p.name.clone(),
             p.vni.to_string(),
             p.mac.clone(),
             join(&p.addresses),
-            place,
+            place + gone,
             p.rx_packets.to_string(),
             p.rx_bytes.to_string(),
             p.tx_packets.to_string(),

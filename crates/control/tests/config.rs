@@ -418,7 +418,19 @@ fn bad_configurations() {
         (
             "default_gateway = \"10.0.0.254\"",
             "default_gateway = \"10.1.0.1\"",
-            &["54: port[0].default_gateway: 10.1.0.1 is in none of the port's subnets, so that it cannot be reached"],
+            &[
+                "54: port[0].default_gateway: 10.1.0.1 is neither in the port's subnets nor a gateway of VNI 100, so that nobody answers for it",
+            ],
+        ),
+        (
+            "default_gateway = \"10.0.0.254\"",
+            "default_gateway = \"fd01::1\"",
+            &["54: port[0].default_gateway: fd01::1 is neither in the port's subnets"],
+        ),
+        (
+            "addresses = [\"10.0.0.1/24\"]",
+            "addresses = [\"10.0.0.1/24\"]\ndefault_gateway = \"fd00::2\"",
+            &["61: port[1].default_gateway: fd00::2 is of no use: the port has no IPv6 address"],
         ),
         ("queues = 1", "queues = 0", &["55: port[0].queues: 0 is not in 1..=32"]),
         // Routes.
@@ -470,6 +482,14 @@ fn bad_configurations() {
         }
     }
     assert!(wrong.is_empty(), "\n{wrong}");
+}
+
+#[test]
+fn a_gateway_of_the_vpc_may_be_outside_of_the_subnets() {
+    let outside = GOOD
+        .replace("gateway = [\"10.0.0.254\"]", "gateway = [\"10.9.0.1\"]")
+        .replace("default_gateway = \"10.0.0.254\"", "default_gateway = \"10.9.0.1\"");
+    Config::parse(&outside, "f").unwrap();
 }
 
 #[test]

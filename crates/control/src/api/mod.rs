@@ -122,6 +122,8 @@ pub struct PortStatus {
     pub device: String,
     /// Queues of the device.
     pub queues: u32,
+    /// Its device is gone, such as with its network namespace; the port carries nothing.
+    pub failed: bool,
     /// Packets given to the guest.
     pub rx_packets: u64,
     /// Bytes given to the guest, Ethernet headers included.

@@ -151,7 +151,7 @@ fn ports(config: &Config, sink: &Sink<'_>) {
             }
         }
         port_mtu(config, sink, i, port);
-        port_gateway(sink, i, port);
+        port_gateway(config, sink, i, port);
     }
 }
 
@@ -179,16 +179,25 @@ fn port_mtu(config: &Config, sink: &Sink<'_>, i: usize, port: &Port) {
     }
 }
 
-fn port_gateway(sink: &Sink<'_>, i: usize, port: &Port) {
+/// The route is made on-link, so that the gateway may be outside of the port's subnets: only, somebody must answer.
+fn port_gateway(config: &Config, sink: &Sink<'_>, i: usize, port: &Port) {
     let field = format!("port[{i}].default_gateway");
     let Some(gateway) = port.default_gateway else { return };
-    if sink.failed(&field) || sink.failed_within(&format!("port[{i}].addresses")) {
+    if sink.failed(&field) || sink.failed_within(&format!("port[{i}].addresses")) || sink.failed_within("vpc") {
         return;
     }
+    let router = config.vpc(port.vni).is_some_and(|vpc| vpc.gateway.contains(&gateway));
     if port.addresses.iter().any(|a| a.addr() == gateway) {
         sink.error(&field, format!("{gateway} is the port's own address"));
-    } else if !port.addresses.iter().any(|a| a.contains(&gateway)) {
-        sink.error(&field, format!("{gateway} is in none of the port's subnets, so that it cannot be reached"));
+    } else if port.addresses.iter().all(|a| a.addr().is_ipv4() != gateway.is_ipv4()) {
+        let family = if gateway.is_ipv4() { "IPv4" } else { "IPv6" };
+        sink.error(&field, format!("{gateway} is of no use: the port has no {family} address"));
+    } else if !router && !port.addresses.iter().any(|a| a.contains(&gateway)) {
+        let message = format!(
+            "{gateway} is neither in the port's subnets nor a gateway of VNI {}, so that nobody answers for it",
+            port.vni
+        );
+        sink.error(&field, message);
     }
 }
 

@@ -1,0 +1,77 @@
+//! What is shipped beside the programs: the example configuration, the systemd unit, the reference of all keys.
+
+#![allow(clippy::unwrap_used)]
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use bifrost_control::Config;
+
+fn repository() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
+}
+
+fn read(file: &str) -> String {
+    fs::read_to_string(repository().join(file)).unwrap()
+}
+
+/// Whether a line of the example is a setting that is commented out.
+fn is_default(line: &str) -> bool {
+    line.strip_prefix('#').is_some_and(|l| l.starts_with(|c: char| c.is_ascii_lowercase() || c == '['))
+}
+
+#[test]
+fn the_example_passes_and_its_comments_are_the_defaults() {
+    let example = read("packaging/bifrostd.toml");
+    let config = Config::parse(&example, "bifrostd.toml").unwrap_or_else(|e| panic!("{e}"));
+    let uncommented: Vec<&str> = example.lines().map(|l| if is_default(l) { &l[1..] } else { l }).collect();
+    let spelled_out = Config::parse(&uncommented.join("\n"), "bifrostd.toml").unwrap_or_else(|e| panic!("{e}"));
+    assert_eq!(config, spelled_out);
+}
+
+/// All keys, as the checker itself lists them.
+fn all_keys() -> Vec<(String, Vec<String>)> {
+    let single = ["host", "control", "workers", "underlay", "transport"].map(|s| (s, format!("[{s}]")));
+    let lists = ["peer", "vpc", "port", "route"].map(|s| (s, format!("[[{s}]]")));
+    let keys_of = |(name, header): (&str, String)| {
+        let errors = Config::parse(&format!("{header}\nzzzzzzzzz = 1\n"), "t").unwrap_err();
+        let unknown = errors.errors().iter().find(|e| e.message.starts_with("unknown key")).unwrap();
+        let keys = unknown.message.strip_prefix("unknown key; known keys: ").unwrap();
+        (name.to_owned(), keys.split(", ").map(str::to_owned).collect())
+    };
+    single.into_iter().chain(lists).map(keys_of).collect()
+}
+
+#[test]
+fn the_example_and_the_reference_have_every_key() {
+    let example = read("packaging/bifrostd.toml");
+    let reference = read("docs/OPERATIONS.md");
+    for (section, keys) in all_keys() {
+        let heading = reference.find(&format!("### `[{section}]`")).or(reference.find(&format!("### `[[{section}]]`")));
+        let text = &reference[heading.unwrap_or_else(|| panic!("no section {section}"))..];
+        let text = &text[..text[4..].find("\n##").map_or(text.len(), |end| end + 4)];
+        for key in keys {
+            assert!(text.contains(&format!("\n| `{key}` |")), "OPERATIONS.md lacks {section}.{key}");
+            let written = |l: &str| l.trim_start_matches('#').starts_with(&format!("{key} = "));
+            assert!(example.lines().any(written), "the example lacks {section}.{key}");
+        }
+    }
+}
+
+#[test]
+fn the_unit_has_what_the_daemon_needs() {
+    let unit = read("packaging/bifrostd.service");
+    let value = |key: &str| {
+        let line = unit.lines().find_map(|l| l.strip_prefix(key)?.strip_prefix('='));
+        line.unwrap_or_else(|| panic!("no {key}")).to_owned()
+    };
+    assert_eq!(value("ExecReload"), "/bin/kill -HUP $MAINPID");
+    assert_eq!(value("Restart"), "on-failure");
+    assert_eq!(value("ExecStartPre"), format!("{} --check", value("ExecStart")));
+    for capability in ["CAP_NET_ADMIN", "CAP_SYS_ADMIN", "CAP_BPF"] {
+        assert!(value("CapabilityBoundingSet").split(' ').any(|c| c == capability), "{capability}");
+    }
+    // The default socket is in the directory that systemd makes.
+    let socket = Path::new(bifrost_control::config::DEFAULT_SOCKET);
+    assert_eq!(socket.parent().unwrap(), Path::new("/run").join(value("RuntimeDirectory")));
+}
