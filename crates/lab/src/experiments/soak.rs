@@ -401,10 +401,10 @@ fn account(daemon: &Daemon, memory: &[(f64, f64)]) -> Result<DaemonResult> {
 fn missing(daemons: &[DaemonResult]) -> Option<u64> {
     let [a, b] = daemons else { return None };
     let way = |from: &DaemonResult, to: &DaemonResult| {
-        let sent = account::sum(&from.counters, "rte_sent_packets")?;
-        let given_up = account::sum(&from.counters, "rte_given_up_packets").unwrap_or(0);
-        let received = account::sum(&to.counters, "rte_received_packets")?;
-        Some(sent.saturating_sub(given_up).saturating_sub(received))
+        let sent = from.counters.get("rte.sent_packets")?;
+        let given_up = from.counters.get("rte.given_up_packets").unwrap_or(&0);
+        let received = to.counters.get("rte.received_packets")?;
+        Some(sent.saturating_sub(*given_up).saturating_sub(*received))
     };
     Some(way(a, b)? + way(b, a)?)
 }
@@ -415,7 +415,7 @@ mod tests {
 
     fn daemon(sent: u64, received: u64, given_up: u64) -> DaemonResult {
         let table =
-            [("rte_sent_packets", sent), ("rte_received_packets", received), ("rte_given_up_packets", given_up)];
+            [("rte.sent_packets", sent), ("rte.received_packets", received), ("rte.given_up_packets", given_up)];
         DaemonResult {
             host: "host-a".to_owned(),
             rss_start_kib: 10_000.0,
