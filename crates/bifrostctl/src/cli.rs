@@ -10,7 +10,7 @@ use clap::{ArgGroup, Args, Parser, Subcommand, ValueEnum};
 #[derive(Debug, Parser)]
 #[command(version, max_term_width = 100, after_help = EXAMPLES)]
 pub(crate) struct Cli {
-    /// The daemon's control socket: the socket that its configuration names under control
+    /// The daemon's control socket, as its configuration has it
     #[arg(long, value_name = "PATH", global = true, env = "BIFROST_SOCKET", default_value = DEFAULT_SOCKET)]
     pub(crate) socket: PathBuf,
     /// Print JSON, as the API gives it; errors too, on stderr
@@ -22,7 +22,7 @@ pub(crate) struct Cli {
 
 const EXAMPLES: &str = "\
 Examples:
-  bifrostctl status                                    is it running, how busy is it, who are its peers
+  bifrostctl status                                    is it running, how busy, with which peers
   bifrostctl paths                                     round-trip time, loss and share of every path
   bifrostctl top                                       the same, live, with the connections
   bifrostctl stats --nonzero drop                      everything that was dropped, by reason

@@ -47,7 +47,8 @@ impl Failure {
             Failure::Client(ClientError::NotRunning(path)) => {
                 let hint = "start it with `systemctl start bifrostd`, or `bifrostd --config \
                             /etc/bifrost/bifrostd.toml`; if its [control].socket is another, name that with --socket";
-                (self.to_string(), path.display().to_string(), hint.to_owned())
+                let what = "bifrostd is not running: nobody answers on this socket";
+                (what.to_owned(), path.display().to_string(), hint.to_owned())
             }
             Failure::Client(ClientError::Timeout { .. }) => {
                 let hint = "see what it does: `journalctl -u bifrostd`, `top -H`";

@@ -214,7 +214,7 @@ pub(crate) fn reload(report: &ReloadReport) -> String {
         }
     }
     if report.transport_changed {
-        out += "\ntransport settings changed";
+        out += "\ntransport settings changed; they are in force after the next restart of bifrostd";
     }
     out
 }
@@ -397,7 +397,8 @@ mod tests {
         report.transport_changed = true;
         assert_eq!(
             reload(&report),
-            "reloaded\nports added: a, b\nroutes removed: vni 1 10.0.0.2/32\ntransport settings changed"
+            "reloaded\nports added: a, b\nroutes removed: vni 1 10.0.0.2/32\n\
+             transport settings changed; they are in force after the next restart of bifrostd"
         );
     }
 

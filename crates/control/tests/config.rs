@@ -432,6 +432,11 @@ fn bad_configurations() {
             "addresses = [\"10.0.0.1/24\"]\ndefault_gateway = \"fd00::2\"",
             &["61: port[1].default_gateway: fd00::2 is of no use: the port has no IPv6 address"],
         ),
+        (
+            "queues = 1",
+            "queues = 3",
+            &["55: port[0].queues: 3 is more than workers.count (2); each worker serves one queue"],
+        ),
         ("queues = 1", "queues = 0", &["55: port[0].queues: 0 is not in 1..=32"]),
         // Routes.
         (

@@ -184,7 +184,7 @@ pub struct Port {
     pub device: String,
     /// Default route inside the namespace.
     pub default_gateway: Option<IpAddr>,
-    /// Queues of the device, 1 to [`MAX_WORKERS`].
+    /// Queues of the device, 1 to the number of workers.
     pub queues: usize,
 }
 

@@ -1,10 +1,11 @@
 //! A Unix socket that exactly one daemon listens on.
 
-use std::fs::{self, DirBuilder, File};
+use std::fs::{self, DirBuilder, File, TryLockError};
 use std::io;
 use std::os::unix::fs::{DirBuilderExt, FileTypeExt, MetadataExt, PermissionsExt};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 use rustix::fs::Mode;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
@@ -13,6 +14,8 @@ use super::ServeError;
 
 /// Who may connect: the owner and the group.
 const MODE: u32 = 0o660;
+/// How long to wait for others that start at the same time.
+const LOCK_WAIT: Duration = Duration::from_secs(3);
 /// Connections that wait to be accepted.
 const BACKLOG: i32 = 64;
 
@@ -43,11 +46,26 @@ pub(super) fn bind(path: &Path) -> Result<(BoundSocket, UnixListener), ServeErro
     DirBuilder::new().recursive(true).mode(0o755).create(dir).map_err(failed("cannot make the directory of"))?;
     // Two daemons that start at once must not both find a stale socket: whoever holds the directory looks and binds.
     let lock = File::open(dir).map_err(failed("cannot open the directory of"))?;
-    lock.lock().map_err(failed("cannot lock the directory of"))?;
+    lock_soon(&lock).map_err(failed("cannot lock the directory of"))?;
     remove_stale(path)?;
     let listener = listen(path).map_err(failed("cannot listen on"))?;
     let meta = fs::symlink_metadata(path).map_err(failed("cannot look at"))?;
     Ok((BoundSocket { path: path.to_owned(), inode: (meta.dev(), meta.ino()) }, listener))
+}
+
+/// Others hold the lock for a moment only, unless somebody else uses the directory's lock for something of their own.
+fn lock_soon(file: &File) -> io::Result<()> {
+    let deadline = Instant::now() + LOCK_WAIT;
+    loop {
+        match file.try_lock() {
+            Ok(()) => return Ok(()),
+            Err(TryLockError::Error(e)) => return Err(e),
+            Err(TryLockError::WouldBlock) if Instant::now() > deadline => {
+                return Err(io::Error::new(io::ErrorKind::TimedOut, "another process keeps it locked"));
+            }
+            Err(TryLockError::WouldBlock) => std::thread::sleep(Duration::from_millis(10)),
+        }
+    }
 }
 
 fn remove_stale(path: &Path) -> Result<(), ServeError> {
