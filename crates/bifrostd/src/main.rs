@@ -1,2 +1,81 @@
-//! Under construction.
-fn main() {}
+//! `bifrostd`: the virtual switch of one host.
+
+mod backend;
+mod daemon;
+mod translate;
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::sync::Arc;
+
+use anyhow::{Context, Result};
+use bifrost_control::Config;
+use bifrost_control::server::Backend as _;
+use clap::Parser;
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+use tracing_subscriber::EnvFilter;
+
+use crate::daemon::Daemon;
+
+/// The Bifrost virtual switch: attaches guests, carries their packets between hosts over several paths, and repairs
+/// losses before the guests' TCP notices.
+///
+/// The configuration is one TOML file; `--check` validates it without touching anything. Look into a running daemon
+/// with `bifrostctl`. SIGHUP reads the file again; packets of unchanged ports are not disturbed. SIGTERM ends cleanly.
+/// The log goes to standard error; RUST_LOG=debug makes it say more.
+#[derive(Parser, Debug)]
+#[command(version, max_term_width = 100)]
+struct Cli {
+    /// The configuration file.
+    #[arg(long, short, value_name = "FILE", default_value = "/etc/bifrost/bifrostd.toml")]
+    config: PathBuf,
+    /// Check the configuration, print all its errors, and exit: 0 if it is good, 1 if not.
+    #[arg(long)]
+    check: bool,
+}
+
+fn main() -> ExitCode {
+    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("info"));
+    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).init();
+    match run(&Cli::parse()) {
+        Ok(code) => code,
+        Err(error) => {
+            eprintln!("bifrostd: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(cli: &Cli) -> Result<ExitCode> {
+    let config = match Config::load(&cli.config) {
+        Ok(config) => config,
+        Err(errors) => {
+            eprintln!("{errors}");
+            return Ok(ExitCode::FAILURE);
+        }
+    };
+    if cli.check {
+        println!("{}: good", cli.config.display());
+        return Ok(ExitCode::SUCCESS);
+    }
+    // Before anything is opened, so that a signal during start-up ends it instead of being lost.
+    let mut signals = signal_hook::iterator::Signals::new([SIGHUP, SIGINT, SIGTERM]).context("waiting for signals")?;
+    let socket = config.control.socket.clone();
+    let daemon = Arc::new(Daemon::start(cli.config.clone(), config)?);
+    let server = bifrost_control::serve(&socket, Arc::clone(&daemon) as _)?;
+    tracing::info!(socket = %socket.display(), "ready");
+    for signal in &mut signals {
+        if signal == SIGHUP {
+            match daemon.reload() {
+                Ok(report) => tracing::info!(?report, "reloaded"),
+                Err(error) => tracing::error!(%error, "not reloaded; the configuration in force stays"),
+            }
+        } else {
+            tracing::info!("ending");
+            break;
+        }
+    }
+    server.stop();
+    daemon.stop();
+    Ok(ExitCode::SUCCESS)
+}

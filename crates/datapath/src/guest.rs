@@ -181,6 +181,8 @@ impl Core {
         rewrite: Option<bifrost_avs::Rewrite>,
     ) {
         let mut scratch = std::mem::take(&mut self.scratch);
+        // Finished here just now, so known to be right.
+        let checksummed = frame.offload != bifrost_nic::Offload::default();
         for i in 0..segments.count() {
             let Some(port) = self.ports[usize::from(from)].as_mut() else { break };
             let (head, tail) = port.port.bytes(frame.handle);
@@ -190,7 +192,7 @@ impl Core {
                 rewrite.apply(&mut scratch);
             }
             self.counters.local_packets += 1;
-            self.deliver_plain(to, &scratch, true);
+            self.deliver_plain(to, &scratch, checksummed);
         }
         self.scratch = scratch;
         self.publish();

@@ -94,7 +94,7 @@ impl<U: Underlay> Worker<U> {
                 .map(|c| c.dropped.iter().filter(|(_, n)| *n > 0).map(|(r, n)| (r.name().to_string(), n)).collect())
                 .unwrap_or_default(),
         });
-        let paths = core.engine.path_snapshots().filter_map(|snapshot| {
+        let paths = core.engine.path_snapshots(core.now).filter_map(|snapshot| {
             let peer = core.peers.of_engine(snapshot.peer)?;
             let (local, remote) = *peer.config.paths.get(snapshot.path.index())?;
             let source_port = peer.config.source_port_base.wrapping_add(snapshot.path.index() as u16);
@@ -102,7 +102,7 @@ impl<U: Underlay> Worker<U> {
         });
         let connections = connections.then(|| {
             core.engine
-                .connection_snapshots()
+                .connection_snapshots(core.now)
                 .filter_map(|c| Some((core.peers.of_engine(c.peer)?.config.id, c)))
                 .collect()
         });

@@ -1,7 +1,7 @@
 //! From the underlay: decapsulate, transport, verify, place.
 
 use bifrost_avs::PeerId as SwitchPeer;
-use bifrost_nic::{parse, verify_transport_checksum};
+use bifrost_nic::{Checksum, parse, transport_checksum};
 use bifrost_port::{Datagram, PlaceError, Service};
 use bifrost_rte::{Arrival, LocalVnic, Time, Verdict};
 use bifrost_wire::bifrost::{self, DataHeader, Packet, Setup};
@@ -174,12 +174,13 @@ impl Core {
                 corrupt(&mut self.scratch, bit);
                 // What cannot even be parsed any more is as corrupted as what has a wrong checksum.
                 corrupted = match parse(&self.scratch, self.scratch.len()) {
-                    Ok(parsed) => !verify_transport_checksum(&self.scratch, &parsed),
+                    Ok(parsed) => transport_checksum(&self.scratch, &parsed) == Checksum::Invalid,
                     Err(_) => true,
                 } || self.scratch[..usize::from(parsed.l4)] != frame[..usize::from(parsed.l4)];
             }
         }
-        if corrupted || !verify_transport_checksum(frame, &parsed) {
+        let checksum = transport_checksum(frame, &parsed);
+        if corrupted || checksum == Checksum::Invalid {
             // Not acknowledged, so it comes again.
             self.counters.bad_checksum_frames += 1;
             self.engine.not_placed(slot);
@@ -199,7 +200,7 @@ impl Core {
             }
         }
         let Some(port) = self.ports.get_mut(usize::from(owner)).and_then(Option::as_mut) else { return };
-        match port.port.place(frame, true) {
+        match port.port.place(frame, checksum == Checksum::Valid) {
             Ok(handle) => {
                 if self.engine.placed(self.now, slot, handle.0, &mut self.out) {
                     port.rx_packets += 1;
@@ -249,11 +250,12 @@ impl Core {
             }
         }
         self.counters.plain_rx_packets += 1;
-        let valid = verify_transport_checksum(frame, &parsed);
-        if !valid {
+        let checksum = transport_checksum(frame, &parsed);
+        if checksum == Checksum::Invalid {
+            // Shown all the same: on plain VXLAN the guest is the one to judge.
             self.counters.bad_checksum_frames += 1;
         }
-        self.deliver_plain(port.0, frame, valid);
+        self.deliver_plain(port.0, frame, checksum == Checksum::Valid);
     }
 
     fn vnic_for(&self, vni: Vni, setup: &Setup) -> Option<LocalVnic> {

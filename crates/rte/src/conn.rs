@@ -81,6 +81,7 @@ pub(crate) struct Conn {
     pub(crate) rx_packets: u64,
     pub(crate) retransmitted_packets: u64,
     pub(crate) duplicate_packets: u64,
+    pub(crate) given_up_packets: u64,
 }
 
 impl Conn {

@@ -27,6 +27,9 @@ const CLEAN_PROBES_MAX: u16 = 256;
 /// Probe interval of a suspect path at first.
 const SUSPECT_PROBE_NS: u64 = 2 * MS;
 
+/// Half-life of the count of recently sent packets, ns.
+const RECENT_NS: u64 = 250 * MS;
+
 /// State of one path, shared by all connections to the peer.
 #[derive(Debug)]
 pub(crate) struct Path {
@@ -48,6 +51,8 @@ pub(crate) struct Path {
     clean_probes: u16,
     clean_needed: u16,
     pub(crate) tx_packets: u64,
+    recent_packets: f64,
+    recent_at: Time,
     pub(crate) lost_packets: u64,
     pub(crate) probes_sent: u64,
     pub(crate) probes_lost: u64,
@@ -72,6 +77,8 @@ impl Path {
             clean_probes: 0,
             clean_needed: CLEAN_PROBES_MIN,
             tx_packets: 0,
+            recent_packets: 0.0,
+            recent_at: Time(0),
             lost_packets: 0,
             probes_sent: 0,
             probes_lost: 0,
@@ -97,12 +104,24 @@ impl Path {
     pub(crate) fn on_sent(&mut self, now: Time, packets: u32) {
         self.in_flight += packets;
         self.tx_packets += u64::from(packets);
+        self.recent_packets += f64::from(packets);
+        // Decayed in steps: the exponential is not worth its price per packet.
+        if now.since(self.recent_at) >= RECENT_NS {
+            self.recent_packets = self.recent_packets(now);
+            self.recent_at = now;
+        }
         self.last_sent = now;
         let window = self.cc.window();
         if window < 1.0 {
             let rtt = self.total.smoothed_ns().max(100 * US) as f32;
             self.pace_until = now.after((rtt / window.max(1e-3)) as u64);
         }
+    }
+
+    /// Packets sent lately: an average that forgets by half in each [`RECENT_NS`].
+    pub(crate) fn recent_packets(&self, now: Time) -> f64 {
+        let halvings = (now.since(self.recent_at) / RECENT_NS).min(60);
+        self.recent_packets / (1u64 << halvings) as f64
     }
 
     /// `packets` left the path's flight, delivered or not.

@@ -6,6 +6,7 @@ use crate::conn::{Pair, State};
 use crate::engine::Engine;
 use crate::output::PeerId;
 use crate::path::PathState;
+use crate::time::Time;
 
 /// One connection.
 #[derive(Clone, Copy, Debug)]
@@ -40,6 +41,10 @@ pub struct ConnSnapshot {
     pub retransmitted_packets: u64,
     /// Packets received more than once.
     pub duplicate_packets: u64,
+    /// Packets given up after repeated timeouts.
+    pub given_up_packets: u64,
+    /// Time since the last packet either way, ns.
+    pub idle_ns: u64,
 }
 
 /// One path to a peer.
@@ -69,6 +74,8 @@ pub struct PathSnapshot {
     pub in_flight_packets: u32,
     /// Packets sent.
     pub tx_packets: u64,
+    /// Packets sent lately: an average that forgets within about a second.
+    pub recent_packets: f64,
     /// Packets found lost.
     pub lost_packets: u64,
     /// Probes sent.
@@ -78,9 +85,9 @@ pub struct PathSnapshot {
 }
 
 impl Engine {
-    /// All connections.
-    pub fn connection_snapshots(&self) -> impl Iterator<Item = ConnSnapshot> {
-        self.conn_slots().map(|c| {
+    /// All connections, as of `now`.
+    pub fn connection_snapshots(&self, now: Time) -> impl Iterator<Item = ConnSnapshot> {
+        self.conn_slots().map(move |c| {
             let active = c.active.as_ref();
             ConnSnapshot {
                 pair: c.pair,
@@ -98,13 +105,15 @@ impl Engine {
                 rx_packets: c.rx_packets,
                 retransmitted_packets: c.retransmitted_packets,
                 duplicate_packets: c.duplicate_packets,
+                given_up_packets: c.given_up_packets,
+                idle_ns: now.since(c.last_activity),
             }
         })
     }
 
-    /// All paths of all peers.
-    pub fn path_snapshots(&self) -> impl Iterator<Item = PathSnapshot> {
-        self.peer_slots().flat_map(|(id, peer)| {
+    /// All paths of all peers, as of `now`.
+    pub fn path_snapshots(&self, now: Time) -> impl Iterator<Item = PathSnapshot> {
+        self.peer_slots().flat_map(move |(id, peer)| {
             peer.paths.iter().enumerate().map(move |(i, p)| {
                 let path = PathId::masked(i as u8);
                 PathSnapshot {
@@ -120,6 +129,7 @@ impl Engine {
                     window_packets: p.cc.window(),
                     in_flight_packets: p.in_flight,
                     tx_packets: p.tx_packets,
+                    recent_packets: p.recent_packets(now),
                     lost_packets: p.lost_packets,
                     probes_sent: p.probes_sent,
                     probes_lost: p.probes_lost,

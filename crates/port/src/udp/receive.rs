@@ -1,6 +1,7 @@
 //! Receiving: one batch from all sockets, coalesced runs cut into datagrams again.
 
 use std::io;
+use std::mem::MaybeUninit;
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
@@ -18,7 +19,8 @@ const MAX_READY: usize = 32;
 pub(crate) struct Receiver {
     sockets: Vec<Source>,
     epoll: OwnedFd,
-    ready: Vec<epoll::Event>,
+    /// Indexes of the sockets that have something.
+    ready: Vec<u32>,
     buffers: ReceiveBuffers,
     messages: Vec<Received>,
     datagrams: Vec<Part>,
@@ -84,15 +86,17 @@ impl Receiver {
         self.datagrams.clear();
         self.ready.clear();
         let now = Timespec { tv_sec: 0, tv_nsec: 0 };
-        match epoll::wait(&self.epoll, rustix::buffer::spare_capacity(&mut self.ready), Some(&now)) {
-            Ok(_) | Err(rustix::io::Errno::INTR) => {}
+        let mut events = [const { MaybeUninit::<epoll::Event>::uninit() }; MAX_READY];
+        match epoll::wait(&self.epoll, &mut events, Some(&now)) {
+            Ok((ready, _)) => self.ready.extend(ready.iter().map(|event| event.data.u64() as u32)),
+            Err(rustix::io::Errno::INTR) => {}
             Err(e) => return Err(e.into()),
         }
         self.turn = self.turn.wrapping_add(1);
         let mut used = 0;
         for n in 0..self.ready.len() {
-            let event = self.ready[(n + self.turn) % self.ready.len()];
-            let Some(source) = self.sockets.get_mut(event.data.u64() as usize) else { continue };
+            let index = self.ready[(n + self.turn) % self.ready.len()];
+            let Some(source) = self.sockets.get_mut(index as usize) else { continue };
             let count = match self.buffers.receive(source.socket.as_fd(), used) {
                 Ok(count) => count,
                 Err(e) if matches!(e.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted) => 0,

@@ -248,6 +248,7 @@ impl Engine {
             rx_packets: 0,
             retransmitted_packets: 0,
             duplicate_packets: 0,
+            given_up_packets: 0,
         });
         // The first connection of a pair carries its traffic; others (of other workers of the peer) follow in a list.
         match twin {

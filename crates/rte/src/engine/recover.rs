@@ -198,6 +198,7 @@ impl Engine {
                 active.skip.map_or(psn.next(), |s| if s.past.is_before(psn.next()) { psn.next() } else { s.past });
             active.skip = Some(Skip { past, next: now, tries: 0 });
             self.counters.given_up_packets += 1;
+            conn.given_up_packets += 1;
             out.plain.push(PlainOut {
                 peer: conn.peer,
                 vni: conn.pair.vni,

@@ -133,14 +133,15 @@ fn a_dead_path_costs_little_and_is_taken_back() {
     let worst =
         w.sides[1].guest.seen[before..].iter().map(|(f, s, at)| at.since(w.sides[0].guest.sent_at[&(*f, *s)])).max();
     assert!(worst <= Some(5 * MS), "worst {:?} ns", worst);
-    let usable = |w: &World| w.sides[0].engine.path_snapshots().filter(|p| p.state == crate::PathState::Usable).count();
+    let usable =
+        |w: &World| w.sides[0].engine.path_snapshots(w.now).filter(|p| p.state == crate::PathState::Usable).count();
     assert_eq!(usable(&w), 3);
-    let sent_before: Vec<_> = w.sides[0].engine.path_snapshots().map(|p| p.tx_packets).collect();
+    let sent_before: Vec<_> = w.sides[0].engine.path_snapshots(w.now).map(|p| p.tx_packets).collect();
     w.all_links(|l| l.down = false);
     stream(&mut w, 0, 20_000, 20, 10 * US);
     w.assert_complete(0);
     assert_eq!(usable(&w), 4);
-    let sent_after: Vec<_> = w.sides[0].engine.path_snapshots().map(|p| p.tx_packets).collect();
+    let sent_after: Vec<_> = w.sides[0].engine.path_snapshots(w.now).map(|p| p.tx_packets).collect();
     assert!(sent_after[2] > sent_before[2] + 2_000, "the path carries its share again: {sent_before:?} {sent_after:?}");
 }
 
@@ -150,10 +151,10 @@ fn a_lossy_path_is_left() {
     stream(&mut w, 0, 2_000, 20, 10 * US);
     w.links[0][1].loss = 0.1;
     stream(&mut w, 0, 5_000, 20, 10 * US);
-    let before: Vec<_> = w.sides[0].engine.path_snapshots().map(|p| p.tx_packets).collect();
+    let before: Vec<_> = w.sides[0].engine.path_snapshots(w.now).map(|p| p.tx_packets).collect();
     stream(&mut w, 0, 10_000, 20, 10 * US);
     w.assert_complete(0);
-    let after: Vec<_> = w.sides[0].engine.path_snapshots().map(|p| p.tx_packets).collect();
+    let after: Vec<_> = w.sides[0].engine.path_snapshots(w.now).map(|p| p.tx_packets).collect();
     let share = (after[1] - before[1]) as f64 / 10_000.0;
     assert!(share < 0.10, "share of the lossy path {share}");
 }

@@ -1,0 +1,331 @@
+//! What the API asks, answered from the workers.
+
+use std::collections::BTreeMap;
+use std::time::Instant;
+
+use bifrost_control::api::{
+    ApiError, Conn, ConnState, FaultEntry, FaultSpec, Path, PathState, PeerMode, PeerStatus, PortStatus, ReloadReport,
+    Route, Stats, Status, WorkerStatus,
+};
+use bifrost_control::config::{Config, PeerTransport};
+use bifrost_control::server::Backend;
+use bifrost_datapath::WorkerView;
+use bifrost_rte::State as RteState;
+
+use crate::daemon::{Daemon, State};
+use crate::translate;
+
+impl Backend for Daemon {
+    fn status(&self) -> Result<Status, ApiError> {
+        let mut state = self.state();
+        let views = views(&state, true)?;
+        let workers = workers(&mut state, &views);
+        let config = &state.config;
+        let peers = config.peers.iter().map(|p| PeerStatus {
+            name: p.name.clone(),
+            addresses: p.addresses.clone(),
+            transport: peer_mode(&state, &views, p),
+        });
+        Ok(Status {
+            host: config.host.name.clone(),
+            version: env!("CARGO_PKG_VERSION").to_string(),
+            pid: std::process::id(),
+            uptime_s: self.started.elapsed().as_secs_f64(),
+            config_file: self.file.display().to_string(),
+            underlay: config.underlay.addresses.clone(),
+            workers,
+            peers: peers.collect(),
+            ports: config.ports.len() as u64,
+            routes: config.routes.len() as u64,
+            conns: views.iter().map(|v| v.connections.len() as u64).sum(),
+            faults: state.faults.len() as u64,
+        })
+    }
+
+    fn ports(&self) -> Result<Vec<PortStatus>, ApiError> {
+        let state = self.state();
+        let views = views(&state, true)?;
+        let ports = state.config.ports.iter().map(|p| {
+            let owner = state.names.port(&p.name);
+            let mut status = PortStatus {
+                name: p.name.clone(),
+                vni: p.vni.value(),
+                kind: "tap".to_string(),
+                mac: p.mac.to_string(),
+                addresses: p.addresses.clone(),
+                mtu_bytes: u32::from(p.mtu),
+                netns: p.netns.as_ref().map(|n| n.display().to_string()),
+                device: p.device.clone(),
+                queues: p.queues as u32,
+                ..PortStatus::default()
+            };
+            for view in &views {
+                for port in view.ports.iter().filter(|v| Some(v.owner) == owner) {
+                    status.rx_packets += port.rx_packets;
+                    status.rx_bytes += port.rx_bytes;
+                    status.tx_packets += port.tx_packets;
+                    status.tx_bytes += port.tx_bytes;
+                    status.tx_held_packets += port.held_packets;
+                    for (reason, count) in &port.drops {
+                        *status.drops_packets.entry(reason.clone()).or_default() += count;
+                    }
+                }
+                let conns = view.connections.iter().filter(|(_, c)| Some(c.owner) == owner);
+                status.rx_held_packets += conns.map(|(_, c)| u64::from(c.held_packets)).sum::<u64>();
+            }
+            status
+        });
+        Ok(ports.collect())
+    }
+
+    fn routes(&self) -> Result<Vec<Route>, ApiError> {
+        let state = self.state();
+        let routes = state.config.routes.iter().map(|r| Route {
+            vni: r.vni.value(),
+            prefix: r.prefix,
+            peer: r.peer.clone(),
+            mac: r.mac.to_string(),
+        });
+        Ok(routes.collect())
+    }
+
+    fn conns(&self) -> Result<Vec<Conn>, ApiError> {
+        let state = self.state();
+        let mut conns = Vec::new();
+        for view in views(&state, true)? {
+            for (peer, c) in &view.connections {
+                let srtt = view.paths.iter().filter(|p| p.peer == *peer && p.snapshot.selected);
+                let srtt_ns = srtt.map(|p| p.snapshot.total_rtt_ns).filter(|ns| *ns > 0).max();
+                conns.push(Conn {
+                    cid: c.local_cid.0,
+                    peer_cid: c.peer_cid.0,
+                    state: match c.state {
+                        RteState::Opening { .. } => ConnState::Connecting,
+                        RteState::Open => ConnState::Established,
+                        RteState::BestEffort => ConnState::Fallback,
+                        RteState::Plain { .. } => ConnState::Plain,
+                    },
+                    vni: c.pair.vni,
+                    local_mac: c.pair.local.to_string(),
+                    remote_mac: c.pair.remote.to_string(),
+                    peer: state.names.peer_name(*peer).unwrap_or("?").to_string(),
+                    version: c.version,
+                    in_flight_packets: u64::from(c.in_flight_packets),
+                    window_packets: u64::from(c.window_packets),
+                    waiting_packets: u64::from(c.pending_packets),
+                    held_packets: u64::from(c.held_packets),
+                    srtt_us: srtt_ns.map(us),
+                    rto_us: None,
+                    tx_packets: c.tx_packets,
+                    rx_packets: c.rx_packets - c.duplicate_packets.min(c.rx_packets),
+                    retransmitted_packets: c.retransmitted_packets,
+                    duplicates_packets: c.duplicate_packets,
+                    given_up_packets: c.given_up_packets,
+                    idle_s: c.idle_ns as f64 / 1e9,
+                });
+            }
+        }
+        Ok(conns)
+    }
+
+    fn paths(&self) -> Result<Vec<Path>, ApiError> {
+        let state = self.state();
+        let mut paths = Vec::new();
+        for view in views(&state, false)? {
+            let recent = |peer: u16| {
+                let of_peer = view.paths.iter().filter(move |p| p.peer == peer);
+                of_peer.map(|p| p.snapshot.recent_packets).sum::<f64>()
+            };
+            for p in &view.paths {
+                let s = &p.snapshot;
+                let known = |ns: u64| (ns > 0).then(|| us(ns));
+                paths.push(Path {
+                    peer: state.names.peer_name(p.peer).unwrap_or("?").to_string(),
+                    path: s.path.get(),
+                    local: p.local,
+                    remote: p.remote,
+                    source_port: p.source_port,
+                    state: match (s.state, s.selected) {
+                        (bifrost_rte::PathState::Suspect, _) => PathState::Suspect,
+                        (bifrost_rte::PathState::Usable, true) => PathState::Active,
+                        (bifrost_rte::PathState::Usable, false) => PathState::Standby,
+                    },
+                    srtt_us: known(s.srtt_ns),
+                    total_srtt_us: known(s.total_rtt_ns),
+                    min_rtt_us: known(s.min_rtt_ns),
+                    rttvar_us: known(s.rttvar_ns),
+                    loss_percent: f64::from(s.loss) * 100.0,
+                    share_percent: match recent(p.peer) {
+                        total if total > 0.0 => s.recent_packets / total * 100.0,
+                        _ => 0.0,
+                    },
+                    cwnd_packets: f64::from(s.window_packets).min(1e9),
+                    in_flight_packets: u64::from(s.in_flight_packets),
+                    tx_packets: s.tx_packets,
+                    lost_packets: s.lost_packets,
+                    probes_packets: s.probes_sent,
+                    probes_lost_packets: s.probes_lost,
+                    ..Path::default()
+                });
+            }
+        }
+        Ok(paths)
+    }
+
+    fn stats(&self) -> Result<Stats, ApiError> {
+        let state = self.state();
+        let mut counters: BTreeMap<String, u64> = BTreeMap::new();
+        for view in views(&state, false)? {
+            for (name, value) in view.counters {
+                *counters.entry(name).or_default() += value;
+            }
+        }
+        let udp = state.on_all(|worker| *worker.underlay().counters()).map_err(gone)?;
+        for c in udp {
+            for (name, value) in [
+                ("udp.rx_system_calls", c.rx_system_calls),
+                ("udp.rx_messages", c.rx_messages),
+                ("udp.rx_buffer_full_messages", c.rx_buffer_full_messages),
+                ("udp.rx_truncated_messages", c.rx_truncated_messages),
+                ("udp.rx_bad_source_messages", c.rx_bad_source_messages),
+                ("udp.rx_failed_calls", c.rx_failed_calls),
+                ("udp.tx_system_calls", c.tx_system_calls),
+                ("udp.tx_messages", c.tx_messages),
+                ("udp.tx_gso_refused_messages", c.tx_gso_refused_messages),
+                ("udp.tx_no_buffer_datagrams", c.tx_no_buffer_datagrams),
+                ("udp.tx_too_big_datagrams", c.tx_too_big_datagrams),
+                ("udp.tx_unreachable_datagrams", c.tx_unreachable_datagrams),
+                ("udp.tx_refused_datagrams", c.tx_refused_datagrams),
+                ("udp.tx_other_error_datagrams", c.tx_other_error_datagrams),
+            ] {
+                *counters.entry(name.to_string()).or_default() += value;
+            }
+        }
+        Ok(Stats { counters })
+    }
+
+    fn faults(&self) -> Result<Vec<FaultEntry>, ApiError> {
+        let state = self.state();
+        let views = views(&state, false)?;
+        let mut faults = state.faults.clone();
+        for fault in &mut faults {
+            let hits = views.iter().flat_map(|v| &v.faults).filter(|(f, _)| u64::from(f.id) == fault.id);
+            fault.hits_packets = hits.map(|(_, hits)| hits).sum();
+        }
+        Ok(faults)
+    }
+
+    fn add_fault(&self, spec: FaultSpec) -> Result<FaultEntry, ApiError> {
+        use bifrost_control::api::{Direction, FaultTarget};
+        let mut state = self.state();
+        let at_guest = matches!(spec.target, FaultTarget::Port { .. }) && spec.direction == Direction::Tx;
+        let more = spec.delay_us + spec.jitter_us > 0
+            || spec.reorder_percent + spec.duplicate_percent + spec.corrupt_percent > 0.0;
+        if at_guest && more {
+            return Err(ApiError::bad_request("packets from a guest can only be dropped")
+                .at("direction")
+                .hint("use loss or down, or inject the fault on the underlay: --peer NAME --direction tx"));
+        }
+        let id = state.next_fault;
+        let fault = translate::fault(id as u32, &spec, &state.names).ok_or_else(|| unknown_target(&state, &spec))?;
+        state.next_fault += 1;
+        let seed = spec.seed;
+        state.on_all(move |worker| worker.core_mut().faults_mut().set(fault, seed)).map_err(gone)?;
+        let entry = FaultEntry { id, spec, hits_packets: 0 };
+        state.faults.push(entry.clone());
+        tracing::warn!(id, "a fault is injected");
+        Ok(entry)
+    }
+
+    fn remove_fault(&self, id: u64) -> Result<(), ApiError> {
+        let mut state = self.state();
+        let before = state.faults.len();
+        state.faults.retain(|f| f.id != id);
+        if state.faults.len() == before {
+            return Err(ApiError::not_found(format!("no fault {id}")).hint("see bifrostctl fault list"));
+        }
+        state.on_all(move |worker| worker.core_mut().faults_mut().clear(Some(id as u32))).map_err(gone)?;
+        Ok(())
+    }
+
+    fn clear_faults(&self) -> Result<u64, ApiError> {
+        let mut state = self.state();
+        let count = state.faults.len() as u64;
+        state.faults.clear();
+        state.on_all(|worker| worker.core_mut().faults_mut().clear(None)).map_err(gone)?;
+        Ok(count)
+    }
+
+    fn reload(&self) -> Result<ReloadReport, ApiError> {
+        let config = Config::load(&self.file).map_err(|errors| {
+            ApiError::bad_request(errors.to_string()).at(self.file.display().to_string()).hint("nothing was changed")
+        })?;
+        let mut state = self.state();
+        let diff = state.take_over(config).map_err(|e| ApiError::conflict(format!("{e:#}")))?;
+        Ok(diff.report())
+    }
+}
+
+fn views(state: &State, connections: bool) -> Result<Vec<WorkerView>, ApiError> {
+    state.on_all(move |worker| worker.view(connections)).map_err(gone)
+}
+
+fn workers(state: &mut State, views: &[WorkerView]) -> Vec<WorkerStatus> {
+    let now = Instant::now();
+    let cpus = state.config.workers.cpus.clone();
+    let status = views.iter().enumerate().map(|(i, view)| {
+        let (at, busy_ns, percent) = &mut state.busy[i];
+        let elapsed = now.duration_since(*at).as_nanos() as f64;
+        // Asked again too soon, the last answer is the better one.
+        if elapsed > 1e8 {
+            *percent = (view.busy_ns - *busy_ns) as f64 / elapsed * 100.0;
+            (*at, *busy_ns) = (now, view.busy_ns);
+        }
+        WorkerStatus {
+            index: i as u32,
+            cpu: cpus.get(i).map(|c| *c as u32),
+            loops: view.loops,
+            sleeps: view.loops - view.busy_loops.min(view.loops),
+            busy_percent: percent.min(100.0),
+            guest_tx_packets: view.ports.iter().map(|p| p.tx_packets).sum(),
+            guest_rx_packets: view.ports.iter().map(|p| p.rx_packets).sum(),
+            underlay_tx_packets: view.underlay_packets.1,
+            underlay_rx_packets: view.underlay_packets.0,
+        }
+    });
+    status.collect()
+}
+
+fn peer_mode(state: &State, views: &[WorkerView], peer: &bifrost_control::config::Peer) -> PeerMode {
+    if peer.transport == PeerTransport::Plain {
+        return PeerMode::Plain;
+    }
+    let id = state.names.peer(&peer.name);
+    let states = views.iter().flat_map(|v| &v.connections).filter(|(p, _)| Some(*p) == id).map(|(_, c)| c.state);
+    states.fold(PeerMode::Idle, |mode, state| match state {
+        RteState::Open => PeerMode::Bifrost,
+        RteState::Plain { .. } | RteState::BestEffort if mode != PeerMode::Bifrost => PeerMode::Plain,
+        _ => mode,
+    })
+}
+
+fn unknown_target(state: &State, spec: &FaultSpec) -> ApiError {
+    use bifrost_control::api::FaultTarget;
+    let (what, known): (String, Vec<&str>) = match &spec.target {
+        FaultTarget::Port { name } => {
+            (format!("no port named {name:?}"), state.config.ports.iter().map(|p| p.name.as_str()).collect())
+        }
+        FaultTarget::Peer { name, .. } => {
+            (format!("no peer named {name:?}"), state.config.peers.iter().map(|p| p.name.as_str()).collect())
+        }
+    };
+    ApiError::not_found(what).hint(format!("there are: {}", known.join(", ")))
+}
+
+fn gone(error: anyhow::Error) -> ApiError {
+    ApiError::unavailable(error.to_string()).hint("the daemon is ending, or a worker has crashed; see its log")
+}
+
+fn us(ns: u64) -> f64 {
+    ns as f64 / 1000.0
+}

@@ -1,0 +1,248 @@
+//! The daemon: workers, devices, and the configuration in force.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Instant, SystemTime, UNIX_EPOCH};
+
+use anyhow::{Context, Result, anyhow};
+use bifrost_avs::Switch;
+use bifrost_control::api::FaultEntry;
+use bifrost_control::config::{Config, Port};
+use bifrost_control::diff::ConfigDiff;
+use bifrost_datapath::{Handle, PortConfig, WorkerConfig};
+use bifrost_port::GuestPort;
+use bifrost_port::udp::{UdpConfig, UdpUnderlay};
+use bifrost_wire::Vni;
+
+use crate::translate;
+
+/// A running daemon. All changes go through one lock; the data path never waits for it.
+pub(crate) struct Daemon {
+    pub(crate) file: PathBuf,
+    pub(crate) started: Instant,
+    state: Mutex<State>,
+}
+
+/// What changes.
+pub(crate) struct State {
+    pub(crate) config: Config,
+    pub(crate) names: Names,
+    pub(crate) workers: Vec<Handle<UdpUnderlay>>,
+    pub(crate) faults: Vec<FaultEntry>,
+    pub(crate) next_fault: u64,
+    /// Busy time of each worker when it was last asked, with the time of asking.
+    pub(crate) busy: Vec<(Instant, u64, f64)>,
+}
+
+/// Numbers of ports and peers; a name keeps its number while it exists.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Names {
+    ports: BTreeMap<String, u16>,
+    peers: BTreeMap<String, u16>,
+}
+
+impl Names {
+    pub(crate) fn port(&self, name: &str) -> Option<u16> {
+        self.ports.get(name).copied()
+    }
+
+    pub(crate) fn peer(&self, name: &str) -> Option<u16> {
+        self.peers.get(name).copied()
+    }
+
+    pub(crate) fn peer_name(&self, id: u16) -> Option<&str> {
+        self.peers.iter().find(|(_, n)| **n == id).map(|(name, _)| name.as_str())
+    }
+
+    /// The names of `config`, with numbers of these where they have one.
+    fn next(&self, config: &Config) -> Names {
+        let port_names: Vec<&str> = config.ports.iter().map(|p| p.name.as_str()).collect();
+        let peer_names: Vec<&str> = config.peers.iter().map(|p| p.name.as_str()).collect();
+        Names { ports: number(&self.ports, &port_names), peers: number(&self.peers, &peer_names) }
+    }
+}
+
+fn number(old: &BTreeMap<String, u16>, names: &[&str]) -> BTreeMap<String, u16> {
+    let mut new: BTreeMap<String, u16> =
+        names.iter().filter_map(|n| old.get(*n).map(|id| ((*n).to_string(), *id))).collect();
+    let mut free = 0u16;
+    for name in names {
+        if !new.contains_key(*name) {
+            while new.values().any(|id| *id == free) || old.values().any(|id| *id == free) {
+                free += 1;
+            }
+            new.insert((*name).to_string(), free);
+        }
+    }
+    new
+}
+
+impl Daemon {
+    /// Opens sockets and devices and starts the workers.
+    ///
+    /// # Errors
+    /// Something cannot be opened; nothing is left behind then.
+    pub(crate) fn start(file: PathBuf, config: Config) -> Result<Daemon> {
+        let names = Names::default().next(&config);
+        let tables = translate::tables(&config, &names);
+        let underlays = UdpUnderlay::open_all(&UdpConfig {
+            local: config.underlay.addresses.clone(),
+            bifrost_port: config.underlay.bifrost_port,
+            vxlan_port: config.underlay.vxlan_port,
+            workers: config.workers.count as u16,
+            gso: config.underlay.gso,
+            ..UdpConfig::default()
+        })?;
+        let instance = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_micros() as u64);
+        let mut workers = Vec::new();
+        for (index, underlay) in underlays.into_iter().enumerate() {
+            let worker = WorkerConfig {
+                index: index as u8,
+                transport: translate::transport(&config),
+                instance,
+                salt: random()?,
+            };
+            let switch = Switch::build(&tables).context("building the switch")?;
+            let cpu = config.workers.cpus.get(index).copied();
+            workers.push(bifrost_datapath::start(worker, underlay, switch, cpu).context("starting a worker")?);
+        }
+        let now = Instant::now();
+        let busy = vec![(now, 0, 0.0); workers.len()];
+        let state = State { config, names, workers, faults: Vec::new(), next_fault: 1, busy };
+        for peer in &state.config.peers {
+            state.set_peer(peer)?;
+        }
+        for port in &state.config.ports {
+            state.add_port(port)?;
+        }
+        Ok(Daemon { file, started: now, state: Mutex::new(state) })
+    }
+
+    /// The state; changes that panicked half-way are seen as they are.
+    pub(crate) fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Ends the workers; devices vanish with them.
+    pub(crate) fn stop(&self) {
+        self.state().workers.clear();
+    }
+}
+
+impl State {
+    /// Takes over what differs; nothing of it if it contradicts itself or needs a restart.
+    pub(crate) fn take_over(&mut self, config: Config) -> Result<ConfigDiff> {
+        let diff = ConfigDiff::between(&self.config, &config)
+            .map_err(|e| anyhow!("needs a restart, for these cannot change while running: {}", e.fields.join(", ")))?;
+        let names = self.names.next(&config);
+        let tables = translate::tables(&config, &names);
+        // Tried on a throw-away switch first, so that a contradiction changes nothing.
+        Switch::build(&tables).context("building the switch")?;
+        if diff.transport.is_some() {
+            tracing::warn!("changed [transport] settings apply to connections after the next restart");
+        }
+        let gone = diff
+            .ports
+            .removed
+            .iter()
+            .chain(diff.ports.changed.iter().filter(|change| needs_new_device(change)).map(|change| &change.old));
+        for port in gone {
+            if let Some(owner) = self.names.port(&port.name) {
+                self.on_all(move |worker| worker.core_mut().remove_port(owner))?;
+            }
+        }
+        for peer in &diff.peers.removed {
+            if let Some(id) = self.names.peer(&peer.name) {
+                self.on_all(move |worker| worker.remove_peer(id))?;
+            }
+        }
+        self.config = config;
+        self.names = names;
+        // Peers before routes that name them, the switch before ports that it must know.
+        for peer in diff.peers.added.iter().chain(diff.peers.changed.iter().map(|c| &c.new)) {
+            self.set_peer(peer)?;
+        }
+        self.on_all(move |worker| worker.core_mut().switch_mut().replace(&tables).map_err(|e| e.to_string()))?
+            .into_iter()
+            .collect::<std::result::Result<Vec<()>, String>>()
+            .map_err(|e| anyhow!("{e}"))?;
+        let new = diff.ports.added.iter();
+        for port in new.chain(diff.ports.changed.iter().filter(|c| needs_new_device(c)).map(|c| &c.new)) {
+            self.add_port(port)?;
+        }
+        for port in &self.config.ports {
+            if let (Some(owner), Some(vpc)) = (self.names.port(&port.name), self.config.vpc(port.vni)) {
+                let (ordering, reliable) = translate::policy(vpc);
+                self.on_all(move |worker| worker.core_mut().set_policy(owner, ordering, reliable))?;
+            }
+        }
+        Ok(diff)
+    }
+
+    /// Runs something on every worker, in order.
+    pub(crate) fn on_all<T: Send + 'static>(
+        &self,
+        work: impl Fn(&mut bifrost_datapath::Worker<UdpUnderlay>) -> T + Clone + Send + 'static,
+    ) -> Result<Vec<T>> {
+        self.workers
+            .iter()
+            .map(|worker| {
+                let work = work.clone();
+                worker.run(move |w| work(w)).map_err(anyhow::Error::from)
+            })
+            .collect()
+    }
+
+    fn set_peer(&self, peer: &bifrost_control::config::Peer) -> Result<()> {
+        let id = self.names.peer(&peer.name).ok_or_else(|| anyhow!("peer {} has no number", peer.name))?;
+        let config = translate::peer(&self.config, peer, id);
+        for result in self.on_all(move |worker| worker.set_peer(config.clone()).map_err(|e| e.to_string()))? {
+            result.map_err(|e| anyhow!("peer {}: {e}", peer.name))?;
+        }
+        Ok(())
+    }
+
+    fn add_port(&self, port: &Port) -> Result<()> {
+        let owner = self.names.port(&port.name).ok_or_else(|| anyhow!("port {} has no number", port.name))?;
+        let vni = Vni::new(port.vni.value()).ok_or_else(|| anyhow!("port {}: bad VNI", port.name))?;
+        let vpc = self.config.vpc(port.vni).ok_or_else(|| anyhow!("port {}: no such VPC", port.name))?;
+        let (ordering, reliable) = translate::policy(vpc);
+        let queues = bifrost_port::tap::create(&translate::tap(port)).with_context(|| format!("port {}", port.name))?;
+        for (worker, queue) in self.workers.iter().zip(queues) {
+            let queue: Box<dyn GuestPort + Send> = Box::new(queue);
+            let config = PortConfig { owner, vni, mac: port.mac, ordering, reliable, port: queue };
+            worker.run(move |w| w.core_mut().add_port(config))?.with_context(|| format!("port {}", port.name))?;
+        }
+        Ok(())
+    }
+}
+
+fn needs_new_device(change: &bifrost_control::diff::Change<Port>) -> bool {
+    // The data path keeps VNI and MAC with the port, the device its addresses and MTU.
+    !change.keeps_device() || change.old != change.new
+}
+
+/// A random number from the kernel.
+fn random() -> Result<u32> {
+    let mut bytes = [0u8; 4];
+    let mut file = std::fs::File::open("/dev/urandom").context("opening /dev/urandom")?;
+    std::io::Read::read_exact(&mut file, &mut bytes).context("reading /dev/urandom")?;
+    Ok(u32::from_ne_bytes(bytes))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::number;
+
+    #[test]
+    fn names_keep_their_numbers_and_new_ones_take_free_ones() {
+        let first = number(&Default::default(), &["a", "b", "c"]);
+        assert_eq!((first["a"], first["b"], first["c"]), (0, 1, 2));
+        let second = number(&first, &["c", "d", "a"]);
+        assert_eq!((second["a"], second["c"]), (0, 2));
+        assert_eq!(second["d"], 3, "the number of one that goes away is not reused in the same step");
+        let third = number(&second, &["e"]);
+        assert_eq!(third["e"], 1);
+    }
+}

@@ -1,0 +1,136 @@
+//! From the configuration's words to the rooms' own.
+
+use std::net::IpAddr;
+
+use bifrost_avs as avs;
+use bifrost_control::config::{self, Auto, Config, CongestionControl};
+use bifrost_datapath::PeerConfig;
+use bifrost_datapath::fault::{Direction, Fault, Target};
+use bifrost_port::tap::TapConfig;
+use bifrost_rte as rte;
+use bifrost_wire::Vni;
+
+use crate::daemon::Names;
+
+/// The tables of the switch.
+pub(crate) fn tables(config: &Config, names: &Names) -> avs::Tables {
+    let vni = |v: config::Vni| Vni::new(v.value());
+    let vpcs = config.vpcs.iter().filter_map(|v| {
+        Some(avs::Vpc {
+            vni: vni(v.vni)?,
+            reliability: match v.reliability {
+                config::Reliability::Tcp => avs::Reliability::Tcp,
+                config::Reliability::All => avs::Reliability::All,
+                config::Reliability::Off => avs::Reliability::Off,
+            },
+            ordering: match v.ordering {
+                config::Ordering::Flow => avs::Ordering::Flow,
+                config::Ordering::Strict => avs::Ordering::Strict,
+                config::Ordering::Off => avs::Ordering::Off,
+            },
+            gateways: v.gateway.clone(),
+        })
+    });
+    let ports = config.ports.iter().filter_map(|p| {
+        Some(avs::Port {
+            id: avs::PortId(names.port(&p.name)?),
+            vni: vni(p.vni)?,
+            mac: p.mac,
+            addresses: p.addresses.iter().map(|a| a.addr()).collect(),
+            mtu: p.mtu,
+        })
+    });
+    let routes = config.routes.iter().filter_map(|r| {
+        Some(avs::Route { vni: vni(r.vni)?, prefix: r.prefix, peer: avs::PeerId(names.peer(&r.peer)?), mac: r.mac })
+    });
+    avs::Tables { vpcs: vpcs.collect(), ports: ports.collect(), routes: routes.collect() }
+}
+
+/// How a VPC's packets become visible, and whether it is reliable at all.
+pub(crate) fn policy(vpc: &config::Vpc) -> (rte::Ordering, bool) {
+    let ordering = match vpc.ordering {
+        config::Ordering::Flow => rte::Ordering::Flow,
+        config::Ordering::Strict => rte::Ordering::Strict,
+        config::Ordering::Off => rte::Ordering::Off,
+    };
+    (ordering, vpc.is_reliable())
+}
+
+/// The settings of the engine.
+pub(crate) fn transport(config: &Config) -> rte::Config {
+    let t = &config.transport;
+    let ns = |d: std::time::Duration| u64::try_from(d.as_nanos()).unwrap_or(u64::MAX);
+    let auto = |a: Auto<std::time::Duration>| a.fixed().map(ns);
+    rte::Config {
+        group_packets: t.group_packets,
+        spray_paths: t.spray_paths,
+        stickiness_ns: ns(t.stickiness),
+        initial_rto_ns: ns(t.initial_rto),
+        rto_floor_ns: auto(t.rto_floor),
+        ack_delay_ns: auto(t.ack_delay),
+        ack_threshold: t.ack_threshold,
+        initial_window: t.initial_window,
+        max_window: t.max_window,
+        setup_tries: t.setup_tries,
+        plain_retry_ns: ns(t.plain_retry),
+        idle_reap_ns: ns(t.idle_reap),
+        probe_interval_ns: ns(t.probe_interval),
+        congestion_control: match t.congestion_control {
+            CongestionControl::Swift => rte::CcKind::Swift,
+            CongestionControl::None => rte::CcKind::None,
+        },
+        ..rte::Config::default()
+    }
+}
+
+/// A peer for the data path.
+pub(crate) fn peer(config: &Config, peer: &config::Peer, id: u16) -> PeerConfig {
+    PeerConfig {
+        id,
+        addresses: peer.addresses.clone(),
+        paths: config.paths(peer).map(|p| (p.local, p.remote)).collect(),
+        source_port_base: config.underlay.source_port_base,
+        bifrost_port: config.underlay.bifrost_port,
+        vxlan_port: config.underlay.vxlan_port,
+        plain: peer.transport == config::PeerTransport::Plain,
+    }
+}
+
+/// A port's device.
+pub(crate) fn tap(port: &config::Port) -> TapConfig {
+    TapConfig {
+        device: port.device.clone(),
+        netns: port.netns.as_ref().map(|p| p.display().to_string()),
+        mac: port.mac.octets(),
+        addresses: port.addresses.iter().map(|a| (a.addr(), a.prefix_len())).collect::<Vec<(IpAddr, u8)>>(),
+        mtu: port.mtu,
+        default_gateway: port.default_gateway,
+        queues: port.queues as u16,
+        ..TapConfig::default()
+    }
+}
+
+/// A fault for the data path; `None` if it names a port or peer that does not exist.
+pub(crate) fn fault(id: u32, spec: &bifrost_control::api::FaultSpec, names: &Names) -> Option<Fault> {
+    use bifrost_control::api::{Direction as ApiDirection, FaultTarget};
+    let ppm = |percent: f64| (percent * 10_000.0).round().clamp(0.0, 1_000_000.0) as u32;
+    let target = match &spec.target {
+        FaultTarget::Port { name } => Target::Port { owner: names.port(name)? },
+        FaultTarget::Peer { name, path } => Target::Path { peer: names.peer(name)?, path: *path },
+    };
+    Some(Fault {
+        id,
+        target,
+        direction: match spec.direction {
+            ApiDirection::Rx => Direction::Rx,
+            ApiDirection::Tx => Direction::Tx,
+        },
+        down: spec.down,
+        loss_ppm: ppm(spec.loss_percent),
+        delay_ns: spec.delay_us * 1000,
+        jitter_ns: spec.jitter_us * 1000,
+        reorder_ppm: ppm(spec.reorder_percent),
+        duplicate_ppm: ppm(spec.duplicate_percent),
+        corrupt_ppm: ppm(spec.corrupt_percent),
+    })
+}
