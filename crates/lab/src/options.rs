@@ -138,6 +138,10 @@ pub struct Options {
     #[arg(long, default_value_t = 1, value_name = "SEED")]
     pub seed: u64,
 
+    /// Only faults whose description has one of these words, separated by commas, such as corrupt or "path 2" (soak)
+    #[arg(long, value_delimiter = ',', value_name = "WORD")]
+    pub faults: Vec<String>,
+
     /// Directory of bifrostd and bifrostctl [default: where bifrost-lab itself is]
     #[arg(long, value_name = "DIR", env = "BIFROST_BIN_DIR")]
     #[serde(skip)]

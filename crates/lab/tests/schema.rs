@@ -31,6 +31,7 @@ fn results<R: Serialize>(experiment: &str, row: R) -> Value {
         cabling: Cabling::Paths,
         wire_offload: false,
         seed: 1,
+        faults: Vec::new(),
         bin_dir: None,
     };
     let results = Results {

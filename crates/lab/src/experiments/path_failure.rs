@@ -274,8 +274,9 @@ fn passage(lab: &Lab, network: &Network, workload: Workload, repetition: u32, la
     inject::wire_loss(topology, &[], 0.0)?;
     let running = match workload {
         Workload::Flow => {
-            // iperf3 counts in whole seconds.
-            Running::Flow(iperf3::Running::start(client, server, total_s.ceil(), &logs, "iperf3")?)
+            // Longer than the phases, since the flow's last bin is not a whole one.
+            let seconds = total_s.ceil() + 1.0;
+            Running::Flow(iperf3::Running::start(client, server, seconds, &logs, "iperf3")?)
         }
         Workload::Requests => {
             let redis = RedisServer::start(server, &logs)?;

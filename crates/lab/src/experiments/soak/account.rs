@@ -40,8 +40,9 @@ const LOSSES: [&str; 22] = [
 ];
 /// Beginnings of the names of counters of what faults have injected.
 const INJECTED: [&str; 1] = ["fault."];
-/// Words in the names of counters of packets that came twice or late, or that come again.
-const REPAIRED: [&str; 5] = ["duplicate", "outside_window", "not_placed", "given_up", "stale_setup"];
+/// Words in the names of counters of packets that came twice or late, that come again, or (policy) that the switch has
+/// counted under its own reason.
+const REPAIRED: [&str; 6] = ["duplicate", "outside_window", "not_placed", "given_up", "stale_setup", "policy_dropped"];
 /// Words in the names of counters of received packets that were refused, which corruption may cause.
 const REFUSED: [&str; 12] = [
     "refused.",

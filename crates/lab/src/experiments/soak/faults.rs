@@ -1,6 +1,6 @@
 //! The faults of a soak: one after another, chosen by a seed.
 
-use anyhow::Result;
+use anyhow::{Result, bail};
 
 use crate::experiment::Network;
 use crate::inject;
@@ -25,8 +25,18 @@ enum Action {
     Peer(Option<u8>, Vec<String>),
 }
 
-/// Chooses the next fault.
-pub(super) fn choose(random: &mut Random, paths: u8) -> Fault {
+/// Chooses the next fault, among those whose description has one of `words` (all if there are none).
+pub(super) fn choose_among(random: &mut Random, paths: u8, words: &[String]) -> Result<Fault> {
+    for _ in 0..10_000 {
+        let fault = choose(random, paths);
+        if words.is_empty() || words.iter().any(|word| fault.description.contains(word.as_str())) {
+            return Ok(fault);
+        }
+    }
+    bail!("--faults: no fault's description has any of these words: {}", words.join(", "))
+}
+
+fn choose(random: &mut Random, paths: u8) -> Fault {
     let path = u8::try_from(random.below(u64::from(paths))).unwrap_or(0);
     let percent = |random: &mut Random, most: u64| (1 + random.below(most * 10)) as f64 / 10.0;
     let words = |words: &[&str]| words.iter().map(ToString::to_string).collect::<Vec<_>>();
