@@ -13,7 +13,7 @@ use crate::output::PeerId;
 use crate::peer::Spray;
 use crate::recv_window::RecvWindow;
 use crate::send_window::SendWindow;
-use crate::time::Time;
+use crate::time::{MS, Time, US};
 
 /// The two vNICs of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -193,11 +193,36 @@ pub(crate) struct LossState {
     pub(crate) probed: bool,
     /// When the next loss can be found by time.
     pub(crate) deadline: Time,
+    /// Waited in addition to what RTT and variance ask for, because waiting less has proved wrong (RFC 8985, 6.2 step
+    /// 4: the reordering window follows what is seen).
+    patience_ns: u64,
+    patience_at: Time,
+}
+
+/// Patience halves in so long without a reason for it.
+const PATIENCE_HALF_LIFE_NS: u64 = 200 * MS;
+/// Most patience.
+const PATIENCE_MAX_NS: u64 = 2 * MS;
+
+impl LossState {
+    /// A packet was sent again that had not been lost: wait longer from now on. At most one step in a round trip.
+    pub(crate) fn be_patient(&mut self, now: Time, rtt_ns: u64) {
+        if now.since(self.patience_at) >= rtt_ns {
+            self.patience_ns = (self.patience_ns(now) + (rtt_ns / 4).max(20 * US)).min(PATIENCE_MAX_NS);
+            self.patience_at = now;
+        }
+    }
+
+    /// The patience of now, ns.
+    pub(crate) fn patience_ns(&self, now: Time) -> u64 {
+        let halvings = now.since(self.patience_at) / PATIENCE_HALF_LIFE_NS;
+        self.patience_ns >> halvings.min(63)
+    }
 }
 
 impl Default for LossState {
     fn default() -> Self {
-        LossState { newest_acked: None, last_event: Time(0), probed: false, deadline: Time::NEVER }
+        LossState { newest_acked: None, last_event: Time(0), probed: false, deadline: Time::NEVER, patience_ns: 0, patience_at: Time(0) }
     }
 }
 

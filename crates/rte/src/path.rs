@@ -43,9 +43,10 @@ pub(crate) struct Path {
     pub(crate) cc: Box<dyn CongestionControl>,
     pub(crate) last_sent: Time,
     pub(crate) last_arrival: Time,
-    pub(crate) reorder_ns: u64,
     pub(crate) pace_until: Time,
     losses_in_a_row: u16,
+    /// When the row of losses began.
+    losses_since: Time,
     pub(crate) probe: Option<(Tick, Time)>,
     pub(crate) next_probe: Time,
     clean_probes: u16,
@@ -69,9 +70,9 @@ impl Path {
             cc,
             last_sent: Time(0),
             last_arrival: Time(0),
-            reorder_ns: 0,
             pace_until: Time(0),
             losses_in_a_row: 0,
+            losses_since: Time(0),
             probe: None,
             next_probe: Time(0),
             clean_probes: 0,
@@ -142,9 +143,14 @@ impl Path {
         self.loss += (1.0 - self.loss) * LOSS_WEIGHT;
         // Losses of one burst count only if nothing that left later has arrived.
         if now.since(self.last_arrival) >= sent_ago_ns {
+            if self.losses_in_a_row == 0 {
+                self.losses_since = now;
+            }
             self.losses_in_a_row = self.losses_in_a_row.saturating_add(1);
         }
-        self.losses_in_a_row >= SUSPECT_LOSSES && self.suspect(now)
+        // One burst may be late as a whole; a dead path goes on losing.
+        let lasting = now.since(self.losses_since) >= self.total.smoothed_ns().max(200 * US);
+        self.losses_in_a_row >= SUSPECT_LOSSES && lasting && self.suspect(now)
     }
 
     /// Stops using the path until probes return. Returns whether that is news.

@@ -23,6 +23,8 @@ pub(crate) struct Peer {
     pub(crate) last_active: Time,
     /// Until then the peer counts as plain VXLAN.
     pub(crate) plain_until: Time,
+    /// Set-ups that it did not answer, since it last did.
+    pub(crate) unanswered: u32,
     /// Its longest ACK delay, as it said.
     pub(crate) ack_delay_ns: u64,
     pub(crate) probe_timer_armed: bool,
@@ -42,6 +44,7 @@ impl Peer {
             probe_conn: None,
             last_active: Time(0),
             plain_until: Time(0),
+            unanswered: 0,
             ack_delay_ns: MS,
             probe_timer_armed: false,
             connections: 0,

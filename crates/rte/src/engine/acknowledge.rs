@@ -94,10 +94,14 @@ impl Engine {
         let mut finish = |psn: Psn, active: &mut crate::conn::Active| {
             let Some(before) = active.send.record(&self.send_pool, psn) else { return };
             let path = &mut peer.paths[before.path().index()];
+            // A packet that was sent once tells about its path. One that was sent again does only if the ACK names the
+            // very transmission: otherwise an earlier one may have arrived, on another path, late but not lost.
+            let named = ack.psn == psn;
+            let last_one = named && ack.echo == before.sent;
+            let clear = !before.is_copied() && (!before.is_retransmitted() || last_one);
             let age = now.tick().since(before.sent).max(0) as u64;
-            // RFC 8985, 6.2 step 1: sooner than any round trip takes, so it answers an earlier transmission.
-            let early = before.is_retransmitted() && age < path.fabric.min_ns() / 2;
-            let clear = !early && !before.is_copied();
+            let too_soon = age < path.total.smoothed_ns() / 2;
+            let spurious = before.is_retransmitted() && !last_one && (named || too_soon);
             if active.send.finish(&mut self.send_pool, psn, clear).is_none() {
                 return;
             }
@@ -111,11 +115,9 @@ impl Engine {
                     active.loss.newest_acked = Some(before.sent);
                 }
             }
-            if early {
+            if spurious {
                 self.counters.spurious_packets += 1;
-                // The order of the path is not as strict as thought: wait longer next time.
-                let step = (path.fabric.min_ns() / 4).max(10_000);
-                path.reorder_ns = (path.reorder_ns + step).min(path.fabric.smoothed_ns());
+                active.loss.be_patient(now, path.total.smoothed_ns());
             }
             out.release.push((*owner, before.handle));
         };

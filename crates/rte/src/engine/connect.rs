@@ -4,9 +4,9 @@ use bifrost_wire::bifrost::{Cid, PathId, Psn, RejectReason, Reset, Setup, SetupK
 
 use super::{Arrival, Destination, Engine, LocalVnic, mirrored};
 use crate::conn::{Active, Pair, Pending, State};
-use crate::output::{Control, ControlOut, Output};
+use crate::output::{Control, ControlOut, Output, PeerId};
 use crate::recv_window::RECEIVE_WINDOW;
-use crate::time::{Time, US};
+use crate::time::{S, Time, US};
 
 impl Engine {
     /// A REQUEST, RESPONSE or REJECT arrived. `vnic`: the local vNIC that it names, if this host has it in that VNI.
@@ -70,14 +70,21 @@ impl Engine {
             self.request(now, index, out);
         } else {
             self.counters.unanswered_connections += 1;
-            let until = now.after(self.config.plain_retry_ns);
-            self.become_plain(index, until, out);
             let Some(peer) = self.conn(index).map(|c| c.peer) else { return };
+            let until = now.after(self.plain_interval(peer));
+            self.become_plain(index, until, out);
             let speaks = self.conn_slots().any(|c| c.peer == peer && c.is_open());
             if !speaks && let Some(peer) = self.peers[usize::from(peer.0)].as_mut() {
                 peer.plain_until = until;
             }
         }
+    }
+
+    /// A peer that may only just be starting is asked again soon, one that never answers ever more rarely.
+    fn plain_interval(&mut self, peer: PeerId) -> u64 {
+        let Some(peer) = self.peers[usize::from(peer.0)].as_mut() else { return self.config.plain_retry_ns };
+        peer.unanswered = peer.unanswered.saturating_add(1);
+        (S << peer.unanswered.min(16)).min(self.config.plain_retry_ns)
     }
 
     fn request(&mut self, now: Time, index: u32, out: &mut Output) {
@@ -253,6 +260,7 @@ impl Engine {
         self.by_peer_cid.insert((peer, setup.local), index);
         if let Some(peer) = self.peers[usize::from(peer.0)].as_mut() {
             peer.plain_until = Time(0);
+            peer.unanswered = 0;
             peer.ack_delay_ns = u64::from(setup.ack_delay_us) * US;
         }
         self.counters.opened_connections += 1;

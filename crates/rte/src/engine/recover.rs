@@ -24,7 +24,7 @@ pub(super) struct Timing {
 impl Engine {
     /// Looks for losses by rules (a) and (b) and sends them again.
     pub(super) fn detect_losses(&mut self, now: Time, index: u32, out: &mut Output) {
-        let Some(timing) = self.timing(index) else { return };
+        let Some(timing) = self.timing(now, index) else { return };
         for path in PathId::all() {
             // Bounded: every pass takes the head off this path's list; sent again on the same path, it ends the search.
             while let Some((psn, record, why)) = self.find_loss(now, index, path, timing) {
@@ -46,7 +46,7 @@ impl Engine {
     /// Timers (b), (c), (d) of one connection.
     pub(super) fn loss_timeout(&mut self, now: Time, index: u32, out: &mut Output) {
         self.detect_losses(now, index, out);
-        let Some(timing) = self.timing(index) else { return };
+        let Some(timing) = self.timing(now, index) else { return };
         for path in PathId::all() {
             for _ in 0..crate::send_window::SEND_WINDOW {
                 let oldest = self
@@ -79,7 +79,7 @@ impl Engine {
 
     /// Arms the timer for whatever can happen next to what is in flight.
     pub(super) fn rearm_loss(&mut self, now: Time, index: u32) {
-        let Some(timing) = self.timing(index) else { return };
+        let Some(timing) = self.timing(now, index) else { return };
         let Some(conn) = self.conns[index as usize].as_mut() else { return };
         let Some(active) = conn.active.as_mut() else { return };
         let mut at = Time::NEVER;
@@ -115,9 +115,9 @@ impl Engine {
     }
 
     /// RTO and its relatives from what is measured of the peer's paths.
-    pub(super) fn timing(&self, index: u32) -> Option<Timing> {
+    pub(super) fn timing(&self, now: Time, index: u32) -> Option<Timing> {
         let conn = self.conn(index)?;
-        conn.active.as_ref()?;
+        let patience = conn.active.as_ref()?.loss.patience_ns(now);
         let peer = self.peers[usize::from(conn.peer.0)].as_ref()?;
         let Some((rtt, variance)) = peer.rtt() else {
             let rto = self.config.initial_rto_ns;
@@ -126,9 +126,9 @@ impl Engine {
         // Half a millisecond, or three round trips: a software host's scheduler makes noise of that size.
         let floor = self.config.rto_floor_ns.unwrap_or((3 * rtt).clamp(500 * US, self.config.initial_rto_ns));
         let spread = (4 * variance).max(100 * US);
-        let rto = (rtt + spread + peer.ack_delay_ns).clamp(floor, self.config.rto_ceiling_ns.max(floor));
-        let tail_probe = (2 * rtt + peer.ack_delay_ns).min(rto);
-        let rack = rtt + (rtt / 4).max(variance).max(20 * US);
+        let rto = (rtt + spread + peer.ack_delay_ns).clamp(floor, self.config.rto_ceiling_ns.max(floor)) + patience;
+        let tail_probe = (2 * rtt + peer.ack_delay_ns + patience).min(rto);
+        let rack = rtt + (rtt / 4).max(variance).max(20 * US) + patience;
         Some(Timing { rto, tail_probe, rack })
     }
 
@@ -141,11 +141,7 @@ impl Engine {
     fn find_loss(&self, now: Time, index: u32, path: PathId, timing: Timing) -> Option<(Psn, Record, Why)> {
         let conn = self.conn(index)?;
         let active = conn.active.as_ref()?;
-        let peer = self.peers[usize::from(conn.peer.0)].as_ref()?;
-        let reorder = peer.paths.get(path.index()).map_or(0, |p| p.reorder_ns);
-        if let Some((psn, record)) = active.send.overtaken_on(&self.send_pool, path)
-            && (reorder == 0 || age(now, &record) >= peer.paths[path.index()].fabric.smoothed_ns() + reorder)
-        {
+        if let Some((psn, record)) = active.send.overtaken_on(&self.send_pool, path) {
             return Some((psn, record, Why::SamePath));
         }
         let (psn, record) = active.send.oldest_on(&self.send_pool, path)?;
@@ -159,6 +155,12 @@ impl Engine {
         let Some(peer) = self.peers[usize::from(conn.peer.0)].as_mut() else { return };
         let Some(path) = peer.paths.get_mut(record.path().index()) else { return };
         let rtt = path.total.smoothed_ns();
+        // Silence everywhere is a host that sleeps, or the end of all paths: it says nothing about this one.
+        let newest = conn.active.as_ref().and_then(|a| a.loss.newest_acked);
+        if !newest.is_some_and(|t| t.since(record.sent) > 0) {
+            path.cc.on_timeout(now, rtt);
+            return;
+        }
         if timeout {
             path.cc.on_timeout(now, rtt);
         } else {
@@ -250,7 +252,7 @@ impl Engine {
 
     /// Tells the receiver where to go on, again and again until it says so.
     pub(super) fn skip_timeout(&mut self, now: Time, index: u32, out: &mut Output) {
-        let Some(timing) = self.timing(index) else { return };
+        let Some(timing) = self.timing(now, index) else { return };
         let Some(conn) = self.conns[index as usize].as_mut() else { return };
         if conn.state != State::Open {
             return;
