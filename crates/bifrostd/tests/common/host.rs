@@ -1,0 +1,381 @@
+//! Hosts that run the daemon, and their guests.
+
+use std::fmt::Write as _;
+use std::fs::File;
+use std::net::IpAddr;
+use std::path::PathBuf;
+use std::process::{Child, ExitStatus, Stdio};
+use std::time::Duration;
+
+use bifrost_control::Client;
+use bifrost_control::api::{Conn, FaultSpec, FaultTarget, PortStatus, Status};
+
+use super::{Counters, Net, netns};
+
+/// How to join two hosts, and what is the same on both.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// Links between the hosts, one address each.
+    pub links: usize,
+    /// IPv6 underlay.
+    pub v6: bool,
+    pub workers: usize,
+    pub paths: usize,
+    /// `[[vpc]]` sections.
+    pub vpcs: String,
+    /// Keys of `[transport]`.
+    pub transport: String,
+    /// `transport` of the peers.
+    pub peer: &'static str,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Options {
+            links: 2,
+            v6: false,
+            workers: 1,
+            paths: 4,
+            vpcs: vpc(100, "tcp", "flow"),
+            transport: String::new(),
+            peer: "auto",
+        }
+    }
+}
+
+/// A `[[vpc]]` section.
+pub fn vpc(vni: u32, reliability: &str, ordering: &str) -> String {
+    format!("[[vpc]]\nvni = {vni}\nreliability = \"{reliability}\"\nordering = \"{ordering}\"\n")
+}
+
+/// A guest in a namespace of its own, or to be in one that exists.
+#[derive(Clone, Debug)]
+pub struct Guest {
+    pub name: &'static str,
+    pub vni: u32,
+    pub mac: String,
+    /// With prefix lengths.
+    pub addresses: Vec<&'static str>,
+    pub mtu: u16,
+    pub gateway: Option<&'static str>,
+}
+
+impl Guest {
+    /// Guest number `n`, 1..=255, of VNI 100.
+    pub fn new(name: &'static str, n: u8, addresses: &[&'static str]) -> Guest {
+        let mac = format!("02:00:00:00:00:{n:02x}");
+        Guest { name, vni: 100, mac, addresses: addresses.to_vec(), mtu: 1500, gateway: None }
+    }
+
+    pub fn vni(self, vni: u32) -> Guest {
+        Guest { vni, ..self }
+    }
+
+    pub fn gateway(self, gateway: &'static str) -> Guest {
+        Guest { gateway: Some(gateway), ..self }
+    }
+
+    pub fn mtu(self, mtu: u16) -> Guest {
+        Guest { mtu, ..self }
+    }
+
+    pub fn mac_bytes(&self) -> [u8; 6] {
+        let mut bytes = [0; 6];
+        for (to, from) in bytes.iter_mut().zip(self.mac.split(':')) {
+            *to = u8::from_str_radix(from, 16).unwrap();
+        }
+        bytes
+    }
+}
+
+/// One host.
+pub struct Host {
+    pub net: Net,
+    pub name: &'static str,
+    pub addresses: Vec<IpAddr>,
+    pub client: Client,
+    pub directory: PathBuf,
+    /// The configuration to be written by [`Host::start`] and [`Host::write_config`].
+    pub config: String,
+    child: Option<Child>,
+}
+
+impl Host {
+    pub fn config_file(&self) -> PathBuf {
+        self.directory.join(format!("{}.toml", self.name))
+    }
+
+    pub fn socket(&self) -> PathBuf {
+        self.directory.join(format!("{}.sock", self.name))
+    }
+
+    pub fn log_file(&self) -> PathBuf {
+        self.directory.join(format!("{}.log", self.name))
+    }
+
+    pub fn write_config(&self) {
+        std::fs::write(self.config_file(), &self.config).unwrap();
+    }
+
+    /// Starts the daemon without waiting for it.
+    pub fn spawn(&mut self) {
+        self.write_config();
+        let log = File::options().create(true).append(true).open(self.log_file()).unwrap();
+        let mut command = self.net.command(env!("CARGO_BIN_EXE_bifrostd"));
+        command.arg("--config").arg(self.config_file()).stdin(Stdio::null()).stdout(log.try_clone().unwrap()).stderr(log);
+        self.child = Some(command.spawn().unwrap());
+    }
+
+    /// Starts the daemon and waits until it answers.
+    pub fn start(&mut self) -> Status {
+        self.spawn();
+        let deadline = std::time::Instant::now() + Duration::from_secs(20);
+        loop {
+            match self.client.status() {
+                Ok(status) => return status,
+                Err(error) => {
+                    let ended = self.child.as_mut().unwrap().try_wait().unwrap();
+                    let late = std::time::Instant::now() > deadline;
+                    assert!(ended.is_none() && !late, "{} is not ready: {error}; {ended:?}\n{}", self.name, self.log());
+                }
+            }
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    }
+
+    pub fn log(&self) -> String {
+        std::fs::read_to_string(self.log_file()).unwrap_or_default()
+    }
+
+    pub fn pid(&self) -> u32 {
+        self.child.as_ref().unwrap().id()
+    }
+
+    /// `kill -9`.
+    pub fn crash(&mut self) {
+        if let Some(mut child) = self.child.take() {
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+    }
+
+    pub fn signal(&self, signal: rustix::process::Signal) {
+        let pid = rustix::process::Pid::from_raw(self.pid() as i32).unwrap();
+        rustix::process::kill_process(pid, signal).unwrap();
+    }
+
+    /// Waits for the daemon's end.
+    pub fn wait(&mut self, seconds: f64) -> ExitStatus {
+        let mut status = None;
+        let child = self.child.as_mut().unwrap();
+        super::eventually(seconds, "the daemon ends", || {
+            status = child.try_wait().unwrap();
+            status.is_some()
+        });
+        self.child = None;
+        status.unwrap()
+    }
+
+    /// SIGTERM and wait.
+    pub fn stop(&mut self) -> ExitStatus {
+        self.signal(rustix::process::Signal::TERM);
+        self.wait(5.0)
+    }
+
+    pub fn counters(&self) -> Counters {
+        self.client.stats().unwrap().counters
+    }
+
+    /// A counter; those that nothing has counted yet are 0.
+    pub fn counter(&self, name: &str) -> u64 {
+        self.counters().get(name).copied().unwrap_or(0)
+    }
+
+    pub fn port(&self, name: &str) -> PortStatus {
+        self.client.ports().unwrap().into_iter().find(|p| p.name == name).unwrap()
+    }
+
+    pub fn drops(&self, port: &str, reason: &str) -> u64 {
+        self.port(port).drops_packets.get(reason).copied().unwrap_or(0)
+    }
+
+    /// The connections with `remote`.
+    pub fn conns_with(&self, remote: &Guest) -> Vec<Conn> {
+        self.client.conns().unwrap().into_iter().filter(|c| c.vni == remote.vni && c.remote_mac == remote.mac).collect()
+    }
+
+    /// Breaks something at a port; returns the fault's number.
+    pub fn port_fault(&self, port: &str, set: impl FnOnce(&mut FaultSpec)) -> u64 {
+        self.fault(FaultTarget::Port { name: port.to_string() }, set)
+    }
+
+    /// Breaks a path, or all of them, of packets from `peer`.
+    pub fn path_fault(&self, peer: &str, path: Option<u8>, set: impl FnOnce(&mut FaultSpec)) -> u64 {
+        self.fault(FaultTarget::Peer { name: peer.to_string(), path }, set)
+    }
+
+    fn fault(&self, target: FaultTarget, set: impl FnOnce(&mut FaultSpec)) -> u64 {
+        let mut spec = FaultSpec::new(target);
+        set(&mut spec);
+        self.client.add_fault(&spec).unwrap().id
+    }
+}
+
+impl Drop for Host {
+    fn drop(&mut self) {
+        self.crash();
+    }
+}
+
+/// Two hosts, joined by links, and guests.
+pub struct Lab {
+    pub hosts: Vec<Host>,
+    guests: Vec<(Guest, Net)>,
+    tag: String,
+    options: Options,
+}
+
+impl Lab {
+    /// Two hosts without guests; nothing runs yet.
+    pub fn new(options: Options) -> Lab {
+        let tag = netns::tag();
+        let directory = netns::directory(&tag);
+        std::fs::create_dir_all(&directory).unwrap();
+        let nets = [Net::new(&tag, "host-a"), Net::new(&tag, "host-b")];
+        let (a, b) = (nets[0].name(), nets[1].name());
+        let mut lines = String::new();
+        for link in 0..options.links {
+            writeln!(lines, "link add l{link} netns {a} mtu 1700 type veth peer name l{link} netns {b} mtu 1700").unwrap();
+        }
+        netns::run("ip", &["-batch", "-"], &lines);
+        let address = |link: usize, host: usize| -> IpAddr {
+            let text =
+                if options.v6 { format!("fd00:{link}::{}", host + 1) } else { format!("172.31.{link}.{}", host + 1) };
+            text.parse().unwrap()
+        };
+        let mut hosts = Vec::new();
+        for (i, net) in nets.into_iter().enumerate() {
+            let (bits, nodad) = if options.v6 { (64, " nodad") } else { (24, "") };
+            let mut lines = String::new();
+            for link in 0..options.links {
+                write!(lines, "addr add {}/{bits} dev l{link}{nodad}\nlink set l{link} up\n", address(link, i)).unwrap();
+            }
+            net.ip(&lines);
+            let name = ["host-a", "host-b"][i];
+            let addresses: Vec<IpAddr> = (0..options.links).map(|l| address(l, i)).collect();
+            let others: Vec<IpAddr> = (0..options.links).map(|l| address(l, 1 - i)).collect();
+            let client = Client::new(directory.join(format!("{name}.sock"))).unwrap();
+            let config = head(&options, name, &directory, &addresses, &others);
+            hosts.push(Host { net, name, addresses, client, directory: directory.clone(), config, child: None });
+        }
+        Lab { hosts, guests: Vec::new(), tag, options }
+    }
+
+    /// Two hosts with a guest each, running: `a` (10.0.0.1) on the first, `b` (10.0.0.2) on the second.
+    pub fn running(options: Options) -> Lab {
+        let mut lab = Lab::new(options);
+        lab.add(0, Guest::new("a", 1, &["10.0.0.1/24"]));
+        lab.add(1, Guest::new("b", 2, &["10.0.0.2/24"]));
+        lab.start();
+        lab
+    }
+
+    /// Adds a guest to a host, and routes to it to the other.
+    pub fn add(&mut self, host: usize, guest: Guest) {
+        let net = Net::new(&self.tag, guest.name);
+        let section = section(&guest, net.name());
+        self.hosts[host].config.push_str(&section);
+        let routes = routes(&guest, self.hosts[host].name);
+        self.hosts[1 - host].config.push_str(&routes);
+        self.guests.push((guest, net));
+    }
+
+    pub fn start(&mut self) {
+        for host in &mut self.hosts {
+            host.spawn();
+        }
+        for host in &mut self.hosts {
+            host.client.wait_ready(Duration::from_secs(20)).unwrap_or_else(|e| {
+                panic!("{} is not ready: {e}\n{}", host.name, std::fs::read_to_string(host.log_file()).unwrap())
+            });
+        }
+        // What the guests' kernels say about IPv6 when their device appears.
+        std::thread::sleep(Duration::from_millis(20));
+    }
+
+    pub fn net(&self, guest: &str) -> &Net {
+        &self.guests.iter().find(|(g, _)| g.name == guest).unwrap().1
+    }
+
+    pub fn guest(&self, guest: &str) -> &Guest {
+        &self.guests.iter().find(|(g, _)| g.name == guest).unwrap().0
+    }
+
+    pub fn tag(&self) -> &str {
+        &self.tag
+    }
+
+    pub fn options(&self) -> &Options {
+        &self.options
+    }
+}
+
+impl Drop for Lab {
+    fn drop(&mut self) {
+        for host in &mut self.hosts {
+            if std::thread::panicking() {
+                let counters = host.client.stats().map(|s| s.counters).unwrap_or_default();
+                let counters: Counters = counters.into_iter().filter(|(_, v)| *v > 0).collect();
+                let conns = host.client.conns().unwrap_or_default();
+                eprintln!("==== {}: {counters:#?}\n{conns:#?}\n{}", host.name, host.log());
+            }
+            host.crash();
+        }
+        if !std::thread::panicking() {
+            let _ = std::fs::remove_dir_all(netns::directory(&self.tag));
+        }
+    }
+}
+
+/// A `[[port]]` section.
+pub fn section(guest: &Guest, netns: &str) -> String {
+    let gateway = guest.gateway.map(|g| format!("default_gateway = \"{g}\"\n")).unwrap_or_default();
+    format!(
+        "[[port]]\nname = \"{}\"\nvni = {}\nmac = \"{}\"\naddresses = {:?}\nmtu = {}\nnetns = \"{netns}\"\ndevice = \"eth0\"\n{gateway}",
+        guest.name, guest.vni, guest.mac, guest.addresses, guest.mtu,
+    )
+}
+
+/// `[[route]]` sections to all addresses of a guest.
+pub fn routes(guest: &Guest, host: &str) -> String {
+    let mut text = String::new();
+    for address in &guest.addresses {
+        let address = address.split('/').next().unwrap();
+        let bits = if address.contains(':') { 128 } else { 32 };
+        write!(
+            text,
+            "[[route]]\nvni = {}\nprefix = \"{address}/{bits}\"\npeer = \"{host}\"\nmac = \"{}\"\n",
+            guest.vni, guest.mac
+        )
+        .unwrap();
+    }
+    text
+}
+
+fn head(options: &Options, name: &str, directory: &std::path::Path, own: &[IpAddr], others: &[IpAddr]) -> String {
+    let quoted = |list: &[IpAddr]| format!("{:?}", list.iter().map(IpAddr::to_string).collect::<Vec<_>>());
+    let peer = if name == "host-a" { "host-b" } else { "host-a" };
+    format!(
+        "[host]\nname = \"{name}\"\n[control]\nsocket = \"{}\"\n[workers]\ncount = {}\n\
+         [underlay]\naddresses = {}\npaths = {}\nmtu = 1700\n[transport]\n{}\n\
+         [[peer]]\nname = \"{peer}\"\naddresses = {}\ntransport = \"{}\"\n{}",
+        directory.join(format!("{name}.sock")).display(),
+        options.workers,
+        quoted(own),
+        options.paths,
+        options.transport,
+        quoted(others),
+        options.peer,
+        options.vpcs,
+    )
+}

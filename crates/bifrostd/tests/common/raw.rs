@@ -1,0 +1,95 @@
+//! Frames and datagrams as nobody well-behaved sends them.
+
+use std::net::{IpAddr, SocketAddr, UdpSocket};
+
+use super::Net;
+
+/// Sends Ethernet frames from inside a namespace, past its IP stack. Returns how many the kernel took.
+pub fn send_frames(net: &Net, device: &'static str, frames: Vec<Vec<u8>>) -> usize {
+    net.enter(move || {
+        let probe = rustix::net::socket(rustix::net::AddressFamily::INET, rustix::net::SocketType::DGRAM, None).unwrap();
+        let index = rustix::net::netdevice::name_to_index(&probe, device).unwrap();
+        let socket = socket2::Socket::new(socket2::Domain::PACKET, socket2::Type::RAW, None).unwrap();
+        let ((), address) = {
+            // SAFETY: the storage is large enough for a sockaddr_ll, which is written in full, with its length.
+            unsafe {
+                socket2::SockAddr::try_init(|storage, length| {
+                    let link = storage.cast::<libc::sockaddr_ll>();
+                    link.write(libc::sockaddr_ll {
+                        sll_family: libc::AF_PACKET as u16,
+                        sll_protocol: 0,
+                        sll_ifindex: index as i32,
+                        sll_hatype: 0,
+                        sll_pkttype: 0,
+                        sll_halen: 6,
+                        sll_addr: [0; 8],
+                    });
+                    *length = size_of::<libc::sockaddr_ll>() as libc::socklen_t;
+                    Ok(())
+                })
+                .unwrap()
+            }
+        };
+        frames.iter().filter(|f| socket.send_to(f, &address).is_ok_and(|n| n == f.len())).count()
+    })
+}
+
+/// Sends datagrams from an address of a host, each in its own packet.
+pub fn send_datagrams(net: &Net, from: IpAddr, to: SocketAddr, datagrams: Vec<Vec<u8>>) {
+    net.enter(move || {
+        let socket = UdpSocket::bind(SocketAddr::new(from, 0)).unwrap();
+        for datagram in &datagrams {
+            socket.send_to(datagram, to).unwrap();
+        }
+    });
+}
+
+/// An Ethernet frame.
+pub fn ethernet(to: [u8; 6], from: [u8; 6], ethertype: u16, payload: &[u8]) -> Vec<u8> {
+    [&to[..], &from, &ethertype.to_be_bytes(), payload].concat()
+}
+
+/// An IPv4 packet with a UDP datagram without checksum.
+pub fn udp_in_ipv4(from: [u8; 4], to: [u8; 4], payload: &[u8]) -> Vec<u8> {
+    let length = (28 + payload.len()) as u16;
+    let mut packet = vec![0x45, 0, 0, 0, 0, 0, 0, 0, 64, 17, 0, 0];
+    packet[2..4].copy_from_slice(&length.to_be_bytes());
+    packet.extend_from_slice(&from);
+    packet.extend_from_slice(&to);
+    let sum = checksum(&packet);
+    packet[10..12].copy_from_slice(&sum.to_be_bytes());
+    packet.extend_from_slice(&[0x13, 0x88, 0x13, 0x89]);
+    packet.extend_from_slice(&(length - 20).to_be_bytes());
+    packet.extend_from_slice(&[0, 0]);
+    packet.extend_from_slice(payload);
+    packet
+}
+
+/// An ARP packet for IPv4 over Ethernet; operation 1 asks, 2 answers.
+pub fn arp(operation: u16, sender: ([u8; 6], [u8; 4]), target: ([u8; 6], [u8; 4])) -> Vec<u8> {
+    let mut packet = vec![0, 1, 8, 0, 6, 4];
+    packet.extend_from_slice(&operation.to_be_bytes());
+    packet.extend_from_slice(&sender.0);
+    packet.extend_from_slice(&sender.1);
+    packet.extend_from_slice(&target.0);
+    packet.extend_from_slice(&target.1);
+    packet
+}
+
+/// A VXLAN header before a payload.
+pub fn vxlan(vni: u32, payload: &[u8]) -> Vec<u8> {
+    let mut datagram = vec![8, 0, 0, 0];
+    datagram.extend_from_slice(&(vni << 8).to_be_bytes());
+    datagram.extend_from_slice(payload);
+    datagram
+}
+
+/// The Internet checksum (RFC 1071).
+pub fn checksum(bytes: &[u8]) -> u16 {
+    let word = |w: &[u8]| u32::from(w[0]) << 8 | u32::from(w.get(1).copied().unwrap_or(0));
+    let mut sum: u32 = bytes.chunks(2).map(word).sum();
+    while sum > 0xffff {
+        sum = (sum & 0xffff) + (sum >> 16);
+    }
+    !(sum as u16)
+}

@@ -1,0 +1,198 @@
+//! Pings and byte streams whose every byte is checked.
+
+use std::io::{Read, Write};
+use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use socket2::{Domain, Protocol, Socket, Type};
+
+use super::Net;
+
+/// How long a stream may stand still before the test fails.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// Answers to `count` pings with `size` bytes of payload, 5 ms apart.
+pub fn ping(from: &Net, to: &str, count: u32, size: usize) -> u32 {
+    ping_with(from, to, count, size, 64).len() as u32
+}
+
+/// Pings sent with a TTL (hop limit). Returns the TTL of each answer; 0 over IPv6, where the socket does not say.
+pub fn ping_with(from: &Net, to: &str, count: u32, size: usize, ttl: u32) -> Vec<u8> {
+    let to: IpAddr = to.parse().unwrap();
+    from.enter(move || {
+        let (domain, protocol) = match to {
+            IpAddr::V4(_) => (Domain::IPV4, Protocol::ICMPV4),
+            IpAddr::V6(_) => (Domain::IPV6, Protocol::ICMPV6),
+        };
+        let mut socket = Socket::new(domain, Type::RAW, Some(protocol)).unwrap();
+        match to {
+            IpAddr::V4(_) => socket.set_ttl_v4(ttl).unwrap(),
+            IpAddr::V6(_) => socket.set_unicast_hops_v6(ttl).unwrap(),
+        }
+        let (ask, answer, header) = if to.is_ipv4() { (8, 0, 20) } else { (128, 129, 0) };
+        let payload = pattern(u64::from(ttl), size);
+        let id = (rustix::thread::gettid().as_raw_nonzero().get() as u16).to_be_bytes();
+        let mut seen = vec![None; count as usize];
+        let mut buffer = vec![0; 65_536];
+        for number in 0..count {
+            let mut packet = [&[ask, 0, 0, 0, id[0], id[1]][..], &(number as u16).to_be_bytes(), &payload].concat();
+            let sum = super::raw::checksum(&packet);
+            packet[2..4].copy_from_slice(&sum.to_be_bytes());
+            // An unreachable neighbour of an earlier one is told by an error here.
+            let _ = socket.send_to(&packet, &SocketAddr::new(to, 0).into());
+            let last = number + 1 == count;
+            let until = Instant::now() + Duration::from_millis(if last { 500 } else { 5 });
+            while Instant::now() < until && !(last && seen.iter().all(Option::is_some)) {
+                let left = until.saturating_duration_since(Instant::now()).max(Duration::from_micros(1));
+                socket.set_read_timeout(Some(left)).unwrap();
+                let Ok(length) = socket.read(&mut buffer) else { continue };
+                let Some(message) = buffer[..length].get(header..).filter(|m| m.len() >= 8) else { continue };
+                let at = usize::from(u16::from_be_bytes([message[6], message[7]]));
+                if message[0] == answer && message[4..6] == id && at < seen.len() {
+                    assert!(message[8..] == payload, "a ping came back changed");
+                    assert!(seen[at].is_none(), "a ping came back twice");
+                    seen[at] = Some(if header > 0 { buffer[8] } else { 0 });
+                }
+            }
+        }
+        seen.into_iter().flatten().collect()
+    })
+}
+
+/// A TCP connection between two guests, over which both sides send `bytes` at the same time. Panics if a byte is wrong
+/// or nothing moves for long. Returns how long it took.
+pub fn exchange(client: &Net, server: &Net, address: &str, port: u16, bytes: u64) -> Duration {
+    let started = Instant::now();
+    let pair = Exchange::start(client, server, address, port, bytes);
+    pair.finish();
+    started.elapsed()
+}
+
+/// A running [`exchange`].
+pub struct Exchange {
+    ends: Vec<JoinHandle<()>>,
+}
+
+impl Exchange {
+    pub fn start(client: &Net, server: &Net, address: &str, port: u16, bytes: u64) -> Exchange {
+        let address: IpAddr = address.parse().unwrap();
+        let to = SocketAddr::new(address, port);
+        let listener = server.enter(move || TcpListener::bind(to).unwrap_or_else(|e| panic!("listening on {to}: {e}")));
+        let seed = u64::from(port);
+        let answer = std::thread::spawn(move || {
+            let (stream, _) = listener.accept().unwrap();
+            both_ways(&stream, bytes, 2 * seed + 1, 2 * seed);
+        });
+        let ask = client.spawn(move || {
+            let stream = TcpStream::connect_timeout(&to, PATIENCE).unwrap_or_else(|e| panic!("connecting to {to}: {e}"));
+            both_ways(&stream, bytes, 2 * seed, 2 * seed + 1);
+        });
+        Exchange { ends: vec![ask, answer] }
+    }
+
+    /// Waits for the end.
+    pub fn finish(self) {
+        // The first one first: if it could not connect, the other waits for ever.
+        for end in self.ends {
+            if let Err(panic) = end.join() {
+                std::panic::resume_unwind(panic);
+            }
+        }
+    }
+
+    pub fn is_finished(&self) -> bool {
+        self.ends.iter().all(JoinHandle::is_finished)
+    }
+}
+
+/// A stream of which the test decides when what is sent.
+pub struct Talk {
+    pub client: TcpStream,
+    pub server: TcpStream,
+    sent: u64,
+}
+
+impl Talk {
+    pub fn start(client: &Net, server: &Net, address: &str, port: u16) -> Talk {
+        let address: IpAddr = address.parse().unwrap();
+        let to = SocketAddr::new(address, port);
+        let listener = server.enter(move || TcpListener::bind(to).unwrap());
+        let client = client.enter(move || TcpStream::connect_timeout(&to, PATIENCE).unwrap());
+        let (server, _) = listener.accept().unwrap();
+        for stream in [&client, &server] {
+            stream.set_read_timeout(Some(PATIENCE)).unwrap();
+            stream.set_nodelay(true).unwrap();
+        }
+        Talk { client, server, sent: 0 }
+    }
+
+    /// One message there and one back; how long it took.
+    pub fn say(&mut self, bytes: usize) -> Duration {
+        let started = Instant::now();
+        self.sent += 1;
+        let message = pattern(self.sent, bytes);
+        for (mut from, mut to) in [(&self.client, &self.server), (&self.server, &self.client)] {
+            let mut heard = vec![0; bytes];
+            from.write_all(&message).unwrap();
+            to.read_exact(&mut heard).unwrap_or_else(|e| panic!("message {}: {e}", self.sent));
+            assert!(heard == message, "message {} arrived changed", self.sent);
+        }
+        started.elapsed()
+    }
+}
+
+fn both_ways(stream: &TcpStream, bytes: u64, send: u64, expect: u64) {
+    stream.set_read_timeout(Some(PATIENCE)).unwrap();
+    stream.set_write_timeout(Some(PATIENCE)).unwrap();
+    let mut writer = stream.try_clone().unwrap();
+    let sending = std::thread::spawn(move || {
+        let mut generator = Generator(send);
+        let mut left = bytes;
+        let mut chunk = vec![0; 64 << 10];
+        while left > 0 {
+            let now = chunk.len().min(left as usize);
+            generator.fill(&mut chunk);
+            writer.write_all(&chunk[..now]).unwrap_or_else(|e| panic!("sending with {left} bytes to go: {e}"));
+            left -= now as u64;
+        }
+    });
+    let mut generator = Generator(expect);
+    let (mut got, mut chunk, mut reader) = (0u64, vec![0; 64 << 10], stream);
+    let mut expected = vec![0; 64 << 10];
+    while got < bytes {
+        let now = chunk.len().min((bytes - got) as usize);
+        reader.read_exact(&mut chunk[..now]).unwrap_or_else(|e| panic!("receiving after {got} bytes: {e}"));
+        generator.fill(&mut expected);
+        assert!(chunk[..now] == expected[..now], "wrong bytes after {got}");
+        got += now as u64;
+    }
+    if let Err(panic) = sending.join() {
+        std::panic::resume_unwind(panic);
+    }
+    // Nobody closes before the other has everything: no reset cuts the end off.
+    stream.shutdown(std::net::Shutdown::Write).unwrap();
+    assert_eq!(reader.read(&mut chunk).unwrap(), 0, "more bytes than were sent");
+}
+
+fn pattern(seed: u64, bytes: usize) -> Vec<u8> {
+    let mut message = vec![0; bytes.next_multiple_of(8)];
+    Generator(seed).fill(&mut message);
+    message.truncate(bytes);
+    message
+}
+
+/// splitmix64: every 8 bytes depend on their position.
+struct Generator(u64);
+
+impl Generator {
+    fn fill(&mut self, chunk: &mut [u8]) {
+        for word in chunk.chunks_exact_mut(8) {
+            self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+            let mut z = self.0;
+            z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+            z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+            word.copy_from_slice(&(z ^ (z >> 31)).to_le_bytes());
+        }
+    }
+}

@@ -1,0 +1,8 @@
+//! The daemon as a whole: real programs and kernels in network namespaces. Needs root.
+
+#![allow(clippy::unwrap_used, unreachable_pub, dead_code)]
+
+#[path = "../common/mod.rs"]
+mod common;
+
+mod connectivity;
