@@ -268,6 +268,12 @@ impl Lab {
             let config = head(&options, name, &directory, &addresses, &others);
             hosts.push(Host { net, name, addresses, client, directory: directory.clone(), config, child: None });
         }
+        // IPv6 needs the carrier, which a new pair of devices has some time after both ends are up.
+        for address in hosts[1].addresses.iter().filter(|a| a.is_ipv6()) {
+            super::eventually(5.0, "the underlay works", || {
+                super::traffic::ping(&hosts[0].net, &address.to_string(), 1, 8) == 1
+            });
+        }
         Lab { hosts, guests: Vec::new(), tag, options }
     }
 

@@ -6,3 +6,5 @@
 mod common;
 
 mod connectivity;
+mod interop;
+mod startup;

@@ -1,0 +1,106 @@
+//! What is wrong at start is said, and nothing is left behind.
+
+use crate::common::{Guest, Lab, Options};
+
+/// Starts the first host's daemon, which must fail and say these things.
+fn fails(lab: &mut Lab, says: &[&str]) {
+    let had_socket = lab.hosts[0].socket().exists();
+    let host = &mut lab.hosts[0];
+    host.spawn();
+    let status = host.wait(10.0);
+    let log = host.log();
+    assert_eq!(status.code(), Some(1), "{log}");
+    for part in says {
+        assert!(log.contains(part), "{part:?} is not in:\n{log}");
+    }
+    assert!(!log.contains("panicked"), "{log}");
+    assert_eq!(host.socket().exists(), had_socket);
+}
+
+fn lab() -> Lab {
+    let mut lab = Lab::new(Options::default());
+    lab.add(0, Guest::new("a", 1, &["10.0.0.1/24"]));
+    lab.add(0, Guest::new("b", 2, &["10.0.0.2/24"]));
+    lab
+}
+
+#[test]
+fn a_malformed_configuration_names_every_line() {
+    let mut lab = lab();
+    let config = lab.hosts[0].config.clone();
+    lab.hosts[0].config = config.replace("vni = 100\nmac", "vni = 101\nmac").replace("paths = 4", "pahts = 4");
+    fails(&mut lab, &["host-a.toml:9: underlay.pahts", "did you mean", "port[0].vni", "port[1].vni"]);
+    lab.hosts[0].config = config.replace("[host]", "[host");
+    fails(&mut lab, &["host-a.toml:1"]);
+    assert!(!lab.net("a").has_device("eth0"));
+}
+
+#[test]
+fn a_device_that_exists_is_not_taken_over() {
+    let mut lab = lab();
+    lab.net("b").ip("link add eth0 type veth peer name other\n");
+    fails(&mut lab, &["port b", "eth0", "exists"]);
+    assert!(!lab.net("a").has_device("eth0"), "the first port's device is left behind");
+    assert!(lab.net("b").has_device("eth0"));
+}
+
+#[test]
+fn a_missing_namespace_is_named() {
+    let mut lab = lab();
+    let name = lab.net("b").name().to_string();
+    lab.hosts[0].config = lab.hosts[0].config.replace(&name, "no-such-ns");
+    fails(&mut lab, &["port b", "no-such-ns", "ip netns add"]);
+    assert!(!lab.net("a").has_device("eth0"), "the first port's device is left behind");
+}
+
+#[test]
+fn an_address_that_is_not_here_is_named() {
+    let mut lab = lab();
+    lab.hosts[0].config = lab.hosts[0].config.replace("\"172.31.1.1\"", "\"172.31.9.1\"");
+    fails(&mut lab, &["172.31.9.1", "underlay.addresses"]);
+}
+
+#[test]
+fn a_second_daemon_does_not_disturb_the_first() {
+    for workers in [1, 2] {
+        let mut lab = Lab::new(Options { workers, ..Options::default() });
+        lab.add(0, Guest::new("a", 1, &["10.0.0.1/24"]));
+        lab.add(1, Guest::new("b", 2, &["10.0.0.2/24"]));
+        lab.start();
+        let (first, config) = (lab.hosts[0].pid(), lab.hosts[0].config_file());
+        let second = |config: &std::path::Path, says: &[&str]| {
+            let mut command = lab.hosts[0].net.command(env!("CARGO_BIN_EXE_bifrostd"));
+            let output = command.arg("--config").arg(config).output().unwrap();
+            let log = String::from_utf8_lossy(&output.stderr).into_owned();
+            assert_eq!(output.status.code(), Some(1), "{log}");
+            assert!(says.iter().all(|s| log.contains(s)), "{says:?} not in:\n{log}");
+        };
+        second(&config, &["another", "bifrostd"]);
+        // With a socket and a guest of its own, the ports are what both want.
+        let other = lab.hosts[0].directory.join("other.toml");
+        let text = std::fs::read_to_string(&config).unwrap();
+        std::fs::write(&other, text.replace("host-a.sock", "other.sock").replace("eth0", "eth1")).unwrap();
+        second(&other, &["4794", "a second bifrostd"]);
+        assert!(!lab.net("a").has_device("eth1"));
+        assert!(!lab.hosts[0].directory.join("other.sock").exists());
+        assert_eq!(lab.hosts[0].client.status().unwrap().pid, first);
+        crate::common::traffic::exchange(lab.net("a"), lab.net("b"), "10.0.0.2", 5001, 1 << 20);
+        let (retransmits, device) = (lab.net("a").retransmits(), lab.net("a").has_device("eth0"));
+        assert_eq!((retransmits, device), (0, true));
+    }
+}
+
+#[test]
+fn a_clean_end_removes_devices_and_socket() {
+    let mut lab = Lab::running(Options::default());
+    assert!(lab.net("a").has_device("eth0"));
+    assert!(lab.hosts[0].stop().success());
+    assert!(!lab.hosts[0].socket().exists());
+    assert!(!lab.net("a").has_device("eth0"));
+    // After a crash the socket's file is left, which the next start sees through.
+    lab.hosts[1].crash();
+    assert!(lab.hosts[1].socket().exists());
+    lab.hosts[0].start();
+    lab.hosts[1].start();
+    assert_eq!(crate::common::traffic::ping(lab.net("a"), "10.0.0.2", 3, 56), 3);
+}
