@@ -23,6 +23,24 @@ fn config(local: IpAddr) -> UdpConfig {
     UdpConfig { local: vec![local], ..UdpConfig::default() }
 }
 
+/// Two local addresses share one queue, so the order of arrival survives; a third address of the host gets nothing.
+#[test]
+fn several_addresses_keep_the_order_of_arrival() {
+    let (a, b, c, stranger) = (address(), address(), address(), address());
+    let ports = UdpConfig { bifrost_port: 24_796, vxlan_port: 24_797, ..UdpConfig::default() };
+    let mut receiver = UdpUnderlay::open(UdpConfig { local: vec![a, b], ..ports }).expect("open");
+    let socket = UdpSocket::bind((c, 0)).expect("bind");
+    for i in 0..200u32 {
+        socket.send_to(&i.to_be_bytes(), (if i / 7 % 2 == 0 { a } else { b }, 24_796)).expect("send");
+        socket.send_to(&[0xff; 4], (stranger, 24_796)).expect("send");
+    }
+    let got: Vec<u32> = collect(&mut receiver, 200)
+        .iter()
+        .map(|g| u32::from_be_bytes(g.payload[..].try_into().expect("four bytes")))
+        .collect();
+    assert_eq!(got, (0..200).collect::<Vec<_>>());
+}
+
 /// What arrived, until `count` datagrams did or nothing came for half a second.
 fn collect(underlay: &mut UdpUnderlay, count: usize) -> Vec<Got> {
     let mut out = Vec::new();

@@ -113,14 +113,20 @@ impl Peer {
         }
     }
 
-    /// A selected path other than `not`, if there is one; among several the one with the least in flight.
+    /// A path other than `not`, for what was lost on `not`: a selected one with little in flight; if there is none, the
+    /// usable or else the suspect one from which something arrived last. `not` itself only if it is the only path.
     pub(crate) fn other_than(&self, not: PathId) -> PathId {
-        self.selected()
-            .iter()
-            .copied()
-            .filter(|p| *p != not)
-            .min_by_key(|p| self.paths[p.index()].in_flight)
-            .unwrap_or(if self.selected_len > 0 { self.selected[0] } else { not })
+        let selected = self.selected().iter().copied().filter(|p| *p != not);
+        let selected = selected.min_by_key(|p| self.paths[p.index()].in_flight);
+        let others = || {
+            let others = (0..self.paths.len()).filter(|i| *i != not.index());
+            let best = others.max_by_key(|i| {
+                let path = &self.paths[*i];
+                (path.state == PathState::Usable, path.last_arrival)
+            });
+            best.map(|i| PathId::masked(i as u8))
+        };
+        selected.or_else(others).unwrap_or(not)
     }
 
     /// Whether `path` is one of this peer's paths.
@@ -148,6 +154,13 @@ pub(crate) struct Spray {
 }
 
 impl Spray {
+    /// The path in use did not deliver in time: the next packet takes another.
+    pub(crate) fn leave(&mut self, path: PathId) {
+        if self.path == path {
+            self.left = 0;
+        }
+    }
+
     /// A path for the next `packets` packets, which stay together; `None` when congestion control closes all of them.
     pub(crate) fn choose(&mut self, peer: &mut Peer, config: &Config, now: Time, packets: u16) -> Option<PathId> {
         if self.left > 0 {

@@ -19,7 +19,7 @@ mod sys;
 mod transmit;
 
 use std::io;
-use std::net::{IpAddr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::fd::BorrowedFd;
 
 pub use counters::UdpCounters;
@@ -92,10 +92,18 @@ impl UdpUnderlay {
     /// Opens the receive sockets of one worker. With several workers, worker 0 comes first and the others in order.
     pub fn open(config: UdpConfig) -> Result<Self, UdpError> {
         config.check()?;
-        let mut sockets = Vec::with_capacity(2 * config.local.len());
-        for &local in &config.local {
+        // One socket for all addresses of a family: its queue keeps the order in which packets of different paths came,
+        // which a socket per address would not, and the transport would take that for delay or loss on a path.
+        let mut sockets = Vec::with_capacity(4);
+        for any in [IpAddr::from(Ipv4Addr::UNSPECIFIED), IpAddr::from(Ipv6Addr::UNSPECIFIED)] {
+            let family: Vec<IpAddr> = config.local.iter().copied().filter(|a| a.is_ipv4() == any.is_ipv4()).collect();
+            let bind = match family[..] {
+                [] => continue,
+                [only] => only,
+                _ => any,
+            };
             for service in [Service::Bifrost, Service::Vxlan] {
-                sockets.push((socket::receive(&config, local, service)?, service));
+                sockets.push((socket::receive(&config, bind, service)?, service));
             }
         }
         let receiver = Receiver::new(sockets, config.receive_messages)?;

@@ -3,6 +3,8 @@
 //! A reuseport program sees the datagram from its UDP payload on, and returns the index of a socket in the group, which
 //! is the order in which the sockets were bound. A load beyond the end ends the program with 0: worker 0.
 
+use std::net::IpAddr;
+
 use libc::sock_filter;
 
 use crate::steer::{FOLD_MULTIPLIER, FOLD_SHIFT};
@@ -47,6 +49,27 @@ pub(crate) fn vxlan(workers: u16) -> Vec<sock_filter> {
 /// Socket filter that takes no packet at all.
 pub(crate) fn refuse_all() -> [sock_filter; 1] {
     [op(RETURN_CONSTANT, 0)]
+}
+
+/// Socket filter that takes packets to `local` addresses of one family only.
+pub(crate) fn only_to(local: &[IpAddr], ipv4: bool) -> Vec<sock_filter> {
+    let mut program = Vec::new();
+    for address in local.iter().filter(|a| a.is_ipv4() == ipv4) {
+        // Offsets of the destination in the IP header.
+        let (words, start): (Vec<u32>, u32) = match address {
+            IpAddr::V4(a) => (vec![u32::from(*a)], 16),
+            IpAddr::V6(a) => ((0..4).rev().map(|i| (u128::from(*a) >> (32 * i)) as u32).collect(), 24),
+        };
+        let count = words.len() as u8;
+        for (i, word) in words.into_iter().enumerate() {
+            // `SKF_NET_OFF` counts from the IP header; a mismatch skips what is left of this address and its verdict.
+            program.push(op(LOAD_WORD, (libc::SKF_NET_OFF as u32).wrapping_add(start + 4 * i as u32)));
+            program.push(jump(JUMP_EQUAL, word, 0, 2 * (count - 1 - i as u8) + 1));
+        }
+        program.push(op(RETURN_CONSTANT, u32::MAX));
+    }
+    program.push(op(RETURN_CONSTANT, 0));
+    program
 }
 
 fn pair(first: u32, second: u32, workers: u32) -> [sock_filter; 11] {

@@ -16,7 +16,7 @@ pub(crate) const INITIAL_TTL: u8 = 64;
 /// `IP_PMTUDISC_PROBE`: set DF, and do not believe ICMP about the path MTU. The same value for IPv6.
 const PMTUDISC_PROBE: i32 = 3;
 
-/// A socket on one of the two well-known ports.
+/// A socket on one of the two well-known ports, for all local addresses of the family of `local`.
 pub(crate) fn receive(config: &UdpConfig, local: IpAddr, service: Service) -> Result<Socket, UdpError> {
     let port = match service {
         Service::Bifrost => config.bifrost_port,
@@ -37,6 +37,7 @@ pub(crate) fn receive(config: &UdpConfig, local: IpAddr, service: Service) -> Re
             };
             set_program(&socket, libc::SO_ATTACH_REUSEPORT_CBPF, &steering)?;
         }
+        set_program(&socket, libc::SO_ATTACH_FILTER, &program::only_to(&config.local, local.is_ipv4()))?;
         // Without it (before Linux 5.0) datagrams come one by one.
         let _ = set_int(&socket, libc::SOL_UDP, libc::UDP_GRO, 1);
         set_int(&socket, libc::SOL_SOCKET, libc::SO_TIMESTAMPNS, 1)?;

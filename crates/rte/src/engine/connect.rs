@@ -22,6 +22,11 @@ impl Engine {
         }
     }
 
+    /// Whether a connection of this engine addresses `peer` by `cid`: a RESET that names it is for this engine.
+    pub fn addresses_peer_by(&self, peer: PeerId, cid: Cid) -> bool {
+        self.by_peer_cid.contains_key(&(peer, cid))
+    }
+
     /// The peer does not know a CID that it was addressed by: its side of the connection is gone.
     pub fn on_reset(&mut self, now: Time, arrival: &Arrival, reset: &Reset, out: &mut Output) {
         let found = self.by_peer_cid.get(&(arrival.peer, reset.unknown)).copied();

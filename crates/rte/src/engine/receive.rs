@@ -3,7 +3,7 @@
 use bifrost_wire::bifrost::{AckHeader, AckKind, Bitmap, Cid, DataHeader, Psn, Reset, Tick};
 
 use super::{Engine, RESETS_PER_REFILL};
-use crate::conn::{AckState, Conn, Echo, State};
+use crate::conn::{AckState, Conn, Echo, Pair, State};
 use crate::output::{Control, ControlOut, Output, PeerId};
 use crate::recv_window::{Check, Placed};
 use crate::time::{MS, Time, US};
@@ -98,6 +98,11 @@ impl Engine {
             active.ack.rate_limited.push(slot.psn);
         }
         self.ack_soon(slot.conn);
+    }
+
+    /// The two vNICs of the connection that the packet of `slot` arrived on; no other addresses belong into its frame.
+    pub fn pair_of(&self, slot: Slot) -> Option<Pair> {
+        self.conn(slot.conn).map(|c| c.pair)
     }
 
     /// The packet found no place; it is not acknowledged and will come again.

@@ -31,8 +31,9 @@ impl Engine {
                 match why {
                     Why::SamePath => self.counters.lost_same_path_packets += 1,
                     Why::Time => self.counters.lost_by_time_packets += 1,
+                    Why::Timeout => {}
                 }
-                self.blame(now, index, &record, false);
+                self.blame(now, index, &record, why);
                 self.resend(now, index, psn, false, out);
                 let active = self.conn(index).and_then(|c| c.active.as_ref());
                 let oldest = active.and_then(|a| a.send.oldest_on(&self.send_pool, path));
@@ -59,7 +60,7 @@ impl Engine {
                     break;
                 }
                 self.counters.timeout_packets += 1;
-                self.blame(now, index, &record, true);
+                self.blame(now, index, &record, Why::Timeout);
                 // RTO, 2 RTO, 4 RTO: what was waited altogether.
                 let altogether = timing.rto.saturating_mul((2 << record.rtos()) - 1);
                 let rtos = record.rtos() + 1;
@@ -150,21 +151,27 @@ impl Engine {
     }
 
     /// A packet's path has lost it.
-    fn blame(&mut self, now: Time, index: u32, record: &Record, timeout: bool) {
-        let Some(conn) = self.conns[index as usize].as_ref() else { return };
+    fn blame(&mut self, now: Time, index: u32, record: &Record, why: Why) {
+        let timeout = why == Why::Timeout;
+        let Some(conn) = self.conns[index as usize].as_mut() else { return };
         let Some(peer) = self.peers[usize::from(conn.peer.0)].as_mut() else { return };
         let Some(path) = peer.paths.get_mut(record.path().index()) else { return };
         let rtt = path.total.smoothed_ns();
-        // Silence everywhere is a host that sleeps, or the end of all paths: it says nothing about this one.
-        let newest = conn.active.as_ref().and_then(|a| a.loss.newest_acked);
-        if !newest.is_some_and(|t| t.since(record.sent) > 0) {
-            path.cc.on_timeout(now, rtt);
-            return;
-        }
         if timeout {
             path.cc.on_timeout(now, rtt);
         } else {
             path.cc.on_loss(now, rtt);
+        }
+        let Some(active) = conn.active.as_mut() else { return };
+        active.spray.leave(record.path());
+        // Time alone proves nothing against a path: the peer may be asleep, or slow to look at what has come. If others
+        // have delivered what left a good while later, or a later packet of this very path has arrived, it does. Else
+        // a probe will tell.
+        let newest = active.loss.newest_acked.map_or(0, |t| t.since(record.sent));
+        let proven = why == Why::SamePath || newest >= (rtt as i64).max(200 * US as i64);
+        if !proven {
+            path.next_probe = now;
+            return;
         }
         if path.on_loss(now, age(now, record)) {
             self.counters.suspect_paths += 1;
@@ -284,6 +291,7 @@ impl Engine {
 enum Why {
     SamePath,
     Time,
+    Timeout,
 }
 
 fn age(now: Time, record: &Record) -> u64 {

@@ -100,8 +100,11 @@ impl Engine {
                     changed = true;
                 }
             }
-            let idle = path.state == PathState::Suspect || now.since(path.last_sent) >= self.config.probe_interval_ns;
-            if path.probe.is_none() && idle && now >= path.next_probe {
+            // Idle, on trial, or silent although packets went out on it.
+            let silent = path.in_flight > 0 && now.since(path.last_arrival) >= PROBE_TICK_NS;
+            let idle = now.since(path.last_sent) >= self.config.probe_interval_ns;
+            let wanted = path.state == PathState::Suspect || idle || silent;
+            if path.probe.is_none() && wanted && now >= path.next_probe {
                 path.on_probe_sent(now, self.config.probe_interval_ns);
                 self.counters.probes_sent_packets += 1;
                 let id = PathId::masked(i as u8);
