@@ -75,6 +75,8 @@ pub(crate) struct Conn {
     pub(crate) last_activity: Time,
     /// The armed deadline; [`Time::NEVER`] if none.
     pub(crate) armed: Time,
+    /// The deadline for idleness, kept apart so that traffic does not renew it again and again; never moved earlier.
+    pub(crate) idle_armed: Time,
     /// Another connection of the same pair (with another worker of the peer).
     pub(crate) twin: Option<u32>,
     pub(crate) tx_packets: u64,
@@ -189,6 +191,8 @@ pub(crate) struct LossState {
     pub(crate) newest_acked: Option<Tick>,
     /// Last time that anything was sent or acknowledged.
     pub(crate) last_event: Time,
+    /// When the peer was last heard, or last given a reason to answer: silence is counted from here.
+    pub(crate) heard: Time,
     /// A tail probe is out since the last acknowledgement.
     pub(crate) probed: bool,
     /// When the next loss can be found by time.
@@ -222,7 +226,15 @@ impl LossState {
 
 impl Default for LossState {
     fn default() -> Self {
-        LossState { newest_acked: None, last_event: Time(0), probed: false, deadline: Time::NEVER, patience_ns: 0, patience_at: Time(0) }
+        LossState {
+            newest_acked: None,
+            last_event: Time(0),
+            heard: Time(0),
+            probed: false,
+            deadline: Time::NEVER,
+            patience_ns: 0,
+            patience_at: Time(0),
+        }
     }
 }
 

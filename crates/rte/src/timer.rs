@@ -34,6 +34,11 @@ impl Timers {
         }
     }
 
+    /// Entries, stale ones included.
+    pub(crate) fn len(&self) -> usize {
+        self.heap.len()
+    }
+
     /// When the next entry is due.
     pub(crate) fn next(&self) -> Option<Time> {
         self.heap.peek().map(|Reverse((at, _))| *at)

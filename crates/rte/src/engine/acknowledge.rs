@@ -47,7 +47,7 @@ impl Engine {
         self.counters.acks_received_packets += 1;
         let (fabric, endpoint) = self.measure(now, arrival, ack, peer);
         if ack.probe {
-            self.probe_returned(now, index, ack, out);
+            self.probe_returned(now, index, ack);
         }
         match ack.kind {
             AckKind::RateLimited => self.slow_down(now, index, ack),
@@ -137,6 +137,7 @@ impl Engine {
         if progress.total > 0 {
             active.send.advance(&mut self.send_pool);
             active.loss.last_event = now;
+            active.loss.heard = now;
             active.loss.probed = false;
         }
         progress

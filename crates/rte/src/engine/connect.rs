@@ -270,7 +270,7 @@ impl Engine {
         }
         self.counters.opened_connections += 1;
         self.touch(now, index);
-        self.arm(index, now.after(self.config.idle_shrink_ns));
+        self.arm_idle(index, now.after(self.config.idle_shrink_ns));
     }
 
     /// Both PSN spaces start anew under a new CID. What is in flight waits to be sent again; what is held for the guest

@@ -155,6 +155,11 @@ impl Engine {
         self.timers.next()
     }
 
+    /// Timer entries that exist, superseded ones included.
+    pub fn timers_pending(&self) -> usize {
+        self.timers.len()
+    }
+
     /// The local CID of a connection, for tests and displays.
     pub fn cid_of(&self, pair: Pair) -> Option<Cid> {
         self.by_pair.get(&pair).and_then(|&i| self.conns[i as usize].as_ref()).map(|c| c.local_cid)
@@ -243,6 +248,7 @@ impl Engine {
             active: None,
             last_activity: now,
             armed: Time::NEVER,
+            idle_armed: Time::NEVER,
             twin: None,
             tx_packets: 0,
             rx_packets: 0,
@@ -358,6 +364,16 @@ impl Engine {
             && at < conn.armed
         {
             conn.armed = at;
+            self.timers.push(at, Key::Conn(index));
+        }
+    }
+
+    /// Arms the look at a connection's idleness, unless one is pending already.
+    fn arm_idle(&mut self, index: u32, at: Time) {
+        if let Some(conn) = self.conns[index as usize].as_mut()
+            && conn.idle_armed == Time::NEVER
+        {
+            conn.idle_armed = at;
             self.timers.push(at, Key::Conn(index));
         }
     }

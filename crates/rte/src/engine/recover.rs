@@ -8,10 +8,16 @@
 use bifrost_wire::bifrost::{PathId, Psn};
 
 use super::Engine;
+use super::send::Again;
 use crate::conn::{Conn, Skip, State};
 use crate::output::{Control, ControlOut, Output, PlainOut};
 use crate::send_window::Record;
 use crate::time::{MS, Time, US};
+
+/// Packets that one expiry of the RTO sends again.
+const TIMEOUT_BURST: usize = 8;
+/// RTOs of one packet that can be counted.
+const MAX_RTOS: u8 = 7;
 
 /// How the loss timers stand: all ns.
 #[derive(Clone, Copy, Debug)]
@@ -34,7 +40,7 @@ impl Engine {
                     Why::Timeout => {}
                 }
                 self.blame(now, index, &record, why);
-                self.resend(now, index, psn, false, out);
+                self.resend(now, index, psn, Again::Lost, out);
                 let active = self.conn(index).and_then(|c| c.active.as_ref());
                 let oldest = active.and_then(|a| a.send.oldest_on(&self.send_pool, path));
                 if oldest.is_some_and(|(oldest, _)| oldest == psn) {
@@ -48,34 +54,44 @@ impl Engine {
     pub(super) fn loss_timeout(&mut self, now: Time, index: u32, out: &mut Output) {
         self.detect_losses(now, index, out);
         let Some(timing) = self.timing(now, index) else { return };
-        for path in PathId::all() {
-            for _ in 0..crate::send_window::SEND_WINDOW {
-                let oldest = self
-                    .conn(index)
-                    .and_then(|c| c.active.as_ref())
-                    .and_then(|a| a.send.oldest_on(&self.send_pool, path));
-                let Some((psn, record)) = oldest else { break };
-                let waited = age(now, &record);
-                if waited < timing.rto << record.rtos() {
-                    break;
-                }
+        let heard = self.conn(index).and_then(|c| c.active.as_ref()).map_or(now, |a| a.loss.heard);
+        if now.since(heard) >= timing.rto {
+            // Silence: a few of the oldest go out again. Once one of them is acknowledged, rule (b) finds the others.
+            let mut expired = false;
+            for _ in 0..TIMEOUT_BURST {
+                let Some((psn, record)) = self.most_overdue(now, index, timing) else { break };
+                expired = true;
                 self.counters.timeout_packets += 1;
                 self.blame(now, index, &record, Why::Timeout);
                 // RTO, 2 RTO, 4 RTO: what was waited altogether.
                 let altogether = timing.rto.saturating_mul((2 << record.rtos()) - 1);
                 let rtos = record.rtos() + 1;
-                let give_up = u64::from(self.config.give_up_rtos);
-                if u64::from(rtos) >= give_up && altogether >= self.give_up_ns() || rtos >= 7 {
+                let give_up = rtos >= self.config.give_up_rtos && altogether >= self.give_up_ns();
+                if give_up || rtos >= MAX_RTOS {
                     self.give_up(now, index, psn, out);
                     if !self.conn(index).is_some_and(Conn::is_open) {
                         return;
                     }
                 } else {
-                    self.resend(now, index, psn, true, out);
+                    self.resend(now, index, psn, Again::Timeout, out);
                 }
+            }
+            if expired && let Some(active) = self.conns[index as usize].as_mut().and_then(|c| c.active.as_mut()) {
+                active.loss.heard = now;
             }
         }
         self.tail_probe(now, index, timing, out);
+    }
+
+    /// The outstanding packet whose RTO, doubled for each it has seen, expired first.
+    fn most_overdue(&self, now: Time, index: u32, timing: Timing) -> Option<(Psn, Record)> {
+        let active = self.conn(index)?.active.as_ref()?;
+        let heads = PathId::all().filter_map(|path| active.send.oldest_on(&self.send_pool, path));
+        heads
+            .map(|(psn, record)| (age(now, &record).checked_sub(timing.rto << record.rtos()), psn, record))
+            .filter_map(|(overdue, psn, record)| Some((overdue?, psn, record)))
+            .max_by_key(|(overdue, ..)| *overdue)
+            .map(|(_, psn, record)| (psn, record))
     }
 
     /// Arms the timer for whatever can happen next to what is in flight.
@@ -88,11 +104,11 @@ impl Engine {
             for path in PathId::all() {
                 let Some((_, record)) = active.send.oldest_on(&self.send_pool, path) else { continue };
                 let waited = age(now, &record);
-                let mut limit = timing.rto << record.rtos();
+                let expiry = now.after((timing.rto << record.rtos()).saturating_sub(waited));
+                at = at.min(expiry.max(active.loss.heard.after(timing.rto)).max(now.after(US)));
                 if active.loss.newest_acked.is_some_and(|t| t.since(record.sent) > 0) {
-                    limit = limit.min(timing.rack);
+                    at = at.min(now.after(timing.rack.saturating_sub(waited).max(US)));
                 }
-                at = at.min(now.after(limit.saturating_sub(waited).max(US)));
             }
             if !active.loss.probed {
                 at = at.min(active.loss.last_event.after(timing.tail_probe).max(now.after(US)));
@@ -189,9 +205,10 @@ impl Engine {
             return;
         }
         active.loss.probed = true;
+        active.loss.heard = now;
         let Some((psn, _)) = active.send.last(&self.send_pool) else { return };
         self.counters.tail_probe_packets += 1;
-        self.resend(now, index, psn, false, out);
+        self.resend(now, index, psn, Again::Probe, out);
     }
 
     /// Rule (d), third time: the packet leaves once more as plain VXLAN, and the receiver is told to go on without it.

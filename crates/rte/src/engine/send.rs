@@ -171,6 +171,9 @@ impl Engine {
         };
         let tick = now.tick();
         let una = active.send.una();
+        if active.send.outstanding() == 0 {
+            active.loss.heard = now;
+        }
         for i in 0..item.count {
             let segment = item.first.wrapping_add(i);
             let psn = active.send.next();
@@ -230,7 +233,7 @@ impl Engine {
         now: Time,
         index: u32,
         psn: bifrost_wire::bifrost::Psn,
-        timeout: bool,
+        again: Again,
         out: &mut Output,
     ) {
         let Some(conn) = self.conns[index as usize].as_mut() else { return };
@@ -239,7 +242,8 @@ impl Engine {
         let Some(before) = active.send.record(&self.send_pool, psn) else { return };
         let path = peer.other_than(before.path());
         // A packet that was lost twice, or late already, goes out on two paths at once.
-        let copy = (timeout || before.is_retransmitted()).then(|| second_path(peer, path)).flatten();
+        let timeout = again == Again::Timeout;
+        let copy = (again != Again::Lost || before.is_retransmitted()).then(|| second_path(peer, path)).flatten();
         let why = crate::send_window::Resend { timeout, copied: copy.is_some() };
         let tick = now.tick();
         active.send.resend(&mut self.send_pool, psn, path, tick, why);
@@ -275,6 +279,17 @@ impl Engine {
             self.counters.copied_packets += 1;
         }
     }
+}
+
+/// Why a packet is sent again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Again {
+    /// It was found lost while others arrive.
+    Lost,
+    /// Nothing is heard: it asks for an answer.
+    Probe,
+    /// Its RTO expired.
+    Timeout,
 }
 
 fn second_path(peer: &crate::peer::Peer, first: PathId) -> Option<PathId> {

@@ -21,10 +21,14 @@ impl Engine {
             match key {
                 Key::Conn(index) => {
                     let Some(conn) = self.conns.get_mut(index as usize).and_then(Option::as_mut) else { continue };
-                    if conn.armed != at {
+                    if conn.idle_armed == at {
+                        conn.idle_armed = Time::NEVER;
+                    } else if conn.armed != at {
                         continue; // stale: the deadline was moved
                     }
-                    conn.armed = Time::NEVER;
+                    if conn.armed == at {
+                        conn.armed = Time::NEVER;
+                    }
                     self.conn_timeout(now, index, out);
                 }
                 Key::Peer(peer) => self.peer_timeout(now, peer, out),
@@ -61,18 +65,18 @@ impl Engine {
         if quiet && idle >= self.config.idle_reap_ns && conn.state != State::BestEffort {
             self.counters.reaped_connections += 1;
             self.remove(index, out);
-        } else if conn.active.is_some() {
-            if quiet && idle >= self.config.idle_shrink_ns {
-                let reap = conn.last_activity.after(self.config.idle_reap_ns);
-                self.deactivate(index);
-                self.arm(index, reap.max(now.after(MS)));
-            } else {
-                self.arm(index, now.after(self.config.idle_shrink_ns));
-            }
-        } else {
-            let reap = conn.last_activity.after(self.config.idle_reap_ns);
-            self.arm(index, reap.max(now.after(MS)));
+            return;
         }
+        let shrink = conn.active.is_some() && quiet && idle >= self.config.idle_shrink_ns;
+        let next = if conn.active.is_some() && !shrink {
+            now.after(self.config.idle_shrink_ns)
+        } else {
+            conn.last_activity.after(self.config.idle_reap_ns).max(now.after(MS))
+        };
+        if shrink {
+            self.deactivate(index);
+        }
+        self.arm_idle(index, next);
     }
 
     fn peer_timeout(&mut self, now: Time, id: u16, out: &mut Output) {
@@ -128,8 +132,7 @@ impl Engine {
     }
 
     /// The answer to a probe.
-    pub(super) fn probe_returned(&mut self, now: Time, index: u32, ack: &AckHeader, out: &mut Output) {
-        let _ = out;
+    pub(super) fn probe_returned(&mut self, now: Time, index: u32, ack: &AckHeader) {
         let Some(conn) = self.conns[index as usize].as_ref() else { return };
         let Some(peer) = self.peers[usize::from(conn.peer.0)].as_mut() else { return };
         let Some(path) = peer.paths.get_mut(ack.path.index()) else { return };

@@ -495,6 +495,18 @@ fn policy_drops_are_acknowledged_and_rate_limits_reported() {
 }
 
 #[test]
+fn timers_do_not_pile_up() {
+    let mut w = world(21, 4);
+    for i in 0..20_000 {
+        w.offer(0, i % 5, 1);
+        w.run_for(777 * US);
+    }
+    for side in &w.sides {
+        assert!(side.engine.timers_pending() < 64, "{} entries for one connection", side.engine.timers_pending());
+    }
+}
+
+#[test]
 fn memory_of_connections() {
     assert!(size_of::<Option<Conn>>() <= 320, "{} bytes idle", size_of::<Option<Conn>>());
     let active = size_of::<Active>() + size_of::<SendPage>() + size_of::<RecvPage>();
