@@ -66,6 +66,7 @@ impl Backend for Daemon {
                     status.tx_packets += port.tx_packets;
                     status.tx_bytes += port.tx_bytes;
                     status.tx_held_packets += port.held_packets;
+                    status.failed |= port.failed;
                     for (reason, count) in &port.drops {
                         *status.drops_packets.entry(reason.clone()).or_default() += count;
                     }
@@ -178,6 +179,9 @@ impl Backend for Daemon {
         for view in views(&state, false)? {
             for (name, value) in view.counters {
                 *counters.entry(name).or_default() += value;
+            }
+            for (name, value) in view.ports.into_iter().flat_map(|p| p.counters) {
+                *counters.entry(format!("tap.{name}")).or_default() += value;
             }
         }
         let udp = state.on_all(|worker| *worker.underlay().counters()).map_err(gone)?;

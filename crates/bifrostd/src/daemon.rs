@@ -107,6 +107,7 @@ impl Daemon {
             let cpu = config.workers.cpus.get(index).copied();
             workers.push(bifrost_datapath::start(worker, underlay, switch, cpu).context("starting a worker")?);
         }
+        bifrost_datapath::join(&workers)?;
         let now = Instant::now();
         let busy = vec![(now, 0, 0.0); workers.len()];
         let state = State { config, names, workers, faults: Vec::new(), next_fault: 1, busy };

@@ -17,7 +17,11 @@ use crate::delayed::Delayed;
 use crate::fault::Faults;
 use crate::peers::Peers;
 use crate::ports::{Port, PortConfig};
+use crate::underlay::StrayReset;
 use crate::worker::WorkerConfig;
+
+/// How soon a guest's full queue is offered again what it did not take, ns.
+const POSTPONED_NS: u64 = 200_000;
 
 /// Everything of a worker but its way to other hosts.
 pub struct Core {
@@ -36,6 +40,9 @@ pub struct Core {
     pub(crate) faults: Faults,
     pub(crate) delayed: Delayed,
     pub(crate) counters: Counters,
+    /// RESETs that another worker may know more about, and how many others there are.
+    pub(crate) stray_resets: Vec<StrayReset>,
+    pub(crate) other_workers: u16,
     pub(crate) epoll: OwnedFd,
 }
 
@@ -57,6 +64,8 @@ impl Core {
             faults: Faults::new(u64::from(salt)),
             delayed: Delayed::default(),
             counters: Counters::default(),
+            stray_resets: Vec::new(),
+            other_workers: 0,
             epoll: epoll::create(epoll::CreateFlags::CLOEXEC)?,
         })
     }
@@ -117,9 +126,10 @@ impl Core {
         busy | self.release_delayed()
     }
 
-    /// When [`on_time`](Self::on_time) has something to do.
+    /// When there is something to do without being woken.
     pub(crate) fn next_deadline(&self) -> Option<Time> {
-        [self.engine.next_timeout(), self.delayed.next()].into_iter().flatten().min()
+        let postponed = self.ports.iter().flatten().any(|p| p.dirty).then(|| self.now.after(POSTPONED_NS));
+        [self.engine.next_timeout(), self.delayed.next(), postponed].into_iter().flatten().min()
     }
 
     /// Makes placed packets visible in the order that the transport gave.
@@ -137,6 +147,8 @@ impl Core {
             if port.port.notify().is_err() {
                 self.counters.notify_errors += 1;
             }
+            // What the guest's queue did not take is offered again in a moment.
+            port.dirty = port.port.has_postponed();
         }
     }
 

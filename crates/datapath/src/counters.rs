@@ -34,7 +34,7 @@ pub struct Counters {
     pub bad_checksum_frames: u64,
     /// Frames from guests whose finished transport checksum is wrong; they leave as plain VXLAN.
     pub bad_guest_checksum_frames: u64,
-    /// DATA whose frame is not for the connection's vNIC.
+    /// DATA whose frame does not go from one of the connection's vNICs to the other.
     pub wrong_vnic_packets: u64,
     /// Plain VXLAN frames accepted.
     pub plain_rx_packets: u64,
@@ -44,8 +44,12 @@ pub struct Counters {
     pub local_packets: u64,
     /// Plain or local frames for which the guest had no buffer.
     pub no_buffer_packets: u64,
+    /// Packets whose peer or port was removed while they were on their way.
+    pub gone_packets: u64,
     /// Frames larger than the receiving port takes.
     pub too_large_packets: u64,
+    /// RESETs dropped because too many wait for another worker.
+    pub reset_overflow_packets: u64,
     /// Packets that an injected fault dropped.
     pub fault_dropped_packets: u64,
     /// Packets that an injected fault delayed.
@@ -82,7 +86,9 @@ impl Counters {
             ("datapath.plain_tx_packets", self.plain_tx_packets),
             ("datapath.local_packets", self.local_packets),
             ("drop.no_buffer_packets", self.no_buffer_packets),
+            ("drop.gone_packets", self.gone_packets),
             ("drop.too_large_packets", self.too_large_packets),
+            ("drop.reset_overflow_packets", self.reset_overflow_packets),
             ("fault.dropped_packets", self.fault_dropped_packets),
             ("fault.delayed_packets", self.fault_delayed_packets),
             ("fault.duplicated_packets", self.fault_duplicated_packets),

@@ -22,7 +22,9 @@ impl Core {
         }
         let out = std::mem::take(&mut self.out);
         for data in &out.data {
-            self.send_data(data);
+            if self.send_data(data).is_none() {
+                self.counters.gone_packets += 1;
+            }
         }
         for control in &out.control {
             self.send_control(control);
@@ -30,8 +32,11 @@ impl Core {
         for plain in &out.plain {
             if let Some(peer) = self.peers.of_engine(plain.peer).map(|p| p.config.id) {
                 self.send_plain(peer, plain.vni, plain.owner, plain.handle, plain.segment);
-            } else if let Some(port) = self.port_mut(plain.owner) {
-                port.release(plain.handle);
+            } else {
+                self.counters.gone_packets += 1;
+                if let Some(port) = self.port_mut(plain.owner) {
+                    port.release(plain.handle);
+                }
             }
         }
         // Copies of all bytes are in the batch, so buffers can go back before it is sent.
@@ -51,12 +56,12 @@ impl Core {
     }
 
     /// One data packet: VXLAN, BIFROST header, one segment of the guest's frame.
-    fn send_data(&mut self, data: &DataOut) {
-        let Some(vni) = Vni::new(data.vni) else { return };
-        let Some(peer) = self.peers.of_engine(data.peer) else { return };
+    fn send_data(&mut self, data: &DataOut) -> Option<()> {
+        let vni = Vni::new(data.vni)?;
+        let peer = self.peers.of_engine(data.peer)?;
         let (lane, id) = (peer.lane(data.header.path), peer.config.id);
-        let Some(port) = self.ports.get(usize::from(data.owner)).and_then(Option::as_ref) else { return };
-        let Some(Some(held)) = port.held.get(data.handle as usize) else { return };
+        let port = self.ports.get(usize::from(data.owner))?.as_ref()?;
+        let held = port.held.get(data.handle as usize)?.as_ref()?;
         let (head, tail) = port.port.bytes(TxHandle(data.handle));
         let ecn = if data.header.ecn { ECT_0 } else { NOT_ECT };
         let faulty = !self.faults.is_empty();
@@ -72,6 +77,7 @@ impl Core {
         if faulty {
             self.spoil_last(id, data.header.path, lane, ecn);
         }
+        Some(())
     }
 
     fn send_control(&mut self, control: &ControlOut) {
@@ -101,6 +107,8 @@ impl Core {
             if !self.faults.is_empty() {
                 self.spoil_last(peer, PathId::masked(path), lane, NOT_ECT);
             }
+        } else {
+            self.counters.gone_packets += 1;
         }
         if let Some(port) = self.port_mut(owner) {
             port.release(handle);
@@ -111,7 +119,7 @@ impl Core {
         let vni = Vni::new(vni)?;
         let port = self.ports.get(usize::from(owner))?.as_ref()?;
         let held = port.held.get(handle as usize)?.as_ref()?;
-        let (path, lane) = self.peers.get(peer)?.plain_lane(held.flow);
+        let (path, lane) = self.peers.get(peer)?.plain_lane(held.flow, &self.engine);
         let (head, tail) = port.port.bytes(TxHandle(handle));
         self.batch.push(lane, NOT_ECT, |buffer| {
             buffer.extend_from_slice(&vxlan::emit(vni));

@@ -116,6 +116,7 @@ impl Core {
                 let count = segments.count();
                 port.held[handle as usize] = Some(Held { segments, rewrite, flow: parsed.flow_hash, left: count });
                 let Some(peer) = self.peers.get(peer.0) else {
+                    self.counters.gone_packets += 1;
                     port.held[handle as usize] = None;
                     port.port.complete(frame.handle);
                     return Done::Yes;

@@ -15,6 +15,26 @@ use crate::worker::{Worker, WorkerConfig};
 /// What a worker is asked to do.
 pub(crate) type Command<U> = Box<dyn FnOnce(&mut Worker<U>) + Send>;
 
+/// Where a worker finds its commands.
+pub(crate) struct Mailbox<U> {
+    commands: Sender<Command<U>>,
+    wake: Arc<OwnedFd>,
+}
+
+impl<U> Mailbox<U> {
+    /// Leaves a command, to be run between two batches.
+    pub(crate) fn send(&self, command: Command<U>) -> Result<(), Gone> {
+        self.commands.send(command).map_err(|_| Gone)?;
+        rustix::io::write(&*self.wake, &1u64.to_ne_bytes()).map(drop).map_err(|_| Gone)
+    }
+}
+
+impl<U> Clone for Mailbox<U> {
+    fn clone(&self) -> Self {
+        Mailbox { commands: self.commands.clone(), wake: Arc::clone(&self.wake) }
+    }
+}
+
 /// The worker's thread has ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Gone;
@@ -28,9 +48,8 @@ impl std::fmt::Display for Gone {
 impl std::error::Error for Gone {}
 
 /// A running worker.
-pub struct Handle<U> {
-    commands: Sender<Command<U>>,
-    wake: Arc<OwnedFd>,
+pub struct Handle<U: 'static> {
+    mailbox: Mailbox<U>,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -58,7 +77,7 @@ pub fn start<U: Underlay + Send + 'static>(
         }
         worker.run();
     })?;
-    Ok(Handle { commands, wake, thread: Some(thread) })
+    Ok(Handle { mailbox: Mailbox { commands, wake }, thread: Some(thread) })
 }
 
 impl<U: Underlay + 'static> Handle<U> {
@@ -71,21 +90,33 @@ impl<U: Underlay + 'static> Handle<U> {
         let command: Command<U> = Box::new(move |worker| {
             let _ = reply.send(work(worker));
         });
-        self.commands.send(command).map_err(|_| Gone)?;
-        rustix::io::write(&*self.wake, &1u64.to_ne_bytes()).map_err(|_| Gone)?;
+        self.mailbox.send(command)?;
         result.recv().map_err(|_| Gone)
     }
 }
 
-impl<U> Drop for Handle<U> {
+impl<U: 'static> Drop for Handle<U> {
     /// Ends the worker and waits for it.
     fn drop(&mut self) {
-        // Without a sender the worker ends at its next look at the commands.
-        let (nobody, _) = channel();
-        drop(std::mem::replace(&mut self.commands, nobody));
-        let _ = rustix::io::write(&*self.wake, &1u64.to_ne_bytes());
+        let _ = self.mailbox.send(Box::new(Worker::order_stop));
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
         }
     }
+}
+
+/// Joins the workers of one host, so that each finds the others.
+///
+/// # Errors
+/// A worker has ended.
+pub fn join<U: Underlay + 'static>(workers: &[Handle<U>]) -> Result<(), Gone> {
+    if workers.len() < 2 {
+        return Ok(());
+    }
+    let others = (workers.len() - 1) as u16;
+    for (worker, next) in workers.iter().zip(workers.iter().cycle().skip(1)) {
+        let next = next.mailbox.clone();
+        worker.run(move |w| w.join_ring(next, others))?;
+    }
+    Ok(())
 }

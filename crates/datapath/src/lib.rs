@@ -24,7 +24,7 @@ mod worker;
 
 pub use crate::core::Core;
 pub use counters::Counters;
-pub use handle::{Gone, Handle, start};
+pub use handle::{Gone, Handle, join, start};
 pub use peers::{PeerConfig, PeerError};
 pub use ports::PortConfig;
 pub use snapshot::{PathView, PortView, WorkerView};

@@ -63,9 +63,14 @@ impl Peer {
         self.bifrost.get(path.index()).copied().unwrap_or(self.bifrost[0])
     }
 
-    /// Plain VXLAN: a flow keeps its path (RFC 7348, section 5: source port entropy).
-    pub(crate) fn plain_lane(&self, flow: u32) -> (u8, LaneId) {
-        let path = flow as usize % self.vxlan.len();
+    /// Plain VXLAN: a flow keeps its path (RFC 7348, section 5: source port entropy), among those that the transport
+    /// has found good, if it knows.
+    pub(crate) fn plain_lane(&self, flow: u32, engine: &Engine) -> (u8, LaneId) {
+        let good = self.engine.map_or(&[][..], |peer| engine.selected_paths(peer));
+        let path = match good {
+            [] => flow as usize % self.vxlan.len(),
+            good => good[flow as usize % good.len()].index(),
+        };
         (path as u8, self.vxlan[path])
     }
 }

@@ -63,6 +63,8 @@ pub struct PortView {
     pub held_packets: u64,
     /// Its device is gone.
     pub failed: bool,
+    /// What the device's queue counts itself.
+    pub counters: Vec<(String, u64)>,
     /// The switch's drops by reason.
     pub drops: BTreeMap<String, u64>,
 }
@@ -88,6 +90,7 @@ impl<U: Underlay> Worker<U> {
             rx_bytes: p.rx_bytes,
             held_packets: p.held_packets(),
             failed: p.failed,
+            counters: p.port.counters(),
             drops: core
                 .switch
                 .port_counters(bifrost_avs::PortId(p.owner))

@@ -1,10 +1,10 @@
 //! From the underlay: decapsulate, transport, verify, place.
 
-use bifrost_avs::PeerId as SwitchPeer;
+use bifrost_avs::{GATEWAY_MAC, PeerId as SwitchPeer};
 use bifrost_nic::{Checksum, parse, transport_checksum};
 use bifrost_port::{Datagram, PlaceError, Service};
 use bifrost_rte::{Arrival, LocalVnic, Time, Verdict};
-use bifrost_wire::bifrost::{self, DataHeader, Packet, Setup};
+use bifrost_wire::bifrost::{self, DataHeader, Packet, Reset, Setup};
 use bifrost_wire::{Vni, vxlan};
 
 use crate::core::Core;
@@ -15,6 +15,20 @@ use crate::fault::{Direction, corrupt};
 const INITIAL_TTL: u8 = 64;
 /// ECN codepoint "congestion experienced" (RFC 3168).
 const CE: u8 = 3;
+
+/// RESETs that wait to be handed to the next worker.
+const MAX_STRAY_RESETS: usize = 64;
+
+/// A RESET on its way round the workers.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct StrayReset {
+    /// Number of the peer that sent it.
+    peer: u16,
+    vni: u32,
+    reset: Reset,
+    /// Workers that have not seen it yet.
+    workers_left: u16,
+}
 
 impl Core {
     /// A datagram arrived.
@@ -120,8 +134,27 @@ impl Core {
                 let vnic = self.vnic_for(vni, &setup);
                 self.engine.on_setup(now, &arrival, &setup, vnic, &mut self.out);
             }
-            Packet::Reset(reset) => self.engine.on_reset(now, &arrival, &reset, &mut self.out),
+            Packet::Reset(reset) => self.on_reset(StrayReset { peer, vni: vni.get(), reset, workers_left: u16::MAX }),
         }
+    }
+
+    /// A RESET names a CID of the peer's, which says nothing about the worker here that knows it: one that does not hands
+    /// it on, and the last one counts it as stray.
+    pub(crate) fn on_reset(&mut self, mut stray: StrayReset) {
+        let Some(engine_peer) = self.peers.get(stray.peer).and_then(|p| p.engine) else { return };
+        stray.workers_left = stray.workers_left.min(self.other_workers);
+        if stray.workers_left > 0 && !self.engine.addresses_peer_by(engine_peer, stray.reset.unknown) {
+            // Bounded, for anybody who can forge a peer's address can send these.
+            if self.stray_resets.len() < MAX_STRAY_RESETS {
+                stray.workers_left -= 1;
+                self.stray_resets.push(stray);
+            } else {
+                self.counters.reset_overflow_packets += 1;
+            }
+            return;
+        }
+        let arrival = Arrival { peer: engine_peer, vni: stray.vni, nic_rx: self.now, hops: 0, marked: false };
+        self.engine.on_reset(self.now, &arrival, &stray.reset, &mut self.out);
     }
 
     #[allow(clippy::too_many_arguments)]
@@ -186,8 +219,12 @@ impl Core {
             self.engine.not_placed(slot);
             return;
         }
+        // PROTOCOL §16.2: a connection carries frames between its two vNICs, or what was routed from one to the other.
+        let between_vnics = self.engine.pair_of(slot).is_some_and(|pair| {
+            parsed.dst_mac == pair.local && (parsed.src_mac == pair.remote || parsed.src_mac == GATEWAY_MAC)
+        });
         match self.switch.from_underlay(vni, SwitchPeer(peer), frame, &parsed) {
-            Ok(port) if port.0 == owner => {}
+            Ok(port) if port.0 == owner && between_vnics => {}
             Ok(_) => {
                 self.counters.wrong_vnic_packets += 1;
                 self.engine.policy_dropped(self.now, slot, &mut self.out);
@@ -199,7 +236,10 @@ impl Core {
                 return;
             }
         }
-        let Some(port) = self.ports.get_mut(usize::from(owner)).and_then(Option::as_mut) else { return };
+        let Some(port) = self.ports.get_mut(usize::from(owner)).and_then(Option::as_mut) else {
+            self.counters.gone_packets += 1;
+            return;
+        };
         match port.port.place(frame, checksum == Checksum::Valid) {
             Ok(handle) => {
                 if self.engine.placed(self.now, slot, handle.0, &mut self.out) {

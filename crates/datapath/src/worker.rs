@@ -12,7 +12,7 @@ use bifrost_rte::Time;
 use rustix::event::{Timespec, epoll};
 
 use crate::core::Core;
-use crate::handle::Command;
+use crate::handle::{Command, Mailbox};
 use crate::peers::{PeerConfig, PeerError};
 
 /// Receive batches in one turn before guests get theirs.
@@ -41,7 +41,16 @@ pub struct Worker<U> {
     underlay_readable: bool,
     wake: Arc<OwnedFd>,
     commands: Receiver<Command<U>>,
+    /// The next of several workers, in a ring.
+    next: Option<Mailbox<U>>,
     stopping: bool,
+}
+
+impl<U> Worker<U> {
+    /// Ends the loop after this turn.
+    pub(crate) fn order_stop(&mut self) {
+        self.stopping = true;
+    }
 }
 
 impl<U: Underlay> Worker<U> {
@@ -58,7 +67,7 @@ impl<U: Underlay> Worker<U> {
             epoll::add(&core.epoll, fd, epoll::EventData::new_u64(UNDERLAY_TOKEN), epoll::EventFlags::IN)?;
         }
         epoll::add(&core.epoll, wake.as_fd(), epoll::EventData::new_u64(WAKE_TOKEN), epoll::EventFlags::IN)?;
-        Ok(Worker { core, underlay, underlay_readable: true, wake, commands, stopping: false })
+        Ok(Worker { core, underlay, underlay_readable: true, wake, commands, next: None, stopping: false })
     }
 
     /// Works until it is told to stop.
@@ -78,6 +87,7 @@ impl<U: Underlay> Worker<U> {
         self.core.counters.loops += 1;
         // In: decapsulate, transport, verify, place (underlay.rs).
         let mut busy = self.receive();
+        self.hand_over();
         // Whatever time has brought: ACK timers, losses, probes, delayed faults.
         busy |= self.core.on_time();
         // Show the guests what is in order, with one notification each; only then acknowledge it.
@@ -113,6 +123,21 @@ impl<U: Underlay> Worker<U> {
             }
         }
         busy
+    }
+
+    /// Gives the next worker what may be its own.
+    fn hand_over(&mut self) {
+        let Some(next) = &self.next else { return };
+        for stray in self.core.stray_resets.drain(..) {
+            // A worker that has ended has no connections either.
+            let _ = next.send(Box::new(move |worker: &mut Worker<U>| worker.core.on_reset(stray)));
+        }
+    }
+
+    /// Makes this one of several workers that pass on to `next`, in a ring, what another may know more about.
+    pub(crate) fn join_ring(&mut self, next: Mailbox<U>, others: u16) {
+        self.next = Some(next);
+        self.core.other_workers = others;
     }
 
     /// Sleeps until a descriptor is ready or a timer is due; only looks when there is more to do.
@@ -156,11 +181,6 @@ impl<U: Underlay> Worker<U> {
                 }
             }
         }
-    }
-
-    /// Ends the loop after this turn.
-    pub fn stop(&mut self) {
-        self.stopping = true;
     }
 
     /// The rooms that this worker owns.

@@ -61,6 +61,14 @@ pub trait GuestPort {
     fn rx_capacity(&self) -> u32;
     /// Free transmit buffers left before `fetch` stops.
     fn tx_free(&self) -> u32;
+    /// Whether published packets wait because the guest's queue took no more: notify again soon.
+    fn has_postponed(&self) -> bool {
+        false
+    }
+    /// What the port counts itself, by name, units last; zero ones may be left out. Not for the hot path.
+    fn counters(&self) -> Vec<(String, u64)> {
+        Vec::new()
+    }
     /// What to wait on for transmit packets.
     fn fd(&self) -> BorrowedFd<'_>;
 }

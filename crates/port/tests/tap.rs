@@ -109,7 +109,7 @@ fn segments_both_ways(mtu: u16, server: IpAddr) {
     let data = pattern(8 << 20);
     let (left, right) = between(&a, &b, mtu, || tcp_echo(&a, &b, SocketAddr::new(server, 7000), &data));
     for (name, queue) in [("left", &left), ("right", &right)] {
-        let c = queue.counters();
+        let c = queue.tap_counters();
         assert!(c.tx_bytes > 8 << 20, "{name}: {c:?}");
         assert!(c.tx_large_packets > 50, "{name} sent large packets: {c:?}");
         assert!(c.rx_packets * 2 < c.rx_frames, "{name} received merged packets: {c:?}");
@@ -154,7 +154,7 @@ fn udp_crosses_whole_and_fragmented() {
             assert!(got[..n] == sent, "{len} bytes came as {n}, or changed");
         }
     });
-    assert!(left.counters().tx_packets >= 7 && right.counters().rx_packets >= 7);
+    assert!(left.tap_counters().tx_packets >= 7 && right.tap_counters().rx_packets >= 7);
 }
 
 #[test]
@@ -287,16 +287,16 @@ fn a_device_that_is_down_or_gone_is_counted_not_fatal() {
         queue.notify().expect("notify");
     };
     deliver(&mut queue);
-    assert_eq!(queue.counters().rx_frames, 1);
+    assert_eq!(queue.tap_counters().rx_frames, 1);
     ns.ip("link set eth0 down");
     deliver(&mut queue);
-    assert_eq!(queue.counters().rx_device_down_frames, 1, "{:?}", queue.counters());
+    assert_eq!(queue.tap_counters().rx_device_down_frames, 1, "{:?}", queue.tap_counters());
     ns.ip("link set eth0 up");
     deliver(&mut queue);
-    assert_eq!(queue.counters().rx_frames, 2);
+    assert_eq!(queue.tap_counters().rx_frames, 2);
     ns.ip("link del eth0");
     deliver(&mut queue);
-    assert_eq!(queue.counters().rx_device_down_frames, 2, "{:?}", queue.counters());
+    assert_eq!(queue.tap_counters().rx_device_down_frames, 2, "{:?}", queue.tap_counters());
     assert!(queue.fetch(1, &mut Vec::new()).is_err(), "the data path learns that the device is gone");
 }
 
@@ -331,7 +331,7 @@ fn a_guest_that_sends_faster_than_it_is_acknowledged_is_held_back() {
         }
     }
     assert_eq!(seen, (0..20).collect::<Vec<u8>>());
-    assert!(queue.counters().tx_no_buffer_pauses > 0);
+    assert!(queue.tap_counters().tx_no_buffer_pauses > 0);
     let held = [queue.place(&[0; 60], false), queue.place(&[0; 60], false)];
     assert!(held.iter().all(Result::is_ok));
     assert_eq!(queue.place(&[0; 60], false), Err(PlaceError::NoBuffer));

@@ -39,3 +39,29 @@ pub struct TapCounters {
 
 // `Default` is not derived for arrays beyond 32 elements.
 const _: () = assert!(Malformed::ALL.len() <= 32);
+
+impl TapCounters {
+    /// All counters by name, units last.
+    pub fn iter(&self) -> impl Iterator<Item = (String, u64)> {
+        let plain = [
+            ("tx_packets", self.tx_packets),
+            ("tx_bytes", self.tx_bytes),
+            ("tx_large_packets", self.tx_large_packets),
+            ("tx_no_buffer_pauses", self.tx_no_buffer_pauses),
+            ("rx_frames", self.rx_frames),
+            ("rx_bytes", self.rx_bytes),
+            ("rx_packets", self.rx_packets),
+            ("rx_no_buffer_frames", self.rx_no_buffer_frames),
+            ("rx_too_large_frames", self.rx_too_large_frames),
+            ("rx_discarded_frames", self.rx_discarded_frames),
+            ("rx_postponed_packets", self.rx_postponed_packets),
+            ("rx_device_down_frames", self.rx_device_down_frames),
+            ("rx_refused_frames", self.rx_refused_frames),
+            ("rx_other_error_frames", self.rx_other_error_frames),
+        ];
+        let malformed = Malformed::ALL
+            .iter()
+            .map(|m| (format!("tx_malformed_{}_packets", m.name()), self.tx_malformed_packets[m.index()]));
+        plain.into_iter().map(|(name, value)| (name.to_string(), value)).chain(malformed)
+    }
+}

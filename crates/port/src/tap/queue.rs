@@ -88,7 +88,7 @@ impl TapQueue {
     }
 
     /// What happened since the queue was created.
-    pub fn counters(&self) -> &TapCounters {
+    pub fn tap_counters(&self) -> &TapCounters {
         &self.counters
     }
 
@@ -97,12 +97,6 @@ impl TapQueue {
     /// statistics, not for the data path.
     pub fn overrun_packets(&self) -> Option<u64> {
         self.statistics.as_ref()?.transmit_drops().ok()
-    }
-
-    /// Whether packets wait that the kernel did not take: [`notify`](GuestPort::notify) is worth calling again soon, even
-    /// without anything new.
-    pub fn has_postponed(&self) -> bool {
-        self.writer.has_waiting()
     }
 
     /// Reads one packet. `None`: nothing is waiting.
@@ -238,6 +232,15 @@ impl GuestPort for TapQueue {
 
     fn tx_free(&self) -> u32 {
         if self.spare.is_some() || self.spills.free() > 0 { self.heads.free() } else { 0 }
+    }
+
+    fn has_postponed(&self) -> bool {
+        self.writer.has_waiting()
+    }
+
+    fn counters(&self) -> Vec<(String, u64)> {
+        let own = self.counters.iter();
+        own.chain(self.overrun_packets().map(|n| ("tx_overrun_packets".to_string(), n))).filter(|c| c.1 > 0).collect()
     }
 
     fn fd(&self) -> BorrowedFd<'_> {

@@ -58,7 +58,7 @@ fn frames_keep_their_bytes_until_completed_wherever_they_lie() {
         assert_eq!([head, tail].concat(), *want);
         assert_eq!((got.len as usize, got.offload), (want.len(), Offload::default()));
     }
-    assert_eq!((queue.counters().tx_large_packets, queue.tx_free()), (2, 2));
+    assert_eq!((queue.tap_counters().tx_large_packets, queue.tx_free()), (2, 2));
     for frame in &out {
         queue.complete(frame.handle);
         queue.complete(frame.handle);
@@ -74,7 +74,7 @@ fn fetching_stops_without_spill_buffers_and_goes_on() {
     }
     let mut out = Vec::new();
     assert!(!queue.fetch(64, &mut out).expect("fetch"));
-    assert_eq!((out.len(), queue.tx_free(), queue.counters().tx_no_buffer_pauses), (3, 0, 1));
+    assert_eq!((out.len(), queue.tx_free(), queue.tap_counters().tx_no_buffer_pauses), (3, 0, 1));
     queue.complete(out[1].handle);
     assert!(queue.tx_free() > 0);
     queue.fetch(64, &mut out).expect("fetch");
@@ -97,10 +97,10 @@ fn a_header_that_does_not_fit_its_frame_is_dropped_and_counted() {
     ];
     let mut out = Vec::new();
     for (name, header, reason) in cases {
-        let before = queue.counters().tx_malformed_packets[reason.index()];
+        let before = queue.tap_counters().tx_malformed_packets[reason.index()];
         send(&guest, header, &tcp(1, 1400));
         queue.fetch(64, &mut out).expect("fetch");
-        assert_eq!(queue.counters().tx_malformed_packets[reason.index()], before + 1, "{name}");
+        assert_eq!(queue.tap_counters().tx_malformed_packets[reason.index()], before + 1, "{name}");
         assert!(out.is_empty() && queue.tx_free() == 8, "{name}");
     }
     send(&guest, gso, &tcp(1, 1400));
@@ -128,7 +128,7 @@ fn consecutive_segments_become_one_write() {
     );
     assert_eq!(frame[54..], expected);
     assert!(receive(&guest).is_none());
-    let c = queue.counters();
+    let c = queue.tap_counters();
     assert_eq!((c.rx_packets, c.rx_frames, c.rx_bytes), (1, 5, 5 * 1454));
     assert_eq!(queue.slots.free(), 64);
 }
@@ -139,7 +139,7 @@ fn what_the_kernel_cannot_take_comes_later_in_order() {
     rustix::net::sockopt::set_socket_send_buffer_size(&queue.fd, 8192).expect("buffer");
     let mut sent = 0u32;
     // More than the socket takes: the rest waits in its slots.
-    while queue.counters().rx_postponed_packets < 5 {
+    while queue.tap_counters().rx_postponed_packets < 5 {
         let placed = queue.place(&[sent as u8; 1000], false).expect("place");
         queue.publish(placed);
         queue.notify().expect("notify");
@@ -173,8 +173,8 @@ proptest! {
             rustix::io::writev(&guest, &[IoSlice::new(&header), IoSlice::new(&frame)]).expect("guest sends");
             let mut out = Vec::new();
             queue.fetch(4, &mut out).expect("fetch");
-            let dropped = queue.counters().tx_malformed_packets.iter().sum::<u64>();
-            let fetched = queue.counters().tx_packets;
+            let dropped = queue.tap_counters().tx_malformed_packets.iter().sum::<u64>();
+            let fetched = queue.tap_counters().tx_packets;
             for f in &out {
                 let (head, tail) = queue.bytes(f.handle);
                 prop_assert_eq!([head, tail].concat(), frame.clone());

@@ -101,8 +101,17 @@ impl Engine {
 
     /// Adds a peer host with `paths` paths (1..=8).
     pub fn add_peer(&mut self, paths: usize) -> PeerId {
-        self.peers.push(Some(Peer::new(&self.config, paths)));
-        PeerId(self.peers.len() as u16 - 1)
+        let peer = Some(Peer::new(&self.config, paths));
+        match self.peers.iter().position(Option::is_none) {
+            Some(free) => {
+                self.peers[free] = peer;
+                PeerId(free as u16)
+            }
+            None => {
+                self.peers.push(peer);
+                PeerId(self.peers.len() as u16 - 1)
+            }
+        }
     }
 
     /// Forgets a peer and its connections; what they hold leaves as plain VXLAN.
@@ -148,6 +157,11 @@ impl Engine {
     /// Pages in use for sending and receiving, 64 packets each.
     pub fn pages_used(&self) -> (u32, u32) {
         (self.send_pool.used(), self.recv_pool.used())
+    }
+
+    /// The paths of a peer that are sprayed over now, best first; none if there is no such peer.
+    pub fn selected_paths(&self, peer: PeerId) -> &[PathId] {
+        self.peers.get(usize::from(peer.0)).and_then(Option::as_ref).map_or(&[], |p| p.selected())
     }
 
     /// When [`on_timeout`](Self::on_timeout) is to be called next, if at all.
