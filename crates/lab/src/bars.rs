@@ -26,12 +26,19 @@ pub struct Bar {
     pub bound: f64,
     /// The unit of both.
     pub unit: &'static str,
+    /// Whether the bound is about correctness, which no busy machine excuses.
+    pub exact: bool,
 }
 
 impl Bar {
     /// A bar whose measured value may be unknown or not a number.
     pub fn new(name: impl Into<String>, measured: Option<f64>, sense: Sense, bound: f64, unit: &'static str) -> Self {
-        Self { name: name.into(), measured: measured.filter(|m| m.is_finite()), sense, bound, unit }
+        Self { name: name.into(), measured: measured.filter(|m| m.is_finite()), sense, bound, unit, exact: false }
+    }
+
+    /// The bar, about correctness: [`Bar::passes_within`] then knows no slack.
+    pub fn exact(self) -> Self {
+        Self { exact: true, ..self }
     }
 
     /// Whether the bar is cleared.
@@ -41,6 +48,7 @@ impl Bar {
 
     /// Whether the bar is cleared once the bound is `slack` (1 or more) times as lenient.
     pub fn passes_within(&self, slack: f64) -> bool {
+        let slack = if self.exact { 1.0 } else { slack };
         self.measured.is_some_and(|measured| match self.sense {
             Sense::AtMost => measured <= self.bound * slack,
             Sense::AtLeast => measured >= self.bound / slack,
@@ -83,6 +91,7 @@ mod tests {
             assert_eq!(bar.passes(), expected, "{bar}");
         }
         assert!(Bar::new("x", Some(1.4), Sense::AtMost, 1.0, "ms").passes_within(1.5));
+        assert!(!Bar::new("x", Some(1.4), Sense::AtMost, 1.0, "ms").exact().passes_within(1.5));
         assert!(!Bar::new("x", Some(0.6), Sense::AtLeast, 1.0, "ms").passes_within(1.5));
     }
 }

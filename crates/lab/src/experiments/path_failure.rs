@@ -239,7 +239,8 @@ impl Experiment for PathFailure {
                 Sense::AtLeast,
                 100.0,
                 "%",
-            ),
+            )
+            .exact(),
             Bar::new(
                 "one path fails, Redis over BIFROST: the longest stall of any request",
                 over(|row| row.longest_stall_ms, median),
@@ -253,7 +254,8 @@ impl Experiment for PathFailure {
                 Sense::AtMost,
                 0.0,
                 "",
-            ),
+            )
+            .exact(),
         ])
     }
 }

@@ -59,7 +59,7 @@ const REFUSED: [&str; 12] = [
     "not_here",
 ];
 /// Counters of packets that a fault has corrupted.
-const CORRUPTED: &str = "fault.corrupted_packets";
+pub(super) const CORRUPTED: &str = "fault.corrupted_packets";
 
 /// A daemon's counters by name.
 pub(super) fn counters(daemon: &Daemon) -> Result<Counters> {
