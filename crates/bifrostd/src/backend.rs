@@ -102,6 +102,7 @@ impl Backend for Daemon {
                     peer_cid: c.peer_cid.0,
                     state: match c.state {
                         RteState::Opening { .. } => ConnState::Connecting,
+                        RteState::Open if c.is_idle => ConnState::Idle,
                         RteState::Open => ConnState::Established,
                         RteState::BestEffort => ConnState::Fallback,
                         RteState::Plain { .. } => ConnState::Plain,
@@ -116,7 +117,7 @@ impl Backend for Daemon {
                     waiting_packets: u64::from(c.pending_packets),
                     held_packets: u64::from(c.held_packets),
                     srtt_us: srtt_ns.map(us),
-                    rto_us: None,
+                    rto_us: (c.rto_ns > 0).then(|| us(c.rto_ns)),
                     tx_packets: c.tx_packets,
                     rx_packets: c.rx_packets - c.duplicate_packets.min(c.rx_packets),
                     retransmitted_packets: c.retransmitted_packets,
@@ -147,6 +148,7 @@ impl Backend for Daemon {
                     remote: p.remote,
                     source_port: p.source_port,
                     state: match (s.state, s.selected) {
+                        (bifrost_rte::PathState::Suspect, _) if s.is_silent => PathState::Down,
                         (bifrost_rte::PathState::Suspect, _) => PathState::Suspect,
                         (bifrost_rte::PathState::Usable, true) => PathState::Active,
                         (bifrost_rte::PathState::Usable, false) => PathState::Standby,

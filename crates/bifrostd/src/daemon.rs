@@ -143,12 +143,8 @@ impl State {
         if diff.transport.is_some() {
             tracing::warn!("changed [transport] settings apply to connections after the next restart");
         }
-        let gone = diff
-            .ports
-            .removed
-            .iter()
-            .chain(diff.ports.changed.iter().filter(|change| needs_new_device(change)).map(|change| &change.old));
-        for port in gone {
+        // The data path keeps VNI and MAC with a port, its device addresses and MTU: a changed port is made anew.
+        for port in diff.ports.removed.iter().chain(diff.ports.changed.iter().map(|change| &change.old)) {
             if let Some(owner) = self.names.port(&port.name) {
                 self.on_all(move |worker| worker.core_mut().remove_port(owner))?;
             }
@@ -160,17 +156,24 @@ impl State {
         }
         self.config = config;
         self.names = names;
-        // Peers before routes that name them, the switch before ports that it must know.
+        // Peers before routes that name them, the switch before ports that it must know. What fails is taken out of the
+        // configuration in force, so that the next reload tries it again, and does not keep the rest from working.
+        let mut failures = Vec::new();
         for peer in diff.peers.added.iter().chain(diff.peers.changed.iter().map(|c| &c.new)) {
-            self.set_peer(peer)?;
+            if let Err(error) = self.set_peer(peer) {
+                failures.push(format!("{error:#}"));
+                self.config.peers.retain(|p| p.name != peer.name);
+            }
         }
         self.on_all(move |worker| worker.core_mut().switch_mut().replace(&tables).map_err(|e| e.to_string()))?
             .into_iter()
             .collect::<std::result::Result<Vec<()>, String>>()
             .map_err(|e| anyhow!("{e}"))?;
-        let new = diff.ports.added.iter();
-        for port in new.chain(diff.ports.changed.iter().filter(|c| needs_new_device(c)).map(|c| &c.new)) {
-            self.add_port(port)?;
+        for port in diff.ports.added.iter().chain(diff.ports.changed.iter().map(|c| &c.new)) {
+            if let Err(error) = self.add_port(port) {
+                failures.push(format!("{error:#}"));
+                self.config.ports.retain(|p| p.name != port.name);
+            }
         }
         for port in &self.config.ports {
             if let (Some(owner), Some(vpc)) = (self.names.port(&port.name), self.config.vpc(port.vni)) {
@@ -178,7 +181,11 @@ impl State {
                 self.on_all(move |worker| worker.core_mut().set_policy(owner, ordering, reliable))?;
             }
         }
-        Ok(diff)
+        if failures.is_empty() {
+            Ok(diff)
+        } else {
+            Err(anyhow!("taken over but for these, which the next reload tries again: {}", failures.join("; ")))
+        }
     }
 
     /// Runs something on every worker, in order.
@@ -217,11 +224,6 @@ impl State {
         }
         Ok(())
     }
-}
-
-fn needs_new_device(change: &bifrost_control::diff::Change<Port>) -> bool {
-    // The data path keeps VNI and MAC with the port, the device its addresses and MTU.
-    !change.keeps_device() || change.old != change.new
 }
 
 /// A random number from the kernel.

@@ -121,16 +121,6 @@ impl<T: Clone + PartialEq> Changes<T> {
     }
 }
 
-impl Change<Port> {
-    /// Whether the port's device can stay: only what is set on it, or kept by the switch, differs. Otherwise the
-    /// port is to be removed and added anew, which its guest notices.
-    pub fn keeps_device(&self) -> bool {
-        let Change { old, new } = self;
-        (old.kind, &old.netns, &old.device, old.queues) == (new.kind, &new.netns, &new.device, new.queues)
-            && (old.vni, old.mac) == (new.vni, new.mac)
-    }
-}
-
 impl fmt::Display for RestartNeeded {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "these need a restart of bifrostd: {}", self.fields.join("; "))
@@ -217,18 +207,6 @@ mod tests {
         assert_eq!(r.vpcs.changed, names(&["1"]));
         assert_eq!(report(BASE, &BASE.replace("192.0.2.2", "192.0.2.3")).peers.changed, names(&["b"]));
         assert!(report(BASE, &format!("{BASE}[transport]\nack_threshold = 8")).transport_changed);
-    }
-
-    #[test]
-    fn a_port_keeps_its_device_when_only_addresses_change() {
-        let change = |new: &str| {
-            let mut diff = ConfigDiff::between(&parse(BASE), &parse(new)).unwrap();
-            assert_eq!(diff.ports.changed.len(), 1, "{new}");
-            diff.ports.changed.remove(0).keeps_device()
-        };
-        assert!(change(&BASE.replace("10.0.0.1/24", "10.0.0.9/24")));
-        assert!(!change(&BASE.replace("00:01", "00:07")));
-        assert!(!change(&BASE.replace("name = \"p1\"", "name = \"p1\"\nnetns = \"x\"")));
     }
 
     #[test]

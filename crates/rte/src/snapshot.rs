@@ -6,7 +6,7 @@ use crate::conn::{Pair, State};
 use crate::engine::Engine;
 use crate::output::PeerId;
 use crate::path::PathState;
-use crate::time::Time;
+use crate::time::{S, Time};
 
 /// One connection.
 #[derive(Clone, Copy, Debug)]
@@ -45,6 +45,10 @@ pub struct ConnSnapshot {
     pub given_up_packets: u64,
     /// Time since the last packet either way, ns.
     pub idle_ns: u64,
+    /// It holds the minimum of memory.
+    pub is_idle: bool,
+    /// Retransmission timeout, ns; 0 while it is idle.
+    pub rto_ns: u64,
 }
 
 /// One path to a peer.
@@ -72,6 +76,8 @@ pub struct PathSnapshot {
     pub window_packets: f32,
     /// Packets in flight.
     pub in_flight_packets: u32,
+    /// Nothing has come back on it for a second although packets or probes went out.
+    pub is_silent: bool,
     /// Packets sent.
     pub tx_packets: u64,
     /// Packets sent lately: an average that forgets within about a second.
@@ -87,9 +93,10 @@ pub struct PathSnapshot {
 impl Engine {
     /// All connections, as of `now`.
     pub fn connection_snapshots(&self, now: Time) -> impl Iterator<Item = ConnSnapshot> {
-        self.conn_slots().map(move |c| {
+        (0..self.places()).filter_map(move |index| {
+            let c = self.conn(index)?;
             let active = c.active.as_ref();
-            ConnSnapshot {
+            Some(ConnSnapshot {
                 pair: c.pair,
                 owner: c.owner,
                 peer: c.peer,
@@ -107,7 +114,9 @@ impl Engine {
                 duplicate_packets: c.duplicate_packets,
                 given_up_packets: c.given_up_packets,
                 idle_ns: now.since(c.last_activity),
-            }
+                is_idle: active.is_none(),
+                rto_ns: self.rto_ns(now, index),
+            })
         })
     }
 
@@ -128,6 +137,7 @@ impl Engine {
                     loss: p.loss,
                     window_packets: p.cc.window(),
                     in_flight_packets: p.in_flight,
+                    is_silent: p.state == PathState::Suspect && now.since(p.last_arrival) >= S,
                     tx_packets: p.tx_packets,
                     recent_packets: p.recent_packets(now),
                     lost_packets: p.lost_packets,

@@ -184,6 +184,11 @@ impl Engine {
         self.by_pair.get(&pair).and_then(|&i| self.conns[i as usize].as_ref()).map(|c| c.state)
     }
 
+    /// Places for connections, taken or free.
+    pub(crate) fn places(&self) -> u32 {
+        self.conns.len() as u32
+    }
+
     pub(crate) fn conn_slots(&self) -> impl Iterator<Item = &Conn> {
         self.conns.iter().flatten()
     }
@@ -192,7 +197,7 @@ impl Engine {
         self.peers.iter().enumerate().filter_map(|(i, p)| p.as_ref().map(|p| (PeerId(i as u16), p)))
     }
 
-    fn conn(&self, index: u32) -> Option<&Conn> {
+    pub(crate) fn conn(&self, index: u32) -> Option<&Conn> {
         self.conns.get(index as usize)?.as_ref()
     }
 

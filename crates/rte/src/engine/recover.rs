@@ -149,6 +149,11 @@ impl Engine {
         Some(Timing { rto, tail_probe, rack })
     }
 
+    /// The RTO of a connection, ns; 0 while it is idle.
+    pub(crate) fn rto_ns(&self, now: Time, index: u32) -> u64 {
+        self.timing(now, index).map_or(0, |t| t.rto)
+    }
+
     /// Three RTOs from the initial value: 4 + 8 + 16 ms (NSDI'26, 7.4).
     fn give_up_ns(&self) -> u64 {
         let doublings = (1u64 << self.config.give_up_rtos.min(7)) - 1;
