@@ -15,9 +15,9 @@ use rustix::event::epoll;
 use crate::counters::Counters;
 use crate::delayed::Delayed;
 use crate::fault::Faults;
+use crate::hand_over::Neighbours;
 use crate::peers::Peers;
 use crate::ports::{Port, PortConfig};
-use crate::underlay::StrayReset;
 use crate::worker::WorkerConfig;
 
 /// How soon a guest's full queue is offered again what it did not take, ns.
@@ -40,9 +40,7 @@ pub struct Core {
     pub(crate) faults: Faults,
     pub(crate) delayed: Delayed,
     pub(crate) counters: Counters,
-    /// RESETs that another worker may know more about, and how many others there are.
-    pub(crate) stray_resets: Vec<StrayReset>,
-    pub(crate) other_workers: u16,
+    pub(crate) neighbours: Neighbours,
     pub(crate) epoll: OwnedFd,
 }
 
@@ -64,8 +62,7 @@ impl Core {
             faults: Faults::new(u64::from(salt)),
             delayed: Delayed::default(),
             counters: Counters::default(),
-            stray_resets: Vec::new(),
-            other_workers: 0,
+            neighbours: Neighbours::new(u16::from(config.index)),
             epoll: epoll::create(epoll::CreateFlags::CLOEXEC)?,
         })
     }

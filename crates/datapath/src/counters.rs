@@ -48,6 +48,10 @@ pub struct Counters {
     pub gone_packets: u64,
     /// Frames larger than the receiving port takes.
     pub too_large_packets: u64,
+    /// Datagrams given to the worker that owns them.
+    pub handed_over_packets: u64,
+    /// Datagrams dropped because too many wait for the worker that owns them.
+    pub hand_over_overflow_packets: u64,
     /// RESETs dropped because too many wait for another worker.
     pub reset_overflow_packets: u64,
     /// Packets that an injected fault dropped.
@@ -88,6 +92,8 @@ impl Counters {
             ("drop.no_buffer_packets", self.no_buffer_packets),
             ("drop.gone_packets", self.gone_packets),
             ("drop.too_large_packets", self.too_large_packets),
+            ("datapath.handed_over_packets", self.handed_over_packets),
+            ("drop.hand_over_overflow_packets", self.hand_over_overflow_packets),
             ("drop.reset_overflow_packets", self.reset_overflow_packets),
             ("fault.dropped_packets", self.fault_dropped_packets),
             ("fault.delayed_packets", self.fault_delayed_packets),

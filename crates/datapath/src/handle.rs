@@ -3,6 +3,7 @@
 use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{Sender, channel, sync_channel};
 use std::thread::JoinHandle;
 
@@ -19,9 +20,26 @@ pub(crate) type Command<U> = Box<dyn FnOnce(&mut Worker<U>) + Send>;
 pub(crate) struct Mailbox<U> {
     commands: Sender<Command<U>>,
     wake: Arc<OwnedFd>,
+    /// Datagrams from other workers that are still to be looked at.
+    waiting: Arc<AtomicUsize>,
 }
 
 impl<U> Mailbox<U> {
+    /// Datagrams from other workers that are still to be looked at.
+    pub(crate) fn waiting(&self) -> usize {
+        self.waiting.load(Ordering::Relaxed)
+    }
+
+    /// More of them are about to be sent.
+    pub(crate) fn add_waiting(&self, count: usize) {
+        self.waiting.fetch_add(count, Ordering::Relaxed);
+    }
+
+    /// Some of them have been looked at.
+    pub(crate) fn remove_waiting(&self, count: usize) {
+        self.waiting.fetch_sub(count, Ordering::Relaxed);
+    }
+
     /// Leaves a command, to be run between two batches.
     pub(crate) fn send(&self, command: Command<U>) -> Result<(), Gone> {
         self.commands.send(command).map_err(|_| Gone)?;
@@ -31,7 +49,7 @@ impl<U> Mailbox<U> {
 
 impl<U> Clone for Mailbox<U> {
     fn clone(&self) -> Self {
-        Mailbox { commands: self.commands.clone(), wake: Arc::clone(&self.wake) }
+        Mailbox { commands: self.commands.clone(), wake: Arc::clone(&self.wake), waiting: Arc::clone(&self.waiting) }
     }
 }
 
@@ -77,7 +95,7 @@ pub fn start<U: Underlay + Send + 'static>(
         }
         worker.run();
     })?;
-    Ok(Handle { mailbox: Mailbox { commands, wake }, thread: Some(thread) })
+    Ok(Handle { mailbox: Mailbox { commands, wake, waiting: Arc::default() }, thread: Some(thread) })
 }
 
 impl<U: Underlay + 'static> Handle<U> {
@@ -113,10 +131,10 @@ pub fn join<U: Underlay + 'static>(workers: &[Handle<U>]) -> Result<(), Gone> {
     if workers.len() < 2 {
         return Ok(());
     }
-    let others = (workers.len() - 1) as u16;
-    for (worker, next) in workers.iter().zip(workers.iter().cycle().skip(1)) {
-        let next = next.mailbox.clone();
-        worker.run(move |w| w.join_ring(next, others))?;
+    let all: Vec<Mailbox<U>> = workers.iter().map(|w| w.mailbox.clone()).collect();
+    for worker in workers {
+        let all = all.clone();
+        worker.run(move |w| w.join(all))?;
     }
     Ok(())
 }

@@ -15,6 +15,7 @@ mod delayed;
 mod emit;
 pub mod fault;
 mod guest;
+mod hand_over;
 mod handle;
 mod peers;
 mod ports;

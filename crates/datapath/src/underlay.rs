@@ -4,37 +4,32 @@ use bifrost_avs::{GATEWAY_MAC, PeerId as SwitchPeer};
 use bifrost_nic::{Checksum, parse, transport_checksum};
 use bifrost_port::{Datagram, PlaceError, Service};
 use bifrost_rte::{Arrival, LocalVnic, Time, Verdict};
-use bifrost_wire::bifrost::{self, DataHeader, Packet, Reset, Setup};
+use bifrost_wire::bifrost::{self, DataHeader, Packet, Setup};
 use bifrost_wire::{Vni, vxlan};
 
 use crate::core::Core;
 use crate::delayed;
 use crate::fault::{Direction, corrupt};
+use crate::hand_over::StrayReset;
 
 /// TTL that every host sends with; what is missing are hops.
 const INITIAL_TTL: u8 = 64;
 /// ECN codepoint "congestion experienced" (RFC 3168).
 const CE: u8 = 3;
 
-/// RESETs that wait to be handed to the next worker.
-const MAX_STRAY_RESETS: usize = 64;
-
-/// A RESET on its way round the workers.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct StrayReset {
-    /// Number of the peer that sent it.
-    peer: u16,
-    vni: u32,
-    reset: Reset,
-    /// Workers that have not seen it yet.
-    workers_left: u16,
-}
-
 impl Core {
     /// A datagram arrived.
     pub(crate) fn on_datagram(&mut self, datagram: &Datagram<'_>) {
         self.counters.underlay_rx_packets += 1;
         self.counters.underlay_rx_bytes += datagram.payload.len() as u64;
+        match self.neighbours.owner_of(datagram) {
+            Some(owner) => self.neighbours.keep(owner, datagram),
+            None => self.on_own_datagram(datagram),
+        }
+    }
+
+    /// A datagram that no other worker owns.
+    pub(crate) fn on_own_datagram(&mut self, datagram: &Datagram<'_>) {
         let Some(peer) = self.peers.of_address(datagram.source.ip()) else {
             self.counters.unknown_peer_packets += 1;
             return;
@@ -136,25 +131,6 @@ impl Core {
             }
             Packet::Reset(reset) => self.on_reset(StrayReset { peer, vni: vni.get(), reset, workers_left: u16::MAX }),
         }
-    }
-
-    /// A RESET names a CID of the peer's, which says nothing about the worker here that knows it: one that does not hands
-    /// it on, and the last one counts it as stray.
-    pub(crate) fn on_reset(&mut self, mut stray: StrayReset) {
-        let Some(engine_peer) = self.peers.get(stray.peer).and_then(|p| p.engine) else { return };
-        stray.workers_left = stray.workers_left.min(self.other_workers);
-        if stray.workers_left > 0 && !self.engine.addresses_peer_by(engine_peer, stray.reset.unknown) {
-            // Bounded, for anybody who can forge a peer's address can send these.
-            if self.stray_resets.len() < MAX_STRAY_RESETS {
-                stray.workers_left -= 1;
-                self.stray_resets.push(stray);
-            } else {
-                self.counters.reset_overflow_packets += 1;
-            }
-            return;
-        }
-        let arrival = Arrival { peer: engine_peer, vni: stray.vni, nic_rx: self.now, hops: 0, marked: false };
-        self.engine.on_reset(self.now, &arrival, &stray.reset, &mut self.out);
     }
 
     #[allow(clippy::too_many_arguments)]

@@ -41,8 +41,8 @@ pub struct Worker<U> {
     underlay_readable: bool,
     wake: Arc<OwnedFd>,
     commands: Receiver<Command<U>>,
-    /// The next of several workers, in a ring.
-    next: Option<Mailbox<U>>,
+    /// All workers of this host in order, if there are several.
+    pub(crate) others: Vec<Mailbox<U>>,
     stopping: bool,
 }
 
@@ -67,7 +67,7 @@ impl<U: Underlay> Worker<U> {
             epoll::add(&core.epoll, fd, epoll::EventData::new_u64(UNDERLAY_TOKEN), epoll::EventFlags::IN)?;
         }
         epoll::add(&core.epoll, wake.as_fd(), epoll::EventData::new_u64(WAKE_TOKEN), epoll::EventFlags::IN)?;
-        Ok(Worker { core, underlay, underlay_readable: true, wake, commands, next: None, stopping: false })
+        Ok(Worker { core, underlay, underlay_readable: true, wake, commands, others: Vec::new(), stopping: false })
     }
 
     /// Works until it is told to stop.
@@ -123,21 +123,6 @@ impl<U: Underlay> Worker<U> {
             }
         }
         busy
-    }
-
-    /// Gives the next worker what may be its own.
-    fn hand_over(&mut self) {
-        let Some(next) = &self.next else { return };
-        for stray in self.core.stray_resets.drain(..) {
-            // A worker that has ended has no connections either.
-            let _ = next.send(Box::new(move |worker: &mut Worker<U>| worker.core.on_reset(stray)));
-        }
-    }
-
-    /// Makes this one of several workers that pass on to `next`, in a ring, what another may know more about.
-    pub(crate) fn join_ring(&mut self, next: Mailbox<U>, others: u16) {
-        self.next = Some(next);
-        self.core.other_workers = others;
     }
 
     /// Sleeps until a descriptor is ready or a timer is due; only looks when there is more to do.

@@ -47,6 +47,11 @@ pub fn worker_of_bifrost(payload: &[u8], workers: u16) -> u16 {
     }
 }
 
+/// Whether a datagram (UDP payload) on the BIFROST port is a reset.
+pub fn is_reset(payload: &[u8]) -> bool {
+    payload.get(VXLAN) == Some(&RESET)
+}
+
 /// Worker to which a datagram (UDP payload) on the plain VXLAN port goes; truncated ones go to worker 0.
 pub fn worker_of_vxlan(payload: &[u8], workers: u16) -> u16 {
     pair_at(payload, VXLAN, workers)
