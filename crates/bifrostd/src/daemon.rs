@@ -111,11 +111,13 @@ impl Daemon {
         let now = Instant::now();
         let busy = vec![(now, 0, 0.0); workers.len()];
         let state = State { config, names, workers, faults: Vec::new(), next_fault: 1, busy };
-        for peer in &state.config.peers {
-            state.set_peer(peer)?;
-        }
+        // Ports first: a peer that is heard before them would be told that their vNICs are not here, and believe it for
+        // a while.
         for port in &state.config.ports {
             state.add_port(port)?;
+        }
+        for peer in &state.config.peers {
+            state.set_peer(peer)?;
         }
         Ok(Daemon { file, started: now, state: Mutex::new(state) })
     }
