@@ -122,7 +122,12 @@ impl Host {
         self.write_config();
         let log = File::options().create(true).append(true).open(self.log_file()).unwrap();
         let mut command = self.net.command(env!("CARGO_BIN_EXE_bifrostd"));
-        command.arg("--config").arg(self.config_file()).stdin(Stdio::null()).stdout(log.try_clone().unwrap()).stderr(log);
+        command
+            .arg("--config")
+            .arg(self.config_file())
+            .stdin(Stdio::null())
+            .stdout(log.try_clone().unwrap())
+            .stderr(log);
         self.child = Some(command.spawn().unwrap());
     }
 
@@ -245,7 +250,8 @@ impl Lab {
         let (a, b) = (nets[0].name(), nets[1].name());
         let mut lines = String::new();
         for link in 0..options.links {
-            writeln!(lines, "link add l{link} netns {a} mtu 1700 type veth peer name l{link} netns {b} mtu 1700").unwrap();
+            writeln!(lines, "link add l{link} netns {a} mtu 1700 type veth peer name l{link} netns {b} mtu 1700")
+                .unwrap();
         }
         netns::run("ip", &["-batch", "-"], &lines);
         let address = |link: usize, host: usize| -> IpAddr {
@@ -258,7 +264,8 @@ impl Lab {
             let (bits, nodad) = if options.v6 { (64, " nodad") } else { (24, "") };
             let mut lines = String::new();
             for link in 0..options.links {
-                write!(lines, "addr add {}/{bits} dev l{link}{nodad}\nlink set l{link} up\n", address(link, i)).unwrap();
+                write!(lines, "addr add {}/{bits} dev l{link}{nodad}\nlink set l{link} up\n", address(link, i))
+                    .unwrap();
             }
             net.ip(&lines);
             let name = ["host-a", "host-b"][i];

@@ -7,7 +7,8 @@ use super::Net;
 /// Sends Ethernet frames from inside a namespace, past its IP stack. Returns how many the kernel took.
 pub fn send_frames(net: &Net, device: &'static str, frames: Vec<Vec<u8>>) -> usize {
     net.enter(move || {
-        let probe = rustix::net::socket(rustix::net::AddressFamily::INET, rustix::net::SocketType::DGRAM, None).unwrap();
+        let probe =
+            rustix::net::socket(rustix::net::AddressFamily::INET, rustix::net::SocketType::DGRAM, None).unwrap();
         let index = rustix::net::netdevice::name_to_index(&probe, device).unwrap();
         let socket = socket2::Socket::new(socket2::Domain::PACKET, socket2::Type::RAW, None).unwrap();
         let ((), address) = {

@@ -22,6 +22,8 @@ fn policy(reliability: &str, ordering: &str) {
     }
     exchange(a, b, "10.0.0.2", 5001, 4 * MEGABYTES);
     exchange(b, a, "10.0.0.1", 5002, 4 * MEGABYTES);
+    // The last acknowledgements.
+    std::thread::sleep(std::time::Duration::from_millis(50));
     for host in &lab.hosts {
         let counters = host.counters();
         let (sent, plain) = (counters["rte.sent_packets"], counters["datapath.plain_tx_packets"]);
@@ -34,7 +36,10 @@ fn policy(reliability: &str, ordering: &str) {
             assert!(sent >= 5793, "{sent} sent");
             let expected = if reliability == "all" { 0..=0 } else { 40..=50 };
             assert!(expected.contains(&plain), "{plain} plain");
-            assert_eq!(counters["rte.received_packets"], lab.hosts.iter().map(|h| h.counter("rte.sent_packets")).sum::<u64>() - sent);
+            assert_eq!(
+                counters["rte.received_packets"],
+                lab.hosts.iter().map(|h| h.counter("rte.sent_packets")).sum::<u64>() - sent
+            );
             assert_eq!(host.client.conns().unwrap().len(), 1);
         }
         assert_eq!(counters["drop.no_buffer_packets"], 0);
@@ -87,7 +92,8 @@ fn ipv6_guests_over_ipv6() {
 
 #[test]
 fn the_gateway_routes_between_subnets() {
-    let vpcs = format!("{}gateway = [\"10.0.1.254\", \"10.0.2.254\", \"fd01::fe\", \"fd02::fe\"]\n", vpc(100, "tcp", "flow"));
+    let vpcs =
+        format!("{}gateway = [\"10.0.1.254\", \"10.0.2.254\", \"fd01::fe\", \"fd02::fe\"]\n", vpc(100, "tcp", "flow"));
     let mut lab = Lab::new(Options { vpcs, ..Options::default() });
     lab.add(0, Guest::new("a", 1, &["10.0.1.1/24"]).gateway("10.0.1.254"));
     lab.add(1, Guest::new("b", 2, &["10.0.2.2/24"]).gateway("10.0.2.254"));
@@ -137,7 +143,8 @@ fn networks_with_the_same_addresses_never_meet() {
     lab.add(0, Guest::new("a2", 1, &["10.0.0.1/24"]).vni(200));
     lab.add(1, Guest::new("b2", 2, &["10.0.0.2/24"]).vni(200));
     lab.start();
-    let sniff = |guest: &str| lab.hosts.iter().find_map(|h| h.client.ports().unwrap().into_iter().find(|p| p.name == guest));
+    let sniff =
+        |guest: &str| lab.hosts.iter().find_map(|h| h.client.ports().unwrap().into_iter().find(|p| p.name == guest));
     let received = |guest: &str| sniff(guest).unwrap().rx_packets;
     assert_eq!(ping(lab.net("a1"), "10.0.0.2", 10, 56), 10);
     assert_eq!((received("b2"), received("a2")), (0, 0), "VNI 200 saw something of VNI 100");

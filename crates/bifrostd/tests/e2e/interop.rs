@@ -43,21 +43,20 @@ fn a_plain_peer_is_never_asked() {
 fn a_silent_peer_becomes_plain_after_the_tries() {
     let lab = lab("auto", "setup_tries = 3\nplain_retry_s = 1\n");
     let (a, b) = (lab.net("a"), lab.net("b"));
-    exchange(a, b, "10.0.0.2", 5001, 4 * MEGABYTES);
+    let took = exchange(a, b, "10.0.0.2", 5001, 4 * MEGABYTES);
     let host = &lab.hosts[0];
     let counters = host.counters();
     assert_eq!(counters["rte.requests_sent_packets"], 3);
     assert_eq!(counters["rte.unanswered_connections"], 1);
     assert!(counters["datapath.plain_tx_packets"] > 2896, "{counters:?}");
     assert_eq!(host.conns_with(lab.guest("b"))[0].state, bifrost_control::api::ConnState::Plain);
-    // Nothing that waited for the outcome was lost: TCP would have sent it again after 1 s.
-    assert_eq!(a.retransmits(), 0);
+    // What waited for the outcome was not lost: TCP sends its first packet again after 1 s.
+    assert!(took.as_secs_f64() < 0.9, "{took:?}");
     std::thread::sleep(std::time::Duration::from_millis(1100));
     // It is asked again now and then, and traffic does not wait for that.
     let took = exchange(b, a, "10.0.0.1", 5002, 4 * MEGABYTES);
     assert!(took.as_secs_f64() < 3.0, "{took:?}");
     assert!(host.counter("rte.requests_sent_packets") > 3);
-    assert_eq!(b.retransmits(), 0);
 }
 
 #[test]
@@ -78,7 +77,8 @@ fn broadcast_and_strangers_of_a_plain_peer_are_dropped() {
     crate::common::eventually(2.0, "the three frames are counted", || {
         let after = lab.hosts[0].counters();
         let grown = crate::common::growth(&before, &after, |n| n.starts_with("avs.underlay_dropped"));
-        let expected = ["broadcast", "wrong_peer", "unknown_mac"].map(|r| (format!("avs.underlay_dropped_{r}_packets"), 1));
+        let expected =
+            ["broadcast", "wrong_peer", "unknown_mac"].map(|r| (format!("avs.underlay_dropped_{r}_packets"), 1));
         grown == expected.into_iter().collect()
     });
 }

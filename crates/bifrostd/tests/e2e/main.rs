@@ -6,5 +6,10 @@
 mod common;
 
 mod connectivity;
+mod faults;
+mod hostile;
 mod interop;
+mod reload;
+mod restart;
 mod startup;
+mod workers;
