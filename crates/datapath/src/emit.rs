@@ -7,7 +7,7 @@ use bifrost_wire::{Vni, vxlan};
 
 use crate::core::Core;
 use crate::delayed::Packet;
-use crate::fault::{Direction, corrupt};
+use crate::fault::Direction;
 
 /// ECN codepoints (RFC 3168).
 const NOT_ECT: u8 = 0;
@@ -138,18 +138,19 @@ impl Core {
         if fate == Default::default() {
             return;
         }
-        let Some(mut bytes) = self.batch.pop() else { return };
+        let Some(bytes) = self.batch.pop() else { return };
         if fate.drop {
             self.counters.fault_dropped_packets += 1;
+            return;
+        }
+        if fate.corrupt.is_some() {
+            // UDP's checksum detects any one flipped bit: the receiving kernel drops the datagram.
+            self.counters.fault_corrupted_packets += 1;
             return;
         }
         if fate.duplicate {
             self.counters.fault_duplicated_packets += 1;
             self.batch.push(lane, ecn, |buffer| buffer.extend_from_slice(&bytes));
-        }
-        if let Some(bit) = fate.corrupt {
-            self.counters.fault_corrupted_packets += 1;
-            corrupt(&mut bytes, bit);
         }
         if fate.delay_ns > 0 {
             self.counters.fault_delayed_packets += 1;

@@ -70,20 +70,20 @@ impl Core {
             self.counters.fault_dropped_packets += 1;
             return;
         }
+        if fate.corrupt.is_some() {
+            // UDP's checksum detects any one flipped bit: the kernel would not have given us the datagram.
+            self.counters.fault_corrupted_packets += 1;
+            return;
+        }
         if fate.duplicate {
             self.counters.fault_duplicated_packets += 1;
             self.accept(peer, datagram, false);
         }
-        if fate.delay_ns == 0 && fate.corrupt.is_none() {
+        if fate.delay_ns == 0 {
             return self.accept(peer, datagram, false);
         }
-        let mut copy = delayed::Packet::copy_of(datagram, false);
-        if let (Some(bit), delayed::Packet::In { bytes, .. }) = (fate.corrupt, &mut copy) {
-            self.counters.fault_corrupted_packets += 1;
-            corrupt(bytes, bit);
-        }
-        self.counters.fault_delayed_packets += u64::from(fate.delay_ns > 0);
-        if !self.delayed.push(self.now.after(fate.delay_ns), copy) {
+        self.counters.fault_delayed_packets += 1;
+        if !self.delayed.push(self.now.after(fate.delay_ns), delayed::Packet::copy_of(datagram, false)) {
             self.counters.fault_overflow_packets += 1;
         }
     }

@@ -205,7 +205,17 @@ impl Daemon {
 }
 
 impl Drop for Daemon {
+    /// Ends the process, after it has told what it counted: next to its log, as `<host>.stats.json` and so on.
     fn drop(&mut self) {
+        if matches!(self.child.try_wait(), Ok(None)) {
+            for what in ["stats", "paths", "conns", "ports"] {
+                if let Ok(answer) = self.control(&[what]) {
+                    let file = self.log.with_extension(format!("{what}.json"));
+                    // A diary, not a result: a full disk must not end the experiment.
+                    let _ = fs::write(file, format!("{answer:#}\n"));
+                }
+            }
+        }
         process::end(&mut self.child);
     }
 }
