@@ -18,7 +18,8 @@ fn lab(peer: &'static str, transport: &str) -> Lab {
     // only the daemon looks. A NIC would finish them.
     let output = lab.net("b").run("ethtool", &["-K", "vx0", "tx", "off"], "");
     assert!(output.status.success(), "{output:?}");
-    lab.net("b").ip(&format!("link set vx0 address {} mtu 1500 up\naddr add 10.0.0.2/24 dev vx0\n", b.mac));
+    lab.net("b")
+        .ip(&format!("link set vx0 addrgenmode none address {} mtu 1500 up\naddr add 10.0.0.2/24 dev vx0\n", b.mac));
     lab.hosts[0].start();
     lab
 }
@@ -74,11 +75,11 @@ fn broadcast_and_strangers_of_a_plain_peer_are_dropped() {
     let before = lab.hosts[0].counters();
     // Only the first leaves by the device's default destination as it is; the kernel floods the others there, too.
     assert_eq!(raw::send_frames(lab.net("b"), "vx0", frames), 3);
+    // The kernel there says things of its own, too: router solicitations, group memberships.
+    let names = ["broadcast", "wrong_peer", "unknown_mac"].map(|r| format!("avs.underlay_dropped_{r}_packets"));
     crate::common::eventually(2.0, "the three frames are counted", || {
         let after = lab.hosts[0].counters();
-        let grown = crate::common::growth(&before, &after, |n| n.starts_with("avs.underlay_dropped"));
-        let expected =
-            ["broadcast", "wrong_peer", "unknown_mac"].map(|r| (format!("avs.underlay_dropped_{r}_packets"), 1));
-        grown == expected.into_iter().collect()
+        let grown = crate::common::growth(&before, &after, |n| names.iter().any(|name| name == n));
+        grown == names.clone().map(|name| (name, 1)).into_iter().collect()
     });
 }
