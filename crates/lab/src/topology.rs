@@ -123,9 +123,7 @@ impl Host {
         ])?;
         let guest = Namespace::create(format!("{}-guest-{letter}", run.id()))?;
         // Without this a connection inherits the slow-start threshold that an earlier, lossy one has left behind.
-        // Cubic, as most guests have it: another default of this machine would measure that (BBR, for one, all but stops
-        // for 200 ms every ten seconds to find its smallest RTT).
-        guest.write_sysctls(&[("net/ipv4/tcp_no_metrics_save", "1"), ("net/ipv4/tcp_congestion_control", "cubic")])?;
+        guest.write_sysctls(&[("net/ipv4/tcp_no_metrics_save", "1")])?;
         let loopback = Ipv4Addr::new(172, 29, 0, number);
         namespace.ip_batch(&format!("addr add {loopback}/32 dev lo\n"))?;
         let underlay = match plan.cabling {
