@@ -30,6 +30,8 @@ pub(crate) struct Peer {
     pub(crate) probe_timer_armed: bool,
     pub(crate) connections: u32,
     next_forgive: Time,
+    /// Paths that the selection has found to lose too much, not yet counted.
+    pub(crate) newly_suspect: u64,
 }
 
 impl Peer {
@@ -49,6 +51,7 @@ impl Peer {
             probe_timer_armed: false,
             connections: 0,
             next_forgive: Time(0),
+            newly_suspect: 0,
         };
         peer.select(config, Time(0));
         peer
@@ -80,7 +83,7 @@ impl Peer {
         let least_loss = self.paths.iter().map(|p| p.loss).fold(1.0f32, f32::min);
         for path in &mut self.paths {
             if path.state == PathState::Usable && path.loss > SUSPECT_LOSS && path.loss > 3.0 * least_loss + 0.01 {
-                path.suspect(now);
+                self.newly_suspect += u64::from(path.suspect(now));
             }
         }
         if now >= self.next_forgive {

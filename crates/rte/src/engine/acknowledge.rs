@@ -98,7 +98,9 @@ impl Engine {
             // very transmission: otherwise an earlier one may have arrived, on another path, late but not lost.
             let named = ack.psn == psn;
             let last_one = named && ack.echo == before.sent;
-            let clear = !before.is_copied() && (!before.is_retransmitted() || last_one);
+            // That it arrived says when the network last delivered; that its own path did only if the ACK names the path.
+            let timely = !before.is_retransmitted() || last_one;
+            let clear = timely && (!before.is_copied() || ack.path == before.path());
             let age = now.tick().since(before.sent).max(0) as u64;
             let too_soon = age < path.total.smoothed_ns() / 2;
             let spurious = before.is_retransmitted() && !last_one && (named || too_soon);
@@ -110,10 +112,9 @@ impl Engine {
             if clear {
                 path.on_arrival(now);
                 progress.by_path[before.path().index()] += 1;
-                let newest = active.loss.newest_acked;
-                if newest.is_none_or(|t| before.sent.since(t) > 0) {
-                    active.loss.newest_acked = Some(before.sent);
-                }
+            }
+            if timely && active.loss.newest_acked.is_none_or(|t| before.sent.since(t) > 0) {
+                active.loss.newest_acked = Some(before.sent);
             }
             if spurious {
                 self.counters.spurious_packets += 1;

@@ -81,6 +81,7 @@ impl Engine {
 
     fn peer_timeout(&mut self, now: Time, id: u16, out: &mut Output) {
         let Some(peer) = self.peers.get_mut(usize::from(id)).and_then(Option::as_mut) else { return };
+        self.counters.suspect_paths += std::mem::take(&mut peer.newly_suspect);
         // Traffic over plain VXLAN while all paths fail keeps the probes going, for that is how the peer comes back.
         if now.since(peer.last_active) > PROBE_WHILE_ACTIVE_NS {
             peer.probe_timer_armed = false;

@@ -146,6 +146,26 @@ fn a_dead_path_costs_little_and_is_taken_back() {
 }
 
 #[test]
+fn a_whole_group_lost_on_a_dying_path_is_repaired_at_once() {
+    for path in 0..4 {
+        let mut w = world(70 + path as u64, 4);
+        stream(&mut w, 0, 2_000, 50, 10 * US);
+        w.links[0][path].down = true;
+        w.links[1][path].down = true;
+        let before = w.sides[1].guest.seen.len();
+        // One request of each of 200 clients, and then they all wait for their answers.
+        for client in 0..200 {
+            w.offer(0, client, 1);
+        }
+        w.run_for(500 * MS);
+        w.assert_complete(0);
+        let sent = &w.sides[0].guest.sent_at;
+        let worst = w.sides[1].guest.seen[before..].iter().map(|(f, s, at)| at.since(sent[&(*f, *s)])).max();
+        assert!(worst <= Some(3 * MS), "path {path}: {worst:?} ns");
+    }
+}
+
+#[test]
 fn a_lossy_path_is_left() {
     let mut w = world(8, 4);
     stream(&mut w, 0, 2_000, 20, 10 * US);
