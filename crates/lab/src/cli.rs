@@ -198,6 +198,7 @@ fn write_report(
         host.options.paths,
         host.options.cabling.to_possible_value().map_or(String::new(), |v| format!("cabling `{}`", v.get_name())),
         if host.options.wire_offload { "in bundles (offloads on)" } else { "one by one" },
+        if host.options.share_processors { "the hosts share all processors" } else { "each host has one processor" },
     );
     let path = out.join("report.md");
     fs::write(&path, text).with_context(|| format!("writing {}", path.display()))

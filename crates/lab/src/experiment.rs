@@ -85,6 +85,7 @@ impl Lab {
             paths: self.options.paths,
             cabling: self.options.cabling,
             wire_packets: !self.options.wire_offload,
+            own_processors: !self.options.share_processors,
             spread_flows,
         };
         let topology = Topology::build(&self.run, plan)?;

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use std::process::Command;
 
 use anyhow::{Context, Result, anyhow};
-use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
+use rustix::thread::{CpuSet, LinkNameSpaceType, move_into_link_name_space, sched_setaffinity};
 
 use crate::command;
 
@@ -14,17 +14,24 @@ use crate::command;
 #[derive(Debug)]
 pub struct Namespace {
     name: String,
+    /// Where programs and threads inside it run; `None`: anywhere.
+    processor: Option<usize>,
 }
 
 impl Namespace {
     /// Makes the namespace `name`, with loopback up and IPv6 off (the lab speaks IPv4; silence keeps packet counts exact).
     pub fn create(name: String) -> Result<Self> {
         command::run("ip", &["netns", "add", &name])?;
-        let namespace = Self { name };
+        let namespace = Self { name, processor: None };
         namespace
             .write_sysctls(&[("net/ipv6/conf/all/disable_ipv6", "1"), ("net/ipv6/conf/default/disable_ipv6", "1")])?;
         namespace.ip_batch("link set lo up\n")?;
         Ok(namespace)
+    }
+
+    /// Lets everything that is started inside from now on run on one processor only.
+    pub fn pin(&mut self, processor: usize) {
+        self.processor = Some(processor);
     }
 
     /// The name, as under `/run/netns`.
@@ -48,7 +55,14 @@ impl Namespace {
 
     /// A command that runs `program` inside the namespace; its process id is the program's own.
     pub fn command(&self, program: impl AsRef<std::ffi::OsStr>) -> Command {
-        let mut command = Command::new("ip");
+        let mut command = match self.processor {
+            Some(cpu) => {
+                let mut command = Command::new("taskset");
+                command.args(["-c", &cpu.to_string(), "ip"]);
+                command
+            }
+            None => Command::new("ip"),
+        };
         command.args(["netns", "exec", &self.name]).arg(program);
         command
     }
@@ -78,11 +92,17 @@ impl Namespace {
         let path = PathBuf::from("/run/netns").join(&self.name);
         let file = File::open(&path).with_context(|| format!("opening namespace {}", path.display()))?;
         let name = self.name.clone();
+        let cpu = self.processor;
         std::thread::Builder::new()
             .name("lab-netns".to_owned())
             .spawn(move || {
                 move_into_link_name_space(file.as_fd(), Some(LinkNameSpaceType::Network))
                     .with_context(|| format!("entering namespace {name} (the lab needs root)"))?;
+                if let Some(cpu) = cpu {
+                    let mut set = CpuSet::new();
+                    set.set(cpu);
+                    sched_setaffinity(None, &set).with_context(|| format!("choosing processor {cpu}"))?;
+                }
                 work()
             })
             .context("starting a thread")

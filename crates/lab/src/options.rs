@@ -133,6 +133,10 @@ pub struct Options {
     /// Then one drop may lose up to 64 KB, and no longer means one packet
     #[arg(long)]
     pub wire_offload: bool,
+    /// Let the hosts share all processors. By default each host, with its guest, has one of its own: hosts in a rack
+    /// do not take processors from each other
+    #[arg(long)]
+    pub share_processors: bool,
 
     /// Seed of everything random that the lab itself decides
     #[arg(long, default_value_t = 1, value_name = "SEED")]

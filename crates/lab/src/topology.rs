@@ -38,6 +38,9 @@ pub struct Plan {
     /// Whether every packet crosses the underlay by itself (segmentation and GRO off on the links). As on a cable: a drop
     /// is then one packet for every mode alike. nftables sees packets after GRO, which is why it has to be off, too.
     pub wire_packets: bool,
+    /// Whether every host has a processor of its own, guest included, as real hosts do: what one host does then costs the
+    /// other nothing, and the scheduler's moves do not show up as the network's. With fewer processors, hosts take turns.
+    pub own_processors: bool,
     /// Whether a kernel VXLAN device hashes every flow onto a link of its own, instead of using one link per processor.
     pub spread_flows: bool,
 }
@@ -114,14 +117,19 @@ impl Host {
     fn create(run: &Run, index: u8, plan: Plan) -> Result<Self> {
         let letter = char::from(b'a' + index);
         let number = index + 1;
-        let namespace = Namespace::create(format!("{}-host-{letter}", run.id()))?;
+        let mut namespace = Namespace::create(format!("{}-host-{letter}", run.id()))?;
         // The loopback's address travels over any link; strict reverse-path checks would drop it.
         namespace.write_sysctls(&[
             ("net/ipv4/conf/all/rp_filter", "0"),
             ("net/ipv4/conf/default/rp_filter", "0"),
             ("net/ipv4/fib_multipath_hash_policy", "1"),
         ])?;
-        let guest = Namespace::create(format!("{}-guest-{letter}", run.id()))?;
+        let mut guest = Namespace::create(format!("{}-guest-{letter}", run.id()))?;
+        let processors = std::thread::available_parallelism().map_or(1, usize::from);
+        if plan.own_processors && processors > 1 {
+            namespace.pin(usize::from(index) % processors);
+            guest.pin(usize::from(index) % processors);
+        }
         // Without this a connection inherits the slow-start threshold that an earlier, lossy one has left behind.
         guest.write_sysctls(&[("net/ipv4/tcp_no_metrics_save", "1")])?;
         let loopback = Ipv4Addr::new(172, 29, 0, number);

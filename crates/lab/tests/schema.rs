@@ -30,6 +30,7 @@ fn results<R: Serialize>(experiment: &str, row: R) -> Value {
         paths: 4,
         cabling: Cabling::Paths,
         wire_offload: false,
+        share_processors: false,
         seed: 1,
         faults: Vec::new(),
         bin_dir: None,
