@@ -189,7 +189,7 @@ fn write_report(
     }
     text += &format!(
         "\n## Machine\n\n{} ({} processors, {} GiB), Linux {}, bifrost-lab {}. {} underlay links, {}; packets cross \
-         them {}.\n",
+         them {}; {}.\n",
         host.cpu_model,
         host.cpus,
         host.memory_bytes >> 30,
