@@ -291,17 +291,14 @@ impl Engine {
             active.reset(Psn(0), Psn(0));
             active.ack.queued = queued;
             active.pending = waiting;
-            if let Some(peer) = self.peers[usize::from(conn.peer.0)].as_mut() {
-                for (path, count) in peer.paths.iter_mut().zip(flight) {
-                    path.on_done(count);
-                }
-            }
+            let peer = conn.peer;
+            self.land(peer, flight);
         }
-        conn.send_next = Psn(0);
-        conn.recv_base = Psn(0);
         let cid = self.cid_at(index);
         if let Some(conn) = self.conns[index as usize].as_mut() {
             conn.local_cid = cid;
+            conn.send_next = Psn(0);
+            conn.recv_base = Psn(0);
         }
     }
 

@@ -16,7 +16,7 @@ use hashbrown::HashMap;
 use crate::config::{Config, Ordering};
 use crate::conn::{Active, Conn, Pair, State};
 use crate::counters::Counters;
-use crate::output::{Output, PeerId};
+use crate::output::{Output, PeerId, PlainOut};
 use crate::peer::Peer;
 use crate::pool::Pool;
 use crate::recv_window::RecvPage;
@@ -326,27 +326,38 @@ impl Engine {
 
     /// Sends everything that a connection holds as plain VXLAN and shows everything it holds for the guest.
     fn surrender(&mut self, index: u32, out: &mut Output) {
+        self.surrender_sending(index, out);
+        let Some(conn) = self.conns[index as usize].as_mut() else { return };
+        let owner = conn.owner;
+        if let Some(active) = conn.active.as_mut() {
+            active.recv.drain(&mut self.recv_pool, &mut |handle| out.publish.push((owner, handle)));
+        }
+    }
+
+    /// Sends everything that a connection has in flight or waiting as plain VXLAN.
+    fn surrender_sending(&mut self, index: u32, out: &mut Output) {
         let Some(conn) = self.conns[index as usize].as_mut() else { return };
         let Some(active) = conn.active.as_mut() else { return };
-        let peer = self.peers[usize::from(conn.peer.0)].as_mut();
-        let (owner, vni, to) = (conn.owner, conn.pair.vni, conn.peer);
-        let plain = |handle, segment| crate::output::PlainOut { peer: to, vni, owner, handle, segment };
+        let (owner, vni, peer) = (conn.owner, conn.pair.vni, conn.peer);
+        let plain = |handle, segment| PlainOut { peer, vni, owner, handle, segment };
         let mut flight = [0u32; PathId::MAX];
         active.send.drain(&mut self.send_pool, |_, record| {
             flight[record.path().index()] += 1;
             out.plain.push(plain(record.handle, record.segment));
         });
-        if let Some(peer) = peer {
+        for waiting in active.pending.drain(..) {
+            out.plain.extend((0..waiting.count).map(|i| plain(waiting.handle, waiting.first.wrapping_add(i))));
+        }
+        self.land(peer, flight);
+    }
+
+    /// Packets of a connection are not in flight any more.
+    fn land(&mut self, peer: PeerId, flight: [u32; PathId::MAX]) {
+        if let Some(peer) = self.peers[usize::from(peer.0)].as_mut() {
             for (path, count) in peer.paths.iter_mut().zip(flight) {
                 path.on_done(count);
             }
         }
-        for waiting in active.pending.drain(..) {
-            for i in 0..waiting.count {
-                out.plain.push(plain(waiting.handle, waiting.first.wrapping_add(i)));
-            }
-        }
-        active.recv.drain(&mut self.recv_pool, &mut |handle| out.publish.push((owner, handle)));
     }
 
     /// Gives the traffic state of a quiet connection back to the pool.

@@ -255,24 +255,9 @@ impl Engine {
         let past = active.send.next();
         active.skip = Some(Skip { past, next: now.after(MS), tries: 0 });
         let peer_id = conn.peer;
-        let pending: Vec<_> = active.pending.drain(..).collect();
-        let (vni, owner) = (conn.pair.vni, conn.owner);
-        let mut flight = [0u32; PathId::MAX];
-        active.send.drain(&mut self.send_pool, |_, record| {
-            flight[record.path().index()] += 1;
-            out.plain.push(PlainOut { peer: peer_id, vni, owner, handle: record.handle, segment: record.segment });
-        });
-        for item in pending {
-            for i in 0..item.count {
-                let segment = item.first.wrapping_add(i);
-                out.plain.push(PlainOut { peer: peer_id, vni, owner, handle: item.handle, segment });
-            }
-        }
+        self.surrender_sending(index, out);
         if let Some(peer) = self.peers[usize::from(peer_id.0)].as_mut() {
-            for (path, count) in peer.paths.iter_mut().zip(flight) {
-                path.on_done(count);
-                path.suspect(now);
-            }
+            peer.paths.iter_mut().for_each(|path| self.counters.suspect_paths += u64::from(path.suspect(now)));
             peer.invalidate();
             peer.probe_conn = Some(index);
         }
