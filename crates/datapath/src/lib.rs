@@ -6,8 +6,8 @@
 //!
 //! A packet's way, file by file:
 //!
-//! * out: [`guest`] fetches, parses, asks the switch, hands to the transport; [`emit`] segments, encapsulates and sends;
-//! * in: [`underlay`] decapsulates, asks the transport, verifies and places; [`worker`] publishes, then acknowledges.
+//! * out: `guest.rs` fetches, parses, asks the switch, hands to the transport; `emit.rs` segments, encapsulates and sends;
+//! * in: `underlay.rs` decapsulates, asks the transport, verifies and places; `worker.rs` publishes, then acknowledges.
 
 mod core;
 mod counters;

@@ -1,5 +1,6 @@
 //! The engine against itself, in virtual time.
 
+mod hostile;
 mod pair;
 
 use pair::{VNI, World};

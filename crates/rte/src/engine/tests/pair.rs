@@ -119,6 +119,8 @@ pub(super) struct World {
     /// Lets paths reorder within themselves.
     pub(super) reorder_within_path: bool,
     pub(super) dropped: u64,
+    /// Output for this owner belongs to another test's traffic and is ignored.
+    pub(super) isolate_owner: Option<u16>,
 }
 
 pub(super) const VNI: u32 = 100;
@@ -144,6 +146,7 @@ impl World {
             last: [vec![Time(0); paths], vec![Time(0); paths]],
             reorder_within_path: false,
             dropped: 0,
+            isolate_owner: None,
         }
     }
 
@@ -197,6 +200,12 @@ impl World {
     fn carry_out(&mut self, from: usize) {
         let now = self.now;
         let mut out = std::mem::take(&mut self.sides[from].out);
+        if let Some(other) = self.isolate_owner {
+            out.publish.retain(|p| p.0 != other);
+            out.release.retain(|p| p.0 != other);
+            out.data.retain(|d| d.owner != other);
+            out.plain.retain(|p| p.owner != other);
+        }
         for &(owner, handle) in &out.publish {
             assert_eq!(owner, 7);
             let guest = &mut self.sides[from].guest;
@@ -208,7 +217,7 @@ impl World {
             assert!(self.sides[from].guest.held.contains_key(&d.handle), "sends a buffer that it has released");
             self.launch(from, d.header.path.index(), Packet::Data(d.header, d.handle, d.segment));
         }
-        for c in &out.control {
+        for c in out.control.iter().filter(|c| c.peer == PeerId(0)) {
             let packet = match c.packet {
                 Control::Ack(a) => Packet::Ack(a),
                 Control::Probe(h) => Packet::Probe(h),
