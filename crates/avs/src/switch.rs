@@ -9,7 +9,7 @@ use crate::description::{BuildError, PeerId, Port, PortId, Tables};
 use crate::drop_reason::DropReason;
 use crate::from_guest::{self, FromGuest};
 use crate::from_underlay;
-use crate::vpc::VpcIndex;
+use crate::vpc::{Place, VpcIndex};
 
 /// Decides where frames go.
 #[derive(Debug)]
@@ -94,6 +94,11 @@ impl Switch {
             Err(reason) => self.underlay.dropped.count(reason),
         }
         decision
+    }
+
+    /// Whether the vNIC of that MAC address lives on that host, as the routes have it.
+    pub fn is_at_peer(&self, vni: Vni, mac: Mac, peer: PeerId) -> bool {
+        self.index.vpc(vni).is_some_and(|vpc| vpc.place(mac) == Some(Place::Remote(peer)))
     }
 
     /// Counters of every port there is, by number.

@@ -126,7 +126,7 @@ impl Core {
             Packet::Probe(header) => self.engine.on_probe(now, &arrival, &header, &mut self.out),
             Packet::Skip(header) => self.engine.on_skip(now, &arrival, &header, &mut self.out),
             Packet::Setup(setup) => {
-                let vnic = self.vnic_for(vni, &setup);
+                let vnic = self.vnic_for(vni, peer, &setup);
                 self.engine.on_setup(now, &arrival, &setup, vnic, &mut self.out);
             }
             Packet::Reset(reset) => self.on_reset(StrayReset { peer, vni: vni.get(), reset, workers_left: u16::MAX }),
@@ -274,7 +274,11 @@ impl Core {
         self.deliver_plain(port.0, frame, checksum == Checksum::Valid);
     }
 
-    fn vnic_for(&self, vni: Vni, setup: &Setup) -> Option<LocalVnic> {
+    /// The local vNIC that a peer wants to talk to, if there is one, and if the other one is the peer's.
+    fn vnic_for(&self, vni: Vni, peer: u16, setup: &Setup) -> Option<LocalVnic> {
+        if !self.switch.is_at_peer(vni, setup.from, SwitchPeer(peer)) {
+            return None;
+        }
         let owner = *self.vnics.get(&(vni, setup.to))?;
         let port = self.ports.get(usize::from(owner))?.as_ref()?;
         Some(LocalVnic { owner, ordering: port.ordering, reliable: port.reliable })

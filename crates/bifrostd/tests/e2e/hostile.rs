@@ -265,6 +265,11 @@ fn well_formed_datagrams_that_fit_nothing() {
         &[("rte.rejected_vnic_packets", 1)],
     );
     attack.expect(
+        "a REQUEST in another vNIC's name",
+        vec![v(&setup(3, 2, 0x10, 77, 0, a, [2, 0, 0, 0, 0x66, 0x66]))],
+        &[("rte.rejected_vnic_packets", 1)],
+    );
+    attack.expect(
         "a REQUEST of versions to come",
         vec![v(&setup(3, 9, 0x80, 78, 0, attack.lab.guest("c").mac_bytes(), b))],
         &[("rte.rejected_version_packets", 1)],

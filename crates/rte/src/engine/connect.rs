@@ -242,7 +242,7 @@ impl Engine {
             return;
         }
         self.counters.rejects_received_packets += 1;
-        let until = now.after(self.config.plain_retry_ns);
+        let until = now.after(self.plain_interval(arrival.peer));
         self.become_plain(index, until, out);
         if reason == RejectReason::Version
             && let Some(peer) = self.peers[usize::from(arrival.peer.0)].as_mut()
