@@ -22,9 +22,9 @@ step() {
     fi
 }
 
-# An experiment, then its bars. Short runs on a shared machine are noisier than the bars allow for: they pass within a
-# factor of $slack; `make bench` judges full runs without it.
-slack=1.5
+# An experiment, then its bars. Without the transport they are missed by factors of fifty and more; here, in short runs on
+# a machine that may be busy with something else, they pass within a factor of $slack. `make bench` judges without it.
+slack=3
 end_to_end() {
     $sudo "$target/release/bifrost-lab" run "$1" --quick --out "$out/$1-$2" &&
         "$target/release/bifrost-lab" check "$1" --slack "$slack" --out "$out/$1-$2" &&

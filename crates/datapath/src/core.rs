@@ -149,6 +149,16 @@ impl Core {
         }
     }
 
+    /// A peer is gone: what waits to leave for it is to be decided anew.
+    pub(crate) fn forget_departures(&mut self, peer: u16) {
+        for port in self.ports.iter_mut().flatten().filter(|p| p.blocked.is_some_and(|d| d.peer == peer)) {
+            port.blocked = None;
+            if let Some(first) = port.backlog.front() {
+                port.held[first.handle.0 as usize] = None;
+            }
+        }
+    }
+
     pub(crate) fn port_mut(&mut self, owner: u16) -> Option<&mut Port> {
         self.ports.get_mut(usize::from(owner)).and_then(Option::as_mut)
     }

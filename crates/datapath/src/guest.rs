@@ -7,7 +7,7 @@ use bifrost_rte::{Admission, Destination, Ordering, Outbound};
 
 use crate::core::Core;
 use crate::fault::Direction;
-use crate::ports::Held;
+use crate::ports::{Departure, Held};
 
 /// Packets of one guest in one turn, so that none starves the others.
 const GUEST_BUDGET: usize = 128;
@@ -52,7 +52,13 @@ impl Core {
             port.backlog.extend(self.frames.drain(..));
         }
         while let Some(frame) = self.ports[owner].as_mut().and_then(|p| p.backlog.pop_front()) {
-            match self.on_guest_frame(owner as u16, frame) {
+            let waited = self.ports[owner].as_mut().and_then(|p| p.blocked.take());
+            let done = match waited {
+                // Decided before, and kept back since.
+                Some(departure) => self.hand_to_transport(owner as u16, frame.handle.0, departure),
+                None => self.on_guest_frame(owner as u16, frame),
+            };
+            match done {
                 Done::Yes => busy = true,
                 Done::Blocked => {
                     if let Some(port) = self.ports[owner].as_mut() {
@@ -72,7 +78,6 @@ impl Core {
     fn on_guest_frame(&mut self, owner: u16, frame: TxFrame) -> Done {
         let Some(port) = self.ports[usize::from(owner)].as_mut() else { return Done::Yes };
         let handle = frame.handle.0;
-        let first_try = port.held[handle as usize].is_none();
         let (head, tail) = port.port.bytes(frame.handle);
         let parsed = match parse(head, frame.len as usize) {
             Ok(parsed) => parsed,
@@ -82,14 +87,12 @@ impl Core {
                 return Done::Yes;
             }
         };
-        if first_try {
-            port.tx_packets += 1;
-            port.tx_bytes += u64::from(frame.len);
-            if !self.faults.is_empty() && self.faults.at_port(owner, Direction::Tx).drop {
-                self.counters.fault_dropped_packets += 1;
-                port.port.complete(frame.handle);
-                return Done::Yes;
-            }
+        port.tx_packets += 1;
+        port.tx_bytes += u64::from(frame.len);
+        if !self.faults.is_empty() && self.faults.at_port(owner, Direction::Tx).drop {
+            self.counters.fault_dropped_packets += 1;
+            port.port.complete(frame.handle);
+            return Done::Yes;
         }
         let decision = self.switch.from_guest(PortId(owner), head, &parsed);
         let segments = match decision {
@@ -113,46 +116,24 @@ impl Core {
         };
         match decision {
             FromGuest::Remote { vni, peer, local, remote, rewrite, reliable, ordering } => {
-                let count = segments.count();
-                port.held[handle as usize] = Some(Held { segments, rewrite, flow: parsed.flow_hash, left: count });
-                let Some(peer) = self.peers.get(peer.0) else {
-                    self.counters.gone_packets += 1;
-                    port.held[handle as usize] = None;
-                    port.port.complete(frame.handle);
-                    return Done::Yes;
-                };
+                let left = segments.count();
+                port.held[handle as usize] = Some(Held { segments, rewrite, flow: parsed.flow_hash, left });
                 let mut reliable = reliable;
-                if reliable && first_try && !checksum_can_be_right(head, tail, &parsed, frame) {
+                if reliable && !checksum_can_be_right(head, tail, &parsed, frame) {
                     // The receiver would refuse it as corrupted, for ever.
                     self.counters.bad_guest_checksum_frames += 1;
                     reliable = false;
                 }
-                let admission = match peer.engine {
-                    Some(engine_peer) if reliable => {
-                        let to = Destination {
-                            vni: vni.get(),
-                            owner,
-                            local,
-                            remote,
-                            peer: engine_peer,
-                            ordering: ordering_of(ordering),
-                        };
-                        let packet = Outbound { handle, segments: count as u8, flow: parsed.flow_hash };
-                        self.engine.transmit(self.now, &to, packet, &mut self.out)
-                    }
-                    _ => Admission::Plain,
-                };
-                match admission {
-                    Admission::Accepted => Done::Yes,
-                    Admission::Blocked => Done::Blocked,
-                    Admission::Plain => {
-                        let (id, vni) = (peer.config.id, vni.get());
-                        for segment in 0..count {
-                            self.send_plain(id, vni, owner, handle, segment as u8);
-                        }
-                        Done::Yes
-                    }
-                }
+                let engine_peer = self.peers.get(peer.0).and_then(|p| p.engine).filter(|_| reliable);
+                let reliably = engine_peer.map(|peer| Destination {
+                    vni: vni.get(),
+                    owner,
+                    local,
+                    remote,
+                    peer,
+                    ordering: ordering_of(ordering),
+                });
+                self.hand_to_transport(owner, handle, Departure { vni: vni.get(), peer: peer.0, reliably })
             }
             FromGuest::Local { port: to, rewrite } => {
                 self.deliver_locally(owner, frame, segments, to.0, rewrite);
@@ -160,6 +141,32 @@ impl Core {
             }
             FromGuest::Answer | FromGuest::Drop(_) => Done::Yes,
         }
+    }
+
+    /// The switch has decided: the transport takes the packet, or it leaves as plain VXLAN, or it waits for a window.
+    fn hand_to_transport(&mut self, owner: u16, handle: u32, departure: Departure) -> Done {
+        let held = self.ports[usize::from(owner)].as_ref().and_then(|p| p.held.get(handle as usize).copied().flatten());
+        let Some(held) = held else { return Done::Yes };
+        let count = held.segments.count();
+        let admission = departure.reliably.map_or(Admission::Plain, |to| {
+            let packet = Outbound { handle, segments: count as u8, flow: held.flow };
+            self.engine.transmit(self.now, &to, packet, &mut self.out)
+        });
+        match admission {
+            Admission::Accepted => {}
+            Admission::Plain => {
+                for segment in 0..count {
+                    self.send_plain(departure.peer, departure.vni, owner, handle, segment as u8);
+                }
+            }
+            Admission::Blocked => {
+                if let Some(port) = self.port_mut(owner) {
+                    port.blocked = Some(departure);
+                }
+                return Done::Blocked;
+            }
+        }
+        Done::Yes
     }
 
     /// Gives the switch's own answer to the guest that asked.

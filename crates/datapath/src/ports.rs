@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use bifrost_avs::Rewrite;
 use bifrost_nic::Segments;
 use bifrost_port::{GuestPort, TxFrame};
-use bifrost_rte::Ordering;
+use bifrost_rte::{Destination, Ordering};
 use bifrost_wire::{Mac, Vni};
 
 /// A guest port to be added to a worker.
@@ -44,6 +44,16 @@ pub(crate) struct Held {
     pub(crate) left: u16,
 }
 
+/// Where the switch sends a packet.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Departure {
+    pub(crate) vni: u32,
+    /// The peer's number.
+    pub(crate) peer: u16,
+    /// How the transport knows the way; `None`: plain VXLAN.
+    pub(crate) reliably: Option<Destination>,
+}
+
 /// One port of one worker.
 pub(crate) struct Port {
     pub(crate) owner: u16,
@@ -56,6 +66,8 @@ pub(crate) struct Port {
     pub(crate) held: Vec<Option<Held>>,
     /// Fetched packets that a closed window keeps back, oldest first; bounded by the port's buffers.
     pub(crate) backlog: VecDeque<TxFrame>,
+    /// What the switch decided for the first of them, if it has been asked.
+    pub(crate) blocked: Option<Departure>,
     /// Something may be waiting to be fetched.
     pub(crate) readable: bool,
     /// Whether the loop waits for the port's descriptor.
@@ -80,6 +92,7 @@ impl Port {
             held: vec![None; config.port.tx_capacity() as usize],
             port: config.port,
             backlog: VecDeque::new(),
+            blocked: None,
             readable: true,
             watched: false,
             dirty: false,

@@ -196,5 +196,6 @@ impl<U: Underlay> Worker<U> {
         self.core.publish();
         self.core.emit(&mut self.underlay);
         self.core.peers.remove(id);
+        self.core.forget_departures(id);
     }
 }
