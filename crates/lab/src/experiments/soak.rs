@@ -219,15 +219,13 @@ impl Experiment for Soak {
             row.map(|row| row.streams.iter().filter(|s| s.error.is_some() || s.sent_bytes != s.correct_bytes).count());
         let over_daemons = |field: fn(&DaemonResult) -> f64| daemons().map(field).fold(f64::NAN, f64::max);
         let unexplained = |daemon: &DaemonResult| daemon.unexplained_packets.values().sum::<u64>() as f64;
-        // A corrupted ACK may acknowledge what has not arrived; below the injection, UDP's checksum would have caught it.
-        let corrupted: u64 = daemons().filter_map(|d| d.drops_packets.get(account::CORRUPTED)).sum();
-        let missing = row.and_then(|row| row.missing_packets).map(|packets| packets.saturating_sub(corrupted) as f64);
+        let missing = row.and_then(|row| row.missing_packets).map(|packets| packets as f64);
         let growth = |daemon: &DaemonResult| (daemon.rss_end_kib / daemon.rss_start_kib - 1.0) * 100.0;
         let none = |name: &str, measured| Bar::new(name, measured, Sense::AtMost, 0.0, "").exact();
         Ok(vec![
             none("byte streams with a wrong, missing or extra byte", broken.map(|n| n as f64)),
             none("Redis answers with a wrong value", row.map(|row| row.redis_wrong_answers as f64)),
-            none("reliable packets that never arrived, beyond those corrupted", missing),
+            none("reliable packets that never arrived", missing),
             none("dropped packets that no fault explains", Some(over_daemons(unexplained))),
             Bar::new(
                 "growth of a daemon's memory since it has warmed up",
