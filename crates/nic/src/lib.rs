@@ -23,4 +23,4 @@ pub use malformed::Malformed;
 pub use merge::{Merged, Merger, Part};
 pub use offload::{Offload, Segment, SegmentKind};
 pub use parse::{HEAD_LEN, L3, MAX_FRAME_LEN, Parsed, Tcp, parse};
-pub use segment::Segments;
+pub use segment::{Segments, copy_of};

@@ -39,13 +39,13 @@ impl Segments {
     /// Most frames that one frame may become.
     pub const MAX: u16 = 255;
 
-    /// Plans a frame given as `head` (all headers at least) and `tail`; `offload` is checked against them once more.
+    /// Plans a frame of `len` bytes that starts with `head` (all headers at least); `offload` is checked against it once
+    /// more.
     ///
     /// # Errors
     /// What [`parse`] and [`Offload::from_virtio`] refuse, and [`Malformed::GsoSegments`] for more than [`Self::MAX`]
     /// segments.
-    pub fn plan(head: &[u8], tail: &[u8], offload: Offload) -> Result<Self, Malformed> {
-        let len = head.len() + tail.len();
+    pub fn plan(head: &[u8], len: usize, offload: Offload) -> Result<Self, Malformed> {
         if len > crate::parse::MAX_FRAME_LEN {
             return Err(Malformed::FrameTooLong);
         }
@@ -121,15 +121,22 @@ impl Segments {
     }
 
     /// Appends frame `index` to `out`, complete: lengths, IPv4 identification and header checksum, TCP sequence number
-    /// and flags, UDP length, transport checksum. `head` and `tail` are the same bytes as in [`Self::plan`]; they may be
-    /// split elsewhere. Appends nothing when there is no such frame.
-    pub fn write(&self, index: u16, head: &[u8], tail: &[u8], out: &mut Vec<u8>) {
+    /// and flags, UDP length, transport checksum. Appends nothing when there is no such frame.
+    ///
+    /// `copy` appends bytes from..to of the original frame; what it leaves out becomes zeros. Checksums are of what it
+    /// appended, so memory that somebody else writes to in between does no harm.
+    pub fn write(&self, index: u16, mut copy: impl FnMut(usize, usize, &mut Vec<u8>), out: &mut Vec<u8>) {
         if index >= self.count {
             return;
         }
         let start = out.len();
+        let mut copy = |from: usize, to: usize, out: &mut Vec<u8>| {
+            let end = out.len() + (to - from);
+            copy(from, to, out);
+            out.resize(end, 0);
+        };
         if self.mss == 0 {
-            copy(head, tail, 0, self.len as usize, out);
+            copy(0, self.len as usize, out);
             if let Some((from, offset)) = self.partial {
                 finish_partial(&mut out[start..], usize::from(from), usize::from(offset));
             }
@@ -137,8 +144,8 @@ impl Segments {
         }
         let (from, to) = self.slice(index);
         out.reserve(usize::from(self.header) + to - from);
-        copy(head, tail, 0, usize::from(self.header), out);
-        copy(head, tail, from, to, out);
+        copy(0, usize::from(self.header), out);
+        copy(from, to, out);
         let frame = &mut out[start..];
         self.patch_ip(index, frame);
         self.patch_transport(index, frame);
@@ -211,9 +218,8 @@ where
     octets.into()
 }
 
-/// Appends bytes `from..to` of `head` followed by `tail`; zeros where they end too soon.
-fn copy(head: &[u8], tail: &[u8], from: usize, to: usize, out: &mut Vec<u8>) {
-    let end = out.len() + (to - from);
+/// Appends bytes `from..to` of `head` followed by `tail`, as far as there are any: a `copy` for [`Segments::write`].
+pub fn copy_of(head: &[u8], tail: &[u8], from: usize, to: usize, out: &mut Vec<u8>) {
     let split = head.len();
     if from < split {
         out.extend_from_slice(&head[from..to.min(split)]);
@@ -222,7 +228,6 @@ fn copy(head: &[u8], tail: &[u8], from: usize, to: usize, out: &mut Vec<u8>) {
         let from = from.saturating_sub(split).min(tail.len());
         out.extend_from_slice(&tail[from..(to - split).min(tail.len())]);
     }
-    out.resize(end, 0);
 }
 
 fn be16(bytes: &[u8]) -> u16 {

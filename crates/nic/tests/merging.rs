@@ -4,7 +4,7 @@
 
 mod common;
 
-use bifrost_nic::{Merged, Merger, Offload, Part, Segments, parse};
+use bifrost_nic::{Merged, Merger, Offload, Part, Segments, copy_of, parse};
 use bifrost_wire::virtio_net;
 use common::{Packet, naive_check};
 use proptest::prelude::*;
@@ -47,10 +47,10 @@ fn cut(r: &Received) -> Vec<Vec<u8>> {
     }
     let parsed = parse(&r.bytes, r.bytes.len()).unwrap();
     let offload = Offload::from_virtio(r.virtio, &parsed, r.bytes.len()).unwrap();
-    let plan = Segments::plan(&r.bytes, &[], offload).unwrap();
+    let plan = Segments::plan(&r.bytes, r.bytes.len(), offload).unwrap();
     let cut = |i| {
         let mut out = Vec::new();
-        plan.write(i, &r.bytes, &[], &mut out);
+        plan.write(i, |from, to, out| copy_of(&r.bytes, &[], from, to, out), &mut out);
         out
     };
     (0..plan.count()).map(cut).collect()

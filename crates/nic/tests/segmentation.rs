@@ -4,7 +4,7 @@
 
 mod common;
 
-use bifrost_nic::{Checksum, Malformed, Offload, Segment, SegmentKind, Segments, parse, transport_checksum};
+use bifrost_nic::{Checksum, Malformed, Offload, Segment, SegmentKind, Segments, copy_of, parse, transport_checksum};
 use bifrost_wire::virtio_net;
 use common::{Packet, naive_check};
 use proptest::prelude::*;
@@ -56,14 +56,14 @@ proptest! {
         let parsed = parse(&frame, frame.len()).unwrap();
         let offload = Offload::from_virtio(virtio(&p, mss), &parsed, frame.len()).unwrap();
         let (head, tail) = frame.split_at((p.header_len() + split).min(frame.len()));
-        let plan = Segments::plan(head, tail, offload).unwrap();
+        let plan = Segments::plan(head, head.len() + tail.len(), offload).unwrap();
         let expected = p.payload.len().div_ceil(usize::from(mss)).max(1);
         prop_assert_eq!(usize::from(plan.count()), expected);
         let mut payload = Vec::new();
         for i in 0..plan.count() {
             // What was in the buffer before stays.
             let mut out = vec![7; 3];
-            plan.write(i, head, tail, &mut out);
+            plan.write(i, |from, to, out| copy_of(head, tail, from, to, out), &mut out);
             prop_assert_eq!(&out[..3], &[7; 3]);
             let segment = &out[3..];
             prop_assert_eq!(segment.len(), plan.len(i));
@@ -91,7 +91,7 @@ proptest! {
         prop_assert_eq!(payload, p.payload);
         prop_assert_eq!(plan.len(plan.count()), 0);
         let mut none = Vec::new();
-        plan.write(plan.count(), head, tail, &mut none);
+        plan.write(plan.count(), |from, to, out| copy_of(head, tail, from, to, out), &mut none);
         prop_assert!(none.is_empty());
     }
 
@@ -101,10 +101,10 @@ proptest! {
         let parsed = parse(&frame, frame.len()).unwrap();
         let offload = Offload::from_virtio(virtio(&p, 0), &parsed, frame.len()).unwrap();
         let (head, tail) = frame.split_at(split.min(frame.len()));
-        let plan = Segments::plan(head, tail, offload).unwrap();
+        let plan = Segments::plan(head, head.len() + tail.len(), offload).unwrap();
         prop_assert_eq!(plan.count(), 1);
         let mut out = Vec::new();
-        plan.write(0, head, tail, &mut out);
+        plan.write(0, |from, to, out| copy_of(head, tail, from, to, out), &mut out);
         prop_assert_eq!(out, p.build());
     }
 
@@ -112,10 +112,10 @@ proptest! {
     fn plain_frames_leave_as_they_are(p in packet(), split in 0usize..9000) {
         let frame = p.build();
         let (head, tail) = frame.split_at(split.min(frame.len()));
-        let plan = Segments::plan(head, tail, Offload::default()).unwrap();
+        let plan = Segments::plan(head, head.len() + tail.len(), Offload::default()).unwrap();
         prop_assert_eq!((plan.count(), plan.len(0)), (1, frame.len()));
         let mut out = Vec::new();
-        plan.write(0, head, tail, &mut out);
+        plan.write(0, |from, to, out| copy_of(head, tail, from, to, out), &mut out);
         prop_assert_eq!(&out, &frame);
         let parsed = parse(&frame, frame.len()).unwrap();
         prop_assert_eq!(transport_checksum(&frame, &parsed), Checksum::Valid);
@@ -151,14 +151,14 @@ proptest! {
         };
         let checked = parse(&frame, frame.len()).and_then(|p| Offload::from_virtio(hdr, &p, frame.len()));
         for offload in [Some(wild), Some(Offload { segment: None, ..wild }), checked.ok()].into_iter().flatten() {
-            if let Ok(plan) = Segments::plan(head, tail, offload) {
+            if let Ok(plan) = Segments::plan(head, head.len() + tail.len(), offload) {
                 let mut out = Vec::new();
                 for i in 0..plan.count() {
-                    plan.write(i, head, tail, &mut out);
+                    plan.write(i, |from, to, out| copy_of(head, tail, from, to, out), &mut out);
                 }
                 // The guest changed its buffer after the plan was made.
                 out.clear();
-                plan.write(0, &changed, tail, &mut out);
+                plan.write(0, |from, to, out| copy_of(&changed, tail, from, to, out), &mut out);
                 prop_assert_eq!(out.len(), plan.len(0));
             }
         }
@@ -221,12 +221,12 @@ fn the_largest_frames_and_too_many_segments() {
     let parsed = parse(&frame[..256], frame.len()).unwrap();
     for (mss, expected) in [(1448, Ok(46)), (257, Ok(255)), (256, Err(Malformed::GsoSegments)), (65_535, Ok(1))] {
         let offload = Offload::from_virtio(virtio(&p, mss), &parsed, frame.len()).unwrap();
-        let plan = Segments::plan(&frame[..54], &frame[54..], offload);
+        let plan = Segments::plan(&frame[..54], frame.len(), offload);
         assert_eq!(plan.map(|s| s.count()), expected, "mss {mss}");
     }
-    assert_eq!(Segments::plan(&[0; 70_000], &[], Offload::default()), Err(Malformed::FrameTooLong));
+    assert_eq!(Segments::plan(&[0; 70_000], 140_000, Offload::default()), Err(Malformed::FrameTooLong));
     let offload = Offload::from_virtio(virtio(&p, 1448), &parsed, frame.len()).unwrap();
-    assert_eq!(Segments::plan(&frame[..53], &frame[53..], offload), Err(Malformed::HeadTooShort));
+    assert_eq!(Segments::plan(&frame[..53], frame.len(), offload), Err(Malformed::HeadTooShort));
 }
 
 #[test]
@@ -254,17 +254,25 @@ fn udp_checksum_of_zero_is_sent_as_ones_and_zero_means_none() {
     let partial = p.build_partial();
     let offload = Offload::from_virtio(virtio(&p, 0), &parsed, frame.len()).unwrap();
     let mut out = Vec::new();
-    Segments::plan(&partial, &[], offload).unwrap().write(0, &partial, &[], &mut out);
+    Segments::plan(&partial, partial.len(), offload).unwrap().write(
+        0,
+        |from, to, out| copy_of(&partial, &[], from, to, out),
+        &mut out,
+    );
     assert_eq!(out, frame);
     // The same when it leaves as one segment.
     let offload = Offload::from_virtio(virtio(&p, 1000), &parsed, frame.len()).unwrap();
     out.clear();
-    Segments::plan(&partial, &[], offload).unwrap().write(0, &partial, &[], &mut out);
+    Segments::plan(&partial, partial.len(), offload).unwrap().write(
+        0,
+        |from, to, out| copy_of(&partial, &[], from, to, out),
+        &mut out,
+    );
     assert_eq!(out, frame);
     // Bytes behind the datagram cannot be segmented with it.
     let mut trailing = partial.clone();
     trailing[39] -= 1;
-    assert_eq!(Segments::plan(&trailing, &[], offload), Err(Malformed::UdpHeader));
+    assert_eq!(Segments::plan(&trailing, trailing.len(), offload), Err(Malformed::UdpHeader));
     frame[at..at + 2].fill(0);
     assert_eq!(transport_checksum(&frame, &parsed), Checksum::None);
     assert!(bifrost_nic::verify_transport_checksum(&frame, &parsed));

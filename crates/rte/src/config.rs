@@ -1,5 +1,7 @@
 //! Settings of the engine. Where a default is a paper's number, its source is named.
 
+use bifrost_wire::bifrost::Psn;
+
 use crate::time::{MS, S, US};
 
 /// How received packets become visible to the guest; negotiated by nobody, a local decision per VNI.
@@ -61,7 +63,8 @@ pub struct Config {
     pub best_effort_after_ns: u64,
     /// A connection without traffic for so long shrinks to its minimum.
     pub idle_shrink_ns: u64,
-    /// A connection without traffic for so long is forgotten.
+    /// A connection without traffic for so long is forgotten. More than a second: so long a quiet peer is probed, and who has
+    /// forgotten answers probes with RESET.
     pub idle_reap_ns: u64,
     /// How often an idle path of an active peer is probed.
     pub probe_interval_ns: u64,
@@ -73,6 +76,18 @@ pub struct Config {
     pub max_connections: u32,
     /// Bound on pages of 64 packets that are in flight or held, over all connections and per direction.
     pub max_pages: u32,
+    /// Where both directions of every connection begin, at both ends alike: 0 (PROTOCOL §6.1). Simulations bring the wrap near.
+    pub first_psn: u32,
+    /// A deliberate mistake.
+    #[cfg(any(test, feature = "mutations"))]
+    pub mutation: Option<crate::Mutation>,
+}
+
+impl Config {
+    /// The first PSN of either direction of a connection (PROTOCOL §6.1).
+    pub(crate) fn first_psn(&self) -> Psn {
+        Psn(self.first_psn)
+    }
 }
 
 impl Default for Config {
@@ -101,6 +116,9 @@ impl Default for Config {
             swift_noise_ns: MS,
             max_connections: 1 << 20,
             max_pages: 1 << 18,
+            first_psn: 0,
+            #[cfg(any(test, feature = "mutations"))]
+            mutation: None,
         }
     }
 }

@@ -32,6 +32,10 @@ counters! {
     copied_packets,
     /// Retransmissions that turned out to be unnecessary.
     spurious_packets,
+    /// Packets that arrived and found no room at the peer, at most one counted in a round trip.
+    refused_packets,
+    /// Retransmissions put off because the peer has no room.
+    postponed_packets,
     /// Packets given up after repeated timeouts and sent as plain VXLAN once more.
     given_up_packets,
     /// Packets sent as plain VXLAN because no connection could carry them.

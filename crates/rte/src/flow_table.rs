@@ -9,31 +9,42 @@ const CHAINS: usize = 256;
 
 /// Last PSN per chain of one connection.
 #[derive(Debug)]
+#[cfg_attr(test, derive(Clone))]
 pub(crate) struct FlowTable {
     last: [u32; CHAINS],
     used: [u64; CHAINS / 64],
+    /// The last packet whose flow was not known: it may have been of any.
+    unknown: Option<Psn>,
 }
 
 impl Default for FlowTable {
     fn default() -> Self {
-        FlowTable { last: [0; CHAINS], used: [0; CHAINS / 64] }
+        FlowTable { last: [0; CHAINS], used: [0; CHAINS / 64], unknown: None }
     }
 }
 
 impl FlowTable {
-    /// The distance for a packet of `flow` that gets `psn`, and remembers it. `una` is the oldest PSN that is not
-    /// acknowledged: whatever lies below is visible to the receiver's guest already.
-    pub(crate) fn distance(&mut self, flow: u32, psn: Psn, una: Psn) -> u8 {
+    /// The distance for a packet of `flow` that gets `psn`, and remembers it. Below `published` everything
+    /// is known to be visible to the receiver's guest, or given up.
+    #[inline(always)]
+    pub(crate) fn distance(&mut self, flow: u32, psn: Psn, published: Psn) -> u8 {
         let chain = flow as usize % CHAINS;
         let known = self.used[chain / 64] >> (chain % 64) & 1 == 1;
         let last = Psn(self.last[chain]);
         self.last[chain] = psn.0;
         self.used[chain / 64] |= 1 << (chain % 64);
-        if known && !last.is_before(una) {
-            return nameable(psn.distance_from(last));
+        self.unknown = self.unknown.filter(|unknown| !unknown.is_before(published));
+        // No predecessor that may be waiting: name a packet that is visible, if one is near enough to be named.
+        let mut before = self.unknown.unwrap_or(published.sub(1));
+        if known && !last.is_before(published) && before.is_before(last) {
+            before = last;
         }
-        // No predecessor in flight: name a packet that is acknowledged, if one is near enough to be named.
-        nameable(psn.distance_from(una.sub(1)))
+        nameable(psn.distance_from(before))
+    }
+
+    /// Remembers that `psn` may belong to any flow; it waits for everything before it (distance 0).
+    pub(crate) fn note_unknown(&mut self, psn: Psn) {
+        self.unknown = Some(psn);
     }
 
     /// Remembers that `psn` also belongs to `flow` (further segments of one buffer).
@@ -46,6 +57,7 @@ impl FlowTable {
     /// Forgets all flows (PSNs start anew, or everything is acknowledged).
     pub(crate) fn reset(&mut self) {
         self.used = [0; CHAINS / 64];
+        self.unknown = None;
     }
 }
 
@@ -67,6 +79,17 @@ mod tests {
         assert_eq!(t.distance(1, Psn(400), una), 255, "too far to name");
         assert_eq!(t.distance(3, Psn(401), una), 255, "no acknowledged packet is near");
         assert_eq!(t.distance(2, Psn(402), Psn(402)), 1, "predecessor acknowledged");
+    }
+
+    #[test]
+    fn a_packet_of_an_unknown_flow_may_be_the_predecessor() {
+        let mut t = FlowTable::default();
+        t.note_unknown(Psn(10));
+        t.note_unknown(Psn(11));
+        assert_eq!(t.distance(1, Psn(12), Psn(5)), 1);
+        assert_eq!(t.distance(2, Psn(13), Psn(5)), 2);
+        assert_eq!(t.distance(1, Psn(14), Psn(5)), 2, "its own is later");
+        assert_eq!(t.distance(3, Psn(15), Psn(12)), 4, "visible by now");
     }
 
     #[test]

@@ -21,7 +21,10 @@ mod config;
 mod conn;
 mod counters;
 mod engine;
+#[cfg(test)]
+mod exhaustive;
 mod flow_table;
+mod mutation;
 mod output;
 mod path;
 mod peer;
@@ -32,11 +35,14 @@ mod send_window;
 mod snapshot;
 mod time;
 mod timer;
+mod timing;
 
 pub use config::{CcKind, Config, Ordering};
 pub use conn::{Pair, State};
 pub use counters::Counters;
 pub use engine::{Admission, Arrival, Destination, Engine, LocalVnic, Outbound, Slot, Verdict};
+#[cfg(any(test, feature = "mutations"))]
+pub use mutation::Mutation;
 pub use output::{Control, ControlOut, DataOut, Output, PeerId, PlainOut};
 pub use path::PathState;
 pub use snapshot::{ConnSnapshot, PathSnapshot};

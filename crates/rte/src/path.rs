@@ -27,6 +27,10 @@ const CLEAN_PROBES_MAX: u16 = 256;
 /// Probe interval of a suspect path at first.
 const SUSPECT_PROBE_NS: u64 = 2 * MS;
 
+/// Longest pause between packets of a path with a window below one, ns: a peer that slept for seconds, and so raised the
+/// RTT to seconds, must not close its paths for minutes.
+const PACE_MAX_NS: u64 = 100 * MS;
+
 /// Half-life of the count of recently sent packets, ns.
 const RECENT_NS: u64 = 250 * MS;
 
@@ -40,11 +44,17 @@ pub(crate) struct Path {
     pub(crate) total: Rtt,
     pub(crate) loss: f32,
     pub(crate) in_flight: u32,
-    pub(crate) cc: Box<dyn CongestionControl>,
+    cc: Box<dyn CongestionControl>,
+    /// What the controller said last.
+    window: f32,
+    /// The same in whole packets, rounded up; 0 for a window below one, which opens by time.
+    window_packets: u32,
     pub(crate) last_sent: Time,
     pub(crate) last_arrival: Time,
     pub(crate) pace_until: Time,
     losses_in_a_row: u16,
+    /// When the first packet left that was lost since the last arrival, whether the path is to blame or not.
+    pub(crate) lost_since: Option<Tick>,
     /// When the row of losses began.
     losses_since: Time,
     pub(crate) probe: Option<(Tick, Time)>,
@@ -67,11 +77,14 @@ impl Path {
             total: Rtt::default(),
             loss: 0.0,
             in_flight: 0,
+            window: cc.window(),
+            window_packets: whole_packets(cc.window()),
             cc,
             last_sent: Time(0),
             last_arrival: Time(0),
             pace_until: Time(0),
             losses_in_a_row: 0,
+            lost_since: None,
             losses_since: Time(0),
             probe: None,
             next_probe: Time(0),
@@ -96,12 +109,31 @@ impl Path {
     }
 
     /// Whether congestion control lets another packet out.
+    #[inline]
     pub(crate) fn has_room(&self, now: Time) -> bool {
-        let window = self.cc.window();
-        if window >= 1.0 { (self.in_flight as f32) < window } else { self.in_flight == 0 && now >= self.pace_until }
+        self.in_flight < self.window_packets
+            || self.window_packets == 0 && self.in_flight == 0 && now >= self.pace_until
+    }
+
+    /// Packets that congestion control allows in flight.
+    pub(crate) fn window(&self) -> f32 {
+        self.window
+    }
+
+    /// Number of the congestion control on the wire.
+    pub(crate) fn wire_type(&self) -> u8 {
+        self.cc.wire_type()
+    }
+
+    /// Tells congestion control what happened.
+    pub(crate) fn congestion(&mut self, tell: impl FnOnce(&mut dyn CongestionControl)) {
+        tell(&mut *self.cc);
+        self.window = self.cc.window();
+        self.window_packets = whole_packets(self.window);
     }
 
     /// `packets` leave on the path.
+    #[inline]
     pub(crate) fn on_sent(&mut self, now: Time, packets: u32) {
         self.in_flight += packets;
         self.tx_packets += u64::from(packets);
@@ -112,10 +144,9 @@ impl Path {
             self.recent_at = now;
         }
         self.last_sent = now;
-        let window = self.cc.window();
-        if window < 1.0 {
+        if self.window_packets == 0 {
             let rtt = self.total.smoothed_ns().max(100 * US) as f32;
-            self.pace_until = now.after((rtt / window.max(1e-3)) as u64);
+            self.pace_until = now.after(((rtt / self.window.max(1e-3)) as u64).min(PACE_MAX_NS));
         }
     }
 
@@ -130,11 +161,12 @@ impl Path {
         self.in_flight = self.in_flight.saturating_sub(packets);
     }
 
-    /// A packet that was sent once on this path has arrived.
-    pub(crate) fn on_arrival(&mut self, now: Time) {
+    /// `packets` that were sent once on this path have arrived.
+    pub(crate) fn on_arrivals(&mut self, now: Time, packets: u16) {
         self.last_arrival = now;
         self.losses_in_a_row = 0;
-        self.loss -= self.loss * LOSS_WEIGHT;
+        self.lost_since = None;
+        self.loss *= (1.0 - LOSS_WEIGHT).powi(i32::from(packets));
     }
 
     /// A packet was lost on this path. Returns whether the path became suspect by it.
@@ -179,7 +211,7 @@ impl Path {
     /// A probe returned. Returns whether the path is usable again by it.
     pub(crate) fn on_probe_returned(&mut self, now: Time) -> bool {
         self.probe = None;
-        self.on_arrival(now);
+        self.on_arrivals(now, 1);
         if self.state == PathState::Usable {
             return false;
         }
@@ -213,5 +245,40 @@ impl Path {
     /// Long good behaviour forgives earlier failures.
     pub(crate) fn forgive(&mut self) {
         self.clean_needed = (self.clean_needed / 2).max(CLEAN_PROBES_MIN);
+    }
+}
+
+fn whole_packets(window: f32) -> u32 {
+    if window < 1.0 { 0 } else { window.ceil() as u32 }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[derive(Debug)]
+    struct Closed;
+
+    impl CongestionControl for Closed {
+        fn on_ack(&mut self, _: Time, _: &crate::cc::AckSample) {}
+        fn on_loss(&mut self, _: Time, _: u64) {}
+        fn on_timeout(&mut self, _: Time, _: u64) {}
+        fn on_rate_limited(&mut self, _: Time, _: u64) {}
+        fn wire_type(&self) -> u8 {
+            1
+        }
+        fn window(&self) -> f32 {
+            0.01
+        }
+    }
+
+    #[test]
+    fn a_closed_window_opens_in_time_whatever_was_measured() {
+        let mut path = Path::new(Box::new(Closed));
+        path.total.sample(Time(0), 9_000 * MS as i64);
+        path.on_sent(Time(0), 1);
+        path.on_done(1);
+        assert!(!path.has_room(Time(50 * MS)), "a pause");
+        assert!(path.has_room(Time(100 * MS)), "but no more than that");
     }
 }

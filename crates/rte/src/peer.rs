@@ -3,17 +3,29 @@
 //! Paths belong to the pair of hosts, not to a connection: all connections to a peer share what is known of its paths,
 //! so a new connection starts informed and an idle one costs no probes.
 
+use std::sync::Arc;
+
 use bifrost_wire::bifrost::PathId;
 
 use crate::cc::{CongestionControl, Swift, SwiftConfig, Unlimited};
 use crate::config::{CcKind, Config};
 use crate::path::{Path, PathState, SUSPECT_LOSS};
+use crate::rtt::Rtt;
 use crate::time::{MS, Time, US};
+use crate::timing::{Limits, Measured, Timing};
 
 /// A peer host.
 #[derive(Debug)]
 pub(crate) struct Peer {
     pub(crate) paths: Vec<Path>,
+    /// Of [`rtt`](Self::rtt).
+    rtt: Option<(u64, u64)>,
+    /// Longest time until the ACK of a packet that asks for it at once, ns: the slowest selected path's delay with a margin.
+    /// `None` if nothing is measured.
+    answer_ns: Option<u64>,
+    limits: Limits,
+    /// What follows from `rtt`, `answer_ns` and `hold`, which change less often than it is asked for.
+    timing: Timing,
     selected: [PathId; PathId::MAX],
     selected_len: usize,
     next_selection: Time,
@@ -26,9 +38,15 @@ pub(crate) struct Peer {
     /// Set-ups that it did not answer, since it last did.
     pub(crate) unanswered: u32,
     /// Its longest ACK delay, as it said.
-    pub(crate) ack_delay_ns: u64,
+    ack_delay_ns: u64,
+    /// How long it lately held ACKs back.
+    hold: Hold,
     pub(crate) probe_timer_armed: bool,
     pub(crate) connections: u32,
+    /// RESPONSEs sent to it: each takes another path.
+    pub(crate) answers: u32,
+    /// Some of its connections may be in best effort.
+    pub(crate) has_fallen: bool,
     next_forgive: Time,
     /// Paths that the selection has found to lose too much, not yet counted.
     pub(crate) newly_suspect: u64,
@@ -36,9 +54,20 @@ pub(crate) struct Peer {
 
 impl Peer {
     pub(crate) fn new(config: &Config, paths: usize) -> Self {
-        let paths: Vec<Path> = (0..paths.clamp(1, PathId::MAX)).map(|_| Path::new(controller(config))).collect();
+        let swift = Arc::new(swift_config(config));
+        let controller = || -> Box<dyn CongestionControl> {
+            match config.congestion_control {
+                CcKind::Swift => Box::new(Swift::new(Arc::clone(&swift))),
+                CcKind::None => Box::new(Unlimited),
+            }
+        };
+        let paths: Vec<Path> = (0..paths.clamp(1, PathId::MAX)).map(|_| Path::new(controller())).collect();
         let mut peer = Peer {
             paths,
+            rtt: None,
+            answer_ns: None,
+            limits: Limits::new(config),
+            timing: Timing::unknown(Limits::new(config)),
             selected: [PathId::default(); PathId::MAX],
             selected_len: 0,
             next_selection: Time(0),
@@ -48,8 +77,11 @@ impl Peer {
             plain_until: Time(0),
             unanswered: 0,
             ack_delay_ns: MS,
+            hold: Hold::default(),
             probe_timer_armed: false,
             connections: 0,
+            answers: 0,
+            has_fallen: false,
             next_forgive: Time(0),
             newly_suspect: 0,
         };
@@ -60,6 +92,14 @@ impl Peer {
     /// The paths that are sprayed over, best first.
     pub(crate) fn selected(&self) -> &[PathId] {
         &self.selected[..self.selected_len]
+    }
+
+    /// The path for the `turn`-th sending of something that is repeated until it is answered: one path after the other, those
+    /// that are sprayed over first. All of them, for the choice may be old, and the best path dead.
+    pub(crate) fn path_of_turn(&self, turn: u32) -> PathId {
+        let turn = turn as usize % self.paths.len();
+        let others = (0..self.paths.len()).map(|i| PathId::masked(i as u8)).filter(|p| !self.selected().contains(p));
+        self.selected().iter().copied().chain(others).nth(turn).unwrap_or_default()
     }
 
     /// The selection is to be made anew before the next group.
@@ -114,6 +154,7 @@ impl Peer {
             self.selected[self.selected_len] = PathId::masked(i as u8);
             self.selected_len += 1;
         }
+        self.update_rtt();
     }
 
     /// A path other than `not`, for what was lost on `not`: a selected one with little in flight; if there is none, the
@@ -132,19 +173,101 @@ impl Peer {
         selected.or_else(others).unwrap_or(not)
     }
 
+    /// Traffic of connection `index` keeps the paths under observation; `leads`: probes may travel on it. Returns whether
+    /// the timer that sees to that must be armed.
+    #[inline]
+    pub(crate) fn touch(&mut self, now: Time, index: u32, leads: bool) -> bool {
+        self.last_active = now;
+        if leads {
+            self.probe_conn = Some(index);
+        }
+        !std::mem::replace(&mut self.probe_timer_armed, true)
+    }
+
     /// Whether `path` is one of this peer's paths.
     pub(crate) fn has_path(&self, path: PathId) -> bool {
         path.index() < self.paths.len()
     }
 
     /// Largest smoothed RTT (with endpoint delay) over the selected paths, its deviation; `None` if nothing is measured.
+    #[inline]
     pub(crate) fn rtt(&self) -> Option<(u64, u64)> {
-        self.selected()
-            .iter()
-            .map(|p| &self.paths[p.index()].total)
-            .filter(|r| r.is_known())
-            .map(|r| (r.smoothed_ns(), r.variance_ns()))
-            .max()
+        self.rtt
+    }
+
+    /// A path was measured, or others were selected.
+    pub(crate) fn update_rtt(&mut self) {
+        let totals = self.selected().iter().map(|p| &self.paths[p.index()].total);
+        self.rtt = totals.filter(|r| r.is_known()).map(|r| (r.smoothed_ns(), r.variance_ns())).max();
+        let fabrics = self.selected().iter().map(|p| &self.paths[p.index()].fabric).filter(|r| r.is_known());
+        let answer = |r: &Rtt| r.smoothed_ns() + (r.smoothed_ns() / 2).max(4 * r.variance_ns()).max(20 * US);
+        self.answer_ns = fabrics.map(answer).max();
+        self.update_timing();
+    }
+
+    /// The longest that it holds ACKs back, as it said, ns.
+    pub(crate) fn ack_delay_ns(&self) -> u64 {
+        self.ack_delay_ns
+    }
+
+    /// It says how long it may hold ACKs back.
+    pub(crate) fn set_ack_delay(&mut self, ns: u64) {
+        self.ack_delay_ns = ns;
+        self.update_timing();
+    }
+
+    /// An ACK was held back for so long before it was sent.
+    pub(crate) fn on_held(&mut self, now: Time, held_ns: u64) {
+        if self.hold.sample(now, held_ns) {
+            self.update_timing();
+        }
+    }
+
+    /// How long loss timers wait, without any connection's patience.
+    pub(crate) fn timing(&self) -> Timing {
+        self.timing
+    }
+
+    fn update_timing(&mut self) {
+        let hold = self.hold.longest_ns().min(self.ack_delay_ns);
+        self.timing = match self.rtt {
+            Some((rtt, variance)) => Timing::of(Measured { rtt, variance, answer: self.answer_ns, hold }, self.limits),
+            None => Timing::unknown(self.limits),
+        };
+    }
+}
+
+/// How long the longest hold of an ACK is remembered, at least; at most twice as long.
+const HOLD_WINDOW_NS: u64 = 100 * MS;
+/// Holds after which the longest of them is believed.
+const HOLDS_FIRST: u8 = 16;
+
+/// The longest hold of an ACK in this window of time and the one before. Before anything is known, whatever was announced
+/// is possible.
+#[derive(Clone, Copy, Debug, Default)]
+struct Hold {
+    now_ns: u64,
+    before_ns: u64,
+    since: Time,
+    samples: u8,
+}
+
+impl Hold {
+    /// Whether the longest may be another one now.
+    fn sample(&mut self, now: Time, held_ns: u64) -> bool {
+        let is_next_window = now.since(self.since) >= HOLD_WINDOW_NS;
+        if is_next_window {
+            (self.before_ns, self.now_ns, self.since) = (self.now_ns, 0, now);
+        }
+        let is_longer = held_ns > self.now_ns;
+        self.now_ns = self.now_ns.max(held_ns);
+        let is_first = self.samples < HOLDS_FIRST;
+        self.samples += u8::from(is_first);
+        is_next_window || is_longer || is_first
+    }
+
+    fn longest_ns(&self) -> u64 {
+        if self.samples < HOLDS_FIRST { u64::MAX } else { self.now_ns.max(self.before_ns) }
     }
 }
 
@@ -165,6 +288,7 @@ impl Spray {
     }
 
     /// A path for the next `packets` packets, which stay together; `None` when congestion control closes all of them.
+    #[inline]
     pub(crate) fn choose(&mut self, peer: &mut Peer, config: &Config, now: Time, packets: u16) -> Option<PathId> {
         if self.left > 0 {
             let path = &peer.paths[self.path.index()];
@@ -173,6 +297,11 @@ impl Spray {
                 return Some(self.path);
             }
         }
+        self.next_group(peer, config, now, packets)
+    }
+
+    #[cold]
+    fn next_group(&mut self, peer: &mut Peer, config: &Config, now: Time, packets: u16) -> Option<PathId> {
         peer.refresh(config, now);
         let n = peer.selected().len();
         for _ in 0..n {
@@ -188,13 +317,8 @@ impl Spray {
     }
 }
 
-fn controller(config: &Config) -> Box<dyn CongestionControl> {
-    match config.congestion_control {
-        CcKind::Swift => {
-            // Each of k paths starts with its share of the connection's first window.
-            let share = (config.initial_window / u16::from(config.spray_paths.max(1))).max(64);
-            Box::new(Swift::new(SwiftConfig::new(share, config.max_window, config.swift_noise_ns)))
-        }
-        CcKind::None => Box::new(Unlimited),
-    }
+fn swift_config(config: &Config) -> SwiftConfig {
+    // Each of k paths starts with its share of the connection's first window.
+    let share = (config.initial_window / u16::from(config.spray_paths.max(1))).max(64);
+    SwiftConfig::new(share, config.max_window, config.swift_noise_ns)
 }

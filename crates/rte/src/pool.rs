@@ -11,6 +11,7 @@ pub(crate) trait Page: Default {
 
 /// Pages by number, with a bound. A page once made is reused, never freed.
 #[derive(Debug)]
+#[cfg_attr(test, derive(Clone))]
 pub(crate) struct Pool<T> {
     pages: Vec<T>,
     free: Vec<u32>,
@@ -39,10 +40,12 @@ impl<T: Page> Pool<T> {
         self.free.push(id);
     }
 
+    #[inline]
     pub(crate) fn page(&self, id: u32) -> &T {
         &self.pages[id as usize]
     }
 
+    #[inline]
     pub(crate) fn page_mut(&mut self, id: u32) -> &mut T {
         &mut self.pages[id as usize]
     }
@@ -60,6 +63,7 @@ impl<T: Page> Pool<T> {
 
 /// The pages of one window: a run of consecutive PSNs, 64 a page, aligned to multiples of 64.
 #[derive(Debug, Default)]
+#[cfg_attr(test, derive(Clone))]
 pub(crate) struct Pages {
     /// PSN of the first packet of the front page; a multiple of 64.
     first: u32,
@@ -76,7 +80,13 @@ impl Pages {
 
     /// Like [`find`](Self::find), making pages up to it; `None` when the pool is empty. The caller has checked that
     /// `psn` is inside the window, so that the number of pages is bounded.
+    #[inline]
     pub(crate) fn find_or_make<T: Page>(&mut self, pool: &mut Pool<T>, psn: u32, base: u32) -> Option<(u32, usize)> {
+        self.find(psn).or_else(|| self.make(pool, psn, base))
+    }
+
+    #[cold]
+    fn make<T: Page>(&mut self, pool: &mut Pool<T>, psn: u32, base: u32) -> Option<(u32, usize)> {
         if self.ids.is_empty() {
             self.first = base - base % PAGE;
         }
@@ -84,7 +94,7 @@ impl Pages {
         while self.ids.len() <= index {
             self.ids.push_back(pool.take()?);
         }
-        Some((self.ids[index], (psn % PAGE) as usize))
+        self.find(psn)
     }
 
     /// Gives back all pages that lie wholly below `base`.
@@ -98,6 +108,12 @@ impl Pages {
             self.ids.pop_front();
             self.first = end;
         }
+    }
+
+    /// What the pages hold, in order.
+    #[cfg(test)]
+    pub(crate) fn content<'a, T: Page>(&'a self, pool: &'a Pool<T>) -> impl Iterator<Item = &'a T> {
+        self.ids.iter().map(|&id| pool.page(id))
     }
 
     /// Gives back everything.

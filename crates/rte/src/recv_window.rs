@@ -16,6 +16,7 @@ const NONE: u16 = u16::MAX;
 
 /// Metadata of one packet that waits: 12 bytes.
 #[derive(Clone, Copy, Debug)]
+#[cfg_attr(test, derive(Hash))]
 struct Slot {
     handle: u32,
     /// First packet that waits for this one, as PSN modulo the window.
@@ -31,6 +32,7 @@ const VACANT: Slot = Slot { handle: 0, waiter: NONE, next_waiter: NONE, distance
 
 /// 64 packets of a receive window.
 #[derive(Debug)]
+#[cfg_attr(test, derive(Clone, Hash))]
 pub(crate) struct RecvPage {
     present: u64,
     published: u64,
@@ -73,6 +75,7 @@ pub(crate) struct Placed {
 
 /// One direction's receive window.
 #[derive(Debug)]
+#[cfg_attr(test, derive(Clone))]
 pub(crate) struct RecvWindow {
     base: Psn,
     /// One past the highest PSN present.
@@ -106,8 +109,18 @@ impl RecvWindow {
         self.base != self.end
     }
 
+    /// Whether `psn` follows what is published, and nothing waits.
+    #[inline]
+    fn is_next(&self, psn: Psn) -> bool {
+        psn == self.base && self.end == self.base
+    }
+
     /// What `psn` is to the window.
+    #[inline]
     pub(crate) fn check(&self, pool: &Pool<RecvPage>, psn: Psn) -> Check {
+        if self.is_next(psn) {
+            return Check::New;
+        }
         let ahead = psn.distance_from(self.base);
         if ahead < 0 {
             return if ahead >= -(RECEIVE_WINDOW as i32) { Check::Duplicate } else { Check::Outside };
@@ -115,14 +128,27 @@ impl RecvWindow {
         if ahead >= RECEIVE_WINDOW as i32 {
             return Check::Outside;
         }
+        // From `end` on, nothing is present.
+        if !psn.is_before(self.end) {
+            return Check::New;
+        }
         match self.pages.find(psn.0) {
             Some((id, i)) if pool.page(id).present >> i & 1 == 1 => Check::Duplicate,
             _ => Check::New,
         }
     }
 
+    /// Whether a new packet is not to be shown as soon as it is present: then, how many packets it is ahead of the first that
+    /// is missing.
+    pub(crate) fn must_wait(&self, pool: &Pool<RecvPage>, ordering: Ordering, psn: Psn, distance: u8) -> Option<u32> {
+        let ahead = psn.distance_from(self.base).max(0) as u32;
+        let waits = ahead > 0 && !matches!(self.waits_for(pool, ordering, psn, distance), Wait::Nothing);
+        waits.then_some(ahead)
+    }
+
     /// Takes a packet that [`check`](Self::check) called new; appends the handles that become visible, in order.
     /// Returns false, and takes nothing, when the pool has no page left.
+    #[inline]
     pub(crate) fn place(
         &mut self,
         pool: &mut Pool<RecvPage>,
@@ -132,7 +158,7 @@ impl RecvWindow {
         out: &mut impl FnMut(u32),
     ) -> bool {
         // In order and nothing waits: the continuity check of NSDI'26 4.2, constant time, no state.
-        if placed.psn == self.base && self.end == self.base {
+        if self.is_next(placed.psn) {
             if let Some(handle) = placed.handle {
                 out(handle);
             }
@@ -140,6 +166,17 @@ impl RecvWindow {
             self.end = self.base;
             return true;
         }
+        self.place_behind_gap(pool, ordering, placed, stack, out)
+    }
+
+    fn place_behind_gap(
+        &mut self,
+        pool: &mut Pool<RecvPage>,
+        ordering: Ordering,
+        placed: Placed,
+        stack: &mut Vec<u32>,
+        out: &mut impl FnMut(u32),
+    ) -> bool {
         let Some((id, i)) = self.pages.find_or_make(pool, placed.psn.0, self.base.0) else {
             return false;
         };
@@ -237,6 +274,14 @@ impl RecvWindow {
         self.pages.clear(pool);
         self.held = 0;
         self.end = self.base;
+    }
+
+    /// Hashes its state, wherever in the pool that lies.
+    #[cfg(test)]
+    pub(crate) fn hash_with(&self, pool: &Pool<RecvPage>, hasher: &mut impl std::hash::Hasher) {
+        use std::hash::Hash;
+        (self.base, self.end, self.held).hash(hasher);
+        self.pages.content(pool).for_each(|page| page.hash(hasher));
     }
 
     fn waits_for(&self, pool: &Pool<RecvPage>, ordering: Ordering, psn: Psn, distance: u8) -> Wait {

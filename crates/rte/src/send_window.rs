@@ -28,28 +28,33 @@ pub(crate) struct Record {
 }
 
 /// Neighbours in the list of a path and the flow distance, in 4 bytes: 12 bits for each neighbour as PSN modulo the
-/// window, a link to oneself meaning none, and 8 for the distance.
+/// window, and 8 for the distance. What the list's head has before it and its tail behind it means nothing.
 #[derive(Clone, Copy, Debug, Default)]
 struct Links(u32);
 
 impl Links {
-    fn new(own: u16, prev: u16, next: u16, distance: u8) -> Self {
-        let or_own = |link: u16| u32::from(if link == NONE { own } else { link }) & 0xfff;
-        Links(or_own(prev) << 20 | or_own(next) << 8 | u32::from(distance))
+    fn new(prev: u16, distance: u8) -> Self {
+        Links(u32::from(prev) << 20 | u32::from(distance))
     }
 
-    fn prev(self, own: u16) -> u16 {
-        let link = (self.0 >> 20) as u16;
-        if link == own { NONE } else { link }
+    fn prev(self) -> u16 {
+        (self.0 >> 20) as u16
     }
 
-    fn next(self, own: u16) -> u16 {
-        let link = (self.0 >> 8) as u16 & 0xfff;
-        if link == own { NONE } else { link }
+    fn next(self) -> u16 {
+        (self.0 >> 8) as u16 & 0xfff
     }
 
     fn distance(self) -> u8 {
         self.0 as u8
+    }
+
+    fn set_prev(&mut self, prev: u16) {
+        self.0 = self.0 & 0x000f_ffff | u32::from(prev) << 20;
+    }
+
+    fn set_next(&mut self, next: u16) {
+        self.0 = self.0 & 0xfff0_00ff | (u32::from(next) & 0xfff) << 8;
     }
 }
 
@@ -161,6 +166,7 @@ impl SendWindow {
     }
 
     /// Adds a packet at the end, sent now on `path`. `None` when the pool is empty or the window full.
+    #[inline(always)]
     pub(crate) fn push(
         &mut self,
         pool: &mut Pool<SendPage>,
@@ -175,11 +181,11 @@ impl SendWindow {
         }
         let psn = self.next;
         let (id, i) = self.pages.find_or_make(pool, psn.0, self.una.0)?;
+        let (order, prev) = self.append(pool, psn, path);
         pool.page_mut(id).records[i] =
-            Record { handle, sent, links: Links(u32::from(distance)), order: 0, segment, flags: path.index() as u8 };
+            Record { handle, sent, links: Links::new(prev, distance), order, segment, flags: path.index() as u8 };
         self.next = psn.next();
         self.outstanding += 1;
-        self.append(pool, psn, path);
         Some(psn)
     }
 
@@ -190,18 +196,25 @@ impl SendWindow {
         (page.done >> i & 1 == 0).then(|| page.records[i])
     }
 
-    /// Marks an outstanding packet as acknowledged (or given up) and returns its record. `progress`: it says that its
+    /// Marks an outstanding packet as acknowledged (or given up) and returns its record. `progress` says of it whether its
     /// path has delivered everything that left before it.
-    pub(crate) fn finish(&mut self, pool: &mut Pool<SendPage>, psn: Psn, progress: bool) -> Option<Record> {
+    #[inline]
+    pub(crate) fn finish(
+        &mut self,
+        pool: &mut Pool<SendPage>,
+        psn: Psn,
+        progress: impl FnOnce(&Record) -> bool,
+    ) -> Option<Record> {
         let (id, i) = self.locate(psn)?;
-        if pool.page(id).done >> i & 1 == 1 {
+        let page = pool.page_mut(id);
+        if page.done >> i & 1 == 1 {
             return None;
         }
-        let record = pool.page(id).records[i];
+        page.done |= 1 << i;
+        let record = page.records[i];
         self.unlink(pool, psn, &record);
-        pool.page_mut(id).done |= 1 << i;
         self.outstanding -= 1;
-        if progress {
+        if progress(&record) {
             let list = &mut self.paths[record.path().index()];
             let past = record.order.wrapping_add(1);
             if (past.wrapping_sub(list.acked_order) as i16) > 0 {
@@ -224,11 +237,13 @@ impl SendWindow {
         let record = self.record(pool, psn)?;
         self.unlink(pool, psn, &record);
         let (id, i) = self.locate(psn)?;
+        let (order, prev) = self.append(pool, psn, path);
         let slot = &mut pool.page_mut(id).records[i];
         slot.sent = sent;
+        slot.order = order;
+        slot.links.set_prev(prev);
         let rtos = if why.timeout { (record.rtos() + 1).min(7) } else { record.rtos() };
         slot.flags = path.index() as u8 | rtos << RTO_SHIFT | RETRANSMITTED | if why.copied { COPIED } else { 0 };
-        self.append(pool, psn, path);
         Some(record)
     }
 
@@ -242,26 +257,15 @@ impl SendWindow {
         self.record(pool, psn).map(|record| (psn, record))
     }
 
-    /// The oldest packet of `path` if a packet that left later on the same path is known to have arrived.
-    pub(crate) fn overtaken_on(&self, pool: &Pool<SendPage>, path: PathId) -> Option<(Psn, Record)> {
-        let list = &self.paths[path.index()];
-        if !list.progressed {
-            return None;
-        }
-        let (psn, record) = self.oldest_on(pool, path)?;
-        ((record.order.wrapping_sub(list.acked_order) as i16) < 0).then_some((psn, record))
+    /// The outstanding packet with the lowest PSN.
+    pub(crate) fn lowest(&self, pool: &Pool<SendPage>) -> Option<(Psn, Record)> {
+        self.record(pool, self.una).map(|record| (self.una, record))
     }
 
-    /// The outstanding packet with the highest PSN.
-    pub(crate) fn last(&self, pool: &Pool<SendPage>) -> Option<(Psn, Record)> {
-        let mut psn = self.next;
-        while psn != self.una {
-            psn = psn.sub(1);
-            if let Some(record) = self.record(pool, psn) {
-                return Some((psn, record));
-            }
-        }
-        None
+    /// Whether a packet that left later on `path` than its oldest, which is `record`, is known to have arrived.
+    pub(crate) fn is_overtaken_on(&self, path: PathId, record: &Record) -> bool {
+        let list = &self.paths[path.index()];
+        list.progressed && (record.order.wrapping_sub(list.acked_order) as i16) < 0
     }
 
     /// Moves `una` over everything that is done and gives back pages.
@@ -305,8 +309,9 @@ impl SendWindow {
         self.una = self.next;
     }
 
+    #[inline]
     fn locate(&self, psn: Psn) -> Option<(u32, usize)> {
-        if psn.is_before(self.una) || !psn.is_before(self.next) {
+        if psn.0.wrapping_sub(self.una.0) >= self.span() {
             return None;
         }
         self.pages.find(psn.0)
@@ -317,43 +322,55 @@ impl SendWindow {
         self.una.add(ahead)
     }
 
-    fn append(&mut self, pool: &mut Pool<SendPage>, psn: Psn, path: PathId) {
+    /// The links of the outstanding packet that lists call `index`.
+    #[inline]
+    fn links<'a>(&self, pool: &'a mut Pool<SendPage>, index: u16) -> Option<&'a mut Links> {
+        let (id, i) = self.pages.find(self.psn_of(index).0)?;
+        Some(&mut pool.page_mut(id).records[i].links)
+    }
+
+    /// Puts `psn` at the end of `path`'s list. Returns its place in the order and the one before it.
+    #[inline]
+    fn append(&mut self, pool: &mut Pool<SendPage>, psn: Psn, path: PathId) -> (u16, u16) {
         let own = index_of(psn);
-        let list = self.paths[path.index()];
-        if list.tail != NONE
-            && let Some((id, i)) = self.locate(self.psn_of(list.tail))
-        {
-            let links = &mut pool.page_mut(id).records[i].links;
-            *links = Links::new(list.tail, links.prev(list.tail), own, links.distance());
-        }
-        if let Some((id, i)) = self.locate(psn) {
-            let record = &mut pool.page_mut(id).records[i];
-            record.order = list.next_order;
-            record.links = Links::new(own, list.tail, NONE, record.links.distance());
-        }
         let list = &mut self.paths[path.index()];
-        list.next_order = list.next_order.wrapping_add(1);
+        let (order, prev) = (list.next_order, list.tail);
+        list.next_order = order.wrapping_add(1);
         list.tail = own;
-        if list.head == NONE {
+        if prev == NONE {
             list.head = own;
+        } else if let Some(links) = self.links(pool, prev) {
+            links.set_next(own);
+        }
+        (order, prev)
+    }
+
+    #[inline]
+    fn unlink(&mut self, pool: &mut Pool<SendPage>, psn: Psn, record: &Record) {
+        let own = index_of(psn);
+        let list = &mut self.paths[record.path().index()];
+        if list.head != own {
+            self.unlink_behind_head(pool, own, record);
+        } else if list.tail != own {
+            list.head = record.links.next();
+        } else {
+            (list.head, list.tail) = (NONE, NONE);
         }
     }
 
-    fn unlink(&mut self, pool: &mut Pool<SendPage>, psn: Psn, record: &Record) {
-        let own = index_of(psn);
-        let (prev, next) = (record.links.prev(own), record.links.next(own));
-        let path = record.path().index();
-        if prev == NONE {
-            self.paths[path].head = next;
-        } else if let Some((id, i)) = self.locate(self.psn_of(prev)) {
-            let links = &mut pool.page_mut(id).records[i].links;
-            *links = Links::new(prev, links.prev(prev), next, links.distance());
+    #[inline(never)]
+    fn unlink_behind_head(&mut self, pool: &mut Pool<SendPage>, own: u16, record: &Record) {
+        let (prev, next) = (record.links.prev(), record.links.next());
+        let list = &mut self.paths[record.path().index()];
+        if list.tail == own {
+            list.tail = prev;
+            return;
         }
-        if next == NONE {
-            self.paths[path].tail = prev;
-        } else if let Some((id, i)) = self.locate(self.psn_of(next)) {
-            let links = &mut pool.page_mut(id).records[i].links;
-            *links = Links::new(next, prev, links.next(next), links.distance());
+        if let Some(links) = self.links(pool, prev) {
+            links.set_next(next);
+        }
+        if let Some(links) = self.links(pool, next) {
+            links.set_prev(prev);
         }
     }
 }

@@ -135,7 +135,7 @@ impl Engine {
                     min_rtt_ns: p.fabric.min_ns(),
                     total_rtt_ns: p.total.smoothed_ns(),
                     loss: p.loss,
-                    window_packets: p.cc.window(),
+                    window_packets: p.window(),
                     in_flight_packets: p.in_flight,
                     is_silent: p.state == PathState::Suspect && now.since(p.last_arrival) >= S,
                     tx_packets: p.tx_packets,

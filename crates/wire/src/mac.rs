@@ -50,6 +50,7 @@ impl Mac {
 
     /// The address as a 48-bit number, first octet most significant.
     #[must_use]
+    #[inline]
     pub const fn as_u64(self) -> u64 {
         let m = self.0;
         u64::from_be_bytes([0, 0, m[0], m[1], m[2], m[3], m[4], m[5]])

@@ -70,8 +70,7 @@ pub fn parse(payload: &[u8]) -> Result<(Vni, &[u8]), Malformed> {
 /// The header for `vni`.
 #[must_use]
 pub const fn emit(vni: Vni) -> [u8; HEADER_LEN] {
-    let [_, a, b, c] = vni.0.to_be_bytes();
-    [FLAG_I, 0, 0, 0, a, b, c, 0]
+    ((FLAG_I as u64) << 56 | (vni.0 as u64) << 8).to_be_bytes()
 }
 
 const FLAG_I: u8 = 0x08;

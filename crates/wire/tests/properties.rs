@@ -120,7 +120,7 @@ fn almost_a_packet() -> impl Strategy<Value = Vec<u8>> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(2000))]
+    #![proptest_config(ProptestConfig::with_cases(if cfg!(miri) { 3 } else { 2000 }))]
 
     #[test]
     fn data_round_trips(header in data_header(), frame in vec(any::<u8>(), 14..100)) {

@@ -26,7 +26,7 @@ fn same(a: u16, b: u16) -> bool {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(1000))]
+    #![proptest_config(ProptestConfig::with_cases(if cfg!(miri) { 3 } else { 1000 }))]
 
     #[test]
     fn sum_is_the_naive_sum(bytes in vec(any::<u8>(), 0..5000), skip in 0usize..9) {

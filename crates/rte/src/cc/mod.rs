@@ -17,7 +17,7 @@ pub struct AckSample {
     pub marked_packets: u16,
     /// Time in the network both ways, ns; `None` when the ACK did not measure this path.
     pub fabric_delay_ns: Option<u64>,
-    /// Time in the two endpoints, ns, when measured.
+    /// Time in the two endpoints, ns, when measured, without that for which the receiver may hold back an ACK.
     pub endpoint_delay_ns: Option<u64>,
     /// Smallest fabric delay seen on the path, ns.
     pub base_delay_ns: u64,

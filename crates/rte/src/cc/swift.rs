@@ -5,6 +5,8 @@
 //! of its scheduler. And a loss by itself halves nothing as long as delay is below target: on lossy links without queues
 //! (the very case BIFROST is for) a loss is not congestion; the target decides.
 
+use std::sync::Arc;
+
 use super::{AckSample, CongestionControl};
 use crate::time::Time;
 
@@ -63,7 +65,8 @@ impl SwiftConfig {
 /// Swift's state for one path.
 #[derive(Clone, Debug)]
 pub struct Swift {
-    config: SwiftConfig,
+    /// Shared by all paths of a peer.
+    config: Arc<SwiftConfig>,
     fabric: f32,
     endpoint: f32,
     last_fabric_decrease: Time,
@@ -75,7 +78,8 @@ pub struct Swift {
 
 impl Swift {
     /// A controller at its initial window.
-    pub fn new(config: SwiftConfig) -> Self {
+    pub fn new(config: impl Into<Arc<SwiftConfig>>) -> Self {
+        let config = config.into();
         Swift {
             fabric: config.initial_window,
             endpoint: config.initial_window,

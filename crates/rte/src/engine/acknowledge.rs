@@ -1,19 +1,26 @@
 //! Acknowledgements at the sender: release, measure, detect (NSDI'26, 4.3 and appendix D).
 
-use bifrost_wire::bifrost::{AckHeader, AckKind, DataHeader, PathId, Psn};
+use bifrost_wire::bifrost::{AckHeader, AckKind, Bitmap, DataHeader, PathId, Psn, Tick};
 
 use super::{Arrival, Engine};
 use crate::cc::AckSample;
-use crate::conn::{Conn, State};
-use crate::output::Output;
-use crate::time::Time;
+use crate::conn::{Active, Conn, State};
+use crate::mutation::mutated;
+use crate::output::{Output, PeerId};
+use crate::send_window::Record;
+use crate::time::{Time, US};
 
 /// Packets newly acknowledged, per path, and how the paths did.
 #[derive(Default)]
 struct Progress {
     total: u16,
     by_path: [u16; PathId::MAX],
+    /// When the first of them left that were sent once, and on which path.
+    first: Option<(Tick, PathId)>,
 }
+
+/// The room that every peer is believed to have, packets.
+const LEAST_ROOM: u16 = 4;
 
 impl Engine {
     /// An acknowledgement arrived.
@@ -53,9 +60,11 @@ impl Engine {
             AckKind::RateLimited => self.slow_down(now, index, ack),
             AckKind::Cumulative | AckKind::Selective => {
                 let progress = self.release(now, index, ack, out);
+                self.note_hold(now, peer, ack, &progress);
                 self.learn(now, index, ack, &progress, fabric, endpoint);
+                self.note_refusal(now, index, ack);
                 if progress.total > 0 || ack.probe {
-                    self.recover_from_best_effort(index);
+                    self.recover_from_best_effort(now, PeerId(peer as u16));
                 }
                 self.detect_losses(now, index, out);
                 self.settle(index, ack);
@@ -65,12 +74,13 @@ impl Engine {
         self.rearm_loss(now, index);
     }
 
-    /// Splits the RTT into fabric and endpoint delay (NSDI'26, appendix D); returns both, ns, if plausible.
+    /// Splits the RTT into fabric and endpoint delay (NSDI'26, appendix D); returns both, ns, if plausible. What the peer holds
+    /// back on purpose is no sign of load, and not counted.
     fn measure(&mut self, now: Time, arrival: &Arrival, ack: &AckHeader, peer: usize) -> (Option<u64>, Option<u64>) {
-        let Some(path) = self.peers[peer].as_mut().and_then(|p| p.paths.get_mut(ack.path.index())) else {
-            return (None, None);
-        };
+        let Some(peer) = self.peers[peer].as_mut() else { return (None, None) };
         let remote = ack.sent.since(ack.nic_rx).max(0);
+        let unintended = (remote as u64).saturating_sub(peer.ack_delay_ns());
+        let Some(path) = peer.paths.get_mut(ack.path.index()) else { return (None, None) };
         let total = now.tick().since(ack.echo);
         let fabric = arrival.nic_rx.tick().since(ack.echo) - remote;
         let local = now.since(arrival.nic_rx);
@@ -78,10 +88,23 @@ impl Engine {
         let total = path.total.sample(now, total);
         // A packet that waited on the way back for the peer's ACK timer has measured the timer too; fabric has not.
         let fabric = total.and_then(|_| path.fabric.sample(now, fabric.max(1)));
-        if !known && let Some(p) = self.peers[peer].as_mut() {
-            p.invalidate();
+        peer.update_rtt();
+        if !known {
+            peer.invalidate();
         }
-        (fabric, total.map(|_| remote as u64 + local))
+        (fabric, total.map(|_| unintended + local))
+    }
+
+    /// How long the peer has held this ACK back: since the first packet that it answers came in, of which the sender knows when
+    /// it left. Unless it answers more than came in since the ACK before, which then was lost, and has not been held so long.
+    fn note_hold(&mut self, now: Time, peer: usize, ack: &AckHeader, progress: &Progress) {
+        let Some(peer) = self.peers[peer].as_mut().filter(|_| !ack.probe) else { return };
+        let mut held = ack.sent.since(ack.nic_rx).max(0);
+        if let Some((sent, path)) = progress.first.filter(|_| progress.total <= ack.num_ack) {
+            let one_way = |path: PathId| peer.paths[path.index()].fabric.smoothed_ns() as i64 / 2;
+            held += (ack.echo.since(sent) + one_way(ack.path) - one_way(path)).max(0);
+        }
+        peer.on_held(now, held as u64);
     }
 
     /// Releases what the ACK names.
@@ -90,57 +113,77 @@ impl Engine {
         let Some(conn) = self.conns[index as usize].as_mut() else { return progress };
         let Conn { active: Some(active), peer, owner, .. } = conn else { return progress };
         let Some(peer) = self.peers[usize::from(peer.0)].as_mut() else { return progress };
-        let next = active.send.next();
-        let mut finish = |psn: Psn, active: &mut crate::conn::Active| {
-            let Some(before) = active.send.record(&self.send_pool, psn) else { return };
-            let path = &mut peer.paths[before.path().index()];
-            // A packet that was sent once tells about its path. One that was sent again does only if the ACK names the
-            // very transmission: otherwise an earlier one may have arrived, on another path, late but not lost.
-            let named = ack.psn == psn;
-            let last_one = named && ack.echo == before.sent;
-            // That it arrived says when the network last delivered; that its own path did only if the ACK names the path.
-            let timely = !before.is_retransmitted() || last_one;
-            let clear = timely && (!before.is_copied() || ack.path == before.path());
-            let age = now.tick().since(before.sent).max(0) as u64;
-            let too_soon = age < path.total.smoothed_ns() / 2;
-            let spurious = before.is_retransmitted() && !last_one && (named || too_soon);
-            if active.send.finish(&mut self.send_pool, psn, clear).is_none() {
-                return;
-            }
-            path.on_done(1);
-            progress.total += 1;
-            if clear {
-                path.on_arrival(now);
-                progress.by_path[before.path().index()] += 1;
-            }
-            if timely && active.loss.newest_acked.is_none_or(|t| before.sent.since(t) > 0) {
-                active.loss.newest_acked = Some(before.sent);
-            }
-            if spurious {
-                self.counters.spurious_packets += 1;
-                active.loss.be_patient(now, path.total.smoothed_ns());
-            }
-            out.release.push((*owner, before.handle));
+        let (tick, next, una) = (now.tick(), active.send.next(), active.send.una());
+        if ack.kind == AckKind::Cumulative && active.published.is_before(ack.base) {
+            active.published = ack.base;
+        }
+        let Active { send, loss, .. } = &mut **active;
+        let mut landed = [0u32; PathId::MAX];
+        let base =
+            if ack.kind == AckKind::Cumulative && !mutated!(self.config, AckBaseIgnored) { ack.base } else { una };
+        let below = if mutated!(self.config, PsnWrapForgotten) {
+            base.0.saturating_sub(una.0)
+        } else {
+            base.distance_from(una).max(0) as u32
         };
-        if ack.kind == AckKind::Cumulative {
-            let mut psn = active.send.una();
-            while psn.is_before(ack.base) {
-                finish(psn, active);
-                psn = psn.next();
+        let runs = ack.bitmap.runs().map(|(first, count)| {
+            let first = ack.base.add(first as u32);
+            (first, count.min(next.distance_from(first).max(0) as u32))
+        });
+        for (first, count) in std::iter::once((una, below)).chain(runs) {
+            for psn in (0..count).map(|i| first.add(i)) {
+                // A packet that was sent once tells about its path. One that was sent again does only if the ACK names the
+                // very transmission: otherwise an earlier one may have arrived, on another path, late but not lost.
+                let named = ack.psn == psn;
+                let timely = |before: &Record| !before.is_retransmitted() || named && ack.echo == before.sent;
+                // That it arrived says when the network last delivered; that its own path did only if the ACK names the path.
+                let clear = |before: &Record| {
+                    !before.is_retransmitted() || timely(before) && (!before.is_copied() || ack.path == before.path())
+                };
+                let Some(before) = send.finish(&mut self.send_pool, psn, clear) else { continue };
+                let path = before.path().index();
+                landed[path] += u32::from(!(before.is_retransmitted() && mutated!(self.config, InFlightLeaks)));
+                progress.total += 1;
+                progress.by_path[path] += u16::from(clear(&before));
+                if !before.is_retransmitted() && progress.first.is_none_or(|(first, _)| before.sent.since(first) < 0) {
+                    progress.first = Some((before.sent, before.path()));
+                }
+                if timely(&before) {
+                    if loss.newest_acked.is_none_or(|t| before.sent.since(t) > 0) {
+                        loss.newest_acked = Some(before.sent);
+                    }
+                } else {
+                    let rtt = peer.paths[path].total.smoothed_ns();
+                    let age = tick.since(before.sent).max(0) as u64;
+                    if named || age < rtt / 2 {
+                        self.counters.spurious_packets += 1;
+                        // A probe that left because an ACK was lost was not hasty.
+                        if named || !loss.probed {
+                            loss.be_patient(now, rtt);
+                        }
+                    }
+                }
+                let every_64th = psn.0 % 64 == 7;
+                if every_64th && mutated!(self.config, LeakHandle) {
+                    continue;
+                }
+                let owner = if every_64th && mutated!(self.config, WrongOwner) { !*owner } else { *owner };
+                out.release.push((owner, before.handle));
             }
         }
-        for bit in ack.bitmap.iter() {
-            let psn = ack.base.add(bit as u32);
-            if psn.is_before(next) {
-                finish(psn, active);
+        if progress.total == 0 {
+            return progress;
+        }
+        for (path, (landed, arrived)) in peer.paths.iter_mut().zip(landed.into_iter().zip(progress.by_path)) {
+            path.on_done(landed);
+            if arrived > 0 {
+                path.on_arrivals(now, arrived);
             }
         }
-        if progress.total > 0 {
-            active.send.advance(&mut self.send_pool);
-            active.loss.last_event = now;
-            active.loss.heard = now;
-            active.loss.probed = false;
-        }
+        send.advance(&mut self.send_pool);
+        loss.last_progress = now;
+        loss.heard = now;
+        loss.probed = false;
         progress
     }
 
@@ -165,24 +208,54 @@ impl Engine {
                 continue;
             }
             let in_flight = path.in_flight as f32 + f32::from(packets);
-            path.cc.on_ack(
-                now,
-                &AckSample {
-                    packets: packets.max(1),
-                    marked_packets: ack.num_ece,
-                    fabric_delay_ns: fabric.filter(|_| measured),
-                    endpoint_delay_ns: endpoint.filter(|_| measured),
-                    base_delay_ns: path.fabric.min_ns(),
-                    rtt_ns: path.total.smoothed_ns(),
-                    hops: ack.hops,
-                    window_limited: packets > 0 && in_flight >= path.cc.window() * 0.9,
-                },
-            );
+            let sample = AckSample {
+                packets: packets.max(1),
+                marked_packets: ack.num_ece,
+                fabric_delay_ns: fabric.filter(|_| measured),
+                endpoint_delay_ns: endpoint.filter(|_| measured),
+                base_delay_ns: path.fabric.min_ns(),
+                rtt_ns: path.total.smoothed_ns(),
+                hops: ack.hops,
+                window_limited: packets > 0 && in_flight >= path.window() * 0.9,
+            };
+            path.congestion(|cc| cc.on_ack(now, &sample));
         }
         // A connection that fills its window with everything acknowledged in time gets more (NSDI'26, 7.4: at most the ring).
+        if progress.total > 0 && active.room < u16::MAX {
+            active.room = active.room.saturating_add(progress.total / 8 + 1);
+            if active.room >= conn.window {
+                active.room = u16::MAX;
+            }
+        }
         if blocked && progress.total > 0 && conn.window < self.config.max_window {
             conn.window = conn.window.saturating_add(progress.total).min(self.config.max_window);
         }
+    }
+
+    /// The newest packet that the ACK answers has arrived, and is not present: the peer had no room for it. Until it has again,
+    /// less is out at a time, what is sent again included.
+    fn note_refusal(&mut self, now: Time, index: u32, ack: &AckHeader) {
+        let bit = ack.psn.distance_from(ack.base);
+        let clear = |bit: i32| (0..Bitmap::MAX_BITS as i32).contains(&bit) && !ack.bitmap.bit(bit as usize);
+        if ack.probe || !clear(bit) {
+            return;
+        }
+        let Some(conn) = self.conns[index as usize].as_mut() else { return };
+        let Some(active) = conn.active.as_mut() else { return };
+        let Some(peer) = self.peers[usize::from(conn.peer.0)].as_mut() else { return };
+        let named = |record: &Record| record.sent == ack.echo;
+        if !active.send.record(&self.send_pool, ack.psn).as_ref().is_some_and(named) {
+            return;
+        }
+        // Its path is not to blame.
+        peer.paths[ack.path.index()].on_arrivals(now, 1);
+        if now.since(active.refused_at) < peer.rtt().map_or(0, |(rtt, _)| rtt) {
+            return;
+        }
+        active.refused_at = now;
+        let out = active.send.span().min(u32::from(active.room)) as u16;
+        active.room = (out / 2).max(LEAST_ROOM);
+        self.counters.refused_packets += 1;
     }
 
     fn slow_down(&mut self, now: Time, index: u32, ack: &AckHeader) {
@@ -192,7 +265,8 @@ impl Engine {
         for bit in ack.bitmap.iter() {
             if let Some(record) = active.send.record(&self.send_pool, ack.base.add(bit as u32)) {
                 let path = &mut peer.paths[record.path().index()];
-                path.cc.on_rate_limited(now, path.total.smoothed_ns());
+                let rtt = path.total.smoothed_ns();
+                path.congestion(|cc| cc.on_rate_limited(now, rtt));
             }
         }
     }
@@ -206,11 +280,20 @@ impl Engine {
         }
     }
 
-    fn recover_from_best_effort(&mut self, index: u32) {
-        let Some(conn) = self.conns[index as usize].as_mut() else { return };
-        if conn.state == State::BestEffort {
-            conn.state = State::Open;
-            self.counters.recovered_connections += 1;
+    /// The peer is there again: its connections that fell back to best effort are reliable again, whichever of them has
+    /// asked. Each tells the receiver soon where to go on, for it may hold packets behind what was given up.
+    fn recover_from_best_effort(&mut self, now: Time, id: PeerId) {
+        let Some(peer) = self.peers[usize::from(id.0)].as_mut() else { return };
+        if !std::mem::take(&mut peer.has_fallen) || mutated!(self.config, BestEffortForEver) {
+            return;
+        }
+        for index in 0..self.places() {
+            let Some(conn) = self.conns[index as usize].as_mut() else { continue };
+            if conn.peer == id && conn.state == State::BestEffort {
+                conn.state = State::Open;
+                self.counters.recovered_connections += 1;
+                self.arm(index, now.after(US));
+            }
         }
     }
 

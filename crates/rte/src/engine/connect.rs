@@ -1,11 +1,11 @@
 //! Connection set-up, restart, refusal (NSDI'26, 5.2 "Connection establishment" and 5.3; PROTOCOL.md, set-up).
 
-use bifrost_wire::bifrost::{Cid, PathId, Psn, RejectReason, Reset, Setup, SetupKind, Version};
+use bifrost_wire::bifrost::{Cid, PathId, RejectReason, Reset, Setup, SetupKind, Version};
 
 use super::{Arrival, Destination, Engine, LocalVnic, mirrored};
 use crate::conn::{Active, Pair, Pending, State};
+use crate::mutation::mutated;
 use crate::output::{Control, ControlOut, Output, PeerId};
-use crate::recv_window::RECEIVE_WINDOW;
 use crate::time::{S, Time, US};
 
 impl Engine {
@@ -65,6 +65,13 @@ impl Engine {
         self.request(now, index, out);
     }
 
+    /// The peer has taken a REQUEST that seemed unanswered: it is repeated as it was, and traffic does not wait.
+    pub(super) fn ask_again(&mut self, now: Time, index: u32, out: &mut Output) {
+        let Some(conn) = self.conns[index as usize].as_mut() else { return };
+        conn.state = State::Opening { tries: 0, next: now, background: true };
+        self.request(now, index, out);
+    }
+
     /// Retransmits the REQUEST, or concludes that the peer does not speak BIFROST.
     pub(super) fn opening_timeout(&mut self, now: Time, index: u32, out: &mut Output) {
         let Some(conn) = self.conns[index as usize].as_mut() else { return };
@@ -109,7 +116,7 @@ impl Engine {
     fn emit_setup(&self, index: u32, kind: SetupKind, version: u8, turn: u32, out: &mut Output) {
         let Some(conn) = self.conn(index) else { return };
         let Some(peer) = self.peers[usize::from(conn.peer.0)].as_ref() else { return };
-        let path = peer.selected()[turn as usize % peer.selected().len().max(1)];
+        let path = peer.path_of_turn(turn);
         out.control.push(ControlOut {
             peer: conn.peer,
             vni: conn.pair.vni,
@@ -125,7 +132,7 @@ impl Engine {
                 from: conn.pair.local,
                 instance: self.instance,
                 generation: conn.generation,
-                window: RECEIVE_WINDOW as u16,
+                window: self.receive_window(conn.owner),
                 ack_delay_us: (self.ack_delay_max_ns() / US).min(u64::from(u16::MAX)) as u16,
             }),
         });
@@ -162,6 +169,7 @@ impl Engine {
         let epoch = (setup.instance, setup.generation);
         let existing =
             self.of_pair(&pair, setup.worker).filter(|&i| self.conn(i).is_some_and(|c| c.peer == arrival.peer));
+        let opening = existing.and_then(|i| self.conn(i)).is_some_and(|c| matches!(c.state, State::Opening { .. }));
         let index = match existing {
             None => {
                 let state = State::Plain { until: now };
@@ -184,6 +192,9 @@ impl Engine {
                         // Our RESPONSE was lost.
                         return self.respond(index, out);
                     }
+                    // Both sides start anew at once. The CID that the own REQUEST tells must stay, or each would end up
+                    // addressing the other by one that is gone, for ever. Nothing has come for it from this life.
+                    Some(known) if opening && known.0 == setup.instance => {}
                     Some(_) => {
                         self.counters.restarted_connections += 1;
                         // Packets of the old life may still be under way to the old CID.
@@ -194,7 +205,6 @@ impl Engine {
                 index
             }
         };
-        let opening = self.conn(index).is_some_and(|c| matches!(c.state, State::Opening { .. }));
         if let Some(conn) = self.conns[index as usize].as_mut() {
             conn.owner = vnic.owner;
             conn.ordering = vnic.ordering;
@@ -208,7 +218,11 @@ impl Engine {
 
     fn respond(&mut self, index: u32, out: &mut Output) {
         let Some(version) = self.conn(index).map(|c| c.version.number()) else { return };
-        self.emit_setup(index, SetupKind::Response, version, 0, out);
+        let Some(id) = self.conn(index).map(|c| c.peer) else { return };
+        let Some(peer) = self.peers[usize::from(id.0)].as_mut() else { return };
+        let turn = peer.answers;
+        peer.answers = turn.wrapping_add(1);
+        self.emit_setup(index, SetupKind::Response, version, turn, out);
     }
 
     fn on_response(&mut self, now: Time, arrival: &Arrival, setup: &Setup, out: &mut Output) {
@@ -220,8 +234,9 @@ impl Engine {
             return;
         }
         let version = Version::try_from(setup.version).ok().filter(|v| v.number() <= self.config.version_max);
-        let opening = self.conn(index).is_some_and(|c| matches!(c.state, State::Opening { .. }));
-        let (Some(version), true, false) = (version, opening, setup.local.is_none()) else {
+        // Late is better than never: the peer counts the connection as open since it has answered.
+        let asked = self.conn(index).is_some_and(|c| matches!(c.state, State::Opening { .. } | State::Plain { .. }));
+        let (Some(version), true, false) = (version, asked, setup.local.is_none()) else {
             self.counters.stray_setup_packets += 1;
             return;
         };
@@ -266,7 +281,7 @@ impl Engine {
         if let Some(peer) = self.peers[usize::from(peer.0)].as_mut() {
             peer.plain_until = Time(0);
             peer.unanswered = 0;
-            peer.ack_delay_ns = u64::from(setup.ack_delay_us) * US;
+            peer.set_ack_delay(u64::from(setup.ack_delay_us) * US);
         }
         self.counters.opened_connections += 1;
         self.touch(now, index);
@@ -276,6 +291,7 @@ impl Engine {
     /// Both PSN spaces start anew under a new CID. What is in flight waits to be sent again; what is held for the guest
     /// is shown, for it was acknowledged.
     fn start_over(&mut self, index: u32, out: &mut Output) {
+        let first = self.config.first_psn();
         let Some(conn) = self.conns[index as usize].as_mut() else { return };
         let owner = conn.owner;
         if let Some(active) = conn.active.as_mut() {
@@ -283,12 +299,19 @@ impl Engine {
             let mut flight = [0u32; PathId::MAX];
             active.send.drain(&mut self.send_pool, |_, record| {
                 flight[record.path().index()] += 1;
+                if mutated!(self.config, RestartForgetsSent) {
+                    return;
+                }
                 waiting.push_back(Pending { handle: record.handle, first: record.segment, count: 1, flow: None });
             });
             waiting.append(&mut active.pending);
-            active.recv.drain(&mut self.recv_pool, &mut |handle| out.publish.push((owner, handle)));
+            active.recv.drain(&mut self.recv_pool, &mut |handle| {
+                if !mutated!(self.config, RestartForgetsReceived) {
+                    out.publish.push((owner, handle));
+                }
+            });
             let queued = active.ack.queued;
-            active.reset(Psn(0), Psn(0));
+            active.reset(first, first);
             active.ack.queued = queued;
             active.pending = waiting;
             let peer = conn.peer;
@@ -297,21 +320,22 @@ impl Engine {
         let cid = self.cid_at(index);
         if let Some(conn) = self.conns[index as usize].as_mut() {
             conn.local_cid = cid;
-            conn.send_next = Psn(0);
-            conn.recv_base = Psn(0);
+            conn.send_next = first;
+            conn.recv_base = first;
         }
     }
 
     /// The pair's traffic goes as plain VXLAN until `until`, what waits first of all.
     fn become_plain(&mut self, index: u32, until: Time, out: &mut Output) {
         self.surrender(index, out);
+        let first = self.config.first_psn();
         let Some(conn) = self.conns[index as usize].as_mut() else { return };
         conn.state = State::Plain { until };
-        conn.send_next = Psn(0);
-        conn.recv_base = Psn(0);
+        conn.send_next = first;
+        conn.recv_base = first;
         if let Some(active) = conn.active.as_deref_mut() {
             let queued = active.ack.queued;
-            Active::reset(active, Psn(0), Psn(0));
+            Active::reset(active, first, first);
             active.ack.queued = queued;
         }
         self.arm(index, until);

@@ -16,10 +16,11 @@ use hashbrown::HashMap;
 use crate::config::{Config, Ordering};
 use crate::conn::{Active, Conn, Pair, State};
 use crate::counters::Counters;
+use crate::mutation::mutated;
 use crate::output::{Output, PeerId, PlainOut};
 use crate::peer::Peer;
 use crate::pool::Pool;
-use crate::recv_window::RecvPage;
+use crate::recv_window::{RECEIVE_WINDOW, RecvPage};
 use crate::send_window::SendPage;
 use crate::time::{MS, Time};
 use crate::timer::{Key, Timers};
@@ -56,8 +57,12 @@ pub struct Engine {
     reuses: Vec<u8>,
     free: Vec<u32>,
     by_pair: HashMap<Pair, u32, RandomState>,
+    /// The connection that sent last, if it still exists.
+    last_sender: u32,
     by_peer_cid: HashMap<(PeerId, Cid), u32, RandomState>,
     peers: Vec<Option<Peer>>,
+    /// By local port: what its connections announce, packets.
+    receive_windows: Vec<u16>,
     send_pool: Pool<SendPage>,
     recv_pool: Pool<RecvPage>,
     /// Boxed, for they move between here and connections.
@@ -87,8 +92,10 @@ impl Engine {
             reuses: Vec::new(),
             free: Vec::new(),
             by_pair: HashMap::default(),
+            last_sender: 0,
             by_peer_cid: HashMap::default(),
             peers: Vec::new(),
+            receive_windows: Vec::new(),
             spare: Vec::new(),
             timers: Timers::default(),
             ack_ready: Vec::new(),
@@ -124,6 +131,20 @@ impl Engine {
         if let Some(slot) = self.peers.get_mut(usize::from(peer.0)) {
             *slot = None;
         }
+    }
+
+    /// Bounds what a connection of a local port announces to take beyond its base, packets, from the next set-up on. More
+    /// than the protocol's 4096 is taken for that.
+    pub fn set_receive_window(&mut self, owner: u16, packets: u32) {
+        let at = usize::from(owner);
+        if self.receive_windows.len() <= at {
+            self.receive_windows.resize(at + 1, RECEIVE_WINDOW as u16);
+        }
+        self.receive_windows[at] = packets.clamp(1, RECEIVE_WINDOW) as u16;
+    }
+
+    fn receive_window(&self, owner: u16) -> u16 {
+        self.receive_windows.get(usize::from(owner)).copied().unwrap_or(RECEIVE_WINDOW as u16)
     }
 
     /// Forgets the connections of a local port, which is going away with its buffers.
@@ -202,12 +223,14 @@ impl Engine {
     }
 
     /// The place that a CID of this engine names, if a connection with just that CID lives there.
+    #[inline]
     fn lookup(&self, cid: Cid) -> Option<u32> {
         if cid.worker() != self.worker {
             return None;
         }
         let place = (cid.index() ^ self.salt) & ((1 << PLACE_BITS) - 1);
-        self.conn(place).filter(|c| c.local_cid == cid).map(|_| place)
+        let own = |c: &Conn| c.local_cid == cid || mutated!(self.config, StaleCidAccepted);
+        self.conn(place).filter(|c| own(c)).map(|_| place)
     }
 
     fn cid_at(&mut self, place: u32) -> Cid {
@@ -262,11 +285,12 @@ impl Engine {
             peer_epoch: None,
             window: self.config.initial_window,
             peer_window: u16::MAX,
-            send_next: Psn(0),
-            recv_base: Psn(0),
+            send_next: self.config.first_psn(),
+            recv_base: self.config.first_psn(),
             active: None,
             last_activity: now,
             armed: Time::NEVER,
+            superseded: Time::NEVER,
             idle_armed: Time::NEVER,
             twin: None,
             tx_packets: 0,
@@ -345,7 +369,7 @@ impl Engine {
             flight[record.path().index()] += 1;
             out.plain.push(plain(record.handle, record.segment));
         });
-        for waiting in active.pending.drain(..) {
+        for waiting in active.pending.drain(..).filter(|_| !mutated!(self.config, EndForgetsWaiting)) {
             out.plain.extend((0..waiting.count).map(|i| plain(waiting.handle, waiting.first.wrapping_add(i))));
         }
         self.land(peer, flight);
@@ -375,27 +399,41 @@ impl Engine {
 
     /// Makes sure that a connection has traffic state.
     #[allow(clippy::vec_box)]
+    #[inline]
     fn activate(conn: &mut Conn, spare: &mut Vec<Box<Active>>) {
         if conn.active.is_none() {
-            let (next, base) = (conn.send_next, conn.recv_base);
-            conn.active = Some(match spare.pop() {
-                Some(mut active) => {
-                    active.reset(next, base);
-                    active
-                }
-                None => Box::new(Active::new(next, base)),
-            });
+            conn.active = Some(Self::traffic_state(conn.send_next, conn.recv_base, spare));
+        }
+    }
+
+    #[allow(clippy::vec_box)]
+    #[cold]
+    fn traffic_state(next: Psn, base: Psn, spare: &mut Vec<Box<Active>>) -> Box<Active> {
+        match spare.pop() {
+            Some(mut active) => {
+                active.reset(next, base);
+                active
+            }
+            None => Box::new(Active::new(next, base)),
         }
     }
 
     /// Arms a connection's timer for `at` unless it fires earlier anyway.
     fn arm(&mut self, index: u32, at: Time) {
-        if let Some(conn) = self.conns[index as usize].as_mut()
-            && at < conn.armed
-        {
-            conn.armed = at;
-            self.timers.push(at, Key::Conn(index));
+        let Some(conn) = self.conns[index as usize].as_mut() else { return };
+        if at >= conn.armed {
+            return;
         }
+        if conn.superseded <= at {
+            // What was armed before something more urgent came is still there: a little early, but no second entry.
+            conn.armed = std::mem::replace(&mut conn.superseded, Time::NEVER);
+            return;
+        }
+        if conn.armed != Time::NEVER {
+            conn.superseded = conn.armed;
+        }
+        conn.armed = at;
+        self.timers.push(at, Key::Conn(index));
     }
 
     /// Arms the look at a connection's idleness, unless one is pending already.
@@ -412,16 +450,11 @@ impl Engine {
     fn touch(&mut self, now: Time, index: u32) {
         let Some(conn) = self.conns[index as usize].as_mut() else { return };
         conn.last_activity = now;
+        let leads = matches!(conn.state, State::Open | State::BestEffort);
         let id = conn.peer;
-        if let Some(peer) = self.peers[usize::from(id.0)].as_mut() {
-            peer.last_active = now;
-            if conn.state == State::Open || conn.state == State::BestEffort {
-                peer.probe_conn = Some(index);
-            }
-            if !peer.probe_timer_armed {
-                peer.probe_timer_armed = true;
-                self.timers.push(now.after(MS), Key::Peer(id.0));
-            }
+        let Some(peer) = self.peers[usize::from(id.0)].as_mut() else { return };
+        if peer.touch(now, index, leads) {
+            self.timers.push(now.after(MS), Key::Peer(id.0));
         }
     }
 

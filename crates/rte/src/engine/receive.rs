@@ -3,10 +3,13 @@
 use bifrost_wire::bifrost::{AckHeader, AckKind, Bitmap, Cid, DataHeader, Psn, Reset, Tick};
 
 use super::{Engine, RESETS_PER_REFILL};
+use crate::config::Ordering;
 use crate::conn::{AckState, Conn, Echo, Pair, State};
+use crate::mutation::mutated;
 use crate::output::{Control, ControlOut, Output, PeerId};
 use crate::recv_window::{Check, Placed};
 use crate::time::{MS, Time, US};
+use crate::timer::Key;
 
 /// What the outer packet says.
 #[derive(Clone, Copy, Debug)]
@@ -56,7 +59,12 @@ impl Engine {
         let owner = conn.owner;
         let Conn { active: Some(active), .. } = conn else { return Verdict::Drop };
         note_arrival(&mut active.ack, arrival, header);
-        match active.recv.check(&self.recv_pool, header.psn) {
+        let check = match active.recv.check(&self.recv_pool, header.psn) {
+            Check::Outside if mutated!(self.config, ReceiveWindowUnchecked) => Check::New,
+            Check::Duplicate if mutated!(self.config, DuplicatesForgotten) => Check::New,
+            check => check,
+        };
+        match check {
             Check::New => {
                 let gap = header.psn != active.recv.end();
                 if header.ack_now {
@@ -105,8 +113,18 @@ impl Engine {
         self.conn(slot.conn).map(|c| c.pair)
     }
 
+    /// Whether the packet of `slot` would have to wait for others before the guest may see it: then, how many packets it is ahead
+    /// of the first that is missing.
+    pub fn must_wait(&self, slot: Slot) -> Option<u32> {
+        let conn = self.conn(slot.conn)?;
+        conn.active.as_ref()?.recv.must_wait(&self.recv_pool, conn.ordering, slot.psn, slot.distance)
+    }
+
     /// The packet found no place; it is not acknowledged and will come again.
-    pub fn not_placed(&mut self, _slot: Slot) {
+    pub fn not_placed(&mut self, slot: Slot) {
+        if mutated!(self.config, AckUnplaced) {
+            self.take(Time(0), slot, None, &mut Output::default());
+        }
         self.counters.not_placed_packets += 1;
     }
 
@@ -150,7 +168,12 @@ impl Engine {
         let Conn { active: Some(active), .. } = conn else { return };
         note_arrival(&mut active.ack, arrival, header);
         let publish = &mut out.publish;
-        if active.recv.skip_to(&mut self.recv_pool, header.psn, &mut self.stack, &mut |h| publish.push((owner, h))) {
+        let skipped = active.recv.skip_to(&mut self.recv_pool, header.psn, &mut self.stack, &mut |h| {
+            if !mutated!(self.config, SkipForgetsHeld) {
+                publish.push((owner, h));
+            }
+        });
+        if skipped {
             self.counters.skips_received_packets += 1;
         } else {
             self.counters.outside_window_packets += 1;
@@ -159,7 +182,14 @@ impl Engine {
     }
 
     /// Builds the acknowledgements that are due. Call it after publishing: they vouch for the guest's queue.
+    #[inline]
     pub fn flush_acks(&mut self, now: Time, out: &mut Output) {
+        if !self.ack_ready.is_empty() {
+            self.acknowledge_ready(now, out);
+        }
+    }
+
+    fn acknowledge_ready(&mut self, now: Time, out: &mut Output) {
         let mut ready = std::mem::take(&mut self.ack_ready);
         for index in ready.drain(..) {
             self.acknowledge(now, index, out);
@@ -168,6 +198,7 @@ impl Engine {
     }
 
     /// The connection that a packet of a peer is for, if everything about it fits.
+    #[inline(always)]
     pub(super) fn addressed(
         &mut self,
         now: Time,
@@ -184,28 +215,42 @@ impl Engine {
         if !self.fits(index, arrival) {
             return None;
         }
-        let conn = self.conn(index)?;
-        if matches!(conn.state, State::Opening { .. } | State::Plain { .. }) {
-            // The peer uses an old life of this connection, which a new set-up is about to end.
-            self.counters.stray_setup_packets += 1;
-            return None;
+        let conn = self.conns[index as usize].as_mut()?;
+        match conn.state {
+            State::Open | State::BestEffort => {}
+            State::Opening { .. } => {
+                // The RESPONSE is late or lost; the REQUEST is repeated.
+                self.counters.stray_setup_packets += 1;
+                return None;
+            }
+            State::Plain { .. } => {
+                // The peer counts as open what is not here, for its RESPONSEs were lost: so it would for ever.
+                self.counters.stray_setup_packets += 1;
+                self.ask_again(now, index, out);
+                return None;
+            }
         }
         if conn.version != header.version {
             self.counters.wrong_version_packets += 1;
             return None;
         }
-        if !self.peers[usize::from(conn.peer.0)].as_ref()?.has_path(header.path) {
+        let peer = self.peers[usize::from(conn.peer.0)].as_mut()?;
+        if !peer.has_path(header.path) {
             self.counters.unknown_path_packets += 1;
             return None;
         }
         // Probes alone keep nothing alive, or two idle hosts would probe each other for ever.
         if !header.probe {
-            self.touch(now, index);
+            conn.last_activity = now;
+            if peer.touch(now, index, true) {
+                self.timers.push(now.after(MS), Key::Peer(conn.peer.0));
+            }
         }
         Some(index)
     }
 
     /// Whether a packet's sender and VNI are the connection's.
+    #[inline]
     pub(super) fn fits(&mut self, index: u32, arrival: &Arrival) -> bool {
         let Some(conn) = self.conn(index) else { return false };
         if conn.peer != arrival.peer {
@@ -228,20 +273,26 @@ impl Engine {
         }
     }
 
+    #[inline(always)]
     fn take(&mut self, now: Time, slot: Slot, handle: Option<u32>, out: &mut Output) -> bool {
         let threshold = self.config.ack_threshold;
         let Some(conn) = self.conns[slot.conn as usize].as_mut() else { return false };
         let (owner, ordering) = (conn.owner, conn.ordering);
         let Conn { active: Some(active), .. } = conn else { return false };
-        if active.recv.check(&self.recv_pool, slot.psn) != Check::New {
+        let check = active.recv.check(&self.recv_pool, slot.psn);
+        if check == Check::Duplicate && mutated!(self.config, DuplicatesForgotten) {
+            out.publish.extend(handle.map(|h| (owner, h)));
+            return true;
+        }
+        if check != Check::New && !mutated!(self.config, ReceiveWindowUnchecked) {
             self.counters.duplicate_packets += 1;
             return false;
         }
+        let early = slot.psn.0 % 16 == 3 && mutated!(self.config, PublishEarly);
+        let ordering = if early { Ordering::Off } else { ordering };
         let placed = Placed { psn: slot.psn, distance: slot.distance, handle };
-        let publish = &mut out.publish;
-        let taken = active.recv.place(&mut self.recv_pool, ordering, placed, &mut self.stack, &mut |h| {
-            publish.push((owner, h));
-        });
+        let show = &mut |handle| out.publish.push((owner, handle));
+        let taken = active.recv.place(&mut self.recv_pool, ordering, placed, &mut self.stack, show);
         if !taken {
             self.counters.no_page_packets += 1;
             return false;
@@ -252,9 +303,11 @@ impl Engine {
         if slot.gap {
             self.counters.out_of_order_packets += 1;
         }
-        if due {
+        if due && mutated!(self.config, AckBeforePublication) {
+            self.acknowledge(now, slot.conn, out);
+        } else if due {
             self.ack_soon(slot.conn);
-        } else if active.ack.deadline == Time::NEVER {
+        } else if active.ack.deadline == Time::NEVER && !mutated!(self.config, AckTimerNotArmed) {
             let at = now.after(self.ack_delay_ns(slot.conn));
             if let Some(active) = self.conns[slot.conn as usize].as_mut().and_then(|c| c.active.as_mut()) {
                 active.ack.deadline = at;
@@ -290,7 +343,8 @@ impl Engine {
         if conn.peer_cid.is_none() {
             return;
         }
-        let base = active.recv.base();
+        let base = if mutated!(self.config, AckHoles) { active.recv.end() } else { active.recv.base() };
+        let bits = if mutated!(self.config, AckBitsShifted) { base.next() } else { base };
         let mut ack = AckHeader {
             version: conn.version,
             cc: bifrost_wire::bifrost::cc::NONE,
@@ -306,7 +360,7 @@ impl Engine {
             num_ack: owed.packets.min(2047),
             num_ece: owed.marked.min(2047),
             base,
-            bitmap: active.recv.bitmap(&self.recv_pool, base),
+            bitmap: active.recv.bitmap(&self.recv_pool, bits),
         };
         let (peer, vni) = (conn.peer, conn.pair.vni);
         let mut push =

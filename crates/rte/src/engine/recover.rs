@@ -2,51 +2,48 @@
 //!
 //! (a) A packet is lost when one that left later on the same path has arrived. (b) Across paths time decides: it is lost
 //! when one that left later on any path has arrived and a round trip plus a reordering window has passed (RFC 8985).
-//! (c) When nothing comes back at all, a tail probe asks. (d) Then the RTO, doubling per packet; after three and the
+//! (c) When nothing that left later has arrived, and its answer is overdue, a tail probe asks. (d) Then the RTO, doubling per packet; after three and the
 //! give-up time the packet is surrendered to best effort, and the receiver is told to go on.
 
 use bifrost_wire::bifrost::{PathId, Psn};
 
 use super::Engine;
 use super::send::Again;
-use crate::conn::{Conn, Skip, State};
+use crate::conn::{Active, Conn, LossState, Skip, State};
+use crate::mutation::mutated;
 use crate::output::{Control, ControlOut, Output, PlainOut};
-use crate::send_window::Record;
+use crate::send_window::{Record, Resend};
 use crate::time::{MS, Time, US};
+use crate::timing::Timing;
 
 /// Packets that one expiry of the RTO sends again.
 const TIMEOUT_BURST: usize = 8;
 /// RTOs of one packet that can be counted.
 const MAX_RTOS: u8 = 7;
 
-/// How the loss timers stand: all ns.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Timing {
-    rto: u64,
-    tail_probe: u64,
-    rack: u64,
-}
-
 impl Engine {
     /// Looks for losses by rules (a) and (b) and sends them again.
     pub(super) fn detect_losses(&mut self, now: Time, index: u32, out: &mut Output) {
+        let in_flight = |active: &Active| active.send.outstanding() > 0;
+        if !self.conn(index).and_then(|c| c.active.as_deref()).is_some_and(in_flight) {
+            return;
+        }
         let Some(timing) = self.timing(now, index) else { return };
-        for path in PathId::all() {
-            // Bounded: every pass takes the head off this path's list; sent again on the same path, it ends the search.
-            while let Some((psn, record, why)) = self.find_loss(now, index, path, timing) {
-                match why {
-                    Why::SamePath => self.counters.lost_same_path_packets += 1,
-                    Why::Time => self.counters.lost_by_time_packets += 1,
-                    Why::Timeout => {}
-                }
+        let mut first = 0;
+        // Bounded: every pass takes the head off a path's list; sent again on the same path, it ends the search there.
+        while let Some((path, psn, record, why)) = self.find_loss(now, index, first, timing) {
+            match why {
+                Why::SamePath => self.counters.lost_same_path_packets += 1,
+                Why::Time => self.counters.lost_by_time_packets += 1,
+                Why::Timeout => {}
+            }
+            if !self.postpone(now, index, psn, &record) {
                 self.blame(now, index, &record, why);
                 self.resend(now, index, psn, Again::Lost, out);
-                let active = self.conn(index).and_then(|c| c.active.as_ref());
-                let oldest = active.and_then(|a| a.send.oldest_on(&self.send_pool, path));
-                if oldest.is_some_and(|(oldest, _)| oldest == psn) {
-                    break;
-                }
             }
+            let active = self.conn(index).and_then(|c| c.active.as_ref());
+            let oldest = active.and_then(|a| a.send.oldest_on(&self.send_pool, path));
+            first = path.index() + usize::from(oldest.is_some_and(|(oldest, _)| oldest == psn));
         }
     }
 
@@ -66,13 +63,14 @@ impl Engine {
                 // RTO, 2 RTO, 4 RTO: what was waited altogether.
                 let altogether = timing.rto.saturating_mul((2 << record.rtos()) - 1);
                 let rtos = record.rtos() + 1;
-                let give_up = rtos >= self.config.give_up_rtos && altogether >= self.give_up_ns();
-                if give_up || rtos >= MAX_RTOS {
+                let give_up = rtos >= self.config.give_up_rtos && altogether >= self.give_up_ns()
+                    || mutated!(self.config, GiveUpAtOnce);
+                if (give_up || rtos >= MAX_RTOS) && !mutated!(self.config, NeverGiveUp) {
                     self.give_up(now, index, psn, out);
                     if !self.conn(index).is_some_and(Conn::is_open) {
                         return;
                     }
-                } else {
+                } else if !mutated!(self.config, TimeoutSendsNothing) {
                     self.resend(now, index, psn, Again::Timeout, out);
                 }
             }
@@ -83,70 +81,73 @@ impl Engine {
         self.tail_probe(now, index, timing, out);
     }
 
-    /// The outstanding packet whose RTO, doubled for each it has seen, expired first.
+    /// The outstanding packet whose RTO, doubled for each it has seen, expired first; before all others the one with the
+    /// lowest PSN, which a receiver can take although it has no room for more that must wait.
     fn most_overdue(&self, now: Time, index: u32, timing: Timing) -> Option<(Psn, Record)> {
         let active = self.conn(index)?.active.as_ref()?;
-        let heads = PathId::all().filter_map(|path| active.send.oldest_on(&self.send_pool, path));
-        heads
-            .map(|(psn, record)| (age(now, &record).checked_sub(timing.rto << record.rtos()), psn, record))
-            .filter_map(|(overdue, psn, record)| Some((overdue?, psn, record)))
-            .max_by_key(|(overdue, ..)| *overdue)
-            .map(|(_, psn, record)| (psn, record))
+        let overdue = |record: &Record| age(now, record).checked_sub(timing.rto << record.rtos());
+        let lowest = active.send.lowest(&self.send_pool).filter(|(_, record)| overdue(record).is_some());
+        let heads = || PathId::all().filter_map(|path| active.send.oldest_on(&self.send_pool, path));
+        let longest = || heads().filter(|(_, r)| overdue(r).is_some()).max_by_key(|(_, r)| overdue(r));
+        lowest.or_else(longest)
     }
 
     /// Arms the timer for whatever can happen next to what is in flight.
     pub(super) fn rearm_loss(&mut self, now: Time, index: u32) {
+        let Some(active) = self.conns[index as usize].as_mut().and_then(|c| c.active.as_mut()) else { return };
+        if active.send.outstanding() == 0 && !active.blocked {
+            if !(active.loss.deadline <= now && mutated!(self.config, LossTimerNotRearmed)) {
+                active.loss.deadline = Time::NEVER;
+            }
+            return;
+        }
         let Some(timing) = self.timing(now, index) else { return };
         let Some(conn) = self.conns[index as usize].as_mut() else { return };
         let Some(active) = conn.active.as_mut() else { return };
         let mut at = Time::NEVER;
         if active.send.outstanding() > 0 {
+            let soon = now.after(US);
+            let may_expire = active.loss.heard.after(timing.rto).max(soon);
+            let may_probe = timing.may_probe(&active.loss).max(soon);
             for path in PathId::all() {
                 let Some((_, record)) = active.send.oldest_on(&self.send_pool, path) else { continue };
                 let waited = age(now, &record);
-                let expiry = now.after((timing.rto << record.rtos()).saturating_sub(waited));
-                at = at.min(expiry.max(active.loss.heard.after(timing.rto)).max(now.after(US)));
+                at = at.min(now.after((timing.rto << record.rtos()).saturating_sub(waited)).max(may_expire));
                 if active.loss.newest_acked.is_some_and(|t| t.since(record.sent) > 0) {
-                    at = at.min(now.after(timing.rack.saturating_sub(waited).max(US)));
+                    at = at.min(now.after(timing.rack.saturating_sub(waited)).max(soon));
+                } else if !active.loss.probed {
+                    at = at.min(now.after(timing.overdue(&record).saturating_sub(waited)).max(may_probe));
                 }
-            }
-            if !active.loss.probed {
-                at = at.min(active.loss.last_event.after(timing.tail_probe).max(now.after(US)));
             }
         }
         if active.blocked
             && let Some(peer) = self.peers[usize::from(conn.peer.0)].as_ref()
         {
-            // A window below one packet opens by time.
-            at = peer
-                .paths
-                .iter()
-                .filter(|p| p.in_flight == 0)
-                .map(|p| p.pace_until.max(now.after(US)))
-                .fold(at, Time::min);
+            // A window below one packet opens by time. One that other connections fill opens with their ACKs, which do
+            // not come here: unless an own packet brings one, look again in about a round trip.
+            let paced = peer.paths.iter().filter(|p| p.in_flight == 0 && p.pace_until > now);
+            at = paced.map(|p| p.pace_until).fold(at, Time::min);
+            if active.send.outstanding() == 0 {
+                at = at.min(now.after(timing.rack.max(50 * US)));
+            }
+        }
+        if active.loss.deadline <= now && mutated!(self.config, LossTimerNotRearmed) {
+            return;
         }
         active.loss.deadline = at;
-        if at != Time::NEVER {
+        // While measured times fall, deadlines come nearer with every ACK: what is hardly later is early enough.
+        let soon_enough = at.after(at.since(now) / 16);
+        if at != Time::NEVER && conn.armed > soon_enough {
             self.arm(index, at);
         }
     }
 
-    /// RTO and its relatives from what is measured of the peer's paths.
-    pub(super) fn timing(&self, now: Time, index: u32) -> Option<Timing> {
+    /// How long the timers of a connection wait.
+    fn timing(&self, now: Time, index: u32) -> Option<Timing> {
         let conn = self.conn(index)?;
         let patience = conn.active.as_ref()?.loss.patience_ns(now);
         let peer = self.peers[usize::from(conn.peer.0)].as_ref()?;
-        let Some((rtt, variance)) = peer.rtt() else {
-            let rto = self.config.initial_rto_ns;
-            return Some(Timing { rto, tail_probe: rto, rack: rto });
-        };
-        // Half a millisecond, or three round trips: a software host's scheduler makes noise of that size.
-        let floor = self.config.rto_floor_ns.unwrap_or((3 * rtt).clamp(500 * US, self.config.initial_rto_ns));
-        let spread = (4 * variance).max(100 * US);
-        let rto = (rtt + spread + peer.ack_delay_ns).clamp(floor, self.config.rto_ceiling_ns.max(floor)) + patience;
-        let tail_probe = (2 * rtt + peer.ack_delay_ns + patience).min(rto);
-        let rack = rtt + (rtt / 4).max(variance).max(20 * US) + patience;
-        Some(Timing { rto, tail_probe, rack })
+        Some(peer.timing().with_patience(if peer.rtt().is_some() { patience } else { 0 }))
     }
 
     /// The RTO of a connection, ns; 0 while it is idle.
@@ -160,15 +161,31 @@ impl Engine {
         self.config.initial_rto_ns.saturating_mul(doublings)
     }
 
-    fn find_loss(&self, now: Time, index: u32, path: PathId, timing: Timing) -> Option<(Psn, Record, Why)> {
-        let conn = self.conn(index)?;
-        let active = conn.active.as_ref()?;
-        if let Some((psn, record)) = active.send.overtaken_on(&self.send_pool, path) {
-            return Some((psn, record, Why::SamePath));
+    /// A loss on a path from number `first` on.
+    fn find_loss(&self, now: Time, index: u32, first: usize, timing: Timing) -> Option<(PathId, Psn, Record, Why)> {
+        let active = self.conn(index)?.active.as_deref()?;
+        let newest = active.loss.newest_acked;
+        PathId::all().skip(first).find_map(|path| {
+            let (psn, record) = active.send.oldest_on(&self.send_pool, path)?;
+            if active.send.is_overtaken_on(path, &record) {
+                return Some((path, psn, record, Why::SamePath));
+            }
+            let later_arrived = newest.is_some_and(|t| t.since(record.sent) > 0);
+            (later_arrived && age(now, &record) >= timing.rack).then_some((path, psn, record, Why::Time))
+        })
+    }
+
+    /// Whether the peer has no room for a lost packet anyway. It then counts as sent, so that its turn comes as if it had been
+    /// lost once more.
+    fn postpone(&mut self, now: Time, index: u32, psn: Psn, record: &Record) -> bool {
+        let Some(active) = self.conns[index as usize].as_mut().and_then(|c| c.active.as_mut()) else { return false };
+        if psn.distance_from(active.send.una()) < i32::from(active.room) {
+            return false;
         }
-        let (psn, record) = active.send.oldest_on(&self.send_pool, path)?;
-        let later_arrived = active.loss.newest_acked.is_some_and(|t| t.since(record.sent) > 0);
-        (later_arrived && age(now, &record) >= timing.rack).then_some((psn, record, Why::Time))
+        let why = Resend { timeout: false, copied: record.is_copied() };
+        active.send.resend(&mut self.send_pool, psn, record.path(), now.tick(), why);
+        self.counters.postponed_packets += 1;
+        true
     }
 
     /// A packet's path has lost it.
@@ -179,16 +196,17 @@ impl Engine {
         let Some(path) = peer.paths.get_mut(record.path().index()) else { return };
         let rtt = path.total.smoothed_ns();
         if timeout {
-            path.cc.on_timeout(now, rtt);
+            path.congestion(|cc| cc.on_timeout(now, rtt));
         } else {
-            path.cc.on_loss(now, rtt);
+            path.congestion(|cc| cc.on_loss(now, rtt));
         }
         let Some(active) = conn.active.as_mut() else { return };
         active.spray.leave(record.path());
         // Time alone proves nothing against a path: the peer may be asleep, or slow to look at what has come. If others
-        // have delivered what left a good while later, or a later packet of this very path has arrived, it does. Else
-        // a probe will tell.
-        let newest = active.loss.newest_acked.map_or(0, |t| t.since(record.sent));
+        // have delivered what left a good while after this path began to lose, or a later packet of this very path has
+        // arrived, it does. Else a probe will tell.
+        let first = *path.lost_since.get_or_insert(record.sent);
+        let newest = active.loss.newest_acked.map_or(0, |t| t.since(first));
         let proven = why == Why::SamePath || newest >= (rtt as i64).max(200 * US as i64);
         if !proven {
             path.next_probe = now;
@@ -201,17 +219,25 @@ impl Engine {
         }
     }
 
-    /// Rule (c): nothing came back for two round trips, so the last packet goes out again and asks for an ACK.
+    /// Rule (c): nothing that left later has arrived, and the answer to the oldest packet is overdue. It goes out again and
+    /// asks for an ACK, which by rule (b) shows what else is missing.
     fn tail_probe(&mut self, now: Time, index: u32, timing: Timing, out: &mut Output) {
         let Some(conn) = self.conns[index as usize].as_mut() else { return };
         let Some(active) = conn.active.as_mut() else { return };
-        if active.loss.probed || active.send.outstanding() == 0 || now < active.loss.last_event.after(timing.tail_probe)
-        {
+        if active.loss.probed || now < timing.may_probe(&active.loss) {
             return;
         }
+        let overdue = |(_, record): &(Psn, Record)| {
+            let later_arrived = active.loss.newest_acked.is_some_and(|t| t.since(record.sent) > 0);
+            !later_arrived && age(now, record) >= timing.overdue(record)
+        };
+        let lowest = active.send.lowest(&self.send_pool).filter(overdue);
+        let heads = || PathId::all().filter_map(|path| active.send.oldest_on(&self.send_pool, path));
+        let oldest = || heads().filter(overdue).max_by_key(|(_, record)| age(now, record));
+        let Some((psn, _)) = lowest.or_else(oldest) else { return };
         active.loss.probed = true;
+        active.loss.probed_at = now;
         active.loss.heard = now;
-        let Some((psn, _)) = active.send.last(&self.send_pool) else { return };
         self.counters.tail_probe_packets += 1;
         self.resend(now, index, psn, Again::Probe, out);
     }
@@ -222,12 +248,14 @@ impl Engine {
             let Some(conn) = self.conns[index as usize].as_mut() else { return };
             let Some(active) = conn.active.as_mut() else { return };
             let Some(peer) = self.peers[usize::from(conn.peer.0)].as_mut() else { return };
-            let Some(record) = active.send.finish(&mut self.send_pool, psn, false) else { return };
+            let Some(record) = active.send.finish(&mut self.send_pool, psn, |_| false) else { return };
             peer.paths[record.path().index()].on_done(1);
             active.send.advance(&mut self.send_pool);
             let past =
                 active.skip.map_or(psn.next(), |s| if s.past.is_before(psn.next()) { psn.next() } else { s.past });
-            active.skip = Some(Skip { past, next: now, tries: 0 });
+            if !mutated!(self.config, GiveUpSilently) {
+                active.skip = Some(Skip { past, next: now, tries: 0 });
+            }
             self.counters.given_up_packets += 1;
             conn.given_up_packets += 1;
             out.plain.push(PlainOut {
@@ -260,6 +288,7 @@ impl Engine {
             peer.paths.iter_mut().for_each(|path| self.counters.suspect_paths += u64::from(path.suspect(now)));
             peer.invalidate();
             peer.probe_conn = Some(index);
+            peer.has_fallen = true;
         }
         self.touch(now, index);
     }
@@ -279,10 +308,8 @@ impl Engine {
         }
         skip.next = now.after((timing.rto << skip.tries.min(6)).min(1000 * MS));
         skip.tries = skip.tries.saturating_add(1);
-        let path = self.peers[usize::from(conn.peer.0)]
-            .as_ref()
-            .and_then(|p| p.selected().get(usize::from(skip.tries) % p.selected().len().max(1)).copied())
-            .unwrap_or_default();
+        let peer = self.peers[usize::from(conn.peer.0)].as_ref();
+        let path = peer.map_or(PathId::default(), |p| p.path_of_turn(u32::from(skip.tries) - 1));
         let mut header = Self::bare_header(conn, path, una, now);
         header.retransmit = skip.tries > 1;
         out.control.push(ControlOut { peer: conn.peer, vni: conn.pair.vni, path, packet: Control::Skip(header) });
@@ -291,6 +318,19 @@ impl Engine {
             active.skip = Some(skip);
         }
         self.arm(index, skip.next);
+    }
+}
+
+impl Timing {
+    /// Age at which a packet's answer is overdue, ns.
+    fn overdue(&self, record: &Record) -> u64 {
+        if record.is_retransmitted() { self.tail_probe - self.hold } else { self.tail_probe }
+    }
+
+    /// When a tail probe may leave at the earliest: while acknowledgements come in, those that are held back may follow,
+    /// and the last probe's answer is waited for.
+    fn may_probe(&self, loss: &LossState) -> Time {
+        loss.last_progress.after(self.hold).max(loss.probed_at.after(self.tail_probe - self.hold))
     }
 }
 

@@ -4,12 +4,14 @@ use bifrost_wire::Mac;
 use bifrost_wire::bifrost::{DataHeader, PathId};
 
 use super::Engine;
-use crate::config::Ordering;
+use crate::config::{CcKind, Ordering};
 use crate::conn::{Conn, Pair, Pending, State};
+use crate::mutation::mutated;
 use crate::output::{DataOut, Output, PeerId};
 use crate::pool::PAGE;
 use crate::send_window::SEND_WINDOW;
-use crate::time::Time;
+use crate::time::{MS, Time};
+use crate::timer::Key;
 
 /// Where a guest's packet goes: the switch's decision.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -54,35 +56,78 @@ impl Engine {
     /// Sends a guest's packet.
     pub fn transmit(&mut self, now: Time, to: &Destination, packet: Outbound, out: &mut Output) -> Admission {
         let pair = Pair { vni: to.vni, local: to.local, remote: to.remote };
+        let usable = |c: &Conn| c.is_open() && c.peer == to.peer;
+        // Packets come in bursts: the connection that sent last is asked before the table is.
+        let last = self.conn(self.last_sender).filter(|c| c.pair == pair && usable(c)).map(|_| self.last_sender);
+        let named = || self.by_pair.get(&pair).copied().filter(|&index| self.conn(index).is_some_and(usable));
+        if let Some(index) = last.or_else(named)
+            && let Some(conn) = self.conns[index as usize].as_mut()
+        {
+            conn.ordering = to.ordering;
+            self.last_sender = index;
+            return self.transmit_open(now, index, packet, out);
+        }
+        let admission = self.transmit_unopened(now, pair, to, packet, out);
+        if admission == Admission::Plain {
+            self.counters.plain_packets += u64::from(packet.segments);
+        }
+        admission
+    }
+
+    #[inline]
+    fn transmit_open(&mut self, now: Time, index: u32, packet: Outbound, out: &mut Output) -> Admission {
+        let item = Pending { handle: packet.handle, first: 0, count: packet.segments, flow: Some(packet.flow) };
+        let waits = |conn: &Conn| conn.active.as_ref().is_some_and(|a| !a.pending.is_empty());
+        if self.conn(index).is_some_and(waits) {
+            self.flush_pending(now, index, out);
+            if self.conn(index).is_some_and(waits) {
+                self.counters.blocked_packets += 1;
+                return Admission::Blocked;
+            }
+        }
+        if !self.send(now, index, item, out) {
+            self.counters.blocked_packets += 1;
+            // Nothing of its own is out whose ACK or timer would bring the caller back.
+            if self.conn(index).and_then(|c| c.active.as_ref()).is_some_and(|a| a.send.outstanding() == 0) {
+                self.rearm_loss(now, index);
+            }
+            return Admission::Blocked;
+        }
+        Admission::Accepted
+    }
+
+    /// The way of a packet whose pair has no open connection to its destination.
+    #[cold]
+    fn transmit_unopened(
+        &mut self,
+        now: Time,
+        pair: Pair,
+        to: &Destination,
+        packet: Outbound,
+        out: &mut Output,
+    ) -> Admission {
+        // The vNIC moved to another host: connections to the old one end there.
+        while let Some(&index) = self.by_pair.get(&pair)
+            && self.conn(index).is_some_and(|c| c.peer != to.peer)
+        {
+            self.remove(index, out);
+        }
         let index = match self.by_pair.get(&pair) {
             Some(&index) => index,
             None => {
-                let Some(peer) = self.peers.get(usize::from(to.peer.0)).and_then(Option::as_ref) else {
-                    self.counters.plain_packets += u64::from(packet.segments);
-                    return Admission::Plain;
-                };
-                if now < peer.plain_until {
-                    self.counters.plain_packets += u64::from(packet.segments);
+                let peer = self.peers.get(usize::from(to.peer.0)).and_then(Option::as_ref);
+                if peer.is_none_or(|peer| now < peer.plain_until) {
                     return Admission::Plain;
                 }
-                match self.open(now, pair, to, out) {
-                    Some(index) => index,
-                    None => {
-                        self.counters.plain_packets += u64::from(packet.segments);
-                        return Admission::Plain;
-                    }
-                }
+                let Some(index) = self.open(now, pair, to, out) else { return Admission::Plain };
+                index
             }
         };
         let Some(conn) = self.conns[index as usize].as_mut() else { return Admission::Plain };
         conn.ordering = to.ordering;
-        if conn.peer != to.peer {
-            // The vNIC moved to another host: the old connection ends there.
-            self.remove(index, out);
-            return self.transmit(now, to, packet, out);
-        }
         match conn.state {
-            State::Open => {}
+            // One that was behind others in the list.
+            State::Open => self.transmit(now, to, packet, out),
             State::Opening { background: false, .. } => {
                 Self::activate(conn, &mut self.spare);
                 let limit = usize::from(self.config.setup_queue_packets);
@@ -98,70 +143,47 @@ impl Engine {
                     count: packet.segments,
                     flow: Some(packet.flow),
                 });
-                return Admission::Accepted;
+                Admission::Accepted
             }
             State::Plain { until } if now >= until => {
                 self.reopen(now, index, true, out);
-                self.counters.plain_packets += u64::from(packet.segments);
-                return Admission::Plain;
+                Admission::Plain
             }
             State::BestEffort => {
                 self.touch(now, index);
-                self.counters.plain_packets += u64::from(packet.segments);
-                return Admission::Plain;
+                Admission::Plain
             }
-            State::Opening { .. } | State::Plain { .. } => {
-                self.counters.plain_packets += u64::from(packet.segments);
-                return Admission::Plain;
-            }
+            State::Opening { .. } | State::Plain { .. } => Admission::Plain,
         }
-        let item = Pending { handle: packet.handle, first: 0, count: packet.segments, flow: Some(packet.flow) };
-        let waiting = conn.active.as_ref().is_some_and(|a| !a.pending.is_empty());
-        if waiting || !self.send(now, index, item, out) {
-            self.counters.blocked_packets += 1;
-            return Admission::Blocked;
-        }
-        self.after_sending(now, index);
-        Admission::Accepted
     }
 
     /// Sends what waited for the connection to open, as far as the windows allow.
     pub(super) fn flush_pending(&mut self, now: Time, index: u32, out: &mut Output) {
-        let mut sent = false;
         loop {
-            let Some(conn) = self.conns[index as usize].as_mut() else { return };
-            if !conn.is_open() {
+            let Some(conn) = self.conn(index).filter(|c| c.is_open()) else { return };
+            let Some(item) = conn.active.as_ref().and_then(|a| a.pending.front().copied()) else { return };
+            if !self.send(now, index, item, out) {
                 return;
             }
-            let Some(item) = conn.active.as_ref().and_then(|a| a.pending.front().copied()) else { break };
-            if !self.send(now, index, item, out) {
-                break;
-            }
-            sent = true;
             if let Some(active) = self.conns[index as usize].as_mut().and_then(|c| c.active.as_mut()) {
                 active.pending.pop_front();
             }
         }
-        if sent {
-            self.after_sending(now, index);
-        }
     }
 
-    /// Gives all segments of one buffer their PSNs and a common path; false when a window is closed.
+    /// Gives all segments of one buffer of an open connection their PSNs and a common path; false when a window is closed.
+    #[inline(always)]
     fn send(&mut self, now: Time, index: u32, item: Pending, out: &mut Output) -> bool {
         let Some(conn) = self.conns[index as usize].as_mut() else { return false };
         Self::activate(conn, &mut self.spare);
-        let cc = match self.config.congestion_control {
-            crate::config::CcKind::Swift => bifrost_wire::bifrost::cc::SWIFT,
-            crate::config::CcKind::None => bifrost_wire::bifrost::cc::NONE,
-        };
-        let Conn { active: Some(active), peer, .. } = conn else { return false };
-        let Some(peer) = self.peers[usize::from(peer.0)].as_mut() else { return false };
+        let Conn { active: Some(active), peer: peer_id, .. } = conn else { return false };
+        let Some(peer) = self.peers[usize::from(peer_id.0)].as_mut() else { return false };
         let count = u32::from(item.count);
-        let window = u32::from(conn.window.min(conn.peer_window)).min(SEND_WINDOW);
-        let closed = active.send.span() + count > window && active.send.span() > 0;
+        let window = u32::from(conn.window.min(conn.peer_window).min(active.room)).min(SEND_WINDOW);
+        let span = active.send.span();
+        let closed = span + count > window && span > 0 && !mutated!(self.config, SendWindowIgnored);
         let no_pages = self.send_pool.available() < count / PAGE + 2;
-        if closed || no_pages || active.send.span() + count > SEND_WINDOW {
+        if closed || no_pages || span + count > SEND_WINDOW {
             active.blocked = true;
             return false;
         }
@@ -169,62 +191,63 @@ impl Engine {
             active.blocked = true;
             return false;
         };
-        let tick = now.tick();
-        let una = active.send.una();
+        let mut header = DataHeader {
+            version: conn.version,
+            cc: match self.config.congestion_control {
+                CcKind::Swift => bifrost_wire::bifrost::cc::SWIFT,
+                CcKind::None => bifrost_wire::bifrost::cc::NONE,
+            },
+            probe: false,
+            ack_now: false,
+            from_responder: conn.responder,
+            ecn: true,
+            retransmit: false,
+            path,
+            distance: 0,
+            psn: active.send.next(),
+            cid: conn.peer_cid,
+            timestamp: now.tick(),
+        };
         if active.send.outstanding() == 0 {
             active.loss.heard = now;
-        }
-        for i in 0..item.count {
-            let segment = item.first.wrapping_add(i);
-            let psn = active.send.next();
-            let distance = match item.flow {
-                _ if !conn.version.has_distance() => 0,
-                None => 0,
-                Some(flow) if i == 0 => active.flows.distance(flow, psn, una),
-                Some(flow) => {
-                    active.flows.note(flow, psn);
-                    1
-                }
-            };
-            if active.send.push(&mut self.send_pool, item.handle, segment, path, tick, distance).is_none() {
-                break; // cannot happen: pages and window were checked
-            }
-            let header = DataHeader {
-                version: conn.version,
-                cc,
-                probe: false,
-                ack_now: false,
-                from_responder: conn.responder,
-                ecn: true,
-                retransmit: false,
-                path,
-                distance,
-                psn,
-                cid: conn.peer_cid,
-                timestamp: tick,
-            };
-            out.data.push(DataOut {
-                peer: conn.peer,
-                vni: conn.pair.vni,
-                owner: conn.owner,
-                handle: item.handle,
-                segment,
-                header,
-            });
         }
         peer.paths[path.index()].on_sent(now, count);
         conn.tx_packets += u64::from(count);
         self.counters.sent_packets += u64::from(count);
-        true
-    }
-
-    /// Timers and observation after packets left.
-    fn after_sending(&mut self, now: Time, index: u32) {
-        if let Some(active) = self.conns[index as usize].as_mut().and_then(|c| c.active.as_mut()) {
-            active.loss.last_event = now;
+        conn.last_activity = now;
+        if peer.touch(now, index, true) {
+            self.timers.push(now.after(MS), Key::Peer(peer_id.0));
         }
-        self.touch(now, index);
-        self.rearm_loss(now, index);
+        for i in 0..item.count {
+            let segment = item.first.wrapping_add(i);
+            header.psn = active.send.next();
+            header.distance = match item.flow {
+                _ if !conn.version.has_distance() => 0,
+                None => {
+                    active.flows.note_unknown(header.psn);
+                    0
+                }
+                Some(flow) if i == 0 => active.flows.distance(flow, header.psn, active.published),
+                Some(flow) => {
+                    active.flows.note(flow, header.psn);
+                    1
+                }
+            };
+            let (tick, distance) = (header.timestamp, header.distance);
+            if active.send.push(&mut self.send_pool, item.handle, segment, path, tick, distance).is_none() {
+                break; // cannot happen: pages and window were checked
+            }
+            if mutated!(self.config, ReleaseBeforeAck) {
+                out.release.push((conn.owner, item.handle));
+            }
+            let (vni, owner) = (conn.pair.vni, conn.owner);
+            out.data.push(DataOut { peer: *peer_id, vni, owner, handle: item.handle, segment, header });
+        }
+        // More in flight moves what can happen next only further away: the timer that is armed will look again.
+        if active.loss.deadline == Time::NEVER {
+            self.rearm_loss(now, index);
+        }
+        true
     }
 
     /// Sends the record of `psn` again, on another path if there is one.
@@ -241,24 +264,33 @@ impl Engine {
         let Some(peer) = self.peers[usize::from(peer_id.0)].as_mut() else { return };
         let Some(before) = active.send.record(&self.send_pool, psn) else { return };
         let path = peer.other_than(before.path());
-        // A packet that was lost twice, or late already, goes out on two paths at once.
+        // It goes out on two paths at once, where congestion control would not rather have less: waiting for it once more
+        // costs more than the few copies. What is late already goes out so in any case; and when two paths have not
+        // helped, on all.
         let timeout = again == Again::Timeout;
-        let copy = (again != Again::Lost || before.is_retransmitted()).then(|| second_path(peer, path)).flatten();
-        let why = crate::send_window::Resend { timeout, copied: copy.is_some() };
+        let late = again != Again::Lost;
+        let mut copies = [None; PathId::MAX];
+        if timeout && before.rtos() > 0 {
+            let others = peer.selected().iter().filter(|other| **other != path);
+            others.zip(&mut copies).for_each(|(other, copy)| *copy = Some(*other));
+        } else {
+            copies[0] = second_path(peer, path).filter(|second| late || peer.paths[second.index()].has_room(now));
+        }
+        let why = crate::send_window::Resend { timeout, copied: copies[0].is_some() };
         let tick = now.tick();
         active.send.resend(&mut self.send_pool, psn, path, tick, why);
         peer.paths[before.path().index()].on_done(1);
         peer.paths[path.index()].on_sent(now, 1);
         let header = DataHeader {
             version: conn.version,
-            cc: peer.paths[path.index()].cc.wire_type(),
+            cc: peer.paths[path.index()].wire_type(),
             probe: false,
             ack_now: true,
             from_responder: conn.responder,
             ecn: true,
             retransmit: true,
             path,
-            distance: before.distance(),
+            distance: if mutated!(self.config, RetransmissionDistance) { 1 } else { before.distance() },
             psn,
             cid: conn.peer_cid,
             timestamp: tick,
@@ -274,7 +306,7 @@ impl Engine {
         out.data.push(data);
         conn.retransmitted_packets += 1;
         self.counters.retransmitted_packets += 1;
-        if let Some(path) = copy {
+        for path in copies.into_iter().flatten() {
             out.data.push(DataOut { header: DataHeader { path, ..header }, ..data });
             self.counters.copied_packets += 1;
         }

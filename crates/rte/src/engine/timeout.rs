@@ -24,6 +24,9 @@ impl Engine {
                     if conn.idle_armed == at {
                         conn.idle_armed = Time::NEVER;
                     } else if conn.armed != at {
+                        if conn.superseded == at {
+                            conn.superseded = Time::NEVER;
+                        }
                         continue; // stale: the deadline was moved
                     }
                     if conn.armed == at {
@@ -41,10 +44,12 @@ impl Engine {
             let (ack, loss, skip) = (active.ack.deadline, active.loss.deadline, active.skip);
             if ack <= now {
                 self.ack_soon(index);
-            } else if ack != Time::NEVER {
-                self.arm(index, ack);
             }
             if self.conn(index).is_some_and(|c| c.is_open()) {
+                // Whoever is kept back says so again; who has gone away does not keep the timer going.
+                if let Some(active) = self.conns[index as usize].as_mut().and_then(|c| c.active.as_mut()) {
+                    active.blocked = false;
+                }
                 if loss <= now {
                     self.loss_timeout(now, index, out);
                 }
@@ -54,6 +59,10 @@ impl Engine {
                 self.flush_pending(now, index, out);
                 self.rearm_loss(now, index);
             }
+            // After what may be due earlier: what is armed later needs no entry of its own.
+            if ack > now && ack != Time::NEVER {
+                self.arm(index, ack);
+            }
         }
         let Some(conn) = self.conn(index) else { return };
         if let State::Opening { .. } = conn.state {
@@ -62,7 +71,8 @@ impl Engine {
         }
         let quiet = conn.active.as_ref().is_none_or(|a| a.is_quiet());
         let idle = now.since(conn.last_activity);
-        if quiet && idle >= self.config.idle_reap_ns && conn.state != State::BestEffort {
+        // Quiet or not: a peer that died leaves gaps behind which packets wait, and SKIPs that nobody answers.
+        if idle >= self.config.idle_reap_ns {
             self.counters.reaped_connections += 1;
             self.remove(index, out);
             return;
@@ -83,7 +93,11 @@ impl Engine {
         let Some(peer) = self.peers.get_mut(usize::from(id)).and_then(Option::as_mut) else { return };
         self.counters.suspect_paths += std::mem::take(&mut peer.newly_suspect);
         // Traffic over plain VXLAN while all paths fail keeps the probes going, for that is how the peer comes back.
-        if now.since(peer.last_active) > PROBE_WHILE_ACTIVE_NS {
+        // So does a connection in best effort until it is forgotten: its receiver may hold packets behind a gap, and waits
+        // to hear where to go on.
+        let observed = if peer.has_fallen { self.config.idle_reap_ns } else { 0 }.max(PROBE_WHILE_ACTIVE_NS);
+        if now.since(peer.last_active) > observed {
+            peer.has_fallen = false;
             peer.probe_timer_armed = false;
             return;
         }

@@ -67,6 +67,22 @@ impl Bitmap {
         self.words.iter().map(|word| word.count_ones()).sum()
     }
 
+    /// Runs of set bits, ascending: the first one's index and how many there are. A run ends with its word.
+    pub fn runs(&self) -> impl Iterator<Item = (usize, u32)> + '_ {
+        self.words().iter().enumerate().flat_map(|(w, &word)| {
+            let (mut rest, mut at) = (word, 0);
+            core::iter::from_fn(move || {
+                let zeros = rest.leading_zeros();
+                rest = rest.checked_shl(zeros)?;
+                let ones = rest.leading_ones();
+                rest = rest.checked_shl(ones).unwrap_or(0);
+                let first = w * 32 + at + zeros as usize;
+                at += (zeros + ones) as usize;
+                Some((first, ones))
+            })
+        })
+    }
+
     /// The indices of the set bits, ascending.
     pub fn iter(&self) -> impl Iterator<Item = usize> + '_ {
         self.words().iter().enumerate().flat_map(|(w, &word)| {
@@ -104,6 +120,16 @@ mod tests {
         assert_eq!(bitmap.count_ones(), 3);
         assert_eq!(bitmap.iter().collect::<Vec<_>>(), [1, 63, 255]);
         assert!(bitmap.bit(63) && !bitmap.bit(62) && !bitmap.bit(256) && !bitmap.bit(usize::MAX));
+    }
+
+    #[test]
+    fn runs_are_the_set_bits() {
+        for words in [&[][..], &[0], &[u32::MAX], &[1, 0x8000_0000], &[0xf0f0_0001, 0, 0x7fff_fffe], &[u32::MAX; 8]] {
+            let bitmap = Bitmap::from_words(words).expect("at most eight");
+            let bits: Vec<usize> = bitmap.runs().flat_map(|(first, count)| first..first + count as usize).collect();
+            assert_eq!(bits, bitmap.iter().collect::<Vec<_>>(), "{words:x?}");
+            assert!(bitmap.runs().all(|(_, count)| count > 0));
+        }
     }
 
     #[test]

@@ -100,6 +100,17 @@ pub fn parse(bytes: &[u8]) -> Result<Packet<'_>, Refusal> {
     }
 }
 
+/// Parses the most frequent packet, DATA with a frame, at a lower price than [`parse`]; `None` for every other one, and for
+/// what must be refused: [`parse`] says which.
+#[inline]
+#[must_use]
+pub fn parse_data_packet(bytes: &[u8]) -> Option<(DataHeader, &[u8])> {
+    let (header, frame) = bytes.split_first_chunk::<{ DataHeader::LEN }>()?;
+    let data = header[0] == PacketType::Data as u8 && frame.len() >= MIN_FRAME_LEN;
+    let header = DataHeader::parse(header).ok().filter(|header| data && !header.probe)?;
+    Some((header, frame))
+}
+
 /// An Ethernet header.
 const MIN_FRAME_LEN: usize = 14;
 

@@ -23,7 +23,8 @@ impl PathId {
     /// The path's index, below [`PathId::MAX`].
     #[must_use]
     pub const fn index(self) -> usize {
-        self.0 as usize
+        // Always below; written so that compilers see it.
+        self.0 as usize % Self::MAX
     }
 
     /// The path's number, 0..=7.

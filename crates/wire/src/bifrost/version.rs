@@ -35,6 +35,7 @@ impl TryFrom<u8> for Version {
     type Error = Refusal;
 
     /// The version with this number, or [`Refusal::Version`].
+    #[inline]
     fn try_from(number: u8) -> Result<Self, Refusal> {
         match number {
             1 => Ok(Self::V1),

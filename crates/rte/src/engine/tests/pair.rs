@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet, BinaryHeap, HashMap};
 
 use bifrost_wire::Mac;
-use bifrost_wire::bifrost::{AckHeader, DataHeader};
+use bifrost_wire::bifrost::{AckHeader, DataHeader, Psn};
 
 use crate::conn::Pair;
 use crate::engine::{Admission, Arrival, Destination, Engine, LocalVnic, Outbound, Verdict};
@@ -97,6 +97,18 @@ pub(super) struct Guest {
     pub(super) backlog: std::collections::VecDeque<(u32, u8)>,
 }
 
+impl Guest {
+    /// The sequence number that the next packet of `flow` gets.
+    pub(super) fn next_seq(&self, flow: u32) -> u32 {
+        self.next_seq.get(&flow).copied().unwrap_or_default()
+    }
+
+    /// Whether everything that was placed has been shown.
+    pub(super) fn holds_nothing(&self) -> bool {
+        self.placed.is_empty()
+    }
+}
+
 pub(super) struct Side {
     pub(super) engine: Engine,
     pub(super) guest: Guest,
@@ -119,6 +131,10 @@ pub(super) struct World {
     /// Lets paths reorder within themselves.
     pub(super) reorder_within_path: bool,
     pub(super) dropped: u64,
+    /// Data with this PSN is lost on every path.
+    pub(super) doomed: Option<Psn>,
+    /// SKIPs are lost.
+    pub(super) lose_skips: bool,
     /// Output for this owner belongs to another test's traffic and is ignored.
     pub(super) isolate_owner: Option<u16>,
 }
@@ -146,6 +162,8 @@ impl World {
             last: [vec![Time(0); paths], vec![Time(0); paths]],
             reorder_within_path: false,
             dropped: 0,
+            doomed: None,
+            lose_skips: false,
             isolate_owner: None,
         }
     }
@@ -197,6 +215,12 @@ impl World {
         self.carry_out(from);
     }
 
+    /// Carries out what a call of the engine of `side` asked for.
+    pub(super) fn send(&mut self, side: usize, out: Output) {
+        self.sides[side].out = out;
+        self.carry_out(side);
+    }
+
     fn carry_out(&mut self, from: usize) {
         let now = self.now;
         let mut out = std::mem::take(&mut self.sides[from].out);
@@ -212,6 +236,8 @@ impl World {
             let (flow, seq) = guest.placed.remove(&handle).expect("published once, and only what was placed");
             guest.seen.push((flow, seq, now));
         }
+        let early = out.control.iter().any(|c| matches!(c.packet, Control::Ack(a) if !a.probe));
+        assert!(!early, "an ACK vouches for what is not published yet");
         self.sides[from].engine.flush_acks(now, &mut out);
         for d in &out.data {
             assert!(self.sides[from].guest.held.contains_key(&d.handle), "sends a buffer that it has released");
@@ -230,7 +256,8 @@ impl World {
         let guest = &mut self.sides[from].guest;
         let plain: Vec<_> = out.plain.iter().map(|p| (p.owner, p.handle)).collect();
         guest.plain += plain.len() as u64;
-        for &(_, handle) in out.release.iter().chain(&plain) {
+        for &(owner, handle) in out.release.iter().chain(&plain) {
+            assert_eq!(owner, 7, "released to somebody else");
             let left = &mut guest.held.get_mut(&handle).expect("released once per segment").2;
             *left -= 1;
             if *left == 0 {
@@ -243,7 +270,9 @@ impl World {
 
     fn launch(&mut self, from: usize, path: usize, packet: Packet) {
         let link = self.links[from][path];
-        if link.down || self.rng.chance(link.loss) {
+        let doomed = matches!(packet, Packet::Data(h, ..) if Some(h.psn) == self.doomed);
+        let skip = matches!(packet, Packet::Skip(_)) && self.lose_skips;
+        if doomed || skip || link.down || self.rng.chance(link.loss) {
             self.dropped += 1;
             return;
         }
@@ -351,6 +380,16 @@ impl World {
         assert_eq!(expected, sender.next_seq, "packets per flow");
         assert!(sender.held.is_empty(), "{} buffers never released", sender.held.len());
         assert!(receiver.placed.is_empty(), "{} packets never shown", receiver.placed.len());
+    }
+
+    /// No side's guest or engine holds anything that a packet needed.
+    pub(super) fn assert_empty(&self) {
+        for side in &self.sides {
+            assert!(side.guest.backlog.is_empty(), "{} packets still wait", side.guest.backlog.len());
+            assert!(side.guest.held.is_empty(), "{} buffers never released", side.guest.held.len());
+            assert!(side.guest.holds_nothing(), "{} packets never shown", side.guest.placed.len());
+            assert_eq!(side.engine.pages_used(), (0, 0));
+        }
     }
 
     /// Latency of each seen packet of the guest of `side`, ns, sorted.

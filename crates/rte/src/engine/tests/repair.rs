@@ -1,0 +1,108 @@
+//! How long repairs take: round trips of 100 us, and everything that can be lost.
+
+use super::*;
+
+/// Repairs of all packets that took longer than one way, ns.
+fn repairs(loss: f64, gap_ns: u64, burst: u32, packets: u32) -> Vec<u64> {
+    let mut all = Vec::new();
+    for seed in 0..4 {
+        let mut w = world(700 + seed, 4);
+        // What is known of the peer comes first.
+        w.all_links(|l| l.delay_ns = 50 * US);
+        for _ in 0..50 {
+            w.offer(0, 0, 1);
+            w.run_for(5 * MS);
+        }
+        w.all_links(|l| l.loss = loss);
+        for i in 0..packets {
+            w.offer(0, i % 8, 1);
+            if i % burst == burst - 1 {
+                w.run_for(gap_ns);
+            }
+        }
+        w.run_for(500 * MS);
+        w.assert_complete(0);
+        all.extend(w.latencies(1).into_iter().filter(|l| *l > 90 * US && *l < 50 * MS));
+    }
+    all.sort_unstable();
+    all
+}
+
+#[test]
+fn a_lost_packet_arrives_within_three_round_trips() {
+    for (what, gap, burst) in [("alone", MS, 1), ("a few", 70 * US, 1), ("bursts", MS, 20), ("many", 2 * US, 1)] {
+        let all = repairs(0.01, gap, burst, 10_000);
+        assert!(all.len() > 200, "{what}: {} repairs", all.len());
+        let p99 = percentile(&all, 0.99);
+        assert!(p99 <= 300 * US, "{what}: P99 {} us of {}", p99 / US, all.len());
+    }
+}
+
+#[test]
+fn a_path_that_dies_is_left_at_once() {
+    let mut w = world(710, 4);
+    w.all_links(|l| l.delay_ns = 50 * US);
+    for i in 0..20_000 {
+        if i == 10_000 {
+            w.links[0][2].down = true;
+        }
+        w.offer(0, i % 8, 1);
+        w.run_for(2 * US);
+    }
+    w.run_for(100 * MS);
+    w.assert_complete(0);
+    let counters = w.sides[0].engine.counters();
+    assert_eq!(counters.suspect_paths, 1);
+    // Four groups of 50 in 400 us: one or two of them are lost.
+    assert!(counters.retransmitted_packets <= 200, "{} repetitions", counters.retransmitted_packets);
+}
+
+#[test]
+fn a_peer_that_holds_its_acks_back_is_not_probed_in_vain() {
+    let slow = Config { ack_delay_ns: Some(MS), ..Config::default() };
+    let mut w = World::new(711, 4, [Config::default(), slow]);
+    w.all_links(|l| l.delay_ns = 50 * US);
+    for _ in 0..500 {
+        w.offer(0, 0, 1);
+        w.run_for(3 * MS);
+    }
+    w.assert_complete(0);
+    assert_eq!(w.sides[0].engine.counters().retransmitted_packets, 0);
+}
+
+#[test]
+fn a_steady_stream_that_waits_for_the_ack_timer_is_not_probed_in_vain() {
+    // The newest packet that an ACK answers has hardly waited; the oldest for the whole ACK delay.
+    for (delay, gap) in [(2 * US, 9 * US), (4 * US, 3 * US), (50 * US, 20 * US)] {
+        let mut w = world(712, 4);
+        w.all_links(|l| l.delay_ns = delay);
+        for i in 0..5_000 {
+            w.offer(0, i % 8, 1);
+            w.run_for(gap);
+            let timers = w.sides[0].engine.timers_pending();
+            assert!(timers <= 32, "{timers} timers for one connection");
+        }
+        w.run_for(100 * MS);
+        w.assert_complete(0);
+        let repeated = w.sides[0].engine.counters().retransmitted_packets;
+        assert!(repeated <= 5, "{repeated} repetitions, every {} us over {} us", gap / US, delay / US);
+    }
+}
+
+#[test]
+fn a_peer_without_room_is_not_flooded() {
+    let mut w = world(713, 4);
+    w.all_links(|l| l.delay_ns = 50 * US);
+    for i in 0..2_000 {
+        w.sides[1].has_buffers = i < 500;
+        w.offer(0, i % 8, 1);
+        w.run_for(2 * US);
+    }
+    w.run_for(5 * MS);
+    let wasted = w.sides[1].engine.counters().not_placed_packets;
+    assert!((1..=3_000).contains(&wasted), "{wasted} packets for nothing");
+    w.sides[1].has_buffers = true;
+    w.run_for(100 * MS);
+    w.assert_complete(0);
+    assert_eq!(w.sides[0].engine.counters().given_up_packets, 0);
+}

@@ -1,0 +1,61 @@
+//! RTO and its relatives: how long the loss timers wait (RFC 8985; NSDI'26, 4.3).
+
+use crate::config::Config;
+use crate::time::US;
+
+/// How the loss timers stand: all ns.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Timing {
+    pub(crate) rto: u64,
+    /// Until the answer to a packet is overdue; `hold` of it is the peer's, unless the packet asks for its ACK at once.
+    pub(crate) tail_probe: u64,
+    pub(crate) hold: u64,
+    pub(crate) rack: u64,
+}
+
+/// What is measured of a peer: all ns.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Measured {
+    pub(crate) rtt: u64,
+    pub(crate) variance: u64,
+    /// Longest time until the ACK of a packet that asks for it at once, if known.
+    pub(crate) answer: Option<u64>,
+    /// Longest time that the peer holds ACKs back.
+    pub(crate) hold: u64,
+}
+
+/// What bounds the RTO: all ns.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Limits {
+    initial: u64,
+    floor: Option<u64>,
+    ceiling: u64,
+}
+
+impl Limits {
+    pub(crate) fn new(config: &Config) -> Self {
+        Limits { initial: config.initial_rto_ns, floor: config.rto_floor_ns, ceiling: config.rto_ceiling_ns }
+    }
+}
+
+impl Timing {
+    /// Before anything is measured.
+    pub(crate) fn unknown(limits: Limits) -> Self {
+        Timing { rto: limits.initial, tail_probe: limits.initial, hold: 0, rack: limits.initial }
+    }
+
+    pub(crate) fn of(measured: Measured, limits: Limits) -> Self {
+        let Measured { rtt, variance, answer, hold } = measured;
+        // Half a millisecond, or three round trips: a software host's scheduler makes noise of that size.
+        let floor = limits.floor.unwrap_or((3 * rtt).clamp(500 * US, limits.initial));
+        let rto = (rtt + (4 * variance).max(100 * US) + hold).clamp(floor, limits.ceiling.max(floor));
+        let tail_probe = (answer.unwrap_or(2 * rtt) + hold).min(rto);
+        Timing { rto, tail_probe, hold: hold.min(tail_probe), rack: rtt + (rtt / 4).max(variance).max(20 * US) }
+    }
+
+    /// The same for a connection that waits longer because it has been wrong.
+    pub(crate) fn with_patience(self, patience: u64) -> Self {
+        let Timing { rto, tail_probe, hold, rack } = self;
+        Timing { rto: rto + patience, tail_probe: tail_probe + patience, hold, rack: rack + patience }
+    }
+}
