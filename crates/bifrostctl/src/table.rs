@@ -71,7 +71,13 @@ pub(crate) fn status(s: &Status) -> String {
 
 pub(crate) fn ports(ports: &[PortStatus]) -> String {
     let rows = ports.iter().map(|p| {
-        let gone = if p.failed { " (gone)" } else { "" };
+        let gone = if p.failed {
+            " (gone)"
+        } else if p.waiting {
+            " (no guest)"
+        } else {
+            ""
+        };
         let place = p.netns.as_ref().map_or_else(|| p.device.clone(), |netns| format!("{netns}:{}", p.device));
         vec![
             p.name.clone(),

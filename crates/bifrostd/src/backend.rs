@@ -7,7 +7,7 @@ use bifrost_control::api::{
     ApiError, Conn, ConnState, FaultEntry, FaultSpec, Path, PathState, PeerMode, PeerStatus, PortStatus, ReloadReport,
     Route, Stats, Status, WorkerStatus,
 };
-use bifrost_control::config::{Config, PeerTransport};
+use bifrost_control::config::{Config, PeerTransport, PortKind};
 use bifrost_control::server::Backend;
 use bifrost_datapath::WorkerView;
 use bifrost_rte::State as RteState;
@@ -50,12 +50,13 @@ impl Backend for Daemon {
             let mut status = PortStatus {
                 name: p.name.clone(),
                 vni: p.vni.value(),
-                kind: "tap".to_string(),
+                kind: translate::kind(p.kind).to_string(),
                 mac: p.mac.to_string(),
                 addresses: p.addresses.clone(),
                 mtu_bytes: u32::from(p.mtu),
                 netns: p.netns.as_ref().map(|n| n.display().to_string()),
-                device: p.device.clone(),
+                device: p.socket.as_ref().map_or_else(|| p.device.clone(), |s| s.display().to_string()),
+                waiting: state.machines.get(&p.name).is_some_and(|m| !m.is_running()),
                 queues: p.queues as u32,
                 ..PortStatus::default()
             };
@@ -182,8 +183,12 @@ impl Backend for Daemon {
             for (name, value) in view.counters {
                 *counters.entry(name).or_default() += value;
             }
-            for (name, value) in view.ports.into_iter().flat_map(|p| p.counters) {
-                *counters.entry(format!("tap.{name}")).or_default() += value;
+            for port in view.ports {
+                let config = state.config.ports.iter().find(|p| state.names.port(&p.name) == Some(port.owner));
+                let group = if config.is_some_and(|p| p.kind == PortKind::VhostUser) { "vhost" } else { "tap" };
+                for (name, value) in port.counters {
+                    *counters.entry(format!("{group}.{name}")).or_default() += value;
+                }
             }
         }
         let udp = state.on_all(|worker| *worker.underlay().counters()).map_err(gone)?;

@@ -8,13 +8,14 @@ use std::time::{Instant, SystemTime, UNIX_EPOCH};
 use anyhow::{Context, Result, anyhow};
 use bifrost_avs::Switch;
 use bifrost_control::api::FaultEntry;
-use bifrost_control::config::{Config, Port};
+use bifrost_control::config::{Config, Port, PortKind};
 use bifrost_control::diff::ConfigDiff;
-use bifrost_datapath::{Handle, PortConfig, WorkerConfig};
-use bifrost_port::GuestPort;
+use bifrost_datapath::{CoreConfig, Device, Handle, PortConfig};
 use bifrost_port::udp::{UdpConfig, UdpUnderlay};
+use bifrost_port::vhost::Unplugged;
 use bifrost_wire::Vni;
 
+use crate::machine::Machine;
 use crate::translate;
 
 /// A running daemon. All changes go through one lock; the data path never waits for it.
@@ -28,6 +29,8 @@ pub(crate) struct Daemon {
 pub(crate) struct State {
     pub(crate) config: Config,
     pub(crate) names: Names,
+    /// Sockets of virtual machines, by port name. Dropped before the workers.
+    pub(crate) machines: BTreeMap<String, Machine>,
     pub(crate) workers: Vec<Handle<UdpUnderlay>>,
     pub(crate) faults: Vec<FaultEntry>,
     pub(crate) next_fault: u64,
@@ -97,12 +100,8 @@ impl Daemon {
         let instance = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_micros() as u64);
         let mut workers = Vec::new();
         for (index, underlay) in underlays.into_iter().enumerate() {
-            let worker = WorkerConfig {
-                index: index as u8,
-                transport: translate::transport(&config),
-                instance,
-                salt: random()?,
-            };
+            let worker =
+                CoreConfig { index: index as u8, transport: translate::transport(&config), instance, salt: random()? };
             let switch = Switch::build(&tables).context("building the switch")?;
             let cpu = config.workers.cpus.get(index).copied();
             workers.push(bifrost_datapath::start(worker, underlay, switch, cpu).context("starting a worker")?);
@@ -110,11 +109,12 @@ impl Daemon {
         bifrost_datapath::join(&workers)?;
         let now = Instant::now();
         let busy = vec![(now, 0, 0.0); workers.len()];
-        let state = State { config, names, workers, faults: Vec::new(), next_fault: 1, busy };
+        let machines = BTreeMap::new();
+        let mut state = State { config, names, machines, workers, faults: Vec::new(), next_fault: 1, busy };
         // Ports first: a peer that is heard before them would be told that their vNICs are not here, and believe it for
         // a while.
-        for port in &state.config.ports {
-            state.add_port(port)?;
+        for port in state.config.ports.clone() {
+            state.add_port(&port)?;
         }
         for peer in &state.config.peers {
             state.set_peer(peer)?;
@@ -129,7 +129,9 @@ impl Daemon {
 
     /// Ends the workers; devices vanish with them.
     pub(crate) fn stop(&self) {
-        self.state().workers.clear();
+        let mut state = self.state();
+        state.machines.clear();
+        state.workers.clear();
     }
 }
 
@@ -148,7 +150,8 @@ impl State {
         // The data path keeps VNI and MAC with a port, its device addresses and MTU: a changed port is made anew.
         for port in diff.ports.removed.iter().chain(diff.ports.changed.iter().map(|change| &change.old)) {
             if let Some(owner) = self.names.port(&port.name) {
-                self.on_all(move |worker| worker.core_mut().remove_port(owner))?;
+                self.machines.remove(&port.name);
+                drop(self.on_all(move |worker| worker.remove_port(owner))?);
             }
         }
         for peer in &diff.peers.removed {
@@ -213,16 +216,32 @@ impl State {
         Ok(())
     }
 
-    fn add_port(&self, port: &Port) -> Result<()> {
+    fn add_port(&mut self, port: &Port) -> Result<()> {
         let owner = self.names.port(&port.name).ok_or_else(|| anyhow!("port {} has no number", port.name))?;
         let vni = Vni::new(port.vni.value()).ok_or_else(|| anyhow!("port {}: bad VNI", port.name))?;
         let vpc = self.config.vpc(port.vni).ok_or_else(|| anyhow!("port {}: no such VPC", port.name))?;
         let (ordering, reliable) = translate::policy(vpc);
+        if port.kind == PortKind::VhostUser {
+            let device: Device = Box::new(Unplugged::new()?);
+            let config = PortConfig { owner, vni, mac: port.mac, ordering, reliable, port: device };
+            let worker = self.workers.first().ok_or_else(|| anyhow!("there are no workers"))?;
+            worker.run(move |w| w.add_port(config))?.with_context(|| format!("port {}", port.name))?;
+            return match Machine::open(translate::vhost(port), owner, worker) {
+                Ok(machine) => {
+                    self.machines.insert(port.name.clone(), machine);
+                    Ok(())
+                }
+                Err(error) => {
+                    drop(worker.run(move |w| w.remove_port(owner))?);
+                    Err(error.context(format!("port {}", port.name)))
+                }
+            };
+        }
         let queues = bifrost_port::tap::create(&translate::tap(port)).with_context(|| format!("port {}", port.name))?;
         for (worker, queue) in self.workers.iter().zip(queues) {
-            let queue: Box<dyn GuestPort + Send> = Box::new(queue);
+            let queue: Device = Box::new(queue);
             let config = PortConfig { owner, vni, mac: port.mac, ordering, reliable, port: queue };
-            worker.run(move |w| w.core_mut().add_port(config))?.with_context(|| format!("port {}", port.name))?;
+            worker.run(move |w| w.add_port(config))?.with_context(|| format!("port {}", port.name))?;
         }
         Ok(())
     }

@@ -2,6 +2,7 @@
 
 mod backend;
 mod daemon;
+mod machine;
 mod translate;
 
 use std::path::PathBuf;

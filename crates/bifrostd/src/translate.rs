@@ -7,6 +7,7 @@ use bifrost_control::config::{self, Auto, Config, CongestionControl};
 use bifrost_datapath::PeerConfig;
 use bifrost_datapath::fault::{Direction, Fault, Target};
 use bifrost_port::tap::TapConfig;
+use bifrost_port::vhost::{self, VhostConfig};
 use bifrost_rte as rte;
 use bifrost_wire::Vni;
 
@@ -107,6 +108,31 @@ pub(crate) fn tap(port: &config::Port) -> TapConfig {
         default_gateway: port.default_gateway,
         queues: port.queues as u16,
         ..TapConfig::default()
+    }
+}
+
+/// A port's socket.
+pub(crate) fn vhost(port: &config::Port) -> VhostConfig {
+    let socket = port.socket.clone().unwrap_or_default();
+    let record = socket.with_added_extension("inflight");
+    VhostConfig {
+        name: port.name.clone(),
+        socket,
+        record: Some(record),
+        mode: match port.mode {
+            config::VhostMode::Server => vhost::Mode::Server,
+            config::VhostMode::Client => vhost::Mode::Client,
+        },
+        mac: port.mac.octets(),
+        mtu: port.mtu,
+    }
+}
+
+/// What a kind of port is called.
+pub(crate) fn kind(kind: config::PortKind) -> &'static str {
+    match kind {
+        config::PortKind::Tap => "tap",
+        config::PortKind::VhostUser => "vhost-user",
     }
 }
 

@@ -438,6 +438,26 @@ fn bad_configurations() {
             &["55: port[0].queues: 3 is more than workers.count (2); each worker serves one queue"],
         ),
         ("queues = 1", "queues = 0", &["55: port[0].queues: 0 is not in 1..=32"]),
+        // Virtual machines.
+        ("name = \"web2\"", "name = \"web2\"\nkind = \"vhost\"", &["58: port[1].kind: "]),
+        (
+            "name = \"web2\"",
+            "name = \"web2\"\nkind = \"vhost-user\"",
+            &[
+                "56: port[1].socket: ",
+                "58: port[1].kind: a virtual machine is served by one worker, and workers.count is 2; set it to 1",
+            ],
+        ),
+        (
+            "name = \"web2\"",
+            "name = \"web2\"\nkind = \"vhost-user\"\nsocket = \"vm.sock\"\nqueues = 2\nnetns = \"x\"",
+            &[
+                "59: port[1].socket: \"vm.sock\" is not an absolute path",
+                "60: port[1].queues: 2 is not in 1..=1",
+                "61: port[1].netns: ",
+                "58: port[1].kind: a virtual machine",
+            ],
+        ),
         // Routes.
         (
             "prefix = \"10.0.1.0/24\"",

@@ -1,36 +1,46 @@
 //! The rooms of one worker, side by side; guest.rs, underlay.rs and emit.rs walk packets through them.
 
 use std::io;
-use std::os::fd::OwnedFd;
 
 use bifrost_avs::Switch;
-use bifrost_port::clock::{RealtimeOffset, monotonic_ns};
-use bifrost_port::{RxHandle, TxBatch, TxFrame};
+use bifrost_port::{GuestPort, RxHandle, TxBatch, TxFrame, Underlay};
 use bifrost_rte::{Engine, Output, Time};
 use bifrost_wire::{Mac, Vni};
 use foldhash::fast::RandomState;
 use hashbrown::HashMap;
-use rustix::event::epoll;
 
 use crate::counters::Counters;
 use crate::delayed::Delayed;
 use crate::fault::Faults;
 use crate::hand_over::Neighbours;
-use crate::peers::Peers;
+use crate::peers::{PeerConfig, PeerError, Peers};
 use crate::ports::{Port, PortConfig};
-use crate::worker::WorkerConfig;
 
 /// How soon a guest's full queue is offered again what it did not take, ns.
 const POSTPONED_NS: u64 = 200_000;
 
-/// Everything of a worker but its way to other hosts.
-pub struct Core {
+/// How to make a core.
+#[derive(Clone, Debug)]
+pub struct CoreConfig {
+    /// The worker's index, 0..=31.
+    pub index: u8,
+    /// Settings of the transport.
+    pub transport: bifrost_rte::Config,
+    /// Start time of the daemon, us since the epoch.
+    pub instance: u64,
+    /// Any random number; makes CIDs differ between daemon lives.
+    pub salt: u32,
+}
+
+/// Everything of a worker but its way to other hosts, its thread and its clock: one code for the daemon and for
+/// virtual time. `P` are its guest ports.
+pub struct Core<P> {
+    /// The time of this turn.
     pub(crate) now: Time,
-    pub(crate) clock: RealtimeOffset,
     pub(crate) engine: Engine,
     pub(crate) switch: Switch,
     pub(crate) peers: Peers,
-    pub(crate) ports: Vec<Option<Port>>,
+    pub(crate) ports: Vec<Option<Port<P>>>,
     /// Local vNICs, for connection set-up.
     pub(crate) vnics: HashMap<(Vni, Mac), u16, RandomState>,
     pub(crate) out: Output,
@@ -41,15 +51,18 @@ pub struct Core {
     pub(crate) delayed: Delayed,
     pub(crate) counters: Counters,
     pub(crate) neighbours: Neighbours,
-    pub(crate) epoll: OwnedFd,
+    /// Datagrams may be waiting.
+    pub(crate) underlay_readable: bool,
+    /// Ports whose wish to be watched has changed.
+    rewatch: Vec<u16>,
 }
 
-impl Core {
-    pub(crate) fn new(config: WorkerConfig, switch: Switch) -> io::Result<Self> {
+impl<P: GuestPort> Core<P> {
+    /// A core without ports and peers.
+    pub fn new(config: CoreConfig, switch: Switch) -> Self {
         let salt = config.salt;
-        Ok(Core {
-            now: Time(monotonic_ns()),
-            clock: RealtimeOffset::sample(),
+        Core {
+            now: Time(0),
             engine: Engine::new(config.transport, config.index, config.instance, salt),
             switch,
             peers: Peers::default(),
@@ -63,13 +76,24 @@ impl Core {
             delayed: Delayed::default(),
             counters: Counters::default(),
             neighbours: Neighbours::new(u16::from(config.index)),
-            epoll: epoll::create(epoll::CreateFlags::CLOEXEC)?,
-        })
+            underlay_readable: true,
+            rewatch: Vec::new(),
+        }
     }
 
     /// The switch, to be given another configuration.
     pub fn switch_mut(&mut self) -> &mut Switch {
         &mut self.switch
+    }
+
+    /// The transport.
+    pub fn engine(&self) -> &Engine {
+        &self.engine
+    }
+
+    /// What happened so far.
+    pub fn counters(&self) -> &Counters {
+        &self.counters
     }
 
     /// The faults that are injected.
@@ -80,8 +104,8 @@ impl Core {
     /// Adds a port; its number must be free.
     ///
     /// # Errors
-    /// The number is taken, or the port's descriptor cannot be watched.
-    pub fn add_port(&mut self, config: PortConfig) -> io::Result<()> {
+    /// The number is taken.
+    pub fn add_port(&mut self, config: PortConfig<P>) -> io::Result<()> {
         let owner = usize::from(config.owner);
         if self.ports.len() <= owner {
             self.ports.resize_with(owner + 1, || None);
@@ -90,20 +114,36 @@ impl Core {
             return Err(io::Error::new(io::ErrorKind::AlreadyExists, "a port of this number exists"));
         }
         let mut port = Port::new(config);
-        let data = epoll::EventData::new_u64(owner as u64);
-        epoll::add(&self.epoll, port.port.fd(), data, epoll::EventFlags::IN)?;
         port.watched = true;
+        self.engine.set_receive_window(port.owner, port.port.receive_window());
         self.vnics.insert((port.vni, port.mac), port.owner);
         self.ports[owner] = Some(port);
         Ok(())
     }
 
-    /// Removes a port with its connections and buffers.
-    pub fn remove_port(&mut self, owner: u16) {
-        let Some(port) = self.ports.get_mut(usize::from(owner)).and_then(Option::take) else { return };
+    /// Removes a port with its connections and buffers; returns what it was made with.
+    pub fn remove_port(&mut self, owner: u16) -> Option<P> {
+        let port = self.ports.get_mut(usize::from(owner)).and_then(Option::take)?;
         self.vnics.remove(&(port.vni, port.mac));
         self.engine.remove_owner(owner, &mut self.out);
-        let _ = epoll::delete(&self.epoll, port.port.fd());
+        Some(port.port)
+    }
+
+    /// Puts another device behind a port and returns the one that was there. What went through that one is forgotten:
+    /// neither its buffers nor connections of its guest are known any more.
+    ///
+    /// # Errors
+    /// There is no such port; the device comes back.
+    pub fn swap_device(&mut self, owner: u16, device: P) -> Result<P, P> {
+        let Some(port) = self.ports.get_mut(usize::from(owner)).and_then(Option::as_mut) else { return Err(device) };
+        self.engine.remove_owner(owner, &mut self.out);
+        self.engine.set_receive_window(owner, device.receive_window());
+        port.held = vec![None; device.tx_capacity() as usize];
+        port.backlog.clear();
+        port.blocked = None;
+        (port.readable, port.watched, port.failed) = (true, true, false);
+        (port.dirty, port.completed) = (false, false);
+        Ok(std::mem::replace(&mut port.port, device))
     }
 
     /// Changes how a port's packets become visible and whether they are reliable.
@@ -113,18 +153,8 @@ impl Core {
         }
     }
 
-    /// Does what time has brought: the transport's timers and delayed packets.
-    pub(crate) fn on_time(&mut self) -> bool {
-        let mut busy = false;
-        if self.engine.next_timeout().is_some_and(|at| at <= self.now) {
-            self.engine.on_timeout(self.now, &mut self.out);
-            busy = true;
-        }
-        busy | self.release_delayed()
-    }
-
     /// When there is something to do without being woken.
-    pub(crate) fn next_deadline(&self) -> Option<Time> {
+    pub fn next_deadline(&self) -> Option<Time> {
         let postponed = self.ports.iter().flatten().any(|p| p.dirty).then(|| self.now.after(POSTPONED_NS));
         [self.engine.next_timeout(), self.delayed.next(), postponed].into_iter().flatten().min()
     }
@@ -134,6 +164,7 @@ impl Core {
         for &(owner, handle) in &self.out.publish {
             let Some(port) = self.ports.get_mut(usize::from(owner)).and_then(Option::as_mut) else { continue };
             port.port.publish(RxHandle(handle));
+            port.hidden = port.hidden.saturating_sub(1);
             port.dirty = true;
         }
         self.out.publish.clear();
@@ -159,33 +190,79 @@ impl Core {
         }
     }
 
-    pub(crate) fn port_mut(&mut self, owner: u16) -> Option<&mut Port> {
+    pub(crate) fn port_mut(&mut self, owner: u16) -> Option<&mut Port<P>> {
         self.ports.get_mut(usize::from(owner)).and_then(Option::as_mut)
     }
 
-    pub(crate) fn on_readable(&mut self, owner: usize) {
-        if let Some(port) = self.ports.get_mut(owner).and_then(Option::as_mut) {
+    /// A guest may have something to be fetched.
+    pub fn on_port_readable(&mut self, owner: u16) {
+        if let Some(port) = self.port_mut(owner) {
             port.readable = true;
         }
     }
 
-    /// Whether a guest may have something that can be fetched now.
-    pub(crate) fn any_readable(&self) -> bool {
-        self.ports.iter().flatten().any(|p| p.readable && p.watched)
+    /// Datagrams may be waiting.
+    pub fn on_underlay_readable(&mut self) {
+        self.underlay_readable = true;
     }
 
-    /// Watches a port's descriptor only while something can be done about it: a guest that is held up by a closed
-    /// window must not keep the loop awake.
+    /// Whether the underlay or a guest may have something that can be had now.
+    pub fn has_more(&self) -> bool {
+        self.underlay_readable || self.ports.iter().flatten().any(|p| p.readable && p.watched)
+    }
+
+    /// A port for which [`is_watched`](Self::is_watched) has changed since it was last returned here.
+    pub fn take_rewatched(&mut self) -> Option<u16> {
+        self.rewatch.pop()
+    }
+
+    /// Whether it is of use to know when a port becomes readable. It is not while nothing can be done about it: a guest
+    /// that is held up by a closed window must not keep the loop awake.
+    pub fn is_watched(&self, owner: u16) -> bool {
+        self.ports.get(usize::from(owner)).and_then(Option::as_ref).is_some_and(|p| p.watched)
+    }
+
+    /// The device behind a port.
+    pub fn device(&self, owner: u16) -> Option<&P> {
+        Some(&self.ports.get(usize::from(owner))?.as_ref()?.port)
+    }
+
+    /// The device behind a port, for whoever stands on its other side.
+    pub fn device_mut(&mut self, owner: u16) -> Option<&mut P> {
+        self.port_mut(owner).map(|p| &mut p.port)
+    }
+
+    /// Adds a peer, or gives an existing one other paths; connections of an unchanged peer are not touched.
+    ///
+    /// # Errors
+    /// A lane cannot be had; there is no such peer then.
+    pub fn set_peer(&mut self, config: PeerConfig, underlay: &mut impl Underlay) -> Result<(), PeerError> {
+        if self.peers.get(config.id).is_some_and(|p| p.config == config) {
+            return Ok(());
+        }
+        self.remove_peer(config.id, underlay);
+        self.peers.add(config, &mut self.engine, underlay)
+    }
+
+    /// Forgets a peer; what its connections hold leaves as plain VXLAN while the lanes are still known.
+    pub fn remove_peer(&mut self, id: u16, underlay: &mut impl Underlay) {
+        let Some(engine_peer) = self.peers.get(id).map(|p| p.engine) else { return };
+        if let Some(engine_peer) = engine_peer {
+            self.engine.remove_peer(engine_peer, &mut self.out);
+        }
+        self.publish();
+        self.emit(underlay);
+        self.peers.remove(id);
+        self.forget_departures(id);
+    }
+
+    /// Decides anew whether a port is to be watched.
     pub(crate) fn watch(&mut self, owner: usize) {
         let Some(port) = self.ports.get_mut(owner).and_then(Option::as_mut) else { return };
         let wanted = port.backlog.is_empty() && port.port.tx_free() > 0 && !port.failed;
-        if wanted == port.watched {
-            return;
-        }
-        let flags = if wanted { epoll::EventFlags::IN } else { epoll::EventFlags::empty() };
-        let data = epoll::EventData::new_u64(owner as u64);
-        if epoll::modify(&self.epoll, port.port.fd(), data, flags).is_ok() {
+        if wanted != port.watched {
             port.watched = wanted;
+            self.rewatch.push(owner as u16);
         }
     }
 }

@@ -44,8 +44,12 @@ pub struct Counters {
     pub local_packets: u64,
     /// Plain or local frames for which the guest had no buffer.
     pub no_buffer_packets: u64,
+    /// Packets that had to wait for earlier ones while the guest's last buffers were kept for those; they come again.
+    pub no_room_to_wait_packets: u64,
     /// Packets whose peer or port was removed while they were on their way.
     pub gone_packets: u64,
+    /// Packets that were not sent again because the guest had used their buffer for something else.
+    pub reused_buffer_packets: u64,
     /// Frames larger than the receiving port takes.
     pub too_large_packets: u64,
     /// Datagrams given to the worker that owns them.
@@ -90,7 +94,9 @@ impl Counters {
             ("datapath.plain_tx_packets", self.plain_tx_packets),
             ("datapath.local_packets", self.local_packets),
             ("drop.no_buffer_packets", self.no_buffer_packets),
+            ("drop.no_room_to_wait_packets", self.no_room_to_wait_packets),
             ("drop.gone_packets", self.gone_packets),
+            ("drop.reused_buffer_packets", self.reused_buffer_packets),
             ("drop.too_large_packets", self.too_large_packets),
             ("datapath.handed_over_packets", self.handed_over_packets),
             ("drop.hand_over_overflow_packets", self.hand_over_overflow_packets),

@@ -1,6 +1,6 @@
 //! To the underlay: segment, encapsulate, send, release.
 
-use bifrost_port::{LaneId, TxHandle, Underlay};
+use bifrost_port::{GuestPort, LaneId, TxHandle, Underlay};
 use bifrost_rte::{Control, ControlOut, DataOut};
 use bifrost_wire::bifrost::PathId;
 use bifrost_wire::{Vni, vxlan};
@@ -13,7 +13,7 @@ use crate::fault::Direction;
 const NOT_ECT: u8 = 0;
 const ECT_0: u8 = 2;
 
-impl Core {
+impl<P: GuestPort> Core<P> {
     /// Sends what the transport asked for and gives released buffers back. Returns whether there was anything.
     pub(crate) fn emit(&mut self, underlay: &mut impl Underlay) -> bool {
         let busy = !self.out.is_empty() || !self.batch.is_empty();
@@ -30,20 +30,20 @@ impl Core {
             self.send_control(control);
         }
         for plain in &out.plain {
-            if let Some(peer) = self.peers.of_engine(plain.peer).map(|p| p.config.id) {
+            let intact = self.port_mut(plain.owner).is_none_or(|p| p.port.is_intact(TxHandle(plain.handle)));
+            if !intact {
+                self.counters.reused_buffer_packets += 1;
+                self.release(plain.owner, plain.handle);
+            } else if let Some(peer) = self.peers.of_engine(plain.peer).map(|p| p.config.id) {
                 self.send_plain(peer, plain.vni, plain.owner, plain.handle, plain.segment);
             } else {
                 self.counters.gone_packets += 1;
-                if let Some(port) = self.port_mut(plain.owner) {
-                    port.release(plain.handle);
-                }
+                self.release(plain.owner, plain.handle);
             }
         }
         // Copies of all bytes are in the batch, so buffers can go back before it is sent.
         for &(owner, handle) in &out.release {
-            if let Some(port) = self.port_mut(owner) {
-                port.release(handle);
-            }
+            self.release(owner, handle);
         }
         self.out = out;
         self.out.clear();
@@ -60,16 +60,21 @@ impl Core {
         let vni = Vni::new(data.vni)?;
         let peer = self.peers.of_engine(data.peer)?;
         let (lane, id) = (peer.lane(data.header.path), peer.config.id);
-        let port = self.ports.get(usize::from(data.owner))?.as_ref()?;
+        let port = self.ports.get_mut(usize::from(data.owner))?.as_mut()?;
+        // Not sent again, it is given up after a while, and the receiver goes on without it.
+        if data.header.retransmit && !port.port.is_intact(TxHandle(data.handle)) {
+            self.counters.reused_buffer_packets += 1;
+            return Some(());
+        }
         let held = port.held.get(data.handle as usize)?.as_ref()?;
-        let (head, tail) = port.port.bytes(TxHandle(data.handle));
         let ecn = if data.header.ecn { ECT_0 } else { NOT_ECT };
         let faulty = !self.faults.is_empty();
         self.batch.push(lane, ecn, |buffer| {
             buffer.extend_from_slice(&vxlan::emit(vni));
             buffer.extend_from_slice(&data.header.emit());
             let frame = buffer.len();
-            held.segments.write(u16::from(data.segment), head, tail, buffer);
+            let copy = |from, to, out: &mut Vec<u8>| port.port.copy(TxHandle(data.handle), from, to, out);
+            held.segments.write(u16::from(data.segment), copy, buffer);
             if let Some(rewrite) = held.rewrite {
                 rewrite.apply(&mut buffer[frame..]);
             }
@@ -110,8 +115,16 @@ impl Core {
         } else {
             self.counters.gone_packets += 1;
         }
-        if let Some(port) = self.port_mut(owner) {
-            port.release(handle);
+        self.release(owner, handle);
+    }
+
+    /// One segment of a buffer is done with.
+    fn release(&mut self, owner: u16, handle: u32) {
+        let Some(port) = self.port_mut(owner) else { return };
+        port.release(handle);
+        if !port.watched {
+            // A guest whose buffers were all held can be fetched from again.
+            self.watch(usize::from(owner));
         }
     }
 
@@ -120,11 +133,11 @@ impl Core {
         let port = self.ports.get(usize::from(owner))?.as_ref()?;
         let held = port.held.get(handle as usize)?.as_ref()?;
         let (path, lane) = self.peers.get(peer)?.plain_lane(held.flow, &self.engine);
-        let (head, tail) = port.port.bytes(TxHandle(handle));
         self.batch.push(lane, NOT_ECT, |buffer| {
             buffer.extend_from_slice(&vxlan::emit(vni));
             let frame = buffer.len();
-            held.segments.write(u16::from(segment), head, tail, buffer);
+            let copy = |from, to, out: &mut Vec<u8>| port.port.copy(TxHandle(handle), from, to, out);
+            held.segments.write(u16::from(segment), copy, buffer);
             if let Some(rewrite) = held.rewrite {
                 rewrite.apply(&mut buffer[frame..]);
             }

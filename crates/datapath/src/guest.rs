@@ -2,12 +2,12 @@
 
 use bifrost_avs::{FromGuest, PortId};
 use bifrost_nic::{L3, Parsed, Segments, parse, verify_transport_checksum};
-use bifrost_port::{TxFrame, Underlay};
+use bifrost_port::{GuestPort, TxFrame, Underlay};
 use bifrost_rte::{Admission, Destination, Ordering, Outbound};
 
 use crate::core::Core;
 use crate::fault::Direction;
-use crate::ports::{Departure, Held};
+use crate::ports::{Departure, Held, Port};
 
 /// Packets of one guest in one turn, so that none starves the others.
 const GUEST_BUDGET: usize = 128;
@@ -22,7 +22,7 @@ enum Done {
     Blocked,
 }
 
-impl Core {
+impl<P: GuestPort> Core<P> {
     /// Fetches from every guest that may have something, within its budget.
     pub(crate) fn fetch_from_guests(&mut self, underlay: &mut impl Underlay) -> bool {
         let mut busy = false;
@@ -78,12 +78,12 @@ impl Core {
     fn on_guest_frame(&mut self, owner: u16, frame: TxFrame) -> Done {
         let Some(port) = self.ports[usize::from(owner)].as_mut() else { return Done::Yes };
         let handle = frame.handle.0;
-        let (head, tail) = port.port.bytes(frame.handle);
+        let (head, _) = port.port.bytes(frame.handle);
         let parsed = match parse(head, frame.len as usize) {
             Ok(parsed) => parsed,
             Err(reason) => {
                 self.counters.malformed_guest_frames[reason.index()] += 1;
-                port.port.complete(frame.handle);
+                port.complete(frame.handle);
                 return Done::Yes;
             }
         };
@@ -91,35 +91,37 @@ impl Core {
         port.tx_bytes += u64::from(frame.len);
         if !self.faults.is_empty() && self.faults.at_port(owner, Direction::Tx).drop {
             self.counters.fault_dropped_packets += 1;
-            port.port.complete(frame.handle);
+            port.complete(frame.handle);
             return Done::Yes;
         }
         let decision = self.switch.from_guest(PortId(owner), head, &parsed);
         let segments = match decision {
             FromGuest::Answer => {
-                port.port.complete(frame.handle);
+                port.complete(frame.handle);
                 self.answer(owner);
                 return Done::Yes;
             }
             FromGuest::Drop(_) => {
-                port.port.complete(frame.handle);
+                port.complete(frame.handle);
                 return Done::Yes;
             }
-            FromGuest::Remote { .. } | FromGuest::Local { .. } => match Segments::plan(head, tail, frame.offload) {
-                Ok(segments) => segments,
-                Err(reason) => {
-                    self.counters.malformed_guest_frames[reason.index()] += 1;
-                    port.port.complete(frame.handle);
-                    return Done::Yes;
+            FromGuest::Remote { .. } | FromGuest::Local { .. } => {
+                match Segments::plan(head, frame.len as usize, frame.offload) {
+                    Ok(segments) => segments,
+                    Err(reason) => {
+                        self.counters.malformed_guest_frames[reason.index()] += 1;
+                        port.complete(frame.handle);
+                        return Done::Yes;
+                    }
                 }
-            },
+            }
         };
         match decision {
             FromGuest::Remote { vni, peer, local, remote, rewrite, reliable, ordering } => {
                 let left = segments.count();
                 port.held[handle as usize] = Some(Held { segments, rewrite, flow: parsed.flow_hash, left });
                 let mut reliable = reliable;
-                if reliable && !checksum_can_be_right(head, tail, &parsed, frame) {
+                if reliable && !checksum_can_be_right(port, &parsed, frame, &mut self.scratch) {
                     // The receiver would refuse it as corrupted, for ever.
                     self.counters.bad_guest_checksum_frames += 1;
                     reliable = false;
@@ -173,7 +175,10 @@ impl Core {
     fn answer(&mut self, owner: u16) {
         let Some(port) = self.ports[usize::from(owner)].as_mut() else { return };
         match port.port.place(self.switch.answer(), true) {
-            Ok(handle) => self.out.publish.push((owner, handle.0)),
+            Ok(handle) => {
+                port.hidden += 1;
+                self.out.publish.push((owner, handle.0));
+            }
             Err(_) => self.counters.no_buffer_packets += 1,
         }
         self.publish();
@@ -193,9 +198,8 @@ impl Core {
         let checksummed = frame.offload != bifrost_nic::Offload::default();
         for i in 0..segments.count() {
             let Some(port) = self.ports[usize::from(from)].as_mut() else { break };
-            let (head, tail) = port.port.bytes(frame.handle);
             scratch.clear();
-            segments.write(i, head, tail, &mut scratch);
+            segments.write(i, |from, to, out| port.port.copy(frame.handle, from, to, out), &mut scratch);
             if let Some(rewrite) = rewrite {
                 rewrite.apply(&mut scratch);
             }
@@ -205,7 +209,7 @@ impl Core {
         self.scratch = scratch;
         self.publish();
         if let Some(port) = self.ports[usize::from(from)].as_mut() {
-            port.port.complete(frame.handle);
+            port.complete(frame.handle);
         }
     }
 
@@ -216,6 +220,7 @@ impl Core {
             Ok(handle) => {
                 port.rx_packets += 1;
                 port.rx_bytes += frame.len() as u64;
+                port.hidden += 1;
                 self.out.publish.push((owner, handle.0));
             }
             Err(bifrost_port::PlaceError::NoBuffer) => self.counters.no_buffer_packets += 1,
@@ -225,9 +230,18 @@ impl Core {
 }
 
 /// Whether a frame's transport checksum is left to be finished, or finished and right.
-fn checksum_can_be_right(head: &[u8], tail: &[u8], parsed: &Parsed, frame: TxFrame) -> bool {
+fn checksum_can_be_right<P: GuestPort>(port: &Port<P>, parsed: &Parsed, frame: TxFrame, scratch: &mut Vec<u8>) -> bool {
     let unfinished = frame.offload.checksum.is_some() || frame.offload.segment.is_some();
-    unfinished || !tail.is_empty() || !matches!(parsed.kind, L3::V4 | L3::V6) || verify_transport_checksum(head, parsed)
+    if unfinished || !matches!(parsed.kind, L3::V4 | L3::V6) {
+        return true;
+    }
+    let (head, _) = port.port.bytes(frame.handle);
+    if head.len() == frame.len as usize {
+        return verify_transport_checksum(head, parsed);
+    }
+    scratch.clear();
+    port.port.copy(frame.handle, 0, frame.len as usize, scratch);
+    verify_transport_checksum(scratch, parsed)
 }
 
 pub(crate) fn ordering_of(ordering: bifrost_avs::Ordering) -> Ordering {

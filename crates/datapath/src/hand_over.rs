@@ -5,13 +5,13 @@
 
 use std::net::SocketAddr;
 
-use bifrost_port::{Datagram, Service, Underlay, steer};
+use bifrost_port::{Datagram, GuestPort, PolledUnderlay, Service, steer};
 use bifrost_rte::{Arrival, Time};
 use bifrost_wire::bifrost::Reset;
 
 use crate::core::Core;
 use crate::handle::Mailbox;
-use crate::worker::Worker;
+use crate::worker::{Device, Worker};
 
 /// RESETs that wait to be handed to the next worker.
 const MAX_STRAY_RESETS: usize = 64;
@@ -76,7 +76,7 @@ impl Neighbours {
     }
 }
 
-impl Core {
+impl<P: GuestPort> Core<P> {
     /// Uses a RESET, or hands it on; the last worker that does not know its CID counts it as stray.
     pub(crate) fn on_reset(&mut self, mut stray: StrayReset) {
         let Some(engine_peer) = self.peers.get(stray.peer).and_then(|p| p.engine) else { return };
@@ -96,20 +96,20 @@ impl Core {
     }
 }
 
-impl<U: Underlay> Worker<U> {
-    /// Gives other workers what is, or may be, theirs.
-    pub(crate) fn hand_over(&mut self) {
-        let neighbours = &mut self.core.neighbours;
-        if self.others.is_empty() || (neighbours.stray_resets.is_empty() && neighbours.foreign.is_empty()) {
+impl<U: PolledUnderlay> Worker<U> {
+    /// Gives `others` what is, or may be, theirs.
+    pub(crate) fn hand_over(core: &mut Core<Device>, others: &[Mailbox<U>]) {
+        let neighbours = &mut core.neighbours;
+        if others.is_empty() || (neighbours.stray_resets.is_empty() && neighbours.foreign.is_empty()) {
             return;
         }
-        let next = &self.others[usize::from((neighbours.index + 1) % neighbours.workers)];
+        let next = &others[usize::from((neighbours.index + 1) % neighbours.workers)];
         for stray in neighbours.stray_resets.drain(..) {
             // A worker that has ended has no connections either.
             let _ = next.send(Box::new(move |worker: &mut Worker<U>| worker.core.on_reset(stray)));
         }
         // One message for each worker: datagrams of a batch keep their order.
-        for (owner, mailbox) in self.others.iter().enumerate() {
+        for (owner, mailbox) in others.iter().enumerate() {
             let datagrams: Vec<Foreign> =
                 neighbours.foreign.extract_if(.., |(to, _)| usize::from(*to) == owner).map(|(_, f)| f).collect();
             let count = datagrams.len();
@@ -117,10 +117,10 @@ impl<U: Underlay> Worker<U> {
                 continue;
             }
             if mailbox.waiting() + count > MAX_WAITING {
-                self.core.counters.hand_over_overflow_packets += count as u64;
+                core.counters.hand_over_overflow_packets += count as u64;
                 continue;
             }
-            self.core.counters.handed_over_packets += count as u64;
+            core.counters.handed_over_packets += count as u64;
             mailbox.add_waiting(count);
             let _ = mailbox.send(Box::new(move |worker: &mut Worker<U>| worker.take_over(&datagrams)));
         }
@@ -132,7 +132,6 @@ impl<U: Underlay> Worker<U> {
             own.remove_waiting(datagrams.len());
         }
         self.core.now = Time(bifrost_port::clock::monotonic_ns());
-        self.core.clock = bifrost_port::clock::RealtimeOffset::sample();
         for d in datagrams {
             let (payload, source, service) = (&d.bytes[..], d.source, Service::Bifrost);
             self.core.on_own_datagram(&Datagram {

@@ -8,10 +8,11 @@ use std::sync::mpsc::{Sender, channel, sync_channel};
 use std::thread::JoinHandle;
 
 use bifrost_avs::Switch;
-use bifrost_port::Underlay;
+use bifrost_port::PolledUnderlay;
 use rustix::event::{EventfdFlags, eventfd};
 
-use crate::worker::{Worker, WorkerConfig};
+use crate::core::CoreConfig;
+use crate::worker::Worker;
 
 /// What a worker is asked to do.
 pub(crate) type Command<U> = Box<dyn FnOnce(&mut Worker<U>) + Send>;
@@ -38,6 +39,19 @@ impl<U> Mailbox<U> {
     /// Some of them have been looked at.
     pub(crate) fn remove_waiting(&self, count: usize) {
         self.waiting.fetch_sub(count, Ordering::Relaxed);
+    }
+
+    /// Leaves a command and waits for its result.
+    fn run<T: Send + 'static>(&self, work: impl FnOnce(&mut Worker<U>) -> T + Send + 'static) -> Result<T, Gone>
+    where
+        U: 'static,
+    {
+        let (reply, result) = sync_channel(1);
+        let command: Command<U> = Box::new(move |worker| {
+            let _ = reply.send(work(worker));
+        });
+        self.send(command)?;
+        result.recv().map_err(|_| Gone)
     }
 
     /// Leaves a command, to be run between two batches.
@@ -75,8 +89,8 @@ pub struct Handle<U: 'static> {
 ///
 /// # Errors
 /// No thread or descriptor could be had.
-pub fn start<U: Underlay + Send + 'static>(
-    config: WorkerConfig,
+pub fn start<U: PolledUnderlay + Send + 'static>(
+    config: CoreConfig,
     underlay: U,
     switch: Switch,
     cpu: Option<usize>,
@@ -98,18 +112,37 @@ pub fn start<U: Underlay + Send + 'static>(
     Ok(Handle { mailbox: Mailbox { commands, wake, waiting: Arc::default() }, thread: Some(thread) })
 }
 
-impl<U: Underlay + 'static> Handle<U> {
+/// A way to a running worker that does not keep it running.
+pub struct Remote<U: 'static>(Mailbox<U>);
+
+impl<U: 'static> Clone for Remote<U> {
+    fn clone(&self) -> Self {
+        Remote(self.0.clone())
+    }
+}
+
+impl<U: PolledUnderlay + 'static> Remote<U> {
+    /// [`Handle::run`].
+    ///
+    /// # Errors
+    /// The worker has ended.
+    pub fn run<T: Send + 'static>(&self, work: impl FnOnce(&mut Worker<U>) -> T + Send + 'static) -> Result<T, Gone> {
+        self.0.run(work)
+    }
+}
+
+impl<U: PolledUnderlay + 'static> Handle<U> {
+    /// Another way to the worker, for another thread.
+    pub fn remote(&self) -> Remote<U> {
+        Remote(self.mailbox.clone())
+    }
+
     /// Runs `work` on the worker, between two batches, and returns its result.
     ///
     /// # Errors
     /// The worker has ended.
     pub fn run<T: Send + 'static>(&self, work: impl FnOnce(&mut Worker<U>) -> T + Send + 'static) -> Result<T, Gone> {
-        let (reply, result) = sync_channel(1);
-        let command: Command<U> = Box::new(move |worker| {
-            let _ = reply.send(work(worker));
-        });
-        self.mailbox.send(command)?;
-        result.recv().map_err(|_| Gone)
+        self.mailbox.run(work)
     }
 }
 
@@ -127,7 +160,7 @@ impl<U: 'static> Drop for Handle<U> {
 ///
 /// # Errors
 /// A worker has ended.
-pub fn join<U: Underlay + 'static>(workers: &[Handle<U>]) -> Result<(), Gone> {
+pub fn join<U: PolledUnderlay + 'static>(workers: &[Handle<U>]) -> Result<(), Gone> {
     if workers.len() < 2 {
         return Ok(());
     }

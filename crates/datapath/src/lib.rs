@@ -7,7 +7,11 @@
 //! A packet's way, file by file:
 //!
 //! * out: `guest.rs` fetches, parses, asks the switch, hands to the transport; `emit.rs` segments, encapsulates and sends;
-//! * in: `underlay.rs` decapsulates, asks the transport, verifies and places; `worker.rs` publishes, then acknowledges.
+//! * in: `underlay.rs` decapsulates, asks the transport, verifies and places; `turn.rs` publishes, then acknowledges.
+//!
+//! All of that is [`Core`], which does no I/O of its own and reads no clock: [`Core::turn`] is the way of a packet, over
+//! any [`Underlay`](bifrost_port::Underlay) and [`GuestPort`](bifrost_port::GuestPort). A [`Worker`] turns one on a thread,
+//! and waits for what comes next.
 
 mod core;
 mod counters;
@@ -20,13 +24,14 @@ mod handle;
 mod peers;
 mod ports;
 mod snapshot;
+mod turn;
 mod underlay;
 mod worker;
 
-pub use crate::core::Core;
+pub use crate::core::{Core, CoreConfig};
 pub use counters::Counters;
-pub use handle::{Gone, Handle, join, start};
+pub use handle::{Gone, Handle, Remote, join, start};
 pub use peers::{PeerConfig, PeerError};
 pub use ports::PortConfig;
 pub use snapshot::{PathView, PortView, WorkerView};
-pub use worker::{Worker, WorkerConfig};
+pub use worker::{Device, Worker};

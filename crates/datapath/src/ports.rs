@@ -9,7 +9,7 @@ use bifrost_rte::{Destination, Ordering};
 use bifrost_wire::{Mac, Vni};
 
 /// A guest port to be added to a worker.
-pub struct PortConfig {
+pub struct PortConfig<P> {
     /// Its number: the switch's `PortId`.
     pub owner: u16,
     /// Its network.
@@ -21,10 +21,10 @@ pub struct PortConfig {
     /// Whether its network wants reliability.
     pub reliable: bool,
     /// This worker's queue of the device.
-    pub port: Box<dyn GuestPort + Send>,
+    pub port: P,
 }
 
-impl std::fmt::Debug for PortConfig {
+impl<P> std::fmt::Debug for PortConfig<P> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("PortConfig")
             .field("owner", &self.owner)
@@ -55,13 +55,13 @@ pub(crate) struct Departure {
 }
 
 /// One port of one worker.
-pub(crate) struct Port {
+pub(crate) struct Port<P> {
     pub(crate) owner: u16,
     pub(crate) vni: Vni,
     pub(crate) mac: Mac,
     pub(crate) ordering: Ordering,
     pub(crate) reliable: bool,
-    pub(crate) port: Box<dyn GuestPort + Send>,
+    pub(crate) port: P,
     /// By transmit handle.
     pub(crate) held: Vec<Option<Held>>,
     /// Fetched packets that a closed window keeps back, oldest first; bounded by the port's buffers.
@@ -70,19 +70,23 @@ pub(crate) struct Port {
     pub(crate) blocked: Option<Departure>,
     /// Something may be waiting to be fetched.
     pub(crate) readable: bool,
-    /// Whether the loop waits for the port's descriptor.
+    /// Whether it is of use to know when there is something.
     pub(crate) watched: bool,
     /// Published since the last notification.
     pub(crate) dirty: bool,
+    /// Completed since the guest was last told.
+    pub(crate) completed: bool,
     pub(crate) failed: bool,
     pub(crate) tx_packets: u64,
     pub(crate) tx_bytes: u64,
     pub(crate) rx_packets: u64,
     pub(crate) rx_bytes: u64,
+    /// Packets placed, and not published yet.
+    pub(crate) hidden: u32,
 }
 
-impl Port {
-    pub(crate) fn new(config: PortConfig) -> Self {
+impl<P: GuestPort> Port<P> {
+    pub(crate) fn new(config: PortConfig<P>) -> Self {
         Port {
             owner: config.owner,
             vni: config.vni,
@@ -96,12 +100,27 @@ impl Port {
             readable: true,
             watched: false,
             dirty: false,
+            completed: false,
             failed: false,
             tx_packets: 0,
             tx_bytes: 0,
             rx_packets: 0,
             rx_bytes: 0,
+            hidden: 0,
         }
+    }
+
+    /// Whether half of the guest's buffers hold packets that it has not been shown.
+    pub(crate) fn is_short(&self) -> bool {
+        self.hidden >= self.port.rx_capacity() / 2
+    }
+
+    /// Whether there is room, while [short](Self::is_short), for a packet that waits for others and is `ahead` packets before the
+    /// first missing one. The third quarter is for those that will be shown soon, the last one for those that are shown at
+    /// once: without, packets could take all the room and what they wait for have none (PROTOCOL §7.1).
+    pub(crate) fn may_wait(&self, ahead: u32) -> bool {
+        let quarter = (self.port.rx_capacity() / 4).max(1);
+        ahead <= quarter && self.hidden + quarter < self.port.rx_capacity()
     }
 
     /// One segment of a buffer is done with; the last one gives the buffer back (delayed release).
@@ -111,8 +130,14 @@ impl Port {
         held.left = held.left.saturating_sub(1);
         if held.left == 0 {
             *slot = None;
-            self.port.complete(bifrost_port::TxHandle(handle));
+            self.complete(bifrost_port::TxHandle(handle));
         }
+    }
+
+    /// The buffer goes back; the guest is told at the end of the turn.
+    pub(crate) fn complete(&mut self, handle: bifrost_port::TxHandle) {
+        self.port.complete(handle);
+        self.completed = true;
     }
 
     /// Packets of the guest that are held.

@@ -2,11 +2,11 @@
 
 use std::collections::BTreeMap;
 
-use bifrost_port::Underlay;
+use bifrost_port::GuestPort;
 use bifrost_rte::{ConnSnapshot, PathSnapshot};
 
+use crate::core::Core;
 use crate::fault::Fault;
-use crate::worker::Worker;
 
 /// One worker.
 #[derive(Clone, Debug, Default)]
@@ -69,20 +69,19 @@ pub struct PortView {
     pub drops: BTreeMap<String, u64>,
 }
 
-impl<U: Underlay> Worker<U> {
+impl<P: GuestPort> Core<P> {
     /// A picture of everything. `connections`: also of each connection, which may be many.
     pub fn view(&self, connections: bool) -> WorkerView {
-        let core = &self.core;
-        let mut counters: BTreeMap<String, u64> = core.counters.iter().collect();
-        counters.extend(core.engine.counters().iter().map(|(name, value)| (format!("rte.{name}"), value)));
+        let mut counters: BTreeMap<String, u64> = self.counters.iter().collect();
+        counters.extend(self.engine.counters().iter().map(|(name, value)| (format!("rte.{name}"), value)));
         counters.extend(
-            core.switch.underlay_counters().iter().map(|(name, value)| (format!("avs.underlay_{name}"), value)),
+            self.switch.underlay_counters().iter().map(|(name, value)| (format!("avs.underlay_{name}"), value)),
         );
-        let (send, receive) = core.engine.pages_used();
+        let (send, receive) = self.engine.pages_used();
         counters.insert("rte.send_pages".to_string(), u64::from(send));
         counters.insert("rte.receive_pages".to_string(), u64::from(receive));
-        counters.insert("rte.connections".to_string(), core.engine.connections() as u64);
-        let ports = core.ports.iter().flatten().map(|p| PortView {
+        counters.insert("rte.connections".to_string(), self.engine.connections() as u64);
+        let ports = self.ports.iter().flatten().map(|p| PortView {
             owner: p.owner,
             tx_packets: p.tx_packets,
             tx_bytes: p.tx_bytes,
@@ -91,34 +90,34 @@ impl<U: Underlay> Worker<U> {
             held_packets: p.held_packets(),
             failed: p.failed,
             counters: p.port.counters(),
-            drops: core
+            drops: self
                 .switch
                 .port_counters(bifrost_avs::PortId(p.owner))
                 .map(|c| c.dropped.iter().filter(|(_, n)| *n > 0).map(|(r, n)| (r.name().to_string(), n)).collect())
                 .unwrap_or_default(),
         });
-        let paths = core.engine.path_snapshots(core.now).filter_map(|snapshot| {
-            let peer = core.peers.of_engine(snapshot.peer)?;
+        let paths = self.engine.path_snapshots(self.now).filter_map(|snapshot| {
+            let peer = self.peers.of_engine(snapshot.peer)?;
             let (local, remote) = *peer.config.paths.get(snapshot.path.index())?;
             let source_port = peer.config.source_port_base.wrapping_add(snapshot.path.index() as u16);
             Some(PathView { peer: peer.config.id, local, remote, source_port, snapshot })
         });
         let connections = connections.then(|| {
-            core.engine
-                .connection_snapshots(core.now)
-                .filter_map(|c| Some((core.peers.of_engine(c.peer)?.config.id, c)))
+            self.engine
+                .connection_snapshots(self.now)
+                .filter_map(|c| Some((self.peers.of_engine(c.peer)?.config.id, c)))
                 .collect()
         });
         WorkerView {
             counters,
-            loops: core.counters.loops,
-            busy_loops: core.counters.busy_loops,
-            busy_ns: core.counters.busy_ns,
-            underlay_packets: (core.counters.underlay_rx_packets, core.counters.underlay_tx_packets),
+            loops: self.counters.loops,
+            busy_loops: self.counters.busy_loops,
+            busy_ns: self.counters.busy_ns,
+            underlay_packets: (self.counters.underlay_rx_packets, self.counters.underlay_tx_packets),
             ports: ports.collect(),
             connections: connections.unwrap_or_default(),
             paths: paths.collect(),
-            faults: core.faults.iter().copied().collect(),
+            faults: self.faults.iter().copied().collect(),
         }
     }
 }

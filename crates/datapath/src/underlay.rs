@@ -2,7 +2,7 @@
 
 use bifrost_avs::{GATEWAY_MAC, PeerId as SwitchPeer};
 use bifrost_nic::{Checksum, parse, transport_checksum};
-use bifrost_port::{Datagram, PlaceError, Service};
+use bifrost_port::{Datagram, GuestPort, PlaceError, Service};
 use bifrost_rte::{Arrival, LocalVnic, Time, Verdict};
 use bifrost_wire::bifrost::{self, DataHeader, Packet, Setup};
 use bifrost_wire::{Vni, vxlan};
@@ -17,7 +17,7 @@ const INITIAL_TTL: u8 = 64;
 /// ECN codepoint "congestion experienced" (RFC 3168).
 const CE: u8 = 3;
 
-impl Core {
+impl<P: GuestPort> Core<P> {
     /// A datagram arrived.
     pub(crate) fn on_datagram(&mut self, datagram: &Datagram<'_>) {
         self.counters.underlay_rx_packets += 1;
@@ -52,7 +52,7 @@ impl Core {
                 }
                 delayed::Packet::In { bytes, source, plain, ecn, ttl, at_port } => {
                     let service = if plain { Service::Vxlan } else { Service::Bifrost };
-                    let datagram = Datagram { payload: &bytes, source, service, ecn, ttl, rx_time_ns: 0 };
+                    let datagram = Datagram { payload: &bytes, source, service, ecn, ttl, rx_time_ns: self.now.0 };
                     if let Some(peer) = self.peers.of_address(source.ip()) {
                         self.accept(peer, &datagram, at_port);
                     }
@@ -105,19 +105,22 @@ impl Core {
             self.counters.unknown_peer_packets += 1;
             return;
         };
+        let arrival = Arrival {
+            peer: engine_peer,
+            vni: vni.get(),
+            nic_rx: Time(datagram.rx_time_ns),
+            hops: INITIAL_TTL.saturating_sub(datagram.ttl).min(15),
+            marked: datagram.ecn == CE,
+        };
+        if let Some((header, frame)) = bifrost::parse_data_packet(payload) {
+            return self.on_data(peer, vni, &arrival, &header, frame, datagram, at_port);
+        }
         let packet = match bifrost::parse(payload) {
             Ok(packet) => packet,
             Err(reason) => {
                 self.counters.refused_packets[reason.index()] += 1;
                 return;
             }
-        };
-        let arrival = Arrival {
-            peer: engine_peer,
-            vni: vni.get(),
-            nic_rx: Time(self.clock.to_monotonic(datagram.rx_time_ns)),
-            hops: INITIAL_TTL.saturating_sub(datagram.ttl).min(15),
-            marked: datagram.ecn == CE,
         };
         let now = self.now;
         match packet {
@@ -216,13 +219,21 @@ impl Core {
             self.counters.gone_packets += 1;
             return;
         };
+        if port.is_short() && self.engine.must_wait(slot).is_some_and(|ahead| !port.may_wait(ahead)) {
+            // What has to come before it needs a place, too, or neither would ever be shown.
+            self.counters.no_room_to_wait_packets += 1;
+            self.engine.not_placed(slot);
+            return;
+        }
         match port.port.place(frame, checksum == Checksum::Valid) {
             Ok(handle) => {
+                port.hidden += 1;
                 if self.engine.placed(self.now, slot, handle.0, &mut self.out) {
                     port.rx_packets += 1;
                     port.rx_bytes += frame.len() as u64;
                 } else {
                     port.port.discard(handle);
+                    port.hidden -= 1;
                 }
             }
             Err(PlaceError::NoBuffer) => self.engine.not_placed(slot),

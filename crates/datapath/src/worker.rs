@@ -1,4 +1,4 @@
-//! The loop: what a core does, again and again. Read [`Worker::turn`] first.
+//! A thread that turns a core, again and again, and sleeps in between. What a turn does is in [`Core::turn`].
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -6,39 +6,29 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, TryRecvError};
 
 use bifrost_avs::Switch;
-use bifrost_port::Underlay;
-use bifrost_port::clock::{RealtimeOffset, monotonic_ns};
+use bifrost_port::clock::monotonic_ns;
+use bifrost_port::{PolledPort, PolledUnderlay};
 use bifrost_rte::Time;
 use rustix::event::{Timespec, epoll};
 
-use crate::core::Core;
+use crate::core::{Core, CoreConfig};
 use crate::handle::{Command, Mailbox};
 use crate::peers::{PeerConfig, PeerError};
+use crate::ports::PortConfig;
+use crate::snapshot::WorkerView;
 
-/// Receive batches in one turn before guests get theirs.
-const UNDERLAY_ROUNDS: usize = 4;
 /// Tokens of the epoll set: ports by number, then these.
 const UNDERLAY_TOKEN: u64 = 1 << 32;
 const WAKE_TOKEN: u64 = 1 << 33;
 
-/// How to make a worker.
-#[derive(Clone, Debug)]
-pub struct WorkerConfig {
-    /// Its index, 0..=31.
-    pub index: u8,
-    /// Settings of the transport.
-    pub transport: bifrost_rte::Config,
-    /// Start time of the daemon, us since the epoch.
-    pub instance: u64,
-    /// Any random number; makes CIDs differ between daemon lives.
-    pub salt: u32,
-}
+/// A guest's device, of whatever kind.
+pub type Device = Box<dyn PolledPort + Send>;
 
-/// One core's loop, and everything that it owns.
+/// One core, its way to other hosts, and what wakes it.
 pub struct Worker<U> {
-    pub(crate) core: Core,
+    pub(crate) core: Core<Device>,
     pub(crate) underlay: U,
-    underlay_readable: bool,
+    epoll: OwnedFd,
     wake: Arc<OwnedFd>,
     commands: Receiver<Command<U>>,
     /// All workers of this host in order, if there are several.
@@ -53,21 +43,22 @@ impl<U> Worker<U> {
     }
 }
 
-impl<U: Underlay> Worker<U> {
+impl<U: PolledUnderlay> Worker<U> {
     /// A worker without ports and peers; `wake` is an eventfd that announces `commands`.
     pub(crate) fn new(
-        config: WorkerConfig,
+        config: CoreConfig,
         underlay: U,
         switch: Switch,
         wake: Arc<OwnedFd>,
         commands: Receiver<Command<U>>,
     ) -> io::Result<Self> {
-        let core = Core::new(config, switch)?;
+        let core = Core::new(config, switch);
+        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         for fd in underlay.fds() {
-            epoll::add(&core.epoll, fd, epoll::EventData::new_u64(UNDERLAY_TOKEN), epoll::EventFlags::IN)?;
+            epoll::add(&epoll, fd, epoll::EventData::new_u64(UNDERLAY_TOKEN), epoll::EventFlags::IN)?;
         }
-        epoll::add(&core.epoll, wake.as_fd(), epoll::EventData::new_u64(WAKE_TOKEN), epoll::EventFlags::IN)?;
-        Ok(Worker { core, underlay, underlay_readable: true, wake, commands, others: Vec::new(), stopping: false })
+        epoll::add(&epoll, wake.as_fd(), epoll::EventData::new_u64(WAKE_TOKEN), epoll::EventFlags::IN)?;
+        Ok(Worker { core, underlay, epoll, wake, commands, others: Vec::new(), stopping: false })
     }
 
     /// Works until it is told to stop.
@@ -80,56 +71,31 @@ impl<U: Underlay> Worker<U> {
         }
     }
 
-    /// One turn: a packet's way through the rooms.
     fn turn(&mut self) -> bool {
         let started = monotonic_ns();
-        self.core.now = Time(started);
-        self.core.counters.loops += 1;
-        // In: decapsulate, transport, verify, place (underlay.rs).
-        let mut busy = self.receive();
-        self.hand_over();
-        // Whatever time has brought: ACK timers, losses, probes, delayed faults.
-        busy |= self.core.on_time();
-        // Show the guests what is in order, with one notification each; only then acknowledge it.
-        self.core.publish();
-        self.core.engine.flush_acks(self.core.now, &mut self.core.out);
-        // Out: fetch, parse, switch, transport (guest.rs).
-        busy |= self.core.fetch_from_guests(&mut self.underlay);
-        // Segment, encapsulate, send; give acknowledged buffers back (emit.rs).
-        busy |= self.core.emit(&mut self.underlay);
+        let others = &self.others;
+        let busy = self.core.turn(Time(started), &mut self.underlay, |core| Self::hand_over(core, others));
+        while let Some(owner) = self.core.take_rewatched() {
+            self.rewatch(owner);
+        }
         if busy {
-            self.core.counters.busy_loops += 1;
             self.core.counters.busy_ns += monotonic_ns() - started;
         }
         busy
     }
 
-    /// Receives batches until nothing is waiting or guests must have their turn.
-    fn receive(&mut self) -> bool {
-        let mut busy = false;
-        for _ in 0..UNDERLAY_ROUNDS {
-            if !self.underlay_readable {
-                break;
-            }
-            let count = self.underlay.recv().unwrap_or(0);
-            self.underlay_readable = count > 0;
-            if count > 0 {
-                busy = true;
-                self.core.clock = RealtimeOffset::sample();
-                self.core.now = Time(monotonic_ns());
-            }
-            for i in 0..count {
-                self.core.on_datagram(&self.underlay.datagram(i));
-            }
-        }
-        busy
+    /// Watches a port's descriptor only while that is of use.
+    fn rewatch(&self, owner: u16) {
+        let Some(device) = self.core.device(owner) else { return };
+        let flags = if self.core.is_watched(owner) { interest(device) } else { epoll::EventFlags::empty() };
+        // Fails for a device that is gone; then nothing wakes the worker for it, which is right.
+        let _ = epoll::modify(&self.epoll, device.fd(), epoll::EventData::new_u64(u64::from(owner)), flags);
     }
 
     /// Sleeps until a descriptor is ready or a timer is due; only looks when there is more to do.
     fn wait(&mut self, busy: bool) {
-        let more = self.underlay_readable || self.core.any_readable();
         let timeout_ns = match self.core.next_deadline() {
-            _ if busy && more => Some(0),
+            _ if busy && self.core.has_more() => Some(0),
             Some(at) => Some(at.since(Time(monotonic_ns()))),
             None => None,
         };
@@ -138,13 +104,13 @@ impl<U: Underlay> Worker<U> {
             tv_nsec: (ns % 1_000_000_000) as _,
         });
         let mut events = [const { std::mem::MaybeUninit::<epoll::Event>::uninit() }; 64];
-        let Ok((ready, _)) = epoll::wait(&self.core.epoll, &mut events, timeout.as_ref()) else { return };
+        let Ok((ready, _)) = epoll::wait(&self.epoll, &mut events, timeout.as_ref()) else { return };
         let mut woken = false;
         for event in ready.iter() {
             match event.data.u64() {
-                UNDERLAY_TOKEN => self.underlay_readable = true,
+                UNDERLAY_TOKEN => self.core.on_underlay_readable(),
                 WAKE_TOKEN => woken = true,
-                owner => self.core.on_readable(owner as usize),
+                owner => self.core.on_port_readable(owner as u16),
             }
         }
         if woken {
@@ -169,7 +135,7 @@ impl<U: Underlay> Worker<U> {
     }
 
     /// The rooms that this worker owns.
-    pub fn core_mut(&mut self) -> &mut Core {
+    pub fn core_mut(&mut self) -> &mut Core<Device> {
         &mut self.core
     }
 
@@ -178,24 +144,64 @@ impl<U: Underlay> Worker<U> {
         &self.underlay
     }
 
-    /// Adds a peer, or gives an existing one other paths; connections of an unchanged peer are not touched.
-    pub fn set_peer(&mut self, config: PeerConfig) -> Result<(), PeerError> {
-        if self.core.peers.get(config.id).is_some_and(|p| p.config == config) {
-            return Ok(());
-        }
-        self.remove_peer(config.id);
-        self.core.peers.add(config, &mut self.core.engine, &mut self.underlay)
+    /// A picture of everything. `connections`: also of each connection, which may be many.
+    pub fn view(&self, connections: bool) -> WorkerView {
+        self.core.view(connections)
     }
 
-    /// Forgets a peer; what its connections hold leaves as plain VXLAN while the lanes are still known.
-    pub fn remove_peer(&mut self, id: u16) {
-        let Some(engine_peer) = self.core.peers.get(id).map(|p| p.engine) else { return };
-        if let Some(engine_peer) = engine_peer {
-            self.core.engine.remove_peer(engine_peer, &mut self.core.out);
+    /// Adds a port; its number must be free.
+    ///
+    /// # Errors
+    /// The number is taken, or the device's descriptor cannot be watched.
+    pub fn add_port(&mut self, config: PortConfig<Device>) -> io::Result<()> {
+        let owner = config.owner;
+        self.core.add_port(config)?;
+        let Some(device) = self.core.device(owner) else { return Ok(()) };
+        let data = epoll::EventData::new_u64(u64::from(owner));
+        if let Err(error) = epoll::add(&self.epoll, device.fd(), data, interest(device)) {
+            self.core.remove_port(owner);
+            return Err(error.into());
         }
-        self.core.publish();
-        self.core.emit(&mut self.underlay);
-        self.core.peers.remove(id);
-        self.core.forget_departures(id);
+        Ok(())
     }
+
+    /// [`Core::swap_device`]; the new device is watched.
+    ///
+    /// # Errors
+    /// There is no such port, or the device's descriptor cannot be watched.
+    pub fn swap_device(&mut self, owner: u16, device: Device) -> io::Result<Device> {
+        if let Some(old) = self.core.device(owner) {
+            let _ = epoll::delete(&self.epoll, old.fd());
+        }
+        let old = self.core.swap_device(owner, device).map_err(|_| io::ErrorKind::NotFound)?;
+        if let Some(device) = self.core.device(owner) {
+            epoll::add(&self.epoll, device.fd(), epoll::EventData::new_u64(u64::from(owner)), interest(device))?;
+        }
+        Ok(old)
+    }
+
+    /// Removes a port with its connections and buffers. The device is for the caller to drop: the kernel takes tens of
+    /// milliseconds to remove a network interface, which would be a standstill of all other ports here.
+    #[must_use]
+    pub fn remove_port(&mut self, owner: u16) -> Option<Device> {
+        let device = self.core.remove_port(owner)?;
+        let _ = epoll::delete(&self.epoll, device.fd());
+        Some(device)
+    }
+
+    /// [`Core::set_peer`].
+    pub fn set_peer(&mut self, config: PeerConfig) -> Result<(), PeerError> {
+        self.core.set_peer(config, &mut self.underlay)
+    }
+
+    /// [`Core::remove_peer`].
+    pub fn remove_peer(&mut self, id: u16) {
+        self.core.remove_peer(id, &mut self.underlay);
+    }
+}
+
+/// What to watch a device for.
+fn interest(device: &Device) -> epoll::EventFlags {
+    let edge = if device.is_edge_triggered() { epoll::EventFlags::ET } else { epoll::EventFlags::empty() };
+    epoll::EventFlags::IN | edge
 }

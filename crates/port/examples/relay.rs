@@ -10,7 +10,7 @@ use std::os::fd::AsFd;
 use bifrost_nic::Segments;
 use bifrost_port::tap::{self, TapConfig};
 use bifrost_port::udp::{UdpConfig, UdpUnderlay};
-use bifrost_port::{GuestPort, TxBatch, Underlay};
+use bifrost_port::{GuestPort, PolledPort, PolledUnderlay, TxBatch, Underlay};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 
@@ -46,12 +46,11 @@ fn main() -> Result<(), Box<dyn Error>> {
         tap.fetch(64, &mut frames)?;
         let mut moved = !frames.is_empty();
         for frame in frames.drain(..) {
-            let (head, tail) = tap.bytes(frame.handle);
-            let segments = Segments::plan(head, tail, frame.offload)?;
+            let segments = Segments::plan(tap.bytes(frame.handle).0, frame.len as usize, frame.offload)?;
             for i in 0..segments.count() {
                 batch.push(lanes[sent / GROUP % lanes.len()], 0, |out| {
                     out.extend([0; HEADERS]);
-                    segments.write(i, head, tail, out);
+                    segments.write(i, |from, to, out| tap.copy(frame.handle, from, to, out), out);
                 });
                 sent += 1;
             }

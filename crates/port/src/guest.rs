@@ -42,10 +42,24 @@ pub enum PlaceError {
 pub trait GuestPort {
     /// Fetches up to `max` packets into `out` (appending). Returns whether more may be waiting.
     fn fetch(&mut self, max: usize, out: &mut Vec<TxFrame>) -> io::Result<bool>;
-    /// The bytes of a fetched packet: a head that holds at least all headers, and a tail (often empty).
+    /// The first bytes of a fetched packet: a head that holds at least all headers, and a tail that a port may have. Both
+    /// belong to the port: the guest cannot change them any more.
     fn bytes(&self, handle: TxHandle) -> (&[u8], &[u8]);
+    /// Appends bytes `from..to` of a fetched packet to `out`, as far as there are any. What is behind the head may lie in
+    /// the guest's memory, and be different each time.
+    fn copy(&self, handle: TxHandle, from: usize, to: usize, out: &mut Vec<u8>) {
+        let (head, tail) = self.bytes(handle);
+        bifrost_nic::copy_of(head, tail, from, to, out);
+    }
+    /// Whether a packet that is to leave once more is still what it was. `false`: the guest has used its buffer for something
+    /// else meanwhile, and nothing of it may leave.
+    fn is_intact(&mut self, _handle: TxHandle) -> bool {
+        true
+    }
     /// Gives a fetched packet's buffer back to the guest (delayed release: only once acknowledged).
     fn complete(&mut self, handle: TxHandle);
+    /// Ends a batch of completions: the guest sees them now, with one notification.
+    fn flush(&mut self) {}
     /// Copies a received frame into the next free receive buffer without showing it to the guest.
     /// `checksum_valid`: the transport checksum has been verified.
     fn place(&mut self, frame: &[u8], checksum_valid: bool) -> Result<RxHandle, PlaceError>;
@@ -59,6 +73,10 @@ pub trait GuestPort {
     fn tx_capacity(&self) -> u32;
     /// How many received packets can be placed and not yet visible at once.
     fn rx_capacity(&self) -> u32;
+    /// How many packets one connection may have on their way to the guest, if its buffers bound that.
+    fn receive_window(&self) -> u32 {
+        u32::MAX
+    }
     /// Free transmit buffers left before `fetch` stops.
     fn tx_free(&self) -> u32;
     /// Whether published packets wait because the guest's queue took no more: notify again soon.
@@ -69,6 +87,90 @@ pub trait GuestPort {
     fn counters(&self) -> Vec<(String, u64)> {
         Vec::new()
     }
+}
+
+/// A guest port that a thread can wait for.
+pub trait PolledPort: GuestPort {
     /// What to wait on for transmit packets.
     fn fd(&self) -> BorrowedFd<'_>;
+    /// Whether the descriptor stays readable, and only its becoming so once more tells of packets.
+    fn is_edge_triggered(&self) -> bool {
+        false
+    }
+}
+
+impl<T: GuestPort + ?Sized> GuestPort for Box<T> {
+    fn fetch(&mut self, max: usize, out: &mut Vec<TxFrame>) -> io::Result<bool> {
+        (**self).fetch(max, out)
+    }
+
+    fn bytes(&self, handle: TxHandle) -> (&[u8], &[u8]) {
+        (**self).bytes(handle)
+    }
+
+    fn copy(&self, handle: TxHandle, from: usize, to: usize, out: &mut Vec<u8>) {
+        (**self).copy(handle, from, to, out);
+    }
+
+    fn is_intact(&mut self, handle: TxHandle) -> bool {
+        (**self).is_intact(handle)
+    }
+
+    fn complete(&mut self, handle: TxHandle) {
+        (**self).complete(handle);
+    }
+
+    fn flush(&mut self) {
+        (**self).flush();
+    }
+
+    fn place(&mut self, frame: &[u8], checksum_valid: bool) -> Result<RxHandle, PlaceError> {
+        (**self).place(frame, checksum_valid)
+    }
+
+    fn publish(&mut self, handle: RxHandle) {
+        (**self).publish(handle);
+    }
+
+    fn discard(&mut self, handle: RxHandle) {
+        (**self).discard(handle);
+    }
+
+    fn notify(&mut self) -> io::Result<()> {
+        (**self).notify()
+    }
+
+    fn tx_capacity(&self) -> u32 {
+        (**self).tx_capacity()
+    }
+
+    fn rx_capacity(&self) -> u32 {
+        (**self).rx_capacity()
+    }
+
+    fn receive_window(&self) -> u32 {
+        (**self).receive_window()
+    }
+
+    fn tx_free(&self) -> u32 {
+        (**self).tx_free()
+    }
+
+    fn has_postponed(&self) -> bool {
+        (**self).has_postponed()
+    }
+
+    fn counters(&self) -> Vec<(String, u64)> {
+        (**self).counters()
+    }
+}
+
+impl<T: PolledPort + ?Sized> PolledPort for Box<T> {
+    fn fd(&self) -> BorrowedFd<'_> {
+        (**self).fd()
+    }
+
+    fn is_edge_triggered(&self) -> bool {
+        (**self).is_edge_triggered()
+    }
 }

@@ -30,7 +30,7 @@ pub struct Datagram<'a> {
     pub ecn: u8,
     /// Outer TTL or hop limit as received.
     pub ttl: u8,
-    /// Kernel receive time, ns since the epoch (CLOCK_REALTIME), 0 when unknown.
+    /// When it reached this host, monotonic clock, ns; as close to the wire as can be had.
     pub rx_time_ns: u64,
 }
 
@@ -40,10 +40,16 @@ pub trait Underlay {
     fn lane(&mut self, local: SocketAddr, remote: SocketAddr) -> io::Result<LaneId>;
     /// Receives one batch; returns the number of datagrams, 0 when none is waiting.
     fn recv(&mut self) -> io::Result<usize>;
+    /// When the last batch was received, monotonic clock, ns. Not earlier than any of its datagrams' `rx_time_ns`.
+    fn received_at_ns(&self) -> u64;
     /// Datagram `index` of the last batch; `index` below what `recv` returned.
     fn datagram(&self, index: usize) -> Datagram<'_>;
     /// Sends everything in `batch` and empties it. Datagrams that the kernel does not take are counted and dropped.
     fn send(&mut self, batch: &mut TxBatch);
+}
+
+/// An underlay that a thread can wait for.
+pub trait PolledUnderlay: Underlay {
     /// What to wait on for datagrams.
     fn fds(&self) -> Vec<BorrowedFd<'_>>;
 }

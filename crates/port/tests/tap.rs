@@ -34,10 +34,10 @@ fn copy(from: &mut TapQueue, to: &mut TapQueue, frames: &mut Vec<TxFrame>, scrat
     for frame in frames.iter() {
         let (head, tail) = from.bytes(frame.handle);
         assert_eq!(head.len() + tail.len(), frame.len as usize);
-        let segments = Segments::plan(head, tail, frame.offload).expect("a kernel's frame is valid");
+        let segments = Segments::plan(head, frame.len as usize, frame.offload).expect("a kernel's frame is valid");
         for i in 0..segments.count() {
             scratch.clear();
-            segments.write(i, head, tail, scratch);
+            segments.write(i, |a, b, out| from.copy(frame.handle, a, b, out), scratch);
             let placed = to.place(scratch, true).expect("room, as everything is published at once");
             to.publish(placed);
         }

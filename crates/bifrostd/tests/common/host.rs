@@ -303,6 +303,28 @@ impl Lab {
         self.guests.push((guest, net));
     }
 
+    /// Adds a virtual machine's port to a host, and routes to it to the other. `mode` is the port's.
+    pub fn add_machine(&mut self, host: usize, guest: &Guest, mode: &str) {
+        let socket = self.machine_socket(guest.name);
+        let section = format!(
+            "[[port]]\nname = \"{}\"\nkind = \"vhost-user\"\nmode = \"{mode}\"\nsocket = \"{}\"\nvni = {}\nmac = \"{}\"\naddresses = {:?}\nmtu = {}\n",
+            guest.name,
+            socket.display(),
+            guest.vni,
+            guest.mac,
+            guest.addresses,
+            guest.mtu,
+        );
+        self.hosts[host].config.push_str(&section);
+        let routes = routes(guest, self.hosts[host].name);
+        self.hosts[1 - host].config.push_str(&routes);
+    }
+
+    /// The socket of a virtual machine's port.
+    pub fn machine_socket(&self, guest: &str) -> PathBuf {
+        netns::directory(&self.tag).join(format!("{guest}.vhost"))
+    }
+
     pub fn start(&mut self) {
         for host in &mut self.hosts {
             host.spawn();

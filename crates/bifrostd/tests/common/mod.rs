@@ -4,6 +4,7 @@
 //! side by side, twice in a row, and after a run that crashed.
 
 pub mod host;
+pub mod machine;
 pub mod netns;
 pub mod raw;
 pub mod traffic;

@@ -2,6 +2,8 @@
 
 use std::io::{Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -142,6 +144,94 @@ impl Talk {
             assert!(heard == message, "message {} arrived changed", self.sent);
         }
         started.elapsed()
+    }
+}
+
+/// A stream to an echo service, for as long as the test wants; every byte that comes back is checked.
+pub struct Echo {
+    ends: [JoinHandle<()>; 2],
+    shared: Arc<EchoState>,
+}
+
+#[derive(Default)]
+struct EchoState {
+    stop: AtomicBool,
+    /// Bytes that came back.
+    bytes: AtomicU64,
+    /// Longest time between two reads, µs.
+    silence: AtomicU64,
+}
+
+impl Echo {
+    pub fn start(client: &Net, address: &str, port: u16) -> Echo {
+        let to = SocketAddr::new(address.parse().unwrap(), port);
+        let stream = client.enter(move || {
+            let mut stream = None;
+            super::eventually(10.0, "the echo service listens", || {
+                stream = TcpStream::connect_timeout(&to, PATIENCE).ok();
+                stream.is_some()
+            });
+            stream.unwrap()
+        });
+        stream.set_read_timeout(Some(PATIENCE)).unwrap();
+        stream.set_write_timeout(Some(PATIENCE)).unwrap();
+        let (shared, mut writer) = (Arc::new(EchoState::default()), stream.try_clone().unwrap());
+        let (theirs, ours) = (Arc::clone(&shared), Arc::clone(&shared));
+        let sending = std::thread::spawn(move || {
+            let (mut generator, mut chunk) = (Generator(1), vec![0; 16 << 10]);
+            while !theirs.stop.load(Ordering::Relaxed) {
+                generator.fill(&mut chunk);
+                writer.write_all(&chunk).unwrap();
+            }
+            writer.shutdown(std::net::Shutdown::Write).unwrap();
+        });
+        let receiving = std::thread::spawn(move || {
+            let (mut generator, mut reader) = (Generator(1), &stream);
+            let (mut chunk, mut expected) = (vec![0; 16 << 10], vec![0; 16 << 10]);
+            let (mut at, mut last) = (expected.len(), Instant::now());
+            loop {
+                let got = reader.read(&mut chunk).unwrap_or_else(|e| panic!("nothing comes back any more: {e}"));
+                if got == 0 {
+                    return;
+                }
+                ours.silence.fetch_max(last.elapsed().as_micros() as u64, Ordering::Relaxed);
+                last = Instant::now();
+                for byte in &chunk[..got] {
+                    if at == expected.len() {
+                        generator.fill(&mut expected);
+                        at = 0;
+                    }
+                    assert_eq!(*byte, expected[at], "a wrong byte came back");
+                    at += 1;
+                }
+                ours.bytes.fetch_add(got as u64, Ordering::Relaxed);
+            }
+        });
+        Echo { ends: [receiving, sending], shared }
+    }
+
+    /// Waits until `bytes` more have come back.
+    pub fn wait_for_progress(&self, bytes: u64, patience: Duration) {
+        let goal = self.shared.bytes.load(Ordering::Relaxed) + bytes;
+        super::eventually(patience.as_secs_f64(), "the stream goes on", || {
+            self.shared.bytes.load(Ordering::Relaxed) >= goal
+        });
+    }
+
+    /// The longest time without a byte since this was asked last.
+    pub fn take_longest_silence(&self) -> Duration {
+        Duration::from_micros(self.shared.silence.swap(0, Ordering::Relaxed))
+    }
+
+    /// Waits until all that was sent has come back; how many bytes.
+    pub fn finish(self) -> u64 {
+        self.shared.stop.store(true, Ordering::Relaxed);
+        for end in self.ends {
+            if let Err(panic) = end.join() {
+                std::panic::resume_unwind(panic);
+            }
+        }
+        self.shared.bytes.load(Ordering::Relaxed)
     }
 }
 

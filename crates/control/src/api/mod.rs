@@ -108,7 +108,7 @@ pub struct PortStatus {
     pub name: String,
     /// The VPC it belongs to.
     pub vni: u32,
-    /// What kind of port: `tap`.
+    /// What kind of port: `tap` or `vhost-user`.
     pub kind: String,
     /// The guest's MAC address.
     pub mac: String,
@@ -118,8 +118,10 @@ pub struct PortStatus {
     pub mtu_bytes: u32,
     /// The network namespace its device lives in; none: the daemon's own.
     pub netns: Option<String>,
-    /// The interface's name in there.
+    /// The interface's name in there; the socket of a vhost-user port.
     pub device: String,
+    /// No guest has started on the vhost-user port; it carries nothing.
+    pub waiting: bool,
     /// Queues of the device.
     pub queues: u32,
     /// Its device is gone, such as with its network namespace; the port carries nothing.

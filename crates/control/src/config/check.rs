@@ -6,7 +6,7 @@ use std::net::IpAddr;
 use std::path::PathBuf;
 
 use super::section::{Sink, nearest};
-use super::{Config, Port, Vni, overhead_bytes};
+use super::{Config, Port, PortKind, Vni, overhead_bytes};
 
 pub(super) fn check(config: &Config, sink: &Sink<'_>) {
     workers(config, sink);
@@ -125,6 +125,7 @@ fn ports(config: &Config, sink: &Sink<'_>) {
     let mut names = Seen::new(sink);
     let mut macs = Seen::new(sink);
     let mut addresses: Seen<'_, (Vni, IpAddr)> = Seen::new(sink);
+    let mut sockets = Seen::new(sink);
     let mut devices: Seen<'_, (Option<PathBuf>, String)> = Seen::new(sink);
     for (i, vpc) in config.vpcs.iter().enumerate() {
         for (k, gateway) in vpc.gateway.iter().enumerate() {
@@ -136,8 +137,17 @@ fn ports(config: &Config, sink: &Sink<'_>) {
         names.once(at("name"), &port.name, || format!("port {:?} is", port.name));
         let device = (port.netns.clone(), port.device.clone());
         // Two ports of one name and no device: the name says it all.
-        if !sink.failed(&at("name")) && !sink.failed(&at("netns")) {
+        if port.kind == PortKind::Tap && !sink.failed(&at("name")) && !sink.failed(&at("netns")) {
             devices.once(at("device"), &device, || format!("interface {:?} of the same namespace is", port.device));
+        }
+        if let Some(socket) = port.socket.as_ref().filter(|_| !sink.failed(&at("socket"))) {
+            sockets.once(at("socket"), socket, || format!("{} is", socket.display()));
+        }
+        if port.kind == PortKind::VhostUser && config.workers.count > 1 && !sink.failed_within("workers") {
+            let count = config.workers.count;
+            let message =
+                format!("a virtual machine is served by one worker, and workers.count is {count}; set it to 1");
+            sink.error(&at("kind"), message);
         }
         let vni_known = known_vni(config, sink, &at("vni"), port.vni);
         if vni_known {

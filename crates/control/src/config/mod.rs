@@ -184,8 +184,12 @@ pub struct Port {
     pub device: String,
     /// Default route inside the namespace.
     pub default_gateway: Option<IpAddr>,
-    /// Queues of the device, 1 to the number of workers.
+    /// Queues of the device, 1 to the number of workers; 1 for vhost-user.
     pub queues: usize,
+    /// The vhost-user socket; none for other kinds.
+    pub socket: Option<PathBuf>,
+    /// Who listens on it.
+    pub mode: VhostMode,
 }
 
 /// The kinds of ports.
@@ -193,6 +197,18 @@ pub struct Port {
 pub enum PortKind {
     /// A TAP device.
     Tap,
+    /// A virtual machine's virtio network device.
+    VhostUser,
+}
+
+/// Who listens on a vhost-user socket.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum VhostMode {
+    /// The daemon.
+    #[default]
+    Server,
+    /// The virtual machine's front-end; the daemon connects.
+    Client,
 }
 
 /// Where inner destinations live.

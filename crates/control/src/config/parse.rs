@@ -8,7 +8,7 @@ use toml::de::DeTable;
 use super::section::{Section, Sink};
 use super::{
     Auto, Config, ConfigErrors, CongestionControl, Control, DEFAULT_SOCKET, Host, MAX_PATHS, MAX_WORKERS, Ordering,
-    Peer, PeerTransport, Port, PortKind, Reliability, Route, Transport, Underlay, Vni, Vpc, Workers, check,
+    Peer, PeerTransport, Port, PortKind, Reliability, Route, Transport, Underlay, VhostMode, Vni, Vpc, Workers, check,
 };
 
 /// The most addresses of one thing.
@@ -57,12 +57,7 @@ fn host(mut s: Section<'_, '_>) -> Host {
 
 fn control(mut s: Section<'_, '_>) -> Control {
     let socket: String = s.optional("socket").unwrap_or_else(|| DEFAULT_SOCKET.to_owned());
-    if !s.has_failed("socket") && !Path::new(&socket).is_absolute() {
-        s.error("socket", format!("{socket:?} is not an absolute path"));
-    }
-    if socket.len() > MAX_SOCKET_PATH {
-        s.error("socket", format!("{} bytes; the path of a Unix socket has at most {MAX_SOCKET_PATH}", socket.len()));
-    }
+    check_socket(&s, &socket);
     s.finish();
     Control { socket: PathBuf::from(socket) }
 }
@@ -153,13 +148,24 @@ fn vpc(mut s: Section<'_, '_>) -> Vpc {
 fn port(mut s: Section<'_, '_>, workers: usize) -> Port {
     let name = name_of(&mut s, "a-z, A-Z, 0-9, '-', '_' and '.'", |c| c.is_ascii_alphanumeric() || "-_.".contains(c));
     let vni = vni(&mut s);
-    let kind = s.choice("kind", &[("tap", PortKind::Tap)]);
+    let kind = s.choice("kind", &[("tap", PortKind::Tap), ("vhost-user", PortKind::VhostUser)]);
     let mac = s.required("mac");
     let addresses = s.list("addresses", MAX_ADDRESSES);
     if addresses.is_empty() && !s.has_failed("addresses") {
         s.error("addresses", "missing: name at least one address of the guest");
     }
     let mtu = s.int("mtu", 68..=65535, 1500) as u16;
+    let (mut socket, mut mode) = (None, VhostMode::default());
+    if kind == PortKind::VhostUser {
+        let path: String = s.required("socket");
+        check_socket(&s, &path);
+        socket = Some(PathBuf::from(path));
+        mode = s.choice("mode", &[("server", VhostMode::Server), ("client", VhostMode::Client)]);
+        let queues = s.int("queues", 1..=1, 1) as usize;
+        s.finish();
+        let (netns, device, default_gateway) = (None, String::new(), None);
+        return Port { name, vni, kind, mac, addresses, mtu, netns, device, default_gateway, queues, socket, mode };
+    }
     let netns = netns(&mut s);
     let device: Option<String> = s.optional("device");
     // The name of a port without a device names that, too.
@@ -170,7 +176,7 @@ fn port(mut s: Section<'_, '_>, workers: usize) -> Port {
     let default_gateway = s.optional("default_gateway");
     let queues = s.int("queues", 1..=MAX_WORKERS as u64, workers as u64) as usize;
     s.finish();
-    Port { name, vni, kind, mac, addresses, mtu, netns, device, default_gateway, queues }
+    Port { name, vni, kind, mac, addresses, mtu, netns, device, default_gateway, queues, socket, mode }
 }
 
 fn route(mut s: Section<'_, '_>) -> Route {
@@ -212,6 +218,15 @@ fn netns(s: &mut Section<'_, '_>) -> Option<PathBuf> {
         s.error("netns", format!("{netns:?} is neither a name under /run/netns nor an absolute path"));
     }
     Some(Path::new("/run/netns").join(netns))
+}
+
+fn check_socket(s: &Section<'_, '_>, socket: &str) {
+    if !s.has_failed("socket") && !Path::new(&socket).is_absolute() {
+        s.error("socket", format!("{socket:?} is not an absolute path"));
+    }
+    if socket.len() > MAX_SOCKET_PATH {
+        s.error("socket", format!("{} bytes; the path of a Unix socket has at most {MAX_SOCKET_PATH}", socket.len()));
+    }
 }
 
 fn check_device(s: &Section<'_, '_>, device: &str) {

@@ -9,7 +9,7 @@ use bifrost_wire::virtio_net;
 use super::TapCounters;
 use super::statistics::DeviceStatistics;
 use super::writer::Writer;
-use crate::guest::{GuestPort, PlaceError, RxHandle, TxFrame, TxHandle};
+use crate::guest::{GuestPort, PlaceError, PolledPort, RxHandle, TxFrame, TxHandle};
 use crate::pool::Pool;
 
 /// Bytes of a head buffer: virtio header and the first part of the frame. Most frames fit it whole.
@@ -115,7 +115,7 @@ impl TapQueue {
 
 impl GuestPort for TapQueue {
     /// One system call per packet. Stops early, and returns false, when no buffer is free: while
-    /// [`tx_free`](Self::tx_free) is 0 there is no use in waiting on [`fd`](Self::fd).
+    /// [`tx_free`](Self::tx_free) is 0 there is no use in waiting on [`fd`](PolledPort::fd).
     ///
     /// # Errors
     /// The device is gone (EBADFD): someone deleted it inside the namespace.
@@ -242,7 +242,9 @@ impl GuestPort for TapQueue {
         let own = self.counters.iter();
         own.chain(self.overrun_packets().map(|n| ("tx_overrun_packets".to_string(), n))).filter(|c| c.1 > 0).collect()
     }
+}
 
+impl PolledPort for TapQueue {
     fn fd(&self) -> BorrowedFd<'_> {
         self.fd.as_fd()
     }

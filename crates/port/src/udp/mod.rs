@@ -24,7 +24,7 @@ use std::os::fd::BorrowedFd;
 
 pub use counters::UdpCounters;
 
-use crate::underlay::{Datagram, LaneId, Service, TxBatch, Underlay};
+use crate::underlay::{Datagram, LaneId, PolledUnderlay, Service, TxBatch, Underlay};
 use receive::Receiver;
 use transmit::Transmitter;
 
@@ -148,6 +148,10 @@ impl Underlay for UdpUnderlay {
         self.receiver.receive(&mut self.counters)
     }
 
+    fn received_at_ns(&self) -> u64 {
+        self.receiver.received_at_ns()
+    }
+
     fn datagram(&self, index: usize) -> Datagram<'_> {
         self.receiver.datagram(index)
     }
@@ -155,7 +159,9 @@ impl Underlay for UdpUnderlay {
     fn send(&mut self, batch: &mut TxBatch) {
         self.transmitter.send(batch, &mut self.counters);
     }
+}
 
+impl PolledUnderlay for UdpUnderlay {
     /// One descriptor, an epoll instance over all receive sockets.
     fn fds(&self) -> Vec<BorrowedFd<'_>> {
         vec![self.receiver.fd()]

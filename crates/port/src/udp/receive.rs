@@ -10,6 +10,7 @@ use socket2::Socket;
 
 use super::UdpCounters;
 use super::sys::ReceiveBuffers;
+use crate::clock::RealtimeOffset;
 use crate::underlay::{Datagram, Service};
 
 /// Most sockets looked at in one batch; the rest wait for the next.
@@ -26,6 +27,8 @@ pub(crate) struct Receiver {
     datagrams: Vec<Part>,
     /// Which of the ready sockets goes first, so that a busy one does not starve the others.
     turn: usize,
+    /// The clocks, read after the batch.
+    clock: RealtimeOffset,
 }
 
 struct Source {
@@ -43,6 +46,7 @@ struct Received {
     service: Service,
     ecn: u8,
     ttl: u8,
+    /// CLOCK_REALTIME, 0 when unknown.
     rx_time_ns: u64,
 }
 
@@ -78,6 +82,7 @@ impl Receiver {
             messages: Vec::with_capacity(messages),
             datagrams: Vec::with_capacity(messages * 64),
             turn: 0,
+            clock: RealtimeOffset::sample(),
         })
     }
 
@@ -141,6 +146,9 @@ impl Receiver {
             }
         }
         counters.rx_datagrams += self.datagrams.len() as u64;
+        if !self.datagrams.is_empty() {
+            self.clock = RealtimeOffset::sample();
+        }
         Ok(self.datagrams.len())
     }
 
@@ -153,8 +161,13 @@ impl Receiver {
             service: message.service,
             ecn: message.ecn,
             ttl: message.ttl,
-            rx_time_ns: message.rx_time_ns,
+            rx_time_ns: self.clock.to_monotonic(message.rx_time_ns),
         }
+    }
+
+    /// When the last batch was complete, monotonic clock, ns.
+    pub(crate) fn received_at_ns(&self) -> u64 {
+        self.clock.to_monotonic(0)
     }
 
     /// Readable when any receive socket is.

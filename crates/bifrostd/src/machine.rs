@@ -1,0 +1,63 @@
+//! A virtual machine's port: its socket, and the worker that works on its queue while the machine runs.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use anyhow::{Context, Result};
+use bifrost_datapath::{Device, Handle, Remote};
+use bifrost_port::udp::UdpUnderlay;
+use bifrost_port::vhost::{QueueOwner, Unplugged, VhostConfig, VhostPort, VhostQueue};
+
+/// A served vhost-user socket; dropped, it ends, and the worker has an empty port.
+pub(crate) struct Machine {
+    running: Arc<AtomicBool>,
+    _port: VhostPort,
+}
+
+impl Machine {
+    /// Serves the socket for port `owner` of `worker`, which must have an [`Unplugged`] device.
+    pub(crate) fn open(config: VhostConfig, owner: u16, worker: &Handle<UdpUnderlay>) -> Result<Machine> {
+        let running = Arc::new(AtomicBool::new(false));
+        let plug = Plug { owner, worker: worker.remote(), running: Arc::clone(&running) };
+        Ok(Machine { running, _port: VhostPort::open(config, Box::new(plug))? })
+    }
+
+    /// Whether a guest's driver has started.
+    pub(crate) fn is_running(&self) -> bool {
+        self.running.load(Ordering::Relaxed)
+    }
+}
+
+/// Changes the device behind a port of a worker.
+struct Plug {
+    owner: u16,
+    worker: Remote<UdpUnderlay>,
+    running: Arc<AtomicBool>,
+}
+
+impl Plug {
+    /// The old device is dropped here, on the socket's thread.
+    fn swap(&self, device: Device) -> Result<()> {
+        let owner = self.owner;
+        let old = self.worker.run(move |worker| worker.swap_device(owner, device))?;
+        old.map(drop).context("changing the device behind a port")
+    }
+}
+
+impl QueueOwner for Plug {
+    fn start(&mut self, queue: VhostQueue) {
+        match self.swap(Box::new(queue)) {
+            Ok(()) => self.running.store(true, Ordering::Relaxed),
+            Err(error) => tracing::error!(port = self.owner, "a guest cannot be served: {error:#}"),
+        }
+    }
+
+    fn stop(&mut self) {
+        self.running.store(false, Ordering::Relaxed);
+        // A worker that has ended has dropped the queue; a port that was removed, too.
+        let unplugged = Unplugged::new().map_err(anyhow::Error::from);
+        if let Err(error) = unplugged.and_then(|device| self.swap(Box::new(device))) {
+            tracing::debug!(port = self.owner, "a guest's port was gone already: {error:#}");
+        }
+    }
+}

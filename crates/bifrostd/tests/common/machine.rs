@@ -1,0 +1,188 @@
+//! Virtual machines with a real virtio_net driver: user-mode Linux, whose root is the machine's own, read-only, and QEMU
+//! with nothing but Busybox.
+
+use std::fs::File;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+/// What the guest's kernel starts.
+const INIT: &str = r#"#!/bin/sh
+mount -t proc proc /proc
+mount -t sysfs sys /sys
+mount -t tmpfs tmp /run
+export TMPDIR=/run HOME=/run
+for argument in $(cat /proc/cmdline); do case "$argument" in bf_*=*) export "$argument";; esac; done
+modules=/usr/lib/uml/modules/$(uname -r)/kernel
+for module in net/core/failover drivers/net/net_failover drivers/net/virtio_net; do insmod $modules/$module.ko; done
+ip link set lo up
+ip link set eth0 up
+ip address add $bf_address dev eth0
+cd /run
+echo "guest: up, MTU $(cat /sys/class/net/eth0/mtu), MAC $(cat /sys/class/net/eth0/address)"
+. $bf_script
+echo "guest: done"
+echo o > /proc/sysrq-trigger
+sleep 10
+"#;
+
+/// Where `scripts/install-debian-packages.sh` unpacks a kernel for QEMU.
+const KERNEL: &str = "/var/cache/bifrost-lab/kernel";
+/// What QEMU's guest loads, in order.
+const MODULES: [&str; 8] = [
+    "drivers/virtio/virtio_ring",
+    "drivers/virtio/virtio",
+    "drivers/virtio/virtio_pci_modern_dev",
+    "drivers/virtio/virtio_pci_legacy_dev",
+    "drivers/virtio/virtio_pci",
+    "net/core/failover",
+    "drivers/net/net_failover",
+    "drivers/net/virtio_net",
+];
+const QEMU_INIT: &str = r#"#!/bin/busybox sh
+/bin/busybox --install -s /bin
+mount -t proc proc /proc
+mount -t sysfs sys /sys
+mount -t devtmpfs dev /dev
+for module in $(cat /modules/order); do insmod /modules/$module.ko; done
+ip link set lo up
+ip link set eth0 mtu $bf_mtu up
+ip address add $bf_address dev eth0
+echo "guest: up"
+. /script
+echo "guest: done"
+poweroff -f
+"#;
+
+/// A running virtual machine; killed on drop.
+pub struct Machine {
+    name: &'static str,
+    child: Child,
+    console: PathBuf,
+}
+
+impl Machine {
+    /// Starts a machine whose vNIC is behind `socket`; `script` runs in it, then it ends.
+    pub fn start(directory: &Path, name: &'static str, socket: &Path, address: &str, script: &str) -> Machine {
+        // Without it the test has nothing to say; it must not look like a failure of the daemon.
+        let version = Command::new("linux.uml").arg("--version").output();
+        assert!(
+            version.as_ref().is_ok_and(|o| o.status.success()),
+            "user-mode Linux does not run here ({version:?}): scripts/install-debian-packages.sh installs it"
+        );
+        let file = |what: &str| directory.join(format!("{name}.{what}"));
+        std::fs::write(file("init"), INIT).unwrap();
+        std::fs::write(file("script"), script).unwrap();
+        super::netns::run("chmod", &["+x", &file("init").display().to_string()], "");
+        let console = File::options().create(true).append(true).open(file("console")).unwrap();
+        // Its many processes end with the session that they live in.
+        let child = Command::new("setpriv")
+            .args(["--pdeathsig", "KILL", "setsid", "linux.uml", "mem=160M", "quiet", "con=null", "con0=null,fd:1"])
+            .args(["root=/dev/root", "rootfstype=hostfs", "rootflags=/", "ro", &format!("umid={name}")])
+            .arg(format!("uml_dir={}", file("uml").display()))
+            .arg(format!("init={}", file("init").display()))
+            .arg(format!("virtio_uml.device={}:1", socket.display()))
+            .arg(format!("bf_address={address}"))
+            .arg(format!("bf_script={}", file("script").display()))
+            .stdin(Stdio::null())
+            .stdout(console.try_clone().unwrap())
+            .stderr(console)
+            .spawn()
+            .unwrap();
+        Machine { name, child, console: file("console") }
+    }
+
+    /// Starts a QEMU machine that makes `socket` and waits for the daemon there. It runs without KVM, as everywhere.
+    pub fn qemu(directory: &Path, name: &'static str, socket: &Path, address: &str, script: &str) -> Machine {
+        let file = |what: &str| directory.join(format!("{name}.{what}"));
+        let kernel = glob(&Path::new(KERNEL).join("boot"), "vmlinuz-");
+        let modules = glob(&Path::new(KERNEL).join("lib/modules"), "").join("kernel");
+        let root = file("root");
+        for place in ["bin", "proc", "sys", "dev", "modules"] {
+            std::fs::create_dir_all(root.join(place)).unwrap();
+        }
+        std::fs::copy("/bin/busybox", root.join("bin/busybox")).unwrap();
+        std::fs::write(root.join("init"), QEMU_INIT).unwrap();
+        std::fs::write(root.join("script"), script).unwrap();
+        let mut order = String::new();
+        for module in MODULES {
+            let (_, module_name) = module.rsplit_once('/').unwrap();
+            std::fs::copy(modules.join(format!("{module}.ko")), root.join(format!("modules/{module_name}.ko")))
+                .unwrap();
+            order += &format!("{module_name}\n");
+        }
+        std::fs::write(root.join("modules/order"), order).unwrap();
+        let pack = format!(
+            "chmod +x init bin/busybox && find . | busybox cpio -o -H newc 2>/dev/null > {}",
+            file("initrd").display()
+        );
+        super::netns::run("sh", &["-c", &format!("cd {} && {pack}", root.display())], "");
+        let console = File::options().create(true).append(true).open(file("console")).unwrap();
+        let child = Command::new("setpriv")
+            .args(["--pdeathsig", "KILL", "qemu-system-x86_64", "-accel", "tcg", "-nodefaults", "-no-reboot"])
+            .args(["-display", "none", "-serial", "stdio", "-m", "128M", "-machine", "pc,memory-backend=memory"])
+            .args(["-object", "memory-backend-memfd,id=memory,size=128M,share=on"])
+            .args(["-chardev", &format!("socket,id=port,path={},server=on,wait=off", socket.display())])
+            .args(["-netdev", "vhost-user,id=net,chardev=port"])
+            // Without KVM, QEMU 7.2 dies of masking an MSI-X vector of a vhost device.
+            .args(["-device", "virtio-net-pci,netdev=net,romfile=,vectors=0,mac=02:00:00:00:00:01"])
+            .arg("-kernel")
+            .arg(kernel)
+            .arg("-initrd")
+            .arg(file("initrd"))
+            .args(["-append", &format!("console=ttyS0 quiet bf_address={address} bf_mtu=1450")])
+            .stdin(Stdio::null())
+            .stdout(console.try_clone().unwrap())
+            .stderr(console)
+            .spawn()
+            .unwrap();
+        Machine { name, child, console: file("console") }
+    }
+
+    /// What it has said.
+    pub fn console(&self) -> String {
+        String::from_utf8_lossy(&std::fs::read(&self.console).unwrap_or_default()).into_owned()
+    }
+
+    /// Waits until it says `text`.
+    pub fn wait_for(&self, text: &str, seconds: f64) {
+        let deadline = std::time::Instant::now() + Duration::from_secs_f64(seconds);
+        while !self.console().contains(text) {
+            let late = std::time::Instant::now() > deadline || self.has_ended();
+            assert!(!late, "machine {} does not say {text:?} within {seconds} s:\n{}", self.name, self.console());
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+
+    fn has_ended(&self) -> bool {
+        let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.child.id())).unwrap_or_default();
+        stat.contains(") Z ") && !self.console().contains("guest: done")
+    }
+
+    /// The number behind `NAME=` in what it has said.
+    pub fn said(&self, name: &str) -> u64 {
+        let text = self.console();
+        let value = text.lines().filter_map(|l| l.trim().strip_prefix(name)?.strip_prefix('=')).next_back();
+        value.and_then(|v| v.parse().ok()).unwrap_or_else(|| panic!("no {name}= in\n{text}"))
+    }
+}
+
+impl Drop for Machine {
+    fn drop(&mut self) {
+        // What was started leads a session; the guest's processes are in its group and would outlive it.
+        if let Some(leader) = rustix::process::Pid::from_raw(self.child.id() as i32) {
+            let _ = rustix::process::kill_process_group(leader, rustix::process::Signal::KILL);
+        }
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// The one entry of a directory whose name starts with `prefix`.
+fn glob(directory: &Path, prefix: &str) -> PathBuf {
+    let entries = std::fs::read_dir(directory).unwrap_or_else(|error| {
+        panic!("{}: {error}: scripts/install-debian-packages.sh makes it", directory.display());
+    });
+    let mut found = entries.flatten().filter(|e| e.file_name().to_string_lossy().starts_with(prefix));
+    found.next().unwrap_or_else(|| panic!("nothing is called {prefix} in {}", directory.display())).path()
+}

@@ -1,0 +1,111 @@
+//! Virtual machines with a real virtio_net driver, in place of containers.
+
+use std::time::{Duration, Instant};
+
+use crate::common::machine::Machine;
+use crate::common::traffic::Echo;
+use crate::common::{Guest, Lab, Options, eventually};
+
+/// What a guest says about its own TCP.
+const TCP_STATISTICS: &str = r#"
+awk '/^Tcp:/ {if (!n) {split($0, name); n = 1} else for (i = 2; i <= NF; i++) if (name[i] == "RetransSegs") print "retransmitted=" $i}' /proc/net/snmp
+awk '/^TcpExt:/ {if (!n) {split($0, name); n = 1} else for (i = 2; i <= NF; i++) if (name[i] == "TCPOFOQueue") print "out_of_order=" $i}' /proc/net/netstat
+"#;
+
+/// Two hosts with a machine's port each; neither machine runs yet.
+fn lab(options: Options) -> Lab {
+    let mut lab = Lab::new(options);
+    for (host, name) in ["a", "b"].into_iter().enumerate() {
+        let n = host as u8 + 1;
+        let address: &'static str = ["10.0.0.1/24", "10.0.0.2/24"][host];
+        lab.add_machine(host, &Guest::new(name, n, &[address]).mtu(1450), "server");
+    }
+    lab.start();
+    lab
+}
+
+fn machine(lab: &Lab, host: usize, script: &str) -> Machine {
+    let name = ["a", "b"][host];
+    let directory = &lab.hosts[host].directory;
+    Machine::start(directory, name, &lab.machine_socket(name), ["10.0.0.1/24", "10.0.0.2/24"][host], script)
+}
+
+#[test]
+fn machines_reach_each_other_reliably() {
+    let lab = lab(Options::default());
+    for (host, name) in lab.hosts.iter().zip(["a", "b"]) {
+        let port = host.port(name);
+        assert!(port.waiting && port.kind == "vhost-user");
+    }
+    let b = machine(
+        &lab,
+        1,
+        "redis-server --save '' --protected-mode no --daemonize yes >/dev/null\niperf3 -s -D\nsleep 100",
+    );
+    b.wait_for("guest: up, MTU 1450, MAC 02:00:00:00:00:02", 30.0);
+    let script = format!(
+        "redis-cli -h 10.0.0.2 ping\n\
+         redis-benchmark -h 10.0.0.2 -t get,set -n 2000 -c 20 -q | tr '\\r' '\\n' | grep 'per second'\n{TCP_STATISTICS}\n\
+         for way in '' -R; do iperf3 -c 10.0.0.2 -t 2 $way -J | awk '/\"sum_received\"/ {{r = 1}} r && /\"bytes\"/ {{gsub(\",\", \"\"); print \"bytes=\" $2; r = 0}}'; done"
+    );
+    let a = machine(&lab, 0, &script);
+    a.wait_for("guest: done", 120.0);
+    assert!(a.console().contains("PONG"));
+    assert_eq!(a.console().matches("requests per second").count(), 2);
+    // A guest that is kept from a processor for long has its packets given up, or loses patience itself.
+    let given_up: u64 = lab.hosts.iter().map(|host| host.counter("rte.given_up_packets")).sum();
+    let (again, disorder) = (a.said("retransmitted"), a.said("out_of_order"));
+    assert!(
+        given_up > 0 || (again < 10 && disorder == 0),
+        "over four paths: {again} sent again, {disorder} out of order"
+    );
+    assert_eq!(a.console().matches("bytes=").count(), 2, "{}", a.console());
+    assert!(a.said("bytes") > 1 << 20);
+    for host in &lab.hosts {
+        let counters = host.counters();
+        assert!(counters["rte.sent_packets"] > 4000, "{counters:?}");
+        assert_eq!(host.counter("vhost.broken_rings"), 0);
+        assert_eq!(host.counter("vhost.tx_reused_buffer_packets"), 0, "Linux leaves buffers alone");
+    }
+    // A machine that has ended leaves a port that waits for the next one.
+    eventually(10.0, "the port is free", || lab.hosts[0].port("a").waiting);
+    assert_eq!(lab.hosts[0].port("a").tx_held_packets, 0);
+    let again = machine(&lab, 0, "redis-cli -h 10.0.0.2 ping");
+    again.wait_for("guest: done", 30.0);
+    assert!(again.console().contains("PONG"), "{}", again.console());
+}
+
+/// QEMU keeps no record of what is in flight for a network device: the daemon's own, and transmit buffers that go back in
+/// order, are what this is about. User-mode Linux removes its device for good when the daemon goes.
+#[test]
+fn a_machine_survives_a_daemon_that_is_killed_under_load() {
+    let mut lab = Lab::new(Options::default());
+    let guest = Guest::new("a", 1, &["10.0.0.1/24"]).mtu(1450);
+    lab.add_machine(0, &guest, "client");
+    lab.add(1, Guest::new("b", 2, &["10.0.0.2/24"]).mtu(1450));
+    lab.start();
+    let directory = lab.hosts[0].directory.clone();
+    let socket = lab.machine_socket("a");
+    let a = Machine::qemu(&directory, "a", &socket, "10.0.0.1/24", "nc -ll -p 5001 -e cat");
+    a.wait_for("guest: up", 120.0);
+    let echo = Echo::start(lab.net("b"), "10.0.0.1", 5001);
+    for kill in 0..8 {
+        echo.wait_for_progress(2 << 20, Duration::from_secs(60));
+        echo.take_longest_silence();
+        let began = Instant::now();
+        lab.hosts[0].crash();
+        lab.hosts[0].start();
+        let restart = began.elapsed();
+        echo.wait_for_progress(1 << 20, Duration::from_secs(60));
+        let silence = echo.take_longest_silence();
+        println!("kill {kill}: silence {silence:?}, of which the restart took {restart:?}");
+        assert!(silence < restart + Duration::from_secs(5), "{silence:?} for a restart of {restart:?}");
+    }
+    assert_eq!(lab.hosts[0].counter("vhost.broken_rings"), 0);
+    // What the dying daemons had sent was sent again, and compared.
+    assert_eq!(lab.hosts[0].counter("vhost.tx_reused_buffer_packets"), 0);
+    // The guest would have said so of a descriptor that came back twice.
+    assert!(!a.console().contains("is not a head"), "{}", a.console());
+    let bytes = echo.finish();
+    println!("{bytes} bytes came back as they were sent");
+}

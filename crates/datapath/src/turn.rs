@@ -1,0 +1,76 @@
+//! One turn of a core: a packet's way through the rooms. Read [`Core::turn`] first.
+
+use bifrost_port::{GuestPort, Underlay};
+use bifrost_rte::Time;
+
+use crate::core::Core;
+
+/// Receive batches in one turn before guests get theirs.
+const UNDERLAY_ROUNDS: usize = 4;
+
+impl<P: GuestPort> Core<P> {
+    /// One turn: a packet's way through the rooms. Returns whether there was anything to do.
+    ///
+    /// Waits for nothing. The caller turns again at once while [`has_more`](Self::has_more), and otherwise when a port
+    /// or the underlay is readable ([`on_port_readable`](Self::on_port_readable),
+    /// [`on_underlay_readable`](Self::on_underlay_readable)) or [`next_deadline`](Self::next_deadline) has come. `now` is
+    /// the time on the clock that `underlay` uses, too. `hand_over` is called between in and out, for what belongs to other
+    /// workers of this host.
+    pub fn turn(&mut self, now: Time, underlay: &mut impl Underlay, hand_over: impl FnOnce(&mut Self)) -> bool {
+        self.now = now;
+        self.counters.loops += 1;
+        // In: decapsulate, transport, verify, place (underlay.rs).
+        let mut busy = self.receive(underlay);
+        hand_over(self);
+        // Whatever time has brought: ACK timers, losses, probes, delayed faults.
+        busy |= self.on_time();
+        // Show the guests what is in order, with one notification each; only then acknowledge it.
+        self.publish();
+        self.engine.flush_acks(self.now, &mut self.out);
+        // Out: fetch, parse, switch, transport (guest.rs).
+        busy |= self.fetch_from_guests(underlay);
+        // Segment, encapsulate, send; give acknowledged buffers back (emit.rs).
+        busy |= self.emit(underlay);
+        self.tell_completions();
+        self.counters.busy_loops += u64::from(busy);
+        busy
+    }
+
+    /// Receives batches until nothing is waiting or guests must have their turn.
+    fn receive(&mut self, underlay: &mut impl Underlay) -> bool {
+        let mut busy = false;
+        for _ in 0..UNDERLAY_ROUNDS {
+            if !self.underlay_readable {
+                break;
+            }
+            let count = underlay.recv().unwrap_or(0);
+            self.underlay_readable = count > 0;
+            if count > 0 {
+                busy = true;
+                self.now = self.now.max(Time(underlay.received_at_ns()));
+            }
+            for i in 0..count {
+                self.on_datagram(&underlay.datagram(i));
+            }
+        }
+        busy
+    }
+
+    /// Tells the guests which of their buffers are theirs again, each once.
+    fn tell_completions(&mut self) {
+        for port in self.ports.iter_mut().flatten().filter(|p| p.completed) {
+            port.completed = false;
+            port.port.flush();
+        }
+    }
+
+    /// Does what time has brought: the transport's timers and delayed packets.
+    fn on_time(&mut self) -> bool {
+        let mut busy = false;
+        if self.engine.next_timeout().is_some_and(|at| at <= self.now) {
+            self.engine.on_timeout(self.now, &mut self.out);
+            busy = true;
+        }
+        busy | self.release_delayed()
+    }
+}

@@ -1,0 +1,321 @@
+//! The back-end against a front-end of another make, over a real socket.
+
+use std::os::fd::AsRawFd;
+use std::path::Path;
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::time::{Duration, Instant};
+
+use bifrost_wire::virtio_net::Header;
+use vhost::vhost_user::message::{
+    VhostUserConfigFlags, VhostUserHeaderFlag, VhostUserInflight, VhostUserProtocolFeatures,
+};
+use vhost::vhost_user::{Frontend, VhostUserFrontend};
+use vhost::{VhostBackend, VhostUserMemoryRegionInfo, VringConfigData};
+use vmm_sys_util::eventfd::EventFd;
+
+use super::mock::{GUEST, Guest, Kind, MEMORY, USER};
+use super::*;
+use crate::guest::GuestPort;
+
+const KIND: Kind = Kind { size: 16, event_idx: true, mergeable: true };
+/// VERSION_1, event index, indirect descriptors, mergeable buffers, MAC.
+const FEATURES: u64 = 1 << 32 | 1 << 29 | 1 << 28 | 1 << 15 | 1 << 5;
+
+/// A worker that does nothing by itself.
+struct Bench {
+    queues: Sender<VhostQueue>,
+    taken_back: Receiver<()>,
+}
+
+struct Worker {
+    queues: Receiver<VhostQueue>,
+    take_back: Sender<()>,
+}
+
+impl QueueOwner for Bench {
+    fn start(&mut self, queue: VhostQueue) {
+        self.queues.send(queue).expect("the test waits");
+    }
+
+    fn stop(&mut self) {
+        // The test drops the queue when it likes; the back-end waits for that.
+        let _ = self.taken_back.recv_timeout(Duration::from_secs(10));
+    }
+}
+
+fn bench() -> (Box<Bench>, Worker) {
+    let ((queues, theirs), (take_back, taken_back)) = (channel(), channel());
+    (Box::new(Bench { queues, taken_back }), Worker { queues: theirs, take_back })
+}
+
+impl Worker {
+    fn next(&self) -> VhostQueue {
+        self.queues.recv_timeout(Duration::from_secs(10)).expect("a queue starts")
+    }
+
+    fn drop(&self, queue: VhostQueue) {
+        drop(queue);
+        self.take_back.send(()).expect("the back-end lives");
+    }
+}
+
+fn config(socket: &Path, mode: Mode) -> VhostConfig {
+    VhostConfig {
+        name: "test".into(),
+        socket: socket.to_owned(),
+        mode,
+        mac: [2, 0, 0, 0, 0, 1],
+        mtu: 1450,
+        record: None,
+    }
+}
+
+fn set_up(front: &mut Frontend) {
+    front.set_owner().expect("owner");
+    let offered = front.get_features().expect("features");
+    assert_eq!(offered & FEATURES, FEATURES);
+    front.set_features(FEATURES | 1 << 30).expect("features");
+    let protocol = front.get_protocol_features().expect("protocol features");
+    front.set_hdr_flags(VhostUserHeaderFlag::NEED_REPLY);
+    front.set_protocol_features(protocol).expect("protocol features");
+}
+
+/// Gives memory and rings; they start at `base`.
+fn give(front: &mut Frontend, guest: &Guest, base: [u16; 2]) {
+    let region = VhostUserMemoryRegionInfo {
+        guest_phys_addr: GUEST,
+        memory_size: MEMORY,
+        userspace_addr: USER,
+        mmap_offset: 0,
+        mmap_handle: guest.file.as_raw_fd(),
+    };
+    front.set_mem_table(&[region]).expect("memory");
+    for (index, side) in [&guest.rx, &guest.tx].into_iter().enumerate() {
+        let user = |at: u64| at - GUEST + USER;
+        front.set_vring_num(index, guest.kind.size).expect("size");
+        front.set_vring_base(index, base[index]).expect("base");
+        let data = VringConfigData {
+            queue_max_size: guest.kind.size,
+            queue_size: guest.kind.size,
+            flags: 0,
+            desc_table_addr: user(side.descriptors),
+            used_ring_addr: user(side.used),
+            avail_ring_addr: user(side.available),
+            log_addr: None,
+        };
+        front.set_vring_addr(index, &data).expect("addresses");
+        front.set_vring_call(index, &EventFd::new(libc::EFD_NONBLOCK).expect("eventfd")).expect("call");
+        front.set_vring_kick(index, &EventFd::new(libc::EFD_NONBLOCK).expect("eventfd")).expect("kick");
+        front.set_vring_enable(index, true).expect("enable");
+    }
+}
+
+fn sent(queue: &mut VhostQueue) -> Vec<Vec<u8>> {
+    let mut out = Vec::new();
+    queue.fetch(64, &mut out).expect("fetch");
+    let mut frames = Vec::new();
+    for f in out {
+        let mut bytes = Vec::new();
+        queue.copy(f.handle, 0, f.len as usize, &mut bytes);
+        frames.push(bytes);
+    }
+    frames
+}
+
+#[test]
+fn a_guest_starts_stops_and_starts_again_where_it_was() {
+    let directory = tempfile::tempdir().expect("directory");
+    let socket = directory.path().join("vm.sock");
+    let (owner, worker) = bench();
+    let port = VhostPort::open(config(&socket, Mode::Server), owner).expect("port");
+    let mut front = Frontend::connect(&socket, 2).expect("connect");
+    set_up(&mut front);
+    let (_, space) = front.get_config(0, 12, VhostUserConfigFlags::empty(), &[0; 12]).expect("configuration");
+    assert_eq!(space, [2, 0, 0, 0, 0, 1, 1, 0, 1, 0, 0xaa, 5], "MAC, link up, one pair, MTU 1450");
+
+    let mut guest = Guest::new(KIND);
+    give(&mut front, &guest, [0, 0]);
+    let mut queue = worker.next();
+    assert!(port.is_connected());
+    guest.send(Header::default(), &[1; 100], &[], false);
+    guest.send(Header::default(), &[2; 100], &[], false);
+    assert_eq!(sent(&mut queue), [[1; 100], [2; 100]]);
+    worker.drop(queue);
+    assert_eq!(front.get_vring_base(0).expect("receive ring"), 0);
+    assert_eq!(front.get_vring_base(1).expect("transmit ring"), 2);
+    assert!(guest.tx.reap().is_some() && guest.tx.reap().is_some(), "before the answer, all is the guest's again");
+
+    guest.send(Header::default(), &[3; 100], &[], false);
+    give(&mut front, &guest, [0, 2]);
+    // Each message that completes the rings may start them; the last one is what counts.
+    let mut queue = worker.next();
+    assert_eq!(sent(&mut queue), [[3; 100]]);
+
+    // Gone without a word.
+    worker.take_back.send(()).expect("lives");
+    drop(front);
+    drop(queue);
+    let until = Instant::now() + Duration::from_secs(5);
+    while port.is_connected() && Instant::now() < until {
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    let mut front = Frontend::connect(&socket, 2).expect("the socket takes the next one");
+    set_up(&mut front);
+    drop(port);
+    assert!(!socket.exists());
+    assert!(front.get_features().is_err());
+}
+
+#[test]
+fn a_restarted_daemon_finds_what_was_in_flight() {
+    let directory = tempfile::tempdir().expect("directory");
+    let socket = directory.path().join("vm.sock");
+    let mut guest = Guest::new(KIND);
+    let mut record: Option<(VhostUserInflight, std::fs::File)> = None;
+    for life in 0..3u8 {
+        let (owner, worker) = bench();
+        let port = VhostPort::open(config(&socket, Mode::Server), owner).expect("port");
+        let mut front = Frontend::connect(&socket, 2).expect("connect");
+        set_up(&mut front);
+        assert!(front.get_protocol_features().expect("features").contains(VhostUserProtocolFeatures::INFLIGHT_SHMFD));
+        use vhost::vhost_user::VhostUserFrontend as _;
+        let (inflight, file) = match record.take() {
+            Some(kept) => kept,
+            None => front.get_inflight_fd(&VhostUserInflight::new(0, 0, 2, 16)).expect("record"),
+        };
+        front.set_inflight_fd(&inflight, file.as_raw_fd()).expect("record");
+        record = Some((inflight, file));
+        guest.send(Header::default(), &[10 + life; 100], &[], false);
+        let used = guest.tx.read16(guest.tx.used + 2);
+        give(&mut front, &guest, [0, used]);
+        let mut queue = worker.next();
+        let want: Vec<_> = (0..=life).map(|i| vec![10 + i; 100]).collect();
+        assert_eq!(sent(&mut queue), want, "life {life}");
+        // Killed: nothing is given back.
+        std::mem::forget(queue);
+        worker.take_back.send(()).expect("lives");
+        drop(port);
+    }
+}
+
+#[test]
+fn a_front_end_that_keeps_no_record_is_recorded_here() {
+    let directory = tempfile::tempdir().expect("directory");
+    let socket = directory.path().join("vm.sock");
+    let (record, kept) = (directory.path().join("record"), directory.path().join("kept"));
+    let mut guest = Guest::new(KIND);
+    for life in 0..3u8 {
+        if life > 0 {
+            std::fs::rename(&kept, &record).expect("a killed daemon removes nothing");
+        }
+        let (owner, worker) = bench();
+        let config = VhostConfig { record: Some(record.clone()), ..config(&socket, Mode::Server) };
+        let port = VhostPort::open(config, owner).expect("port");
+        let mut front = Frontend::connect(&socket, 2).expect("connect");
+        set_up(&mut front);
+        for i in 0..3 {
+            guest.send(Header::default(), &[10 * life + i; 100], &[], false);
+        }
+        // All that a front-end knows after its back-end has gone.
+        let used = [&guest.rx, &guest.tx].map(|side| side.read16(side.used + 2));
+        give(&mut front, &guest, used);
+        let mut queue = worker.next();
+        let mut out = Vec::new();
+        queue.fetch(64, &mut out).expect("fetch");
+        let got: Vec<u8> = out.iter().map(|f| queue.bytes(f.handle).0[0]).collect();
+        // Two of each life have gone back, and are not seen again; buffers go back in order, so these are the first.
+        let all = (0..=life).flat_map(|l| [10 * l, 10 * l + 1, 10 * l + 2]);
+        assert_eq!(got, all.skip(2 * usize::from(life)).collect::<Vec<_>>(), "life {life}");
+        if life == 0 {
+            guest.fill(&[2048; 12]);
+        }
+        let placed: Vec<_> = (0..3).map(|i| queue.place(&[10 * life + i; 90], false).expect("room")).collect();
+        queue.publish(placed[1]);
+        queue.notify().expect("notify");
+        queue.complete(out[1].handle);
+        queue.flush();
+        assert_eq!(guest.tx.reap(), None, "not before the first one");
+        queue.complete(out[0].handle);
+        queue.flush();
+        assert!(guest.tx.reap().is_some() && guest.tx.reap().is_some() && guest.tx.reap().is_none());
+        std::mem::forget(queue);
+        worker.take_back.send(()).expect("lives");
+        std::fs::hard_link(&record, &kept).expect("the record");
+        drop(port);
+        assert!(!record.exists(), "whoever ends in order leaves nothing");
+        assert_eq!(guest.receive().map(|r| r.1), Some(vec![10 * life + 1; 90]));
+        assert!(guest.receive().is_none());
+    }
+}
+
+#[test]
+fn a_client_port_connects_again_and_again() {
+    let directory = tempfile::tempdir().expect("directory");
+    let socket = directory.path().join("vm.sock");
+    let (owner, worker) = bench();
+    let port = VhostPort::open(config(&socket, Mode::Client), owner).expect("port");
+    let listener = std::os::unix::net::UnixListener::bind(&socket).expect("listen");
+    let guest = Guest::new(KIND);
+    for _ in 0..3 {
+        let (stream, _) = listener.accept().expect("it comes");
+        let mut front = Frontend::from_stream(stream, 2);
+        set_up(&mut front);
+        give(&mut front, &guest, [0, 0]);
+        worker.drop(worker.next());
+    }
+    drop(port);
+}
+
+#[test]
+fn nonsense_ends_the_connection_and_nothing_else() {
+    let directory = tempfile::tempdir().expect("directory");
+    let socket = directory.path().join("vm.sock");
+    let (owner, _worker) = bench();
+    let port = VhostPort::open(config(&socket, Mode::Server), owner).expect("port");
+    let attempts: [fn(&mut Frontend) -> bool; 6] = [
+        |f| f.set_vring_num(1, 3).is_err() || f.get_features().is_err(),
+        |f| f.set_vring_base(2, 0).is_err() || f.get_features().is_err(),
+        |f| f.set_features(1 << 32 | 1 << 40).is_err() || f.get_features().is_err(),
+        |f| f.set_features(1 << 29).is_err() || f.get_features().is_err(),
+        |f| {
+            let file = tempfile::tempfile().expect("a file that is too short");
+            let region = VhostUserMemoryRegionInfo {
+                guest_phys_addr: 0,
+                memory_size: 4096,
+                userspace_addr: 0,
+                mmap_offset: 0,
+                mmap_handle: file.as_raw_fd(),
+            };
+            f.set_mem_table(&[region]).is_err() || f.get_features().is_err()
+        },
+        |f| {
+            // Readable for ever, and no event counter.
+            use std::os::fd::FromRawFd;
+            let zero = std::os::fd::IntoRawFd::into_raw_fd(std::fs::File::open("/dev/zero").expect("zeros"));
+            // SAFETY: the descriptor was just opened and is given away.
+            let fake = unsafe { EventFd::from_raw_fd(zero) };
+            f.set_vring_kick(0, &fake).is_err() || f.get_features().is_err()
+        },
+    ];
+    for (i, attempt) in attempts.into_iter().enumerate() {
+        let mut front = Frontend::connect(&socket, 2).expect("connect");
+        front.set_owner().expect("owner");
+        assert!(attempt(&mut front), "attempt {i}");
+    }
+    assert!(Frontend::connect(&socket, 2).expect("connect").get_features().is_ok());
+    drop(port);
+}
+
+#[test]
+fn a_socket_that_is_in_use_is_left_alone() {
+    let directory = tempfile::tempdir().expect("directory");
+    let socket = directory.path().join("vm.sock");
+    let listener = std::os::unix::net::UnixListener::bind(&socket).expect("listen");
+    let open = |path: &Path| VhostPort::open(config(path, Mode::Server), bench().0);
+    assert!(matches!(open(&socket), Err(VhostError::Path { .. })));
+    drop(listener);
+    drop(open(&socket).expect("nobody listens any more"));
+    std::fs::write(&socket, "").expect("a file");
+    assert!(matches!(open(&socket), Err(VhostError::Path { .. })));
+    assert!(matches!(open(&directory.path().join("no/such")), Err(VhostError::Listen { .. })));
+}

@@ -1,0 +1,78 @@
+//! What a vhost-user queue counts.
+
+use bifrost_nic::Malformed;
+
+use super::split::BadChain;
+
+/// Counters of one [`VhostQueue`](super::VhostQueue), since it was started. "tx" is what the guest sends, "rx" what it
+/// receives.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct VhostCounters {
+    /// Packets fetched from the guest; a packet to be segmented counts once.
+    pub tx_packets: u64,
+    /// Bytes of these, Ethernet header included.
+    pub tx_bytes: u64,
+    /// Packets dropped because their virtio header does not fit the frame, by [`Malformed::index`].
+    pub tx_malformed_packets: [u64; Malformed::ALL.len()],
+    /// Packets dropped because they have no room for a virtio header, or memory went away.
+    pub tx_bad_buffer_packets: u64,
+    /// Packets dropped because of their descriptors, by reason.
+    pub(crate) tx_bad_chain_packets: [u64; BadChain::NAMES.len()],
+    /// Packets whose buffer the guest had used for something else before it got it back.
+    pub tx_reused_buffer_packets: u64,
+    /// Notifications of completed transmissions.
+    pub tx_notifications: u64,
+    /// Packets made visible to the guest.
+    pub rx_packets: u64,
+    /// Bytes of these.
+    pub rx_bytes: u64,
+    /// Receive buffers that they took.
+    pub rx_buffers: u64,
+    /// Notifications of received packets.
+    pub rx_notifications: u64,
+    /// Frames that could not be placed because the guest has no empty buffers in its ring.
+    pub rx_no_buffer_frames: u64,
+    /// Frames that could not be placed because they exceed the guest's MTU or its buffers.
+    pub rx_too_large_frames: u64,
+    /// Frames placed and then thrown away by the data path.
+    pub rx_discarded_frames: u64,
+    /// Receive buffers given back empty because of their descriptors, by reason.
+    pub(crate) rx_bad_chain_buffers: [u64; BadChain::NAMES.len()],
+    /// Rings taken out of use because the driver broke their rules.
+    pub broken_rings: u64,
+}
+
+impl BadChain {
+    /// By number.
+    pub(crate) const NAMES: [&str; 5] = ["link", "indirect", "direction", "address", "length"];
+}
+
+impl VhostCounters {
+    /// All counters by name, units last.
+    pub fn iter(&self) -> impl Iterator<Item = (String, u64)> {
+        let plain = [
+            ("tx_packets", self.tx_packets),
+            ("tx_bytes", self.tx_bytes),
+            ("tx_bad_buffer_packets", self.tx_bad_buffer_packets),
+            ("tx_reused_buffer_packets", self.tx_reused_buffer_packets),
+            ("tx_notifications", self.tx_notifications),
+            ("rx_packets", self.rx_packets),
+            ("rx_bytes", self.rx_bytes),
+            ("rx_buffers", self.rx_buffers),
+            ("rx_notifications", self.rx_notifications),
+            ("rx_no_buffer_frames", self.rx_no_buffer_frames),
+            ("rx_too_large_frames", self.rx_too_large_frames),
+            ("rx_discarded_frames", self.rx_discarded_frames),
+            ("broken_rings", self.broken_rings),
+        ];
+        let malformed = Malformed::ALL
+            .iter()
+            .map(|m| (format!("tx_malformed_{}_packets", m.name()), self.tx_malformed_packets[m.index()]));
+        let tx_chains =
+            BadChain::NAMES.iter().zip(self.tx_bad_chain_packets).map(|(n, c)| (format!("tx_bad_{n}_packets"), c));
+        let rx_chains =
+            BadChain::NAMES.iter().zip(self.rx_bad_chain_buffers).map(|(n, c)| (format!("rx_bad_{n}_buffers"), c));
+        let plain = plain.into_iter().map(|(name, value)| (name.to_string(), value));
+        plain.chain(malformed).chain(tx_chains).chain(rx_chains)
+    }
+}

@@ -1,0 +1,442 @@
+//! The device as the front-end's messages make it: features, memory, rings. Runs on the port's own thread; rings that are
+//! complete are handed over as a [`VhostQueue`].
+
+use std::fs::File;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use rustix::fs::OFlags;
+
+use super::features::{self, Features, OFFERED};
+use super::inflight::{self, Inflight};
+use super::memory::{Memory, RegionSpec};
+use super::messages::{self, Failure, Fields, Message};
+use super::queue::{Ends, QueueSpec, VhostQueue};
+use super::record::{self, FrontEnd};
+use super::split::{Call, MAX_SIZE, RingSpec};
+use super::{QueueOwner, VhostConfig};
+
+/// Rings: receive, transmit.
+const RINGS: usize = 2;
+/// Bytes of an Ethernet header with one VLAN tag.
+const ETHERNET: usize = 18;
+
+/// Requests (vhost-user, "Front-end message types").
+const GET_FEATURES: u32 = 1;
+const SET_FEATURES: u32 = 2;
+const SET_OWNER: u32 = 3;
+const RESET_OWNER: u32 = 4;
+const SET_MEM_TABLE: u32 = 5;
+const SET_VRING_NUM: u32 = 8;
+const SET_VRING_ADDR: u32 = 9;
+const SET_VRING_BASE: u32 = 10;
+const GET_VRING_BASE: u32 = 11;
+const SET_VRING_KICK: u32 = 12;
+const SET_VRING_CALL: u32 = 13;
+const SET_VRING_ERR: u32 = 14;
+const GET_PROTOCOL_FEATURES: u32 = 15;
+const SET_PROTOCOL_FEATURES: u32 = 16;
+const GET_QUEUE_NUM: u32 = 17;
+const SET_VRING_ENABLE: u32 = 18;
+const SET_BACKEND_REQ_FD: u32 = 21;
+const GET_CONFIG: u32 = 24;
+const GET_INFLIGHT_FD: u32 = 31;
+const SET_INFLIGHT_FD: u32 = 32;
+const RESET_DEVICE: u32 = 34;
+const GET_MAX_MEM_SLOTS: u32 = 36;
+const ADD_MEM_REG: u32 = 37;
+const REM_MEM_REG: u32 = 38;
+
+/// In the number of a ring whose descriptor is passed: there is none.
+const NO_FILE: u64 = 1 << 8;
+
+type Outcome<T = ()> = Result<T, &'static str>;
+
+/// The answer to a message.
+enum Answer {
+    /// Whether it succeeded, if the front-end wants to know.
+    Done,
+    /// What it asked for.
+    Payload(Vec<u8>),
+    /// The same with a descriptor.
+    WithFile(Vec<u8>, File),
+}
+
+/// The state of one vhost-user connection.
+pub(super) struct VhostDevice {
+    config: VhostConfig,
+    owner: Box<dyn QueueOwner>,
+    features: Features,
+    protocol: u64,
+    memory: Arc<Memory>,
+    rings: [RingState; RINGS],
+    inflight: Option<Arc<Memory>>,
+    /// Who is connected, if that can be said.
+    front_end: Option<FrontEnd>,
+    /// For requests of ours. There are none, but its end would tell the front-end that this side is gone.
+    requests: Option<File>,
+    /// Where the queue that runs will leave its ends.
+    running: Option<Arc<Ends>>,
+}
+
+/// What is known of a ring so far.
+#[derive(Default)]
+struct RingState {
+    size: u16,
+    /// Addresses of descriptors, used ring and available ring in the front-end.
+    tables: Option<[u64; 3]>,
+    base: u16,
+    kick: Option<Arc<OwnedFd>>,
+    call: Arc<Call>,
+    enabled: bool,
+}
+
+impl VhostDevice {
+    pub(super) fn new(config: VhostConfig, owner: Box<dyn QueueOwner>) -> Self {
+        VhostDevice {
+            config,
+            owner,
+            features: Features::default(),
+            protocol: 0,
+            memory: Arc::default(),
+            rings: Default::default(),
+            inflight: None,
+            front_end: None,
+            requests: None,
+            running: None,
+        }
+    }
+
+    /// A front-end has connected.
+    pub(super) fn meet(&mut self, socket: &UnixStream) {
+        self.front_end = FrontEnd::of(socket);
+    }
+
+    /// The front-end is gone: all it gave is given up.
+    pub(super) fn reset(&mut self) {
+        self.stop();
+        (self.features, self.protocol) = (Features::default(), 0);
+        self.memory = Arc::default();
+        self.rings = Default::default();
+        (self.inflight, self.front_end, self.requests) = (None, None, None);
+    }
+
+    /// Waits for a message and answers it. A failed one is answered, too, where that can be, and ends the conversation:
+    /// what its sender believes and what is here would no longer agree.
+    pub(super) fn serve(&mut self, socket: &UnixStream) -> Result<(), Failure> {
+        let message = messages::receive(socket)?;
+        let (request, needs_reply) = (message.request, message.needs_reply);
+        let acknowledge = |code: u64| messages::reply(socket, request, &code.to_le_bytes(), None);
+        let outcome = self.handle(message);
+        // What agrees on answers may ask for one itself.
+        let wants_to_know = needs_reply && self.protocol & features::REPLY_ACK != 0;
+        match outcome {
+            Ok(Answer::Payload(payload)) => messages::reply(socket, request, &payload, None),
+            Ok(Answer::WithFile(payload, file)) => messages::reply(socket, request, &payload, Some(&file)),
+            Ok(Answer::Done) if wants_to_know => acknowledge(0),
+            Ok(Answer::Done) => Ok(()),
+            Err(problem) => {
+                if wants_to_know {
+                    let _ = acknowledge(1);
+                }
+                Err(Failure::Message { request, problem })
+            }
+        }
+    }
+
+    fn handle(&mut self, message: Message) -> Outcome<Answer> {
+        let Message { request, payload, mut files, .. } = message;
+        let mut fields = Fields(&payload);
+        let number = |n: u64| Ok(Answer::Payload(n.to_le_bytes().to_vec()));
+        match request {
+            GET_FEATURES => return number(OFFERED.0),
+            SET_FEATURES => self.set_features(fields.u64()?)?,
+            GET_PROTOCOL_FEATURES => return number(features::PROTOCOL),
+            SET_PROTOCOL_FEATURES => self.protocol = fields.u64()?,
+            GET_QUEUE_NUM => return number(1),
+            GET_MAX_MEM_SLOTS => return number(Memory::MAX_REGIONS as u64),
+            SET_OWNER | SET_VRING_ERR => {}
+            SET_BACKEND_REQ_FD => self.requests = files.pop(),
+            RESET_OWNER => self.stop(),
+            RESET_DEVICE => {
+                self.stop();
+                self.rings = Default::default();
+            }
+            SET_MEM_TABLE => self.set_memory(&mut fields, files)?,
+            ADD_MEM_REG => {
+                fields.u64()?;
+                let file = files.pop().ok_or("there is no file for its memory")?;
+                self.add_memory(&mut fields, file)?;
+            }
+            REM_MEM_REG => {
+                fields.u64()?;
+                self.remove_memory(&mut fields)?;
+            }
+            SET_VRING_NUM => {
+                let (ring, size) = (fields.u32()?, fields.u32()?);
+                let size = u16::try_from(size).ok().filter(|n| n.is_power_of_two() && *n <= MAX_SIZE);
+                let size = size.ok_or("a ring's size is a power of two up to 32768")?;
+                self.change(ring, |ring| ring.size = size)?;
+            }
+            SET_VRING_BASE => {
+                let (ring, base) = (fields.u32()?, fields.u32()?);
+                self.change(ring, |ring| ring.base = base as u16)?;
+            }
+            SET_VRING_ADDR => {
+                let (index, _flags) = (fields.u32()?, fields.u32()?);
+                let tables = Some([fields.u64()?, fields.u64()?, fields.u64()?]);
+                if self.ring_mut(index)?.tables != tables {
+                    self.change(index, |ring| ring.tables = tables)?;
+                }
+            }
+            SET_VRING_ENABLE => {
+                let (index, enabled) = (fields.u32()?, fields.u32()? == 1);
+                if self.ring_mut(index)?.enabled != enabled {
+                    self.change(index, |ring| ring.enabled = enabled)?;
+                }
+            }
+            SET_VRING_KICK => {
+                let index = fields.u64()?;
+                // Without one we would have to look all the time.
+                let kick = Arc::new(notifier(files.pop().ok_or("a ring without a kick is not served")?, false)?);
+                let enabled = !self.features.protocol();
+                self.change(index as u32 & 0xff, |ring| {
+                    ring.kick = Some(kick);
+                    ring.enabled |= enabled;
+                })?;
+            }
+            SET_VRING_CALL => {
+                let index = fields.u64()?;
+                let file = files.pop().filter(|_| index & NO_FILE == 0);
+                let ring = self.ring_mut(index as u32 & 0xff)?;
+                ring.call.set(file.map(|f| notifier(f, true)).transpose()?);
+                // What was shown while there was nobody to tell: one notification too many does no harm.
+                ring.call.notify();
+            }
+            // The ring stops, and all that it held is the guest's again before the answer goes out.
+            GET_VRING_BASE => {
+                let index = fields.u32()?;
+                self.stop();
+                let ring = self.ring_mut(index)?;
+                ring.kick = None;
+                let answer = [index.to_le_bytes(), u32::from(ring.base).to_le_bytes()];
+                return Ok(Answer::Payload(answer.concat()));
+            }
+            GET_CONFIG => {
+                let (offset, size) = (fields.u32()? as usize, fields.u32()? as usize);
+                let space = features::config_space(&self.config);
+                let part = space.get(offset..offset.saturating_add(size)).ok_or("the configuration has 256 bytes")?;
+                let mut answer = payload.get(..12).ok_or("it is too short")?.to_vec();
+                answer.extend_from_slice(part);
+                return Ok(Answer::Payload(answer));
+            }
+            GET_INFLIGHT_FD => return new_record(&mut fields),
+            SET_INFLIGHT_FD => {
+                let (size, offset) = (fields.u64()?, fields.u64()?);
+                let file = files.pop().ok_or("there is no file for the record")?;
+                self.stop();
+                let mut memory = Memory::default();
+                memory
+                    .add(RegionSpec { guest: 0, user: 0, size, offset, file })
+                    .map_err(|_| "its file cannot be mapped")?;
+                self.inflight = Some(Arc::new(memory));
+                self.start()?;
+            }
+            _ => return Err("it is not known here, and was not offered"),
+        }
+        Ok(Answer::Done)
+    }
+
+    fn set_features(&mut self, features: u64) -> Outcome {
+        if features & !OFFERED.0 != 0 {
+            return Err("features that were not offered");
+        }
+        let features = Features(features);
+        if !features.version_1() {
+            return Err("a driver older than virtio 1 is not served");
+        }
+        if features != self.features {
+            self.stop();
+            self.features = features;
+            self.start()?;
+        }
+        Ok(())
+    }
+
+    /// A table may have room for more regions than it names.
+    fn set_memory(&mut self, fields: &mut Fields<'_>, files: Vec<File>) -> Outcome {
+        let (count, _padding) = (fields.u32()? as usize, fields.u32()?);
+        if count != files.len() {
+            return Err("it has not as many files as memory regions");
+        }
+        self.stop();
+        let mut memory = Memory::default();
+        for file in files {
+            self.add(&mut memory, fields, file)?;
+        }
+        self.memory = Arc::new(memory);
+        self.start()
+    }
+
+    fn add_memory(&mut self, fields: &mut Fields<'_>, file: File) -> Outcome {
+        self.stop();
+        let mut memory = (*self.memory).clone();
+        self.add(&mut memory, fields, file)?;
+        self.memory = Arc::new(memory);
+        self.start()
+    }
+
+    fn remove_memory(&mut self, fields: &mut Fields<'_>) -> Outcome {
+        let (guest, size, user) = (fields.u64()?, fields.u64()?, fields.u64()?);
+        self.stop();
+        let mut memory = (*self.memory).clone();
+        if !memory.remove(guest, user, size) {
+            return Err("there is no such memory region");
+        }
+        self.memory = Arc::new(memory);
+        self.start()
+    }
+
+    fn add(&self, memory: &mut Memory, fields: &mut Fields<'_>, file: File) -> Outcome {
+        let (guest, size, user, offset) = (fields.u64()?, fields.u64()?, fields.u64()?, fields.u64()?);
+        memory.add(RegionSpec { guest, user, size, offset, file }).map_err(|error| {
+            tracing::warn!(port = self.config.name, %error, "a front-end's memory cannot be used");
+            "its memory cannot be used"
+        })
+    }
+
+    fn ring_mut(&mut self, index: u32) -> Outcome<&mut RingState> {
+        self.rings.get_mut(index as usize).ok_or("there is one queue pair: rings 0 and 1")
+    }
+
+    /// Changes a ring; one that runs is started anew.
+    fn change(&mut self, index: u32, change: impl FnOnce(&mut RingState)) -> Outcome {
+        self.ring_mut(index)?;
+        self.stop();
+        change(self.ring_mut(index)?);
+        self.start()
+    }
+
+    /// Hands the queue over if nothing is missing any more.
+    fn start(&mut self) -> Outcome {
+        let [receive, transmit] = &self.rings;
+        let ready = |ring: &RingState| ring.enabled && ring.size > 0 && ring.tables.is_some() && ring.kick.is_some();
+        let (true, true, Some(kick)) = (ready(receive), ready(transmit), transmit.kick.clone()) else { return Ok(()) };
+        if self.running.is_some() || self.memory.regions() == 0 {
+            return Ok(());
+        }
+        let ends = Arc::new(Ends::default());
+        // A record of our own cannot know what the front-end did with the transmit ring meanwhile.
+        let (theirs, ours) = (self.inflight.clone(), self.own_record());
+        let queue = VhostQueue::new(QueueSpec {
+            memory: Arc::clone(&self.memory),
+            receive: self.ring(0, theirs.as_ref().or(ours.as_ref()))?,
+            transmit: self.ring(1, theirs.as_ref())?,
+            kick,
+            in_order: theirs.is_none(),
+            mergeable: self.features.mergeable(),
+            guest_checksum: self.features.guest_checksum(),
+            max_frame: usize::from(self.config.mtu) + ETHERNET,
+            ends: Arc::clone(&ends),
+        });
+        let queue = queue.ok_or("a ring that is not in the guest's memory")?;
+        self.running = Some(ends);
+        tracing::info!(
+            port = self.config.name,
+            features = format_args!("{:#x}", self.features.0),
+            "a guest has started"
+        );
+        self.owner.start(queue);
+        Ok(())
+    }
+
+    /// The record that is kept here because the front-end keeps none.
+    fn own_record(&self) -> Option<Arc<Memory>> {
+        if self.inflight.is_some() {
+            return None;
+        }
+        let (path, front_end) = (self.config.record.as_ref()?, self.front_end?);
+        let rings: Vec<u64> = self
+            .rings
+            .iter()
+            .flat_map(|r| [u64::from(r.size)].into_iter().chain(r.tables.unwrap_or_default()))
+            .collect();
+        let opened = record::open(path, front_end, &rings, RINGS * self.record_bytes());
+        let failed = |error: &std::io::Error| {
+            tracing::warn!(port = self.config.name, %error, "no record: its guest would not survive a crash of this daemon");
+        };
+        opened.inspect_err(failed).ok()
+    }
+
+    /// Bytes of each ring's record.
+    fn record_bytes(&self) -> usize {
+        inflight::bytes(self.rings[0].size.max(self.rings[1].size))
+    }
+
+    fn ring(&self, index: usize, record: Option<&Arc<Memory>>) -> Outcome<RingSpec> {
+        let ring = &self.rings[index];
+        let [descriptors, used, available] = ring.tables.unwrap_or_default();
+        let inflight = match record {
+            None => None,
+            Some(memory) => {
+                let at = index * self.record_bytes();
+                let area = Memory::area(memory, at as u64, inflight::bytes(ring.size), 8);
+                Some(Inflight::new(area.ok_or("a record that is too short for its ring")?, ring.size))
+            }
+        };
+        Ok(RingSpec {
+            size: ring.size,
+            descriptors,
+            available,
+            used,
+            base: ring.base,
+            event_idx: self.features.event_idx(),
+            call: Arc::clone(&ring.call),
+            inflight,
+        })
+    }
+
+    /// Takes the queue back; where its rings ended is where they will go on.
+    fn stop(&mut self) {
+        let Some(ends) = self.running.take() else { return };
+        self.owner.stop();
+        let load = |end: &AtomicU32| end.load(Ordering::Acquire) as u16;
+        (self.rings[0].base, self.rings[1].base) = (load(&ends.receive), load(&ends.transmit));
+        tracing::info!(port = self.config.name, "a guest has stopped");
+    }
+}
+
+/// A file to note in what is in flight; the front-end keeps it while the daemon restarts.
+fn new_record(fields: &mut Fields<'_>) -> Outcome<Answer> {
+    let (_size, _offset, queues, ring) = (fields.u64()?, fields.u64()?, fields.u16()?, fields.u16()?);
+    let size = (RINGS * inflight::bytes(ring)) as u64;
+    let fd = rustix::fs::memfd_create("bifrost-inflight", rustix::fs::MemfdFlags::CLOEXEC);
+    let file = File::from(fd.map_err(|_| "no memory for its record")?);
+    file.set_len(size).map_err(|_| "no memory for its record")?;
+    let mut answer = [size.to_le_bytes(), 0u64.to_le_bytes()].concat();
+    answer.extend([queues.to_le_bytes(), ring.to_le_bytes()].concat());
+    // As long as the C structure.
+    answer.extend([0; 4]);
+    Ok(Answer::WithFile(answer, file))
+}
+
+/// A descriptor to wait for or to write to without ever blocking. Event counters, pipes and sockets only: others could block, or be
+/// readable for ever.
+fn notifier(file: File, pipes: bool) -> Outcome<OwnedFd> {
+    const NONE: &str = "its descriptor is no event counter";
+    let fd = OwnedFd::from(file);
+    let stat = rustix::fs::fstat(&fd).map_err(|_| NONE)?;
+    // User-mode Linux has a pair of sockets where others have a pipe.
+    let kind = rustix::fs::FileType::from_raw_mode(stat.st_mode);
+    let is_pipe = matches!(kind, rustix::fs::FileType::Fifo | rustix::fs::FileType::Socket);
+    let path = format!("/proc/self/fd/{}", fd.as_raw_fd());
+    let is_event = std::fs::read_link(path).is_ok_and(|to| to.as_os_str() == "anon_inode:[eventfd]");
+    if !(is_event || pipes && is_pipe) {
+        return Err(NONE);
+    }
+    let flags = rustix::fs::fcntl_getfl(fd.as_fd()).map_err(|_| NONE)?;
+    rustix::fs::fcntl_setfl(fd.as_fd(), flags | OFlags::NONBLOCK).map_err(|_| NONE)?;
+    Ok(fd)
+}

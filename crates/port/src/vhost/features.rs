@@ -1,0 +1,89 @@
+//! What is offered to a guest (virtio 1.3, sections 5.1.3 and 6; vhost-user, "Protocol features").
+
+use super::VhostConfig;
+
+const NET_CSUM: u32 = 0;
+const NET_GUEST_CSUM: u32 = 1;
+const NET_MTU: u32 = 3;
+const NET_MAC: u32 = 5;
+const NET_HOST_TSO4: u32 = 11;
+const NET_HOST_TSO6: u32 = 12;
+const NET_HOST_ECN: u32 = 13;
+const NET_MRG_RXBUF: u32 = 15;
+const NET_STATUS: u32 = 16;
+const RING_INDIRECT_DESC: u32 = 28;
+const RING_EVENT_IDX: u32 = 29;
+const PROTOCOL_FEATURES: u32 = 30;
+const VERSION_1: u32 = 32;
+const NET_HOST_USO: u32 = 56;
+
+/// What the guest's driver may choose from. There is no control queue: a front-end that has one serves it itself.
+pub(super) const OFFERED: Features = Features(
+    1 << NET_CSUM
+        | 1 << NET_GUEST_CSUM
+        | 1 << NET_MTU
+        | 1 << NET_MAC
+        | 1 << NET_HOST_TSO4
+        | 1 << NET_HOST_TSO6
+        | 1 << NET_HOST_ECN
+        | 1 << NET_MRG_RXBUF
+        | 1 << NET_STATUS
+        | 1 << RING_INDIRECT_DESC
+        | 1 << RING_EVENT_IDX
+        | 1 << PROTOCOL_FEATURES
+        | 1 << VERSION_1
+        | 1 << NET_HOST_USO,
+);
+
+/// A set of virtio features.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Features(pub(super) u64);
+
+impl Features {
+    pub(super) fn version_1(self) -> bool {
+        self.has(VERSION_1)
+    }
+
+    pub(super) fn event_idx(self) -> bool {
+        self.has(RING_EVENT_IDX)
+    }
+
+    pub(super) fn mergeable(self) -> bool {
+        self.has(NET_MRG_RXBUF)
+    }
+
+    pub(super) fn guest_checksum(self) -> bool {
+        self.has(NET_GUEST_CSUM)
+    }
+
+    /// Whether rings are enabled by message, and not by their kick.
+    pub(super) fn protocol(self) -> bool {
+        self.has(PROTOCOL_FEATURES)
+    }
+
+    fn has(self, bit: u32) -> bool {
+        self.0 >> bit & 1 != 0
+    }
+}
+
+/// Protocol feature: the front-end may ask whether a message has succeeded.
+pub(super) const REPLY_ACK: u64 = 1 << 3;
+const BACKEND_REQ: u64 = 1 << 5;
+const CONFIG: u64 = 1 << 9;
+const INFLIGHT_SHMFD: u64 = 1 << 12;
+const RESET_DEVICE: u64 = 1 << 13;
+const CONFIGURE_MEM_SLOTS: u64 = 1 << 15;
+
+/// What the front-end may make use of.
+pub(super) const PROTOCOL: u64 = REPLY_ACK | BACKEND_REQ | CONFIG | INFLIGHT_SHMFD | RESET_DEVICE | CONFIGURE_MEM_SLOTS;
+
+/// `struct virtio_net_config`: MAC address, status, queue pairs, MTU; zeros behind.
+pub(super) fn config_space(config: &VhostConfig) -> [u8; 256] {
+    const LINK_UP: u16 = 1;
+    let mut space = [0; 256];
+    space[..6].copy_from_slice(&config.mac);
+    space[6..8].copy_from_slice(&LINK_UP.to_le_bytes());
+    space[8..10].copy_from_slice(&1u16.to_le_bytes());
+    space[10..12].copy_from_slice(&config.mtu.to_le_bytes());
+    space
+}

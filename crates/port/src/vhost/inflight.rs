@@ -1,0 +1,132 @@
+//! The record of what is in flight, in memory that the front-end keeps while the daemon restarts (vhost-user,
+//! "Inflight I/O tracking", split virtqueues). What the guest has handed over and not got back is found in it.
+
+use std::sync::atomic::{Ordering, fence};
+
+use super::memory::Area;
+
+/// Bytes in front of the descriptors' records: features u64, version, number, last batch's head, used index u16 each.
+const HEADER: usize = 16;
+/// Bytes of a record: in flight u8, padding, next in batch u16, counter u64.
+const RECORD: usize = 16;
+const VERSION: u16 = 1;
+const AT_VERSION: usize = 8;
+const AT_NUMBER: usize = 10;
+const AT_BATCH: usize = 12;
+const AT_USED: usize = 14;
+
+/// The record of one ring.
+#[derive(Debug)]
+pub(crate) struct Inflight {
+    area: Area,
+    size: u16,
+    /// Numbers buffers in the order in which they were taken.
+    counter: u64,
+    /// Used buffers of this batch.
+    batch: Vec<u16>,
+}
+
+/// Bytes of the record of a ring.
+pub(crate) fn bytes(size: u16) -> usize {
+    (HEADER + RECORD * usize::from(size)).next_multiple_of(64)
+}
+
+impl Inflight {
+    /// `area` has the [`bytes`] of a ring of `size`.
+    pub(crate) fn new(area: Area, size: u16) -> Self {
+        Inflight { area, size, counter: 0, batch: Vec::new() }
+    }
+
+    /// What an earlier life has left, in the order in which it was taken; the driver has got back all before `used`.
+    pub(crate) fn recover(&mut self, used: u16) -> Vec<u16> {
+        if self.get(AT_VERSION) != VERSION || self.get(AT_NUMBER) != self.size {
+            return self.renew(used);
+        }
+        // It may have ended after it had shown a batch and before it had noted that.
+        let shown = used.wrapping_sub(self.get(AT_USED));
+        if shown > self.size {
+            // The ring has started anew since.
+            return self.renew(used);
+        }
+        let mut head = self.get(AT_BATCH);
+        for _ in 0..shown {
+            if head >= self.size {
+                break;
+            }
+            self.mark(head, false);
+            head = self.area.load(Self::record(head) + 6, Ordering::Relaxed);
+        }
+        self.set(AT_USED, used);
+        let flying = |head: &u16| self.area.load::<u8>(Self::record(*head), Ordering::Relaxed) == 1;
+        let mut heads: Vec<u16> = (0..self.size).filter(flying).collect();
+        let number = |head: &u16| self.area.load::<u64>(Self::record(*head) + 8, Ordering::Relaxed);
+        heads.sort_by_key(number);
+        self.counter = heads.last().map_or(0, |last| number(last).wrapping_add(1));
+        heads
+    }
+
+    /// Nothing is in flight.
+    fn renew(&mut self, used: u16) -> Vec<u16> {
+        for head in 0..self.size {
+            self.mark(head, false);
+        }
+        self.set(AT_NUMBER, self.size);
+        self.set(AT_USED, used);
+        self.set(AT_VERSION, VERSION);
+        Vec::new()
+    }
+
+    /// A buffer is taken.
+    pub(crate) fn take(&mut self, head: u16) {
+        self.area.store(Self::record(head) + 8, self.counter, Ordering::Relaxed);
+        self.counter += 1;
+        self.mark(head, true);
+    }
+
+    /// A buffer was not taken after all.
+    pub(crate) fn untake(&mut self, head: u16) {
+        self.mark(head, false);
+    }
+
+    /// A buffer is used, and shown with the next batch.
+    pub(crate) fn put(&mut self, head: u16) {
+        self.batch.push(head);
+    }
+
+    /// The batch is about to be shown.
+    pub(crate) fn before_show(&mut self) {
+        for &head in &self.batch {
+            self.area.store(Self::record(head) + 6, self.get(AT_BATCH), Ordering::Relaxed);
+            self.set(AT_BATCH, head);
+        }
+        // A kill comes between instructions: what counts is their order as this processor executes them.
+        fence(Ordering::SeqCst);
+    }
+
+    /// The batch was shown; the used index is `used` now.
+    pub(crate) fn after_show(&mut self, used: u16) {
+        fence(Ordering::SeqCst);
+        for &head in &self.batch {
+            self.mark(head, false);
+        }
+        self.batch.clear();
+        fence(Ordering::SeqCst);
+        self.set(AT_USED, used);
+    }
+
+    fn mark(&self, head: u16, flying: bool) {
+        self.area.store(Self::record(head), u8::from(flying), Ordering::Release);
+    }
+
+    fn get(&self, at: usize) -> u16 {
+        self.area.load(at, Ordering::Relaxed)
+    }
+
+    fn set(&self, at: usize, value: u16) {
+        self.area.store(at, value, Ordering::Release);
+    }
+
+    fn record(head: u16) -> usize {
+        HEADER + RECORD * usize::from(head)
+    }
+}

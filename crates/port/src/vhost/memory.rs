@@ -1,0 +1,320 @@
+//! A guest's memory as the front-end has shared it.
+
+use std::fs::File;
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use vm_memory::{AtomicInteger, VolatileMemory, VolatileSlice};
+
+use super::mapping::Mapping;
+
+/// One region of a guest's memory (vhost-user, "memory region description").
+#[derive(Debug)]
+pub struct RegionSpec {
+    /// Its address as the guest knows it.
+    pub guest: u64,
+    /// Its address in the front-end's process.
+    pub user: u64,
+    /// Bytes.
+    pub size: u64,
+    /// Where it starts in `file`, bytes.
+    pub offset: u64,
+    /// What to map.
+    pub file: File,
+}
+
+/// A guest's memory. Every access checks that it lies inside; nothing of it is ever borrowed, for the guest may write to
+/// it at any time.
+#[derive(Clone, Debug, Default)]
+pub struct Memory {
+    /// By guest address.
+    regions: Vec<Region>,
+}
+
+#[derive(Clone, Debug)]
+struct Region {
+    guest: u64,
+    user: u64,
+    size: u64,
+    /// Where it starts in the mapping.
+    offset: u64,
+    mapping: Arc<Mapping>,
+}
+
+/// Why memory cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum MemoryError {
+    /// The numbers contradict themselves or each other.
+    #[error("memory region at guest address {guest:#x}, {size:#x} bytes: {problem}")]
+    Region {
+        /// The region's address as the guest knows it.
+        guest: u64,
+        /// Its size, bytes.
+        size: u64,
+        /// What is wrong.
+        problem: &'static str,
+    },
+    /// The file cannot be mapped.
+    #[error("memory region at guest address {guest:#x}: cannot map it: {source}")]
+    Map {
+        /// The region's address as the guest knows it.
+        guest: u64,
+        /// The kernel's answer.
+        source: io::Error,
+    },
+}
+
+impl Memory {
+    /// Most regions.
+    pub const MAX_REGIONS: usize = 64;
+
+    /// Adds a region.
+    ///
+    /// # Errors
+    /// It overlaps another one or cannot be mapped; nothing has changed then.
+    pub fn add(&mut self, spec: RegionSpec) -> Result<(), MemoryError> {
+        let RegionSpec { guest, user, size, offset, file } = spec;
+        let bad = |problem| MemoryError::Region { guest, size, problem };
+        let map = |source| MemoryError::Map { guest, source };
+        if size == 0 || guest.checked_add(size).is_none() || user.checked_add(size).is_none() {
+            return Err(bad("its end is not an address"));
+        }
+        if self.regions.len() == Self::MAX_REGIONS {
+            return Err(bad("there are 64 regions already"));
+        }
+        if self.regions.iter().any(|r| guest < r.guest + r.size && r.guest < guest + size) {
+            return Err(bad("it overlaps another region"));
+        }
+        // From the file's start: huge pages cannot be mapped from within one.
+        let end = offset.checked_add(size).ok_or_else(|| bad("its end in the file is not a number"))?;
+        let metadata = file.metadata().map_err(map)?;
+        if metadata.len() < end {
+            return Err(bad("the file is shorter"));
+        }
+        let bytes = usize::try_from(end).map_err(|_| bad("it is larger than the address space"))?;
+        let mapping = Mapping::new(file, bytes).map_err(map)?;
+        let at = self.regions.partition_point(|r| r.guest < guest);
+        self.regions.insert(at, Region { guest, user, size, offset, mapping: Arc::new(mapping) });
+        Ok(())
+    }
+
+    /// Removes the region that is at these addresses; whether there was one.
+    pub fn remove(&mut self, guest: u64, user: u64, size: u64) -> bool {
+        let before = self.regions.len();
+        self.regions.retain(|r| (r.guest, r.user, r.size) != (guest, user, size));
+        self.regions.len() < before
+    }
+
+    /// Regions.
+    pub fn regions(&self) -> usize {
+        self.regions.len()
+    }
+
+    /// Whether some of it was found to have gone, because its file is shorter now.
+    #[inline]
+    pub(crate) fn is_lost(&self) -> bool {
+        self.regions.iter().any(|r| r.mapping.is_lost())
+    }
+
+    /// Whether all of `len` bytes at `guest` are memory.
+    pub(crate) fn contains(&self, guest: u64, len: u64) -> bool {
+        let (mut guest, mut left) = (guest, len);
+        while left > 0 {
+            let Some((_, here)) = self.find(guest) else { return false };
+            if here >= left {
+                return true;
+            }
+            guest += here;
+            left -= here;
+        }
+        true
+    }
+
+    /// Reads what is at `guest`; whether all of it is memory. Otherwise what is left keeps its value.
+    pub(crate) fn read(&self, guest: u64, out: &mut [u8]) -> bool {
+        let mut done = 0;
+        self.each(guest, out.len(), |slice| {
+            slice.copy_to(&mut out[done..done + slice.len()]);
+            done += slice.len();
+        })
+    }
+
+    /// Appends `len` bytes from `guest` on; whether all of it is memory. Otherwise it appends what there is.
+    pub(crate) fn append(&self, guest: u64, len: usize, out: &mut Vec<u8>) -> bool {
+        out.reserve(len);
+        self.each(guest, len, |slice| {
+            let (from, bytes) = (slice.ptr_guard(), slice.len());
+            // `each` gives no more than `len` bytes in all.
+            let Some(to) = out.spare_capacity_mut().get_mut(..bytes) else { return };
+            // SAFETY: `from` is valid for `bytes` bytes while the guard lives, `to` is as long and belongs to `out` alone.
+            // The guest may write at the same time; then the bytes are any mixture, which everything that reads them
+            // takes for possible anyway.
+            unsafe { std::ptr::copy_nonoverlapping(from.as_ptr(), to.as_mut_ptr().cast(), bytes) };
+            let len = out.len() + bytes;
+            // SAFETY: these bytes have just been written, within the capacity.
+            unsafe { out.set_len(len) };
+        })
+    }
+
+    /// Writes to `guest`; whether all of it is memory. Otherwise it writes what it can.
+    pub(crate) fn write(&self, guest: u64, bytes: &[u8]) -> bool {
+        let mut done = 0;
+        self.each(guest, bytes.len(), |slice| {
+            slice.copy_from(&bytes[done..done + slice.len()]);
+            done += slice.len();
+        })
+    }
+
+    /// The area of `len` bytes at `user` in the front-end's process, if it is within one region and aligned to `align`.
+    pub(crate) fn area(memory: &Arc<Memory>, user: u64, len: usize, align: u64) -> Option<Area> {
+        let region = memory
+            .regions
+            .iter()
+            .position(|r| user.checked_sub(r.user).is_some_and(|at| at < r.size && len as u64 <= r.size - at))?;
+        let r = &memory.regions[region];
+        let start = r.offset + (user - r.user);
+        start.is_multiple_of(align).then(|| Area { memory: Arc::clone(memory), region, start: start as usize, len })
+    }
+
+    /// The region of an address, and how many bytes it has from there on.
+    #[inline]
+    fn find(&self, guest: u64) -> Option<(&Region, u64)> {
+        self.regions.iter().find_map(|r| {
+            let at = guest.wrapping_sub(r.guest);
+            (at < r.size).then(|| (r, r.size - at))
+        })
+    }
+
+    /// Calls `f` with all of an area, piece by piece. Whether all of it is memory.
+    #[inline]
+    fn each(&self, guest: u64, len: usize, mut f: impl FnMut(VolatileSlice<'_>)) -> bool {
+        let (mut guest, mut left) = (guest, len as u64);
+        while left > 0 {
+            let Some((region, here)) = self.find(guest) else { return false };
+            let take = here.min(left);
+            let start = region.offset + (guest - region.guest);
+            let Ok(slice) = region.mapping.region().get_slice(start as usize, take as usize) else { return false };
+            f(slice);
+            guest += take;
+            left -= take;
+        }
+        true
+    }
+}
+
+/// A part of a guest's memory that is used as a structure: a ring, or the record of what is in flight.
+#[derive(Clone, Debug)]
+pub(crate) struct Area {
+    memory: Arc<Memory>,
+    region: usize,
+    start: usize,
+    len: usize,
+}
+
+impl Area {
+    /// An atomic load. Outside of the area everything is 0; no caller goes there.
+    #[inline]
+    pub(crate) fn load<T: vm_memory::AtomicAccess + Default>(&self, at: usize, order: Ordering) -> T {
+        let slice = self.slice();
+        slice.get_atomic_ref::<T::A>(at).map(|a| a.load(order).into()).unwrap_or_default()
+    }
+
+    /// An atomic store.
+    #[inline]
+    pub(crate) fn store<T: vm_memory::AtomicAccess>(&self, at: usize, value: T, order: Ordering) {
+        let slice = self.slice();
+        if let Ok(a) = slice.get_atomic_ref::<T::A>(at) {
+            a.store(value.into(), order);
+        }
+    }
+
+    #[inline]
+    fn slice(&self) -> VolatileSlice<'_> {
+        let mapping = self.memory.regions[self.region].mapping.region();
+        // Checked when the area was made, and mappings do not change.
+        mapping.get_slice(self.start, self.len).unwrap_or_else(|_| mapping.as_volatile_slice())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn file(bytes: u64) -> File {
+        let file = tempfile::tempfile().expect("a file");
+        file.set_len(bytes).expect("its size");
+        file
+    }
+
+    fn spec(guest: u64, user: u64, size: u64, offset: u64, file: File) -> RegionSpec {
+        RegionSpec { guest, user, size, offset, file }
+    }
+
+    #[test]
+    fn regions_are_checked() {
+        let mut memory = Memory::default();
+        memory.add(spec(0x1000, 0x10_1000, 0x1000, 0x800, file(0x1800))).expect("fits");
+        let all = file(0x4000);
+        for (name, guest, size, offset) in [
+            ("empty", 0, 0, 0),
+            ("overlaps at its end", 0x800, 0x801, 0),
+            ("overlaps at its start", 0x1fff, 1, 0),
+            ("inside", 0x1400, 1, 0),
+            ("around", 0, 0x4000, 0),
+            ("behind the file", 0x8000, 0x4000, 1),
+            ("end overflows", u64::MAX, 2, 0),
+            ("offset overflows", 0x8000, 2, u64::MAX),
+        ] {
+            let spec = spec(guest, 0, size, offset, all.try_clone().expect("file"));
+            assert!(memory.add(spec).is_err(), "{name}");
+        }
+        assert_eq!(memory.regions(), 1);
+        assert!(!memory.remove(0x1000, 0x10_1000, 0x800) && memory.remove(0x1000, 0x10_1000, 0x1000));
+    }
+
+    #[test]
+    fn accesses_go_over_adjacent_regions_and_never_outside() {
+        let mut memory = Memory::default();
+        memory.add(spec(0x2000, 0x9000, 0x1000, 0, file(0x1000))).expect("second");
+        memory.add(spec(0x1000, 0x5000, 0x1000, 0x800, file(0x1800))).expect("first");
+        let bytes: Vec<u8> = (0..64).collect();
+        assert!(memory.write(0x2000 - 20, &bytes));
+        let (mut read, mut appended) = ([0; 64], vec![9]);
+        assert!(memory.read(0x2000 - 20, &mut read) && memory.append(0x2000 - 20, 64, &mut appended));
+        assert_eq!((&read[..], &appended[1..]), (&bytes[..], &bytes[..]));
+        assert!(memory.contains(0x1000, 0x2000) && !memory.contains(0x1000, 0x2001) && !memory.contains(0xfff, 2));
+        assert!(!memory.contains(u64::MAX, 2));
+        appended.clear();
+        assert!(!memory.append(0x3000 - 10, 64, &mut appended));
+        assert_eq!(appended.len(), 10, "only what there is");
+        assert!(!memory.write(u64::MAX - 3, &bytes) && !memory.read(0x3000, &mut read));
+    }
+
+    #[test]
+    fn areas_are_within_one_region() {
+        let mut memory = Memory::default();
+        memory.add(spec(0x1000, 0x5000, 0x1000, 0, file(0x1000))).expect("first");
+        memory.add(spec(0x2000, 0x6000, 0x1000, 0, file(0x1000))).expect("second");
+        let memory = Arc::new(memory);
+        for (user, len, align, is_there) in [
+            (0x5000, 0x1000, 16, true),
+            (0x5ff0, 16, 16, true),
+            (0x5ff0, 17, 16, false),
+            (0x5ff8, 8, 16, false),
+            (0x4fff, 1, 1, false),
+            (u64::MAX, 1, 1, false),
+            (0x7000, 1, 1, false),
+        ] {
+            assert_eq!(Memory::area(&memory, user, len, align).is_some(), is_there, "{user:#x} {len}");
+        }
+        let area = Memory::area(&memory, 0x6010, 16, 2).expect("area");
+        area.store::<u16>(4, 0x1234, Ordering::Release);
+        assert_eq!(area.load::<u16>(4, Ordering::Acquire), 0x1234);
+        let mut bytes = [0; 2];
+        assert!(memory.read(0x2014, &mut bytes));
+        assert_eq!(u16::from_ne_bytes(bytes), 0x1234);
+        area.store::<u16>(16, 1, Ordering::Release);
+        assert_eq!(area.load::<u16>(16, Ordering::Acquire), 0, "outside");
+    }
+}

@@ -1,0 +1,71 @@
+//! A virtio network device in a guest's own memory, as the back-end of a vhost-user front-end (QEMU, Cloud Hypervisor,
+//! user-mode Linux, DPDK).
+//!
+//! [`VhostPort`] serves a socket on a thread of its own; `device` understands the messages. Once a guest's rings are
+//! complete it hands a [`VhostQueue`] to its [`QueueOwner`], which gives it to a worker; when they are not any more it
+//! takes it back. `split` has the ring's rules, `receive` and `transmit` what they mean for packets, `memory` checks every
+//! access.
+
+#[cfg(test)]
+mod backend_tests;
+mod counters;
+mod device;
+mod features;
+mod inflight;
+mod mapping;
+mod memory;
+mod messages;
+#[cfg(test)]
+mod mock;
+mod queue;
+mod receive;
+mod record;
+mod server;
+mod split;
+#[cfg(test)]
+mod tests;
+mod transmit;
+mod unplugged;
+
+use std::path::PathBuf;
+
+pub use counters::VhostCounters;
+pub use memory::{Memory, MemoryError, RegionSpec};
+pub use queue::VhostQueue;
+pub use server::{VhostError, VhostPort};
+pub use unplugged::Unplugged;
+
+/// How to make a vhost-user port.
+#[derive(Clone, Debug)]
+pub struct VhostConfig {
+    /// Its name, for messages.
+    pub name: String,
+    /// The socket's path.
+    pub socket: PathBuf,
+    /// Who listens there.
+    pub mode: Mode,
+    /// The guest's MAC address.
+    pub mac: [u8; 6],
+    /// The guest's MTU, bytes.
+    pub mtu: u16,
+    /// Where to note what is in flight for a front-end that does not keep that itself; `None`: nowhere, and a guest of
+    /// such a front-end does not survive that this process is killed.
+    pub record: Option<PathBuf>,
+}
+
+/// Who makes the socket.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Mode {
+    /// This side does; front-ends connect.
+    Server,
+    /// The front-end does; this side connects, again and again.
+    Client,
+}
+
+/// Whoever runs the queues of a port. Both are called from the port's own thread.
+pub trait QueueOwner: Send {
+    /// A guest has started: from now on the queue is to be worked on.
+    fn start(&mut self, queue: VhostQueue);
+    /// The guest stops: the queue that was started must have been dropped when this returns.
+    fn stop(&mut self);
+}

@@ -1,0 +1,198 @@
+//! One queue pair of a vhost-user device as a guest port.
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use super::counters::VhostCounters;
+use super::memory::Memory;
+use super::receive::Receive;
+use super::split::{Broken, Ring, RingSpec};
+use super::transmit::{Buffers, Transmit};
+use crate::guest::{GuestPort, PlaceError, PolledPort, RxHandle, TxFrame, TxHandle};
+
+/// What makes a queue pair.
+#[derive(Debug)]
+pub(crate) struct QueueSpec {
+    pub(crate) memory: Arc<Memory>,
+    pub(crate) receive: RingSpec,
+    pub(crate) transmit: RingSpec,
+    /// The guest writes to it when it has added packets.
+    pub(crate) kick: Arc<OwnedFd>,
+    /// The front-end keeps no record of what is in flight: transmit buffers go back in order.
+    pub(crate) in_order: bool,
+    pub(crate) mergeable: bool,
+    pub(crate) guest_checksum: bool,
+    /// Longest frame for the guest, bytes.
+    pub(crate) max_frame: usize,
+    /// Where to leave the ends.
+    pub(crate) ends: Arc<Ends>,
+}
+
+/// Up to where the rings of a queue pair were worked off, once it has stopped.
+#[derive(Debug, Default)]
+pub(crate) struct Ends {
+    pub(crate) receive: AtomicU32,
+    pub(crate) transmit: AtomicU32,
+}
+
+/// One queue pair of a guest's virtio network device, in the guest's own memory.
+///
+/// What the guest sends stays where it is until [`complete`](GuestPort::complete); what it receives is written there once,
+/// by [`place`](GuestPort::place). When it is dropped, everything that it holds goes back to the guest.
+#[derive(Debug)]
+pub struct VhostQueue {
+    receive: Receive,
+    transmit: Transmit,
+    kick: Arc<OwnedFd>,
+    broken: Option<Broken>,
+    counters: VhostCounters,
+    ends: Arc<Ends>,
+}
+
+impl VhostQueue {
+    /// `None`: a ring that is none, or not in memory.
+    pub(crate) fn new(spec: QueueSpec) -> Option<VhostQueue> {
+        let mut receive = Ring::new(&spec.memory, spec.receive)?;
+        // Whoever sends comes again; nobody has to be told that there is room.
+        receive.ask_for_silence();
+        Some(VhostQueue {
+            receive: Receive::new(receive, spec.mergeable, spec.guest_checksum, spec.max_frame),
+            transmit: Transmit::new(Ring::new(&spec.memory, spec.transmit)?, spec.in_order),
+            kick: spec.kick,
+            broken: None,
+            counters: VhostCounters::default(),
+            ends: spec.ends,
+        })
+    }
+
+    /// Ends both rings if the memory that they are in was found to have gone.
+    fn check_memory(&mut self) {
+        if self.broken != Some(Broken::Memory) && self.transmit.ring.memory().is_lost() {
+            tracing::warn!(broken = %Broken::Memory, "a guest's rings are out of use until its front-end comes anew");
+            self.counters.broken_rings += u64::from(self.broken.replace(Broken::Memory).is_none());
+            self.counters.broken_rings += u64::from(self.receive.end(Broken::Memory));
+        }
+    }
+
+    /// What happened since the queue was started.
+    pub fn vhost_counters(&self) -> &VhostCounters {
+        &self.counters
+    }
+}
+
+impl Drop for VhostQueue {
+    fn drop(&mut self) {
+        self.transmit.complete_all();
+        self.receive.give_back_all();
+        self.ends.transmit.store(u32::from(self.transmit.ring.base()), Ordering::Release);
+        self.ends.receive.store(u32::from(self.receive.ring.base()), Ordering::Release);
+    }
+}
+
+impl GuestPort for VhostQueue {
+    fn fetch(&mut self, max: usize, out: &mut Vec<TxFrame>) -> io::Result<bool> {
+        self.check_memory();
+        if self.broken.is_some() {
+            return Ok(false);
+        }
+        let fetched = self.transmit.fetch(max, out, &mut self.counters);
+        // Refused packets do not wait for others to be completed.
+        if self.transmit.ring.has_unshown() {
+            self.flush();
+        }
+        fetched.or_else(|broken| {
+            tracing::warn!(%broken, "a guest's transmit ring is out of use until its driver starts anew");
+            self.counters.broken_rings += 1;
+            self.broken = Some(broken);
+            Ok(false)
+        })
+    }
+
+    fn bytes(&self, handle: TxHandle) -> (&[u8], &[u8]) {
+        (self.transmit.head(handle), &[])
+    }
+
+    fn copy(&self, handle: TxHandle, from: usize, to: usize, out: &mut Vec<u8>) {
+        self.transmit.copy(handle, from, to, out);
+    }
+
+    fn is_intact(&mut self, handle: TxHandle) -> bool {
+        let before = self.transmit.buffers();
+        let intact = self.transmit.is_intact(handle, &mut self.counters);
+        match self.transmit.buffers() {
+            now if now == before => {}
+            Buffers::Kept => {
+                tracing::warn!("a guest has used a buffer again that it had not got back: copies are kept")
+            }
+            _ => tracing::debug!("a guest leaves its buffers alone: no copies are kept any more"),
+        }
+        intact
+    }
+
+    fn complete(&mut self, handle: TxHandle) {
+        self.transmit.complete(handle);
+    }
+
+    fn flush(&mut self) {
+        self.counters.tx_notifications += u64::from(self.transmit.ring.show());
+    }
+
+    fn place(&mut self, frame: &[u8], checksum_valid: bool) -> Result<RxHandle, PlaceError> {
+        let was_broken = self.receive.broken();
+        let placed = self.receive.place(frame, checksum_valid, &mut self.counters);
+        if let (None, Some(broken)) = (was_broken, self.receive.broken()) {
+            tracing::warn!(%broken, "a guest's receive ring is out of use until its driver starts anew");
+        }
+        placed
+    }
+
+    fn publish(&mut self, handle: RxHandle) {
+        self.receive.publish(handle, &mut self.counters);
+    }
+
+    fn discard(&mut self, handle: RxHandle) {
+        self.receive.discard(handle, &mut self.counters);
+    }
+
+    fn notify(&mut self) -> io::Result<()> {
+        self.check_memory();
+        self.counters.rx_notifications += u64::from(self.receive.ring.show());
+        Ok(())
+    }
+
+    fn tx_capacity(&self) -> u32 {
+        u32::from(self.transmit.ring.size())
+    }
+
+    fn rx_capacity(&self) -> u32 {
+        u32::from(self.receive.ring.size())
+    }
+
+    /// Half of the ring: the other half is with the guest, which has yet to offer it anew. A packet that finds no buffer
+    /// looks lost to its sender.
+    fn receive_window(&self) -> u32 {
+        (u32::from(self.receive.ring.size()) / 2).max(1)
+    }
+
+    fn tx_free(&self) -> u32 {
+        self.transmit.free()
+    }
+
+    fn counters(&self) -> Vec<(String, u64)> {
+        let kept = [("tx_kept_bytes".to_string(), self.transmit.kept_bytes())];
+        self.counters.iter().chain(kept).filter(|c| c.1 > 0).collect()
+    }
+}
+
+impl PolledPort for VhostQueue {
+    fn fd(&self) -> BorrowedFd<'_> {
+        self.kick.as_fd()
+    }
+
+    /// The kick is an event counter that is never read.
+    fn is_edge_triggered(&self) -> bool {
+        true
+    }
+}

@@ -1,0 +1,191 @@
+//! A vhost-user port's socket and the thread that answers on it.
+
+use std::io;
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::FileTypeExt;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
+
+use super::device::VhostDevice;
+use super::messages::Failure;
+use super::{Mode, QueueOwner, VhostConfig};
+
+/// How long to wait before the front-end's socket is tried again.
+const RETRY: Timespec = Timespec { tv_sec: 0, tv_nsec: 200_000_000 };
+
+/// A vhost-user port that serves its socket until it is dropped.
+#[derive(Debug)]
+pub struct VhostPort {
+    shared: Arc<Shared>,
+    thread: Option<JoinHandle<()>>,
+    /// The socket and the record, as far as they were made here.
+    made: Vec<PathBuf>,
+}
+
+/// What the thread and its owner share.
+#[derive(Debug)]
+struct Shared {
+    wake: OwnedFd,
+    state: Mutex<State>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    stopping: bool,
+    /// The connection being served.
+    connection: Option<UnixStream>,
+}
+
+/// Why a vhost-user port could not be opened.
+#[derive(Debug, thiserror::Error)]
+pub enum VhostError {
+    /// Something else is there.
+    #[error("vhost-user socket {path}: {problem}")]
+    Path {
+        /// As configured.
+        path: PathBuf,
+        /// What is wrong.
+        problem: &'static str,
+    },
+    /// The kernel made no such socket.
+    #[error("vhost-user socket {path}: cannot listen: {source}; its directory must exist and be writable")]
+    Listen {
+        /// As configured.
+        path: PathBuf,
+        /// The kernel's answer.
+        source: io::Error,
+    },
+    /// No thread or descriptor could be had.
+    #[error("cannot start the thread of a vhost-user port: {0}")]
+    Thread(#[from] io::Error),
+}
+
+impl VhostPort {
+    /// Opens the socket, or starts looking for it, and serves whoever is at its other end, one after the other.
+    ///
+    /// # Errors
+    /// See [`VhostError`].
+    pub fn open(config: VhostConfig, owner: Box<dyn QueueOwner>) -> Result<VhostPort, VhostError> {
+        let listener = match config.mode {
+            Mode::Server => Some(listen(&config.socket)?),
+            Mode::Client => None,
+        };
+        let made = listener.is_some().then(|| config.socket.clone()).into_iter().chain(config.record.clone()).collect();
+        let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(io::Error::from)?;
+        let shared = Arc::new(Shared { wake, state: Mutex::default() });
+        let theirs = Arc::clone(&shared);
+        let thread = std::thread::Builder::new().name("vhost-user".into()).spawn(move || match listener {
+            Some(listener) => theirs.serve(&config, owner, || theirs.accept(&listener)),
+            None => theirs.serve(&config, owner, || theirs.connect(&config.socket)),
+        })?;
+        Ok(VhostPort { shared, thread: Some(thread), made })
+    }
+
+    /// Whether a front-end is connected.
+    pub fn is_connected(&self) -> bool {
+        self.shared.state().connection.is_some()
+    }
+}
+
+impl Drop for VhostPort {
+    fn drop(&mut self) {
+        let mut state = self.shared.state();
+        state.stopping = true;
+        if let Some(connection) = &state.connection {
+            let _ = connection.shutdown(std::net::Shutdown::Both);
+        }
+        drop(state);
+        let _ = rustix::io::write(&self.shared.wake, &1u64.to_ne_bytes());
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+        for path in &self.made {
+            let _ = std::fs::remove_file(path);
+        }
+    }
+}
+
+impl Shared {
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Serves connections until the port is dropped.
+    fn serve(&self, config: &VhostConfig, owner: Box<dyn QueueOwner>, mut next: impl FnMut() -> Option<UnixStream>) {
+        let mut device = VhostDevice::new(config.clone(), owner);
+        while let Some(stream) = next() {
+            let Ok(connection) = stream.try_clone() else { continue };
+            {
+                let mut state = self.state();
+                if state.stopping {
+                    break;
+                }
+                state.connection = Some(connection);
+            }
+            tracing::info!(port = config.name, "a vhost-user front-end has connected");
+            device.meet(&stream);
+            let end = loop {
+                if let Err(end) = device.serve(&stream) {
+                    break end;
+                }
+            };
+            match end {
+                Failure::Closed => tracing::info!(port = config.name, "the front-end has gone"),
+                error => tracing::warn!(port = config.name, %error, "the front-end is disconnected"),
+            }
+            self.state().connection = None;
+            device.reset();
+        }
+    }
+
+    /// The next front-end that connects; `None` at the end.
+    fn accept(&self, listener: &UnixListener) -> Option<UnixStream> {
+        loop {
+            let mut fds = [PollFd::new(listener, PollFlags::IN), PollFd::new(&self.wake, PollFlags::IN)];
+            let _ = poll(&mut fds, None);
+            if self.state().stopping {
+                return None;
+            }
+            if let Ok((stream, _)) = listener.accept()
+                && stream.set_nonblocking(false).is_ok()
+            {
+                return Some(stream);
+            }
+        }
+    }
+
+    /// A connection to a front-end that listens; `None` at the end.
+    fn connect(&self, path: &Path) -> Option<UnixStream> {
+        loop {
+            if self.state().stopping {
+                return None;
+            }
+            if let Ok(stream) = UnixStream::connect(path) {
+                return Some(stream);
+            }
+            let _ = poll(&mut [PollFd::new(&self.wake, PollFlags::IN)], Some(&RETRY));
+        }
+    }
+}
+
+/// Makes the socket, in the place of one that nobody serves any more.
+fn listen(path: &Path) -> Result<UnixListener, VhostError> {
+    let bad = |problem| VhostError::Path { path: path.to_owned(), problem };
+    let failed = |source| VhostError::Listen { path: path.to_owned(), source };
+    if let Ok(there) = std::fs::symlink_metadata(path) {
+        if !there.file_type().is_socket() {
+            return Err(bad("something that is no socket is there; remove it or correct port.socket"));
+        }
+        if UnixStream::connect(path).is_ok() {
+            return Err(bad("somebody else listens there; stop it or correct port.socket"));
+        }
+        std::fs::remove_file(path).map_err(failed)?;
+    }
+    let listener = UnixListener::bind(path).map_err(failed)?;
+    listener.set_nonblocking(true).map_err(failed)?;
+    Ok(listener)
+}

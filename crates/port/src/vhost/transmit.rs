@@ -1,0 +1,289 @@
+//! What a guest sends: its buffers stay where they are, in its memory, until they are completed (delayed release).
+//!
+//! That needs a driver that does not touch a buffer before it has got it back. Until the first repetition has shown that, all
+//! bytes are kept here, too; one that turns out to use its buffers early has all of them kept for good (NSDI'26, section 7.1).
+
+use std::collections::VecDeque;
+
+use bifrost_nic::{HEAD_LEN, MAX_FRAME_LEN, Malformed, Offload, parse};
+use bifrost_wire::virtio_net;
+
+use super::counters::VhostCounters;
+use super::split::{Broken, Piece, Ring};
+use crate::guest::{TxFrame, TxHandle};
+
+/// Bytes in front of every frame (virtio 1.3, section 5.1.6).
+pub(crate) const HEADER: usize = virtio_net::LEN;
+
+/// Whether a guest's buffers can be read again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Buffers {
+    /// Nothing was sent again so far: packets are kept here.
+    Unproven,
+    /// They were as they had been: packets stay where they are.
+    InPlace,
+    /// They were not: packets are kept here, for good.
+    Kept,
+}
+
+/// The transmit queue of one queue pair. A handle is the number of the packet's first descriptor.
+///
+/// Of a held packet it keeps the first [`HEAD_LEN`] bytes, which what was decided about it depends on, and where the rest
+/// is. The guest may write to the rest at any time.
+#[derive(Debug)]
+pub(crate) struct Transmit {
+    pub(crate) ring: Ring,
+    heads: Vec<u8>,
+    packets: Vec<Packet>,
+    buffers: Buffers,
+    /// What is compared.
+    scratch: Vec<u8>,
+    held: u16,
+    /// What an earlier life of this daemon had fetched and not completed: sent once more, first.
+    again: VecDeque<u16>,
+    /// If buffers have to go back in the order in which they were taken: those that have not, oldest first. A front-end
+    /// without a record of what is in flight takes all from the used index on for it when its back-end has gone, and
+    /// QEMU then gives some of it back itself.
+    in_order: Option<VecDeque<u16>>,
+}
+
+#[derive(Clone, Debug, Default)]
+struct Packet {
+    /// All bytes in the guest's memory, virtio header included.
+    pieces: Vec<Piece>,
+    /// Bytes of the frame.
+    len: u32,
+    /// The bytes behind the head, if they are kept here.
+    rest: Option<Vec<u8>>,
+    held: bool,
+    /// Done with, and waiting for earlier ones to go back.
+    done: bool,
+}
+
+impl Transmit {
+    pub(crate) fn new(mut ring: Ring, in_order: bool) -> Self {
+        let size = usize::from(ring.size());
+        Transmit {
+            again: ring.take_recovered().into(),
+            in_order: in_order.then(|| VecDeque::with_capacity(size)),
+            heads: vec![0; size * HEAD_LEN],
+            packets: vec![Packet::default(); size],
+            buffers: Buffers::Unproven,
+            scratch: Vec::new(),
+            held: 0,
+            ring,
+        }
+    }
+
+    /// Fetches up to `max` packets. Returns whether more may be waiting; if not, the guest kicks when there are.
+    pub(crate) fn fetch(
+        &mut self,
+        max: usize,
+        out: &mut Vec<TxFrame>,
+        counters: &mut VhostCounters,
+    ) -> Result<bool, Broken> {
+        self.ring.ask_for_silence();
+        for _ in 0..max {
+            let head = match self.again.pop_front().map_or_else(|| self.ring.pop(), |head| Ok(Some(head)))? {
+                Some(head) => head,
+                None if self.ring.ask_for_kicks()? => {
+                    self.ring.ask_for_silence();
+                    continue;
+                }
+                None => return Ok(false),
+            };
+            if let Some(frame) = self.take(head, counters)? {
+                out.push(frame);
+            }
+        }
+        Ok(true)
+    }
+
+    /// Looks at one buffer; bad ones go back at once.
+    fn take(&mut self, head: u16, counters: &mut VhostCounters) -> Result<Option<TxFrame>, Broken> {
+        let slot = usize::from(head);
+        if self.packets[slot].held || self.packets[slot].done {
+            return Err(Broken::Twice);
+        }
+        if let Some(order) = &mut self.in_order {
+            order.push_back(head);
+        }
+        let packet = &mut self.packets[slot];
+        let limit = (HEADER + MAX_FRAME_LEN) as u32;
+        let len = match self.ring.chain(head, false, limit, &mut packet.pieces) {
+            Ok(total) if total as usize >= HEADER => total - HEADER as u32,
+            Ok(_) => return Ok(self.refuse(head, &mut counters.tx_bad_buffer_packets)),
+            Err(bad) => return Ok(self.refuse(head, &mut counters.tx_bad_chain_packets[bad as usize])),
+        };
+        packet.len = len;
+        // The frame's first bytes are copied now and never read again: what is decided about them stays true.
+        let mut virtio = [0; HEADER];
+        let kept = (len as usize).min(HEAD_LEN);
+        let bytes = &mut self.heads[slot * HEAD_LEN..][..kept];
+        let mut all =
+            gather(&self.ring, &packet.pieces, 0, &mut virtio) && gather(&self.ring, &packet.pieces, HEADER, bytes);
+        packet.rest = None;
+        if self.buffers != Buffers::InPlace && all {
+            let mut rest = vec![0; len as usize - kept];
+            all = gather(&self.ring, &packet.pieces, HEADER + kept, &mut rest);
+            packet.rest = Some(rest);
+        }
+        if !all {
+            return Ok(self.refuse(head, &mut counters.tx_bad_buffer_packets));
+        }
+        match offload(virtio, bytes, len as usize) {
+            Ok(offload) => {
+                packet.held = true;
+                self.held += 1;
+                counters.tx_packets += 1;
+                counters.tx_bytes += u64::from(len);
+                Ok(Some(TxFrame { handle: TxHandle(u32::from(head)), len, offload }))
+            }
+            Err(reason) => Ok(self.refuse(head, &mut counters.tx_malformed_packets[reason.index()])),
+        }
+    }
+
+    fn refuse(&mut self, head: u16, counter: &mut u64) -> Option<TxFrame> {
+        *counter += 1;
+        self.give_back(head);
+        None
+    }
+
+    fn give_back(&mut self, head: u16) {
+        let Some(order) = &mut self.in_order else { return self.ring.push_used(head, 0) };
+        self.packets[usize::from(head)].done = true;
+        while let Some(first) = order.front().copied()
+            && std::mem::take(&mut self.packets[usize::from(first)].done)
+        {
+            order.pop_front();
+            self.ring.push_used(first, 0);
+        }
+    }
+
+    pub(crate) fn head(&self, handle: TxHandle) -> &[u8] {
+        let slot = handle.0 as usize;
+        match self.packets.get(slot) {
+            Some(packet) if packet.held => &self.heads[slot * HEAD_LEN..][..(packet.len as usize).min(HEAD_LEN)],
+            _ => &[],
+        }
+    }
+
+    /// Appends bytes `from..to` of the frame.
+    pub(crate) fn copy(&self, handle: TxHandle, from: usize, to: usize, out: &mut Vec<u8>) {
+        let head = self.head(handle);
+        if from < head.len() {
+            out.extend_from_slice(&head[from..to.min(head.len())]);
+        }
+        let Some(packet) = self.packets.get(handle.0 as usize).filter(|p| p.held) else { return };
+        if let Some(rest) = &packet.rest {
+            let (from, to) = (from.saturating_sub(head.len()), to.saturating_sub(head.len()).min(rest.len()));
+            out.extend_from_slice(rest.get(from..to).unwrap_or_default());
+            return;
+        }
+        let (mut from, to) = (from.max(head.len()) + HEADER, to.min(packet.len as usize) + HEADER);
+        let mut start = 0;
+        for piece in &packet.pieces {
+            let end = start + piece.len as usize;
+            if from < end {
+                let take = end.min(to).saturating_sub(from);
+                if take == 0 {
+                    return;
+                }
+                self.ring.memory().append(piece.guest + (from - start) as u64, take, out);
+                from += take;
+            }
+            start = end;
+        }
+    }
+
+    /// Bytes of packets that are kept here.
+    pub(crate) fn kept_bytes(&self) -> u64 {
+        self.packets.iter().filter_map(|p| p.rest.as_ref()).map(|rest| rest.len() as u64).sum()
+    }
+
+    pub(crate) fn buffers(&self) -> Buffers {
+        self.buffers
+    }
+
+    /// Compares what a packet was with what its buffer has now: all of it if it is kept here, its head otherwise. A
+    /// packet whose rest may be another one's is not intact.
+    pub(crate) fn is_intact(&mut self, handle: TxHandle, counters: &mut VhostCounters) -> bool {
+        let slot = handle.0 as usize;
+        let Some(packet) = self.packets.get(slot).filter(|p| p.held) else { return true };
+        if self.buffers == Buffers::Kept && packet.rest.is_some() {
+            return true;
+        }
+        let kept = (packet.len as usize).min(HEAD_LEN);
+        let rest = packet.rest.as_deref();
+        self.scratch.clear();
+        self.scratch.resize(kept + rest.map_or(0, <[u8]>::len), 0);
+        let same = gather(&self.ring, &packet.pieces, HEADER, &mut self.scratch)
+            && self.scratch[..kept] == self.heads[slot * HEAD_LEN..][..kept]
+            && rest.is_none_or(|rest| self.scratch[kept..] == *rest);
+        match (same, self.buffers) {
+            (true, Buffers::Unproven) => self.buffers = Buffers::InPlace,
+            (true, _) => {}
+            (false, _) => {
+                counters.tx_reused_buffer_packets += 1;
+                self.buffers = Buffers::Kept;
+            }
+        }
+        same || rest.is_some()
+    }
+
+    /// Gives a buffer back, at the next [`Ring::show`].
+    pub(crate) fn complete(&mut self, handle: TxHandle) {
+        let Some(packet) = self.packets.get_mut(handle.0 as usize) else { return };
+        if std::mem::take(&mut packet.held) {
+            self.held -= 1;
+            packet.rest = None;
+            self.give_back(handle.0 as u16);
+        }
+    }
+
+    /// Gives all buffers back: the end of the ring.
+    pub(crate) fn complete_all(&mut self) {
+        for head in 0..self.packets.len() as u32 {
+            self.complete(TxHandle(head));
+        }
+        while let Some(head) = self.again.pop_front() {
+            self.ring.push_used(head, 0);
+        }
+        self.ring.show();
+    }
+
+    pub(crate) fn free(&self) -> u32 {
+        u32::from(self.ring.size() - self.held)
+    }
+}
+
+/// Reads from byte `from` of a buffer on; whether all of `out` was there.
+fn gather(ring: &Ring, pieces: &[Piece], from: usize, out: &mut [u8]) -> bool {
+    let (mut from, mut done) = (from, 0);
+    for piece in pieces {
+        let len = piece.len as usize;
+        if from >= len {
+            from -= len;
+            continue;
+        }
+        let take = (len - from).min(out.len() - done);
+        if !ring.memory().read(piece.guest + from as u64, &mut out[done..done + take]) {
+            return false;
+        }
+        (done, from) = (done + take, 0);
+        if done == out.len() {
+            break;
+        }
+    }
+    done == out.len()
+}
+
+/// What the virtio header in front of a frame of `len` bytes asks for. A frame for which nothing is left to do is not
+/// looked at: the data path parses it anyway.
+fn offload(virtio: [u8; HEADER], head: &[u8], len: usize) -> Result<Offload, Malformed> {
+    let virtio = virtio_net::Header::parse(&virtio).unwrap_or_default();
+    if virtio.flags & virtio_net::F_NEEDS_CSUM == 0 && virtio.gso_type == virtio_net::GSO_NONE {
+        return Ok(Offload::default());
+    }
+    Offload::from_virtio(virtio, &parse(head, len)?, len)
+}

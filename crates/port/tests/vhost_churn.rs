@@ -1,0 +1,256 @@
+//! A front-end that comes and goes at any moment, with a driver that writes anything: nothing may stay behind. Alone in its
+//! process, for it counts the process's descriptors and mappings.
+
+use std::fs::File;
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use bifrost_port::vhost::{Mode, QueueOwner, VhostConfig, VhostPort, VhostQueue};
+use bifrost_port::{GuestPort, RxHandle, TxFrame};
+use vhost::vhost_user::message::{VhostUserHeaderFlag, VhostUserInflight};
+use vhost::vhost_user::{Frontend, VhostUserFrontend};
+use vhost::{VhostBackend, VhostUserMemoryRegionInfo, VringConfigData};
+use vmm_sys_util::eventfd::EventFd;
+
+const SEQUENCES: u32 = 1000;
+const GUEST: u64 = 0x1000_0000;
+const USER: u64 = 0x7000_0000_0000;
+const MEMORY: u64 = 1 << 20;
+const RING: u16 = 64;
+/// VERSION_1, event index, indirect descriptors, mergeable buffers, protocol features.
+const FEATURES: u64 = 1 << 32 | 1 << 30 | 1 << 29 | 1 << 28 | 1 << 15;
+
+/// SplitMix64.
+struct Random(u64);
+
+impl Random {
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+
+    fn below(&mut self, n: u64) -> u64 {
+        self.next() % n
+    }
+}
+
+/// What a worker holds of a queue.
+#[derive(Default)]
+struct Worker {
+    queue: Option<VhostQueue>,
+    fetched: Vec<TxFrame>,
+    placed: Vec<RxHandle>,
+    started: u32,
+}
+
+struct Owner(Arc<Mutex<Worker>>);
+
+impl QueueOwner for Owner {
+    fn start(&mut self, queue: VhostQueue) {
+        let mut worker = self.0.lock().expect("no test has failed");
+        assert!(worker.queue.is_none(), "two queues of one guest");
+        worker.queue = Some(queue);
+        worker.started += 1;
+    }
+
+    fn stop(&mut self) {
+        let mut worker = self.0.lock().expect("no test has failed");
+        assert!(worker.queue.take().is_some(), "a queue that was not started");
+        (worker.fetched, worker.placed) = (Vec::new(), Vec::new());
+    }
+}
+
+impl Worker {
+    /// A turn of the data path, as far as the port sees one.
+    fn turn(&mut self, random: &mut Random) {
+        let Some(queue) = &mut self.queue else { return };
+        queue.fetch(16, &mut self.fetched).expect("a ring is broken, never the port");
+        let mut bytes = Vec::new();
+        for frame in &self.fetched {
+            if random.below(4) == 0 {
+                queue.is_intact(frame.handle);
+            }
+            queue.copy(frame.handle, 0, frame.len as usize, &mut bytes);
+        }
+        while !self.fetched.is_empty() && random.below(3) > 0 {
+            let frame = self.fetched.swap_remove(random.below(self.fetched.len() as u64) as usize);
+            queue.complete(frame.handle);
+        }
+        queue.flush();
+        for _ in 0..random.below(8) {
+            let frame = vec![7; random.below(1500) as usize + 14];
+            self.placed.extend(queue.place(&frame, true).ok());
+        }
+        while !self.placed.is_empty() && random.below(4) > 0 {
+            let handle = self.placed.swap_remove(random.below(self.placed.len() as u64) as usize);
+            if random.below(4) > 0 { queue.publish(handle) } else { queue.discard(handle) }
+        }
+        queue.notify().expect("notifications do not fail");
+    }
+}
+
+/// A front-end and the driver in it.
+struct Machine {
+    front: Frontend,
+    memory: File,
+}
+
+impl Machine {
+    fn connect(socket: &Path) -> Machine {
+        let memory = tempfile::tempfile().expect("a file");
+        memory.set_len(MEMORY).expect("its size");
+        Machine { front: Frontend::connect(socket, 2).expect("the socket takes the next one"), memory }
+    }
+
+    /// The back-end may have hung up for what was said before: errors are no surprise.
+    fn step(&mut self, step: u64, random: &mut Random) -> Result<(), Box<dyn std::error::Error>> {
+        let front = &mut self.front;
+        match step {
+            0 => front.set_owner()?,
+            1 => drop(front.get_features()?),
+            2 => front.set_features(FEATURES & !(random.below(2) << 29 | random.below(2) << 15))?,
+            3 => {
+                let protocol = front.get_protocol_features()?;
+                front.set_hdr_flags(VhostUserHeaderFlag::NEED_REPLY);
+                front.set_protocol_features(protocol)?;
+            }
+            4 => {
+                let region = VhostUserMemoryRegionInfo {
+                    guest_phys_addr: GUEST,
+                    memory_size: MEMORY,
+                    userspace_addr: USER,
+                    mmap_offset: 0,
+                    mmap_handle: self.memory.as_raw_fd(),
+                };
+                front.set_mem_table(&[region])?;
+            }
+            5 | 6 => {
+                let (index, at) = (step as usize - 5, USER + (step - 5) * 0x10000);
+                front.set_vring_num(index, RING)?;
+                front.set_vring_base(index, if random.below(4) == 0 { random.next() as u16 } else { 0 })?;
+                let data = VringConfigData {
+                    queue_max_size: RING,
+                    queue_size: RING,
+                    flags: 0,
+                    desc_table_addr: at,
+                    used_ring_addr: at + 0x2000,
+                    avail_ring_addr: at + 0x4000,
+                    log_addr: None,
+                };
+                front.set_vring_addr(index, &data)?;
+                front.set_vring_call(index, &EventFd::new(libc::EFD_NONBLOCK)?)?;
+                front.set_vring_kick(index, &EventFd::new(libc::EFD_NONBLOCK)?)?;
+            }
+            7 | 8 => front.set_vring_enable(step as usize - 7, true)?,
+            9 => {
+                let (inflight, file) = front.get_inflight_fd(&VhostUserInflight::new(0, 0, 2, RING))?;
+                front.set_inflight_fd(&inflight, file.as_raw_fd())?;
+            }
+            // Away: the rings stop, one after the other.
+            10 => {
+                front.get_vring_base(0)?;
+                front.get_vring_base(1)?;
+            }
+            11 => front.set_vring_enable(random.below(2) as usize, random.below(2) > 0)?,
+            12 => front.reset_owner()?,
+            13 => front.set_vring_call(random.below(2) as usize, &EventFd::new(libc::EFD_NONBLOCK)?)?,
+            // A driver that describes buffers, more or less.
+            14..=16 => self.fill(random)?,
+            // One that writes anything anywhere in its rings.
+            _ => {
+                for _ in 0..random.below(40) {
+                    self.memory.write_all_at(&random.next().to_le_bytes()[..2], random.below(0x16000))?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn fill(&self, random: &mut Random) -> std::io::Result<()> {
+        for ring in 0..2u64 {
+            let at = ring * 0x10000;
+            for i in 0..u64::from(RING) {
+                let guest = GUEST + 0x40000 + i * 0x800 * (1 + random.below(2));
+                // Received into, or sent; now and then the other way round, or with a successor.
+                let flags = (u16::from(ring == 0) << 1) ^ (u16::from(random.below(20) == 0) << random.below(3));
+                let descriptor = u128::from(guest)
+                    | u128::from(random.below(0x800)) << 64
+                    | u128::from(flags) << 96
+                    | u128::from(random.below(70)) << 112;
+                self.memory.write_all_at(&descriptor.to_le_bytes(), at + 16 * i)?;
+                self.memory.write_all_at(&(i as u16).to_le_bytes(), at + 0x4004 + 2 * i)?;
+            }
+            self.memory.write_all_at(&(random.below(u64::from(RING) + 2) as u16).to_le_bytes(), at + 0x4002)?;
+        }
+        Ok(())
+    }
+}
+
+/// Descriptors, mappings of shared files, and threads of this process.
+fn belongings() -> (usize, usize, usize) {
+    let maps = std::fs::read_to_string("/proc/self/maps").expect("its mappings");
+    let shared = maps.lines().filter(|l| l.split(' ').nth(1).is_some_and(|p| p.ends_with('s'))).count();
+    let entries = |what: &str| std::fs::read_dir(format!("/proc/self/{what}")).expect("its entries").count();
+    (entries("fd"), shared, entries("task"))
+}
+
+#[test]
+fn a_thousand_front_ends_that_come_and_go_leave_nothing() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let (socket, record) = (directory.path().join("vm.sock"), directory.path().join("record"));
+    let worker = Arc::new(Mutex::new(Worker::default()));
+    let config = VhostConfig {
+        name: "test".into(),
+        socket: socket.clone(),
+        mode: Mode::Server,
+        mac: [2, 0, 0, 0, 0, 1],
+        mtu: 1500,
+        record: Some(record),
+    };
+    let port = VhostPort::open(config, Box::new(Owner(Arc::clone(&worker)))).expect("a port");
+    let mut random = Random(1);
+    let mut before = None;
+    for sequence in 0..SEQUENCES {
+        let mut machine = Machine::connect(&socket);
+        // As a front-end does it, up to some point, with other things between.
+        let whole = random.below(4) > 0;
+        let mut order: Vec<u64> = (0..9).collect();
+        order.truncate(if whole { 9 } else { random.below(9) as usize });
+        if random.below(3) == 0 {
+            order.insert(random.below(order.len() as u64 + 1) as usize, 9);
+        }
+        order.extend((0..random.below(12)).map(|_| 9 + random.below(9)));
+        for step in order {
+            if random.below(30) == 0 || machine.step(step, &mut random).is_err() {
+                break;
+            }
+            worker.lock().expect("no panic").turn(&mut random);
+        }
+        drop(machine);
+        let deadline = Instant::now() + Duration::from_secs(10);
+        while port.is_connected() || worker.lock().expect("no panic").queue.is_some() {
+            assert!(Instant::now() < deadline, "sequence {sequence}: the connection does not end");
+            std::thread::sleep(Duration::from_micros(200));
+        }
+        // The first ones set up what is there for good.
+        if sequence == 20 {
+            std::thread::sleep(Duration::from_millis(100));
+            before = Some(belongings());
+        }
+    }
+    let deadline = Instant::now() + Duration::from_secs(5);
+    while Some(belongings()) != before {
+        assert!(Instant::now() < deadline, "descriptors, shared mappings, threads: {:?}, {before:?}", belongings());
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    let started = worker.lock().expect("no panic").started;
+    assert!(started > SEQUENCES / 3, "{started} guests have started at all");
+    drop(port);
+    assert_eq!(std::fs::read_dir(directory.path()).expect("it is there").count(), 0, "files");
+}
