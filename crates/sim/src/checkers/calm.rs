@@ -1,0 +1,52 @@
+//! Whether anything goes wrong on purpose right now.
+
+use crate::faults::Action;
+
+/// The faults in force.
+#[derive(Debug, Default)]
+pub(super) struct Calm {
+    faults: i64,
+    /// Since when the network, the hosts and the guests are as they were at the beginning, ns; meaningless meanwhile.
+    since: u64,
+    /// Until when hosts stand still, by host.
+    paused: Vec<u64>,
+    /// A daemon has died at some time.
+    pub(super) crashed: bool,
+}
+
+impl Calm {
+    /// Since when all is well; `None` if it is not.
+    pub(super) fn since(&self, now: u64) -> Option<u64> {
+        let since = self.paused.iter().copied().fold(self.since, u64::max);
+        (self.faults == 0 && since <= now).then_some(since)
+    }
+
+    /// The end of a host's last pause, ns.
+    pub(super) fn paused_until(&self, host: u32) -> u64 {
+        self.paused.get(host as usize).copied().unwrap_or(0)
+    }
+
+    /// A fault begins or ends.
+    pub(super) fn fault(&mut self, at: u64, action: &Action) {
+        let begins = match action {
+            Action::Links { set, .. } => set.is_some(),
+            Action::Crash(_) => {
+                self.crashed = true;
+                true
+            }
+            Action::Restart(_) => false,
+            Action::Pause(host, until) => {
+                if self.paused.len() <= *host as usize {
+                    self.paused.resize(*host as usize + 1, 0);
+                }
+                self.paused[*host as usize] = *until;
+                return;
+            }
+            Action::Stall(_, stalled) => *stalled,
+            Action::Slow(_, gap) => *gap > 0,
+            Action::Port(_, fault) => fault.is_some(),
+        };
+        self.faults += if begins { 1 } else { -1 };
+        self.since = at;
+    }
+}

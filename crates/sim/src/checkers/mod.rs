@@ -1,0 +1,59 @@
+//! What must hold in every run, beside what the world itself checks ([`Flows`](crate::Flows): every packet of a flow once,
+//! in order, unchanged, at its guest; every byte of TCP; every handle).
+//!
+//! | checker | what it holds the transport to |
+//! |---|---|
+//! | [`Conversation`] | what the wire shows: PSNs, retransmissions, ACKs that never claim too much or come too late, giving up |
+//! | [`Bounds`] | windows, pages, connections, timers within their bounds at any time; nothing left at the end |
+//! | [`Patience`] | no buffer is held for ever, and while the network is whole everything arrives in time |
+//!
+//! When a packet of a light guest's flow need not arrive, exactly (everything else is a violation):
+//!
+//! - it left as plain VXLAN: its network or pair is not carried reliably, no connection could be had, or it was given up
+//!   after three timeouts (PROTOCOL §14.1), or all paths were silent (§14.3);
+//! - a daemon died that had taken it from its guest and not given it back, or that had placed it for its guest and not
+//!   shown it (it may have said so already, §9.2);
+//! - it was lost on purpose between its guest and the switch.
+//!
+//! It may arrive twice if it left as plain VXLAN, or was sent again on a connection that started anew (§4.6), which the
+//! wire shows by another CID. Such a packet may also come after later ones of its flow: what is held behind it is published
+//! when the receiver starts anew, for it was acknowledged. Otherwise order breaks only with plain VXLAN, or in a network
+//! without order.
+
+mod bounds;
+mod calm;
+mod conversation;
+mod patience;
+mod seen;
+
+pub use bounds::Bounds;
+pub use conversation::Conversation;
+pub use patience::Patience;
+
+use crate::checker::Checker;
+use crate::world::World;
+
+/// Longest time, ns, from the moment when a whole network and all hosts are back, or a packet is fetched, until it is with
+/// its guest.
+///
+/// The longest chain is: an RTO at its ceiling (50 ms by default, 100 ms in the swarm), doubled three times until the
+/// packet is given up (1 + 2 + 4 + 8 = 15 of them: 1.5 s); before that a suspect path that is probed every 100 ms at
+/// worst; behind a window full of others that are sent again eight in an RTO; SKIPs that back off to 1 s.
+pub const LIVENESS_NS: u64 = 5_000_000_000;
+
+/// Longest time, ns, for which a guest's buffer is held whatever happens to network and peer, while its own host runs.
+///
+/// As [`LIVENESS_NS`], but each 8 packets of a window of 4096 wait for a timeout of their own, because the peer is there
+/// and its guest takes nothing.
+pub const HELD_NS: u64 = 60_000_000_000;
+
+/// Adds all checkers to a world.
+pub fn watch(world: &mut World) {
+    for checker in all(world) {
+        world.add_checker(checker);
+    }
+}
+
+fn all(world: &World) -> [Box<dyn Checker>; 3] {
+    [Box::new(Conversation::new(world)), Box::new(Bounds::new(world)), Box::new(Patience::new(world))]
+}

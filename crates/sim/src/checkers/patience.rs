@@ -1,0 +1,178 @@
+//! No buffer is held for ever, and while all is well everything arrives in time.
+
+use std::collections::VecDeque;
+
+use bifrost_datapath::Core;
+
+use super::calm::Calm;
+use super::seen::Seen;
+use super::{HELD_NS, LIVENESS_NS};
+use crate::checker::{Checker, Wire};
+use crate::faults::Action;
+use crate::flows::peek;
+use crate::packet::Packet;
+use crate::port::SimPort;
+use crate::violation::{Kind, Violations};
+use crate::world::World;
+
+/// Since when something waits.
+#[derive(Clone, Copy, Debug)]
+struct Waiting {
+    since: u64,
+    packet: (u32, u32),
+}
+
+/// The checker. Packets of light guests alone: TCP waits as long as it likes.
+#[derive(Debug)]
+pub struct Patience {
+    calm: Calm,
+    /// By guest: its host.
+    hosts: Vec<u32>,
+    /// By flow: the receiving guest's host.
+    to: Vec<u32>,
+    /// By host: fetched there and not given back; fetched there and not yet with the receiver; placed and not shown.
+    fetched: Vec<VecDeque<Waiting>>,
+    underway: Vec<VecDeque<Waiting>>,
+    placed: Vec<VecDeque<Waiting>>,
+    given_back: Seen,
+    arrived: Seen,
+    shown: Seen,
+    /// Guests that lose packets on their way to the switch.
+    lossy: Vec<u32>,
+    reaped: bool,
+    idle_reap: u64,
+}
+
+impl Patience {
+    /// For this world.
+    pub fn new(world: &World) -> Self {
+        let count = world.hosts().len();
+        let queues = || vec![VecDeque::new(); count];
+        let flows = (0..world.flows().next_flow()).map(|f| world.flows().get(f).to);
+        Patience {
+            calm: Calm::default(),
+            hosts: world.guests().iter().map(|g| g.host).collect(),
+            to: flows.map(|guest| world.guests()[guest as usize].host).collect(),
+            fetched: queues(),
+            underway: queues(),
+            placed: queues(),
+            given_back: Seen::default(),
+            arrived: Seen::default(),
+            shown: Seen::default(),
+            lossy: Vec::new(),
+            reaped: false,
+            idle_reap: 0,
+        }
+    }
+
+    fn host(&self, guest: u32) -> usize {
+        self.hosts[guest as usize] as usize
+    }
+}
+
+/// The oldest that has waited since `since` or longer and is not in `done`.
+fn oldest(queue: &mut VecDeque<Waiting>, done: &Seen) -> Option<Waiting> {
+    while let Some(front) = queue.front() {
+        if !done.has(front.packet) {
+            return Some(*front);
+        }
+        queue.pop_front();
+    }
+    None
+}
+
+impl Checker for Patience {
+    fn wire(&mut self, _: u64, what: Wire, packet: &Packet, _: &mut Violations) {
+        if what == Wire::Sent
+            && let Some(frame) = packet.plain()
+        {
+            // What becomes of it is the network's business.
+            self.arrived.add(frame);
+        }
+    }
+
+    fn fetched(&mut self, at: u64, guest: u32, frame: &[u8], _: &mut Violations) {
+        let Some(packet) = peek(frame) else { return };
+        let host = self.host(guest);
+        self.fetched[host].push_back(Waiting { since: at, packet });
+        let to_another_host = self.to.get(packet.0 as usize).is_some_and(|&to| to != self.hosts[guest as usize]);
+        if to_another_host && !self.lossy.contains(&guest) {
+            self.underway[host].push_back(Waiting { since: at, packet });
+        }
+    }
+
+    fn placed(&mut self, at: u64, guest: u32, frame: &[u8], _: &mut Violations) {
+        let Some(packet) = peek(frame) else { return };
+        if !self.shown.has(packet) {
+            let host = self.host(guest);
+            self.placed[host].push_back(Waiting { since: at, packet });
+        }
+    }
+
+    fn shown(&mut self, _: u64, _: u32, frame: &[u8], _: &mut Violations) {
+        self.shown.add(frame);
+        self.arrived.add(frame);
+    }
+
+    fn completed(&mut self, _: u64, _: u32, frame: &[u8], _: &mut Violations) {
+        self.given_back.add(frame);
+    }
+
+    fn turned(&mut self, at: u64, host: u32, core: &Core<SimPort>, violations: &mut Violations) {
+        let (h, calm) = (host as usize, self.calm.since(at));
+        self.reaped |= core.engine().counters().reaped_connections > 0;
+        self.idle_reap = core.engine().config().idle_reap_ns;
+        let awake = self.calm.paused_until(host);
+        if let Some(w) = oldest(&mut self.fetched[h], &self.given_back)
+            && at.saturating_sub(w.since.max(awake)) > HELD_NS
+        {
+            self.fetched[h].pop_front();
+            violations.add(at, Kind::Other("held"), || {
+                let (flow, seq) = w.packet;
+                format!("host {host} has held packet {seq} of flow {flow} since {:.3} ms", w.since as f64 / 1e6)
+            });
+        }
+        if let (Some(w), Some(calm)) = (oldest(&mut self.underway[h], &self.arrived), calm)
+            && at.saturating_sub(w.since.max(calm)) > LIVENESS_NS
+        {
+            self.underway[h].pop_front();
+            violations.add(at, Kind::NoProgress, || {
+                let ((flow, seq), ms) = (w.packet, w.since as f64 / 1e6);
+                format!("packet {seq} of flow {flow}, fetched by host {host} at {ms:.3} ms, is not with its guest")
+            });
+        }
+        // A sender that died, or forgot the connection, does not say what it gave up: that ends with the connection here.
+        let most = if self.calm.crashed || self.reaped { self.idle_reap + LIVENESS_NS } else { LIVENESS_NS };
+        if let (Some(w), Some(calm)) = (oldest(&mut self.placed[h], &self.shown), calm)
+            && at.saturating_sub(w.since.max(calm)) > most
+        {
+            self.placed[h].pop_front();
+            violations.add(at, Kind::Other("held"), || {
+                let ((flow, seq), ms) = (w.packet, w.since as f64 / 1e6);
+                format!("host {host} has placed packet {seq} of flow {flow} at {ms:.3} ms and not shown it")
+            });
+        }
+    }
+
+    fn fault(&mut self, at: u64, action: &Action, _: &mut Violations) {
+        self.calm.fault(at, action);
+        if let Action::Port(guest, Some(fault)) = action
+            && fault.direction == bifrost_datapath::fault::Direction::Tx
+        {
+            self.lossy.push(*guest);
+            let host = self.host(*guest);
+            self.underway[host].clear();
+        }
+        let Action::Crash(host) = action else { return };
+        // Gone with the daemon: what it had fetched, and what it had placed.
+        let h = *host as usize;
+        self.fetched[h].clear();
+        self.underway[h].clear();
+        self.placed[h].clear();
+        // What was placed there and acknowledged is lost; whether it was cannot be seen from here.
+        let to = &self.to;
+        for queue in &mut self.underway {
+            queue.retain(|w| to.get(w.packet.0 as usize) != Some(host));
+        }
+    }
+}

@@ -1,0 +1,167 @@
+//! A host: the daemon's own data path over a simulated underlay and simulated vNICs.
+
+use bifrost_avs as avs;
+use bifrost_datapath::{Core, CoreConfig, PeerConfig, PortConfig};
+use bifrost_rte::Config;
+
+use crate::packet::{BIFROST_PORT, VXLAN_PORT};
+use crate::port::SimPort;
+use crate::underlay::{SimUnderlay, address};
+
+/// No time.
+pub(crate) const NEVER: u64 = u64::MAX;
+
+/// A vNIC as its host knows it.
+#[derive(Clone, Debug)]
+pub(crate) struct Vnic {
+    /// The guest behind it.
+    pub(crate) guest: u32,
+    pub(crate) vni: bifrost_wire::Vni,
+    pub(crate) mac: bifrost_wire::Mac,
+    pub(crate) ordering: bifrost_rte::Ordering,
+    pub(crate) reliable: bool,
+}
+
+/// A host.
+pub struct Host {
+    /// Its number.
+    pub(crate) id: u32,
+    /// `None` while its daemon is dead.
+    pub(crate) core: Option<Core<SimPort>>,
+    pub(crate) underlay: SimUnderlay,
+    /// vNICs of a dead daemon.
+    parked: Vec<SimPort>,
+    pub(crate) vnics: Vec<Vnic>,
+    tables: avs::Tables,
+    /// Other hosts by peer number.
+    peers: Vec<u32>,
+    paths: u8,
+    source_port_base: u16,
+    config: Config,
+    /// Until when its last turn takes.
+    pub(crate) busy_until: u64,
+    /// When its next turn is.
+    pub(crate) turn_at: u64,
+    /// It gets no CPU until then.
+    pub(crate) paused_until: u64,
+    /// Turns of its loop.
+    pub turns: u64,
+    /// CPU time that they took, ns.
+    pub busy_ns: u64,
+}
+
+/// What a host is made from.
+pub(crate) struct HostParts {
+    pub(crate) id: u32,
+    pub(crate) underlay: SimUnderlay,
+    pub(crate) vnics: Vec<(Vnic, SimPort)>,
+    pub(crate) tables: avs::Tables,
+    pub(crate) peers: Vec<u32>,
+    pub(crate) paths: u8,
+    pub(crate) source_port_base: u16,
+    pub(crate) config: Config,
+}
+
+impl Host {
+    pub(crate) fn new(parts: HostParts) -> Self {
+        let (vnics, parked) = parts.vnics.into_iter().unzip();
+        Host {
+            id: parts.id,
+            core: None,
+            underlay: parts.underlay,
+            parked,
+            vnics,
+            tables: parts.tables,
+            peers: parts.peers,
+            paths: parts.paths,
+            source_port_base: parts.source_port_base,
+            config: parts.config,
+            busy_until: 0,
+            turn_at: NEVER,
+            paused_until: 0,
+            turns: 0,
+            busy_ns: 0,
+        }
+    }
+
+    /// Starts the daemon. `instance`: us since the epoch.
+    ///
+    /// # Panics
+    /// The scenario described a switch that contradicts itself, which its checks exclude.
+    pub(crate) fn start(&mut self, instance: u64, salt: u32) {
+        let switch = avs::Switch::build(&self.tables).expect("a switch without contradictions");
+        let mut core = Core::new(CoreConfig { index: 0, transport: self.config.clone(), instance, salt }, switch);
+        for ((owner, vnic), port) in (0..).zip(&self.vnics).zip(self.parked.drain(..)) {
+            let Vnic { vni, mac, ordering, reliable, .. } = *vnic;
+            let config = PortConfig { owner, vni, mac, ordering, reliable, port };
+            core.add_port(config).expect("numbers of ports are different");
+        }
+        for (id, &host) in (0..).zip(&self.peers) {
+            let paths = vec![(address(self.id), address(host)); usize::from(self.paths)];
+            let peer = PeerConfig {
+                id,
+                addresses: vec![address(host)],
+                paths,
+                source_port_base: self.source_port_base,
+                bifrost_port: BIFROST_PORT,
+                vxlan_port: VXLAN_PORT,
+                plain: false,
+            };
+            core.set_peer(peer, &mut self.underlay).expect("a lane can always be had");
+        }
+        self.core = Some(core);
+    }
+
+    /// The daemon dies with everything in it; vNICs stay.
+    pub(crate) fn crash(&mut self) {
+        let Some(mut core) = self.core.take() else { return };
+        for owner in 0..self.vnics.len() as u16 {
+            if let Some(mut port) = core.remove_port(owner) {
+                port.detach();
+                self.parked.push(port);
+            }
+        }
+        (self.busy_until, self.turn_at) = (0, NEVER);
+    }
+
+    /// A vNIC, whether the daemon lives or not.
+    pub(crate) fn port_mut(&mut self, owner: u16) -> &mut SimPort {
+        match self.core.as_mut() {
+            Some(core) => core.device_mut(owner).expect("a port of every vNIC"),
+            None => &mut self.parked[usize::from(owner)],
+        }
+    }
+
+    /// A vNIC, whether the daemon lives or not.
+    pub fn port(&self, owner: u16) -> &SimPort {
+        match self.core.as_ref() {
+            Some(core) => core.device(owner).expect("a port of every vNIC"),
+            None => &self.parked[usize::from(owner)],
+        }
+    }
+
+    /// Its number.
+    pub fn id(&self) -> u32 {
+        self.id
+    }
+
+    /// The data path, unless the daemon is dead.
+    pub fn core(&self) -> Option<&Core<SimPort>> {
+        self.core.as_ref()
+    }
+
+    /// The way to other hosts.
+    pub fn underlay(&self) -> &SimUnderlay {
+        &self.underlay
+    }
+
+    /// Guests behind its vNICs, by port number.
+    pub fn guests(&self) -> impl Iterator<Item = u32> {
+        self.vnics.iter().map(|v| v.guest)
+    }
+
+    /// Whether no vNIC has a buffer in the data path's hands.
+    pub(crate) fn is_drained(&self) -> bool {
+        (0..self.vnics.len() as u16).all(|owner| self.port(owner).outstanding() == (0, 0))
+    }
+}

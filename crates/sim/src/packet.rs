@@ -1,0 +1,107 @@
+//! A datagram on its way between hosts.
+
+use bifrost_wire::bifrost::{DataHeader, Packet as Bifrost, parse};
+use bifrost_wire::vxlan;
+
+/// UDP port on which hosts take BIFROST.
+pub const BIFROST_PORT: u16 = 4794;
+/// UDP port on which hosts take plain VXLAN.
+pub const VXLAN_PORT: u16 = 4789;
+/// TTL that hosts send with.
+pub(crate) const INITIAL_TTL: u8 = 64;
+
+/// Packets go from queue to queue, and are used again: a box moves as one word.
+pub(crate) type Parcel = Box<Packet>;
+
+/// Most bytes of a packet that gets a small buffer: all but those with data.
+const SMALL_BYTES: usize = 256;
+
+/// Packets to be used again. Large buffers are kept apart, so that probes and ACKs do not sit in them.
+#[derive(Debug, Default)]
+pub(crate) struct Spares {
+    small: Vec<Parcel>,
+    large: Vec<Parcel>,
+}
+
+impl Spares {
+    /// A packet whose buffer is right for so many bytes; its content is anything.
+    pub(crate) fn take(&mut self, bytes: usize) -> Parcel {
+        let spare = if bytes > SMALL_BYTES { self.large.pop() } else { self.small.pop() };
+        spare.unwrap_or_default()
+    }
+
+    /// A packet that is done with.
+    pub(crate) fn give(&mut self, packet: Parcel) {
+        if packet.bytes.capacity() > SMALL_BYTES {
+            self.large.push(packet);
+        } else {
+            self.small.push(packet);
+        }
+    }
+}
+
+/// A datagram.
+#[derive(Clone, Debug, Default)]
+pub struct Packet {
+    /// UDP payload, from the VXLAN header on.
+    pub bytes: Vec<u8>,
+    /// Sending host.
+    pub src: u32,
+    /// Receiving host.
+    pub dst: u32,
+    /// Outer UDP source port: the path.
+    pub source_port: u16,
+    /// Outer UDP destination port: [`BIFROST_PORT`] or [`VXLAN_PORT`].
+    pub dest_port: u16,
+    /// Outer ECN codepoint.
+    pub ecn: u8,
+    /// Outer TTL.
+    pub ttl: u8,
+    /// A bit has flipped on the way: the receiving host will drop it.
+    pub corrupted: bool,
+    /// When its host sent it, ns.
+    pub sent_at: u64,
+    /// When it entered the link that it is on, ns.
+    pub entered_at: u64,
+    /// The link that it is on.
+    pub link: u32,
+}
+
+impl Packet {
+    /// The header and frame of a DATA packet.
+    pub fn data(&self) -> Option<(DataHeader, &[u8])> {
+        match self.bifrost()? {
+            Bifrost::Data(header, frame) => Some((header, frame)),
+            _ => None,
+        }
+    }
+
+    /// The CID and frame of a DATA packet, without a look at the rest.
+    pub(crate) fn data_quick(&self) -> Option<(u32, &[u8])> {
+        const BIFROST: usize = vxlan::HEADER_LEN;
+        let is_data = self.dest_port == BIFROST_PORT && self.bytes.get(BIFROST) == Some(&1);
+        let cid = self.bytes.get(BIFROST + 8..BIFROST + 12).filter(|_| is_data)?;
+        Some((u32::from_be_bytes(cid.try_into().ok()?), self.bytes.get(BIFROST + 16..)?))
+    }
+
+    /// What a BIFROST packet says.
+    pub fn bifrost(&self) -> Option<Bifrost<'_>> {
+        if self.dest_port != BIFROST_PORT {
+            return None;
+        }
+        parse(vxlan::parse(&self.bytes).ok()?.1).ok()
+    }
+
+    /// The frame in plain VXLAN.
+    pub fn plain(&self) -> Option<&[u8]> {
+        if self.dest_port != VXLAN_PORT {
+            return None;
+        }
+        vxlan::parse(&self.bytes).ok().map(|(_, frame)| frame)
+    }
+
+    /// The VNI.
+    pub fn vni(&self) -> Option<u32> {
+        vxlan::parse(&self.bytes).ok().map(|(vni, _)| vni.get())
+    }
+}

@@ -1,0 +1,398 @@
+//! What came of a run.
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+use serde::Serialize;
+
+use crate::link::DropReason;
+use crate::scenario::Scenario;
+use crate::violation::Violation;
+use crate::world::World;
+
+/// Latencies kept for each workload; of more, every n-th is kept.
+const KEPT_LATENCIES: usize = 1 << 20;
+
+/// Hosts up to which every path between two of them is reported: their number grows with the square.
+const MOST_HOSTS_WITH_PATHS: usize = 128;
+
+/// What is counted while a world runs.
+#[derive(Clone, Debug, Default)]
+pub struct Statistics {
+    /// Things that happened.
+    pub events: u64,
+    /// Turns of all hosts.
+    pub turns: u64,
+    /// Datagrams sent by hosts.
+    pub sent_packets: u64,
+    /// Datagrams dropped, by reason.
+    drops: BTreeMap<&'static str, u64>,
+    /// DATA among them.
+    pub lost_data_packets: u64,
+    /// For each lost packet that came after all: from its first sending until then, ns.
+    pub recovery_ns: Vec<u64>,
+    /// Lost packets that never came; they may have left as plain VXLAN.
+    pub unrecovered: u64,
+    workloads: Vec<WorkloadStatistics>,
+    bin_ns: u64,
+}
+
+#[derive(Clone, Debug, Default)]
+struct WorkloadStatistics {
+    messages: u64,
+    bytes: u64,
+    latencies: Vec<u64>,
+    /// Every n-th latency is kept.
+    every: u64,
+    first_at: Option<u64>,
+    last_at: u64,
+    bins: Vec<u64>,
+}
+
+impl Statistics {
+    pub(crate) fn new(scenario: &Scenario) -> Self {
+        let empty = WorkloadStatistics { every: 1, ..WorkloadStatistics::default() };
+        Statistics { workloads: vec![empty; scenario.workloads.len()], bin_ns: scenario.bin.0, ..Statistics::default() }
+    }
+
+    pub(crate) fn dropped(&mut self, reason: DropReason) {
+        *self.drops.entry(reason.name()).or_default() += 1;
+    }
+
+    /// A message arrived: a packet of a light guest, or an answered request.
+    pub(crate) fn received(&mut self, workload: u32, at: u64, bytes: u64, latency: u64) {
+        let w = &mut self.workloads[workload as usize];
+        if w.messages.is_multiple_of(w.every) {
+            w.latencies.push(latency);
+            if w.latencies.len() >= KEPT_LATENCIES {
+                let mut n = 0;
+                w.latencies.retain(|_| {
+                    n += 1;
+                    n % 2 == 1
+                });
+                w.every *= 2;
+            }
+        }
+        w.messages += 1;
+        w.bytes += bytes;
+        w.first_at = w.first_at.or(Some(at.saturating_sub(latency)));
+        w.last_at = at;
+        if let Some(bin) = at.checked_div(self.bin_ns) {
+            let bin = bin as usize;
+            if w.bins.len() <= bin {
+                w.bins.resize(bin + 1, 0);
+            }
+            w.bins[bin] += bytes;
+        }
+    }
+
+    /// Datagrams dropped, by reason.
+    pub fn drops(&self) -> &BTreeMap<&'static str, u64> {
+        &self.drops
+    }
+}
+
+/// A distribution.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+pub struct Distribution {
+    /// How many values.
+    pub count: u64,
+    /// Their mean, us.
+    pub mean_us: f64,
+    /// Smallest, us.
+    pub min_us: f64,
+    /// Percentiles, us.
+    pub p50_us: f64,
+    /// 90th, us.
+    pub p90_us: f64,
+    /// 99th, us.
+    pub p99_us: f64,
+    /// 99.9th, us.
+    pub p999_us: f64,
+    /// Largest, us.
+    pub max_us: f64,
+}
+
+impl Distribution {
+    /// Of values in ns.
+    pub fn of(values: &[u64]) -> Self {
+        let mut sorted = values.to_vec();
+        sorted.sort_unstable();
+        let us = |ns: u64| ns as f64 / 1e3;
+        // Nearest rank.
+        let at = |p: f64| us(sorted[((sorted.len() as f64 * p).ceil() as usize).clamp(1, sorted.len()) - 1]);
+        match (sorted.first(), sorted.last()) {
+            (Some(&min), Some(&max)) => Distribution {
+                count: sorted.len() as u64,
+                mean_us: sorted.iter().map(|v| *v as f64).sum::<f64>() / sorted.len() as f64 / 1e3,
+                min_us: us(min),
+                p50_us: at(0.5),
+                p90_us: at(0.9),
+                p99_us: at(0.99),
+                p999_us: at(0.999),
+                max_us: us(max),
+            },
+            _ => Distribution::default(),
+        }
+    }
+}
+
+/// One workload.
+#[derive(Clone, Debug, Serialize)]
+pub struct WorkloadReport {
+    /// Its name.
+    pub name: String,
+    /// Packets, or requests with their answers.
+    pub messages: u64,
+    /// Bytes of them: frames, or payload.
+    pub bytes: u64,
+    /// From sending to delivery; or from asking until the answer.
+    pub latency: Distribution,
+    /// From the first sending to the last delivery, ns.
+    pub duration_ns: u64,
+    /// Bytes in that time, Gbit/s.
+    pub throughput_gbps: f64,
+    /// Bytes delivered in each bin of the scenario's width.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub bins_bytes: Vec<u64>,
+}
+
+/// One path between two hosts.
+#[derive(Clone, Debug, Serialize)]
+pub struct PathReport {
+    /// From which host.
+    pub from: u32,
+    /// To which host.
+    pub to: u32,
+    /// Which path.
+    pub path: u16,
+    /// Datagrams sent, plain VXLAN included.
+    pub packets: u64,
+    /// Its share of the bytes between the two.
+    pub share: f64,
+}
+
+/// One link on which something happened.
+#[derive(Clone, Debug, Serialize)]
+pub struct LinkReport {
+    /// Its name.
+    pub name: String,
+    /// Packets that entered.
+    pub packets: u64,
+    /// Packets that it lost.
+    pub dropped_packets: u64,
+    /// Packets that it marked.
+    pub marked_packets: u64,
+    /// Most bytes that ever waited.
+    pub queue_bytes_max: u64,
+}
+
+/// One host.
+#[derive(Clone, Debug, Serialize)]
+pub struct HostReport {
+    /// Its number.
+    pub host: u32,
+    /// Turns of its loop.
+    pub turns: u64,
+    /// CPU time of them, ns.
+    pub busy_ns: u64,
+    /// Everything that its daemon counted, zeros left out.
+    pub counters: BTreeMap<String, u64>,
+}
+
+/// Everything that came of a run.
+#[derive(Clone, Debug, Serialize)]
+pub struct Report {
+    /// The scenario's name.
+    pub scenario: String,
+    /// The seed.
+    pub seed: u64,
+    /// When the run was over, ns.
+    pub ended_at_ns: u64,
+    /// Everything was done and given back.
+    pub done: bool,
+    /// Two runs with the same number were the same.
+    pub event_hash: String,
+    /// Things that happened.
+    pub events: u64,
+    /// Datagrams sent by hosts.
+    pub sent_packets: u64,
+    /// Datagrams dropped, by reason.
+    pub dropped_packets: BTreeMap<&'static str, u64>,
+    /// DATA among them.
+    pub lost_data_packets: u64,
+    /// From the first sending of a lost packet until it came.
+    pub recovery: Distribution,
+    /// Lost packets that never came to be repeated (they left as plain VXLAN, or their host died).
+    pub unrecovered_packets: u64,
+    /// Packets of light guests that left as plain VXLAN or were in a daemon that died.
+    pub exempt_packets: u64,
+    /// Workloads.
+    pub workloads: Vec<WorkloadReport>,
+    /// Paths on which something was sent; none in worlds of more than 128 hosts.
+    pub paths: Vec<PathReport>,
+    /// Links that lost or marked something.
+    pub links: Vec<LinkReport>,
+    /// Hosts.
+    pub hosts: Vec<HostReport>,
+    /// What must not happen, and did: how often.
+    pub violations: u64,
+    /// The first of them.
+    pub violation_list: Vec<Violation>,
+}
+
+impl Report {
+    /// Of a world, now.
+    pub fn of(world: &World) -> Self {
+        let s = &world.statistics;
+        let workloads = world.scenario.workloads.iter().zip(&s.workloads).enumerate().map(|(i, (workload, w))| {
+            let duration_ns = w.first_at.map_or(0, |first| w.last_at.saturating_sub(first));
+            WorkloadReport {
+                name: if workload.name().is_empty() { format!("workload {i}") } else { workload.name().to_string() },
+                messages: w.messages,
+                bytes: w.bytes,
+                latency: Distribution::of(&w.latencies),
+                duration_ns,
+                throughput_gbps: if duration_ns > 0 { w.bytes as f64 * 8.0 / duration_ns as f64 } else { 0.0 },
+                bins_bytes: w.bins.clone(),
+            }
+        });
+        let links = (0..).zip(&world.network.links).filter(|(_, l)| l.dropped_packets + l.marked_packets > 0);
+        let links = links.map(|(i, l)| LinkReport {
+            name: world.network.name(i).to_string(),
+            packets: l.packets,
+            dropped_packets: l.dropped_packets,
+            marked_packets: l.marked_packets,
+            queue_bytes_max: l.queue_bytes_max,
+        });
+        let hosts = world.hosts.iter().map(|h| HostReport {
+            host: h.id,
+            turns: h.turns,
+            busy_ns: h.busy_ns,
+            counters: h
+                .core()
+                .map(|core| core.view(false).counters.into_iter().filter(|(_, n)| *n > 0).collect())
+                .unwrap_or_default(),
+        });
+        Report {
+            scenario: world.scenario.name.clone(),
+            seed: world.seed,
+            ended_at_ns: world.now(),
+            done: world.done_at().is_some(),
+            event_hash: format!("{:016x}", world.event_hash()),
+            events: s.events,
+            sent_packets: s.sent_packets,
+            dropped_packets: s.drops.clone(),
+            lost_data_packets: s.lost_data_packets,
+            recovery: Distribution::of(&s.recovery_ns),
+            unrecovered_packets: s.unrecovered,
+            exempt_packets: world.flows.exempt,
+            workloads: workloads.collect(),
+            paths: paths(world),
+            links: links.collect(),
+            hosts: hosts.collect(),
+            violations: world.violations.len(),
+            violation_list: world.violations.iter().cloned().collect(),
+        }
+    }
+}
+
+fn paths(world: &World) -> Vec<PathReport> {
+    if world.hosts.len() > MOST_HOSTS_WITH_PATHS {
+        return Vec::new();
+    }
+    let mut all: BTreeMap<(u32, u32, u16), (u64, u64)> = BTreeMap::new();
+    for host in &world.hosts {
+        for lane in host.underlay().lanes().iter().filter(|l| l.packets > 0) {
+            let path = lane.source_port.wrapping_sub(crate::build::SOURCE_PORT_BASE);
+            let entry = all.entry((host.id, lane.to, path)).or_default();
+            *entry = (entry.0 + lane.packets, entry.1 + lane.bytes);
+        }
+    }
+    let mut totals: BTreeMap<(u32, u32), u64> = BTreeMap::new();
+    for (&(from, to, _), &(_, bytes)) in &all {
+        *totals.entry((from, to)).or_default() += bytes;
+    }
+    let report = |(&(from, to, path), &(packets, bytes)): (&(u32, u32, u16), &(u64, u64))| {
+        let share = bytes as f64 / totals.get(&(from, to)).copied().unwrap_or(1).max(1) as f64;
+        PathReport { from, to, path, packets, share }
+    };
+    all.iter().map(report).collect()
+}
+
+impl fmt::Display for Distribution {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "p50 {:.1}  p90 {:.1}  p99 {:.1}  p99.9 {:.1}  max {:.1} us",
+            self.p50_us, self.p90_us, self.p99_us, self.p999_us, self.max_us
+        )
+    }
+}
+
+/// Rows of a kind that are shown to people; the JSON has them all.
+const ROWS: usize = 16;
+
+impl fmt::Display for Report {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let name = if self.scenario.is_empty() { "a scenario without a name" } else { &self.scenario };
+        writeln!(f, "{name}, seed {}, event hash {}", self.seed, self.event_hash)?;
+        let ended = self.ended_at_ns as f64 / 1e6;
+        let done = if self.done { "everything done and given back" } else { "NOT everything done" };
+        writeln!(f, "{ended:.3} ms of virtual time, {done}; {} events", self.events)?;
+        for w in &self.workloads {
+            writeln!(f, "\n{}", w.name)?;
+            writeln!(f, "  {} messages, {} bytes, {:.3} Gbit/s", w.messages, w.bytes, w.throughput_gbps)?;
+            writeln!(f, "  latency  {}", w.latency)?;
+        }
+        writeln!(f, "\nunderlay")?;
+        writeln!(f, "  {} datagrams sent, {} DATA lost", self.sent_packets, self.lost_data_packets)?;
+        for (reason, count) in &self.dropped_packets {
+            writeln!(f, "  dropped: {reason} {count}")?;
+        }
+        if self.recovery.count > 0 {
+            writeln!(f, "  {} lost and repaired, after  {}", self.recovery.count, self.recovery)?;
+        }
+        if self.unrecovered_packets + self.exempt_packets > 0 {
+            writeln!(
+                f,
+                "  {} never repeated; {} guest packets exempt (plain VXLAN, or their daemon died)",
+                self.unrecovered_packets, self.exempt_packets
+            )?;
+        }
+        for p in self.paths.iter().take(ROWS) {
+            writeln!(
+                f,
+                "  h{} to h{} path {}: {} datagrams, {:.1} %",
+                p.from,
+                p.to,
+                p.path,
+                p.packets,
+                p.share * 100.0
+            )?;
+        }
+        for l in self.links.iter().take(ROWS) {
+            let queue = l.queue_bytes_max;
+            writeln!(
+                f,
+                "  link {}: {} in, {} lost, {} marked, queue up to {queue} bytes",
+                l.name, l.packets, l.dropped_packets, l.marked_packets
+            )?;
+        }
+        for h in self.hosts.iter().take(4) {
+            writeln!(f, "\nhost {}: {} turns, {:.3} ms of CPU", h.host, h.turns, h.busy_ns as f64 / 1e6)?;
+            let shown = ["rte.", "drop.", "datapath.plain", "fault."];
+            for (name, count) in h.counters.iter().filter(|(n, _)| shown.iter().any(|s| n.starts_with(s))) {
+                writeln!(f, "  {name} {count}")?;
+            }
+        }
+        if self.violations == 0 {
+            return writeln!(f, "\nno violations");
+        }
+        writeln!(f, "\n{} VIOLATIONS", self.violations)?;
+        for v in &self.violation_list {
+            writeln!(f, "  {:.3} ms {:?}: {}", v.at_ns as f64 / 1e6, v.kind, v.detail)?;
+        }
+        Ok(())
+    }
+}

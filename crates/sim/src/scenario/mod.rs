@@ -1,0 +1,475 @@
+//! What a run is made from: a scenario, as a file says it or a program builds it.
+
+mod settings;
+mod workload;
+
+use std::path::Path;
+
+use serde::{Deserialize, Serialize};
+
+use crate::link::{LinkConfig, LinkPatch};
+use crate::units::{Bytes, Ns};
+
+pub use settings::{CongestionControl, TransportSettings};
+pub use workload::{Gap, Hosts, Members, Workload};
+
+/// A run, but for its seed.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Scenario {
+    /// What it shows.
+    #[serde(default)]
+    pub name: String,
+    /// When the run ends at the latest, if everything goes well and is done. What is not done by then is reported.
+    pub duration: Ns,
+    /// How long the world goes on after everything is done, e.g. so that idle connections shrink.
+    #[serde(default)]
+    pub settle: Ns,
+    /// Run for all of `duration`, even when all workloads are done.
+    #[serde(default)]
+    pub run_to_end: bool,
+    /// Width of the bins of throughput curves; 0: none.
+    #[serde(default)]
+    pub bin: Ns,
+    /// The physical network.
+    pub topology: Topology,
+    /// Transport paths between two hosts, 1..=8. In the parallel topology there are as many as it has.
+    #[serde(default = "four")]
+    pub paths: u8,
+    /// What hosts can do.
+    #[serde(default)]
+    pub host: HostConfig,
+    /// Settings of the transport that are not the default's.
+    #[serde(default)]
+    pub transport: TransportSettings,
+    /// Virtual networks; without any there is VNI 100 with default policy.
+    #[serde(default)]
+    pub vnis: Vec<VniConfig>,
+    /// Guests, numbered in the order in which these groups make them. Without any: one on each host.
+    #[serde(default)]
+    pub guests: Vec<GuestGroup>,
+    /// What guests do.
+    #[serde(default)]
+    pub workloads: Vec<Workload>,
+    /// What goes wrong, when.
+    #[serde(default)]
+    pub faults: Vec<FaultConfig>,
+}
+
+fn four() -> u8 {
+    4
+}
+
+/// The physical network.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "kind", rename_all = "snake_case", deny_unknown_fields)]
+pub enum Topology {
+    /// Disjoint paths between each two hosts, one link each: source port i is path i. Links are named "h0>h1/2".
+    Parallel {
+        /// Hosts.
+        hosts: u32,
+        /// Paths between each two of them, 1..=8.
+        paths: u8,
+        /// All links.
+        #[serde(default)]
+        link: LinkPatch,
+        /// Paths that are different, in order from path 0.
+        #[serde(default)]
+        path: Vec<LinkPatch>,
+    },
+    /// Hosts around one switch. Links are named "h0>s0" and "s0>h0".
+    Star {
+        /// Hosts.
+        hosts: u32,
+        /// All links.
+        #[serde(default)]
+        link: LinkPatch,
+    },
+    /// Leaves and spines. Links are named "h0>leaf0", "leaf0>spine1".
+    Clos2 {
+        /// Leaf switches.
+        leaves: u32,
+        /// Spine switches, each joined to all leaves.
+        spines: u32,
+        /// Hosts below each leaf.
+        hosts_per_leaf: u32,
+        /// Links of hosts.
+        #[serde(default)]
+        host_link: LinkPatch,
+        /// Links between switches.
+        #[serde(default)]
+        fabric_link: LinkPatch,
+    },
+    /// Pods of top-of-rack and aggregation switches below cores. Links are named "h0>tor0.0", "tor0.0>agg0.1",
+    /// "agg0.1>core3".
+    Clos3 {
+        /// Pods.
+        pods: u32,
+        /// Top-of-rack switches in a pod.
+        tors_per_pod: u32,
+        /// Aggregation switches in a pod, each joined to all its ToRs.
+        aggs_per_pod: u32,
+        /// Core switches above each aggregation switch; the i-th ones of all pods share theirs.
+        cores_per_agg: u32,
+        /// Hosts below each ToR.
+        hosts_per_tor: u32,
+        /// Links of hosts.
+        #[serde(default)]
+        host_link: LinkPatch,
+        /// Links between switches.
+        #[serde(default)]
+        fabric_link: LinkPatch,
+    },
+}
+
+impl Topology {
+    /// How many hosts there are.
+    pub fn hosts(&self) -> u32 {
+        match self {
+            Topology::Parallel { hosts, .. } | Topology::Star { hosts, .. } => *hosts,
+            Topology::Clos2 { leaves, hosts_per_leaf, .. } => leaves * hosts_per_leaf,
+            Topology::Clos3 { pods, tors_per_pod, hosts_per_tor, .. } => pods * tors_per_pod * hosts_per_tor,
+        }
+    }
+}
+
+/// What hosts can do.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct HostConfig {
+    /// CPU time of a turn of the loop, at least 1 ns.
+    pub turn_cost: Ns,
+    /// CPU time of each packet received, fetched or sent in it.
+    pub packet_cost: Ns,
+    /// Bytes that may wait to be received (socket buffer).
+    pub receive_queue: Bytes,
+    /// Buffers of each vNIC for what its guest sends.
+    pub tx_ring: u32,
+    /// Buffers of each vNIC for what its guest receives.
+    pub rx_ring: u32,
+    /// Largest IP packet of guests, bytes.
+    pub mtu: u16,
+    /// How long until a crashed daemon runs again, if the fault has no end of its own.
+    pub restart_after: Ns,
+}
+
+impl Default for HostConfig {
+    fn default() -> Self {
+        HostConfig {
+            turn_cost: Ns(1_000),
+            packet_cost: Ns(300),
+            receive_queue: Bytes(8 << 20),
+            tx_ring: 1024,
+            rx_ring: 1024,
+            mtu: 1500,
+            restart_after: Ns::ms(10),
+        }
+    }
+}
+
+/// A virtual network.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct VniConfig {
+    /// Its identifier.
+    pub id: u32,
+    /// "tcp", "all" or "off".
+    #[serde(default)]
+    pub reliability: Reliability,
+    /// "flow", "strict" or "off".
+    #[serde(default)]
+    pub ordering: Ordering,
+}
+
+/// Which packets are reliable.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Reliability {
+    /// TCP.
+    #[default]
+    Tcp,
+    /// All.
+    All,
+    /// None.
+    Off,
+}
+
+/// In which order guests see packets.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Ordering {
+    /// Per flow.
+    #[default]
+    Flow,
+    /// Per vNIC pair.
+    Strict,
+    /// As they come.
+    Off,
+}
+
+/// Some guests of one network.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct GuestGroup {
+    /// Their network.
+    pub vni: u32,
+    /// On which hosts; "all" or a list.
+    #[serde(default)]
+    pub hosts: Hosts,
+    /// How many on each.
+    #[serde(default = "one")]
+    pub per_host: u32,
+}
+
+fn one() -> u32 {
+    1
+}
+
+/// Something goes wrong. Exactly one of `links`, `crash`, `pause`, `stall` and `port` says what.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct FaultConfig {
+    /// When it begins.
+    pub at: Ns,
+    /// When it ends; never, without.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub until: Option<Ns>,
+    /// Links by name; `*` stands for any characters. They get the `set` properties, and their own again at the end.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub links: Option<String>,
+    /// What changes on these links.
+    pub set: LinkPatch,
+    /// Only so many of the links that match, chosen by the seed. 0: all.
+    pub some: u32,
+    /// The other direction of each of these links has the same fault at the same time, as when a cable breaks.
+    pub both_ways: bool,
+    /// From begin to end the links go down and up again, at random: so long down on average. 0: the fault is constant.
+    pub flap_down: Ns,
+    /// ... and so long up on average.
+    pub flap_up: Ns,
+    /// The daemon of this host dies: everything in it is lost; its guests go on. It starts anew at the end.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub crash: Option<u32>,
+    /// This host's daemon gets no CPU.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub pause: Option<u32>,
+    /// This guest takes nothing out of its receive ring, or little: see `receive_gap`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub stall: Option<u32>,
+    /// For `stall`: it takes one frame in so long. 0: none.
+    pub receive_gap: Ns,
+    /// Between this guest and its switch, by the daemon's own fault injection.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub port: Option<u32>,
+    /// For `port`: what goes to the guest (true, the default) or comes from it (false).
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub to_guest: Option<bool>,
+    /// For `port`: chance that a packet is lost.
+    pub loss: f64,
+    /// For `port`: chance that one bit of a packet is flipped, which the checks of the receiving host must find.
+    pub corruption: f64,
+    /// For `port`: chance that a packet comes twice.
+    pub duplication: f64,
+}
+
+/// Why a scenario cannot be run.
+#[derive(Debug, thiserror::Error)]
+pub enum ScenarioError {
+    /// The file cannot be read.
+    #[error("cannot read {path}: {source}")]
+    Read {
+        /// Which file.
+        path: String,
+        /// Why.
+        source: std::io::Error,
+    },
+    /// It is not what a scenario looks like.
+    #[error("{path}: {source}")]
+    Syntax {
+        /// Which file.
+        path: String,
+        /// Where and what.
+        source: Box<toml::de::Error>,
+    },
+    /// A value makes no sense.
+    #[error("{field}: {problem}")]
+    Value {
+        /// Which field.
+        field: String,
+        /// What is wrong with it, and what would be right.
+        problem: String,
+    },
+}
+
+impl Scenario {
+    /// Reads a file.
+    ///
+    /// # Errors
+    /// It cannot be read, or is not a scenario.
+    pub fn load(path: &Path) -> Result<Self, ScenarioError> {
+        let name = path.display().to_string();
+        let text =
+            std::fs::read_to_string(path).map_err(|source| ScenarioError::Read { path: name.clone(), source })?;
+        Self::parse(&name, &text)
+    }
+
+    /// Reads TOML; `name` is for messages.
+    ///
+    /// # Errors
+    /// It is not a scenario.
+    pub fn parse(name: &str, text: &str) -> Result<Self, ScenarioError> {
+        let mut scenario: Scenario = toml::from_str(text)
+            .map_err(|source| ScenarioError::Syntax { path: name.to_string(), source: Box::new(source) })?;
+        scenario.complete();
+        scenario.check()?;
+        Ok(scenario)
+    }
+
+    /// As a file.
+    pub fn to_toml(&self) -> String {
+        toml::to_string(self).unwrap_or_else(|error| format!("# cannot be written: {error}"))
+    }
+
+    /// Fills in what was left out.
+    pub fn complete(&mut self) {
+        if let Topology::Parallel { paths, .. } = &self.topology {
+            self.paths = *paths;
+        }
+        if self.vnis.is_empty() {
+            self.vnis.push(VniConfig { id: 100, reliability: Reliability::Tcp, ordering: Ordering::Flow });
+        }
+        if self.guests.is_empty() {
+            self.guests.push(GuestGroup { vni: self.vnis[0].id, hosts: Hosts::All, per_host: 1 });
+        }
+    }
+
+    /// Whether it can be run.
+    ///
+    /// # Errors
+    /// The first value that makes no sense.
+    pub fn check(&self) -> Result<(), ScenarioError> {
+        let wrong = |field: &str, problem: String| Err(ScenarioError::Value { field: field.to_string(), problem });
+        let hosts = self.topology.hosts();
+        if !(1..=60_000).contains(&hosts) {
+            return wrong("topology", format!("{hosts} hosts; there can be 1 to 60000"));
+        }
+        if !(1..=8).contains(&self.paths) {
+            return wrong("paths", format!("{} paths; there can be 1 to 8", self.paths));
+        }
+        if self.host.turn_cost.0 == 0 {
+            return wrong("host.turn_cost", "a turn takes at least 1ns, else the world could stand still".into());
+        }
+        if self.host.tx_ring == 0 || self.host.rx_ring == 0 {
+            return wrong("host", "rings have at least one buffer".into());
+        }
+        if let Topology::Parallel { path, paths, .. } = &self.topology
+            && path.len() > usize::from(*paths)
+        {
+            return wrong("topology.path", format!("{} entries for {paths} paths", path.len()));
+        }
+        for patch in self.link_patches() {
+            let c = patch.on(LinkConfig::default());
+            for (name, p) in [
+                ("loss", c.loss),
+                ("corruption", c.corruption),
+                ("duplication", c.duplication),
+                ("reordering", c.reordering),
+            ] {
+                if !(0.0..=1.0).contains(&p) {
+                    return wrong(name, format!("{p} is no probability: 0.0 to 1.0"));
+                }
+            }
+        }
+        for (i, group) in self.guests.iter().enumerate() {
+            if !self.vnis.iter().any(|v| v.id == group.vni) {
+                return wrong(
+                    &format!("guests[{i}].vni"),
+                    format!("there is no VNI {}; describe it in [[vnis]]", group.vni),
+                );
+            }
+            if let Some(host) = group.hosts.iter(hosts).find(|h| *h >= hosts) {
+                return wrong(&format!("guests[{i}].hosts"), format!("there is no host {host}; there are {hosts}"));
+            }
+        }
+        let guests = self.guest_count();
+        for (i, workload) in self.workloads.iter().enumerate() {
+            workload.check(guests, self.host.mtu).map_err(|(field, problem)| ScenarioError::Value {
+                field: format!("workloads[{i}].{field}"),
+                problem,
+            })?;
+        }
+        for (i, f) in self.faults.iter().enumerate() {
+            let kinds = [f.links.is_some(), f.crash.is_some(), f.pause.is_some(), f.stall.is_some(), f.port.is_some()];
+            let field = format!("faults[{i}]");
+            if kinds.iter().filter(|k| **k).count() != 1 {
+                return wrong(&field, "exactly one of links, crash, pause, stall and port says what it is".into());
+            }
+            if f.until.is_some_and(|until| until <= f.at) {
+                return wrong(&field, "it ends before it begins".into());
+            }
+            if f.crash.or(f.pause).is_some_and(|host| host >= hosts) {
+                return wrong(&field, format!("there are hosts 0 to {}", hosts - 1));
+            }
+            if f.stall.or(f.port).is_some_and(|guest| guest >= guests) {
+                return wrong(&field, format!("there are guests 0 to {}", guests.max(1) - 1));
+            }
+            if (f.flap_down.0 > 0) != (f.flap_up.0 > 0) || (f.flap_down.0 > 0 && f.until.is_none()) {
+                return wrong(&field, "flapping needs flap_down, flap_up and until".into());
+            }
+        }
+        Ok(())
+    }
+
+    /// Guests of all groups.
+    pub fn guest_count(&self) -> u32 {
+        let hosts = self.topology.hosts();
+        self.guests.iter().map(|g| g.hosts.iter(hosts).count() as u32 * g.per_host).sum()
+    }
+
+    fn link_patches(&self) -> Vec<&LinkPatch> {
+        let mut all: Vec<&LinkPatch> = self.faults.iter().map(|f| &f.set).collect();
+        match &self.topology {
+            Topology::Parallel { link, path, .. } => {
+                all.push(link);
+                all.extend(path);
+            }
+            Topology::Star { link, .. } => all.push(link),
+            Topology::Clos2 { host_link, fabric_link, .. } | Topology::Clos3 { host_link, fabric_link, .. } => {
+                all.extend([host_link, fabric_link]);
+            }
+        }
+        all
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SMALL: &str = "duration = \"1s\"\n[topology]\nkind = \"parallel\"\nhosts = 2\npaths = 4\n";
+
+    #[test]
+    fn a_small_scenario_is_completed() {
+        let s = Scenario::parse("x", SMALL).expect("scenario");
+        assert_eq!((s.paths, s.vnis.len(), s.guest_count()), (4, 1, 2));
+        let again = Scenario::parse("y", &s.to_toml()).expect("what was written");
+        assert_eq!(s, again);
+    }
+
+    #[test]
+    fn errors_name_the_field() {
+        for (more, want) in [
+            ("[[faults]]\nat = \"1ms\"\n", "faults[0]"),
+            ("[[faults]]\nat = \"1ms\"\nlinkz = \"*\"\n", "linkz"),
+            ("[[faults]]\nat = \"1\"\nlinks = \"*\"\n", "like \"50us\""),
+            ("[[faults]]\nlinks = \"*\"\n[faults.set]\nloss = 2.0\n", "loss: 2"),
+            ("[transport]\nspray = 3\n", "spray"),
+            ("[[guests]]\nvni = 7\n", "no VNI 7"),
+            ("[[workloads]]\nkind = \"packets\"\nfrom = [5]\nto = [0]\npackets = 1\n", "workloads[0].from"),
+            ("[[workloads]]\nkind = \"nonsense\"\n", "nonsense"),
+        ] {
+            let error = Scenario::parse("x", &format!("{SMALL}{more}")).expect_err(more).to_string();
+            assert!(error.contains(want), "{more}\n{error}");
+        }
+    }
+}

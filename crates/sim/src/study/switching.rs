@@ -1,0 +1,83 @@
+//! What other networks do with a flow: ECMP leaves it where its hash puts it; probe-and-switch looks at its path with
+//! probes every second, and moves it when another is better. Both carry plain VXLAN: the simulated hosts' reliability is off.
+
+use crate::{Packet, Rng, VXLAN_PORT, World};
+
+/// Probes that one look takes.
+const PROBES: u32 = 10;
+/// Other paths that a look tries.
+const CANDIDATES: u32 = 4;
+/// A path is left for one whose score is less than this part of its own.
+const BETTER: f64 = 0.5;
+/// What a lost probe counts, ns.
+const LOST_NS: f64 = 100e6;
+
+/// A flow as the network knows it, and when its path is looked at next.
+#[derive(Clone, Debug)]
+pub(super) struct Switched {
+    src: u32,
+    dst: u32,
+    source_port: u16,
+    salt: u64,
+    pub(super) next: u64,
+    interval: u64,
+    rng: Rng,
+}
+
+impl Switched {
+    /// A flow between two hosts, whose path is looked at every `interval`, ns, at moments of its own.
+    pub(super) fn new((src, dst, source_port): (u32, u32, u16), interval: u64, rng: &mut Rng) -> Self {
+        let mut rng = rng.fork();
+        Switched { src, dst, source_port, salt: 0, next: rng.below(interval), interval, rng }
+    }
+
+    /// Sends probes on its path and on others, and moves if one of them is much better.
+    pub(super) fn look(&mut self, world: &mut World) {
+        let now = world.now();
+        self.next = now + self.interval;
+        let own = self.score(world, self.salt);
+        let mut best: Vec<(f64, u64)> = Vec::new();
+        for _ in 0..CANDIDATES {
+            let salt = self.rng.next_u64();
+            best.push((self.score(world, salt), salt));
+        }
+        if let Some((score, salt)) = best.into_iter().min_by(|a, b| a.0.total_cmp(&b.0))
+            && score < own * BETTER
+        {
+            self.salt = salt;
+            world.network.rehash(self.src, self.dst, self.source_port, salt);
+        }
+    }
+
+    /// Mean delay of probes as if the flow had this salt, ns; lost ones count as a long time.
+    fn score(&mut self, world: &mut World, salt: u64) -> f64 {
+        let now = world.now();
+        world.network.rehash(self.src, self.dst, self.source_port, salt);
+        let probe = Packet {
+            src: self.src,
+            dst: self.dst,
+            source_port: self.source_port,
+            dest_port: VXLAN_PORT,
+            ..Packet::default()
+        };
+        let way = world.network.way(&probe);
+        world.network.rehash(self.src, self.dst, self.source_port, self.salt);
+        let links = way.iter().map(|l| &world.network.links[*l as usize]);
+        let mut sum = 0.0;
+        for _ in 0..PROBES {
+            let lost = links.clone().any(|l| l.config.down || self.rng.chance(l.config.loss));
+            let delay = || links.clone().map(|l| (l.config.delay.0 + l.wait_ns(now)) as f64).sum::<f64>();
+            sum += if lost { LOST_NS } else { delay() };
+        }
+        sum / f64::from(PROBES)
+    }
+}
+
+/// Runs until `until`; every flow's path is looked at when it is due.
+pub(super) fn run_until(world: &mut World, flows: &mut [Switched], until: u64) {
+    while let Some(flow) = flows.iter_mut().min_by_key(|f| f.next).filter(|f| f.next < until) {
+        world.run_until(flow.next);
+        flow.look(world);
+    }
+    world.run_until(until);
+}

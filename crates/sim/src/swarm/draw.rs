@@ -1,0 +1,393 @@
+//! A random scenario. What a seed means may change whenever this file does; what is to be kept is kept as a scenario file.
+
+use super::workloads::{guests, workloads};
+use crate::link::LinkPatch;
+use crate::rng::Rng;
+use crate::scenario::{
+    CongestionControl, FaultConfig, HostConfig, Ordering, Reliability, Scenario, Topology, TransportSettings, VniConfig,
+};
+use crate::units::{Bytes, Ns, Rate};
+
+/// Chance, in words.
+pub(super) trait Draw {
+    /// True once in `n` times.
+    fn one_in(&mut self, n: u64) -> bool;
+    /// A number in `low..=high`.
+    fn range(&mut self, low: u64, high: u64) -> u64;
+    /// A number in `low..=high`, its magnitude evenly.
+    fn scale(&mut self, low: u64, high: u64) -> u64;
+    /// One of these.
+    fn pick<T: Copy>(&mut self, of: &[T]) -> T;
+}
+
+impl Draw for Rng {
+    fn one_in(&mut self, n: u64) -> bool {
+        self.below(n) == 0
+    }
+
+    fn range(&mut self, low: u64, high: u64) -> u64 {
+        low + self.below(high - low + 1)
+    }
+
+    fn scale(&mut self, low: u64, high: u64) -> u64 {
+        let (a, b) = ((low as f64).ln(), (high as f64 + 1.0).ln());
+        ((a + (b - a) * self.unit()).exp() as u64).clamp(low, high)
+    }
+
+    fn pick<T: Copy>(&mut self, of: &[T]) -> T {
+        of[self.below(of.len() as u64) as usize]
+    }
+}
+
+/// The world of a seed.
+pub fn scenario(seed: u64) -> Scenario {
+    let mut rng = Rng::new(seed ^ 0x5eed_5a44_0000_0000);
+    let rng = &mut rng;
+    // Most worlds are small; a few are larger, or quiet, so that what happens without any fault is seen, too.
+    let large = rng.one_in(40);
+    let quiet = rng.one_in(12);
+    let topology = topology(rng, large, quiet);
+    let transport = transport(rng);
+    let vnis = vnis(rng);
+    let host = host(rng, quiet);
+    let mut s = Scenario {
+        name: format!("swarm seed {seed}"),
+        duration: Ns::s(2_000),
+        settle: settle(&transport),
+        run_to_end: false,
+        bin: Ns(0),
+        paths: rng.pick(&[1, 2, 4, 4, 8]),
+        topology,
+        host,
+        transport,
+        vnis,
+        guests: Vec::new(),
+        workloads: Vec::new(),
+        faults: Vec::new(),
+    };
+    if s.topology.has_dead_path()
+        || s.topology.worst(|l| l.loss.into_iter().chain(l.corruption).reduce(f64::max)) > 0.01
+    {
+        // What is not carried reliably may have no other way, for ever; or a guest's TCP waits for minutes between two attempts.
+        s.transport.max_connections = None;
+        s.vnis.retain(|v| v.reliability != Reliability::Off);
+        if s.vnis.is_empty() {
+            s.vnis.push(VniConfig { id: 100, reliability: Reliability::Tcp, ordering: Ordering::Flow });
+        }
+    }
+    // Delays that have nothing to do with load close windows to a packet in a hundred round trips: the allowance is for them.
+    let jitter = s.topology.worst(|l| l.jitter.map(|j| j.0 as f64)) as u64;
+    let noise = s.transport.swift_noise.unwrap_or(Ns(1_000_000));
+    if jitter > noise.0 {
+        s.transport.swift_noise = Some(Ns(jitter));
+    }
+    let members = guests(rng, &mut s);
+    let least_delay = s.topology.worst(|l| l.delay.map(|d| d.0 as f64)) as u64;
+    // How long guests are busy at least: some faults fall into this time.
+    let span = rng.scale(1_000_000, 100_000_000);
+    s.workloads = workloads(rng, &members, span, large, s.host.mtu);
+    if !quiet {
+        s.faults = faults(rng, &s, span);
+        if large && rng.one_in(2) {
+            s.faults.push(stragglers(rng, span));
+        }
+        // The shortest delay is believed for ten seconds: until then a network that was faster for a while looks congested.
+        for delay in s.faults.iter_mut().filter_map(|f| f.set.delay.as_mut()) {
+            delay.0 = delay.0.max(least_delay);
+        }
+    }
+    s.complete();
+    s
+}
+
+impl Topology {
+    fn has_dead_path(&self) -> bool {
+        matches!(self, Topology::Parallel { path, .. } if path.iter().any(|p| p.down == Some(true)))
+    }
+
+    /// The most of something on the way from one host to another, links added up.
+    fn worst(&self, of: impl Fn(&LinkPatch) -> Option<f64>) -> f64 {
+        let of = |l: &LinkPatch| of(l).unwrap_or(0.0);
+        match self {
+            Topology::Parallel { link, path, .. } => path.iter().map(of).fold(of(link), f64::max),
+            Topology::Star { link, .. } => 2.0 * of(link),
+            Topology::Clos2 { host_link, fabric_link, .. } => 2.0 * (of(host_link) + of(fabric_link)),
+            Topology::Clos3 { host_link, fabric_link, .. } => 2.0 * of(host_link) + 4.0 * of(fabric_link),
+        }
+    }
+}
+
+/// So long that idle connections are forgotten, and the checkers know it.
+fn settle(transport: &TransportSettings) -> Ns {
+    let reap = transport.idle_reap.unwrap_or(Ns::s(60)).0;
+    let shrink = transport.idle_shrink.unwrap_or(Ns::s(1)).0;
+    Ns(reap + shrink + crate::checkers::LIVENESS_NS + 100_000_000)
+}
+
+fn topology(rng: &mut Rng, large: bool, quiet: bool) -> Topology {
+    let hosts = |rng: &mut Rng| if large { rng.range(2, 12) } else { 2 + rng.below(3) } as u32;
+    match rng.below(10) {
+        0..=5 => {
+            let paths = rng.range(1, 8) as u8;
+            let link = link(rng, quiet);
+            let mut path = Vec::new();
+            if rng.one_in(2) && !quiet {
+                path = (0..rng.range(1, paths.into())).map(|i| few(rng, i > 0)).collect();
+            }
+            Topology::Parallel { hosts: if rng.one_in(2) { 2 } else { hosts(rng) }, paths, link, path }
+        }
+        6 => Topology::Star { hosts: hosts(rng), link: link(rng, quiet) },
+        7 | 8 => Topology::Clos2 {
+            leaves: rng.range(2, 3) as u32,
+            spines: rng.range(1, 4) as u32,
+            hosts_per_leaf: rng.range(1, if large { 4 } else { 2 }) as u32,
+            host_link: link(rng, quiet),
+            fabric_link: link(rng, quiet),
+        },
+        _ => Topology::Clos3 {
+            pods: 2,
+            tors_per_pod: rng.range(1, 2) as u32,
+            aggs_per_pod: rng.range(1, 2) as u32,
+            cores_per_agg: rng.range(1, 2) as u32,
+            hosts_per_tor: rng.range(1, if large { 3 } else { 1 }) as u32,
+            host_link: link(rng, quiet),
+            fabric_link: link(rng, quiet),
+        },
+    }
+}
+
+fn link(rng: &mut Rng, quiet: bool) -> LinkPatch {
+    let mut l = LinkPatch {
+        rate: Some(Rate(rng.pick(&[0, 1, 10, 25, 25, 100]) * 1_000_000_000)),
+        delay: Some(Ns(if rng.one_in(6) { rng.scale(100_000, 3_000_000) } else { rng.scale(500, 100_000) })),
+        ..LinkPatch::default()
+    };
+    if quiet {
+        l.rate = Some(Rate(100_000_000_000));
+        return l;
+    }
+    if rng.one_in(3) {
+        l.queue = Some(Bytes(rng.scale(30_000, 4_000_000)));
+    }
+    if rng.one_in(4) {
+        l.ecn_threshold = Some(Bytes(rng.scale(1_000, 100_000)));
+    }
+    let delay = l.delay.map_or(1, |d| d.0);
+    if rng.one_in(4) {
+        l.jitter = Some(Ns(rng.scale(100, delay.max(200))));
+    }
+    if rng.one_in(3) {
+        l.loss = Some(chance(rng, 0.1));
+    }
+    if rng.one_in(6) {
+        l.corruption = Some(chance(rng, 0.03));
+    }
+    if rng.one_in(4) {
+        l.duplication = Some(chance(rng, 0.2));
+    }
+    if rng.one_in(4) {
+        l.reordering = Some(chance(rng, 0.1));
+        l.reorder_delay = Some(Ns(rng.scale(1_000, 100_000_000)));
+    }
+    l
+}
+
+/// Differences between paths. One may be down for ever.
+fn few(rng: &mut Rng, down: bool) -> LinkPatch {
+    let mut l = LinkPatch::default();
+    match rng.below(5) {
+        0 => l.delay = Some(Ns(rng.scale(500, 20_000_000))),
+        1 => l.loss = Some(chance(rng, 0.5)),
+        2 => l.rate = Some(Rate(rng.pick(&[1, 2, 5, 40]) * 1_000_000_000)),
+        3 if down => l.down = Some(true),
+        _ => l.jitter = Some(Ns(rng.scale(1_000, 1_000_000))),
+    }
+    l
+}
+
+/// Small chances are as frequent as large ones; three digits, so that a scenario file says the same.
+fn chance(rng: &mut Rng, most: f64) -> f64 {
+    rng.scale(100, (most * 1e6) as u64) as f64 / 1e6
+}
+
+fn host(rng: &mut Rng, quiet: bool) -> HostConfig {
+    let mut h = HostConfig {
+        turn_cost: Ns(rng.scale(200, 5_000)),
+        packet_cost: Ns(rng.scale(20, 500)),
+        mtu: rng.pick(&[1500, 1500, 9000, 576]),
+        restart_after: Ns(rng.scale(100_000, 100_000_000)),
+        ..HostConfig::default()
+    };
+    if quiet {
+        return h;
+    }
+    if rng.one_in(4) {
+        h.receive_queue = Bytes(rng.scale(20_000, 1_000_000));
+    }
+    if rng.one_in(3) {
+        h.tx_ring = rng.scale(4, 1024) as u32;
+    }
+    if rng.one_in(3) {
+        h.rx_ring = rng.scale(8, 1024) as u32;
+    }
+    h
+}
+
+fn vnis(rng: &mut Rng) -> Vec<VniConfig> {
+    let count = rng.pick(&[1, 1, 1, 2, 3]);
+    let vni = |rng: &mut Rng, id| VniConfig {
+        id,
+        reliability: rng.pick(&[
+            Reliability::Tcp,
+            Reliability::Tcp,
+            Reliability::Tcp,
+            Reliability::All,
+            Reliability::Off,
+        ]),
+        ordering: rng.pick(&[Ordering::Flow, Ordering::Flow, Ordering::Flow, Ordering::Strict, Ordering::Off]),
+    };
+    let mut all: Vec<VniConfig> = (0..count).map(|i| vni(rng, 100 + i)).collect();
+    if all.iter().all(|v| v.reliability == Reliability::Off) && !rng.one_in(20) {
+        all[0].reliability = Reliability::Tcp;
+    }
+    all
+}
+
+fn transport(rng: &mut Rng) -> TransportSettings {
+    let mut t = TransportSettings::default();
+    // Each is usually left as it is.
+    macro_rules! now_and_then {
+        ($($name:ident = $value:expr;)*) => { $(if rng.one_in(6) { t.$name = Some($value); })* };
+    }
+    now_and_then! {
+        version_max = rng.range(1, 2) as u8;
+        group_packets = rng.scale(1, 2_000) as u16;
+        spray_paths = rng.range(1, 8) as u8;
+        ack_threshold = rng.scale(1, 256) as u16;
+        initial_window = rng.scale(1, 4_096) as u16;
+        max_window = rng.scale(8, 4_096) as u16;
+        setup_queue_packets = rng.scale(1, 256) as u16;
+        setup_tries = rng.range(1, 5) as u8;
+        give_up_rtos = rng.range(1, 4) as u8;
+        stickiness = Ns(rng.scale(1_000, 1_000_000));
+        initial_rto = Ns(rng.scale(1_000_000, 10_000_000));
+        rto_floor = Ns(rng.scale(100_000, 10_000_000));
+        rto_ceiling = Ns(rng.scale(5_000_000, 100_000_000));
+        ack_delay = Ns(rng.scale(10_000, 5_000_000));
+        best_effort_after = Ns(rng.scale(5_000_000, 100_000_000));
+        probe_interval = Ns(rng.scale(5_000_000, 500_000_000));
+        swift_noise = Ns(rng.scale(10_000, 2_000_000));
+    }
+    if rng.one_in(2) {
+        t.idle_shrink = Some(Ns(rng.scale(5_000_000, 1_000_000_000)));
+    }
+    if rng.one_in(2) {
+        t.idle_reap = Some(Ns(rng.scale(2_000_000_000, 20_000_000_000)));
+    }
+    if rng.one_in(2) {
+        t.plain_retry = Some(Ns(rng.scale(10_000_000, 10_000_000_000)));
+    }
+    if rng.one_in(5) {
+        t.congestion_control = Some(CongestionControl::None);
+    }
+    if rng.one_in(8) {
+        t.max_pages = Some(rng.scale(8, 512) as u32);
+    }
+    if rng.one_in(20) {
+        t.max_connections = Some(rng.range(1, 3) as u32);
+    }
+    if rng.one_in(2) {
+        // Just before the wrap, or before the sign changes.
+        t.first_psn = Some((rng.pick(&[0, 1 << 31]) as u32).wrapping_sub(rng.scale(1, 2_000) as u32));
+    }
+    t
+}
+
+fn faults(rng: &mut Rng, s: &Scenario, span: u64) -> Vec<FaultConfig> {
+    let count = rng.pick(&[0, 0, 1, 1, 2, 3, 6]);
+    (0..count).map(|_| fault(rng, s, span)).collect()
+}
+
+/// Packets that come when a whole window has passed them.
+fn stragglers(rng: &mut Rng, span: u64) -> FaultConfig {
+    let set = LinkPatch {
+        reordering: Some(chance(rng, 0.05)),
+        reorder_delay: Some(Ns(rng.scale(1_000_000, 100_000_000))),
+        duplication: Some(chance(rng, 0.5)),
+        ..LinkPatch::default()
+    };
+    let until = Some(Ns(span + rng.scale(1_000_000, 100_000_000)));
+    FaultConfig { at: Ns(0), until, links: Some("*".into()), set, ..FaultConfig::default() }
+}
+
+fn fault(rng: &mut Rng, s: &Scenario, span: u64) -> FaultConfig {
+    let hosts = u64::from(s.topology.hosts());
+    let at = rng.below(span * 3 / 2);
+    // Mostly about as long as things take; now and then so long that everybody gives up and forgets.
+    let long = if rng.one_in(10) { rng.scale(100_000_000, 90_000_000_000) } else { rng.scale(10_000, 200_000_000) };
+    let mut f = FaultConfig { at: Ns(at), until: Some(Ns(at + long.max(1))), ..FaultConfig::default() };
+    let down = LinkPatch { down: Some(true), ..LinkPatch::default() };
+    match rng.below(14) {
+        // Some links.
+        0 | 1 => {
+            (f.links, f.set) = (Some("*".into()), down);
+            f.some = rng.range(1, 8) as u32;
+            f.both_ways = rng.one_in(2);
+        }
+        // All at once.
+        2 | 3 => (f.links, f.set) = (Some("*".into()), down),
+        // One direction: what a host sends, or what it receives.
+        4 => {
+            let host = rng.below(hosts);
+            f.links = Some(if rng.one_in(2) { format!("h{host}>*") } else { format!("*>h{host}*") });
+            f.set = down;
+        }
+        5 | 6 => {
+            f.links = Some("*".into());
+            f.some = rng.range(0, 6) as u32;
+            (f.flap_down, f.flap_up) = (Ns(rng.scale(10_000, 10_000_000)), Ns(rng.scale(100_000, 20_000_000)));
+            // So that there are not thousands of moments.
+            f.until = Some(Ns(at + long.min(20 * (f.flap_down.0 + f.flap_up.0))));
+        }
+        // Losses, delays, queues.
+        7 | 8 => {
+            f.links = Some("*".into());
+            f.some = rng.pick(&[0, 1, 2, 4]);
+            f.set = match rng.below(4) {
+                0 => LinkPatch { loss: Some(chance(rng, 0.9)), ..LinkPatch::default() },
+                1 => LinkPatch { delay: Some(Ns(rng.scale(100_000, 50_000_000))), ..LinkPatch::default() },
+                2 => LinkPatch { queue: Some(Bytes(rng.scale(10_000, 100_000))), ..LinkPatch::default() },
+                _ => LinkPatch {
+                    reordering: Some(chance(rng, 0.5)),
+                    reorder_delay: Some(Ns(rng.scale(10_000, 100_000_000))),
+                    duplication: Some(chance(rng, 0.5)),
+                    ..LinkPatch::default()
+                },
+            };
+        }
+        9 => f.pause = Some(rng.below(hosts) as u32),
+        10 | 11 => {
+            f.crash = Some(rng.below(hosts) as u32);
+            if rng.one_in(2) {
+                f.until = Some(Ns(at + rng.scale(10_000, 5_000_000)));
+            }
+        }
+        12 => {
+            f.stall = Some(rng.below(u64::from(s.guest_count())) as u32);
+            if rng.one_in(2) {
+                f.receive_gap = Ns(rng.scale(1_000, 1_000_000));
+            }
+        }
+        _ => {
+            f.port = Some(rng.below(u64::from(s.guest_count())) as u32);
+            f.to_guest = Some(!rng.one_in(6));
+            match rng.below(3) {
+                0 => f.loss = chance(rng, 0.9),
+                1 => f.duplication = chance(rng, 0.5),
+                _ if f.to_guest == Some(true) => f.corruption = chance(rng, 0.5),
+                _ => f.loss = chance(rng, 0.1),
+            }
+        }
+    }
+    f
+}

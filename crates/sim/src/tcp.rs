@@ -1,0 +1,458 @@
+//! Guests that run a real TCP (smoltcp), and what they say to each other.
+//!
+//! Every stream is a sequence of pseudo-random bytes that both ends know, so a byte that is lost, repeated or exchanged
+//! is noticed where it happens.
+
+use bifrost_port::GuestPort as _;
+use smoltcp::iface::{Config, Interface, SocketHandle, SocketSet};
+use smoltcp::phy::{Device, DeviceCapabilities, Medium, RxToken, TxToken};
+use smoltcp::socket::tcp::{CongestionControl, Socket, SocketBuffer, State};
+use smoltcp::time::{Duration, Instant};
+use smoltcp::wire::{HardwareAddress, IpAddress, IpCidr, Ipv4Address};
+
+use crate::build::mac_of;
+use crate::port::SimPort;
+use crate::rng::mix;
+use crate::violation::{Kind, Violations};
+
+/// Bytes of an Ethernet header.
+const ETHERNET: usize = 14;
+
+/// One end of a connection.
+#[derive(Debug)]
+struct End {
+    /// The connection.
+    conn: u32,
+    socket: SocketHandle,
+    is_client: bool,
+    /// Bytes of its stream that TCP has taken, and those that it is to take.
+    sent: u64,
+    target: u64,
+    /// Bytes received and checked.
+    received: u64,
+    was_open: bool,
+}
+
+/// A guest with a TCP.
+pub(crate) struct TcpGuest {
+    guest: u32,
+    mtu: usize,
+    mac: [u8; 6],
+    iface: Interface,
+    sockets: SocketSet<'static>,
+    ends: Vec<End>,
+    /// When it wants to be polled next, ns.
+    pub(crate) wake_at: Option<u64>,
+}
+
+/// A connection between two guests, as both see it.
+#[derive(Clone, Debug)]
+pub struct Conn {
+    /// Index of its workload.
+    pub workload: u32,
+    /// Who asks.
+    pub client: u32,
+    /// Who answers.
+    pub server: u32,
+    /// Server port, unique for the pair of guests.
+    pub port: u16,
+    /// When the client opens it, ns.
+    pub start: u64,
+    /// Bytes of a request.
+    pub request: u64,
+    /// Bytes of an answer; 0: none, the request's arrival ends it.
+    pub response: u64,
+    /// Requests.
+    pub count: u32,
+    /// Pause between an answer and the next request, ns.
+    pub think: u64,
+    /// It waits for the other connections of its group before it asks again.
+    pub group: Option<u32>,
+    /// Requests asked, and done.
+    pub asked: u32,
+    /// Requests done.
+    pub done: u32,
+    asked_at: u64,
+    next_at: u64,
+}
+
+/// What guests said, and what came of it.
+#[derive(Clone, Debug, Default)]
+pub struct Conns {
+    /// All connections.
+    pub all: Vec<Conn>,
+    /// Per group: connections, and how many of them have been answered in this round.
+    groups: Vec<(u32, u32)>,
+    /// Requests done since the world last looked: workload, latency in ns, bytes.
+    pub(crate) finished: Vec<(u32, u64, u64)>,
+    /// Guests that have something to do now, for another guest did something.
+    pub(crate) poke: Vec<u32>,
+    /// Connections that are not done.
+    pub open: u32,
+    group_members: Vec<Vec<u32>>,
+}
+
+impl Conns {
+    /// Adds a connection.
+    pub fn add(&mut self, conn: Conn) -> u32 {
+        if let Some(group) = conn.group {
+            let at = group as usize;
+            if self.groups.len() <= at {
+                self.groups.resize(at + 1, (0, 0));
+                self.group_members.resize(at + 1, Vec::new());
+            }
+            self.groups[at].0 += 1;
+            self.group_members[at].push(conn.client);
+        }
+        self.open += u32::from(conn.count > 0);
+        self.all.push(conn);
+        self.all.len() as u32 - 1
+    }
+
+    /// The first group of a workload; groups are numbered per workload as they come.
+    pub fn first_group(&self, workload: u32) -> u32 {
+        let own = self.all.iter().filter(|c| c.workload == workload).filter_map(|c| c.group).min();
+        own.unwrap_or(self.groups.len() as u32)
+    }
+
+    /// A request is done.
+    fn finish(&mut self, now: u64, index: u32) {
+        let conn = &mut self.all[index as usize];
+        conn.done += 1;
+        self.finished.push((conn.workload, now.saturating_sub(conn.asked_at), conn.request + conn.response));
+        self.open -= u32::from(conn.done == conn.count);
+        conn.next_at = now + conn.think;
+        self.poke.push(conn.client);
+        if let Some(group) = conn.group {
+            let think = conn.think;
+            let state = &mut self.groups[group as usize];
+            state.1 += 1;
+            if state.1 == state.0 {
+                state.1 = 0;
+                self.poke.extend(&self.group_members[group as usize]);
+                for conn in self.all.iter_mut().filter(|c| c.group == Some(group)) {
+                    conn.next_at = now + think;
+                }
+            } else {
+                self.all[index as usize].next_at = u64::MAX;
+            }
+        }
+    }
+}
+
+impl Conn {
+    /// A connection that has not begun.
+    #[allow(clippy::too_many_arguments)]
+    pub fn new(
+        workload: u32,
+        (client, server): (u32, u32),
+        port: u16,
+        start: u64,
+        (request, response): (u64, u64),
+        count: u32,
+        think: u64,
+        group: Option<u32>,
+    ) -> Self {
+        Conn {
+            workload,
+            client,
+            server,
+            port,
+            start,
+            request,
+            response,
+            count,
+            think,
+            group,
+            asked: 0,
+            done: 0,
+            asked_at: 0,
+            next_at: start,
+        }
+    }
+}
+
+impl TcpGuest {
+    /// A guest with these addresses.
+    pub(crate) fn new(guest: u32, mac: [u8; 6], ip: [u8; 4], mtu: u16, seed: u64) -> Self {
+        // Its MAC addresses are filled in below: smoltcp asks for one neighbour a second at most.
+        let mut config = Config::new(HardwareAddress::Ip);
+        config.random_seed = seed;
+        let mtu = usize::from(mtu);
+        let mut none = SimPort::new(1, 1, 1);
+        let mut iface = Interface::new(config, &mut Nic { port: &mut none, mtu, mac, frames: 0 }, Instant::ZERO);
+        iface.update_ip_addrs(|addresses| {
+            // One network for all guests.
+            let _ = addresses.push(IpCidr::new(IpAddress::Ipv4(Ipv4Address::from(ip)), 8));
+        });
+        TcpGuest { guest, mtu, mac, iface, sockets: SocketSet::new(Vec::new()), ends: Vec::new(), wake_at: Some(0) }
+    }
+
+    /// Gives it one end of a connection.
+    pub(crate) fn add(&mut self, conn: u32, is_client: bool, port: u16, buffer: usize) {
+        let storage = || SocketBuffer::new(vec![0; buffer]);
+        let mut socket = Socket::new(storage(), storage());
+        socket.set_congestion_control(CongestionControl::Cubic);
+        socket.set_nagle_enabled(false);
+        socket.set_ack_delay(Some(Duration::from_millis(1)));
+        if !is_client {
+            // Fails for port 0 alone.
+            let _ = socket.listen(port);
+        }
+        let socket = self.sockets.add(socket);
+        let (sent, target, received, was_open) = (0, 0, 0, false);
+        self.ends.push(End { conn, socket, is_client, sent, target, received, was_open });
+    }
+
+    /// Does everything that there is to do at `now`, but takes no more than so many frames.
+    pub(crate) fn poll(
+        &mut self,
+        now: u64,
+        port: &mut SimPort,
+        mut frames: usize,
+        conns: &mut Conns,
+        addresses: impl Fn(u32) -> [u8; 4],
+        violations: &mut Violations,
+    ) {
+        let at = Instant::from_micros((now / 1000) as i64);
+        // Each round moves packets or bytes; a guest's windows bound both.
+        for _ in 0..1000 {
+            let mut nic = Nic { port, mtu: self.mtu, mac: self.mac, frames };
+            self.iface.poll(at, &mut nic, &mut self.sockets);
+            frames = nic.frames;
+            let mut busy = false;
+            for i in 0..self.ends.len() {
+                busy |= self.serve(i, now, conns, &addresses, violations);
+            }
+            if !busy {
+                break;
+            }
+        }
+        let sleep = self.iface.poll_at(at, &self.sockets).map(|t| {
+            let t = t.total_micros().max(0) as u64 * 1000;
+            if t > now {
+                t
+            } else if port.room() == 0 {
+                // Nothing can leave: the host wakes the guest when it gives buffers back.
+                u64::MAX
+            } else {
+                now + 1000
+            }
+        });
+        let ask = self.ends.iter().filter(|e| e.is_client).filter_map(|e| {
+            let conn = &conns.all[e.conn as usize];
+            (conn.asked == conn.done && conn.done < conn.count && conn.next_at > now).then_some(conn.next_at)
+        });
+        self.wake_at = sleep.into_iter().chain(ask).min().filter(|t| *t != u64::MAX);
+    }
+
+    /// One end of a connection: says what there is to say, reads what has come. Returns whether something moved.
+    fn serve(
+        &mut self,
+        i: usize,
+        now: u64,
+        conns: &mut Conns,
+        addresses: &impl Fn(u32) -> [u8; 4],
+        violations: &mut Violations,
+    ) -> bool {
+        let end = &mut self.ends[i];
+        let index = end.conn;
+        let conn = &mut conns.all[index as usize];
+        let socket = self.sockets.get_mut::<Socket<'static>>(end.socket);
+        let mut busy = false;
+        if end.is_client
+            && now >= conn.start
+            && conn.asked == conn.done
+            && conn.done < conn.count
+            && now >= conn.next_at
+        {
+            if conn.asked == 0 {
+                let remote = (IpAddress::Ipv4(Ipv4Address::from(addresses(conn.server))), conn.port);
+                // A local port of its own for each connection of this guest.
+                let local = 20_000 + (i as u16 % 40_000);
+                if socket.connect(self.iface.context(), remote, local).is_err() {
+                    violations.add(now, Kind::Connection, || format!("connection {index} cannot be opened"));
+                    conn.next_at = u64::MAX;
+                    return false;
+                }
+            }
+            conn.asked += 1;
+            conn.asked_at = now;
+            end.target += conn.request;
+            busy = true;
+        }
+        if socket.state() == State::Established {
+            end.was_open = true;
+        } else if end.was_open {
+            violations.add(now, Kind::Connection, || {
+                format!("guest {}: connection {index} ended: {}", self.guest, socket.state())
+            });
+            end.was_open = false;
+            return false;
+        }
+        let (out, into) =
+            if end.is_client { (stream(index, 0), stream(index, 1)) } else { (stream(index, 1), stream(index, 0)) };
+        while end.sent < end.target && socket.can_send() {
+            let left = end.target - end.sent;
+            let taken = socket.send(|buffer| {
+                let len = buffer.len().min(usize::try_from(left).unwrap_or(usize::MAX));
+                fill(out, end.sent, &mut buffer[..len]);
+                (len, len)
+            });
+            let Ok(taken @ 1..) = taken else { break };
+            end.sent += taken as u64;
+            busy = true;
+        }
+        while socket.can_recv() {
+            let at = end.received;
+            let read = socket.recv(|buffer| (buffer.len(), (buffer.len(), differs(into, at, buffer))));
+            let Ok((len, wrong)) = read else { break };
+            if let Some(offset) = wrong {
+                let guest = self.guest;
+                violations
+                    .add(now, Kind::Stream, || format!("guest {guest}: connection {index} differs at byte {offset}"));
+            }
+            end.received += len as u64;
+            busy = true;
+        }
+        let per = if end.is_client { conn.response } else { conn.request };
+        let whole = end.received.checked_div(per).unwrap_or(0);
+        if end.is_client && per > 0 && whole > u64::from(conn.done) {
+            conns.finish(now, index);
+            busy = true;
+        } else if !end.is_client && conn.response > 0 && whole * conn.response > end.target {
+            end.target = whole * conn.response;
+            busy = true;
+        } else if !end.is_client && conn.response == 0 && whole > u64::from(conn.done) {
+            conns.finish(now, index);
+            busy = true;
+        }
+        busy
+    }
+}
+
+/// The stream of one direction of a connection.
+fn stream(conn: u32, direction: u64) -> u64 {
+    mix(u64::from(conn) << 1 | direction)
+}
+
+fn word(stream: u64, index: u64) -> [u8; 8] {
+    mix(stream ^ index.wrapping_mul(0x9e37_79b9_7f4a_7c15)).to_le_bytes()
+}
+
+/// Bytes of a stream from `offset` on.
+fn fill(stream: u64, offset: u64, out: &mut [u8]) {
+    let mut at = offset;
+    let mut rest = out;
+    while !rest.is_empty() {
+        let word = word(stream, at / 8);
+        let from = (at % 8) as usize;
+        let len = rest.len().min(8 - from);
+        rest[..len].copy_from_slice(&word[from..from + len]);
+        at += len as u64;
+        rest = &mut rest[len..];
+    }
+}
+
+/// Where `bytes` are not those of a stream from `offset` on.
+fn differs(stream: u64, offset: u64, bytes: &[u8]) -> Option<u64> {
+    let mut at = offset;
+    let mut rest = bytes;
+    while !rest.is_empty() {
+        let word = word(stream, at / 8);
+        let from = (at % 8) as usize;
+        let len = rest.len().min(8 - from);
+        if rest[..len] != word[from..from + len] {
+            return Some(at);
+        }
+        at += len as u64;
+        rest = &rest[len..];
+    }
+    None
+}
+
+/// A vNIC as smoltcp sees it.
+struct Nic<'a> {
+    port: &'a mut SimPort,
+    mtu: usize,
+    mac: [u8; 6],
+    /// Frames that may be taken.
+    frames: usize,
+}
+
+struct Received(Vec<u8>);
+
+struct Sending<'a>(&'a mut SimPort, [u8; 6]);
+
+impl Device for Nic<'_> {
+    type RxToken<'a>
+        = Received
+    where
+        Self: 'a;
+    type TxToken<'a>
+        = Sending<'a>
+    where
+        Self: 'a;
+
+    fn receive(&mut self, _: Instant) -> Option<(Received, Sending<'_>)> {
+        // What is received may have to be answered.
+        if self.port.room() == 0 || self.frames == 0 {
+            return None;
+        }
+        let frame = self.port.receive(|frame, _| frame.to_vec())?;
+        self.frames -= 1;
+        Some((Received(frame), Sending(self.port, self.mac)))
+    }
+
+    fn transmit(&mut self, _: Instant) -> Option<Sending<'_>> {
+        (self.port.room() > 0).then_some(Sending(self.port, self.mac))
+    }
+
+    fn capabilities(&self) -> DeviceCapabilities {
+        let mut capabilities = DeviceCapabilities::default();
+        capabilities.medium = Medium::Ip;
+        capabilities.max_transmission_unit = self.mtu;
+        capabilities.max_burst_size = Some(self.port.tx_capacity() as usize);
+        capabilities
+    }
+}
+
+impl RxToken for Received {
+    fn consume<R, F: FnOnce(&[u8]) -> R>(self, f: F) -> R {
+        f(self.0.get(ETHERNET..).unwrap_or_default())
+    }
+}
+
+impl TxToken for Sending<'_> {
+    fn consume<R, F: FnOnce(&mut [u8]) -> R>(self, len: usize, f: F) -> R {
+        let mut result = None;
+        self.0.send(Default::default(), |buffer| {
+            buffer.resize(ETHERNET + len, 0);
+            result = Some(f(&mut buffer[ETHERNET..]));
+            let destination = buffer.get(ETHERNET + 16..ETHERNET + 20).and_then(|ip| ip.try_into().ok());
+            buffer[..6].copy_from_slice(&mac_of(destination.unwrap_or_default()));
+            buffer[6..12].copy_from_slice(&self.1);
+            buffer[12..14].copy_from_slice(&[0x08, 0x00]);
+        });
+        // A token exists only while there is room, so the frame was written.
+        result.expect("room for a frame")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn streams_are_known_at_every_offset() {
+        let mut whole = vec![0; 1000];
+        fill(7, 0, &mut whole);
+        for (from, to) in [(0, 1000), (1, 2), (3, 900), (17, 17), (992, 1000)] {
+            assert_eq!(differs(7, from as u64, &whole[from..to]), None);
+        }
+        assert_eq!(differs(7, 1, &whole[0..50]), Some(1), "shifted by a byte");
+        whole[500] ^= 1;
+        assert_eq!(differs(7, 0, &whole), Some(496), "the word in which it lies");
+        assert_eq!(differs(8, 0, &whole[..8]), Some(0), "another stream");
+    }
+}

@@ -1,0 +1,214 @@
+//! Whole worlds: the shipped scenarios, and what must be the same each time.
+
+use std::cell::RefCell;
+use std::io::Write;
+use std::path::Path;
+use std::process::Command;
+use std::rc::Rc;
+
+use bifrost_sim::{Report, Scenario, Trace, World};
+
+fn scenarios() -> Vec<(String, Scenario)> {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("scenarios");
+    let files = std::fs::read_dir(folder).expect("scenarios").map(|entry| entry.expect("entry").path());
+    let mut all: Vec<_> =
+        files.map(|p| (p.display().to_string(), Scenario::load(&p).unwrap_or_else(|e| panic!("{e}")))).collect();
+    all.sort_by(|a, b| a.0.cmp(&b.0));
+    assert!(all.len() >= 6);
+    all
+}
+
+fn run(scenario: &Scenario, seed: u64) -> World {
+    let mut world = World::new(scenario, seed).unwrap_or_else(|e| panic!("{e}"));
+    world.run();
+    world
+}
+
+#[test]
+fn shipped_scenarios_run_without_violations_and_the_same_each_time() {
+    for (name, scenario) in scenarios() {
+        for seed in [1, 2] {
+            let world = run(&scenario, seed);
+            let report = Report::of(&world);
+            assert!(world.violations.is_empty() && report.done, "{name}, seed {seed}:\n{report}");
+            let again = run(&scenario, seed);
+            assert_eq!(world.event_hash(), again.event_hash(), "{name}, seed {seed}");
+            assert_eq!(format!("{:?}", world.statistics()), format!("{:?}", again.statistics()));
+        }
+        assert_ne!(run(&scenario, 1).event_hash(), run(&scenario, 2).event_hash(), "{name}: the seed decides nothing");
+    }
+}
+
+#[derive(Clone, Default)]
+struct Shared(Rc<RefCell<Vec<u8>>>);
+
+impl Write for Shared {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        self.0.borrow_mut().extend_from_slice(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
+}
+
+#[test]
+fn a_trace_has_every_datagram_in_well_formed_blocks() {
+    let text = "duration = \"1s\"\n[topology]\nkind = \"parallel\"\nhosts = 2\npaths = 2\nlink = { loss = 0.1 }\n\
+                [[workloads]]\nkind = \"packets\"\nfrom = [0]\nto = [1]\npackets = 200\n";
+    let scenario = Scenario::parse("text", text).expect("scenario");
+    let bytes = Shared::default();
+    let mut world = World::new(&scenario, 3).expect("world");
+    world.set_trace(Trace::new(Box::new(bytes.clone())).expect("trace"));
+    world.run();
+    world.finish_trace().expect("trace");
+    let plain = run(&scenario, 3);
+    assert_eq!(world.event_hash(), plain.event_hash(), "watching changes nothing");
+
+    let bytes = bytes.0.borrow();
+    let u32_at = |at: usize| u32::from_le_bytes(bytes[at..at + 4].try_into().expect("four bytes"));
+    let (mut at, mut packets, mut interfaces, mut last) = (0, 0, 0, 0);
+    while at < bytes.len() {
+        let (kind, len) = (u32_at(at), u32_at(at + 4) as usize);
+        assert!(len % 4 == 0 && u32_at(at + len - 4) as usize == len);
+        match kind {
+            0x0a0d_0d0a => assert_eq!(at, 0),
+            1 => interfaces += 1,
+            6 => {
+                assert!(u32_at(at + 8) < interfaces, "an interface that was described before");
+                let time = u64::from(u32_at(at + 12)) << 32 | u64::from(u32_at(at + 16));
+                let frame = &bytes[at + 28..at + 28 + u32_at(at + 20) as usize];
+                assert!(time + 1_000_000 > last, "roughly in order");
+                last = time;
+                let ip = bifrost_wire::ipv4::Header::parse(&frame[14..]).expect("IPv4");
+                assert!(bifrost_wire::ipv4::checksum_is_valid(&frame[14..34]) && ip.protocol == 17);
+                packets += 1;
+            }
+            other => panic!("block {other:#x}"),
+        }
+        at += len;
+    }
+    assert_eq!((packets, interfaces), (plain.statistics().sent_packets, 4));
+}
+
+/// What Wireshark makes of a trace, where it is installed.
+#[test]
+fn wireshark_opens_a_trace() {
+    let missing = |e: &std::io::Error| e.kind() == std::io::ErrorKind::NotFound;
+    if Command::new("tshark").arg("--version").output().is_err_and(|e| missing(&e)) {
+        eprintln!("tshark is not installed: nothing is tested here");
+        return;
+    }
+    let text = "duration = \"1s\"\n[topology]\nkind = \"star\"\nhosts = 2\nlink = { loss = 0.1 }\n\
+                [[workloads]]\nkind = \"packets\"\nfrom = [0]\nto = [1]\npackets = 100\n";
+    let file = tempfile::NamedTempFile::new().expect("a file");
+    let mut world = World::new(&Scenario::parse("text", text).expect("scenario"), 1).expect("world");
+    world.set_trace(Trace::new(Box::new(file.reopen().expect("a file"))).expect("trace"));
+    world.run();
+    world.finish_trace().expect("trace");
+    let fields = |filter: &str, field: &str| {
+        let arguments = ["-o", "udp.check_checksum:TRUE", "-o", "ip.check_checksum:TRUE", "-T", "fields", "-e", field];
+        let output = Command::new("tshark").arg("-r").arg(file.path()).args(["-Y", filter]).args(arguments).output();
+        let output = output.expect("tshark");
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        String::from_utf8_lossy(&output.stdout).lines().map(str::to_string).collect::<Vec<_>>()
+    };
+    let links = &world.network().links;
+    let entered: u64 = links.iter().map(|l| l.packets + l.dropped_packets).sum();
+    assert_eq!(fields("udp.checksum.status == 1 && ip.checksum.status == 1", "frame.number").len() as u64, entered);
+    let lost = fields("frame.comment == \"dropped: loss\"", "frame.interface_name");
+    let want = |name: &str| links[world.network().matching(name).next().expect("a link") as usize].dropped_packets;
+    for name in ["h0>s0", "s0>h0", "h1>s0", "s0>h1"] {
+        assert_eq!(lost.iter().filter(|l| *l == name).count() as u64, want(name), "{name}");
+    }
+    assert!(!lost.is_empty());
+}
+
+/// A guest whose buffers are all held, and which hears nothing from elsewhere, goes on when they come back.
+#[test]
+fn a_guest_with_few_buffers_is_not_forgotten() {
+    let text = "duration = \"5s\"\nhost = { tx_ring = 4, rx_ring = 4 }\n[topology]\nkind = \"parallel\"\nhosts = 2\n\
+                paths = 2\n[[workloads]]\nkind = \"packets\"\nfrom = [0]\nto = [1]\npackets = 500\n";
+    let world = run(&Scenario::parse("text", text).expect("scenario"), 1);
+    assert!(world.violations.is_empty(), "{}", Report::of(&world));
+}
+
+/// Hosts 0 and 1 around two spines, with everything to and from spine 1 down for good from 1 ms on.
+fn with_a_dead_spine(reroute_after: &str) -> World {
+    let text = format!(
+        "duration = \"100ms\"\nrun_to_end = true\npaths = 8\n[topology]\nkind = \"clos2\"\nleaves = 2\nspines = 2\n\
+         hosts_per_leaf = 1\nfabric_link = {{ reroute_after = \"{reroute_after}\" }}\n[[workloads]]\nkind = \"packets\"\n\
+         from = [0]\nto = [1]\npackets = 9000\ngap = \"10us\"\n[[faults]]\nat = \"1ms\"\nlinks = \"leaf*>spine1\"\n\
+         both_ways = true\nset = {{ down = true }}\n"
+    );
+    run(&Scenario::parse("text", &text).expect("scenario"), 1)
+}
+
+/// What a link lost.
+fn lost(world: &World, name: &str) -> u64 {
+    let link = world.network().matching(name).next().expect("a link");
+    world.network().links[link as usize].dropped_packets
+}
+
+#[test]
+fn routing_withdraws_a_dead_link_after_its_time() {
+    let (never, late, soon) = (with_a_dead_spine("0ns"), with_a_dead_spine("50ms"), with_a_dead_spine("2ms"));
+    for world in [&never, &late, &soon] {
+        assert!(world.violations.is_empty(), "{}", Report::of(world));
+        assert!(lost(world, "leaf0>spine1") > 0 && lost(world, "spine1>leaf0") + lost(world, "leaf1>spine1") > 0);
+    }
+    let [never, late, soon] = [&never, &late, &soon].map(|world| lost(world, "leaf0>spine1"));
+    assert!(soon < late && late < never, "{soon} {late} {never}");
+}
+
+#[test]
+fn a_slow_guest_gets_everything_at_its_own_pace() {
+    for (kind, size) in [("packets", "packets = 500\ngap = \"5us\""), ("bulk", "bytes = \"500KB\"")] {
+        let text = format!(
+            "duration = \"5s\"\nhost = {{ rx_ring = 256 }}\n[topology]\nkind = \"parallel\"\nhosts = 2\npaths = 2\n\
+             [[workloads]]\nkind = \"{kind}\"\nfrom = [0]\nto = [1]\n{size}\n"
+        );
+        let duration = |fault: &str| {
+            let world = run(&Scenario::parse("text", &format!("{text}{fault}")).expect("scenario"), 1);
+            assert!(world.violations.is_empty(), "{kind}: {}", Report::of(&world));
+            Report::of(&world).workloads[0].duration_ns
+        };
+        let (fast, slow) = (duration(""), duration("[[faults]]\nstall = 1\nreceive_gap = \"50us\"\n"));
+        // 500 frames at least, 50 us each; TCP makes 343 of 500 KB.
+        assert!(fast < 10_000_000 && (15_000_000..1_000_000_000).contains(&slow), "{kind}: {fast} ns, {slow} ns");
+    }
+}
+
+/// Bursts of 500 packets to a guest with 32 buffers: most find no room at first, whatever the order.
+#[test]
+fn a_ring_smaller_than_a_burst_costs_milliseconds_and_no_packet() {
+    for ordering in ["flow", "strict"] {
+        let text = format!(
+            r#"
+            duration = "20s"
+            paths = 4
+            topology = {{ kind = "parallel", hosts = 2, paths = 4, link = {{ rate = "25Gbit/s", delay = "25us" }} }}
+            host = {{ rx_ring = 32 }}
+            vnis = [{{ id = 100, reliability = "all", ordering = "{ordering}" }}]
+            guests = [{{ vni = 100, hosts = [0, 1], per_host = 1 }}]
+            [[workloads]]
+            kind = "packets"
+            from = [0]
+            to = [1]
+            packets = 5000
+            flows = 8
+            size = "1000B"
+            gap = "50ms"
+            burst = 500
+            start = "1ms"
+            "#
+        );
+        let scenario = Scenario::parse("small ring", &text).unwrap_or_else(|e| panic!("{e}"));
+        let report = Report::of(&run(&scenario, 3));
+        assert!(report.violations == 0 && report.done, "{ordering}:\n{report}");
+        assert_eq!(report.exempt_packets, 0, "{ordering}: nothing is given up");
+        assert!(report.workloads[0].latency.p99_us <= 20_000.0, "{ordering}:\n{report}");
+        assert!(report.sent_packets < 15_000, "{ordering}:\n{report}");
+    }
+}

@@ -1,0 +1,32 @@
+#!/bin/sh
+# scripts/swarm.sh [SEEDS [PIECE]]: random worlds with seeds 0 to SEEDS, in pieces of PIECE. Stopped at any time, it goes on
+# where it was: finished pieces are remembered in $OUT/swarm/pieces for as long as the commit stays the same. Nobody else is
+# held up: everything runs at the lowest priority. Ends with status 1 at the first piece in which something went wrong; its
+# smallest failing scenario is then in $OUT/swarm.
+set -eu
+cd "$(dirname "$0")/.."
+
+seeds=${1:-1000000}
+piece=${2:-10000}
+target=${CARGO_TARGET_DIR:-target}
+out=${OUT:-out}/swarm
+mkdir -p "$out/pieces"
+
+cargo build --profile swarm --locked -p bifrost-sim --features mutations
+commit=$(git rev-parse --short HEAD 2>/dev/null || echo unknown)
+first=0
+while [ "$first" -lt "$seeds" ]; do
+    end=$((first + piece))
+    [ "$end" -le "$seeds" ] || end=$seeds
+    done=$out/pieces/$commit-$first-$end.json
+    if [ ! -e "$done" ]; then
+        if ! nice -n 19 "$target/swarm/bifrost-sim" swarm --seeds "$first..$end" --json --keep "$out" >"$done.part"; then
+            echo "== something went wrong between seeds $first and $end: $done.part" >&2
+            exit 1
+        fi
+        mv "$done.part" "$done"
+    fi
+    echo "== $end of $seeds seeds"
+    first=$end
+done
+echo "== $seeds seeds, no violation"
