@@ -1,0 +1,42 @@
+//! Fuzz targets: everything that reads bytes of a guest, of the wire or of an operator, and the transport engine under
+//! an adversary.
+//!
+//! A target is a function of bytes that panics when something that must hold does not. On the toolchain that the project
+//! builds with, `cargo test -p bifrost-fuzz` runs each over its corpus (`corpus/TARGET/`), over inputs made from the
+//! corpus by changing it, and over random ones; `scripts/fuzz.sh` runs them under libFuzzer, guided by coverage. What
+//! libFuzzer finds becomes a file of the corpus. `docs/VERIFICATION.md` says what the targets cover.
+
+#![forbid(unsafe_code)]
+
+mod input;
+mod targets;
+
+pub use input::Input;
+
+/// One target.
+#[derive(Clone, Copy, Debug)]
+pub struct Target {
+    /// Its name, and that of its corpus.
+    pub name: &'static str,
+    /// Longest input that makes sense, bytes.
+    pub max_len: usize,
+    /// Inputs that the tests make besides the corpus.
+    pub quick_runs: u32,
+    /// Panics when something does not hold.
+    pub run: fn(&[u8]),
+}
+
+/// All targets.
+pub const TARGETS: &[Target] = &[
+    Target { name: "headers", max_len: 256, quick_runs: 60_000, run: targets::headers::run },
+    Target { name: "bifrost", max_len: 128, quick_runs: 60_000, run: targets::bifrost::run },
+    Target { name: "segments", max_len: 4096, quick_runs: 8_000, run: targets::segments::run },
+    Target { name: "merge", max_len: 4096, quick_runs: 4_000, run: targets::merge::run },
+    Target { name: "switch", max_len: 512, quick_runs: 20_000, run: targets::switch::run },
+    Target { name: "config", max_len: 4096, quick_runs: 2_000, run: targets::config::run },
+    Target { name: "api", max_len: 1024, quick_runs: 10_000, run: targets::api::run },
+    Target { name: "engine", max_len: 4096, quick_runs: 1_500, run: targets::engine::run },
+    Target { name: "pair", max_len: 1024, quick_runs: 600, run: targets::pair::run },
+    Target { name: "forgery", max_len: 1024, quick_runs: 600, run: targets::pair::run_with_forgeries },
+    Target { name: "vhost", max_len: 1024, quick_runs: 1_500, run: targets::vhost::run },
+];

@@ -1,0 +1,34 @@
+//! The configuration file: any text gives a configuration that cannot be wrong, or errors that name a place.
+
+use bifrost_control::{Config, ConfigDiff};
+
+pub(crate) fn run(bytes: &[u8]) {
+    let text = String::from_utf8_lossy(bytes);
+    match Config::parse(&text, "bifrostd.toml") {
+        Ok(config) => sound(&config),
+        Err(errors) => {
+            let said = errors.to_string();
+            assert!(said.contains("bifrostd.toml"), "an error without a place: {said}");
+        }
+    }
+}
+
+fn sound(config: &Config) {
+    assert!(!config.underlay.addresses.is_empty());
+    assert!((1..=32).contains(&config.workers.count));
+    assert!(config.workers.cpus.is_empty() || config.workers.cpus.len() == config.workers.count);
+    for peer in &config.peers {
+        assert_eq!(config.peer(&peer.name), Some(peer), "names are unique");
+        let paths = config.paths(peer);
+        assert_eq!(paths.count(), usize::from(config.underlay.paths));
+    }
+    for port in &config.ports {
+        assert!(config.vpc(port.vni).is_some(), "the VPC exists");
+        assert!((1..=config.workers.count).contains(&port.queues));
+    }
+    for route in &config.routes {
+        assert!(config.peer(&route.peer).is_some() && config.vpc(route.vni).is_some());
+        assert_eq!(route.prefix.trunc(), route.prefix);
+    }
+    assert!(ConfigDiff::between(config, config).is_ok_and(|d| d.is_empty()));
+}

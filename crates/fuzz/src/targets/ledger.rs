@@ -1,0 +1,116 @@
+//! Who owns which buffer: the engine's contract about handles, kept as a ledger.
+
+use std::collections::BTreeMap;
+
+use bifrost_rte::{Control, DataOut, Output};
+use bifrost_wire::bifrost::{Packet, parse};
+
+/// A port and one of its buffers.
+pub(super) type Handle = (u16, u32);
+
+/// Buffers of one host. `T`: what lies in a received one.
+#[derive(Debug, Default)]
+pub(super) struct Ledger<T> {
+    /// Sent by guests and held by the engine: segments that are still to come back.
+    sent: BTreeMap<Handle, u32>,
+    /// Placed for guests and not shown yet.
+    placed: BTreeMap<Handle, T>,
+    next: u32,
+}
+
+impl<T> Ledger<T> {
+    /// A name for the next buffer.
+    pub(super) fn fresh(&mut self) -> u32 {
+        self.next += 1;
+        self.next
+    }
+
+    /// The engine took a guest's buffer.
+    pub(super) fn accepted(&mut self, handle: Handle, segments: u8) {
+        let before = self.sent.insert(handle, u32::from(segments));
+        assert!(before.is_none(), "{handle:?} is in use");
+    }
+
+    /// The engine took a received packet.
+    pub(super) fn placed(&mut self, handle: Handle, content: T) {
+        assert!(self.placed.insert(handle, content).is_none(), "{handle:?} is in use");
+    }
+
+    /// Everything placed and not shown.
+    pub(super) fn waiting(&self) -> impl Iterator<Item = &T> {
+        self.placed.values()
+    }
+
+    /// A port goes away with its buffers.
+    pub(super) fn forget(&mut self, owner: u16) {
+        self.sent.retain(|h, _| h.0 != owner);
+        self.placed.retain(|h, _| h.0 != owner);
+    }
+
+    /// The buffer of a data packet that leaves is still held.
+    pub(super) fn check_sent(&self, data: &DataOut) {
+        assert!(self.sent.contains_key(&(data.owner, data.handle)), "sends a buffer that it has given back: {data:?}");
+    }
+
+    /// What the guest sees next.
+    pub(super) fn publish(&mut self, handle: Handle) -> T {
+        self.placed.remove(&handle).unwrap_or_else(|| panic!("shows {handle:?}, which is not placed or was shown"))
+    }
+
+    /// A segment of a buffer comes back.
+    pub(super) fn give_back(&mut self, handle: Handle) {
+        let Some(left) = self.sent.get_mut(&handle) else { panic!("gives {handle:?} back, which it does not hold") };
+        *left -= 1;
+        if *left == 0 {
+            self.sent.remove(&handle);
+        }
+    }
+
+    /// Carries out what concerns buffers, in the order of the contract, for callers that need no more.
+    pub(super) fn settle(&mut self, out: &Output) {
+        for handle in &out.publish {
+            self.publish(*handle);
+        }
+        for data in &out.data {
+            self.check_sent(data);
+        }
+        for plain in &out.plain {
+            self.give_back((plain.owner, plain.handle));
+        }
+        for handle in &out.release {
+            self.give_back(*handle);
+        }
+    }
+
+    /// Nothing is held any more.
+    pub(super) fn assert_empty(&self) {
+        assert!(self.sent.is_empty(), "never given back: {:?}", self.sent);
+        assert!(self.placed.is_empty(), "never shown: {:?}", self.placed.keys());
+    }
+}
+
+/// Whatever leaves is what the parser accepts, and means the same to it.
+pub(super) fn check_wire(out: &Output) {
+    for data in &out.data {
+        let bytes = [&data.header.emit()[..], &[0; 14]].concat();
+        assert_eq!(parse(&bytes), Ok(Packet::Data(data.header, &[0; 14])));
+    }
+    for control in &out.control {
+        assert!(parse(&emit(&control.packet)).is_ok(), "malformed: {:?}", control.packet);
+    }
+}
+
+/// The bytes of a control packet.
+pub(super) fn emit(packet: &Control) -> Vec<u8> {
+    match packet {
+        Control::Ack(ack) => {
+            let mut out = Vec::new();
+            ack.emit(&mut out);
+            out
+        }
+        Control::Probe(header) => header.emit().to_vec(),
+        Control::Skip(header) => header.emit_skip().to_vec(),
+        Control::Setup(setup) => setup.emit().to_vec(),
+        Control::Reset(reset) => reset.emit().to_vec(),
+    }
+}

@@ -1,0 +1,16 @@
+//! The targets, one a file.
+
+pub(crate) mod api;
+pub(crate) mod bifrost;
+pub(crate) mod config;
+pub(crate) mod engine;
+mod forge;
+mod frame;
+pub(crate) mod headers;
+mod ledger;
+mod machine;
+pub(crate) mod merge;
+pub(crate) mod pair;
+pub(crate) mod segments;
+pub(crate) mod switch;
+pub(crate) mod vhost;

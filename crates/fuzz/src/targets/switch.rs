@@ -1,0 +1,136 @@
+//! The switch decides about arbitrary frames of guests and peers, and never lets anybody speak for somebody else.
+
+use std::net::IpAddr;
+
+use bifrost_avs::{FromGuest, GATEWAY_MAC, Ordering, PeerId, Port, PortId, Reliability, Route, Switch, Tables, Vpc};
+use bifrost_nic::{L3, Parsed, parse};
+use bifrost_wire::{Mac, Vni};
+
+use super::frame::frame;
+use crate::Input;
+
+const fn mac(n: u8) -> Mac {
+    Mac([2, 0, 0, 0, 0, n])
+}
+
+fn vni(n: u32) -> Vni {
+    Vni::try_from(n).unwrap_or_default()
+}
+
+/// vNICs 1 and 2 here, 3 at peer 1, 4 at peer 2 with a network behind it; a second tenant with the same addresses.
+fn tables() -> Tables {
+    let v4 = |n: u8| IpAddr::from([10, 0, 0, n]);
+    let v6 = |n: u16| IpAddr::from([0xfd00, 0, 0, 0, 0, 0, 0, n]);
+    let port = |id, of, n: u8| Port {
+        id: PortId(id),
+        vni: vni(of),
+        mac: mac(n),
+        addresses: vec![v4(n), v6(u16::from(n))],
+        mtu: 1500,
+    };
+    let route = |of, prefix: &str, peer, n| Route {
+        vni: vni(of),
+        prefix: prefix.parse().unwrap_or_else(|e| panic!("{prefix}: {e}")),
+        peer: PeerId(peer),
+        mac: mac(n),
+    };
+    Tables {
+        vpcs: vec![
+            Vpc {
+                vni: vni(100),
+                reliability: Reliability::Tcp,
+                ordering: Ordering::Flow,
+                gateways: vec![v4(254), v6(254)],
+            },
+            Vpc { vni: vni(200), reliability: Reliability::All, ordering: Ordering::Strict, gateways: vec![] },
+        ],
+        ports: vec![port(0, 100, 1), port(1, 100, 2), port(5, 200, 1)],
+        routes: vec![
+            route(100, "10.0.0.3/32", 1, 3),
+            route(100, "fd00::3/128", 1, 3),
+            route(100, "10.1.0.0/16", 2, 4),
+            route(200, "10.0.0.3/32", 2, 3),
+        ],
+    }
+}
+
+pub(crate) fn run(bytes: &[u8]) {
+    let input = &mut Input::new(bytes);
+    let mut switch = Switch::build(&tables()).unwrap_or_else(|e| panic!("{e}"));
+    while !input.is_empty() {
+        let port = PortId(input.pick(&[0, 0, 1, 5, 3]));
+        let (network, peer) = (input.pick(&[100, 100, 100, 200, 300]), PeerId(input.pick(&[1, 1, 2, 7])));
+        let frame = frame(input, 64);
+        let Ok(parsed) = parse(&frame, frame.len()) else { continue };
+        guest(&mut switch, port, &frame, &parsed);
+        underlay(&mut switch, vni(network), peer, &frame, &parsed);
+    }
+}
+
+fn guest(switch: &mut Switch, port: PortId, frame: &[u8], parsed: &Parsed) {
+    let decision = switch.from_guest(port, frame, parsed);
+    let Some(from) = switch.port(port).cloned() else {
+        return assert!(matches!(decision, FromGuest::Drop(_)));
+    };
+    match decision {
+        FromGuest::Remote { vni, peer, local, remote, rewrite, .. } => {
+            assert_eq!((vni, local), (from.vni, from.mac), "says it is another vNIC");
+            assert!(switch.is_at_peer(vni, remote, peer), "goes where the vNIC does not live");
+            speaks_for_itself(&from, parsed);
+            rewritten(frame, parsed, rewrite, remote);
+        }
+        FromGuest::Local { port: to, rewrite } => {
+            let to = switch.port(to).cloned();
+            let Some(to) = to else { panic!("to a port that there is not") };
+            assert_eq!(to.vni, from.vni, "crosses tenants");
+            speaks_for_itself(&from, parsed);
+            rewritten(frame, parsed, rewrite, to.mac);
+        }
+        FromGuest::Answer => {
+            let answer = switch.answer();
+            let answered = parse(answer, answer.len()).unwrap_or_else(|e| panic!("malformed answer: {e}"));
+            assert_eq!(answered.dst_mac, from.mac, "the answer goes to somebody else");
+        }
+        FromGuest::Drop(_) => {}
+    }
+}
+
+fn speaks_for_itself(from: &Port, parsed: &Parsed) {
+    assert_eq!(parsed.src_mac, from.mac);
+    assert!(parsed.vlan.is_none());
+    if parsed.is_ip() {
+        let own = from.addresses.contains(&parsed.src_ip);
+        let link_local = matches!(parsed.src_ip, IpAddr::V6(a) if a.is_unicast_link_local() || a.is_unspecified());
+        assert!(own || link_local, "speaks as {}", parsed.src_ip);
+    }
+}
+
+fn rewritten(frame: &[u8], parsed: &Parsed, rewrite: Option<bifrost_avs::Rewrite>, to: Mac) {
+    let Some(rewrite) = rewrite else {
+        return assert_eq!(parsed.dst_mac, to);
+    };
+    let mut out = frame.to_vec();
+    rewrite.apply(&mut out);
+    let after = parse(&out, out.len()).unwrap_or_else(|e| panic!("routing made it malformed: {e}"));
+    assert_eq!((after.dst_mac, after.src_mac), (to, GATEWAY_MAC));
+    assert_eq!(
+        (after.src_ip, after.dst_ip, after.payload, after.end),
+        (parsed.src_ip, parsed.dst_ip, parsed.payload, parsed.end)
+    );
+    let l3 = usize::from(parsed.l3);
+    let ttl = l3 + if parsed.kind == L3::V6 { 7 } else { 8 };
+    assert_eq!(out[ttl] + 1, frame[ttl]);
+    if parsed.kind == L3::V4 {
+        let header = |f: &[u8]| bifrost_wire::ipv4::checksum_is_valid(&f[l3..usize::from(parsed.l4)]);
+        assert_eq!(header(&out), header(frame), "a right checksum stays right, a wrong one wrong");
+    }
+}
+
+fn underlay(switch: &mut Switch, vni: Vni, peer: PeerId, frame: &[u8], parsed: &Parsed) {
+    if let Ok(port) = switch.from_underlay(vni, peer, frame, parsed) {
+        let to = switch.port(port).cloned();
+        assert_eq!(to.map(|p| p.vni), Some(vni), "crosses tenants");
+        let by_mac = switch.is_at_peer(vni, parsed.src_mac, peer);
+        assert!(by_mac || parsed.src_mac == GATEWAY_MAC, "from a vNIC that is not at that peer");
+    }
+}
