@@ -1,0 +1,114 @@
+//! Instruction counts. `make cost` builds what is needed, runs this, and divides by packets.
+
+// The harness writes items of its own.
+#![allow(missing_docs)]
+
+use std::hint::black_box;
+
+use bifrost_bench::round::{Load, Round};
+use bifrost_bench::stages::{self, Prepared};
+use bifrost_rte::{Ordering, US};
+use gungraun::{Callgrind, EntryPoint, LibraryBenchmarkConfig, library_benchmark, library_benchmark_group, main};
+
+/// Packets of a whole round.
+const PACKETS: u32 = 8192;
+
+#[library_benchmark]
+#[bench::packets_256(Prepared::to_send())]
+fn send(mut prepared: Prepared) -> Prepared {
+    black_box(&mut prepared).send();
+    prepared
+}
+
+#[library_benchmark]
+#[bench::in_order_256(Prepared::to_receive(false))]
+#[bench::reordered_256(Prepared::to_receive(true))]
+fn receive(mut prepared: Prepared) -> Prepared {
+    black_box(&mut prepared).receive();
+    prepared
+}
+
+#[library_benchmark]
+#[bench::in_order_256(Prepared::to_acknowledge(false))]
+#[bench::bitmap_of_256(Prepared::to_acknowledge(true))]
+fn build_ack(mut prepared: Prepared) -> Prepared {
+    black_box(&mut prepared).acknowledge();
+    prepared
+}
+
+#[library_benchmark]
+#[bench::in_order_256(Prepared::to_release(false))]
+#[bench::bitmap_of_256(Prepared::to_release(true))]
+fn process_ack(mut prepared: Prepared) -> Prepared {
+    black_box(&mut prepared).release();
+    prepared
+}
+
+#[library_benchmark]
+#[bench::idle_0(stages::resting(0))]
+#[bench::idle_100k(stages::resting(100_000))]
+fn timers(mut round: Round) -> Round {
+    stages::advance(black_box(&mut round));
+    round
+}
+
+fn only_turns() -> LibraryBenchmarkConfig {
+    let mut config = LibraryBenchmarkConfig::default();
+    config.tool(Callgrind::default().entry_point(EntryPoint::Custom("*::End::measured".to_owned())));
+    config
+}
+
+#[library_benchmark(config = only_turns())]
+#[bench::connections_256(stages::acquainted())]
+fn set_up(mut round: Round) -> Round {
+    stages::open(black_box(&mut round));
+    round
+}
+
+fn steady(load: Load) -> Round {
+    Round::steady(load)
+}
+
+fn strict(flows: u32) -> Round {
+    steady(Load { flows, ordering: Ordering::Strict, ..Load::default() })
+}
+
+fn by_flow(flows: u32) -> Round {
+    steady(Load { flows, ..Load::default() })
+}
+
+#[library_benchmark(config = only_turns())]
+#[bench::strict_1_flow(strict(1))]
+#[bench::strict_8_flows(strict(8))]
+#[bench::by_flow_1_flow(by_flow(1))]
+#[bench::by_flow_8_flows(by_flow(8))]
+#[bench::beside_100k_idle(steady(Load { idle: 100_000, ..Load::default() }))]
+#[bench::unequal_paths(steady(Load { skew_ns: 10 * US, ..Load::default() }))]
+#[bench::unequal_paths_strict(steady(Load { skew_ns: 10 * US, ordering: Ordering::Strict, ..Load::default() }))]
+#[bench::batch_of_1(steady(Load { batch: 1, every_ns: US, ..Load::default() }))]
+#[bench::batch_of_8(steady(Load { batch: 8, every_ns: 8 * US, ..Load::default() }))]
+#[bench::connections_64(steady(Load { conns: 64, ..Load::default() }))]
+#[bench::buffers_of_32(steady(Load { segments: 32, ..Load::default() }))]
+fn round(mut round: Round) -> Round {
+    let released = black_box(&mut round).run(PACKETS);
+    assert!(released.abs_diff(u64::from(PACKETS)) < 256 && round.sender.blocked_packets == 0, "no steady state");
+    round
+}
+
+fn slow(idle: u32) -> Round {
+    steady(Load { batch: 1, every_ns: 500 * US, idle, ..Load::default() })
+}
+
+#[library_benchmark(config = only_turns())]
+#[bench::idle_0(slow(0))]
+#[bench::beside_100k_idle(slow(100_000))]
+fn lone_packets(mut round: Round) -> Round {
+    black_box(&mut round).run(1024);
+    round
+}
+
+library_benchmark_group!(
+    name = cost,
+    benchmarks = [send, receive, build_ack, process_ack, timers, set_up, round, lone_packets]
+);
+main!(library_benchmark_groups = cost);

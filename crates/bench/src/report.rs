@@ -1,0 +1,187 @@
+//! From counts to a table, and whether the bars hold.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::path::Path;
+
+use anyhow::{Context, Result};
+use serde::Serialize;
+
+use crate::memory::{Held, Memory};
+
+/// A benchmark of `benches/instructions.rs`, and what its count is divided by.
+struct Row {
+    name: &'static str,
+    per: u32,
+    unit: &'static str,
+    bar: Option<f64>,
+}
+
+const fn row(name: &'static str, per: u32, unit: &'static str) -> Row {
+    Row { name, per, unit, bar: None }
+}
+
+const fn round(name: &'static str) -> Row {
+    Row { name, per: 8192, unit: "a packet", bar: Some(INSTRUCTIONS_MAX) }
+}
+
+/// Instructions that a data packet may cost, both ends and its share of ACKs together.
+const INSTRUCTIONS_MAX: f64 = 1200.0;
+
+const ROWS: &[Row] = &[
+    row("send.packets_256", 256, "a packet"),
+    row("receive.in_order_256", 256, "a packet"),
+    row("receive.reordered_256", 256, "a packet"),
+    row("build_ack.in_order_256", 1, "an ACK"),
+    row("build_ack.bitmap_of_256", 1, "an ACK"),
+    row("process_ack.in_order_256", 1, "an ACK"),
+    row("process_ack.bitmap_of_256", 1, "an ACK"),
+    row("timers.idle_0", 1000, "a look"),
+    row("timers.idle_100k", 1000, "a look"),
+    row("set_up.connections_256", 256, "a connection"),
+    round("round.strict_1_flow"),
+    round("round.strict_8_flows"),
+    round("round.by_flow_1_flow"),
+    round("round.by_flow_8_flows"),
+    round("round.beside_100k_idle"),
+    round("round.unequal_paths"),
+    round("round.unequal_paths_strict"),
+    round("round.batch_of_1"),
+    round("round.batch_of_8"),
+    row("round.connections_64", 8192, "a packet"),
+    round("round.buffers_of_32"),
+    row("lone_packets.idle_0", 1024, "a packet"),
+    row("lone_packets.beside_100k_idle", 1024, "a packet"),
+];
+
+/// Pairs of which the second, beside 100k idle connections, may cost no more than the first.
+const NO_GROWTH: &[(&str, &str)] = &[
+    ("round.by_flow_8_flows", "round.beside_100k_idle"),
+    ("lone_packets.idle_0", "lone_packets.beside_100k_idle"),
+    ("timers.idle_0", "timers.idle_100k"),
+];
+/// By how much a pair's two may differ all the same: where in a page or a batch a measurement begins.
+const NO_GROWTH_TOLERANCE: f64 = 0.02;
+
+/// By how much a count may exceed its baseline: other processors and C libraries copy memory in other ways.
+const BASELINE_TOLERANCE: f64 = 0.10;
+
+/// One line of the table.
+#[derive(Clone, Debug, Serialize)]
+pub struct Line {
+    /// What was measured.
+    pub name: String,
+    /// How much.
+    pub value: f64,
+    /// Of what.
+    pub unit: String,
+    /// The committed value of earlier runs.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub baseline: Option<f64>,
+    /// What must not be exceeded, whatever the baseline says.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub bar: Option<f64>,
+}
+
+/// Everything that was measured.
+#[derive(Clone, Debug, Default, Serialize)]
+pub struct Report {
+    /// Line by line.
+    pub lines: Vec<Line>,
+    /// What does not hold.
+    pub missed: Vec<String>,
+}
+
+impl Report {
+    /// Reads the counts that gungraun left below `dir` and compares them with `baseline`.
+    ///
+    /// # Errors
+    /// When a benchmark is missing or cannot be read.
+    pub fn add_instructions(&mut self, dir: &Path, baseline: &BTreeMap<String, f64>) -> Result<()> {
+        for row in ROWS {
+            let value = instructions(dir, row.name)? / f64::from(row.per);
+            let baseline = baseline.get(row.name).copied();
+            if let Some(baseline) = baseline.filter(|b| value > b * (1.0 + BASELINE_TOLERANCE)) {
+                self.missed.push(format!("{}: {value:.1} instructions, baseline {baseline:.1}", row.name));
+            }
+            self.add(row.name, value, &format!("instructions {}", row.unit), baseline, row.bar);
+        }
+        let value = |name: &str| self.lines.iter().find(|l| l.name == name).map_or(0.0, |l| l.value);
+        for (alone, beside) in NO_GROWTH {
+            let (alone, grown) = (value(alone), value(beside));
+            if grown > alone * (1.0 + NO_GROWTH_TOLERANCE) {
+                self.missed.push(format!("{beside}: {grown:.1} instructions, {alone:.1} without idle connections"));
+            }
+        }
+        Ok(())
+    }
+
+    /// Adds what connections hold.
+    pub fn add_memory(&mut self, memory: &Memory) {
+        let all = f64::from(memory.scale.idle + memory.scale.active);
+        let active = f64::from(memory.scale.active);
+        for (side, held) in [("sender", &memory.sender), ("receiver", &memory.receiver)] {
+            let Held { idle, active: more, waiting_each, .. } = *held;
+            let idle_each = idle as f64 / all;
+            let active_each = idle_each + more as f64 / active;
+            let mut add = |what: &str, value, unit, bar| self.add(&format!("{side}.{what}"), value, unit, None, bar);
+            add("idle_connection", idle_each, "bytes", Some(512.0));
+            add("active_connection", active_each, "bytes", Some(4096.0));
+            add("active_and_16_waiting", active_each + waiting_each as f64, "bytes", Some(4096.0));
+            add("idle_1M", idle_each, "MB", Some(600.0));
+            add("active_100k", active_each / 10.0, "MB", Some(450.0));
+        }
+        self.add("both_ends_resident", memory.resident_bytes as f64 / 1e6, "MB", None, None);
+    }
+
+    /// Adds wall times, which have no bar: they are this machine's.
+    pub fn add_wall_times(&mut self, times: &[(&str, f64)]) {
+        for (name, ns) in times {
+            self.add(&format!("wall.{name}"), *ns, "ns a packet", None, None);
+        }
+    }
+
+    /// Adds allocations in steady state, of which there must be none.
+    pub fn add_allocations(&mut self, load: &str, sender: u64, receiver: u64) {
+        for (side, count) in [("sender", sender), ("receiver", receiver)] {
+            self.add(&format!("{side}.allocations.{load}"), count as f64, "allocations", None, Some(0.0));
+        }
+    }
+
+    /// The values, to be committed as the next baseline.
+    pub fn baseline(&self) -> BTreeMap<String, f64> {
+        let counted = self.lines.iter().filter(|line| line.unit.starts_with("instructions"));
+        counted.map(|line| (line.name.clone(), (line.value * 10.0).round() / 10.0)).collect()
+    }
+
+    fn add(&mut self, name: &str, value: f64, unit: &str, baseline: Option<f64>, bar: Option<f64>) {
+        if let Some(bar) = bar.filter(|bar| value > *bar) {
+            self.missed.push(format!("{name}: {value:.1} {unit}, at most {bar} allowed"));
+        }
+        self.lines.push(Line { name: name.to_owned(), value, unit: unit.to_owned(), baseline, bar });
+    }
+}
+
+impl fmt::Display for Report {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(f, "{:<34} {:>10}  {:<25} {:>9} {:>6}", "", "measured", "", "baseline", "bar")?;
+        let number = |value: Option<f64>, digits| value.map_or(String::new(), |v| format!("{v:.digits$}"));
+        for Line { name, value, unit, baseline, bar } in &self.lines {
+            let (baseline, bar) = (number(*baseline, 1), number(*bar, 0));
+            writeln!(f, "{name:<34} {value:>10.1}  {unit:<25} {baseline:>9} {bar:>6}")?;
+        }
+        for missed in &self.missed {
+            writeln!(f, "MISSED  {missed}")?;
+        }
+        Ok(())
+    }
+}
+
+/// The instruction count in gungraun's summary of benchmark `name` (function, dot, id).
+fn instructions(dir: &Path, name: &str) -> Result<f64> {
+    let path = dir.join(name).join("summary.json");
+    let text = std::fs::read_to_string(&path).with_context(|| format!("no result at {}", path.display()))?;
+    let summary: serde_json::Value = serde_json::from_str(&text)?;
+    let metrics = &summary["profiles"][0]["data"]["total"]["metrics"];
+    metrics["Ir"]["values"]["new"].as_f64().with_context(|| format!("no instruction count in {}", path.display()))
+}
