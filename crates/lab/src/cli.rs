@@ -11,7 +11,7 @@ use clap::{Args, Parser, Subcommand, ValueEnum as _};
 use crate::daemon::Binaries;
 use crate::experiment::{self, Experiment, Lab};
 use crate::interrupt;
-use crate::options::{Mode, Options};
+use crate::options::{Guests, Mode, Options};
 use crate::results::{HostInfo, Results, SCHEMA_VERSION};
 use crate::state::{self, Run};
 
@@ -140,8 +140,15 @@ fn run_experiment(arguments: RunArguments) -> Result<ExitCode> {
     let RunArguments { name, out, mut options } = arguments;
     let experiment = find(&name)?;
     state::require_root()?;
+    let guests = experiment.guests();
+    let chosen = *options.guests.get_or_insert(guests.first().copied().unwrap_or_default());
+    if !guests.contains(&chosen) {
+        bail!("{name} does not run with --guests {}", chosen.name());
+    }
     if options.modes.is_empty() {
         options.modes = experiment.default_modes();
+        // It has no port for them.
+        options.modes.retain(|mode| chosen == Guests::Container || *mode != Mode::KernelVxlan);
     }
     options.modes.sort();
     options.modes.dedup();

@@ -13,11 +13,11 @@ use serde_json::Value;
 
 use crate::command;
 use crate::interrupt;
-use crate::options::{Mode, Options};
+use crate::options::{Guests, Mode, Options};
 use crate::process;
 use crate::state::Run;
 use crate::topology::overlay::VNI;
-use crate::topology::{GUEST_MTU, Host, Topology, UNDERLAY_MTU};
+use crate::topology::{GUEST_MTU, Guest, Host, Topology, UNDERLAY_MTU};
 
 /// How long a daemon may take until its control socket answers.
 const START_TIMEOUT: Duration = Duration::from_secs(10);
@@ -29,6 +29,17 @@ pub enum Reliability {
     Off,
     /// The BIFROST transport for TCP.
     Tcp,
+}
+
+/// What the daemons are to be like.
+#[derive(Debug, Clone, Default)]
+pub struct Settings {
+    /// What the guests are.
+    pub guests: Guests,
+    /// `vpc.ordering`; `None`: the default.
+    pub ordering: Option<&'static str>,
+    /// `transport.group_packets`; `None`: the default.
+    pub group_packets: Option<u32>,
 }
 
 /// Where the daemon and its tool are.
@@ -84,12 +95,13 @@ impl Daemon {
         run: &Run,
         topology: &Topology,
         reliability: Reliability,
+        settings: &Settings,
         binaries: &Binaries,
         logs: &Path,
     ) -> Result<Vec<Self>> {
         let mut daemons = Vec::new();
         for host in &topology.hosts {
-            daemons.push(Self::start(run, topology, host, reliability, binaries, logs)?);
+            daemons.push(Self::start(run, topology, host, reliability, settings, binaries, logs)?);
         }
         for daemon in &mut daemons {
             daemon.wait_until_ready()?;
@@ -126,6 +138,12 @@ impl Daemon {
             .with_context(|| format!("`bifrostctl {}` printed no JSON: {output}", all.join(" ")))
     }
 
+    /// A counter of `bifrostctl stats`; what was never counted is 0.
+    pub fn counter(&self, name: &str) -> Result<u64> {
+        let stats = self.control(&["stats"])?;
+        Ok(stats.get("counters").and_then(|c| c.get(name)).and_then(Value::as_u64).unwrap_or(0))
+    }
+
     /// An error if the process has ended.
     pub fn check_alive(&mut self) -> Result<()> {
         match self.child.try_wait().context("asking for the daemon's status")? {
@@ -146,13 +164,14 @@ impl Daemon {
         topology: &Topology,
         host: &Host,
         reliability: Reliability,
+        settings: &Settings,
         binaries: &Binaries,
         logs: &Path,
     ) -> Result<Self> {
         fs::create_dir_all(logs).with_context(|| format!("creating {}", logs.display()))?;
         let socket = run.directory().join(format!("{}.sock", host.name));
         let config = logs.join(format!("{}.toml", host.name));
-        fs::write(&config, configuration(topology, host, reliability, &socket))
+        fs::write(&config, configuration(run, topology, host, reliability, settings, &socket))
             .with_context(|| format!("writing {}", config.display()))?;
         let log = logs.join(format!("{}.log", host.name));
         let log_file = File::options()
@@ -233,22 +252,42 @@ fn status_over(socket: &Path) -> Result<()> {
     Ok(())
 }
 
+/// The socket of a virtual machine's port.
+pub fn machine_socket(run: &Run, guest: &Guest) -> PathBuf {
+    run.directory().join(format!("{}.vhost", guest.name))
+}
+
 /// The daemon's configuration for `host`.
-fn configuration(topology: &Topology, host: &Host, reliability: Reliability, socket: &Path) -> String {
+fn configuration(
+    run: &Run,
+    topology: &Topology,
+    host: &Host,
+    reliability: Reliability,
+    settings: &Settings,
+    socket: &Path,
+) -> String {
+    let transport = settings.group_packets.map(|n| format!("[transport]\ngroup_packets = {n}\n\n")).unwrap_or_default();
+    let ordering = settings.ordering.map(|o| format!("ordering = \"{o}\"\n")).unwrap_or_default();
     let reliability = match reliability {
         Reliability::Off => "off",
         Reliability::Tcp => "tcp",
     };
     let guest = &host.guest;
+    let device = match settings.guests {
+        Guests::Container => {
+            format!("kind = \"tap\"\nnetns = \"{}\"\ndevice = \"eth0\"\n", guest.namespace.name())
+        }
+        Guests::Vm => format!("kind = \"vhost-user\"\nsocket = \"{}\"\n", machine_socket(run, guest).display()),
+    };
     let mut text = format!(
         "# Written by bifrost-lab.\n\
          [host]\nname = \"{name}\"\n\n\
          [control]\nsocket = \"{socket}\"\n\n\
          [workers]\ncount = 1\n\n\
          [underlay]\naddresses = {addresses:?}\npaths = {paths}\nmtu = {UNDERLAY_MTU}\n\n\
-         [[vpc]]\nvni = {VNI}\nreliability = \"{reliability}\"\n\n\
-         [[port]]\nname = \"{port}\"\nvni = {VNI}\nkind = \"tap\"\nmac = \"{mac}\"\naddresses = [\"{address}/24\"]\n\
-         mtu = {GUEST_MTU}\nnetns = \"{netns}\"\ndevice = \"eth0\"\n",
+         {transport}[[vpc]]\nvni = {VNI}\nreliability = \"{reliability}\"\n{ordering}\n\
+         [[port]]\nname = \"{port}\"\nvni = {VNI}\nmac = \"{mac}\"\naddresses = [\"{address}/24\"]\n\
+         mtu = {GUEST_MTU}\n{device}",
         name = host.name,
         socket = socket.display(),
         addresses = host.underlay.iter().map(ToString::to_string).collect::<Vec<_>>(),
@@ -256,7 +295,6 @@ fn configuration(topology: &Topology, host: &Host, reliability: Reliability, soc
         port = guest.name,
         mac = guest.mac,
         address = guest.address,
-        netns = guest.namespace.name(),
     );
     for other in topology.hosts.iter().filter(|other| other.name != host.name) {
         text += &format!(

@@ -6,9 +6,13 @@ use anyhow::Result;
 use serde_json::Value;
 
 use crate::bars::Bar;
-use crate::daemon::Binaries;
-use crate::experiments::{iperf::Iperf, path_failure::PathFailure, redis_loss::RedisLoss, soak::Soak};
-use crate::options::{Mode, Options};
+use crate::daemon::{Binaries, Settings, machine_socket};
+use crate::experiments::{
+    coverage::Coverage, delayed_release::DelayedRelease, granularity::Granularity, iperf::Iperf,
+    path_failure::PathFailure, redis_loss::RedisLoss, soak::Soak,
+};
+use crate::machine::Machine;
+use crate::options::{Guests, Mode, Options};
 use crate::state::Run;
 use crate::topology::overlay::Overlay;
 use crate::topology::{Plan, Topology};
@@ -26,6 +30,11 @@ pub trait Experiment {
         Mode::ALL.to_vec()
     }
 
+    /// What guests can be, the default first.
+    fn guests(&self) -> Vec<Guests> {
+        vec![Guests::Container]
+    }
+
     /// Measures. Everything that was started has ended when this returns, whether well or with an error.
     fn run(&self, lab: &Lab) -> Result<Vec<Value>>;
 
@@ -41,7 +50,15 @@ pub trait Experiment {
 
 /// All experiments, in the order of `bifrost-lab list`.
 pub fn all() -> Vec<Box<dyn Experiment>> {
-    vec![Box::new(RedisLoss), Box::new(PathFailure), Box::new(Iperf), Box::new(Soak)]
+    vec![
+        Box::new(RedisLoss),
+        Box::new(PathFailure),
+        Box::new(Iperf),
+        Box::new(Soak),
+        Box::new(Granularity),
+        Box::new(Coverage),
+        Box::new(DelayedRelease),
+    ]
 }
 
 /// What a run works with.
@@ -60,7 +77,9 @@ pub struct Lab {
 /// Hosts and what joins their guests.
 #[derive(Debug)]
 pub struct Network {
-    // The order matters: daemons end before the namespaces go.
+    // The order matters: machines end before daemons, and these before the namespaces go.
+    /// The guests' machines, if guests are that, in the hosts' order.
+    pub machines: Vec<Machine>,
     /// The overlay.
     pub overlay: Overlay,
     /// The hosts.
@@ -70,16 +89,26 @@ pub struct Network {
 impl Lab {
     /// Builds two hosts whose guests are joined by `mode`. Logs carry `label`.
     pub fn network(&self, mode: Mode, label: &str) -> Result<Network> {
-        self.build(mode, label, false)
+        self.build(mode, label, false, self.settings())
     }
 
     /// As [`Lab::network`]; a kernel VXLAN device hashes every flow onto a link of its own, so that it has a share in all
     /// paths as far as it can. That costs it a route lookup for every packet.
     pub fn network_with_spread_flows(&self, mode: Mode, label: &str) -> Result<Network> {
-        self.build(mode, label, true)
+        self.build(mode, label, true, self.settings())
     }
 
-    fn build(&self, mode: Mode, label: &str, spread_flows: bool) -> Result<Network> {
+    /// As [`Lab::network`], with daemons of other settings.
+    pub fn network_with(&self, mode: Mode, label: &str, settings: Settings) -> Result<Network> {
+        self.build(mode, label, false, settings)
+    }
+
+    /// The daemons' settings, as far as the user chose them.
+    pub fn settings(&self) -> Settings {
+        Settings { guests: self.options.guests.unwrap_or_default(), ..Settings::default() }
+    }
+
+    fn build(&self, mode: Mode, label: &str, spread_flows: bool, settings: Settings) -> Result<Network> {
         let plan = Plan {
             hosts: 2,
             paths: self.options.paths,
@@ -89,8 +118,18 @@ impl Lab {
             spread_flows,
         };
         let topology = Topology::build(&self.run, plan)?;
-        let overlay = Overlay::start(&self.run, &topology, mode, &self.binaries, &self.logs(label))?;
-        Ok(Network { overlay, topology })
+        let overlay = Overlay::start(&self.run, &topology, mode, &settings, &self.binaries, &self.logs(label))?;
+        let mut machines = Vec::new();
+        if settings.guests == Guests::Vm {
+            for host in &topology.hosts {
+                let (guest, directory) = (&host.guest, self.run.directory().join(&host.guest.name));
+                // What an earlier machine of this name has left would be taken for this one's.
+                let _ = std::fs::remove_dir_all(&directory);
+                machines.push(Machine::start(guest, &machine_socket(&self.run, guest), directory, &self.logs(label))?);
+            }
+            machines.iter_mut().try_for_each(Machine::wait_until_ready)?;
+        }
+        Ok(Network { machines, overlay, topology })
     }
 
     /// The directory for logs of the part `label`.

@@ -1,5 +1,8 @@
 //! The experiments, a file each.
 
+pub mod coverage;
+pub mod delayed_release;
+pub mod granularity;
 pub mod iperf;
 pub mod path_failure;
 pub mod redis_loss;

@@ -2,7 +2,7 @@
 //!
 //! The way through the crate follows an experiment: [`state`] claims names on the machine, [`topology`] builds hosts,
 //! links and guests, [`topology::overlay`] joins the guests (kernel VXLAN or [`daemon`]), [`programs`] generate load,
-//! [`inject`] drops packets, an [`experiment::Experiment`] turns what was measured into [`results`], [`report`],
+//! [`machine`]s take the place of containers, [`inject`] drops packets, an [`experiment::Experiment`] turns what was measured into [`results`], [`report`],
 //! [`plot`]s and [`bars`]. Whatever a run made is removed when its values are dropped, or by the next run.
 
 #![cfg_attr(test, allow(clippy::unwrap_used))]
@@ -15,6 +15,7 @@ pub mod experiment;
 pub mod experiments;
 pub mod inject;
 pub mod interrupt;
+pub mod machine;
 pub mod netns;
 pub mod options;
 pub mod plot;
@@ -23,6 +24,7 @@ pub mod programs;
 pub mod progress;
 pub mod report;
 pub mod results;
+pub mod standstill;
 pub mod state;
 pub mod stats;
 pub mod topology;

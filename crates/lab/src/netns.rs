@@ -6,9 +6,14 @@ use std::path::PathBuf;
 use std::process::Command;
 
 use anyhow::{Context, Result, anyhow};
+use rustix::process::nice;
 use rustix::thread::{CpuSet, LinkNameSpaceType, move_into_link_name_space, sched_setaffinity};
 
 use crate::command;
+
+/// Priority of what runs on a processor of its own: real hosts do not lend theirs to the machine's other work. Not
+/// higher, for interrupt threads must have their turn.
+const NICENESS: i32 = -10;
 
 /// A named network namespace that is deleted when the value is dropped.
 #[derive(Debug)]
@@ -29,7 +34,7 @@ impl Namespace {
         Ok(namespace)
     }
 
-    /// Lets everything that is started inside from now on run on one processor only.
+    /// Lets everything that is started inside from now on run on one processor only, before other work.
     pub fn pin(&mut self, processor: usize) {
         self.processor = Some(processor);
     }
@@ -57,8 +62,8 @@ impl Namespace {
     pub fn command(&self, program: impl AsRef<std::ffi::OsStr>) -> Command {
         let mut command = match self.processor {
             Some(cpu) => {
-                let mut command = Command::new("taskset");
-                command.args(["-c", &cpu.to_string(), "ip"]);
+                let mut command = Command::new("nice");
+                command.args(["-n", &NICENESS.to_string(), "taskset", "-c", &cpu.to_string(), "ip"]);
                 command
             }
             None => Command::new("ip"),
@@ -102,6 +107,8 @@ impl Namespace {
                     let mut set = CpuSet::new();
                     set.set(cpu);
                     sched_setaffinity(None, &set).with_context(|| format!("choosing processor {cpu}"))?;
+                    // A thread's own, on Linux.
+                    nice(NICENESS).context("raising the priority of a thread")?;
                 }
                 work()
             })

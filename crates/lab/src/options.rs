@@ -85,6 +85,28 @@ pub enum Cabling {
     Fabric,
 }
 
+/// What a guest is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+#[value(rename_all = "snake_case")]
+pub enum Guests {
+    /// A network namespace, joined by a TAP device, or by a veth with a kernel VXLAN.
+    #[default]
+    Container,
+    /// User-mode Linux with its own virtio_net driver, joined by vhost-user.
+    Vm,
+}
+
+impl Guests {
+    /// The name on the command line.
+    pub fn name(self) -> &'static str {
+        match self {
+            Guests::Container => "container",
+            Guests::Vm => "vm",
+        }
+    }
+}
+
 /// Options of `bifrost-lab run`.
 #[derive(Debug, Clone, PartialEq, Args, Serialize, Deserialize)]
 pub struct Options {
@@ -124,6 +146,11 @@ pub struct Options {
     /// Underlay links between the hosts
     #[arg(long, default_value_t = 4, value_name = "N", value_parser = clap::value_parser!(u8).range(1..=8))]
     pub paths: u8,
+
+    /// What the guests are [default: container; granularity: vm]
+    #[arg(long, value_enum, value_name = "GUESTS")]
+    #[serde(default)]
+    pub guests: Option<Guests>,
 
     /// How the hosts are cabled
     #[arg(long, value_enum, default_value_t = Cabling::Paths, value_name = "CABLING")]

@@ -21,10 +21,36 @@ pub struct Panel {
     pub log_y: bool,
     /// Labels of x = 0, 1, 2, ... where x is a category; empty where x is a number.
     pub categories: Vec<String>,
-    /// One line per mode.
-    pub lines: Vec<(Mode, Vec<(f64, f64)>)>,
+    /// Whose lines, and their points.
+    pub lines: Vec<(Series, Vec<(f64, f64)>)>,
     /// Vertical marks: position and label.
     pub marks: Vec<(f64, String)>,
+}
+
+/// What a line stands for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Series {
+    /// In the legend.
+    pub label: &'static str,
+    color: RGBColor,
+}
+
+impl Series {
+    /// The better one of two, in the color of [`Mode::Bifrost`].
+    pub fn on(label: &'static str) -> Self {
+        Series { label, color: color(Mode::Bifrost) }
+    }
+
+    /// The one that it is compared with.
+    pub fn off(label: &'static str) -> Self {
+        Series { label, color: color(Mode::KernelVxlan) }
+    }
+}
+
+impl From<Mode> for Series {
+    fn from(mode: Mode) -> Self {
+        Series { label: label(mode), color: color(mode) }
+    }
 }
 
 const WIDTH: u32 = 560;
@@ -126,13 +152,11 @@ where
         let style = ("sans-serif", 12).into_font().color(&BLACK.mix(0.7));
         chart.draw_series([Text::new(text.clone(), (*x, high), style)]).map_err(|e| failed(&e))?;
     }
-    for (mode, line) in &panel.lines {
-        let color = color(*mode);
+    for (of, line) in &panel.lines {
+        let color = of.color;
         let series = LineSeries::new(line.iter().copied(), color.stroke_width(2));
         let annotated = chart.draw_series(series).map_err(|e| failed(&e))?;
-        annotated
-            .label(label(*mode))
-            .legend(move |(x, y)| PathElement::new([(x, y), (x + 16, y)], color.stroke_width(2)));
+        annotated.label(of.label).legend(move |(x, y)| PathElement::new([(x, y), (x + 16, y)], color.stroke_width(2)));
         if !panel.categories.is_empty() {
             let dots = line.iter().map(|point| Circle::new(*point, 3, color.filled()));
             chart.draw_series(dots).map_err(|e| failed(&e))?;
@@ -161,8 +185,8 @@ mod tests {
             log_y,
             categories: categories.iter().map(ToString::to_string).collect(),
             lines: vec![
-                (Mode::Bifrost, vec![(0.0, 0.5), (1.0, 3.0)]),
-                (Mode::KernelVxlan, vec![(0.0, 0.4), (1.0, 210.0)]),
+                (Mode::Bifrost.into(), vec![(0.0, 0.5), (1.0, 3.0)]),
+                (Mode::KernelVxlan.into(), vec![(0.0, 0.4), (1.0, 210.0)]),
             ],
             marks: vec![(0.5, "failure".to_owned())],
         };

@@ -1,5 +1,6 @@
 //! The programs whose experience of the network is measured.
 
+pub mod guest_tcp;
 pub mod iperf3;
 pub mod redis_benchmark;
 pub mod redis_client;

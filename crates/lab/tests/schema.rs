@@ -5,8 +5,8 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use bifrost_lab::experiments::{iperf, path_failure, redis_loss, soak};
-use bifrost_lab::options::{Cabling, Injector, Mode, Op, Options};
+use bifrost_lab::experiments::{coverage, delayed_release, granularity, iperf, path_failure, redis_loss, soak};
+use bifrost_lab::options::{Cabling, Guests, Injector, Mode, Op, Options};
 use bifrost_lab::results::{HostInfo, Results, SCHEMA_VERSION, to_values};
 use serde::Serialize;
 use serde_json::{Value, json};
@@ -28,6 +28,7 @@ fn results<R: Serialize>(experiment: &str, row: R) -> Value {
         seconds: None,
         clients: 50,
         paths: 4,
+        guests: None,
         cabling: Cabling::Paths,
         wire_offload: false,
         share_processors: false,
@@ -46,6 +47,7 @@ fn results<R: Serialize>(experiment: &str, row: R) -> Value {
 
 fn all() -> Vec<Value> {
     let redis_loss = redis_loss::Row {
+        guests: Guests::Container,
         mode: Mode::KernelVxlan,
         injector: Injector::Vnic,
         loss_percent: 0.01,
@@ -59,6 +61,9 @@ fn all() -> Vec<Value> {
         latency_ms_p99_9: 0.3,
         latency_ms_max: 0.4,
         wire_drops_packets: None,
+        attempts: 2,
+        standstills: 3,
+        standstill_ms_max: 9.5,
     };
     let path_failure = path_failure::Row {
         mode: Mode::Bifrost,
@@ -69,12 +74,16 @@ fn all() -> Vec<Value> {
         bin_ms: 100,
         bins_gbit_per_s: Vec::new(),
         bins_rps: vec![1.0],
+        bins_standstill_ms: vec![0.0],
         phases: vec![path_failure::Phase {
             name: "failed".to_owned(),
             loss_percent: 100.0,
             start_s: 1.0,
             end_s: 2.0,
             mean: 1.0,
+            undisturbed_bins: 1,
+            lowest_undisturbed_bin_percent_of_before: Some(90.0),
+            longest_undisturbed_stall_ms: None,
             lowest_bin_percent_of_before: 99.0,
             request_success_percent: Some(100.0),
             longest_stall_ms: Some(1.0),
@@ -93,6 +102,43 @@ fn all() -> Vec<Value> {
         guest_retransmits: 0,
         wire_drops_packets: 1,
         bins_gbit_per_s: vec![3.0],
+    };
+    let coverage = coverage::Row {
+        mode: Mode::Off,
+        repetition: 0,
+        duration_s: 5.0,
+        losses_percent: vec![1.5],
+        dropped_packets: 1,
+        throughput_gbit_per_s: 1.0,
+        cumulative_retransmitted_segments: vec![1],
+        retransmitted_segments: 1,
+    };
+    let delayed_release = delayed_release::Row {
+        mode: Mode::Bifrost,
+        repetition: 0,
+        offered_gbit_per_s: 0.5,
+        throughput_gbit_per_s: 0.5,
+        duration_s: 5.0,
+        in_flight_packets: 50.5,
+        held_buffers: 2.0,
+        window_bytes: 1030.0,
+        kept_payload_bytes: 0.0,
+        memory_growth_kib: -4.0,
+    };
+    let granularity = granularity::Row {
+        mode: Mode::Bifrost,
+        reordering: granularity::Reordering::On,
+        group_packets: 1,
+        repetition: 0,
+        duration_s: 5.0,
+        throughput_gbit_per_s: 1.0,
+        disordered_packets: 1,
+        received_segments: 1,
+        out_of_order_segments: 0,
+        retransmitted_segments: 0,
+        spurious_retransmissions: 0,
+        receiver_cpu_s_per_gb: 1.0,
+        sender_cpu_s_per_gb: 1.0,
     };
     let counters = BTreeMap::from([("rte_sent_packets".to_owned(), 1)]);
     let soak = soak::Row {
@@ -127,6 +173,9 @@ fn all() -> Vec<Value> {
         results("path-failure", path_failure),
         results("iperf", iperf),
         results("soak", soak),
+        results("granularity", granularity),
+        results("coverage", coverage),
+        results("delayed-release", delayed_release),
     ]
 }
 

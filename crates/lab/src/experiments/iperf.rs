@@ -75,7 +75,8 @@ impl Experiment for Iperf {
                     let guests = [&network.topology.hosts[0].guest, &network.topology.hosts[1].guest];
                     let name = format!("iperf3-{loss_percent}");
                     let flow =
-                        iperf3::Running::start(guests[0], guests[1], duration_s, &lab.logs(&label), &name)?.finish()?;
+                        iperf3::Running::start((guests[0], guests[1]), duration_s, None, &lab.logs(&label), &name)?
+                            .finish()?;
                     let row = Row {
                         mode,
                         injector: Injector::Wire,
@@ -138,7 +139,11 @@ impl Experiment for Iperf {
             y_title: "throughput [Gbit/s]".to_owned(),
             log_y: false,
             categories: losses.iter().map(ToString::to_string).collect(),
-            lines: Mode::ALL.into_iter().map(|mode| (mode, line(mode))).filter(|(_, line)| !line.is_empty()).collect(),
+            lines: Mode::ALL
+                .into_iter()
+                .map(|mode| (mode.into(), line(mode)))
+                .filter(|(_, line)| !line.is_empty())
+                .collect(),
             marks: Vec::new(),
         };
         Ok(vec![plot::draw(&directory.join("throughput.svg"), &[panel], 1)?])

@@ -202,7 +202,7 @@ impl Experiment for Soak {
             log_y: false,
             categories: Vec::new(),
             lines: vec![(
-                row.mode,
+                row.mode.into(),
                 row.bins_rps.iter().enumerate().map(|(i, y)| (i as f64 * BIN.as_secs_f64(), *y)).collect(),
             )],
             marks: row.faults.iter().map(|fault| (fault.start_s, String::new())).collect(),

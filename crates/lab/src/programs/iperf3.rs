@@ -30,8 +30,14 @@ pub struct Running {
 }
 
 impl Running {
-    /// Starts a server in `to` and a client in `from` that sends for `seconds`.
-    pub fn start(from: &Guest, to: &Guest, seconds: f64, logs: &Path, label: &str) -> Result<Self> {
+    /// Starts a server in `to` and a client in `from` that sends for `seconds`, at most `limit_gbit_per_s` if given.
+    pub fn start(
+        (from, to): (&Guest, &Guest),
+        seconds: f64,
+        limit_gbit_per_s: Option<f64>,
+        logs: &Path,
+        label: &str,
+    ) -> Result<Self> {
         let address = to.address.to_string();
         let mut server = to.namespace.command("iperf3");
         server.args(["-s", "-1", "-J", "-i", "0.1", "-B", &address]);
@@ -57,6 +63,9 @@ impl Running {
             "--connect-timeout",
             "5000",
         ]);
+        if let Some(gbit) = limit_gbit_per_s {
+            client.args(["-b", &format!("{:.0}", gbit * 1e9)]);
+        }
         let client = Program::start(client, "iperf3", &logs.join(format!("{label}-client.json")))?;
         Ok(Self { server, client, seconds })
     }

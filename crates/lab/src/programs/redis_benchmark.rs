@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
 
+use crate::machine::Machine;
 use crate::options::Op;
 use crate::process::Program;
 use crate::programs::redis_server::PORT;
@@ -43,10 +44,40 @@ pub fn run(
     log: &Path,
 ) -> Result<Measurement> {
     let mut command = client.namespace.command("redis-benchmark");
-    command.args(["-h", &server.address.to_string(), "-p", &PORT.to_string()]);
-    command.args(["-c", &clients.to_string(), "-n", &requests.to_string(), "-t", op.name(), "--precision", "3"]);
+    command.args(arguments(server, op, clients, requests));
     let output = Program::start(command, "redis-benchmark", log)?.finish(timeout)?;
-    let measurement = parse(&output).with_context(|| format!("reading {}", log.display()))?;
+    check(&output, requests, log)
+}
+
+/// As [`run`], from a virtual machine.
+///
+/// # Errors
+/// As [`run`].
+pub fn run_in_machine(
+    client: &mut Machine,
+    server: &Guest,
+    op: Op,
+    clients: u32,
+    requests: u64,
+    timeout: Duration,
+    log: &Path,
+) -> Result<Measurement> {
+    let script = format!("exec redis-benchmark {}", arguments(server, op, clients, requests).join(" "));
+    let output = client.run(&script, timeout)?;
+    std::fs::write(log, &output).with_context(|| format!("writing {}", log.display()))?;
+    check(&output, requests, log)
+}
+
+fn arguments(server: &Guest, op: Op, clients: u32, requests: u64) -> Vec<String> {
+    let (address, port) = (server.address.to_string(), PORT.to_string());
+    let (clients, requests) = (clients.to_string(), requests.to_string());
+    ["-h", &address, "-p", &port, "-c", &clients, "-n", &requests, "-t", op.name(), "--precision", "3"]
+        .map(str::to_owned)
+        .to_vec()
+}
+
+fn check(output: &str, requests: u64, log: &Path) -> Result<Measurement> {
+    let measurement = parse(output).with_context(|| format!("reading {}", log.display()))?;
     ensure!(
         measurement.requests >= requests,
         "redis-benchmark answered {} of {requests} requests (see {})",

@@ -8,11 +8,22 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail};
 
 use crate::interrupt;
+use crate::machine::Machine;
 use crate::process::Program;
 use crate::topology::Guest;
 
 /// The port the server listens on.
 pub const PORT: u16 = 6379;
+
+/// Starts a server in a virtual machine, with which it ends, and waits until it answers.
+pub fn start_in_machine(machine: &mut Machine) -> Result<()> {
+    let script = format!(
+        "redis-server --port {PORT} --save '' --appendonly no --protected-mode no --daemonize yes --dir /run --maxclients 2000\n\
+         until redis-cli -p {PORT} ping | grep -q PONG; do sleep 0.05; done"
+    );
+    machine.run(&script, Duration::from_secs(20)).context("starting redis-server")?;
+    Ok(())
+}
 
 /// A running server. Dropping it ends the process.
 #[derive(Debug)]

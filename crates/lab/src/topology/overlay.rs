@@ -2,10 +2,10 @@
 
 use std::path::Path;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 
-use crate::daemon::{Binaries, Daemon, Reliability};
-use crate::options::Mode;
+use crate::daemon::{Binaries, Daemon, Reliability, Settings};
+use crate::options::{Guests, Mode};
 use crate::state::Run;
 use crate::topology::{GUEST_MTU, Host, Topology};
 
@@ -28,19 +28,29 @@ pub struct Overlay {
 
 impl Overlay {
     /// Joins the guests of `topology` in one network and returns once they can reach each other.
-    pub fn start(run: &Run, topology: &Topology, mode: Mode, binaries: &Binaries, logs: &Path) -> Result<Self> {
+    pub fn start(
+        run: &Run,
+        topology: &Topology,
+        mode: Mode,
+        settings: &Settings,
+        binaries: &Binaries,
+        logs: &Path,
+    ) -> Result<Self> {
         let daemons = match mode {
             Mode::KernelVxlan => {
+                ensure!(settings.guests == Guests::Container, "a kernel VXLAN device has no port for virtual machines");
                 for host in &topology.hosts {
                     add_vxlan(host, &topology.hosts, topology.plan.spread_flows)?;
                 }
                 Vec::new()
             }
-            Mode::Off => Daemon::start_all(run, topology, Reliability::Off, binaries, logs)?,
-            Mode::Bifrost => Daemon::start_all(run, topology, Reliability::Tcp, binaries, logs)?,
+            Mode::Off => Daemon::start_all(run, topology, Reliability::Off, settings, binaries, logs)?,
+            Mode::Bifrost => Daemon::start_all(run, topology, Reliability::Tcp, settings, binaries, logs)?,
         };
-        for host in &topology.hosts {
-            use_cubic(host)?;
+        if settings.guests == Guests::Container {
+            for host in &topology.hosts {
+                use_cubic(host)?;
+            }
         }
         Ok(Self { mode, daemons })
     }

@@ -1,0 +1,241 @@
+//! `coverage`: packets lost inside the host, between switch and vNIC, and how many of them the guest's TCP has to send again
+//! (NSDI'26 paper, section 6.1.3, figure 19).
+
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result};
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use crate::bars::{Bar, Sense};
+use crate::experiment::{Experiment, Lab};
+use crate::inject;
+use crate::interrupt;
+use crate::options::{Guests, Mode};
+use crate::plot::{self, Panel};
+use crate::programs::guest_tcp::{Flows, Load, Tcp};
+use crate::programs::iperf3;
+use crate::progress::Progress;
+use crate::report::{Table, number};
+use crate::results::{from_values, to_values};
+use crate::stats::{Random, median};
+
+/// Flows at the same time, as many as the paper has clients.
+const FLOWS: u32 = 8;
+/// Highest loss rate, hundredths of a percent.
+const MAX_LOSS: u64 = 200;
+
+/// The experiment.
+#[derive(Debug, Clone, Copy)]
+pub struct Coverage;
+
+/// Eight flows between two virtual machines.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Row {
+    /// The network.
+    pub mode: Mode,
+    /// Counts from 0.
+    pub repetition: u32,
+    /// How long the flows lasted, s.
+    pub duration_s: f64,
+    /// Probability that a packet was lost between switch and vNIC, towards either guest, each second, percent.
+    pub losses_percent: Vec<f64>,
+    /// Packets that were lost there, over both hosts.
+    pub dropped_packets: u64,
+    /// Goodput of all flows at the receiver, Gbit/s.
+    pub throughput_gbit_per_s: f64,
+    /// Segments that the sender's TCP has sent again by the end of each second.
+    pub cumulative_retransmitted_segments: Vec<u64>,
+    /// By the end of all.
+    pub retransmitted_segments: u64,
+}
+
+impl Experiment for Coverage {
+    fn name(&self) -> &'static str {
+        "coverage"
+    }
+
+    fn summary(&self) -> &'static str {
+        "Losses between switch and vNIC that a virtual machine's TCP has to repair (NSDI'26 figure 19)"
+    }
+
+    fn default_modes(&self) -> Vec<Mode> {
+        vec![Mode::Off, Mode::Bifrost]
+    }
+
+    fn guests(&self) -> Vec<Guests> {
+        vec![Guests::Vm]
+    }
+
+    fn run(&self, lab: &Lab) -> Result<Vec<Value>> {
+        let (repetitions, duration_s) = (lab.repetitions(3), lab.seconds(30.0, 5.0).ceil());
+        let mut progress = Progress::new(lab.options.modes.len() as u64 * u64::from(repetitions));
+        let mut rows = Vec::new();
+        for repetition in 0..repetitions {
+            for &mode in &lab.options.modes {
+                progress.begin(mode.name());
+                let row =
+                    measure(lab, mode, repetition, duration_s).with_context(|| format!("mode {}", mode.name()))?;
+                progress.end(&format!(
+                    "{:<8} {:.2} Gbit/s, {} packets lost, {} segments sent again by the guest",
+                    mode.name(),
+                    row.throughput_gbit_per_s,
+                    row.dropped_packets,
+                    row.retransmitted_segments
+                ));
+                rows.push(row);
+            }
+        }
+        to_values(&rows)
+    }
+
+    fn report(&self, rows: &[Value]) -> Result<String> {
+        let rows: Vec<Row> = from_values(rows)?;
+        let mut table = Table::new(&["mode", "Gbit/s", "lost packets", "sent again by the guest", "a lost packet"]);
+        for mode in Mode::ALL {
+            let Some(again) = medians(&rows, mode, |r| r.retransmitted_segments as f64) else { continue };
+            let of = |field: fn(&Row) -> f64| medians(&rows, mode, field).unwrap_or(f64::NAN);
+            table.row(vec![
+                mode.name().to_owned(),
+                number(of(|r| r.throughput_gbit_per_s)),
+                format!("{:.0}", of(|r| r.dropped_packets as f64)),
+                format!("{again:.0}"),
+                number(of(per_loss)),
+            ]);
+        }
+        Ok(format!(
+            "{FLOWS} TCP flows of `iperf3` between two virtual machines (user-mode Linux). Towards either guest, between switch and \
+             vNIC, packets are lost with a probability that changes each second, at random from 0 to {} %, the same for all \
+             networks. Medians.\n\n{}",
+            MAX_LOSS / 100,
+            table.render()
+        ))
+    }
+
+    fn plots(&self, rows: &[Value], directory: &Path) -> Result<Vec<PathBuf>> {
+        let rows: Vec<Row> = from_values(rows)?;
+        let line = |row: &Row| {
+            let points = row.cumulative_retransmitted_segments.iter().enumerate();
+            (row.mode.into(), points.map(|(i, n)| (i as f64 + 1.0, *n as f64)).collect())
+        };
+        let panel = Panel {
+            title: "losses between switch and vNIC".to_owned(),
+            x_title: "time [s]".to_owned(),
+            y_title: "segments sent again by the guest".to_owned(),
+            log_y: false,
+            categories: Vec::new(),
+            lines: rows.iter().filter(|row| row.repetition == 0).map(line).collect(),
+            marks: Vec::new(),
+        };
+        Ok(vec![plot::draw(&directory.join("retransmissions.svg"), &[panel], 1)?])
+    }
+
+    fn bars(&self, rows: &[Value]) -> Result<Vec<Bar>> {
+        let rows: Vec<Row> = from_values(rows)?;
+        let ratio =
+            |field: fn(&Row) -> f64| Some(medians(&rows, Mode::Bifrost, field)? / medians(&rows, Mode::Off, field)?);
+        Ok(vec![
+            Bar::new(
+                "packets lost before the vNIC, BIFROST",
+                medians(&rows, Mode::Bifrost, |r| r.dropped_packets as f64),
+                Sense::AtLeast,
+                100.0,
+                "packets",
+            ),
+            // The paper's figure 19 shows 69.1 to 90.0 % fewer.
+            Bar::new(
+                "segments that the guest sends again for each lost packet, BIFROST over reliability off",
+                ratio(per_loss),
+                Sense::AtMost,
+                0.309,
+                "x",
+            ),
+            Bar::new(
+                "throughput, BIFROST over reliability off",
+                ratio(|r| r.throughput_gbit_per_s),
+                Sense::AtLeast,
+                1.0,
+                "x",
+            ),
+        ])
+    }
+}
+
+/// Segments that the guest sent again for each packet that was lost: whoever carries more loses more.
+fn per_loss(row: &Row) -> f64 {
+    row.retransmitted_segments as f64 / row.dropped_packets as f64
+}
+
+fn measure(lab: &Lab, mode: Mode, repetition: u32, duration_s: f64) -> Result<Row> {
+    let label = format!("{}-{repetition}", mode.name());
+    let mut network = lab.network(mode, &label)?;
+    let address = network.topology.hosts[1].guest.address;
+    // The same losses for all networks.
+    let mut random = Random::new(lab.options.seed.wrapping_add(u64::from(repetition)));
+    let load = Load { flows: FLOWS, seconds: duration_s, gbit_per_s: None };
+    let before = Tcp::of(&mut network.machines[0])?;
+    let flows = Flows::start(&mut network.machines, address, load)?;
+    let (mut losses_percent, mut cumulative) = (Vec::new(), Vec::new());
+    let began = Instant::now();
+    for second in 1..=duration_s as u64 {
+        let loss = random.below(MAX_LOSS + 1) as f64 / 100.0;
+        inject::vnic_loss(&network.topology, &network.overlay, loss)?;
+        losses_percent.push(loss);
+        interrupt::sleep_until(began + Duration::from_secs(second))?;
+        cumulative.push(Tcp::of(&mut network.machines[0])?.since(&before, "Tcp:RetransSegs"));
+    }
+    let (client, server) = flows.finish(&mut network.machines)?;
+    let retransmitted_segments = Tcp::of(&mut network.machines[0])?.since(&before, "Tcp:RetransSegs");
+    let mut dropped_packets = 0;
+    for daemon in &mut network.overlay.daemons {
+        daemon.check_alive()?;
+        dropped_packets += daemon.counter("fault.dropped_packets")?;
+    }
+    Ok(Row {
+        mode,
+        repetition,
+        duration_s,
+        losses_percent,
+        dropped_packets,
+        throughput_gbit_per_s: iperf3::parse(&client, &server)?.gbit_per_s,
+        cumulative_retransmitted_segments: cumulative,
+        retransmitted_segments,
+    })
+}
+
+/// The median over repetitions; `None` if the mode was not measured.
+fn medians(rows: &[Row], mode: Mode, field: fn(&Row) -> f64) -> Option<f64> {
+    let values: Vec<f64> = rows.iter().filter(|row| row.mode == mode).map(field).collect();
+    if values.is_empty() { None } else { Some(median(&values)) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn row(mode: Mode, retransmitted_segments: u64, throughput_gbit_per_s: f64) -> Row {
+        Row {
+            mode,
+            repetition: 0,
+            duration_s: 5.0,
+            losses_percent: vec![1.0; 5],
+            dropped_packets: 1000,
+            throughput_gbit_per_s,
+            cumulative_retransmitted_segments: vec![retransmitted_segments],
+            retransmitted_segments,
+        }
+    }
+
+    #[test]
+    fn each_bar_can_fail() {
+        let missed = |rows: &[Row]| -> Vec<bool> {
+            Coverage.bars(&to_values(rows).unwrap()).unwrap().iter().map(|bar| !bar.passes()).collect()
+        };
+        let off = row(Mode::Off, 1000, 0.2);
+        assert_eq!(missed(&[off.clone(), row(Mode::Bifrost, 100, 0.4)]), [false, false, false]);
+        assert_eq!(missed(&[off.clone(), row(Mode::Bifrost, 400, 0.4)]), [false, true, false]);
+        assert_eq!(missed(&[off.clone(), row(Mode::Bifrost, 100, 0.1)]), [false, false, true]);
+        assert_eq!(missed(&[off]), [true, true, true]);
+    }
+}

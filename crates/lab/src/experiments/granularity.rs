@@ -1,0 +1,394 @@
+//! `granularity`: what packets sprayed over paths of different delay do to a guest's TCP, with and without reordering
+//! before the guest sees them (NSDI'26 paper, figures 17, 18 and 23).
+
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, bail};
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use crate::bars::{Bar, Sense};
+use crate::daemon::Settings;
+use crate::experiment::{Experiment, Lab, Network};
+use crate::interrupt;
+use crate::options::{Guests, Mode};
+use crate::plot::{self, Panel, Series};
+use crate::programs::guest_tcp::{Flows, Load, Tcp};
+use crate::programs::iperf3;
+use crate::progress::Progress;
+use crate::report::{Table, factor, number};
+use crate::results::{from_values, to_values};
+use crate::stats::median;
+
+/// Packets in a row on one path.
+const GROUPS: [u32; 5] = [1, 4, 16, 50, 500];
+/// The same in a quick run.
+const QUICK_GROUPS: [u32; 2] = [1, 50];
+/// What the paths' delays differ by, µs: path k is delayed by so much k times, and all by [`BASE_US`].
+const STEP_US: u32 = 100;
+/// What all paths are delayed by, µs: one that is several times slower than the best one would not be used.
+const BASE_US: u32 = 300;
+
+/// The experiment.
+#[derive(Debug, Clone, Copy)]
+pub struct Granularity;
+
+/// Who puts packets in order.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Reordering {
+    /// The switch, in the guest's memory (`vpc.ordering = "flow"`).
+    On,
+    /// The guest's TCP (`vpc.ordering = "off"`).
+    Off,
+}
+
+impl Reordering {
+    const ALL: [Reordering; 2] = [Reordering::On, Reordering::Off];
+
+    fn name(self) -> &'static str {
+        match self {
+            Reordering::On => "on",
+            Reordering::Off => "off",
+        }
+    }
+
+    fn ordering(self) -> &'static str {
+        match self {
+            Reordering::On => "flow",
+            Reordering::Off => "off",
+        }
+    }
+}
+
+/// One flow between two virtual machines.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Row {
+    /// Always `bifrost`.
+    pub mode: Mode,
+    /// Who puts packets in order.
+    pub reordering: Reordering,
+    /// Packets in a row on one path.
+    pub group_packets: u32,
+    /// Counts from 0.
+    pub repetition: u32,
+    /// How long the flow lasted, s.
+    pub duration_s: f64,
+    /// Goodput at the receiver, Gbit/s.
+    pub throughput_gbit_per_s: f64,
+    /// Packets that reached the receiver's host before an earlier one of their connection.
+    pub disordered_packets: u64,
+    /// Segments that reached the receiver's TCP, merged ones once.
+    pub received_segments: u64,
+    /// Segments that its TCP had to put into its out-of-order queue.
+    pub out_of_order_segments: u64,
+    /// Segments that the sender's TCP sent again.
+    pub retransmitted_segments: u64,
+    /// Of these, those of which the receiver said that it had them already (RFC 2883).
+    pub spurious_retransmissions: u64,
+    /// Processor time of the receiving machine, kernel and programs, s per GB received.
+    pub receiver_cpu_s_per_gb: f64,
+    /// Of the sending machine.
+    pub sender_cpu_s_per_gb: f64,
+}
+
+impl Experiment for Granularity {
+    fn name(&self) -> &'static str {
+        "granularity"
+    }
+
+    fn summary(&self) -> &'static str {
+        "TCP of virtual machines over sprayed paths of different delay, reordered or not (NSDI'26 figures 17, 18, 23)"
+    }
+
+    fn default_modes(&self) -> Vec<Mode> {
+        vec![Mode::Bifrost]
+    }
+
+    fn guests(&self) -> Vec<Guests> {
+        vec![Guests::Vm]
+    }
+
+    fn run(&self, lab: &Lab) -> Result<Vec<Value>> {
+        let groups: &[u32] = if lab.options.quick { &QUICK_GROUPS } else { &GROUPS };
+        let (repetitions, duration_s) = (lab.repetitions(3), lab.seconds(5.0, 2.0).ceil());
+        let mut progress = Progress::new((groups.len() * Reordering::ALL.len()) as u64 * u64::from(repetitions));
+        let mut rows = Vec::new();
+        for repetition in 0..repetitions {
+            for &group_packets in groups {
+                for reordering in Reordering::ALL {
+                    interrupt::check()?;
+                    let name = format!("reordering {}, groups of {group_packets}", reordering.name());
+                    progress.begin(&name);
+                    let row = measure(lab, reordering, group_packets, repetition, duration_s).context(name)?;
+                    progress.end(&line(&row));
+                    rows.push(row);
+                }
+            }
+        }
+        to_values(&rows)
+    }
+
+    fn report(&self, rows: &[Value]) -> Result<String> {
+        let rows: Vec<Row> = from_values(rows)?;
+        let mut table = Table::new(&[
+            "packets a path",
+            "reordering",
+            "Gbit/s",
+            "disordered",
+            "out of order",
+            "sent again",
+            "in vain",
+            "receiver s/GB",
+            "sender s/GB",
+            "receiver, off over on",
+        ]);
+        for group in groups(&rows) {
+            for reordering in Reordering::ALL {
+                let of = |field: fn(&Row) -> f64| medians(&rows, reordering, group, field).unwrap_or(f64::NAN);
+                let other = |field: fn(&Row) -> f64| medians(&rows, Reordering::Off, group, field).unwrap_or(f64::NAN);
+                table.row(vec![
+                    group.to_string(),
+                    reordering.name().to_owned(),
+                    number(of(|r| r.throughput_gbit_per_s)),
+                    format!("{:.0}", of(|r| r.disordered_packets as f64)),
+                    format!("{:.0}", of(|r| r.out_of_order_segments as f64)),
+                    format!("{:.0}", of(|r| r.retransmitted_segments as f64)),
+                    format!("{:.0}", of(|r| r.spurious_retransmissions as f64)),
+                    number(of(|r| r.receiver_cpu_s_per_gb)),
+                    number(of(|r| r.sender_cpu_s_per_gb)),
+                    factor(other(|r| r.receiver_cpu_s_per_gb), of(|r| r.receiver_cpu_s_per_gb)),
+                ]);
+            }
+        }
+        Ok(format!(
+            "One TCP flow of `iperf3` between two virtual machines (user-mode Linux, its virtio_net and its TCP). Path k is delayed \
+             by {BASE_US} + {STEP_US} k µs. *Disordered* is what arrived at the receiver's host before an earlier packet, *out of \
+             order* what its TCP saw of that; *in vain* is what the sender's TCP sent again although it had arrived. Processor time is \
+             that of the whole machine. Medians.\n\n{}",
+            table.render()
+        ))
+    }
+
+    fn plots(&self, rows: &[Value], directory: &Path) -> Result<Vec<PathBuf>> {
+        let rows: Vec<Row> = from_values(rows)?;
+        let panel = |title: &str, y_title: &str, field: fn(&Row) -> f64| {
+            let line = |reordering| {
+                let at = |(x, group): (usize, &u32)| Some((x as f64, medians(&rows, reordering, *group, field)?));
+                groups(&rows).iter().enumerate().filter_map(at).collect::<Vec<_>>()
+            };
+            Panel {
+                title: title.to_owned(),
+                x_title: "packets in a row on one path".to_owned(),
+                y_title: y_title.to_owned(),
+                log_y: false,
+                categories: groups(&rows).iter().map(ToString::to_string).collect(),
+                lines: vec![
+                    (Series::on("reordered in guest memory"), line(Reordering::On)),
+                    (Series::off("reordered by the guest's TCP"), line(Reordering::Off)),
+                ],
+                marks: Vec::new(),
+            }
+        };
+        let panels = [
+            panel("throughput", "Gbit/s", |r| r.throughput_gbit_per_s),
+            panel("out of order in the guest", "segments", |r| r.out_of_order_segments as f64),
+            panel("sent again by the guest", "segments", |r| r.retransmitted_segments as f64),
+            panel("receiving guest's processor", "s per GB", |r| r.receiver_cpu_s_per_gb),
+        ];
+        Ok(vec![plot::draw(&directory.join("granularity.svg"), &panels, 2)?])
+    }
+
+    fn bars(&self, rows: &[Value]) -> Result<Vec<Bar>> {
+        let rows: Vec<Row> = from_values(rows)?;
+        let of = |reordering, field: fn(&Row) -> f64| {
+            let values = rows.iter().filter(|r| r.reordering == reordering).map(field);
+            values.reduce(f64::max)
+        };
+        let at_one = |reordering, field: fn(&Row) -> f64| medians(&rows, reordering, 1, field);
+        let (on, off) = (Reordering::On, Reordering::Off);
+        let ratio = |field: fn(&Row) -> f64| Some(at_one(on, field)? / at_one(off, field)?);
+        Ok(vec![
+            Bar::new(
+                "packet by packet: disordered on arrival at the receiver's host",
+                at_one(on, |r| r.disordered_packets as f64),
+                Sense::AtLeast,
+                1000.0,
+                "packets",
+            ),
+            Bar::new(
+                "reordering on: out of order for the guest, worst run",
+                of(on, |r| r.out_of_order_segments as f64),
+                Sense::AtMost,
+                0.0,
+                "segments",
+            )
+            .exact(),
+            Bar::new(
+                "reordering on: sent again in vain by the guest, worst run",
+                of(on, |r| r.spurious_retransmissions as f64),
+                Sense::AtMost,
+                0.0,
+                "segments",
+            )
+            .exact(),
+            Bar::new(
+                "reordering off, packet by packet: out of order for the guest",
+                at_one(off, |r| r.out_of_order_segments as f64),
+                Sense::AtLeast,
+                100.0,
+                "segments",
+            ),
+            Bar::new(
+                "packet by packet: throughput with reordering over without",
+                ratio(|r| r.throughput_gbit_per_s),
+                Sense::AtLeast,
+                1.0,
+                "x",
+            ),
+            Bar::new(
+                "packet by packet: receiving guest's processor time with reordering over without",
+                ratio(|r| r.receiver_cpu_s_per_gb),
+                Sense::AtMost,
+                1.0,
+                "x",
+            ),
+        ])
+    }
+}
+
+fn measure(lab: &Lab, reordering: Reordering, group_packets: u32, repetition: u32, duration_s: f64) -> Result<Row> {
+    let settings =
+        Settings { guests: Guests::Vm, ordering: Some(reordering.ordering()), group_packets: Some(group_packets) };
+    let label = format!("{}-{group_packets}-{repetition}", reordering.name());
+    let mut network = lab.network_with(Mode::Bifrost, &label, settings)?;
+    delay_paths(&network, lab.options.paths)?;
+    let address = network.topology.hosts[1].guest.address;
+    let logs = lab.logs(&label);
+    let load = Load { flows: 1, seconds: duration_s, gbit_per_s: None };
+    // A short flow first: what sets itself up on first use has done so.
+    Flows::start(&mut network.machines, address, Load { seconds: 1.0, ..load })?.finish(&mut network.machines)?;
+    let before = State::of(&mut network)?;
+    let flow = Flows::start(&mut network.machines, address, load)?;
+    let (client, server) = flow.finish(&mut network.machines)?;
+    let after = State::of(&mut network)?;
+    for (name, text) in [("iperf3-client.json", &client), ("iperf3-server.json", &server)] {
+        std::fs::write(logs.join(name), text).with_context(|| format!("writing {name}"))?;
+    }
+    for daemon in &mut network.overlay.daemons {
+        daemon.check_alive()?;
+    }
+    let measured = iperf3::parse(&client, &server)?;
+    let gigabytes = measured.gbit_per_s * duration_s / 8.0;
+    Ok(Row {
+        mode: Mode::Bifrost,
+        reordering,
+        group_packets,
+        repetition,
+        duration_s,
+        throughput_gbit_per_s: measured.gbit_per_s,
+        disordered_packets: after.disordered - before.disordered,
+        received_segments: after.tcp[1].since(&before.tcp[1], "Tcp:InSegs"),
+        out_of_order_segments: after.tcp[1].since(&before.tcp[1], "TcpExt:TCPOFOQueue"),
+        retransmitted_segments: after.tcp[0].since(&before.tcp[0], "Tcp:RetransSegs"),
+        spurious_retransmissions: after.tcp[0].since(&before.tcp[0], "TcpExt:TCPDSACKRecv"),
+        receiver_cpu_s_per_gb: (after.cpu_s[1] - before.cpu_s[1]) / gigabytes,
+        sender_cpu_s_per_gb: (after.cpu_s[0] - before.cpu_s[0]) / gigabytes,
+    })
+}
+
+/// What is counted, sender first.
+struct State {
+    tcp: [Tcp; 2],
+    cpu_s: [f64; 2],
+    /// Packets that reached the receiver's host before an earlier one of their connection.
+    disordered: u64,
+}
+
+impl State {
+    fn of(network: &mut Network) -> Result<Self> {
+        let disordered = network.overlay.daemons[1].counter("rte.out_of_order_packets")?;
+        let [sender, receiver] = network.machines.as_mut_slice() else { bail!("there are not two machines") };
+        Ok(Self {
+            tcp: [Tcp::of(sender)?, Tcp::of(receiver)?],
+            cpu_s: [sender.cpu_seconds()?, receiver.cpu_seconds()?],
+            disordered,
+        })
+    }
+}
+
+/// Makes the receiver's host take each path's packets in later than the path before.
+fn delay_paths(network: &Network, paths: u8) -> Result<()> {
+    let (sender, daemon) = (&network.topology.hosts[0].name, &network.overlay.daemons[1]);
+    for path in 0..paths {
+        let delay = (BASE_US + STEP_US * u32::from(path)).to_string();
+        daemon.control(&["fault", "add", "--peer", sender, "--path", &path.to_string(), "--delay-us", &delay])?;
+    }
+    Ok(())
+}
+
+fn line(row: &Row) -> String {
+    format!(
+        "groups of {:>3}, reordering {:<3}: {:.2} Gbit/s, {} disordered, {} out of order, {} sent again, {:.2} s/GB",
+        row.group_packets,
+        row.reordering.name(),
+        row.throughput_gbit_per_s,
+        row.disordered_packets,
+        row.out_of_order_segments,
+        row.retransmitted_segments,
+        row.receiver_cpu_s_per_gb
+    )
+}
+
+fn groups(rows: &[Row]) -> Vec<u32> {
+    let set: std::collections::BTreeSet<u32> = rows.iter().map(|row| row.group_packets).collect();
+    set.into_iter().collect()
+}
+
+/// The median over repetitions; `None` if the point was not measured.
+fn medians(rows: &[Row], reordering: Reordering, group_packets: u32, field: fn(&Row) -> f64) -> Option<f64> {
+    let of_point = rows.iter().filter(|r| r.reordering == reordering && r.group_packets == group_packets);
+    let values: Vec<f64> = of_point.map(field).collect();
+    if values.is_empty() { None } else { Some(median(&values)) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn row(reordering: Reordering) -> Row {
+        let off = reordering == Reordering::Off;
+        Row {
+            mode: Mode::Bifrost,
+            reordering,
+            group_packets: 1,
+            repetition: 0,
+            duration_s: 5.0,
+            throughput_gbit_per_s: if off { 0.5 } else { 1.0 },
+            disordered_packets: 50_000,
+            received_segments: 100_000,
+            out_of_order_segments: if off { 40_000 } else { 0 },
+            retransmitted_segments: if off { 100 } else { 0 },
+            spurious_retransmissions: if off { 50 } else { 0 },
+            receiver_cpu_s_per_gb: if off { 9.0 } else { 6.0 },
+            sender_cpu_s_per_gb: 5.0,
+        }
+    }
+
+    #[test]
+    fn each_bar_can_fail() {
+        let missed = |change: fn(&mut Row)| {
+            let mut rows = vec![row(Reordering::On), row(Reordering::Off)];
+            rows.iter_mut().for_each(change);
+            Granularity.bars(&to_values(&rows).unwrap()).unwrap().iter().filter(|bar| !bar.passes()).count()
+        };
+        assert_eq!(missed(|_| {}), 0);
+        assert_eq!(missed(|r| r.disordered_packets = 0), 1);
+        assert_eq!(missed(|r| r.out_of_order_segments = 1), 2);
+        assert_eq!(missed(|r| r.spurious_retransmissions = 1), 1);
+        assert_eq!(missed(|r| r.throughput_gbit_per_s = 1.0 / r.throughput_gbit_per_s), 1);
+        assert_eq!(missed(|r| r.receiver_cpu_s_per_gb = 1.0 / r.receiver_cpu_s_per_gb), 1);
+        let bars = Granularity.bars(&[]).unwrap();
+        assert!(bars.iter().all(|bar| !bar.passes()));
+    }
+}

@@ -1,0 +1,158 @@
+//! Notices when the machine itself stands still, so that a hypervisor's pause is not taken for the network's.
+//!
+//! On every processor a thread before all others asks to be woken each millisecond. When it is woken late by more than
+//! an interrupt handler can explain, nothing on this processor has run, whatever its priority.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, anyhow};
+use rustix::thread::{CpuSet, sched_setaffinity};
+use thread_priority::{RealtimeThreadSchedulePolicy, ThreadPriority, ThreadSchedulePolicy};
+
+/// How often a watcher wants to run.
+const PERIOD: Duration = Duration::from_millis(1);
+/// Later than this is a standstill: a network interrupt's work ends after 2 ms (`MAX_SOFTIRQ_TIME`).
+const LATE: Duration = Duration::from_millis(4);
+
+/// A time in which a processor did not run anything.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Standstill {
+    /// When it began.
+    pub began: Instant,
+    /// How long it lasted.
+    pub length: Duration,
+}
+
+/// Watches all processors until it is asked what it saw.
+#[derive(Debug)]
+pub struct Watch {
+    stop: Arc<AtomicBool>,
+    threads: Vec<JoinHandle<Result<Vec<Standstill>>>>,
+}
+
+impl Watch {
+    /// Starts a watcher on each processor.
+    ///
+    /// # Errors
+    /// No thread can be started. A watcher that may not have its priority says so in [`Watch::finish`].
+    pub fn start() -> Result<Self> {
+        let stop = Arc::new(AtomicBool::new(false));
+        let processors = std::thread::available_parallelism().map_or(1, usize::from);
+        let threads = (0..processors)
+            .map(|processor| {
+                let stop = Arc::clone(&stop);
+                let builder = std::thread::Builder::new().name(format!("lab-watch-{processor}"));
+                builder.spawn(move || watch(processor, &stop)).context("starting a thread")
+            })
+            .collect::<Result<_>>()?;
+        Ok(Self { stop, threads })
+    }
+
+    /// Ends the watch and returns what was seen on any processor, oldest first.
+    ///
+    /// # Errors
+    /// A watcher could not be bound to its processor or was refused its priority.
+    pub fn finish(mut self) -> Result<Vec<Standstill>> {
+        self.stop.store(true, Ordering::Relaxed);
+        let mut seen = Vec::new();
+        for thread in self.threads.drain(..) {
+            seen.extend(thread.join().map_err(|_| anyhow!("a thread that watches a processor panicked"))??);
+        }
+        seen.sort_by_key(|standstill| standstill.began);
+        Ok(seen)
+    }
+}
+
+impl Drop for Watch {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Relaxed);
+    }
+}
+
+/// The time in each of `count` bins of length `bin` from `start` on in which a processor stood still, ms; of processors
+/// that stood still at once, the longer time counts. What happens up to `slack` beside a bin belongs to it too.
+pub fn by_bin(seen: &[Standstill], start: Instant, bin: Duration, count: usize, slack: Duration) -> Vec<f64> {
+    (0..count)
+        .map(|index| {
+            let from = start + bin * index as u32;
+            let to = from + bin + slack;
+            let from = from.checked_sub(slack).unwrap_or(from);
+            let (mut total, mut until) = (Duration::ZERO, from);
+            for standstill in seen {
+                let end = (standstill.began + standstill.length).min(to);
+                total += end.saturating_duration_since(standstill.began.max(until));
+                until = until.max(end);
+            }
+            total.as_secs_f64() * 1000.0
+        })
+        .collect()
+}
+
+/// How long the machine stood still; of processors that stood still at once, the longer time counts.
+pub fn total(seen: &[Standstill]) -> Duration {
+    let mut until: Option<Instant> = None;
+    seen.iter().fold(Duration::ZERO, |total, standstill| {
+        let end = standstill.began + standstill.length;
+        let from = until.map_or(standstill.began, |until| until.max(standstill.began));
+        until = Some(until.map_or(end, |until| until.max(end)));
+        total + end.saturating_duration_since(from)
+    })
+}
+
+fn watch(processor: usize, stop: &AtomicBool) -> Result<Vec<Standstill>> {
+    let mut set = CpuSet::new();
+    set.set(processor);
+    sched_setaffinity(None, &set).with_context(|| format!("choosing processor {processor}"))?;
+    let priority = ThreadPriority::from_posix(thread_priority::ScheduleParams { sched_priority: 50 });
+    let policy = ThreadSchedulePolicy::Realtime(RealtimeThreadSchedulePolicy::Fifo);
+    thread_priority::set_thread_priority_and_policy(thread_priority::thread_native_id(), priority, policy)
+        .map_err(|error| anyhow!("a real-time priority is refused ({error}); the lab needs root"))?;
+    let mut seen = Vec::new();
+    let mut due = Instant::now() + PERIOD;
+    while !stop.load(Ordering::Relaxed) {
+        std::thread::sleep(due.saturating_duration_since(Instant::now()));
+        let now = Instant::now();
+        let length = now.saturating_duration_since(due);
+        if length >= LATE {
+            seen.push(Standstill { began: due, length });
+        }
+        due = now + PERIOD;
+    }
+    Ok(seen)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MS: Duration = Duration::from_millis(1);
+
+    #[test]
+    fn bins_know_how_long_the_machine_stood_still() {
+        let start = Instant::now();
+        let seen = [
+            Standstill { began: start + 95 * MS, length: 10 * MS },
+            // The other processor, at the same time but longer.
+            Standstill { began: start + 95 * MS, length: 15 * MS },
+            Standstill { began: start + 250 * MS, length: 20 * MS },
+        ];
+        let bins =
+            |slack| by_bin(&seen, start, 100 * MS, 4, slack).iter().map(|ms| ms.round() as u32).collect::<Vec<_>>();
+        assert_eq!(bins(Duration::ZERO), [5, 10, 20, 0]);
+        assert_eq!(bins(20 * MS), [15, 15, 20, 0]);
+        assert_eq!(total(&seen), 35 * MS);
+    }
+
+    #[test]
+    fn a_watch_ends_when_asked() {
+        let watch = Watch::start().unwrap();
+        std::thread::sleep(20 * MS);
+        // Whether it sees anything is the machine's business; without root it may not watch at all.
+        if let Ok(seen) = watch.finish() {
+            assert!(seen.iter().all(|s| s.length >= LATE));
+        }
+    }
+}
