@@ -6,13 +6,19 @@ TARGET := $(or $(CARGO_TARGET_DIR),target)
 LAB := $(SUDO) $(TARGET)/release/bifrost-lab
 OUT ?= out
 
-.PHONY: help packages build demo test bench clean-lab
+.PHONY: help packages build demo test bench cost cost-accept studies swarm fuzz prove miri clean-lab
 
 help:
 	@echo "make demo       install packages, build, compare Redis over three networks while packets are lost"
 	@echo "make test       formatting, lints, documentation, all tests, end-to-end runs"
 	@echo "make bench      every experiment in full, and whether it clears its bars (about an hour)"
+	@echo "make cost       what the transport costs: instructions a packet, bytes a connection (docs/COST.md)"
+	@echo "make studies    questions about the transport, many simulated worlds each: plots and bars (docs/STUDIES.md)"
 	@echo "make build      release build"
+	@echo "make swarm      random worlds, a million unless SEEDS=n says otherwise; goes on where it was stopped"
+	@echo "make fuzz       every fuzz target for a minute, guided by coverage; SECONDS=n for longer"
+	@echo "make prove      exhaustive tests that take minutes"
+	@echo "make miri       what can run under Miri; installs the nightly toolchain"
 	@echo "make clean-lab  remove what a crashed experiment has left behind"
 
 packages:
@@ -29,11 +35,33 @@ test:
 
 bench: packages build
 	@failed=""; \
-	for name in redis-loss path-failure iperf soak; do \
+	for name in redis-loss path-failure iperf soak granularity coverage delayed-release; do \
 		$(LAB) run $$name --out $(OUT)/bench/$$name || exit 1; \
 		$(LAB) check $$name --out $(OUT)/bench/$$name || failed="$$failed $$name"; \
 	done; \
 	if [ -n "$$failed" ]; then echo "bars missed:$$failed"; exit 1; fi
+
+cost: packages
+	@scripts/cost.sh
+
+cost-accept: packages
+	@scripts/cost.sh --accept
+
+studies:
+	cargo build --release --locked -p bifrost-sim
+	$(TARGET)/release/bifrost-sim study all --out $(OUT)/studies
+
+swarm:
+	@OUT=$(OUT) scripts/swarm.sh $(or $(SEEDS),1000000)
+
+fuzz:
+	@OUT=$(OUT) scripts/fuzz.sh $(or $(SECONDS),60)
+
+prove:
+	cargo test --release --locked -p bifrost-wire -p bifrost-rte -- --ignored --nocapture
+
+miri:
+	@scripts/miri.sh
 
 clean-lab:
 	$(LAB) clean

@@ -1,9 +1,11 @@
 #!/bin/sh
-# Installs the Debian packages that bifrost-lab runs or needs. Does nothing, quickly, when all of them are there.
+# Installs the Debian packages that bifrost-lab and the instruction counts run or need. Does nothing, quickly, when all of them are there.
 # No service is left running: the lab starts its own Redis servers, inside its network namespaces.
 set -eu
 
-packages="redis-server redis-tools nftables iperf3 ethtool iproute2"
+packages="redis-server redis-tools nftables iperf3 ethtool iproute2 valgrind user-mode-linux kmod qemu-system-x86 busybox-static"
+# Where the kernel of QEMU's guests is unpacked: installing it would make it this machine's own.
+kernel=/var/cache/bifrost-lab/kernel
 
 missing=""
 for package in $packages; do
@@ -13,15 +15,16 @@ for package in $packages; do
 done
 # The Rust toolchain needs a linker; a machine that has one, from whatever package, keeps it.
 command -v cc >/dev/null 2>&1 || missing="$missing gcc libc6-dev"
-if [ -z "$missing" ]; then
+[ -d "$kernel" ] || unpack_kernel=yes
+if [ -z "$missing" ] && [ -z "${unpack_kernel:-}" ]; then
     exit 0
 fi
 
 if [ "$(id -u)" -ne 0 ]; then
-    echo "install-debian-packages.sh: needs root to install:$missing" >&2
+    echo "install-debian-packages.sh: needs root to install:$missing${unpack_kernel:+ and to make $kernel}" >&2
     exit 1
 fi
-echo "Installing:$missing"
+echo "Installing:$missing${unpack_kernel:+ $kernel}"
 
 # invoke-rc.d asks policy-rc.d whether a package may start its service: 101 forbids it. One that is there
 # already is the administrator's, and stays.
@@ -35,7 +38,13 @@ fi
 export DEBIAN_FRONTEND=noninteractive
 apt-get update -qq
 # shellcheck disable=SC2086 # a list of words
-apt-get install -y -qq --no-install-recommends $missing
+[ -z "$missing" ] || apt-get install -y -qq --no-install-recommends $missing
+if [ -n "${unpack_kernel:-}" ]; then
+    package=$(apt-cache depends linux-image-cloud-amd64 | sed -n 's/.*Depends: \(linux-image-.*\)/\1/p' | head -n 1)
+    mkdir -p "$kernel.new"
+    (cd "$kernel.new" && apt-get download -qq "$package" && dpkg-deb -x ./*.deb . && rm ./*.deb)
+    mv "$kernel.new" "$kernel"
+fi
 
 # Installation enables the service for the next boot, too; a Redis that was there before is not ours to touch.
 case " $missing " in

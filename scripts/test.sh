@@ -9,7 +9,7 @@ sudo=""
 [ "$(id -u)" -eq 0 ] || sudo=sudo
 began=$(date +%s)
 number=0
-total=11
+total=16
 
 step() {
     title=$1
@@ -36,7 +36,12 @@ step "formatting" cargo fmt --all --check
 step "lints" cargo clippy --workspace --all-targets --locked -- -D warnings
 step "documentation" env RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --locked
 step "tests" cargo test --workspace --locked
+step "swarm: build" cargo build --profile swarm --locked -p bifrost-sim --features mutations
+step "swarm: 2,000 seeds" "$target/swarm/bifrost-sim" swarm --seeds 0..2000 --keep "$out/swarm"
+step "swarm: every deliberate mistake is noticed" "$target/swarm/bifrost-sim" mutations --seeds 0..2000
 step "release build" cargo build --release --workspace --locked
+step "studies in the simulator, in short: their bars" "$target/release/bifrost-sim" study all --quick --out "$out/studies"
+step "cost of the transport" scripts/cost.sh
 for run in 1 2; do
     step "end to end: redis-loss, run $run" end_to_end redis-loss "$run"
     step "end to end: path-failure, run $run" end_to_end path-failure "$run"
