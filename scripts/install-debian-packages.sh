@@ -6,6 +6,9 @@ set -eu
 packages="redis-server redis-tools nftables iperf3 ethtool iproute2 valgrind user-mode-linux kmod qemu-system-x86 busybox-static"
 # Where the kernel of QEMU's guests is unpacked: installing it would make it this machine's own.
 kernel=/var/cache/bifrost-lab/kernel
+# What user-mode Linux needs on some processors; its source says why.
+xstate=/var/cache/bifrost-lab/uml-xstate.so
+xstate_source=$(dirname "$0")/uml-xstate.c
 
 missing=""
 for package in $packages; do
@@ -16,15 +19,16 @@ done
 # The Rust toolchain needs a linker; a machine that has one, from whatever package, keeps it.
 command -v cc >/dev/null 2>&1 || missing="$missing gcc libc6-dev"
 [ -d "$kernel" ] || unpack_kernel=yes
-if [ -z "$missing" ] && [ -z "${unpack_kernel:-}" ]; then
+[ "$xstate" -nt "$xstate_source" ] || build_xstate=yes
+if [ -z "$missing" ] && [ -z "${unpack_kernel:-}" ] && [ -z "${build_xstate:-}" ]; then
     exit 0
 fi
 
 if [ "$(id -u)" -ne 0 ]; then
-    echo "install-debian-packages.sh: needs root to install:$missing${unpack_kernel:+ and to make $kernel}" >&2
+    echo "install-debian-packages.sh: needs root to install:$missing and to write to ${kernel%/*}" >&2
     exit 1
 fi
-echo "Installing:$missing${unpack_kernel:+ $kernel}"
+echo "Installing:$missing${unpack_kernel:+ $kernel}${build_xstate:+ $xstate}"
 
 # invoke-rc.d asks policy-rc.d whether a package may start its service: 101 forbids it. One that is there
 # already is the administrator's, and stays.
@@ -36,7 +40,7 @@ if [ ! -e "$policy" ]; then
     chmod 755 "$policy"
 fi
 export DEBIAN_FRONTEND=noninteractive
-apt-get update -qq
+[ -z "$missing${unpack_kernel:-}" ] || apt-get update -qq
 # shellcheck disable=SC2086 # a list of words
 [ -z "$missing" ] || apt-get install -y -qq --no-install-recommends $missing
 if [ -n "${unpack_kernel:-}" ]; then
@@ -44,6 +48,12 @@ if [ -n "${unpack_kernel:-}" ]; then
     mkdir -p "$kernel.new"
     (cd "$kernel.new" && apt-get download -qq "$package" && dpkg-deb -x ./*.deb . && rm ./*.deb)
     mv "$kernel.new" "$kernel"
+fi
+
+if [ -n "${build_xstate:-}" ]; then
+    mkdir -p "${xstate%/*}"
+    cc -O1 -Wall -Wextra -Werror -shared -fPIC -o "$xstate.new" "$xstate_source"
+    mv "$xstate.new" "$xstate"
 fi
 
 # Installation enables the service for the next boot, too; a Redis that was there before is not ours to touch.

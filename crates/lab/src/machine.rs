@@ -19,6 +19,8 @@ use crate::{command, interrupt};
 const START_TIMEOUT: Duration = Duration::from_secs(60);
 /// Memory of a machine.
 const MEMORY: &str = "256M";
+/// What user-mode Linux needs on some processors: `scripts/uml-xstate.c`.
+const UML_XSTATE: &str = "/var/cache/bifrost-lab/uml-xstate.so";
 /// The kernel's ticks in `/proc/<pid>/stat`, Hz (`USER_HZ`, the same on every machine this runs on).
 const TICKS_PER_SECOND: f64 = 100.0;
 
@@ -51,6 +53,7 @@ impl Machine {
         // Its processes end with the lab, however that ends.
         let mut command = guest.namespace.command("setpriv");
         command
+            .env("LD_PRELOAD", UML_XSTATE)
             .args(["--pdeathsig", "KILL", "linux.uml", &format!("mem={MEMORY}"), "quiet", "con=null", "con0=fd:0,fd:1"])
             .args(["root=/dev/root", "rootfstype=hostfs", "rootflags=/", "ro", &format!("umid={}", guest.name)])
             .arg(format!("uml_dir={}", directory.join("uml").display()))

@@ -3,8 +3,8 @@
 //! On every processor a thread before all others asks to be woken each millisecond. When it is woken late by more than
 //! an interrupt handler can explain, nothing on this processor has run, whatever its priority.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -30,7 +30,8 @@ pub struct Standstill {
 #[derive(Debug)]
 pub struct Watch {
     stop: Arc<AtomicBool>,
-    threads: Vec<JoinHandle<Result<Vec<Standstill>>>>,
+    seen: Arc<Mutex<Vec<Standstill>>>,
+    threads: Vec<JoinHandle<Result<()>>>,
 }
 
 impl Watch {
@@ -40,15 +41,23 @@ impl Watch {
     /// No thread can be started. A watcher that may not have its priority says so in [`Watch::finish`].
     pub fn start() -> Result<Self> {
         let stop = Arc::new(AtomicBool::new(false));
+        let seen = Arc::new(Mutex::new(Vec::new()));
         let processors = std::thread::available_parallelism().map_or(1, usize::from);
         let threads = (0..processors)
             .map(|processor| {
-                let stop = Arc::clone(&stop);
+                let (stop, seen) = (Arc::clone(&stop), Arc::clone(&seen));
                 let builder = std::thread::Builder::new().name(format!("lab-watch-{processor}"));
-                builder.spawn(move || watch(processor, &stop)).context("starting a thread")
+                builder.spawn(move || watch(processor, &stop, &seen)).context("starting a thread")
             })
             .collect::<Result<_>>()?;
-        Ok(Self { stop, threads })
+        Ok(Self { stop, seen, threads })
+    }
+
+    /// What was seen so far on any processor, oldest first.
+    pub fn seen(&self) -> Vec<Standstill> {
+        let mut seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        seen.sort_by_key(|standstill| standstill.began);
+        seen
     }
 
     /// Ends the watch and returns what was seen on any processor, oldest first.
@@ -57,12 +66,10 @@ impl Watch {
     /// A watcher could not be bound to its processor or was refused its priority.
     pub fn finish(mut self) -> Result<Vec<Standstill>> {
         self.stop.store(true, Ordering::Relaxed);
-        let mut seen = Vec::new();
         for thread in self.threads.drain(..) {
-            seen.extend(thread.join().map_err(|_| anyhow!("a thread that watches a processor panicked"))??);
+            thread.join().map_err(|_| anyhow!("a thread that watches a processor panicked"))??;
         }
-        seen.sort_by_key(|standstill| standstill.began);
-        Ok(seen)
+        Ok(self.seen())
     }
 }
 
@@ -102,7 +109,7 @@ pub fn total(seen: &[Standstill]) -> Duration {
     })
 }
 
-fn watch(processor: usize, stop: &AtomicBool) -> Result<Vec<Standstill>> {
+fn watch(processor: usize, stop: &AtomicBool, seen: &Mutex<Vec<Standstill>>) -> Result<()> {
     let mut set = CpuSet::new();
     set.set(processor);
     sched_setaffinity(None, &set).with_context(|| format!("choosing processor {processor}"))?;
@@ -110,18 +117,17 @@ fn watch(processor: usize, stop: &AtomicBool) -> Result<Vec<Standstill>> {
     let policy = ThreadSchedulePolicy::Realtime(RealtimeThreadSchedulePolicy::Fifo);
     thread_priority::set_thread_priority_and_policy(thread_priority::thread_native_id(), priority, policy)
         .map_err(|error| anyhow!("a real-time priority is refused ({error}); the lab needs root"))?;
-    let mut seen = Vec::new();
     let mut due = Instant::now() + PERIOD;
     while !stop.load(Ordering::Relaxed) {
         std::thread::sleep(due.saturating_duration_since(Instant::now()));
         let now = Instant::now();
         let length = now.saturating_duration_since(due);
         if length >= LATE {
-            seen.push(Standstill { began: due, length });
+            seen.lock().unwrap_or_else(PoisonError::into_inner).push(Standstill { began: due, length });
         }
         due = now + PERIOD;
     }
-    Ok(seen)
+    Ok(())
 }
 
 #[cfg(test)]

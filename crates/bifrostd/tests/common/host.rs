@@ -5,10 +5,12 @@ use std::fs::File;
 use std::net::IpAddr;
 use std::path::PathBuf;
 use std::process::{Child, ExitStatus, Stdio};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use bifrost_control::Client;
 use bifrost_control::api::{Conn, FaultSpec, FaultTarget, PortStatus, Status};
+use bifrost_lab::standstill::Watch;
 
 use super::{Counters, Net, netns};
 
@@ -232,17 +234,24 @@ impl Drop for Host {
     }
 }
 
+/// Two daemons, two kernels' work and a load are all that two processors carry: one lab at a time.
+static ONE: Mutex<()> = Mutex::new(());
+
 /// Two hosts, joined by links, and guests.
 pub struct Lab {
     pub hosts: Vec<Host>,
     guests: Vec<(Guest, Net)>,
     tag: String,
     options: Options,
+    watch: Watch,
+    _one: MutexGuard<'static, ()>,
 }
 
 impl Lab {
     /// Two hosts without guests; nothing runs yet.
     pub fn new(options: Options) -> Lab {
+        // A test that failed has cleaned up, too.
+        let one = ONE.lock().unwrap_or_else(PoisonError::into_inner);
         let tag = netns::tag();
         let directory = netns::directory(&tag);
         std::fs::create_dir_all(&directory).unwrap();
@@ -281,7 +290,7 @@ impl Lab {
                 super::traffic::ping(&hosts[0].net, &address.to_string(), 1, 8) == 1
             });
         }
-        Lab { hosts, guests: Vec::new(), tag, options }
+        Lab { hosts, guests: Vec::new(), tag, options, watch: Watch::start().unwrap(), _one: one }
     }
 
     /// Two hosts with a guest each, running: `a` (10.0.0.1) on the first, `b` (10.0.0.2) on the second.
@@ -291,6 +300,25 @@ impl Lab {
         lab.add(1, Guest::new("b", 2, &["10.0.0.2/24"]));
         lab.start();
         lab
+    }
+
+    /// Whether the machine itself stood still for so long that packets are given up, or nearly: the transport waits for
+    /// 28 ms of silence, and the daemons take some time to catch up.
+    pub fn stood_still(&self) -> bool {
+        let seen = self.watch.seen();
+        let stood = seen.iter().any(|standstill| standstill.length >= Duration::from_millis(10));
+        if stood {
+            eprintln!("the machine stood still: {:?}", seen.iter().map(|s| s.length).collect::<Vec<_>>());
+        }
+        stood
+    }
+
+    /// Nothing was given up, unless the machine stood still.
+    pub fn assert_nothing_given_up(&self) {
+        for host in &self.hosts {
+            let given_up = host.counter("rte.given_up_packets");
+            assert!(given_up == 0 || self.stood_still(), "{} gave up {given_up} packets", host.name);
+        }
     }
 
     /// Adds a guest to a host, and routes to it to the other.
@@ -357,6 +385,9 @@ impl Lab {
 
 impl Drop for Lab {
     fn drop(&mut self) {
+        if std::thread::panicking() {
+            self.stood_still();
+        }
         for host in &mut self.hosts {
             if std::thread::panicking() {
                 let counters = host.client.stats().map(|s| s.counters).unwrap_or_default();

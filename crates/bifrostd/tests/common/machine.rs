@@ -26,6 +26,8 @@ echo o > /proc/sysrq-trigger
 sleep 10
 "#;
 
+/// What user-mode Linux needs on some processors: `scripts/uml-xstate.c`.
+const UML_XSTATE: &str = "/var/cache/bifrost-lab/uml-xstate.so";
 /// Where `scripts/install-debian-packages.sh` unpacks a kernel for QEMU.
 const KERNEL: &str = "/var/cache/bifrost-lab/kernel";
 /// What QEMU's guest loads, in order.
@@ -77,6 +79,7 @@ impl Machine {
         let console = File::options().create(true).append(true).open(file("console")).unwrap();
         // Its many processes end with the session that they live in.
         let child = Command::new("setpriv")
+            .env("LD_PRELOAD", UML_XSTATE)
             .args(["--pdeathsig", "KILL", "setsid", "linux.uml", "mem=160M", "quiet", "con=null", "con0=null,fd:1"])
             .args(["root=/dev/root", "rootfstype=hostfs", "rootflags=/", "ro", &format!("umid={name}")])
             .arg(format!("uml_dir={}", file("uml").display()))

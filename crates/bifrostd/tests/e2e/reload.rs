@@ -71,9 +71,7 @@ fn ports_routes_peers_and_networks_come_and_go_under_a_stream() {
 
     stream.finish();
     assert_eq!(lab.net("a").retransmits() + lab.net("b").retransmits(), 0, "the stream lost something");
-    for host in &lab.hosts {
-        assert_eq!(host.counter("rte.given_up_packets"), 0);
-    }
+    lab.assert_nothing_given_up();
     assert_eq!(index(&lab), device, "the port got a new device");
     assert_eq!(stream_conns(&lab), before, "the connection was started anew");
 }
