@@ -1,7 +1,7 @@
 //! From the underlay: decapsulate, transport, verify, place.
 
 use bifrost_avs::{GATEWAY_MAC, PeerId as SwitchPeer};
-use bifrost_nic::{Checksum, parse, transport_checksum};
+use bifrost_nic::{Checksum, Malformed, Parsed, parse, transport_checksum};
 use bifrost_port::{Datagram, GuestPort, PlaceError, Service};
 use bifrost_rte::{Arrival, LocalVnic, Time, Verdict};
 use bifrost_wire::bifrost::{self, DataHeader, Packet, Setup};
@@ -147,10 +147,20 @@ impl<P: GuestPort> Core<P> {
         datagram: &Datagram<'_>,
         at_port: bool,
     ) {
+        // What a fault takes or the wire has damaged never reaches the engine: it has not arrived (PROTOCOL §7.1).
+        let parsed = parse(frame, frame.len());
+        if !self.faults.is_empty() && !at_port && self.port_fault(header, frame, datagram, &parsed) {
+            return;
+        }
+        let checksum = parsed.as_ref().map_or(Checksum::None, |parsed| transport_checksum(frame, parsed));
+        if checksum == Checksum::Invalid {
+            self.counters.bad_checksum_frames += 1;
+            return;
+        }
         let Verdict::Place { owner, slot } = self.engine.on_data(self.now, arrival, header, &mut self.out) else {
             return;
         };
-        let parsed = match parse(frame, frame.len()) {
+        let parsed = match parsed {
             Ok(parsed) => parsed,
             Err(reason) => {
                 // It will not become better by being sent again.
@@ -159,45 +169,6 @@ impl<P: GuestPort> Core<P> {
                 return;
             }
         };
-        let mut corrupted = false;
-        if !self.faults.is_empty() && !at_port {
-            let fate = self.faults.at_port(owner, Direction::Rx);
-            if fate.drop {
-                self.counters.fault_dropped_packets += 1;
-                self.engine.not_placed(slot);
-                return;
-            }
-            if fate.duplicate {
-                self.counters.fault_duplicated_packets += 1;
-                self.delayed.push(self.now, delayed::Packet::copy_of(datagram, true));
-            }
-            if fate.delay_ns > 0 {
-                self.counters.fault_delayed_packets += 1;
-                self.engine.not_placed(slot);
-                if !self.delayed.push(self.now.after(fate.delay_ns), delayed::Packet::copy_of(datagram, true)) {
-                    self.counters.fault_overflow_packets += 1;
-                }
-                return;
-            }
-            if let Some(bit) = fate.corrupt {
-                self.counters.fault_corrupted_packets += 1;
-                self.scratch.clear();
-                self.scratch.extend_from_slice(frame);
-                corrupt(&mut self.scratch, bit);
-                // What cannot even be parsed any more is as corrupted as what has a wrong checksum.
-                corrupted = match parse(&self.scratch, self.scratch.len()) {
-                    Ok(parsed) => transport_checksum(&self.scratch, &parsed) == Checksum::Invalid,
-                    Err(_) => true,
-                } || self.scratch[..usize::from(parsed.l4)] != frame[..usize::from(parsed.l4)];
-            }
-        }
-        let checksum = transport_checksum(frame, &parsed);
-        if corrupted || checksum == Checksum::Invalid {
-            // Not acknowledged, so it comes again.
-            self.counters.bad_checksum_frames += 1;
-            self.engine.not_placed(slot);
-            return;
-        }
         // PROTOCOL §16.2: a connection carries frames between its two vNICs, or what was routed from one to the other.
         let between_vnics = self.engine.pair_of(slot).is_some_and(|pair| {
             parsed.dst_mac == pair.local && (parsed.src_mac == pair.remote || parsed.src_mac == GATEWAY_MAC)
@@ -242,6 +213,49 @@ impl<P: GuestPort> Core<P> {
                 self.engine.policy_dropped(self.now, slot, &mut self.out);
             }
         }
+    }
+
+    /// Applies the faults of the port that a data packet is for. Returns whether it is gone, for now or for good.
+    #[cold]
+    fn port_fault(
+        &mut self,
+        header: &DataHeader,
+        frame: &[u8],
+        datagram: &Datagram<'_>,
+        parsed: &Result<Parsed, Malformed>,
+    ) -> bool {
+        let Some(owner) = self.engine.owner_of(header.cid) else { return false };
+        let fate = self.faults.at_port(owner, Direction::Rx);
+        if fate.drop {
+            self.counters.fault_dropped_packets += 1;
+            return true;
+        }
+        if fate.duplicate {
+            self.counters.fault_duplicated_packets += 1;
+            self.delayed.push(self.now, delayed::Packet::copy_of(datagram, true));
+        }
+        if fate.delay_ns > 0 {
+            self.counters.fault_delayed_packets += 1;
+            if !self.delayed.push(self.now.after(fate.delay_ns), delayed::Packet::copy_of(datagram, true)) {
+                self.counters.fault_overflow_packets += 1;
+            }
+            return true;
+        }
+        let Some(bit) = fate.corrupt else { return false };
+        self.counters.fault_corrupted_packets += 1;
+        self.scratch.clear();
+        self.scratch.extend_from_slice(frame);
+        corrupt(&mut self.scratch, bit);
+        // Takes the packet if a receiver notices: what cannot even be parsed any more is as damaged as what has a wrong checksum.
+        let l4 = parsed.as_ref().map_or(0, |parsed| usize::from(parsed.l4));
+        let noticed = match parse(&self.scratch, self.scratch.len()) {
+            Ok(parsed) => transport_checksum(&self.scratch, &parsed) == Checksum::Invalid,
+            Err(_) => true,
+        } || self.scratch[..l4] != frame[..l4];
+        if noticed {
+            self.counters.bad_checksum_frames += 1;
+        }
+        noticed
     }
 
     fn on_plain(&mut self, peer: u16, vni: Vni, frame: &[u8], datagram: &Datagram<'_>, at_port: bool) {

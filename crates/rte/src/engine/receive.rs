@@ -108,6 +108,11 @@ impl Engine {
         self.ack_soon(slot.conn);
     }
 
+    /// The port of the vNIC that the connection belongs to, if there is one.
+    pub fn owner_of(&self, cid: Cid) -> Option<u16> {
+        self.conn(self.lookup(cid)?).map(|conn| conn.owner)
+    }
+
     /// The two vNICs of the connection that the packet of `slot` arrived on; no other addresses belong into its frame.
     pub fn pair_of(&self, slot: Slot) -> Option<Pair> {
         self.conn(slot.conn).map(|c| c.pair)
@@ -120,7 +125,8 @@ impl Engine {
         conn.active.as_ref()?.recv.must_wait(&self.recv_pool, conn.ordering, slot.psn, slot.distance)
     }
 
-    /// The packet found no place; it is not acknowledged and will come again.
+    /// The packet found no place; it is not acknowledged and will come again, when the sender thinks that there is room.
+    /// Not for what was lost or damaged: that has not arrived, and the engine is not told.
     pub fn not_placed(&mut self, slot: Slot) {
         if mutated!(self.config, AckUnplaced) {
             self.take(Time(0), slot, None, &mut Output::default());

@@ -42,7 +42,17 @@ const LOSSES: [&str; 22] = [
 const INJECTED: [&str; 1] = ["fault."];
 /// Words in the names of counters of packets that came twice or late, that come again, or (policy) that the switch has
 /// counted under its own reason.
-const REPAIRED: [&str; 6] = ["duplicate", "outside_window", "not_placed", "given_up", "stale_setup", "policy_dropped"];
+const REPAIRED: [&str; 8] = [
+    "duplicate",
+    "outside_window",
+    "not_placed",
+    // Of the receiver, which counts these as not placed, too; and of the sender, when it hears of it.
+    "no_room_to_wait",
+    "rte.refused_packets",
+    "given_up",
+    "stale_setup",
+    "policy_dropped",
+];
 /// Words in the names of counters of received packets that were refused, which corruption may cause.
 const REFUSED: [&str; 12] = [
     "refused.",
@@ -117,6 +127,8 @@ mod tests {
             ("fault.corrupted_packets", 5),
             ("rte.sent_packets", 100),
             ("rte.duplicate_packets", 8),
+            ("rte.refused_packets", 2),
+            ("drop.no_room_to_wait_packets", 2),
             ("refused.length_packets", 2),
             ("drop.bad_checksum_frames", 3),
             ("avs.underlay_dropped_no_route_packets", 0),
