@@ -37,7 +37,7 @@ pub struct Config {
     pub spray_paths: u8,
     /// A path keeps its place unless another is faster by more than this (APNET'25, 3.2.1: 20 us).
     pub stickiness_ns: u64,
-    /// RTO before the first RTT sample (NSDI'26, 4.3: 4 ms).
+    /// RTO before the first RTT sample (NSDI'26, 4.3: 4 ms). The first REQUEST is repeated after a quarter of it.
     pub initial_rto_ns: u64,
     /// Smallest RTO; `None` adapts it to the measured RTT.
     pub rto_floor_ns: Option<u64>,
@@ -72,6 +72,8 @@ pub struct Config {
     pub congestion_control: CcKind,
     /// Swift's allowance for scheduling noise of software hosts on top of the smallest RTT.
     pub swift_noise_ns: u64,
+    /// A path that loses more than so many percent of its packets is taken for congested at any delay; 0: never.
+    pub heavy_loss_percent: u8,
     /// Bound on connections.
     pub max_connections: u32,
     /// Bound on pages of 64 packets that are in flight or held, over all connections and per direction.
@@ -105,7 +107,7 @@ impl Default for Config {
             initial_window: 512,
             max_window: 4096,
             setup_queue_packets: 256,
-            setup_tries: 5,
+            setup_tries: 7,
             plain_retry_ns: 30 * S,
             give_up_rtos: 3,
             best_effort_after_ns: 28 * MS,
@@ -114,6 +116,7 @@ impl Default for Config {
             probe_interval_ns: 100 * MS,
             congestion_control: CcKind::Swift,
             swift_noise_ns: MS,
+            heavy_loss_percent: 0,
             max_connections: 1 << 20,
             max_pages: 1 << 18,
             first_psn: 0,

@@ -320,5 +320,9 @@ impl Spray {
 fn swift_config(config: &Config) -> SwiftConfig {
     // Each of k paths starts with its share of the connection's first window.
     let share = (config.initial_window / u16::from(config.spray_paths.max(1))).max(64);
-    SwiftConfig::new(share, config.max_window, config.swift_noise_ns)
+    let swift = SwiftConfig::new(share, config.max_window, config.swift_noise_ns);
+    match config.heavy_loss_percent {
+        0 => swift,
+        percent => SwiftConfig { heavy_loss: f32::from(percent) / 100.0, ..swift },
+    }
 }

@@ -47,7 +47,7 @@ impl Default for Transport {
             ack_threshold: 32,
             initial_window: 512,
             max_window: 4096,
-            setup_tries: 5,
+            setup_tries: 7,
             plain_retry: Duration::from_secs(30),
             idle_reap: Duration::from_secs(60),
             probe_interval: Duration::from_millis(100),

@@ -37,6 +37,9 @@ pub struct SwiftConfig {
     pub max_window: f32,
     /// First window.
     pub initial_window: f32,
+    /// A path that loses more than this share of its packets is congested whatever its delay; 1: never. Queues that are full
+    /// before the target is reached can be told from bad links by that alone.
+    pub heavy_loss: f32,
     /// RTOs in a row from which the window falls to the minimum.
     pub timeout_threshold: u8,
 }
@@ -57,6 +60,7 @@ impl SwiftConfig {
             min_window: 0.01,
             max_window: f32::from(max_window),
             initial_window: f32::from(initial_window),
+            heavy_loss: 1.0,
             timeout_threshold: 3,
         }
     }
@@ -74,7 +78,12 @@ pub struct Swift {
     smoothed_endpoint_ns: u64,
     timeouts: u8,
     above_target: bool,
+    /// Share of the last packets that was lost: a mean over [`LOSS_PACKETS`].
+    lost: f32,
 }
+
+/// Packets over which the share of lost ones is averaged.
+const LOSS_PACKETS: f32 = 64.0;
 
 impl Swift {
     /// A controller at its initial window.
@@ -89,6 +98,7 @@ impl Swift {
             smoothed_endpoint_ns: 0,
             timeouts: 0,
             above_target: false,
+            lost: 0.0,
         }
     }
 
@@ -129,6 +139,9 @@ impl Swift {
 impl CongestionControl for Swift {
     fn on_ack(&mut self, now: Time, sample: &AckSample) {
         self.timeouts = 0;
+        if self.lost > 0.0 {
+            self.lost -= self.lost * (f32::from(sample.packets) / LOSS_PACKETS).min(1.0);
+        }
         if let Some(delay) = sample.fabric_delay_ns {
             let target = self.fabric_target_ns(sample.base_delay_ns, sample.hops);
             self.above_target = delay >= target;
@@ -159,7 +172,8 @@ impl CongestionControl for Swift {
     }
 
     fn on_loss(&mut self, now: Time, rtt_ns: u64) {
-        if self.above_target {
+        self.lost += (1.0 - self.lost) / LOSS_PACKETS;
+        if self.above_target || self.lost > self.config.heavy_loss {
             self.cut(now, rtt_ns);
         }
     }
@@ -235,6 +249,24 @@ mod tests {
         assert_eq!(s.window(), 64.0, "not twice within an RTT");
         s.on_ack(now.after(150 * US), &sample(10 * MS));
         assert_eq!(s.window(), 32.0);
+    }
+
+    #[test]
+    fn heavy_loss_is_congestion_where_that_is_wanted() {
+        // One packet in `every` is lost, below the target.
+        let window = |heavy_loss: f32, every: u64| {
+            let mut s = Swift::new(SwiftConfig { heavy_loss, ..SwiftConfig::new(128, 4096, MS / 10) });
+            for i in 1..=200 {
+                s.on_ack(Time(i * MS), &AckSample { packets: 1, ..sample(60 * US) });
+                if i % every == 0 {
+                    s.on_loss(Time(i * MS), 100 * US);
+                }
+            }
+            s.window()
+        };
+        assert!(window(0.1, 30) > 128.0, "3 % is a bad link");
+        assert!(window(0.1, 5) < 8.0, "20 % is a full queue");
+        assert!(window(1.0, 5) > 128.0);
     }
 
     #[test]

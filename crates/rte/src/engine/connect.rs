@@ -103,7 +103,8 @@ impl Engine {
         let initial = self.config.initial_rto_ns;
         let Some(conn) = self.conns[index as usize].as_mut() else { return };
         let State::Opening { tries, background, .. } = conn.state else { return };
-        let next = now.after(initial << tries.min(16));
+        // Too early costs one small packet; too late, everything that waits for the connection.
+        let next = now.after((initial / 4) << tries.min(16));
         conn.state = State::Opening { tries: tries.saturating_add(1), next, background };
         let kind = SetupKind::Request { oldest: Version::OLDEST.number() };
         let version = self.config.version_max;

@@ -88,6 +88,7 @@ settings! {
         max_window: u16,
         setup_queue_packets: u16,
         setup_tries: u8,
+        heavy_loss_percent: u8,
         give_up_rtos: u8,
         max_connections: u32,
         max_pages: u32,

@@ -45,7 +45,7 @@ pub(super) fn run(quick: bool) -> Result<Outcome> {
             outcome.bars.push(Bar {
                 name: format!("{hosts} hosts, 1 % of the links flap: delivery, P99.9, us"),
                 value: l.p999_us,
-                limit: 5_000.0,
+                limit: 2_000.0,
             });
         }
         data.push(json!({ "hosts": hosts, "flapping_percent": part, "messages": r.workloads[0].messages,

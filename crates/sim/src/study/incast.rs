@@ -16,8 +16,9 @@ struct Way {
 }
 
 /// Of transfers that last.
-const LONG: [Way; 3] = [
+const LONG: [Way; 4] = [
     Way { name: "Swift", set: |_| {} },
+    Way { name: "Swift, a tenth lost is congestion", set: |t| t.heavy_loss_percent = Some(10) },
     Way { name: "Swift, target 25 us over base", set: |t| t.swift_noise = Some(Ns::us(25)) },
     Way { name: "none", set: |t| t.congestion_control = Some(CongestionControl::None) },
 ];

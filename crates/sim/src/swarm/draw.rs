@@ -267,7 +267,7 @@ fn transport(rng: &mut Rng) -> TransportSettings {
         initial_window = rng.scale(1, 4_096) as u16;
         max_window = rng.scale(8, 4_096) as u16;
         setup_queue_packets = rng.scale(1, 256) as u16;
-        setup_tries = rng.range(1, 5) as u8;
+        setup_tries = rng.range(1, 7) as u8;
         give_up_rtos = rng.range(1, 4) as u8;
         stickiness = Ns(rng.scale(1_000, 1_000_000));
         initial_rto = Ns(rng.scale(1_000_000, 10_000_000));
@@ -277,6 +277,7 @@ fn transport(rng: &mut Rng) -> TransportSettings {
         best_effort_after = Ns(rng.scale(5_000_000, 100_000_000));
         probe_interval = Ns(rng.scale(5_000_000, 500_000_000));
         swift_noise = Ns(rng.scale(10_000, 2_000_000));
+        heavy_loss_percent = rng.range(1, 30) as u8;
     }
     if rng.one_in(2) {
         t.idle_shrink = Some(Ns(rng.scale(5_000_000, 1_000_000_000)));
