@@ -458,6 +458,11 @@ fn bad_configurations() {
                 "58: port[1].kind: a virtual machine",
             ],
         ),
+        (
+            "name = \"web2\"",
+            "name = \"web2\"\nkind = \"vhost-user\"\nsocket = \"/run/vm.sock\"\npacked = \"on\"",
+            &["60: port[1].packed: expected true or false, found a string", "58: port[1].kind: a virtual machine"],
+        ),
         // Routes.
         (
             "prefix = \"10.0.1.0/24\"",

@@ -20,8 +20,8 @@ const GUEST: u64 = 0x1000_0000;
 const USER: u64 = 0x7000_0000_0000;
 const MEMORY: u64 = 1 << 20;
 const RING: u16 = 64;
-/// VERSION_1, event index, indirect descriptors, mergeable buffers, protocol features.
-const FEATURES: u64 = 1 << 32 | 1 << 30 | 1 << 29 | 1 << 28 | 1 << 15;
+/// VERSION_1, packed rings, event index, indirect descriptors, mergeable buffers, protocol features.
+const FEATURES: u64 = 1 << 32 | 1 << 34 | 1 << 30 | 1 << 29 | 1 << 28 | 1 << 15;
 
 /// SplitMix64.
 struct Random(u64);
@@ -99,13 +99,15 @@ impl Worker {
 struct Machine {
     front: Frontend,
     memory: File,
+    /// The driver has chosen packed rings.
+    packed: bool,
 }
 
 impl Machine {
     fn connect(socket: &Path) -> Machine {
         let memory = tempfile::tempfile().expect("a file");
         memory.set_len(MEMORY).expect("its size");
-        Machine { front: Frontend::connect(socket, 2).expect("the socket takes the next one"), memory }
+        Machine { front: Frontend::connect(socket, 2).expect("the socket takes the next one"), memory, packed: false }
     }
 
     /// The back-end may have hung up for what was said before: errors are no surprise.
@@ -114,7 +116,11 @@ impl Machine {
         match step {
             0 => front.set_owner()?,
             1 => drop(front.get_features()?),
-            2 => front.set_features(FEATURES & !(random.below(2) << 29 | random.below(2) << 15))?,
+            2 => {
+                self.packed = random.below(2) > 0;
+                let less = u64::from(!self.packed) << 34 | random.below(2) << 29 | random.below(2) << 15;
+                front.set_features(FEATURES & !less)?;
+            }
             3 => {
                 let protocol = front.get_protocol_features()?;
                 front.set_hdr_flags(VhostUserHeaderFlag::NEED_REPLY);
@@ -179,10 +185,14 @@ impl Machine {
                 let guest = GUEST + 0x40000 + i * 0x800 * (1 + random.below(2));
                 // Received into, or sent; now and then the other way round, or with a successor.
                 let flags = (u16::from(ring == 0) << 1) ^ (u16::from(random.below(20) == 0) << random.below(3));
+                let next = random.below(70) as u16;
+                // Packed: mostly its own id, and available in the first round.
+                let id = if random.below(20) == 0 { next } else { i as u16 };
+                let (third, fourth) = if self.packed { (id, flags | 1 << 7) } else { (flags, next) };
                 let descriptor = u128::from(guest)
                     | u128::from(random.below(0x800)) << 64
-                    | u128::from(flags) << 96
-                    | u128::from(random.below(70)) << 112;
+                    | u128::from(third) << 96
+                    | u128::from(fourth) << 112;
                 self.memory.write_all_at(&descriptor.to_le_bytes(), at + 16 * i)?;
                 self.memory.write_all_at(&(i as u16).to_le_bytes(), at + 0x4004 + 2 * i)?;
             }
@@ -211,6 +221,7 @@ fn a_thousand_front_ends_that_come_and_go_leave_nothing() {
         mode: Mode::Server,
         mac: [2, 0, 0, 0, 0, 1],
         mtu: 1500,
+        packed: true,
         record: Some(record),
     };
     let port = VhostPort::open(config, Box::new(Owner(Arc::clone(&worker)))).expect("a port");

@@ -190,6 +190,8 @@ pub struct Port {
     pub socket: Option<PathBuf>,
     /// Who listens on it.
     pub mode: VhostMode,
+    /// Whether the virtual machine's driver may choose packed virtqueues.
+    pub packed: bool,
 }
 
 /// The kinds of ports.

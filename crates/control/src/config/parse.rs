@@ -155,16 +155,31 @@ fn port(mut s: Section<'_, '_>, workers: usize) -> Port {
         s.error("addresses", "missing: name at least one address of the guest");
     }
     let mtu = s.int("mtu", 68..=65535, 1500) as u16;
-    let (mut socket, mut mode) = (None, VhostMode::default());
+    let (mut socket, mut mode, mut packed) = (None, VhostMode::default(), false);
     if kind == PortKind::VhostUser {
         let path: String = s.required("socket");
         check_socket(&s, &path);
         socket = Some(PathBuf::from(path));
         mode = s.choice("mode", &[("server", VhostMode::Server), ("client", VhostMode::Client)]);
+        packed = s.optional("packed").unwrap_or(true);
         let queues = s.int("queues", 1..=1, 1) as usize;
         s.finish();
         let (netns, device, default_gateway) = (None, String::new(), None);
-        return Port { name, vni, kind, mac, addresses, mtu, netns, device, default_gateway, queues, socket, mode };
+        return Port {
+            name,
+            vni,
+            kind,
+            mac,
+            addresses,
+            mtu,
+            netns,
+            device,
+            default_gateway,
+            queues,
+            socket,
+            mode,
+            packed,
+        };
     }
     let netns = netns(&mut s);
     let device: Option<String> = s.optional("device");
@@ -176,7 +191,7 @@ fn port(mut s: Section<'_, '_>, workers: usize) -> Port {
     let default_gateway = s.optional("default_gateway");
     let queues = s.int("queues", 1..=MAX_WORKERS as u64, workers as u64) as usize;
     s.finish();
-    Port { name, vni, kind, mac, addresses, mtu, netns, device, default_gateway, queues, socket, mode }
+    Port { name, vni, kind, mac, addresses, mtu, netns, device, default_gateway, queues, socket, mode, packed }
 }
 
 fn route(mut s: Section<'_, '_>) -> Route {

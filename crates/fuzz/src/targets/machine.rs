@@ -26,6 +26,8 @@ pub(super) const MEMORY: u64 = 0x4_0000;
 pub(super) const SIZE: u16 = 16;
 /// Buffers begin here, from [`GUEST`] on.
 pub(super) const BUFFERS: u64 = 0x8000;
+/// The feature of packed rings.
+pub(super) const PACKED: u64 = 1 << 34;
 /// How long an answer may take: much longer than on a busy machine, and shorter than for ever.
 const PATIENCE: Duration = Duration::from_secs(20);
 
@@ -101,6 +103,7 @@ impl Machine {
             mode: Mode::Server,
             mac: [2, 0, 0, 0, 0, 1],
             mtu: 1500,
+            packed: true,
             record: None,
         };
         let port = VhostPort::open(config, Box::new(worker.clone())).expect("a port");
@@ -119,7 +122,7 @@ impl Machine {
         let stream = UnixStream::connect(&self.socket).expect("the port listens");
         stream.set_read_timeout(Some(PATIENCE)).expect("a timeout");
         stream.set_write_timeout(Some(PATIENCE)).expect("a timeout");
-        FrontEnd { stream, file: memory(), step: 0, kick: File::from(event()) }
+        FrontEnd { stream, file: memory(), step: 0, kick: File::from(event()), packed: false }
     }
 }
 
@@ -131,6 +134,8 @@ pub(super) struct FrontEnd {
     /// How far the set-up is.
     step: usize,
     kick: File,
+    /// The driver has chosen packed rings.
+    packed: bool,
 }
 
 impl FrontEnd {
@@ -221,7 +226,10 @@ impl FrontEnd {
         let (Ok(file), Ok(kick)) = (file, kick) else { return false };
         match request {
             SET_OWNER => self.ask(request, 1, &[], &[]),
-            SET_FEATURES => self.ask(request, 1, &words(&[features]), &[]),
+            SET_FEATURES => {
+                self.packed = features & PACKED != 0;
+                self.ask(request, 1, &words(&[features]), &[])
+            }
             SET_PROTOCOL_FEATURES => self.ask(request, 1, &words(&[1 << 3 | 1 << 12]), &[]),
             SET_MEM_TABLE => self.ask(request, 9, &words(&[1, GUEST, MEMORY, USER, OFFSET]), &[file.as_fd()]),
             SET_VRING_NUM => self.ask(request, 9, &pair(u32::from(SIZE)), &[]),
@@ -261,13 +269,22 @@ impl FrontEnd {
         self.file.read_exact_at(out, OFFSET + at).is_ok()
     }
 
+    /// In a packed ring, the descriptor's id is its index; what comes next lies behind it.
     pub(super) fn descriptor(&self, ring: usize, index: u16, guest: u64, len: u32, flags: u16, next: u16) {
-        let bits = u128::from(guest) | u128::from(len) << 64 | u128::from(flags) << 96 | u128::from(next) << 112;
+        let (third, fourth) = if self.packed { (index, flags | next << 5) } else { (flags, next) };
+        let bits = u128::from(guest) | u128::from(len) << 64 | u128::from(third) << 96 | u128::from(fourth) << 112;
         self.write(ring_at(ring) + DESCRIPTORS + 16 * u64::from(index), &bits.to_le_bytes());
     }
 
-    /// Puts `head` into the available ring at `index` and shows it.
+    /// Puts `head` into the available ring at `index` and shows it; in a packed ring, makes available what is there.
     pub(super) fn offer(&self, ring: usize, index: u16, head: u16) {
+        if self.packed {
+            let at = ring_at(ring) + DESCRIPTORS + 16 * u64::from(index % SIZE) + 14;
+            let mut flags = [0; 2];
+            self.read_at(at, &mut flags);
+            let available = if (index / SIZE).is_multiple_of(2) { 1 << 7 } else { 1 << 15 };
+            return self.write(at, &(u16::from_le_bytes(flags) & 0x7f7f | available).to_le_bytes());
+        }
         let at = ring_at(ring) + AVAILABLE;
         self.write(at + 4 + 2 * u64::from(index % SIZE), &head.to_le_bytes());
         self.write(at + 2, &index.wrapping_add(1).to_le_bytes());

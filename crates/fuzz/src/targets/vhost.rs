@@ -9,15 +9,15 @@ use bifrost_nic::MAX_FRAME_LEN;
 use bifrost_port::GuestPort;
 
 use super::machine::{
-    AVAILABLE, BUFFERS, DESCRIPTORS, FrontEnd, GUEST, MEMORY, Machine, NOBODYS, OFFSET, Running, SIZE, USED, USER,
-    event, memory, ring_at, with,
+    AVAILABLE, BUFFERS, DESCRIPTORS, FrontEnd, GUEST, MEMORY, Machine, NOBODYS, OFFSET, PACKED, Running, SIZE, USED,
+    USER, event, memory, ring_at, with,
 };
 use crate::Input;
 
 /// Virtio 1, protocol features.
 const PLAIN: u64 = 1 << 32 | 1 << 30;
-/// Mergeable buffers, indirect descriptors, event indexes, checksums, segmentation.
-const OPTIONS: [u64; 5] = [1 << 15, 1 << 28, 1 << 29, 1 << 0 | 1 << 1, 1 << 0 | 1 << 11 | 1 << 12];
+/// Mergeable buffers, indirect descriptors, event indexes, checksums, segmentation, packed rings.
+const OPTIONS: [u64; 6] = [1 << 15, 1 << 28, 1 << 29, 1 << 0 | 1 << 1, 1 << 0 | 1 << 11 | 1 << 12, PACKED];
 
 pub(crate) fn run(bytes: &[u8]) {
     let input = &mut Input::new(bytes);

@@ -14,10 +14,11 @@ use vhost::{VhostBackend, VhostUserMemoryRegionInfo, VringConfigData};
 use vmm_sys_util::eventfd::EventFd;
 
 use super::mock::{GUEST, Guest, Kind, MEMORY, USER};
+use super::ring::WRAP;
 use super::*;
 use crate::guest::GuestPort;
 
-const KIND: Kind = Kind { size: 16, event_idx: true, mergeable: true };
+const KIND: Kind = Kind { packed: false, size: 16, event_idx: true, mergeable: true };
 /// VERSION_1, event index, indirect descriptors, mergeable buffers, MAC.
 const FEATURES: u64 = 1 << 32 | 1 << 29 | 1 << 28 | 1 << 15 | 1 << 5;
 
@@ -66,15 +67,22 @@ fn config(socket: &Path, mode: Mode) -> VhostConfig {
         mode,
         mac: [2, 0, 0, 0, 0, 1],
         mtu: 1450,
+        packed: true,
         record: None,
     }
 }
 
+const PACKED: u64 = 1 << 34;
+
 fn set_up(front: &mut Frontend) {
+    set_up_with(front, FEATURES);
+}
+
+fn set_up_with(front: &mut Frontend, features: u64) {
     front.set_owner().expect("owner");
     let offered = front.get_features().expect("features");
-    assert_eq!(offered & FEATURES, FEATURES);
-    front.set_features(FEATURES | 1 << 30).expect("features");
+    assert_eq!(offered & features, features);
+    front.set_features(features | 1 << 30).expect("features");
     let protocol = front.get_protocol_features().expect("protocol features");
     front.set_hdr_flags(VhostUserHeaderFlag::NEED_REPLY);
     front.set_protocol_features(protocol).expect("protocol features");
@@ -246,6 +254,74 @@ fn a_front_end_that_keeps_no_record_is_recorded_here() {
         assert_eq!(guest.receive().map(|r| r.1), Some(vec![10 * life + 1; 90]));
         assert!(guest.receive().is_none());
     }
+}
+
+/// QEMU's network devices: no record, and after a restart the places where the packed rings began.
+#[test]
+fn packed_rings_go_on_where_the_record_kept_here_says() {
+    let directory = tempfile::tempdir().expect("directory");
+    let socket = directory.path().join("vm.sock");
+    let record = directory.path().join("record");
+    let mut guest = Guest::new(Kind { packed: true, ..KIND });
+    guest.fill(&[2048; 12]);
+    for life in 0..12u8 {
+        // Every third daemon ends in order; the others are killed, and remove nothing.
+        let in_order = life % 3 == 2;
+        let (owner, worker) = bench();
+        let config = VhostConfig { record: Some(record.clone()), ..config(&socket, Mode::Server) };
+        let port = VhostPort::open(config, owner).expect("port");
+        let mut front = Frontend::connect(&socket, 2).expect("connect");
+        set_up_with(&mut front, FEATURES | PACKED);
+        guest.send(Header::default(), &[life; 100], &[50], false).expect("room");
+        give(&mut front, &guest, [WRAP; 2]);
+        let mut queue = worker.next();
+        let mut out = Vec::new();
+        queue.fetch(64, &mut out).expect("fetch");
+        let got: Vec<u8> = out.iter().map(|f| queue.bytes(f.handle).0[0]).collect();
+        // The first of each three lives leaves its packet behind; buffers go back in any order.
+        assert_eq!(got, if life % 3 == 1 { vec![life - 1, life] } else { vec![life] }, "life {life}");
+        if life % 3 > 0 {
+            queue.complete(out[out.len() - 1].handle);
+            queue.flush();
+            assert!(guest.tx.reap().is_some());
+        }
+        if life % 3 == 1 {
+            queue.complete(out[0].handle);
+            queue.flush();
+            assert!(guest.tx.reap().is_some() && guest.tx.reap().is_none());
+        }
+        let placed: Vec<_> = (0..3).map(|i| queue.place(&[10 * life + i; 90], false).expect("room")).collect();
+        queue.publish(placed[1]);
+        queue.notify().expect("notify");
+        assert_eq!(guest.receive().map(|r| r.1), Some(vec![10 * life + 1; 90]));
+        guest.fill(&[2048]);
+        if in_order {
+            let taking = std::thread::spawn(move || drop(port));
+            worker.drop(queue);
+            taking.join().expect("it ends");
+            while let Some((_, frame)) = guest.receive() {
+                assert!(frame.is_empty(), "what comes back unused is empty");
+                guest.fill(&[2048]);
+            }
+        } else {
+            std::mem::forget(queue);
+            worker.take_back.send(()).expect("lives");
+            drop(port);
+        }
+        assert!(record.exists(), "the next daemon needs it, whatever becomes of this one");
+    }
+    let (owner, worker) = bench();
+    let config = VhostConfig { record: Some(record.clone()), ..config(&socket, Mode::Server) };
+    let port = VhostPort::open(config, owner).expect("port");
+    let mut front = Frontend::connect(&socket, 2).expect("connect");
+    set_up_with(&mut front, FEATURES | PACKED);
+    give(&mut front, &guest, [WRAP; 2]);
+    worker.drop(worker.next());
+    // Both indexes and wrap counters; the guest's descriptors are all back.
+    let end = front.get_vring_base(1).expect("transmit ring");
+    assert_eq!(end, u32::from(guest.tx.place(guest.tx.next_used)) * 0x1_0001);
+    assert!(!record.exists(), "now the front-end knows");
+    drop(port);
 }
 
 #[test]

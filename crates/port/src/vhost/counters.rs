@@ -2,7 +2,7 @@
 
 use bifrost_nic::Malformed;
 
-use super::split::BadChain;
+use super::ring::BadChain;
 
 /// Counters of one [`VhostQueue`](super::VhostQueue), since it was started. "tx" is what the guest sends, "rx" what it
 /// receives.

@@ -9,14 +9,13 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use rustix::fs::OFlags;
 
-use super::features::{self, Features, OFFERED};
-use super::inflight::{self, Inflight};
+use super::features::{self, Features};
 use super::memory::{Memory, RegionSpec};
 use super::messages::{self, Failure, Fields, Message};
-use super::queue::{Ends, QueueSpec, VhostQueue};
+use super::queue::{self, Ends, QueueSpec};
 use super::record::{self, FrontEnd};
-use super::split::{Call, MAX_SIZE, RingSpec};
-use super::{QueueOwner, VhostConfig};
+use super::ring::{Call, MAX_SIZE, RingSpec};
+use super::{QueueOwner, VhostConfig, inflight, packed_inflight};
 
 /// Rings: receive, transmit.
 const RINGS: usize = 2;
@@ -79,6 +78,8 @@ pub(super) struct VhostDevice {
     requests: Option<File>,
     /// Where the queue that runs will leave its ends.
     running: Option<Arc<Ends>>,
+    /// A queue has run since this front-end connected: it knows where its rings ended.
+    has_run: bool,
 }
 
 /// What is known of a ring so far.
@@ -106,6 +107,7 @@ impl VhostDevice {
             front_end: None,
             requests: None,
             running: None,
+            has_run: false,
         }
     }
 
@@ -120,7 +122,13 @@ impl VhostDevice {
         (self.features, self.protocol) = (Features::default(), 0);
         self.memory = Arc::default();
         self.rings = Default::default();
-        (self.inflight, self.front_end, self.requests) = (None, None, None);
+        (self.inflight, self.front_end, self.requests, self.has_run) = (None, None, None, false);
+    }
+
+    /// Whether the next daemon needs the record that is kept here, even if this one ends in order: the places in packed rings
+    /// are nowhere else.
+    pub(super) fn needs_record(&self) -> bool {
+        self.running.is_some() && self.features.packed() && self.inflight.is_none()
     }
 
     /// Waits for a message and answers it. A failed one is answered, too, where that can be, and ends the conversation:
@@ -151,7 +159,7 @@ impl VhostDevice {
         let mut fields = Fields(&payload);
         let number = |n: u64| Ok(Answer::Payload(n.to_le_bytes().to_vec()));
         match request {
-            GET_FEATURES => return number(OFFERED.0),
+            GET_FEATURES => return number(Features::offered(&self.config).0),
             SET_FEATURES => self.set_features(fields.u64()?)?,
             GET_PROTOCOL_FEATURES => return number(features::PROTOCOL),
             SET_PROTOCOL_FEATURES => self.protocol = fields.u64()?,
@@ -159,9 +167,9 @@ impl VhostDevice {
             GET_MAX_MEM_SLOTS => return number(Memory::MAX_REGIONS as u64),
             SET_OWNER | SET_VRING_ERR => {}
             SET_BACKEND_REQ_FD => self.requests = files.pop(),
-            RESET_OWNER => self.stop(),
+            RESET_OWNER => self.stop_in_order(),
             RESET_DEVICE => {
-                self.stop();
+                self.stop_in_order();
                 self.rings = Default::default();
             }
             SET_MEM_TABLE => self.set_memory(&mut fields, files)?,
@@ -176,12 +184,17 @@ impl VhostDevice {
             }
             SET_VRING_NUM => {
                 let (ring, size) = (fields.u32()?, fields.u32()?);
-                let size = u16::try_from(size).ok().filter(|n| n.is_power_of_two() && *n <= MAX_SIZE);
-                let size = size.ok_or("a ring's size is a power of two up to 32768")?;
+                let fits = |n: &u16| (1..=MAX_SIZE).contains(n) && (self.features.packed() || n.is_power_of_two());
+                let size = u16::try_from(size).ok().filter(fits);
+                let size = size.ok_or("a ring's size is up to 32768, and a power of two unless it is packed")?;
                 self.change(ring, |ring| ring.size = size)?;
             }
             SET_VRING_BASE => {
+                // Of packed rings, the upper half is where used descriptors go. Ours stop when that is the same place.
                 let (ring, base) = (fields.u32()?, fields.u32()?);
+                if self.has_run {
+                    self.stop_in_order();
+                }
                 self.change(ring, |ring| ring.base = base as u16)?;
             }
             SET_VRING_ADDR => {
@@ -218,10 +231,12 @@ impl VhostDevice {
             // The ring stops, and all that it held is the guest's again before the answer goes out.
             GET_VRING_BASE => {
                 let index = fields.u32()?;
-                self.stop();
+                self.stop_in_order();
+                let packed = self.features.packed();
                 let ring = self.ring_mut(index)?;
                 ring.kick = None;
-                let answer = [index.to_le_bytes(), u32::from(ring.base).to_le_bytes()];
+                let base = u32::from(ring.base) | if packed { u32::from(ring.base) << 16 } else { 0 };
+                let answer = [index.to_le_bytes(), base.to_le_bytes()];
                 return Ok(Answer::Payload(answer.concat()));
             }
             GET_CONFIG => {
@@ -232,7 +247,7 @@ impl VhostDevice {
                 answer.extend_from_slice(part);
                 return Ok(Answer::Payload(answer));
             }
-            GET_INFLIGHT_FD => return new_record(&mut fields),
+            GET_INFLIGHT_FD => return self.new_record(&mut fields),
             SET_INFLIGHT_FD => {
                 let (size, offset) = (fields.u64()?, fields.u64()?);
                 let file = files.pop().ok_or("there is no file for the record")?;
@@ -250,7 +265,7 @@ impl VhostDevice {
     }
 
     fn set_features(&mut self, features: u64) -> Outcome {
-        if features & !OFFERED.0 != 0 {
+        if features & !Features::offered(&self.config).0 != 0 {
             return Err("features that were not offered");
         }
         let features = Features(features);
@@ -328,21 +343,25 @@ impl VhostDevice {
             return Ok(());
         }
         let ends = Arc::new(Ends::default());
-        // A record of our own cannot know what the front-end did with the transmit ring meanwhile.
+        let packed = self.features.packed();
         let (theirs, ours) = (self.inflight.clone(), self.own_record());
-        let queue = VhostQueue::new(QueueSpec {
+        // A record of our own cannot know what the front-end did with a split transmit ring meanwhile.
+        let in_order = theirs.is_none() && !packed;
+        let record = theirs.as_ref().or(ours.as_ref());
+        let queue = queue::open(QueueSpec {
             memory: Arc::clone(&self.memory),
-            receive: self.ring(0, theirs.as_ref().or(ours.as_ref()))?,
-            transmit: self.ring(1, theirs.as_ref())?,
+            packed,
+            receive: self.ring(0, record)?,
+            transmit: self.ring(1, record.filter(|_| !in_order))?,
             kick,
-            in_order: theirs.is_none(),
+            in_order,
             mergeable: self.features.mergeable(),
             guest_checksum: self.features.guest_checksum(),
             max_frame: usize::from(self.config.mtu) + ETHERNET,
             ends: Arc::clone(&ends),
         });
         let queue = queue.ok_or("a ring that is not in the guest's memory")?;
-        self.running = Some(ends);
+        (self.running, self.has_run) = (Some(ends), true);
         tracing::info!(
             port = self.config.name,
             features = format_args!("{:#x}", self.features.0),
@@ -372,19 +391,37 @@ impl VhostDevice {
 
     /// Bytes of each ring's record.
     fn record_bytes(&self) -> usize {
-        inflight::bytes(self.rings[0].size.max(self.rings[1].size))
+        self.record_bytes_of(self.rings[0].size.max(self.rings[1].size))
+    }
+
+    fn record_bytes_of(&self, size: u16) -> usize {
+        if self.features.packed() { packed_inflight::bytes(size) } else { inflight::bytes(size) }
+    }
+
+    /// A file to note in what is in flight; the front-end keeps it while the daemon restarts.
+    fn new_record(&self, fields: &mut Fields<'_>) -> Outcome<Answer> {
+        let (_size, _offset, queues, ring) = (fields.u64()?, fields.u64()?, fields.u16()?, fields.u16()?);
+        let size = (RINGS * self.record_bytes_of(ring)) as u64;
+        let fd = rustix::fs::memfd_create("bifrost-inflight", rustix::fs::MemfdFlags::CLOEXEC);
+        let file = File::from(fd.map_err(|_| "no memory for its record")?);
+        file.set_len(size).map_err(|_| "no memory for its record")?;
+        let mut answer = [size.to_le_bytes(), 0u64.to_le_bytes()].concat();
+        answer.extend([queues.to_le_bytes(), ring.to_le_bytes()].concat());
+        // As long as the C structure.
+        answer.extend([0; 4]);
+        Ok(Answer::WithFile(answer, file))
     }
 
     fn ring(&self, index: usize, record: Option<&Arc<Memory>>) -> Outcome<RingSpec> {
         let ring = &self.rings[index];
         let [descriptors, used, available] = ring.tables.unwrap_or_default();
-        let inflight = match record {
+        let record = record.map(|memory| {
+            let at = index * self.record_bytes();
+            Memory::area(memory, at as u64, self.record_bytes_of(ring.size), 8)
+        });
+        let record = match record {
+            Some(area) => Some(area.ok_or("a record that is too short for its ring")?),
             None => None,
-            Some(memory) => {
-                let at = index * self.record_bytes();
-                let area = Memory::area(memory, at as u64, inflight::bytes(ring.size), 8);
-                Some(Inflight::new(area.ok_or("a record that is too short for its ring")?, ring.size))
-            }
         };
         Ok(RingSpec {
             size: ring.size,
@@ -394,8 +431,16 @@ impl VhostDevice {
             base: ring.base,
             event_idx: self.features.event_idx(),
             call: Arc::clone(&ring.call),
-            inflight,
+            record,
         })
+    }
+
+    /// Stops rings whose ends the front-end knows or decides on: a record of ours has nothing to add.
+    fn stop_in_order(&mut self) {
+        self.stop();
+        if let Some(path) = &self.config.record {
+            let _ = std::fs::remove_file(path);
+        }
     }
 
     /// Takes the queue back; where its rings ended is where they will go on.
@@ -406,20 +451,6 @@ impl VhostDevice {
         (self.rings[0].base, self.rings[1].base) = (load(&ends.receive), load(&ends.transmit));
         tracing::info!(port = self.config.name, "a guest has stopped");
     }
-}
-
-/// A file to note in what is in flight; the front-end keeps it while the daemon restarts.
-fn new_record(fields: &mut Fields<'_>) -> Outcome<Answer> {
-    let (_size, _offset, queues, ring) = (fields.u64()?, fields.u64()?, fields.u16()?, fields.u16()?);
-    let size = (RINGS * inflight::bytes(ring)) as u64;
-    let fd = rustix::fs::memfd_create("bifrost-inflight", rustix::fs::MemfdFlags::CLOEXEC);
-    let file = File::from(fd.map_err(|_| "no memory for its record")?);
-    file.set_len(size).map_err(|_| "no memory for its record")?;
-    let mut answer = [size.to_le_bytes(), 0u64.to_le_bytes()].concat();
-    answer.extend([queues.to_le_bytes(), ring.to_le_bytes()].concat());
-    // As long as the C structure.
-    answer.extend([0; 4]);
-    Ok(Answer::WithFile(answer, file))
 }
 
 /// A descriptor to wait for or to write to without ever blocking. Event counters, pipes and sockets only: others could block, or be

@@ -15,10 +15,12 @@ const RING_INDIRECT_DESC: u32 = 28;
 const RING_EVENT_IDX: u32 = 29;
 const PROTOCOL_FEATURES: u32 = 30;
 const VERSION_1: u32 = 32;
+const RING_PACKED: u32 = 34;
 const NET_HOST_USO: u32 = 56;
 
-/// What the guest's driver may choose from. There is no control queue: a front-end that has one serves it itself.
-pub(super) const OFFERED: Features = Features(
+/// What the guest's driver may choose from, whatever the configuration. There is no control queue: a front-end that has one
+/// serves it itself.
+const ALWAYS: Features = Features(
     1 << NET_CSUM
         | 1 << NET_GUEST_CSUM
         | 1 << NET_MTU
@@ -40,6 +42,15 @@ pub(super) const OFFERED: Features = Features(
 pub(super) struct Features(pub(super) u64);
 
 impl Features {
+    /// What the guest's driver may choose from.
+    pub(super) fn offered(config: &VhostConfig) -> Features {
+        Features(ALWAYS.0 | u64::from(config.packed) << RING_PACKED)
+    }
+
+    pub(super) fn packed(self) -> bool {
+        self.has(RING_PACKED)
+    }
+
     pub(super) fn version_1(self) -> bool {
         self.has(VERSION_1)
     }

@@ -9,10 +9,10 @@ use std::sync::atomic::AtomicU32;
 use bifrost_wire::virtio_net::Header;
 use rustix::event::{EventfdFlags, eventfd};
 
-use super::inflight::{self, Inflight};
-use super::memory::{Memory, RegionSpec};
-use super::queue::{Ends, QueueSpec, VhostQueue};
-use super::split::{Call, RingSpec};
+use super::memory::{Area, Memory, RegionSpec};
+use super::queue::{self, Ends, QueueSpec, VhostQueue};
+use super::ring::{Call, RingSpec, WRAP};
+use super::{inflight, packed_inflight};
 
 /// Where the guest's memory starts for the guest, and for its front-end.
 pub(super) const GUEST: u64 = 0x4000_0000;
@@ -22,10 +22,14 @@ pub(super) const MEMORY: u64 = 16 << 20;
 pub(super) const F_NEXT: u16 = 1;
 pub(super) const F_WRITE: u16 = 2;
 pub(super) const F_INDIRECT: u16 = 4;
+/// In packed rings.
+pub(super) const F_AVAILABLE: u16 = 1 << 7;
+pub(super) const F_USED: u16 = 1 << 15;
 
 /// What a driver is to be like.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Kind {
+    pub(super) packed: bool,
     pub(super) size: u16,
     pub(super) event_idx: bool,
     pub(super) mergeable: bool,
@@ -48,17 +52,23 @@ pub(super) struct Guest {
 /// The driver's side of a ring.
 pub(super) struct Side {
     memory: Arc<Memory>,
+    packed: bool,
     pub(super) size: u16,
     event_idx: bool,
-    /// Guest addresses.
+    /// Guest addresses; of a packed ring, the driver's and the device's event suppression structures are the last two.
     pub(super) descriptors: u64,
     pub(super) available: u64,
     pub(super) used: u64,
+    /// Entries since the ring was new; of a packed ring, descriptors.
     pub(super) next_available: u16,
     pub(super) next_used: u16,
     free: VecDeque<u16>,
     /// Descriptors of each buffer that the device has.
     pub(super) chains: HashMap<u16, Vec<u16>>,
+    /// Where these are.
+    pieces: HashMap<u16, Vec<(u64, u32)>>,
+    /// Descriptors of all buffers that were ever offered.
+    offered: Vec<u16>,
     pub(super) call: OwnedFd,
     notify: Arc<Call>,
     /// Whether the device is to note what is in flight.
@@ -80,20 +90,13 @@ impl Guest {
 
     /// The device, from where the rings are.
     pub(super) fn queue(&self) -> VhostQueue {
-        self.queue_from(self.rx_base(), self.tx_base())
-    }
-
-    fn rx_base(&self) -> u16 {
-        self.rx.read16(self.rx.used + 2)
-    }
-
-    fn tx_base(&self) -> u16 {
-        self.tx.read16(self.tx.used + 2)
+        self.queue_from(self.rx.base(), self.tx.base())
     }
 
     pub(super) fn queue_from(&self, receive: u16, transmit: u16) -> VhostQueue {
-        VhostQueue::new(QueueSpec {
+        queue::open(QueueSpec {
             memory: Arc::clone(&self.memory),
+            packed: self.kind.packed,
             receive: self.rx.spec(receive),
             transmit: self.tx.spec(transmit),
             kick: Arc::new(eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC).expect("an eventfd")),
@@ -104,6 +107,23 @@ impl Guest {
             ends: Arc::clone(&self.ends),
         })
         .expect("rings are in memory")
+    }
+
+    /// The device ends as one that is killed: nothing that it still does is to be seen in rings and records.
+    pub(super) fn kill(&self, queue: VhostQueue) {
+        let areas =
+            [&self.rx, &self.tx].map(|side| [side.descriptors, side.available, side.used, side.used + (1 << 19)]);
+        let before = areas.map(|side| {
+            side.map(|at| {
+                let mut bytes = vec![0; 64 + 32 * usize::from(self.kind.size)];
+                assert!(self.memory.read(at, &mut bytes));
+                (at, bytes)
+            })
+        });
+        drop(queue);
+        for (at, bytes) in before.into_iter().flatten() {
+            assert!(self.memory.write(at, &bytes));
+        }
     }
 
     /// Memory for a buffer; old buffers are overwritten sooner or later.
@@ -138,8 +158,10 @@ impl Guest {
         if indirect {
             let table = self.allocate(16 * chain.len() as u64);
             for (i, (at, len)) in chain.iter().enumerate() {
+                // A packed ring's tables have ids and flags, without meaning here; a split one's flags and successors.
                 let more = if i + 1 < chain.len() { F_NEXT } else { 0 };
-                write_descriptor(&self.memory, table + 16 * i as u64, *at, *len, more, i as u16 + 1);
+                let (third, fourth) = if self.kind.packed { (0xbeef, F_NEXT) } else { (more, i as u16 + 1) };
+                write_descriptor(&self.memory, table + 16 * i as u64, *at, *len, third, fourth);
             }
             return self.tx.add(&[(table, 16 * chain.len() as u32)], F_INDIRECT);
         }
@@ -180,6 +202,7 @@ impl Side {
         let call = eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC).expect("an eventfd");
         Side {
             memory: Arc::clone(memory),
+            packed: kind.packed,
             size: kind.size,
             event_idx: kind.event_idx,
             descriptors: at,
@@ -189,6 +212,8 @@ impl Side {
             next_used: 0,
             free: (0..kind.size).collect(),
             chains: HashMap::new(),
+            pieces: HashMap::new(),
+            offered: Vec::new(),
             notify: {
                 let notify = Call::default();
                 notify.set(Some(call.try_clone().expect("another descriptor")));
@@ -200,10 +225,34 @@ impl Side {
     }
 
     /// The record lies in the guest's memory here, which is as good as any other.
-    fn open_inflight(&self) -> Inflight {
+    fn record(&self) -> Area {
         let user = self.used + (1 << 19) - GUEST + USER;
-        let area = Memory::area(&self.memory, user, inflight::bytes(self.size), 8).expect("memory");
-        Inflight::new(area, self.size)
+        let bytes = if self.packed { packed_inflight::bytes(self.size) } else { inflight::bytes(self.size) };
+        Memory::area(&self.memory, user, bytes, 8).expect("memory")
+    }
+
+    /// Up to where the device has shown used buffers of a split ring, or the driver has seen those of a packed one.
+    fn base(&self) -> u16 {
+        if self.packed { self.place(self.next_used) } else { self.read16(self.used + 2) }
+    }
+
+    /// Slot and wrap counter of descriptor `n` of a packed ring.
+    pub(super) fn place(&self, n: u16) -> u16 {
+        (n % self.size) | if (n / self.size).is_multiple_of(2) { WRAP } else { 0 }
+    }
+
+    /// Buffers that are offered and not taken by a device that has stopped at `end`.
+    pub(super) fn untaken(&self, end: u16) -> usize {
+        if !self.packed {
+            return usize::from(self.next_available.wrapping_sub(end));
+        }
+        let behind = (0..=self.size).find(|n| self.place(self.next_available.wrapping_sub(*n)) == end);
+        let (mut descriptors, mut buffers) = (behind.expect("not further than the ring"), 0);
+        while descriptors > 0 {
+            buffers += 1;
+            descriptors -= self.offered[self.offered.len() - buffers];
+        }
+        buffers
     }
 
     pub(super) fn spec(&self, base: u16) -> RingSpec {
@@ -216,7 +265,7 @@ impl Side {
             base,
             event_idx: self.event_idx,
             call: Arc::clone(&self.notify),
-            inflight: self.inflight.then(|| self.open_inflight()),
+            record: self.inflight.then(|| self.record()),
         }
     }
 
@@ -236,15 +285,38 @@ impl Side {
             return None;
         }
         let taken: Vec<u16> = self.free.drain(..pieces.len()).collect();
+        let head = taken[0];
+        self.pieces.insert(head, pieces.to_vec());
+        if self.packed {
+            self.chains.insert(head, taken);
+            self.add_packed(head, pieces, flags);
+            return Some(head);
+        }
         for (i, (at, len)) in pieces.iter().enumerate() {
             let next = taken.get(i + 1).copied();
             let more = if next.is_some() { F_NEXT } else { 0 };
             self.descriptor(taken[i], *at, *len, flags | more, next.unwrap_or(0));
         }
-        let head = taken[0];
         self.chains.insert(head, taken);
         self.offer(head);
         Some(head)
+    }
+
+    /// Makes a buffer available in the next slots of a packed ring: its first descriptor last.
+    pub(super) fn add_packed(&mut self, id: u16, pieces: &[(u64, u32)], flags: u16) {
+        for (i, (at, len)) in pieces.iter().enumerate().rev() {
+            let (slot, flag) = self.available_at(self.next_available.wrapping_add(i as u16));
+            let (more, id) = if i + 1 < pieces.len() { (F_NEXT, 0xdead) } else { (0, id) };
+            self.descriptor(slot, *at, *len, id, flags | more | flag);
+        }
+        self.next_available = self.next_available.wrapping_add(pieces.len() as u16);
+        self.offered.push(pieces.len() as u16);
+    }
+
+    /// The slot of a packed ring's descriptor `n`, and how a flag says that it is available.
+    pub(super) fn available_at(&self, n: u16) -> (u16, u16) {
+        let place = self.place(n);
+        (place & !WRAP, if place & WRAP == 0 { F_USED } else { F_AVAILABLE })
     }
 
     pub(super) fn descriptor(&self, index: u16, at: u64, len: u32, flags: u16, next: u16) {
@@ -258,14 +330,28 @@ impl Side {
         self.write16(self.available + 2, self.next_available);
     }
 
+    /// Asks not to be notified.
+    pub(super) fn silence(&self) {
+        self.write16(if self.packed { self.available + 2 } else { self.available }, 1);
+    }
+
     /// Asks to be notified of the next used buffer.
     pub(super) fn arm(&self) {
+        if self.packed {
+            self.write16(self.available, self.place(self.next_used));
+            return self.write16(self.available + 2, if self.event_idx { 2 } else { 0 });
+        }
         self.write16(self.available + 4 + 2 * u64::from(self.size), self.next_used);
         self.write16(self.available, 0);
     }
 
     /// Whether the device wants to be told of buffers added since `old`.
     pub(super) fn kick_wanted(&self, old: u16) -> bool {
+        if self.packed {
+            let (event, flags) = (self.read16(self.used), self.read16(self.used + 2));
+            let mut added = (0..self.next_available.wrapping_sub(old)).map(|i| self.place(old.wrapping_add(i)));
+            return flags == 0 || flags == 2 && added.any(|place| place == event);
+        }
         if self.event_idx {
             let event = self.read16(self.used + 4 + 8 * u64::from(self.size));
             self.next_available.wrapping_sub(event).wrapping_sub(1) < self.next_available.wrapping_sub(old)
@@ -276,6 +362,9 @@ impl Side {
 
     /// Takes a used buffer back: its head and the bytes written.
     pub(super) fn reap(&mut self) -> Option<(u16, u32)> {
+        if self.packed {
+            return self.reap_packed();
+        }
         if self.read16(self.used + 2) == self.next_used {
             return None;
         }
@@ -290,16 +379,28 @@ impl Side {
         Some((head, len))
     }
 
+    fn reap_packed(&mut self) -> Option<(u16, u32)> {
+        let place = self.place(self.next_used);
+        let mut entry = [0; 16];
+        assert!(self.memory.read(self.descriptors + 16 * u64::from(place & !WRAP), &mut entry));
+        let bits = u128::from_le_bytes(entry);
+        let (len, head, flags) = ((bits >> 64) as u32, (bits >> 96) as u16, (bits >> 112) as u16);
+        let is = |flag: u16| (flags & flag != 0) == (place & WRAP != 0);
+        if !is(F_AVAILABLE) || !is(F_USED) {
+            return None;
+        }
+        assert_eq!(flags & F_WRITE != 0, len > 0, "whether something was written");
+        let descriptors = self.chains.remove(&head).expect("a used buffer was the device's");
+        self.next_used = self.next_used.wrapping_add(descriptors.len() as u16);
+        self.free.extend(descriptors);
+        Some((head, len))
+    }
+
     /// Takes a used buffer back with what was written to it.
     fn reap_bytes(&mut self) -> Option<Vec<u8>> {
-        let chain = |this: &Self, head: u16| this.chains.get(&head).cloned().unwrap_or_default();
-        let before: HashMap<u16, Vec<u16>> = self.chains.keys().map(|h| (*h, chain(self, *h))).collect();
         let (head, len) = self.reap()?;
         let mut out = Vec::new();
-        for index in &before[&head] {
-            let mut d = [0; 16];
-            assert!(self.memory.read(self.descriptors + 16 * u64::from(*index), &mut d));
-            let (at, size) = (u128::from_le_bytes(d) as u64, (u128::from_le_bytes(d) >> 64) as u32);
+        for (at, size) in self.pieces[&head].clone() {
             let take = (len as usize - out.len()).min(size as usize);
             assert!(self.memory.append(at, take, &mut out));
         }

@@ -3,11 +3,12 @@
 //!
 //! [`VhostPort`] serves a socket on a thread of its own; `device` understands the messages. Once a guest's rings are
 //! complete it hands a [`VhostQueue`] to its [`QueueOwner`], which gives it to a worker; when they are not any more it
-//! takes it back. `split` has the ring's rules, `receive` and `transmit` what they mean for packets, `memory` checks every
-//! access.
+//! takes it back. `ring` says what a ring does, `split` and `packed` have the rules of the two formats, `receive` and
+//! `transmit` what they mean for packets; `memory` checks every access.
 
 #[cfg(test)]
 mod backend_tests;
+mod chain;
 mod counters;
 mod device;
 mod features;
@@ -17,9 +18,14 @@ mod memory;
 mod messages;
 #[cfg(test)]
 mod mock;
+mod packed;
+mod packed_inflight;
+#[cfg(test)]
+mod packed_tests;
 mod queue;
 mod receive;
 mod record;
+mod ring;
 mod server;
 mod split;
 #[cfg(test)]
@@ -31,7 +37,7 @@ use std::path::PathBuf;
 
 pub use counters::VhostCounters;
 pub use memory::{Memory, MemoryError, RegionSpec};
-pub use queue::VhostQueue;
+pub use queue::{GuestQueue, VhostQueue};
 pub use server::{VhostError, VhostPort};
 pub use unplugged::Unplugged;
 
@@ -48,6 +54,8 @@ pub struct VhostConfig {
     pub mac: [u8; 6],
     /// The guest's MTU, bytes.
     pub mtu: u16,
+    /// Whether its driver may choose packed rings.
+    pub packed: bool,
     /// Where to note what is in flight for a front-end that does not keep that itself; `None`: nowhere, and a guest of
     /// such a front-end does not survive that this process is killed.
     pub record: Option<PathBuf>,

@@ -1,5 +1,6 @@
 //! One queue pair of a vhost-user device as a guest port.
 
+use std::fmt::Debug;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
@@ -7,8 +8,10 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use super::counters::VhostCounters;
 use super::memory::Memory;
+use super::packed::Packed;
 use super::receive::Receive;
-use super::split::{Broken, Ring, RingSpec};
+use super::ring::{Broken, Ring, RingSpec};
+use super::split::Split;
 use super::transmit::{Buffers, Transmit};
 use crate::guest::{GuestPort, PlaceError, PolledPort, RxHandle, TxFrame, TxHandle};
 
@@ -16,6 +19,8 @@ use crate::guest::{GuestPort, PlaceError, PolledPort, RxHandle, TxFrame, TxHandl
 #[derive(Debug)]
 pub(crate) struct QueueSpec {
     pub(crate) memory: Arc<Memory>,
+    /// `VIRTIO_F_RING_PACKED`.
+    pub(crate) packed: bool,
     pub(crate) receive: RingSpec,
     pub(crate) transmit: RingSpec,
     /// The guest writes to it when it has added packets.
@@ -41,25 +46,38 @@ pub(crate) struct Ends {
 ///
 /// What the guest sends stays where it is until [`complete`](GuestPort::complete); what it receives is written there once,
 /// by [`place`](GuestPort::place). When it is dropped, everything that it holds goes back to the guest.
+pub trait GuestQueue: PolledPort + Send + Debug {
+    /// What happened since the queue was started.
+    fn vhost_counters(&self) -> &VhostCounters;
+}
+
+/// A queue pair, whatever the format of its rings.
+pub type VhostQueue = Box<dyn GuestQueue>;
+
+/// Makes a queue pair. `None`: a ring that is none, or not in memory.
+pub(crate) fn open(spec: QueueSpec) -> Option<VhostQueue> {
+    if spec.packed { Some(Box::new(Queue::<Packed>::new(spec)?)) } else { Some(Box::new(Queue::<Split>::new(spec)?)) }
+}
+
+/// A queue pair over rings of one format.
 #[derive(Debug)]
-pub struct VhostQueue {
-    receive: Receive,
-    transmit: Transmit,
+struct Queue<R: Ring> {
+    receive: Receive<R>,
+    transmit: Transmit<R>,
     kick: Arc<OwnedFd>,
     broken: Option<Broken>,
     counters: VhostCounters,
     ends: Arc<Ends>,
 }
 
-impl VhostQueue {
-    /// `None`: a ring that is none, or not in memory.
-    pub(crate) fn new(spec: QueueSpec) -> Option<VhostQueue> {
-        let mut receive = Ring::new(&spec.memory, spec.receive)?;
+impl<R: Ring> Queue<R> {
+    fn new(spec: QueueSpec) -> Option<Self> {
+        let mut receive = R::open(&spec.memory, spec.receive)?;
         // Whoever sends comes again; nobody has to be told that there is room.
         receive.ask_for_silence();
-        Some(VhostQueue {
+        Some(Queue {
             receive: Receive::new(receive, spec.mergeable, spec.guest_checksum, spec.max_frame),
-            transmit: Transmit::new(Ring::new(&spec.memory, spec.transmit)?, spec.in_order),
+            transmit: Transmit::new(R::open(&spec.memory, spec.transmit)?, spec.in_order),
             kick: spec.kick,
             broken: None,
             counters: VhostCounters::default(),
@@ -75,14 +93,15 @@ impl VhostQueue {
             self.counters.broken_rings += u64::from(self.receive.end(Broken::Memory));
         }
     }
+}
 
-    /// What happened since the queue was started.
-    pub fn vhost_counters(&self) -> &VhostCounters {
+impl<R: Ring> GuestQueue for Queue<R> {
+    fn vhost_counters(&self) -> &VhostCounters {
         &self.counters
     }
 }
 
-impl Drop for VhostQueue {
+impl<R: Ring> Drop for Queue<R> {
     fn drop(&mut self) {
         self.transmit.complete_all();
         self.receive.give_back_all();
@@ -91,7 +110,7 @@ impl Drop for VhostQueue {
     }
 }
 
-impl GuestPort for VhostQueue {
+impl<R: Ring> GuestPort for Queue<R> {
     fn fetch(&mut self, max: usize, out: &mut Vec<TxFrame>) -> io::Result<bool> {
         self.check_memory();
         if self.broken.is_some() {
@@ -186,7 +205,7 @@ impl GuestPort for VhostQueue {
     }
 }
 
-impl PolledPort for VhostQueue {
+impl<R: Ring> PolledPort for Queue<R> {
     fn fd(&self) -> BorrowedFd<'_> {
         self.kick.as_fd()
     }

@@ -4,7 +4,7 @@
 use bifrost_wire::virtio_net;
 
 use super::counters::VhostCounters;
-use super::split::{BadChain, Broken, Piece, Ring};
+use super::ring::{BadChain, Broken, Piece, Ring};
 use super::transmit::HEADER;
 use crate::guest::{PlaceError, RxHandle};
 
@@ -13,17 +13,17 @@ const LIMIT: u32 = 1 << 20;
 /// Ends the list of a packet's buffers.
 const END: u16 = u16::MAX;
 
-/// The receive queue of one queue pair. A handle is the number of the first descriptor of the packet's first buffer.
+/// The receive queue of one queue pair. A handle is the number of the packet's first buffer.
 #[derive(Debug)]
-pub(crate) struct Receive {
-    pub(crate) ring: Ring,
+pub(crate) struct Receive<R> {
+    pub(crate) ring: R,
     /// `VIRTIO_NET_F_MRG_RXBUF`: a packet may take several buffers.
     mergeable: bool,
     /// `VIRTIO_NET_F_GUEST_CSUM`: the guest takes our word for checksums.
     guest_checksum: bool,
     /// Longest frame, bytes.
     max_frame: usize,
-    /// By first descriptor.
+    /// By number.
     buffers: Vec<Buffer>,
     /// Buffers that were taken and are not in use, oldest last.
     spare: Vec<u16>,
@@ -43,8 +43,8 @@ enum Buffer {
     Placed { len: u32, next: u16, first: bool },
 }
 
-impl Receive {
-    pub(crate) fn new(ring: Ring, mergeable: bool, guest_checksum: bool, max_frame: usize) -> Self {
+impl<R: Ring> Receive<R> {
+    pub(crate) fn new(ring: R, mergeable: bool, guest_checksum: bool, max_frame: usize) -> Self {
         let mut ring = ring;
         let size = usize::from(ring.size());
         let mut buffers = vec![Buffer::Drivers; size];
@@ -162,7 +162,7 @@ impl Receive {
     /// The end of the ring: what was taken and not shown goes back, untaken as far as that can be said, empty otherwise.
     pub(crate) fn give_back_all(&mut self) {
         for _ in 0..self.ring.size() {
-            let head = self.ring.last_taken();
+            let Some(head) = self.ring.last_taken() else { break };
             match self.buffers.get_mut(usize::from(head)) {
                 Some(buffer) if *buffer != Buffer::Drivers => *buffer = Buffer::Drivers,
                 _ => break,

@@ -22,8 +22,9 @@ const RETRY: Timespec = Timespec { tv_sec: 0, tv_nsec: 200_000_000 };
 pub struct VhostPort {
     shared: Arc<Shared>,
     thread: Option<JoinHandle<()>>,
-    /// The socket and the record, as far as they were made here.
-    made: Vec<PathBuf>,
+    /// The socket, if it was made here.
+    socket: Option<PathBuf>,
+    record: Option<PathBuf>,
 }
 
 /// What the thread and its owner share.
@@ -36,6 +37,8 @@ struct Shared {
 #[derive(Debug, Default)]
 struct State {
     stopping: bool,
+    /// The next daemon needs the record.
+    keeps_record: bool,
     /// The connection being served.
     connection: Option<UnixStream>,
 }
@@ -74,7 +77,7 @@ impl VhostPort {
             Mode::Server => Some(listen(&config.socket)?),
             Mode::Client => None,
         };
-        let made = listener.is_some().then(|| config.socket.clone()).into_iter().chain(config.record.clone()).collect();
+        let (socket, record) = (listener.is_some().then(|| config.socket.clone()), config.record.clone());
         let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(io::Error::from)?;
         let shared = Arc::new(Shared { wake, state: Mutex::default() });
         let theirs = Arc::clone(&shared);
@@ -82,7 +85,7 @@ impl VhostPort {
             Some(listener) => theirs.serve(&config, owner, || theirs.accept(&listener)),
             None => theirs.serve(&config, owner, || theirs.connect(&config.socket)),
         })?;
-        Ok(VhostPort { shared, thread: Some(thread), made })
+        Ok(VhostPort { shared, thread: Some(thread), socket, record })
     }
 
     /// Whether a front-end is connected.
@@ -103,7 +106,10 @@ impl Drop for VhostPort {
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
         }
-        for path in &self.made {
+        if let Some(path) = &self.socket {
+            let _ = std::fs::remove_file(path);
+        }
+        if let Some(path) = self.record.as_ref().filter(|_| !self.shared.state().keeps_record) {
             let _ = std::fs::remove_file(path);
         }
     }
@@ -137,7 +143,11 @@ impl Shared {
                 Failure::Closed => tracing::info!(port = config.name, "the front-end has gone"),
                 error => tracing::warn!(port = config.name, %error, "the front-end is disconnected"),
             }
-            self.state().connection = None;
+            {
+                let mut state = self.state();
+                state.connection = None;
+                state.keeps_record = state.stopping && device.needs_record();
+            }
             device.reset();
         }
     }

@@ -7,7 +7,8 @@ use bifrost_wire::virtio_net::{self, Header};
 use proptest::prelude::*;
 
 use super::mock::{F_INDIRECT, F_NEXT, F_WRITE, GUEST, Guest, Kind, MEMORY};
-use super::split::{BadChain, Piece, Ring};
+use super::ring::{BadChain, Piece, Ring, WRAP};
+use super::split::Split;
 use super::*;
 use crate::guest::{GuestPort, PlaceError, TxFrame};
 
@@ -15,7 +16,8 @@ use crate::guest::{GuestPort, PlaceError, TxFrame};
 type Described = (u16, u64, u32, u16, u16);
 type Misdeed = fn(&mut Guest);
 
-const KIND: Kind = Kind { size: 16, event_idx: true, mergeable: true };
+const KIND: Kind = Kind { packed: false, size: 16, event_idx: true, mergeable: true };
+const BOTH: [Kind; 2] = [KIND, Kind { packed: true, ..KIND }];
 
 fn fetch(queue: &mut VhostQueue) -> Vec<TxFrame> {
     let mut out = Vec::new();
@@ -35,213 +37,234 @@ fn frame(len: usize, seed: u8) -> Vec<u8> {
 
 #[test]
 fn sent_frames_stay_with_the_device_until_completed_and_go_back_in_that_order() {
-    let mut guest = Guest::new(KIND);
-    let mut queue = guest.queue();
-    let frames = [frame(60, 1), frame(3000, 2), frame(60_000, 3)];
-    let heads: Vec<u16> = [(0, false), (1, false), (2, true)]
-        .map(|(i, indirect)| {
-            let cuts: &[usize] = [&[12][..], &[5, 7, 100, 1], &[300, 20_000, 20_000]][i];
-            guest.send(Header::default(), &frames[i], cuts, indirect).expect("room")
-        })
-        .to_vec();
-    let got = fetch(&mut queue);
-    assert_eq!(got.iter().map(|f| bytes(&queue, f)).collect::<Vec<_>>(), frames);
-    assert!(got.iter().all(|f| f.offload == Offload::default()));
-    assert_eq!(queue.bytes(got[1].handle).0, &frames[1][..256]);
-    let mut part = Vec::new();
-    queue.copy(got[1].handle, 250, 260, &mut part);
-    queue.copy(got[1].handle, 2990, 4000, &mut part);
-    assert_eq!(part, [&frames[1][250..260], &frames[1][2990..]].concat());
-    assert_eq!(queue.tx_free(), 13);
-    guest.tx.arm();
-    for i in [2, 0] {
-        queue.complete(got[i].handle);
-        queue.complete(got[i].handle);
+    for kind in BOTH {
+        let mut guest = Guest::new(kind);
+        let mut queue = guest.queue();
+        let frames = [frame(60, 1), frame(3000, 2), frame(60_000, 3)];
+        let heads: Vec<u16> = [(0, false), (1, false), (2, true)]
+            .map(|(i, indirect)| {
+                let cuts: &[usize] = [&[12][..], &[5, 7, 100, 1], &[300, 20_000, 20_000]][i];
+                guest.send(Header::default(), &frames[i], cuts, indirect).expect("room")
+            })
+            .to_vec();
+        let got = fetch(&mut queue);
+        assert_eq!(got.iter().map(|f| bytes(&queue, f)).collect::<Vec<_>>(), frames);
+        assert!(got.iter().all(|f| f.offload == Offload::default()));
+        assert_eq!(queue.bytes(got[1].handle).0, &frames[1][..256]);
+        let mut part = Vec::new();
+        queue.copy(got[1].handle, 250, 260, &mut part);
+        queue.copy(got[1].handle, 2990, 4000, &mut part);
+        assert_eq!(part, [&frames[1][250..260], &frames[1][2990..]].concat());
+        assert_eq!(queue.tx_free(), 13);
+        guest.tx.arm();
+        for i in [2, 0] {
+            queue.complete(got[i].handle);
+            queue.complete(got[i].handle);
+        }
+        assert_eq!((guest.tx.reap(), guest.tx.calls()), (None, 0), "nothing is shown before the batch ends");
+        queue.flush();
+        queue.flush();
+        assert_eq!(
+            (guest.tx.reap(), guest.tx.reap(), guest.tx.reap()),
+            (Some((heads[2], 0)), Some((heads[0], 0)), None)
+        );
+        assert_eq!((guest.tx.calls(), queue.tx_free()), (1, 15));
+        drop(queue);
+        assert_eq!(guest.tx.reap(), Some((heads[1], 0)), "the end of a queue gives everything back");
     }
-    assert_eq!((guest.tx.reap(), guest.tx.calls()), (None, 0), "nothing is shown before the batch ends");
-    queue.flush();
-    queue.flush();
-    assert_eq!((guest.tx.reap(), guest.tx.reap(), guest.tx.reap()), (Some((heads[2], 0)), Some((heads[0], 0)), None));
-    assert_eq!((guest.tx.calls(), queue.tx_free()), (1, 15));
-    drop(queue);
-    assert_eq!(guest.tx.reap(), Some((heads[1], 0)), "the end of a queue gives everything back");
 }
 
 #[test]
 fn what_was_decided_about_headers_stays_true_when_the_guest_changes_them() {
-    let mut guest = Guest::new(KIND);
-    let mut queue = guest.queue();
-    let original = frame(1000, 1);
-    guest.send(Header::default(), &original, &[], false);
-    let got = fetch(&mut queue);
-    assert!(queue.is_intact(got[0].handle));
-    queue.complete(got[0].handle);
-    // From now on packets stay in the guest's memory.
-    guest.send(Header::default(), &original, &[], false);
-    let got = fetch(&mut queue);
-    assert!(guest.memory.write(GUEST + (4 << 20), &[0xff; 2048]));
-    assert_eq!(bytes(&queue, &got[0]), [&original[..256], &[0xff; 744]].concat());
+    for kind in BOTH {
+        let mut guest = Guest::new(kind);
+        let mut queue = guest.queue();
+        let original = frame(1000, 1);
+        guest.send(Header::default(), &original, &[], false);
+        let got = fetch(&mut queue);
+        assert!(queue.is_intact(got[0].handle));
+        queue.complete(got[0].handle);
+        // From now on packets stay in the guest's memory.
+        guest.send(Header::default(), &original, &[], false);
+        let got = fetch(&mut queue);
+        assert!(guest.memory.write(GUEST + (4 << 20), &[0xff; 2048]));
+        assert_eq!(bytes(&queue, &got[0]), [&original[..256], &[0xff; 744]].concat());
+    }
 }
 
 #[test]
 fn a_guest_that_uses_buffers_early_has_its_packets_kept() {
-    for proven_first in [false, true] {
-        let mut guest = Guest::new(KIND);
-        let mut queue = guest.queue();
-        let original = frame(3000, 1);
-        let send = |guest: &mut Guest, queue: &mut VhostQueue| {
-            let at = guest.allocate(0);
-            guest.send(Header::default(), &original, &[], false);
-            (at, fetch(queue)[0])
-        };
-        if proven_first {
-            let (_, first) = send(&mut guest, &mut queue);
-            assert!(queue.is_intact(first.handle) && queue.is_intact(first.handle));
+    for kind in BOTH {
+        for proven_first in [false, true] {
+            let mut guest = Guest::new(kind);
+            let mut queue = guest.queue();
+            let original = frame(3000, 1);
+            let send = |guest: &mut Guest, queue: &mut VhostQueue| {
+                let at = guest.allocate(0);
+                guest.send(Header::default(), &original, &[], false);
+                (at, fetch(queue)[0])
+            };
+            if proven_first {
+                let (_, first) = send(&mut guest, &mut queue);
+                assert!(queue.is_intact(first.handle) && queue.is_intact(first.handle));
+            }
+            let (at, second) = send(&mut guest, &mut queue);
+            let (_, third) = send(&mut guest, &mut queue);
+            assert!(guest.memory.write(at, &[0xee; 3012]));
+            // What was kept can leave again; what was not is gone.
+            assert_eq!(queue.is_intact(second.handle), !proven_first);
+            if !proven_first {
+                assert_eq!(bytes(&queue, &second), original);
+            }
+            assert_eq!(queue.vhost_counters().tx_reused_buffer_packets, 1);
+            assert!(queue.is_intact(third.handle), "others are what they were");
+            // From now on copies count.
+            let (at, fourth) = send(&mut guest, &mut queue);
+            assert!(guest.memory.write(at, &[0xee; 3012]));
+            assert!(queue.is_intact(fourth.handle));
+            assert_eq!(bytes(&queue, &fourth), original);
+            let mut part = Vec::new();
+            queue.copy(fourth.handle, 200, 300, &mut part);
+            queue.copy(fourth.handle, 2990, 4000, &mut part);
+            assert_eq!(part, [&original[200..300], &original[2990..]].concat());
+            drop(queue);
+            let given_back = std::iter::from_fn(|| guest.tx.reap()).count();
+            assert_eq!(given_back, if proven_first { 4 } else { 3 });
         }
-        let (at, second) = send(&mut guest, &mut queue);
-        let (_, third) = send(&mut guest, &mut queue);
-        assert!(guest.memory.write(at, &[0xee; 3012]));
-        // What was kept can leave again; what was not is gone.
-        assert_eq!(queue.is_intact(second.handle), !proven_first);
-        if !proven_first {
-            assert_eq!(bytes(&queue, &second), original);
-        }
-        assert_eq!(queue.vhost_counters().tx_reused_buffer_packets, 1);
-        assert!(queue.is_intact(third.handle), "others are what they were");
-        // From now on copies count.
-        let (at, fourth) = send(&mut guest, &mut queue);
-        assert!(guest.memory.write(at, &[0xee; 3012]));
-        assert!(queue.is_intact(fourth.handle));
-        assert_eq!(bytes(&queue, &fourth), original);
-        let mut part = Vec::new();
-        queue.copy(fourth.handle, 200, 300, &mut part);
-        queue.copy(fourth.handle, 2990, 4000, &mut part);
-        assert_eq!(part, [&original[200..300], &original[2990..]].concat());
-        drop(queue);
-        let given_back = std::iter::from_fn(|| guest.tx.reap()).count();
-        assert_eq!(given_back, if proven_first { 4 } else { 3 });
     }
 }
 
 #[test]
 fn frames_appear_in_the_order_of_publication_with_one_notification() {
-    let mut guest = Guest::new(KIND);
-    let mut queue = guest.queue();
-    guest.fill(&[2048; 16]);
-    let frames: Vec<_> = (0..4).map(|i| frame(100 + i, i as u8)).collect();
-    let placed: Vec<_> = frames.iter().map(|f| queue.place(f, true).expect("room")).collect();
-    guest.rx.arm();
-    for i in [1, 3, 0] {
-        queue.publish(placed[i]);
-        queue.publish(placed[i]);
+    for kind in BOTH {
+        let mut guest = Guest::new(kind);
+        let mut queue = guest.queue();
+        guest.fill(&[2048; 16]);
+        let frames: Vec<_> = (0..4).map(|i| frame(100 + i, i as u8)).collect();
+        let placed: Vec<_> = frames.iter().map(|f| queue.place(f, true).expect("room")).collect();
+        guest.rx.arm();
+        for i in [1, 3, 0] {
+            queue.publish(placed[i]);
+            queue.publish(placed[i]);
+        }
+        assert_eq!((guest.receive(), guest.rx.calls()), (None, 0));
+        queue.notify().expect("notify");
+        let header = Header { flags: virtio_net::F_DATA_VALID, num_buffers: 1, ..Default::default() };
+        for i in [1, 3, 0] {
+            assert_eq!(guest.receive(), Some((header, frames[i].clone())));
+        }
+        assert_eq!((guest.receive(), guest.rx.calls()), (None, 1));
+        queue.notify().expect("notify");
+        assert_eq!(guest.rx.calls(), 0);
+        drop(queue);
+        // The buffer of the one that never was shown, and those never taken: all but the first two are still in the ring.
+        assert_eq!(guest.ends.get().0 as u16 & !WRAP, 4);
+        assert_eq!((guest.rx.reap(), guest.rx.reap()), (Some((2, 0)), None));
     }
-    assert_eq!((guest.receive(), guest.rx.calls()), (None, 0));
-    queue.notify().expect("notify");
-    let header = Header { flags: virtio_net::F_DATA_VALID, num_buffers: 1, ..Default::default() };
-    for i in [1, 3, 0] {
-        assert_eq!(guest.receive(), Some((header, frames[i].clone())));
-    }
-    assert_eq!((guest.receive(), guest.rx.calls()), (None, 1));
-    queue.notify().expect("notify");
-    assert_eq!(guest.rx.calls(), 0);
-    drop(queue);
-    // The buffer of the one that never was shown, and those never taken: all but the first two are still in the ring.
-    assert_eq!(guest.ends.get().0, 4);
-    assert_eq!((guest.rx.reap(), guest.rx.reap()), (Some((2, 0)), None));
 }
 
 #[test]
 fn a_driver_that_wants_no_notifications_gets_none() {
-    for event_idx in [false, true] {
-        let mut guest = Guest::new(Kind { event_idx, ..KIND });
-        let mut queue = guest.queue();
-        guest.fill(&[2048; 8]);
-        guest.rx.arm();
-        let mut show = |guest: &Guest| {
-            let placed = queue.place(&[7; 60], false).expect("room");
-            queue.publish(placed);
-            queue.notify().expect("notify");
-            guest.rx.calls()
-        };
-        assert_eq!(show(&guest), 1);
-        if event_idx {
-            assert_eq!(show(&guest), 0, "the event index was passed before");
-        } else {
-            guest.rx.write16(guest.rx.available, 1);
-            assert_eq!(show(&guest), 0);
+    for kind in BOTH {
+        for event_idx in [false, true] {
+            let mut guest = Guest::new(Kind { event_idx, ..kind });
+            let mut queue = guest.queue();
+            guest.fill(&[2048; 8]);
+            guest.rx.arm();
+            let mut show = |guest: &Guest| {
+                let placed = queue.place(&[7; 60], false).expect("room");
+                queue.publish(placed);
+                queue.notify().expect("notify");
+                guest.rx.calls()
+            };
+            assert_eq!(show(&guest), 1);
+            if event_idx {
+                assert_eq!(show(&guest), 0, "the event index was passed before");
+            } else {
+                guest.rx.silence();
+                assert_eq!(show(&guest), 0);
+            }
+            guest.rx.next_used = 2;
+            guest.rx.arm();
+            assert_eq!(show(&guest), 1);
         }
-        guest.rx.next_used = 2;
-        guest.rx.arm();
-        assert_eq!(show(&guest), 1);
     }
 }
 
 #[test]
 fn kicks_are_asked_for_when_the_ring_is_empty() {
-    for event_idx in [false, true] {
-        let mut guest = Guest::new(Kind { event_idx, ..KIND });
-        let mut queue = guest.queue();
-        fetch(&mut queue);
-        let old = guest.tx.next_available;
-        guest.send(Header::default(), &[1; 60], &[], false);
-        assert!(guest.tx.kick_wanted(old));
-        let mut out = Vec::new();
-        assert!(queue.fetch(1, &mut out).expect("fetch"), "more may be waiting");
-        let old = guest.tx.next_available;
-        guest.send(Header::default(), &[1; 60], &[], false);
-        assert!(!guest.tx.kick_wanted(old), "the device comes again by itself");
+    for kind in BOTH {
+        for event_idx in [false, true] {
+            let mut guest = Guest::new(Kind { event_idx, ..kind });
+            let mut queue = guest.queue();
+            fetch(&mut queue);
+            let old = guest.tx.next_available;
+            guest.send(Header::default(), &[1; 60], &[], false);
+            assert!(guest.tx.kick_wanted(old));
+            let mut out = Vec::new();
+            assert!(queue.fetch(1, &mut out).expect("fetch"), "more may be waiting");
+            let old = guest.tx.next_available;
+            guest.send(Header::default(), &[1; 60], &[], false);
+            assert!(!guest.tx.kick_wanted(old), "the device comes again by itself");
+        }
     }
 }
 
 #[test]
 fn large_frames_take_several_buffers_that_appear_together() {
-    let mut guest = Guest::new(KIND);
-    let mut queue = guest.queue();
-    guest.fill(&[1500, 100, 13, 4000, 4000, 4000]);
-    let large = frame(5000, 9);
-    let placed = queue.place(&large, false).expect("room");
-    queue.publish(placed);
-    queue.notify().expect("notify");
-    let (header, got) = guest.receive().expect("visible");
-    assert_eq!((header.num_buffers, header.flags, got), (4, 0, large.clone()));
-    // Two buffers are left: 8000 bytes.
-    assert_eq!(queue.place(&frame(8500, 1), false), Err(PlaceError::NoBuffer));
-    assert_eq!(queue.place(&frame(9019, 1), false), Err(PlaceError::TooLarge));
-    let placed = queue.place(&large, false).expect("what could not be placed left its buffers");
-    queue.discard(placed);
-    queue.discard(placed);
-    queue.publish(placed);
-    let placed = queue.place(&large, false).expect("what was discarded left its buffers");
-    queue.publish(placed);
-    queue.notify().expect("notify");
-    assert_eq!(guest.receive().map(|r| r.1), Some(large));
-    assert_eq!(queue.place(&[1; 60], false), Err(PlaceError::NoBuffer));
+    for kind in BOTH {
+        let mut guest = Guest::new(kind);
+        let mut queue = guest.queue();
+        guest.fill(&[1500, 100, 13, 4000, 4000, 4000]);
+        let large = frame(5000, 9);
+        let placed = queue.place(&large, false).expect("room");
+        queue.publish(placed);
+        queue.notify().expect("notify");
+        let (header, got) = guest.receive().expect("visible");
+        assert_eq!((header.num_buffers, header.flags, got), (4, 0, large.clone()));
+        // Two buffers are left: 8000 bytes.
+        assert_eq!(queue.place(&frame(8500, 1), false), Err(PlaceError::NoBuffer));
+        assert_eq!(queue.place(&frame(9019, 1), false), Err(PlaceError::TooLarge));
+        let placed = queue.place(&large, false).expect("what could not be placed left its buffers");
+        queue.discard(placed);
+        queue.discard(placed);
+        queue.publish(placed);
+        let placed = queue.place(&large, false).expect("what was discarded left its buffers");
+        queue.publish(placed);
+        queue.notify().expect("notify");
+        assert_eq!(guest.receive().map(|r| r.1), Some(large));
+        assert_eq!(queue.place(&[1; 60], false), Err(PlaceError::NoBuffer));
+    }
 }
 
 #[test]
 fn without_mergeable_buffers_a_frame_must_fit_one() {
-    let mut guest = Guest::new(Kind { mergeable: false, ..KIND });
-    let mut queue = guest.queue();
-    let (a, b) = (guest.allocate(12), guest.allocate(1500));
-    guest.rx.add(&[(a, 12), (b, 1500)], F_WRITE).expect("room");
-    assert_eq!(queue.place(&frame(1501, 3), false), Err(PlaceError::TooLarge));
-    let placed = queue.place(&frame(1500, 3), false).expect("fits");
-    queue.publish(placed);
-    queue.notify().expect("notify");
-    assert_eq!(guest.receive(), Some((Header { num_buffers: 1, ..Default::default() }, frame(1500, 3))));
+    for kind in BOTH {
+        let mut guest = Guest::new(Kind { mergeable: false, ..kind });
+        let mut queue = guest.queue();
+        let (a, b) = (guest.allocate(12), guest.allocate(1500));
+        guest.rx.add(&[(a, 12), (b, 1500)], F_WRITE).expect("room");
+        assert_eq!(queue.place(&frame(1501, 3), false), Err(PlaceError::TooLarge));
+        let placed = queue.place(&frame(1500, 3), false).expect("fits");
+        queue.publish(placed);
+        queue.notify().expect("notify");
+        assert_eq!(guest.receive(), Some((Header { num_buffers: 1, ..Default::default() }, frame(1500, 3))));
+    }
 }
 
 #[test]
 fn a_virtio_header_that_does_not_fit_its_frame_is_refused() {
-    let mut guest = Guest::new(KIND);
-    let mut queue = guest.queue();
-    let bad = Header { flags: virtio_net::F_NEEDS_CSUM, csum_start: 14, csum_offset: 5000, ..Default::default() };
-    guest.send(bad, &frame(100, 1), &[], false);
-    guest.tx.add(&[(GUEST + (4 << 20), 11)], 0);
-    assert!(fetch(&mut queue).is_empty());
-    assert!(guest.tx.reap().is_some() && guest.tx.reap().is_some(), "refused buffers go back at once");
-    assert_eq!(queue.vhost_counters().tx_bad_buffer_packets, 1);
-    assert_eq!(queue.vhost_counters().tx_malformed_packets.iter().sum::<u64>(), 1);
+    for kind in BOTH {
+        let mut guest = Guest::new(kind);
+        let mut queue = guest.queue();
+        let bad = Header { flags: virtio_net::F_NEEDS_CSUM, csum_start: 14, csum_offset: 5000, ..Default::default() };
+        guest.send(bad, &frame(100, 1), &[], false);
+        guest.tx.add(&[(GUEST + (4 << 20), 11)], 0);
+        assert!(fetch(&mut queue).is_empty());
+        assert!(guest.tx.reap().is_some() && guest.tx.reap().is_some(), "refused buffers go back at once");
+        assert_eq!(queue.vhost_counters().tx_bad_buffer_packets, 1);
+        assert_eq!(queue.vhost_counters().tx_malformed_packets.iter().sum::<u64>(), 1);
+    }
 }
 
 #[test]
@@ -292,16 +315,18 @@ fn bad_buffers_are_given_back_and_the_next_one_is_taken() {
 
 #[test]
 fn bad_receive_buffers_go_back_empty_and_the_next_one_is_taken() {
-    let mut guest = Guest::new(KIND);
-    let mut queue = guest.queue();
-    guest.rx.add(&[(GUEST + MEMORY - 10, 2048)], F_WRITE);
-    guest.rx.add(&[(GUEST + (4 << 20), 2048)], 0);
-    guest.fill(&[2048]);
-    let placed = queue.place(&frame(60, 1), true).expect("the third");
-    queue.publish(placed);
-    queue.notify().expect("notify");
-    assert_eq!((guest.rx.reap(), guest.rx.reap()), (Some((0, 0)), Some((1, 0))));
-    assert_eq!(guest.receive().map(|r| r.1), Some(frame(60, 1)));
+    for kind in BOTH {
+        let mut guest = Guest::new(kind);
+        let mut queue = guest.queue();
+        guest.rx.add(&[(GUEST + MEMORY - 10, 2048)], F_WRITE);
+        guest.rx.add(&[(GUEST + (4 << 20), 2048)], 0);
+        guest.fill(&[2048]);
+        let placed = queue.place(&frame(60, 1), true).expect("the third");
+        queue.publish(placed);
+        queue.notify().expect("notify");
+        assert_eq!((guest.rx.reap(), guest.rx.reap()), (Some((0, 0)), Some((1, 0))));
+        assert_eq!(guest.receive().map(|r| r.1), Some(frame(60, 1)));
+    }
 }
 
 #[test]
@@ -339,34 +364,37 @@ fn a_driver_that_breaks_the_ring_loses_it() {
 
 #[test]
 fn a_guest_whose_memory_is_taken_away_loses_its_rings_and_nothing_else_happens() {
-    for (cut, what) in [(0, "everything"), (4 << 20, "all buffers"), (1 << 20, "half of the receive ring's tables")] {
-        let mut guest = Guest::new(KIND);
-        let mut other = Guest::new(KIND);
-        let (mut queue, mut others) = (guest.queue(), other.queue());
-        guest.fill(&[2048; 8]);
-        other.fill(&[2048; 8]);
-        for i in 0..3 {
-            guest.send(Header::default(), &frame(1000, i), &[], false);
+    for kind in BOTH {
+        for (cut, what) in [(0, "everything"), (4 << 20, "all buffers"), (1 << 20, "half of the receive ring's tables")]
+        {
+            let mut guest = Guest::new(kind);
+            let mut other = Guest::new(kind);
+            let (mut queue, mut others) = (guest.queue(), other.queue());
+            guest.fill(&[2048; 8]);
+            other.fill(&[2048; 8]);
+            for i in 0..3 {
+                guest.send(Header::default(), &frame(1000, i), &[], false);
+            }
+            let got = fetch(&mut queue);
+            let placed = queue.place(&[1; 60], false).expect("room");
+            guest.file.set_len(cut).expect("shorter");
+            let mut out = Vec::new();
+            queue.copy(got[0].handle, 0, 1000, &mut out);
+            assert_eq!(out.len(), 1000, "{what}: some bytes are as good as others");
+            let _ = queue.place(&[1; 60], false);
+            queue.publish(placed);
+            queue.complete(got[1].handle);
+            queue.flush();
+            queue.notify().expect("nothing fails");
+            assert_eq!(fetch(&mut queue).len(), 0, "{what}");
+            assert_eq!(queue.place(&[1; 60], false), Err(PlaceError::NoBuffer), "{what}");
+            assert_eq!(queue.vhost_counters().broken_rings, 2, "{what}");
+            drop(queue);
+            let placed = others.place(&[2; 60], false).expect("room");
+            others.publish(placed);
+            others.notify().expect("notify");
+            assert_eq!(other.receive().map(|r| r.1), Some(vec![2; 60]), "{what}");
         }
-        let got = fetch(&mut queue);
-        let placed = queue.place(&[1; 60], false).expect("room");
-        guest.file.set_len(cut).expect("shorter");
-        let mut out = Vec::new();
-        queue.copy(got[0].handle, 0, 1000, &mut out);
-        assert_eq!(out.len(), 1000, "{what}: some bytes are as good as others");
-        let _ = queue.place(&[1; 60], false);
-        queue.publish(placed);
-        queue.complete(got[1].handle);
-        queue.flush();
-        queue.notify().expect("nothing fails");
-        assert_eq!(fetch(&mut queue).len(), 0, "{what}");
-        assert_eq!(queue.place(&[1; 60], false), Err(PlaceError::NoBuffer), "{what}");
-        assert_eq!(queue.vhost_counters().broken_rings, 2, "{what}");
-        drop(queue);
-        let placed = others.place(&[2; 60], false).expect("room");
-        others.publish(placed);
-        others.notify().expect("notify");
-        assert_eq!(other.receive().map(|r| r.1), Some(vec![2; 60]), "{what}");
     }
 }
 
@@ -399,7 +427,7 @@ fn bad_buffers_without_end_do_not_keep_the_device() {
 #[test]
 fn rings_must_be_in_memory() {
     let guest = Guest::new(KIND);
-    let wrong: [fn(&mut super::split::RingSpec); 7] = [
+    let wrong: [fn(&mut super::ring::RingSpec); 7] = [
         |s| s.size = 0,
         |s| s.size = 15,
         |s| s.descriptors += 8,
@@ -411,9 +439,9 @@ fn rings_must_be_in_memory() {
     for change in wrong {
         let mut spec = guest.rx.spec(0);
         change(&mut spec);
-        assert!(Ring::new(&guest.memory, spec).is_none());
+        assert!(Split::open(&guest.memory, spec).is_none());
     }
-    assert!(Ring::new(&guest.memory, guest.rx.spec(0)).is_some());
+    assert!(Split::open(&guest.memory, guest.rx.spec(0)).is_some());
 }
 
 /// What the driver, the transport and the clock may do.
@@ -449,54 +477,51 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// A daemon that is killed runs no destructor.
-fn kill(queue: VhostQueue) {
-    std::mem::forget(queue);
-}
-
 #[test]
 fn after_a_kill_nothing_in_flight_is_lost_or_repeated() {
-    let mut guest = Guest::new(KIND);
-    (guest.rx.inflight, guest.tx.inflight) = (true, true);
-    let mut queue = guest.queue();
-    for i in 0..6u8 {
-        guest.send(Header::default(), &frame(100, i), &[], false);
-    }
-    let got = fetch(&mut queue);
-    for i in [4, 1] {
-        queue.complete(got[i].handle);
-    }
-    queue.flush();
-    // Completed, but not shown before the end.
-    queue.complete(got[0].handle);
-    guest.fill(&[2048; 8]);
-    let placed: Vec<_> = (0..5u8).map(|i| queue.place(&frame(90, i), false).expect("room")).collect();
-    for i in [3, 1] {
-        queue.publish(placed[i]);
-    }
-    queue.notify().expect("notify");
-    queue.publish(placed[0]);
-    kill(queue);
-    assert_eq!([guest.tx.reap(), guest.tx.reap(), guest.tx.reap()], [Some((4, 0)), Some((1, 0)), None]);
-    guest.send(Header::default(), &frame(100, 6), &[], false);
+    for kind in BOTH {
+        let mut guest = Guest::new(kind);
+        (guest.rx.inflight, guest.tx.inflight) = (true, true);
+        let mut queue = guest.queue();
+        for i in 0..6u8 {
+            guest.send(Header::default(), &frame(100, i), &[], false);
+        }
+        let got = fetch(&mut queue);
+        for i in [4, 1] {
+            queue.complete(got[i].handle);
+        }
+        queue.flush();
+        // Completed, but not shown before the end.
+        queue.complete(got[0].handle);
+        guest.fill(&[2048; 8]);
+        let placed: Vec<_> = (0..5u8).map(|i| queue.place(&frame(90, i), false).expect("room")).collect();
+        for i in [3, 1] {
+            queue.publish(placed[i]);
+        }
+        queue.notify().expect("notify");
+        queue.publish(placed[0]);
+        guest.kill(queue);
+        assert_eq!([guest.tx.reap(), guest.tx.reap(), guest.tx.reap()], [Some((4, 0)), Some((1, 0)), None]);
+        guest.send(Header::default(), &frame(100, 6), &[], false);
 
-    // A front-end that knows nothing else continues at the used index.
-    let mut queue = guest.queue();
-    let again: Vec<_> = fetch(&mut queue).iter().map(|f| bytes(&queue, f)).collect();
-    assert_eq!(again, [0, 2, 3, 5, 6].map(|i| frame(100, i)));
-    assert_eq!([guest.receive(), guest.receive()].map(|r| r.map(|r| r.1)), [3, 1].map(|i| Some(frame(90, i))));
-    for i in 10..16u8 {
-        let placed = queue.place(&frame(90, i), false).expect("three from before and three that were never taken");
-        queue.publish(placed);
+        // A front-end that knows nothing else continues at the used index.
+        let mut queue = guest.queue();
+        let again: Vec<_> = fetch(&mut queue).iter().map(|f| bytes(&queue, f)).collect();
+        assert_eq!(again, [0, 2, 3, 5, 6].map(|i| frame(100, i)));
+        assert_eq!([guest.receive(), guest.receive()].map(|r| r.map(|r| r.1)), [3, 1].map(|i| Some(frame(90, i))));
+        for i in 10..16u8 {
+            let placed = queue.place(&frame(90, i), false).expect("three from before and three that were never taken");
+            queue.publish(placed);
+        }
+        assert_eq!(queue.place(&frame(90, 1), false), Err(PlaceError::NoBuffer));
+        queue.notify().expect("notify");
+        for i in 10..16 {
+            assert_eq!(guest.receive().map(|r| r.1), Some(frame(90, i)));
+        }
+        drop(queue);
+        while guest.tx.reap().is_some() {}
+        assert!(guest.tx.chains.is_empty() && guest.rx.chains.is_empty());
     }
-    assert_eq!(queue.place(&frame(90, 1), false), Err(PlaceError::NoBuffer));
-    queue.notify().expect("notify");
-    for i in 10..16 {
-        assert_eq!(guest.receive().map(|r| r.1), Some(frame(90, i)));
-    }
-    drop(queue);
-    while guest.tx.reap().is_some() {}
-    assert!(guest.tx.chains.is_empty() && guest.rx.chains.is_empty());
 }
 
 #[test]
@@ -522,7 +547,7 @@ fn a_kill_between_showing_and_noting_repeats_nothing() {
         assert!(guest.memory.write(record + 16 + 16 * head, &before[16 + 16 * head as usize..][..1]));
     }
     guest.tx.write16(record + 14, 1);
-    kill(queue);
+    guest.kill(queue);
     let mut queue = guest.queue();
     assert_eq!(fetch(&mut queue).iter().map(|f| bytes(&queue, f)).collect::<Vec<_>>(), [frame(100, 1)]);
 }
@@ -534,10 +559,12 @@ proptest! {
     #[test]
     fn nothing_is_lost_or_repeated(
         steps in prop::collection::vec(step(), 1..200),
+        packed in any::<bool>(),
         event_idx in any::<bool>(),
-        size in prop::sample::select(vec![1u16, 2, 16, 64]),
+        size in prop::sample::select(vec![1u16, 2, 16, 10, 64]),
     ) {
-        let mut guest = Guest::new(Kind { size, event_idx, mergeable: true });
+        let size = if packed { size } else { size.next_power_of_two() };
+        let mut guest = Guest::new(Kind { packed, size, event_idx, mergeable: true });
         let mut queue = guest.queue();
         let mut seed = 0u8;
         let (mut sent, mut fetched) = (std::collections::VecDeque::new(), Vec::<(TxFrame, Vec<u8>)>::new());
@@ -627,9 +654,8 @@ proptest! {
         while guest.tx.reap().is_some() {}
         while guest.rx.reap().is_some() {}
         let (receive, transmit) = guest.ends.get();
-        let left = |side: &super::mock::Side, end: u32| usize::from(side.next_available.wrapping_sub(end as u16));
-        prop_assert_eq!(guest.tx.chains.len(), left(&guest.tx, transmit));
-        prop_assert_eq!(guest.rx.chains.len(), left(&guest.rx, receive));
+        prop_assert_eq!(guest.tx.chains.len(), guest.tx.untaken(transmit as u16));
+        prop_assert_eq!(guest.rx.chains.len(), guest.rx.untaken(receive as u16));
         prop_assert_eq!(sent.len(), guest.tx.chains.len());
     }
 
@@ -656,7 +682,7 @@ proptest! {
         }
         guest.tx.offer(head);
 
-        let ring = Ring::new(&guest.memory, guest.tx.spec(0)).expect("ring");
+        let ring = Split::open(&guest.memory, guest.tx.spec(0)).expect("ring");
         let mut ours = Vec::new();
         let result = ring.chain(head, false, 1 << 20, &mut ours);
 

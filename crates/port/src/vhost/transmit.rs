@@ -9,7 +9,8 @@ use bifrost_nic::{HEAD_LEN, MAX_FRAME_LEN, Malformed, Offload, parse};
 use bifrost_wire::virtio_net;
 
 use super::counters::VhostCounters;
-use super::split::{Broken, Piece, Ring};
+use super::memory::Memory;
+use super::ring::{Broken, Piece, Ring};
 use crate::guest::{TxFrame, TxHandle};
 
 /// Bytes in front of every frame (virtio 1.3, section 5.1.6).
@@ -26,13 +27,13 @@ pub(crate) enum Buffers {
     Kept,
 }
 
-/// The transmit queue of one queue pair. A handle is the number of the packet's first descriptor.
+/// The transmit queue of one queue pair. A handle is the number of the packet's buffer.
 ///
 /// Of a held packet it keeps the first [`HEAD_LEN`] bytes, which what was decided about it depends on, and where the rest
 /// is. The guest may write to the rest at any time.
 #[derive(Debug)]
-pub(crate) struct Transmit {
-    pub(crate) ring: Ring,
+pub(crate) struct Transmit<R> {
+    pub(crate) ring: R,
     heads: Vec<u8>,
     packets: Vec<Packet>,
     buffers: Buffers,
@@ -60,8 +61,8 @@ struct Packet {
     done: bool,
 }
 
-impl Transmit {
-    pub(crate) fn new(mut ring: Ring, in_order: bool) -> Self {
+impl<R: Ring> Transmit<R> {
+    pub(crate) fn new(mut ring: R, in_order: bool) -> Self {
         let size = usize::from(ring.size());
         Transmit {
             again: ring.take_recovered().into(),
@@ -120,12 +121,12 @@ impl Transmit {
         let mut virtio = [0; HEADER];
         let kept = (len as usize).min(HEAD_LEN);
         let bytes = &mut self.heads[slot * HEAD_LEN..][..kept];
-        let mut all =
-            gather(&self.ring, &packet.pieces, 0, &mut virtio) && gather(&self.ring, &packet.pieces, HEADER, bytes);
+        let mut all = gather(self.ring.memory(), &packet.pieces, 0, &mut virtio)
+            && gather(self.ring.memory(), &packet.pieces, HEADER, bytes);
         packet.rest = None;
         if self.buffers != Buffers::InPlace && all {
             let mut rest = vec![0; len as usize - kept];
-            all = gather(&self.ring, &packet.pieces, HEADER + kept, &mut rest);
+            all = gather(self.ring.memory(), &packet.pieces, HEADER + kept, &mut rest);
             packet.rest = Some(rest);
         }
         if !all {
@@ -217,7 +218,7 @@ impl Transmit {
         let rest = packet.rest.as_deref();
         self.scratch.clear();
         self.scratch.resize(kept + rest.map_or(0, <[u8]>::len), 0);
-        let same = gather(&self.ring, &packet.pieces, HEADER, &mut self.scratch)
+        let same = gather(self.ring.memory(), &packet.pieces, HEADER, &mut self.scratch)
             && self.scratch[..kept] == self.heads[slot * HEAD_LEN..][..kept]
             && rest.is_none_or(|rest| self.scratch[kept..] == *rest);
         match (same, self.buffers) {
@@ -258,7 +259,7 @@ impl Transmit {
 }
 
 /// Reads from byte `from` of a buffer on; whether all of `out` was there.
-fn gather(ring: &Ring, pieces: &[Piece], from: usize, out: &mut [u8]) -> bool {
+fn gather(memory: &Memory, pieces: &[Piece], from: usize, out: &mut [u8]) -> bool {
     let (mut from, mut done) = (from, 0);
     for piece in pieces {
         let len = piece.len as usize;
@@ -267,7 +268,7 @@ fn gather(ring: &Ring, pieces: &[Piece], from: usize, out: &mut [u8]) -> bool {
             continue;
         }
         let take = (len - from).min(out.len() - done);
-        if !ring.memory().read(piece.guest + from as u64, &mut out[done..done + take]) {
+        if !memory.read(piece.guest + from as u64, &mut out[done..done + take]) {
             return false;
         }
         (done, from) = (done + take, 0);

@@ -1,0 +1,137 @@
+//! What split and packed virtqueues have in common for whoever works on them: buffers are taken, looked at, given back, and
+//! shown to the driver in batches.
+//!
+//! The driver may write anything at any time. Every value is read once and checked; a driver that breaks the rules of the
+//! ring itself has it taken out of use ([`Broken`]), one that only describes a bad buffer loses the packet.
+
+use std::fmt::Debug;
+use std::os::fd::OwnedFd;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use super::memory::{Area, Memory};
+
+/// Largest ring (virtio 1.3, sections 2.7 and 2.8.10.1).
+pub(crate) const MAX_SIZE: u16 = 32_768;
+/// In a packed ring's position: the wrap counter.
+pub(crate) const WRAP: u16 = 1 << 15;
+
+/// The device's side of a ring. Buffers go by a number below [`size`](Self::size): that of the first descriptor in a split
+/// ring, the buffer's id in a packed one.
+pub(crate) trait Ring: Sized + Debug + Send + 'static {
+    /// `None`: a size that is none, or tables that are not memory.
+    fn open(memory: &Arc<Memory>, spec: RingSpec) -> Option<Self>;
+
+    /// Descriptors.
+    fn size(&self) -> u16;
+
+    /// What the ring and its buffers are in.
+    fn memory(&self) -> &Memory;
+
+    /// The next available buffer's place, as a front-end has it: with the wrap counter in bit 15 if the ring is packed.
+    fn base(&self) -> u16;
+
+    /// Buffers that an earlier life of this daemon has left behind, in the order in which they were taken.
+    fn take_recovered(&mut self) -> Vec<u16>;
+
+    /// The buffer that was taken last and can be left to the ring again, if there is one. In a split ring that is what the
+    /// driver says, which may have changed since.
+    fn last_taken(&self) -> Option<u16>;
+
+    /// The [last](Self::last_taken) buffer was not taken after all.
+    fn untake_last(&mut self, head: u16);
+
+    /// Takes the next buffer.
+    fn pop(&mut self) -> Result<Option<u16>, Broken>;
+
+    /// Collects the pieces of a buffer that was taken, all of them `writable` or all not, all in the guest's memory, `limit`
+    /// bytes at most. Returns the bytes.
+    fn chain(&self, head: u16, writable: bool, limit: u32, out: &mut Vec<Piece>) -> Result<u32, BadChain>;
+
+    /// Gives a buffer back with `len` bytes written; the driver does not see it before [`show`](Self::show).
+    fn push_used(&mut self, head: u16, len: u32);
+
+    /// Whether used buffers wait to be shown.
+    fn has_unshown(&self) -> bool;
+
+    /// Shows the driver all used buffers at once and notifies it if it wants to know. Returns whether it was notified.
+    fn show(&mut self) -> bool;
+
+    /// Asks the driver to notify when it adds buffers. Returns whether there are some already: then it may not notify.
+    fn ask_for_kicks(&mut self) -> Result<bool, Broken>;
+
+    /// Asks the driver not to notify, for whoever looks anyway.
+    fn ask_for_silence(&mut self);
+}
+
+/// Where a ring is, and what was agreed on.
+#[derive(Debug)]
+pub(crate) struct RingSpec {
+    /// Descriptors, a power of two.
+    pub(crate) size: u16,
+    /// Address of the descriptor table or ring in the front-end's process.
+    pub(crate) descriptors: u64,
+    /// Of the available ring, or of the driver's event suppression structure.
+    pub(crate) available: u64,
+    /// Of the used ring, or of the device's event suppression structure.
+    pub(crate) used: u64,
+    /// The first available buffer to take; see [`Ring::base`].
+    pub(crate) base: u16,
+    /// `VIRTIO_F_EVENT_IDX`.
+    pub(crate) event_idx: bool,
+    /// Tells the driver of used buffers.
+    pub(crate) call: Arc<Call>,
+    /// Where to note what is in flight: as many bytes as the ring's format takes.
+    pub(crate) record: Option<Area>,
+}
+
+/// What tells the driver of used buffers; the front-end may replace it at any time.
+#[derive(Debug, Default)]
+pub(crate) struct Call(Mutex<Option<OwnedFd>>);
+
+impl Call {
+    pub(crate) fn set(&self, fd: Option<OwnedFd>) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = fd;
+    }
+
+    /// A full pipe or counter has told the driver already: the result does not matter.
+    pub(crate) fn notify(&self) {
+        if let Some(fd) = &*self.0.lock().unwrap_or_else(PoisonError::into_inner) {
+            let _ = rustix::io::write(fd, &1u64.to_ne_bytes());
+        }
+    }
+}
+
+/// A piece of a buffer in the guest's memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Piece {
+    pub(crate) guest: u64,
+    pub(crate) len: u32,
+}
+
+/// How the driver broke the ring.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum Broken {
+    #[error("its driver offers more buffers than the ring has")]
+    AvailableIndex,
+    #[error("its driver offers a descriptor that the ring does not have")]
+    Head,
+    #[error("its driver offers a buffer that it has not got back")]
+    Twice,
+    #[error("the file of its guest's memory was cut")]
+    Memory,
+}
+
+/// What is wrong with one buffer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum BadChain {
+    /// Its chain has no end, or a link out of the table.
+    Link,
+    /// An indirect table of impossible size, or within another one, or with something behind it.
+    Indirect,
+    /// To be written where it was to be read, or the other way round.
+    Direction,
+    /// Not in the guest's memory.
+    Address,
+    /// Longer than a packet can be.
+    Length,
+}
