@@ -19,7 +19,7 @@ ip link set lo up
 ip link set eth0 up
 ip address add $bf_address dev eth0
 cd /run
-echo "guest: up, MTU $(cat /sys/class/net/eth0/mtu), MAC $(cat /sys/class/net/eth0/address)"
+echo "guest: up, MTU $(cat /sys/class/net/eth0/mtu), MAC $(cat /sys/class/net/eth0/address), packed $(cut -c35 /sys/class/net/eth0/device/features)"
 . $bf_script
 echo "guest: done"
 echo o > /proc/sysrq-trigger
@@ -50,7 +50,7 @@ for module in $(cat /modules/order); do insmod /modules/$module.ko; done
 ip link set lo up
 ip link set eth0 mtu $bf_mtu up
 ip address add $bf_address dev eth0
-echo "guest: up"
+echo "guest: up, packed $(cut -c35 /sys/class/net/eth0/device/features)"
 . /script
 echo "guest: done"
 poweroff -f
@@ -95,8 +95,16 @@ impl Machine {
         Machine { name, child, console: file("console") }
     }
 
-    /// Starts a QEMU machine that makes `socket` and waits for the daemon there. It runs without KVM, as everywhere.
-    pub fn qemu(directory: &Path, name: &'static str, socket: &Path, address: &str, script: &str) -> Machine {
+    /// Starts a QEMU machine that makes `socket` and waits for the daemon there, with these options of its network device more.
+    /// It runs without KVM, as everywhere.
+    pub fn qemu(
+        directory: &Path,
+        name: &'static str,
+        socket: &Path,
+        address: &str,
+        device: &str,
+        script: &str,
+    ) -> Machine {
         let file = |what: &str| directory.join(format!("{name}.{what}"));
         let kernel = glob(&Path::new(KERNEL).join("boot"), "vmlinuz-");
         let modules = glob(&Path::new(KERNEL).join("lib/modules"), "").join("kernel");
@@ -128,7 +136,7 @@ impl Machine {
             .args(["-chardev", &format!("socket,id=port,path={},server=on,wait=off", socket.display())])
             .args(["-netdev", "vhost-user,id=net,chardev=port"])
             // Without KVM, QEMU 7.2 dies of masking an MSI-X vector of a vhost device.
-            .args(["-device", "virtio-net-pci,netdev=net,romfile=,vectors=0,mac=02:00:00:00:00:01"])
+            .args(["-device", &format!("virtio-net-pci,netdev=net,romfile=,vectors=0,mac=02:00:00:00:00:01{device}")])
             .arg("-kernel")
             .arg(kernel)
             .arg("-initrd")

@@ -19,6 +19,10 @@ fn lab(options: Options) -> Lab {
         let n = host as u8 + 1;
         let address: &'static str = ["10.0.0.1/24", "10.0.0.2/24"][host];
         lab.add_machine(host, &Guest::new(name, n, &[address]).mtu(1450), "server");
+        // One machine has split rings, the other one packed ones.
+        lab.hosts[host].config = lab.hosts[host]
+            .config
+            .replace("kind = \"vhost-user\"", &format!("kind = \"vhost-user\"\npacked = {}", host > 0));
     }
     lab.start();
     lab
@@ -42,7 +46,7 @@ fn machines_reach_each_other_reliably() {
         1,
         "redis-server --save '' --protected-mode no --daemonize yes >/dev/null\niperf3 -s -D\nsleep 100",
     );
-    b.wait_for("guest: up, MTU 1450, MAC 02:00:00:00:00:02", 30.0);
+    b.wait_for("guest: up, MTU 1450, MAC 02:00:00:00:00:02, packed 1", 30.0);
     let script = format!(
         "redis-cli -h 10.0.0.2 ping\n\
          redis-benchmark -h 10.0.0.2 -t get,set -n 2000 -c 20 -q | tr '\\r' '\\n' | grep 'per second'\n{TCP_STATISTICS}\n\
@@ -50,7 +54,7 @@ fn machines_reach_each_other_reliably() {
     );
     let a = machine(&lab, 0, &script);
     a.wait_for("guest: done", 120.0);
-    assert!(a.console().contains("PONG"));
+    assert!(a.console().contains("PONG") && a.console().contains(", packed 0"), "{}", a.console());
     assert_eq!(a.console().matches("requests per second").count(), 2);
     // A guest that is kept from a processor for long has its packets given up, or loses patience itself.
     let given_up: u64 = lab.hosts.iter().map(|host| host.counter("rte.given_up_packets")).sum();
@@ -79,6 +83,16 @@ fn machines_reach_each_other_reliably() {
 /// order, are what this is about. User-mode Linux removes its device for good when the daemon goes.
 #[test]
 fn a_machine_survives_a_daemon_that_is_killed_under_load() {
+    survive_kills("", "packed 0");
+}
+
+/// The places in packed rings are in the daemon's own record only.
+#[test]
+fn a_machine_with_packed_rings_survives_a_daemon_that_is_killed_under_load() {
+    survive_kills(",packed=on", "packed 1");
+}
+
+fn survive_kills(device: &str, says: &str) {
     let mut lab = Lab::new(Options::default());
     let guest = Guest::new("a", 1, &["10.0.0.1/24"]).mtu(1450);
     lab.add_machine(0, &guest, "client");
@@ -86,8 +100,8 @@ fn a_machine_survives_a_daemon_that_is_killed_under_load() {
     lab.start();
     let directory = lab.hosts[0].directory.clone();
     let socket = lab.machine_socket("a");
-    let a = Machine::qemu(&directory, "a", &socket, "10.0.0.1/24", "nc -ll -p 5001 -e cat");
-    a.wait_for("guest: up", 120.0);
+    let a = Machine::qemu(&directory, "a", &socket, "10.0.0.1/24", device, "nc -ll -p 5001 -e cat");
+    a.wait_for(&format!("guest: up, {says}"), 120.0);
     let echo = Echo::start(lab.net("b"), "10.0.0.1", 5001);
     for kill in 0..8 {
         echo.wait_for_progress(2 << 20, Duration::from_secs(60));
