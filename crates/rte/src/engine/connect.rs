@@ -201,6 +201,8 @@ impl Engine {
                         // Packets of the old life may still be under way to the old CID.
                         self.start_over(index, out);
                     }
+                    // It may have known this side by the CID of an unanswered REQUEST, sent to it, and forgotten it since.
+                    None if !opening => self.start_over(index, out),
                     None => {}
                 }
                 index
