@@ -56,6 +56,8 @@ pub enum State {
     Plain {
         /// When to try again.
         until: Time,
+        /// When it was found out, s: until then REQUESTs have told the peer this side's CID.
+        since_s: u32,
     },
 }
 

@@ -84,7 +84,7 @@ impl Engine {
             self.counters.unanswered_connections += 1;
             let Some(peer) = self.conn(index).map(|c| c.peer) else { return };
             let until = now.after(self.plain_interval(peer));
-            self.become_plain(index, until, out);
+            self.become_plain(now, index, until, out);
             let speaks = self.conn_slots().any(|c| c.peer == peer && c.is_open());
             if !speaks && let Some(peer) = self.peers[usize::from(peer.0)].as_mut() {
                 peer.plain_until = until;
@@ -173,7 +173,7 @@ impl Engine {
         let opening = existing.and_then(|i| self.conn(i)).is_some_and(|c| matches!(c.state, State::Opening { .. }));
         let index = match existing {
             None => {
-                let state = State::Plain { until: now };
+                let state = State::Plain { until: now, since_s: seconds(now) };
                 match self.create(now, pair, vnic.owner, arrival.peer, vnic.ordering, state) {
                     Some(index) => index,
                     None => {
@@ -201,8 +201,9 @@ impl Engine {
                         // Packets of the old life may still be under way to the old CID.
                         self.start_over(index, out);
                     }
-                    // It may have known this side by the CID of an unanswered REQUEST, sent to it, and forgotten it since.
-                    None if !opening => self.start_over(index, out),
+                    // It may have known this side by the CID of an unanswered REQUEST, sent to it, and forgotten it since. Not
+                    // sooner: REQUESTs that cross after both sides have lost patience would each name a CID that is gone.
+                    None if self.conn(index).is_some_and(|c| long_plain(&c.state, now)) => self.start_over(index, out),
                     None => {}
                 }
                 index
@@ -261,7 +262,7 @@ impl Engine {
         }
         self.counters.rejects_received_packets += 1;
         let until = now.after(self.plain_interval(arrival.peer));
-        self.become_plain(index, until, out);
+        self.become_plain(now, index, until, out);
         if reason == RejectReason::Version
             && let Some(peer) = self.peers[usize::from(arrival.peer.0)].as_mut()
         {
@@ -329,11 +330,11 @@ impl Engine {
     }
 
     /// The pair's traffic goes as plain VXLAN until `until`, what waits first of all.
-    fn become_plain(&mut self, index: u32, until: Time, out: &mut Output) {
+    fn become_plain(&mut self, now: Time, index: u32, until: Time, out: &mut Output) {
         self.surrender(index, out);
         let first = self.config.first_psn();
         let Some(conn) = self.conns[index as usize].as_mut() else { return };
-        conn.state = State::Plain { until };
+        conn.state = State::Plain { until, since_s: seconds(now) };
         conn.send_next = first;
         conn.recv_base = first;
         if let Some(active) = conn.active.as_deref_mut() {
@@ -365,4 +366,13 @@ impl Engine {
             }),
         });
     }
+}
+
+fn seconds(now: Time) -> u32 {
+    (now.0 / S) as u32
+}
+
+/// Whether the last REQUEST was sent a second ago at least.
+fn long_plain(state: &State, now: Time) -> bool {
+    matches!(state, State::Plain { since_s, .. } if seconds(now).wrapping_sub(*since_s) > 1)
 }

@@ -145,7 +145,7 @@ impl Engine {
                 });
                 Admission::Accepted
             }
-            State::Plain { until } if now >= until => {
+            State::Plain { until, .. } if now >= until => {
                 self.reopen(now, index, true, out);
                 Admission::Plain
             }
