@@ -13,5 +13,4 @@ mod machines;
 mod reload;
 mod restart;
 mod startup;
-mod user_space;
 mod workers;
