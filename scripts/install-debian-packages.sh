@@ -9,6 +9,9 @@ kernel=/var/cache/bifrost-lab/kernel
 # What user-mode Linux needs on some processors; its source says why.
 xstate=/var/cache/bifrost-lab/uml-xstate.so
 xstate_source=$(dirname "$0")/uml-xstate.c
+# Where dpdk-testpmd is unpacked: the package that has it would bring hundreds of others, systemd among them. Its libraries are
+# installed.
+dpdk=/var/cache/bifrost-lab/dpdk
 
 missing=""
 for package in $packages; do
@@ -19,8 +22,11 @@ done
 # The Rust toolchain needs a linker; a machine that has one, from whatever package, keeps it.
 command -v cc >/dev/null 2>&1 || missing="$missing gcc libc6-dev"
 [ -d "$kernel" ] || unpack_kernel=yes
+if ! [ -d "$dpdk" ] || ldd "$dpdk/usr/bin/dpdk-testpmd" | grep -q "not found"; then
+    unpack_dpdk=yes
+fi
 [ "$xstate" -nt "$xstate_source" ] || build_xstate=yes
-if [ -z "$missing" ] && [ -z "${unpack_kernel:-}" ] && [ -z "${build_xstate:-}" ]; then
+if [ -z "$missing" ] && [ -z "${unpack_kernel:-}" ] && [ -z "${unpack_dpdk:-}" ] && [ -z "${build_xstate:-}" ]; then
     exit 0
 fi
 
@@ -28,7 +34,7 @@ if [ "$(id -u)" -ne 0 ]; then
     echo "install-debian-packages.sh: needs root to install:$missing and to write to ${kernel%/*}" >&2
     exit 1
 fi
-echo "Installing:$missing${unpack_kernel:+ $kernel}${build_xstate:+ $xstate}"
+echo "Installing:$missing${unpack_kernel:+ $kernel}${unpack_dpdk:+ $dpdk}${build_xstate:+ $xstate}"
 
 # invoke-rc.d asks policy-rc.d whether a package may start its service: 101 forbids it. One that is there
 # already is the administrator's, and stays.
@@ -40,7 +46,7 @@ if [ ! -e "$policy" ]; then
     chmod 755 "$policy"
 fi
 export DEBIAN_FRONTEND=noninteractive
-[ -z "$missing${unpack_kernel:-}" ] || apt-get update -qq
+[ -z "$missing${unpack_kernel:-}${unpack_dpdk:-}" ] || apt-get update -qq
 # shellcheck disable=SC2086 # a list of words
 [ -z "$missing" ] || apt-get install -y -qq --no-install-recommends $missing
 if [ -n "${unpack_kernel:-}" ]; then
@@ -48,6 +54,20 @@ if [ -n "${unpack_kernel:-}" ]; then
     mkdir -p "$kernel.new"
     (cd "$kernel.new" && apt-get download -qq "$package" && dpkg-deb -x ./*.deb . && rm ./*.deb)
     mv "$kernel.new" "$kernel"
+fi
+
+if [ -n "${unpack_dpdk:-}" ]; then
+    # Their names end with the version of their interface.
+    drivers=$(for name in net-virtio net-vhost net-pcap mempool-ring; do apt-cache pkgnames "librte-$name"; done)
+    libraries=$(apt-cache show --no-all-versions dpdk-dev | sed -n 's/^Depends: //p' | tr ',' '\n' |
+        sed -n 's/^ *\(librte-[^ ]*\|ibverbs-[^ ]*\|lib[^ ]*\) .*/\1/p' | grep -v '^libdpdk-dev$')
+    # shellcheck disable=SC2086 # lists of words
+    apt-get install -y -qq --no-install-recommends $drivers $libraries
+    rm -rf "$dpdk.new"
+    mkdir -p "$dpdk.new"
+    (cd "$dpdk.new" && apt-get download -qq dpdk-dev && dpkg-deb -x ./*.deb . && rm ./*.deb)
+    rm -rf "$dpdk"
+    mv "$dpdk.new" "$dpdk"
 fi
 
 if [ -n "${build_xstate:-}" ]; then

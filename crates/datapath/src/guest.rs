@@ -3,9 +3,10 @@
 use bifrost_avs::{FromGuest, PortId};
 use bifrost_nic::{L3, Parsed, Segments, parse, verify_transport_checksum};
 use bifrost_port::{GuestPort, TxFrame, Underlay};
-use bifrost_rte::{Admission, Destination, Ordering, Outbound};
+use bifrost_rte::{Admission, Destination, Ordering, Outbound, Output};
 
 use crate::core::Core;
+use crate::counters::Counters;
 use crate::fault::Direction;
 use crate::ports::{Departure, Held, Port};
 
@@ -39,7 +40,8 @@ impl<P: GuestPort> Core<P> {
         }
         // A closed window stops fetching from this guest and nothing else.
         let mut busy = false;
-        if port.backlog.is_empty() {
+        let fetches = port.backlog.is_empty();
+        if fetches {
             self.frames.clear();
             match port.port.fetch(GUEST_BUDGET, &mut self.frames) {
                 Ok(more) => port.readable = more,
@@ -63,16 +65,29 @@ impl<P: GuestPort> Core<P> {
                 Done::Blocked => {
                     if let Some(port) = self.ports[owner].as_mut() {
                         port.backlog.push_front(frame);
+                        // They wait for who knows how long.
+                        let waiting = if fetches { port.backlog.len() } else { 0 };
+                        port.backlog.iter().take(waiting).for_each(|frame| port.port.keep(frame.handle));
                     }
                     break;
                 }
             }
             if self.out.data.len() * 1024 + self.batch.bytes() > BATCH_BYTES {
+                self.publish_now();
                 self.emit(underlay);
             }
         }
+        self.publish_now();
         self.watch(owner);
         busy
+    }
+
+    /// Shows what went to other ports of this host, or is the switch's own answer: once for all that was fetched, for each
+    /// time costs a notification, and a line that the guest's processor is looking at.
+    fn publish_now(&mut self) {
+        if !self.out.publish.is_empty() {
+            self.publish();
+        }
     }
 
     fn on_guest_frame(&mut self, owner: u16, frame: TxFrame) -> Done {
@@ -121,6 +136,9 @@ impl<P: GuestPort> Core<P> {
                 let left = segments.count();
                 port.held[handle as usize] = Some(Held { segments, rewrite, flow: parsed.flow_hash, left });
                 let mut reliable = reliable;
+                if reliable {
+                    port.port.keep(frame.handle);
+                }
                 if reliable && !checksum_can_be_right(port, &parsed, frame, &mut self.scratch) {
                     // The receiver would refuse it as corrupted, for ever.
                     self.counters.bad_guest_checksum_frames += 1;
@@ -181,7 +199,6 @@ impl<P: GuestPort> Core<P> {
             }
             Err(_) => self.counters.no_buffer_packets += 1,
         }
-        self.publish();
     }
 
     /// From one port of this host to another: no transport, no encapsulation.
@@ -193,6 +210,9 @@ impl<P: GuestPort> Core<P> {
         to: u16,
         rewrite: Option<bifrost_avs::Rewrite>,
     ) {
+        if rewrite.is_none() && segments.is_unchanged() && self.deliver_as_it_is(from, frame, to) {
+            return;
+        }
         let mut scratch = std::mem::take(&mut self.scratch);
         // Finished here just now, so known to be right.
         let checksummed = frame.offload != bifrost_nic::Offload::default();
@@ -207,25 +227,48 @@ impl<P: GuestPort> Core<P> {
             self.deliver_plain(to, &scratch, checksummed);
         }
         self.scratch = scratch;
-        self.publish();
         if let Some(port) = self.ports[usize::from(from)].as_mut() {
             port.complete(frame.handle);
         }
     }
 
+    /// The same for a frame that lies in one piece and stays as it is: nothing is put together first. `false`: it is none.
+    fn deliver_as_it_is(&mut self, from: u16, frame: TxFrame, to: u16) -> bool {
+        let both = self.ports.get_disjoint_mut([usize::from(from), usize::from(to)]);
+        let Ok([Some(source), Some(target)]) = both else { return false };
+        let (head, _) = source.port.bytes(frame.handle);
+        if head.len() != frame.len as usize {
+            return false;
+        }
+        self.counters.local_packets += 1;
+        place_plain(target, head, false, &mut self.out, &mut self.counters);
+        source.complete(frame.handle);
+        true
+    }
+
     /// Places a frame that no transport vouches for; it is shown with this batch.
     pub(crate) fn deliver_plain(&mut self, owner: u16, frame: &[u8], checksum_valid: bool) {
         let Some(port) = self.ports.get_mut(usize::from(owner)).and_then(Option::as_mut) else { return };
-        match port.port.place(frame, checksum_valid) {
-            Ok(handle) => {
-                port.rx_packets += 1;
-                port.rx_bytes += frame.len() as u64;
-                port.hidden += 1;
-                self.out.publish.push((owner, handle.0));
-            }
-            Err(bifrost_port::PlaceError::NoBuffer) => self.counters.no_buffer_packets += 1,
-            Err(bifrost_port::PlaceError::TooLarge) => self.counters.too_large_packets += 1,
+        place_plain(port, frame, checksum_valid, &mut self.out, &mut self.counters);
+    }
+}
+
+fn place_plain<P: GuestPort>(
+    port: &mut Port<P>,
+    frame: &[u8],
+    checksum_valid: bool,
+    out: &mut Output,
+    counters: &mut Counters,
+) {
+    match port.port.place(frame, checksum_valid) {
+        Ok(handle) => {
+            port.rx_packets += 1;
+            port.rx_bytes += frame.len() as u64;
+            port.hidden += 1;
+            out.publish.push((port.owner, handle.0));
         }
+        Err(bifrost_port::PlaceError::NoBuffer) => counters.no_buffer_packets += 1,
+        Err(bifrost_port::PlaceError::TooLarge) => counters.too_large_packets += 1,
     }
 }
 

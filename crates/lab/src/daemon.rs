@@ -45,8 +45,8 @@ pub struct Settings {
 /// Where the daemon and its tool are.
 #[derive(Debug, Clone)]
 pub struct Binaries {
-    bifrostd: PathBuf,
-    bifrostctl: PathBuf,
+    pub(crate) bifrostd: PathBuf,
+    pub(crate) bifrostctl: PathBuf,
 }
 
 impl Binaries {

@@ -9,7 +9,7 @@ use crate::bars::Bar;
 use crate::daemon::{Binaries, Settings, machine_socket};
 use crate::experiments::{
     coverage::Coverage, delayed_release::DelayedRelease, granularity::Granularity, iperf::Iperf,
-    path_failure::PathFailure, redis_loss::RedisLoss, soak::Soak,
+    path_failure::PathFailure, redis_loss::RedisLoss, soak::Soak, vhost_rate::VhostRate,
 };
 use crate::machine::Machine;
 use crate::options::{Guests, Mode, Options};
@@ -58,6 +58,7 @@ pub fn all() -> Vec<Box<dyn Experiment>> {
         Box::new(Granularity),
         Box::new(Coverage),
         Box::new(DelayedRelease),
+        Box::new(VhostRate),
     ]
 }
 

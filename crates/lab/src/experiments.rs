@@ -7,3 +7,4 @@ pub mod iperf;
 pub mod path_failure;
 pub mod redis_loss;
 pub mod soak;
+pub mod vhost_rate;

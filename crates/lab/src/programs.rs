@@ -6,3 +6,4 @@ pub mod redis_benchmark;
 pub mod redis_client;
 pub mod redis_server;
 pub mod stream;
+pub mod testpmd;

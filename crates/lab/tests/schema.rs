@@ -5,7 +5,9 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use bifrost_lab::experiments::{coverage, delayed_release, granularity, iperf, path_failure, redis_loss, soak};
+use bifrost_lab::experiments::{
+    coverage, delayed_release, granularity, iperf, path_failure, redis_loss, soak, vhost_rate,
+};
 use bifrost_lab::options::{Cabling, Guests, Injector, Mode, Op, Options};
 use bifrost_lab::results::{HostInfo, Results, SCHEMA_VERSION, to_values};
 use serde::Serialize;
@@ -168,6 +170,15 @@ fn all() -> Vec<Value> {
         missing_packets: Some(0),
         bins_rps: vec![1.0],
     };
+    let vhost_rate = vhost_rate::Row {
+        mode: vhost_rate::Switch::DpdkVhost,
+        repetition: 0,
+        frame_bytes: 64,
+        duration_s: 4.0,
+        packets_per_s: 5e6,
+        cycles_per_packet: 350.0,
+        lost_packets: 0,
+    };
     vec![
         results("redis-loss", redis_loss),
         results("path-failure", path_failure),
@@ -176,6 +187,7 @@ fn all() -> Vec<Value> {
         results("granularity", granularity),
         results("coverage", coverage),
         results("delayed-release", delayed_release),
+        results("vhost-rate", vhost_rate),
     ]
 }
 

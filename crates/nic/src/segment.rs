@@ -115,6 +115,11 @@ impl Segments {
         usize::from(self.header) + to - from
     }
 
+    /// Whether the frame leaves as it is: one, with nothing left to be done.
+    pub fn is_unchanged(&self) -> bool {
+        self.mss == 0 && self.partial.is_none()
+    }
+
     /// Whether the plan makes no frame at all; never so.
     pub fn is_empty(&self) -> bool {
         false

@@ -51,6 +51,8 @@ pub trait GuestPort {
         let (head, tail) = self.bytes(handle);
         bifrost_nic::copy_of(head, tail, from, to, out);
     }
+    /// The packet may have to leave more than once. A port that cannot rely on what it would read later keeps a copy now.
+    fn keep(&mut self, _handle: TxHandle) {}
     /// Whether a packet that is to leave once more is still what it was. `false`: the guest has used its buffer for something
     /// else meanwhile, and nothing of it may leave.
     fn is_intact(&mut self, _handle: TxHandle) -> bool {
@@ -110,6 +112,10 @@ impl<T: GuestPort + ?Sized> GuestPort for Box<T> {
 
     fn copy(&self, handle: TxHandle, from: usize, to: usize, out: &mut Vec<u8>) {
         (**self).copy(handle, from, to, out);
+    }
+
+    fn keep(&mut self, handle: TxHandle) {
+        (**self).keep(handle);
     }
 
     fn is_intact(&mut self, handle: TxHandle) -> bool {

@@ -73,6 +73,9 @@ impl Worker {
         queue.fetch(16, &mut self.fetched).expect("a ring is broken, never the port");
         let mut bytes = Vec::new();
         for frame in &self.fetched {
+            if random.below(4) > 0 {
+                queue.keep(frame.handle);
+            }
             if random.below(4) == 0 {
                 queue.is_intact(frame.handle);
             }

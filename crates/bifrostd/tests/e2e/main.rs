@@ -13,4 +13,5 @@ mod machines;
 mod reload;
 mod restart;
 mod startup;
+mod user_space;
 mod workers;

@@ -111,6 +111,18 @@ impl Memory {
         self.regions.len()
     }
 
+    /// Has the processor fetch the first lines of a buffer at `guest` into its cache, `to_write` away from all others.
+    #[inline]
+    pub(crate) fn prefetch(&self, guest: u64, to_write: bool) {
+        let Some((region, _)) = self.find(guest) else { return };
+        let start = region.offset + (guest - region.guest);
+        // The address alone is made use of.
+        let at = region.mapping.region().as_ptr().wrapping_add(start as usize);
+        for line in [at, at.wrapping_add(LINE)] {
+            if to_write { prefetch_to_write(line) } else { prefetch(line) }
+        }
+    }
+
     /// Whether some of it was found to have gone, because its file is shorter now.
     #[inline]
     pub(crate) fn is_lost(&self) -> bool {
@@ -174,7 +186,10 @@ impl Memory {
             .position(|r| user.checked_sub(r.user).is_some_and(|at| at < r.size && len as u64 <= r.size - at))?;
         let r = &memory.regions[region];
         let start = r.offset + (user - r.user);
-        start.is_multiple_of(align).then(|| Area { memory: Arc::clone(memory), region, start: start as usize, len })
+        // A region that a message made may promise more than its mapping has.
+        let slice = r.mapping.region().get_slice(start as usize, len).ok()?;
+        let base = slice.ptr_guard_mut().as_ptr();
+        start.is_multiple_of(align).then(|| Area { _memory: Arc::clone(memory), base, len })
     }
 
     /// The region of an address, and how many bytes it has from there on.
@@ -206,35 +221,77 @@ impl Memory {
 /// A part of a guest's memory that is used as a structure: a ring, or the record of what is in flight.
 #[derive(Clone, Debug)]
 pub(crate) struct Area {
-    memory: Arc<Memory>,
-    region: usize,
-    start: usize,
+    /// What keeps the mapping.
+    _memory: Arc<Memory>,
+    base: *mut u8,
     len: usize,
 }
 
+// SAFETY: what it points to belongs to no thread: it stays mapped as long as `_memory`, and is accessed by atomics only.
+unsafe impl Send for Area {}
+// SAFETY: as above.
+unsafe impl Sync for Area {}
+
 impl Area {
-    /// An atomic load. Outside of the area everything is 0; no caller goes there.
+    /// An atomic load. Outside of the area, and where it is not aligned, everything is 0; no caller goes there.
     #[inline]
     pub(crate) fn load<T: vm_memory::AtomicAccess + Default>(&self, at: usize, order: Ordering) -> T {
-        let slice = self.slice();
-        slice.get_atomic_ref::<T::A>(at).map(|a| a.load(order).into()).unwrap_or_default()
+        self.atomic::<T>(at).map(|a| a.load(order).into()).unwrap_or_default()
     }
 
     /// An atomic store.
     #[inline]
     pub(crate) fn store<T: vm_memory::AtomicAccess>(&self, at: usize, value: T, order: Ordering) {
-        let slice = self.slice();
-        if let Ok(a) = slice.get_atomic_ref::<T::A>(at) {
+        if let Some(a) = self.atomic::<T>(at) {
             a.store(value.into(), order);
         }
     }
 
+    /// Has the processor fetch what is at `at` into its cache.
     #[inline]
-    fn slice(&self) -> VolatileSlice<'_> {
-        let mapping = self.memory.regions[self.region].mapping.region();
-        // Checked when the area was made, and mappings do not change.
-        mapping.get_slice(self.start, self.len).unwrap_or_else(|_| mapping.as_volatile_slice())
+    pub(crate) fn prefetch(&self, at: usize) {
+        prefetch(self.base.wrapping_add(at));
     }
+
+    #[inline]
+    fn atomic<T: vm_memory::AtomicAccess>(&self, at: usize) -> Option<&T::A> {
+        let inside = at.checked_add(size_of::<T::A>()).is_some_and(|end| end <= self.len);
+        let pointer = self.base.wrapping_add(at).cast::<T::A>();
+        // SAFETY: it is aligned and all of it lies inside the area, which was found to be mapped when it was made and stays so
+        // with `_memory`, for longer than the reference. Every value is one of an integer. All of this process accesses it
+        // by atomics; what the guest does at the same time is as if by another thread's.
+        (inside && pointer.is_aligned()).then(|| unsafe { &*pointer })
+    }
+}
+
+/// Bytes that a processor fetches at once.
+const LINE: usize = 64;
+
+/// Has the processor fetch a line that is to be written into its cache, if it can be told to.
+#[inline]
+fn prefetch_to_write(at: *const u8) {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: a hint: it changes nothing, and an address that is not mapped does no harm. Processors that do not know it take
+    // it for no operation.
+    unsafe {
+        // The intrinsic becomes one for reading unless all of the program is for processors that know this one.
+        std::arch::asm!("prefetchw [{}]", in(reg) at, options(nostack, preserves_flags));
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = at;
+}
+
+/// The same for a line that is only read.
+#[inline]
+fn prefetch(at: *const u8) {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: a hint: it reads nothing, and an address that is not mapped does no harm.
+    unsafe {
+        use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+        _mm_prefetch::<_MM_HINT_T0>(at.cast());
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = at;
 }
 
 #[cfg(test)]
@@ -316,5 +373,16 @@ mod tests {
         assert_eq!(u16::from_ne_bytes(bytes), 0x1234);
         area.store::<u16>(16, 1, Ordering::Release);
         assert_eq!(area.load::<u16>(16, Ordering::Acquire), 0, "outside");
+        area.store::<u32>(14, !0, Ordering::Release);
+        area.store::<u32>(2, !0, Ordering::Release);
+        area.store::<u16>(usize::MAX, !0, Ordering::Release);
+        assert!(memory.read(0x2010, &mut bytes) && bytes == [0; 2]);
+        assert!(memory.read(0x201e, &mut bytes) && bytes == [0; 2], "half outside");
+        assert_eq!(area.load::<u32>(2, Ordering::Acquire), 0, "not aligned");
+        // Hints go anywhere.
+        for at in [0, 0x1000, 0x2fff, u64::MAX] {
+            memory.prefetch(at, at % 2 == 0);
+        }
+        area.prefetch(usize::MAX);
     }
 }

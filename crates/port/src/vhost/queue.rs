@@ -137,6 +137,10 @@ impl<R: Ring> GuestPort for Queue<R> {
         self.transmit.copy(handle, from, to, out);
     }
 
+    fn keep(&mut self, handle: TxHandle) {
+        self.transmit.keep(handle);
+    }
+
     fn is_intact(&mut self, handle: TxHandle) -> bool {
         let before = self.transmit.buffers();
         let intact = self.transmit.is_intact(handle, &mut self.counters);

@@ -23,6 +23,9 @@ pub(crate) struct Receive<R> {
     guest_checksum: bool,
     /// Longest frame, bytes.
     max_frame: usize,
+    /// The headers of frames in one buffer, as bytes: without and with a verified checksum. Put together anew, their bytes
+    /// would be read back while they are on their way to memory, behind all that was written before.
+    headers: [[u8; HEADER]; 2],
     /// By number.
     buffers: Vec<Buffer>,
     /// Buffers that were taken and are not in use, oldest last.
@@ -56,6 +59,8 @@ impl<R: Ring> Receive<R> {
         }
         Receive {
             mergeable,
+            headers: [0, virtio_net::F_DATA_VALID]
+                .map(|flags| virtio_net::Header { flags, num_buffers: 1, ..Default::default() }.emit()),
             guest_checksum,
             max_frame,
             buffers,
@@ -77,10 +82,6 @@ impl<R: Ring> Receive<R> {
         if frame.len() > self.max_frame {
             counters.rx_too_large_frames += 1;
             return Err(PlaceError::TooLarge);
-        }
-        let mut header = virtio_net::Header { num_buffers: 1, ..Default::default() };
-        if checksum_valid && self.guest_checksum {
-            header.flags = virtio_net::F_DATA_VALID;
         }
         let (mut written, total) = (0, HEADER + frame.len());
         // A driver that offers bad buffers faster than they go back must not keep us here.
@@ -120,9 +121,8 @@ impl<R: Ring> Receive<R> {
             written += len;
         }
         self.link();
-        header.num_buffers = self.taken.len() as u16;
         let first = self.taken[0];
-        if !self.write_header(first, header) {
+        if !self.write_header(first, checksum_valid && self.guest_checksum) {
             self.give_back();
             counters.rx_no_buffer_frames += 1;
             return Err(PlaceError::NoBuffer);
@@ -249,11 +249,17 @@ impl<R: Ring> Receive<R> {
     }
 
     /// The header lies in the first buffer; its pieces are looked up again only if others came after.
-    fn write_header(&mut self, first: u16, header: virtio_net::Header) -> bool {
-        if self.taken.len() > 1 && self.ring.chain(first, true, LIMIT, &mut self.pieces).is_err() {
-            return false;
+    fn write_header(&mut self, first: u16, verified: bool) -> bool {
+        let mut bytes = self.headers[usize::from(verified)];
+        if self.taken.len() > 1 {
+            if self.ring.chain(first, true, LIMIT, &mut self.pieces).is_err() {
+                return false;
+            }
+            let flags = if verified { virtio_net::F_DATA_VALID } else { 0 };
+            bytes = virtio_net::Header { flags, num_buffers: self.taken.len() as u16, ..Default::default() }.emit();
+        } else if let [only] = &self.pieces[..] {
+            return self.ring.memory().write(only.guest, &self.headers[usize::from(verified)]);
         }
-        let bytes = header.emit();
         let mut done = 0;
         for piece in &self.pieces {
             let take = (piece.len as usize).min(HEADER - done);

@@ -1,7 +1,7 @@
 //! What a guest sends: its buffers stay where they are, in its memory, until they are completed (delayed release).
 //!
 //! That needs a driver that does not touch a buffer before it has got it back. Until the first repetition has shown that, all
-//! bytes are kept here, too; one that turns out to use its buffers early has all of them kept for good (NSDI'26, section 7.1).
+//! bytes of packets that may be repeated are kept here, too; one that turns out to use its buffers early has all of them kept for good (NSDI'26, section 7.1).
 
 use std::collections::VecDeque;
 
@@ -15,6 +15,8 @@ use crate::guest::{TxFrame, TxHandle};
 
 /// Bytes in front of every frame (virtio 1.3, section 5.1.6).
 pub(crate) const HEADER: usize = virtio_net::LEN;
+/// Bytes of a packet that are copied when it is fetched: both headers.
+const STRIDE: usize = HEADER + HEAD_LEN;
 
 /// Whether a guest's buffers can be read again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -34,6 +36,7 @@ pub(crate) enum Buffers {
 #[derive(Debug)]
 pub(crate) struct Transmit<R> {
     pub(crate) ring: R,
+    /// By slot, [`STRIDE`] bytes each: the virtio header, and the frame's first bytes.
     heads: Vec<u8>,
     packets: Vec<Packet>,
     buffers: Buffers,
@@ -67,7 +70,7 @@ impl<R: Ring> Transmit<R> {
         Transmit {
             again: ring.take_recovered().into(),
             in_order: in_order.then(|| VecDeque::with_capacity(size)),
-            heads: vec![0; size * HEAD_LEN],
+            heads: vec![0; size * STRIDE],
             packets: vec![Packet::default(); size],
             buffers: Buffers::Unproven,
             scratch: Vec::new(),
@@ -117,21 +120,13 @@ impl<R: Ring> Transmit<R> {
             Err(bad) => return Ok(self.refuse(head, &mut counters.tx_bad_chain_packets[bad as usize])),
         };
         packet.len = len;
-        // The frame's first bytes are copied now and never read again: what is decided about them stays true.
-        let mut virtio = [0; HEADER];
-        let kept = (len as usize).min(HEAD_LEN);
-        let bytes = &mut self.heads[slot * HEAD_LEN..][..kept];
-        let mut all = gather(self.ring.memory(), &packet.pieces, 0, &mut virtio)
-            && gather(self.ring.memory(), &packet.pieces, HEADER, bytes);
         packet.rest = None;
-        if self.buffers != Buffers::InPlace && all {
-            let mut rest = vec![0; len as usize - kept];
-            all = gather(self.ring.memory(), &packet.pieces, HEADER + kept, &mut rest);
-            packet.rest = Some(rest);
-        }
-        if !all {
+        // The frame's first bytes are copied now and never read again: what is decided about them stays true.
+        let bytes = &mut self.heads[slot * STRIDE..][..HEADER + (len as usize).min(HEAD_LEN)];
+        if !gather(self.ring.memory(), &packet.pieces, 0, bytes) {
             return Ok(self.refuse(head, &mut counters.tx_bad_buffer_packets));
         }
+        let Some((virtio, bytes)) = bytes.split_first_chunk() else { return Ok(None) };
         match offload(virtio, bytes, len as usize) {
             Ok(offload) => {
                 packet.held = true;
@@ -164,7 +159,7 @@ impl<R: Ring> Transmit<R> {
     pub(crate) fn head(&self, handle: TxHandle) -> &[u8] {
         let slot = handle.0 as usize;
         match self.packets.get(slot) {
-            Some(packet) if packet.held => &self.heads[slot * HEAD_LEN..][..(packet.len as usize).min(HEAD_LEN)],
+            Some(packet) if packet.held => &self.heads[slot * STRIDE + HEADER..][..(packet.len as usize).min(HEAD_LEN)],
             _ => &[],
         }
     }
@@ -197,6 +192,21 @@ impl<R: Ring> Transmit<R> {
         }
     }
 
+    /// The packet may be sent more than once: unless the driver has shown that it leaves buffers alone, all of it is kept.
+    pub(crate) fn keep(&mut self, handle: TxHandle) {
+        if self.buffers == Buffers::InPlace {
+            return;
+        }
+        let Some(packet) = self.packets.get_mut(handle.0 as usize).filter(|p| p.held && p.rest.is_none()) else {
+            return;
+        };
+        let head = (packet.len as usize).min(HEAD_LEN);
+        let mut rest = vec![0; packet.len as usize - head];
+        // All pieces were found to be memory; of what has gone meanwhile, zeros are kept.
+        gather(self.ring.memory(), &packet.pieces, HEADER + head, &mut rest);
+        packet.rest = Some(rest);
+    }
+
     /// Bytes of packets that are kept here.
     pub(crate) fn kept_bytes(&self) -> u64 {
         self.packets.iter().filter_map(|p| p.rest.as_ref()).map(|rest| rest.len() as u64).sum()
@@ -219,10 +229,10 @@ impl<R: Ring> Transmit<R> {
         self.scratch.clear();
         self.scratch.resize(kept + rest.map_or(0, <[u8]>::len), 0);
         let same = gather(self.ring.memory(), &packet.pieces, HEADER, &mut self.scratch)
-            && self.scratch[..kept] == self.heads[slot * HEAD_LEN..][..kept]
+            && self.scratch[..kept] == self.heads[slot * STRIDE + HEADER..][..kept]
             && rest.is_none_or(|rest| self.scratch[kept..] == *rest);
         match (same, self.buffers) {
-            (true, Buffers::Unproven) => self.buffers = Buffers::InPlace,
+            (true, Buffers::Unproven) if rest.is_some() => self.buffers = Buffers::InPlace,
             (true, _) => {}
             (false, _) => {
                 counters.tx_reused_buffer_packets += 1;
@@ -281,8 +291,8 @@ fn gather(memory: &Memory, pieces: &[Piece], from: usize, out: &mut [u8]) -> boo
 
 /// What the virtio header in front of a frame of `len` bytes asks for. A frame for which nothing is left to do is not
 /// looked at: the data path parses it anyway.
-fn offload(virtio: [u8; HEADER], head: &[u8], len: usize) -> Result<Offload, Malformed> {
-    let virtio = virtio_net::Header::parse(&virtio).unwrap_or_default();
+fn offload(virtio: &[u8; HEADER], head: &[u8], len: usize) -> Result<Offload, Malformed> {
+    let virtio = virtio_net::Header::parse(virtio).unwrap_or_default();
     if virtio.flags & virtio_net::F_NEEDS_CSUM == 0 && virtio.gso_type == virtio_net::GSO_NONE {
         return Ok(Offload::default());
     }

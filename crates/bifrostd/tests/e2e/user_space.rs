@@ -1,0 +1,163 @@
+//! A guest whose driver runs in user space (`dpdk-testpmd`, `net_virtio_user`): it polls, asks for no notifications, and uses a
+//! buffer again as soon as it has got it back, and not before.
+
+use std::fs::File;
+use std::io::Write as _;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+
+use crate::common::host::vpc;
+use crate::common::{Guest, Lab, Options, eventually};
+
+/// Where `scripts/install-debian-packages.sh` unpacks it.
+const TESTPMD: &str = "/var/cache/bifrost-lab/dpdk/usr/bin/dpdk-testpmd";
+/// Frames each way: they fit into a ring, so that none is dropped before it is sent.
+const FRAMES: u32 = 900;
+/// Bytes of a frame.
+const LEN: usize = 600;
+/// Bytes of a capture file's header, and of that of each frame in it.
+const FILE_HEADER: usize = 24;
+const RECORD: usize = 16;
+
+/// Frames from guest `from` to guest `to`, numbered, as a capture file.
+fn capture(from: u8, to: u8) -> Vec<u8> {
+    let mut file: Vec<u8> =
+        [0xa1b2_c3d4u32, 2 | 4 << 16, 0, 0, 65_535, 1].iter().flat_map(|w| w.to_le_bytes()).collect();
+    for number in 0..FRAMES {
+        file.extend([0, 0, LEN as u32, LEN as u32].iter().flat_map(|w| w.to_le_bytes()));
+        file.extend(frame(from, to, number));
+    }
+    file
+}
+
+fn frame(from: u8, to: u8, number: u32) -> Vec<u8> {
+    let mut ip = [0x45, 0, 0, 0, 0, 0, 0, 0, 64, 17, 0, 0, 10, 0, 0, from, 10, 0, 0, to];
+    ip[2..4].copy_from_slice(&(LEN as u16 - 14).to_be_bytes());
+    let sum: u32 = ip.chunks(2).map(|pair| u32::from(pair[0]) << 8 | u32::from(pair[1])).sum();
+    ip[10..12].copy_from_slice(&(!((sum & 0xffff) + (sum >> 16)) as u16).to_be_bytes());
+    let mut frame = [&[2, 0, 0, 0, 0, to, 2, 0, 0, 0, 0, from, 8, 0][..], &ip].concat();
+    // UDP without a checksum.
+    frame.extend([1000, 2000, LEN as u16 - 34, 0].iter().flat_map(|w: &u16| w.to_be_bytes()));
+    frame.extend(number.to_be_bytes());
+    frame.resize(LEN, number as u8);
+    frame
+}
+
+/// The frames of a capture file.
+fn frames(path: &Path) -> Vec<Vec<u8>> {
+    let file = std::fs::read(path).unwrap();
+    let mut rest = &file[FILE_HEADER..];
+    let mut frames = Vec::new();
+    while !rest.is_empty() {
+        let len = u32::from_le_bytes(rest[8..12].try_into().unwrap()) as usize;
+        frames.push(rest[RECORD..RECORD + len].to_vec());
+        rest = &rest[RECORD + len..];
+    }
+    frames
+}
+
+/// `dpdk-testpmd` with a port on each host, fed from files, and writing to files what arrives.
+struct Testpmd {
+    child: Child,
+    directory: PathBuf,
+}
+
+impl Testpmd {
+    fn start(directory: &Path, sockets: [PathBuf; 2]) -> Testpmd {
+        let log = File::create(directory.join("testpmd.log")).unwrap();
+        let mut command = Command::new("setpriv");
+        // It never sleeps: the daemons, which do, go first.
+        command.args([
+            "--pdeathsig",
+            "KILL",
+            "nice",
+            "-n",
+            "19",
+            TESTPMD,
+            "--no-huge",
+            "--no-shconf",
+            "--no-pci",
+            "--no-telemetry",
+        ]);
+        command.args(["-m", "128", "--lcores", "0@(0-1),1@(0-1)"]);
+        for (n, socket) in sockets.iter().enumerate() {
+            let (from, to) = (n as u8 + 1, 2 - n as u8);
+            let (sent, received) = (directory.join(format!("sent-{n}")), directory.join(format!("received-{n}")));
+            std::fs::write(&sent, capture(from, to)).unwrap();
+            command.arg("--vdev");
+            command.arg(format!("net_pcap{n},rx_pcap={},tx_pcap={}", sent.display(), received.display()));
+            command.arg("--vdev");
+            command.arg(format!(
+                "net_virtio_user{n},path={},queue_size=1024,mac=02:00:00:00:00:{from:02x}",
+                socket.display()
+            ));
+        }
+        // Between the ports of a pair: file and guest.
+        command.args(["--", "-i", "--forward-mode=io", "--no-flush-rx", "--total-num-mbufs=6144"]);
+        let child = command
+            .stdin(Stdio::piped())
+            .stdout(log.try_clone().unwrap())
+            .stderr(log)
+            .spawn()
+            .unwrap_or_else(|error| panic!("{error}: scripts/install-debian-packages.sh unpacks {TESTPMD}"));
+        Testpmd { child, directory: directory.to_path_buf() }
+    }
+
+    fn tell(&mut self, command: &str) {
+        writeln!(self.child.stdin.as_mut().unwrap(), "{command}").unwrap();
+    }
+
+    /// Ends it, and returns what has arrived at each port.
+    fn finish(mut self) -> [Vec<Vec<u8>>; 2] {
+        self.tell("stop");
+        self.tell("quit");
+        eventually(20.0, "testpmd ends", || self.child.try_wait().unwrap().is_some());
+        [0, 1].map(|n| frames(&self.directory.join(format!("received-{n}"))))
+    }
+}
+
+impl Drop for Testpmd {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+        if std::thread::panicking() {
+            eprintln!("{}", std::fs::read_to_string(self.directory.join("testpmd.log")).unwrap_or_default());
+        }
+    }
+}
+
+#[test]
+fn a_driver_in_user_space_loses_nothing_and_gets_nothing_twice() {
+    let mut lab = Lab::new(Options { vpcs: vpc(100, "all", "flow"), ..Options::default() });
+    lab.add_machine(0, &Guest::new("a", 1, &["10.0.0.1/24"]).mtu(1450), "server");
+    lab.add_machine(1, &Guest::new("b", 2, &["10.0.0.2/24"]).mtu(1450), "server");
+    lab.start();
+    // Packets are sent again, and compared with what was kept of them.
+    lab.hosts[1].path_fault("host-a", None, |fault| fault.loss_percent = 3.0);
+    let mut testpmd = Testpmd::start(&lab.hosts[0].directory, [lab.machine_socket("a"), lab.machine_socket("b")]);
+    eventually(20.0, "both ports are in use", || !lab.hosts[0].port("a").waiting && !lab.hosts[1].port("b").waiting);
+    testpmd.tell("start");
+    let arrived = |host: usize, port: &str| lab.hosts[host].port(port).rx_packets >= u64::from(FRAMES);
+    // A busy machine may keep a daemon from its processor until packets are given up; those may be lost.
+    let given_up = || lab.hosts.iter().map(|host| host.counter("rte.given_up_packets")).sum::<u64>();
+    eventually(20.0, "all frames arrive", || arrived(0, "a") && arrived(1, "b") || given_up() > 0);
+    eventually(5.0, "all buffers go back", || {
+        lab.hosts[0].port("a").tx_held_packets == 0 && lab.hosts[1].port("b").tx_held_packets == 0
+    });
+    // The guest polls its rings: what was shown to it has long been taken.
+    std::thread::sleep(std::time::Duration::from_millis(100));
+    let received = testpmd.finish();
+    let given_up = given_up();
+    for (n, received) in received.iter().enumerate() {
+        let (to, from) = (n as u8 + 1, 2 - n as u8);
+        let sent: Vec<_> = (0..FRAMES).map(|number| frame(from, to, number)).collect();
+        // One flow each way: in order, too.
+        assert!(given_up > 0 || *received == sent, "{} frames of {FRAMES} at port {n}, or in disorder", received.len());
+    }
+    for host in &lab.hosts {
+        assert!(host.counter("rte.sent_packets") >= u64::from(FRAMES));
+        assert_eq!(host.counter("vhost.tx_reused_buffer_packets"), 0, "it leaves buffers alone");
+        assert_eq!(host.counter("vhost.broken_rings"), 0);
+    }
+    assert!(lab.hosts[0].counter("rte.retransmitted_packets") > 0, "the fault");
+}
