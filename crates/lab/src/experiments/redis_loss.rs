@@ -99,15 +99,19 @@ impl Experiment for RedisLoss {
         let points = options.modes.len() * options.injectors.len() * losses.len() * options.ops.len();
         let mut progress = Progress::new(points as u64 * u64::from(repetitions));
         let mut rows = Vec::new();
-        // Repetitions are the outer loop: what drifts on the machine during a run then touches all modes alike.
+        // The networks of all modes stand side by side, and each point is measured in one after the other: what drifts on the
+        // machine, within a minute even, then touches all modes alike.
         for repetition in 0..repetitions {
+            let mut benches = Vec::new();
             for &mode in &options.modes {
-                let label = format!("{}-{repetition}", mode.name());
                 progress.begin(&format!("building the network for {}", mode.name()));
-                let mut bench = Bench::start(lab, mode, &label)?;
-                for &injector in &options.injectors {
-                    for &loss_percent in &losses {
-                        for &op in &options.ops {
+                benches.push((mode, Bench::start(lab, mode, &format!("{}-{repetition}", mode.name()))?));
+            }
+            for &injector in &options.injectors {
+                for &loss_percent in &losses {
+                    for &op in &options.ops {
+                        for (mode, bench) in &mut benches {
+                            let mode = *mode;
                             let point = Point { mode, injector, loss_percent, op, repetition };
                             progress.begin(&format!(
                                 "{} {} {loss_percent} % {}",
