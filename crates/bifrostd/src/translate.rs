@@ -125,6 +125,7 @@ pub(crate) fn vhost(port: &config::Port) -> VhostConfig {
         },
         mac: port.mac.octets(),
         mtu: port.mtu,
+        queues: port.queues as u16,
         packed: port.packed,
     }
 }

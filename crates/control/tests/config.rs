@@ -450,10 +450,10 @@ fn bad_configurations() {
         ),
         (
             "name = \"web2\"",
-            "name = \"web2\"\nkind = \"vhost-user\"\nsocket = \"vm.sock\"\nqueues = 2\nnetns = \"x\"",
+            "name = \"web2\"\nkind = \"vhost-user\"\nsocket = \"vm.sock\"\nqueues = 17\nnetns = \"x\"",
             &[
                 "59: port[1].socket: \"vm.sock\" is not an absolute path",
-                "60: port[1].queues: 2 is not in 1..=1",
+                "60: port[1].queues: 17 is not in 1..=16",
                 "61: port[1].netns: ",
                 "58: port[1].kind: a virtual machine",
             ],

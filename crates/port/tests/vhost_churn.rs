@@ -224,6 +224,7 @@ fn a_thousand_front_ends_that_come_and_go_leave_nothing() {
         mode: Mode::Server,
         mac: [2, 0, 0, 0, 0, 1],
         mtu: 1500,
+        queues: 2,
         packed: true,
         record: Some(record),
     };

@@ -50,7 +50,7 @@ for module in $(cat /modules/order); do insmod /modules/$module.ko; done
 ip link set lo up
 ip link set eth0 mtu $bf_mtu up
 ip address add $bf_address dev eth0
-echo "guest: up, packed $(cut -c35 /sys/class/net/eth0/device/features)"
+echo "guest: up, packed $(cut -c35 /sys/class/net/eth0/device/features), queues $(ls -d /sys/class/net/eth0/queues/tx-* | wc -l)"
 . /script
 echo "guest: done"
 poweroff -f
@@ -95,13 +95,14 @@ impl Machine {
         Machine { name, child, console: file("console") }
     }
 
-    /// Starts a QEMU machine that makes `socket` and waits for the daemon there, with these options of its network device more.
-    /// It runs without KVM, as everywhere.
+    /// Starts a QEMU machine that makes `socket` and waits for the daemon there, with a processor for each of `queues` queue
+    /// pairs, and these options of its network device more. It runs without KVM, as everywhere.
     pub fn qemu(
         directory: &Path,
         name: &'static str,
         socket: &Path,
         address: &str,
+        queues: usize,
         device: &str,
         script: &str,
     ) -> Machine {
@@ -134,7 +135,8 @@ impl Machine {
             .args(["-display", "none", "-serial", "stdio", "-m", "128M", "-machine", "pc,memory-backend=memory"])
             .args(["-object", "memory-backend-memfd,id=memory,size=128M,share=on"])
             .args(["-chardev", &format!("socket,id=port,path={},server=on,wait=off", socket.display())])
-            .args(["-netdev", "vhost-user,id=net,chardev=port"])
+            .args(["-smp", &queues.to_string()])
+            .args(["-netdev", &format!("vhost-user,id=net,chardev=port,queues={queues}")])
             // Without KVM, QEMU 7.2 dies of masking an MSI-X vector of a vhost device.
             .args(["-device", &format!("virtio-net-pci,netdev=net,romfile=,vectors=0,mac=02:00:00:00:00:01{device}")])
             .arg("-kernel")

@@ -83,35 +83,47 @@ fn machines_reach_each_other_reliably() {
 /// order, are what this is about. User-mode Linux removes its device for good when the daemon goes.
 #[test]
 fn a_machine_survives_a_daemon_that_is_killed_under_load() {
-    survive_kills("", "packed 0");
+    survive_kills(1, "", "packed 0", 8);
 }
 
 /// The places in packed rings are in the daemon's own record only.
 #[test]
 fn a_machine_with_packed_rings_survives_a_daemon_that_is_killed_under_load() {
-    survive_kills(",packed=on", "packed 1");
+    survive_kills(1, ",packed=on", "packed 1", 8);
 }
 
-fn survive_kills(device: &str, says: &str) {
+/// Each queue pair has its own record.
+#[test]
+fn a_machine_with_two_queue_pairs_survives_a_daemon_that_is_killed_under_load() {
+    survive_kills(2, ",mq=on", "packed 0, queues 2", 3);
+    survive_kills(2, ",mq=on,packed=on", "packed 1, queues 2", 3);
+}
+
+/// One processor and one stream for each of the machine's queue pairs.
+fn survive_kills(queues: usize, device: &str, says: &str, kills: usize) {
     let mut lab = Lab::new(Options::default());
     let guest = Guest::new("a", 1, &["10.0.0.1/24"]).mtu(1450);
     lab.add_machine(0, &guest, "client");
+    lab.hosts[0].config =
+        lab.hosts[0].config.replace("kind = \"vhost-user\"", &format!("kind = \"vhost-user\"\nqueues = {queues}"));
     lab.add(1, Guest::new("b", 2, &["10.0.0.2/24"]).mtu(1450));
     lab.start();
     let directory = lab.hosts[0].directory.clone();
     let socket = lab.machine_socket("a");
-    let a = Machine::qemu(&directory, "a", &socket, "10.0.0.1/24", device, "nc -ll -p 5001 -e cat");
+    let a = Machine::qemu(&directory, "a", &socket, "10.0.0.1/24", queues, device, "nc -ll -p 5001 -e cat");
     a.wait_for(&format!("guest: up, {says}"), 120.0);
-    let echo = Echo::start(lab.net("b"), "10.0.0.1", 5001);
-    for kill in 0..8 {
-        echo.wait_for_progress(2 << 20, Duration::from_secs(60));
-        echo.take_longest_silence();
+    let echoes: Vec<_> = (0..queues).map(|_| Echo::start(lab.net("b"), "10.0.0.1", 5001)).collect();
+    let go_on = |bytes| echoes.iter().for_each(|echo| echo.wait_for_progress(bytes, Duration::from_secs(60)));
+    let longest_silence = || echoes.iter().map(Echo::take_longest_silence).max().unwrap_or_default();
+    for kill in 0..kills {
+        go_on(2 << 20);
+        longest_silence();
         let began = Instant::now();
         lab.hosts[0].crash();
         lab.hosts[0].start();
         let restart = began.elapsed();
-        echo.wait_for_progress(1 << 20, Duration::from_secs(60));
-        let silence = echo.take_longest_silence();
+        go_on(1 << 20);
+        let silence = longest_silence();
         println!("kill {kill}: silence {silence:?}, of which the restart took {restart:?}");
         assert!(silence < restart + Duration::from_secs(5), "{silence:?} for a restart of {restart:?}");
     }
@@ -120,6 +132,6 @@ fn survive_kills(device: &str, says: &str) {
     assert_eq!(lab.hosts[0].counter("vhost.tx_reused_buffer_packets"), 0);
     // The guest would have said so of a descriptor that came back twice.
     assert!(!a.console().contains("is not a head"), "{}", a.console());
-    let bytes = echo.finish();
+    let bytes: u64 = echoes.into_iter().map(Echo::finish).sum();
     println!("{bytes} bytes came back as they were sent");
 }

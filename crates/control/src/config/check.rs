@@ -160,7 +160,7 @@ fn ports(config: &Config, sink: &Sink<'_>) {
                 addresses.once(field, &key, || format!("{} is, in VNI {},", address.addr(), port.vni));
             }
         }
-        if port.queues > config.workers.count && !sink.failed_within("workers") {
+        if port.kind == PortKind::Tap && port.queues > config.workers.count && !sink.failed_within("workers") {
             let count = config.workers.count;
             let message = format!("{} is more than workers.count ({count}); each worker serves one queue", port.queues);
             sink.error(&at("queues"), message);

@@ -29,6 +29,8 @@ pub const MAX_PATHS: u8 = 8;
 
 /// The most data path loops.
 pub const MAX_WORKERS: usize = 32;
+/// Most queue pairs of a virtual machine's port.
+pub const MAX_QUEUE_PAIRS: u64 = 16;
 
 /// The largest configuration file that is read, bytes.
 pub const MAX_FILE_BYTES: u64 = 16 << 20;
@@ -184,7 +186,7 @@ pub struct Port {
     pub device: String,
     /// Default route inside the namespace.
     pub default_gateway: Option<IpAddr>,
-    /// Queues of the device, 1 to the number of workers; 1 for vhost-user.
+    /// Queues of the device, 1 to the number of workers; queue pairs for vhost-user, 1 to 16.
     pub queues: usize,
     /// The vhost-user socket; none for other kinds.
     pub socket: Option<PathBuf>,

@@ -7,8 +7,9 @@ use toml::de::DeTable;
 
 use super::section::{Section, Sink};
 use super::{
-    Auto, Config, ConfigErrors, CongestionControl, Control, DEFAULT_SOCKET, Host, MAX_PATHS, MAX_WORKERS, Ordering,
-    Peer, PeerTransport, Port, PortKind, Reliability, Route, Transport, Underlay, VhostMode, Vni, Vpc, Workers, check,
+    Auto, Config, ConfigErrors, CongestionControl, Control, DEFAULT_SOCKET, Host, MAX_PATHS, MAX_QUEUE_PAIRS,
+    MAX_WORKERS, Ordering, Peer, PeerTransport, Port, PortKind, Reliability, Route, Transport, Underlay, VhostMode,
+    Vni, Vpc, Workers, check,
 };
 
 /// The most addresses of one thing.
@@ -162,7 +163,7 @@ fn port(mut s: Section<'_, '_>, workers: usize) -> Port {
         socket = Some(PathBuf::from(path));
         mode = s.choice("mode", &[("server", VhostMode::Server), ("client", VhostMode::Client)]);
         packed = s.optional("packed").unwrap_or(true);
-        let queues = s.int("queues", 1..=1, 1) as usize;
+        let queues = s.int("queues", 1..=MAX_QUEUE_PAIRS, 1) as usize;
         s.finish();
         let (netns, device, default_gateway) = (None, String::new(), None);
         return Port {

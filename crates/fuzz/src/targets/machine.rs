@@ -103,6 +103,7 @@ impl Machine {
             mode: Mode::Server,
             mac: [2, 0, 0, 0, 0, 1],
             mtu: 1500,
+            queues: 2,
             packed: true,
             record: None,
         };

@@ -67,6 +67,7 @@ fn config(socket: &Path, mode: Mode) -> VhostConfig {
         mode,
         mac: [2, 0, 0, 0, 0, 1],
         mtu: 1450,
+        queues: 1,
         packed: true,
         record: None,
     }
@@ -98,10 +99,15 @@ fn give(front: &mut Frontend, guest: &Guest, base: [u16; 2]) {
         mmap_handle: guest.file.as_raw_fd(),
     };
     front.set_mem_table(&[region]).expect("memory");
-    for (index, side) in [&guest.rx, &guest.tx].into_iter().enumerate() {
+    give_pair(front, guest, 0, base);
+}
+
+fn give_pair(front: &mut Frontend, guest: &Guest, pair: usize, base: [u16; 2]) {
+    for (n, side) in [&guest.rx, &guest.tx].into_iter().enumerate() {
+        let index = 2 * pair + n;
         let user = |at: u64| at - GUEST + USER;
         front.set_vring_num(index, guest.kind.size).expect("size");
-        front.set_vring_base(index, base[index]).expect("base");
+        front.set_vring_base(index, base[n]).expect("base");
         let data = VringConfigData {
             queue_max_size: guest.kind.size,
             queue_size: guest.kind.size,
@@ -394,4 +400,70 @@ fn a_socket_that_is_in_use_is_left_alone() {
     std::fs::write(&socket, "").expect("a file");
     assert!(matches!(open(&socket), Err(VhostError::Path { .. })));
     assert!(matches!(open(&directory.path().join("no/such")), Err(VhostError::Listen { .. })));
+}
+
+#[test]
+fn a_driver_enables_and_disables_queue_pairs() {
+    let directory = tempfile::tempdir().expect("directory");
+    let socket = directory.path().join("vm.sock");
+    let record = directory.path().join("record");
+    let (owner, worker) = bench();
+    let config = VhostConfig { queues: 3, record: Some(record.clone()), ..config(&socket, Mode::Server) };
+    let port = VhostPort::open(config, owner).expect("port");
+    let mut front = Frontend::connect(&socket, 8).expect("connect");
+    set_up_with(&mut front, FEATURES | 1 << 22);
+    assert!(front.get_protocol_features().expect("features").contains(VhostUserProtocolFeatures::MQ));
+    let (_, space) = front.get_config(8, 2, VhostUserConfigFlags::empty(), &[0; 2]).expect("configuration");
+    assert_eq!(space, [3, 0]);
+
+    let mut pairs = [Guest::new(KIND), Guest::new(KIND)];
+    pairs[1] = pairs[0].another_pair(KIND);
+    let send = |pairs: &mut [Guest; 2], n: u8| {
+        for (pair, guest) in pairs.iter_mut().enumerate() {
+            guest.send(Header::default(), &[10 * n + pair as u8; 100], &[], false);
+        }
+    };
+    // One pair runs while the other one is still made.
+    give(&mut front, &pairs[0], [0, 0]);
+    let mut queue = worker.next();
+    send(&mut pairs, 1);
+    assert_eq!(sent(&mut queue), [[10; 100]]);
+    worker.drop(queue);
+    give_pair(&mut front, &pairs[1], 1, [0, 0]);
+    let mut queue = worker.next();
+    assert_eq!(sent(&mut queue), [[11; 100]]);
+    send(&mut pairs, 2);
+    let mut both = sent(&mut queue);
+    both.sort();
+    assert_eq!(both, [[20; 100], [21; 100]]);
+    assert!(record.exists() && super::record::path(&record, 1).exists());
+
+    // Without the second pair the first one goes on where it was.
+    worker.drop(queue);
+    front.set_vring_enable(2, false).expect("disable");
+    let mut queue = worker.next();
+    send(&mut pairs, 3);
+    assert_eq!(sent(&mut queue), [[30; 100]]);
+    worker.drop(queue);
+    front.set_vring_enable(2, true).expect("enable");
+    let mut queue = worker.next();
+    assert_eq!(sent(&mut queue), [[31; 100]]);
+
+    // They stop one after the other, as QEMU does it.
+    worker.drop(queue);
+    for (index, base) in [(0, 0), (1, 3), (2, 0), (3, 3)] {
+        assert_eq!(front.get_vring_base(index).expect("stops"), base, "ring {index}");
+    }
+    for guest in &mut pairs {
+        assert_eq!(std::iter::from_fn(|| guest.tx.reap()).count(), 3, "all is the guest's again");
+    }
+    assert_eq!(front.get_queue_num().expect("queues"), 3, "pairs, as all network front-ends understand it");
+    let mut front = {
+        drop(front);
+        Frontend::connect(&socket, 8).expect("connect")
+    };
+    set_up_with(&mut front, FEATURES | 1 << 22);
+    assert!(front.set_vring_num(6, 16).is_err(), "there are six rings");
+    drop(port);
+    assert!(!record.exists() && !super::record::path(&record, 1).exists());
 }

@@ -4,7 +4,7 @@ use bifrost_nic::Malformed;
 
 use super::ring::BadChain;
 
-/// Counters of one [`VhostQueue`](super::VhostQueue), since it was started. "tx" is what the guest sends, "rx" what it
+/// Counters of a [`VhostQueue`](super::VhostQueue), since it was started. "tx" is what the guest sends, "rx" what it
 /// receives.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct VhostCounters {
@@ -48,6 +48,54 @@ impl BadChain {
 }
 
 impl VhostCounters {
+    /// Adds what another queue pair of the same device has counted.
+    pub(crate) fn add(&mut self, other: &VhostCounters) {
+        // All fields are named, so that none is forgotten.
+        let VhostCounters {
+            tx_packets,
+            tx_bytes,
+            tx_malformed_packets,
+            tx_bad_buffer_packets,
+            tx_bad_chain_packets,
+            tx_reused_buffer_packets,
+            tx_notifications,
+            rx_packets,
+            rx_bytes,
+            rx_buffers,
+            rx_notifications,
+            rx_no_buffer_frames,
+            rx_too_large_frames,
+            rx_discarded_frames,
+            rx_bad_chain_buffers,
+            broken_rings,
+        } = other;
+        for (sum, more) in [
+            (&mut self.tx_packets, tx_packets),
+            (&mut self.tx_bytes, tx_bytes),
+            (&mut self.tx_bad_buffer_packets, tx_bad_buffer_packets),
+            (&mut self.tx_reused_buffer_packets, tx_reused_buffer_packets),
+            (&mut self.tx_notifications, tx_notifications),
+            (&mut self.rx_packets, rx_packets),
+            (&mut self.rx_bytes, rx_bytes),
+            (&mut self.rx_buffers, rx_buffers),
+            (&mut self.rx_notifications, rx_notifications),
+            (&mut self.rx_no_buffer_frames, rx_no_buffer_frames),
+            (&mut self.rx_too_large_frames, rx_too_large_frames),
+            (&mut self.rx_discarded_frames, rx_discarded_frames),
+            (&mut self.broken_rings, broken_rings),
+        ] {
+            *sum += more;
+        }
+        let reasons = [
+            (&mut self.tx_malformed_packets[..], &tx_malformed_packets[..]),
+            (&mut self.tx_bad_chain_packets[..], &tx_bad_chain_packets[..]),
+            (&mut self.rx_bad_chain_buffers[..], &rx_bad_chain_buffers[..]),
+        ];
+        for (sums, more) in reasons {
+            sums.iter_mut().zip(more).for_each(|(sum, more)| *sum += more);
+        }
+    }
+
     /// All counters by name, units last.
     pub fn iter(&self) -> impl Iterator<Item = (String, u64)> {
         let plain = [

@@ -12,13 +12,14 @@ use rustix::fs::OFlags;
 use super::features::{self, Features};
 use super::memory::{Memory, RegionSpec};
 use super::messages::{self, Failure, Fields, Message};
-use super::queue::{self, Ends, QueueSpec};
+use super::pairs::Pairs;
+use super::queue::{self, Ends, QueueSpec, VhostQueue};
 use super::record::{self, FrontEnd};
 use super::ring::{Call, MAX_SIZE, RingSpec};
-use super::{QueueOwner, VhostConfig, inflight, packed_inflight};
+use super::{MAX_QUEUES, QueueOwner, VhostConfig, inflight, packed_inflight};
 
-/// Rings: receive, transmit.
-const RINGS: usize = 2;
+/// Rings of a queue pair: receive, transmit.
+const PAIR: usize = 2;
 /// Bytes of an Ethernet header with one VLAN tag.
 const ETHERNET: usize = 18;
 
@@ -70,16 +71,15 @@ pub(super) struct VhostDevice {
     features: Features,
     protocol: u64,
     memory: Arc<Memory>,
-    rings: [RingState; RINGS],
+    /// Of pair `n`, receive and transmit are `2n` and `2n + 1`.
+    rings: Vec<RingState>,
     inflight: Option<Arc<Memory>>,
     /// Who is connected, if that can be said.
     front_end: Option<FrontEnd>,
     /// For requests of ours. There are none, but its end would tell the front-end that this side is gone.
     requests: Option<File>,
-    /// Where the queue that runs will leave its ends.
-    running: Option<Arc<Ends>>,
-    /// A queue has run since this front-end connected: it knows where its rings ended.
-    has_run: bool,
+    /// Where the pairs that run, from the first one on, will leave their ends.
+    running: Vec<Arc<Ends>>,
 }
 
 /// What is known of a ring so far.
@@ -92,22 +92,23 @@ struct RingState {
     kick: Option<Arc<OwnedFd>>,
     call: Arc<Call>,
     enabled: bool,
+    /// It has run since this front-end connected, which knows where it ended.
+    has_run: bool,
 }
 
 impl VhostDevice {
     pub(super) fn new(config: VhostConfig, owner: Box<dyn QueueOwner>) -> Self {
         VhostDevice {
+            rings: new_rings(&config),
             config,
             owner,
             features: Features::default(),
             protocol: 0,
             memory: Arc::default(),
-            rings: Default::default(),
             inflight: None,
             front_end: None,
             requests: None,
-            running: None,
-            has_run: false,
+            running: Vec::new(),
         }
     }
 
@@ -121,14 +122,14 @@ impl VhostDevice {
         self.stop();
         (self.features, self.protocol) = (Features::default(), 0);
         self.memory = Arc::default();
-        self.rings = Default::default();
-        (self.inflight, self.front_end, self.requests, self.has_run) = (None, None, None, false);
+        self.rings = new_rings(&self.config);
+        (self.inflight, self.front_end, self.requests) = (None, None, None);
     }
 
     /// Whether the next daemon needs the record that is kept here, even if this one ends in order: the places in packed rings
     /// are nowhere else.
     pub(super) fn needs_record(&self) -> bool {
-        self.running.is_some() && self.features.packed() && self.inflight.is_none()
+        !self.running.is_empty() && self.features.packed() && self.inflight.is_none()
     }
 
     /// Waits for a message and answers it. A failed one is answered, too, where that can be, and ends the conversation:
@@ -163,14 +164,14 @@ impl VhostDevice {
             SET_FEATURES => self.set_features(fields.u64()?)?,
             GET_PROTOCOL_FEATURES => return number(features::PROTOCOL),
             SET_PROTOCOL_FEATURES => self.protocol = fields.u64()?,
-            GET_QUEUE_NUM => return number(1),
+            GET_QUEUE_NUM => return number(self.config.queues.into()),
             GET_MAX_MEM_SLOTS => return number(Memory::MAX_REGIONS as u64),
             SET_OWNER | SET_VRING_ERR => {}
             SET_BACKEND_REQ_FD => self.requests = files.pop(),
             RESET_OWNER => self.stop_in_order(),
             RESET_DEVICE => {
                 self.stop_in_order();
-                self.rings = Default::default();
+                self.rings = new_rings(&self.config);
             }
             SET_MEM_TABLE => self.set_memory(&mut fields, files)?,
             ADD_MEM_REG => {
@@ -192,7 +193,7 @@ impl VhostDevice {
             SET_VRING_BASE => {
                 // Of packed rings, the upper half is where used descriptors go. Ours stop when that is the same place.
                 let (ring, base) = (fields.u32()?, fields.u32()?);
-                if self.has_run {
+                if self.ring_mut(ring)?.has_run {
                     self.stop_in_order();
                 }
                 self.change(ring, |ring| ring.base = base as u16)?;
@@ -237,6 +238,8 @@ impl VhostDevice {
                 ring.kick = None;
                 let base = u32::from(ring.base) | if packed { u32::from(ring.base) << 16 } else { 0 };
                 let answer = [index.to_le_bytes(), base.to_le_bytes()];
+                // Of the other pairs, those that can go on without this one do.
+                self.start()?;
                 return Ok(Answer::Payload(answer.concat()));
             }
             GET_CONFIG => {
@@ -289,100 +292,129 @@ impl VhostDevice {
         self.stop();
         let mut memory = Memory::default();
         for file in files {
-            self.add(&mut memory, fields, file)?;
+            self.add(&mut memory, region(fields, file)?)?;
         }
         self.memory = Arc::new(memory);
         self.start()
     }
 
     fn add_memory(&mut self, fields: &mut Fields<'_>, file: File) -> Outcome {
-        self.stop();
+        let spec = region(fields, file)?;
         let mut memory = (*self.memory).clone();
-        self.add(&mut memory, fields, file)?;
+        if memory.add_again(&spec) {
+            self.memory = Arc::new(memory);
+            return Ok(());
+        }
+        self.stop();
+        self.add(&mut memory, spec)?;
         self.memory = Arc::new(memory);
         self.start()
     }
 
     fn remove_memory(&mut self, fields: &mut Fields<'_>) -> Outcome {
         let (guest, size, user) = (fields.u64()?, fields.u64()?, fields.u64()?);
-        self.stop();
         let mut memory = (*self.memory).clone();
-        if !memory.remove(guest, user, size) {
-            return Err("there is no such memory region");
+        if memory.remove(guest, user, size).ok_or("there is no such memory region")? == 0 {
+            self.stop();
         }
         self.memory = Arc::new(memory);
         self.start()
     }
 
-    fn add(&self, memory: &mut Memory, fields: &mut Fields<'_>, file: File) -> Outcome {
-        let (guest, size, user, offset) = (fields.u64()?, fields.u64()?, fields.u64()?, fields.u64()?);
-        memory.add(RegionSpec { guest, user, size, offset, file }).map_err(|error| {
+    fn add(&self, memory: &mut Memory, spec: RegionSpec) -> Outcome {
+        memory.add(spec).map_err(|error| {
             tracing::warn!(port = self.config.name, %error, "a front-end's memory cannot be used");
             "its memory cannot be used"
         })
     }
 
     fn ring_mut(&mut self, index: u32) -> Outcome<&mut RingState> {
-        self.rings.get_mut(index as usize).ok_or("there is one queue pair: rings 0 and 1")
+        self.rings.get_mut(index as usize).ok_or("the port has fewer rings: two for each of its queues")
     }
 
     /// Changes a ring; one that runs is started anew.
     fn change(&mut self, index: u32, change: impl FnOnce(&mut RingState)) -> Outcome {
         self.ring_mut(index)?;
-        self.stop();
+        if (index as usize) < self.running.len() * PAIR {
+            self.stop();
+        }
         change(self.ring_mut(index)?);
         self.start()
     }
 
-    /// Hands the queue over if nothing is missing any more.
-    fn start(&mut self) -> Outcome {
-        let [receive, transmit] = &self.rings;
+    /// Pairs of which nothing is missing, from the first one on.
+    fn ready_pairs(&self) -> usize {
         let ready = |ring: &RingState| ring.enabled && ring.size > 0 && ring.tables.is_some() && ring.kick.is_some();
-        let (true, true, Some(kick)) = (ready(receive), ready(transmit), transmit.kick.clone()) else { return Ok(()) };
-        if self.running.is_some() || self.memory.regions() == 0 {
+        self.rings.chunks(PAIR).take_while(|pair| pair.iter().all(ready)).count()
+    }
+
+    /// Hands the queue over if nothing is missing any more, and anew if it has got more pairs.
+    fn start(&mut self) -> Outcome {
+        let pairs = self.ready_pairs();
+        if pairs == self.running.len() || self.memory.regions() == 0 {
             return Ok(());
         }
-        let ends = Arc::new(Ends::default());
-        let packed = self.features.packed();
-        let (theirs, ours) = (self.inflight.clone(), self.own_record());
-        // A record of our own cannot know what the front-end did with a split transmit ring meanwhile.
-        let in_order = theirs.is_none() && !packed;
-        let record = theirs.as_ref().or(ours.as_ref());
-        let queue = queue::open(QueueSpec {
-            memory: Arc::clone(&self.memory),
-            packed,
-            receive: self.ring(0, record)?,
-            transmit: self.ring(1, record.filter(|_| !in_order))?,
-            kick,
-            in_order,
-            mergeable: self.features.mergeable(),
-            guest_checksum: self.features.guest_checksum(),
-            max_frame: usize::from(self.config.mtu) + ETHERNET,
-            ends: Arc::clone(&ends),
-        });
-        let queue = queue.ok_or("a ring that is not in the guest's memory")?;
-        (self.running, self.has_run) = (Some(ends), true);
+        self.stop();
+        let mut queues = Vec::with_capacity(pairs);
+        let mut running = Vec::with_capacity(pairs);
+        for pair in 0..pairs {
+            let ends = Arc::new(Ends::default());
+            queues.push(self.open(pair, Arc::clone(&ends))?);
+            running.push(ends);
+        }
+        let queue = match queues.len() {
+            1 => queues.remove(0),
+            _ => Box::new(Pairs::new(queues).map_err(|_| "no descriptor for its kicks")?),
+        };
+        self.running = running;
+        self.rings.iter_mut().take(pairs * PAIR).for_each(|ring| ring.has_run = true);
         tracing::info!(
             port = self.config.name,
             features = format_args!("{:#x}", self.features.0),
+            pairs,
             "a guest has started"
         );
         self.owner.start(queue);
         Ok(())
     }
 
-    /// The record that is kept here because the front-end keeps none.
-    fn own_record(&self) -> Option<Arc<Memory>> {
+    fn open(&self, pair: usize, ends: Arc<Ends>) -> Outcome<VhostQueue> {
+        let packed = self.features.packed();
+        let first = pair * PAIR;
+        let kick = self.rings[first + 1].kick.clone().ok_or("a ring without a kick is not served")?;
+        // The front-end's record has room for all rings; of ours, each pair has its own.
+        let theirs = self.inflight.clone().map(|memory| (memory, first));
+        let ours = self.own_record(pair).map(|memory| (memory, 0));
+        // A record of our own cannot know what the front-end did with a split transmit ring meanwhile.
+        let in_order = theirs.is_none() && !packed;
+        let record = theirs.or(ours);
+        let area = |ring: usize| record.as_ref().map(|(memory, first)| (memory, first + ring));
+        let queue = queue::open(QueueSpec {
+            memory: Arc::clone(&self.memory),
+            packed,
+            receive: self.ring(first, area(0))?,
+            transmit: self.ring(first + 1, area(1).filter(|_| !in_order))?,
+            kick,
+            in_order,
+            mergeable: self.features.mergeable(),
+            guest_checksum: self.features.guest_checksum(),
+            max_frame: usize::from(self.config.mtu) + ETHERNET,
+            ends,
+        });
+        queue.ok_or("a ring that is not in the guest's memory")
+    }
+
+    /// The record of a pair that is kept here because the front-end keeps none.
+    fn own_record(&self, pair: usize) -> Option<Arc<Memory>> {
         if self.inflight.is_some() {
             return None;
         }
-        let (path, front_end) = (self.config.record.as_ref()?, self.front_end?);
-        let rings: Vec<u64> = self
-            .rings
+        let (path, front_end) = (record::path(self.config.record.as_ref()?, pair), self.front_end?);
+        let rings: Vec<u64> = self.rings[pair * PAIR..][..PAIR]
             .iter()
             .flat_map(|r| [u64::from(r.size)].into_iter().chain(r.tables.unwrap_or_default()))
             .collect();
-        let opened = record::open(path, front_end, &rings, RINGS * self.record_bytes());
+        let opened = record::open(&path, front_end, &rings, PAIR * self.record_bytes());
         let failed = |error: &std::io::Error| {
             tracing::warn!(port = self.config.name, %error, "no record: its guest would not survive a crash of this daemon");
         };
@@ -391,7 +423,7 @@ impl VhostDevice {
 
     /// Bytes of each ring's record.
     fn record_bytes(&self) -> usize {
-        self.record_bytes_of(self.rings[0].size.max(self.rings[1].size))
+        self.record_bytes_of(self.rings.iter().map(|ring| ring.size).max().unwrap_or(0))
     }
 
     fn record_bytes_of(&self, size: u16) -> usize {
@@ -401,7 +433,7 @@ impl VhostDevice {
     /// A file to note in what is in flight; the front-end keeps it while the daemon restarts.
     fn new_record(&self, fields: &mut Fields<'_>) -> Outcome<Answer> {
         let (_size, _offset, queues, ring) = (fields.u64()?, fields.u64()?, fields.u16()?, fields.u16()?);
-        let size = (RINGS * self.record_bytes_of(ring)) as u64;
+        let size = (self.rings.len() * self.record_bytes_of(ring)) as u64;
         let fd = rustix::fs::memfd_create("bifrost-inflight", rustix::fs::MemfdFlags::CLOEXEC);
         let file = File::from(fd.map_err(|_| "no memory for its record")?);
         file.set_len(size).map_err(|_| "no memory for its record")?;
@@ -412,11 +444,12 @@ impl VhostDevice {
         Ok(Answer::WithFile(answer, file))
     }
 
-    fn ring(&self, index: usize, record: Option<&Arc<Memory>>) -> Outcome<RingSpec> {
+    /// What a ring is made from; `record`: that, and which part of it is the ring's.
+    fn ring(&self, index: usize, record: Option<(&Arc<Memory>, usize)>) -> Outcome<RingSpec> {
         let ring = &self.rings[index];
         let [descriptors, used, available] = ring.tables.unwrap_or_default();
-        let record = record.map(|memory| {
-            let at = index * self.record_bytes();
+        let record = record.map(|(memory, part)| {
+            let at = part * self.record_bytes();
             Memory::area(memory, at as u64, self.record_bytes_of(ring.size), 8)
         });
         let record = match record {
@@ -439,18 +472,32 @@ impl VhostDevice {
     fn stop_in_order(&mut self) {
         self.stop();
         if let Some(path) = &self.config.record {
-            let _ = std::fs::remove_file(path);
+            record::remove(path, self.config.queues);
         }
     }
 
     /// Takes the queue back; where its rings ended is where they will go on.
     fn stop(&mut self) {
-        let Some(ends) = self.running.take() else { return };
+        if self.running.is_empty() {
+            return;
+        }
         self.owner.stop();
         let load = |end: &AtomicU32| end.load(Ordering::Acquire) as u16;
-        (self.rings[0].base, self.rings[1].base) = (load(&ends.receive), load(&ends.transmit));
+        for (pair, ends) in self.rings.chunks_mut(PAIR).zip(self.running.drain(..)) {
+            (pair[0].base, pair[1].base) = (load(&ends.receive), load(&ends.transmit));
+        }
         tracing::info!(port = self.config.name, "a guest has stopped");
     }
+}
+
+/// The next region that a message describes.
+fn region(fields: &mut Fields<'_>, file: File) -> Outcome<RegionSpec> {
+    let (guest, size, user, offset) = (fields.u64()?, fields.u64()?, fields.u64()?, fields.u64()?);
+    Ok(RegionSpec { guest, user, size, offset, file })
+}
+
+fn new_rings(config: &VhostConfig) -> Vec<RingState> {
+    (0..PAIR * usize::from(config.queues.clamp(1, MAX_QUEUES))).map(|_| RingState::default()).collect()
 }
 
 /// A descriptor to wait for or to write to without ever blocking. Event counters, pipes and sockets only: others could block, or be

@@ -11,6 +11,7 @@ const NET_HOST_TSO6: u32 = 12;
 const NET_HOST_ECN: u32 = 13;
 const NET_MRG_RXBUF: u32 = 15;
 const NET_STATUS: u32 = 16;
+const NET_MQ: u32 = 22;
 const RING_INDIRECT_DESC: u32 = 28;
 const RING_EVENT_IDX: u32 = 29;
 const PROTOCOL_FEATURES: u32 = 30;
@@ -44,7 +45,7 @@ pub(super) struct Features(pub(super) u64);
 impl Features {
     /// What the guest's driver may choose from.
     pub(super) fn offered(config: &VhostConfig) -> Features {
-        Features(ALWAYS.0 | u64::from(config.packed) << RING_PACKED)
+        Features(ALWAYS.0 | u64::from(config.packed) << RING_PACKED | u64::from(config.queues > 1) << NET_MQ)
     }
 
     pub(super) fn packed(self) -> bool {
@@ -77,6 +78,7 @@ impl Features {
     }
 }
 
+const MQ: u64 = 1;
 /// Protocol feature: the front-end may ask whether a message has succeeded.
 pub(super) const REPLY_ACK: u64 = 1 << 3;
 const BACKEND_REQ: u64 = 1 << 5;
@@ -86,7 +88,8 @@ const RESET_DEVICE: u64 = 1 << 13;
 const CONFIGURE_MEM_SLOTS: u64 = 1 << 15;
 
 /// What the front-end may make use of.
-pub(super) const PROTOCOL: u64 = REPLY_ACK | BACKEND_REQ | CONFIG | INFLIGHT_SHMFD | RESET_DEVICE | CONFIGURE_MEM_SLOTS;
+pub(super) const PROTOCOL: u64 =
+    MQ | REPLY_ACK | BACKEND_REQ | CONFIG | INFLIGHT_SHMFD | RESET_DEVICE | CONFIGURE_MEM_SLOTS;
 
 /// `struct virtio_net_config`: MAC address, status, queue pairs, MTU; zeros behind.
 pub(super) fn config_space(config: &VhostConfig) -> [u8; 256] {
@@ -94,7 +97,7 @@ pub(super) fn config_space(config: &VhostConfig) -> [u8; 256] {
     let mut space = [0; 256];
     space[..6].copy_from_slice(&config.mac);
     space[6..8].copy_from_slice(&LINK_UP.to_le_bytes());
-    space[8..10].copy_from_slice(&1u16.to_le_bytes());
+    space[8..10].copy_from_slice(&config.queues.to_le_bytes());
     space[10..12].copy_from_slice(&config.mtu.to_le_bytes());
     space
 }

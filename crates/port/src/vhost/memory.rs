@@ -2,6 +2,7 @@
 
 use std::fs::File;
 use std::io;
+use std::os::unix::fs::MetadataExt as _;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -39,6 +40,10 @@ struct Region {
     size: u64,
     /// Where it starts in the mapping.
     offset: u64,
+    /// Device and inode.
+    file: (u64, u64),
+    /// How often it was added.
+    times: u32,
     mapping: Arc<Mapping>,
 }
 
@@ -95,15 +100,33 @@ impl Memory {
         let bytes = usize::try_from(end).map_err(|_| bad("it is larger than the address space"))?;
         let mapping = Mapping::new(file, bytes).map_err(map)?;
         let at = self.regions.partition_point(|r| r.guest < guest);
-        self.regions.insert(at, Region { guest, user, size, offset, mapping: Arc::new(mapping) });
+        let (file, mapping) = ((metadata.dev(), metadata.ino()), Arc::new(mapping));
+        self.regions.insert(at, Region { guest, user, size, offset, file, times: 1, mapping });
         Ok(())
     }
 
-    /// Removes the region that is at these addresses; whether there was one.
-    pub fn remove(&mut self, guest: u64, user: u64, size: u64) -> bool {
-        let before = self.regions.len();
-        self.regions.retain(|r| (r.guest, r.user, r.size) != (guest, user, size));
-        self.regions.len() < before
+    /// Counts that a region which is there was added once more; whether it is. QEMU 7.2 adds and removes each one once for
+    /// every queue pair.
+    pub fn add_again(&mut self, spec: &RegionSpec) -> bool {
+        let place = (spec.guest, spec.user, spec.size, spec.offset);
+        let Some(there) = self.regions.iter_mut().find(|r| (r.guest, r.user, r.size, r.offset) == place) else {
+            return false;
+        };
+        let is_same = spec.file.metadata().is_ok_and(|m| (m.dev(), m.ino()) == there.file);
+        there.times = there.times.saturating_add(u32::from(is_same));
+        is_same
+    }
+
+    /// Removes the region that is at these addresses, as often as it was added. Returns how many times more it is there;
+    /// `None`: there was none.
+    pub fn remove(&mut self, guest: u64, user: u64, size: u64) -> Option<u32> {
+        let at = self.regions.iter().position(|r| (r.guest, r.user, r.size) == (guest, user, size))?;
+        self.regions[at].times -= 1;
+        let left = self.regions[at].times;
+        if left == 0 {
+            self.regions.remove(at);
+        }
+        Some(left)
     }
 
     /// Regions.
@@ -327,7 +350,22 @@ mod tests {
             assert!(memory.add(spec).is_err(), "{name}");
         }
         assert_eq!(memory.regions(), 1);
-        assert!(!memory.remove(0x1000, 0x10_1000, 0x800) && memory.remove(0x1000, 0x10_1000, 0x1000));
+        let places = [(0x1000, 0x10_1000, 0x800), (0x1000, 0x10_1000, 0x1000), (0x1000, 0x10_1000, 0x1000)];
+        assert_eq!(places.map(|(guest, user, size)| memory.remove(guest, user, size)), [None, Some(0), None]);
+        assert_eq!(memory.regions(), 0);
+    }
+
+    #[test]
+    fn a_region_that_is_added_once_for_each_queue_pair_is_there_until_it_is_removed_as_often() {
+        let (mut memory, shared) = (Memory::default(), file(0x1000));
+        let again = || spec(0x1000, 0x5000, 0x1000, 0, shared.try_clone().expect("file"));
+        assert!(!memory.add_again(&again()), "not yet there");
+        memory.add(again()).expect("fits");
+        assert!(memory.add_again(&again()));
+        assert!(!memory.add_again(&spec(0x1000, 0x5000, 0x1000, 0, file(0x1000))), "another file");
+        assert!(!memory.add_again(&spec(0x1000, 0x6000, 0x1000, 0, shared.try_clone().expect("file"))), "elsewhere");
+        assert_eq!(memory.regions(), 1);
+        assert_eq!([0; 3].map(|_| memory.remove(0x1000, 0x5000, 0x1000)), [Some(1), Some(0), None]);
     }
 
     #[test]

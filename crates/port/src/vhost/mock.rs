@@ -2,6 +2,7 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::fs::File;
+use std::ops::Range;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU32;
@@ -35,7 +36,7 @@ pub(super) struct Kind {
     pub(super) mergeable: bool,
 }
 
-/// A guest with one queue pair.
+/// A guest, or one of its queue pairs.
 pub(super) struct Guest {
     pub(super) kind: Kind,
     pub(super) file: File,
@@ -45,7 +46,8 @@ pub(super) struct Guest {
     pub(super) ends: Arc<Ends>,
     /// Whether the device has to give transmit buffers back in order.
     pub(super) in_order: bool,
-    /// The next free byte for buffers.
+    /// Where buffers are, and the next free byte for one.
+    buffers: Range<u64>,
     free: u64,
 }
 
@@ -85,7 +87,27 @@ impl Guest {
         let memory = Arc::new(memory);
         let rx = Side::new(&memory, kind, GUEST);
         let tx = Side::new(&memory, kind, GUEST + (2 << 20));
-        Guest { kind, file, rx, tx, memory, ends: Arc::new(Ends::default()), in_order: false, free: GUEST + (4 << 20) }
+        let buffers = GUEST + (4 << 20)..GUEST + MEMORY;
+        let free = buffers.start;
+        Guest { kind, file, rx, tx, memory, ends: Arc::default(), in_order: false, buffers, free }
+    }
+
+    /// Another queue pair of the same guest.
+    pub(super) fn another_pair(&mut self, kind: Kind) -> Guest {
+        const START: u64 = GUEST + (8 << 20);
+        let buffers = START + (4 << 20)..self.buffers.end;
+        self.buffers.end = START;
+        Guest {
+            kind,
+            file: self.file.try_clone().expect("another descriptor"),
+            rx: Side::new(&self.memory, kind, START),
+            tx: Side::new(&self.memory, kind, START + (2 << 20)),
+            memory: Arc::clone(&self.memory),
+            ends: Arc::default(),
+            in_order: self.in_order,
+            free: buffers.start,
+            buffers,
+        }
     }
 
     /// The device, from where the rings are.
@@ -128,8 +150,8 @@ impl Guest {
 
     /// Memory for a buffer; old buffers are overwritten sooner or later.
     pub(super) fn allocate(&mut self, len: u64) -> u64 {
-        if self.free + len > GUEST + MEMORY {
-            self.free = GUEST + (4 << 20);
+        if self.free + len > self.buffers.end {
+            self.free = self.buffers.start;
         }
         let at = self.free;
         self.free += len.next_multiple_of(64);

@@ -3,7 +3,7 @@
 //!
 //! [`VhostPort`] serves a socket on a thread of its own; `device` understands the messages. Once a guest's rings are
 //! complete it hands a [`VhostQueue`] to its [`QueueOwner`], which gives it to a worker; when they are not any more it
-//! takes it back. `ring` says what a ring does, `split` and `packed` have the rules of the two formats, `receive` and
+//! takes it back. `queue` is one queue pair, `pairs` several. `ring` says what a ring does, `split` and `packed` have the rules of the two formats, `receive` and
 //! `transmit` what they mean for packets; `memory` checks every access.
 
 #[cfg(test)]
@@ -22,6 +22,9 @@ mod packed;
 mod packed_inflight;
 #[cfg(test)]
 mod packed_tests;
+mod pairs;
+#[cfg(test)]
+mod pairs_tests;
 mod queue;
 mod receive;
 mod record;
@@ -41,6 +44,9 @@ pub use queue::{GuestQueue, VhostQueue};
 pub use server::{VhostError, VhostPort};
 pub use unplugged::Unplugged;
 
+/// Most queue pairs of a device.
+pub const MAX_QUEUES: u16 = 16;
+
 /// How to make a vhost-user port.
 #[derive(Clone, Debug)]
 pub struct VhostConfig {
@@ -54,6 +60,8 @@ pub struct VhostConfig {
     pub mac: [u8; 6],
     /// The guest's MTU, bytes.
     pub mtu: u16,
+    /// Queue pairs that its driver may use, 1 to [`MAX_QUEUES`].
+    pub queues: u16,
     /// Whether its driver may choose packed rings.
     pub packed: bool,
     /// Where to note what is in flight for a front-end that does not keep that itself; `None`: nowhere, and a guest of
@@ -72,7 +80,7 @@ pub enum Mode {
 
 /// Whoever runs the queues of a port. Both are called from the port's own thread.
 pub trait QueueOwner: Send {
-    /// A guest has started: from now on the queue is to be worked on.
+    /// A guest has started: from now on its queues are to be worked on.
     fn start(&mut self, queue: VhostQueue);
     /// The guest stops: the queue that was started must have been dropped when this returns.
     fn stop(&mut self);

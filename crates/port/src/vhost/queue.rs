@@ -42,21 +42,29 @@ pub(crate) struct Ends {
     pub(crate) transmit: AtomicU32,
 }
 
-/// One queue pair of a guest's virtio network device, in the guest's own memory.
+/// A guest's virtio network device, in the guest's own memory: one queue pair, or all that the driver uses.
 ///
 /// What the guest sends stays where it is until [`complete`](GuestPort::complete); what it receives is written there once,
 /// by [`place`](GuestPort::place). When it is dropped, everything that it holds goes back to the guest.
 pub trait GuestQueue: PolledPort + Send + Debug {
     /// What happened since the queue was started.
-    fn vhost_counters(&self) -> &VhostCounters;
+    fn vhost_counters(&self) -> VhostCounters;
+    /// Bytes of packets that are kept outside of the guest's memory.
+    fn kept_bytes(&self) -> u64;
 }
 
-/// A queue pair, whatever the format of its rings.
+/// One or more queue pairs, whatever the format of their rings.
 pub type VhostQueue = Box<dyn GuestQueue>;
 
 /// Makes a queue pair. `None`: a ring that is none, or not in memory.
 pub(crate) fn open(spec: QueueSpec) -> Option<VhostQueue> {
     if spec.packed { Some(Box::new(Queue::<Packed>::new(spec)?)) } else { Some(Box::new(Queue::<Split>::new(spec)?)) }
+}
+
+/// What a queue counts, by name.
+pub(crate) fn named(queue: &impl GuestQueue) -> Vec<(String, u64)> {
+    let kept = [("tx_kept_bytes".to_string(), queue.kept_bytes())];
+    queue.vhost_counters().iter().chain(kept).filter(|c| c.1 > 0).collect()
 }
 
 /// A queue pair over rings of one format.
@@ -96,8 +104,12 @@ impl<R: Ring> Queue<R> {
 }
 
 impl<R: Ring> GuestQueue for Queue<R> {
-    fn vhost_counters(&self) -> &VhostCounters {
-        &self.counters
+    fn vhost_counters(&self) -> VhostCounters {
+        self.counters
+    }
+
+    fn kept_bytes(&self) -> u64 {
+        self.transmit.kept_bytes()
     }
 }
 
@@ -204,8 +216,7 @@ impl<R: Ring> GuestPort for Queue<R> {
     }
 
     fn counters(&self) -> Vec<(String, u64)> {
-        let kept = [("tx_kept_bytes".to_string(), self.transmit.kept_bytes())];
-        self.counters.iter().chain(kept).filter(|c| c.1 > 0).collect()
+        named(self)
     }
 }
 

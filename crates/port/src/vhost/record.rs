@@ -1,5 +1,5 @@
 //! The record of receive buffers in flight for front-ends that keep none themselves (QEMU's network devices): a file beside
-//! the socket. It outlives a daemon that was killed, as the guest does, and the next one goes on from it.
+//! the socket for each queue pair. It outlives a daemon that was killed, as the guest does, and the next one goes on from it.
 //!
 //! A record belongs to one run of one front-end and to its rings where they are now; any other finds it empty.
 
@@ -7,7 +7,7 @@ use std::fs::{File, OpenOptions};
 use std::io;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::os::unix::net::UnixStream;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use super::memory::{Memory, RegionSpec};
@@ -32,6 +32,22 @@ impl FrontEnd {
         // The name, in parentheses, may contain anything; the start time is the twentieth field behind it.
         let (_, fields) = stat.rsplit_once(") ")?;
         Some(FrontEnd { pid, started: fields.split(' ').nth(19)?.parse().ok()? })
+    }
+}
+
+/// The record of one queue pair of a device: that of the first one is at `path`.
+pub(super) fn path(path: &Path, pair: usize) -> PathBuf {
+    let mut name = path.as_os_str().to_owned();
+    if pair > 0 {
+        name.push(format!(".{pair}"));
+    }
+    name.into()
+}
+
+/// Removes the records of all pairs that a device may have.
+pub(super) fn remove(of: &Path, pairs: u16) {
+    for pair in 0..usize::from(pairs) {
+        let _ = std::fs::remove_file(path(of, pair));
     }
 }
 

@@ -12,7 +12,7 @@ use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 
 use super::device::VhostDevice;
 use super::messages::Failure;
-use super::{Mode, QueueOwner, VhostConfig};
+use super::{Mode, QueueOwner, VhostConfig, record};
 
 /// How long to wait before the front-end's socket is tried again.
 const RETRY: Timespec = Timespec { tv_sec: 0, tv_nsec: 200_000_000 };
@@ -24,7 +24,7 @@ pub struct VhostPort {
     thread: Option<JoinHandle<()>>,
     /// The socket, if it was made here.
     socket: Option<PathBuf>,
-    record: Option<PathBuf>,
+    record: Option<(PathBuf, u16)>,
 }
 
 /// What the thread and its owner share.
@@ -77,7 +77,10 @@ impl VhostPort {
             Mode::Server => Some(listen(&config.socket)?),
             Mode::Client => None,
         };
-        let (socket, record) = (listener.is_some().then(|| config.socket.clone()), config.record.clone());
+        let (socket, record) = (
+            listener.is_some().then(|| config.socket.clone()),
+            config.record.clone().map(|path| (path, config.queues)),
+        );
         let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(io::Error::from)?;
         let shared = Arc::new(Shared { wake, state: Mutex::default() });
         let theirs = Arc::clone(&shared);
@@ -109,8 +112,8 @@ impl Drop for VhostPort {
         if let Some(path) = &self.socket {
             let _ = std::fs::remove_file(path);
         }
-        if let Some(path) = self.record.as_ref().filter(|_| !self.shared.state().keeps_record) {
-            let _ = std::fs::remove_file(path);
+        if let Some((path, queues)) = self.record.as_ref().filter(|_| !self.shared.state().keeps_record) {
+            record::remove(path, *queues);
         }
     }
 }
