@@ -141,11 +141,19 @@ impl PackedInflight {
         }
         let mut buffers = self.buffers()?;
         // A front-end may have given buffers back on its own; the driver sees what is next in the ring.
-        loop {
+        for _ in 0..self.size {
             let rest = descriptor(ring, used.slot).1;
             let (id, flags) = ((rest >> 32) as u16, (rest >> 48) as u16);
-            let Some(i) = buffers.iter().position(|b| b.id == id).filter(|_| used.is_used(flags)) else { break };
-            used = used.after(buffers.remove(i).list.len() as u16, self.size);
+            if !used.is_used(flags) {
+                break;
+            }
+            let count = match buffers.iter().position(|b| b.id == id) {
+                Some(i) => buffers.remove(i).list.len() as u16,
+                // Nobody here had taken it. Its descriptor is gone: with an indirect table, as Linux has it, it was one.
+                None if buffers.is_empty() => 1,
+                None => break,
+            };
+            used = used.after(count, self.size);
         }
         Some((used, buffers))
     }
