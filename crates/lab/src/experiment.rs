@@ -85,6 +85,8 @@ pub struct Network {
     pub overlay: Overlay,
     /// The hosts.
     pub topology: Topology,
+    /// Its names and files.
+    _part: Run,
 }
 
 impl Lab {
@@ -118,19 +120,18 @@ impl Lab {
             own_processors: !self.options.share_processors,
             spread_flows,
         };
-        let topology = Topology::build(&self.run, plan)?;
-        let overlay = Overlay::start(&self.run, &topology, mode, &settings, &self.binaries, &self.logs(label))?;
+        let part = self.run.part()?;
+        let topology = Topology::build(&part, plan)?;
+        let overlay = Overlay::start(&part, &topology, mode, &settings, &self.binaries, &self.logs(label))?;
         let mut machines = Vec::new();
         if settings.guests == Guests::Vm {
             for host in &topology.hosts {
-                let (guest, directory) = (&host.guest, self.run.directory().join(&host.guest.name));
-                // What an earlier machine of this name has left would be taken for this one's.
-                let _ = std::fs::remove_dir_all(&directory);
-                machines.push(Machine::start(guest, &machine_socket(&self.run, guest), directory, &self.logs(label))?);
+                let (guest, directory) = (&host.guest, part.directory().join(&host.guest.name));
+                machines.push(Machine::start(guest, &machine_socket(&part, guest), directory, &self.logs(label))?);
             }
             machines.iter_mut().try_for_each(Machine::wait_until_ready)?;
         }
-        Ok(Network { machines, overlay, topology })
+        Ok(Network { machines, overlay, topology, _part: part })
     }
 
     /// The directory for logs of the part `label`.

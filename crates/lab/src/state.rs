@@ -7,6 +7,7 @@
 use std::collections::BTreeSet;
 use std::fs::{self, File, TryLockError};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, Result, bail};
@@ -22,7 +23,9 @@ pub const STATE_DIRECTORY: &str = "/run/bifrost-lab";
 pub struct Run {
     id: String,
     directory: PathBuf,
-    _lock: File,
+    parts: AtomicU32,
+    /// Removed at the end; a part has none of its own.
+    lock: Option<(PathBuf, File)>,
 }
 
 impl Run {
@@ -40,10 +43,21 @@ impl Run {
         lock.lock().with_context(|| format!("locking {}", path.display()))?;
         let directory = Path::new(STATE_DIRECTORY).join(&id);
         fs::create_dir_all(&directory).with_context(|| format!("creating {}", directory.display()))?;
-        Ok(Self { id, directory, _lock: lock })
+        Ok(Self { id, directory, parts: AtomicU32::new(0), lock: Some((path, lock)) })
     }
 
-    /// The name that everything of this run begins with, `bl<pid>x<hex>`.
+    /// A name and a directory of their own within the run, which must live longer: several networks stand side by side.
+    ///
+    /// # Errors
+    /// The directory cannot be made.
+    pub fn part(&self) -> Result<Self> {
+        let number = self.parts.fetch_add(1, Ordering::Relaxed);
+        let directory = self.directory.join(number.to_string());
+        fs::create_dir_all(&directory).with_context(|| format!("creating {}", directory.display()))?;
+        Ok(Self { id: format!("{}-{number}", self.id), directory, parts: AtomicU32::new(0), lock: None })
+    }
+
+    /// The name that everything of this run begins with, `bl<pid>x<hex>`, or of this part, `bl<pid>x<hex>-<number>`.
     pub fn id(&self) -> &str {
         &self.id
     }
@@ -57,7 +71,9 @@ impl Run {
 impl Drop for Run {
     fn drop(&mut self) {
         let _ = fs::remove_dir_all(&self.directory);
-        let _ = fs::remove_file(Path::new(STATE_DIRECTORY).join(format!("{}.lock", self.id)));
+        if let Some((path, _)) = &self.lock {
+            let _ = fs::remove_file(path);
+        }
     }
 }
 

@@ -313,6 +313,7 @@ impl LoadThreads {
             clients: lab.options.clients,
             duration: Duration::from_secs_f64(duration_s),
             timeout: Duration::from_secs(10),
+            requests_per_s: None,
             stop: Arc::clone(&stop),
         };
         let mut threads = Self { stop: Arc::clone(&stop), streams: Vec::new(), redis: None, _server: server };

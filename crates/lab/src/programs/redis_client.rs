@@ -1,9 +1,12 @@
-//! A closed-loop Redis client that records every request: start, latency, outcome.
+//! A Redis client that records every request: start, latency, outcome. Its loop is closed, or open: then requests are due at
+//! regular times, and their latency counts from then on, however late they were sent.
 //!
 //! Each connection alternates `SET key value` and `GET key` on a key of its own and checks what comes back. A request that
 //! is not answered within the timeout has failed: its connection is closed, and the next request begins with connecting
 //! anew. Where `redis-benchmark` knows only percentiles, this knows when each request stalled.
 
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
 use std::io::{ErrorKind, Read as _, Write as _};
 use std::mem::MaybeUninit;
 use std::net::{SocketAddr, TcpStream};
@@ -21,6 +24,8 @@ use socket2::{Domain, Protocol, Socket, Type};
 pub const BIN: Duration = Duration::from_millis(100);
 /// How often connections are looked at for requests that have timed out.
 const TIMEOUT_SCAN: Duration = Duration::from_millis(10);
+/// Longest wait for answers before the clock is looked at.
+const MAX_WAIT: Duration = Duration::from_millis(5);
 /// Pause before a connection that was refused tries again.
 const RETRY_PAUSE: Duration = Duration::from_millis(10);
 
@@ -35,6 +40,8 @@ pub struct Load {
     pub duration: Duration,
     /// When a request counts as failed.
     pub timeout: Duration,
+    /// How many requests are due each second, on all connections together; `None`: each follows upon the last one's answer.
+    pub requests_per_s: Option<f64>,
     /// Ends the load early once true.
     pub stop: Arc<AtomicBool>,
 }
@@ -81,16 +88,22 @@ pub fn run(load: &Load) -> Result<Report> {
     let latency_us = Histogram::new_with_bounds(1, 3_600_000_000, 3).context("creating a histogram")?;
     let started = Instant::now();
     let report = Report { started, bins: Vec::new(), latency_us, wrong_answers: 0 };
-    let mut client = Client { load, epoll, report };
-    let mut connections: Vec<Connection> = (0..load.clients).map(|index| Connection::new(index, started)).collect();
+    let interval = load.requests_per_s.map(|rate| Duration::from_secs_f64(f64::from(load.clients) / rate));
+    let mut client = Client { load, epoll, report, interval, due: BinaryHeap::new() };
+    // The connections take turns.
+    let turn = interval.unwrap_or_default() / load.clients.max(1);
+    let mut connections: Vec<Connection> =
+        (0..load.clients).map(|index| Connection::new(index, started + turn * index)).collect();
     for connection in &mut connections {
         client.connect(connection, started);
     }
     let end = started + load.duration;
     let mut next_scan = started + TIMEOUT_SCAN;
     let mut events = [MaybeUninit::uninit(); 256];
-    let wait = Timespec { tv_sec: 0, tv_nsec: 5_000_000 };
     loop {
+        let next_due =
+            client.due.peek().map_or(MAX_WAIT, |Reverse((due, _))| due.saturating_duration_since(Instant::now()));
+        let wait = Timespec::try_from(next_due.min(MAX_WAIT)).context("a wait")?;
         let (ready, _) = match epoll::wait(&client.epoll, &mut events, Some(&wait)) {
             Ok(ready) => ready,
             Err(rustix::io::Errno::INTR) => continue,
@@ -102,6 +115,10 @@ pub fn run(load: &Load) -> Result<Report> {
             }
         }
         let now = Instant::now();
+        while let Some(Reverse((due, index))) = client.due.peek().copied().filter(|Reverse((due, _))| *due <= now) {
+            client.due.pop();
+            client.wake(&mut connections[index as usize], due);
+        }
         if now >= next_scan {
             next_scan = now + TIMEOUT_SCAN;
             for connection in &mut connections {
@@ -118,6 +135,10 @@ struct Client<'a> {
     load: &'a Load,
     epoll: OwnedFd,
     report: Report,
+    /// Between two requests of a connection.
+    interval: Option<Duration>,
+    /// Connections that rest, by when their next request is due.
+    due: BinaryHeap<Reverse<(Instant, u32)>>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -129,22 +150,28 @@ enum State {
     Setting,
     /// `GET` is under way.
     Getting,
+    /// The next request, one of these two, is not yet due.
+    Resting {
+        sets: bool,
+    },
 }
 
 struct Connection {
     index: u32,
     stream: Option<TcpStream>,
     state: State,
-    /// When the request under way began.
+    /// When the request under way began, or was to.
     request_started: Instant,
+    /// When the next request is due.
+    due: Instant,
     /// The value that the last `SET` has stored.
     value: u64,
     answer: Vec<u8>,
 }
 
 impl Connection {
-    fn new(index: u32, now: Instant) -> Self {
-        Self { index, stream: None, state: State::Connecting, request_started: now, value: 0, answer: Vec::new() }
+    fn new(index: u32, due: Instant) -> Self {
+        Self { index, stream: None, state: State::Connecting, request_started: due, due, value: 0, answer: Vec::new() }
     }
 }
 
@@ -169,6 +196,8 @@ impl Client<'_> {
     fn advance(&mut self, connection: &mut Connection) {
         let result = match connection.state {
             State::Pausing(_) => Ok(()),
+            // Nothing was asked, so this is the connection's end.
+            State::Resting { .. } => Err(ErrorKind::UnexpectedEof.into()),
             State::Connecting => self.connected(connection),
             State::Setting | State::Getting => self.receive(connection),
         };
@@ -231,8 +260,28 @@ impl Client<'_> {
         let bin = self.bin(now);
         bin.answered += 1;
         bin.longest_stall_us = bin.longest_stall_us.max(latency);
-        let next = if connection.state == State::Setting { State::Getting } else { State::Setting };
-        self.request(connection, next, now)
+        let sets = connection.state == State::Getting;
+        let mut started = now;
+        if let Some(interval) = self.interval {
+            connection.due += interval;
+            if connection.due > now {
+                connection.state = State::Resting { sets };
+                self.due.push(Reverse((connection.due, connection.index)));
+                return Ok(());
+            }
+            started = connection.due;
+        }
+        self.request(connection, if sets { State::Setting } else { State::Getting }, started)
+    }
+
+    /// The time `due` of a connection's next request has come, unless the connection has failed meanwhile.
+    fn wake(&mut self, connection: &mut Connection, due: Instant) {
+        let State::Resting { sets } = connection.state else { return };
+        if connection.due == due
+            && self.request(connection, if sets { State::Setting } else { State::Getting }, due).is_err()
+        {
+            self.fail(connection, Instant::now());
+        }
     }
 
     /// Ends a request without an answer, and connects anew.
@@ -244,6 +293,8 @@ impl Client<'_> {
         bin.longest_stall_us = bin.longest_stall_us.max(age);
         connection.state = State::Pausing(now + RETRY_PAUSE);
         connection.request_started = now;
+        // What could not be asked meanwhile is not made up for.
+        connection.due = now;
     }
 
     /// Looks for a timeout, and lets a stall that lasts show in every bin that it spans.
@@ -254,7 +305,10 @@ impl Client<'_> {
             }
             return;
         }
-        let age = now - connection.request_started;
+        if let State::Resting { .. } = connection.state {
+            return;
+        }
+        let age = now.saturating_duration_since(connection.request_started);
         if age >= self.load.timeout {
             self.fail(connection, now);
         } else {
@@ -328,7 +382,7 @@ mod tests {
     fn load(server: SocketAddr) -> Load {
         let stop = Arc::new(AtomicBool::new(false));
         let duration = Duration::from_millis(400);
-        Load { server, clients: 3, duration, timeout: Duration::from_millis(100), stop }
+        Load { server, clients: 3, duration, timeout: Duration::from_millis(100), requests_per_s: None, stop }
     }
 
     #[test]
@@ -337,6 +391,23 @@ mod tests {
         assert!(report.answered() > 10, "{}", report.answered());
         assert_eq!(report.answered(), report.latency_us.len());
         assert_eq!((report.failed(), report.wrong_answers), (0, 0));
+    }
+
+    #[test]
+    fn requests_are_sent_when_they_are_due_and_made_up_for_when_they_were_late() {
+        let load = Load { requests_per_s: Some(300.0), ..load(server(3, |_| {})) };
+        let on_time = run(&load).unwrap();
+        assert!((90..=123).contains(&on_time.answered()), "{} in 0.4 s", on_time.answered());
+        // One answer in ten comes 50 ms late, which is five requests' time.
+        let late = |answer: &mut String| {
+            if answer.ends_with("5\r\n") {
+                std::thread::sleep(Duration::from_millis(50));
+            }
+        };
+        let late = run(&Load { server: server(3, late), ..load }).unwrap();
+        assert!((80..=123).contains(&late.answered()), "{} in 0.4 s", late.answered());
+        assert!(late.latency_us.value_at_quantile(0.9) > 5_000, "lateness counts for those behind, too");
+        assert_eq!((late.failed(), late.wrong_answers), (0, 0));
     }
 
     #[test]
