@@ -3,22 +3,11 @@
 use std::path::{Path, PathBuf};
 
 use bifrost_fuzz::{TARGETS, Target};
+use fastrand::Rng;
 
-/// SplitMix64.
-struct Rng(u64);
-
-impl Rng {
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
-    }
-
-    fn below(&mut self, n: usize) -> usize {
-        (self.next() % n.max(1) as u64) as usize
-    }
+/// A number below `n`; 0 if there is none.
+fn below(rng: &mut Rng, n: usize) -> usize {
+    rng.usize(..n.max(1))
 }
 
 fn corpus(target: &Target) -> Vec<(PathBuf, Vec<u8>)> {
@@ -31,19 +20,19 @@ fn corpus(target: &Target) -> Vec<(PathBuf, Vec<u8>)> {
 
 /// Bytes changed, cut, doubled, or taken from another input.
 fn changed(corpus: &[(PathBuf, Vec<u8>)], target: &Target, rng: &mut Rng) -> Vec<u8> {
-    let mut bytes = match corpus.get(rng.below(corpus.len())) {
-        Some((_, bytes)) if rng.below(4) != 0 => bytes.clone(),
-        _ => (0..rng.below(target.max_len.min(600))).map(|_| rng.next() as u8).collect(),
+    let mut bytes = match corpus.get(below(rng, corpus.len())) {
+        Some((_, bytes)) if below(rng, 4) != 0 => bytes.clone(),
+        _ => (0..below(rng, target.max_len.min(600))).map(|_| rng.u8(..)).collect(),
     };
-    for _ in 0..rng.below(6) {
-        let at = rng.below(bytes.len());
-        match rng.below(5) {
-            0 if !bytes.is_empty() => bytes[at] = rng.next() as u8,
-            1 if !bytes.is_empty() => bytes[at] ^= 1 << rng.below(8),
+    for _ in 0..below(rng, 6) {
+        let at = below(rng, bytes.len());
+        match below(rng, 5) {
+            0 if !bytes.is_empty() => bytes[at] = rng.u8(..),
+            1 if !bytes.is_empty() => bytes[at] ^= 1 << below(rng, 8),
             2 => bytes.truncate(at),
             3 => {
-                let other = corpus.get(rng.below(corpus.len())).map_or(&[][..], |(_, b)| b);
-                bytes.extend_from_slice(&other[rng.below(other.len())..]);
+                let other = corpus.get(below(rng, corpus.len())).map_or(&[][..], |(_, b)| b);
+                bytes.extend_from_slice(&other[below(rng, other.len())..]);
             }
             _ => {
                 let again = bytes[at..].to_vec();
@@ -65,7 +54,7 @@ fn replay(name: &str) {
         }
     }
     let quick: u32 = std::env::var("FUZZ_RUNS").ok().and_then(|n| n.parse().ok()).unwrap_or(target.quick_runs);
-    let mut rng = Rng(1);
+    let mut rng = Rng::with_seed(1);
     for n in 0..if cfg!(miri) { 5 } else { quick } {
         let bytes = changed(&corpus, target, &mut rng);
         if std::panic::catch_unwind(|| (target.run)(&bytes)).is_err() {

@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 
 use bifrost_port::vhost::{Mode, QueueOwner, VhostConfig, VhostPort, VhostQueue};
 use bifrost_port::{GuestPort, RxHandle, TxFrame};
+use fastrand::Rng;
 use vhost::vhost_user::message::{VhostUserHeaderFlag, VhostUserInflight};
 use vhost::vhost_user::{Frontend, VhostUserFrontend};
 use vhost::{VhostBackend, VhostUserMemoryRegionInfo, VringConfigData};
@@ -22,23 +23,6 @@ const MEMORY: u64 = 1 << 20;
 const RING: u16 = 64;
 /// VERSION_1, packed rings, event index, indirect descriptors, mergeable buffers, protocol features.
 const FEATURES: u64 = 1 << 32 | 1 << 34 | 1 << 30 | 1 << 29 | 1 << 28 | 1 << 15;
-
-/// SplitMix64.
-struct Random(u64);
-
-impl Random {
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
-    }
-
-    fn below(&mut self, n: u64) -> u64 {
-        self.next() % n
-    }
-}
 
 /// What a worker holds of a queue.
 #[derive(Default)]
@@ -68,31 +52,31 @@ impl QueueOwner for Owner {
 
 impl Worker {
     /// A turn of the data path, as far as the port sees one.
-    fn turn(&mut self, random: &mut Random) {
+    fn turn(&mut self, random: &mut Rng) {
         let Some(queue) = &mut self.queue else { return };
         queue.fetch(16, &mut self.fetched).expect("a ring is broken, never the port");
         let mut bytes = Vec::new();
         for frame in &self.fetched {
-            if random.below(4) > 0 {
+            if random.u64(..4) > 0 {
                 queue.keep(frame.handle);
             }
-            if random.below(4) == 0 {
+            if random.u64(..4) == 0 {
                 queue.is_intact(frame.handle);
             }
             queue.copy(frame.handle, 0, frame.len as usize, &mut bytes);
         }
-        while !self.fetched.is_empty() && random.below(3) > 0 {
-            let frame = self.fetched.swap_remove(random.below(self.fetched.len() as u64) as usize);
+        while !self.fetched.is_empty() && random.u64(..3) > 0 {
+            let frame = self.fetched.swap_remove(random.u64(..self.fetched.len() as u64) as usize);
             queue.complete(frame.handle);
         }
         queue.flush();
-        for _ in 0..random.below(8) {
-            let frame = vec![7; random.below(1500) as usize + 14];
+        for _ in 0..random.u64(..8) {
+            let frame = vec![7; random.u64(..1500) as usize + 14];
             self.placed.extend(queue.place(&frame, true).ok());
         }
-        while !self.placed.is_empty() && random.below(4) > 0 {
-            let handle = self.placed.swap_remove(random.below(self.placed.len() as u64) as usize);
-            if random.below(4) > 0 { queue.publish(handle) } else { queue.discard(handle) }
+        while !self.placed.is_empty() && random.u64(..4) > 0 {
+            let handle = self.placed.swap_remove(random.u64(..self.placed.len() as u64) as usize);
+            if random.u64(..4) > 0 { queue.publish(handle) } else { queue.discard(handle) }
         }
         queue.notify().expect("notifications do not fail");
     }
@@ -114,14 +98,14 @@ impl Machine {
     }
 
     /// The back-end may have hung up for what was said before: errors are no surprise.
-    fn step(&mut self, step: u64, random: &mut Random) -> Result<(), Box<dyn std::error::Error>> {
+    fn step(&mut self, step: u64, random: &mut Rng) -> Result<(), Box<dyn std::error::Error>> {
         let front = &mut self.front;
         match step {
             0 => front.set_owner()?,
             1 => drop(front.get_features()?),
             2 => {
-                self.packed = random.below(2) > 0;
-                let less = u64::from(!self.packed) << 34 | random.below(2) << 29 | random.below(2) << 15;
+                self.packed = random.u64(..2) > 0;
+                let less = u64::from(!self.packed) << 34 | random.u64(..2) << 29 | random.u64(..2) << 15;
                 front.set_features(FEATURES & !less)?;
             }
             3 => {
@@ -142,7 +126,7 @@ impl Machine {
             5 | 6 => {
                 let (index, at) = (step as usize - 5, USER + (step - 5) * 0x10000);
                 front.set_vring_num(index, RING)?;
-                front.set_vring_base(index, if random.below(4) == 0 { random.next() as u16 } else { 0 })?;
+                front.set_vring_base(index, if random.u64(..4) == 0 { random.u16(..) } else { 0 })?;
                 let data = VringConfigData {
                     queue_max_size: RING,
                     queue_size: RING,
@@ -166,40 +150,40 @@ impl Machine {
                 front.get_vring_base(0)?;
                 front.get_vring_base(1)?;
             }
-            11 => front.set_vring_enable(random.below(2) as usize, random.below(2) > 0)?,
+            11 => front.set_vring_enable(random.u64(..2) as usize, random.u64(..2) > 0)?,
             12 => front.reset_owner()?,
-            13 => front.set_vring_call(random.below(2) as usize, &EventFd::new(libc::EFD_NONBLOCK)?)?,
+            13 => front.set_vring_call(random.u64(..2) as usize, &EventFd::new(libc::EFD_NONBLOCK)?)?,
             // A driver that describes buffers, more or less.
             14..=16 => self.fill(random)?,
             // One that writes anything anywhere in its rings.
             _ => {
-                for _ in 0..random.below(40) {
-                    self.memory.write_all_at(&random.next().to_le_bytes()[..2], random.below(0x16000))?;
+                for _ in 0..random.u64(..40) {
+                    self.memory.write_all_at(&random.u64(..).to_le_bytes()[..2], random.u64(..0x16000))?;
                 }
             }
         }
         Ok(())
     }
 
-    fn fill(&self, random: &mut Random) -> std::io::Result<()> {
+    fn fill(&self, random: &mut Rng) -> std::io::Result<()> {
         for ring in 0..2u64 {
             let at = ring * 0x10000;
             for i in 0..u64::from(RING) {
-                let guest = GUEST + 0x40000 + i * 0x800 * (1 + random.below(2));
+                let guest = GUEST + 0x40000 + i * 0x800 * (1 + random.u64(..2));
                 // Received into, or sent; now and then the other way round, or with a successor.
-                let flags = (u16::from(ring == 0) << 1) ^ (u16::from(random.below(20) == 0) << random.below(3));
-                let next = random.below(70) as u16;
+                let flags = (u16::from(ring == 0) << 1) ^ (u16::from(random.u64(..20) == 0) << random.u64(..3));
+                let next = random.u64(..70) as u16;
                 // Packed: mostly its own id, and available in the first round.
-                let id = if random.below(20) == 0 { next } else { i as u16 };
+                let id = if random.u64(..20) == 0 { next } else { i as u16 };
                 let (third, fourth) = if self.packed { (id, flags | 1 << 7) } else { (flags, next) };
                 let descriptor = u128::from(guest)
-                    | u128::from(random.below(0x800)) << 64
+                    | u128::from(random.u64(..0x800)) << 64
                     | u128::from(third) << 96
                     | u128::from(fourth) << 112;
                 self.memory.write_all_at(&descriptor.to_le_bytes(), at + 16 * i)?;
                 self.memory.write_all_at(&(i as u16).to_le_bytes(), at + 0x4004 + 2 * i)?;
             }
-            self.memory.write_all_at(&(random.below(u64::from(RING) + 2) as u16).to_le_bytes(), at + 0x4002)?;
+            self.memory.write_all_at(&(random.u64(..u64::from(RING) + 2) as u16).to_le_bytes(), at + 0x4002)?;
         }
         Ok(())
     }
@@ -229,20 +213,20 @@ fn a_thousand_front_ends_that_come_and_go_leave_nothing() {
         record: Some(record),
     };
     let port = VhostPort::open(config, Box::new(Owner(Arc::clone(&worker)))).expect("a port");
-    let mut random = Random(1);
+    let mut random = Rng::with_seed(1);
     let mut before = None;
     for sequence in 0..SEQUENCES {
         let mut machine = Machine::connect(&socket);
         // As a front-end does it, up to some point, with other things between.
-        let whole = random.below(4) > 0;
+        let whole = random.u64(..4) > 0;
         let mut order: Vec<u64> = (0..9).collect();
-        order.truncate(if whole { 9 } else { random.below(9) as usize });
-        if random.below(3) == 0 {
-            order.insert(random.below(order.len() as u64 + 1) as usize, 9);
+        order.truncate(if whole { 9 } else { random.u64(..9) as usize });
+        if random.u64(..3) == 0 {
+            order.insert(random.u64(..order.len() as u64 + 1) as usize, 9);
         }
-        order.extend((0..random.below(12)).map(|_| 9 + random.below(9)));
+        order.extend((0..random.u64(..12)).map(|_| 9 + random.u64(..9)));
         for step in order {
-            if random.below(30) == 0 || machine.step(step, &mut random).is_err() {
+            if random.u64(..30) == 0 || machine.step(step, &mut random).is_err() {
                 break;
             }
             worker.lock().expect("no panic").turn(&mut random);

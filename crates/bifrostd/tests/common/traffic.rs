@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use fastrand::Rng;
 use socket2::{Domain, Protocol, Socket, Type};
 
 use super::Net;
@@ -178,7 +179,7 @@ impl Echo {
         let (shared, mut writer) = (Arc::new(EchoState::default()), stream.try_clone().unwrap());
         let (theirs, ours) = (Arc::clone(&shared), Arc::clone(&shared));
         let sending = std::thread::spawn(move || {
-            let (mut generator, mut chunk) = (Generator(1), vec![0; 16 << 10]);
+            let (mut generator, mut chunk) = (Rng::with_seed(1), vec![0; 16 << 10]);
             while !theirs.stop.load(Ordering::Relaxed) {
                 generator.fill(&mut chunk);
                 writer.write_all(&chunk).unwrap();
@@ -186,7 +187,7 @@ impl Echo {
             writer.shutdown(std::net::Shutdown::Write).unwrap();
         });
         let receiving = std::thread::spawn(move || {
-            let (mut generator, mut reader) = (Generator(1), &stream);
+            let (mut generator, mut reader) = (Rng::with_seed(1), &stream);
             let (mut chunk, mut expected) = (vec![0; 16 << 10], vec![0; 16 << 10]);
             let (mut at, mut last) = (expected.len(), Instant::now());
             loop {
@@ -240,7 +241,7 @@ fn both_ways(stream: &TcpStream, bytes: u64, send: u64, expect: u64) {
     stream.set_write_timeout(Some(PATIENCE)).unwrap();
     let mut writer = stream.try_clone().unwrap();
     let sending = std::thread::spawn(move || {
-        let mut generator = Generator(send);
+        let mut generator = Rng::with_seed(send);
         let mut left = bytes;
         let mut chunk = vec![0; 64 << 10];
         while left > 0 {
@@ -250,7 +251,7 @@ fn both_ways(stream: &TcpStream, bytes: u64, send: u64, expect: u64) {
             left -= now as u64;
         }
     });
-    let mut generator = Generator(expect);
+    let mut generator = Rng::with_seed(expect);
     let (mut got, mut chunk, mut reader) = (0u64, vec![0; 64 << 10], stream);
     let mut expected = vec![0; 64 << 10];
     while got < bytes {
@@ -269,23 +270,7 @@ fn both_ways(stream: &TcpStream, bytes: u64, send: u64, expect: u64) {
 }
 
 fn pattern(seed: u64, bytes: usize) -> Vec<u8> {
-    let mut message = vec![0; bytes.next_multiple_of(8)];
-    Generator(seed).fill(&mut message);
-    message.truncate(bytes);
+    let mut message = vec![0; bytes];
+    Rng::with_seed(seed).fill(&mut message);
     message
-}
-
-/// splitmix64: every 8 bytes depend on their position.
-struct Generator(u64);
-
-impl Generator {
-    fn fill(&mut self, chunk: &mut [u8]) {
-        for word in chunk.chunks_exact_mut(8) {
-            self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-            let mut z = self.0;
-            z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-            z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-            word.copy_from_slice(&(z ^ (z >> 31)).to_le_bytes());
-        }
-    }
 }

@@ -125,15 +125,7 @@ fn give_pair(front: &mut Frontend, guest: &Guest, pair: usize, base: [u16; 2]) {
 }
 
 fn sent(queue: &mut VhostQueue) -> Vec<Vec<u8>> {
-    let mut out = Vec::new();
-    queue.fetch(64, &mut out).expect("fetch");
-    let mut frames = Vec::new();
-    for f in out {
-        let mut bytes = Vec::new();
-        queue.copy(f.handle, 0, f.len as usize, &mut bytes);
-        frames.push(bytes);
-    }
-    frames
+    mock::fetch(queue).iter().map(|frame| mock::bytes(queue, frame)).collect()
 }
 
 #[test]

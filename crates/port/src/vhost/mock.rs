@@ -14,6 +14,7 @@ use super::memory::{Area, Memory, RegionSpec};
 use super::queue::{self, Ends, QueueSpec, VhostQueue};
 use super::ring::{Call, RingSpec, WRAP};
 use super::{inflight, packed_inflight};
+use crate::guest::{GuestPort, TxFrame};
 
 /// Where the guest's memory starts for the guest, and for its front-end.
 pub(super) const GUEST: u64 = 0x4000_0000;
@@ -217,6 +218,20 @@ impl Guest {
         }
         Some((header, frame))
     }
+}
+
+/// All packets that the driver has sent.
+pub(super) fn fetch(port: &mut impl GuestPort) -> Vec<TxFrame> {
+    let mut out = Vec::new();
+    while port.fetch(64, &mut out).expect("fetch") {}
+    out
+}
+
+/// A packet as the port has it.
+pub(super) fn bytes(port: &impl GuestPort, frame: &TxFrame) -> Vec<u8> {
+    let mut out = Vec::new();
+    port.copy(frame.handle, 0, frame.len as usize, &mut out);
+    out
 }
 
 impl Side {

@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use bifrost_wire::virtio_net::Header;
 use proptest::prelude::*;
 
-use super::mock::{F_INDIRECT, F_NEXT, F_WRITE, GUEST, Guest, Kind, MEMORY};
+use super::mock::{F_INDIRECT, F_NEXT, F_WRITE, GUEST, Guest, Kind, MEMORY, bytes, fetch};
 use super::packed::Packed;
 use super::ring::{BadChain, Ring, WRAP};
 use super::*;
@@ -18,18 +18,6 @@ const RECORD: u64 = GUEST + (2 << 20) + (1 << 20) + (1 << 19);
 /// A name, what is wrong, the pieces of a buffer, and their flags.
 type Case = (&'static str, BadChain, &'static [(u64, u32)], u16);
 type Misdeed = fn(&mut Guest, &mut VhostQueue);
-
-fn fetch(queue: &mut VhostQueue) -> Vec<TxFrame> {
-    let mut out = Vec::new();
-    while queue.fetch(64, &mut out).expect("fetch") {}
-    out
-}
-
-fn bytes(queue: &VhostQueue, frame: &TxFrame) -> Vec<u8> {
-    let mut out = Vec::new();
-    queue.copy(frame.handle, 0, frame.len as usize, &mut out);
-    out
-}
 
 fn fetched(queue: &mut VhostQueue) -> Vec<u8> {
     fetch(queue).iter().map(|f| queue.bytes(f.handle).0[0]).collect()
@@ -268,6 +256,48 @@ fn buffers_that_the_front_end_has_given_back_itself_are_not_given_back_twice() {
     assert_eq!(fetched(&mut queue), [1, 3]);
     drop(queue);
     assert!(guest.tx.reap().is_some() && guest.tx.reap().is_some() && guest.tx.chains.is_empty());
+}
+
+/// It begins where it stopped once, which need not be where the ring is now, with what nobody here has ever taken.
+#[test]
+fn buffers_that_the_front_end_has_given_back_before_they_were_taken_are_passed_over() {
+    const USED: u16 = 1 << 7 | 1 << 15;
+    for in_flight in [0, 2] {
+        let mut guest = Guest::new(KIND);
+        guest.tx.inflight = true;
+        let mut queue = guest.queue();
+        for value in 1..=in_flight {
+            send(&mut guest, value, 1).expect("room");
+        }
+        assert_eq!(fetch(&mut queue).len(), usize::from(in_flight));
+        guest.kill(queue);
+        // Two packets that it takes, drops and gives back where they are, and one behind.
+        for value in [11, 12] {
+            let slot = guest.tx.next_available;
+            let id = send(&mut guest, value, 1).expect("room");
+            guest.tx.descriptor(slot, GUEST, 0, id, USED);
+        }
+        send(&mut guest, 13, 1).expect("room");
+        let back = std::iter::from_fn(|| guest.tx.reap()).count();
+        assert_eq!(back, if in_flight == 0 { 2 } else { 0 }, "the driver goes by the ring's order");
+        let mut queue = guest.queue();
+        let got = fetch(&mut queue);
+        let values: Vec<u8> = got.iter().map(|f| queue.bytes(f.handle).0[0]).collect();
+        assert_eq!(values, if in_flight == 0 { vec![13] } else { vec![1, 2, 13] });
+        let refused = u64::from(in_flight > 0) * 2;
+        assert_eq!(
+            queue.vhost_counters().tx_bad_chain_packets.iter().sum::<u64>()
+                + queue.vhost_counters().tx_bad_buffer_packets,
+            refused
+        );
+        got.iter().for_each(|f| queue.complete(f.handle));
+        queue.flush();
+        // Each once: the mock knows which buffers the device has.
+        while guest.tx.reap().is_some() {}
+        assert!(guest.tx.chains.is_empty());
+        send(&mut guest, 14, 2).expect("room");
+        assert_eq!(fetched(&mut queue), [14]);
+    }
 }
 
 /// A ring that has started anew while nobody looked is not where the record says.

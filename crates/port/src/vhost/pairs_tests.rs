@@ -10,7 +10,7 @@ use rustix::event::{Timespec, epoll};
 use super::mock::{Guest, Kind};
 use super::pairs::Pairs;
 use super::*;
-use crate::guest::{GuestPort, PolledPort, TxFrame};
+use crate::guest::{GuestPort, PolledPort};
 
 const KIND: Kind = Kind { packed: false, size: 16, event_idx: true, mergeable: true };
 
@@ -34,12 +34,6 @@ fn frame(from: (u8, u16), to: (u8, u16), payload: u8) -> Vec<u8> {
     frame
 }
 
-fn fetch(port: &mut Pairs) -> Vec<TxFrame> {
-    let mut out = Vec::new();
-    while port.fetch(4, &mut out).expect("fetch") {}
-    out
-}
-
 #[test]
 fn what_each_pair_sends_goes_back_to_it() {
     let mut guest = guest();
@@ -49,12 +43,11 @@ fn what_each_pair_sends_goes_back_to_it() {
     for (n, frame) in sent.iter().enumerate() {
         guest[n % 2].send(Header::default(), frame, &[], false).expect("room");
     }
-    let got = fetch(&mut port);
+    let got = mock::fetch(&mut port);
     assert_eq!(port.tx_free(), 14);
     let mut bytes = Vec::new();
     for f in &got {
-        let mut frame = Vec::new();
-        port.copy(f.handle, 0, f.len as usize, &mut frame);
+        let frame = mock::bytes(&port, f);
         assert_eq!(port.bytes(f.handle).0, frame);
         assert!(f.handle.0 < port.tx_capacity() && port.is_intact(f.handle));
         bytes.push(frame);
@@ -85,7 +78,7 @@ fn answers_come_to_the_pair_that_asked_in_order() {
     // It moves to the other pair, and its answers with it.
     for asking in [1, 0, 1] {
         guest[asking].send(Header::default(), &frame((1, 1000), (2, 53), 0), &[], false).expect("room");
-        let got = fetch(&mut port);
+        let got = mock::fetch(&mut port);
         port.complete(got[0].handle);
         let answers: Vec<_> = (0..2).map(|n| frame((2, 53), (1, 1000), n)).collect();
         let placed: Vec<_> = answers.iter().map(|a| port.place(a, true).expect("room")).collect();

@@ -6,7 +6,7 @@ use bifrost_nic::Offload;
 use bifrost_wire::virtio_net::{self, Header};
 use proptest::prelude::*;
 
-use super::mock::{F_INDIRECT, F_NEXT, F_WRITE, GUEST, Guest, Kind, MEMORY};
+use super::mock::{F_INDIRECT, F_NEXT, F_WRITE, GUEST, Guest, Kind, MEMORY, bytes, fetch};
 use super::ring::{BadChain, Piece, Ring, WRAP};
 use super::split::Split;
 use super::*;
@@ -19,12 +19,6 @@ type Misdeed = fn(&mut Guest);
 const KIND: Kind = Kind { packed: false, size: 16, event_idx: true, mergeable: true };
 const BOTH: [Kind; 2] = [KIND, Kind { packed: true, ..KIND }];
 
-fn fetch(queue: &mut VhostQueue) -> Vec<TxFrame> {
-    let mut out = Vec::new();
-    while queue.fetch(64, &mut out).expect("fetch") {}
-    out
-}
-
 /// The same for packets that may leave more than once.
 fn fetch_to_repeat(queue: &mut VhostQueue) -> Vec<TxFrame> {
     let frames = fetch(queue);
@@ -35,12 +29,6 @@ fn fetch_to_repeat(queue: &mut VhostQueue) -> Vec<TxFrame> {
 /// Bytes of packets that the queue has copies of, beyond their heads.
 fn kept(queue: &VhostQueue) -> u64 {
     queue.counters().into_iter().find(|(name, _)| name == "tx_kept_bytes").map_or(0, |(_, bytes)| bytes)
-}
-
-fn bytes(queue: &VhostQueue, frame: &TxFrame) -> Vec<u8> {
-    let mut out = Vec::new();
-    queue.copy(frame.handle, 0, frame.len as usize, &mut out);
-    out
 }
 
 fn frame(len: usize, seed: u8) -> Vec<u8> {

@@ -6,12 +6,12 @@ mod mutations;
 mod pair;
 mod repair;
 
-use pair::{VNI, World};
+use pair::{VNI, World, data};
 
 use super::*;
 use crate::conn::State;
 use crate::{MS, S, US};
-use bifrost_wire::bifrost::RejectReason;
+use bifrost_wire::bifrost::{DataHeader, RejectReason};
 
 fn world(seed: u64, paths: usize) -> World {
     World::new(seed, paths, [Config::default(), Config::default()])
@@ -501,30 +501,17 @@ fn strangers_are_counted_and_change_nothing() {
     let other = engine.add_peer(4);
     let cid = engine.cid_of(World::pair(1)).expect("open");
     let mut out = Output::default();
-    let header = bifrost_wire::bifrost::DataHeader {
-        version: Version::V2,
-        cc: 1,
-        probe: false,
-        ack_now: false,
-        from_responder: false,
-        ecn: false,
-        retransmit: false,
-        path: PathId::default(),
-        distance: 0,
-        psn: Psn(100),
-        cid,
-        timestamp: w.now.tick(),
-    };
+    let header = data(Psn(100), cid, w.now);
     let good = Arrival { peer: PeerId(0), vni: VNI, nic_rx: w.now, hops: 0, marked: false };
     let now = w.now;
     let cases = [
         ("wrong_peer", Arrival { peer: other, ..good }, header),
         ("wrong_vni", Arrival { vni: VNI + 1, ..good }, header),
-        ("wrong_version", good, bifrost_wire::bifrost::DataHeader { version: Version::V1, ..header }),
-        ("unknown_path", good, bifrost_wire::bifrost::DataHeader { path: PathId::masked(6), ..header }),
-        ("outside_window", good, bifrost_wire::bifrost::DataHeader { psn: Psn(100 + 4096), ..header }),
-        ("far_outside_window", good, bifrost_wire::bifrost::DataHeader { psn: Psn(1 << 31), ..header }),
-        ("unknown_cid", good, bifrost_wire::bifrost::DataHeader { cid: Cid(cid.0 ^ 0x40), ..header }),
+        ("wrong_version", good, DataHeader { version: Version::V1, ..header }),
+        ("unknown_path", good, DataHeader { path: PathId::masked(6), ..header }),
+        ("outside_window", good, DataHeader { psn: Psn(100 + 4096), ..header }),
+        ("far_outside_window", good, DataHeader { psn: Psn(1 << 31), ..header }),
+        ("unknown_cid", good, DataHeader { cid: Cid(cid.0 ^ 0x40), ..header }),
     ];
     for (name, arrival, header) in cases {
         assert_eq!(engine.on_data(now, &arrival, &header, &mut out), Verdict::Drop, "{name}");
@@ -545,20 +532,7 @@ fn resets_are_rate_limited() {
     let mut out = Output::default();
     let arrival = Arrival { peer, vni: VNI, nic_rx: Time(0), hops: 0, marked: false };
     for _ in 0..1000 {
-        let header = bifrost_wire::bifrost::DataHeader {
-            version: Version::V2,
-            cc: 0,
-            probe: false,
-            ack_now: false,
-            from_responder: false,
-            ecn: false,
-            retransmit: false,
-            path: PathId::default(),
-            distance: 0,
-            psn: Psn(0),
-            cid: Cid(12345),
-            timestamp: Time(0).tick(),
-        };
+        let header = data(Psn(0), Cid(12345), Time(0));
         engine.on_data(Time(5), &arrival, &header, &mut out);
     }
     assert_eq!(out.control.len(), 32);
@@ -573,20 +547,7 @@ fn policy_drops_are_acknowledged_and_rate_limits_reported() {
     let engine = &mut w.sides[1].engine;
     let cid = engine.cid_of(World::pair(1)).expect("open");
     let arrival = Arrival { peer: PeerId(0), vni: VNI, nic_rx: now, hops: 0, marked: false };
-    let header = |psn| bifrost_wire::bifrost::DataHeader {
-        version: Version::V2,
-        cc: 1,
-        probe: false,
-        ack_now: true,
-        from_responder: false,
-        ecn: false,
-        retransmit: false,
-        path: PathId::default(),
-        distance: 0,
-        psn: Psn(psn),
-        cid,
-        timestamp: now.tick(),
-    };
+    let header = |psn| DataHeader { ack_now: true, ..data(Psn(psn), cid, now) };
     let mut out = Output::default();
     let Verdict::Place { slot, .. } = engine.on_data(now, &arrival, &header(10), &mut out) else { panic!() };
     engine.policy_dropped(now, slot, &mut out);

@@ -2,7 +2,7 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use super::pair::{VNI, World};
+use super::pair::{VNI, World, data};
 use super::*;
 use crate::{Mutation, PathState};
 
@@ -202,20 +202,7 @@ fn outside_the_window(mutation: Option<Mutation>) {
     let arrival = Arrival { peer: PeerId(0), vni: VNI, nic_rx: now, hops: 0, marked: false };
     let mut out = Output::default();
     for psn in [base.add(4096), base.add(1 << 31), base.sub(4097)] {
-        let header = bifrost_wire::bifrost::DataHeader {
-            version: Version::V2,
-            cc: 1,
-            probe: false,
-            ack_now: false,
-            from_responder: false,
-            ecn: false,
-            retransmit: false,
-            path: PathId::default(),
-            distance: 0,
-            psn,
-            cid,
-            timestamp: now.tick(),
-        };
+        let header = data(psn, cid, now);
         assert_eq!(engine.on_data(now, &arrival, &header, &mut out), Verdict::Drop, "{psn:?}");
     }
 }

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet, BinaryHeap, HashMap};
 
 use bifrost_wire::Mac;
-use bifrost_wire::bifrost::{AckHeader, DataHeader, Psn};
+use bifrost_wire::bifrost::{AckHeader, Cid, DataHeader, PathId, Psn, Version};
 
 use crate::conn::Pair;
 use crate::engine::{Admission, Arrival, Destination, Engine, LocalVnic, Outbound, Verdict};
@@ -29,6 +29,24 @@ impl Rng {
 
     pub(super) fn below(&mut self, n: u64) -> u64 {
         self.next() % n
+    }
+}
+
+/// A packet that nothing is special about.
+pub(super) fn data(psn: Psn, cid: Cid, now: Time) -> DataHeader {
+    DataHeader {
+        version: Version::V2,
+        cc: 1,
+        probe: false,
+        ack_now: false,
+        from_responder: false,
+        ecn: false,
+        retransmit: false,
+        path: PathId::default(),
+        distance: 0,
+        psn,
+        cid,
+        timestamp: now.tick(),
     }
 }
 
