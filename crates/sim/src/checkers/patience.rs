@@ -30,6 +30,10 @@ pub struct Patience {
     hosts: Vec<u32>,
     /// By flow: the receiving guest's host.
     to: Vec<u32>,
+    /// By flow: the guests at its ends, as an index into `progress`.
+    pairs: Vec<usize>,
+    /// By pair of guests: when one got a packet of the other last, ns. Where little fits, packets wait for those before them.
+    progress: Vec<u64>,
     /// By host: fetched there and not given back; fetched there and not yet with the receiver; placed and not shown.
     fetched: Vec<VecDeque<Waiting>>,
     underway: Vec<VecDeque<Waiting>>,
@@ -48,11 +52,14 @@ impl Patience {
     pub fn new(world: &World) -> Self {
         let count = world.hosts().len();
         let queues = || vec![VecDeque::new(); count];
-        let flows = (0..world.flows().next_flow()).map(|f| world.flows().get(f).to);
+        let flows = || (0..world.flows().next_flow()).map(|f| world.flows().get(f));
+        let guests = world.guests().len();
         Patience {
+            pairs: flows().map(|flow| flow.from as usize * guests + flow.to as usize).collect(),
+            progress: vec![0; guests * guests],
             calm: Calm::default(),
             hosts: world.guests().iter().map(|g| g.host).collect(),
-            to: flows.map(|guest| world.guests()[guest as usize].host).collect(),
+            to: flows().map(|flow| world.guests()[flow.to as usize].host).collect(),
             fetched: queues(),
             underway: queues(),
             placed: queues(),
@@ -67,6 +74,10 @@ impl Patience {
 
     fn host(&self, guest: u32) -> usize {
         self.hosts[guest as usize] as usize
+    }
+
+    fn last_progress(&self, flow: u32) -> u64 {
+        self.pairs.get(flow as usize).map_or(0, |&pair| self.progress[pair])
     }
 }
 
@@ -109,7 +120,10 @@ impl Checker for Patience {
         }
     }
 
-    fn shown(&mut self, _: u64, _: u32, frame: &[u8], _: &mut Violations) {
+    fn shown(&mut self, at: u64, _: u32, frame: &[u8], _: &mut Violations) {
+        if let Some(&pair) = peek(frame).and_then(|packet| self.pairs.get(packet.0 as usize)) {
+            self.progress[pair] = at;
+        }
         self.shown.add(frame);
         self.arrived.add(frame);
     }
@@ -133,7 +147,7 @@ impl Checker for Patience {
             });
         }
         if let (Some(w), Some(calm)) = (oldest(&mut self.underway[h], &self.arrived), calm)
-            && at.saturating_sub(w.since.max(calm)) > LIVENESS_NS
+            && at.saturating_sub(w.since.max(calm).max(self.last_progress(w.packet.0))) > LIVENESS_NS
         {
             self.underway[h].pop_front();
             violations.add(at, Kind::NoProgress, || {
