@@ -43,6 +43,8 @@ pub enum State {
     Opening {
         /// REQUESTs sent.
         tries: u8,
+        /// Which path the first REQUEST takes.
+        turn: u8,
         /// When the next one is due.
         next: Time,
         /// Whether traffic does not wait.

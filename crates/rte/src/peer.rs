@@ -43,8 +43,9 @@ pub(crate) struct Peer {
     hold: Hold,
     pub(crate) probe_timer_armed: bool,
     pub(crate) connections: u32,
-    /// RESPONSEs sent to it: each takes another path.
-    pub(crate) answers: u32,
+    /// RESPONSEs sent to it, and attempts to set a connection up, modulo 256: each begins with another path.
+    pub(crate) answers: u8,
+    pub(crate) attempts: u8,
     /// Some of its connections may be in best effort.
     pub(crate) has_fallen: bool,
     next_forgive: Time,
@@ -81,6 +82,7 @@ impl Peer {
             probe_timer_armed: false,
             connections: 0,
             answers: 0,
+            attempts: 0,
             has_fallen: false,
             next_forgive: Time(0),
             newly_suspect: 0,

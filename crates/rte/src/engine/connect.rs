@@ -45,7 +45,7 @@ impl Engine {
 
     /// Makes a connection for a pair and sends the first REQUEST.
     pub(super) fn open(&mut self, now: Time, pair: Pair, to: &Destination, out: &mut Output) -> Option<u32> {
-        let state = State::Opening { tries: 0, next: now, background: false };
+        let state = State::Opening { tries: 0, turn: self.attempt(to.peer), next: now, background: false };
         let index = self.create(now, pair, to.owner, to.peer, to.ordering, state)?;
         self.request(now, index, out);
         Some(index)
@@ -54,11 +54,9 @@ impl Engine {
     /// Sets a connection up anew with everything that it still holds. `background`: traffic does not wait for it.
     pub(super) fn reopen(&mut self, now: Time, index: u32, background: bool, out: &mut Output) {
         self.start_over(index, out);
-        self.generation = self.generation.wrapping_add(1);
-        let generation = self.generation;
+        let Some(turn) = self.conn(index).map(|c| c.peer).map(|peer| self.attempt(peer)) else { return };
         let Some(conn) = self.conns[index as usize].as_mut() else { return };
-        conn.state = State::Opening { tries: 0, next: now, background };
-        conn.generation = generation;
+        conn.state = State::Opening { tries: 0, turn, next: now, background };
         conn.responder = false;
         let key = (conn.peer, std::mem::take(&mut conn.peer_cid));
         self.by_peer_cid.remove(&key);
@@ -67,8 +65,9 @@ impl Engine {
 
     /// The peer has taken a REQUEST that seemed unanswered: it is repeated as it was, and traffic does not wait.
     pub(super) fn ask_again(&mut self, now: Time, index: u32, out: &mut Output) {
+        let Some(turn) = self.conn(index).map(|c| c.peer).map(|peer| self.attempt(peer)) else { return };
         let Some(conn) = self.conns[index as usize].as_mut() else { return };
-        conn.state = State::Opening { tries: 0, next: now, background: true };
+        conn.state = State::Opening { tries: 0, turn, next: now, background: true };
         self.request(now, index, out);
     }
 
@@ -102,13 +101,13 @@ impl Engine {
     fn request(&mut self, now: Time, index: u32, out: &mut Output) {
         let initial = self.config.initial_rto_ns;
         let Some(conn) = self.conns[index as usize].as_mut() else { return };
-        let State::Opening { tries, background, .. } = conn.state else { return };
+        let State::Opening { tries, turn, background, .. } = conn.state else { return };
         // Too early costs one small packet; too late, everything that waits for the connection.
         let next = now.after((initial / 4) << tries.min(16));
-        conn.state = State::Opening { tries: tries.saturating_add(1), next, background };
+        conn.state = State::Opening { tries: tries.saturating_add(1), turn, next, background };
         let kind = SetupKind::Request { oldest: Version::OLDEST.number() };
         let version = self.config.version_max;
-        self.emit_setup(index, kind, version, u32::from(tries), out);
+        self.emit_setup(index, kind, version, u32::from(turn) + u32::from(tries), out);
         self.counters.requests_sent_packets += 1;
         self.arm(index, next);
     }
@@ -185,13 +184,13 @@ impl Engine {
             Some(index) => {
                 let known = self.conn(index).and_then(|c| c.peer_epoch);
                 match known {
-                    Some(known) if epoch < known => {
-                        self.counters.stale_setup_packets += 1;
-                        return;
-                    }
                     Some(known) if epoch == known && self.conn(index).is_some_and(|c| c.peer_cid == setup.local) => {
                         // Our RESPONSE was lost.
                         return self.respond(index, out);
+                    }
+                    Some(known) if epoch <= known => {
+                        self.counters.stale_setup_packets += 1;
+                        return;
                     }
                     // Both sides start anew at once. The CID that the own REQUEST tells must stay, or each would end up
                     // addressing the other by one that is gone, for ever. Nothing has come for it from this life.
@@ -226,7 +225,15 @@ impl Engine {
         let Some(peer) = self.peers[usize::from(id.0)].as_mut() else { return };
         let turn = peer.answers;
         peer.answers = turn.wrapping_add(1);
-        self.emit_setup(index, SetupKind::Response, version, turn, out);
+        self.emit_setup(index, SetupKind::Response, version, turn.into(), out);
+    }
+
+    /// With which path an attempt begins: not always with the same one, which may be the one that is down.
+    fn attempt(&mut self, peer: PeerId) -> u8 {
+        let Some(peer) = self.peers[usize::from(peer.0)].as_mut() else { return 0 };
+        let turn = peer.attempts;
+        peer.attempts = turn.wrapping_add(1);
+        turn
     }
 
     fn on_response(&mut self, now: Time, arrival: &Arrival, setup: &Setup, out: &mut Output) {
@@ -322,8 +329,11 @@ impl Engine {
             self.land(peer, flight);
         }
         let cid = self.cid_at(index);
+        self.generation = self.generation.wrapping_add(1);
         if let Some(conn) = self.conns[index as usize].as_mut() {
             conn.local_cid = cid;
+            // Whoever has heard of this CID takes no REQUEST any more that tells an older one.
+            conn.generation = self.generation;
             conn.send_next = first;
             conn.recv_base = first;
         }
