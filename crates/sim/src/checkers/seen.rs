@@ -2,19 +2,24 @@
 
 use crate::flows::peek;
 
+/// Numbers of packets are below this: what a plain frame says was not protected on its way.
+const MOST_PACKETS: u32 = 1 << 24;
+
 /// Packets by flow and number.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Seen(Vec<Vec<u64>>);
 
 impl Seen {
+    /// None of these flows.
+    pub(super) fn none_of(flows: u32) -> Seen {
+        Seen(vec![Vec::new(); flows as usize])
+    }
+
     /// Adds the packet of a frame; false if it was there, `None` if it is no light guest's.
     pub(super) fn add(&mut self, frame: &[u8]) -> Option<bool> {
-        let (flow, seq) = peek(frame)?;
-        let (flow, word, bit) = (flow as usize, seq as usize / 64, 1 << (seq % 64));
-        if self.0.len() <= flow {
-            self.0.resize(flow + 1, Vec::new());
-        }
-        let words = &mut self.0[flow];
+        let (flow, seq) = peek(frame).filter(|(_, seq)| *seq < MOST_PACKETS)?;
+        let words = self.0.get_mut(flow as usize)?;
+        let (word, bit) = (seq as usize / 64, 1 << (seq % 64));
         if words.len() <= word {
             words.resize(word + 1, 0);
         }
