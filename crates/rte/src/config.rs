@@ -3,6 +3,7 @@
 use bifrost_wire::bifrost::Psn;
 
 use crate::time::{MS, S, US};
+use crate::timing::MAX_RTOS;
 
 /// How received packets become visible to the guest; negotiated by nobody, a local decision per VNI.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
@@ -39,7 +40,7 @@ pub struct Config {
     pub stickiness_ns: u64,
     /// RTO before the first RTT sample (NSDI'26, 4.3: 4 ms). The first REQUEST is repeated after a quarter of it.
     pub initial_rto_ns: u64,
-    /// Smallest RTO; `None` adapts it to the measured RTT.
+    /// Smallest RTO, raised so far that seven doublings of it reach the give-up time; `None` adapts it to the measured RTT.
     pub rto_floor_ns: Option<u64>,
     /// Largest RTO, before doubling per packet.
     pub rto_ceiling_ns: u64,
@@ -86,6 +87,12 @@ pub struct Config {
 }
 
 impl Config {
+    /// Before this a packet is not given up, ns: with the defaults three RTOs, 4 + 8 + 16 ms (NSDI'26, 7.4).
+    pub(crate) fn give_up_ns(&self) -> u64 {
+        let doublings = (1u64 << self.give_up_rtos.min(MAX_RTOS)) - 1;
+        self.initial_rto_ns.saturating_mul(doublings)
+    }
+
     /// The first PSN of either direction of a connection (PROTOCOL §6.1).
     pub(crate) fn first_psn(&self) -> Psn {
         Psn(self.first_psn)

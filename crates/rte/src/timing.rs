@@ -3,6 +3,9 @@
 use crate::config::Config;
 use crate::time::US;
 
+/// RTOs of one packet that can be counted.
+pub(crate) const MAX_RTOS: u8 = 7;
+
 /// How the loss timers stand: all ns.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Timing {
@@ -29,12 +32,22 @@ pub(crate) struct Measured {
 pub(crate) struct Limits {
     initial: u64,
     floor: Option<u64>,
+    /// The floor that adapts is never below this.
+    least: u64,
     ceiling: u64,
 }
 
 impl Limits {
     pub(crate) fn new(config: &Config) -> Self {
-        Limits { initial: config.initial_rto_ns, floor: config.rto_floor_ns, ceiling: config.rto_ceiling_ns }
+        // So many doublings as can be counted reach the give-up time: no packet is given up before it.
+        let countable = config.give_up_ns().div_ceil((1 << MAX_RTOS) - 1);
+        Limits {
+            initial: config.initial_rto_ns,
+            floor: config.rto_floor_ns.map(|floor| floor.max(countable)),
+            // Half a millisecond: a software host's scheduler makes noise of that size.
+            least: (500 * US).max(countable).min(config.initial_rto_ns),
+            ceiling: config.rto_ceiling_ns,
+        }
     }
 }
 
@@ -46,8 +59,7 @@ impl Timing {
 
     pub(crate) fn of(measured: Measured, limits: Limits) -> Self {
         let Measured { rtt, variance, answer, hold } = measured;
-        // Half a millisecond, or three round trips: a software host's scheduler makes noise of that size.
-        let floor = limits.floor.unwrap_or((3 * rtt).clamp(500 * US, limits.initial));
+        let floor = limits.floor.unwrap_or((3 * rtt).clamp(limits.least, limits.initial));
         let rto = (rtt + (4 * variance).max(100 * US) + hold).clamp(floor, limits.ceiling.max(floor));
         let tail_probe = (answer.unwrap_or(2 * rtt) + hold).min(rto);
         Timing { rto, tail_probe, hold: hold.min(tail_probe), rack: rtt + (rtt / 4).max(variance).max(20 * US) }
@@ -57,5 +69,31 @@ impl Timing {
     pub(crate) fn with_patience(self, patience: u64) -> Self {
         let Timing { rto, tail_probe, hold, rack } = self;
         Timing { rto: rto + patience, tail_probe: tail_probe + patience, hold, rack: rack + patience }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::time::MS;
+
+    /// Whatever the settings: the last RTO that can be counted ends after the give-up time.
+    #[test]
+    fn countable_rtos_reach_the_give_up_time() {
+        for (floor, ceiling, give_up_rtos, initial) in
+            [(None, 50, 3, 4), (Some(50), 50, 3, 4), (Some(100), 1, 4, 4), (None, 1, 7, 10_000), (Some(4000), 50, 0, 4)]
+        {
+            let config = Config {
+                initial_rto_ns: initial * MS,
+                rto_floor_ns: floor.map(|us: u64| us * US),
+                rto_ceiling_ns: ceiling * MS,
+                give_up_rtos,
+                ..Config::default()
+            };
+            let measured = Measured { rtt: 20 * US, variance: US, answer: None, hold: 0 };
+            let timing = Timing::of(measured, Limits::new(&config));
+            let longest = timing.rto * ((1 << MAX_RTOS) - 1);
+            assert!(longest >= config.give_up_ns(), "{config:?}: {longest}");
+        }
     }
 }

@@ -14,12 +14,10 @@ use crate::mutation::mutated;
 use crate::output::{Control, ControlOut, Output, PlainOut};
 use crate::send_window::{Record, Resend};
 use crate::time::{MS, Time, US};
-use crate::timing::Timing;
+use crate::timing::{MAX_RTOS, Timing};
 
 /// Packets that one expiry of the RTO sends again.
 const TIMEOUT_BURST: usize = 8;
-/// RTOs of one packet that can be counted.
-const MAX_RTOS: u8 = 7;
 
 impl Engine {
     /// Looks for losses by rules (a) and (b) and sends them again.
@@ -63,7 +61,7 @@ impl Engine {
                 // RTO, 2 RTO, 4 RTO: what was waited altogether.
                 let altogether = timing.rto.saturating_mul((2 << record.rtos()) - 1);
                 let rtos = record.rtos() + 1;
-                let give_up = rtos >= self.config.give_up_rtos && altogether >= self.give_up_ns()
+                let give_up = rtos >= self.config.give_up_rtos && altogether >= self.config.give_up_ns()
                     || mutated!(self.config, GiveUpAtOnce);
                 if (give_up || rtos >= MAX_RTOS) && !mutated!(self.config, NeverGiveUp) {
                     self.give_up(now, index, psn, out);
@@ -153,12 +151,6 @@ impl Engine {
     /// The RTO of a connection, ns; 0 while it is idle.
     pub(crate) fn rto_ns(&self, now: Time, index: u32) -> u64 {
         self.timing(now, index).map_or(0, |t| t.rto)
-    }
-
-    /// Three RTOs from the initial value: 4 + 8 + 16 ms (NSDI'26, 7.4).
-    fn give_up_ns(&self) -> u64 {
-        let doublings = (1u64 << self.config.give_up_rtos.min(7)) - 1;
-        self.config.initial_rto_ns.saturating_mul(doublings)
     }
 
     /// A loss on a path from number `first` on.
