@@ -76,7 +76,8 @@ pub fn scenario(seed: u64) -> Scenario {
         }
     }
     // Delays that have nothing to do with load close windows to a packet in a hundred round trips: the allowance is for them.
-    let jitter = s.topology.worst(|l| l.jitter.map(|j| j.0 as f64)) as u64;
+    let ns = |ns: Option<Ns>| ns.map_or(0.0, |ns| ns.0 as f64);
+    let jitter = s.topology.worst(|l| Some(ns(l.jitter) + ns(l.reordering.and(l.reorder_delay)))) as u64;
     let noise = s.transport.swift_noise.unwrap_or(Ns(1_000_000));
     if jitter > noise.0 {
         s.transport.swift_noise = Some(Ns(jitter));
