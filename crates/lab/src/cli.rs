@@ -1,8 +1,10 @@
 //! The command line.
 
 use std::fs;
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
@@ -11,7 +13,8 @@ use clap::{Args, Parser, Subcommand, ValueEnum as _};
 use crate::daemon::Binaries;
 use crate::experiment::{self, Experiment, Lab};
 use crate::interrupt;
-use crate::options::{Guests, Mode, Options};
+use crate::options::{Guests, Mode, Op, Options};
+use crate::programs::redis_client::{self, Latencies, Load};
 use crate::results::{HostInfo, Results, SCHEMA_VERSION};
 use crate::state::{self, Run};
 
@@ -72,6 +75,20 @@ enum Command {
     },
     /// Remove what crashed runs have left behind
     Clean,
+    /// Ask a Redis server at a fixed rate, and print latencies as JSON: what `redis-loss` runs inside of virtual machines
+    #[command(hide = true)]
+    RedisLoad {
+        /// Address and port
+        server: SocketAddr,
+        /// The command
+        op: Op,
+        /// Connections
+        clients: u32,
+        /// Requests due each second, on all connections together
+        requests_per_s: f64,
+        /// How long
+        seconds: f64,
+    },
 }
 
 #[derive(Debug, Args)]
@@ -98,6 +115,21 @@ pub fn run() -> Result<ExitCode> {
             if removed.is_empty() {
                 println!("nothing to remove");
             }
+            Ok(ExitCode::SUCCESS)
+        }
+        Command::RedisLoad { server, op, clients, requests_per_s, seconds } => {
+            let load = Load {
+                server,
+                clients,
+                duration: Duration::try_from_secs_f64(seconds)?,
+                // Beyond what TCP needs to repair anything that the lab does to it.
+                timeout: Duration::from_secs(10),
+                op: Some(op),
+                requests_per_s: Some(requests_per_s),
+                stop: Arc::default(),
+            };
+            let latencies = Latencies::of(&redis_client::run(&load)?)?;
+            println!("{}", serde_json::to_string(&latencies)?);
             Ok(ExitCode::SUCCESS)
         }
     }

@@ -57,6 +57,7 @@ fn all() -> Vec<Value> {
         repetition: 2,
         requests: 100,
         rps: 1.5,
+        paced_rps: Some(1000.0),
         latency_ms_avg: 0.1,
         latency_ms_p50: 0.1,
         latency_ms_p99: 0.2,

@@ -1,7 +1,8 @@
 //! A Redis client that records every request: start, latency, outcome. Its loop is closed, or open: then requests are due at
 //! regular times, and their latency counts from then on, however late they were sent.
 //!
-//! Each connection alternates `SET key value` and `GET key` on a key of its own and checks what comes back. A request that
+//! Each connection alternates `SET key value` and `GET key` on a key of its own, or after a first `SET` keeps to one of them,
+//! and checks what comes back. A request that
 //! is not answered within the timeout has failed: its connection is closed, and the next request begins with connecting
 //! anew. Where `redis-benchmark` knows only percentiles, this knows when each request stalled.
 
@@ -14,11 +15,15 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use hdrhistogram::Histogram;
 use rustix::event::{Timespec, epoll};
 use rustix::fd::OwnedFd;
+use serde::{Deserialize, Serialize};
 use socket2::{Domain, Protocol, Socket, Type};
+
+use crate::machine::Machine;
+use crate::options::Op;
 
 /// Length of a time bin.
 pub const BIN: Duration = Duration::from_millis(100);
@@ -26,6 +31,8 @@ pub const BIN: Duration = Duration::from_millis(100);
 const TIMEOUT_SCAN: Duration = Duration::from_millis(10);
 /// Longest wait for answers before the clock is looked at.
 const MAX_WAIT: Duration = Duration::from_millis(5);
+/// How long a virtual machine may take to start and end a load.
+const TIMEOUT: Duration = Duration::from_secs(60);
 /// Pause before a connection that was refused tries again.
 const RETRY_PAUSE: Duration = Duration::from_millis(10);
 
@@ -40,6 +47,8 @@ pub struct Load {
     pub duration: Duration,
     /// When a request counts as failed.
     pub timeout: Duration,
+    /// What connections ask for; `None`: both in turns.
+    pub op: Option<Op>,
     /// How many requests are due each second, on all connections together; `None`: each follows upon the last one's answer.
     pub requests_per_s: Option<f64>,
     /// Ends the load early once true.
@@ -129,6 +138,63 @@ pub fn run(load: &Load) -> Result<Report> {
             return Ok(client.report);
         }
     }
+}
+
+/// Latencies of the requests of a load that was offered at a fixed rate, each from when it was due.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Latencies {
+    /// Requests answered correctly.
+    pub answered: u64,
+    /// Mean, ms.
+    pub avg_ms: f64,
+    /// Median, ms.
+    pub p50_ms: f64,
+    /// 99th percentile, ms.
+    pub p99_ms: f64,
+    /// 99.9th percentile, ms.
+    pub p99_9_ms: f64,
+    /// The slowest request, ms.
+    pub max_ms: f64,
+}
+
+impl Latencies {
+    /// Of a load whose every request was answered.
+    ///
+    /// # Errors
+    /// When a request has failed, or none was made.
+    pub fn of(report: &Report) -> Result<Self> {
+        let (answered, failed, wrong) = (report.answered(), report.failed(), report.wrong_answers);
+        ensure!(failed == 0 && answered > 0, "{answered} requests answered, {failed} failed, {wrong} wrong answers");
+        let histogram = &report.latency_us;
+        let percentile = |q| histogram.value_at_quantile(q) as f64 / 1000.0;
+        Ok(Self {
+            answered,
+            avg_ms: histogram.mean() / 1000.0,
+            p50_ms: percentile(0.5),
+            p99_ms: percentile(0.99),
+            p99_9_ms: percentile(0.999),
+            max_ms: histogram.max() as f64 / 1000.0,
+        })
+    }
+}
+
+/// Runs an open loop of `requests_per_s` for `seconds` from within a virtual machine, by this very program.
+///
+/// # Errors
+/// When a request fails, or the machine does not do as it is told.
+pub fn run_in_machine(
+    machine: &mut Machine,
+    server: SocketAddr,
+    op: Op,
+    clients: u32,
+    requests_per_s: f64,
+    seconds: f64,
+) -> Result<Latencies> {
+    let program = std::env::current_exe().context("finding this program")?;
+    let (program, op) = (program.display(), op.name());
+    let script = format!("exec '{program}' redis-load {server} {op} {clients} {requests_per_s} {seconds}");
+    let output = machine.run(&script, Duration::from_secs_f64(seconds) + TIMEOUT)?;
+    serde_json::from_str(&output).with_context(|| format!("reading `{output}`"))
 }
 
 struct Client<'a> {
@@ -260,7 +326,7 @@ impl Client<'_> {
         let bin = self.bin(now);
         bin.answered += 1;
         bin.longest_stall_us = bin.longest_stall_us.max(latency);
-        let sets = connection.state == State::Getting;
+        let sets = self.load.op.map_or(connection.state == State::Getting, |op| op == Op::Set);
         let mut started = now;
         if let Some(interval) = self.interval {
             connection.due += interval;
@@ -382,7 +448,7 @@ mod tests {
     fn load(server: SocketAddr) -> Load {
         let stop = Arc::new(AtomicBool::new(false));
         let duration = Duration::from_millis(400);
-        Load { server, clients: 3, duration, timeout: Duration::from_millis(100), requests_per_s: None, stop }
+        Load { server, clients: 3, duration, timeout: Duration::from_millis(100), op: None, requests_per_s: None, stop }
     }
 
     #[test]
@@ -408,6 +474,20 @@ mod tests {
         assert!((80..=123).contains(&late.answered()), "{} in 0.4 s", late.answered());
         assert!(late.latency_us.value_at_quantile(0.9) > 5_000, "lateness counts for those behind, too");
         assert_eq!((late.failed(), late.wrong_answers), (0, 0));
+    }
+
+    #[test]
+    fn connections_keep_to_one_command() {
+        for op in [Op::Get, Op::Set] {
+            let report =
+                run(&Load { op: Some(op), ..load(server(3, |answer| *answer = answer.replace("+OK", "+KO"))) });
+            // Each connection begins with a `SET`, which this server answers wrongly.
+            assert!(report.unwrap().wrong_answers > 0);
+            let report = run(&Load { op: Some(op), ..load(server(3, |_| {})) }).unwrap();
+            let latencies = Latencies::of(&report).unwrap();
+            assert_eq!(latencies.answered, report.answered());
+            assert!(latencies.p50_ms <= latencies.p99_ms && latencies.p99_ms <= latencies.max_ms);
+        }
     }
 
     #[test]
