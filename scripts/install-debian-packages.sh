@@ -1,9 +1,9 @@
 #!/bin/sh
-# Installs the Debian packages that bifrost-lab and the instruction counts run or need. Does nothing, quickly, when all of them are there.
+# Installs the Debian packages that bifrost-lab, the instruction counts and the tests run or need. Does nothing, quickly, when all of them are there.
 # No service is left running: the lab starts its own Redis servers, inside its network namespaces.
 set -eu
 
-packages="redis-server redis-tools nftables iperf3 ethtool iproute2 valgrind user-mode-linux kmod qemu-system-x86 busybox-static"
+packages="redis-server redis-tools nftables iperf3 ethtool iproute2 valgrind user-mode-linux kmod qemu-system-x86 busybox-static tshark"
 # Where the kernel of QEMU's guests is unpacked: installing it would make it this machine's own.
 kernel=/var/cache/bifrost-lab/kernel
 # What user-mode Linux needs on some processors; its source says why.
