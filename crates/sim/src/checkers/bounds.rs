@@ -80,7 +80,9 @@ impl Bounds {
                 State::Plain { .. } => forgotten + config.plain_retry_ns,
                 _ => forgotten,
             };
-            if self.calm.paused_until(host) < at.saturating_sub(LIVENESS_NS) {
+            // A peer that hears nothing asks again and again, and each time so does this end: set-up has a bound of its own.
+            let asking = matches!(c.state, State::Opening { .. });
+            if !asking && self.calm.paused_until(host) < at.saturating_sub(LIVENESS_NS) {
                 beyond("ns of idleness of a connection", c.idle_ns, forgotten);
             }
             let key = (host, c.local_cid.0);

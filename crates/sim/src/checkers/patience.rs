@@ -113,7 +113,8 @@ impl Checker for Patience {
     }
 
     fn placed(&mut self, at: u64, guest: u32, frame: &[u8], _: &mut Violations) {
-        let Some(packet) = peek(frame) else { return };
+        // What a corrupted frame says is no flow's.
+        let Some(packet) = peek(frame).filter(|packet| self.shown.knows(*packet)) else { return };
         if !self.shown.has(packet) {
             let host = self.host(guest);
             self.placed[host].push_back(Waiting { since: at, packet });

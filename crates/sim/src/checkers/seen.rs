@@ -28,6 +28,11 @@ impl Seen {
         Some(new)
     }
 
+    /// Whether there can be such a packet.
+    pub(super) fn knows(&self, (flow, seq): (u32, u32)) -> bool {
+        (flow as usize) < self.0.len() && seq < MOST_PACKETS
+    }
+
     /// Takes a packet out.
     pub(super) fn remove(&mut self, (flow, seq): (u32, u32)) {
         if let Some(word) = self.0.get_mut(flow as usize).and_then(|words| words.get_mut(seq as usize / 64)) {
