@@ -147,8 +147,11 @@ impl Checker for Patience {
                 format!("host {host} has held packet {seq} of flow {flow} since {:.3} ms", w.since as f64 / 1e6)
             });
         }
+        // A sender that died, or forgot the connection, does not say what it gave up: that ends with the connection at the
+        // receiver, and with it the wait of what is behind.
+        let most = if self.calm.crashed || self.reaped { self.idle_reap + LIVENESS_NS } else { LIVENESS_NS };
         if let (Some(w), Some(calm)) = (oldest(&mut self.underway[h], &self.arrived), calm)
-            && at.saturating_sub(w.since.max(calm).max(self.last_progress(w.packet.0))) > LIVENESS_NS
+            && at.saturating_sub(w.since.max(calm).max(self.last_progress(w.packet.0))) > most
         {
             self.underway[h].pop_front();
             violations.add(at, Kind::NoProgress, || {
@@ -156,8 +159,6 @@ impl Checker for Patience {
                 format!("packet {seq} of flow {flow}, fetched by host {host} at {ms:.3} ms, is not with its guest")
             });
         }
-        // A sender that died, or forgot the connection, does not say what it gave up: that ends with the connection here.
-        let most = if self.calm.crashed || self.reaped { self.idle_reap + LIVENESS_NS } else { LIVENESS_NS };
         if let (Some(w), Some(calm)) = (oldest(&mut self.placed[h], &self.shown), calm)
             && at.saturating_sub(w.since.max(calm)) > most
         {

@@ -8,6 +8,9 @@ use crate::scenario::{
 };
 use crate::units::{Bytes, Ns, Rate};
 
+/// Links on the longest route, that of a Clos network of three tiers.
+const LONGEST_ROUTE: u64 = 6;
+
 /// Chance, in words.
 pub(super) trait Draw {
     /// True once in `n` times.
@@ -94,6 +97,7 @@ pub fn scenario(seed: u64) -> Scenario {
         if large && rng.one_in(2) {
             s.faults.push(stragglers(rng, span));
         }
+        restart_after_the_last_packet(&mut s);
         // The shortest delay is believed for ten seconds: until then a network that was faster for a while looks congested.
         for delay in s.faults.iter_mut().filter_map(|f| f.set.delay.as_mut()) {
             delay.0 = delay.0.max(least_delay);
@@ -310,6 +314,19 @@ fn transport(rng: &mut Rng) -> TransportSettings {
 fn faults(rng: &mut Rng, s: &Scenario, span: u64) -> Vec<FaultConfig> {
     let count = rng.pick(&[0, 0, 1, 1, 2, 3, 6]);
     (0..count).map(|_| fault(rng, s, span)).collect()
+}
+
+/// No daemon is back before its former packets have left the network, which is what the protocol asks of it (PROTOCOL §4.6).
+fn restart_after_the_last_packet(s: &mut Scenario) {
+    let ns = |ns: Option<Ns>| ns.map_or(0, |ns| ns.0);
+    let links = s.topology.worst(|l| Some((ns(l.delay) + ns(l.jitter) + ns(l.reorder_delay)) as f64)) as u64;
+    let patches = s.faults.iter().map(|f| ns(f.set.delay) + ns(f.set.jitter) + ns(f.set.reorder_delay)).max();
+    let longest = (links + patches.unwrap_or(0)) * LONGEST_ROUTE;
+    let default = s.host.restart_after.0;
+    for fault in s.faults.iter_mut().filter(|fault| fault.crash.is_some()) {
+        let until = fault.until.map_or(fault.at.0 + default, |until| until.0);
+        fault.until = Some(Ns(until.max(fault.at.0 + longest)));
+    }
 }
 
 /// Packets that come when a whole window has passed them.
