@@ -1,13 +1,15 @@
-//! Structures that a forwarding decision needs: longest-prefix match, exact match, and the first match of an ordered list of
-//! rules.
+//! Structures that a forwarding decision needs: longest-prefix match, exact match, the first match of an ordered list of
+//! rules, and a meter.
 
 #![forbid(unsafe_code)]
 
 mod classifier;
 mod exact;
 mod lpm;
+mod token_bucket;
 
 pub use classifier::{Classifier, Fields, Pattern};
 pub use exact::{ExactMap, exact_map};
 pub use ipnet::IpNet;
 pub use lpm::Lpm;
+pub use token_bucket::TokenBucket;
