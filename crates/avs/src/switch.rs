@@ -184,6 +184,7 @@ impl Index {
             let vpc = index.vpc_number(route.vni)?;
             index.vpcs[vpc].add_route(route)?;
         }
+        index.vpcs.iter_mut().try_for_each(VpcIndex::finish)?;
         Ok(index)
     }
 

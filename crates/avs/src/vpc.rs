@@ -28,6 +28,8 @@ pub(crate) struct VpcIndex {
     pub(crate) ordering: Ordering,
     gateways: Vec<IpAddr>,
     macs: ExactMap<Mac, Place>,
+    /// Until [`finish`](Self::finish).
+    prefixes: Vec<(IpNet, Station)>,
     addresses: Lpm<Station>,
 }
 
@@ -43,7 +45,8 @@ impl VpcIndex {
             gateways: vpc.gateways.clone(),
             // Keys come from the operator, who has no reason to attack the hash.
             macs: exact_map(0),
-            addresses: Lpm::new(),
+            prefixes: Vec::new(),
+            addresses: Lpm::default(),
         })
     }
 
@@ -78,9 +81,17 @@ impl VpcIndex {
     fn add_prefix(&mut self, prefix: IpNet, station: Station) -> Result<(), BuildError> {
         let prefix = prefix.trunc();
         let gateway = prefix.prefix_len() == prefix.max_prefix_len() && self.gateways.contains(&prefix.addr());
-        if gateway || self.addresses.insert(prefix, station).is_some() {
+        if gateway {
             return Err(BuildError::DuplicatePrefix { vni: self.vni, prefix });
         }
+        self.prefixes.push((prefix, station));
+        Ok(())
+    }
+
+    /// Makes what was added known.
+    pub(crate) fn finish(&mut self) -> Result<(), BuildError> {
+        let prefixes = std::mem::take(&mut self.prefixes);
+        self.addresses = Lpm::new(prefixes).map_err(|prefix| BuildError::DuplicatePrefix { vni: self.vni, prefix })?;
         Ok(())
     }
 

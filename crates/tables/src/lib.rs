@@ -5,6 +5,7 @@
 
 mod classifier;
 mod exact;
+mod intervals;
 mod lpm;
 mod token_bucket;
 

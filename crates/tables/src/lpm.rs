@@ -2,76 +2,77 @@
 
 use std::net::IpAddr;
 
-use ipnet::{IpNet, Ipv4Net, Ipv6Net};
-use prefix_trie::PrefixMap;
+use ipnet::IpNet;
 
-/// Values by IP prefix, both families. Look-up takes at most 7 (IPv4) or 26 (IPv6) steps, whatever the number of
-/// prefixes.
+use crate::intervals::Intervals;
+
+/// Keys of a node: what a cache line (IPv4) or two (IPv6) hold.
+const V4_KEYS: usize = 16;
+const V6_KEYS: usize = 8;
+
+/// Values by IP prefix, both families. Built once, for any number of prefixes.
 ///
-/// Host bits of a prefix are ignored: `10.0.0.1/24` and `10.0.0.0/24` are the same.
+/// Prefixes cut the addresses into at most twice as many intervals and one, each with the longest prefix that holds it. A
+/// search for the interval looks at log₁₆ (IPv4) or log₈ (IPv6) of their number of places, the last one or two of which may be
+/// out of the cache. Memory is 17 bytes (IPv4) or 45 (IPv6) a prefix at most, and its value.
+///
+/// `cargo bench -p bifrost-bench --bench tables` measures what it costs.
 #[derive(Clone, Debug)]
 pub struct Lpm<T> {
-    v4: PrefixMap<Ipv4Net, T>,
-    v6: PrefixMap<Ipv6Net, T>,
+    /// By slot: in the order of prefixes.
+    values: Vec<T>,
+    v4: Intervals<u32, V4_KEYS>,
+    v6: Intervals<u128, V6_KEYS>,
 }
 
 impl<T> Default for Lpm<T> {
+    /// Without prefixes.
     fn default() -> Self {
-        Self::new()
+        Self { values: Vec::new(), v4: Intervals::new([]), v6: Intervals::new([]) }
     }
 }
 
 impl<T> Lpm<T> {
-    /// Without prefixes.
-    pub fn new() -> Self {
-        Self { v4: PrefixMap::new(), v6: PrefixMap::new() }
-    }
-
-    /// Sets the value of `prefix`; returns the one that it had.
-    pub fn insert(&mut self, prefix: IpNet, value: T) -> Option<T> {
-        match prefix.trunc() {
-            IpNet::V4(p) => self.v4.insert(p, value),
-            IpNet::V6(p) => self.v6.insert(p, value),
+    /// Of prefixes in any order. Host bits are ignored: `10.0.0.1/24` and `10.0.0.0/24` are the same.
+    ///
+    /// # Errors
+    /// The least prefix that is there more than once.
+    pub fn new(prefixes: impl IntoIterator<Item = (IpNet, T)>) -> Result<Self, IpNet> {
+        let mut all: Vec<(IpNet, T)> = prefixes.into_iter().map(|(net, value)| (net.trunc(), value)).collect();
+        // A prefix comes before those inside of it.
+        all.sort_unstable_by_key(|&(net, _)| net);
+        if let Some(twice) = all.array_windows().find(|[a, b]| a.0 == b.0) {
+            return Err(twice[0].0);
         }
-    }
-
-    /// Removes exactly `prefix`; returns the value that it had.
-    pub fn remove(&mut self, prefix: IpNet) -> Option<T> {
-        match prefix.trunc() {
-            IpNet::V4(p) => self.v4.remove(&p),
-            IpNet::V6(p) => self.v6.remove(&p),
-        }
-    }
-
-    /// The value of exactly `prefix`.
-    pub fn exact(&self, prefix: IpNet) -> Option<&T> {
-        match prefix.trunc() {
-            IpNet::V4(p) => self.v4.get(&p),
-            IpNet::V6(p) => self.v6.get(&p),
-        }
+        let nets = || all.iter().zip(0u32..).map(|(&(net, _), slot)| (net, slot));
+        let v4 = nets().filter_map(|(net, slot)| match net {
+            IpNet::V4(net) => Some((net.network().to_bits(), net.broadcast().to_bits(), slot)),
+            IpNet::V6(_) => None,
+        });
+        let v6 = nets().filter_map(|(net, slot)| match net {
+            IpNet::V6(net) => Some((net.network().to_bits(), net.broadcast().to_bits(), slot)),
+            IpNet::V4(_) => None,
+        });
+        let (v4, v6) = (Intervals::new(v4), Intervals::new(v6));
+        Ok(Self { values: all.into_iter().map(|(_, value)| value).collect(), v4, v6 })
     }
 
     /// The value of the longest prefix that holds `addr`.
     pub fn lookup(&self, addr: IpAddr) -> Option<&T> {
-        match addr {
-            IpAddr::V4(a) => self.v4.get_lpm(&Ipv4Net::from(a)).map(|(_, value)| value),
-            IpAddr::V6(a) => self.v6.get_lpm(&Ipv6Net::from(a)).map(|(_, value)| value),
-        }
+        let slot = match addr {
+            IpAddr::V4(addr) => self.v4.slot(addr.to_bits()),
+            IpAddr::V6(addr) => self.v6.slot(addr.to_bits()),
+        };
+        self.values.get(slot as usize)
     }
 
     /// Number of prefixes.
     pub fn len(&self) -> usize {
-        self.v4.len() + self.v6.len()
+        self.values.len()
     }
 
     /// Whether there is no prefix.
     pub fn is_empty(&self) -> bool {
-        self.len() == 0
-    }
-
-    /// All prefixes with their values: IPv4 first, each family in ascending order.
-    pub fn iter(&self) -> impl Iterator<Item = (IpNet, &T)> {
-        let v4 = self.v4.iter().map(|(p, value)| (IpNet::V4(p), value));
-        v4.chain(self.v6.iter().map(|(p, value)| (IpNet::V6(p), value)))
+        self.values.is_empty()
     }
 }

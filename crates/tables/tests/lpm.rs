@@ -35,51 +35,106 @@ fn naive(all: &[(IpNet, u32)], addr: IpAddr) -> Option<u32> {
 proptest! {
     #[test]
     fn agrees_with_a_linear_search(
-        steps in proptest::collection::vec((net(), any::<u32>(), prop::bool::weighted(0.25)), 0..60),
+        nets in proptest::collection::vec(net(), 0..120),
         addrs in proptest::collection::vec(prop_oneof![addr_v4(), addr_v6()], 30),
     ) {
-        let mut lpm = Lpm::new();
         let mut all: Vec<(IpNet, u32)> = Vec::new();
-        for (net, value, remove) in steps {
-            let old = all.iter().position(|(n, _)| *n == net.trunc()).map(|i| all.remove(i).1);
-            if remove {
-                prop_assert_eq!(lpm.remove(net), old);
+        let mut twice = None;
+        for (net, value) in nets.into_iter().zip(0..) {
+            if all.iter().any(|(n, _)| *n == net.trunc()) {
+                twice = twice.into_iter().chain([net]).min();
             } else {
-                prop_assert_eq!(lpm.insert(net, value), old);
                 all.push((net.trunc(), value));
             }
         }
+        if let Some(net) = twice {
+            prop_assert_eq!(Lpm::new(all.iter().copied().chain([(net, 0)])).err(), Some(net.trunc()));
+        }
+        let lpm = Lpm::new(all.iter().copied()).unwrap();
         prop_assert_eq!(lpm.len(), all.len());
         prop_assert_eq!(lpm.is_empty(), all.is_empty());
-        for addr in addrs {
+        // Those of the list, and the first and last of each prefix with their neighbours.
+        let edges = all.iter().flat_map(|(net, _)| around(net.network()).into_iter().chain(around(net.broadcast())));
+        for addr in addrs.into_iter().chain(edges) {
             prop_assert_eq!(lpm.lookup(addr).copied(), naive(&all, addr), "{}", addr);
-        }
-        let mut listed: Vec<_> = lpm.iter().map(|(n, &v)| (n, v)).collect();
-        listed.sort();
-        all.sort();
-        prop_assert_eq!(&listed, &all);
-        for (net, value) in all {
-            prop_assert_eq!(lpm.exact(net), Some(&value));
         }
     }
 }
 
+/// An address and the two beside it.
+fn around(addr: IpAddr) -> [IpAddr; 3] {
+    [u128::MAX, 0, 1].map(|step| match addr {
+        IpAddr::V4(a) => IpAddr::V4(Ipv4Addr::from_bits(a.to_bits().wrapping_add(step as u32))),
+        IpAddr::V6(a) => IpAddr::V6(Ipv6Addr::from_bits(a.to_bits().wrapping_add(step))),
+    })
+}
+
+/// Several levels of nodes, full and partly filled ones.
+#[test]
+fn agrees_with_a_linear_search_in_long_lists() {
+    let mut random = fastrand::Rng::with_seed(1);
+    for count in [15, 16, 17, 255, 256, 257, 2500] {
+        let mut all: Vec<(IpNet, u32)> = Vec::new();
+        for value in 0..count {
+            let addr = if value % 2 == 0 {
+                Ipv4Addr::from_bits(random.u32(..) & 0xffff_00ff).into()
+            } else {
+                v6(random.u128(..))
+            };
+            let net = IpNet::new(addr, random.u8(8..=32)).unwrap().trunc();
+            if all.iter().all(|(n, _)| *n != net) {
+                all.push((net, value));
+            }
+        }
+        let lpm = Lpm::new(all.iter().copied()).unwrap();
+        assert_eq!(lpm.len(), all.len());
+        for _ in 0..200 {
+            let (net, _) = all[random.usize(..all.len())];
+            for addr in around(net.network()).into_iter().chain(around(net.broadcast())) {
+                assert_eq!(lpm.lookup(addr).copied(), naive(&all, addr), "{addr} of {count}");
+            }
+        }
+    }
+}
+
+fn v6(bits: u128) -> IpAddr {
+    IpAddr::V6(Ipv6Addr::from_bits(bits))
+}
+
+fn nets<const N: usize>(nets: [&str; N]) -> impl Iterator<Item = (IpNet, usize)> {
+    nets.into_iter().map(|net| net.parse().unwrap()).zip(0..)
+}
+
+fn lookup(lpm: &Lpm<usize>, addr: &str) -> Option<usize> {
+    lpm.lookup(addr.parse().unwrap()).copied()
+}
+
 #[test]
 fn families_do_not_mix() {
-    let mut lpm = Lpm::new();
-    lpm.insert("0.0.0.0/0".parse().unwrap(), 4);
-    assert_eq!(lpm.lookup("::ffff:10.0.0.1".parse().unwrap()), None);
-    lpm.insert("::/0".parse().unwrap(), 6);
-    assert_eq!(lpm.lookup("10.0.0.1".parse().unwrap()), Some(&4));
-    assert_eq!(lpm.lookup("fe80::1".parse().unwrap()), Some(&6));
+    let lpm = Lpm::new(nets(["0.0.0.0/0"])).unwrap();
+    assert_eq!(lookup(&lpm, "::ffff:10.0.0.1"), None);
+    let lpm = Lpm::new(nets(["0.0.0.0/0", "::/0"])).unwrap();
+    assert_eq!(lookup(&lpm, "10.0.0.1"), Some(0));
+    assert_eq!(lookup(&lpm, "fe80::1"), Some(1));
+    assert_eq!(lookup(&Lpm::default(), "10.0.0.1"), None);
 }
 
 #[test]
 fn host_bits_are_ignored() {
-    let mut lpm = Lpm::new();
-    lpm.insert("10.0.0.1/24".parse().unwrap(), 1);
-    assert_eq!(lpm.insert("10.0.0.2/24".parse().unwrap(), 2), Some(1));
-    assert_eq!(lpm.lookup("10.0.0.200".parse().unwrap()), Some(&2));
-    assert_eq!(lpm.exact("10.0.0.0/24".parse().unwrap()), Some(&2));
-    assert_eq!(lpm.iter().next().unwrap().0.to_string(), "10.0.0.0/24");
+    let twice = Lpm::new(nets(["10.0.0.0/16", "10.0.0.1/24", "10.0.0.2/24"]));
+    assert_eq!(twice.unwrap_err().to_string(), "10.0.0.0/24");
+    let lpm = Lpm::new(nets(["10.0.0.1/24"])).unwrap();
+    assert_eq!(lookup(&lpm, "10.0.0.200"), Some(0));
+    assert_eq!(lookup(&lpm, "10.0.1.0"), None);
+}
+
+#[test]
+fn the_ends_of_the_address_space() {
+    let lpm = Lpm::new(nets(["0.0.0.0/32", "255.255.255.255/32", "255.255.255.252/30", "ffff::/16"])).unwrap();
+    assert_eq!(lookup(&lpm, "0.0.0.0"), Some(0));
+    assert_eq!(lookup(&lpm, "0.0.0.1"), None);
+    assert_eq!(lookup(&lpm, "255.255.255.254"), Some(2));
+    assert_eq!(lookup(&lpm, "255.255.255.255"), Some(1));
+    assert_eq!(lookup(&lpm, "ffff:ffff:ffff:ffff:ffff:ffff:ffff:ffff"), Some(3));
+    assert_eq!(lookup(&lpm, "::"), None);
 }

@@ -1,0 +1,116 @@
+//! Nested ranges as intervals side by side, and a fast search for the interval of a key.
+
+/// An unsigned integer.
+pub(crate) trait Key: Copy + Ord {
+    const MIN: Self;
+    const MAX: Self;
+    fn next(self) -> Option<Self>;
+}
+
+impl Key for u32 {
+    const MIN: Self = u32::MIN;
+    const MAX: Self = u32::MAX;
+
+    fn next(self) -> Option<Self> {
+        self.checked_add(1)
+    }
+}
+
+impl Key for u128 {
+    const MIN: Self = u128::MIN;
+    const MAX: Self = u128::MAX;
+
+    fn next(self) -> Option<Self> {
+        self.checked_add(1)
+    }
+}
+
+/// A key that is in no range.
+pub(crate) const NO_SLOT: u32 = u32::MAX;
+
+/// A static tree of nodes of `N` keys, without pointers: below key i of a level is node i of the next.
+#[derive(Clone, Debug)]
+pub(crate) struct Intervals<K, const N: usize> {
+    /// The last level has where each interval begins, the level above it the first key of each of those nodes, and so on.
+    /// What the last node of a level has too much is the largest key.
+    levels: Vec<Level<K, N>>,
+    /// By interval: the slot of the narrowest range that holds it.
+    slots: Vec<u32>,
+}
+
+#[derive(Clone, Debug)]
+struct Level<K, const N: usize> {
+    nodes: Vec<[K; N]>,
+    /// Keys that count.
+    keys: usize,
+}
+
+impl<K: Key, const N: usize> Intervals<K, N> {
+    /// Of (first, last, slot), where ranges nest or are apart, ascending, and a range comes before those inside of it.
+    pub(crate) fn new(ranges: impl IntoIterator<Item = (K, K, u32)>) -> Self {
+        let mut starts = Starts { keys: vec![K::MIN], slots: vec![NO_SLOT] };
+        // Ranges around the current place, the narrowest last.
+        let mut around: Vec<(K, u32)> = Vec::new();
+        let close = |around: &mut Vec<(K, u32)>, starts: &mut Starts<K>, before: Option<K>| {
+            while let Some((last, _)) = around.pop_if(|&mut (last, _)| before.is_none_or(|place| last < place)) {
+                if let Some(start) = last.next() {
+                    starts.push(start, around.last().map_or(NO_SLOT, |&(_, slot)| slot));
+                }
+            }
+        };
+        for (first, last, slot) in ranges {
+            close(&mut around, &mut starts, Some(first));
+            starts.push(first, slot);
+            around.push((last, slot));
+        }
+        close(&mut around, &mut starts, None);
+        starts.slots.shrink_to_fit();
+        Intervals { levels: levels(starts.keys), slots: starts.slots }
+    }
+
+    /// The slot of the narrowest range that holds `key`, or [`NO_SLOT`].
+    pub(crate) fn slot(&self, key: K) -> u32 {
+        let mut place = 0;
+        for level in &self.levels {
+            // All of them: nothing to guess, and for small keys one instruction compares several.
+            let below = level.nodes[place].iter().fold(0, |count, &k| count + usize::from(k <= key));
+            // The first key of a node is the one above it, and that is not larger than `key`.
+            place = (place * N + below - 1).min(level.keys - 1);
+        }
+        self.slots[place]
+    }
+}
+
+/// Where intervals begin, ascending.
+struct Starts<K> {
+    keys: Vec<K>,
+    slots: Vec<u32>,
+}
+
+impl<K: Key> Starts<K> {
+    fn push(&mut self, key: K, slot: u32) {
+        match (self.keys.last(), self.slots.last_mut()) {
+            // Of an interval without addresses nothing is left.
+            (Some(&last), Some(old)) if last == key => *old = slot,
+            (_, Some(&mut old)) if old == slot => {}
+            _ => {
+                self.keys.push(key);
+                self.slots.push(slot);
+            }
+        }
+    }
+}
+
+fn levels<K: Key, const N: usize>(mut keys: Vec<K>) -> Vec<Level<K, N>> {
+    let mut levels = Vec::new();
+    loop {
+        let nodes = keys.chunks(N).map(|chunk| std::array::from_fn(|i| chunk.get(i).copied().unwrap_or(K::MAX)));
+        levels.push(Level { nodes: nodes.collect(), keys: keys.len() });
+        if keys.len() <= N {
+            break;
+        }
+        keys = keys.into_iter().step_by(N).collect();
+    }
+    levels.reverse();
+    levels
+}
