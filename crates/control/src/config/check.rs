@@ -1,12 +1,12 @@
 //! What must hold between fields. A field that already has an error of its own is left out.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::hash::Hash;
 use std::net::IpAddr;
 use std::path::PathBuf;
 
 use super::section::{Sink, nearest};
-use super::{Config, Port, PortKind, Vni, overhead_bytes};
+use super::{Config, Port, PortKind, Route, Vni, overhead_bytes};
 
 pub(super) fn check(config: &Config, sink: &Sink<'_>) {
     workers(config, sink);
@@ -132,6 +132,7 @@ fn ports(config: &Config, sink: &Sink<'_>) {
             addresses.seed(format!("vpc[{i}].gateway[{k}]"), &(vpc.vni, *gateway));
         }
     }
+    let vnis = Vnis::new(config, sink);
     for (i, port) in config.ports.iter().enumerate() {
         let at = |key: &str| format!("port[{i}].{key}");
         names.once(at("name"), &port.name, || format!("port {:?} is", port.name));
@@ -149,7 +150,7 @@ fn ports(config: &Config, sink: &Sink<'_>) {
                 format!("a virtual machine is served by one worker, and workers.count is {count}; set it to 1");
             sink.error(&at("kind"), message);
         }
-        let vni_known = known_vni(config, sink, &at("vni"), port.vni);
+        let vni_known = vnis.check(sink, &at("vni"), port.vni);
         if vni_known {
             macs.once(at("mac"), &(port.vni, port.mac), || format!("{} is, in VNI {},", port.mac, port.vni));
         }
@@ -220,11 +221,22 @@ fn routes(config: &Config, sink: &Sink<'_>) {
     let mut prefixes = Seen::new(sink);
     let names: Vec<&str> = config.peers.iter().map(|p| p.name.as_str()).collect();
     let names_known = !sink.failed("peer") && (0..names.len()).all(|i| !sink.failed(&format!("peer[{i}].name")));
+    let known_names: HashSet<&str> = names.iter().copied().collect();
     let mut homes: HashMap<(Vni, bifrost_wire::Mac), (String, &str)> = HashMap::new();
+    let vnis = Vnis::new(config, sink);
+    // Routes may be very many: nothing is searched for each of them.
+    let mut macs: HashMap<(Vni, bifrost_wire::Mac), &Port> = HashMap::new();
+    let mut addresses: HashMap<(Vni, IpAddr), &Port> = HashMap::new();
+    for port in &config.ports {
+        macs.entry((port.vni, port.mac)).or_insert(port);
+        for address in &port.addresses {
+            addresses.entry((port.vni, address.addr())).or_insert(port);
+        }
+    }
     for (i, route) in config.routes.iter().enumerate() {
         let at = |key: &str| format!("route[{i}].{key}");
-        let vni_known = known_vni(config, sink, &at("vni"), route.vni);
-        if !sink.failed(&at("peer")) && names_known && !names.contains(&route.peer.as_str()) {
+        let vni_known = vnis.check(sink, &at("vni"), route.vni);
+        if !sink.failed(&at("peer")) && names_known && !known_names.contains(route.peer.as_str()) {
             let known = match nearest(&route.peer, &names) {
                 Some(name) => format!("did you mean {name:?}?"),
                 None if names.is_empty() => "there are no peers; add a [[peer]]".to_owned(),
@@ -239,14 +251,14 @@ fn routes(config: &Config, sink: &Sink<'_>) {
             continue;
         }
         if !sink.failed(&at("prefix")) {
-            local_destination(config, sink, &at("prefix"), i);
+            local_destination(&addresses, sink, &at("prefix"), route);
             let key = (route.vni, route.prefix);
             prefixes.once(at("prefix"), &key, || format!("{} is, in VNI {},", route.prefix, route.vni));
         }
         if sink.failed(&at("mac")) || sink.failed(&at("peer")) {
             continue;
         }
-        if let Some(port) = config.ports.iter().find(|p| p.vni == route.vni && p.mac == route.mac) {
+        if let Some(port) = macs.get(&(route.vni, route.mac)) {
             sink.error(&at("mac"), format!("{} is the MAC address of the local port {:?}", route.mac, port.name));
         }
         let home = homes.entry((route.vni, route.mac)).or_insert_with(|| (at("mac"), &route.peer));
@@ -259,14 +271,12 @@ fn routes(config: &Config, sink: &Sink<'_>) {
 }
 
 /// A route to exactly one host that is a local port's or gateway's address would contradict it.
-fn local_destination(config: &Config, sink: &Sink<'_>, field: &str, i: usize) {
-    let route = &config.routes[i];
+fn local_destination(ports: &HashMap<(Vni, IpAddr), &Port>, sink: &Sink<'_>, field: &str, route: &Route) {
     if route.prefix.prefix_len() != route.prefix.max_prefix_len() {
         return;
     }
     let address = route.prefix.addr();
-    let port = config.ports.iter().find(|p| p.vni == route.vni && p.addresses.iter().any(|a| a.addr() == address));
-    if let Some(port) = port {
+    if let Some(port) = ports.get(&(route.vni, address)) {
         sink.error(field, format!("{address} is the address of the local port {:?}", port.name));
     }
 }
@@ -284,22 +294,36 @@ fn host_address(sink: &Sink<'_>, field: &str, address: IpAddr) -> bool {
     !bad
 }
 
-fn known_vni(config: &Config, sink: &Sink<'_>, field: &str, vni: Vni) -> bool {
-    if sink.failed(field) {
-        return false;
+/// The VNIs that there are.
+struct Vnis {
+    known: HashSet<Vni>,
+    /// Whether all of them could be read.
+    complete: bool,
+}
+
+impl Vnis {
+    fn new(config: &Config, sink: &Sink<'_>) -> Vnis {
+        let complete = !sink.failed("vpc") && (0..config.vpcs.len()).all(|i| !sink.failed(&format!("vpc[{i}].vni")));
+        Vnis { known: config.vpcs.iter().map(|v| v.vni).collect(), complete }
     }
-    let vnis_known = !sink.failed("vpc") && (0..config.vpcs.len()).all(|i| !sink.failed(&format!("vpc[{i}].vni")));
-    let known = config.vpc(vni).is_some();
-    if !known && vnis_known {
-        let mut known: Vec<_> = config.vpcs.iter().map(|v| v.vni.to_string()).collect();
-        known.sort();
-        let hint = match known.len() {
-            0 => format!("add a [[vpc]] with vni = {vni}"),
-            _ => format!("known VNIs: {}", known.join(", ")),
-        };
-        sink.error(field, format!("no [[vpc]] has VNI {vni}; {hint}"));
+
+    /// Reports a VNI that no VPC has; whether it is good.
+    fn check(&self, sink: &Sink<'_>, field: &str, vni: Vni) -> bool {
+        if sink.failed(field) {
+            return false;
+        }
+        let known = self.known.contains(&vni);
+        if !known && self.complete {
+            let mut known: Vec<_> = self.known.iter().map(Vni::to_string).collect();
+            known.sort();
+            let hint = match known.len() {
+                0 => format!("add a [[vpc]] with vni = {vni}"),
+                _ => format!("known VNIs: {}", known.join(", ")),
+            };
+            sink.error(field, format!("no [[vpc]] has VNI {vni}; {hint}"));
+        }
+        known
     }
-    known
 }
 
 fn source_ports_overflow(config: &Config) -> bool {
