@@ -67,6 +67,7 @@ impl Backend for Daemon {
                     status.tx_packets += port.tx_packets;
                     status.tx_bytes += port.tx_bytes;
                     status.tx_held_packets += port.held_packets;
+                    status.tx_held_back_times += port.held_back_times;
                     status.failed |= port.failed;
                     for (reason, count) in &port.drops {
                         *status.drops_packets.entry(reason.clone()).or_default() += count;

@@ -1,6 +1,6 @@
 //! The daemon: workers, devices, and the configuration in force.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::path::PathBuf;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
@@ -69,13 +69,15 @@ impl Names {
 fn number(old: &BTreeMap<String, u16>, names: &[&str]) -> BTreeMap<String, u16> {
     let mut new: BTreeMap<String, u16> =
         names.iter().filter_map(|n| old.get(*n).map(|id| ((*n).to_string(), *id))).collect();
+    let taken: HashSet<u16> = old.values().copied().collect();
     let mut free = 0u16;
     for name in names {
         if !new.contains_key(*name) {
-            while new.values().any(|id| *id == free) || old.values().any(|id| *id == free) {
+            while taken.contains(&free) {
                 free += 1;
             }
             new.insert((*name).to_string(), free);
+            free = free.saturating_add(1);
         }
     }
     new
@@ -147,8 +149,11 @@ impl State {
         if diff.transport.is_some() {
             tracing::warn!("changed [transport] settings apply to connections after the next restart");
         }
-        // The data path keeps VNI and MAC with a port, its device addresses and MTU: a changed port is made anew.
-        for port in diff.ports.removed.iter().chain(diff.ports.changed.iter().map(|change| &change.old)) {
+        // The data path keeps VNI and MAC with a port, its device addresses and MTU: a changed port is made anew, unless only
+        // its limits are others.
+        let (limited, changed): (Vec<_>, Vec<_>) =
+            diff.ports.changed.iter().partition(|change| change.old.differs_in_limits_only(&change.new));
+        for port in diff.ports.removed.iter().chain(changed.iter().map(|change| &change.old)) {
             if let Some(owner) = self.names.port(&port.name) {
                 self.machines.remove(&port.name);
                 drop(self.on_all(move |worker| worker.remove_port(owner))?);
@@ -174,7 +179,10 @@ impl State {
             .into_iter()
             .collect::<std::result::Result<Vec<()>, String>>()
             .map_err(|e| anyhow!("{e}"))?;
-        for port in diff.ports.added.iter().chain(diff.ports.changed.iter().map(|c| &c.new)) {
+        for change in limited {
+            self.set_limits(&change.new)?;
+        }
+        for port in diff.ports.added.iter().chain(changed.iter().map(|c| &c.new)) {
             if let Err(error) = self.add_port(port) {
                 failures.push(format!("{error:#}"));
                 self.config.ports.retain(|p| p.name != port.name);
@@ -216,6 +224,14 @@ impl State {
         Ok(())
     }
 
+    /// Gives a port its limits; the workers that serve it share them.
+    fn set_limits(&self, port: &Port) -> Result<()> {
+        let owner = self.names.port(&port.name).ok_or_else(|| anyhow!("port {} has no number", port.name))?;
+        let limits = translate::limits(&port.limits);
+        self.on_all(move |worker| worker.core_mut().set_limits(owner, limits.clone()))?;
+        Ok(())
+    }
+
     fn add_port(&mut self, port: &Port) -> Result<()> {
         let owner = self.names.port(&port.name).ok_or_else(|| anyhow!("port {} has no number", port.name))?;
         let vni = Vni::new(port.vni.value()).ok_or_else(|| anyhow!("port {}: bad VNI", port.name))?;
@@ -226,6 +242,7 @@ impl State {
             let config = PortConfig { owner, vni, mac: port.mac, ordering, reliable, port: device };
             let worker = self.workers.first().ok_or_else(|| anyhow!("there are no workers"))?;
             worker.run(move |w| w.add_port(config))?.with_context(|| format!("port {}", port.name))?;
+            self.set_limits(port)?;
             return match Machine::open(translate::vhost(port), owner, worker) {
                 Ok(machine) => {
                     self.machines.insert(port.name.clone(), machine);
@@ -243,7 +260,7 @@ impl State {
             let config = PortConfig { owner, vni, mac: port.mac, ordering, reliable, port: queue };
             worker.run(move |w| w.add_port(config))?.with_context(|| format!("port {}", port.name))?;
         }
-        Ok(())
+        self.set_limits(port)
     }
 }
 

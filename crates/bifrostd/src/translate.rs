@@ -4,8 +4,8 @@ use std::net::IpAddr;
 
 use bifrost_avs as avs;
 use bifrost_control::config::{self, Auto, Config, CongestionControl};
-use bifrost_datapath::PeerConfig;
 use bifrost_datapath::fault::{Direction, Fault, Target};
+use bifrost_datapath::{Limits, PeerConfig, Rate};
 use bifrost_port::tap::TapConfig;
 use bifrost_port::vhost::{self, VhostConfig};
 use bifrost_rte as rte;
@@ -95,6 +95,15 @@ pub(crate) fn peer(config: &Config, peer: &config::Peer, id: u16) -> PeerConfig 
         vxlan_port: config.underlay.vxlan_port,
         plain: peer.transport == config::PeerTransport::Plain,
     }
+}
+
+/// How much a port lets pass.
+pub(crate) fn limits(limits: &config::PortLimits) -> Limits {
+    let rate = |mbit: Option<u64>, kpps: Option<u64>| Rate {
+        bytes: mbit.map(|mbit| mbit * 1_000_000 / 8),
+        packets: kpps.map(|kpps| kpps * 1000),
+    };
+    Limits::new(rate(limits.tx_mbit, limits.tx_kpps), rate(limits.rx_mbit, limits.rx_kpps))
 }
 
 /// A port's device.

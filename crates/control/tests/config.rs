@@ -6,7 +6,8 @@ use std::time::Duration;
 
 use bifrost_control::Config;
 use bifrost_control::config::{
-    Auto, CongestionControl, Mac, Ordering, PeerTransport, PortKind, Reliability, Transport, Vni, overhead_bytes,
+    Auto, CongestionControl, Mac, Ordering, PeerTransport, PortKind, PortLimits, Reliability, Transport, Vni,
+    overhead_bytes,
 };
 
 /// Line numbers in the tables below are those of this text.
@@ -81,6 +82,22 @@ prefix = "10.0.1.0/24"
 peer = "kernel"
 mac = "02:00:00:00:00:03"
 "#;
+
+#[test]
+fn limits_arrive_and_their_absence_does() {
+    let text = GOOD.replacen("queues = 1", "tx_mbit = 1\ntx_kpps = 2\nrx_mbit = 400000\nrx_kpps = 1000000", 1);
+    let limited = Config::parse(&text, "limited.toml").unwrap();
+    let limits = PortLimits { tx_mbit: Some(1), tx_kpps: Some(2), rx_mbit: Some(400_000), rx_kpps: Some(1_000_000) };
+    assert_eq!(limited.ports[0].limits, limits);
+    assert_eq!(limited.ports[1].limits, PortLimits::default());
+    // A running port takes over limits, and nothing else.
+    let others = Config::parse(&text.replacen("tx_mbit = 1", "", 1), "others.toml").unwrap();
+    assert!(limited.ports[0].differs_in_limits_only(&others.ports[0]));
+    assert!(!limited.ports[0].differs_in_limits_only(&limited.ports[0]));
+    let elsewhere =
+        Config::parse(&text.replacen("tx_mbit = 1", "mtu = 1400", 1).replacen("mtu = 1500\n", "", 1), "e.toml");
+    assert!(!limited.ports[0].differs_in_limits_only(&elsewhere.unwrap().ports[0]));
+}
 
 #[test]
 fn every_key_arrives() {
@@ -438,6 +455,16 @@ fn bad_configurations() {
             &["55: port[0].queues: 3 is more than workers.count (2); each worker serves one queue"],
         ),
         ("queues = 1", "queues = 0", &["55: port[0].queues: 0 is not in 1..=32"]),
+        (
+            "queues = 1",
+            "tx_mbit = 0\ntx_kpps = 1000001\nrx_mbit = 400001\nrx_kpps = \"1\"",
+            &[
+                "55: port[0].tx_mbit: 0 is not in 1..=400000",
+                "56: port[0].tx_kpps: 1000001 is not in 1..=1000000",
+                "57: port[0].rx_mbit: 400001 is not in 1..=400000",
+                "58: port[0].rx_kpps: expected an integer, found a string",
+            ],
+        ),
         // Virtual machines.
         ("name = \"web2\"", "name = \"web2\"\nkind = \"vhost\"", &["58: port[1].kind: "]),
         (

@@ -13,6 +13,7 @@ use crate::counters::Counters;
 use crate::delayed::Delayed;
 use crate::fault::Faults;
 use crate::hand_over::Neighbours;
+use crate::limits::Limits;
 use crate::peers::{PeerConfig, PeerError, Peers};
 use crate::ports::{Port, PortConfig};
 
@@ -55,6 +56,8 @@ pub struct Core<P> {
     pub(crate) underlay_readable: bool,
     /// Ports whose wish to be watched has changed.
     rewatch: Vec<u16>,
+    /// Some guest may not send as much as it likes.
+    has_limits: bool,
 }
 
 impl<P: GuestPort> Core<P> {
@@ -78,6 +81,7 @@ impl<P: GuestPort> Core<P> {
             neighbours: Neighbours::new(u16::from(config.index)),
             underlay_readable: true,
             rewatch: Vec::new(),
+            has_limits: false,
         }
     }
 
@@ -140,10 +144,20 @@ impl<P: GuestPort> Core<P> {
         self.engine.set_receive_window(owner, device.receive_window());
         port.held = vec![None; device.tx_capacity() as usize];
         port.backlog.clear();
-        port.blocked = None;
+        (port.blocked, port.held_back_until) = (None, None);
         (port.readable, port.watched, port.failed) = (true, true, false);
         (port.dirty, port.completed) = (false, false);
         Ok(std::mem::replace(&mut port.port, device))
+    }
+
+    /// Changes how much a port may send and receive. Nothing that is on its way is lost.
+    pub fn set_limits(&mut self, owner: u16, limits: Limits) {
+        if let Some(port) = self.port_mut(owner) {
+            port.limits = limits;
+            port.held_back_until = None;
+            self.watch(usize::from(owner));
+            self.has_limits = self.ports.iter().flatten().any(|p| p.limits.tx.is_some());
+        }
     }
 
     /// Changes how a port's packets become visible and whether they are reliable.
@@ -156,7 +170,13 @@ impl<P: GuestPort> Core<P> {
     /// When there is something to do without being woken.
     pub fn next_deadline(&self) -> Option<Time> {
         let postponed = self.ports.iter().flatten().any(|p| p.dirty).then(|| self.now.after(POSTPONED_NS));
-        [self.engine.next_timeout(), self.delayed.next(), postponed].into_iter().flatten().min()
+        let held_back = if self.has_limits { self.next_of_held_back() } else { None };
+        [self.engine.next_timeout(), self.delayed.next(), postponed, held_back].into_iter().flatten().min()
+    }
+
+    /// When the next guest that has sent what it may goes on; while its packets wait for something else, that comes first.
+    fn next_of_held_back(&self) -> Option<Time> {
+        self.ports.iter().flatten().filter(|p| p.backlog.is_empty()).filter_map(|p| p.held_back_until).min()
     }
 
     /// Makes placed packets visible in the order that the transport gave.
@@ -259,7 +279,8 @@ impl<P: GuestPort> Core<P> {
     /// Decides anew whether a port is to be watched.
     pub(crate) fn watch(&mut self, owner: usize) {
         let Some(port) = self.ports.get_mut(owner).and_then(Option::as_mut) else { return };
-        let wanted = port.backlog.is_empty() && port.port.tx_free() > 0 && !port.failed;
+        let wanted =
+            port.backlog.is_empty() && port.port.tx_free() > 0 && !port.failed && port.held_back_until.is_none();
         if wanted != port.watched {
             port.watched = wanted;
             self.rewatch.push(owner as u16);

@@ -3,11 +3,12 @@
 use bifrost_avs::{FromGuest, PortId};
 use bifrost_nic::{L3, Parsed, Segments, parse, verify_transport_checksum};
 use bifrost_port::{GuestPort, TxFrame, Underlay};
-use bifrost_rte::{Admission, Destination, Ordering, Outbound, Output};
+use bifrost_rte::{Admission, Destination, Ordering, Outbound, Output, Time};
 
 use crate::core::Core;
 use crate::counters::Counters;
 use crate::fault::Direction;
+use crate::limits::{Allowance, Limit};
 use crate::ports::{Departure, Held, Port};
 
 /// Packets of one guest in one turn, so that none starves the others.
@@ -42,14 +43,34 @@ impl<P: GuestPort> Core<P> {
         let mut busy = false;
         let fetches = port.backlog.is_empty();
         if fetches {
+            let mut budget = GUEST_BUDGET;
+            if let Some(limit) = &port.limits.tx {
+                if port.held_back_until.is_some_and(|at| at > self.now) {
+                    return false;
+                }
+                match limit.allowance(self.now) {
+                    Allowance::Packets(packets) => budget = budget.min(packets),
+                    Allowance::NotBefore(at) => {
+                        // They wait where they are: in the guest's ring, or in its kernel.
+                        port.held_back += u64::from(port.held_back_until.is_none());
+                        port.held_back_until = Some(at);
+                        self.watch(owner);
+                        return false;
+                    }
+                }
+                port.held_back_until = None;
+            }
             self.frames.clear();
-            match port.port.fetch(GUEST_BUDGET, &mut self.frames) {
+            match port.port.fetch(budget, &mut self.frames) {
                 Ok(more) => port.readable = more,
                 Err(error) => {
                     port.failed = true;
                     self.counters.fetch_errors += 1;
                     tracing::error!(port = owner, %error, "a guest's device is gone; the port is out of use until a reload");
                 }
+            }
+            if let Some(limit) = &port.limits.tx {
+                charge(limit, self.now, &self.frames);
             }
             port.backlog.extend(self.frames.drain(..));
         }
@@ -241,7 +262,7 @@ impl<P: GuestPort> Core<P> {
             return false;
         }
         self.counters.local_packets += 1;
-        place_plain(target, head, false, &mut self.out, &mut self.counters);
+        place_plain(target, self.now, head, false, &mut self.out, &mut self.counters);
         source.complete(frame.handle);
         true
     }
@@ -249,17 +270,32 @@ impl<P: GuestPort> Core<P> {
     /// Places a frame that no transport vouches for; it is shown with this batch.
     pub(crate) fn deliver_plain(&mut self, owner: u16, frame: &[u8], checksum_valid: bool) {
         let Some(port) = self.ports.get_mut(usize::from(owner)).and_then(Option::as_mut) else { return };
-        place_plain(port, frame, checksum_valid, &mut self.out, &mut self.counters);
+        place_plain(port, self.now, frame, checksum_valid, &mut self.out, &mut self.counters);
     }
+}
+
+/// Counts what was fetched, as many packets as it will be.
+fn charge(limit: &Limit, now: Time, frames: &[TxFrame]) {
+    let (mut bytes, mut packets) = (0, 0);
+    for frame in frames {
+        bytes += u64::from(frame.len);
+        packets += frame.offload.segment.map_or(1, |s| u64::from(frame.len.div_ceil(u32::from(s.mss).max(1))));
+    }
+    limit.charge(now, bytes, packets);
 }
 
 fn place_plain<P: GuestPort>(
     port: &mut Port<P>,
+    now: Time,
     frame: &[u8],
     checksum_valid: bool,
     out: &mut Output,
     counters: &mut Counters,
 ) {
+    if port.limits.rx.as_ref().is_some_and(|limit| !limit.take(now, frame.len())) {
+        port.rate_limited += 1;
+        return;
+    }
     match port.port.place(frame, checksum_valid) {
         Ok(handle) => {
             port.rx_packets += 1;

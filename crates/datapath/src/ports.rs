@@ -5,8 +5,10 @@ use std::collections::VecDeque;
 use bifrost_avs::Rewrite;
 use bifrost_nic::Segments;
 use bifrost_port::{GuestPort, TxFrame};
-use bifrost_rte::{Destination, Ordering};
+use bifrost_rte::{Destination, Ordering, Time};
 use bifrost_wire::{Mac, Vni};
+
+use crate::limits::Limits;
 
 /// A guest port to be added to a worker.
 pub struct PortConfig<P> {
@@ -83,6 +85,13 @@ pub(crate) struct Port<P> {
     pub(crate) rx_bytes: u64,
     /// Packets placed, and not published yet.
     pub(crate) hidden: u32,
+    pub(crate) limits: Limits,
+    /// Nothing is fetched before: the guest has sent what it may.
+    pub(crate) held_back_until: Option<Time>,
+    /// How often that was so.
+    pub(crate) held_back: u64,
+    /// Packets to the guest that were more than it may get.
+    pub(crate) rate_limited: u64,
 }
 
 impl<P: GuestPort> Port<P> {
@@ -107,6 +116,10 @@ impl<P: GuestPort> Port<P> {
             rx_packets: 0,
             rx_bytes: 0,
             hidden: 0,
+            limits: Limits::default(),
+            held_back_until: None,
+            held_back: 0,
+            rate_limited: 0,
         }
     }
 

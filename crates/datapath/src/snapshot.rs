@@ -61,15 +61,24 @@ pub struct PortView {
     pub rx_bytes: u64,
     /// The guest's packets that are held until they are acknowledged.
     pub held_packets: u64,
+    /// How often the guest had to wait because it had sent what it may.
+    pub held_back_times: u64,
     /// Its device is gone.
     pub failed: bool,
     /// What the device's queue counts itself.
     pub counters: Vec<(String, u64)>,
-    /// The switch's drops by reason.
+    /// The switch's drops by reason, and what was more than the guest may get.
     pub drops: BTreeMap<String, u64>,
 }
 
 impl<P: GuestPort> Core<P> {
+    fn drops(&self, owner: u16, rate_limited: u64) -> BTreeMap<String, u64> {
+        let by_switch = self.switch.port_counters(bifrost_avs::PortId(owner)).map(|c| c.dropped.iter());
+        let by_switch = by_switch.into_iter().flatten().map(|(reason, n)| (reason.name(), n));
+        let all = by_switch.chain([("rate_limited", rate_limited)]);
+        all.filter(|(_, n)| *n > 0).map(|(reason, n)| (reason.to_string(), n)).collect()
+    }
+
     /// A picture of everything. `connections`: also of each connection, which may be many.
     pub fn view(&self, connections: bool) -> WorkerView {
         let mut counters: BTreeMap<String, u64> = self.counters.iter().collect();
@@ -88,13 +97,10 @@ impl<P: GuestPort> Core<P> {
             rx_packets: p.rx_packets,
             rx_bytes: p.rx_bytes,
             held_packets: p.held_packets(),
+            held_back_times: p.held_back,
             failed: p.failed,
             counters: p.port.counters(),
-            drops: self
-                .switch
-                .port_counters(bifrost_avs::PortId(p.owner))
-                .map(|c| c.dropped.iter().filter(|(_, n)| *n > 0).map(|(r, n)| (r.name().to_string(), n)).collect())
-                .unwrap_or_default(),
+            drops: self.drops(p.owner, p.rate_limited),
         });
         let paths = self.engine.path_snapshots(self.now).filter_map(|snapshot| {
             let peer = self.peers.of_engine(snapshot.peer)?;

@@ -196,6 +196,11 @@ impl<P: GuestPort> Core<P> {
             self.engine.not_placed(slot);
             return;
         }
+        if port.limits.rx.as_ref().is_some_and(|limit| !limit.take(self.now, frame.len())) {
+            port.rate_limited += 1;
+            self.engine.rate_limited(slot);
+            return;
+        }
         match port.port.place(frame, checksum == Checksum::Valid) {
             Ok(handle) => {
                 port.hidden += 1;

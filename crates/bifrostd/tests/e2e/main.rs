@@ -9,6 +9,7 @@ mod connectivity;
 mod faults;
 mod hostile;
 mod interop;
+mod limits;
 mod machines;
 mod reload;
 mod restart;

@@ -136,6 +136,9 @@ pub struct PortStatus {
     pub tx_bytes: u64,
     /// Packets of the guest that are kept until they are acknowledged (delayed release), now.
     pub tx_held_packets: u64,
+    /// How often the guest's packets had to wait because it had sent what its limits let pass.
+    #[serde(default)]
+    pub tx_held_back_times: u64,
     /// Received packets that are placed and wait for earlier ones before the guest sees them, now.
     pub rx_held_packets: u64,
     /// Dropped packets by reason.

@@ -194,6 +194,28 @@ pub struct Port {
     pub mode: VhostMode,
     /// Whether the virtual machine's driver may choose packed virtqueues.
     pub packed: bool,
+    /// How much may pass.
+    pub limits: PortLimits,
+}
+
+impl Port {
+    /// Whether the other one differs in nothing but its limits, which a running port can take over.
+    pub fn differs_in_limits_only(&self, other: &Port) -> bool {
+        self.limits != other.limits && Port { limits: other.limits, ..self.clone() } == *other
+    }
+}
+
+/// How much a port lets pass; none: any amount.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PortLimits {
+    /// From the guest: megabits (10^6) of Ethernet frames a second, 1 to 400,000.
+    pub tx_mbit: Option<u64>,
+    /// From the guest: thousands of packets a second, 1 to 1,000,000; segments of what is to be segmented are counted.
+    pub tx_kpps: Option<u64>,
+    /// To the guest: megabits of Ethernet frames a second, 1 to 400,000.
+    pub rx_mbit: Option<u64>,
+    /// To the guest: thousands of packets a second, 1 to 1,000,000.
+    pub rx_kpps: Option<u64>,
 }
 
 /// The kinds of ports.

@@ -1,5 +1,6 @@
 //! The schema: which keys there are, their ranges and defaults.
 
+use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -8,8 +9,8 @@ use toml::de::DeTable;
 use super::section::{Section, Sink};
 use super::{
     Auto, Config, ConfigErrors, CongestionControl, Control, DEFAULT_SOCKET, Host, MAX_PATHS, MAX_QUEUE_PAIRS,
-    MAX_WORKERS, Ordering, Peer, PeerTransport, Port, PortKind, Reliability, Route, Transport, Underlay, VhostMode,
-    Vni, Vpc, Workers, check,
+    MAX_WORKERS, Ordering, Peer, PeerTransport, Port, PortKind, PortLimits, Reliability, Route, Transport, Underlay,
+    VhostMode, Vni, Vpc, Workers, check,
 };
 
 /// The most addresses of one thing.
@@ -146,6 +147,10 @@ fn vpc(mut s: Section<'_, '_>) -> Vpc {
     vpc
 }
 
+/// Rates of a port's limits.
+const MBIT: RangeInclusive<u64> = 1..=400_000;
+const KPPS: RangeInclusive<u64> = 1..=1_000_000;
+
 fn port(mut s: Section<'_, '_>, workers: usize) -> Port {
     let name = name_of(&mut s, "a-z, A-Z, 0-9, '-', '_' and '.'", |c| c.is_ascii_alphanumeric() || "-_.".contains(c));
     let vni = vni(&mut s);
@@ -156,6 +161,12 @@ fn port(mut s: Section<'_, '_>, workers: usize) -> Port {
         s.error("addresses", "missing: name at least one address of the guest");
     }
     let mtu = s.int("mtu", 68..=65535, 1500) as u16;
+    let limits = PortLimits {
+        tx_mbit: s.optional_int("tx_mbit", MBIT),
+        tx_kpps: s.optional_int("tx_kpps", KPPS),
+        rx_mbit: s.optional_int("rx_mbit", MBIT),
+        rx_kpps: s.optional_int("rx_kpps", KPPS),
+    };
     let (mut socket, mut mode, mut packed) = (None, VhostMode::default(), false);
     if kind == PortKind::VhostUser {
         let path: String = s.required("socket");
@@ -180,6 +191,7 @@ fn port(mut s: Section<'_, '_>, workers: usize) -> Port {
             socket,
             mode,
             packed,
+            limits,
         };
     }
     let netns = netns(&mut s);
@@ -192,7 +204,7 @@ fn port(mut s: Section<'_, '_>, workers: usize) -> Port {
     let default_gateway = s.optional("default_gateway");
     let queues = s.int("queues", 1..=MAX_WORKERS as u64, workers as u64) as usize;
     s.finish();
-    Port { name, vni, kind, mac, addresses, mtu, netns, device, default_gateway, queues, socket, mode, packed }
+    Port { name, vni, kind, mac, addresses, mtu, netns, device, default_gateway, queues, socket, mode, packed, limits }
 }
 
 fn route(mut s: Section<'_, '_>) -> Route {

@@ -1,0 +1,98 @@
+//! Limits of ports.
+
+use std::time::{Duration, Instant};
+
+use crate::common::traffic::{Exchange, exchange};
+use crate::common::{Guest, Lab, Options, eventually};
+
+const MEGABYTES: u64 = 1 << 20;
+/// Of the tests' limits, bits a second.
+const RATE: f64 = 40e6;
+
+/// Two guests on each host: `a` and `b` are to be limited, `c` and `d` are not.
+fn lab() -> Lab {
+    let mut lab = Lab::new(Options::default());
+    lab.add(0, Guest::new("a", 1, &["10.0.0.1/24"]));
+    lab.add(1, Guest::new("b", 2, &["10.0.0.2/24"]));
+    lab.add(0, Guest::new("c", 3, &["10.0.0.3/24"]));
+    lab.add(1, Guest::new("d", 4, &["10.0.0.4/24"]));
+    lab
+}
+
+/// Writes keys into a guest's `[[port]]`.
+fn limit(lab: &mut Lab, host: usize, guest: &str, keys: &str) {
+    let mac = format!("mac = \"{}\"\n", lab.guest(guest).mac);
+    let config = &mut lab.hosts[host].config;
+    *config = config.replacen(&mac, &format!("{mac}{keys}\n"), 1);
+}
+
+/// Streams between the limited guests, and between the others meanwhile. Returns how long the limited ones took.
+fn stream(lab: &Lab, bytes: u64) -> Duration {
+    let started = Instant::now();
+    let slow = Exchange::start(lab.net("a"), lab.net("b"), "10.0.0.2", 5001, bytes);
+    exchange(lab.net("c"), lab.net("d"), "10.0.0.4", 5002, 8 * MEGABYTES);
+    slow.finish();
+    let took = started.elapsed();
+    for (host, port) in [(0, "c"), (1, "d")] {
+        let port = lab.hosts[host].port(port);
+        assert_eq!((port.tx_held_back_times, port.drops_packets.get("rate_limited")), (0, None), "{}", port.name);
+    }
+    took
+}
+
+/// Packets that the queue of guest `a` had no room for. Its TCP may repeat what has to wait for long, which is no loss.
+fn dropped(lab: &Lab) -> u64 {
+    let text = lab.net("a").enter(|| std::fs::read_to_string("/sys/class/net/eth0/statistics/tx_dropped").unwrap());
+    text.trim().parse().unwrap()
+}
+
+fn assert_rate(lab: &Lab, bytes: u64, took: Duration) {
+    let rate = bytes as f64 * 8.0 / took.as_secs_f64();
+    assert!(rate < RATE * 1.15, "{rate} bit/s");
+    assert!(rate > RATE * 0.85 || lab.stood_still(), "{rate} bit/s");
+}
+
+#[test]
+fn what_a_guest_sends_too_much_waits_in_its_queue() {
+    let mut lab = lab();
+    limit(&mut lab, 0, "a", "tx_mbit = 40");
+    lab.start();
+    let took = stream(&lab, 8 * MEGABYTES);
+    let port = lab.hosts[0].port("a");
+    assert_rate(&lab, port.tx_bytes, took);
+    assert!(port.tx_held_back_times > 50, "{}", port.tx_held_back_times);
+    assert_eq!(port.drops_packets.get("rate_limited"), None);
+    assert_eq!(dropped(&lab), 0);
+    lab.assert_nothing_given_up();
+}
+
+#[test]
+fn what_is_too_much_for_a_guest_is_dropped_and_comes_again() {
+    let mut lab = lab();
+    limit(&mut lab, 1, "b", "rx_mbit = 40");
+    lab.start();
+    let took = stream(&lab, 8 * MEGABYTES);
+    assert!(lab.hosts[1].drops("b", "rate_limited") > 0);
+    assert!(lab.hosts[1].counter("rte.rate_limited_packets") > 0);
+    assert_rate(&lab, lab.hosts[1].port("b").rx_bytes, took);
+}
+
+#[test]
+fn a_reload_changes_limits_under_a_stream() {
+    let mut lab = lab();
+    let unlimited = lab.hosts[0].config.clone();
+    limit(&mut lab, 0, "a", "tx_mbit = 4\ntx_kpps = 1");
+    lab.start();
+    let stream = Exchange::start(lab.net("a"), lab.net("b"), "10.0.0.2", 5001, 16 * MEGABYTES);
+    eventually(5.0, "the limit is reached", || lab.hosts[0].port("a").tx_held_back_times > 10);
+    assert!(lab.hosts[0].port("a").tx_bytes < MEGABYTES, "at 4 Mbit/s that takes two seconds");
+    lab.hosts[0].config = unlimited;
+    lab.hosts[0].write_config();
+    assert_eq!(lab.hosts[0].client.reload().unwrap().ports.changed, ["a"]);
+    let started = Instant::now();
+    stream.finish();
+    // With the limit it would take half a minute.
+    assert!(started.elapsed() < Duration::from_secs(15));
+    assert_eq!(dropped(&lab), 0);
+    lab.assert_nothing_given_up();
+}

@@ -1,0 +1,192 @@
+//! How much a vNIC may send and receive.
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use bifrost_rte::Time;
+use bifrost_tables::TokenBucket;
+
+/// A burst is what passes in so long a time, ns.
+const BURST_NS: u64 = 10_000_000;
+/// Bytes and packets of a burst at low rates: one packet that is yet to be segmented, and a few of other ones.
+const LEAST_BURST_BYTES: u64 = 64 << 10;
+const LEAST_BURST_PACKETS: u64 = 32;
+/// Who was held back goes on when as much may pass as in so long a time, ns: one turn for several packets.
+const QUANTUM_NS: u64 = 500_000;
+/// Bytes that a packet may have before it is seen.
+const LARGEST_PACKET: u64 = 64 << 10;
+
+/// What may pass; none: any amount.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Rate {
+    /// Bytes of Ethernet frames a second, up to 50·10⁹.
+    pub bytes: Option<u64>,
+    /// Packets a second, up to 10⁹; segments of what is to be segmented are counted.
+    pub packets: Option<u64>,
+}
+
+/// The limits of a vNIC. Clones share their meters: the workers that serve one vNIC limit it together.
+#[derive(Clone, Debug, Default)]
+pub struct Limits {
+    /// From the guest: what is too much waits in its queue.
+    pub tx: Option<Limit>,
+    /// To the guest: what is too much is dropped, and comes again if the transport carries it.
+    pub rx: Option<Limit>,
+}
+
+impl Limits {
+    /// Limits of rates; there is none where nothing is said.
+    pub fn new(tx: Rate, rx: Rate) -> Self {
+        let limit = |rate: Rate| (rate != Rate::default()).then(|| Limit::new(rate));
+        Limits { tx: limit(tx), rx: limit(rx) }
+    }
+}
+
+/// The meters of one direction.
+///
+/// Behind a lock, for several workers may serve one vNIC; it is held for a few additions, once a batch or packet, and only
+/// where there is a limit.
+#[derive(Clone, Debug)]
+pub struct Limit(Arc<Mutex<Meters>>);
+
+#[derive(Debug)]
+struct Meters {
+    bytes: Option<Meter>,
+    packets: Option<Meter>,
+}
+
+#[derive(Debug)]
+struct Meter {
+    bucket: TokenBucket,
+    /// Tokens to wait for.
+    quantum: u64,
+}
+
+impl Meter {
+    fn new(rate: u64, least_burst: u64, one: u64) -> Self {
+        let burst = per(rate, BURST_NS).max(least_burst);
+        Meter { bucket: TokenBucket::new(rate, burst), quantum: per(rate, QUANTUM_NS).clamp(one, burst) }
+    }
+}
+
+/// What a rate a second is in a time, ns.
+fn per(rate: u64, ns: u64) -> u64 {
+    u64::try_from(u128::from(rate) * u128::from(ns) / 1_000_000_000).unwrap_or(u64::MAX)
+}
+
+/// What may be fetched now.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Allowance {
+    /// So many packets, at least one, of whatever size.
+    Packets(usize),
+    /// Nothing before that time.
+    NotBefore(Time),
+}
+
+impl Limit {
+    fn new(rate: Rate) -> Self {
+        // An Ethernet frame is a quantum at least, and a packet.
+        let bytes = rate.bytes.map(|rate| Meter::new(rate, LEAST_BURST_BYTES, 1514));
+        let packets = rate.packets.map(|rate| Meter::new(rate, LEAST_BURST_PACKETS, 1));
+        Limit(Arc::new(Mutex::new(Meters { bytes, packets })))
+    }
+
+    /// How many packets may be fetched before their sizes are known. They are [charged](Self::charge) afterwards, and may owe
+    /// what one packet has too much.
+    pub(crate) fn allowance(&self, now: Time) -> Allowance {
+        let mut meters = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let Meters { bytes, packets } = &mut *meters;
+        let (mut allowed, mut wait) = (u64::MAX, 0);
+        for (meter, size) in [(bytes, LARGEST_PACKET), (packets, 1)] {
+            let Some(Meter { bucket, quantum }) = meter else { continue };
+            match bucket.available(now.0) {
+                0 => wait = wait.max(bucket.until(now.0, *quantum)),
+                tokens => allowed = allowed.min((tokens / size).max(1)),
+            }
+        }
+        if wait > 0 { Allowance::NotBefore(now.after(wait)) } else { Allowance::Packets(allowed as usize) }
+    }
+
+    /// Counts what was fetched.
+    pub(crate) fn charge(&self, now: Time, bytes: u64, packets: u64) {
+        let mut meters = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(meter) = &mut meters.bytes {
+            meter.bucket.charge(now.0, bytes);
+        }
+        if let Some(meter) = &mut meters.packets {
+            meter.bucket.charge(now.0, packets);
+        }
+    }
+
+    /// Whether a packet of so many bytes may pass; then it is counted.
+    pub(crate) fn take(&self, now: Time, bytes: usize) -> bool {
+        let mut meters = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let Meters { bytes: by_bytes, packets } = &mut *meters;
+        // The second one is only asked if the first one lets it pass, and the first one only charged if both do.
+        let passes = by_bytes.as_mut().is_none_or(|m| m.bucket.until(now.0, bytes as u64) == 0)
+            && packets.as_mut().is_none_or(|m| m.bucket.take(now.0, 1));
+        if let Some(meter) = by_bytes.as_mut().filter(|_| passes) {
+            meter.bucket.charge(now.0, bytes as u64);
+        }
+        passes
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MS: u64 = 1_000_000;
+
+    fn limit(bytes: Option<u64>, packets: Option<u64>) -> Limit {
+        Limits::new(Rate { bytes, packets }, Rate::default()).tx.expect("a limit")
+    }
+
+    #[test]
+    fn nothing_said_is_no_limit() {
+        let limits = Limits::new(Rate::default(), Rate::default());
+        assert!(limits.tx.is_none() && limits.rx.is_none());
+    }
+
+    #[test]
+    fn what_was_fetched_is_waited_for() {
+        // 100 Mbit/s: a burst of 125,000 bytes, so of one packet that might be the largest.
+        let limit = limit(Some(12_500_000), None);
+        assert_eq!(limit.allowance(Time(0)), Allowance::Packets(1));
+        limit.charge(Time(0), 1_250_000, 1);
+        let Allowance::NotBefore(at) = limit.allowance(Time(0)) else { panic!("90 ms are owed") };
+        // Half a millisecond's worth is waited for, too.
+        assert_eq!(at, Time(90 * MS + MS / 2));
+        assert!(matches!(limit.allowance(Time(at.0 - MS)), Allowance::NotBefore(again) if again == at));
+        assert_eq!(limit.allowance(at), Allowance::Packets(1));
+    }
+
+    #[test]
+    fn the_smaller_allowance_and_the_longer_wait_count() {
+        let limit = limit(Some(12_500_000_000), Some(1_000_000));
+        // 10 ms are 10,000 packets, and 125,000,000 bytes are 1907 of the largest.
+        assert_eq!(limit.allowance(Time(0)), Allowance::Packets(1907));
+        limit.charge(Time(0), 0, 9_995);
+        assert_eq!(limit.allowance(Time(0)), Allowance::Packets(5));
+        limit.charge(Time(0), 125_000_000, 5);
+        assert_eq!(limit.allowance(Time(0)), Allowance::NotBefore(Time(MS / 2)));
+    }
+
+    #[test]
+    fn what_one_meter_refuses_the_other_does_not_count() {
+        let limit = limit(Some(125_000), Some(1_000));
+        assert_eq!((0..100).filter(|_| limit.take(Time(0), 100)).count(), 32);
+        // Packets again, and all bytes but 32 times 100.
+        let later = Time(1_000_000 * MS);
+        assert!(limit.take(later, 65_000));
+        assert!(!limit.take(later, 65_000), "bytes");
+        assert_eq!((0..100).filter(|_| limit.take(later, 1)).count(), 31, "those bytes took no packet");
+    }
+
+    #[test]
+    fn clones_share() {
+        let limit = limit(None, Some(1_000));
+        let other = limit.clone();
+        assert_eq!((0..100).filter(|_| limit.take(Time(0), 1)).count(), 32);
+        assert!(!other.take(Time(0), 1));
+    }
+}
