@@ -2,8 +2,10 @@
 
 use std::net::IpAddr;
 
-use bifrost_tables::IpNet;
+use bifrost_tables::{IpNet, Pattern};
 use bifrost_wire::{Mac, Vni};
+
+use crate::session::{Direction, SessionLimits};
 
 /// The gateway's MAC address, the same in every VPC and on every host, so that a guest that moves keeps its neighbour
 /// entry. No vNIC may have it.
@@ -16,6 +18,10 @@ pub struct PortId(pub u16);
 /// Names another host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct PeerId(pub u16);
+
+/// Names a security group: its place in [`Tables::groups`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct GroupId(pub u16);
 
 /// Which packets of a VPC cross the underlay reliably (NSDI'26 paper, section 4.1). ARP and neighbour discovery never do.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -52,6 +58,39 @@ pub struct Vpc {
     pub ordering: Ordering,
     /// Addresses that the switch itself has, as router; without any there is no routing.
     pub gateways: Vec<IpAddr>,
+    /// Stateless rules for every packet from and to its local vNICs: the first that matches decides, and what none matches
+    /// passes. ARP and neighbour discovery always pass.
+    pub acl: Vec<AclRule>,
+}
+
+/// A rule of a network's ACL.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct AclRule {
+    /// Packets from guests, or to guests.
+    pub direction: Direction,
+    /// Which.
+    pub pattern: Pattern,
+    /// Whether they pass.
+    pub allow: bool,
+}
+
+/// A security group: conversations that may begin. What belongs to one that was allowed to begin passes, in both directions.
+///
+/// A port with groups lets in what a rule of any of them allows. It lets out everything, unless one of them has a rule about
+/// that. A port without groups lets everything pass.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct SecurityGroup {
+    /// What it allows.
+    pub rules: Vec<GroupRule>,
+}
+
+/// A rule of a security group.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct GroupRule {
+    /// Conversations that the guest begins, or others with it.
+    pub direction: Direction,
+    /// Of their first packet.
+    pub pattern: Pattern,
 }
 
 /// A local vNIC.
@@ -67,6 +106,8 @@ pub struct Port {
     pub addresses: Vec<IpAddr>,
     /// Largest IP packet, bytes. Not enforced here yet: path MTU is the full switch's work.
     pub mtu: u16,
+    /// Its security groups.
+    pub groups: Vec<GroupId>,
 }
 
 /// Where addresses of other hosts' vNICs are.
@@ -91,6 +132,10 @@ pub struct Tables {
     pub ports: Vec<Port>,
     /// Remote vNICs.
     pub routes: Vec<Route>,
+    /// Security groups, each named by its place here.
+    pub groups: Vec<SecurityGroup>,
+    /// Bounds of what security groups remember.
+    pub sessions: SessionLimits,
 }
 
 /// Why a switch cannot be built from some [`Tables`].
@@ -124,6 +169,9 @@ pub enum BuildError {
         /// The prefix.
         prefix: IpNet,
     },
+    /// A port has a security group that is not described.
+    #[error("security group number {} is used but not described", .0.0)]
+    UnknownGroup(GroupId),
     /// An address that no vNIC or gateway can have.
     #[error("{0} cannot be the address of a vNIC or gateway")]
     Address(IpAddr),

@@ -63,6 +63,14 @@ reasons! {
     TtlExpired = "ttl_expired",
     /// To the gateway's own address, but not a ping, or one that cannot be answered.
     GatewayService = "gateway_service",
+    /// Refused by the network's ACL.
+    Acl = "acl",
+    /// Not in a conversation, and no rule of the sender's security groups allows one to begin.
+    GroupEgress = "group_egress",
+    /// Not in a conversation, and no rule of the receiver's security groups allows one to begin.
+    GroupIngress = "group_ingress",
+    /// Allowed by a security group, but there is no room for another session.
+    SessionsFull = "sessions_full",
     /// From the underlay, of a network that is not on this host.
     UnknownVni = "unknown_vni",
     /// From the underlay, with a source that is not at that peer.

@@ -11,11 +11,11 @@
 //! [`Switch::replace`], between two batches. So every derived index agrees with the description at all times, a reload
 //! that is refused changes nothing, and there is no order of edits to get wrong. Only counters are carried over.
 //!
-//! # Where sessions and security groups go
+//! # Who may talk to whom
 //!
-//! The decision about a guest's frame is made in two steps: admission (is the guest allowed to say this at all?), then a
-//! lookup of the action, which depends only on the port, the destination MAC and the flow key. A session table
-//! memoises the second step in front of it; security groups are asked between the two.
+//! Admission is about addresses: nobody speaks with one that is not theirs. Then comes where a packet goes, and last whether it
+//! may: network ACLs look at each packet by itself, security groups let conversations begin and remember them
+//! as sessions. Only ports with groups have sessions; to others they cost a look at an `Option`.
 
 #![forbid(unsafe_code)]
 
@@ -25,13 +25,20 @@ mod description;
 mod drop_reason;
 mod from_guest;
 mod from_underlay;
+mod policy;
 mod rewrite;
+mod session;
 mod switch;
 mod vpc;
 
+pub use bifrost_tables::Pattern;
 pub use counters::{Drops, PortCounters, UnderlayCounters};
-pub use description::{BuildError, GATEWAY_MAC, Ordering, PeerId, Port, PortId, Reliability, Route, Tables, Vpc};
+pub use description::{
+    AclRule, BuildError, GATEWAY_MAC, GroupId, GroupRule, Ordering, PeerId, Port, PortId, Reliability, Route,
+    SecurityGroup, Tables, Vpc,
+};
 pub use drop_reason::DropReason;
 pub use from_guest::FromGuest;
 pub use rewrite::Rewrite;
+pub use session::{Direction, SessionCounters, SessionLimits};
 pub use switch::Switch;

@@ -1,5 +1,7 @@
 //! The switch: its indexes, its counters, and how one configuration follows another.
 
+use std::collections::BTreeMap;
+
 use bifrost_nic::Parsed;
 use bifrost_tables::{ExactMap, exact_map};
 use bifrost_wire::{Mac, Vni};
@@ -9,6 +11,8 @@ use crate::description::{BuildError, PeerId, Port, PortId, Tables};
 use crate::drop_reason::DropReason;
 use crate::from_guest::{self, FromGuest};
 use crate::from_underlay;
+use crate::policy::GroupPolicy;
+use crate::session::{Direction, SessionCounters, Sessions};
 use crate::vpc::{Place, VpcIndex};
 
 /// Decides where frames go.
@@ -18,31 +22,48 @@ pub struct Switch {
     /// By port number; of ports that are gone, too, until another one takes the number.
     counters: Vec<Account>,
     underlay: UnderlayCounters,
+    sessions: Sessions,
+    /// Counts configurations: sessions of an earlier one are looked at again.
+    epoch: u32,
     /// The last frame that the switch made itself.
     answer: Vec<u8>,
 }
 
 impl Switch {
-    /// Builds a switch.
+    /// Builds a switch. `secret`: any random number, for hashes of what tenants choose.
     ///
     /// # Errors
     /// The first contradiction in `tables`.
-    pub fn build(tables: &Tables) -> Result<Self, BuildError> {
+    pub fn build(tables: &Tables, secret: u64) -> Result<Self, BuildError> {
         let index = Index::build(tables)?;
-        let mut switch =
-            Self { index, counters: Vec::new(), underlay: UnderlayCounters::default(), answer: Vec::new() };
+        let mut switch = Self {
+            index,
+            counters: Vec::new(),
+            underlay: UnderlayCounters::default(),
+            sessions: Sessions::new(tables.sessions, secret),
+            epoch: 0,
+            answer: Vec::new(),
+        };
         switch.open_accounts();
         Ok(switch)
     }
 
-    /// Swaps in another configuration. Counters stay, except of ports whose number now means another vNIC.
+    /// Swaps in another configuration. Counters and sessions stay, except of ports whose number now means another vNIC; a
+    /// session that the rules allow no longer ends with its next packet.
     ///
     /// # Errors
     /// The first contradiction in `tables`; nothing has changed then.
     pub fn replace(&mut self, tables: &Tables) -> Result<(), BuildError> {
         self.index = Index::build(tables)?;
+        self.epoch = self.epoch.wrapping_add(1);
+        self.sessions.set_limits(tables.sessions);
         self.open_accounts();
         Ok(())
+    }
+
+    /// Time has come to `now_ns`, of any origin: call it before the packets of that time.
+    pub fn advance(&mut self, now_ns: u64) {
+        self.sessions.advance(now_ns);
     }
 
     /// What is to happen with a frame that the guest behind `port` sent. `frame_head` holds the first bytes of the
@@ -55,6 +76,18 @@ impl Switch {
             return FromGuest::Drop(DropReason::UnknownPort);
         };
         let decision = from_guest::decide(&self.index, port, frame_head, parsed, &mut self.answer);
+        let decision = decision.and_then(|decision| {
+            let to = match decision {
+                FromGuest::Remote { .. } => None,
+                FromGuest::Local { port, .. } => Some(port),
+                FromGuest::Answer | FromGuest::Drop(_) => return Ok(decision),
+            };
+            pass(&self.index, &mut self.sessions, self.epoch, port, Direction::Egress, frame_head, parsed)?;
+            if let Some(to) = to {
+                pass(&self.index, &mut self.sessions, self.epoch, to, Direction::Ingress, frame_head, parsed)?;
+            }
+            Ok(decision)
+        });
         let decision = decision.unwrap_or_else(FromGuest::Drop);
         let counters = &mut account.counters;
         match decision {
@@ -83,7 +116,10 @@ impl Switch {
         frame_head: &[u8],
         parsed: &Parsed,
     ) -> Result<PortId, DropReason> {
-        let decision = from_underlay::decide(&self.index, vni, peer, frame_head, parsed);
+        let decision = from_underlay::decide(&self.index, vni, peer, frame_head, parsed).and_then(|port| {
+            pass(&self.index, &mut self.sessions, self.epoch, port, Direction::Ingress, frame_head, parsed)?;
+            Ok(port)
+        });
         match decision {
             Ok(port) => {
                 self.underlay.accepted_packets += 1;
@@ -118,6 +154,11 @@ impl Switch {
         &self.underlay
     }
 
+    /// Counters of sessions.
+    pub fn session_counters(&self) -> &SessionCounters {
+        self.sessions.counters()
+    }
+
     /// The description of a port.
     pub fn port(&self, port: PortId) -> Option<&Port> {
         self.index.port(port).map(|(p, _)| &p.port)
@@ -131,10 +172,29 @@ impl Switch {
             let Some(PortIndex { port, .. }) = port else { continue };
             let vnic = Some((port.vni, port.mac));
             if account.vnic != vnic {
+                self.sessions.forget_port(port.id.0);
                 *account = Account { vnic, counters: PortCounters::default() };
             }
         }
     }
+}
+
+/// Whether the ACL of its network and the groups of a port let a packet pass.
+fn pass(
+    index: &Index,
+    sessions: &mut Sessions,
+    epoch: u32,
+    port: PortId,
+    direction: Direction,
+    head: &[u8],
+    parsed: &Parsed,
+) -> Result<(), DropReason> {
+    let (port, vpc) = index.port(port).ok_or(DropReason::UnknownPort)?;
+    if let Some(acl) = &vpc.acl {
+        acl.pass(direction, head, parsed)?;
+    }
+    let Some(policy) = port.policy else { return Ok(()) };
+    index.policies[policy].pass(sessions, epoch, port.port.id.0, direction, head, parsed)
 }
 
 /// Counters of a port, and of which vNIC.
@@ -150,6 +210,8 @@ pub(crate) struct Index {
     ports: Vec<Option<PortIndex>>,
     vpcs: Vec<VpcIndex>,
     by_vni: ExactMap<Vni, usize>,
+    /// What ports with the same groups have in common.
+    policies: Vec<GroupPolicy>,
 }
 
 /// A port and where its network is.
@@ -157,11 +219,13 @@ pub(crate) struct Index {
 pub(crate) struct PortIndex {
     pub(crate) port: Port,
     vpc: usize,
+    policy: Option<usize>,
 }
 
 impl Index {
     fn build(tables: &Tables) -> Result<Self, BuildError> {
-        let mut index = Self { ports: Vec::new(), vpcs: Vec::new(), by_vni: exact_map(0) };
+        let mut index = Self { ports: Vec::new(), vpcs: Vec::new(), by_vni: exact_map(0), policies: Vec::new() };
+        let mut policies = BTreeMap::new();
         for vpc in &tables.vpcs {
             if index.by_vni.insert(vpc.vni, index.vpcs.len()).is_some() {
                 return Err(BuildError::DuplicateVni(vpc.vni));
@@ -178,7 +242,16 @@ impl Index {
                 return Err(BuildError::DuplicatePort(port.id));
             }
             index.vpcs[vpc].add_port(port)?;
-            index.ports[slot] = Some(PortIndex { port: port.clone(), vpc });
+            let policy = match (port.groups.is_empty(), policies.get(&port.groups)) {
+                (true, _) => None,
+                (false, Some(&known)) => Some(known),
+                (false, None) => {
+                    index.policies.push(GroupPolicy::new(&port.groups, &tables.groups)?);
+                    policies.insert(port.groups.clone(), index.policies.len() - 1);
+                    Some(index.policies.len() - 1)
+                }
+            };
+            index.ports[slot] = Some(PortIndex { port: port.clone(), vpc, policy });
         }
         for route in &tables.routes {
             let vpc = index.vpc_number(route.vni)?;

@@ -6,6 +6,7 @@ use bifrost_tables::{ExactMap, IpNet, Lpm, exact_map};
 use bifrost_wire::{Mac, Vni};
 
 use crate::description::{BuildError, GATEWAY_MAC, Ordering, PeerId, Port, PortId, Reliability, Route, Vpc};
+use crate::policy::Acl;
 
 /// Where a vNIC is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -26,6 +27,7 @@ pub(crate) struct VpcIndex {
     pub(crate) vni: Vni,
     pub(crate) reliability: Reliability,
     pub(crate) ordering: Ordering,
+    pub(crate) acl: Option<Acl>,
     gateways: Vec<IpAddr>,
     macs: ExactMap<Mac, Place>,
     /// Until [`finish`](Self::finish).
@@ -42,6 +44,7 @@ impl VpcIndex {
             vni: vpc.vni,
             reliability: vpc.reliability,
             ordering: vpc.ordering,
+            acl: Acl::new(&vpc.acl),
             gateways: vpc.gateways.clone(),
             // Keys come from the operator, who has no reason to attack the hash.
             macs: exact_map(0),

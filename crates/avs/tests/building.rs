@@ -35,7 +35,7 @@ fn contradictions_are_refused() {
     for (name, change, expected) in cases {
         let mut tables = tables();
         change(&mut tables);
-        assert_eq!(Switch::build(&tables).err(), Some(*expected), "{name}");
+        assert_eq!(Switch::build(&tables, 0).err(), Some(*expected), "{name}");
     }
 }
 
@@ -86,7 +86,7 @@ fn one_vnic_may_have_many_prefixes() {
         });
     }
     tables.vpcs.push(Vpc { vni: vni(300), ..tables.vpcs[1].clone() });
-    Switch::build(&tables).unwrap();
+    Switch::build(&tables, 0).unwrap();
 }
 
 proptest! {

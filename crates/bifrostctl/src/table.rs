@@ -210,14 +210,22 @@ pub(crate) fn reload(report: &ReloadReport) -> String {
         return "reloaded; nothing changed".to_owned();
     }
     let mut out = "reloaded".to_owned();
-    let kinds =
-        [("ports", &report.ports), ("routes", &report.routes), ("peers", &report.peers), ("vpcs", &report.vpcs)];
+    let kinds = [
+        ("ports", &report.ports),
+        ("routes", &report.routes),
+        ("peers", &report.peers),
+        ("vpcs", &report.vpcs),
+        ("security groups", &report.security_groups),
+    ];
     for (kind, Changed { added, removed, changed }) in kinds {
         for (verb, names) in [("added", added), ("removed", removed), ("changed", changed)] {
             if !names.is_empty() {
                 let _ = write!(out, "\n{kind} {verb}: {}", names.join(", "));
             }
         }
+    }
+    if report.sessions_changed {
+        out += "\nbounds of sessions changed";
     }
     if report.transport_changed {
         out += "\ntransport settings changed; they are in force after the next restart of bifrostd";

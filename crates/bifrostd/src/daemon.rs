@@ -104,7 +104,8 @@ impl Daemon {
         for (index, underlay) in underlays.into_iter().enumerate() {
             let worker =
                 CoreConfig { index: index as u8, transport: translate::transport(&config), instance, salt: random()? };
-            let switch = Switch::build(&tables).context("building the switch")?;
+            let secret = u64::from(random()?) << 32 | u64::from(random()?);
+            let switch = Switch::build(&tables, secret).context("building the switch")?;
             let cpu = config.workers.cpus.get(index).copied();
             workers.push(bifrost_datapath::start(worker, underlay, switch, cpu).context("starting a worker")?);
         }
@@ -145,15 +146,14 @@ impl State {
         let names = self.names.next(&config);
         let tables = translate::tables(&config, &names);
         // Tried on a throw-away switch first, so that a contradiction changes nothing.
-        Switch::build(&tables).context("building the switch")?;
+        Switch::build(&tables, 0).context("building the switch")?;
         if diff.transport.is_some() {
             tracing::warn!("changed [transport] settings apply to connections after the next restart");
         }
-        // The data path keeps VNI and MAC with a port, its device addresses and MTU: a changed port is made anew, unless only
-        // its limits are others.
-        let (limited, changed): (Vec<_>, Vec<_>) =
-            diff.ports.changed.iter().partition(|change| change.old.differs_in_limits_only(&change.new));
-        for port in diff.ports.removed.iter().chain(changed.iter().map(|change| &change.old)) {
+        // The data path keeps VNI and MAC with a port, its device addresses and MTU: where these changed it is made anew.
+        let (kept, remade): (Vec<_>, Vec<_>) =
+            diff.ports.changed.iter().partition(|change| change.old.is_same_device(&change.new));
+        for port in diff.ports.removed.iter().chain(remade.iter().map(|change| &change.old)) {
             if let Some(owner) = self.names.port(&port.name) {
                 self.machines.remove(&port.name);
                 drop(self.on_all(move |worker| worker.remove_port(owner))?);
@@ -179,10 +179,10 @@ impl State {
             .into_iter()
             .collect::<std::result::Result<Vec<()>, String>>()
             .map_err(|e| anyhow!("{e}"))?;
-        for change in limited {
+        for change in kept.iter().filter(|change| change.old.limits != change.new.limits) {
             self.set_limits(&change.new)?;
         }
-        for port in diff.ports.added.iter().chain(changed.iter().map(|c| &c.new)) {
+        for port in diff.ports.added.iter().chain(remade.iter().map(|c| &c.new)) {
             if let Err(error) = self.add_port(port) {
                 failures.push(format!("{error:#}"));
                 self.config.ports.retain(|p| p.name != port.name);

@@ -30,6 +30,7 @@ pub(crate) fn tables(config: &Config, names: &Names) -> avs::Tables {
                 config::Ordering::Off => avs::Ordering::Off,
             },
             gateways: v.gateway.clone(),
+            acl: v.acl.iter().flat_map(acl_rules).collect(),
         })
     });
     let ports = config.ports.iter().filter_map(|p| {
@@ -39,12 +40,64 @@ pub(crate) fn tables(config: &Config, names: &Names) -> avs::Tables {
             mac: p.mac,
             addresses: p.addresses.iter().map(|a| a.addr()).collect(),
             mtu: p.mtu,
+            groups: p.security_groups.iter().filter_map(|name| group(config, name)).collect(),
         })
     });
     let routes = config.routes.iter().filter_map(|r| {
         Some(avs::Route { vni: vni(r.vni)?, prefix: r.prefix, peer: avs::PeerId(names.peer(&r.peer)?), mac: r.mac })
     });
-    avs::Tables { vpcs: vpcs.collect(), ports: ports.collect(), routes: routes.collect() }
+    let groups = config.security_groups.iter().map(|g| {
+        let of = |direction, rules: &[config::Rule]| {
+            let patterns = rules.iter().flat_map(patterns);
+            patterns.map(move |pattern| avs::GroupRule { direction, pattern }).collect::<Vec<_>>()
+        };
+        let mut rules = of(avs::Direction::Ingress, &g.ingress);
+        rules.extend(of(avs::Direction::Egress, &g.egress));
+        avs::SecurityGroup { rules }
+    });
+    let config::Sessions { total, per_port } = config.sessions;
+    avs::Tables {
+        vpcs: vpcs.collect(),
+        ports: ports.collect(),
+        routes: routes.collect(),
+        groups: groups.collect(),
+        sessions: avs::SessionLimits { total, per_port },
+    }
+}
+
+/// A security group's place in the tables.
+fn group(config: &Config, name: &str) -> Option<avs::GroupId> {
+    let place = config.security_groups.iter().position(|g| g.name == name)?;
+    u16::try_from(place).ok().map(avs::GroupId)
+}
+
+fn acl_rules(rule: &config::AclRule) -> impl Iterator<Item = avs::AclRule> {
+    let direction = match rule.direction {
+        config::Direction::Ingress => avs::Direction::Ingress,
+        config::Direction::Egress => avs::Direction::Egress,
+    };
+    let allow = rule.action == config::Action::Allow;
+    patterns(&rule.rule).into_iter().map(move |pattern| avs::AclRule { direction, pattern, allow })
+}
+
+/// A rule's alternatives, each combination by itself.
+fn patterns(rule: &config::Rule) -> Vec<avs::Pattern> {
+    fn or_any<T: Clone>(items: &[T]) -> Vec<Option<T>> {
+        if items.is_empty() { vec![None] } else { items.iter().cloned().map(Some).collect() }
+    }
+    let mut patterns = Vec::new();
+    for src in or_any(&rule.from) {
+        for dst in or_any(&rule.to) {
+            for protocol in or_any(&rule.protocols) {
+                for ports in or_any(&rule.ports) {
+                    let any = avs::Pattern::default();
+                    let dst_ports = ports.unwrap_or(any.dst_ports.clone());
+                    patterns.push(avs::Pattern { src, dst, protocol, dst_ports, ..any });
+                }
+            }
+        }
+    }
+    patterns
 }
 
 /// How a VPC's packets become visible, and whether it is reliable at all.

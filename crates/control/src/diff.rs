@@ -6,7 +6,7 @@ use std::hash::Hash;
 use std::collections::HashMap;
 
 use crate::api::{Changed, ReloadReport};
-use crate::config::{Config, Peer, Port, Route, Transport, Vpc};
+use crate::config::{Config, Peer, Port, Route, SecurityGroup, Sessions, Transport, Vpc};
 
 /// The difference between two configurations that a running daemon can take over.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -19,6 +19,10 @@ pub struct ConfigDiff {
     pub peers: Changes<Peer>,
     /// VPCs, by VNI.
     pub vpcs: Changes<Vpc>,
+    /// Security groups, by name.
+    pub security_groups: Changes<SecurityGroup>,
+    /// The new bounds of sessions, if they differ.
+    pub sessions: Option<Sessions>,
     /// The new transport settings, if they differ.
     pub transport: Option<Transport>,
 }
@@ -63,6 +67,8 @@ impl ConfigDiff {
             routes: Changes::between(&old.routes, &new.routes, |r| (r.vni, r.prefix)),
             peers: Changes::between(&old.peers, &new.peers, |p| p.name.clone()),
             vpcs: Changes::between(&old.vpcs, &new.vpcs, |v| v.vni),
+            security_groups: Changes::between(&old.security_groups, &new.security_groups, |g| g.name.clone()),
+            sessions: (old.sessions != new.sessions).then_some(new.sessions),
             transport: (old.transport != new.transport).then_some(new.transport),
         })
     }
@@ -79,6 +85,8 @@ impl ConfigDiff {
             routes: self.routes.names(|r| format!("vni {} {}", r.vni, r.prefix)),
             peers: self.peers.names(|p| p.name.clone()),
             vpcs: self.vpcs.names(|v| v.vni.to_string()),
+            security_groups: self.security_groups.names(|g| g.name.clone()),
+            sessions_changed: self.sessions.is_some(),
             transport_changed: self.transport.is_some(),
         }
     }

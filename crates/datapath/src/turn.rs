@@ -18,6 +18,7 @@ impl<P: GuestPort> Core<P> {
     /// workers of this host.
     pub fn turn(&mut self, now: Time, underlay: &mut impl Underlay, hand_over: impl FnOnce(&mut Self)) -> bool {
         self.now = now;
+        self.switch.advance(now.0);
         self.counters.loops += 1;
         // In: decapsulate, transport, verify, place (underlay.rs).
         let mut busy = self.receive(underlay);

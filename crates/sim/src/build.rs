@@ -293,6 +293,7 @@ fn hosts(
                         Ordering::Off => avs::Ordering::Off,
                     },
                     gateways: Vec::new(),
+                    acl: Vec::new(),
                 })
                 .collect(),
             ports: local
@@ -304,6 +305,7 @@ fn hosts(
                     mac: Mac(g.mac),
                     addresses: vec![IpAddr::from(g.ip)],
                     mtu: scenario.host.mtu,
+                    groups: Vec::new(),
                 })
                 .collect(),
             routes: remote
@@ -316,6 +318,7 @@ fn hosts(
                     mac: Mac(g.mac),
                 })
                 .collect(),
+            ..avs::Tables::default()
         };
         let vnics = local.iter().map(|&guest| {
             let g = &guests[guest as usize];

@@ -89,7 +89,7 @@ impl Host {
     /// # Panics
     /// The scenario described a switch that contradicts itself, which its checks exclude.
     pub(crate) fn start(&mut self, instance: u64, salt: u32) {
-        let switch = avs::Switch::build(&self.tables).expect("a switch without contradictions");
+        let switch = avs::Switch::build(&self.tables, 0).expect("a switch without contradictions");
         let mut core = Core::new(CoreConfig { index: 0, transport: self.config.clone(), instance, salt }, switch);
         for ((owner, vnic), port) in (0..).zip(&self.vnics).zip(self.parked.drain(..)) {
             let Vnic { vni, mac, ordering, reliable, .. } = *vnic;

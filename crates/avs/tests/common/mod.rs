@@ -30,6 +30,7 @@ pub(crate) fn tables() -> Tables {
         mac: mac(mac_of),
         addresses: addresses.iter().map(|a| ip(a)).collect(),
         mtu: 1500,
+        groups: vec![],
     };
     let route = |n, prefix: &str, peer, mac_of| Route {
         vni: vni(n),
@@ -44,8 +45,15 @@ pub(crate) fn tables() -> Tables {
                 reliability: Reliability::Tcp,
                 ordering: Ordering::Flow,
                 gateways: vec![ip("10.0.0.254"), ip("fd00::fe")],
+                acl: vec![],
             },
-            Vpc { vni: vni(200), reliability: Reliability::All, ordering: Ordering::Strict, gateways: vec![] },
+            Vpc {
+                vni: vni(200),
+                reliability: Reliability::All,
+                ordering: Ordering::Strict,
+                gateways: vec![],
+                acl: vec![],
+            },
         ],
         ports: vec![
             port(0, 100, 1, &["10.0.0.1", "fd00::1"]),
@@ -58,11 +66,12 @@ pub(crate) fn tables() -> Tables {
             route(100, "10.1.0.0/16", 2, 4),
             route(200, "10.0.0.3/32", 9, 3),
         ],
+        ..Tables::default()
     }
 }
 
 pub(crate) fn switch() -> Switch {
-    Switch::build(&tables()).unwrap()
+    Switch::build(&tables(), 0).unwrap()
 }
 
 fn eth(src: Mac, dst: Mac, ethertype: u16) -> Vec<u8> {

@@ -14,6 +14,10 @@ pub struct ReloadReport {
     pub peers: Changed,
     /// VPCs, by VNI.
     pub vpcs: Changed,
+    /// Security groups, by name.
+    pub security_groups: Changed,
+    /// Whether the bounds of sessions changed.
+    pub sessions_changed: bool,
     /// Whether transport settings changed.
     pub transport_changed: bool,
 }
@@ -40,6 +44,7 @@ impl Changed {
 impl ReloadReport {
     /// Whether nothing changed.
     pub fn is_empty(&self) -> bool {
-        !self.transport_changed && [&self.ports, &self.routes, &self.peers, &self.vpcs].iter().all(|c| c.is_empty())
+        let named = [&self.ports, &self.routes, &self.peers, &self.vpcs, &self.security_groups];
+        !self.transport_changed && !self.sessions_changed && named.iter().all(|c| c.is_empty())
     }
 }

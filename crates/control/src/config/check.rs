@@ -14,6 +14,7 @@ pub(super) fn check(config: &Config, sink: &Sink<'_>) {
     transport(config, sink);
     peers(config, sink);
     vpcs(config, sink);
+    security_groups(config, sink);
     ports(config, sink);
     routes(config, sink);
 }
@@ -168,6 +169,37 @@ fn ports(config: &Config, sink: &Sink<'_>) {
         }
         port_mtu(config, sink, i, port);
         port_gateway(config, sink, i, port);
+    }
+}
+
+fn security_groups(config: &Config, sink: &Sink<'_>) {
+    let mut names = Seen::new(sink);
+    for (i, group) in config.security_groups.iter().enumerate() {
+        names.once(format!("security_group[{i}].name"), &group.name, || format!("security group {:?} is", group.name));
+    }
+    let names: Vec<&str> = config.security_groups.iter().map(|g| g.name.as_str()).collect();
+    for (i, port) in config.ports.iter().enumerate() {
+        for (k, name) in port.security_groups.iter().enumerate() {
+            let field = format!("port[{i}].security_groups[{k}]");
+            if names.contains(&name.as_str()) || sink.failed(&field) || sink.failed_within("security_group") {
+                continue;
+            }
+            let known = match nearest(name, &names) {
+                Some(name) => format!("did you mean {name:?}?"),
+                None if names.is_empty() => "there are none; add a [[security_group]]".to_owned(),
+                None => format!("known groups: {}", names.join(", ")),
+            };
+            sink.error(&field, format!("no security group named {name:?}; {known}"));
+        }
+        let routed = config.vpc(port.vni).is_some_and(|vpc| !vpc.gateway.is_empty());
+        if !port.security_groups.is_empty() && routed && config.workers.count > 1 && !sink.failed_within("workers") {
+            // What is routed may come back to another worker, which does not know that it was asked for.
+            let message = format!(
+                "security groups in a VPC with a gateway need one worker, and workers.count is {}; set it to 1",
+                config.workers.count
+            );
+            sink.error(&format!("port[{i}].security_groups"), message);
+        }
     }
 }
 

@@ -8,6 +8,7 @@ mod check;
 mod error;
 mod parse;
 mod section;
+mod security;
 mod transport;
 mod vni;
 
@@ -18,6 +19,7 @@ use ipnet::IpNet;
 
 pub use bifrost_wire::Mac;
 pub use error::{ConfigError, ConfigErrors};
+pub use security::{AclRule, Action, Direction, Rule, SecurityGroup, Sessions};
 pub use transport::{Auto, CongestionControl, Transport};
 pub use vni::Vni;
 
@@ -58,6 +60,10 @@ pub struct Config {
     pub underlay: Underlay,
     /// `[transport]`
     pub transport: Transport,
+    /// `[sessions]`
+    pub sessions: Sessions,
+    /// `[[security_group]]`, names unique.
+    pub security_groups: Vec<SecurityGroup>,
     /// `[[peer]]`, names and addresses unique.
     pub peers: Vec<Peer>,
     /// `[[vpc]]`, VNIs unique.
@@ -141,6 +147,8 @@ pub struct Vpc {
     pub ordering: Ordering,
     /// Addresses for which the switch answers ARP and ND, as the router.
     pub gateway: Vec<IpAddr>,
+    /// `[[vpc.acl]]`: the first rule that matches a packet decides; what none matches passes.
+    pub acl: Vec<AclRule>,
 }
 
 /// What a VPC carries reliably; the rest goes as plain VXLAN.
@@ -194,14 +202,17 @@ pub struct Port {
     pub mode: VhostMode,
     /// Whether the virtual machine's driver may choose packed virtqueues.
     pub packed: bool,
+    /// Names of its security groups; they exist in [`Config::security_groups`]. Empty: everything passes.
+    pub security_groups: Vec<String>,
     /// How much may pass.
     pub limits: PortLimits,
 }
 
 impl Port {
-    /// Whether the other one differs in nothing but its limits, which a running port can take over.
-    pub fn differs_in_limits_only(&self, other: &Port) -> bool {
-        self.limits != other.limits && Port { limits: other.limits, ..self.clone() } == *other
+    /// Whether the other one is the same device, for the same guest: what differs a running port can take over.
+    pub fn is_same_device(&self, other: &Port) -> bool {
+        let security_groups = self.security_groups.clone();
+        *self == Port { security_groups, limits: self.limits, ..other.clone() }
     }
 }
 

@@ -10,11 +10,13 @@ use super::section::{Section, Sink};
 use super::{
     Auto, Config, ConfigErrors, CongestionControl, Control, DEFAULT_SOCKET, Host, MAX_PATHS, MAX_QUEUE_PAIRS,
     MAX_WORKERS, Ordering, Peer, PeerTransport, Port, PortKind, PortLimits, Reliability, Route, Transport, Underlay,
-    VhostMode, Vni, Vpc, Workers, check,
+    VhostMode, Vni, Vpc, Workers, check, security,
 };
 
 /// The most addresses of one thing.
 const MAX_ADDRESSES: usize = 8;
+/// The most security groups of one port.
+const MAX_GROUPS: usize = 8;
 /// Bytes of a Unix socket's path (`sun_path`, without its final zero).
 const MAX_SOCKET_PATH: usize = 107;
 /// Bytes of an interface's name (`IFNAMSIZ`, without its final zero).
@@ -43,12 +45,15 @@ fn document_of(sink: &Sink<'_>, table: &DeTable<'_>) -> Config {
     let workers = workers(root.section("workers"));
     let underlay = underlay(root.section("underlay"));
     let transport = transport(root.section("transport"), underlay.paths);
+    let sessions = security::sessions(root.section("sessions"));
+    let group = |mut s: Section<'_, '_>| security::security_group(port_name(&mut s), s);
+    let security_groups = root.sections("security_group").into_iter().map(group).collect();
     let peers = root.sections("peer").into_iter().map(peer).collect();
     let vpcs = root.sections("vpc").into_iter().map(vpc).collect();
     let ports = root.sections("port").into_iter().map(|s| port(s, workers.count)).collect();
     let routes = root.sections("route").into_iter().map(route).collect();
     root.finish();
-    Config { host, control, workers, underlay, transport, peers, vpcs, ports, routes }
+    Config { host, control, workers, underlay, transport, sessions, security_groups, peers, vpcs, ports, routes }
 }
 
 fn host(mut s: Section<'_, '_>) -> Host {
@@ -142,6 +147,7 @@ fn vpc(mut s: Section<'_, '_>) -> Vpc {
         ordering: s
             .choice("ordering", &[("flow", Ordering::Flow), ("strict", Ordering::Strict), ("off", Ordering::Off)]),
         gateway: s.list("gateway", MAX_ADDRESSES),
+        acl: security::acl(&mut s),
     };
     s.finish();
     vpc
@@ -152,8 +158,9 @@ const MBIT: RangeInclusive<u64> = 1..=400_000;
 const KPPS: RangeInclusive<u64> = 1..=1_000_000;
 
 fn port(mut s: Section<'_, '_>, workers: usize) -> Port {
-    let name = name_of(&mut s, "a-z, A-Z, 0-9, '-', '_' and '.'", |c| c.is_ascii_alphanumeric() || "-_.".contains(c));
+    let name = port_name(&mut s);
     let vni = vni(&mut s);
+    let security_groups = s.list("security_groups", MAX_GROUPS);
     let kind = s.choice("kind", &[("tap", PortKind::Tap), ("vhost-user", PortKind::VhostUser)]);
     let mac = s.required("mac");
     let addresses = s.list("addresses", MAX_ADDRESSES);
@@ -192,6 +199,7 @@ fn port(mut s: Section<'_, '_>, workers: usize) -> Port {
             mode,
             packed,
             limits,
+            security_groups,
         };
     }
     let netns = netns(&mut s);
@@ -204,7 +212,23 @@ fn port(mut s: Section<'_, '_>, workers: usize) -> Port {
     let default_gateway = s.optional("default_gateway");
     let queues = s.int("queues", 1..=MAX_WORKERS as u64, workers as u64) as usize;
     s.finish();
-    Port { name, vni, kind, mac, addresses, mtu, netns, device, default_gateway, queues, socket, mode, packed, limits }
+    Port {
+        name,
+        vni,
+        kind,
+        mac,
+        addresses,
+        mtu,
+        netns,
+        device,
+        default_gateway,
+        queues,
+        socket,
+        mode,
+        packed,
+        limits,
+        security_groups,
+    }
 }
 
 fn route(mut s: Section<'_, '_>) -> Route {
@@ -222,6 +246,11 @@ fn vni(s: &mut Section<'_, '_>) -> Vni {
 
 fn host_name(s: &mut Section<'_, '_>) -> String {
     name_of(s, "a-z, 0-9, '-' and '.'", |c| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-' || c == '.')
+}
+
+/// The name of a port or a security group.
+fn port_name(s: &mut Section<'_, '_>) -> String {
+    name_of(s, "a-z, A-Z, 0-9, '-', '_' and '.'", |c| c.is_ascii_alphanumeric() || "-_.".contains(c))
 }
 
 /// The field `name`; after an error: an empty text.

@@ -264,6 +264,15 @@ impl<'a, 'i> Section<'a, 'i> {
         })
     }
 
+    /// One of some words, which must be there. After an error: the first.
+    pub(super) fn required_choice<T: Copy>(&mut self, key: &'static str, choices: &[(&str, T)]) -> T {
+        if self.table.is_some_and(|table| !table.contains_key(key)) {
+            let words: Vec<_> = choices.iter().map(|(word, _)| format!("{word:?}")).collect();
+            self.error(key, format!("missing: one of {}", words.join(", ")));
+        }
+        self.choice(key, choices)
+    }
+
     /// A list; absent: empty. After an error in one element, a placeholder stands for it.
     pub(super) fn list<T: FromValue>(&mut self, key: &'static str, max: usize) -> Vec<T> {
         self.elements(key, max, T::from_value, T::placeholder)
@@ -370,6 +379,11 @@ pub(super) fn nearest<'k>(word: &str, known: &[&'k str]) -> Option<&'k str> {
 
 fn text<'v>(value: &'v DeValue<'_>) -> Result<&'v str, String> {
     value.as_str().ok_or_else(|| mismatch("a string", value))
+}
+
+/// An integer in a range; `None` if the value is no number at all.
+pub(super) fn whole_number(value: &DeValue<'_>, range: &RangeInclusive<u64>) -> Option<Result<u64, String>> {
+    value.as_integer().map(|_| integer(value, range))
 }
 
 fn integer(value: &DeValue<'_>, range: &RangeInclusive<u64>) -> Result<u64, String> {

@@ -2,7 +2,10 @@
 
 use std::net::IpAddr;
 
-use bifrost_avs::{FromGuest, GATEWAY_MAC, Ordering, PeerId, Port, PortId, Reliability, Route, Switch, Tables, Vpc};
+use bifrost_avs::{
+    AclRule, Direction, FromGuest, GATEWAY_MAC, GroupId, GroupRule, Ordering, Pattern, PeerId, Port, PortId,
+    Reliability, Route, SecurityGroup, SessionLimits, Switch, Tables, Vpc,
+};
 use bifrost_nic::{L3, Parsed, parse};
 use bifrost_wire::{Mac, Vni};
 
@@ -27,6 +30,7 @@ fn tables() -> Tables {
         mac: mac(n),
         addresses: vec![v4(n), v6(u16::from(n))],
         mtu: 1500,
+        groups: if n == 2 { vec![GroupId(0)] } else { vec![] },
     };
     let route = |of, prefix: &str, peer, n| Route {
         vni: vni(of),
@@ -34,6 +38,10 @@ fn tables() -> Tables {
         peer: PeerId(peer),
         mac: mac(n),
     };
+    // Tenants' rules: some ports, one protocol; few sessions, so that there is no room at times.
+    let tcp = Pattern { protocol: Some(6), dst_ports: 1..=1023, ..Pattern::default() };
+    let rules = vec![GroupRule { direction: Direction::Ingress, pattern: tcp.clone() }];
+    let acl = vec![AclRule { direction: Direction::Egress, pattern: tcp, allow: false }];
     Tables {
         vpcs: vec![
             Vpc {
@@ -41,8 +49,9 @@ fn tables() -> Tables {
                 reliability: Reliability::Tcp,
                 ordering: Ordering::Flow,
                 gateways: vec![v4(254), v6(254)],
+                acl: vec![],
             },
-            Vpc { vni: vni(200), reliability: Reliability::All, ordering: Ordering::Strict, gateways: vec![] },
+            Vpc { vni: vni(200), reliability: Reliability::All, ordering: Ordering::Strict, gateways: vec![], acl },
         ],
         ports: vec![port(0, 100, 1), port(1, 100, 2), port(5, 200, 1)],
         routes: vec![
@@ -51,19 +60,25 @@ fn tables() -> Tables {
             route(100, "10.1.0.0/16", 2, 4),
             route(200, "10.0.0.3/32", 2, 3),
         ],
+        groups: vec![SecurityGroup { rules }],
+        sessions: SessionLimits { total: 8, per_port: 4 },
     }
 }
 
 pub(crate) fn run(bytes: &[u8]) {
     let input = &mut Input::new(bytes);
-    let mut switch = Switch::build(&tables()).unwrap_or_else(|e| panic!("{e}"));
+    let mut switch = Switch::build(&tables(), 0).unwrap_or_else(|e| panic!("{e}"));
+    let mut now_s = 0;
     while !input.is_empty() {
+        now_s += input.pick(&[0, 0, 0, 1, 100, 10_000]);
+        switch.advance(now_s << 30);
         let port = PortId(input.pick(&[0, 0, 1, 5, 3]));
         let (network, peer) = (input.pick(&[100, 100, 100, 200, 300]), PeerId(input.pick(&[1, 1, 2, 7])));
         let frame = frame(input, 64);
         let Ok(parsed) = parse(&frame, frame.len()) else { continue };
         guest(&mut switch, port, &frame, &parsed);
         underlay(&mut switch, vni(network), peer, &frame, &parsed);
+        assert!(switch.session_counters().current <= 8, "more sessions than there may be");
     }
 }
 

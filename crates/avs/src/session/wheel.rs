@@ -1,0 +1,50 @@
+//! Which sessions to look at when: a list for each second.
+
+use super::list::{Links, List};
+use super::state::Timeouts;
+
+/// Seconds until the wheel has turned once: more than the longest timeout.
+const SLOTS: usize = (Timeouts::ESTABLISHED_S as usize + 2).next_power_of_two();
+
+/// The wheel. Time is in seconds, of any origin.
+#[derive(Debug)]
+pub(crate) struct Wheel {
+    slots: Box<[List]>,
+    /// What was due before this has been looked at.
+    next_s: u32,
+}
+
+impl Wheel {
+    pub(crate) fn new() -> Self {
+        Wheel { slots: vec![List::EMPTY; SLOTS].into_boxed_slice(), next_s: 0 }
+    }
+
+    /// Nothing is on the wheel: it may begin at any time.
+    pub(crate) fn start_at(&mut self, now_s: u32) {
+        self.next_s = self.next_s.max(now_s);
+    }
+
+    /// The slot of what is due at `at_s`: in the future, and less than a turn away.
+    pub(crate) fn slot(&self, at_s: u32) -> u16 {
+        let at_s = at_s.clamp(self.next_s, self.next_s + SLOTS as u32 - 1);
+        (at_s as usize % SLOTS) as u16
+    }
+
+    pub(crate) fn list(&mut self, slot: u16) -> &mut List {
+        &mut self.slots[usize::from(slot)]
+    }
+
+    /// Takes out one element that was due before `now_s`. After `None` nothing more is, and it is as late as `now_s`.
+    pub(crate) fn pop<T>(&mut self, now_s: u32, items: &mut [T], links: fn(&mut T) -> &mut Links) -> Option<u32> {
+        while self.next_s < now_s {
+            let list = &mut self.slots[self.next_s as usize % SLOTS];
+            if list.head != super::list::NONE {
+                let index = list.head;
+                list.remove(items, index, links);
+                return Some(index);
+            }
+            self.next_s += 1;
+        }
+        None
+    }
+}

@@ -1,0 +1,245 @@
+//! Security groups and network ACLs: what may begin, what belongs to what was allowed, and what none of it lets through.
+
+mod common;
+
+use bifrost_avs::{
+    AclRule, Direction, DropReason, FromGuest, GroupId, GroupRule, Pattern, PortId, SecurityGroup, SessionLimits,
+    Switch, Tables,
+};
+use bifrost_wire::{Mac, arp};
+use common::*;
+
+const SECOND: u64 = 1 << 30;
+const SYN: u8 = 2;
+const ACK: u8 = 16;
+
+fn allow(direction: Direction, pattern: Pattern) -> GroupRule {
+    GroupRule { direction, pattern }
+}
+
+fn tcp_to(port: u16) -> Pattern {
+    Pattern { protocol: Some(6), dst_ports: port..=port, ..Pattern::default() }
+}
+
+/// Port 0 has a group with these rules; port 1 has none.
+fn guarded(rules: Vec<GroupRule>) -> Tables {
+    let mut tables = tables();
+    tables.groups = vec![SecurityGroup { rules }];
+    tables.ports[0].groups = vec![GroupId(0)];
+    tables
+}
+
+fn switch_of(tables: &Tables) -> Switch {
+    let mut switch = Switch::build(tables, 1).unwrap();
+    switch.advance(1000 * SECOND);
+    switch
+}
+
+/// A segment with these flags.
+fn segment(from: u8, to: u8, ports: (u16, u16), flags: u8) -> Vec<u8> {
+    let mut body = [0; 20];
+    body[..2].copy_from_slice(&ports.0.to_be_bytes());
+    body[2..4].copy_from_slice(&ports.1.to_be_bytes());
+    (body[12], body[13]) = (0x50, flags);
+    packet((mac(from), mac(to)), &format!("10.0.0.{from}"), &format!("10.0.0.{to}"), 64, 6, &body)
+}
+
+fn datagram(from: u8, to: u8, ports: (u16, u16)) -> Vec<u8> {
+    udp((mac(from), mac(to)), &format!("10.0.0.{from}"), &format!("10.0.0.{to}"), ports)
+}
+
+/// Whether guest 1 may send it.
+fn leaves(switch: &mut Switch, frame: &[u8]) -> Result<(), DropReason> {
+    match guest(switch, 0, frame) {
+        FromGuest::Drop(reason) => Err(reason),
+        _ => Ok(()),
+    }
+}
+
+/// Whether guest 1 gets what vNIC 3 sends.
+fn arrives(switch: &mut Switch, frame: &[u8]) -> Result<(), DropReason> {
+    underlay(switch, 100, 1, frame).map(|port| assert_eq!(port, PortId(0)))
+}
+
+const IN: Result<(), DropReason> = Err(DropReason::GroupIngress);
+const OUT: Result<(), DropReason> = Err(DropReason::GroupEgress);
+
+#[test]
+fn answers_pass_and_questions_need_a_rule() {
+    let mut s = switch_of(&guarded(vec![allow(Direction::Ingress, tcp_to(80))]));
+    let cases = [
+        ("nobody asked", datagram(3, 1, (53, 4000)), false, IN),
+        ("the guest may ask", datagram(1, 3, (4000, 53)), true, Ok(())),
+        ("and is answered", datagram(3, 1, (53, 4000)), false, Ok(())),
+        ("from there alone", datagram(3, 1, (54, 4000)), false, IN),
+        ("a service that is open", segment(3, 1, (5000, 80), SYN), false, Ok(())),
+        ("one that is not", segment(3, 1, (5000, 81), SYN), false, IN),
+        ("no back door", segment(3, 1, (80, 5000), ACK), false, IN),
+        ("another protocol", datagram(3, 1, (5000, 80)), false, IN),
+    ];
+    for (name, frame, out, expected) in cases {
+        let passed = if out { leaves(&mut s, &frame) } else { arrives(&mut s, &frame) };
+        assert_eq!(passed, expected, "{name}");
+    }
+    assert_eq!(s.session_counters().created, 2);
+    assert_eq!(s.port_counters(PortId(0)).unwrap().to_remote_packets, 1);
+}
+
+#[test]
+fn what_may_leave_can_be_restricted_without_harming_answers() {
+    let rules = vec![allow(Direction::Ingress, tcp_to(80)), allow(Direction::Egress, tcp_to(443))];
+    let mut s = switch_of(&guarded(rules));
+    assert_eq!(leaves(&mut s, &segment(1, 3, (5000, 443), SYN)), Ok(()));
+    assert_eq!(leaves(&mut s, &segment(1, 3, (5000, 22), SYN)), OUT);
+    assert_eq!(leaves(&mut s, &segment(1, 3, (80, 6000), SYN | ACK)), OUT);
+    assert_eq!(arrives(&mut s, &segment(3, 1, (6000, 80), SYN)), Ok(()));
+    assert_eq!(leaves(&mut s, &segment(1, 3, (80, 6000), SYN | ACK)), Ok(()));
+}
+
+#[test]
+fn both_ends_are_asked_when_guests_share_a_host() {
+    let mut tables = guarded(vec![allow(Direction::Ingress, tcp_to(80))]);
+    let mut s = switch_of(&tables);
+    assert_eq!(guest(&mut s, 1, &segment(2, 1, (5000, 81), SYN)), FromGuest::Drop(DropReason::GroupIngress));
+    assert!(matches!(guest(&mut s, 1, &segment(2, 1, (5000, 80), SYN)), FromGuest::Local { port: PortId(0), .. }));
+    assert!(matches!(guest(&mut s, 0, &segment(1, 2, (80, 5000), SYN | ACK)), FromGuest::Local { .. }));
+    // A second group, of the other one, that lets nothing out but DNS.
+    let dns = Pattern { protocol: Some(17), dst_ports: 53..=53, ..Pattern::default() };
+    tables.groups.push(SecurityGroup { rules: vec![allow(Direction::Egress, dns)] });
+    tables.ports[1].groups = vec![GroupId(1)];
+    s.replace(&tables).unwrap();
+    assert_eq!(guest(&mut s, 1, &segment(2, 1, (5001, 80), SYN)), FromGuest::Drop(DropReason::GroupEgress));
+    assert_eq!(guest(&mut s, 1, &datagram(2, 1, (5001, 53))), FromGuest::Drop(DropReason::GroupIngress));
+}
+
+#[test]
+fn groups_of_one_port_add_up() {
+    let mut tables = guarded(vec![allow(Direction::Ingress, tcp_to(80))]);
+    tables.groups.push(SecurityGroup { rules: vec![allow(Direction::Ingress, tcp_to(22))] });
+    tables.ports[0].groups = vec![GroupId(0), GroupId(1)];
+    let mut s = switch_of(&tables);
+    let open = [21, 22, 80].map(|port| arrives(&mut s, &segment(3, 1, (5000, port), SYN)).is_ok());
+    assert_eq!(open, [false, true, true]);
+    tables.ports[0].groups = vec![GroupId(7)];
+    assert!(Switch::build(&tables, 0).is_err(), "a group that does not exist");
+}
+
+#[test]
+fn errors_pass_when_they_are_about_something_allowed() {
+    let mut s = switch_of(&guarded(vec![]));
+    let sent = datagram(1, 3, (4000, 53));
+    let unreachable = |quoted: &[u8]| {
+        let body = [&[3, 3, 0, 0, 0, 0, 0, 0], &quoted[14..42]].concat();
+        packet((mac(3), mac(1)), "10.0.0.3", "10.0.0.1", 64, 1, &body)
+    };
+    assert_eq!(arrives(&mut s, &unreachable(&sent)), IN, "about nothing");
+    assert_eq!(leaves(&mut s, &sent), Ok(()));
+    assert_eq!(arrives(&mut s, &unreachable(&sent)), Ok(()));
+    assert_eq!(arrives(&mut s, &unreachable(&datagram(1, 3, (4001, 53)))), IN);
+    // Quotes that are cut short or lie about their length.
+    for length in 14..42 {
+        let mut cut = sent.clone();
+        cut.truncate(length);
+        cut.resize(42, 0xff);
+        let _ = arrives(&mut s, &unreachable(&cut));
+    }
+}
+
+#[test]
+fn who_pings_is_answered_and_not_pinged_back() {
+    let mut s = switch_of(&guarded(vec![]));
+    let (there, back) = ((mac(1), mac(3)), (mac(3), mac(1)));
+    let mut reply = ping(back, "10.0.0.3", "10.0.0.1", b"x");
+    reply[34] = 0;
+    assert_eq!(arrives(&mut s, &reply), IN);
+    assert_eq!(leaves(&mut s, &ping(there, "10.0.0.1", "10.0.0.3", b"x")), Ok(()));
+    assert_eq!(arrives(&mut s, &reply), Ok(()));
+    assert_eq!(arrives(&mut s, &ping(back, "10.0.0.3", "10.0.0.1", b"x")), IN, "a request with the same identifier");
+}
+
+#[test]
+fn neighbours_are_always_found() {
+    let mut s = switch_of(&guarded(vec![allow(Direction::Egress, tcp_to(1))]));
+    let request = arp((mac(1), Mac::BROADCAST), arp::Operation::Request, (mac(1), "10.0.0.1"), (mac(0), "10.0.0.3"));
+    assert_eq!(guest(&mut s, 0, &request), FromGuest::Answer);
+    assert_eq!(leaves(&mut s, &datagram(1, 3, (1, 1))), OUT);
+}
+
+#[test]
+fn a_change_of_rules_ends_what_they_allow_no_longer() {
+    let both = guarded(vec![allow(Direction::Ingress, tcp_to(80)), allow(Direction::Ingress, tcp_to(81))]);
+    let mut s = switch_of(&both);
+    for port in [80, 81] {
+        assert_eq!(arrives(&mut s, &segment(3, 1, (5000, port), SYN)), Ok(()));
+        assert_eq!(leaves(&mut s, &segment(1, 3, (port, 5000), SYN | ACK)), Ok(()));
+    }
+    s.replace(&guarded(vec![allow(Direction::Ingress, tcp_to(80)), allow(Direction::Egress, tcp_to(443))])).unwrap();
+    assert_eq!(leaves(&mut s, &segment(1, 3, (80, 5000), ACK)), Ok(()), "still allowed, in the direction it began");
+    assert_eq!(leaves(&mut s, &segment(1, 3, (81, 5000), ACK)), OUT);
+    assert_eq!(arrives(&mut s, &segment(3, 1, (5000, 81), ACK)), IN);
+    assert_eq!((s.session_counters().revoked, s.session_counters().current), (1, 1));
+    // Without groups nothing is asked for.
+    s.replace(&tables()).unwrap();
+    assert_eq!(arrives(&mut s, &segment(3, 1, (5000, 81), ACK)), Ok(()));
+}
+
+#[test]
+fn a_number_that_means_another_vnic_inherits_no_conversation() {
+    let mut tables = guarded(vec![]);
+    let mut s = switch_of(&tables);
+    assert_eq!(leaves(&mut s, &datagram(1, 3, (4000, 53))), Ok(()));
+    tables.ports[0].mac = mac(9);
+    s.replace(&tables).unwrap();
+    assert_eq!(s.session_counters().current, 0);
+}
+
+#[test]
+fn a_flood_takes_neither_what_is_established_nor_what_is_anothers() {
+    let mut tables = guarded(vec![allow(Direction::Ingress, tcp_to(80))]);
+    tables.ports[1].groups = vec![GroupId(0)];
+    tables.sessions = SessionLimits { total: 200, per_port: 100 };
+    let mut s = switch_of(&tables);
+    let connect = |s: &mut Switch, port: u16, from: u16, to: u8| {
+        assert!(matches!(underlay(s, 100, 1, &segment(3, to, (from, 80), SYN)), Ok(PortId(p)) if p == port));
+        assert!(!matches!(guest(s, port, &segment(to, 3, (80, from), SYN | ACK)), FromGuest::Drop(_)));
+        underlay(s, 100, 1, &segment(3, to, (from, 80), ACK)).unwrap();
+    };
+    connect(&mut s, 0, 1, 1);
+    connect(&mut s, 1, 2, 2);
+    for from in 1000..3000 {
+        underlay(&mut s, 100, 1, &segment(3, 1, (from, 80), SYN)).unwrap();
+    }
+    let c = *s.session_counters();
+    assert_eq!((c.current, c.established, c.evicted), (101, 2, 1901));
+    // Both still know their own.
+    assert!(!matches!(guest(&mut s, 0, &segment(1, 3, (80, 1), ACK)), FromGuest::Drop(_)));
+    connect(&mut s, 1, 3, 2);
+    // Established to the last place: the next one is refused, by name.
+    for from in 10_000..10_099 {
+        connect(&mut s, 0, from, 1);
+    }
+    assert_eq!(arrives(&mut s, &segment(3, 1, (20_000, 80), SYN)), Err(DropReason::SessionsFull));
+    // Time makes room.
+    s.advance(9000 * SECOND);
+    assert_eq!(arrives(&mut s, &segment(3, 1, (20_000, 80), SYN)), Ok(()));
+}
+
+#[test]
+fn an_acl_looks_at_packets_one_by_one() {
+    let mut tables = tables();
+    let rule = |direction, allow, pattern| AclRule { direction, pattern, allow };
+    let from_three = Pattern { src: Some("10.0.0.3/32".parse().unwrap()), ..tcp_to(80) };
+    tables.vpcs[0].acl = vec![
+        rule(Direction::Ingress, true, from_three),
+        rule(Direction::Ingress, false, tcp_to(80)),
+        rule(Direction::Egress, false, Pattern { protocol: Some(17), ..Pattern::default() }),
+    ];
+    let mut s = switch_of(&tables);
+    assert_eq!(arrives(&mut s, &segment(3, 1, (5000, 80), SYN)), Ok(()));
+    let refused = FromGuest::Drop(DropReason::Acl);
+    assert_eq!(guest(&mut s, 1, &segment(2, 1, (5000, 80), SYN)), refused, "the first rule that matches decides");
+    assert!(matches!(guest(&mut s, 1, &segment(2, 1, (5000, 81), SYN)), FromGuest::Local { .. }));
+    assert_eq!(guest(&mut s, 1, &datagram(2, 3, (1, 1))), refused);
+    assert_eq!(s.session_counters().created, 0);
+    assert_eq!(s.port_counters(PortId(1)).unwrap().dropped.packets(DropReason::Acl), 2);
+}
