@@ -13,7 +13,8 @@ pub struct PortCounters {
     pub answered_packets: u64,
     /// From the underlay, to the guest.
     pub from_underlay_packets: u64,
-    /// From the guest, dropped.
+    /// From the guest, dropped; and what its security groups or its network's ACL keep from the guest, if it came from the
+    /// underlay. Of what one guest sends to another of the same host, the sender's port counts either's refusal.
     pub dropped: Drops,
 }
 

@@ -116,20 +116,22 @@ impl Switch {
         frame_head: &[u8],
         parsed: &Parsed,
     ) -> Result<PortId, DropReason> {
-        let decision = from_underlay::decide(&self.index, vni, peer, frame_head, parsed).and_then(|port| {
-            pass(&self.index, &mut self.sessions, self.epoch, port, Direction::Ingress, frame_head, parsed)?;
-            Ok(port)
-        });
-        match decision {
-            Ok(port) => {
-                self.underlay.accepted_packets += 1;
-                if let Some(account) = self.counters.get_mut(usize::from(port.0)) {
-                    account.counters.from_underlay_packets += 1;
-                }
+        let port = match from_underlay::decide(&self.index, vni, peer, frame_head, parsed) {
+            Ok(port) => port,
+            Err(reason) => {
+                self.underlay.dropped.count(reason);
+                return Err(reason);
             }
-            Err(reason) => self.underlay.dropped.count(reason),
+        };
+        let passed = pass(&self.index, &mut self.sessions, self.epoch, port, Direction::Ingress, frame_head, parsed);
+        if let Some(Account { counters, .. }) = self.counters.get_mut(usize::from(port.0)) {
+            match passed {
+                Ok(()) => counters.from_underlay_packets += 1,
+                Err(reason) => counters.dropped.count(reason),
+            }
         }
-        decision
+        self.underlay.accepted_packets += u64::from(passed.is_ok());
+        passed.map(|()| port)
     }
 
     /// Whether the vNIC of that MAC address lives on that host, as the routes have it.

@@ -1,5 +1,7 @@
 //! Security groups and network ACLs: what may begin, what belongs to what was allowed, and what none of it lets through.
 
+#![allow(clippy::unwrap_used, clippy::panic)]
+
 mod common;
 
 use bifrost_avs::{

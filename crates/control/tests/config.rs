@@ -92,11 +92,10 @@ fn limits_arrive_and_their_absence_does() {
     assert_eq!(limited.ports[1].limits, PortLimits::default());
     // A running port takes over limits, and nothing else.
     let others = Config::parse(&text.replacen("tx_mbit = 1", "", 1), "others.toml").unwrap();
-    assert!(limited.ports[0].differs_in_limits_only(&others.ports[0]));
-    assert!(!limited.ports[0].differs_in_limits_only(&limited.ports[0]));
+    assert!(limited.ports[0].is_same_device(&others.ports[0]));
     let elsewhere =
         Config::parse(&text.replacen("tx_mbit = 1", "mtu = 1400", 1).replacen("mtu = 1500\n", "", 1), "e.toml");
-    assert!(!limited.ports[0].differs_in_limits_only(&elsewhere.unwrap().ports[0]));
+    assert!(!limited.ports[0].is_same_device(&elsewhere.unwrap().ports[0]));
 }
 
 #[test]

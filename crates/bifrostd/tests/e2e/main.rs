@@ -13,6 +13,7 @@ mod limits;
 mod machines;
 mod reload;
 mod restart;
+mod security;
 mod startup;
 mod user_space;
 mod workers;

@@ -132,7 +132,8 @@ fn rule(mut s: Section<'_, '_>, from: Vec<IpNet>, to: Vec<IpNet>) -> Rule {
     }
     let protocols = s.optional::<Protocols>("protocol").map_or_else(Vec::new, |p| p.0);
     let ports: Vec<PortRange> = s.list("ports", MAX_ALTERNATIVES);
-    if !ports.is_empty() && !s.has_failed("protocol") && !(protocols == [TCP] || protocols == [UDP]) {
+    let has_ports = protocols == [TCP] || protocols == [UDP] || s.has_failed("protocol");
+    if !ports.is_empty() && !has_ports {
         s.error("ports", "only \"tcp\" and \"udp\" have ports; name one of them as protocol");
     }
     s.finish();

@@ -1,0 +1,97 @@
+//! Security groups and ACLs between real kernels.
+
+use std::io::{Read as _, Write as _};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::time::Duration;
+
+use crate::common::traffic::{Exchange, exchange, ping};
+use crate::common::{Lab, Options, eventually};
+
+const MEGABYTES: u64 = 1 << 20;
+
+/// What guest a lets in, and what it lets out.
+const GROUP: &str = "[[security_group]]\nname = \"web\"\n\
+    [[security_group.ingress]]\nprotocol = \"tcp\"\nports = [\"5001-5002\"]\nfrom = [\"10.0.0.0/24\"]\n";
+
+/// A lab whose port a has security groups.
+fn guarded(rules: &str) -> Lab {
+    let mut lab = Lab::running(Options::default());
+    let config = lab.hosts[0].config.replacen("name = \"a\"\n", "name = \"a\"\nsecurity_groups = [\"web\"]\n", 1);
+    lab.hosts[0].config = config + rules;
+    lab.hosts[0].write_config();
+    let report = lab.hosts[0].client.reload().unwrap();
+    assert_eq!((report.ports.changed, report.security_groups.added), (vec!["a".to_string()], vec!["web".to_string()]));
+    lab
+}
+
+/// Whether a TCP connection from b to a listening socket of a comes about.
+fn connects(lab: &Lab, port: u16) -> bool {
+    let listener = lab.net("a").enter(move || TcpListener::bind(("10.0.0.1", port)).unwrap());
+    let address = SocketAddr::from(([10, 0, 0, 1], port));
+    let connected =
+        lab.net("b").enter(move || TcpStream::connect_timeout(&address, Duration::from_millis(400)).is_ok());
+    drop(listener);
+    connected
+}
+
+#[test]
+fn groups_let_in_what_they_name_and_answers_to_what_the_guest_asked() {
+    let lab = guarded(GROUP);
+    let (a, b) = (lab.net("a"), lab.net("b"));
+    exchange(b, a, "10.0.0.1", 5001, 2 * MEGABYTES);
+    exchange(a, b, "10.0.0.2", 5003, 2 * MEGABYTES);
+    assert_eq!(ping(a, "10.0.0.2", 5, 56), 5, "the guest asked");
+    assert_eq!(ping(b, "10.0.0.1", 3, 56), 0, "nobody may ask it");
+    let before = lab.hosts[0].drops("a", "group_ingress");
+    assert!(before >= 3, "{before}");
+    assert!(!connects(&lab, 5003));
+    assert!(lab.hosts[0].drops("a", "group_ingress") > before);
+    let counters = lab.hosts[0].counters();
+    assert!(counters["avs.created_sessions"] >= 3 && counters["avs.current_sessions"] >= 3, "{counters:?}");
+    // What was refused was acknowledged all the same: the sender does not repeat it.
+    assert_eq!(lab.hosts[1].counter("rte.given_up_packets"), 0);
+    assert!(counters.get("rte.policy_dropped_packets").is_none_or(|n| *n >= 1));
+}
+
+#[test]
+fn a_reload_ends_what_is_allowed_no_longer_and_nothing_else() {
+    let mut lab = guarded(GROUP);
+    // Two connections that stay open, one of which will not be allowed.
+    let listen = |port| lab.net("a").enter(move || TcpListener::bind(("10.0.0.1", port)).unwrap());
+    let listeners = [5001, 5002].map(listen);
+    let connect = |port| lab.net("b").enter(move || TcpStream::connect(("10.0.0.1", port)).unwrap());
+    let mut clients = [5001, 5002].map(connect);
+    let mut servers = listeners.map(|listener| listener.accept().unwrap().0);
+    let index =
+        |lab: &Lab| lab.net("a").enter(|| std::fs::read_to_string("/sys/class/net/eth0/ifindex").unwrap_or_default());
+    let device = index(&lab);
+    let stream = Exchange::start(lab.net("b"), lab.net("a"), "10.0.0.1", 5001, 32 * MEGABYTES);
+
+    lab.hosts[0].config = lab.hosts[0].config.replace("5001-5002", "5001");
+    lab.hosts[0].write_config();
+    assert_eq!(lab.hosts[0].client.reload().unwrap().security_groups.changed, ["web"]);
+    for (n, (client, server)) in clients.iter_mut().zip(&mut servers).enumerate() {
+        server.set_read_timeout(Some(Duration::from_secs(if n == 0 { 10 } else { 1 }))).unwrap();
+        client.write_all(b"still there?").unwrap();
+        let mut heard = [0; 12];
+        let result = server.read_exact(&mut heard);
+        assert_eq!(result.is_ok(), n == 0, "connection {n}: {result:?}");
+    }
+    stream.finish();
+    eventually(2.0, "the session is counted", || lab.hosts[0].counter("avs.revoked_sessions") >= 1);
+    assert_eq!(index(&lab), device, "the guest's device is the same");
+}
+
+#[test]
+fn an_acl_refuses_by_itself() {
+    let mut lab = Lab::running(Options::default());
+    let acl = "[[vpc.acl]]\ndirection = \"ingress\"\naction = \"deny\"\nprotocol = \"tcp\"\nports = [5003]\n";
+    let at = lab.hosts[0].config.find("[[vpc]]").unwrap();
+    let end = lab.hosts[0].config[at + 7..].find("\n[").map_or(lab.hosts[0].config.len(), |n| at + 7 + n + 1);
+    lab.hosts[0].config.insert_str(end, acl);
+    lab.hosts[0].write_config();
+    assert_eq!(lab.hosts[0].client.reload().unwrap().vpcs.changed, ["100"]);
+    assert!(connects(&lab, 5001) && !connects(&lab, 5003));
+    assert!(lab.hosts[0].drops("a", "acl") > 0);
+    assert_eq!(lab.hosts[0].counter("avs.created_sessions"), 0);
+}

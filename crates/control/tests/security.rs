@@ -1,0 +1,126 @@
+//! Security groups, ACLs and bounds of sessions in configuration files.
+
+#![allow(clippy::unwrap_used)]
+
+use bifrost_control::config::{Action, Config, Direction, Rule, Sessions};
+
+/// Line numbers in the table below are those of this text.
+const GOOD: &str = r#"[host]
+name = "host-a"
+[underlay]
+addresses = ["192.0.2.1"]
+[sessions]
+total = 2048
+per_port = 100
+[[security_group]]
+name = "web"
+[[security_group.ingress]]
+protocol = "tcp"
+ports = [80, "443", "8000-8099"]
+from = ["0.0.0.0/0", "::/0"]
+[[security_group.ingress]]
+protocol = "icmp"
+[[security_group.egress]]
+protocol = 47
+to = ["10.0.0.0/8"]
+[[security_group]]
+name = "closed"
+[[vpc]]
+vni = 100
+[[vpc.acl]]
+direction = "egress"
+action = "deny"
+protocol = "udp"
+ports = [53]
+to = ["192.0.2.53/32"]
+[[vpc.acl]]
+direction = "ingress"
+action = "allow"
+[[port]]
+name = "web1"
+vni = 100
+security_groups = ["web", "closed"]
+mac = "02:00:00:00:00:01"
+addresses = ["10.0.0.1/24"]
+"#;
+
+#[test]
+fn every_key_arrives() {
+    let c = Config::parse(GOOD, "good.toml").unwrap();
+    assert_eq!(c.sessions, Sessions { total: 2048, per_port: 100 });
+    let web = &c.security_groups[0];
+    assert_eq!((web.name.as_str(), web.ingress.len(), web.egress.len()), ("web", 2, 1));
+    let nets = |nets: &[&str]| nets.iter().map(|n| n.parse().unwrap()).collect::<Vec<ipnet::IpNet>>();
+    let ports = vec![80..=80, 443..=443, 8000..=8099];
+    assert_eq!(web.ingress[0], Rule { protocols: vec![6], from: nets(&["0.0.0.0/0", "::/0"]), to: vec![], ports });
+    assert_eq!(web.ingress[1], Rule { protocols: vec![1, 58], from: vec![], to: vec![], ports: vec![] });
+    assert_eq!((web.egress[0].protocols.as_slice(), &web.egress[0].to), (&[47][..], &nets(&["10.0.0.0/8"])));
+    assert!(c.security_groups[1].ingress.is_empty() && c.security_groups[1].egress.is_empty());
+    let acl = &c.vpcs[0].acl;
+    assert_eq!(
+        (acl[0].direction, acl[0].action, acl[0].rule.ports.clone()),
+        (Direction::Egress, Action::Deny, vec![53..=53])
+    );
+    assert_eq!((acl[1].direction, acl[1].action), (Direction::Ingress, Action::Allow));
+    assert_eq!(c.ports[0].security_groups, ["web", "closed"]);
+    let without = Config::parse(&GOOD.replace("[sessions]\ntotal = 2048\nper_port = 100\n", ""), "t").unwrap();
+    assert_eq!(without.sessions, Sessions { total: 1 << 20, per_port: 100_000 });
+}
+
+#[test]
+fn errors_name_line_and_field() {
+    let cases: &[(&str, &str, &str)] = &[
+        ("per_port = 100", "per_port = 4096", "7: sessions.per_port: 4096 is not in 16..=2048"),
+        (
+            "name = \"closed\"",
+            "name = \"web\"",
+            "20: security_group[1].name: security group \"web\" is already security_group[0].name (line 9)",
+        ),
+        (
+            "protocol = \"tcp\"",
+            "protocol = \"tpc\"",
+            "11: security_group[0].ingress[0].protocol: \"tpc\" is not one of",
+        ),
+        ("protocol = 47", "protocol = 256", "17: security_group[0].egress[0].protocol: 256 is not in 0..=255"),
+        (
+            "protocol = \"icmp\"",
+            "protocol = \"icmp\"\nports = [8]",
+            "16: security_group[0].ingress[1].ports: only \"tcp\" and \"udp\" have ports",
+        ),
+        ("\"443\"", "\"99999\"", "12: security_group[0].ingress[0].ports[1]: \"99999\" is neither a port"),
+        (
+            "\"8000-8099\"",
+            "\"8099-8000\"",
+            "12: security_group[0].ingress[0].ports[2]: \"8099-8000\" ends before it begins",
+        ),
+        (
+            "to = [\"10.0.0.0/8\"]",
+            "to = [\"10.0.0.1/8\"]",
+            "18: security_group[0].egress[0].to: 10.0.0.1/8 has host bits set; write 10.0.0.0/8",
+        ),
+        ("to = [\"10.0.0.0/8\"]", "from = [\"10.0.0.0/8\"]", "18: security_group[0].egress[0].from: unknown key"),
+        ("action = \"deny\"\n", "", "23: vpc[0].acl[0].action: missing: one of \"deny\", \"allow\""),
+        (
+            "\"web\", \"closed\"",
+            "\"wbe\"",
+            "35: port[0].security_groups[0]: no security group named \"wbe\"; did you mean \"web\"?",
+        ),
+        ("vni = 100\n[[vpc.acl]]", "vni = 100\ngateway = [\"10.0.0.254\"]\n[[vpc.acl]]", ""),
+    ];
+    for (from, to, expected) in cases {
+        let text = GOOD.replacen(from, to, 1);
+        assert_ne!(text, GOOD, "{from}");
+        match Config::parse(&text, "t") {
+            Ok(_) => assert!(expected.is_empty(), "{to}: accepted, not {expected}"),
+            Err(errors) => {
+                assert!(
+                    !expected.is_empty() && errors.to_string().contains(expected),
+                    "{to}: {errors}, not {expected}"
+                );
+            }
+        }
+    }
+    let routed = GOOD.replacen("vni = 100\n", "vni = 100\ngateway = [\"10.0.0.254\"]\n", 1) + "[workers]\ncount = 2\n";
+    let errors = Config::parse(&routed, "t").unwrap_err().to_string();
+    assert!(errors.contains("security groups in a VPC with a gateway need one worker"), "{errors}");
+}
