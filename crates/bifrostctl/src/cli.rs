@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 
+use crate::capture::{self, CaptureArgs};
 use bifrost_control::api::{Direction, FaultSpec, FaultSpecError, FaultTarget};
 use bifrost_control::config::DEFAULT_SOCKET;
 use clap::{ArgGroup, Args, Parser, Subcommand, ValueEnum};
@@ -27,6 +28,7 @@ Examples:
   bifrostctl top                                       the same, live, with the connections
   bifrostctl stats --nonzero drop                      everything that was dropped, by reason
   bifrostctl --json conns | jq '.[] | select(.retransmitted_packets > 0)'
+  bifrostctl capture -w out.pcapng --at drop           the packets that were, and the reason of each
   bifrostctl fault add --peer host-b --path 1 --loss 10
   bifrostctl fault clear
 
@@ -57,6 +59,12 @@ pub(crate) enum Command {
     /// Break the network on purpose, to see what happens
     #[command(subcommand, after_help = FAULT_EXAMPLES)]
     Fault(FaultCommand),
+    /// See packets at every stage of their way through the daemon, in Wireshark
+    ///
+    /// The result is a pcapng file with an interface for each stage and worker; every packet has a comment: what was done with
+    /// it, port, peer, network, path, PSN, connection and flow. The capture ends by itself; one at a time can run.
+    #[command(after_help = capture::EXAMPLES)]
+    Capture(CaptureArgs),
     /// A live view of paths and connections; q quits
     Top(TopArgs),
 }

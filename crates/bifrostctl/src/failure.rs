@@ -17,6 +17,8 @@ pub(crate) enum Failure {
     Output(io::Error),
     #[error("cannot print the result: {0}")]
     Json(#[from] serde_json::Error),
+    #[error("cannot write {}: {source}", path.display())]
+    File { path: std::path::PathBuf, source: io::Error },
     #[error("top needs a terminal")]
     NoTerminal,
     #[error("the terminal failed: {0}")]

@@ -2,6 +2,7 @@
 
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
+mod capture;
 mod cli;
 mod failure;
 mod output;
@@ -48,6 +49,7 @@ fn run(cli: Cli) -> Result<(), Failure> {
         Command::Fault(FaultCommand::Clear { id: Some(id) }) => {
             out.print(&client.remove_fault(id)?, table::faults_cleared)
         }
+        Command::Capture(args) => capture::run(&client, args),
         Command::Top(args) => top::run(client, args, out),
     }
 }

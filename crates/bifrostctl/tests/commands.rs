@@ -9,6 +9,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use bifrost_control::api::*;
+use bifrost_control::server::CaptureStream;
 use bifrost_control::{Backend, Client, ServerHandle, serve};
 
 #[derive(Default)]
@@ -53,6 +54,43 @@ impl Backend for Fake {
     fn reload(&self) -> Result<ReloadReport, ApiError> {
         Err(ApiError::bad_request("these need a restart of bifrostd: workers.count: 1 -> 2"))
     }
+    fn capture(&self, spec: CaptureSpec) -> Result<Box<dyn CaptureStream>, ApiError> {
+        match spec.filter.as_str() {
+            "tcp prot 80" => Err(ApiError::bad_request("column 5: no").at("filter").hint("tcp prot 80\n    ^")),
+            _ => Ok(Box::new(OnePiece(Some(serde_json::to_vec(&spec).unwrap())))),
+        }
+    }
+}
+
+/// A capture of one piece.
+struct OnePiece(Option<Vec<u8>>);
+
+impl CaptureStream for OnePiece {
+    fn next(&mut self) -> Option<Vec<u8>> {
+        self.0.take()
+    }
+}
+
+#[test]
+fn a_capture_is_written_as_it_comes() {
+    let rig = rig();
+    let args = ["capture", "--at", "avs,drop", "--filter", "tcp port 80", "--count", "9", "-w"];
+    let output = run(&rig.socket, &[&args[..], &["-"]].concat());
+    assert!(output.status.success());
+    let spec: CaptureSpec = serde_json::from_slice(&output.stdout).unwrap();
+    let expected = CaptureSpec {
+        at: vec!["avs".into(), "drop".into()],
+        filter: "tcp port 80".into(),
+        packets: 9,
+        ..CaptureSpec::default()
+    };
+    assert_eq!(spec, expected);
+    assert_eq!(String::from_utf8_lossy(&output.stderr), "0 packets captured, 0 found no room\n");
+    let output = run(&rig.socket, &["capture", "--filter", "tcp prot 80", "-w", "-"]);
+    let error = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(!output.status.success() && error.contains("filter: column 5: no"), "{error}");
+    let output = run(&rig.socket, &["capture", "-w", "/nowhere/at/all.pcapng"]);
+    assert!(String::from_utf8_lossy(&output.stderr).contains("cannot write /nowhere/at/all.pcapng"));
 }
 
 struct Rig {

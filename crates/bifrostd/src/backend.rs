@@ -4,11 +4,11 @@ use std::collections::BTreeMap;
 use std::time::Instant;
 
 use bifrost_control::api::{
-    ApiError, Conn, ConnState, FaultEntry, FaultSpec, Path, PathState, PeerMode, PeerStatus, PortStatus, ReloadReport,
-    Route, Stats, Status, WorkerStatus,
+    ApiError, CaptureSpec, Conn, ConnState, FaultEntry, FaultSpec, Path, PathState, PeerMode, PeerStatus, PortStatus,
+    ReloadReport, Route, Stats, Status, WorkerStatus,
 };
 use bifrost_control::config::{Config, PeerTransport, PortKind};
-use bifrost_control::server::Backend;
+use bifrost_control::server::{Backend, CaptureStream};
 use bifrost_datapath::WorkerView;
 use bifrost_rte::State as RteState;
 
@@ -275,6 +275,10 @@ impl Backend for Daemon {
         let mut state = self.state();
         let diff = state.take_over(config).map_err(|e| ApiError::conflict(format!("{e:#}")))?;
         Ok(diff.report())
+    }
+
+    fn capture(&self, spec: CaptureSpec) -> Result<Box<dyn CaptureStream>, ApiError> {
+        self.begin_capture(&spec)
     }
 }
 

@@ -2,6 +2,8 @@
 
 use std::collections::{BTreeMap, HashSet};
 use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
@@ -22,6 +24,8 @@ use crate::translate;
 pub(crate) struct Daemon {
     pub(crate) file: PathBuf,
     pub(crate) started: Instant,
+    /// Somebody captures packets.
+    pub(crate) capturing: Arc<AtomicBool>,
     state: Mutex<State>,
 }
 
@@ -122,7 +126,7 @@ impl Daemon {
         for peer in &state.config.peers {
             state.set_peer(peer)?;
         }
-        Ok(Daemon { file, started: now, state: Mutex::new(state) })
+        Ok(Daemon { file, started: now, capturing: Arc::default(), state: Mutex::new(state) })
     }
 
     /// The state; changes that panicked half-way are seen as they are.

@@ -1,8 +1,12 @@
 //! `bifrostd`: the virtual switch of one host.
 
+#![cfg_attr(test, allow(clippy::unwrap_used))]
+
 mod backend;
+mod capture;
 mod daemon;
 mod machine;
+mod pcapng;
 mod translate;
 
 use std::path::PathBuf;

@@ -1,6 +1,6 @@
 //! The other end of the API: a blocking client for programs and tests.
 
-use std::io;
+use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -14,14 +14,16 @@ use tokio::net::UnixStream;
 use tokio::runtime::Runtime;
 
 use crate::api::{
-    ApiError, Conn, ErrorBody, FaultCleared, FaultEntry, FaultSpec, Path as ApiPath, PortStatus, ReloadReport, Route,
-    Stats, Status,
+    ApiError, CaptureSpec, Conn, ErrorBody, FaultCleared, FaultEntry, FaultSpec, Path as ApiPath, PortStatus,
+    ReloadReport, Route, Stats, Status,
 };
 
 /// How long an answer may take.
 const TIMEOUT: Duration = Duration::from_secs(10);
 /// How long a reload may take.
 const RELOAD_TIMEOUT: Duration = Duration::from_secs(60);
+/// How long an answer that comes in pieces may take beyond the time that was asked for.
+const STREAM_SLACK: Duration = Duration::from_secs(15);
 /// The largest answer, bytes: some hundred thousand connections.
 const MAX_BODY: usize = 256 << 20;
 
@@ -45,6 +47,9 @@ pub enum ClientError {
         /// How long was waited.
         after: Duration,
     },
+    /// What came cannot be written.
+    #[error("cannot write the result: {0}")]
+    Output(io::Error),
     /// The answer is none that this release understands.
     #[error("bifrostd's answer is not understood: {0}; do bifrostctl and bifrostd have the same version?")]
     Protocol(String),
@@ -138,6 +143,16 @@ impl Client {
         self.request(Method::POST, "/v1/reload", None::<&()>, RELOAD_TIMEOUT)
     }
 
+    /// Captures packets into `out`, as a pcapng file, until the capture is over or `out` takes no more.
+    pub fn capture(&self, spec: &CaptureSpec, out: &mut dyn Write) -> Result<(), ClientError> {
+        let body = serde_json::to_vec(spec).map_err(|e| ClientError::Protocol(e.to_string()))?;
+        let after = Duration::from_secs(spec.seconds).saturating_add(STREAM_SLACK);
+        let exchange = async { tokio::time::timeout(after, self.stream("/v1/capture", body, out)).await };
+        self.runtime
+            .block_on(exchange)
+            .unwrap_or_else(|_| Err(ClientError::Timeout { path: self.socket.clone(), after }))
+    }
+
     /// Waits until the daemon answers, for at most `limit`.
     pub fn wait_ready(&self, limit: Duration) -> Result<Status, ClientError> {
         let deadline = std::time::Instant::now() + limit;
@@ -183,13 +198,7 @@ impl Client {
 
     async fn exchange(&self, method: Method, target: &str, body: Vec<u8>) -> Result<(StatusCode, Bytes), ClientError> {
         let stream = UnixStream::connect(&self.socket).await.map_err(|e| self.connect_error(e))?;
-        let request = Request::builder()
-            .method(method)
-            .uri(target)
-            .header("host", "bifrostd")
-            .header("content-type", "application/json")
-            .body(Full::new(Bytes::from(body)))
-            .map_err(|e| ClientError::Protocol(e.to_string()))?;
+        let request = request(method, target, body)?;
         let (mut sender, connection) =
             hyper::client::conn::http1::handshake(TokioIo::new(stream)).await.map_err(|e| self.http_error(e))?;
         let answer = async {
@@ -198,6 +207,46 @@ impl Client {
             let body = Limited::new(response.into_body(), MAX_BODY);
             let body = body.collect().await.map_err(|e| ClientError::Protocol(e.to_string()))?;
             Ok((status, body.to_bytes()))
+        };
+        tokio::pin!(answer);
+        let connection = async {
+            // How it ended is told by the answer, too.
+            let _ = connection.await;
+        };
+        tokio::pin!(connection);
+        tokio::select! {
+            biased;
+            answer = &mut answer => answer,
+            () = &mut connection => answer.await,
+        }
+    }
+
+    async fn stream(&self, target: &str, body: Vec<u8>, out: &mut dyn Write) -> Result<(), ClientError> {
+        let stream = UnixStream::connect(&self.socket).await.map_err(|e| self.connect_error(e))?;
+        let request = request(Method::POST, target, body)?;
+        let (mut sender, connection) =
+            hyper::client::conn::http1::handshake(TokioIo::new(stream)).await.map_err(|e| self.http_error(e))?;
+        let answer = async {
+            let response = sender.send_request(request).await.map_err(|e| self.http_error(e))?;
+            let status = response.status();
+            let mut body = response.into_body();
+            if !status.is_success() {
+                let body = Limited::new(body, MAX_BODY).collect().await;
+                let body = body.map_err(|e| ClientError::Protocol(e.to_string()))?.to_bytes();
+                let error: ErrorBody =
+                    serde_json::from_slice(&body).map_err(|e| ClientError::Protocol(format!("{e} ({status})")))?;
+                return Err(error.into_error(status.as_u16()).into());
+            }
+            while let Some(frame) = body.frame().await {
+                let frame = frame.map_err(|e| self.http_error(e))?;
+                let Some(data) = frame.data_ref() else { continue };
+                match out.write_all(data).and_then(|()| out.flush()) {
+                    Ok(()) => {}
+                    Err(e) if e.kind() == io::ErrorKind::BrokenPipe => return Ok(()),
+                    Err(source) => return Err(ClientError::Output(source)),
+                }
+            }
+            Ok(())
         };
         tokio::pin!(answer);
         let connection = async {
@@ -224,4 +273,14 @@ impl Client {
     fn http_error(&self, e: hyper::Error) -> ClientError {
         ClientError::Io { path: self.socket.clone(), source: io::Error::other(e) }
     }
+}
+
+fn request(method: Method, target: &str, body: Vec<u8>) -> Result<Request<Full<Bytes>>, ClientError> {
+    Request::builder()
+        .method(method)
+        .uri(target)
+        .header("host", "bifrostd")
+        .header("content-type", "application/json")
+        .body(Full::new(Bytes::from(body)))
+        .map_err(|e| ClientError::Protocol(e.to_string()))
 }

@@ -9,22 +9,25 @@
 //! | `PUT /v1/faults` with a [`FaultSpec`] | the [`FaultEntry`] made |
 //! | `DELETE /v1/faults`, `DELETE /v1/faults?id=3` | [`FaultCleared`](crate::api::FaultCleared) |
 //! | `POST /v1/reload` | [`ReloadReport`] |
+//! | `POST /v1/capture` with a [`CaptureSpec`] | a pcapng file, as long as the capture runs |
 //!
 //! Errors are `{"error": {"what", "where", "hint"}}` with a 4xx or 5xx status.
 
+mod capture;
 mod routes;
 mod socket;
 
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use tokio::sync::oneshot;
 
 use crate::api::{
-    ApiError, Conn, FaultEntry, FaultSpec, Path as ApiPath, PortStatus, ReloadReport, Route, Stats, Status,
+    ApiError, CaptureSpec, Conn, FaultEntry, FaultSpec, Path as ApiPath, PortStatus, ReloadReport, Route, Stats, Status,
 };
 
 /// How long a stop waits for requests that are being answered.
@@ -54,6 +57,14 @@ pub trait Backend: Send + Sync + 'static {
     fn clear_faults(&self) -> Result<u64, ApiError>;
     /// Reads the configuration again and takes it over.
     fn reload(&self) -> Result<ReloadReport, ApiError>;
+    /// Begins a capture; its values are in range, its names are not looked up yet. It ends when the stream is dropped.
+    fn capture(&self, spec: CaptureSpec) -> Result<Box<dyn CaptureStream>, ApiError>;
+}
+
+/// A capture that runs.
+pub trait CaptureStream: Send {
+    /// What has come since the last call, which may be nothing; waits for a moment. `None`: it is over.
+    fn next(&mut self) -> Option<Vec<u8>>;
 }
 
 /// Why the API could not be offered.
@@ -148,7 +159,8 @@ impl Drop for ServerHandle {
 
 async fn run(listener: tokio::net::UnixListener, backend: Arc<dyn Backend>, stopped: oneshot::Receiver<()>) {
     let (tell, told) = oneshot::channel();
-    let server = axum::serve(listener, routes::router(backend)).with_graceful_shutdown(async {
+    let stopping = Arc::new(AtomicBool::new(false));
+    let server = axum::serve(listener, routes::router(backend, Arc::clone(&stopping))).with_graceful_shutdown(async {
         let _ = told.await;
     });
     let server = async { server.await };
@@ -161,6 +173,7 @@ async fn run(listener: tokio::net::UnixListener, backend: Arc<dyn Backend>, stop
         }
         _ = stopped => {}
     }
+    stopping.store(true, Ordering::Relaxed);
     let _ = tell.send(());
     if tokio::time::timeout(DRAIN, server).await.is_err() {
         tracing::warn!("the API was stopped while a request was being answered");

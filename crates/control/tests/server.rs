@@ -12,13 +12,14 @@ use std::time::Duration;
 
 use bifrost_control::api::*;
 use bifrost_control::client::ClientError;
-use bifrost_control::server::ServeError;
+use bifrost_control::server::{CaptureStream, ServeError};
 use bifrost_control::{Backend, Client, ServerHandle, serve};
 
 #[derive(Default)]
 struct Fake {
     faults: Mutex<Vec<FaultEntry>>,
     next_id: AtomicU64,
+    captures_ended: Arc<AtomicU64>,
 }
 
 impl Backend for Fake {
@@ -81,11 +82,83 @@ impl Backend for Fake {
         std::thread::sleep(Duration::from_millis(200));
         Ok(ReloadReport { transport_changed: true, ..ReloadReport::default() })
     }
+    fn capture(&self, spec: CaptureSpec) -> Result<Box<dyn CaptureStream>, ApiError> {
+        match spec.filter.as_str() {
+            "" => Ok(Box::new(Pieces { left: spec.packets, dropped: Arc::clone(&self.captures_ended) })),
+            _ => Err(ApiError::bad_request("no such filter").at("filter")),
+        }
+    }
+}
+
+/// Numbers, a line each.
+struct Pieces {
+    left: u64,
+    dropped: Arc<AtomicU64>,
+}
+
+impl CaptureStream for Pieces {
+    fn next(&mut self) -> Option<Vec<u8>> {
+        std::thread::sleep(Duration::from_millis(1));
+        self.left = self.left.checked_sub(1)?;
+        Some(format!("{}\n", self.left).into_bytes())
+    }
+}
+
+impl Drop for Pieces {
+    fn drop(&mut self) {
+        self.dropped.fetch_add(1, Ordering::SeqCst);
+    }
+}
+
+#[test]
+fn a_capture_comes_as_long_as_it_runs() {
+    let rig = rig();
+    let mut out = Vec::new();
+    rig.client.capture(&CaptureSpec { packets: 20, ..CaptureSpec::default() }, &mut out).unwrap();
+    let expected: String = (0..20).rev().map(|n| format!("{n}\n")).collect();
+    assert_eq!(String::from_utf8(out).unwrap(), expected);
+    let wrong = CaptureSpec { filter: "x".into(), ..CaptureSpec::default() };
+    let error = rig.client.capture(&wrong, &mut Vec::new()).unwrap_err();
+    assert!(matches!(&error, ClientError::Api(e) if e.location == "filter"), "{error}");
+    let wrong = CaptureSpec { packets: 0, ..CaptureSpec::default() };
+    let error = rig.client.capture(&wrong, &mut Vec::new()).unwrap_err();
+    assert!(matches!(&error, ClientError::Api(e) if e.location == "packets"), "{error}");
+}
+
+#[test]
+fn a_capture_ends_when_nobody_reads_it_any_more_and_when_the_server_stops() {
+    /// Takes a few bytes, and then no more.
+    struct Head(usize);
+    impl Write for Head {
+        fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+            self.0 = self.0.checked_sub(1).ok_or(std::io::ErrorKind::BrokenPipe)?;
+            Ok(bytes.len())
+        }
+        fn flush(&mut self) -> std::io::Result<()> {
+            Ok(())
+        }
+    }
+    let mut rig = rig();
+    let ended = Arc::clone(&rig.captures_ended);
+    let endless = CaptureSpec { packets: u64::MAX, ..CaptureSpec::default() };
+    rig.client.capture(&endless, &mut Head(3)).unwrap();
+    let deadline = std::time::Instant::now() + Duration::from_secs(10);
+    while ended.load(Ordering::SeqCst) < 1 {
+        assert!(std::time::Instant::now() < deadline, "the capture goes on");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    let client = Client::new(&rig.socket).unwrap();
+    let reader = std::thread::spawn(move || client.capture(&endless, &mut std::io::sink()));
+    std::thread::sleep(Duration::from_millis(100));
+    rig.server.take().unwrap().stop();
+    let _ = reader.join().unwrap();
+    assert_eq!(ended.load(Ordering::SeqCst), 2);
 }
 
 struct Rig {
     server: Option<ServerHandle>,
     client: Client,
+    captures_ended: Arc<AtomicU64>,
     socket: PathBuf,
     _dir: tempfile::TempDir,
 }
@@ -93,8 +166,10 @@ struct Rig {
 fn rig() -> Rig {
     let dir = tempfile::tempdir().unwrap();
     let socket = dir.path().join("made/by/serve/d.sock");
-    let server = Some(serve(&socket, Arc::new(Fake::default())).unwrap());
-    Rig { server, client: Client::new(&socket).unwrap(), socket, _dir: dir }
+    let fake = Fake::default();
+    let captures_ended = Arc::clone(&fake.captures_ended);
+    let server = Some(serve(&socket, Arc::new(fake)).unwrap());
+    Rig { server, captures_ended, client: Client::new(&socket).unwrap(), socket, _dir: dir }
 }
 
 /// A request as a client writes it that is not ours.

@@ -9,6 +9,7 @@ use bifrost_wire::{Mac, Vni};
 use foldhash::fast::RandomState;
 use hashbrown::HashMap;
 
+use crate::capture::Capture;
 use crate::counters::Counters;
 use crate::delayed::Delayed;
 use crate::fault::Faults;
@@ -52,6 +53,8 @@ pub struct Core<P> {
     pub(crate) delayed: Delayed,
     pub(crate) counters: Counters,
     pub(crate) neighbours: Neighbours,
+    /// Looks at packets, while somebody wants that.
+    pub(crate) capture: Option<Box<Capture>>,
     /// Datagrams may be waiting.
     pub(crate) underlay_readable: bool,
     /// Ports whose wish to be watched has changed.
@@ -79,6 +82,7 @@ impl<P: GuestPort> Core<P> {
             delayed: Delayed::default(),
             counters: Counters::default(),
             neighbours: Neighbours::new(u16::from(config.index)),
+            capture: None,
             underlay_readable: true,
             rewatch: Vec::new(),
             has_limits: false,
@@ -180,8 +184,11 @@ impl<P: GuestPort> Core<P> {
     }
 
     /// Makes placed packets visible in the order that the transport gave.
-    pub(crate) fn publish(&mut self) {
+    pub(crate) fn publish<const SEEN: bool>(&mut self) {
         for &(owner, handle) in &self.out.publish {
+            if SEEN && let Some(capture) = &mut self.capture {
+                capture.published(owner, handle);
+            }
             let Some(port) = self.ports.get_mut(usize::from(owner)).and_then(Option::as_mut) else { continue };
             port.port.publish(RxHandle(handle));
             port.hidden = port.hidden.saturating_sub(1);
@@ -270,8 +277,8 @@ impl<P: GuestPort> Core<P> {
         if let Some(engine_peer) = engine_peer {
             self.engine.remove_peer(engine_peer, &mut self.out);
         }
-        self.publish();
-        self.emit(underlay);
+        self.publish::<false>();
+        self.emit::<false>(underlay);
         self.peers.remove(id);
         self.forget_departures(id);
     }

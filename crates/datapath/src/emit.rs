@@ -2,9 +2,10 @@
 
 use bifrost_port::{GuestPort, LaneId, TxHandle, Underlay};
 use bifrost_rte::{Control, ControlOut, DataOut};
-use bifrost_wire::bifrost::PathId;
+use bifrost_wire::bifrost::{self, DataHeader, PathId};
 use bifrost_wire::{Vni, vxlan};
 
+use crate::capture::{Note, Stage};
 use crate::core::Core;
 use crate::delayed::Packet;
 use crate::fault::Direction;
@@ -15,14 +16,14 @@ const ECT_0: u8 = 2;
 
 impl<P: GuestPort> Core<P> {
     /// Sends what the transport asked for and gives released buffers back. Returns whether there was anything.
-    pub(crate) fn emit(&mut self, underlay: &mut impl Underlay) -> bool {
+    pub(crate) fn emit<const SEEN: bool>(&mut self, underlay: &mut impl Underlay) -> bool {
         let busy = !self.out.is_empty() || !self.batch.is_empty();
         if !busy {
             return false;
         }
         let out = std::mem::take(&mut self.out);
         for data in &out.data {
-            if self.send_data(data).is_none() {
+            if self.send_data::<SEEN>(data).is_none() {
                 self.counters.gone_packets += 1;
             }
         }
@@ -35,7 +36,7 @@ impl<P: GuestPort> Core<P> {
                 self.counters.reused_buffer_packets += 1;
                 self.release(plain.owner, plain.handle);
             } else if let Some(peer) = self.peers.of_engine(plain.peer).map(|p| p.config.id) {
-                self.send_plain(peer, plain.vni, plain.owner, plain.handle, plain.segment);
+                self.send_plain::<SEEN>(peer, plain.vni, plain.owner, plain.handle, plain.segment);
             } else {
                 self.counters.gone_packets += 1;
                 self.release(plain.owner, plain.handle);
@@ -49,6 +50,11 @@ impl<P: GuestPort> Core<P> {
         self.out.clear();
         self.counters.underlay_tx_packets += self.batch.len() as u64;
         self.counters.underlay_tx_bytes += self.batch.bytes() as u64;
+        if SEEN && let Some(capture) = &mut self.capture {
+            for (lane, ecn, payload) in self.batch.iter() {
+                capture.leaving(lane, ecn, payload, &self.peers);
+            }
+        }
         if !self.batch.is_empty() {
             underlay.send(&mut self.batch);
         }
@@ -56,7 +62,7 @@ impl<P: GuestPort> Core<P> {
     }
 
     /// One data packet: VXLAN, BIFROST header, one segment of the guest's frame.
-    fn send_data(&mut self, data: &DataOut) -> Option<()> {
+    fn send_data<const SEEN: bool>(&mut self, data: &DataOut) -> Option<()> {
         let vni = Vni::new(data.vni)?;
         let peer = self.peers.of_engine(data.peer)?;
         let (lane, id) = (peer.lane(data.header.path), peer.config.id);
@@ -67,6 +73,7 @@ impl<P: GuestPort> Core<P> {
             return Some(());
         }
         let held = port.held.get(data.handle as usize)?.as_ref()?;
+        let flow = held.flow;
         let ecn = if data.header.ecn { ECT_0 } else { NOT_ECT };
         let faulty = !self.faults.is_empty();
         self.batch.push(lane, ecn, |buffer| {
@@ -79,6 +86,12 @@ impl<P: GuestPort> Core<P> {
                 rewrite.apply(&mut buffer[frame..]);
             }
         });
+        if SEEN && let (Some(capture), Some(payload)) = (&mut self.capture, self.batch.last()) {
+            let what = if data.header.retransmit { "sent again" } else { "sent" };
+            let note = Note { peer: Some(id), flow: Some(flow), ..Note::outwards(what, data.owner) };
+            let frame = &payload[vxlan::HEADER_LEN + DataHeader::LEN..];
+            capture.frame(Stage::Post, note.of_data(vni, &data.header), frame, frame.len());
+        }
         if faulty {
             self.spoil_last(id, data.header.path, lane, ecn);
         }
@@ -105,8 +118,8 @@ impl<P: GuestPort> Core<P> {
     }
 
     /// One segment as plain VXLAN, and its release.
-    pub(crate) fn send_plain(&mut self, peer: u16, vni: u32, owner: u16, handle: u32, segment: u8) {
-        let sent = self.write_plain(peer, vni, owner, handle, segment);
+    pub(crate) fn send_plain<const SEEN: bool>(&mut self, peer: u16, vni: u32, owner: u16, handle: u32, segment: u8) {
+        let sent = self.write_plain::<SEEN>(peer, vni, owner, handle, segment);
         if let Some((path, lane)) = sent {
             self.counters.plain_tx_packets += 1;
             if !self.faults.is_empty() {
@@ -128,7 +141,14 @@ impl<P: GuestPort> Core<P> {
         }
     }
 
-    fn write_plain(&mut self, peer: u16, vni: u32, owner: u16, handle: u32, segment: u8) -> Option<(u8, LaneId)> {
+    fn write_plain<const SEEN: bool>(
+        &mut self,
+        peer: u16,
+        vni: u32,
+        owner: u16,
+        handle: u32,
+        segment: u8,
+    ) -> Option<(u8, LaneId)> {
         let vni = Vni::new(vni)?;
         let port = self.ports.get(usize::from(owner))?.as_ref()?;
         let held = port.held.get(handle as usize)?.as_ref()?;
@@ -142,6 +162,12 @@ impl<P: GuestPort> Core<P> {
                 rewrite.apply(&mut buffer[frame..]);
             }
         });
+        if SEEN && let (Some(capture), Some(payload)) = (&mut self.capture, self.batch.last()) {
+            let (vni, path) = (Some(vni.get()), Some(path));
+            let note = Note { peer: Some(peer), vni, path, ..Note::outwards("sent plain", owner) };
+            let frame = &payload[vxlan::HEADER_LEN..];
+            capture.frame(Stage::Post, note, frame, frame.len());
+        }
         Some((path, lane))
     }
 
@@ -154,11 +180,13 @@ impl<P: GuestPort> Core<P> {
         let Some(bytes) = self.batch.pop() else { return };
         if fate.drop {
             self.counters.fault_dropped_packets += 1;
+            self.see_spoilt(peer, path, &bytes);
             return;
         }
         if fate.corrupt.is_some() {
             // UDP's checksum detects any one flipped bit: the receiving kernel drops the datagram.
             self.counters.fault_corrupted_packets += 1;
+            self.see_spoilt(peer, path, &bytes);
             return;
         }
         if fate.duplicate {
@@ -172,6 +200,19 @@ impl<P: GuestPort> Core<P> {
             }
         } else {
             self.batch.push(lane, ecn, |buffer| buffer.extend_from_slice(&bytes));
+        }
+    }
+
+    /// Shows a frame that a fault keeps from leaving.
+    #[cold]
+    fn see_spoilt(&mut self, peer: u16, path: PathId, payload: &[u8]) {
+        let Some(capture) = &mut self.capture else { return };
+        let Ok((vni, inside)) = vxlan::parse(payload) else { return };
+        let note =
+            Note { peer: Some(peer), vni: Some(vni.get()), path: Some(path.get()), what: "fault", ..Note::default() };
+        match bifrost::parse_data_packet(inside) {
+            Some((header, frame)) => capture.dropped(note.of_data(vni, &header), frame, frame.len()),
+            None => capture.dropped(note, inside, inside.len()),
         }
     }
 }

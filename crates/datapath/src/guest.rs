@@ -2,9 +2,10 @@
 
 use bifrost_avs::{FromGuest, PortId};
 use bifrost_nic::{L3, Parsed, Segments, parse, verify_transport_checksum};
-use bifrost_port::{GuestPort, TxFrame, Underlay};
+use bifrost_port::{GuestPort, PlaceError, TxFrame, Underlay};
 use bifrost_rte::{Admission, Destination, Ordering, Outbound, Output, Time};
 
+use crate::capture::{self, Capture, Note, Stage};
 use crate::core::Core;
 use crate::counters::Counters;
 use crate::fault::Direction;
@@ -26,15 +27,15 @@ enum Done {
 
 impl<P: GuestPort> Core<P> {
     /// Fetches from every guest that may have something, within its budget.
-    pub(crate) fn fetch_from_guests(&mut self, underlay: &mut impl Underlay) -> bool {
+    pub(crate) fn fetch_from_guests<const SEEN: bool>(&mut self, underlay: &mut impl Underlay) -> bool {
         let mut busy = false;
         for owner in 0..self.ports.len() {
-            busy |= self.fetch_from(owner, underlay);
+            busy |= self.fetch_from::<SEEN>(owner, underlay);
         }
         busy
     }
 
-    fn fetch_from(&mut self, owner: usize, underlay: &mut impl Underlay) -> bool {
+    fn fetch_from<const SEEN: bool>(&mut self, owner: usize, underlay: &mut impl Underlay) -> bool {
         let Some(port) = self.ports[owner].as_mut() else { return false };
         if port.failed || (!port.readable && port.backlog.is_empty()) {
             return false;
@@ -78,8 +79,8 @@ impl<P: GuestPort> Core<P> {
             let waited = self.ports[owner].as_mut().and_then(|p| p.blocked.take());
             let done = match waited {
                 // Decided before, and kept back since.
-                Some(departure) => self.hand_to_transport(owner as u16, frame.handle.0, departure),
-                None => self.on_guest_frame(owner as u16, frame),
+                Some(departure) => self.hand_to_transport::<SEEN>(owner as u16, frame.handle.0, departure),
+                None => self.on_guest_frame::<SEEN>(owner as u16, frame),
             };
             match done {
                 Done::Yes => busy = true,
@@ -94,31 +95,43 @@ impl<P: GuestPort> Core<P> {
                 }
             }
             if self.out.data.len() * 1024 + self.batch.bytes() > BATCH_BYTES {
-                self.publish_now();
-                self.emit(underlay);
+                self.publish_now::<SEEN>();
+                self.emit::<SEEN>(underlay);
             }
         }
-        self.publish_now();
+        self.publish_now::<SEEN>();
         self.watch(owner);
         busy
     }
 
     /// Shows what went to other ports of this host, or is the switch's own answer: once for all that was fetched, for each
     /// time costs a notification, and a line that the guest's processor is looking at.
-    fn publish_now(&mut self) {
+    fn publish_now<const SEEN: bool>(&mut self) {
         if !self.out.publish.is_empty() {
-            self.publish();
+            self.publish::<SEEN>();
         }
     }
 
-    fn on_guest_frame(&mut self, owner: u16, frame: TxFrame) -> Done {
+    fn on_guest_frame<const SEEN: bool>(&mut self, owner: u16, frame: TxFrame) -> Done {
         let Some(port) = self.ports[usize::from(owner)].as_mut() else { return Done::Yes };
         let handle = frame.handle.0;
+        if SEEN && let Some(capture) = &mut self.capture {
+            capture.held(Stage::GuestTx, Note::outwards("fetched", owner), &port.port, frame.handle, frame.len);
+        }
         let (head, _) = port.port.bytes(frame.handle);
         let parsed = match parse(head, frame.len as usize) {
             Ok(parsed) => parsed,
             Err(reason) => {
                 self.counters.malformed_guest_frames[reason.index()] += 1;
+                if SEEN && let Some(capture) = &mut self.capture {
+                    capture.held(
+                        Stage::Drop,
+                        Note::outwards(reason.name(), owner),
+                        &port.port,
+                        frame.handle,
+                        frame.len,
+                    );
+                }
                 port.complete(frame.handle);
                 return Done::Yes;
             }
@@ -127,14 +140,30 @@ impl<P: GuestPort> Core<P> {
         port.tx_bytes += u64::from(frame.len);
         if !self.faults.is_empty() && self.faults.at_port(owner, Direction::Tx).drop {
             self.counters.fault_dropped_packets += 1;
+            if SEEN && let Some(capture) = &mut self.capture {
+                capture.held(Stage::Drop, Note::outwards("fault", owner), &port.port, frame.handle, frame.len);
+            }
             port.complete(frame.handle);
             return Done::Yes;
         }
+        if SEEN && let Some(capture) = &mut self.capture {
+            let note = Note { vni: Some(port.vni.get()), ..Note::outwards("parsed", owner) };
+            capture.held(Stage::Pre, note, &port.port, frame.handle, frame.len);
+        }
         let decision = self.switch.from_guest(PortId(owner), head, &parsed);
+        if SEEN && let Some(capture) = &mut self.capture {
+            let peer = if let FromGuest::Remote { peer, .. } = decision { Some(peer.0) } else { None };
+            let note = Note { vni: Some(port.vni.get()), peer, ..Note::outwards(capture::decision(&decision), owner) };
+            capture.held(Stage::Avs, note, &port.port, frame.handle, frame.len);
+            if let FromGuest::Drop(reason) = decision {
+                let note = Note { what: reason.name(), ..note };
+                capture.held(Stage::Drop, note, &port.port, frame.handle, frame.len);
+            }
+        }
         let segments = match decision {
             FromGuest::Answer => {
                 port.complete(frame.handle);
-                self.answer(owner);
+                self.answer::<SEEN>(owner);
                 return Done::Yes;
             }
             FromGuest::Drop(_) => {
@@ -146,6 +175,10 @@ impl<P: GuestPort> Core<P> {
                     Ok(segments) => segments,
                     Err(reason) => {
                         self.counters.malformed_guest_frames[reason.index()] += 1;
+                        if SEEN && let Some(capture) = &mut self.capture {
+                            let note = Note::outwards(reason.name(), owner);
+                            capture.held(Stage::Drop, note, &port.port, frame.handle, frame.len);
+                        }
                         port.complete(frame.handle);
                         return Done::Yes;
                     }
@@ -174,10 +207,10 @@ impl<P: GuestPort> Core<P> {
                     peer,
                     ordering: ordering_of(ordering),
                 });
-                self.hand_to_transport(owner, handle, Departure { vni: vni.get(), peer: peer.0, reliably })
+                self.hand_to_transport::<SEEN>(owner, handle, Departure { vni: vni.get(), peer: peer.0, reliably })
             }
             FromGuest::Local { port: to, rewrite } => {
-                self.deliver_locally(owner, frame, segments, to.0, rewrite);
+                self.deliver_locally::<SEEN>(owner, frame, segments, to.0, rewrite);
                 Done::Yes
             }
             FromGuest::Answer | FromGuest::Drop(_) => Done::Yes,
@@ -185,7 +218,7 @@ impl<P: GuestPort> Core<P> {
     }
 
     /// The switch has decided: the transport takes the packet, or it leaves as plain VXLAN, or it waits for a window.
-    fn hand_to_transport(&mut self, owner: u16, handle: u32, departure: Departure) -> Done {
+    fn hand_to_transport<const SEEN: bool>(&mut self, owner: u16, handle: u32, departure: Departure) -> Done {
         let held = self.ports[usize::from(owner)].as_ref().and_then(|p| p.held.get(handle as usize).copied().flatten());
         let Some(held) = held else { return Done::Yes };
         let count = held.segments.count();
@@ -193,11 +226,27 @@ impl<P: GuestPort> Core<P> {
             let packet = Outbound { handle, segments: count as u8, flow: held.flow };
             self.engine.transmit(self.now, &to, packet, &mut self.out)
         });
+        if SEEN && let (Some(capture), Some(port)) = (&mut self.capture, self.ports[usize::from(owner)].as_ref()) {
+            let what = match admission {
+                Admission::Accepted => "accepted",
+                Admission::Plain => "plain VXLAN",
+                Admission::Blocked => "waits for a window",
+            };
+            let (vni, peer) = (Some(departure.vni), Some(departure.peer));
+            let note = Note { vni, peer, flow: Some(held.flow), ..Note::outwards(what, owner) };
+            capture.held(
+                Stage::Rte,
+                note,
+                &port.port,
+                bifrost_port::TxHandle(handle),
+                held.segments.frame_len() as u32,
+            );
+        }
         match admission {
             Admission::Accepted => {}
             Admission::Plain => {
                 for segment in 0..count {
-                    self.send_plain(departure.peer, departure.vni, owner, handle, segment as u8);
+                    self.send_plain::<SEEN>(departure.peer, departure.vni, owner, handle, segment as u8);
                 }
             }
             Admission::Blocked => {
@@ -211,11 +260,15 @@ impl<P: GuestPort> Core<P> {
     }
 
     /// Gives the switch's own answer to the guest that asked.
-    fn answer(&mut self, owner: u16) {
+    fn answer<const SEEN: bool>(&mut self, owner: u16) {
         let Some(port) = self.ports[usize::from(owner)].as_mut() else { return };
         match port.port.place(self.switch.answer(), true) {
             Ok(handle) => {
                 port.hidden += 1;
+                if SEEN && let Some(capture) = &mut self.capture {
+                    let note = Note { port: Some(owner), ..Note::inwards("the switch's answer") };
+                    capture.placed(note, handle.0, self.switch.answer());
+                }
                 self.out.publish.push((owner, handle.0));
             }
             Err(_) => self.counters.no_buffer_packets += 1,
@@ -223,7 +276,7 @@ impl<P: GuestPort> Core<P> {
     }
 
     /// From one port of this host to another: no transport, no encapsulation.
-    fn deliver_locally(
+    fn deliver_locally<const SEEN: bool>(
         &mut self,
         from: u16,
         frame: TxFrame,
@@ -231,7 +284,7 @@ impl<P: GuestPort> Core<P> {
         to: u16,
         rewrite: Option<bifrost_avs::Rewrite>,
     ) {
-        if rewrite.is_none() && segments.is_unchanged() && self.deliver_as_it_is(from, frame, to) {
+        if rewrite.is_none() && segments.is_unchanged() && self.deliver_as_it_is::<SEEN>(from, frame, to) {
             return;
         }
         let mut scratch = std::mem::take(&mut self.scratch);
@@ -245,7 +298,7 @@ impl<P: GuestPort> Core<P> {
                 rewrite.apply(&mut scratch);
             }
             self.counters.local_packets += 1;
-            self.deliver_plain(to, &scratch, checksummed);
+            self.deliver_plain::<SEEN>(to, &scratch, checksummed);
         }
         self.scratch = scratch;
         if let Some(port) = self.ports[usize::from(from)].as_mut() {
@@ -254,7 +307,7 @@ impl<P: GuestPort> Core<P> {
     }
 
     /// The same for a frame that lies in one piece and stays as it is: nothing is put together first. `false`: it is none.
-    fn deliver_as_it_is(&mut self, from: u16, frame: TxFrame, to: u16) -> bool {
+    fn deliver_as_it_is<const SEEN: bool>(&mut self, from: u16, frame: TxFrame, to: u16) -> bool {
         let both = self.ports.get_disjoint_mut([usize::from(from), usize::from(to)]);
         let Ok([Some(source), Some(target)]) = both else { return false };
         let (head, _) = source.port.bytes(frame.handle);
@@ -262,15 +315,23 @@ impl<P: GuestPort> Core<P> {
             return false;
         }
         self.counters.local_packets += 1;
-        place_plain(target, self.now, head, false, &mut self.out, &mut self.counters);
+        place_plain::<SEEN, P>(target, self.now, head, false, &mut self.out, &mut self.counters, &mut self.capture);
         source.complete(frame.handle);
         true
     }
 
     /// Places a frame that no transport vouches for; it is shown with this batch.
-    pub(crate) fn deliver_plain(&mut self, owner: u16, frame: &[u8], checksum_valid: bool) {
+    pub(crate) fn deliver_plain<const SEEN: bool>(&mut self, owner: u16, frame: &[u8], checksum_valid: bool) {
         let Some(port) = self.ports.get_mut(usize::from(owner)).and_then(Option::as_mut) else { return };
-        place_plain(port, self.now, frame, checksum_valid, &mut self.out, &mut self.counters);
+        place_plain::<SEEN, P>(
+            port,
+            self.now,
+            frame,
+            checksum_valid,
+            &mut self.out,
+            &mut self.counters,
+            &mut self.capture,
+        );
     }
 }
 
@@ -284,27 +345,50 @@ fn charge(limit: &Limit, now: Time, frames: &[TxFrame]) {
     limit.charge(now, bytes, packets);
 }
 
-fn place_plain<P: GuestPort>(
+fn place_plain<const SEEN: bool, P: GuestPort>(
     port: &mut Port<P>,
     now: Time,
     frame: &[u8],
     checksum_valid: bool,
     out: &mut Output,
     counters: &mut Counters,
+    capture: &mut Option<Box<Capture>>,
 ) {
     if port.limits.rx.as_ref().is_some_and(|limit| !limit.take(now, frame.len())) {
         port.rate_limited += 1;
+        if SEEN && let Some(capture) = capture {
+            let note = Note { port: Some(port.owner), vni: Some(port.vni.get()), ..Note::inwards("rate_limited") };
+            capture.dropped(note, frame, frame.len());
+        }
         return;
     }
     match port.port.place(frame, checksum_valid) {
         Ok(handle) => {
+            if SEEN && let Some(capture) = capture {
+                let note = Note { port: Some(port.owner), vni: Some(port.vni.get()), ..Note::inwards("plain") };
+                capture.placed(note, handle.0, frame);
+            }
             port.rx_packets += 1;
             port.rx_bytes += frame.len() as u64;
             port.hidden += 1;
             out.publish.push((port.owner, handle.0));
         }
-        Err(bifrost_port::PlaceError::NoBuffer) => counters.no_buffer_packets += 1,
-        Err(bifrost_port::PlaceError::TooLarge) => counters.too_large_packets += 1,
+        Err(reason) => {
+            let what = match reason {
+                PlaceError::NoBuffer => {
+                    counters.no_buffer_packets += 1;
+                    "no_buffer"
+                }
+                PlaceError::TooLarge => {
+                    counters.too_large_packets += 1;
+                    "too_large"
+                }
+            };
+            if SEEN && let Some(capture) = capture {
+                let note = Note { port: Some(port.owner), vni: Some(port.vni.get()), ..Note::inwards(what) };
+                capture.dropped(note, frame, frame.len());
+            }
+        }
     }
 }
 

@@ -134,14 +134,12 @@ impl<U: PolledUnderlay> Worker<U> {
         self.core.now = Time(bifrost_port::clock::monotonic_ns());
         for d in datagrams {
             let (payload, source, service) = (&d.bytes[..], d.source, Service::Bifrost);
-            self.core.on_own_datagram(&Datagram {
-                payload,
-                source,
-                service,
-                ecn: d.ecn,
-                ttl: d.ttl,
-                rx_time_ns: d.rx_time_ns,
-            });
+            let datagram = Datagram { payload, source, service, ecn: d.ecn, ttl: d.ttl, rx_time_ns: d.rx_time_ns };
+            if self.core.is_captured() {
+                self.core.on_own_datagram::<true>(&datagram);
+            } else {
+                self.core.on_own_datagram::<false>(&datagram);
+            }
         }
     }
 

@@ -13,6 +13,9 @@
 //! any [`Underlay`](bifrost_port::Underlay) and [`GuestPort`](bifrost_port::GuestPort). A [`Worker`] turns one on a thread,
 //! and waits for what comes next.
 
+#![cfg_attr(test, allow(clippy::unwrap_used))]
+
+pub mod capture;
 mod core;
 mod counters;
 mod delayed;

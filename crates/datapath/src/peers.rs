@@ -137,6 +137,10 @@ impl Peers {
         self.by_id.get(usize::from(id))?.as_ref()
     }
 
+    pub(crate) fn iter(&self) -> impl Iterator<Item = &Peer> {
+        self.by_id.iter().flatten()
+    }
+
     pub(crate) fn of_address(&self, address: IpAddr) -> Option<u16> {
         self.by_address.get(&address).copied()
     }

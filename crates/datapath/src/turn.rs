@@ -17,28 +17,49 @@ impl<P: GuestPort> Core<P> {
     /// the time on the clock that `underlay` uses, too. `hand_over` is called between in and out, for what belongs to other
     /// workers of this host.
     pub fn turn(&mut self, now: Time, underlay: &mut impl Underlay, hand_over: impl FnOnce(&mut Self)) -> bool {
+        self.turn_as::<false>(now, underlay, hand_over)
+    }
+
+    /// [`turn`](Self::turn), seen by the capture that is running: the same code, compiled once more with what looks at packets.
+    pub fn turn_captured(
+        &mut self,
+        now: Time,
+        underlay: &mut impl Underlay,
+        hand_over: impl FnOnce(&mut Self),
+    ) -> bool {
+        self.turn_as::<true>(now, underlay, hand_over)
+    }
+
+    /// `SEEN`: packets are shown to the capture. All of the way is generic over this, so that without it costs nothing.
+    #[inline(always)]
+    fn turn_as<const SEEN: bool>(
+        &mut self,
+        now: Time,
+        underlay: &mut impl Underlay,
+        hand_over: impl FnOnce(&mut Self),
+    ) -> bool {
         self.now = now;
         self.switch.advance(now.0);
         self.counters.loops += 1;
         // In: decapsulate, transport, verify, place (underlay.rs).
-        let mut busy = self.receive(underlay);
+        let mut busy = self.receive::<SEEN>(underlay);
         hand_over(self);
         // Whatever time has brought: ACK timers, losses, probes, delayed faults.
-        busy |= self.on_time();
+        busy |= self.on_time::<SEEN>();
         // Show the guests what is in order, with one notification each; only then acknowledge it.
-        self.publish();
+        self.publish::<SEEN>();
         self.engine.flush_acks(self.now, &mut self.out);
         // Out: fetch, parse, switch, transport (guest.rs).
-        busy |= self.fetch_from_guests(underlay);
+        busy |= self.fetch_from_guests::<SEEN>(underlay);
         // Segment, encapsulate, send; give acknowledged buffers back (emit.rs).
-        busy |= self.emit(underlay);
+        busy |= self.emit::<SEEN>(underlay);
         self.tell_completions();
         self.counters.busy_loops += u64::from(busy);
         busy
     }
 
     /// Receives batches until nothing is waiting or guests must have their turn.
-    fn receive(&mut self, underlay: &mut impl Underlay) -> bool {
+    fn receive<const SEEN: bool>(&mut self, underlay: &mut impl Underlay) -> bool {
         let mut busy = false;
         for _ in 0..UNDERLAY_ROUNDS {
             if !self.underlay_readable {
@@ -51,7 +72,7 @@ impl<P: GuestPort> Core<P> {
                 self.now = self.now.max(Time(underlay.received_at_ns()));
             }
             for i in 0..count {
-                self.on_datagram(&underlay.datagram(i));
+                self.on_datagram::<SEEN>(&underlay.datagram(i));
             }
         }
         busy
@@ -66,12 +87,12 @@ impl<P: GuestPort> Core<P> {
     }
 
     /// Does what time has brought: the transport's timers and delayed packets.
-    fn on_time(&mut self) -> bool {
+    fn on_time<const SEEN: bool>(&mut self) -> bool {
         let mut busy = false;
         if self.engine.next_timeout().is_some_and(|at| at <= self.now) {
             self.engine.on_timeout(self.now, &mut self.out);
             busy = true;
         }
-        busy | self.release_delayed()
+        busy | self.release_delayed::<SEEN>()
     }
 }

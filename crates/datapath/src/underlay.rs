@@ -7,6 +7,7 @@ use bifrost_rte::{Arrival, LocalVnic, Time, Verdict};
 use bifrost_wire::bifrost::{self, DataHeader, Packet, Setup};
 use bifrost_wire::{Vni, vxlan};
 
+use crate::capture::{self, Note, Stage};
 use crate::core::Core;
 use crate::delayed;
 use crate::fault::{Direction, corrupt};
@@ -19,30 +20,34 @@ const CE: u8 = 3;
 
 impl<P: GuestPort> Core<P> {
     /// A datagram arrived.
-    pub(crate) fn on_datagram(&mut self, datagram: &Datagram<'_>) {
+    pub(crate) fn on_datagram<const SEEN: bool>(&mut self, datagram: &Datagram<'_>) {
         self.counters.underlay_rx_packets += 1;
         self.counters.underlay_rx_bytes += datagram.payload.len() as u64;
+        if SEEN && let Some(capture) = &mut self.capture {
+            capture.arrived(Stage::UnderlayRx, "received", datagram, &self.peers);
+        }
         match self.neighbours.owner_of(datagram) {
             Some(owner) => self.neighbours.keep(owner, datagram),
-            None => self.on_own_datagram(datagram),
+            None => self.on_own_datagram::<SEEN>(datagram),
         }
     }
 
     /// A datagram that no other worker owns.
-    pub(crate) fn on_own_datagram(&mut self, datagram: &Datagram<'_>) {
+    pub(crate) fn on_own_datagram<const SEEN: bool>(&mut self, datagram: &Datagram<'_>) {
         let Some(peer) = self.peers.of_address(datagram.source.ip()) else {
             self.counters.unknown_peer_packets += 1;
+            self.see_lost::<SEEN>("unknown_peer", datagram);
             return;
         };
         if self.faults.is_empty() {
-            self.accept(peer, datagram, false);
+            self.accept::<SEEN>(peer, datagram, false);
         } else {
-            self.accept_with_faults(peer, datagram);
+            self.accept_with_faults::<SEEN>(peer, datagram);
         }
     }
 
     /// Lets packets go on that faults have held back. Returns whether there were any.
-    pub(crate) fn release_delayed(&mut self) -> bool {
+    pub(crate) fn release_delayed<const SEEN: bool>(&mut self) -> bool {
         let mut busy = false;
         while let Some(packet) = self.delayed.pop(self.now) {
             busy = true;
@@ -54,7 +59,7 @@ impl<P: GuestPort> Core<P> {
                     let service = if plain { Service::Vxlan } else { Service::Bifrost };
                     let datagram = Datagram { payload: &bytes, source, service, ecn, ttl, rx_time_ns: self.now.0 };
                     if let Some(peer) = self.peers.of_address(source.ip()) {
-                        self.accept(peer, &datagram, at_port);
+                        self.accept::<SEEN>(peer, &datagram, at_port);
                     }
                 }
             }
@@ -62,25 +67,27 @@ impl<P: GuestPort> Core<P> {
         busy
     }
 
-    fn accept_with_faults(&mut self, peer: u16, datagram: &Datagram<'_>) {
+    fn accept_with_faults<const SEEN: bool>(&mut self, peer: u16, datagram: &Datagram<'_>) {
         let base = self.peers.get(peer).map_or(0, |p| p.config.source_port_base);
         let path = datagram.source.port().wrapping_sub(base).min(u16::from(u8::MAX)) as u8;
         let fate = self.faults.on_path(peer, path, Direction::Rx);
         if fate.drop {
             self.counters.fault_dropped_packets += 1;
+            self.see_lost::<SEEN>("fault", datagram);
             return;
         }
         if fate.corrupt.is_some() {
             // UDP's checksum detects any one flipped bit: the kernel would not have given us the datagram.
             self.counters.fault_corrupted_packets += 1;
+            self.see_lost::<SEEN>("fault", datagram);
             return;
         }
         if fate.duplicate {
             self.counters.fault_duplicated_packets += 1;
-            self.accept(peer, datagram, false);
+            self.accept::<SEEN>(peer, datagram, false);
         }
         if fate.delay_ns == 0 {
-            return self.accept(peer, datagram, false);
+            return self.accept::<SEEN>(peer, datagram, false);
         }
         self.counters.fault_delayed_packets += 1;
         if !self.delayed.push(self.now.after(fate.delay_ns), delayed::Packet::copy_of(datagram, false)) {
@@ -89,20 +96,29 @@ impl<P: GuestPort> Core<P> {
     }
 
     /// `at_port`: the faults of the receiving port have been applied already.
-    fn accept(&mut self, peer: u16, datagram: &Datagram<'_>, at_port: bool) {
+    fn accept<const SEEN: bool>(&mut self, peer: u16, datagram: &Datagram<'_>, at_port: bool) {
         let Ok((vni, payload)) = vxlan::parse(datagram.payload) else {
             self.counters.bad_vxlan_packets += 1;
+            self.see_lost::<SEEN>("bad_vxlan", datagram);
             return;
         };
         match datagram.service {
-            Service::Vxlan => self.on_plain(peer, vni, payload, datagram, at_port),
-            Service::Bifrost => self.on_bifrost(peer, vni, payload, datagram, at_port),
+            Service::Vxlan => self.on_plain::<SEEN>(peer, vni, payload, datagram, at_port),
+            Service::Bifrost => self.on_bifrost::<SEEN>(peer, vni, payload, datagram, at_port),
         }
     }
 
-    fn on_bifrost(&mut self, peer: u16, vni: Vni, payload: &[u8], datagram: &Datagram<'_>, at_port: bool) {
+    fn on_bifrost<const SEEN: bool>(
+        &mut self,
+        peer: u16,
+        vni: Vni,
+        payload: &[u8],
+        datagram: &Datagram<'_>,
+        at_port: bool,
+    ) {
         let Some(engine_peer) = self.peers.get(peer).and_then(|p| p.engine) else {
             self.counters.unknown_peer_packets += 1;
+            self.see_lost::<SEEN>("unknown_peer", datagram);
             return;
         };
         let arrival = Arrival {
@@ -113,18 +129,19 @@ impl<P: GuestPort> Core<P> {
             marked: datagram.ecn == CE,
         };
         if let Some((header, frame)) = bifrost::parse_data_packet(payload) {
-            return self.on_data(peer, vni, &arrival, &header, frame, datagram, at_port);
+            return self.on_data::<SEEN>(peer, vni, &arrival, &header, frame, datagram, at_port);
         }
         let packet = match bifrost::parse(payload) {
             Ok(packet) => packet,
             Err(reason) => {
                 self.counters.refused_packets[reason.index()] += 1;
+                self.see_lost::<SEEN>(reason.name(), datagram);
                 return;
             }
         };
         let now = self.now;
         match packet {
-            Packet::Data(header, frame) => self.on_data(peer, vni, &arrival, &header, frame, datagram, at_port),
+            Packet::Data(header, frame) => self.on_data::<SEEN>(peer, vni, &arrival, &header, frame, datagram, at_port),
             Packet::Ack(ack) => self.engine.on_ack(now, &arrival, &ack, &mut self.out),
             Packet::Probe(header) => self.engine.on_probe(now, &arrival, &header, &mut self.out),
             Packet::Skip(header) => self.engine.on_skip(now, &arrival, &header, &mut self.out),
@@ -137,7 +154,7 @@ impl<P: GuestPort> Core<P> {
     }
 
     #[allow(clippy::too_many_arguments)]
-    fn on_data(
+    fn on_data<const SEEN: bool>(
         &mut self,
         peer: u16,
         vni: Vni,
@@ -153,16 +170,33 @@ impl<P: GuestPort> Core<P> {
             return;
         }
         let checksum = parsed.as_ref().map_or(Checksum::None, |parsed| transport_checksum(frame, parsed));
+        let seen = |what| Note { peer: Some(peer), ..Note::inwards(what).of_data(vni, header) };
         if checksum == Checksum::Invalid {
             self.counters.bad_checksum_frames += 1;
+            if SEEN && let Some(capture) = &mut self.capture {
+                capture.dropped(seen("bad_checksum"), frame, frame.len());
+            }
             return;
         }
+        if SEEN && let Some(capture) = &mut self.capture {
+            capture.frame(Stage::Pre, seen(capture::checked(checksum)), frame, frame.len());
+        }
+        let before = if SEEN { Some(*self.engine.counters()) } else { None };
         let Verdict::Place { owner, slot } = self.engine.on_data(self.now, arrival, header, &mut self.out) else {
+            if SEEN && let (Some(capture), Some(before)) = (&mut self.capture, before) {
+                let what = capture::verdict(&before, self.engine.counters());
+                capture.dropped(seen(what), frame, frame.len());
+            }
             return;
         };
+        let seen = |what| Note { port: Some(owner), ..seen(what) };
+        if SEEN && let Some(capture) = &mut self.capture {
+            capture.frame(Stage::Rte, seen("new"), frame, frame.len());
+        }
         let parsed = match parsed {
             Ok(parsed) => parsed,
             Err(reason) => {
+                self.see_dropped::<SEEN>(seen(reason.name()), frame);
                 // It will not become better by being sent again.
                 self.counters.malformed_underlay_frames[reason.index()] += 1;
                 self.engine.policy_dropped(self.now, slot, &mut self.out);
@@ -177,44 +211,60 @@ impl<P: GuestPort> Core<P> {
             Ok(port) if port.0 == owner && between_vnics => {}
             Ok(_) => {
                 self.counters.wrong_vnic_packets += 1;
+                self.see_dropped::<SEEN>(seen("wrong_vnic"), frame);
                 self.engine.policy_dropped(self.now, slot, &mut self.out);
                 return;
             }
-            Err(_) => {
+            Err(reason) => {
+                self.see_dropped::<SEEN>(seen(reason.name()), frame);
                 // The switch has counted it. The sender must not repeat it (NSDI'26, 7.1).
                 self.engine.policy_dropped(self.now, slot, &mut self.out);
                 return;
             }
         }
+        if SEEN && let Some(capture) = &mut self.capture {
+            capture.frame(Stage::Avs, seen("to a port of this host"), frame, frame.len());
+        }
         let Some(port) = self.ports.get_mut(usize::from(owner)).and_then(Option::as_mut) else {
             self.counters.gone_packets += 1;
+            self.see_dropped::<SEEN>(seen("gone"), frame);
             return;
         };
         if port.is_short() && self.engine.must_wait(slot).is_some_and(|ahead| !port.may_wait(ahead)) {
             // What has to come before it needs a place, too, or neither would ever be shown.
             self.counters.no_room_to_wait_packets += 1;
             self.engine.not_placed(slot);
+            self.see_dropped::<SEEN>(seen("no_room_to_wait"), frame);
             return;
         }
         if port.limits.rx.as_ref().is_some_and(|limit| !limit.take(self.now, frame.len())) {
             port.rate_limited += 1;
             self.engine.rate_limited(slot);
+            self.see_dropped::<SEEN>(seen("rate_limited"), frame);
             return;
         }
         match port.port.place(frame, checksum == Checksum::Valid) {
             Ok(handle) => {
                 port.hidden += 1;
+                if SEEN && let Some(capture) = &mut self.capture {
+                    capture.placed(seen("shown to the guest"), handle.0, frame);
+                }
                 if self.engine.placed(self.now, slot, handle.0, &mut self.out) {
                     port.rx_packets += 1;
                     port.rx_bytes += frame.len() as u64;
                 } else {
                     port.port.discard(handle);
                     port.hidden -= 1;
+                    self.see_dropped::<SEEN>(seen("no_page"), frame);
                 }
             }
-            Err(PlaceError::NoBuffer) => self.engine.not_placed(slot),
+            Err(PlaceError::NoBuffer) => {
+                self.engine.not_placed(slot);
+                self.see_dropped::<SEEN>(seen("not_placed"), frame);
+            }
             Err(PlaceError::TooLarge) => {
                 self.counters.too_large_packets += 1;
+                self.see_dropped::<SEEN>(seen("too_large"), frame);
                 self.engine.policy_dropped(self.now, slot, &mut self.out);
             }
         }
@@ -233,6 +283,11 @@ impl<P: GuestPort> Core<P> {
         let fate = self.faults.at_port(owner, Direction::Rx);
         if fate.drop {
             self.counters.fault_dropped_packets += 1;
+            if let Some(capture) = &mut self.capture {
+                let note = Note { port: Some(owner), ..Note::inwards("fault") };
+                let note = Note { cid: Some(header.cid.0), psn: Some(header.psn.0), ..note };
+                capture.dropped(note, frame, frame.len());
+            }
             return true;
         }
         if fate.duplicate {
@@ -263,20 +318,39 @@ impl<P: GuestPort> Core<P> {
         noticed
     }
 
-    fn on_plain(&mut self, peer: u16, vni: Vni, frame: &[u8], datagram: &Datagram<'_>, at_port: bool) {
+    fn on_plain<const SEEN: bool>(
+        &mut self,
+        peer: u16,
+        vni: Vni,
+        frame: &[u8],
+        datagram: &Datagram<'_>,
+        at_port: bool,
+    ) {
+        let seen = |what| Note { peer: Some(peer), vni: Some(vni.get()), ..Note::inwards(what) };
         let parsed = match parse(frame, frame.len()) {
             Ok(parsed) => parsed,
             Err(reason) => {
                 self.counters.malformed_underlay_frames[reason.index()] += 1;
+                self.see_dropped::<SEEN>(seen(reason.name()), frame);
                 return;
             }
         };
-        let Ok(port) = self.switch.from_underlay(vni, SwitchPeer(peer), frame, &parsed) else { return };
+        if SEEN && let Some(capture) = &mut self.capture {
+            capture.frame(Stage::Pre, seen("parsed"), frame, frame.len());
+        }
+        let port = match self.switch.from_underlay(vni, SwitchPeer(peer), frame, &parsed) {
+            Ok(port) => port,
+            Err(reason) => return self.see_dropped::<SEEN>(seen(reason.name()), frame),
+        };
+        let seen = |what| Note { port: Some(port.0), ..seen(what) };
+        if SEEN && let Some(capture) = &mut self.capture {
+            capture.frame(Stage::Avs, seen("to a port of this host"), frame, frame.len());
+        }
         if !self.faults.is_empty() && !at_port {
             let fate = self.faults.at_port(port.0, Direction::Rx);
             if fate.drop {
                 self.counters.fault_dropped_packets += 1;
-                return;
+                return self.see_dropped::<SEEN>(seen("fault"), frame);
             }
             if fate.delay_ns > 0 || fate.duplicate || fate.corrupt.is_some() {
                 self.counters.fault_delayed_packets += u64::from(fate.delay_ns > 0);
@@ -301,7 +375,23 @@ impl<P: GuestPort> Core<P> {
             // Shown all the same: on plain VXLAN the guest is the one to judge.
             self.counters.bad_checksum_frames += 1;
         }
-        self.deliver_plain(port.0, frame, checksum == Checksum::Valid);
+        self.deliver_plain::<SEEN>(port.0, frame, checksum == Checksum::Valid);
+    }
+
+    /// Shows a datagram that is dropped.
+    #[inline(always)]
+    fn see_lost<const SEEN: bool>(&mut self, reason: &'static str, datagram: &Datagram<'_>) {
+        if SEEN && let Some(capture) = &mut self.capture {
+            capture.arrived(Stage::Drop, reason, datagram, &self.peers);
+        }
+    }
+
+    /// Shows a frame that is dropped.
+    #[inline(always)]
+    fn see_dropped<const SEEN: bool>(&mut self, note: Note, frame: &[u8]) {
+        if SEEN && let Some(capture) = &mut self.capture {
+            capture.dropped(note, frame, frame.len());
+        }
     }
 
     /// The local vNIC that a peer wants to talk to, if there is one, and if the other one is the peer's.

@@ -74,7 +74,12 @@ impl<U: PolledUnderlay> Worker<U> {
     fn turn(&mut self) -> bool {
         let started = monotonic_ns();
         let others = &self.others;
-        let busy = self.core.turn(Time(started), &mut self.underlay, |core| Self::hand_over(core, others));
+        let hand_over = |core: &mut Core<Device>| Self::hand_over(core, others);
+        let busy = if self.core.is_captured() {
+            self.core.turn_captured(Time(started), &mut self.underlay, hand_over)
+        } else {
+            self.core.turn(Time(started), &mut self.underlay, hand_over)
+        };
         while let Some(owner) = self.core.take_rewatched() {
             self.rewatch(owner);
         }

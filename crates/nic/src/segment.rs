@@ -120,6 +120,11 @@ impl Segments {
         self.mss == 0 && self.partial.is_none()
     }
 
+    /// Bytes of the frame that is planned for.
+    pub fn frame_len(&self) -> usize {
+        self.len as usize
+    }
+
     /// Whether the plan makes no frame at all; never so.
     pub fn is_empty(&self) -> bool {
         false

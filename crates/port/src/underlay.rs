@@ -84,6 +84,11 @@ impl TxBatch {
         Some(self.bytes.split_off(entry.start as usize))
     }
 
+    /// UDP payload of the datagram that was added last.
+    pub fn last(&self) -> Option<&[u8]> {
+        self.entries.last().map(|e| &self.bytes[e.start as usize..(e.start + e.len) as usize])
+    }
+
     /// Number of datagrams.
     pub fn len(&self) -> usize {
         self.entries.len()

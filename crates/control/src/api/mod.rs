@@ -3,6 +3,7 @@
 //! Every number's unit is in its name. Receivers fill in fields that a sender of another release does not know with
 //! their defaults, so that `bifrostctl` and `bifrostd` need not be upgraded together.
 
+mod capture;
 mod error;
 mod fault;
 mod report;
@@ -13,6 +14,7 @@ use std::net::{IpAddr, Ipv4Addr};
 use ipnet::IpNet;
 use serde::{Deserialize, Serialize};
 
+pub use capture::{CaptureSpec, MAX_CAPTURE_SECONDS, MAX_SNAPLEN};
 pub(crate) use error::ErrorBody;
 pub use error::{ApiError, ErrorKind};
 pub use fault::{Direction, FaultCleared, FaultEntry, FaultSpec, FaultSpecError, FaultTarget, MAX_FAULT_DELAY_US};

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use axum::Extension;
 use axum::Router;
 use axum::body::Bytes;
 use axum::extract::{DefaultBodyLimit, Query, State, rejection::QueryRejection};
@@ -11,14 +12,15 @@ use axum::routing::{get, post};
 use serde::{Deserialize, Serialize};
 
 use super::Backend;
-use crate::api::{ApiError, ErrorBody, FaultCleared, FaultSpec};
+use super::capture::{self, Stopping};
+use crate::api::{ApiError, CaptureSpec, ErrorBody, FaultCleared, FaultSpec};
 
 /// The largest request body, bytes; a fault's specification has a few hundred.
 const MAX_BODY: usize = 64 << 10;
 
 type Shared = Arc<dyn Backend>;
 
-pub(super) fn router(backend: Shared) -> Router {
+pub(super) fn router(backend: Shared, stopping: Stopping) -> Router {
     Router::new()
         .route("/v1/status", get(|State(b): State<Shared>| call(move || b.status())))
         .route("/v1/ports", get(|State(b): State<Shared>| call(move || b.ports())))
@@ -31,9 +33,11 @@ pub(super) fn router(backend: Shared) -> Router {
             get(|State(b): State<Shared>| call(move || b.faults())).put(add_fault).delete(remove_faults),
         )
         .route("/v1/reload", post(|State(b): State<Shared>| call(move || b.reload())))
+        .route("/v1/capture", post(start_capture))
         .fallback(unknown_path)
         .method_not_allowed_fallback(unknown_method)
         .layer(DefaultBodyLimit::max(MAX_BODY))
+        .layer(Extension(stopping))
         .with_state(backend)
 }
 
@@ -53,6 +57,25 @@ async fn add_fault(State(backend): State<Shared>, body: Bytes) -> Response {
     }
 }
 
+async fn start_capture(
+    State(backend): State<Shared>,
+    Extension(stopping): Extension<Stopping>,
+    body: Bytes,
+) -> Response {
+    let spec = match serde_json::from_slice::<CaptureSpec>(&body) {
+        Ok(spec) => spec,
+        Err(e) => {
+            let hint = "a capture is, for example, {\"at\": [\"drop\"], \"filter\": \"tcp port 80\", \"seconds\": 10}";
+            return failure(ApiError::bad_request(e.to_string()).at("body of POST /v1/capture").hint(hint));
+        }
+    };
+    match tokio::task::spawn_blocking(move || spec.check().and_then(|()| backend.capture(spec))).await {
+        Ok(Ok(stream)) => capture::answer(stream, stopping),
+        Ok(Err(error)) => failure(error),
+        Err(e) => failure(ApiError::internal(format!("the request's handler failed: {e}"))),
+    }
+}
+
 async fn remove_faults(State(backend): State<Shared>, query: Result<Query<FaultQuery>, QueryRejection>) -> Response {
     match query {
         Ok(Query(FaultQuery { id: Some(id) })) => {
@@ -69,7 +92,7 @@ async fn remove_faults(State(backend): State<Shared>, query: Result<Query<FaultQ
 }
 
 async fn unknown_path(uri: Uri) -> Response {
-    let hint = "/v1/ has status, ports, routes, conns, paths, stats, faults and reload";
+    let hint = "/v1/ has status, ports, routes, conns, paths, stats, faults, reload and capture";
     failure(ApiError::not_found("no such resource").at(uri.path()).hint(hint))
 }
 
@@ -93,7 +116,7 @@ where
     }
 }
 
-fn failure(error: ApiError) -> Response {
+pub(super) fn failure(error: ApiError) -> Response {
     let status = StatusCode::from_u16(error.kind.status()).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
     (status, Json(ErrorBody::from(error))).into_response()
 }

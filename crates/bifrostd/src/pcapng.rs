@@ -1,0 +1,105 @@
+//! Blocks of the capture format pcapng (draft-ietf-opsawg-pcapng), little endian, appended to a buffer.
+
+const SECTION_HEADER: u32 = 0x0a0d_0d0a;
+const INTERFACE: u32 = 1;
+const INTERFACE_STATISTICS: u32 = 5;
+const ENHANCED_PACKET: u32 = 6;
+const ETHERNET: u16 = 1;
+
+/// Options: those of the blocks here, by their codes.
+const COMMENT: u16 = 1;
+const USER_APPLICATION: u16 = 4;
+const NAME: u16 = 2;
+const DESCRIPTION: u16 = 3;
+const TIME_RESOLUTION: u16 = 9;
+const FLAGS: u16 = 2;
+const RECEIVED: u16 = 4;
+const DROPPED: u16 = 5;
+
+/// Which way a packet went: the values of the direction in a packet's flags.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Flow {
+    Inbound = 1,
+    Outbound = 2,
+}
+
+/// Begins a file, version 1.0, of unknown length.
+pub(crate) fn section(out: &mut Vec<u8>, application: &str) {
+    block(out, SECTION_HEADER, |body| {
+        body.extend_from_slice(&0x1a2b_3c4du32.to_le_bytes());
+        body.extend_from_slice(&[1, 0, 0, 0]);
+        body.extend_from_slice(&u64::MAX.to_le_bytes());
+        option(body, USER_APPLICATION, application.as_bytes());
+        end_of_options(body);
+    });
+}
+
+/// Describes the next interface: Ethernet, time stamps in nanoseconds.
+pub(crate) fn interface(out: &mut Vec<u8>, name: &str, description: &str, snaplen: u32) {
+    block(out, INTERFACE, |body| {
+        body.extend_from_slice(&ETHERNET.to_le_bytes());
+        body.extend_from_slice(&[0, 0]);
+        body.extend_from_slice(&snaplen.to_le_bytes());
+        option(body, NAME, name.as_bytes());
+        option(body, DESCRIPTION, description.as_bytes());
+        option(body, TIME_RESOLUTION, &[9]);
+        end_of_options(body);
+    });
+}
+
+/// Adds a packet of `len` bytes of which `bytes` were kept, seen at `at_ns` since the epoch.
+pub(crate) fn packet(out: &mut Vec<u8>, interface: u32, at_ns: u64, flow: Flow, len: u32, bytes: &[u8], comment: &str) {
+    block(out, ENHANCED_PACKET, |body| {
+        body.extend_from_slice(&interface.to_le_bytes());
+        time(body, at_ns);
+        body.extend_from_slice(&(bytes.len() as u32).to_le_bytes());
+        body.extend_from_slice(&len.to_le_bytes());
+        body.extend_from_slice(bytes);
+        pad(body);
+        option(body, COMMENT, comment.as_bytes());
+        option(body, FLAGS, &(flow as u32).to_le_bytes());
+        end_of_options(body);
+    });
+}
+
+/// Says how many packets an interface has seen, and how many of them found no room.
+pub(crate) fn statistics(out: &mut Vec<u8>, interface: u32, at_ns: u64, received: u64, dropped: u64) {
+    block(out, INTERFACE_STATISTICS, |body| {
+        body.extend_from_slice(&interface.to_le_bytes());
+        time(body, at_ns);
+        option(body, RECEIVED, &received.to_le_bytes());
+        option(body, DROPPED, &dropped.to_le_bytes());
+        end_of_options(body);
+    });
+}
+
+fn time(body: &mut Vec<u8>, at_ns: u64) {
+    body.extend_from_slice(&((at_ns >> 32) as u32).to_le_bytes());
+    body.extend_from_slice(&(at_ns as u32).to_le_bytes());
+}
+
+/// Blocks are multiples of four bytes, and have their length at both ends.
+fn block(out: &mut Vec<u8>, kind: u32, write: impl FnOnce(&mut Vec<u8>)) {
+    let mut body = Vec::new();
+    write(&mut body);
+    let len = (body.len() as u32 + 12).to_le_bytes();
+    out.extend_from_slice(&kind.to_le_bytes());
+    out.extend_from_slice(&len);
+    out.extend_from_slice(&body);
+    out.extend_from_slice(&len);
+}
+
+fn option(body: &mut Vec<u8>, code: u16, value: &[u8]) {
+    body.extend_from_slice(&code.to_le_bytes());
+    body.extend_from_slice(&(value.len() as u16).to_le_bytes());
+    body.extend_from_slice(value);
+    pad(body);
+}
+
+fn end_of_options(body: &mut Vec<u8>) {
+    body.extend_from_slice(&[0; 4]);
+}
+
+fn pad(body: &mut Vec<u8>) {
+    body.resize(body.len().next_multiple_of(4), 0);
+}

@@ -1,0 +1,307 @@
+//! Packets as they pass the stages of a core, for an operator to see: the diagnosis tools of the Triton paper (SIGCOMM'24,
+//! section 8) find a lost packet by capturing it at every stage of the software.
+//!
+//! **What is off costs nothing.** The way of a packet ([`Core::turn`]) exists twice, with and without these looks at it; the loop
+//! chooses once a turn, and the one without has none of their instructions. What is on never waits: a worker copies into a
+//! [`Chunk`] of fixed size, which another thread exchanges for an empty one between two turns; what finds no room is counted.
+
+mod filter;
+mod outer;
+mod record;
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+
+use bifrost_avs::FromGuest;
+use bifrost_nic::{Checksum, HEAD_LEN, parse};
+use bifrost_port::{Datagram, GuestPort, Service, TxHandle};
+use bifrost_rte::Counters as RteCounters;
+use bifrost_wire::bifrost::{self, DataHeader, Packet};
+use bifrost_wire::{Mac, Vni, vxlan};
+use foldhash::fast::RandomState;
+use hashbrown::HashMap;
+
+use crate::core::Core;
+use crate::peers::Peers;
+
+pub use filter::{Filter, FilterError, MAX_LEN as MAX_FILTER_LEN, Subject};
+pub(crate) use outer::Outer;
+pub use record::{Chunk, Note, Record, Stage, Way};
+
+/// TTL that every host sends with.
+const TTL: u8 = 64;
+/// Frames that a guest has not been shown yet, at most.
+const MAX_UNSEEN: usize = 8192;
+
+/// What to capture.
+#[derive(Clone, Debug)]
+pub struct CaptureConfig {
+    /// Where.
+    pub stages: Vec<Stage>,
+    /// Which packets.
+    pub filter: Filter,
+    /// Only those of this port.
+    pub port: Option<u16>,
+    /// Bytes kept of each packet.
+    pub snaplen: u32,
+    /// Bytes for which there is room until they are fetched.
+    pub bytes: usize,
+    /// The time, ns since the epoch: a core reads no clock of its own.
+    pub clock: fn() -> u64,
+}
+
+/// A frame that is placed: what is known of it, its length, and what is kept of it.
+struct Unseen {
+    note: Note,
+    len: usize,
+    bytes: Vec<u8>,
+}
+
+/// A capture that runs in one core.
+pub(crate) struct Capture {
+    config: CaptureConfig,
+    stages: u16,
+    /// The vNIC of the one port of interest.
+    vnic: Option<(u16, Vni, Mac)>,
+    chunk: Chunk,
+    /// A frame whose pieces lie elsewhere.
+    piece: Vec<u8>,
+    /// Frames that are placed and that their guests have not been shown: a port cannot be asked for them any more.
+    unseen: HashMap<(u16, u32), Unseen, RandomState>,
+}
+
+impl<P: GuestPort> Core<P> {
+    /// Begins a capture, in place of one that may be running. From now on [`turn_captured`](Self::turn_captured) is to be called
+    /// instead of [`turn`](Self::turn).
+    pub fn start_capture(&mut self, config: CaptureConfig) {
+        let vnic = config.port.and_then(|owner| {
+            let port = self.ports.get(usize::from(owner))?.as_ref()?;
+            Some((owner, port.vni, port.mac))
+        });
+        self.capture = Some(Box::new(Capture {
+            stages: config.stages.iter().fold(0, |bits, stage| bits | stage.bit()),
+            vnic,
+            chunk: Chunk::new(config.bytes),
+            piece: Vec::new(),
+            unseen: HashMap::default(),
+            config,
+        }));
+    }
+
+    /// What was captured since the last call; `spare` is filled next. `None`: no capture is running.
+    pub fn fetch_capture(&mut self, mut spare: Chunk) -> Option<Chunk> {
+        let capture = self.capture.as_mut()?;
+        spare.clear();
+        Some(std::mem::replace(&mut capture.chunk, spare))
+    }
+
+    /// Ends a capture; returns the last that was captured.
+    pub fn stop_capture(&mut self) -> Option<Chunk> {
+        self.capture.take().map(|capture| capture.chunk)
+    }
+
+    /// Whether a capture is running.
+    pub fn is_captured(&self) -> bool {
+        self.capture.is_some()
+    }
+}
+
+/// What the switch did, in a word.
+pub(crate) const fn decision(decision: &FromGuest) -> &'static str {
+    match decision {
+        FromGuest::Remote { reliable: true, .. } => "to another host, reliably",
+        FromGuest::Remote { .. } => "to another host, plain VXLAN",
+        FromGuest::Local { .. } => "to a port of this host",
+        FromGuest::Answer => "answered here",
+        FromGuest::Drop(_) => "dropped",
+    }
+}
+
+/// What verification found, in a word.
+pub(crate) const fn checked(checksum: Checksum) -> &'static str {
+    match checksum {
+        Checksum::Valid => "checksum right",
+        Checksum::Invalid => "checksum wrong",
+        Checksum::None => "no checksum",
+    }
+}
+
+/// Which counter of the transport has grown: why it did not take a packet.
+pub(crate) fn verdict(before: &RteCounters, after: &RteCounters) -> &'static str {
+    // An ACK or RESET that goes out is an answer to the packet, not what became of it.
+    let answers = ["acks_sent_packets", "resets_sent_packets", "resets_suppressed_packets", "received_packets"];
+    let grown = before.iter().zip(after.iter()).filter(|((_, old), (_, new))| new > old).map(|((name, _), _)| name);
+    grown.filter(|name| !answers.contains(name)).last().unwrap_or("not_taken_packets")
+}
+
+impl Note {
+    /// Something on its way in.
+    pub(crate) fn inwards(what: &'static str) -> Self {
+        Note { way: Way::In, what, ..Note::default() }
+    }
+
+    /// Something on its way out of a port.
+    pub(crate) fn outwards(what: &'static str, port: u16) -> Self {
+        Note { way: Way::Out, what, port: Some(port), ..Note::default() }
+    }
+
+    /// With what a data packet's header says.
+    pub(crate) fn of_data(self, vni: Vni, header: &DataHeader) -> Self {
+        Note {
+            vni: Some(vni.get()),
+            cid: Some(header.cid.0),
+            psn: Some(header.psn.0),
+            path: Some(header.path.get()),
+            ..self
+        }
+    }
+}
+
+impl Capture {
+    /// A frame of `len` bytes, of which `frame` holds the first ones: at least all headers.
+    pub(crate) fn frame(&mut self, stage: Stage, note: Note, frame: &[u8], len: usize) {
+        if self.stages & stage.bit() != 0
+            && let Some(note) = self.wanted(note, Some((frame, len)))
+        {
+            self.keep(stage, note, len, [&[], frame]);
+        }
+    }
+
+    /// A frame of a guest's, of `len` bytes, that a port holds.
+    pub(crate) fn held(&mut self, stage: Stage, note: Note, port: &impl GuestPort, handle: TxHandle, len: u32) {
+        if self.stages & stage.bit() == 0 {
+            return;
+        }
+        let mut piece = std::mem::take(&mut self.piece);
+        piece.clear();
+        let kept = (self.config.snaplen as usize).max(HEAD_LEN).min(len as usize);
+        port.copy(handle, 0, kept, &mut piece);
+        self.frame(stage, note, &piece, len as usize);
+        self.piece = piece;
+    }
+
+    /// A frame is dropped in a room, for a reason.
+    pub(crate) fn dropped(&mut self, note: Note, frame: &[u8], len: usize) {
+        self.frame(Stage::Drop, note, frame, len);
+    }
+
+    /// A frame was placed; when it is published, it is seen.
+    pub(crate) fn placed(&mut self, note: Note, handle: u32, frame: &[u8]) {
+        let Some(port) = note.port.filter(|_| self.stages & Stage::GuestRx.bit() != 0) else { return };
+        self.unseen.remove(&(port, handle));
+        if self.unseen.len() >= MAX_UNSEEN {
+            return;
+        }
+        if let Some(note) = self.wanted(note, Some((frame, frame.len()))) {
+            let kept = frame.len().min(self.config.snaplen as usize);
+            let unseen = Unseen { note, len: frame.len(), bytes: frame[..kept].to_vec() };
+            self.unseen.insert((port, handle), unseen);
+        }
+    }
+
+    /// A placed frame is shown to its guest.
+    pub(crate) fn published(&mut self, port: u16, handle: u32) {
+        if let Some(Unseen { note, len, bytes }) = self.unseen.remove(&(port, handle)) {
+            self.keep(Stage::GuestRx, note, len, [&[], &bytes]);
+        }
+    }
+
+    /// A datagram that arrived.
+    pub(crate) fn arrived(&mut self, stage: Stage, what: &'static str, datagram: &Datagram<'_>, peers: &Peers) {
+        if self.stages & stage.bit() == 0 {
+            return;
+        }
+        let plain = datagram.service == Service::Vxlan;
+        let peer = peers.of_address(datagram.source.ip());
+        let note = Note { peer, ..Note::inwards(what) };
+        let Some(note) = self.wanted_datagram(note, datagram.payload, plain) else { return };
+        let destination = peers.local_end(peer, datagram.source, plain);
+        let payload = datagram.payload;
+        let outer = Outer::new(datagram.source, destination, datagram.ecn, datagram.ttl, payload.len());
+        self.keep(stage, note, outer.bytes().len() + payload.len(), [outer.bytes(), payload]);
+    }
+
+    /// A datagram that leaves.
+    pub(crate) fn leaving(&mut self, lane: bifrost_port::LaneId, ecn: u8, payload: &[u8], peers: &Peers) {
+        if self.stages & Stage::UnderlayTx.bit() == 0 {
+            return;
+        }
+        let Some((peer, plain, source, destination)) = peers.ends_of(lane) else { return };
+        let note = Note { peer: Some(peer), ..Note::default() };
+        let Some(note) = self.wanted_datagram(note, payload, plain) else { return };
+        let outer = Outer::new(source, destination, ecn, TTL, payload.len());
+        self.keep(Stage::UnderlayTx, note, outer.bytes().len() + payload.len(), [outer.bytes(), payload]);
+    }
+
+    /// The note with what the headers say, if the datagram is one of those that are wanted.
+    fn wanted_datagram(&self, note: Note, payload: &[u8], plain: bool) -> Option<Note> {
+        let Ok((vni, inside)) = vxlan::parse(payload) else { return self.wanted(note, None) };
+        let note = Note { vni: Some(vni.get()), ..note };
+        if plain {
+            return self.wanted(note, Some((inside, inside.len())));
+        }
+        match bifrost::parse(inside) {
+            Ok(Packet::Data(header, frame)) => self.wanted(note.of_data(vni, &header), Some((frame, frame.len()))),
+            Ok(Packet::Probe(header) | Packet::Skip(header)) => self.wanted(note.of_data(vni, &header), None),
+            Ok(Packet::Ack(ack)) => {
+                let (cid, psn) = (Some(ack.cid.0), Some(ack.psn.0));
+                self.wanted(Note { cid, psn, path: Some(ack.path.get()), ..note }, None)
+            }
+            Ok(Packet::Setup(setup)) => self.wanted(Note { cid: Some(setup.local.0), ..note }, None),
+            Ok(Packet::Reset(reset)) => self.wanted(Note { cid: Some(reset.unknown.0), ..note }, None),
+            Err(_) => self.wanted(note, None),
+        }
+    }
+
+    /// The note with the frame's flow, if the frame is one of those that are wanted.
+    fn wanted(&self, note: Note, frame: Option<(&[u8], usize)>) -> Option<Note> {
+        let parsed = frame.and_then(|(frame, len)| parse(frame, len).ok());
+        let wanted = self.config.filter.passes(Subject { frame: parsed.as_ref(), vni: note.vni });
+        let of_port = self.vnic.is_none_or(|(owner, vni, mac)| match note.port {
+            Some(port) => port == owner,
+            None => {
+                note.vni == Some(vni.get()) && parsed.as_ref().is_some_and(|p| p.src_mac == mac || p.dst_mac == mac)
+            }
+        });
+        (wanted && of_port).then(|| Note { flow: note.flow.or(parsed.map(|p| p.flow_hash)), ..note })
+    }
+
+    /// Keeps the first bytes of a packet of `len` bytes.
+    fn keep(&mut self, stage: Stage, note: Note, len: usize, [first, second]: [&[u8]; 2]) {
+        let snaplen = self.config.snaplen as usize;
+        let first = &first[..first.len().min(snaplen)];
+        let second = &second[..second.len().min(snaplen - first.len())];
+        self.chunk.push((self.config.clock)(), stage, note, len as u32, [first, second]);
+    }
+}
+
+impl Peers {
+    /// The peer behind a lane, whether it is one for plain VXLAN, and the lane's two ends.
+    fn ends_of(&self, lane: bifrost_port::LaneId) -> Option<(u16, bool, SocketAddr, SocketAddr)> {
+        self.iter().find_map(|peer| {
+            let bifrost = peer.bifrost.iter().position(|l| *l == lane).map(|path| (false, path));
+            let (plain, path) = bifrost.or_else(|| Some((true, peer.vxlan.iter().position(|l| *l == lane)?)))?;
+            let config = &peer.config;
+            let (local, remote) = *config.paths.get(path)?;
+            let source = SocketAddr::new(local, config.source_port_base.wrapping_add(path as u16));
+            let port = if plain { config.vxlan_port } else { config.bifrost_port };
+            Some((config.id, plain, source, SocketAddr::new(remote, port)))
+        })
+    }
+
+    /// To which address of this host a datagram came, as far as the peer's paths tell; otherwise an unspecified one.
+    fn local_end(&self, peer: Option<u16>, source: SocketAddr, plain: bool) -> SocketAddr {
+        let config = peer.and_then(|peer| self.get(peer)).map(|peer| &peer.config);
+        let path = config.and_then(|c| c.paths.iter().find(|(_, remote)| *remote == source.ip()));
+        let none = match source.ip() {
+            IpAddr::V4(_) => IpAddr::V4(Ipv4Addr::UNSPECIFIED),
+            IpAddr::V6(_) => IpAddr::V6(Ipv6Addr::UNSPECIFIED),
+        };
+        let port = match (config, plain) {
+            (Some(config), true) => config.vxlan_port,
+            (Some(config), false) => config.bifrost_port,
+            (None, true) => vxlan::UDP_PORT,
+            (None, false) => bifrost::UDP_PORT,
+        };
+        SocketAddr::new(path.map_or(none, |(local, _)| *local), port)
+    }
+}
