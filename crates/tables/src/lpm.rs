@@ -54,7 +54,10 @@ impl<T> Lpm<T> {
             IpNet::V4(_) => None,
         });
         let (v4, v6) = (Intervals::new(v4), Intervals::new(v6));
-        Ok(Self { values: all.into_iter().map(|(_, value)| value).collect(), v4, v6 })
+        // Collected in place: without, the prefixes' room would be kept.
+        let mut values: Vec<T> = all.into_iter().map(|(_, value)| value).collect();
+        values.shrink_to_fit();
+        Ok(Self { values, v4, v6 })
     }
 
     /// The value of the longest prefix that holds `addr`.
