@@ -18,6 +18,9 @@ use crate::programs::redis_client::{self, Latencies, Load};
 use crate::results::{HostInfo, Results, SCHEMA_VERSION};
 use crate::state::{self, Run};
 
+/// What `redis-load` leaves out: its connections all open at once.
+const WARM_UP: Duration = Duration::from_millis(500);
+
 const EXAMPLES: &str = "\
 Examples:
   sudo bifrost-lab list
@@ -121,7 +124,8 @@ pub fn run() -> Result<ExitCode> {
             let load = Load {
                 server,
                 clients,
-                duration: Duration::try_from_secs_f64(seconds)?,
+                duration: WARM_UP + Duration::try_from_secs_f64(seconds)?,
+                warm_up: WARM_UP,
                 // Beyond what TCP needs to repair anything that the lab does to it.
                 timeout: Duration::from_secs(10),
                 op: Some(op),

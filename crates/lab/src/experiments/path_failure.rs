@@ -329,6 +329,7 @@ fn passage(lab: &Lab, network: &Network, workload: Workload, repetition: u32, la
                 clients: lab.options.clients,
                 duration: Duration::from_secs_f64(total_s),
                 timeout: REQUEST_TIMEOUT,
+                warm_up: Duration::ZERO,
                 op: None,
                 requests_per_s: Some(REQUESTS_PER_S),
                 stop: Arc::clone(&stop),

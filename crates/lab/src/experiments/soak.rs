@@ -313,6 +313,7 @@ impl LoadThreads {
             clients: lab.options.clients,
             duration: Duration::from_secs_f64(duration_s),
             timeout: Duration::from_secs(10),
+            warm_up: Duration::ZERO,
             op: None,
             requests_per_s: None,
             stop: Arc::clone(&stop),

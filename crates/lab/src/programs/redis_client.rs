@@ -45,6 +45,8 @@ pub struct Load {
     pub clients: u32,
     /// How long.
     pub duration: Duration,
+    /// Requests that are due before this are not among the latencies: connecting is part of the first ones.
+    pub warm_up: Duration,
     /// When a request counts as failed.
     pub timeout: Duration,
     /// What connections ask for; `None`: both in turns.
@@ -143,7 +145,7 @@ pub fn run(load: &Load) -> Result<Report> {
 /// Latencies of the requests of a load that was offered at a fixed rate, each from when it was due.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Latencies {
-    /// Requests answered correctly.
+    /// Requests answered correctly, after the warm-up.
     pub answered: u64,
     /// Mean, ms.
     pub avg_ms: f64,
@@ -163,9 +165,9 @@ impl Latencies {
     /// # Errors
     /// When a request has failed, or none was made.
     pub fn of(report: &Report) -> Result<Self> {
-        let (answered, failed, wrong) = (report.answered(), report.failed(), report.wrong_answers);
-        ensure!(failed == 0 && answered > 0, "{answered} requests answered, {failed} failed, {wrong} wrong answers");
         let histogram = &report.latency_us;
+        let (answered, failed, wrong) = (histogram.len(), report.failed(), report.wrong_answers);
+        ensure!(failed == 0 && answered > 0, "{answered} requests answered, {failed} failed, {wrong} wrong answers");
         let percentile = |q| histogram.value_at_quantile(q) as f64 / 1000.0;
         Ok(Self {
             answered,
@@ -322,7 +324,9 @@ impl Client<'_> {
         }
         let now = Instant::now();
         let latency = micros(now - connection.request_started);
-        self.report.latency_us.saturating_record(latency.max(1));
+        if connection.request_started >= self.report.started + self.load.warm_up {
+            self.report.latency_us.saturating_record(latency.max(1));
+        }
         let bin = self.bin(now);
         bin.answered += 1;
         bin.longest_stall_us = bin.longest_stall_us.max(latency);
@@ -448,7 +452,16 @@ mod tests {
     fn load(server: SocketAddr) -> Load {
         let stop = Arc::new(AtomicBool::new(false));
         let duration = Duration::from_millis(400);
-        Load { server, clients: 3, duration, timeout: Duration::from_millis(100), op: None, requests_per_s: None, stop }
+        Load {
+            server,
+            clients: 3,
+            duration,
+            timeout: Duration::from_millis(100),
+            warm_up: Duration::ZERO,
+            op: None,
+            requests_per_s: None,
+            stop,
+        }
     }
 
     #[test]
@@ -486,6 +499,10 @@ mod tests {
             let report = run(&Load { op: Some(op), ..load(server(3, |_| {})) }).unwrap();
             let latencies = Latencies::of(&report).unwrap();
             assert_eq!(latencies.answered, report.answered());
+            let warm_up = Duration::from_millis(200);
+            let report = run(&Load { op: Some(op), warm_up, ..load(server(3, |_| {})) }).unwrap();
+            let latencies = Latencies::of(&report).unwrap();
+            assert!(latencies.answered < report.answered(), "all of {} were recorded", latencies.answered);
             assert!(latencies.p50_ms <= latencies.p99_ms && latencies.p99_ms <= latencies.max_ms);
         }
     }

@@ -23,8 +23,8 @@ const WINDOW: u32 = 4096;
 const WINDOW_PAGES: u32 = WINDOW / 64 + 1;
 /// Packets that the data path fetches at once, and keeps while a window is closed.
 const FETCHED: u32 = 128;
-/// Entries of timers for a connection or peer, superseded ones included.
-const TIMERS: usize = 64;
+/// Entries of timers for a connection or peer, superseded ones included: some 80 where packets come twice, and 20 ms late.
+const TIMERS: usize = 128;
 
 /// The checker.
 #[derive(Debug)]
