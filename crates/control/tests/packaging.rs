@@ -31,8 +31,8 @@ fn the_example_passes_and_its_comments_are_the_defaults() {
 
 /// All keys, as the checker itself lists them.
 fn all_keys() -> Vec<(String, Vec<String>)> {
-    let single = ["host", "control", "workers", "underlay", "transport"].map(|s| (s, format!("[{s}]")));
-    let lists = ["peer", "vpc", "port", "route"].map(|s| (s, format!("[[{s}]]")));
+    let single = ["host", "control", "workers", "underlay", "transport", "sessions"].map(|s| (s, format!("[{s}]")));
+    let lists = ["security_group", "peer", "vpc", "port", "route"].map(|s| (s, format!("[[{s}]]")));
     let keys_of = |(name, header): (&str, String)| {
         let errors = Config::parse(&format!("{header}\nzzzzzzzzz = 1\n"), "t").unwrap_err();
         let unknown = errors.errors().iter().find(|e| e.message.starts_with("unknown key")).unwrap();
