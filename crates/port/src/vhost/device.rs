@@ -386,16 +386,18 @@ impl VhostDevice {
         let theirs = self.inflight.clone().map(|memory| (memory, first));
         let ours = self.own_record(pair).map(|memory| (memory, 0));
         // A record of our own cannot know what the front-end did with a split transmit ring meanwhile.
-        let in_order = theirs.is_none() && !packed;
+        let unrecorded = theirs.is_none() && !packed;
         let record = theirs.or(ours);
         let area = |ring: usize| record.as_ref().map(|(memory, first)| (memory, first + ring));
         let queue = queue::open(QueueSpec {
             memory: Arc::clone(&self.memory),
             packed,
             receive: self.ring(first, area(0))?,
-            transmit: self.ring(first + 1, area(1).filter(|_| !in_order))?,
+            transmit: self.ring(first + 1, area(1).filter(|_| !unrecorded))?,
             kick,
-            in_order,
+            // Told that its back-end has gone, QEMU gives back what it finds in a packed ring from its own position on, by the
+            // descriptors there: they must not be those of buffers that have gone back before others.
+            in_order: unrecorded || packed,
             mergeable: self.features.mergeable(),
             guest_checksum: self.features.guest_checksum(),
             max_frame: usize::from(self.config.mtu) + ETHERNET,

@@ -126,15 +126,14 @@ impl Packed {
 
     /// The driver's flags of unfinished buffers back where a batch was being written that was never shown, and where a
     /// front-end gave back, out of turn, what was not yet taken: that comes as an empty buffer, and goes back in its turn.
+    /// Such may lie anywhere, behind what is yet to be taken, too; used descriptors of the former lap have the other wrap counter.
     fn scrub(&self) {
         let mut at = self.used;
-        for slot in 0..self.size {
+        for _ in 0..self.size {
             let place = DESCRIPTOR * usize::from(at.slot) + 14;
             let flags = u16::from_le(self.ring.load(place, Ordering::Relaxed));
             if at.is_used(flags) {
                 self.ring.store(place, (flags ^ F_USED).to_le(), Ordering::Relaxed);
-            } else if slot >= self.held {
-                break;
             }
             at = at.after(1, self.size);
         }

@@ -262,7 +262,8 @@ fn buffers_that_the_front_end_has_given_back_itself_are_not_given_back_twice() {
 #[test]
 fn buffers_that_the_front_end_has_given_back_before_they_were_taken_are_passed_over() {
     const USED: u16 = 1 << 7 | 1 << 15;
-    for in_flight in [0, 2] {
+    // In flight at the kill, and made available after it, before what the front-end takes.
+    for (in_flight, waiting) in [(0, 0), (2, 0), (0, 1), (2, 3)] {
         let mut guest = Guest::new(KIND);
         guest.tx.inflight = true;
         let mut queue = guest.queue();
@@ -271,6 +272,9 @@ fn buffers_that_the_front_end_has_given_back_before_they_were_taken_are_passed_o
         }
         assert_eq!(fetch(&mut queue).len(), usize::from(in_flight));
         guest.kill(queue);
+        for value in 21..21 + waiting {
+            send(&mut guest, value, 1).expect("room");
+        }
         // Two packets that it takes, drops and gives back where they are, and one behind.
         for value in [11, 12] {
             let slot = guest.tx.next_available;
@@ -279,12 +283,14 @@ fn buffers_that_the_front_end_has_given_back_before_they_were_taken_are_passed_o
         }
         send(&mut guest, 13, 1).expect("room");
         let back = std::iter::from_fn(|| guest.tx.reap()).count();
-        assert_eq!(back, if in_flight == 0 { 2 } else { 0 }, "the driver goes by the ring's order");
+        let in_turn = in_flight + waiting == 0;
+        assert_eq!(back, if in_turn { 2 } else { 0 }, "the driver goes by the ring's order");
         let mut queue = guest.queue();
         let got = fetch(&mut queue);
         let values: Vec<u8> = got.iter().map(|f| queue.bytes(f.handle).0[0]).collect();
-        assert_eq!(values, if in_flight == 0 { vec![13] } else { vec![1, 2, 13] });
-        let refused = u64::from(in_flight > 0) * 2;
+        let expected: Vec<u8> = (1..=in_flight).chain(21..21 + waiting).chain([13]).collect();
+        assert_eq!(values, expected, "{in_flight} in flight, {waiting} waiting");
+        let refused = u64::from(!in_turn) * 2;
         assert_eq!(
             queue.vhost_counters().tx_bad_chain_packets.iter().sum::<u64>()
                 + queue.vhost_counters().tx_bad_buffer_packets,

@@ -25,7 +25,7 @@ pub(crate) struct QueueSpec {
     pub(crate) transmit: RingSpec,
     /// The guest writes to it when it has added packets.
     pub(crate) kick: Arc<OwnedFd>,
-    /// The front-end keeps no record of what is in flight: transmit buffers go back in order.
+    /// Transmit buffers go back in the order in which they were taken.
     pub(crate) in_order: bool,
     pub(crate) mergeable: bool,
     pub(crate) guest_checksum: bool,
