@@ -11,6 +11,9 @@ use crate::units::{Bytes, Ns, Rate};
 /// Links on the longest route, that of a Clos network of three tiers.
 const LONGEST_ROUTE: u64 = 6;
 
+/// A process does not start within this time.
+const LONG_NS: u64 = 5_000_000;
+
 /// Chance, in words.
 pub(super) trait Draw {
     /// True once in `n` times.
@@ -316,12 +319,16 @@ fn faults(rng: &mut Rng, s: &Scenario, span: u64) -> Vec<FaultConfig> {
     (0..count).map(|_| fault(rng, s, span)).collect()
 }
 
-/// No daemon is back before its former packets have left the network, which is what the protocol asks of it (PROTOCOL §4.6).
+/// Where a network holds packets for long, no daemon is back before its former ones have left it (PROTOCOL §4.6). Others are: what they
+/// sent in a former life must find no owner.
 fn restart_after_the_last_packet(s: &mut Scenario) {
     let ns = |ns: Option<Ns>| ns.map_or(0, |ns| ns.0);
     let links = s.topology.worst(|l| Some((ns(l.delay) + ns(l.jitter) + ns(l.reorder_delay)) as f64)) as u64;
     let patches = s.faults.iter().map(|f| ns(f.set.delay) + ns(f.set.jitter) + ns(f.set.reorder_delay)).max();
     let longest = (links + patches.unwrap_or(0)) * LONGEST_ROUTE;
+    if longest < LONG_NS {
+        return;
+    }
     let default = s.host.restart_after.0;
     for fault in s.faults.iter_mut().filter(|fault| fault.crash.is_some()) {
         let until = fault.until.map_or(fault.at.0 + default, |until| until.0);
