@@ -275,5 +275,5 @@ pub(crate) struct Skip {
     /// One past the highest PSN given up.
     pub(crate) past: Psn,
     pub(crate) next: Time,
-    pub(crate) tries: u8,
+    pub(crate) tries: u32,
 }

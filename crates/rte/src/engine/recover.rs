@@ -299,9 +299,10 @@ impl Engine {
             return;
         }
         skip.next = now.after((timing.rto << skip.tries.min(6)).min(1000 * MS));
-        skip.tries = skip.tries.saturating_add(1);
+        // Each on another path. A count that stood still would stay on one, which may be down for ever.
+        skip.tries = skip.tries.wrapping_add(1).max(1);
         let peer = self.peers[usize::from(conn.peer.0)].as_ref();
-        let path = peer.map_or(PathId::default(), |p| p.path_of_turn(u32::from(skip.tries) - 1));
+        let path = peer.map_or(PathId::default(), |p| p.path_of_turn(skip.tries - 1));
         let mut header = Self::bare_header(conn, path, una, now);
         header.retransmit = skip.tries > 1;
         out.control.push(ControlOut { peer: conn.peer, vni: conn.pair.vni, path, packet: Control::Skip(header) });
