@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use crate::capture::{self, CaptureArgs};
+use crate::drops::DropsArgs;
 use bifrost_control::api::{Direction, FaultSpec, FaultSpecError, FaultTarget};
 use bifrost_control::config::DEFAULT_SOCKET;
 use clap::{ArgGroup, Args, Parser, Subcommand, ValueEnum};
@@ -26,7 +27,9 @@ Examples:
   bifrostctl status                                    is it running, how busy, with which peers
   bifrostctl paths                                     round-trip time, loss and share of every path
   bifrostctl top                                       the same, live, with the connections
-  bifrostctl stats --nonzero drop                      everything that was dropped, by reason
+  bifrostctl drops                                     everything that was dropped: why, where, what to do
+  bifrostctl drops --watch 2                           the same every 2 seconds, and how fast it grows
+  bifrostctl stats --nonzero rte                       what the transport has counted
   bifrostctl --json conns | jq '.[] | select(.retransmitted_packets > 0)'
   bifrostctl capture -w out.pcapng --at drop           the packets that were, and the reason of each
   bifrostctl fault add --peer host-b --path 1 --loss 10
@@ -51,6 +54,10 @@ pub(crate) enum Command {
     Paths,
     /// The daemon's counters; each name ends in its unit
     Stats(StatsArgs),
+    /// What was dropped: reason, place, rate, what it means and what to do
+    ///
+    /// Rates are since the start, or over the interval of `--watch`. docs/COUNTERS.md explains all counters.
+    Drops(DropsArgs),
     /// Have the daemon read its configuration again, as SIGHUP does
     ///
     /// The file is checked as a whole first; if anything is wrong nothing changes. Ports that did not change lose no

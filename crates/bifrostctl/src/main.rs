@@ -4,6 +4,7 @@
 
 mod capture;
 mod cli;
+mod drops;
 mod failure;
 mod output;
 mod table;
@@ -42,6 +43,7 @@ fn run(cli: Cli) -> Result<(), Failure> {
             stats.counters.retain(|name, value| name.contains(&pattern) && (!args.nonzero || *value > 0));
             out.print(&stats, table::stats)
         }
+        Command::Drops(args) => drops::run(&client, &args, out),
         Command::Reload => out.print(&client.reload()?, table::reload),
         Command::Fault(FaultCommand::List) => out.print(&client.faults()?, |v| table::faults(v)),
         Command::Fault(FaultCommand::Add(args)) => out.print(&client.add_fault(&args.spec()?)?, table::fault_added),

@@ -36,6 +36,20 @@ impl Backend for Fake {
         let counters = [("drop_spoofed_packets", 3), ("drop_no_route_packets", 0), ("tx_packets", 5)];
         Ok(Stats { counters: counters.map(|(name, value)| (name.to_owned(), value)).into() })
     }
+    fn samples(&self) -> Result<Vec<Sample>, ApiError> {
+        let port = |port: &str| Place { worker: Some(0), port: Some(port.to_owned()), ..Place::default() };
+        let sample = |counter: &str, at, value| Sample { counter: counter.to_owned(), at, value };
+        Ok(vec![
+            sample("port.tx_packets", port("web1"), 5),
+            sample("avs.dropped_spoofed_ip_packets", port("web1"), 3),
+            sample("drop.unknown_peer_packets", Place { worker: Some(0), ..Place::default() }, 2),
+            sample(
+                "path.srtt_ns",
+                Place { peer: Some("host-b".to_owned()), path: Some(1), ..Place::default() },
+                31_500,
+            ),
+        ])
+    }
     fn faults(&self) -> Result<Vec<FaultEntry>, ApiError> {
         Ok(self.0.lock().unwrap().clone())
     }
@@ -138,6 +152,11 @@ fn text() {
         let text = good(&r.socket, args);
         assert!(parts.iter().all(|part| text.contains(part)), "{args:?}:\n{text}");
     }
+    let text = good(&r.socket, &["drops"]);
+    let parts = ["avs.dropped_spoofed_ip_packets", "port web1, worker 0", "source IP", "-> compare", "unknown_peer"];
+    assert!(parts.iter().all(|part| text.contains(part)) && !text.contains("port.tx_packets"), "{text}");
+    let text = good(&r.socket, &["drops", "web1", "--watch", "0.05", "--count", "2"]);
+    assert!(text.matches("spoofed_ip_packets").count() == 2 && !text.contains("unknown_peer"), "{text}");
     let text = good(&r.socket, &["stats", "--nonzero", "drop"]);
     assert!(text.contains("spoofed") && !text.contains("no_route") && !text.contains("tx_packets"), "{text}");
 }
@@ -154,6 +173,7 @@ fn json_is_what_the_api_says() {
     assert_eq!(json("conns")[0]["cid"], 0x0100_0001);
     assert_eq!(json("paths")[0]["srtt_us"], 31.5);
     assert_eq!(json("stats")["counters"]["tx_packets"], 5);
+    assert_eq!(json("drops")["drops"][0]["port"], "web1");
     // After the command, too.
     assert!(good(&r.socket, &["paths", "--json"]).starts_with('['));
 }

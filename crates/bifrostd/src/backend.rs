@@ -5,14 +5,16 @@ use std::time::Instant;
 
 use bifrost_control::api::{
     ApiError, CaptureSpec, Conn, ConnState, FaultEntry, FaultSpec, Path, PathState, PeerMode, PeerStatus, PortStatus,
-    ReloadReport, Route, Stats, Status, WorkerStatus,
+    ReloadReport, Route, Sample, Stats, Status, WorkerStatus,
 };
 use bifrost_control::config::{Config, PeerTransport, PortKind};
 use bifrost_control::server::{Backend, CaptureStream};
 use bifrost_datapath::WorkerView;
+use bifrost_port::udp::UdpCounters;
 use bifrost_rte::State as RteState;
 
 use crate::daemon::{Daemon, State};
+use crate::samples;
 use crate::translate;
 
 impl Backend for Daemon {
@@ -193,27 +195,14 @@ impl Backend for Daemon {
             }
         }
         let udp = state.on_all(|worker| *worker.underlay().counters()).map_err(gone)?;
-        for c in udp {
-            for (name, value) in [
-                ("udp.rx_system_calls", c.rx_system_calls),
-                ("udp.rx_messages", c.rx_messages),
-                ("udp.rx_buffer_full_messages", c.rx_buffer_full_messages),
-                ("udp.rx_truncated_messages", c.rx_truncated_messages),
-                ("udp.rx_bad_source_messages", c.rx_bad_source_messages),
-                ("udp.rx_failed_calls", c.rx_failed_calls),
-                ("udp.tx_system_calls", c.tx_system_calls),
-                ("udp.tx_messages", c.tx_messages),
-                ("udp.tx_gso_refused_messages", c.tx_gso_refused_messages),
-                ("udp.tx_no_buffer_datagrams", c.tx_no_buffer_datagrams),
-                ("udp.tx_too_big_datagrams", c.tx_too_big_datagrams),
-                ("udp.tx_unreachable_datagrams", c.tx_unreachable_datagrams),
-                ("udp.tx_refused_datagrams", c.tx_refused_datagrams),
-                ("udp.tx_other_error_datagrams", c.tx_other_error_datagrams),
-            ] {
-                *counters.entry(name.to_string()).or_default() += value;
-            }
+        for (name, value) in udp.iter().flat_map(UdpCounters::iter) {
+            *counters.entry(format!("udp.{name}")).or_default() += value;
         }
         Ok(Stats { counters })
+    }
+
+    fn samples(&self) -> Result<Vec<Sample>, ApiError> {
+        samples::of(&self.state()).map_err(gone)
     }
 
     fn faults(&self) -> Result<Vec<FaultEntry>, ApiError> {

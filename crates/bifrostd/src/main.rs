@@ -7,6 +7,7 @@ mod capture;
 mod daemon;
 mod machine;
 mod pcapng;
+mod samples;
 mod translate;
 
 use std::path::PathBuf;
@@ -65,9 +66,9 @@ fn run(cli: &Cli) -> Result<ExitCode> {
     }
     // Before anything is opened, so that a signal during start-up ends it instead of being lost.
     let mut signals = signal_hook::iterator::Signals::new([SIGHUP, SIGINT, SIGTERM]).context("waiting for signals")?;
-    let socket = config.control.socket.clone();
+    let (socket, metrics) = (config.control.socket.clone(), config.control.metrics);
     let daemon = Arc::new(Daemon::start(cli.config.clone(), config)?);
-    let server = bifrost_control::serve(&socket, Arc::clone(&daemon) as _)?;
+    let server = bifrost_control::serve_with_metrics(&socket, metrics, Arc::clone(&daemon) as _)?;
     tracing::info!(socket = %socket.display(), "ready");
     for signal in &mut signals {
         if signal == SIGHUP {

@@ -14,8 +14,8 @@ use tokio::net::UnixStream;
 use tokio::runtime::Runtime;
 
 use crate::api::{
-    ApiError, CaptureSpec, Conn, ErrorBody, FaultCleared, FaultEntry, FaultSpec, Path as ApiPath, PortStatus,
-    ReloadReport, Route, Stats, Status,
+    ApiError, CaptureSpec, Conn, Drops, ErrorBody, FaultCleared, FaultEntry, FaultSpec, Path as ApiPath, PortStatus,
+    ReloadReport, Route, Sample, Stats, Status,
 };
 
 /// How long an answer may take.
@@ -116,6 +116,16 @@ impl Client {
     /// All counters.
     pub fn stats(&self) -> Result<Stats, ClientError> {
         self.fetch("/v1/stats")
+    }
+
+    /// All counters and gauges, each with where it was counted.
+    pub fn samples(&self) -> Result<Vec<Sample>, ClientError> {
+        self.fetch("/v1/samples")
+    }
+
+    /// What was dropped, where, and what that means.
+    pub fn drops(&self) -> Result<Drops, ClientError> {
+        self.fetch("/v1/drops")
     }
 
     /// All faults in force.

@@ -147,6 +147,8 @@ fn fixed_fields(old: &Config, new: &Config) -> Vec<String> {
     let list = |items: Vec<String>| format!("[{}]", items.join(", "));
     compare("host.name", old.host.name.clone(), new.host.name.clone());
     compare("control.socket", old.control.socket.display().to_string(), new.control.socket.display().to_string());
+    let metrics = |c: &Config| c.control.metrics.map_or("off".to_owned(), |address| address.to_string());
+    compare("control.metrics", metrics(old), metrics(new));
     compare("workers.count", old.workers.count.to_string(), new.workers.count.to_string());
     let cpus = |c: &Config| list(c.workers.cpus.iter().map(ToString::to_string).collect());
     compare("workers.cpus", cpus(old), cpus(new));

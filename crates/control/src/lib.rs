@@ -3,6 +3,7 @@
 //! - [`config`]: the TOML file, checked as a whole into types that cannot be wrong.
 //! - [`diff`]: what a reload changes, and what it cannot change.
 //! - [`api`]: the types of the HTTP API, shared by both of its ends.
+//! - [`counters`]: what every counter means.
 //! - [`server`]: the daemon's end, HTTP/1.1 with JSON over a Unix socket.
 //! - [`client`]: the other end, for `bifrostctl`, the lab and tests.
 
@@ -11,10 +12,11 @@
 pub mod api;
 pub mod client;
 pub mod config;
+pub mod counters;
 pub mod diff;
 pub mod server;
 
 pub use client::Client;
 pub use config::Config;
 pub use diff::ConfigDiff;
-pub use server::{Backend, ServerHandle, serve};
+pub use server::{Backend, ServerHandle, serve, serve_with_metrics};

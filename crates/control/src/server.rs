@@ -5,19 +5,26 @@
 //! | `GET /v1/status` | [`Status`] |
 //! | `GET /v1/ports`, `/v1/routes`, `/v1/conns`, `/v1/paths` | a list of [`PortStatus`], [`Route`], [`Conn`], [`Path`](ApiPath) |
 //! | `GET /v1/stats` | [`Stats`] |
+//! | `GET /v1/samples` | a list of [`Sample`] |
+//! | `GET /v1/drops` | [`Drops`](crate::api::Drops) |
 //! | `GET /v1/faults` | a list of [`FaultEntry`] |
 //! | `PUT /v1/faults` with a [`FaultSpec`] | the [`FaultEntry`] made |
 //! | `DELETE /v1/faults`, `DELETE /v1/faults?id=3` | [`FaultCleared`](crate::api::FaultCleared) |
 //! | `POST /v1/reload` | [`ReloadReport`] |
 //! | `POST /v1/capture` with a [`CaptureSpec`] | a pcapng file, as long as the capture runs |
 //!
+//! What is counted can also be had over TCP, by `GET /metrics` in the text format of Prometheus ([`serve_with_metrics`]).
+//!
 //! Errors are `{"error": {"what", "where", "hint"}}` with a 4xx or 5xx status.
 
 mod capture;
+mod exposition;
+mod metrics;
 mod routes;
 mod socket;
 
 use std::io;
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -27,7 +34,8 @@ use std::time::Duration;
 use tokio::sync::oneshot;
 
 use crate::api::{
-    ApiError, CaptureSpec, Conn, FaultEntry, FaultSpec, Path as ApiPath, PortStatus, ReloadReport, Route, Stats, Status,
+    ApiError, CaptureSpec, Conn, FaultEntry, FaultSpec, Path as ApiPath, PortStatus, ReloadReport, Route, Sample,
+    Stats, Status,
 };
 
 /// How long a stop waits for requests that are being answered.
@@ -47,6 +55,8 @@ pub trait Backend: Send + Sync + 'static {
     fn paths(&self) -> Result<Vec<ApiPath>, ApiError>;
     /// All counters.
     fn stats(&self) -> Result<Stats, ApiError>;
+    /// All counters and gauges, each with where it was counted.
+    fn samples(&self) -> Result<Vec<Sample>, ApiError>;
     /// All faults in force.
     fn faults(&self) -> Result<Vec<FaultEntry>, ApiError>;
     /// Injects a fault; its values are in range, its names are not looked up yet.
@@ -76,6 +86,16 @@ pub enum ServeError {
     /// Something that is no socket is in the way.
     #[error("{0} exists and is no socket; remove it, or set another [control].socket")]
     NotASocket(PathBuf),
+    /// The system refused the address for metrics.
+    #[error(
+        "cannot listen on {address} for metrics: {source}; is [control].metrics an address of this host, and free?"
+    )]
+    Metrics {
+        /// The address.
+        address: SocketAddr,
+        /// Why it failed.
+        source: io::Error,
+    },
     /// The system refused.
     #[error("{what} {path}: {source}")]
     Io {
@@ -99,6 +119,18 @@ pub struct ServerHandle {
 /// Offers the API on the Unix socket `path` (mode 0660, its directory is made if need be). When this returns, requests
 /// are taken. A socket that a dead daemon left is replaced; one that somebody answers on is an error.
 pub fn serve(path: impl AsRef<Path>, backend: Arc<dyn Backend>) -> Result<ServerHandle, ServeError> {
+    serve_with_metrics(path, None, backend)
+}
+
+/// [`serve`], and `GET /metrics` on a TCP address if there is one, for whoever reaches it.
+///
+/// # Errors
+/// As of [`serve`]; the address cannot be had.
+pub fn serve_with_metrics(
+    path: impl AsRef<Path>,
+    metrics: Option<SocketAddr>,
+    backend: Arc<dyn Backend>,
+) -> Result<ServerHandle, ServeError> {
     let path = path.as_ref();
     let failed = |what| move |source| ServeError::Io { what, path: path.to_owned(), source };
     let (socket, listener) = socket::bind(path)?;
@@ -114,10 +146,22 @@ pub fn serve(path: impl AsRef<Path>, backend: Arc<dyn Backend>) -> Result<Server
         let _inside = runtime.enter();
         tokio::net::UnixListener::from_std(listener).map_err(failed("cannot listen on"))?
     };
+    let metrics = match metrics {
+        Some(address) => {
+            let failed = |source| ServeError::Metrics { address, source };
+            let listener = metrics::bind(address).map_err(failed)?;
+            let _inside = runtime.enter();
+            Some(tokio::net::TcpListener::from_std(listener).map_err(failed)?)
+        }
+        None => None,
+    };
     let (stop, stopped) = oneshot::channel();
     let thread = thread::Builder::new()
         .name("api".to_owned())
         .spawn(move || {
+            if let Some(listener) = metrics {
+                runtime.spawn(metrics::run(listener, Arc::clone(&backend)));
+            }
             runtime.block_on(run(listener, backend, stopped));
             // A backend call that hangs must not keep the daemon from leaving.
             runtime.shutdown_timeout(DRAIN);

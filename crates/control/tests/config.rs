@@ -84,6 +84,23 @@ mac = "02:00:00:00:00:03"
 "#;
 
 #[test]
+fn metrics_are_off_or_have_an_address() {
+    let of = |value: &str| {
+        let text = GOOD.replacen("[control]\n", &format!("[control]\nmetrics = {value}\n"), 1);
+        assert_ne!(text, GOOD);
+        Config::parse(&text, "t").map(|config| config.control.metrics).map_err(|errors| errors.to_string())
+    };
+    assert_eq!(of("\"off\""), Ok(None));
+    assert_eq!(of("\"127.0.0.1:9795\""), Ok(Some("127.0.0.1:9795".parse().unwrap())));
+    assert_eq!(of("\"[::1]:9795\""), Ok(Some("[::1]:9795".parse().unwrap())));
+    assert_eq!(Config::parse(GOOD, "t").unwrap().control.metrics, None);
+    for wrong in ["\"on\"", "\"127.0.0.1\"", "\"localhost:9795\"", "\"127.0.0.1:0\"", "9795"] {
+        let error = of(wrong).unwrap_err();
+        assert!(error.contains("control.metrics") && error.lines().count() == 1, "{wrong}: {error}");
+    }
+}
+
+#[test]
 fn limits_arrive_and_their_absence_does() {
     let text = GOOD.replacen("queues = 1", "tx_mbit = 1\ntx_kpps = 2\nrx_mbit = 400000\nrx_kpps = 1000000", 1);
     let limited = Config::parse(&text, "limited.toml").unwrap();

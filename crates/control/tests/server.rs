@@ -13,7 +13,7 @@ use std::time::Duration;
 use bifrost_control::api::*;
 use bifrost_control::client::ClientError;
 use bifrost_control::server::{CaptureStream, ServeError};
-use bifrost_control::{Backend, Client, ServerHandle, serve};
+use bifrost_control::{Backend, Client, ServerHandle, serve, serve_with_metrics};
 
 #[derive(Default)]
 struct Fake {
@@ -57,6 +57,20 @@ impl Backend for Fake {
     }
     fn stats(&self) -> Result<Stats, ApiError> {
         panic!("made to fail")
+    }
+    fn samples(&self) -> Result<Vec<Sample>, ApiError> {
+        let port = |port: &str| Place { worker: Some(0), port: Some(port.to_owned()), ..Place::default() };
+        let sample = |counter: &str, at, value| Sample { counter: counter.to_owned(), at, value };
+        Ok(vec![
+            sample("port.tx_packets", port("web1"), 5),
+            sample("avs.dropped_spoofed_ip_packets", port("web1"), 3),
+            sample("drop.unknown_peer_packets", Place { worker: Some(0), ..Place::default() }, 2),
+            sample(
+                "path.srtt_ns",
+                Place { peer: Some("host-b".to_owned()), path: Some(1), ..Place::default() },
+                31_500,
+            ),
+        ])
     }
     fn faults(&self) -> Result<Vec<FaultEntry>, ApiError> {
         Ok(self.faults.lock().unwrap().clone())
@@ -374,4 +388,56 @@ fn an_answer_that_is_none() {
     assert!(matches!(client.status(), Err(ClientError::Io { .. })));
     assert!(matches!(client.status(), Err(ClientError::Io { .. })));
     server.join().unwrap();
+}
+
+#[test]
+fn drops_are_those_samples_that_mean_one() {
+    let rig = rig();
+    assert_eq!(rig.client.samples().unwrap().len(), 4);
+    let drops = rig.client.drops().unwrap();
+    let seen: Vec<_> = drops.drops.iter().map(|d| (d.counter.as_str(), d.count)).collect();
+    assert_eq!(seen, [("avs.dropped_spoofed_ip_packets", 3), ("drop.unknown_peer_packets", 2)]);
+    assert_eq!(drops.uptime_s, 1.5);
+}
+
+/// Sends a request over TCP; gives the whole answer.
+fn http(address: std::net::SocketAddr, request: &[u8]) -> String {
+    let mut stream = std::net::TcpStream::connect(address).unwrap();
+    stream.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+    // The server may answer, and close, before it has read all.
+    let _ = stream.write_all(request);
+    let mut answer = Vec::new();
+    let _ = stream.read_to_end(&mut answer);
+    String::from_utf8_lossy(&answer).into_owned()
+}
+
+#[test]
+fn metrics_are_read_over_tcp_and_nothing_else_is_there() {
+    let dir = tempfile::tempdir().unwrap();
+    let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = free.local_addr().unwrap();
+    let taken = serve_with_metrics(dir.path().join("d.sock"), Some(address), Arc::new(Fake::default()));
+    assert!(matches!(&taken, Err(ServeError::Metrics { .. })), "{taken:?}");
+    drop(free);
+    let server = serve_with_metrics(dir.path().join("d.sock"), Some(address), Arc::new(Fake::default())).unwrap();
+
+    // Somebody who says nothing, and several who have more to say than fits, keep nobody out.
+    let silent = std::net::TcpStream::connect(address).unwrap();
+    let long = [b"GET /metrics HTTP/1.1\r\nx: ".to_vec(), vec![b'x'; 100_000]].concat();
+    for _ in 0..10 {
+        let answer = http(address, &long);
+        assert!(!answer.contains("200 OK"), "{answer}");
+    }
+    let answer = http(address, b"GET /metrics HTTP/1.1\r\nhost: x\r\n\r\n");
+    let (head, body) = answer.split_once("\r\n\r\n").unwrap();
+    assert!(head.starts_with("HTTP/1.1 200 OK\r\n") && head.contains("application/openmetrics-text"), "{head}");
+    assert!(body.contains("\nbifrost_path_srtt_seconds{peer=\"host-b\",path=\"1\"} 0.0000315\n"), "{body}");
+    assert!(body.ends_with("# EOF\n"));
+    for (request, status) in [("POST /metrics", "405"), ("GET /v1/status", "404"), ("DELETE /v1/faults", "404")] {
+        let answer = http(address, format!("{request} HTTP/1.1\r\nhost: x\r\n\r\n").as_bytes());
+        assert!(answer.starts_with(&format!("HTTP/1.1 {status} ")), "{request}: {answer}");
+    }
+    drop(silent);
+    server.stop();
+    assert!(std::net::TcpStream::connect(address).is_err());
 }

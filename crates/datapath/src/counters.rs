@@ -75,7 +75,7 @@ pub struct Counters {
 }
 
 impl Counters {
-    /// All counters with their names, units last; zero ones of the tables by reason are left out.
+    /// All counters with their names, units last.
     pub fn iter(&self) -> impl Iterator<Item = (String, u64)> {
         let plain = [
             ("datapath.loops", self.loops),
@@ -117,9 +117,6 @@ impl Counters {
         let guest = Malformed::ALL
             .iter()
             .map(|m| (format!("malformed.guest_{}_frames", m.name()), self.malformed_guest_frames[m.index()]));
-        plain
-            .into_iter()
-            .map(|(name, value)| (name.to_string(), value))
-            .chain(refused.chain(underlay).chain(guest).filter(|(_, value)| *value > 0))
+        plain.into_iter().map(|(name, value)| (name.to_string(), value)).chain(refused.chain(underlay).chain(guest))
     }
 }

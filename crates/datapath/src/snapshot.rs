@@ -67,6 +67,10 @@ pub struct PortView {
     pub failed: bool,
     /// What the device's queue counts itself.
     pub counters: Vec<(String, u64)>,
+    /// What the switch counts of it, units last.
+    pub switch: Vec<(&'static str, u64)>,
+    /// Packets for the guest beyond its limits.
+    pub rate_limited_packets: u64,
     /// The switch's drops by reason, and what was more than the guest may get.
     pub drops: BTreeMap<String, u64>,
 }
@@ -81,7 +85,10 @@ impl<P: GuestPort> Core<P> {
 
     /// A picture of everything. `connections`: also of each connection, which may be many.
     pub fn view(&self, connections: bool) -> WorkerView {
-        let mut counters: BTreeMap<String, u64> = self.counters.iter().collect();
+        // Reasons that never came up are many, and say nothing.
+        let by_reason = |name: &str| name.starts_with("refused.") || name.starts_with("malformed.");
+        let mut counters: BTreeMap<String, u64> =
+            self.counters.iter().filter(|(name, value)| *value > 0 || !by_reason(name)).collect();
         counters.extend(self.engine.counters().iter().map(|(name, value)| (format!("rte.{name}"), value)));
         counters.extend(
             self.switch.underlay_counters().iter().map(|(name, value)| (format!("avs.underlay_{name}"), value)),
@@ -101,6 +108,8 @@ impl<P: GuestPort> Core<P> {
             held_back_times: p.held_back,
             failed: p.failed,
             counters: p.port.counters(),
+            switch: self.switch.port_counters(bifrost_avs::PortId(p.owner)).map_or(Vec::new(), |c| c.iter().collect()),
+            rate_limited_packets: p.rate_limited,
             drops: self.drops(p.owner, p.rate_limited),
         });
         let paths = self.engine.path_snapshots(self.now).filter_map(|snapshot| {

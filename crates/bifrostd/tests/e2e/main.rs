@@ -15,6 +15,7 @@ mod machines;
 mod reload;
 mod restart;
 mod security;
+mod see;
 mod startup;
 mod user_space;
 mod workers;

@@ -7,6 +7,7 @@ mod capture;
 mod error;
 mod fault;
 mod report;
+mod sample;
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr};
@@ -19,6 +20,7 @@ pub(crate) use error::ErrorBody;
 pub use error::{ApiError, ErrorKind};
 pub use fault::{Direction, FaultCleared, FaultEntry, FaultSpec, FaultSpecError, FaultTarget, MAX_FAULT_DELAY_US};
 pub use report::{Changed, ReloadReport};
+pub use sample::{DropCount, Drops, Place, Sample};
 
 /// The daemon as a whole: `GET /v1/status`.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]

@@ -12,7 +12,7 @@ mod security;
 mod transport;
 mod vni;
 
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
 
 use ipnet::IpNet;
@@ -86,6 +86,8 @@ pub struct Host {
 pub struct Control {
     /// Path of the Unix socket, absolute.
     pub socket: PathBuf,
+    /// Where Prometheus may read what is counted; none: nowhere.
+    pub metrics: Option<SocketAddr>,
 }
 
 /// The data path loops.

@@ -1,5 +1,6 @@
 //! The schema: which keys there are, their ranges and defaults.
 
+use std::net::SocketAddr;
 use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -65,8 +66,17 @@ fn host(mut s: Section<'_, '_>) -> Host {
 fn control(mut s: Section<'_, '_>) -> Control {
     let socket: String = s.optional("socket").unwrap_or_else(|| DEFAULT_SOCKET.to_owned());
     check_socket(&s, &socket);
+    let metrics: Option<String> = s.optional("metrics");
+    let metrics = metrics.filter(|text| text != "off").and_then(|text| {
+        let address = text.parse::<SocketAddr>().ok().filter(|address| address.port() > 0);
+        if address.is_none() && !s.has_failed("metrics") {
+            let wanted = "is not \"off\", nor an address with a port, such as 127.0.0.1:9795 or [::1]:9795";
+            s.error("metrics", format!("{text:?} {wanted}"));
+        }
+        address
+    });
     s.finish();
-    Control { socket: PathBuf::from(socket) }
+    Control { socket: PathBuf::from(socket), metrics }
 }
 
 fn workers(mut s: Section<'_, '_>) -> Workers {

@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 
 use super::Backend;
 use super::capture::{self, Stopping};
-use crate::api::{ApiError, CaptureSpec, ErrorBody, FaultCleared, FaultSpec};
+use crate::api::{ApiError, CaptureSpec, Drops, ErrorBody, FaultCleared, FaultSpec};
 
 /// The largest request body, bytes; a fault's specification has a few hundred.
 const MAX_BODY: usize = 64 << 10;
@@ -28,6 +28,8 @@ pub(super) fn router(backend: Shared, stopping: Stopping) -> Router {
         .route("/v1/conns", get(|State(b): State<Shared>| call(move || b.conns())))
         .route("/v1/paths", get(|State(b): State<Shared>| call(move || b.paths())))
         .route("/v1/stats", get(|State(b): State<Shared>| call(move || b.stats())))
+        .route("/v1/samples", get(|State(b): State<Shared>| call(move || b.samples())))
+        .route("/v1/drops", get(|State(b): State<Shared>| call(move || drops(&*b))))
         .route(
             "/v1/faults",
             get(|State(b): State<Shared>| call(move || b.faults())).put(add_fault).delete(remove_faults),
@@ -39,6 +41,10 @@ pub(super) fn router(backend: Shared, stopping: Stopping) -> Router {
         .layer(DefaultBodyLimit::max(MAX_BODY))
         .layer(Extension(stopping))
         .with_state(backend)
+}
+
+fn drops(backend: &dyn Backend) -> Result<Drops, ApiError> {
+    Ok(Drops::of(backend.status()?.uptime_s, &backend.samples()?))
 }
 
 #[derive(Deserialize)]
@@ -92,7 +98,7 @@ async fn remove_faults(State(backend): State<Shared>, query: Result<Query<FaultQ
 }
 
 async fn unknown_path(uri: Uri) -> Response {
-    let hint = "/v1/ has status, ports, routes, conns, paths, stats, faults, reload and capture";
+    let hint = "/v1/ has status, ports, routes, conns, paths, stats, samples, drops, faults, reload and capture";
     failure(ApiError::not_found("no such resource").at(uri.path()).hint(hint))
 }
 

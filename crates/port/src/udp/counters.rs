@@ -46,3 +46,31 @@ pub struct UdpCounters {
     /// Datagrams dropped: their lane was never registered.
     pub tx_unknown_lane_datagrams: u64,
 }
+
+impl UdpCounters {
+    /// All counters by name, units last.
+    pub fn iter(&self) -> impl Iterator<Item = (&'static str, u64)> {
+        [
+            ("rx_datagrams", self.rx_datagrams),
+            ("rx_bytes", self.rx_bytes),
+            ("rx_messages", self.rx_messages),
+            ("rx_system_calls", self.rx_system_calls),
+            ("rx_buffer_full_messages", self.rx_buffer_full_messages),
+            ("rx_truncated_messages", self.rx_truncated_messages),
+            ("rx_bad_source_messages", self.rx_bad_source_messages),
+            ("rx_failed_calls", self.rx_failed_calls),
+            ("tx_datagrams", self.tx_datagrams),
+            ("tx_bytes", self.tx_bytes),
+            ("tx_messages", self.tx_messages),
+            ("tx_system_calls", self.tx_system_calls),
+            ("tx_gso_refused_messages", self.tx_gso_refused_messages),
+            ("tx_no_buffer_datagrams", self.tx_no_buffer_datagrams),
+            ("tx_too_big_datagrams", self.tx_too_big_datagrams),
+            ("tx_unreachable_datagrams", self.tx_unreachable_datagrams),
+            ("tx_refused_datagrams", self.tx_refused_datagrams),
+            ("tx_other_error_datagrams", self.tx_other_error_datagrams),
+            ("tx_unknown_lane_datagrams", self.tx_unknown_lane_datagrams),
+        ]
+        .into_iter()
+    }
+}

@@ -1,0 +1,147 @@
+//! Every counter of every room, with where it was counted.
+
+use anyhow::Result;
+use bifrost_control::api::{Place, Sample};
+use bifrost_control::config::PortKind;
+use bifrost_datapath::{PathView, PortView};
+
+use crate::daemon::State;
+
+/// What the workers count now. Those of one worker are of one moment: between two turns.
+pub(crate) fn of(state: &State) -> Result<Vec<Sample>> {
+    let views = state.on_all(|worker| (worker.view(false), *worker.underlay().counters()))?;
+    let mut samples = Vec::new();
+    for (index, (view, udp)) in views.into_iter().enumerate() {
+        let at = Place { worker: Some(index as u32), ..Place::default() };
+        let mut add = |counter: String, value| samples.push(Sample { counter, at: at.clone(), value });
+        view.counters.into_iter().for_each(|(name, value)| add(name, value));
+        udp.iter().for_each(|(name, value)| add(format!("udp.{name}"), value));
+        for port in &view.ports {
+            // One that is on its way out has no name any more.
+            let Some(config) = state.config.ports.iter().find(|p| state.names.port(&p.name) == Some(port.owner)) else {
+                continue;
+            };
+            let at = Place { port: Some(config.name.clone()), ..at.clone() };
+            let device = if config.kind == PortKind::VhostUser { "vhost" } else { "tap" };
+            let named = of_port(port, device).into_iter();
+            samples.extend(named.map(|(counter, value)| Sample { counter, at: at.clone(), value }));
+        }
+        for path in &view.paths {
+            let peer = state.names.peer_name(path.peer).map(str::to_owned);
+            let at = Place { peer, path: Some(path.snapshot.path.get()), ..at.clone() };
+            let named = of_path(path).map(|(name, value)| (name.to_owned(), value)).into_iter();
+            samples.extend(named.map(|(counter, value)| Sample { counter, at: at.clone(), value }));
+        }
+    }
+    Ok(samples)
+}
+
+fn of_port(port: &PortView, device: &str) -> Vec<(String, u64)> {
+    let own = port.counters.iter().map(|(name, value)| (format!("{device}.{name}"), *value));
+    // Reasons for which nothing was dropped are many, and say nothing.
+    let switch = port.switch.iter().filter(|(name, value)| *value > 0 || !name.starts_with("dropped_"));
+    let switch = switch.map(|(name, value)| (format!("avs.{name}"), *value));
+    [
+        ("port.tx_packets", port.tx_packets),
+        ("port.tx_bytes", port.tx_bytes),
+        ("port.rx_packets", port.rx_packets),
+        ("port.rx_bytes", port.rx_bytes),
+        ("port.held_packets", port.held_packets),
+        ("port.held_back_times", port.held_back_times),
+        ("port.failed_ports", u64::from(port.failed)),
+        ("port.rate_limited_packets", port.rate_limited_packets),
+    ]
+    .into_iter()
+    .map(|(name, value)| (name.to_owned(), value))
+    .chain(switch)
+    .chain(own)
+    .collect()
+}
+
+fn of_path(path: &PathView) -> [(&'static str, u64); 10] {
+    let s = &path.snapshot;
+    [
+        ("path.tx_packets", s.tx_packets),
+        ("path.lost_packets", s.lost_packets),
+        ("path.probe_packets", s.probes_sent),
+        ("path.lost_probe_packets", s.probes_lost),
+        ("path.in_flight_packets", u64::from(s.in_flight_packets)),
+        // Without congestion control it has no bound.
+        ("path.window_packets", s.window_packets.min(1e9) as u64),
+        ("path.srtt_ns", s.srtt_ns),
+        ("path.min_rtt_ns", s.min_rtt_ns),
+        ("path.loss_ppm", (f64::from(s.loss) * 1e6) as u64),
+        ("path.usable_paths", u64::from(s.state == bifrost_rte::PathState::Usable)),
+    ]
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use bifrost_control::counters;
+    use bifrost_port::tap::TapCounters;
+    use bifrost_port::udp::UdpCounters;
+    use bifrost_port::vhost::VhostCounters;
+
+    use super::*;
+
+    /// The names of all counters, as the rooms themselves have them.
+    fn counted() -> BTreeSet<String> {
+        fn of<'a>(
+            room: &'a str,
+            names: impl Iterator<Item = (&'static str, u64)> + 'a,
+        ) -> impl Iterator<Item = String> {
+            names.map(move |(name, _)| format!("{room}{name}"))
+        }
+        let switch = bifrost_avs::UnderlayCounters::default();
+        let sessions = bifrost_avs::SessionCounters::default();
+        let port = PortView { switch: bifrost_avs::PortCounters::default().iter().collect(), ..PortView::default() };
+        let snapshot = bifrost_rte::PathSnapshot {
+            peer: bifrost_rte::PeerId(0),
+            path: bifrost_wire::bifrost::PathId::masked(0),
+            state: bifrost_rte::PathState::Usable,
+            selected: true,
+            srtt_ns: 0,
+            rttvar_ns: 0,
+            min_rtt_ns: 0,
+            total_rtt_ns: 0,
+            loss: 0.0,
+            window_packets: 0.0,
+            in_flight_packets: 0,
+            is_silent: false,
+            tx_packets: 0,
+            recent_packets: 0.0,
+            lost_packets: 0,
+            probes_sent: 0,
+            probes_lost: 0,
+        };
+        let nowhere = std::net::IpAddr::V4(std::net::Ipv4Addr::UNSPECIFIED);
+        let path = PathView { peer: 0, local: nowhere, remote: nowhere, source_port: 0, snapshot };
+        let mut names: BTreeSet<String> = of("avs.underlay_", switch.iter()).collect();
+        names.extend(of("avs.", sessions.iter()));
+        names.extend(of("avs.", port.switch.clone().into_iter()));
+        names.extend(of_port(&port, "").into_iter().map(|(name, _)| name));
+        names.extend(of("", of_path(&path).into_iter()));
+        names.extend(of("rte.", bifrost_rte::Counters::default().iter()));
+        names.extend(of("udp.", UdpCounters::default().iter()));
+        names.extend(bifrost_datapath::Counters::default().iter().map(|(name, _)| name));
+        names.extend(TapCounters::default().iter().map(|(name, _)| format!("tap.{name}")));
+        names.extend(VhostCounters::default().iter().map(|(name, _)| format!("vhost.{name}")));
+        // What is read elsewhere when it is asked for.
+        let gauges = ["rte.send_pages", "rte.receive_pages", "rte.connections"];
+        names.extend(gauges.map(str::to_owned));
+        names.extend(["tap.tx_overrun_packets", "vhost.rx_unplugged_frames"].map(str::to_owned));
+        names
+    }
+
+    #[test]
+    fn every_counter_is_explained_and_no_other() {
+        let explained: BTreeSet<String> = counters::all().map(|(name, _)| name).collect();
+        let counted = counted();
+        let unexplained: Vec<_> = counted.difference(&explained).collect();
+        assert!(unexplained.is_empty(), "write into control/src/counters what these mean: {unexplained:#?}");
+        let uncounted: Vec<_> = explained.difference(&counted).collect();
+        assert!(uncounted.is_empty(), "nobody counts these: {uncounted:#?}");
+    }
+}

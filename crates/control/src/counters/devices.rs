@@ -1,0 +1,157 @@
+//! Devices: sockets of the underlay (`udp`), TAP devices and vhost-user rings.
+
+use super::Kind::Drop;
+use super::reasons::{self, Reason};
+use super::{Chapter, Family, count, drop};
+
+const SLOW_GUEST: &str = "the guest does not take its packets fast enough";
+const DRIVER: &str = "the guest's driver is broken, or hostile";
+
+/// What can be wrong with a chain of descriptors.
+const CHAIN: &[Reason] = &[
+    Reason { name: "link", what: "a descriptor that names none, or a loop", advice: "" },
+    Reason { name: "indirect", what: "an indirect table that is none", advice: "" },
+    Reason {
+        name: "direction",
+        what: "buffers to be written where some to be read belong, or the other way",
+        advice: "",
+    },
+    Reason { name: "address", what: "buffers outside of the guest's memory", advice: "" },
+    Reason { name: "length", what: "too many bytes, or too few", advice: "" },
+];
+
+pub(super) const CHAPTER: Chapter = Chapter {
+    title: "Devices",
+    entries: &[
+        count("udp.rx_datagrams", "datagrams handed up", ""),
+        count("udp.rx_bytes", "UDP payload bytes handed up", ""),
+        count("udp.rx_messages", "messages received; a coalesced run of datagrams is one", ""),
+        count("udp.rx_system_calls", "system calls that returned datagrams", ""),
+        drop(
+            "udp.rx_buffer_full_messages",
+            "messages that the kernel dropped because a socket's buffer was full",
+            "a worker does not get enough processor time: more workers, or CPUs of their own (`workers.cpus`)",
+        ),
+        drop(
+            "udp.rx_truncated_messages",
+            "messages larger than any that a peer sends",
+            "something else uses these ports",
+        ),
+        drop("udp.rx_bad_source_messages", "messages whose source address could not be read", "report this"),
+        count("udp.rx_failed_calls", "receive calls that failed: an ICMP error, or a kernel out of memory", ""),
+        count("udp.tx_datagrams", "datagrams taken by the kernel", ""),
+        count("udp.tx_bytes", "UDP payload bytes taken by the kernel", ""),
+        count("udp.tx_messages", "messages taken by the kernel; a run of datagrams to be cut is one", ""),
+        count("udp.tx_system_calls", "system calls made to send", ""),
+        count(
+            "udp.tx_gso_refused_messages",
+            "messages that the kernel refused to segment; sent one by one instead",
+            "",
+        ),
+        drop(
+            "udp.tx_no_buffer_datagrams",
+            "datagrams dropped: send buffer or device queue full",
+            "the underlay's link is slower than the guests: repaired where carried reliably",
+        ),
+        drop(
+            "udp.tx_too_big_datagrams",
+            "datagrams dropped: larger than the link's MTU",
+            "raise the MTU of the links between the hosts, or lower `underlay.mtu`",
+        ),
+        drop(
+            "udp.tx_unreachable_datagrams",
+            "datagrams dropped: no route, or the network says unreachable",
+            "`ip route get` the peer's address; is the link up?",
+        ),
+        drop(
+            "udp.tx_refused_datagrams",
+            "datagrams dropped: nobody listens on the peer's port",
+            "is its daemon running?",
+        ),
+        drop("udp.tx_other_error_datagrams", "datagrams dropped for any other error", "a firewall on this host?"),
+        drop("udp.tx_unknown_lane_datagrams", "datagrams dropped: their lane was never made", "report this"),
+        count("tap.tx_packets", "packets fetched from the guest; one to be segmented counts once", ""),
+        count("tap.tx_bytes", "bytes of these", ""),
+        count("tap.tx_large_packets", "packets among them that took a 64 KiB buffer", ""),
+        count("tap.tx_no_buffer_pauses", "fetches that stopped because all buffers hold packets in flight", ""),
+        drop(
+            "tap.tx_overrun_packets",
+            "packets that the guest's kernel dropped because they were not fetched in time",
+            "the guest sends faster than its worker fetches, or its limits let it",
+        ),
+        count("tap.rx_frames", "frames made visible to the guest", ""),
+        count("tap.rx_bytes", "bytes of these as they came in", ""),
+        count("tap.rx_packets", "packets written to the guest: frames after merging", ""),
+        count("tap.rx_no_buffer_frames", "times that no buffer was free for a frame", SLOW_GUEST),
+        count(
+            "tap.rx_too_large_frames",
+            "times that a frame exceeded the guest's MTU",
+            "compare the MTUs of both ports",
+        ),
+        count("tap.rx_discarded_frames", "frames placed and then thrown away by the data path", ""),
+        count("tap.rx_postponed_packets", "packets that the kernel did not take at once; written later", ""),
+        drop("tap.rx_device_down_frames", "frames dropped: the guest's interface is down or gone", "set it up"),
+        drop("tap.rx_refused_frames", "frames dropped: the kernel refused them", "report this"),
+        drop("tap.rx_other_error_frames", "frames dropped for any other error", "see the kernel's log"),
+        count("vhost.tx_packets", "packets fetched from the guest; one to be segmented counts once", ""),
+        count("vhost.tx_bytes", "bytes of these", ""),
+        drop(
+            "vhost.tx_bad_buffer_packets",
+            "packets without room for a virtio header, or whose memory went away",
+            DRIVER,
+        ),
+        count(
+            "vhost.tx_reused_buffer_packets",
+            "packets whose buffer the guest had used before it got it back",
+            DRIVER,
+        ),
+        count("vhost.tx_notifications", "notifications of completed transmissions", ""),
+        count("vhost.rx_packets", "packets made visible to the guest", ""),
+        count("vhost.rx_bytes", "bytes of these", ""),
+        count("vhost.rx_buffers", "receive buffers that they took", ""),
+        count("vhost.rx_notifications", "notifications of received packets", ""),
+        count("vhost.rx_no_buffer_frames", "times that the guest had no empty buffer in its ring", SLOW_GUEST),
+        count(
+            "vhost.rx_too_large_frames",
+            "times that a frame exceeded the guest's MTU or buffers",
+            "compare the MTUs",
+        ),
+        count("vhost.rx_discarded_frames", "frames placed and then thrown away by the data path", ""),
+        drop("vhost.rx_unplugged_frames", "frames for a machine that is not there", "start the machine"),
+        count("vhost.broken_rings", "rings taken out of use because the driver broke their rules", DRIVER),
+    ],
+    families: &[
+        Family {
+            prefix: "tap.tx_malformed_",
+            suffix: "_packets",
+            kind: Drop,
+            what: "packets whose virtio header does not fit the frame",
+            advice: "a program in the guest's namespace writes what no kernel would",
+            reasons: reasons::MALFORMED,
+        },
+        Family {
+            prefix: "vhost.tx_malformed_",
+            suffix: "_packets",
+            kind: Drop,
+            what: "packets whose virtio header does not fit the frame",
+            advice: DRIVER,
+            reasons: reasons::MALFORMED,
+        },
+        Family {
+            prefix: "vhost.tx_bad_",
+            suffix: "_packets",
+            kind: Drop,
+            what: "packets dropped because of their descriptors",
+            advice: DRIVER,
+            reasons: CHAIN,
+        },
+        Family {
+            prefix: "vhost.rx_bad_",
+            suffix: "_buffers",
+            kind: super::Kind::Count,
+            what: "receive buffers given back empty because of their descriptors",
+            advice: DRIVER,
+            reasons: CHAIN,
+        },
+    ],
+};

@@ -1,0 +1,157 @@
+//! Reasons by which several counters are told apart.
+
+/// A reason.
+pub(super) struct Reason {
+    /// In the counter's name.
+    pub(super) name: &'static str,
+    /// In words.
+    pub(super) what: &'static str,
+    /// What to do; empty: as for all of the family.
+    pub(super) advice: &'static str,
+}
+
+const fn plain(name: &'static str, what: &'static str) -> Reason {
+    Reason { name, what, advice: "" }
+}
+
+/// Why a frame, or what was said about it, is refused (`nic`).
+pub(super) const MALFORMED: &[Reason] = &[
+    plain("ethernet_truncated", "shorter than an Ethernet header with its tag"),
+    plain("arp_truncated", "ARP that is cut short"),
+    plain("arp_kind", "ARP for something else than IPv4 over Ethernet"),
+    plain("ipv4_truncated", "IPv4 header cut short"),
+    plain("ipv4_header", "IPv4 by EtherType and not by version, or a header length below 20 bytes"),
+    plain("ipv4_length", "IPv4 total length that does not fit header and frame"),
+    plain("ipv6_truncated", "IPv6 header cut short"),
+    plain("ipv6_header", "IPv6 by EtherType and not by version"),
+    plain("ipv6_length", "IPv6 payload length beyond the frame"),
+    plain("ipv6_extensions", "IPv6 extension headers that are cut short, too many, or too long to look behind"),
+    plain("tcp_header", "TCP header cut short, or a data offset that does not fit"),
+    plain("udp_header", "UDP header cut short, or a length that does not fit"),
+    plain("checksum_range", "a partial checksum outside of the frame"),
+    plain("gso_type", "a segmentation type that is unknown or does not fit the frame"),
+    plain("gso_checksum", "segmentation without the transport checksum left open"),
+    plain("gso_size", "segmentation into segments of no bytes"),
+    plain("gso_segments", "more segments than one frame may become"),
+    plain("frame_too_long", "larger than any frame can be"),
+    plain("head_too_short", "the part of the frame that must hold all headers does not"),
+];
+
+/// Why a datagram is no BIFROST packet (PROTOCOL §16.1).
+pub(super) const REFUSAL: &[Reason] = &[
+    plain("short_datagram", "shorter than the header of its packet type"),
+    plain("packet_type", "a packet type that no version defines"),
+    plain("version", "version 0, or one that is not spoken here"),
+    plain("version_range", "a connection request that accepts no version"),
+    plain("zero_cid", "connection identifier 0"),
+    plain("short_frame", "an inner frame shorter than an Ethernet header"),
+    plain("ack_type", "an unknown ACK type"),
+    plain("bitmap_length", "an ACK bitmap of more than 8 words"),
+    plain("bitmap_truncated", "an ACK that ends before its bitmap does"),
+    plain("body_truncated", "a set-up packet that ends before its body does"),
+    plain("reject_reason", "an unknown reason in a connection rejection"),
+    plain("group_vnic", "set-up that names a multicast address as a vNIC"),
+    plain("zero_window", "set-up that offers a receive window of no packets"),
+    plain("trailing_bytes", "bytes after the end of a packet"),
+];
+
+/// Why the switch drops a frame (`avs`).
+pub(super) const SWITCH: &[Reason] = &[
+    plain("unknown_port", "from a port that does not exist"),
+    Reason { name: "vlan", what: "with a VLAN tag", advice: "take the VLAN off in the guest: a port has one network" },
+    plain("ethertype", "neither IP nor ARP"),
+    Reason {
+        name: "spoofed_mac",
+        what: "source MAC address of somebody else",
+        advice: "compare the guest's MAC address with the port's `mac`; a bridge in the guest?",
+    },
+    Reason {
+        name: "spoofed_ip",
+        what: "source IP address of somebody else",
+        advice: "compare the guest's addresses with the port's `addresses`; a router or NAT in the guest?",
+    },
+    Reason {
+        name: "spoofed_arp",
+        what: "ARP that speaks for somebody else",
+        advice: "an address conflict, or an attack from within the guest",
+    },
+    Reason {
+        name: "spoofed_neighbour",
+        what: "neighbour discovery that speaks for somebody else, or as a router",
+        advice: "an address conflict, a router in the guest, or an attack from within it",
+    },
+    plain("malformed_neighbour", "ARP or neighbour discovery that is cut short, damaged, or makes no sense"),
+    Reason {
+        name: "own_address",
+        what: "ARP or neighbour discovery about the asker's own address: announcements and probes, which need no answer",
+        advice: "nothing: guests say this when they start",
+    },
+    Reason {
+        name: "unknown_neighbour",
+        what: "ARP or neighbour discovery for an address that nobody has",
+        advice: "is there a `[[route]]` for what the guest looks for? `bifrostctl routes`",
+    },
+    Reason { name: "broadcast", what: "broadcast that is not ARP", advice: "nothing: there is no broadcast here" },
+    Reason {
+        name: "multicast",
+        what: "multicast that is not neighbour discovery",
+        advice: "nothing: there is no multicast here (mDNS, MLD and IGMP of the guest's kernel)",
+    },
+    Reason {
+        name: "unknown_mac",
+        what: "to a MAC address that nobody has",
+        advice: "a `[[route]]` is missing, or the guest remembers a neighbour that has gone",
+    },
+    Reason { name: "loop", what: "back to where it came from", advice: "look at the guest's neighbour table" },
+    Reason {
+        name: "no_route",
+        what: "through the gateway, to an address that nobody has",
+        advice: "is there a `[[route]]` for it? `bifrostctl routes`",
+    },
+    Reason {
+        name: "not_routable",
+        what: "through the gateway, from or to an address that must not be routed",
+        advice: "nothing: link-local and such addresses stay on their link",
+    },
+    Reason {
+        name: "ttl_expired",
+        what: "through the gateway, with its time to live used up",
+        advice: "a routing loop among guests, or traceroute",
+    },
+    Reason {
+        name: "gateway_service",
+        what: "to the gateway's own address, but not a ping, or one that cannot be answered",
+        advice: "nothing: the gateway has no other services",
+    },
+    Reason { name: "acl", what: "refused by the network's ACL", advice: "see `[[vpc.acl]]` if it should pass" },
+    Reason {
+        name: "group_egress",
+        what: "in no conversation, and no rule of the sender's security groups lets one begin",
+        advice: "see the port's `security_groups` (egress) if it should pass",
+    },
+    Reason {
+        name: "group_ingress",
+        what: "in no conversation, and no rule of the receiver's security groups lets one begin",
+        advice: "see the port's `security_groups` (ingress) if it should pass",
+    },
+    Reason {
+        name: "sessions_full",
+        what: "allowed by a security group, but there is no room for another session",
+        advice: "raise `sessions.per_port`, or find out who opens so many conversations",
+    },
+    Reason {
+        name: "unknown_vni",
+        what: "of a network that is not on this host",
+        advice: "the peer has routes to here that this host does not know: compare their configurations",
+    },
+    Reason {
+        name: "wrong_peer",
+        what: "with a source that is not at that peer",
+        advice: "`bifrostctl routes` on both hosts; a guest that has moved, or a peer that speaks for others",
+    },
+    Reason {
+        name: "not_here",
+        what: "to a vNIC that is not on this host",
+        advice: "`bifrostctl routes` on both hosts: the peer sends to the wrong one",
+    },
+];

@@ -1,0 +1,43 @@
+//! The virtual switch (`avs`).
+
+use super::Kind::Drop;
+use super::{Chapter, Family, count, gauge, reasons};
+
+pub(super) const CHAPTER: Chapter = Chapter {
+    title: "Virtual switch",
+    entries: &[
+        count("avs.to_remote_packets", "from the guest, to another host", ""),
+        count("avs.to_local_packets", "from the guest, to another port of this host", ""),
+        count("avs.answered_packets", "from the guest, answered by the switch: ARP, neighbour discovery, ping", ""),
+        count("avs.from_underlay_packets", "from the underlay, to the guest", ""),
+        count("avs.underlay_accepted_packets", "from the underlay, given to a port", ""),
+        gauge("avs.current_sessions", "conversations that security groups remember", "at `sessions.total` it is full"),
+        gauge("avs.established_sessions", "of these: with packets both ways, and not ended", ""),
+        count("avs.created_sessions", "conversations that began", ""),
+        count("avs.expired_sessions", "conversations that ended by their timeout", ""),
+        count(
+            "avs.evicted_sessions",
+            "conversations, not established, that made room for others",
+            "a port begins more than `[sessions]` lets it have: a SYN flood, or raise `sessions.per_port`",
+        ),
+        count("avs.revoked_sessions", "conversations that ended because a reload changed the rules", ""),
+    ],
+    families: &[
+        Family {
+            prefix: "avs.dropped_",
+            suffix: "_packets",
+            kind: Drop,
+            what: "frames from, or kept from, the guest",
+            advice: "`bifrostctl capture --at drop --port NAME` shows them",
+            reasons: reasons::SWITCH,
+        },
+        Family {
+            prefix: "avs.underlay_dropped_",
+            suffix: "_packets",
+            kind: Drop,
+            what: "frames from peers",
+            advice: "`bifrostctl capture --at drop` shows them",
+            reasons: reasons::SWITCH,
+        },
+    ],
+};

@@ -1,0 +1,101 @@
+//! `GET /metrics` over TCP, for Prometheus: what is counted, and nothing that could change anything.
+//!
+//! Whoever reaches the address may read. A few connections at a time, each for one request of bounded size and time: others
+//! wait in the listener's queue.
+
+use std::convert::Infallible;
+use std::io;
+use std::net::{SocketAddr, TcpListener as StdListener};
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::body::Bytes;
+use http_body_util::Full;
+use hyper::body::Incoming;
+use hyper::header::{ALLOW, CONTENT_TYPE};
+use hyper::server::conn::http1;
+use hyper::service::service_fn;
+use hyper::{Method, Request, Response, StatusCode};
+use hyper_util::rt::{TokioIo, TokioTimer};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::Semaphore;
+
+use super::Backend;
+use super::exposition::{CONTENT_TYPE as FORMAT, exposition};
+
+/// Connections at a time.
+const MAX_CONNECTIONS: usize = 8;
+/// Bytes of a request's head.
+const MAX_HEAD: usize = 16 << 10;
+/// How long the head of a request may take to come.
+const HEAD_TIME: Duration = Duration::from_secs(5);
+/// How long a connection may last.
+const CONNECTION_TIME: Duration = Duration::from_secs(20);
+/// After which the listener is tried again when it fails, such as for want of descriptors.
+const PAUSE: Duration = Duration::from_millis(100);
+
+/// Listens on an address, nonblocking.
+pub(super) fn bind(address: SocketAddr) -> io::Result<StdListener> {
+    let listener = StdListener::bind(address)?;
+    listener.set_nonblocking(true)?;
+    Ok(listener)
+}
+
+/// Answers until it is dropped.
+pub(super) async fn run(listener: TcpListener, backend: Arc<dyn Backend>) {
+    let places = Arc::new(Semaphore::new(MAX_CONNECTIONS));
+    loop {
+        // Never closed, so this waits and nothing else.
+        let Ok(place) = Arc::clone(&places).acquire_owned().await else { return };
+        let Ok((stream, _)) = listener.accept().await else {
+            tokio::time::sleep(PAUSE).await;
+            continue;
+        };
+        let backend = Arc::clone(&backend);
+        tokio::spawn(async move {
+            // Whatever goes wrong on a connection is the other side's affair.
+            let _ = tokio::time::timeout(CONNECTION_TIME, converse(stream, backend)).await;
+            drop(place);
+        });
+    }
+}
+
+/// One request on one connection.
+async fn converse(stream: TcpStream, backend: Arc<dyn Backend>) -> hyper::Result<()> {
+    let service = service_fn(move |request| answer(request, Arc::clone(&backend)));
+    http1::Builder::new()
+        .keep_alive(false)
+        .max_buf_size(MAX_HEAD)
+        .timer(TokioTimer::new())
+        .header_read_timeout(HEAD_TIME)
+        .serve_connection(TokioIo::new(stream), service)
+        .await
+}
+
+async fn answer(request: Request<Incoming>, backend: Arc<dyn Backend>) -> Result<Response<Full<Bytes>>, Infallible> {
+    if request.uri().path() != "/metrics" {
+        return Ok(respond(StatusCode::NOT_FOUND, "text/plain", "there is /metrics\n".to_owned()));
+    }
+    if request.method() != Method::GET {
+        let mut response = respond(StatusCode::METHOD_NOT_ALLOWED, "text/plain", "GET only\n".to_owned());
+        response.headers_mut().insert(ALLOW, hyper::header::HeaderValue::from_static("GET"));
+        return Ok(response);
+    }
+    // Asking the workers blocks.
+    let text = tokio::task::spawn_blocking(move || {
+        let samples = backend.samples().map_err(|e| e.to_string())?;
+        exposition(samples).map_err(|e| e.to_string())
+    });
+    Ok(match text.await {
+        Ok(Ok(text)) => respond(StatusCode::OK, FORMAT, text),
+        Ok(Err(error)) => respond(StatusCode::SERVICE_UNAVAILABLE, "text/plain", error + "\n"),
+        Err(_) => respond(StatusCode::INTERNAL_SERVER_ERROR, "text/plain", "see the daemon's log\n".to_owned()),
+    })
+}
+
+fn respond(status: StatusCode, kind: &'static str, text: String) -> Response<Full<Bytes>> {
+    let mut response = Response::new(Full::new(Bytes::from(text)));
+    *response.status_mut() = status;
+    response.headers_mut().insert(CONTENT_TYPE, hyper::header::HeaderValue::from_static(kind));
+    response
+}
