@@ -13,9 +13,10 @@ pub struct PortCounters {
     pub answered_packets: u64,
     /// From the underlay, to the guest.
     pub from_underlay_packets: u64,
-    /// From the guest, dropped; and what its security groups or its network's ACL keep from the guest, if it came from the
-    /// underlay. Of what one guest sends to another of the same host, the sender's port counts either's refusal.
+    /// From the guest, dropped. Of what one guest sends to another of the same host, the sender's port counts either's refusal.
     pub dropped: Drops,
+    /// From the underlay, and kept from the guest by its security groups or its network's ACL.
+    pub kept_out: Drops,
 }
 
 /// Counters of frames from the underlay, and of frames said to come from a port that does not exist.
@@ -23,6 +24,8 @@ pub struct PortCounters {
 pub struct UnderlayCounters {
     /// Given to a port.
     pub accepted_packets: u64,
+    /// Kept from a port by its security groups or its network's ACL; [`PortCounters::kept_out`] has the reasons.
+    pub kept_out_packets: u64,
     /// Dropped; no port is to blame.
     pub dropped: Drops,
 }
@@ -63,6 +66,7 @@ impl PortCounters {
         ]
         .into_iter()
         .chain(self.dropped.iter().map(|(reason, packets)| (reason.counter(), packets)))
+        .chain(self.kept_out.iter().map(|(reason, packets)| (reason.kept_out_counter(), packets)))
     }
 }
 
@@ -70,6 +74,7 @@ impl UnderlayCounters {
     /// Every counter by name; names end in their unit.
     pub fn iter(&self) -> impl Iterator<Item = (&'static str, u64)> {
         let dropped = self.dropped.iter().map(|(reason, packets)| (reason.counter(), packets));
-        [("accepted_packets", self.accepted_packets)].into_iter().chain(dropped)
+        let plain = [("accepted_packets", self.accepted_packets), ("kept_out_packets", self.kept_out_packets)];
+        plain.into_iter().chain(dropped)
     }
 }

@@ -18,6 +18,11 @@ macro_rules! reasons {
                 match self { $(Self::$name => $text,)* }
             }
 
+            /// Name of the reason's counter of packets that a port is not given, with its unit.
+            pub const fn kept_out_counter(self) -> &'static str {
+                match self { $(Self::$name => concat!("kept_out_", $text, "_packets"),)* }
+            }
+
             /// Name of the reason's counter, with its unit.
             pub const fn counter(self) -> &'static str {
                 match self { $(Self::$name => concat!("dropped_", $text, "_packets"),)* }
@@ -101,6 +106,7 @@ mod tests {
         for (i, reason) in DropReason::ALL.iter().enumerate() {
             assert_eq!(reason.index(), i);
             assert_eq!(reason.counter(), format!("dropped_{reason}_packets"));
+            assert_eq!(reason.kept_out_counter(), format!("kept_out_{reason}_packets"));
             assert!(DropReason::ALL.iter().filter(|r| r.name() == reason.name()).count() == 1);
         }
     }

@@ -127,10 +127,11 @@ impl Switch {
         if let Some(Account { counters, .. }) = self.counters.get_mut(usize::from(port.0)) {
             match passed {
                 Ok(()) => counters.from_underlay_packets += 1,
-                Err(reason) => counters.dropped.count(reason),
+                Err(reason) => counters.kept_out.count(reason),
             }
         }
         self.underlay.accepted_packets += u64::from(passed.is_ok());
+        self.underlay.kept_out_packets += u64::from(passed.is_err());
         passed.map(|()| port)
     }
 
@@ -149,6 +150,13 @@ impl Switch {
     pub fn port_counters(&self, port: PortId) -> Option<&PortCounters> {
         self.index.port(port)?;
         self.counters.get(usize::from(port.0)).map(|account| &account.counters)
+    }
+
+    /// Counters of a port begin anew, as those of its device do when that is made anew.
+    pub fn forget_counters(&mut self, port: PortId) {
+        if let Some(account) = self.counters.get_mut(usize::from(port.0)) {
+            account.counters = PortCounters::default();
+        }
     }
 
     /// Counters of frames from the underlay.

@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use bifrost_control::Client;
 use bifrost_control::api::{DropCount, Drops, Place};
+use bifrost_control::balance::Balance;
 use clap::Args;
 use serde::Serialize;
 
@@ -36,6 +37,7 @@ struct Watched {
     /// Over which time the rates are; none: since the start.
     interval_s: Option<f64>,
     drops: Vec<Rated>,
+    unexplained: Vec<Balance>,
 }
 
 #[derive(Clone, Debug, Serialize)]
@@ -59,18 +61,23 @@ impl Watched {
             let per_s = drop.count.saturating_sub(before) as f64 / seconds;
             Rated { drop, per_s }
         });
-        Watched { uptime_s: now.uptime_s, interval_s: since, drops: drops.collect() }
+        Watched { uptime_s: now.uptime_s, interval_s: since, drops: drops.collect(), unexplained: now.unexplained }
     }
 
     fn text(&self) -> String {
-        if self.drops.is_empty() {
-            return "nothing was dropped".to_owned();
-        }
         let over = self.interval_s.map_or("since the start".to_owned(), |s| format!("over {s:.1} s"));
-        let mut out = format!("drops since the start, and rates {over}");
+        let mut out = match self.drops.len() {
+            0 => "nothing was dropped".to_owned(),
+            _ => format!("drops since the start, and rates {over}"),
+        };
         for Rated { drop, per_s } in &self.drops {
             let _ = write!(out, "\n\n{:<44}{:<28}{:>12}{per_s:>12.1}/s", drop.counter, drop.at.to_string(), drop.count);
             let _ = write!(out, "\n    {}\n    -> {}", drop.what, drop.advice);
+        }
+        let _ = write!(out, "\n\nunexplained: {}", self.unexplained.iter().map(|b| b.unexplained().abs()).sum::<i64>());
+        for account in &self.unexplained {
+            let Balance { stage, at, entered, left } = account;
+            let _ = write!(out, "\n    {stage} ({at}): {entered} packets entered, {left} left; report this");
         }
         out
     }
@@ -116,7 +123,7 @@ mod tests {
             what: "what".to_owned(),
             advice: "advice".to_owned(),
         };
-        Drops { uptime_s, drops: counts.iter().map(drop).collect() }
+        Drops { uptime_s, drops: counts.iter().map(drop).collect(), unexplained: Vec::new() }
     }
 
     #[test]
@@ -134,7 +141,12 @@ mod tests {
     fn text_explains() {
         let text = Watched::between(None, drops(2.0, &[("drop.x_packets", 3)])).text();
         assert!(text.contains("drop.x_packets") && text.contains("worker 0") && text.contains(" 1.5/s"), "{text}");
-        assert!(text.ends_with("\n    what\n    -> advice"), "{text}");
-        assert_eq!(Watched::between(None, drops(2.0, &[])).text(), "nothing was dropped");
+        assert!(text.ends_with("\n    what\n    -> advice\n\nunexplained: 0"), "{text}");
+        let mut vanished = drops(2.0, &[]);
+        let at = Place { worker: Some(1), ..Place::default() };
+        vanished.unexplained.push(Balance { stage: "switch".to_owned(), at, entered: 9, left: 6 });
+        let text = Watched::between(None, vanished).text();
+        let expected = "unexplained: 3\n    switch (worker 1): 9 packets entered, 6 left; report this";
+        assert!(text.starts_with("nothing was dropped\n") && text.ends_with(expected), "{text}");
     }
 }

@@ -39,7 +39,10 @@ pub(crate) fn of(state: &State) -> Result<Vec<Sample>> {
 fn of_port(port: &PortView, device: &str) -> Vec<(String, u64)> {
     let own = port.counters.iter().map(|(name, value)| (format!("{device}.{name}"), *value));
     // Reasons for which nothing was dropped are many, and say nothing.
-    let switch = port.switch.iter().filter(|(name, value)| *value > 0 || !name.starts_with("dropped_"));
+    let switch = port
+        .switch
+        .iter()
+        .filter(|(name, value)| *value > 0 || !(name.starts_with("dropped_") || name.starts_with("kept_out_")));
     let switch = switch.map(|(name, value)| (format!("avs.{name}"), *value));
     [
         ("port.tx_packets", port.tx_packets),
@@ -50,9 +53,12 @@ fn of_port(port: &PortView, device: &str) -> Vec<(String, u64)> {
         ("port.held_back_times", port.held_back_times),
         ("port.failed_ports", u64::from(port.failed)),
         ("port.rate_limited_packets", port.rate_limited_packets),
+        ("port.undecided_packets", port.waiting_packets.0),
+        ("port.blocked_packets", port.waiting_packets.1),
     ]
     .into_iter()
     .map(|(name, value)| (name.to_owned(), value))
+    .chain(port.way.iter().map(|(name, value)| (format!("port.{name}"), value)))
     .chain(switch)
     .chain(own)
     .collect()
@@ -129,9 +135,10 @@ mod tests {
         names.extend(TapCounters::default().iter().map(|(name, _)| format!("tap.{name}")));
         names.extend(VhostCounters::default().iter().map(|(name, _)| format!("vhost.{name}")));
         // What is read elsewhere when it is asked for.
-        let gauges = ["rte.send_pages", "rte.receive_pages", "rte.connections"];
+        let gauges = ["rte.send_pages", "rte.receive_pages", "rte.connections", "fault.waiting_packets"];
         names.extend(gauges.map(str::to_owned));
-        names.extend(["tap.tx_overrun_packets", "vhost.rx_unplugged_frames"].map(str::to_owned));
+        let devices = ["tap.tx_overrun_packets", "tap.rx_held_frames", "vhost.rx_unplugged_frames"];
+        names.extend(devices.map(str::to_owned));
         names
     }
 

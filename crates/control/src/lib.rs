@@ -3,6 +3,7 @@
 //! - [`config`]: the TOML file, checked as a whole into types that cannot be wrong.
 //! - [`diff`]: what a reload changes, and what it cannot change.
 //! - [`api`]: the types of the HTTP API, shared by both of its ends.
+//! - [`balance`]: whether every packet is accounted for.
 //! - [`counters`]: what every counter means.
 //! - [`server`]: the daemon's end, HTTP/1.1 with JSON over a Unix socket.
 //! - [`client`]: the other end, for `bifrostctl`, the lab and tests.
@@ -10,6 +11,7 @@
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
 pub mod api;
+pub mod balance;
 pub mod client;
 pub mod config;
 pub mod counters;

@@ -134,6 +134,8 @@ impl<P: GuestPort> Core<P> {
         let port = self.ports.get_mut(usize::from(owner)).and_then(Option::take)?;
         self.vnics.remove(&(port.vni, port.mac));
         self.engine.remove_owner(owner, &mut self.out);
+        self.switch.forget_counters(bifrost_avs::PortId(owner));
+        self.counters.former_rx_packets += port.rx_packets + port.way.answer_packets + port.rate_limited;
         Some(port.port)
     }
 
@@ -147,8 +149,8 @@ impl<P: GuestPort> Core<P> {
         self.engine.remove_owner(owner, &mut self.out);
         self.engine.set_receive_window(owner, device.receive_window());
         port.held = vec![None; device.tx_capacity() as usize];
-        port.backlog.clear();
-        (port.blocked, port.held_back_until) = (None, None);
+        port.forget_waiting();
+        port.held_back_until = None;
         (port.readable, port.watched, port.failed) = (true, true, false);
         (port.dirty, port.completed) = (false, false);
         Ok(std::mem::replace(&mut port.port, device))
@@ -211,6 +213,7 @@ impl<P: GuestPort> Core<P> {
     pub(crate) fn forget_departures(&mut self, peer: u16) {
         for port in self.ports.iter_mut().flatten().filter(|p| p.blocked.is_some_and(|d| d.peer == peer)) {
             port.blocked = None;
+            port.way.decided_again_packets += 1;
             if let Some(first) = port.backlog.front() {
                 port.held[first.handle.0 as usize] = None;
             }

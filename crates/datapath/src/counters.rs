@@ -32,6 +32,20 @@ pub struct Counters {
     pub malformed_guest_frames: [u64; Malformed::ALL.len()],
     /// Frames in datagrams whose transport checksum is wrong.
     pub bad_checksum_frames: u64,
+    /// Plain VXLAN frames whose transport checksum is wrong: shown all the same, for the guest is the one to judge.
+    pub bad_plain_checksum_frames: u64,
+    /// BIFROST packets received that carry no frame: ACKs, probes, SKIPs, set-up, RESETs.
+    pub control_rx_packets: u64,
+    /// Data that the transport did not take: duplicates, and what fits no connection; the transport counts which.
+    pub not_taken_packets: u64,
+    /// Data placed for the guest and thrown away again, for the transport could not take it after all.
+    pub discarded_packets: u64,
+    /// Answers of the switch to guests.
+    pub answered_packets: u64,
+    /// Packets for the guests of ports that were removed since: shown to them, or beyond their limits.
+    pub former_rx_packets: u64,
+    /// Packets to be sent: what the transport asked for, and plain VXLAN.
+    pub emitted_packets: u64,
     /// Frames from guests whose finished transport checksum is wrong; they leave as plain VXLAN.
     pub bad_guest_checksum_frames: u64,
     /// DATA whose frame does not go from one of the connection's vNICs to the other.
@@ -46,14 +60,18 @@ pub struct Counters {
     pub no_buffer_packets: u64,
     /// Packets that had to wait for earlier ones while the guest's last buffers were kept for those; they come again.
     pub no_room_to_wait_packets: u64,
-    /// Packets whose peer or port was removed while they were on their way.
+    /// Packets from other hosts whose peer or port was removed while they were on their way, or is not on this worker.
     pub gone_packets: u64,
+    /// Packets to other hosts whose peer or port was removed while they were on their way.
+    pub gone_tx_packets: u64,
     /// Packets that were not sent again because the guest had used their buffer for something else.
     pub reused_buffer_packets: u64,
     /// Frames larger than the receiving port takes.
     pub too_large_packets: u64,
     /// Datagrams given to the worker that owns them.
     pub handed_over_packets: u64,
+    /// Datagrams taken from other workers.
+    pub taken_over_packets: u64,
     /// Datagrams dropped because too many wait for the worker that owns them.
     pub hand_over_overflow_packets: u64,
     /// RESETs dropped because too many wait for another worker.
@@ -68,10 +86,79 @@ pub struct Counters {
     pub fault_corrupted_packets: u64,
     /// Delayed packets dropped because too many wait.
     pub fault_overflow_packets: u64,
+    /// Of the dropped ones: those from guests.
+    pub fault_guest_dropped_packets: u64,
+    /// Of the dropped ones: those on their way to other hosts.
+    pub fault_tx_dropped_packets: u64,
+    /// Of the corrupted ones: those on their way to other hosts, which are dropped.
+    pub fault_tx_corrupted_packets: u64,
+    /// Of the corrupted ones: those from other hosts as they arrive, which are dropped.
+    pub fault_rx_corrupted_packets: u64,
+    /// Of the duplicated ones: those on their way to other hosts.
+    pub fault_tx_duplicated_packets: u64,
+    /// Of the duplicated ones: those from other hosts as they arrive.
+    pub fault_rx_duplicated_packets: u64,
+    /// Packets to other hosts that were taken off their way, to be sent later.
+    pub fault_tx_put_off_packets: u64,
+    /// Packets from other hosts that were taken off their way, to arrive later.
+    pub fault_rx_put_off_packets: u64,
+    /// Copies that were to wait.
+    pub fault_queued_packets: u64,
+    /// Packets to other hosts that have waited.
+    pub fault_tx_released_packets: u64,
+    /// Packets from other hosts that have waited.
+    pub fault_rx_released_packets: u64,
     /// Notifications that failed.
     pub notify_errors: u64,
     /// Fetches that failed.
     pub fetch_errors: u64,
+}
+
+/// What became of a guest's packets on one worker, stage by stage.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct WayCounters {
+    /// Fetched from its device.
+    pub fetched_packets: u64,
+    /// That cannot be parsed.
+    pub malformed_packets: u64,
+    /// Dropped by an injected fault before the switch.
+    pub fault_dropped_packets: u64,
+    /// For which the switch had a way, and that cannot be segmented.
+    pub unsegmentable_packets: u64,
+    /// Taken by the transport.
+    pub accepted_packets: u64,
+    /// Left to plain VXLAN.
+    pub plain_packets: u64,
+    /// Given to another port of this host.
+    pub local_packets: u64,
+    /// That the switch is to decide about once more, for the peer was removed while they waited.
+    pub decided_again_packets: u64,
+    /// That waited for the switch when their device was exchanged.
+    pub gone_undecided_packets: u64,
+    /// That waited for the transport when their device was exchanged.
+    pub gone_decided_packets: u64,
+    /// Answers of the switch that were placed for the guest.
+    pub answer_packets: u64,
+}
+
+impl WayCounters {
+    /// All counters with their names, units last.
+    pub fn iter(&self) -> impl Iterator<Item = (&'static str, u64)> {
+        [
+            ("fetched_packets", self.fetched_packets),
+            ("malformed_packets", self.malformed_packets),
+            ("fault_dropped_packets", self.fault_dropped_packets),
+            ("unsegmentable_packets", self.unsegmentable_packets),
+            ("accepted_packets", self.accepted_packets),
+            ("plain_packets", self.plain_packets),
+            ("local_packets", self.local_packets),
+            ("decided_again_packets", self.decided_again_packets),
+            ("gone_undecided_packets", self.gone_undecided_packets),
+            ("gone_decided_packets", self.gone_decided_packets),
+            ("answer_packets", self.answer_packets),
+        ]
+        .into_iter()
+    }
 }
 
 impl Counters {
@@ -88,17 +175,26 @@ impl Counters {
             ("drop.unknown_peer_packets", self.unknown_peer_packets),
             ("drop.bad_vxlan_packets", self.bad_vxlan_packets),
             ("drop.bad_checksum_frames", self.bad_checksum_frames),
+            ("datapath.bad_plain_checksum_frames", self.bad_plain_checksum_frames),
             ("datapath.bad_guest_checksum_frames", self.bad_guest_checksum_frames),
             ("drop.wrong_vnic_packets", self.wrong_vnic_packets),
+            ("datapath.control_rx_packets", self.control_rx_packets),
+            ("datapath.not_taken_packets", self.not_taken_packets),
+            ("datapath.discarded_packets", self.discarded_packets),
+            ("datapath.answered_packets", self.answered_packets),
+            ("datapath.former_rx_packets", self.former_rx_packets),
+            ("datapath.emitted_packets", self.emitted_packets),
             ("datapath.plain_rx_packets", self.plain_rx_packets),
             ("datapath.plain_tx_packets", self.plain_tx_packets),
             ("datapath.local_packets", self.local_packets),
             ("drop.no_buffer_packets", self.no_buffer_packets),
             ("drop.no_room_to_wait_packets", self.no_room_to_wait_packets),
             ("drop.gone_packets", self.gone_packets),
+            ("drop.gone_tx_packets", self.gone_tx_packets),
             ("drop.reused_buffer_packets", self.reused_buffer_packets),
             ("drop.too_large_packets", self.too_large_packets),
             ("datapath.handed_over_packets", self.handed_over_packets),
+            ("datapath.taken_over_packets", self.taken_over_packets),
             ("drop.hand_over_overflow_packets", self.hand_over_overflow_packets),
             ("drop.reset_overflow_packets", self.reset_overflow_packets),
             ("fault.dropped_packets", self.fault_dropped_packets),
@@ -106,6 +202,17 @@ impl Counters {
             ("fault.duplicated_packets", self.fault_duplicated_packets),
             ("fault.corrupted_packets", self.fault_corrupted_packets),
             ("fault.overflow_packets", self.fault_overflow_packets),
+            ("fault.guest_dropped_packets", self.fault_guest_dropped_packets),
+            ("fault.tx_dropped_packets", self.fault_tx_dropped_packets),
+            ("fault.tx_corrupted_packets", self.fault_tx_corrupted_packets),
+            ("fault.rx_corrupted_packets", self.fault_rx_corrupted_packets),
+            ("fault.tx_duplicated_packets", self.fault_tx_duplicated_packets),
+            ("fault.rx_duplicated_packets", self.fault_rx_duplicated_packets),
+            ("fault.tx_put_off_packets", self.fault_tx_put_off_packets),
+            ("fault.rx_put_off_packets", self.fault_rx_put_off_packets),
+            ("fault.queued_packets", self.fault_queued_packets),
+            ("fault.tx_released_packets", self.fault_tx_released_packets),
+            ("fault.rx_released_packets", self.fault_rx_released_packets),
             ("drop.notify_errors", self.notify_errors),
             ("drop.fetch_errors", self.fetch_errors),
         ];

@@ -73,6 +73,11 @@ impl Delayed {
         true
     }
 
+    /// How many wait.
+    pub(crate) fn len(&self) -> usize {
+        self.packets.len()
+    }
+
     /// When the next one goes on.
     pub(crate) fn next(&self) -> Option<Time> {
         self.heap.peek().map(|Reverse((at, _))| *at)

@@ -22,13 +22,16 @@ impl<P: GuestPort> Core<P> {
             return false;
         }
         let out = std::mem::take(&mut self.out);
+        self.counters.emitted_packets += (out.data.len() + out.control.len() + out.plain.len()) as u64;
         for data in &out.data {
             if self.send_data::<SEEN>(data).is_none() {
-                self.counters.gone_packets += 1;
+                self.counters.gone_tx_packets += 1;
             }
         }
         for control in &out.control {
-            self.send_control(control);
+            if self.send_control(control).is_none() {
+                self.counters.gone_tx_packets += 1;
+            }
         }
         for plain in &out.plain {
             let intact = self.port_mut(plain.owner).is_none_or(|p| p.port.is_intact(TxHandle(plain.handle)));
@@ -38,7 +41,7 @@ impl<P: GuestPort> Core<P> {
             } else if let Some(peer) = self.peers.of_engine(plain.peer).map(|p| p.config.id) {
                 self.send_plain::<SEEN>(peer, plain.vni, plain.owner, plain.handle, plain.segment);
             } else {
-                self.counters.gone_packets += 1;
+                self.counters.gone_tx_packets += 1;
                 self.release(plain.owner, plain.handle);
             }
         }
@@ -98,9 +101,9 @@ impl<P: GuestPort> Core<P> {
         Some(())
     }
 
-    fn send_control(&mut self, control: &ControlOut) {
-        let Some(vni) = Vni::new(control.vni) else { return };
-        let Some(peer) = self.peers.of_engine(control.peer) else { return };
+    fn send_control(&mut self, control: &ControlOut) -> Option<()> {
+        let vni = Vni::new(control.vni)?;
+        let peer = self.peers.of_engine(control.peer)?;
         let (lane, id) = (peer.lane(control.path), peer.config.id);
         self.batch.push(lane, NOT_ECT, |buffer| {
             buffer.extend_from_slice(&vxlan::emit(vni));
@@ -115,6 +118,7 @@ impl<P: GuestPort> Core<P> {
         if !self.faults.is_empty() {
             self.spoil_last(id, control.path, lane, NOT_ECT);
         }
+        Some(())
     }
 
     /// One segment as plain VXLAN, and its release.
@@ -126,7 +130,7 @@ impl<P: GuestPort> Core<P> {
                 self.spoil_last(peer, PathId::masked(path), lane, NOT_ECT);
             }
         } else {
-            self.counters.gone_packets += 1;
+            self.counters.gone_tx_packets += 1;
         }
         self.release(owner, handle);
     }
@@ -180,24 +184,26 @@ impl<P: GuestPort> Core<P> {
         let Some(bytes) = self.batch.pop() else { return };
         if fate.drop {
             self.counters.fault_dropped_packets += 1;
+            self.counters.fault_tx_dropped_packets += 1;
             self.see_spoilt(peer, path, &bytes);
             return;
         }
         if fate.corrupt.is_some() {
             // UDP's checksum detects any one flipped bit: the receiving kernel drops the datagram.
             self.counters.fault_corrupted_packets += 1;
+            self.counters.fault_tx_corrupted_packets += 1;
             self.see_spoilt(peer, path, &bytes);
             return;
         }
         if fate.duplicate {
             self.counters.fault_duplicated_packets += 1;
+            self.counters.fault_tx_duplicated_packets += 1;
             self.batch.push(lane, ecn, |buffer| buffer.extend_from_slice(&bytes));
         }
         if fate.delay_ns > 0 {
             self.counters.fault_delayed_packets += 1;
-            if !self.delayed.push(self.now.after(fate.delay_ns), Packet::Out { lane, ecn, bytes }) {
-                self.counters.fault_overflow_packets += 1;
-            }
+            self.counters.fault_tx_put_off_packets += 1;
+            self.put_off(fate.delay_ns, Packet::Out { lane, ecn, bytes });
         } else {
             self.batch.push(lane, ecn, |buffer| buffer.extend_from_slice(&bytes));
         }

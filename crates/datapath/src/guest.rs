@@ -73,6 +73,7 @@ impl<P: GuestPort> Core<P> {
             if let Some(limit) = &port.limits.tx {
                 charge(limit, self.now, &self.frames);
             }
+            port.way.fetched_packets += self.frames.len() as u64;
             port.backlog.extend(self.frames.drain(..));
         }
         while let Some(frame) = self.ports[owner].as_mut().and_then(|p| p.backlog.pop_front()) {
@@ -123,6 +124,7 @@ impl<P: GuestPort> Core<P> {
             Ok(parsed) => parsed,
             Err(reason) => {
                 self.counters.malformed_guest_frames[reason.index()] += 1;
+                port.way.malformed_packets += 1;
                 if SEEN && let Some(capture) = &mut self.capture {
                     capture.held(
                         Stage::Drop,
@@ -140,6 +142,8 @@ impl<P: GuestPort> Core<P> {
         port.tx_bytes += u64::from(frame.len);
         if !self.faults.is_empty() && self.faults.at_port(owner, Direction::Tx).drop {
             self.counters.fault_dropped_packets += 1;
+            self.counters.fault_guest_dropped_packets += 1;
+            port.way.fault_dropped_packets += 1;
             if SEEN && let Some(capture) = &mut self.capture {
                 capture.held(Stage::Drop, Note::outwards("fault", owner), &port.port, frame.handle, frame.len);
             }
@@ -175,6 +179,7 @@ impl<P: GuestPort> Core<P> {
                     Ok(segments) => segments,
                     Err(reason) => {
                         self.counters.malformed_guest_frames[reason.index()] += 1;
+                        port.way.unsegmentable_packets += 1;
                         if SEEN && let Some(capture) = &mut self.capture {
                             let note = Note::outwards(reason.name(), owner);
                             capture.held(Stage::Drop, note, &port.port, frame.handle, frame.len);
@@ -210,6 +215,7 @@ impl<P: GuestPort> Core<P> {
                 self.hand_to_transport::<SEEN>(owner, handle, Departure { vni: vni.get(), peer: peer.0, reliably })
             }
             FromGuest::Local { port: to, rewrite } => {
+                port.way.local_packets += 1;
                 self.deliver_locally::<SEEN>(owner, frame, segments, to.0, rewrite);
                 Done::Yes
             }
@@ -243,8 +249,16 @@ impl<P: GuestPort> Core<P> {
             );
         }
         match admission {
-            Admission::Accepted => {}
+            Admission::Accepted => {
+                if let Some(port) = self.port_mut(owner) {
+                    port.way.accepted_packets += 1;
+                }
+            }
             Admission::Plain => {
+                if let Some(port) = self.port_mut(owner) {
+                    port.way.plain_packets += 1;
+                }
+                self.counters.emitted_packets += u64::from(count);
                 for segment in 0..count {
                     self.send_plain::<SEEN>(departure.peer, departure.vni, owner, handle, segment as u8);
                 }
@@ -262,16 +276,19 @@ impl<P: GuestPort> Core<P> {
     /// Gives the switch's own answer to the guest that asked.
     fn answer<const SEEN: bool>(&mut self, owner: u16) {
         let Some(port) = self.ports[usize::from(owner)].as_mut() else { return };
+        self.counters.answered_packets += 1;
         match port.port.place(self.switch.answer(), true) {
             Ok(handle) => {
                 port.hidden += 1;
+                port.way.answer_packets += 1;
                 if SEEN && let Some(capture) = &mut self.capture {
                     let note = Note { port: Some(owner), ..Note::inwards("the switch's answer") };
                     capture.placed(note, handle.0, self.switch.answer());
                 }
                 self.out.publish.push((owner, handle.0));
             }
-            Err(_) => self.counters.no_buffer_packets += 1,
+            Err(PlaceError::NoBuffer) => self.counters.no_buffer_packets += 1,
+            Err(PlaceError::TooLarge) => self.counters.too_large_packets += 1,
         }
     }
 
@@ -322,7 +339,11 @@ impl<P: GuestPort> Core<P> {
 
     /// Places a frame that no transport vouches for; it is shown with this batch.
     pub(crate) fn deliver_plain<const SEEN: bool>(&mut self, owner: u16, frame: &[u8], checksum_valid: bool) {
-        let Some(port) = self.ports.get_mut(usize::from(owner)).and_then(Option::as_mut) else { return };
+        let Some(port) = self.ports.get_mut(usize::from(owner)).and_then(Option::as_mut) else {
+            // Its device has no queue on this worker.
+            self.counters.gone_packets += 1;
+            return;
+        };
         place_plain::<SEEN, P>(
             port,
             self.now,

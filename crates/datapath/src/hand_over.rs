@@ -132,6 +132,7 @@ impl<U: PolledUnderlay> Worker<U> {
             own.remove_waiting(datagrams.len());
         }
         self.core.now = Time(bifrost_port::clock::monotonic_ns());
+        self.core.counters.taken_over_packets += datagrams.len() as u64;
         for d in datagrams {
             let (payload, source, service) = (&d.bytes[..], d.source, Service::Bifrost);
             let datagram = Datagram { payload, source, service, ecn: d.ecn, ttl: d.ttl, rx_time_ns: d.rx_time_ns };

@@ -33,7 +33,7 @@ mod underlay;
 mod worker;
 
 pub use crate::core::{Core, CoreConfig};
-pub use counters::Counters;
+pub use counters::{Counters, WayCounters};
 pub use handle::{Gone, Handle, Remote, join, start};
 pub use limits::{Limit, Limits, Rate};
 pub use peers::{PeerConfig, PeerError};

@@ -8,6 +8,7 @@ use bifrost_port::{GuestPort, TxFrame};
 use bifrost_rte::{Destination, Ordering, Time};
 use bifrost_wire::{Mac, Vni};
 
+use crate::counters::WayCounters;
 use crate::limits::Limits;
 
 /// A guest port to be added to a worker.
@@ -79,6 +80,8 @@ pub(crate) struct Port<P> {
     /// Completed since the guest was last told.
     pub(crate) completed: bool,
     pub(crate) failed: bool,
+    /// What became of its packets.
+    pub(crate) way: WayCounters,
     pub(crate) tx_packets: u64,
     pub(crate) tx_bytes: u64,
     pub(crate) rx_packets: u64,
@@ -111,6 +114,7 @@ impl<P: GuestPort> Port<P> {
             dirty: false,
             completed: false,
             failed: false,
+            way: WayCounters::default(),
             tx_packets: 0,
             tx_bytes: 0,
             rx_packets: 0,
@@ -151,6 +155,21 @@ impl<P: GuestPort> Port<P> {
     pub(crate) fn complete(&mut self, handle: bifrost_port::TxHandle) {
         self.port.complete(handle);
         self.completed = true;
+    }
+
+    /// Fetched packets that wait: those for which the switch has not decided, and whether there is one for which it has.
+    pub(crate) fn waiting(&self) -> (u64, u64) {
+        let decided = u64::from(self.blocked.is_some());
+        (self.backlog.len() as u64 - decided.min(self.backlog.len() as u64), decided)
+    }
+
+    /// Forgets what was fetched and waits, and how much is hidden: the device is another one from now on.
+    pub(crate) fn forget_waiting(&mut self) {
+        let (undecided, decided) = self.waiting();
+        self.way.gone_undecided_packets += undecided;
+        self.way.gone_decided_packets += decided;
+        self.backlog.clear();
+        (self.blocked, self.hidden) = (None, 0);
     }
 
     /// Packets of the guest that are held.

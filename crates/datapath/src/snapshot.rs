@@ -6,6 +6,7 @@ use bifrost_port::GuestPort;
 use bifrost_rte::{ConnSnapshot, PathSnapshot};
 
 use crate::core::Core;
+use crate::counters::WayCounters;
 use crate::fault::Fault;
 
 /// One worker.
@@ -59,6 +60,10 @@ pub struct PortView {
     pub rx_packets: u64,
     /// Bytes of them.
     pub rx_bytes: u64,
+    /// What became of the guest's packets.
+    pub way: WayCounters,
+    /// Fetched packets for which the switch has not decided, and those that wait for a window, now.
+    pub waiting_packets: (u64, u64),
     /// The guest's packets that are held until they are acknowledged.
     pub held_packets: u64,
     /// How often the guest had to wait because it had sent what it may.
@@ -77,10 +82,17 @@ pub struct PortView {
 
 impl<P: GuestPort> Core<P> {
     fn drops(&self, owner: u16, rate_limited: u64) -> BTreeMap<String, u64> {
-        let by_switch = self.switch.port_counters(bifrost_avs::PortId(owner)).map(|c| c.dropped.iter());
-        let by_switch = by_switch.into_iter().flatten().map(|(reason, n)| (reason.name(), n));
+        let by_switch = self.switch.port_counters(bifrost_avs::PortId(owner));
+        let by_switch = by_switch
+            .into_iter()
+            .flat_map(|c| c.dropped.iter().chain(c.kept_out.iter()))
+            .map(|(reason, n)| (reason.name(), n));
         let all = by_switch.chain([("rate_limited", rate_limited)]);
-        all.filter(|(_, n)| *n > 0).map(|(reason, n)| (reason.to_string(), n)).collect()
+        let mut drops = BTreeMap::new();
+        for (reason, n) in all.filter(|(_, n)| *n > 0) {
+            *drops.entry(reason.to_string()).or_default() += n;
+        }
+        drops
     }
 
     /// A picture of everything. `connections`: also of each connection, which may be many.
@@ -97,6 +109,7 @@ impl<P: GuestPort> Core<P> {
         let (send, receive) = self.engine.pages_used();
         counters.insert("rte.send_pages".to_string(), u64::from(send));
         counters.insert("rte.receive_pages".to_string(), u64::from(receive));
+        counters.insert("fault.waiting_packets".to_string(), self.delayed.len() as u64);
         counters.insert("rte.connections".to_string(), self.engine.connections() as u64);
         let ports = self.ports.iter().flatten().map(|p| PortView {
             owner: p.owner,
@@ -104,6 +117,8 @@ impl<P: GuestPort> Core<P> {
             tx_bytes: p.tx_bytes,
             rx_packets: p.rx_packets,
             rx_bytes: p.rx_bytes,
+            way: p.way,
+            waiting_packets: p.waiting(),
             held_packets: p.held_packets(),
             held_back_times: p.held_back,
             failed: p.failed,

@@ -53,13 +53,16 @@ impl<P: GuestPort> Core<P> {
             busy = true;
             match packet {
                 delayed::Packet::Out { lane, ecn, bytes } => {
+                    self.counters.fault_tx_released_packets += 1;
                     self.batch.push(lane, ecn, |buffer| buffer.extend_from_slice(&bytes));
                 }
                 delayed::Packet::In { bytes, source, plain, ecn, ttl, at_port } => {
+                    self.counters.fault_rx_released_packets += 1;
                     let service = if plain { Service::Vxlan } else { Service::Bifrost };
                     let datagram = Datagram { payload: &bytes, source, service, ecn, ttl, rx_time_ns: self.now.0 };
-                    if let Some(peer) = self.peers.of_address(source.ip()) {
-                        self.accept::<SEEN>(peer, &datagram, at_port);
+                    match self.peers.of_address(source.ip()) {
+                        Some(peer) => self.accept::<SEEN>(peer, &datagram, at_port),
+                        None => self.counters.gone_packets += 1,
                     }
                 }
             }
@@ -79,18 +82,27 @@ impl<P: GuestPort> Core<P> {
         if fate.corrupt.is_some() {
             // UDP's checksum detects any one flipped bit: the kernel would not have given us the datagram.
             self.counters.fault_corrupted_packets += 1;
+            self.counters.fault_rx_corrupted_packets += 1;
             self.see_lost::<SEEN>("fault", datagram);
             return;
         }
         if fate.duplicate {
             self.counters.fault_duplicated_packets += 1;
+            self.counters.fault_rx_duplicated_packets += 1;
             self.accept::<SEEN>(peer, datagram, false);
         }
         if fate.delay_ns == 0 {
             return self.accept::<SEEN>(peer, datagram, false);
         }
         self.counters.fault_delayed_packets += 1;
-        if !self.delayed.push(self.now.after(fate.delay_ns), delayed::Packet::copy_of(datagram, false)) {
+        self.counters.fault_rx_put_off_packets += 1;
+        self.put_off(fate.delay_ns, delayed::Packet::copy_of(datagram, false));
+    }
+
+    /// Has a packet wait because of a fault.
+    pub(crate) fn put_off(&mut self, delay_ns: u64, packet: delayed::Packet) {
+        self.counters.fault_queued_packets += 1;
+        if !self.delayed.push(self.now.after(delay_ns), packet) {
             self.counters.fault_overflow_packets += 1;
         }
     }
@@ -140,6 +152,7 @@ impl<P: GuestPort> Core<P> {
             }
         };
         let now = self.now;
+        self.counters.control_rx_packets += u64::from(!matches!(packet, Packet::Data(..)));
         match packet {
             Packet::Data(header, frame) => self.on_data::<SEEN>(peer, vni, &arrival, &header, frame, datagram, at_port),
             Packet::Ack(ack) => self.engine.on_ack(now, &arrival, &ack, &mut self.out),
@@ -183,6 +196,7 @@ impl<P: GuestPort> Core<P> {
         }
         let before = if SEEN { Some(*self.engine.counters()) } else { None };
         let Verdict::Place { owner, slot } = self.engine.on_data(self.now, arrival, header, &mut self.out) else {
+            self.counters.not_taken_packets += 1;
             if SEEN && let (Some(capture), Some(before)) = (&mut self.capture, before) {
                 let what = capture::verdict(&before, self.engine.counters());
                 capture.dropped(seen(what), frame, frame.len());
@@ -255,6 +269,7 @@ impl<P: GuestPort> Core<P> {
                 } else {
                     port.port.discard(handle);
                     port.hidden -= 1;
+                    self.counters.discarded_packets += 1;
                     self.see_dropped::<SEEN>(seen("no_page"), frame);
                 }
             }
@@ -292,13 +307,12 @@ impl<P: GuestPort> Core<P> {
         }
         if fate.duplicate {
             self.counters.fault_duplicated_packets += 1;
-            self.delayed.push(self.now, delayed::Packet::copy_of(datagram, true));
+            self.put_off(0, delayed::Packet::copy_of(datagram, true));
         }
         if fate.delay_ns > 0 {
             self.counters.fault_delayed_packets += 1;
-            if !self.delayed.push(self.now.after(fate.delay_ns), delayed::Packet::copy_of(datagram, true)) {
-                self.counters.fault_overflow_packets += 1;
-            }
+            self.counters.fault_rx_put_off_packets += 1;
+            self.put_off(fate.delay_ns, delayed::Packet::copy_of(datagram, true));
             return true;
         }
         let Some(bit) = fate.corrupt else { return false };
@@ -355,6 +369,7 @@ impl<P: GuestPort> Core<P> {
             if fate.delay_ns > 0 || fate.duplicate || fate.corrupt.is_some() {
                 self.counters.fault_delayed_packets += u64::from(fate.delay_ns > 0);
                 self.counters.fault_duplicated_packets += u64::from(fate.duplicate);
+                self.counters.fault_rx_put_off_packets += 1;
                 for _ in 0..1 + usize::from(fate.duplicate) {
                     let mut copy = delayed::Packet::copy_of(datagram, true);
                     if let (Some(bit), delayed::Packet::In { bytes, .. }) = (fate.corrupt, &mut copy) {
@@ -362,9 +377,7 @@ impl<P: GuestPort> Core<P> {
                         // The frame, not the VXLAN header: this fault sits behind decapsulation.
                         corrupt(&mut bytes[vxlan::HEADER_LEN..], bit);
                     }
-                    if !self.delayed.push(self.now.after(fate.delay_ns), copy) {
-                        self.counters.fault_overflow_packets += 1;
-                    }
+                    self.put_off(fate.delay_ns, copy);
                 }
                 return;
             }
@@ -373,7 +386,7 @@ impl<P: GuestPort> Core<P> {
         let checksum = transport_checksum(frame, &parsed);
         if checksum == Checksum::Invalid {
             // Shown all the same: on plain VXLAN the guest is the one to judge.
-            self.counters.bad_checksum_frames += 1;
+            self.counters.bad_plain_checksum_frames += 1;
         }
         self.deliver_plain::<SEEN>(port.0, frame, checksum == Checksum::Valid);
     }

@@ -8,8 +8,8 @@ use std::process::{Child, ExitStatus, Stdio};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use bifrost_control::Client;
 use bifrost_control::api::{Conn, FaultSpec, FaultTarget, PortStatus, Status};
+use bifrost_control::{Client, balance};
 use bifrost_lab::standstill::Watch;
 
 use super::{Counters, Net, netns};
@@ -196,6 +196,24 @@ impl Host {
     /// A counter; those that nothing has counted yet are 0.
     pub fn counter(&self, name: &str) -> u64 {
         self.counters().get(name).copied().unwrap_or(0)
+    }
+
+    /// Every packet is accounted for at every stage: at any time on each worker, and in a moment between workers. A daemon that
+    /// does not run has nothing to say.
+    pub fn assert_balanced(&self) {
+        let mut last = Vec::new();
+        for _ in 0..100 {
+            let Ok(samples) = self.client.samples() else { return };
+            let unexplained = balance::unexplained(&samples);
+            assert!(unexplained.is_empty(), "{}: packets vanished: {unexplained:#?}\n{samples:#?}", self.name);
+            last = balance::balance(&samples);
+            last.retain(|account| account.unexplained() != 0);
+            if last.is_empty() {
+                return;
+            }
+            std::thread::sleep(Duration::from_millis(50));
+        }
+        panic!("{}: packets vanished between workers: {last:#?}", self.name);
     }
 
     pub fn port(&self, name: &str) -> PortStatus {
@@ -387,6 +405,9 @@ impl Drop for Lab {
     fn drop(&mut self) {
         if std::thread::panicking() {
             self.stood_still();
+        }
+        for host in self.hosts.iter().filter(|host| host.child.is_some() && !std::thread::panicking()) {
+            host.assert_balanced();
         }
         for host in &mut self.hosts {
             if std::thread::panicking() {

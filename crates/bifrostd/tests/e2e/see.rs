@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use bifrost_control::api::Sample;
 
-use crate::common::traffic::{exchange, ping};
+use crate::common::traffic::{Exchange, exchange, ping};
 use crate::common::{Guest, Lab, Options, eventually, raw};
 
 /// Where the first host is asked for metrics, from within it.
@@ -62,6 +62,38 @@ fn parse(text: &str) -> Vec<(String, String, f64)> {
 }
 
 #[test]
+fn every_packet_is_accounted_for_while_it_is_carried_and_lost() {
+    let mut lab = Lab::new(Options { workers: 2, ..Options::default() });
+    lab.add(0, Guest::new("a", 1, &["10.0.0.1/24"]));
+    lab.add(0, Guest::new("c", 3, &["10.0.0.3/24"]));
+    lab.add(1, Guest::new("b", 2, &["10.0.0.2/24"]));
+    lab.start();
+    lab.hosts[0].path_fault("host-b", Some(1), |fault| {
+        (fault.loss_percent, fault.delay_us, fault.duplicate_percent, fault.corrupt_percent) = (3.0, 300, 5.0, 1.0);
+    });
+    lab.hosts[1].path_fault("host-a", Some(2), |fault| {
+        fault.direction = bifrost_control::api::Direction::Tx;
+        (fault.loss_percent, fault.delay_us, fault.duplicate_percent, fault.corrupt_percent) = (3.0, 300, 5.0, 1.0);
+    });
+    lab.hosts[1].port_fault("b", |fault| (fault.loss_percent, fault.duplicate_percent) = (1.0, 1.0));
+    let stream = Exchange::start(lab.net("a"), lab.net("b"), "10.0.0.2", 5001, 4 << 20);
+    for _ in 0..10 {
+        lab.hosts.iter().for_each(|host| assert_eq!(host.client.drops().unwrap().unexplained, []));
+        ping(lab.net("c"), "10.0.0.1", 1, 56);
+    }
+    stream.finish();
+    // A port that goes takes its counters along, and one that comes back begins anew.
+    let whole = lab.hosts[0].config.clone();
+    for config in [whole.replacen("mtu = 1500", "mtu = 1400", 1), whole] {
+        lab.hosts[0].config = config;
+        lab.hosts[0].write_config();
+        assert_eq!(lab.hosts[0].client.reload().unwrap().ports.changed, ["a"]);
+        lab.hosts.iter().for_each(|host| host.assert_balanced());
+    }
+    assert!(lab.hosts[1].counter("fault.dropped_packets") > 0);
+}
+
+#[test]
 fn drops_and_metrics_say_what_became_of_packets() {
     let lab = lab();
     exchange(lab.net("a"), lab.net("b"), "10.0.0.2", 5001, 1 << 20);
@@ -80,6 +112,7 @@ fn drops_and_metrics_say_what_became_of_packets() {
 
     // Others may come up for the first time in between.
     let samples: Vec<Sample> = lab.hosts[0].client.samples().unwrap();
+    assert_eq!(drops.unexplained, []);
     let metrics = parse(&scrape(&lab));
     let of = |name: &str, labels: &str| {
         let found = metrics.iter().find(|(n, l, _)| n == name && l == labels);

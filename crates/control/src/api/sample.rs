@@ -4,6 +4,7 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
+use crate::balance::{self, Balance};
 use crate::counters::{self, Kind};
 
 /// A counter or gauge of one place: an element of `GET /v1/samples`.
@@ -57,6 +58,8 @@ pub struct Drops {
     pub uptime_s: f64,
     /// By counter and place; those that are 0 are left out.
     pub drops: Vec<DropCount>,
+    /// Accounts that do not balance: packets that vanished without being counted, which is a defect.
+    pub unexplained: Vec<Balance>,
 }
 
 /// What was dropped for one reason at one place.
@@ -91,7 +94,7 @@ impl Drops {
         });
         let mut drops: Vec<DropCount> = explained.collect();
         drops.sort_by(|a, b| (&a.counter, &a.at).cmp(&(&b.counter, &b.at)));
-        Drops { uptime_s, drops }
+        Drops { uptime_s, drops, unexplained: balance::unexplained(samples) }
     }
 }
 

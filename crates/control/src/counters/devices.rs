@@ -2,7 +2,7 @@
 
 use super::Kind::Drop;
 use super::reasons::{self, Reason};
-use super::{Chapter, Family, count, drop};
+use super::{Chapter, Family, count, drop, gauge};
 
 const SLOW_GUEST: &str = "the guest does not take its packets fast enough";
 const DRIVER: &str = "the guest's driver is broken, or hostile";
@@ -80,6 +80,7 @@ pub(super) const CHAPTER: Chapter = Chapter {
             "the guest sends faster than its worker fetches, or its limits let it",
         ),
         count("tap.rx_frames", "frames made visible to the guest", ""),
+        gauge("tap.rx_held_frames", "frames placed for the guest that it has not been shown", ""),
         count("tap.rx_bytes", "bytes of these as they came in", ""),
         count("tap.rx_packets", "packets written to the guest: frames after merging", ""),
         count("tap.rx_no_buffer_frames", "times that no buffer was free for a frame", SLOW_GUEST),

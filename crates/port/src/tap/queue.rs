@@ -240,7 +240,11 @@ impl GuestPort for TapQueue {
 
     fn counters(&self) -> Vec<(String, u64)> {
         let own = self.counters.iter();
-        own.chain(self.overrun_packets().map(|n| ("tx_overrun_packets".to_string(), n))).filter(|c| c.1 > 0).collect()
+        let held = ("rx_held_frames".to_string(), u64::from(self.slots.capacity() - self.slots.free()));
+        own.chain([held])
+            .chain(self.overrun_packets().map(|n| ("tx_overrun_packets".to_string(), n)))
+            .filter(|c| c.1 > 0)
+            .collect()
     }
 }
 

@@ -1,0 +1,339 @@
+//! Whether every packet is accounted for: what entered a stage has left it, was dropped for a reason that is counted, or is
+//! still there.
+//!
+//! Each stage is one equation over counters. Those of one worker are read between two turns of its loop, so they hold at any
+//! time and under any load, but for what is between two workers.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+use crate::api::{Place, Sample};
+
+/// Over which samples an equation sums up.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Scope {
+    /// Those of one port on one worker.
+    Port,
+    /// All of one worker, those of its ports, too.
+    Worker,
+    /// All of the daemon: holds while nothing is between two workers.
+    Daemon,
+}
+
+/// What enters is what leaves.
+struct Stage {
+    name: &'static str,
+    scope: Scope,
+    /// It is only for places that count this.
+    needs: &'static str,
+    /// A name that ends in `*` stands for all that begin so.
+    entered: &'static [&'static str],
+    left: &'static [&'static str],
+}
+
+const STAGES: [Stage; 9] = [
+    Stage {
+        name: "device to worker",
+        scope: Scope::Port,
+        needs: "tap.tx_packets",
+        entered: &["tap.tx_packets"],
+        left: &["port.fetched_packets"],
+    },
+    Stage {
+        name: "worker to switch",
+        scope: Scope::Port,
+        needs: "port.fetched_packets",
+        entered: &["port.fetched_packets", "port.decided_again_packets"],
+        left: &["port.tx_packets", "port.malformed_packets", "port.undecided_packets", "port.gone_undecided_packets"],
+    },
+    Stage {
+        name: "switch",
+        scope: Scope::Port,
+        needs: "port.tx_packets",
+        entered: &["port.tx_packets"],
+        left: &[
+            "port.fault_dropped_packets",
+            "avs.to_remote_packets",
+            "avs.to_local_packets",
+            "avs.answered_packets",
+            "avs.dropped_*",
+        ],
+    },
+    Stage {
+        name: "switch to transport",
+        scope: Scope::Port,
+        needs: "port.tx_packets",
+        entered: &["avs.to_remote_packets", "avs.to_local_packets"],
+        left: &[
+            "port.accepted_packets",
+            "port.plain_packets",
+            "port.local_packets",
+            "port.unsegmentable_packets",
+            "port.blocked_packets",
+            "port.gone_decided_packets",
+            "port.decided_again_packets",
+        ],
+    },
+    Stage {
+        name: "transport to underlay",
+        scope: Scope::Worker,
+        needs: "underlay.tx_packets",
+        entered: &["datapath.emitted_packets", "fault.tx_duplicated_packets", "fault.tx_released_packets"],
+        left: &[
+            "underlay.tx_packets",
+            "drop.gone_tx_packets",
+            "drop.reused_buffer_packets",
+            "fault.tx_dropped_packets",
+            "fault.tx_corrupted_packets",
+            "fault.tx_put_off_packets",
+        ],
+    },
+    Stage {
+        name: "underlay to kernel",
+        scope: Scope::Worker,
+        needs: "udp.tx_datagrams",
+        entered: &["underlay.tx_packets"],
+        left: &[
+            "udp.tx_datagrams",
+            "udp.tx_no_buffer_datagrams",
+            "udp.tx_too_big_datagrams",
+            "udp.tx_unreachable_datagrams",
+            "udp.tx_refused_datagrams",
+            "udp.tx_other_error_datagrams",
+            "udp.tx_unknown_lane_datagrams",
+        ],
+    },
+    Stage {
+        name: "kernel to guests",
+        scope: Scope::Worker,
+        needs: "udp.rx_datagrams",
+        // What stays on this host is placed by the same code.
+        entered: &[
+            "udp.rx_datagrams",
+            "datapath.taken_over_packets",
+            "datapath.local_packets",
+            "datapath.answered_packets",
+            "fault.rx_duplicated_packets",
+            "fault.rx_released_packets",
+            // These are dropped elsewhere, and counted among all.
+            "fault.tx_dropped_packets",
+            "fault.guest_dropped_packets",
+        ],
+        left: &[
+            "port.rx_packets",
+            "port.answer_packets",
+            "port.rate_limited_packets",
+            "datapath.former_rx_packets",
+            "datapath.handed_over_packets",
+            "datapath.control_rx_packets",
+            "datapath.not_taken_packets",
+            "datapath.discarded_packets",
+            "avs.underlay_dropped_*",
+            "avs.underlay_kept_out_packets",
+            "rte.not_placed_packets",
+            "drop.hand_over_overflow_packets",
+            "drop.unknown_peer_packets",
+            "drop.bad_vxlan_packets",
+            "drop.bad_checksum_frames",
+            "drop.wrong_vnic_packets",
+            "drop.no_buffer_packets",
+            "drop.too_large_packets",
+            "drop.gone_packets",
+            "refused.*",
+            "malformed.underlay_*",
+            "fault.dropped_packets",
+            "fault.rx_corrupted_packets",
+            "fault.rx_put_off_packets",
+        ],
+    },
+    Stage {
+        name: "worker to device",
+        scope: Scope::Port,
+        needs: "tap.rx_frames",
+        entered: &["port.rx_packets", "port.answer_packets"],
+        left: &[
+            "tap.rx_frames",
+            "tap.rx_device_down_frames",
+            "tap.rx_refused_frames",
+            "tap.rx_other_error_frames",
+            "tap.rx_held_frames",
+        ],
+    },
+    Stage {
+        name: "worker to worker",
+        scope: Scope::Daemon,
+        needs: "datapath.handed_over_packets",
+        entered: &["datapath.handed_over_packets"],
+        left: &["datapath.taken_over_packets"],
+    },
+];
+
+/// Delayed packets, which a fault has put off, or doubled.
+const WAITING: Stage = Stage {
+    name: "faults that delay",
+    scope: Scope::Worker,
+    needs: "fault.queued_packets",
+    entered: &["fault.queued_packets"],
+    left: &[
+        "fault.waiting_packets",
+        "fault.overflow_packets",
+        "fault.tx_released_packets",
+        "fault.rx_released_packets",
+    ],
+};
+
+/// A stage's account at one place.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Balance {
+    /// The stage.
+    pub stage: String,
+    /// Where.
+    #[serde(flatten)]
+    pub at: Place,
+    /// Packets that entered it.
+    pub entered: u64,
+    /// Packets that left it, were dropped there, or are still there.
+    pub left: u64,
+}
+
+impl Balance {
+    /// Packets that vanished; below 0: that nobody knows where they came from.
+    pub fn unexplained(&self) -> i64 {
+        self.entered as i64 - self.left as i64
+    }
+}
+
+/// The account of every stage at every place that counts it.
+pub fn balance(samples: &[Sample]) -> Vec<Balance> {
+    STAGES.iter().chain([&WAITING]).flat_map(|stage| stage.accounts(samples)).collect()
+}
+
+/// The accounts that do not balance, of those that hold at any time.
+pub fn unexplained(samples: &[Sample]) -> Vec<Balance> {
+    let stages = STAGES.iter().chain([&WAITING]).filter(|stage| stage.scope != Scope::Daemon);
+    stages.flat_map(|stage| stage.accounts(samples)).filter(|account| account.unexplained() != 0).collect()
+}
+
+impl Stage {
+    fn accounts(&self, samples: &[Sample]) -> Vec<Balance> {
+        let mut accounts: BTreeMap<Place, Balance> = BTreeMap::new();
+        for sample in samples.iter().filter(|s| s.counter == self.needs) {
+            if let Some(at) = self.scope.place(&sample.at) {
+                accounts.insert(at.clone(), Balance { stage: self.name.to_owned(), at, ..Balance::default() });
+            }
+        }
+        for sample in samples {
+            let Some(account) = self.scope.place(&sample.at).and_then(|at| accounts.get_mut(&at)) else { continue };
+            account.entered += sample.value * u64::from(has(self.entered, &sample.counter));
+            account.left += sample.value * u64::from(has(self.left, &sample.counter));
+        }
+        accounts.into_values().collect()
+    }
+}
+
+impl Scope {
+    /// Where a sample is counted together with others. `None`: nowhere.
+    fn place(self, at: &Place) -> Option<Place> {
+        if at.peer.is_some() {
+            return None;
+        }
+        match self {
+            Scope::Port => at.port.is_some().then(|| at.clone()),
+            Scope::Worker => Some(Place { worker: at.worker, ..Place::default() }),
+            Scope::Daemon => Some(Place::default()),
+        }
+    }
+}
+
+fn has(terms: &[&str], counter: &str) -> bool {
+    terms.iter().any(|term| term.strip_suffix('*').map_or(*term == counter, |start| counter.starts_with(start)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::counters;
+
+    fn samples(worker: u32, port: Option<&str>, counters: &[(&str, u64)]) -> Vec<Sample> {
+        let at = Place { worker: Some(worker), port: port.map(str::to_owned), ..Place::default() };
+        let sample =
+            |(counter, value): &(&str, u64)| Sample { counter: (*counter).into(), at: at.clone(), value: *value };
+        counters.iter().map(sample).collect()
+    }
+
+    #[test]
+    fn every_term_is_a_counter() {
+        let known: Vec<String> = counters::all().map(|(name, _)| name).collect();
+        for stage in STAGES.iter().chain([&WAITING]) {
+            for term in stage.entered.iter().chain(stage.left).chain([&stage.needs]) {
+                assert!(known.iter().any(|name| has(&[term], name)), "{}: {term}", stage.name);
+            }
+        }
+    }
+
+    #[test]
+    fn each_port_of_each_worker_has_an_account_of_its_own() {
+        let mut all = samples(
+            0,
+            Some("a"),
+            &[
+                ("port.tx_packets", 10),
+                ("avs.to_remote_packets", 6),
+                ("avs.answered_packets", 1),
+                ("avs.dropped_acl_packets", 2),
+                ("avs.dropped_vlan_packets", 1),
+                ("avs.kept_out_acl_packets", 7),
+                ("port.accepted_packets", 5),
+                ("port.blocked_packets", 1),
+            ],
+        );
+        all.extend(samples(1, Some("a"), &[("port.tx_packets", 3), ("avs.to_local_packets", 2)]));
+        let accounts = balance(&all);
+        let of = |stage: &str, worker| {
+            accounts.iter().find(|b| b.stage == stage && b.at.worker == Some(worker)).unwrap().unexplained()
+        };
+        assert_eq!((of("switch", 0), of("switch to transport", 0)), (0, 0));
+        assert_eq!((of("switch", 1), of("switch to transport", 1)), (1, 2));
+        let wrong = unexplained(&all);
+        assert_eq!(wrong.iter().map(|b| b.at.worker.unwrap()).collect::<Vec<_>>(), [1, 1]);
+        assert_eq!(wrong[0].at.port.as_deref(), Some("a"));
+        // Nobody counts what went over the underlay here, so there is no account of it.
+        assert!(accounts.iter().all(|b| !b.stage.contains("kernel")));
+    }
+
+    #[test]
+    fn a_worker_has_what_its_ports_have_and_a_path_is_nobodys() {
+        let mut all = samples(
+            0,
+            None,
+            &[
+                ("udp.rx_datagrams", 20),
+                ("datapath.control_rx_packets", 4),
+                ("refused.version_packets", 1),
+                ("malformed.underlay_tcp_header_frames", 2),
+            ],
+        );
+        all.extend(samples(0, Some("a"), &[("port.rx_packets", 5)]));
+        all.extend(samples(0, Some("b"), &[("port.rx_packets", 7), ("port.rate_limited_packets", 1)]));
+        all.push(Sample {
+            counter: "port.rx_packets".into(),
+            at: Place { worker: Some(0), peer: Some("p".into()), ..Place::default() },
+            value: 99,
+        });
+        assert_eq!(unexplained(&all), []);
+        all[0].value += 1;
+        let wrong = unexplained(&all);
+        assert_eq!((wrong.len(), wrong[0].unexplained(), wrong[0].at.port.as_deref()), (1, 1, None));
+    }
+
+    #[test]
+    fn between_workers_it_holds_when_nothing_is_on_its_way() {
+        let mut all = samples(0, None, &[("datapath.handed_over_packets", 5)]);
+        all.extend(samples(1, None, &[("datapath.handed_over_packets", 0), ("datapath.taken_over_packets", 4)]));
+        let account = balance(&all).into_iter().find(|b| b.stage == "worker to worker").unwrap();
+        assert_eq!((account.entered, account.left, account.at), (5, 4, Place::default()));
+        assert_eq!(unexplained(&all), []);
+    }
+}
