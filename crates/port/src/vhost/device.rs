@@ -2,6 +2,7 @@
 //! complete are handed over as a [`VhostQueue`].
 
 use std::fs::File;
+use std::ops::Range;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
@@ -383,12 +384,12 @@ impl VhostDevice {
         let first = pair * PAIR;
         let kick = self.rings[first + 1].kick.clone().ok_or("a ring without a kick is not served")?;
         // The front-end's record has room for all rings; of ours, each pair has its own.
-        let theirs = self.inflight.clone().map(|memory| (memory, first));
-        let ours = self.own_record(pair).map(|memory| (memory, 0));
+        let theirs = self.inflight.clone().map(|memory| (memory, first, self.record_bytes(0..self.rings.len())));
+        let ours = self.own_record(pair).map(|memory| (memory, 0, self.record_bytes(pair_of(first))));
         // A record of our own cannot know what the front-end did with a split transmit ring meanwhile.
         let unrecorded = theirs.is_none() && !packed;
         let record = theirs.or(ours);
-        let area = |ring: usize| record.as_ref().map(|(memory, first)| (memory, first + ring));
+        let area = |ring: usize| record.as_ref().map(|(memory, first, bytes)| (memory, (first + ring) * bytes));
         let queue = queue::open(QueueSpec {
             memory: Arc::clone(&self.memory),
             packed,
@@ -416,16 +417,16 @@ impl VhostDevice {
             .iter()
             .flat_map(|r| [u64::from(r.size)].into_iter().chain(r.tables.unwrap_or_default()))
             .collect();
-        let opened = record::open(&path, front_end, &rings, PAIR * self.record_bytes());
+        let opened = record::open(&path, front_end, &rings, PAIR * self.record_bytes(pair_of(pair * PAIR)));
         let failed = |error: &std::io::Error| {
             tracing::warn!(port = self.config.name, %error, "no record: its guest would not survive a crash of this daemon");
         };
         opened.inspect_err(failed).ok()
     }
 
-    /// Bytes of each ring's record.
-    fn record_bytes(&self) -> usize {
-        self.record_bytes_of(self.rings.iter().map(|ring| ring.size).max().unwrap_or(0))
+    /// Bytes of each ring's record, in one that is shared by `rings`: the longest one's.
+    fn record_bytes(&self, rings: Range<usize>) -> usize {
+        self.record_bytes_of(self.rings[rings].iter().map(|ring| ring.size).max().unwrap_or(0))
     }
 
     fn record_bytes_of(&self, size: u16) -> usize {
@@ -446,14 +447,11 @@ impl VhostDevice {
         Ok(Answer::WithFile(answer, file))
     }
 
-    /// What a ring is made from; `record`: that, and which part of it is the ring's.
+    /// What a ring is made from; `record`: that, and at which of its bytes the ring's part begins.
     fn ring(&self, index: usize, record: Option<(&Arc<Memory>, usize)>) -> Outcome<RingSpec> {
         let ring = &self.rings[index];
         let [descriptors, used, available] = ring.tables.unwrap_or_default();
-        let record = record.map(|(memory, part)| {
-            let at = part * self.record_bytes();
-            Memory::area(memory, at as u64, self.record_bytes_of(ring.size), 8)
-        });
+        let record = record.map(|(memory, at)| Memory::area(memory, at as u64, self.record_bytes_of(ring.size), 8));
         let record = match record {
             Some(area) => Some(area.ok_or("a record that is too short for its ring")?),
             None => None,
@@ -496,6 +494,11 @@ impl VhostDevice {
 fn region(fields: &mut Fields<'_>, file: File) -> Outcome<RegionSpec> {
     let (guest, size, user, offset) = (fields.u64()?, fields.u64()?, fields.u64()?, fields.u64()?);
     Ok(RegionSpec { guest, user, size, offset, file })
+}
+
+/// The rings of the pair whose first ring is `first`.
+fn pair_of(first: usize) -> Range<usize> {
+    first..first + PAIR
 }
 
 fn new_rings(config: &VhostConfig) -> Vec<RingState> {
