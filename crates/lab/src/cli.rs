@@ -186,6 +186,9 @@ fn run_experiment(arguments: RunArguments) -> Result<ExitCode> {
         // It has no port for them.
         options.modes.retain(|mode| chosen == Guests::Container || *mode != Mode::KernelVxlan);
     }
+    if let Some(mode) = options.modes.iter().find(|mode| !experiment.modes().contains(mode)) {
+        bail!("{name} does not run with --modes {}", mode.name());
+    }
     options.modes.sort();
     options.modes.dedup();
     let binaries = Binaries::find(&options)?;

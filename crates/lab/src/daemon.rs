@@ -22,6 +22,9 @@ use crate::topology::{GUEST_MTU, Guest, Host, Topology, UNDERLAY_MTU};
 /// How long a daemon may take until its control socket answers.
 const START_TIMEOUT: Duration = Duration::from_secs(10);
 
+/// Ports that the lab's programs listen to: iperf3, redis-server.
+pub(crate) const LISTENING: [u16; 2] = [5201, 6379];
+
 /// The value of `vpc.reliability`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Reliability {
@@ -40,6 +43,8 @@ pub struct Settings {
     pub ordering: Option<&'static str>,
     /// `transport.group_packets`; `None`: the default.
     pub group_packets: Option<u32>,
+    /// Whether guests have a security group that lets in what the lab's programs listen to, from their own network.
+    pub security_groups: bool,
 }
 
 /// Where the daemon and its tool are.
@@ -63,7 +68,7 @@ impl Binaries {
             }
         };
         let found = Self { bifrostd: directory.join("bifrostd"), bifrostctl: directory.join("bifrostctl") };
-        if options.modes.iter().any(|mode| *mode != Mode::KernelVxlan) {
+        if options.modes.iter().any(|mode| matches!(mode, Mode::Off | Mode::Bifrost)) {
             for program in [&found.bifrostd, &found.bifrostctl] {
                 if !program.is_file() {
                     bail!(
@@ -273,6 +278,16 @@ fn configuration(
         Reliability::Tcp => "tcp",
     };
     let guest = &host.guest;
+    let (group, groups) = if settings.security_groups {
+        let ports = LISTENING.map(|port| port.to_string()).join(", ");
+        let group = format!(
+            "[[security_group]]\nname = \"lab\"\n\
+             ingress = [{{ protocol = \"tcp\", ports = [{ports}], from = [\"10.0.0.0/24\"] }}, {{ protocol = \"icmp\" }}]\n\n"
+        );
+        (group, "security_groups = [\"lab\"]\n")
+    } else {
+        (String::new(), "")
+    };
     let device = match settings.guests {
         Guests::Container => {
             format!("kind = \"tap\"\nnetns = \"{}\"\ndevice = \"eth0\"\n", guest.namespace.name())
@@ -285,9 +300,9 @@ fn configuration(
          [control]\nsocket = \"{socket}\"\n\n\
          [workers]\ncount = 1\n\n\
          [underlay]\naddresses = {addresses:?}\npaths = {paths}\nmtu = {UNDERLAY_MTU}\n\n\
-         {transport}[[vpc]]\nvni = {VNI}\nreliability = \"{reliability}\"\n{ordering}\n\
+         {group}{transport}[[vpc]]\nvni = {VNI}\nreliability = \"{reliability}\"\n{ordering}\n\
          [[port]]\nname = \"{port}\"\nvni = {VNI}\nmac = \"{mac}\"\naddresses = [\"{address}/24\"]\n\
-         mtu = {GUEST_MTU}\n{device}",
+         mtu = {GUEST_MTU}\n{groups}{device}",
         name = host.name,
         socket = socket.display(),
         addresses = host.underlay.iter().map(ToString::to_string).collect::<Vec<_>>(),

@@ -9,7 +9,8 @@ use crate::bars::Bar;
 use crate::daemon::{Binaries, Settings, machine_socket};
 use crate::experiments::{
     coverage::Coverage, delayed_release::DelayedRelease, granularity::Granularity, iperf::Iperf,
-    path_failure::PathFailure, redis_loss::RedisLoss, soak::Soak, vhost_rate::VhostRate,
+    path_failure::PathFailure, redis_loss::RedisLoss, soak::Soak, switch_overall::SwitchOverall,
+    switch_rate::SwitchRate, vhost_rate::VhostRate,
 };
 use crate::machine::Machine;
 use crate::options::{Guests, Mode, Options};
@@ -25,9 +26,14 @@ pub trait Experiment {
     /// One line for `bifrost-lab list`.
     fn summary(&self) -> &'static str;
 
+    /// The networks that it can compare.
+    fn modes(&self) -> Vec<Mode> {
+        vec![Mode::KernelVxlan, Mode::Off, Mode::Bifrost]
+    }
+
     /// The networks that are compared unless the user says otherwise.
     fn default_modes(&self) -> Vec<Mode> {
-        Mode::ALL.to_vec()
+        self.modes()
     }
 
     /// What guests can be, the default first.
@@ -59,6 +65,8 @@ pub fn all() -> Vec<Box<dyn Experiment>> {
         Box::new(Coverage),
         Box::new(DelayedRelease),
         Box::new(VhostRate),
+        Box::new(SwitchOverall),
+        Box::new(SwitchRate),
     ]
 }
 

@@ -7,4 +7,6 @@ pub mod iperf;
 pub mod path_failure;
 pub mod redis_loss;
 pub mod soak;
+pub mod switch_overall;
+pub mod switch_rate;
 pub mod vhost_rate;

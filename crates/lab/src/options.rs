@@ -12,6 +12,8 @@ use serde::{Deserialize, Serialize};
 pub enum Mode {
     /// Linux's own VXLAN device and bridge; guests rely on their TCP alone.
     KernelVxlan,
+    /// Open vSwitch's userspace datapath with a VXLAN tunnel over one path.
+    OpenVswitch,
     /// `bifrostd` with reliability off: plain VXLAN through the same switch.
     Off,
     /// `bifrostd` with the BIFROST transport under the guests' TCP.
@@ -20,12 +22,13 @@ pub enum Mode {
 
 impl Mode {
     /// All modes, in the order of reports.
-    pub const ALL: [Mode; 3] = [Mode::KernelVxlan, Mode::Off, Mode::Bifrost];
+    pub const ALL: [Mode; 4] = [Mode::KernelVxlan, Mode::OpenVswitch, Mode::Off, Mode::Bifrost];
 
     /// The name in `results.json`.
     pub fn name(self) -> &'static str {
         match self {
             Mode::KernelVxlan => "kernel_vxlan",
+            Mode::OpenVswitch => "open_vswitch",
             Mode::Off => "off",
             Mode::Bifrost => "bifrost",
         }
@@ -118,7 +121,7 @@ pub struct Options {
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=100))]
     pub repetitions: Option<u32>,
 
-    /// Networks to compare, separated by commas [default: all three; soak: bifrost]
+    /// Networks to compare, separated by commas [default: the experiment's own]
     #[arg(long, value_enum, value_delimiter = ',', value_name = "MODE")]
     pub modes: Vec<Mode>,
 

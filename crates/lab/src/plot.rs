@@ -75,6 +75,7 @@ pub fn draw(path: &Path, panels: &[Panel], columns: usize) -> Result<PathBuf> {
 fn color(mode: Mode) -> RGBColor {
     match mode {
         Mode::KernelVxlan => RGBColor(0xd9, 0x5f, 0x02),
+        Mode::OpenVswitch => RGBColor(0xe7, 0x29, 0x8a),
         Mode::Off => RGBColor(0x75, 0x70, 0xb3),
         Mode::Bifrost => RGBColor(0x1b, 0x9e, 0x77),
     }
@@ -83,6 +84,7 @@ fn color(mode: Mode) -> RGBColor {
 fn label(mode: Mode) -> &'static str {
     match mode {
         Mode::KernelVxlan => "kernel VXLAN",
+        Mode::OpenVswitch => "Open vSwitch, userspace",
         Mode::Off => "bifrostd, reliability off",
         Mode::Bifrost => "bifrostd, reliability on",
     }

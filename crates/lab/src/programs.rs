@@ -2,6 +2,7 @@
 
 pub mod guest_tcp;
 pub mod iperf3;
+pub mod open_vswitch;
 pub mod redis_benchmark;
 pub mod redis_client;
 pub mod redis_server;

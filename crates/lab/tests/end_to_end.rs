@@ -127,11 +127,13 @@ fn the_command_line_teaches() {
     let list: Value = serde_json::from_slice(&output(lab().args(["list", "--json"])).stdout).unwrap();
     let names: Vec<_> = list.as_array().unwrap().iter().map(|e| e["name"].as_str().unwrap()).collect();
     let with_machines = ["granularity", "coverage", "delayed-release", "vhost-rate"];
-    assert_eq!(names, [&["redis-loss", "path-failure", "iperf", "soak"][..], &with_machines].concat());
+    let of_the_switch = ["switch-overall", "switch-rate"];
+    assert_eq!(names, [&["redis-loss", "path-failure", "iperf", "soak"][..], &with_machines, &of_the_switch].concat());
     let wrong = [
         (vec!["run", "redis-los"], "there are: redis-loss"),
         (vec!["run", "redis-loss", "--losses", "101"], "from 0 to 100"),
         (vec!["run", "redis-loss", "--modes", "magic"], "kernel_vxlan"),
+        (vec!["run", "redis-loss", "--modes", "open_vswitch"], "redis-loss does not run with --modes open_vswitch"),
         (vec!["run", "redis-loss", "--paths", "9"], "1..=8"),
         (vec!["run", "redis-loss", "--bin-dir", "/nonexistent"], "--modes kernel_vxlan"),
         (vec!["check", "redis-loss", "--out", "/nonexistent"], "bifrost-lab run redis-loss"),

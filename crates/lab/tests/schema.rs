@@ -6,7 +6,8 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use bifrost_lab::experiments::{
-    coverage, delayed_release, granularity, iperf, path_failure, redis_loss, soak, vhost_rate,
+    coverage, delayed_release, granularity, iperf, path_failure, redis_loss, soak, switch_overall, switch_rate,
+    vhost_rate,
 };
 use bifrost_lab::options::{Cabling, Guests, Injector, Mode, Op, Options};
 use bifrost_lab::results::{HostInfo, Results, SCHEMA_VERSION, to_values};
@@ -180,6 +181,24 @@ fn all() -> Vec<Value> {
         cycles_per_packet: 350.0,
         lost_packets: 0,
     };
+    let switch_overall = switch_overall::Row {
+        mode: Mode::OpenVswitch,
+        security_groups: true,
+        repetition: 0,
+        duration_s: 4.0,
+        throughput_gbit_per_s: 1.0,
+        requests_per_s: 50_000.0,
+        latency_ms_p99: 1.5,
+        connections_per_s: 10_000.0,
+    };
+    let switch_rate = switch_rate::Row {
+        mode: switch_rate::Switch::OvsDpdk,
+        flows: 10_000,
+        repetition: 0,
+        duration_s: 4.0,
+        packets_per_s: 1e6,
+        missing_percent: 0.5,
+    };
     vec![
         results("redis-loss", redis_loss),
         results("path-failure", path_failure),
@@ -189,6 +208,8 @@ fn all() -> Vec<Value> {
         results("coverage", coverage),
         results("delayed-release", delayed_release),
         results("vhost-rate", vhost_rate),
+        results("switch-overall", switch_overall),
+        results("switch-rate", switch_rate),
     ]
 }
 

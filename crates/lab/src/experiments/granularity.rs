@@ -258,8 +258,12 @@ impl Experiment for Granularity {
 }
 
 fn measure(lab: &Lab, reordering: Reordering, group_packets: u32, repetition: u32, duration_s: f64) -> Result<Row> {
-    let settings =
-        Settings { guests: Guests::Vm, ordering: Some(reordering.ordering()), group_packets: Some(group_packets) };
+    let settings = Settings {
+        guests: Guests::Vm,
+        ordering: Some(reordering.ordering()),
+        group_packets: Some(group_packets),
+        ..Settings::default()
+    };
     let label = format!("{}-{group_packets}-{repetition}", reordering.name());
     let mut network = lab.network_with(Mode::Bifrost, &label, settings)?;
     delay_paths(&network, lab.options.paths)?;

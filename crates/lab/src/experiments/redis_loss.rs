@@ -13,7 +13,7 @@ use crate::inject;
 use crate::interrupt;
 use crate::options::{Guests, Injector, Mode, Op};
 use crate::plot::{self, Panel};
-use crate::programs::redis_benchmark::{self, Measurement};
+use crate::programs::redis_benchmark::{self, Load, Measurement};
 use crate::programs::redis_client;
 use crate::programs::redis_server::{self, PORT, RedisServer};
 use crate::progress::Progress;
@@ -440,11 +440,12 @@ impl Bench {
         let hosts = &self.network.topology.hosts;
         let timeout = Duration::from_secs_f64(60.0 + 10.0 * lab.seconds(4.0, 1.5));
         let log = lab.logs(&self.label).join(format!("redis-benchmark-{name}.txt"));
+        let load = Load { op, clients: lab.options.clients, requests, keep_alive: true };
         if let Some(machine) = self.network.machines.first_mut() {
             let server = &hosts[1].guest;
-            return redis_benchmark::run_in_machine(machine, server, op, lab.options.clients, requests, timeout, &log);
+            return redis_benchmark::run_in_machine(machine, server, load, timeout, &log);
         }
-        redis_benchmark::run(&hosts[0].guest, &hosts[1].guest, op, lab.options.clients, requests, timeout, &log)
+        redis_benchmark::run(&hosts[0].guest, &hosts[1].guest, load, timeout, &log)
     }
 }
 

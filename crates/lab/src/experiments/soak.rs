@@ -256,8 +256,10 @@ fn soak(lab: &Lab, mode: Mode, duration_s: f64, progress: &mut Progress) -> Resu
     let mut entries = Vec::new();
     while began.elapsed().as_secs_f64() < duration_s {
         let fault = match mode {
-            Mode::KernelVxlan => None,
-            _ => Some(faults::choose_among(&mut random, lab.options.paths, &lab.options.faults)?),
+            Mode::KernelVxlan | Mode::OpenVswitch => None,
+            Mode::Off | Mode::Bifrost => {
+                Some(faults::choose_among(&mut random, lab.options.paths, &lab.options.faults)?)
+            }
         };
         let description = fault.as_ref().map_or("no fault".to_owned(), |fault| fault.description.clone());
         progress.begin(&description);

@@ -30,23 +30,28 @@ pub struct Measurement {
     pub max_ms: f64,
 }
 
-/// Runs `requests` requests of one kind from `client` to the server at `server`, closed loop, no pipelining.
+/// What it is to do.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Load {
+    /// The kind of requests.
+    pub op: Op,
+    /// Clients, each with one request at a time.
+    pub clients: u32,
+    /// Requests of all clients together.
+    pub requests: u64,
+    /// Whether a client keeps its connection, or opens one for each request.
+    pub keep_alive: bool,
+}
+
+/// Runs `load` from `client` to the server at `server`, closed loop, no pipelining.
 ///
 /// # Errors
 /// When the benchmark fails, takes longer than `timeout` or prints what this does not understand.
-pub fn run(
-    client: &Guest,
-    server: &Guest,
-    op: Op,
-    clients: u32,
-    requests: u64,
-    timeout: Duration,
-    log: &Path,
-) -> Result<Measurement> {
+pub fn run(client: &Guest, server: &Guest, load: Load, timeout: Duration, log: &Path) -> Result<Measurement> {
     let mut command = client.namespace.command("redis-benchmark");
-    command.args(arguments(server, op, clients, requests));
+    command.args(arguments(server, load));
     let output = Program::start(command, "redis-benchmark", log)?.finish(timeout)?;
-    check(&output, requests, log)
+    check(&output, load.requests, log)
 }
 
 /// As [`run`], from a virtual machine.
@@ -56,24 +61,39 @@ pub fn run(
 pub fn run_in_machine(
     client: &mut Machine,
     server: &Guest,
-    op: Op,
-    clients: u32,
-    requests: u64,
+    load: Load,
     timeout: Duration,
     log: &Path,
 ) -> Result<Measurement> {
-    let script = format!("exec redis-benchmark {}", arguments(server, op, clients, requests).join(" "));
+    let script = format!("exec redis-benchmark {}", arguments(server, load).join(" "));
     let output = client.run(&script, timeout)?;
     std::fs::write(log, &output).with_context(|| format!("writing {}", log.display()))?;
-    check(&output, requests, log)
+    check(&output, load.requests, log)
 }
 
-fn arguments(server: &Guest, op: Op, clients: u32, requests: u64) -> Vec<String> {
+fn arguments(server: &Guest, load: Load) -> Vec<String> {
+    let Load { op, clients, requests, keep_alive } = load;
     let (address, port) = (server.address.to_string(), PORT.to_string());
     let (clients, requests) = (clients.to_string(), requests.to_string());
-    ["-h", &address, "-p", &port, "-c", &clients, "-n", &requests, "-t", op.name(), "--precision", "3"]
-        .map(str::to_owned)
-        .to_vec()
+    let keep_alive = if keep_alive { "1" } else { "0" };
+    [
+        "-h",
+        &address,
+        "-p",
+        &port,
+        "-c",
+        &clients,
+        "-n",
+        &requests,
+        "-t",
+        op.name(),
+        "-k",
+        keep_alive,
+        "--precision",
+        "3",
+    ]
+    .map(str::to_owned)
+    .to_vec()
 }
 
 fn check(output: &str, requests: u64, log: &Path) -> Result<Measurement> {

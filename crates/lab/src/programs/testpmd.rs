@@ -29,6 +29,18 @@ impl Testpmd {
     /// Starts it in `namespace`: forwarding on `processor`, with `devices` (`--vdev`) as its ports, in that order. Nothing is
     /// forwarded before it is told to.
     pub fn start(namespace: &Namespace, processor: usize, devices: &[String], output: &Path) -> Result<Self> {
+        // What is in the ports' queues when forwarding starts is to be forwarded, not thrown away.
+        Self::start_with(namespace, processor, devices, &["--forward-mode=io", "--no-flush-rx"], output)
+    }
+
+    /// As [`Testpmd::start`], with other `options` of its own, behind those of DPDK.
+    pub fn start_with(
+        namespace: &Namespace,
+        processor: usize,
+        devices: &[String],
+        options: &[&str],
+        output: &Path,
+    ) -> Result<Self> {
         if let Some(directory) = output.parent() {
             std::fs::create_dir_all(directory).with_context(|| format!("creating {}", directory.display()))?;
         }
@@ -42,9 +54,7 @@ impl Testpmd {
         devices.iter().for_each(|device| {
             command.args(["--vdev", device]);
         });
-        // What is in the ports' queues when forwarding starts is to be forwarded, not thrown away.
-        command.args(["--", "-i", "--forward-mode=io", "--no-flush-rx", "--record-core-cycles"]);
-        command.arg("--total-num-mbufs=8192");
+        command.args(["--", "-i", "--record-core-cycles", "--total-num-mbufs=8192"]).args(options);
         let mut child = command
             .stdin(Stdio::piped())
             .stdout(file.try_clone()?)

@@ -1,13 +1,14 @@
-//! What joins guests and underlay: a kernel VXLAN device, or `bifrostd`.
+//! What joins guests and underlay: a kernel VXLAN device, Open vSwitch, or `bifrostd`.
 
 use std::path::Path;
 
 use anyhow::{Context, Result, ensure};
 
-use crate::daemon::{Binaries, Daemon, Reliability, Settings};
-use crate::options::{Guests, Mode};
+use crate::daemon::{Binaries, Daemon, LISTENING, Reliability, Settings};
+use crate::options::{Cabling, Guests, Mode};
+use crate::programs::open_vswitch::{Datapath, OpenVswitch};
 use crate::state::Run;
-use crate::topology::{GUEST_MTU, Host, Topology};
+use crate::topology::{GUEST_MTU, Host, Topology, UNDERLAY_MTU};
 
 /// The VNI of the guests' network.
 pub const VNI: u32 = 100;
@@ -22,8 +23,10 @@ const SPREAD_FLOWS: &str = "table netdev bifrost_lab_spread {\n chain spread {\n
 pub struct Overlay {
     /// Which one it is.
     pub mode: Mode,
-    /// One daemon per host, in the hosts' order; none with a kernel VXLAN.
+    /// One daemon per host, in the hosts' order; none with another switch.
     pub daemons: Vec<Daemon>,
+    /// The hosts' Open vSwitches, in that mode.
+    pub open_vswitches: Vec<OpenVswitch>,
 }
 
 impl Overlay {
@@ -36,7 +39,20 @@ impl Overlay {
         binaries: &Binaries,
         logs: &Path,
     ) -> Result<Self> {
+        let mut open_vswitches = Vec::new();
         let daemons = match mode {
+            Mode::OpenVswitch => {
+                ensure!(settings.guests == Guests::Container, "Open vSwitch joins containers only, here");
+                ensure!(topology.plan.cabling == Cabling::Paths, "Open vSwitch needs --cabling paths, here");
+                for host in &topology.hosts {
+                    let directory = run.directory().join(format!("{}.ovs", host.name));
+                    let logs = logs.join(&host.name);
+                    let switch = OpenVswitch::start(&host.namespace, Datapath::Userspace, directory, &logs)?;
+                    add_bridges(&switch, host, &topology.hosts, settings.security_groups)?;
+                    open_vswitches.push(switch);
+                }
+                Vec::new()
+            }
             Mode::KernelVxlan => {
                 ensure!(settings.guests == Guests::Container, "a kernel VXLAN device has no port for virtual machines");
                 for host in &topology.hosts {
@@ -52,7 +68,13 @@ impl Overlay {
                 use_cubic(host)?;
             }
         }
-        Ok(Self { mode, daemons })
+        Ok(Self { mode, daemons, open_vswitches })
+    }
+
+    /// An error if a switch has ended.
+    pub fn check_alive(&mut self) -> Result<()> {
+        self.daemons.iter_mut().try_for_each(Daemon::check_alive)?;
+        self.open_vswitches.iter_mut().try_for_each(OpenVswitch::check_alive)
     }
 }
 
@@ -99,4 +121,64 @@ fn add_vxlan(host: &Host, hosts: &[Host], spread_flows: bool) -> Result<()> {
         host.namespace.run("nft", &["-f", "-"], SPREAD_FLOWS).context("marking the guest's packets")?;
     }
     guest.namespace.ip_batch(&guest_batch)
+}
+
+/// As Open vSwitch's own guide for userspace tunnels has it: a bridge for the guest and the tunnels, and one for the underlay
+/// link, with the host's address on it. One link only: its tunnels know no equal paths.
+fn add_bridges(switch: &OpenVswitch, host: &Host, hosts: &[Host], security_groups: bool) -> Result<()> {
+    let guest = &host.guest;
+    host.namespace.ip_batch(&format!(
+        "link add p0 mtu {GUEST_MTU} type veth peer name eth0 mtu {GUEST_MTU} address {mac} netns {netns}\n\
+         link set p0 up\n\
+         addr flush dev u0\n",
+        mac = guest.mac,
+        netns = guest.namespace.name(),
+    ))?;
+    let mut words = String::from(
+        "-- add-br under -- set bridge under datapath_type=netdev -- add-port under u0 \
+         -- add-br br0 -- set bridge br0 datapath_type=netdev fail_mode=secure -- add-port br0 p0 -- set interface p0 ofport_request=1",
+    );
+    let mut guest_batch = format!("addr add {}/24 dev eth0\nlink set eth0 up\n", guest.address);
+    let mut forwarding = String::new();
+    for (number, other) in (2..).zip(hosts.iter().filter(|other| other.loopback != host.loopback)) {
+        let remote = other.underlay[0];
+        words += &format!(
+            " -- add-port br0 vx{number} -- set interface vx{number} type=vxlan ofport_request={number} \
+             options:remote_ip={remote} options:key={VNI}"
+        );
+        let (address, mac) = (other.guest.address, &other.guest.mac);
+        forwarding += &format!("table=2,priority=10,dl_dst={mac},actions=output:{number}\n");
+        guest_batch += &format!("neigh add {address} lladdr {mac} dev eth0 nud permanent\n");
+    }
+    switch.configure(&words)?;
+    let address = host.underlay[0];
+    host.namespace
+        .ip_batch(&format!("addr add {address}/24 dev under\nlink set under mtu {UNDERLAY_MTU} up\n"))
+        .context("giving Open vSwitch's underlay bridge its address")?;
+    forwarding += &format!("table=2,priority=10,dl_dst={},actions=output:1\n", guest.mac);
+    switch.replace_flows("br0", &(admission(security_groups) + &forwarding))?;
+    // It does not finish checksums that a guest leaves to its device.
+    guest.namespace.ip_batch(&guest_batch)?;
+    guest.namespace.run("ethtool", &["-K", "eth0", "tx", "off"], "")?;
+    Ok(())
+}
+
+/// What may pass, as flows: all, or what conversations that were allowed to begin consist of.
+fn admission(security_groups: bool) -> String {
+    if !security_groups {
+        return "table=0,actions=resubmit(,2)\n".to_owned();
+    }
+    let mut flows = "table=0,priority=5,arp,actions=resubmit(,2)\n\
+                     table=0,priority=10,ip,actions=ct(table=1)\n\
+                     table=1,priority=20,ip,ct_state=+trk+est,actions=resubmit(,2)\n\
+                     table=1,priority=20,ip,ct_state=+trk+rel,actions=resubmit(,2)\n\
+                     table=1,priority=10,ip,in_port=1,ct_state=+trk+new,actions=ct(commit),resubmit(,2)\n\
+                     table=1,priority=10,icmp,ct_state=+trk+new,actions=ct(commit),resubmit(,2)\n"
+        .to_owned();
+    for port in LISTENING {
+        flows += &format!(
+            "table=1,priority=10,tcp,nw_src=10.0.0.0/24,tp_dst={port},ct_state=+trk+new,actions=ct(commit),resubmit(,2)\n"
+        );
+    }
+    flows
 }

@@ -1,0 +1,284 @@
+//! `switch-overall`: what the switch carries, beside Open vSwitch on the same processors (Triton, figure 8).
+//!
+//! Two containers on two hosts, each host with its guest on one processor, so that whatever a switch costs is missing in what
+//! the guests get done: bytes of one flow, requests over persistent connections, and new connections.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use anyhow::Result;
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use crate::bars::{Bar, Sense};
+use crate::daemon::Settings;
+use crate::experiment::{Experiment, Lab, Network};
+use crate::interrupt;
+use crate::options::{Mode, Op};
+use crate::plot::{self, Panel};
+use crate::programs::iperf3;
+use crate::programs::redis_benchmark::{self, Load};
+use crate::programs::redis_server::RedisServer;
+use crate::progress::Progress;
+use crate::report::{Table, factor, number};
+use crate::results::{from_values, to_values};
+use crate::stats::median;
+
+/// Requests that tell how many fill the time.
+const TRIAL_REQUESTS: u64 = 3000;
+/// Of one measurement, at least and at most.
+const REQUESTS: (f64, f64) = (3000.0, 2_000_000.0);
+
+/// The experiment.
+#[derive(Debug, Clone, Copy)]
+pub struct SwitchOverall;
+
+/// What one network carried.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Row {
+    /// The network.
+    pub mode: Mode,
+    /// Whether guests had security groups (Open vSwitch: connection tracking) that let the load in.
+    pub security_groups: bool,
+    /// Counts from 0.
+    pub repetition: u32,
+    /// How long each measurement lasted, about, s.
+    pub duration_s: f64,
+    /// Goodput of one TCP flow, Gbit/s.
+    pub throughput_gbit_per_s: f64,
+    /// Redis requests answered over persistent connections, a second.
+    pub requests_per_s: f64,
+    /// 99th percentile of their latencies, ms.
+    pub latency_ms_p99: f64,
+    /// Connections opened, used for one request and closed, a second.
+    pub connections_per_s: f64,
+}
+
+/// A measure: its column, and how to read it.
+type Measure = (&'static str, fn(&Row) -> f64);
+
+const MEASURES: [Measure; 4] = [
+    ("Gbit/s, one flow", |r| r.throughput_gbit_per_s),
+    ("requests/s", |r| r.requests_per_s),
+    ("their P99, ms", |r| r.latency_ms_p99),
+    ("new connections/s", |r| r.connections_per_s),
+];
+
+impl Experiment for SwitchOverall {
+    fn name(&self) -> &'static str {
+        "switch-overall"
+    }
+
+    fn summary(&self) -> &'static str {
+        "Bytes, requests and new connections through the switch, beside Open vSwitch (SIGCOMM'24 figure 8)"
+    }
+
+    fn modes(&self) -> Vec<Mode> {
+        Mode::ALL.to_vec()
+    }
+
+    fn default_modes(&self) -> Vec<Mode> {
+        vec![Mode::OpenVswitch, Mode::Off, Mode::Bifrost]
+    }
+
+    fn run(&self, lab: &Lab) -> Result<Vec<Value>> {
+        let repetitions = lab.repetitions(3);
+        let measured = |security: bool, mode: Mode| !(security && mode == Mode::KernelVxlan);
+        let networks = [false, true].into_iter().flat_map(|s| lab.options.modes.iter().map(move |&mode| (s, mode)));
+        let networks: Vec<(bool, Mode)> = networks.filter(|&(s, mode)| measured(s, mode)).collect();
+        let mut progress = Progress::new(networks.len() as u64 * u64::from(repetitions));
+        let mut rows = Vec::new();
+        for repetition in 0..repetitions {
+            for &(security_groups, mode) in &networks {
+                interrupt::check()?;
+                let groups = if security_groups { "-groups" } else { "" };
+                let label = format!("{}{groups}-{repetition}", mode.name());
+                progress.begin(&label);
+                let row = measure(lab, mode, security_groups, repetition, &label)?;
+                progress.end(&format!(
+                    "{:<12} {:<15} {:.2} Gbit/s, {:.0} requests/s, {:.0} connections/s",
+                    mode.name(),
+                    if security_groups { "security groups" } else { "" },
+                    row.throughput_gbit_per_s,
+                    row.requests_per_s,
+                    row.connections_per_s
+                ));
+                rows.push(row);
+            }
+        }
+        to_values(&rows)
+    }
+
+    fn report(&self, rows: &[Value]) -> Result<String> {
+        let rows: Vec<Row> = from_values(rows)?;
+        let mut text = String::from(
+            "Containers on two hosts; each host, its switch and its guest share one processor. One TCP flow of `iperf3`; \
+             `redis-benchmark`, `GET`, over persistent connections, and with one connection for each request. No loss. \
+             Medians; in brackets, over Open vSwitch's.\n",
+        );
+        for security_groups in [false, true] {
+            if !rows.iter().any(|row| row.security_groups == security_groups) {
+                continue;
+            }
+            text +=
+                if security_groups { "\n### With security groups\n\n" } else { "\n### Without security groups\n\n" };
+            let titles: Vec<&str> = ["mode"].into_iter().chain(MEASURES.map(|(title, _)| title)).collect();
+            let mut table = Table::new(&titles);
+            for mode in Mode::ALL {
+                let of = |mode, field| medians(&rows, mode, security_groups, field);
+                if of(mode, |r| r.requests_per_s).is_none() {
+                    continue;
+                }
+                let cell = |(_, field): Measure| {
+                    let (own, peer) = (of(mode, field), of(Mode::OpenVswitch, field));
+                    let own = own.unwrap_or(f64::NAN);
+                    format!("{} ({})", number(own), factor(own, peer.unwrap_or(f64::NAN)))
+                };
+                table.row([mode.name().to_owned()].into_iter().chain(MEASURES.map(cell)).collect());
+            }
+            text += &table.render();
+        }
+        Ok(text)
+    }
+
+    fn plots(&self, rows: &[Value], directory: &Path) -> Result<Vec<PathBuf>> {
+        let rows: Vec<Row> = from_values(rows)?;
+        let panel = |(title, field): Measure| {
+            let line = |mode| -> Vec<(f64, f64)> {
+                let at = |(x, groups)| Some((x, medians(&rows, mode, groups, field)?));
+                [(0.0, false), (1.0, true)].into_iter().filter_map(at).collect()
+            };
+            Panel {
+                title: title.to_owned(),
+                x_title: "security groups".to_owned(),
+                y_title: title.to_owned(),
+                log_y: false,
+                categories: vec!["without".to_owned(), "with".to_owned()],
+                lines: Mode::ALL
+                    .map(|mode| (mode.into(), line(mode)))
+                    .into_iter()
+                    .filter(|(_, l)| !l.is_empty())
+                    .collect(),
+                marks: Vec::new(),
+            }
+        };
+        let panels = [MEASURES[0], MEASURES[1], MEASURES[3]].map(panel);
+        Ok(vec![plot::draw(&directory.join("overall.svg"), &panels, 3)?])
+    }
+
+    fn bars(&self, rows: &[Value]) -> Result<Vec<Bar>> {
+        let rows: Vec<Row> = from_values(rows)?;
+        let over = |groups, field: fn(&Row) -> f64| {
+            let of = |mode| medians(&rows, mode, groups, field);
+            Some(of(Mode::Bifrost)? / of(Mode::OpenVswitch)?)
+        };
+        let bar = |name: &str, measured, bound| Bar::new(name, measured, Sense::AtLeast, bound, "x");
+        Ok(vec![
+            bar("one TCP flow, BIFROST over Open vSwitch", over(false, |r| r.throughput_gbit_per_s), 1.5),
+            bar("Redis requests/s, BIFROST over Open vSwitch", over(false, |r| r.requests_per_s), 1.5),
+            bar(
+                "new connections/s with security groups, BIFROST over Open vSwitch",
+                over(true, |r| r.connections_per_s),
+                2.0,
+            ),
+        ])
+    }
+}
+
+fn measure(lab: &Lab, mode: Mode, security_groups: bool, repetition: u32, label: &str) -> Result<Row> {
+    let settings = Settings { security_groups, ..lab.settings() };
+    let mut network = lab.network_with(mode, label, settings)?;
+    for host in &network.topology.hosts {
+        // A client that opens thousands of connections a second runs out of ports otherwise.
+        let range = [("net/ipv4/ip_local_port_range", "1024 65535"), ("net/ipv4/tcp_tw_reuse", "1")];
+        host.guest.namespace.write_sysctls(&range)?;
+    }
+    let guests = [&network.topology.hosts[0].guest, &network.topology.hosts[1].guest];
+    let mut server = RedisServer::start(guests[1], &lab.logs(label))?;
+    let duration_s = lab.seconds(4.0, 1.5);
+    let seconds = duration_s.ceil();
+    let flow = iperf3::Running::start((guests[0], guests[1]), seconds, None, &lab.logs(label), "iperf3")?.finish()?;
+    let kept = requests(lab, &network, true, duration_s, label)?;
+    let new = requests(lab, &network, false, duration_s, label)?;
+    server.check_alive()?;
+    network.overlay.check_alive()?;
+    Ok(Row {
+        mode,
+        security_groups,
+        repetition,
+        duration_s,
+        throughput_gbit_per_s: flow.gbit_per_s,
+        requests_per_s: kept.rps,
+        latency_ms_p99: kept.p99_ms,
+        connections_per_s: new.rps,
+    })
+}
+
+/// As many requests as fill the time, by what a short trial has shown.
+fn requests(
+    lab: &Lab,
+    network: &Network,
+    keep_alive: bool,
+    duration_s: f64,
+    label: &str,
+) -> Result<redis_benchmark::Measurement> {
+    let guests = [&network.topology.hosts[0].guest, &network.topology.hosts[1].guest];
+    let name = if keep_alive { "persistent" } else { "new" };
+    let timeout = Duration::from_secs_f64(60.0 + 10.0 * duration_s);
+    let run = |requests, name: &str| {
+        let load = Load { op: Op::Get, clients: lab.options.clients, requests, keep_alive };
+        let log = lab.logs(label).join(format!("redis-benchmark-{name}.txt"));
+        redis_benchmark::run(guests[0], guests[1], load, timeout, &log)
+    };
+    let trial = run(TRIAL_REQUESTS, &format!("{name}-trial"))?;
+    run((trial.rps * duration_s).clamp(REQUESTS.0, REQUESTS.1) as u64, name)
+}
+
+/// The median over repetitions; `None` if that was not measured.
+fn medians(rows: &[Row], mode: Mode, security_groups: bool, field: fn(&Row) -> f64) -> Option<f64> {
+    let values: Vec<f64> =
+        rows.iter().filter(|r| r.mode == mode && r.security_groups == security_groups).map(field).collect();
+    if values.is_empty() { None } else { Some(median(&values)) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn row(mode: Mode, security_groups: bool, rate: f64) -> Row {
+        Row {
+            mode,
+            security_groups,
+            repetition: 0,
+            duration_s: 4.0,
+            throughput_gbit_per_s: rate,
+            requests_per_s: rate,
+            latency_ms_p99: 1.0,
+            connections_per_s: rate,
+        }
+    }
+
+    #[test]
+    fn bars_compare_with_open_vswitch_in_the_same_run() {
+        let passed = |rows: &[Row]| -> Vec<bool> {
+            SwitchOverall.bars(&to_values(rows).unwrap()).unwrap().iter().map(Bar::passes).collect()
+        };
+        let run = |plain, groups| {
+            [(Mode::OpenVswitch, 1.0, 1.0), (Mode::Bifrost, plain, groups)]
+                .map(|(mode, plain, groups)| [row(mode, false, plain), row(mode, true, groups)])
+                .concat()
+        };
+        assert_eq!(passed(&run(1.6, 2.1)), [true, true, true]);
+        assert_eq!(passed(&run(1.4, 2.1)), [false, false, true]);
+        assert_eq!(passed(&run(1.6, 1.9)), [true, true, false]);
+        assert_eq!(passed(&run(1.6, 2.1)[2..]), [false; 3], "without what it is compared with");
+    }
+
+    #[test]
+    fn the_report_has_a_table_for_each_kind_of_network_that_was_measured() {
+        let rows = [row(Mode::OpenVswitch, false, 1.0), row(Mode::Bifrost, false, 2.0)];
+        let report = SwitchOverall.report(&to_values(&rows).unwrap()).unwrap();
+        assert!(report.contains("2.000 (2.00x)"), "{report}");
+        assert!(!report.contains("With security groups"));
+    }
+}

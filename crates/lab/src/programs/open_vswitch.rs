@@ -1,0 +1,138 @@
+//! Open vSwitch in a host's namespace, with its userspace datapath: a database server, the switch, and what is told to them.
+
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+
+use crate::netns::Namespace;
+use crate::process::Program;
+use crate::{command, interrupt};
+
+/// Of Debian's package, too.
+const SCHEMA: &str = "/usr/share/openvswitch/vswitch.ovsschema";
+/// How long it may take to start.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// What moves its packets.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Datapath {
+    /// Its main thread, by the kernel's devices: Debian's build without DPDK.
+    Userspace,
+    /// DPDK on one processor, which it polls without end, and without huge pages, as nothing else here has them.
+    Dpdk {
+        /// That processor.
+        processor: usize,
+    },
+}
+
+impl Datapath {
+    fn program(self) -> &'static str {
+        match self {
+            Datapath::Userspace => "/usr/lib/openvswitch-switch/ovs-vswitchd",
+            Datapath::Dpdk { .. } => "/usr/lib/openvswitch-switch-dpdk/ovs-vswitchd-dpdk",
+        }
+    }
+}
+
+/// A running Open vSwitch. Dropping it ends its processes.
+#[derive(Debug)]
+pub struct OpenVswitch {
+    // The order matters: the switch ends before its database.
+    switch: Program,
+    _database: Program,
+    directory: PathBuf,
+}
+
+impl OpenVswitch {
+    /// Starts it in `host`; sockets (those of vhost-user ports, too) and database go to `directory`, output to `logs`.
+    ///
+    /// # Errors
+    /// When a program is missing, or does not listen in time.
+    pub fn start(host: &Namespace, datapath: Datapath, directory: PathBuf, logs: &Path) -> Result<Self> {
+        std::fs::create_dir_all(&directory).with_context(|| format!("creating {}", directory.display()))?;
+        let path = |name: &str| directory.join(name).display().to_string();
+        let (file, socket) = (path("conf.db"), path("db.sock"));
+        command::run("ovsdb-tool", &["create", &file, SCHEMA])?;
+        let mut command = host.command("ovsdb-server");
+        command.arg(&file).arg(format!("--remote=punix:{socket}")).arg(format!("--unixctl={}", path("db.ctl")));
+        let mut database = Program::start(command, "ovsdb-server", &logs.join("ovsdb-server.log"))?;
+        wait_for(&mut database, Path::new(&socket))?;
+        if let Datapath::Dpdk { processor } = datapath {
+            let mask = 1u64 << processor;
+            let settings = [
+                "other_config:dpdk-init=true".to_owned(),
+                "other_config:dpdk-extra=--no-huge --legacy-mem --no-pci -m 1024".to_owned(),
+                format!("other_config:pmd-cpu-mask={mask:#x}"),
+                format!("other_config:dpdk-lcore-mask={mask:#x}"),
+            ];
+            let database = format!("--db=unix:{socket}");
+            let mut all = vec![database.as_str(), "--no-wait", "--timeout=10", "set", "Open_vSwitch", "."];
+            all.extend(settings.iter().map(String::as_str));
+            command::run("ovs-vsctl", &all)?;
+        }
+        let mut command = host.command(datapath.program());
+        // Where it puts the sockets of bridges.
+        command.env("OVS_RUNDIR", &directory);
+        command.arg(format!("unix:{socket}")).arg(format!("--unixctl={}", path("switch.ctl")));
+        let mut switch = Program::start(command, "ovs-vswitchd", &logs.join("ovs-vswitchd.log"))?;
+        wait_for(&mut switch, &directory.join("switch.ctl"))?;
+        Ok(Self { switch, _database: database, directory })
+    }
+
+    /// Runs `ovs-vsctl` with the words of `arguments`, and waits until the switch has done what that asks for.
+    ///
+    /// # Errors
+    /// What `ovs-vsctl` says.
+    pub fn configure(&self, arguments: &str) -> Result<()> {
+        let database = format!("--db=unix:{}", self.directory.join("db.sock").display());
+        let mut all = vec![database.as_str(), "--timeout=10"];
+        all.extend(arguments.split_whitespace());
+        command::run("ovs-vsctl", &all)?;
+        Ok(())
+    }
+
+    /// Runs `ovs-appctl` with `arguments`.
+    ///
+    /// # Errors
+    /// What `ovs-appctl` says.
+    pub fn tell(&self, arguments: &[&str]) -> Result<String> {
+        let target = self.directory.join("switch.ctl").display().to_string();
+        command::run("ovs-appctl", &[&["-t", &target], arguments].concat())
+    }
+
+    /// Replaces the flows of `bridge` by `flows`, one a line.
+    ///
+    /// # Errors
+    /// What `ovs-ofctl` says.
+    pub fn replace_flows(&self, bridge: &str, flows: &str) -> Result<()> {
+        let management = format!("unix:{}", self.directory.join(format!("{bridge}.mgmt")).display());
+        command::run_with_input("ovs-ofctl", &["-O", "OpenFlow13", "replace-flows", &management, "-"], flows)?;
+        Ok(())
+    }
+
+    /// An error if the switch has ended.
+    ///
+    /// # Errors
+    /// That it has, with what it printed.
+    pub fn check_alive(&mut self) -> Result<()> {
+        match self.switch.try_wait()? {
+            None => Ok(()),
+            Some(status) => bail!("ovs-vswitchd ended ({status}): {}", self.switch.output()?),
+        }
+    }
+}
+
+fn wait_for(program: &mut Program, socket: &Path) -> Result<()> {
+    let deadline = Instant::now() + PATIENCE;
+    while !socket.exists() {
+        if let Some(status) = program.try_wait()? {
+            bail!("Open vSwitch ended ({status}): {}", program.output()?);
+        }
+        if Instant::now() > deadline {
+            bail!("Open vSwitch does not listen at {}: {}", socket.display(), program.output()?);
+        }
+        interrupt::sleep(Duration::from_millis(20))?;
+    }
+    Ok(())
+}
