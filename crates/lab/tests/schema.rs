@@ -95,6 +95,7 @@ fn all() -> Vec<Value> {
         request_success_percent: Some(100.0),
         longest_stall_ms: Some(1.0),
         wrong_answers: Some(0),
+        attempts: 2,
     };
     let iperf = iperf::Row {
         mode: Mode::Off,

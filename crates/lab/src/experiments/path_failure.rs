@@ -43,6 +43,8 @@ const PHASES: [(&str, f64); 5] =
 const STANDSTILL_SLACK: Duration = Duration::from_millis(20);
 /// Share of a phase's bins that must be free of standstills for it to be judged.
 const JUDGEABLE: f64 = 0.7;
+/// How often one that cannot be judged is tried, in all.
+const ATTEMPTS: u32 = 3;
 
 /// The experiment.
 #[derive(Debug, Clone, Copy)]
@@ -87,6 +89,8 @@ pub struct Row {
     pub longest_stall_ms: Option<f64>,
     /// Answers with a wrong value; null for a flow.
     pub wrong_answers: Option<u64>,
+    /// How often it was measured; more than once if the machine stood still too much.
+    pub attempts: u32,
 }
 
 /// One phase of a passage.
@@ -136,7 +140,7 @@ impl Experiment for PathFailure {
                 let mut network = lab.network_with_spread_flows(mode, &label)?;
                 for workload in [Workload::Flow, Workload::Requests] {
                     progress.begin(&format!("{} {workload:?}", mode.name()));
-                    let row = passage(lab, &network, workload, repetition, &label)?;
+                    let row = judgeable_passage(lab, &network, workload, repetition, &label)?;
                     progress.end(&line(&row));
                     rows.push(row);
                     for daemon in &mut network.overlay.daemons {
@@ -240,10 +244,8 @@ impl Experiment for PathFailure {
             let phases = phases(&rows, Mode::Bifrost, workload, "failed");
             // No bin may be lower, in any repetition. One that the machine has disturbed says nothing; too many of them
             // leave too little to judge.
-            let all = phases.iter().map(|phase| (phase.end_s - phase.start_s) / BIN.as_secs_f64()).sum::<f64>();
-            let undisturbed = phases.iter().map(|phase| phase.undisturbed_bins).sum::<usize>() as f64;
             let bins = phases.iter().filter_map(|phase| phase.lowest_undisturbed_bin_percent_of_before);
-            bins.reduce(f64::min).filter(|_| undisturbed >= JUDGEABLE * all)
+            bins.reduce(f64::min).filter(|_| can_be_judged(phases.iter().copied()))
         };
         let stalls: Vec<f64> = rows
             .iter()
@@ -306,6 +308,39 @@ enum Running {
     Requests(std::thread::JoinHandle<Result<redis_client::Report>>, Arc<AtomicBool>, RedisServer),
 }
 
+/// As [`passage`], again if the machine stood still in too much of the failure to judge it. What decides is what the watch
+/// saw; an attempt in which a request failed, or was answered wrongly, stands.
+fn judgeable_passage(lab: &Lab, network: &Network, workload: Workload, repetition: u32, label: &str) -> Result<Row> {
+    fn failure(row: &Row) -> impl Iterator<Item = &Phase> {
+        row.phases.iter().filter(|phase| phase.name == "failed")
+    }
+    let undisturbed = |row: &Row| failure(row).map(|phase| phase.undisturbed_bins).sum::<usize>();
+    let stands = |row: &Row| {
+        let wrong = row.wrong_answers.is_some_and(|n| n > 0);
+        wrong || row.request_success_percent.is_some_and(|p| p < 100.0) || can_be_judged(failure(row))
+    };
+    let mut best = passage(lab, network, workload, repetition, label)?;
+    for attempt in 2..=ATTEMPTS {
+        if stands(&best) {
+            break;
+        }
+        let row = passage(lab, network, workload, repetition, label)?;
+        if stands(&row) || undisturbed(&row) > undisturbed(&best) {
+            best = row;
+        }
+        best.attempts = attempt;
+    }
+    Ok(best)
+}
+
+/// Whether enough of a phase, in all repetitions together, was free of standstills.
+fn can_be_judged<'a>(phases: impl Iterator<Item = &'a Phase>) -> bool {
+    let (all, undisturbed) = phases.fold((0.0, 0), |(all, undisturbed), phase| {
+        (all + (phase.end_s - phase.start_s) / BIN.as_secs_f64(), undisturbed + phase.undisturbed_bins)
+    });
+    undisturbed as f64 >= JUDGEABLE * all
+}
+
 /// Drives one load through all phases.
 fn passage(lab: &Lab, network: &Network, workload: Workload, repetition: u32, label: &str) -> Result<Row> {
     let phase_s = lab.seconds(5.0, 2.0);
@@ -362,6 +397,7 @@ fn passage(lab: &Lab, network: &Network, workload: Workload, repetition: u32, la
         request_success_percent: None,
         longest_stall_ms: None,
         wrong_answers: None,
+        attempts: 1,
     };
     let seen = watch.finish()?;
     let standstills = |count: usize, start: Instant| by_bin(&seen, start, count);
@@ -516,95 +552,4 @@ fn line(row: &Row) -> String {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// Bins of 0.1 s: 1 s to settle, then phases of 1 s each.
-    fn bins(failed: f64) -> Vec<f64> {
-        let mut bins = vec![3.0; 10];
-        for (name, _) in PHASES {
-            bins.extend([if name == "failed" { failed } else { 4.0 }; 10]);
-        }
-        bins
-    }
-
-    fn rows(failed_bin: f64, failures: u64, stall_us: u64, wrong: u64) -> Vec<Value> {
-        let base = Row {
-            mode: Mode::Bifrost,
-            injector: Injector::Wire,
-            workload: Workload::Flow,
-            repetition: 0,
-            failed_path: 2,
-            bin_ms: 100,
-            bins_gbit_per_s: bins(failed_bin),
-            bins_rps: Vec::new(),
-            bins_standstill_ms: vec![0.0; 60],
-            phases: summarize(&bins(failed_bin), &[], &[], 1.0),
-            request_success_percent: None,
-            longest_stall_ms: None,
-            wrong_answers: None,
-        };
-        let mut outcomes = vec![redis_client::Bin { answered: 400, failed: 0, longest_stall_us: 3000 }; 60];
-        outcomes[45] = redis_client::Bin { answered: 400, failed: failures, longest_stall_us: stall_us };
-        let (success, stall) = outcome(&outcomes[10..]);
-        let requests = Row {
-            workload: Workload::Requests,
-            bins_gbit_per_s: Vec::new(),
-            bins_rps: bins(failed_bin),
-            phases: summarize(&bins(failed_bin), &outcomes, &[], 1.0),
-            request_success_percent: success,
-            longest_stall_ms: stall,
-            wrong_answers: Some(wrong),
-            ..base.clone()
-        };
-        to_values(&[base, requests]).unwrap()
-    }
-
-    #[test]
-    fn each_bar_can_fail() {
-        let failing = |rows: Vec<Value>| -> Vec<usize> {
-            let bars = PathFailure.bars(&rows).unwrap();
-            bars.iter().enumerate().filter(|(_, bar)| !bar.passes()).map(|(index, _)| index).collect()
-        };
-        assert_eq!(failing(rows(3.3, 0, 19_000, 0)), [] as [usize; 0]);
-        assert_eq!(failing(rows(3.1, 0, 19_000, 0)), [0, 1]);
-        assert_eq!(failing(rows(3.3, 1, 19_000, 0)), [2]);
-        assert_eq!(failing(rows(3.3, 0, 20_000, 0)), [3]);
-        assert_eq!(failing(rows(3.3, 0, 19_000, 1)), [4]);
-        assert_eq!(failing(Vec::new()), [0, 1, 2, 3, 4]);
-    }
-
-    #[test]
-    fn what_the_machine_disturbed_is_not_judged_unless_it_is_too_much() {
-        let mut throughput = bins(4.0);
-        throughput[44] = 1.0;
-        let lowest = |disturbed: std::ops::Range<usize>| {
-            let mut standstills = vec![0.0; 60];
-            standstills[disturbed].fill(10.0);
-            let row = Row {
-                bins_gbit_per_s: throughput.clone(),
-                phases: summarize(&throughput, &[], &standstills, 1.0),
-                bins_standstill_ms: standstills,
-                ..from_values::<Row>(&rows(4.0, 0, 0, 0)).unwrap().remove(0)
-            };
-            assert_eq!(row.phases[3].lowest_bin_percent_of_before, 25.0);
-            PathFailure.bars(&to_values(&[row]).unwrap()).unwrap()[0].measured
-        };
-        assert_eq!(lowest(0..0), Some(25.0));
-        assert_eq!(lowest(43..45), Some(100.0));
-        assert_eq!(lowest(43..50), None);
-    }
-
-    #[test]
-    fn phases_are_cut_where_the_loss_changes() {
-        let phases = summarize(&bins(1.0), &[], &[], 1.0);
-        let failed = &phases[3];
-        assert_eq!(
-            (failed.start_s, failed.end_s, failed.mean, failed.lowest_bin_percent_of_before),
-            (4.0, 5.0, 1.0, 25.0)
-        );
-        assert_eq!(phases[4].lowest_bin_percent_of_before, 100.0);
-        // A flow that ended early has carried nothing since.
-        assert_eq!(summarize(&[4.0; 25], &[], &[], 1.0)[4].mean, 0.0);
-    }
-}
+mod tests;

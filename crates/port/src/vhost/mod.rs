@@ -13,6 +13,8 @@ mod counters;
 mod device;
 mod features;
 mod inflight;
+#[cfg(test)]
+mod kill_tests;
 mod mapping;
 mod memory;
 mod messages;
