@@ -2,7 +2,7 @@
 //!
 //! A frame is parsed once when it enters ([`parse`]), with what a guest says about it checked against it
 //! ([`Offload::from_virtio`]). It crosses the switch whole, however large; segmentation and checksums are the last thing
-//! done on its way out ([`Segments`]). Received TCP segments are merged before they are written to a guest that takes
+//! done on its way out ([`Segments`]), and so is cutting what is larger than its way allows. Received TCP segments are merged before they are written to a guest that takes
 //! large packets ([`Merger`]).
 //!
 //! Nothing here does I/O, keeps a clock or allocates per packet.
@@ -23,4 +23,4 @@ pub use malformed::Malformed;
 pub use merge::{Merged, Merger, Part};
 pub use offload::{Offload, Segment, SegmentKind};
 pub use parse::{HEAD_LEN, L3, MAX_FRAME_LEN, Parsed, Tcp, parse};
-pub use segment::{Segments, copy_of};
+pub use segment::{Segments, TooLarge, copy_of};

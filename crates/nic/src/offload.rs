@@ -68,6 +68,19 @@ impl Offload {
         Ok(offload)
     }
 
+    /// Bytes of the largest IP packet that a frame of `len` bytes becomes; of what is behind the network header's start, if the
+    /// frame is not to be segmented.
+    pub fn largest_packet(&self, parsed: &Parsed, len: usize) -> usize {
+        let l3 = usize::from(parsed.l3);
+        match self.segment {
+            None => len.saturating_sub(l3),
+            Some(segment) => {
+                let (payload, end) = (usize::from(parsed.payload), parsed.end as usize);
+                end.min(payload + usize::from(segment.mss)).saturating_sub(l3)
+            }
+        }
+    }
+
     /// Whether the segmentation asked for, if any, fits the frame.
     pub(crate) fn check_segment(&self, parsed: &Parsed) -> Result<(), Malformed> {
         let Some(segment) = self.segment else { return Ok(()) };

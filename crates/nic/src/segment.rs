@@ -1,4 +1,7 @@
-//! The Post-Processor's postponed work: segmentation (TSO, USO) and checksum completion, done last, on the way out.
+//! The Post-Processor's postponed work: segmentation (TSO, USO), fragmentation and checksum completion, done last, on the
+//! way out.
+
+mod fragment;
 
 use std::net::IpAddr;
 
@@ -10,6 +13,8 @@ use crate::checksum::pseudo;
 use crate::malformed::Malformed;
 use crate::offload::{Offload, SegmentKind};
 use crate::parse::{L3, parse};
+
+pub use fragment::TooLarge;
 
 /// How one frame of a guest leaves: the plan is made once, every resulting frame can be written any number of times
 /// (a retransmission writes it again), in any order.
@@ -33,6 +38,10 @@ pub struct Segments {
     udp: bool,
     /// Partial checksum of a frame that is not segmented: start, offset.
     partial: Option<(u16, u16)>,
+    /// Bytes behind the IP header of each fragment but the last, a multiple of 8; 0: nothing is fragmented.
+    fragment: u16,
+    /// Fragments of each datagram but the last.
+    fragments: u8,
 }
 
 impl Segments {
@@ -60,6 +69,8 @@ impl Segments {
             v6: false,
             udp: false,
             partial: offload.checksum,
+            fragment: 0,
+            fragments: 0,
         };
         let Some(segment) = offload.segment else {
             return match offload.checksum {
@@ -98,7 +109,7 @@ impl Segments {
         })
     }
 
-    /// How many frames leave: 1 for a frame that is not segmented, at most [`Self::MAX`].
+    /// How many frames leave: 1 for a frame that is neither segmented nor fragmented, at most [`Self::MAX`].
     pub fn count(&self) -> u16 {
         self.count
     }
@@ -108,6 +119,9 @@ impl Segments {
         if index >= self.count {
             return 0;
         }
+        if self.fragment != 0 {
+            return self.fragment_len(index);
+        }
         if self.mss == 0 {
             return self.len as usize;
         }
@@ -115,9 +129,14 @@ impl Segments {
         usize::from(self.header) + to - from
     }
 
+    /// Whether the frames are fragments.
+    pub fn is_fragmented(&self) -> bool {
+        self.fragment != 0
+    }
+
     /// Whether the frame leaves as it is: one, with nothing left to be done.
     pub fn is_unchanged(&self) -> bool {
-        self.mss == 0 && self.partial.is_none()
+        self.mss == 0 && self.partial.is_none() && self.fragment == 0
     }
 
     /// Bytes of the frame that is planned for.
@@ -139,12 +158,21 @@ impl Segments {
         if index >= self.count {
             return;
         }
-        let start = out.len();
         let mut copy = |from: usize, to: usize, out: &mut Vec<u8>| {
             let end = out.len() + (to - from);
             copy(from, to, out);
             out.resize(end, 0);
         };
+        if self.fragment == 0 {
+            self.write_segment(index, &mut copy, out);
+        } else {
+            self.write_fragment(index, &mut copy, out);
+        }
+    }
+
+    /// Appends segment `index`, or the frame, before anything is fragmented.
+    fn write_segment(&self, index: u16, copy: &mut impl FnMut(usize, usize, &mut Vec<u8>), out: &mut Vec<u8>) {
+        let start = out.len();
         if self.mss == 0 {
             copy(0, self.len as usize, out);
             if let Some((from, offset)) = self.partial {

@@ -1,6 +1,6 @@
 //! A guest's frame with whatever it says about offloads: parsed, planned, written; and rewritten by the guest meanwhile.
 
-use bifrost_nic::{HEAD_LEN, Offload, Segments, copy_of, parse, transport_checksum, verify_transport_checksum};
+use bifrost_nic::{HEAD_LEN, Offload, Parsed, Segments, copy_of, parse, transport_checksum, verify_transport_checksum};
 use bifrost_wire::virtio_net;
 
 use super::frame::frame;
@@ -45,6 +45,7 @@ pub(crate) fn run(bytes: &[u8]) {
     let Ok(offload) = Offload::from_virtio(header, &parsed, frame.len()) else { return };
     let split = usize::from(input.u16()) % (frame.len() + 1);
     let (head, tail) = frame.split_at(split.max(usize::from(parsed.payload)));
+    within(head, tail, offload, &parsed, input.u16() % 2048);
     let Ok(plan) = Segments::plan(head, head.len() + tail.len(), offload) else { return };
     assert!((1..=Segments::MAX).contains(&plan.count()));
     let mut carried = Vec::new();
@@ -74,5 +75,30 @@ pub(crate) fn run(bytes: &[u8]) {
         let mut out = Vec::new();
         plan.write(i, |from, to, out| copy_of(shorter, &[], from, to, out), &mut out);
         assert_eq!(out.len(), plan.len(i));
+    }
+}
+
+/// The same frame on a way that takes packets of `mtu` bytes: each frame fits, and none of the packet is missing.
+fn within(head: &[u8], tail: &[u8], offload: Offload, parsed: &Parsed, mtu: u16) {
+    let Ok(plan) = Segments::plan_within(head, head.len() + tail.len(), offload, mtu) else { return };
+    let (l3, l4) = (usize::from(parsed.l3), usize::from(parsed.l4));
+    let mut carried = 0;
+    for i in 0..plan.count() {
+        let mut out = Vec::new();
+        plan.write(i, |from, to, out| copy_of(head, tail, from, to, out), &mut out);
+        assert_eq!(out.len(), plan.len(i));
+        assert!(out.len() <= l3 + usize::from(mtu), "frame {i} does not fit");
+        if plan.is_fragmented() {
+            let ip = bifrost_wire::ipv4::Header::parse(&out[l3..]);
+            let ip = ip.unwrap_or_else(|e| panic!("fragment {i} is malformed: {e}"));
+            assert!(bifrost_wire::ipv4::checksum_is_valid(&out[l3..l4]));
+            assert!(
+                !ip.more_fragments || i + 1 < plan.count() || head[l3 + 6] & 0x20 != 0 || offload.segment.is_some()
+            );
+            carried += out.len() - l4;
+        }
+    }
+    if plan.is_fragmented() && offload.segment.is_none() {
+        assert_eq!(carried, parsed.end as usize - l4);
     }
 }
