@@ -13,6 +13,11 @@ pub struct PortCounters {
     pub answered_packets: u64,
     /// From the underlay, to the guest.
     pub from_underlay_packets: u64,
+    /// Of these and of those from the guest: larger than their way allows, and cut to fit.
+    pub cut_packets: u64,
+    /// From the guest or for it, larger than the way allows, and not to be cut: their sender was told. Those from the guest are
+    /// among the answered ones.
+    pub too_big_packets: u64,
     /// From the guest, dropped. Of what one guest sends to another of the same host, the sender's port counts either's refusal.
     pub dropped: Drops,
     /// From the underlay, and kept from the guest by its security groups or its network's ACL.
@@ -24,8 +29,10 @@ pub struct PortCounters {
 pub struct UnderlayCounters {
     /// Given to a port.
     pub accepted_packets: u64,
-    /// Kept from a port by its security groups or its network's ACL; [`PortCounters::kept_out`] has the reasons.
+    /// Kept from a port by its security groups, its network's ACL or its MTU; [`PortCounters::kept_out`] has the reasons.
     pub kept_out_packets: u64,
+    /// Larger than the port's guest is given, and not to be cut: their sender was told.
+    pub told_packets: u64,
     /// Dropped; no port is to blame.
     pub dropped: Drops,
 }
@@ -63,6 +70,8 @@ impl PortCounters {
             ("to_local_packets", self.to_local_packets),
             ("answered_packets", self.answered_packets),
             ("from_underlay_packets", self.from_underlay_packets),
+            ("cut_packets", self.cut_packets),
+            ("too_big_packets", self.too_big_packets),
         ]
         .into_iter()
         .chain(self.dropped.iter().map(|(reason, packets)| (reason.counter(), packets)))
@@ -74,7 +83,11 @@ impl UnderlayCounters {
     /// Every counter by name; names end in their unit.
     pub fn iter(&self) -> impl Iterator<Item = (&'static str, u64)> {
         let dropped = self.dropped.iter().map(|(reason, packets)| (reason.counter(), packets));
-        let plain = [("accepted_packets", self.accepted_packets), ("kept_out_packets", self.kept_out_packets)];
+        let plain = [
+            ("accepted_packets", self.accepted_packets),
+            ("kept_out_packets", self.kept_out_packets),
+            ("told_packets", self.told_packets),
+        ];
         plain.into_iter().chain(dropped)
     }
 }

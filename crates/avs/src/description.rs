@@ -104,7 +104,7 @@ pub struct Port {
     pub mac: Mac,
     /// Addresses that its guest may use, besides the IPv6 link-local one that follows from the MAC address.
     pub addresses: Vec<IpAddr>,
-    /// Largest IP packet, bytes. Not enforced here yet: path MTU is the full switch's work.
+    /// Largest IP packet that its guest is given, bytes, 68 and more.
     pub mtu: u16,
     /// Its security groups.
     pub groups: Vec<GroupId>,
@@ -121,6 +121,8 @@ pub struct Route {
     pub peer: PeerId,
     /// The vNIC.
     pub mac: Mac,
+    /// Path MTU: the largest IP packet that gets there, bytes, 68 and more (Triton paper, section 5.2).
+    pub mtu: u16,
 }
 
 /// Everything a switch knows.

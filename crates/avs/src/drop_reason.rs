@@ -68,6 +68,8 @@ reasons! {
     TtlExpired = "ttl_expired",
     /// To the gateway's own address, but not a ping, or one that cannot be answered.
     GatewayService = "gateway_service",
+    /// Larger than the path MTU, not to be cut, and its sender is told often enough, or must not be told.
+    PathMtu = "path_mtu",
     /// Refused by the network's ACL.
     Acl = "acl",
     /// Not in a conversation, and no rule of the sender's security groups allows one to begin.

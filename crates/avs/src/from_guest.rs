@@ -10,9 +10,10 @@ use bifrost_wire::{Mac, Vni, arp};
 use crate::answer;
 use crate::description::{GATEWAY_MAC, Ordering, PeerId, Port, PortId, Reliability};
 use crate::drop_reason::DropReason;
+use crate::path_mtu::Frame;
 use crate::rewrite::Rewrite;
 use crate::switch::Index;
-use crate::vpc::{Place, VpcIndex, is_host, link_local};
+use crate::vpc::{Place, Site, VpcIndex, is_host, link_local};
 
 /// What is to happen with a frame from a guest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -33,6 +34,8 @@ pub enum FromGuest {
         reliable: bool,
         /// In which order the receiver shows it; the network's policy.
         ordering: Ordering,
+        /// The path MTU, bytes, if the packet has to be cut to fit it ([`Segments::plan_within`](bifrost_nic::Segments)).
+        cut: Option<u16>,
     },
     /// It goes to another port of this host.
     Local {
@@ -40,6 +43,8 @@ pub enum FromGuest {
         port: PortId,
         /// To be applied to every frame that is delivered.
         rewrite: Option<Rewrite>,
+        /// As for [`Self::Remote`].
+        cut: Option<u16>,
     },
     /// The switch answers itself: give [`Switch::answer`](crate::Switch::answer) to the guest, and drop the frame.
     Answer,
@@ -51,12 +56,12 @@ pub enum FromGuest {
 pub(crate) fn decide(
     index: &Index,
     id: PortId,
-    head: &[u8],
-    parsed: &Parsed,
+    frame: Frame<'_>,
     answer: &mut Vec<u8>,
 ) -> Result<FromGuest, DropReason> {
     let (port, vpc) = index.port(id).ok_or(DropReason::UnknownPort)?;
-    let packet = Packet { port: &port.port, vpc, head, parsed };
+    let Frame { head, len, offload, parsed } = frame;
+    let packet = Packet { port: &port.port, vpc, head, parsed, largest: offload.largest_packet(parsed, len) };
     packet.admit()?;
     packet.act(answer)
 }
@@ -79,6 +84,8 @@ struct Packet<'a> {
     vpc: &'a VpcIndex,
     head: &'a [u8],
     parsed: &'a Parsed,
+    /// Bytes of the largest IP packet that it becomes.
+    largest: usize,
 }
 
 impl Packet<'_> {
@@ -145,20 +152,21 @@ impl Packet<'_> {
 
     /// Unchanged, to the vNIC that has the destination MAC address.
     fn switched(&self, reliable: bool) -> Result<FromGuest, DropReason> {
-        let place = self.vpc.place(self.parsed.dst_mac).ok_or(DropReason::UnknownMac)?;
-        self.forward(self.parsed.dst_mac, place, None, reliable)
+        let site = self.vpc.site(self.parsed.dst_mac).ok_or(DropReason::UnknownMac)?;
+        self.forward(self.parsed.dst_mac, site, None, reliable)
     }
 
     fn forward(
         &self,
         remote: Mac,
-        place: Place,
+        site: Site,
         rewrite: Option<Rewrite>,
         reliable: bool,
     ) -> Result<FromGuest, DropReason> {
-        match place {
+        let cut = (self.largest > usize::from(site.mtu)).then_some(site.mtu);
+        match site.place {
             Place::Local(port) if port == self.port.id => Err(DropReason::Loop),
-            Place::Local(port) => Ok(FromGuest::Local { port, rewrite }),
+            Place::Local(port) => Ok(FromGuest::Local { port, rewrite, cut }),
             Place::Remote(peer) => Ok(FromGuest::Remote {
                 vni: self.vpc.vni,
                 peer,
@@ -167,6 +175,7 @@ impl Packet<'_> {
                 rewrite,
                 reliable,
                 ordering: self.vpc.ordering,
+                cut,
             }),
         }
     }
@@ -246,7 +255,7 @@ impl Packet<'_> {
         }
         let station = self.vpc.route(p.dst_ip).ok_or(DropReason::NoRoute)?;
         let rewrite = Rewrite { destination: station.mac, source: GATEWAY_MAC, l3: p.l3, v6 };
-        self.forward(station.mac, station.place, Some(rewrite), self.is_reliable())
+        self.forward(station.mac, station.site, Some(rewrite), self.is_reliable())
     }
 }
 

@@ -13,6 +13,26 @@ use crate::from_guest::{icmpv6, is_router_message};
 use crate::switch::Index;
 use crate::vpc::{Place, VpcIndex};
 
+/// What is to happen with a frame from the underlay.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FromUnderlay {
+    /// It is for a port.
+    Port(PortId),
+    /// It is for a port whose guest is not given such large packets, and may be cut to fit
+    /// ([`Segments::plan_within`](bifrost_nic::Segments)).
+    Cut {
+        /// The port.
+        port: PortId,
+        /// The largest IP packet of its guest, bytes.
+        mtu: u16,
+    },
+    /// It is dropped, and its sender is to be told: [`Switch::answer`](crate::Switch::answer) goes back to the peer, in the same
+    /// network.
+    Answer,
+    /// It is dropped.
+    Drop(DropReason),
+}
+
 pub(crate) fn decide(
     index: &Index,
     vni: Vni,
@@ -55,7 +75,7 @@ impl Packet<'_> {
             return Err(DropReason::WrongPeer);
         }
         match self.vpc.station(addr) {
-            Some(station) if station.place != Place::Remote(self.peer) => Err(DropReason::WrongPeer),
+            Some(station) if station.site.place != Place::Remote(self.peer) => Err(DropReason::WrongPeer),
             station => Ok(station.is_some()),
         }
     }
@@ -129,7 +149,7 @@ impl Packet<'_> {
     }
 
     fn asked_about(&self, target: IpAddr) -> Result<PortId, DropReason> {
-        match self.vpc.station(target).map(|s| s.place) {
+        match self.vpc.station(target).map(|s| s.site.place) {
             Some(Place::Local(port)) => Ok(port),
             Some(Place::Remote(_)) => Err(DropReason::NotHere),
             None => Err(DropReason::UnknownNeighbour),

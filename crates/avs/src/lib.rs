@@ -5,6 +5,8 @@
 //! speak with an address that is not theirs. It does no I/O, allocates nothing per packet, and what it does to a frame it
 //! returns as a [`Rewrite`], to be applied to the bytes on their way out.
 //!
+//! What is larger than its way allows is cut to fit, or its sender is told how large it may be (path MTU discovery).
+//!
 //! # Configuration is swapped as a whole
 //!
 //! A switch is built from plain [`Tables`] and never edited afterwards; a reload builds the next one and swaps it in with
@@ -25,6 +27,7 @@ mod description;
 mod drop_reason;
 mod from_guest;
 mod from_underlay;
+mod path_mtu;
 mod policy;
 mod rewrite;
 mod session;
@@ -39,6 +42,7 @@ pub use description::{
 };
 pub use drop_reason::DropReason;
 pub use from_guest::FromGuest;
+pub use from_underlay::FromUnderlay;
 pub use rewrite::Rewrite;
 pub use session::{Direction, SessionCounters, SessionLimits};
 pub use switch::Switch;

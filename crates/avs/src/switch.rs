@@ -2,15 +2,16 @@
 
 use std::collections::BTreeMap;
 
-use bifrost_nic::Parsed;
-use bifrost_tables::{ExactMap, exact_map};
+use bifrost_nic::{Offload, Parsed};
+use bifrost_tables::{ExactMap, TokenBucket, exact_map};
 use bifrost_wire::{Mac, Vni};
 
 use crate::counters::{PortCounters, UnderlayCounters};
-use crate::description::{BuildError, PeerId, Port, PortId, Tables};
+use crate::description::{BuildError, GATEWAY_MAC, PeerId, Port, PortId, Tables};
 use crate::drop_reason::DropReason;
 use crate::from_guest::{self, FromGuest};
-use crate::from_underlay;
+use crate::from_underlay::{self, FromUnderlay};
+use crate::path_mtu::{self, Ends, Frame, Remedy};
 use crate::policy::GroupPolicy;
 use crate::session::{Direction, SessionCounters, Sessions};
 use crate::vpc::{Place, VpcIndex};
@@ -27,6 +28,8 @@ pub struct Switch {
     epoch: u32,
     /// The last frame that the switch made itself.
     answer: Vec<u8>,
+    /// As last told.
+    now_ns: u64,
 }
 
 impl Switch {
@@ -43,6 +46,7 @@ impl Switch {
             sessions: Sessions::new(tables.sessions, secret),
             epoch: 0,
             answer: Vec::new(),
+            now_ns: 0,
         };
         switch.open_accounts();
         Ok(switch)
@@ -63,30 +67,45 @@ impl Switch {
 
     /// Time has come to `now_ns`, of any origin: call it before the packets of that time.
     pub fn advance(&mut self, now_ns: u64) {
+        self.now_ns = now_ns;
         self.sessions.advance(now_ns);
     }
 
-    /// What is to happen with a frame that the guest behind `port` sent. `frame_head` holds the first bytes of the
-    /// frame, at least as many as [`bifrost_nic::parse`] was given for `parsed`; to have a ping of the gateway answered
+    /// What is to happen with a frame of `len` bytes that the guest behind `port` sent. `frame_head` holds the first bytes of
+    /// the frame, at least as many as [`bifrost_nic::parse`] was given for `parsed`; to have a ping of the gateway answered
     /// it must hold the whole frame.
-    pub fn from_guest(&mut self, port: PortId, frame_head: &[u8], parsed: &Parsed) -> FromGuest {
+    pub fn from_guest(
+        &mut self,
+        port: PortId,
+        frame_head: &[u8],
+        len: usize,
+        offload: Offload,
+        parsed: &Parsed,
+    ) -> FromGuest {
         let index = usize::from(port.0);
+        let frame = Frame { head: frame_head, len, offload, parsed };
         let (Some(_), Some(account)) = (self.index.port(port), self.counters.get_mut(index)) else {
             self.underlay.dropped.count(DropReason::UnknownPort);
             return FromGuest::Drop(DropReason::UnknownPort);
         };
-        let decision = from_guest::decide(&self.index, port, frame_head, parsed, &mut self.answer);
+        let decision = from_guest::decide(&self.index, port, frame, &mut self.answer);
         let decision = decision.and_then(|decision| {
-            let to = match decision {
-                FromGuest::Remote { .. } => None,
-                FromGuest::Local { port, .. } => Some(port),
+            let (to, cut) = match decision {
+                FromGuest::Remote { cut, .. } => (None, cut),
+                FromGuest::Local { port, cut, .. } => (Some(port), cut),
                 FromGuest::Answer | FromGuest::Drop(_) => return Ok(decision),
             };
             pass(&self.index, &mut self.sessions, self.epoch, port, Direction::Egress, frame_head, parsed)?;
             if let Some(to) = to {
                 pass(&self.index, &mut self.sessions, self.epoch, to, Direction::Ingress, frame_head, parsed)?;
             }
-            Ok(decision)
+            let Some(mtu) = cut else { return Ok(decision) };
+            let ends = told_by(&self.index, port, parsed);
+            match account.too_large(frame, mtu, ends, self.now_ns, &mut self.answer) {
+                Remedy::Cut => Ok(decision),
+                Remedy::Told => Ok(FromGuest::Answer),
+                Remedy::None => Err(DropReason::PathMtu),
+            }
         });
         let decision = decision.unwrap_or_else(FromGuest::Drop);
         let counters = &mut account.counters;
@@ -99,40 +118,54 @@ impl Switch {
         decision
     }
 
-    /// The frame to give to the guest that asked, after [`FromGuest::Answer`] and until the next call of
-    /// [`Self::from_guest`].
+    /// The frame to give to the guest that asked, after [`FromGuest::Answer`], or to send to the peer, after
+    /// [`FromUnderlay::Answer`]; until the next frame.
     pub fn answer(&self) -> &[u8] {
         &self.answer
     }
 
     /// Which port a frame that `peer` sent in `vni` is for. `frame_head` as in [`Self::from_guest`].
-    ///
-    /// # Errors
-    /// Why it is for none: the frame is dropped and counted.
-    pub fn from_underlay(
-        &mut self,
-        vni: Vni,
-        peer: PeerId,
-        frame_head: &[u8],
-        parsed: &Parsed,
-    ) -> Result<PortId, DropReason> {
+    pub fn from_underlay(&mut self, vni: Vni, peer: PeerId, frame_head: &[u8], parsed: &Parsed) -> FromUnderlay {
         let port = match from_underlay::decide(&self.index, vni, peer, frame_head, parsed) {
             Ok(port) => port,
             Err(reason) => {
                 self.underlay.dropped.count(reason);
-                return Err(reason);
+                return FromUnderlay::Drop(reason);
             }
         };
+        let (Some((PortIndex { port: to, .. }, vpc)), Some(account)) =
+            (self.index.port(port), self.counters.get_mut(usize::from(port.0)))
+        else {
+            // Never so: it was found in the index.
+            return FromUnderlay::Drop(DropReason::UnknownPort);
+        };
         let passed = pass(&self.index, &mut self.sessions, self.epoch, port, Direction::Ingress, frame_head, parsed);
-        if let Some(Account { counters, .. }) = self.counters.get_mut(usize::from(port.0)) {
-            match passed {
-                Ok(()) => counters.from_underlay_packets += 1,
-                Err(reason) => counters.kept_out.count(reason),
+        let decision = match passed {
+            Err(reason) => FromUnderlay::Drop(reason),
+            Ok(()) if parsed.end - u32::from(parsed.l3) <= u32::from(to.mtu) => FromUnderlay::Port(port),
+            Ok(()) => {
+                let whole = parsed.end as usize;
+                let frame = Frame { head: frame_head, len: whole, offload: Offload::default(), parsed };
+                let ends = receiver_tells(vpc, to, parsed);
+                match account.too_large(frame, to.mtu, ends, self.now_ns, &mut self.answer) {
+                    Remedy::Cut => FromUnderlay::Cut { port, mtu: to.mtu },
+                    Remedy::Told => FromUnderlay::Answer,
+                    Remedy::None => FromUnderlay::Drop(DropReason::PathMtu),
+                }
             }
+        };
+        match decision {
+            FromUnderlay::Port(_) | FromUnderlay::Cut { .. } => {
+                account.counters.from_underlay_packets += 1;
+                self.underlay.accepted_packets += 1;
+            }
+            FromUnderlay::Drop(reason) => {
+                account.counters.kept_out.count(reason);
+                self.underlay.kept_out_packets += 1;
+            }
+            FromUnderlay::Answer => self.underlay.told_packets += 1,
         }
-        self.underlay.accepted_packets += u64::from(passed.is_ok());
-        self.underlay.kept_out_packets += u64::from(passed.is_err());
-        passed.map(|()| port)
+        decision
     }
 
     /// Whether the vNIC of that MAC address lives on that host, as the routes have it.
@@ -183,7 +216,7 @@ impl Switch {
             let vnic = Some((port.vni, port.mac));
             if account.vnic != vnic {
                 self.sessions.forget_port(port.id.0);
-                *account = Account { vnic, counters: PortCounters::default() };
+                *account = Account { vnic, ..Account::default() };
             }
         }
     }
@@ -207,11 +240,58 @@ fn pass(
     index.policies[policy].pass(sessions, epoch, port.port.id.0, direction, head, parsed)
 }
 
+/// Who tells the guest behind `port` that its packet is larger than its way allows: the gateway, or, where there is none, who it
+/// was for.
+#[cold]
+fn told_by(index: &Index, port: PortId, parsed: &Parsed) -> Option<Ends> {
+    let (_, vpc) = index.port(port)?;
+    let (source, source_mac) = match vpc.gateway(parsed.src_ip.is_ipv6()) {
+        Some(gateway) => (gateway, GATEWAY_MAC),
+        None => (parsed.dst_ip, parsed.dst_mac),
+    };
+    Some(Ends { source, source_mac, destination_mac: parsed.src_mac })
+}
+
+/// Who tells a guest elsewhere that its packet is larger than what the one behind `to` is given: that one itself, for the sender's
+/// host lets no other host speak as the gateway.
+#[cold]
+fn receiver_tells(vpc: &VpcIndex, to: &Port, parsed: &Parsed) -> Option<Ends> {
+    let routed = parsed.src_mac == GATEWAY_MAC;
+    let sender = if routed { vpc.station(parsed.src_ip)?.mac } else { parsed.src_mac };
+    Some(Ends { source: parsed.dst_ip, source_mac: to.mac, destination_mac: sender })
+}
+
 /// Counters of a port, and of which vNIC.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 struct Account {
     vnic: Option<(Vni, Mac)>,
     counters: PortCounters,
+    /// For ICMP errors about what it sends and gets.
+    errors: TokenBucket,
+}
+
+impl Default for Account {
+    fn default() -> Self {
+        Account { vnic: None, counters: PortCounters::default(), errors: path_mtu::allowance() }
+    }
+}
+
+impl Account {
+    /// What is to be done about a frame that is larger than `mtu`, counted.
+    #[cold]
+    fn too_large(
+        &mut self,
+        frame: Frame<'_>,
+        mtu: u16,
+        ends: Option<Ends>,
+        now_ns: u64,
+        answer: &mut Vec<u8>,
+    ) -> Remedy {
+        let remedy = path_mtu::remedy(frame, mtu, ends, &mut self.errors, now_ns, answer);
+        self.counters.cut_packets += u64::from(remedy == Remedy::Cut);
+        self.counters.too_big_packets += u64::from(remedy == Remedy::Told);
+        remedy
+    }
 }
 
 /// Everything derived from one configuration.

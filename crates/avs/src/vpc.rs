@@ -15,11 +15,19 @@ pub(crate) enum Place {
     Remote(PeerId),
 }
 
+/// Where a vNIC is, and how large a packet gets there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Site {
+    pub(crate) place: Place,
+    /// Bytes of the largest IP packet.
+    pub(crate) mtu: u16,
+}
+
 /// A vNIC and where it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Station {
     pub(crate) mac: Mac,
-    pub(crate) place: Place,
+    pub(crate) site: Site,
 }
 
 #[derive(Debug)]
@@ -29,7 +37,7 @@ pub(crate) struct VpcIndex {
     pub(crate) ordering: Ordering,
     pub(crate) acl: Option<Acl>,
     gateways: Vec<IpAddr>,
-    macs: ExactMap<Mac, Place>,
+    macs: ExactMap<Mac, Site>,
     /// Until [`finish`](Self::finish).
     prefixes: Vec<(IpNet, Station)>,
     addresses: Lpm<Station>,
@@ -54,31 +62,35 @@ impl VpcIndex {
     }
 
     pub(crate) fn add_port(&mut self, port: &Port) -> Result<(), BuildError> {
-        self.add_mac(port.mac, Place::Local(port.id))?;
+        let site = Site { place: Place::Local(port.id), mtu: port.mtu };
+        self.add_mac(port.mac, site)?;
         for &addr in &port.addresses {
             if !is_host(addr) {
                 return Err(BuildError::Address(addr));
             }
-            self.add_prefix(IpNet::from(addr), Station { mac: port.mac, place: Place::Local(port.id) })?;
+            self.add_prefix(IpNet::from(addr), Station { mac: port.mac, site })?;
         }
         Ok(())
     }
 
     pub(crate) fn add_route(&mut self, route: &Route) -> Result<(), BuildError> {
-        let place = Place::Remote(route.peer);
-        self.add_mac(route.mac, place)?;
-        self.add_prefix(route.prefix, Station { mac: route.mac, place })
+        let site = Site { place: Place::Remote(route.peer), mtu: route.mtu };
+        self.add_mac(route.mac, site)?;
+        self.add_prefix(route.prefix, Station { mac: route.mac, site })
     }
 
-    /// One vNIC may have any number of prefixes, so the same again is no contradiction.
-    fn add_mac(&mut self, mac: Mac, place: Place) -> Result<(), BuildError> {
+    /// One vNIC may have any number of prefixes, so the same again is no contradiction; what is sent to its MAC address must
+    /// fit each of their paths.
+    fn add_mac(&mut self, mac: Mac, site: Site) -> Result<(), BuildError> {
         if !mac.is_unicast() || mac == GATEWAY_MAC {
             return Err(BuildError::Mac(mac));
         }
-        match self.macs.insert(mac, place) {
-            Some(old) if old != place => Err(BuildError::DuplicateMac { vni: self.vni, mac }),
-            _ => Ok(()),
+        let known = self.macs.entry(mac).or_insert(site);
+        if known.place != site.place {
+            return Err(BuildError::DuplicateMac { vni: self.vni, mac });
         }
+        known.mtu = known.mtu.min(site.mtu);
+        Ok(())
     }
 
     fn add_prefix(&mut self, prefix: IpNet, station: Station) -> Result<(), BuildError> {
@@ -98,13 +110,22 @@ impl VpcIndex {
         Ok(())
     }
 
-    pub(crate) fn place(&self, mac: Mac) -> Option<Place> {
+    pub(crate) fn site(&self, mac: Mac) -> Option<Site> {
         self.macs.get(&mac).copied()
+    }
+
+    pub(crate) fn place(&self, mac: Mac) -> Option<Place> {
+        self.site(mac).map(|site| site.place)
     }
 
     /// Who has an address, by the routes.
     pub(crate) fn route(&self, addr: IpAddr) -> Option<Station> {
         self.addresses.lookup(addr).copied()
+    }
+
+    /// The gateway's address of a family, the first one.
+    pub(crate) fn gateway(&self, v6: bool) -> Option<IpAddr> {
+        self.gateways.iter().copied().find(|addr| addr.is_ipv6() == v6)
     }
 
     pub(crate) fn has_gateway(&self) -> bool {
@@ -127,7 +148,7 @@ impl VpcIndex {
     pub(crate) fn station(&self, addr: IpAddr) -> Option<Station> {
         match addr {
             IpAddr::V6(a) if a.is_unicast_link_local() => mac_of_link_local(a)
-                .and_then(|mac| self.place(mac).map(|place| Station { mac, place }))
+                .and_then(|mac| self.site(mac).map(|site| Station { mac, site }))
                 .or_else(|| self.route(addr)),
             _ => self.route(addr),
         }

@@ -4,7 +4,7 @@
 mod common;
 
 use bifrost_avs::{BuildError, DropReason, FromGuest, GATEWAY_MAC, PeerId, Port, PortId, Route, Switch, Tables, Vpc};
-use bifrost_nic::parse;
+use bifrost_nic::{Offload, parse};
 use bifrost_wire::Mac;
 use common::*;
 use proptest::prelude::*;
@@ -83,6 +83,7 @@ fn one_vnic_may_have_many_prefixes() {
             prefix: format!("192.168.{n}.0/24").parse().unwrap(),
             peer: PeerId(9),
             mac: mac(3),
+            mtu: 1500,
         });
     }
     tables.vpcs.push(Vpc { vni: vni(300), ..tables.vpcs[1].clone() });
@@ -116,7 +117,8 @@ proptest! {
             let mut switch = switch();
             // A head that is shorter than what was parsed must not matter either.
             for head in [&frame[..], &frame[..cut.min(frame.len())]] {
-                if let FromGuest::Remote { rewrite: Some(r), .. } = switch.from_guest(PortId(0), head, &parsed) {
+                let decision = switch.from_guest(PortId(0), head, frame.len(), Offload::default(), &parsed);
+                if let FromGuest::Remote { rewrite: Some(r), .. } = decision {
                     r.apply(&mut frame.clone());
                 }
                 let _ = switch.from_underlay(vni(100), PeerId(1), head, &parsed);

@@ -4,7 +4,7 @@
 mod common;
 
 use bifrost_avs::{DropReason, FromGuest, GATEWAY_MAC, Ordering, PeerId, PortId};
-use bifrost_nic::{Checksum, parse, transport_checksum};
+use bifrost_nic::{Checksum, Offload, parse, transport_checksum};
 use bifrost_wire::Mac;
 use bifrost_wire::arp::Operation::{Reply, Request};
 use bifrost_wire::icmp::v6::{self, Advertisement, Message};
@@ -24,6 +24,7 @@ fn remote(n: u32, peer: u16, remote: u8, reliable: bool, ordering: Ordering) -> 
         rewrite: None,
         reliable,
         ordering,
+        cut: None,
     }
 }
 
@@ -76,7 +77,7 @@ fn switched_frames() {
             remote(200, 9, 3, true, Ordering::Strict),
         ),
         ("another tenant's host", 5, to(mac(3)), remote(200, 9, 3, true, Ordering::Strict)),
-        ("to a neighbour port", 0, to(mac(2)), FromGuest::Local { port: PortId(1), rewrite: None }),
+        ("to a neighbour port", 0, to(mac(2)), FromGuest::Local { port: PortId(1), rewrite: None, cut: None }),
         ("to a vNIC of another tenant", 5, to(mac(2)), drop(DropReason::UnknownMac)),
         ("to itself", 0, to(ME), drop(DropReason::Loop)),
         ("to nobody", 0, to(mac(99)), drop(DropReason::UnknownMac)),
@@ -337,7 +338,7 @@ fn the_gateway_routes() {
     }
     let got = guest(&mut switch(), 0, &tcp(gw, "10.0.0.1", "10.0.0.2"));
     assert!(
-        matches!(got, FromGuest::Local { port: PortId(1), rewrite: Some(r) } if r.destination() == mac(2)),
+        matches!(got, FromGuest::Local { port: PortId(1), rewrite: Some(r), .. } if r.destination() == mac(2)),
         "{got:?}"
     );
 }
@@ -369,7 +370,10 @@ fn the_gateway_answers_pings() {
     // A ping that is not there as a whole, a fragment of one, one with IP options.
     let whole = ping(gw, "10.0.0.1", "10.0.0.254", &[1; 400]);
     let parsed = parse(&whole[..256], whole.len()).unwrap();
-    assert_eq!(switch().from_guest(PortId(0), &whole[..256], &parsed), drop(DropReason::GatewayService));
+    assert_eq!(
+        switch().from_guest(PortId(0), &whole[..256], whole.len(), Offload::default(), &parsed),
+        drop(DropReason::GatewayService)
+    );
     let mut fragment = whole.clone();
     fragment[20] = 0x20;
     assert_eq!(guest(&mut switch(), 0, &fragment), drop(DropReason::GatewayService));

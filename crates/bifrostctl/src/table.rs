@@ -116,8 +116,10 @@ pub(crate) fn ports(ports: &[PortStatus]) -> String {
 }
 
 pub(crate) fn routes(routes: &[Route]) -> String {
-    let rows = routes.iter().map(|r| vec![r.vni.to_string(), r.prefix.to_string(), r.peer.clone(), r.mac.clone()]);
-    listing(&[Number("VNI"), Text("PREFIX"), Text("PEER"), Text("MAC")], rows, "no routes")
+    let rows = routes
+        .iter()
+        .map(|r| vec![r.vni.to_string(), r.prefix.to_string(), r.peer.clone(), r.mac.clone(), r.mtu_bytes.to_string()]);
+    listing(&[Number("VNI"), Text("PREFIX"), Text("PEER"), Text("MAC"), Number("MTU")], rows, "no routes")
 }
 
 pub(crate) fn conns(conns: &[Conn]) -> String {

@@ -85,11 +85,13 @@ impl Backend for Daemon {
 
     fn routes(&self) -> Result<Vec<Route>, ApiError> {
         let state = self.state();
+        let path_mtu = state.config.path_mtu();
         let routes = state.config.routes.iter().map(|r| Route {
             vni: r.vni.value(),
             prefix: r.prefix,
             peer: r.peer.clone(),
             mac: r.mac.to_string(),
+            mtu_bytes: u32::from(path_mtu(r)),
         });
         Ok(routes.collect())
     }

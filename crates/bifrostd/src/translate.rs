@@ -43,8 +43,10 @@ pub(crate) fn tables(config: &Config, names: &Names) -> avs::Tables {
             groups: p.security_groups.iter().filter_map(|name| group(config, name)).collect(),
         })
     });
+    let path_mtu = config.path_mtu();
     let routes = config.routes.iter().filter_map(|r| {
-        Some(avs::Route { vni: vni(r.vni)?, prefix: r.prefix, peer: avs::PeerId(names.peer(&r.peer)?), mac: r.mac })
+        let peer = avs::PeerId(names.peer(&r.peer)?);
+        Some(avs::Route { vni: vni(r.vni)?, prefix: r.prefix, peer, mac: r.mac, mtu: path_mtu(r) })
     });
     let groups = config.security_groups.iter().map(|g| {
         let of = |direction, rules: &[config::Rule]| {

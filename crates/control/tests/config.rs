@@ -101,6 +101,17 @@ fn metrics_are_off_or_have_an_address() {
 }
 
 #[test]
+fn path_mtu_is_what_a_route_says_or_what_the_underlay_lets_pass() {
+    let text = GOOD.replacen("prefix = \"10.0.0.2/32\"", "prefix = \"10.0.0.2/32\"\nmtu = 1400", 1);
+    let config = Config::parse(&text, "t").unwrap();
+    let mtus = |config: &Config| config.routes.iter().map(config.path_mtu()).collect::<Vec<_>>();
+    assert_eq!(mtus(&config), [1400, 1534]);
+    let jumbo = Config::parse(&GOOD.replacen("mtu = 1600", "mtu = 9000", 1), "t").unwrap();
+    assert_eq!(mtus(&jumbo), [8934, 8934]);
+    assert_eq!(jumbo.underlay.guest_mtu(&["fd00::1".parse().unwrap()]), 8914);
+}
+
+#[test]
 fn limits_arrive_and_their_absence_does() {
     let text = GOOD.replacen("queues = 1", "tx_mbit = 1\ntx_kpps = 2\nrx_mbit = 400000\nrx_kpps = 1000000", 1);
     let limited = Config::parse(&text, "limited.toml").unwrap();
@@ -442,6 +453,16 @@ fn bad_configurations() {
             ],
         ),
         ("mtu = 1500", "mtu = 1000", &["51: port[0].mtu: 1000 is below 1280"]),
+        (
+            "mac = \"02:00:00:00:00:02\"",
+            "mac = \"02:00:00:00:00:02\"\nmtu = 1535",
+            &["66: route[0].mtu: 1535 is more than underlay.mtu (1600) lets pass; at most 1534 fit"],
+        ),
+        (
+            "prefix = \"10.0.0.2/32\"",
+            "mtu = 1279\nprefix = \"fd00::2/128\"",
+            &["63: route[0].mtu: 1279 is below 1280, the least that IPv6 allows (RFC 8200)"],
+        ),
         ("mtu = 1600", "mtu = 1500", &["51: port[0].mtu: 1500 and 66 bytes", "56: port[1].mtu: 1500 and 66 bytes"]),
         (
             "default_gateway = \"10.0.0.254\"",

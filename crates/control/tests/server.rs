@@ -47,6 +47,7 @@ impl Backend for Fake {
             prefix: "10.0.0.2/32".parse().unwrap(),
             peer: "b".into(),
             mac: "02:00:00:00:00:02".into(),
+            mtu_bytes: 1500,
         }])
     }
     fn conns(&self) -> Result<Vec<Conn>, ApiError> {

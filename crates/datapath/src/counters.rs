@@ -56,6 +56,10 @@ pub struct Counters {
     pub plain_tx_packets: u64,
     /// Frames switched between two ports of this host.
     pub local_packets: u64,
+    /// Packets from other hosts that were larger than their guest is given, and cut.
+    pub cut_packets: u64,
+    /// The pieces of these.
+    pub piece_packets: u64,
     /// Plain or local frames for which the guest had no buffer.
     pub no_buffer_packets: u64,
     /// Packets that had to wait for earlier ones while the guest's last buffers were kept for those; they come again.
@@ -187,6 +191,8 @@ impl Counters {
             ("datapath.plain_rx_packets", self.plain_rx_packets),
             ("datapath.plain_tx_packets", self.plain_tx_packets),
             ("datapath.local_packets", self.local_packets),
+            ("datapath.cut_packets", self.cut_packets),
+            ("datapath.piece_packets", self.piece_packets),
             ("drop.no_buffer_packets", self.no_buffer_packets),
             ("drop.no_room_to_wait_packets", self.no_room_to_wait_packets),
             ("drop.gone_packets", self.gone_packets),

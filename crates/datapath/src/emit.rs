@@ -5,7 +5,7 @@ use bifrost_rte::{Control, ControlOut, DataOut};
 use bifrost_wire::bifrost::{self, DataHeader, PathId};
 use bifrost_wire::{Vni, vxlan};
 
-use crate::capture::{Note, Stage};
+use crate::capture::{Note, Stage, Way};
 use crate::core::Core;
 use crate::delayed::Packet;
 use crate::fault::Direction;
@@ -133,6 +133,28 @@ impl<P: GuestPort> Core<P> {
             self.counters.gone_tx_packets += 1;
         }
         self.release(owner, handle);
+    }
+
+    /// The switch's own answer to the sender of a packet from `peer`, of the given flow.
+    #[cold]
+    pub(crate) fn send_answer<const SEEN: bool>(&mut self, peer: u16, vni: Vni, flow: u32) {
+        let Some((path, lane)) = self.peers.get(peer).map(|to| to.plain_lane(flow, &self.engine)) else { return };
+        let answer = self.switch.answer();
+        self.batch.push(lane, NOT_ECT, |buffer| {
+            buffer.extend_from_slice(&vxlan::emit(vni));
+            buffer.extend_from_slice(answer);
+        });
+        self.counters.emitted_packets += 1;
+        self.counters.plain_tx_packets += 1;
+        if SEEN && let Some(capture) = &mut self.capture {
+            let (vni, path) = (Some(vni.get()), Some(path));
+            let note =
+                Note { way: Way::Out, peer: Some(peer), vni, path, what: "the switch's answer", ..Note::default() };
+            capture.frame(Stage::Post, note, answer, answer.len());
+        }
+        if !self.faults.is_empty() {
+            self.spoil_last(peer, PathId::masked(path), lane, NOT_ECT);
+        }
     }
 
     /// One segment of a buffer is done with.

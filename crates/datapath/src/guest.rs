@@ -1,7 +1,7 @@
 //! From the guest: fetch, parse, switch, transport.
 
 use bifrost_avs::{FromGuest, PortId};
-use bifrost_nic::{L3, Parsed, Segments, parse, verify_transport_checksum};
+use bifrost_nic::{L3, Malformed, Parsed, Segments, TooLarge, parse, verify_transport_checksum};
 use bifrost_port::{GuestPort, PlaceError, TxFrame, Underlay};
 use bifrost_rte::{Admission, Destination, Ordering, Outbound, Output, Time};
 
@@ -154,7 +154,7 @@ impl<P: GuestPort> Core<P> {
             let note = Note { vni: Some(port.vni.get()), ..Note::outwards("parsed", owner) };
             capture.held(Stage::Pre, note, &port.port, frame.handle, frame.len);
         }
-        let decision = self.switch.from_guest(PortId(owner), head, &parsed);
+        let decision = self.switch.from_guest(PortId(owner), head, frame.len as usize, frame.offload, &parsed);
         if SEEN && let Some(capture) = &mut self.capture {
             let peer = if let FromGuest::Remote { peer, .. } = decision { Some(peer.0) } else { None };
             let note = Note { vni: Some(port.vni.get()), peer, ..Note::outwards(capture::decision(&decision), owner) };
@@ -174,24 +174,22 @@ impl<P: GuestPort> Core<P> {
                 port.complete(frame.handle);
                 return Done::Yes;
             }
-            FromGuest::Remote { .. } | FromGuest::Local { .. } => {
-                match Segments::plan(head, frame.len as usize, frame.offload) {
-                    Ok(segments) => segments,
-                    Err(reason) => {
-                        self.counters.malformed_guest_frames[reason.index()] += 1;
-                        port.way.unsegmentable_packets += 1;
-                        if SEEN && let Some(capture) = &mut self.capture {
-                            let note = Note::outwards(reason.name(), owner);
-                            capture.held(Stage::Drop, note, &port.port, frame.handle, frame.len);
-                        }
-                        port.complete(frame.handle);
-                        return Done::Yes;
+            FromGuest::Remote { cut, .. } | FromGuest::Local { cut, .. } => match plan(head, frame, cut) {
+                Ok(segments) => segments,
+                Err(reason) => {
+                    self.counters.malformed_guest_frames[reason.index()] += 1;
+                    port.way.unsegmentable_packets += 1;
+                    if SEEN && let Some(capture) = &mut self.capture {
+                        let note = Note::outwards(reason.name(), owner);
+                        capture.held(Stage::Drop, note, &port.port, frame.handle, frame.len);
                     }
+                    port.complete(frame.handle);
+                    return Done::Yes;
                 }
-            }
+            },
         };
         match decision {
-            FromGuest::Remote { vni, peer, local, remote, rewrite, reliable, ordering } => {
+            FromGuest::Remote { vni, peer, local, remote, rewrite, reliable, ordering, cut: _ } => {
                 let left = segments.count();
                 port.held[handle as usize] = Some(Held { segments, rewrite, flow: parsed.flow_hash, left });
                 let mut reliable = reliable;
@@ -214,7 +212,7 @@ impl<P: GuestPort> Core<P> {
                 });
                 self.hand_to_transport::<SEEN>(owner, handle, Departure { vni: vni.get(), peer: peer.0, reliably })
             }
-            FromGuest::Local { port: to, rewrite } => {
+            FromGuest::Local { port: to, rewrite, cut: _ } => {
                 port.way.local_packets += 1;
                 self.deliver_locally::<SEEN>(owner, frame, segments, to.0, rewrite);
                 Done::Yes
@@ -353,6 +351,19 @@ impl<P: GuestPort> Core<P> {
             &mut self.counters,
             &mut self.capture,
         );
+    }
+}
+
+/// How a frame leaves; `cut`: the path MTU, if it is larger.
+fn plan(head: &[u8], frame: TxFrame, cut: Option<u16>) -> Result<Segments, Malformed> {
+    let len = frame.len as usize;
+    match cut {
+        None => Segments::plan(head, len, frame.offload),
+        Some(mtu) => Segments::plan_within(head, len, frame.offload, mtu).map_err(|reason| match reason {
+            TooLarge::Malformed(reason) => reason,
+            // Never so: the switch has seen that it can be cut.
+            TooLarge::DontFragment | TooLarge::Uncuttable => Malformed::FrameTooLong,
+        }),
     }
 }
 

@@ -1,7 +1,7 @@
 //! From the underlay: decapsulate, transport, verify, place.
 
-use bifrost_avs::{GATEWAY_MAC, PeerId as SwitchPeer};
-use bifrost_nic::{Checksum, Malformed, Parsed, parse, transport_checksum};
+use bifrost_avs::{DropReason, FromUnderlay, GATEWAY_MAC, PeerId as SwitchPeer};
+use bifrost_nic::{Checksum, Malformed, Offload, Parsed, Segments, copy_of, parse, transport_checksum};
 use bifrost_port::{Datagram, GuestPort, PlaceError, Service};
 use bifrost_rte::{Arrival, LocalVnic, Time, Verdict};
 use bifrost_wire::bifrost::{self, DataHeader, Packet, Setup};
@@ -222,14 +222,24 @@ impl<P: GuestPort> Core<P> {
             parsed.dst_mac == pair.local && (parsed.src_mac == pair.remote || parsed.src_mac == GATEWAY_MAC)
         });
         match self.switch.from_underlay(vni, SwitchPeer(peer), frame, &parsed) {
-            Ok(port) if port.0 == owner && between_vnics => {}
-            Ok(_) => {
+            FromUnderlay::Port(port) if port.0 == owner && between_vnics => {}
+            FromUnderlay::Cut { port, mtu } if port.0 == owner && between_vnics => {
+                // One packet cannot be placed as several: the transport is done with it, and IP keeps no order of fragments.
+                self.engine.policy_dropped(self.now, slot, &mut self.out);
+                return self.deliver_cut::<SEEN>(owner, frame, mtu);
+            }
+            FromUnderlay::Port(_) | FromUnderlay::Cut { .. } => {
                 self.counters.wrong_vnic_packets += 1;
                 self.see_dropped::<SEEN>(seen("wrong_vnic"), frame);
                 self.engine.policy_dropped(self.now, slot, &mut self.out);
                 return;
             }
-            Err(reason) => {
+            FromUnderlay::Answer => {
+                self.see_dropped::<SEEN>(seen(DropReason::PathMtu.name()), frame);
+                self.engine.policy_dropped(self.now, slot, &mut self.out);
+                return self.send_answer::<SEEN>(peer, vni, parsed.flow_hash);
+            }
+            FromUnderlay::Drop(reason) => {
                 self.see_dropped::<SEEN>(seen(reason.name()), frame);
                 // The switch has counted it. The sender must not repeat it (NSDI'26, 7.1).
                 self.engine.policy_dropped(self.now, slot, &mut self.out);
@@ -352,9 +362,14 @@ impl<P: GuestPort> Core<P> {
         if SEEN && let Some(capture) = &mut self.capture {
             capture.frame(Stage::Pre, seen("parsed"), frame, frame.len());
         }
-        let port = match self.switch.from_underlay(vni, SwitchPeer(peer), frame, &parsed) {
-            Ok(port) => port,
-            Err(reason) => return self.see_dropped::<SEEN>(seen(reason.name()), frame),
+        let (port, cut) = match self.switch.from_underlay(vni, SwitchPeer(peer), frame, &parsed) {
+            FromUnderlay::Port(port) => (port, None),
+            FromUnderlay::Cut { port, mtu } => (port, Some(mtu)),
+            FromUnderlay::Answer => {
+                self.see_dropped::<SEEN>(seen(DropReason::PathMtu.name()), frame);
+                return self.send_answer::<SEEN>(peer, vni, parsed.flow_hash);
+            }
+            FromUnderlay::Drop(reason) => return self.see_dropped::<SEEN>(seen(reason.name()), frame),
         };
         let seen = |what| Note { port: Some(port.0), ..seen(what) };
         if SEEN && let Some(capture) = &mut self.capture {
@@ -388,7 +403,26 @@ impl<P: GuestPort> Core<P> {
             // Shown all the same: on plain VXLAN the guest is the one to judge.
             self.counters.bad_plain_checksum_frames += 1;
         }
-        self.deliver_plain::<SEEN>(port.0, frame, checksum == Checksum::Valid);
+        match cut {
+            None => self.deliver_plain::<SEEN>(port.0, frame, checksum == Checksum::Valid),
+            Some(mtu) => self.deliver_cut::<SEEN>(port.0, frame, mtu),
+        }
+    }
+
+    /// Places a frame in pieces that its guest takes.
+    #[cold]
+    fn deliver_cut<const SEEN: bool>(&mut self, owner: u16, frame: &[u8], mtu: u16) {
+        // The switch has seen that it can be cut.
+        let Ok(pieces) = Segments::plan_within(frame, frame.len(), Offload::default(), mtu) else { return };
+        self.counters.cut_packets += 1;
+        self.counters.piece_packets += u64::from(pieces.count());
+        let mut piece = std::mem::take(&mut self.scratch);
+        for index in 0..pieces.count() {
+            piece.clear();
+            pieces.write(index, |from, to, out| copy_of(frame, &[], from, to, out), &mut piece);
+            self.deliver_plain::<SEEN>(owner, &piece, false);
+        }
+        self.scratch = piece;
     }
 
     /// Shows a datagram that is dropped.

@@ -316,6 +316,7 @@ fn hosts(
                     prefix: IpNet::from(IpAddr::from(g.ip)),
                     peer: number(g.host),
                     mac: Mac(g.mac),
+                    mtu: scenario.host.mtu,
                 })
                 .collect(),
             ..avs::Tables::default()

@@ -3,8 +3,10 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-use bifrost_avs::{DropReason, FromGuest, Ordering, PeerId, Port, PortId, Reliability, Route, Switch, Tables, Vpc};
-use bifrost_nic::parse;
+use bifrost_avs::{
+    DropReason, FromGuest, FromUnderlay, Ordering, PeerId, Port, PortId, Reliability, Route, Switch, Tables, Vpc,
+};
+use bifrost_nic::{Offload, parse};
 use bifrost_wire::ethernet::{self, ethertype};
 use bifrost_wire::icmp::v6;
 use bifrost_wire::{Mac, Vni, arp, checksum, ipv4, ipv6};
@@ -37,6 +39,7 @@ pub(crate) fn tables() -> Tables {
         prefix: prefix.parse().unwrap(),
         peer: PeerId(peer),
         mac: mac(mac_of),
+        mtu: 1500,
     };
     Tables {
         vpcs: vec![
@@ -176,10 +179,14 @@ pub(crate) fn ping(macs: (Mac, Mac), src: &str, dst: &str, payload: &[u8]) -> Ve
 
 pub(crate) fn guest(switch: &mut Switch, port: u16, frame: &[u8]) -> FromGuest {
     let parsed = parse(frame, frame.len()).unwrap();
-    switch.from_guest(PortId(port), frame, &parsed)
+    switch.from_guest(PortId(port), frame, frame.len(), Offload::default(), &parsed)
 }
 
 pub(crate) fn underlay(switch: &mut Switch, n: u32, peer: u16, frame: &[u8]) -> Result<PortId, DropReason> {
     let parsed = parse(frame, frame.len()).unwrap();
-    switch.from_underlay(vni(n), PeerId(peer), frame, &parsed)
+    match switch.from_underlay(vni(n), PeerId(peer), frame, &parsed) {
+        FromUnderlay::Port(port) => Ok(port),
+        FromUnderlay::Drop(reason) => Err(reason),
+        other => panic!("{other:?}, though it fits"),
+    }
 }

@@ -29,6 +29,10 @@ pub struct Options {
     pub transport: String,
     /// `transport` of the peers.
     pub peer: &'static str,
+    /// MTU of the links, bytes.
+    pub mtu: u16,
+    /// Routes say what the guests take, whatever the links let pass.
+    pub path_mtu: bool,
 }
 
 impl Default for Options {
@@ -41,6 +45,8 @@ impl Default for Options {
             vpcs: vpc(100, "tcp", "flow"),
             transport: String::new(),
             peer: "auto",
+            mtu: 1700,
+            path_mtu: false,
         }
     }
 }
@@ -277,7 +283,8 @@ impl Lab {
         let (a, b) = (nets[0].name(), nets[1].name());
         let mut lines = String::new();
         for link in 0..options.links {
-            writeln!(lines, "link add l{link} netns {a} mtu 1700 type veth peer name l{link} netns {b} mtu 1700")
+            let mtu = options.mtu;
+            writeln!(lines, "link add l{link} netns {a} mtu {mtu} type veth peer name l{link} netns {b} mtu {mtu}")
                 .unwrap();
         }
         netns::run("ip", &["-batch", "-"], &lines);
@@ -344,7 +351,10 @@ impl Lab {
         let net = Net::new(&self.tag, guest.name);
         let section = section(&guest, net.name());
         self.hosts[host].config.push_str(&section);
-        let routes = routes(&guest, self.hosts[host].name);
+        let mut routes = routes(&guest, self.hosts[host].name);
+        if self.options.path_mtu {
+            routes = routes.replace("[[route]]", &format!("[[route]]\nmtu = {}", guest.mtu));
+        }
         self.hosts[1 - host].config.push_str(&routes);
         self.guests.push((guest, net));
     }
@@ -454,12 +464,13 @@ fn head(options: &Options, name: &str, directory: &std::path::Path, own: &[IpAdd
     let peer = if name == "host-a" { "host-b" } else { "host-a" };
     format!(
         "[host]\nname = \"{name}\"\n[control]\nsocket = \"{}\"\n[workers]\ncount = {}\n\
-         [underlay]\naddresses = {}\npaths = {}\nmtu = 1700\n[transport]\n{}\n\
+         [underlay]\naddresses = {}\npaths = {}\nmtu = {}\n[transport]\n{}\n\
          [[peer]]\nname = \"{peer}\"\naddresses = {}\ntransport = \"{}\"\n{}",
         directory.join(format!("{name}.sock")).display(),
         options.workers,
         quoted(own),
         options.paths,
+        options.mtu,
         options.transport,
         quoted(others),
         options.peer,

@@ -519,16 +519,3 @@ fn a_guest_that_lies() {
     assert_eq!(raw::send_frames(lab.net("a"), "eth0", vec![raw::ethernet(b, a, 0x0800, &long)]), 0);
     attack.traffic_goes_on();
 }
-
-#[test]
-fn a_guest_with_a_larger_mtu_than_its_peer() {
-    let mut lab = Lab::new(Options { vpcs: vpc(100, "all", "flow"), ..Options::default() });
-    lab.add(0, Guest::new("a", 1, &["10.0.0.1/24"]).mtu(1500));
-    lab.add(1, Guest::new("b", 2, &["10.0.0.2/24"]).mtu(1200));
-    lab.start();
-    // What the receiver cannot take is acknowledged and dropped, or it would come again for ever.
-    assert_eq!(crate::common::traffic::ping(lab.net("a"), "10.0.0.2", 3, 1400), 0);
-    assert_eq!(lab.hosts[1].counter("drop.too_large_packets"), 3);
-    lab.assert_nothing_given_up();
-    assert_eq!(crate::common::traffic::ping(lab.net("a"), "10.0.0.2", 3, 1100), 3);
-}

@@ -12,6 +12,7 @@ mod hostile;
 mod interop;
 mod limits;
 mod machines;
+mod mtu;
 mod reload;
 mod restart;
 mod security;

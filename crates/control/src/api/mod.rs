@@ -160,6 +160,8 @@ pub struct Route {
     pub peer: String,
     /// The remote vNIC.
     pub mac: String,
+    /// Path MTU: the largest IP packet that gets there, bytes.
+    pub mtu_bytes: u32,
 }
 
 /// One reliable connection of a vNIC pair: an element of `GET /v1/conns`.

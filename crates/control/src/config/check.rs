@@ -265,6 +265,7 @@ fn routes(config: &Config, sink: &Sink<'_>) {
             addresses.entry((port.vni, address.addr())).or_insert(port);
         }
     }
+    let path_mtu = config.path_mtu();
     for (i, route) in config.routes.iter().enumerate() {
         let at = |key: &str| format!("route[{i}].{key}");
         let vni_known = vnis.check(sink, &at("vni"), route.vni);
@@ -279,6 +280,7 @@ fn routes(config: &Config, sink: &Sink<'_>) {
         if !sink.failed(&at("prefix")) && route.prefix != route.prefix.trunc() {
             sink.error(&at("prefix"), format!("{} has host bits set; write {}", route.prefix, route.prefix.trunc()));
         }
+        route_mtu(config, sink, &at("mtu"), route, &path_mtu);
         if !vni_known {
             continue;
         }
@@ -299,6 +301,22 @@ fn routes(config: &Config, sink: &Sink<'_>) {
             let message = format!("{} lives on peer {:?} already (line {line}), not on two hosts", route.mac, home.1);
             sink.error(&at("mac"), message);
         }
+    }
+}
+
+/// A path MTU that the underlay does not let pass, or that IPv6 does not allow.
+fn route_mtu(config: &Config, sink: &Sink<'_>, field: &str, route: &Route, path_mtu: &dyn Fn(&Route) -> u16) {
+    let Some(mtu) = route.mtu.filter(|_| !sink.failed(field)) else { return };
+    if mtu < 1280 && route.prefix.addr().is_ipv6() {
+        sink.error(field, format!("{mtu} is below 1280, the least that IPv6 allows (RFC 8200)"));
+    }
+    if sink.failed("underlay.mtu") || sink.failed_within("underlay.addresses") || sink.failed_within("peer") {
+        return;
+    }
+    let most = path_mtu(&Route { mtu: None, ..route.clone() });
+    if mtu > most {
+        let underlay = config.underlay.mtu;
+        sink.error(field, format!("{mtu} is more than underlay.mtu ({underlay}) lets pass; at most {most} fit"));
     }
 }
 

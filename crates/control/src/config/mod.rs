@@ -12,6 +12,7 @@ mod security;
 mod transport;
 mod vni;
 
+use std::collections::HashMap;
 use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
 
@@ -261,6 +262,9 @@ pub struct Route {
     pub peer: String,
     /// The remote vNIC.
     pub mac: Mac,
+    /// The largest IP packet that gets there, bytes, if it is less than what the underlay lets pass
+    /// (see [`Config::path_mtu`]).
+    pub mtu: Option<u16>,
 }
 
 /// One path to a peer.
@@ -318,6 +322,14 @@ impl Config {
         self.vpcs.iter().find(|v| v.vni == vni)
     }
 
+    /// Path MTU of each route: the largest IP packet of a guest that gets there, bytes. What it says or, if it says nothing,
+    /// what the underlay lets pass.
+    pub fn path_mtu(&self) -> impl Fn(&Route) -> u16 + '_ {
+        let mtus = self.peers.iter().map(|p| (p.name.as_str(), self.underlay.guest_mtu(&p.addresses)));
+        let mtus: HashMap<&str, u16> = mtus.collect();
+        move |route| route.mtu.or_else(|| mtus.get(route.peer.as_str()).copied()).unwrap_or(self.underlay.mtu)
+    }
+
     /// The paths to a peer, in order of their numbers.
     pub fn paths<'a>(&'a self, peer: &'a Peer) -> impl Iterator<Item = PathEnds> + 'a {
         self.underlay.paths_to(&peer.addresses)
@@ -325,6 +337,11 @@ impl Config {
 }
 
 impl Underlay {
+    /// The largest IP packet of a guest that fits the links to a host of these addresses, bytes.
+    pub fn guest_mtu(&self, remote: &[IpAddr]) -> u16 {
+        self.mtu.saturating_sub(remote.iter().map(overhead_bytes).max().unwrap_or(0))
+    }
+
     /// The paths to a host of these addresses: path i runs from local address i mod n to remote address i mod m.
     /// None if there are no addresses on either side.
     pub fn paths_to<'a>(&'a self, remote: &'a [IpAddr]) -> impl Iterator<Item = PathEnds> + 'a {

@@ -242,8 +242,13 @@ fn port(mut s: Section<'_, '_>, workers: usize) -> Port {
 }
 
 fn route(mut s: Section<'_, '_>) -> Route {
-    let route =
-        Route { vni: vni(&mut s), prefix: s.required("prefix"), peer: s.required("peer"), mac: s.required("mac") };
+    let route = Route {
+        vni: vni(&mut s),
+        prefix: s.required("prefix"),
+        peer: s.required("peer"),
+        mac: s.required("mac"),
+        mtu: s.optional_int("mtu", 68..=65535).map(|mtu| mtu as u16),
+    };
     s.finish();
     route
 }

@@ -64,6 +64,12 @@ pub(super) const CHAPTER: Chapter = Chapter {
         count("datapath.plain_tx_packets", "frames sent as plain VXLAN", ""),
         count("datapath.local_packets", "frames switched between two ports of this host", ""),
         count(
+            "datapath.cut_packets",
+            "packets from other hosts that were larger than their guest is given, and cut",
+            "say `mtu` in the route on the sending host",
+        ),
+        count("datapath.piece_packets", "the pieces of these", ""),
+        count(
             "datapath.bad_plain_checksum_frames",
             "plain VXLAN frames whose transport checksum is wrong; shown all the same, for the guest is the one to judge",
             "a link or NIC damages packets: `ethtool -S`",

@@ -123,6 +123,11 @@ pub(super) const SWITCH: &[Reason] = &[
         what: "to the gateway's own address, but not a ping, or one that cannot be answered",
         advice: "nothing: the gateway has no other services",
     },
+    Reason {
+        name: "path_mtu",
+        what: "larger than the path MTU, not to be cut, and its sender is told often enough, or must not be told",
+        advice: "see MTU in OPERATIONS.md",
+    },
     Reason { name: "acl", what: "refused by the network's ACL", advice: "see `[[vpc.acl]]` if it should pass" },
     Reason {
         name: "group_egress",

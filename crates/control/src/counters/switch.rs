@@ -10,8 +10,27 @@ pub(super) const CHAPTER: Chapter = Chapter {
         count("avs.to_local_packets", "from the guest, to another port of this host", ""),
         count("avs.answered_packets", "from the guest, answered by the switch: ARP, neighbour discovery, ping", ""),
         count("avs.from_underlay_packets", "from the underlay, to the guest", ""),
+        count(
+            "avs.cut_packets",
+            "packets larger than their way allows, from the guest or for it, that were cut to fit",
+            "many: a route or a guest has a wrong `mtu`",
+        ),
+        count(
+            "avs.too_big_packets",
+            "the same, but not to be cut: their sender was told how large they may be",
+            "many: a guest lets no ICMP in",
+        ),
+        count(
+            "avs.underlay_told_packets",
+            "packets from other hosts, larger than the guest is given; their sender was told",
+            "say `mtu` in the route on the sending host",
+        ),
         count("avs.underlay_accepted_packets", "from the underlay, given to a port", ""),
-        count("avs.underlay_kept_out_packets", "from the underlay, kept from ports by ACLs and security groups", ""),
+        count(
+            "avs.underlay_kept_out_packets",
+            "from the underlay, kept from ports by ACLs, security groups and their MTU",
+            "",
+        ),
         gauge("avs.current_sessions", "conversations that security groups remember", "at `sessions.total` it is full"),
         gauge("avs.established_sessions", "of these: with packets both ways, and not ended", ""),
         count("avs.created_sessions", "conversations that began", ""),

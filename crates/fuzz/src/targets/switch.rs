@@ -3,10 +3,10 @@
 use std::net::IpAddr;
 
 use bifrost_avs::{
-    AclRule, Direction, FromGuest, GATEWAY_MAC, GroupId, GroupRule, Ordering, Pattern, PeerId, Port, PortId,
-    Reliability, Route, SecurityGroup, SessionLimits, Switch, Tables, Vpc,
+    AclRule, Direction, FromGuest, FromUnderlay, GATEWAY_MAC, GroupId, GroupRule, Ordering, Pattern, PeerId, Port,
+    PortId, Reliability, Route, SecurityGroup, SessionLimits, Switch, Tables, Vpc,
 };
-use bifrost_nic::{L3, Parsed, parse};
+use bifrost_nic::{L3, Offload, Parsed, parse};
 use bifrost_wire::{Mac, Vni};
 
 use super::frame::frame;
@@ -29,7 +29,7 @@ fn tables() -> Tables {
         vni: vni(of),
         mac: mac(n),
         addresses: vec![v4(n), v6(u16::from(n))],
-        mtu: 1500,
+        mtu: if n == 2 { 100 } else { 1500 },
         groups: if n == 2 { vec![GroupId(0)] } else { vec![] },
     };
     let route = |of, prefix: &str, peer, n| Route {
@@ -37,6 +37,7 @@ fn tables() -> Tables {
         prefix: prefix.parse().unwrap_or_else(|e| panic!("{prefix}: {e}")),
         peer: PeerId(peer),
         mac: mac(n),
+        mtu: if n == 4 { 68 } else { 1500 },
     };
     // Tenants' rules: some ports, one protocol; few sessions, so that there is no room at times.
     let tcp = Pattern { protocol: Some(6), dst_ports: 1..=1023, ..Pattern::default() };
@@ -83,7 +84,7 @@ pub(crate) fn run(bytes: &[u8]) {
 }
 
 fn guest(switch: &mut Switch, port: PortId, frame: &[u8], parsed: &Parsed) {
-    let decision = switch.from_guest(port, frame, parsed);
+    let decision = switch.from_guest(port, frame, frame.len(), Offload::default(), parsed);
     let Some(from) = switch.port(port).cloned() else {
         return assert!(matches!(decision, FromGuest::Drop(_)));
     };
@@ -94,7 +95,7 @@ fn guest(switch: &mut Switch, port: PortId, frame: &[u8], parsed: &Parsed) {
             speaks_for_itself(&from, parsed);
             rewritten(frame, parsed, rewrite, remote);
         }
-        FromGuest::Local { port: to, rewrite } => {
+        FromGuest::Local { port: to, rewrite, .. } => {
             let to = switch.port(to).cloned();
             let Some(to) = to else { panic!("to a port that there is not") };
             assert_eq!(to.vni, from.vni, "crosses tenants");
@@ -142,10 +143,23 @@ fn rewritten(frame: &[u8], parsed: &Parsed, rewrite: Option<bifrost_avs::Rewrite
 }
 
 fn underlay(switch: &mut Switch, vni: Vni, peer: PeerId, frame: &[u8], parsed: &Parsed) {
-    if let Ok(port) = switch.from_underlay(vni, peer, frame, parsed) {
-        let to = switch.port(port).cloned();
-        assert_eq!(to.map(|p| p.vni), Some(vni), "crosses tenants");
-        let by_mac = switch.is_at_peer(vni, parsed.src_mac, peer);
-        assert!(by_mac || parsed.src_mac == GATEWAY_MAC, "from a vNIC that is not at that peer");
+    let by_mac = switch.is_at_peer(vni, parsed.src_mac, peer);
+    match switch.from_underlay(vni, peer, frame, parsed) {
+        FromUnderlay::Port(port) | FromUnderlay::Cut { port, .. } => {
+            let to = switch.port(port).cloned();
+            assert_eq!(to.map(|p| p.vni), Some(vni), "crosses tenants");
+            assert!(by_mac || parsed.src_mac == GATEWAY_MAC, "from a vNIC that is not at that peer");
+        }
+        FromUnderlay::Answer => {
+            let answer = switch.answer();
+            let answered = parse(answer, answer.len()).unwrap_or_else(|e| panic!("malformed answer: {e}"));
+            assert_eq!(
+                (answered.src_mac, answered.src_ip),
+                (parsed.dst_mac, parsed.dst_ip),
+                "speaks for somebody else"
+            );
+            assert!(switch.is_at_peer(vni, answered.dst_mac, peer), "the answer goes elsewhere");
+        }
+        FromUnderlay::Drop(_) => {}
     }
 }
