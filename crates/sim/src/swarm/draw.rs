@@ -321,7 +321,7 @@ fn faults(rng: &mut Rng, s: &Scenario, span: u64) -> Vec<FaultConfig> {
     (0..count).map(|_| fault(rng, s, span)).collect()
 }
 
-/// Where a network holds packets for long, or may lose every answer to a REQUEST, no daemon is back before its former ones have left it
+/// Where a network holds packets for long, or an outage may swallow every answer to a REQUEST, no daemon is back before its former ones have left it
 /// (PROTOCOL §4.6: nobody can tell in which life the peer has taken the CID of a REQUEST that is unanswered). Others are: what
 /// they sent in a former life must find no owner.
 fn restart_after_the_last_packet(s: &mut Scenario) {
