@@ -75,6 +75,8 @@ pub(crate) struct Conn {
     pub(crate) responder: bool,
     pub(crate) ordering: Ordering,
     pub(crate) local_cid: Cid,
+    /// Something came for `local_cid` while the connection was not open: a life of the peer has taken it.
+    pub(crate) heard: bool,
     pub(crate) peer_cid: Cid,
     /// Own connection attempt, as told to the peer.
     pub(crate) generation: u32,

@@ -32,8 +32,9 @@ impl Engine {
         if !self.fits(index, arrival) {
             return;
         }
-        let Some(conn) = self.conn(index) else { return };
+        let Some(conn) = self.conns[index as usize].as_mut() else { return };
         if matches!(conn.state, State::Opening { .. } | State::Plain { .. }) {
+            conn.heard = true;
             self.counters.stray_setup_packets += 1;
             return;
         }

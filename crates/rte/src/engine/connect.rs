@@ -183,6 +183,7 @@ impl Engine {
             }
             Some(index) => {
                 let known = self.conn(index).and_then(|c| c.peer_epoch);
+                let heard = self.conn(index).is_some_and(|c| c.heard);
                 match known {
                     Some(known) if epoch == known && self.conn(index).is_some_and(|c| c.peer_cid == setup.local) => {
                         // Our RESPONSE was lost.
@@ -193,13 +194,15 @@ impl Engine {
                         return;
                     }
                     // Both sides start anew at once. The CID that the own REQUEST tells must stay, or each would end up
-                    // addressing the other by one that is gone, for ever. Nothing has come for it from this life.
-                    Some(known) if opening && known.0 == setup.instance => {}
+                    // addressing the other by one that is gone, for ever. Nothing has come for it.
+                    Some(known) if opening && !heard && known.0 == setup.instance => {}
                     Some(_) => {
                         self.counters.restarted_connections += 1;
                         // Packets of the old life may still be under way to the old CID.
                         self.start_over(index, out);
                     }
+                    // A former life of it has answered the REQUEST, which seems unanswered: what that sent may still come.
+                    None if heard => self.start_over(index, out),
                     // It may have known this side by the CID of an unanswered REQUEST, sent to it, and forgotten it since. Not
                     // sooner: REQUESTs that cross after both sides have lost patience would each name a CID that is gone.
                     None if self.conn(index).is_some_and(|c| long_plain(&c.state, now)) => self.start_over(index, out),
@@ -332,6 +335,7 @@ impl Engine {
         self.generation = self.generation.wrapping_add(1);
         if let Some(conn) = self.conns[index as usize].as_mut() {
             conn.local_cid = cid;
+            conn.heard = false;
             // Whoever has heard of this CID takes no REQUEST any more that tells an older one.
             conn.generation = self.generation;
             conn.send_next = first;

@@ -280,6 +280,7 @@ impl Engine {
             responder: false,
             ordering,
             local_cid,
+            heard: false,
             peer_cid: Cid::NONE,
             generation: self.generation,
             peer_epoch: None,

@@ -226,11 +226,13 @@ impl Engine {
             State::Open | State::BestEffort => {}
             State::Opening { .. } => {
                 // The RESPONSE is late or lost; the REQUEST is repeated.
+                conn.heard = true;
                 self.counters.stray_setup_packets += 1;
                 return None;
             }
             State::Plain { .. } => {
                 // The peer counts as open what is not here, for its RESPONSEs were lost: so it would for ever.
+                conn.heard = true;
                 self.counters.stray_setup_packets += 1;
                 self.ask_again(now, index, out);
                 return None;

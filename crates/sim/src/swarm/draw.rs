@@ -13,8 +13,6 @@ const LONGEST_ROUTE: u64 = 6;
 
 /// A process does not start within this time.
 const LONG_NS: u64 = 5_000_000;
-/// Packets that one turn of a daemon sends, about, at most.
-const TURN_PACKETS: u64 = 1024;
 
 /// Chance, in words.
 pub(super) trait Draw {
@@ -321,18 +319,14 @@ fn faults(rng: &mut Rng, s: &Scenario, span: u64) -> Vec<FaultConfig> {
     (0..count).map(|_| fault(rng, s, span)).collect()
 }
 
-/// Where a network holds packets for long, or an outage may swallow every answer to a REQUEST, no daemon is back before its former ones have left it
-/// (PROTOCOL §4.6: nobody can tell in which life the peer has taken the CID of a REQUEST that is unanswered). Others are: what
-/// they sent in a former life must find no owner.
+/// Where a network holds packets for long, no daemon is back before its former ones have left it (PROTOCOL §4.6). Others are: what they
+/// sent in a former life must find no owner.
 fn restart_after_the_last_packet(s: &mut Scenario) {
     let ns = |ns: Option<Ns>| ns.map_or(0, |ns| ns.0);
     let links = s.topology.worst(|l| Some((ns(l.delay) + ns(l.jitter) + ns(l.reorder_delay)) as f64)) as u64;
     let patches = s.faults.iter().map(|f| ns(f.set.delay) + ns(f.set.jitter) + ns(f.set.reorder_delay)).max();
-    // A turn's packets leave when it ends.
-    let turn = s.host.turn_cost.0 + s.host.packet_cost.0 * TURN_PACKETS;
-    let longest = (links + patches.unwrap_or(0)) * LONGEST_ROUTE + turn;
-    let outage = s.faults.iter().any(|fault| fault.set.down == Some(true) || fault.flap_down.0 > 0);
-    if longest < LONG_NS && !outage {
+    let longest = (links + patches.unwrap_or(0)) * LONGEST_ROUTE;
+    if longest < LONG_NS {
         return;
     }
     let default = s.host.restart_after.0;

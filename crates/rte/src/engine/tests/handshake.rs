@@ -256,6 +256,28 @@ fn two_sides_agree_whatever_happens_to_the_first_packets() {
     }
 }
 
+/// A daemon that is back at once: what its former life sent, to the same CID, must not count as of the new one (PROTOCOL 4.4).
+#[test]
+fn a_request_after_data_gets_a_cid_that_no_former_life_has_heard_of() {
+    for heard in [false, true] {
+        let mut line = Line::new();
+        line.offer(0, 1);
+        let told = line.engines[0].cid_of(World::pair(0)).expect("opening");
+        // The peer takes the REQUEST and has something to send; its RESPONSE is lost.
+        line.deliver(0);
+        line.offer(1, 2);
+        line.flights.retain(|(_, flight)| heard && matches!(flight, Flight::Data(..)));
+        (0..line.flights.len()).for_each(|_| line.deliver(0));
+        assert!(line.seen[0].is_empty(), "not open yet");
+        line.restart(1);
+        line.offer(1, 3);
+        line.calm(20 * MS);
+        assert_eq!(line.seen, [vec![3], vec![1]]);
+        let now = line.engines[0].cid_of(World::pair(0)).expect("open");
+        assert_eq!(now != told, heard, "heard: {heard}");
+    }
+}
+
 /// The same for more, in minutes: `make prove`.
 #[test]
 #[ignore = "minutes"]
