@@ -9,13 +9,14 @@ mkdir -p "${CARGO_TARGET_DIR:-target}" "${OUT:-out}/cost"
 target=$(cd "${CARGO_TARGET_DIR:-target}" && pwd)
 out=$(cd "${OUT:-out}/cost" && pwd)
 
-cargo build --quiet --locked --profile runner -p bifrost-bench --features runner --bin gungraun-runner
-cargo build --quiet --locked --release -p bifrost-bench --bin bifrost-cost
+# The whole workspace chooses the features of dependencies, as for everything else that is built, so that none is built twice.
+cargo build --quiet --locked --workspace --features bifrost-bench/runner --bin gungraun-runner
+cargo build --quiet --locked --release --workspace --bin bifrost-cost
 rm -rf "$out/counts"
 # The harness reports to a file; its own output matters only when it fails.
 status=0
-GUNGRAUN_RUNNER="$target/runner/gungraun-runner" GUNGRAUN_HOME="$out/counts" GUNGRAUN_COLOR=never \
-    cargo bench --quiet --locked -p bifrost-bench --bench instructions -- --save-summary=json \
+GUNGRAUN_RUNNER="$target/debug/gungraun-runner" GUNGRAUN_HOME="$out/counts" GUNGRAUN_COLOR=never \
+    cargo bench --quiet --locked --workspace --bench instructions -- --save-summary=json \
     >"$out/counts.log" 2>&1 || status=$?
 if [ "$status" -ne 0 ]; then
     cat "$out/counts.log" >&2
