@@ -26,8 +26,11 @@ step() {
 # a machine that may be busy with something else, they pass within a factor of $slack. `make bench` judges without it.
 slack=3
 end_to_end() {
-    $sudo "$target/release/bifrost-lab" run "$1" --quick --out "$out/$1-$2" &&
-        "$target/release/bifrost-lab" check "$1" --slack "$slack" --out "$out/$1-$2" &&
+    name=$1
+    results="$out/$1-$2"
+    shift 2
+    $sudo "$target/release/bifrost-lab" run "$name" --quick --out "$results" "$@" &&
+        "$target/release/bifrost-lab" check "$name" --slack "$slack" --out "$results" &&
         [ -z "$(ip netns list | grep '^bl[0-9]*x' || true)" ]
 }
 
@@ -44,7 +47,7 @@ step "studies in the simulator, in short: their bars" "$target/release/bifrost-s
 step "cost of the transport" scripts/cost.sh
 for run in 1 2; do
     step "end to end: redis-loss, run $run" end_to_end redis-loss "$run"
-    step "end to end: path-failure, run $run" end_to_end path-failure "$run"
+    step "end to end: path-failure, run $run" end_to_end path-failure "$run" --modes bifrost
 done
 step "end to end: iperf" end_to_end iperf 1
 echo "== all $total steps passed in $(($(date +%s) - began)) s"

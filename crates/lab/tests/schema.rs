@@ -86,6 +86,7 @@ fn all() -> Vec<Value> {
             end_s: 2.0,
             mean: 1.0,
             undisturbed_bins: 1,
+            begins_undisturbed: true,
             lowest_undisturbed_bin_percent_of_before: Some(90.0),
             longest_undisturbed_stall_ms: None,
             lowest_bin_percent_of_before: 99.0,
@@ -95,7 +96,7 @@ fn all() -> Vec<Value> {
         request_success_percent: Some(100.0),
         longest_stall_ms: Some(1.0),
         wrong_answers: Some(0),
-        attempts: 2,
+        attempt: 2,
     };
     let iperf = iperf::Row {
         mode: Mode::Off,

@@ -41,10 +41,11 @@ const PHASES: [(&str, f64); 5] =
 /// A standstill of the machine counts for bins that are at most this far away: programs' clocks begin a little apart,
 /// and what piled up has to be worked off.
 const STANDSTILL_SLACK: Duration = Duration::from_millis(20);
-/// Share of a phase's bins that must be free of standstills for it to be judged.
+/// So many of a failure's bins must be free of standstills for it to be judged, in all attempts together, as a share of one
+/// attempt's bins; and its first bin in one attempt at least.
 const JUDGEABLE: f64 = 0.7;
-/// How often one that cannot be judged is tried, in all.
-const ATTEMPTS: u32 = 3;
+/// How often a failure is measured, at most.
+const ATTEMPTS: u32 = 5;
 
 /// The experiment.
 #[derive(Debug, Clone, Copy)]
@@ -89,8 +90,8 @@ pub struct Row {
     pub longest_stall_ms: Option<f64>,
     /// Answers with a wrong value; null for a flow.
     pub wrong_answers: Option<u64>,
-    /// How often it was measured; more than once if the machine stood still too much.
-    pub attempts: u32,
+    /// Counts from 1: measured again, for the machine stood still too much in those before. All of them count.
+    pub attempt: u32,
 }
 
 /// One phase of a passage.
@@ -110,6 +111,8 @@ pub struct Phase {
     pub lowest_bin_percent_of_before: f64,
     /// Bins without a standstill of the machine.
     pub undisturbed_bins: usize,
+    /// Whether the first bin is one of them.
+    pub begins_undisturbed: bool,
     /// The same for the bins without a standstill; null if there is none.
     pub lowest_undisturbed_bin_percent_of_before: Option<f64>,
     /// Share of requests that were answered, percent; null for a flow.
@@ -140,9 +143,9 @@ impl Experiment for PathFailure {
                 let mut network = lab.network_with_spread_flows(mode, &label)?;
                 for workload in [Workload::Flow, Workload::Requests] {
                     progress.begin(&format!("{} {workload:?}", mode.name()));
-                    let row = judgeable_passage(lab, &network, workload, repetition, &label)?;
-                    progress.end(&line(&row));
-                    rows.push(row);
+                    let passages = judgeable_passages(lab, &network, workload, repetition, &label)?;
+                    progress.end(&passages.iter().map(line).collect::<Vec<_>>().join("\n"));
+                    rows.extend(passages);
                     for daemon in &mut network.overlay.daemons {
                         daemon.check_alive()?;
                     }
@@ -156,7 +159,7 @@ impl Experiment for PathFailure {
         let rows: Vec<Row> = from_values(rows)?;
         let mut text = String::from(
             "One underlay link, the one that carried most, loses packets in both directions. Medians over the \
-             repetitions; the lowest bin and the longest stall are the worst of all repetitions, of those bins in \
+             repetitions; the lowest bin and the longest stall are the worst of all, of those bins in \
              which the machine itself did not stand still (in brackets: of all bins). A request without an answer \
              after 1 s has failed.\n",
         );
@@ -242,10 +245,10 @@ impl Experiment for PathFailure {
         let rows: Vec<Row> = from_values(rows)?;
         let lowest_bin = |workload| {
             let phases = phases(&rows, Mode::Bifrost, workload, "failed");
-            // No bin may be lower, in any repetition. One that the machine has disturbed says nothing; too many of them
+            // No bin may be lower, in any attempt. One that the machine has disturbed says nothing; too many of them
             // leave too little to judge.
             let bins = phases.iter().filter_map(|phase| phase.lowest_undisturbed_bin_percent_of_before);
-            bins.reduce(f64::min).filter(|_| can_be_judged(phases.iter().copied()))
+            bins.reduce(f64::min).filter(|_| can_be_judged(&of(&rows, Mode::Bifrost, workload)))
         };
         let stalls: Vec<f64> = rows
             .iter()
@@ -253,8 +256,7 @@ impl Experiment for PathFailure {
             .flat_map(|row| &row.phases)
             .filter_map(|phase| phase.longest_undisturbed_stall_ms)
             .collect();
-        let requests: Vec<&Row> =
-            rows.iter().filter(|r| r.mode == Mode::Bifrost && r.workload == Workload::Requests).collect();
+        let requests = of(&rows, Mode::Bifrost, Workload::Requests);
         let over = |field: fn(&Row) -> Option<f64>, pick: fn(&[f64]) -> f64| {
             let values: Vec<f64> = requests.iter().filter_map(|row| field(row)).collect();
             if values.is_empty() { None } else { Some(pick(&values)) }
@@ -308,37 +310,34 @@ enum Running {
     Requests(std::thread::JoinHandle<Result<redis_client::Report>>, Arc<AtomicBool>, RedisServer),
 }
 
-/// As [`passage`], again if the machine stood still in too much of the failure to judge it. What decides is what the watch
-/// saw; an attempt in which a request failed, or was answered wrongly, stands.
-fn judgeable_passage(lab: &Lab, network: &Network, workload: Workload, repetition: u32, label: &str) -> Result<Row> {
-    fn failure(row: &Row) -> impl Iterator<Item = &Phase> {
-        row.phases.iter().filter(|phase| phase.name == "failed")
-    }
-    let undisturbed = |row: &Row| failure(row).map(|phase| phase.undisturbed_bins).sum::<usize>();
-    let stands = |row: &Row| {
-        let wrong = row.wrong_answers.is_some_and(|n| n > 0);
-        wrong || row.request_success_percent.is_some_and(|p| p < 100.0) || can_be_judged(failure(row))
-    };
-    let mut best = passage(lab, network, workload, repetition, label)?;
-    for attempt in 2..=ATTEMPTS {
-        if stands(&best) {
+/// One [`passage`], and more over BIFROST, which is judged, while the machine stood still in too much of the failure. Only what
+/// the watch saw decides, and every attempt counts.
+fn judgeable_passages(
+    lab: &Lab,
+    network: &Network,
+    workload: Workload,
+    repetition: u32,
+    label: &str,
+) -> Result<Vec<Row>> {
+    let attempts = if network.overlay.mode == Mode::Bifrost { ATTEMPTS } else { 1 };
+    let mut rows = Vec::new();
+    for attempt in 1..=attempts {
+        rows.push(Row { attempt, ..passage(lab, network, workload, repetition, label)? });
+        if can_be_judged(&rows.iter().collect::<Vec<_>>()) {
             break;
         }
-        let row = passage(lab, network, workload, repetition, label)?;
-        if stands(&row) || undisturbed(&row) > undisturbed(&best) {
-            best = row;
-        }
-        best.attempts = attempt;
     }
-    Ok(best)
+    Ok(rows)
 }
 
-/// Whether enough of a phase, in all repetitions together, was free of standstills.
-fn can_be_judged<'a>(phases: impl Iterator<Item = &'a Phase>) -> bool {
-    let (all, undisturbed) = phases.fold((0.0, 0), |(all, undisturbed), phase| {
-        (all + (phase.end_s - phase.start_s) / BIN.as_secs_f64(), undisturbed + phase.undisturbed_bins)
-    });
-    undisturbed as f64 >= JUDGEABLE * all
+/// Whether enough of the failure, its first bin above all, was free of standstills; with several repetitions in each, on
+/// average.
+fn can_be_judged(rows: &[&Row]) -> bool {
+    let repetitions = rows.iter().filter(|row| row.attempt == 1).count();
+    let failures = || rows.iter().flat_map(|row| &row.phases).filter(|phase| phase.name == "failed");
+    let bins = failures().map(|phase| (phase.end_s - phase.start_s) / BIN.as_secs_f64()).fold(0.0, f64::max);
+    let undisturbed: usize = failures().map(|phase| phase.undisturbed_bins).sum();
+    failures().any(|phase| phase.begins_undisturbed) && undisturbed as f64 >= JUDGEABLE * bins * repetitions as f64
 }
 
 /// Drives one load through all phases.
@@ -397,7 +396,7 @@ fn passage(lab: &Lab, network: &Network, workload: Workload, repetition: u32, la
         request_success_percent: None,
         longest_stall_ms: None,
         wrong_answers: None,
-        attempts: 1,
+        attempt: 1,
     };
     let seen = watch.finish()?;
     let standstills = |count: usize, start: Instant| by_bin(&seen, start, count);
@@ -488,6 +487,7 @@ fn summarize(bins: &[f64], outcomes: &[redis_client::Bin], standstills_ms: &[f64
             mean: zero_if_nan(mean(part(index))),
             lowest_bin_percent_of_before: zero_if_nan(lowest(part(index)) / before * 100.0),
             undisturbed_bins: judged.len(),
+            begins_undisturbed: judged.first() == Some(&start),
             lowest_undisturbed_bin_percent_of_before: (!judged.is_empty())
                 .then(|| zero_if_nan(lowest(&judged_bins) / before * 100.0)),
             request_success_percent,
@@ -510,12 +510,12 @@ fn outcome(bins: &[redis_client::Bin]) -> (Option<f64>, Option<f64>) {
     (Some(success), Some(stall_us as f64 / 1000.0))
 }
 
+fn of(rows: &[Row], mode: Mode, workload: Workload) -> Vec<&Row> {
+    rows.iter().filter(|row| row.mode == mode && row.workload == workload).collect()
+}
+
 fn phases<'a>(rows: &'a [Row], mode: Mode, workload: Workload, name: &str) -> Vec<&'a Phase> {
-    rows.iter()
-        .filter(|row| row.mode == mode && row.workload == workload)
-        .flat_map(|row| &row.phases)
-        .filter(|phase| phase.name == name)
-        .collect()
+    of(rows, mode, workload).into_iter().flat_map(|row| &row.phases).filter(|phase| phase.name == name).collect()
 }
 
 fn lowest(values: &[f64]) -> f64 {
@@ -536,7 +536,8 @@ fn line(row: &Row) -> String {
     let disturbed = row.bins_standstill_ms.iter().filter(|ms| **ms > 0.0).count();
     let failed = failed.and_then(|phase| phase.lowest_undisturbed_bin_percent_of_before).unwrap_or(f64::NAN);
     let before = row.phases.first().map_or(f64::NAN, |phase| phase.mean);
-    let mut text = format!("{:<12} {:?}: path {}, ", row.mode.name(), row.workload, row.failed_path);
+    let again = if row.attempt > 1 { " again" } else { "" };
+    let mut text = format!("{:<12} {:?}{again}: path {}, ", row.mode.name(), row.workload, row.failed_path);
     text += &match row.workload {
         Workload::Flow => format!("{before:.2} Gbit/s before"),
         Workload::Requests => format!("{before:.0} rps before"),

@@ -24,7 +24,7 @@ fn rows(failed_bin: f64, failures: u64, stall_us: u64, wrong: u64) -> Vec<Value>
         request_success_percent: None,
         longest_stall_ms: None,
         wrong_answers: None,
-        attempts: 1,
+        attempt: 1,
     };
     let mut outcomes = vec![redis_client::Bin { answered: 400, failed: 0, longest_stall_us: 3000 }; 60];
     outcomes[45] = redis_client::Bin { answered: 400, failed: failures, longest_stall_us: stall_us };
@@ -75,6 +75,30 @@ fn what_the_machine_disturbed_is_not_judged_unless_it_is_too_much() {
     assert_eq!(lowest(0..0), Some(25.0));
     assert_eq!(lowest(43..45), Some(100.0));
     assert_eq!(lowest(43..50), None);
+    assert_eq!(lowest(40..41), None, "the moment of the failure");
+}
+
+#[test]
+fn what_one_attempt_could_not_show_another_may_and_none_is_left_out() {
+    let attempt = |attempt, low: f64, disturbed: std::ops::Range<usize>| {
+        let mut throughput = bins(4.0);
+        throughput[49] = low;
+        let mut standstills = vec![0.0; 60];
+        standstills[disturbed].fill(10.0);
+        Row {
+            attempt,
+            phases: summarize(&throughput, &[], &standstills, 1.0),
+            ..from_values::<Row>(&rows(4.0, 0, 0, 0)).unwrap().remove(0)
+        }
+    };
+    let measured = |rows: &[Row]| PathFailure.bars(&to_values(rows).unwrap()).unwrap()[0].measured;
+    let (late, early) = (attempt(1, 3.9, 42..48), attempt(2, 2.0, 40..44));
+    assert_eq!(measured(&[late.clone()]), None);
+    assert_eq!(measured(&[late.clone(), early.clone()]), Some(50.0));
+    // Two repetitions need twice as much.
+    assert_eq!(measured(&[late.clone(), early.clone(), late.clone()]), Some(50.0));
+    assert_eq!(measured(&[late.clone(), late.clone()]), None);
+    assert_eq!(measured(&[early.clone(), early]), None);
 }
 
 #[test]
