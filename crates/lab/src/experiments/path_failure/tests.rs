@@ -93,7 +93,7 @@ fn what_one_attempt_could_not_show_another_may_and_none_is_left_out() {
     };
     let measured = |rows: &[Row]| PathFailure.bars(&to_values(rows).unwrap()).unwrap()[0].measured;
     let (late, early) = (attempt(1, 3.9, 42..48), attempt(2, 2.0, 40..44));
-    assert_eq!(measured(&[late.clone()]), None);
+    assert_eq!(measured(std::slice::from_ref(&late)), None);
     assert_eq!(measured(&[late.clone(), early.clone()]), Some(50.0));
     // Two repetitions need twice as much.
     assert_eq!(measured(&[late.clone(), early.clone(), late.clone()]), Some(50.0));
