@@ -59,11 +59,14 @@ pub(crate) fn decide(
     frame: Frame<'_>,
     answer: &mut Vec<u8>,
 ) -> Result<FromGuest, DropReason> {
-    let (port, vpc) = index.port(id).ok_or(DropReason::UnknownPort)?;
-    let Frame { head, len, offload, parsed } = frame;
-    let packet = Packet { port: &port.port, vpc, head, parsed, largest: offload.largest_packet(parsed, len) };
+    let packet = Packet::of(index, id, frame)?;
     packet.admit()?;
     packet.act(answer)
+}
+
+/// The first half of the decision: whether the guest may say this at all.
+pub(crate) fn admit(index: &Index, id: PortId, frame: Frame<'_>) -> Result<(), DropReason> {
+    Packet::of(index, id, frame)?.admit()
 }
 
 /// Messages of neighbour discovery that only routers send: router advertisement, redirect (RFC 4861, section 4).
@@ -88,7 +91,13 @@ struct Packet<'a> {
     largest: usize,
 }
 
-impl Packet<'_> {
+impl<'a> Packet<'a> {
+    fn of(index: &'a Index, id: PortId, frame: Frame<'a>) -> Result<Self, DropReason> {
+        let (port, vpc) = index.port(id).ok_or(DropReason::UnknownPort)?;
+        let Frame { head, len, offload, parsed } = frame;
+        Ok(Packet { port: &port.port, vpc, head, parsed, largest: offload.largest_packet(parsed, len) })
+    }
+
     /// Whether the guest may send this at all.
     fn admit(&self) -> Result<(), DropReason> {
         let p = self.parsed;

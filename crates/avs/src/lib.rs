@@ -13,6 +13,11 @@
 //! [`Switch::replace`], between two batches. So every derived index agrees with the description at all times, a reload
 //! that is refused changes nothing, and there is no order of edits to get wrong. Only counters are carried over.
 //!
+//! # One way, done or only foreseen
+//!
+//! [`Switch::trace_from_guest`] and [`Switch::trace_from_underlay`] tell what would become of a packet, and why, and change nothing.
+//! They are not another opinion: the way is one function, generic over what follows from its judgements.
+//!
 //! # Who may talk to whom
 //!
 //! Admission is about addresses: nobody speaks with one that is not theirs. Then comes where a packet goes, and last whether it
@@ -32,7 +37,9 @@ mod policy;
 mod rewrite;
 mod session;
 mod switch;
+mod trace;
 mod vpc;
+mod way;
 
 pub use bifrost_tables::Pattern;
 pub use counters::{Drops, PortCounters, UnderlayCounters};
@@ -43,6 +50,8 @@ pub use description::{
 pub use drop_reason::DropReason;
 pub use from_guest::FromGuest;
 pub use from_underlay::FromUnderlay;
+pub use policy::Permission;
 pub use rewrite::Rewrite;
 pub use session::{Direction, SessionCounters, SessionLimits};
 pub use switch::Switch;
+pub use trace::{By, Check, GuestTrace, Hop, UnderlayTrace};

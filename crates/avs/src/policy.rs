@@ -8,7 +8,7 @@ use bifrost_wire::protocol::{ICMP, ICMPV6};
 
 use crate::description::{AclRule, BuildError, GroupId, SecurityGroup};
 use crate::drop_reason::DropReason;
-use crate::session::{self, Direction, Event, Key, Sessions};
+use crate::session::{self, Direction, Event, Key, Planned, Sessions};
 
 /// What one direction's rules say; the same for all ports that have the same groups.
 #[derive(Debug)]
@@ -33,57 +33,167 @@ impl GroupPolicy {
         Ok(GroupPolicy { ingress: Classifier::new(ingress), egress })
     }
 
-    fn allows(&self, direction: Direction, fields: &Fields) -> bool {
-        match direction {
-            Direction::Ingress => self.ingress.lookup(fields).is_some(),
-            Direction::Egress => self.egress.as_ref().is_none_or(|rules| rules.lookup(fields).is_some()),
-        }
+    /// What the rules say about conversations that begin with such a packet.
+    fn permission(&self, direction: Direction, fields: &Fields) -> Permission {
+        let rules = match direction {
+            Direction::Ingress => &self.ingress,
+            Direction::Egress => match &self.egress {
+                Some(rules) => rules,
+                None => return Permission::Unrestricted,
+            },
+        };
+        rules.first(fields).map_or(Permission::None, |(rule, ())| Permission::Rule(rule))
     }
 
-    /// Whether a packet of port `vnic` may pass: it belongs to a conversation that was allowed to begin, or begins one that is.
-    pub(crate) fn pass(
+    /// Whether a packet of port `vnic` may pass: it belongs to a conversation that was allowed to begin, or
+    /// begins one that is.
+    #[inline]
+    pub(crate) fn judge(
         &self,
-        sessions: &mut Sessions,
-        epoch: u32,
+        Memory { sessions, after, epoch }: Memory<'_>,
         vnic: u16,
         direction: Direction,
         head: &[u8],
         parsed: &Parsed,
-    ) -> Result<(), DropReason> {
+    ) -> Judgement {
         if !parsed.is_ip() || is_about_neighbours(head, parsed) {
-            return Ok(());
+            return Judgement::Exempt;
         }
-        let denied = match direction {
-            Direction::Egress => DropReason::GroupEgress,
-            Direction::Ingress => DropReason::GroupIngress,
-        };
         let there = fields(parsed);
         if matches!(parsed.protocol, ICMP | ICMPV6)
             && let Some(about) = session::related(vnic, direction, head, parsed)
         {
             // An error about something that was allowed passes, and keeps nothing alive.
-            let allowed = sessions.find(&about).is_some() || self.allows(direction, &there);
-            return if allowed { Ok(()) } else { Err(denied) };
+            let known = sessions.find_after(&about, after).is_some();
+            let permission = if known { Permission::Unrestricted } else { self.permission(direction, &there) };
+            return Judgement::Related { known, permission };
         }
         let key = Key::of(vnic, direction, head, parsed);
         let (event, asks) = event(head, parsed);
-        if let Some(index) = sessions.find(&key) {
+        let mut ends = None;
+        if let Some(index) = sessions.find_after(&key, after) {
             let origin = sessions.origin(index);
             if sessions.begins_anew(index, event) || (asks && origin != direction) {
-                sessions.remove(index);
+                ends = Some((index, Why::Over));
             } else if sessions.is_of(index, epoch)
-                || self.allows(origin, &if origin == direction { there } else { turned(there) })
+                || self.permission(origin, &if origin == direction { there } else { turned(there) }).is_given()
             {
-                sessions.touch(index, direction, event, epoch);
-                return Ok(());
+                return Judgement::Continues { index, event };
             } else {
-                sessions.revoke(index);
+                ends = Some((index, Why::Revoked));
             }
         }
-        if !self.allows(direction, &there) {
-            return Err(denied);
+        Judgement::Begins { key, event, ends, permission: self.permission(direction, &there) }
+    }
+}
+
+/// What is known of conversations.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Memory<'a> {
+    pub(crate) sessions: &'a Sessions,
+    /// What would have been done to them before.
+    pub(crate) after: &'a Planned,
+    /// Which configuration it is.
+    pub(crate) epoch: u32,
+}
+
+/// What the rules of a port's security groups say about a conversation that begins.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Permission {
+    /// There are no rules about that direction: it may.
+    Unrestricted,
+    /// It may, by the rule at that place among those of the port's groups for that direction, group after group.
+    Rule(usize),
+    /// It may not.
+    None,
+}
+
+impl Permission {
+    fn is_given(self) -> bool {
+        self != Permission::None
+    }
+}
+
+/// Why a session ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Why {
+    /// What comes is another conversation under the same name.
+    Over,
+    /// The rules allow it no longer.
+    Revoked,
+}
+
+/// What a port's security groups say about a packet; nothing is done yet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Judgement {
+    /// They are not about such packets.
+    Exempt,
+    /// An ICMP error about a conversation.
+    Related {
+        /// Which there is.
+        known: bool,
+        /// If not.
+        permission: Permission,
+    },
+    /// It belongs to a session.
+    Continues { index: u32, event: Event },
+    /// It begins one, if it may.
+    Begins { key: Key, event: Event, ends: Option<(u32, Why)>, permission: Permission },
+}
+
+impl Judgement {
+    /// Does to the sessions what follows from it.
+    #[inline]
+    pub(crate) fn apply(self, sessions: &mut Sessions, direction: Direction, epoch: u32) -> Result<(), DropReason> {
+        match self {
+            Judgement::Exempt => Ok(()),
+            Judgement::Related { permission, .. } => given(permission, direction),
+            Judgement::Continues { index, event } => {
+                sessions.touch(index, direction, event, epoch);
+                Ok(())
+            }
+            Judgement::Begins { key, event, ends, permission } => {
+                match ends {
+                    Some((index, Why::Over)) => sessions.remove(index),
+                    Some((index, Why::Revoked)) => sessions.revoke(index),
+                    None => {}
+                }
+                given(permission, direction)?;
+                sessions.insert(key, direction, event, epoch).map_err(|_| DropReason::SessionsFull)
+            }
         }
-        sessions.insert(key, direction, event, epoch).map_err(|_| DropReason::SessionsFull)
+    }
+
+    /// What [`apply`](Self::apply) would say; what it would do is added to the plan.
+    pub(crate) fn foresee(
+        &self,
+        sessions: &Sessions,
+        direction: Direction,
+        plan: &mut Planned,
+    ) -> Result<(), DropReason> {
+        match self {
+            Judgement::Exempt => Ok(()),
+            Judgement::Continues { index, event } => {
+                sessions.plan_touch(*index, direction, *event, plan);
+                Ok(())
+            }
+            Judgement::Related { permission, .. } => given(*permission, direction),
+            Judgement::Begins { key, ends, permission, .. } => {
+                if let Some((index, _)) = ends {
+                    plan.end(*index);
+                }
+                given(*permission, direction)?;
+                sessions.plan_insert(key, plan).map_err(|_| DropReason::SessionsFull)
+            }
+        }
+    }
+}
+
+fn given(permission: Permission, direction: Direction) -> Result<(), DropReason> {
+    match (permission.is_given(), direction) {
+        (true, _) => Ok(()),
+        (false, Direction::Egress) => Err(DropReason::GroupEgress),
+        (false, Direction::Ingress) => Err(DropReason::GroupIngress),
     }
 }
 
@@ -103,14 +213,15 @@ impl Acl {
         (!rules.is_empty()).then(|| Acl { rules: [of(Direction::Egress), of(Direction::Ingress)] })
     }
 
-    /// Whether a packet may pass.
-    pub(crate) fn pass(&self, direction: Direction, head: &[u8], parsed: &Parsed) -> Result<(), DropReason> {
+    /// The rule that decides, by its place among those of its direction, and whether it lets the packet pass; without one it
+    /// does.
+    #[inline]
+    pub(crate) fn judge(&self, direction: Direction, head: &[u8], parsed: &Parsed) -> Option<(usize, bool)> {
         let exempt = !parsed.is_ip() || is_about_neighbours(head, parsed);
-        if exempt || *self.rules[direction as usize].lookup(&fields(parsed)).unwrap_or(&true) {
-            Ok(())
-        } else {
-            Err(DropReason::Acl)
+        if exempt {
+            return None;
         }
+        self.rules[direction as usize].first(&fields(parsed)).map(|(rule, allow)| (rule, *allow))
     }
 }
 

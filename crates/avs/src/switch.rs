@@ -7,29 +7,30 @@ use bifrost_tables::{ExactMap, TokenBucket, exact_map};
 use bifrost_wire::{Mac, Vni};
 
 use crate::counters::{PortCounters, UnderlayCounters};
-use crate::description::{BuildError, GATEWAY_MAC, PeerId, Port, PortId, Tables};
+use crate::description::{BuildError, PeerId, Port, PortId, Tables};
 use crate::drop_reason::DropReason;
-use crate::from_guest::{self, FromGuest};
-use crate::from_underlay::{self, FromUnderlay};
+use crate::from_guest::FromGuest;
+use crate::from_underlay::FromUnderlay;
 use crate::path_mtu::{self, Ends, Frame, Remedy};
-use crate::policy::GroupPolicy;
-use crate::session::{Direction, SessionCounters, Sessions};
+use crate::policy::{GroupPolicy, Judgement, Memory};
+use crate::session::{Direction, Planned, SessionCounters, Sessions};
 use crate::vpc::{Place, VpcIndex};
+use crate::way::{self, Effects};
 
 /// Decides where frames go.
 #[derive(Debug)]
 pub struct Switch {
-    index: Index,
+    pub(crate) index: Index,
     /// By port number; of ports that are gone, too, until another one takes the number.
     counters: Vec<Account>,
     underlay: UnderlayCounters,
-    sessions: Sessions,
+    pub(crate) sessions: Sessions,
     /// Counts configurations: sessions of an earlier one are looked at again.
-    epoch: u32,
+    pub(crate) epoch: u32,
     /// The last frame that the switch made itself.
     answer: Vec<u8>,
     /// As last told.
-    now_ns: u64,
+    pub(crate) now_ns: u64,
 }
 
 impl Switch {
@@ -82,33 +83,16 @@ impl Switch {
         offload: Offload,
         parsed: &Parsed,
     ) -> FromGuest {
-        let index = usize::from(port.0);
         let frame = Frame { head: frame_head, len, offload, parsed };
-        let (Some(_), Some(account)) = (self.index.port(port), self.counters.get_mut(index)) else {
+        let at = usize::from(port.0);
+        if self.index.port(port).is_none() || at >= self.counters.len() {
             self.underlay.dropped.count(DropReason::UnknownPort);
             return FromGuest::Drop(DropReason::UnknownPort);
-        };
-        let decision = from_guest::decide(&self.index, port, frame, &mut self.answer);
-        let decision = decision.and_then(|decision| {
-            let (to, cut) = match decision {
-                FromGuest::Remote { cut, .. } => (None, cut),
-                FromGuest::Local { port, cut, .. } => (Some(port), cut),
-                FromGuest::Answer | FromGuest::Drop(_) => return Ok(decision),
-            };
-            pass(&self.index, &mut self.sessions, self.epoch, port, Direction::Egress, frame_head, parsed)?;
-            if let Some(to) = to {
-                pass(&self.index, &mut self.sessions, self.epoch, to, Direction::Ingress, frame_head, parsed)?;
-            }
-            let Some(mtu) = cut else { return Ok(decision) };
-            let ends = told_by(&self.index, port, parsed);
-            match account.too_large(frame, mtu, ends, self.now_ns, &mut self.answer) {
-                Remedy::Cut => Ok(decision),
-                Remedy::Told => Ok(FromGuest::Answer),
-                Remedy::None => Err(DropReason::PathMtu),
-            }
-        });
-        let decision = decision.unwrap_or_else(FromGuest::Drop);
-        let counters = &mut account.counters;
+        }
+        let Switch { index, counters, sessions, answer, .. } = self;
+        let mut doing = Doing { sessions, accounts: counters, epoch: self.epoch, now_ns: self.now_ns };
+        let decision = way::from_guest(index, port, frame, answer, &mut doing).unwrap_or_else(FromGuest::Drop);
+        let counters = &mut self.counters[at].counters;
         match decision {
             FromGuest::Remote { .. } => counters.to_remote_packets += 1,
             FromGuest::Local { .. } => counters.to_local_packets += 1,
@@ -126,33 +110,15 @@ impl Switch {
 
     /// Which port a frame that `peer` sent in `vni` is for. `frame_head` as in [`Self::from_guest`].
     pub fn from_underlay(&mut self, vni: Vni, peer: PeerId, frame_head: &[u8], parsed: &Parsed) -> FromUnderlay {
-        let port = match from_underlay::decide(&self.index, vni, peer, frame_head, parsed) {
-            Ok(port) => port,
-            Err(reason) => {
+        let frame = Frame { head: frame_head, len: frame_head.len(), offload: Offload::default(), parsed };
+        let Switch { index, counters, sessions, answer, .. } = self;
+        let mut doing = Doing { sessions, accounts: counters, epoch: self.epoch, now_ns: self.now_ns };
+        let (port, decision) = way::from_underlay(index, vni, peer, frame, answer, &mut doing);
+        let Some(account) = port.and_then(|port| self.counters.get_mut(usize::from(port.0))) else {
+            if let FromUnderlay::Drop(reason) = decision {
                 self.underlay.dropped.count(reason);
-                return FromUnderlay::Drop(reason);
             }
-        };
-        let (Some((PortIndex { port: to, .. }, vpc)), Some(account)) =
-            (self.index.port(port), self.counters.get_mut(usize::from(port.0)))
-        else {
-            // Never so: it was found in the index.
-            return FromUnderlay::Drop(DropReason::UnknownPort);
-        };
-        let passed = pass(&self.index, &mut self.sessions, self.epoch, port, Direction::Ingress, frame_head, parsed);
-        let decision = match passed {
-            Err(reason) => FromUnderlay::Drop(reason),
-            Ok(()) if parsed.end - u32::from(parsed.l3) <= u32::from(to.mtu) => FromUnderlay::Port(port),
-            Ok(()) => {
-                let whole = parsed.end as usize;
-                let frame = Frame { head: frame_head, len: whole, offload: Offload::default(), parsed };
-                let ends = receiver_tells(vpc, to, parsed);
-                match account.too_large(frame, to.mtu, ends, self.now_ns, &mut self.answer) {
-                    Remedy::Cut => FromUnderlay::Cut { port, mtu: to.mtu },
-                    Remedy::Told => FromUnderlay::Answer,
-                    Remedy::None => FromUnderlay::Drop(DropReason::PathMtu),
-                }
-            }
+            return decision;
         };
         match decision {
             FromUnderlay::Port(_) | FromUnderlay::Cut { .. } => {
@@ -207,6 +173,11 @@ impl Switch {
         self.index.port(port).map(|(p, _)| &p.port)
     }
 
+    /// For ICMP errors about what a port sends and gets.
+    pub(crate) fn allowance(&self, port: PortId) -> Option<&TokenBucket> {
+        self.counters.get(usize::from(port.0)).map(|account| &account.errors)
+    }
+
     /// Gives every port counters: its own again, or new ones.
     fn open_accounts(&mut self) {
         let ports = self.index.ports.len();
@@ -222,43 +193,41 @@ impl Switch {
     }
 }
 
-/// Whether the ACL of its network and the groups of a port let a packet pass.
-fn pass(
-    index: &Index,
-    sessions: &mut Sessions,
+/// Does what follows from judgements.
+struct Doing<'a> {
+    sessions: &'a mut Sessions,
+    accounts: &'a mut [Account],
     epoch: u32,
-    port: PortId,
-    direction: Direction,
-    head: &[u8],
-    parsed: &Parsed,
-) -> Result<(), DropReason> {
-    let (port, vpc) = index.port(port).ok_or(DropReason::UnknownPort)?;
-    if let Some(acl) = &vpc.acl {
-        acl.pass(direction, head, parsed)?;
+    now_ns: u64,
+}
+
+impl Effects for Doing<'_> {
+    fn memory(&self) -> Memory<'_> {
+        static NOTHING: Planned = Planned::NOTHING;
+        Memory { sessions: self.sessions, after: &NOTHING, epoch: self.epoch }
     }
-    let Some(policy) = port.policy else { return Ok(()) };
-    index.policies[policy].pass(sessions, epoch, port.port.id.0, direction, head, parsed)
-}
 
-/// Who tells the guest behind `port` that its packet is larger than its way allows: the gateway, or, where there is none, who it
-/// was for.
-#[cold]
-fn told_by(index: &Index, port: PortId, parsed: &Parsed) -> Option<Ends> {
-    let (_, vpc) = index.port(port)?;
-    let (source, source_mac) = match vpc.gateway(parsed.src_ip.is_ipv6()) {
-        Some(gateway) => (gateway, GATEWAY_MAC),
-        None => (parsed.dst_ip, parsed.dst_mac),
-    };
-    Some(Ends { source, source_mac, destination_mac: parsed.src_mac })
-}
+    fn acl(&mut self, _: PortId, _: Direction, _: Option<(usize, bool)>) {}
 
-/// Who tells a guest elsewhere that its packet is larger than what the one behind `to` is given: that one itself, for the sender's
-/// host lets no other host speak as the gateway.
-#[cold]
-fn receiver_tells(vpc: &VpcIndex, to: &Port, parsed: &Parsed) -> Option<Ends> {
-    let routed = parsed.src_mac == GATEWAY_MAC;
-    let sender = if routed { vpc.station(parsed.src_ip)?.mac } else { parsed.src_mac };
-    Some(Ends { source: parsed.dst_ip, source_mac: to.mac, destination_mac: sender })
+    fn groups(&mut self, _: PortId, direction: Direction, judgement: Judgement) -> Result<(), DropReason> {
+        judgement.apply(self.sessions, direction, self.epoch)
+    }
+
+    #[cold]
+    fn too_large(
+        &mut self,
+        port: PortId,
+        frame: Frame<'_>,
+        mtu: u16,
+        ends: Option<Ends>,
+        answer: &mut Vec<u8>,
+    ) -> Remedy {
+        let Some(account) = self.accounts.get_mut(usize::from(port.0)) else { return Remedy::None };
+        let remedy = path_mtu::remedy(frame, mtu, ends, &mut account.errors, self.now_ns, answer);
+        account.counters.cut_packets += u64::from(remedy == Remedy::Cut);
+        account.counters.too_big_packets += u64::from(remedy == Remedy::Told);
+        remedy
+    }
 }
 
 /// Counters of a port, and of which vNIC.
@@ -273,24 +242,6 @@ struct Account {
 impl Default for Account {
     fn default() -> Self {
         Account { vnic: None, counters: PortCounters::default(), errors: path_mtu::allowance() }
-    }
-}
-
-impl Account {
-    /// What is to be done about a frame that is larger than `mtu`, counted.
-    #[cold]
-    fn too_large(
-        &mut self,
-        frame: Frame<'_>,
-        mtu: u16,
-        ends: Option<Ends>,
-        now_ns: u64,
-        answer: &mut Vec<u8>,
-    ) -> Remedy {
-        let remedy = path_mtu::remedy(frame, mtu, ends, &mut self.errors, now_ns, answer);
-        self.counters.cut_packets += u64::from(remedy == Remedy::Cut);
-        self.counters.too_big_packets += u64::from(remedy == Remedy::Told);
-        remedy
     }
 }
 
@@ -358,6 +309,11 @@ impl Index {
     pub(crate) fn port(&self, id: PortId) -> Option<(&PortIndex, &VpcIndex)> {
         let port = self.ports.get(usize::from(id.0))?.as_ref()?;
         Some((port, &self.vpcs[port.vpc]))
+    }
+
+    /// What the groups of a port say, if it has any.
+    pub(crate) fn policy(&self, port: &PortIndex) -> Option<&GroupPolicy> {
+        port.policy.map(|policy| &self.policies[policy])
     }
 
     pub(crate) fn vpc(&self, vni: Vni) -> Option<&VpcIndex> {

@@ -99,6 +99,8 @@ proptest! {
         prop_assert_eq!(classifier.is_empty(), rules.is_empty());
         for fields in packets {
             prop_assert_eq!(classifier.lookup(&fields).copied(), naive(&rules, &fields), "{:?}", fields);
+            let first = classifier.first(&fields);
+            prop_assert!(first.is_none_or(|(place, value)| place == *value));
         }
     }
 }

@@ -96,6 +96,20 @@ impl State {
         }
     }
 
+    /// What it is called.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            State::Opening => "opening",
+            State::Answered => "answered",
+            State::Established => "established",
+            State::Closing { .. } => "closing",
+            State::Closed => "closed",
+            State::Asked => "one way",
+            State::Conversation => "both ways",
+            State::Icmp => "icmp",
+        }
+    }
+
     /// Whether it may go when there is no room for another.
     pub(crate) fn may_be_evicted(self) -> bool {
         !matches!(self, State::Established | State::Closing { .. } | State::Conversation)

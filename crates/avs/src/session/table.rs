@@ -14,6 +14,30 @@ use super::{Direction, SessionCounters, SessionLimits};
 /// Sessions whose time may have come that are looked at in one go, at most.
 const EXPIRIES: usize = 256;
 
+/// What would be done to sessions before a question about them is answered.
+#[derive(Clone, Debug)]
+pub(crate) struct Planned {
+    /// They end.
+    ended: Vec<u32>,
+    /// One begins at each of these ports.
+    begun: Vec<u16>,
+    /// They may be evicted no longer.
+    kept: Vec<u32>,
+    /// They may be from now on, as the last ones of their port.
+    freed: Vec<u32>,
+}
+
+impl Planned {
+    /// Nothing.
+    pub(crate) const NOTHING: Planned =
+        Planned { ended: Vec::new(), begun: Vec::new(), kept: Vec::new(), freed: Vec::new() };
+
+    /// A session ends.
+    pub(crate) fn end(&mut self, index: u32) {
+        self.ended.push(index);
+    }
+}
+
 /// There is no room for another session, and none that may go.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Full;
@@ -109,6 +133,11 @@ impl Sessions {
         }
     }
 
+    /// The session of that name, `after` something.
+    pub(crate) fn find_after(&self, key: &Key, after: &Planned) -> Option<u32> {
+        self.find(key).filter(|index| !after.ended.contains(index))
+    }
+
     /// The session of that name.
     pub(crate) fn find(&self, key: &Key) -> Option<u32> {
         self.index.find(self.hasher.hash_one(key), |&i| self.slab[i as usize].key == *key).copied()
@@ -117,6 +146,12 @@ impl Sessions {
     /// Which side's packet was the first.
     pub(crate) fn origin(&self, index: u32) -> Direction {
         self.slab[index as usize].origin
+    }
+
+    /// How far it has come, and for how many seconds it had no packet.
+    pub(crate) fn standing(&self, index: u32) -> (State, u32) {
+        let session = &self.slab[index as usize];
+        (session.state, self.now_s.saturating_sub(session.seen_s))
     }
 
     /// Whether the rules of `epoch` allow it, as far as is known.
@@ -150,10 +185,9 @@ impl Sessions {
         if self.ports.len() <= port {
             self.ports.resize(port + 1, Account { count: 0, evictable: List::EMPTY });
         }
-        if self.ports[port].count >= self.limits.per_port {
-            self.evict(port)?;
-        } else if self.counters.current >= u64::from(self.limits.total) {
-            self.evict(self.victim(port))?;
+        if let Some((_, Some(index))) = self.goes(port, &Planned::NOTHING)? {
+            self.counters.evicted += 1;
+            self.remove(index);
         }
         if self.counters.current == 0 {
             self.wheel.start_at(self.now_s);
@@ -210,21 +244,76 @@ impl Sessions {
         of_port.into_iter().for_each(|index| self.remove(index));
     }
 
-    /// The port that has to give at the bound of all: its own, or the one that has most of those that may go.
-    fn victim(&self, port: usize) -> usize {
-        let own = &self.ports[port];
-        let others = self.ports.iter().enumerate().filter(|(_, a)| a.evictable.head != NONE && a.count > own.count);
-        others.max_by_key(|(_, a)| a.count).map_or(port, |(other, _)| other)
+    /// What [`touch`](Self::touch) would do, kept in mind.
+    pub(crate) fn plan_touch(&self, index: u32, direction: Direction, event: Event, plan: &mut Planned) {
+        let Session { state, origin, .. } = self.slab[index as usize];
+        match (state.may_be_evicted(), state.after(event, direction == origin).may_be_evicted()) {
+            (true, false) => plan.kept.push(index),
+            (false, true) => plan.freed.push(index),
+            _ => {}
+        }
     }
 
-    fn evict(&mut self, port: usize) -> Result<(), Full> {
-        let index = self.ports[port].evictable.head;
-        if index == NONE {
-            return Err(Full);
+    /// What [`insert`](Self::insert) would do, kept in mind.
+    ///
+    /// # Errors
+    /// There would be no room.
+    pub(crate) fn plan_insert(&self, key: &Key, plan: &mut Planned) -> Result<(), Full> {
+        match self.goes(usize::from(key.vnic), plan)? {
+            Some((_, Some(index))) => plan.ended.push(index),
+            // One that was to begin.
+            Some((port, None)) => {
+                if let Some(at) = plan.begun.iter().position(|p| usize::from(*p) == port) {
+                    plan.begun.remove(at);
+                }
+            }
+            None => {}
         }
-        self.counters.evicted += 1;
-        self.remove(index);
+        plan.begun.push(key.vnic);
         Ok(())
+    }
+
+    /// What has to go, `after` something, for another session of a port: the port that gives it, and which one of those there
+    /// are now, if it is one of them. `None`: there is room.
+    fn goes(&self, port: usize, after: &Planned) -> Result<Option<(usize, Option<u32>)>, Full> {
+        let current = self.counters.current + after.begun.len() as u64 - after.ended.len() as u64;
+        let giver = if self.count(port, after) >= self.limits.per_port {
+            port
+        } else if current >= u64::from(self.limits.total) {
+            self.giver(port, after)
+        } else {
+            return Ok(None);
+        };
+        let index = self.oldest(giver, after);
+        let may_give = index.is_some() || after.begun.iter().any(|p| usize::from(*p) == giver);
+        if may_give { Ok(Some((giver, index))) } else { Err(Full) }
+    }
+
+    /// The port that has to give at the bound of all: its own, or the one that has most of those that may go.
+    fn giver(&self, port: usize, after: &Planned) -> usize {
+        let own = self.count(port, after);
+        let may_give = |p: usize| self.oldest(p, after).is_some() || after.begun.iter().any(|b| usize::from(*b) == p);
+        let ports = after.begun.iter().map(|p| usize::from(*p) + 1).fold(self.ports.len(), usize::max);
+        let others = (0..ports).map(|p| (p, self.count(p, after))).filter(|(_, count)| *count > own);
+        others.filter(|(p, _)| may_give(*p)).max_by_key(|(_, count)| *count).map_or(port, |(other, _)| other)
+    }
+
+    /// The sessions of a port.
+    fn count(&self, port: usize, after: &Planned) -> u32 {
+        let now = self.ports.get(port).map_or(0, |account| account.count);
+        let ended = after.ended.iter().filter(|i| usize::from(self.slab[**i as usize].key.vnic) == port).count();
+        now + after.begun.iter().filter(|p| usize::from(**p) == port).count() as u32 - ended as u32
+    }
+
+    /// The oldest session of a port that may be evicted.
+    fn oldest(&self, port: usize, after: &Planned) -> Option<u32> {
+        let mut index = self.ports.get(port)?.evictable.head;
+        while after.ended.contains(&index) || after.kept.contains(&index) {
+            index = self.slab[index as usize].idle.next;
+        }
+        let of_port = |index: &u32| usize::from(self.slab[*index as usize].key.vnic) == port;
+        let freed = || after.freed.iter().copied().find(|index| of_port(index) && !after.ended.contains(index));
+        if index == NONE { freed() } else { Some(index) }
     }
 
     fn change(&mut self, index: u32, before: State, after: State) {

@@ -98,6 +98,11 @@ impl<T> Classifier<T> {
 
     /// The value of the first rule that the packet matches.
     pub fn lookup(&self, fields: &Fields) -> Option<&T> {
+        self.first(fields).map(|(_, value)| value)
+    }
+
+    /// The first rule that the packet matches: its place in the list, and its value.
+    pub fn first(&self, fields: &Fields) -> Option<(usize, &T)> {
         let (tree, src, dst) = match (fields.src, fields.dst) {
             (IpAddr::V4(src), IpAddr::V4(dst)) => (&self.v4, src.to_bits(), dst.to_bits()),
             (IpAddr::V6(src), IpAddr::V6(dst)) => {
@@ -111,7 +116,8 @@ impl<T> Classifier<T> {
             None => (NO_PORT, NO_PORT),
         };
         let point: Point = [src, dst, dst_port, src_port, u32::from(fields.protocol)];
-        self.values.get(tree.first(&point)? as usize)
+        let place = tree.first(&point)? as usize;
+        Some((place, self.values.get(place)?))
     }
 
     /// Number of rules.

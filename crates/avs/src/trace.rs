@@ -1,0 +1,204 @@
+//! What the switch would do with a packet, stage by stage, without doing it: the same way, with every judgement noted.
+
+use bifrost_nic::{Offload, Parsed};
+use bifrost_wire::{Mac, Vni};
+
+use crate::description::{GATEWAY_MAC, PeerId, PortId};
+use crate::drop_reason::DropReason;
+use crate::from_guest::{self, FromGuest};
+use crate::from_underlay::FromUnderlay;
+use crate::path_mtu::{self, Ends, Frame, Remedy};
+use crate::policy::{Judgement, Memory, Permission, Why};
+use crate::session::{Direction, Planned};
+use crate::switch::Switch;
+use crate::vpc::{Place, Station};
+use crate::way::{self, Effects};
+
+/// What would become of a frame from a guest.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct GuestTrace {
+    /// Whether the guest may say this at all.
+    pub admitted: Result<(), DropReason>,
+    /// The vNIC to which it goes, if one was found.
+    pub hop: Option<Hop>,
+    /// Who was asked whether it may pass, in that order.
+    pub checks: Vec<Check>,
+    /// The decision that [`Switch::from_guest`] would return.
+    pub decision: FromGuest,
+}
+
+/// What would become of a frame from a peer.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct UnderlayTrace {
+    /// The port that it is for, if one was found.
+    pub port: Option<PortId>,
+    /// Who was asked whether it may pass, in that order.
+    pub checks: Vec<Check>,
+    /// The decision that [`Switch::from_underlay`] would return.
+    pub decision: FromUnderlay,
+}
+
+/// Where a packet goes next.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Hop {
+    /// By its address, through the gateway; otherwise by its MAC address.
+    pub routed: bool,
+    /// The vNIC.
+    pub mac: Mac,
+    /// The host of that vNIC; `None`: this one.
+    pub peer: Option<PeerId>,
+    /// Path MTU: the largest IP packet that gets there, bytes.
+    pub mtu: u16,
+}
+
+/// One question whether a packet may pass, and the answer.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Check {
+    /// For whom it was asked.
+    pub port: PortId,
+    /// Seen from that port's guest.
+    pub direction: Direction,
+    /// Who decided, and how.
+    pub by: By,
+    /// Whether it passed, or why not.
+    pub result: Result<(), DropReason>,
+}
+
+/// Who decided whether a packet may pass.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum By {
+    /// The network's ACL: the rule at that place among those of the direction; `None`: no rule, so it passes.
+    Acl(Option<usize>),
+    /// Security groups say nothing about such packets.
+    NoGroup,
+    /// Security groups, for an ICMP error about another packet.
+    Error {
+        /// There is a session of the packet that it is about; then it passes.
+        known: bool,
+        /// What rules say, if there is none.
+        permission: Permission,
+    },
+    /// A session, which lets it pass.
+    Session {
+        /// How far it has come.
+        state: &'static str,
+        /// Whose packet was the first.
+        origin: Direction,
+        /// Seconds since its last packet.
+        idle_s: u32,
+    },
+    /// Security groups: there is no session, and one would begin.
+    Groups {
+        /// State of one of the same name that would end, and whether because the rules allow it no longer.
+        ends: Option<(&'static str, bool)>,
+        /// What the rules say.
+        permission: Permission,
+    },
+}
+
+impl Switch {
+    /// What [`from_guest`](Self::from_guest) would do, of the same arguments, and why. Nothing changes.
+    pub fn trace_from_guest(
+        &self,
+        port: PortId,
+        frame_head: &[u8],
+        len: usize,
+        offload: Offload,
+        parsed: &Parsed,
+    ) -> GuestTrace {
+        let frame = Frame { head: frame_head, len, offload, parsed };
+        let mut looking = Looking::at(self);
+        let decision = way::from_guest(&self.index, port, frame, &mut Vec::new(), &mut looking);
+        let admitted = from_guest::admit(&self.index, port, frame);
+        GuestTrace {
+            admitted,
+            hop: if admitted.is_ok() { self.hop(port, parsed) } else { None },
+            checks: looking.checks,
+            decision: decision.unwrap_or_else(FromGuest::Drop),
+        }
+    }
+
+    /// What [`from_underlay`](Self::from_underlay) would do, of the same arguments, and why. Nothing changes.
+    pub fn trace_from_underlay(&self, vni: Vni, peer: PeerId, frame_head: &[u8], parsed: &Parsed) -> UnderlayTrace {
+        let frame = Frame { head: frame_head, len: frame_head.len(), offload: Offload::default(), parsed };
+        let mut looking = Looking::at(self);
+        let (port, decision) = way::from_underlay(&self.index, vni, peer, frame, &mut Vec::new(), &mut looking);
+        UnderlayTrace { port, checks: looking.checks, decision }
+    }
+
+    /// The MAC address that a guest in a network is told when it asks who has an address.
+    pub fn neighbour(&self, vni: Vni, address: std::net::IpAddr) -> Option<Mac> {
+        self.index.vpc(vni)?.neighbour(address)
+    }
+
+    fn hop(&self, port: PortId, parsed: &Parsed) -> Option<Hop> {
+        let (_, vpc) = self.index.port(port)?;
+        let routed = parsed.dst_mac == GATEWAY_MAC && vpc.has_gateway();
+        let Station { mac, site } = if routed {
+            vpc.route(parsed.dst_ip).filter(|_| parsed.is_ip() && !vpc.is_gateway(parsed.dst_ip))?
+        } else {
+            Station { mac: parsed.dst_mac, site: vpc.site(parsed.dst_mac)? }
+        };
+        let peer = match site.place {
+            Place::Remote(peer) => Some(peer),
+            Place::Local(_) => None,
+        };
+        Some(Hop { routed, mac, peer, mtu: site.mtu })
+    }
+}
+
+/// Notes what would be done.
+struct Looking<'a> {
+    switch: &'a Switch,
+    planned: Planned,
+    checks: Vec<Check>,
+}
+
+impl<'a> Looking<'a> {
+    fn at(switch: &'a Switch) -> Self {
+        Looking { switch, planned: Planned::NOTHING, checks: Vec::new() }
+    }
+}
+
+impl Effects for Looking<'_> {
+    fn memory(&self) -> Memory<'_> {
+        Memory { sessions: &self.switch.sessions, after: &self.planned, epoch: self.switch.epoch }
+    }
+
+    fn acl(&mut self, port: PortId, direction: Direction, rule: Option<(usize, bool)>) {
+        let result = if rule.is_some_and(|(_, allow)| !allow) { Err(DropReason::Acl) } else { Ok(()) };
+        self.checks.push(Check { port, direction, by: By::Acl(rule.map(|(place, _)| place)), result });
+    }
+
+    fn groups(&mut self, port: PortId, direction: Direction, judgement: Judgement) -> Result<(), DropReason> {
+        let sessions = &self.switch.sessions;
+        let by = match judgement {
+            Judgement::Exempt => By::NoGroup,
+            Judgement::Related { known, permission } => By::Error { known, permission },
+            Judgement::Continues { index, .. } => {
+                let (state, idle_s) = sessions.standing(index);
+                By::Session { state: state.name(), origin: sessions.origin(index), idle_s }
+            }
+            Judgement::Begins { ends, permission, .. } => {
+                let ends = ends.map(|(index, why)| (sessions.standing(index).0.name(), why == Why::Revoked));
+                By::Groups { ends, permission }
+            }
+        };
+        let result = judgement.foresee(sessions, direction, &mut self.planned);
+        self.checks.push(Check { port, direction, by, result });
+        result
+    }
+
+    fn too_large(
+        &mut self,
+        port: PortId,
+        frame: Frame<'_>,
+        mtu: u16,
+        ends: Option<Ends>,
+        answer: &mut Vec<u8>,
+    ) -> Remedy {
+        // A token that is taken from a copy is still there.
+        let Some(mut allowance) = self.switch.allowance(port).cloned() else { return Remedy::None };
+        path_mtu::remedy(frame, mtu, ends, &mut allowance, self.switch.now_ns, answer)
+    }
+}

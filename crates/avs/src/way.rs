@@ -1,0 +1,142 @@
+//! The way of a packet through the switch, written once: what is done on it, or only foreseen, are [`Effects`].
+
+use bifrost_nic::{Offload, Parsed};
+use bifrost_wire::Vni;
+
+use crate::description::{GATEWAY_MAC, PeerId, Port, PortId};
+use crate::drop_reason::DropReason;
+use crate::from_guest::{self, FromGuest};
+use crate::from_underlay::{self, FromUnderlay};
+use crate::path_mtu::{Ends, Frame, Remedy};
+use crate::policy::{Judgement, Memory};
+use crate::session::Direction;
+use crate::switch::Index;
+use crate::vpc::VpcIndex;
+
+/// What follows from judgements on a packet's way.
+pub(crate) trait Effects {
+    /// What security groups remember.
+    fn memory(&self) -> Memory<'_>;
+    /// The ACL of a port's network has been asked: the rule that decides, and whether it lets the packet pass.
+    fn acl(&mut self, port: PortId, direction: Direction, rule: Option<(usize, bool)>);
+    /// The security groups of a port have been asked.
+    fn groups(&mut self, port: PortId, direction: Direction, judgement: Judgement) -> Result<(), DropReason>;
+    /// A frame from or to a port is larger than `mtu`. `answer` receives what its sender is told.
+    fn too_large(
+        &mut self,
+        port: PortId,
+        frame: Frame<'_>,
+        mtu: u16,
+        ends: Option<Ends>,
+        answer: &mut Vec<u8>,
+    ) -> Remedy;
+}
+
+/// Of a frame that a guest sent.
+#[inline]
+pub(crate) fn from_guest(
+    index: &Index,
+    port: PortId,
+    frame: Frame<'_>,
+    answer: &mut Vec<u8>,
+    effects: &mut impl Effects,
+) -> Result<FromGuest, DropReason> {
+    let decision = from_guest::decide(index, port, frame, answer)?;
+    let (to, cut) = match decision {
+        FromGuest::Remote { cut, .. } => (None, cut),
+        FromGuest::Local { port, cut, .. } => (Some(port), cut),
+        FromGuest::Answer | FromGuest::Drop(_) => return Ok(decision),
+    };
+    pass(index, port, Direction::Egress, frame, effects)?;
+    if let Some(to) = to {
+        pass(index, to, Direction::Ingress, frame, effects)?;
+    }
+    let Some(mtu) = cut else { return Ok(decision) };
+    let ends = told_by(index, port, frame.parsed);
+    match effects.too_large(port, frame, mtu, ends, answer) {
+        Remedy::Cut => Ok(decision),
+        Remedy::Told => Ok(FromGuest::Answer),
+        Remedy::None => Err(DropReason::PathMtu),
+    }
+}
+
+/// Of a frame that a peer sent: the port that it is for, and what becomes of it.
+#[inline]
+pub(crate) fn from_underlay(
+    index: &Index,
+    vni: Vni,
+    peer: PeerId,
+    frame: Frame<'_>,
+    answer: &mut Vec<u8>,
+    effects: &mut impl Effects,
+) -> (Option<PortId>, FromUnderlay) {
+    let Frame { head, parsed, .. } = frame;
+    let port = match from_underlay::decide(index, vni, peer, head, parsed) {
+        Ok(port) => port,
+        Err(reason) => return (None, FromUnderlay::Drop(reason)),
+    };
+    let Some((to, vpc)) = index.port(port) else {
+        // Never so: it was found in the index.
+        return (None, FromUnderlay::Drop(DropReason::UnknownPort));
+    };
+    let decision = match pass(index, port, Direction::Ingress, frame, effects) {
+        Err(reason) => FromUnderlay::Drop(reason),
+        Ok(()) if parsed.end - u32::from(parsed.l3) <= u32::from(to.port.mtu) => FromUnderlay::Port(port),
+        Ok(()) => {
+            let mtu = to.port.mtu;
+            let whole = Frame { len: parsed.end as usize, offload: Offload::default(), ..frame };
+            let ends = receiver_tells(vpc, &to.port, parsed);
+            match effects.too_large(port, whole, mtu, ends, answer) {
+                Remedy::Cut => FromUnderlay::Cut { port, mtu },
+                Remedy::Told => FromUnderlay::Answer,
+                Remedy::None => FromUnderlay::Drop(DropReason::PathMtu),
+            }
+        }
+    };
+    (Some(port), decision)
+}
+
+/// Whether the ACL of its network and the groups of a port let a packet pass.
+#[inline]
+fn pass(
+    index: &Index,
+    port: PortId,
+    direction: Direction,
+    frame: Frame<'_>,
+    effects: &mut impl Effects,
+) -> Result<(), DropReason> {
+    let Frame { head, parsed, .. } = frame;
+    let (port, vpc) = index.port(port).ok_or(DropReason::UnknownPort)?;
+    let id = port.port.id;
+    if let Some(acl) = &vpc.acl {
+        let rule = acl.judge(direction, head, parsed);
+        effects.acl(id, direction, rule);
+        if rule.is_some_and(|(_, allow)| !allow) {
+            return Err(DropReason::Acl);
+        }
+    }
+    let Some(policy) = index.policy(port) else { return Ok(()) };
+    let judgement = policy.judge(effects.memory(), id.0, direction, head, parsed);
+    effects.groups(id, direction, judgement)
+}
+
+/// Who tells the guest behind `port` that its packet is larger than its way allows: the gateway, or, where there is none, who it
+/// was for.
+#[cold]
+fn told_by(index: &Index, port: PortId, parsed: &Parsed) -> Option<Ends> {
+    let (_, vpc) = index.port(port)?;
+    let (source, source_mac) = match vpc.gateway(parsed.src_ip.is_ipv6()) {
+        Some(gateway) => (gateway, GATEWAY_MAC),
+        None => (parsed.dst_ip, parsed.dst_mac),
+    };
+    Some(Ends { source, source_mac, destination_mac: parsed.src_mac })
+}
+
+/// Who tells a guest elsewhere that its packet is larger than what the one behind `to` is given: that one itself, for the sender's
+/// host lets no other host speak as the gateway.
+#[cold]
+fn receiver_tells(vpc: &VpcIndex, to: &Port, parsed: &Parsed) -> Option<Ends> {
+    let routed = parsed.src_mac == GATEWAY_MAC;
+    let sender = if routed { vpc.station(parsed.src_ip)?.mac } else { parsed.src_mac };
+    Some(Ends { source: parsed.dst_ip, source_mac: to.mac, destination_mac: sender })
+}
