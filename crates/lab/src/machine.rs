@@ -95,13 +95,19 @@ impl Machine {
     /// Waits for a script's successful end and returns what it has printed.
     pub fn finish(&mut self, task: Task, timeout: Duration) -> Result<String> {
         let deadline = Instant::now() + timeout;
+        let before = self.cpu_seconds()?;
         let status = loop {
             if let Ok(status) = fs::read_to_string(self.file(task, "status")) {
                 break status;
             }
             self.check_alive()?;
             if Instant::now() > deadline {
-                bail!("a script in the machine {} did not end within {:.0} s", self.name, timeout.as_secs_f64());
+                // Nearly none: it sleeps, and waits for the network or has lost an interrupt. All of it: it is caught in a loop.
+                let used = self.cpu_seconds()? - before;
+                let (name, seconds) = (&self.name, timeout.as_secs_f64());
+                bail!(
+                    "a script in the machine {name} did not end within {seconds:.0} s, in which the machine used {used:.1} s of processor"
+                );
             }
             interrupt::sleep(Duration::from_millis(5))?;
         };
