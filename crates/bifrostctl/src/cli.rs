@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use crate::capture::{self, CaptureArgs};
 use crate::drops::DropsArgs;
+use crate::trace::{self, TraceArgs};
 use bifrost_control::api::{Direction, FaultSpec, FaultSpecError, FaultTarget};
 use bifrost_control::config::DEFAULT_SOCKET;
 use clap::{ArgGroup, Args, Parser, Subcommand, ValueEnum};
@@ -32,6 +33,8 @@ Examples:
   bifrostctl stats --nonzero rte                       what the transport has counted
   bifrostctl --json conns | jq '.[] | select(.retransmitted_packets > 0)'
   bifrostctl capture -w out.pcapng --at drop           the packets that were, and the reason of each
+  bifrostctl trace --port web1 --to 10.0.0.2 --tcp 40000:6379
+                                                       what would become of that packet, and by which rules
   bifrostctl fault add --peer host-b --path 1 --loss 10
   bifrostctl fault clear
 
@@ -72,6 +75,12 @@ pub(crate) enum Command {
     /// it, port, peer, network, path, PSN, connection and flow. The capture ends by itself; one at a time can run.
     #[command(after_help = capture::EXAMPLES)]
     Capture(CaptureArgs),
+    /// What would become of a packet, stage by stage, without sending it
+    ///
+    /// The packet is described: who sends it, where it goes, and what it is. Every stage's decision is shown, with the rule or route
+    /// that decides, and in the end the counter that would count it if it is dropped.
+    #[command(after_help = trace::EXAMPLES)]
+    Trace(TraceArgs),
     /// A live view of paths and connections; q quits
     Top(TopArgs),
 }

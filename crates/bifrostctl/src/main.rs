@@ -9,6 +9,7 @@ mod failure;
 mod output;
 mod table;
 mod top;
+mod trace;
 
 use std::process::ExitCode;
 
@@ -52,6 +53,7 @@ fn run(cli: Cli) -> Result<(), Failure> {
             out.print(&client.remove_fault(id)?, table::faults_cleared)
         }
         Command::Capture(args) => capture::run(&client, args),
+        Command::Trace(args) => trace::run(&client, args, out),
         Command::Top(args) => top::run(client, args, out),
     }
 }

@@ -68,6 +68,10 @@ impl Backend for Fake {
     fn reload(&self) -> Result<ReloadReport, ApiError> {
         Err(ApiError::bad_request("these need a restart of bifrostd: workers.count: 1 -> 2"))
     }
+    fn trace(&self, spec: TraceSpec) -> Result<Trace, ApiError> {
+        // What arrived, as it was understood.
+        Ok(Trace { packet: serde_json::to_string(&spec).unwrap(), verdict: TraceVerdict::Sent, ..Trace::default() })
+    }
     fn capture(&self, spec: CaptureSpec) -> Result<Box<dyn CaptureStream>, ApiError> {
         match spec.filter.as_str() {
             "tcp prot 80" => Err(ApiError::bad_request("column 5: no").at("filter").hint("tcp prot 80\n    ^")),
@@ -208,6 +212,35 @@ fn errors_help() {
     bad(&r.socket, &["fault", "add", "--loss", "1"], 2);
     let text = bad(&r.socket, &["top"], 1);
     assert!(text.contains("top needs a terminal") && text.contains("--json top"), "{text}");
+}
+
+#[test]
+fn packets_are_described() {
+    let r = rig();
+    let asked = |args: &str| -> serde_json::Value {
+        let answer = good(&r.socket, &args.split_whitespace().collect::<Vec<_>>());
+        let answer: serde_json::Value = serde_json::from_str(&answer).unwrap();
+        assert_eq!(answer["verdict"], "sent");
+        serde_json::from_str(answer["packet"].as_str().unwrap()).unwrap()
+    };
+    let spec = asked("--json trace --port web1 --to 10.0.0.2 --tcp 40000:6379 --flags syn,ack --size 1500 --df");
+    assert_eq!((&spec["port"], &spec["to"], &spec["size_bytes"]), (&"web1".into(), &"10.0.0.2".into(), &1500.into()));
+    assert_eq!(
+        (&spec["tcp"][1], &spec["flags"][1], &spec["dont_fragment"]),
+        (&6379.into(), &"ack".into(), &true.into())
+    );
+    let spec = asked("--json trace --from-peer 192.0.2.2 --vni 100 --from 10.0.0.2 --to 10.0.0.1 --ping");
+    assert_eq!((&spec["from_peer"], &spec["vni"], &spec["ping"]), (&"192.0.2.2".into(), &100.into(), &true.into()));
+    for (args, code, message) in [
+        ("trace --port web1 --to 10.0.0.2", 2, "--tcp <FROM:TO>|--udp"),
+        ("trace --to 10.0.0.2 --ping", 2, "--port <NAME>|--from-peer"),
+        ("trace --from-peer 192.0.2.2 --to 10.0.0.2 --ping", 2, "--vni"),
+        ("trace --port web1 --to 10.0.0.2 --tcp 80", 2, "write both ports"),
+        ("trace --port web1 --to fd00::2 --from 10.0.0.1 --ping", 1, "different families"),
+    ] {
+        let text = bad(&r.socket, &args.split_whitespace().collect::<Vec<_>>(), code);
+        assert!(text.contains(message), "{args}: {text}");
+    }
 }
 
 #[test]

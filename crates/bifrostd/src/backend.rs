@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use bifrost_control::api::{
     ApiError, CaptureSpec, Conn, ConnState, FaultEntry, FaultSpec, Path, PathState, PeerMode, PeerStatus, PortStatus,
-    ReloadReport, Route, Sample, Stats, Status, WorkerStatus,
+    ReloadReport, Route, Sample, Stats, Status, Trace, TraceSpec, WorkerStatus,
 };
 use bifrost_control::config::{Config, PeerTransport, PortKind};
 use bifrost_control::server::{Backend, CaptureStream};
@@ -266,6 +266,10 @@ impl Backend for Daemon {
         let mut state = self.state();
         let diff = state.take_over(config).map_err(|e| ApiError::conflict(format!("{e:#}")))?;
         Ok(diff.report())
+    }
+
+    fn trace(&self, spec: TraceSpec) -> Result<Trace, ApiError> {
+        self.trace_packet(&spec)
     }
 
     fn capture(&self, spec: CaptureSpec) -> Result<Box<dyn CaptureStream>, ApiError> {

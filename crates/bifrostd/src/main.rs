@@ -8,6 +8,7 @@ mod daemon;
 mod machine;
 mod pcapng;
 mod samples;
+mod trace;
 mod translate;
 
 use std::path::PathBuf;

@@ -83,7 +83,7 @@ fn acl_rules(rule: &config::AclRule) -> impl Iterator<Item = avs::AclRule> {
 }
 
 /// A rule's alternatives, each combination by itself.
-fn patterns(rule: &config::Rule) -> Vec<avs::Pattern> {
+pub(crate) fn patterns(rule: &config::Rule) -> Vec<avs::Pattern> {
     fn or_any<T: Clone>(items: &[T]) -> Vec<Option<T>> {
         if items.is_empty() { vec![None] } else { items.iter().cloned().map(Some).collect() }
     }

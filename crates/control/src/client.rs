@@ -15,7 +15,7 @@ use tokio::runtime::Runtime;
 
 use crate::api::{
     ApiError, CaptureSpec, Conn, Drops, ErrorBody, FaultCleared, FaultEntry, FaultSpec, Path as ApiPath, PortStatus,
-    ReloadReport, Route, Sample, Stats, Status,
+    ReloadReport, Route, Sample, Stats, Status, Trace, TraceSpec,
 };
 
 /// How long an answer may take.
@@ -151,6 +151,11 @@ impl Client {
     /// Has the daemon read its configuration again.
     pub fn reload(&self) -> Result<ReloadReport, ClientError> {
         self.request(Method::POST, "/v1/reload", None::<&()>, RELOAD_TIMEOUT)
+    }
+
+    /// What would become of a packet.
+    pub fn trace(&self, spec: &TraceSpec) -> Result<Trace, ClientError> {
+        self.request(Method::POST, "/v1/trace", Some(spec), TIMEOUT)
     }
 
     /// Captures packets into `out`, as a pcapng file, until the capture is over or `out` takes no more.

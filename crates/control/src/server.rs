@@ -11,6 +11,7 @@
 //! | `PUT /v1/faults` with a [`FaultSpec`] | the [`FaultEntry`] made |
 //! | `DELETE /v1/faults`, `DELETE /v1/faults?id=3` | [`FaultCleared`](crate::api::FaultCleared) |
 //! | `POST /v1/reload` | [`ReloadReport`] |
+//! | `POST /v1/trace` with a [`TraceSpec`] | the [`Trace`] |
 //! | `POST /v1/capture` with a [`CaptureSpec`] | a pcapng file, as long as the capture runs |
 //!
 //! What is counted can also be had over TCP, by `GET /metrics` in the text format of Prometheus ([`serve_with_metrics`]).
@@ -35,7 +36,7 @@ use tokio::sync::oneshot;
 
 use crate::api::{
     ApiError, CaptureSpec, Conn, FaultEntry, FaultSpec, Path as ApiPath, PortStatus, ReloadReport, Route, Sample,
-    Stats, Status,
+    Stats, Status, Trace, TraceSpec,
 };
 
 /// How long a stop waits for requests that are being answered.
@@ -67,6 +68,8 @@ pub trait Backend: Send + Sync + 'static {
     fn clear_faults(&self) -> Result<u64, ApiError>;
     /// Reads the configuration again and takes it over.
     fn reload(&self) -> Result<ReloadReport, ApiError>;
+    /// What would become of a packet; its description makes sense, its names are not looked up yet. Nothing changes.
+    fn trace(&self, spec: TraceSpec) -> Result<Trace, ApiError>;
     /// Begins a capture; its values are in range, its names are not looked up yet. It ends when the stream is dropped.
     fn capture(&self, spec: CaptureSpec) -> Result<Box<dyn CaptureStream>, ApiError>;
 }

@@ -97,6 +97,10 @@ impl Backend for Fake {
         std::thread::sleep(Duration::from_millis(200));
         Ok(ReloadReport { transport_changed: true, ..ReloadReport::default() })
     }
+    fn trace(&self, spec: TraceSpec) -> Result<Trace, ApiError> {
+        let packet = format!("to {}", spec.to.unwrap());
+        Ok(Trace { packet, verdict: TraceVerdict::Sent, ..Trace::default() })
+    }
     fn capture(&self, spec: CaptureSpec) -> Result<Box<dyn CaptureStream>, ApiError> {
         match spec.filter.as_str() {
             "" => Ok(Box::new(Pieces { left: spec.packets, dropped: Arc::clone(&self.captures_ended) })),
@@ -247,6 +251,19 @@ fn a_backend_that_panics_fails_its_request_only() {
         other => panic!("{other:?}"),
     }
     r.client.status().unwrap();
+}
+
+#[test]
+fn a_packet_is_described_and_its_description_checked() {
+    let rig = rig();
+    let to = Some("10.0.0.2".parse().unwrap());
+    let spec = TraceSpec { port: Some("web1".into()), to, ping: true, ..TraceSpec::default() };
+    let trace = rig.client.trace(&spec).unwrap();
+    assert_eq!((trace.packet.as_str(), trace.verdict), ("to 10.0.0.2", TraceVerdict::Sent));
+    let refused = rig.client.trace(&TraceSpec { ping: false, ..spec }).unwrap_err();
+    assert!(
+        matches!(refused, ClientError::Api(ApiError { kind: ErrorKind::BadRequest, location, .. }) if location == "tcp")
+    );
 }
 
 #[test]

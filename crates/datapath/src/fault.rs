@@ -54,6 +54,18 @@ pub struct Fault {
     pub corrupt_ppm: u32,
 }
 
+impl Fault {
+    /// Whether it acts at a port.
+    pub(crate) fn is_at(&self, owner: u16, direction: Direction) -> bool {
+        self.target == Target::Port { owner } && self.direction == direction
+    }
+
+    /// Whether it acts on any path of a peer.
+    pub(crate) fn is_towards(&self, peer: u16, direction: Direction) -> bool {
+        self.direction == direction && matches!(self.target, Target::Path { peer: p, .. } if p == peer)
+    }
+}
+
 /// How long a reordered packet is held back when the fault has no delay of its own, ns.
 const REORDER_NS: u64 = 500_000;
 
@@ -109,14 +121,14 @@ impl Faults {
 
     /// What happens to a packet at a port.
     pub fn at_port(&mut self, owner: u16, direction: Direction) -> Fate {
-        self.fate(|f| f.target == Target::Port { owner } && f.direction == direction)
+        self.fate(|f| f.is_at(owner, direction))
     }
 
     /// What happens to a packet on a path.
     pub fn on_path(&mut self, peer: u16, path: u8, direction: Direction) -> Fate {
         self.fate(|f| {
-            f.direction == direction
-                && matches!(f.target, Target::Path { peer: p, path: on } if p == peer && on.is_none_or(|on| on == path))
+            f.is_towards(peer, direction)
+                && matches!(f.target, Target::Path { path: on, .. } if on.is_none_or(|on| on == path))
         })
     }
 

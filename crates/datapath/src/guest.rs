@@ -355,7 +355,7 @@ impl<P: GuestPort> Core<P> {
 }
 
 /// How a frame leaves; `cut`: the path MTU, if it is larger.
-fn plan(head: &[u8], frame: TxFrame, cut: Option<u16>) -> Result<Segments, Malformed> {
+pub(crate) fn plan(head: &[u8], frame: TxFrame, cut: Option<u16>) -> Result<Segments, Malformed> {
     let len = frame.len as usize;
     match cut {
         None => Segments::plan(head, len, frame.offload),

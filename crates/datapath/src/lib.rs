@@ -28,6 +28,7 @@ mod limits;
 mod peers;
 mod ports;
 mod snapshot;
+pub mod trace;
 mod turn;
 mod underlay;
 mod worker;

@@ -1,6 +1,6 @@
 //! How much a vNIC may send and receive.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use bifrost_rte::Time;
 use bifrost_tables::TokenBucket;
@@ -48,13 +48,13 @@ impl Limits {
 #[derive(Clone, Debug)]
 pub struct Limit(Arc<Mutex<Meters>>);
 
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 struct Meters {
     bytes: Option<Meter>,
     packets: Option<Meter>,
 }
 
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 struct Meter {
     bucket: TokenBucket,
     /// Tokens to wait for.
@@ -93,8 +93,46 @@ impl Limit {
     /// How many packets may be fetched before their sizes are known. They are [charged](Self::charge) afterwards, and may owe
     /// what one packet has too much.
     pub(crate) fn allowance(&self, now: Time) -> Allowance {
-        let mut meters = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let Meters { bytes, packets } = &mut *meters;
+        self.meters().allowance(now)
+    }
+
+    /// For how long a packet that is fetched now would have to wait, ns. Nothing is counted.
+    pub(crate) fn wait_ns(&self, now: Time) -> u64 {
+        match self.meters().clone().allowance(now) {
+            Allowance::Packets(_) => 0,
+            Allowance::NotBefore(at) => at.since(now),
+        }
+    }
+
+    /// Counts what was fetched.
+    pub(crate) fn charge(&self, now: Time, bytes: u64, packets: u64) {
+        let mut meters = self.meters();
+        if let Some(meter) = &mut meters.bytes {
+            meter.bucket.charge(now.0, bytes);
+        }
+        if let Some(meter) = &mut meters.packets {
+            meter.bucket.charge(now.0, packets);
+        }
+    }
+
+    /// Whether a packet of so many bytes may pass; then it is counted.
+    pub(crate) fn take(&self, now: Time, bytes: usize) -> bool {
+        self.meters().take(now, bytes)
+    }
+
+    /// What [`take`](Self::take) would say. Nothing is counted.
+    pub(crate) fn would_take(&self, now: Time, bytes: usize) -> bool {
+        self.meters().clone().take(now, bytes)
+    }
+
+    fn meters(&self) -> MutexGuard<'_, Meters> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Meters {
+    fn allowance(&mut self, now: Time) -> Allowance {
+        let Meters { bytes, packets } = self;
         let (mut allowed, mut wait) = (u64::MAX, 0);
         for (meter, size) in [(bytes, LARGEST_PACKET), (packets, 1)] {
             let Some(Meter { bucket, quantum }) = meter else { continue };
@@ -106,21 +144,8 @@ impl Limit {
         if wait > 0 { Allowance::NotBefore(now.after(wait)) } else { Allowance::Packets(allowed as usize) }
     }
 
-    /// Counts what was fetched.
-    pub(crate) fn charge(&self, now: Time, bytes: u64, packets: u64) {
-        let mut meters = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(meter) = &mut meters.bytes {
-            meter.bucket.charge(now.0, bytes);
-        }
-        if let Some(meter) = &mut meters.packets {
-            meter.bucket.charge(now.0, packets);
-        }
-    }
-
-    /// Whether a packet of so many bytes may pass; then it is counted.
-    pub(crate) fn take(&self, now: Time, bytes: usize) -> bool {
-        let mut meters = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let Meters { bytes: by_bytes, packets } = &mut *meters;
+    fn take(&mut self, now: Time, bytes: usize) -> bool {
+        let Meters { bytes: by_bytes, packets } = self;
         // The second one is only asked if the first one lets it pass, and the first one only charged if both do.
         let passes = by_bytes.as_mut().is_none_or(|m| m.bucket.until(now.0, bytes as u64) == 0)
             && packets.as_mut().is_none_or(|m| m.bucket.take(now.0, 1));
@@ -180,6 +205,21 @@ mod tests {
         assert!(limit.take(later, 65_000));
         assert!(!limit.take(later, 65_000), "bytes");
         assert_eq!((0..100).filter(|_| limit.take(later, 1)).count(), 31, "those bytes took no packet");
+    }
+
+    #[test]
+    fn asking_takes_nothing() {
+        let limit = limit(Some(125_000), Some(1_000));
+        let before = format!("{limit:?}");
+        let now = Time(MS);
+        assert_eq!((limit.wait_ns(now), limit.would_take(now, 1000), limit.would_take(now, 70_000)), (0, true, false));
+        assert_eq!(format!("{limit:?}"), before);
+        limit.charge(now, 0, 100);
+        let before = format!("{limit:?}");
+        // 68 are owed, and 1 is to be had.
+        assert_eq!((limit.wait_ns(now), limit.would_take(now, 1)), (69 * MS, false));
+        assert_eq!(format!("{limit:?}"), before);
+        assert_eq!(limit.allowance(now), Allowance::NotBefore(now.after(69 * MS)), "as it was told");
     }
 
     #[test]

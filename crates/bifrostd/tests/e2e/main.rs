@@ -18,5 +18,6 @@ mod restart;
 mod security;
 mod see;
 mod startup;
+mod trace;
 mod user_space;
 mod workers;

@@ -8,6 +8,7 @@ mod error;
 mod fault;
 mod report;
 mod sample;
+mod trace;
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr};
@@ -21,6 +22,7 @@ pub use error::{ApiError, ErrorKind};
 pub use fault::{Direction, FaultCleared, FaultEntry, FaultSpec, FaultSpecError, FaultTarget, MAX_FAULT_DELAY_US};
 pub use report::{Changed, ReloadReport};
 pub use sample::{DropCount, Drops, Place, Sample};
+pub use trace::{MAX_TRACE_SIZE, Trace, TraceSpec, TraceStep, TraceVerdict};
 
 /// The daemon as a whole: `GET /v1/status`.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]

@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 
 use super::Backend;
 use super::capture::{self, Stopping};
-use crate::api::{ApiError, CaptureSpec, Drops, ErrorBody, FaultCleared, FaultSpec};
+use crate::api::{ApiError, CaptureSpec, Drops, ErrorBody, FaultCleared, FaultSpec, TraceSpec};
 
 /// The largest request body, bytes; a fault's specification has a few hundred.
 const MAX_BODY: usize = 64 << 10;
@@ -35,6 +35,7 @@ pub(super) fn router(backend: Shared, stopping: Stopping) -> Router {
             get(|State(b): State<Shared>| call(move || b.faults())).put(add_fault).delete(remove_faults),
         )
         .route("/v1/reload", post(|State(b): State<Shared>| call(move || b.reload())))
+        .route("/v1/trace", post(trace))
         .route("/v1/capture", post(start_capture))
         .fallback(unknown_path)
         .method_not_allowed_fallback(unknown_method)
@@ -59,6 +60,16 @@ async fn add_fault(State(backend): State<Shared>, body: Bytes) -> Response {
         Err(e) => {
             let hint = "a fault is, for example, {\"port\": \"web1\", \"loss_percent\": 1}";
             failure(ApiError::bad_request(e.to_string()).at("body of PUT /v1/faults").hint(hint))
+        }
+    }
+}
+
+async fn trace(State(backend): State<Shared>, body: Bytes) -> Response {
+    match serde_json::from_slice::<TraceSpec>(&body) {
+        Ok(spec) => call(move || spec.check().and_then(|()| backend.trace(spec))).await,
+        Err(e) => {
+            let hint = "a packet is, for example, {\"port\": \"web1\", \"to\": \"10.0.0.2\", \"tcp\": [40000, 80]}";
+            failure(ApiError::bad_request(e.to_string()).at("body of POST /v1/trace").hint(hint))
         }
     }
 }
@@ -98,7 +109,7 @@ async fn remove_faults(State(backend): State<Shared>, query: Result<Query<FaultQ
 }
 
 async fn unknown_path(uri: Uri) -> Response {
-    let hint = "/v1/ has status, ports, routes, conns, paths, stats, samples, drops, faults, reload and capture";
+    let hint = "/v1/ has status, ports, routes, conns, paths, stats, samples, drops, faults, reload, trace and capture";
     failure(ApiError::not_found("no such resource").at(uri.path()).hint(hint))
 }
 

@@ -1,0 +1,436 @@
+//! What would become of a packet that is only described, in words.
+
+mod described;
+mod rules;
+
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+
+use bifrost_avs::{By, Check, Direction, DropReason, GATEWAY_MAC, GuestTrace, Permission};
+use bifrost_control::api::{ApiError, Trace, TraceSpec, TraceStep, TraceVerdict};
+use bifrost_control::config::{Config, Port, PortKind};
+use bifrost_control::counters;
+use bifrost_datapath::trace::{self, Carriage, End, Step};
+use bifrost_port::{clock, steer};
+use bifrost_rte::Time;
+use bifrost_wire::{Mac, Vni};
+
+use crate::daemon::{Daemon, State};
+
+impl Daemon {
+    /// Asks the worker that would get the packet.
+    pub(crate) fn trace_packet(&self, spec: &TraceSpec) -> Result<Trace, ApiError> {
+        let state = self.state();
+        let to = spec.to.ok_or_else(|| ApiError::bad_request("say where it goes").at("to"))?;
+        match &spec.port {
+            Some(name) => from_port(&state, spec, name, to),
+            None => from_peer(&state, spec, to),
+        }
+    }
+}
+
+fn from_port(state: &State, spec: &TraceSpec, name: &str, to: IpAddr) -> Result<Trace, ApiError> {
+    let config = &state.config;
+    let (Some(owner), Some(port)) = (state.names.port(name), config.ports.iter().find(|p| p.name == name)) else {
+        let known: Vec<&str> = config.ports.iter().map(|p| p.name.as_str()).collect();
+        let error = ApiError::not_found(format!("no port named {name:?}")).at("port");
+        return Err(error.hint(format!("there are {}", known.join(", "))));
+    };
+    let own = port.addresses.iter().map(|net| net.addr()).find(|address| address.is_ipv4() == to.is_ipv4());
+    let Some(from) = spec.from.or(own) else {
+        return Err(ApiError::bad_request(format!("port {name} has no address of that family")).at("to"));
+    };
+    let vni = Vni::new(port.vni.value()).ok_or_else(|| ApiError::internal("a VNI out of range"))?;
+    let source = mac(spec.from_mac.as_deref(), "from_mac")?.unwrap_or(port.mac);
+    let known = mac(spec.to_mac.as_deref(), "to_mac")?;
+    // As the guest finds it: by asking for what is on its own network, and for its gateway otherwise.
+    let on_link = port.addresses.iter().any(|net| net.contains(&to));
+    let routed = !on_link && config.vpc(port.vni).is_some_and(|vpc| !vpc.gateway.is_empty());
+    let destination = match known {
+        None if routed => Some(GATEWAY_MAC),
+        None => on_worker(state, 0, move |w| w.core_mut().neighbour(vni, to))?,
+        known => known,
+    };
+    let frame = match destination {
+        Some(mac) => described::frame(spec, from, to, (source, mac))?,
+        None => described::question(from, to, source),
+    };
+    let mut packet = describe(spec, from, to);
+    if destination.is_none() {
+        packet = format!("the guest's question who has {to}, before it can send {packet}");
+    }
+    let pair = (source, destination.unwrap_or(Mac::BROADCAST));
+    let worker = worker_of(state, Some(port), pair);
+    let trace = on_worker(state, worker, move |w| {
+        let core = w.core_mut();
+        core.advance(Time(clock::monotonic_ns()));
+        core.trace_from_guest(owner, &frame)
+    })?;
+    Ok(Words { state, vni: port.vni.value(), to }.trace(packet, &trace))
+}
+
+fn from_peer(state: &State, spec: &TraceSpec, to: IpAddr) -> Result<Trace, ApiError> {
+    let missing = || ApiError::bad_request("say who sends it: a peer's address, a network and a guest").at("from_peer");
+    let (peer, number, from) = (spec.from_peer.ok_or_else(missing)?, spec.vni.ok_or_else(missing)?, spec.from);
+    let from = from.ok_or_else(missing)?;
+    let vni = Vni::new(number).ok_or_else(|| ApiError::bad_request("a VNI has 24 bits").at("vni"))?;
+    let station = |address| on_worker(state, 0, move |w| w.core_mut().neighbour(vni, address));
+    let (sender, receiver) = (station(from)?, station(to)?);
+    let port = state.config.ports.iter().find(|p| p.vni.value() == number && Some(p.mac) == receiver);
+    // What is on one network comes from its sender, and other packets from their gateway.
+    let direct = port.is_none_or(|p| p.addresses.iter().any(|net| net.contains(&from)));
+    let source = mac(spec.from_mac.as_deref(), "from_mac")?
+        .or(if direct { sender } else { Some(GATEWAY_MAC) })
+        .unwrap_or(Mac([2, 0, 0, 0, 0, 0]));
+    let destination = mac(spec.to_mac.as_deref(), "to_mac")?.or(receiver).unwrap_or(Mac([2, 0, 0, 0, 0, 0]));
+    let frame = described::frame(spec, from, to, (source, destination))?;
+    let worker = worker_of(state, port, (sender.unwrap_or(source), destination));
+    let trace = on_worker(state, worker, move |w| {
+        let core = w.core_mut();
+        core.advance(Time(clock::monotonic_ns()));
+        core.trace_from_peer(peer, vni, &frame)
+    })?;
+    let packet = format!("{}, from {peer} in VNI {number}", describe(spec, from, to));
+    Ok(Words { state, vni: number, to }.trace(packet, &trace))
+}
+
+/// The worker that gets packets between two vNICs; a machine's port is on the first one.
+fn worker_of(state: &State, port: Option<&Port>, (a, b): (Mac, Mac)) -> usize {
+    if port.is_some_and(|port| port.kind == PortKind::VhostUser) {
+        return 0;
+    }
+    usize::from(steer::worker_of_pair(a.octets(), b.octets(), state.workers.len() as u16))
+}
+
+fn on_worker<T: Send + 'static>(
+    state: &State,
+    worker: usize,
+    work: impl FnOnce(&mut bifrost_datapath::Worker<bifrost_port::udp::UdpUnderlay>) -> T + Send + 'static,
+) -> Result<T, ApiError> {
+    let worker = state.workers.get(worker).ok_or_else(|| ApiError::unavailable("the daemon is ending"))?;
+    worker.run(work).map_err(|e| ApiError::unavailable(e.to_string()).hint("see the daemon's log"))
+}
+
+fn mac(text: Option<&str>, field: &str) -> Result<Option<Mac>, ApiError> {
+    text.map(|text| text.parse().map_err(|_| ApiError::bad_request(format!("{text:?} is no MAC address")).at(field)))
+        .transpose()
+}
+
+/// A packet in a line.
+fn describe(spec: &TraceSpec, from: IpAddr, to: IpAddr) -> String {
+    let address = |address: IpAddr, port: u16| std::net::SocketAddr::new(address, port).to_string();
+    let what = match (spec.tcp, spec.udp) {
+        (Some((source, destination)), _) => {
+            let flags = if spec.flags.is_empty() { "syn".to_owned() } else { spec.flags.join(",") };
+            format!("TCP [{flags}] from {} to {}", address(from, source), address(to, destination))
+        }
+        (None, Some((source, destination))) => {
+            format!("UDP from {} to {}", address(from, source), address(to, destination))
+        }
+        (None, None) => format!("a ping from {from} to {to}"),
+    };
+    let size = spec.size_bytes.map_or(String::new(), |size| format!(", {size} bytes"));
+    let cut = if spec.dont_fragment { ", not to be cut" } else { "" };
+    what + &size + cut
+}
+
+/// What is needed to say it.
+struct Words<'a> {
+    state: &'a State,
+    vni: u32,
+    to: IpAddr,
+}
+
+/// One step in words. `details` in pairs.
+fn step<const N: usize>(stage: &str, passes: bool, what: String, details: [(&str, String); N]) -> TraceStep {
+    let details = details.into_iter().map(|(name, value)| (name.to_owned(), value)).collect::<BTreeMap<_, _>>();
+    TraceStep { stage: stage.to_owned(), passes, what, details }
+}
+
+impl Words<'_> {
+    fn trace(&self, packet: String, trace: &trace::Trace) -> Trace {
+        let steps = trace.steps.iter().flat_map(|step| self.step(step)).collect();
+        let (verdict, what, counter) = self.end(&trace.end);
+        let advice = counter.as_deref().and_then(counters::meaning).map_or("", |meaning| meaning.advice).to_owned();
+        Trace { packet, worker: u32::from(trace.worker), steps, verdict, what, counter, advice }
+    }
+
+    fn end(&self, end: &End) -> (TraceVerdict, String, Option<String>) {
+        match end {
+            End::Sent { peer } => (TraceVerdict::Sent, format!("it leaves for {}", self.peer(*peer)), None),
+            End::Delivered { port } => {
+                (TraceVerdict::Delivered, format!("the guest of {} is shown it", self.port(*port)), None)
+            }
+            End::Answered => (TraceVerdict::Answered, "the switch answers it itself".to_owned(), None),
+            End::Dropped { counter, port } => {
+                let meaning = counters::meaning(counter).map_or(String::new(), |m| format!(": {}", m.what));
+                let at = port.map_or(String::new(), |port| format!(" at {}", self.port(port)));
+                (TraceVerdict::Dropped, format!("it is dropped{at}{meaning}"), Some(counter.clone()))
+            }
+        }
+    }
+
+    fn step(&self, of: &Step) -> Vec<TraceStep> {
+        let one = match of {
+            Step::Peer(Some(peer)) => {
+                let name = self.peer(*peer);
+                step("underlay", true, format!("{name} has that address"), [("peer", name)])
+            }
+            Step::Peer(None) => step("underlay", false, "no peer has that address".to_owned(), []),
+            Step::Parsed(Ok(parsed)) => {
+                let size = parsed.end - u32::from(parsed.l3);
+                let what = format!("{size} bytes, {} -> {}", parsed.src_mac, parsed.dst_mac);
+                let macs = [("from_mac", parsed.src_mac.to_string()), ("to_mac", parsed.dst_mac.to_string())];
+                let [from, to] = macs;
+                step("parse", true, what, [from, to, ("flow", format!("{:#010x}", parsed.flow_hash))])
+            }
+            Step::Parsed(Err(reason)) => step("parse", false, format!("malformed: {reason}"), []),
+            Step::Faults { at_port, ids } => {
+                let ids = ids.iter().map(u32::to_string).collect::<Vec<_>>().join(", ");
+                let place = if *at_port { "at the port" } else { "on the paths" };
+                step("fault", true, format!("injected faults {place} may hit it: {ids}"), [("ids", ids.clone())])
+            }
+            Step::FromGuest(trace) => return self.of_guest(trace),
+            Step::FromUnderlay(trace) => {
+                let found = match (trace.port, trace.decision) {
+                    (Some(port), _) => {
+                        let name = self.port(port.0);
+                        step("route", true, format!("for {name}"), [("port", name)])
+                    }
+                    (None, bifrost_avs::FromUnderlay::Drop(reason)) => refused("route", reason),
+                    (None, _) => return Vec::new(),
+                };
+                let checks = trace.checks.iter().map(|check| self.check(check));
+                let size = trace.decision == bifrost_avs::FromUnderlay::Drop(DropReason::PathMtu);
+                return std::iter::once(found).chain(checks).chain(size.then(too_large)).collect();
+            }
+            Step::Limit { port, is_tx: true, wait_ns, .. } => {
+                let wait_us = wait_ns.div_ceil(1000);
+                let what = match wait_us {
+                    0 => "within what the guest may send".to_owned(),
+                    _ => format!("more than the guest may send: it waits {wait_us} us in the guest's queue"),
+                };
+                step("limit", true, what, [("port", self.port(*port)), ("wait_us", wait_us.to_string())])
+            }
+            Step::Limit { port, passes, .. } => {
+                let what = if *passes { "within what the guest may get" } else { "more than the guest may get" };
+                step("limit", *passes, what.to_owned(), [("port", self.port(*port))])
+            }
+            Step::Waiting { packets } => {
+                let what = format!("{packets} packets of the guest wait for a window before it");
+                step("limit", true, what, [("waiting_packets", packets.to_string())])
+            }
+            Step::Cut { pieces, mtu } => {
+                let what = format!("cut into {pieces} packets of at most {mtu} bytes");
+                step("size", true, what, [("pieces", pieces.to_string()), ("mtu_bytes", mtu.to_string())])
+            }
+            Step::Rewritten { destination } => {
+                let what = format!("{GATEWAY_MAC} -> {destination}, one hop less to live");
+                step(
+                    "rewrite",
+                    true,
+                    what,
+                    [("from_mac", GATEWAY_MAC.to_string()), ("to_mac", destination.to_string())],
+                )
+            }
+            Step::Carried { peer, how, connection } => return vec![self.carried(*peer, *how, connection.as_ref())],
+            Step::Outer(lanes) => return lanes.iter().map(lane).collect(),
+            Step::Room { port, hidden, capacity } => {
+                let what = format!("{hidden} of {capacity} receive buffers hold packets that wait for earlier ones");
+                let details = [("waiting_packets", hidden.to_string()), ("capacity_packets", capacity.to_string())];
+                let [waiting, capacity] = details;
+                step("room", true, what, [waiting, capacity, ("port", self.port(*port))])
+            }
+        };
+        vec![one]
+    }
+
+    fn of_guest(&self, trace: &GuestTrace) -> Vec<TraceStep> {
+        if let Err(reason) = trace.admitted {
+            return vec![refused("admission", reason)];
+        }
+        let mut steps = vec![step("admission", true, "its addresses are the guest's own".to_owned(), [])];
+        let dropped = if let bifrost_avs::FromGuest::Drop(reason) = trace.decision { Some(reason) } else { None };
+        match (trace.hop, dropped) {
+            (Some(hop), None) => steps.push(self.hop(&hop)),
+            (Some(hop), Some(reason)) if !trace.checks.is_empty() || reason == DropReason::PathMtu => {
+                steps.push(self.hop(&hop));
+            }
+            (_, Some(reason)) => steps.push(refused("route", reason)),
+            (None, None) => steps.push(step("route", true, "for the switch itself".to_owned(), [])),
+        }
+        steps.extend(trace.checks.iter().map(|check| self.check(check)));
+        if dropped == Some(DropReason::PathMtu) {
+            steps.push(too_large());
+        } else if trace.decision == bifrost_avs::FromGuest::Answer && trace.hop.is_some() {
+            let what = "too large for its way, and not to be cut: the guest is told so by ICMP";
+            steps.push(step("size", false, what.to_owned(), []));
+        }
+        steps
+    }
+
+    fn hop(&self, hop: &bifrost_avs::Hop) -> TraceStep {
+        let place = hop.peer.map_or("this host".to_owned(), |peer| self.peer(peer.0));
+        let prefix = self.prefix(hop.mac).map_or(String::new(), |prefix| prefix.to_string());
+        let by = match (hop.routed, prefix.as_str()) {
+            (true, "") => "through the gateway".to_owned(),
+            (true, prefix) => format!("through the gateway, by {prefix}"),
+            (false, _) => "by its MAC address".to_owned(),
+        };
+        let what = format!("{by}: {} on {place}, path MTU {}", hop.mac, hop.mtu);
+        step(
+            "route",
+            true,
+            what,
+            [
+                ("mac", hop.mac.to_string()),
+                ("place", place),
+                ("prefix", prefix),
+                ("path_mtu_bytes", hop.mtu.to_string()),
+                ("routed", hop.routed.to_string()),
+            ],
+        )
+    }
+
+    /// The longest prefix with the destination, of those that lead to a vNIC.
+    fn prefix(&self, mac: Mac) -> Option<ipnet::IpNet> {
+        let Config { routes, ports, .. } = &self.state.config;
+        let routes = routes.iter().filter(|r| r.vni.value() == self.vni && r.mac == mac).map(|r| r.prefix);
+        let ports = ports.iter().filter(|p| p.vni.value() == self.vni && p.mac == mac);
+        let addresses = ports.flat_map(|p| p.addresses.iter().map(|net| ipnet::IpNet::from(net.addr())));
+        routes.chain(addresses).filter(|net| net.contains(&self.to)).max_by_key(ipnet::IpNet::prefix_len)
+    }
+
+    fn check(&self, check: &Check) -> TraceStep {
+        let Check { port, direction, by, result } = check;
+        let name = self.port(port.0);
+        let towards = match direction {
+            Direction::Egress => "egress",
+            Direction::Ingress => "ingress",
+        };
+        let config = &self.state.config;
+        let of_port = config.ports.iter().find(|p| p.name == name);
+        let permitted = |permission: &Permission| match permission {
+            Permission::Unrestricted => ("everything may".to_owned(), String::new()),
+            Permission::None => ("no rule allows it".to_owned(), String::new()),
+            Permission::Rule(place) => {
+                let rule = of_port.and_then(|port| rules::of_group(config, port, *direction, *place));
+                let rule = rule.unwrap_or_else(|| format!("rule {place}"));
+                (format!("{rule} allows it"), rule)
+            }
+        };
+        let mut rule = String::new();
+        let (stage, what) = match by {
+            By::Acl(None) => ("acl", "no rule is about it, so it passes".to_owned()),
+            By::Acl(Some(place)) => {
+                let found = of_port.and_then(|port| rules::of_acl(config, port, *direction, *place));
+                rule = found.unwrap_or_else(|| format!("rule {place}"));
+                let what = if result.is_ok() { "allows" } else { "refuses" };
+                ("acl", format!("{rule} {what} it"))
+            }
+            By::NoGroup => ("group", "not asked about such packets".to_owned()),
+            By::Error { known: true, .. } => ("group", "an ICMP error about a session that there is".to_owned()),
+            By::Error { permission, .. } => {
+                let (what, by) = permitted(permission);
+                rule = by;
+                ("group", format!("an ICMP error about no session; {what}"))
+            }
+            By::Session { state, origin, idle_s } => {
+                let who = if *origin == Direction::Egress { "the guest" } else { "others" };
+                ("group", format!("it belongs to a session ({state}, begun by {who}, last packet {idle_s} s ago)"))
+            }
+            By::Groups { ends, permission } => {
+                let (what, by) = permitted(permission);
+                rule = by;
+                let full = *result == Err(DropReason::SessionsFull);
+                let then = match (result.is_ok(), full) {
+                    (true, _) => ", and a session would begin",
+                    (false, true) => ", but there is no room for another session",
+                    (false, false) => "",
+                };
+                let before = match ends {
+                    Some((state, true)) => format!("its session ({state}) is allowed no longer; "),
+                    Some((state, false)) => format!("its session ({state}) is over; "),
+                    None => String::new(),
+                };
+                ("group", format!("{before}no session; {what}{then}"))
+            }
+        };
+        let session = if matches!(by, By::Session { .. }) { "existing" } else { "none" };
+        let session = if result.is_ok() && matches!(by, By::Groups { .. }) { "new" } else { session };
+        step(
+            stage,
+            result.is_ok(),
+            format!("{towards} of {name}: {what}"),
+            [
+                ("port", name.clone()),
+                ("direction", towards.to_owned()),
+                ("rule", rule),
+                ("session", session.to_owned()),
+            ],
+        )
+    }
+
+    fn carried(&self, peer: u16, how: Carriage, connection: Option<&bifrost_rte::ConnSnapshot>) -> TraceStep {
+        let (carriage, why) = match how {
+            Carriage::NotReliable => ("plain VXLAN", "the network carries such packets so"),
+            Carriage::PlainPeer => ("plain VXLAN", "the peer speaks nothing else"),
+            Carriage::Connection => ("reliable", "on an open connection"),
+            Carriage::Opening => ("reliable", "when the connection that is being set up is open"),
+            Carriage::SetUp => ("reliable", "on a connection that it would have set up"),
+            Carriage::BestEffort => ("plain VXLAN", "all paths have failed"),
+            Carriage::Unanswered => ("plain VXLAN", "the peer has not answered set-up"),
+        };
+        let peer = self.peer(peer);
+        let mut made = step("transport", true, format!("{carriage}, {why}"), [("carriage", carriage.to_owned())]);
+        made.details.insert("peer".to_owned(), peer);
+        if let Some(c) = connection {
+            let (in_flight, window) = (c.in_flight_packets, c.window_packets);
+            made.what += &format!(" (CID {:#010x}, {in_flight} of {window} packets in flight", c.local_cid.0);
+            made.what += &if c.pending_packets > 0 { format!(", {} wait)", c.pending_packets) } else { ")".to_owned() };
+            let more = [
+                ("cid", format!("{:#010x}", c.local_cid.0)),
+                ("in_flight_packets", in_flight.to_string()),
+                ("window_packets", window.to_string()),
+                ("waiting_packets", c.pending_packets.to_string()),
+            ];
+            made.details.extend(more.map(|(name, value)| (name.to_owned(), value)));
+        }
+        made
+    }
+
+    fn peer(&self, id: u16) -> String {
+        self.state.names.peer_name(id).unwrap_or("?").to_owned()
+    }
+
+    fn port(&self, id: u16) -> String {
+        let found = self.state.config.ports.iter().find(|p| self.state.names.port(&p.name) == Some(id));
+        found.map_or("a port that is gone", |p| &p.name).to_owned()
+    }
+}
+
+fn refused(stage: &str, reason: DropReason) -> TraceStep {
+    let what = counters::meaning(&format!("avs.{}", reason.counter())).map(|meaning| meaning.what.into_owned());
+    let what = what.unwrap_or_else(|| reason.name().to_owned());
+    step(stage, false, what, [("reason", reason.name().to_owned())])
+}
+
+fn too_large() -> TraceStep {
+    let reason = DropReason::PathMtu;
+    let what = "too large for its way, not to be cut, and its sender is told often enough, or must not be told";
+    step("size", false, what.to_owned(), [("reason", reason.name().to_owned())])
+}
+
+fn lane(lane: &trace::Lane) -> TraceStep {
+    let trace::Lane { path, from, to, usable, srtt_ns } = lane;
+    let srtt = if *srtt_ns > 0 { format!(", {} us", srtt_ns / 1000) } else { String::new() };
+    let state = if *usable { "usable" } else { "suspect" };
+    let details = [
+        ("path", path.to_string()),
+        ("from", from.to_string()),
+        ("to", to.to_string()),
+        ("state", state.to_owned()),
+        ("srtt_us", (srtt_ns / 1000).to_string()),
+    ];
+    step("path", true, format!("{path}: {from} -> {to} ({state}{srtt})"), details)
+}

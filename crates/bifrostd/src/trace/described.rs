@@ -1,0 +1,196 @@
+//! The frame of a packet that is only described.
+
+use std::net::IpAddr;
+
+use bifrost_control::api::{ApiError, TraceSpec};
+use bifrost_wire::ethernet::{self, ethertype};
+use bifrost_wire::icmp::v6;
+use bifrost_wire::protocol::{ICMP, ICMPV6, TCP, UDP};
+use bifrost_wire::tcp::Flags;
+use bifrost_wire::{Mac, arp, ipv4, ipv6, tcp, udp};
+
+/// ICMP types of an echo request (RFC 792, RFC 4443).
+const V4_ECHO: u8 = 8;
+const V6_ECHO: u8 = 128;
+const ECHO_LEN: usize = 8;
+
+/// The frame, from one vNIC to another, of a packet whose description was checked.
+pub(crate) fn frame(
+    spec: &TraceSpec,
+    source: IpAddr,
+    destination: IpAddr,
+    macs: (Mac, Mac),
+) -> Result<Vec<u8>, ApiError> {
+    let (protocol, mut body) = transport(spec, destination.is_ipv6())?;
+    let header = if destination.is_ipv4() { ipv4::HEADER_LEN } else { ipv6::HEADER_LEN };
+    let least = header + body.len();
+    let size = spec.size_bytes.map_or(least, |size| size as usize);
+    if size < least {
+        return Err(ApiError::bad_request(format!("its headers alone have {least} bytes")).at("size_bytes"));
+    }
+    body.resize(size - header, 0);
+    if protocol == UDP {
+        udp::set_len(
+            body.first_chunk_mut().ok_or_else(|| ApiError::internal("a short header"))?,
+            (size - header) as u16,
+        );
+    }
+    let mut frame = Vec::with_capacity(ethernet::HEADER_LEN + size);
+    match (source, destination) {
+        (IpAddr::V4(source), IpAddr::V4(destination)) => {
+            frame.extend_from_slice(&ethernet::Header::new(macs.1, macs.0, ethertype::IPV4).emit());
+            let ip = ipv4::Header {
+                header_len: ipv4::HEADER_LEN as u8,
+                traffic_class: 0,
+                total_len: size as u16,
+                identification: 0,
+                dont_fragment: spec.dont_fragment,
+                more_fragments: false,
+                fragment_offset: 0,
+                ttl: spec.ttl,
+                protocol,
+                checksum: 0,
+                source,
+                destination,
+            };
+            frame.extend_from_slice(&ip.emit());
+        }
+        (IpAddr::V6(source), IpAddr::V6(destination)) => {
+            frame.extend_from_slice(&ethernet::Header::new(macs.1, macs.0, ethertype::IPV6).emit());
+            let ip = ipv6::Header {
+                traffic_class: 0,
+                flow_label: 0,
+                payload_len: body.len() as u16,
+                next_header: protocol,
+                hop_limit: spec.ttl,
+                source,
+                destination,
+            };
+            frame.extend_from_slice(&ip.emit());
+        }
+        _ => return Err(ApiError::bad_request("source and destination are of different families").at("from")),
+    }
+    frame.extend_from_slice(&body);
+    Ok(frame)
+}
+
+/// The question who has an address, which comes before the packet where nobody is known to have it.
+pub(crate) fn question(source: IpAddr, target: IpAddr, mac: Mac) -> Vec<u8> {
+    match (source, target) {
+        (IpAddr::V6(source), IpAddr::V6(target)) => {
+            let group = v6::solicited_node(target);
+            let [.., a, b, c, d] = group.octets();
+            let (body, len) = v6::Solicitation { target, source_mac: Some(mac) }.emit(source, group);
+            let ip = ipv6::Header {
+                traffic_class: 0,
+                flow_label: 0,
+                payload_len: len as u16,
+                next_header: ICMPV6,
+                hop_limit: 255,
+                source,
+                destination: group,
+            };
+            let link = ethernet::Header::new(Mac([0x33, 0x33, a, b, c, d]), mac, ethertype::IPV6);
+            [&link.emit()[..], &ip.emit(), &body[..len]].concat()
+        }
+        (source, target) => {
+            let v4 = |address| if let IpAddr::V4(v4) = address { v4 } else { std::net::Ipv4Addr::UNSPECIFIED };
+            let request = arp::Packet {
+                operation: arp::Operation::Request,
+                sender_mac: mac,
+                sender_ip: v4(source),
+                target_mac: Mac::ZERO,
+                target_ip: v4(target),
+            };
+            let link = ethernet::Header::new(Mac::BROADCAST, mac, ethertype::ARP);
+            [&link.emit()[..], &request.emit()].concat()
+        }
+    }
+}
+
+fn transport(spec: &TraceSpec, is_v6: bool) -> Result<(u8, Vec<u8>), ApiError> {
+    if let Some((source_port, destination_port)) = spec.tcp {
+        let header = tcp::Header {
+            source_port,
+            destination_port,
+            sequence: 0,
+            acknowledgment: 0,
+            header_len: tcp::HEADER_LEN as u8,
+            flags: flags(&spec.flags)?,
+            window: u16::MAX,
+            checksum: 0,
+            urgent: 0,
+        };
+        return Ok((TCP, header.emit().to_vec()));
+    }
+    if let Some((source_port, destination_port)) = spec.udp {
+        let header = udp::Header { source_port, destination_port, len: 0, checksum: 0 };
+        return Ok((UDP, header.emit().to_vec()));
+    }
+    let mut echo = vec![0; ECHO_LEN];
+    echo[0] = if is_v6 { V6_ECHO } else { V4_ECHO };
+    Ok((if is_v6 { ICMPV6 } else { ICMP }, echo))
+}
+
+fn flags(names: &[String]) -> Result<Flags, ApiError> {
+    if names.is_empty() {
+        return Ok(Flags::SYN);
+    }
+    let known =
+        [("fin", Flags::FIN), ("syn", Flags::SYN), ("rst", Flags::RST), ("psh", Flags::PSH), ("ack", Flags::ACK)];
+    names.iter().try_fold(Flags(0), |flags, name| {
+        let found = known.iter().find(|(known, _)| known == name).map(|(_, flag)| flags.with(*flag));
+        found.ok_or_else(|| {
+            ApiError::bad_request(format!("there is no flag {name:?}")).at("flags").hint("fin, syn, rst, psh, ack")
+        })
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use bifrost_nic::parse;
+
+    use super::*;
+
+    fn spec(to: &str) -> TraceSpec {
+        TraceSpec { port: Some("a".into()), to: Some(to.parse().unwrap()), ..TraceSpec::default() }
+    }
+
+    #[test]
+    fn frames_are_what_was_described() {
+        let macs = (Mac([2, 0, 0, 0, 0, 1]), Mac([2, 0, 0, 0, 0, 2]));
+        for (from, to) in [("10.0.0.1", "10.0.0.2"), ("fd00::1", "fd00::2")] {
+            let (source, destination) = (from.parse().unwrap(), to.parse().unwrap());
+            let flags = vec!["syn".to_owned(), "ack".to_owned()];
+            let tcp = TraceSpec { tcp: Some((40_000, 6379)), flags, size_bytes: Some(1500), ..spec(to) };
+            let bytes = frame(&tcp, source, destination, macs).unwrap();
+            let parsed = parse(&bytes, bytes.len()).unwrap();
+            assert_eq!(
+                (parsed.src_ip, parsed.dst_ip, parsed.src_mac, parsed.dst_mac),
+                (source, destination, macs.0, macs.1)
+            );
+            assert_eq!((parsed.src_port, parsed.dst_port, parsed.protocol, bytes.len()), (40_000, 6379, TCP, 1514));
+            assert_eq!(parsed.tcp.unwrap().flags, Flags::SYN.with(Flags::ACK));
+            for other in [
+                TraceSpec { udp: Some((1, 53)), size_bytes: Some(65_535), ..spec(to) },
+                TraceSpec { udp: Some((1, 53)), ..spec(to) },
+                TraceSpec { ping: true, ..spec(to) },
+            ] {
+                let bytes = frame(&other, source, destination, macs).unwrap();
+                let parsed = parse(&bytes, bytes.len()).unwrap();
+                assert_eq!(parsed.dst_port, other.udp.map_or(0, |_| 53));
+            }
+            let asked = question(source, destination, macs.0);
+            assert_eq!(parse(&asked, asked.len()).unwrap().src_mac, macs.0);
+        }
+    }
+
+    #[test]
+    fn what_cannot_be_is_refused() {
+        let (from, to) = ("10.0.0.1".parse().unwrap(), "10.0.0.2".parse().unwrap());
+        let small = TraceSpec { tcp: Some((1, 2)), size_bytes: Some(39), ..spec("10.0.0.2") };
+        assert_eq!(frame(&small, from, to, (Mac::ZERO, Mac::ZERO)).unwrap_err().location, "size_bytes");
+        let flag = TraceSpec { tcp: Some((1, 2)), flags: vec!["urgent".into()], ..spec("10.0.0.2") };
+        assert_eq!(frame(&flag, from, to, (Mac::ZERO, Mac::ZERO)).unwrap_err().location, "flags");
+    }
+}
