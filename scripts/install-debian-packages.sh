@@ -1,9 +1,9 @@
 #!/bin/sh
 # Installs the Debian packages that bifrost-lab, the instruction counts and the tests run or need. Does nothing, quickly, when all of them are there.
-# No service is left running: the lab starts its own Redis servers, inside its network namespaces.
+# No service is left running: the lab starts its own servers, inside its network namespaces.
 set -eu
 
-packages="redis-server redis-tools nftables iperf3 ethtool iproute2 valgrind user-mode-linux kmod qemu-system-x86 busybox-static tshark openvswitch-switch openvswitch-switch-dpdk"
+packages="redis-server redis-tools nginx apache2-utils nftables iperf3 ethtool iproute2 valgrind user-mode-linux kmod qemu-system-x86 busybox-static tshark openvswitch-switch openvswitch-switch-dpdk"
 # Where the kernel of QEMU's guests is unpacked: installing it would make it this machine's own.
 kernel=/var/cache/bifrost-lab/kernel
 # What user-mode Linux needs on some processors; its source says why.
@@ -76,14 +76,16 @@ if [ -n "${build_xstate:-}" ]; then
     mv "$xstate.new" "$xstate"
 fi
 
-# Installation enables the service for the next boot, too; a Redis that was there before is not ours to touch.
-case " $missing " in
-*" redis-server "*)
-    if command -v systemctl >/dev/null 2>&1; then
-        systemctl disable redis-server >/dev/null 2>&1 || true
-    fi
-    if command -v update-rc.d >/dev/null 2>&1; then
-        update-rc.d redis-server disable >/dev/null 2>&1 || true
-    fi
-    ;;
-esac
+# Installation enables services for the next boot, too; what was there before is not ours to touch.
+for service in redis-server nginx; do
+    case " $missing " in
+    *" $service "*)
+        if command -v systemctl >/dev/null 2>&1; then
+            systemctl disable "$service" >/dev/null 2>&1 || true
+        fi
+        if command -v update-rc.d >/dev/null 2>&1; then
+            update-rc.d "$service" disable >/dev/null 2>&1 || true
+        fi
+        ;;
+    esac
+done

@@ -9,8 +9,8 @@ use crate::bars::Bar;
 use crate::daemon::{Binaries, Settings, machine_socket};
 use crate::experiments::{
     coverage::Coverage, delayed_release::DelayedRelease, granularity::Granularity, iperf::Iperf,
-    path_failure::PathFailure, redis_loss::RedisLoss, soak::Soak, switch_overall::SwitchOverall,
-    switch_rate::SwitchRate, vhost_rate::VhostRate,
+    nginx::NginxExperiment, path_failure::PathFailure, redis_loss::RedisLoss, soak::Soak,
+    switch_overall::SwitchOverall, switch_rate::SwitchRate, vhost_rate::VhostRate,
 };
 use crate::machine::Machine;
 use crate::options::{Guests, Mode, Options};
@@ -67,6 +67,7 @@ pub fn all() -> Vec<Box<dyn Experiment>> {
         Box::new(VhostRate),
         Box::new(SwitchOverall),
         Box::new(SwitchRate),
+        Box::new(NginxExperiment),
     ]
 }
 

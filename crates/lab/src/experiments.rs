@@ -4,6 +4,7 @@ pub mod coverage;
 pub mod delayed_release;
 pub mod granularity;
 pub mod iperf;
+pub mod nginx;
 pub mod path_failure;
 pub mod redis_loss;
 pub mod soak;

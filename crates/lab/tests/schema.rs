@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use bifrost_lab::experiments::{
-    coverage, delayed_release, granularity, iperf, path_failure, redis_loss, soak, switch_overall, switch_rate,
+    coverage, delayed_release, granularity, iperf, nginx, path_failure, redis_loss, soak, switch_overall, switch_rate,
     vhost_rate,
 };
 use bifrost_lab::options::{Cabling, Guests, Injector, Mode, Op, Options};
@@ -201,6 +201,22 @@ fn all() -> Vec<Value> {
         packets_per_s: 1e6,
         missing_percent: 0.5,
     };
+    let nginx = nginx::Row {
+        mode: Mode::OpenVswitch,
+        injector: Injector::Wire,
+        loss_percent: 2.0,
+        connections: nginx::Connections::Short,
+        repetition: 0,
+        clients: 50,
+        requests: 10_000,
+        rps: 5_000.0,
+        latency_ms_avg: 1.5,
+        latency_ms_p50: 1.0,
+        latency_ms_p99: 3.5,
+        latency_ms_p99_9: 5.0,
+        latency_ms_max: 9.0,
+        wire_drops_packets: 1,
+    };
     vec![
         results("redis-loss", redis_loss),
         results("path-failure", path_failure),
@@ -212,6 +228,7 @@ fn all() -> Vec<Value> {
         results("vhost-rate", vhost_rate),
         results("switch-overall", switch_overall),
         results("switch-rate", switch_rate),
+        results("nginx", nginx),
     ]
 }
 

@@ -1,0 +1,81 @@
+//! `nginx` in a guest: one worker, one small page.
+
+use std::fs;
+use std::io::{Read as _, Write as _};
+use std::net::{SocketAddr, TcpStream};
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail, ensure};
+
+use crate::interrupt;
+use crate::process::Program;
+use crate::topology::Guest;
+
+/// The port the server listens on.
+pub const PORT: u16 = 8080;
+/// Bytes of the page.
+const PAGE: usize = 1024;
+
+/// A running server. Dropping it ends the process.
+#[derive(Debug)]
+pub struct Nginx {
+    program: Program,
+}
+
+impl Nginx {
+    /// Starts the server on the guest's address and waits until it answers. Its files go to `logs`.
+    pub fn start(guest: &Guest, logs: &Path) -> Result<Self> {
+        fs::create_dir_all(logs).with_context(|| format!("creating {}", logs.display()))?;
+        let logs = logs.canonicalize().with_context(|| format!("finding {}", logs.display()))?;
+        let file = logs.join("nginx.conf");
+        let address = SocketAddr::from((guest.address, PORT));
+        fs::write(&file, configuration(address, &logs)).with_context(|| format!("writing {}", file.display()))?;
+        let mut command = guest.namespace.command("nginx");
+        command.arg("-p").arg(&logs).arg("-c").arg(&file);
+        let mut program = Program::start(command, "nginx", &logs.join("nginx.log"))?;
+        let deadline = Instant::now() + Duration::from_secs(5);
+        loop {
+            if let Some(status) = program.try_wait()? {
+                bail!("nginx ended ({status}): {}", program.output()?);
+            }
+            match guest.namespace.enter(move || get(address)) {
+                Ok(()) => return Ok(Self { program }),
+                Err(error) if Instant::now() > deadline => return Err(error.context("nginx does not answer")),
+                Err(_) => interrupt::sleep(Duration::from_millis(20))?,
+            }
+        }
+    }
+
+    /// An error if the server has ended.
+    pub fn check_alive(&mut self) -> Result<()> {
+        match self.program.try_wait()? {
+            None => Ok(()),
+            Some(status) => bail!("nginx ended ({status}): {}", self.program.output()?),
+        }
+    }
+}
+
+fn configuration(address: SocketAddr, logs: &Path) -> String {
+    let (logs, page) = (logs.display(), "x".repeat(PAGE));
+    // No second process, which would outlive the first; nothing is written for a request.
+    format!(
+        "daemon off;\nmaster_process off;\nworker_processes 1;\npid {logs}/nginx.pid;\nerror_log stderr;\n\
+         events {{ worker_connections 4096; }}\n\
+         http {{\n access_log off;\n keepalive_requests 100000000;\n\
+         client_body_temp_path {logs}/body;\n proxy_temp_path {logs}/proxy;\n fastcgi_temp_path {logs}/fastcgi;\n \
+         uwsgi_temp_path {logs}/uwsgi;\n scgi_temp_path {logs}/scgi;\n\
+         server {{ listen {address} backlog=4096; location / {{ return 200 \"{page}\"; }} }}\n}}\n"
+    )
+}
+
+fn get(address: SocketAddr) -> Result<()> {
+    let timeout = Duration::from_secs(1);
+    let mut stream = TcpStream::connect_timeout(&address, timeout).context("connecting to nginx")?;
+    stream.set_read_timeout(Some(timeout))?;
+    stream.write_all(b"GET / HTTP/1.0\r\n\r\n")?;
+    let mut answer = Vec::new();
+    stream.read_to_end(&mut answer)?;
+    ensure!(answer.starts_with(b"HTTP/1.1 200 ") && answer.len() > PAGE, "nginx answers in another way");
+    Ok(())
+}
