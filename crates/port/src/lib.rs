@@ -4,8 +4,11 @@
 //! and [`Underlay`] towards the physical network. Buffers are named by handles; only the port that owns a buffer
 //! opens it.
 
+pub mod afxdp;
+mod bpf;
 pub mod clock;
 pub mod guest;
+mod host;
 mod pool;
 pub mod steer;
 pub mod tap;
@@ -14,4 +17,5 @@ pub mod underlay;
 pub mod vhost;
 
 pub use guest::{GuestPort, PlaceError, PolledPort, RxHandle, TxFrame, TxHandle};
+pub use host::HostUnderlay;
 pub use underlay::{Datagram, LaneId, PolledUnderlay, Service, TxBatch, Underlay};

@@ -5,18 +5,8 @@ use std::io;
 use std::os::fd::BorrowedFd;
 
 use super::sys;
+use crate::bpf::{self, Instruction, ProgramKind};
 use crate::steer::{FOLD_MULTIPLIER, FOLD_SHIFT};
-
-/// One eBPF instruction (linux/bpf.h).
-#[repr(C)]
-#[derive(Clone, Copy)]
-pub(crate) struct Instruction {
-    code: u8,
-    /// Destination register in the low four bits, source register in the high four.
-    registers: u8,
-    offset: i16,
-    immediate: i32,
-}
 
 // Instruction codes.
 const LOAD_PACKET_WORD: u8 = 0x20;
@@ -30,7 +20,7 @@ const EXIT: u8 = 0x95;
 /// Steers a multi-queue device: queue = [`crate::steer::worker_of_pair`] of source and destination MAC address, where
 /// workers are queues, numbered in the order of attachment.
 pub(crate) fn attach(queue: BorrowedFd<'_>) -> io::Result<()> {
-    let program = sys::load_program(&program(), "bifrost_queue")?;
+    let program = bpf::load_program(ProgramKind::SocketFilter, &program(), "bifrost_queue")?;
     // The device holds a reference from here on.
     sys::set_steering(queue, std::os::fd::AsFd::as_fd(&program))
 }

@@ -1,11 +1,9 @@
-//! The TAP driver's ioctls and the `bpf` system call.
+//! The TAP driver's ioctls.
 
 use std::fs::OpenOptions;
 use std::io;
-use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::OpenOptionsExt;
-
-use super::steering::Instruction;
 
 /// Where the TAP driver listens.
 pub(crate) const TUN_DEVICE: &str = "/dev/net/tun";
@@ -23,25 +21,6 @@ const TUN_F_TSO_ECN: libc::c_ulong = 0x08;
 const TUN_F_USO: libc::c_ulong = 0x20 | 0x40;
 /// Fail instead of joining a device that exists.
 const IFF_TUN_EXCL: libc::c_int = 0x8000;
-
-// linux/bpf.h.
-const BPF_PROG_LOAD: libc::c_long = 5;
-const BPF_PROG_TYPE_SOCKET_FILTER: u32 = 1;
-
-/// The part of `union bpf_attr` that loads a program.
-#[repr(C)]
-struct LoadProgram {
-    program_type: u32,
-    instruction_count: u32,
-    instructions: u64,
-    license: u64,
-    log_level: u32,
-    log_size: u32,
-    log: u64,
-    kernel_version: u32,
-    flags: u32,
-    name: [u8; 16],
-}
 
 /// Opens the TAP driver in the calling thread's network namespace.
 pub(crate) fn open_tun() -> io::Result<OwnedFd> {
@@ -91,33 +70,6 @@ pub(crate) fn set_steering(fd: BorrowedFd<'_>, program: BorrowedFd<'_>) -> io::R
     let program = program.as_raw_fd();
     // SAFETY: TUNSETSTEERINGEBPF reads one int.
     check(unsafe { libc::ioctl(fd.as_raw_fd(), TUNSETSTEERINGEBPF as _, &program) })
-}
-
-/// Loads an eBPF socket filter.
-pub(crate) fn load_program(instructions: &[Instruction], name: &str) -> io::Result<OwnedFd> {
-    let mut attributes = LoadProgram {
-        program_type: BPF_PROG_TYPE_SOCKET_FILTER,
-        instruction_count: instructions.len() as u32,
-        instructions: instructions.as_ptr() as u64,
-        license: c"Apache-2.0".as_ptr() as u64,
-        log_level: 0,
-        log_size: 0,
-        log: 0,
-        kernel_version: 0,
-        flags: 0,
-        name: [0; 16],
-    };
-    for (to, from) in attributes.name.iter_mut().take(15).zip(name.bytes()) {
-        *to = from;
-    }
-    // SAFETY: the kernel reads `attributes`, of the stated size, and through it `instruction_count` instructions and a
-    // terminated string; all live through the call.
-    let fd = unsafe {
-        libc::syscall(libc::SYS_bpf, BPF_PROG_LOAD, &raw const attributes, std::mem::size_of::<LoadProgram>())
-    };
-    let fd = libc::c_int::try_from(fd).ok().filter(|&fd| fd >= 0).ok_or_else(io::Error::last_os_error)?;
-    // SAFETY: the call just made this descriptor, and nobody else knows it.
-    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
 fn check(result: libc::c_int) -> io::Result<()> {

@@ -23,6 +23,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::fd::BorrowedFd;
 
 pub use counters::UdpCounters;
+pub(crate) use option::set_int;
 
 use crate::underlay::{Datagram, LaneId, PolledUnderlay, Service, TxBatch, Underlay};
 use receive::Receiver;
@@ -43,6 +44,8 @@ pub struct UdpConfig {
     pub workers: u16,
     /// Use UDP segmentation offload where the kernel has it.
     pub gso: bool,
+    /// Have the kernel coalesce datagrams that come in, where it can.
+    pub gro: bool,
     /// Size of each receive socket's buffer, bytes; default 8 MiB. Above `net.core.rmem_max` it takes CAP_NET_ADMIN.
     pub receive_buffer_bytes: usize,
     /// Size of each transmit socket's buffer, bytes; default 4 MiB. Above `net.core.wmem_max` it takes CAP_NET_ADMIN.
@@ -177,6 +180,7 @@ impl Default for UdpConfig {
             worker: 0,
             workers: 1,
             gso: true,
+            gro: true,
             receive_buffer_bytes: 8 << 20,
             send_buffer_bytes: 4 << 20,
             receive_messages: 16,

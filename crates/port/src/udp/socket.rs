@@ -39,7 +39,9 @@ pub(crate) fn receive(config: &UdpConfig, local: IpAddr, service: Service) -> Re
         }
         set_program(&socket, libc::SO_ATTACH_FILTER, &program::only_to(&config.local, local.is_ipv4()))?;
         // Without it (before Linux 5.0) datagrams come one by one.
-        let _ = set_int(&socket, libc::SOL_UDP, libc::UDP_GRO, 1);
+        if config.gro {
+            let _ = set_int(&socket, libc::SOL_UDP, libc::UDP_GRO, 1);
+        }
         set_int(&socket, libc::SOL_SOCKET, libc::SO_TIMESTAMPNS, 1)?;
         set_int(&socket, libc::SOL_SOCKET, libc::SO_RXQ_OVFL, 1)?;
         match local {

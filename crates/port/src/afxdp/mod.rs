@@ -1,0 +1,320 @@
+//! The underlay over AF_XDP sockets: frames between the device and our memory, past the kernel's IP stack.
+//!
+//! An XDP program on each device that has an underlay address takes the simple datagrams of the two ports and gives each to a
+//! socket of the worker that owns it (`program.rs`). What it leaves to the kernel (fragments, options, extension headers, padding,
+//! queues without a socket), and what we cannot send ourselves yet for want of a neighbour's MAC address, goes through the UDP
+//! sockets of [`crate::udp`], which are open beside it. Both ways are counted.
+//!
+//! Frames are copied between the kernel's buffers and ours, once in each direction. There is no segmentation or coalescing here:
+//! each datagram is a frame. Receive times are those of the batch, not of the device.
+//!
+//! Needs Linux 5.9 and CAP_NET_ADMIN, CAP_NET_RAW and CAP_BPF. When the process ends, however it does, nothing stays attached.
+
+mod counters;
+mod device;
+mod error;
+mod lane;
+mod next_hop;
+mod open;
+mod parse;
+mod program;
+#[cfg(test)]
+mod program_tests;
+mod ring;
+mod socket;
+mod umem;
+
+use std::io;
+use std::net::SocketAddr;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::Arc;
+
+pub use counters::AfxdpCounters;
+pub use error::AfxdpError;
+
+use crate::clock::monotonic_ns;
+use crate::udp::{UdpConfig, UdpCounters, UdpUnderlay};
+use crate::underlay::{Datagram, LaneId, PolledUnderlay, TxBatch, Underlay};
+use lane::{Lane, Macs};
+use next_hop::Resolver;
+use parse::{Outer, Ports};
+use program::{NOTE_BYTES, Steering};
+use socket::{NoFrame, Received, XdpSocket};
+use umem::Frame;
+
+/// Datagrams in a batch at most.
+const BATCH: usize = 256;
+/// Every so many batches the UDP sockets are looked at first, so that frames alone cannot keep them waiting.
+const FALLBACK_TURN: u32 = 8;
+
+/// The largest MTU of the underlay's links, bytes: a frame and the kernel's own room have to fit into a page.
+pub const MAX_MTU: u16 = 3800;
+
+/// Where the XDP program runs.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum XdpMode {
+    /// In the driver if that can, otherwise behind it.
+    #[default]
+    Auto,
+    /// In the driver, or not at all.
+    Native,
+    /// Behind the driver, which any device can do.
+    Generic,
+}
+
+/// How to open an [`AfxdpUnderlay`].
+#[derive(Clone, Debug)]
+pub struct AfxdpConfig {
+    /// The UDP sockets beside it, with addresses, ports and workers. Its offloads (`gso`, `gro`) are not used.
+    pub udp: UdpConfig,
+    /// Where the XDP program runs.
+    pub mode: XdpMode,
+    /// Frames to receive into for each queue of a device, and to send from for each worker; a power of two, 64 to 32768;
+    /// default 2048. Each takes 2 KiB, or 4 KiB if `mtu` is above 1778.
+    pub frames: u32,
+    /// MTU of the links, bytes, at most [`MAX_MTU`]; default 1600.
+    pub mtu: u16,
+}
+
+impl Default for AfxdpConfig {
+    fn default() -> Self {
+        Self { udp: UdpConfig::default(), mode: XdpMode::Auto, frames: 2048, mtu: 1600 }
+    }
+}
+
+/// The underlay side of one worker, over AF_XDP sockets with UDP sockets beside them.
+pub struct AfxdpUnderlay {
+    /// One for each queue of each device.
+    sockets: Vec<XdpSocket>,
+    /// By device.
+    exits: Vec<Exit>,
+    lanes: Vec<Lane>,
+    fallback: UdpUnderlay,
+    /// Datagrams of a batch that leave through `fallback`.
+    aside: TxBatch,
+    /// The last batch, if it came in frames.
+    arrived: Vec<Arrived>,
+    /// Whether the last batch came through `fallback`.
+    fell_back: bool,
+    /// By socket: frames to be given back.
+    spent: Vec<Vec<Frame>>,
+    /// Which socket goes first.
+    turn: u32,
+    received_at_ns: u64,
+    ports: Ports,
+    counters: AfxdpCounters,
+    resolver: Arc<Resolver>,
+    /// Attached as long as one worker has it.
+    _steering: Arc<Vec<Steering>>,
+}
+
+/// How this worker sends through a device.
+#[derive(Debug)]
+struct Exit {
+    /// Position among the sockets.
+    socket: usize,
+    mac: [u8; 6],
+    /// The longest frame, bytes.
+    longest: usize,
+}
+
+/// A datagram in a frame.
+struct Arrived {
+    socket: usize,
+    received: Received,
+    outer: Outer,
+}
+
+impl AfxdpUnderlay {
+    /// Opens the underlays of all `config.udp.workers` workers, in order; `config.udp.worker` is ignored.
+    ///
+    /// # Errors
+    /// The configuration makes no sense, or something cannot be opened; nothing is left behind then.
+    pub fn open_all(config: &AfxdpConfig) -> Result<Vec<Self>, AfxdpError> {
+        open::open_all(config)
+    }
+
+    /// What happened since this was opened, the kernel's drops included, which takes a system call for each queue.
+    pub fn counters(&self) -> AfxdpCounters {
+        let rx_dropped_frames = self.sockets.iter().map(XdpSocket::dropped).sum();
+        AfxdpCounters { rx_dropped_frames, ..self.counters }
+    }
+
+    /// What happened at the UDP sockets beside it.
+    pub fn udp_counters(&self) -> &UdpCounters {
+        self.fallback.counters()
+    }
+
+    /// Whether what goes to `lane` can leave in frames now, past the kernel.
+    pub fn is_resolved(&self, lane: LaneId) -> bool {
+        self.lanes.get(usize::from(lane.0)).is_some_and(|lane| lane.hop.way().is_some())
+    }
+
+    /// Gives the kernel the frames of the last batch.
+    fn give_back(&mut self) {
+        for Arrived { socket, received, .. } in self.arrived.drain(..) {
+            self.spent[socket].push(received.frame);
+        }
+        for (socket, spent) in self.sockets.iter_mut().zip(&mut self.spent) {
+            if !spent.is_empty() {
+                socket.give_back(spent.drain(..));
+            }
+        }
+    }
+
+    /// Receives a batch of frames from all sockets.
+    fn recv_frames(&mut self) -> usize {
+        let count = self.sockets.len();
+        for n in 0..count {
+            let index = (n + self.turn as usize) % count;
+            let socket = &mut self.sockets[index];
+            while self.arrived.len() + self.spent[index].len() < BATCH {
+                let Some(mut received) = socket.receive() else { break };
+                let outer = look(socket, &mut received, self.ports, &mut self.counters);
+                let Some(outer) = outer else {
+                    self.spent[index].push(received.frame);
+                    continue;
+                };
+                self.counters.rx_bytes += (received.len - outer.payload) as u64;
+                self.arrived.push(Arrived { socket: index, received, outer });
+            }
+        }
+        self.counters.rx_datagrams += self.arrived.len() as u64;
+        self.arrived.len()
+    }
+
+    fn recv_fallback(&mut self) -> io::Result<usize> {
+        let count = self.fallback.recv()?;
+        self.fell_back = true;
+        self.counters.rx_fallback_datagrams += count as u64;
+        Ok(count)
+    }
+}
+
+/// What is needed of a frame's outer headers; nothing, and that counted, if it is not for us to see.
+fn look(socket: &XdpSocket, received: &mut Received, ports: Ports, counters: &mut AfxdpCounters) -> Option<Outer> {
+    let umem = &socket.queue.umem;
+    let mut noted = None;
+    if let Some(before) = received.start.checked_sub(NOTE_BYTES) {
+        let note = umem.bytes(&received.frame, before, NOTE_BYTES).first_chunk().copied();
+        noted =
+            note.and_then(|note| Outer::from_note(&note, umem.bytes(&received.frame, received.start, received.len)));
+        // A note is good for one frame: the next one in this chunk may come without.
+        if let Some(magic) = umem.bytes_mut(&mut received.frame).get_mut(before..before + 4) {
+            magic.fill(0);
+        }
+    }
+    let frame = umem.bytes(&received.frame, received.start, received.len);
+    let outer = noted.or_else(|| {
+        counters.rx_parsed_datagrams += 1;
+        Outer::parse(frame, ports)
+    });
+    let Some(outer) = outer else {
+        counters.rx_malformed_frames += 1;
+        return None;
+    };
+    if !outer.is_intact(frame) {
+        counters.rx_bad_checksum_frames += 1;
+        return None;
+    }
+    Some(outer)
+}
+
+impl Underlay for AfxdpUnderlay {
+    fn lane(&mut self, local: SocketAddr, remote: SocketAddr) -> io::Result<LaneId> {
+        // Numbered alike on both sides.
+        let id = self.fallback.lane(local, remote)?;
+        if usize::from(id.0) == self.lanes.len() {
+            self.lanes.push(Lane::new(local, remote, self.resolver.next_hop(local, remote)));
+        }
+        Ok(id)
+    }
+
+    fn recv(&mut self) -> io::Result<usize> {
+        self.give_back();
+        self.fell_back = false;
+        self.turn = self.turn.wrapping_add(1);
+        // What the kernel did not take last time.
+        for exit in &self.exits {
+            self.counters.tx_system_calls += self.sockets[exit.socket].flush();
+        }
+        if self.turn.is_multiple_of(FALLBACK_TURN) {
+            let count = self.recv_fallback()?;
+            if count > 0 {
+                return Ok(count);
+            }
+        }
+        self.fell_back = false;
+        let count = self.recv_frames();
+        if count > 0 {
+            self.received_at_ns = monotonic_ns();
+            return Ok(count);
+        }
+        self.recv_fallback()
+    }
+
+    fn received_at_ns(&self) -> u64 {
+        if self.fell_back { self.fallback.received_at_ns() } else { self.received_at_ns }
+    }
+
+    fn datagram(&self, index: usize) -> Datagram<'_> {
+        if self.fell_back {
+            return self.fallback.datagram(index);
+        }
+        let Arrived { socket, received, outer } = &self.arrived[index];
+        let umem = &self.sockets[*socket].queue.umem;
+        Datagram {
+            payload: umem.bytes(&received.frame, received.start + outer.payload, received.len - outer.payload),
+            source: outer.source,
+            service: outer.service,
+            ecn: outer.ecn,
+            ttl: outer.ttl,
+            rx_time_ns: self.received_at_ns,
+        }
+    }
+
+    fn send(&mut self, batch: &mut TxBatch) {
+        let Self { sockets, exits, lanes, aside, counters, .. } = self;
+        for (id, ecn, payload) in batch.iter() {
+            let known = lanes.get(usize::from(id.0)).and_then(|lane| Some((lane, lane.hop.way()?)));
+            let exit = known.and_then(|(lane, way)| Some((lane, way, exits.get(way.device)?)));
+            let exit = exit.filter(|(lane, _, exit)| lane.header_bytes() + payload.len() <= exit.longest);
+            let Some((lane, way, exit)) = exit else {
+                counters.tx_fallback_datagrams += 1;
+                aside.push(id, ecn, |bytes| bytes.extend_from_slice(payload));
+                continue;
+            };
+            let macs = Macs { destination: way.mac, source: exit.mac };
+            let socket = &mut sockets[exit.socket];
+            let write = |socket: &mut XdpSocket| socket.send(|frame| lane.write(macs, ecn, payload, frame));
+            let mut result = write(socket);
+            if result == Err(NoFrame) {
+                counters.tx_system_calls += socket.flush();
+                result = write(socket);
+            }
+            match result {
+                Ok(true) => {
+                    counters.tx_datagrams += 1;
+                    counters.tx_bytes += payload.len() as u64;
+                }
+                Ok(false) => {
+                    counters.tx_fallback_datagrams += 1;
+                    aside.push(id, ecn, |bytes| bytes.extend_from_slice(payload));
+                }
+                Err(NoFrame) => counters.tx_no_frame_datagrams += 1,
+            }
+        }
+        batch.clear();
+        for exit in &*exits {
+            counters.tx_system_calls += sockets[exit.socket].flush();
+        }
+        self.fallback.send(aside);
+    }
+}
+
+impl PolledUnderlay for AfxdpUnderlay {
+    /// The AF_XDP sockets, and what the UDP sockets have.
+    fn fds(&self) -> Vec<BorrowedFd<'_>> {
+        self.sockets.iter().map(AsFd::as_fd).chain(self.fallback.fds()).collect()
+    }
+}

@@ -1,0 +1,268 @@
+//! The XDP program: which frames go to an AF_XDP socket, and to which worker's.
+//!
+//! It takes what is surely ours and simple: Ethernet without tags, IPv4 without options or IPv6 without extension headers, not
+//! a fragment, no padding, UDP to one of our addresses and one of our two ports. All else goes on to the kernel. In front of
+//! what it takes it writes a [`Note`], so that nobody has to parse the outer headers again.
+
+use std::io;
+use std::net::IpAddr;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use super::parse::{IPV4_PAYLOAD, IPV6_PAYLOAD};
+use crate::bpf::{self, Assembler, Instruction, Jump, ProgramKind, Register, Size};
+use crate::steer::{FOLD_MULTIPLIER, FOLD_SHIFT};
+
+/// Bytes of a note, directly in front of the frame.
+pub(crate) const NOTE_BYTES: usize = 16;
+/// First word of a note, native byte order like the others: then come the worker, the offset of the UDP payload, the service.
+pub(crate) const NOTE_MAGIC: u32 = 0xb1f2_0457;
+/// Service in a note: the BIFROST port.
+pub(crate) const NOTE_BIFROST: u32 = 0;
+/// Service in a note: the plain VXLAN port.
+pub(crate) const NOTE_VXLAN: u32 = 1;
+
+// Results of an XDP program and helpers (linux/bpf.h).
+const XDP_PASS: u32 = 2;
+const REDIRECT_MAP: i32 = 51;
+const XDP_ADJUST_META: i32 = 54;
+// Offsets in `struct xdp_md`.
+const DATA: i16 = 0;
+const DATA_END: i16 = 4;
+const DATA_META: i16 = 8;
+const RX_QUEUE_INDEX: i16 = 16;
+
+/// Pkt Type of a connection request, and of a reset (as in [`crate::steer`]).
+const REQUEST: u32 = 3;
+const RESET: u32 = 6;
+
+/// What the program takes.
+#[derive(Clone, Debug)]
+pub(crate) struct Wanted {
+    /// Our underlay addresses.
+    pub(crate) local: Vec<IpAddr>,
+    pub(crate) bifrost_port: u16,
+    pub(crate) vxlan_port: u16,
+    /// At least 1.
+    pub(crate) workers: u16,
+    /// Longer frames are left to the kernel, bytes.
+    pub(crate) longest_frame: u32,
+}
+
+/// Loads the program. It redirects to socket `queue * workers + worker` of `sockets`, and passes what finds none there.
+pub(crate) fn load(wanted: &Wanted, sockets: BorrowedFd<'_>) -> io::Result<OwnedFd> {
+    bpf::load_program(ProgramKind::Xdp, &assemble(wanted, sockets), "bifrost_xdp")
+}
+
+const R0: Register = Register(0);
+const R1: Register = Register(1);
+const R2: Register = Register(2);
+const R3: Register = Register(3);
+/// The worker, as long as nothing is called.
+const WORKER: Register = Register(5);
+const CONTEXT: Register = Register(6);
+/// The frame; after the choice the receive queue.
+const FRAME: Register = Register(7);
+const END: Register = Register(8);
+/// The UDP payload; after the choice the worker.
+const PAYLOAD: Register = Register(9);
+const STACK: Register = Register(10);
+// Where the stack keeps what becomes the note.
+const OFFSET_SLOT: i16 = -4;
+const SERVICE_SLOT: i16 = -8;
+
+fn assemble(wanted: &Wanted, sockets: BorrowedFd<'_>) -> Vec<Instruction> {
+    let mut a = Assembler::default();
+    let [pass, v6, v4_ours, v6_ours, udp] = std::array::from_fn(|_| a.label());
+    let [bifrost, by_cid, vxlan, fold, chosen, redirect] = std::array::from_fn(|_| a.label());
+    let workers = u32::from(wanted.workers);
+    // Leaves unless the frame has `bytes` bytes from `from` on.
+    let need = |a: &mut Assembler, from: Register, bytes: usize, otherwise| {
+        a.copy(R0, from);
+        a.add(R0, bytes as i32);
+        a.jump_if_register(R0, Jump::Greater, END, otherwise);
+    };
+
+    a.copy(CONTEXT, R1);
+    a.load(Size::Word, FRAME, CONTEXT, DATA);
+    a.load(Size::Word, END, CONTEXT, DATA_END);
+    need(&mut a, FRAME, IPV4_PAYLOAD, pass);
+    a.load_big_endian(Size::Half, R1, FRAME, 12);
+    // The verifier refuses code that is never reached: a family without addresses has none.
+    let has = |v4| wanted.local.iter().any(|address| address.is_ipv4() == v4);
+    if has(false) {
+        a.jump_if(R1, Jump::Equal, 0x86dd, v6);
+    }
+    if has(true) {
+        a.jump_if(R1, Jump::NotEqual, 0x0800, pass);
+        a.load(Size::Byte, R1, FRAME, 14);
+        a.jump_if(R1, Jump::NotEqual, 0x45, pass); // options
+        a.load_big_endian(Size::Half, R1, FRAME, 20);
+        a.and(R1, 0xbfff);
+        a.jump_if(R1, Jump::NotEqual, 0, pass); // a fragment
+        a.load(Size::Byte, R1, FRAME, 23);
+        a.jump_if(R1, Jump::NotEqual, 17, pass); // not UDP
+        a.load_big_endian(Size::Word, R1, FRAME, 30);
+        for address in &wanted.local {
+            if let IpAddr::V4(address) = address {
+                a.jump_if(R1, Jump::Equal, u32::from(*address), v4_ours);
+            }
+        }
+        a.jump(pass);
+        a.place(v4_ours);
+        // From here on R1 is the length of the UDP datagram and R2 that of the frame, as IP has them.
+        a.load_big_endian(Size::Half, R1, FRAME, 16);
+        a.copy(R2, R1);
+        a.add(R2, 14);
+        a.add(R1, -20);
+        a.copy(PAYLOAD, FRAME);
+        a.add(PAYLOAD, IPV4_PAYLOAD as i32);
+        a.store_constant(Size::Word, STACK, OFFSET_SLOT, IPV4_PAYLOAD as u32);
+        a.jump(udp);
+    } else {
+        a.jump(pass);
+    }
+    if has(false) {
+        a.place(v6);
+        need(&mut a, FRAME, IPV6_PAYLOAD, pass);
+        a.load(Size::Byte, R1, FRAME, 14);
+        a.and(R1, 0xf0);
+        a.jump_if(R1, Jump::NotEqual, 0x60, pass);
+        a.load(Size::Byte, R1, FRAME, 20);
+        a.jump_if(R1, Jump::NotEqual, 17, pass); // an extension header, or not UDP
+        for address in &wanted.local {
+            let IpAddr::V6(address) = address else { continue };
+            let other = a.label();
+            for word in 0..4 {
+                a.load_big_endian(Size::Word, R1, FRAME, 38 + 4 * word);
+                let part = (u128::from(*address) >> (96 - 32 * i32::from(word))) as u32;
+                a.jump_if(R1, Jump::NotEqual, part, other);
+            }
+            a.jump(v6_ours);
+            a.place(other);
+        }
+        a.jump(pass);
+        a.place(v6_ours);
+        a.load(Size::Half, R1, FRAME, 60);
+        a.jump_if(R1, Jump::Equal, 0, pass); // no checksum, which IPv6 demands: the kernel refuses it
+        a.load_big_endian(Size::Half, R1, FRAME, 18);
+        a.copy(R2, R1);
+        a.add(R2, 54);
+        a.copy(PAYLOAD, FRAME);
+        a.add(PAYLOAD, IPV6_PAYLOAD as i32);
+        a.store_constant(Size::Word, STACK, OFFSET_SLOT, IPV6_PAYLOAD as u32);
+    }
+
+    // The frame is as long as IP says, and UDP says the same. Only pointers into the same frame may be compared, and only by
+    // order, without a further capability.
+    a.place(udp);
+    a.jump_if(R2, Jump::Greater, wanted.longest_frame, pass);
+    a.copy(R0, FRAME);
+    a.add_register(R0, R2);
+    a.jump_if_register(R0, Jump::Less, END, pass);
+    a.jump_if_register(R0, Jump::Greater, END, pass);
+    a.load_big_endian(Size::Half, R3, PAYLOAD, -4);
+    a.jump_if_register(R3, Jump::NotEqual, R1, pass);
+    a.load_big_endian(Size::Half, R3, PAYLOAD, -6);
+    a.set(WORKER, 0);
+    a.jump_if(R3, Jump::Equal, u32::from(wanted.bifrost_port), bifrost);
+    a.jump_if(R3, Jump::Equal, u32::from(wanted.vxlan_port), vxlan);
+    a.jump(pass);
+
+    // steer::worker_of_bifrost.
+    a.place(bifrost);
+    a.store_constant(Size::Word, STACK, SERVICE_SLOT, NOTE_BIFROST);
+    need(&mut a, PAYLOAD, 20, chosen);
+    a.load(Size::Byte, R1, PAYLOAD, 8);
+    a.jump_if(R1, Jump::Equal, RESET, chosen);
+    a.load_big_endian(Size::Word, R2, PAYLOAD, 16);
+    a.jump_if(R1, Jump::NotEqual, REQUEST, by_cid);
+    a.jump_if(R2, Jump::NotEqual, 0, by_cid);
+    need(&mut a, PAYLOAD, 32, chosen);
+    a.load(Size::Word, R1, PAYLOAD, 22);
+    a.load(Size::Word, R2, PAYLOAD, 28);
+    a.jump(fold);
+    a.place(by_cid);
+    a.shift_right(R2, 24);
+    a.jump_if(R2, Jump::GreaterOrEqual, workers, chosen);
+    a.copy(WORKER, R2);
+    a.jump(chosen);
+
+    // steer::worker_of_vxlan.
+    a.place(vxlan);
+    a.store_constant(Size::Word, STACK, SERVICE_SLOT, NOTE_VXLAN);
+    need(&mut a, PAYLOAD, 20, chosen);
+    a.load(Size::Word, R1, PAYLOAD, 10);
+    a.load(Size::Word, R2, PAYLOAD, 16);
+    a.place(fold);
+    a.xor_register(R1, R2);
+    a.big_endian_word(R1);
+    a.copy(R2, R1);
+    a.shift_right(R2, FOLD_SHIFT);
+    a.xor_register(R1, R2);
+    a.multiply(R1, FOLD_MULTIPLIER);
+    a.shift_right(R1, FOLD_SHIFT);
+    a.modulo(R1, workers);
+    a.copy(WORKER, R1);
+
+    // The note; a driver that has no room for it does without.
+    a.place(chosen);
+    a.copy(PAYLOAD, WORKER);
+    a.load(Size::Word, FRAME, CONTEXT, RX_QUEUE_INDEX);
+    a.copy(R1, CONTEXT);
+    a.set(R2, -(NOTE_BYTES as i32));
+    a.call(XDP_ADJUST_META);
+    a.jump_if(R0, Jump::NotEqual, 0, redirect);
+    a.load(Size::Word, R1, CONTEXT, DATA_META);
+    a.load(Size::Word, R2, CONTEXT, DATA);
+    a.copy(R3, R1);
+    a.add(R3, NOTE_BYTES as i32);
+    a.jump_if_register(R3, Jump::Greater, R2, redirect);
+    a.store_constant(Size::Word, R1, 0, NOTE_MAGIC);
+    a.store(Size::Word, R1, 4, PAYLOAD);
+    a.load(Size::Word, R3, STACK, OFFSET_SLOT);
+    a.store(Size::Word, R1, 8, R3);
+    a.load(Size::Word, R3, STACK, SERVICE_SLOT);
+    a.store(Size::Word, R1, 12, R3);
+
+    a.place(redirect);
+    a.multiply(FRAME, workers);
+    a.add_register(FRAME, PAYLOAD);
+    a.load_map(R1, sockets);
+    a.copy(R2, FRAME);
+    a.set(R3, XDP_PASS as i32);
+    a.call(REDIRECT_MAP);
+    a.exit();
+
+    a.place(pass);
+    a.set(R0, XDP_PASS as i32);
+    a.exit();
+    a.finish()
+}
+
+/// A loaded program with its map, attached to a device by [`bpf::attach_xdp`].
+#[derive(Debug)]
+pub(crate) struct Steering {
+    /// The sockets.
+    pub(crate) sockets: OwnedFd,
+    /// Keeps the program attached.
+    _link: OwnedFd,
+    /// Whether it runs in the driver.
+    pub(crate) native: bool,
+}
+
+impl Steering {
+    /// Loads the program and attaches it to device number `device`: in the driver, or behind it if `native` does not insist.
+    pub(crate) fn attach(wanted: &Wanted, device: u32, queues: u32, modes: &[bpf::XdpMode]) -> io::Result<Self> {
+        let sockets = bpf::create_socket_map(queues * u32::from(wanted.workers))?;
+        let program = load(wanted, sockets.as_fd())?;
+        let mut result = Err(io::Error::from(io::ErrorKind::InvalidInput));
+        for &mode in modes {
+            result = bpf::attach_xdp(program.as_fd(), device, mode).map(|link| (link, mode));
+            if result.is_ok() {
+                break;
+            }
+        }
+        let (link, mode) = result?;
+        Ok(Self { sockets, _link: link, native: mode == bpf::XdpMode::Native })
+    }
+}

@@ -1,0 +1,280 @@
+//! AF_XDP sockets: for each receive queue of a device one for each worker, over the same memory.
+//!
+//! The kernel has one fill ring and one completion ring for a queue, however many sockets there are; so workers share these two,
+//! behind a lock that is taken once a batch.
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use rustix::net::xdp::{
+    SocketAddrXdp, SocketAddrXdpFlags, SocketAddrXdpWithSharedUmem, XDP_PGOFF_RX_RING, XDP_PGOFF_TX_RING,
+    XDP_UMEM_PGOFF_COMPLETION_RING, XDP_UMEM_PGOFF_FILL_RING, XdpDesc, XdpDescOptions, XdpUmemReg, XdpUmemRegFlags,
+};
+use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, sockopt};
+
+use super::ring::{Consumer, Producer};
+use super::umem::{Frame, Umem};
+
+/// What a kernel takes of a transmit ring in one call, unless it is told otherwise.
+const DEFAULT_BUDGET: u32 = 32;
+/// linux/if_xdp.h, since Linux 6.17: how much it takes.
+const XDP_MAX_TX_SKB_BUDGET: libc::c_int = 9;
+
+/// One receive queue of a device, shared by the workers.
+#[derive(Debug)]
+pub(crate) struct Queue {
+    pub(crate) umem: Umem,
+    shared: Mutex<Shared>,
+    /// Frames to receive into: those of lower numbers. The others belong to the senders, `frames` to each.
+    frames: u32,
+}
+
+#[derive(Debug)]
+struct Shared {
+    fill: Producer<u64>,
+    completion: Consumer<u64>,
+    /// Frames that have left, for each sender, until it asks.
+    sent: Vec<Vec<Frame>>,
+}
+
+/// One worker's socket on one queue.
+#[derive(Debug)]
+pub(crate) struct XdpSocket {
+    // Rings go before the socket, and the socket before the memory.
+    receive: Consumer<XdpDesc>,
+    send: Option<Sender>,
+    fd: OwnedFd,
+    pub(crate) queue: Arc<Queue>,
+}
+
+#[derive(Debug)]
+struct Sender {
+    ring: Producer<XdpDesc>,
+    /// Which of the queue's senders this is.
+    number: usize,
+    free: Vec<Frame>,
+    /// Entries may be left that the kernel has not taken.
+    unsent: bool,
+}
+
+/// A frame that came in.
+#[derive(Debug)]
+pub(crate) struct Received {
+    pub(crate) frame: Frame,
+    /// Where in its chunk it begins.
+    pub(crate) start: usize,
+    pub(crate) len: usize,
+}
+
+/// What sockets of a queue have in common.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct QueueConfig {
+    /// Device number.
+    pub(crate) device: u32,
+    pub(crate) queue: u32,
+    pub(crate) chunk_bytes: usize,
+    /// Frames to receive into, and to send from for each sender; a power of two.
+    pub(crate) frames: u32,
+}
+
+impl XdpSocket {
+    /// Opens the sockets of one queue for all workers; those in `senders` can send through it.
+    pub(crate) fn open_all(config: QueueConfig, workers: u16, senders: &[u16]) -> io::Result<Vec<Self>> {
+        let mut sockets: Vec<Self> = Vec::with_capacity(usize::from(workers));
+        for worker in 0..workers {
+            let number = senders.iter().position(|&s| s == worker);
+            let socket = match sockets.first() {
+                None => Self::first(config, senders.len(), number)?,
+                Some(first) => Self::further(config, first, number)?,
+            };
+            sockets.push(socket);
+        }
+        Ok(sockets)
+    }
+
+    fn first(config: QueueConfig, senders: usize, number: Option<usize>) -> io::Result<Self> {
+        let QueueConfig { chunk_bytes, frames, .. } = config;
+        let chunks = frames * (1 + senders as u32);
+        let (umem, mut all) = Umem::new(chunk_bytes, chunks)?;
+        let fd = socket()?;
+        sockopt::set_xdp_umem_reg(
+            &fd,
+            XdpUmemReg {
+                addr: umem.address(),
+                len: umem.len() as u64,
+                chunk_size: chunk_bytes as u32,
+                headroom: 0,
+                flags: XdpUmemRegFlags::empty(),
+                tx_metadata_len: 0,
+            },
+        )?;
+        let completions = (frames * senders.max(1) as u32).next_power_of_two();
+        sockopt::set_xdp_umem_fill_ring_size(&fd, frames)?;
+        sockopt::set_xdp_umem_completion_ring_size(&fd, completions)?;
+        let layout = sockopt::xdp_mmap_offsets(&fd)?;
+        let mut fill = Producer::map(fd.as_fd(), XDP_UMEM_PGOFF_FILL_RING, frames, &layout.fr)?;
+        let completion = Consumer::map(fd.as_fd(), XDP_UMEM_PGOFF_COMPLETION_RING, completions, &layout.cr)?;
+        let mut sent: Vec<Vec<Frame>> = Vec::with_capacity(senders);
+        for _ in 0..senders {
+            sent.push(all.split_off(all.len() - frames as usize));
+        }
+        // The last ones were split off first: now sender n has the chunks that its number says.
+        sent.reverse();
+        for frame in all {
+            fill.push(umem.offset_of(&frame));
+        }
+        fill.publish();
+        let queue = Arc::new(Queue { umem, shared: Mutex::new(Shared { fill, completion, sent }), frames });
+        let (receive, send) = rings(&fd, frames, number)?;
+        let flags = SocketAddrXdpFlags::XDP_COPY | SocketAddrXdpFlags::XDP_USE_NEED_WAKEUP;
+        rustix::net::bind(&fd, &SocketAddrXdp::new(flags, config.device, config.queue))?;
+        Ok(Self { receive, send, fd, queue })
+    }
+
+    fn further(config: QueueConfig, first: &XdpSocket, number: Option<usize>) -> io::Result<Self> {
+        let fd = socket()?;
+        let (receive, send) = rings(&fd, config.frames, number)?;
+        let addr = SocketAddrXdp::new(SocketAddrXdpFlags::XDP_SHARED_UMEM, config.device, config.queue);
+        rustix::net::bind(&fd, &SocketAddrXdpWithSharedUmem { addr, shared_umem_fd: first.fd.as_fd() })?;
+        Ok(Self { receive, send, fd, queue: Arc::clone(&first.queue) })
+    }
+
+    /// The next frame that came in.
+    pub(crate) fn receive(&mut self) -> Option<Received> {
+        let descriptor = self.receive.pop()?;
+        let (frame, start) = self.queue.umem.take_back(descriptor.addr)?;
+        Some(Received { frame, start, len: descriptor.len as usize })
+    }
+
+    /// Gives the kernel frames to receive into, and the room in the ring that they came through.
+    pub(crate) fn give_back(&mut self, frames: impl Iterator<Item = Frame>) {
+        self.receive.release();
+        let mut shared = self.queue.shared();
+        for frame in frames {
+            // There is room for all that were ever lent.
+            shared.fill.push(self.queue.umem.offset_of(&frame));
+        }
+        shared.fill.publish();
+        let wake = shared.fill.needs_wakeup();
+        drop(shared);
+        if wake {
+            let _ = rustix::net::recv(&self.fd, &mut [0u8; 0], RecvFlags::DONTWAIT);
+        }
+    }
+
+    /// Whether it can send.
+    pub(crate) fn sends(&self) -> bool {
+        self.send.is_some()
+    }
+
+    /// Adds a frame to be sent, which `write` writes into a chunk; it returns the length, or nothing if there is to be none.
+    /// Returns whether there is one. [`flush`](Self::flush) may change that no frame is free.
+    pub(crate) fn send(&mut self, write: impl FnOnce(&mut [u8]) -> Option<usize>) -> Result<bool, NoFrame> {
+        let Some(sender) = &mut self.send else { return Err(NoFrame) };
+        if sender.free.is_empty() {
+            self.queue.take_sent(sender.number, &mut sender.free);
+        }
+        let mut frame = sender.free.pop().ok_or(NoFrame)?;
+        let umem = &self.queue.umem;
+        let len = write(umem.bytes_mut(&mut frame));
+        let descriptor =
+            len.map(|len| XdpDesc { addr: umem.offset_of(&frame), len: len as u32, options: XdpDescOptions::empty() });
+        match descriptor {
+            // A ring has as many entries as there are frames.
+            Some(descriptor) if sender.ring.push(descriptor) => {
+                sender.unsent = true;
+                Ok(true)
+            }
+            _ => {
+                sender.free.push(frame);
+                Ok(false)
+            }
+        }
+    }
+
+    /// Has the kernel send what is in the ring; returns the system calls that this took. What it does not take now stays there.
+    pub(crate) fn flush(&mut self) -> u64 {
+        let Some(sender) = &mut self.send else { return 0 };
+        if !sender.unsent {
+            return 0;
+        }
+        sender.ring.publish();
+        let mut calls = 0;
+        // Each call takes a part; one that takes nothing is the last.
+        let mut waiting = sender.ring.waiting();
+        while waiting > 0 && sender.ring.needs_wakeup() {
+            calls += 1;
+            let _ = rustix::net::send(&self.fd, &[], SendFlags::DONTWAIT);
+            let left = sender.ring.waiting();
+            if left >= waiting {
+                break;
+            }
+            waiting = left;
+        }
+        sender.unsent = sender.ring.waiting() > 0;
+        calls
+    }
+
+    /// Frames that the kernel had to drop: no room in the ring, and for other reasons.
+    pub(crate) fn dropped(&self) -> u64 {
+        sockopt::xdp_statistics(&self.fd).map_or(0, |s| s.rx_dropped + s.rx_ring_full.unwrap_or(0))
+    }
+}
+
+impl AsFd for XdpSocket {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+}
+
+/// No frame is free to send.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct NoFrame;
+
+impl Queue {
+    /// Moves a sender's frames that have left to `free`.
+    fn take_sent(&self, sender: usize, free: &mut Vec<Frame>) {
+        let mut shared = self.shared();
+        let Shared { completion, sent, .. } = &mut *shared;
+        while let Some(offset) = completion.pop() {
+            let Some((frame, _)) = self.umem.take_back(offset) else { continue };
+            let owner = (frame.number() / self.frames).checked_sub(1);
+            if let Some(frames) = owner.and_then(|owner| sent.get_mut(owner as usize)) {
+                frames.push(frame);
+            }
+        }
+        completion.release();
+        if let Some(frames) = sent.get_mut(sender) {
+            free.append(frames);
+        }
+    }
+
+    fn shared(&self) -> MutexGuard<'_, Shared> {
+        self.shared.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+fn socket() -> io::Result<OwnedFd> {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    Ok(rustix::net::socket_with(AddressFamily::XDP, SocketType::RAW, flags, None)?)
+}
+
+/// The rings of one socket, each of `entries`.
+fn rings(fd: &OwnedFd, entries: u32, sender: Option<usize>) -> io::Result<(Consumer<XdpDesc>, Option<Sender>)> {
+    sockopt::set_xdp_rx_ring_size(fd, entries)?;
+    if sender.is_some() {
+        sockopt::set_xdp_tx_ring_size(fd, entries)?;
+    }
+    let layout = sockopt::xdp_mmap_offsets(fd)?;
+    let receive = Consumer::map(fd.as_fd(), XDP_PGOFF_RX_RING, entries, &layout.rx)?;
+    let Some(number) = sender else { return Ok((receive, None)) };
+    let ring = Producer::map(fd.as_fd(), XDP_PGOFF_TX_RING, entries, &layout.tx)?;
+    // All frames at once may be on their way, each in a packet of the kernel's.
+    let bytes = i32::try_from(entries * 4096).unwrap_or(i32::MAX);
+    let _ = crate::udp::set_int(fd, libc::SOL_SOCKET, libc::SO_SNDBUFFORCE, bytes);
+    if entries > DEFAULT_BUDGET {
+        let _ = crate::udp::set_int(fd, libc::SOL_XDP, XDP_MAX_TX_SKB_BUDGET, entries as i32);
+    }
+    Ok((receive, Some(Sender { ring, number, free: Vec::with_capacity(entries as usize), unsent: false })))
+}

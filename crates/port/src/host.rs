@@ -1,0 +1,81 @@
+//! The underlay of a host, of whichever kind it is configured.
+
+use std::io;
+use std::net::SocketAddr;
+use std::os::fd::BorrowedFd;
+
+use crate::afxdp::{AfxdpCounters, AfxdpUnderlay};
+use crate::udp::{UdpCounters, UdpUnderlay};
+use crate::underlay::{Datagram, LaneId, PolledUnderlay, TxBatch, Underlay};
+
+/// UDP sockets, or AF_XDP sockets.
+pub enum HostUnderlay {
+    /// UDP sockets.
+    Udp(Box<UdpUnderlay>),
+    /// AF_XDP sockets with UDP sockets beside them.
+    Afxdp(Box<AfxdpUnderlay>),
+}
+
+impl HostUnderlay {
+    /// What happened at the UDP sockets.
+    pub fn udp_counters(&self) -> &UdpCounters {
+        match self {
+            Self::Udp(udp) => udp.counters(),
+            Self::Afxdp(afxdp) => afxdp.udp_counters(),
+        }
+    }
+
+    /// What happened at the AF_XDP sockets, if that is what it is.
+    pub fn afxdp_counters(&self) -> Option<AfxdpCounters> {
+        match self {
+            Self::Udp(_) => None,
+            Self::Afxdp(afxdp) => Some(afxdp.counters()),
+        }
+    }
+}
+
+impl Underlay for HostUnderlay {
+    fn lane(&mut self, local: SocketAddr, remote: SocketAddr) -> io::Result<LaneId> {
+        match self {
+            Self::Udp(udp) => udp.lane(local, remote),
+            Self::Afxdp(afxdp) => afxdp.lane(local, remote),
+        }
+    }
+
+    fn recv(&mut self) -> io::Result<usize> {
+        match self {
+            Self::Udp(udp) => udp.recv(),
+            Self::Afxdp(afxdp) => afxdp.recv(),
+        }
+    }
+
+    fn received_at_ns(&self) -> u64 {
+        match self {
+            Self::Udp(udp) => udp.received_at_ns(),
+            Self::Afxdp(afxdp) => afxdp.received_at_ns(),
+        }
+    }
+
+    fn datagram(&self, index: usize) -> Datagram<'_> {
+        match self {
+            Self::Udp(udp) => udp.datagram(index),
+            Self::Afxdp(afxdp) => afxdp.datagram(index),
+        }
+    }
+
+    fn send(&mut self, batch: &mut TxBatch) {
+        match self {
+            Self::Udp(udp) => udp.send(batch),
+            Self::Afxdp(afxdp) => afxdp.send(batch),
+        }
+    }
+}
+
+impl PolledUnderlay for HostUnderlay {
+    fn fds(&self) -> Vec<BorrowedFd<'_>> {
+        match self {
+            Self::Udp(udp) => udp.fds(),
+            Self::Afxdp(afxdp) => afxdp.fds(),
+        }
+    }
+}
