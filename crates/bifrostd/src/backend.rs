@@ -10,7 +10,8 @@ use bifrost_control::api::{
 use bifrost_control::config::{Config, PeerTransport, PortKind};
 use bifrost_control::server::{Backend, CaptureStream};
 use bifrost_datapath::WorkerView;
-use bifrost_port::udp::UdpCounters;
+use bifrost_port::HostUnderlay;
+use bifrost_port::afxdp::AfxdpCounters;
 use bifrost_rte::State as RteState;
 
 use crate::daemon::{Daemon, State};
@@ -196,9 +197,17 @@ impl Backend for Daemon {
                 }
             }
         }
-        let udp = state.on_all(|worker| *worker.underlay().counters()).map_err(gone)?;
-        for (name, value) in udp.iter().flat_map(UdpCounters::iter) {
-            *counters.entry(format!("udp.{name}")).or_default() += value;
+        let of_underlay = |worker: &mut bifrost_datapath::Worker<HostUnderlay>| {
+            let underlay = worker.underlay();
+            (*underlay.udp_counters(), underlay.afxdp_counters())
+        };
+        for (udp, afxdp) in state.on_all(of_underlay).map_err(gone)? {
+            for (name, value) in udp.iter() {
+                *counters.entry(format!("udp.{name}")).or_default() += value;
+            }
+            for (name, value) in afxdp.iter().flat_map(AfxdpCounters::iter) {
+                *counters.entry(format!("afxdp.{name}")).or_default() += value;
+            }
         }
         Ok(Stats { counters })
     }

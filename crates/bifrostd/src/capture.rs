@@ -10,7 +10,7 @@ use bifrost_control::api::{ApiError, CaptureSpec};
 use bifrost_control::server::CaptureStream;
 use bifrost_datapath::Remote;
 use bifrost_datapath::capture::{CaptureConfig, Chunk, Filter, Note, Stage, Way};
-use bifrost_port::udp::UdpUnderlay;
+use bifrost_port::HostUnderlay;
 
 use crate::daemon::{Daemon, State};
 use crate::pcapng::{self, Flow};
@@ -52,7 +52,7 @@ struct Running {
 }
 
 struct OneWorker {
-    remote: Remote<UdpUnderlay>,
+    remote: Remote<HostUnderlay>,
     spare: Chunk,
     /// Packets by stage.
     seen: Vec<u64>,

@@ -10,10 +10,12 @@ use std::time::{Instant, SystemTime, UNIX_EPOCH};
 use anyhow::{Context, Result, anyhow};
 use bifrost_avs::Switch;
 use bifrost_control::api::FaultEntry;
-use bifrost_control::config::{Config, Port, PortKind};
+use bifrost_control::config::{Config, Port, PortKind, UnderlayPort};
 use bifrost_control::diff::ConfigDiff;
 use bifrost_datapath::{CoreConfig, Device, Handle, PortConfig};
-use bifrost_port::udp::{UdpConfig, UdpUnderlay};
+use bifrost_port::HostUnderlay;
+use bifrost_port::afxdp::AfxdpUnderlay;
+use bifrost_port::udp::UdpUnderlay;
 use bifrost_port::vhost::Unplugged;
 use bifrost_wire::Vni;
 
@@ -35,7 +37,7 @@ pub(crate) struct State {
     pub(crate) names: Names,
     /// Sockets of virtual machines, by port name. Dropped before the workers.
     pub(crate) machines: BTreeMap<String, Machine>,
-    pub(crate) workers: Vec<Handle<UdpUnderlay>>,
+    pub(crate) workers: Vec<Handle<HostUnderlay>>,
     pub(crate) faults: Vec<FaultEntry>,
     pub(crate) next_fault: u64,
     /// Busy time of each worker when it was last asked, with the time of asking.
@@ -95,14 +97,7 @@ impl Daemon {
     pub(crate) fn start(file: PathBuf, config: Config) -> Result<Daemon> {
         let names = Names::default().next(&config);
         let tables = translate::tables(&config, &names);
-        let underlays = UdpUnderlay::open_all(&UdpConfig {
-            local: config.underlay.addresses.clone(),
-            bifrost_port: config.underlay.bifrost_port,
-            vxlan_port: config.underlay.vxlan_port,
-            workers: config.workers.count as u16,
-            gso: config.underlay.gso,
-            ..UdpConfig::default()
-        })?;
+        let underlays = open_underlays(&config)?;
         let instance = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_micros() as u64);
         let mut workers = Vec::new();
         for (index, underlay) in underlays.into_iter().enumerate() {
@@ -208,7 +203,7 @@ impl State {
     /// Runs something on every worker, in order.
     pub(crate) fn on_all<T: Send + 'static>(
         &self,
-        work: impl Fn(&mut bifrost_datapath::Worker<UdpUnderlay>) -> T + Clone + Send + 'static,
+        work: impl Fn(&mut bifrost_datapath::Worker<HostUnderlay>) -> T + Clone + Send + 'static,
     ) -> Result<Vec<T>> {
         self.workers
             .iter()
@@ -266,6 +261,20 @@ impl State {
         }
         self.set_limits(port)
     }
+}
+
+/// The underlay of each worker, in order.
+fn open_underlays(config: &Config) -> Result<Vec<HostUnderlay>> {
+    Ok(match config.underlay.port {
+        UnderlayPort::Udp => {
+            let all = UdpUnderlay::open_all(&translate::udp(config))?;
+            all.into_iter().map(|udp| HostUnderlay::Udp(Box::new(udp))).collect()
+        }
+        UnderlayPort::Afxdp => {
+            let all = AfxdpUnderlay::open_all(&translate::afxdp(config))?;
+            all.into_iter().map(|afxdp| HostUnderlay::Afxdp(Box::new(afxdp))).collect()
+        }
+    })
 }
 
 /// A random number from the kernel.

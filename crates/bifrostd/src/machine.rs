@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use anyhow::{Context, Result};
 use bifrost_datapath::{Device, Handle, Remote};
-use bifrost_port::udp::UdpUnderlay;
+use bifrost_port::HostUnderlay;
 use bifrost_port::vhost::{QueueOwner, Unplugged, VhostConfig, VhostPort, VhostQueue};
 
 /// A served vhost-user socket; dropped, it ends, and the worker has an empty port.
@@ -16,7 +16,7 @@ pub(crate) struct Machine {
 
 impl Machine {
     /// Serves the socket for port `owner` of `worker`, which must have an [`Unplugged`] device.
-    pub(crate) fn open(config: VhostConfig, owner: u16, worker: &Handle<UdpUnderlay>) -> Result<Machine> {
+    pub(crate) fn open(config: VhostConfig, owner: u16, worker: &Handle<HostUnderlay>) -> Result<Machine> {
         let running = Arc::new(AtomicBool::new(false));
         let plug = Plug { owner, worker: worker.remote(), running: Arc::clone(&running) };
         Ok(Machine { running, _port: VhostPort::open(config, Box::new(plug))? })
@@ -31,7 +31,7 @@ impl Machine {
 /// Changes the device behind a port of a worker.
 struct Plug {
     owner: u16,
-    worker: Remote<UdpUnderlay>,
+    worker: Remote<HostUnderlay>,
     running: Arc<AtomicBool>,
 }
 

@@ -4,18 +4,23 @@ use anyhow::Result;
 use bifrost_control::api::{Place, Sample};
 use bifrost_control::config::PortKind;
 use bifrost_datapath::{PathView, PortView};
+use bifrost_port::afxdp::AfxdpCounters;
 
 use crate::daemon::State;
 
 /// What the workers count now. Those of one worker are of one moment: between two turns.
 pub(crate) fn of(state: &State) -> Result<Vec<Sample>> {
-    let views = state.on_all(|worker| (worker.view(false), *worker.underlay().counters()))?;
+    let views = state.on_all(|worker| {
+        let underlay = worker.underlay();
+        (worker.view(false), *underlay.udp_counters(), underlay.afxdp_counters())
+    })?;
     let mut samples = Vec::new();
-    for (index, (view, udp)) in views.into_iter().enumerate() {
+    for (index, (view, udp, afxdp)) in views.into_iter().enumerate() {
         let at = Place { worker: Some(index as u32), ..Place::default() };
         let mut add = |counter: String, value| samples.push(Sample { counter, at: at.clone(), value });
         view.counters.into_iter().for_each(|(name, value)| add(name, value));
         udp.iter().for_each(|(name, value)| add(format!("udp.{name}"), value));
+        afxdp.iter().flat_map(AfxdpCounters::iter).for_each(|(name, value)| add(format!("afxdp.{name}"), value));
         for port in &view.ports {
             // One that is on its way out has no name any more.
             let Some(config) = state.config.ports.iter().find(|p| state.names.port(&p.name) == Some(port.owner)) else {
@@ -131,6 +136,7 @@ mod tests {
         names.extend(of("", of_path(&path).into_iter()));
         names.extend(of("rte.", bifrost_rte::Counters::default().iter()));
         names.extend(of("udp.", UdpCounters::default().iter()));
+        names.extend(of("afxdp.", AfxdpCounters::default().iter()));
         names.extend(bifrost_datapath::Counters::default().iter().map(|(name, _)| name));
         names.extend(TapCounters::default().iter().map(|(name, _)| format!("tap.{name}")));
         names.extend(VhostCounters::default().iter().map(|(name, _)| format!("vhost.{name}")));

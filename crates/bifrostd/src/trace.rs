@@ -105,7 +105,7 @@ fn worker_of(state: &State, port: Option<&Port>, (a, b): (Mac, Mac)) -> usize {
 fn on_worker<T: Send + 'static>(
     state: &State,
     worker: usize,
-    work: impl FnOnce(&mut bifrost_datapath::Worker<bifrost_port::udp::UdpUnderlay>) -> T + Send + 'static,
+    work: impl FnOnce(&mut bifrost_datapath::Worker<bifrost_port::HostUnderlay>) -> T + Send + 'static,
 ) -> Result<T, ApiError> {
     let worker = state.workers.get(worker).ok_or_else(|| ApiError::unavailable("the daemon is ending"))?;
     worker.run(work).map_err(|e| ApiError::unavailable(e.to_string()).hint("see the daemon's log"))

@@ -6,12 +6,40 @@ use bifrost_avs as avs;
 use bifrost_control::config::{self, Auto, Config, CongestionControl};
 use bifrost_datapath::fault::{Direction, Fault, Target};
 use bifrost_datapath::{Limits, PeerConfig, Rate};
+use bifrost_port::afxdp::{self, AfxdpConfig};
 use bifrost_port::tap::TapConfig;
+use bifrost_port::udp::UdpConfig;
 use bifrost_port::vhost::{self, VhostConfig};
 use bifrost_rte as rte;
 use bifrost_wire::Vni;
 
 use crate::daemon::Names;
+
+/// The UDP sockets of the underlay.
+pub(crate) fn udp(config: &Config) -> UdpConfig {
+    UdpConfig {
+        local: config.underlay.addresses.clone(),
+        bifrost_port: config.underlay.bifrost_port,
+        vxlan_port: config.underlay.vxlan_port,
+        workers: config.workers.count as u16,
+        gso: config.underlay.gso,
+        ..UdpConfig::default()
+    }
+}
+
+/// The AF_XDP sockets of the underlay.
+pub(crate) fn afxdp(config: &Config) -> AfxdpConfig {
+    AfxdpConfig {
+        udp: udp(config),
+        mode: match config.underlay.xdp_mode {
+            config::XdpMode::Auto => afxdp::XdpMode::Auto,
+            config::XdpMode::Native => afxdp::XdpMode::Native,
+            config::XdpMode::Generic => afxdp::XdpMode::Generic,
+        },
+        frames: config.underlay.xdp_frames,
+        mtu: config.underlay.mtu,
+    }
+}
 
 /// The tables of the switch.
 pub(crate) fn tables(config: &Config, names: &Names) -> avs::Tables {

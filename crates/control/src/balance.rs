@@ -95,6 +95,8 @@ const STAGES: [Stage; 9] = [
         needs: "udp.tx_datagrams",
         entered: &["underlay.tx_packets"],
         left: &[
+            "afxdp.tx_datagrams",
+            "afxdp.tx_no_frame_datagrams",
             "udp.tx_datagrams",
             "udp.tx_no_buffer_datagrams",
             "udp.tx_too_big_datagrams",
@@ -111,6 +113,7 @@ const STAGES: [Stage; 9] = [
         // What stays on this host is placed by the same code.
         entered: &[
             "udp.rx_datagrams",
+            "afxdp.rx_datagrams",
             "datapath.taken_over_packets",
             "datapath.local_packets",
             "datapath.piece_packets",

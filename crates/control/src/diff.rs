@@ -161,6 +161,10 @@ fn fixed_fields(old: &Config, new: &Config) -> Vec<String> {
     compare("underlay.source_port_base", o.source_port_base.to_string(), n.source_port_base.to_string());
     compare("underlay.mtu", o.mtu.to_string(), n.mtu.to_string());
     compare("underlay.gso", o.gso.to_string(), n.gso.to_string());
+    compare("underlay.port", format!("{:?}", o.port).to_lowercase(), format!("{:?}", n.port).to_lowercase());
+    let mode = |mode| format!("{mode:?}").to_lowercase();
+    compare("underlay.xdp_mode", mode(o.xdp_mode), mode(n.xdp_mode));
+    compare("underlay.xdp_frames", o.xdp_frames.to_string(), n.xdp_frames.to_string());
     fields
 }
 

@@ -68,9 +68,12 @@ fn the_unit_has_what_the_daemon_needs() {
     assert_eq!(value("ExecReload"), "/bin/kill -HUP $MAINPID");
     assert_eq!(value("Restart"), "on-failure");
     assert_eq!(value("ExecStartPre"), format!("{} --check", value("ExecStart")));
-    for capability in ["CAP_NET_ADMIN", "CAP_SYS_ADMIN", "CAP_BPF"] {
+    for capability in ["CAP_NET_ADMIN", "CAP_SYS_ADMIN", "CAP_BPF", "CAP_NET_RAW"] {
         assert!(value("CapabilityBoundingSet").split(' ').any(|c| c == capability), "{capability}");
     }
+    // What AF_XDP takes beside capabilities.
+    assert!(value("RestrictAddressFamilies").split(' ').any(|family| family == "AF_XDP"));
+    assert_eq!(value("LimitMEMLOCK"), "infinity");
     // The default socket is in the directory that systemd makes.
     let socket = Path::new(bifrost_control::config::DEFAULT_SOCKET);
     assert_eq!(socket.parent().unwrap(), Path::new("/run").join(value("RuntimeDirectory")));

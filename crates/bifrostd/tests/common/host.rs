@@ -19,6 +19,8 @@ use super::{Counters, Net, netns};
 pub struct Options {
     /// Links between the hosts, one address each.
     pub links: usize,
+    /// Queues of each link's devices.
+    pub queues: usize,
     /// IPv6 underlay.
     pub v6: bool,
     pub workers: usize,
@@ -39,6 +41,7 @@ impl Default for Options {
     fn default() -> Self {
         Options {
             links: 2,
+            queues: 1,
             v6: false,
             workers: 1,
             paths: 4,
@@ -283,9 +286,9 @@ impl Lab {
         let (a, b) = (nets[0].name(), nets[1].name());
         let mut lines = String::new();
         for link in 0..options.links {
-            let mtu = options.mtu;
-            writeln!(lines, "link add l{link} netns {a} mtu {mtu} type veth peer name l{link} netns {b} mtu {mtu}")
-                .unwrap();
+            let (mtu, n) = (options.mtu, options.queues);
+            let what = format!("mtu {mtu} numrxqueues {n} numtxqueues {n}");
+            writeln!(lines, "link add l{link} netns {a} {what} type veth peer name l{link} netns {b} {what}").unwrap();
         }
         netns::run("ip", &["-batch", "-"], &lines);
         let address = |link: usize, host: usize| -> IpAddr {

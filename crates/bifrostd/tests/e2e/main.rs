@@ -5,6 +5,7 @@
 #[path = "../common/mod.rs"]
 mod common;
 
+mod afxdp;
 mod capture;
 mod connectivity;
 mod faults;

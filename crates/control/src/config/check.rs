@@ -6,7 +6,7 @@ use std::net::IpAddr;
 use std::path::PathBuf;
 
 use super::section::{Sink, nearest};
-use super::{Config, Port, PortKind, Route, Vni, overhead_bytes};
+use super::{Config, MAX_AFXDP_MTU, Port, PortKind, Route, UnderlayPort, Vni, overhead_bytes};
 
 pub(super) fn check(config: &Config, sink: &Sink<'_>) {
     workers(config, sink);
@@ -48,6 +48,13 @@ fn underlay(config: &Config, sink: &Sink<'_>) {
         if (first..=last).contains(&u32::from(port)) {
             sink.error(&format!("underlay.{key}"), format!("{port} is among the source ports {first}..={last}"));
         }
+    }
+    if underlay.port == UnderlayPort::Afxdp && underlay.mtu > MAX_AFXDP_MTU {
+        let message = format!("{} is more than port = \"afxdp\" can carry; at most {MAX_AFXDP_MTU}", underlay.mtu);
+        sink.error("underlay.mtu", message);
+    }
+    if !underlay.xdp_frames.is_power_of_two() {
+        sink.error("underlay.xdp_frames", format!("{} is not a power of two", underlay.xdp_frames));
     }
     if underlay.mtu < 1280 && underlay.addresses.iter().any(IpAddr::is_ipv6) {
         sink.error("underlay.mtu", format!("{} is below 1280, the least that IPv6 allows (RFC 8200)", underlay.mtu));

@@ -117,7 +117,38 @@ pub struct Underlay {
     pub mtu: u16,
     /// Whether to send with UDP segmentation offload.
     pub gso: bool,
+    /// How datagrams get to the network.
+    pub port: UnderlayPort,
+    /// Where the XDP program of [`UnderlayPort::Afxdp`] runs.
+    pub xdp_mode: XdpMode,
+    /// Frames of [`UnderlayPort::Afxdp`] to receive into for each queue, and to send from for each worker; a power of two.
+    pub xdp_frames: u32,
 }
+
+/// How datagrams get to the network.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum UnderlayPort {
+    /// Through the kernel's UDP sockets.
+    #[default]
+    Udp,
+    /// Through AF_XDP sockets, past the kernel's IP stack, with UDP sockets beside them.
+    Afxdp,
+}
+
+/// Where an XDP program runs.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum XdpMode {
+    /// In the driver if that can, otherwise behind it.
+    #[default]
+    Auto,
+    /// In the driver, or not at all.
+    Native,
+    /// Behind the driver.
+    Generic,
+}
+
+/// The largest [`Underlay::mtu`] with [`UnderlayPort::Afxdp`], bytes: a frame has to fit into a page.
+pub const MAX_AFXDP_MTU: u16 = 3800;
 
 /// Another host.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -11,7 +11,7 @@ use super::section::{Section, Sink};
 use super::{
     Auto, Config, ConfigErrors, CongestionControl, Control, DEFAULT_SOCKET, Host, MAX_PATHS, MAX_QUEUE_PAIRS,
     MAX_WORKERS, Ordering, Peer, PeerTransport, Port, PortKind, PortLimits, Reliability, Route, Transport, Underlay,
-    VhostMode, Vni, Vpc, Workers, check, security,
+    UnderlayPort, VhostMode, Vni, Vpc, Workers, XdpMode, check, security,
 };
 
 /// The most addresses of one thing.
@@ -104,6 +104,10 @@ fn underlay(mut s: Section<'_, '_>) -> Underlay {
         source_port_base: s.int("source_port_base", 1024..=65535, 49152) as u16,
         mtu: s.int("mtu", 576..=65535, 1600) as u16,
         gso: s.optional("gso").unwrap_or(true),
+        port: s.choice("port", &[("udp", UnderlayPort::Udp), ("afxdp", UnderlayPort::Afxdp)]),
+        xdp_mode: s
+            .choice("xdp_mode", &[("auto", XdpMode::Auto), ("native", XdpMode::Native), ("generic", XdpMode::Generic)]),
+        xdp_frames: s.int("xdp_frames", 64..=32768, 2048) as u32,
     };
     s.finish();
     underlay

@@ -1,4 +1,4 @@
-//! Devices: sockets of the underlay (`udp`), TAP devices and vhost-user rings.
+//! Devices: sockets of the underlay (`udp`, `afxdp`), TAP devices and vhost-user rings.
 
 use super::Kind::Drop;
 use super::reasons::{self, Reason};
@@ -70,6 +70,38 @@ pub(super) const CHAPTER: Chapter = Chapter {
         ),
         drop("udp.tx_other_error_datagrams", "datagrams dropped for any other error", "a firewall on this host?"),
         drop("udp.tx_unknown_lane_datagrams", "datagrams dropped: their lane was never made", "report this"),
+        count("afxdp.rx_datagrams", "datagrams that came in frames, past the kernel", ""),
+        count("afxdp.rx_bytes", "UDP payload bytes of these", ""),
+        count(
+            "afxdp.rx_parsed_datagrams",
+            "of these: those that came without a note of the XDP program, and were parsed",
+            "",
+        ),
+        count(
+            "afxdp.rx_fallback_datagrams",
+            "datagrams that the XDP program left to the kernel, and came through the UDP sockets",
+            "fragments, IP options or extension headers; or a device with more than 64 queues",
+        ),
+        drop("afxdp.rx_malformed_frames", "frames that are not what the XDP program lets through", "report this"),
+        drop("afxdp.rx_bad_checksum_frames", "frames with a wrong outer IPv4 or UDP checksum", "corruption on the way"),
+        drop(
+            "afxdp.rx_dropped_frames",
+            "frames that the kernel dropped: no frame to receive into, or no room in a ring",
+            "a worker does not get enough processor time: more workers, or CPUs of their own; or `underlay.xdp_frames`",
+        ),
+        count("afxdp.tx_datagrams", "datagrams that left in frames, past the kernel", ""),
+        count("afxdp.tx_bytes", "UDP payload bytes of these", ""),
+        count("afxdp.tx_system_calls", "system calls made to send frames", ""),
+        count(
+            "afxdp.tx_fallback_datagrams",
+            "datagrams that left through the UDP sockets",
+            "a neighbour whose MAC address is not known, a route through another device, or more than the MTU",
+        ),
+        drop(
+            "afxdp.tx_no_frame_datagrams",
+            "datagrams dropped: all frames are on their way",
+            "the device does not keep up; or `underlay.xdp_frames`",
+        ),
         count("tap.tx_packets", "packets fetched from the guest; one to be segmented counts once", ""),
         count("tap.tx_bytes", "bytes of these", ""),
         count("tap.tx_large_packets", "packets among them that took a 64 KiB buffer", ""),
