@@ -96,3 +96,38 @@ fn a_reload_changes_limits_under_a_stream() {
     assert_eq!(dropped(&lab), 0);
     lab.assert_nothing_given_up();
 }
+
+#[test]
+fn workers_limit_a_guest_together() {
+    let mut lab = Lab::new(Options { workers: 2, ..Options::default() });
+    for (name, n, address) in [("a", 11, "10.0.0.11/24"), ("c", 12, "10.0.0.12/24"), ("e", 13, "10.0.0.13/24")] {
+        lab.add(0, Guest::new(name, n, &[address]));
+    }
+    for (name, n, address) in [("b", 21, "10.0.0.21/24"), ("d", 22, "10.0.0.22/24"), ("f", 23, "10.0.0.23/24")] {
+        lab.add(1, Guest::new(name, n, &[address]));
+    }
+    limit(&mut lab, 0, "a", "tx_mbit = 40");
+    limit(&mut lab, 1, "b", "rx_mbit = 40");
+    lab.start();
+    let started = Instant::now();
+    // The first worker has the pairs a-d and b-c, the second one a-f and b-e.
+    let pairs = [("a", "d", "10.0.0.22"), ("a", "f", "10.0.0.23"), ("c", "b", "10.0.0.21"), ("e", "b", "10.0.0.21")];
+    let stream = |(port, (from, to, address)): (u16, (&str, &str, &str))| {
+        Exchange::start(lab.net(from), lab.net(to), address, port, 3 * MEGABYTES)
+    };
+    let streams: Vec<Exchange> = (5001..).zip(pairs).map(stream).collect();
+    streams.into_iter().for_each(Exchange::finish);
+    let took = started.elapsed().as_secs_f64();
+    let (a, b) = (lab.hosts[0].port("a"), lab.hosts[1].port("b"));
+    for (what, bytes) in [("a sent", a.tx_bytes), ("b got", b.rx_bytes)] {
+        let rate = bytes as f64 * 8.0 / took;
+        assert!(bytes > 6 * MEGABYTES && rate < RATE * 1.15, "{what} {rate} bit/s");
+    }
+    assert!(a.tx_held_back_times > 0 && lab.hosts[1].drops("b", "rate_limited") > 0);
+    for (host, port, counter) in [(0, "a", "port.tx_packets"), (1, "b", "port.rx_packets")] {
+        let samples = lab.hosts[host].client.samples().unwrap();
+        let of_port = samples.iter().filter(|s| s.counter == counter && s.at.port.as_deref() == Some(port));
+        let packets: Vec<u64> = of_port.map(|s| s.value).collect();
+        assert!(packets.len() == 2 && packets.iter().all(|n| *n > 30), "{counter} of {port}: {packets:?}");
+    }
+}

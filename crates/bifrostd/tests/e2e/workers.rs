@@ -2,6 +2,9 @@
 
 use std::collections::BTreeSet;
 
+use bifrost_port::steer;
+
+use crate::common::host::Host;
 use crate::common::traffic::{Exchange, ping};
 use crate::common::{Guest, Lab, Options};
 
@@ -147,5 +150,76 @@ fn idle_daemons_cost_next_to_nothing() {
         let rss = status.lines().find_map(|l| l.strip_prefix("VmRSS:")).unwrap();
         let kib: u64 = rss.trim().trim_end_matches(" kB").parse().unwrap();
         assert!(kib < 100 << 10, "{kib} KiB");
+    }
+}
+
+/// A guest's counter of its TCP.
+fn tcp_counter(lab: &Lab, guest: &str, name: &'static str) -> u64 {
+    lab.net(guest).enter(move || {
+        let text = std::fs::read_to_string("/proc/thread-self/net/netstat").unwrap();
+        let mut lines = text.lines().filter_map(|line| line.strip_prefix("TcpExt: "));
+        let (names, values) = (lines.next().unwrap(), lines.next().unwrap());
+        let at = names.split(' ').position(|n| n == name).unwrap_or_else(|| panic!("no {name}"));
+        values.split(' ').nth(at).unwrap().parse().unwrap()
+    })
+}
+
+/// What each worker of a host has counted.
+fn by_worker(host: &Host, counter: &str) -> Vec<u64> {
+    let samples = host.client.samples().unwrap();
+    let of = |worker| {
+        let of_worker = samples.iter().filter(|s| s.counter == counter && s.at.worker == Some(worker));
+        of_worker.map(|s| s.value).sum()
+    };
+    vec![of(0), of(1)]
+}
+
+#[test]
+fn two_workers_keep_connections_and_order_while_a_path_loses() {
+    let lab = lab(2);
+    for (host, peer) in [(0, "host-b"), (1, "host-a")] {
+        lab.hosts[host].path_fault(peer, Some(1), |fault| fault.loss_percent = 1.0);
+    }
+    let mut streams = Vec::new();
+    for (i, a) in A.iter().enumerate() {
+        for (j, b) in B_NET.iter().enumerate() {
+            let port = 5000 + (10 * i + j) as u16;
+            streams.push(Exchange::start(lab.net(a), lab.net(B[j]), plain(b), port, MEGABYTES));
+        }
+    }
+    streams.into_iter().for_each(Exchange::finish);
+    assert!(lab.hosts.iter().map(|host| host.counter("fault.dropped_packets")).sum::<u64>() > 0, "nothing was lost");
+    for host in &lab.hosts {
+        let counters = host.counters();
+        // Each pair's connection is on the worker that its two addresses name, on both hosts.
+        let conns = host.client.conns().unwrap();
+        assert_eq!(conns.len(), 16, "one for each pair");
+        for conn in &conns {
+            let [local, remote] = [&conn.local_mac, &conn.remote_mac].map(|m| m.parse::<bifrost_wire::Mac>().unwrap());
+            let owner = u32::from(steer::worker_of_pair(local.octets(), remote.octets(), 2));
+            assert_eq!((conn.cid >> 24, conn.peer_cid >> 24), (owner, owner), "{conn:?}");
+        }
+        // And its packets are with it: no worker has met one that it does not know, and few had to be handed over.
+        assert_eq!((counters["rte.unknown_cid_packets"], counters["rte.restarted_connections"]), (0, 0));
+        for counter in ["rte.sent_packets", "rte.received_packets"] {
+            let packets = by_worker(host, counter);
+            let of = |worker: u32| {
+                let conns = conns.iter().filter(|c| c.cid >> 24 == worker);
+                conns.map(|c| if counter == "rte.sent_packets" { c.tx_packets } else { c.rx_packets }).sum::<u64>()
+            };
+            assert!(packets.iter().all(|n| *n > 1000), "{counter}: {packets:?}");
+            assert!(of(0) > 1000 && of(1) > 1000, "{counter}");
+        }
+        let (handed, arrived) = (counters["datapath.handed_over_packets"], counters["underlay.rx_packets"]);
+        assert!(handed * 20 <= arrived, "{handed} of {arrived} datagrams had to be handed over");
+        assert_eq!(counters["drop.hand_over_overflow_packets"], 0);
+        host.assert_balanced();
+    }
+    // Unless something was given up, no guest has seen a segment before an earlier one.
+    lab.assert_nothing_given_up();
+    let given_up: u64 = lab.hosts.iter().map(|host| host.counter("rte.given_up_packets")).sum();
+    for guest in A.iter().chain(&B) {
+        let early = tcp_counter(&lab, guest, "TCPOFOQueue");
+        assert!(early == 0 || given_up > 0, "{guest} got {early} segments out of order");
     }
 }
