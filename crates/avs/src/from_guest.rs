@@ -53,6 +53,7 @@ pub enum FromGuest {
 }
 
 /// Decides; `answer` receives the frame in the case of [`FromGuest::Answer`].
+#[inline(always)]
 pub(crate) fn decide(
     index: &Index,
     id: PortId,
@@ -92,6 +93,7 @@ struct Packet<'a> {
 }
 
 impl<'a> Packet<'a> {
+    #[inline(always)]
     fn of(index: &'a Index, id: PortId, frame: Frame<'a>) -> Result<Self, DropReason> {
         let (port, vpc) = index.port(id).ok_or(DropReason::UnknownPort)?;
         let Frame { head, len, offload, parsed } = frame;
@@ -99,6 +101,7 @@ impl<'a> Packet<'a> {
     }
 
     /// Whether the guest may send this at all.
+    #[inline(always)]
     fn admit(&self) -> Result<(), DropReason> {
         let p = self.parsed;
         if p.src_mac != self.port.mac {
@@ -130,6 +133,7 @@ impl<'a> Packet<'a> {
         p.src_ip.is_unspecified() && p.dst_mac.is_multicast() && allowed
     }
 
+    #[inline(always)]
     fn act(&self, answer: &mut Vec<u8>) -> Result<FromGuest, DropReason> {
         let p = self.parsed;
         if p.kind == L3::Arp {

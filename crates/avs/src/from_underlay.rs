@@ -33,6 +33,7 @@ pub enum FromUnderlay {
     Drop(DropReason),
 }
 
+#[inline(always)]
 pub(crate) fn decide(
     index: &Index,
     vni: Vni,

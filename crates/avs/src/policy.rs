@@ -47,7 +47,7 @@ impl GroupPolicy {
 
     /// Whether a packet of port `vnic` may pass: it belongs to a conversation that was allowed to begin, or
     /// begins one that is.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn judge(
         &self,
         Memory { sessions, after, epoch }: Memory<'_>,
@@ -143,7 +143,7 @@ pub(crate) enum Judgement {
 
 impl Judgement {
     /// Does to the sessions what follows from it.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn apply(self, sessions: &mut Sessions, direction: Direction, epoch: u32) -> Result<(), DropReason> {
         match self {
             Judgement::Exempt => Ok(()),
@@ -215,7 +215,7 @@ impl Acl {
 
     /// The rule that decides, by its place among those of its direction, and whether it lets the packet pass; without one it
     /// does.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn judge(&self, direction: Direction, head: &[u8], parsed: &Parsed) -> Option<(usize, bool)> {
         let exempt = !parsed.is_ip() || is_about_neighbours(head, parsed);
         if exempt {
@@ -242,6 +242,7 @@ fn turned(fields: Fields) -> Fields {
 }
 
 /// What a packet does to its session, and whether it is an echo request, which only the side that began may send.
+#[inline(always)]
 fn event(head: &[u8], parsed: &Parsed) -> (Event, bool) {
     match parsed.tcp {
         Some(tcp) => (Event::Tcp(tcp.flags), false),

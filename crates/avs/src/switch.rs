@@ -202,13 +202,16 @@ struct Doing<'a> {
 }
 
 impl Effects for Doing<'_> {
+    #[inline(always)]
     fn memory(&self) -> Memory<'_> {
         static NOTHING: Planned = Planned::NOTHING;
         Memory { sessions: self.sessions, after: &NOTHING, epoch: self.epoch }
     }
 
+    #[inline(always)]
     fn acl(&mut self, _: PortId, _: Direction, _: Option<(usize, bool)>) {}
 
+    #[inline(always)]
     fn groups(&mut self, _: PortId, direction: Direction, judgement: Judgement) -> Result<(), DropReason> {
         judgement.apply(self.sessions, direction, self.epoch)
     }

@@ -8,7 +8,7 @@ use crate::drop_reason::DropReason;
 use crate::from_guest::{self, FromGuest};
 use crate::from_underlay::{self, FromUnderlay};
 use crate::path_mtu::{Ends, Frame, Remedy};
-use crate::policy::{Judgement, Memory};
+use crate::policy::{GroupPolicy, Judgement, Memory};
 use crate::session::Direction;
 use crate::switch::Index;
 use crate::vpc::VpcIndex;
@@ -33,7 +33,7 @@ pub(crate) trait Effects {
 }
 
 /// Of a frame that a guest sent.
-#[inline]
+#[inline(always)]
 pub(crate) fn from_guest(
     index: &Index,
     port: PortId,
@@ -61,7 +61,7 @@ pub(crate) fn from_guest(
 }
 
 /// Of a frame that a peer sent: the port that it is for, and what becomes of it.
-#[inline]
+#[inline(always)]
 pub(crate) fn from_underlay(
     index: &Index,
     vni: Vni,
@@ -97,7 +97,7 @@ pub(crate) fn from_underlay(
 }
 
 /// Whether the ACL of its network and the groups of a port let a packet pass.
-#[inline]
+#[inline(always)]
 fn pass(
     index: &Index,
     port: PortId,
@@ -116,8 +116,20 @@ fn pass(
         }
     }
     let Some(policy) = index.policy(port) else { return Ok(()) };
-    let judgement = policy.judge(effects.memory(), id.0, direction, head, parsed);
-    effects.groups(id, direction, judgement)
+    ask(policy, id, direction, frame, effects)
+}
+
+/// Whether the groups of a port let a packet pass. One function: most ports need none of it, and its parts are for it alone.
+#[inline(never)]
+fn ask(
+    policy: &GroupPolicy,
+    port: PortId,
+    direction: Direction,
+    frame: Frame<'_>,
+    effects: &mut impl Effects,
+) -> Result<(), DropReason> {
+    let judgement = policy.judge(effects.memory(), port.0, direction, frame.head, frame.parsed);
+    effects.groups(port, direction, judgement)
 }
 
 /// Who tells the guest behind `port` that its packet is larger than its way allows: the gateway, or, where there is none, who it

@@ -32,6 +32,7 @@ const QUOTE_AT: usize = 8;
 impl Key {
     /// The session of a packet. `head` holds the frame's headers. Echo requests and replies have their identifier for ports;
     /// other protocols without ports, and fragments, have one session for each pair of addresses.
+    #[inline(always)]
     pub(crate) fn of(vnic: u16, direction: Direction, head: &[u8], parsed: &Parsed) -> Key {
         let ports = match echo(head, parsed) {
             Some((_, identifier)) => (identifier, identifier),
@@ -40,6 +41,7 @@ impl Key {
         Key::new(vnic, direction, (parsed.src_ip, parsed.dst_ip), ports, parsed.protocol)
     }
 
+    #[inline(always)]
     fn new(vnic: u16, direction: Direction, (src, dst): (IpAddr, IpAddr), ports: (u16, u16), protocol: u8) -> Key {
         let (src_port, dst_port) = ports;
         let ((local, local_port), (remote, remote_port)) = match direction {

@@ -134,6 +134,7 @@ impl Sessions {
     }
 
     /// The session of that name, `after` something.
+    #[inline(always)]
     pub(crate) fn find_after(&self, key: &Key, after: &Planned) -> Option<u32> {
         self.find(key).filter(|index| !after.ended.contains(index))
     }
