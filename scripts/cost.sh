@@ -11,9 +11,8 @@ out=$(cd "${OUT:-out}/cost" && pwd)
 
 # The whole workspace chooses the features of dependencies, as for everything else that is built, so that none is built twice.
 cargo build --quiet --locked --workspace --features bifrost-bench/runner --bin gungraun-runner
-cargo build --quiet --locked --release --workspace --bin bifrost-cost
 rm -rf "$out/counts"
-# The harness reports to a file; its own output matters only when it fails.
+# The harness reports to a file; its own output matters only when it fails. With the benchmark, bifrost-cost is built.
 status=0
 GUNGRAUN_RUNNER="$target/debug/gungraun-runner" GUNGRAUN_HOME="$out/counts" GUNGRAUN_COLOR=never \
     cargo bench --quiet --locked --workspace --bench instructions -- --save-summary=json \

@@ -42,7 +42,8 @@ step "tests" cargo test --workspace --locked
 step "swarm: build" cargo build --profile swarm --locked -p bifrost-sim --features mutations
 step "swarm: 2,000 seeds" "$target/swarm/bifrost-sim" swarm --seeds 0..2000 --keep "$out/swarm"
 step "swarm: every deliberate mistake is noticed" "$target/swarm/bifrost-sim" mutations --seeds 0..2000
-step "release build" cargo build --release --workspace --locked
+# With the benchmark: it brings dependencies of its own, and with them other features of what all share, which else were built twice.
+step "release build" cargo build --release --workspace --locked --bins --bench instructions
 step "studies in the simulator, in short: their bars" "$target/release/bifrost-sim" study all --quick --out "$out/studies"
 step "cost of the transport" scripts/cost.sh
 for run in 1 2; do
