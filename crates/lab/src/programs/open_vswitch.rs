@@ -62,7 +62,7 @@ impl OpenVswitch {
             let mask = 1u64 << processor;
             let settings = [
                 "other_config:dpdk-init=true".to_owned(),
-                "other_config:dpdk-extra=--no-huge --legacy-mem --no-pci -m 1024".to_owned(),
+                "other_config:dpdk-extra=--no-huge --legacy-mem --no-pci -m 2048".to_owned(),
                 format!("other_config:pmd-cpu-mask={mask:#x}"),
                 format!("other_config:dpdk-lcore-mask={mask:#x}"),
             ];
