@@ -8,6 +8,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 
 use crate::process::Program;
+use crate::programs::redis_benchmark::Measurement;
 use crate::topology::Guest;
 
 /// Requests that it has room for.
@@ -26,26 +27,7 @@ pub struct Load {
     pub keep_alive: bool,
 }
 
-/// What it measured.
-#[derive(Debug, Clone, PartialEq)]
-pub struct Measurement {
-    /// Requests answered.
-    pub requests: u64,
-    /// Requests answered per second.
-    pub rps: f64,
-    /// Mean time of a request, ms.
-    pub avg_ms: f64,
-    /// Median, ms.
-    pub p50_ms: f64,
-    /// 99th percentile, ms.
-    pub p99_ms: f64,
-    /// 99.9th percentile, whole ms.
-    pub p99_9_ms: f64,
-    /// The slowest request, whole ms.
-    pub max_ms: f64,
-}
-
-/// Runs `load` from `client`. Files with all times go to `logs`, under `name`.
+/// Runs `load` from `client`. Files with all times go to `logs`, under `name`. The tail beyond P99 is in whole ms.
 ///
 /// # Errors
 /// When a request fails, or the program prints what this does not understand.
