@@ -52,9 +52,14 @@ fn timers(mut round: Round) -> Round {
     round
 }
 
+/// Instructions are what is counted: simulating caches beside would take as long again.
+fn callgrind() -> Callgrind {
+    Callgrind::with_args(["--cache-sim=no"])
+}
+
 fn only_turns() -> LibraryBenchmarkConfig {
     let mut config = LibraryBenchmarkConfig::default();
-    config.tool(Callgrind::default().entry_point(EntryPoint::Custom("*::End::measured".to_owned())));
+    config.tool(callgrind().entry_point(EntryPoint::Custom("*::End::measured".to_owned())));
     config
 }
 
@@ -111,4 +116,4 @@ library_benchmark_group!(
     name = cost,
     benchmarks = [send, receive, build_ack, process_ack, timers, set_up, round, lone_packets]
 );
-main!(library_benchmark_groups = cost);
+main!(config = LibraryBenchmarkConfig::default().tool(callgrind()), library_benchmark_groups = cost);
