@@ -12,6 +12,20 @@ pub fn median(values: &[f64]) -> f64 {
     }
 }
 
+/// The median over repetitions; `None` if there was none.
+pub fn median_of(values: impl Iterator<Item = f64>) -> Option<f64> {
+    let values: Vec<f64> = values.collect();
+    (!values.is_empty()).then(|| median(&values))
+}
+
+/// What was varied: each value once, the smallest first.
+pub fn distinct_values(values: impl Iterator<Item = f64>) -> Vec<f64> {
+    let mut values: Vec<f64> = values.collect();
+    values.sort_by(f64::total_cmp);
+    values.dedup();
+    values
+}
+
 /// The arithmetic mean; NaN for none.
 pub fn mean(values: &[f64]) -> f64 {
     if values.is_empty() { f64::NAN } else { values.iter().sum::<f64>() / values.len() as f64 }

@@ -19,7 +19,7 @@ use crate::programs::iperf3;
 use crate::progress::Progress;
 use crate::report::{Table, number};
 use crate::results::{from_values, to_values};
-use crate::stats::{Random, median};
+use crate::stats::{Random, median_of};
 
 /// Flows at the same time, as many as the paper has clients.
 const FLOWS: u32 = 8;
@@ -206,8 +206,7 @@ fn measure(lab: &Lab, mode: Mode, repetition: u32, duration_s: f64) -> Result<Ro
 
 /// The median over repetitions; `None` if the mode was not measured.
 fn medians(rows: &[Row], mode: Mode, field: fn(&Row) -> f64) -> Option<f64> {
-    let values: Vec<f64> = rows.iter().filter(|row| row.mode == mode).map(field).collect();
-    if values.is_empty() { None } else { Some(median(&values)) }
+    median_of(rows.iter().filter(|row| row.mode == mode).map(field))
 }
 
 #[cfg(test)]

@@ -20,7 +20,7 @@ use crate::programs::iperf3;
 use crate::progress::Progress;
 use crate::report::{Table, number};
 use crate::results::{from_values, to_values};
-use crate::stats::{mean, median};
+use crate::stats::{mean, median_of};
 
 /// What the flow offers, Gbit/s.
 const RATES: [f64; 5] = [0.1, 0.2, 0.4, 0.6, 0.8];
@@ -258,8 +258,7 @@ fn rates(rows: &[Row]) -> Vec<f64> {
 
 /// The median over repetitions; `None` if the rate was not measured.
 fn medians(rows: &[Row], rate: f64, field: fn(&Row) -> f64) -> Option<f64> {
-    let values: Vec<f64> = rows.iter().filter(|row| row.offered_gbit_per_s == rate).map(field).collect();
-    if values.is_empty() { None } else { Some(median(&values)) }
+    median_of(rows.iter().filter(|row| row.offered_gbit_per_s == rate).map(field))
 }
 
 #[cfg(test)]

@@ -18,7 +18,7 @@ use crate::programs::iperf3;
 use crate::progress::Progress;
 use crate::report::{Table, factor, number};
 use crate::results::{from_values, to_values};
-use crate::stats::median;
+use crate::stats::median_of;
 
 /// Packets in a row on one path.
 const GROUPS: [u32; 5] = [1, 4, 16, 50, 500];
@@ -352,8 +352,7 @@ fn groups(rows: &[Row]) -> Vec<u32> {
 /// The median over repetitions; `None` if the point was not measured.
 fn medians(rows: &[Row], reordering: Reordering, group_packets: u32, field: fn(&Row) -> f64) -> Option<f64> {
     let of_point = rows.iter().filter(|r| r.reordering == reordering && r.group_packets == group_packets);
-    let values: Vec<f64> = of_point.map(field).collect();
-    if values.is_empty() { None } else { Some(median(&values)) }
+    median_of(of_point.map(field))
 }
 
 #[cfg(test)]

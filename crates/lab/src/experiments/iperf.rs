@@ -16,7 +16,7 @@ use crate::programs::iperf3;
 use crate::progress::Progress;
 use crate::report::{Table, factor, number};
 use crate::results::{from_values, to_values};
-use crate::stats::median;
+use crate::stats::{distinct_values, median_of};
 
 /// Loss rates on the wire, percent.
 const LOSSES: [f64; 2] = [0.0, 0.1];
@@ -161,15 +161,11 @@ impl Experiment for Iperf {
 }
 
 fn losses(rows: &[Row]) -> Vec<f64> {
-    let mut losses: Vec<f64> = rows.iter().map(|row| row.loss_percent).collect();
-    losses.sort_by(f64::total_cmp);
-    losses.dedup();
-    losses
+    distinct_values(rows.iter().map(|row| row.loss_percent))
 }
 
 fn medians(rows: &[Row], mode: Mode, loss: f64, field: fn(&Row) -> f64) -> Option<f64> {
-    let values: Vec<f64> = rows.iter().filter(|r| r.mode == mode && r.loss_percent == loss).map(field).collect();
-    if values.is_empty() { None } else { Some(median(&values)) }
+    median_of(rows.iter().filter(|r| r.mode == mode && r.loss_percent == loss).map(field))
 }
 
 #[cfg(test)]

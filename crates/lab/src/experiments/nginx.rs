@@ -21,7 +21,7 @@ use crate::programs::nginx::{Nginx, PORT};
 use crate::progress::Progress;
 use crate::report::{Table, factor, number};
 use crate::results::{from_values, to_values};
-use crate::stats::median;
+use crate::stats::{distinct_values, median_of};
 
 /// Loss rates on the wire, percent.
 const LOSSES: [f64; 3] = [0.0, 1.0, 2.0];
@@ -297,17 +297,13 @@ fn measure(
 }
 
 fn losses(rows: &[Row]) -> Vec<f64> {
-    let mut losses: Vec<f64> = rows.iter().map(|row| row.loss_percent).collect();
-    losses.sort_by(f64::total_cmp);
-    losses.dedup();
-    losses
+    distinct_values(rows.iter().map(|row| row.loss_percent))
 }
 
 /// The median over repetitions; `None` if that was not measured.
 fn medians(rows: &[Row], mode: Mode, connections: Connections, loss: f64, field: fn(&Row) -> f64) -> Option<f64> {
     let point = |r: &&Row| r.mode == mode && r.connections == connections && r.loss_percent == loss;
-    let values: Vec<f64> = rows.iter().filter(point).map(field).collect();
-    if values.is_empty() { None } else { Some(median(&values)) }
+    median_of(rows.iter().filter(point).map(field))
 }
 
 #[cfg(test)]

@@ -20,7 +20,7 @@ use crate::progress::Progress;
 use crate::report::{Table, factor, number};
 use crate::results::{from_values, to_values};
 use crate::standstill::{self, Standstill};
-use crate::stats::median;
+use crate::stats::{distinct_values, median_of};
 
 /// The loss rates of figure 20, percent.
 const LOSSES: [f64; 6] = [0.0, 0.01, 0.05, 0.1, 0.5, 1.0];
@@ -484,20 +484,16 @@ fn distinct<T: Ord>(rows: &[Row], key: fn(&Row) -> T) -> Vec<T> {
 }
 
 fn losses(rows: &[Row]) -> Vec<f64> {
-    let mut losses: Vec<f64> = rows.iter().map(|row| row.loss_percent).collect();
-    losses.sort_by(f64::total_cmp);
-    losses.dedup();
-    losses
+    distinct_values(rows.iter().map(|row| row.loss_percent))
 }
 
 /// The median over repetitions; `None` if the point was not measured.
 fn medians(rows: &[Row], mode: Mode, injector: Injector, loss: f64, op: Op, field: fn(&Row) -> f64) -> Option<f64> {
-    let values: Vec<f64> = rows
-        .iter()
-        .filter(|r| r.mode == mode && r.injector == injector && r.loss_percent == loss && r.op == op)
-        .map(field)
-        .collect();
-    if values.is_empty() { None } else { Some(median(&values)) }
+    median_of(
+        rows.iter()
+            .filter(|r| r.mode == mode && r.injector == injector && r.loss_percent == loss && r.op == op)
+            .map(field),
+    )
 }
 
 fn panels(rows: &[Row], y_title: &str, log_y: bool, field: fn(&Row) -> f64) -> Vec<Panel> {

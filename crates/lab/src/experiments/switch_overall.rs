@@ -22,7 +22,7 @@ use crate::programs::redis_server::RedisServer;
 use crate::progress::Progress;
 use crate::report::{Table, factor, number};
 use crate::results::{from_values, to_values};
-use crate::stats::median;
+use crate::stats::median_of;
 
 /// Requests that tell how many fill the time.
 const TRIAL_REQUESTS: u64 = 3000;
@@ -236,9 +236,7 @@ fn requests(
 
 /// The median over repetitions; `None` if that was not measured.
 fn medians(rows: &[Row], mode: Mode, security_groups: bool, field: fn(&Row) -> f64) -> Option<f64> {
-    let values: Vec<f64> =
-        rows.iter().filter(|r| r.mode == mode && r.security_groups == security_groups).map(field).collect();
-    if values.is_empty() { None } else { Some(median(&values)) }
+    median_of(rows.iter().filter(|r| r.mode == mode && r.security_groups == security_groups).map(field))
 }
 
 #[cfg(test)]

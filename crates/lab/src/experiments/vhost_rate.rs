@@ -23,7 +23,7 @@ use crate::programs::testpmd::{self, Testpmd};
 use crate::progress::Progress;
 use crate::report::{Table, number};
 use crate::results::{from_values, to_values};
-use crate::stats::median;
+use crate::stats::median_of;
 use crate::{command, interrupt};
 
 /// Bytes of a frame on a wire, its four bytes of checksum included, which no virtual port sees.
@@ -191,9 +191,7 @@ fn share(rows: &[Row], frame_bytes: u32) -> Option<f64> {
 
 /// The median over repetitions; `None` if that was not measured.
 fn medians(rows: &[Row], mode: Switch, frame_bytes: u32, field: fn(&Row) -> f64) -> Option<f64> {
-    let values: Vec<f64> =
-        rows.iter().filter(|row| row.mode == mode && row.frame_bytes == frame_bytes).map(field).collect();
-    if values.is_empty() { None } else { Some(median(&values)) }
+    median_of(rows.iter().filter(|row| row.mode == mode && row.frame_bytes == frame_bytes).map(field))
 }
 
 /// What is being measured, while it runs.
