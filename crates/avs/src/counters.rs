@@ -1,6 +1,7 @@
 //! What the switch did, in numbers. A frame that is to be segmented later counts as one packet.
 
 use crate::drop_reason::DropReason;
+use crate::from_guest::FromGuest;
 
 /// Counters of one port.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -63,6 +64,16 @@ impl Drops {
 }
 
 impl PortCounters {
+    #[inline(always)]
+    pub(crate) fn count_from_guest(&mut self, decision: &FromGuest) {
+        match *decision {
+            FromGuest::Remote { .. } => self.to_remote_packets += 1,
+            FromGuest::Local { .. } => self.to_local_packets += 1,
+            FromGuest::Answer => self.answered_packets += 1,
+            FromGuest::Drop(reason) => self.dropped.count(reason),
+        }
+    }
+
     /// Every counter by name; names end in their unit.
     pub fn iter(&self) -> impl Iterator<Item = (&'static str, u64)> {
         [

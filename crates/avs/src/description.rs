@@ -5,6 +5,7 @@ use std::net::IpAddr;
 use bifrost_tables::{IpNet, Pattern};
 use bifrost_wire::{Mac, Vni};
 
+use crate::flow::FlowLimits;
 use crate::session::{Direction, SessionLimits};
 
 /// The gateway's MAC address, the same in every VPC and on every host, so that a guest that moves keeps its neighbour
@@ -138,6 +139,8 @@ pub struct Tables {
     pub groups: Vec<SecurityGroup>,
     /// Bounds of what security groups remember.
     pub sessions: SessionLimits,
+    /// Bounds of what is remembered about flows.
+    pub flows: FlowLimits,
 }
 
 /// Why a switch cannot be built from some [`Tables`].

@@ -164,11 +164,13 @@ impl<'a> Packet<'a> {
     }
 
     /// Unchanged, to the vNIC that has the destination MAC address.
+    #[inline(always)]
     fn switched(&self, reliable: bool) -> Result<FromGuest, DropReason> {
         let site = self.vpc.site(self.parsed.dst_mac).ok_or(DropReason::UnknownMac)?;
         self.forward(self.parsed.dst_mac, site, None, reliable)
     }
 
+    #[inline(always)]
     fn forward(
         &self,
         remote: Mac,

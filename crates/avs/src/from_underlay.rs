@@ -5,12 +5,11 @@ use std::net::IpAddr;
 use bifrost_nic::{L3, Parsed};
 use bifrost_wire::icmp::v6;
 use bifrost_wire::protocol::ICMPV6;
-use bifrost_wire::{Mac, Vni, arp};
+use bifrost_wire::{Mac, arp};
 
 use crate::description::{GATEWAY_MAC, PeerId, PortId};
 use crate::drop_reason::DropReason;
 use crate::from_guest::{icmpv6, is_router_message};
-use crate::switch::Index;
 use crate::vpc::{Place, VpcIndex};
 
 /// What is to happen with a frame from the underlay.
@@ -34,14 +33,8 @@ pub enum FromUnderlay {
 }
 
 #[inline(always)]
-pub(crate) fn decide(
-    index: &Index,
-    vni: Vni,
-    peer: PeerId,
-    head: &[u8],
-    parsed: &Parsed,
-) -> Result<PortId, DropReason> {
-    let vpc = index.vpc(vni).ok_or(DropReason::UnknownVni)?;
+pub(crate) fn decide(vpc: Option<&VpcIndex>, peer: PeerId, head: &[u8], parsed: &Parsed) -> Result<PortId, DropReason> {
+    let vpc = vpc.ok_or(DropReason::UnknownVni)?;
     let packet = Packet { vpc, peer, head, parsed };
     packet.admit()?;
     packet.deliver()
@@ -57,6 +50,7 @@ struct Packet<'a> {
 impl Packet<'_> {
     /// Whether the source is at the peer: by MAC address, or by route for what came through the gateway. An address
     /// that is known to be elsewhere is refused even from a MAC address that is right.
+    #[inline(always)]
     fn admit(&self) -> Result<(), DropReason> {
         let p = self.parsed;
         if p.vlan.is_some() {
@@ -81,6 +75,7 @@ impl Packet<'_> {
         }
     }
 
+    #[inline(always)]
     fn deliver(&self) -> Result<PortId, DropReason> {
         let p = self.parsed;
         if p.kind == L3::Arp {

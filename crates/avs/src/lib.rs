@@ -23,6 +23,11 @@
 //! Admission is about addresses: nobody speaks with one that is not theirs. Then comes where a packet goes, and last whether it
 //! may: network ACLs look at each packet by itself, security groups let conversations begin and remember them
 //! as sessions. Only ports with groups have sessions; to others they cost a look at an `Option`.
+//!
+//! # What is asked once
+//!
+//! In networks with rules, what becomes of a packet is kept for the next ones of its flow. They get the same decision, and their
+//! sessions and counters take the same steps, without a walk through the tables.
 
 #![forbid(unsafe_code)]
 
@@ -30,10 +35,12 @@ mod answer;
 mod counters;
 mod description;
 mod drop_reason;
+mod flow;
 mod from_guest;
 mod from_underlay;
 mod path_mtu;
 mod policy;
+mod recall;
 mod rewrite;
 mod session;
 mod switch;
@@ -48,6 +55,7 @@ pub use description::{
     SecurityGroup, Tables, Vpc,
 };
 pub use drop_reason::DropReason;
+pub use flow::{FlowCounters, FlowLimits};
 pub use from_guest::FromGuest;
 pub use from_underlay::FromUnderlay;
 pub use policy::Permission;

@@ -241,6 +241,12 @@ fn turned(fields: Fields) -> Fields {
     Fields { src: dst, dst: src, protocol, ports: ports.map(|(s, d)| (d, s)) }
 }
 
+/// What a packet of TCP or UDP does to its session.
+#[inline(always)]
+pub(crate) fn event_of(parsed: &Parsed) -> Event {
+    parsed.tcp.map_or(Event::Datagram, |tcp| Event::Tcp(tcp.flags))
+}
+
 /// What a packet does to its session, and whether it is an echo request, which only the side that began may send.
 #[inline(always)]
 fn event(head: &[u8], parsed: &Parsed) -> (Event, bool) {

@@ -9,10 +9,12 @@ use bifrost_wire::{Mac, Vni};
 use crate::counters::{PortCounters, UnderlayCounters};
 use crate::description::{BuildError, PeerId, Port, PortId, Tables};
 use crate::drop_reason::DropReason;
+use crate::flow::{FlowCounters, FlowLimits};
 use crate::from_guest::FromGuest;
 use crate::from_underlay::FromUnderlay;
 use crate::path_mtu::{self, Ends, Frame, Remedy};
 use crate::policy::{GroupPolicy, Judgement, Memory};
+use crate::recall::Remembered;
 use crate::session::{Direction, Planned, SessionCounters, Sessions};
 use crate::vpc::{Place, VpcIndex};
 use crate::way::{self, Effects};
@@ -22,13 +24,16 @@ use crate::way::{self, Effects};
 pub struct Switch {
     pub(crate) index: Index,
     /// By port number; of ports that are gone, too, until another one takes the number.
-    counters: Vec<Account>,
+    pub(crate) counters: Vec<Account>,
     underlay: UnderlayCounters,
     pub(crate) sessions: Sessions,
+    /// What became of packets before, in networks with rules.
+    pub(crate) remembered: Remembered,
+    secret: u64,
     /// Counts configurations: sessions of an earlier one are looked at again.
     pub(crate) epoch: u32,
     /// The last frame that the switch made itself.
-    answer: Vec<u8>,
+    pub(crate) answer: Vec<u8>,
     /// As last told.
     pub(crate) now_ns: u64,
 }
@@ -45,11 +50,14 @@ impl Switch {
             counters: Vec::new(),
             underlay: UnderlayCounters::default(),
             sessions: Sessions::new(tables.sessions, secret),
+            remembered: Remembered::nothing(),
+            secret,
             epoch: 0,
             answer: Vec::new(),
             now_ns: 0,
         };
         switch.open_accounts();
+        switch.make_room(tables.flows);
         Ok(switch)
     }
 
@@ -63,6 +71,7 @@ impl Switch {
         self.epoch = self.epoch.wrapping_add(1);
         self.sessions.set_limits(tables.sessions);
         self.open_accounts();
+        self.make_room(tables.flows);
         Ok(())
     }
 
@@ -85,20 +94,18 @@ impl Switch {
     ) -> FromGuest {
         let frame = Frame { head: frame_head, len, offload, parsed };
         let at = usize::from(port.0);
-        if self.index.port(port).is_none() || at >= self.counters.len() {
+        let Some((_, vpc)) = self.index.port(port).filter(|_| at < self.counters.len()) else {
             self.underlay.dropped.count(DropReason::UnknownPort);
             return FromGuest::Drop(DropReason::UnknownPort);
+        };
+        // Without rules the tables are soon asked.
+        if vpc.has_rules {
+            return self.by_flow_from_guest(port, frame);
         }
         let Switch { index, counters, sessions, answer, .. } = self;
         let mut doing = Doing { sessions, accounts: counters, epoch: self.epoch, now_ns: self.now_ns };
         let decision = way::from_guest(index, port, frame, answer, &mut doing).unwrap_or_else(FromGuest::Drop);
-        let counters = &mut self.counters[at].counters;
-        match decision {
-            FromGuest::Remote { .. } => counters.to_remote_packets += 1,
-            FromGuest::Local { .. } => counters.to_local_packets += 1,
-            FromGuest::Answer => counters.answered_packets += 1,
-            FromGuest::Drop(reason) => counters.dropped.count(reason),
-        }
+        self.counters[at].counters.count_from_guest(&decision);
         decision
     }
 
@@ -112,15 +119,26 @@ impl Switch {
     pub fn from_underlay(&mut self, vni: Vni, peer: PeerId, frame_head: &[u8], parsed: &Parsed) -> FromUnderlay {
         let frame = Frame { head: frame_head, len: frame_head.len(), offload: Offload::default(), parsed };
         let Switch { index, counters, sessions, answer, .. } = self;
+        let vpc = index.vpc(vni);
+        if let Some(vpc) = vpc.filter(|vpc| vpc.has_rules) {
+            let vpc = vpc.number;
+            return self.by_flow_from_underlay(vpc, peer, frame);
+        }
         let mut doing = Doing { sessions, accounts: counters, epoch: self.epoch, now_ns: self.now_ns };
-        let (port, decision) = way::from_underlay(index, vni, peer, frame, answer, &mut doing);
+        let (port, decision) = way::from_underlay(index, vpc, peer, frame, answer, &mut doing);
+        self.count_from_underlay(port, &decision);
+        decision
+    }
+
+    #[inline(always)]
+    pub(crate) fn count_from_underlay(&mut self, port: Option<PortId>, decision: &FromUnderlay) {
         let Some(account) = port.and_then(|port| self.counters.get_mut(usize::from(port.0))) else {
-            if let FromUnderlay::Drop(reason) = decision {
+            if let FromUnderlay::Drop(reason) = *decision {
                 self.underlay.dropped.count(reason);
             }
-            return decision;
+            return;
         };
-        match decision {
+        match *decision {
             FromUnderlay::Port(_) | FromUnderlay::Cut { .. } => {
                 account.counters.from_underlay_packets += 1;
                 self.underlay.accepted_packets += 1;
@@ -131,7 +149,6 @@ impl Switch {
             }
             FromUnderlay::Answer => self.underlay.told_packets += 1,
         }
-        decision
     }
 
     /// Whether the vNIC of that MAC address lives on that host, as the routes have it.
@@ -168,6 +185,11 @@ impl Switch {
         self.sessions.counters()
     }
 
+    /// Counters of flow records.
+    pub fn flow_counters(&self) -> &FlowCounters {
+        self.remembered.counters()
+    }
+
     /// The description of a port.
     pub fn port(&self, port: PortId) -> Option<&Port> {
         self.index.port(port).map(|(p, _)| &p.port)
@@ -176,6 +198,13 @@ impl Switch {
     /// For ICMP errors about what a port sends and gets.
     pub(crate) fn allowance(&self, port: PortId) -> Option<&TokenBucket> {
         self.counters.get(usize::from(port.0)).map(|account| &account.errors)
+    }
+
+    /// Room for flow records, if there are networks that need them. Those that there are stay if nothing has changed about that;
+    /// they are of an earlier configuration and go by and by.
+    fn make_room(&mut self, limits: FlowLimits) {
+        let needed = self.index.vpcs.iter().any(|vpc| vpc.has_rules);
+        self.remembered.make_room(if needed { limits.rounded() } else { 0 }, self.secret);
     }
 
     /// Gives every port counters: its own again, or new ones.
@@ -194,11 +223,11 @@ impl Switch {
 }
 
 /// Does what follows from judgements.
-struct Doing<'a> {
-    sessions: &'a mut Sessions,
-    accounts: &'a mut [Account],
-    epoch: u32,
-    now_ns: u64,
+pub(crate) struct Doing<'a> {
+    pub(crate) sessions: &'a mut Sessions,
+    pub(crate) accounts: &'a mut [Account],
+    pub(crate) epoch: u32,
+    pub(crate) now_ns: u64,
 }
 
 impl Effects for Doing<'_> {
@@ -235,9 +264,9 @@ impl Effects for Doing<'_> {
 
 /// Counters of a port, and of which vNIC.
 #[derive(Clone, Debug)]
-struct Account {
+pub(crate) struct Account {
     vnic: Option<(Vni, Mac)>,
-    counters: PortCounters,
+    pub(crate) counters: PortCounters,
     /// For ICMP errors about what it sends and gets.
     errors: TokenBucket,
 }
@@ -274,7 +303,7 @@ impl Index {
             if index.by_vni.insert(vpc.vni, index.vpcs.len()).is_some() {
                 return Err(BuildError::DuplicateVni(vpc.vni));
             }
-            index.vpcs.push(VpcIndex::new(vpc)?);
+            index.vpcs.push(VpcIndex::new(vpc, index.vpcs.len())?);
         }
         for port in &tables.ports {
             let vpc = index.vpc_number(port.vni)?;
@@ -317,6 +346,11 @@ impl Index {
     /// What the groups of a port say, if it has any.
     pub(crate) fn policy(&self, port: &PortIndex) -> Option<&GroupPolicy> {
         port.policy.map(|policy| &self.policies[policy])
+    }
+
+    /// A network by its [`number`](VpcIndex::number).
+    pub(crate) fn vpc_of(&self, number: usize) -> Option<&VpcIndex> {
+        self.vpcs.get(number)
     }
 
     pub(crate) fn vpc(&self, vni: Vni) -> Option<&VpcIndex> {

@@ -10,7 +10,7 @@ use crate::from_underlay::FromUnderlay;
 use crate::path_mtu::{self, Ends, Frame, Remedy};
 use crate::policy::{Judgement, Memory, Permission, Why};
 use crate::session::{Direction, Planned};
-use crate::switch::Switch;
+use crate::switch::{Index, Switch};
 use crate::vpc::{Place, Station};
 use crate::way::{self, Effects};
 
@@ -112,7 +112,7 @@ impl Switch {
         let admitted = from_guest::admit(&self.index, port, frame);
         GuestTrace {
             admitted,
-            hop: if admitted.is_ok() { self.hop(port, parsed) } else { None },
+            hop: if admitted.is_ok() { self.index.hop(port, parsed) } else { None },
             checks: looking.checks,
             decision: decision.unwrap_or_else(FromGuest::Drop),
         }
@@ -122,7 +122,8 @@ impl Switch {
     pub fn trace_from_underlay(&self, vni: Vni, peer: PeerId, frame_head: &[u8], parsed: &Parsed) -> UnderlayTrace {
         let frame = Frame { head: frame_head, len: frame_head.len(), offload: Offload::default(), parsed };
         let mut looking = Looking::at(self);
-        let (port, decision) = way::from_underlay(&self.index, vni, peer, frame, &mut Vec::new(), &mut looking);
+        let (port, decision) =
+            way::from_underlay(&self.index, self.index.vpc(vni), peer, frame, &mut Vec::new(), &mut looking);
         UnderlayTrace { port, checks: looking.checks, decision }
     }
 
@@ -130,9 +131,12 @@ impl Switch {
     pub fn neighbour(&self, vni: Vni, address: std::net::IpAddr) -> Option<Mac> {
         self.index.vpc(vni)?.neighbour(address)
     }
+}
 
-    fn hop(&self, port: PortId, parsed: &Parsed) -> Option<Hop> {
-        let (_, vpc) = self.index.port(port)?;
+impl Index {
+    /// Where a packet from a port goes next, if it goes anywhere.
+    pub(crate) fn hop(&self, port: PortId, parsed: &Parsed) -> Option<Hop> {
+        let (_, vpc) = self.port(port)?;
         let routed = parsed.dst_mac == GATEWAY_MAC && vpc.has_gateway();
         let Station { mac, site } = if routed {
             vpc.route(parsed.dst_ip).filter(|_| parsed.is_ip() && !vpc.is_gateway(parsed.dst_ip))?

@@ -33,9 +33,13 @@ pub(crate) struct Station {
 #[derive(Debug)]
 pub(crate) struct VpcIndex {
     pub(crate) vni: Vni,
+    /// Its place among the networks.
+    pub(crate) number: usize,
     pub(crate) reliability: Reliability,
     pub(crate) ordering: Ordering,
     pub(crate) acl: Option<Acl>,
+    /// Whether more is asked than where packets go: there is an ACL, or one of its ports has security groups.
+    pub(crate) has_rules: bool,
     gateways: Vec<IpAddr>,
     macs: ExactMap<Mac, Site>,
     /// Until [`finish`](Self::finish).
@@ -44,15 +48,17 @@ pub(crate) struct VpcIndex {
 }
 
 impl VpcIndex {
-    pub(crate) fn new(vpc: &Vpc) -> Result<Self, BuildError> {
+    pub(crate) fn new(vpc: &Vpc, number: usize) -> Result<Self, BuildError> {
         if let Some(&addr) = vpc.gateways.iter().find(|a| !is_host(**a)) {
             return Err(BuildError::Address(addr));
         }
         Ok(Self {
             vni: vpc.vni,
+            number,
             reliability: vpc.reliability,
             ordering: vpc.ordering,
             acl: Acl::new(&vpc.acl),
+            has_rules: !vpc.acl.is_empty(),
             gateways: vpc.gateways.clone(),
             // Keys come from the operator, who has no reason to attack the hash.
             macs: exact_map(0),
@@ -64,6 +70,7 @@ impl VpcIndex {
     pub(crate) fn add_port(&mut self, port: &Port) -> Result<(), BuildError> {
         let site = Site { place: Place::Local(port.id), mtu: port.mtu };
         self.add_mac(port.mac, site)?;
+        self.has_rules |= !port.groups.is_empty();
         for &addr in &port.addresses {
             if !is_host(addr) {
                 return Err(BuildError::Address(addr));

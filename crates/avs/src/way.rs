@@ -1,7 +1,6 @@
 //! The way of a packet through the switch, written once: what is done on it, or only foreseen, are [`Effects`].
 
 use bifrost_nic::{Offload, Parsed};
-use bifrost_wire::Vni;
 
 use crate::description::{GATEWAY_MAC, PeerId, Port, PortId};
 use crate::drop_reason::DropReason;
@@ -60,18 +59,18 @@ pub(crate) fn from_guest(
     }
 }
 
-/// Of a frame that a peer sent: the port that it is for, and what becomes of it.
+/// Of a frame that a peer sent, in a network that is here or not: the port that it is for, and what becomes of it.
 #[inline(always)]
 pub(crate) fn from_underlay(
     index: &Index,
-    vni: Vni,
+    vpc: Option<&VpcIndex>,
     peer: PeerId,
     frame: Frame<'_>,
     answer: &mut Vec<u8>,
     effects: &mut impl Effects,
 ) -> (Option<PortId>, FromUnderlay) {
     let Frame { head, parsed, .. } = frame;
-    let port = match from_underlay::decide(index, vni, peer, head, parsed) {
+    let port = match from_underlay::decide(vpc, peer, head, parsed) {
         Ok(port) => port,
         Err(reason) => return (None, FromUnderlay::Drop(reason)),
     };

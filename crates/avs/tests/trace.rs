@@ -6,97 +6,11 @@ mod common;
 
 use bifrost_avs::{
     AclRule, By, Check, Direction, DropReason, FromGuest, GroupId, GroupRule, Hop, Pattern, PeerId, Permission, PortId,
-    SecurityGroup, SessionLimits, Switch, Tables,
+    SecurityGroup, Switch,
 };
 use bifrost_nic::{Offload, parse};
-use bifrost_wire::ipv4;
+use common::any::*;
 use common::*;
-
-const SECOND: u64 = 1 << 30;
-const SYN: u8 = 2;
-const ETHERNET: usize = 14;
-
-/// A TCP segment, with or without DF.
-fn segment(from: u8, to: u8, ports: (u16, u16), flags: u8, payload: usize, dont_fragment: bool) -> Vec<u8> {
-    let mut body = vec![0; 20 + payload];
-    body[..2].copy_from_slice(&ports.0.to_be_bytes());
-    body[2..4].copy_from_slice(&ports.1.to_be_bytes());
-    (body[12], body[13]) = (0x50, flags);
-    let mut frame = packet((mac(from), mac(to)), &format!("10.0.0.{from}"), &format!("10.0.0.{to}"), 64, 6, &body);
-    let header = ipv4::Header { dont_fragment, ..ipv4::Header::parse(&frame[ETHERNET..]).unwrap() };
-    frame[ETHERNET..ETHERNET + 20].copy_from_slice(&header.emit());
-    frame
-}
-
-/// An error about a packet that went from `to` to `from`.
-fn icmp_error(from: u8, to: u8, ports: (u16, u16), payload: usize) -> Vec<u8> {
-    let about = segment(to, from, (ports.1, ports.0), SYN, payload, true);
-    let body = [&[3, 1, 0, 0, 0, 0, 0, 0], &about[ETHERNET..]].concat();
-    packet((mac(from), mac(to)), &format!("10.0.0.{from}"), &format!("10.0.0.{to}"), 64, 1, &body)
-}
-
-/// `crowded`: mostly between the two guests of this host, whose ports remember both.
-fn any_frame(rng: &mut fastrand::Rng, from: u8, crowded: bool) -> Vec<u8> {
-    let to = if crowded && from < 3 && rng.u8(0..4) > 0 { 3 - from } else { rng.u8(1..=5) };
-    let ports = (rng.u16(1..4), rng.u16(1..4));
-    // Some of them spoofed.
-    let from = if rng.u8(..) < 10 { rng.u8(1..=4) } else { from };
-    let (source, target) = (format!("10.0.0.{from}"), format!("10.0.0.{to}"));
-    match rng.u8(0..12) {
-        0 => udp((mac(from), mac(to)), &source, &target, ports),
-        1 => ping((mac(from), mac(to)), &source, &target, b"there?"),
-        2 => icmp_error(from, to, ports, *rng.choice(&[0, 1000]).unwrap()),
-        3 => udp((mac(from), bifrost_avs::GATEWAY_MAC), &source, "10.1.2.3", ports),
-        4 => udp((mac(from), bifrost_avs::GATEWAY_MAC), &source, "10.9.9.9", ports),
-        5 => arp(
-            (mac(from), bifrost_wire::Mac::BROADCAST),
-            bifrost_wire::arp::Operation::Request,
-            (mac(from), &source),
-            (bifrost_wire::Mac::ZERO, &target),
-        ),
-        n => {
-            let flags = *rng.choice(&[SYN, SYN, 0x12, 0x10, 0x11, 0x04]).unwrap();
-            segment(from, to, ports, flags, if n < 8 { 1000 } else { 0 }, rng.bool())
-        }
-    }
-}
-
-fn any_pattern(rng: &mut fastrand::Rng) -> Pattern {
-    Pattern {
-        protocol: *rng.choice(&[None, Some(6), Some(6), Some(17)]).unwrap(),
-        dst_ports: rng.choice(&[0..=u16::MAX, 1..=1, 2..=3]).unwrap().clone(),
-        ..Pattern::default()
-    }
-}
-
-fn any_direction(rng: &mut fastrand::Rng) -> Direction {
-    if rng.bool() { Direction::Egress } else { Direction::Ingress }
-}
-
-fn any_tables(rng: &mut fastrand::Rng, crowded: bool) -> Tables {
-    let mut tables = tables();
-    for _ in 0..3 {
-        let count = rng.usize(0..4);
-        let rule = |_| GroupRule { direction: any_direction(rng), pattern: any_pattern(rng) };
-        tables.groups.push(SecurityGroup { rules: (0..count).map(rule).collect() });
-    }
-    let all = |direction| GroupRule { direction, pattern: Pattern::default() };
-    tables.groups.push(SecurityGroup { rules: vec![all(Direction::Egress), all(Direction::Ingress)] });
-    for port in &mut tables.ports {
-        port.groups = (0..3).filter(|_| rng.u8(0..3) == 0).map(GroupId).collect();
-        port.groups.extend(crowded.then_some(GroupId(3)));
-        port.mtu = *rng.choice(&[600, 1500, 1500]).unwrap();
-    }
-    for route in &mut tables.routes {
-        route.mtu = *rng.choice(&[600, 1500]).unwrap();
-    }
-    if rng.u8(0..3) == 0 {
-        let rule = |_| AclRule { direction: any_direction(rng), pattern: any_pattern(rng), allow: rng.u8(0..3) > 0 };
-        tables.vpcs[0].acl = (0..3).map(rule).collect();
-    }
-    tables.sessions = SessionLimits { total: rng.u32(1..8), per_port: rng.u32(1..6) };
-    tables
-}
 
 #[test]
 fn it_tells_what_happens_then_and_changes_nothing() {

@@ -15,7 +15,7 @@ mod wheel;
 
 pub(crate) use key::{Key, echo, related};
 pub(crate) use state::Event;
-pub(crate) use table::{Planned, Sessions};
+pub(crate) use table::{Handle, Planned, Sessions};
 
 /// Which way a packet goes, seen from the guest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

@@ -38,6 +38,14 @@ impl Planned {
     }
 }
 
+/// Names a session, and no other one for ever.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Handle {
+    pub(crate) index: u32,
+    /// The how manyeth it was to begin.
+    pub(crate) number: u64,
+}
+
 /// There is no room for another session, and none that may go.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Full;
@@ -61,6 +69,8 @@ pub(crate) struct Sessions {
 #[derive(Clone, Copy, Debug)]
 struct Session {
     key: Key,
+    /// As of its [`Handle`]; 0 once it has ended.
+    number: u64,
     /// On the wheel, or on the free list.
     due: Links,
     /// Among those of its port that may be evicted.
@@ -144,6 +154,17 @@ impl Sessions {
         self.index.find(self.hasher.hash_one(key), |&i| self.slab[i as usize].key == *key).copied()
     }
 
+    /// A name that means this session alone.
+    pub(crate) fn handle(&self, index: u32) -> Handle {
+        Handle { index, number: self.slab[index as usize].number }
+    }
+
+    /// Whether a session has not ended.
+    #[inline(always)]
+    pub(crate) fn is_there(&self, Handle { index, number }: Handle) -> bool {
+        self.slab.get(index as usize).is_some_and(|session| session.number == number)
+    }
+
     /// Which side's packet was the first.
     pub(crate) fn origin(&self, index: u32) -> Direction {
         self.slab[index as usize].origin
@@ -196,6 +217,7 @@ impl Sessions {
         let state = State::first(event);
         let session = Session {
             key,
+            number: self.counters.created + 1,
             due: Links::UNLINKED,
             idle: Links::UNLINKED,
             epoch,
@@ -348,6 +370,7 @@ impl Sessions {
     /// Ends a session that is not on the wheel.
     fn forget(&mut self, index: u32) {
         let Session { key, state, .. } = self.slab[index as usize];
+        self.slab[index as usize].number = 0;
         let found = self.index.find_entry(self.hasher.hash_one(key), |&i| i == index);
         if let Ok(entry) = found {
             entry.remove();

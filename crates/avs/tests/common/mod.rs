@@ -1,6 +1,8 @@
 //! A small world and frames for it.
 #![allow(dead_code, clippy::unwrap_used)]
 
+pub(crate) mod any;
+
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use bifrost_avs::{

@@ -65,19 +65,25 @@ pub enum Action {
     Deny,
 }
 
-/// How many conversations are remembered for security groups, of each worker.
+/// How many conversations and flows are remembered, of each worker.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Sessions {
     /// Of all ports, 1024 to 16777216.
     pub total: u32,
     /// Of one port, 16 to `total`.
     pub per_port: u32,
+    /// Flows in each direction whose packets need not be judged again, 0 to 1048576.
+    pub flow_records: u32,
 }
 
 pub(super) fn sessions(mut s: Section<'_, '_>) -> Sessions {
     let total = s.int("total", 1024..=1 << 24, 1 << 20) as u32;
     let default = u64::from(total).min(100_000);
-    let sessions = Sessions { total, per_port: s.int("per_port", 16..=u64::from(total), default) as u32 };
+    let sessions = Sessions {
+        total,
+        per_port: s.int("per_port", 16..=u64::from(total), default) as u32,
+        flow_records: s.int("flow_records", 0..=1 << 20, 1 << 15) as u32,
+    };
     s.finish();
     sessions
 }

@@ -41,6 +41,12 @@ pub(super) const CHAPTER: Chapter = Chapter {
             "a port begins more than `[sessions]` lets it have: a SYN flood, or raise `sessions.per_port`",
         ),
         count("avs.revoked_sessions", "conversations that ended because a reload changed the rules", ""),
+        count("avs.flow_found_packets", "packets whose flow was remembered, so that no table was asked", ""),
+        count(
+            "avs.flow_made_records",
+            "flows that were remembered, in networks with an ACL or security groups",
+            "nearly as many as packets found: more flows than `sessions.flow_records`",
+        ),
     ],
     families: &[
         Family {

@@ -3,8 +3,8 @@
 use std::net::IpAddr;
 
 use bifrost_avs::{
-    AclRule, Direction, FromGuest, FromUnderlay, GATEWAY_MAC, GroupId, GroupRule, Ordering, Pattern, PeerId, Port,
-    PortId, Reliability, Route, SecurityGroup, SessionLimits, Switch, Tables, Vpc,
+    AclRule, Direction, FlowLimits, FromGuest, FromUnderlay, GATEWAY_MAC, GroupId, GroupRule, Ordering, Pattern,
+    PeerId, Port, PortId, Reliability, Route, SecurityGroup, SessionLimits, Switch, Tables, Vpc,
 };
 use bifrost_nic::{L3, Offload, Parsed, parse};
 use bifrost_wire::{Mac, Vni};
@@ -63,6 +63,7 @@ fn tables() -> Tables {
         ],
         groups: vec![SecurityGroup { rules }],
         sessions: SessionLimits { total: 8, per_port: 4 },
+        flows: FlowLimits { records: 8 },
     }
 }
 
@@ -77,8 +78,11 @@ pub(crate) fn run(bytes: &[u8]) {
         let (network, peer) = (input.pick(&[100, 100, 100, 200, 300]), PeerId(input.pick(&[1, 1, 2, 7])));
         let frame = frame(input, 64);
         let Ok(parsed) = parse(&frame, frame.len()) else { continue };
-        guest(&mut switch, port, &frame, &parsed);
-        underlay(&mut switch, vni(network), peer, &frame, &parsed);
+        // Its flow is remembered after the second time at the latest.
+        for _ in 0..3 {
+            guest(&mut switch, port, &frame, &parsed);
+            underlay(&mut switch, vni(network), peer, &frame, &parsed);
+        }
         assert!(switch.session_counters().current <= 8, "more sessions than there may be");
     }
 }

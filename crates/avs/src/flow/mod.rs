@@ -1,0 +1,60 @@
+//! Flow records: what became of a packet that passed, compiled into one entry, so that the next packet of its flow need not walk
+//! the tables again (Triton paper, section 4).
+//!
+//! A record is found by the flow's hash, and belongs to a packet if all that the tables look at is the same: both MAC addresses,
+//! the five-tuple, and the port or the peer and network that it came from. It holds as long as the configuration and the sessions
+//! that it names. What is done by it is what the tables would have had done, the steps of the sessions included.
+//!
+//! Only what is ordinary has records: unfragmented UDP, and TCP without SYN; where conversations are remembered, not the packet
+//! that begins one. So a flood of SYNs makes none. Everything else (fragments, ICMP, neighbours, what is too large or at the end of
+//! its time to live) goes the way of the tables.
+//!
+//! A table has a fixed number of records, in sets of four, and its hash is secret. What guests can do is to take each
+//! other's places in a set; whose record is gone pays for the tables again, and no more.
+
+mod key;
+mod table;
+
+pub(crate) use key::{Key, Source};
+use table::WAYS;
+pub(crate) use table::{Flows, Record, Touched};
+
+/// How many flow records there may be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FlowLimits {
+    /// Of packets from guests; and as many of packets from the underlay. None are made with 0. Rounded down to sets of four.
+    pub records: u32,
+}
+
+impl FlowLimits {
+    /// Most records that a table has room for, whatever is asked for.
+    pub const MAX_RECORDS: u32 = 1 << 20;
+
+    /// For so many there will be room.
+    pub(crate) fn rounded(self) -> u32 {
+        self.records.min(Self::MAX_RECORDS) / WAYS as u32 * WAYS as u32
+    }
+}
+
+impl Default for FlowLimits {
+    /// 32,768: 4 MiB in each direction once that many flows are alive.
+    fn default() -> Self {
+        FlowLimits { records: 1 << 15 }
+    }
+}
+
+/// Counters of flow records.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct FlowCounters {
+    /// Packets that had one.
+    pub found_packets: u64,
+    /// Records made, ever.
+    pub made_records: u64,
+}
+
+impl FlowCounters {
+    /// Every counter by name; names end in their unit.
+    pub fn iter(&self) -> impl Iterator<Item = (&'static str, u64)> {
+        [("flow_found_packets", self.found_packets), ("flow_made_records", self.made_records)].into_iter()
+    }
+}

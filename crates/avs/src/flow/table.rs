@@ -1,0 +1,234 @@
+//! Records by flow: sets of four, in an array of fixed size.
+
+use std::fmt;
+use std::hash::BuildHasher as _;
+
+use foldhash::fast::FixedState;
+
+use super::key::Key;
+use crate::session::Handle;
+
+/// Records of a set: those that one place can have.
+pub(super) const WAYS: usize = 4;
+/// No record.
+const NONE: u32 = u32::MAX;
+
+/// The records of one direction. `T`: what is done with a packet.
+pub(crate) struct Flows<T> {
+    sets: Box<[[Entry; WAYS]]>,
+    /// Made when they are needed, so that memory is touched for as many flows as there are.
+    records: Vec<Record<T>>,
+    /// Odd.
+    secret: u64,
+    /// Which one of a full set goes next.
+    turn: usize,
+}
+
+/// Beside its set, so that a flow without a record is known without a look at others' records.
+#[derive(Clone, Copy)]
+struct Entry {
+    flow_hash: u32,
+    record: u32,
+}
+
+/// What became of a packet.
+#[derive(Clone, Copy, Debug)]
+#[repr(align(64))]
+pub(crate) struct Record<T> {
+    key: Key,
+    /// Of the configuration.
+    epoch: u32,
+    /// Largest IP packet for which this holds, bytes.
+    pub(crate) mtu: u16,
+    pub(crate) touched: Touched,
+    pub(crate) what: T,
+}
+
+/// Sessions that a packet belongs to: of the guest that sent it, and of the guest that it is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Touched {
+    // Not two handles: they would have gaps.
+    numbers: [u64; 2],
+    indexes: [u32; 2],
+}
+
+impl Touched {
+    /// No session.
+    pub(crate) const NONE: Touched = Touched { numbers: [0; 2], indexes: [NONE; 2] };
+
+    /// A packet belongs to this session, too, of its sender (0) or receiver (1).
+    pub(crate) fn add(&mut self, end: usize, session: Handle) {
+        (self.numbers[end], self.indexes[end]) = (session.number, session.index);
+    }
+
+    /// The session of its sender (0) or receiver (1).
+    #[inline(always)]
+    pub(crate) fn of(&self, end: usize) -> Option<Handle> {
+        let handle = Handle { index: self.indexes[end], number: self.numbers[end] };
+        (handle.index != NONE).then_some(handle)
+    }
+}
+
+impl<T: Copy> Flows<T> {
+    /// Room for so many records, at most, and none of them made. `secret`: any random number.
+    pub(crate) fn new(records: u32, secret: u64) -> Self {
+        let sets = records as usize / WAYS;
+        let empty = Entry { flow_hash: 0, record: NONE };
+        Flows {
+            sets: vec![[empty; WAYS]; sets].into_boxed_slice(),
+            records: Vec::with_capacity(sets * WAYS),
+            // Of any number, one with bits at all places.
+            secret: FixedState::with_seed(secret).hash_one(secret) | 1,
+            turn: 0,
+        }
+    }
+
+    /// Most records.
+    pub(crate) fn capacity(&self) -> u32 {
+        (self.sets.len() * WAYS) as u32
+    }
+
+    /// The record of a flow, if it is of this configuration.
+    #[inline(always)]
+    pub(crate) fn find(&self, key: &Key, flow_hash: u32, epoch: u32) -> Option<&Record<T>> {
+        let set = self.sets.get(self.set(key, flow_hash))?;
+        let known = set.iter().filter(|entry| entry.flow_hash == flow_hash);
+        known
+            .filter_map(|entry| self.records.get(entry.record as usize))
+            .find(|record| record.key.is(key) && record.epoch == epoch)
+    }
+
+    /// Keeps a record, in the place of an older one of the same flow, or of another one if its set is full. Returns whether there
+    /// is room for any.
+    #[inline(never)]
+    pub(crate) fn insert(
+        &mut self,
+        key: &Key,
+        flow_hash: u32,
+        epoch: u32,
+        mtu: u16,
+        touched: &Touched,
+        what: T,
+    ) -> bool {
+        let place = self.set(key, flow_hash);
+        let Some(set) = self.sets.get_mut(place) else { return false };
+        let record = Record { key: *key, epoch, mtu, touched: *touched, what };
+        let records = &self.records;
+        let own = |entry: &Entry| {
+            entry.flow_hash == flow_hash && records.get(entry.record as usize).is_some_and(|r| r.key == *key)
+        };
+        let way = set.iter().position(own).or_else(|| set.iter().position(|entry| entry.record == NONE));
+        let way = way.unwrap_or_else(|| {
+            self.turn = (self.turn + 1) % WAYS;
+            self.turn
+        });
+        let entry = &mut set[way];
+        entry.flow_hash = flow_hash;
+        if entry.record == NONE {
+            entry.record = self.records.len() as u32;
+            // There is room: each entry takes one, once.
+            self.records.push(record);
+        } else if let Some(old) = self.records.get_mut(entry.record as usize) {
+            *old = record;
+        }
+        true
+    }
+
+    /// The set of a flow.
+    #[inline(always)]
+    fn set(&self, key: &Key, flow_hash: u32) -> usize {
+        let spread = key.place(flow_hash).wrapping_mul(self.secret) >> 32;
+        ((spread * self.sets.len() as u64) >> 32) as usize
+    }
+}
+
+impl<T> fmt::Debug for Flows<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Flows").field("made", &self.records.len()).field("turn", &self.turn).finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use bifrost_nic::parse;
+
+    use super::super::key::Source;
+    use super::*;
+    use crate::description::PortId;
+    use crate::from_guest::FromGuest;
+
+    #[test]
+    fn a_record_is_two_lines_of_a_cache() {
+        assert_eq!(size_of::<Record<FromGuest>>(), 128);
+        assert_eq!(size_of::<[Entry; WAYS]>(), 32);
+    }
+
+    /// A flow of port 0; `n` tells flows apart.
+    #[allow(clippy::unwrap_used)]
+    fn key(n: u16) -> Key {
+        let [a, b] = n.to_be_bytes();
+        let mut frame = vec![2, 0, 0, 0, 0, 2, 2, 0, 0, 0, 0, 1, 8, 0];
+        frame.extend([0x45, 0, 0, 28, 0, 0, 0, 0, 64, 17, 0, 0, 10, 0, 0, 2, 10, 0, 0, 1]);
+        frame.extend([a, b, 0, 53, 0, 8, 0, 0]);
+        Key::of(Source::Guest(PortId(0)), &parse(&frame, frame.len()).unwrap()).unwrap()
+    }
+
+    fn flows(records: u32) -> Flows<u16> {
+        Flows::new(records, 1)
+    }
+
+    fn found(flows: &Flows<u16>, n: u16, flow_hash: u32, epoch: u32) -> Option<u16> {
+        flows.find(&key(n), flow_hash, epoch).map(|record| record.what)
+    }
+
+    #[test]
+    fn flows_that_collide_share_a_set_and_nothing_else() {
+        let mut f = flows(64);
+        for n in 0..4 {
+            f.insert(&key(n), 7, 0, 1500, &Touched::NONE, n);
+        }
+        assert_eq!([0, 1, 2, 3, 4].map(|n| found(&f, n, 7, 0)), [Some(0), Some(1), Some(2), Some(3), None]);
+        for n in 4..100 {
+            f.insert(&key(n), 7, 0, 1500, &Touched::NONE, n);
+            assert_eq!(found(&f, n, 7, 0), Some(n));
+            assert_eq!((0..=n).filter(|&n| found(&f, n, 7, 0).is_some()).count(), WAYS);
+        }
+        assert_eq!(f.records.len(), WAYS, "others have their room");
+    }
+
+    #[test]
+    fn a_flow_has_one_record_and_it_ends_with_the_configuration() {
+        let mut f = flows(4);
+        f.insert(&key(1), 7, 0, 1500, &Touched::NONE, 10);
+        f.insert(&key(1), 7, 0, 1500, &Touched::NONE, 11);
+        assert_eq!((f.records.len(), found(&f, 1, 7, 0), found(&f, 1, 7, 1)), (1, Some(11), None));
+        f.insert(&key(1), 7, 1, 1500, &Touched::NONE, 12);
+        assert_eq!((f.records.len(), found(&f, 1, 7, 0), found(&f, 1, 7, 1)), (1, None, Some(12)));
+    }
+
+    #[test]
+    fn there_are_never_more_than_its_capacity() {
+        for (records, room) in [(0, 0), (3, 0), (4, 4), (1001, 1000)] {
+            let mut f = flows(records);
+            assert_eq!(f.capacity(), room);
+            let before = f.records.capacity();
+            for n in 0..5000u16 {
+                f.insert(&key(n), u32::from(n).wrapping_mul(0x9e37_79b1), 0, 1500, &Touched::NONE, n);
+            }
+            assert_eq!((f.records.len(), f.records.capacity()), (room as usize, before));
+            let kept = (0..5000).filter(|&n| found(&f, n, u32::from(n).wrapping_mul(0x9e37_79b1), 0) == Some(n));
+            assert_eq!(kept.count(), room as usize);
+        }
+    }
+
+    #[test]
+    fn many_flows_spread_over_the_sets() {
+        let mut f = flows(4096);
+        for n in 0..1024u16 {
+            f.insert(&key(n), u32::from(n).wrapping_mul(0x9e37_79b1), 0, 1500, &Touched::NONE, n);
+        }
+        // One in four on average: hardly any set has more than it holds.
+        let kept = (0..1024).filter(|&n| found(&f, n, u32::from(n).wrapping_mul(0x9e37_79b1), 0).is_some()).count();
+        assert!(kept > 1000, "{kept}");
+    }
+}

@@ -1,0 +1,222 @@
+//! A switch that remembers flows does what one does that asks its tables about every packet.
+
+#![allow(clippy::unwrap_used, clippy::panic)]
+
+mod common;
+
+use bifrost_avs::{
+    Direction, FlowLimits, FromGuest, FromUnderlay, GATEWAY_MAC, GroupId, GroupRule, GuestTrace, Pattern, PeerId,
+    PortId, SecurityGroup, SessionLimits, Switch, Tables, UnderlayTrace,
+};
+use bifrost_nic::{L3, Offload, Segment, SegmentKind, parse};
+use common::any::*;
+use common::*;
+
+const ETHERNET: usize = 14;
+const ACK: u8 = 0x10;
+
+/// A frame, and where it comes from: guests 1 and 2 are here, 3 and 4 at peers 1 and 2.
+struct Sent {
+    from: u8,
+    frame: Vec<u8>,
+    offload: Offload,
+}
+
+impl Sent {
+    fn any(rng: &mut fastrand::Rng, crowded: bool) -> Sent {
+        let from = rng.u8(1..=4);
+        let frame = match rng.u8(0..8) {
+            0 => udp(
+                (mac(from), mac(rng.u8(1..4))),
+                &format!("fd00::{from}"),
+                &format!("fd00::{}", rng.u8(1..4)),
+                (1, 2),
+            ),
+            _ => any_frame(rng, from, crowded),
+        };
+        Sent { from, frame, offload: Offload::default() }
+    }
+
+    /// Another packet of the same flow, mostly.
+    fn vary(&mut self, rng: &mut fastrand::Rng) {
+        let parsed = parse(&self.frame, self.frame.len()).unwrap();
+        if parsed.tcp.is_some() {
+            let flags = [ACK, ACK, ACK, ACK, ACK, ACK, ACK | 8, ACK | 1, 4, SYN, SYN | ACK];
+            self.frame[usize::from(parsed.l4) + 13] = *rng.choice(&flags).unwrap();
+            let segment = Segment { mss: *rng.choice(&[100, 700]).unwrap(), kind: SegmentKind::TcpV4 };
+            let large = parsed.end > 500 && rng.u8(0..4) == 0;
+            self.offload.segment = large.then_some(segment);
+        }
+        if parsed.kind == L3::V4 {
+            self.frame[ETHERNET + 8] = *rng.choice(&[64, 64, 64, 64, 64, 64, 2, 1]).unwrap();
+        }
+    }
+
+    fn to(&self, switch: &mut Switch) -> Decided {
+        let Sent { from, ref frame, offload } = *self;
+        let parsed = parse(frame, frame.len()).unwrap();
+        if from < 3 {
+            let decision = switch.from_guest(PortId(u16::from(from - 1)), frame, frame.len(), offload, &parsed);
+            let answer = (decision == FromGuest::Answer).then(|| switch.answer().to_vec());
+            Decided::Guest(decision, answer)
+        } else {
+            let decision = switch.from_underlay(vni(100), PeerId(u16::from(from - 2)), frame, &parsed);
+            let answer = (decision == FromUnderlay::Answer).then(|| switch.answer().to_vec());
+            Decided::Underlay(decision, answer)
+        }
+    }
+
+    /// Who would be asked, and what is known of the sessions.
+    fn trace(&self, switch: &Switch) -> Traced {
+        let Sent { from, ref frame, offload } = *self;
+        let parsed = parse(frame, frame.len()).unwrap();
+        if from < 3 {
+            let port = PortId(u16::from(from - 1));
+            Traced::Guest(switch.trace_from_guest(port, frame, frame.len(), offload, &parsed))
+        } else {
+            Traced::Underlay(switch.trace_from_underlay(vni(100), PeerId(u16::from(from - 2)), frame, &parsed))
+        }
+    }
+}
+
+/// What became of a packet, and the answer that the switch made.
+#[derive(Debug, PartialEq)]
+enum Decided {
+    Guest(FromGuest, Option<Vec<u8>>),
+    Underlay(FromUnderlay, Option<Vec<u8>>),
+}
+
+#[derive(Debug, PartialEq)]
+enum Traced {
+    Guest(GuestTrace),
+    Underlay(UnderlayTrace),
+}
+
+#[track_caller]
+fn assert_same_counters(a: &Switch, b: &Switch, at: (u64, u32)) {
+    assert!(
+        a.counters().eq(b.counters()),
+        "{at:?}: {:?} {:?}",
+        a.counters().collect::<Vec<_>>(),
+        b.counters().collect::<Vec<_>>()
+    );
+    assert_eq!(a.underlay_counters(), b.underlay_counters(), "{at:?}");
+    assert_eq!(a.session_counters(), b.session_counters(), "{at:?}");
+}
+
+fn with_room(tables: &Tables, records: u32) -> Tables {
+    Tables { flows: FlowLimits { records }, ..tables.clone() }
+}
+
+/// Few sessions or many, rules or none.
+fn any_world(rng: &mut fastrand::Rng, crowded: bool) -> Tables {
+    let mut tables = any_tables(rng, crowded);
+    let most = *rng.choice(&[5, 100, 100]).unwrap();
+    tables.sessions = SessionLimits { total: most, per_port: most };
+    tables
+}
+
+#[test]
+fn remembering_changes_nothing() {
+    let (mut found, mut made, mut packets) = (0, 0, 0);
+    for seed in 0..200 {
+        let mut rng = fastrand::Rng::with_seed(seed);
+        let crowded = rng.u8(0..4) > 0;
+        let records = *rng.choice(&[4, 8, 64, 64]).unwrap();
+        let mut tables = any_world(&mut rng, crowded);
+        let mut slow = Switch::build(&with_room(&tables, 0), seed).unwrap();
+        let mut quick = Switch::build(&with_room(&tables, records), seed).unwrap();
+        let mut flows: Vec<Sent> = (0..6).map(|_| Sent::any(&mut rng, crowded)).collect();
+        let mut now = 1000 * SECOND;
+        for step in 0..300 {
+            let at = (seed, step);
+            // Rarely so long that sessions end.
+            now += match rng.u8(0..200) {
+                0 => 8000 * SECOND,
+                1 => 250 * SECOND,
+                n => u64::from(n) * SECOND / 100,
+            };
+            slow.advance(now);
+            quick.advance(now);
+            match rng.u8(0..100) {
+                0 => tables = any_world(&mut rng, crowded),
+                1 => flows[rng.usize(0..6)] = Sent::any(&mut rng, crowded),
+                _ => {}
+            }
+            if rng.u8(0..100) == 0 {
+                slow.replace(&with_room(&tables, 0)).unwrap();
+                quick.replace(&with_room(&tables, records)).unwrap();
+            }
+            let sent = &mut flows[rng.usize(0..6)];
+            sent.vary(&mut rng);
+            let before = *quick.flow_counters();
+            assert_eq!(sent.trace(&quick), sent.trace(&slow), "{at:?}");
+            assert_eq!(quick.flow_counters(), &before, "to tell is not to remember, {at:?}");
+            assert_eq!(sent.to(&mut quick), sent.to(&mut slow), "{at:?}");
+            assert_same_counters(&quick, &slow, at);
+            packets += 1;
+        }
+        let of_slow = slow.flow_counters();
+        assert_eq!((of_slow.found_packets, of_slow.made_records), (0, 0));
+        found += quick.flow_counters().found_packets;
+        made += quick.flow_counters().made_records;
+    }
+    // Worlds in which nothing is remembered would show nothing.
+    assert!(found > packets / 10 && made > packets / 100, "{found} found, {made} made of {packets}");
+}
+
+/// Both guests here have a group that lets everything begin, both ways.
+fn open() -> Tables {
+    let mut tables = tables();
+    let rule = |direction| GroupRule { direction, pattern: Pattern::default() };
+    tables.groups = vec![SecurityGroup { rules: vec![rule(Direction::Egress), rule(Direction::Ingress)] }];
+    tables.ports.iter_mut().for_each(|port| port.groups = vec![GroupId(0)]);
+    tables
+}
+
+/// What of a packet is looked up is remembered from its conversation's second packet on.
+fn found(switch: &mut Switch, sent: &Sent) -> bool {
+    let before = switch.flow_counters().found_packets;
+    sent.to(switch);
+    switch.flow_counters().found_packets > before
+}
+
+fn plain(from: u8, frame: Vec<u8>) -> Sent {
+    Sent { from, frame, offload: Offload::default() }
+}
+
+#[test]
+fn what_is_ordinary_is_remembered_from_its_second_packet_on() {
+    let mut switch = Switch::build(&open(), 1).unwrap();
+    switch.advance(1000 * SECOND);
+    let (here, there) = ((mac(1), mac(3)), (mac(3), mac(1)));
+    let cases = [
+        ("a datagram", plain(1, udp(here, "10.0.0.1", "10.0.0.3", (7, 9))), [false, false, true, true]),
+        ("its answer", plain(3, udp(there, "10.0.0.3", "10.0.0.1", (9, 7))), [false, true, true, true]),
+        ("of IPv6", plain(1, udp(here, "fd00::1", "fd00::3", (7, 9))), [false, false, true, true]),
+        ("to a neighbour", plain(1, udp((mac(1), mac(2)), "10.0.0.1", "10.0.0.2", (7, 9))), [false, false, true, true]),
+        ("routed", plain(1, udp((mac(1), GATEWAY_MAC), "10.0.0.1", "10.1.0.9", (7, 9))), [false, false, true, true]),
+        ("a SYN", plain(1, segment(1, 3, (1, 2), SYN, 0, true)), [false; 4]),
+        ("what follows it", plain(1, segment(1, 3, (1, 2), ACK, 0, true)), [false, true, true, true]),
+        ("a ping", plain(1, ping(here, "10.0.0.1", "10.0.0.3", b"there?")), [false; 4]),
+        ("to the gateway itself", plain(1, udp((mac(1), GATEWAY_MAC), "10.0.0.1", "10.0.0.254", (7, 9))), [false; 4]),
+    ];
+    for (name, sent, expected) in cases {
+        assert_eq!([(); 4].map(|()| found(&mut switch, &sent)), expected, "{name}");
+    }
+    // Another configuration, even the same: everything is asked again, once.
+    let sent = plain(1, udp(here, "10.0.0.1", "10.0.0.3", (7, 9)));
+    switch.replace(&open()).unwrap();
+    assert_eq!([(); 3].map(|()| found(&mut switch, &sent)), [false, true, true]);
+    // A session that has ended, too: its name alone does not bring it back.
+    switch.advance(2000 * SECOND);
+    assert_eq!([(); 3].map(|()| found(&mut switch, &sent)), [false, false, true]);
+}
+
+#[test]
+fn networks_without_rules_remember_nothing() {
+    let mut switch = switch();
+    let sent = plain(1, udp((mac(1), mac(3)), "10.0.0.1", "10.0.0.3", (7, 9)));
+    assert_eq!([(); 3].map(|()| found(&mut switch, &sent)), [false; 3]);
+    assert_eq!(switch.flow_counters().made_records, 0);
+}
