@@ -5,6 +5,7 @@
 
 use std::hint::black_box;
 
+use bifrost_bench::decisions::{self, Decisions, Kind, Way};
 use bifrost_bench::round::{Load, Round};
 use bifrost_bench::stages::{self, Prepared};
 use bifrost_rte::{Ordering, US};
@@ -112,8 +113,31 @@ fn lone_packets(mut round: Round) -> Round {
     round
 }
 
+/// Packets of 64 flows that the switch has seen before.
+fn decisions(way: Way, acl: u32, groups: bool) -> Decisions {
+    Decisions::new(Kind { way, acl, groups, remembered: true }, 64)
+}
+
+#[library_benchmark]
+#[bench::remote(decisions(Way::Remote, 0, false))]
+#[bench::routed(decisions(Way::Routed, 0, false))]
+#[bench::local(decisions(Way::Local, 0, false))]
+#[bench::incoming(decisions(Way::In, 0, false))]
+#[bench::remote_acl_10(decisions(Way::Remote, 10, false))]
+#[bench::remote_acl_1000(decisions(Way::Remote, 1000, false))]
+#[bench::remote_groups(decisions(Way::Remote, 0, true))]
+#[bench::local_groups(decisions(Way::Local, 0, true))]
+#[bench::local_groups_acl_1000(decisions(Way::Local, 1000, true))]
+#[bench::routed_groups_acl_1000(decisions(Way::Routed, 1000, true))]
+#[bench::incoming_groups(decisions(Way::In, 0, true))]
+#[bench::incoming_groups_acl_1000(decisions(Way::In, 1000, true))]
+fn decide(mut decisions: Decisions) -> Decisions {
+    black_box(&mut decisions).run(decisions::PACKETS);
+    decisions
+}
+
 library_benchmark_group!(
     name = cost,
-    benchmarks = [send, receive, build_ack, process_ack, timers, set_up, round, lone_packets]
+    benchmarks = [send, receive, build_ack, process_ack, timers, set_up, round, lone_packets, decide]
 );
 main!(config = LibraryBenchmarkConfig::default().tool(callgrind()), library_benchmark_groups = cost);

@@ -5,6 +5,7 @@
 //! by side. docs/COST.md says what the numbers mean.
 
 pub mod account;
+pub mod decisions;
 mod end;
 mod link;
 pub mod memory;

@@ -1,4 +1,4 @@
-//! `bifrost-cost`: what the transport costs, as a table, and whether the bars hold. `make cost` calls it.
+//! `bifrost-cost`: what the transport costs, and the switch's decision, as a table, and whether the bars hold. `make cost` calls it.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -65,6 +65,7 @@ fn main() -> Result<()> {
     }
     report.add_memory(&memory::measure(Scale::FULL));
     report.add_wall_times(&wall::times());
+    report.add_wall_times(&wall::decisions());
     let json = serde_json::to_string_pretty(&report)?;
     if let Some(file) = options.out {
         std::fs::write(&file, &json).with_context(|| format!("cannot write {}", file.display()))?;

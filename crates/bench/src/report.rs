@@ -52,6 +52,18 @@ const ROWS: &[Row] = &[
     round("round.buffers_of_32"),
     row("lone_packets.idle_0", 1024, "a packet"),
     row("lone_packets.beside_100k_idle", 1024, "a packet"),
+    row("decide.remote", 256, "a packet"),
+    row("decide.routed", 256, "a packet"),
+    row("decide.local", 256, "a packet"),
+    row("decide.incoming", 256, "a packet"),
+    row("decide.remote_acl_10", 256, "a packet"),
+    row("decide.remote_acl_1000", 256, "a packet"),
+    row("decide.remote_groups", 256, "a packet"),
+    row("decide.local_groups", 256, "a packet"),
+    row("decide.local_groups_acl_1000", 256, "a packet"),
+    row("decide.routed_groups_acl_1000", 256, "a packet"),
+    row("decide.incoming_groups", 256, "a packet"),
+    row("decide.incoming_groups_acl_1000", 256, "a packet"),
 ];
 
 /// Pairs of which the second, beside 100k idle connections, may cost no more than the first.
@@ -135,9 +147,9 @@ impl Report {
     }
 
     /// Adds wall times, which have no bar: they are this machine's.
-    pub fn add_wall_times(&mut self, times: &[(&str, f64)]) {
+    pub fn add_wall_times(&mut self, times: &[(impl AsRef<str>, f64)]) {
         for (name, ns) in times {
-            self.add(&format!("wall.{name}"), *ns, "ns a packet", None, None);
+            self.add(&format!("wall.{}", name.as_ref()), *ns, "ns a packet", None, None);
         }
     }
 

@@ -4,9 +4,14 @@ use std::time::{Duration, Instant};
 
 use bifrost_rte::{Ordering, US};
 
+use crate::decisions::{Decisions, Kind, Way};
 use crate::round::{Load, Round};
 use crate::stages::{PACKETS, Prepared};
 
+/// Flows in turns, about which the switch decides: with so many it is memory that takes time.
+const FLOWS: [u32; 2] = [1, 10_000];
+/// Decisions that are timed together.
+const DECISIONS: u32 = 10_000;
 /// Packets of a timed round.
 const ROUND_PACKETS: u32 = 8192;
 const REPETITIONS: usize = 21;
@@ -33,6 +38,31 @@ pub fn times() -> Vec<(&'static str, f64)> {
         times.push((name, ns));
     }
     times
+}
+
+/// Name, and nanoseconds a packet, of the switch's decision, for flows that it remembers and for those that it may not remember.
+pub fn decisions() -> Vec<(String, f64)> {
+    let kinds = [
+        ("remote", Way::Remote, 0, false),
+        ("remote_acl_10", Way::Remote, 10, false),
+        ("remote_groups", Way::Remote, 0, true),
+        ("local_groups", Way::Local, 0, true),
+        ("routed_groups_acl_1000", Way::Routed, 1000, true),
+        ("incoming_groups_acl_1000", Way::In, 1000, true),
+    ];
+    let each = kinds.into_iter().flat_map(|kind| FLOWS.map(|flows| (kind, flows)));
+    let both = each.flat_map(|(kind, flows)| [(kind, flows, false), (kind, flows, true)]);
+    let timed = both.map(|((name, way, acl, groups), flows, remembered)| {
+        let mut decisions = Decisions::new(Kind { way, acl, groups, remembered }, flows);
+        let ns = median(|| {
+            let start = Instant::now();
+            decisions.run(DECISIONS);
+            start.elapsed()
+        });
+        let how = if remembered { "remembered" } else { "asked" };
+        (format!("decide.{name}.{flows}_flows.{how}"), ns / f64::from(DECISIONS))
+    });
+    timed.collect()
 }
 
 fn stage(prepare: impl Fn() -> Prepared, step: impl Fn(&mut Prepared)) -> f64 {

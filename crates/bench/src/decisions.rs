@@ -1,0 +1,234 @@
+//! What the switch decides: packets of a small network, parsed already, of which it is asked what becomes of each.
+
+use std::hint::black_box;
+use std::net::IpAddr;
+
+use bifrost_avs::{
+    AclRule, Direction, FlowLimits, FromGuest, FromUnderlay, GATEWAY_MAC, GroupId, GroupRule, Ordering, Pattern,
+    PeerId, Port, PortId, Reliability, Route, SecurityGroup, Switch, Tables, Vpc,
+};
+use bifrost_nic::{Offload, Parsed, parse};
+use bifrost_wire::ethernet::{self, ethertype};
+use bifrost_wire::protocol::TCP;
+use bifrost_wire::{Mac, Vni, ipv4, tcp};
+
+/// Packets of one measurement.
+pub const PACKETS: u32 = 256;
+/// Addresses behind the vNIC to which packets are routed.
+const ROUTES: u32 = 1000;
+
+/// Where packets go, and who is asked about them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Kind {
+    /// The way.
+    pub way: Way,
+    /// Rules of the network's ACL for each direction; all of them are about other packets.
+    pub acl: u32,
+    /// Whether ports have a security group; of ten rules for each direction, the last of which lets in or out what is asked.
+    pub groups: bool,
+    /// Whether flows are remembered.
+    pub remembered: bool,
+}
+
+/// Where packets go.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Way {
+    /// From a guest to another host, by MAC address.
+    Remote,
+    /// From a guest to another host, through the gateway, by one of a thousand routes.
+    Routed,
+    /// From a guest to another one of the same host.
+    Local,
+    /// From another host to a guest.
+    In,
+}
+
+/// A switch, and packets of established TCP connections that follow each other in turns.
+#[derive(Debug)]
+pub struct Decisions {
+    switch: Switch,
+    way: Way,
+    packets: Vec<(Vec<u8>, Parsed)>,
+}
+
+impl Decisions {
+    /// A packet of each of so many flows, at most 2^16; the switch has seen all of them before.
+    pub fn new(kind: Kind, flows: u32) -> Self {
+        let mut switch = Switch::build(&tables(kind), 7).unwrap_or_else(|e| unreachable!("the tables: {e}"));
+        switch.advance(1 << 40);
+        let (here, there) = match kind.way {
+            Way::Remote | Way::In => ([10, 0, 0, 1], [10, 0, 0, 3]),
+            Way::Routed => ([10, 0, 0, 1], [10, 1, 0, 77]),
+            Way::Local => ([10, 0, 0, 1], [10, 0, 0, 2]),
+        };
+        let mac_there = match kind.way {
+            Way::Remote | Way::In => mac(3),
+            Way::Routed => GATEWAY_MAC,
+            Way::Local => mac(2),
+        };
+        let answer_from = if kind.way == Way::Routed { GATEWAY_MAC } else { mac_there };
+        let both = |flow: u32, flags| {
+            let port = 1024 + flow as u16;
+            let out = segment((mac(1), mac_there), (here, there), (port, 443), flags);
+            let back = segment((answer_from, mac(1)), (there, here), (443, port), flags);
+            (out, back)
+        };
+        let mut decisions = Decisions { switch, way: kind.way, packets: Vec::new() };
+        // A handshake, and some more packets.
+        let syn_ack = tcp::Flags::SYN.with(tcp::Flags::ACK);
+        for (out_flags, back_flags) in
+            [(tcp::Flags::SYN, syn_ack), (tcp::Flags::ACK, tcp::Flags::ACK), (tcp::Flags::ACK, tcp::Flags::ACK)]
+        {
+            for flow in 0..flows {
+                let outwards = if kind.way == Way::In { Way::Remote } else { kind.way };
+                let backwards = if kind.way == Way::Local { Way::Local } else { Way::In };
+                decisions.decide(outwards, 0, &both(flow, out_flags).0);
+                decisions.decide(backwards, 1, &both(flow, back_flags).1);
+            }
+        }
+        decisions.packets = (0..flows)
+            .map(|flow| {
+                let (out, back) = both(flow, tcp::Flags::ACK);
+                if kind.way == Way::In { back } else { out }
+            })
+            .collect();
+        assert!(decisions.run(flows.max(PACKETS)), "all pass");
+        decisions
+    }
+
+    /// Decides about so many packets. Returns whether all of them passed.
+    #[inline(never)]
+    pub fn run(&mut self, count: u32) -> bool {
+        let Decisions { switch, way, packets } = self;
+        let mut all = true;
+        for (head, parsed) in packets.iter().cycle().take(count as usize) {
+            all &= match way {
+                Way::In => {
+                    let decision = switch.from_underlay(vni(), PeerId(1), black_box(head), parsed);
+                    matches!(black_box(decision), FromUnderlay::Port(_))
+                }
+                _ => {
+                    let decision = switch.from_guest(PortId(0), black_box(head), 64, Offload::default(), parsed);
+                    matches!(black_box(decision), FromGuest::Remote { .. } | FromGuest::Local { .. })
+                }
+            };
+        }
+        all
+    }
+
+    fn decide(&mut self, way: Way, port: u16, (head, parsed): &(Vec<u8>, Parsed)) {
+        match way {
+            Way::In => {
+                // What comes back through the gateway is of the host behind it.
+                let peer = PeerId(if parsed.src_mac == GATEWAY_MAC { 2 } else { 1 });
+                self.switch.from_underlay(vni(), peer, head, parsed);
+            }
+            _ => {
+                self.switch.from_guest(PortId(port), head, 64, Offload::default(), parsed);
+            }
+        }
+    }
+}
+
+fn vni() -> Vni {
+    Vni::new(100).unwrap_or_default()
+}
+
+const fn mac(n: u8) -> Mac {
+    Mac([2, 0, 0, 0, 0, n])
+}
+
+/// Guests 10.0.0.1 and 10.0.0.2 here, 10.0.0.3 at peer 1, and networks 10.1.x.0/24 and others behind vNIC 4 at peer 2.
+fn tables(Kind { acl, groups, remembered, .. }: Kind) -> Tables {
+    let port = |id: u16, n: u8| Port {
+        id: PortId(id),
+        vni: vni(),
+        mac: mac(n),
+        addresses: vec![IpAddr::from([10, 0, 0, n])],
+        mtu: 1500,
+        groups: if groups { vec![GroupId(0)] } else { vec![] },
+    };
+    let route = |addr: [u8; 4], len: u8, peer, n| Route {
+        vni: vni(),
+        prefix: net(addr, len),
+        peer: PeerId(peer),
+        mac: mac(n),
+        mtu: 1500,
+    };
+    let mut routes = vec![route([10, 0, 0, 3], 32, 1, 3)];
+    routes.extend((0..ROUTES).map(|n| route([10, 1 + (n >> 8) as u8, n as u8, 0], 24, 2, 4)));
+    let both = [Direction::Egress, Direction::Ingress];
+    let acl = both.into_iter().flat_map(|direction| {
+        (0..acl).map(move |n| {
+            // Some ports of some networks.
+            let n = n as u16;
+            let src = Some(net([172, 16 + (n % 16) as u8, (n / 16) as u8, 0], 24));
+            let pattern = Pattern { src, dst_ports: n..=n + 9, protocol: Some(TCP), ..Pattern::default() };
+            AclRule { direction, pattern, allow: false }
+        })
+    });
+    let rules = both.into_iter().flat_map(|direction| {
+        (0..10).map(move |n| {
+            let dst_ports = if n == 9 { 443..=443 } else { 1000 * n..=1000 * n + 10 };
+            let pattern = Pattern { protocol: Some(TCP), dst_ports, ..Pattern::default() };
+            GroupRule { direction, pattern }
+        })
+    });
+    Tables {
+        vpcs: vec![Vpc {
+            vni: vni(),
+            reliability: Reliability::Tcp,
+            ordering: Ordering::Flow,
+            gateways: vec![IpAddr::from([10, 0, 0, 254])],
+            acl: acl.collect(),
+        }],
+        ports: vec![port(0, 1), port(1, 2)],
+        routes,
+        groups: vec![SecurityGroup { rules: rules.collect() }],
+        flows: if remembered { FlowLimits::default() } else { FlowLimits { records: 0 } },
+        ..Tables::default()
+    }
+}
+
+fn net(addr: [u8; 4], len: u8) -> bifrost_tables::IpNet {
+    bifrost_tables::IpNet::new(addr.into(), len).unwrap_or_else(|e| unreachable!("{len}: {e}"))
+}
+
+/// A segment without payload, with its headers.
+fn segment(
+    (source, destination): (Mac, Mac),
+    (from, to): ([u8; 4], [u8; 4]),
+    (source_port, destination_port): (u16, u16),
+    flags: tcp::Flags,
+) -> (Vec<u8>, Parsed) {
+    let ip = ipv4::Header {
+        header_len: ipv4::HEADER_LEN as u8,
+        traffic_class: 0,
+        total_len: (ipv4::HEADER_LEN + tcp::HEADER_LEN) as u16,
+        identification: 0,
+        dont_fragment: true,
+        more_fragments: false,
+        fragment_offset: 0,
+        ttl: 64,
+        protocol: TCP,
+        checksum: 0,
+        source: from.into(),
+        destination: to.into(),
+    };
+    let segment = tcp::Header {
+        source_port,
+        destination_port,
+        sequence: 1,
+        acknowledgment: 1,
+        header_len: tcp::HEADER_LEN as u8,
+        flags,
+        window: 1000,
+        checksum: 0,
+        urgent: 0,
+    };
+    let ethernet = ethernet::Header::new(destination, source, ethertype::IPV4);
+    let mut frame = [&ethernet.emit()[..], &ip.emit(), &segment.emit()].concat();
+    frame.resize(64, 0);
+    let parsed = parse(&frame, frame.len()).unwrap_or_else(|e| unreachable!("its own frame: {e}"));
+    (frame, parsed)
+}
