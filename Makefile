@@ -35,7 +35,7 @@ test:
 
 bench: packages build
 	@failed=""; \
-	for name in redis-loss path-failure iperf soak granularity coverage delayed-release vhost-rate switch-overall switch-rate nginx; do \
+	for name in redis-loss path-failure iperf soak granularity coverage delayed-release vhost-rate switch-overall switch-rate flow-records nginx; do \
 		$(LAB) run $$name --out $(OUT)/bench/$$name || exit 1; \
 		$(LAB) check $$name --out $(OUT)/bench/$$name || failed="$$failed $$name"; \
 	done; \

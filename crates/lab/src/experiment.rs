@@ -8,8 +8,8 @@ use serde_json::Value;
 use crate::bars::Bar;
 use crate::daemon::{Binaries, Settings, machine_socket};
 use crate::experiments::{
-    coverage::Coverage, delayed_release::DelayedRelease, granularity::Granularity, iperf::Iperf,
-    nginx::NginxExperiment, path_failure::PathFailure, redis_loss::RedisLoss, soak::Soak,
+    coverage::Coverage, delayed_release::DelayedRelease, flow_records::FlowRecords, granularity::Granularity,
+    iperf::Iperf, nginx::NginxExperiment, path_failure::PathFailure, redis_loss::RedisLoss, soak::Soak,
     switch_overall::SwitchOverall, switch_rate::SwitchRate, vhost_rate::VhostRate,
 };
 use crate::machine::Machine;
@@ -67,6 +67,7 @@ pub fn all() -> Vec<Box<dyn Experiment>> {
         Box::new(VhostRate),
         Box::new(SwitchOverall),
         Box::new(SwitchRate),
+        Box::new(FlowRecords),
         Box::new(NginxExperiment),
     ]
 }

@@ -1,7 +1,9 @@
 //! The experiments, a file each.
 
+mod circle;
 pub mod coverage;
 pub mod delayed_release;
+pub mod flow_records;
 pub mod granularity;
 pub mod iperf;
 pub mod nginx;

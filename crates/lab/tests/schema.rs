@@ -6,8 +6,8 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use bifrost_lab::experiments::{
-    coverage, delayed_release, granularity, iperf, nginx, path_failure, redis_loss, soak, switch_overall, switch_rate,
-    vhost_rate,
+    coverage, delayed_release, flow_records, granularity, iperf, nginx, path_failure, redis_loss, soak, switch_overall,
+    switch_rate, vhost_rate,
 };
 use bifrost_lab::options::{Cabling, Guests, Injector, Mode, Op, Options};
 use bifrost_lab::results::{HostInfo, Results, SCHEMA_VERSION, to_values};
@@ -201,6 +201,15 @@ fn all() -> Vec<Value> {
         packets_per_s: 1e6,
         missing_percent: 0.5,
     };
+    let flow_records = flow_records::Row {
+        mode: flow_records::Judged::Remembered,
+        flows: 256,
+        repetition: 0,
+        duration_s: 4.0,
+        packets_per_s: 3e6,
+        cycles_per_packet: 650.0,
+        lost_packets: 0,
+    };
     let nginx = nginx::Row {
         mode: Mode::OpenVswitch,
         injector: Injector::Wire,
@@ -228,6 +237,7 @@ fn all() -> Vec<Value> {
         results("vhost-rate", vhost_rate),
         results("switch-overall", switch_overall),
         results("switch-rate", switch_rate),
+        results("flow-records", flow_records),
         results("nginx", nginx),
     ]
 }

@@ -1,0 +1,258 @@
+//! `flow-records`: packets a second between two vhost-user ports with rules, by flow records and without.
+//!
+//! The network has an ACL and both guests a security group; every packet is let in. Either the switch judges each of them by its
+//! tables, as it does with `flow_records = 0`, or it judges the first ones of a flow and remembers.
+
+use std::fmt;
+use std::fmt::Write as _;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Result, bail};
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use super::circle::{self, CIRCLING, Circled, DESTINATION_PORT, More, PROCESSORS, Running};
+use crate::bars::{Bar, Sense};
+use crate::experiment::{Experiment, Lab};
+use crate::netns::Namespace;
+use crate::options::Mode;
+use crate::plot::{self, Panel, Series};
+use crate::progress::Progress;
+use crate::report::{Table, factor, number};
+use crate::results::{from_values, to_values};
+use crate::stats::median_of;
+
+/// Flows of each of the guest's ports, in turns; as many as packets circle, at most.
+const FLOWS: [u32; 3] = [1, 16, CIRCLING];
+/// Bytes of a frame, with its checksum.
+const FRAME_BYTES: u32 = 64;
+/// Rules of the ACL for each direction, and of the group.
+const ACL_RULES: u32 = 100;
+const GROUP_RULES: u16 = 10;
+
+/// The experiment.
+#[derive(Debug, Clone, Copy)]
+pub struct FlowRecords;
+
+/// How the switch knows what becomes of a packet.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Judged {
+    /// By its tables, each one.
+    Each,
+    /// By the record of its flow.
+    Remembered,
+}
+
+impl Judged {
+    const ALL: [Judged; 2] = [Judged::Each, Judged::Remembered];
+}
+
+impl fmt::Display for Judged {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Judged::Each => "each",
+            Judged::Remembered => "remembered",
+        })
+    }
+}
+
+/// One number of flows.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Row {
+    /// How packets were judged.
+    pub mode: Judged,
+    /// Flows of each of the guest's ports.
+    pub flows: u32,
+    /// Counts from 0.
+    pub repetition: u32,
+    /// How long packets were counted, s.
+    pub duration_s: f64,
+    /// What both of the guest's ports received in that time, packets a second.
+    pub packets_per_s: f64,
+    /// Time stamp counter's cycles that the switch was at work for each packet.
+    pub cycles_per_packet: f64,
+    /// Packets that the guest could not send, of those that circle.
+    pub lost_packets: u64,
+}
+
+impl Experiment for FlowRecords {
+    fn name(&self) -> &'static str {
+        "flow-records"
+    }
+
+    fn summary(&self) -> &'static str {
+        "Packets a second between two vhost-user ports with an ACL and security groups, with flow records and without"
+    }
+
+    fn default_modes(&self) -> Vec<Mode> {
+        vec![Mode::Off]
+    }
+
+    fn run(&self, lab: &Lab) -> Result<Vec<Value>> {
+        if std::thread::available_parallelism().map_or(1, usize::from) < PROCESSORS.len() {
+            bail!("flow-records needs two processors: the switch and the guest never sleep");
+        }
+        let (repetitions, seconds) = (lab.repetitions(3), lab.seconds(4.0, 2.0));
+        let mut progress = Progress::new(u64::from(repetitions) * (FLOWS.len() * Judged::ALL.len()) as u64);
+        let mut rows = Vec::new();
+        for repetition in 0..repetitions {
+            for flows in FLOWS {
+                for mode in Judged::ALL {
+                    progress.begin(&format!("{mode}, {flows} flows"));
+                    let row = measure(lab, mode, flows, repetition, seconds)?;
+                    progress.end(&format!(
+                        "{mode}, {flows} flows: {:.2} million packets a second, {:.0} cycles a packet",
+                        row.packets_per_s / 1e6,
+                        row.cycles_per_packet
+                    ));
+                    rows.push(row);
+                }
+            }
+        }
+        to_values(&rows)
+    }
+
+    fn report(&self, rows: &[Value]) -> Result<String> {
+        let rows: Vec<Row> = from_values(rows)?;
+        let mut table =
+            Table::new(&["flows each way", "packets are judged", "million packets/s", "cycles a packet", "over each"]);
+        for flows in FLOWS {
+            for mode in Judged::ALL {
+                let of = |mode, field: fn(&Row) -> f64| medians(&rows, mode, flows, field).unwrap_or(f64::NAN);
+                let rate: fn(&Row) -> f64 = |r| r.packets_per_s;
+                table.row(vec![
+                    flows.to_string(),
+                    mode.to_string(),
+                    number(of(mode, rate) / 1e6),
+                    format!("{:.0}", of(mode, |r| r.cycles_per_packet)),
+                    factor(of(mode, rate), of(Judged::Each, rate)),
+                ]);
+            }
+        }
+        Ok(format!(
+            "`dpdk-testpmd` with two `net_virtio_user` ports lets {CIRCLING} frames of {FRAME_BYTES} bytes circle in each direction; both \
+             directions count. The network has an ACL of {ACL_RULES} rules for each direction, both guests a security group of \
+             {GROUP_RULES}. One processor for the switch, one for the guest. Medians.\n\n{}",
+            table.render()
+        ))
+    }
+
+    fn plots(&self, rows: &[Value], directory: &Path) -> Result<Vec<PathBuf>> {
+        let rows: Vec<Row> = from_values(rows)?;
+        let line = |mode| -> Vec<(f64, f64)> {
+            let at =
+                |(x, flows): (usize, &u32)| Some((x as f64, medians(&rows, mode, *flows, |r| r.packets_per_s)? / 1e6));
+            FLOWS.iter().enumerate().filter_map(at).collect()
+        };
+        let panel = Panel {
+            title: "between two vhost-user ports with rules".to_owned(),
+            x_title: "flows each way".to_owned(),
+            y_title: "million packets/s".to_owned(),
+            log_y: false,
+            categories: FLOWS.map(|flows| flows.to_string()).to_vec(),
+            lines: vec![
+                (Series::on("by flow records"), line(Judged::Remembered)),
+                (Series::off("each by the tables"), line(Judged::Each)),
+            ],
+            marks: Vec::new(),
+        };
+        Ok(vec![plot::draw(&directory.join("rate.svg"), &[panel], 1)?])
+    }
+
+    fn bars(&self, rows: &[Value]) -> Result<Vec<Bar>> {
+        let rows: Vec<Row> = from_values(rows)?;
+        let bar = |flows| {
+            let of = |mode| medians(&rows, mode, flows, |r| r.packets_per_s);
+            let ratio = of(Judged::Remembered).and_then(|with| Some(with / of(Judged::Each)?));
+            let name = format!("packets/s with flow records over those without, {flows} flows each way");
+            Bar::new(name, ratio, Sense::AtLeast, 1.25, "x")
+        };
+        let lost = rows.iter().map(|r| r.lost_packets as f64).reduce(f64::max);
+        let mut bars = FLOWS.map(bar).to_vec();
+        bars.push(
+            Bar::new("packets that the guest could not send, worst run", lost, Sense::AtMost, 0.0, "packets").exact(),
+        );
+        Ok(bars)
+    }
+}
+
+/// The median over repetitions; `None` if that was not measured.
+fn medians(rows: &[Row], mode: Judged, flows: u32, field: fn(&Row) -> f64) -> Option<f64> {
+    median_of(rows.iter().filter(|row| row.mode == mode && row.flows == flows).map(field))
+}
+
+fn measure(lab: &Lab, mode: Judged, flows: u32, repetition: u32, seconds: f64) -> Result<Row> {
+    let logs = lab.logs(&format!("{mode}-{flows}-{repetition}"));
+    let rules = rules(mode);
+    let start = |host: &Namespace, sockets: &[PathBuf; 2]| Running::bifrostd(lab, host, sockets, &rules, &logs);
+    let Circled { duration_s, packets_per_s, cycles_per_packet, lost_packets } =
+        circle::measure(lab, &logs, start, |port| circle::frames(port, FRAME_BYTES, flows), seconds)?;
+    Ok(Row { mode, flows, repetition, duration_s, packets_per_s, cycles_per_packet, lost_packets })
+}
+
+/// An ACL that is about others, and a group whose last rule lets the packets in.
+fn rules(mode: Judged) -> More {
+    let sections = match mode {
+        Judged::Each => "[sessions]\nflow_records = 0\n\n",
+        Judged::Remembered => "",
+    };
+    let mut more = More { sections: sections.to_owned(), ..More::default() };
+    more.sections += "[[security_group]]\nname = \"guests\"\ningress = [\n";
+    for rule in 1..=GROUP_RULES {
+        let ports = if rule == GROUP_RULES { DESTINATION_PORT } else { 100 * rule };
+        // To write to a string cannot fail.
+        let _ = writeln!(more.sections, "    {{ protocol = \"udp\", ports = [{ports}], from = [\"10.0.0.0/8\"] }},");
+    }
+    more.sections += "]\n\n";
+    for direction in ["ingress", "egress"] {
+        for rule in 0..ACL_RULES {
+            let _ = write!(
+                more.network,
+                "[[vpc.acl]]\ndirection = \"{direction}\"\naction = \"deny\"\nprotocol = \"udp\"\n\
+                 ports = [{}]\nfrom = [\"172.16.{rule}.0/24\"]\n",
+                3000 + rule
+            );
+        }
+    }
+    "security_groups = [\"guests\"]\n".clone_into(&mut more.port);
+    more
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_bar_can_fail() {
+        let row = |mode, flows, packets_per_s| Row {
+            mode,
+            flows,
+            repetition: 0,
+            duration_s: 4.0,
+            packets_per_s,
+            cycles_per_packet: 700.0,
+            lost_packets: 0,
+        };
+        let passed = |rates: [f64; 3], lost_packets| -> Vec<bool> {
+            let rates = FLOWS.into_iter().zip(rates);
+            let mut rows: Vec<Row> = rates
+                .flat_map(|(flows, rate)| [row(Judged::Each, flows, 1e6), row(Judged::Remembered, flows, rate)])
+                .collect();
+            rows[0].lost_packets = lost_packets;
+            FlowRecords.bars(&to_values(&rows).unwrap()).unwrap().iter().map(Bar::passes).collect()
+        };
+        assert_eq!(passed([1.3e6; 3], 0), [true; 4]);
+        assert_eq!(passed([1.2e6, 1.3e6, 1.3e6], 0), [false, true, true, true]);
+        assert_eq!(passed([1.3e6, 1.2e6, 1.3e6], 0), [true, false, true, true]);
+        assert_eq!(passed([1.3e6, 1.3e6, 1.2e6], 0), [true, true, false, true]);
+        assert_eq!(passed([1.3e6; 3], 1), [true, true, true, false]);
+    }
+
+    #[test]
+    fn only_what_is_remembered_differs() {
+        let (each, remembered) = (rules(Judged::Each), rules(Judged::Remembered));
+        assert_eq!(each.sections, format!("[sessions]\nflow_records = 0\n\n{}", remembered.sections));
+        assert_eq!((each.network, each.port), (remembered.network, remembered.port));
+    }
+}
