@@ -43,8 +43,14 @@ impl Sent {
         if parsed.tcp.is_some() {
             let flags = [ACK, ACK, ACK, ACK, ACK, ACK, ACK | 8, ACK | 1, 4, SYN, SYN | ACK];
             self.frame[usize::from(parsed.l4) + 13] = *rng.choice(&flags).unwrap();
+            if parsed.kind == L3::V4 {
+                // Larger or smaller than the one before.
+                let end = usize::from(parsed.payload) + *rng.choice(&[0, 0, 1000]).unwrap();
+                self.frame.resize(end, 0);
+                self.frame[ETHERNET + 2..ETHERNET + 4].copy_from_slice(&((end - ETHERNET) as u16).to_be_bytes());
+            }
             let segment = Segment { mss: *rng.choice(&[100, 700]).unwrap(), kind: SegmentKind::TcpV4 };
-            let large = parsed.end > 500 && rng.u8(0..4) == 0;
+            let large = self.frame.len() > 500 && rng.u8(0..4) == 0;
             self.offload.segment = large.then_some(segment);
         }
         if parsed.kind == L3::V4 {
