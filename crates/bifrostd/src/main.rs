@@ -4,6 +4,7 @@
 
 mod backend;
 mod capture;
+mod cli;
 mod daemon;
 mod machine;
 mod pcapng;
@@ -11,35 +12,18 @@ mod samples;
 mod trace;
 mod translate;
 
-use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::Arc;
 
 use anyhow::{Context, Result};
 use bifrost_control::Config;
 use bifrost_control::server::Backend as _;
-use clap::Parser;
+use clap::Parser as _;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use tracing_subscriber::EnvFilter;
 
+use crate::cli::Cli;
 use crate::daemon::Daemon;
-
-/// The Bifrost virtual switch: attaches guests, carries their packets between hosts over several paths, and repairs
-/// losses before the guests' TCP notices.
-///
-/// The configuration is one TOML file; `--check` validates it without touching anything. Look into a running daemon
-/// with `bifrostctl`. SIGHUP reads the file again; packets of unchanged ports are not disturbed. SIGTERM ends cleanly.
-/// The log goes to standard error; RUST_LOG=debug makes it say more.
-#[derive(Parser, Debug)]
-#[command(version, max_term_width = 100)]
-struct Cli {
-    /// The configuration file.
-    #[arg(long, short, value_name = "FILE", default_value = "/etc/bifrost/bifrostd.toml")]
-    config: PathBuf,
-    /// Check the configuration, print all its errors, and exit: 0 if it is good, 1 if not.
-    #[arg(long)]
-    check: bool,
-}
 
 fn main() -> ExitCode {
     let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("info"));

@@ -1,0 +1,66 @@
+//! The program `bifrostctl`, which looks into a running `bifrostd` over its Unix socket; and its command line, for
+//! manual pages and completions.
+
+#![cfg_attr(test, allow(clippy::unwrap_used))]
+
+mod capture;
+mod cli;
+mod drops;
+mod failure;
+mod output;
+mod table;
+mod top;
+mod trace;
+
+use std::process::ExitCode;
+
+use bifrost_control::Client;
+use clap::{CommandFactory as _, Parser as _};
+
+use cli::{Cli, Command, FaultCommand};
+use failure::Failure;
+use output::Output;
+
+/// The program: reads the command line and does what it says.
+pub fn main() -> ExitCode {
+    let cli = Cli::parse();
+    let json = cli.json;
+    match run(cli) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(failure) => failure.report(json),
+    }
+}
+
+/// The command line, as a description.
+pub fn command() -> clap::Command {
+    Cli::command()
+}
+
+fn run(cli: Cli) -> Result<(), Failure> {
+    let client = Client::new(&cli.socket)?;
+    let out = Output { json: cli.json };
+    match cli.command {
+        Command::Status => out.print(&client.status()?, table::status),
+        Command::Ports => out.print(&client.ports()?, |v| table::ports(v)),
+        Command::Routes => out.print(&client.routes()?, |v| table::routes(v)),
+        Command::Conns => out.print(&client.conns()?, |v| table::conns(v)),
+        Command::Paths => out.print(&client.paths()?, |v| table::paths(v)),
+        Command::Stats(args) => {
+            let mut stats = client.stats()?;
+            let pattern = args.pattern.unwrap_or_default();
+            stats.counters.retain(|name, value| name.contains(&pattern) && (!args.nonzero || *value > 0));
+            out.print(&stats, table::stats)
+        }
+        Command::Drops(args) => drops::run(&client, &args, out),
+        Command::Reload => out.print(&client.reload()?, table::reload),
+        Command::Fault(FaultCommand::List) => out.print(&client.faults()?, |v| table::faults(v)),
+        Command::Fault(FaultCommand::Add(args)) => out.print(&client.add_fault(&args.spec()?)?, table::fault_added),
+        Command::Fault(FaultCommand::Clear { id: None }) => out.print(&client.clear_faults()?, table::faults_cleared),
+        Command::Fault(FaultCommand::Clear { id: Some(id) }) => {
+            out.print(&client.remove_fault(id)?, table::faults_cleared)
+        }
+        Command::Capture(args) => capture::run(&client, args),
+        Command::Trace(args) => trace::run(&client, args, out),
+        Command::Top(args) => top::run(client, args, out),
+    }
+}
