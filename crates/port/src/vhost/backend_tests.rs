@@ -1,6 +1,7 @@
 //! The back-end against a front-end of another make, over a real socket.
 
 use std::os::fd::AsRawFd;
+use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::{Duration, Instant};
@@ -376,6 +377,15 @@ fn nonsense_ends_the_connection_and_nothing_else() {
         assert!(attempt(&mut front), "attempt {i}");
     }
     assert!(Frontend::connect(&socket, 2).expect("connect").get_features().is_ok());
+    drop(port);
+}
+
+#[test]
+fn owner_and_group_may_connect_and_nobody_else() {
+    let directory = tempfile::tempdir().expect("directory");
+    let socket = directory.path().join("vm.sock");
+    let port = VhostPort::open(config(&socket, Mode::Server), bench().0).expect("port");
+    assert_eq!(std::fs::metadata(&socket).expect("the socket").permissions().mode() & 0o777, 0o660);
     drop(port);
 }
 

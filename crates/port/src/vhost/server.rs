@@ -1,8 +1,9 @@
 //! A vhost-user port's socket and the thread that answers on it.
 
+use std::fs::Permissions;
 use std::io;
 use std::os::fd::OwnedFd;
-use std::os::unix::fs::FileTypeExt;
+use std::os::unix::fs::{FileTypeExt, PermissionsExt};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -14,6 +15,8 @@ use super::device::VhostDevice;
 use super::messages::Failure;
 use super::{Mode, QueueOwner, VhostConfig, record};
 
+/// Who may connect: the owner and the group. Without this the umask decides, and a careful one leaves the group nothing.
+const SOCKET_MODE: u32 = 0o660;
 /// How long to wait before the front-end's socket is tried again.
 const RETRY: Timespec = Timespec { tv_sec: 0, tv_nsec: 200_000_000 };
 
@@ -199,6 +202,7 @@ fn listen(path: &Path) -> Result<UnixListener, VhostError> {
         std::fs::remove_file(path).map_err(failed)?;
     }
     let listener = UnixListener::bind(path).map_err(failed)?;
+    std::fs::set_permissions(path, Permissions::from_mode(SOCKET_MODE)).map_err(failed)?;
     listener.set_nonblocking(true).map_err(failed)?;
     Ok(listener)
 }
