@@ -6,7 +6,7 @@ TARGET := $(or $(CARGO_TARGET_DIR),target)
 LAB := $(SUDO) $(TARGET)/release/bifrost-lab
 OUT ?= out
 
-.PHONY: help packages build demo test bench cost cost-accept studies swarm fuzz prove miri clean-lab
+.PHONY: help packages build demo test bench cost cost-accept studies swarm fuzz prove miri deb clean-lab
 
 help:
 	@echo "make demo       install packages, build, compare Redis over three networks while packets are lost"
@@ -15,6 +15,7 @@ help:
 	@echo "make cost       what the transport costs: instructions a packet, bytes a connection (docs/COST.md)"
 	@echo "make studies    questions about the transport, many simulated worlds each: plots and bars (docs/STUDIES.md)"
 	@echo "make build      release build"
+	@echo "make deb        the Debian package, in $(OUT)"
 	@echo "make swarm      random worlds, a million unless SEEDS=n says otherwise; goes on where it was stopped"
 	@echo "make fuzz       every fuzz target for a minute, guided by coverage; SECONDS=n for longer"
 	@echo "make prove      exhaustive tests that take minutes"
@@ -62,6 +63,10 @@ prove:
 
 miri:
 	@scripts/miri.sh
+
+deb:
+	@rm -f $(OUT)/bifrost_*.deb
+	@OUT=$(OUT) scripts/build-deb.sh
 
 clean-lab:
 	$(LAB) clean

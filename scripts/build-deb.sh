@@ -1,0 +1,51 @@
+#!/bin/sh
+# Builds bifrost_VERSION_ARCHITECTURE.deb: programs, systemd unit, configuration, guide, manual pages, completions,
+# dissector. The last line that it prints is the package's path. Needs the Rust toolchain and debhelper.
+#   OUT=DIRECTORY      where the package goes (out)
+#   DEB_VERSION=TEXT   the package's version (that of Cargo.toml)
+#   BIN_DIR=DIRECTORY  take bifrostd and bifrostctl from there instead of building them
+set -eu
+cd "$(dirname "$0")/.."
+
+for tool in dh:debhelper dpkg-buildpackage:dpkg-dev; do
+    if ! command -v "${tool%%:*}" >/dev/null; then
+        echo "build-deb.sh: there is no ${tool%%:*}: apt-get install ${tool##*:}" >&2
+        exit 1
+    fi
+done
+
+out=${OUT:-out}
+target=${CARGO_TARGET_DIR:-target}
+version=${DEB_VERSION:-$(sed -n 's/^version = "\(.*\)"$/\1/p' Cargo.toml | head -n 1)}
+# The same sources give the same package.
+date=$(git log -1 --format=%cd --date=rfc2822 2>/dev/null || date -R)
+
+if [ -z "${BIN_DIR:-}" ]; then
+    cargo build --release --locked -p bifrostd -p bifrostctl
+    BIN_DIR=$target/release
+fi
+cargo build --locked --workspace --example manual
+
+build=$out/deb/build
+rm -rf "$out/deb"
+mkdir -p "$build"
+cp -R packaging/debian "$build/debian"
+cp packaging/bifrostd.service "$build/debian/bifrost.bifrostd.service"
+cp packaging/bifrostd.toml packaging/wireshark/bifrost.lua docs/OPERATIONS.md docs/COUNTERS.md docs/PROTOCOL.md "$build"
+cp "$BIN_DIR/bifrostd" "$BIN_DIR/bifrostctl" "$build"
+"$target/debug/examples/manual" "$build"
+cat >"$build/debian/changelog" <<END
+bifrost ($version) unstable; urgency=medium
+
+  * Built from source; CHANGELOG.md there says what is new.
+
+ -- Bifrost maintainers <root@localhost>  $date
+END
+(cd "$build" && dpkg-buildpackage --build=binary --no-sign >../build.log 2>&1) || {
+    cat "$out/deb/build.log" >&2
+    exit 1
+}
+package=$(ls "$out"/deb/bifrost_*.deb)
+mv "$package" "$out"
+rm -rf "$build"
+echo "$out/${package##*/}"
