@@ -6,7 +6,7 @@ TARGET := $(or $(CARGO_TARGET_DIR),target)
 LAB := $(SUDO) $(TARGET)/release/bifrost-lab
 OUT ?= out
 
-.PHONY: help packages build demo test bench cost cost-accept studies swarm fuzz prove miri deb clean-lab
+.PHONY: help packages build demo test bench cost cost-accept studies swarm fuzz prove miri deb try-guide clean-lab
 
 help:
 	@echo "make demo       install packages, build, compare Redis over three networks while packets are lost"
@@ -16,6 +16,7 @@ help:
 	@echo "make studies    questions about the transport, many simulated worlds each: plots and bars (docs/STUDIES.md)"
 	@echo "make build      release build"
 	@echo "make deb        the Debian package, in $(OUT)"
+	@echo "make try-guide  the operator's guide, step by step on two clean, emulated machines (minutes)"
 	@echo "make swarm      random worlds, a million unless SEEDS=n says otherwise; goes on where it was stopped"
 	@echo "make fuzz       every fuzz target for a minute, guided by coverage; SECONDS=n for longer"
 	@echo "make prove      exhaustive tests that take minutes"
@@ -67,6 +68,9 @@ miri:
 deb:
 	@rm -f $(OUT)/bifrost_*.deb
 	@OUT=$(OUT) scripts/build-deb.sh
+
+try-guide: deb
+	@$(SUDO) env OUT=$(OUT) scripts/try-guide.sh $(OUT)/bifrost_*.deb
 
 clean-lab:
 	$(LAB) clean

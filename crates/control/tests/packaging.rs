@@ -77,4 +77,26 @@ fn the_unit_has_what_the_daemon_needs() {
     // The default socket is in the directory that systemd makes.
     let socket = Path::new(bifrost_control::config::DEFAULT_SOCKET);
     assert_eq!(socket.parent().unwrap(), Path::new("/run").join(value("RuntimeDirectory")));
+    // So are sockets of virtual machines and records of their rings, which the next daemon needs.
+    assert_eq!(value("RuntimeDirectoryPreserve"), "yes");
+}
+
+/// `make try-guide` tries the guide; this notices a block that it would not know what to do with.
+#[test]
+fn every_block_of_the_guide_is_tried_or_says_why_not() {
+    let guide = read("docs/OPERATIONS.md");
+    let lines: Vec<&str> = guide.lines().collect();
+    let fences = (0..lines.len()).filter(|&i| lines[i].starts_with("```"));
+    let (mut opened, mut tried) = (0, 0);
+    for line in fences.step_by(2) {
+        opened += 1;
+        let mark = lines[line - 1];
+        assert!(
+            mark.ends_with(" -->") && (mark.starts_with("<!-- tried on ") || mark.starts_with("<!-- not tried: ")),
+            "line {}: neither tried nor said why not",
+            line + 1
+        );
+        tried += usize::from(mark.starts_with("<!-- tried on "));
+    }
+    assert!(opened > tried && tried > 15, "{tried} of {opened} blocks are tried");
 }

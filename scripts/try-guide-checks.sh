@@ -1,0 +1,192 @@
+# Sourced by try-guide.sh: what docs/OPERATIONS.md says in words, tried when its section's blocks have run.
+# shellcheck shell=sh
+# shellcheck disable=SC2154 # variables of try-guide.sh
+
+after() {
+    checks=0
+    case $1 in
+    "Install") after_install ;;
+    "A first network") after_first_network ;;
+    "Attach containers") after_containers ;;
+    "Attach virtual machines") after_virtual_machines ;;
+    "Who may talk to whom") after_groups ;;
+    "MTU") after_mtu ;;
+    "Firewall") after_firewall ;;
+    "Trace" | "Capture") after_trace ;;
+    "Faults") after_faults ;;
+    "the guide") after_the_guide ;;
+    *) return ;;
+    esac
+    total=$((total + checks))
+    say "after $1: $checks checks"
+}
+
+after_install() {
+    for host in host-a host-b; do
+        check $host "^disabled inactive 640 root " <<'END'
+systemctl is-enabled bifrostd || true
+systemctl is-active bifrostd || true
+stat -c '%a %U' /etc/bifrost/bifrostd.toml
+bifrostd --check
+ls /usr/share/man/man1/bifrostctl.1.gz /usr/share/man/man8/bifrostd.8.gz /usr/share/doc/bifrost/OPERATIONS.md
+END
+    done
+}
+
+after_first_network() {
+    # Full packets, both ways; a TCP connection that goes on for as long as the trial, in one that is started again.
+    check host-b "" <<'END'
+for port in 5201 6379; do systemd-run -q --unit server-$port -p Restart=always -p NetworkNamespacePath=/run/netns/web1 iperf3 -s -p $port; done
+END
+    check host-a "1 received.*receiver" <<'END'
+ip netns exec web1 ping -c 1 -M do -s 1472 10.0.0.2
+ip netns exec web1 iperf3 -c 10.0.0.2 -t 3
+systemd-run -q --unit traffic -p Restart=always -p RestartSec=1 -p StartLimitIntervalSec=0 -p NetworkNamespacePath=/run/netns/web1 \
+    iperf3 -c 10.0.0.2 -p 6379 -b 1M -t 3600
+END
+}
+
+after_containers() {
+    # A namespace that goes, and a new one of that name.
+    check host-a "removed: web2.*added: web2.*1 received" <<'END'
+ip netns del web2
+cp /etc/bifrost/bifrostd.toml /root/with-web2
+sed '/^\[\[port\]\]$/{N;/web2/Q}' /root/with-web2 >/etc/bifrost/bifrostd.toml
+bifrostctl reload
+ip netns add web2
+cp /root/with-web2 /etc/bifrost/bifrostd.toml
+bifrostctl reload
+ip netns exec web2 ping -c 1 10.0.0.1
+END
+}
+
+after_virtual_machines() {
+    # It starts while the rest is tried: after_the_guide looks at it.
+    "$vm/package/usr/bin/bifrostctl" --socket "$vm/bifrostd.sock" ports >"$vm/ports" || fail "no daemon: $(cat "$vm/log")"
+}
+
+# What the machine's own TCP says of its port.
+virtual_machine() {
+    until echo true | on vm1 >"$vm/ssh" 2>&1; do
+        [ $(($(date +%s) - began)) -lt $((limit - 60)) ] || fail "vm1 does not answer: $out/vm1.console"
+        sleep 2
+    done
+    "$vm/package/usr/bin/bifrostctl" --socket "$vm/bifrostd.sock" ports >"$vm/ports"
+    grep vm1 "$vm/ports" | grep -qv "no guest" || fail "$(cat "$vm/ports")"
+    check vm1 "mtu 1500.*virtio_net.*1 received" <<'END'
+ip link show dev eth0
+ls -l /sys/class/net/eth0/device/driver
+ping -c 1 10.0.0.9
+END
+}
+
+after_groups() {
+    check host-a "" <<'END'
+systemd-run -q --unit server-80 -p Restart=always -p NetworkNamespacePath=/run/netns/web1 iperf3 -s -p 80
+END
+    check host-b "receiver.*1 received.*refused: 124" <<'END'
+ip netns exec web1 iperf3 -c 10.0.0.1 -p 80 -t 1
+ip netns exec web1 ping -c 1 10.0.0.1
+ip netns exec web1 timeout 3 bash -c '</dev/tcp/10.0.0.1/22' || echo "refused: $?"
+END
+    check host-a "group_ingress.*kept_out_group_ingress_packets" <<'END'
+bifrostctl ports
+bifrostctl drops
+END
+}
+
+after_mtu() {
+    check host-a "10.0.0.2/32 .* 1434 " <<'END'
+bifrostctl reload
+bifrostctl routes
+END
+}
+
+after_firewall() {
+    nft -f "$out/bifrost.nft" || fail "nft -f"
+}
+
+after_trace() {
+    check host-a "sent.*dropped.*group_ingress" <<'END'
+bifrostctl trace --port web1 --to 10.0.0.2 --tcp 40000:6379
+bifrostctl trace --from-peer 192.0.2.2 --vni 100 --from 10.0.0.2 --to 10.0.0.1 --tcp 40000:22
+END
+}
+
+after_prometheus() {
+    # A change that takes a restart is refused as a whole.
+    check host-a "restart.*bifrost_path_usable_paths" <<'END'
+printf '[control]\nmetrics = "127.0.0.1:9795"\n' >>/etc/bifrost/bifrostd.toml
+bifrostctl reload 2>&1 && exit 1
+systemctl restart bifrostd
+curl -sS http://127.0.0.1:9795/metrics | grep -v '^#'
+END
+    says_hello
+}
+
+says_hello() {
+    check host-a "10.0.0.2: icmp_seq" <<'END'
+ip netns exec web1 ping -c 1 -w 30 10.0.0.2
+END
+}
+
+after_faults() {
+    check host-a "receiver.*rte.retransmitted_packets +[1-9].*removed 2" <<'END'
+bifrostctl fault add --peer host-b --loss 5
+bifrostctl fault add --peer host-b --path 1 --down
+ip netns exec web1 iperf3 -c 10.0.0.2 -t 5 -R
+ip netns exec web1 iperf3 -c 10.0.0.2 -t 5
+bifrostctl stats --nonzero rte.retransmitted_packets
+bifrostctl fault list
+bifrostctl fault clear
+END
+}
+
+# Reload and restart has no blocks of its own, nor has removal.
+after_the_guide() {
+    virtual_machine
+    after_prometheus
+    # An error in the file: nothing changes, and the tool says which.
+    check host-a "bifrostd.toml:[0-9]+: .*unknown key.*web1" <<'END'
+cp /etc/bifrost/bifrostd.toml /root/good
+printf '[host]\nnonsense = 1\n' | cat - /root/good | sed '3d' >/etc/bifrost/bifrostd.toml
+bifrostctl reload 2>&1 && exit 1
+bifrostctl ports
+cp /root/good /etc/bifrost/bifrostd.toml
+systemctl reload bifrostd
+systemctl is-active bifrostd
+END
+    # It is killed, and comes back; what machines need to find again in /run/bifrost is kept.
+    check host-a "^active record " <<'END'
+echo record >/run/bifrost/vm1.sock.inflight
+before=$(systemctl show -P MainPID bifrostd)
+kill -9 "$before"
+for try in 1 2 3 4 5 6 7 8 9 10; do
+    sleep 1
+    bifrostctl status >/dev/null 2>&1 && [ "$(systemctl show -P MainPID bifrostd)" != "$before" ] && break
+done
+systemctl is-active bifrostd
+cat /run/bifrost/vm1.sock.inflight
+bifrostctl status
+END
+    says_hello
+    scp -q -F "$out/ssh" "$out/next.deb" host-a:
+    check host-a "next.*replaced.*active" <<'END'
+before=$(systemctl show -P MainPID bifrostd)
+apt-get install -y ./next.deb
+dpkg-query -W bifrost
+[ "$(systemctl show -P MainPID bifrostd)" != "$before" ] && echo replaced
+systemctl is-active bifrostd
+cmp /etc/bifrost/bifrostd.toml /root/good
+END
+    says_hello
+    check host-a "enabled no daemon no configuration $" <<'END'
+systemctl is-enabled bifrostd
+apt-get remove -y bifrost >/dev/null
+pidof bifrostd || echo no daemon
+ls /etc/bifrost/bifrostd.toml >/dev/null
+apt-get purge -y bifrost >/dev/null
+ls /etc/bifrost /usr/share/doc/bifrost /lib/systemd/system/bifrostd.service 2>/dev/null || echo no configuration
+systemctl list-unit-files bifrostd.service --no-legend || true
+END
+}

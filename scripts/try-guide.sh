@@ -1,0 +1,319 @@
+#!/bin/sh
+# Tries docs/OPERATIONS.md, step by step, on two clean Debian 12 machines (user-mode Linux, systemd). What is run there are the
+# guide's own blocks. A comment before each says what becomes of it (HOST: host-a, host-b, or here for this machine):
+#   <!-- tried on HOST[, HOST][: EXPECTED] -->          run by sh -e; the output must match (extended, over all lines)
+#   <!-- tried on HOST as FILE -->                      written to that file
+#   <!-- tried on HOST, added to FILE -->               added at its end
+#   <!-- tried on HOST, put behind: LINE -->            put behind the first such line of the configuration
+#   <!-- not tried: REASON -->
+# Between the blocks come what the guide says in words: the functions after_N, by the heading of the section.
+# try-guide.sh PACKAGE (make try-guide). Needs root, debootstrap, openssh-client and what
+# install-debian-packages.sh installs; no virtualization hardware; minutes.
+#   OUT=DIRECTORY   results (out): try-guide/ in it has each step's output and the machines' consoles
+#   KEEP=SECONDS    leave the machines running for so long after a failure, to look at them
+set -eu
+cd "$(dirname "$0")/.."
+here=$PWD
+out=$(realpath -m "${OUT:-out}")/try-guide
+# The clean machine: a Debian root, made once.
+cache=/var/cache/bifrost-lab/guide
+packages=systemd,systemd-sysv,dbus,udev,kmod,iproute2,iputils-ping,nftables,openssh-server,curl,iperf3,initramfs-tools,linux-image-cloud-amd64
+later="tshark"
+# The whole trial, s.
+limit=2400
+config=/etc/bifrost/bifrostd.toml
+
+say() {
+    echo "== $(($(date +%s) - began)) s: $*"
+}
+
+fail() {
+    echo "== $(($(date +%s) - began)) s: FAILED: $*" >&2
+    echo "   steps and consoles are in $out" >&2
+    if [ -n "${KEEP:-}" ] && [ -n "${parent:-}" ]; then
+        echo "   for $KEEP s: nsenter -a -t \$(pgrep -P $parent) ssh -F $out/ssh host-a" >&2
+        sleep "$KEEP"
+    fi
+    exit 1
+}
+
+# ---- The clean machine -------------------------------------------------------------------------------------------------
+
+make_image() {
+    stamp="$packages $later 3"
+    if [ "$(cat "$cache/stamp" 2>/dev/null || true)" = "$stamp" ]; then
+        return
+    fi
+    say "a clean Debian 12, for this and later trials (minutes)"
+    rm -rf "$cache"
+    mkdir -p "$cache"
+    root=$cache/root
+    # Mounts that debootstrap leaves behind go with the namespace.
+    root=$root packages=$packages later=$later unshare --mount --fork --kill-child sh -eu -c '
+        debootstrap --variant=minbase --include="$packages" bookworm "$root" >"$root.log" 2>&1
+        mount -t proc proc "$root/proc"
+        chroot "$root" env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $later >>"$root.log" 2>&1
+    ' || fail "debootstrap: $(tail -n 5 "$root.log")"
+    ssh-keygen -q -t ed25519 -N "" -f "$cache/key"
+    mkdir -p -m 700 "$root/root/.ssh"
+    cp "$cache/key.pub" "$root/root/.ssh/authorized_keys"
+    # eth1 is the underlay, eth0 for us; the virtual machine has its port alone.
+    network() {
+        printf '[Match]\nMACAddress=%s\n[Link]\nName=%s\nMTUBytes=1500\n' "$2" "$3" >"$root/etc/systemd/network/10-$1.link"
+        printf '[Match]\nMACAddress=%s\n[Network]\nAddress=%s\n' "$2" "$4" >"$root/etc/systemd/network/10-$1.network"
+    }
+    for host in 1 2; do
+        network management$host 52:54:00:00:01:0$host eth0 10.255.$host.2/24
+        network underlay$host 52:54:00:00:00:0$host eth1 192.0.2.$host/24
+    done
+    network vm1 02:00:00:00:00:01 eth0 10.0.0.1/24
+    # Modules of user-mode Linux; QEMU's machine has those of its package.
+    cp -R /usr/lib/uml/modules/* "$root/lib/modules"
+    echo "/dev/root / ext4 defaults 0 0" >"$root/etc/fstab"
+    chroot "$root" systemctl -q enable systemd-networkd systemd-networkd-wait-online
+    chroot "$root" apt-get clean
+    cp "$root"/boot/vmlinuz-* "$cache/vmlinuz"
+    cp "$root"/boot/initrd.img-* "$cache/initrd"
+    mke2fs -q -t ext4 -d "$root" "$cache/image" 3G
+    rm -rf "$root"
+    echo "$stamp" >"$cache/stamp"
+}
+
+# ---- The machines ------------------------------------------------------------------------------------------------------
+
+# boot NUMBER NAME: management on eth0, the underlay, a bridge, on eth1. What it writes goes to a file of its own.
+boot() {
+    ip tuntap add m$1 mode tap
+    ip link set m$1 up
+    ip tuntap add u$1 mode tap
+    ip link set u$1 mtu 9000 up
+    ip address add 10.255.$1.1/24 dev m$1
+    ip link set u$1 master underlay
+    LD_PRELOAD=/var/cache/bifrost-lab/uml-xstate.so TMPDIR=$out linux.uml mem=512M con=null con0=fd:0,fd:1 \
+        umid="$2" uml_dir="$out/uml" ubd0="$out/$2.cow,$cache/image" root=/dev/ubda rw net.ifnames=0 systemd.hostname="$2" \
+        vec0:transport=tap,ifname=m$1,depth=64,mac=52:54:00:00:01:0$1 \
+        vec1:transport=tap,ifname=u$1,depth=64,mtu=9000,mac=52:54:00:00:00:0$1 \
+        </dev/null >"$out/$2.console" 2>&1 &
+    printf 'Host %s\n HostName 10.255.%s.2\n' "$2" "$1" >>"$out/ssh"
+}
+
+# Network devices of user-mode Linux take 1500 bytes: an underlay that cannot leave 1500, for which the guide's section on
+# the MTU says what to do. So the NIC stays as it is, the configuration says so, and packets as long as can be are shorter.
+fit() {
+    sed -e "s|^ip link set dev eth1 mtu 1600.*|sed -i -e 's/^.underlay.\$/\&\\\\nmtu = 1500/' -e 's/^netns = .*/\&\\\\nmtu = 1434/' $config|" \
+        -e 's/-s 1472/-s 1406/; s/-s 1572/-s 1472/' -e 's/^mtu = 1500$/mtu = 1434/' -e 's/^netns = "web2"$/&\nmtu = 1434/'
+}
+
+# on HOST: runs standard input there. No connection of ours waits for ever.
+on() {
+    fit | timeout 180 ssh -F "$out/ssh" "$1" 'cat >/tmp/step; sh -e /tmp/step </dev/null'
+}
+
+start_machines() {
+    ip link set lo up
+    cat >"$out/ssh" <<END
+Host *
+ User root
+ IdentityFile $cache/key
+ IdentitiesOnly yes
+ StrictHostKeyChecking no
+ UserKnownHostsFile /dev/null
+ LogLevel ERROR
+ ConnectTimeout 5
+ ServerAliveInterval 10
+ ControlMaster auto
+ ControlPath $out/%n.master
+ ControlPersist yes
+END
+    ip link add underlay mtu 9000 up type bridge
+    boot 1 host-a
+    boot 2 host-b
+    for host in host-a host-b; do
+        # The machine may be busy.
+        until echo 'systemctl is-system-running --wait || true' | on $host >"$out/$host.state" 2>&1; do
+            [ $(($(date +%s) - began)) -lt 600 ] || fail "$host does not start: $out/$host.console"
+            sleep 2
+        done
+        # User-mode Linux takes no frames that are yet to be cut, and only now has it opened the devices.
+        for device in m1 u1 m2 u2; do
+            ethtool -K $device tso off gso off gro off >/dev/null 2>&1 || true
+        done
+        scp -q -F "$out/ssh" "$package" "$host:" || fail "$host: no package"
+        say "$host is up: $(cat "$out/$host.state")"
+    done
+}
+
+# ---- The guide ---------------------------------------------------------------------------------------------------------
+
+# Cuts the guide into steps/NNN.body and NNN.mark; a block without a mark is an error.
+cut_guide() {
+    mkdir "$out/steps"
+    awk -v to="$out/steps" '
+        function file(kind) { return sprintf("%s/%03d.%s", to, number, kind) }
+        /^<!-- (not )?tried/ { mark = $0; next }
+        /^```/ && inside { inside = 0; if (!skip) close(file("body")); mark = ""; next }
+        /^```/ {
+            inside = 1
+            skip = mark ~ /^<!-- not tried: ./
+            if (mark == "") { print "line " NR ": a block that is neither tried nor said not to be" > "/dev/stderr"; bad = 1; skip = 1 }
+            if (!skip) {
+                number++
+                sub(/^<!-- tried on /, "", mark); sub(/ -->$/, "", mark)
+                print mark > file("mark"); close(file("mark"))
+                print section > file("section"); close(file("section"))
+                printf "" > file("body")
+            }
+            next
+        }
+        inside { if (!skip) print > file("body"); next }
+        /^##/ { section = $0; sub(/^#+ /, "", section) }
+        /./ { mark = "" }
+        END { exit bad }
+    ' docs/OPERATIONS.md || fail "blocks of the guide without a mark"
+}
+
+# run HOST EXPECTED FILE-OF-OUTPUT <script
+run() {
+    if ! on "$1" >"$3" 2>&1; then
+        fail "on $1: $(cat "$3")"
+    fi
+    if [ -n "$2" ] && ! tr '\n' ' ' <"$3" | grep -qE "$2"; then
+        fail "on $1: \"$2\" is not in: $(cat "$3")"
+    fi
+}
+
+# A machine within such a machine would be too slow: the daemon of the package and the guide's QEMU run side by side with the
+# others, in the trial's namespaces, and the sockets are not in /run/bifrost. And user-mode Linux has no nftables of the family
+# inet: rules are loaded here.
+try_here() {
+    vm=$out/vm
+    case $action:$(cat "$body") in
+    write:*) cp "$body" "$out/$(basename "$argument")" && return ;;
+    run:nft*) sh -e "$body" && return ;;
+    esac
+    if [ ! -d "$vm" ]; then
+        mkdir "$vm"
+        dpkg-deb -x "$package" "$vm/package"
+        cat >"$vm/bifrostd.toml" <<END
+[host]
+name = "here"
+[control]
+socket = "$vm/bifrostd.sock"
+[underlay]
+addresses = ["127.0.0.1"]
+[[vpc]]
+vni = 100
+[[port]]
+name = "here"
+vni = 100
+mac = "02:00:00:00:00:09"
+addresses = ["10.0.0.9/24"]
+END
+    fi
+    sed "s#/run/bifrost#$vm#" "$body" >"$vm/block"
+    case $action in
+    add)
+        cat "$vm/block" >>"$vm/bifrostd.toml"
+        "$vm/package/usr/bin/bifrostd" --config "$vm/bifrostd.toml" >"$vm/log" 2>&1 &
+        ;;
+    run)
+        # QEMU 7.2 without KVM needs vectors=0, as the guide says.
+        sed -i -e 's/ \.\.\.$/ "$@"/' -e 's/virtio-net-pci/&,vectors=0,romfile=/' "$vm/block"
+        sh "$vm/block" -accel tcg -nodefaults -no-reboot -display none -kernel "$cache/vmlinuz" -initrd "$cache/initrd" \
+            -append "root=/dev/vda rw console=ttyS0 net.ifnames=0 systemd.hostname=vm1" \
+            -drive "file=$cache/image,format=raw,if=virtio,snapshot=on,file.locking=off" -serial "file:$out/vm1.console" \
+            >"$out/vm1.qemu" 2>&1 </dev/null &
+        printf 'Host vm1\n HostName 10.0.0.1\n' >>"$out/ssh"
+        ;;
+    esac
+}
+
+# What the guide says in words: check HOST EXPECTED <script
+checks=0
+total=0
+check() {
+    checks=$((checks + 1))
+    run "$1" "$2" "$out/steps/$number.check$checks"
+}
+
+try_block() {
+    body=$out/steps/$number.body
+    mark=$(cat "$out/steps/$number.mark")
+    case $mark in
+    *" as "*) hosts=${mark%% as *} action=write argument=${mark#* as } ;;
+    *", added to "*) hosts=${mark%%, added to *} action=add argument=${mark#*, added to } ;;
+    *", put behind: "*) hosts=${mark%%, put behind: *} action=behind argument=${mark#*, put behind: } ;;
+    *": "*) hosts=${mark%%: *} action=run argument=${mark#*: } ;;
+    *) hosts=$mark action=run argument="" ;;
+    esac
+    for host in $(echo "$hosts" | tr -d ,); do
+        log=$out/steps/$number.$host
+        if [ "$host" = here ]; then
+            try_here
+            continue
+        fi
+        case $action in
+        run) run "$host" "$argument" "$log" <"$body" ;;
+        write) (echo "cat >'$argument' <<'END-OF-BLOCK'" && cat "$body" && echo END-OF-BLOCK) | run "$host" "" "$log" ;;
+        add) (echo "cat >>'$argument' <<'END-OF-BLOCK'" && cat "$body" && echo END-OF-BLOCK) | run "$host" "" "$log" ;;
+        behind)
+            (echo "cat >/tmp/block <<'END-OF-BLOCK'" && cat "$body" && echo END-OF-BLOCK &&
+                echo "line=\$(grep -nxF -m 1 '$argument' $config | cut -d: -f1)" &&
+                echo "sed -i \"\${line}r /tmp/block\" $config") | run "$host" "" "$log"
+            ;;
+        esac
+    done
+    say "$section: $hosts: $action $(head -n 1 "$body" | cut -c 1-60)"
+}
+
+. "$here/scripts/try-guide-checks.sh"
+
+try_guide() {
+    previous=""
+    for body in "$out"/steps/*.body; do
+        number=$(basename "$body" .body)
+        section=$(cat "$out/steps/$number.section")
+        if [ "$section" != "$previous" ] && [ -n "$previous" ]; then
+            after "$previous"
+        fi
+        previous=$section
+        try_block
+    done
+    after "$previous"
+    after "the guide"
+}
+
+# Machines, their link and our connections are in namespaces of their own: all ends with this process, and nobody else sees any of it.
+if [ "${1:-}" = inside ]; then
+    began=$2
+    package=$3
+    parent=$4
+    trap 'exit 1' INT TERM
+    (sleep $limit && echo "== not done after $limit s" && kill -TERM 1) &
+    cut_guide
+    start_machines
+    try_guide
+    say "the guide holds: $(ls "$out"/steps/*.body | wc -l) blocks, $total checks of what it says in words"
+    exit 0
+fi
+
+began=$(date +%s)
+for tool in linux.uml:user-mode-linux qemu-system-x86_64:qemu-system-x86 nft:nftables ethtool:ethtool debootstrap:debootstrap ssh:openssh-client mke2fs:e2fsprogs; do
+    command -v "${tool%%:*}" >/dev/null || fail "there is no ${tool%%:*}: apt-get install ${tool##*:}"
+done
+[ "$(id -u)" -eq 0 ] || fail "needs root"
+rm -rf "$out"
+mkdir -p "$out"
+exec 9>"$out.lock"
+flock -n 9 || fail "a trial is under way"
+[ -f "${1:-}" ] || fail "usage: try-guide.sh PACKAGE"
+mkdir "$out/packages"
+cp "$1" "$out/packages"
+package=$(ls "$out"/packages/*.deb)
+# The same as a newer version, to upgrade to.
+dpkg-deb -R "$package" "$out/next"
+sed -i 's/^Version: .*/&+next/' "$out/next/DEBIAN/control"
+dpkg-deb -Zgzip -z1 -b "$out/next" "$out/next.deb" >/dev/null
+rm -rf "$out/next"
+make_image
+exec unshare --net --mount --pid --fork --kill-child --mount-proc sh "$here/scripts/try-guide.sh" inside "$began" "$package" $$
