@@ -1,7 +1,9 @@
 //! From the guest: fetch, parse, switch, transport.
 
 use bifrost_avs::{FromGuest, PortId};
-use bifrost_nic::{L3, Malformed, Parsed, Segments, TooLarge, parse, verify_transport_checksum};
+use bifrost_nic::{
+    L3, Malformed, Parsed, Segments, TooLarge, open_checksum_is_right, parse, verify_transport_checksum,
+};
 use bifrost_port::{GuestPort, PlaceError, TxFrame, Underlay};
 use bifrost_rte::{Admission, Destination, Ordering, Outbound, Output, Time};
 
@@ -426,11 +428,14 @@ fn place_plain<const SEEN: bool, P: GuestPort>(
 
 /// Whether a frame's transport checksum is left to be finished, or finished and right.
 fn checksum_can_be_right<P: GuestPort>(port: &Port<P>, parsed: &Parsed, frame: TxFrame, scratch: &mut Vec<u8>) -> bool {
-    let unfinished = frame.offload.checksum.is_some() || frame.offload.segment.is_some();
-    if unfinished || !matches!(parsed.kind, L3::V4 | L3::V6) {
+    if frame.offload.segment.is_some() || !matches!(parsed.kind, L3::V4 | L3::V6) {
+        // Each segment gets a checksum of its own.
         return true;
     }
     let (head, _) = port.port.bytes(frame.handle);
+    if let Some(place) = frame.offload.checksum {
+        return open_checksum_is_right(head, frame.len as usize, parsed, place);
+    }
     if head.len() == frame.len as usize {
         return verify_transport_checksum(head, parsed);
     }

@@ -21,15 +21,7 @@ pub enum Checksum {
 /// Checks the transport checksum (TCP, UDP, ICMPv6) of a complete frame that [`parse`](crate::parse) took apart.
 /// A frame that is shorter than it was when parsed is [`Checksum::Invalid`].
 pub fn transport_checksum(frame: &[u8], parsed: &Parsed) -> Checksum {
-    let field = match (parsed.kind, parsed.protocol) {
-        (L3::V4 | L3::V6, TCP) => tcp::CHECKSUM_OFFSET,
-        (L3::V4 | L3::V6, UDP) => udp::CHECKSUM_OFFSET,
-        (L3::V6, ICMPV6) => 2,
-        _ => return Checksum::None,
-    };
-    if parsed.is_fragment {
-        return Checksum::None;
-    }
+    let Some(field) = field(parsed) else { return Checksum::None };
     let Some(mut segment) = frame.get(usize::from(parsed.l4)..parsed.end as usize) else { return Checksum::Invalid };
     if parsed.protocol == UDP {
         let Some(len) = segment.get(4..6).map(|b| usize::from(u16::from_be_bytes([b[0], b[1]]))) else {
@@ -46,6 +38,32 @@ pub fn transport_checksum(frame: &[u8], parsed: &Parsed) -> Checksum {
     }
     let sum = pseudo(parsed.src_ip, parsed.dst_ip, parsed.protocol, segment.len()) + checksum::sum(segment);
     if checksum::fold(sum) == 0xffff { Checksum::Valid } else { Checksum::Invalid }
+}
+
+/// Whether a transport checksum that a guest left open at `start` and `offset` ([`Offload::checksum`](crate::Offload)) will be right when it
+/// is finished: it is the transport's own, and its field holds the sum of the pseudo header (virtio 1.3, 5.1.6.2.1). `head` holds the
+/// first bytes of a frame of `len` bytes, its headers at least. `true` as well where nobody will look.
+pub fn open_checksum_is_right(head: &[u8], len: usize, parsed: &Parsed, (start, offset): (u16, u16)) -> bool {
+    let Some(field) = field(parsed) else { return true };
+    let segment = (parsed.end as usize).saturating_sub(usize::from(parsed.l4));
+    let Some(header) = head.get(usize::from(parsed.l4)..) else { return false };
+    let word = |at: usize| header.get(at..at + 2).map(|b| u16::from_be_bytes([b[0], b[1]]));
+    // What is behind the packet is summed up, too; and a datagram's own length is what its receiver goes by.
+    let whole = len == parsed.end as usize && (parsed.protocol != UDP || word(4).map(usize::from) == Some(segment));
+    let sum = checksum::fold(pseudo(parsed.src_ip, parsed.dst_ip, parsed.protocol, segment));
+    let same = word(field).is_some_and(|open| open == sum || (open == 0 && sum == 0xffff));
+    whole && same && (start, usize::from(offset)) == (parsed.l4, field)
+}
+
+/// Where the transport header has its checksum, if there is one.
+pub(crate) fn field(parsed: &Parsed) -> Option<usize> {
+    match (parsed.kind, parsed.protocol) {
+        _ if parsed.is_fragment => None,
+        (L3::V4 | L3::V6, TCP) => Some(tcp::CHECKSUM_OFFSET),
+        (L3::V4 | L3::V6, UDP) => Some(udp::CHECKSUM_OFFSET),
+        (L3::V6, ICMPV6) => Some(2),
+        _ => None,
+    }
 }
 
 /// Whether nothing speaks against the frame: `true` unless [`transport_checksum`] finds a wrong checksum, so also for

@@ -17,7 +17,7 @@ mod offload;
 mod parse;
 mod segment;
 
-pub use checksum::{Checksum, transport_checksum, verify_transport_checksum};
+pub use checksum::{Checksum, open_checksum_is_right, transport_checksum, verify_transport_checksum};
 pub use flow::FlowKey;
 pub use malformed::Malformed;
 pub use merge::{Merged, Merger, Part};

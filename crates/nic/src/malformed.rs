@@ -46,7 +46,7 @@ reasons! {
     TcpHeader = "tcp_header",
     /// UDP header cut short, or a length that does not fit.
     UdpHeader = "udp_header",
-    /// A partial checksum outside of the frame.
+    /// A partial checksum outside of the frame, or in its headers but not the transport's.
     ChecksumRange = "checksum_range",
     /// A segmentation type that is unknown or does not fit the frame.
     GsoType = "gso_type",

@@ -1,10 +1,14 @@
 //! What a guest leaves to the network side: virtio network headers, checked against the frame they came with.
 
-use bifrost_wire::protocol::{TCP, UDP};
+use bifrost_wire::protocol::{ICMP, ICMPV6, TCP, UDP};
 use bifrost_wire::{tcp, udp, virtio_net};
 
+use crate::checksum;
 use crate::malformed::Malformed;
 use crate::parse::{L3, Parsed};
+
+/// Of ICMP and ICMPv6: type, code, checksum, and what most messages have behind them, bytes.
+const ICMP_HEADER_LEN: u16 = 8;
 
 /// Work that a guest left to the network side, from its virtio header (virtio 1.3, 5.1.6.2), checked against the frame.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -42,7 +46,9 @@ impl Offload {
     /// it left undone.
     ///
     /// # Errors
-    /// [`Malformed::ChecksumRange`] when the checksum area does not lie inside the frame behind the Ethernet header;
+    /// [`Malformed::ChecksumRange`] when the checksum area does not lie inside the frame behind the Ethernet header, or when, without
+    /// segmentation, what is to be written is not the transport's checksum and lies before the payload: it would change headers by
+    /// which the packet has been judged;
     /// [`Malformed::GsoType`] for an unknown type or one that does not fit the frame's protocols;
     /// [`Malformed::GsoChecksum`] when a frame to be segmented does not have its transport checksum left open;
     /// [`Malformed::GsoSize`] for a segment size of zero.
@@ -56,6 +62,9 @@ impl Offload {
         }
         let kind = match hdr.gso_type & !virtio_net::GSO_ECN {
             virtio_net::GSO_NONE if hdr.gso_type == virtio_net::GSO_NONE => {
+                if checksum.is_some_and(|place| !may_be_written(parsed, place)) {
+                    return Err(Malformed::ChecksumRange);
+                }
                 return Ok(Self { checksum, segment: None });
             }
             virtio_net::GSO_TCPV4 => SegmentKind::TcpV4,
@@ -100,4 +109,14 @@ impl Offload {
         }
         Ok(())
     }
+}
+
+/// Whether a checksum may be written there: it is the transport's, or belongs to something inside of the payload, such as a tunnel's.
+fn may_be_written(parsed: &Parsed, (start, offset): (u16, u16)) -> bool {
+    let own = checksum::field(parsed).is_some_and(|field| (start, usize::from(offset)) == (parsed.l4, field));
+    let header_end = match parsed.protocol {
+        ICMP | ICMPV6 if !parsed.is_fragment => parsed.l4 + ICMP_HEADER_LEN,
+        _ => parsed.payload,
+    };
+    own || (parsed.is_ip() && start >= parsed.l4 && u32::from(start) + u32::from(offset) >= u32::from(header_end))
 }

@@ -215,6 +215,53 @@ fn offloads_that_do_not_fit_are_refused() {
 }
 
 #[test]
+fn an_open_checksum_is_the_transports_or_in_the_payload() {
+    let tcp = Packet { payload: vec![7; 100], ..Packet::default() };
+    let udp = Packet { udp: true, ..tcp.clone() };
+    // Of a frame with Ethernet and IPv4 headers of 34 bytes: start, offset, whether it may be written there, and is right then.
+    let cases = [
+        (&tcp, (34, 16), true, true),
+        (&udp, (34, 6), true, true),
+        (&tcp, (14, 12), false, false),
+        (&tcp, (14, 36), false, false),
+        (&tcp, (34, 0), false, false),
+        (&udp, (34, 2), false, false),
+        (&tcp, (36, 14), false, false),
+        // A tunnel's, behind the outer headers.
+        (&udp, (42, 16), true, false),
+        (&tcp, (34, 30), true, false),
+    ];
+    for (packet, (start, offset), allowed, right) in cases {
+        let frame = packet.build_partial();
+        let parsed = parse(&frame, frame.len()).unwrap();
+        let header = virtio_net::Header {
+            flags: virtio_net::F_NEEDS_CSUM,
+            csum_start: start,
+            csum_offset: offset,
+            ..virtio_net::Header::default()
+        };
+        let got = Offload::from_virtio(header, &parsed, frame.len());
+        assert_eq!(got.is_ok(), allowed, "{start}+{offset}: {got:?}");
+        let is_right = |frame: &[u8], len| bifrost_nic::open_checksum_is_right(frame, len, &parsed, (start, offset));
+        assert_eq!(is_right(&frame, frame.len()), right, "{start}+{offset}");
+        // Another sum than the pseudo header's, padding, headers cut short.
+        let mut changed = frame.clone();
+        changed[usize::from(parsed.l4) + if parsed.is_tcp() { 16 } else { 6 }] ^= 1;
+        assert!(
+            !is_right(&changed, frame.len())
+                && !is_right(&frame, frame.len() + 1)
+                && !is_right(&frame[..36], frame.len())
+        );
+        if right {
+            let plan = Segments::plan(&frame, frame.len(), got.unwrap()).unwrap();
+            let mut out = Vec::new();
+            plan.write(0, |from, to, out| copy_of(&frame, &[], from, to, out), &mut out);
+            assert_eq!(bifrost_nic::transport_checksum(&out, &parsed), bifrost_nic::Checksum::Valid);
+        }
+    }
+}
+
+#[test]
 fn the_largest_frames_and_too_many_segments() {
     let p = Packet { payload: vec![0xa5; 65_535 - 40], ..Packet::default() };
     let frame = p.build_partial();

@@ -28,7 +28,7 @@ pub(super) const MALFORMED: &[Reason] = &[
     plain("ipv6_extensions", "IPv6 extension headers that are cut short, too many, or too long to look behind"),
     plain("tcp_header", "TCP header cut short, or a data offset that does not fit"),
     plain("udp_header", "UDP header cut short, or a length that does not fit"),
-    plain("checksum_range", "a partial checksum outside of the frame"),
+    plain("checksum_range", "a partial checksum outside of the frame, or in its headers but not the transport's"),
     plain("gso_type", "a segmentation type that is unknown or does not fit the frame"),
     plain("gso_checksum", "segmentation without the transport checksum left open"),
     plain("gso_size", "segmentation into segments of no bytes"),
