@@ -10,7 +10,7 @@
 //! # Configuration is swapped as a whole
 //!
 //! A switch is built from plain [`Tables`] and never edited afterwards; a reload builds the next one and swaps it in with
-//! [`Switch::replace`], between two batches. So every derived index agrees with the description at all times, a reload
+//! [`Switch::replace`], between two batches, or [`Switch::take_over`], if it was built elsewhere. So every derived index agrees with the description at all times, a reload
 //! that is refused changes nothing, and there is no order of edits to get wrong. Only counters are carried over.
 //!
 //! # One way, done or only foreseen
@@ -61,5 +61,5 @@ pub use from_underlay::FromUnderlay;
 pub use policy::Permission;
 pub use rewrite::Rewrite;
 pub use session::{Direction, SessionCounters, SessionLimits};
-pub use switch::Switch;
+pub use switch::{Former, Prepared, Switch};
 pub use trace::{By, Check, GuestTrace, Hop, UnderlayTrace};

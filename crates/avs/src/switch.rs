@@ -15,7 +15,7 @@ use crate::from_underlay::FromUnderlay;
 use crate::path_mtu::{self, Ends, Frame, Remedy};
 use crate::policy::{GroupPolicy, Judgement, Memory};
 use crate::recall::Remembered;
-use crate::session::{Direction, Planned, SessionCounters, Sessions};
+use crate::session::{Direction, Planned, SessionCounters, SessionLimits, Sessions};
 use crate::vpc::{Place, VpcIndex};
 use crate::way::{self, Effects};
 
@@ -67,12 +67,20 @@ impl Switch {
     /// # Errors
     /// The first contradiction in `tables`; nothing has changed then.
     pub fn replace(&mut self, tables: &Tables) -> Result<(), BuildError> {
-        self.index = Index::build(tables)?;
-        self.epoch = self.epoch.wrapping_add(1);
-        self.sessions.set_limits(tables.sessions);
-        self.open_accounts();
-        self.make_room(tables.flows);
+        drop(self.take_over(Prepared::build(tables)?));
         Ok(())
+    }
+
+    /// [`replace`](Self::replace), with what has been built elsewhere: takes no time that depends on its size, as long as no port's number
+    /// comes to mean another vNIC, and room for flow records stays as it is. What was in force is returned, for to drop it takes time, too.
+    pub fn take_over(&mut self, prepared: Prepared) -> Former {
+        let Prepared { index, sessions, flows } = prepared;
+        let former = std::mem::replace(&mut self.index, index);
+        self.epoch = self.epoch.wrapping_add(1);
+        self.sessions.set_limits(sessions);
+        self.open_accounts();
+        self.make_room(flows);
+        Former { _index: former }
     }
 
     /// Time has come to `now_ns`, of any origin: call it before the packets of that time.
@@ -219,6 +227,30 @@ impl Switch {
                 *account = Account { vnic, ..Account::default() };
             }
         }
+    }
+}
+
+/// A configuration with its indexes, ready for [`Switch::take_over`].
+#[derive(Debug)]
+pub struct Prepared {
+    index: Index,
+    sessions: SessionLimits,
+    flows: FlowLimits,
+}
+
+/// What was in force before [`Switch::take_over`], to be dropped where there is time.
+#[derive(Debug)]
+pub struct Former {
+    _index: Index,
+}
+
+impl Prepared {
+    /// Builds the indexes of one switch.
+    ///
+    /// # Errors
+    /// The first contradiction in `tables`.
+    pub fn build(tables: &Tables) -> Result<Self, BuildError> {
+        Ok(Prepared { index: Index::build(tables)?, sessions: tables.sessions, flows: tables.flows })
     }
 }
 

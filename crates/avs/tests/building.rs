@@ -3,7 +3,9 @@
 
 mod common;
 
-use bifrost_avs::{BuildError, DropReason, FromGuest, GATEWAY_MAC, PeerId, Port, PortId, Route, Switch, Tables, Vpc};
+use bifrost_avs::{
+    BuildError, DropReason, FromGuest, GATEWAY_MAC, PeerId, Port, PortId, Prepared, Route, Switch, Tables, Vpc,
+};
 use bifrost_nic::{Offload, parse};
 use bifrost_wire::Mac;
 use common::*;
@@ -72,6 +74,20 @@ fn a_reload_swaps_everything_but_the_counters() {
     switch.replace(&next).unwrap();
     assert_eq!(switch.port_counters(PortId(0)).unwrap().to_remote_packets, 0);
     assert_eq!(switch.port(PortId(0)).unwrap().mac, mac(50));
+}
+
+#[test]
+fn what_was_built_elsewhere_is_taken_over() {
+    let mut switch = switch();
+    let frame = tcp((mac(1), mac(3)), "10.0.0.1", "10.0.0.3");
+    let mut next = tables();
+    next.routes.clear();
+    drop(switch.take_over(Prepared::build(&next).unwrap()));
+    assert_eq!(guest(&mut switch, 0, &frame), FromGuest::Drop(DropReason::UnknownMac));
+    drop(switch.take_over(Prepared::build(&tables()).unwrap()));
+    assert!(matches!(guest(&mut switch, 0, &frame), FromGuest::Remote { .. }));
+    next.ports[1].mac = mac(1);
+    assert!(Prepared::build(&next).is_err());
 }
 
 #[test]

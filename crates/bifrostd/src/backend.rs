@@ -14,6 +14,7 @@ use bifrost_port::HostUnderlay;
 use bifrost_port::afxdp::AfxdpCounters;
 use bifrost_rte::State as RteState;
 
+use crate::background::in_background;
 use crate::daemon::{Daemon, State};
 use crate::samples;
 use crate::translate;
@@ -269,7 +270,7 @@ impl Backend for Daemon {
     }
 
     fn reload(&self) -> Result<ReloadReport, ApiError> {
-        let config = Config::load(&self.file).map_err(|errors| {
+        let config = in_background(|| Config::load(&self.file)).map_err(|errors| {
             ApiError::bad_request(errors.to_string()).at(self.file.display().to_string()).hint("nothing was changed")
         })?;
         let mut state = self.state();

@@ -8,7 +8,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, Result, anyhow};
-use bifrost_avs::Switch;
+use bifrost_avs::{Prepared, Switch};
 use bifrost_control::api::FaultEntry;
 use bifrost_control::config::{Config, Port, PortKind, UnderlayPort};
 use bifrost_control::diff::ConfigDiff;
@@ -19,6 +19,7 @@ use bifrost_port::udp::UdpUnderlay;
 use bifrost_port::vhost::Unplugged;
 use bifrost_wire::Vni;
 
+use crate::background::in_background;
 use crate::machine::Machine;
 use crate::translate;
 
@@ -143,9 +144,13 @@ impl State {
         let diff = ConfigDiff::between(&self.config, &config)
             .map_err(|e| anyhow!("needs a restart, for these cannot change while running: {}", e.fields.join(", ")))?;
         let names = self.names.next(&config);
-        let tables = translate::tables(&config, &names);
-        // Tried on a throw-away switch first, so that a contradiction changes nothing.
-        Switch::build(&tables, 0).context("building the switch")?;
+        // Built here and first, so that a contradiction changes nothing, and no worker waits while tables grow.
+        let workers = self.workers.len();
+        let prepared = in_background(|| {
+            let tables = translate::tables(&config, &names);
+            (0..workers).map(|_| Prepared::build(&tables)).collect::<std::result::Result<Vec<_>, _>>()
+        })
+        .context("building the switch")?;
         if diff.transport.is_some() {
             tracing::warn!("changed [transport] settings apply to connections after the next restart");
         }
@@ -174,10 +179,11 @@ impl State {
                 self.config.peers.retain(|p| p.name != peer.name);
             }
         }
-        self.on_all(move |worker| worker.core_mut().switch_mut().replace(&tables).map_err(|e| e.to_string()))?
-            .into_iter()
-            .collect::<std::result::Result<Vec<()>, String>>()
-            .map_err(|e| anyhow!("{e}"))?;
+        let mut former = Vec::new();
+        for (worker, prepared) in self.workers.iter().zip(prepared) {
+            former.push(worker.run(move |w| w.core_mut().switch_mut().take_over(prepared))?);
+        }
+        in_background(move || drop(former));
         for change in kept.iter().filter(|change| change.old.limits != change.new.limits) {
             self.set_limits(&change.new)?;
         }

@@ -3,6 +3,7 @@
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
 mod backend;
+mod background;
 mod capture;
 mod cli;
 mod daemon;
