@@ -45,6 +45,8 @@ pub struct Settings {
     pub group_packets: Option<u32>,
     /// Whether guests have a security group that lets in what the lab's programs listen to, from their own network.
     pub security_groups: bool,
+    /// To be added to each host's configuration, in the hosts' order.
+    pub more: Vec<String>,
 }
 
 /// Where the daemon and its tool are.
@@ -147,6 +149,17 @@ impl Daemon {
     pub fn counter(&self, name: &str) -> Result<u64> {
         let stats = self.control(&["stats"])?;
         Ok(stats.get("counters").and_then(|c| c.get(name)).and_then(Value::as_u64).unwrap_or(0))
+    }
+
+    /// Resident memory, KiB.
+    ///
+    /// # Errors
+    /// The process has ended.
+    pub fn memory_kib(&self) -> Result<f64> {
+        let path = format!("/proc/{}/status", self.pid());
+        let text = fs::read_to_string(&path).with_context(|| format!("reading {path}"))?;
+        let line = text.lines().find_map(|line| line.strip_prefix("VmRSS:")).context("no VmRSS")?;
+        line.trim().trim_end_matches(" kB").parse().context("VmRSS is no number")
     }
 
     /// An error if the process has ended.
@@ -320,6 +333,10 @@ fn configuration(
             prefix = other.guest.address,
             mac = other.guest.mac,
         );
+    }
+    let number = topology.hosts.iter().position(|other| other.name == host.name);
+    if let Some(more) = number.and_then(|number| settings.more.get(number)) {
+        text = text + "\n" + more;
     }
     text
 }

@@ -9,8 +9,9 @@ use crate::bars::Bar;
 use crate::daemon::{Binaries, Settings, machine_socket};
 use crate::experiments::{
     coverage::Coverage, delayed_release::DelayedRelease, flow_records::FlowRecords, granularity::Granularity,
-    iperf::Iperf, nginx::NginxExperiment, path_failure::PathFailure, redis_loss::RedisLoss, soak::Soak,
-    switch_overall::SwitchOverall, switch_rate::SwitchRate, vhost_rate::VhostRate,
+    iperf::Iperf, isolation::Isolation, nginx::NginxExperiment, path_failure::PathFailure, redis_loss::RedisLoss,
+    soak::Soak, switch_latency::SwitchLatency, switch_overall::SwitchOverall, switch_rate::SwitchRate,
+    vhost_rate::VhostRate,
 };
 use crate::machine::Machine;
 use crate::options::{Guests, Mode, Options};
@@ -67,8 +68,10 @@ pub fn all() -> Vec<Box<dyn Experiment>> {
         Box::new(VhostRate),
         Box::new(SwitchOverall),
         Box::new(SwitchRate),
+        Box::new(SwitchLatency),
         Box::new(FlowRecords),
         Box::new(NginxExperiment),
+        Box::new(Isolation),
     ]
 }
 

@@ -1,10 +1,14 @@
 //! The programs whose experience of the network is measured.
 
 pub mod apache_bench;
+pub mod flood;
 pub mod guest_tcp;
+pub mod hostile;
 pub mod iperf3;
 pub mod nginx;
 pub mod open_vswitch;
+pub mod packet_socket;
+pub mod ping_pong;
 pub mod redis_benchmark;
 pub mod redis_client;
 pub mod redis_server;

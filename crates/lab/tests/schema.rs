@@ -6,8 +6,8 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use bifrost_lab::experiments::{
-    coverage, delayed_release, flow_records, granularity, iperf, nginx, path_failure, redis_loss, soak, switch_overall,
-    switch_rate, vhost_rate,
+    coverage, delayed_release, flow_records, granularity, iperf, isolation, nginx, path_failure, redis_loss, soak,
+    switch_latency, switch_overall, switch_rate, vhost_rate,
 };
 use bifrost_lab::options::{Cabling, Guests, Injector, Mode, Op, Options};
 use bifrost_lab::results::{HostInfo, Results, SCHEMA_VERSION, to_values};
@@ -226,6 +226,35 @@ fn all() -> Vec<Value> {
         latency_ms_max: 9.0,
         wire_drops_packets: 1,
     };
+    let isolation = isolation::Row {
+        mode: Mode::Bifrost,
+        neighbour: isolation::Neighbour::InnocentAgain,
+        repetition: 0,
+        requests: 1000,
+        requests_per_s: 50_000.0,
+        latency_ms_p50: 1.0,
+        latency_ms_p99: 2.0,
+        frames_per_s: 20_000.0,
+        refused_frames: 1,
+        delivered_packets: 1,
+        neighbour_drops_packets: BTreeMap::from([("avs.dropped_vlan_packets".to_owned(), 1)]),
+        tenant_drops_packets: 0,
+        unexplained_packets: 0,
+        sessions: 1,
+        sessions_bound: 1,
+        evicted_sessions: 0,
+        memory_growth_kib: -4.0,
+    };
+    let switch_latency = switch_latency::Row {
+        mode: switch_latency::Between::Veth,
+        pace: switch_latency::Pace::ThousandPerSecond,
+        repetition: 0,
+        requests: 1000,
+        latency_us_avg: 50.0,
+        latency_us_p50: 49.5,
+        latency_us_p99: 70.0,
+        latency_us_max: 900.0,
+    };
     vec![
         results("redis-loss", redis_loss),
         results("path-failure", path_failure),
@@ -238,7 +267,9 @@ fn all() -> Vec<Value> {
         results("switch-overall", switch_overall),
         results("switch-rate", switch_rate),
         results("flow-records", flow_records),
+        results("switch-latency", switch_latency),
         results("nginx", nginx),
+        results("isolation", isolation),
     ]
 }
 

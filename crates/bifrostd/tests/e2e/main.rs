@@ -11,6 +11,7 @@ mod connectivity;
 mod faults;
 mod hostile;
 mod interop;
+mod isolation;
 mod limits;
 mod machines;
 mod mtu;

@@ -4,7 +4,6 @@ mod account;
 mod faults;
 
 use std::collections::BTreeMap;
-use std::fs;
 use std::net::{SocketAddr, TcpListener};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -274,7 +273,7 @@ fn soak(lab: &Lab, mode: Mode, duration_s: f64, progress: &mut Progress) -> Resu
         interrupt::sleep_until(began + Duration::from_secs_f64((start_s + FAULT_S).min(duration_s)))?;
         for (daemon, memory) in network.overlay.daemons.iter_mut().zip(&mut memory) {
             daemon.check_alive()?;
-            memory.push((began.elapsed().as_secs_f64() / 60.0, rss_kib(daemon)?));
+            memory.push((began.elapsed().as_secs_f64() / 60.0, daemon.memory_kib()?));
         }
         progress.end(&format!("{} from {start_s:.1} s: {description}", mode.name()));
         entries.push(FaultEntry { start_s, description, hits_packets });
@@ -362,14 +361,6 @@ impl Drop for LoadThreads {
     fn drop(&mut self) {
         self.stop.store(true, Ordering::Relaxed);
     }
-}
-
-/// Resident memory, KiB.
-fn rss_kib(daemon: &Daemon) -> Result<f64> {
-    let path = format!("/proc/{}/status", daemon.pid());
-    let text = fs::read_to_string(&path).with_context(|| format!("reading {path}"))?;
-    let line = text.lines().find_map(|line| line.strip_prefix("VmRSS:")).context("no VmRSS")?;
-    line.trim().trim_end_matches(" kB").parse().context("VmRSS is no number")
 }
 
 fn account(daemon: &Daemon, memory: &[(f64, f64)]) -> Result<DaemonResult> {

@@ -1,0 +1,498 @@
+//! `isolation`: what one tenant does to another that shares both hosts, by damaged frames, floods of SYNs and conversations
+//! without end, compared with as many innocent packets.
+//!
+//! Two networks on two hosts. In one, `redis-benchmark` measures; in the other, a guest sends frames of its own making at a fixed
+//! rate. Guests here share their host's processor with its switch, and so does whoever makes those frames: what counts is
+//! attack against the same number of datagrams that are allowed and absorbed.
+
+mod tenant;
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use anyhow::{Result, bail};
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use self::tenant::{Counted, Neighbours, SESSIONS_PER_PORT};
+use crate::bars::{Bar, Sense};
+use crate::daemon::{Daemon, Settings};
+use crate::experiment::{Experiment, Lab};
+use crate::interrupt;
+use crate::options::{Mode, Op};
+use crate::plot::{self, Panel, Series};
+use crate::programs::flood::Flood;
+use crate::programs::hostile::{Frames, Traffic};
+use crate::programs::redis_benchmark::{self, Load};
+use crate::programs::redis_server::RedisServer;
+use crate::progress::Progress;
+use crate::report::{Table, number};
+use crate::results::{from_values, to_values};
+use crate::stats::median_of;
+
+/// Frames a second.
+const RATE: f64 = 20_000.0;
+/// Requests that tell how many fill the time.
+const TRIAL_REQUESTS: u64 = 3000;
+/// Of one measurement, at least and at most.
+const REQUESTS: (f64, f64) = (3000.0, 2_000_000.0);
+/// How long the neighbour sends before anything is measured, at least.
+const WARM_UP: Duration = Duration::from_millis(700);
+/// How long it may take until the neighbour has all sessions that it may have.
+const PATIENCE: Duration = Duration::from_secs(20);
+/// What memory may grow by while a neighbour attacks, MiB: what it takes to look at it is more than nothing.
+const MEMORY_MIB: f64 = 8.0;
+
+/// The experiment.
+#[derive(Debug, Clone, Copy)]
+pub struct Isolation;
+
+/// What the neighbour sends.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Neighbour {
+    /// Datagrams that are allowed and absorbed.
+    Innocent,
+    /// The same, once more: how much two equal runs differ.
+    InnocentAgain,
+    /// Damaged frames of every protocol.
+    DamagedFrames,
+    /// SYNs from and to random ports.
+    SynFlood,
+    /// Datagrams from and to random ports, with all sessions taken that its ports may have.
+    Sessions,
+}
+
+impl Neighbour {
+    /// In the order of a repetition: attacks between innocent runs.
+    const ALL: [Neighbour; 5] = [
+        Neighbour::Innocent,
+        Neighbour::DamagedFrames,
+        Neighbour::SynFlood,
+        Neighbour::InnocentAgain,
+        Neighbour::Sessions,
+    ];
+    const ATTACKS: [Neighbour; 3] = [Neighbour::DamagedFrames, Neighbour::SynFlood, Neighbour::Sessions];
+
+    fn traffic(self) -> Traffic {
+        match self {
+            Neighbour::Innocent | Neighbour::InnocentAgain => Traffic::Innocent,
+            Neighbour::DamagedFrames => Traffic::Damaged,
+            Neighbour::SynFlood => Traffic::Syns,
+            Neighbour::Sessions => Traffic::Conversations,
+        }
+    }
+}
+
+impl fmt::Display for Neighbour {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Neighbour::Innocent => "innocent",
+            Neighbour::InnocentAgain => "innocent again",
+            Neighbour::DamagedFrames => "damaged frames",
+            Neighbour::SynFlood => "SYN flood",
+            Neighbour::Sessions => "sessions",
+        })
+    }
+}
+
+/// What one tenant got done while the other one sent.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Row {
+    /// The network.
+    pub mode: Mode,
+    /// What the neighbour sent.
+    pub neighbour: Neighbour,
+    /// Counts from 0.
+    pub repetition: u32,
+    /// Requests answered.
+    pub requests: u64,
+    /// Requests answered per second.
+    pub requests_per_s: f64,
+    /// Their median latency, ms.
+    pub latency_ms_p50: f64,
+    /// Their 99th percentile, ms.
+    pub latency_ms_p99: f64,
+    /// Frames a second that the neighbour's kernel took from it.
+    pub frames_per_s: f64,
+    /// Frames that it refused to send.
+    pub refused_frames: u64,
+    /// Packets that the neighbour's other guest was given.
+    pub delivered_packets: u64,
+    /// Packets of the neighbour that were dropped, by counter, on both hosts.
+    pub neighbour_drops_packets: BTreeMap<String, u64>,
+    /// Packets of the measured tenant that were dropped, for whatever reason.
+    pub tenant_drops_packets: u64,
+    /// Packets that vanished in a daemon without being counted.
+    pub unexplained_packets: u64,
+    /// Sessions at the end, on the host that has more.
+    pub sessions: u64,
+    /// What they may be: of the neighbour's port and of the tenant's connections.
+    pub sessions_bound: u64,
+    /// Sessions that had to make room.
+    pub evicted_sessions: u64,
+    /// What the daemons' memory grew by during the measurement, KiB.
+    pub memory_growth_kib: f64,
+}
+
+impl Experiment for Isolation {
+    fn name(&self) -> &'static str {
+        "isolation"
+    }
+
+    fn summary(&self) -> &'static str {
+        "What a tenant that attacks does to another one on the same hosts"
+    }
+
+    fn modes(&self) -> Vec<Mode> {
+        vec![Mode::Off, Mode::Bifrost]
+    }
+
+    fn default_modes(&self) -> Vec<Mode> {
+        vec![Mode::Bifrost]
+    }
+
+    fn run(&self, lab: &Lab) -> Result<Vec<Value>> {
+        let repetitions = lab.repetitions(7);
+        let all = || lab.options.modes.iter().flat_map(|&mode| Neighbour::ALL.map(|neighbour| (mode, neighbour)));
+        let mut progress = Progress::new(all().count() as u64 * u64::from(repetitions));
+        let mut rows = Vec::new();
+        for repetition in 0..repetitions {
+            for (mode, neighbour) in all() {
+                interrupt::check()?;
+                let label = format!("{}-{}-{repetition}", mode.name(), neighbour.to_string().replace(' ', "-"));
+                progress.begin(&label);
+                let row = measure(lab, mode, neighbour, repetition, &label)?;
+                progress.end(&format!(
+                    "{:<8} {neighbour:<15} {:.0} requests/s, P99 {:.3} ms, beside {:.0} frames/s",
+                    mode.name(),
+                    row.requests_per_s,
+                    row.latency_ms_p99,
+                    row.frames_per_s
+                ));
+                rows.push(row);
+            }
+        }
+        to_values(&rows)
+    }
+
+    fn report(&self, rows: &[Value]) -> Result<String> {
+        let rows: Vec<Row> = from_values(rows)?;
+        let mut text = format!(
+            "Two tenants on two hosts. One measures with `redis-benchmark` (`GET`, persistent connections, security groups); a guest \
+             of the other one sends {RATE:.0} frames a second. \"Innocent\" are datagrams that are allowed and absorbed: all else is \
+             compared with the two innocent runs of the same repetition. Medians over the repetitions.\n"
+        );
+        for mode in modes(&rows) {
+            let noise = |field| noise(&rows, mode, field).map_or(f64::NAN, |noise| noise * 100.0);
+            text += &format!(
+                "\n### {}\n\nTwo innocent runs of one repetition differ by {} % in requests/s and {} % in P99 (median).\n\n",
+                mode.name(),
+                number(noise(|r| r.requests_per_s)),
+                number(noise(|r| r.latency_ms_p99)),
+            );
+            let mut table = Table::new(&[
+                "neighbour",
+                "requests/s",
+                "of innocent, %",
+                "P50 ms",
+                "P99 ms",
+                "of innocent, %",
+                "frames/s",
+                "delivered, %",
+                "sessions",
+            ]);
+            for neighbour in Neighbour::ALL {
+                let of = |field| medians(&rows, mode, neighbour, field).unwrap_or(f64::NAN);
+                let ratio = |field| against(&rows, mode, neighbour, field).map_or(f64::NAN, |ratio| ratio * 100.0);
+                let delivered: fn(&Row) -> f64 = |r| {
+                    r.delivered_packets as f64 * 100.0
+                        / (r.delivered_packets as f64 + sum(&r.neighbour_drops_packets) as f64).max(1.0)
+                };
+                table.row(vec![
+                    neighbour.to_string(),
+                    number(of(|r| r.requests_per_s)),
+                    number(ratio(|r| r.requests_per_s)),
+                    number(of(|r| r.latency_ms_p50)),
+                    number(of(|r| r.latency_ms_p99)),
+                    number(ratio(|r| r.latency_ms_p99)),
+                    number(of(|r| r.frames_per_s)),
+                    number(of(delivered)),
+                    number(of(|r| r.sessions as f64)),
+                ]);
+            }
+            text += &table.render();
+            text += "\nWhat became of the neighbour's packets that did not arrive, all repetitions together:\n\n";
+            let mut table = Table::new(&["neighbour", "counter", "packets"]);
+            for neighbour in Neighbour::ALL {
+                let mut drops: BTreeMap<&str, u64> = BTreeMap::new();
+                for row in rows.iter().filter(|row| row.mode == mode && row.neighbour == neighbour) {
+                    row.neighbour_drops_packets.iter().for_each(|(counter, n)| *drops.entry(counter).or_default() += n);
+                }
+                for (counter, packets) in drops {
+                    table.row(vec![neighbour.to_string(), counter.to_owned(), packets.to_string()]);
+                }
+            }
+            text += &table.render();
+        }
+        Ok(text)
+    }
+
+    fn plots(&self, rows: &[Value], directory: &Path) -> Result<Vec<PathBuf>> {
+        let rows: Vec<Row> = from_values(rows)?;
+        let panel = |title: &str, field: fn(&Row) -> f64| Panel {
+            title: title.to_owned(),
+            x_title: "the neighbour sends".to_owned(),
+            y_title: title.to_owned(),
+            log_y: false,
+            categories: Neighbour::ALL.map(|neighbour| neighbour.to_string()).to_vec(),
+            lines: modes(&rows)
+                .into_iter()
+                .map(|mode| {
+                    let at = |(x, &neighbour): (usize, &Neighbour)| {
+                        Some((x as f64, medians(&rows, mode, neighbour, field)?))
+                    };
+                    (Series::from(mode), Neighbour::ALL.iter().enumerate().filter_map(at).collect())
+                })
+                .collect(),
+            marks: Vec::new(),
+        };
+        let panels = [panel("requests/s", |r| r.requests_per_s), panel("P99 [ms]", |r| r.latency_ms_p99)];
+        Ok(vec![plot::draw(&directory.join("isolation.svg"), &panels, 2)?])
+    }
+
+    fn bars(&self, rows: &[Value]) -> Result<Vec<Bar>> {
+        let rows: Vec<Row> = from_values(rows)?;
+        let mut bars = Vec::new();
+        let at_most = |name: String, measured, bound, unit| Bar::new(name, measured, Sense::AtMost, bound, unit);
+        for mode in modes(&rows) {
+            for neighbour in Neighbour::ATTACKS {
+                // By how much it is worse than beside an innocent neighbour, beyond what two innocent ones differ by.
+                let worse = |field, sign: f64| {
+                    let ratio = against(&rows, mode, neighbour, field)?;
+                    Some(((ratio - 1.0) * sign - noise(&rows, mode, field)?).max(0.0) * 100.0)
+                };
+                bars.push(at_most(
+                    format!("{}, {neighbour}: requests/s lost beyond noise", mode.name()),
+                    worse(|r| r.requests_per_s, -1.0),
+                    5.0,
+                    "%",
+                ));
+                bars.push(at_most(
+                    format!("{}, {neighbour}: P99 gained beyond noise", mode.name()),
+                    worse(|r| r.latency_ms_p99, 1.0),
+                    5.0,
+                    "%",
+                ));
+            }
+        }
+        let worst = |field: fn(&Row) -> f64| rows.iter().map(field).reduce(f64::max);
+        bars.push(
+            at_most("packets that vanished uncounted".into(), worst(|r| r.unexplained_packets as f64), 0.0, "packets")
+                .exact(),
+        );
+        bars.push(
+            at_most(
+                "packets of the other tenant that were dropped".into(),
+                worst(|r| r.tenant_drops_packets as f64),
+                0.0,
+                "packets",
+            )
+            .exact(),
+        );
+        bars.push(
+            at_most(
+                "sessions beyond the bound".into(),
+                worst(|r| r.sessions.saturating_sub(r.sessions_bound) as f64),
+                0.0,
+                "sessions",
+            )
+            .exact(),
+        );
+        bars.push(
+            at_most("growth of the daemons' memory".into(), worst(|r| r.memory_growth_kib / 1024.0), MEMORY_MIB, "MiB")
+                .exact(),
+        );
+        Ok(bars)
+    }
+}
+
+fn measure(lab: &Lab, mode: Mode, neighbour: Neighbour, repetition: u32, label: &str) -> Result<Row> {
+    let logs = lab.logs(label);
+    let neighbours = Neighbours::create(&lab.run)?;
+    let settings = Settings { security_groups: true, more: neighbours.configuration(), ..lab.settings() };
+    let mut network = lab.network_with(mode, label, settings)?;
+    neighbours.absorb()?;
+    let guests = [&network.topology.hosts[0].guest, &network.topology.hosts[1].guest];
+    let mut server = RedisServer::start(guests[1], &logs)?;
+    let seed = lab.options.seed.wrapping_add(u64::from(repetition));
+    let [from, to] = tenant::VNICS;
+    let flood =
+        Flood::start(&neighbours.namespaces[0], "eth0", Frames::new(neighbour.traffic(), from, to, seed), RATE)?;
+    interrupt::sleep(WARM_UP)?;
+    let daemons = &network.overlay.daemons;
+    if neighbour == Neighbour::Sessions {
+        wait_until_full(daemons)?;
+    }
+    let duration_s = lab.seconds(3.0, 1.0);
+    let timeout = Duration::from_secs_f64(60.0 + 10.0 * duration_s);
+    let run = |requests, name: &str| {
+        let load = Load { op: Op::Get, clients: lab.options.clients, requests, keep_alive: true };
+        redis_benchmark::run(guests[0], guests[1], load, timeout, &logs.join(format!("redis-benchmark-{name}.txt")))
+    };
+    let trial = run(TRIAL_REQUESTS, "trial")?;
+    let memory = |daemons: &[Daemon]| -> Result<f64> { daemons.iter().map(Daemon::memory_kib).sum() };
+    let (before, memory_before) = (Counted::of(daemons)?, memory(daemons)?);
+    let measured = run((trial.rps * duration_s).clamp(REQUESTS.0, REQUESTS.1) as u64, "run")?;
+    let (after, memory_after) = (Counted::of(daemons)?, memory(daemons)?);
+    let sent = flood.finish()?;
+    server.check_alive()?;
+    network.overlay.check_alive()?;
+    Ok(Row {
+        mode,
+        neighbour,
+        repetition,
+        requests: measured.requests,
+        requests_per_s: measured.rps,
+        latency_ms_p50: measured.p50_ms,
+        latency_ms_p99: measured.p99_ms,
+        frames_per_s: sent.frames as f64 / sent.seconds,
+        refused_frames: sent.refused_frames,
+        delivered_packets: after.delivered - before.delivered,
+        neighbour_drops_packets: after.neighbour_drops_since(&before),
+        tenant_drops_packets: after.tenant_drops - before.tenant_drops,
+        unexplained_packets: after.unexplained,
+        sessions: after.sessions,
+        // Of redis-benchmark's two runs, and of who asked the server whether it is there.
+        sessions_bound: SESSIONS_PER_PORT + 2 * u64::from(lab.options.clients) + 16,
+        evicted_sessions: after.evicted_sessions - before.evicted_sessions,
+        memory_growth_kib: memory_after - memory_before,
+    })
+}
+
+/// Waits until sessions have to make room on both hosts.
+fn wait_until_full(daemons: &[Daemon]) -> Result<()> {
+    let deadline = Instant::now() + PATIENCE;
+    for daemon in daemons {
+        while daemon.counter("avs.evicted_sessions")? == 0 {
+            if Instant::now() > deadline {
+                bail!("{} never had as many sessions as it may have", daemon.host());
+            }
+            interrupt::sleep(Duration::from_millis(50))?;
+        }
+    }
+    Ok(())
+}
+
+fn sum(counts: &BTreeMap<String, u64>) -> u64 {
+    counts.values().sum()
+}
+
+fn modes(rows: &[Row]) -> Vec<Mode> {
+    Mode::ALL.into_iter().filter(|mode| rows.iter().any(|row| row.mode == *mode)).collect()
+}
+
+/// The median over repetitions; `None` if that was not measured.
+fn medians(rows: &[Row], mode: Mode, neighbour: Neighbour, field: fn(&Row) -> f64) -> Option<f64> {
+    median_of(rows.iter().filter(|r| r.mode == mode && r.neighbour == neighbour).map(field))
+}
+
+/// What a repetition measured beside a neighbour.
+fn at(rows: &[Row], mode: Mode, neighbour: Neighbour, repetition: u32, field: fn(&Row) -> f64) -> Option<f64> {
+    rows.iter().find(|r| r.mode == mode && r.neighbour == neighbour && r.repetition == repetition).map(field)
+}
+
+fn repetitions(rows: &[Row]) -> impl Iterator<Item = u32> {
+    0..rows.iter().map(|row| row.repetition + 1).max().unwrap_or(0)
+}
+
+/// Over the mean of the innocent runs of the same repetition; the median of these ratios.
+fn against(rows: &[Row], mode: Mode, neighbour: Neighbour, field: fn(&Row) -> f64) -> Option<f64> {
+    let ratio = |repetition| {
+        let of = |neighbour| at(rows, mode, neighbour, repetition, field);
+        Some(of(neighbour)? * 2.0 / (of(Neighbour::Innocent)? + of(Neighbour::InnocentAgain)?))
+    };
+    median_of(repetitions(rows).filter_map(ratio))
+}
+
+/// By what share of their mean the two innocent runs of a repetition differ; the median.
+fn noise(rows: &[Row], mode: Mode, field: fn(&Row) -> f64) -> Option<f64> {
+    let difference = |repetition| {
+        let of = |neighbour| at(rows, mode, neighbour, repetition, field);
+        let (one, other) = (of(Neighbour::Innocent)?, of(Neighbour::InnocentAgain)?);
+        Some((one - other).abs() * 2.0 / (one + other))
+    };
+    median_of(repetitions(rows).filter_map(difference))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn row(neighbour: Neighbour, requests_per_s: f64, latency_ms_p99: f64) -> Row {
+        Row {
+            mode: Mode::Bifrost,
+            neighbour,
+            repetition: 0,
+            requests: 1000,
+            requests_per_s,
+            latency_ms_p50: 1.0,
+            latency_ms_p99,
+            frames_per_s: RATE,
+            refused_frames: 0,
+            delivered_packets: 1,
+            neighbour_drops_packets: BTreeMap::from([("drop".to_owned(), 1)]),
+            tenant_drops_packets: 0,
+            unexplained_packets: 0,
+            sessions: 10,
+            sessions_bound: 10,
+            evicted_sessions: 0,
+            memory_growth_kib: 0.0,
+        }
+    }
+
+    fn run(attack_rate: f64, attack_p99: f64) -> Vec<Row> {
+        let innocent = [row(Neighbour::Innocent, 990.0, 2.0), row(Neighbour::InnocentAgain, 1010.0, 2.0)];
+        let attacks = Neighbour::ATTACKS.map(|neighbour| row(neighbour, attack_rate, attack_p99));
+        [&innocent[..], &attacks].concat()
+    }
+
+    fn passed(rows: &[Row]) -> Vec<bool> {
+        Isolation.bars(&to_values(rows).unwrap()).unwrap().iter().map(Bar::passes).collect()
+    }
+
+    #[test]
+    fn speed_is_compared_with_innocent_neighbours_and_noise_is_granted() {
+        assert_eq!(passed(&run(935.0, 2.09)), [true; 10], "6.5 % less, of which 2 % are noise");
+        let slow = passed(&run(920.0, 2.2));
+        assert_eq!(slow, [[false; 6].as_slice(), &[true; 4]].concat());
+        assert_eq!(passed(&run(2000.0, 0.1)), [true; 10]);
+        let without_innocent = &run(1000.0, 2.0)[2..];
+        assert_eq!(passed(without_innocent)[..6], [false; 6]);
+    }
+
+    #[test]
+    fn each_fact_has_its_bar() {
+        let facts: [fn(&mut Row); 4] = [
+            |row| row.unexplained_packets = 1,
+            |row| row.tenant_drops_packets = 1,
+            |row| row.sessions = 11,
+            |row| row.memory_growth_kib = 9.0 * 1024.0,
+        ];
+        for (fact, change) in facts.into_iter().enumerate() {
+            let mut rows = run(1000.0, 2.0);
+            change(&mut rows[3]);
+            let expected: Vec<bool> = (0..10).map(|bar| bar != 6 + fact).collect();
+            assert_eq!(passed(&rows), expected);
+        }
+        assert_eq!(passed(&[]), [false; 4]);
+    }
+
+    #[test]
+    fn the_report_names_what_was_dropped() {
+        let report = Isolation.report(&to_values(&run(1000.0, 2.0)).unwrap()).unwrap();
+        assert!(report.contains("| SYN flood ") && report.contains(" drop |"), "{report}");
+    }
+}

@@ -1,0 +1,94 @@
+//! A guest that sends frames of its own making at a fixed rate.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use anyhow::{Result, anyhow};
+
+use crate::netns::Namespace;
+use crate::programs::hostile::Frames;
+use crate::programs::packet_socket::PacketSocket;
+
+/// Frames that are due in so long a time leave together.
+const TICK: Duration = Duration::from_millis(1);
+/// What could not leave in this time is left out: a guest that was held up does not make up for all of it at once.
+const PATIENCE: Duration = Duration::from_millis(20);
+
+/// What a flood has sent.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Sent {
+    /// Frames that the guest's kernel took.
+    pub frames: u64,
+    /// Frames that it refused: for their offload header, or because its queue was full.
+    pub refused_frames: u64,
+    /// For how long, s.
+    pub seconds: f64,
+}
+
+/// A running flood. Dropping it ends it.
+#[derive(Debug)]
+pub struct Flood {
+    stop: Arc<AtomicBool>,
+    thread: Option<JoinHandle<Result<Sent>>>,
+}
+
+impl Flood {
+    /// Starts to send on `device` in `namespace`, `frames_per_s` in all.
+    ///
+    /// # Errors
+    /// No thread can be started. What else goes wrong is said by [`Flood::finish`].
+    pub fn start(namespace: &Namespace, device: &'static str, frames: Frames, frames_per_s: f64) -> Result<Self> {
+        let stop = Arc::new(AtomicBool::new(false));
+        let ours = Arc::clone(&stop);
+        let thread = namespace.spawn(move || send(device, frames, frames_per_s, &ours))?;
+        Ok(Self { stop, thread: Some(thread) })
+    }
+
+    /// Ends it.
+    ///
+    /// # Errors
+    /// The socket could not be opened.
+    pub fn finish(mut self) -> Result<Sent> {
+        self.stop.store(true, Ordering::Relaxed);
+        let thread = self.thread.take().ok_or_else(|| anyhow!("a flood that has ended"))?;
+        thread.join().map_err(|_| anyhow!("a thread that sends frames panicked"))?
+    }
+}
+
+impl Drop for Flood {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Relaxed);
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+fn send(device: &str, mut frames: Frames, frames_per_s: f64, stop: &AtomicBool) -> Result<Sent> {
+    let socket = PacketSocket::open(device)?;
+    let started = Instant::now();
+    let mut sent = Sent { frames: 0, refused_frames: 0, seconds: 0.0 };
+    // Of those that are due since `from`, how many have left.
+    let (mut from, mut done) = (started, 0);
+    while !stop.load(Ordering::Relaxed) {
+        let elapsed = from.elapsed();
+        let due = (elapsed.as_secs_f64() * frames_per_s) as u64;
+        if due - done > (PATIENCE.as_secs_f64() * frames_per_s) as u64 {
+            (from, done) = (Instant::now() - TICK, 0);
+            continue;
+        }
+        for _ in done..due {
+            let (offload, frame) = frames.next_frame();
+            match socket.send(&offload, frame) {
+                Ok(()) => sent.frames += 1,
+                Err(_) => sent.refused_frames += 1,
+            }
+        }
+        done = due;
+        std::thread::sleep(TICK);
+    }
+    sent.seconds = started.elapsed().as_secs_f64();
+    Ok(sent)
+}

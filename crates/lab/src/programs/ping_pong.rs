@@ -1,0 +1,129 @@
+//! Small requests over one TCP connection, one at a time, between two namespaces, and how long each took.
+
+use std::io::{ErrorKind, Read as _, Write as _};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, anyhow, bail};
+use hdrhistogram::Histogram;
+
+use crate::interrupt;
+use crate::netns::Namespace;
+
+/// Of a request, and of its answer, bytes.
+pub const MESSAGE_LEN: usize = 64;
+/// Longest wait for a connection, or for a message.
+const PATIENCE: Duration = Duration::from_secs(10);
+/// What is not measured, at the start.
+const WARM_UP: Duration = Duration::from_millis(300);
+
+/// Sends requests from `client` to an echo at `address` in `server` for `duration`: one upon the other's answer, or one each
+/// `interval`. Returns the latencies, ns.
+///
+/// # Errors
+/// No connection comes about, or it ends, or a wrong answer arrives.
+pub fn run(
+    client: &Namespace,
+    server: &Namespace,
+    address: SocketAddr,
+    interval: Option<Duration>,
+    duration: Duration,
+) -> Result<Histogram<u64>> {
+    let listener =
+        server.enter(move || TcpListener::bind(address).with_context(|| format!("listening at {address}")))?;
+    let echo = server.spawn(move || echo(&listener))?;
+    let latencies = client.enter(move || ask(address, interval, duration))?;
+    echo.join().map_err(|_| anyhow!("the echo panicked"))??;
+    Ok(latencies)
+}
+
+fn echo(listener: &TcpListener) -> Result<()> {
+    listener.set_nonblocking(true)?;
+    let deadline = Instant::now() + PATIENCE;
+    let mut stream = loop {
+        match listener.accept() {
+            Ok((stream, _)) => break stream,
+            Err(error) if error.kind() == ErrorKind::WouldBlock && Instant::now() < deadline => {
+                std::thread::sleep(Duration::from_millis(5));
+            }
+            Err(error) => return Err(error).context("waiting for a connection"),
+        }
+    };
+    prepare(&stream)?;
+    let mut message = [0; MESSAGE_LEN];
+    loop {
+        match stream.read_exact(&mut message) {
+            Ok(()) => stream.write_all(&message).context("answering")?,
+            Err(error) if error.kind() == ErrorKind::UnexpectedEof => return Ok(()),
+            Err(error) => return Err(error).context("waiting for a request"),
+        }
+    }
+}
+
+fn ask(address: SocketAddr, interval: Option<Duration>, duration: Duration) -> Result<Histogram<u64>> {
+    let mut stream =
+        TcpStream::connect_timeout(&address, PATIENCE).with_context(|| format!("connecting to {address}"))?;
+    prepare(&stream)?;
+    let mut latencies = Histogram::new_with_bounds(1, 60_000_000_000, 3).context("creating a histogram")?;
+    let (started, mut number) = (Instant::now(), 0u64);
+    let mut due = started;
+    while started.elapsed() < WARM_UP + duration {
+        interrupt::check()?;
+        if let Some(interval) = interval {
+            due += interval;
+            std::thread::sleep(due.saturating_duration_since(Instant::now()));
+        }
+        let mut message = [0; MESSAGE_LEN];
+        message[..8].copy_from_slice(&number.to_le_bytes());
+        let sent = Instant::now();
+        stream.write_all(&message).context("asking")?;
+        let mut answer = [0; MESSAGE_LEN];
+        stream.read_exact(&mut answer).context("waiting for an answer")?;
+        let latency = sent.elapsed();
+        if answer != message {
+            bail!("request {number} was answered with something else");
+        }
+        if started.elapsed() > WARM_UP {
+            latencies.saturating_record(u64::try_from(latency.as_nanos()).unwrap_or(u64::MAX));
+        }
+        number += 1;
+    }
+    Ok(latencies)
+}
+
+fn prepare(stream: &TcpStream) -> Result<()> {
+    stream.set_nonblocking(false)?;
+    stream.set_nodelay(true)?;
+    stream.set_read_timeout(Some(PATIENCE))?;
+    stream.set_write_timeout(Some(PATIENCE))?;
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_request_is_answered_and_measured() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap();
+        let server = std::thread::spawn(move || echo(&listener));
+        let latencies = ask(address, Some(Duration::from_millis(1)), Duration::from_millis(100)).unwrap();
+        server.join().unwrap().unwrap();
+        assert!(!latencies.is_empty() && latencies.len() <= 101, "{}", latencies.len());
+        assert!(latencies.min() > 0);
+    }
+
+    #[test]
+    fn a_wrong_answer_is_noticed() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap();
+        let server = std::thread::spawn(move || {
+            let (mut stream, _) = listener.accept().unwrap();
+            stream.read_exact(&mut [0; MESSAGE_LEN]).unwrap();
+            stream.write_all(&[9; MESSAGE_LEN]).unwrap();
+        });
+        assert!(ask(address, None, Duration::from_millis(100)).is_err());
+        server.join().unwrap();
+    }
+}
