@@ -53,16 +53,20 @@ const FAR_MAC: &str = "02:00:00:00:01:02";
 const NEAR: &str = "172.31.0.1";
 const FAR: &str = "172.31.0.2";
 
-/// What lies between both: outer and inner addresses are swapped, and the remote's port becomes that of the next flow; the guest swaps
+/// The remote's port and the guest's in the first flow.
+const FIRST_PORTS: u32 = 1024 << 16 | 1024;
+
+/// What lies between both: outer and inner addresses are swapped, and the ports become those of the next flow; the guest swaps
 /// addresses and ports again. Offsets in bits from the outer IP header: IP, UDP and VXLAN have 36 bytes, the inner Ethernet header 14,
-/// the inner IP header 20. Sums of addresses do not change by swapping; the inner UDP header has none.
+/// the inner IP header 20. Sums of addresses do not change by swapping; the inner UDP header has none. Both
+/// ports are one number of 32 bits, for nftables writes a number's highest bits first, whatever the width of what is set.
 fn mirror(flows: u32) -> String {
     format!(
         "table netdev bifrost_lab_mirror {{\n chain mirror {{\n \
          type filter hook ingress device u1 priority 0\n \
          udp dport 4789 ether saddr set {FAR_MAC} ether daddr set {NEAR_MAC} \
          ip saddr set {FAR} ip daddr set {NEAR} @nh,288,48 set 0x000102030400 @nh,336,48 set 0x000102030401 \
-         @nh,496,32 set 0x0afd0001 @nh,528,32 set 0x0afe0001 @nh,560,16 set numgen inc mod {flows} offset 1024 @nh,576,16 set 9 \
+         @nh,496,32 set 0x0afd0001 @nh,528,32 set 0x0afe0001 @nh,560,32 set numgen inc mod {flows} offset {FIRST_PORTS} \
          fwd to u1\n }}\n}}\n"
     )
 }
