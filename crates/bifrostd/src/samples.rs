@@ -131,6 +131,7 @@ mod tests {
         let path = PathView { peer: 0, local: nowhere, remote: nowhere, source_port: 0, snapshot };
         let mut names: BTreeSet<String> = of("avs.underlay_", switch.iter()).collect();
         names.extend(of("avs.", sessions.iter()));
+        names.extend(of("avs.", bifrost_avs::FlowCounters::default().iter()));
         names.extend(of("avs.", port.switch.clone().into_iter()));
         names.extend(of_port(&port, "").into_iter().map(|(name, _)| name));
         names.extend(of("", of_path(&path).into_iter()));
