@@ -125,7 +125,7 @@ fn any_world(rng: &mut fastrand::Rng, crowded: bool) -> Tables {
 #[test]
 fn remembering_changes_nothing() {
     let (mut found, mut made, mut packets) = (0, 0, 0);
-    for seed in 0..200 {
+    for seed in 0..if cfg!(miri) { 1 } else { 200 } {
         let mut rng = fastrand::Rng::with_seed(seed);
         let crowded = rng.u8(0..4) > 0;
         let records = *rng.choice(&[4, 8, 64, 64]).unwrap();

@@ -15,7 +15,7 @@ use common::*;
 #[test]
 fn it_tells_what_happens_then_and_changes_nothing() {
     let (mut dropped, mut passed, mut sessions) = (vec![0; DropReason::ALL.len()], 0, 0);
-    for seed in 0..600 {
+    for seed in 0..if cfg!(miri) { 2 } else { 600 } {
         let mut rng = fastrand::Rng::with_seed(seed);
         let crowded = rng.bool();
         let mut switch = Switch::build(&any_tables(&mut rng, crowded), seed).unwrap();
@@ -63,6 +63,9 @@ fn it_tells_what_happens_then_and_changes_nothing() {
                 None => passed += 1,
             }
         }
+    }
+    if cfg!(miri) {
+        return;
     }
     // Worlds in which nothing of interest happens would show nothing.
     for reason in [

@@ -130,6 +130,7 @@ fn hostile(random: &mut fastrand::Rng, count: usize, v6: bool) -> Vec<Pattern> {
 }
 
 #[test]
+#[cfg_attr(miri, ignore = "hours")]
 fn hostile_lists_stay_within_the_bound() {
     let mut random = fastrand::Rng::with_seed(1);
     let mut lists = vec![hostile(&mut random, 3000, false), hostile(&mut random, 3000, true)];
