@@ -86,7 +86,7 @@ fn packet(df: bool) -> impl Strategy<Value = Packet> {
         any::<(bool, u16, u32)>(),
         proptest::option::of(any::<u16>()),
         0usize..=10,
-        proptest::collection::vec(any::<u8>(), 0..9000),
+        proptest::collection::vec(any::<u8>(), 0..if cfg!(miri) { 900 } else { 9000 }),
     )
         .prop_map(move |((udp, id, seq), vlan, options, payload)| Packet {
             udp,

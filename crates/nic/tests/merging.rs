@@ -238,7 +238,7 @@ fn step() -> impl Strategy<Value = (u8, u8, u16, bool)> {
 proptest! {
     #[test]
     fn merging_then_cutting_gives_the_frames_back(
-        steps in proptest::collection::vec(step(), 1..200),
+        steps in proptest::collection::vec(step(), 1..if cfg!(miri) { 20 } else { 200 }),
         v6 in any::<[bool; 4]>(),
         df in any::<[bool; 4]>(),
         batch in 1usize..100,

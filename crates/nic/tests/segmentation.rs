@@ -32,7 +32,7 @@ fn packet() -> impl Strategy<Value = Packet> {
         proptest::option::of(any::<u16>()),
         0usize..=10,
         0usize..=10,
-        proptest::collection::vec(any::<u8>(), 0..9000),
+        proptest::collection::vec(any::<u8>(), 0..if cfg!(miri) { 900 } else { 9000 }),
     )
         .prop_map(|((v6, udp, id, seq, flags, df), vlan, ip_options, tcp_options, payload)| Packet {
             v6,
