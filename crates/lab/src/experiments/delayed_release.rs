@@ -20,7 +20,7 @@ use crate::programs::iperf3;
 use crate::progress::Progress;
 use crate::report::{Table, number};
 use crate::results::{from_values, to_values};
-use crate::stats::{mean, median_of};
+use crate::stats::{distinct_values, mean, median_of};
 
 /// What the flow offers, Gbit/s.
 const RATES: [f64; 5] = [0.1, 0.2, 0.4, 0.6, 0.8];
@@ -250,10 +250,7 @@ fn memory_kib(daemon: &Daemon) -> Result<f64> {
 }
 
 fn rates(rows: &[Row]) -> Vec<f64> {
-    let mut rates: Vec<f64> = rows.iter().map(|row| row.offered_gbit_per_s).collect();
-    rates.sort_by(f64::total_cmp);
-    rates.dedup();
-    rates
+    distinct_values(rows.iter().map(|row| row.offered_gbit_per_s))
 }
 
 /// The median over repetitions; `None` if the rate was not measured.

@@ -24,7 +24,7 @@ use crate::programs::testpmd::{self, Testpmd};
 use crate::progress::Progress;
 use crate::report::{Table, factor, number};
 use crate::results::{from_values, to_values};
-use crate::stats::median;
+use crate::stats::median_of;
 use crate::topology::UNDERLAY_MTU;
 
 /// Conversations that the packets belong to.
@@ -214,8 +214,7 @@ impl Experiment for SwitchRate {
 
 /// The median over repetitions; `None` if that was not measured.
 fn medians(rows: &[Row], mode: Switch, flows: u32, field: fn(&Row) -> f64) -> Option<f64> {
-    let values: Vec<f64> = rows.iter().filter(|row| row.mode == mode && row.flows == flows).map(field).collect();
-    if values.is_empty() { None } else { Some(median(&values)) }
+    median_of(rows.iter().filter(|row| row.mode == mode && row.flows == flows).map(field))
 }
 
 /// What is being measured, while it runs.
