@@ -1,6 +1,6 @@
 #!/bin/sh
 # Runs under Miri what Miri can run: everything without system calls, in few and small cases. Installs the nightly
-# toolchain with Miri if it is not there. Takes about a quarter of an hour.
+# toolchain with Miri if it is not there. Takes about half an hour.
 set -eu
 cd "$(dirname "$0")/.."
 

@@ -134,7 +134,7 @@ fn remembering_changes_nothing() {
         let mut quick = Switch::build(&with_room(&tables, records), seed).unwrap();
         let mut flows: Vec<Sent> = (0..6).map(|_| Sent::any(&mut rng, crowded)).collect();
         let mut now = 1000 * SECOND;
-        for step in 0..300 {
+        for step in 0..if cfg!(miri) { 100 } else { 300 } {
             let at = (seed, step);
             // Rarely so long that sessions end.
             now += match rng.u8(0..200) {
@@ -168,7 +168,7 @@ fn remembering_changes_nothing() {
         made += quick.flow_counters().made_records;
     }
     // Worlds in which nothing is remembered would show nothing.
-    assert!(found > packets / 10 && made > packets / 100, "{found} found, {made} made of {packets}");
+    assert!(found > packets / 20 && made > packets / 100, "{found} found, {made} made of {packets}");
 }
 
 /// Both guests here have a group that lets everything begin, both ways.

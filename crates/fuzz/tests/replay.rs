@@ -10,11 +10,12 @@ fn below(rng: &mut Rng, n: usize) -> usize {
     rng.usize(..n.max(1))
 }
 
+/// The shortest first: of those Miri, a thousand times slower, gets a few.
 fn corpus(target: &Target) -> Vec<(PathBuf, Vec<u8>)> {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("corpus").join(target.name);
     let files = std::fs::read_dir(&folder).into_iter().flatten().flatten();
     let mut all: Vec<_> = files.filter_map(|f| Some((f.path(), std::fs::read(f.path()).ok()?))).collect();
-    all.sort();
+    all.sort_by_cached_key(|(path, bytes)| (bytes.len(), path.clone()));
     all
 }
 
@@ -45,17 +46,27 @@ fn changed(corpus: &[(PathBuf, Vec<u8>)], target: &Target, rng: &mut Rng) -> Vec
 }
 
 fn replay(name: &str) {
+    // It speaks through a Unix socket.
+    if cfg!(miri) && name == "vhost" {
+        return;
+    }
     let target = TARGETS.iter().find(|t| t.name == name).expect("a target of that name");
     let corpus = corpus(target);
     assert!(!corpus.is_empty(), "no corpus for {name}");
-    for (path, bytes) in &corpus {
+    // Under Miri, of those that drive whole engines or rings the very shortest alone.
+    let (kept, made_up) = match target.quick_runs {
+        quick if !cfg!(miri) => (corpus.len(), quick),
+        ..2_000 => (2, 0),
+        _ => (6, 1),
+    };
+    for (path, bytes) in &corpus[..kept] {
         if std::panic::catch_unwind(|| (target.run)(bytes)).is_err() {
             panic!("{name} fails with {}", path.display());
         }
     }
-    let quick: u32 = std::env::var("FUZZ_RUNS").ok().and_then(|n| n.parse().ok()).unwrap_or(target.quick_runs);
+    let quick: u32 = std::env::var("FUZZ_RUNS").ok().and_then(|n| n.parse().ok()).unwrap_or(made_up);
     let mut rng = Rng::with_seed(1);
-    for n in 0..if cfg!(miri) { 5 } else { quick } {
+    for n in 0..quick {
         let bytes = changed(&corpus, target, &mut rng);
         if std::panic::catch_unwind(|| (target.run)(&bytes)).is_err() {
             let path = std::env::temp_dir().join(format!("bifrost-fuzz-{name}-{n}"));

@@ -188,7 +188,7 @@ mod tests {
             f.insert(&key(n), 7, 0, 1500, &Touched::NONE, n);
         }
         assert_eq!([0, 1, 2, 3, 4].map(|n| found(&f, n, 7, 0)), [Some(0), Some(1), Some(2), Some(3), None]);
-        for n in 4..100 {
+        for n in 4..if cfg!(miri) { 12 } else { 100 } {
             f.insert(&key(n), 7, 0, 1500, &Touched::NONE, n);
             assert_eq!(found(&f, n, 7, 0), Some(n));
             assert_eq!((0..=n).filter(|&n| found(&f, n, 7, 0).is_some()).count(), WAYS);
@@ -208,27 +208,30 @@ mod tests {
 
     #[test]
     fn there_are_never_more_than_its_capacity() {
-        for (records, room) in [(0, 0), (3, 0), (4, 4), (1001, 1000)] {
+        for (records, room) in [(0, 0), (3, 0), (4, 4), if cfg!(miri) { (13, 12) } else { (1001, 1000) }] {
             let mut f = flows(records);
             assert_eq!(f.capacity(), room);
             let before = f.records.capacity();
-            for n in 0..5000u16 {
+            // A set that gets none of the flows would leave room.
+            let flows = if cfg!(miri) { 5 * records as u16 } else { 5000 };
+            for n in 0..flows {
                 f.insert(&key(n), u32::from(n).wrapping_mul(0x9e37_79b1), 0, 1500, &Touched::NONE, n);
             }
             assert_eq!((f.records.len(), f.records.capacity()), (room as usize, before));
-            let kept = (0..5000).filter(|&n| found(&f, n, u32::from(n).wrapping_mul(0x9e37_79b1), 0) == Some(n));
+            let kept = (0..flows).filter(|&n| found(&f, n, u32::from(n).wrapping_mul(0x9e37_79b1), 0) == Some(n));
             assert_eq!(kept.count(), room as usize);
         }
     }
 
     #[test]
     fn many_flows_spread_over_the_sets() {
-        let mut f = flows(4096);
-        for n in 0..1024u16 {
+        let count = if cfg!(miri) { 100 } else { 1024 };
+        let mut f = flows(4 * u32::from(count));
+        for n in 0..count {
             f.insert(&key(n), u32::from(n).wrapping_mul(0x9e37_79b1), 0, 1500, &Touched::NONE, n);
         }
         // One in four on average: hardly any set has more than it holds.
-        let kept = (0..1024).filter(|&n| found(&f, n, u32::from(n).wrapping_mul(0x9e37_79b1), 0).is_some()).count();
-        assert!(kept > 1000, "{kept}");
+        let kept = (0..count).filter(|&n| found(&f, n, u32::from(n).wrapping_mul(0x9e37_79b1), 0).is_some()).count();
+        assert!(kept >= usize::from(count) - usize::from(count) / 40, "{kept}");
     }
 }

@@ -2,7 +2,7 @@ use super::*;
 
 /// Fewer and shorter under Miri, which is a thousand times slower.
 const SEEDS: u64 = if cfg!(miri) { 2 } else { 60 };
-const COUNT: u32 = if cfg!(miri) { 90 } else { 600 };
+const COUNT: u32 = if cfg!(miri) { 30 } else { 600 };
 
 /// The rule as it is written in PROTOCOL.md, without any cleverness: after every arrival, publish whatever may be.
 struct Oracle {
@@ -59,7 +59,7 @@ fn random(seed: &mut u64) -> u64 {
 /// Against the oracle: the same set of packets becomes visible after every single arrival.
 #[test]
 fn publishes_just_what_the_rule_allows() {
-    for start in [0u32, u32::MAX - 300] {
+    for start in [0u32, u32::MAX - COUNT / 2] {
         for ordering in [Ordering::Flow, Ordering::Strict, Ordering::Off] {
             for seed in 1..SEEDS {
                 let mut seed = seed * 7919;
@@ -90,7 +90,7 @@ fn publishes_just_what_the_rule_allows() {
                     assert_eq!(sorted, expected, "after {psn} (distance {distance}), {ordering:?}");
                     assert_eq!(window.base(), Psn(start.wrapping_add(oracle.base)));
                     assert_eq!(window.check(&pool, at), Check::Duplicate);
-                    for word in 0..8u32 {
+                    for word in 0..if cfg!(miri) { 1 } else { 8u32 } {
                         let bits = window.bitmap(&pool, window.base());
                         for bit in 0..32 {
                             let p = oracle.base + word * 32 + bit;
