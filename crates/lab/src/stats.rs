@@ -18,6 +18,20 @@ pub fn median_of(values: impl Iterator<Item = f64>) -> Option<f64> {
     (!values.is_empty()).then(|| median(&values))
 }
 
+/// The median over the repetitions of how many times what `over` picks is as much as what `under` picks in the same repetition:
+/// machines drift, and what was measured at nearly the same time has most in common. `None` if no repetition has both.
+pub fn paired_ratio<R>(
+    rows: &[R],
+    repetition: fn(&R) -> u32,
+    (over, under): (impl Fn(&R) -> bool, impl Fn(&R) -> bool),
+    field: fn(&R) -> f64,
+) -> Option<f64> {
+    median_of(rows.iter().filter(|row| over(row)).filter_map(|row| {
+        let other = rows.iter().find(|other| repetition(other) == repetition(row) && under(other))?;
+        Some(field(row) / field(other))
+    }))
+}
+
 /// What was varied: each value once, the smallest first.
 pub fn distinct_values(values: impl Iterator<Item = f64>) -> Vec<f64> {
     let mut values: Vec<f64> = values.collect();
@@ -76,6 +90,25 @@ mod tests {
         assert_eq!(median(&[3.0, 1.0, 2.0]), 2.0);
         assert_eq!(median(&[4.0, 1.0, 2.0, 3.0]), 2.5);
         assert!(median(&[]).is_nan());
+    }
+
+    #[test]
+    fn ratios_are_of_the_same_repetition() {
+        // A machine that is slower each time: one is twice the other but for the last.
+        let rows = [
+            (0, 'a', 10.0),
+            (0, 'b', 5.0),
+            (1, 'a', 4.0),
+            (1, 'b', 2.0),
+            (2, 'a', 1.0),
+            (3, 'b', 9.0),
+            (4, 'a', 6.0),
+            (4, 'b', 6.0),
+        ];
+        let ratio = |a, b| paired_ratio(&rows, |r| r.0, (|r| r.1 == a, |r| r.1 == b), |r: &(u32, char, f64)| r.2);
+        assert_eq!(ratio('a', 'b'), Some(2.0));
+        assert_eq!(ratio('b', 'a'), Some(0.5));
+        assert_eq!(ratio('a', 'c'), None);
     }
 
     #[test]

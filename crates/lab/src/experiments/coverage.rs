@@ -19,7 +19,7 @@ use crate::programs::iperf3;
 use crate::progress::Progress;
 use crate::report::{Table, number};
 use crate::results::{from_values, to_values};
-use crate::stats::{Random, median_of};
+use crate::stats::{Random, median_of, paired_ratio};
 
 /// Flows at the same time, as many as the paper has clients.
 const FLOWS: u32 = 8;
@@ -133,8 +133,8 @@ impl Experiment for Coverage {
 
     fn bars(&self, rows: &[Value]) -> Result<Vec<Bar>> {
         let rows: Vec<Row> = from_values(rows)?;
-        let ratio =
-            |field: fn(&Row) -> f64| Some(medians(&rows, Mode::Bifrost, field)? / medians(&rows, Mode::Off, field)?);
+        let is = |mode| move |r: &Row| r.mode == mode;
+        let ratio = |field| paired_ratio(&rows, |r| r.repetition, (is(Mode::Bifrost), is(Mode::Off)), field);
         Ok(vec![
             Bar::new(
                 "packets lost before the vNIC, BIFROST",

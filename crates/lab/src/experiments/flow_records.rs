@@ -20,7 +20,7 @@ use crate::plot::{self, Panel, Series};
 use crate::progress::Progress;
 use crate::report::{Table, factor, number};
 use crate::results::{from_values, to_values};
-use crate::stats::median_of;
+use crate::stats::{median_of, paired_ratio};
 
 /// Flows of each of the guest's ports, in turns; as many as packets circle, at most.
 const FLOWS: [u32; 3] = [1, 16, CIRCLING];
@@ -163,8 +163,9 @@ impl Experiment for FlowRecords {
     fn bars(&self, rows: &[Value]) -> Result<Vec<Bar>> {
         let rows: Vec<Row> = from_values(rows)?;
         let bar = |flows| {
-            let of = |mode| medians(&rows, mode, flows, |r| r.packets_per_s);
-            let ratio = of(Judged::Remembered).and_then(|with| Some(with / of(Judged::Each)?));
+            let is = |mode| move |r: &Row| r.mode == mode && r.flows == flows;
+            let both = (is(Judged::Remembered), is(Judged::Each));
+            let ratio = paired_ratio(&rows, |r| r.repetition, both, |r| r.packets_per_s);
             let name = format!("packets/s with flow records over those without, {flows} flows each way");
             Bar::new(name, ratio, Sense::AtLeast, 1.25, "x")
         };

@@ -18,7 +18,7 @@ use crate::programs::iperf3;
 use crate::progress::Progress;
 use crate::report::{Table, factor, number};
 use crate::results::{from_values, to_values};
-use crate::stats::median_of;
+use crate::stats::{median_of, paired_ratio};
 
 /// Packets in a row on one path.
 const GROUPS: [u32; 5] = [1, 4, 16, 50, 500];
@@ -207,7 +207,8 @@ impl Experiment for Granularity {
         };
         let at_one = |reordering, field: fn(&Row) -> f64| medians(&rows, reordering, 1, field);
         let (on, off) = (Reordering::On, Reordering::Off);
-        let ratio = |field: fn(&Row) -> f64| Some(at_one(on, field)? / at_one(off, field)?);
+        let is = |reordering| move |r: &Row| r.reordering == reordering && r.group_packets == 1;
+        let ratio = |field| paired_ratio(&rows, |r| r.repetition, (is(on), is(off)), field);
         Ok(vec![
             Bar::new(
                 "packet by packet: disordered on arrival at the receiver's host",

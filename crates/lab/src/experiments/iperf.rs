@@ -16,7 +16,7 @@ use crate::programs::iperf3;
 use crate::progress::Progress;
 use crate::report::{Table, factor, number};
 use crate::results::{from_values, to_values};
-use crate::stats::{distinct_values, median_of};
+use crate::stats::{distinct_values, median_of, paired_ratio};
 
 /// Loss rates on the wire, percent.
 const LOSSES: [f64; 2] = [0.0, 0.1];
@@ -152,7 +152,8 @@ impl Experiment for Iperf {
     fn bars(&self, rows: &[Value]) -> Result<Vec<Bar>> {
         let rows: Vec<Row> = from_values(rows)?;
         let at = |loss| medians(&rows, Mode::Bifrost, loss, |row| row.throughput_gbit_per_s);
-        let kept = at(0.1).and_then(|lossy| Some(lossy / at(0.0)?));
+        let is = |loss| move |r: &Row| r.mode == Mode::Bifrost && r.loss_percent == loss;
+        let kept = paired_ratio(&rows, |r| r.repetition, (is(0.1), is(0.0)), |r| r.throughput_gbit_per_s);
         Ok(vec![
             Bar::new("one TCP flow without loss, BIFROST", at(0.0), Sense::AtLeast, 3.0, "Gbit/s"),
             Bar::new("one TCP flow at 0.1 % loss over no loss, BIFROST", kept, Sense::AtLeast, 0.85, "x"),

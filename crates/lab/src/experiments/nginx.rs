@@ -21,7 +21,7 @@ use crate::programs::nginx::{Nginx, PORT};
 use crate::progress::Progress;
 use crate::report::{Table, factor, number};
 use crate::results::{from_values, to_values};
-use crate::stats::{distinct_values, median_of};
+use crate::stats::{distinct_values, median_of, paired_ratio};
 
 /// Loss rates on the wire, percent.
 const LOSSES: [f64; 3] = [0.0, 1.0, 2.0];
@@ -231,10 +231,11 @@ impl Experiment for NginxExperiment {
     fn bars(&self, rows: &[Value]) -> Result<Vec<Bar>> {
         let rows: Vec<Row> = from_values(rows)?;
         let of = |mode, loss, field| medians(&rows, mode, Connections::Short, loss, field);
-        let rps = |loss| of(Mode::Bifrost, loss, |r| r.rps);
-        let p99_9 = |mode| of(mode, 1.0, |r| r.latency_ms_p99_9);
-        let kept = rps(2.0).and_then(|lossy| Some(lossy / rps(0.0)?));
-        let better = p99_9(Mode::KernelVxlan).and_then(|kernel| Some(kernel / p99_9(Mode::Bifrost)?));
+        let is =
+            |mode, loss| move |r: &Row| r.mode == mode && r.connections == Connections::Short && r.loss_percent == loss;
+        let ratio = |over, under, field| paired_ratio(&rows, |r| r.repetition, (over, under), field);
+        let kept = ratio(is(Mode::Bifrost, 2.0), is(Mode::Bifrost, 0.0), |r| r.rps);
+        let better = ratio(is(Mode::KernelVxlan, 1.0), is(Mode::Bifrost, 1.0), |r| r.latency_ms_p99_9);
         Ok(vec![
             Bar::new(
                 "short connections at 2 % loss: BIFROST's requests/s over its own without loss",

@@ -20,7 +20,7 @@ use crate::progress::Progress;
 use crate::report::{Table, factor, number};
 use crate::results::{from_values, to_values};
 use crate::standstill::{self, Standstill};
-use crate::stats::{distinct_values, median_of};
+use crate::stats::{distinct_values, median_of, paired_ratio};
 
 /// The loss rates of figure 20, percent.
 const LOSSES: [f64; 6] = [0.0, 0.01, 0.05, 0.1, 0.5, 1.0];
@@ -218,7 +218,10 @@ impl Experiment for RedisLoss {
         let place = format!("1 % loss {}", vanilla.place);
         for op in [Op::Get, Op::Set] {
             let of = |mode, loss, field: fn(&Row) -> f64| medians(&rows, mode, vanilla.injector, loss, op, field);
-            let ratio = |a: Option<f64>, b: Option<f64>| Some(a? / b?);
+            let at = |(mode, loss)| {
+                move |r: &Row| r.mode == mode && r.injector == vanilla.injector && r.loss_percent == loss && r.op == op
+            };
+            let ratio = |a, b, field| paired_ratio(&rows, |r| r.repetition, (at(a), at(b)), field);
             let (kernel, off, on) = (vanilla.mode, Mode::Off, Mode::Bifrost);
             let name = op.name();
             let tail: fn(&Row) -> f64 = |row| row.latency_ms_p99_9;
@@ -226,21 +229,21 @@ impl Experiment for RedisLoss {
             let rps: fn(&Row) -> f64 = |row| row.rps;
             bars.push(Bar::new(
                 format!("{name}, {place}: {}'s P99.9 over BIFROST's", vanilla.name),
-                ratio(of(kernel, 1.0, tail), of(on, 1.0, tail)),
+                ratio((kernel, 1.0), (on, 1.0), tail),
                 Sense::AtLeast,
                 vanilla.factor,
                 "x",
             ));
             bars.push(Bar::new(
                 format!("{name}, {place}: BIFROST's P99 over its own without loss"),
-                ratio(of(on, 1.0, p99), of(on, 0.0, p99)),
+                ratio((on, 1.0), (on, 0.0), p99),
                 Sense::AtMost,
                 2.0,
                 "x",
             ));
             bars.push(Bar::new(
                 format!("{name}, {place}: BIFROST's rps over its own without loss"),
-                ratio(of(on, 1.0, rps), of(on, 0.0, rps)),
+                ratio((on, 1.0), (on, 0.0), rps),
                 Sense::AtLeast,
                 0.9,
                 "x",
@@ -254,7 +257,7 @@ impl Experiment for RedisLoss {
             ));
             bars.push(Bar::new(
                 format!("{name}, no loss: rps with reliability on over off"),
-                ratio(of(on, 0.0, rps), of(off, 0.0, rps)),
+                ratio((on, 0.0), (off, 0.0), rps),
                 Sense::AtLeast,
                 0.85,
                 "x",
@@ -262,7 +265,7 @@ impl Experiment for RedisLoss {
             if vanilla.guests == Guests::Container {
                 bars.push(Bar::new(
                     format!("{name}, no loss: rps of BIFROST over kernel VXLAN"),
-                    ratio(of(on, 0.0, rps), of(kernel, 0.0, rps)),
+                    ratio((on, 0.0), (kernel, 0.0), rps),
                     Sense::AtLeast,
                     0.5,
                     "x",

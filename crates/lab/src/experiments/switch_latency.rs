@@ -23,7 +23,7 @@ use crate::programs::ping_pong;
 use crate::progress::Progress;
 use crate::report::{Table, factor, number};
 use crate::results::{from_values, to_values};
-use crate::stats::median_of;
+use crate::stats::{median_of, paired_ratio};
 use crate::topology::GUEST_MTU;
 
 /// Where the echo listens.
@@ -216,9 +216,9 @@ impl Experiment for SwitchLatency {
         let mut bars = Vec::new();
         for pace in Pace::ALL {
             for mode in [Mode::Off, Mode::Bifrost] {
-                let over = |field: fn(&Row) -> f64| {
-                    Some(medians(&rows, Between::Switches(mode), pace, field)? / medians(&rows, OVS, pace, field)?)
-                };
+                let is = |mode| move |r: &Row| r.mode == mode && r.pace == pace;
+                let both = || (is(Between::Switches(mode)), is(OVS));
+                let over = |field| paired_ratio(&rows, |r| r.repetition, both(), field);
                 let bar = |what: &str, measured| {
                     let name = format!("{}, requests {pace}: {what} over Open vSwitch's", mode.name());
                     Bar::new(name, measured, Sense::AtMost, 1.0, "x")

@@ -22,7 +22,7 @@ use crate::programs::redis_server::RedisServer;
 use crate::progress::Progress;
 use crate::report::{Table, factor, number};
 use crate::results::{from_values, to_values};
-use crate::stats::median_of;
+use crate::stats::{median_of, paired_ratio};
 
 /// Requests that tell how many fill the time.
 const TRIAL_REQUESTS: u64 = 3000;
@@ -168,9 +168,9 @@ impl Experiment for SwitchOverall {
 
     fn bars(&self, rows: &[Value]) -> Result<Vec<Bar>> {
         let rows: Vec<Row> = from_values(rows)?;
-        let over = |groups, field: fn(&Row) -> f64| {
-            let of = |mode| medians(&rows, mode, groups, field);
-            Some(of(Mode::Bifrost)? / of(Mode::OpenVswitch)?)
+        let over = |groups, field| {
+            let is = |mode| move |r: &Row| r.mode == mode && r.security_groups == groups;
+            paired_ratio(&rows, |r| r.repetition, (is(Mode::Bifrost), is(Mode::OpenVswitch)), field)
         };
         let bar = |name: &str, measured, bound| Bar::new(name, measured, Sense::AtLeast, bound, "x");
         Ok(vec![

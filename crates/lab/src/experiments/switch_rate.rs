@@ -24,7 +24,7 @@ use crate::programs::testpmd::{self, Testpmd};
 use crate::progress::Progress;
 use crate::report::{Table, factor, number};
 use crate::results::{from_values, to_values};
-use crate::stats::median_of;
+use crate::stats::{median_of, paired_ratio};
 use crate::topology::UNDERLAY_MTU;
 
 /// Conversations that the packets belong to.
@@ -203,8 +203,9 @@ impl Experiment for SwitchRate {
     fn bars(&self, rows: &[Value]) -> Result<Vec<Bar>> {
         let rows: Vec<Row> = from_values(rows)?;
         let bar = |flows| {
-            let of = |mode| medians(&rows, mode, flows, |r| r.packets_per_s);
-            let ratio = of(Switch::Off).and_then(|own| Some(own / of(Switch::OvsDpdk)?));
+            let is = |mode| move |r: &Row| r.mode == mode && r.flows == flows;
+            let both = (is(Switch::Off), is(Switch::OvsDpdk));
+            let ratio = paired_ratio(&rows, |r| r.repetition, both, |r| r.packets_per_s);
             let name = format!("packets/s over those of Open vSwitch with DPDK, {flows} flows");
             Bar::new(name, ratio, Sense::AtLeast, 1.0, "x")
         };

@@ -17,7 +17,7 @@ use crate::plot::{self, Panel, Series};
 use crate::progress::Progress;
 use crate::report::{Table, number};
 use crate::results::{from_values, to_values};
-use crate::stats::median_of;
+use crate::stats::{median_of, paired_ratio};
 
 /// Bytes of a frame on a wire, its four bytes of checksum included, which no virtual port sees.
 const FRAME_BYTES: [u32; 2] = [64, 1500];
@@ -167,8 +167,9 @@ impl Experiment for VhostRate {
 
 /// `bifrostd`'s rate, percent of DPDK's.
 fn share(rows: &[Row], frame_bytes: u32) -> Option<f64> {
-    let of = |mode| medians(rows, mode, frame_bytes, |r| r.packets_per_s);
-    Some(of(Switch::Off)? / of(Switch::DpdkVhost)? * 100.0)
+    let is = |mode| move |r: &Row| r.mode == mode && r.frame_bytes == frame_bytes;
+    let both = (is(Switch::Off), is(Switch::DpdkVhost));
+    paired_ratio(rows, |r| r.repetition, both, |r| r.packets_per_s).map(|ratio| ratio * 100.0)
 }
 
 /// The median over repetitions; `None` if that was not measured.
