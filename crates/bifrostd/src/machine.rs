@@ -46,7 +46,7 @@ impl Plug {
 
 impl QueueOwner for Plug {
     fn start(&mut self, queue: VhostQueue) {
-        match self.swap(Box::new(queue)) {
+        match self.swap(queue) {
             Ok(()) => self.running.store(true, Ordering::Relaxed),
             Err(error) => tracing::error!(port = self.owner, "a guest cannot be served: {error:#}"),
         }

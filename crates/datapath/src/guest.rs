@@ -78,11 +78,15 @@ impl<P: GuestPort> Core<P> {
             port.way.fetched_packets += self.frames.len() as u64;
             port.backlog.extend(self.frames.drain(..));
         }
-        while let Some(frame) = self.ports[owner].as_mut().and_then(|p| p.backlog.pop_front()) {
-            let waited = self.ports[owner].as_mut().and_then(|p| p.blocked.take());
-            let done = match waited {
+        while let Some(port) = self.ports[owner].as_mut()
+            && let Some(frame) = port.backlog.pop_front()
+        {
+            let done = match port.blocked {
                 // Decided before, and kept back since.
-                Some(departure) => self.hand_to_transport::<SEEN>(owner as u16, frame.handle.0, departure),
+                Some(departure) => {
+                    port.blocked = None;
+                    self.hand_to_transport::<SEEN>(owner as u16, frame.handle.0, departure)
+                }
                 None => self.on_guest_frame::<SEEN>(owner as u16, frame),
             };
             match done {
@@ -122,9 +126,12 @@ impl<P: GuestPort> Core<P> {
             capture.held(Stage::GuestTx, Note::outwards("fetched", owner), &port.port, frame.handle, frame.len);
         }
         let (head, _) = port.port.bytes(frame.handle);
-        let parsed = match parse(head, frame.len as usize) {
+        // What was written in small pieces just now is not copied, here and below: read in large ones it would have to be waited for
+        // until all that was written before is in the cache.
+        let parsed = parse(head, frame.len as usize);
+        let parsed = match &parsed {
             Ok(parsed) => parsed,
-            Err(reason) => {
+            &Err(reason) => {
                 self.counters.malformed_guest_frames[reason.index()] += 1;
                 port.way.malformed_packets += 1;
                 if SEEN && let Some(capture) = &mut self.capture {
@@ -156,9 +163,9 @@ impl<P: GuestPort> Core<P> {
             let note = Note { vni: Some(port.vni.get()), ..Note::outwards("parsed", owner) };
             capture.held(Stage::Pre, note, &port.port, frame.handle, frame.len);
         }
-        let decision = self.switch.from_guest(PortId(owner), head, frame.len as usize, frame.offload, &parsed);
+        let decision = self.switch.from_guest(PortId(owner), head, frame.len as usize, frame.offload, parsed);
         if SEEN && let Some(capture) = &mut self.capture {
-            let peer = if let FromGuest::Remote { peer, .. } = decision { Some(peer.0) } else { None };
+            let peer = if let FromGuest::Remote { peer, .. } = &decision { Some(peer.0) } else { None };
             let note = Note { vni: Some(port.vni.get()), peer, ..Note::outwards(capture::decision(&decision), owner) };
             capture.held(Stage::Avs, note, &port.port, frame.handle, frame.len);
             if let FromGuest::Drop(reason) = decision {
@@ -166,7 +173,7 @@ impl<P: GuestPort> Core<P> {
                 capture.held(Stage::Drop, note, &port.port, frame.handle, frame.len);
             }
         }
-        let segments = match decision {
+        let cut = match &decision {
             FromGuest::Answer => {
                 port.complete(frame.handle);
                 self.answer::<SEEN>(owner);
@@ -176,29 +183,31 @@ impl<P: GuestPort> Core<P> {
                 port.complete(frame.handle);
                 return Done::Yes;
             }
-            FromGuest::Remote { cut, .. } | FromGuest::Local { cut, .. } => match plan(head, frame, cut) {
-                Ok(segments) => segments,
-                Err(reason) => {
-                    self.counters.malformed_guest_frames[reason.index()] += 1;
-                    port.way.unsegmentable_packets += 1;
-                    if SEEN && let Some(capture) = &mut self.capture {
-                        let note = Note::outwards(reason.name(), owner);
-                        capture.held(Stage::Drop, note, &port.port, frame.handle, frame.len);
-                    }
-                    port.complete(frame.handle);
-                    return Done::Yes;
-                }
-            },
+            &FromGuest::Remote { cut, .. } | &FromGuest::Local { cut, .. } => cut,
         };
-        match decision {
-            FromGuest::Remote { vni, peer, local, remote, rewrite, reliable, ordering, cut: _ } => {
+        let segments = plan(head, frame, cut);
+        let segments = match &segments {
+            Ok(segments) => segments,
+            Err(reason) => {
+                self.counters.malformed_guest_frames[reason.index()] += 1;
+                port.way.unsegmentable_packets += 1;
+                if SEEN && let Some(capture) = &mut self.capture {
+                    let note = Note::outwards(reason.name(), owner);
+                    capture.held(Stage::Drop, note, &port.port, frame.handle, frame.len);
+                }
+                port.complete(frame.handle);
+                return Done::Yes;
+            }
+        };
+        match &decision {
+            &FromGuest::Remote { vni, peer, local, remote, rewrite, reliable, ordering, cut: _ } => {
                 let left = segments.count();
-                port.held[handle as usize] = Some(Held { segments, rewrite, flow: parsed.flow_hash, left });
+                port.held[handle as usize] = Some(Held { segments: *segments, rewrite, flow: parsed.flow_hash, left });
                 let mut reliable = reliable;
                 if reliable {
                     port.port.keep(frame.handle);
                 }
-                if reliable && !checksum_can_be_right(port, &parsed, frame, &mut self.scratch) {
+                if reliable && !checksum_can_be_right(port, parsed, frame, &mut self.scratch) {
                     // The receiver would refuse it as corrupted, for ever.
                     self.counters.bad_guest_checksum_frames += 1;
                     reliable = false;
@@ -216,7 +225,7 @@ impl<P: GuestPort> Core<P> {
             }
             FromGuest::Local { port: to, rewrite, cut: _ } => {
                 port.way.local_packets += 1;
-                self.deliver_locally::<SEEN>(owner, frame, segments, to.0, rewrite);
+                self.deliver_locally::<SEEN>(owner, frame, segments, to.0, rewrite.as_ref());
                 Done::Yes
             }
             FromGuest::Answer | FromGuest::Drop(_) => Done::Yes,
@@ -297,9 +306,9 @@ impl<P: GuestPort> Core<P> {
         &mut self,
         from: u16,
         frame: TxFrame,
-        segments: Segments,
+        segments: &Segments,
         to: u16,
-        rewrite: Option<bifrost_avs::Rewrite>,
+        rewrite: Option<&bifrost_avs::Rewrite>,
     ) {
         if rewrite.is_none() && segments.is_unchanged() && self.deliver_as_it_is::<SEEN>(from, frame, to) {
             return;
@@ -357,6 +366,7 @@ impl<P: GuestPort> Core<P> {
 }
 
 /// How a frame leaves; `cut`: the path MTU, if it is larger.
+#[inline(always)]
 pub(crate) fn plan(head: &[u8], frame: TxFrame, cut: Option<u16>) -> Result<Segments, Malformed> {
     let len = frame.len as usize;
     match cut {

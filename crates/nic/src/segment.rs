@@ -11,7 +11,7 @@ use bifrost_wire::{checksum, ipv4, ipv6, tcp, udp};
 
 use crate::checksum::pseudo;
 use crate::malformed::Malformed;
-use crate::offload::{Offload, SegmentKind};
+use crate::offload::{Offload, Segment, SegmentKind};
 use crate::parse::{L3, parse};
 
 pub use fragment::TooLarge;
@@ -54,6 +54,7 @@ impl Segments {
     /// # Errors
     /// What [`parse`] and [`Offload::from_virtio`] refuse, and [`Malformed::GsoSegments`] for more than [`Self::MAX`]
     /// segments.
+    #[inline]
     pub fn plan(head: &[u8], len: usize, offload: Offload) -> Result<Self, Malformed> {
         if len > crate::parse::MAX_FRAME_LEN {
             return Err(Malformed::FrameTooLong);
@@ -72,41 +73,13 @@ impl Segments {
             fragment: 0,
             fragments: 0,
         };
-        let Some(segment) = offload.segment else {
-            return match offload.checksum {
-                Some((start, offset)) if usize::from(start) + usize::from(offset) + 2 > len => {
-                    Err(Malformed::ChecksumRange)
-                }
-                _ => Ok(plain),
-            };
-        };
-        let parsed = parse(head, len)?;
-        offload.check_segment(&parsed)?;
-        let udp = segment.kind == SegmentKind::Udp;
-        if udp {
-            let field = usize::from(parsed.l4) + 4;
-            let said = head.get(field..field + 2).map_or(0, |b| u32::from(be16(b)));
-            if u32::from(parsed.l4) + said != parsed.end {
-                return Err(Malformed::UdpHeader);
+        match (offload.segment, offload.checksum) {
+            (Some(segment), _) => plain.segmented(head, offload, segment),
+            (None, Some((start, offset))) if usize::from(start) + usize::from(offset) + 2 > len => {
+                Err(Malformed::ChecksumRange)
             }
+            (None, _) => Ok(plain),
         }
-        let payload = parsed.end - u32::from(parsed.payload);
-        let count = payload.div_ceil(u32::from(segment.mss)).max(1);
-        if count > u32::from(Self::MAX) {
-            return Err(Malformed::GsoSegments);
-        }
-        Ok(Self {
-            mss: segment.mss,
-            count: count as u16,
-            l3: parsed.l3,
-            l4: parsed.l4,
-            header: parsed.payload,
-            end: parsed.end,
-            v6: parsed.kind == L3::V6,
-            udp,
-            partial: None,
-            ..plain
-        })
     }
 
     /// How many frames leave: 1 for a frame that is neither segmented nor fragmented, at most [`Self::MAX`].
@@ -137,6 +110,37 @@ impl Segments {
     /// Whether the frame leaves as it is: one, with nothing left to be done.
     pub fn is_unchanged(&self) -> bool {
         self.mss == 0 && self.partial.is_none() && self.fragment == 0
+    }
+
+    /// This frame in segments.
+    fn segmented(self, head: &[u8], offload: Offload, segment: Segment) -> Result<Self, Malformed> {
+        let parsed = parse(head, self.len as usize)?;
+        offload.check_segment(&parsed)?;
+        let udp = segment.kind == SegmentKind::Udp;
+        if udp {
+            let field = usize::from(parsed.l4) + 4;
+            let said = head.get(field..field + 2).map_or(0, |b| u32::from(be16(b)));
+            if u32::from(parsed.l4) + said != parsed.end {
+                return Err(Malformed::UdpHeader);
+            }
+        }
+        let payload = parsed.end - u32::from(parsed.payload);
+        let count = payload.div_ceil(u32::from(segment.mss)).max(1);
+        if count > u32::from(Self::MAX) {
+            return Err(Malformed::GsoSegments);
+        }
+        Ok(Self {
+            mss: segment.mss,
+            count: count as u16,
+            l3: parsed.l3,
+            l4: parsed.l4,
+            header: parsed.payload,
+            end: parsed.end,
+            v6: parsed.kind == L3::V6,
+            udp,
+            partial: None,
+            ..self
+        })
     }
 
     /// Bytes of the frame that is planned for.

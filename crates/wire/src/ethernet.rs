@@ -62,6 +62,7 @@ impl Header {
     ///
     /// # Errors
     /// [`Malformed::Truncated`].
+    #[inline]
     pub fn parse(frame: &[u8]) -> Result<Self, Malformed> {
         let (fixed, rest) = frame.split_first_chunk::<HEADER_LEN>().ok_or(Malformed::Truncated)?;
         let [d0, d1, d2, d3, d4, d5, s0, s1, s2, s3, s4, s5, t0, t1] = *fixed;

@@ -50,6 +50,7 @@ impl Header {
     ///
     /// # Errors
     /// [`Malformed::Truncated`].
+    #[inline]
     pub fn parse_short(bytes: &[u8]) -> Result<Self, Malformed> {
         let b = bytes.first_chunk::<SHORT_LEN>().ok_or(Malformed::Truncated)?;
         Ok(Self {
@@ -67,6 +68,7 @@ impl Header {
     ///
     /// # Errors
     /// [`Malformed::Truncated`].
+    #[inline]
     pub fn parse(bytes: &[u8]) -> Result<Self, Malformed> {
         let b = bytes.first_chunk::<LEN>().ok_or(Malformed::Truncated)?;
         Ok(Self { num_buffers: u16::from_le_bytes([b[10], b[11]]), ..Self::parse_short(b)? })

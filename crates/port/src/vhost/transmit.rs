@@ -5,7 +5,7 @@
 
 use std::collections::VecDeque;
 
-use bifrost_nic::{HEAD_LEN, MAX_FRAME_LEN, Malformed, Offload, parse};
+use bifrost_nic::{HEAD_LEN, MAX_FRAME_LEN, Offload, parse};
 use bifrost_wire::virtio_net;
 
 use super::counters::VhostCounters;
@@ -126,17 +126,21 @@ impl<R: Ring> Transmit<R> {
         if !gather(self.ring.memory(), &packet.pieces, 0, bytes) {
             return Ok(self.refuse(head, &mut counters.tx_bad_buffer_packets));
         }
-        let Some((virtio, bytes)) = bytes.split_first_chunk() else { return Ok(None) };
-        match offload(virtio, bytes, len as usize) {
-            Ok(offload) => {
-                packet.held = true;
-                self.held += 1;
-                counters.tx_packets += 1;
-                counters.tx_bytes += u64::from(len);
-                Ok(Some(TxFrame { handle: TxHandle(u32::from(head)), len, offload }))
+        let Some((virtio, bytes)) = bytes.split_first_chunk::<HEADER>() else { return Ok(None) };
+        let mut frame = TxFrame { handle: TxHandle(u32::from(head)), len, offload: Offload::default() };
+        let virtio = virtio_net::Header::parse(virtio).unwrap_or_default();
+        // A frame for which nothing is left to do is not looked at: the data path parses it anyway.
+        if virtio.flags & virtio_net::F_NEEDS_CSUM != 0 || virtio.gso_type != virtio_net::GSO_NONE {
+            match parse(bytes, len as usize).and_then(|parsed| Offload::from_virtio(virtio, &parsed, len as usize)) {
+                Ok(offload) => frame.offload = offload,
+                Err(reason) => return Ok(self.refuse(head, &mut counters.tx_malformed_packets[reason.index()])),
             }
-            Err(reason) => Ok(self.refuse(head, &mut counters.tx_malformed_packets[reason.index()])),
         }
+        packet.held = true;
+        self.held += 1;
+        counters.tx_packets += 1;
+        counters.tx_bytes += u64::from(len);
+        Ok(Some(frame))
     }
 
     fn refuse(&mut self, head: u16, counter: &mut u64) -> Option<TxFrame> {
@@ -287,14 +291,4 @@ fn gather(memory: &Memory, pieces: &[Piece], from: usize, out: &mut [u8]) -> boo
         }
     }
     done == out.len()
-}
-
-/// What the virtio header in front of a frame of `len` bytes asks for. A frame for which nothing is left to do is not
-/// looked at: the data path parses it anyway.
-fn offload(virtio: &[u8; HEADER], head: &[u8], len: usize) -> Result<Offload, Malformed> {
-    let virtio = virtio_net::Header::parse(virtio).unwrap_or_default();
-    if virtio.flags & virtio_net::F_NEEDS_CSUM == 0 && virtio.gso_type == virtio_net::GSO_NONE {
-        return Ok(Offload::default());
-    }
-    Offload::from_virtio(virtio, &parse(head, len)?, len)
 }
