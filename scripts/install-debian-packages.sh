@@ -12,6 +12,8 @@ xstate_source=$(dirname "$0")/uml-xstate.c
 # Where dpdk-testpmd is unpacked: the package that has it would bring hundreds of others, systemd among them. Its libraries are
 # installed.
 dpdk=/var/cache/bifrost-lab/dpdk
+# Its drivers, and that of Open vSwitch for links of the kernel: packages whose names end with the version of their interface.
+drivers="net-virtio net-vhost net-pcap net-af-packet mempool-ring"
 
 missing=""
 for package in $packages; do
@@ -25,6 +27,9 @@ command -v cc >/dev/null 2>&1 || missing="$missing gcc libc6-dev"
 if ! [ -d "$dpdk" ] || ldd "$dpdk/usr/bin/dpdk-testpmd" | grep -q "not found"; then
     unpack_dpdk=yes
 fi
+for name in $drivers; do
+    dpkg-query -W -f '${db:Status-Status}\n' "librte-$name[0-9]*" 2>/dev/null | grep -qx installed || unpack_dpdk=yes
+done
 [ "$xstate" -nt "$xstate_source" ] || build_xstate=yes
 if [ -z "$missing" ] && [ -z "${unpack_kernel:-}" ] && [ -z "${unpack_dpdk:-}" ] && [ -z "${build_xstate:-}" ]; then
     exit 0
@@ -57,12 +62,11 @@ if [ -n "${unpack_kernel:-}" ]; then
 fi
 
 if [ -n "${unpack_dpdk:-}" ]; then
-    # Their names end with the version of their interface.
-    drivers=$(for name in net-virtio net-vhost net-pcap mempool-ring; do apt-cache pkgnames "librte-$name"; done)
+    packaged=$(for name in $drivers; do apt-cache pkgnames "librte-$name"; done)
     libraries=$(apt-cache show --no-all-versions dpdk-dev | sed -n 's/^Depends: //p' | tr ',' '\n' |
         sed -n 's/^ *\(librte-[^ ]*\|ibverbs-[^ ]*\|lib[^ ]*\) .*/\1/p' | grep -v '^libdpdk-dev$')
     # shellcheck disable=SC2086 # lists of words
-    apt-get install -y -qq --no-install-recommends $drivers $libraries
+    apt-get install -y -qq --no-install-recommends $packaged $libraries
     rm -rf "$dpdk.new"
     mkdir -p "$dpdk.new"
     (cd "$dpdk.new" && apt-get download -qq dpdk-dev && dpkg-deb -x ./*.deb . && rm ./*.deb)
