@@ -1,6 +1,7 @@
 //! What must hold between fields. A field that already has an error of its own is left out.
 
 use std::collections::{HashMap, HashSet};
+use std::fmt;
 use std::hash::Hash;
 use std::net::IpAddr;
 use std::path::PathBuf;
@@ -46,7 +47,7 @@ fn underlay(config: &Config, sink: &Sink<'_>) {
     }
     for (key, port) in [("bifrost_port", underlay.bifrost_port), ("vxlan_port", underlay.vxlan_port)] {
         if (first..=last).contains(&u32::from(port)) {
-            sink.error(&format!("underlay.{key}"), format!("{port} is among the source ports {first}..={last}"));
+            sink.error(format!("underlay.{key}"), format!("{port} is among the source ports {first}..={last}"));
         }
     }
     if underlay.port == UnderlayPort::Afxdp && underlay.mtu > MAX_AFXDP_MTU {
@@ -146,19 +147,19 @@ fn ports(config: &Config, sink: &Sink<'_>) {
         names.once(at("name"), &port.name, || format!("port {:?} is", port.name));
         let device = (port.netns.clone(), port.device.clone());
         // Two ports of one name and no device: the name says it all.
-        if port.kind == PortKind::Tap && !sink.failed(&at("name")) && !sink.failed(&at("netns")) {
+        if port.kind == PortKind::Tap && !sink.failed(at("name")) && !sink.failed(at("netns")) {
             devices.once(at("device"), &device, || format!("interface {:?} of the same namespace is", port.device));
         }
-        if let Some(socket) = port.socket.as_ref().filter(|_| !sink.failed(&at("socket"))) {
+        if let Some(socket) = port.socket.as_ref().filter(|_| !sink.failed(at("socket"))) {
             sockets.once(at("socket"), socket, || format!("{} is", socket.display()));
         }
         if port.kind == PortKind::VhostUser && config.workers.count > 1 && !sink.failed_within("workers") {
             let count = config.workers.count;
             let message =
                 format!("a virtual machine is served by one worker, and workers.count is {count}; set it to 1");
-            sink.error(&at("kind"), message);
+            sink.error(at("kind"), message);
         }
-        let vni_known = vnis.check(sink, &at("vni"), port.vni);
+        let vni_known = vnis.check(sink, at("vni"), port.vni);
         if vni_known {
             macs.once(at("mac"), &(port.vni, port.mac), || format!("{} is, in VNI {},", port.mac, port.vni));
         }
@@ -172,7 +173,7 @@ fn ports(config: &Config, sink: &Sink<'_>) {
         if port.kind == PortKind::Tap && port.queues > config.workers.count && !sink.failed_within("workers") {
             let count = config.workers.count;
             let message = format!("{} is more than workers.count ({count}); each worker serves one queue", port.queues);
-            sink.error(&at("queues"), message);
+            sink.error(at("queues"), message);
         }
         port_mtu(config, sink, i, port);
         port_gateway(config, sink, i, port);
@@ -205,7 +206,7 @@ fn security_groups(config: &Config, sink: &Sink<'_>) {
                 "security groups in a VPC with a gateway need one worker, and workers.count is {}; set it to 1",
                 config.workers.count
             );
-            sink.error(&format!("port[{i}].security_groups"), message);
+            sink.error(format!("port[{i}].security_groups"), message);
         }
     }
 }
@@ -259,9 +260,9 @@ fn port_gateway(config: &Config, sink: &Sink<'_>, i: usize, port: &Port) {
 fn routes(config: &Config, sink: &Sink<'_>) {
     let mut prefixes = Seen::new(sink);
     let names: Vec<&str> = config.peers.iter().map(|p| p.name.as_str()).collect();
-    let names_known = !sink.failed("peer") && (0..names.len()).all(|i| !sink.failed(&format!("peer[{i}].name")));
+    let names_known = !sink.failed("peer") && (0..names.len()).all(|i| !sink.failed(format!("peer[{i}].name")));
     let known_names: HashSet<&str> = names.iter().copied().collect();
-    let mut homes: HashMap<(Vni, bifrost_wire::Mac), (String, &str)> = HashMap::new();
+    let mut homes: HashMap<(Vni, bifrost_wire::Mac), (_, &str)> = HashMap::new();
     let vnis = Vnis::new(config, sink);
     // Routes may be very many: nothing is searched for each of them.
     let mut macs: HashMap<(Vni, bifrost_wire::Mac), &Port> = HashMap::new();
@@ -274,48 +275,55 @@ fn routes(config: &Config, sink: &Sink<'_>) {
     }
     let path_mtu = config.path_mtu();
     for (i, route) in config.routes.iter().enumerate() {
-        let at = |key: &str| format!("route[{i}].{key}");
-        let vni_known = vnis.check(sink, &at("vni"), route.vni);
-        if !sink.failed(&at("peer")) && names_known && !known_names.contains(route.peer.as_str()) {
+        // Named only when something is wrong with it.
+        let at = |key: &'static str| fmt::from_fn(move |f| write!(f, "route[{i}].{key}"));
+        let vni_known = vnis.check(sink, at("vni"), route.vni);
+        if !sink.failed(at("peer")) && names_known && !known_names.contains(route.peer.as_str()) {
             let known = match nearest(&route.peer, &names) {
                 Some(name) => format!("did you mean {name:?}?"),
                 None if names.is_empty() => "there are no peers; add a [[peer]]".to_owned(),
                 None => format!("known peers: {}", names.join(", ")),
             };
-            sink.error(&at("peer"), format!("no peer named {:?}; {known}", route.peer));
+            sink.error(at("peer"), format!("no peer named {:?}; {known}", route.peer));
         }
-        if !sink.failed(&at("prefix")) && route.prefix != route.prefix.trunc() {
-            sink.error(&at("prefix"), format!("{} has host bits set; write {}", route.prefix, route.prefix.trunc()));
+        if !sink.failed(at("prefix")) && route.prefix != route.prefix.trunc() {
+            sink.error(at("prefix"), format!("{} has host bits set; write {}", route.prefix, route.prefix.trunc()));
         }
-        route_mtu(config, sink, &at("mtu"), route, &path_mtu);
+        route_mtu(config, sink, at("mtu"), route, &path_mtu);
         if !vni_known {
             continue;
         }
-        if !sink.failed(&at("prefix")) {
-            local_destination(&addresses, sink, &at("prefix"), route);
+        if !sink.failed(at("prefix")) {
+            local_destination(&addresses, sink, at("prefix"), route);
             let key = (route.vni, route.prefix);
             prefixes.once(at("prefix"), &key, || format!("{} is, in VNI {},", route.prefix, route.vni));
         }
-        if sink.failed(&at("mac")) || sink.failed(&at("peer")) {
+        if sink.failed(at("mac")) || sink.failed(at("peer")) {
             continue;
         }
         if let Some(port) = macs.get(&(route.vni, route.mac)) {
-            sink.error(&at("mac"), format!("{} is the MAC address of the local port {:?}", route.mac, port.name));
+            sink.error(at("mac"), format!("{} is the MAC address of the local port {:?}", route.mac, port.name));
         }
         let home = homes.entry((route.vni, route.mac)).or_insert_with(|| (at("mac"), &route.peer));
         if home.1 != route.peer {
-            let line = sink.line_of_field(&home.0);
+            let line = sink.line_of_field(&home.0.to_string());
             let message = format!("{} lives on peer {:?} already (line {line}), not on two hosts", route.mac, home.1);
-            sink.error(&at("mac"), message);
+            sink.error(at("mac"), message);
         }
     }
 }
 
 /// A path MTU that the underlay does not let pass, or that IPv6 does not allow.
-fn route_mtu(config: &Config, sink: &Sink<'_>, field: &str, route: &Route, path_mtu: &dyn Fn(&Route) -> u16) {
-    let Some(mtu) = route.mtu.filter(|_| !sink.failed(field)) else { return };
+fn route_mtu(
+    config: &Config,
+    sink: &Sink<'_>,
+    field: impl fmt::Display,
+    route: &Route,
+    path_mtu: &dyn Fn(&Route) -> u16,
+) {
+    let Some(mtu) = route.mtu.filter(|_| !sink.failed(&field)) else { return };
     if mtu < 1280 && route.prefix.addr().is_ipv6() {
-        sink.error(field, format!("{mtu} is below 1280, the least that IPv6 allows (RFC 8200)"));
+        sink.error(&field, format!("{mtu} is below 1280, the least that IPv6 allows (RFC 8200)"));
     }
     if sink.failed("underlay.mtu") || sink.failed_within("underlay.addresses") || sink.failed_within("peer") {
         return;
@@ -328,7 +336,7 @@ fn route_mtu(config: &Config, sink: &Sink<'_>, field: &str, route: &Route, path_
 }
 
 /// A route to exactly one host that is a local port's or gateway's address would contradict it.
-fn local_destination(ports: &HashMap<(Vni, IpAddr), &Port>, sink: &Sink<'_>, field: &str, route: &Route) {
+fn local_destination(ports: &HashMap<(Vni, IpAddr), &Port>, sink: &Sink<'_>, field: impl fmt::Display, route: &Route) {
     if route.prefix.prefix_len() != route.prefix.max_prefix_len() {
         return;
     }
@@ -360,13 +368,13 @@ struct Vnis {
 
 impl Vnis {
     fn new(config: &Config, sink: &Sink<'_>) -> Vnis {
-        let complete = !sink.failed("vpc") && (0..config.vpcs.len()).all(|i| !sink.failed(&format!("vpc[{i}].vni")));
+        let complete = !sink.failed("vpc") && (0..config.vpcs.len()).all(|i| !sink.failed(format!("vpc[{i}].vni")));
         Vnis { known: config.vpcs.iter().map(|v| v.vni).collect(), complete }
     }
 
     /// Reports a VNI that no VPC has; whether it is good.
-    fn check(&self, sink: &Sink<'_>, field: &str, vni: Vni) -> bool {
-        if sink.failed(field) {
+    fn check(&self, sink: &Sink<'_>, field: impl fmt::Display, vni: Vni) -> bool {
+        if sink.failed(&field) {
             return false;
         }
         let known = self.known.contains(&vni);
@@ -388,25 +396,25 @@ fn source_ports_overflow(config: &Config) -> bool {
 }
 
 /// Values that may occur once only, with the field of their first occurrence.
-struct Seen<'s, K> {
+struct Seen<'s, K, F = String> {
     sink: &'s Sink<'s>,
-    first: HashMap<K, String>,
+    first: HashMap<K, F>,
 }
 
-impl<'s, K: Hash + Eq + Clone> Seen<'s, K> {
-    fn new(sink: &'s Sink<'s>) -> Seen<'s, K> {
+impl<'s, K: Hash + Eq + Clone, F: fmt::Display> Seen<'s, K, F> {
+    fn new(sink: &'s Sink<'s>) -> Seen<'s, K, F> {
         Seen { sink, first: HashMap::new() }
     }
 
     /// Notes a value without an error.
-    fn seed(&mut self, field: String, value: &K) {
+    fn seed(&mut self, field: F, value: &K) {
         if !self.sink.failed(&field) {
             self.first.entry(value.clone()).or_insert(field);
         }
     }
 
     /// Notes a value; reports its second occurrence as "`what` already `field` (line n)".
-    fn once(&mut self, field: String, value: &K, what: impl FnOnce() -> String) {
+    fn once(&mut self, field: F, value: &K, what: impl FnOnce() -> String) {
         if self.sink.failed(&field) {
             return;
         }
@@ -415,7 +423,7 @@ impl<'s, K: Hash + Eq + Clone> Seen<'s, K> {
                 self.first.insert(value.clone(), field);
             }
             Some(first) => {
-                let line = self.sink.line_of_field(first);
+                let line = self.sink.line_of_field(&first.to_string());
                 self.sink.error(&field, format!("{} already {first} (line {line})", what()));
             }
         }

@@ -24,8 +24,8 @@ const MAX_SOCKET_PATH: usize = 107;
 const MAX_DEVICE_NAME: usize = 15;
 
 pub(super) fn parse(text: &str, file: &str) -> Result<Config, ConfigErrors> {
-    let sink = Sink::new(file, text);
     let (document, syntax) = DeTable::parse_recoverable(text);
+    let sink = Sink::new(file, text, document.get_ref());
     for error in &syntax {
         sink.error_at(error.span().map_or(0, |s| s.start), "", error.message());
     }

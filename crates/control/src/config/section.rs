@@ -1,7 +1,8 @@
 //! Reads TOML tables field by field, and collects every error with its place.
 
-use std::cell::RefCell;
-use std::collections::{HashMap, HashSet};
+use std::cell::{OnceCell, RefCell};
+use std::collections::HashSet;
+use std::fmt;
 use std::net::IpAddr;
 use std::ops::RangeInclusive;
 
@@ -12,41 +13,44 @@ use toml::de::{DeTable, DeValue};
 
 use super::error::ConfigError;
 
-/// Collects errors, and knows the line of every field that was read.
+/// Collects errors, and finds the line of every field that was written: when there is an error, for most files have none, and
+/// some a hundred thousand routes.
 pub(super) struct Sink<'a> {
     file: &'a str,
     text: &'a str,
-    line_starts: Vec<usize>,
+    document: &'a DeTable<'a>,
+    line_starts: OnceCell<Vec<usize>>,
     state: RefCell<State>,
 }
 
 #[derive(Default)]
 struct State {
-    lines: HashMap<String, usize>,
     failed: HashSet<String>,
     errors: Vec<ConfigError>,
 }
 
 impl<'a> Sink<'a> {
-    pub(super) fn new(file: &'a str, text: &'a str) -> Sink<'a> {
-        let line_starts = std::iter::once(0).chain(text.match_indices('\n').map(|(i, _)| i + 1)).collect();
-        Sink { file, text, line_starts, state: RefCell::default() }
+    /// For `document`, read from the `text` of `file`.
+    pub(super) fn new(file: &'a str, text: &'a str, document: &'a DeTable<'a>) -> Sink<'a> {
+        Sink { file, text, document, line_starts: OnceCell::new(), state: RefCell::default() }
     }
 
     /// Reports an error of a field; its line is that of the field, or of the nearest table around it.
-    pub(super) fn error(&self, field: &str, message: impl Into<String>) {
-        let line = self.line_of_field(field);
+    pub(super) fn error(&self, field: impl fmt::Display, message: impl Into<String>) {
+        let field = field.to_string();
+        let line = self.line_of_field(&field);
         self.push(line, field, message.into());
     }
 
     /// Reports an error at a byte offset of the text.
-    pub(super) fn error_at(&self, offset: usize, field: &str, message: impl Into<String>) {
-        self.push(self.line_of_offset(offset), field, message.into());
+    pub(super) fn error_at(&self, offset: usize, field: impl fmt::Display, message: impl Into<String>) {
+        self.push(self.line_of_offset(offset), field.to_string(), message.into());
     }
 
     /// Whether a field already has an error, so that its value means nothing.
-    pub(super) fn failed(&self, field: &str) -> bool {
-        self.state.borrow().failed.contains(field)
+    pub(super) fn failed(&self, field: impl fmt::Display) -> bool {
+        let failed = &self.state.borrow().failed;
+        !failed.is_empty() && failed.contains(&field.to_string())
     }
 
     /// Whether a field, or one inside it, has an error.
@@ -56,42 +60,48 @@ impl<'a> Sink<'a> {
 
     /// Whether a field was written in the file.
     pub(super) fn written(&self, field: &str) -> bool {
-        self.state.borrow().lines.contains_key(field)
+        place(self.document, field).is_ok()
     }
 
     /// The line of a field that was written, or of the nearest table around it; 0: the file as a whole.
     pub(super) fn line_of_field(&self, field: &str) -> usize {
-        let state = self.state.borrow();
-        let mut field = field;
-        loop {
-            if let Some(line) = state.lines.get(field) {
-                return *line;
-            }
-            match field.rfind(['.', '[']) {
-                Some(end) => field = &field[..end],
-                None => return 0,
-            }
-        }
+        let (Ok(offset) | Err(Some(offset))) = place(self.document, field) else { return 0 };
+        self.line_of_offset(offset)
     }
 
     pub(super) fn into_errors(self) -> Vec<ConfigError> {
         self.state.into_inner().errors
     }
 
-    fn push(&self, line: usize, field: &str, message: String) {
+    fn push(&self, line: usize, field: String, message: String) {
         let mut state = self.state.borrow_mut();
-        state.failed.insert(field.to_owned());
-        state.errors.push(ConfigError { file: self.file.to_owned(), line, field: field.to_owned(), message });
-    }
-
-    fn place(&self, field: &str, offset: usize) {
-        let line = self.line_of_offset(offset);
-        self.state.borrow_mut().lines.insert(field.to_owned(), line);
+        state.failed.insert(field.clone());
+        state.errors.push(ConfigError { file: self.file.to_owned(), line, field, message });
     }
 
     fn line_of_offset(&self, offset: usize) -> usize {
-        self.line_starts.partition_point(|start| *start <= offset.min(self.text.len()))
+        let starts = || std::iter::once(0).chain(self.text.match_indices('\n').map(|(i, _)| i + 1)).collect();
+        self.line_starts.get_or_init(starts).partition_point(|start| *start <= offset)
     }
+}
+
+/// Where a field such as `port[2].addresses[0]` begins, byte offset; if it was not written, that of the nearest one around it that was.
+fn place(document: &DeTable<'_>, field: &str) -> Result<usize, Option<usize>> {
+    let mut table = Some(document);
+    let mut found = None;
+    for part in field.split('.') {
+        let (key, indexes) = part.split_once('[').map_or((part, None), |(key, rest)| (key, Some(rest)));
+        // The key's place, for a value may span several lines.
+        let (name, mut value) = table.and_then(|table| table.get_key_value(key)).ok_or(found)?;
+        found = Some(name.span().start);
+        for index in indexes.into_iter().flat_map(|rest| rest.split('[')) {
+            let index = index.trim_end_matches(']').parse::<usize>().map_err(|_| found)?;
+            value = value.get_ref().as_array().and_then(|array| array.get(index)).ok_or(found)?;
+            found = Some(value.span().start);
+        }
+        table = value.get_ref().as_table();
+    }
+    found.ok_or(None)
 }
 
 /// A value that a single TOML value gives.
@@ -177,12 +187,12 @@ impl<'a, 'i> Section<'a, 'i> {
 
     /// Reports an error of one of its fields.
     pub(super) fn error(&self, key: &str, message: impl Into<String>) {
-        self.sink.error(&self.field(key), message);
+        self.sink.error(self.field(key), message);
     }
 
     /// Whether one of its fields already has an error.
     pub(super) fn has_failed(&self, key: &str) -> bool {
-        self.sink.failed(&self.field(key))
+        self.sink.failed(self.field(key))
     }
 
     /// A field that may be absent.
@@ -306,7 +316,6 @@ impl<'a, 'i> Section<'a, 'i> {
         let mut sections = Vec::new();
         for (i, element) in array.iter().enumerate() {
             let path = format!("{}[{i}]", self.field(key));
-            self.sink.place(&path, element.span().start);
             let table = element.get_ref().as_table();
             if table.is_none() {
                 self.error(key, mismatch(&format!("an array of tables [[{key}]]"), element.get_ref()));
@@ -329,16 +338,13 @@ impl<'a, 'i> Section<'a, 'i> {
                 Some(known) => format!("unknown key; did you mean {known:?}?"),
                 None => format!("unknown key; known keys: {}", self.asked.join(", ")),
             };
-            self.sink.error_at(key.span().start, &self.field(name), message);
+            self.sink.error_at(key.span().start, self.field(name), message);
         }
     }
 
     fn take(&mut self, key: &'static str) -> Option<&'a Spanned<DeValue<'i>>> {
         self.asked.push(key);
-        let (name, value) = self.table?.get_key_value(key)?;
-        // The key's line, for a value may span several.
-        self.sink.place(&self.field(key), name.span().start);
-        Some(value)
+        self.table?.get(key)
     }
 
     fn elements<T>(
@@ -359,7 +365,6 @@ impl<'a, 'i> Section<'a, 'i> {
         let mut elements = Vec::new();
         for (i, element) in array.iter().enumerate() {
             let path = format!("{}[{i}]", self.field(key));
-            self.sink.place(&path, element.span().start);
             elements.push(read(element.get_ref()).unwrap_or_else(|message| {
                 self.sink.error(&path, message);
                 placeholder()
