@@ -275,7 +275,8 @@ impl Backend for Daemon {
         })?;
         let mut state = self.state();
         let diff = state.take_over(config).map_err(|e| ApiError::conflict(format!("{e:#}")))?;
-        Ok(diff.report())
+        drop(state);
+        Ok(in_background(move || diff.report()))
     }
 
     fn trace(&self, spec: TraceSpec) -> Result<Trace, ApiError> {

@@ -141,16 +141,17 @@ impl Daemon {
 impl State {
     /// Takes over what differs; nothing of it if it contradicts itself or needs a restart.
     pub(crate) fn take_over(&mut self, config: Config) -> Result<ConfigDiff> {
-        let diff = ConfigDiff::between(&self.config, &config)
-            .map_err(|e| anyhow!("needs a restart, for these cannot change while running: {}", e.fields.join(", ")))?;
-        let names = self.names.next(&config);
         // Built here and first, so that a contradiction changes nothing, and no worker waits while tables grow.
         let workers = self.workers.len();
-        let prepared = in_background(|| {
+        let (diff, names, prepared) = in_background(|| {
+            let diff = ConfigDiff::between(&self.config, &config).map_err(|e| {
+                anyhow!("needs a restart, for these cannot change while running: {}", e.fields.join(", "))
+            })?;
+            let names = self.names.next(&config);
             let tables = translate::tables(&config, &names);
-            (0..workers).map(|_| Prepared::build(&tables)).collect::<std::result::Result<Vec<_>, _>>()
-        })
-        .context("building the switch")?;
+            let prepared = (0..workers).map(|_| Prepared::build(&tables)).collect::<std::result::Result<Vec<_>, _>>();
+            anyhow::Ok((diff, names, prepared.context("building the switch")?))
+        })?;
         if diff.transport.is_some() {
             tracing::warn!("changed [transport] settings apply to connections after the next restart");
         }
@@ -168,7 +169,7 @@ impl State {
                 self.on_all(move |worker| worker.remove_peer(id))?;
             }
         }
-        self.config = config;
+        let before = std::mem::replace(&mut self.config, config);
         self.names = names;
         // Peers before routes that name them, the switch before ports that it must know. What fails is taken out of the
         // configuration in force, so that the next reload tries it again, and does not keep the rest from working.
@@ -183,7 +184,7 @@ impl State {
         for (worker, prepared) in self.workers.iter().zip(prepared) {
             former.push(worker.run(move |w| w.core_mut().switch_mut().take_over(prepared))?);
         }
-        in_background(move || drop(former));
+        in_background(move || drop((former, before)));
         for change in kept.iter().filter(|change| change.old.limits != change.new.limits) {
             self.set_limits(&change.new)?;
         }
