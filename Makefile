@@ -37,7 +37,7 @@ test:
 
 bench: packages build
 	@failed=""; \
-	for name in redis-loss path-failure iperf soak granularity coverage delayed-release vhost-rate switch-overall switch-rate switch-latency flow-records nginx isolation; do \
+	for name in redis-loss path-failure iperf soak granularity coverage delayed-release vhost-rate switch-overall switch-rate switch-latency flow-records route-refresh nginx isolation; do \
 		$(LAB) run $$name --out $(OUT)/bench/$$name || exit 1; \
 		$(LAB) check $$name --out $(OUT)/bench/$$name || failed="$$failed $$name"; \
 	done; \

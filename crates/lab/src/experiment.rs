@@ -10,8 +10,8 @@ use crate::daemon::{Binaries, Settings, machine_socket};
 use crate::experiments::{
     coverage::Coverage, delayed_release::DelayedRelease, flow_records::FlowRecords, granularity::Granularity,
     iperf::Iperf, isolation::Isolation, nginx::NginxExperiment, path_failure::PathFailure, redis_loss::RedisLoss,
-    soak::Soak, switch_latency::SwitchLatency, switch_overall::SwitchOverall, switch_rate::SwitchRate,
-    vhost_rate::VhostRate,
+    route_refresh::RouteRefresh, soak::Soak, switch_latency::SwitchLatency, switch_overall::SwitchOverall,
+    switch_rate::SwitchRate, vhost_rate::VhostRate,
 };
 use crate::machine::Machine;
 use crate::options::{Guests, Mode, Options};
@@ -70,6 +70,7 @@ pub fn all() -> Vec<Box<dyn Experiment>> {
         Box::new(SwitchRate),
         Box::new(SwitchLatency),
         Box::new(FlowRecords),
+        Box::new(RouteRefresh),
         Box::new(NginxExperiment),
         Box::new(Isolation),
     ]

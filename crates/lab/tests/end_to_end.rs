@@ -127,7 +127,8 @@ fn the_command_line_teaches() {
     let list: Value = serde_json::from_slice(&output(lab().args(["list", "--json"])).stdout).unwrap();
     let names: Vec<_> = list.as_array().unwrap().iter().map(|e| e["name"].as_str().unwrap()).collect();
     let with_machines = ["granularity", "coverage", "delayed-release", "vhost-rate"];
-    let of_the_switch = ["switch-overall", "switch-rate", "switch-latency", "flow-records", "nginx", "isolation"];
+    let of_the_switch =
+        ["switch-overall", "switch-rate", "switch-latency", "flow-records", "route-refresh", "nginx", "isolation"];
     assert_eq!(names, [&["redis-loss", "path-failure", "iperf", "soak"][..], &with_machines, &of_the_switch].concat());
     let wrong = [
         (vec!["run", "redis-los"], "there are: redis-loss"),

@@ -6,8 +6,8 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use bifrost_lab::experiments::{
-    coverage, delayed_release, flow_records, granularity, iperf, isolation, nginx, path_failure, redis_loss, soak,
-    switch_latency, switch_overall, switch_rate, vhost_rate,
+    coverage, delayed_release, flow_records, granularity, iperf, isolation, nginx, path_failure, redis_loss,
+    route_refresh, soak, switch_latency, switch_overall, switch_rate, tunnel::Switch, vhost_rate,
 };
 use bifrost_lab::options::{Cabling, Guests, Injector, Mode, Op, Options};
 use bifrost_lab::results::{HostInfo, Results, SCHEMA_VERSION, to_values};
@@ -194,7 +194,7 @@ fn all() -> Vec<Value> {
         connections_per_s: 10_000.0,
     };
     let switch_rate = switch_rate::Row {
-        mode: switch_rate::Switch::OvsDpdk,
+        mode: Switch::OvsDpdk,
         flows: 10_000,
         repetition: 0,
         duration_s: 4.0,
@@ -209,6 +209,14 @@ fn all() -> Vec<Value> {
         packets_per_s: 3e6,
         cycles_per_packet: 650.0,
         lost_packets: 0,
+    };
+    let route_refresh = route_refresh::Row {
+        mode: Switch::Off,
+        repetition: 0,
+        sessions: 999_999,
+        refresh_s: [5.0, 6.5],
+        bin_ends_s: vec![0.2, 0.4],
+        packets_per_s: vec![5e5, 4e5],
     };
     let nginx = nginx::Row {
         mode: Mode::OpenVswitch,
@@ -267,6 +275,7 @@ fn all() -> Vec<Value> {
         results("switch-overall", switch_overall),
         results("switch-rate", switch_rate),
         results("flow-records", flow_records),
+        results("route-refresh", route_refresh),
         results("switch-latency", switch_latency),
         results("nginx", nginx),
         results("isolation", isolation),

@@ -4,7 +4,6 @@
 //! goes out again, so nobody is offered more than it carries. The peer is a mirror: a rule of nftables at the far end of the
 //! underlay link, which swaps addresses, chooses the flow, and sends the frame back.
 
-use std::fmt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -12,46 +11,31 @@ use anyhow::{Context, Result, bail};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
+use super::tunnel::{Bench, FAR, FAR_MAC, More, NEAR, NEAR_MAC, Switch};
 use crate::bars::{Bar, Sense};
 use crate::experiment::{Experiment, Lab};
 use crate::interrupt;
-use crate::netns::Namespace;
 use crate::options::Mode;
 use crate::plot::{self, Panel, Series};
-use crate::process::Program;
-use crate::programs::open_vswitch::{Datapath, OpenVswitch};
-use crate::programs::testpmd::{self, Testpmd};
+use crate::programs::testpmd;
 use crate::progress::Progress;
 use crate::report::{Table, factor, number};
 use crate::results::{from_values, to_values};
 use crate::stats::{median_of, paired_ratio};
-use crate::topology::UNDERLAY_MTU;
 
 /// Conversations that the packets belong to.
 const FLOWS: [u32; 2] = [1, 10_000];
-/// Descriptors of each ring.
-const RING: u32 = 1024;
 /// Bursts of 32 packets that begin to circle at each step, and steps: the rate that counts is the highest. A switch may lose some of them
 /// before it knows where they go, and one that is offered too much loses what it cannot hold.
 const BURSTS: u32 = 8;
 const STEPS: u32 = 3;
-/// Processors: of the switch, and of the guest.
-const PROCESSORS: [usize; 2] = [0, 1];
-/// How long a program may take to start.
-const PATIENCE: Duration = Duration::from_secs(20);
 /// Before packets are counted: caches and tables have filled.
 const WARM_UP: Duration = Duration::from_millis(1500);
 
 /// The guest's and the remote's addresses.
-const GUEST_MAC: &str = "00:01:02:03:04:00";
 const REMOTE_MAC: &str = "00:01:02:03:04:01";
 const GUEST: &str = "10.254.0.1";
 const REMOTE: &str = "10.253.0.1";
-/// Ends of the underlay link, and the mirror's address behind the far one.
-const NEAR_MAC: &str = "02:00:00:00:01:01";
-const FAR_MAC: &str = "02:00:00:00:01:02";
-const NEAR: &str = "172.31.0.1";
-const FAR: &str = "172.31.0.2";
 
 /// The remote's port and the guest's in the first flow.
 const FIRST_PORTS: u32 = 1024 << 16 | 1024;
@@ -61,11 +45,12 @@ const FIRST_PORTS: u32 = 1024 << 16 | 1024;
 /// the inner IP header 20. Sums of addresses do not change by swapping; the inner UDP header has none. Both
 /// ports are one number of 32 bits, for nftables writes a number's highest bits first, whatever the width of what is set.
 fn mirror(flows: u32) -> String {
+    let far = FAR[0];
     format!(
         "table netdev bifrost_lab_mirror {{\n chain mirror {{\n \
          type filter hook ingress device u1 priority 0\n \
          udp dport 4789 ether saddr set {FAR_MAC} ether daddr set {NEAR_MAC} \
-         ip saddr set {FAR} ip daddr set {NEAR} @nh,288,48 set 0x000102030400 @nh,336,48 set 0x000102030401 \
+         ip saddr set {far} ip daddr set {NEAR} @nh,288,48 set 0x000102030400 @nh,336,48 set 0x000102030401 \
          @nh,496,32 set 0x0afd0001 @nh,528,32 set 0x0afe0001 @nh,560,32 set numgen inc mod {flows} offset {FIRST_PORTS} \
          fwd to u1\n }}\n}}\n"
     )
@@ -74,29 +59,6 @@ fn mirror(flows: u32) -> String {
 /// The experiment.
 #[derive(Debug, Clone, Copy)]
 pub struct SwitchRate;
-
-/// What forwards.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Switch {
-    /// Open vSwitch with DPDK.
-    OvsDpdk,
-    /// `bifrostd`, reliability off.
-    Off,
-}
-
-impl Switch {
-    const ALL: [Switch; 2] = [Switch::OvsDpdk, Switch::Off];
-}
-
-impl fmt::Display for Switch {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Switch::OvsDpdk => "ovs_dpdk",
-            Switch::Off => "off",
-        })
-    }
-}
 
 /// One number of flows, through one switch.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -129,9 +91,6 @@ impl Experiment for SwitchRate {
     }
 
     fn run(&self, lab: &Lab) -> Result<Vec<Value>> {
-        if std::thread::available_parallelism().map_or(1, usize::from) < PROCESSORS.len() {
-            bail!("switch-rate needs two processors: the switch and the guest never sleep");
-        }
         let (repetitions, seconds) = (lab.repetitions(3), lab.seconds(4.0, 2.0));
         let mut progress = Progress::new(u64::from(repetitions) * (FLOWS.len() * Switch::ALL.len()) as u64);
         let mut rows = Vec::new();
@@ -218,102 +177,13 @@ fn medians(rows: &[Row], mode: Switch, flows: u32, field: fn(&Row) -> f64) -> Op
     median_of(rows.iter().filter(|row| row.mode == mode && row.flows == flows).map(field))
 }
 
-/// What is being measured, while it runs.
-enum Running {
-    Ovs(OpenVswitch),
-    Bifrost(Program),
-}
-
-impl Running {
-    /// Starts a switch, with a vhost-user port that listens at the path that this returns.
-    fn start(lab: &Lab, mode: Switch, host: &Namespace, logs: &Path) -> Result<(Running, PathBuf)> {
-        let directory = lab.run.directory().join("switch-rate");
-        let _ = std::fs::remove_dir_all(&directory);
-        std::fs::create_dir_all(&directory).with_context(|| format!("creating {}", directory.display()))?;
-        let socket = directory.join("guest");
-        let running = match mode {
-            Switch::OvsDpdk => {
-                let switch = OpenVswitch::start(
-                    host,
-                    Datapath::Dpdk { processor: PROCESSORS[0] },
-                    directory,
-                    &logs.join("ovs"),
-                )?;
-                switch.configure(&format!(
-                    "-- add-br under -- set bridge under datapath_type=netdev other-config:hwaddr={NEAR_MAC} \
-                     -- add-port under link -- set interface link type=dpdk options:dpdk-devargs=net_af_packet0,iface=u0 \
-                     -- add-br br0 -- set bridge br0 datapath_type=netdev fail_mode=secure \
-                     -- add-port br0 guest -- set interface guest ofport_request=1 type=dpdkvhostuser \
-                     -- add-port br0 vx0 -- set interface vx0 ofport_request=2 type=vxlan options:remote_ip={FAR} options:key=100"
-                ))?;
-                host.ip_batch(&format!("addr add {NEAR}/24 dev under\nlink set under up\n"))?;
-                // It learns of the address by and by, and remembers that it could not send a packet before.
-                let deadline = Instant::now() + PATIENCE;
-                while switch.tell(&["ovs/route/lookup", FAR]).is_err() {
-                    if Instant::now() > deadline {
-                        bail!("Open vSwitch knows no way to {FAR}; its output is in {}", logs.display());
-                    }
-                    interrupt::sleep(Duration::from_millis(100))?;
-                }
-                switch.tell(&["tnl/neigh/set", "under", FAR, FAR_MAC])?;
-                switch.replace_flows("br0", "in_port=1,actions=output:2\nin_port=2,actions=output:1\n")?;
-                Running::Ovs(switch)
-            }
-            Switch::Off => {
-                host.ip_batch(&format!(
-                    "addr add {NEAR}/24 dev u0\nneigh add {FAR} lladdr {FAR_MAC} dev u0 nud permanent\n"
-                ))?;
-                let config = logs.join("bifrostd.toml");
-                std::fs::write(&config, configuration(&directory.join("control"), &socket))
-                    .with_context(|| format!("writing {}", config.display()))?;
-                let mut command = host.command(&lab.binaries.bifrostd);
-                command.arg("--config").arg(&config);
-                Running::Bifrost(Program::start(command, "bifrostd", &logs.join("switch"))?)
-            }
-        };
-        Ok((running, socket))
-    }
-
-    fn check_alive(&mut self) -> Result<()> {
-        match self {
-            Running::Ovs(switch) => switch.check_alive(),
-            Running::Bifrost(daemon) => match daemon.try_wait()? {
-                None => Ok(()),
-                Some(status) => bail!("bifrostd ended ({status}): {}", daemon.output()?),
-            },
-        }
-    }
-}
-
 fn measure(lab: &Lab, mode: Switch, flows: u32, repetition: u32, seconds: f64) -> Result<Row> {
     let logs = lab.logs(&format!("{mode}-{flows}-{repetition}"));
-    std::fs::create_dir_all(&logs).with_context(|| format!("creating {}", logs.display()))?;
-    let mut host = Namespace::create(format!("{}-switch", lab.run.id()))?;
-    host.pin(PROCESSORS[0]);
-    let mut guest = Namespace::create(format!("{}-guest", lab.run.id()))?;
-    guest.pin(PROCESSORS[1]);
-    host.ip_batch(&format!(
-        "link add u0 mtu {UNDERLAY_MTU} address {NEAR_MAC} type veth peer name u1 mtu {UNDERLAY_MTU} address {FAR_MAC}\n\
-         link set u0 up\nlink set u1 up\n"
-    ))?;
-    for device in ["u0", "u1"] {
-        let off = ["-K", device, "tso", "off", "gso", "off", "gro", "off", "tx-udp-segmentation", "off"];
-        host.run("ethtool", &off, "")?;
-    }
-    host.run("nft", &["-f", "-"], &mirror(flows)).context("making a mirror")?;
-    let (mut switch, socket) = Running::start(lab, mode, &host, &logs)?;
-    let deadline = Instant::now() + PATIENCE;
-    while !socket.exists() {
-        switch.check_alive()?;
-        if Instant::now() > deadline {
-            bail!("the switch does not listen; its output is in {}", logs.display());
-        }
-        interrupt::sleep(Duration::from_millis(20))?;
-    }
-    let device = format!("net_virtio_user0,path={},queue_size={RING},mac={GUEST_MAC}", socket.display());
+    let bench = Bench::build(lab, &mirror(flows))?;
+    let forward = "in_port=1,actions=output:2\nin_port=2,actions=output:1\n";
+    let mut switch = bench.start(lab, mode, forward, &configuration(), &logs)?;
     let (from_to, peer) = (format!("--tx-ip={GUEST},{REMOTE}"), format!("--eth-peer=0,{REMOTE_MAC}"));
-    let options = ["--forward-mode=5tswap", "--no-flush-rx", &from_to, &peer];
-    let mut guest = Testpmd::start_with(&guest, PROCESSORS[1], &[device], &options, &logs.join("guest"))?;
+    let mut guest = bench.guest(&["--forward-mode=5tswap", "--no-flush-rx", &from_to, &peer], &logs)?;
     let mut best: Option<Row> = None;
     for _ in 0..STEPS {
         // Those that are under way stay in the rings meanwhile.
@@ -343,17 +213,10 @@ fn measure(lab: &Lab, mode: Switch, flows: u32, repetition: u32, seconds: f64) -
     best.with_context(|| format!("no packet came back to the guest (see {})", logs.display()))
 }
 
-/// The daemon's configuration: one port, one route to the mirror.
-fn configuration(control: &Path, socket: &Path) -> String {
-    format!(
-        "[host]\nname = \"host-a\"\n\n[control]\nsocket = \"{}\"\n\n[workers]\ncount = 1\n\n\
-         [underlay]\naddresses = [\"{NEAR}\"]\nmtu = {UNDERLAY_MTU}\n\n[[vpc]]\nvni = 100\nreliability = \"off\"\n\n\
-         [[port]]\nname = \"guest\"\nkind = \"vhost-user\"\nsocket = \"{}\"\nvni = 100\nmac = \"{GUEST_MAC}\"\n\
-         addresses = [\"{GUEST}/32\"]\n\n[[peer]]\nname = \"mirror\"\naddresses = [\"{FAR}\"]\n\n\
-         [[route]]\nvni = 100\nprefix = \"{REMOTE}/32\"\npeer = \"mirror\"\nmac = \"{REMOTE_MAC}\"\n",
-        control.display(),
-        socket.display(),
-    )
+/// One route, to the mirror.
+fn configuration() -> More {
+    let routes = format!("[[route]]\nvni = 100\nprefix = \"{REMOTE}/32\"\npeer = \"far0\"\nmac = \"{REMOTE_MAC}\"\n");
+    More { guest: GUEST, routes, ..More::default() }
 }
 
 #[cfg(test)]

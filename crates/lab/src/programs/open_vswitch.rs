@@ -101,13 +101,17 @@ impl OpenVswitch {
         command::run("ovs-appctl", &[&["-t", &target], arguments].concat())
     }
 
-    /// Replaces the flows of `bridge` by `flows`, one a line.
+    /// Replaces the flows of `bridge` by `flows`, one a line, all at once.
     ///
     /// # Errors
     /// What `ovs-ofctl` says.
     pub fn replace_flows(&self, bridge: &str, flows: &str) -> Result<()> {
         let management = format!("unix:{}", self.directory.join(format!("{bridge}.mgmt")).display());
-        command::run_with_input("ovs-ofctl", &["-O", "OpenFlow13", "replace-flows", &management, "-"], flows)?;
+        command::run_with_input(
+            "ovs-ofctl",
+            &["-O", "OpenFlow13", "--bundle", "replace-flows", &management, "-"],
+            flows,
+        )?;
         Ok(())
     }
 

@@ -1,0 +1,392 @@
+//! `route-refresh`: packets a second of a million conversations while every route changes, beside Open vSwitch with DPDK
+//! (Triton, figure 10).
+//!
+//! One switch on one processor, with connection tracking; the guest, `dpdk-testpmd`, has the other and sends as fast as it is let to, a
+//! packet of each conversation in turn. So nearly every packet's conversation is new to the processor's caches. What leaves in VXLAN is
+//! counted at the far end of the underlay link, and thrown away there.
+
+use std::fmt::Write as _;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use super::tunnel::{Bench, More, Running, Switch};
+use crate::bars::{Bar, Sense};
+use crate::experiment::{Experiment, Lab};
+use crate::interrupt;
+use crate::options::Mode;
+use crate::plot::{self, Panel, Series};
+use crate::progress::Progress;
+use crate::report::{Table, number};
+use crate::results::{from_values, to_values};
+use crate::stats::{mean, median_of};
+
+/// Conversations of the guest.
+const SESSIONS: u32 = 1_000_000;
+/// Routes: those that the conversations take, and others.
+const ROUTES: u32 = 100_000;
+/// Addresses behind each route.
+const ROUTE_SIZE: u32 = 256;
+/// How often packets are counted.
+const BIN: Duration = Duration::from_millis(200);
+/// From the beginning of the refresh until its effect must have passed.
+const BACK: Duration = Duration::from_secs(3);
+/// How long the switch may take to learn of the conversations.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// The guest, as `dpdk-testpmd` generates flows: from one address to as many as there are flows, from the first on.
+const GUEST: &str = "10.254.0.0";
+const FIRST_REMOTE: u32 = 0x0afd_0000;
+const REMOTE_MAC: &str = "00:01:02:03:04:01";
+
+/// What is at the far end.
+const SINK: &str = "table netdev bifrost_lab_sink {\n chain sink {\n type filter hook ingress device u1 priority 0; policy drop;\n }\n}\n";
+
+/// The experiment.
+#[derive(Debug, Clone, Copy)]
+pub struct RouteRefresh;
+
+/// One refresh.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Row {
+    /// What forwarded.
+    pub mode: Switch,
+    /// Counts from 0.
+    pub repetition: u32,
+    /// Conversations that the switch remembered when the refresh began.
+    pub sessions: u64,
+    /// When the command was given that changes all routes, and when it had returned; from the beginning of the first bin, s.
+    pub refresh_s: [f64; 2],
+    /// Where each bin ends, from the beginning of the first, s.
+    pub bin_ends_s: Vec<f64>,
+    /// What arrived at the far end in each bin, packets a second.
+    pub packets_per_s: Vec<f64>,
+}
+
+impl Row {
+    /// Ends and rates of the bins that `within` accepts by their beginning and end.
+    fn bins(&self, within: impl Fn(f64, f64) -> bool) -> Vec<f64> {
+        let begins = std::iter::once(0.0).chain(self.bin_ends_s.iter().copied());
+        let bins = begins.zip(&self.bin_ends_s).zip(&self.packets_per_s);
+        bins.filter(|&((begin, &end), _)| within(begin, end)).map(|(_, &rate)| rate).collect()
+    }
+
+    /// Mean of the bins before the refresh, packets/s.
+    fn before(&self) -> f64 {
+        mean(&self.bins(|_, end| end <= self.refresh_s[0]))
+    }
+
+    /// The lowest bin before the refresh, of the mean there, percent: what the machine does by itself.
+    fn lowest_before(&self) -> f64 {
+        lowest(&self.bins(|_, end| end <= self.refresh_s[0])) / self.before() * 100.0
+    }
+
+    /// The lowest bin from the refresh on, of the mean before, percent.
+    fn lowest_since(&self) -> f64 {
+        lowest(&self.bins(|_, end| end > self.refresh_s[0])) / self.before() * 100.0
+    }
+
+    /// Mean of the bins from [`BACK`] after the beginning of the refresh on, of the mean before, percent.
+    fn back(&self) -> f64 {
+        mean(&self.bins(|begin, _| begin >= self.refresh_s[0] + BACK.as_secs_f64())) / self.before() * 100.0
+    }
+}
+
+fn lowest(bins: &[f64]) -> f64 {
+    bins.iter().copied().reduce(f64::min).unwrap_or(f64::NAN)
+}
+
+impl Experiment for RouteRefresh {
+    fn name(&self) -> &'static str {
+        "route-refresh"
+    }
+
+    fn summary(&self) -> &'static str {
+        "Packets a second of a million conversations while every route changes, beside Open vSwitch with DPDK"
+    }
+
+    fn modes(&self) -> Vec<Mode> {
+        vec![Mode::Off]
+    }
+
+    fn run(&self, lab: &Lab) -> Result<Vec<Value>> {
+        let (repetitions, seconds) = (lab.repetitions(3), lab.seconds(10.0, 5.0));
+        let mut progress = Progress::new(u64::from(repetitions) * Switch::ALL.len() as u64);
+        let mut rows = Vec::new();
+        for repetition in 0..repetitions {
+            for mode in Switch::ALL {
+                progress.begin(&mode.to_string());
+                let row = measure(lab, mode, repetition, seconds)?;
+                progress.end(&format!(
+                    "{mode}: {:.3} million packets a second of {} conversations, then at least {:.0} %, later {:.0} %",
+                    row.before() / 1e6,
+                    row.sessions,
+                    row.lowest_since(),
+                    row.back()
+                ));
+                rows.push(row);
+            }
+        }
+        to_values(&rows)
+    }
+
+    fn report(&self, rows: &[Value]) -> Result<String> {
+        let rows: Vec<Row> = from_values(rows)?;
+        let mut table = Table::new(&[
+            "switch",
+            "conversations",
+            "million packets/s before",
+            "lowest bin before, %",
+            "lowest bin since, %",
+            "3 s after the beginning, %",
+            "the refresh took, s",
+        ]);
+        for mode in Switch::ALL {
+            let of = |field: fn(&Row) -> f64| {
+                median_of(rows.iter().filter(|r| r.mode == mode).map(field)).unwrap_or(f64::NAN)
+            };
+            table.row(vec![
+                mode.to_string(),
+                format!("{:.0}", of(|r| r.sessions as f64)),
+                number(of(|r| r.before() / 1e6)),
+                number(of(Row::lowest_before)),
+                number(of(Row::lowest_since)),
+                number(of(Row::back)),
+                number(of(|r| r.refresh_s[1] - r.refresh_s[0])),
+            ]);
+        }
+        Ok(format!(
+            "A guest sends frames of 64 bytes as fast as it is let to, one of each of {SESSIONS} conversations in turn, through a switch with \
+             connection tracking and {ROUTES} routes into VXLAN. Then every route changes to another host. Packets that leave are counted \
+             each {} ms; percentages are of the mean before the refresh. One processor for the switch and all that it runs, one \
+             for the guest. Medians.\n\n{}",
+            BIN.as_millis(),
+            table.render()
+        ))
+    }
+
+    fn plots(&self, rows: &[Value], directory: &Path) -> Result<Vec<PathBuf>> {
+        let rows: Vec<Row> = from_values(rows)?;
+        let row = |mode| rows.iter().find(|row| row.mode == mode);
+        let line = |mode| -> Vec<(f64, f64)> {
+            let Some(row) = row(mode) else { return Vec::new() };
+            let rates = row.packets_per_s.iter().map(|rate| rate / 1e6);
+            // The refresh is at 0.
+            row.bin_ends_s.iter().map(|end| end - row.refresh_s[0]).zip(rates).collect()
+        };
+        let panel = Panel {
+            title: "all routes change at 0, first repetition".to_owned(),
+            x_title: "time, s".to_owned(),
+            y_title: "million packets/s".to_owned(),
+            log_y: false,
+            categories: Vec::new(),
+            lines: vec![
+                (Series::on("bifrostd"), line(Switch::Off)),
+                (Series::off("Open vSwitch with DPDK"), line(Switch::OvsDpdk)),
+            ],
+            marks: vec![(0.0, "refresh".to_owned())],
+        };
+        Ok(vec![plot::draw(&directory.join("rate.svg"), &[panel], 1)?])
+    }
+
+    fn bars(&self, rows: &[Value]) -> Result<Vec<Bar>> {
+        let rows: Vec<Row> = from_values(rows)?;
+        let worst = |field: fn(&Row) -> f64| {
+            rows.iter().filter(|row| row.mode == Switch::Off).map(field).reduce(|a, b| if a < b { a } else { b })
+        };
+        let middle = |field: fn(&Row) -> f64| median_of(rows.iter().filter(|row| row.mode == Switch::Off).map(field));
+        // One conversation is with the guest itself.
+        let sessions = f64::from(SESSIONS - 1);
+        Ok(vec![
+            Bar::new(
+                "conversations when the refresh began",
+                worst(|r| r.sessions as f64),
+                Sense::AtLeast,
+                sessions,
+                "sessions",
+            )
+            .exact(),
+            Bar::new(
+                format!("lowest {} ms since the refresh began, of the mean before", BIN.as_millis()),
+                middle(Row::lowest_since),
+                Sense::AtLeast,
+                75.0,
+                "%",
+            ),
+            Bar::new(
+                "rate 3 s after the refresh began, of the mean before",
+                middle(Row::back),
+                Sense::AtLeast,
+                95.0,
+                "%",
+            ),
+        ])
+    }
+}
+
+/// Prefixes of all routes: the conversations' first.
+fn prefixes() -> impl Iterator<Item = String> {
+    let size = 32 - ROUTE_SIZE.trailing_zeros();
+    (0..ROUTES).map(move |n| format!("{}/{size}", std::net::Ipv4Addr::from(FIRST_REMOTE + n * ROUTE_SIZE)))
+}
+
+/// Open vSwitch's flows: connection tracking, then a route by destination, to one of the two peers.
+fn flows(far: usize) -> String {
+    let mut text = "table=0,priority=10,in_port=1,ip,ct_state=-trk,actions=ct(table=1)\n\
+                    table=1,priority=10,ip,ct_state=+trk+new,actions=ct(commit),resubmit(,2)\n\
+                    table=1,priority=10,ip,ct_state=+trk-new,actions=resubmit(,2)\n"
+        .to_owned();
+    for prefix in prefixes() {
+        // To write to a string cannot fail.
+        let _ = writeln!(text, "table=2,priority=10,ip,nw_dst={prefix},actions=output:{}", 2 + far);
+    }
+    text
+}
+
+/// The daemon's configuration: a security group that lets the guest begin what it likes, and routes to one of the two peers.
+fn configuration(far: usize) -> More {
+    let mut routes = String::new();
+    for prefix in prefixes() {
+        // To write to a string cannot fail.
+        let _ = write!(
+            routes,
+            "[[route]]\nvni = 100\nprefix = \"{prefix}\"\npeer = \"far{far}\"\nmac = \"{REMOTE_MAC}\"\n"
+        );
+    }
+    let sessions = "[sessions]\nper_port = 1048576\n\n[[security_group]]\nname = \"guests\"\n\n";
+    let port = "security_groups = [\"guests\"]\n";
+    More { sections: sessions.to_owned(), guest: GUEST, port: port.to_owned(), routes }
+}
+
+fn measure(lab: &Lab, mode: Switch, repetition: u32, seconds: f64) -> Result<Row> {
+    let logs = lab.logs(&format!("{mode}-{repetition}"));
+    let bench = Bench::build(lab, SINK)?;
+    let mut switch = bench.start(lab, mode, &flows(0), &configuration(0), &logs)?;
+    if let Running::Ovs(switch) = &switch {
+        switch.tell(&["dpctl/ct-set-maxconns", &(2 * SESSIONS).to_string()])?;
+    }
+    let mut guest = bench.guest(&["--forward-mode=flowgen", &format!("--flowgen-flows={SESSIONS}")], &logs)?;
+    guest.tell("start")?;
+    let deadline = Instant::now() + PATIENCE;
+    while switch.sessions()? < u64::from(SESSIONS - 1) && Instant::now() < deadline {
+        switch.check_alive()?;
+        interrupt::sleep(Duration::from_millis(500))?;
+    }
+    let changed = flows(1);
+    if let Running::Bifrost { configuration: file, .. } = &switch {
+        file.write(&configuration(1))?;
+    }
+    interrupt::sleep(Duration::from_secs(1))?;
+    let sessions = switch.sessions()?;
+
+    let stop = Arc::new(AtomicBool::new(false));
+    let counting = bench.host.spawn({
+        let stop = Arc::clone(&stop);
+        move || count(&stop)
+    })?;
+    let refreshed = || -> Result<[Instant; 2]> {
+        interrupt::sleep(Duration::from_secs_f64(seconds))?;
+        let began = Instant::now();
+        switch.change(&changed)?;
+        let ended = Instant::now();
+        interrupt::sleep((began + BACK + Duration::from_secs_f64(seconds)).saturating_duration_since(ended))?;
+        Ok([began, ended])
+    }();
+    stop.store(true, Ordering::Relaxed);
+    let Ok(counts) = counting.join() else { bail!("the thread that counts packets panicked") };
+    let (counts, refreshed) = (counts?, refreshed?);
+    switch.check_alive()?;
+    guest.tell("stop")?;
+    let Some(&(first, _)) = counts.first() else { bail!("packets were not counted") };
+    let since = |at: Instant| at.duration_since(first).as_secs_f64();
+    let rate =
+        |pair: &[(Instant, u64)]| (pair[1].1 - pair[0].1) as f64 / pair[1].0.duration_since(pair[0].0).as_secs_f64();
+    let row = Row {
+        mode,
+        repetition,
+        sessions,
+        refresh_s: refreshed.map(since),
+        bin_ends_s: counts.iter().skip(1).map(|&(at, _)| since(at)).collect(),
+        packets_per_s: counts.windows(2).map(rate).collect(),
+    };
+    if row.before() == 0.0 {
+        bail!("no packet leaves the switch (see {})", logs.display());
+    }
+    Ok(row)
+}
+
+/// What arrived at the far end so far, again and again.
+fn count(stop: &AtomicBool) -> Result<Vec<(Instant, u64)>> {
+    let mut counts = Vec::new();
+    let mut next = Instant::now();
+    while !stop.load(Ordering::Relaxed) {
+        let text = std::fs::read_to_string("/proc/thread-self/net/dev").context("reading counts of devices")?;
+        counts.push((Instant::now(), received(&text, "u1").context("there is no far end of the underlay link")?));
+        next += BIN;
+        std::thread::sleep(next.saturating_duration_since(Instant::now()));
+    }
+    Ok(counts)
+}
+
+/// Packets that `device` has received, by the text of `/proc/net/dev`.
+fn received(text: &str, device: &str) -> Option<u64> {
+    let of =
+        |line: &str| line.trim_start().strip_prefix(device)?.strip_prefix(':')?.split_whitespace().nth(1)?.parse().ok();
+    text.lines().find_map(of)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A refresh at 1 s; the lowest bin since and all from 3 s later on have this rate, of 1000 before.
+    fn row(lowest: f64, back: f64) -> Row {
+        let ends: Vec<f64> = (1..=50).map(|bin| f64::from(bin) / 5.0).collect();
+        let rate = |&end: &f64| match end {
+            end if end <= 1.0 => 1000.0,
+            end if end <= 1.3 => lowest,
+            end if end > 4.1 => back,
+            _ => 990.0,
+        };
+        Row {
+            mode: Switch::Off,
+            repetition: 0,
+            sessions: 999_999,
+            refresh_s: [1.0, 2.0],
+            packets_per_s: ends.iter().map(rate).collect(),
+            bin_ends_s: ends,
+        }
+    }
+
+    #[test]
+    fn each_bar_can_fail() {
+        let passed = |row: Row| -> Vec<bool> {
+            RouteRefresh.bars(&to_values(&[row]).unwrap()).unwrap().iter().map(Bar::passes).collect()
+        };
+        assert_eq!(passed(row(760.0, 960.0)), [true; 3]);
+        assert_eq!(passed(row(740.0, 960.0)), [true, false, true]);
+        assert_eq!(passed(row(760.0, 940.0)), [true, true, false]);
+        assert_eq!(passed(Row { sessions: 999_998, ..row(760.0, 960.0) }), [false, true, true]);
+        assert_eq!(passed(Row { mode: Switch::OvsDpdk, ..row(760.0, 960.0) }), [false; 3]);
+    }
+
+    #[test]
+    fn every_conversation_has_a_route() {
+        let all: Vec<String> = prefixes().collect();
+        assert_eq!((all[0].as_str(), all.len()), ("10.253.0.0/24", ROUTES as usize));
+        let last = std::net::Ipv4Addr::from(FIRST_REMOTE + SESSIONS - 1).octets();
+        assert!(all.contains(&format!("{}.{}.{}.0/24", last[0], last[1], last[2])));
+    }
+
+    #[test]
+    fn counts_of_devices_are_understood() {
+        let text =
+            "Inter-|   Receive\n face |bytes    packets errs\n    lo: 9 8 0\n    u1: 1234 56 0 0\n   u10: 5 6 0\n";
+        assert_eq!((received(text, "u1"), received(text, "u10"), received(text, "u2")), (Some(56), Some(6), None));
+    }
+}

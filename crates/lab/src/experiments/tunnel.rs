@@ -1,0 +1,240 @@
+//! One switch on one processor, a guest with a vhost-user port on the other, and an underlay link over which tunnels lead.
+
+use std::fmt;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use serde::{Deserialize, Serialize};
+
+use crate::experiment::Lab;
+use crate::netns::Namespace;
+use crate::process::Program;
+use crate::programs::open_vswitch::{Datapath, OpenVswitch};
+use crate::programs::testpmd::Testpmd;
+use crate::topology::UNDERLAY_MTU;
+use crate::{command, interrupt};
+
+/// Processors: of the switch, and of the guest.
+pub(super) const PROCESSORS: [usize; 2] = [0, 1];
+/// Ends of the underlay link, and the peers' addresses behind the far one.
+pub(super) const NEAR_MAC: &str = "02:00:00:00:01:01";
+pub(super) const FAR_MAC: &str = "02:00:00:00:01:02";
+pub(super) const NEAR: &str = "172.31.0.1";
+pub(super) const FAR: [&str; 2] = ["172.31.0.2", "172.31.0.3"];
+/// The guest, as `dpdk-testpmd` calls itself in the frames that it makes.
+pub(super) const GUEST_MAC: &str = "00:01:02:03:04:00";
+/// Descriptors of each ring.
+const RING: u32 = 1024;
+/// How long a program may take to start.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// What forwards.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Switch {
+    /// Open vSwitch with DPDK.
+    OvsDpdk,
+    /// `bifrostd`, reliability off.
+    Off,
+}
+
+impl Switch {
+    pub(super) const ALL: [Switch; 2] = [Switch::OvsDpdk, Switch::Off];
+}
+
+impl fmt::Display for Switch {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Switch::OvsDpdk => "ovs_dpdk",
+            Switch::Off => "off",
+        })
+    }
+}
+
+/// Namespaces of the switch and of the guest.
+pub(super) struct Bench {
+    /// With the near end of the underlay link, `u0`, and the far one, `u1`.
+    pub(super) host: Namespace,
+    guest: Namespace,
+    directory: PathBuf,
+}
+
+impl Bench {
+    /// Makes them, and does what `rules` (`nftables`) say to what arrives at the far end.
+    pub(super) fn build(lab: &Lab, rules: &str) -> Result<Self> {
+        if std::thread::available_parallelism().map_or(1, usize::from) < PROCESSORS.len() {
+            bail!("this experiment needs two processors: the switch and the guest never sleep");
+        }
+        let mut host = Namespace::create(format!("{}-switch", lab.run.id()))?;
+        host.pin(PROCESSORS[0]);
+        let mut guest = Namespace::create(format!("{}-guest", lab.run.id()))?;
+        guest.pin(PROCESSORS[1]);
+        host.ip_batch(&format!(
+            "link add u0 mtu {UNDERLAY_MTU} address {NEAR_MAC} type veth peer name u1 mtu {UNDERLAY_MTU} address {FAR_MAC}\n\
+             link set u0 up\nlink set u1 up\n"
+        ))?;
+        for device in ["u0", "u1"] {
+            let off = ["-K", device, "tso", "off", "gso", "off", "gro", "off", "tx-udp-segmentation", "off"];
+            host.run("ethtool", &off, "")?;
+        }
+        host.run("nft", &["-f", "-"], rules).context("making the far end of the underlay link")?;
+        let directory = lab.run.directory().join("tunnel");
+        let _ = std::fs::remove_dir_all(&directory);
+        std::fs::create_dir_all(&directory).with_context(|| format!("creating {}", directory.display()))?;
+        Ok(Self { host, guest, directory })
+    }
+
+    /// Starts a switch with one vhost-user port. Open vSwitch has `flows`, the port being 1 and the tunnels 2 and 3; `bifrostd` has
+    /// `more` in its configuration.
+    pub(super) fn start(&self, lab: &Lab, mode: Switch, flows: &str, more: &More, logs: &Path) -> Result<Running> {
+        std::fs::create_dir_all(logs).with_context(|| format!("creating {}", logs.display()))?;
+        let mut running = match mode {
+            Switch::OvsDpdk => Running::Ovs(self.open_vswitch(flows, &logs.join("ovs"))?),
+            Switch::Off => self.bifrostd(lab, more, logs)?,
+        };
+        let deadline = Instant::now() + PATIENCE;
+        while !self.socket().exists() {
+            running.check_alive()?;
+            if Instant::now() > deadline {
+                bail!("the switch does not listen; its output is in {}", logs.display());
+            }
+            interrupt::sleep(Duration::from_millis(20))?;
+        }
+        Ok(running)
+    }
+
+    /// Starts the guest, told `options`.
+    pub(super) fn guest(&self, options: &[&str], logs: &Path) -> Result<Testpmd> {
+        let device = format!("net_virtio_user0,path={},queue_size={RING},mac={GUEST_MAC}", self.socket().display());
+        Testpmd::start_with(&self.guest, PROCESSORS[1], &[device], options, &logs.join("guest"))
+    }
+
+    fn socket(&self) -> PathBuf {
+        self.directory.join("guest")
+    }
+
+    fn open_vswitch(&self, flows: &str, logs: &Path) -> Result<OpenVswitch> {
+        let datapath = Datapath::Dpdk { processor: PROCESSORS[0] };
+        let switch = OpenVswitch::start(&self.host, datapath, self.directory.clone(), logs)?;
+        switch.configure(&format!(
+            "-- add-br under -- set bridge under datapath_type=netdev other-config:hwaddr={NEAR_MAC} \
+             -- add-port under link -- set interface link type=dpdk options:dpdk-devargs=net_af_packet0,iface=u0 \
+             -- add-br br0 -- set bridge br0 datapath_type=netdev fail_mode=secure \
+             -- add-port br0 guest -- set interface guest ofport_request=1 type=dpdkvhostuser \
+             -- add-port br0 vx0 -- set interface vx0 ofport_request=2 type=vxlan options:remote_ip={} options:key=100 \
+             -- add-port br0 vx1 -- set interface vx1 ofport_request=3 type=vxlan options:remote_ip={} options:key=100",
+            FAR[0], FAR[1]
+        ))?;
+        self.host.ip_batch(&format!("addr add {NEAR}/24 dev under\nlink set under up\n"))?;
+        // It learns of the address by and by, and remembers that it could not send a packet before.
+        let deadline = Instant::now() + PATIENCE;
+        while switch.tell(&["ovs/route/lookup", FAR[0]]).is_err() {
+            if Instant::now() > deadline {
+                bail!("Open vSwitch knows no way to {}; its output is in {}", FAR[0], logs.display());
+            }
+            interrupt::sleep(Duration::from_millis(100))?;
+        }
+        for far in FAR {
+            switch.tell(&["tnl/neigh/set", "under", far, FAR_MAC])?;
+        }
+        switch.replace_flows("br0", flows)?;
+        Ok(switch)
+    }
+
+    fn bifrostd(&self, lab: &Lab, more: &More, logs: &Path) -> Result<Running> {
+        let neighbour = |far| format!("neigh add {far} lladdr {FAR_MAC} dev u0 nud permanent\n");
+        self.host.ip_batch(&format!("addr add {NEAR}/24 dev u0\n{}", FAR.map(neighbour).concat()))?;
+        let (config, control) = (logs.join("bifrostd.toml"), self.directory.join("control"));
+        let mut command = self.host.command(&lab.binaries.bifrostd);
+        command.arg("--config").arg(&config);
+        let configuration = Configuration { file: config, control, socket: self.socket() };
+        configuration.write(more)?;
+        let daemon = Program::start(command, "bifrostd", &logs.join("switch"))?;
+        Ok(Running::Bifrost { daemon, configuration, ctl: lab.binaries.bifrostctl.clone() })
+    }
+}
+
+/// What an experiment adds to a daemon's configuration.
+#[derive(Debug, Clone, Default)]
+pub(super) struct More {
+    /// Sections before the network.
+    pub(super) sections: String,
+    /// The guest's address.
+    pub(super) guest: &'static str,
+    /// Lines of the guest's port.
+    pub(super) port: String,
+    /// Routes.
+    pub(super) routes: String,
+}
+
+/// Where the daemon has its configuration, and what is in it.
+pub(super) struct Configuration {
+    file: PathBuf,
+    control: PathBuf,
+    socket: PathBuf,
+}
+
+impl Configuration {
+    /// Writes it: one port, and two peers at the far end of the link, `far0` and `far1`.
+    pub(super) fn write(&self, more: &More) -> Result<()> {
+        let More { sections, guest, port, routes } = more;
+        let text = format!(
+            "[host]\nname = \"host-a\"\n\n[control]\nsocket = \"{}\"\n\n[workers]\ncount = 1\n\n\
+             [underlay]\naddresses = [\"{NEAR}\"]\nmtu = {UNDERLAY_MTU}\n\n{sections}[[vpc]]\nvni = 100\nreliability = \"off\"\n\n\
+             [[port]]\nname = \"guest\"\nkind = \"vhost-user\"\nsocket = \"{}\"\nvni = 100\nmac = \"{GUEST_MAC}\"\n\
+             addresses = [\"{guest}/32\"]\n{port}\n[[peer]]\nname = \"far0\"\naddresses = [\"{}\"]\n\n\
+             [[peer]]\nname = \"far1\"\naddresses = [\"{}\"]\n\n{routes}",
+            self.control.display(),
+            self.socket.display(),
+            FAR[0],
+            FAR[1],
+        );
+        std::fs::write(&self.file, text).with_context(|| format!("writing {}", self.file.display()))
+    }
+}
+
+/// A switch, while it runs.
+pub(super) enum Running {
+    Ovs(OpenVswitch),
+    Bifrost { daemon: Program, configuration: Configuration, ctl: PathBuf },
+}
+
+impl Running {
+    pub(super) fn check_alive(&mut self) -> Result<()> {
+        match self {
+            Running::Ovs(switch) => switch.check_alive(),
+            Running::Bifrost { daemon, .. } => match daemon.try_wait()? {
+                None => Ok(()),
+                Some(status) => bail!("bifrostd ended ({status}): {}", daemon.output()?),
+            },
+        }
+    }
+
+    /// Has Open vSwitch replace all flows, or `bifrostd` read its configuration again. Returns when the switch says that this is done.
+    pub(super) fn change(&self, flows: &str) -> Result<()> {
+        match self {
+            Running::Ovs(switch) => switch.replace_flows("br0", flows),
+            Running::Bifrost { .. } => self.ask(&["reload"]).map(drop),
+        }
+    }
+
+    /// Conversations that it remembers.
+    pub(super) fn sessions(&self) -> Result<u64> {
+        let text = match self {
+            Running::Ovs(switch) => switch.tell(&["dpctl/ct-get-nconns"])?,
+            Running::Bifrost { .. } => {
+                let answer: serde_json::Value = serde_json::from_str(&self.ask(&["--json", "stats"])?)?;
+                answer["counters"]["avs.current_sessions"].to_string()
+            }
+        };
+        text.trim().parse().with_context(|| format!("a switch counts its conversations so: {text:?}"))
+    }
+
+    /// What `bifrostctl` prints.
+    fn ask(&self, arguments: &[&str]) -> Result<String> {
+        let Running::Bifrost { configuration, ctl, .. } = self else { bail!("there is no bifrostd") };
+        let socket = configuration.control.to_string_lossy();
+        command::run(&ctl.to_string_lossy(), &[&["--socket", &*socket], arguments].concat())
+    }
+}
