@@ -59,6 +59,7 @@ pub use flow::{FlowCounters, FlowLimits};
 pub use from_guest::FromGuest;
 pub use from_underlay::FromUnderlay;
 pub use policy::Permission;
+pub use recall::VECTOR;
 pub use rewrite::Rewrite;
 pub use session::{Direction, SessionCounters, SessionLimits};
 pub use switch::{Former, Prepared, Switch};

@@ -9,9 +9,16 @@ use crate::from_guest::FromGuest;
 use crate::from_underlay::FromUnderlay;
 use crate::path_mtu::{Ends, Frame, Remedy};
 use crate::policy::{Judgement, Memory, event_of};
-use crate::session::{Direction, Sessions};
+use crate::session::{self, Direction, Sessions};
 use crate::switch::{Doing, Index, Switch};
 use crate::way::{self, Effects};
+
+/// Packets whose records are fetched together, as in the paper's vectors (Triton paper, section 5.1).
+pub const VECTOR: usize = 16;
+/// With fewer records and sessions than that, they are in the processor's caches anyway.
+const MANY: usize = 1 << 12;
+/// No record, no session.
+const NOTHING: u32 = u32::MAX;
 
 /// What became of packets.
 #[derive(Debug)]
@@ -42,6 +49,34 @@ impl Remembered {
 }
 
 impl Switch {
+    /// Has the records and sessions of `packets`, at most [`VECTOR`] of them, come into the processor's caches: what guest `port` has sent,
+    /// before the first of them is judged. Among very many flows each packet would wait for its set, then for its record, then for its
+    /// session; here all of them wait at the same time. Changes nothing.
+    pub fn fetch_ahead<'a>(&self, port: PortId, packets: impl Iterator<Item = &'a Parsed> + Clone) {
+        let (flows, sessions) = (&self.remembered.from_guests, &self.sessions);
+        if flows.made().max(sessions.counters().current as usize) < MANY
+            || !self.index.port(port).is_some_and(|(_, vpc)| vpc.has_rules)
+        {
+            return;
+        }
+        let mut records = [NOTHING; VECTOR];
+        for (record, parsed) in records.iter_mut().zip(packets.clone()) {
+            if let Some(key) = Key::of(Source::Guest(port), parsed) {
+                *record = flows.candidate(&key, parsed.flow_hash);
+            }
+        }
+        let mut touched = [[NOTHING; 2]; VECTOR];
+        for ((touched, record), parsed) in touched.iter_mut().zip(records).zip(packets) {
+            if record != NOTHING {
+                *touched = flows.fetch(record);
+            } else if parsed.src_port != 0 {
+                let key = session::Key::of(port.0, Direction::Egress, &[], parsed);
+                touched[0] = sessions.find(&key).unwrap_or(NOTHING);
+            }
+        }
+        touched.as_flattened().iter().for_each(|session| sessions.fetch(*session));
+    }
+
     /// [`from_guest`](Self::from_guest) in a network with rules; `port` is there.
     #[inline(never)]
     pub(crate) fn by_flow_from_guest(&mut self, port: PortId, frame: Frame<'_>) -> FromGuest {

@@ -226,3 +226,25 @@ fn networks_without_rules_remember_nothing() {
     assert_eq!([(); 3].map(|()| found(&mut switch, &sent)), [false; 3]);
     assert_eq!(switch.flow_counters().made_records, 0);
 }
+
+#[test]
+#[cfg_attr(miri, ignore = "thousands of flows")]
+fn to_fetch_ahead_is_to_look_and_no_more() {
+    let [mut ahead, mut behind] = [(); 2].map(|()| Switch::build(&open(), 1).unwrap());
+    let flows: Vec<Sent> =
+        (0..6000).map(|port| plain(1, udp((mac(1), mac(3)), "10.0.0.1", "10.0.0.3", (port, 9)))).collect();
+    let mut strange = vec![segment(1, 3, (1, 2), SYN, 0, true), ping((mac(1), mac(3)), "10.0.0.1", "10.0.0.3", b"?")];
+    strange.extend(flows[..100].iter().map(|sent| sent.frame.clone()));
+    let strange: Vec<_> = strange.iter().map(|frame| parse(frame, frame.len()).unwrap()).collect();
+    for sent in (0..3).flat_map(|_| &flows) {
+        let parsed = parse(&sent.frame, sent.frame.len()).unwrap();
+        ahead.fetch_ahead(PortId(0), [&parsed].into_iter());
+        assert_eq!(sent.to(&mut ahead), sent.to(&mut behind));
+    }
+    // Other packets, more of them than a vector has, and a port that there is not.
+    ahead.fetch_ahead(PortId(0), strange.iter());
+    ahead.fetch_ahead(PortId(77), strange.iter());
+    assert_same_counters(&ahead, &behind, (0, 0));
+    assert_eq!(ahead.flow_counters(), behind.flow_counters());
+    assert!(ahead.flow_counters().found_packets > 5000);
+}

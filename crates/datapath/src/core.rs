@@ -2,7 +2,8 @@
 
 use std::io;
 
-use bifrost_avs::Switch;
+use bifrost_avs::{Switch, VECTOR};
+use bifrost_nic::{Malformed, Parsed};
 use bifrost_port::{GuestPort, RxHandle, TxBatch, TxFrame, Underlay};
 use bifrost_rte::{Engine, Output, Time};
 use bifrost_wire::{Mac, Vni};
@@ -48,6 +49,8 @@ pub struct Core<P> {
     pub(crate) out: Output,
     pub(crate) batch: TxBatch,
     pub(crate) frames: Vec<TxFrame>,
+    /// What the headers of a guest's next frames say.
+    pub(crate) parsed: Vec<Result<Parsed, Malformed>>,
     pub(crate) scratch: Vec<u8>,
     pub(crate) faults: Faults,
     pub(crate) delayed: Delayed,
@@ -77,6 +80,7 @@ impl<P: GuestPort> Core<P> {
             out: Output::default(),
             batch: TxBatch::default(),
             frames: Vec::with_capacity(256),
+            parsed: Vec::with_capacity(VECTOR),
             scratch: Vec::with_capacity(2048),
             faults: Faults::new(u64::from(salt)),
             delayed: Delayed::default(),

@@ -1,6 +1,6 @@
 //! From the guest: fetch, parse, switch, transport.
 
-use bifrost_avs::{FromGuest, PortId};
+use bifrost_avs::{FromGuest, PortId, VECTOR};
 use bifrost_nic::{
     L3, Malformed, Parsed, Segments, TooLarge, open_checksum_is_right, parse, verify_transport_checksum,
 };
@@ -78,34 +78,43 @@ impl<P: GuestPort> Core<P> {
             port.way.fetched_packets += self.frames.len() as u64;
             port.backlog.extend(self.frames.drain(..));
         }
-        while let Some(port) = self.ports[owner].as_mut()
-            && let Some(frame) = port.backlog.pop_front()
-        {
-            let done = match port.blocked {
-                // Decided before, and kept back since.
-                Some(departure) => {
-                    port.blocked = None;
-                    self.hand_to_transport::<SEEN>(owner as u16, frame.handle.0, departure)
-                }
-                None => self.on_guest_frame::<SEEN>(owner as u16, frame),
-            };
-            match done {
-                Done::Yes => busy = true,
-                Done::Blocked => {
-                    if let Some(port) = self.ports[owner].as_mut() {
-                        port.backlog.push_front(frame);
-                        // They wait for who knows how long.
-                        let waiting = if fetches { port.backlog.len() } else { 0 };
-                        port.backlog.iter().take(waiting).for_each(|frame| port.port.keep(frame.handle));
+        let mut parsed = std::mem::take(&mut self.parsed);
+        'blocked: while let Some(port) = self.ports[owner].as_mut().filter(|port| !port.backlog.is_empty()) {
+            // A vector at a time: what all of its packets need comes into the processor's caches while others are waited for.
+            parsed.clear();
+            let heads = port.backlog.iter().take(VECTOR);
+            parsed.extend(heads.map(|frame| parse(port.port.bytes(frame.handle).0, frame.len as usize)));
+            self.switch.fetch_ahead(PortId(owner as u16), parsed.iter().flatten());
+            for parsed in &parsed {
+                let Some(port) = self.ports[owner].as_mut() else { break 'blocked };
+                let Some(frame) = port.backlog.pop_front() else { break };
+                let done = match port.blocked {
+                    // Decided before, and kept back since.
+                    Some(departure) => {
+                        port.blocked = None;
+                        self.hand_to_transport::<SEEN>(owner as u16, frame.handle.0, departure)
                     }
-                    break;
+                    None => self.on_guest_frame::<SEEN>(owner as u16, frame, parsed),
+                };
+                match done {
+                    Done::Yes => busy = true,
+                    Done::Blocked => {
+                        if let Some(port) = self.ports[owner].as_mut() {
+                            port.backlog.push_front(frame);
+                            // They wait for who knows how long.
+                            let waiting = if fetches { port.backlog.len() } else { 0 };
+                            port.backlog.iter().take(waiting).for_each(|frame| port.port.keep(frame.handle));
+                        }
+                        break 'blocked;
+                    }
                 }
-            }
-            if self.out.data.len() * 1024 + self.batch.bytes() > BATCH_BYTES {
-                self.publish_now::<SEEN>();
-                self.emit::<SEEN>(underlay);
+                if self.out.data.len() * 1024 + self.batch.bytes() > BATCH_BYTES {
+                    self.publish_now::<SEEN>();
+                    self.emit::<SEEN>(underlay);
+                }
             }
         }
+        self.parsed = parsed;
         self.publish_now::<SEEN>();
         self.watch(owner);
         busy
@@ -119,7 +128,12 @@ impl<P: GuestPort> Core<P> {
         }
     }
 
-    fn on_guest_frame<const SEEN: bool>(&mut self, owner: u16, frame: TxFrame) -> Done {
+    fn on_guest_frame<const SEEN: bool>(
+        &mut self,
+        owner: u16,
+        frame: TxFrame,
+        parsed: &Result<Parsed, Malformed>,
+    ) -> Done {
         let Some(port) = self.ports[usize::from(owner)].as_mut() else { return Done::Yes };
         let handle = frame.handle.0;
         if SEEN && let Some(capture) = &mut self.capture {
@@ -128,8 +142,7 @@ impl<P: GuestPort> Core<P> {
         let (head, _) = port.port.bytes(frame.handle);
         // What was written in small pieces just now is not copied, here and below: read in large ones it would have to be waited for
         // until all that was written before is in the cache.
-        let parsed = parse(head, frame.len as usize);
-        let parsed = match &parsed {
+        let parsed = match parsed {
             Ok(parsed) => parsed,
             &Err(reason) => {
                 self.counters.malformed_guest_frames[reason.index()] += 1;

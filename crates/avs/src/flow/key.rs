@@ -11,7 +11,7 @@ use crate::description::{PeerId, PortId};
 
 /// All of a packet on which the tables' judgement depends, but for its size and its time to live.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Key([u64; 7]);
+pub(crate) struct Key(pub(super) [u64; 7]);
 
 /// Who sent a packet to the switch.
 #[derive(Clone, Copy, Debug)]

@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::hash::BuildHasher as _;
+use std::hint::black_box;
 
 use foldhash::fast::FixedState;
 
@@ -96,6 +97,27 @@ impl<T: Copy> Flows<T> {
         known
             .filter_map(|entry| self.records.get(entry.record as usize))
             .find(|record| record.key.is(key) && record.epoch == epoch)
+    }
+
+    /// How many records were made.
+    pub(crate) fn made(&self) -> usize {
+        self.records.len()
+    }
+
+    /// Which record may be that of a flow, by what is beside its set.
+    #[inline(always)]
+    pub(crate) fn candidate(&self, key: &Key, flow_hash: u32) -> u32 {
+        let set = self.sets.get(self.set(key, flow_hash));
+        let entry = set.and_then(|set| set.iter().find(|entry| entry.flow_hash == flow_hash));
+        entry.map_or(NONE, |entry| entry.record)
+    }
+
+    /// Reads both lines of a [`candidate`](Self::candidate), and says which sessions its packets belong to.
+    #[inline(always)]
+    pub(crate) fn fetch(&self, candidate: u32) -> [u32; 2] {
+        let Some(record) = self.records.get(candidate as usize) else { return [NONE; 2] };
+        black_box((record.key.0[0], record.mtu));
+        record.touched.indexes
     }
 
     /// Keeps a record, in the place of an older one of the same flow, or of another one if its set is full. Returns whether there

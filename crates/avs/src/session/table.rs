@@ -1,6 +1,7 @@
 //! The sessions of one switch.
 
 use std::hash::BuildHasher as _;
+use std::hint::black_box;
 
 use foldhash::fast::FixedState;
 use hashbrown::HashTable;
@@ -163,6 +164,14 @@ impl Sessions {
     #[inline(always)]
     pub(crate) fn is_there(&self, Handle { index, number }: Handle) -> bool {
         self.slab.get(index as usize).is_some_and(|session| session.number == number)
+    }
+
+    /// Reads what a packet of a session needs of it, if there is one at that place.
+    #[inline(always)]
+    pub(crate) fn fetch(&self, index: u32) {
+        if let Some(session) = self.slab.get(index as usize) {
+            black_box((session.number, session.seen_s));
+        }
     }
 
     /// Which side's packet was the first.
