@@ -1,25 +1,27 @@
 //! The command line.
 
-use std::fs;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
-use clap::{Args, Parser, Subcommand, ValueEnum as _};
+use clap::{Args, Parser, Subcommand};
 
 use crate::daemon::Binaries;
 use crate::experiment::{self, Experiment, Lab};
-use crate::interrupt;
-use crate::options::{Guests, Mode, Op, Options};
+use crate::options::{Mode, Op, Options};
 use crate::programs::redis_client::{self, Latencies, Load};
-use crate::results::{HostInfo, Results, SCHEMA_VERSION};
+use crate::results::Results;
 use crate::state::{self, Run};
+use crate::{everything, interrupt, run};
 
 /// What `redis-load` leaves out: its connections all open at once.
 const WARM_UP: Duration = Duration::from_millis(500);
+
+/// In the place of an experiment's name: all of them.
+const ALL: &str = "all";
 
 const EXAMPLES: &str = "\
 Examples:
@@ -27,6 +29,7 @@ Examples:
   sudo bifrost-lab run redis-loss --quick          a first impression, in minutes
   sudo bifrost-lab run redis-loss                  every loss rate, three repetitions
   bifrost-lab check redis-loss --out out/redis-loss
+  sudo bifrost-lab run all --quick                 everything, and one report of it: out/report/index.html
   sudo bifrost-lab run redis-loss --modes kernel_vxlan,bifrost --losses 0,1 --injectors wire
   sudo bifrost-lab shell --mode bifrost            a network to try things in
   sudo bifrost-lab clean                           after a crash; `run` does it, too
@@ -49,7 +52,7 @@ enum Command {
         #[arg(long)]
         json: bool,
     },
-    /// Run an experiment and write results.json, report.md and plots
+    /// Run an experiment, or all of them, and write results.json, report.md and plots
     Run(RunArguments),
     /// Compare the results of a run with the experiment's bars; exit code 1 if one is missed
     Check {
@@ -96,9 +99,9 @@ enum Command {
 
 #[derive(Debug, Args)]
 struct RunArguments {
-    /// The experiment (see `bifrost-lab list`)
+    /// The experiment (see `bifrost-lab list`), or `all`: every one that is not in --out yet, and one report of all of them
     name: String,
-    /// Where to write results [default: out/NAME]
+    /// Where to write results [default: out/NAME; all: out, the report in out/report]
     #[arg(long, value_name = "DIR")]
     out: Option<PathBuf>,
     #[command(flatten)]
@@ -106,7 +109,7 @@ struct RunArguments {
 }
 
 /// Parses the command line and does what it says.
-pub fn run() -> Result<ExitCode> {
+pub fn parse_and_run() -> Result<ExitCode> {
     match Cli::parse().command {
         Command::List { json } => list(json),
         Command::Run(arguments) => run_experiment(arguments),
@@ -150,7 +153,9 @@ fn find(name: &str) -> Result<Box<dyn Experiment>> {
     let all = experiment::all();
     let names: Vec<_> = all.iter().map(|e| e.name()).collect();
     let known = names.join(", ");
-    all.into_iter().find(|e| e.name() == name).with_context(|| format!("no experiment `{name}`; there are: {known}"))
+    all.into_iter()
+        .find(|e| e.name() == name)
+        .with_context(|| format!("no experiment `{name}`; there are: {known}, and all"))
 }
 
 fn out_directory(out: Option<PathBuf>, name: &str) -> PathBuf {
@@ -173,81 +178,27 @@ fn list(json: bool) -> Result<ExitCode> {
 }
 
 fn run_experiment(arguments: RunArguments) -> Result<ExitCode> {
-    let RunArguments { name, out, mut options } = arguments;
+    let RunArguments { name, out, options } = arguments;
+    if name == ALL {
+        state::require_root()?;
+        interrupt::install()?;
+        let good = everything::run_all(&options, &out.unwrap_or_else(|| PathBuf::from("out")))?;
+        return Ok(if good { ExitCode::SUCCESS } else { ExitCode::FAILURE });
+    }
     let experiment = find(&name)?;
     state::require_root()?;
-    let guests = experiment.guests();
-    let chosen = *options.guests.get_or_insert(guests.first().copied().unwrap_or_default());
-    if !guests.contains(&chosen) {
-        bail!("{name} does not run with --guests {}", chosen.name());
-    }
-    if options.modes.is_empty() {
-        options.modes = experiment.default_modes();
-        // It has no port for them.
-        options.modes.retain(|mode| chosen == Guests::Container || *mode != Mode::KernelVxlan);
-    }
-    if let Some(mode) = options.modes.iter().find(|mode| !experiment.modes().contains(mode)) {
-        bail!("{name} does not run with --modes {}", mode.name());
-    }
-    options.modes.sort();
-    options.modes.dedup();
-    let binaries = Binaries::find(&options)?;
-    let out = out_directory(out, &name);
-    fs::create_dir_all(&out).with_context(|| format!("creating {}", out.display()))?;
-    let out = out.canonicalize().with_context(|| format!("resolving {}", out.display()))?;
+    let options = run::settle(experiment.as_ref(), options)?;
     interrupt::install()?;
-    let started = Instant::now();
-    let rows = {
-        let lab = Lab { run: Run::begin()?, options: options.clone(), binaries, out: out.clone() };
-        experiment.run(&lab)?
-    };
-    let results = Results { schema_version: SCHEMA_VERSION, experiment: name, host: HostInfo::collect(&options), rows };
-    results.write(&out)?;
-    let report = experiment.report(&results.rows)?;
-    let plots = experiment.plots(&results.rows, &out)?;
-    write_report(&out, &results, experiment.as_ref(), &report, &plots)?;
-    println!("{report}");
-    println!("Took {}.", duration(started.elapsed()));
+    let out = out_directory(out, &name);
+    let written = run::run(experiment.as_ref(), &options, &out)?;
+    println!("{}", written.report);
+    println!("Took {}.", run::duration(written.took));
     println!("results: {}", out.join("results.json").display());
     println!("report:  {}", out.join("report.md").display());
-    for plot in plots {
+    for plot in written.plots {
         println!("plot:    {}", plot.display());
     }
     Ok(ExitCode::SUCCESS)
-}
-
-fn write_report(
-    out: &Path,
-    results: &Results,
-    experiment: &dyn Experiment,
-    report: &str,
-    plots: &[PathBuf],
-) -> Result<()> {
-    let host = &results.host;
-    let mut text = format!("# {}\n\n{}.\n\n{report}\n", experiment.name(), experiment.summary());
-    for plot in plots {
-        let file = plot.file_name().map_or(String::new(), |name| name.to_string_lossy().into_owned());
-        text += &format!("![{file}]({file})\n\n");
-    }
-    text += "## Bars\n\n";
-    for bar in experiment.bars(&results.rows)? {
-        text += &format!("- {} {bar}\n", if bar.passes() { "pass:" } else { "**fail**:" });
-    }
-    text += &format!(
-        "\n## Machine\n\n{} ({} processors, {} GiB), Linux {}, bifrost-lab {}. {} underlay links, {}; packets cross \
-         them {}; {}.\n",
-        host.cpu_model,
-        host.cpus,
-        host.memory_bytes >> 30,
-        host.kernel,
-        host.lab_version,
-        host.options.paths,
-        host.options.cabling.to_possible_value().map_or(String::new(), |v| format!("cabling `{}`", v.get_name())),
-        if host.options.wire_offload { "in bundles (offloads on)" } else { "one by one" },
-        if host.options.share_processors { "the hosts share all processors" } else { "each host has one processor" },
-    );
-    let path = out.join("report.md");
-    fs::write(&path, text).with_context(|| format!("writing {}", path.display()))
 }
 
 fn check(name: &str, out: Option<PathBuf>, slack: f64, json: bool) -> Result<ExitCode> {
@@ -308,9 +259,4 @@ fn shell(mode: Mode, inside: &str, mut options: Options) -> Result<ExitCode> {
     // Ctrl-C belongs to the shell.
     child.wait().context("waiting for the shell")?;
     Ok(ExitCode::SUCCESS)
-}
-
-fn duration(elapsed: Duration) -> String {
-    let seconds = elapsed.as_secs_f64();
-    if seconds < 90.0 { format!("{seconds:.0} s") } else { format!("{:.1} min", seconds / 60.0) }
 }

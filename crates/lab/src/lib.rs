@@ -3,16 +3,19 @@
 //! The way through the crate follows an experiment: [`state`] claims names on the machine, [`topology`] builds hosts,
 //! links and guests, [`topology::overlay`] joins the guests (kernel VXLAN or [`daemon`]), [`programs`] generate load,
 //! [`machine`]s take the place of containers, [`inject`] drops packets, an [`experiment::Experiment`] turns what was measured into [`results`], [`report`],
-//! [`plot`]s and [`bars`]. Whatever a run made is removed when its values are dropped, or by the next run.
+//! [`plot`]s and [`bars`] ([`run`]). [`everything`] does that with all of them, and makes one [`book`] of it. Whatever a run made is removed when its values are dropped, or by the next run.
 
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
 pub mod bars;
+pub mod book;
 pub mod cli;
 pub mod command;
 pub mod daemon;
+pub mod everything;
 pub mod experiment;
 pub mod experiments;
+pub mod figures;
 pub mod inject;
 pub mod interrupt;
 pub mod machine;
@@ -24,6 +27,7 @@ pub mod programs;
 pub mod progress;
 pub mod report;
 pub mod results;
+pub mod run;
 pub mod standstill;
 pub mod state;
 pub mod stats;

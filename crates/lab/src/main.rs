@@ -3,7 +3,7 @@
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
-    match bifrost_lab::cli::run() {
+    match bifrost_lab::cli::parse_and_run() {
         Ok(code) => code,
         Err(error) => {
             eprintln!("bifrost-lab: {error:#}");

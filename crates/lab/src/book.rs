@@ -1,0 +1,171 @@
+//! One report of all experiments: `report.md` and `index.html`, with the plots beside them.
+
+use std::fmt::Write as _;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result};
+use pulldown_cmark::{Options as Markdown, Parser, html};
+
+use crate::experiment::Experiment;
+use crate::figures::{self, NOT_MEASURED};
+use crate::options::Options;
+use crate::report::Table;
+use crate::results::Results;
+use crate::run;
+
+/// An experiment, and what became of it.
+pub struct Chapter<'a> {
+    /// The experiment.
+    pub experiment: &'a dyn Experiment,
+    /// Where it has written.
+    pub directory: PathBuf,
+    /// What it has measured, or why not.
+    pub results: Result<Results>,
+}
+
+impl Chapter<'_> {
+    /// Bars that are cleared, and bars; none if nothing was measured.
+    fn bars(&self) -> Option<(usize, usize)> {
+        let bars = self.experiment.bars(&self.results.as_ref().ok()?.rows).ok()?;
+        Some((bars.iter().filter(|bar| bar.passes()).count(), bars.len()))
+    }
+
+    /// Whether it was measured and clears its bars.
+    pub fn is_good(&self) -> bool {
+        self.bars().is_some_and(|(cleared, all)| cleared == all)
+    }
+}
+
+/// What browsers need to make it readable.
+const STYLE: &str = "body{font:16px/1.5 system-ui,sans-serif;max-width:70rem;margin:2rem auto;padding:0 1rem}\
+    table{border-collapse:collapse;margin:1rem 0}td,th{border:1px solid #bbb;padding:.2rem .6rem}\
+    code{background:#eee;padding:0 .2rem}img{max-width:100%}h2{margin-top:3rem;border-top:2px solid #ccc}";
+
+/// A line for each chapter.
+pub fn overview(chapters: &[Chapter<'_>]) -> String {
+    let mut table = Table::new(&["experiment", "figures", "bars cleared"]);
+    for chapter in chapters {
+        let figures: Vec<_> = figures::of(chapter.experiment.name()).iter().map(|figure| figure.name).collect();
+        let bars = chapter.bars().map_or_else(|| "not measured".to_owned(), |(n, all)| format!("{n} of {all}"));
+        table.row(vec![chapter.experiment.name().to_owned(), figures.join("; "), bars]);
+    }
+    table.render()
+}
+
+/// Writes the report of what there is into `directory`. `options`: of all runs.
+///
+/// # Errors
+/// Files that cannot be written or read.
+pub fn write(chapters: &[Chapter<'_>], options: &Options, directory: &Path) -> Result<()> {
+    fs::create_dir_all(directory).with_context(|| format!("creating {}", directory.display()))?;
+    let mut text = format!(
+        "# The figures, measured\n\nWhat the papers of BIFROST (NSDI'26, APNET'25) and Triton (SIGCOMM'24) show, measured on this machine by \
+         `bifrost-lab run all{}`.\n\n{}\n",
+        if options.quick { " --quick" } else { "" },
+        overview(chapters)
+    );
+    for chapter in chapters {
+        text += &body(chapter, directory)?;
+    }
+    text += "## Figures that are not measured\n\n";
+    for (figure, why) in NOT_MEASURED {
+        // To write to a string cannot fail.
+        let _ = writeln!(text, "- **{figure}**. {why}");
+    }
+    let mut page = format!(
+        "<!doctype html>\n<html lang=\"en\"><head><meta charset=\"utf-8\"><title>The figures, measured</title><style>{STYLE}</style></head><body>\n"
+    );
+    html::push_html(&mut page, Parser::new_ext(&text, Markdown::ENABLE_TABLES));
+    page += "</body></html>\n";
+    for (name, content) in [("report.md", &text), ("index.html", &page)] {
+        let path = directory.join(name);
+        fs::write(&path, content).with_context(|| format!("writing {}", path.display()))?;
+    }
+    Ok(())
+}
+
+fn body(chapter: &Chapter<'_>, directory: &Path) -> Result<String> {
+    let Chapter { experiment, results, .. } = chapter;
+    let mut text = format!("\n## {}\n\n{}.\n\n", experiment.name(), experiment.summary());
+    for figure in figures::of(experiment.name()) {
+        let _ = writeln!(text, "- **{}**. {} *Here:* {}", figure.name, figure.claim, figure.differs);
+    }
+    let results = match results {
+        Ok(results) => results,
+        Err(error) => {
+            let _ = writeln!(text, "\nNot measured: {error:#}");
+            return Ok(text);
+        }
+    };
+    let quick = if results.host.options.quick { " --quick" } else { "" };
+    let report = experiment.report(&results.rows)?;
+    let plots = copied(chapter, results, directory)?;
+    let _ = writeln!(
+        text,
+        "\n{report}\n{}**Bars**\n\n{}\n`sudo bifrost-lab run {}{quick}`. {}",
+        run::images(&plots),
+        run::bars(*experiment, results)?,
+        experiment.name(),
+        run::machine(&results.host)
+    );
+    Ok(text)
+}
+
+/// Draws the chapter's plots into `directory`, each with the experiment's name before its own.
+fn copied(chapter: &Chapter<'_>, results: &Results, directory: &Path) -> Result<Vec<PathBuf>> {
+    let plots = chapter.experiment.plots(&results.rows, &chapter.directory)?;
+    let copy = |plot: PathBuf| {
+        let file = plot.file_name().map_or(String::new(), |name| name.to_string_lossy().into_owned());
+        let copy = directory.join(format!("{}-{file}", chapter.experiment.name()));
+        fs::copy(&plot, &copy).with_context(|| format!("copying {}", plot.display()))?;
+        Ok(copy)
+    };
+    plots.into_iter().map(copy).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::experiments::flow_records::{FlowRecords, Judged, Row};
+    use crate::results::{HostInfo, SCHEMA_VERSION, to_values};
+    use clap::Parser as _;
+
+    #[derive(clap::Parser)]
+    struct Line {
+        #[command(flatten)]
+        options: Options,
+    }
+
+    fn row(mode: Judged, packets_per_s: f64) -> Row {
+        Row { mode, flows: 1, repetition: 0, duration_s: 4.0, packets_per_s, cycles_per_packet: 700.0, lost_packets: 0 }
+    }
+
+    #[test]
+    fn what_was_measured_and_what_was_not_is_in_it() {
+        let out = tempfile::tempdir().unwrap();
+        let options = Line::parse_from(["run", "--quick"]).options;
+        let rows = to_values(&[row(Judged::Each, 1e6), row(Judged::Remembered, 2e6)]).unwrap();
+        let host = HostInfo::collect(&options);
+        let results = Results { schema_version: SCHEMA_VERSION, experiment: "flow-records".to_owned(), host, rows };
+        let chapter = |results| Chapter { experiment: &FlowRecords, directory: out.path().to_path_buf(), results };
+        let chapters = [chapter(Ok(results)), chapter(Err(anyhow::anyhow!("no <huge> pages")))];
+        assert!(!chapters[0].is_good() && !chapters[1].is_good(), "two numbers of flows are missing");
+        let directory = out.path().join("report");
+        write(&chapters, &options, &directory).unwrap();
+        let text = fs::read_to_string(directory.join("report.md")).unwrap();
+        for part in [
+            "| flow-records | SIGCOMM'24 figures 12 and 13 |       2 of 4 |",
+            "| flow-records | SIGCOMM'24 figures 12 and 13 | not measured |",
+            "![flow-records-rate.svg](flow-records-rate.svg)",
+            "`sudo bifrost-lab run flow-records --quick`",
+            "Not measured: no <huge> pages",
+            "- **NSDI'26 figure 15**",
+        ] {
+            assert!(text.contains(part), "{part} is not in:\n{text}");
+        }
+        assert!(directory.join("flow-records-rate.svg").exists());
+        let page = fs::read_to_string(directory.join("index.html")).unwrap();
+        assert!(page.contains("<img src=\"flow-records-rate.svg\"") && page.contains("<td>flow-records</td>"));
+    }
+}

@@ -1,0 +1,177 @@
+//! The papers' figures: which experiment measures each, what the paper claims, and how a measurement here differs from its.
+//!
+//! NSDI'26 and APNET'25 are the two BIFROST papers, SIGCOMM'24 is that of Triton.
+
+/// A figure of a paper.
+#[derive(Debug, Clone, Copy)]
+pub struct Figure {
+    /// The paper and its number.
+    pub name: &'static str,
+    /// What the paper says that it shows.
+    pub claim: &'static str,
+    /// How what is measured here differs.
+    pub differs: &'static str,
+}
+
+/// What `experiment` measures of the papers.
+pub fn of(experiment: &str) -> &'static [Figure] {
+    MEASURED.iter().find(|(name, _)| *name == experiment).map_or(&[], |(_, figures)| figures)
+}
+
+const fn figure(name: &'static str, claim: &'static str, differs: &'static str) -> Figure {
+    Figure { name, claim, differs }
+}
+
+/// By experiment.
+const MEASURED: &[(&str, &[Figure])] = &[
+    (
+        "redis-loss",
+        &[
+            figure(
+                "NSDI'26 figure 20",
+                "At up to 1 % loss, latency of Redis is reduced by up to 3.4 times (mean), 242 times (P99) and 210 times (P99.9), throughput is \
+                 3.4 times as high, and tail latency stays below 4 ms.",
+                "Two hosts share the two processors of one machine, so Redis is slower and queues for a processor are a part of the tail; loss is \
+                 injected on the wire as well, where the paper has it between switch and guest only.",
+            ),
+            figure(
+                "APNET'25 figure 10",
+                "P99.9 of Redis stays at about 3 ms under congestion.",
+                "Random loss stands for congestion.",
+            ),
+        ],
+    ),
+    (
+        "path-failure",
+        &[figure(
+            "NSDI'26 figure 16",
+            "When the active port begins to lose 10 % of its packets, throughput stays stable.",
+            "One of four links of 1 Gbit/s or what the processor gives, not a port of a NIC; besides 10 %, a link that loses everything; bins of 100 ms \
+             instead of 1 s. There is no probe-and-switch mode here; the simulator's study has one.",
+        )],
+    ),
+    (
+        "granularity",
+        &[
+            figure(
+                "NSDI'26 figures 17 and 18",
+                "Reordering in place raises throughput 1.01 to 1.31 times and lowers the guest's retransmissions 3.1 to 4.8 times, at every granularity \
+                 of spraying.",
+                "User-mode Linux and QEMU guests whose processor is shared with the switch; four paths with delays 100 µs apart.",
+            ),
+            figure(
+                "NSDI'26 figure 23",
+                "The guest's processor time falls, for the transport retransmits and reorders in its place.",
+                "Processor time of the machine's process, for each gigabyte received.",
+            ),
+        ],
+    ),
+    (
+        "coverage",
+        &[figure(
+            "NSDI'26 figure 19",
+            "With loss of 0 to 2 % between switch and guest, the guest retransmits 69 to 90 % less.",
+            "Eight flows of one guest instead of eight guests on eight hosts; with and without are two runs with the same losses, not two halves of one.",
+        )],
+    ),
+    (
+        "nginx",
+        &[
+            figure(
+                "NSDI'26 figure 21",
+                "With short connections at up to 2 % loss, P99 is reduced by up to 66.7 times and stays below 10 ms; throughput is sustained.",
+                "16 clients, one worker, and two hosts on two processors.",
+            ),
+            figure(
+                "APNET'25 figures 7 and 9, latency",
+                "At 1 % loss, mean latency is 1.2 ms instead of 12 ms, P99 below 10 ms instead of 200 ms.",
+                "Loss up to 2 % instead of 8 %.",
+            ),
+            figure(
+                "SIGCOMM'24 figures 14 to 16",
+                "Requests a second and completion times with long and short connections: comparable to a hardware path with long ones, 67 % more with short ones.",
+                "Open vSwitch instead of a hardware path; nothing here is hardware.",
+            ),
+        ],
+    ),
+    (
+        "delayed-release",
+        &[figure(
+            "NSDI'26 figure 22",
+            "A sender keeps 16 bytes for each packet in flight: about 500 KB at 10 Gbit/s, and no payload.",
+            "Lower rates, over paths of 1 ms; memory is that of a process, not of a SmartNIC.",
+        )],
+    ),
+    (
+        "switch-overall",
+        &[figure(
+            "SIGCOMM'24 figure 8",
+            "Bandwidth, packets a second and connections a second of one unified path, close to those of a hardware path.",
+            "Open vSwitch's userspace datapath instead of a hardware path; containers with TAP devices.",
+        )],
+    ),
+    (
+        "switch-rate",
+        &[figure(
+            "SIGCOMM'24 figure 8, packets a second",
+            "18 million packets a second on eight cores.",
+            "One core, which carries the far end of the underlay link, too; no NIC: the kernel's sockets and a veth pair.",
+        )],
+    ),
+    (
+        "switch-latency",
+        &[figure(
+            "SIGCOMM'24 figure 9",
+            "The unified path adds about 2.5 µs.",
+            "The whole way between two containers, with two switches and the kernel's TAP devices, beside a veth pair.",
+        )],
+    ),
+    (
+        "route-refresh",
+        &[figure(
+            "SIGCOMM'24 figure 10",
+            "With 2 million connections, refreshing the route table costs a quarter of the packet rate for seconds, where a path in hardware loses three quarters for \
+             a minute.",
+            "A million connections on one core, Open vSwitch with DPDK beside it.",
+        )],
+    ),
+    (
+        "flow-records",
+        &[figure(
+            "SIGCOMM'24 figures 12 and 13",
+            "Vectors of packets of one flow bring 27.6 to 36.3 % more packets and connections a second.",
+            "What is measured is how much it saves to remember what became of a flow, which the paper's flow cache does with and without vectors.",
+        )],
+    ),
+];
+
+/// Figures that no experiment measures, and why.
+pub const NOT_MEASURED: &[(&str, &str)] = &[
+    (
+        "NSDI'26 figure 15",
+        "Two elephant flows on rate-limited paths: in the simulator only (`bifrost-sim study elephants`, docs/STUDIES.md).",
+    ),
+    (
+        "NSDI'26 section 6.1.4, aggregation and pooling",
+        "Memory of connections is counted by `make cost` (docs/COST.md).",
+    ),
+    ("NSDI'26 figures E8, E9, F10", "Stable conditions and success rates in production."),
+    ("NSDI'26 figure F11", "Congestion control: in the simulator only (docs/STUDIES.md)."),
+    ("APNET'25 figures 7 and 9, throughput", "`sockperf` against loss up to 8 %."),
+    ("SIGCOMM'24 figure 11", "Header-payload slicing, which is a matter of a NIC's memory."),
+];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::experiment;
+
+    #[test]
+    fn figures_are_of_experiments_that_there_are() {
+        let names: Vec<_> = experiment::all().iter().map(|experiment| experiment.name()).collect();
+        for (name, figures) in MEASURED {
+            assert!(names.contains(name) && !figures.is_empty(), "{name}");
+        }
+        assert!(of("soak").is_empty());
+    }
+}

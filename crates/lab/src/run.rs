@@ -1,0 +1,119 @@
+//! One run of an experiment: measured, written, reported.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use clap::ValueEnum as _;
+
+use crate::daemon::Binaries;
+use crate::experiment::{Experiment, Lab};
+use crate::options::{Guests, Mode, Options};
+use crate::results::{HostInfo, Results, SCHEMA_VERSION};
+use crate::state::Run;
+
+/// `options` with what `experiment` makes of those that were not chosen.
+///
+/// # Errors
+/// A choice that the experiment does not have.
+pub fn settle(experiment: &dyn Experiment, mut options: Options) -> Result<Options> {
+    let (name, guests) = (experiment.name(), experiment.guests());
+    let chosen = *options.guests.get_or_insert(guests.first().copied().unwrap_or_default());
+    if !guests.contains(&chosen) {
+        bail!("{name} does not run with --guests {}", chosen.name());
+    }
+    if options.modes.is_empty() {
+        options.modes = experiment.default_modes();
+        // It has no port for them.
+        options.modes.retain(|mode| chosen == Guests::Container || *mode != Mode::KernelVxlan);
+    }
+    if let Some(mode) = options.modes.iter().find(|mode| !experiment.modes().contains(mode)) {
+        bail!("{name} does not run with --modes {}", mode.name());
+    }
+    options.modes.sort();
+    options.modes.dedup();
+    Ok(options)
+}
+
+/// What a run has written.
+#[derive(Debug)]
+pub struct Written {
+    /// The body of its report.
+    pub report: String,
+    /// Its files, the report and the results not among them.
+    pub plots: Vec<PathBuf>,
+    /// How long it took.
+    pub took: Duration,
+}
+
+/// Measures with [settled](settle) `options`, and writes `results.json`, `report.md` and plots into `out`.
+///
+/// # Errors
+/// What went wrong, in words for who runs it. Everything that was started has ended then.
+pub fn run(experiment: &dyn Experiment, options: &Options, out: &Path) -> Result<Written> {
+    let binaries = Binaries::find(options)?;
+    fs::create_dir_all(out).with_context(|| format!("creating {}", out.display()))?;
+    let out = out.canonicalize().with_context(|| format!("resolving {}", out.display()))?;
+    let started = Instant::now();
+    let rows = {
+        let lab = Lab { run: Run::begin()?, options: options.clone(), binaries, out: out.clone() };
+        experiment.run(&lab)?
+    };
+    let host = HostInfo::collect(options);
+    let results = Results { schema_version: SCHEMA_VERSION, experiment: experiment.name().to_owned(), host, rows };
+    results.write(&out)?;
+    let report = experiment.report(&results.rows)?;
+    let plots = experiment.plots(&results.rows, &out)?;
+    let text = format!(
+        "# {}\n\n{}.\n\n{report}\n{}## Bars\n\n{}\n## Machine\n\n{}\n",
+        experiment.name(),
+        experiment.summary(),
+        images(&plots),
+        bars(experiment, &results)?,
+        machine(&results.host)
+    );
+    let path = out.join("report.md");
+    fs::write(&path, text).with_context(|| format!("writing {}", path.display()))?;
+    Ok(Written { report, plots, took: started.elapsed() })
+}
+
+/// Plots that are beside the text, as Markdown.
+pub fn images(plots: &[PathBuf]) -> String {
+    let image = |plot: &PathBuf| {
+        let file = plot.file_name().map_or(String::new(), |name| name.to_string_lossy().into_owned());
+        format!("![{file}]({file})\n\n")
+    };
+    plots.iter().map(image).collect()
+}
+
+/// A line for each bar, as Markdown.
+///
+/// # Errors
+/// Results that are not the experiment's.
+pub fn bars(experiment: &dyn Experiment, results: &Results) -> Result<String> {
+    let line = |bar: &crate::bars::Bar| format!("- {} {bar}\n", if bar.passes() { "pass:" } else { "**fail**:" });
+    Ok(experiment.bars(&results.rows)?.iter().map(line).collect())
+}
+
+/// The machine and how it was told to measure, as a paragraph.
+pub fn machine(host: &HostInfo) -> String {
+    format!(
+        "{} ({} processors, {} GiB), Linux {}, bifrost-lab {}. {} underlay links, {}; packets cross them {}; {}.",
+        host.cpu_model,
+        host.cpus,
+        host.memory_bytes >> 30,
+        host.kernel,
+        host.lab_version,
+        host.options.paths,
+        host.options.cabling.to_possible_value().map_or(String::new(), |v| format!("cabling `{}`", v.get_name())),
+        if host.options.wire_offload { "in bundles (offloads on)" } else { "one by one" },
+        if host.options.share_processors { "the hosts share all processors" } else { "each host has one processor" },
+    )
+}
+
+/// A duration as a reader wants it.
+pub fn duration(elapsed: Duration) -> String {
+    let seconds = elapsed.as_secs_f64();
+    if seconds < 90.0 { format!("{seconds:.0} s") } else { format!("{:.1} min", seconds / 60.0) }
+}
