@@ -4,7 +4,7 @@ use bifrost_nic::Parsed;
 
 use crate::description::{PeerId, PortId};
 use crate::drop_reason::DropReason;
-use crate::flow::{FlowCounters, Flows, Key, Record, Source, Touched};
+use crate::flow::{FlowCounters, Flows, Key, NONE, Record, Source, Touched};
 use crate::from_guest::FromGuest;
 use crate::from_underlay::FromUnderlay;
 use crate::path_mtu::{Ends, Frame, Remedy};
@@ -17,8 +17,6 @@ use crate::way::{self, Effects};
 pub const VECTOR: usize = 16;
 /// With fewer records and sessions than that, they are in the processor's caches anyway.
 const MANY: usize = 1 << 12;
-/// No record, no session.
-const NOTHING: u32 = u32::MAX;
 
 /// What became of packets.
 #[derive(Debug)]
@@ -59,19 +57,19 @@ impl Switch {
         {
             return;
         }
-        let mut records = [NOTHING; VECTOR];
+        let mut records = [NONE; VECTOR];
         for (record, parsed) in records.iter_mut().zip(packets.clone()) {
             if let Some(key) = Key::of(Source::Guest(port), parsed) {
                 *record = flows.candidate(&key, parsed.flow_hash);
             }
         }
-        let mut touched = [[NOTHING; 2]; VECTOR];
+        let mut touched = [[NONE; 2]; VECTOR];
         for ((touched, record), parsed) in touched.iter_mut().zip(records).zip(packets) {
-            if record != NOTHING {
+            if record != NONE {
                 *touched = flows.fetch(record);
             } else if parsed.src_port != 0 {
                 let key = session::Key::of(port.0, Direction::Egress, &[], parsed);
-                touched[0] = sessions.find(&key).unwrap_or(NOTHING);
+                touched[0] = sessions.find(&key).unwrap_or(NONE);
             }
         }
         touched.as_flattened().iter().for_each(|session| sessions.fetch(*session));

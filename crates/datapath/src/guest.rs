@@ -140,8 +140,8 @@ impl<P: GuestPort> Core<P> {
             capture.held(Stage::GuestTx, Note::outwards("fetched", owner), &port.port, frame.handle, frame.len);
         }
         let (head, _) = port.port.bytes(frame.handle);
-        // What was written in small pieces just now is not copied, here and below: read in large ones it would have to be waited for
-        // until all that was written before is in the cache.
+        // What was just written in small pieces is used where it lies, here and below: a copy reads it in large ones, and waits until
+        // the small ones are in the cache.
         let parsed = match parsed {
             Ok(parsed) => parsed,
             &Err(reason) => {

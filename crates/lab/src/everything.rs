@@ -1,14 +1,14 @@
 //! `run all`: every experiment, and one report of all of them. What is there already is not measured again.
 
 use std::fs;
-use std::path::Path;
-use std::time::{Duration, Instant, SystemTime};
+use std::path::{Path, PathBuf};
+use std::time::{Instant, SystemTime};
 
 use anyhow::{Context, Result, bail};
 
 use crate::book::{self, Chapter};
 use crate::daemon::Binaries;
-use crate::experiment::{self, Experiment};
+use crate::experiment;
 use crate::options::Options;
 use crate::results::Results;
 use crate::{interrupt, run};
@@ -28,8 +28,9 @@ pub fn run_all(options: &Options, out: &Path) -> Result<bool> {
         let experiment = experiment.as_ref();
         let directory = out.join(experiment.name());
         let settled = run::settle(experiment, options.clone())?;
+        let programs = programs(&settled)?;
         let place = format!("[{}/{}, {}]", number + 1, experiments.len(), run::duration(began.elapsed()));
-        let results = match there_already(experiment, &settled, &directory)? {
+        let results = match there_already(experiment.name(), &settled, &programs, &directory)? {
             Some(results) => {
                 println!("{place} {}: is there already, in {}", experiment.name(), directory.display());
                 Ok(results)
@@ -53,21 +54,31 @@ pub fn run_all(options: &Options, out: &Path) -> Result<bool> {
     Ok(chapters.iter().all(Chapter::is_good))
 }
 
-/// Results of the same options by this program and these daemons.
-fn there_already(experiment: &dyn Experiment, options: &Options, directory: &Path) -> Result<Option<Results>> {
+/// What measures: results that are older than one of them may be of another version.
+fn programs(options: &Options) -> Result<[PathBuf; 3]> {
+    let binaries = Binaries::find(options)?;
+    let own = std::env::current_exe().context("finding the lab's own executable")?;
+    Ok([binaries.bifrostd, binaries.bifrostctl, own])
+}
+
+/// Results of `experiment` in `directory` that are of the same options, and not older than the `programs`.
+fn there_already(
+    experiment: &str,
+    options: &Options,
+    programs: &[PathBuf],
+    directory: &Path,
+) -> Result<Option<Results>> {
     let file = directory.join("results.json");
     if !file.exists() {
         return Ok(None);
     }
     let written = modified(&file)?;
-    let binaries = Binaries::find(options)?;
-    let own = std::env::current_exe().context("finding the lab's own executable")?;
-    for program in [&binaries.bifrostd, &binaries.bifrostctl, &own] {
-        if program.exists() && modified(program)? + Duration::from_secs(1) > written {
+    for program in programs.iter().filter(|program| program.exists()) {
+        if modified(program)? > written {
             return Ok(None);
         }
     }
-    let known = Results::read(directory, experiment.name());
+    let known = Results::read(directory, experiment);
     // Where binaries are does not matter, and is not written.
     let asked = Options { bin_dir: None, ..options.clone() };
     Ok(known.ok().filter(|results| results.host.options == asked))
@@ -76,4 +87,54 @@ fn there_already(experiment: &dyn Experiment, options: &Options, directory: &Pat
 fn modified(path: &Path) -> Result<SystemTime> {
     let metadata = fs::metadata(path).with_context(|| format!("looking at {}", path.display()))?;
     metadata.modified().with_context(|| format!("asking when {} was written", path.display()))
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use std::fs::File;
+    use std::time::{Duration, UNIX_EPOCH};
+
+    use clap::Parser;
+
+    use super::*;
+    use crate::results::{HostInfo, SCHEMA_VERSION};
+
+    #[derive(Parser)]
+    struct Cli {
+        #[command(flatten)]
+        options: Options,
+    }
+
+    #[test]
+    fn only_what_would_come_out_the_same_is_not_measured_again() {
+        let directory = tempfile::tempdir().unwrap();
+        let at = |seconds| UNIX_EPOCH + Duration::from_secs(seconds);
+        let touch = |name: &str, seconds| {
+            let path = directory.path().join(name);
+            let file = File::options().create(true).append(true).open(&path).unwrap();
+            file.set_modified(at(seconds)).unwrap();
+            path
+        };
+        let programs = [touch("daemon", 100), directory.path().join("not-built")];
+        let options = Cli::parse_from(["run"]).options;
+        let find = |options: &Options| there_already("iperf", options, &programs, directory.path()).unwrap();
+        assert_eq!(find(&options), None, "nothing was measured");
+
+        let host = HostInfo::collect(&options);
+        let results = Results { schema_version: SCHEMA_VERSION, experiment: "iperf".to_owned(), host, rows: vec![] };
+        results.write(directory.path()).unwrap();
+        touch("results.json", 101);
+        assert_eq!(find(&options), Some(results.clone()));
+        let elsewhere = Options { bin_dir: Some(PathBuf::from("/elsewhere")), ..options.clone() };
+        assert_eq!(find(&elsewhere), Some(results), "the place of binaries changes nothing");
+        assert_eq!(find(&Options { quick: !options.quick, ..options.clone() }), None, "of other options");
+        touch("daemon", 102);
+        assert_eq!(find(&options), None, "the daemon is newer");
+        touch("daemon", 100);
+        fs::write(directory.path().join("results.json"), "{").unwrap();
+        touch("results.json", 101);
+        assert_eq!(find(&options), None, "broken off in the middle of writing");
+    }
 }

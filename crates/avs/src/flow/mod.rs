@@ -17,7 +17,7 @@ mod table;
 
 pub(crate) use key::{Key, Source};
 use table::WAYS;
-pub(crate) use table::{Flows, Record, Touched};
+pub(crate) use table::{Flows, NONE, Record, Touched};
 
 /// How many flow records there may be.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

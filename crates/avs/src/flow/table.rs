@@ -11,8 +11,8 @@ use crate::session::Handle;
 
 /// Records of a set: those that one place can have.
 pub(super) const WAYS: usize = 4;
-/// No record.
-const NONE: u32 = u32::MAX;
+/// No record, or no session.
+pub(crate) const NONE: u32 = u32::MAX;
 
 /// The records of one direction. `T`: what is done with a packet.
 pub(crate) struct Flows<T> {
