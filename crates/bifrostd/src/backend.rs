@@ -15,6 +15,7 @@ use bifrost_port::afxdp::AfxdpCounters;
 use bifrost_rte::State as RteState;
 
 use crate::background::in_background;
+use crate::container::Container;
 use crate::daemon::{Daemon, State};
 use crate::samples;
 use crate::translate;
@@ -60,7 +61,8 @@ impl Backend for Daemon {
                 mtu_bytes: u32::from(p.mtu),
                 netns: p.netns.as_ref().map(|n| n.display().to_string()),
                 device: p.socket.as_ref().map_or_else(|| p.device.clone(), |s| s.display().to_string()),
-                waiting: state.machines.get(&p.name).is_some_and(|m| !m.is_running()),
+                waiting: state.machines.get(&p.name).is_some_and(|m| !m.is_running())
+                    || state.containers.get(&p.name).is_some_and(Container::is_waiting),
                 queues: p.queues as u32,
                 ..PortStatus::default()
             };

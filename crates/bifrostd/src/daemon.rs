@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::sync::{Mutex, MutexGuard, PoisonError};
-use std::time::{Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, Result, anyhow};
 use bifrost_avs::{Prepared, Switch};
@@ -20,8 +20,12 @@ use bifrost_port::vhost::Unplugged;
 use bifrost_wire::Vni;
 
 use crate::background::in_background;
+use crate::container::Container;
 use crate::machine::Machine;
 use crate::translate;
+
+/// How often containers' network namespaces are looked for: a look costs a system call for each port.
+const LOOK_FOR_NAMESPACES: Duration = Duration::from_millis(250);
 
 /// A running daemon. All changes go through one lock; the data path never waits for it.
 pub(crate) struct Daemon {
@@ -38,6 +42,8 @@ pub(crate) struct State {
     pub(crate) names: Names,
     /// Sockets of virtual machines, by port name. Dropped before the workers.
     pub(crate) machines: BTreeMap<String, Machine>,
+    /// Where the devices of TAP ports are that have a network namespace, by port name.
+    pub(crate) containers: BTreeMap<String, Container>,
     pub(crate) workers: Vec<Handle<HostUnderlay>>,
     pub(crate) faults: Vec<FaultEntry>,
     pub(crate) next_fault: u64,
@@ -112,8 +118,8 @@ impl Daemon {
         bifrost_datapath::join(&workers)?;
         let now = Instant::now();
         let busy = vec![(now, 0, 0.0); workers.len()];
-        let machines = BTreeMap::new();
-        let mut state = State { config, names, machines, workers, faults: Vec::new(), next_fault: 1, busy };
+        let (machines, containers) = (BTreeMap::new(), BTreeMap::new());
+        let mut state = State { config, names, machines, containers, workers, faults: Vec::new(), next_fault: 1, busy };
         // Ports first: a peer that is heard before them would be told that their vNICs are not here, and believe it for
         // a while.
         for port in state.config.ports.clone() {
@@ -130,10 +136,26 @@ impl Daemon {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Has containers' devices come and go with their network namespaces, until the daemon ends.
+    pub(crate) fn follow_namespaces(&self) {
+        loop {
+            std::thread::sleep(LOOK_FOR_NAMESPACES);
+            let mut state = self.state();
+            if state.workers.is_empty() {
+                return;
+            }
+            let given_up = state.follow_namespaces();
+            // The lock first, for dropping them takes long.
+            drop(state);
+            drop(given_up);
+        }
+    }
+
     /// Ends the workers; devices vanish with them.
     pub(crate) fn stop(&self) {
         let mut state = self.state();
         state.machines.clear();
+        state.containers.clear();
         state.workers.clear();
     }
 }
@@ -161,6 +183,7 @@ impl State {
         for port in diff.ports.removed.iter().chain(remade.iter().map(|change| &change.old)) {
             if let Some(owner) = self.names.port(&port.name) {
                 self.machines.remove(&port.name);
+                self.containers.remove(&port.name);
                 drop(self.on_all(move |worker| worker.remove_port(owner))?);
             }
         }
@@ -193,6 +216,9 @@ impl State {
                 failures.push(format!("{error:#}"));
                 self.config.ports.retain(|p| p.name != port.name);
             }
+        }
+        if let Err(error) = self.mend_containers() {
+            failures.push(format!("{error:#}"));
         }
         for port in &self.config.ports {
             if let (Some(owner), Some(vpc)) = (self.names.port(&port.name), self.config.vpc(port.vni)) {
@@ -231,42 +257,44 @@ impl State {
     }
 
     /// Gives a port its limits; the workers that serve it share them.
-    fn set_limits(&self, port: &Port) -> Result<()> {
+    pub(crate) fn set_limits(&self, port: &Port) -> Result<()> {
         let owner = self.names.port(&port.name).ok_or_else(|| anyhow!("port {} has no number", port.name))?;
         let limits = translate::limits(&port.limits);
         self.on_all(move |worker| worker.core_mut().set_limits(owner, limits.clone()))?;
         Ok(())
     }
 
-    fn add_port(&mut self, port: &Port) -> Result<()> {
-        let owner = self.names.port(&port.name).ok_or_else(|| anyhow!("port {} has no number", port.name))?;
+    /// The port of a worker that has `device`.
+    pub(crate) fn port_config(&self, port: &Port, owner: u16, device: Device) -> Result<PortConfig<Device>> {
         let vni = Vni::new(port.vni.value()).ok_or_else(|| anyhow!("port {}: bad VNI", port.name))?;
         let vpc = self.config.vpc(port.vni).ok_or_else(|| anyhow!("port {}: no such VPC", port.name))?;
         let (ordering, reliable) = translate::policy(vpc);
-        if port.kind == PortKind::VhostUser {
-            let device: Device = Box::new(Unplugged::new()?);
-            let config = PortConfig { owner, vni, mac: port.mac, ordering, reliable, port: device };
-            let worker = self.workers.first().ok_or_else(|| anyhow!("there are no workers"))?;
-            worker.run(move |w| w.add_port(config))?.with_context(|| format!("port {}", port.name))?;
-            self.set_limits(port)?;
-            return match Machine::open(translate::vhost(port), owner, worker) {
-                Ok(machine) => {
-                    self.machines.insert(port.name.clone(), machine);
-                    Ok(())
-                }
-                Err(error) => {
-                    drop(worker.run(move |w| w.remove_port(owner))?);
-                    Err(error.context(format!("port {}", port.name)))
-                }
-            };
-        }
-        let queues = bifrost_port::tap::create(&translate::tap(port)).with_context(|| format!("port {}", port.name))?;
-        for (worker, queue) in self.workers.iter().zip(queues) {
-            let queue: Device = Box::new(queue);
-            let config = PortConfig { owner, vni, mac: port.mac, ordering, reliable, port: queue };
+        Ok(PortConfig { owner, vni, mac: port.mac, ordering, reliable, port: device })
+    }
+
+    fn add_port(&mut self, port: &Port) -> Result<()> {
+        let owner = self.names.port(&port.name).ok_or_else(|| anyhow!("port {} has no number", port.name))?;
+        // A machine has one queue, as yet.
+        let served_by = if port.kind == PortKind::VhostUser { 1 } else { self.workers.len() };
+        for worker in &self.workers[..served_by] {
+            let config = self.port_config(port, owner, Box::new(Unplugged::new()?))?;
             worker.run(move |w| w.add_port(config))?.with_context(|| format!("port {}", port.name))?;
         }
-        self.set_limits(port)
+        let opened = self.set_limits(port).and_then(|()| match port.kind {
+            PortKind::VhostUser => self.open_machine(port, owner),
+            PortKind::Tap => self.open_container(port, owner),
+        });
+        if opened.is_err() {
+            drop(self.on_all(move |worker| worker.remove_port(owner))?);
+        }
+        opened
+    }
+
+    fn open_machine(&mut self, port: &Port, owner: u16) -> Result<()> {
+        let worker = self.workers.first().ok_or_else(|| anyhow!("there are no workers"))?;
+        let machine = Machine::open(translate::vhost(port), owner, worker);
+        self.machines.insert(port.name.clone(), machine.with_context(|| format!("port {}", port.name))?);
+        Ok(())
     }
 }
 

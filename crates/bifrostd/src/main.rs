@@ -6,6 +6,7 @@ mod backend;
 mod background;
 mod capture;
 mod cli;
+mod container;
 mod daemon;
 mod machine;
 mod pcapng;
@@ -20,6 +21,7 @@ use anyhow::{Context, Result};
 use bifrost_control::Config;
 use bifrost_control::server::Backend as _;
 use clap::Parser as _;
+use sd_notify::NotifyState;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use tracing_subscriber::EnvFilter;
 
@@ -55,7 +57,12 @@ fn run(cli: &Cli) -> Result<ExitCode> {
     let (socket, metrics) = (config.control.socket.clone(), config.control.metrics);
     let daemon = Arc::new(Daemon::start(cli.config.clone(), config)?);
     let server = bifrost_control::serve_with_metrics(&socket, metrics, Arc::clone(&daemon) as _)?;
+    let followed = Arc::clone(&daemon);
+    let follow = move || followed.follow_namespaces();
+    std::thread::Builder::new().name("namespaces".into()).spawn(follow).context("starting a thread")?;
     tracing::info!(socket = %socket.display(), "ready");
+    // Without a service manager that wants to know, this does nothing.
+    sd_notify::notify(&[NotifyState::Ready]).context("telling systemd")?;
     for signal in &mut signals {
         if signal == SIGHUP {
             match daemon.reload() {
@@ -64,6 +71,7 @@ fn run(cli: &Cli) -> Result<ExitCode> {
             }
         } else {
             tracing::info!("ending");
+            let _ = sd_notify::notify(&[NotifyState::Stopping]);
             break;
         }
     }

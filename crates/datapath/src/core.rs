@@ -160,6 +160,11 @@ impl<P: GuestPort> Core<P> {
         Ok(std::mem::replace(&mut port.port, device))
     }
 
+    /// Ports whose device is gone, by number.
+    pub fn failed_ports(&self) -> Vec<u16> {
+        self.ports.iter().flatten().filter(|port| port.failed).map(|port| port.owner).collect()
+    }
+
     /// Changes how much a port may send and receive. Nothing that is on its way is lost.
     pub fn set_limits(&mut self, owner: u16, limits: Limits) {
         if let Some(port) = self.port_mut(owner) {

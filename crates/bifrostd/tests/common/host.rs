@@ -401,6 +401,18 @@ impl Lab {
         &self.guests.iter().find(|(g, _)| g.name == guest).unwrap().1
     }
 
+    /// Deletes a guest's namespace, as when a container ends.
+    pub fn delete_net(&self, guest: &str) {
+        netns::run("ip", &["netns", "del", self.net(guest).name()], "");
+    }
+
+    /// Makes a new namespace of the name that a guest's had, as when a container starts again.
+    pub fn make_net(&mut self, guest: &str) {
+        let (_, net) = self.guests.iter_mut().find(|(g, _)| g.name == guest).unwrap();
+        // Not dropped after the new one is there, which has the same name.
+        std::mem::forget(std::mem::replace(net, Net::new(&self.tag, guest)));
+    }
+
     pub fn guest(&self, guest: &str) -> &Guest {
         &self.guests.iter().find(|(g, _)| g.name == guest).unwrap().0
     }

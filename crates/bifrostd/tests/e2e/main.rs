@@ -8,6 +8,7 @@ mod common;
 mod afxdp;
 mod capture;
 mod connectivity;
+mod containers;
 mod faults;
 mod hostile;
 mod interop;

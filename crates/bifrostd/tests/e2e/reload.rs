@@ -82,7 +82,7 @@ fn a_bad_file_changes_nothing() {
     let mut talk = Talk::start(lab.net("a"), lab.net("b"), "10.0.0.2", 5001);
     talk.say(10_000);
     let good = lab.hosts[0].config.clone();
-    let extra = section(&Guest::new("c", 3, &["10.0.0.3/24"]), "no-such-ns");
+    let extra = section(&Guest::new("c", 3, &["10.0.0.3/24"]), "/etc/hostname");
     let line = |text: &str, what: &str| 1 + text.lines().position(|l| l.contains(what)).unwrap();
     let route = routes(&Guest::new("x", 9, &["10.0.0.9/24"]), "host-x");
     let cases = [
@@ -94,7 +94,7 @@ fn a_bad_file_changes_nothing() {
         // Wrong for a running daemon.
         (good.replace("paths = 4", "paths = 3"), "underlay.paths".to_string()),
         // Wrong only once it is tried: together with things that could be done.
-        (format!("{good}{}{extra}", vpc(300, "tcp", "flow")), "no-such-ns".to_string()),
+        (format!("{good}{}{extra}", vpc(300, "tcp", "flow")), "/etc/hostname".to_string()),
     ];
     let before = (lab.hosts[0].client.ports().unwrap().len(), lab.hosts[0].client.routes().unwrap());
     for (config, says) in cases {
@@ -111,7 +111,7 @@ fn a_bad_file_changes_nothing() {
         lab.hosts[0].client.reload().unwrap_err();
     }
     let ns = Net::new(lab.tag(), "c");
-    let config = lab.hosts[0].config.replace("no-such-ns", ns.name());
+    let config = lab.hosts[0].config.replace("/etc/hostname", ns.name());
     lab.hosts[0].config = config;
     lab.hosts[0].write_config();
     assert_eq!(lab.hosts[0].client.reload().unwrap().ports.added, ["c"]);
@@ -124,10 +124,10 @@ fn a_changed_port_that_fails_is_tried_again() {
     let mut lab = Lab::running(Options::default());
     let name = lab.net("a").name().to_string();
     let good = lab.hosts[0].config.clone();
-    lab.hosts[0].config = good.replace(&name, "no-such-ns");
+    lab.hosts[0].config = good.replace(&name, "/etc/hostname");
     lab.hosts[0].write_config();
     let message = error(lab.hosts[0].client.reload());
-    assert!(message.contains("no-such-ns"), "{message}");
+    assert!(message.contains("/etc/hostname"), "{message}");
     lab.hosts[0].config = good;
     lab.hosts[0].write_config();
     lab.hosts[0].client.reload().unwrap();

@@ -1,5 +1,9 @@
 //! What is wrong at start is said, and nothing is left behind.
 
+use std::os::unix::net::UnixDatagram;
+use std::process::Stdio;
+use std::time::Duration;
+
 use crate::common::{Guest, Lab, Options};
 
 /// Starts the first host's daemon, which must fail and say these things.
@@ -45,11 +49,11 @@ fn a_device_that_exists_is_not_taken_over() {
 }
 
 #[test]
-fn a_missing_namespace_is_named() {
+fn what_is_no_namespace_is_named() {
     let mut lab = lab();
     let name = lab.net("b").name().to_string();
-    lab.hosts[0].config = lab.hosts[0].config.replace(&name, "no-such-ns");
-    fails(&mut lab, &["port b", "no-such-ns", "ip netns add"]);
+    lab.hosts[0].config = lab.hosts[0].config.replace(&name, "/etc/hostname");
+    fails(&mut lab, &["port b", "/etc/hostname", "the file of a namespace"]);
     assert!(!lab.net("a").has_device("eth0"), "the first port's device is left behind");
 }
 
@@ -103,4 +107,34 @@ fn a_clean_end_removes_devices_and_socket() {
     lab.hosts[0].start();
     lab.hosts[1].start();
     assert_eq!(crate::common::traffic::ping(lab.net("a"), "10.0.0.2", 3, 56), 3);
+}
+
+#[test]
+fn the_service_manager_is_told_when_guests_have_their_devices() {
+    let lab = lab();
+    let host = &lab.hosts[0];
+    host.write_config();
+    let path = host.directory.join("notify.sock");
+    let socket = UnixDatagram::bind(&path).unwrap();
+    socket.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+    let message = || {
+        let mut buffer = [0; 256];
+        let length = socket.recv(&mut buffer).unwrap();
+        String::from_utf8(buffer[..length].to_vec()).unwrap()
+    };
+    let mut command = host.net.command(env!("CARGO_BIN_EXE_bifrostd"));
+    let mut child = command
+        .env("NOTIFY_SOCKET", &path)
+        .arg("--config")
+        .arg(host.config_file())
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap();
+    assert_eq!(message().trim(), "READY=1");
+    assert!(lab.net("a").has_device("eth0") && lab.net("b").has_device("eth0"));
+    host.client.status().unwrap();
+    let pid = rustix::process::Pid::from_raw(child.id() as i32).unwrap();
+    rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
+    assert_eq!(message().trim(), "STOPPING=1");
+    assert!(child.wait().unwrap().success());
 }

@@ -126,11 +126,11 @@ pub struct PortStatus {
     pub netns: Option<String>,
     /// The interface's name in there; the socket of a vhost-user port.
     pub device: String,
-    /// No guest has started on the vhost-user port; it carries nothing.
+    /// No guest has started on the vhost-user port, or the TAP port's network namespace is not there; it carries nothing.
     pub waiting: bool,
     /// Queues of the device.
     pub queues: u32,
-    /// Its device is gone, such as with its network namespace; the port carries nothing.
+    /// Its device is gone, since somebody has deleted it in there; the port carries nothing.
     pub failed: bool,
     /// Packets given to the guest.
     pub rx_packets: u64,

@@ -18,6 +18,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::path::PathBuf;
 
 pub use counters::TapCounters;
+pub use netns::{NamespaceId, namespace};
 pub use queue::{PoolSizes, TapQueue};
 
 /// Bytes of an Ethernet header with one VLAN tag.

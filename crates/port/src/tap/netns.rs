@@ -2,6 +2,7 @@
 
 use std::fs::File;
 use std::io;
+use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
@@ -10,6 +11,25 @@ use super::TapError;
 
 /// Where `ip netns` keeps named namespaces.
 const NAMED: &str = "/run/netns";
+
+/// Which namespace a name stood for when it was asked: one of the same name that is made later is another one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct NamespaceId {
+    device: u64,
+    inode: u64,
+}
+
+/// The network namespace `netns` (a name under /run/netns, or a path when it has a slash); `None` if there is none.
+///
+/// # Errors
+/// Its file cannot be looked at.
+pub fn namespace(netns: &str) -> io::Result<Option<NamespaceId>> {
+    match std::fs::metadata(path_of(netns)) {
+        Ok(file) => Ok(Some(NamespaceId { device: file.dev(), inode: file.ino() })),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(error),
+    }
+}
 
 /// Runs `work` on a short-lived thread inside network namespace `netns` (a name, or a path when it has a slash); without
 /// one, on a thread in our own. A thread of its own, since a namespace is a thread's property and no other work may
@@ -34,8 +54,12 @@ pub(crate) fn within<T: Send>(
     })
 }
 
+fn path_of(netns: &str) -> PathBuf {
+    if netns.contains('/') { PathBuf::from(netns) } else { Path::new(NAMED).join(netns) }
+}
+
 fn open(netns: &str) -> Result<(File, PathBuf), TapError> {
-    let path = if netns.contains('/') { PathBuf::from(netns) } else { Path::new(NAMED).join(netns) };
+    let path = path_of(netns);
     match File::open(&path) {
         Ok(file) => Ok((file, path)),
         Err(e) if e.kind() == io::ErrorKind::NotFound => Err(TapError::NoNamespace { netns: netns.into(), path }),

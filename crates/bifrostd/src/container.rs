@@ -1,0 +1,146 @@
+//! A container's port: its device is in the container's network namespace, and comes and goes with that.
+//!
+//! While there is no namespace, the port is there without a device, as a virtual machine's while no machine runs: other hosts are not
+//! told that nobody is here, which they would believe for a while. What it counts begins with its device. What tells is the
+//! namespace's file, looked at a few times a second: nothing announces that something is mounted there.
+
+use anyhow::{Context, Result};
+use bifrost_control::config::{Port, PortKind};
+use bifrost_datapath::{Device, Worker};
+use bifrost_port::HostUnderlay;
+use bifrost_port::tap::{self, NamespaceId};
+use bifrost_port::vhost::Unplugged;
+
+use crate::daemon::State;
+use crate::translate;
+
+/// Where the device of a TAP port with a network namespace is.
+#[derive(Debug)]
+pub(crate) struct Container {
+    netns: String,
+    /// What the device was made in; `None` while the port waits for a namespace of that name.
+    made_in: Option<NamespaceId>,
+    /// Attempts in a row that have failed.
+    failures: u32,
+}
+
+impl Container {
+    /// Whether there is no namespace, or no device in it yet.
+    pub(crate) fn is_waiting(&self) -> bool {
+        self.made_in.is_none()
+    }
+}
+
+impl State {
+    /// Gives the TAP port `port`, number `owner`, its device; the workers have empty ports for it. Without its namespace, it waits.
+    ///
+    /// # Errors
+    /// There is a namespace, and no device can be made in it.
+    pub(crate) fn open_container(&mut self, port: &Port, owner: u16) -> Result<()> {
+        let tap = translate::tap(port);
+        let Some(netns) = tap.netns.clone() else { return self.plug(port, owner) };
+        // Asked before: if it is replaced meanwhile, the next look finds another one.
+        let found = tap::namespace(&netns).with_context(|| format!("looking for network namespace {netns}"))?;
+        if found.is_some() {
+            self.plug(port, owner)?;
+        } else {
+            tracing::warn!(
+                port = port.name,
+                netns,
+                "waits for its network namespace (ip netns add, or correct port.netns)"
+            );
+        }
+        self.containers.insert(port.name.clone(), Container { netns, made_in: found, failures: 0 });
+        Ok(())
+    }
+
+    /// Makes the devices anew that somebody has deleted.
+    ///
+    /// # Errors
+    /// What keeps one from being made; the others are.
+    pub(crate) fn mend_containers(&mut self) -> Result<()> {
+        let failed: Vec<u16> = self.on_all(|worker| worker.core_mut().failed_ports())?.concat();
+        let mut result = Ok(());
+        for port in self.config.ports.iter().filter(|port| port.kind == PortKind::Tap) {
+            let Some(owner) = self.names.port(&port.name).filter(|owner| failed.contains(owner)) else { continue };
+            tracing::info!(port = port.name, "its device was gone");
+            result = result.and(self.unplug(port, owner).and_then(|gone| {
+                drop(gone);
+                self.plug(port, owner)
+            }));
+        }
+        result
+    }
+
+    /// Makes and gives up devices as namespaces have come and gone. The kernel takes its time to remove devices: they are for
+    /// the caller to drop.
+    #[must_use]
+    pub(crate) fn follow_namespaces(&mut self) -> Vec<Device> {
+        let mut given_up = Vec::new();
+        let look = |(name, container): (&String, &Container)| {
+            // What cannot be looked at is left as it is.
+            let found = tap::namespace(&container.netns).ok()?;
+            (found != container.made_in).then(|| (name.clone(), found))
+        };
+        let changed: Vec<_> = self.containers.iter().filter_map(look).collect();
+        for (name, found) in changed {
+            let Some(owner) = self.names.port(&name) else { continue };
+            let Some(port) = self.config.ports.iter().find(|port| port.name == name).cloned() else { continue };
+            let Some(mut container) = self.containers.remove(&name) else { continue };
+            let netns = &container.netns;
+            if container.made_in.take().is_some() {
+                tracing::info!(port = name, netns, "its network namespace is gone");
+                match self.unplug(&port, owner) {
+                    Ok(devices) => given_up.extend(devices),
+                    Err(error) => tracing::error!(port = name, "giving up its device: {error:#}"),
+                }
+            }
+            let made = found.map(|_| self.plug(&port, owner));
+            match made {
+                None => container.failures = 0,
+                Some(Ok(())) => {
+                    tracing::info!(port = name, netns, "its network namespace is there");
+                    (container.made_in, container.failures) = (found, 0);
+                }
+                Some(Err(error)) => {
+                    container.failures = container.failures.saturating_add(1);
+                    // Not the first one: a name is there a moment before its namespace is.
+                    if container.failures == 2 {
+                        tracing::warn!("{error:#}; it is tried again");
+                    }
+                }
+            }
+            self.containers.insert(name, container);
+        }
+        given_up
+    }
+
+    /// Makes the device, and gives each worker its queue.
+    fn plug(&self, port: &Port, owner: u16) -> Result<()> {
+        let queues = tap::create(&translate::tap(port)).with_context(|| format!("port {}", port.name))?;
+        self.change_devices(port, owner, queues.into_iter().map(|queue| Box::new(queue) as Device)).map(drop)
+    }
+
+    /// Takes the device from the workers.
+    fn unplug(&self, port: &Port, owner: u16) -> Result<Vec<Device>> {
+        let empty: Vec<Device> =
+            self.workers.iter().map(|_| Ok(Box::new(Unplugged::new()?) as Device)).collect::<std::io::Result<_>>()?;
+        self.change_devices(port, owner, empty.into_iter())
+    }
+
+    /// Puts other devices behind a port, one for each worker, and returns those that were there. The port is a new one, so that
+    /// its counters go with those of the device.
+    fn change_devices(&self, port: &Port, owner: u16, devices: impl Iterator<Item = Device>) -> Result<Vec<Device>> {
+        let mut former = Vec::new();
+        for (worker, device) in self.workers.iter().zip(devices) {
+            let config = self.port_config(port, owner, device)?;
+            // In one go: no packet finds the port gone.
+            let change = move |w: &mut Worker<HostUnderlay>| (w.remove_port(owner), w.add_port(config));
+            let (old, added) = worker.run(change)?;
+            former.extend(old);
+            added.with_context(|| format!("port {}", port.name))?;
+        }
+        self.set_limits(port)?;
+        Ok(former)
+    }
+}
