@@ -13,10 +13,10 @@ use bifrost_control::api::FaultEntry;
 use bifrost_control::config::{Config, Port, PortKind, UnderlayPort};
 use bifrost_control::diff::ConfigDiff;
 use bifrost_datapath::{CoreConfig, Device, Handle, PortConfig};
-use bifrost_port::HostUnderlay;
 use bifrost_port::afxdp::AfxdpUnderlay;
 use bifrost_port::udp::UdpUnderlay;
 use bifrost_port::vhost::Unplugged;
+use bifrost_port::{HostUnderlay, device};
 use bifrost_wire::Vni;
 
 use crate::background::in_background;
@@ -105,6 +105,7 @@ impl Daemon {
         let names = Names::default().next(&config);
         let tables = translate::tables(&config, &names);
         let underlays = open_underlays(&config)?;
+        warn_of_small_devices(&config);
         let instance = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_micros() as u64);
         let mut workers = Vec::new();
         for (index, underlay) in underlays.into_iter().enumerate() {
@@ -295,6 +296,25 @@ impl State {
         let machine = Machine::open(translate::vhost(port), owner, worker);
         self.machines.insert(port.name.clone(), machine.with_context(|| format!("port {}", port.name))?);
         Ok(())
+    }
+}
+
+/// Packets that `underlay.mtu` lets pass and a NIC does not would vanish without a trace.
+fn warn_of_small_devices(config: &Config) {
+    let devices = match device::find(&config.underlay.addresses) {
+        Ok(Ok(devices)) => devices,
+        // They were bound to a moment ago: nothing is known of a device that goes away.
+        Ok(Err(_)) => return,
+        Err(error) => return tracing::warn!(%error, "cannot ask for the MTU of the underlay's devices"),
+    };
+    let mtu = u32::from(config.underlay.mtu);
+    for small in devices.iter().filter(|device| device.mtu < mtu) {
+        tracing::warn!(
+            device = small.name,
+            "its MTU is {}, underlay.mtu is {mtu}: larger packets between hosts will be lost (ip link set dev {} mtu {mtu})",
+            small.mtu,
+            small.name,
+        );
     }
 }
 

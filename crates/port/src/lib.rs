@@ -7,6 +7,7 @@
 pub mod afxdp;
 mod bpf;
 pub mod clock;
+pub mod device;
 pub mod guest;
 mod host;
 mod pool;

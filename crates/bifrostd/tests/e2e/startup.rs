@@ -110,6 +110,16 @@ fn a_clean_end_removes_devices_and_socket() {
 }
 
 #[test]
+fn a_link_that_is_too_small_for_the_underlay_is_named() {
+    let mut lab = lab();
+    lab.hosts[0].net.ip("link set l1 mtu 1500\n");
+    lab.hosts[0].start();
+    let log = lab.hosts[0].log();
+    let warnings: Vec<_> = log.lines().filter(|line| line.contains("underlay.mtu is 1700")).collect();
+    assert!(matches!(warnings[..], [line] if line.contains("MTU is 1500") && line.contains("dev l1")), "{log}");
+}
+
+#[test]
 fn the_service_manager_is_told_when_guests_have_their_devices() {
     let lab = lab();
     let host = &lab.hosts[0];

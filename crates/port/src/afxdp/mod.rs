@@ -11,7 +11,6 @@
 //! Needs Linux 5.9 and CAP_NET_ADMIN, CAP_NET_RAW and CAP_BPF. When the process ends, however it does, nothing stays attached.
 
 mod counters;
-mod device;
 mod error;
 mod lane;
 mod next_hop;

@@ -5,13 +5,13 @@ use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::device::{self, Device};
 use super::next_hop::Resolver;
 use super::parse::Ports;
 use super::program::{Steering, Wanted};
 use super::socket::{QueueConfig, XdpSocket};
 use super::{AfxdpConfig, AfxdpCounters, AfxdpError, AfxdpUnderlay, BATCH, Exit, MAX_MTU, XdpMode};
 use crate::bpf;
+use crate::device::{self, Device};
 use crate::udp::{UdpConfig, UdpUnderlay};
 use crate::underlay::TxBatch;
 

@@ -10,19 +10,24 @@ use rtnetlink::packet_route::link::LinkAttribute;
 
 /// A network device.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Device {
+pub struct Device {
     /// Its number.
-    pub(crate) index: u32,
-    pub(crate) name: String,
-    pub(crate) mac: [u8; 6],
+    pub index: u32,
+    /// Its name.
+    pub name: String,
+    /// Its MAC address; zeros if it has none of 6 bytes.
+    pub mac: [u8; 6],
     /// The largest IP packet, bytes.
-    pub(crate) mtu: u32,
+    pub mtu: u32,
     /// Receive queues that it has room for; fewer may be in use. At least 1.
-    pub(crate) queues: u32,
+    pub queues: u32,
 }
 
-/// The devices of `local`, each once, and the first address that no device has.
-pub(crate) fn find(local: &[IpAddr]) -> io::Result<Result<Vec<Device>, IpAddr>> {
+/// The devices of the addresses `local` of this network namespace, each once; or the first address that no device has.
+///
+/// # Errors
+/// The kernel does not answer over netlink.
+pub fn find(local: &[IpAddr]) -> io::Result<Result<Vec<Device>, IpAddr>> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_io().build()?;
     // A thread of its own in the same namespace: whoever calls may be inside of a runtime.
     std::thread::scope(|scope| {
