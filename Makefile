@@ -61,10 +61,12 @@ miri:
 	@scripts/miri.sh
 
 deb:
+	@command -v dh >/dev/null || $(SUDO) apt-get install -y -qq --no-install-recommends debhelper
 	@rm -f $(OUT)/bifrost_*.deb
 	@OUT=$(OUT) scripts/build-deb.sh
 
-try-guide: deb
+try-guide: packages deb
+	@{ command -v debootstrap && command -v ssh; } >/dev/null || $(SUDO) apt-get install -y -qq --no-install-recommends debootstrap openssh-client
 	@$(SUDO) env OUT=$(OUT) scripts/try-guide.sh $(OUT)/bifrost_*.deb
 
 clean-lab:

@@ -82,18 +82,27 @@ impl Net {
         })
     }
 
-    /// A TCP counter of this namespace's kernel, as in `/proc/net/snmp`.
+    /// A TCP counter of this namespace's kernel, as in `/proc/net/snmp` and `/proc/net/netstat`.
     pub fn tcp_counter(&self, name: &'static str) -> u64 {
-        let text = self.enter(|| std::fs::read_to_string("/proc/thread-self/net/snmp").unwrap());
-        let mut lines = text.lines().filter(|l| l.starts_with("Tcp:"));
-        let (names, values) = (lines.next().unwrap(), lines.next().unwrap());
-        let at = names.split(' ').position(|n| n == name).unwrap();
-        values.split(' ').nth(at).unwrap().parse().unwrap()
+        let text = self.enter(|| {
+            ["snmp", "netstat"].map(|file| std::fs::read_to_string(format!("/proc/thread-self/net/{file}")).unwrap())
+        });
+        let lines: Vec<_> = text.iter().flat_map(|text| text.lines()).filter(|l| l.starts_with("Tcp")).collect();
+        let value = lines.chunks(2).find_map(|lines| {
+            let at = lines[0].split(' ').position(|n| n == name)?;
+            lines[1].split(' ').nth(at)?.parse().ok()
+        });
+        value.unwrap_or_else(|| panic!("the kernel has no {name}"))
     }
 
     /// Segments that this namespace's TCP has sent again.
     pub fn retransmits(&self) -> u64 {
         self.tcp_counter("RetransSegs")
+    }
+
+    /// Of these, segments that the receiver has not had twice (DSACK, RFC 2883): the first one was lost, not late.
+    pub fn needed_retransmits(&self) -> u64 {
+        self.retransmits().saturating_sub(self.tcp_counter("TCPDSACKRecvSegs"))
     }
 
     /// Whether a device exists.
