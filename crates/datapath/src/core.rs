@@ -247,7 +247,7 @@ impl<P: GuestPort> Core<P> {
 
     /// Whether the underlay or a guest may have something that can be had now.
     pub fn has_more(&self) -> bool {
-        self.underlay_readable || self.ports.iter().flatten().any(|p| p.readable && p.watched)
+        self.underlay_readable || self.ports.iter().flatten().any(|p| p.unfinished || p.readable && p.watched)
     }
 
     /// A port for which [`is_watched`](Self::is_watched) has changed since it was last returned here.

@@ -16,6 +16,8 @@ use crate::ports::{Departure, Held, Port};
 
 /// Packets of one guest in one turn, so that none starves the others.
 const GUEST_BUDGET: usize = 128;
+/// Bytes of one guest in one turn, and at most one packet more: a packet may be 64 KB long, and be sent in hundreds of segments.
+const GUEST_BYTES: usize = 512 << 10;
 /// Bytes waiting to be sent after which the turn sends in between.
 const BATCH_BYTES: usize = 512 << 10;
 
@@ -78,6 +80,7 @@ impl<P: GuestPort> Core<P> {
             port.way.fetched_packets += self.frames.len() as u64;
             port.backlog.extend(self.frames.drain(..));
         }
+        let mut bytes = 0;
         let mut parsed = std::mem::take(&mut self.parsed);
         'blocked: while let Some(port) = self.ports[owner].as_mut().filter(|port| !port.backlog.is_empty()) {
             // A vector at a time: what all of its packets need comes into the processor's caches while others are waited for.
@@ -112,7 +115,14 @@ impl<P: GuestPort> Core<P> {
                     self.publish_now::<SEEN>();
                     self.emit::<SEEN>(underlay);
                 }
+                bytes += frame.len as usize;
+                if bytes > GUEST_BYTES {
+                    break 'blocked;
+                }
             }
+        }
+        if let Some(port) = self.ports[owner].as_mut() {
+            port.unfinished = bytes > GUEST_BYTES && !port.backlog.is_empty();
         }
         self.parsed = parsed;
         self.publish_now::<SEEN>();

@@ -69,6 +69,8 @@ pub(crate) struct Port<P> {
     pub(crate) held: Vec<Option<Held>>,
     /// Fetched packets that a closed window keeps back, oldest first; bounded by the port's buffers.
     pub(crate) backlog: VecDeque<TxFrame>,
+    /// Some of them wait for nothing but the next turn.
+    pub(crate) unfinished: bool,
     /// What the switch decided for the first of them, if it has been asked.
     pub(crate) blocked: Option<Departure>,
     /// Something may be waiting to be fetched.
@@ -108,6 +110,7 @@ impl<P: GuestPort> Port<P> {
             held: vec![None; config.port.tx_capacity() as usize],
             port: config.port,
             backlog: VecDeque::new(),
+            unfinished: false,
             blocked: None,
             readable: true,
             watched: false,
@@ -169,7 +172,7 @@ impl<P: GuestPort> Port<P> {
         self.way.gone_undecided_packets += undecided;
         self.way.gone_decided_packets += decided;
         self.backlog.clear();
-        (self.blocked, self.hidden) = (None, 0);
+        (self.blocked, self.unfinished, self.hidden) = (None, false, 0);
     }
 
     /// Packets of the guest that are held.
