@@ -166,7 +166,7 @@ fn list(json: bool) -> Result<ExitCode> {
     if json {
         let entries: Vec<_> = experiment::all()
             .iter()
-            .map(|e| serde_json::json!({ "name": e.name(), "summary": e.summary(), "modes": e.default_modes() }))
+            .map(|e| serde_json::json!({ "name": e.name(), "summary": e.summary(), "modes": e.default_modes(false) }))
             .collect();
         println!("{}", serde_json::to_string_pretty(&entries)?);
     } else {

@@ -29,11 +29,11 @@ pub trait Experiment {
 
     /// The networks that it can compare.
     fn modes(&self) -> Vec<Mode> {
-        vec![Mode::KernelVxlan, Mode::Off, Mode::Bifrost]
+        Mode::USUAL.to_vec()
     }
 
-    /// The networks that are compared unless the user says otherwise.
-    fn default_modes(&self) -> Vec<Mode> {
+    /// The networks that are compared unless the user says otherwise; in a quick run it may be fewer.
+    fn default_modes(&self, _quick: bool) -> Vec<Mode> {
         self.modes()
     }
 
@@ -103,6 +103,13 @@ pub struct Network {
     _part: Run,
 }
 
+impl Network {
+    /// An error if a switch has ended.
+    pub fn check(&mut self) -> Result<()> {
+        self.overlay.check_alive()
+    }
+}
+
 impl Lab {
     /// Builds two hosts whose guests are joined by `mode`. Logs carry `label`.
     pub fn network(&self, mode: Mode, label: &str) -> Result<Network> {
@@ -161,5 +168,25 @@ impl Lab {
     /// How long a point lasts, seconds, unless the user says otherwise.
     pub fn seconds(&self, full: f64, quick: f64) -> f64 {
         self.options.seconds.unwrap_or(if self.options.quick { quick } else { full })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn quick_runs_compare_no_more_than_three_networks_and_open_vswitch() {
+        for experiment in all() {
+            let (modes, full, quick) =
+                (experiment.modes(), experiment.default_modes(false), experiment.default_modes(true));
+            let name = experiment.name();
+            assert!(full.iter().chain(&quick).all(|mode| modes.contains(mode)), "{name}");
+            assert!(quick.iter().all(|mode| full.contains(mode) && Mode::SWITCHES.contains(mode)), "{name}: {quick:?}");
+            let several = matches!(name, "redis-loss" | "path-failure" | "iperf" | "nginx");
+            for mode in [Mode::KernelBbr, Mode::Strict] {
+                assert_eq!(full.contains(&mode), several, "{name}");
+            }
+        }
     }
 }

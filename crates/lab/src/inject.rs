@@ -6,7 +6,6 @@ use anyhow::{Context, Result};
 use serde_json::Value;
 
 use crate::netns::Namespace;
-use crate::options::Mode;
 use crate::topology::overlay::Overlay;
 use crate::topology::{Topology, link_name};
 
@@ -34,7 +33,7 @@ pub fn wire_drops(topology: &Topology) -> Result<u64> {
 
 /// Drops `loss_percent` of the packets towards every guest, between its switch and its vNIC. 0 removes it.
 pub fn vnic_loss(topology: &Topology, overlay: &Overlay, loss_percent: f64) -> Result<()> {
-    if overlay.mode == Mode::KernelVxlan {
+    if overlay.mode.is_kernel_vxlan() {
         for host in &topology.hosts {
             set_ingress_loss(&host.guest.namespace, &["eth0".to_owned()], loss_percent)?;
         }

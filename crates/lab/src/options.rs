@@ -12,26 +12,49 @@ use serde::{Deserialize, Serialize};
 pub enum Mode {
     /// Linux's own VXLAN device and bridge; guests rely on their TCP alone.
     KernelVxlan,
+    /// As `kernel_vxlan`, and the guests' TCP uses BBR instead of cubic.
+    KernelBbr,
     /// Open vSwitch's userspace datapath with a VXLAN tunnel over one path.
     OpenVswitch,
     /// `bifrostd` with reliability off: plain VXLAN through the same switch.
     Off,
+    /// `bifrostd` with the transport as NSDI'26 has it, as far as settings go: one order for all flows of two guests, RTO from 4 ms.
+    Strict,
     /// `bifrostd` with the BIFROST transport under the guests' TCP.
     Bifrost,
 }
 
 impl Mode {
     /// All modes, in the order of reports.
-    pub const ALL: [Mode; 4] = [Mode::KernelVxlan, Mode::OpenVswitch, Mode::Off, Mode::Bifrost];
+    pub const ALL: [Mode; 6] =
+        [Mode::KernelVxlan, Mode::KernelBbr, Mode::OpenVswitch, Mode::Off, Mode::Strict, Mode::Bifrost];
+    /// What most experiments compare, and more of them in a quick run.
+    pub const USUAL: [Mode; 3] = [Mode::KernelVxlan, Mode::Off, Mode::Bifrost];
+    /// Those in which packets can be lost.
+    pub const TRANSPORTS: [Mode; 5] = [Mode::KernelVxlan, Mode::KernelBbr, Mode::Off, Mode::Strict, Mode::Bifrost];
+    /// One for each switch.
+    pub const SWITCHES: [Mode; 4] = [Mode::KernelVxlan, Mode::OpenVswitch, Mode::Off, Mode::Bifrost];
 
     /// The name in `results.json`.
     pub fn name(self) -> &'static str {
         match self {
             Mode::KernelVxlan => "kernel_vxlan",
+            Mode::KernelBbr => "kernel_bbr",
             Mode::OpenVswitch => "open_vswitch",
             Mode::Off => "off",
+            Mode::Strict => "strict",
             Mode::Bifrost => "bifrost",
         }
+    }
+
+    /// Whether Linux's own VXLAN device joins the guests.
+    pub fn is_kernel_vxlan(self) -> bool {
+        matches!(self, Mode::KernelVxlan | Mode::KernelBbr)
+    }
+
+    /// Whether `bifrostd` joins the guests.
+    pub fn is_bifrostd(self) -> bool {
+        matches!(self, Mode::Off | Mode::Strict | Mode::Bifrost)
     }
 }
 

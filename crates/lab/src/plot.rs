@@ -75,8 +75,10 @@ pub fn draw(path: &Path, panels: &[Panel], columns: usize) -> Result<PathBuf> {
 fn color(mode: Mode) -> RGBColor {
     match mode {
         Mode::KernelVxlan => RGBColor(0xd9, 0x5f, 0x02),
+        Mode::KernelBbr => RGBColor(0xe6, 0xab, 0x02),
         Mode::OpenVswitch => RGBColor(0xe7, 0x29, 0x8a),
         Mode::Off => RGBColor(0x75, 0x70, 0xb3),
+        Mode::Strict => RGBColor(0x1f, 0x78, 0xb4),
         Mode::Bifrost => RGBColor(0x1b, 0x9e, 0x77),
     }
 }
@@ -84,8 +86,10 @@ fn color(mode: Mode) -> RGBColor {
 fn label(mode: Mode) -> &'static str {
     match mode {
         Mode::KernelVxlan => "kernel VXLAN",
+        Mode::KernelBbr => "kernel VXLAN, BBR",
         Mode::OpenVswitch => "Open vSwitch, userspace",
         Mode::Off => "bifrostd, reliability off",
+        Mode::Strict => "bifrostd, strict order",
         Mode::Bifrost => "bifrostd, reliability on",
     }
 }

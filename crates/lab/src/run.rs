@@ -9,7 +9,7 @@ use clap::ValueEnum as _;
 
 use crate::daemon::Binaries;
 use crate::experiment::{Experiment, Lab};
-use crate::options::{Guests, Mode, Options};
+use crate::options::{Guests, Options};
 use crate::results::{HostInfo, Results, SCHEMA_VERSION};
 use crate::state::Run;
 
@@ -24,9 +24,9 @@ pub fn settle(experiment: &dyn Experiment, mut options: Options) -> Result<Optio
         bail!("{name} does not run with --guests {}", chosen.name());
     }
     if options.modes.is_empty() {
-        options.modes = experiment.default_modes();
+        options.modes = experiment.default_modes(options.quick);
         // It has no port for them.
-        options.modes.retain(|mode| chosen == Guests::Container || *mode != Mode::KernelVxlan);
+        options.modes.retain(|mode| chosen == Guests::Container || !mode.is_kernel_vxlan());
     }
     if let Some(mode) = options.modes.iter().find(|mode| !experiment.modes().contains(mode)) {
         bail!("{name} does not run with --modes {}", mode.name());

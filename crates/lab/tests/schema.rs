@@ -5,6 +5,7 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
+use bifrost_lab::experiment;
 use bifrost_lab::experiments::{
     coverage, delayed_release, flow_records, granularity, iperf, isolation, nginx, path_failure, redis_loss,
     route_refresh, soak, switch_latency, switch_overall, switch_rate, tunnel::Switch, vhost_rate,
@@ -288,6 +289,23 @@ fn every_experiments_results_match() {
     for results in all() {
         let errors: Vec<_> = validator.iter_errors(&results).map(|e| format!("{}: {e}", e.instance_path)).collect();
         assert!(errors.is_empty(), "{}: {errors:?}", results["experiment"]);
+    }
+}
+
+#[test]
+fn every_network_of_an_experiment_matches() {
+    let validator = validator();
+    for experiment in experiment::all() {
+        let name = experiment.name();
+        if !["redis-loss", "path-failure", "iperf", "soak", "switch-overall", "switch-latency", "nginx"].contains(&name)
+        {
+            continue;
+        }
+        let mut results = all().into_iter().find(|results| results["experiment"] == name).unwrap();
+        for mode in experiment.modes() {
+            results["rows"][0]["mode"] = json!(mode.name());
+            assert!(validator.is_valid(&results), "{name}: {}", mode.name());
+        }
     }
 }
 

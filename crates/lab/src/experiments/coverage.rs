@@ -60,7 +60,7 @@ impl Experiment for Coverage {
         "Losses between switch and vNIC that a virtual machine's TCP has to repair (NSDI'26 figure 19)"
     }
 
-    fn default_modes(&self) -> Vec<Mode> {
+    fn default_modes(&self, _quick: bool) -> Vec<Mode> {
         vec![Mode::Off, Mode::Bifrost]
     }
 

@@ -71,7 +71,7 @@ impl Experiment for DelayedRelease {
         "Memory of the sender's host while packets in flight stay with the virtual machine (NSDI'26 figure 22)"
     }
 
-    fn default_modes(&self) -> Vec<Mode> {
+    fn default_modes(&self, _quick: bool) -> Vec<Mode> {
         vec![Mode::Bifrost]
     }
 

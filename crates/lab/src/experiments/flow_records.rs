@@ -85,7 +85,7 @@ impl Experiment for FlowRecords {
         "Packets a second between two vhost-user ports with an ACL and security groups, with flow records and without"
     }
 
-    fn default_modes(&self) -> Vec<Mode> {
+    fn default_modes(&self, _quick: bool) -> Vec<Mode> {
         vec![Mode::Off]
     }
 

@@ -101,7 +101,7 @@ impl Experiment for Granularity {
         "TCP of virtual machines over sprayed paths of different delay, reordered or not (NSDI'26 figures 17, 18, 23)"
     }
 
-    fn default_modes(&self) -> Vec<Mode> {
+    fn default_modes(&self, _quick: bool) -> Vec<Mode> {
         vec![Mode::Bifrost]
     }
 

@@ -57,6 +57,14 @@ impl Experiment for Iperf {
         "Throughput of one TCP flow, without loss and at 0.1 % on the wire"
     }
 
+    fn modes(&self) -> Vec<Mode> {
+        Mode::TRANSPORTS.to_vec()
+    }
+
+    fn default_modes(&self, quick: bool) -> Vec<Mode> {
+        if quick { Mode::USUAL.to_vec() } else { self.modes() }
+    }
+
     fn run(&self, lab: &Lab) -> Result<Vec<Value>> {
         let losses = lab.options.losses.clone().unwrap_or_else(|| LOSSES.to_vec());
         let repetitions = lab.repetitions(3);
@@ -96,9 +104,7 @@ impl Experiment for Iperf {
                         row.guest_retransmits
                     ));
                     rows.push(row);
-                    for daemon in &mut network.overlay.daemons {
-                        daemon.check_alive()?;
-                    }
+                    network.check()?;
                 }
             }
         }

@@ -150,7 +150,7 @@ impl Experiment for Isolation {
         vec![Mode::Off, Mode::Bifrost]
     }
 
-    fn default_modes(&self) -> Vec<Mode> {
+    fn default_modes(&self, _quick: bool) -> Vec<Mode> {
         vec![Mode::Bifrost]
     }
 

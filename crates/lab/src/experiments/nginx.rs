@@ -102,6 +102,10 @@ impl Experiment for NginxExperiment {
         Mode::ALL.to_vec()
     }
 
+    fn default_modes(&self, quick: bool) -> Vec<Mode> {
+        if quick { Mode::SWITCHES.to_vec() } else { self.modes() }
+    }
+
     fn run(&self, lab: &Lab) -> Result<Vec<Value>> {
         let losses = lab.options.losses.clone().unwrap_or_else(|| LOSSES.to_vec());
         let repetitions = lab.repetitions(3);
@@ -138,7 +142,7 @@ impl Experiment for NginxExperiment {
                         server.check_alive()?;
                     }
                 }
-                network.overlay.check_alive()?;
+                network.check()?;
             }
         }
         to_values(&rows)

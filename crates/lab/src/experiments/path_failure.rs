@@ -132,6 +132,14 @@ impl Experiment for PathFailure {
         "A TCP flow and Redis while one path loses 10 %, then 100 % (NSDI'26 figures 16 and F10)"
     }
 
+    fn modes(&self) -> Vec<Mode> {
+        Mode::TRANSPORTS.to_vec()
+    }
+
+    fn default_modes(&self, quick: bool) -> Vec<Mode> {
+        if quick { Mode::USUAL.to_vec() } else { self.modes() }
+    }
+
     fn run(&self, lab: &Lab) -> Result<Vec<Value>> {
         let repetitions = lab.repetitions(3);
         let mut progress = Progress::new(lab.options.modes.len() as u64 * 2 * u64::from(repetitions));
@@ -146,9 +154,7 @@ impl Experiment for PathFailure {
                     let passages = judgeable_passages(lab, &network, workload, repetition, &label)?;
                     progress.end(&passages.iter().map(line).collect::<Vec<_>>().join("\n"));
                     rows.extend(passages);
-                    for daemon in &mut network.overlay.daemons {
-                        daemon.check_alive()?;
-                    }
+                    network.check()?;
                 }
             }
         }

@@ -95,6 +95,14 @@ impl Experiment for RedisLoss {
         "Redis latency and throughput at packet loss from 0 to 1 % (NSDI'26 figure 20)"
     }
 
+    fn modes(&self) -> Vec<Mode> {
+        Mode::TRANSPORTS.to_vec()
+    }
+
+    fn default_modes(&self, quick: bool) -> Vec<Mode> {
+        if quick { Mode::USUAL.to_vec() } else { self.modes() }
+    }
+
     fn guests(&self) -> Vec<Guests> {
         vec![Guests::Container, Guests::Vm]
     }
@@ -271,6 +279,18 @@ impl Experiment for RedisLoss {
                     "x",
                 ));
             }
+            if rows.iter().any(|row| row.mode == Mode::Strict) {
+                for loss in [1.0, 0.0] {
+                    let both = ((on, loss), (Mode::Strict, loss));
+                    let name = if loss == 0.0 { format!("{name}, no loss") } else { format!("{name}, {place}") };
+                    let bar = |what: &str, measured, sense, bound| {
+                        let name = format!("{name}: BIFROST's {what} over that in strict order");
+                        Bar::new(name, measured, sense, bound, "x")
+                    };
+                    bars.push(bar("P99.9", ratio(both.0, both.1, tail), Sense::AtMost, 1.15));
+                    bars.push(bar("rps", ratio(both.0, both.1, rps), Sense::AtLeast, 0.95));
+                }
+            }
         }
         Ok(bars)
     }
@@ -381,9 +401,7 @@ impl Bench {
         }
         self.inject(point, 0.0)?;
         self.server.as_mut().map_or(Ok(()), RedisServer::check_alive)?;
-        for daemon in &mut self.network.overlay.daemons {
-            daemon.check_alive()?;
-        }
+        self.network.check()?;
         best.map(|(_, row)| row).context("no attempt was made")
     }
 

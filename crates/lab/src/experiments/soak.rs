@@ -130,7 +130,7 @@ impl Experiment for Soak {
         "Checked byte streams and Redis under changing faults, 10 minutes; memory and counters of the daemons"
     }
 
-    fn default_modes(&self) -> Vec<Mode> {
+    fn default_modes(&self, _quick: bool) -> Vec<Mode> {
         vec![Mode::Bifrost]
     }
 
@@ -254,11 +254,9 @@ fn soak(lab: &Lab, mode: Mode, duration_s: f64, progress: &mut Progress) -> Resu
     let mut memory = vec![Vec::new(); network.overlay.daemons.len()];
     let mut entries = Vec::new();
     while began.elapsed().as_secs_f64() < duration_s {
-        let fault = match mode {
-            Mode::KernelVxlan | Mode::OpenVswitch => None,
-            Mode::Off | Mode::Bifrost => {
-                Some(faults::choose_among(&mut random, lab.options.paths, &lab.options.faults)?)
-            }
+        let fault = match mode.is_bifrostd() {
+            false => None,
+            true => Some(faults::choose_among(&mut random, lab.options.paths, &lab.options.faults)?),
         };
         let description = fault.as_ref().map_or("no fault".to_owned(), |fault| fault.description.clone());
         progress.begin(&description);

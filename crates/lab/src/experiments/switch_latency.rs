@@ -117,6 +117,10 @@ impl Experiment for SwitchLatency {
         Mode::ALL.to_vec()
     }
 
+    fn default_modes(&self, _quick: bool) -> Vec<Mode> {
+        Mode::SWITCHES.to_vec()
+    }
+
     fn run(&self, lab: &Lab) -> Result<Vec<Value>> {
         let (repetitions, seconds) = (lab.repetitions(5), lab.seconds(3.0, 1.0));
         let switches = lab.options.modes.iter().map(|&mode| Between::Switches(mode));
@@ -151,7 +155,7 @@ impl Experiment for SwitchLatency {
                         let mut network = lab.network(mode, &format!("{}-{repetition}", mode.name()))?;
                         let guests = [&network.topology.hosts[0].guest, &network.topology.hosts[1].guest];
                         record(&guests[0].namespace, &guests[1].namespace, (guests[1].address, PORT).into())?;
-                        network.overlay.check_alive()?;
+                        network.check()?;
                     }
                 }
             }

@@ -74,10 +74,10 @@ impl Experiment for SwitchOverall {
     }
 
     fn modes(&self) -> Vec<Mode> {
-        Mode::ALL.to_vec()
+        Mode::SWITCHES.to_vec()
     }
 
-    fn default_modes(&self) -> Vec<Mode> {
+    fn default_modes(&self, _quick: bool) -> Vec<Mode> {
         vec![Mode::OpenVswitch, Mode::Off, Mode::Bifrost]
     }
 

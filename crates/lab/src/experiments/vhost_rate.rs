@@ -76,7 +76,7 @@ impl Experiment for VhostRate {
         "Packets a second between two vhost-user ports, compared with DPDK's own vhost back-end"
     }
 
-    fn default_modes(&self) -> Vec<Mode> {
+    fn default_modes(&self, _quick: bool) -> Vec<Mode> {
         vec![Mode::Off]
     }
 

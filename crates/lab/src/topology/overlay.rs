@@ -53,7 +53,7 @@ impl Overlay {
                 }
                 Vec::new()
             }
-            Mode::KernelVxlan => {
+            Mode::KernelVxlan | Mode::KernelBbr => {
                 ensure!(settings.guests == Guests::Container, "a kernel VXLAN device has no port for virtual machines");
                 for host in &topology.hosts {
                     add_vxlan(host, &topology.hosts, topology.plan.spread_flows)?;
@@ -61,11 +61,16 @@ impl Overlay {
                 Vec::new()
             }
             Mode::Off => Daemon::start_all(run, topology, Reliability::Off, settings, binaries, logs)?,
+            Mode::Strict => {
+                let settings = settings.or_as_in_the_paper();
+                Daemon::start_all(run, topology, Reliability::Tcp, &settings, binaries, logs)?
+            }
             Mode::Bifrost => Daemon::start_all(run, topology, Reliability::Tcp, settings, binaries, logs)?,
         };
         if settings.guests == Guests::Container {
+            let algorithm = if mode == Mode::KernelBbr { "bbr" } else { "cubic" };
             for host in &topology.hosts {
-                use_cubic(host)?;
+                choose_congestion_control(host, algorithm)?;
             }
         }
         Ok(Self { mode, daemons, open_vswitches })
@@ -78,16 +83,19 @@ impl Overlay {
     }
 }
 
-/// Cubic, as most guests have it: another default of this machine would measure that (BBR, for one, all but stops for
-/// 200 ms every ten seconds to find its smallest RTT). By route, for a namespace may not choose its default.
-fn use_cubic(host: &Host) -> Result<()> {
+/// Cubic but where BBR is asked for, as most guests have it: another default of this machine would measure that (BBR, for one,
+/// all but stops for 200 ms every ten seconds to find its smallest RTT). By route, for a namespace may not choose its default.
+fn choose_congestion_control(host: &Host, algorithm: &str) -> Result<()> {
     let guest = &host.guest;
     let octets = guest.address.octets();
     let batch = format!(
-        "route change {}.{}.{}.0/24 dev eth0 proto kernel scope link src {} congctl cubic\n",
+        "route change {}.{}.{}.0/24 dev eth0 proto kernel scope link src {} congctl {algorithm}\n",
         octets[0], octets[1], octets[2], guest.address
     );
-    guest.namespace.ip_batch(&batch).with_context(|| format!("choosing cubic in {}", guest.namespace.name()))
+    guest.namespace.ip_batch(&batch).with_context(|| {
+        let name = guest.namespace.name();
+        format!("choosing {algorithm} in {name}: does the kernel have it? (`modprobe tcp_{algorithm}` loads it)")
+    })
 }
 
 /// A bridge with the VXLAN device and the guest's veth. Forwarding entries and neighbours are static: a lost ARP packet

@@ -98,3 +98,30 @@ fn the_report_compares_with_the_kernel() {
     let line = report.lines().find(|line| line.contains("bifrost") && line.starts_with("| 1 %")).unwrap();
     assert!(line.contains("70x") && line.contains("3.80x"), "{line}");
 }
+
+#[test]
+fn strict_order_is_judged_where_it_was_measured() {
+    let judged = |tail: f64, rps: f64| {
+        let mut rows = rows();
+        let strict: Vec<Row> = rows.iter().filter(|row| row.mode == Mode::Bifrost).cloned().collect();
+        rows.extend(strict.into_iter().map(|row| Row {
+            mode: Mode::Strict,
+            latency_ms_p99_9: row.latency_ms_p99_9 * (1.0 + tail * row.loss_percent),
+            rps: row.rps * (1.0 + rps * (1.0 - row.loss_percent)),
+            ..row
+        }));
+        let bars = RedisLoss.bars(&to_values(&rows).unwrap()).unwrap();
+        assert_eq!(bars.len(), 12 + 8);
+        let missed = bars.iter().filter(|bar| !bar.passes());
+        missed.map(|bar| bar.name.clone()).collect::<Vec<_>>()
+    };
+    assert_eq!(judged(0.0, 0.0), [] as [String; 0]);
+    assert_eq!(
+        judged(-0.2, 0.0),
+        ["get", "set"].map(|op| format!("{op}, 1 % loss on the wire: BIFROST's P99.9 over that in strict order"))
+    );
+    assert_eq!(
+        judged(0.0, 0.1),
+        ["get", "set"].map(|op| format!("{op}, no loss: BIFROST's rps over that in strict order"))
+    );
+}
