@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use clap::{Args, Parser, Subcommand};
+use socket2::Protocol;
 
 use crate::daemon::Binaries;
 use crate::experiment::{self, Experiment, Lab};
@@ -126,6 +127,7 @@ pub fn parse_and_run() -> Result<ExitCode> {
         Command::RedisLoad { server, op, clients, requests_per_s, seconds } => {
             let load = Load {
                 server,
+                protocol: Protocol::TCP,
                 clients,
                 duration: WARM_UP + Duration::try_from_secs_f64(seconds)?,
                 warm_up: WARM_UP,
@@ -255,6 +257,12 @@ fn shell(mode: Mode, inside: &str, mut options: Options) -> Result<ExitCode> {
     };
     let program = std::env::var("SHELL").unwrap_or_else(|_| "/bin/sh".to_owned());
     println!("A shell in {inside}; the network lasts until it ends.");
+    if mode == Mode::Mptcp {
+        println!(
+            "Programs in guests ask for Multipath TCP where they ask for TCP; those in guest-a get a subflow for each path. \
+             In the other guest: mptcpize run PROGRAM. To look at: ss -M, nstat -a 'MPTcpExt*'."
+        );
+    }
     let mut child = namespace.command(&program).spawn().with_context(|| format!("starting {program}"))?;
     // Ctrl-C belongs to the shell.
     child.wait().context("waiting for the shell")?;

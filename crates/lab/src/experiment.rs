@@ -17,7 +17,7 @@ use crate::machine::Machine;
 use crate::options::{Guests, Mode, Options};
 use crate::state::Run;
 use crate::topology::overlay::Overlay;
-use crate::topology::{Plan, Topology};
+use crate::topology::{Plan, Topology, multipath_tcp};
 
 /// An experiment: it measures rows, and knows how to present and to judge them.
 pub trait Experiment {
@@ -99,14 +99,20 @@ pub struct Network {
     pub overlay: Overlay,
     /// The hosts.
     pub topology: Topology,
+    /// Where its logs are.
+    logs: PathBuf,
     /// Its names and files.
     _part: Run,
 }
 
 impl Network {
-    /// An error if a switch has ended.
+    /// An error if a switch has ended, or if guests that are to use Multipath TCP do not.
     pub fn check(&mut self) -> Result<()> {
-        self.overlay.check_alive()
+        self.overlay.check_alive()?;
+        if self.topology.plan.multipath_tcp {
+            multipath_tcp::check(&self.topology, &self.logs)?;
+        }
+        Ok(())
     }
 }
 
@@ -139,7 +145,9 @@ impl Lab {
             cabling: self.options.cabling,
             wire_packets: !self.options.wire_offload,
             own_processors: !self.options.share_processors,
-            spread_flows,
+            // A subflow for each path.
+            spread_flows: spread_flows || mode == Mode::Mptcp,
+            multipath_tcp: mode == Mode::Mptcp,
         };
         let part = self.run.part()?;
         let topology = Topology::build(&part, plan)?;
@@ -152,7 +160,7 @@ impl Lab {
             }
             machines.iter_mut().try_for_each(Machine::wait_until_ready)?;
         }
-        Ok(Network { machines, overlay, topology, _part: part })
+        Ok(Network { machines, overlay, topology, logs: self.logs(label), _part: part })
     }
 
     /// The directory for logs of the part `label`.
@@ -184,7 +192,7 @@ mod tests {
             assert!(full.iter().chain(&quick).all(|mode| modes.contains(mode)), "{name}");
             assert!(quick.iter().all(|mode| full.contains(mode) && Mode::SWITCHES.contains(mode)), "{name}: {quick:?}");
             let several = matches!(name, "redis-loss" | "path-failure" | "iperf" | "nginx");
-            for mode in [Mode::KernelBbr, Mode::Strict] {
+            for mode in [Mode::KernelBbr, Mode::Mptcp, Mode::Strict] {
                 assert_eq!(full.contains(&mode), several, "{name}");
             }
         }

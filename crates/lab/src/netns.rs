@@ -8,6 +8,7 @@ use std::process::Command;
 use anyhow::{Context, Result, anyhow};
 use rustix::process::nice;
 use rustix::thread::{CpuSet, LinkNameSpaceType, move_into_link_name_space, sched_setaffinity};
+use socket2::Protocol;
 
 use crate::command;
 
@@ -21,13 +22,15 @@ pub struct Namespace {
     name: String,
     /// Where programs and threads inside it run; `None`: anywhere.
     processor: Option<usize>,
+    /// Whether what runs inside uses Multipath TCP.
+    multipath_tcp: bool,
 }
 
 impl Namespace {
     /// Makes the namespace `name`, with loopback up and IPv6 off (the lab speaks IPv4; silence keeps packet counts exact).
     pub fn create(name: String) -> Result<Self> {
         command::run("ip", &["netns", "add", &name])?;
-        let namespace = Self { name, processor: None };
+        let namespace = Self { name, processor: None, multipath_tcp: false };
         namespace
             .write_sysctls(&[("net/ipv6/conf/all/disable_ipv6", "1"), ("net/ipv6/conf/default/disable_ipv6", "1")])?;
         namespace.ip_batch("link set lo up\n")?;
@@ -37,6 +40,17 @@ impl Namespace {
     /// Lets everything that is started inside from now on run on one processor only, before other work.
     pub fn pin(&mut self, processor: usize) {
         self.processor = Some(processor);
+    }
+
+    /// Lets every program that is started inside from now on use Multipath TCP where it asks for TCP. The lab's own sockets are to
+    /// ask for [`Namespace::stream_protocol`].
+    pub fn use_multipath_tcp(&mut self) {
+        self.multipath_tcp = true;
+    }
+
+    /// What the lab's own stream sockets inside are to be.
+    pub fn stream_protocol(&self) -> Protocol {
+        if self.multipath_tcp { Protocol::MPTCP } else { Protocol::TCP }
     }
 
     /// The name, as under `/run/netns`.
@@ -68,7 +82,11 @@ impl Namespace {
             }
             None => Command::new("ip"),
         };
-        command.args(["netns", "exec", &self.name]).arg(program);
+        command.args(["netns", "exec", &self.name]);
+        if self.multipath_tcp {
+            command.args(["mptcpize", "run"]);
+        }
+        command.arg(program);
         command
     }
 

@@ -14,6 +14,8 @@ pub enum Mode {
     KernelVxlan,
     /// As `kernel_vxlan`, and the guests' TCP uses BBR instead of cubic.
     KernelBbr,
+    /// As `kernel_vxlan`, and the guests use Multipath TCP (RFC 8684): a subflow for each path.
+    Mptcp,
     /// Open vSwitch's userspace datapath with a VXLAN tunnel over one path.
     OpenVswitch,
     /// `bifrostd` with reliability off: plain VXLAN through the same switch.
@@ -26,12 +28,13 @@ pub enum Mode {
 
 impl Mode {
     /// All modes, in the order of reports.
-    pub const ALL: [Mode; 6] =
-        [Mode::KernelVxlan, Mode::KernelBbr, Mode::OpenVswitch, Mode::Off, Mode::Strict, Mode::Bifrost];
+    pub const ALL: [Mode; 7] =
+        [Mode::KernelVxlan, Mode::KernelBbr, Mode::Mptcp, Mode::OpenVswitch, Mode::Off, Mode::Strict, Mode::Bifrost];
     /// What most experiments compare, and more of them in a quick run.
     pub const USUAL: [Mode; 3] = [Mode::KernelVxlan, Mode::Off, Mode::Bifrost];
     /// Those in which packets can be lost.
-    pub const TRANSPORTS: [Mode; 5] = [Mode::KernelVxlan, Mode::KernelBbr, Mode::Off, Mode::Strict, Mode::Bifrost];
+    pub const TRANSPORTS: [Mode; 6] =
+        [Mode::KernelVxlan, Mode::KernelBbr, Mode::Mptcp, Mode::Off, Mode::Strict, Mode::Bifrost];
     /// One for each switch.
     pub const SWITCHES: [Mode; 4] = [Mode::KernelVxlan, Mode::OpenVswitch, Mode::Off, Mode::Bifrost];
 
@@ -40,6 +43,7 @@ impl Mode {
         match self {
             Mode::KernelVxlan => "kernel_vxlan",
             Mode::KernelBbr => "kernel_bbr",
+            Mode::Mptcp => "mptcp",
             Mode::OpenVswitch => "open_vswitch",
             Mode::Off => "off",
             Mode::Strict => "strict",
@@ -49,7 +53,7 @@ impl Mode {
 
     /// Whether Linux's own VXLAN device joins the guests.
     pub fn is_kernel_vxlan(self) -> bool {
-        matches!(self, Mode::KernelVxlan | Mode::KernelBbr)
+        matches!(self, Mode::KernelVxlan | Mode::KernelBbr | Mode::Mptcp)
     }
 
     /// Whether `bifrostd` joins the guests.

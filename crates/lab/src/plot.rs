@@ -76,6 +76,7 @@ fn color(mode: Mode) -> RGBColor {
     match mode {
         Mode::KernelVxlan => RGBColor(0xd9, 0x5f, 0x02),
         Mode::KernelBbr => RGBColor(0xe6, 0xab, 0x02),
+        Mode::Mptcp => RGBColor(0xa6, 0x76, 0x1d),
         Mode::OpenVswitch => RGBColor(0xe7, 0x29, 0x8a),
         Mode::Off => RGBColor(0x75, 0x70, 0xb3),
         Mode::Strict => RGBColor(0x1f, 0x78, 0xb4),
@@ -87,6 +88,7 @@ fn label(mode: Mode) -> &'static str {
     match mode {
         Mode::KernelVxlan => "kernel VXLAN",
         Mode::KernelBbr => "kernel VXLAN, BBR",
+        Mode::Mptcp => "kernel VXLAN, Multipath TCP",
         Mode::OpenVswitch => "Open vSwitch, userspace",
         Mode::Off => "bifrostd, reliability off",
         Mode::Strict => "bifrostd, strict order",

@@ -10,11 +10,13 @@
 //! | `172.30.n.2/24` | host `h` on link `k`, cabling `fabric`; the router has `.1`; `n = 8 (h - 1) + k` |
 //! | `10.0.0.h/24` | the guest of host `h` |
 
+pub mod multipath_tcp;
 pub mod overlay;
 
 use std::net::Ipv4Addr;
 
-use anyhow::{Result, ensure};
+use anyhow::{Context as _, Result, ensure};
+use serde_json::Value;
 
 use crate::command;
 use crate::netns::Namespace;
@@ -43,6 +45,8 @@ pub struct Plan {
     pub own_processors: bool,
     /// Whether a kernel VXLAN device hashes every flow onto a link of its own, instead of using one link per processor.
     pub spread_flows: bool,
+    /// Whether what is started in guests uses Multipath TCP.
+    pub multipath_tcp: bool,
 }
 
 /// The hosts of a run, their links and guests. Dropping it removes them all.
@@ -111,6 +115,19 @@ impl Topology {
         }
         Ok(Self { plan, hosts, _middle: middle })
     }
+
+    /// Bytes that the first host has sent and received on each path.
+    pub fn carried_bytes(&self) -> Result<Vec<u64>> {
+        let host = &self.hosts[0];
+        (0..self.plan.paths)
+            .map(|path| {
+                let text = host.namespace.run("ip", &["-j", "-s", "link", "show", &link_name(path)], "")?;
+                let parsed: Value = serde_json::from_str(&text).context("`ip -j -s link` printed no JSON")?;
+                let bytes = |way: &str| parsed[0]["stats64"][way]["bytes"].as_u64().unwrap_or(0);
+                Ok(bytes("rx") + bytes("tx"))
+            })
+            .collect()
+    }
 }
 
 impl Host {
@@ -129,6 +146,9 @@ impl Host {
         if plan.own_processors && processors > 1 {
             namespace.pin(usize::from(index) % processors);
             guest.pin(usize::from(index) % processors);
+        }
+        if plan.multipath_tcp {
+            guest.use_multipath_tcp();
         }
         // Without this a connection inherits the slow-start threshold that an earlier, lossy one has left behind.
         guest.write_sysctls(&[("net/ipv4/tcp_no_metrics_save", "1")])?;

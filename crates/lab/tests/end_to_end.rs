@@ -93,6 +93,47 @@ fn a_kernel_vxlan_run_shows_tcp_stalling_under_loss() {
 }
 
 #[test]
+fn multipath_tcp_has_a_subflow_for_each_path_and_says_when_it_is_not_there() {
+    let _guard = ONE_AT_A_TIME.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+    let out = tempfile::tempdir().unwrap();
+    let mut command = lab();
+    command.args(["run", "redis-loss", "--quick", "--modes", "mptcp", "--losses", "0", "--injectors", "wire"]);
+    let run = command.args(["--clients", "40", "--ops", "get", "--out"]).arg(out.path()).output().unwrap();
+    assert!(run.status.success(), "{}", String::from_utf8_lossy(&run.stderr));
+    let file = out.path().join("logs/mptcp-0/mptcp.json");
+    let usage: Value = serde_json::from_slice(&std::fs::read(file).unwrap()).unwrap();
+    let count = |name: &str| usage[name].as_u64().unwrap();
+    // Warm-up, trial and measurement; four paths, of which each connection begins on one.
+    assert!(count("connections") >= 120 && count("plain_connections") == 0, "{usage}");
+    assert_eq!(count("subflows"), 3 * count("connections"), "{usage}");
+    assert!(usage["fallbacks"].as_object().unwrap().is_empty(), "{usage}");
+    let carried = usage["carried_bytes"].as_array().unwrap();
+    assert!(carried.len() == 4 && carried.iter().all(|bytes| bytes.as_u64().unwrap() > 100_000), "{usage}");
+
+    // Somebody on the way removes the option that asks for it (RFC 8684, 3.1: number 30).
+    let mut command = lab();
+    command.args(["run", "iperf", "--modes", "mptcp", "--losses", "0,0.01", "--seconds", "2", "--repetitions", "1"]);
+    command.arg("--out").arg(out.path()).stdout(Stdio::null()).stderr(Stdio::piped());
+    let child = command.spawn().unwrap();
+    let log = out.path().join("logs/mptcp-0/iperf3-0-server.json");
+    let deadline = Instant::now() + Duration::from_secs(30);
+    while !log.exists() {
+        assert!(Instant::now() < deadline, "{} does not appear", log.display());
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    let guest = namespaces_of(child.id()).into_iter().find(|name| name.contains("guest-b")).unwrap();
+    let guest = guest.split(' ').next().unwrap();
+    let rules = "table netdev middlebox {\n chain options {\n type filter hook ingress device eth0 priority 0\n \
+                 reset tcp option 30\n }\n}\n";
+    let file = out.path().join("middlebox.nft");
+    std::fs::write(&file, rules).unwrap();
+    output(Command::new("ip").args(["netns", "exec", guest, "nft", "-f"]).arg(&file));
+    let run = child.wait_with_output().unwrap();
+    let stderr = String::from_utf8(run.stderr).unwrap();
+    assert!(!run.status.success() && stderr.contains("have fallen back to TCP"), "{stderr}");
+}
+
+#[test]
 fn an_interrupted_run_cleans_up() {
     let _guard = ONE_AT_A_TIME.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
     let out = tempfile::tempdir().unwrap();

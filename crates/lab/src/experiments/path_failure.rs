@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, anyhow};
+use anyhow::{Result, anyhow};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
@@ -23,7 +23,6 @@ use crate::report::{Table, number};
 use crate::results::{from_values, to_values};
 use crate::standstill::{self, Standstill};
 use crate::stats::{mean, median};
-use crate::topology::link_name;
 
 /// Time before the first phase, in which programs get going and the busiest path is found, s.
 const SETTLE_S: f64 = 1.0;
@@ -366,6 +365,7 @@ fn passage(lab: &Lab, network: &Network, workload: Workload, repetition: u32, la
             let stop = Arc::new(AtomicBool::new(false));
             let load = Load {
                 server: (server.address, PORT).into(),
+                protocol: client.namespace.stream_protocol(),
                 clients: lab.options.clients,
                 duration: Duration::from_secs_f64(total_s),
                 timeout: REQUEST_TIMEOUT,
@@ -438,9 +438,9 @@ fn by_bin(seen: &[Standstill], start: Instant, count: usize) -> Vec<f64> {
 /// Finds the busiest path, and sets its loss at the begin of every phase. Returns the path.
 fn drive(network: &Network, began: Instant, phase_s: f64) -> Result<u8> {
     let at = |seconds: f64| began + Duration::from_secs_f64(seconds);
-    let first = carried_bytes(network)?;
+    let first = network.topology.carried_bytes()?;
     interrupt::sleep_until(at(SETTLE_S))?;
-    let second = carried_bytes(network)?;
+    let second = network.topology.carried_bytes()?;
     let carried = first.iter().zip(&second).map(|(a, b)| b.saturating_sub(*a));
     let busiest = carried.enumerate().max_by_key(|(_, bytes)| *bytes).map_or(0, |(path, _)| path);
     let path = u8::try_from(busiest).unwrap_or(0);
@@ -450,19 +450,6 @@ fn drive(network: &Network, began: Instant, phase_s: f64) -> Result<u8> {
     }
     interrupt::sleep_until(at(SETTLE_S + phase_s * PHASES.len() as f64))?;
     Ok(path)
-}
-
-/// Bytes that the first host has sent and received on each path.
-fn carried_bytes(network: &Network) -> Result<Vec<u64>> {
-    let host = &network.topology.hosts[0];
-    (0..network.topology.plan.paths)
-        .map(|path| {
-            let text = host.namespace.run("ip", &["-j", "-s", "link", "show", &link_name(path)], "")?;
-            let parsed: Value = serde_json::from_str(&text).context("`ip -j -s link` printed no JSON")?;
-            let bytes = |way: &str| parsed[0]["stats64"][way]["bytes"].as_u64().unwrap_or(0);
-            Ok(bytes("rx") + bytes("tx"))
-        })
-        .collect()
 }
 
 /// First bin, and the one after the last, of a phase. The bin in which a phase begins belongs to it.

@@ -1,4 +1,4 @@
-//! TCP between virtual machines: flows of `iperf3`, and what a guest's kernel counts about its TCP.
+//! TCP between virtual machines: flows of `iperf3`; and what a guest's kernel counts about its TCP.
 
 use std::collections::BTreeMap;
 use std::net::Ipv4Addr;
@@ -7,6 +7,7 @@ use std::time::Duration;
 use anyhow::{Result, bail};
 
 use crate::machine::{Machine, Task};
+use crate::netns::Namespace;
 
 /// What flows do.
 #[derive(Debug, Clone, Copy)]
@@ -59,8 +60,18 @@ impl Tcp {
         Ok(Self::parse(&machine.run("cat /proc/net/snmp /proc/net/netstat", Duration::from_secs(20))?))
     }
 
+    /// Asks this machine's kernel about a namespace.
+    pub fn in_namespace(namespace: &Namespace) -> Result<Self> {
+        Ok(Self::parse(&namespace.run("cat", &["/proc/net/snmp", "/proc/net/netstat"], "")?))
+    }
+
+    /// A counter, such as `TcpExt:TCPOFOQueue`; `None` if the kernel has none of that name.
+    pub fn counter(&self, name: &str) -> Option<u64> {
+        self.0.get(name).copied()
+    }
+
     /// Reads pairs of lines, names and values, that begin with the same word.
-    fn parse(text: &str) -> Self {
+    pub(crate) fn parse(text: &str) -> Self {
         let lines: Vec<&str> = text.lines().collect();
         let mut counters = BTreeMap::new();
         for pair in lines.chunks_exact(2) {
@@ -78,7 +89,7 @@ impl Tcp {
 
     /// How much a counter has grown, such as `TcpExt:TCPOFOQueue`.
     pub fn since(&self, before: &Self, name: &str) -> u64 {
-        let of = |tcp: &Self| tcp.0.get(name).copied().unwrap_or(0);
+        let of = |tcp: &Self| tcp.counter(name).unwrap_or(0);
         of(self).saturating_sub(of(before))
     }
 }

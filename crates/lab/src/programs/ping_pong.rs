@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow, bail};
 use hdrhistogram::Histogram;
+use socket2::{Domain, Protocol, Socket, Type};
 
 use crate::interrupt;
 use crate::netns::Namespace;
@@ -29,12 +30,27 @@ pub fn run(
     interval: Option<Duration>,
     duration: Duration,
 ) -> Result<Histogram<u64>> {
-    let listener =
-        server.enter(move || TcpListener::bind(address).with_context(|| format!("listening at {address}")))?;
+    let (here, there) = (client.stream_protocol(), server.stream_protocol());
+    let listener = server.enter(move || listen(address, there).with_context(|| format!("listening at {address}")))?;
     let echo = server.spawn(move || echo(&listener))?;
-    let latencies = client.enter(move || ask(address, interval, duration))?;
+    let latencies = client.enter(move || ask(address, here, interval, duration))?;
     echo.join().map_err(|_| anyhow!("the echo panicked"))??;
     Ok(latencies)
+}
+
+fn listen(address: SocketAddr, protocol: Protocol) -> std::io::Result<TcpListener> {
+    let socket = Socket::new(Domain::for_address(address), Type::STREAM, Some(protocol))?;
+    // The last run's connection may still linger.
+    socket.set_reuse_address(true)?;
+    socket.bind(&address.into())?;
+    socket.listen(1)?;
+    Ok(socket.into())
+}
+
+fn connect(address: SocketAddr, protocol: Protocol) -> std::io::Result<TcpStream> {
+    let socket = Socket::new(Domain::for_address(address), Type::STREAM, Some(protocol))?;
+    socket.connect_timeout(&address.into(), PATIENCE)?;
+    Ok(socket.into())
 }
 
 fn echo(listener: &TcpListener) -> Result<()> {
@@ -60,9 +76,13 @@ fn echo(listener: &TcpListener) -> Result<()> {
     }
 }
 
-fn ask(address: SocketAddr, interval: Option<Duration>, duration: Duration) -> Result<Histogram<u64>> {
-    let mut stream =
-        TcpStream::connect_timeout(&address, PATIENCE).with_context(|| format!("connecting to {address}"))?;
+fn ask(
+    address: SocketAddr,
+    protocol: Protocol,
+    interval: Option<Duration>,
+    duration: Duration,
+) -> Result<Histogram<u64>> {
+    let mut stream = connect(address, protocol).with_context(|| format!("connecting to {address}"))?;
     prepare(&stream)?;
     let mut latencies = Histogram::new_with_bounds(1, 60_000_000_000, 3).context("creating a histogram")?;
     let (started, mut number) = (Instant::now(), 0u64);
@@ -108,7 +128,8 @@ mod tests {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap();
         let server = std::thread::spawn(move || echo(&listener));
-        let latencies = ask(address, Some(Duration::from_millis(1)), Duration::from_millis(100)).unwrap();
+        let latencies =
+            ask(address, Protocol::TCP, Some(Duration::from_millis(1)), Duration::from_millis(100)).unwrap();
         server.join().unwrap().unwrap();
         assert!(!latencies.is_empty() && latencies.len() <= 101, "{}", latencies.len());
         assert!(latencies.min() > 0);
@@ -123,7 +144,7 @@ mod tests {
             stream.read_exact(&mut [0; MESSAGE_LEN]).unwrap();
             stream.write_all(&[9; MESSAGE_LEN]).unwrap();
         });
-        assert!(ask(address, None, Duration::from_millis(100)).is_err());
+        assert!(ask(address, Protocol::TCP, None, Duration::from_millis(100)).is_err());
         server.join().unwrap();
     }
 }

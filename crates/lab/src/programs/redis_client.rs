@@ -41,6 +41,8 @@ const RETRY_PAUSE: Duration = Duration::from_millis(10);
 pub struct Load {
     /// The Redis server.
     pub server: SocketAddr,
+    /// TCP, or Multipath TCP: see [`Namespace::stream_protocol`](crate::netns::Namespace::stream_protocol).
+    pub protocol: Protocol,
     /// Number of connections, one request in flight on each.
     pub clients: u32,
     /// How long.
@@ -249,7 +251,7 @@ impl Client<'_> {
         connection.request_started = now;
         connection.state = State::Connecting;
         connection.answer.clear();
-        let opened = open(self.load.server).and_then(|stream| {
+        let opened = open(self.load.server, self.load.protocol).and_then(|stream| {
             let data = epoll::EventData::new_u64(u64::from(connection.index));
             epoll::add(&self.epoll, &stream, data, epoll::EventFlags::OUT)?;
             Ok(stream)
@@ -396,8 +398,8 @@ impl Client<'_> {
     }
 }
 
-fn open(server: SocketAddr) -> std::io::Result<TcpStream> {
-    let socket = Socket::new(Domain::for_address(server), Type::STREAM, Some(Protocol::TCP))?;
+fn open(server: SocketAddr, protocol: Protocol) -> std::io::Result<TcpStream> {
+    let socket = Socket::new(Domain::for_address(server), Type::STREAM, Some(protocol))?;
     socket.set_nonblocking(true)?;
     socket.set_tcp_nodelay(true)?;
     match socket.connect(&server.into()) {
@@ -454,6 +456,7 @@ mod tests {
         let duration = Duration::from_millis(400);
         Load {
             server,
+            protocol: Protocol::TCP,
             clients: 3,
             duration,
             timeout: Duration::from_millis(100),

@@ -8,7 +8,7 @@ use crate::daemon::{Binaries, Daemon, LISTENING, Reliability, Settings};
 use crate::options::{Cabling, Guests, Mode};
 use crate::programs::open_vswitch::{Datapath, OpenVswitch};
 use crate::state::Run;
-use crate::topology::{GUEST_MTU, Host, Topology, UNDERLAY_MTU};
+use crate::topology::{GUEST_MTU, Host, Topology, UNDERLAY_MTU, multipath_tcp};
 
 /// The VNI of the guests' network.
 pub const VNI: u32 = 100;
@@ -53,7 +53,7 @@ impl Overlay {
                 }
                 Vec::new()
             }
-            Mode::KernelVxlan | Mode::KernelBbr => {
+            Mode::KernelVxlan | Mode::KernelBbr | Mode::Mptcp => {
                 ensure!(settings.guests == Guests::Container, "a kernel VXLAN device has no port for virtual machines");
                 for host in &topology.hosts {
                     add_vxlan(host, &topology.hosts, topology.plan.spread_flows)?;
@@ -72,6 +72,9 @@ impl Overlay {
             for host in &topology.hosts {
                 choose_congestion_control(host, algorithm)?;
             }
+        }
+        if mode == Mode::Mptcp {
+            multipath_tcp::set_up(topology)?;
         }
         Ok(Self { mode, daemons, open_vswitches })
     }
