@@ -254,10 +254,8 @@ fn soak(lab: &Lab, mode: Mode, duration_s: f64, progress: &mut Progress) -> Resu
     let mut memory = vec![Vec::new(); network.overlay.daemons.len()];
     let mut entries = Vec::new();
     while began.elapsed().as_secs_f64() < duration_s {
-        let fault = match mode.is_bifrostd() {
-            false => None,
-            true => Some(faults::choose_among(&mut random, lab.options.paths, &lab.options.faults)?),
-        };
+        let choose = || faults::choose_among(&mut random, lab.options.paths, &lab.options.faults);
+        let fault = mode.is_bifrostd().then(choose).transpose()?;
         let description = fault.as_ref().map_or("no fault".to_owned(), |fault| fault.description.clone());
         progress.begin(&description);
         let start_s = began.elapsed().as_secs_f64();
