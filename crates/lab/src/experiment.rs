@@ -173,6 +173,11 @@ impl Lab {
         self.options.repetitions.unwrap_or(if self.options.quick { 1 } else { full })
     }
 
+    /// Loss rates, percent, unless the user says otherwise.
+    pub fn losses(&self, full: &[f64], quick: &[f64]) -> Vec<f64> {
+        self.options.losses.clone().unwrap_or_else(|| if self.options.quick { quick } else { full }.to_vec())
+    }
+
     /// How long a point lasts, seconds, unless the user says otherwise.
     pub fn seconds(&self, full: f64, quick: f64) -> f64 {
         self.options.seconds.unwrap_or(if self.options.quick { quick } else { full })

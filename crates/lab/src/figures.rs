@@ -90,9 +90,9 @@ const MEASURED: &[(&str, &[Figure])] = &[
                 "16 clients, one worker, and two hosts on two processors.",
             ),
             figure(
-                "APNET'25 figures 7 and 9, latency",
+                "APNET'25 figures 7a and 9a",
                 "At 1 % loss, mean latency is 1.2 ms instead of 12 ms, P99 below 10 ms instead of 200 ms.",
-                "Loss up to 2 % instead of 8 %.",
+                "16 clients, one worker, and two hosts on two processors; loss on the wire in both directions, so that a request and its answer meet it twice.",
             ),
             figure(
                 "SIGCOMM'24 figures 14 to 16",

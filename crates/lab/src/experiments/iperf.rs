@@ -66,7 +66,7 @@ impl Experiment for Iperf {
     }
 
     fn run(&self, lab: &Lab) -> Result<Vec<Value>> {
-        let losses = lab.options.losses.clone().unwrap_or_else(|| LOSSES.to_vec());
+        let losses = lab.losses(&LOSSES, &LOSSES);
         let repetitions = lab.repetitions(3);
         let duration_s = lab.seconds(5.0, 2.0).ceil();
         let mut progress = Progress::new((lab.options.modes.len() * losses.len()) as u64 * u64::from(repetitions));

@@ -1,5 +1,5 @@
 //! `nginx`: HTTP with a connection for each request, and over persistent ones, while packets are lost (NSDI'26, figure 21; APNET'25,
-//! figure 9a; Triton, figures 14 to 16).
+//! figures 7a and 9a; Triton, figures 14 to 16).
 //!
 //! A short connection is where TCP suffers most: a lost SYN costs a second, and no connection lives long enough to learn anything.
 
@@ -24,7 +24,9 @@ use crate::results::{from_values, to_values};
 use crate::stats::{distinct_values, median_of, paired_ratio};
 
 /// Loss rates on the wire, percent.
-const LOSSES: [f64; 3] = [0.0, 1.0, 2.0];
+const LOSSES: [f64; 6] = [0.0, 0.5, 1.0, 2.0, 5.0, 8.0];
+/// Loss rates of a quick run, percent.
+const QUICK_LOSSES: [f64; 3] = [0.0, 1.0, 2.0];
 
 /// Clients: as many as keep the server busy. More would wait for its processor, which is nothing of the network.
 const CLIENTS: u32 = 16;
@@ -95,7 +97,7 @@ impl Experiment for NginxExperiment {
     }
 
     fn summary(&self) -> &'static str {
-        "HTTP over short and over persistent connections, without loss and at 1 and 2 % (NSDI'26 figure 21, SIGCOMM'24 figures 14 to 16)"
+        "HTTP over short and over persistent connections at packet loss from 0 to 8 % (NSDI'26 figure 21, APNET'25 figures 7a and 9a, SIGCOMM'24 figures 14 to 16)"
     }
 
     fn modes(&self) -> Vec<Mode> {
@@ -107,7 +109,7 @@ impl Experiment for NginxExperiment {
     }
 
     fn run(&self, lab: &Lab) -> Result<Vec<Value>> {
-        let losses = lab.options.losses.clone().unwrap_or_else(|| LOSSES.to_vec());
+        let losses = lab.losses(&LOSSES, &QUICK_LOSSES);
         let repetitions = lab.repetitions(3);
         // Open vSwitch takes packets before nftables can drop them.
         let can_lose = |mode, loss: &f64| *loss == 0.0 || mode != Mode::OpenVswitch;
