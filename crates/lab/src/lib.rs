@@ -32,3 +32,4 @@ pub mod standstill;
 pub mod state;
 pub mod stats;
 pub mod topology;
+pub mod turns;

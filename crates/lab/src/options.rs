@@ -1,5 +1,6 @@
 //! What can be chosen about a run, shared by the command line and the experiments.
 
+use std::fmt;
 use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
@@ -59,6 +60,12 @@ impl Mode {
     /// Whether `bifrostd` joins the guests.
     pub fn is_bifrostd(self) -> bool {
         matches!(self, Mode::Off | Mode::Strict | Mode::Bifrost)
+    }
+}
+
+impl fmt::Display for Mode {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.name())
     }
 }
 

@@ -27,6 +27,30 @@ pub struct Panel {
     pub marks: Vec<(f64, String)>,
 }
 
+impl Panel {
+    /// A line for each mode over `losses`, percent on the wire, as far as `value` knows it.
+    pub fn over_losses(
+        title: &str,
+        (y_title, log_y): (&str, bool),
+        losses: &[f64],
+        value: impl Fn(Mode, f64) -> Option<f64>,
+    ) -> Self {
+        let line = |mode: Mode| -> (Series, Vec<(f64, f64)>) {
+            let at = |(x, loss): (usize, &f64)| Some((x as f64, value(mode, *loss)?));
+            (mode.into(), losses.iter().enumerate().filter_map(at).collect())
+        };
+        Panel {
+            title: title.to_owned(),
+            x_title: "packets lost on the wire [%]".to_owned(),
+            y_title: y_title.to_owned(),
+            log_y,
+            categories: losses.iter().map(ToString::to_string).collect(),
+            lines: Mode::ALL.into_iter().map(line).filter(|(_, points)| !points.is_empty()).collect(),
+            marks: Vec::new(),
+        }
+    }
+}
+
 /// What a line stands for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Series {

@@ -133,25 +133,10 @@ impl Experiment for Iperf {
 
     fn plots(&self, rows: &[Value], directory: &Path) -> Result<Vec<PathBuf>> {
         let rows: Vec<Row> = from_values(rows)?;
-        let losses = losses(&rows);
-        let line = |mode| {
-            let at =
-                |(x, loss): (usize, &f64)| Some((x as f64, medians(&rows, mode, *loss, |r| r.throughput_gbit_per_s)?));
-            losses.iter().enumerate().filter_map(at).collect::<Vec<_>>()
-        };
-        let panel = Panel {
-            title: "one TCP flow".to_owned(),
-            x_title: "packets lost on the wire [%]".to_owned(),
-            y_title: "throughput [Gbit/s]".to_owned(),
-            log_y: false,
-            categories: losses.iter().map(ToString::to_string).collect(),
-            lines: Mode::ALL
-                .into_iter()
-                .map(|mode| (mode.into(), line(mode)))
-                .filter(|(_, line)| !line.is_empty())
-                .collect(),
-            marks: Vec::new(),
-        };
+        let panel =
+            Panel::over_losses("one TCP flow", ("throughput [Gbit/s]", false), &losses(&rows), |mode, loss| {
+                medians(&rows, mode, loss, |r| r.throughput_gbit_per_s)
+            });
         Ok(vec![plot::draw(&directory.join("throughput.svg"), &[panel], 1)?])
     }
 

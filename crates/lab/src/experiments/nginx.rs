@@ -205,22 +205,10 @@ impl Experiment for NginxExperiment {
     fn plots(&self, rows: &[Value], directory: &Path) -> Result<Vec<PathBuf>> {
         let rows: Vec<Row> = from_values(rows)?;
         let losses = losses(&rows);
-        let panel = |connections, y_title: &str, log_y, field: fn(&Row) -> f64| Panel {
-            title: format!("nginx, {connections} connections"),
-            x_title: "packets lost on the wire [%]".to_owned(),
-            y_title: y_title.to_owned(),
-            log_y,
-            categories: losses.iter().map(ToString::to_string).collect(),
-            lines: Mode::ALL
-                .into_iter()
-                .map(|mode| {
-                    let at =
-                        |(x, loss): (usize, &f64)| Some((x as f64, medians(&rows, mode, connections, *loss, field)?));
-                    (mode.into(), losses.iter().enumerate().filter_map(at).collect::<Vec<_>>())
-                })
-                .filter(|(_, line)| !line.is_empty())
-                .collect(),
-            marks: Vec::new(),
+        let panel = |connections, y_title, log_y, field: fn(&Row) -> f64| {
+            Panel::over_losses(&format!("nginx, {connections} connections"), (y_title, log_y), &losses, |mode, loss| {
+                medians(&rows, mode, connections, loss, field)
+            })
         };
         let panels: Vec<Panel> = Connections::ALL
             .into_iter()
