@@ -3,7 +3,7 @@
 # No service is left running: the lab starts its own servers, inside its network namespaces.
 set -eu
 
-packages="redis-server redis-tools nginx apache2-utils nftables iperf3 ethtool iproute2 mptcpize valgrind user-mode-linux kmod qemu-system-x86 busybox-static tshark openvswitch-switch openvswitch-switch-dpdk"
+packages="redis-server redis-tools nginx apache2-utils nftables iperf3 ethtool iproute2 mptcpize valgrind user-mode-linux kmod qemu-system-x86 busybox-static tshark openvswitch-switch openvswitch-switch-dpdk sockperf"
 # Where the kernel of QEMU's guests is unpacked: installing it would make it this machine's own.
 kernel=/var/cache/bifrost-lab/kernel
 # What user-mode Linux needs on some processors; its source says why.

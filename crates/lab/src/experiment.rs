@@ -10,8 +10,8 @@ use crate::daemon::{Binaries, Settings, machine_socket};
 use crate::experiments::{
     coverage::Coverage, delayed_release::DelayedRelease, flow_records::FlowRecords, granularity::Granularity,
     iperf::Iperf, isolation::Isolation, nginx::NginxExperiment, path_failure::PathFailure, redis_loss::RedisLoss,
-    route_refresh::RouteRefresh, soak::Soak, switch_latency::SwitchLatency, switch_overall::SwitchOverall,
-    switch_rate::SwitchRate, vhost_rate::VhostRate,
+    route_refresh::RouteRefresh, soak::Soak, sockperf::Sockperf, switch_latency::SwitchLatency,
+    switch_overall::SwitchOverall, switch_rate::SwitchRate, vhost_rate::VhostRate,
 };
 use crate::machine::Machine;
 use crate::options::{Guests, Mode, Options};
@@ -73,6 +73,7 @@ pub fn all() -> Vec<Box<dyn Experiment>> {
         Box::new(RouteRefresh),
         Box::new(NginxExperiment),
         Box::new(Isolation),
+        Box::new(Sockperf),
     ]
 }
 

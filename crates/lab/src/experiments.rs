@@ -12,6 +12,7 @@ pub mod path_failure;
 pub mod redis_loss;
 pub mod route_refresh;
 pub mod soak;
+pub mod sockperf;
 pub mod switch_latency;
 pub mod switch_overall;
 pub mod switch_rate;

@@ -12,5 +12,6 @@ pub mod ping_pong;
 pub mod redis_benchmark;
 pub mod redis_client;
 pub mod redis_server;
+pub mod sockperf;
 pub mod stream;
 pub mod testpmd;

@@ -170,7 +170,11 @@ fn the_command_line_teaches() {
     let with_machines = ["granularity", "coverage", "delayed-release", "vhost-rate"];
     let of_the_switch =
         ["switch-overall", "switch-rate", "switch-latency", "flow-records", "route-refresh", "nginx", "isolation"];
-    assert_eq!(names, [&["redis-loss", "path-failure", "iperf", "soak"][..], &with_machines, &of_the_switch].concat());
+    let more = ["sockperf"];
+    assert_eq!(
+        names,
+        [&["redis-loss", "path-failure", "iperf", "soak"][..], &with_machines, &of_the_switch, &more].concat()
+    );
     let wrong = [
         (vec!["run", "redis-los"], "there are: redis-loss"),
         (vec!["run", "redis-loss", "--losses", "101"], "from 0 to 100"),

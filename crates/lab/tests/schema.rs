@@ -8,7 +8,7 @@ use std::path::Path;
 use bifrost_lab::experiment;
 use bifrost_lab::experiments::{
     coverage, delayed_release, flow_records, granularity, iperf, isolation, nginx, path_failure, redis_loss,
-    route_refresh, soak, switch_latency, switch_overall, switch_rate, tunnel::Switch, vhost_rate,
+    route_refresh, soak, sockperf, switch_latency, switch_overall, switch_rate, tunnel::Switch, vhost_rate,
 };
 use bifrost_lab::options::{Cabling, Guests, Injector, Mode, Op, Options};
 use bifrost_lab::results::{HostInfo, Results, SCHEMA_VERSION, to_values};
@@ -254,6 +254,15 @@ fn all() -> Vec<Value> {
         evicted_sessions: 0,
         memory_growth_kib: -4.0,
     };
+    let sockperf = sockperf::Row {
+        mode: Mode::KernelVxlan,
+        loss_percent: 0.5,
+        repetition: 1,
+        duration_s: 5.0,
+        messages: 1_000_000,
+        throughput_mbit_per_s: 22.4,
+        wire_drops_packets: 1,
+    };
     let switch_latency = switch_latency::Row {
         mode: switch_latency::Between::Veth,
         pace: switch_latency::Pace::ThousandPerSecond,
@@ -280,6 +289,7 @@ fn all() -> Vec<Value> {
         results("switch-latency", switch_latency),
         results("nginx", nginx),
         results("isolation", isolation),
+        results("sockperf", sockperf),
     ]
 }
 

@@ -133,10 +133,9 @@ impl Experiment for Iperf {
 
     fn plots(&self, rows: &[Value], directory: &Path) -> Result<Vec<PathBuf>> {
         let rows: Vec<Row> = from_values(rows)?;
-        let panel =
-            Panel::over_losses("one TCP flow", ("throughput [Gbit/s]", false), &losses(&rows), |mode, loss| {
-                medians(&rows, mode, loss, |r| r.throughput_gbit_per_s)
-            });
+        let panel = Panel::over_losses("one TCP flow", ("throughput [Gbit/s]", false), &losses(&rows), |mode, loss| {
+            medians(&rows, mode, loss, |r| r.throughput_gbit_per_s)
+        });
         Ok(vec![plot::draw(&directory.join("throughput.svg"), &[panel], 1)?])
     }
 
