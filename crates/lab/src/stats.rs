@@ -1,5 +1,7 @@
 //! Small statistics.
 
+use serde::{Deserialize, Serialize};
+
 /// The median; the mean of the middle two for an even count; NaN for none.
 pub fn median(values: &[f64]) -> f64 {
     let mut sorted = values.to_vec();
@@ -53,6 +55,38 @@ pub fn slope(points: &[(f64, f64)]) -> f64 {
     let covariance: f64 = points.iter().map(|p| (p.0 - mean_x) * (p.1 - mean_y)).sum();
     let variance: f64 = points.iter().map(|p| (p.0 - mean_x).powi(2)).sum();
     if variance > 0.0 { covariance / variance } else { 0.0 }
+}
+
+/// One of [`LatencyMs`]: what a reader calls it, and how to get it.
+pub type LatencyField = (&'static str, fn(&LatencyMs) -> f64);
+
+/// Latencies of requests, ms.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct LatencyMs {
+    /// Mean.
+    pub avg: f64,
+    /// Median.
+    pub p50: f64,
+    /// 90th percentile.
+    pub p90: f64,
+    /// 99th percentile.
+    pub p99: f64,
+    /// 99.9th percentile.
+    pub p99_9: f64,
+    /// Of the slowest request.
+    pub max: f64,
+}
+
+impl LatencyMs {
+    /// In the order of reports.
+    pub const FIELDS: [LatencyField; 6] = [
+        ("avg", |l| l.avg),
+        ("P50", |l| l.p50),
+        ("P90", |l| l.p90),
+        ("P99", |l| l.p99),
+        ("P99.9", |l| l.p99_9),
+        ("max", |l| l.max),
+    ];
 }
 
 /// splitmix64: the lab's source of reproducible numbers (Steele, Lea, Flood: "Fast splittable pseudorandom number

@@ -88,6 +88,14 @@ pub struct Guest {
     pub mac: String,
 }
 
+impl Guest {
+    /// Lets the guest open thousands of connections a second: it would run out of ports otherwise.
+    pub fn allow_many_connections(&self) -> Result<()> {
+        let settings = [("net/ipv4/ip_local_port_range", "1024 65535"), ("net/ipv4/tcp_tw_reuse", "1")];
+        self.namespace.write_sysctls(&settings)
+    }
+}
+
 /// The name of underlay link `path` inside a host.
 pub fn link_name(path: u8) -> String {
     format!("u{path}")

@@ -34,10 +34,6 @@ use crate::stats::median_of;
 
 /// Frames a second.
 const RATE: f64 = 20_000.0;
-/// Requests that tell how many fill the time.
-const TRIAL_REQUESTS: u64 = 3000;
-/// Of one measurement, at least and at most.
-const REQUESTS: (f64, f64) = (3000.0, 2_000_000.0);
 /// How long the neighbour sends before anything is measured, at least.
 const WARM_UP: Duration = Duration::from_millis(700);
 /// How long it may take until the neighbour has all sessions that it may have.
@@ -342,10 +338,10 @@ fn measure(lab: &Lab, mode: Mode, neighbour: Neighbour, repetition: u32, label: 
         let load = Load { op: Op::Get, clients: lab.options.clients, requests, keep_alive: true };
         redis_benchmark::run(guests[0], guests[1], load, timeout, &logs.join(format!("redis-benchmark-{name}.txt")))
     };
-    let trial = run(TRIAL_REQUESTS, "trial")?;
+    let trial = run(redis_benchmark::TRIAL_REQUESTS, "trial")?;
     let memory = |daemons: &[Daemon]| -> Result<f64> { daemons.iter().map(Daemon::memory_kib).sum() };
     let (before, memory_before) = (Counted::of(daemons)?, memory(daemons)?);
-    let measured = run((trial.rps * duration_s).clamp(REQUESTS.0, REQUESTS.1) as u64, "run")?;
+    let measured = run(trial.requests_in(duration_s), "run")?;
     let (after, memory_after) = (Counted::of(daemons)?, memory(daemons)?);
     let sent = flood.finish()?;
     server.check_alive()?;
@@ -356,8 +352,8 @@ fn measure(lab: &Lab, mode: Mode, neighbour: Neighbour, repetition: u32, label: 
         repetition,
         requests: measured.requests,
         requests_per_s: measured.rps,
-        latency_ms_p50: measured.p50_ms,
-        latency_ms_p99: measured.p99_ms,
+        latency_ms_p50: measured.latency_ms.p50,
+        latency_ms_p99: measured.latency_ms.p99,
         frames_per_s: sent.frames as f64 / sent.seconds,
         refused_frames: sent.refused_frames,
         delivered_packets: after.delivered - before.delivered,

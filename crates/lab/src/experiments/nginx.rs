@@ -122,9 +122,7 @@ impl Experiment for NginxExperiment {
                 progress.begin(&format!("building the network for {}", mode.name()));
                 let mut network = lab.network(mode, &label)?;
                 let guests = [&network.topology.hosts[0].guest, &network.topology.hosts[1].guest];
-                // A client that opens thousands of connections a second runs out of ports otherwise.
-                let range = [("net/ipv4/ip_local_port_range", "1024 65535"), ("net/ipv4/tcp_tw_reuse", "1")];
-                guests[0].namespace.write_sysctls(&range)?;
+                guests[0].allow_many_connections()?;
                 let mut server = Nginx::start(guests[1], &lab.logs(&label))?;
                 for &loss_percent in losses.iter().filter(|loss| can_lose(mode, loss)) {
                     for connections in Connections::ALL {
@@ -282,11 +280,11 @@ fn measure(
         clients: load.clients,
         requests: measured.requests,
         rps: measured.rps,
-        latency_ms_avg: measured.avg_ms,
-        latency_ms_p50: measured.p50_ms,
-        latency_ms_p99: measured.p99_ms,
-        latency_ms_p99_9: measured.p99_9_ms,
-        latency_ms_max: measured.max_ms,
+        latency_ms_avg: measured.latency_ms.avg,
+        latency_ms_p50: measured.latency_ms.p50,
+        latency_ms_p99: measured.latency_ms.p99,
+        latency_ms_p99_9: measured.latency_ms.p99_9,
+        latency_ms_max: measured.latency_ms.max,
         wire_drops_packets: inject::wire_drops(&network.topology)?,
     })
 }

@@ -26,10 +26,6 @@ use crate::stats::{distinct_values, median_of, paired_ratio};
 const LOSSES: [f64; 6] = [0.0, 0.01, 0.05, 0.1, 0.5, 1.0];
 /// The loss rates of a quick run, percent.
 const QUICK_LOSSES: [f64; 3] = [0.0, 0.1, 1.0];
-/// Requests of the trial run that tells how many requests fill the wanted time.
-const TRIAL_REQUESTS: u64 = 3000;
-/// Bounds of the number of requests of a point.
-const REQUESTS: (f64, f64) = (5000.0, 2_000_000.0);
 /// How often a point is measured at most, while the machine stands still in the middle of it.
 const ATTEMPTS: u32 = 3;
 /// Requests a second of all connections at which latencies between virtual machines are measured: a third or less of what
@@ -373,7 +369,7 @@ impl Bench {
         };
         let mut bench = Self { server, network, label: label.to_owned() };
         // Sets the key that GET reads, and warms up what sets itself up on first use.
-        bench.benchmark(lab, Op::Set, TRIAL_REQUESTS, "warm-up")?;
+        bench.benchmark(lab, Op::Set, redis_benchmark::TRIAL_REQUESTS, "warm-up")?;
         Ok(bench)
     }
 
@@ -381,8 +377,9 @@ impl Bench {
     /// decides is what the watch saw, never the result.
     fn measure(&mut self, lab: &Lab, point: Point) -> Result<Row> {
         self.inject(point, point.loss_percent)?;
-        let trial = self.benchmark(lab, point.op, TRIAL_REQUESTS, &format!("{}-trial", point.name()))?;
-        let requests = (trial.rps * lab.seconds(4.0, 1.5)).clamp(REQUESTS.0, REQUESTS.1) as u64;
+        let trial =
+            self.benchmark(lab, point.op, redis_benchmark::TRIAL_REQUESTS, &format!("{}-trial", point.name()))?;
+        let requests = trial.requests_in(lab.seconds(4.0, 1.5));
         let mut best: Option<(Duration, Row)> = None;
         for attempt in 1..=ATTEMPTS {
             let (seen, row) = self.attempt(lab, point, requests)?;
@@ -426,6 +423,7 @@ impl Bench {
             Injector::Vnic => None,
         };
         let Point { mode, injector, loss_percent, op, repetition } = point;
+        let latency_ms = paced.as_ref().map_or(measured.latency_ms, |p| p.latency_ms);
         let row = Row {
             guests: lab.options.guests.unwrap_or_default(),
             mode,
@@ -436,11 +434,11 @@ impl Bench {
             requests: paced.as_ref().map_or(measured.requests, |p| p.answered),
             rps: measured.rps,
             paced_rps: paced.as_ref().map(|_| PACED_RPS),
-            latency_ms_avg: paced.as_ref().map_or(measured.avg_ms, |p| p.avg_ms),
-            latency_ms_p50: paced.as_ref().map_or(measured.p50_ms, |p| p.p50_ms),
-            latency_ms_p99: paced.as_ref().map_or(measured.p99_ms, |p| p.p99_ms),
-            latency_ms_p99_9: paced.as_ref().map_or(measured.p99_9_ms, |p| p.p99_9_ms),
-            latency_ms_max: paced.as_ref().map_or(measured.max_ms, |p| p.max_ms),
+            latency_ms_avg: latency_ms.avg,
+            latency_ms_p50: latency_ms.p50,
+            latency_ms_p99: latency_ms.p99,
+            latency_ms_p99_9: latency_ms.p99_9,
+            latency_ms_max: latency_ms.max,
             wire_drops_packets,
             attempts: 1,
             standstills: seen.len() as u32,

@@ -24,11 +24,6 @@ use crate::report::{Table, factor, number};
 use crate::results::{from_values, to_values};
 use crate::stats::{median_of, paired_ratio};
 
-/// Requests that tell how many fill the time.
-const TRIAL_REQUESTS: u64 = 3000;
-/// Of one measurement, at least and at most.
-const REQUESTS: (f64, f64) = (3000.0, 2_000_000.0);
-
 /// The experiment.
 #[derive(Debug, Clone, Copy)]
 pub struct SwitchOverall;
@@ -189,9 +184,7 @@ fn measure(lab: &Lab, mode: Mode, security_groups: bool, repetition: u32, label:
     let settings = Settings { security_groups, ..lab.settings() };
     let mut network = lab.network_with(mode, label, settings)?;
     for host in &network.topology.hosts {
-        // A client that opens thousands of connections a second runs out of ports otherwise.
-        let range = [("net/ipv4/ip_local_port_range", "1024 65535"), ("net/ipv4/tcp_tw_reuse", "1")];
-        host.guest.namespace.write_sysctls(&range)?;
+        host.guest.allow_many_connections()?;
     }
     let guests = [&network.topology.hosts[0].guest, &network.topology.hosts[1].guest];
     let mut server = RedisServer::start(guests[1], &lab.logs(label))?;
@@ -209,7 +202,7 @@ fn measure(lab: &Lab, mode: Mode, security_groups: bool, repetition: u32, label:
         duration_s,
         throughput_gbit_per_s: flow.gbit_per_s,
         requests_per_s: kept.rps,
-        latency_ms_p99: kept.p99_ms,
+        latency_ms_p99: kept.latency_ms.p99,
         connections_per_s: new.rps,
     })
 }
@@ -230,8 +223,8 @@ fn requests(
         let log = lab.logs(label).join(format!("redis-benchmark-{name}.txt"));
         redis_benchmark::run(guests[0], guests[1], load, timeout, &log)
     };
-    let trial = run(TRIAL_REQUESTS, &format!("{name}-trial"))?;
-    run((trial.rps * duration_s).clamp(REQUESTS.0, REQUESTS.1) as u64, name)
+    let trial = run(redis_benchmark::TRIAL_REQUESTS, &format!("{name}-trial"))?;
+    run(trial.requests_in(duration_s), name)
 }
 
 /// The median over repetitions; `None` if that was not measured.

@@ -9,6 +9,7 @@ use anyhow::{Context, Result, ensure};
 
 use crate::process::Program;
 use crate::programs::redis_benchmark::Measurement;
+use crate::stats::LatencyMs;
 use crate::topology::Guest;
 
 /// Requests that it has room for.
@@ -67,11 +68,14 @@ fn parse(output: &str, percentiles: &str, times: &str) -> Result<Measurement> {
     Ok(Measurement {
         requests: requests as u64,
         rps: number("Requests per second:")?,
-        avg_ms: number("Time per request:")?,
-        p50_ms: percentile("50")?,
-        p99_ms: percentile("99")?,
-        p99_9_ms: whole(0.999)?,
-        max_ms: whole(1.0)?,
+        latency_ms: LatencyMs {
+            avg: number("Time per request:")?,
+            p50: percentile("50")?,
+            p90: percentile("90")?,
+            p99: percentile("99")?,
+            p99_9: whole(0.999)?,
+            max: whole(1.0)?,
+        },
     })
 }
 
@@ -91,17 +95,13 @@ Time per request:       0.103 [ms] (mean, across all concurrent requests)
 
     #[test]
     fn what_it_prints_is_understood() {
-        let percentiles = "Percentage served,Time in ms\n0,0.4\n50,4.125\n99,9.500\n";
+        let percentiles = "Percentage served,Time in ms\n0,0.4\n50,4.125\n90,7.250\n99,9.500\n";
         let times: String = (1..=1000).map(|ms| format!("Sun Nov\t1700000000\t0\t{ms}\t{ms}\t1\n")).collect();
         let times = format!("starttime\tseconds\tctime\tdtime\tttime\twait\n{times}");
         let measured = Measurement {
             requests: 20_000,
             rps: 10_000.12,
-            avg_ms: 5.125,
-            p50_ms: 4.125,
-            p99_ms: 9.5,
-            p99_9_ms: 999.0,
-            max_ms: 1000.0,
+            latency_ms: LatencyMs { avg: 5.125, p50: 4.125, p90: 7.25, p99: 9.5, p99_9: 999.0, max: 1000.0 },
         };
         assert_eq!(parse(OUTPUT, percentiles, &times).unwrap(), measured);
         let failed = OUTPUT.replace("requests:        0", "requests:        3");

@@ -9,7 +9,13 @@ use crate::machine::Machine;
 use crate::options::Op;
 use crate::process::Program;
 use crate::programs::redis_server::PORT;
+use crate::stats::LatencyMs;
 use crate::topology::Guest;
+
+/// Requests of a trial that tells how many requests fill the wanted time.
+pub const TRIAL_REQUESTS: u64 = 3000;
+/// Bounds of what fills it.
+const REQUESTS: (f64, f64) = (5000.0, 2_000_000.0);
 
 /// What a run of `redis-benchmark` measured.
 #[derive(Debug, Clone, PartialEq)]
@@ -18,16 +24,15 @@ pub struct Measurement {
     pub requests: u64,
     /// Requests answered per second.
     pub rps: f64,
-    /// Mean latency, ms.
-    pub avg_ms: f64,
-    /// Median latency, ms.
-    pub p50_ms: f64,
-    /// 99th percentile, ms.
-    pub p99_ms: f64,
-    /// The latency at the first percentile of the printed distribution that is at least 99.9, ms.
-    pub p99_9_ms: f64,
-    /// The slowest request, ms.
-    pub max_ms: f64,
+    /// Of every request. P90 and P99.9 are those at the first percentile of the printed distribution that is at least as high.
+    pub latency_ms: LatencyMs,
+}
+
+impl Measurement {
+    /// How many requests fill `seconds` at the measured rate, within bounds.
+    pub fn requests_in(&self, seconds: f64) -> u64 {
+        (self.rps * seconds).clamp(REQUESTS.0, REQUESTS.1) as u64
+    }
 }
 
 /// What it is to do.
@@ -124,11 +129,10 @@ pub fn parse(output: &str) -> Result<Measurement> {
         }
     }
     let (_, max_ms, requests) = *distribution.last().context("the percentile distribution is empty")?;
-    let p99_9_ms = distribution
-        .iter()
-        .find(|(p, _, _)| *p >= 99.9)
-        .map(|(_, ms, _)| *ms)
-        .context("no percentile of at least 99.9")?;
+    let percentile = |percent: f64| {
+        let at = distribution.iter().find(|(p, _, _)| *p >= percent);
+        at.map(|(_, ms, _)| *ms).with_context(|| format!("no percentile of at least {percent}"))
+    };
     let throughput = lines
         .iter()
         .find_map(|line| line.strip_prefix("throughput summary:"))
@@ -147,11 +151,14 @@ pub fn parse(output: &str) -> Result<Measurement> {
     Ok(Measurement {
         requests,
         rps: throughput.parse().with_context(|| format!("`{throughput}` is no number"))?,
-        avg_ms: column("avg")?,
-        p50_ms: column("p50")?,
-        p99_ms: column("p99")?,
-        p99_9_ms,
-        max_ms: max_ms.max(column("max")?),
+        latency_ms: LatencyMs {
+            avg: column("avg")?,
+            p50: column("p50")?,
+            p90: percentile(90.0)?,
+            p99: column("p99")?,
+            p99_9: percentile(99.9)?,
+            max: max_ms.max(column("max")?),
+        },
     })
 }
 
@@ -176,6 +183,7 @@ mod tests {
         Latency by percentile distribution:\n\
         0.000% <= 0.087 milliseconds (cumulative count 1)\n\
         50.000% <= 0.439 milliseconds (cumulative count 1139)\n\
+        90.625% <= 0.511 milliseconds (cumulative count 1815)\n\
         99.805% <= 1.359 milliseconds (cumulative count 1996)\n\
         99.902% <= 1.863 milliseconds (cumulative count 1999)\n\
         100.000% <= 204.767 milliseconds (cumulative count 2000)\n\
@@ -192,11 +200,7 @@ mod tests {
         let expected = Measurement {
             requests: 2000,
             rps: 59400.06,
-            avg_ms: 0.443,
-            p50_ms: 0.439,
-            p99_ms: 0.791,
-            p99_9_ms: 1.863,
-            max_ms: 204.767,
+            latency_ms: LatencyMs { avg: 0.443, p50: 0.439, p90: 0.511, p99: 0.791, p99_9: 1.863, max: 204.767 },
         };
         assert_eq!(parse(OUTPUT).unwrap(), expected);
     }

@@ -24,6 +24,7 @@ use socket2::{Domain, Protocol, Socket, Type};
 
 use crate::machine::Machine;
 use crate::options::Op;
+use crate::stats::LatencyMs;
 
 /// Length of a time bin.
 pub const BIN: Duration = Duration::from_millis(100);
@@ -149,16 +150,8 @@ pub fn run(load: &Load) -> Result<Report> {
 pub struct Latencies {
     /// Requests answered correctly, after the warm-up.
     pub answered: u64,
-    /// Mean, ms.
-    pub avg_ms: f64,
-    /// Median, ms.
-    pub p50_ms: f64,
-    /// 99th percentile, ms.
-    pub p99_ms: f64,
-    /// 99.9th percentile, ms.
-    pub p99_9_ms: f64,
-    /// The slowest request, ms.
-    pub max_ms: f64,
+    /// Of these.
+    pub latency_ms: LatencyMs,
 }
 
 impl Latencies {
@@ -173,11 +166,14 @@ impl Latencies {
         let percentile = |q| histogram.value_at_quantile(q) as f64 / 1000.0;
         Ok(Self {
             answered,
-            avg_ms: histogram.mean() / 1000.0,
-            p50_ms: percentile(0.5),
-            p99_ms: percentile(0.99),
-            p99_9_ms: percentile(0.999),
-            max_ms: histogram.max() as f64 / 1000.0,
+            latency_ms: LatencyMs {
+                avg: histogram.mean() / 1000.0,
+                p50: percentile(0.5),
+                p90: percentile(0.9),
+                p99: percentile(0.99),
+                p99_9: percentile(0.999),
+                max: histogram.max() as f64 / 1000.0,
+            },
         })
     }
 }
@@ -506,7 +502,8 @@ mod tests {
             let report = run(&Load { op: Some(op), warm_up, ..load(server(3, |_| {})) }).unwrap();
             let latencies = Latencies::of(&report).unwrap();
             assert!(latencies.answered < report.answered(), "all of {} were recorded", latencies.answered);
-            assert!(latencies.p50_ms <= latencies.p99_ms && latencies.p99_ms <= latencies.max_ms);
+            let values = LatencyMs::FIELDS[1..].iter().map(|(_, field)| field(&latencies.latency_ms));
+            assert!(values.is_sorted());
         }
     }
 
