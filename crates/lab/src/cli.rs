@@ -129,6 +129,7 @@ pub fn parse_and_run() -> Result<ExitCode> {
                 server,
                 protocol: Protocol::TCP,
                 clients,
+                keep_alive: true,
                 duration: WARM_UP + Duration::try_from_secs_f64(seconds)?,
                 warm_up: WARM_UP,
                 // Beyond what TCP needs to repair anything that the lab does to it.

@@ -367,6 +367,7 @@ fn passage(lab: &Lab, network: &Network, workload: Workload, repetition: u32, la
                 server: (server.address, PORT).into(),
                 protocol: client.namespace.stream_protocol(),
                 clients: lab.options.clients,
+                keep_alive: true,
                 duration: Duration::from_secs_f64(total_s),
                 timeout: REQUEST_TIMEOUT,
                 warm_up: Duration::ZERO,

@@ -309,6 +309,7 @@ impl LoadThreads {
             server: (guests[1].address, PORT).into(),
             protocol: guests[0].namespace.stream_protocol(),
             clients: lab.options.clients,
+            keep_alive: true,
             duration: Duration::from_secs_f64(duration_s),
             timeout: Duration::from_secs(10),
             warm_up: Duration::ZERO,

@@ -1,8 +1,8 @@
 //! A Redis client that records every request: start, latency, outcome. Its loop is closed, or open: then requests are due at
 //! regular times, and their latency counts from then on, however late they were sent.
 //!
-//! Each connection alternates `SET key value` and `GET key` on a key of its own, or after a first `SET` keeps to one of them,
-//! and checks what comes back. A request that
+//! Each client alternates `SET key value` and `GET key` on a key of its own, or after a first `SET` keeps to one of them,
+//! and checks what comes back. It keeps its connection, or has one for each request, which then begins with connecting. A request that
 //! is not answered within the timeout has failed: its connection is closed, and the next request begins with connecting
 //! anew. Where `redis-benchmark` knows only percentiles, this knows when each request stalled.
 
@@ -44,8 +44,10 @@ pub struct Load {
     pub server: SocketAddr,
     /// TCP, or Multipath TCP: see [`Namespace::stream_protocol`](crate::netns::Namespace::stream_protocol).
     pub protocol: Protocol,
-    /// Number of connections, one request in flight on each.
+    /// Number of clients, each with one connection and one request in flight on it.
     pub clients: u32,
+    /// Whether a client keeps its connection, or opens one for each request.
+    pub keep_alive: bool,
     /// How long.
     pub duration: Duration,
     /// Requests that are due before this are not among the latencies: connecting is part of the first ones.
@@ -216,10 +218,8 @@ enum State {
     Setting,
     /// `GET` is under way.
     Getting,
-    /// The next request, one of these two, is not yet due.
-    Resting {
-        sets: bool,
-    },
+    /// The next request is not yet due.
+    Resting,
 }
 
 struct Connection {
@@ -230,6 +230,9 @@ struct Connection {
     request_started: Instant,
     /// When the next request is due.
     due: Instant,
+    /// Whether the next request is a `SET`. So is the first one, and the first after one that has failed: what is stored then is
+    /// not known.
+    sets: bool,
     /// The value that the last `SET` has stored.
     value: u64,
     answer: Vec<u8>,
@@ -237,14 +240,15 @@ struct Connection {
 
 impl Connection {
     fn new(index: u32, due: Instant) -> Self {
-        Self { index, stream: None, state: State::Connecting, request_started: due, due, value: 0, answer: Vec::new() }
+        let (state, answer) = (State::Connecting, Vec::new());
+        Self { index, stream: None, state, request_started: due, due, sets: true, value: 0, answer }
     }
 }
 
 impl Client<'_> {
-    /// Begins a request with a new connection.
-    fn connect(&mut self, connection: &mut Connection, now: Instant) {
-        connection.request_started = now;
+    /// Begins a request with a new connection; `started`: when it was due.
+    fn connect(&mut self, connection: &mut Connection, started: Instant) {
+        connection.request_started = started;
         connection.state = State::Connecting;
         connection.answer.clear();
         let opened = open(self.load.server, self.load.protocol).and_then(|stream| {
@@ -254,7 +258,7 @@ impl Client<'_> {
         });
         match opened {
             Ok(stream) => connection.stream = Some(stream),
-            Err(_) => self.fail(connection, now),
+            Err(_) => self.fail(connection, Instant::now()),
         }
     }
 
@@ -263,7 +267,7 @@ impl Client<'_> {
         let result = match connection.state {
             State::Pausing(_) => Ok(()),
             // Nothing was asked, so this is the connection's end.
-            State::Resting { .. } => Err(ErrorKind::UnexpectedEof.into()),
+            State::Resting => Err(ErrorKind::UnexpectedEof.into()),
             State::Connecting => self.connected(connection),
             State::Setting | State::Getting => self.receive(connection),
         };
@@ -281,10 +285,11 @@ impl Client<'_> {
         epoll::modify(&self.epoll, stream, data, epoll::EventFlags::IN)?;
         // Connecting was part of this request.
         let started = connection.request_started;
-        self.request(connection, State::Setting, started)
+        self.request(connection, started)
     }
 
-    fn request(&mut self, connection: &mut Connection, state: State, started: Instant) -> std::io::Result<()> {
+    fn request(&mut self, connection: &mut Connection, started: Instant) -> std::io::Result<()> {
+        let state = if connection.sets { State::Setting } else { State::Getting };
         connection.state = state;
         connection.request_started = started;
         connection.answer.clear();
@@ -328,26 +333,35 @@ impl Client<'_> {
         let bin = self.bin(now);
         bin.answered += 1;
         bin.longest_stall_us = bin.longest_stall_us.max(latency);
-        let sets = self.load.op.map_or(connection.state == State::Getting, |op| op == Op::Set);
+        connection.sets = self.load.op.map_or(connection.state == State::Getting, |op| op == Op::Set);
+        if !self.load.keep_alive {
+            connection.stream = None;
+        }
         let mut started = now;
         if let Some(interval) = self.interval {
             connection.due += interval;
             if connection.due > now {
-                connection.state = State::Resting { sets };
+                connection.state = State::Resting;
                 self.due.push(Reverse((connection.due, connection.index)));
                 return Ok(());
             }
             started = connection.due;
         }
-        self.request(connection, if sets { State::Setting } else { State::Getting }, started)
+        self.next(connection, started)
+    }
+
+    /// Begins the next request of a client that has been answered.
+    fn next(&mut self, connection: &mut Connection, started: Instant) -> std::io::Result<()> {
+        if connection.stream.is_none() {
+            self.connect(connection, started);
+            return Ok(());
+        }
+        self.request(connection, started)
     }
 
     /// The time `due` of a connection's next request has come, unless the connection has failed meanwhile.
     fn wake(&mut self, connection: &mut Connection, due: Instant) {
-        let State::Resting { sets } = connection.state else { return };
-        if connection.due == due
-            && self.request(connection, if sets { State::Setting } else { State::Getting }, due).is_err()
-        {
+        if connection.state == State::Resting && connection.due == due && self.next(connection, due).is_err() {
             self.fail(connection, Instant::now());
         }
     }
@@ -361,6 +375,7 @@ impl Client<'_> {
         bin.longest_stall_us = bin.longest_stall_us.max(age);
         connection.state = State::Pausing(now + RETRY_PAUSE);
         connection.request_started = now;
+        connection.sets = true;
         // What could not be asked meanwhile is not made up for.
         connection.due = now;
     }
@@ -373,7 +388,7 @@ impl Client<'_> {
             }
             return;
         }
-        if let State::Resting { .. } = connection.state {
+        if connection.state == State::Resting {
             return;
         }
         let age = now.saturating_duration_since(connection.request_started);
@@ -412,7 +427,9 @@ fn micros(duration: Duration) -> u64 {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::HashMap;
     use std::net::TcpListener;
+    use std::sync::Mutex;
 
     use super::*;
 
@@ -420,20 +437,24 @@ mod tests {
     fn server(accepted: usize, falsify: fn(&mut String)) -> SocketAddr {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap();
+        let values = Arc::new(Mutex::new(HashMap::new()));
         std::thread::spawn(move || {
             for stream in listener.incoming().take(accepted) {
-                let mut stream = stream.unwrap();
+                let (mut stream, values) = (stream.unwrap(), Arc::clone(&values));
                 std::thread::spawn(move || {
-                    let mut value = String::new();
                     let mut buffer = [0; 256];
                     while let Ok(length @ 1..) = stream.read(&mut buffer) {
                         let text = String::from_utf8_lossy(&buffer[..length]).into_owned();
-                        let mut answer = if text.contains("SET") {
-                            value = text.trim_end().rsplit("\r\n").next().unwrap().to_owned();
+                        // How many, length, command, length, key, length, value.
+                        let words: Vec<String> = text.split("\r\n").map(str::to_owned).collect();
+                        let mut values = values.lock().unwrap();
+                        let mut answer = if words[2] == "SET" {
+                            values.insert(words[4].clone(), words[6].clone());
                             "+OK\r\n".to_owned()
                         } else {
-                            format!("$16\r\n{value}\r\n")
+                            format!("$16\r\n{}\r\n", values[&words[4]])
                         };
+                        drop(values);
                         falsify(&mut answer);
                         if stream.write_all(answer.as_bytes()).is_err() {
                             return;
@@ -454,6 +475,7 @@ mod tests {
             server,
             protocol: Protocol::TCP,
             clients: 3,
+            keep_alive: true,
             duration,
             timeout: Duration::from_millis(100),
             warm_up: Duration::ZERO,
@@ -505,6 +527,18 @@ mod tests {
             let values = LatencyMs::FIELDS[1..].iter().map(|(_, field)| field(&latencies.latency_ms));
             assert!(values.is_sorted());
         }
+    }
+
+    #[test]
+    fn a_connection_for_each_request() {
+        // Two connections for each of three clients: a seventh is not answered.
+        let short = Load { keep_alive: false, ..load(server(6, |_| {})) };
+        let report = run(&short).unwrap();
+        assert_eq!((report.answered(), report.wrong_answers), (6, 0));
+        let paced = Load { requests_per_s: Some(300.0), op: Some(Op::Get), ..short };
+        let report = run(&Load { server: server(usize::MAX, |_| {}), ..paced.clone() }).unwrap();
+        assert!((90..=123).contains(&report.answered()), "{} in 0.4 s", report.answered());
+        assert_eq!((report.failed(), report.wrong_answers), (0, 0));
     }
 
     #[test]
