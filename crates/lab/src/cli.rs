@@ -13,13 +13,10 @@ use socket2::Protocol;
 use crate::daemon::Binaries;
 use crate::experiment::{self, Experiment, Lab};
 use crate::options::{Mode, Op, Options};
-use crate::programs::redis_client::{self, Latencies, Load};
+use crate::programs::redis_client::{self, Latencies, Load, WARM_UP};
 use crate::results::Results;
 use crate::state::{self, Run};
 use crate::{everything, interrupt, run};
-
-/// What `redis-load` leaves out: its connections all open at once.
-const WARM_UP: Duration = Duration::from_millis(500);
 
 /// In the place of an experiment's name: all of them.
 const ALL: &str = "all";

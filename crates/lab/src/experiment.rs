@@ -10,7 +10,7 @@ use crate::daemon::{Binaries, Settings, machine_socket};
 use crate::experiments::{
     coverage::Coverage, delayed_release::DelayedRelease, flow_records::FlowRecords, granularity::Granularity,
     iperf::Iperf, isolation::Isolation, nginx::NginxExperiment, path_failure::PathFailure, redis_loss::RedisLoss,
-    route_refresh::RouteRefresh, soak::Soak, sockperf::Sockperf, switch_latency::SwitchLatency,
+    route_refresh::RouteRefresh, soak::Soak, sockperf::Sockperf, stable::Stable, switch_latency::SwitchLatency,
     switch_overall::SwitchOverall, switch_rate::SwitchRate, vhost_rate::VhostRate,
 };
 use crate::machine::Machine;
@@ -73,6 +73,7 @@ pub fn all() -> Vec<Box<dyn Experiment>> {
         Box::new(RouteRefresh),
         Box::new(NginxExperiment),
         Box::new(Isolation),
+        Box::new(Stable),
         Box::new(Sockperf),
     ]
 }

@@ -13,6 +13,7 @@ pub mod redis_loss;
 pub mod route_refresh;
 pub mod soak;
 pub mod sockperf;
+pub mod stable;
 pub mod switch_latency;
 pub mod switch_overall;
 pub mod switch_rate;

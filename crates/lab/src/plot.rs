@@ -7,6 +7,7 @@ use plotters::coord::Shift;
 use plotters::prelude::*;
 
 use crate::options::Mode;
+use crate::stats::LatencyMs;
 
 /// One panel of a plot.
 #[derive(Debug, Clone)]
@@ -46,6 +47,22 @@ impl Panel {
             log_y,
             categories: losses.iter().map(ToString::to_string).collect(),
             lines: Mode::ALL.into_iter().map(line).filter(|(_, points)| !points.is_empty()).collect(),
+            marks: Vec::new(),
+        }
+    }
+
+    /// Distributions of latencies beside each other, from the mean to the maximum.
+    pub fn of_latencies(title: &str, distributions: &[(Series, LatencyMs)]) -> Self {
+        let line = |latency: &LatencyMs| -> Vec<(f64, f64)> {
+            LatencyMs::FIELDS.iter().enumerate().map(|(x, (_, field))| (x as f64, field(latency))).collect()
+        };
+        Panel {
+            title: title.to_owned(),
+            x_title: "of all requests".to_owned(),
+            y_title: "latency [ms]".to_owned(),
+            log_y: true,
+            categories: LatencyMs::FIELDS.iter().map(|(name, _)| (*name).to_owned()).collect(),
+            lines: distributions.iter().map(|(series, latency)| (*series, line(latency))).collect(),
             marks: Vec::new(),
         }
     }

@@ -1,6 +1,10 @@
 //! Small statistics.
 
+use std::fmt;
+
 use serde::{Deserialize, Serialize};
+
+use crate::report::number;
 
 /// The median; the mean of the middle two for an even count; NaN for none.
 pub fn median(values: &[f64]) -> f64 {
@@ -87,6 +91,26 @@ impl LatencyMs {
         ("P99.9", |l| l.p99_9),
         ("max", |l| l.max),
     ];
+
+    /// The median of each field over repetitions; `None` if there was none.
+    pub fn median_of(latencies: impl Iterator<Item = LatencyMs>) -> Option<Self> {
+        let all: Vec<LatencyMs> = latencies.collect();
+        let of = |field: fn(&LatencyMs) -> f64| median_of(all.iter().map(field));
+        let [avg, p50, p90, p99, p99_9, max] = Self::FIELDS.map(|(_, field)| of(field));
+        Some(Self { avg: avg?, p50: p50?, p90: p90?, p99: p99?, p99_9: p99_9?, max: max? })
+    }
+
+    /// Its cells in a table whose columns are named by [`LatencyMs::FIELDS`].
+    pub fn cells(&self) -> [String; 6] {
+        Self::FIELDS.map(|(_, field)| number(field(self)))
+    }
+}
+
+impl fmt::Display for LatencyMs {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let fields: Vec<_> = Self::FIELDS.iter().map(|(name, field)| format!("{name} {:.3}", field(self))).collect();
+        write!(f, "{} ms", fields.join(", "))
+    }
 }
 
 /// splitmix64: the lab's source of reproducible numbers (Steele, Lea, Flood: "Fast splittable pseudorandom number
@@ -124,6 +148,16 @@ mod tests {
         assert_eq!(median(&[3.0, 1.0, 2.0]), 2.0);
         assert_eq!(median(&[4.0, 1.0, 2.0, 3.0]), 2.5);
         assert!(median(&[]).is_nan());
+    }
+
+    #[test]
+    fn latencies_keep_their_places() {
+        let of = |n: f64| LatencyMs { avg: n, p50: n + 1.0, p90: n + 2.0, p99: n + 3.0, p99_9: n + 4.0, max: n + 5.0 };
+        assert_eq!(LatencyMs::median_of([of(1.0), of(9.0), of(2.0)].into_iter()), Some(of(2.0)));
+        assert_eq!(LatencyMs::median_of(std::iter::empty()), None);
+        assert_eq!(of(1.0).cells()[4], "5.000");
+        let text = "avg 1.000, P50 2.000, P90 3.000, P99 4.000, P99.9 5.000, max 6.000 ms";
+        assert_eq!(of(1.0).to_string(), text);
     }
 
     #[test]

@@ -8,10 +8,11 @@ use std::path::Path;
 use bifrost_lab::experiment;
 use bifrost_lab::experiments::{
     coverage, delayed_release, flow_records, granularity, iperf, isolation, nginx, path_failure, redis_loss,
-    route_refresh, soak, sockperf, switch_latency, switch_overall, switch_rate, tunnel::Switch, vhost_rate,
+    route_refresh, soak, sockperf, stable, switch_latency, switch_overall, switch_rate, tunnel::Switch, vhost_rate,
 };
 use bifrost_lab::options::{Cabling, Guests, Injector, Mode, Op, Options};
 use bifrost_lab::results::{HostInfo, Results, SCHEMA_VERSION, to_values};
+use bifrost_lab::stats::LatencyMs;
 use serde::Serialize;
 use serde_json::{Value, json};
 
@@ -254,6 +255,17 @@ fn all() -> Vec<Value> {
         evicted_sessions: 0,
         memory_growth_kib: -4.0,
     };
+    let latency_ms = LatencyMs { avg: 0.1, p50: 0.1, p90: 0.2, p99: 0.3, p99_9: 0.4, max: 0.5 };
+    let stable = stable::Row {
+        mode: Mode::Off,
+        connections: nginx::Connections::Short,
+        op: Op::Set,
+        repetition: 0,
+        clients: 50,
+        offered_rps: 1000.0,
+        requests: 10_000,
+        latency_ms,
+    };
     let sockperf = sockperf::Row {
         mode: Mode::KernelVxlan,
         loss_percent: 0.5,
@@ -289,6 +301,7 @@ fn all() -> Vec<Value> {
         results("switch-latency", switch_latency),
         results("nginx", nginx),
         results("isolation", isolation),
+        results("stable", stable),
         results("sockperf", sockperf),
     ]
 }

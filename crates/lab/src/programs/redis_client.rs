@@ -28,6 +28,8 @@ use crate::stats::LatencyMs;
 
 /// Length of a time bin.
 pub const BIN: Duration = Duration::from_millis(100);
+/// What a load at a fixed rate leaves out: its connections all open at once.
+pub const WARM_UP: Duration = Duration::from_millis(500);
 /// How often connections are looked at for requests that have timed out.
 const TIMEOUT_SCAN: Duration = Duration::from_millis(10);
 /// Longest wait for answers before the clock is looked at.
