@@ -171,7 +171,7 @@ fn list(json: bool) -> Result<ExitCode> {
         println!("{}", serde_json::to_string_pretty(&entries)?);
     } else {
         for experiment in experiment::all() {
-            println!("{:<14} {}", experiment.name(), experiment.summary());
+            println!("{:<18} {}", experiment.name(), experiment.summary());
         }
     }
     Ok(ExitCode::SUCCESS)

@@ -45,6 +45,8 @@ pub struct Settings {
     pub group_packets: Option<u32>,
     /// `transport.rto_floor_us`; `None`: the default.
     pub rto_floor_us: Option<u32>,
+    /// `transport.congestion_control`; `None`: the default.
+    pub congestion_control: Option<&'static str>,
     /// Whether guests have a security group that lets in what the lab's programs listen to, from their own network.
     pub security_groups: bool,
     /// To be added to each host's configuration, in the hosts' order.
@@ -63,8 +65,12 @@ impl Settings {
 
     /// The table `[transport]`; nothing where all is the default.
     fn transport(&self) -> String {
-        let keys = [("group_packets", self.group_packets), ("rto_floor_us", self.rto_floor_us)];
-        let lines: String = keys.iter().filter_map(|(key, n)| Some(format!("{key} = {}\n", (*n)?))).collect();
+        let keys = [
+            ("group_packets", self.group_packets.map(|n| n.to_string())),
+            ("rto_floor_us", self.rto_floor_us.map(|n| n.to_string())),
+            ("congestion_control", self.congestion_control.map(|name| format!("\"{name}\""))),
+        ];
+        let lines: String = keys.iter().filter_map(|(key, n)| Some(format!("{key} = {}\n", n.as_ref()?))).collect();
         if lines.is_empty() { lines } else { format!("[transport]\n{lines}\n") }
     }
 }

@@ -8,10 +8,11 @@ use serde_json::Value;
 use crate::bars::Bar;
 use crate::daemon::{Binaries, Settings, machine_socket};
 use crate::experiments::{
-    coverage::Coverage, delayed_release::DelayedRelease, flow_records::FlowRecords, granularity::Granularity,
-    iperf::Iperf, isolation::Isolation, nginx::NginxExperiment, path_failure::PathFailure, redis_loss::RedisLoss,
-    route_refresh::RouteRefresh, soak::Soak, sockperf::Sockperf, stable::Stable, switch_latency::SwitchLatency,
-    switch_overall::SwitchOverall, switch_rate::SwitchRate, vhost_rate::VhostRate,
+    congestion_control::CongestionControl, coverage::Coverage, delayed_release::DelayedRelease,
+    flow_records::FlowRecords, granularity::Granularity, iperf::Iperf, isolation::Isolation, nginx::NginxExperiment,
+    path_failure::PathFailure, redis_loss::RedisLoss, route_refresh::RouteRefresh, soak::Soak, sockperf::Sockperf,
+    stable::Stable, switch_latency::SwitchLatency, switch_overall::SwitchOverall, switch_rate::SwitchRate,
+    vhost_rate::VhostRate,
 };
 use crate::machine::Machine;
 use crate::options::{Guests, Mode, Options};
@@ -74,6 +75,7 @@ pub fn all() -> Vec<Box<dyn Experiment>> {
         Box::new(NginxExperiment),
         Box::new(Isolation),
         Box::new(Stable),
+        Box::new(CongestionControl),
         Box::new(Sockperf),
     ]
 }

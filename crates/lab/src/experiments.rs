@@ -1,6 +1,7 @@
 //! The experiments, a file each.
 
 mod circle;
+pub mod congestion_control;
 pub mod coverage;
 pub mod delayed_release;
 pub mod flow_records;

@@ -7,8 +7,9 @@ use std::path::Path;
 
 use bifrost_lab::experiment;
 use bifrost_lab::experiments::{
-    coverage, delayed_release, flow_records, granularity, iperf, isolation, nginx, path_failure, redis_loss,
-    route_refresh, soak, sockperf, stable, switch_latency, switch_overall, switch_rate, tunnel::Switch, vhost_rate,
+    congestion_control, coverage, delayed_release, flow_records, granularity, iperf, isolation, nginx, path_failure,
+    redis_loss, route_refresh, soak, sockperf, stable, switch_latency, switch_overall, switch_rate, tunnel::Switch,
+    vhost_rate,
 };
 use bifrost_lab::options::{Cabling, Guests, Injector, Mode, Op, Options};
 use bifrost_lab::results::{HostInfo, Results, SCHEMA_VERSION, to_values};
@@ -266,6 +267,17 @@ fn all() -> Vec<Value> {
         requests: 10_000,
         latency_ms,
     };
+    let congestion_control = congestion_control::Row {
+        mode: Mode::Bifrost,
+        congestion_control: congestion_control::Control::Swift,
+        injector: Injector::Vnic,
+        loss_percent: 0.1,
+        repetition: 0,
+        clients: 200,
+        requests: 100_000,
+        rps: 30_000.0,
+        latency_ms,
+    };
     let sockperf = sockperf::Row {
         mode: Mode::KernelVxlan,
         loss_percent: 0.5,
@@ -302,6 +314,7 @@ fn all() -> Vec<Value> {
         results("nginx", nginx),
         results("isolation", isolation),
         results("stable", stable),
+        results("congestion-control", congestion_control),
         results("sockperf", sockperf),
     ]
 }
