@@ -1,4 +1,4 @@
-//! Packet loss, made without any of Bifrost's own code (nftables) or by the daemon itself (`bifrostctl fault`).
+//! Packet loss and slow links, made without any of Bifrost's own code (nftables) or by the daemon itself (`bifrostctl fault`).
 
 use std::fmt::Write as _;
 
@@ -7,7 +7,7 @@ use serde_json::Value;
 
 use crate::netns::Namespace;
 use crate::topology::overlay::Overlay;
-use crate::topology::{Topology, link_name};
+use crate::topology::{Host, Topology, link_name};
 
 /// The nftables table that holds the lab's rules.
 const TABLE: &str = "bifrost_lab";
@@ -44,6 +44,21 @@ pub fn vnic_loss(topology: &Topology, overlay: &Overlay, loss_percent: f64) -> R
         if loss_percent > 0.0 {
             daemon.control(&["fault", "add", "--port", daemon.port(), "--loss", &loss_percent.to_string()])?;
         }
+    }
+    Ok(())
+}
+
+/// Lets `host` send at most `mbit_per_s` over each of its first `paths` underlay links: what is more waits for up to 10 ms, and is
+/// dropped then. Counts bytes with their Ethernet headers.
+///
+/// # Errors
+/// A link that is not there, or a kernel without `tbf`.
+pub fn limit_links(host: &Host, paths: u8, mbit_per_s: u32) -> Result<()> {
+    let rate = format!("{mbit_per_s}mbit");
+    for path in 0..paths {
+        let link = link_name(path);
+        let words = ["qdisc", "replace", "dev", &link, "root", "tbf", "rate", &rate, "burst", "64k", "latency", "10ms"];
+        host.namespace.run("tc", &words, "").with_context(|| format!("limiting {link} of {}", host.name))?;
     }
     Ok(())
 }

@@ -38,6 +38,14 @@ pub fn paired_ratio<R>(
     }))
 }
 
+/// The smallest of `values` that `percent` of them do not exceed (nearest rank); NaN for none.
+pub fn percentile(values: &[f64], percent: f64) -> f64 {
+    let mut sorted = values.to_vec();
+    sorted.sort_by(f64::total_cmp);
+    let rank = (percent / 100.0 * sorted.len() as f64).ceil().max(1.0) as usize;
+    sorted.get(rank - 1).copied().unwrap_or(f64::NAN)
+}
+
 /// What was varied: each value once, the smallest first.
 pub fn distinct_values(values: impl Iterator<Item = f64>) -> Vec<f64> {
     let mut values: Vec<f64> = values.collect();
@@ -148,6 +156,16 @@ mod tests {
         assert_eq!(median(&[3.0, 1.0, 2.0]), 2.0);
         assert_eq!(median(&[4.0, 1.0, 2.0, 3.0]), 2.5);
         assert!(median(&[]).is_nan());
+    }
+
+    #[test]
+    fn percentiles_are_values_that_there_are() {
+        let values: Vec<f64> = (1..=100).rev().map(f64::from).collect();
+        for (percent, expected) in [(0.0, 1.0), (1.0, 1.0), (1.5, 2.0), (50.0, 50.0), (99.0, 99.0), (100.0, 100.0)] {
+            assert_eq!(percentile(&values, percent), expected, "{percent}");
+        }
+        assert_eq!(percentile(&[7.0, 3.0], 50.0), 3.0);
+        assert!(percentile(&[], 50.0).is_nan());
     }
 
     #[test]

@@ -75,6 +75,15 @@ pub struct Host {
     pub underlay: Vec<Ipv4Addr>,
 }
 
+/// What a link has carried since it is there, bytes with their Ethernet headers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Carried {
+    /// By the host.
+    pub sent: u64,
+    /// By the host.
+    pub received: u64,
+}
+
 /// A container.
 #[derive(Debug)]
 pub struct Guest {
@@ -123,19 +132,6 @@ impl Topology {
         }
         Ok(Self { plan, hosts, _middle: middle })
     }
-
-    /// Bytes that the first host has sent and received on each path.
-    pub fn carried_bytes(&self) -> Result<Vec<u64>> {
-        let host = &self.hosts[0];
-        (0..self.plan.paths)
-            .map(|path| {
-                let text = host.namespace.run("ip", &["-j", "-s", "link", "show", &link_name(path)], "")?;
-                let parsed: Value = serde_json::from_str(&text).context("`ip -j -s link` printed no JSON")?;
-                let bytes = |way: &str| parsed[0]["stats64"][way]["bytes"].as_u64().unwrap_or(0);
-                Ok(bytes("rx") + bytes("tx"))
-            })
-            .collect()
-    }
 }
 
 impl Host {
@@ -173,6 +169,21 @@ impl Host {
             mac: format!("02:00:00:00:00:{number:02x}"),
         };
         Ok(Self { name: format!("host-{letter}"), namespace, guest, loopback, underlay })
+    }
+
+    /// What each of the first `paths` underlay links has carried.
+    ///
+    /// # Errors
+    /// A link that is not there.
+    pub fn carried(&self, paths: u8) -> Result<Vec<Carried>> {
+        let carried = |path| {
+            let text = self.namespace.run("ip", &["-j", "-s", "link", "show", &link_name(path)], "")?;
+            let parsed: Value = serde_json::from_str(&text).context("`ip -j -s link` printed no JSON")?;
+            let bytes =
+                |way: &str| parsed[0]["stats64"][way]["bytes"].as_u64().context("`ip -j -s link` counts no bytes");
+            Ok(Carried { sent: bytes("tx")?, received: bytes("rx")? })
+        };
+        (0..paths).map(carried).collect()
     }
 
     /// Routes to the other hosts' loopback addresses, over all links at once.

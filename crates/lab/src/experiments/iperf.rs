@@ -12,7 +12,7 @@ use crate::inject;
 use crate::interrupt;
 use crate::options::{Injector, Mode};
 use crate::plot::{self, Panel};
-use crate::programs::iperf3;
+use crate::programs::iperf3::{self, Load};
 use crate::progress::Progress;
 use crate::report::{Table, factor, number};
 use crate::results::{from_values, to_values};
@@ -82,9 +82,13 @@ impl Experiment for Iperf {
                     inject::wire_loss(&network.topology, &[], loss_percent)?;
                     let guests = [&network.topology.hosts[0].guest, &network.topology.hosts[1].guest];
                     let name = format!("iperf3-{loss_percent}");
-                    let flow =
-                        iperf3::Running::start((guests[0], guests[1]), duration_s, None, &lab.logs(&label), &name)?
-                            .finish()?;
+                    let flow = iperf3::Running::start(
+                        (guests[0], guests[1]),
+                        Load::one_flow(duration_s),
+                        &lab.logs(&label),
+                        &name,
+                    )?
+                    .finish()?;
                     let row = Row {
                         mode,
                         injector: Injector::Wire,

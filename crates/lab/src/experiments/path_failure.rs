@@ -358,7 +358,8 @@ fn passage(lab: &Lab, network: &Network, workload: Workload, repetition: u32, la
         Workload::Flow => {
             // Longer than the phases, since the flow's last bin is not a whole one.
             let seconds = total_s.ceil() + 1.0;
-            Running::Flow(iperf3::Running::start((client, server), seconds, Some(FLOW_GBIT_PER_S), &logs, "iperf3")?)
+            let load = iperf3::Load { gbit_per_s: Some(FLOW_GBIT_PER_S), ..iperf3::Load::one_flow(seconds) };
+            Running::Flow(iperf3::Running::start((client, server), load, &logs, "iperf3")?)
         }
         Workload::Requests => {
             let redis = RedisServer::start(server, &logs)?;
@@ -439,10 +440,11 @@ fn by_bin(seen: &[Standstill], start: Instant, count: usize) -> Vec<f64> {
 /// Finds the busiest path, and sets its loss at the begin of every phase. Returns the path.
 fn drive(network: &Network, began: Instant, phase_s: f64) -> Result<u8> {
     let at = |seconds: f64| began + Duration::from_secs_f64(seconds);
-    let first = network.topology.carried_bytes()?;
+    let host = &network.topology.hosts[0];
+    let first = host.carried(network.topology.plan.paths)?;
     interrupt::sleep_until(at(SETTLE_S))?;
-    let second = network.topology.carried_bytes()?;
-    let carried = first.iter().zip(&second).map(|(a, b)| b.saturating_sub(*a));
+    let second = host.carried(network.topology.plan.paths)?;
+    let carried = first.iter().zip(&second).map(|(a, b)| b.sent.saturating_sub(a.sent) + b.received.saturating_sub(a.received));
     let busiest = carried.enumerate().max_by_key(|(_, bytes)| *bytes).map_or(0, |(path, _)| path);
     let path = u8::try_from(busiest).unwrap_or(0);
     for (index, (_, loss_percent)) in PHASES.iter().enumerate() {

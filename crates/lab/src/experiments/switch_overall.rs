@@ -190,7 +190,9 @@ fn measure(lab: &Lab, mode: Mode, security_groups: bool, repetition: u32, label:
     let mut server = RedisServer::start(guests[1], &lab.logs(label))?;
     let duration_s = lab.seconds(4.0, 1.5);
     let seconds = duration_s.ceil();
-    let flow = iperf3::Running::start((guests[0], guests[1]), seconds, None, &lab.logs(label), "iperf3")?.finish()?;
+    let flow =
+        iperf3::Running::start((guests[0], guests[1]), iperf3::Load::one_flow(seconds), &lab.logs(label), "iperf3")?
+            .finish()?;
     let kept = requests(lab, &network, true, duration_s, label)?;
     let new = requests(lab, &network, false, duration_s, label)?;
     server.check_alive()?;

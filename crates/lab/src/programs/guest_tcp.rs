@@ -8,17 +8,7 @@ use anyhow::{Result, bail};
 
 use crate::machine::{Machine, Task};
 use crate::netns::Namespace;
-
-/// What flows do.
-#[derive(Debug, Clone, Copy)]
-pub struct Load {
-    /// How many there are.
-    pub flows: u32,
-    /// How long they last.
-    pub seconds: f64,
-    /// What each offers at most, Gbit/s.
-    pub gbit_per_s: Option<f64>,
-}
+use crate::programs::iperf3::Load;
 
 /// Flows under way.
 #[derive(Debug)]

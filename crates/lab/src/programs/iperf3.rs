@@ -1,4 +1,4 @@
-//! One TCP flow by `iperf3`, as its receiver saw it.
+//! TCP flows by `iperf3`, as their receiver saw them.
 
 use std::path::Path;
 use std::time::Duration;
@@ -10,18 +10,39 @@ use crate::interrupt;
 use crate::process::Program;
 use crate::topology::Guest;
 
+/// Length of a bin of goodput, s.
+pub const BIN_S: f64 = 0.1;
+
+/// What flows do.
+#[derive(Debug, Clone, Copy)]
+pub struct Load {
+    /// How many there are.
+    pub flows: u32,
+    /// How long they last.
+    pub seconds: f64,
+    /// What each offers at most, Gbit/s.
+    pub gbit_per_s: Option<f64>,
+}
+
+impl Load {
+    /// One flow that offers what it can.
+    pub fn one_flow(seconds: f64) -> Self {
+        Self { flows: 1, seconds, gbit_per_s: None }
+    }
+}
+
 /// What the receiver measured.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Flow {
-    /// Goodput over the whole time, Gbit/s.
+    /// Goodput over the whole time, all flows together, Gbit/s.
     pub gbit_per_s: f64,
-    /// Goodput of each 100 ms, Gbit/s.
+    /// Goodput of each 100 ms, all flows together, Gbit/s.
     pub bins_gbit_per_s: Vec<f64>,
     /// Segments that the sender's TCP retransmitted.
     pub retransmits: u64,
 }
 
-/// A flow under way.
+/// Flows under way.
 #[derive(Debug)]
 pub struct Running {
     server: Program,
@@ -30,17 +51,12 @@ pub struct Running {
 }
 
 impl Running {
-    /// Starts a server in `to` and a client in `from` that sends for `seconds`, at most `limit_gbit_per_s` if given.
-    pub fn start(
-        (from, to): (&Guest, &Guest),
-        seconds: f64,
-        limit_gbit_per_s: Option<f64>,
-        logs: &Path,
-        label: &str,
-    ) -> Result<Self> {
+    /// Starts a server in `to` and a client in `from` that sends what `load` says.
+    pub fn start((from, to): (&Guest, &Guest), load: Load, logs: &Path, label: &str) -> Result<Self> {
+        let Load { flows, seconds, gbit_per_s } = load;
         let address = to.address.to_string();
         let mut server = to.namespace.command("iperf3");
-        server.args(["-s", "-1", "-J", "-i", "0.1", "-B", &address]);
+        server.args(["-s", "-1", "-J", "-i", &BIN_S.to_string(), "-B", &address]);
         let server = Program::start(server, "iperf3", &logs.join(format!("{label}-server.json")))?;
         // The server prints nothing until it is done, and a connection would count as the test: look at its socket.
         let mut tries = 0;
@@ -60,10 +76,12 @@ impl Running {
             "0.1",
             "-t",
             &format!("{}", seconds.ceil()),
+            "-P",
+            &flows.to_string(),
             "--connect-timeout",
             "5000",
         ]);
-        if let Some(gbit) = limit_gbit_per_s {
+        if let Some(gbit) = gbit_per_s {
             client.args(["-b", &format!("{:.0}", gbit * 1e9)]);
         }
         let client = Program::start(client, "iperf3", &logs.join(format!("{label}-client.json")))?;

@@ -98,7 +98,9 @@ struct Usage {
 pub fn check(topology: &Topology, logs: &Path) -> Result<()> {
     let client = Tcp::in_namespace(&topology.hosts[0].guest.namespace)?;
     let server = Tcp::in_namespace(&topology.hosts[1].guest.namespace)?;
-    let usage = Usage::of(&client, &server, topology.carried_bytes()?);
+    let carried = topology.hosts[0].carried(topology.plan.paths)?;
+    let carried = carried.iter().map(|link| link.sent + link.received).collect();
+    let usage = Usage::of(&client, &server, carried);
     fs::create_dir_all(logs).with_context(|| format!("creating {}", logs.display()))?;
     let file = logs.join("mptcp.json");
     let text = serde_json::to_string_pretty(&usage).context("serializing counters")?;
