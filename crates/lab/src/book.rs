@@ -160,7 +160,7 @@ mod tests {
             "![flow-records-rate.svg](flow-records-rate.svg)",
             "`sudo bifrost-lab run flow-records --quick`",
             "Not measured: no <huge> pages",
-            "- **NSDI'26 figure 15**",
+            "- **SIGCOMM'24 figure 11**",
         ] {
             assert!(text.contains(part), "{part} is not in:\n{text}");
         }

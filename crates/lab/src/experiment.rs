@@ -8,7 +8,7 @@ use serde_json::Value;
 use crate::bars::Bar;
 use crate::daemon::{Binaries, Settings, machine_socket};
 use crate::experiments::{
-    congestion_control::CongestionControl, coverage::Coverage, delayed_release::DelayedRelease,
+    congestion_control::CongestionControl, coverage::Coverage, delayed_release::DelayedRelease, elephants::Elephants,
     flow_records::FlowRecords, granularity::Granularity, iperf::Iperf, isolation::Isolation, nginx::NginxExperiment,
     path_failure::PathFailure, redis_loss::RedisLoss, route_refresh::RouteRefresh, soak::Soak, sockperf::Sockperf,
     stable::Stable, switch_latency::SwitchLatency, switch_overall::SwitchOverall, switch_rate::SwitchRate,
@@ -74,6 +74,7 @@ pub fn all() -> Vec<Box<dyn Experiment>> {
         Box::new(RouteRefresh),
         Box::new(NginxExperiment),
         Box::new(Isolation),
+        Box::new(Elephants),
         Box::new(Stable),
         Box::new(CongestionControl),
         Box::new(Sockperf),

@@ -4,6 +4,7 @@ mod circle;
 pub mod congestion_control;
 pub mod coverage;
 pub mod delayed_release;
+pub mod elephants;
 pub mod flow_records;
 pub mod granularity;
 pub mod iperf;

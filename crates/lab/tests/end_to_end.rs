@@ -170,7 +170,7 @@ fn the_command_line_teaches() {
     let with_machines = ["granularity", "coverage", "delayed-release", "vhost-rate"];
     let of_the_switch =
         ["switch-overall", "switch-rate", "switch-latency", "flow-records", "route-refresh", "nginx", "isolation"];
-    let more = ["stable", "congestion-control", "sockperf"];
+    let more = ["elephants", "stable", "congestion-control", "sockperf"];
     assert_eq!(
         names,
         [&["redis-loss", "path-failure", "iperf", "soak"][..], &with_machines, &of_the_switch, &more].concat()

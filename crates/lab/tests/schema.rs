@@ -7,9 +7,9 @@ use std::path::Path;
 
 use bifrost_lab::experiment;
 use bifrost_lab::experiments::{
-    congestion_control, coverage, delayed_release, flow_records, granularity, iperf, isolation, nginx, path_failure,
-    redis_loss, route_refresh, soak, sockperf, stable, switch_latency, switch_overall, switch_rate, tunnel::Switch,
-    vhost_rate,
+    congestion_control, coverage, delayed_release, elephants, flow_records, granularity, iperf, isolation, nginx,
+    path_failure, redis_loss, route_refresh, soak, sockperf, stable, switch_latency, switch_overall, switch_rate,
+    tunnel::Switch, vhost_rate,
 };
 use bifrost_lab::options::{Cabling, Guests, Injector, Mode, Op, Options};
 use bifrost_lab::results::{HostInfo, Results, SCHEMA_VERSION, to_values};
@@ -256,6 +256,15 @@ fn all() -> Vec<Value> {
         evicted_sessions: 0,
         memory_growth_kib: -4.0,
     };
+    let elephants = elephants::Row {
+        mode: Mode::KernelVxlan,
+        attempt: 99,
+        link_mbit_per_s: 200,
+        duration_s: 2.5,
+        throughput_mbit_per_s: 370.5,
+        guest_retransmits: 1,
+        links_mbit_per_s: vec![200.0, 0.0],
+    };
     let latency_ms = LatencyMs { avg: 0.1, p50: 0.1, p90: 0.2, p99: 0.3, p99_9: 0.4, max: 0.5 };
     let stable = stable::Row {
         mode: Mode::Off,
@@ -313,6 +322,7 @@ fn all() -> Vec<Value> {
         results("switch-latency", switch_latency),
         results("nginx", nginx),
         results("isolation", isolation),
+        results("elephants", elephants),
         results("stable", stable),
         results("congestion-control", congestion_control),
         results("sockperf", sockperf),
