@@ -193,7 +193,8 @@ const MEASURED: &[(&str, &[Figure])] = &[
 pub const NOT_MEASURED: &[(&str, &str)] = &[
     (
         "NSDI'26 section 6.1.4, aggregation and pooling",
-        "Memory of connections is counted by `make cost` (docs/COST.md).",
+        "Production servers: how many connections generated flows need is in `bifrost-sim study aggregation` (docs/STUDIES.md); what a connection takes is \
+         counted by `make cost` (docs/COST.md).",
     ),
     ("SIGCOMM'24 figure 11", "Header-payload slicing, which is a matter of a NIC's memory."),
 ];

@@ -3,6 +3,7 @@
 //! A study is a scenario file (`crates/sim/studies/`) and a module here that varies it. docs/STUDIES.md says what came of
 //! each, and which default follows.
 
+mod aggregation;
 mod blocking;
 mod clos;
 mod elephants;
@@ -89,6 +90,11 @@ const STUDIES: &[Study] = &[
         name: "recovery",
         question: "how long until a lost packet arrives; what a dead path costs",
         run: recovery::run,
+    },
+    Study {
+        name: "aggregation",
+        question: "connections by pair of vNICs instead of by 5-tuple, of generated flows",
+        run: aggregation::run,
     },
 ];
 
