@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::path::{Path, PathBuf};
+use std::time::Instant;
 
 use anyhow::{Result, ensure};
 use serde::{Deserialize, Serialize};
@@ -51,7 +52,7 @@ pub struct Row {
     pub throughput_mbit_per_s: f64,
     /// Segments that the guest's TCP sent again, from the beginning.
     pub guest_retransmits: u64,
-    /// What the sender's host sent over each link meanwhile, over the flows' whole time, Mbit/s.
+    /// What the sender's host sent over each link, mean over the whole attempt, Mbit/s, Ethernet headers included.
     pub links_mbit_per_s: Vec<f64>,
 }
 
@@ -182,7 +183,7 @@ impl Experiment for Elephants {
                 1.5,
                 "x",
             ),
-            Bar::new("the most that any link carried, of its limit", most, Sense::AtMost, 1.1, "x").exact(),
+            Bar::new("the most that any link carried, of its limit", most, Sense::AtMost, 1.05, "x").exact(),
         ])
     }
 }
@@ -201,10 +202,10 @@ fn measure(network: &Network, Attempt(attempt): Attempt, seconds: f64, logs: &Pa
     let (sender, receiver) = (&network.topology.hosts[0], &network.topology.hosts[1]);
     let paths = network.topology.plan.paths;
     let load = Load { flows: FLOWS, ..Load::one_flow(seconds) };
-    let before = sender.carried(paths)?;
+    let (began, before) = (Instant::now(), sender.carried(paths)?);
     let running = iperf3::Running::start((&sender.guest, &receiver.guest), load, logs, &format!("iperf3-{attempt}"))?;
     let flows = running.finish()?;
-    let after = sender.carried(paths)?;
+    let (after, elapsed_s) = (sender.carried(paths)?, began.elapsed().as_secs_f64());
     let settle = (SETTLE_S / iperf3::BIN_S).round() as usize;
     let judged = flows.bins_gbit_per_s.get(settle..).unwrap_or_default();
     ensure!(!judged.is_empty(), "the flows of attempt {attempt} ended within {SETTLE_S} s");
@@ -216,7 +217,7 @@ fn measure(network: &Network, Attempt(attempt): Attempt, seconds: f64, logs: &Pa
         duration_s: judged.len() as f64 * iperf3::BIN_S,
         throughput_mbit_per_s: mean(judged) * 1000.0,
         guest_retransmits: flows.retransmits,
-        links_mbit_per_s: sent.map(|bytes| bytes as f64 * 8.0 / 1e6 / seconds).collect(),
+        links_mbit_per_s: sent.map(|bytes| bytes as f64 * 8.0 / 1e6 / elapsed_s).collect(),
     })
 }
 
