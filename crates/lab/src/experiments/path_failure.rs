@@ -444,7 +444,8 @@ fn drive(network: &Network, began: Instant, phase_s: f64) -> Result<u8> {
     let first = host.carried(network.topology.plan.paths)?;
     interrupt::sleep_until(at(SETTLE_S))?;
     let second = host.carried(network.topology.plan.paths)?;
-    let carried = first.iter().zip(&second).map(|(a, b)| b.sent.saturating_sub(a.sent) + b.received.saturating_sub(a.received));
+    let carried =
+        first.iter().zip(&second).map(|(a, b)| b.sent.saturating_sub(a.sent) + b.received.saturating_sub(a.received));
     let busiest = carried.enumerate().max_by_key(|(_, bytes)| *bytes).map_or(0, |(path, _)| path);
     let path = u8::try_from(busiest).unwrap_or(0);
     for (index, (_, loss_percent)) in PHASES.iter().enumerate() {

@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use hdrhistogram::Histogram;
-use rustix::event::{Timespec, epoll};
+use rustix::event::{PollFd, PollFlags, Timespec, epoll, poll};
 use rustix::fd::OwnedFd;
 use serde::{Deserialize, Serialize};
 use socket2::{Domain, Protocol, Socket, Type};
@@ -121,8 +121,7 @@ pub fn run(load: &Load) -> Result<Report> {
     loop {
         let next_due =
             client.due.peek().map_or(MAX_WAIT, |Reverse((due, _))| due.saturating_duration_since(Instant::now()));
-        let wait = Timespec::try_from(next_due.min(MAX_WAIT)).context("a wait")?;
-        let (ready, _) = match epoll::wait(&client.epoll, &mut events, Some(&wait)) {
+        let (ready, _) = match wait(&client.epoll, next_due.min(MAX_WAIT), &mut events) {
             Ok(ready) => ready,
             Err(rustix::io::Errno::INTR) => continue,
             Err(error) => return Err(error).context("waiting for answers"),
@@ -409,6 +408,19 @@ impl Client<'_> {
         }
         &mut self.report.bins[index]
     }
+}
+
+/// Waits for events, `most` at the longest. An instance's own wait may count in whole milliseconds, and make that a part of every
+/// latency.
+fn wait<'a>(
+    epoll: &OwnedFd,
+    most: Duration,
+    events: &'a mut [MaybeUninit<epoll::Event>],
+) -> rustix::io::Result<(&'a mut [epoll::Event], &'a mut [MaybeUninit<epoll::Event>])> {
+    // It fits: at most some milliseconds.
+    let most = Timespec::try_from(most).map_err(|_| rustix::io::Errno::INVAL)?;
+    poll(&mut [PollFd::new(epoll, PollFlags::IN)], Some(&most))?;
+    epoll::wait(epoll, events, Some(&Timespec::default()))
 }
 
 fn open(server: SocketAddr, protocol: Protocol) -> std::io::Result<TcpStream> {
