@@ -173,6 +173,7 @@ fn measure(lab: &Lab, network: &Network, point: Point, repetition: u32) -> Resul
     let guests = [&network.topology.hosts[0].guest, &network.topology.hosts[1].guest];
     let load = Load {
         server: (guests[1].address, PORT).into(),
+        protocol: guests[0].namespace.stream_protocol(),
         clients: lab.options.clients,
         keep_alive: point.connections == Connections::Persistent,
         duration: WARM_UP + Duration::from_secs_f64(lab.seconds(10.0, 3.0)),
