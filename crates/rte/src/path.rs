@@ -21,6 +21,8 @@ const SUSPECT_LOSSES: u16 = 4;
 pub(crate) const SUSPECT_LOSS: f32 = 0.03;
 /// Weight of one packet in the loss rate.
 const LOSS_WEIGHT: f32 = 1.0 / 128.0;
+/// A path that is silent for a shorter time may have had no processor: a software host's scheduler makes noise of that size.
+const SILENCE_MIN_NS: u64 = MS;
 /// Probes in a row that take a suspect path back, at first and at most.
 const CLEAN_PROBES_MIN: u16 = 4;
 const CLEAN_PROBES_MAX: u16 = 256;
@@ -55,6 +57,8 @@ pub(crate) struct Path {
     losses_in_a_row: u16,
     /// When the first packet left that was lost since the last arrival, whether the path is to blame or not.
     pub(crate) lost_since: Option<Tick>,
+    /// When the loss rate last rose.
+    late_at: Time,
     /// When the row of losses began.
     losses_since: Time,
     pub(crate) probe: Option<(Tick, Time)>,
@@ -85,6 +89,7 @@ impl Path {
             pace_until: Time(0),
             losses_in_a_row: 0,
             lost_since: None,
+            late_at: Time(0),
             losses_since: Time(0),
             probe: None,
             next_probe: Time(0),
@@ -169,10 +174,16 @@ impl Path {
         self.loss *= (1.0 - LOSS_WEIGHT).powi(i32::from(packets));
     }
 
-    /// A packet was lost on this path. Returns whether the path became suspect by it.
-    pub(crate) fn on_loss(&mut self, now: Time, sent_ago_ns: u64) -> bool {
+    /// A packet was lost on this path; `overtaken`: one that left later has arrived. Returns whether the path became suspect by it.
+    pub(crate) fn on_loss(&mut self, now: Time, sent_ago_ns: u64, overtaken: bool) -> bool {
         self.lost_packets += 1;
-        self.loss += (1.0 - self.loss) * LOSS_WEIGHT;
+        // What only time has decided may be late, a whole queue of it at once: while the path has not been silent for long, that is one
+        // packet in a round trip.
+        let silent = now.since(self.last_arrival) >= self.silence_ns();
+        if overtaken || silent || now.since(self.late_at) >= self.total.smoothed_ns() {
+            self.loss += (1.0 - self.loss) * LOSS_WEIGHT;
+            self.late_at = now;
+        }
         // Losses of one burst count only if nothing that left later has arrived.
         if now.since(self.last_arrival) >= sent_ago_ns {
             if self.losses_in_a_row == 0 {
@@ -237,6 +248,11 @@ impl Path {
         self.losses_in_a_row >= SUSPECT_LOSSES && self.suspect(now)
     }
 
+    /// Silence after which what is on its way is more likely lost than late, ns.
+    fn silence_ns(&self) -> u64 {
+        (2 * self.total.smoothed_ns() + 4 * self.total.variance_ns()).max(SILENCE_MIN_NS)
+    }
+
     /// How long a probe may take, ns.
     pub(crate) fn probe_timeout_ns(&self) -> u64 {
         (3 * self.total.smoothed_ns() + 4 * self.total.variance_ns()).clamp(4 * MS, 100 * MS)
@@ -280,5 +296,19 @@ mod tests {
         path.on_done(1);
         assert!(!path.has_room(Time(50 * MS)), "a pause");
         assert!(path.has_room(Time(100 * MS)), "but no more than that");
+    }
+
+    #[test]
+    fn a_queue_that_is_late_as_a_whole_is_not_a_lossy_path() {
+        let after = |now_ms: u64, overtaken| {
+            let mut path = Path::new(Box::new(Closed));
+            path.total.sample(Time(0), MS as i64);
+            path.on_arrivals(Time(5 * MS), 1);
+            (0..60).for_each(|_| assert!(!path.on_loss(Time(now_ms * MS), 3 * MS, overtaken)));
+            path.loss
+        };
+        assert!(after(6, false) < SUSPECT_LOSS, "late");
+        assert!(after(6, true) > SUSPECT_LOSS, "what left later has arrived");
+        assert!(after(12, false) > SUSPECT_LOSS, "silent");
     }
 }

@@ -204,7 +204,7 @@ impl Engine {
             path.next_probe = now;
             return;
         }
-        if path.on_loss(now, age(now, record)) {
+        if path.on_loss(now, age(now, record), why == Why::SamePath) {
             self.counters.suspect_paths += 1;
             peer.invalidate();
             peer.refresh(&self.config, now);
