@@ -28,6 +28,8 @@ pub(crate) struct Peer {
     timing: Timing,
     selected: [PathId; PathId::MAX],
     selected_len: usize,
+    /// Paths that the operator has taken out of use: bit i is path i.
+    drained: u8,
     next_selection: Time,
     stale: bool,
     /// The connection that last sent or received; probes travel on it.
@@ -71,6 +73,7 @@ impl Peer {
             timing: Timing::unknown(Limits::new(config)),
             selected: [PathId::default(); PathId::MAX],
             selected_len: 0,
+            drained: 0,
             next_selection: Time(0),
             stale: true,
             probe_conn: None,
@@ -97,11 +100,29 @@ impl Peer {
     }
 
     /// The path for the `turn`-th sending of something that is repeated until it is answered: one path after the other, those
-    /// that are sprayed over first. All of them, for the choice may be old, and the best path dead.
+    /// that are sprayed over first. All that are not drained, for the choice may be old, and the best path dead.
     pub(crate) fn path_of_turn(&self, turn: u32) -> PathId {
-        let turn = turn as usize % self.paths.len();
-        let others = (0..self.paths.len()).map(|i| PathId::masked(i as u8)).filter(|p| !self.selected().contains(p));
-        self.selected().iter().copied().chain(others).nth(turn).unwrap_or_default()
+        let others = || self.choosable().map(|i| PathId::masked(i as u8)).filter(|p| !self.selected().contains(p));
+        let turn = turn as usize % (self.selected_len + others().count()).max(1);
+        self.selected().iter().copied().chain(others()).nth(turn).unwrap_or_default()
+    }
+
+    /// Takes just these paths out of use, bit i for path i. What is in flight on them ends as it would.
+    pub(crate) fn drain(&mut self, config: &Config, now: Time, paths: u8) {
+        self.drained = paths;
+        self.select(config, now);
+    }
+
+    /// Whether the operator has taken a path out of use.
+    pub(crate) fn is_drained(&self, path: PathId) -> bool {
+        self.drained >> path.get() & 1 == 1
+    }
+
+    /// Paths that may be chosen: those that are not drained, or all if all are.
+    fn choosable(&self) -> impl Iterator<Item = usize> + use<> {
+        let all = u8::MAX >> (PathId::MAX - self.paths.len());
+        let avoided = if self.drained & all == all { 0 } else { self.drained };
+        (0..self.paths.len()).filter(move |i| avoided >> i & 1 == 0)
     }
 
     /// The selection is to be made anew before the next group.
@@ -122,7 +143,7 @@ impl Peer {
         let known = self.paths.iter().filter(|p| p.fabric.is_known());
         let fastest = known.map(|p| p.fabric.smoothed_ns()).min().unwrap_or(0);
         self.next_selection = now.after((2 * fastest).clamp(100 * US, 10 * MS));
-        let least_loss = self.paths.iter().map(|p| p.loss).fold(1.0f32, f32::min);
+        let least_loss = self.choosable().map(|i| self.paths[i].loss).fold(1.0f32, f32::min);
         for path in &mut self.paths {
             if path.state == PathState::Usable && path.loss > SUSPECT_LOSS && path.loss > 3.0 * least_loss + 0.01 {
                 self.newly_suspect += u64::from(path.suspect(now));
@@ -132,11 +153,12 @@ impl Peer {
             self.next_forgive = now.after(10_000 * MS);
             self.paths.iter_mut().filter(|p| p.state == PathState::Usable).for_each(Path::forgive);
         }
-        let any_usable = self.paths.iter().any(|p| p.state == PathState::Usable);
+        let any_usable = self.choosable().any(|i| self.paths[i].state == PathState::Usable);
         let stay = |i: usize| if self.selected().iter().any(|p| p.index() == i) { config.stickiness_ns } else { 0 };
         let mut order: [(u64, usize); PathId::MAX] = [(u64::MAX, usize::MAX); PathId::MAX];
         let mut count = 0;
-        for (i, path) in self.paths.iter().enumerate() {
+        for i in self.choosable() {
+            let path = &self.paths[i];
             if any_usable && path.state != PathState::Usable {
                 continue;
             }
@@ -160,12 +182,12 @@ impl Peer {
     }
 
     /// A path other than `not`, for what was lost on `not`: a selected one with little in flight; if there is none, the
-    /// usable or else the suspect one from which something arrived last. `not` itself only if it is the only path.
+    /// usable or else the suspect one from which something arrived last. `not` itself only if no other may be chosen.
     pub(crate) fn other_than(&self, not: PathId) -> PathId {
         let selected = self.selected().iter().copied().filter(|p| *p != not);
         let selected = selected.min_by_key(|p| self.paths[p.index()].in_flight);
         let others = || {
-            let others = (0..self.paths.len()).filter(|i| *i != not.index());
+            let others = self.choosable().filter(|i| *i != not.index());
             let best = others.max_by_key(|i| {
                 let path = &self.paths[*i];
                 (path.state == PathState::Usable, path.last_arrival)

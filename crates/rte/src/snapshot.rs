@@ -62,6 +62,8 @@ pub struct PathSnapshot {
     pub state: PathState,
     /// Whether it is among the paths that are sprayed over.
     pub selected: bool,
+    /// The operator has taken it out of use.
+    pub drained: bool,
     /// Smoothed delay of the network, ns.
     pub srtt_ns: u64,
     /// Smoothed deviation of it, ns.
@@ -130,6 +132,7 @@ impl Engine {
                     path,
                     state: p.state,
                     selected: peer.selected().contains(&path),
+                    drained: peer.is_drained(path),
                     srtt_ns: p.fabric.smoothed_ns(),
                     rttvar_ns: p.fabric.variance_ns(),
                     min_rtt_ns: p.fabric.min_ns(),

@@ -360,10 +360,11 @@ impl Engine {
     }
 
     fn reject(&mut self, arrival: &Arrival, setup: &Setup, reason: RejectReason, out: &mut Output) {
+        let peer = self.peers.get(usize::from(arrival.peer.0)).and_then(Option::as_ref);
         out.control.push(ControlOut {
             peer: arrival.peer,
             vni: arrival.vni,
-            path: PathId::default(),
+            path: peer.map_or(PathId::default(), |p| p.path_of_turn(0)),
             packet: Control::Setup(Setup {
                 kind: SetupKind::Reject(reason),
                 version: self.config.version_max,

@@ -185,6 +185,17 @@ impl Engine {
         self.peers.get(usize::from(peer.0)).and_then(Option::as_ref).map_or(&[], |p| p.selected())
     }
 
+    /// Takes just these paths of a peer out of use, bit i for path i: none of them is chosen any more, unless all are out of
+    /// use. Packets in flight on them are waited for, ACKs answer on the path of what they acknowledge, and probes go on.
+    pub fn drain_paths(&mut self, now: Time, peer: PeerId, paths: u8) {
+        let Some(of_peer) = self.peers.get_mut(usize::from(peer.0)).and_then(Option::as_mut) else { return };
+        of_peer.drain(&self.config, now, paths);
+        // Connections may be in the midst of a group.
+        for active in self.conns.iter_mut().flatten().filter(|c| c.peer == peer).filter_map(|c| c.active.as_mut()) {
+            PathId::all().filter(|path| of_peer.is_drained(*path)).for_each(|path| active.spray.leave(path));
+        }
+    }
+
     /// When [`on_timeout`](Self::on_timeout) is to be called next, if at all.
     pub fn next_timeout(&self) -> Option<Time> {
         self.timers.next()

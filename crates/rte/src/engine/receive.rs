@@ -409,17 +409,17 @@ impl Engine {
             self.reset_refill = now.after(MS);
             self.reset_tokens = RESETS_PER_REFILL;
         }
-        let known = self.peers.get(usize::from(arrival.peer.0)).is_some_and(Option::is_some);
-        if self.reset_tokens == 0 || !known || cid.is_none() {
+        let peer = self.peers.get(usize::from(arrival.peer.0)).and_then(Option::as_ref);
+        let Some(peer) = peer.filter(|_| self.reset_tokens > 0 && !cid.is_none()) else {
             self.counters.resets_suppressed_packets += 1;
             return;
-        }
+        };
         self.reset_tokens -= 1;
         self.counters.resets_sent_packets += 1;
         out.control.push(ControlOut {
             peer: arrival.peer,
             vni: arrival.vni,
-            path: bifrost_wire::bifrost::PathId::default(),
+            path: peer.path_of_turn(0),
             packet: Control::Reset(Reset { unknown: cid }),
         });
     }

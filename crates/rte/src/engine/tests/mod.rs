@@ -1,5 +1,6 @@
 //! The engine against itself, in virtual time.
 
+mod drain;
 mod handshake;
 mod hostile;
 mod mutations;

@@ -149,6 +149,8 @@ pub(super) struct World {
     /// Lets paths reorder within themselves.
     pub(super) reorder_within_path: bool,
     pub(super) dropped: u64,
+    /// `data_sent[from][path]`: data packets, those sent again and their copies included.
+    pub(super) data_sent: [Vec<u64>; 2],
     /// Data with this PSN is lost on every path.
     pub(super) doomed: Option<Psn>,
     /// SKIPs are lost.
@@ -180,6 +182,7 @@ impl World {
             last: [vec![Time(0); paths], vec![Time(0); paths]],
             reorder_within_path: false,
             dropped: 0,
+            data_sent: [vec![0; paths], vec![0; paths]],
             doomed: None,
             lose_skips: false,
             isolate_owner: None,
@@ -288,6 +291,7 @@ impl World {
 
     fn launch(&mut self, from: usize, path: usize, packet: Packet) {
         let link = self.links[from][path];
+        self.data_sent[from][path] += u64::from(matches!(packet, Packet::Data(..)));
         let doomed = matches!(packet, Packet::Data(h, ..) if Some(h.psn) == self.doomed);
         let skip = matches!(packet, Packet::Skip(_)) && self.lose_skips;
         if doomed || skip || link.down || self.rng.chance(link.loss) {
