@@ -6,6 +6,7 @@ use bifrost_avs::{Switch, VECTOR};
 use bifrost_nic::{Malformed, Parsed};
 use bifrost_port::{GuestPort, RxHandle, TxBatch, TxFrame, Underlay};
 use bifrost_rte::{Engine, Output, Time};
+use bifrost_tables::PathSet;
 use bifrost_wire::{Mac, Vni};
 use foldhash::fast::RandomState;
 use hashbrown::HashMap;
@@ -16,7 +17,7 @@ use crate::delayed::Delayed;
 use crate::fault::Faults;
 use crate::hand_over::Neighbours;
 use crate::limits::Limits;
-use crate::peers::{PeerConfig, PeerError, Peers};
+use crate::peers::{PeerConfig, PeerError, Peers, PlainPaths};
 use crate::ports::{Port, PortConfig};
 
 /// How soon a guest's full queue is offered again what it did not take, ns.
@@ -33,6 +34,8 @@ pub struct CoreConfig {
     pub instance: u64,
     /// Any random number; makes CIDs differ between daemon lives.
     pub salt: u32,
+    /// How plain VXLAN chooses among paths.
+    pub plain_paths: PlainPaths,
 }
 
 /// Everything of a worker but its way to other hosts, its thread and its clock: one code for the daemon and for
@@ -74,7 +77,7 @@ impl<P: GuestPort> Core<P> {
             now: Time(0),
             engine: Engine::new(config.transport, config.index, config.instance, salt),
             switch,
-            peers: Peers::default(),
+            peers: Peers::new(config.plain_paths),
             ports: Vec::new(),
             vnics: HashMap::default(),
             out: Output::default(),
@@ -281,6 +284,12 @@ impl<P: GuestPort> Core<P> {
         }
         self.remove_peer(config.id, underlay);
         self.peers.add(config, &mut self.engine, underlay)
+    }
+
+    /// Takes just these paths of a peer out of use, bit i for path i, until it is said otherwise or the peer changes: neither
+    /// plain VXLAN nor the transport chooses them, unless all are out of use. Returns whether there is such a peer.
+    pub fn drain_paths(&mut self, peer: u16, paths: PathSet) -> bool {
+        self.peers.drain(peer, paths, &mut self.engine, self.now)
     }
 
     /// Forgets a peer; what its connections hold leaves as plain VXLAN while the lanes are still known.

@@ -1,6 +1,7 @@
 //! What the data path counts itself; rooms below count their own.
 
 use bifrost_nic::Malformed;
+use bifrost_tables::Move;
 use bifrost_wire::bifrost::Refusal;
 
 /// Counters of one worker.
@@ -54,6 +55,12 @@ pub struct Counters {
     pub plain_rx_packets: u64,
     /// Frames sent as plain VXLAN.
     pub plain_tx_packets: u64,
+    /// Groups of flows that left their path, as plain VXLAN, because it was not good any more.
+    pub plain_moved_buckets: u64,
+    /// Groups of flows that went back to the path that is theirs while all are good.
+    pub plain_returned_buckets: u64,
+    /// Bursts of plain VXLAN that took another path than the one before.
+    pub plain_moved_flowlets: u64,
     /// Frames switched between two ports of this host.
     pub local_packets: u64,
     /// Packets from other hosts that were larger than their guest is given, and cut.
@@ -166,6 +173,17 @@ impl WayCounters {
 }
 
 impl Counters {
+    /// A path was chosen for plain VXLAN.
+    #[inline]
+    pub(crate) fn on_plain_path(&mut self, moved: Option<Move>) {
+        match moved {
+            None => {}
+            Some(Move::Left) => self.plain_moved_buckets += 1,
+            Some(Move::Returned) => self.plain_returned_buckets += 1,
+            Some(Move::Drawn) => self.plain_moved_flowlets += 1,
+        }
+    }
+
     /// All counters with their names, units last.
     pub fn iter(&self) -> impl Iterator<Item = (String, u64)> {
         let plain = [
@@ -190,6 +208,9 @@ impl Counters {
             ("datapath.emitted_packets", self.emitted_packets),
             ("datapath.plain_rx_packets", self.plain_rx_packets),
             ("datapath.plain_tx_packets", self.plain_tx_packets),
+            ("datapath.plain_moved_buckets", self.plain_moved_buckets),
+            ("datapath.plain_returned_buckets", self.plain_returned_buckets),
+            ("datapath.plain_moved_flowlets", self.plain_moved_flowlets),
             ("datapath.local_packets", self.local_packets),
             ("datapath.cut_packets", self.cut_packets),
             ("datapath.piece_packets", self.piece_packets),

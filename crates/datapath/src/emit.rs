@@ -138,7 +138,8 @@ impl<P: GuestPort> Core<P> {
     /// The switch's own answer to the sender of a packet from `peer`, of the given flow.
     #[cold]
     pub(crate) fn send_answer<const SEEN: bool>(&mut self, peer: u16, vni: Vni, flow: u32) {
-        let Some((path, lane)) = self.peers.get(peer).map(|to| to.plain_lane(flow, &self.engine)) else { return };
+        let Some((path, lane, moved)) = self.peers.plain_lane(peer, flow, &self.engine, self.now) else { return };
+        self.counters.on_plain_path(moved);
         let answer = self.switch.answer();
         self.batch.push(lane, NOT_ECT, |buffer| {
             buffer.extend_from_slice(&vxlan::emit(vni));
@@ -178,7 +179,8 @@ impl<P: GuestPort> Core<P> {
         let vni = Vni::new(vni)?;
         let port = self.ports.get(usize::from(owner))?.as_ref()?;
         let held = port.held.get(handle as usize)?.as_ref()?;
-        let (path, lane) = self.peers.get(peer)?.plain_lane(held.flow, &self.engine);
+        let (path, lane, moved) = self.peers.plain_lane(peer, held.flow, &self.engine, self.now)?;
+        self.counters.on_plain_path(moved);
         self.batch.push(lane, NOT_ECT, |buffer| {
             buffer.extend_from_slice(&vxlan::emit(vni));
             let frame = buffer.len();

@@ -34,10 +34,11 @@ mod underlay;
 mod worker;
 
 pub use crate::core::{Core, CoreConfig};
+pub use bifrost_tables::{AfterGap, PathSet};
 pub use counters::{Counters, WayCounters};
 pub use handle::{Gone, Handle, Remote, join, start};
 pub use limits::{Limit, Limits, Rate};
-pub use peers::{PeerConfig, PeerError};
+pub use peers::{PeerConfig, PeerError, PlainPaths};
 pub use ports::PortConfig;
 pub use snapshot::{PathView, PortView, WorkerView};
 pub use worker::{Device, Worker};

@@ -4,7 +4,8 @@ use std::io;
 use std::net::{IpAddr, SocketAddr};
 
 use bifrost_port::{LaneId, Underlay};
-use bifrost_rte::{Engine, PeerId};
+use bifrost_rte::{Engine, PathSnapshot, PeerId, Time};
+use bifrost_tables::{AfterGap, Move, PathSet, Resilient};
 use bifrost_wire::bifrost::PathId;
 use foldhash::fast::RandomState;
 use hashbrown::HashMap;
@@ -26,6 +27,22 @@ pub struct PeerConfig {
     pub vxlan_port: u16,
     /// It speaks plain VXLAN only.
     pub plain: bool,
+}
+
+/// How plain VXLAN chooses among the paths to a peer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PlainPaths {
+    /// What flows do that were idle for at least the gap.
+    pub after_gap: AfterGap,
+    /// The gap, ns.
+    pub gap_ns: u64,
+}
+
+impl Default for PlainPaths {
+    /// A flow keeps its path; 500 µs, as in LetFlow (NSDI'17, section 4).
+    fn default() -> Self {
+        PlainPaths { after_gap: AfterGap::Home, gap_ns: 500_000 }
+    }
 }
 
 /// Why a peer could not be added.
@@ -55,6 +72,10 @@ pub(crate) struct Peer {
     pub(crate) engine: Option<PeerId>,
     pub(crate) bifrost: Vec<LaneId>,
     pub(crate) vxlan: Vec<LaneId>,
+    /// Which path a flow takes as plain VXLAN (RFC 7348, section 5: source port entropy).
+    plain: Resilient,
+    /// Paths that the operator has taken out of use.
+    drained: PathSet,
 }
 
 impl Peer {
@@ -63,27 +84,66 @@ impl Peer {
         self.bifrost.get(path.index()).copied().unwrap_or(self.bifrost[0])
     }
 
-    /// Plain VXLAN: a flow keeps its path (RFC 7348, section 5: source port entropy), among those that the transport
-    /// has found good, if it knows.
-    pub(crate) fn plain_lane(&self, flow: u32, engine: &Engine) -> (u8, LaneId) {
-        let good = self.engine.map_or(&[][..], |peer| engine.selected_paths(peer));
-        let path = match good {
-            [] => flow as usize % self.vxlan.len(),
-            good => good[flow as usize % good.len()].index(),
-        };
-        (path as u8, self.vxlan[path])
+    /// The paths to a peer that the transport does not know; none otherwise.
+    pub(crate) fn unmeasured(&self) -> impl Iterator<Item = PathSnapshot> + use<> {
+        let (drained, all) = (self.drained, self.all_paths());
+        let good = open_paths(drained, all);
+        let paths = if self.engine.is_none() { all } else { 0 };
+        PathId::all().filter(move |path| contains(paths, *path)).map(move |path| PathSnapshot {
+            selected: contains(good, path),
+            drained: contains(drained, path),
+            ..PathSnapshot::unmeasured(path)
+        })
+    }
+
+    fn all_paths(&self) -> PathSet {
+        PathSet::MAX >> (PathId::MAX - self.vxlan.len())
+    }
+
+    /// Paths for plain VXLAN: those that the transport sprays over, if it knows the peer. None that is drained, unless all are.
+    fn good(&self, engine: &Engine) -> PathSet {
+        match self.engine {
+            Some(peer) => engine.selected_paths(peer).iter().fold(0, |set, path| set | 1 << path.get()),
+            None => open_paths(self.drained, self.all_paths()),
+        }
+    }
+
+    /// Whether the operator has taken a path out of use.
+    pub(crate) fn is_drained(&self, path: PathId) -> bool {
+        contains(self.drained, path)
+    }
+
+    /// The paths that the next packet of a flow may take as plain VXLAN: one, or all that are drawn from.
+    pub(crate) fn plain_paths(&self, flow: u32, engine: &Engine, now: Time) -> impl Iterator<Item = PathId> + use<> {
+        let good = self.good(engine);
+        let paths = self.plain.foresee(flow, good, now.0).map_or(good, |path| 1 << path);
+        PathId::all().filter(move |path| contains(paths, *path))
     }
 }
 
+fn contains(set: PathSet, path: PathId) -> bool {
+    set >> path.get() & 1 == 1
+}
+
+/// Those that are not drained, or all if all are.
+fn open_paths(drained: PathSet, all: PathSet) -> PathSet {
+    if drained & all == all { all } else { all & !drained }
+}
+
 /// All peers of one worker.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Peers {
+    plain_paths: PlainPaths,
     by_id: Vec<Option<Peer>>,
     by_address: HashMap<IpAddr, u16, RandomState>,
     by_engine: Vec<u16>,
 }
 
 impl Peers {
+    pub(crate) fn new(plain_paths: PlainPaths) -> Self {
+        Peers { plain_paths, by_id: Vec::new(), by_address: HashMap::default(), by_engine: Vec::new() }
+    }
+
     pub(crate) fn add<U: Underlay>(
         &mut self,
         config: PeerConfig,
@@ -121,7 +181,9 @@ impl Peers {
         if self.by_id.len() <= at {
             self.by_id.resize_with(at + 1, || None);
         }
-        self.by_id[at] = Some(Peer { config, engine: engine_id, bifrost, vxlan });
+        let PlainPaths { after_gap, gap_ns } = self.plain_paths;
+        let plain = Resilient::new(vxlan.len(), after_gap, gap_ns, u64::from(config.id));
+        self.by_id[at] = Some(Peer { config, engine: engine_id, bifrost, vxlan, plain, drained: 0 });
         Ok(())
     }
 
@@ -131,6 +193,30 @@ impl Peers {
         if let Some(slot) = self.by_id.get_mut(usize::from(id)) {
             *slot = None;
         }
+    }
+
+    /// Takes just these paths of a peer out of use; returns whether it is known.
+    pub(crate) fn drain(&mut self, id: u16, paths: PathSet, engine: &mut Engine, now: Time) -> bool {
+        let Some(peer) = self.by_id.get_mut(usize::from(id)).and_then(Option::as_mut) else { return false };
+        peer.drained = paths;
+        if let Some(peer) = peer.engine {
+            engine.drain_paths(now, peer, paths);
+        }
+        true
+    }
+
+    /// Path and lane for the next packet of a flow as plain VXLAN, and whether the flow moves by that.
+    #[inline]
+    pub(crate) fn plain_lane(
+        &mut self,
+        id: u16,
+        flow: u32,
+        engine: &Engine,
+        now: Time,
+    ) -> Option<(u8, LaneId, Option<Move>)> {
+        let peer = self.by_id.get_mut(usize::from(id))?.as_mut()?;
+        let choice = peer.plain.choose(flow, peer.good(engine), now.0);
+        Some((choice.path, peer.vxlan[usize::from(choice.path)], choice.moved))
     }
 
     pub(crate) fn get(&self, id: u16) -> Option<&Peer> {

@@ -43,7 +43,7 @@ pub struct PathView {
     pub remote: std::net::IpAddr,
     /// UDP source port.
     pub source_port: u16,
-    /// What the transport knows of it.
+    /// What the transport knows of it; nothing, if the peer speaks plain VXLAN only.
     pub snapshot: PathSnapshot,
 }
 
@@ -128,8 +128,10 @@ impl<P: GuestPort> Core<P> {
             rate_limited_packets: p.rate_limited,
             drops: self.drops(p.owner, p.rate_limited),
         });
-        let paths = self.engine.path_snapshots(self.now).filter_map(|snapshot| {
-            let peer = self.peers.of_engine(snapshot.peer)?;
+        let of_transport = self.engine.path_snapshots(self.now);
+        let known = of_transport.filter_map(|snapshot| Some((self.peers.of_engine(snapshot.peer)?, snapshot)));
+        let plain = self.peers.iter().flat_map(|peer| peer.unmeasured().map(move |snapshot| (peer, snapshot)));
+        let paths = known.chain(plain).filter_map(|(peer, snapshot)| {
             let (local, remote) = *peer.config.paths.get(snapshot.path.index())?;
             let source_port = peer.config.source_port_base.wrapping_add(snapshot.path.index() as u16);
             Some(PathView { peer: peer.config.id, local, remote, source_port, snapshot })

@@ -1,7 +1,8 @@
 //! What would become of a packet, stage by stage, without sending it.
 //!
 //! Nothing is decided here: every judgement is the one that packets get, asked without what follows from it. Only what the
-//! transport does in the next moment is not foreseen: which of the paths it chooses, and whether its window has room by then.
+//! transport does in the next moment is not foreseen: which of the paths it chooses, and whether its window has room by then;
+//! nor which path a burst of plain VXLAN draws.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -9,6 +10,7 @@ use bifrost_avs::{DropReason, FromGuest, FromUnderlay, GuestTrace, PeerId as Swi
 use bifrost_nic::{Malformed, Offload, Parsed, Segments, parse};
 use bifrost_port::{GuestPort, TxFrame, TxHandle};
 use bifrost_rte::{ConnSnapshot, Pair, PathState, State, Time};
+use bifrost_wire::bifrost::PathId;
 use bifrost_wire::{Mac, Vni};
 
 use crate::core::Core;
@@ -158,6 +160,8 @@ pub struct Lane {
     pub to: SocketAddr,
     /// Whether the transport has found it good, as far as it knows.
     pub usable: bool,
+    /// Whether the operator has taken it out of use, as all others.
+    pub drained: bool,
     /// Smoothed delay of the network, ns; 0: not measured.
     pub srtt_ns: u64,
 }
@@ -330,22 +334,24 @@ impl<P: GuestPort> Core<P> {
             steps.push(Step::Faults { at_port: false, ids });
         }
         let known: Vec<_> = self.engine.path_snapshots(self.now).filter(|path| Some(path.peer) == to.engine).collect();
-        let lane = |path: u8, port: u16| {
-            let (local, remote) = *to.config.paths.get(usize::from(path))?;
-            let known = known.iter().find(|known| known.path.get() == path);
+        let lane = |path: PathId, port: u16| {
+            let (local, remote) = *to.config.paths.get(path.index())?;
+            let known = known.iter().find(|known| known.path == path);
             Some(Lane {
-                path,
-                from: SocketAddr::new(local, to.config.source_port_base.wrapping_add(u16::from(path))),
+                path: path.get(),
+                from: SocketAddr::new(local, to.config.source_port_base.wrapping_add(u16::from(path.get()))),
                 to: SocketAddr::new(remote, port),
+                drained: to.is_drained(path),
                 usable: known.is_none_or(|known| known.state == PathState::Usable),
                 srtt_ns: known.map_or(0, |known| known.srtt_ns),
             })
         };
         let lanes = if how.is_reliable() {
             let selected = to.engine.map_or(&[][..], |peer| self.engine.selected_paths(peer));
-            selected.iter().filter_map(|path| lane(path.get(), to.config.bifrost_port)).collect()
+            selected.iter().filter_map(|path| lane(*path, to.config.bifrost_port)).collect()
         } else {
-            lane(to.plain_lane(flow, &self.engine).0, to.config.vxlan_port).into_iter().collect()
+            let paths = to.plain_paths(flow, &self.engine, self.now);
+            paths.filter_map(|path| lane(path, to.config.vxlan_port)).collect()
         };
         steps.push(Step::Outer(lanes));
     }

@@ -92,6 +92,32 @@ pub struct PathSnapshot {
     pub probes_lost: u64,
 }
 
+impl PathSnapshot {
+    /// Of a path to a host that the transport does not know.
+    pub fn unmeasured(path: PathId) -> Self {
+        PathSnapshot {
+            peer: PeerId(u16::MAX),
+            path,
+            state: PathState::Usable,
+            selected: false,
+            drained: false,
+            srtt_ns: 0,
+            rttvar_ns: 0,
+            min_rtt_ns: 0,
+            total_rtt_ns: 0,
+            loss: 0.0,
+            window_packets: 0.0,
+            in_flight_packets: 0,
+            is_silent: false,
+            tx_packets: 0,
+            recent_packets: 0.0,
+            lost_packets: 0,
+            probes_sent: 0,
+            probes_lost: 0,
+        }
+    }
+}
+
 impl Engine {
     /// All connections, as of `now`.
     pub fn connection_snapshots(&self, now: Time) -> impl Iterator<Item = ConnSnapshot> {

@@ -1,7 +1,7 @@
 //! A host: the daemon's own data path over a simulated underlay and simulated vNICs.
 
 use bifrost_avs as avs;
-use bifrost_datapath::{Core, CoreConfig, PeerConfig, PortConfig};
+use bifrost_datapath::{Core, CoreConfig, PeerConfig, PlainPaths, PortConfig};
 use bifrost_rte::Config;
 
 use crate::packet::{BIFROST_PORT, VXLAN_PORT};
@@ -90,7 +90,8 @@ impl Host {
     /// The scenario described a switch that contradicts itself, which its checks exclude.
     pub(crate) fn start(&mut self, instance: u64, salt: u32) {
         let switch = avs::Switch::build(&self.tables, 0).expect("a switch without contradictions");
-        let mut core = Core::new(CoreConfig { index: 0, transport: self.config.clone(), instance, salt }, switch);
+        let (transport, plain_paths) = (self.config.clone(), PlainPaths::default());
+        let mut core = Core::new(CoreConfig { index: 0, transport, instance, salt, plain_paths }, switch);
         for ((owner, vnic), port) in (0..).zip(&self.vnics).zip(self.parked.drain(..)) {
             let Vnic { vni, mac, ordering, reliable, .. } = *vnic;
             let config = PortConfig { owner, vni, mac, ordering, reliable, port };
