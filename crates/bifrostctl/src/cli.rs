@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use crate::capture::{self, CaptureArgs};
 use crate::drops::DropsArgs;
 use crate::trace::{self, TraceArgs};
-use bifrost_control::api::{Direction, FaultSpec, FaultSpecError, FaultTarget};
+use bifrost_control::api::{Direction, DrainSpec, FaultSpec, FaultSpecError, FaultTarget};
 use bifrost_control::config::DEFAULT_SOCKET;
 use clap::{ArgGroup, Args, Parser, Subcommand, ValueEnum};
 
@@ -35,6 +35,7 @@ Examples:
   bifrostctl capture -w out.pcapng --at drop           the packets that were, and the reason of each
   bifrostctl trace --port web1 --to 10.0.0.2 --tcp 40000:6379
                                                        what would become of that packet, and by which rules
+  bifrostctl path drain --peer host-b --path 1         nothing new leaves on it, for its cable is to be touched
   bifrostctl fault add --peer host-b --path 1 --loss 10
   bifrostctl fault clear
 
@@ -55,6 +56,9 @@ pub(crate) enum Command {
     Conns,
     /// The paths to every peer: state, round-trip time, loss, share of the traffic
     Paths,
+    /// Take a path out of use before its cable is touched, and back
+    #[command(subcommand, after_help = PATH_EXAMPLES)]
+    Path(PathCommand),
     /// The daemon's counters; each name ends in its unit
     Stats(StatsArgs),
     /// What was dropped: reason, place, rate, what it means and what to do
@@ -102,6 +106,44 @@ pub(crate) struct TopArgs {
     /// End after this many samples
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     pub(crate) count: Option<u64>,
+}
+
+const PATH_EXAMPLES: &str = "\
+Examples:
+  bifrostctl path drain --peer host-b --path 2          nothing new leaves on path 2; then the same on host-b
+  bifrostctl paths                                      path 2 is `drained`, its FLIGHT goes to 0
+  bifrostctl path restore --peer host-b --path 2        the cable is back, its probes return";
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum PathCommand {
+    /// Take a path out of use: nothing new is sent on it
+    ///
+    /// What is in flight on it ends normally, and no packet is lost. Probes go on, and what the peer still sends on it
+    /// is acknowledged on it: drain it on both hosts before the cable is pulled. It stays out of use until it is
+    /// restored, the daemon restarts, or a reload changes the peer. The last path in use cannot be drained.
+    #[command(after_help = PATH_EXAMPLES)]
+    Drain(PathArgs),
+    /// Take a drained path into use again
+    ///
+    /// The transport takes it as soon as it is good; flows of plain VXLAN come back after a pause of their own.
+    #[command(after_help = PATH_EXAMPLES)]
+    Restore(PathArgs),
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct PathArgs {
+    /// The host at its other end
+    #[arg(long, value_name = "NAME")]
+    peer: String,
+    /// Which path to that host, as `bifrostctl paths` numbers them
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(0..=7))]
+    path: u8,
+}
+
+impl From<PathArgs> for DrainSpec {
+    fn from(PathArgs { peer, path }: PathArgs) -> DrainSpec {
+        DrainSpec { peer, path }
+    }
 }
 
 const FAULT_EXAMPLES: &str = "\

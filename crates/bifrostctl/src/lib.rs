@@ -17,7 +17,7 @@ use std::process::ExitCode;
 use bifrost_control::Client;
 use clap::{CommandFactory as _, Parser as _};
 
-use cli::{Cli, Command, FaultCommand};
+use cli::{Cli, Command, FaultCommand, PathCommand};
 use failure::Failure;
 use output::Output;
 
@@ -45,6 +45,12 @@ fn run(cli: Cli) -> Result<(), Failure> {
         Command::Routes => out.print(&client.routes()?, |v| table::routes(v)),
         Command::Conns => out.print(&client.conns()?, |v| table::conns(v)),
         Command::Paths => out.print(&client.paths()?, |v| table::paths(v)),
+        Command::Path(PathCommand::Drain(args)) => {
+            out.print(&client.drain_path(&args.into(), true)?, table::path_drained)
+        }
+        Command::Path(PathCommand::Restore(args)) => {
+            out.print(&client.drain_path(&args.into(), false)?, table::path_drained)
+        }
         Command::Stats(args) => {
             let mut stats = client.stats()?;
             let pattern = args.pattern.unwrap_or_default();

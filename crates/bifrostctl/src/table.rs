@@ -3,8 +3,8 @@
 use std::fmt::Write;
 
 use bifrost_control::api::{
-    Changed, Conn, ConnState, Direction, FaultCleared, FaultEntry, FaultSpec, Path, PathState, PeerMode, PortStatus,
-    ReloadReport, Route, Stats, Status,
+    Changed, Conn, ConnState, Direction, DrainReport, FaultCleared, FaultEntry, FaultSpec, Path, PathState, PeerMode,
+    PortStatus, ReloadReport, Route, Stats, Status,
 };
 use comfy_table::{CellAlignment, Table, presets};
 
@@ -165,7 +165,7 @@ pub(crate) fn paths(paths: &[Path]) -> String {
         vec![
             p.peer.clone(),
             p.path.to_string(),
-            path_state(p.state).to_owned(),
+            path_state(p).to_owned(),
             p.local.to_string(),
             p.remote.to_string(),
             p.source_port.to_string(),
@@ -254,9 +254,29 @@ pub(crate) fn faults_cleared(cleared: &FaultCleared) -> String {
     format!("removed {}", count(cleared.removed, "fault"))
 }
 
+pub(crate) fn path_drained(report: &DrainReport) -> String {
+    let DrainReport { peer, path, drained, changed, in_use_paths } = report;
+    let in_use = in_use_paths.iter().map(u8::to_string).collect::<Vec<_>>().join(", ");
+    let became = match (drained, changed) {
+        (true, true) => "is drained",
+        (true, false) => "was drained already",
+        (false, true) => "is in use again",
+        (false, false) => "was not drained",
+    };
+    let what = format!("path {path} to {peer} {became}; in use: {in_use}");
+    match drained {
+        true => format!(
+            "{what}\n{peer} still sends on it until it is drained there, too\n\
+             take it back with `bifrostctl path restore --peer {peer} --path {path}`"
+        ),
+        false => what,
+    }
+}
+
 /// The word for a path's state.
-pub(crate) fn path_state(state: PathState) -> &'static str {
-    match state {
+pub(crate) fn path_state(path: &Path) -> &'static str {
+    match path.state {
+        _ if path.drained => "drained",
         PathState::Active => "active",
         PathState::Standby => "standby",
         PathState::Suspect => "suspect",

@@ -32,6 +32,20 @@ impl Backend for Fake {
     fn paths(&self) -> Result<Vec<Path>, ApiError> {
         Ok(vec![Path { peer: "host-b".into(), srtt_us: Some(31.5), state: PathState::Active, ..Path::default() }])
     }
+    fn drain_path(&self, spec: DrainSpec, drained: bool) -> Result<DrainReport, ApiError> {
+        match (spec.peer.as_str(), spec.path) {
+            ("host-b", 3) => {
+                Err(ApiError::conflict("no path to host-b would be left").at("path").hint("restore another"))
+            }
+            ("host-b", path) => {
+                let in_use_paths = (0..4).filter(|i| *i != path || !drained).collect();
+                Ok(DrainReport { peer: spec.peer, path, drained, changed: path != 2, in_use_paths })
+            }
+            _ => {
+                Err(ApiError::not_found(format!("no peer named {:?}", spec.peer)).at("peer").hint("there are: host-b"))
+            }
+        }
+    }
     fn stats(&self) -> Result<Stats, ApiError> {
         let counters = [("drop_spoofed_packets", 3), ("drop_no_route_packets", 0), ("tx_packets", 5)];
         Ok(Stats { counters: counters.map(|(name, value)| (name.to_owned(), value)).into() })
@@ -198,6 +212,31 @@ fn faults() {
 }
 
 #[test]
+fn paths_are_drained_and_restored() {
+    let r = rig();
+    let text = good(&r.socket, &["path", "drain", "--peer", "host-b", "--path", "1"]);
+    assert_eq!(
+        text,
+        "path 1 to host-b is drained; in use: 0, 2, 3\n\
+         host-b still sends on it until it is drained there, too\n\
+         take it back with `bifrostctl path restore --peer host-b --path 1`\n"
+    );
+    let text = good(&r.socket, &["path", "restore", "--peer", "host-b", "--path", "2"]);
+    assert_eq!(text, "path 2 to host-b was not drained; in use: 0, 1, 2, 3\n");
+    let text = good(&r.socket, &["--json", "path", "restore", "--peer", "host-b", "--path", "1"]);
+    let report: DrainReport = serde_json::from_str(&text).unwrap();
+    assert_eq!((report.path, report.drained, report.changed), (1, false, true));
+    let text = bad(&r.socket, &["path", "drain", "--peer", "host-b", "--path", "3"], 1);
+    assert_eq!(text, "error: path: no path to host-b would be left\nhint: restore another\n");
+    let text = bad(&r.socket, &["path", "drain", "--peer", "nobody", "--path", "0"], 1);
+    assert_eq!(text, "error: peer: no peer named \"nobody\"\nhint: there are: host-b\n");
+    let text = bad(&r.socket, &["path", "drain", "--peer", "host-b", "--path", "8"], 2);
+    assert!(text.contains("8 is not in 0..=7"), "{text}");
+    let text = bad(&r.socket, &["path", "drain", "--peer", "host-b"], 2);
+    assert!(text.contains("--path <N>"), "{text}");
+}
+
+#[test]
 fn errors_help() {
     let r = rig();
     let text = bad(&r.socket, &["reload"], 1);
@@ -207,7 +246,7 @@ fn errors_help() {
     assert!(text.contains("nobody.sock") && text.contains("not running") && text.contains("systemctl start"), "{text}");
     let error: serde_json::Value = serde_json::from_str(&bad(&nobody, &["--json", "paths"], 1)).unwrap();
     assert_eq!(error["error"]["where"], nobody.to_str().unwrap());
-    let text = bad(&r.socket, &["path"], 2);
+    let text = bad(&r.socket, &["pahts"], 2);
     assert!(text.contains("similar") && text.contains("paths"), "{text}");
     bad(&r.socket, &["fault", "add", "--loss", "1"], 2);
     let text = bad(&r.socket, &["top"], 1);
@@ -255,9 +294,15 @@ fn top_as_json_lines() {
 
 #[test]
 fn help_teaches() {
-    let output = Command::new(env!("CARGO_BIN_EXE_bifrostctl")).args(["fault", "add", "--help"]).output().unwrap();
-    let text = String::from_utf8(output.stdout).unwrap();
-    assert!(text.contains("bifrostctl fault add --port web1 --loss 1"), "{text}");
+    for (args, part) in [
+        (["fault", "add", "--help"], "bifrostctl fault add --port web1 --loss 1"),
+        (["path", "drain", "--help"], "bifrostctl path drain --peer host-b --path 2"),
+        (["path", "restore", "--help"], "bifrostctl path restore --peer host-b --path 2"),
+    ] {
+        let output = Command::new(env!("CARGO_BIN_EXE_bifrostctl")).args(args).output().unwrap();
+        let text = String::from_utf8(output.stdout).unwrap();
+        assert!(text.contains(part), "{text}");
+    }
 }
 
 /// Runs `top` in a pseudo-terminal, with `keys` typed; gives its exit code and what it wrote.

@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 use std::time::Instant;
 
 use bifrost_control::api::{
-    ApiError, CaptureSpec, Conn, ConnState, FaultEntry, FaultSpec, Path, PathState, PeerMode, PeerStatus, PortStatus,
-    ReloadReport, Route, Sample, Stats, Status, Trace, TraceSpec, WorkerStatus,
+    ApiError, CaptureSpec, Conn, ConnState, DrainReport, DrainSpec, FaultEntry, FaultSpec, Path, PathState, PeerMode,
+    PeerStatus, PortStatus, ReloadReport, Route, Sample, Stats, Status, Trace, TraceSpec, WorkerStatus,
 };
 use bifrost_control::config::{Config, PeerTransport, PortKind};
 use bifrost_control::server::{Backend, CaptureStream};
@@ -163,6 +163,7 @@ impl Backend for Daemon {
                         (bifrost_rte::PathState::Usable, true) => PathState::Active,
                         (bifrost_rte::PathState::Usable, false) => PathState::Standby,
                     },
+                    drained: s.drained,
                     srtt_us: known(s.srtt_ns),
                     total_srtt_us: known(s.total_rtt_ns),
                     min_rtt_us: known(s.min_rtt_ns),
@@ -183,6 +184,35 @@ impl Backend for Daemon {
             }
         }
         Ok(paths)
+    }
+
+    fn drain_path(&self, DrainSpec { peer, path }: DrainSpec, drained: bool) -> Result<DrainReport, ApiError> {
+        let mut state = self.state();
+        let of_peer = state.config.peers.iter().find(|p| p.name == peer);
+        let (Some(of_peer), Some(id)) = (of_peer, state.names.peer(&peer)) else {
+            return Err(unknown_peer(&state, &peer).at("peer"));
+        };
+        let paths = state.config.paths(of_peer).count() as u8;
+        if path >= paths {
+            return Err(ApiError::not_found(format!("no path {path} to {peer}"))
+                .at("path")
+                .hint(format!("it has {paths}, numbered from 0: see bifrostctl paths")));
+        }
+        let before = state.drained.get(&peer).copied().unwrap_or(0);
+        let after = if drained { before | 1 << path } else { before & !(1 << path) };
+        let in_use_paths: Vec<u8> = (0..paths).filter(|path| after >> path & 1 == 0).collect();
+        if in_use_paths.is_empty() {
+            return Err(ApiError::conflict(format!("path {path} is the last one in use to {peer}"))
+                .at("path")
+                .hint(format!("restore another first; to leave {peer} altogether, remove its routes and reload")));
+        }
+        state.on_all(move |worker| worker.core_mut().drain_paths(id, after)).map_err(gone)?;
+        state.drained.insert(peer.clone(), after);
+        let changed = before != after;
+        if changed {
+            tracing::info!(peer, path, drained, "a path is taken out of use, or back");
+        }
+        Ok(DrainReport { peer, path, drained, changed, in_use_paths })
     }
 
     fn stats(&self) -> Result<Stats, ApiError> {
@@ -335,15 +365,19 @@ fn peer_mode(state: &State, views: &[WorkerView], peer: &bifrost_control::config
 
 fn unknown_target(state: &State, spec: &FaultSpec) -> ApiError {
     use bifrost_control::api::FaultTarget;
-    let (what, known): (String, Vec<&str>) = match &spec.target {
-        FaultTarget::Port { name } => {
-            (format!("no port named {name:?}"), state.config.ports.iter().map(|p| p.name.as_str()).collect())
-        }
-        FaultTarget::Peer { name, .. } => {
-            (format!("no peer named {name:?}"), state.config.peers.iter().map(|p| p.name.as_str()).collect())
-        }
-    };
-    ApiError::not_found(what).hint(format!("there are: {}", known.join(", ")))
+    match &spec.target {
+        FaultTarget::Port { name } => unknown("port", name, state.config.ports.iter().map(|p| &*p.name)),
+        FaultTarget::Peer { name, .. } => unknown_peer(state, name),
+    }
+}
+
+fn unknown_peer(state: &State, name: &str) -> ApiError {
+    unknown("peer", name, state.config.peers.iter().map(|p| &*p.name))
+}
+
+fn unknown<'a>(what: &str, name: &str, known: impl Iterator<Item = &'a str>) -> ApiError {
+    let known: Vec<_> = known.collect();
+    ApiError::not_found(format!("no {what} named {name:?}")).hint(format!("there are: {}", known.join(", ")))
 }
 
 fn gone(error: anyhow::Error) -> ApiError {

@@ -12,7 +12,7 @@ use bifrost_avs::{Prepared, Switch};
 use bifrost_control::api::FaultEntry;
 use bifrost_control::config::{Config, Port, PortKind, UnderlayPort};
 use bifrost_control::diff::ConfigDiff;
-use bifrost_datapath::{CoreConfig, Device, Handle, PortConfig};
+use bifrost_datapath::{CoreConfig, Device, Handle, PathSet, PortConfig};
 use bifrost_port::afxdp::AfxdpUnderlay;
 use bifrost_port::udp::UdpUnderlay;
 use bifrost_port::vhost::Unplugged;
@@ -46,6 +46,8 @@ pub(crate) struct State {
     pub(crate) containers: BTreeMap<String, Container>,
     pub(crate) workers: Vec<Handle<HostUnderlay>>,
     pub(crate) faults: Vec<FaultEntry>,
+    /// Paths that the operator has taken out of use, by peer: bit i is path i.
+    pub(crate) drained: BTreeMap<String, PathSet>,
     pub(crate) next_fault: u64,
     /// Busy time of each worker when it was last asked, with the time of asking.
     pub(crate) busy: Vec<(Instant, u64, f64)>,
@@ -109,8 +111,13 @@ impl Daemon {
         let instance = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_micros() as u64);
         let mut workers = Vec::new();
         for (index, underlay) in underlays.into_iter().enumerate() {
-            let worker =
-                CoreConfig { index: index as u8, transport: translate::transport(&config), instance, salt: random()? };
+            let worker = CoreConfig {
+                index: index as u8,
+                transport: translate::transport(&config),
+                instance,
+                salt: random()?,
+                plain_paths: translate::plain_paths(&config),
+            };
             let secret = u64::from(random()?) << 32 | u64::from(random()?);
             let switch = Switch::build(&tables, secret).context("building the switch")?;
             let cpu = config.workers.cpus.get(index).copied();
@@ -119,8 +126,9 @@ impl Daemon {
         bifrost_datapath::join(&workers)?;
         let now = Instant::now();
         let busy = vec![(now, 0, 0.0); workers.len()];
-        let (machines, containers) = (BTreeMap::new(), BTreeMap::new());
-        let mut state = State { config, names, machines, containers, workers, faults: Vec::new(), next_fault: 1, busy };
+        let (machines, containers, drained) = (BTreeMap::new(), BTreeMap::new(), BTreeMap::new());
+        let faults = Vec::new();
+        let mut state = State { config, names, machines, containers, workers, faults, drained, next_fault: 1, busy };
         // Ports first: a peer that is heard before them would be told that their vNICs are not here, and believe it for
         // a while.
         for port in state.config.ports.clone() {
@@ -198,6 +206,10 @@ impl State {
         // Peers before routes that name them, the switch before ports that it must know. What fails is taken out of the
         // configuration in force, so that the next reload tries it again, and does not keep the rest from working.
         let mut failures = Vec::new();
+        let changed_peers = diff.peers.removed.iter().chain(diff.peers.changed.iter().map(|c| &c.old));
+        for peer in changed_peers.filter(|peer| self.drained.remove(&peer.name).is_some()) {
+            tracing::warn!(peer = peer.name, "the peer has changed: none of its paths is drained any more");
+        }
         for peer in diff.peers.added.iter().chain(diff.peers.changed.iter().map(|c| &c.new)) {
             if let Err(error) = self.set_peer(peer) {
                 failures.push(format!("{error:#}"));

@@ -69,7 +69,7 @@ fn of_port(port: &PortView, device: &str) -> Vec<(String, u64)> {
     .collect()
 }
 
-fn of_path(path: &PathView) -> [(&'static str, u64); 10] {
+fn of_path(path: &PathView) -> [(&'static str, u64); 11] {
     let s = &path.snapshot;
     [
         ("path.tx_packets", s.tx_packets),
@@ -83,6 +83,7 @@ fn of_path(path: &PathView) -> [(&'static str, u64); 10] {
         ("path.min_rtt_ns", s.min_rtt_ns),
         ("path.loss_ppm", (f64::from(s.loss) * 1e6) as u64),
         ("path.usable_paths", u64::from(s.state == bifrost_rte::PathState::Usable)),
+        ("path.drained_paths", u64::from(s.drained)),
     ]
 }
 
@@ -108,25 +109,7 @@ mod tests {
         let switch = bifrost_avs::UnderlayCounters::default();
         let sessions = bifrost_avs::SessionCounters::default();
         let port = PortView { switch: bifrost_avs::PortCounters::default().iter().collect(), ..PortView::default() };
-        let snapshot = bifrost_rte::PathSnapshot {
-            peer: bifrost_rte::PeerId(0),
-            path: bifrost_wire::bifrost::PathId::masked(0),
-            state: bifrost_rte::PathState::Usable,
-            selected: true,
-            srtt_ns: 0,
-            rttvar_ns: 0,
-            min_rtt_ns: 0,
-            total_rtt_ns: 0,
-            loss: 0.0,
-            window_packets: 0.0,
-            in_flight_packets: 0,
-            is_silent: false,
-            tx_packets: 0,
-            recent_packets: 0.0,
-            lost_packets: 0,
-            probes_sent: 0,
-            probes_lost: 0,
-        };
+        let snapshot = bifrost_rte::PathSnapshot::unmeasured(bifrost_wire::bifrost::PathId::masked(0));
         let nowhere = std::net::IpAddr::V4(std::net::Ipv4Addr::UNSPECIFIED);
         let path = PathView { peer: 0, local: nowhere, remote: nowhere, source_port: 0, snapshot };
         let mut names: BTreeSet<String> = of("avs.underlay_", switch.iter()).collect();

@@ -422,9 +422,14 @@ fn too_large() -> TraceStep {
 }
 
 fn lane(lane: &trace::Lane) -> TraceStep {
-    let trace::Lane { path, from, to, usable, srtt_ns } = lane;
+    let trace::Lane { path, from, to, usable, drained, srtt_ns } = lane;
     let srtt = if *srtt_ns > 0 { format!(", {} us", srtt_ns / 1000) } else { String::new() };
-    let state = if *usable { "usable" } else { "suspect" };
+    let state = match (usable, drained) {
+        (true, false) => "usable",
+        (false, false) => "suspect",
+        (true, true) => "usable, drained",
+        (false, true) => "suspect, drained",
+    };
     let details = [
         ("path", path.to_string()),
         ("from", from.to_string()),

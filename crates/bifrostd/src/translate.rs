@@ -5,7 +5,7 @@ use std::net::IpAddr;
 use bifrost_avs as avs;
 use bifrost_control::config::{self, Auto, Config, CongestionControl};
 use bifrost_datapath::fault::{Direction, Fault, Target};
-use bifrost_datapath::{Limits, PeerConfig, Rate};
+use bifrost_datapath::{AfterGap, Limits, PeerConfig, PlainPaths, Rate};
 use bifrost_port::afxdp::{self, AfxdpConfig};
 use bifrost_port::tap::TapConfig;
 use bifrost_port::udp::UdpConfig;
@@ -165,6 +165,17 @@ pub(crate) fn transport(config: &Config) -> rte::Config {
             CongestionControl::None => rte::CcKind::None,
         },
         ..rte::Config::default()
+    }
+}
+
+/// How plain VXLAN chooses among paths.
+pub(crate) fn plain_paths(config: &Config) -> PlainPaths {
+    PlainPaths {
+        after_gap: match config.underlay.plain_paths {
+            config::PlainPaths::Flow => AfterGap::Home,
+            config::PlainPaths::Flowlet => AfterGap::Random,
+        },
+        gap_ns: u64::try_from(config.underlay.flowlet_gap.as_nanos()).unwrap_or(u64::MAX),
     }
 }
 

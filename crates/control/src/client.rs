@@ -14,8 +14,8 @@ use tokio::net::UnixStream;
 use tokio::runtime::Runtime;
 
 use crate::api::{
-    ApiError, CaptureSpec, Conn, Drops, ErrorBody, FaultCleared, FaultEntry, FaultSpec, Path as ApiPath, PortStatus,
-    ReloadReport, Route, Sample, Stats, Status, Trace, TraceSpec,
+    ApiError, CaptureSpec, Conn, DrainReport, DrainSpec, Drops, ErrorBody, FaultCleared, FaultEntry, FaultSpec,
+    Path as ApiPath, PortStatus, ReloadReport, Route, Sample, Stats, Status, Trace, TraceSpec,
 };
 
 /// How long an answer may take.
@@ -111,6 +111,12 @@ impl Client {
     /// All paths to all peers.
     pub fn paths(&self) -> Result<Vec<ApiPath>, ClientError> {
         self.fetch("/v1/paths")
+    }
+
+    /// Takes a path out of use (`drained`), or back.
+    pub fn drain_path(&self, spec: &DrainSpec, drained: bool) -> Result<DrainReport, ClientError> {
+        let target = if drained { "/v1/paths/drain" } else { "/v1/paths/restore" };
+        self.request(Method::POST, target, Some(spec), TIMEOUT)
     }
 
     /// All counters.

@@ -161,6 +161,10 @@ fn fixed_fields(old: &Config, new: &Config) -> Vec<String> {
     compare("underlay.source_port_base", o.source_port_base.to_string(), n.source_port_base.to_string());
     compare("underlay.mtu", o.mtu.to_string(), n.mtu.to_string());
     compare("underlay.gso", o.gso.to_string(), n.gso.to_string());
+    let plain_paths = |choice| format!("{choice:?}").to_lowercase();
+    compare("underlay.plain_paths", plain_paths(o.plain_paths), plain_paths(n.plain_paths));
+    let micros = |gap: std::time::Duration| gap.as_micros().to_string();
+    compare("underlay.flowlet_gap_us", micros(o.flowlet_gap), micros(n.flowlet_gap));
     compare("underlay.port", format!("{:?}", o.port).to_lowercase(), format!("{:?}", n.port).to_lowercase());
     let mode = |mode| format!("{mode:?}").to_lowercase();
     compare("underlay.xdp_mode", mode(o.xdp_mode), mode(n.xdp_mode));
@@ -232,6 +236,8 @@ mod tests {
                 "underlay.addresses: [192.0.2.1] -> [192.0.2.9]",
             ),
             ("addresses = [\"192.0.2.1\"]", "addresses = [\"192.0.2.1\"]\npaths = 2", "underlay.paths: 4 -> 2"),
+            ("[underlay]", "[underlay]\nplain_paths = 'flowlet'", "underlay.plain_paths: flow -> flowlet"),
+            ("[underlay]", "[underlay]\nflowlet_gap_us = 100", "underlay.flowlet_gap_us: 500 -> 100"),
             ("[underlay]", "[workers]\ncount = 2\n[underlay]", "workers.count: 1 -> 2"),
             ("[underlay]", "[control]\nsocket = '/x'\n[underlay]", "control.socket: /run/bifrost/bifrostd.sock -> /x"),
             ("name = \"a\"", "name = \"c\"", "host.name: a -> c"),

@@ -4,6 +4,7 @@
 //! |---|---|
 //! | `GET /v1/status` | [`Status`] |
 //! | `GET /v1/ports`, `/v1/routes`, `/v1/conns`, `/v1/paths` | a list of [`PortStatus`], [`Route`], [`Conn`], [`Path`](ApiPath) |
+//! | `POST /v1/paths/drain`, `/v1/paths/restore` with a [`DrainSpec`] | the [`DrainReport`] |
 //! | `GET /v1/stats` | [`Stats`] |
 //! | `GET /v1/samples` | a list of [`Sample`] |
 //! | `GET /v1/drops` | [`Drops`](crate::api::Drops) |
@@ -35,8 +36,8 @@ use std::time::Duration;
 use tokio::sync::oneshot;
 
 use crate::api::{
-    ApiError, CaptureSpec, Conn, FaultEntry, FaultSpec, Path as ApiPath, PortStatus, ReloadReport, Route, Sample,
-    Stats, Status, Trace, TraceSpec,
+    ApiError, CaptureSpec, Conn, DrainReport, DrainSpec, FaultEntry, FaultSpec, Path as ApiPath, PortStatus,
+    ReloadReport, Route, Sample, Stats, Status, Trace, TraceSpec,
 };
 
 /// How long a stop waits for requests that are being answered.
@@ -54,6 +55,9 @@ pub trait Backend: Send + Sync + 'static {
     fn conns(&self) -> Result<Vec<Conn>, ApiError>;
     /// All paths to all peers.
     fn paths(&self) -> Result<Vec<ApiPath>, ApiError>;
+    /// Takes a path out of use, or back; its names are not looked up yet.
+    /// [`ErrorKind::Conflict`](crate::api::ErrorKind::Conflict) if no path would be left.
+    fn drain_path(&self, spec: DrainSpec, drained: bool) -> Result<DrainReport, ApiError>;
     /// All counters.
     fn stats(&self) -> Result<Stats, ApiError>;
     /// All counters and gauges, each with where it was counted.

@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use bifrost_control::Config;
 use bifrost_control::config::{
-    Auto, CongestionControl, Mac, Ordering, PeerTransport, PortKind, PortLimits, Reliability, Transport, Vni,
-    overhead_bytes,
+    Auto, CongestionControl, Mac, Ordering, PeerTransport, PlainPaths, PortKind, PortLimits, Reliability, Transport,
+    Vni, overhead_bytes,
 };
 
 /// Line numbers in the tables below are those of this text.
@@ -97,6 +97,26 @@ fn metrics_are_off_or_have_an_address() {
     for wrong in ["\"on\"", "\"127.0.0.1\"", "\"localhost:9795\"", "\"127.0.0.1:0\"", "9795"] {
         let error = of(wrong).unwrap_err();
         assert!(error.contains("control.metrics") && error.lines().count() == 1, "{wrong}: {error}");
+    }
+}
+
+#[test]
+fn plain_paths_and_their_gap() {
+    let of = |keys: &str| {
+        let config = Config::parse(&GOOD.replacen("gso = false", keys, 1), "t").map_err(|errors| errors.to_string())?;
+        Ok::<_, String>((config.underlay.plain_paths, config.underlay.flowlet_gap.as_micros()))
+    };
+    assert_eq!(of(""), Ok((PlainPaths::Flow, 500)));
+    assert_eq!(of("plain_paths = \"flow\"\nflowlet_gap_us = 1"), Ok((PlainPaths::Flow, 1)));
+    assert_eq!(of("plain_paths = \"flowlet\"\nflowlet_gap_us = 1000000"), Ok((PlainPaths::Flowlet, 1_000_000)));
+    for (wrong, message) in [
+        ("plain_paths = \"flowlets\"", "15: underlay.plain_paths: \"flowlets\" is not one of \"flow\", \"flowlet\""),
+        ("flowlet_gap_us = 0", "15: underlay.flowlet_gap_us: 0 is not in 1..=1000000"),
+        ("flowlet_gap_us = 1000001", "15: underlay.flowlet_gap_us: 1000001 is not in 1..=1000000"),
+        ("flowlet_gap_us = \"auto\"", "15: underlay.flowlet_gap_us: expected an integer, found a string"),
+    ] {
+        let error = of(wrong).unwrap_err();
+        assert!(error.contains(message) && error.lines().count() == 1, "{wrong}: {error}");
     }
 }
 

@@ -56,6 +56,20 @@ impl Backend for Fake {
     fn paths(&self) -> Result<Vec<bifrost_control::api::Path>, ApiError> {
         Err(ApiError::unavailable("worker 0 does not answer").at("worker[0]").hint("wait"))
     }
+    fn drain_path(&self, spec: DrainSpec, drained: bool) -> Result<DrainReport, ApiError> {
+        match (spec.peer.as_str(), spec.path) {
+            ("host-b", 3) => {
+                Err(ApiError::conflict("no path to host-b would be left").at("path").hint("restore another"))
+            }
+            ("host-b", path) => {
+                let in_use_paths = (0..4).filter(|i| *i != path || !drained).collect();
+                Ok(DrainReport { peer: spec.peer, path, drained, changed: path != 2, in_use_paths })
+            }
+            _ => {
+                Err(ApiError::not_found(format!("no peer named {:?}", spec.peer)).at("peer").hint("there are: host-b"))
+            }
+        }
+    }
     fn stats(&self) -> Result<Stats, ApiError> {
         panic!("made to fail")
     }
@@ -230,6 +244,26 @@ fn faults_come_and_go() {
 }
 
 #[test]
+fn paths_are_drained_and_restored() {
+    let r = rig();
+    let spec = |peer: &str, path| DrainSpec { peer: peer.into(), path };
+    let report = r.client.drain_path(&spec("host-b", 1), true).unwrap();
+    let expected =
+        DrainReport { peer: "host-b".into(), path: 1, drained: true, changed: true, in_use_paths: vec![0, 2, 3] };
+    assert_eq!(report, expected);
+    let report = r.client.drain_path(&spec("host-b", 2), false).unwrap();
+    assert_eq!((report.drained, report.changed, report.in_use_paths), (false, false, vec![0, 1, 2, 3]));
+    for (spec, kind, location) in
+        [(spec("host-b", 3), ErrorKind::Conflict, "path"), (spec("nobody", 0), ErrorKind::NotFound, "peer")]
+    {
+        match r.client.drain_path(&spec, true) {
+            Err(ClientError::Api(e)) => assert_eq!((e.kind, e.location.as_str()), (kind, location)),
+            other => panic!("{other:?}"),
+        }
+    }
+}
+
+#[test]
 fn errors_arrive_whole() {
     let r = rig();
     let expected = ApiError::unavailable("worker 0 does not answer").at("worker[0]").hint("wait");
@@ -270,12 +304,11 @@ fn a_packet_is_described_and_its_description_checked() {
 fn bad_requests() {
     let r = rig();
     let body = "{\"port\":\"web1\",\"loss_percent\":101}";
-    let put = |body: &str| {
-        format!(
-            "PUT /v1/faults HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: {}\r\n\r\n{body}",
-            body.len()
-        )
+    let with_body = |what: &str, body: &str| {
+        format!("{what} HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: {}\r\n\r\n{body}", body.len())
     };
+    let put = |body: &str| with_body("PUT /v1/faults", body);
+    let post = |path: &str, body: &str| with_body(&format!("POST {path}"), body);
     let plain = |line: &str| format!("{line} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n");
     let cases = [
         (plain("GET /v1/nothing"), "404", "no such resource"),
@@ -286,6 +319,10 @@ fn bad_requests() {
         (put(body), "400", "101 is not in 0..=100 percent"),
         (put("{"), "400", "EOF while parsing"),
         (put("\u{0}\u{1}"), "400", "\"where\":\"body of PUT /v1/faults\""),
+        (post("/v1/paths/drain", "{\"peer\": \"host-b\"}"), "400", "missing field `path`"),
+        (post("/v1/paths/restore", "{\"peer\": \"host-b\", \"path\": 256}"), "400", "body of POST /v1/paths/restore"),
+        (post("/v1/paths/drain", "{\"peer\": \"host-b\", \"path\": 1, \"all\": true}"), "400", "unknown field `all`"),
+        (plain("GET /v1/paths/drain"), "405", "GET is not possible here"),
         ("not http at all\r\n\r\n".to_owned(), "400", ""),
     ];
     for (request, status, part) in cases {

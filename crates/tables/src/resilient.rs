@@ -210,7 +210,11 @@ mod tests {
         assert_eq!(table.foresee(1, 0b11, now), Some(1));
         assert_eq!(table.choose(1, 0b11, now), Choice { path: 1, moved: Some(Move::Returned) });
         assert_eq!(table.choose(1, 0b01, now).moved, Some(Move::Left));
-        assert_eq!(table.choose(1, 0b10, now), Choice { path: 1, moved: Some(Move::Left) }, "home at once if it must move");
+        assert_eq!(
+            table.choose(1, 0b10, now),
+            Choice { path: 1, moved: Some(Move::Left) },
+            "home at once if it must move"
+        );
     }
 
     #[test]

@@ -53,7 +53,8 @@ fn events() -> impl Strategy<Value = Vec<Event>> {
     let pause = prop_oneof![8 => 0u64..20, 1 => GAP - 2..GAP + 2, 1 => Just(3 * GAP)];
     // Few flows, so that they come again within the gap and after it.
     let hash = prop_oneof![0u32..24, 256u32..264, any::<u32>()];
-    let event = prop_oneof![1 => any::<u8>().prop_map(Event::Good), 20 => (hash, pause).prop_map(|(h, p)| Event::Packet(h, p))];
+    let event =
+        prop_oneof![1 => any::<u8>().prop_map(Event::Good), 20 => (hash, pause).prop_map(|(h, p)| Event::Packet(h, p))];
     prop::collection::vec(event, 1..400)
 }
 

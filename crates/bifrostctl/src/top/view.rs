@@ -38,7 +38,8 @@ const PATH_COLUMNS: [Column<PathRow>; 10] = [
     Column::text("PEER", 12, true, |r| Cell::from(r.path.peer.clone())),
     Column::number("PATH", 4, true, |r| right(r.path.path.to_string())),
     Column::text("STATE", 7, true, |r| {
-        Cell::from(path_state(r.path.state)).style(match r.path.state {
+        Cell::from(path_state(&r.path)).style(match r.path.state {
+            _ if r.path.drained => Style::new(),
             PathState::Active => Style::new().fg(Color::Green),
             PathState::Suspect => Style::new().fg(Color::Yellow),
             PathState::Down => Style::new().fg(Color::Red).bold(),

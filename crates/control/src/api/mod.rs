@@ -4,6 +4,7 @@
 //! their defaults, so that `bifrostctl` and `bifrostd` need not be upgraded together.
 
 mod capture;
+mod drain;
 mod error;
 mod fault;
 mod report;
@@ -17,6 +18,7 @@ use ipnet::IpNet;
 use serde::{Deserialize, Serialize};
 
 pub use capture::{CaptureSpec, MAX_CAPTURE_SECONDS, MAX_SNAPLEN};
+pub use drain::{DrainReport, DrainSpec};
 pub(crate) use error::ErrorBody;
 pub use error::{ApiError, ErrorKind};
 pub use fault::{Direction, FaultCleared, FaultEntry, FaultSpec, FaultSpecError, FaultTarget, MAX_FAULT_DELAY_US};
@@ -248,6 +250,8 @@ pub struct Path {
     pub source_port: u16,
     /// Whether it carries traffic.
     pub state: PathState,
+    /// The operator has taken it out of use; it carries traffic only if all paths to the peer are.
+    pub drained: bool,
     /// Smoothed round-trip time of the fabric alone, µs; none: not measured yet.
     pub srtt_us: Option<f64>,
     /// Smoothed round-trip time with the time spent in both endpoints, µs.
@@ -288,6 +292,7 @@ impl Default for Path {
             remote: unspecified,
             source_port: 0,
             state: PathState::default(),
+            drained: false,
             srtt_us: None,
             total_srtt_us: None,
             min_rtt_us: None,

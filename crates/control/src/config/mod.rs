@@ -15,6 +15,7 @@ mod vni;
 use std::collections::HashMap;
 use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use ipnet::IpNet;
 
@@ -117,12 +118,26 @@ pub struct Underlay {
     pub mtu: u16,
     /// Whether to send with UDP segmentation offload.
     pub gso: bool,
+    /// How plain VXLAN chooses among paths.
+    pub plain_paths: PlainPaths,
+    /// How long a flow has to be idle before it may take another path as plain VXLAN; 500 µs: LetFlow (NSDI'17).
+    pub flowlet_gap: Duration,
     /// How datagrams get to the network.
     pub port: UnderlayPort,
     /// Where the XDP program of [`UnderlayPort::Afxdp`] runs.
     pub xdp_mode: XdpMode,
     /// Frames of [`UnderlayPort::Afxdp`] to receive into for each queue, and to send from for each worker; a power of two.
     pub xdp_frames: u32,
+}
+
+/// How plain VXLAN chooses among paths.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum PlainPaths {
+    /// A flow keeps its path while that is good.
+    #[default]
+    Flow,
+    /// Each burst of a flow takes a good path at random.
+    Flowlet,
 }
 
 /// How datagrams get to the network.

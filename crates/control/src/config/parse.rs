@@ -10,8 +10,8 @@ use toml::de::DeTable;
 use super::section::{Section, Sink};
 use super::{
     Auto, Config, ConfigErrors, CongestionControl, Control, DEFAULT_SOCKET, Host, MAX_PATHS, MAX_QUEUE_PAIRS,
-    MAX_WORKERS, Ordering, Peer, PeerTransport, Port, PortKind, PortLimits, Reliability, Route, Transport, Underlay,
-    UnderlayPort, VhostMode, Vni, Vpc, Workers, XdpMode, check, security,
+    MAX_WORKERS, Ordering, Peer, PeerTransport, PlainPaths, Port, PortKind, PortLimits, Reliability, Route, Transport,
+    Underlay, UnderlayPort, VhostMode, Vni, Vpc, Workers, XdpMode, check, security,
 };
 
 /// The most addresses of one thing.
@@ -104,6 +104,8 @@ fn underlay(mut s: Section<'_, '_>) -> Underlay {
         source_port_base: s.int("source_port_base", 1024..=65535, 49152) as u16,
         mtu: s.int("mtu", 576..=65535, 1600) as u16,
         gso: s.optional("gso").unwrap_or(true),
+        plain_paths: s.choice("plain_paths", &[("flow", PlainPaths::Flow), ("flowlet", PlainPaths::Flowlet)]),
+        flowlet_gap: Duration::from_micros(s.int("flowlet_gap_us", 1..=1_000_000, 500)),
         port: s.choice("port", &[("udp", UnderlayPort::Udp), ("afxdp", UnderlayPort::Afxdp)]),
         xdp_mode: s
             .choice("xdp_mode", &[("auto", XdpMode::Auto), ("native", XdpMode::Native), ("generic", XdpMode::Generic)]),

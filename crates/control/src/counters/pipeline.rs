@@ -62,6 +62,21 @@ pub(super) const CHAPTER: Chapter = Chapter {
         count("datapath.emitted_packets", "packets to be sent: what the transport asked for, and plain VXLAN", ""),
         count("datapath.plain_rx_packets", "plain VXLAN frames accepted", ""),
         count("datapath.plain_tx_packets", "frames sent as plain VXLAN", ""),
+        count(
+            "datapath.plain_moved_buckets",
+            "groups of flows that left their path, as plain VXLAN, because it was not good any more",
+            "`bifrostctl paths`: a path is suspect, slow or drained",
+        ),
+        count(
+            "datapath.plain_returned_buckets",
+            "groups of flows that went back, after a gap, to the path that is theirs while all are good",
+            "",
+        ),
+        count(
+            "datapath.plain_moved_flowlets",
+            "bursts of plain VXLAN that took another path than the one before (`underlay.plain_paths`)",
+            "",
+        ),
         count("datapath.local_packets", "frames switched between two ports of this host", ""),
         count(
             "datapath.cut_packets",

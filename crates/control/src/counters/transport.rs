@@ -120,6 +120,11 @@ pub(super) const CHAPTER: Chapter = Chapter {
         gauge("path.srtt_ns", "smoothed round-trip time of the fabric on the path; 0: not measured", ""),
         gauge("path.min_rtt_ns", "lowest round-trip time seen on the path; 0: not measured", ""),
         gauge("path.loss_ppm", "smoothed share of the packets on the path that were lost", "look at its links"),
+        gauge(
+            "path.drained_paths",
+            "1: the operator has taken the path out of use; 0: not",
+            "`bifrostctl path restore` when the work is done",
+        ),
         gauge("path.usable_paths", "1: the path carries traffic or could; 0: it is suspect", "`bifrostctl paths`"),
     ],
     families: &[],

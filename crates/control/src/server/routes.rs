@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 
 use super::Backend;
 use super::capture::{self, Stopping};
-use crate::api::{ApiError, CaptureSpec, Drops, ErrorBody, FaultCleared, FaultSpec, TraceSpec};
+use crate::api::{ApiError, CaptureSpec, DrainSpec, Drops, ErrorBody, FaultCleared, FaultSpec, TraceSpec};
 
 /// The largest request body, bytes; a fault's specification has a few hundred.
 const MAX_BODY: usize = 64 << 10;
@@ -27,6 +27,8 @@ pub(super) fn router(backend: Shared, stopping: Stopping) -> Router {
         .route("/v1/routes", get(|State(b): State<Shared>| call(move || b.routes())))
         .route("/v1/conns", get(|State(b): State<Shared>| call(move || b.conns())))
         .route("/v1/paths", get(|State(b): State<Shared>| call(move || b.paths())))
+        .route("/v1/paths/drain", post(|State(b): State<Shared>, body: Bytes| drain(b, body, true)))
+        .route("/v1/paths/restore", post(|State(b): State<Shared>, body: Bytes| drain(b, body, false)))
         .route("/v1/stats", get(|State(b): State<Shared>| call(move || b.stats())))
         .route("/v1/samples", get(|State(b): State<Shared>| call(move || b.samples())))
         .route("/v1/drops", get(|State(b): State<Shared>| call(move || drops(&*b))))
@@ -60,6 +62,17 @@ async fn add_fault(State(backend): State<Shared>, body: Bytes) -> Response {
         Err(e) => {
             let hint = "a fault is, for example, {\"port\": \"web1\", \"loss_percent\": 1}";
             failure(ApiError::bad_request(e.to_string()).at("body of PUT /v1/faults").hint(hint))
+        }
+    }
+}
+
+async fn drain(backend: Shared, body: Bytes, drained: bool) -> Response {
+    match serde_json::from_slice::<DrainSpec>(&body) {
+        Ok(spec) => call(move || backend.drain_path(spec, drained)).await,
+        Err(e) => {
+            let hint = "a path is, for example, {\"peer\": \"host-b\", \"path\": 2}";
+            let at = if drained { "body of POST /v1/paths/drain" } else { "body of POST /v1/paths/restore" };
+            failure(ApiError::bad_request(e.to_string()).at(at).hint(hint))
         }
     }
 }
