@@ -47,6 +47,8 @@ pub struct Settings {
     pub rto_floor_us: Option<u32>,
     /// `transport.congestion_control`; `None`: the default.
     pub congestion_control: Option<&'static str>,
+    /// `underlay.plain_paths = "flowlet"`.
+    pub flowlets: bool,
     /// Whether guests have a security group that lets in what the lab's programs listen to, from their own network.
     pub security_groups: bool,
     /// To be added to each host's configuration, in the hosts' order.
@@ -115,11 +117,36 @@ impl Binaries {
 #[derive(Debug)]
 pub struct Daemon {
     child: Child,
-    host: String,
     port: String,
-    socket: PathBuf,
     log: PathBuf,
+    remote: Remote,
+}
+
+/// A way to ask a daemon, which need not live as long.
+#[derive(Debug, Clone)]
+pub struct Remote {
+    host: String,
+    socket: PathBuf,
     bifrostctl: PathBuf,
+}
+
+impl Remote {
+    /// Runs `bifrostctl --json` with `arguments` against the daemon.
+    ///
+    /// # Errors
+    /// It does not answer, or refuses.
+    pub fn control(&self, arguments: &[&str]) -> Result<Value> {
+        let program = self.bifrostctl.to_string_lossy();
+        let socket = self.socket.to_string_lossy();
+        let mut all = vec!["--socket", &*socket, "--json"];
+        all.extend_from_slice(arguments);
+        let output = command::run(&program, &all).with_context(|| format!("asking bifrostd on {}", self.host))?;
+        if output.trim().is_empty() {
+            return Ok(Value::Null);
+        }
+        serde_json::from_str(&output)
+            .with_context(|| format!("`bifrostctl {}` printed no JSON: {output}", all.join(" ")))
+    }
 }
 
 impl Daemon {
@@ -149,7 +176,7 @@ impl Daemon {
 
     /// The host's name.
     pub fn host(&self) -> &str {
-        &self.host
+        &self.remote.host
     }
 
     /// The name of the guest's port in the daemon.
@@ -157,18 +184,14 @@ impl Daemon {
         &self.port
     }
 
+    /// Another way to ask it, for another thread.
+    pub fn remote(&self) -> Remote {
+        self.remote.clone()
+    }
+
     /// Runs `bifrostctl --json` with `arguments` against this daemon.
     pub fn control(&self, arguments: &[&str]) -> Result<Value> {
-        let program = self.bifrostctl.to_string_lossy();
-        let socket = self.socket.to_string_lossy();
-        let mut all = vec!["--socket", &*socket, "--json"];
-        all.extend_from_slice(arguments);
-        let output = command::run(&program, &all).with_context(|| format!("asking bifrostd on {}", self.host))?;
-        if output.trim().is_empty() {
-            return Ok(Value::Null);
-        }
-        serde_json::from_str(&output)
-            .with_context(|| format!("`bifrostctl {}` printed no JSON: {output}", all.join(" ")))
+        self.remote.control(arguments)
     }
 
     /// A counter of `bifrostctl stats`; what was never counted is 0.
@@ -195,7 +218,7 @@ impl Daemon {
             Some(status) => {
                 bail!(
                     "bifrostd on {} ended ({status}); the end of its log, {}:\n{}",
-                    self.host,
+                    self.remote.host,
                     self.log.display(),
                     self.log_tail()
                 )
@@ -236,11 +259,9 @@ impl Daemon {
             .with_context(|| command::missing("bifrostd"))?;
         Ok(Self {
             child,
-            host: host.name.clone(),
             port: host.guest.name.clone(),
-            socket,
             log,
-            bifrostctl: binaries.bifrostctl.clone(),
+            remote: Remote { host: host.name.clone(), socket, bifrostctl: binaries.bifrostctl.clone() },
         })
     }
 
@@ -248,11 +269,11 @@ impl Daemon {
         let deadline = Instant::now() + START_TIMEOUT;
         loop {
             self.check_alive()?;
-            match status_over(&self.socket) {
+            match status_over(&self.remote.socket) {
                 Ok(()) => return Ok(()),
                 Err(error) if Instant::now() > deadline => {
                     let message =
-                        format!("bifrostd on {} does not answer; its log ends:\n{}", self.host, self.log_tail());
+                        format!("bifrostd on {} does not answer; its log ends:\n{}", self.remote.host, self.log_tail());
                     return Err(error.context(message));
                 }
                 Err(_) => interrupt::sleep(Duration::from_millis(20))?,
@@ -310,6 +331,7 @@ fn configuration(
     settings: &Settings,
     socket: &Path,
 ) -> String {
+    let flowlets = if settings.flowlets { "plain_paths = \"flowlet\"\n" } else { "" };
     let transport = settings.transport();
     let ordering = settings.ordering.map(|o| format!("ordering = \"{o}\"\n")).unwrap_or_default();
     let reliability = match reliability {
@@ -338,7 +360,7 @@ fn configuration(
          [host]\nname = \"{name}\"\n\n\
          [control]\nsocket = \"{socket}\"\n\n\
          [workers]\ncount = 1\n\n\
-         [underlay]\naddresses = {addresses:?}\npaths = {paths}\nmtu = {UNDERLAY_MTU}\n\n\
+         [underlay]\naddresses = {addresses:?}\npaths = {paths}\nmtu = {UNDERLAY_MTU}\n{flowlets}\n\
          {group}{transport}[[vpc]]\nvni = {VNI}\nreliability = \"{reliability}\"\n{ordering}\n\
          [[port]]\nname = \"{port}\"\nvni = {VNI}\nmac = \"{mac}\"\naddresses = [\"{address}/24\"]\n\
          mtu = {GUEST_MTU}\n{groups}{device}",

@@ -48,7 +48,7 @@ const MEASURED: &[(&str, &[Figure])] = &[
                 "NSDI'26 figure 16",
                 "When the active port begins to lose 10 % of its packets, throughput stays stable.",
                 "One of four links, not a port of a NIC; besides 10 %, a link that loses everything; bins of 100 ms \
-             instead of 1 s. There is no probe-and-switch mode here; the simulator's study has one.",
+             instead of 1 s. The paper's PS is mode `probe_switch`: ten probes a second over each path, and a switch of all that is plain VXLAN.",
             ),
             figure(
                 "NSDI'26 figure F10, APNET'25 figure 10a",
@@ -107,7 +107,7 @@ const MEASURED: &[(&str, &[Figure])] = &[
             "NSDI'26 figure 15",
             "Two large flows together carry as much at every percentile, where they carry half of it when they are hashed onto one port.",
             "Four links of 200 Mbit/s, not two ports of 3 Gbit/s; 2.5 s after the first half second, not 5 s. The limit is at the sender's end of each link, which \
-             is its only end. There is no probe-and-switch mode here; the simulator's study has one.",
+             is its only end. The paper's PS is mode `probe_switch`: ten probes a second over each path, and a switch of all that is plain VXLAN.",
         )],
     ),
     (

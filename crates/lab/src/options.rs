@@ -21,6 +21,10 @@ pub enum Mode {
     OpenVswitch,
     /// `bifrostd` with reliability off: plain VXLAN through the same switch.
     Off,
+    /// As `off`, with `plain_paths = "flowlet"`: each burst of a flow takes a path at random.
+    Flowlet,
+    /// As `off`, and an agent on each host that probes the paths every second and drains those that are bad.
+    ProbeSwitch,
     /// `bifrostd` with the transport as NSDI'26 has it, as far as settings go: one order for all flows of two guests, RTO from 4 ms.
     Strict,
     /// `bifrostd` with the BIFROST transport under the guests' TCP.
@@ -29,13 +33,30 @@ pub enum Mode {
 
 impl Mode {
     /// All modes, in the order of reports.
-    pub const ALL: [Mode; 7] =
-        [Mode::KernelVxlan, Mode::KernelBbr, Mode::Mptcp, Mode::OpenVswitch, Mode::Off, Mode::Strict, Mode::Bifrost];
+    pub const ALL: [Mode; 9] = [
+        Mode::KernelVxlan,
+        Mode::KernelBbr,
+        Mode::Mptcp,
+        Mode::OpenVswitch,
+        Mode::Off,
+        Mode::Flowlet,
+        Mode::ProbeSwitch,
+        Mode::Strict,
+        Mode::Bifrost,
+    ];
     /// What most experiments compare, and more of them in a quick run.
     pub const USUAL: [Mode; 3] = [Mode::KernelVxlan, Mode::Off, Mode::Bifrost];
     /// Those in which packets can be lost.
-    pub const TRANSPORTS: [Mode; 6] =
-        [Mode::KernelVxlan, Mode::KernelBbr, Mode::Mptcp, Mode::Off, Mode::Strict, Mode::Bifrost];
+    pub const TRANSPORTS: [Mode; 8] = [
+        Mode::KernelVxlan,
+        Mode::KernelBbr,
+        Mode::Mptcp,
+        Mode::Off,
+        Mode::Flowlet,
+        Mode::ProbeSwitch,
+        Mode::Strict,
+        Mode::Bifrost,
+    ];
     /// One for each switch.
     pub const SWITCHES: [Mode; 4] = [Mode::KernelVxlan, Mode::OpenVswitch, Mode::Off, Mode::Bifrost];
 
@@ -47,6 +68,8 @@ impl Mode {
             Mode::Mptcp => "mptcp",
             Mode::OpenVswitch => "open_vswitch",
             Mode::Off => "off",
+            Mode::Flowlet => "flowlet",
+            Mode::ProbeSwitch => "probe_switch",
             Mode::Strict => "strict",
             Mode::Bifrost => "bifrost",
         }
@@ -59,7 +82,7 @@ impl Mode {
 
     /// Whether `bifrostd` joins the guests.
     pub fn is_bifrostd(self) -> bool {
-        matches!(self, Mode::Off | Mode::Strict | Mode::Bifrost)
+        matches!(self, Mode::Off | Mode::Flowlet | Mode::ProbeSwitch | Mode::Strict | Mode::Bifrost)
     }
 }
 

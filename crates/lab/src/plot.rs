@@ -119,6 +119,8 @@ fn color(mode: Mode) -> RGBColor {
         Mode::KernelBbr => RGBColor(0xe6, 0xab, 0x02),
         Mode::Mptcp => RGBColor(0xa6, 0x76, 0x1d),
         Mode::OpenVswitch => RGBColor(0xe7, 0x29, 0x8a),
+        Mode::Flowlet => RGBColor(0x66, 0xa6, 0x1e),
+        Mode::ProbeSwitch => RGBColor(0x66, 0x66, 0x66),
         Mode::Off => RGBColor(0x75, 0x70, 0xb3),
         Mode::Strict => RGBColor(0x1f, 0x78, 0xb4),
         Mode::Bifrost => RGBColor(0x1b, 0x9e, 0x77),
@@ -132,6 +134,8 @@ fn label(mode: Mode) -> &'static str {
         Mode::Mptcp => "kernel VXLAN, Multipath TCP",
         Mode::OpenVswitch => "Open vSwitch, userspace",
         Mode::Off => "bifrostd, reliability off",
+        Mode::Flowlet => "bifrostd, flowlets",
+        Mode::ProbeSwitch => "probe and switch",
         Mode::Strict => "bifrostd, strict order",
         Mode::Bifrost => "bifrostd, reliability on",
     }

@@ -8,6 +8,7 @@ pub mod iperf3;
 pub mod nginx;
 pub mod open_vswitch;
 pub mod packet_socket;
+pub mod path_prober;
 pub mod ping_pong;
 pub mod redis_benchmark;
 pub mod redis_client;

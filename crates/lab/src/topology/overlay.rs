@@ -7,6 +7,7 @@ use anyhow::{Context, Result, ensure};
 use crate::daemon::{Binaries, Daemon, LISTENING, Reliability, Settings};
 use crate::options::{Cabling, Guests, Mode};
 use crate::programs::open_vswitch::{Datapath, OpenVswitch};
+use crate::programs::path_prober::PathProbers;
 use crate::state::Run;
 use crate::topology::{GUEST_MTU, Host, Topology, UNDERLAY_MTU, multipath_tcp};
 
@@ -23,6 +24,8 @@ const SPREAD_FLOWS: &str = "table netdev bifrost_lab_spread {\n chain spread {\n
 pub struct Overlay {
     /// Which one it is.
     pub mode: Mode,
+    /// What probes the paths, in that mode; dropped before the daemons that it tells.
+    probers: Option<PathProbers>,
     /// One daemon per host, in the hosts' order; none with another switch.
     pub daemons: Vec<Daemon>,
     /// The hosts' Open vSwitches, in that mode.
@@ -60,7 +63,13 @@ impl Overlay {
                 }
                 Vec::new()
             }
-            Mode::Off => Daemon::start_all(run, topology, Reliability::Off, settings, binaries, logs)?,
+            Mode::Off | Mode::ProbeSwitch => {
+                Daemon::start_all(run, topology, Reliability::Off, settings, binaries, logs)?
+            }
+            Mode::Flowlet => {
+                let settings = Settings { flowlets: true, ..settings.clone() };
+                Daemon::start_all(run, topology, Reliability::Off, &settings, binaries, logs)?
+            }
             Mode::Strict => {
                 let settings = settings.or_as_in_the_paper();
                 Daemon::start_all(run, topology, Reliability::Tcp, &settings, binaries, logs)?
@@ -76,12 +85,17 @@ impl Overlay {
         if mode == Mode::Mptcp {
             multipath_tcp::set_up(topology)?;
         }
-        Ok(Self { mode, daemons, open_vswitches })
+        let probers = match mode {
+            Mode::ProbeSwitch => Some(PathProbers::start(topology, &daemons, logs)?),
+            _ => None,
+        };
+        Ok(Self { mode, probers, daemons, open_vswitches })
     }
 
     /// An error if a switch has ended.
     pub fn check_alive(&mut self) -> Result<()> {
         self.daemons.iter_mut().try_for_each(Daemon::check_alive)?;
+        self.probers.iter_mut().try_for_each(PathProbers::check_alive)?;
         self.open_vswitches.iter_mut().try_for_each(OpenVswitch::check_alive)
     }
 }

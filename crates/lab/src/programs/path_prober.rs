@@ -1,0 +1,313 @@
+//! Probing and switching in seconds: what NSDI'26 (section 6.1.1) compares with as "PS".
+//!
+//! Once a second an agent on each host sends a few small datagrams over every path to every other host, which echoes them. A path
+//! that has lost some, or is much slower than the others, is drained (`bifrostctl path drain`), and restored after a later round
+//! that is clean. Nothing else is repaired, and nothing is learnt from the guests' packets.
+
+use std::collections::BTreeSet;
+use std::fs::File;
+use std::io::Write as _;
+use std::net::{Ipv4Addr, UdpSocket};
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, anyhow, ensure};
+
+use crate::daemon::{Daemon, Remote};
+use crate::options::Cabling;
+use crate::topology::{Host, Topology};
+
+/// From one round to the next.
+const PERIOD: Duration = Duration::from_secs(1);
+/// Probes of a round over each path, and the time between two of them.
+const PROBES: u32 = 10;
+const SPACING: Duration = Duration::from_millis(10);
+/// A probe that has not returned so long after the last one of its round was sent is lost.
+const PATIENCE: Duration = Duration::from_millis(200);
+/// How often a thread that waits looks whether it is to end.
+const TICK: Duration = Duration::from_millis(50);
+/// Where echoes listen; nobody else does on the underlay.
+const ECHO_PORT: u16 = 4788;
+/// Bytes of a probe: its round, and its number in there.
+const PROBE_LEN: usize = 12;
+
+/// A path is much slower than others if its fastest probe took more than this many times what that of the median path took ...
+const SLOW_FACTOR: u32 = 3;
+/// ... and by more than that longer: hosts in software are noisy.
+const SLOW_MARGIN: Duration = Duration::from_millis(1);
+
+/// What a round has shown of one path.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Seen {
+    /// Probes that did not return.
+    pub lost: u32,
+    /// The fastest one that did, if any.
+    pub fastest: Option<Duration>,
+}
+
+/// Which of the paths to one host are not to be used, by what a round has shown of each.
+///
+/// Never all of them: if every path is bad, those that have lost least are as good as it gets.
+pub fn judge(seen: &[Seen]) -> BTreeSet<usize> {
+    let mut fastest: Vec<Duration> = seen.iter().filter_map(|path| path.fastest).collect();
+    fastest.sort_unstable();
+    // Of an even number the lower one: half of the paths may be slow.
+    let median = fastest.get(fastest.len().saturating_sub(1) / 2).copied().unwrap_or_default();
+    let slow = |path: &Seen| path.fastest.is_some_and(|f| f > median * SLOW_FACTOR && f > median + SLOW_MARGIN);
+    let all = || seen.iter().enumerate();
+    let bad: BTreeSet<usize> = all().filter(|(_, path)| path.lost > 0 || slow(path)).map(|(i, _)| i).collect();
+    if bad.len() < seen.len() {
+        return bad;
+    }
+    let least = seen.iter().map(|path| path.lost).min().unwrap_or(0);
+    all().filter(|(_, path)| path.lost > least).map(|(i, _)| i).collect()
+}
+
+/// The agents of all hosts. Dropping it ends them; what they have drained stays so.
+#[derive(Debug)]
+pub struct PathProbers {
+    stop: Arc<AtomicBool>,
+    threads: Vec<(String, JoinHandle<Result<()>>)>,
+}
+
+impl PathProbers {
+    /// Starts an agent on every host, beside its daemon (one for each, in the hosts' order). What each drains and restores is
+    /// written into `<host>.path_prober.log` in `logs`.
+    ///
+    /// # Errors
+    /// The paths have no addresses of their own, or a socket or thread cannot be had.
+    pub fn start(topology: &Topology, daemons: &[Daemon], logs: &Path) -> Result<Self> {
+        ensure!(
+            topology.plan.cabling == Cabling::Paths,
+            "probe_switch needs --cabling paths: it probes each path by its own pair of addresses, and behind a fabric there is one"
+        );
+        let mut probers = Self { stop: Arc::default(), threads: Vec::new() };
+        // All echoes first: a probe that nobody answers is lost.
+        for host in &topology.hosts {
+            for &address in &host.underlay {
+                let stop = Arc::clone(&probers.stop);
+                let socket = host.namespace.enter(move || bind(address, ECHO_PORT))?;
+                let thread = host.namespace.spawn(move || echo(&socket, &stop))?;
+                probers.threads.push((format!("the echo of {} at {address}", host.name), thread));
+            }
+        }
+        for (host, daemon) in topology.hosts.iter().zip(daemons) {
+            let file = logs.join(format!("{}.path_prober.log", host.name));
+            let log = File::create(&file).with_context(|| format!("creating {}", file.display()))?;
+            let others = topology.hosts.iter().filter(|other| other.name != host.name);
+            let peers = others.map(|other| Peer::of(host, other)).collect();
+            let agent = Agent { peers, daemon: daemon.remote(), log, stop: Arc::clone(&probers.stop) };
+            let thread = host.namespace.spawn(move || agent.run())?;
+            probers.threads.push((format!("the path prober of {}", host.name), thread));
+        }
+        Ok(probers)
+    }
+
+    /// An error if an agent or an echo has ended.
+    pub fn check_alive(&mut self) -> Result<()> {
+        let Some(at) = self.threads.iter().position(|(_, thread)| thread.is_finished()) else { return Ok(()) };
+        let (name, thread) = self.threads.swap_remove(at);
+        thread.join().map_err(|_| anyhow!("{name} panicked"))?.with_context(|| format!("{name} failed"))?;
+        Err(anyhow!("{name} has ended"))
+    }
+}
+
+impl Drop for PathProbers {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Relaxed);
+        for (name, thread) in self.threads.drain(..) {
+            if !matches!(thread.join(), Ok(Ok(()))) {
+                eprintln!("warning: {name} failed");
+            }
+        }
+    }
+}
+
+/// Another host, and what is known of the paths to it.
+struct Peer {
+    name: String,
+    /// (local, remote) address of each path.
+    paths: Vec<(Ipv4Addr, Ipv4Addr)>,
+    drained: BTreeSet<usize>,
+}
+
+impl Peer {
+    fn of(host: &Host, other: &Host) -> Self {
+        let paths = host.underlay.iter().copied().zip(other.underlay.iter().copied()).collect();
+        Peer { name: other.name.clone(), paths, drained: BTreeSet::new() }
+    }
+}
+
+struct Agent {
+    peers: Vec<Peer>,
+    daemon: Remote,
+    log: File,
+    stop: Arc<AtomicBool>,
+}
+
+impl Agent {
+    fn run(mut self) -> Result<()> {
+        let started = Instant::now();
+        let sockets: Vec<Vec<UdpSocket>> = self.peers.iter().map(connect_all).collect::<Result<_>>()?;
+        for round in 0.. {
+            let due = started + PERIOD * round;
+            while Instant::now() < due {
+                if self.stop.load(Ordering::Relaxed) {
+                    return Ok(());
+                }
+                std::thread::sleep(TICK.min(due.saturating_duration_since(Instant::now())));
+            }
+            let seen: Vec<Vec<Seen>> = std::thread::scope(|scope| {
+                let probing = |socket| scope.spawn(move || probe(socket, round));
+                let threads: Vec<Vec<_>> =
+                    sockets.iter().map(|of_peer| of_peer.iter().map(probing).collect()).collect();
+                let join = |thread: std::thread::ScopedJoinHandle<'_, Result<Seen>>| {
+                    thread.join().map_err(|_| anyhow!("a probe panicked"))?
+                };
+                threads.into_iter().map(|of_peer| of_peer.into_iter().map(join).collect()).collect::<Result<_>>()
+            })?;
+            for (peer, seen) in self.peers.iter_mut().zip(&seen) {
+                let bad = judge(seen);
+                // What is good again first, for the last path in use cannot be drained.
+                let restored = peer.drained.difference(&bad).map(|path| ("restore", *path));
+                let drained = bad.difference(&peer.drained).map(|path| ("drain", *path));
+                for (what, path) in restored.chain(drained) {
+                    let Seen { lost, fastest } = seen[path];
+                    let at = started.elapsed().as_secs_f64();
+                    let name = &peer.name;
+                    writeln!(
+                        self.log,
+                        "{at:.3} s: {what} path {path} to {name}: {lost} of {PROBES} lost, fastest {fastest:?}"
+                    )?;
+                    self.daemon.control(&["path", what, "--peer", name, "--path", &path.to_string()])?;
+                }
+                peer.drained = bad;
+            }
+        }
+        Ok(())
+    }
+}
+
+fn bind(address: Ipv4Addr, port: u16) -> Result<UdpSocket> {
+    UdpSocket::bind((address, port)).with_context(|| format!("binding a socket to {address}, UDP port {port}"))
+}
+
+fn connect_all(peer: &Peer) -> Result<Vec<UdpSocket>> {
+    let connect = |&(local, remote): &(Ipv4Addr, Ipv4Addr)| {
+        let socket = bind(local, 0)?;
+        socket.connect((remote, ECHO_PORT)).with_context(|| format!("connecting {local} with {remote}"))?;
+        Ok(socket)
+    };
+    peer.paths.iter().map(connect).collect()
+}
+
+/// Sends back what comes, until it is to stop.
+fn echo(socket: &UdpSocket, stop: &AtomicBool) -> Result<()> {
+    socket.set_read_timeout(Some(TICK))?;
+    let mut message = [0; PROBE_LEN];
+    while !stop.load(Ordering::Relaxed) {
+        // A wait without a message, and what the network says about a path that is down, are no errors of the echo.
+        if let Ok((len, from)) = socket.recv_from(&mut message) {
+            let _ = socket.send_to(&message[..len], from);
+        }
+    }
+    Ok(())
+}
+
+/// One round over one path. What cannot be sent is lost.
+fn probe(socket: &UdpSocket, round: u32) -> Result<Seen> {
+    let started = Instant::now();
+    let mut sent = [None; PROBES as usize];
+    let mut seen = Seen { lost: PROBES, fastest: None };
+    for number in 0..PROBES {
+        let message = message(round, number);
+        sent[number as usize] = Some(Instant::now());
+        let _ = socket.send(&message);
+        let until = if number + 1 < PROBES { started + SPACING * (number + 1) } else { Instant::now() + PATIENCE };
+        while let Some(left) = until.checked_duration_since(Instant::now()).filter(|left| !left.is_zero()) {
+            if seen.lost == 0 {
+                return Ok(seen);
+            }
+            socket.set_read_timeout(Some(left))?;
+            let mut answer = [0; PROBE_LEN];
+            // A timeout, or the network's word that nobody is there: the loop's condition knows.
+            let Ok(PROBE_LEN) = socket.recv(&mut answer) else { continue };
+            let at = Instant::now();
+            // Late answers of earlier rounds, and copies, prove nothing.
+            let answered = (0..PROBES).find(|n| answer == self::message(round, *n));
+            let Some(left_at) = answered.and_then(|n| sent[n as usize].take()) else { continue };
+            let rtt = at - left_at;
+            seen.lost -= 1;
+            seen.fastest = Some(seen.fastest.map_or(rtt, |fastest| fastest.min(rtt)));
+        }
+    }
+    Ok(seen)
+}
+
+fn message(round: u32, number: u32) -> [u8; PROBE_LEN] {
+    let mut message = *b"PS..........";
+    message[4..8].copy_from_slice(&round.to_be_bytes());
+    message[8..].copy_from_slice(&number.to_be_bytes());
+    message
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn paths_are_judged() {
+        let us = |us| Some(Duration::from_micros(us));
+        let cases: [(&str, &[(u32, Option<Duration>)], &[usize]); 11] = [
+            ("nothing", &[], &[]),
+            ("all well", &[(0, us(100)), (0, us(130)), (0, us(90)), (0, us(110))], &[]),
+            ("one probe lost", &[(0, us(100)), (1, us(100)), (0, us(90)), (0, us(110))], &[1]),
+            ("dead", &[(0, us(100)), (0, us(100)), (10, None), (0, us(110))], &[2]),
+            ("two of them", &[(10, None), (0, us(100)), (3, us(100)), (0, us(110))], &[0, 2]),
+            ("slow", &[(0, us(100)), (0, us(100)), (0, us(90)), (0, us(1200))], &[3]),
+            ("several times, and yet fast", &[(0, us(100)), (0, us(100)), (0, us(90)), (0, us(900))], &[]),
+            ("a little more on slow paths", &[(0, us(9_000)), (0, us(9_000)), (0, us(20_000))], &[]),
+            ("half of them slow", &[(0, us(100)), (0, us(9_000))], &[1]),
+            ("all bad: the best stay", &[(10, None), (2, us(100)), (5, us(100)), (2, us(100))], &[0, 2]),
+            ("all dead: nothing is left", &[(10, None), (10, None)], &[]),
+        ];
+        for (name, paths, bad) in cases {
+            let seen: Vec<Seen> = paths.iter().map(|&(lost, fastest)| Seen { lost, fastest }).collect();
+            assert_eq!(judge(&seen), bad.iter().copied().collect(), "{name}");
+        }
+    }
+
+    #[test]
+    fn lost_and_late_probes_are_counted() {
+        let server = bind(Ipv4Addr::LOCALHOST, 0).unwrap();
+        let client = bind(Ipv4Addr::LOCALHOST, 0).unwrap();
+        client.connect(server.local_addr().unwrap()).unwrap();
+        let echo = std::thread::spawn(move || {
+            let mut seen = 0;
+            while seen < PROBES {
+                let mut message = [0; PROBE_LEN];
+                let (_, from) = server.recv_from(&mut message).unwrap();
+                let answer = match seen {
+                    // Lost; the answer of another round; one that is no probe.
+                    2 => None,
+                    3 => Some(self::message(6, 3)),
+                    4 => Some([0; PROBE_LEN]),
+                    _ => Some(message),
+                };
+                if let Some(answer) = answer {
+                    server.send_to(&answer, from).unwrap();
+                    server.send_to(&answer, from).unwrap();
+                }
+                seen += 1;
+            }
+        });
+        let seen = probe(&client, 7).unwrap();
+        echo.join().unwrap();
+        assert!(seen.lost == 3 && seen.fastest.is_some_and(|fastest| fastest < PATIENCE), "{seen:?}");
+        // Nobody there any more.
+        assert_eq!(probe(&client, 8).unwrap(), Seen { lost: PROBES, fastest: None });
+    }
+}
