@@ -258,10 +258,15 @@ fn message(round: u32, number: u32) -> [u8; PROBE_LEN] {
 mod tests {
     use super::*;
 
+    /// Its name, probes lost and fastest probe of each path, and which paths are bad.
+    type Case = (&'static str, &'static [(u32, Option<Duration>)], &'static [usize]);
+
     #[test]
     fn paths_are_judged() {
-        let us = |us| Some(Duration::from_micros(us));
-        let cases: [(&str, &[(u32, Option<Duration>)], &[usize]); 11] = [
+        const fn us(us: u64) -> Option<Duration> {
+            Some(Duration::from_micros(us))
+        }
+        const CASES: [Case; 11] = [
             ("nothing", &[], &[]),
             ("all well", &[(0, us(100)), (0, us(130)), (0, us(90)), (0, us(110))], &[]),
             ("one probe lost", &[(0, us(100)), (1, us(100)), (0, us(90)), (0, us(110))], &[1]),
@@ -274,7 +279,7 @@ mod tests {
             ("all bad: the best stay", &[(10, None), (2, us(100)), (5, us(100)), (2, us(100))], &[0, 2]),
             ("all dead: nothing is left", &[(10, None), (10, None)], &[]),
         ];
-        for (name, paths, bad) in cases {
+        for (name, paths, bad) in CASES {
             let seen: Vec<Seen> = paths.iter().map(|&(lost, fastest)| Seen { lost, fastest }).collect();
             assert_eq!(judge(&seen), bad.iter().copied().collect(), "{name}");
         }
