@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail};
 use rustix::process::{Pid, Signal, kill_process};
 
+use crate::netns::Namespace;
 use crate::{command, interrupt};
 
 /// How long a program may take to end after SIGTERM, before SIGKILL.
@@ -53,6 +54,38 @@ impl Program {
     /// The program's status, once it has ended.
     pub fn try_wait(&mut self) -> Result<Option<ExitStatus>> {
         self.child.try_wait().with_context(|| format!("waiting for {}", self.name))
+    }
+
+    /// An error if the program has ended.
+    pub fn check_alive(&mut self) -> Result<()> {
+        match self.try_wait()? {
+            None => Ok(()),
+            Some(status) => bail!("{} ended ({status}): {}", self.name, self.output()?),
+        }
+    }
+
+    /// Asks by `probe`, in `namespace`, until it succeeds: the server is ready then.
+    ///
+    /// # Errors
+    /// The program ends meanwhile, or does not answer within `timeout`.
+    pub fn wait_until_ready(
+        &mut self,
+        namespace: &Namespace,
+        timeout: Duration,
+        probe: impl Fn() -> Result<()> + Copy + Send + 'static,
+    ) -> Result<()> {
+        let deadline = Instant::now() + timeout;
+        loop {
+            self.check_alive()?;
+            match namespace.enter(probe) {
+                Ok(()) => return Ok(()),
+                Err(error) if Instant::now() > deadline => {
+                    let message = format!("{} does not answer; it printed: {}", self.name, self.output()?);
+                    return Err(error.context(message));
+                }
+                Err(_) => interrupt::sleep(Duration::from_millis(20))?,
+            }
+        }
     }
 
     /// Waits for a successful end and returns the output; ends the program and fails after `timeout`.

@@ -4,11 +4,10 @@ use std::fs;
 use std::io::{Read as _, Write as _};
 use std::net::{SocketAddr, TcpStream};
 use std::path::Path;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, ensure};
 
-use crate::interrupt;
 use crate::process::Program;
 use crate::topology::Guest;
 
@@ -34,25 +33,13 @@ impl Nginx {
         let mut command = guest.namespace.command("nginx");
         command.arg("-p").arg(&logs).arg("-c").arg(&file);
         let mut program = Program::start(command, "nginx", &logs.join("nginx.log"))?;
-        let deadline = Instant::now() + Duration::from_secs(5);
-        loop {
-            if let Some(status) = program.try_wait()? {
-                bail!("nginx ended ({status}): {}", program.output()?);
-            }
-            match guest.namespace.enter(move || get(address)) {
-                Ok(()) => return Ok(Self { program }),
-                Err(error) if Instant::now() > deadline => return Err(error.context("nginx does not answer")),
-                Err(_) => interrupt::sleep(Duration::from_millis(20))?,
-            }
-        }
+        program.wait_until_ready(&guest.namespace, Duration::from_secs(5), move || get(address))?;
+        Ok(Self { program })
     }
 
     /// An error if the server has ended.
     pub fn check_alive(&mut self) -> Result<()> {
-        match self.program.try_wait()? {
-            None => Ok(()),
-            Some(status) => bail!("nginx ended ({status}): {}", self.program.output()?),
-        }
+        self.program.check_alive()
     }
 }
 

@@ -3,11 +3,10 @@
 use std::io::{Read as _, Write as _};
 use std::net::{SocketAddr, TcpStream};
 use std::path::Path;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 
-use crate::interrupt;
 use crate::machine::Machine;
 use crate::process::Program;
 use crate::topology::Guest;
@@ -41,25 +40,13 @@ impl RedisServer {
         command.args(["--dir", "/", "--maxclients", "2000"]);
         let mut program = Program::start(command, "redis-server", &logs.join("redis-server.log"))?;
         let socket_address = SocketAddr::from((guest.address, PORT));
-        let deadline = Instant::now() + Duration::from_secs(5);
-        loop {
-            if let Some(status) = program.try_wait()? {
-                bail!("redis-server ended ({status}): {}", program.output()?);
-            }
-            match guest.namespace.enter(move || ping(socket_address)) {
-                Ok(()) => return Ok(Self { program }),
-                Err(error) if Instant::now() > deadline => return Err(error.context("redis-server does not answer")),
-                Err(_) => interrupt::sleep(Duration::from_millis(20))?,
-            }
-        }
+        program.wait_until_ready(&guest.namespace, Duration::from_secs(5), move || ping(socket_address))?;
+        Ok(Self { program })
     }
 
     /// An error if the server has ended.
     pub fn check_alive(&mut self) -> Result<()> {
-        match self.program.try_wait()? {
-            None => Ok(()),
-            Some(status) => bail!("redis-server ended ({status}): {}", self.program.output()?),
-        }
+        self.program.check_alive()
     }
 }
 
