@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use anyhow::{Context as _, Result};
+use anyhow::Result;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
@@ -13,8 +13,8 @@ use crate::inject;
 use crate::interrupt;
 use crate::options::{Guests, Injector, Mode, Op};
 use crate::plot::{self, Panel};
-use crate::programs::redis_benchmark::{self, Load, Measurement};
 use crate::programs::redis_client;
+use crate::programs::redis_benchmark::{self, Load, Measurement};
 use crate::programs::redis_server::{self, PORT, RedisServer};
 use crate::progress::Progress;
 use crate::report::{Table, factor, number};
@@ -26,13 +26,9 @@ use crate::stats::{distinct_values, median_of, paired_ratio};
 const LOSSES: [f64; 6] = [0.0, 0.01, 0.05, 0.1, 0.5, 1.0];
 /// The loss rates of a quick run, percent.
 const QUICK_LOSSES: [f64; 3] = [0.0, 0.1, 1.0];
-/// How often a point is measured at most, while the machine stands still in the middle of it.
-const ATTEMPTS: u32 = 3;
 /// Requests a second of all connections at which latencies between virtual machines are measured: a third or less of what
 /// they answer. A closed loop would fill their kernels' queues, and show the length of these.
 const PACED_RPS: f64 = 1000.0;
-/// A standstill of the machine that long disturbs a point by itself.
-const LONG_STANDSTILL: Duration = Duration::from_millis(10);
 
 /// The experiment.
 #[derive(Debug, Clone, Copy)]
@@ -342,13 +338,6 @@ impl Point {
     }
 }
 
-/// Whether what was seen says more about the machine than about the network: a standstill holds up one request of each
-/// client, and more than half of the slowest thousandth would be such; or one was long enough to be the maximum.
-fn disturbs(seen: &[Standstill], clients: u32, requests: u64) -> bool {
-    let held_up = seen.len() as u64 * u64::from(clients);
-    2 * held_up > requests.div_ceil(1000) || seen.iter().any(|standstill| standstill.length >= LONG_STANDSTILL)
-}
-
 /// A network with a Redis server in it.
 struct Bench {
     // The order matters: the server ends before the network goes. In a virtual machine it ends with that.
@@ -373,32 +362,22 @@ impl Bench {
         Ok(bench)
     }
 
-    /// Measures a point, again if the machine stood still so often that it would be the machine that is measured. What
-    /// decides is what the watch saw, never the result.
+    /// Measures a point, again if the machine stood still so often that it would be the machine that is measured.
     fn measure(&mut self, lab: &Lab, point: Point) -> Result<Row> {
         self.inject(point, point.loss_percent)?;
         let trial =
             self.benchmark(lab, point.op, redis_benchmark::TRIAL_REQUESTS, &format!("{}-trial", point.name()))?;
         let requests = trial.requests_in(lab.seconds(4.0, 1.5));
-        let mut best: Option<(Duration, Row)> = None;
-        for attempt in 1..=ATTEMPTS {
-            let (seen, row) = self.attempt(lab, point, requests)?;
-            let stood = standstill::total(&seen);
-            let disturbed = disturbs(&seen, lab.options.clients, row.requests);
-            if best.as_ref().is_none_or(|(least, _)| stood < *least) {
-                best = Some((stood, row));
-            }
-            if let Some((_, best)) = &mut best {
-                best.attempts = attempt;
-            }
-            if !disturbed {
-                break;
-            }
-        }
+        let (mut row, attempts) = standstill::least_disturbed(
+            lab.options.clients,
+            |row: &Row| row.requests,
+            || self.attempt(lab, point, requests),
+        )?;
+        row.attempts = attempts;
         self.inject(point, 0.0)?;
         self.server.as_mut().map_or(Ok(()), RedisServer::check_alive)?;
         self.network.check()?;
-        best.map(|(_, row)| row).context("no attempt was made")
+        Ok(row)
     }
 
     fn attempt(&mut self, lab: &Lab, point: Point, requests: u64) -> Result<(Vec<Standstill>, Row)> {

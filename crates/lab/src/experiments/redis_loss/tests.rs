@@ -41,18 +41,6 @@ fn rows() -> Vec<Row> {
 }
 
 #[test]
-fn few_standstills_do_not_disturb_a_tail() {
-    let ms = Duration::from_millis;
-    let began = std::time::Instant::now();
-    let seen = |lengths: &[u64]| lengths.iter().map(|l| Standstill { began, length: ms(*l) }).collect::<Vec<_>>();
-    assert!(!disturbs(&[], 50, 10));
-    assert!(!disturbs(&seen(&[5]), 50, 100_000));
-    assert!(disturbs(&seen(&[5]), 50, 99_000), "50 of the slowest 99");
-    assert!(disturbs(&seen(&[5, 5]), 50, 100_000));
-    assert!(disturbs(&seen(&[10]), 50, 1_000_000), "it may be the maximum");
-}
-
-#[test]
 fn bars_use_medians_and_each_can_fail() {
     let values = to_values(&rows()).unwrap();
     let bars = RedisLoss.bars(&values).unwrap();
