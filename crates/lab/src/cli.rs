@@ -8,12 +8,12 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use clap::{Args, Parser, Subcommand};
-use socket2::Protocol;
 
 use crate::daemon::Binaries;
 use crate::experiment::{self, Experiment, Lab};
 use crate::options::{Mode, Op, Options};
-use crate::programs::redis_client::{self, Latencies, Load, WARM_UP};
+use crate::programs::key_value_client::{self, Latencies, Load, WARM_UP};
+use crate::programs::key_value_protocol::Protocol;
 use crate::results::Results;
 use crate::state::{self, Run};
 use crate::{everything, interrupt, run};
@@ -124,10 +124,12 @@ pub fn parse_and_run() -> Result<ExitCode> {
         Command::RedisLoad { server, op, clients, requests_per_s, seconds } => {
             let load = Load {
                 server,
-                protocol: Protocol::TCP,
+                transport: socket2::Protocol::TCP,
+                protocol: Protocol::Redis,
                 clients,
                 keep_alive: true,
                 duration: WARM_UP + Duration::try_from_secs_f64(seconds)?,
+                patience: Duration::ZERO,
                 warm_up: WARM_UP,
                 // Beyond what TCP needs to repair anything that the lab does to it.
                 timeout: Duration::from_secs(10),
@@ -135,7 +137,7 @@ pub fn parse_and_run() -> Result<ExitCode> {
                 requests_per_s: Some(requests_per_s),
                 stop: Arc::default(),
             };
-            let latencies = Latencies::of(&redis_client::run(&load)?)?;
+            let latencies = Latencies::of(&key_value_client::run(&load)?)?;
             println!("{}", serde_json::to_string(&latencies)?);
             Ok(ExitCode::SUCCESS)
         }

@@ -16,7 +16,8 @@ use crate::interrupt;
 use crate::options::{Injector, Mode};
 use crate::plot::{self, Panel};
 use crate::programs::iperf3;
-use crate::programs::redis_client::{self, BIN, Load};
+use crate::programs::key_value_client::{self, BIN, Load};
+use crate::programs::key_value_protocol::Protocol;
 use crate::programs::redis_server::{PORT, RedisServer};
 use crate::progress::Progress;
 use crate::report::{Table, number};
@@ -312,7 +313,7 @@ impl Experiment for PathFailure {
 /// A load under way.
 enum Running {
     Flow(iperf3::Running),
-    Requests(std::thread::JoinHandle<Result<redis_client::Report>>, Arc<AtomicBool>, RedisServer),
+    Requests(std::thread::JoinHandle<Result<key_value_client::Report>>, Arc<AtomicBool>, RedisServer),
 }
 
 /// One [`passage`], and more over BIFROST, which is judged, while the machine stood still in too much of the failure. Only what
@@ -366,17 +367,19 @@ fn passage(lab: &Lab, network: &Network, workload: Workload, repetition: u32, la
             let stop = Arc::new(AtomicBool::new(false));
             let load = Load {
                 server: (server.address, PORT).into(),
-                protocol: client.namespace.stream_protocol(),
+                transport: client.namespace.stream_protocol(),
+                protocol: Protocol::Redis,
                 clients: lab.options.clients,
                 keep_alive: true,
                 duration: Duration::from_secs_f64(total_s),
                 timeout: REQUEST_TIMEOUT,
+                patience: Duration::ZERO,
                 warm_up: Duration::ZERO,
                 op: None,
                 requests_per_s: Some(REQUESTS_PER_S),
                 stop: Arc::clone(&stop),
             };
-            Running::Requests(client.namespace.spawn(move || redis_client::run(&load))?, stop, redis)
+            Running::Requests(client.namespace.spawn(move || key_value_client::run(&load))?, stop, redis)
         }
     };
     let began = Instant::now();
@@ -419,7 +422,7 @@ fn passage(lab: &Lab, network: &Network, workload: Workload, repetition: u32, la
         Running::Requests(thread, _, redis) => {
             let mut report = thread.join().map_err(|_| anyhow!("the Redis client panicked"))??;
             // The load may run into a bin beyond the last phase, which is not a whole one.
-            report.bins.resize(phase_bins(PHASES.len() - 1, phase_s).1, redis_client::Bin::default());
+            report.bins.resize(phase_bins(PHASES.len() - 1, phase_s).1, key_value_client::Bin::default());
             drop(redis);
             row.bins_rps = report.bins.iter().map(|bin| bin.answered as f64 / BIN.as_secs_f64()).collect();
             row.bins_standstill_ms = standstills(row.bins_rps.len(), report.started);
@@ -462,7 +465,7 @@ fn phase_bins(index: usize, phase_s: f64) -> (usize, usize) {
     (bin(SETTLE_S + phase_s * index as f64), bin(SETTLE_S + phase_s * (index + 1) as f64))
 }
 
-fn summarize(bins: &[f64], outcomes: &[redis_client::Bin], standstills_ms: &[f64], phase_s: f64) -> Vec<Phase> {
+fn summarize(bins: &[f64], outcomes: &[key_value_client::Bin], standstills_ms: &[f64], phase_s: f64) -> Vec<Phase> {
     let undisturbed = |bin: usize| standstills_ms.get(bin).is_none_or(|ms| *ms == 0.0);
     let part = |index: usize| {
         let (start, end) = phase_bins(index, phase_s);
@@ -496,7 +499,7 @@ fn summarize(bins: &[f64], outcomes: &[redis_client::Bin], standstills_ms: &[f64
 }
 
 /// Success in percent and the longest stall in ms over some bins of requests.
-fn outcome(bins: &[redis_client::Bin]) -> (Option<f64>, Option<f64>) {
+fn outcome(bins: &[key_value_client::Bin]) -> (Option<f64>, Option<f64>) {
     if bins.is_empty() {
         return (None, None);
     }

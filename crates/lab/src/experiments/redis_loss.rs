@@ -13,7 +13,7 @@ use crate::inject;
 use crate::interrupt;
 use crate::options::{Guests, Injector, Mode, Op};
 use crate::plot::{self, Panel};
-use crate::programs::redis_client;
+use crate::programs::key_value_client;
 use crate::programs::redis_benchmark::{self, Load, Measurement};
 use crate::programs::redis_server::{self, PORT, RedisServer};
 use crate::progress::Progress;
@@ -393,7 +393,7 @@ impl Bench {
                 let watch = standstill::Watch::start()?;
                 let server = (self.network.topology.hosts[1].guest.address, PORT).into();
                 let (clients, seconds) = (lab.options.clients, lab.seconds(8.0, 3.0));
-                let paced = redis_client::run_in_machine(machine, server, point.op, clients, PACED_RPS, seconds)?;
+                let paced = key_value_client::run_in_machine(machine, server, point.op, clients, PACED_RPS, seconds)?;
                 (watch.finish()?, Some(paced))
             }
         };

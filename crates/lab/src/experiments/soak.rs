@@ -21,7 +21,8 @@ use crate::experiment::{Experiment, Lab, Network};
 use crate::interrupt;
 use crate::options::Mode;
 use crate::plot::{self, Panel};
-use crate::programs::redis_client::{self, BIN, Load};
+use crate::programs::key_value_client::{self, BIN, Load};
+use crate::programs::key_value_protocol::Protocol;
 use crate::programs::redis_server::{PORT, RedisServer};
 use crate::programs::stream;
 use crate::progress::Progress;
@@ -241,7 +242,7 @@ impl Experiment for Soak {
 struct LoadThreads {
     stop: Arc<AtomicBool>,
     streams: Vec<StreamThreads>,
-    redis: Option<JoinHandle<Result<redis_client::Report>>>,
+    redis: Option<JoinHandle<Result<key_value_client::Report>>>,
     _server: RedisServer,
 }
 
@@ -307,18 +308,20 @@ impl LoadThreads {
         let stop = Arc::new(AtomicBool::new(false));
         let load = Load {
             server: (guests[1].address, PORT).into(),
-            protocol: guests[0].namespace.stream_protocol(),
+            transport: guests[0].namespace.stream_protocol(),
+            protocol: Protocol::Redis,
             clients: lab.options.clients,
             keep_alive: true,
             duration: Duration::from_secs_f64(duration_s),
             timeout: Duration::from_secs(10),
+            patience: Duration::ZERO,
             warm_up: Duration::ZERO,
             op: None,
             requests_per_s: None,
             stop: Arc::clone(&stop),
         };
         let mut threads = Self { stop: Arc::clone(&stop), streams: Vec::new(), redis: None, _server: server };
-        threads.redis = Some(guests[0].namespace.spawn(move || redis_client::run(&load))?);
+        threads.redis = Some(guests[0].namespace.spawn(move || key_value_client::run(&load))?);
         for index in 0..STREAMS {
             for (from, to) in [(guests[0], guests[1]), (guests[1], guests[0])] {
                 let address = SocketAddr::from((to.address, STREAM_PORT + index));
@@ -334,7 +337,7 @@ impl LoadThreads {
         Ok(threads)
     }
 
-    fn finish(&mut self) -> Result<(Vec<StreamResult>, redis_client::Report)> {
+    fn finish(&mut self) -> Result<(Vec<StreamResult>, key_value_client::Report)> {
         self.stop.store(true, Ordering::Relaxed);
         let mut results = Vec::new();
         for (direction, sender, receiver) in self.streams.drain(..) {

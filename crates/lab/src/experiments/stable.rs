@@ -17,7 +17,8 @@ use crate::bars::{Bar, Sense};
 use crate::experiment::{Experiment, Lab, Network};
 use crate::options::{Mode, Op};
 use crate::plot::{self, Panel};
-use crate::programs::redis_client::{self, Latencies, Load, WARM_UP};
+use crate::programs::key_value_client::{self, Latencies, Load, WARM_UP};
+use crate::programs::key_value_protocol::Protocol;
 use crate::programs::redis_server::{PORT, RedisServer};
 use crate::report::{Table, factor};
 use crate::results::from_values;
@@ -173,17 +174,19 @@ fn measure(lab: &Lab, network: &Network, point: Point, repetition: u32) -> Resul
     let guests = [&network.topology.hosts[0].guest, &network.topology.hosts[1].guest];
     let load = Load {
         server: (guests[1].address, PORT).into(),
-        protocol: guests[0].namespace.stream_protocol(),
+        transport: guests[0].namespace.stream_protocol(),
+        protocol: Protocol::Redis,
         clients: lab.options.clients,
         keep_alive: point.connections == Connections::Persistent,
         duration: WARM_UP + Duration::from_secs_f64(lab.seconds(10.0, 3.0)),
+        patience: Duration::ZERO,
         warm_up: WARM_UP,
         timeout: TIMEOUT,
         op: Some(point.op),
         requests_per_s: Some(point.offered_rps()),
         stop: Arc::default(),
     };
-    let measured = guests[0].namespace.enter(move || Latencies::of(&redis_client::run(&load)?))?;
+    let measured = guests[0].namespace.enter(move || Latencies::of(&key_value_client::run(&load)?))?;
     Ok(Row {
         mode: network.overlay.mode,
         connections: point.connections,

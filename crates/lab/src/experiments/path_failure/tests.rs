@@ -26,8 +26,8 @@ fn rows(failed_bin: f64, failures: u64, stall_us: u64, wrong: u64) -> Vec<Value>
         wrong_answers: None,
         attempt: 1,
     };
-    let mut outcomes = vec![redis_client::Bin { answered: 400, failed: 0, longest_stall_us: 3000 }; 60];
-    outcomes[45] = redis_client::Bin { answered: 400, failed: failures, longest_stall_us: stall_us };
+    let mut outcomes = vec![key_value_client::Bin { answered: 400, failed: 0, longest_stall_us: 3000 }; 60];
+    outcomes[45] = key_value_client::Bin { answered: 400, failed: failures, longest_stall_us: stall_us };
     let (success, stall) = outcome(&outcomes[10..]);
     let requests = Row {
         workload: Workload::Requests,

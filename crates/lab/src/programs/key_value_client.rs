@@ -1,7 +1,7 @@
-//! A Redis client that records every request: start, latency, outcome. Its loop is closed, or open: then requests are due at
+//! A client of Redis or memcached that records every request: start, latency, outcome. Its loop is closed, or open: then requests are due at
 //! regular times, and their latency counts from then on, however late they were sent.
 //!
-//! Each client alternates `SET key value` and `GET key` on a key of its own, or after a first `SET` keeps to one of them,
+//! Each client alternates between setting a key of its own and getting it, or after a first set keeps to one of them,
 //! and checks what comes back. It keeps its connection, or has one for each request, which then begins with connecting. A request that
 //! is not answered within the timeout has failed: its connection is closed, and the next request begins with connecting
 //! anew. Where `redis-benchmark` knows only percentiles, this knows when each request stalled.
@@ -20,10 +20,11 @@ use hdrhistogram::Histogram;
 use rustix::event::{PollFd, PollFlags, Timespec, epoll, poll};
 use rustix::fd::OwnedFd;
 use serde::{Deserialize, Serialize};
-use socket2::{Domain, Protocol, Socket, Type};
+use socket2::{Domain, Socket, Type};
 
 use crate::machine::Machine;
 use crate::options::Op;
+use crate::programs::key_value_protocol::Protocol;
 use crate::stats::LatencyMs;
 
 /// Length of a time bin.
@@ -42,9 +43,11 @@ const RETRY_PAUSE: Duration = Duration::from_millis(10);
 /// What to do.
 #[derive(Debug, Clone)]
 pub struct Load {
-    /// The Redis server.
+    /// The server.
     pub server: SocketAddr,
     /// TCP, or Multipath TCP: see [`Namespace::stream_protocol`](crate::netns::Namespace::stream_protocol).
+    pub transport: socket2::Protocol,
+    /// What it speaks.
     pub protocol: Protocol,
     /// Number of clients, each with one connection and one request in flight on it.
     pub clients: u32,
@@ -52,6 +55,8 @@ pub struct Load {
     pub keep_alive: bool,
     /// How long.
     pub duration: Duration,
+    /// How long requests are waited for that were due before the end; what is still under way then is not counted.
+    pub patience: Duration,
     /// Requests that are due before this are not among the latencies: connecting is part of the first ones.
     pub warm_up: Duration,
     /// When a request counts as failed.
@@ -107,7 +112,8 @@ pub fn run(load: &Load) -> Result<Report> {
     let started = Instant::now();
     let report = Report { started, bins: Vec::new(), latency_us, wrong_answers: 0 };
     let interval = load.requests_per_s.map(|rate| Duration::from_secs_f64(f64::from(load.clients) / rate));
-    let mut client = Client { load, epoll, report, interval, due: BinaryHeap::new() };
+    let end = started + load.duration;
+    let mut client = Client { load, epoll, report, interval, end, due: BinaryHeap::new() };
     // The connections take turns.
     let turn = interval.unwrap_or_default() / load.clients.max(1);
     let mut connections: Vec<Connection> =
@@ -115,7 +121,6 @@ pub fn run(load: &Load) -> Result<Report> {
     for connection in &mut connections {
         client.connect(connection, started);
     }
-    let end = started + load.duration;
     let mut next_scan = started + TIMEOUT_SCAN;
     let mut events = [MaybeUninit::uninit(); 256];
     loop {
@@ -142,7 +147,8 @@ pub fn run(load: &Load) -> Result<Report> {
                 client.scan(connection, now);
             }
         }
-        if now >= end || load.stop.load(Ordering::Relaxed) {
+        let done = now >= end + load.patience || now >= end && connections.iter().all(Connection::rests);
+        if done || load.stop.load(Ordering::Relaxed) {
             return Ok(client.report);
         }
     }
@@ -206,6 +212,8 @@ struct Client<'a> {
     report: Report,
     /// Between two requests of a connection.
     interval: Option<Duration>,
+    /// No request is due from then on.
+    end: Instant,
     /// Connections that rest, by when their next request is due.
     due: BinaryHeap<Reverse<(Instant, u32)>>,
 }
@@ -215,9 +223,9 @@ enum State {
     /// No socket until this time.
     Pausing(Instant),
     Connecting,
-    /// `SET` is under way.
+    /// A set is under way.
     Setting,
-    /// `GET` is under way.
+    /// A get is under way.
     Getting,
     /// The next request is not yet due.
     Resting,
@@ -231,10 +239,10 @@ struct Connection {
     request_started: Instant,
     /// When the next request is due.
     due: Instant,
-    /// Whether the next request is a `SET`. So is the first one, and the first after one that has failed: what is stored then is
+    /// Whether the next request is a set. So is the first one, and the first after one that has failed: what is stored then is
     /// not known.
     sets: bool,
-    /// The value that the last `SET` has stored.
+    /// The value that the last set has stored.
     value: u64,
     answer: Vec<u8>,
 }
@@ -244,6 +252,11 @@ impl Connection {
         let (state, answer) = (State::Connecting, Vec::new());
         Self { index, stream: None, state, request_started: due, due, sets: true, value: 0, answer }
     }
+
+    /// Whether no request is under way.
+    fn rests(&self) -> bool {
+        matches!(self.state, State::Resting | State::Pausing(_))
+    }
 }
 
 impl Client<'_> {
@@ -252,7 +265,7 @@ impl Client<'_> {
         connection.request_started = started;
         connection.state = State::Connecting;
         connection.answer.clear();
-        let opened = open(self.load.server, self.load.protocol).and_then(|stream| {
+        let opened = open(self.load.server, self.load.transport).and_then(|stream| {
             let data = epoll::EventData::new_u64(u64::from(connection.index));
             epoll::add(&self.epoll, &stream, data, epoll::EventFlags::OUT)?;
             Ok(stream)
@@ -294,12 +307,11 @@ impl Client<'_> {
         connection.state = state;
         connection.request_started = started;
         connection.answer.clear();
-        let index = connection.index;
         let text = if state == State::Setting {
             connection.value += 1;
-            format!("*3\r\n$3\r\nSET\r\n$12\r\nlab:{index:08x}\r\n$16\r\n{:016x}\r\n", connection.value)
+            self.load.protocol.set(connection.index, connection.value)
         } else {
-            format!("*2\r\n$3\r\nGET\r\n$12\r\nlab:{index:08x}\r\n")
+            self.load.protocol.get(connection.index)
         };
         let Some(stream) = &mut connection.stream else { return Ok(()) };
         // One small request in flight always fits an open socket's buffer.
@@ -316,8 +328,8 @@ impl Client<'_> {
             Err(error) => return Err(error),
         }
         let expected = match connection.state {
-            State::Setting => "+OK\r\n".to_owned(),
-            _ => format!("$16\r\n{:016x}\r\n", connection.value),
+            State::Setting => self.load.protocol.stored().to_owned(),
+            _ => self.load.protocol.found(connection.index, connection.value),
         };
         if connection.answer.len() < expected.len() && expected.as_bytes().starts_with(&connection.answer) {
             return Ok(());
@@ -341,12 +353,14 @@ impl Client<'_> {
         let mut started = now;
         if let Some(interval) = self.interval {
             connection.due += interval;
-            if connection.due > now {
-                connection.state = State::Resting;
-                self.due.push(Reverse((connection.due, connection.index)));
-                return Ok(());
-            }
             started = connection.due;
+        }
+        if started > now || started >= self.end {
+            connection.state = State::Resting;
+            if started < self.end {
+                self.due.push(Reverse((started, connection.index)));
+            }
+            return Ok(());
         }
         self.next(connection, started)
     }
@@ -384,7 +398,7 @@ impl Client<'_> {
     /// Looks for a timeout, and lets a stall that lasts show in every bin that it spans.
     fn scan(&mut self, connection: &mut Connection, now: Instant) {
         if let State::Pausing(until) = connection.state {
-            if now >= until {
+            if now >= until && now < self.end {
                 self.connect(connection, now);
             }
             return;
@@ -423,8 +437,8 @@ fn wait<'a>(
     epoll::wait(epoll, events, Some(&Timespec::default()))
 }
 
-fn open(server: SocketAddr, protocol: Protocol) -> std::io::Result<TcpStream> {
-    let socket = Socket::new(Domain::for_address(server), Type::STREAM, Some(protocol))?;
+fn open(server: SocketAddr, transport: socket2::Protocol) -> std::io::Result<TcpStream> {
+    let socket = Socket::new(Domain::for_address(server), Type::STREAM, Some(transport))?;
     socket.set_nonblocking(true)?;
     socket.set_tcp_nodelay(true)?;
     match socket.connect(&server.into()) {
@@ -487,10 +501,12 @@ mod tests {
         let duration = Duration::from_millis(400);
         Load {
             server,
-            protocol: Protocol::TCP,
+            transport: socket2::Protocol::TCP,
+            protocol: Protocol::Redis,
             clients: 3,
             keep_alive: true,
             duration,
+            patience: Duration::ZERO,
             timeout: Duration::from_millis(100),
             warm_up: Duration::ZERO,
             op: None,
@@ -522,6 +538,34 @@ mod tests {
         assert!((80..=123).contains(&late.answered()), "{} in 0.4 s", late.answered());
         assert!(late.latency_us.value_at_quantile(0.9) > 5_000, "lateness counts for those behind, too");
         assert_eq!((late.failed(), late.wrong_answers), (0, 0));
+    }
+
+    #[test]
+    fn what_is_under_way_at_the_end_is_waited_for_as_long_as_there_is_patience() {
+        let load = Load {
+            timeout: Duration::from_secs(5),
+            duration: Duration::from_millis(150),
+            ..load(server(6, |_| {
+                std::thread::sleep(Duration::from_millis(100));
+            }))
+        };
+        // Each connection asks at the beginning and after 100 ms.
+        assert_eq!(run(&load).unwrap().answered(), 3);
+        let patient = Load { patience: Duration::from_secs(5), ..load };
+        let report = run(&patient).unwrap();
+        assert_eq!((report.answered(), report.failed()), (6, 0));
+        assert!(report.started.elapsed() < Duration::from_secs(2), "it ends with the last answer");
+        // Ten are due on each in these 150 ms, and all but the first are late.
+        let report = run(&Load {
+            requests_per_s: Some(200.0),
+            server: server(3, |_| {
+                std::thread::sleep(Duration::from_millis(50));
+            }),
+            ..patient
+        })
+        .unwrap();
+        assert_eq!((report.answered(), report.failed()), (30, 0));
+        assert!(report.latency_us.max() > 300_000, "{}", report.latency_us.max());
     }
 
     #[test]
