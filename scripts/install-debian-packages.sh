@@ -3,7 +3,7 @@
 # No service is left running: the lab starts its own servers, inside its network namespaces.
 set -eu
 
-packages="redis-server redis-tools nginx apache2-utils nftables iperf3 ethtool iproute2 mptcpize valgrind user-mode-linux kmod qemu-system-x86 busybox-static tshark openvswitch-switch openvswitch-switch-dpdk sockperf"
+packages="redis-server redis-tools nginx apache2-utils nftables iperf3 ethtool iproute2 mptcpize valgrind user-mode-linux kmod qemu-system-x86 busybox-static tshark openvswitch-switch openvswitch-switch-dpdk sockperf memcached mariadb-server-core mariadb-client-core sysbench nghttp2-client"
 # Where the kernel of QEMU's guests is unpacked: installing it would make it this machine's own.
 kernel=/var/cache/bifrost-lab/kernel
 # What user-mode Linux needs on some processors; its source says why.
@@ -14,6 +14,9 @@ xstate_source=$(dirname "$0")/uml-xstate.c
 dpdk=/var/cache/bifrost-lab/dpdk
 # Its drivers, and that of Open vSwitch for links of the kernel: packages whose names end with the version of their interface.
 drivers="net-virtio net-vhost net-pcap net-af-packet mempool-ring"
+# Where PostgreSQL is unpacked, server and pgbench: installing it would make a cluster and a service. Its libraries are installed,
+# but for the compiler of queries, which is large and for long ones.
+postgresql=/var/cache/bifrost-lab/postgresql
 
 missing=""
 for package in $packages; do
@@ -30,8 +33,12 @@ fi
 for name in $drivers; do
     dpkg-query -W -f '${db:Status-Status}\n' "librte-$name[0-9]*" 2>/dev/null | grep -qx installed || unpack_dpdk=yes
 done
+if ! [ -d "$postgresql" ] || ldd "$postgresql"/usr/lib/postgresql/*/bin/postgres | grep -q "not found"; then
+    unpack_postgresql=yes
+fi
 [ "$xstate" -nt "$xstate_source" ] || build_xstate=yes
-if [ -z "$missing" ] && [ -z "${unpack_kernel:-}" ] && [ -z "${unpack_dpdk:-}" ] && [ -z "${build_xstate:-}" ]; then
+unpack=${unpack_kernel:-}${unpack_dpdk:-}${unpack_postgresql:-}
+if [ -z "$missing$unpack${build_xstate:-}" ]; then
     exit 0
 fi
 
@@ -39,7 +46,7 @@ if [ "$(id -u)" -ne 0 ]; then
     echo "install-debian-packages.sh: needs root to install:$missing and to write to ${kernel%/*}" >&2
     exit 1
 fi
-echo "Installing:$missing${unpack_kernel:+ $kernel}${unpack_dpdk:+ $dpdk}${build_xstate:+ $xstate}"
+echo "Installing:$missing${unpack_kernel:+ $kernel}${unpack_dpdk:+ $dpdk}${unpack_postgresql:+ $postgresql}${build_xstate:+ $xstate}"
 
 # invoke-rc.d asks policy-rc.d whether a package may start its service: 101 forbids it. One that is there
 # already is the administrator's, and stays.
@@ -51,7 +58,7 @@ if [ ! -e "$policy" ]; then
     chmod 755 "$policy"
 fi
 export DEBIAN_FRONTEND=noninteractive
-[ -z "$missing${unpack_kernel:-}${unpack_dpdk:-}" ] || apt-get update -qq
+[ -z "$missing$unpack" ] || apt-get update -qq
 # shellcheck disable=SC2086 # a list of words
 [ -z "$missing" ] || apt-get install -y -qq --no-install-recommends $missing
 if [ -n "${unpack_kernel:-}" ]; then
@@ -74,6 +81,20 @@ if [ -n "${unpack_dpdk:-}" ]; then
     mv "$dpdk.new" "$dpdk"
 fi
 
+if [ -n "${unpack_postgresql:-}" ]; then
+    # The one of this release: `postgresql` depends on it.
+    package=$(apt-cache depends postgresql | sed -n 's/.*Depends: \(postgresql-[0-9]*\)$/\1/p' | head -n 1)
+    libraries=$(apt-cache show --no-all-versions "$package" | sed -n 's/^Depends: //p' | tr ',' '\n' |
+        sed -n 's/^ *\(lib[^ ]*\).*/\1/p' | grep -v '^libllvm')
+    # shellcheck disable=SC2086 # a list of words
+    apt-get install -y -qq --no-install-recommends --no-upgrade $libraries
+    rm -rf "$postgresql.new"
+    mkdir -p "$postgresql.new"
+    (cd "$postgresql.new" && apt-get download -qq "$package" && dpkg-deb -x ./*.deb . && rm ./*.deb)
+    rm -rf "$postgresql"
+    mv "$postgresql.new" "$postgresql"
+fi
+
 if [ -n "${build_xstate:-}" ]; then
     mkdir -p "${xstate%/*}"
     cc -O1 -Wall -Wextra -Werror -shared -fPIC -o "$xstate.new" "$xstate_source"
@@ -81,7 +102,7 @@ if [ -n "${build_xstate:-}" ]; then
 fi
 
 # Installation enables services for the next boot, too; what was there before is not ours to touch.
-for service in redis-server nginx; do
+for service in redis-server nginx memcached; do
     case " $missing " in
     *" $service "*)
         if command -v systemctl >/dev/null 2>&1; then
