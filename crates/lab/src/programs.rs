@@ -1,6 +1,7 @@
 //! The programs whose experience of the network is measured.
 
 pub mod apache_bench;
+pub mod application;
 pub mod flood;
 pub mod guest_tcp;
 pub mod hostile;
