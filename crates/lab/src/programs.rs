@@ -13,6 +13,7 @@ pub mod open_vswitch;
 pub mod packet_socket;
 pub mod path_prober;
 pub mod ping_pong;
+pub mod postgresql;
 pub mod redis_benchmark;
 pub mod redis_server;
 pub mod sockperf;
