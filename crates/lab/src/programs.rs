@@ -8,6 +8,7 @@ pub mod hostile;
 pub mod iperf3;
 pub mod key_value_client;
 pub mod key_value_protocol;
+pub mod mariadb;
 pub mod nginx;
 pub mod open_vswitch;
 pub mod packet_socket;
