@@ -9,6 +9,7 @@ pub mod iperf3;
 pub mod key_value_client;
 pub mod key_value_protocol;
 pub mod mariadb;
+pub mod memcached;
 pub mod nginx;
 pub mod open_vswitch;
 pub mod packet_socket;
