@@ -13,6 +13,8 @@ use crate::topology::Guest;
 
 /// The port the server listens on.
 pub const PORT: u16 = 8080;
+/// The port it speaks HTTP/2 on, without TLS and from the first byte ("prior knowledge", RFC 9113, section 3.3).
+pub const HTTP2_PORT: u16 = 8081;
 /// Bytes of the page.
 const PAGE: usize = 1024;
 
@@ -44,6 +46,7 @@ impl Nginx {
 }
 
 fn configuration(address: SocketAddr, logs: &Path) -> String {
+    let http2 = SocketAddr::new(address.ip(), HTTP2_PORT);
     let (logs, page) = (logs.display(), "x".repeat(PAGE));
     // No second process, which would outlive the first; nothing is written for a request.
     format!(
@@ -52,7 +55,7 @@ fn configuration(address: SocketAddr, logs: &Path) -> String {
          http {{\n access_log off;\n keepalive_requests 100000000;\n\
          client_body_temp_path {logs}/body;\n proxy_temp_path {logs}/proxy;\n fastcgi_temp_path {logs}/fastcgi;\n \
          uwsgi_temp_path {logs}/uwsgi;\n scgi_temp_path {logs}/scgi;\n\
-         server {{ listen {address} backlog=4096; location / {{ return 200 \"{page}\"; }} }}\n}}\n"
+         server {{ listen {address} backlog=4096; listen {http2} http2; location / {{ return 200 \"{page}\"; }} }}\n}}\n"
     )
 }
 
