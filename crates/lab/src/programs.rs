@@ -17,6 +17,7 @@ pub mod packet_socket;
 pub mod path_prober;
 pub mod ping_pong;
 pub mod postgresql;
+pub mod quic;
 pub mod redis_benchmark;
 pub mod redis_server;
 pub mod sockperf;
