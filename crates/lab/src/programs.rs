@@ -2,6 +2,7 @@
 
 pub mod apache_bench;
 pub mod application;
+pub mod datagrams;
 pub mod flood;
 pub mod guest_tcp;
 pub mod hostile;
