@@ -8,11 +8,11 @@ use serde_json::Value;
 use crate::bars::Bar;
 use crate::daemon::{Binaries, Settings, machine_socket};
 use crate::experiments::{
-    congestion_control::CongestionControl, coverage::Coverage, delayed_release::DelayedRelease, elephants::Elephants,
-    flow_records::FlowRecords, granularity::Granularity, iperf::Iperf, isolation::Isolation, nginx::NginxExperiment,
-    path_failure::PathFailure, redis_loss::RedisLoss, route_refresh::RouteRefresh, soak::Soak, sockperf::Sockperf,
-    stable::Stable, switch_latency::SwitchLatency, switch_overall::SwitchOverall, switch_rate::SwitchRate,
-    vhost_rate::VhostRate,
+    applications::Applications, congestion_control::CongestionControl, coverage::Coverage,
+    delayed_release::DelayedRelease, elephants::Elephants, flow_records::FlowRecords, granularity::Granularity,
+    iperf::Iperf, isolation::Isolation, nginx::NginxExperiment, path_failure::PathFailure, redis_loss::RedisLoss,
+    route_refresh::RouteRefresh, soak::Soak, sockperf::Sockperf, stable::Stable, switch_latency::SwitchLatency,
+    switch_overall::SwitchOverall, switch_rate::SwitchRate, vhost_rate::VhostRate,
 };
 use crate::machine::Machine;
 use crate::options::{Guests, Mode, Options};
@@ -73,6 +73,7 @@ pub fn all() -> Vec<Box<dyn Experiment>> {
         Box::new(FlowRecords),
         Box::new(RouteRefresh),
         Box::new(NginxExperiment),
+        Box::new(Applications),
         Box::new(Isolation),
         Box::new(Elephants),
         Box::new(Stable),
@@ -107,10 +108,15 @@ pub struct Network {
     /// Where its logs are.
     logs: PathBuf,
     /// Its names and files.
-    _part: Run,
+    part: Run,
 }
 
 impl Network {
+    /// A directory for files of what runs in it; removed at the end.
+    pub fn directory(&self) -> &Path {
+        self.part.directory()
+    }
+
     /// An error if a switch has ended, or if guests that are to use Multipath TCP do not.
     pub fn check(&mut self) -> Result<()> {
         self.overlay.check_alive()?;
@@ -165,7 +171,7 @@ impl Lab {
             }
             machines.iter_mut().try_for_each(Machine::wait_until_ready)?;
         }
-        Ok(Network { machines, overlay, topology, logs: self.logs(label), _part: part })
+        Ok(Network { machines, overlay, topology, logs: self.logs(label), part })
     }
 
     /// The directory for logs of the part `label`.

@@ -1,5 +1,6 @@
 //! The experiments, a file each.
 
+pub mod applications;
 mod circle;
 pub mod congestion_control;
 pub mod coverage;

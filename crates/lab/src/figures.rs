@@ -139,6 +139,14 @@ const MEASURED: &[(&str, &[Figure])] = &[
         )],
     ),
     (
+        "applications",
+        &[figure(
+            "beyond the papers",
+            "The papers' applications are Redis and nginx over HTTP/1.1; what else runs on TCP gains alike, and what runs on UDP is not carried reliably, nor harmed.",
+            "PostgreSQL, MariaDB, memcached and HTTP/2 on TCP, QUIC and a plain request and answer on UDP.",
+        )],
+    ),
+    (
         "delayed-release",
         &[figure(
             "NSDI'26 figure 22",

@@ -134,6 +134,45 @@ impl Op {
     }
 }
 
+/// What users run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+#[value(rename_all = "snake_case")]
+pub enum App {
+    /// PostgreSQL, asked by `pgbench`.
+    #[value(alias = "pg")]
+    Postgresql,
+    /// MariaDB, asked by `sysbench`.
+    Mariadb,
+    /// memcached.
+    Memcached,
+    /// HTTP/2: `nginx`, asked by `h2load`.
+    Http2,
+    /// Requests and answers over QUIC.
+    Quic,
+    /// Requests and answers over plain UDP.
+    Udp,
+}
+
+impl App {
+    /// The name in `results.json`.
+    pub fn name(self) -> &'static str {
+        match self {
+            App::Postgresql => "postgresql",
+            App::Mariadb => "mariadb",
+            App::Memcached => "memcached",
+            App::Http2 => "http2",
+            App::Quic => "quic",
+            App::Udp => "udp",
+        }
+    }
+
+    /// Whether its packets are TCP's, which `reliability = "tcp"` carries reliably.
+    pub fn is_tcp(self) -> bool {
+        !matches!(self, App::Quic | App::Udp)
+    }
+}
+
 /// How the hosts are cabled.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -194,6 +233,12 @@ pub struct Options {
     /// Redis commands to measure, separated by commas (redis-loss)
     #[arg(long, value_enum, value_delimiter = ',', value_name = "OP", default_values_t = [Op::Get, Op::Set])]
     pub ops: Vec<Op>,
+
+    /// Programs to run, separated by commas (applications)
+    #[arg(long, value_enum, value_delimiter = ',', value_name = "APP",
+          default_values_t = [App::Postgresql, App::Mariadb, App::Memcached, App::Http2, App::Quic, App::Udp])]
+    #[serde(default)]
+    pub apps: Vec<App>,
 
     /// Seconds each point (or each phase) lasts [default: the experiment's own]
     #[arg(long, value_name = "SECONDS", value_parser = seconds)]

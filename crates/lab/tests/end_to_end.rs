@@ -168,8 +168,16 @@ fn the_command_line_teaches() {
     let list: Value = serde_json::from_slice(&output(lab().args(["list", "--json"])).stdout).unwrap();
     let names: Vec<_> = list.as_array().unwrap().iter().map(|e| e["name"].as_str().unwrap()).collect();
     let with_machines = ["granularity", "coverage", "delayed-release", "vhost-rate"];
-    let of_the_switch =
-        ["switch-overall", "switch-rate", "switch-latency", "flow-records", "route-refresh", "nginx", "isolation"];
+    let of_the_switch = [
+        "switch-overall",
+        "switch-rate",
+        "switch-latency",
+        "flow-records",
+        "route-refresh",
+        "nginx",
+        "applications",
+        "isolation",
+    ];
     let more = ["elephants", "stable", "congestion-control", "sockperf"];
     assert_eq!(
         names,
@@ -181,6 +189,7 @@ fn the_command_line_teaches() {
         (vec!["run", "redis-loss", "--modes", "magic"], "kernel_vxlan"),
         (vec!["run", "redis-loss", "--modes", "open_vswitch"], "redis-loss does not run with --modes open_vswitch"),
         (vec!["run", "redis-loss", "--paths", "9"], "1..=8"),
+        (vec!["run", "applications", "--apps", "oracle"], "postgresql"),
         (vec!["run", "redis-loss", "--bin-dir", "/nonexistent"], "--modes kernel_vxlan"),
         (vec!["check", "redis-loss", "--out", "/nonexistent"], "bifrost-lab run redis-loss"),
     ];

@@ -7,11 +7,11 @@ use std::path::Path;
 
 use bifrost_lab::experiment;
 use bifrost_lab::experiments::{
-    congestion_control, coverage, delayed_release, elephants, flow_records, granularity, iperf, isolation, nginx,
-    path_failure, redis_loss, route_refresh, soak, sockperf, stable, switch_latency, switch_overall, switch_rate,
-    tunnel::Switch, vhost_rate,
+    applications, congestion_control, coverage, delayed_release, elephants, flow_records, granularity, iperf,
+    isolation, nginx, path_failure, redis_loss, route_refresh, soak, sockperf, stable, switch_latency, switch_overall,
+    switch_rate, tunnel::Switch, vhost_rate,
 };
-use bifrost_lab::options::{Cabling, Guests, Injector, Mode, Op, Options};
+use bifrost_lab::options::{App, Cabling, Guests, Injector, Mode, Op, Options};
 use bifrost_lab::results::{HostInfo, Results, SCHEMA_VERSION, to_values};
 use bifrost_lab::stats::LatencyMs;
 use serde::Serialize;
@@ -31,6 +31,7 @@ fn results<R: Serialize>(experiment: &str, row: R) -> Value {
         injectors: vec![Injector::Wire, Injector::Vnic],
         losses: Some(vec![0.0, 1.0]),
         ops: vec![Op::Get],
+        apps: vec![App::Udp],
         seconds: None,
         clients: 50,
         paths: 4,
@@ -237,6 +238,26 @@ fn all() -> Vec<Value> {
         latency_ms_max: 9.0,
         wire_drops_packets: 1,
     };
+    let applications = applications::Row {
+        app: App::Memcached,
+        mode: Mode::Off,
+        injector: Injector::Wire,
+        loss_percent: 0.1,
+        repetition: 1,
+        requests_per_s: 20_000.5,
+        requests: 8000,
+        paced_requests_per_s: Some(2000.0),
+        latency_ms_avg: 0.2,
+        latency_ms_p50: 0.1,
+        latency_ms_p99: 0.5,
+        latency_ms_p99_9: 210.0,
+        latency_ms_max: 430.0,
+        lost_requests: 0,
+        wire_drops_packets: 12,
+        attempts: 1,
+        standstills: 1,
+        standstill_ms_max: 4.5,
+    };
     let isolation = isolation::Row {
         mode: Mode::Bifrost,
         neighbour: isolation::Neighbour::InnocentAgain,
@@ -321,6 +342,7 @@ fn all() -> Vec<Value> {
         results("route-refresh", route_refresh),
         results("switch-latency", switch_latency),
         results("nginx", nginx),
+        results("applications", applications),
         results("isolation", isolation),
         results("elephants", elephants),
         results("stable", stable),

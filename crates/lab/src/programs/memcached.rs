@@ -58,8 +58,10 @@ fn run(load: &Load<'_>, requests_per_s: Option<f64>) -> Result<Report> {
     let client = load.client;
     let load = key_value_client::Load {
         server: (load.server.address, PORT).into(),
+        transport: client.namespace.stream_protocol(),
         protocol: Protocol::Memcached,
         clients: CLIENTS,
+        keep_alive: true,
         duration: WARM_UP + load.duration,
         warm_up: WARM_UP,
         timeout: TIMEOUT,
