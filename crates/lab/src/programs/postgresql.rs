@@ -79,6 +79,8 @@ impl Application for Postgresql {
 
     fn load(&self, load: &Load<'_>) -> Result<Measurement> {
         let times = load.logs.join(format!("pgbench-{}.times", load.name));
+        // An interrupted run has left its own.
+        remove(&files_of(&times)?)?;
         let (connections, seconds) = (CONNECTIONS.to_string(), load.seconds().to_string());
         let mut command = pgbench(load.client, load.server)?;
         command.args(["-n", "-S", "-M", "prepared", "-j", "1", "-c", &connections, "-T", &seconds, "-l"]);
@@ -86,13 +88,14 @@ impl Application for Postgresql {
         let output = load.run(command, "pgbench")?;
         let requests_per_s = parse(&output).context("understanding pgbench")?;
         let mut latency_us = latencies()?;
-        for file in files_of(&times)? {
-            let reader = File::open(&file).with_context(|| format!("reading {}", file.display()))?;
+        let files = files_of(&times)?;
+        for file in &files {
+            let reader = File::open(file).with_context(|| format!("reading {}", file.display()))?;
             for line in BufReader::new(reader).lines() {
                 record(&mut latency_us, &line?).with_context(|| format!("understanding {}", file.display()))?;
             }
-            fs::remove_file(&file).with_context(|| format!("removing {}", file.display()))?;
         }
+        remove(&files)?;
         ensure!(!latency_us.is_empty(), "pgbench has logged no transaction");
         Ok(Measurement { requests_per_s, paced_requests_per_s: None, latency_us, lost_requests: 0 })
     }
@@ -169,6 +172,10 @@ fn files_of(prefix: &Path) -> Result<Vec<PathBuf>> {
     Ok(files)
 }
 
+fn remove(files: &[PathBuf]) -> Result<()> {
+    files.iter().try_for_each(|file| fs::remove_file(file).with_context(|| format!("removing {}", file.display())))
+}
+
 /// Transactions a second.
 fn parse(output: &str) -> Result<f64> {
     let failed = number_after(output, "number of failed transactions:")?;
@@ -220,6 +227,9 @@ tps = 26440.516143 (without initial connection time)
         for name in ["pgbench-a.times.12", "pgbench-a.times.12.1", "pgbench-ab.times.12", "pgbench-a.txt"] {
             File::create(directory.path().join(name)).unwrap();
         }
-        assert_eq!(files_of(&directory.path().join("pgbench-a.times")).unwrap().len(), 2);
+        let files = files_of(&directory.path().join("pgbench-a.times")).unwrap();
+        assert_eq!(files.len(), 2);
+        remove(&files).unwrap();
+        assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 2);
     }
 }
