@@ -107,7 +107,7 @@ pub fn write_percentiles(latency_us: &Histogram<u64>, path: &Path) -> Result<()>
     let mut file = BufWriter::new(fs::File::create(path).with_context(failed)?);
     writeln!(file, "{:>12} {:>14} {:>10} {:>14}\n", "Value", "Percentile", "TotalCount", "1/(1-Percentile)")?;
     for step in latency_us.iter_quantiles(5) {
-        let (value, quantile) = (step.value_iterated_to() as f64 / 1000.0, step.quantile());
+        let (value, quantile) = (step.value_iterated_to() as f64 / 1000.0, step.quantile_iterated_to());
         let rest = if quantile < 1.0 { format!("{:14.2}", 1.0 / (1.0 - quantile)) } else { format!("{:>14}", "inf") };
         let count = latency_us.count_between(0, step.value_iterated_to());
         writeln!(file, "{value:12.3} {quantile:14.12} {count:10} {rest}").with_context(failed)?;
