@@ -365,7 +365,8 @@ fn every_network_of_an_experiment_matches() {
     let validator = validator();
     for experiment in experiment::all() {
         let name = experiment.name();
-        if !["redis-loss", "path-failure", "iperf", "soak", "switch-overall", "switch-latency", "nginx"].contains(&name)
+        if !["redis-loss", "path-failure", "iperf", "soak", "switch-overall", "switch-latency", "nginx", "elephants"]
+            .contains(&name)
         {
             continue;
         }

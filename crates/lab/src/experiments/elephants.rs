@@ -95,6 +95,15 @@ impl Experiment for Elephants {
         "Two large TCP flows over links of 200 Mbit/s, a hundred times anew (NSDI'26 figure 15)"
     }
 
+    fn modes(&self) -> Vec<Mode> {
+        Mode::TRANSPORTS.to_vec()
+    }
+
+    /// Those of the figure in full.
+    fn default_modes(&self, quick: bool) -> Vec<Mode> {
+        if quick { Mode::USUAL.to_vec() } else { vec![Mode::KernelVxlan, Mode::ProbeSwitch, Mode::Bifrost] }
+    }
+
     fn run(&self, lab: &Lab) -> Result<Vec<Value>> {
         ensure!(lab.options.cabling == Cabling::Paths, "elephants limits the links between two hosts: --cabling paths");
         let attempts = lab.options.repetitions.unwrap_or(if lab.options.quick { ATTEMPTS.1 } else { ATTEMPTS.0 });

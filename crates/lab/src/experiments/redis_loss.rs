@@ -367,7 +367,7 @@ impl Bench {
         self.inject(point, point.loss_percent)?;
         let trial =
             self.benchmark(lab, point.op, redis_benchmark::TRIAL_REQUESTS, &format!("{}-trial", point.name()))?;
-        let requests = trial.requests_in(lab.seconds(4.0, 1.5));
+        let requests = trial.requests_in(lab.seconds(2.0, 1.5));
         let (mut row, attempts) = standstill::least_disturbed(
             lab.options.clients,
             |row: &Row| row.requests,
@@ -435,7 +435,7 @@ impl Bench {
 
     fn benchmark(&mut self, lab: &Lab, op: Op, requests: u64, name: &str) -> Result<Measurement> {
         let hosts = &self.network.topology.hosts;
-        let timeout = Duration::from_secs_f64(60.0 + 10.0 * lab.seconds(4.0, 1.5));
+        let timeout = Duration::from_secs_f64(60.0 + 10.0 * lab.seconds(2.0, 1.5));
         let log = lab.logs(&self.label).join(format!("redis-benchmark-{name}.txt"));
         let load = Load { op, clients: lab.options.clients, requests, keep_alive: true };
         if let Some(machine) = self.network.machines.first_mut() {

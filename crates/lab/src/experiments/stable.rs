@@ -178,7 +178,7 @@ fn measure(lab: &Lab, network: &Network, point: Point, repetition: u32) -> Resul
         protocol: Protocol::Redis,
         clients: lab.options.clients,
         keep_alive: point.connections == Connections::Persistent,
-        duration: WARM_UP + Duration::from_secs_f64(lab.seconds(10.0, 3.0)),
+        duration: WARM_UP + Duration::from_secs_f64(lab.seconds(6.0, 3.0)),
         patience: Duration::ZERO,
         warm_up: WARM_UP,
         timeout: TIMEOUT,
