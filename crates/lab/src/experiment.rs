@@ -208,7 +208,7 @@ mod tests {
             assert!(full.iter().chain(&quick).all(|mode| modes.contains(mode)), "{name}");
             assert!(quick.iter().all(|mode| full.contains(mode) && Mode::SWITCHES.contains(mode)), "{name}: {quick:?}");
             let several = matches!(name, "redis-loss" | "path-failure" | "iperf" | "nginx");
-            for mode in [Mode::KernelBbr, Mode::Mptcp, Mode::Strict] {
+            for mode in [Mode::KernelBbr, Mode::Mptcp, Mode::Flowlet, Mode::Strict] {
                 assert_eq!(full.contains(&mode), several, "{name}");
             }
         }
