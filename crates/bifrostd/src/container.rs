@@ -103,6 +103,8 @@ impl State {
                     (container.made_in, container.failures) = (found, 0);
                 }
                 Some(Err(error)) => {
+                    // Workers that have their queue already would keep the device, and its name taken.
+                    given_up.extend(self.unplug(&port, owner).unwrap_or_default());
                     container.failures = container.failures.saturating_add(1);
                     // Not the first one: a name is there a moment before its namespace is.
                     if container.failures == 2 {

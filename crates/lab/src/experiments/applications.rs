@@ -114,8 +114,7 @@ impl Experiment for Applications {
 
     fn run(&self, lab: &Lab) -> Result<Vec<Value>> {
         let options = &lab.options;
-        let default_losses: &[f64] = if options.quick { &QUICK_LOSSES } else { &LOSSES };
-        let losses = options.losses.clone().unwrap_or_else(|| default_losses.to_vec());
+        let losses = lab.losses(&LOSSES, &QUICK_LOSSES);
         let repetitions = lab.repetitions(3);
         let points = options.modes.len() * losses.len() * options.apps.len();
         let mut progress = Progress::new(points as u64 * u64::from(repetitions));
