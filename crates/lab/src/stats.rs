@@ -1,5 +1,6 @@
 //! Small statistics.
 
+use std::collections::BTreeSet;
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
@@ -44,6 +45,12 @@ pub fn percentile(values: &[f64], percent: f64) -> f64 {
     sorted.sort_by(f64::total_cmp);
     let rank = (percent / 100.0 * sorted.len() as f64).ceil().max(1.0) as usize;
     sorted.get(rank - 1).copied().unwrap_or(f64::NAN)
+}
+
+/// The values of `key` over `rows`, each once, in order.
+pub fn distinct<R, T: Ord>(rows: &[R], key: fn(&R) -> T) -> Vec<T> {
+    let set: BTreeSet<T> = rows.iter().map(key).collect();
+    set.into_iter().collect()
 }
 
 /// What was varied: each value once, the smallest first.

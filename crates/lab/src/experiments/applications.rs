@@ -21,7 +21,7 @@ use crate::progress::Progress;
 use crate::report::{Table, factor, number};
 use crate::results::{from_values, to_values};
 use crate::standstill::{self, Standstill};
-use crate::stats::{distinct_values, median_of, paired_ratio};
+use crate::stats::{distinct, distinct_values, median_of, paired_ratio};
 
 /// Loss rates on the wire, percent.
 const LOSSES: [f64; 3] = [0.0, 0.1, 1.0];
@@ -514,11 +514,6 @@ fn spread(rows: &[Row], point: impl Fn(&Row) -> bool, field: fn(&Row) -> f64) ->
         (Some(least), Some(most)) => format!("{}..{}", number(*least), number(*most)),
         _ => "-".to_owned(),
     }
-}
-
-fn distinct<T: Ord>(rows: &[Row], key: fn(&Row) -> T) -> Vec<T> {
-    let set: std::collections::BTreeSet<T> = rows.iter().map(key).collect();
-    set.into_iter().collect()
 }
 
 fn losses(rows: &[Row]) -> Vec<f64> {

@@ -20,7 +20,7 @@ use crate::progress::Progress;
 use crate::report::{Table, factor, number};
 use crate::results::{from_values, to_values};
 use crate::standstill::{self, Standstill};
-use crate::stats::{distinct_values, median_of, paired_ratio};
+use crate::stats::{distinct, distinct_values, median_of, paired_ratio};
 
 /// The loss rates of figure 20, percent.
 const LOSSES: [f64; 6] = [0.0, 0.01, 0.05, 0.1, 0.5, 1.0];
@@ -473,11 +473,6 @@ fn place(injector: Injector) -> &'static str {
         Injector::Wire => "wire (nftables on every underlay link, both directions)",
         Injector::Vnic => "vNIC (between switch and guest, both directions)",
     }
-}
-
-fn distinct<T: Ord>(rows: &[Row], key: fn(&Row) -> T) -> Vec<T> {
-    let set: std::collections::BTreeSet<T> = rows.iter().map(key).collect();
-    set.into_iter().collect()
 }
 
 fn losses(rows: &[Row]) -> Vec<f64> {
