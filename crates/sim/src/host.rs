@@ -166,3 +166,46 @@ impl Host {
         (0..self.vnics.len() as u16).all(|owner| self.port(owner).outstanding() == (0, 0))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use bifrost_nic::Offload;
+    use bifrost_rte::{Ordering, Time};
+    use bifrost_wire::{Mac, Vni};
+
+    use super::*;
+
+    #[test]
+    fn large_packets_of_one_guest_do_not_fill_a_turn() {
+        const PACKETS: u64 = 100;
+        let switch = avs::Switch::build(&avs::Tables::default(), 0).unwrap();
+        let (transport, plain_paths) = (Config::default(), PlainPaths::default());
+        let mut core = Core::new(CoreConfig { index: 0, transport, instance: 1, salt: 1, plain_paths }, switch);
+        let mut port = SimPort::new(256, 256, 65_535);
+        for _ in 0..PACKETS {
+            // No Ethernet frame of any protocol that is known: the way of each ends soon.
+            assert!(port.send(Offload::default(), |bytes| bytes.resize(60_000, 0xff)));
+        }
+        let (vni, mac) = (Vni::new(100).unwrap(), Mac([2, 0, 0, 0, 0, 1]));
+        core.add_port(PortConfig { owner: 0, vni, mac, ordering: Ordering::Flow, reliable: true, port }).unwrap();
+        let mut underlay = SimUnderlay::new(0, 1 << 20, 0);
+        let decided = |core: &Core<SimPort>| {
+            let port = &core.view(false).ports[0];
+            port.way.fetched_packets - port.waiting_packets.0
+        };
+        let mut before = 0;
+        for turn in 1.. {
+            core.turn(Time(turn * 1000), &mut underlay, |_| {});
+            let after = decided(&core);
+            assert!((after - before) * 60_000 <= (512 << 10) + 60_000, "{} packets in turn {turn}", after - before);
+            before = after;
+            if after == PACKETS {
+                break;
+            }
+            assert!(core.has_more(), "the rest waits for another turn, and nothing else");
+            assert!(turn < 2 * PACKETS, "{after} of {PACKETS}");
+        }
+    }
+}
