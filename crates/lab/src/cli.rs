@@ -28,6 +28,7 @@ Examples:
   sudo bifrost-lab run redis-loss                  every loss rate, three repetitions
   bifrost-lab check redis-loss --out out/redis-loss
   sudo bifrost-lab run all --quick                 everything, and one report of it: out/report/index.html
+  bifrost-lab report                               the report once more, of what is there
   sudo bifrost-lab run redis-loss --modes kernel_vxlan,bifrost --losses 0,1 --injectors wire
   sudo bifrost-lab shell --mode bifrost            a network to try things in
   sudo bifrost-lab clean                           after a crash; `run` does it, too
@@ -65,6 +66,12 @@ enum Command {
         /// As JSON
         #[arg(long)]
         json: bool,
+    },
+    /// Write the report of what `run all` has measured so far once more, without measuring
+    Report {
+        /// Where `run all` wrote its results [default: out]
+        #[arg(long, value_name = "DIR")]
+        out: Option<PathBuf>,
     },
     /// Build a network, open a shell on a host or guest, and remove the network when the shell ends
     Shell {
@@ -112,6 +119,11 @@ pub fn parse_and_run() -> Result<ExitCode> {
         Command::List { json } => list(json),
         Command::Run(arguments) => run_experiment(arguments),
         Command::Check { name, out, slack, json } => check(&name, out, slack, json),
+        Command::Report { out } => {
+            let out = out.unwrap_or_else(|| PathBuf::from("out"));
+            let good = everything::report(&out)?;
+            Ok(if good { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+        }
         Command::Shell { mode, inside, options } => shell(mode, &inside, options),
         Command::Clean => {
             let removed = state::clean()?;

@@ -54,6 +54,29 @@ pub fn run_all(options: &Options, out: &Path) -> Result<bool> {
     Ok(chapters.iter().all(Chapter::is_good))
 }
 
+/// Writes `out/report` of what there is in `out`, as old as it may be. Returns whether every experiment is there and clears its bars.
+///
+/// # Errors
+/// No results at all, or files that cannot be written.
+pub fn report(out: &Path) -> Result<bool> {
+    let experiments = experiment::all();
+    let chapters: Vec<Chapter> = experiments
+        .iter()
+        .map(|experiment| {
+            let directory = out.join(experiment.name());
+            let results = Results::read(&directory, experiment.name());
+            Chapter { experiment: experiment.as_ref(), directory, results }
+        })
+        .collect();
+    let Some(any) = chapters.iter().find_map(|chapter| chapter.results.as_ref().ok()) else {
+        bail!("no results in {}: `bifrost-lab run all --out {}` measures them", out.display(), out.display());
+    };
+    let options = any.host.options.clone();
+    book::write(&chapters, &options, &out.join("report"))?;
+    println!("{}\nreport: {}", book::overview(&chapters), out.join("report/index.html").display());
+    Ok(chapters.iter().all(Chapter::is_good))
+}
+
 /// What measures: results that are older than one of them may be of another version.
 fn programs(options: &Options) -> Result<[PathBuf; 3]> {
     let binaries = Binaries::find(options)?;

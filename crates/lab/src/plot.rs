@@ -7,10 +7,10 @@ use plotters::coord::Shift;
 use plotters::prelude::*;
 
 use crate::options::Mode;
-use crate::stats::LatencyMs;
+use crate::stats::{LatencyMs, Spread};
 
 /// One panel of a plot.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Default)]
 pub struct Panel {
     /// Shown above the panel.
     pub title: String,
@@ -24,31 +24,48 @@ pub struct Panel {
     pub categories: Vec<String>,
     /// Whose lines, and their points.
     pub lines: Vec<(Series, Vec<(f64, f64)>)>,
+    /// What repetitions came to, from the least to the most, at x.
+    pub whiskers: Vec<(Series, Vec<(f64, Spread)>)>,
     /// Vertical marks: position and label.
     pub marks: Vec<(f64, String)>,
 }
 
 impl Panel {
-    /// A line for each mode over `losses`, percent on the wire, as far as `value` knows it.
-    pub fn over_losses(
+    /// A line for each of `series` over categories, as far as `value` knows what repetitions came to there.
+    pub fn over<K: Copy, C: ToString>(
         title: &str,
+        (x_title, categories): (&str, &[C]),
         (y_title, log_y): (&str, bool),
-        losses: &[f64],
-        value: impl Fn(Mode, f64) -> Option<f64>,
+        series: &[(Series, K)],
+        value: impl Fn(K, &C) -> Option<Spread>,
     ) -> Self {
-        let line = |mode: Mode| -> (Series, Vec<(f64, f64)>) {
-            let at = |(x, loss): (usize, &f64)| Some((x as f64, value(mode, *loss)?));
-            (mode.into(), losses.iter().enumerate().filter_map(at).collect())
+        let measured = |(series, key): &(Series, K)| -> (Series, Vec<(f64, Spread)>) {
+            let at = |(x, category)| Some((x as f64, value(*key, category)?));
+            (*series, categories.iter().enumerate().filter_map(at).collect())
         };
+        let whiskers: Vec<_> = series.iter().map(measured).filter(|(_, points)| !points.is_empty()).collect();
+        let middle = |(x, spread): &(f64, Spread)| (*x, spread.median);
         Panel {
             title: title.to_owned(),
-            x_title: "packets lost on the wire [%]".to_owned(),
+            x_title: x_title.to_owned(),
             y_title: y_title.to_owned(),
             log_y,
-            categories: losses.iter().map(ToString::to_string).collect(),
-            lines: Mode::ALL.into_iter().map(line).filter(|(_, points)| !points.is_empty()).collect(),
+            categories: categories.iter().map(ToString::to_string).collect(),
+            lines: whiskers.iter().map(|(series, points)| (*series, points.iter().map(middle).collect())).collect(),
+            whiskers,
             marks: Vec::new(),
         }
+    }
+
+    /// A line for each mode over `losses`, percent.
+    pub fn over_losses(
+        title: &str,
+        y: (&str, bool),
+        losses: &[f64],
+        value: impl Fn(Mode, f64) -> Option<Spread>,
+    ) -> Self {
+        let modes = Mode::ALL.map(|mode| (mode.into(), mode));
+        Panel::over(title, ("packets lost [%]", losses), y, &modes, |mode, loss| value(mode, *loss))
     }
 
     /// Distributions of latencies beside each other, from the mean to the maximum.
@@ -63,7 +80,7 @@ impl Panel {
             log_y: true,
             categories: LatencyMs::FIELDS.iter().map(|(name, _)| (*name).to_owned()).collect(),
             lines: distributions.iter().map(|(series, latency)| (*series, line(latency))).collect(),
-            marks: Vec::new(),
+            ..Panel::default()
         }
     }
 }
@@ -144,7 +161,10 @@ fn label(mode: Mode) -> &'static str {
 type Area<'a> = DrawingArea<SVGBackend<'a>, Shift>;
 
 fn draw_panel(area: &Area<'_>, panel: &Panel) -> Result<()> {
-    let points = || panel.lines.iter().flat_map(|(_, line)| line.iter().copied()).filter(|(_, y)| y.is_finite());
+    let ends = |(x, spread): &(f64, Spread)| [(*x, spread.least), (*x, spread.most)];
+    let whiskers = || panel.whiskers.iter().flat_map(move |(_, points)| points.iter().flat_map(ends));
+    let lines = || panel.lines.iter().flat_map(|(_, line)| line.iter().copied());
+    let points = || lines().chain(whiskers()).filter(|(_, y)| y.is_finite());
     // A coordinate far outside the range of an axis would overflow a pixel's.
     let max_x = points().map(|p| p.0).chain(panel.marks.iter().map(|mark| mark.0)).fold(0.0, f64::max);
     let max_y = points().map(|p| p.1).fold(0.0, f64::max);
@@ -215,6 +235,13 @@ where
             chart.draw_series(dots).map_err(|e| failed(&e))?;
         }
     }
+    for (of, points) in &panel.whiskers {
+        for (x, spread) in points.iter().filter(|(_, spread)| spread.least < spread.most) {
+            // A logarithmic axis has no zero.
+            let from = (*x, spread.least.max(low));
+            chart.draw_series(LineSeries::new([from, (*x, spread.most)], of.color)).map_err(|e| failed(&e))?;
+        }
+    }
     chart
         .configure_series_labels()
         .position(if panel.log_y { SeriesLabelPosition::UpperLeft } else { SeriesLabelPosition::LowerLeft })
@@ -241,9 +268,10 @@ mod tests {
                 (Mode::Bifrost.into(), vec![(0.0, 0.5), (1.0, 3.0)]),
                 (Mode::KernelVxlan.into(), vec![(0.0, 0.4), (1.0, 210.0)]),
             ],
+            whiskers: vec![(Mode::Bifrost.into(), vec![(1.0, Spread { median: 3.0, least: 0.0, most: 4.0 })])],
             marks: vec![(0.5, "failure".to_owned())],
         };
-        let empty = Panel { lines: Vec::new(), ..panel(true, &[]) };
+        let empty = Panel { lines: Vec::new(), whiskers: Vec::new(), ..panel(true, &[]) };
         let panels = [panel(true, &["0", "1"]), panel(false, &[]), empty];
         let path = draw(&directory.path().join("plot.svg"), &panels, 2).unwrap();
         let text = std::fs::read_to_string(path).unwrap();

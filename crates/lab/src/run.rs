@@ -7,11 +7,14 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail};
 use clap::ValueEnum as _;
 
+use crate::bars::{self, Bar};
 use crate::daemon::Binaries;
 use crate::experiment::{Experiment, Lab};
 use crate::options::{Guests, Options};
+use crate::report::number;
 use crate::results::{HostInfo, Results, SCHEMA_VERSION};
 use crate::state::Run;
+use crate::stats::Spread;
 
 /// `options` with what `experiment` makes of those that were not chosen.
 ///
@@ -87,13 +90,21 @@ pub fn images(plots: &[PathBuf]) -> String {
     plots.iter().map(image).collect()
 }
 
-/// A line for each bar, as Markdown.
+/// A line for each bar, as Markdown, with the least and the most that single repetitions came to.
 ///
 /// # Errors
 /// Results that are not the experiment's.
 pub fn bars(experiment: &dyn Experiment, results: &Results) -> Result<String> {
-    let line = |bar: &crate::bars::Bar| format!("- {} {bar}\n", if bar.passes() { "pass:" } else { "**fail**:" });
-    Ok(experiment.bars(&results.rows)?.iter().map(line).collect())
+    let spreads = bars::spreads(experiment, &results.rows)?;
+    let line = |(bar, spread): (Bar, Option<Spread>)| {
+        let verdict = if bar.passes() { "pass:" } else { "**fail**:" };
+        let spread = spread.filter(|spread| spread.least < spread.most);
+        let of_each = spread.map_or_else(String::new, |spread| {
+            format!("; of single repetitions {} to {}", number(spread.least), number(spread.most))
+        });
+        format!("- {verdict} {bar}{of_each}\n")
+    };
+    Ok(experiment.bars(&results.rows)?.into_iter().zip(spreads).map(line).collect())
 }
 
 /// The machine and how it was told to measure, as a paragraph.

@@ -25,6 +25,47 @@ pub fn median_of(values: impl Iterator<Item = f64>) -> Option<f64> {
     (!values.is_empty()).then(|| median(&values))
 }
 
+/// What the repetitions of a measurement came to.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Spread {
+    /// The median.
+    pub median: f64,
+    /// The least.
+    pub least: f64,
+    /// The most.
+    pub most: f64,
+}
+
+impl Spread {
+    /// Of `values`; `None` if there was none.
+    pub fn of(values: impl Iterator<Item = f64>) -> Option<Self> {
+        let values: Vec<f64> = values.collect();
+        let least = values.iter().copied().min_by(f64::total_cmp)?;
+        let most = values.iter().copied().max_by(f64::total_cmp)?;
+        Some(Self { median: median(&values), least, most })
+    }
+}
+
+impl fmt::Display for Spread {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&number(self.median))?;
+        if self.least < self.most {
+            write!(f, " ({}..{})", number(self.least), number(self.most))?;
+        }
+        Ok(())
+    }
+}
+
+/// The median; NaN where nothing was measured.
+pub fn middle(spread: Option<Spread>) -> f64 {
+    spread.map_or(f64::NAN, |spread| spread.median)
+}
+
+/// A table's cell: what there is no measurement of is a dash.
+pub fn cell(spread: Option<Spread>) -> String {
+    spread.map_or_else(|| "-".to_owned(), |spread| spread.to_string())
+}
+
 /// The median over the repetitions of how many times what `over` picks is as much as what `under` picks in the same repetition:
 /// machines drift, and what was measured at nearly the same time has most in common. `None` if no repetition has both.
 pub fn paired_ratio<R>(
@@ -115,9 +156,9 @@ impl LatencyMs {
         Some(Self { avg: avg?, p50: p50?, p90: p90?, p99: p99?, p99_9: p99_9?, max: max? })
     }
 
-    /// Its cells in a table whose columns are named by [`LatencyMs::FIELDS`].
-    pub fn cells(&self) -> [String; 6] {
-        Self::FIELDS.map(|(_, field)| number(field(self)))
+    /// The cells of repetitions in a table whose columns are named by [`LatencyMs::FIELDS`].
+    pub fn cells(latencies: impl Iterator<Item = LatencyMs> + Clone) -> [String; 6] {
+        Self::FIELDS.map(|(_, field)| cell(Spread::of(latencies.clone().map(|latency| field(&latency)))))
     }
 }
 
@@ -166,6 +207,13 @@ mod tests {
     }
 
     #[test]
+    fn spreads_show_what_was_least_and_most() {
+        assert_eq!(cell(Spread::of([3.0, 1.0, 2.0].into_iter())), "2.000 (1.000..3.000)");
+        assert_eq!(cell(Spread::of([2.0].into_iter())), "2.000");
+        assert_eq!(cell(Spread::of(std::iter::empty())), "-");
+    }
+
+    #[test]
     fn percentiles_are_values_that_there_are() {
         let values: Vec<f64> = (1..=100).rev().map(f64::from).collect();
         for (percent, expected) in [(0.0, 1.0), (1.0, 1.0), (1.5, 2.0), (50.0, 50.0), (99.0, 99.0), (100.0, 100.0)] {
@@ -180,7 +228,7 @@ mod tests {
         let of = |n: f64| LatencyMs { avg: n, p50: n + 1.0, p90: n + 2.0, p99: n + 3.0, p99_9: n + 4.0, max: n + 5.0 };
         assert_eq!(LatencyMs::median_of([of(1.0), of(9.0), of(2.0)].into_iter()), Some(of(2.0)));
         assert_eq!(LatencyMs::median_of(std::iter::empty()), None);
-        assert_eq!(of(1.0).cells()[4], "5.000");
+        assert_eq!(LatencyMs::cells([of(1.0), of(9.0), of(2.0)].into_iter())[4], "6.000 (5.000..13.00)");
         let text = "avg 1.000, P50 2.000, P90 3.000, P99 4.000, P99.9 5.000, max 6.000 ms";
         assert_eq!(of(1.0).to_string(), text);
     }

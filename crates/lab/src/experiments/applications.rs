@@ -18,13 +18,13 @@ use crate::options::{App, Injector, Mode};
 use crate::plot::{self, Panel};
 use crate::programs::application::{self, CONNECTIONS, Load, Server};
 use crate::progress::Progress;
-use crate::report::{Table, factor, number};
+use crate::report::{Table, factor};
 use crate::results::{from_values, to_values};
 use crate::standstill::{self, Standstill};
-use crate::stats::{distinct, distinct_values, median_of, paired_ratio};
+use crate::stats::{Spread, cell, distinct, distinct_values, median_of, middle, paired_ratio};
 
-/// Loss rates on the wire, percent.
-const LOSSES: [f64; 3] = [0.0, 0.1, 1.0];
+/// Loss rates on the wire, percent; what bars compare comes one after the other, for the machine drifts.
+const LOSSES: [f64; 3] = [0.0, 1.0, 0.1];
 /// Those of a quick run.
 const QUICK_LOSSES: [f64; 2] = [0.0, 1.0];
 
@@ -149,7 +149,7 @@ impl Experiment for Applications {
     fn report(&self, rows: &[Value]) -> Result<String> {
         let rows: Vec<Row> = from_values(rows)?;
         let mut text = String::from(
-            "Loss on the wire, in both directions. Medians over the repetitions, and behind them the least and the most; the factors compare with \
+            "Loss on the wire, in both directions. Medians, and in brackets the least and the most of the repetitions; the factors compare with \
              Linux's VXLAN at the same loss. Percentiles are of histograms of every answered request, which are in `histograms/`.\n",
         );
         for app in distinct(&rows, |row| row.app) {
@@ -158,13 +158,11 @@ impl Experiment for Applications {
                 "loss",
                 "mode",
                 "requests/s",
-                "min..max",
                 "of lossless",
                 "avg ms",
                 "P50 ms",
                 "P99 ms",
                 "P99.9 ms",
-                "min..max",
                 "max ms",
                 "P99.9 better",
             ];
@@ -175,32 +173,29 @@ impl Experiment for Applications {
             for loss in losses(&rows) {
                 for mode in distinct(&rows, |row| row.mode) {
                     let of = |mode, loss, field: fn(&Row) -> f64| {
-                        median_of(rows.iter().filter(|row| at(app, mode, loss)(row)).map(field)).unwrap_or(f64::NAN)
+                        Spread::of(rows.iter().filter(|row| at(app, mode, loss)(row)).map(field))
                     };
                     let rate = of(mode, loss, |r| r.requests_per_s);
-                    if rate.is_nan() {
+                    if rate.is_none() {
                         continue;
                     }
-                    let spread = |field| spread(&rows, at(app, mode, loss), field);
                     let mut cells = vec![
                         format!("{loss} %"),
                         mode.name().to_owned(),
-                        number(rate),
-                        spread(|r| r.requests_per_s),
-                        factor(rate, of(mode, 0.0, |r| r.requests_per_s)),
-                        number(of(mode, loss, |r| r.latency_ms_avg)),
-                        number(of(mode, loss, |r| r.latency_ms_p50)),
-                        number(of(mode, loss, |r| r.latency_ms_p99)),
-                        number(of(mode, loss, |r| r.latency_ms_p99_9)),
-                        spread(|r| r.latency_ms_p99_9),
-                        number(of(mode, loss, |r| r.latency_ms_max)),
+                        cell(rate),
+                        factor(middle(rate), middle(of(mode, 0.0, |r| r.requests_per_s))),
+                        cell(of(mode, loss, |r| r.latency_ms_avg)),
+                        cell(of(mode, loss, |r| r.latency_ms_p50)),
+                        cell(of(mode, loss, |r| r.latency_ms_p99)),
+                        cell(of(mode, loss, |r| r.latency_ms_p99_9)),
+                        cell(of(mode, loss, |r| r.latency_ms_max)),
                         factor(
-                            of(Mode::KernelVxlan, loss, |r| r.latency_ms_p99_9),
-                            of(mode, loss, |r| r.latency_ms_p99_9),
+                            middle(of(Mode::KernelVxlan, loss, |r| r.latency_ms_p99_9)),
+                            middle(of(mode, loss, |r| r.latency_ms_p99_9)),
                         ),
                     ];
                     if app == App::Udp {
-                        cells.push(format!("{:.2} %", of(mode, loss, Row::answered_percent)));
+                        cells.push(format!("{:.2} %", middle(of(mode, loss, Row::answered_percent))));
                     }
                     table.row(cells);
                 }
@@ -507,15 +502,6 @@ fn load_of(app: App) -> &'static str {
     }
 }
 
-/// The least and the most of the repetitions.
-fn spread(rows: &[Row], point: impl Fn(&Row) -> bool, field: fn(&Row) -> f64) -> String {
-    let values = distinct_values(rows.iter().filter(|row| point(row)).map(field));
-    match (values.first(), values.last()) {
-        (Some(least), Some(most)) => format!("{}..{}", number(*least), number(*most)),
-        _ => "-".to_owned(),
-    }
-}
-
 fn losses(rows: &[Row]) -> Vec<f64> {
     distinct_values(rows.iter().map(|row| row.loss_percent))
 }
@@ -524,20 +510,9 @@ fn losses(rows: &[Row]) -> Vec<f64> {
 fn panels(rows: &[Row], y_title: &str, log_y: bool, field: fn(&Row) -> f64) -> Vec<Panel> {
     let losses = losses(rows);
     let panel = |app| {
-        let line = |mode| {
-            let median = |loss| median_of(rows.iter().filter(|row| at(app, mode, loss)(row)).map(field));
-            let point = |(x, loss): (usize, &f64)| Some((x as f64, median(*loss)?));
-            losses.iter().enumerate().filter_map(point).collect::<Vec<_>>()
-        };
-        Panel {
-            title: title(app).to_owned(),
-            x_title: "packets lost on the wire [%]".to_owned(),
-            y_title: y_title.to_owned(),
-            log_y,
-            categories: losses.iter().map(ToString::to_string).collect(),
-            lines: distinct(rows, |row| row.mode).into_iter().map(|mode| (mode.into(), line(mode))).collect(),
-            marks: Vec::new(),
-        }
+        Panel::over_losses(title(app), (y_title, log_y), &losses, |mode, loss| {
+            Spread::of(rows.iter().filter(|row| at(app, mode, loss)(row)).map(field))
+        })
     };
     distinct(rows, |row| row.app).into_iter().map(panel).collect()
 }

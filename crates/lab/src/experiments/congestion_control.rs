@@ -16,9 +16,9 @@ use crate::options::{Injector, Mode, Op};
 use crate::plot::{self, Panel, Series};
 use crate::programs::redis_benchmark::{self, Load, TRIAL_REQUESTS};
 use crate::programs::redis_server::RedisServer;
-use crate::report::{Table, factor, number};
+use crate::report::{Table, factor};
 use crate::results::from_values;
-use crate::stats::{LatencyMs, median_of, paired_ratio};
+use crate::stats::{LatencyMs, Spread, paired_ratio};
 use crate::turns;
 
 /// Clients, as in the paper.
@@ -123,10 +123,10 @@ impl Experiment for CongestionControl {
         let names = LatencyMs::FIELDS.map(|(name, _)| name);
         let mut table = Table::new(&[&["congestion control", "rps"][..], &names].concat());
         for control in Control::ALL {
-            let Some(latency) = medians(&rows, control) else { continue };
-            let rps = median_of(rows.iter().filter(|r| r.congestion_control == control).map(|r| r.rps));
-            let mut cells = vec![control.to_string(), number(rps.unwrap_or(f64::NAN))];
-            cells.extend(latency.cells());
+            let of = rows.iter().filter(|r| r.congestion_control == control);
+            let Some(rps) = Spread::of(of.clone().map(|r| r.rps)) else { continue };
+            let mut cells = vec![control.to_string(), rps.to_string()];
+            cells.extend(LatencyMs::cells(of.map(|r| r.latency_ms)));
             table.row(cells);
         }
         if let (Some(swift), Some(none)) = (medians(&rows, Control::Swift), medians(&rows, Control::None)) {
@@ -136,7 +136,7 @@ impl Experiment for CongestionControl {
         }
         Ok(format!(
             "`SET` of {CLIENTS} clients of `redis-benchmark` over persistent connections, closed loop, {LOSS_PERCENT} % of the packets lost \
-             between switch and guest in both directions. Medians over the repetitions, ms.\n\n{}",
+             between switch and guest in both directions. Medians, ms, and in brackets the least and the most of the repetitions.\n\n{}",
             table.render()
         ))
     }

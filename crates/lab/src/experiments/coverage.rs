@@ -17,9 +17,9 @@ use crate::plot::{self, Panel};
 use crate::programs::guest_tcp::{Flows, Tcp};
 use crate::programs::iperf3::{self, Load};
 use crate::progress::Progress;
-use crate::report::{Table, number};
+use crate::report::Table;
 use crate::results::{from_values, to_values};
-use crate::stats::{Random, median_of, paired_ratio};
+use crate::stats::{Random, Spread, cell, paired_ratio};
 
 /// Flows at the same time, as many as the paper has clients.
 const FLOWS: u32 = 8;
@@ -94,20 +94,22 @@ impl Experiment for Coverage {
         let rows: Vec<Row> = from_values(rows)?;
         let mut table = Table::new(&["mode", "Gbit/s", "lost packets", "sent again by the guest", "a lost packet"]);
         for mode in Mode::ALL {
-            let Some(again) = medians(&rows, mode, |r| r.retransmitted_segments as f64) else { continue };
-            let of = |field: fn(&Row) -> f64| medians(&rows, mode, field).unwrap_or(f64::NAN);
+            let of = |field: fn(&Row) -> f64| spread(&rows, mode, field);
+            if of(|r| r.throughput_gbit_per_s).is_none() {
+                continue;
+            }
             table.row(vec![
                 mode.name().to_owned(),
-                number(of(|r| r.throughput_gbit_per_s)),
-                format!("{:.0}", of(|r| r.dropped_packets as f64)),
-                format!("{again:.0}"),
-                number(of(per_loss)),
+                cell(of(|r| r.throughput_gbit_per_s)),
+                cell(of(|r| r.dropped_packets as f64)),
+                cell(of(|r| r.retransmitted_segments as f64)),
+                cell(of(per_loss)),
             ]);
         }
         Ok(format!(
             "{FLOWS} TCP flows of `iperf3` between two virtual machines (user-mode Linux). Towards either guest, between switch and \
              vNIC, packets are lost with a probability that changes each second, at random from 0 to {} %, the same for all \
-             networks. Medians.\n\n{}",
+             networks. Medians, and in brackets the least and the most of the repetitions.\n\n{}",
             MAX_LOSS / 100,
             table.render()
         ))
@@ -123,10 +125,8 @@ impl Experiment for Coverage {
             title: "losses between switch and vNIC".to_owned(),
             x_title: "time [s]".to_owned(),
             y_title: "segments sent again by the guest".to_owned(),
-            log_y: false,
-            categories: Vec::new(),
             lines: rows.iter().filter(|row| row.repetition == 0).map(line).collect(),
-            marks: Vec::new(),
+            ..Panel::default()
         };
         Ok(vec![plot::draw(&directory.join("retransmissions.svg"), &[panel], 1)?])
     }
@@ -138,7 +138,7 @@ impl Experiment for Coverage {
         Ok(vec![
             Bar::new(
                 "packets lost before the vNIC, BIFROST",
-                medians(&rows, Mode::Bifrost, |r| r.dropped_packets as f64),
+                spread(&rows, Mode::Bifrost, |r| r.dropped_packets as f64).map(|s| s.median),
                 Sense::AtLeast,
                 100.0,
                 "packets",
@@ -205,8 +205,8 @@ fn measure(lab: &Lab, mode: Mode, repetition: u32, duration_s: f64) -> Result<Ro
 }
 
 /// The median over repetitions; `None` if the mode was not measured.
-fn medians(rows: &[Row], mode: Mode, field: fn(&Row) -> f64) -> Option<f64> {
-    median_of(rows.iter().filter(|row| row.mode == mode).map(field))
+fn spread(rows: &[Row], mode: Mode, field: fn(&Row) -> f64) -> Option<Spread> {
+    Spread::of(rows.iter().filter(|row| row.mode == mode).map(field))
 }
 
 #[cfg(test)]

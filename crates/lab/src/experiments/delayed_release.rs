@@ -20,7 +20,7 @@ use crate::programs::iperf3::{self, Load};
 use crate::progress::Progress;
 use crate::report::{Table, number};
 use crate::results::{from_values, to_values};
-use crate::stats::{distinct_values, mean, median_of};
+use crate::stats::{Spread, cell, distinct_values, mean};
 
 /// What the flow offers, Gbit/s.
 const RATES: [f64; 5] = [0.1, 0.2, 0.4, 0.6, 0.8];
@@ -114,22 +114,22 @@ impl Experiment for DelayedRelease {
             "memory growth, KiB",
         ]);
         for rate in rates(&rows) {
-            let of = |field: fn(&Row) -> f64| medians(&rows, rate, field).unwrap_or(f64::NAN);
+            let of = |field: fn(&Row) -> f64| spread(&rows, rate, field);
             table.row(vec![
                 number(rate),
-                number(of(|r| r.throughput_gbit_per_s)),
-                number(of(|r| r.in_flight_packets)),
-                number(of(|r| r.held_buffers)),
-                format!("{:.0}", of(|r| r.window_bytes)),
-                number(of(per_packet)),
-                format!("{:.0}", of(|r| r.kept_payload_bytes)),
-                number(of(|r| r.memory_growth_kib)),
+                cell(of(|r| r.throughput_gbit_per_s)),
+                cell(of(|r| r.in_flight_packets)),
+                cell(of(|r| r.held_buffers)),
+                cell(of(|r| r.window_bytes)),
+                cell(of(per_packet)),
+                cell(of(|r| r.kept_payload_bytes)),
+                cell(of(|r| r.memory_growth_kib)),
             ]);
         }
         Ok(format!(
             "One TCP flow of `iperf3` at rising rates between two virtual machines (user-mode Linux); every path is delayed by {} ms. \
              Before, a second at full speed with 1 % loss: the first retransmission shows that the guest leaves buffers alone, \
-             and pools have their size. Medians of means.\n\n{}",
+             and pools have their size. Medians of means, and in brackets the least and the most of the repetitions.\n\n{}",
             DELAY_US / 1000,
             table.render()
         ))
@@ -138,19 +138,17 @@ impl Experiment for DelayedRelease {
     fn plots(&self, rows: &[Value], directory: &Path) -> Result<Vec<PathBuf>> {
         let rows: Vec<Row> = from_values(rows)?;
         let line = |field: fn(&Row) -> f64| {
-            rates(&rows).into_iter().filter_map(|rate| Some((rate, medians(&rows, rate, field)?))).collect()
+            rates(&rows).into_iter().filter_map(|rate| Some((rate, spread(&rows, rate, field)?.median))).collect()
         };
         let panel = Panel {
             title: "memory for packets in flight".to_owned(),
             x_title: "offered [Gbit/s]".to_owned(),
             y_title: "KiB".to_owned(),
-            log_y: false,
-            categories: Vec::new(),
             lines: vec![
                 (Series::on("send window"), line(|r| r.window_bytes / 1024.0)),
                 (Series::off("the packets themselves, in the guest"), line(|r| r.in_flight_packets * 1514.0 / 1024.0)),
             ],
-            marks: Vec::new(),
+            ..Panel::default()
         };
         Ok(vec![plot::draw(&directory.join("memory.svg"), &[panel], 1)?])
     }
@@ -158,7 +156,7 @@ impl Experiment for DelayedRelease {
     fn bars(&self, rows: &[Value]) -> Result<Vec<Bar>> {
         let rows: Vec<Row> = from_values(rows)?;
         let top = rates(&rows).pop().unwrap_or(f64::NAN);
-        let of = |field: fn(&Row) -> f64| medians(&rows, top, field);
+        let of = |field: fn(&Row) -> f64| Some(spread(&rows, top, field)?.median);
         Ok(vec![
             Bar::new("in flight at the highest rate", of(|r| r.in_flight_packets), Sense::AtLeast, 20.0, "packets"),
             // 16 bytes a packet; a page that is not full counts whole.
@@ -254,8 +252,8 @@ fn rates(rows: &[Row]) -> Vec<f64> {
 }
 
 /// The median over repetitions; `None` if the rate was not measured.
-fn medians(rows: &[Row], rate: f64, field: fn(&Row) -> f64) -> Option<f64> {
-    median_of(rows.iter().filter(|row| row.offered_gbit_per_s == rate).map(field))
+fn spread(rows: &[Row], rate: f64, field: fn(&Row) -> f64) -> Option<Spread> {
+    Spread::of(rows.iter().filter(|row| row.offered_gbit_per_s == rate).map(field))
 }
 
 #[cfg(test)]

@@ -167,10 +167,8 @@ impl Experiment for Elephants {
             title: format!("{FLOWS} flows, links of {LINK_MBIT_PER_S} Mbit/s"),
             x_title: "percentile of the attempts".to_owned(),
             y_title: "goodput of both [Mbit/s]".to_owned(),
-            log_y: false,
-            categories: Vec::new(),
             lines: Mode::ALL.into_iter().map(line).filter(|(_, line)| !line.is_empty()).collect(),
-            marks: Vec::new(),
+            ..Panel::default()
         };
         Ok(vec![plot::draw(&directory.join("elephants.svg"), &[panel], 1)?])
     }

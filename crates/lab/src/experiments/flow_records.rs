@@ -18,9 +18,9 @@ use crate::netns::Namespace;
 use crate::options::Mode;
 use crate::plot::{self, Panel, Series};
 use crate::progress::Progress;
-use crate::report::{Table, factor, number};
+use crate::report::{Table, factor};
 use crate::results::{from_values, to_values};
-use crate::stats::{median_of, paired_ratio};
+use crate::stats::{Spread, cell, middle, paired_ratio};
 
 /// Flows of each of the guest's ports, in turns; as many as packets circle, at most.
 const FLOWS: [u32; 3] = [1, 16, CIRCLING];
@@ -119,44 +119,36 @@ impl Experiment for FlowRecords {
             Table::new(&["flows each way", "packets are judged", "million packets/s", "cycles a packet", "over each"]);
         for flows in FLOWS {
             for mode in Judged::ALL {
-                let of = |mode, field: fn(&Row) -> f64| medians(&rows, mode, flows, field).unwrap_or(f64::NAN);
-                let rate: fn(&Row) -> f64 = |r| r.packets_per_s;
+                let of = |mode, field: fn(&Row) -> f64| spread(&rows, mode, flows, field);
+                let rate: fn(&Row) -> f64 = |r| r.packets_per_s / 1e6;
                 table.row(vec![
                     flows.to_string(),
                     mode.to_string(),
-                    number(of(mode, rate) / 1e6),
-                    format!("{:.0}", of(mode, |r| r.cycles_per_packet)),
-                    factor(of(mode, rate), of(Judged::Each, rate)),
+                    cell(of(mode, rate)),
+                    cell(of(mode, |r| r.cycles_per_packet)),
+                    factor(middle(of(mode, rate)), middle(of(Judged::Each, rate))),
                 ]);
             }
         }
         Ok(format!(
             "`dpdk-testpmd` with two `net_virtio_user` ports lets {CIRCLING} frames of {FRAME_BYTES} bytes circle in each direction; both \
              directions count. The network has an ACL of {ACL_RULES} rules for each direction, both guests a security group of \
-             {GROUP_RULES}. One processor for the switch, one for the guest. Medians.\n\n{}",
+             {GROUP_RULES}. One processor for the switch, one for the guest. Medians, and in brackets the least and the most of the repetitions.\n\n{}",
             table.render()
         ))
     }
 
     fn plots(&self, rows: &[Value], directory: &Path) -> Result<Vec<PathBuf>> {
         let rows: Vec<Row> = from_values(rows)?;
-        let line = |mode| -> Vec<(f64, f64)> {
-            let at =
-                |(x, flows): (usize, &u32)| Some((x as f64, medians(&rows, mode, *flows, |r| r.packets_per_s)? / 1e6));
-            FLOWS.iter().enumerate().filter_map(at).collect()
-        };
-        let panel = Panel {
-            title: "between two vhost-user ports with rules".to_owned(),
-            x_title: "flows each way".to_owned(),
-            y_title: "million packets/s".to_owned(),
-            log_y: false,
-            categories: FLOWS.map(|flows| flows.to_string()).to_vec(),
-            lines: vec![
-                (Series::on("by flow records"), line(Judged::Remembered)),
-                (Series::off("each by the tables"), line(Judged::Each)),
-            ],
-            marks: Vec::new(),
-        };
+        let series =
+            [(Series::on("by flow records"), Judged::Remembered), (Series::off("each by the tables"), Judged::Each)];
+        let panel = Panel::over(
+            "between two vhost-user ports with rules",
+            ("flows each way", &FLOWS[..]),
+            ("million packets/s", false),
+            &series,
+            |mode, flows| spread(&rows, mode, *flows, |r| r.packets_per_s / 1e6),
+        );
         Ok(vec![plot::draw(&directory.join("rate.svg"), &[panel], 1)?])
     }
 
@@ -179,8 +171,8 @@ impl Experiment for FlowRecords {
 }
 
 /// The median over repetitions; `None` if that was not measured.
-fn medians(rows: &[Row], mode: Judged, flows: u32, field: fn(&Row) -> f64) -> Option<f64> {
-    median_of(rows.iter().filter(|row| row.mode == mode && row.flows == flows).map(field))
+fn spread(rows: &[Row], mode: Judged, flows: u32, field: fn(&Row) -> f64) -> Option<Spread> {
+    Spread::of(rows.iter().filter(|row| row.mode == mode && row.flows == flows).map(field))
 }
 
 fn measure(lab: &Lab, mode: Judged, flows: u32, repetition: u32, seconds: f64) -> Result<Row> {

@@ -16,9 +16,9 @@ use crate::plot::{self, Panel, Series};
 use crate::programs::guest_tcp::{Flows, Tcp};
 use crate::programs::iperf3::{self, Load};
 use crate::progress::Progress;
-use crate::report::{Table, factor, number};
+use crate::report::{Table, factor};
 use crate::results::{from_values, to_values};
-use crate::stats::{median_of, paired_ratio};
+use crate::stats::{Spread, cell, middle, paired_ratio};
 
 /// Packets in a row on one path.
 const GROUPS: [u32; 5] = [1, 4, 16, 50, 500];
@@ -145,19 +145,19 @@ impl Experiment for Granularity {
         ]);
         for group in groups(&rows) {
             for reordering in Reordering::ALL {
-                let of = |field: fn(&Row) -> f64| medians(&rows, reordering, group, field).unwrap_or(f64::NAN);
-                let other = |field: fn(&Row) -> f64| medians(&rows, Reordering::Off, group, field).unwrap_or(f64::NAN);
+                let of = |field: fn(&Row) -> f64| spread(&rows, reordering, group, field);
+                let other = |field: fn(&Row) -> f64| spread(&rows, Reordering::Off, group, field);
                 table.row(vec![
                     group.to_string(),
                     reordering.name().to_owned(),
-                    number(of(|r| r.throughput_gbit_per_s)),
-                    format!("{:.0}", of(|r| r.disordered_packets as f64)),
-                    format!("{:.0}", of(|r| r.out_of_order_segments as f64)),
-                    format!("{:.0}", of(|r| r.retransmitted_segments as f64)),
-                    format!("{:.0}", of(|r| r.spurious_retransmissions as f64)),
-                    number(of(|r| r.receiver_cpu_s_per_gb)),
-                    number(of(|r| r.sender_cpu_s_per_gb)),
-                    factor(other(|r| r.receiver_cpu_s_per_gb), of(|r| r.receiver_cpu_s_per_gb)),
+                    cell(of(|r| r.throughput_gbit_per_s)),
+                    cell(of(|r| r.disordered_packets as f64)),
+                    cell(of(|r| r.out_of_order_segments as f64)),
+                    cell(of(|r| r.retransmitted_segments as f64)),
+                    cell(of(|r| r.spurious_retransmissions as f64)),
+                    cell(of(|r| r.receiver_cpu_s_per_gb)),
+                    cell(of(|r| r.sender_cpu_s_per_gb)),
+                    factor(middle(other(|r| r.receiver_cpu_s_per_gb)), middle(of(|r| r.receiver_cpu_s_per_gb))),
                 ]);
             }
         }
@@ -165,30 +165,21 @@ impl Experiment for Granularity {
             "One TCP flow of `iperf3` between two virtual machines (user-mode Linux, its virtio_net and its TCP). Path k is delayed \
              by {BASE_US} + {STEP_US} k µs. *Disordered* is what arrived at the receiver's host before an earlier packet, *out of \
              order* what its TCP saw of that; *in vain* is what the sender's TCP sent again although it had arrived. Processor time is \
-             that of the whole machine. Medians.\n\n{}",
+             that of the whole machine. Medians, and in brackets the least and the most of the repetitions.\n\n{}",
             table.render()
         ))
     }
 
     fn plots(&self, rows: &[Value], directory: &Path) -> Result<Vec<PathBuf>> {
         let rows: Vec<Row> = from_values(rows)?;
+        let series = [
+            (Series::on("reordered in guest memory"), Reordering::On),
+            (Series::off("reordered by the guest's TCP"), Reordering::Off),
+        ];
+        let groups = groups(&rows);
         let panel = |title: &str, y_title: &str, field: fn(&Row) -> f64| {
-            let line = |reordering| {
-                let at = |(x, group): (usize, &u32)| Some((x as f64, medians(&rows, reordering, *group, field)?));
-                groups(&rows).iter().enumerate().filter_map(at).collect::<Vec<_>>()
-            };
-            Panel {
-                title: title.to_owned(),
-                x_title: "packets in a row on one path".to_owned(),
-                y_title: y_title.to_owned(),
-                log_y: false,
-                categories: groups(&rows).iter().map(ToString::to_string).collect(),
-                lines: vec![
-                    (Series::on("reordered in guest memory"), line(Reordering::On)),
-                    (Series::off("reordered by the guest's TCP"), line(Reordering::Off)),
-                ],
-                marks: Vec::new(),
-            }
+            let x = ("packets in a row on one path", groups.as_slice());
+            Panel::over(title, x, (y_title, false), &series, |of, group| spread(&rows, of, *group, field))
         };
         let panels = [
             panel("throughput", "Gbit/s", |r| r.throughput_gbit_per_s),
@@ -205,7 +196,7 @@ impl Experiment for Granularity {
             let values = rows.iter().filter(|r| r.reordering == reordering).map(field);
             values.reduce(f64::max)
         };
-        let at_one = |reordering, field: fn(&Row) -> f64| medians(&rows, reordering, 1, field);
+        let at_one = |reordering, field: fn(&Row) -> f64| Some(spread(&rows, reordering, 1, field)?.median);
         let (on, off) = (Reordering::On, Reordering::Off);
         let is = |reordering| move |r: &Row| r.reordering == reordering && r.group_packets == 1;
         let ratio = |field| paired_ratio(&rows, |r| r.repetition, (is(on), is(off)), field);
@@ -351,9 +342,9 @@ fn groups(rows: &[Row]) -> Vec<u32> {
 }
 
 /// The median over repetitions; `None` if the point was not measured.
-fn medians(rows: &[Row], reordering: Reordering, group_packets: u32, field: fn(&Row) -> f64) -> Option<f64> {
+fn spread(rows: &[Row], reordering: Reordering, group_packets: u32, field: fn(&Row) -> f64) -> Option<Spread> {
     let of_point = rows.iter().filter(|r| r.reordering == reordering && r.group_packets == group_packets);
-    median_of(of_point.map(field))
+    Spread::of(of_point.map(field))
 }
 
 #[cfg(test)]

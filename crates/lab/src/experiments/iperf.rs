@@ -14,9 +14,9 @@ use crate::options::{Injector, Mode};
 use crate::plot::{self, Panel};
 use crate::programs::iperf3::{self, Load};
 use crate::progress::Progress;
-use crate::report::{Table, factor, number};
+use crate::report::{Table, factor};
 use crate::results::{from_values, to_values};
-use crate::stats::{distinct_values, median_of, paired_ratio};
+use crate::stats::{Spread, cell, distinct_values, middle, paired_ratio};
 
 /// Loss rates on the wire, percent.
 const LOSSES: [f64; 2] = [0.0, 0.1];
@@ -120,32 +120,34 @@ impl Experiment for Iperf {
         let mut table = Table::new(&["loss", "mode", "Gbit/s", "of lossless", "guest retransmits"]);
         for loss in losses(&rows) {
             for mode in Mode::ALL {
-                let Some(throughput) = medians(&rows, mode, loss, |row| row.throughput_gbit_per_s) else { continue };
-                let lossless = medians(&rows, mode, 0.0, |row| row.throughput_gbit_per_s).unwrap_or(f64::NAN);
-                let retransmits = medians(&rows, mode, loss, |row| row.guest_retransmits as f64).unwrap_or(f64::NAN);
+                let Some(throughput) = spread(&rows, mode, loss, |row| row.throughput_gbit_per_s) else { continue };
+                let lossless = spread(&rows, mode, 0.0, |row| row.throughput_gbit_per_s);
                 table.row(vec![
                     format!("{loss} %"),
                     mode.name().to_owned(),
-                    number(throughput),
-                    factor(throughput, lossless),
-                    format!("{retransmits:.0}"),
+                    throughput.to_string(),
+                    factor(throughput.median, middle(lossless)),
+                    cell(spread(&rows, mode, loss, |row| row.guest_retransmits as f64)),
                 ]);
             }
         }
-        Ok(format!("One TCP flow of `iperf3`, loss on the wire in both directions, medians.\n\n{}", table.render()))
+        Ok(format!(
+            "One TCP flow of `iperf3`, loss on the wire in both directions; medians, and in brackets the least and the most of the repetitions.\n\n{}",
+            table.render()
+        ))
     }
 
     fn plots(&self, rows: &[Value], directory: &Path) -> Result<Vec<PathBuf>> {
         let rows: Vec<Row> = from_values(rows)?;
         let panel = Panel::over_losses("one TCP flow", ("throughput [Gbit/s]", false), &losses(&rows), |mode, loss| {
-            medians(&rows, mode, loss, |r| r.throughput_gbit_per_s)
+            spread(&rows, mode, loss, |r| r.throughput_gbit_per_s)
         });
         Ok(vec![plot::draw(&directory.join("throughput.svg"), &[panel], 1)?])
     }
 
     fn bars(&self, rows: &[Value]) -> Result<Vec<Bar>> {
         let rows: Vec<Row> = from_values(rows)?;
-        let at = |loss| medians(&rows, Mode::Bifrost, loss, |row| row.throughput_gbit_per_s);
+        let at = |loss| Some(spread(&rows, Mode::Bifrost, loss, |row| row.throughput_gbit_per_s)?.median);
         let is = |loss| move |r: &Row| r.mode == Mode::Bifrost && r.loss_percent == loss;
         let kept = paired_ratio(&rows, |r| r.repetition, (is(0.1), is(0.0)), |r| r.throughput_gbit_per_s);
         Ok(vec![
@@ -159,8 +161,8 @@ fn losses(rows: &[Row]) -> Vec<f64> {
     distinct_values(rows.iter().map(|row| row.loss_percent))
 }
 
-fn medians(rows: &[Row], mode: Mode, loss: f64, field: fn(&Row) -> f64) -> Option<f64> {
-    median_of(rows.iter().filter(|r| r.mode == mode && r.loss_percent == loss).map(field))
+fn spread(rows: &[Row], mode: Mode, loss: f64, field: fn(&Row) -> f64) -> Option<Spread> {
+    Spread::of(rows.iter().filter(|r| r.mode == mode && r.loss_percent == loss).map(field))
 }
 
 #[cfg(test)]

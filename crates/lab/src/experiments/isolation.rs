@@ -30,7 +30,7 @@ use crate::programs::redis_server::RedisServer;
 use crate::progress::Progress;
 use crate::report::{Table, number};
 use crate::results::{from_values, to_values};
-use crate::stats::median_of;
+use crate::stats::{Spread, cell, median_of};
 
 /// Frames a second.
 const RATE: f64 = 20_000.0;
@@ -179,7 +179,7 @@ impl Experiment for Isolation {
         let mut text = format!(
             "Two tenants on two hosts. One measures with `redis-benchmark` (`GET`, persistent connections, security groups); a guest \
              of the other one sends {RATE:.0} frames a second. \"Innocent\" are datagrams that are allowed and absorbed: all else is \
-             compared with the two innocent runs of the same repetition. Medians over the repetitions.\n"
+             compared with the two innocent runs of the same repetition. Medians, and in brackets the least and the most of the repetitions.\n"
         );
         for mode in modes(&rows) {
             let noise = |field| noise(&rows, mode, field).map_or(f64::NAN, |noise| noise * 100.0);
@@ -201,7 +201,7 @@ impl Experiment for Isolation {
                 "sessions",
             ]);
             for neighbour in Neighbour::ALL {
-                let of = |field| medians(&rows, mode, neighbour, field).unwrap_or(f64::NAN);
+                let of = |field| spread(&rows, mode, neighbour, field);
                 let ratio = |field| against(&rows, mode, neighbour, field).map_or(f64::NAN, |ratio| ratio * 100.0);
                 let delivered: fn(&Row) -> f64 = |r| {
                     r.delivered_packets as f64 * 100.0
@@ -209,14 +209,14 @@ impl Experiment for Isolation {
                 };
                 table.row(vec![
                     neighbour.to_string(),
-                    number(of(|r| r.requests_per_s)),
+                    cell(of(|r| r.requests_per_s)),
                     number(ratio(|r| r.requests_per_s)),
-                    number(of(|r| r.latency_ms_p50)),
-                    number(of(|r| r.latency_ms_p99)),
+                    cell(of(|r| r.latency_ms_p50)),
+                    cell(of(|r| r.latency_ms_p99)),
                     number(ratio(|r| r.latency_ms_p99)),
-                    number(of(|r| r.frames_per_s)),
-                    number(of(delivered)),
-                    number(of(|r| r.sessions as f64)),
+                    cell(of(|r| r.frames_per_s)),
+                    cell(of(delivered)),
+                    cell(of(|r| r.sessions as f64)),
                 ]);
             }
             text += &table.render();
@@ -238,22 +238,10 @@ impl Experiment for Isolation {
 
     fn plots(&self, rows: &[Value], directory: &Path) -> Result<Vec<PathBuf>> {
         let rows: Vec<Row> = from_values(rows)?;
-        let panel = |title: &str, field: fn(&Row) -> f64| Panel {
-            title: title.to_owned(),
-            x_title: "the neighbour sends".to_owned(),
-            y_title: title.to_owned(),
-            log_y: false,
-            categories: Neighbour::ALL.map(|neighbour| neighbour.to_string()).to_vec(),
-            lines: modes(&rows)
-                .into_iter()
-                .map(|mode| {
-                    let at = |(x, &neighbour): (usize, &Neighbour)| {
-                        Some((x as f64, medians(&rows, mode, neighbour, field)?))
-                    };
-                    (Series::from(mode), Neighbour::ALL.iter().enumerate().filter_map(at).collect())
-                })
-                .collect(),
-            marks: Vec::new(),
+        let series: Vec<_> = modes(&rows).into_iter().map(|mode| (Series::from(mode), mode)).collect();
+        let panel = |title: &str, field: fn(&Row) -> f64| {
+            let x = ("the neighbour sends", &Neighbour::ALL[..]);
+            Panel::over(title, x, (title, false), &series, |mode, neighbour| spread(&rows, mode, *neighbour, field))
         };
         let panels = [panel("requests/s", |r| r.requests_per_s), panel("P99 [ms]", |r| r.latency_ms_p99)];
         Ok(vec![plot::draw(&directory.join("isolation.svg"), &panels, 2)?])
@@ -391,8 +379,8 @@ fn modes(rows: &[Row]) -> Vec<Mode> {
 }
 
 /// The median over repetitions; `None` if that was not measured.
-fn medians(rows: &[Row], mode: Mode, neighbour: Neighbour, field: fn(&Row) -> f64) -> Option<f64> {
-    median_of(rows.iter().filter(|r| r.mode == mode && r.neighbour == neighbour).map(field))
+fn spread(rows: &[Row], mode: Mode, neighbour: Neighbour, field: fn(&Row) -> f64) -> Option<Spread> {
+    Spread::of(rows.iter().filter(|r| r.mode == mode && r.neighbour == neighbour).map(field))
 }
 
 /// What a repetition measured beside a neighbour.

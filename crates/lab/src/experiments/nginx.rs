@@ -19,12 +19,12 @@ use crate::plot::{self, Panel};
 use crate::programs::apache_bench::{self, Load};
 use crate::programs::nginx::{Nginx, PORT};
 use crate::progress::Progress;
-use crate::report::{Table, factor, number};
+use crate::report::{Table, factor};
 use crate::results::{from_values, to_values};
-use crate::stats::{distinct_values, median_of, paired_ratio};
+use crate::stats::{Spread, cell, distinct_values, middle, paired_ratio};
 
-/// Loss rates on the wire, percent.
-const LOSSES: [f64; 6] = [0.0, 0.5, 1.0, 2.0, 5.0, 8.0];
+/// Loss rates on the wire, percent; what bars compare comes one after the other, for the machine drifts.
+const LOSSES: [f64; 6] = [0.0, 2.0, 1.0, 0.5, 5.0, 8.0];
 /// Loss rates of a quick run, percent.
 const QUICK_LOSSES: [f64; 3] = [0.0, 1.0, 2.0];
 
@@ -152,7 +152,7 @@ impl Experiment for NginxExperiment {
         let rows: Vec<Row> = from_values(rows)?;
         let mut text = String::from(
             "`nginx` with one worker answers 1 KB; `ab` measures each request from before its connection. Loss on the wire in both \
-             directions. Medians over the repetitions; the factors compare with Linux's VXLAN at the same loss.\n",
+             directions. Medians, and in brackets the least and the most of the repetitions; the factors compare with Linux's VXLAN at the same loss.\n",
         );
         for connections in Connections::ALL {
             let what = match connections {
@@ -174,24 +174,23 @@ impl Experiment for NginxExperiment {
             ]);
             for loss in losses(&rows) {
                 for mode in Mode::ALL {
-                    let of = |mode, loss, field: fn(&Row) -> f64| {
-                        medians(&rows, mode, connections, loss, field).unwrap_or(f64::NAN)
-                    };
+                    let of = |mode, loss, field: fn(&Row) -> f64| spread(&rows, mode, connections, loss, field);
                     let rps = of(mode, loss, |r| r.rps);
-                    if rps.is_nan() {
+                    let p99: fn(&Row) -> f64 = |r| r.latency_ms_p99;
+                    if rps.is_none() {
                         continue;
                     }
                     table.row(vec![
                         format!("{loss} %"),
                         mode.name().to_owned(),
-                        number(rps),
-                        factor(rps, of(mode, 0.0, |r| r.rps)),
-                        number(of(mode, loss, |r| r.latency_ms_avg)),
-                        number(of(mode, loss, |r| r.latency_ms_p50)),
-                        number(of(mode, loss, |r| r.latency_ms_p99)),
-                        number(of(mode, loss, |r| r.latency_ms_p99_9)),
-                        number(of(mode, loss, |r| r.latency_ms_max)),
-                        factor(of(Mode::KernelVxlan, loss, |r| r.latency_ms_p99), of(mode, loss, |r| r.latency_ms_p99)),
+                        cell(rps),
+                        factor(middle(rps), middle(of(mode, 0.0, |r| r.rps))),
+                        cell(of(mode, loss, |r| r.latency_ms_avg)),
+                        cell(of(mode, loss, |r| r.latency_ms_p50)),
+                        cell(of(mode, loss, p99)),
+                        cell(of(mode, loss, |r| r.latency_ms_p99_9)),
+                        cell(of(mode, loss, |r| r.latency_ms_max)),
+                        factor(middle(of(Mode::KernelVxlan, loss, p99)), middle(of(mode, loss, p99))),
                     ]);
                 }
             }
@@ -205,7 +204,7 @@ impl Experiment for NginxExperiment {
         let losses = losses(&rows);
         let panel = |connections, y_title, log_y, field: fn(&Row) -> f64| {
             Panel::over_losses(&format!("nginx, {connections} connections"), (y_title, log_y), &losses, |mode, loss| {
-                medians(&rows, mode, connections, loss, field)
+                spread(&rows, mode, connections, loss, field)
             })
         };
         let panels: Vec<Panel> = Connections::ALL
@@ -222,7 +221,7 @@ impl Experiment for NginxExperiment {
 
     fn bars(&self, rows: &[Value]) -> Result<Vec<Bar>> {
         let rows: Vec<Row> = from_values(rows)?;
-        let of = |mode, loss, field| medians(&rows, mode, Connections::Short, loss, field);
+        let of = |mode, loss, field| Some(spread(&rows, mode, Connections::Short, loss, field)?.median);
         let is =
             |mode, loss| move |r: &Row| r.mode == mode && r.connections == Connections::Short && r.loss_percent == loss;
         let ratio = |over, under, field| paired_ratio(&rows, |r| r.repetition, (over, under), field);
@@ -294,9 +293,9 @@ fn losses(rows: &[Row]) -> Vec<f64> {
 }
 
 /// The median over repetitions; `None` if that was not measured.
-fn medians(rows: &[Row], mode: Mode, connections: Connections, loss: f64, field: fn(&Row) -> f64) -> Option<f64> {
+fn spread(rows: &[Row], mode: Mode, connections: Connections, loss: f64, field: fn(&Row) -> f64) -> Option<Spread> {
     let point = |r: &&Row| r.mode == mode && r.connections == connections && r.loss_percent == loss;
-    median_of(rows.iter().filter(point).map(field))
+    Spread::of(rows.iter().filter(point).map(field))
 }
 
 #[cfg(test)]

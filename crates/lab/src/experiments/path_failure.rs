@@ -23,7 +23,7 @@ use crate::progress::Progress;
 use crate::report::{Table, number};
 use crate::results::{from_values, to_values};
 use crate::standstill::{self, Standstill};
-use crate::stats::{mean, median};
+use crate::stats::{Spread, cell, mean};
 
 /// Time before the first phase, in which programs get going and the busiest path is found, s.
 const SETTLE_S: f64 = 1.0;
@@ -164,7 +164,7 @@ impl Experiment for PathFailure {
     fn report(&self, rows: &[Value]) -> Result<String> {
         let rows: Vec<Row> = from_values(rows)?;
         let mut text = String::from(
-            "One underlay link, the one that carried most, loses packets in both directions. Medians over the \
+            "One underlay link, the one that carried most, loses packets in both directions. Medians, and in brackets the least and the most of the \
              repetitions; the lowest bin and the longest stall are the worst of all, of those bins in \
              which the machine itself did not stand still (in brackets: of all bins). A request without an answer \
              after 1 s has failed.\n",
@@ -188,7 +188,7 @@ impl Experiment for PathFailure {
                         name.to_owned(),
                         mode.name().to_owned(),
                         format!("{loss_percent} %"),
-                        number(median(&of(|phase| phase.mean))),
+                        cell(Spread::of(phases.iter().map(|phase| phase.mean))),
                         format!(
                             "{:.0} % ({:.0} %)",
                             lowest(&of(|phase| phase.lowest_undisturbed_bin_percent_of_before.unwrap_or(f64::NAN))),
@@ -231,8 +231,6 @@ impl Experiment for PathFailure {
                 },
                 x_title: "time [s]".to_owned(),
                 y_title: y_title.to_owned(),
-                log_y: false,
-                categories: Vec::new(),
                 lines: first
                     .iter()
                     .map(|row| {
@@ -242,6 +240,7 @@ impl Experiment for PathFailure {
                     })
                     .collect(),
                 marks,
+                ..Panel::default()
             });
         }
         Ok(vec![plot::draw(&directory.join("throughput.svg"), &panels, 1)?])

@@ -22,9 +22,9 @@ use crate::interrupt;
 use crate::options::Mode;
 use crate::plot::{self, Panel, Series};
 use crate::progress::Progress;
-use crate::report::{Table, number};
+use crate::report::Table;
 use crate::results::{from_values, to_values};
-use crate::stats::{mean, median_of};
+use crate::stats::{Spread, cell, mean, median_of};
 
 /// Conversations of the guest.
 const SESSIONS: u32 = 1_000_000;
@@ -152,26 +152,24 @@ impl Experiment for RouteRefresh {
             "the refresh took, s",
         ]);
         for mode in Switch::ALL {
-            let of = |field: fn(&Row) -> f64| {
-                median_of(rows.iter().filter(|r| r.mode == mode).map(field)).unwrap_or(f64::NAN)
-            };
+            let of = |field: fn(&Row) -> f64| cell(Spread::of(rows.iter().filter(|r| r.mode == mode).map(field)));
             table.row(vec![
                 mode.to_string(),
-                format!("{:.0}", of(|r| r.sessions as f64)),
-                number(of(|r| r.before() / 1e6)),
-                number(of(|r| r.lowest_before(WINDOW))),
-                number(of(|r| r.lowest_since(WINDOW))),
-                number(of(|r| r.lowest_before(1))),
-                number(of(|r| r.lowest_since(1))),
-                number(of(Row::back)),
-                number(of(|r| r.refresh_s[1] - r.refresh_s[0])),
+                of(|r| r.sessions as f64),
+                of(|r| r.before() / 1e6),
+                of(|r| r.lowest_before(WINDOW)),
+                of(|r| r.lowest_since(WINDOW)),
+                of(|r| r.lowest_before(1)),
+                of(|r| r.lowest_since(1)),
+                of(Row::back),
+                of(|r| r.refresh_s[1] - r.refresh_s[0]),
             ]);
         }
         Ok(format!(
             "A guest sends frames of 64 bytes as fast as it is let to, one of each of {SESSIONS} conversations in turn, through a switch with \
              connection tracking and {ROUTES} routes into VXLAN. Then every route changes to another host. Packets that leave are counted \
              each {} ms; percentages are of the mean before the refresh. One processor for the switch and all that it runs, one \
-             for the guest. Medians.\n\n{}",
+             for the guest. Medians, and in brackets the least and the most of the repetitions.\n\n{}",
             BIN.as_millis(),
             table.render()
         ))
@@ -190,13 +188,12 @@ impl Experiment for RouteRefresh {
             title: "all routes change at 0, first repetition".to_owned(),
             x_title: "time, s".to_owned(),
             y_title: "million packets/s".to_owned(),
-            log_y: false,
-            categories: Vec::new(),
             lines: vec![
                 (Series::on("bifrostd"), line(Switch::Off)),
                 (Series::off("Open vSwitch with DPDK"), line(Switch::OvsDpdk)),
             ],
             marks: vec![(0.0, "refresh".to_owned())],
+            ..Panel::default()
         };
         Ok(vec![plot::draw(&directory.join("rate.svg"), &[panel], 1)?])
     }

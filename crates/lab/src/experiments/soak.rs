@@ -199,13 +199,12 @@ impl Experiment for Soak {
             title: format!("Redis under changing faults, {}", row.mode.name()),
             x_title: "time [s]".to_owned(),
             y_title: "requests per second".to_owned(),
-            log_y: false,
-            categories: Vec::new(),
             lines: vec![(
                 row.mode.into(),
                 row.bins_rps.iter().enumerate().map(|(i, y)| (i as f64 * BIN.as_secs_f64(), *y)).collect(),
             )],
             marks: row.faults.iter().map(|fault| (fault.start_s, String::new())).collect(),
+            ..Panel::default()
         };
         let panels: Vec<Panel> = from_values::<Row>(rows)?.iter().map(panel).collect();
         Ok(vec![plot::draw(&directory.join("rps.svg"), &panels, 1)?])

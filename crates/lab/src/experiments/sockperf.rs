@@ -13,9 +13,9 @@ use crate::inject;
 use crate::options::Mode;
 use crate::plot::{self, Panel};
 use crate::programs::sockperf::{MESSAGE_LEN, Server};
-use crate::report::{Table, factor, number};
+use crate::report::{Table, factor};
 use crate::results::from_values;
-use crate::stats::{distinct_values, median_of, paired_ratio};
+use crate::stats::{Spread, distinct_values, middle, paired_ratio};
 use crate::turns;
 
 /// Loss rates on the wire, percent.
@@ -97,20 +97,20 @@ impl Experiment for Sockperf {
         let mut table = Table::new(&["loss", "mode", "Mbit/s", "of lossless", "over kernel VXLAN"]);
         for loss in losses(&rows) {
             for mode in Mode::ALL {
-                let Some(throughput) = medians(&rows, mode, loss) else { continue };
-                let of = |mode, loss| medians(&rows, mode, loss).unwrap_or(f64::NAN);
+                let Some(throughput) = spread(&rows, mode, loss) else { continue };
+                let of = |mode, loss| middle(spread(&rows, mode, loss));
                 table.row(vec![
                     format!("{loss} %"),
                     mode.name().to_owned(),
-                    number(throughput),
-                    factor(throughput, of(mode, 0.0)),
-                    factor(throughput, of(Mode::KernelVxlan, loss)),
+                    throughput.to_string(),
+                    factor(throughput.median, of(mode, 0.0)),
+                    factor(throughput.median, of(Mode::KernelVxlan, loss)),
                 ]);
             }
         }
         Ok(format!(
             "`sockperf throughput --tcp` with its own message size, 14 bytes: one connection, as many messages as the sender's TCP \
-             takes. Loss on the wire in both directions, medians.\n\n{}",
+             takes. Loss on the wire in both directions; medians, and in brackets the least and the most of the repetitions.\n\n{}",
             table.render()
         ))
     }
@@ -121,7 +121,7 @@ impl Experiment for Sockperf {
             "sockperf, one TCP connection",
             ("throughput [Mbit/s]", false),
             &losses(&rows),
-            |m, l| medians(&rows, m, l),
+            |m, l| spread(&rows, m, l),
         );
         Ok(vec![plot::draw(&directory.join("sockperf.svg"), &[panel], 1)?])
     }
@@ -163,8 +163,8 @@ fn losses(rows: &[Row]) -> Vec<f64> {
 }
 
 /// The median throughput over repetitions, Mbit/s; `None` if that was not measured.
-fn medians(rows: &[Row], mode: Mode, loss: f64) -> Option<f64> {
-    median_of(rows.iter().filter(|r| r.mode == mode && r.loss_percent == loss).map(|r| r.throughput_mbit_per_s))
+fn spread(rows: &[Row], mode: Mode, loss: f64) -> Option<Spread> {
+    Spread::of(rows.iter().filter(|r| r.mode == mode && r.loss_percent == loss).map(|r| r.throughput_mbit_per_s))
 }
 
 #[cfg(test)]

@@ -126,7 +126,7 @@ impl Experiment for Stable {
         let rows: Vec<Row> = from_values(rows)?;
         let mut text = format!(
             "Requests are due at a fixed rate, {} a second over persistent connections and {} over one for each request, far below what is \
-             answered; a latency counts from when a request was due. Nothing is lost. Medians over the repetitions, ms; the last column compares \
+             answered; a latency counts from when a request was due. Nothing is lost. Medians, ms, and in brackets the least and the most of the repetitions; the last column compares \
              means with `bifrostd` without reliability.\n",
             Point { connections: Connections::Persistent, op: Op::Get }.offered_rps(),
             Point { connections: Connections::Short, op: Op::Get }.offered_rps(),
@@ -139,7 +139,7 @@ impl Experiment for Stable {
                 let Some(latency) = medians(&rows, mode, point) else { continue };
                 let off = medians(&rows, Mode::Off, point).map_or(f64::NAN, |off| off.avg);
                 let mut cells = vec![mode.to_string()];
-                cells.extend(latency.cells());
+                cells.extend(LatencyMs::cells(latencies(&rows, mode, point)));
                 cells.push(factor(latency.avg, off));
                 table.row(cells);
             }
@@ -205,7 +205,11 @@ fn measured(rows: &[Row]) -> impl Iterator<Item = Point> {
 
 /// The medians over repetitions; `None` if the point was not measured.
 fn medians(rows: &[Row], mode: Mode, point: Point) -> Option<LatencyMs> {
-    LatencyMs::median_of(rows.iter().filter(|r| r.mode == mode && point.is_of(r)).map(|r| r.latency_ms))
+    LatencyMs::median_of(latencies(rows, mode, point))
+}
+
+fn latencies(rows: &[Row], mode: Mode, point: Point) -> impl Iterator<Item = LatencyMs> + Clone {
+    rows.iter().filter(move |r| r.mode == mode && point.is_of(r)).map(|r| r.latency_ms)
 }
 
 #[cfg(test)]

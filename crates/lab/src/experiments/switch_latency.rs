@@ -23,7 +23,7 @@ use crate::programs::ping_pong;
 use crate::progress::Progress;
 use crate::report::{Table, factor, number};
 use crate::results::{from_values, to_values};
-use crate::stats::{median_of, paired_ratio};
+use crate::stats::{Spread, cell, middle, paired_ratio};
 use crate::topology::GUEST_MTU;
 
 /// Where the echo listens.
@@ -167,7 +167,7 @@ impl Experiment for SwitchLatency {
         let rows: Vec<Row> = from_values(rows)?;
         let mut text = format!(
             "One TCP connection between two containers, each with its host on a processor of its own; requests and answers of {} bytes, one \
-             at a time. Medians over the repetitions. What a switch adds is beyond a veth pair between the containers; both \
+             at a time. Medians, and in brackets the least and the most of the repetitions. What a switch adds is beyond a veth pair between the containers; both \
              hosts' switches, and the link between them, are in it, there and back.\n",
             ping_pong::MESSAGE_LEN
         );
@@ -175,14 +175,14 @@ impl Experiment for SwitchLatency {
             text += &format!("\n### Requests {pace}\n\n");
             let mut table = Table::new(&["between", "P50 µs", "P99 µs", "added, P50 µs", "P50 of Open vSwitch's"]);
             for mode in modes(&rows) {
-                let of = |mode, field| medians(&rows, mode, pace, field).unwrap_or(f64::NAN);
+                let of = |mode, field| spread(&rows, mode, pace, field);
                 let p50: fn(&Row) -> f64 = |r| r.latency_us_p50;
                 table.row(vec![
                     mode.to_string(),
-                    number(of(mode, p50)),
-                    number(of(mode, |r| r.latency_us_p99)),
-                    number(of(mode, p50) - of(Between::Veth, p50)),
-                    factor(of(mode, p50), of(OVS, p50)),
+                    cell(of(mode, p50)),
+                    cell(of(mode, |r| r.latency_us_p99)),
+                    number(middle(of(mode, p50)) - middle(of(Between::Veth, p50))),
+                    factor(middle(of(mode, p50)), middle(of(OVS, p50))),
                 ]);
             }
             text += &table.render();
@@ -193,23 +193,11 @@ impl Experiment for SwitchLatency {
     fn plots(&self, rows: &[Value], directory: &Path) -> Result<Vec<PathBuf>> {
         let rows: Vec<Row> = from_values(rows)?;
         let modes = modes(&rows);
+        let paces =
+            [(Series::on("back to back"), Pace::BackToBack), (Series::off("1000 a second"), Pace::ThousandPerSecond)];
         let panel = |title: &str, field: fn(&Row) -> f64| {
-            let line = |pace| -> Vec<(f64, f64)> {
-                let at = |(x, mode): (usize, &Between)| Some((x as f64, medians(&rows, *mode, pace, field)?));
-                modes.iter().enumerate().filter_map(at).collect()
-            };
-            Panel {
-                title: title.to_owned(),
-                x_title: "between the guests".to_owned(),
-                y_title: title.to_owned(),
-                log_y: false,
-                categories: modes.iter().map(Between::to_string).collect(),
-                lines: vec![
-                    (Series::on("back to back"), line(Pace::BackToBack)),
-                    (Series::off("1000 a second"), line(Pace::ThousandPerSecond)),
-                ],
-                marks: Vec::new(),
-            }
+            let x = ("between the guests", modes.as_slice());
+            Panel::over(title, x, (title, false), &paces, |pace, mode| spread(&rows, *mode, pace, field))
         };
         let panels = [panel("P50 [µs]", |r| r.latency_us_p50), panel("P99 [µs]", |r| r.latency_us_p99)];
         Ok(vec![plot::draw(&directory.join("latency.svg"), &panels, 2)?])
@@ -281,8 +269,8 @@ fn modes(rows: &[Row]) -> Vec<Between> {
 }
 
 /// The median over repetitions; `None` if that was not measured.
-fn medians(rows: &[Row], mode: Between, pace: Pace, field: fn(&Row) -> f64) -> Option<f64> {
-    median_of(rows.iter().filter(|row| row.mode == mode && row.pace == pace).map(field))
+fn spread(rows: &[Row], mode: Between, pace: Pace, field: fn(&Row) -> f64) -> Option<Spread> {
+    Spread::of(rows.iter().filter(|row| row.mode == mode && row.pace == pace).map(field))
 }
 
 #[cfg(test)]

@@ -20,9 +20,9 @@ use crate::programs::iperf3;
 use crate::programs::redis_benchmark::{self, Load};
 use crate::programs::redis_server::RedisServer;
 use crate::progress::Progress;
-use crate::report::{Table, factor, number};
+use crate::report::{Table, factor};
 use crate::results::{from_values, to_values};
-use crate::stats::{median_of, paired_ratio};
+use crate::stats::{Spread, cell, middle, paired_ratio};
 
 /// The experiment.
 #[derive(Debug, Clone, Copy)]
@@ -109,7 +109,7 @@ impl Experiment for SwitchOverall {
         let mut text = String::from(
             "Containers on two hosts; each host, its switch and its guest share one processor. One TCP flow of `iperf3`; \
              `redis-benchmark`, `GET`, over persistent connections, and with one connection for each request. No loss. \
-             Medians; in brackets, over Open vSwitch's.\n",
+             Medians, in brackets the least and the most of the repetitions, and the medians over Open vSwitch's.\n",
         );
         for security_groups in [false, true] {
             if !rows.iter().any(|row| row.security_groups == security_groups) {
@@ -120,16 +120,15 @@ impl Experiment for SwitchOverall {
             let titles: Vec<&str> = ["mode"].into_iter().chain(MEASURES.map(|(title, _)| title)).collect();
             let mut table = Table::new(&titles);
             for mode in Mode::ALL {
-                let of = |mode, field| medians(&rows, mode, security_groups, field);
+                let of = |mode, field| spread(&rows, mode, security_groups, field);
                 if of(mode, |r| r.requests_per_s).is_none() {
                     continue;
                 }
-                let cell = |(_, field): Measure| {
+                let against = |(_, field): Measure| {
                     let (own, peer) = (of(mode, field), of(Mode::OpenVswitch, field));
-                    let own = own.unwrap_or(f64::NAN);
-                    format!("{} ({})", number(own), factor(own, peer.unwrap_or(f64::NAN)))
+                    format!("{}, {}", cell(own), factor(middle(own), middle(peer)))
                 };
-                table.row([mode.name().to_owned()].into_iter().chain(MEASURES.map(cell)).collect());
+                table.row([mode.name().to_owned()].into_iter().chain(MEASURES.map(against)).collect());
             }
             text += &table.render();
         }
@@ -138,24 +137,10 @@ impl Experiment for SwitchOverall {
 
     fn plots(&self, rows: &[Value], directory: &Path) -> Result<Vec<PathBuf>> {
         let rows: Vec<Row> = from_values(rows)?;
+        let modes = Mode::ALL.map(|mode| (mode.into(), mode));
         let panel = |(title, field): Measure| {
-            let line = |mode| -> Vec<(f64, f64)> {
-                let at = |(x, groups)| Some((x, medians(&rows, mode, groups, field)?));
-                [(0.0, false), (1.0, true)].into_iter().filter_map(at).collect()
-            };
-            Panel {
-                title: title.to_owned(),
-                x_title: "security groups".to_owned(),
-                y_title: title.to_owned(),
-                log_y: false,
-                categories: vec!["without".to_owned(), "with".to_owned()],
-                lines: Mode::ALL
-                    .map(|mode| (mode.into(), line(mode)))
-                    .into_iter()
-                    .filter(|(_, l)| !l.is_empty())
-                    .collect(),
-                marks: Vec::new(),
-            }
+            let x = ("security groups", &["without", "with"][..]);
+            Panel::over(title, x, (title, false), &modes, |mode, groups| spread(&rows, mode, *groups == "with", field))
         };
         let panels = [MEASURES[0], MEASURES[1], MEASURES[3]].map(panel);
         Ok(vec![plot::draw(&directory.join("overall.svg"), &panels, 3)?])
@@ -230,8 +215,8 @@ fn requests(
 }
 
 /// The median over repetitions; `None` if that was not measured.
-fn medians(rows: &[Row], mode: Mode, security_groups: bool, field: fn(&Row) -> f64) -> Option<f64> {
-    median_of(rows.iter().filter(|r| r.mode == mode && r.security_groups == security_groups).map(field))
+fn spread(rows: &[Row], mode: Mode, security_groups: bool, field: fn(&Row) -> f64) -> Option<Spread> {
+    Spread::of(rows.iter().filter(|r| r.mode == mode && r.security_groups == security_groups).map(field))
 }
 
 #[cfg(test)]
@@ -271,7 +256,7 @@ mod tests {
     fn the_report_has_a_table_for_each_kind_of_network_that_was_measured() {
         let rows = [row(Mode::OpenVswitch, false, 1.0), row(Mode::Bifrost, false, 2.0)];
         let report = SwitchOverall.report(&to_values(&rows).unwrap()).unwrap();
-        assert!(report.contains("2.000 (2.00x)"), "{report}");
+        assert!(report.contains("2.000, 2.00x"), "{report}");
         assert!(!report.contains("With security groups"));
     }
 }

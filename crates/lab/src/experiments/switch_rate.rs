@@ -19,9 +19,9 @@ use crate::options::Mode;
 use crate::plot::{self, Panel, Series};
 use crate::programs::testpmd;
 use crate::progress::Progress;
-use crate::report::{Table, factor, number};
+use crate::report::{Table, factor};
 use crate::results::{from_values, to_values};
-use crate::stats::{median_of, paired_ratio};
+use crate::stats::{Spread, cell, middle, paired_ratio};
 
 /// Conversations that the packets belong to.
 const FLOWS: [u32; 2] = [1, 10_000];
@@ -116,21 +116,21 @@ impl Experiment for SwitchRate {
         let mut table = Table::new(&["flows", "switch", "million packets/s", "missing, %", "over Open vSwitch"]);
         for flows in FLOWS {
             for mode in Switch::ALL {
-                let of = |mode, field| medians(&rows, mode, flows, field).unwrap_or(f64::NAN);
-                let rate: fn(&Row) -> f64 = |r| r.packets_per_s;
+                let of = |mode, field| spread(&rows, mode, flows, field);
+                let rate: fn(&Row) -> f64 = |r| r.packets_per_s / 1e6;
                 table.row(vec![
                     flows.to_string(),
                     mode.to_string(),
-                    number(of(mode, rate) / 1e6),
-                    number(of(mode, |r| r.missing_percent)),
-                    factor(of(mode, rate), of(Switch::OvsDpdk, rate)),
+                    cell(of(mode, rate)),
+                    cell(of(mode, |r| r.missing_percent)),
+                    factor(middle(of(mode, rate)), middle(of(Switch::OvsDpdk, rate))),
                 ]);
             }
         }
         Ok(format!(
             "Frames of 64 bytes circle: from a vhost-user port into VXLAN, to a mirror, back, and to the same port; one processor for \
              the switch and the mirror, one for the guest. Packets that came back, with {} to {} under way, whichever are \
-             carried best. Medians.\n\n{}",
+             carried best. Medians, and in brackets the least and the most of the repetitions.\n\n{}",
             BURSTS * 32,
             BURSTS * 32 * STEPS,
             table.render()
@@ -139,23 +139,14 @@ impl Experiment for SwitchRate {
 
     fn plots(&self, rows: &[Value], directory: &Path) -> Result<Vec<PathBuf>> {
         let rows: Vec<Row> = from_values(rows)?;
-        let line = |mode| -> Vec<(f64, f64)> {
-            let at =
-                |(x, flows): (usize, &u32)| Some((x as f64, medians(&rows, mode, *flows, |r| r.packets_per_s)? / 1e6));
-            FLOWS.iter().enumerate().filter_map(at).collect()
-        };
-        let panel = Panel {
-            title: "out in VXLAN and back".to_owned(),
-            x_title: "flows".to_owned(),
-            y_title: "million packets/s".to_owned(),
-            log_y: false,
-            categories: FLOWS.map(|flows| flows.to_string()).to_vec(),
-            lines: vec![
-                (Series::on("bifrostd"), line(Switch::Off)),
-                (Series::off("Open vSwitch with DPDK"), line(Switch::OvsDpdk)),
-            ],
-            marks: Vec::new(),
-        };
+        let series = [(Series::on("bifrostd"), Switch::Off), (Series::off("Open vSwitch with DPDK"), Switch::OvsDpdk)];
+        let panel = Panel::over(
+            "out in VXLAN and back",
+            ("flows", &FLOWS[..]),
+            ("million packets/s", false),
+            &series,
+            |mode, flows| spread(&rows, mode, *flows, |r| r.packets_per_s / 1e6),
+        );
         Ok(vec![plot::draw(&directory.join("rate.svg"), &[panel], 1)?])
     }
 
@@ -173,8 +164,8 @@ impl Experiment for SwitchRate {
 }
 
 /// The median over repetitions; `None` if that was not measured.
-fn medians(rows: &[Row], mode: Switch, flows: u32, field: fn(&Row) -> f64) -> Option<f64> {
-    median_of(rows.iter().filter(|row| row.mode == mode && row.flows == flows).map(field))
+fn spread(rows: &[Row], mode: Switch, flows: u32, field: fn(&Row) -> f64) -> Option<Spread> {
+    Spread::of(rows.iter().filter(|row| row.mode == mode && row.flows == flows).map(field))
 }
 
 fn measure(lab: &Lab, mode: Switch, flows: u32, repetition: u32, seconds: f64) -> Result<Row> {

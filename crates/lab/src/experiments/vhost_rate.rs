@@ -17,7 +17,7 @@ use crate::plot::{self, Panel, Series};
 use crate::progress::Progress;
 use crate::report::{Table, number};
 use crate::results::{from_values, to_values};
-use crate::stats::{median_of, paired_ratio};
+use crate::stats::{Spread, cell, paired_ratio};
 
 /// Bytes of a frame on a wire, its four bytes of checksum included, which no virtual port sees.
 const FRAME_BYTES: [u32; 2] = [64, 1500];
@@ -110,43 +110,33 @@ impl Experiment for VhostRate {
             Table::new(&["switch", "frame, bytes", "million packets/s", "cycles a packet", "of DPDK's rate, %"]);
         for frame_bytes in FRAME_BYTES {
             for mode in Switch::ALL {
-                let of = |field: fn(&Row) -> f64| medians(&rows, mode, frame_bytes, field).unwrap_or(f64::NAN);
+                let of = |field: fn(&Row) -> f64| spread(&rows, mode, frame_bytes, field);
                 table.row(vec![
                     mode.to_string(),
                     frame_bytes.to_string(),
-                    number(of(|r| r.packets_per_s) / 1e6),
-                    format!("{:.0}", of(|r| r.cycles_per_packet)),
+                    cell(of(|r| r.packets_per_s / 1e6)),
+                    cell(of(|r| r.cycles_per_packet)),
                     number(share(&rows, frame_bytes).filter(|_| mode == Switch::Off).unwrap_or(100.0)),
                 ]);
             }
         }
         Ok(format!(
             "`dpdk-testpmd` with two `net_virtio_user` ports lets {CIRCLING} packets circle in each direction; both directions count. \
-             One processor for the switch, one for the guest. Medians.\n\n{}",
+             One processor for the switch, one for the guest. Medians, and in brackets the least and the most of the repetitions.\n\n{}",
             table.render()
         ))
     }
 
     fn plots(&self, rows: &[Value], directory: &Path) -> Result<Vec<PathBuf>> {
         let rows: Vec<Row> = from_values(rows)?;
-        let line = |mode| {
-            FRAME_BYTES
-                .iter()
-                .filter_map(|&size| Some((f64::from(size), medians(&rows, mode, size, |r| r.packets_per_s)? / 1e6)))
-                .collect()
-        };
-        let panel = Panel {
-            title: "between two vhost-user ports".to_owned(),
-            x_title: "frame [bytes]".to_owned(),
-            y_title: "million packets/s".to_owned(),
-            log_y: false,
-            categories: Vec::new(),
-            lines: vec![
-                (Series::on("bifrostd"), line(Switch::Off)),
-                (Series::off("DPDK's vhost back-end"), line(Switch::DpdkVhost)),
-            ],
-            marks: Vec::new(),
-        };
+        let series = [(Series::on("bifrostd"), Switch::Off), (Series::off("DPDK's vhost back-end"), Switch::DpdkVhost)];
+        let panel = Panel::over(
+            "between two vhost-user ports",
+            ("frame [bytes]", &FRAME_BYTES[..]),
+            ("million packets/s", false),
+            &series,
+            |mode, bytes| spread(&rows, mode, *bytes, |r| r.packets_per_s / 1e6),
+        );
         Ok(vec![plot::draw(&directory.join("rate.svg"), &[panel], 1)?])
     }
 
@@ -173,8 +163,8 @@ fn share(rows: &[Row], frame_bytes: u32) -> Option<f64> {
 }
 
 /// The median over repetitions; `None` if that was not measured.
-fn medians(rows: &[Row], mode: Switch, frame_bytes: u32, field: fn(&Row) -> f64) -> Option<f64> {
-    median_of(rows.iter().filter(|row| row.mode == mode && row.frame_bytes == frame_bytes).map(field))
+fn spread(rows: &[Row], mode: Switch, frame_bytes: u32, field: fn(&Row) -> f64) -> Option<Spread> {
+    Spread::of(rows.iter().filter(|row| row.mode == mode && row.frame_bytes == frame_bytes).map(field))
 }
 
 fn measure(lab: &Lab, mode: Switch, frame_bytes: u32, repetition: u32, seconds: f64) -> Result<Row> {
