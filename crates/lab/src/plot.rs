@@ -118,12 +118,16 @@ const HEIGHT: u32 = 360;
 pub fn draw(path: &Path, panels: &[Panel], columns: usize) -> Result<PathBuf> {
     let columns = columns.clamp(1, panels.len().max(1));
     let rows = panels.len().div_ceil(columns).max(1);
-    let size = (WIDTH * u32::try_from(columns)?, HEIGHT * u32::try_from(rows)?);
+    // As high as the longest needs it, so that all axes are alike.
+    let legend = panels.iter().map(|panel| legend_height(panel.lines.len())).max().unwrap_or(0);
+    let size = (WIDTH * u32::try_from(columns)?, (HEIGHT + legend) * u32::try_from(rows)?);
     let failed = |error: &dyn std::fmt::Display| anyhow!("drawing {}: {error}", path.display());
     let root = SVGBackend::new(path, size).into_drawing_area();
     root.fill(&WHITE).map_err(|e| failed(&e))?;
     for (area, panel) in root.split_evenly((rows, columns)).iter().zip(panels) {
-        draw_panel(area, panel).map_err(|e| failed(&e))?;
+        let (axes, below) = area.split_vertically(HEIGHT);
+        draw_panel(&axes, panel).map_err(|e| failed(&e))?;
+        draw_legend(&below, panel).map_err(|e| failed(&e))?;
     }
     root.present().map_err(|e| failed(&e))?;
     drop(root);
@@ -159,6 +163,30 @@ fn label(mode: Mode) -> &'static str {
 }
 
 type Area<'a> = DrawingArea<SVGBackend<'a>, Shift>;
+
+/// Entries of a legend beside each other, and the height of a line of them.
+const LEGEND: (usize, u32) = (3, 20);
+
+fn legend_height(entries: usize) -> u32 {
+    entries.div_ceil(LEGEND.0) as u32 * LEGEND.1 + 8
+}
+
+/// Who is who, below the axes, where it hides nothing.
+fn draw_legend(area: &Area<'_>, panel: &Panel) -> Result<()> {
+    let failed = |error: &dyn std::fmt::Display| anyhow!("{error}");
+    for (index, (of, _)) in panel.lines.iter().enumerate() {
+        let (column, line) = ((index % LEGEND.0) as i32, (index / LEGEND.0) as i32);
+        let (x, y) = (24 + column * (WIDTH as i32 - 24) / LEGEND.0 as i32, line * LEGEND.1 as i32 + 8);
+        area.draw(&PathElement::new([(x, y), (x + 16, y)], of.color.stroke_width(2))).map_err(|e| failed(&e))?;
+        area.draw(&Text::new(of.label, (x + 22, y - 7), ("sans-serif", 13))).map_err(|e| failed(&e))?;
+    }
+    Ok(())
+}
+
+/// A label of an axis: what binary fractions add is not shown.
+fn label_of(value: f64) -> String {
+    if value >= 10_000.0 { format!("{:.0}k", value / 1000.0) } else { format!("{}", (value * 1e6).round() / 1e6) }
+}
 
 fn draw_panel(area: &Area<'_>, panel: &Panel) -> Result<()> {
     let ends = |(x, spread): &(f64, Spread)| [(*x, spread.least), (*x, spread.most)];
@@ -203,7 +231,7 @@ where
     let failed = |error: &dyn std::fmt::Display| anyhow!("{error}");
     let categories = panel.categories.clone();
     let x_label = move |x: &f64| match categories.as_slice() {
-        [] => format!("{x}"),
+        [] => label_of(*x),
         names if (x - x.round()).abs() < 0.01 && *x > -0.01 => {
             names.get(x.round() as usize).cloned().unwrap_or_default()
         }
@@ -213,7 +241,7 @@ where
         .configure_mesh()
         .x_labels(if panel.categories.is_empty() { 10 } else { panel.categories.len() + 1 })
         .x_label_formatter(&x_label)
-        .y_label_formatter(&|y| if *y >= 10_000.0 { format!("{:.0}k", y / 1000.0) } else { format!("{y}") })
+        .y_label_formatter(&|y| label_of(*y))
         .x_desc(&panel.x_title)
         .y_desc(&panel.y_title)
         .light_line_style(WHITE)
@@ -228,8 +256,7 @@ where
     for (of, line) in &panel.lines {
         let color = of.color;
         let series = LineSeries::new(line.iter().copied(), color.stroke_width(2));
-        let annotated = chart.draw_series(series).map_err(|e| failed(&e))?;
-        annotated.label(of.label).legend(move |(x, y)| PathElement::new([(x, y), (x + 16, y)], color.stroke_width(2)));
+        chart.draw_series(series).map_err(|e| failed(&e))?;
         if !panel.categories.is_empty() {
             let dots = line.iter().map(|point| Circle::new(*point, 3, color.filled()));
             chart.draw_series(dots).map_err(|e| failed(&e))?;
@@ -242,13 +269,7 @@ where
             chart.draw_series(LineSeries::new([from, (*x, spread.most)], of.color)).map_err(|e| failed(&e))?;
         }
     }
-    chart
-        .configure_series_labels()
-        .position(if panel.log_y { SeriesLabelPosition::UpperLeft } else { SeriesLabelPosition::LowerLeft })
-        .background_style(WHITE.mix(0.8))
-        .border_style(BLACK.mix(0.3))
-        .draw()
-        .map_err(|e| failed(&e))
+    Ok(())
 }
 
 #[cfg(test)]
@@ -273,6 +294,7 @@ mod tests {
         };
         let empty = Panel { lines: Vec::new(), whiskers: Vec::new(), ..panel(true, &[]) };
         let panels = [panel(true, &["0", "1"]), panel(false, &[]), empty];
+        assert_eq!([0.1 + 0.2, 20_000.0, 0.0].map(label_of), ["0.3", "20k", "0"]);
         let path = draw(&directory.path().join("plot.svg"), &panels, 2).unwrap();
         let text = std::fs::read_to_string(path).unwrap();
         assert!(text.starts_with("<svg") && text.contains("kernel VXLAN") && text.contains("failure"));
