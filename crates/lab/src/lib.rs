@@ -23,6 +23,7 @@ pub mod netns;
 pub mod options;
 pub mod plot;
 pub mod process;
+pub mod processor;
 pub mod programs;
 pub mod progress;
 pub mod report;

@@ -72,6 +72,7 @@ fn all() -> Vec<Value> {
         attempts: 2,
         standstills: 3,
         standstill_ms_max: 9.5,
+        processor_percent: [("idle".to_owned(), 12.5)].into(),
     };
     let path_failure = path_failure::Row {
         mode: Mode::Bifrost,
@@ -218,6 +219,7 @@ fn all() -> Vec<Value> {
         mode: Switch::Off,
         repetition: 0,
         sessions: 999_999,
+        new_sessions_per_s: Some(2e5),
         refresh_s: [5.0, 6.5],
         bin_ends_s: vec![0.2, 0.4],
         packets_per_s: vec![5e5, 4e5],

@@ -13,11 +13,12 @@ use crate::inject;
 use crate::interrupt;
 use crate::options::{Guests, Injector, Mode, Op};
 use crate::plot::{self, Panel};
+use crate::processor::{PARTS, Reading, Shares};
 use crate::programs::key_value_client;
 use crate::programs::redis_benchmark::{self, Load, Measurement};
 use crate::programs::redis_server::{self, PORT, RedisServer};
 use crate::progress::Progress;
-use crate::report::{Table, factor};
+use crate::report::{Table, factor, number};
 use crate::results::{from_values, to_values};
 use crate::standstill::{self, Standstill};
 use crate::stats::{Spread, cell, distinct, distinct_values, median_of, middle, paired_ratio};
@@ -76,6 +77,9 @@ pub struct Row {
     pub standstills: u32,
     /// The longest of them, ms; 0 if there was none.
     pub standstill_ms_max: f64,
+    /// Where the time of all processors went meanwhile, percent.
+    #[serde(default)]
+    pub processor_percent: Shares,
 }
 
 impl Experiment for RedisLoss {
@@ -190,6 +194,7 @@ impl Experiment for RedisLoss {
                 text += &table.render();
             }
         }
+        text += &profile(&rows);
         let again = rows.iter().filter(|row| row.attempts > 1).count();
         if again > 0 {
             text += &format!(
@@ -284,6 +289,45 @@ impl Experiment for RedisLoss {
         }
         Ok(bars)
     }
+}
+
+/// What is behind a tail that does not come from losses, and behind a throughput: the tail that is there without loss, and who used the
+/// processors.
+fn profile(rows: &[Row]) -> String {
+    let mut text = String::from("\n### Where the time goes\n\n");
+    for op in distinct(rows, |row| row.op) {
+        let tail = |loss| middle(spread(rows, Mode::Bifrost, Injector::Wire, loss, op, |row| row.latency_ms_p99_9));
+        let (without, with) = (tail(0.0), tail(1.0));
+        if without.is_finite() && with.is_finite() {
+            text += &format!(
+                "`{}`: of BIFROST's P99.9 at 1 % loss on the wire, {} ms, {} ms are there without a lost packet: requests wait for a processor.\n",
+                op.name(),
+                number(with),
+                number(without)
+            );
+        }
+    }
+    let mut table = Table::new(&[&["loss", "mode"][..], &PARTS].concat());
+    let measured =
+        |row: &&Row| row.injector == Injector::Wire && row.op == Op::Get && !row.processor_percent.is_empty();
+    let rows: Vec<Row> = rows.iter().filter(measured).cloned().collect();
+    for loss in [0.0, 1.0] {
+        for mode in distinct(&rows, |row| row.mode) {
+            let of = rows.iter().filter(|row| row.mode == mode && row.loss_percent == loss);
+            let share = |part: &str| median_of(of.clone().filter_map(|row| row.processor_percent.get(part).copied()));
+            let mut cells = vec![format!("{loss} %"), mode.name().to_owned()];
+            cells.extend(PARTS.map(|part| number(share(part).unwrap_or(f64::NAN))));
+            table.row(cells);
+        }
+    }
+    if !rows.is_empty() {
+        text += &format!(
+            "\nThe time of both processors during `get` with loss on the wire, percent, medians; *switch*: all daemons in user space, *switch's kernel*: \
+             their system calls, in which guests' TCP runs, too; a kernel's VXLAN has none of both:\n\n{}",
+            table.render()
+        );
+    }
+    text
 }
 
 /// The median over all points and repetitions of how many times what it is in strict order BIFROST's is: two seconds of one point
@@ -394,7 +438,9 @@ impl Bench {
         // Counts the drops anew.
         self.inject(point, point.loss_percent)?;
         let watch = standstill::Watch::start()?;
+        let before = Reading::take()?;
         let measured = self.benchmark(lab, point.op, requests, &point.name())?;
+        let processor_percent = Reading::take()?.since(&before);
         let seen = watch.finish()?;
         let (seen, paced) = match self.network.machines.first_mut() {
             None => (seen, None),
@@ -431,6 +477,7 @@ impl Bench {
             attempts: 1,
             standstills: seen.len() as u32,
             standstill_ms_max: seen.iter().map(|s| s.length).max().unwrap_or_default().as_secs_f64() * 1000.0,
+            processor_percent,
         };
         Ok((seen, row))
     }

@@ -24,7 +24,7 @@ use crate::plot::{self, Panel, Series};
 use crate::progress::Progress;
 use crate::report::Table;
 use crate::results::{from_values, to_values};
-use crate::stats::{Spread, cell, mean, median_of};
+use crate::stats::{Spread, cell, mean, median_of, paired_ratio};
 
 /// Conversations of the guest.
 const SESSIONS: u32 = 1_000_000;
@@ -38,6 +38,8 @@ const BIN: Duration = Duration::from_millis(200);
 const WINDOW: usize = 5;
 /// From the beginning of the refresh until its effect must have passed.
 const BACK: Duration = Duration::from_secs(3);
+/// How often the switch is asked how many it knows, while it learns of them.
+const ASK_AGAIN: Duration = Duration::from_millis(100);
 /// How long the switch may take to learn of the conversations.
 const PATIENCE: Duration = Duration::from_secs(60);
 
@@ -62,6 +64,10 @@ pub struct Row {
     pub repetition: u32,
     /// Conversations that the switch remembered when the refresh began.
     pub sessions: u64,
+    /// New conversations a second, while it learnt of those from the tenth to the ninetieth percent; each begins with a packet that has
+    /// to pass the rules, be remembered and leave.
+    #[serde(default)]
+    pub new_sessions_per_s: Option<f64>,
     /// When the command was given that changes all routes, and when it had returned; from the beginning of the first bin, s.
     pub refresh_s: [f64; 2],
     /// Where each bin ends, from the beginning of the first, s.
@@ -143,6 +149,7 @@ impl Experiment for RouteRefresh {
         let mut table = Table::new(&[
             "switch",
             "conversations",
+            "new ones a second",
             "million packets/s before",
             "lowest second before, %",
             "lowest second since, %",
@@ -156,6 +163,7 @@ impl Experiment for RouteRefresh {
             table.row(vec![
                 mode.to_string(),
                 of(|r| r.sessions as f64),
+                of(|r| r.new_sessions_per_s.unwrap_or(f64::NAN)),
                 of(|r| r.before() / 1e6),
                 of(|r| r.lowest_before(WINDOW)),
                 of(|r| r.lowest_since(WINDOW)),
@@ -204,6 +212,13 @@ impl Experiment for RouteRefresh {
             rows.iter().filter(|row| row.mode == Switch::Off).map(field).reduce(|a, b| if a < b { a } else { b })
         };
         let middle = |field: fn(&Row) -> f64| median_of(rows.iter().filter(|row| row.mode == Switch::Off).map(field));
+        let is = |mode| move |row: &Row| row.mode == mode && row.new_sessions_per_s.is_some();
+        let new = paired_ratio(
+            &rows,
+            |r| r.repetition,
+            (is(Switch::Off), is(Switch::OvsDpdk)),
+            |r| r.new_sessions_per_s.unwrap_or(f64::NAN),
+        );
         // One conversation is with the guest itself.
         let sessions = f64::from(SESSIONS - 1);
         Ok(vec![
@@ -215,6 +230,7 @@ impl Experiment for RouteRefresh {
                 "sessions",
             )
             .exact(),
+            Bar::new("new conversations a second, over Open vSwitch with DPDK", new, Sense::AtLeast, 2.0, "x"),
             Bar::new(
                 "lowest second since the refresh began, of the mean before",
                 middle(|r| r.lowest_since(WINDOW)),
@@ -277,9 +293,11 @@ fn measure(lab: &Lab, mode: Switch, repetition: u32, seconds: f64) -> Result<Row
     let mut guest = bench.guest(&["--forward-mode=flowgen", &format!("--flowgen-flows={SESSIONS}")], &logs)?;
     guest.tell("start")?;
     let deadline = Instant::now() + PATIENCE;
-    while switch.sessions()? < u64::from(SESSIONS - 1) && Instant::now() < deadline {
+    let mut learnt = Vec::new();
+    while learnt.last().is_none_or(|&(_, known)| known < u64::from(SESSIONS - 1)) && Instant::now() < deadline {
         switch.check_alive()?;
-        interrupt::sleep(Duration::from_millis(500))?;
+        learnt.push((Instant::now(), switch.sessions()?));
+        interrupt::sleep(ASK_AGAIN)?;
     }
     let changed = flows(1);
     if let Running::Bifrost { configuration: file, .. } = &switch {
@@ -314,6 +332,7 @@ fn measure(lab: &Lab, mode: Switch, repetition: u32, seconds: f64) -> Result<Row
         mode,
         repetition,
         sessions,
+        new_sessions_per_s: pace(&learnt),
         refresh_s: refreshed.map(since),
         bin_ends_s: counts.iter().skip(1).map(|&(at, _)| since(at)).collect(),
         packets_per_s: counts.windows(2).map(rate).collect(),
@@ -322,6 +341,14 @@ fn measure(lab: &Lab, mode: Switch, repetition: u32, seconds: f64) -> Result<Row
         bail!("no packet leaves the switch (see {})", logs.display());
     }
     Ok(row)
+}
+
+/// How fast conversations became known, a second, from the first time that a tenth of them was until nine tenths were.
+fn pace(learnt: &[(Instant, u64)]) -> Option<f64> {
+    let at = |share: u64| learnt.iter().find(|(_, known)| *known >= u64::from(SESSIONS) * share / 10);
+    let ((from, few), (to, most)) = at(1).zip(at(9))?;
+    let took = to.duration_since(*from).as_secs_f64();
+    (took > 0.0).then(|| (most - few) as f64 / took)
 }
 
 /// What arrived at the far end so far, again and again.
@@ -361,6 +388,7 @@ mod tests {
             mode: Switch::Off,
             repetition: 0,
             sessions: 999_999,
+            new_sessions_per_s: Some(2e5),
             refresh_s: [1.0, 2.0],
             packets_per_s: ends.iter().map(rate).collect(),
             bin_ends_s: ends,
@@ -370,13 +398,25 @@ mod tests {
     #[test]
     fn each_bar_can_fail() {
         let passed = |row: Row| -> Vec<bool> {
-            RouteRefresh.bars(&to_values(&[row]).unwrap()).unwrap().iter().map(Bar::passes).collect()
+            let other = Row { mode: Switch::OvsDpdk, new_sessions_per_s: Some(1e5), ..row.clone() };
+            RouteRefresh.bars(&to_values(&[other, row]).unwrap()).unwrap().iter().map(Bar::passes).collect()
         };
-        assert_eq!(passed(row(760.0, 960.0)), [true; 3]);
-        assert_eq!(passed(row(740.0, 960.0)), [true, false, true]);
-        assert_eq!(passed(row(760.0, 940.0)), [true, true, false]);
-        assert_eq!(passed(Row { sessions: 999_998, ..row(760.0, 960.0) }), [false, true, true]);
-        assert_eq!(passed(Row { mode: Switch::OvsDpdk, ..row(760.0, 960.0) }), [false; 3]);
+        assert_eq!(passed(row(760.0, 960.0)), [true; 4]);
+        assert_eq!(passed(row(740.0, 960.0)), [true, true, false, true]);
+        assert_eq!(passed(row(760.0, 940.0)), [true, true, true, false]);
+        assert_eq!(passed(Row { sessions: 999_998, ..row(760.0, 960.0) }), [false, true, true, true]);
+        assert_eq!(passed(Row { new_sessions_per_s: Some(1.9e5), ..row(760.0, 960.0) }), [true, false, true, true]);
+        assert_eq!(passed(Row { mode: Switch::OvsDpdk, ..row(760.0, 960.0) }), [false; 4]);
+    }
+
+    #[test]
+    fn the_pace_is_that_of_the_middle() {
+        let start = Instant::now();
+        let at = |seconds, known| (start + Duration::from_secs(seconds), known);
+        let learnt = [at(0, 0), at(5, 99_999), at(6, 200_000), at(7, 600_000), at(8, 900_000), at(20, 1_000_000)];
+        assert_eq!(pace(&learnt), Some(350_000.0));
+        assert_eq!(pace(&learnt[..4]), None, "it never came so far");
+        assert_eq!(pace(&[at(0, 1_000_000)]), None, "in no time");
     }
 
     #[test]

@@ -20,6 +20,7 @@ fn row(mode: Mode, loss_percent: f64, op: Op, repetition: u32, rps: f64, tail: f
         attempts: 1,
         standstills: 0,
         standstill_ms_max: 0.0,
+        processor_percent: Shares::new(),
     }
 }
 

@@ -1,0 +1,135 @@
+//! Where the processors' time goes: the profile behind a comparison of switches that share processors with their guests.
+
+use std::collections::BTreeMap;
+use std::fs;
+
+use anyhow::{Context, Result};
+
+/// Whose time, and how much of that of all processors it is, percent; together 100.
+pub type Shares = BTreeMap<String, f64>;
+
+/// Programs that are told by name: what is told of them, by the beginning of their names as the kernel has them.
+const SWITCHES: [&str; 2] = ["bifrostd", "ovs-vswitchd"];
+const SERVERS: [&str; 1] = ["redis-server"];
+
+/// In the order of reports.
+pub const PARTS: [&str; 6] = ["switch", "switch's kernel", "server", "load and all else", "interrupts", "idle"];
+
+/// What the kernel has counted so far, ticks.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Reading {
+    /// Of each process that is a switch or a server: which, and its time in user space and in the kernel.
+    processes: BTreeMap<u32, (bool, [u64; 2])>,
+    interrupts: u64,
+    idle: u64,
+    total: u64,
+}
+
+impl Reading {
+    /// Asks the kernel.
+    ///
+    /// # Errors
+    /// `/proc` cannot be read.
+    pub fn take() -> Result<Self> {
+        let mut reading = Self::default();
+        reading.add_processors(&fs::read_to_string("/proc/stat").context("reading /proc/stat")?)?;
+        for entry in fs::read_dir("/proc").context("reading /proc")?.flatten() {
+            let Some(pid) = entry.file_name().to_str().and_then(|name| name.parse().ok()) else { continue };
+            // It may have ended.
+            let Ok(text) = fs::read_to_string(entry.path().join("stat")) else { continue };
+            reading.add_process(pid, &text);
+        }
+        Ok(reading)
+    }
+
+    /// Where the time from `earlier` until now went.
+    pub fn since(&self, earlier: &Reading) -> Shares {
+        let total = (self.total - earlier.total).max(1) as f64;
+        let percent = |ticks: u64| 100.0 * ticks as f64 / total;
+        let mut of = [[0; 2]; 2];
+        for (pid, (is_switch, now)) in &self.processes {
+            let before = earlier.processes.get(pid).map_or([0; 2], |(_, before)| *before);
+            for (sum, (now, before)) in of[usize::from(*is_switch)].iter_mut().zip(now.iter().zip(before)) {
+                *sum += now.saturating_sub(before);
+            }
+        }
+        let [[server_user, server_kernel], [user, kernel]] = of;
+        let known = [
+            percent(user),
+            percent(kernel),
+            percent(server_user + server_kernel),
+            percent(self.interrupts - earlier.interrupts),
+            percent(self.idle - earlier.idle),
+        ];
+        // Ticks are counted with different clocks: what is left may be a little below nothing.
+        let rest = (100.0 - known.iter().sum::<f64>()).max(0.0);
+        let [switch, kernel, server, interrupts, idle] = known;
+        PARTS.map(str::to_owned).into_iter().zip([switch, kernel, server, rest, interrupts, idle]).collect()
+    }
+
+    /// Reads the first line of `/proc/stat`: user, nice, system, idle, iowait, irq, softirq, steal.
+    fn add_processors(&mut self, text: &str) -> Result<()> {
+        let line = text.lines().find_map(|line| line.strip_prefix("cpu "));
+        let line = line.context("/proc/stat has no line of all processors")?;
+        let ticks: Vec<u64> = line.split_whitespace().take(8).map_while(|field| field.parse().ok()).collect();
+        let &[.., idle, wait, hard, soft, _steal] = ticks.as_slice() else {
+            anyhow::bail!("/proc/stat has an unknown format: `cpu {line}`");
+        };
+        (self.idle, self.interrupts, self.total) = (idle + wait, hard + soft, ticks.iter().sum());
+        Ok(())
+    }
+
+    /// Reads `/proc/PID/stat`: the name in brackets, and behind it, from the third field on, the others.
+    fn add_process(&mut self, pid: u32, text: &str) {
+        let Some((start, rest)) = text.rsplit_once(')') else { return };
+        let Some((_, name)) = start.split_once('(') else { return };
+        let is = |names: &[&str]| names.contains(&name);
+        if !is(&SWITCHES) && !is(&SERVERS) {
+            return;
+        }
+        // utime and stime are fields 14 and 15.
+        let mut fields = rest.split_whitespace().skip(11).map(|field| field.parse().unwrap_or(0));
+        let times = [fields.next().unwrap_or(0), fields.next().unwrap_or(0)];
+        self.processes.insert(pid, (is(&SWITCHES), times));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn reading(processors: &str, processes: &[(u32, &str)]) -> Reading {
+        let mut reading = Reading::default();
+        reading.add_processors(processors).unwrap();
+        processes.iter().for_each(|(pid, text)| reading.add_process(*pid, text));
+        reading
+    }
+
+    fn process(name: &str, user: u64, system: u64) -> String {
+        format!("7 ({name}) S 1 7 7 0 -1 4194560 100 0 0 0 {user} {system} 0 0 20 0 3 0 50 1000 200")
+    }
+
+    #[test]
+    fn all_time_goes_somewhere() {
+        let (bifrostd, redis, other) =
+            (process("bifrostd", 10, 20), process("redis-server", 5, 5), process("(odd) name", 90, 90));
+        let before =
+            reading("intr 1\ncpu  100 0 100 700 10 5 5 0 0 0\ncpu0 1\n", &[(7, &bifrostd), (8, &redis), (9, &other)]);
+        let (bifrostd, redis) = (process("bifrostd", 20, 60), process("redis-server", 15, 15));
+        let new = process("ovs-vswitchd", 1, 2);
+        let after = reading("cpu  150 0 200 720 20 7 13 0 0 0\n", &[(7, &bifrostd), (8, &redis), (11, &new)]);
+        let shares = after.since(&before);
+        let of = |name: &str| (shares[name] * 190.0 / 100.0).round() as u64;
+        assert_eq!(PARTS.map(of), [11, 42, 20, 77, 10, 30]);
+        assert!((shares.values().sum::<f64>() - 100.0).abs() < 1e-9, "{shares:?}");
+    }
+
+    #[test]
+    fn what_the_kernel_says_is_understood() {
+        let before = Reading::take().unwrap();
+        let after = Reading::take().unwrap();
+        assert!(after.total >= before.total && after.since(&before).len() == PARTS.len());
+        assert!(Reading::default().add_processors("cpu0 1 2\n").is_err());
+        assert!(Reading::default().add_processors("cpu 1 2 x\n").is_err());
+    }
+}
