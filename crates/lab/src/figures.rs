@@ -106,7 +106,7 @@ const MEASURED: &[(&str, &[Figure])] = &[
         &[figure(
             "NSDI'26 figure 15",
             "Two large flows together carry as much at every percentile, where they carry half of it when they are hashed onto one port.",
-            "Four links of 200 Mbit/s, not two ports of 3 Gbit/s; 2.5 s after the first half second, not 5 s. The limit is at the sender's end of each link, which \
+            "Four links of 200 Mbit/s, not two ports of 3 Gbit/s; 1.5 s after the first half second, not 5 s. The limit is at the sender's end of each link, which \
              is its only end. The paper's PS is mode `probe_switch`: ten probes a second over each path, and a switch of all that is plain VXLAN.",
         )],
     ),
@@ -184,7 +184,7 @@ const MEASURED: &[(&str, &[Figure])] = &[
             "SIGCOMM'24 figure 10",
             "With 2 million connections, refreshing the route table costs a quarter of the packet rate for seconds, where a path in hardware loses three quarters for \
              a minute.",
-            "A million connections on one core, Open vSwitch with DPDK beside it.",
+            "A million connections on one core, Open vSwitch with DPDK beside it. How fast it learns of them is told as well.",
         )],
     ),
     (

@@ -69,7 +69,7 @@ impl Experiment for Coverage {
     }
 
     fn run(&self, lab: &Lab) -> Result<Vec<Value>> {
-        let (repetitions, duration_s) = (lab.repetitions(3), lab.seconds(30.0, 5.0).ceil());
+        let (repetitions, duration_s) = (lab.repetitions(3), lab.seconds(20.0, 5.0).ceil());
         let mut progress = Progress::new(lab.options.modes.len() as u64 * u64::from(repetitions));
         let mut rows = Vec::new();
         for repetition in 0..repetitions {

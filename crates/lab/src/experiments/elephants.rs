@@ -112,7 +112,7 @@ impl Experiment for Elephants {
         ensure!(lab.options.cabling == Cabling::Paths, "elephants limits the links between two hosts: --cabling paths");
         let attempts = lab.options.repetitions.unwrap_or(if lab.options.quick { ATTEMPTS.1 } else { ATTEMPTS.0 });
         let points: Vec<Attempt> = (0..attempts).map(Attempt).collect();
-        let seconds = (SETTLE_S + lab.seconds(2.5, 1.5)).ceil();
+        let seconds = (SETTLE_S + lab.seconds(1.5, 1.5)).ceil();
         let begin = |mode: &Mode, _| {
             let network = lab.network_with_spread_flows(*mode, mode.name())?;
             inject::limit_links(&network.topology.hosts[0], network.topology.plan.paths, LINK_MBIT_PER_S)?;

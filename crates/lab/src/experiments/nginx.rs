@@ -265,7 +265,7 @@ fn measure(
     let load = Load {
         server: (guests[1].address, PORT).into(),
         clients: CLIENTS,
-        seconds: lab.seconds(3.0, 2.0).ceil() as u32,
+        seconds: lab.seconds(2.0, 2.0).ceil() as u32,
         keep_alive: connections == Connections::Persistent,
     };
     let logs = lab.logs(&format!("{}-{repetition}", mode.name()));

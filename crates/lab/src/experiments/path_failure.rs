@@ -347,7 +347,7 @@ fn can_be_judged(rows: &[&Row]) -> bool {
 
 /// Drives one load through all phases.
 fn passage(lab: &Lab, network: &Network, workload: Workload, repetition: u32, label: &str) -> Result<Row> {
-    let phase_s = lab.seconds(3.0, 2.0);
+    let phase_s = lab.seconds(2.5, 2.0);
     let total_s = SETTLE_S + phase_s * PHASES.len() as f64;
     let topology = &network.topology;
     let (client, server) = (&topology.hosts[0].guest, &topology.hosts[1].guest);

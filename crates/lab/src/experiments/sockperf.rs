@@ -64,7 +64,7 @@ impl Experiment for Sockperf {
 
     fn run(&self, lab: &Lab) -> Result<Vec<Value>> {
         let points: Vec<Point> = lab.losses(&LOSSES, &QUICK_LOSSES).into_iter().map(Point).collect();
-        let seconds = lab.seconds(3.0, 2.0).ceil() as u32;
+        let seconds = lab.seconds(2.0, 2.0).ceil() as u32;
         let label = |mode: Mode, repetition| format!("{mode}-{repetition}");
         let begin = |mode: &Mode, repetition| {
             let label = label(*mode, repetition);

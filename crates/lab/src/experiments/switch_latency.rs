@@ -122,7 +122,7 @@ impl Experiment for SwitchLatency {
     }
 
     fn run(&self, lab: &Lab) -> Result<Vec<Value>> {
-        let (repetitions, seconds) = (lab.repetitions(5), lab.seconds(3.0, 1.0));
+        let (repetitions, seconds) = (lab.repetitions(3), lab.seconds(3.0, 1.0));
         let switches = lab.options.modes.iter().map(|&mode| Between::Switches(mode));
         let all: Vec<Between> = [Between::Veth].into_iter().chain(switches).collect();
         let mut progress = Progress::new((all.len() * Pace::ALL.len()) as u64 * u64::from(repetitions));
