@@ -231,6 +231,7 @@ pub(crate) fn vhost(port: &config::Port) -> VhostConfig {
         mtu: port.mtu,
         queues: port.queues as u16,
         packed: port.packed,
+        slicing: port.slicing,
     }
 }
 

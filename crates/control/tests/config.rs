@@ -147,6 +147,19 @@ fn limits_arrive_and_their_absence_does() {
 }
 
 #[test]
+fn machines_are_sliced_unless_they_say_otherwise() {
+    let text = GOOD.replacen("count = 2\ncpus = [0, 1]", "count = 1", 1);
+    let machine = |key: &str| {
+        let keys = format!("name = \"web2\"\nkind = \"vhost-user\"\nsocket = \"/run/vm.sock\"\n{key}");
+        Config::parse(&text.replacen("name = \"web2\"", &keys, 1), "t").unwrap().ports.remove(1)
+    };
+    let [unsaid, on, off] = ["", "slicing = true", "slicing = false"].map(machine);
+    assert_eq!((unsaid.slicing, on.slicing, off.slicing), (true, true, false));
+    // The device is made anew when that changes.
+    assert!(unsaid.is_same_device(&on) && !on.is_same_device(&off));
+}
+
+#[test]
 fn every_key_arrives() {
     let c = Config::parse(GOOD, "good.toml").unwrap();
     assert_eq!(c.host.name, "host-a");
@@ -546,6 +559,16 @@ fn bad_configurations() {
             "name = \"web2\"",
             "name = \"web2\"\nkind = \"vhost-user\"\nsocket = \"/run/vm.sock\"\npacked = \"on\"",
             &["60: port[1].packed: expected true or false, found a string", "58: port[1].kind: a virtual machine"],
+        ),
+        (
+            "name = \"web2\"",
+            "name = \"web2\"\nkind = \"vhost-user\"\nsocket = \"/run/vm.sock\"\nslicing = 1",
+            &["60: port[1].slicing: expected true or false, found an integer", "58: port[1].kind: a virtual machine"],
+        ),
+        (
+            "name = \"web2\"",
+            "name = \"web2\"\nslicing = false",
+            &["58: port[1].slicing: only with kind = \"vhost-user\": a TAP device hands over whole packets; remove it"],
         ),
         // Routes.
         (

@@ -210,6 +210,7 @@ fn a_thousand_front_ends_that_come_and_go_leave_nothing() {
         mtu: 1500,
         queues: 2,
         packed: true,
+        slicing: true,
         record: Some(record),
     };
     let port = VhostPort::open(config, Box::new(Owner(Arc::clone(&worker)))).expect("a port");

@@ -19,10 +19,9 @@ fn lab(options: Options) -> Lab {
         let n = host as u8 + 1;
         let address: &'static str = ["10.0.0.1/24", "10.0.0.2/24"][host];
         lab.add_machine(host, &Guest::new(name, n, &[address]).mtu(1450), "server");
-        // One machine has split rings, the other one packed ones.
-        lab.hosts[host].config = lab.hosts[host]
-            .config
-            .replace("kind = \"vhost-user\"", &format!("kind = \"vhost-user\"\npacked = {}", host > 0));
+        // One machine has split rings and a port with slicing, the other one packed ones and a port without.
+        let keys = format!("kind = \"vhost-user\"\npacked = {}\nslicing = {}", host > 0, host == 0);
+        lab.hosts[host].config = lab.hosts[host].config.replace("kind = \"vhost-user\"", &keys);
     }
     lab.start();
     lab

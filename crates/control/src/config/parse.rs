@@ -190,13 +190,14 @@ fn port(mut s: Section<'_, '_>, workers: usize) -> Port {
         rx_mbit: s.optional_int("rx_mbit", MBIT),
         rx_kpps: s.optional_int("rx_kpps", KPPS),
     };
-    let (mut socket, mut mode, mut packed) = (None, VhostMode::default(), false);
+    let (mut socket, mut mode, mut packed, mut slicing) = (None, VhostMode::default(), false, false);
     if kind == PortKind::VhostUser {
         let path: String = s.required("socket");
         check_socket(&s, &path);
         socket = Some(PathBuf::from(path));
         mode = s.choice("mode", &[("server", VhostMode::Server), ("client", VhostMode::Client)]);
         packed = s.optional("packed").unwrap_or(true);
+        slicing = s.optional("slicing").unwrap_or(true);
         let queues = s.int("queues", 1..=MAX_QUEUE_PAIRS, 1) as usize;
         s.finish();
         let (netns, device, default_gateway) = (None, String::new(), None);
@@ -214,6 +215,7 @@ fn port(mut s: Section<'_, '_>, workers: usize) -> Port {
             socket,
             mode,
             packed,
+            slicing,
             limits,
             security_groups,
         };
@@ -226,6 +228,7 @@ fn port(mut s: Section<'_, '_>, workers: usize) -> Port {
         check_device(&s, &device);
     }
     let default_gateway = s.optional("default_gateway");
+    s.refuse("slicing", "only with kind = \"vhost-user\": a TAP device hands over whole packets; remove it");
     let queues = s.int("queues", 1..=MAX_WORKERS as u64, workers as u64) as usize;
     s.finish();
     Port {
@@ -242,6 +245,7 @@ fn port(mut s: Section<'_, '_>, workers: usize) -> Port {
         socket,
         mode,
         packed,
+        slicing,
         limits,
         security_groups,
     }

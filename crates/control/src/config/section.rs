@@ -215,6 +215,14 @@ impl<'a, 'i> Section<'a, 'i> {
         })
     }
 
+    /// A field that other tables of this name have, and this one must not; `why` says what to do.
+    pub(super) fn refuse(&mut self, key: &'static str, why: &str) {
+        if self.table.is_some_and(|table| table.contains_key(key)) {
+            self.asked.push(key);
+            self.error(key, why);
+        }
+    }
+
     /// An integer in a range; absent: `default`.
     pub(super) fn int(&mut self, key: &'static str, range: RangeInclusive<u64>, default: u64) -> u64 {
         self.optional_int(key, range).unwrap_or(default)

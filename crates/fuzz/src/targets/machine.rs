@@ -105,6 +105,7 @@ impl Machine {
             mtu: 1500,
             queues: 2,
             packed: true,
+            slicing: true,
             record: None,
         };
         let port = VhostPort::open(config, Box::new(worker.clone())).expect("a port");

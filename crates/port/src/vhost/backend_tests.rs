@@ -70,6 +70,7 @@ fn config(socket: &Path, mode: Mode) -> VhostConfig {
         mtu: 1450,
         queues: 1,
         packed: true,
+        slicing: true,
         record: None,
     }
 }
@@ -171,6 +172,29 @@ fn a_guest_starts_stops_and_starts_again_where_it_was() {
     drop(port);
     assert!(!socket.exists());
     assert!(front.get_features().is_err());
+}
+
+#[test]
+fn what_stays_in_the_guest_is_the_ports_to_say() {
+    let directory = tempfile::tempdir().expect("directory");
+    for (slicing, last) in [(true, 9), (false, 1)] {
+        let socket = directory.path().join(format!("{slicing}.sock"));
+        let (owner, worker) = bench();
+        let port = VhostPort::open(VhostConfig { slicing, ..config(&socket, Mode::Server) }, owner).expect("port");
+        let mut front = Frontend::connect(&socket, 2).expect("connect");
+        set_up(&mut front);
+        let mut guest = Guest::new(KIND);
+        give(&mut front, &guest, [0, 0]);
+        let mut queue = worker.next();
+        let at = guest.allocate(0);
+        guest.send(Header::default(), &[1; 1000], &[], false);
+        let fetched = mock::fetch(&mut queue);
+        assert!(guest.memory.write(at, &[9; 1012]));
+        let bytes = mock::bytes(&queue, &fetched[0]);
+        assert_eq!((bytes[255], bytes[256], bytes[999]), (1, last, last));
+        worker.drop(queue);
+        drop((front, port));
+    }
 }
 
 #[test]

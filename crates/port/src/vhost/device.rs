@@ -399,6 +399,7 @@ impl VhostDevice {
             // Told that its back-end has gone, QEMU gives back what it finds in a packed ring from its own position on, by the
             // descriptors there: they must not be those of buffers that have gone back before others.
             in_order: unrecorded || packed,
+            slicing: self.config.slicing,
             mergeable: self.features.mergeable(),
             guest_checksum: self.features.guest_checksum(),
             max_frame: usize::from(self.config.mtu) + ETHERNET,

@@ -47,6 +47,8 @@ pub(super) struct Guest {
     pub(super) ends: Arc<Ends>,
     /// Whether the device has to give transmit buffers back in order.
     pub(super) in_order: bool,
+    /// Whether the device leaves all but the heads of packets in memory.
+    pub(super) slicing: bool,
     /// Where buffers are, and the next free byte for one.
     buffers: Range<u64>,
     free: u64,
@@ -90,7 +92,7 @@ impl Guest {
         let tx = Side::new(&memory, kind, GUEST + (2 << 20));
         let buffers = GUEST + (4 << 20)..GUEST + MEMORY;
         let free = buffers.start;
-        Guest { kind, file, rx, tx, memory, ends: Arc::default(), in_order: false, buffers, free }
+        Guest { kind, file, rx, tx, memory, ends: Arc::default(), in_order: false, slicing: true, buffers, free }
     }
 
     /// Another queue pair of the same guest.
@@ -106,6 +108,7 @@ impl Guest {
             memory: Arc::clone(&self.memory),
             ends: Arc::default(),
             in_order: self.in_order,
+            slicing: self.slicing,
             free: buffers.start,
             buffers,
         }
@@ -124,6 +127,7 @@ impl Guest {
             transmit: self.tx.spec(transmit),
             kick: Arc::new(eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC).expect("an eventfd")),
             in_order: self.in_order,
+            slicing: self.slicing,
             mergeable: self.kind.mergeable,
             guest_checksum: true,
             max_frame: 9018,

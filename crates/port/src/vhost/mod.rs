@@ -66,6 +66,9 @@ pub struct VhostConfig {
     pub queues: u16,
     /// Whether its driver may choose packed rings.
     pub packed: bool,
+    /// Whether of what the guest sends only the head is copied when it is fetched (SIGCOMM'24, section 5.2); otherwise all
+    /// of it is, and a driver may use its buffers before it has got them back.
+    pub slicing: bool,
     /// Where to note what is in flight for a front-end that does not keep that itself; `None`: nowhere, and a guest of
     /// such a front-end does not survive that this process is killed.
     pub record: Option<PathBuf>,

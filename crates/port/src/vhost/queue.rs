@@ -27,6 +27,8 @@ pub(crate) struct QueueSpec {
     pub(crate) kick: Arc<OwnedFd>,
     /// Transmit buffers go back in the order in which they were taken.
     pub(crate) in_order: bool,
+    /// Whether all but the head of a packet that is fetched stays in the guest's memory.
+    pub(crate) slicing: bool,
     pub(crate) mergeable: bool,
     pub(crate) guest_checksum: bool,
     /// Longest frame for the guest, bytes.
@@ -85,7 +87,7 @@ impl<R: Ring> Queue<R> {
         receive.ask_for_silence();
         Some(Queue {
             receive: Receive::new(receive, spec.mergeable, spec.guest_checksum, spec.max_frame),
-            transmit: Transmit::new(R::open(&spec.memory, spec.transmit)?, spec.in_order),
+            transmit: Transmit::new(R::open(&spec.memory, spec.transmit)?, spec.in_order, spec.slicing),
             kick: spec.kick,
             broken: None,
             counters: VhostCounters::default(),

@@ -142,6 +142,38 @@ fn a_guest_that_uses_buffers_early_has_its_packets_kept() {
 }
 
 #[test]
+fn without_slicing_what_leaves_is_what_was_there_when_it_was_fetched() {
+    for kind in BOTH {
+        for slicing in [true, false] {
+            let mut guest = Guest::new(kind);
+            guest.slicing = slicing;
+            let mut queue = guest.queue();
+            let mut reused = 0;
+            // What is kept of one packet is in a buffer that had another one, longer or shorter.
+            for (seed, len) in [3000, 60, 60_000, 300, 256, 9000].into_iter().enumerate() {
+                let original = frame(len, seed as u8);
+                let at = guest.allocate(0);
+                guest.send(Header::default(), &original, &[5, len / 2], false);
+                let got = fetch(&mut queue)[0];
+                let behind = len.saturating_sub(256);
+                assert_eq!(kept(&queue), if slicing { 0 } else { behind as u64 }, "{len}");
+                let overwritten = vec![0xee; (guest.allocate(0) - at) as usize];
+                assert!(guest.memory.write(at, &overwritten));
+                let (head, rest) = original.split_at(len - behind);
+                let rest = if slicing { &overwritten[..behind] } else { rest };
+                assert_eq!(bytes(&queue, &got), [head, rest].concat(), "{len}");
+                assert_eq!(queue.is_intact(got.handle), !slicing, "{len}: may it leave once more?");
+                reused += u64::from(slicing);
+                assert_eq!(queue.vhost_counters().tx_reused_buffer_packets, reused);
+                queue.complete(got.handle);
+                queue.flush();
+                assert_eq!((guest.tx.reap().is_some(), kept(&queue)), (true, 0), "{len}");
+            }
+        }
+    }
+}
+
+#[test]
 fn frames_appear_in_the_order_of_publication_with_one_notification() {
     for kind in BOTH {
         let mut guest = Guest::new(kind);

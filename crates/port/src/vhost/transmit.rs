@@ -2,6 +2,9 @@
 //!
 //! That needs a driver that does not touch a buffer before it has got it back. Until the first repetition has shown that, all
 //! bytes of packets that may be repeated are kept here, too; one that turns out to use its buffers early has all of them kept for good (NSDI'26, section 7.1).
+//!
+//! That only the head of a packet is copied when it is fetched is Triton's header-payload slicing (SIGCOMM'24, section 5.2).
+//! Without slicing, all of it is kept here from then on.
 
 use std::collections::VecDeque;
 
@@ -25,7 +28,7 @@ pub(crate) enum Buffers {
     Unproven,
     /// They were as they had been: packets stay where they are.
     InPlace,
-    /// They were not: packets are kept here, for good.
+    /// They were not, or that is not to be relied on: packets are kept here, for good.
     Kept,
 }
 
@@ -40,6 +43,10 @@ pub(crate) struct Transmit<R> {
     heads: Vec<u8>,
     packets: Vec<Packet>,
     buffers: Buffers,
+    /// Whether all but the head of a packet stays where it is when it is fetched.
+    slicing: bool,
+    /// What had the rest of packets, emptied: as many as were kept at once, and none once they stay in place.
+    spare: Vec<Vec<u8>>,
     /// What is compared.
     scratch: Vec<u8>,
     held: u16,
@@ -65,14 +72,16 @@ struct Packet {
 }
 
 impl<R: Ring> Transmit<R> {
-    pub(crate) fn new(mut ring: R, in_order: bool) -> Self {
+    pub(crate) fn new(mut ring: R, in_order: bool, slicing: bool) -> Self {
         let size = usize::from(ring.size());
         Transmit {
             again: ring.take_recovered().into(),
             in_order: in_order.then(|| VecDeque::with_capacity(size)),
             heads: vec![0; size * STRIDE],
             packets: vec![Packet::default(); size],
-            buffers: Buffers::Unproven,
+            buffers: if slicing { Buffers::Unproven } else { Buffers::Kept },
+            slicing,
+            spare: Vec::new(),
             scratch: Vec::new(),
             held: 0,
             ring,
@@ -140,6 +149,9 @@ impl<R: Ring> Transmit<R> {
         self.held += 1;
         counters.tx_packets += 1;
         counters.tx_bytes += u64::from(len);
+        if !self.slicing {
+            self.keep(frame.handle);
+        }
         Ok(Some(frame))
     }
 
@@ -180,20 +192,8 @@ impl<R: Ring> Transmit<R> {
             out.extend_from_slice(rest.get(from..to).unwrap_or_default());
             return;
         }
-        let (mut from, to) = (from.max(head.len()) + HEADER, to.min(packet.len as usize) + HEADER);
-        let mut start = 0;
-        for piece in &packet.pieces {
-            let end = start + piece.len as usize;
-            if from < end {
-                let take = end.min(to).saturating_sub(from);
-                if take == 0 {
-                    return;
-                }
-                self.ring.memory().append(piece.guest + (from - start) as u64, take, out);
-                from += take;
-            }
-            start = end;
-        }
+        let (from, to) = (from.max(head.len()) + HEADER, to.min(packet.len as usize) + HEADER);
+        append(self.ring.memory(), &packet.pieces, from, to, out);
     }
 
     /// The packet may be sent more than once: unless the driver has shown that it leaves buffers alone, all of it is kept.
@@ -204,10 +204,13 @@ impl<R: Ring> Transmit<R> {
         let Some(packet) = self.packets.get_mut(handle.0 as usize).filter(|p| p.held && p.rest.is_none()) else {
             return;
         };
-        let head = (packet.len as usize).min(HEAD_LEN);
-        let mut rest = vec![0; packet.len as usize - head];
-        // All pieces were found to be memory; of what has gone meanwhile, zeros are kept.
-        gather(self.ring.memory(), &packet.pieces, HEADER + head, &mut rest);
+        let len = packet.len as usize;
+        let behind = len.saturating_sub(HEAD_LEN);
+        let mut rest = if behind > 0 { self.spare.pop().unwrap_or_default() } else { Vec::new() };
+        rest.reserve(behind);
+        append(self.ring.memory(), &packet.pieces, HEADER + len - behind, HEADER + len, &mut rest);
+        // All pieces were found to be memory. Were that not so any more, zeros would be kept.
+        rest.resize(behind, 0);
         packet.rest = Some(rest);
     }
 
@@ -236,7 +239,10 @@ impl<R: Ring> Transmit<R> {
             && self.scratch[..kept] == self.heads[slot * STRIDE + HEADER..][..kept]
             && rest.is_none_or(|rest| self.scratch[kept..] == *rest);
         match (same, self.buffers) {
-            (true, Buffers::Unproven) if rest.is_some() => self.buffers = Buffers::InPlace,
+            (true, Buffers::Unproven) if rest.is_some() => {
+                self.buffers = Buffers::InPlace;
+                self.spare = Vec::new();
+            }
             (true, _) => {}
             (false, _) => {
                 counters.tx_reused_buffer_packets += 1;
@@ -251,7 +257,13 @@ impl<R: Ring> Transmit<R> {
         let Some(packet) = self.packets.get_mut(handle.0 as usize) else { return };
         if std::mem::take(&mut packet.held) {
             self.held -= 1;
-            packet.rest = None;
+            if let Some(mut rest) = packet.rest.take()
+                && self.buffers != Buffers::InPlace
+                && rest.capacity() > 0
+            {
+                rest.clear();
+                self.spare.push(rest);
+            }
             self.give_back(handle.0 as u16);
         }
     }
@@ -269,6 +281,23 @@ impl<R: Ring> Transmit<R> {
 
     pub(crate) fn free(&self) -> u32 {
         u32::from(self.ring.size() - self.held)
+    }
+}
+
+/// Appends bytes `from..to` of a buffer to `out`, as far as there are any.
+fn append(memory: &Memory, pieces: &[Piece], mut from: usize, to: usize, out: &mut Vec<u8>) {
+    let mut start = 0;
+    for piece in pieces {
+        let end = start + piece.len as usize;
+        if from < end {
+            let take = end.min(to).saturating_sub(from);
+            if take == 0 {
+                return;
+            }
+            memory.append(piece.guest + (from - start) as u64, take, out);
+            from += take;
+        }
+        start = end;
     }
 }
 
