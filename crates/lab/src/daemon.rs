@@ -17,7 +17,7 @@ use crate::options::{Guests, Options};
 use crate::process;
 use crate::state::Run;
 use crate::topology::overlay::VNI;
-use crate::topology::{GUEST_MTU, Guest, Host, Topology, UNDERLAY_MTU};
+use crate::topology::{Guest, Host, Topology};
 
 /// How long a daemon may take until its control socket answers.
 const START_TIMEOUT: Duration = Duration::from_secs(10);
@@ -49,6 +49,10 @@ pub struct Settings {
     pub congestion_control: Option<&'static str>,
     /// `underlay.plain_paths = "flowlet"`.
     pub flowlets: bool,
+    /// The guests' MTU, bytes; `None`: [`GUEST_MTU`](crate::topology::GUEST_MTU).
+    pub guest_mtu: Option<u32>,
+    /// `port.slicing` of virtual machines; `None`: the default.
+    pub slicing: Option<bool>,
     /// Whether guests have a security group that lets in what the lab's programs listen to, from their own network.
     pub security_groups: bool,
     /// To be added to each host's configuration, in the hosts' order.
@@ -198,6 +202,14 @@ impl Daemon {
     pub fn counter(&self, name: &str) -> Result<u64> {
         let stats = self.control(&["stats"])?;
         Ok(stats.get("counters").and_then(|c| c.get(name)).and_then(Value::as_u64).unwrap_or(0))
+    }
+
+    /// Processor time that the process has used, s.
+    ///
+    /// # Errors
+    /// There is no `/proc`.
+    pub fn cpu_seconds(&self) -> Result<f64> {
+        process::cpu_seconds_of_group(self.pid())
     }
 
     /// Resident memory, KiB.
@@ -353,21 +365,26 @@ fn configuration(
         Guests::Container => {
             format!("kind = \"tap\"\nnetns = \"{}\"\ndevice = \"eth0\"\n", guest.namespace.name())
         }
-        Guests::Vm => format!("kind = \"vhost-user\"\nsocket = \"{}\"\n", machine_socket(run, guest).display()),
+        Guests::Vm => {
+            let slicing = settings.slicing.map(|on| format!("slicing = {on}\n")).unwrap_or_default();
+            format!("kind = \"vhost-user\"\nsocket = \"{}\"\n{slicing}", machine_socket(run, guest).display())
+        }
     };
     let mut text = format!(
         "# Written by bifrost-lab.\n\
          [host]\nname = \"{name}\"\n\n\
          [control]\nsocket = \"{socket}\"\n\n\
          [workers]\ncount = 1\n\n\
-         [underlay]\naddresses = {addresses:?}\npaths = {paths}\nmtu = {UNDERLAY_MTU}\n{flowlets}\n\
+         [underlay]\naddresses = {addresses:?}\npaths = {paths}\nmtu = {underlay_mtu}\n{flowlets}\n\
          {group}{transport}[[vpc]]\nvni = {VNI}\nreliability = \"{reliability}\"\n{ordering}\n\
          [[port]]\nname = \"{port}\"\nvni = {VNI}\nmac = \"{mac}\"\naddresses = [\"{address}/24\"]\n\
-         mtu = {GUEST_MTU}\n{groups}{device}",
+         mtu = {guest_mtu}\n{groups}{device}",
         name = host.name,
         socket = socket.display(),
         addresses = host.underlay.iter().map(ToString::to_string).collect::<Vec<_>>(),
         paths = topology.plan.paths,
+        underlay_mtu = topology.plan.underlay_mtu(),
+        guest_mtu = topology.plan.guest_mtu,
         port = guest.name,
         mac = guest.mac,
         address = guest.address,

@@ -18,7 +18,7 @@ use crate::machine::Machine;
 use crate::options::{Guests, Mode, Options};
 use crate::state::Run;
 use crate::topology::overlay::Overlay;
-use crate::topology::{Plan, Topology, multipath_tcp};
+use crate::topology::{GUEST_MTU, Plan, Topology, multipath_tcp};
 
 /// An experiment: it measures rows, and knows how to present and to judge them.
 pub trait Experiment {
@@ -159,6 +159,7 @@ impl Lab {
             // A subflow for each path.
             spread_flows: spread_flows || mode == Mode::Mptcp,
             multipath_tcp: mode == Mode::Mptcp,
+            guest_mtu: settings.guest_mtu.unwrap_or(GUEST_MTU),
         };
         let part = self.run.part()?;
         let topology = Topology::build(&part, plan)?;

@@ -13,7 +13,7 @@ use anyhow::{Context, Result, bail};
 use rustix::process::{Pid, Signal, kill_process_group};
 
 use crate::topology::Guest;
-use crate::{command, interrupt};
+use crate::{command, interrupt, process};
 
 /// How long a machine may take to start.
 const START_TIMEOUT: Duration = Duration::from_secs(60);
@@ -21,8 +21,6 @@ const START_TIMEOUT: Duration = Duration::from_secs(60);
 const MEMORY: &str = "256M";
 /// What user-mode Linux needs on some processors: `scripts/uml-xstate.c`.
 const UML_XSTATE: &str = "/var/cache/bifrost-lab/uml-xstate.so";
-/// The kernel's ticks in `/proc/<pid>/stat`, Hz (`USER_HZ`, the same on every machine this runs on).
-const TICKS_PER_SECOND: f64 = 100.0;
 
 /// A running virtual machine. Dropping it ends it.
 #[derive(Debug)]
@@ -127,19 +125,7 @@ impl Machine {
 
     /// Processor time that the machine has used, kernel and programs, as this machine's kernel counts it, s.
     pub fn cpu_seconds(&self) -> Result<f64> {
-        let group = self.child.id().to_string();
-        let mut ticks = 0;
-        for entry in fs::read_dir("/proc").context("reading /proc")? {
-            let Ok(stat) = fs::read_to_string(entry?.path().join("stat")) else { continue };
-            // The name, in parentheses, may contain anything. Behind it: state, parent, group, ...; own time and that
-            // of children that have ended are fields 11 to 14.
-            let Some((_, fields)) = stat.rsplit_once(") ") else { continue };
-            let fields: Vec<&str> = fields.split(' ').collect();
-            if fields.get(2) == Some(&group.as_str()) {
-                ticks += fields.iter().skip(11).take(4).filter_map(|f| f.parse::<u64>().ok()).sum::<u64>();
-            }
-        }
-        Ok(ticks as f64 / TICKS_PER_SECOND)
+        process::cpu_seconds_of_group(self.child.id())
     }
 
     fn check_alive(&mut self) -> Result<()> {

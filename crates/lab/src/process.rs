@@ -1,6 +1,6 @@
 //! Programs that run beside the lab: started with their output in a file, waited for, and ended by their process id.
 
-use std::fs::File;
+use std::fs::{self, File};
 use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
@@ -14,6 +14,8 @@ use crate::{command, interrupt};
 
 /// How long a program may take to end after SIGTERM, before SIGKILL.
 const END_TIMEOUT: Duration = Duration::from_secs(3);
+/// The kernel's ticks in `/proc/<pid>/stat`, Hz (`USER_HZ`, the same on every machine this runs on).
+const TICKS_PER_SECOND: f64 = 100.0;
 
 /// A running program with its output in a file. Dropping it ends the program.
 #[derive(Debug)]
@@ -136,5 +138,47 @@ pub fn end(child: &mut Child) {
             return;
         }
         std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// Processor time that the processes of `group` have used, as this machine's kernel counts it, s.
+///
+/// # Errors
+/// There is no `/proc`.
+pub fn cpu_seconds_of_group(group: u32) -> Result<f64> {
+    let mut ticks = 0;
+    for entry in fs::read_dir("/proc").context("reading /proc")? {
+        let Ok(stat) = fs::read_to_string(entry?.path().join("stat")) else { continue };
+        ticks += ticks_in_group(&stat, group).unwrap_or(0);
+    }
+    Ok(ticks as f64 / TICKS_PER_SECOND)
+}
+
+/// What a line of `/proc/<pid>/stat` counts, its children that have ended included; `None` for another group's.
+fn ticks_in_group(stat: &str, group: u32) -> Option<u64> {
+    // The name, in parentheses, may contain anything. Behind it: state, parent, group, ...; own time and that of children are
+    // fields 11 to 14.
+    let fields: Vec<&str> = stat.rsplit_once(") ")?.1.split(' ').collect();
+    let of_group = fields.get(2)?.parse() == Ok(group);
+    of_group.then(|| fields.iter().skip(11).take(4).filter_map(|field| field.parse::<u64>().ok()).sum())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn processor_time_is_that_of_a_group_with_its_children() {
+        let stat = "41 (a) S 1 (b) S 1 40 40 0 -1 4194304 9 9 9 9 100 20 3 4 20 0 2 0 77 1 1\n";
+        for (stat, group, ticks) in [(stat, 40, Some(127)), (stat, 41, None), ("41 (a) Z 1", 40, None), ("", 40, None)]
+        {
+            assert_eq!(ticks_in_group(stat, group), ticks, "{stat} of {group}");
+        }
+        let own = rustix::process::getpgrp().as_raw_nonzero().get() as u32;
+        let before = cpu_seconds_of_group(own).unwrap();
+        let end = Instant::now() + Duration::from_secs(5);
+        while cpu_seconds_of_group(own).unwrap() <= before {
+            assert!(Instant::now() < end, "{before} s and no more");
+        }
     }
 }

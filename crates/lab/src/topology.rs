@@ -23,9 +23,9 @@ use crate::netns::Namespace;
 use crate::options::Cabling;
 use crate::state::Run;
 
-/// MTU of the underlay links, bytes.
+/// MTU of the underlay links, bytes, unless guests have another one than [`GUEST_MTU`].
 pub const UNDERLAY_MTU: u32 = 1600;
-/// MTU of the guests' interfaces, bytes.
+/// MTU of the guests' interfaces, bytes, unless an experiment chooses another one.
 pub const GUEST_MTU: u32 = 1500;
 
 /// What to build.
@@ -47,6 +47,15 @@ pub struct Plan {
     pub spread_flows: bool,
     /// Whether what is started in guests uses Multipath TCP.
     pub multipath_tcp: bool,
+    /// MTU of the guests' interfaces, bytes.
+    pub guest_mtu: u32,
+}
+
+impl Plan {
+    /// MTU of the underlay links, bytes: room for what packets of guests get in front of them.
+    pub fn underlay_mtu(&self) -> u32 {
+        self.guest_mtu + (UNDERLAY_MTU - GUEST_MTU)
+    }
 }
 
 /// The hosts of a run, their links and guests. Dropping it removes them all.
@@ -219,7 +228,7 @@ fn router_address(path: u8, host_number: u8) -> Ipv4Addr {
 fn cable_directly(a: &Host, b: &Host, plan: Plan) -> Result<()> {
     for path in 0..plan.paths {
         let link = link_name(path);
-        veth(&a.namespace, &link, &b.namespace, &link)?;
+        veth(&a.namespace, &link, &b.namespace, &link, plan)?;
         for host in [a, b] {
             let address = segment_address(path, number_of(host));
             host.namespace.ip_batch(&format!("addr add {address}/24 dev {link}\nlink set {link} up\n"))?;
@@ -237,11 +246,12 @@ fn cable_through_segments(run: &Run, hosts: &[Host], plan: Plan) -> Result<Names
     for path in 0..plan.paths {
         let link = link_name(path);
         middle.ip_batch(&format!(
-            "link add br{path} type bridge mcast_snooping 0\nlink set br{path} mtu {UNDERLAY_MTU} up\n"
+            "link add br{path} type bridge mcast_snooping 0\nlink set br{path} mtu {} up\n",
+            plan.underlay_mtu()
         ))?;
         for host in hosts {
             let port = format!("h{}u{path}", number_of(host));
-            veth(&host.namespace, &link, &middle, &port)?;
+            veth(&host.namespace, &link, &middle, &port, plan)?;
             let address = segment_address(path, number_of(host));
             host.namespace.ip_batch(&format!("addr add {address}/24 dev {link}\nlink set {link} up\n"))?;
             middle.ip_batch(&format!("link set {port} master br{path} up\n"))?;
@@ -269,7 +279,7 @@ fn cable_through_router(run: &Run, hosts: &[Host], plan: Plan) -> Result<Namespa
         for path in 0..plan.paths {
             let link = link_name(path);
             let port = format!("h{}u{path}", number_of(host));
-            veth(&host.namespace, &link, &router, &port)?;
+            veth(&host.namespace, &link, &router, &port, plan)?;
             let near = router_address(path, number_of(host));
             let octets = near.octets();
             let far = Ipv4Addr::new(octets[0], octets[1], octets[2], 2);
@@ -289,12 +299,10 @@ fn links(plan: Plan) -> Vec<String> {
     (0..plan.paths).map(link_name).collect()
 }
 
-fn veth(a: &Namespace, a_name: &str, b: &Namespace, b_name: &str) -> Result<()> {
+fn veth(a: &Namespace, a_name: &str, b: &Namespace, b_name: &str, plan: Plan) -> Result<()> {
     // Both ends are born inside their namespaces: no name of ours ever shows up on the machine itself.
-    let (a, b) = (a.name(), b.name());
-    let line = format!(
-        "link add {a_name} netns {a} mtu {UNDERLAY_MTU} type veth peer name {b_name} mtu {UNDERLAY_MTU} netns {b}\n"
-    );
+    let (a, b, mtu) = (a.name(), b.name(), plan.underlay_mtu());
+    let line = format!("link add {a_name} netns {a} mtu {mtu} type veth peer name {b_name} mtu {mtu} netns {b}\n");
     command::run_with_input("ip", &["-batch", "-"], &line)?;
     Ok(())
 }

@@ -9,7 +9,7 @@ use crate::options::{Cabling, Guests, Mode};
 use crate::programs::open_vswitch::{Datapath, OpenVswitch};
 use crate::programs::path_prober::PathProbers;
 use crate::state::Run;
-use crate::topology::{GUEST_MTU, Host, Topology, UNDERLAY_MTU, multipath_tcp};
+use crate::topology::{Host, Topology, multipath_tcp};
 
 /// The VNI of the guests' network.
 pub const VNI: u32 = 100;
@@ -51,7 +51,7 @@ impl Overlay {
                     let directory = run.directory().join(format!("{}.ovs", host.name));
                     let logs = logs.join(&host.name);
                     let switch = OpenVswitch::start(&host.namespace, Datapath::Userspace, directory, &logs)?;
-                    add_bridges(&switch, host, &topology.hosts, settings.security_groups)?;
+                    add_bridges(&switch, host, topology, settings.security_groups)?;
                     open_vswitches.push(switch);
                 }
                 Vec::new()
@@ -59,7 +59,7 @@ impl Overlay {
             Mode::KernelVxlan | Mode::KernelBbr | Mode::Mptcp => {
                 ensure!(settings.guests == Guests::Container, "a kernel VXLAN device has no port for virtual machines");
                 for host in &topology.hosts {
-                    add_vxlan(host, &topology.hosts, topology.plan.spread_flows)?;
+                    add_vxlan(host, topology)?;
                 }
                 Vec::new()
             }
@@ -117,14 +117,15 @@ fn choose_congestion_control(host: &Host, algorithm: &str) -> Result<()> {
 
 /// A bridge with the VXLAN device and the guest's veth. Forwarding entries and neighbours are static: a lost ARP packet
 /// would otherwise show up as a second of TCP's latency.
-fn add_vxlan(host: &Host, hosts: &[Host], spread_flows: bool) -> Result<()> {
-    let guest = &host.guest;
+fn add_vxlan(host: &Host, topology: &Topology) -> Result<()> {
+    let Topology { plan, hosts, .. } = topology;
+    let (guest, mtu) = (&host.guest, plan.guest_mtu);
     let mut batch = format!(
         "link add br0 type bridge mcast_snooping 0\n\
          link set br0 up\n\
-         link add vx0 mtu {GUEST_MTU} type vxlan id {VNI} local {local} dstport 4789 nolearning\n\
+         link add vx0 mtu {mtu} type vxlan id {VNI} local {local} dstport 4789 nolearning\n\
          link set vx0 master br0 up\n\
-         link add p0 mtu {GUEST_MTU} type veth peer name eth0 mtu {GUEST_MTU} address {mac} netns {netns}\n\
+         link add p0 mtu {mtu} type veth peer name eth0 mtu {mtu} address {mac} netns {netns}\n\
          link set p0 master br0 up\n",
         local = host.loopback,
         mac = guest.mac,
@@ -142,7 +143,7 @@ fn add_vxlan(host: &Host, hosts: &[Host], spread_flows: bool) -> Result<()> {
     batch.push('\n');
     host.namespace.ip_batch(&batch)?;
     host.namespace.run("bridge", &["-batch", "-"], &forwarding)?;
-    if spread_flows {
+    if plan.spread_flows {
         host.namespace.run("nft", &["-f", "-"], SPREAD_FLOWS).context("marking the guest's packets")?;
     }
     guest.namespace.ip_batch(&guest_batch)
@@ -150,10 +151,11 @@ fn add_vxlan(host: &Host, hosts: &[Host], spread_flows: bool) -> Result<()> {
 
 /// As Open vSwitch's own guide for userspace tunnels has it: a bridge for the guest and the tunnels, and one for the underlay
 /// link, with the host's address on it. One link only: its tunnels know no equal paths.
-fn add_bridges(switch: &OpenVswitch, host: &Host, hosts: &[Host], security_groups: bool) -> Result<()> {
-    let guest = &host.guest;
+fn add_bridges(switch: &OpenVswitch, host: &Host, topology: &Topology, security_groups: bool) -> Result<()> {
+    let Topology { plan, hosts, .. } = topology;
+    let (guest, mtu) = (&host.guest, plan.guest_mtu);
     host.namespace.ip_batch(&format!(
-        "link add p0 mtu {GUEST_MTU} type veth peer name eth0 mtu {GUEST_MTU} address {mac} netns {netns}\n\
+        "link add p0 mtu {mtu} type veth peer name eth0 mtu {mtu} address {mac} netns {netns}\n\
          link set p0 up\n\
          addr flush dev u0\n",
         mac = guest.mac,
@@ -178,7 +180,7 @@ fn add_bridges(switch: &OpenVswitch, host: &Host, hosts: &[Host], security_group
     switch.configure(&words)?;
     let address = host.underlay[0];
     host.namespace
-        .ip_batch(&format!("addr add {address}/24 dev under\nlink set under mtu {UNDERLAY_MTU} up\n"))
+        .ip_batch(&format!("addr add {address}/24 dev under\nlink set under mtu {} up\n", plan.underlay_mtu()))
         .context("giving Open vSwitch's underlay bridge its address")?;
     forwarding += &format!("table=2,priority=10,dl_dst={},actions=output:1\n", guest.mac);
     switch.replace_flows("br0", &(admission(security_groups) + &forwarding))?;
