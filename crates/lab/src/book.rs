@@ -160,7 +160,7 @@ mod tests {
             "![flow-records-rate.svg](flow-records-rate.svg)",
             "`sudo bifrost-lab run flow-records --quick`",
             "Not measured: no <huge> pages",
-            "- **SIGCOMM'24 figure 11**",
+            "- **NSDI'26 section 6.1.4, aggregation and pooling**",
         ] {
             assert!(text.contains(part), "{part} is not in:\n{text}");
         }

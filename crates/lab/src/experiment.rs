@@ -11,8 +11,8 @@ use crate::experiments::{
     applications::Applications, congestion_control::CongestionControl, coverage::Coverage,
     delayed_release::DelayedRelease, elephants::Elephants, flow_records::FlowRecords, granularity::Granularity,
     iperf::Iperf, isolation::Isolation, nginx::NginxExperiment, path_failure::PathFailure, redis_loss::RedisLoss,
-    route_refresh::RouteRefresh, soak::Soak, sockperf::Sockperf, stable::Stable, switch_latency::SwitchLatency,
-    switch_overall::SwitchOverall, switch_rate::SwitchRate, vhost_rate::VhostRate,
+    route_refresh::RouteRefresh, slicing::Slicing, soak::Soak, sockperf::Sockperf, stable::Stable,
+    switch_latency::SwitchLatency, switch_overall::SwitchOverall, switch_rate::SwitchRate, vhost_rate::VhostRate,
 };
 use crate::machine::Machine;
 use crate::options::{Guests, Mode, Options};
@@ -66,6 +66,7 @@ pub fn all() -> Vec<Box<dyn Experiment>> {
         Box::new(Granularity),
         Box::new(Coverage),
         Box::new(DelayedRelease),
+        Box::new(Slicing),
         Box::new(VhostRate),
         Box::new(SwitchOverall),
         Box::new(SwitchRate),

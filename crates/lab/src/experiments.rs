@@ -14,6 +14,7 @@ pub mod nginx;
 pub mod path_failure;
 pub mod redis_loss;
 pub mod route_refresh;
+pub mod slicing;
 pub mod soak;
 pub mod sockperf;
 pub mod stable;

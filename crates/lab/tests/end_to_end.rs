@@ -167,7 +167,7 @@ fn what_a_killed_run_leaves_is_removed_by_the_next() {
 fn the_command_line_teaches() {
     let list: Value = serde_json::from_slice(&output(lab().args(["list", "--json"])).stdout).unwrap();
     let names: Vec<_> = list.as_array().unwrap().iter().map(|e| e["name"].as_str().unwrap()).collect();
-    let with_machines = ["granularity", "coverage", "delayed-release", "vhost-rate"];
+    let with_machines = ["granularity", "coverage", "delayed-release", "slicing", "vhost-rate"];
     let of_the_switch = [
         "switch-overall",
         "switch-rate",

@@ -8,8 +8,8 @@ use std::path::Path;
 use bifrost_lab::experiment;
 use bifrost_lab::experiments::{
     applications, congestion_control, coverage, delayed_release, elephants, flow_records, granularity, iperf,
-    isolation, nginx, path_failure, redis_loss, route_refresh, soak, sockperf, stable, switch_latency, switch_overall,
-    switch_rate, tunnel::Switch, vhost_rate,
+    isolation, nginx, path_failure, redis_loss, route_refresh, slicing, soak, sockperf, stable, switch_latency,
+    switch_overall, switch_rate, tunnel::Switch, vhost_rate,
 };
 use bifrost_lab::options::{App, Cabling, Guests, Injector, Mode, Op, Options};
 use bifrost_lab::results::{HostInfo, Results, SCHEMA_VERSION, to_values};
@@ -135,6 +135,18 @@ fn all() -> Vec<Value> {
         window_bytes: 1030.0,
         kept_payload_bytes: 0.0,
         memory_growth_kib: -4.0,
+    };
+    let slicing = slicing::Row {
+        mode: Mode::Bifrost,
+        mtu_bytes: 8500,
+        slicing: true,
+        segmentation: slicing::Segmentation::Guest,
+        repetition: 0,
+        duration_s: 4.0,
+        throughput_gbit_per_s: 1.0,
+        switch_cpu_s_per_gb: 1.5,
+        packet_bytes: 8514.0,
+        kept_payload_bytes: 0.0,
     };
     let granularity = granularity::Row {
         mode: Mode::Bifrost,
@@ -337,6 +349,7 @@ fn all() -> Vec<Value> {
         results("granularity", granularity),
         results("coverage", coverage),
         results("delayed-release", delayed_release),
+        results("slicing", slicing),
         results("vhost-rate", vhost_rate),
         results("switch-overall", switch_overall),
         results("switch-rate", switch_rate),

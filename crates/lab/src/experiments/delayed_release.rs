@@ -178,14 +178,21 @@ fn per_packet(row: &Row) -> f64 {
     row.window_bytes / row.in_flight_packets
 }
 
-/// Delays the paths, and lets a lossy flow run; the memory of the sender's daemon after that, KiB.
-fn prepare(network: &mut Network) -> Result<f64> {
-    let delay = DELAY_US.to_string();
+/// Lets a lossy flow run for a second: the first retransmission shows that the first machine leaves its buffers alone.
+pub(super) fn show_that_buffers_are_left_alone(network: &mut Network) -> Result<()> {
     let address = network.topology.hosts[1].guest.address;
     inject::vnic_loss(&network.topology, &network.overlay, 1.0)?;
     let load = Load { flows: 1, seconds: 1.0, gbit_per_s: None };
     Flows::start(&mut network.machines, address, load)?.finish(&mut network.machines)?;
-    inject::vnic_loss(&network.topology, &network.overlay, 0.0)?;
+    inject::vnic_loss(&network.topology, &network.overlay, 0.0)
+}
+
+/// Delays the paths, after a lossy flow; the memory of the sender's daemon after that, KiB.
+fn prepare(network: &mut Network) -> Result<f64> {
+    let delay = DELAY_US.to_string();
+    let address = network.topology.hosts[1].guest.address;
+    show_that_buffers_are_left_alone(network)?;
+    let load = Load { flows: 1, seconds: 1.0, gbit_per_s: None };
     let (sender, receiver) = (&network.topology.hosts[0].name, &network.overlay.daemons[1]);
     receiver.control(&["fault", "add", "--peer", sender, "--delay-us", &delay])?;
     Flows::start(&mut network.machines, address, load)?.finish(&mut network.machines)?;
