@@ -321,3 +321,42 @@ fn gather(memory: &Memory, pieces: &[Piece], from: usize, out: &mut [u8]) -> boo
     }
     done == out.len()
 }
+
+#[cfg(test)]
+mod tests {
+    use bifrost_wire::virtio_net::Header;
+
+    use super::*;
+    use crate::vhost::mock::{Guest, Kind};
+    use crate::vhost::split::Split;
+
+    #[test]
+    fn what_keeps_packets_is_used_again_until_they_stay_in_place() {
+        for slicing in [false, true] {
+            let mut guest = Guest::new(Kind { packed: false, size: 16, event_idx: true, mergeable: true });
+            let ring = Split::open(&guest.memory, guest.tx.spec(0)).expect("a ring");
+            let mut transmit = Transmit::new(ring, false, slicing);
+            let mut counters = VhostCounters::default();
+            let mut fetch = |transmit: &mut Transmit<Split>, len: usize| {
+                guest.send(Header::default(), &vec![7; len], &[], false).expect("room");
+                let mut frames = Vec::new();
+                transmit.fetch(1, &mut frames, &mut VhostCounters::default()).expect("a ring");
+                transmit.keep(frames[0].handle);
+                frames[0].handle
+            };
+            let mut places = Vec::new();
+            for len in [60_000, 100, 9000, 60_000] {
+                let handle = fetch(&mut transmit, len);
+                let rest = transmit.packets[handle.0 as usize].rest.as_ref().expect("it is kept");
+                assert_eq!(rest.len(), len.saturating_sub(HEAD_LEN));
+                places.extend((len > HEAD_LEN).then_some(rest.as_ptr()));
+                transmit.complete(handle);
+            }
+            assert!(places.iter().all(|place| *place == places[0]) && transmit.spare.len() == 1, "{places:?}");
+            let handle = fetch(&mut transmit, 5000);
+            assert!(transmit.is_intact(handle, &mut counters));
+            transmit.complete(handle);
+            assert_eq!(transmit.spare.len(), usize::from(!slicing), "what is in place needs none");
+        }
+    }
+}
