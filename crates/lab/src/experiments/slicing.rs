@@ -19,9 +19,9 @@ use crate::options::{Guests, Mode};
 use crate::plot::{self, Panel, Series};
 use crate::programs::guest_tcp::Flows;
 use crate::programs::iperf3::{self, Load};
-use crate::report::{Table, factor, number};
+use crate::report::{Table, factor};
 use crate::results::from_values;
-use crate::stats::{mean, median_of, paired_ratio};
+use crate::stats::{Spread, cell, mean, middle, paired_ratio};
 use crate::turns;
 
 /// The guests' MTU, bytes: the usual one, and that of Triton's jumbo frames.
@@ -170,19 +170,19 @@ impl Experiment for Slicing {
         ]);
         for segmentation in Segmentation::ALL {
             for ports in Ports::all() {
-                let at = |slicing, field: fn(&Row) -> f64| {
-                    medians(&rows, Ports { slicing, ..ports }, segmentation, field).unwrap_or(f64::NAN)
-                };
+                let at =
+                    |slicing, field: fn(&Row) -> f64| spread(&rows, Ports { slicing, ..ports }, segmentation, field);
                 let of = |field| at(ports.slicing, field);
+                let cost: fn(&Row) -> f64 = |r| r.switch_cpu_s_per_gb;
                 table.row(vec![
                     segmentation.name().to_owned(),
                     ports.mtu_bytes.to_string(),
                     on_or_off(ports.slicing).to_owned(),
-                    number(of(|r| r.throughput_gbit_per_s)),
-                    number(of(|r| r.switch_cpu_s_per_gb)),
-                    number(of(|r| r.packet_bytes)),
-                    number(of(|r| r.kept_payload_bytes)),
-                    factor(at(false, |r| r.switch_cpu_s_per_gb), of(|r| r.switch_cpu_s_per_gb)),
+                    cell(of(|r| r.throughput_gbit_per_s)),
+                    cell(of(cost)),
+                    cell(of(|r| r.packet_bytes)),
+                    cell(of(|r| r.kept_payload_bytes)),
+                    factor(middle(at(false, cost)), middle(of(cost))),
                 ]);
             }
         }
@@ -191,7 +191,7 @@ impl Experiment for Slicing {
              bytes of a packet when it fetches it, and reads the rest where it is when it writes datagrams; without, it copies packets whole \
              first. Segmented by the guest, packets of its MTU cross the switch, as in the paper's figure; segmented by the switch, large ones do at \
              any MTU. Processor time is that of the sender's daemon, for each GB received. Before, a second with 1 % loss: the first \
-             retransmission shows that the guest leaves buffers alone. Medians.\n\n{}",
+             retransmission shows that the guest leaves buffers alone. Medians, and in brackets the least and the most of the repetitions.\n\n{}",
             table.render()
         ))
     }
@@ -199,24 +199,11 @@ impl Experiment for Slicing {
     fn plots(&self, rows: &[Value], directory: &Path) -> Result<Vec<PathBuf>> {
         let rows: Vec<Row> = from_values(rows)?;
         let panel = |title: &str, segmentation, y_title: &str, field: fn(&Row) -> f64| {
-            let line = |slicing| {
-                let at = |(x, &mtu_bytes): (usize, &u32)| {
-                    Some((x as f64, medians(&rows, Ports { mtu_bytes, slicing }, segmentation, field)?))
-                };
-                MTUS.iter().enumerate().filter_map(at).collect::<Vec<_>>()
-            };
-            Panel {
-                title: format!("{title}, {segmentation}"),
-                x_title: "MTU [bytes]".to_owned(),
-                y_title: y_title.to_owned(),
-                log_y: false,
-                categories: MTUS.iter().map(ToString::to_string).collect(),
-                lines: vec![
-                    (Series::on("header-payload slicing"), line(true)),
-                    (Series::off("packets copied whole"), line(false)),
-                ],
-                marks: Vec::new(),
-            }
+            let series = [(Series::on("header-payload slicing"), true), (Series::off("packets copied whole"), false)];
+            let x = ("MTU [bytes]", &MTUS[..]);
+            Panel::over(&format!("{title}, {segmentation}"), x, (y_title, false), &series, |slicing, &mtu_bytes| {
+                spread(&rows, Ports { mtu_bytes, slicing }, segmentation, field)
+            })
         };
         let (bandwidth, gbit): (_, fn(&Row) -> f64) = ("TCP bandwidth", |r| r.throughput_gbit_per_s);
         let (cost, seconds): (_, fn(&Row) -> f64) = ("sending switch's processor", |r| r.switch_cpu_s_per_gb);
@@ -353,11 +340,11 @@ fn on_or_off(on: bool) -> &'static str {
 }
 
 /// The median over repetitions; `None` if the point was not measured.
-fn medians(rows: &[Row], ports: Ports, segmentation: Segmentation, field: fn(&Row) -> f64) -> Option<f64> {
+fn spread(rows: &[Row], ports: Ports, segmentation: Segmentation, field: fn(&Row) -> f64) -> Option<Spread> {
     let of_point = rows
         .iter()
         .filter(|r| (r.mtu_bytes, r.slicing, r.segmentation) == (ports.mtu_bytes, ports.slicing, segmentation));
-    median_of(of_point.map(field))
+    Spread::of(of_point.map(field))
 }
 
 #[cfg(test)]
