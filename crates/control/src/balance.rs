@@ -128,6 +128,7 @@ const STAGES: [Stage; 9] = [
             "port.rx_packets",
             "port.answer_packets",
             "port.rate_limited_packets",
+            "port.crowded_out_packets",
             "datapath.former_rx_packets",
             "datapath.handed_over_packets",
             "datapath.control_rx_packets",

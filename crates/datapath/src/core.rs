@@ -19,6 +19,7 @@ use crate::hand_over::Neighbours;
 use crate::limits::Limits;
 use crate::peers::{PeerConfig, PeerError, Peers, PlainPaths};
 use crate::ports::{Port, PortConfig};
+use crate::pressure::Pressure;
 
 /// How soon a guest's full queue is offered again what it did not take, ns.
 const POSTPONED_NS: u64 = 200_000;
@@ -61,6 +62,8 @@ pub struct Core<P> {
     pub(crate) neighbours: Neighbours,
     /// Looks at packets, while somebody wants that.
     pub(crate) capture: Option<Box<Capture>>,
+    /// Who gets less while this worker cannot keep up.
+    pub(crate) pressure: Pressure,
     /// Datagrams may be waiting.
     pub(crate) underlay_readable: bool,
     /// Ports whose wish to be watched has changed.
@@ -90,6 +93,7 @@ impl<P: GuestPort> Core<P> {
             counters: Counters::default(),
             neighbours: Neighbours::new(u16::from(config.index)),
             capture: None,
+            pressure: Pressure::default(),
             underlay_readable: true,
             rewatch: Vec::new(),
             has_limits: false,
@@ -142,7 +146,8 @@ impl<P: GuestPort> Core<P> {
         self.vnics.remove(&(port.vni, port.mac));
         self.engine.remove_owner(owner, &mut self.out);
         self.switch.forget_counters(bifrost_avs::PortId(owner));
-        self.counters.former_rx_packets += port.rx_packets + port.way.answer_packets + port.rate_limited;
+        self.counters.former_rx_packets +=
+            port.rx_packets + port.way.answer_packets + port.rate_limited + port.crowded_out;
         Some(port.port)
     }
 

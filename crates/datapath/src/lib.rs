@@ -7,7 +7,7 @@
 //! A packet's way, file by file:
 //!
 //! * out: `guest.rs` fetches, parses, asks the switch, hands to the transport; `emit.rs` segments, encapsulates and sends;
-//! * in: `underlay.rs` decapsulates, asks the transport, verifies and places; `turn.rs` publishes, then acknowledges.
+//! * in: `underlay.rs` decapsulates, asks the transport, verifies and places (`pressure.rs`: whom, if it is too much); `turn.rs` publishes, then acknowledges.
 //!
 //! All of that is [`Core`], which does no I/O of its own and reads no clock: [`Core::turn`] is the way of a packet, over
 //! any [`Underlay`](bifrost_port::Underlay) and [`GuestPort`](bifrost_port::GuestPort). A [`Worker`] turns one on a thread,
@@ -27,6 +27,7 @@ mod handle;
 mod limits;
 mod peers;
 mod ports;
+mod pressure;
 mod snapshot;
 pub mod trace;
 mod turn;

@@ -10,6 +10,7 @@ use bifrost_wire::{Mac, Vni};
 
 use crate::counters::WayCounters;
 use crate::limits::Limits;
+use crate::pressure::Load;
 
 /// A guest port to be added to a worker.
 pub struct PortConfig<P> {
@@ -97,6 +98,10 @@ pub(crate) struct Port<P> {
     pub(crate) held_back: u64,
     /// Packets to the guest that were more than it may get.
     pub(crate) rate_limited: u64,
+    /// What it was lately sent, while the worker cannot keep up.
+    pub(crate) load: Load,
+    /// Packets to the guest that were more than its share then.
+    pub(crate) crowded_out: u64,
 }
 
 impl<P: GuestPort> Port<P> {
@@ -127,6 +132,8 @@ impl<P: GuestPort> Port<P> {
             held_back_until: None,
             held_back: 0,
             rate_limited: 0,
+            load: Load::default(),
+            crowded_out: 0,
         }
     }
 

@@ -76,18 +76,20 @@ pub struct PortView {
     pub switch: Vec<(&'static str, u64)>,
     /// Packets for the guest beyond its limits.
     pub rate_limited_packets: u64,
+    /// Packets for the guest beyond its share while the worker could not keep up.
+    pub crowded_out_packets: u64,
     /// The switch's drops by reason, and what was more than the guest may get.
     pub drops: BTreeMap<String, u64>,
 }
 
 impl<P: GuestPort> Core<P> {
-    fn drops(&self, owner: u16, rate_limited: u64) -> BTreeMap<String, u64> {
+    fn drops(&self, owner: u16, beyond: [(&'static str, u64); 2]) -> BTreeMap<String, u64> {
         let by_switch = self.switch.port_counters(bifrost_avs::PortId(owner));
         let by_switch = by_switch
             .into_iter()
             .flat_map(|c| c.dropped.iter().chain(c.kept_out.iter()))
             .map(|(reason, n)| (reason.name(), n));
-        let all = by_switch.chain([("rate_limited", rate_limited)]);
+        let all = by_switch.chain(beyond);
         let mut drops = BTreeMap::new();
         for (reason, n) in all.filter(|(_, n)| *n > 0) {
             *drops.entry(reason.to_string()).or_default() += n;
@@ -126,7 +128,8 @@ impl<P: GuestPort> Core<P> {
             counters: p.port.counters(),
             switch: self.switch.port_counters(bifrost_avs::PortId(p.owner)).map_or(Vec::new(), |c| c.iter().collect()),
             rate_limited_packets: p.rate_limited,
-            drops: self.drops(p.owner, p.rate_limited),
+            crowded_out_packets: p.crowded_out,
+            drops: self.drops(p.owner, [("rate_limited", p.rate_limited), ("crowded_out", p.crowded_out)]),
         });
         let of_transport = self.engine.path_snapshots(self.now);
         let known = of_transport.filter_map(|snapshot| Some((self.peers.of_engine(snapshot.peer)?, snapshot)));

@@ -60,7 +60,7 @@ impl<P: GuestPort> Core<P> {
 
     /// Receives batches until nothing is waiting or guests must have their turn.
     fn receive<const SEEN: bool>(&mut self, underlay: &mut impl Underlay) -> bool {
-        let mut busy = false;
+        let (mut busy, mut waited_ns) = (false, 0);
         for _ in 0..UNDERLAY_ROUNDS {
             if !self.underlay_readable {
                 break;
@@ -71,10 +71,16 @@ impl<P: GuestPort> Core<P> {
                 busy = true;
                 self.now = self.now.max(Time(underlay.received_at_ns()));
             }
+            let mut oldest = self.now;
             for i in 0..count {
-                self.on_datagram::<SEEN>(&underlay.datagram(i));
+                let datagram = underlay.datagram(i);
+                oldest = oldest.min(Time(datagram.rx_time_ns));
+                self.on_datagram::<SEEN>(&datagram);
             }
+            waited_ns = waited_ns.max(self.now.since(oldest));
         }
+        let is_crowded = self.underlay_readable && self.vnics.len() > 1;
+        self.pressure.turned(self.now, if is_crowded { waited_ns } else { 0 });
         busy
     }
 

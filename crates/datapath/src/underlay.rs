@@ -5,7 +5,7 @@ use bifrost_nic::{Checksum, Malformed, Offload, Parsed, Segments, copy_of, parse
 use bifrost_port::{Datagram, GuestPort, PlaceError, Service};
 use bifrost_rte::{Arrival, LocalVnic, Time, Verdict};
 use bifrost_wire::bifrost::{self, DataHeader, Packet, Setup};
-use bifrost_wire::{Vni, vxlan};
+use bifrost_wire::{Mac, Vni, vxlan};
 
 use crate::capture::{self, Note, Stage};
 use crate::core::Core;
@@ -182,7 +182,15 @@ impl<P: GuestPort> Core<P> {
         if !self.faults.is_empty() && !at_port && self.port_fault(header, frame, datagram, &parsed) {
             return;
         }
-        let checksum = parsed.as_ref().map_or(Checksum::None, |parsed| transport_checksum(frame, parsed));
+        let is_crowded_out = self.pressure.is_on() && !at_port && {
+            let owner = self.engine.owner_of(header.cid);
+            self.crowds_out(owner, frame)
+        };
+        // Of what is not shown nothing has to be right.
+        let checksum = match &parsed {
+            Ok(parsed) if !is_crowded_out => transport_checksum(frame, parsed),
+            _ => Checksum::None,
+        };
         let seen = |what| Note { peer: Some(peer), ..Note::inwards(what).of_data(vni, header) };
         if checksum == Checksum::Invalid {
             self.counters.bad_checksum_frames += 1;
@@ -206,6 +214,11 @@ impl<P: GuestPort> Core<P> {
         let seen = |what| Note { port: Some(owner), ..seen(what) };
         if SEEN && let Some(capture) = &mut self.capture {
             capture.frame(Stage::Rte, seen("new"), frame, frame.len());
+        }
+        if is_crowded_out {
+            // To be repeated by a sender that is told to slow down.
+            self.engine.rate_limited(slot);
+            return self.drop_crowded_out::<SEEN>(owner, seen("crowded_out"), frame);
         }
         let parsed = match parsed {
             Ok(parsed) => parsed,
@@ -295,6 +308,22 @@ impl<P: GuestPort> Core<P> {
         }
     }
 
+    /// Whether a frame is more than its guest may have while this worker cannot keep up.
+    #[cold]
+    fn crowds_out(&mut self, owner: Option<u16>, frame: &[u8]) -> bool {
+        let port = owner.and_then(|owner| self.ports.get_mut(usize::from(owner))).and_then(Option::as_mut);
+        port.is_some_and(|port| !self.pressure.admits(&mut port.load, frame.len()))
+    }
+
+    #[cold]
+    fn drop_crowded_out<const SEEN: bool>(&mut self, owner: u16, note: Note, frame: &[u8]) {
+        match self.ports.get_mut(usize::from(owner)).and_then(Option::as_mut) {
+            Some(port) => port.crowded_out += 1,
+            None => self.counters.gone_packets += 1,
+        }
+        self.see_dropped::<SEEN>(note, frame);
+    }
+
     /// Applies the faults of the port that a data packet is for. Returns whether it is gone, for now or for good.
     #[cold]
     fn port_fault(
@@ -351,6 +380,14 @@ impl<P: GuestPort> Core<P> {
         at_port: bool,
     ) {
         let seen = |what| Note { peer: Some(peer), vni: Some(vni.get()), ..Note::inwards(what) };
+        if self.pressure.is_on()
+            && !at_port
+            && let Some(to) = frame.first_chunk()
+            && let Some(&owner) = self.vnics.get(&(vni, Mac(*to)))
+            && self.crowds_out(Some(owner), frame)
+        {
+            return self.drop_crowded_out::<SEEN>(owner, Note { port: Some(owner), ..seen("crowded_out") }, frame);
+        }
         let parsed = match parse(frame, frame.len()) {
             Ok(parsed) => parsed,
             Err(reason) => {

@@ -9,6 +9,7 @@ mod afxdp;
 mod capture;
 mod connectivity;
 mod containers;
+mod crowding;
 mod drain;
 mod faults;
 mod hostile;

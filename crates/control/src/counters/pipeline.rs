@@ -47,6 +47,12 @@ pub(super) const CHAPTER: Chapter = Chapter {
             "packets for the guest beyond its limits; what is carried reliably comes again",
             "raise `rx_mbit` or `rx_kpps` of the port if it should get more",
         ),
+        drop(
+            "port.crowded_out_packets",
+            "packets for the guest beyond its share, dropped early because the worker could not keep up with all that came and others \
+             would have paid; what is carried reliably comes again",
+            "give the daemon more workers, or the guest a limit (`rx_mbit`, `rx_kpps`) if nobody should send it so much",
+        ),
         count("datapath.loops", "turns of the worker's loop", ""),
         count("datapath.busy_loops", "turns that found something to do", ""),
         count("datapath.busy_ns", "time spent in these", "near a second each second: give the daemon more workers"),

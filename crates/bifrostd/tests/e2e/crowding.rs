@@ -1,0 +1,102 @@
+//! A worker that cannot keep up with what comes for one guest: that one pays, nobody else.
+
+use std::net::{SocketAddr, UdpSocket};
+use std::os::fd::AsRawFd;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use crate::common::host::vpc;
+use crate::common::netns::Net;
+use crate::common::traffic::ping;
+use crate::common::{Guest, Lab, Options, raw};
+
+/// Datagrams that leave in one call.
+const RUN: usize = 60;
+/// Such calls in a millisecond at most: more than any worker can do.
+const MOST: u32 = 100;
+
+/// The same datagram, again and again.
+struct Flood {
+    runs_per_ms: Arc<AtomicU32>,
+    stop: Arc<AtomicBool>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Flood {
+    fn start(net: &Net, from: SocketAddr, to: SocketAddr, datagram: &[u8]) -> Flood {
+        let (runs_per_ms, stop) = (Arc::new(AtomicU32::new(1)), Arc::new(AtomicBool::new(false)));
+        let (rate, ended, len, run) = (runs_per_ms.clone(), stop.clone(), datagram.len() as i32, datagram.repeat(RUN));
+        let thread = net.spawn(move || {
+            let socket = UdpSocket::bind(from).unwrap();
+            // SAFETY: the kernel reads an `int`, which lives through the call.
+            let set = unsafe {
+                let value = std::ptr::from_ref(&len).cast();
+                libc::setsockopt(socket.as_raw_fd(), libc::SOL_UDP, libc::UDP_SEGMENT, value, 4)
+            };
+            assert_eq!(set, 0, "{}", std::io::Error::last_os_error());
+            let mut due = Instant::now();
+            while !ended.load(Ordering::Relaxed) {
+                for _ in 0..rate.load(Ordering::Relaxed) {
+                    let _ = socket.send_to(&run, to);
+                }
+                due = (due + Duration::from_millis(1)).max(Instant::now());
+                std::thread::sleep(due.saturating_duration_since(Instant::now()));
+            }
+        });
+        Flood { runs_per_ms, stop, thread: Some(thread) }
+    }
+
+    /// A quarter more, at least; `false`: there is no more.
+    fn increase(&self) -> bool {
+        let rate = self.runs_per_ms.load(Ordering::Relaxed);
+        self.runs_per_ms.store(rate + rate.div_ceil(4), Ordering::Relaxed);
+        rate < MOST
+    }
+}
+
+impl Drop for Flood {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Relaxed);
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+#[test]
+fn who_is_sent_more_than_a_worker_can_take_pays_alone() {
+    let vpcs = vpc(100, "tcp", "flow") + &vpc(200, "tcp", "flow");
+    let mut lab = Lab::new(Options { vpcs, ..Options::default() });
+    lab.add(0, Guest::new("a", 1, &["10.0.0.1/24"]));
+    lab.add(1, Guest::new("b", 2, &["10.0.0.2/24"]));
+    lab.add(0, Guest::new("x", 0x21, &["10.9.0.1/24"]).vni(200));
+    lab.add(1, Guest::new("y", 0x22, &["10.9.0.2/24"]).vni(200));
+    lab.start();
+    assert_eq!(ping(lab.net("a"), "10.0.0.2", 3, 56), 3);
+
+    // For y's vNIC, and of no use to its IP.
+    let [x, y] = ["x", "y"].map(|guest| lab.guest(guest).mac_bytes());
+    let packet = raw::udp_in_ipv4([10, 9, 0, 1], [10, 9, 0, 99], &[0; 64]);
+    let datagram = raw::vxlan(200, &raw::ethernet(y, x, 0x0800, &packet));
+    let [from, to] = [0, 1].map(|host: usize| lab.hosts[host].addresses[0]);
+    let flood = Flood::start(&lab.hosts[0].net, SocketAddr::new(from, 0), SocketAddr::new(to, 4789), &datagram);
+    let crowded_out = |guest| lab.hosts[1].drops(guest, "crowded_out");
+    while crowded_out("y") == 0 {
+        std::thread::sleep(Duration::from_millis(100));
+        assert!(flood.increase(), "the worker keeps up with everything");
+    }
+    flood.increase();
+
+    let before = crowded_out("y");
+    // Plain VXLAN: what is lost is not repeated.
+    let answered = ping(lab.net("a"), "10.0.0.2", 100, 56);
+    let refused = crowded_out("y") - before;
+    drop(flood);
+    assert!(answered == 100 || (answered > 90 && lab.stood_still()), "{answered} of 100 pings were answered");
+    assert!(refused > 1000, "{refused} packets were refused");
+    assert_eq!(crowded_out("b"), 0);
+    assert!(lab.hosts[1].port("y").rx_packets > 1000, "what the worker can take arrives");
+    lab.hosts[1].assert_balanced();
+}
