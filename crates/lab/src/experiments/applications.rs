@@ -403,7 +403,7 @@ impl Bench {
         let load = Load {
             client: &hosts[0].guest,
             server: &hosts[1].guest,
-            duration: Duration::from_secs_f64(lab.seconds(3.0, 1.5)),
+            duration: Duration::from_secs_f64(lab.seconds(2.0, 1.5)),
             logs: &self.logs,
             name: &name,
         };
