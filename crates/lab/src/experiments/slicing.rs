@@ -219,17 +219,17 @@ impl Experiment for Slicing {
             move |r: &Row| (r.mtu_bytes, r.slicing, r.segmentation) == (mtu_bytes, slicing, segmentation)
         };
         let mut bars = Vec::new();
+        let [usual, jumbo] = MTUS;
         for segmentation in Segmentation::ALL {
-            for mtu in MTUS {
-                let (with, without) = (is(mtu, true, segmentation), is(mtu, false, segmentation));
-                let ratio = |field| paired_ratio(&rows, |r| r.repetition, (with, without), field);
-                let of = |what: &str| format!("MTU {mtu}, {segmentation}: {what} with slicing over without");
-                let (cost, throughput) = (ratio(|r| r.switch_cpu_s_per_gb), ratio(|r| r.throughput_gbit_per_s));
-                bars.push(Bar::new(of("the switch's processor time for a GB"), cost, Sense::AtMost, 1.05, "x"));
-                bars.push(Bar::new(of("throughput"), throughput, Sense::AtLeast, 0.95, "x"));
-            }
+            // Of small packets the head is a sixth, and what is left has to be found twice: nothing is claimed for them.
+            let (with, without) = (is(jumbo, true, segmentation), is(jumbo, false, segmentation));
+            let ratio = |field| paired_ratio(&rows, |r| r.repetition, (with, without), field);
+            let of = |what: &str| format!("MTU {jumbo}, {segmentation}: {what} with slicing over without");
+            let (cost, throughput) = (ratio(|r| r.switch_cpu_s_per_gb), ratio(|r| r.throughput_gbit_per_s));
+            bars.push(Bar::new(of("the switch's processor time for a GB"), cost, Sense::AtMost, 1.05, "x"));
+            bars.push(Bar::new(of("throughput"), throughput, Sense::AtLeast, 0.95, "x"));
         }
-        let (jumbo, usual) = (is(8500, true, Segmentation::Guest), is(1500, false, Segmentation::Guest));
+        let (jumbo, usual) = (is(jumbo, true, Segmentation::Guest), is(usual, false, Segmentation::Guest));
         bars.push(Bar::new(
             "throughput with jumbo frames and slicing over neither",
             paired_ratio(&rows, |r| r.repetition, (jumbo, usual), |r| r.throughput_gbit_per_s),
@@ -377,8 +377,8 @@ mod tests {
             Slicing.bars(&to_values(&rows).unwrap()).unwrap().iter().filter(|bar| !bar.passes()).count()
         };
         assert_eq!(missed(|_| {}), 0);
-        assert_eq!(missed(|r| r.switch_cpu_s_per_gb = 1.0 / r.switch_cpu_s_per_gb), 4);
-        assert_eq!(missed(|r| r.throughput_gbit_per_s = if r.slicing { 1.0 } else { 1.1 }), 5);
+        assert_eq!(missed(|r| r.switch_cpu_s_per_gb = 1.0 / r.switch_cpu_s_per_gb), 2);
+        assert_eq!(missed(|r| r.throughput_gbit_per_s = if r.slicing { 1.0 } else { 1.1 }), 3);
         assert_eq!(missed(|r| r.throughput_gbit_per_s = 1.0), 1);
         assert_eq!(missed(|r| r.kept_payload_bytes = 1.0), 1);
         assert_eq!(missed(|r| r.kept_payload_bytes = 0.0), 1);
