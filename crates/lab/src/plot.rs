@@ -152,7 +152,7 @@ fn label(mode: Mode) -> &'static str {
     match mode {
         Mode::KernelVxlan => "kernel VXLAN",
         Mode::KernelBbr => "kernel VXLAN, BBR",
-        Mode::Mptcp => "kernel VXLAN, Multipath TCP",
+        Mode::Mptcp => "kernel VXLAN, MPTCP",
         Mode::OpenVswitch => "Open vSwitch, userspace",
         Mode::Off => "bifrostd, reliability off",
         Mode::Flowlet => "bifrostd, flowlets",

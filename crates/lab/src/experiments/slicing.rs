@@ -221,7 +221,7 @@ impl Experiment for Slicing {
         let mut bars = Vec::new();
         let [usual, jumbo] = MTUS;
         for segmentation in Segmentation::ALL {
-            // Of small packets the head is a sixth, and what is left has to be found twice: nothing is claimed for them.
+            // With small packets the difference is less than what runs differ by: nothing is claimed for them.
             let (with, without) = (is(jumbo, true, segmentation), is(jumbo, false, segmentation));
             let ratio = |field| paired_ratio(&rows, |r| r.repetition, (with, without), field);
             let of = |what: &str| format!("MTU {jumbo}, {segmentation}: {what} with slicing over without");
