@@ -15,6 +15,8 @@ const HIGH_NS: u64 = 2_000_000;
 const LOW_NS: u64 = 500_000;
 /// The bound changes so often, ns.
 const EPOCH_NS: u64 = 1_000_000;
+/// So many epochs of high water in a row begin it: what has come while a worker did not run, for others had its processor, is less.
+const PATIENCE: u32 = 8;
 /// So many epochs without high water end it.
 const MEMORY: u32 = 128;
 /// What a packet costs beside its bytes, in bytes.
@@ -36,8 +38,9 @@ pub(crate) struct Pressure {
     guests: u64,
     /// What the most demanding guest was sent in this epoch, or half of what it was before.
     most: u64,
-    /// When the water was last high.
+    /// When the water was last high, and for how many epochs in a row.
     pressed: u32,
+    in_a_row: u32,
 }
 
 /// What a guest was sent in the latest epoch in which it was sent anything.
@@ -60,6 +63,7 @@ impl Default for Pressure {
             most: 0,
             guests: 0,
             pressed: 0,
+            in_a_row: 0,
         }
     }
 }
@@ -101,11 +105,17 @@ impl Pressure {
         }
         if self.waited_ns >= HIGH_NS {
             self.pressed = self.epoch;
-            // A quarter more than fair is nobody's fault.
-            let fair = self.admitted / self.guests.max(2) * 5 / 4;
-            self.share = (self.share.min(self.most) / 8 * 7).max(fair).max(PACKET);
-        } else if self.waited_ns < LOW_NS {
-            self.share = self.share.saturating_add(self.share / 8);
+            self.in_a_row = self.in_a_row.saturating_add(1);
+            if self.in_a_row >= PATIENCE || self.share != u64::MAX {
+                // A quarter more than fair is nobody's fault.
+                let fair = self.admitted / self.guests.max(2) * 5 / 4;
+                self.share = (self.share.min(self.most) / 8 * 7).max(fair).max(PACKET);
+            }
+        } else {
+            self.in_a_row = 0;
+            if self.waited_ns < LOW_NS {
+                self.share = self.share.saturating_add(self.share / 8);
+            }
         }
         if self.epoch.wrapping_sub(self.pressed) > MEMORY {
             (self.on, self.share) = (false, u64::MAX);
@@ -237,7 +247,15 @@ mod tests {
         };
         pressure.turned(Time(0), HIGH_NS);
         assert!(pressure.is_on());
-        assert_eq!(epoch(&mut pressure, HIGH_NS), [100, 100]);
+        for _ in 1..PATIENCE {
+            assert_eq!((epoch(&mut pressure, HIGH_NS), pressure.share), (vec![100, 100], u64::MAX));
+        }
+        // Not in a row.
+        epoch(&mut pressure, LOW_NS);
+        for _ in 1..PATIENCE {
+            assert_eq!((epoch(&mut pressure, HIGH_NS), pressure.share), (vec![100, 100], u64::MAX));
+        }
+        epoch(&mut pressure, HIGH_NS);
         assert_ne!(pressure.share, u64::MAX);
         for _ in 0..=MEMORY {
             assert!(pressure.is_on());
