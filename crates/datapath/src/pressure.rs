@@ -154,7 +154,7 @@ mod tests {
         longest_wait_ns: u64,
     }
 
-    /// A worker whose guests are sent a packet of 64 bytes every so many nanoseconds each, from `from` ns on, for 300 ms; what
+    /// A worker whose guests are sent a packet of 64 bytes every so many nanoseconds each, for 300 ms; what
     /// became of those that came in its last 200 ms.
     fn run(periods_ns: &[u64]) -> (Vec<Fate>, Pressure) {
         let mut pressure = Pressure::default();

@@ -300,7 +300,7 @@ fn profile(rows: &[Row]) -> String {
         let (without, with) = (tail(0.0), tail(1.0));
         if without.is_finite() && with.is_finite() {
             text += &format!(
-                "`{}`: of BIFROST's P99.9 at 1 % loss on the wire, {} ms, {} ms are there without a lost packet: requests wait for a processor.\n",
+                "`{}`: of BIFROST's P99.9 at 1 % loss on the wire, {} ms, {} ms are there without a lost packet.\n",
                 op.name(),
                 number(with),
                 number(without)
