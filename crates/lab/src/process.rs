@@ -154,11 +154,16 @@ pub fn cpu_seconds_of_group(group: u32) -> Result<f64> {
     Ok(ticks as f64 / TICKS_PER_SECOND)
 }
 
+/// The name in a line of `/proc/<pid>/stat`, and what is behind it: state, parent, group, ...; own time in user space and in the kernel,
+/// and that of children, are 11 to 14. The name, in parentheses, may contain anything.
+pub(crate) fn stat_fields(stat: &str) -> Option<(&str, Vec<&str>)> {
+    let (start, rest) = stat.rsplit_once(") ")?;
+    Some((start.split_once('(')?.1, rest.split_whitespace().collect()))
+}
+
 /// What a line of `/proc/<pid>/stat` counts, its children that have ended included; `None` for another group's.
 fn ticks_in_group(stat: &str, group: u32) -> Option<u64> {
-    // The name, in parentheses, may contain anything. Behind it: state, parent, group, ...; own time and that of children are
-    // fields 11 to 14.
-    let fields: Vec<&str> = stat.rsplit_once(") ")?.1.split(' ').collect();
+    let (_, fields) = stat_fields(stat)?;
     let of_group = fields.get(2)?.parse() == Ok(group);
     of_group.then(|| fields.iter().skip(11).take(4).filter_map(|field| field.parse::<u64>().ok()).sum())
 }

@@ -5,6 +5,8 @@ use std::fs;
 
 use anyhow::{Context, Result};
 
+use crate::process::stat_fields;
+
 /// Whose time, and how much of that of all processors it is, percent; together 100.
 pub type Shares = BTreeMap<String, f64>;
 
@@ -79,17 +81,13 @@ impl Reading {
         Ok(())
     }
 
-    /// Reads `/proc/PID/stat`: the name in brackets, and behind it, from the third field on, the others.
-    fn add_process(&mut self, pid: u32, text: &str) {
-        let Some((start, rest)) = text.rsplit_once(')') else { return };
-        let Some((_, name)) = start.split_once('(') else { return };
+    fn add_process(&mut self, pid: u32, stat: &str) {
+        let Some((name, fields)) = stat_fields(stat) else { return };
         let is = |names: &[&str]| names.contains(&name);
         if !is(&SWITCHES) && !is(&SERVERS) {
             return;
         }
-        // utime and stime are fields 14 and 15.
-        let mut fields = rest.split_whitespace().skip(11).map(|field| field.parse().unwrap_or(0));
-        let times = [fields.next().unwrap_or(0), fields.next().unwrap_or(0)];
+        let times = [11, 12].map(|field| fields.get(field).and_then(|ticks| ticks.parse().ok()).unwrap_or(0));
         self.processes.insert(pid, (is(&SWITCHES), times));
     }
 }

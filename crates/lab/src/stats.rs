@@ -68,9 +68,9 @@ pub fn cell(spread: Option<Spread>) -> String {
 
 /// The median over the repetitions of how many times what `over` picks is as much as what `under` picks in the same repetition:
 /// machines drift, and what was measured at nearly the same time has most in common. `None` if no repetition has both.
-pub fn paired_ratio<R>(
+pub fn paired_ratio<R, K: PartialEq>(
     rows: &[R],
-    repetition: fn(&R) -> u32,
+    repetition: impl Fn(&R) -> K,
     (over, under): (impl Fn(&R) -> bool, impl Fn(&R) -> bool),
     field: fn(&R) -> f64,
 ) -> Option<f64> {

@@ -334,10 +334,8 @@ fn profile(rows: &[Row]) -> String {
 /// differ by a fifth from run to run, and what is asked is whether it is worse anywhere near as often as better.
 fn over_strict(rows: &[Row], field: fn(&Row) -> f64) -> Option<f64> {
     let point = |row: &Row| (row.injector, row.loss_percent.to_bits(), row.op, row.repetition);
-    median_of(rows.iter().filter(|row| row.mode == Mode::Bifrost).filter_map(|row| {
-        let strict = rows.iter().find(|other| other.mode == Mode::Strict && point(other) == point(row))?;
-        Some(field(row) / field(strict))
-    }))
+    let is = |mode| move |row: &Row| row.mode == mode;
+    paired_ratio(rows, point, (is(Mode::Bifrost), is(Mode::Strict)), field)
 }
 
 /// What BIFROST is judged against.
