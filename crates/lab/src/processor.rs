@@ -6,6 +6,8 @@ use std::fs;
 use anyhow::{Context, Result};
 
 use crate::process::stat_fields;
+use crate::report::{Table, number};
+use crate::stats::median_of;
 
 /// Whose time, and how much of that of all processors it is, percent; together 100.
 pub type Shares = BTreeMap<String, f64>;
@@ -16,6 +18,23 @@ const SERVERS: [&str; 1] = ["redis-server"];
 
 /// In the order of reports.
 pub const PARTS: [&str; 6] = ["switch", "switch's kernel", "server", "load and all else", "interrupts", "idle"];
+
+/// What [`PARTS`] mean where guests are containers.
+pub const LEGEND: &str = "*switch*: all daemons in user space, *switch's kernel*: their system calls, in which guests' TCP runs, too; a kernel's \
+                          VXLAN has none of both";
+
+/// The medians of what was measured as one thing, in a row for each; `titles` are of what tells the rows apart.
+pub fn table<'a, const N: usize>(
+    titles: [&str; N],
+    rows: impl IntoIterator<Item = ([String; N], Vec<&'a Shares>)>,
+) -> String {
+    let mut table = Table::new(&[&titles[..], &PARTS].concat());
+    for (of, shares) in rows {
+        let share = |part: &str| median_of(shares.iter().filter_map(|shares| shares.get(part).copied()));
+        table.row(of.into_iter().chain(PARTS.map(|part| number(share(part).unwrap_or(f64::NAN)))).collect());
+    }
+    table.render()
+}
 
 /// What the kernel has counted so far, ticks.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -120,6 +139,13 @@ mod tests {
         let of = |name: &str| (shares[name] * 190.0 / 100.0).round() as u64;
         assert_eq!(PARTS.map(of), [11, 42, 20, 77, 10, 30]);
         assert!((shares.values().sum::<f64>() - 100.0).abs() < 1e-9, "{shares:?}");
+    }
+
+    #[test]
+    fn a_table_has_medians() {
+        let shares = [1.0, 2.0, 4.0].map(|share| Shares::from([("switch".to_owned(), share)]));
+        let text = table(["mode"], [(["off".to_owned()], shares.iter().collect())]);
+        assert!(text.contains("| mode |") && text.contains("| off  |  2.000 |               - |"), "{text}");
     }
 
     #[test]

@@ -209,6 +209,8 @@ fn all() -> Vec<Value> {
         requests_per_s: 50_000.0,
         latency_ms_p99: 1.5,
         connections_per_s: 10_000.0,
+        requests_processor_percent: [("idle".to_owned(), 12.5)].into(),
+        connections_processor_percent: [("idle".to_owned(), 12.5)].into(),
     };
     let switch_rate = switch_rate::Row {
         mode: Switch::OvsDpdk,

@@ -13,7 +13,7 @@ use crate::inject;
 use crate::interrupt;
 use crate::options::{Guests, Injector, Mode, Op};
 use crate::plot::{self, Panel};
-use crate::processor::{PARTS, Reading, Shares};
+use crate::processor::{self, LEGEND, Reading, Shares};
 use crate::programs::key_value_client;
 use crate::programs::redis_benchmark::{self, Load, Measurement};
 use crate::programs::redis_server::{self, PORT, RedisServer};
@@ -21,7 +21,7 @@ use crate::progress::Progress;
 use crate::report::{Table, factor, number};
 use crate::results::{from_values, to_values};
 use crate::standstill::{self, Standstill};
-use crate::stats::{Spread, cell, distinct, distinct_values, median_of, middle, paired_ratio};
+use crate::stats::{Spread, cell, distinct, distinct_values, middle, paired_ratio};
 
 /// The loss rates of figure 20, percent; what bars compare comes one after the other, for the machine drifts.
 const LOSSES: [f64; 6] = [0.0, 1.0, 0.5, 0.1, 0.05, 0.01];
@@ -307,24 +307,19 @@ fn profile(rows: &[Row]) -> String {
             );
         }
     }
-    let mut table = Table::new(&[&["loss", "mode"][..], &PARTS].concat());
     let measured =
         |row: &&Row| row.injector == Injector::Wire && row.op == Op::Get && !row.processor_percent.is_empty();
     let rows: Vec<Row> = rows.iter().filter(measured).cloned().collect();
-    for loss in [0.0, 1.0] {
-        for mode in distinct(&rows, |row| row.mode) {
-            let of = rows.iter().filter(|row| row.mode == mode && row.loss_percent == loss);
-            let share = |part: &str| median_of(of.clone().filter_map(|row| row.processor_percent.get(part).copied()));
-            let mut cells = vec![format!("{loss} %"), mode.name().to_owned()];
-            cells.extend(PARTS.map(|part| number(share(part).unwrap_or(f64::NAN))));
-            table.row(cells);
-        }
-    }
+    let modes = distinct(&rows, |row| row.mode);
+    let points = [0.0, 1.0].into_iter().flat_map(|loss| modes.iter().map(move |&mode| (loss, mode)));
+    let shares = |(loss, mode): (f64, Mode)| {
+        let of = rows.iter().filter(|row| row.mode == mode && row.loss_percent == loss);
+        ([format!("{loss} %"), mode.name().to_owned()], of.map(|row| &row.processor_percent).collect())
+    };
     if !rows.is_empty() {
         text += &format!(
-            "\nThe time of both processors during `get` with loss on the wire, percent, medians; *switch*: all daemons in user space, *switch's kernel*: \
-             their system calls, in which guests' TCP runs, too; a kernel's VXLAN has none of both:\n\n{}",
-            table.render()
+            "\nThe time of both processors during `get` with loss on the wire, percent, medians; {LEGEND}:\n\n{}",
+            processor::table(["loss", "mode"], points.map(shares))
         );
     }
     text

@@ -16,13 +16,14 @@ use crate::experiment::{Experiment, Lab, Network};
 use crate::interrupt;
 use crate::options::{Mode, Op};
 use crate::plot::{self, Panel};
+use crate::processor::{self, LEGEND, Reading, Shares};
 use crate::programs::iperf3;
 use crate::programs::redis_benchmark::{self, Load};
 use crate::programs::redis_server::RedisServer;
 use crate::progress::Progress;
 use crate::report::{Table, factor};
 use crate::results::{from_values, to_values};
-use crate::stats::{Spread, cell, middle, paired_ratio};
+use crate::stats::{Spread, cell, distinct, middle, paired_ratio};
 
 /// The experiment.
 #[derive(Debug, Clone, Copy)]
@@ -47,6 +48,12 @@ pub struct Row {
     pub latency_ms_p99: f64,
     /// Connections opened, used for one request and closed, a second.
     pub connections_per_s: f64,
+    /// Where the time of all processors went during the requests over persistent connections, percent; empty where nobody looked.
+    #[serde(default)]
+    pub requests_processor_percent: Shares,
+    /// The same during the new connections.
+    #[serde(default)]
+    pub connections_processor_percent: Shares,
 }
 
 /// A measure: its column, and how to read it.
@@ -132,6 +139,7 @@ impl Experiment for SwitchOverall {
             }
             text += &table.render();
         }
+        text += &profile(&rows);
         Ok(text)
     }
 
@@ -178,8 +186,8 @@ fn measure(lab: &Lab, mode: Mode, security_groups: bool, repetition: u32, label:
     let flow =
         iperf3::Running::start((guests[0], guests[1]), iperf3::Load::one_flow(seconds), &lab.logs(label), "iperf3")?
             .finish()?;
-    let kept = requests(lab, &network, true, duration_s, label)?;
-    let new = requests(lab, &network, false, duration_s, label)?;
+    let (kept, kept_processor) = requests(lab, &network, true, duration_s, label)?;
+    let (new, new_processor) = requests(lab, &network, false, duration_s, label)?;
     server.check_alive()?;
     network.overlay.check_alive()?;
     Ok(Row {
@@ -191,17 +199,19 @@ fn measure(lab: &Lab, mode: Mode, security_groups: bool, repetition: u32, label:
         requests_per_s: kept.rps,
         latency_ms_p99: kept.latency_ms.p99,
         connections_per_s: new.rps,
+        requests_processor_percent: kept_processor,
+        connections_processor_percent: new_processor,
     })
 }
 
-/// As many requests as fill the time, by what a short trial has shown.
+/// As many requests as fill the time, by what a short trial has shown; and where the processors' time went.
 fn requests(
     lab: &Lab,
     network: &Network,
     keep_alive: bool,
     duration_s: f64,
     label: &str,
-) -> Result<redis_benchmark::Measurement> {
+) -> Result<(redis_benchmark::Measurement, Shares)> {
     let guests = [&network.topology.hosts[0].guest, &network.topology.hosts[1].guest];
     let name = if keep_alive { "persistent" } else { "new" };
     let timeout = Duration::from_secs_f64(60.0 + 10.0 * duration_s);
@@ -211,7 +221,32 @@ fn requests(
         redis_benchmark::run(guests[0], guests[1], load, timeout, &log)
     };
     let trial = run(redis_benchmark::TRIAL_REQUESTS, &format!("{name}-trial"))?;
-    run(trial.requests_in(duration_s), name)
+    let before = Reading::take()?;
+    let measured = run(trial.requests_in(duration_s), name)?;
+    Ok((measured, Reading::take()?.since(&before)))
+}
+
+/// What is behind requests and connections a second: who used the processors.
+fn profile(rows: &[Row]) -> String {
+    type Load = (&'static str, fn(&Row) -> &Shares);
+    let loads: [Load; 2] = [
+        ("requests", |row| &row.requests_processor_percent),
+        ("new connections", |row| &row.connections_processor_percent),
+    ];
+    if rows.iter().all(|row| loads.iter().all(|(_, of)| of(row).is_empty())) {
+        return String::new();
+    }
+    let networks = distinct(rows, |row| (row.security_groups, row.mode));
+    let points = loads.into_iter().flat_map(|load| networks.iter().map(move |&network| (load, network)));
+    let shares = |((name, of), (groups, mode)): (Load, (bool, Mode))| {
+        let here = rows.iter().filter(|row| (row.security_groups, row.mode) == (groups, mode));
+        let security = if groups { "with" } else { "without" };
+        ([name, security, mode.name()].map(str::to_owned), here.map(of).collect())
+    };
+    format!(
+        "\n### Where the time goes\n\nThe time of both processors, percent, medians; {LEGEND}:\n\n{}",
+        processor::table(["load", "security groups", "mode"], points.map(shares))
+    )
 }
 
 /// The median over repetitions; `None` if that was not measured.
@@ -233,6 +268,8 @@ mod tests {
             requests_per_s: rate,
             latency_ms_p99: 1.0,
             connections_per_s: rate,
+            requests_processor_percent: Shares::from([("switch".to_owned(), 43.0)]),
+            connections_processor_percent: Shares::new(),
         }
     }
 
@@ -258,5 +295,7 @@ mod tests {
         let report = SwitchOverall.report(&to_values(&rows).unwrap()).unwrap();
         assert!(report.contains("2.000, 2.00x"), "{report}");
         assert!(!report.contains("With security groups"));
+        let profile = report.lines().find(|line| line.starts_with("| requests ")).unwrap();
+        assert!(profile.contains("without | open_vswitch |  43.00 |"), "{profile}");
     }
 }
