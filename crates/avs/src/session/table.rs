@@ -237,6 +237,9 @@ impl Sessions {
         };
         let index = match self.free.head {
             NONE => {
+                if self.slab.len() == self.slab.capacity() {
+                    self.make_room();
+                }
                 self.slab.push(session);
                 (self.slab.len() - 1) as u32
             }
@@ -370,6 +373,16 @@ impl Sessions {
         }
     }
 
+    /// Room for as many sessions as there may be, at once: to grow by and by would be to hash all of them again and again, and each
+    /// time all guests would wait. Of this room, only what is used takes memory, but for a byte or two a session in the index.
+    #[cold]
+    fn make_room(&mut self) {
+        let more = (self.limits.total as usize).saturating_sub(self.slab.len()).max(1);
+        self.slab.reserve_exact(more);
+        let Sessions { index: table, slab, hasher, .. } = self;
+        table.reserve(more, |&i| hasher.hash_one(slab[i as usize].key));
+    }
+
     fn schedule(&mut self, index: u32, at_s: u32) {
         let slot = self.wheel.slot(at_s);
         self.slab[index as usize].slot = slot;
@@ -445,6 +458,20 @@ mod tests {
         assert_eq!(s.insert(key(1, 4), Direction::Egress, Event::Datagram, 0), Err(Full));
         assert_eq!(there(&s), [true, false, true, true]);
         assert_eq!((s.counters().current, s.counters().established, s.counters().evicted), (4, 3, 1));
+    }
+
+    #[test]
+    fn room_is_made_once() {
+        let mut s = sessions(500, 500);
+        assert_eq!((s.slab.capacity(), s.index.capacity()), (0, 0), "none is needed yet");
+        s.insert(key(1, 0), Direction::Egress, Event::Datagram, 0).unwrap();
+        let room = |s: &Sessions| (s.slab.capacity(), s.index.capacity());
+        let made = room(&s);
+        (1..600).for_each(|n| s.insert(key(1, n), Direction::Egress, Event::Datagram, 0).unwrap());
+        assert_eq!((room(&s), s.slab.len(), s.counters().current), (made, 500, 500));
+        s.set_limits(SessionLimits { total: 5000, per_port: 5000 });
+        (600..6000).for_each(|n| s.insert(key(1, n), Direction::Egress, Event::Datagram, 0).unwrap());
+        assert_eq!((s.slab.len(), s.counters().current), (5000, 5000));
     }
 
     #[test]
