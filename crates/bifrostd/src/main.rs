@@ -8,6 +8,7 @@ mod capture;
 mod cli;
 mod container;
 mod daemon;
+mod large_pages;
 mod machine;
 mod pcapng;
 mod samples;
@@ -27,6 +28,10 @@ use tracing_subscriber::EnvFilter;
 
 use crate::cli::Cli;
 use crate::daemon::Daemon;
+use crate::large_pages::LargePages;
+
+#[global_allocator]
+static ALLOCATOR: LargePages = LargePages;
 
 fn main() -> ExitCode {
     let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("info"));

@@ -1,0 +1,104 @@
+//! Memory for large tables, on pages of 2 MiB where the kernel has them (transparent huge pages, `madvise(2)`).
+//!
+//! With a million conversations hardly any packet's record, session or place in an index is in a cache. On pages of 4 KiB the
+//! processor would not even know where in memory they are: for each it would first have to read the page table, which is not in a
+//! cache either.
+
+// The allocator is a trait of `unsafe` methods; these pass everything on to the system's.
+#![allow(unsafe_code)]
+
+use std::alloc::{GlobalAlloc, Layout, System};
+
+use rustix::mm::{Advice, madvise};
+
+/// Allocations from this size on, bytes: two large pages, so that at least one is in it whole, and below what the tables of a small
+/// network need.
+const LARGE: usize = 4 << 20;
+/// What `madvise` takes: whole pages, bytes.
+const PAGE: usize = 4096;
+
+/// The system's allocator; the kernel is told to use large pages for what is large.
+#[derive(Debug)]
+pub(crate) struct LargePages;
+
+// SAFETY: every call is passed on to `System` unchanged; advice changes nothing of what memory holds.
+unsafe impl GlobalAlloc for LargePages {
+    #[inline]
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        // SAFETY: the caller's promise is that of this method.
+        advised(unsafe { System.alloc(layout) }, layout.size())
+    }
+
+    #[inline]
+    unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
+        // SAFETY: as above.
+        advised(unsafe { System.alloc_zeroed(layout) }, layout.size())
+    }
+
+    #[inline]
+    unsafe fn dealloc(&self, at: *mut u8, layout: Layout) {
+        // SAFETY: as above.
+        unsafe { System.dealloc(at, layout) }
+    }
+
+    #[inline]
+    unsafe fn realloc(&self, at: *mut u8, layout: Layout, size: usize) -> *mut u8 {
+        // SAFETY: as above.
+        advised(unsafe { System.realloc(at, layout, size) }, size)
+    }
+}
+
+#[inline]
+fn advised(at: *mut u8, size: usize) -> *mut u8 {
+    if size >= LARGE && !at.is_null() {
+        advise(at, size);
+    }
+    at
+}
+
+#[cold]
+fn advise(at: *mut u8, size: usize) {
+    let before = at.align_offset(PAGE);
+    let whole = (size - before) / PAGE * PAGE;
+    // SAFETY: these pages are within memory that was just allocated, and this advice leaves their content as it is. A kernel without
+    // large pages refuses; then they are small ones, as before.
+    let _ = unsafe { madvise(at.wrapping_add(before).cast(), whole, Advice::LinuxHugepage) };
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    /// The flags of the mapping that `at` is in, by `/proc/self/smaps`.
+    fn flags(at: *const u8) -> String {
+        let text = fs::read_to_string("/proc/self/smaps").unwrap();
+        let mut inside = false;
+        for line in text.lines() {
+            let range = line.split_whitespace().next().and_then(|range| range.split_once('-'));
+            let ends =
+                range.and_then(|(a, b)| usize::from_str_radix(a, 16).ok().zip(usize::from_str_radix(b, 16).ok()));
+            if let Some((begin, end)) = ends {
+                inside = (begin..end).contains(&(at as usize));
+            } else if let Some(flags) = line.strip_prefix("VmFlags:").filter(|_| inside) {
+                return flags.to_owned();
+            }
+        }
+        panic!("no mapping has {at:p}");
+    }
+
+    #[test]
+    fn large_memory_is_advised_and_small_is_not() {
+        if !fs::exists("/sys/kernel/mm/transparent_hugepage/enabled").unwrap() {
+            return;
+        }
+        let advised = |memory: &[u8]| flags(memory[memory.len() / 2..].as_ptr()).split_whitespace().any(|f| f == "hg");
+        let zeroed = vec![0u8; 64 << 20];
+        let mut grown: Vec<u8> = Vec::with_capacity(48 << 20);
+        grown.resize(grown.capacity(), 7);
+        grown.reserve_exact(48 << 20);
+        grown.resize(grown.capacity(), 7);
+        assert!(advised(&zeroed) && advised(&grown));
+        assert!(zeroed.iter().all(|&b| b == 0) && grown.iter().all(|&b| b == 7));
+        assert!(!advised(&vec![0u8; 1 << 20]));
+    }
+}
