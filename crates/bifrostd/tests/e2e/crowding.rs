@@ -9,8 +9,8 @@ use std::time::{Duration, Instant};
 
 use crate::common::host::vpc;
 use crate::common::netns::Net;
-use crate::common::traffic::ping;
-use crate::common::{Guest, Lab, Options, raw};
+use crate::common::traffic::{Exchange, ping};
+use crate::common::{Guest, Lab, Options, eventually, raw};
 
 /// Datagrams that leave in one call.
 const RUN: usize = 60;
@@ -65,8 +65,8 @@ impl Drop for Flood {
     }
 }
 
-#[test]
-fn who_is_sent_more_than_a_worker_can_take_pays_alone() {
+/// Two tenants on both hosts: `a` and `b`, `x` and `y`.
+fn lab() -> Lab {
     let vpcs = vpc(100, "tcp", "flow") + &vpc(200, "tcp", "flow");
     let mut lab = Lab::new(Options { vpcs, ..Options::default() });
     lab.add(0, Guest::new("a", 1, &["10.0.0.1/24"]));
@@ -75,20 +75,29 @@ fn who_is_sent_more_than_a_worker_can_take_pays_alone() {
     lab.add(1, Guest::new("y", 0x22, &["10.9.0.2/24"]).vni(200));
     lab.start();
     assert_eq!(ping(lab.net("a"), "10.0.0.2", 3, 56), 3);
+    lab
+}
 
-    // For y's vNIC, and of no use to its IP.
+/// What is for `y`, and of no use to its IP, comes faster than the worker can take it; no faster than it needs to be for that.
+fn flood(lab: &Lab) -> Flood {
     let [x, y] = ["x", "y"].map(|guest| lab.guest(guest).mac_bytes());
     let packet = raw::udp_in_ipv4([10, 9, 0, 1], [10, 9, 0, 99], &[0; 64]);
     let datagram = raw::vxlan(200, &raw::ethernet(y, x, 0x0800, &packet));
     let [from, to] = [0, 1].map(|host: usize| lab.hosts[host].addresses[0]);
     let flood = Flood::start(&lab.hosts[0].net, SocketAddr::new(from, 0), SocketAddr::new(to, 4789), &datagram);
-    let crowded_out = |guest| lab.hosts[1].drops(guest, "crowded_out");
-    while crowded_out("y") == 0 {
+    while lab.hosts[1].drops("y", "crowded_out") == 0 {
         std::thread::sleep(Duration::from_millis(100));
         assert!(flood.increase(), "the worker keeps up with everything");
     }
     flood.increase();
+    flood
+}
 
+#[test]
+fn who_is_sent_more_than_a_worker_can_take_pays_alone() {
+    let lab = lab();
+    let flood = flood(&lab);
+    let crowded_out = |guest| lab.hosts[1].drops(guest, "crowded_out");
     let before = crowded_out("y");
     // Plain VXLAN: what is lost is not repeated.
     let answered = ping(lab.net("a"), "10.0.0.2", 100, 56);
@@ -99,4 +108,25 @@ fn who_is_sent_more_than_a_worker_can_take_pays_alone() {
     assert_eq!(crowded_out("b"), 0);
     assert!(lab.hosts[1].port("y").rx_packets > 1000, "what the worker can take arrives");
     lab.hosts[1].assert_balanced();
+}
+
+#[test]
+fn what_is_crowded_out_comes_again_and_its_sender_slows_down() {
+    let lab = lab();
+    let stream = Exchange::start(lab.net("x"), lab.net("y"), "10.9.0.2", 5001, 256 << 20);
+    let windows = || lab.hosts[0].client.paths().unwrap().iter().map(|path| path.cwnd_packets).sum::<f64>();
+    let told = || lab.hosts[1].counter("rte.rate_limited_packets");
+    eventually(5.0, "the stream has its windows", || lab.hosts[1].port("y").rx_packets > 1000);
+    let (before, flood) = (windows(), flood(&lab));
+    let mut least = before;
+    eventually(10.0, "data packets are crowded out", || {
+        least = least.min(windows());
+        told() > 100
+    });
+    drop(flood);
+    assert!(least < before / 2.0, "the windows shrank from {before} to {least} packets");
+    // Every byte of it is looked at.
+    stream.finish();
+    lab.hosts.iter().for_each(|host| host.assert_balanced());
+    lab.assert_nothing_given_up();
 }
