@@ -374,7 +374,7 @@ impl Sessions {
     }
 
     /// Room for as many sessions as there may be, at once: to grow by and by would be to hash all of them again and again, and each
-    /// time all guests would wait. Of this room, only what is used takes memory, but for a byte or two a session in the index.
+    /// time all guests would wait. Only what is used of it takes memory, but for the index: about ten bytes a session.
     #[cold]
     fn make_room(&mut self) {
         let more = (self.limits.total as usize).saturating_sub(self.slab.len()).max(1);
