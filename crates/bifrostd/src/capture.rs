@@ -11,9 +11,9 @@ use bifrost_control::server::CaptureStream;
 use bifrost_datapath::Remote;
 use bifrost_datapath::capture::{CaptureConfig, Chunk, Filter, Note, Stage, Way};
 use bifrost_port::HostUnderlay;
+use bifrost_wire::pcapng::{self, Flow, Notes};
 
 use crate::daemon::{Daemon, State};
-use crate::pcapng::{self, Flow};
 
 /// How often what was captured is fetched.
 const FETCH_EVERY: Duration = Duration::from_millis(20);
@@ -191,7 +191,8 @@ impl Running {
             let flow = if record.note.way == Way::In { Flow::Inbound } else { Flow::Outbound };
             comment.clear();
             describe(&mut comment, record.stage, &record.note, &self.ports, &self.peers);
-            pcapng::packet(out, interface, record.at_ns, flow, record.len, bytes, &comment);
+            let notes = Notes { flow: Some(flow), comment: Some(&comment) };
+            pcapng::packet(out, interface, record.at_ns, record.len, bytes, notes);
         }
         worker.spare = chunk;
     }

@@ -10,7 +10,6 @@ mod container;
 mod daemon;
 mod large_pages;
 mod machine;
-mod pcapng;
 mod samples;
 mod trace;
 mod translate;

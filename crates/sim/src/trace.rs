@@ -4,16 +4,9 @@
 use std::io::{self, Write};
 
 use bifrost_wire::checksum;
+use bifrost_wire::pcapng::{self, Notes};
 
 use crate::packet::Packet;
-
-const SECTION_HEADER: u32 = 0x0a0d_0d0a;
-const INTERFACE: u32 = 1;
-const ENHANCED_PACKET: u32 = 6;
-const ETHERNET: u16 = 1;
-const OPTION_COMMENT: u16 = 1;
-const OPTION_IF_NAME: u16 = 2;
-const OPTION_IF_TSRESOL: u16 = 9;
 
 /// Writes a capture.
 pub struct Trace {
@@ -22,6 +15,7 @@ pub struct Trace {
     interfaces: Vec<u32>,
     count: u32,
     frame: Vec<u8>,
+    blocks: Vec<u8>,
     failed: Option<io::Error>,
 }
 
@@ -31,13 +25,10 @@ impl Trace {
     /// # Errors
     /// It cannot be written.
     pub fn new(mut out: Box<dyn Write>) -> io::Result<Self> {
-        let mut body = Vec::new();
-        body.extend_from_slice(&0x1a2b_3c4du32.to_le_bytes());
-        // Version 1.0; length of the section not known.
-        body.extend_from_slice(&[1, 0, 0, 0]);
-        body.extend_from_slice(&u64::MAX.to_le_bytes());
-        block(&mut out, SECTION_HEADER, &body)?;
-        Ok(Trace { out, interfaces: Vec::new(), count: 0, frame: Vec::new(), failed: None })
+        let mut blocks = Vec::new();
+        pcapng::section(&mut blocks, concat!("bifrost-sim ", env!("CARGO_PKG_VERSION")));
+        out.write_all(&blocks)?;
+        Ok(Trace { out, interfaces: Vec::new(), count: 0, frame: Vec::new(), blocks, failed: None })
     }
 
     /// A packet enters a link, or is dropped there for the reason given.
@@ -61,67 +52,28 @@ impl Trace {
     }
 
     fn write(&mut self, at: u64, link: u32, name: &str, packet: &Packet, comment: Option<&str>) -> io::Result<()> {
-        let interface = self.interface(link, name)?;
+        self.blocks.clear();
+        let interface = self.interface(link, name);
         self.frame.clear();
         frame(packet, &mut self.frame);
-        let len = self.frame.len() as u32;
-        let mut body = Vec::with_capacity(self.frame.len() + 64);
-        body.extend_from_slice(&interface.to_le_bytes());
-        body.extend_from_slice(&((at >> 32) as u32).to_le_bytes());
-        body.extend_from_slice(&(at as u32).to_le_bytes());
-        body.extend_from_slice(&len.to_le_bytes());
-        body.extend_from_slice(&len.to_le_bytes());
-        body.extend_from_slice(&self.frame);
-        pad(&mut body);
-        if let Some(comment) = comment {
-            option(&mut body, OPTION_COMMENT, comment.as_bytes());
-            end_of_options(&mut body);
-        }
-        block(&mut self.out, ENHANCED_PACKET, &body)
+        let (len, notes) = (self.frame.len() as u32, Notes { flow: None, comment });
+        pcapng::packet(&mut self.blocks, interface, at, len, &self.frame, notes);
+        self.out.write_all(&self.blocks)
     }
 
-    fn interface(&mut self, link: u32, name: &str) -> io::Result<u32> {
+    /// The interface of a link, described before its first packet.
+    fn interface(&mut self, link: u32, name: &str) -> u32 {
         let at = link as usize;
         if self.interfaces.len() <= at {
             self.interfaces.resize(at + 1, 0);
         }
         if self.interfaces[at] == 0 {
-            let mut body = Vec::new();
-            body.extend_from_slice(&ETHERNET.to_le_bytes());
-            body.extend_from_slice(&[0, 0]);
-            body.extend_from_slice(&0u32.to_le_bytes());
-            option(&mut body, OPTION_IF_NAME, name.as_bytes());
-            option(&mut body, OPTION_IF_TSRESOL, &[9]);
-            end_of_options(&mut body);
-            block(&mut self.out, INTERFACE, &body)?;
+            pcapng::interface(&mut self.blocks, name, "a link", 0);
             self.count += 1;
             self.interfaces[at] = self.count;
         }
-        Ok(self.interfaces[at] - 1)
+        self.interfaces[at] - 1
     }
-}
-
-fn block(out: &mut impl Write, kind: u32, body: &[u8]) -> io::Result<()> {
-    let len = (body.len() as u32 + 12).to_le_bytes();
-    out.write_all(&kind.to_le_bytes())?;
-    out.write_all(&len)?;
-    out.write_all(body)?;
-    out.write_all(&len)
-}
-
-fn option(body: &mut Vec<u8>, code: u16, value: &[u8]) {
-    body.extend_from_slice(&code.to_le_bytes());
-    body.extend_from_slice(&(value.len() as u16).to_le_bytes());
-    body.extend_from_slice(value);
-    pad(body);
-}
-
-fn end_of_options(body: &mut Vec<u8>) {
-    body.extend_from_slice(&[0; 4]);
-}
-
-fn pad(body: &mut Vec<u8>) {
-    body.resize(body.len().next_multiple_of(4), 0);
 }
 
 /// A datagram with its outer Ethernet, IPv4 and UDP headers.

@@ -5,7 +5,7 @@
 //! is taken to be hostile; a parser answers every byte string with a value or a reason and never panics.
 //!
 //! [`bifrost`] is the reliable transport's own format, specified in `docs/PROTOCOL.md`; the other modules follow the
-//! standards that they name.
+//! standards that they name. [`pcapng`] is no header, but how all of them are written into a file to be looked at.
 
 #![no_std]
 #![forbid(unsafe_code)]
@@ -22,6 +22,7 @@ pub mod ipv4;
 pub mod ipv6;
 pub mod mac;
 pub mod malformed;
+pub mod pcapng;
 pub mod protocol;
 pub mod tcp;
 pub mod udp;

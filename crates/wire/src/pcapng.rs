@@ -1,4 +1,7 @@
-//! Blocks of the capture format pcapng (draft-ietf-opsawg-pcapng), little endian, appended to a buffer.
+//! Blocks of the capture format pcapng (draft-ietf-opsawg-pcapng), little endian, appended to a buffer of the caller's. Time stamps
+//! are in nanoseconds.
+
+use alloc::vec::Vec;
 
 const SECTION_HEADER: u32 = 0x0a0d_0d0a;
 const INTERFACE: u32 = 1;
@@ -17,14 +20,25 @@ const RECEIVED: u16 = 4;
 const DROPPED: u16 = 5;
 
 /// Which way a packet went: the values of the direction in a packet's flags.
-#[derive(Clone, Copy, Debug)]
-pub(crate) enum Flow {
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Flow {
+    /// Received.
     Inbound = 1,
+    /// Sent.
     Outbound = 2,
 }
 
-/// Begins a file, version 1.0, of unknown length.
-pub(crate) fn section(out: &mut Vec<u8>, application: &str) {
+/// What is known of a packet beside its bytes.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Notes<'a> {
+    /// Which way it went.
+    pub flow: Option<Flow>,
+    /// For people.
+    pub comment: Option<&'a str>,
+}
+
+/// Begins a file, version 1.0, of unknown length; `application` writes it.
+pub fn section(out: &mut Vec<u8>, application: &str) {
     block(out, SECTION_HEADER, |body| {
         body.extend_from_slice(&0x1a2b_3c4du32.to_le_bytes());
         body.extend_from_slice(&[1, 0, 0, 0]);
@@ -34,8 +48,8 @@ pub(crate) fn section(out: &mut Vec<u8>, application: &str) {
     });
 }
 
-/// Describes the next interface: Ethernet, time stamps in nanoseconds.
-pub(crate) fn interface(out: &mut Vec<u8>, name: &str, description: &str, snaplen: u32) {
+/// Describes the next interface, the first being number 0: Ethernet; of packets, `snaplen` bytes are kept at most, 0 for all.
+pub fn interface(out: &mut Vec<u8>, name: &str, description: &str, snaplen: u32) {
     block(out, INTERFACE, |body| {
         body.extend_from_slice(&ETHERNET.to_le_bytes());
         body.extend_from_slice(&[0, 0]);
@@ -48,7 +62,7 @@ pub(crate) fn interface(out: &mut Vec<u8>, name: &str, description: &str, snaple
 }
 
 /// Adds a packet of `len` bytes of which `bytes` were kept, seen at `at_ns` since the epoch.
-pub(crate) fn packet(out: &mut Vec<u8>, interface: u32, at_ns: u64, flow: Flow, len: u32, bytes: &[u8], comment: &str) {
+pub fn packet(out: &mut Vec<u8>, interface: u32, at_ns: u64, len: u32, bytes: &[u8], notes: Notes<'_>) {
     block(out, ENHANCED_PACKET, |body| {
         body.extend_from_slice(&interface.to_le_bytes());
         time(body, at_ns);
@@ -56,14 +70,18 @@ pub(crate) fn packet(out: &mut Vec<u8>, interface: u32, at_ns: u64, flow: Flow, 
         body.extend_from_slice(&len.to_le_bytes());
         body.extend_from_slice(bytes);
         pad(body);
-        option(body, COMMENT, comment.as_bytes());
-        option(body, FLAGS, &(flow as u32).to_le_bytes());
+        if let Some(comment) = notes.comment {
+            option(body, COMMENT, comment.as_bytes());
+        }
+        if let Some(flow) = notes.flow {
+            option(body, FLAGS, &(flow as u32).to_le_bytes());
+        }
         end_of_options(body);
     });
 }
 
 /// Says how many packets an interface has seen, and how many of them found no room.
-pub(crate) fn statistics(out: &mut Vec<u8>, interface: u32, at_ns: u64, received: u64, dropped: u64) {
+pub fn statistics(out: &mut Vec<u8>, interface: u32, at_ns: u64, received: u64, dropped: u64) {
     block(out, INTERFACE_STATISTICS, |body| {
         body.extend_from_slice(&interface.to_le_bytes());
         time(body, at_ns);
@@ -102,4 +120,40 @@ fn end_of_options(body: &mut Vec<u8>) {
 
 fn pad(body: &mut Vec<u8>) {
     body.resize(body.len().next_multiple_of(4), 0);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Kinds and bodies of the blocks of a file.
+    fn blocks(mut file: &[u8]) -> Vec<(u32, &[u8])> {
+        let number = |bytes: &[u8]| u32::from_le_bytes(bytes.try_into().unwrap());
+        let mut blocks = Vec::new();
+        while !file.is_empty() {
+            let len = number(&file[4..8]) as usize;
+            assert!(len.is_multiple_of(4) && number(&file[len - 4..len]) as usize == len);
+            blocks.push((number(&file[..4]), &file[8..len - 4]));
+            file = &file[len..];
+        }
+        blocks
+    }
+
+    #[test]
+    fn blocks_have_their_length_at_both_ends_and_what_belongs_into_them() {
+        let mut file = Vec::new();
+        section(&mut file, "test");
+        interface(&mut file, "eth0", "a wire", 0);
+        packet(&mut file, 0, 7 << 32 | 9, 60, &[1, 2, 3], Notes { flow: Some(Flow::Outbound), comment: Some("lost") });
+        packet(&mut file, 0, 8, 2, &[1, 2], Notes::default());
+        statistics(&mut file, 0, 10, 2, 1);
+        let blocks = blocks(&file);
+        assert_eq!(blocks.iter().map(|(kind, _)| *kind).collect::<Vec<_>>(), [SECTION_HEADER, 1, 6, 6, 5]);
+        let noted = [
+            &[0, 0, 0, 0, 7, 0, 0, 0, 9, 0, 0, 0, 3, 0, 0, 0, 60, 0, 0, 0, 1, 2, 3, 0][..],
+            &[1, 0, 4, 0, b'l', b'o', b's', b't', 2, 0, 4, 0, 2, 0, 0, 0, 0, 0, 0, 0],
+        ];
+        assert_eq!(blocks[2].1, noted.concat());
+        assert_eq!(blocks[3].1, [0, 0, 0, 0, 0, 0, 0, 0, 8, 0, 0, 0, 2, 0, 0, 0, 2, 0, 0, 0, 1, 2, 0, 0, 0, 0, 0, 0]);
+    }
 }
