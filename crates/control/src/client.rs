@@ -5,8 +5,8 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use http_body_util::{BodyExt, Full, Limited};
-use hyper::body::Bytes;
-use hyper::{Method, Request, StatusCode};
+use hyper::body::{Bytes, Incoming};
+use hyper::{Method, Request, Response, StatusCode};
 use hyper_util::rt::TokioIo;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -218,44 +218,20 @@ impl Client {
     }
 
     async fn exchange(&self, method: Method, target: &str, body: Vec<u8>) -> Result<(StatusCode, Bytes), ClientError> {
-        let stream = UnixStream::connect(&self.socket).await.map_err(|e| self.connect_error(e))?;
-        let request = request(method, target, body)?;
-        let (mut sender, connection) =
-            hyper::client::conn::http1::handshake(TokioIo::new(stream)).await.map_err(|e| self.http_error(e))?;
-        let answer = async {
-            let response = sender.send_request(request).await.map_err(|e| self.http_error(e))?;
+        let read = async |response: Response<Incoming>| {
             let status = response.status();
-            let body = Limited::new(response.into_body(), MAX_BODY);
-            let body = body.collect().await.map_err(|e| ClientError::Protocol(e.to_string()))?;
-            Ok((status, body.to_bytes()))
+            Ok((status, whole(response.into_body()).await?))
         };
-        tokio::pin!(answer);
-        let connection = async {
-            // How it ended is told by the answer, too.
-            let _ = connection.await;
-        };
-        tokio::pin!(connection);
-        tokio::select! {
-            biased;
-            answer = &mut answer => answer,
-            () = &mut connection => answer.await,
-        }
+        self.ask(request(method, target, body)?, read).await
     }
 
     async fn stream(&self, target: &str, body: Vec<u8>, out: &mut dyn Write) -> Result<(), ClientError> {
-        let stream = UnixStream::connect(&self.socket).await.map_err(|e| self.connect_error(e))?;
-        let request = request(Method::POST, target, body)?;
-        let (mut sender, connection) =
-            hyper::client::conn::http1::handshake(TokioIo::new(stream)).await.map_err(|e| self.http_error(e))?;
-        let answer = async {
-            let response = sender.send_request(request).await.map_err(|e| self.http_error(e))?;
+        let read = async |response: Response<Incoming>| {
             let status = response.status();
             let mut body = response.into_body();
             if !status.is_success() {
-                let body = Limited::new(body, MAX_BODY).collect().await;
-                let body = body.map_err(|e| ClientError::Protocol(e.to_string()))?.to_bytes();
-                let error: ErrorBody =
-                    serde_json::from_slice(&body).map_err(|e| ClientError::Protocol(format!("{e} ({status})")))?;
+                let error: ErrorBody = serde_json::from_slice(&whole(body).await?)
+                    .map_err(|e| ClientError::Protocol(format!("{e} ({status})")))?;
                 return Err(error.into_error(status.as_u16()).into());
             }
             while let Some(frame) = body.frame().await {
@@ -269,6 +245,19 @@ impl Client {
             }
             Ok(())
         };
+        self.ask(request(Method::POST, target, body)?, read).await
+    }
+
+    /// Sends a request, and has its answer read.
+    async fn ask<T>(
+        &self,
+        request: Request<Full<Bytes>>,
+        read: impl AsyncFnOnce(Response<Incoming>) -> Result<T, ClientError>,
+    ) -> Result<T, ClientError> {
+        let stream = UnixStream::connect(&self.socket).await.map_err(|e| self.connect_error(e))?;
+        let (mut sender, connection) =
+            hyper::client::conn::http1::handshake(TokioIo::new(stream)).await.map_err(|e| self.http_error(e))?;
+        let answer = async { read(sender.send_request(request).await.map_err(|e| self.http_error(e))?).await };
         tokio::pin!(answer);
         let connection = async {
             // How it ended is told by the answer, too.
@@ -294,6 +283,12 @@ impl Client {
     fn http_error(&self, e: hyper::Error) -> ClientError {
         ClientError::Io { path: self.socket.clone(), source: io::Error::other(e) }
     }
+}
+
+/// A body, as long as one may be.
+async fn whole(body: Incoming) -> Result<Bytes, ClientError> {
+    let body = Limited::new(body, MAX_BODY).collect().await;
+    Ok(body.map_err(|e| ClientError::Protocol(e.to_string()))?.to_bytes())
 }
 
 fn request(method: Method, target: &str, body: Vec<u8>) -> Result<Request<Full<Bytes>>, ClientError> {

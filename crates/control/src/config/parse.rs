@@ -190,65 +190,52 @@ fn port(mut s: Section<'_, '_>, workers: usize) -> Port {
         rx_mbit: s.optional_int("rx_mbit", MBIT),
         rx_kpps: s.optional_int("rx_kpps", KPPS),
     };
-    let (mut socket, mut mode, mut packed, mut slicing) = (None, VhostMode::default(), false, false);
-    if kind == PortKind::VhostUser {
-        let path: String = s.required("socket");
-        check_socket(&s, &path);
-        socket = Some(PathBuf::from(path));
-        mode = s.choice("mode", &[("server", VhostMode::Server), ("client", VhostMode::Client)]);
-        packed = s.optional("packed").unwrap_or(true);
-        slicing = s.optional("slicing").unwrap_or(true);
-        let queues = s.int("queues", 1..=MAX_QUEUE_PAIRS, 1) as usize;
-        s.finish();
-        let (netns, device, default_gateway) = (None, String::new(), None);
-        return Port {
-            name,
-            vni,
-            kind,
-            mac,
-            addresses,
-            mtu,
-            netns,
-            device,
-            default_gateway,
-            queues,
-            socket,
-            mode,
-            packed,
-            slicing,
-            limits,
-            security_groups,
-        };
-    }
-    let netns = netns(&mut s);
-    let device: Option<String> = s.optional("device");
-    // The name of a port without a device names that, too.
-    let device = device.unwrap_or_else(|| name.clone());
-    if !s.has_failed("name") && !s.has_failed("device") {
-        check_device(&s, &device);
-    }
-    let default_gateway = s.optional("default_gateway");
-    s.refuse("slicing", "only with kind = \"vhost-user\": a TAP device hands over whole packets; remove it");
-    let queues = s.int("queues", 1..=MAX_WORKERS as u64, workers as u64) as usize;
-    s.finish();
-    Port {
+    let mut port = Port {
         name,
         vni,
         kind,
         mac,
         addresses,
         mtu,
-        netns,
-        device,
-        default_gateway,
-        queues,
-        socket,
-        mode,
-        packed,
-        slicing,
+        netns: None,
+        device: String::new(),
+        default_gateway: None,
+        queues: 1,
+        socket: None,
+        mode: VhostMode::default(),
+        packed: false,
+        slicing: false,
         limits,
         security_groups,
+    };
+    match kind {
+        PortKind::VhostUser => machine(&mut s, &mut port),
+        PortKind::Tap => container(&mut s, &mut port, workers),
     }
+    s.finish();
+    port
+}
+
+fn machine(s: &mut Section<'_, '_>, port: &mut Port) {
+    let path: String = s.required("socket");
+    check_socket(s, &path);
+    port.socket = Some(PathBuf::from(path));
+    port.mode = s.choice("mode", &[("server", VhostMode::Server), ("client", VhostMode::Client)]);
+    port.packed = s.optional("packed").unwrap_or(true);
+    port.slicing = s.optional("slicing").unwrap_or(true);
+    port.queues = s.int("queues", 1..=MAX_QUEUE_PAIRS, 1) as usize;
+}
+
+fn container(s: &mut Section<'_, '_>, port: &mut Port, workers: usize) {
+    port.netns = netns(s);
+    // The name of a port without a device names that, too.
+    port.device = s.optional("device").unwrap_or_else(|| port.name.clone());
+    if !s.has_failed("name") && !s.has_failed("device") {
+        check_device(s, &port.device);
+    }
+    port.default_gateway = s.optional("default_gateway");
+    s.refuse("slicing", "only with kind = \"vhost-user\": a TAP device hands over whole packets; remove it");
+    port.queues = s.int("queues", 1..=MAX_WORKERS as u64, workers as u64) as usize;
 }
 
 fn route(mut s: Section<'_, '_>) -> Route {
