@@ -29,17 +29,34 @@ fn the_example_passes_and_its_comments_are_the_defaults() {
     assert_eq!(config, spelled_out);
 }
 
+#[test]
+fn the_machine_of_the_example_passes_and_spells_out_defaults() {
+    let example = read("packaging/bifrostd.toml");
+    let machine: Vec<&str> =
+        example.lines().filter_map(|l| l.strip_prefix("# ")).skip_while(|l| *l != "[[port]]").collect();
+    let end = machine.iter().position(|l| !l.contains(" = ") && *l != "[[port]]").unwrap_or(machine.len());
+    let with = |unsaid: &[&str]| {
+        let said = machine[..end].iter().filter(|l| !unsaid.iter().any(|key| l.starts_with(&format!("{key} = "))));
+        let text = said.fold(example.clone(), |text, line| text + line + "\n");
+        Config::parse(&text, "bifrostd.toml").unwrap_or_else(|e| panic!("{e}"))
+    };
+    let config = with(&[]);
+    assert_eq!(config.ports[1].name, "vm1");
+    assert_eq!(config, with(&["mode", "packed", "slicing", "queues"]));
+}
+
 /// All keys, as the checker itself lists them.
 fn all_keys() -> Vec<(String, Vec<String>)> {
     let single = ["host", "control", "workers", "underlay", "transport", "sessions"].map(|s| (s, format!("[{s}]")));
     let lists = ["security_group", "peer", "vpc", "port", "route"].map(|s| (s, format!("[[{s}]]")));
+    let machine = [("port", "[[port]]\nkind = \"vhost-user\"".to_owned())];
     let keys_of = |(name, header): (&str, String)| {
         let errors = Config::parse(&format!("{header}\nzzzzzzzzz = 1\n"), "t").unwrap_err();
         let unknown = errors.errors().iter().find(|e| e.message.starts_with("unknown key")).unwrap();
         let keys = unknown.message.strip_prefix("unknown key; known keys: ").unwrap();
         (name.to_owned(), keys.split(", ").map(str::to_owned).collect())
     };
-    single.into_iter().chain(lists).map(keys_of).collect()
+    single.into_iter().chain(lists).chain(machine).map(keys_of).collect()
 }
 
 #[test]
@@ -52,7 +69,7 @@ fn the_example_and_the_reference_have_every_key() {
         let text = &text[..text[4..].find("\n##").map_or(text.len(), |end| end + 4)];
         for key in keys {
             assert!(text.contains(&format!("\n| `{key}` |")), "OPERATIONS.md lacks {section}.{key}");
-            let written = |l: &str| l.trim_start_matches('#').starts_with(&format!("{key} = "));
+            let written = |l: &str| l.trim_start_matches(['#', ' ']).starts_with(&format!("{key} = "));
             assert!(example.lines().any(written), "the example lacks {section}.{key}");
         }
     }

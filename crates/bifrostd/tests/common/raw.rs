@@ -2,36 +2,15 @@
 
 use std::net::{IpAddr, SocketAddr, UdpSocket};
 
+use bifrost_lab::programs::packet_socket::{OFFLOAD_LEN, PacketSocket};
+
 use super::Net;
 
 /// Sends Ethernet frames from inside a namespace, past its IP stack. Returns how many the kernel took.
 pub fn send_frames(net: &Net, device: &'static str, frames: Vec<Vec<u8>>) -> usize {
     net.enter(move || {
-        let probe =
-            rustix::net::socket(rustix::net::AddressFamily::INET, rustix::net::SocketType::DGRAM, None).unwrap();
-        let index = rustix::net::netdevice::name_to_index(&probe, device).unwrap();
-        let socket = socket2::Socket::new(socket2::Domain::PACKET, socket2::Type::RAW, None).unwrap();
-        let ((), address) = {
-            // SAFETY: the storage is large enough for a sockaddr_ll, which is written in full, with its length.
-            unsafe {
-                socket2::SockAddr::try_init(|storage, length| {
-                    let link = storage.cast::<libc::sockaddr_ll>();
-                    link.write(libc::sockaddr_ll {
-                        sll_family: libc::AF_PACKET as u16,
-                        sll_protocol: 0,
-                        sll_ifindex: index as i32,
-                        sll_hatype: 0,
-                        sll_pkttype: 0,
-                        sll_halen: 6,
-                        sll_addr: [0; 8],
-                    });
-                    *length = size_of::<libc::sockaddr_ll>() as libc::socklen_t;
-                    Ok(())
-                })
-                .unwrap()
-            }
-        };
-        frames.iter().filter(|f| socket.send_to(f, &address).is_ok_and(|n| n == f.len())).count()
+        let socket = PacketSocket::open(device).unwrap();
+        frames.iter().filter(|frame| socket.send(&[0; OFFLOAD_LEN], frame).is_ok()).count()
     })
 }
 

@@ -35,7 +35,7 @@ fn machine(lab: &Lab, host: usize, script: &str) -> Machine {
 
 #[test]
 fn machines_reach_each_other_reliably() {
-    let lab = lab(Options::default());
+    let mut lab = lab(Options::default());
     for (host, name) in lab.hosts.iter().zip(["a", "b"]) {
         let port = host.port(name);
         assert!(port.waiting && port.kind == "vhost-user");
@@ -73,6 +73,10 @@ fn machines_reach_each_other_reliably() {
     // A machine that has ended leaves a port that waits for the next one.
     eventually(10.0, "the port is free", || lab.hosts[0].port("a").waiting);
     assert_eq!(lab.hosts[0].port("a").tx_held_packets, 0);
+    // That one finds a port of another kind, which a reload has made.
+    lab.hosts[0].config = lab.hosts[0].config.replace("slicing = true", "slicing = false");
+    lab.hosts[0].write_config();
+    assert_eq!(lab.hosts[0].client.reload().unwrap().ports.changed, ["a"]);
     let again = machine(&lab, 0, "redis-cli -h 10.0.0.2 ping");
     again.wait_for("guest: done", 30.0);
     assert!(again.console().contains("PONG"), "{}", again.console());
