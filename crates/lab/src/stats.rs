@@ -169,32 +169,6 @@ impl fmt::Display for LatencyMs {
     }
 }
 
-/// splitmix64: the lab's source of reproducible numbers (Steele, Lea, Flood: "Fast splittable pseudorandom number
-/// generators", OOPSLA 2014).
-#[derive(Debug, Clone)]
-pub struct Random(u64);
-
-impl Random {
-    /// A generator that yields the same numbers for the same seed.
-    pub fn new(seed: u64) -> Self {
-        Self(seed)
-    }
-
-    /// The next 64 bits.
-    pub fn next_u64(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
-    }
-
-    /// A number below `bound`, which must not be 0.
-    pub fn below(&mut self, bound: u64) -> u64 {
-        self.next_u64() % bound.max(1)
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -257,13 +231,5 @@ mod tests {
         assert_eq!(slope(&[(0.0, 1.0), (1.0, 3.0), (2.0, 5.0)]), 2.0);
         assert_eq!(slope(&[(1.0, 3.0)]), 0.0);
         assert_eq!(slope(&[]), 0.0);
-    }
-
-    #[test]
-    fn the_generator_is_splitmix64() {
-        // First outputs for seed 0, as in the reference implementation.
-        let mut random = Random::new(0);
-        assert_eq!(random.next_u64(), 0xe220_a839_7b1d_cdaf);
-        assert_eq!(random.next_u64(), 0x6e78_9e6a_a1b9_65f4);
     }
 }

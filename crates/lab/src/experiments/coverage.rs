@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
+use fastrand::Rng;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
@@ -19,7 +20,7 @@ use crate::programs::iperf3::{self, Load};
 use crate::progress::Progress;
 use crate::report::Table;
 use crate::results::{from_values, to_values};
-use crate::stats::{Random, Spread, cell, paired_ratio};
+use crate::stats::{Spread, cell, paired_ratio};
 
 /// Flows at the same time, as many as the paper has clients.
 const FLOWS: u32 = 8;
@@ -172,14 +173,14 @@ fn measure(lab: &Lab, mode: Mode, repetition: u32, duration_s: f64) -> Result<Ro
     let mut network = lab.network(mode, &label)?;
     let address = network.topology.hosts[1].guest.address;
     // The same losses for all networks.
-    let mut random = Random::new(lab.options.seed.wrapping_add(u64::from(repetition)));
+    let mut random = Rng::with_seed(lab.options.seed.wrapping_add(u64::from(repetition)));
     let load = Load { flows: FLOWS, seconds: duration_s, gbit_per_s: None };
     let before = Tcp::of(&mut network.machines[0])?;
     let flows = Flows::start(&mut network.machines, address, load)?;
     let (mut losses_percent, mut cumulative) = (Vec::new(), Vec::new());
     let began = Instant::now();
     for second in 1..=duration_s as u64 {
-        let loss = random.below(MAX_LOSS + 1) as f64 / 100.0;
+        let loss = random.u64(..=MAX_LOSS) as f64 / 100.0;
         inject::vnic_loss(&network.topology, &network.overlay, loss)?;
         losses_percent.push(loss);
         interrupt::sleep_until(began + Duration::from_secs(second))?;

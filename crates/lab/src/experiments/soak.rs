@@ -12,6 +12,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow};
+use fastrand::Rng;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
@@ -28,7 +29,7 @@ use crate::programs::stream;
 use crate::progress::Progress;
 use crate::report::{Table, number};
 use crate::results::{from_values, to_values};
-use crate::stats::{Random, slope};
+use crate::stats::slope;
 
 /// How long one fault lasts, s.
 const FAULT_S: f64 = 3.0;
@@ -250,7 +251,7 @@ fn soak(lab: &Lab, mode: Mode, duration_s: f64, progress: &mut Progress) -> Resu
     let mut network = lab.network(mode, label)?;
     let mut load = LoadThreads::start(lab, &network, duration_s, &lab.logs(label))?;
     let began = Instant::now();
-    let mut random = Random::new(lab.options.seed);
+    let mut random = Rng::with_seed(lab.options.seed);
     let mut memory = vec![Vec::new(); network.overlay.daemons.len()];
     let mut entries = Vec::new();
     while began.elapsed().as_secs_f64() < duration_s {
@@ -261,7 +262,7 @@ fn soak(lab: &Lab, mode: Mode, duration_s: f64, progress: &mut Progress) -> Resu
         let start_s = began.elapsed().as_secs_f64();
         let mut lasts = FAULT_S;
         if let Some(fault) = &fault {
-            fault.apply(&network, random.next_u64())?;
+            fault.apply(&network, random.u64(..))?;
             lasts = if fault.is_total() { TOTAL_FAULT_S } else { FAULT_S };
         }
         interrupt::sleep_until(began + Duration::from_secs_f64((start_s + lasts).min(duration_s)))?;

@@ -1,8 +1,9 @@
 //! What a hostile guest sends: damaged frames of every protocol, floods of connections that nobody completes, conversations
 //! without end; and what an innocent one sends, to compare with. Reproducible by a seed.
 
+use fastrand::Rng;
+
 use crate::programs::packet_socket::OFFLOAD_LEN;
-use crate::stats::Random;
 
 /// Longest frame that a guest's device with an MTU of 1500 takes, bytes.
 const LONGEST: usize = 1514;
@@ -53,7 +54,7 @@ pub struct Frames {
     traffic: Traffic,
     from: Vnic,
     to: Vnic,
-    random: Random,
+    random: Rng,
     /// Well-formed frames, each to be damaged in turn.
     models: Vec<Vec<u8>>,
     turn: usize,
@@ -64,13 +65,13 @@ impl Frames {
     /// Traffic of a kind; the same for the same seed.
     pub fn new(traffic: Traffic, from: Vnic, to: Vnic, seed: u64) -> Self {
         let models = if traffic == Traffic::Damaged { models(from, to) } else { Vec::new() };
-        Self { traffic, from, to, random: Random::new(seed), models, turn: 0, frame: Vec::new() }
+        Self { traffic, from, to, random: Rng::with_seed(seed), models, turn: 0, frame: Vec::new() }
     }
 
     /// The next frame, with what it leaves to the device.
     pub fn next_frame(&mut self) -> ([u8; OFFLOAD_LEN], &[u8]) {
         let (from, mut to) = (self.from, self.to);
-        let ports = (self.random.next_u64() as u16 | 1, self.random.next_u64() as u16 | 1);
+        let ports = (self.random.u16(..) | 1, self.random.u16(..) | 1);
         let mut offload = [0; OFFLOAD_LEN];
         self.frame = match self.traffic {
             Traffic::Innocent => {
@@ -81,8 +82,8 @@ impl Frames {
                 ethernet(from, to, IPV4, &ipv4(from, to, UDP, &udp_v4(from, to, ports, &[7; 18])))
             }
             Traffic::Syns => {
-                if self.random.below(4) == 0 {
-                    to.v4[3] = self.random.next_u64() as u8;
+                if self.random.u64(..4) == 0 {
+                    to.v4[3] = self.random.u8(..);
                 }
                 ethernet(from, to, IPV4, &ipv4(from, to, TCP, &tcp_v4(from, to, ports, SYN, &[])))
             }
@@ -90,7 +91,7 @@ impl Frames {
                 self.turn = (self.turn + 1) % self.models.len();
                 let mut frame = self.models[self.turn].clone();
                 self.damage(&mut frame);
-                if self.random.below(4) == 0 {
+                if self.random.u64(..4) == 0 {
                     offload = self.offload(&frame);
                 }
                 frame
@@ -101,23 +102,23 @@ impl Frames {
 
     /// A few of the things that can be wrong with a frame.
     fn damage(&mut self, frame: &mut Vec<u8>) {
-        for _ in 0..self.random.below(3) {
+        for _ in 0..self.random.u64(..3) {
             let random = &mut self.random;
-            let at = |random: &mut Random, len: usize| random.below(len.max(1) as u64) as usize;
-            match random.below(8) {
+            let at = |random: &mut Rng, len: usize| random.usize(..len.max(1));
+            match random.u64(..8) {
                 // A bit, behind the addresses of the Ethernet header: those alone decide little.
                 0 | 1 => {
                     let place = 12 + at(random, frame.len() - 12);
-                    frame[place] ^= 1 << random.below(8);
+                    frame[place] ^= 1 << random.u64(..8);
                 }
                 2 => {
                     let place = at(random, frame.len());
-                    frame[place] = random.next_u64() as u8;
+                    frame[place] = random.u8(..);
                 }
                 // A length, count, or offset: extremes.
                 3 => {
                     let place = 12 + at(random, frame.len() - 13);
-                    let extreme = [0, 1, 0x7fff, 0xffff][random.below(4) as usize];
+                    let extreme = [0, 1, 0x7fff, 0xffff][random.usize(..4)];
                     frame[place..place + 2].copy_from_slice(&u16::to_be_bytes(extreme));
                 }
                 // It ends early, most often within a header.
@@ -131,7 +132,7 @@ impl Frames {
                     frame.extend_from_slice(&rest[at(random, rest.len())..]);
                 }
                 // As long as it may be.
-                6 => frame.resize(LONGEST, random.next_u64() as u8),
+                6 => frame.resize(LONGEST, random.u8(..)),
                 // A header four times over.
                 _ => {
                     let begin = SHORTEST + at(random, frame.len() - SHORTEST);
@@ -148,10 +149,10 @@ impl Frames {
     fn offload(&mut self, frame: &[u8]) -> [u8; OFFLOAD_LEN] {
         let random = &mut self.random;
         let transport = if frame[12..14] == IPV6.to_be_bytes() { 54 } else { 34 };
-        let start = if random.below(4) == 0 { random.below(frame.len() as u64) as u16 } else { transport };
-        let offset = [6, 16, 0, 2][random.below(4) as usize];
-        let gso = [0, 0, 1, 4, 5, 0x81][random.below(6) as usize];
-        let size = [1, 8, 100, 1400][random.below(4) as usize];
+        let start = if random.u64(..4) == 0 { random.usize(..frame.len()) as u16 } else { transport };
+        let offset = [6, 16, 0, 2][random.usize(..4)];
+        let gso = [0, 0, 1, 4, 5, 0x81][random.usize(..6)];
+        let size = [1, 8, 100, 1400][random.usize(..4)];
         let mut header = [0; OFFLOAD_LEN];
         (header[0], header[1]) = (1, gso);
         let words: [u16; 4] = [start + 8, if gso == 0 { 0 } else { size }, start, offset];

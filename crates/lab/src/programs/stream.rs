@@ -9,8 +9,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
-
-use crate::stats::Random;
+use fastrand::Rng;
 
 /// Bytes written at once, and the granularity of the rate limit.
 const BLOCK: usize = 32 * 1024;
@@ -97,14 +96,14 @@ fn accept(listener: &TcpListener) -> Result<TcpStream> {
 
 /// The bytes of a stream, in pieces of any size.
 struct Generator {
-    random: Random,
+    random: Rng,
     word: [u8; 8],
     used: usize,
 }
 
 impl Generator {
     fn new(seed: u64) -> Self {
-        Self { random: Random::new(seed), word: [0; 8], used: 8 }
+        Self { random: Rng::with_seed(seed), word: [0; 8], used: 8 }
     }
 
     fn fill(&mut self, mut buffer: &mut [u8]) {
@@ -114,11 +113,11 @@ impl Generator {
         buffer = &mut buffer[left..];
         let mut words = buffer.chunks_exact_mut(8);
         for word in &mut words {
-            word.copy_from_slice(&self.random.next_u64().to_le_bytes());
+            word.copy_from_slice(&self.random.u64(..).to_le_bytes());
         }
         let rest = words.into_remainder();
         if !rest.is_empty() {
-            self.word = self.random.next_u64().to_le_bytes();
+            self.word = self.random.u64(..).to_le_bytes();
             self.used = rest.len();
             rest.copy_from_slice(&self.word[..self.used]);
         }

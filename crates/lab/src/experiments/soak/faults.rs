@@ -1,10 +1,10 @@
 //! The faults of a soak: one after another, chosen by a seed.
 
 use anyhow::{Result, bail};
+use fastrand::Rng;
 
 use crate::experiment::Network;
 use crate::inject;
-use crate::stats::Random;
 
 /// One fault.
 #[derive(Debug, Clone, PartialEq)]
@@ -26,7 +26,7 @@ enum Action {
 }
 
 /// Chooses the next fault, among those whose description has one of `words` (all if there are none).
-pub(super) fn choose_among(random: &mut Random, paths: u8, words: &[String]) -> Result<Fault> {
+pub(super) fn choose_among(random: &mut Rng, paths: u8, words: &[String]) -> Result<Fault> {
     for _ in 0..10_000 {
         let fault = choose(random, paths);
         if words.is_empty() || words.iter().any(|word| fault.description.contains(word.as_str())) {
@@ -36,11 +36,11 @@ pub(super) fn choose_among(random: &mut Random, paths: u8, words: &[String]) -> 
     bail!("--faults: no fault's description has any of these words: {}", words.join(", "))
 }
 
-fn choose(random: &mut Random, paths: u8) -> Fault {
-    let path = u8::try_from(random.below(u64::from(paths))).unwrap_or(0);
-    let percent = |random: &mut Random, most: u64| (1 + random.below(most * 10)) as f64 / 10.0;
+fn choose(random: &mut Rng, paths: u8) -> Fault {
+    let path = random.u8(..paths);
+    let percent = |random: &mut Rng, most: u64| (1 + random.u64(..most * 10)) as f64 / 10.0;
     let words = |words: &[&str]| words.iter().map(ToString::to_string).collect::<Vec<_>>();
-    let action = match random.below(12) {
+    let action = match random.u64(..12) {
         0 => Action::Nothing,
         1 => Action::Wire(Vec::new(), percent(random, 3)),
         2 => Action::Wire(vec![path], percent(random, 50)),
@@ -49,7 +49,7 @@ fn choose(random: &mut Random, paths: u8) -> Fault {
         5 => Action::Peer(Some(path), words(&["--loss", &percent(random, 30).to_string()])),
         6 => Action::Peer(Some(path), words(&["--down"])),
         7 => {
-            let delay = (100 + random.below(5000)).to_string();
+            let delay = (100 + random.u64(..5000)).to_string();
             Action::Peer(Some(path), words(&["--delay-us", &delay, "--jitter-us", "500"]))
         }
         8 => Action::Peer(None, words(&["--reorder", &percent(random, 20).to_string()])),
@@ -132,7 +132,7 @@ mod tests {
     #[test]
     fn a_seed_repeats_and_all_kinds_come_up() {
         let draw = |seed| {
-            let mut random = Random::new(seed);
+            let mut random = Rng::with_seed(seed);
             (0..200).map(|_| choose(&mut random, 4)).collect::<Vec<_>>()
         };
         assert_eq!(draw(1), draw(1));
