@@ -23,27 +23,71 @@ pub fn measure<N: Display, B, P: Display, R: Display + Serialize>(
     begin: impl Fn(&N, u32) -> Result<B>,
     mut measure: impl FnMut(&N, &mut B, &P, u32) -> Result<R>,
 ) -> Result<Vec<Value>> {
-    let mut progress = Progress::new((networks.len() * points.len()) as u64 * u64::from(repetitions));
-    let mut rows = Vec::new();
+    let mut turns = Turns::new(repetitions, networks, points);
     for repetition in 0..repetitions {
         let mut benches = Vec::new();
         for network in networks {
             interrupt::check()?;
-            progress.begin(&format!("building the network for {network}"));
-            benches.push(begin(network, repetition).with_context(|| format!("building the network for {network}"))?);
+            let building = format!("building the network for {network}");
+            turns.progress.begin(&building);
+            benches.push(begin(network, repetition).context(building)?);
         }
         for point in points {
             for (network, bench) in networks.iter().zip(&mut benches) {
-                interrupt::check()?;
-                let name = format!("{network}, {point}");
-                progress.begin(&name);
-                let row = measure(network, bench, point, repetition).context(name)?;
-                progress.end(&row.to_string());
-                rows.push(row);
+                turns.take(network, point, || measure(network, bench, point, repetition))?;
             }
         }
     }
-    to_values(&rows)
+    to_values(&turns.rows)
+}
+
+/// As [`measure`], where there can be only one network at a time, for each has the processors to itself: `measure` builds it, too.
+///
+/// # Errors
+/// What `measure` could not do, or an interruption.
+pub fn alternate<N: Display, P: Display, R: Display + Serialize>(
+    repetitions: u32,
+    networks: &[N],
+    points: &[P],
+    mut measure: impl FnMut(&N, &P, u32) -> Result<R>,
+) -> Result<Vec<Value>> {
+    let mut turns = Turns::new(repetitions, networks, points);
+    for repetition in 0..repetitions {
+        for point in points {
+            for network in networks {
+                turns.take(network, point, || measure(network, point, repetition))?;
+            }
+        }
+    }
+    to_values(&turns.rows)
+}
+
+/// What was measured so far.
+struct Turns<R> {
+    progress: Progress,
+    rows: Vec<R>,
+}
+
+impl<R: Display> Turns<R> {
+    fn new<N, P>(repetitions: u32, networks: &[N], points: &[P]) -> Self {
+        let all = (networks.len() * points.len()) as u64 * u64::from(repetitions);
+        Turns { progress: Progress::new(all), rows: Vec::new() }
+    }
+
+    fn take(
+        &mut self,
+        network: &impl Display,
+        point: &impl Display,
+        measure: impl FnOnce() -> Result<R>,
+    ) -> Result<()> {
+        interrupt::check()?;
+        let name = format!("{network}, {point}");
+        self.progress.begin(&name);
+        let row = measure().context(name)?;
+        self.progress.end(&row.to_string());
+        self.rows.push(row);
+        Ok(())
+    }
 }
 
 #[cfg(test)]
@@ -56,6 +100,10 @@ mod tests {
         let rows = measure(2, &["a", "b"], &[1, 2], begin, |_, bench, point, repetition| {
             assert!(bench.ends_with(&repetition.to_string()));
             Ok(format!("{bench}:{point}"))
+        });
+        assert_eq!(rows.unwrap(), ["a0:1", "b0:1", "a0:2", "b0:2", "a1:1", "b1:1", "a1:2", "b1:2"]);
+        let rows = alternate(2, &["a", "b"], &[1, 2], |network, point, repetition| {
+            Ok(format!("{network}{repetition}:{point}"))
         });
         assert_eq!(rows.unwrap(), ["a0:1", "b0:1", "a0:2", "b0:2", "a1:1", "b1:1", "a1:2", "b1:2"]);
         let failed = measure(1, &["a"], &["0.5 %"], begin, |_, _, _, _| -> Result<String> { anyhow::bail!("no") });

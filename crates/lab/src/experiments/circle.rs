@@ -27,6 +27,14 @@ const VIRTIO: [usize; 2] = [1, 3];
 /// How long a program may take to start or to answer.
 const PATIENCE: Duration = Duration::from_secs(20);
 
+/// An error if the machine has fewer than [`PROCESSORS`].
+pub(super) fn need_processors() -> Result<()> {
+    if std::thread::available_parallelism().map_or(1, usize::from) < PROCESSORS.len() {
+        bail!("this experiment needs two processors: the switch and the guest never sleep");
+    }
+    Ok(())
+}
+
 /// What was measured.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Circled {
@@ -98,6 +106,7 @@ pub(super) fn measure(
     frames: impl Fn(usize) -> Vec<u8>,
     seconds: f64,
 ) -> Result<Circled> {
+    need_processors()?;
     let sockets = [0, 1].map(|n| lab.run.directory().join(format!("circle-{n}")));
     for socket in &sockets {
         let _ = std::fs::remove_file(socket);

@@ -7,20 +7,20 @@ use std::fmt;
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 
-use anyhow::{Result, bail};
+use anyhow::Result;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use super::circle::{self, CIRCLING, Circled, DESTINATION_PORT, More, PROCESSORS, Running};
+use super::circle::{self, CIRCLING, Circled, DESTINATION_PORT, More, Running};
 use crate::bars::{Bar, Sense};
 use crate::experiment::{Experiment, Lab};
 use crate::netns::Namespace;
 use crate::options::Mode;
 use crate::plot::{self, Panel, Series};
-use crate::progress::Progress;
 use crate::report::{Table, factor};
-use crate::results::{from_values, to_values};
+use crate::results::from_values;
 use crate::stats::{Spread, cell, middle, paired_ratio};
+use crate::turns;
 
 /// Flows of each of the guest's ports, in turns; as many as packets circle, at most.
 const FLOWS: [u32; 3] = [1, 16, CIRCLING];
@@ -76,6 +76,17 @@ pub struct Row {
     pub lost_packets: u64,
 }
 
+impl fmt::Display for Row {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Row { mode, flows, packets_per_s, cycles_per_packet, .. } = self;
+        let millions = packets_per_s / 1e6;
+        write!(
+            f,
+            "{mode}, {flows} flows: {millions:.2} million packets a second, {cycles_per_packet:.0} cycles a packet"
+        )
+    }
+}
+
 impl Experiment for FlowRecords {
     fn name(&self) -> &'static str {
         "flow-records"
@@ -90,27 +101,10 @@ impl Experiment for FlowRecords {
     }
 
     fn run(&self, lab: &Lab) -> Result<Vec<Value>> {
-        if std::thread::available_parallelism().map_or(1, usize::from) < PROCESSORS.len() {
-            bail!("flow-records needs two processors: the switch and the guest never sleep");
-        }
-        let (repetitions, seconds) = (lab.repetitions(3), lab.seconds(4.0, 2.0));
-        let mut progress = Progress::new(u64::from(repetitions) * (FLOWS.len() * Judged::ALL.len()) as u64);
-        let mut rows = Vec::new();
-        for repetition in 0..repetitions {
-            for flows in FLOWS {
-                for mode in Judged::ALL {
-                    progress.begin(&format!("{mode}, {flows} flows"));
-                    let row = measure(lab, mode, flows, repetition, seconds)?;
-                    progress.end(&format!(
-                        "{mode}, {flows} flows: {:.2} million packets a second, {:.0} cycles a packet",
-                        row.packets_per_s / 1e6,
-                        row.cycles_per_packet
-                    ));
-                    rows.push(row);
-                }
-            }
-        }
-        to_values(&rows)
+        let seconds = lab.seconds(4.0, 2.0);
+        turns::alternate(lab.repetitions(3), &Judged::ALL, &FLOWS, |mode, flows, repetition| {
+            measure(lab, *mode, *flows, repetition, seconds)
+        })
     }
 
     fn report(&self, rows: &[Value]) -> Result<String> {
@@ -215,6 +209,7 @@ fn rules(mode: Judged) -> More {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::results::to_values;
 
     #[test]
     fn each_bar_can_fail() {

@@ -27,10 +27,10 @@ use crate::programs::flood::Flood;
 use crate::programs::hostile::{Frames, Traffic};
 use crate::programs::redis_benchmark::{self, Load};
 use crate::programs::redis_server::RedisServer;
-use crate::progress::Progress;
 use crate::report::{Table, number};
-use crate::results::{from_values, to_values};
+use crate::results::from_values;
 use crate::stats::{Spread, cell, median_of};
+use crate::turns;
 
 /// Frames a second.
 const RATE: f64 = 20_000.0;
@@ -133,6 +133,13 @@ pub struct Row {
     pub memory_growth_kib: f64,
 }
 
+impl fmt::Display for Row {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Row { mode, neighbour, requests_per_s: rate, latency_ms_p99: p99, frames_per_s: frames, .. } = self;
+        write!(f, "{mode:<8} {neighbour:<15} {rate:.0} requests/s, P99 {p99:.3} ms, beside {frames:.0} frames/s")
+    }
+}
+
 impl Experiment for Isolation {
     fn name(&self) -> &'static str {
         "isolation"
@@ -151,27 +158,9 @@ impl Experiment for Isolation {
     }
 
     fn run(&self, lab: &Lab) -> Result<Vec<Value>> {
-        let repetitions = lab.repetitions(7);
-        let all = || lab.options.modes.iter().flat_map(|&mode| Neighbour::ALL.map(|neighbour| (mode, neighbour)));
-        let mut progress = Progress::new(all().count() as u64 * u64::from(repetitions));
-        let mut rows = Vec::new();
-        for repetition in 0..repetitions {
-            for (mode, neighbour) in all() {
-                interrupt::check()?;
-                let label = format!("{}-{}-{repetition}", mode.name(), neighbour.to_string().replace(' ', "-"));
-                progress.begin(&label);
-                let row = measure(lab, mode, neighbour, repetition, &label)?;
-                progress.end(&format!(
-                    "{:<8} {neighbour:<15} {:.0} requests/s, P99 {:.3} ms, beside {:.0} frames/s",
-                    mode.name(),
-                    row.requests_per_s,
-                    row.latency_ms_p99,
-                    row.frames_per_s
-                ));
-                rows.push(row);
-            }
-        }
-        to_values(&rows)
+        turns::alternate(lab.repetitions(7), &lab.options.modes, &Neighbour::ALL, |mode, neighbour, repetition| {
+            measure(lab, *mode, *neighbour, repetition)
+        })
     }
 
     fn report(&self, rows: &[Value]) -> Result<String> {
@@ -303,11 +292,12 @@ impl Experiment for Isolation {
     }
 }
 
-fn measure(lab: &Lab, mode: Mode, neighbour: Neighbour, repetition: u32, label: &str) -> Result<Row> {
-    let logs = lab.logs(label);
+fn measure(lab: &Lab, mode: Mode, neighbour: Neighbour, repetition: u32) -> Result<Row> {
+    let label = format!("{mode}-{}-{repetition}", neighbour.to_string().replace(' ', "-"));
+    let logs = lab.logs(&label);
     let neighbours = Neighbours::create(&lab.run)?;
     let settings = Settings { security_groups: true, more: neighbours.configuration(), ..lab.settings() };
-    let mut network = lab.network_with(mode, label, settings)?;
+    let mut network = lab.network_with(mode, &label, settings)?;
     neighbours.absorb()?;
     let guests = [&network.topology.hosts[0].guest, &network.topology.hosts[1].guest];
     let mut server = RedisServer::start(guests[1], &logs)?;
@@ -414,6 +404,7 @@ fn noise(rows: &[Row], mode: Mode, field: fn(&Row) -> f64) -> Option<f64> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::results::to_values;
 
     fn row(neighbour: Neighbour, requests_per_s: f64, latency_ms_p99: f64) -> Row {
         Row {

@@ -5,7 +5,7 @@
 //! packet of each conversation in turn. So nearly every packet's conversation is new to the processor's caches. What leaves in VXLAN is
 //! counted at the far end of the underlay link, and thrown away there.
 
-use std::fmt::Write as _;
+use std::fmt::{self, Write as _};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -21,10 +21,10 @@ use crate::experiment::{Experiment, Lab};
 use crate::interrupt;
 use crate::options::Mode;
 use crate::plot::{self, Panel, Series};
-use crate::progress::Progress;
 use crate::report::Table;
-use crate::results::{from_values, to_values};
+use crate::results::from_values;
 use crate::stats::{Spread, cell, mean, median_of, paired_ratio};
+use crate::turns;
 
 /// Conversations of the guest.
 const SESSIONS: u32 = 1_000_000;
@@ -76,6 +76,20 @@ pub struct Row {
     pub packets_per_s: Vec<f64>,
 }
 
+impl fmt::Display for Row {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "{}: {:.3} million packets a second of {} conversations, then at least {:.0} %, later {:.0} %",
+            self.mode,
+            self.before() / 1e6,
+            self.sessions,
+            self.lowest_since(WINDOW),
+            self.back()
+        )
+    }
+}
+
 impl Row {
     /// Ends and rates of the bins that `within` accepts by their beginning and end.
     fn bins(&self, within: impl Fn(f64, f64) -> bool) -> Vec<f64> {
@@ -124,24 +138,10 @@ impl Experiment for RouteRefresh {
     }
 
     fn run(&self, lab: &Lab) -> Result<Vec<Value>> {
-        let (repetitions, seconds) = (lab.repetitions(3), lab.seconds(10.0, 5.0));
-        let mut progress = Progress::new(u64::from(repetitions) * Switch::ALL.len() as u64);
-        let mut rows = Vec::new();
-        for repetition in 0..repetitions {
-            for mode in Switch::ALL {
-                progress.begin(&mode.to_string());
-                let row = measure(lab, mode, repetition, seconds)?;
-                progress.end(&format!(
-                    "{mode}: {:.3} million packets a second of {} conversations, then at least {:.0} %, later {:.0} %",
-                    row.before() / 1e6,
-                    row.sessions,
-                    row.lowest_since(WINDOW),
-                    row.back()
-                ));
-                rows.push(row);
-            }
-        }
-        to_values(&rows)
+        let seconds = lab.seconds(10.0, 5.0);
+        turns::alternate(lab.repetitions(3), &Switch::ALL, &["all routes change"], |mode, _, repetition| {
+            measure(lab, *mode, repetition, seconds)
+        })
     }
 
     fn report(&self, rows: &[Value]) -> Result<String> {
@@ -374,6 +374,7 @@ fn received(text: &str, device: &str) -> Option<u64> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::results::to_values;
 
     /// A refresh at 1 s; the second after it and all from 3 s later on have this rate, of 1000 before.
     fn row(lowest: f64, back: f64) -> Row {

@@ -4,6 +4,7 @@
 //! goes out again, so nobody is offered more than it carries. The peer is a mirror: a rule of nftables at the far end of the
 //! underlay link, which swaps addresses, chooses the flow, and sends the frame back.
 
+use std::fmt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -18,10 +19,10 @@ use crate::interrupt;
 use crate::options::Mode;
 use crate::plot::{self, Panel, Series};
 use crate::programs::testpmd;
-use crate::progress::Progress;
 use crate::report::{Table, factor};
-use crate::results::{from_values, to_values};
+use crate::results::from_values;
 use crate::stats::{Spread, cell, middle, paired_ratio};
+use crate::turns;
 
 /// Conversations that the packets belong to.
 const FLOWS: [u32; 2] = [1, 10_000];
@@ -77,6 +78,14 @@ pub struct Row {
     pub missing_percent: f64,
 }
 
+impl fmt::Display for Row {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Row { mode, flows, packets_per_s, missing_percent, .. } = self;
+        let millions = packets_per_s / 1e6;
+        write!(f, "{mode}, {flows} flows: {millions:.3} million packets a second, {missing_percent:.2} % missing")
+    }
+}
+
 impl Experiment for SwitchRate {
     fn name(&self) -> &'static str {
         "switch-rate"
@@ -91,24 +100,10 @@ impl Experiment for SwitchRate {
     }
 
     fn run(&self, lab: &Lab) -> Result<Vec<Value>> {
-        let (repetitions, seconds) = (lab.repetitions(3), lab.seconds(4.0, 2.0));
-        let mut progress = Progress::new(u64::from(repetitions) * (FLOWS.len() * Switch::ALL.len()) as u64);
-        let mut rows = Vec::new();
-        for repetition in 0..repetitions {
-            for flows in FLOWS {
-                for mode in Switch::ALL {
-                    progress.begin(&format!("{mode}, {flows} flows"));
-                    let row = measure(lab, mode, flows, repetition, seconds)?;
-                    progress.end(&format!(
-                        "{mode}, {flows} flows: {:.3} million packets a second, {:.2} % missing",
-                        row.packets_per_s / 1e6,
-                        row.missing_percent
-                    ));
-                    rows.push(row);
-                }
-            }
-        }
-        to_values(&rows)
+        let seconds = lab.seconds(4.0, 2.0);
+        turns::alternate(lab.repetitions(3), &Switch::ALL, &FLOWS, |mode, flows, repetition| {
+            measure(lab, *mode, *flows, repetition, seconds)
+        })
     }
 
     fn report(&self, rows: &[Value]) -> Result<String> {
@@ -213,6 +208,7 @@ fn configuration() -> More {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::results::to_values;
 
     #[test]
     fn each_bar_can_fail() {

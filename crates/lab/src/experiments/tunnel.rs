@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail};
 use serde::{Deserialize, Serialize};
 
+use super::circle::{PROCESSORS, need_processors};
 use crate::experiment::Lab;
 use crate::netns::Namespace;
 use crate::process::Program;
@@ -15,8 +16,6 @@ use crate::programs::testpmd::Testpmd;
 use crate::topology::UNDERLAY_MTU;
 use crate::{command, interrupt};
 
-/// Processors: of the switch, and of the guest.
-pub(super) const PROCESSORS: [usize; 2] = [0, 1];
 /// Ends of the underlay link, and the peers' addresses behind the far one.
 pub(super) const NEAR_MAC: &str = "02:00:00:00:01:01";
 pub(super) const FAR_MAC: &str = "02:00:00:00:01:02";
@@ -63,9 +62,7 @@ pub(super) struct Bench {
 impl Bench {
     /// Makes them, and does what `rules` (`nftables`) say to what arrives at the far end.
     pub(super) fn build(lab: &Lab, rules: &str) -> Result<Self> {
-        if std::thread::available_parallelism().map_or(1, usize::from) < PROCESSORS.len() {
-            bail!("this experiment needs two processors: the switch and the guest never sleep");
-        }
+        need_processors()?;
         let mut host = Namespace::create(format!("{}-switch", lab.run.id()))?;
         host.pin(PROCESSORS[0]);
         let mut guest = Namespace::create(format!("{}-guest", lab.run.id()))?;

@@ -4,23 +4,24 @@
 use std::fmt;
 use std::path::{Path, PathBuf};
 
-use anyhow::{Result, bail};
+use anyhow::Result;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use super::circle::{self, CIRCLING, Circled, More, PROCESSORS, Running};
+use super::circle::{self, CIRCLING, Circled, More, Running};
 use crate::bars::{Bar, Sense};
 use crate::experiment::{Experiment, Lab};
 use crate::netns::Namespace;
 use crate::options::Mode;
 use crate::plot::{self, Panel, Series};
-use crate::progress::Progress;
 use crate::report::{Table, number};
-use crate::results::{from_values, to_values};
+use crate::results::from_values;
 use crate::stats::{Spread, cell, paired_ratio};
+use crate::turns;
 
 /// Bytes of a frame on a wire, its four bytes of checksum included, which no virtual port sees.
 const FRAME_BYTES: [u32; 2] = [64, 1500];
+
 /// The experiment.
 #[derive(Debug, Clone, Copy)]
 pub struct VhostRate;
@@ -67,6 +68,17 @@ pub struct Row {
     pub lost_packets: u64,
 }
 
+impl fmt::Display for Row {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Row { mode, frame_bytes, packets_per_s, cycles_per_packet, .. } = self;
+        let millions = packets_per_s / 1e6;
+        write!(
+            f,
+            "{mode}, {frame_bytes} bytes: {millions:.2} million packets a second, {cycles_per_packet:.0} cycles a packet"
+        )
+    }
+}
+
 impl Experiment for VhostRate {
     fn name(&self) -> &'static str {
         "vhost-rate"
@@ -81,27 +93,10 @@ impl Experiment for VhostRate {
     }
 
     fn run(&self, lab: &Lab) -> Result<Vec<Value>> {
-        if std::thread::available_parallelism().map_or(1, usize::from) < PROCESSORS.len() {
-            bail!("vhost-rate needs two processors: the switch and the guest never sleep");
-        }
-        let (repetitions, seconds) = (lab.repetitions(3), lab.seconds(4.0, 2.0));
-        let mut progress = Progress::new(u64::from(repetitions) * 4);
-        let mut rows = Vec::new();
-        for repetition in 0..repetitions {
-            for frame_bytes in FRAME_BYTES {
-                for mode in Switch::ALL {
-                    progress.begin(&format!("{mode}, {frame_bytes} bytes"));
-                    let row = measure(lab, mode, frame_bytes, repetition, seconds)?;
-                    progress.end(&format!(
-                        "{mode}, {frame_bytes} bytes: {:.2} million packets a second, {:.0} cycles a packet",
-                        row.packets_per_s / 1e6,
-                        row.cycles_per_packet
-                    ));
-                    rows.push(row);
-                }
-            }
-        }
-        to_values(&rows)
+        let seconds = lab.seconds(4.0, 2.0);
+        turns::alternate(lab.repetitions(3), &Switch::ALL, &FRAME_BYTES, |mode, frame_bytes, repetition| {
+            measure(lab, *mode, *frame_bytes, repetition, seconds)
+        })
     }
 
     fn report(&self, rows: &[Value]) -> Result<String> {
@@ -181,6 +176,7 @@ fn measure(lab: &Lab, mode: Switch, frame_bytes: u32, repetition: u32, seconds: 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::results::to_values;
 
     #[test]
     fn each_bar_can_fail() {
