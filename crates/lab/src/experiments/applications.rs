@@ -108,8 +108,12 @@ impl Experiment for Applications {
         "PostgreSQL, MariaDB, memcached, HTTP/2, QUIC and plain UDP, without loss and at up to 1 %"
     }
 
+    fn modes(&self) -> Vec<Mode> {
+        Mode::TRANSPORTS.to_vec()
+    }
+
     fn default_modes(&self, quick: bool) -> Vec<Mode> {
-        if quick { vec![Mode::KernelVxlan, Mode::Bifrost] } else { self.modes() }
+        if quick { vec![Mode::KernelVxlan, Mode::Bifrost] } else { Mode::USUAL.to_vec() }
     }
 
     fn run(&self, lab: &Lab) -> Result<Vec<Value>> {
@@ -390,7 +394,7 @@ impl Bench {
         row.attempts = attempts;
         inject::wire_loss(&self.network.topology, &[], 0.0)?;
         self.server.as_mut().map_or(Ok(()), |server| server.check_alive())?;
-        self.network.overlay.check_alive()?;
+        self.network.check()?;
         Ok(row)
     }
 

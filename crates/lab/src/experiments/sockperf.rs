@@ -62,6 +62,14 @@ impl Experiment for Sockperf {
         "Throughput of small messages over TCP at packet loss from 0 to 8 % (APNET'25 figures 7b and 9b)"
     }
 
+    fn modes(&self) -> Vec<Mode> {
+        Mode::TRANSPORTS.to_vec()
+    }
+
+    fn default_modes(&self, _quick: bool) -> Vec<Mode> {
+        Mode::USUAL.to_vec()
+    }
+
     fn run(&self, lab: &Lab) -> Result<Vec<Value>> {
         let points: Vec<Point> = lab.losses(&LOSSES, &QUICK_LOSSES).into_iter().map(Point).collect();
         let seconds = lab.seconds(2.0, 2.0).ceil() as u32;
@@ -79,7 +87,7 @@ impl Experiment for Sockperf {
             let log = lab.logs(&label(*mode, repetition)).join(format!("sockperf-{loss_percent}.txt"));
             let sent = server.throughput(&network.topology.hosts[0].guest, seconds, &log)?;
             let wire_drops_packets = inject::wire_drops(&network.topology)?;
-            network.overlay.check_alive()?;
+            network.check()?;
             Ok(Row {
                 mode: *mode,
                 loss_percent,

@@ -103,6 +103,14 @@ impl Experiment for Stable {
         "Redis latencies without loss at a fixed rate, short and persistent connections (NSDI'26 figures E8 and E9)"
     }
 
+    fn modes(&self) -> Vec<Mode> {
+        Mode::TRANSPORTS.to_vec()
+    }
+
+    fn default_modes(&self, _quick: bool) -> Vec<Mode> {
+        Mode::USUAL.to_vec()
+    }
+
     fn run(&self, lab: &Lab) -> Result<Vec<Value>> {
         let begin = |mode: &Mode, repetition| {
             let label = format!("{mode}-{repetition}");
@@ -117,7 +125,7 @@ impl Experiment for Stable {
             let (server, network) = bench;
             let row = measure(lab, network, *point, repetition)?;
             server.check_alive()?;
-            network.overlay.check_alive()?;
+            network.check()?;
             Ok(row)
         })
     }
