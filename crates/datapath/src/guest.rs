@@ -14,8 +14,6 @@ use crate::fault::Direction;
 use crate::limits::{Allowance, Limit};
 use crate::ports::{Departure, Held, Port};
 
-/// Packets of one guest in one turn, so that none starves the others.
-const GUEST_BUDGET: usize = 128;
 /// Bytes of one guest in one turn, and at most one packet more: a packet may be 64 KB long, and be sent in hundreds of segments.
 const GUEST_BYTES: usize = 512 << 10;
 /// Bytes waiting to be sent after which the turn sends in between.
@@ -48,7 +46,7 @@ impl<P: GuestPort> Core<P> {
         let mut busy = false;
         let fetches = port.backlog.is_empty();
         if fetches {
-            let mut budget = GUEST_BUDGET;
+            let mut budget = port.budget.packets();
             if let Some(limit) = &port.limits.tx {
                 if port.held_back_until.is_some_and(|at| at > self.now) {
                     return false;
@@ -74,6 +72,7 @@ impl<P: GuestPort> Core<P> {
                     tracing::error!(port = owner, %error, "a guest's device is gone; the port is out of use until a reload");
                 }
             }
+            port.budget.fetched(self.frames.len(), budget);
             if let Some(limit) = &port.limits.tx {
                 charge(limit, self.now, &self.frames);
             }

@@ -15,6 +15,7 @@
 
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
+mod budget;
 pub mod capture;
 mod core;
 mod counters;

@@ -8,6 +8,7 @@ use bifrost_port::{GuestPort, TxFrame};
 use bifrost_rte::{Destination, Ordering, Time};
 use bifrost_wire::{Mac, Vni};
 
+use crate::budget::Budget;
 use crate::counters::WayCounters;
 use crate::limits::Limits;
 use crate::pressure::Load;
@@ -76,6 +77,7 @@ pub(crate) struct Port<P> {
     pub(crate) blocked: Option<Departure>,
     /// Something may be waiting to be fetched.
     pub(crate) readable: bool,
+    pub(crate) budget: Budget,
     /// Whether it is of use to know when there is something.
     pub(crate) watched: bool,
     /// Published since the last notification.
@@ -116,6 +118,7 @@ impl<P: GuestPort> Port<P> {
             port: config.port,
             backlog: VecDeque::new(),
             unfinished: false,
+            budget: Budget::default(),
             blocked: None,
             readable: true,
             watched: false,

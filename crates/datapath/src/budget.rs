@@ -1,0 +1,77 @@
+//! How many packets of one guest are fetched in one turn.
+//!
+//! What is fetched leaves at the end of the turn, and only then can the host at the other end begin. Fifty requests that leave in one
+//! go arrive in one go, are answered in one go, and while one host works on them the other one waits. So few are fetched at a time. A
+//! guest whose queue does not become empty for many turns has no answer to wait for: of its packets many are fetched, for what a turn
+//! and a system call cost is shared by all of them. Either way no guest keeps others waiting for long.
+
+use bifrost_avs::VECTOR;
+
+/// Packets of a flood in one turn.
+const MANY: usize = 128;
+/// So many full turns make a flood; a turn that empties the queue counts against half of those before.
+const FLOOD: u8 = 8;
+/// More full turns than that are not remembered.
+const MEMORY: u8 = 2 * FLOOD;
+
+/// The budget of a guest.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Budget {
+    full_turns: u8,
+}
+
+impl Budget {
+    /// What may be fetched in this turn, packets.
+    pub(crate) fn packets(self) -> usize {
+        if self.full_turns < FLOOD { VECTOR } else { MANY }
+    }
+
+    /// So many packets were there, of those that might be fetched.
+    pub(crate) fn fetched(&mut self, count: usize, budget: usize) {
+        self.full_turns = if count < budget { self.full_turns / 2 } else { (self.full_turns + 1).min(MEMORY) };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What is fetched in each turn from a queue with so many packets, to which so many come in each turn.
+    fn turns(mut queue: usize, come: usize, turns: usize) -> Vec<usize> {
+        let mut budget = Budget::default();
+        let mut fetch = || {
+            let fetched = queue.min(budget.packets());
+            budget.fetched(fetched, budget.packets());
+            queue = queue - fetched + come;
+            fetched
+        };
+        (0..turns).map(|_| fetch()).collect()
+    }
+
+    #[test]
+    fn a_burst_leaves_in_vectors_and_a_flood_in_long_runs() {
+        assert_eq!(turns(50, 0, 5), [16, 16, 16, 2, 0]);
+        assert_eq!(turns(10_000, 0, 10)[6..], [16, 16, 128, 128]);
+    }
+
+    #[test]
+    fn bursts_never_become_a_flood() {
+        let mut budget = Budget::default();
+        for _ in 0..100 {
+            for count in [16, 16, 16, 2] {
+                assert_eq!(budget.packets(), 16);
+                budget.fetched(count, 16);
+            }
+        }
+    }
+
+    #[test]
+    fn a_flood_ends_when_the_queue_is_empty_for_some_turns() {
+        let mut budget = Budget::default();
+        (0..100).for_each(|_| budget.fetched(budget.packets(), budget.packets()));
+        budget.fetched(3, 128);
+        assert_eq!(budget.packets(), 128);
+        budget.fetched(3, 128);
+        assert_eq!(budget.packets(), 16);
+    }
+}
