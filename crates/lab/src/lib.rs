@@ -21,6 +21,7 @@ pub mod interrupt;
 pub mod machine;
 pub mod netns;
 pub mod options;
+pub mod patience;
 pub mod plot;
 pub mod process;
 pub mod processor;

@@ -15,6 +15,7 @@ use crate::experiment::{Experiment, Lab, Network};
 use crate::inject;
 use crate::interrupt;
 use crate::options::{App, Injector, Mode};
+use crate::patience::until_answered;
 use crate::plot::{self, Panel};
 use crate::programs::application::{self, CONNECTIONS, Load, Server};
 use crate::progress::Progress;
@@ -389,7 +390,7 @@ impl Bench {
     }
 
     fn measure(&mut self, lab: &Lab, app: App, loss_percent: f64) -> Result<Row> {
-        let attempt = || self.attempt(lab, app, loss_percent);
+        let attempt = || until_answered(lab.seconds(2.0, 1.5), |seconds| self.attempt(lab, app, loss_percent, seconds));
         let (mut row, attempts) = standstill::least_disturbed(CONNECTIONS, |row: &Row| row.requests, attempt)?;
         row.attempts = attempts;
         inject::wire_loss(&self.network.topology, &[], 0.0)?;
@@ -398,7 +399,7 @@ impl Bench {
         Ok(row)
     }
 
-    fn attempt(&self, lab: &Lab, app: App, loss_percent: f64) -> Result<(Vec<Standstill>, Row)> {
+    fn attempt(&self, lab: &Lab, app: App, loss_percent: f64, seconds: f64) -> Result<(Vec<Standstill>, Row)> {
         interrupt::check()?;
         // Counts the drops anew.
         inject::wire_loss(&self.network.topology, &[], loss_percent)?;
@@ -407,7 +408,7 @@ impl Bench {
         let load = Load {
             client: &hosts[0].guest,
             server: &hosts[1].guest,
-            duration: Duration::from_secs_f64(lab.seconds(2.0, 1.5)),
+            duration: Duration::from_secs_f64(seconds),
             logs: &self.logs,
             name: &name,
         };

@@ -15,6 +15,7 @@ use crate::experiment::{Experiment, Lab, Network};
 use crate::inject;
 use crate::interrupt;
 use crate::options::{Injector, Mode};
+use crate::patience::until_answered;
 use crate::plot::{self, Panel};
 use crate::programs::apache_bench::{self, Load};
 use crate::programs::nginx::{Nginx, PORT};
@@ -262,21 +263,23 @@ fn measure(
     repetition: u32,
 ) -> Result<Row> {
     let guests = [&network.topology.hosts[0].guest, &network.topology.hosts[1].guest];
-    let load = Load {
+    let load = |seconds: f64| Load {
         server: (guests[1].address, PORT).into(),
         clients: CLIENTS,
-        seconds: lab.seconds(2.0, 2.0).ceil() as u32,
+        seconds: seconds.ceil() as u32,
         keep_alive: connections == Connections::Persistent,
     };
     let logs = lab.logs(&format!("{}-{repetition}", mode.name()));
-    let measured = apache_bench::run(guests[0], load, &logs, &format!("{loss_percent}-{connections}"))?;
+    let name = format!("{loss_percent}-{connections}");
+    let measured =
+        until_answered(lab.seconds(2.0, 2.0), |seconds| apache_bench::run(guests[0], load(seconds), &logs, &name))?;
     Ok(Row {
         mode,
         injector: Injector::Wire,
         loss_percent,
         connections,
         repetition,
-        clients: load.clients,
+        clients: CLIENTS,
         requests: measured.requests,
         rps: measured.rps,
         latency_ms_avg: measured.latency_ms.avg,

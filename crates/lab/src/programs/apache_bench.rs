@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 
+use crate::patience::NothingAnswered;
 use crate::process::Program;
 use crate::programs::redis_benchmark::Measurement;
 use crate::stats::LatencyMs;
@@ -44,15 +45,19 @@ pub fn run(client: &Guest, load: Load, logs: &Path, name: &str) -> Result<Measur
     }
     command.arg(format!("http://{}/", load.server));
     let output = Program::start(command, "ab", &log)?.finish(Duration::from_secs(u64::from(load.seconds) + 120))?;
+    let parsing = || format!("understanding {}", log.display());
+    // Of no request there are no files.
+    if number(&output, "Complete requests:").with_context(parsing)? == 0.0
+        && number(&output, "Failed requests:").with_context(parsing)? == 0.0
+    {
+        return Err(NothingAnswered.into());
+    }
     let read = |path: &Path| fs::read_to_string(path).with_context(|| format!("reading {}", path.display()));
-    parse(&output, &read(&percentiles)?, &read(&times)?).with_context(|| format!("understanding {}", log.display()))
+    parse(&output, &read(&percentiles)?, &read(&times)?).with_context(parsing)
 }
 
 fn parse(output: &str, percentiles: &str, times: &str) -> Result<Measurement> {
-    let number = |title: &str| -> Result<f64> {
-        let line = output.lines().find_map(|line| line.strip_prefix(title)).with_context(|| format!("no `{title}`"))?;
-        line.split_whitespace().next().and_then(|n| n.parse().ok()).with_context(|| format!("no number: {line}"))
-    };
+    let number = |title: &str| number(output, title);
     let requests = number("Complete requests:")?;
     let failed = number("Failed requests:")?;
     ensure!(requests > 0.0 && failed == 0.0, "{requests} requests answered, {failed} failed");
@@ -77,6 +82,12 @@ fn parse(output: &str, percentiles: &str, times: &str) -> Result<Measurement> {
             max: whole(1.0)?,
         },
     })
+}
+
+/// The number behind `title`.
+fn number(output: &str, title: &str) -> Result<f64> {
+    let line = output.lines().find_map(|line| line.strip_prefix(title)).with_context(|| format!("no `{title}`"))?;
+    line.split_whitespace().next().and_then(|n| n.parse().ok()).with_context(|| format!("no number: {line}"))
 }
 
 #[cfg(test)]

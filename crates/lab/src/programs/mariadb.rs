@@ -11,6 +11,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use hdrhistogram::Histogram;
 
+use crate::patience::NothingAnswered;
 use crate::process::Program;
 use crate::programs::application::{
     Application, CONNECTIONS, Load, Measurement, NOBODY, READY_TIMEOUT, Server, latencies, number_after,
@@ -96,6 +97,9 @@ fn parse(output: &str) -> Result<Measurement> {
     let line = output.lines().find_map(|line| line.trim_start().strip_prefix("transactions:"));
     let (_, rate) = line.and_then(|line| line.split_once('(')).context("no rate of transactions")?;
     let rate = rate.split_whitespace().next().and_then(|rate| rate.parse().ok()).context("no rate of transactions")?;
+    if rate == 0.0 {
+        return Err(NothingAnswered.into());
+    }
     let mut latency_us = latencies()?;
     let (_, rows) =
         output.split_once("value  ------------- distribution ------------- count").context("no histogram")?;
@@ -146,6 +150,7 @@ SQL statistics:
         let table = [
             ("ignored errors:                      0", "ignored errors:   2", "2 requests failed"),
             ("(13467.14", "(fast", "no rate"),
+            ("(13467.14", "(0.00", "no request was answered"),
             ("distribution", "something", "no histogram"),
             ("0.359 |", "soon |", "understanding `       soon |"),
             ("  90", "  many", "no count"),

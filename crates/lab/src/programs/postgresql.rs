@@ -12,6 +12,7 @@ use anyhow::{Context, Result, bail, ensure};
 use hdrhistogram::Histogram;
 use rustix::process::{Pid, Signal, kill_process};
 
+use crate::patience::NothingAnswered;
 use crate::process::Program;
 use crate::programs::application::{
     Application, CONNECTIONS, Load, Measurement, NOBODY, READY_TIMEOUT, Server, latencies, number_after,
@@ -180,6 +181,9 @@ fn remove(files: &[PathBuf]) -> Result<()> {
 fn parse(output: &str) -> Result<f64> {
     let failed = number_after(output, "number of failed transactions:")?;
     ensure!(failed == 0.0, "{failed} transactions failed");
+    if number_after(output, "number of transactions actually processed:")? == 0.0 {
+        return Err(NothingAnswered.into());
+    }
     number_after(output, "tps =")
 }
 
@@ -208,6 +212,8 @@ tps = 26440.516143 (without initial connection time)
         let failed = OUTPUT.replace("transactions: 0", "transactions: 3");
         assert!(parse(&failed).unwrap_err().to_string().contains("3 transactions failed"));
         assert!(parse("pgbench: error").is_err());
+        let nothing = "number of transactions actually processed: 0\nnumber of failed transactions: 0 (NaN%)\n";
+        assert!(parse(nothing).unwrap_err().is::<NothingAnswered>());
     }
 
     #[test]
