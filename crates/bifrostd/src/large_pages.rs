@@ -11,8 +11,7 @@ use std::alloc::{GlobalAlloc, Layout, System};
 
 use rustix::mm::{Advice, madvise};
 
-/// Allocations from this size on, bytes: two large pages, so that at least one is in it whole, and below what the tables of a small
-/// network need.
+/// Allocations from this size on, bytes: two large pages, so that at least one is in it whole.
 const LARGE: usize = 4 << 20;
 /// What `madvise` takes: whole pages, bytes.
 const PAGE: usize = 4096;

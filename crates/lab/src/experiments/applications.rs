@@ -390,7 +390,9 @@ impl Bench {
     }
 
     fn measure(&mut self, lab: &Lab, app: App, loss_percent: f64) -> Result<Row> {
-        let attempt = || until_answered(lab.seconds(2.0, 1.5), |seconds| self.attempt(lab, app, loss_percent, seconds));
+        let attempt = || {
+            until_answered(self.mode, lab.seconds(2.0, 1.5), |seconds| self.attempt(lab, app, loss_percent, seconds))
+        };
         let (mut row, attempts) = standstill::least_disturbed(CONNECTIONS, |row: &Row| row.requests, attempt)?;
         row.attempts = attempts;
         inject::wire_loss(&self.network.topology, &[], 0.0)?;

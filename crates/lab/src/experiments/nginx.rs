@@ -271,8 +271,9 @@ fn measure(
     };
     let logs = lab.logs(&format!("{}-{repetition}", mode.name()));
     let name = format!("{loss_percent}-{connections}");
-    let measured =
-        until_answered(lab.seconds(2.0, 2.0), |seconds| apache_bench::run(guests[0], load(seconds), &logs, &name))?;
+    let measured = until_answered(mode, lab.seconds(2.0, 2.0), |seconds| {
+        apache_bench::run(guests[0], load(seconds), &logs, &name)
+    })?;
     Ok(Row {
         mode,
         injector: Injector::Wire,
