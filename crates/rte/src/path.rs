@@ -28,6 +28,10 @@ const CLEAN_PROBES_MIN: u16 = 4;
 const CLEAN_PROBES_MAX: u16 = 256;
 /// Probe interval of a suspect path at first.
 const SUSPECT_PROBE_NS: u64 = 2 * MS;
+/// After so many unanswered probes in a row the interval doubles, and again after as many more, so often at most: of a host that is gone
+/// all paths are probed for a minute.
+const UNANSWERED_PROBES: u16 = 8;
+const UNANSWERED_DOUBLINGS: u16 = 4;
 
 /// Longest pause between packets of a path with a window below one, ns: a peer that slept for seconds, and so raised the
 /// RTT to seconds, must not close its paths for minutes.
@@ -65,6 +69,8 @@ pub(crate) struct Path {
     pub(crate) next_probe: Time,
     clean_probes: u16,
     clean_needed: u16,
+    /// Probes in a row.
+    unanswered: u16,
     pub(crate) tx_packets: u64,
     recent_packets: f64,
     recent_at: Time,
@@ -95,6 +101,7 @@ impl Path {
             next_probe: Time(0),
             clean_probes: 0,
             clean_needed: CLEAN_PROBES_MIN,
+            unanswered: 0,
             tx_packets: 0,
             recent_packets: 0.0,
             recent_at: Time(0),
@@ -213,15 +220,23 @@ impl Path {
         self.probe = Some((now.tick(), now));
         self.probes_sent += 1;
         self.next_probe = now.after(match self.state {
-            // The more often a path has failed, the longer its trial, and the rarer its probes.
-            PathState::Suspect => (SUSPECT_PROBE_NS * u64::from(self.clean_needed / CLEAN_PROBES_MIN)).min(interval_ns),
+            PathState::Suspect => {
+                let doublings = (self.unanswered / UNANSWERED_PROBES).min(UNANSWERED_DOUBLINGS);
+                (self.trial_interval_ns() << doublings).min(interval_ns)
+            }
             PathState::Usable => interval_ns,
         });
+    }
+
+    /// Between probes of a suspect path that returns them: the more often it has failed, the longer its trial, and the rarer its probes.
+    fn trial_interval_ns(&self) -> u64 {
+        SUSPECT_PROBE_NS * u64::from(self.clean_needed / CLEAN_PROBES_MIN)
     }
 
     /// A probe returned. Returns whether the path is usable again by it.
     pub(crate) fn on_probe_returned(&mut self, now: Time) -> bool {
         self.probe = None;
+        self.unanswered = 0;
         self.on_arrivals(now, 1);
         if self.state == PathState::Usable {
             return false;
@@ -229,6 +244,8 @@ impl Path {
         self.loss -= self.loss / 16.0;
         self.clean_probes += 1;
         if self.clean_probes < self.clean_needed {
+            // It had been left alone for long.
+            self.next_probe = self.next_probe.min(now.after(self.trial_interval_ns()));
             return false;
         }
         self.state = PathState::Usable;
@@ -242,6 +259,7 @@ impl Path {
     pub(crate) fn on_probe_lost(&mut self, now: Time) -> bool {
         self.probe = None;
         self.probes_lost += 1;
+        self.unanswered = self.unanswered.saturating_add(1);
         self.clean_probes = 0;
         self.loss += (1.0 - self.loss) / 16.0;
         self.losses_in_a_row = self.losses_in_a_row.saturating_add(1);
@@ -296,6 +314,35 @@ mod tests {
         path.on_done(1);
         assert!(!path.has_room(Time(50 * MS)), "a pause");
         assert!(path.has_room(Time(100 * MS)), "but no more than that");
+    }
+
+    #[test]
+    fn a_path_that_stays_silent_is_probed_ever_more_rarely_and_taken_back_as_soon_as_it_speaks() {
+        let mut path = Path::new(Box::new(Closed));
+        path.suspect(Time(0));
+        // As the peer's timer does, every 2 ms.
+        let mut probes_sent_in = |from_ms: u64, to_ms: u64, answered: bool| {
+            let mut recovered_at = None;
+            let before = path.probes_sent;
+            for ms in (from_ms..to_ms).step_by(2) {
+                let now = Time(ms * MS);
+                if path.probe.is_some_and(|(_, sent)| now.since(sent) >= path.probe_timeout_ns()) {
+                    path.on_probe_lost(now);
+                }
+                if path.state == PathState::Suspect && path.probe.is_none() && now >= path.next_probe {
+                    path.on_probe_sent(now, 100 * MS);
+                    if answered && path.on_probe_returned(now) {
+                        recovered_at = recovered_at.or(Some(ms - from_ms));
+                    }
+                }
+            }
+            (path.probes_sent - before, recovered_at)
+        };
+        assert_eq!(probes_sent_in(0, 32, false), (8, None));
+        let (second, minute) = (probes_sent_in(32, 1_000, false).0, probes_sent_in(1_000, 60_000, false).0);
+        assert!(second < 80 && minute < 2_000, "{second} in the first second, {minute} in the first minute");
+        let (_, recovered_at) = probes_sent_in(60_000, 61_000, true);
+        assert!(recovered_at.is_some_and(|ms| ms < 45), "{recovered_at:?}");
     }
 
     #[test]
