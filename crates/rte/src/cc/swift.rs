@@ -4,6 +4,9 @@
 //! allowance for scheduling noise, since a fixed target of tens of microseconds would strangle a host whose RTT is that
 //! of its scheduler. And a loss by itself halves nothing as long as delay is below target: on lossy links without queues
 //! (the very case BIFROST is for) a loss is not congestion; the target decides.
+//!
+//! The smallest delay is believed for ten seconds, and a way may become longer sooner. A sender that has its smallest window, and measures no
+//! less for it, has learnt that the delay is not its own queue's: the smallest delay of that time is the base from then on.
 
 use std::sync::Arc;
 
@@ -78,9 +81,25 @@ pub struct Swift {
     smoothed_endpoint_ns: u64,
     timeouts: u8,
     above_target: bool,
+    /// Learnt with the smallest window, ns: what the way takes at least; 0: nothing.
+    longer_way_ns: u64,
+    floor: Floor,
     /// Share of the last packets that was lost: a mean over [`LOSS_PACKETS`].
     lost: f32,
 }
+
+/// The time for which the window has been the smallest, and no sample below the target.
+#[derive(Clone, Copy, Debug, Default)]
+struct Floor {
+    since: Time,
+    /// Of samples that a round trip and more after that.
+    samples: u8,
+    /// The smallest of these.
+    least_ns: u64,
+}
+
+/// Samples with the smallest window that say how long the way is.
+const FLOOR_SAMPLES: u8 = 4;
 
 /// Packets over which the share of lost ones is averaged.
 const LOSS_PACKETS: f32 = 64.0;
@@ -98,6 +117,8 @@ impl Swift {
             smoothed_endpoint_ns: 0,
             timeouts: 0,
             above_target: false,
+            longer_way_ns: 0,
+            floor: Floor::default(),
             lost: 0.0,
         }
     }
@@ -127,6 +148,20 @@ impl Swift {
         self.endpoint = self.endpoint.clamp(self.config.min_window, self.config.max_window);
     }
 
+    /// A sample that is above the target, or not.
+    fn on_floor(&mut self, now: Time, delay_ns: u64, rtt_ns: u64) {
+        if !self.above_target || self.fabric > self.config.min_window {
+            self.floor = Floor { since: now, samples: 0, least_ns: u64::MAX };
+        } else if now.since(self.floor.since) >= rtt_ns {
+            self.floor.samples += 1;
+            self.floor.least_ns = self.floor.least_ns.min(delay_ns);
+            if self.floor.samples >= FLOOR_SAMPLES {
+                self.longer_way_ns = self.floor.least_ns;
+                self.floor.samples = 0;
+            }
+        }
+    }
+
     fn cut(&mut self, now: Time, rtt_ns: u64) {
         if now.since(self.last_fabric_decrease) >= rtt_ns {
             self.last_fabric_decrease = now;
@@ -143,8 +178,10 @@ impl CongestionControl for Swift {
             self.lost -= self.lost * (f32::from(sample.packets) / LOSS_PACKETS).min(1.0);
         }
         if let Some(delay) = sample.fabric_delay_ns {
-            let target = self.fabric_target_ns(sample.base_delay_ns, sample.hops);
+            self.longer_way_ns = self.longer_way_ns.min(delay);
+            let target = self.fabric_target_ns(sample.base_delay_ns.max(self.longer_way_ns), sample.hops);
             self.above_target = delay >= target;
+            self.on_floor(now, delay, sample.rtt_ns);
             if self.above_target && now.since(self.last_fabric_decrease) >= sample.rtt_ns {
                 self.last_fabric_decrease = now;
                 self.fabric = self.decrease(self.fabric, delay, target);
@@ -249,6 +286,46 @@ mod tests {
         assert_eq!(s.window(), 64.0, "not twice within an RTT");
         s.on_ack(now.after(150 * US), &sample(10 * MS));
         assert_eq!(s.window(), 32.0);
+    }
+
+    /// So many samples, one a round trip or as the window's pace has it.
+    fn samples(s: &mut Swift, now: &mut Time, count: u32, mut delay_ns: impl FnMut(u32) -> u64) {
+        for i in 0..count {
+            let delay_ns = delay_ns(i);
+            *now = now.after(((delay_ns as f32 / s.window().min(1.0)) as u64).min(100 * MS));
+            s.on_ack(*now, &AckSample { packets: s.window().max(1.0) as u16, rtt_ns: delay_ns, ..sample(delay_ns) });
+        }
+    }
+
+    #[test]
+    fn a_way_that_becomes_longer_is_found_out() {
+        let (mut s, mut now) = (swift(), Time(0));
+        samples(&mut s, &mut now, 10, |_| 60 * US);
+        let changed = now;
+        let mut closed_for = None;
+        for _ in 0..100 {
+            samples(&mut s, &mut now, 1, |_| 5 * MS);
+            if s.window() >= 10.0 && now.since(changed) > 200 * MS {
+                closed_for = closed_for.or(Some(now.since(changed) / MS));
+            }
+        }
+        // Though the smallest delay that is reported is still the old one.
+        assert!(closed_for.is_some_and(|ms| ms < 1500), "{closed_for:?} ms");
+        assert!(s.window() > 10.0, "{}", s.window());
+        // A queue on that way is one as before, and so it is when the way is short again.
+        samples(&mut s, &mut now, 3, |_| 8 * MS);
+        assert!(s.above_target);
+        samples(&mut s, &mut now, 1, |_| 60 * US);
+        samples(&mut s, &mut now, 1, |_| 5 * MS);
+        assert!(s.above_target);
+    }
+
+    #[test]
+    fn a_queue_that_many_share_is_no_longer_way() {
+        let (mut s, mut now) = (swift(), Time(0));
+        // At the floor, half of the time below the target.
+        samples(&mut s, &mut now, 1000, |i| if i % 3 == 0 { 60 * US } else { 20 * MS });
+        assert_eq!(s.longer_way_ns, 0);
     }
 
     #[test]

@@ -101,7 +101,7 @@ pub fn scenario(seed: u64) -> Scenario {
             s.faults.push(stragglers(rng, span));
         }
         restart_after_the_last_packet(&mut s);
-        // The shortest delay is believed for ten seconds: until then a network that was faster for a while looks congested.
+        // The shortest delay is believed: for about a second a network that was faster for a while looks congested.
         for delay in s.faults.iter_mut().filter_map(|f| f.set.delay.as_mut()) {
             delay.0 = delay.0.max(least_delay);
         }
