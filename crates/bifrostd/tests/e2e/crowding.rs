@@ -65,14 +65,16 @@ impl Drop for Flood {
     }
 }
 
-/// Two tenants on both hosts: `a` and `b`, `x` and `y`.
-fn lab() -> Lab {
+/// Two tenants on both hosts: `a` and `b`, `x` and `y`. The second host has those keys for its underlay.
+fn lab(underlay: &str) -> Lab {
     let vpcs = vpc(100, "tcp", "flow") + &vpc(200, "tcp", "flow");
     let mut lab = Lab::new(Options { vpcs, ..Options::default() });
     lab.add(0, Guest::new("a", 1, &["10.0.0.1/24"]));
     lab.add(1, Guest::new("b", 2, &["10.0.0.2/24"]));
     lab.add(0, Guest::new("x", 0x21, &["10.9.0.1/24"]).vni(200));
     lab.add(1, Guest::new("y", 0x22, &["10.9.0.2/24"]).vni(200));
+    let keys = format!("[underlay]\n{underlay}\n");
+    lab.hosts[1].config = lab.hosts[1].config.replace("[underlay]\n", &keys);
     lab.start();
     assert_eq!(ping(lab.net("a"), "10.0.0.2", 3, 56), 3);
     lab
@@ -95,7 +97,19 @@ fn flood(lab: &Lab) -> Flood {
 
 #[test]
 fn who_is_sent_more_than_a_worker_can_take_pays_alone() {
-    let lab = lab();
+    pays_alone("", 100);
+}
+
+/// There the worker knows how long a packet has waited from the XDP program, if there is room for packets to wait. In front of that a
+/// `veth` device has room for 256, and what comes when they are there is lost, whosever it is.
+#[test]
+fn who_is_sent_more_than_a_worker_can_take_past_the_kernel_pays_alone() {
+    pays_alone("port = \"afxdp\"\nxdp_frames = 8192", 80);
+}
+
+/// `least`: answers to a hundred pings of the one who does not pay.
+fn pays_alone(underlay: &str, least: u32) {
+    let lab = lab(underlay);
     let flood = flood(&lab);
     let crowded_out = |guest| lab.hosts[1].drops(guest, "crowded_out");
     let before = crowded_out("y");
@@ -103,7 +117,7 @@ fn who_is_sent_more_than_a_worker_can_take_pays_alone() {
     let answered = ping(lab.net("a"), "10.0.0.2", 100, 56);
     let refused = crowded_out("y") - before;
     drop(flood);
-    assert!(answered == 100 || (answered > 90 && lab.stood_still()), "{answered} of 100 pings were answered");
+    assert!(answered >= least || (answered > least - 10 && lab.stood_still()), "{answered} of 100 pings were answered");
     assert!(refused > 1000, "{refused} packets were refused");
     assert_eq!(crowded_out("b"), 0);
     assert!(lab.hosts[1].port("y").rx_packets > 1000, "what the worker can take arrives");
@@ -112,7 +126,7 @@ fn who_is_sent_more_than_a_worker_can_take_pays_alone() {
 
 #[test]
 fn what_is_crowded_out_comes_again_and_its_sender_slows_down() {
-    let lab = lab();
+    let lab = lab("");
     let stream = Exchange::start(lab.net("x"), lab.net("y"), "10.9.0.2", 5001, 256 << 20);
     let windows = || lab.hosts[0].client.paths().unwrap().iter().map(|path| path.cwnd_packets).sum::<f64>();
     let told = || lab.hosts[1].counter("rte.rate_limited_packets");

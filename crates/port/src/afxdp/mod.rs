@@ -268,7 +268,7 @@ impl Underlay for AfxdpUnderlay {
             service: outer.service,
             ecn: outer.ecn,
             ttl: outer.ttl,
-            rx_time_ns: self.received_at_ns,
+            rx_time_ns: outer.time_ns.min(self.received_at_ns),
         }
     }
 

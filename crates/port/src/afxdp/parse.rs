@@ -30,6 +30,8 @@ pub(crate) struct Outer {
     pub(crate) source: SocketAddr,
     pub(crate) ecn: u8,
     pub(crate) ttl: u8,
+    /// When the program saw it, monotonic clock, ns; [`u64::MAX`]: nobody noted that.
+    pub(crate) time_ns: u64,
 }
 
 impl Outer {
@@ -47,7 +49,9 @@ impl Outer {
         };
         let payload = word(2)? as usize;
         let ours = frame.len() >= payload && matches!(payload, IPV4_PAYLOAD | IPV6_PAYLOAD);
-        if ours { Self::read(frame, payload, service) } else { None }
+        let time_ns = u64::from_ne_bytes(*note.last_chunk()?);
+        let outer = if ours { Self::read(frame, payload, service) } else { None };
+        outer.map(|outer| Outer { time_ns, ..outer })
     }
 
     /// The same from the frame alone, by the rules of the program; nothing if it does not keep to them. Whether the destination
@@ -90,7 +94,8 @@ impl Outer {
             let class = *frame.get(15)? >> 4;
             (Ipv6Addr::from(*frame.get(22..)?.first_chunk::<16>()?).into(), class, *frame.get(21)?)
         };
-        Some(Self { payload, service, source: SocketAddr::new(address, port), ecn: traffic_class & 3, ttl })
+        let source = SocketAddr::new(address, port);
+        Some(Self { payload, service, source, ecn: traffic_class & 3, ttl, time_ns: u64::MAX })
     }
 
     /// Whether the checksums of the frame's IPv4 header and of UDP are right. There may be none of UDP over IPv4 (RFC 768), or

@@ -13,8 +13,9 @@ use crate::bpf::{self, Assembler, Instruction, Jump, ProgramKind, Register, Size
 use crate::steer::{FOLD_MULTIPLIER, FOLD_SHIFT};
 
 /// Bytes of a note, directly in front of the frame.
-pub(crate) const NOTE_BYTES: usize = 16;
-/// First word of a note, native byte order like the others: then come the worker, the offset of the UDP payload, the service.
+pub(crate) const NOTE_BYTES: usize = 24;
+/// First word of a note, native byte order like the others: then come the worker, the offset of the UDP payload, the service, and in two
+/// words the time, monotonic clock, ns.
 pub(crate) const NOTE_MAGIC: u32 = 0xb1f2_0457;
 /// Service in a note: the BIFROST port.
 pub(crate) const NOTE_BIFROST: u32 = 0;
@@ -23,6 +24,7 @@ pub(crate) const NOTE_VXLAN: u32 = 1;
 
 // Results of an XDP program and helpers (linux/bpf.h).
 const XDP_PASS: u32 = 2;
+const KTIME_GET_NS: i32 = 5;
 const REDIRECT_MAP: i32 = 51;
 const XDP_ADJUST_META: i32 = 54;
 // Offsets in `struct xdp_md`.
@@ -69,6 +71,7 @@ const STACK: Register = Register(10);
 // Where the stack keeps what becomes the note.
 const OFFSET_SLOT: i16 = -4;
 const SERVICE_SLOT: i16 = -8;
+const TIME_SLOT: i16 = -16;
 
 fn assemble(wanted: &Wanted, sockets: BorrowedFd<'_>) -> Vec<Instruction> {
     let mut a = Assembler::default();
@@ -208,6 +211,8 @@ fn assemble(wanted: &Wanted, sockets: BorrowedFd<'_>) -> Vec<Instruction> {
     a.place(chosen);
     a.copy(PAYLOAD, WORKER);
     a.load(Size::Word, FRAME, CONTEXT, RX_QUEUE_INDEX);
+    a.call(KTIME_GET_NS);
+    a.store(Size::Double, STACK, TIME_SLOT, R0);
     a.copy(R1, CONTEXT);
     a.set(R2, -(NOTE_BYTES as i32));
     a.call(XDP_ADJUST_META);
@@ -223,6 +228,11 @@ fn assemble(wanted: &Wanted, sockets: BorrowedFd<'_>) -> Vec<Instruction> {
     a.store(Size::Word, R1, 8, R3);
     a.load(Size::Word, R3, STACK, SERVICE_SLOT);
     a.store(Size::Word, R1, 12, R3);
+    // In halves: the kernel aligns what is in front of a frame to 4 bytes.
+    a.load(Size::Word, R3, STACK, TIME_SLOT);
+    a.store(Size::Word, R1, 16, R3);
+    a.load(Size::Word, R3, STACK, TIME_SLOT + 4);
+    a.store(Size::Word, R1, 20, R3);
 
     a.place(redirect);
     a.multiply(FRAME, workers);

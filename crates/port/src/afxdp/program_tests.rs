@@ -11,6 +11,7 @@ use super::next_hop::Resolver;
 use super::parse::{Outer, Ports};
 use super::program::{NOTE_BYTES, NOTE_MAGIC, Wanted, load};
 use crate::bpf::{create_socket_map, test_run};
+use crate::clock::monotonic_ns;
 use crate::{Service, steer};
 
 const PORTS: Ports = Ports { bifrost: 4794, vxlan: 4789 };
@@ -94,6 +95,7 @@ fn the_program_takes_what_the_parser_takes_and_chooses_as_the_rule_does() {
         let (mut taken, mut passed, mut chosen) = (0, 0, vec![0; usize::from(workers)]);
         for _ in 0..4000 {
             let frame = frame(&mut rng, &lanes);
+            let before = monotonic_ns();
             let run = test_run(program.as_fd(), &frame).expect("a run");
             // There is no socket in the map: what is taken comes back with a note.
             assert_eq!(run.verdict, XDP_PASS);
@@ -106,7 +108,9 @@ fn the_program_takes_what_the_parser_takes_and_chooses_as_the_rule_does() {
             };
             let (note, rest) = run.data.split_first_chunk::<NOTE_BYTES>().expect("a note");
             assert_eq!(rest, frame, "changed, or not taken");
-            assert_eq!(Outer::from_note(note, &frame), Some(outer));
+            let noted = Outer::from_note(note, &frame).expect("a note that can be true");
+            assert!((before..=monotonic_ns()).contains(&noted.time_ns), "{noted:?}");
+            assert_eq!(Outer { time_ns: u64::MAX, ..noted }, outer);
             let word = |at: usize| u32::from_ne_bytes(note[at..at + 4].try_into().expect("a word"));
             let payload = &frame[outer.payload..];
             let worker = match outer.service {

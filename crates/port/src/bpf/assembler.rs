@@ -14,6 +14,7 @@ pub(crate) enum Size {
     Byte = 0x10,
     Half = 0x08,
     Word = 0x00,
+    Double = 0x18,
 }
 
 /// When a jump is taken: left operand against right one, both unsigned.
@@ -85,6 +86,7 @@ impl Assembler {
             Size::Byte => {}
             Size::Half => self.push(TO_BIG_ENDIAN, to.0, 0, 16),
             Size::Word => self.push(TO_BIG_ENDIAN, to.0, 0, 32),
+            Size::Double => self.push(TO_BIG_ENDIAN, to.0, 0, 64),
         }
     }
 
