@@ -19,9 +19,10 @@ pub struct PortCounters {
     /// From the guest or for it, larger than the way allows, and not to be cut: their sender was told. Those from the guest are
     /// among the answered ones.
     pub too_big_packets: u64,
-    /// From the guest, dropped. Of what one guest sends to another of the same host, the sender's port counts either's refusal.
+    /// From the guest, dropped. Of what one guest sends to another of the same host and worker, the sender's port counts either's refusal.
     pub dropped: Drops,
-    /// From the underlay, and kept from the guest by its security groups or its network's ACL.
+    /// From the underlay, or from a guest of this host that another worker serves, and kept from the guest by its security groups or its
+    /// network's ACL.
     pub kept_out: Drops,
 }
 
@@ -30,7 +31,7 @@ pub struct PortCounters {
 pub struct UnderlayCounters {
     /// Given to a port.
     pub accepted_packets: u64,
-    /// Kept from a port by its security groups, its network's ACL or its MTU; [`PortCounters::kept_out`] has the reasons.
+    /// These, and what other workers have handed over: kept from a port by its security groups, its network's ACL or its MTU; [`PortCounters::kept_out`] has the reasons.
     pub kept_out_packets: u64,
     /// Larger than the port's guest is given, and not to be cut: their sender was told.
     pub told_packets: u64,

@@ -109,6 +109,9 @@ pub struct Port {
     pub mtu: u16,
     /// Its security groups.
     pub groups: Vec<GroupId>,
+    /// The worker that alone serves it. `None`: all of the host's workers do, each of them the pairs of vNICs that
+    /// [`worker_of_pair`](bifrost_nic::steer::worker_of_pair) gives it.
+    pub home: Option<u16>,
 }
 
 /// Where addresses of other hosts' vNICs are.
@@ -126,6 +129,15 @@ pub struct Route {
     pub mtu: u16,
 }
 
+/// A host's workers, seen from one of them; each has a switch of its own.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Workers {
+    /// The one whose switch it is, from 0.
+    pub own: u16,
+    /// How many there are; 0 is 1.
+    pub count: u16,
+}
+
 /// Everything a switch knows.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Tables {
@@ -141,6 +153,8 @@ pub struct Tables {
     pub sessions: SessionLimits,
     /// Bounds of what is remembered about flows.
     pub flows: FlowLimits,
+    /// Who else has such a switch.
+    pub workers: Workers,
 }
 
 /// Why a switch cannot be built from some [`Tables`].

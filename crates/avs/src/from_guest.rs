@@ -45,6 +45,9 @@ pub enum FromGuest {
         rewrite: Option<Rewrite>,
         /// As for [`Self::Remote`].
         cut: Option<u16>,
+        /// The other worker of this host that serves the port, and is to judge whether the frame may come in
+        /// ([`Switch::from_neighbour`](crate::Switch::from_neighbour)). `None`: that is done.
+        worker: Option<u16>,
     },
     /// The switch answers itself: give [`Switch::answer`](crate::Switch::answer) to the guest, and drop the frame.
     Answer,
@@ -84,6 +87,7 @@ pub(crate) fn icmpv6(head: &[u8], parsed: &Parsed) -> Result<(v6::Message, bool)
 }
 
 struct Packet<'a> {
+    index: &'a Index,
     port: &'a Port,
     vpc: &'a VpcIndex,
     head: &'a [u8],
@@ -97,7 +101,7 @@ impl<'a> Packet<'a> {
     fn of(index: &'a Index, id: PortId, frame: Frame<'a>) -> Result<Self, DropReason> {
         let (port, vpc) = index.port(id).ok_or(DropReason::UnknownPort)?;
         let Frame { head, len, offload, parsed } = frame;
-        Ok(Packet { port: &port.port, vpc, head, parsed, largest: offload.largest_packet(parsed, len) })
+        Ok(Packet { index, port: &port.port, vpc, head, parsed, largest: offload.largest_packet(parsed, len) })
     }
 
     /// Whether the guest may send this at all.
@@ -181,7 +185,10 @@ impl<'a> Packet<'a> {
         let cut = (self.largest > usize::from(site.mtu)).then_some(site.mtu);
         match site.place {
             Place::Local(port) if port == self.port.id => Err(DropReason::Loop),
-            Place::Local(port) => Ok(FromGuest::Local { port, rewrite, cut }),
+            Place::Local(port) => {
+                let worker = self.index.other_worker(port, self.port.mac);
+                Ok(FromGuest::Local { port, rewrite, cut, worker })
+            }
             Place::Remote(peer) => Ok(FromGuest::Remote {
                 vni: self.vpc.vni,
                 peer,

@@ -24,6 +24,12 @@
 //! may: network ACLs look at each packet by itself, security groups let conversations begin and remember them
 //! as sessions. Only ports with groups have sessions; to others they cost a look at an `Option`.
 //!
+//! # Several workers
+//!
+//! Each worker of a host has a switch of its own, and they share nothing. What security groups remember about a port is with one of
+//! them for each pair of vNICs, so what one guest sends to another of its host may have to go on to the receiver's worker:
+//! the sender's switch judges what leaves, the receiver's what may come in ([`Switch::from_neighbour`]).
+//!
 //! # What is asked once
 //!
 //! In networks with rules, what becomes of a packet is kept for the next ones of its flow. They get the same decision, and their
@@ -52,7 +58,7 @@ pub use bifrost_tables::Pattern;
 pub use counters::{Drops, PortCounters, UnderlayCounters};
 pub use description::{
     AclRule, BuildError, GATEWAY_MAC, GroupId, GroupRule, Ordering, PeerId, Port, PortId, Reliability, Route,
-    SecurityGroup, Tables, Vpc,
+    SecurityGroup, Tables, Vpc, Workers,
 };
 pub use drop_reason::DropReason;
 pub use flow::{FlowCounters, FlowLimits};
@@ -63,4 +69,4 @@ pub use recall::VECTOR;
 pub use rewrite::Rewrite;
 pub use session::{Direction, SessionCounters, SessionLimits};
 pub use switch::{Former, Prepared, Switch};
-pub use trace::{By, Check, GuestTrace, Hop, UnderlayTrace};
+pub use trace::{By, Check, GuestTrace, Hop, NeighbourTrace, UnderlayTrace};

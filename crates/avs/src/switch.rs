@@ -2,12 +2,12 @@
 
 use std::collections::BTreeMap;
 
-use bifrost_nic::{Offload, Parsed};
+use bifrost_nic::{Offload, Parsed, steer};
 use bifrost_tables::{ExactMap, TokenBucket, exact_map};
 use bifrost_wire::{Mac, Vni};
 
 use crate::counters::{PortCounters, UnderlayCounters};
-use crate::description::{BuildError, PeerId, Port, PortId, Tables};
+use crate::description::{BuildError, PeerId, Port, PortId, Tables, Workers};
 use crate::drop_reason::DropReason;
 use crate::flow::{FlowCounters, FlowLimits};
 use crate::from_guest::FromGuest;
@@ -136,6 +136,48 @@ impl Switch {
         let (port, decision) = way::from_underlay(index, vpc, peer, frame, answer, &mut doing);
         self.count_from_underlay(port, &decision);
         decision
+    }
+
+    /// Whether a frame may come in that a guest of this host has sent to the one behind `port`, and whose worker is another one: the rest of
+    /// what that one's [`from_guest`](Self::from_guest) has begun ([`FromGuest::Local`]). `frame_head` as there, after its rewrite.
+    ///
+    /// # Errors
+    /// Why it may not.
+    pub fn from_neighbour(&mut self, port: PortId, frame_head: &[u8], parsed: &Parsed) -> Result<(), DropReason> {
+        let frame = Frame { head: frame_head, len: frame_head.len(), offload: Offload::default(), parsed };
+        let Switch { index, counters, sessions, .. } = self;
+        let mut doing = Doing { sessions, accounts: counters, epoch: self.epoch, now_ns: self.now_ns };
+        let passed = way::pass(index, port, Direction::Ingress, frame, &mut doing);
+        if let Err(reason) = passed {
+            match self.counters.get_mut(usize::from(port.0)) {
+                Some(account) => {
+                    account.counters.kept_out.count(reason);
+                    self.underlay.kept_out_packets += 1;
+                }
+                None => self.underlay.dropped.count(reason),
+            }
+        }
+        passed
+    }
+
+    /// The other worker of this host that serves what one vNIC sends to another, which is here; `None`: this one does, or the vNIC is
+    /// not here.
+    pub fn other_worker(&self, vni: Vni, from: Mac, to: Mac) -> Option<u16> {
+        if !self.index.has_affinity {
+            return None;
+        }
+        match self.index.vpc(vni)?.place(to)? {
+            Place::Local(port) => self.index.other_worker(port, from),
+            Place::Remote(_) => None,
+        }
+    }
+
+    /// The worker that alone serves a vNIC, if there is one.
+    pub fn home(&self, vni: Vni, mac: Mac) -> Option<u16> {
+        match self.index.vpc(vni)?.place(mac)? {
+            Place::Local(port) => self.index.port(port)?.0.port.home,
+            Place::Remote(_) => None,
+        }
     }
 
     #[inline(always)]
@@ -317,6 +359,9 @@ pub(crate) struct Index {
     by_vni: ExactMap<Vni, usize>,
     /// What ports with the same groups have in common.
     policies: Vec<GroupPolicy>,
+    workers: Workers,
+    /// Not every worker of the host may show its guests all that is for them.
+    has_affinity: bool,
 }
 
 /// A port and where its network is.
@@ -329,7 +374,10 @@ pub(crate) struct PortIndex {
 
 impl Index {
     fn build(tables: &Tables) -> Result<Self, BuildError> {
-        let mut index = Self { ports: Vec::new(), vpcs: Vec::new(), by_vni: exact_map(0), policies: Vec::new() };
+        let (ports, vpcs, by_vni, workers) = (Vec::new(), Vec::new(), exact_map(0), tables.workers);
+        let several = workers.count > 1;
+        let has_affinity = several && tables.ports.iter().any(|port| port.home.is_some() || !port.groups.is_empty());
+        let mut index = Self { ports, vpcs, by_vni, policies: Vec::new(), workers, has_affinity };
         let mut policies = BTreeMap::new();
         for vpc in &tables.vpcs {
             if index.by_vni.insert(vpc.vni, index.vpcs.len()).is_some() {
@@ -373,6 +421,23 @@ impl Index {
     pub(crate) fn port(&self, id: PortId) -> Option<(&PortIndex, &VpcIndex)> {
         let port = self.ports.get(usize::from(id.0))?.as_ref()?;
         Some((port, &self.vpcs[port.vpc]))
+    }
+
+    /// The other worker that serves what `sender` sends to a port of this host; `None`: this one does.
+    #[inline]
+    pub(crate) fn other_worker(&self, id: PortId, sender: Mac) -> Option<u16> {
+        if !self.has_affinity {
+            return None;
+        }
+        let Workers { own, count } = self.workers;
+        let (to, _) = self.port(id)?;
+        let worker = match to.port.home {
+            Some(home) => home,
+            // Nothing is remembered: whoever has the packet shows it.
+            None if to.policy.is_none() => return None,
+            None => steer::worker_of_pair(sender.octets(), to.port.mac.octets(), count),
+        };
+        (worker != own).then_some(worker)
     }
 
     /// What the groups of a port say, if it has any.

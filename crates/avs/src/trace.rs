@@ -38,6 +38,15 @@ pub struct UnderlayTrace {
     pub decision: FromUnderlay,
 }
 
+/// What would become of a frame that another worker of this host hands over.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NeighbourTrace {
+    /// Who was asked whether it may pass, in that order.
+    pub checks: Vec<Check>,
+    /// What [`Switch::from_neighbour`] would return.
+    pub passed: Result<(), DropReason>,
+}
+
 /// Where a packet goes next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Hop {
@@ -125,6 +134,14 @@ impl Switch {
         let (port, decision) =
             way::from_underlay(&self.index, self.index.vpc(vni), peer, frame, &mut Vec::new(), &mut looking);
         UnderlayTrace { port, checks: looking.checks, decision }
+    }
+
+    /// What [`from_neighbour`](Self::from_neighbour) would do, of the same arguments, and why. Nothing changes.
+    pub fn trace_from_neighbour(&self, port: PortId, frame_head: &[u8], parsed: &Parsed) -> NeighbourTrace {
+        let frame = Frame { head: frame_head, len: frame_head.len(), offload: Offload::default(), parsed };
+        let mut looking = Looking::at(self);
+        let passed = way::pass(&self.index, port, Direction::Ingress, frame, &mut looking);
+        NeighbourTrace { checks: looking.checks, passed }
     }
 
     /// The MAC address that a guest in a network is told when it asks who has an address.

@@ -43,7 +43,8 @@ pub(crate) fn from_guest(
     let decision = from_guest::decide(index, port, frame, answer)?;
     let (to, cut) = match decision {
         FromGuest::Remote { cut, .. } => (None, cut),
-        FromGuest::Local { port, cut, .. } => (Some(port), cut),
+        // Another worker's switch, which knows the receiver's conversations, says whether they may come in.
+        FromGuest::Local { port, cut, worker, .. } => (Some(port).filter(|_| worker.is_none()), cut),
         FromGuest::Answer | FromGuest::Drop(_) => return Ok(decision),
     };
     pass(index, port, Direction::Egress, frame, effects)?;
@@ -97,7 +98,7 @@ pub(crate) fn from_underlay(
 
 /// Whether the ACL of its network and the groups of a port let a packet pass.
 #[inline(always)]
-fn pass(
+pub(crate) fn pass(
     index: &Index,
     port: PortId,
     direction: Direction,

@@ -77,7 +77,12 @@ fn switched_frames() {
             remote(200, 9, 3, true, Ordering::Strict),
         ),
         ("another tenant's host", 5, to(mac(3)), remote(200, 9, 3, true, Ordering::Strict)),
-        ("to a neighbour port", 0, to(mac(2)), FromGuest::Local { port: PortId(1), rewrite: None, cut: None }),
+        (
+            "to a neighbour port",
+            0,
+            to(mac(2)),
+            FromGuest::Local { port: PortId(1), rewrite: None, cut: None, worker: None },
+        ),
         ("to a vNIC of another tenant", 5, to(mac(2)), drop(DropReason::UnknownMac)),
         ("to itself", 0, to(ME), drop(DropReason::Loop)),
         ("to nobody", 0, to(mac(99)), drop(DropReason::UnknownMac)),

@@ -147,6 +147,7 @@ fn tables(Kind { acl, groups, remembered, .. }: Kind) -> Tables {
         addresses: vec![IpAddr::from([10, 0, 0, n])],
         mtu: 1500,
         groups: if groups { vec![GroupId(0)] } else { vec![] },
+        home: None,
     };
     let route = |addr: [u8; 4], len: u8, peer, n| Route {
         vni: vni(),

@@ -37,7 +37,7 @@ impl State {
     /// # Errors
     /// There is a namespace, and no device can be made in it.
     pub(crate) fn open_container(&mut self, port: &Port, owner: u16) -> Result<()> {
-        let tap = translate::tap(port);
+        let tap = translate::tap(&self.config, port);
         let Some(netns) = tap.netns.clone() else { return self.plug(port, owner) };
         // Asked before: if it is replaced meanwhile, the next look finds another one.
         let found = tap::namespace(&netns).with_context(|| format!("looking for network namespace {netns}"))?;
@@ -117,24 +117,25 @@ impl State {
         given_up
     }
 
-    /// Makes the device, and gives each worker its queue.
+    /// Makes the device, and gives each worker that serves it its queue.
     fn plug(&self, port: &Port, owner: u16) -> Result<()> {
-        let queues = tap::create(&translate::tap(port)).with_context(|| format!("port {}", port.name))?;
+        let queues = tap::create(&translate::tap(&self.config, port)).with_context(|| format!("port {}", port.name))?;
         self.change_devices(port, owner, queues.into_iter().map(|queue| Box::new(queue) as Device)).map(drop)
     }
 
     /// Takes the device from the workers.
     fn unplug(&self, port: &Port, owner: u16) -> Result<Vec<Device>> {
+        let serving = self.serving(port, owner).iter();
         let empty: Vec<Device> =
-            self.workers.iter().map(|_| Ok(Box::new(Unplugged::new()?) as Device)).collect::<std::io::Result<_>>()?;
+            serving.map(|_| Ok(Box::new(Unplugged::new()?) as Device)).collect::<std::io::Result<_>>()?;
         self.change_devices(port, owner, empty.into_iter())
     }
 
-    /// Puts other devices behind a port, one for each worker, and returns those that were there. The port is a new one, so that
+    /// Puts other devices behind a port, one for each worker that serves it, and returns those that were there. The port is a new one, so that
     /// its counters go with those of the device.
     fn change_devices(&self, port: &Port, owner: u16, devices: impl Iterator<Item = Device>) -> Result<Vec<Device>> {
         let mut former = Vec::new();
-        for (worker, device) in self.workers.iter().zip(devices) {
+        for (worker, device) in self.serving(port, owner).iter().zip(devices) {
             let config = self.port_config(port, owner, device)?;
             // In one go: no packet finds the port gone.
             let change = move |w: &mut Worker<HostUnderlay>| (w.remove_port(owner), w.add_port(config));

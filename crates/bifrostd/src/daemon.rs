@@ -105,7 +105,7 @@ impl Daemon {
     /// Something cannot be opened; nothing is left behind then.
     pub(crate) fn start(file: PathBuf, config: Config) -> Result<Daemon> {
         let names = Names::default().next(&config);
-        let tables = translate::tables(&config, &names);
+        let mut tables = translate::tables(&config, &names);
         let underlays = open_underlays(&config)?;
         warn_of_small_devices(&config);
         let instance = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_micros() as u64);
@@ -119,6 +119,7 @@ impl Daemon {
                 plain_paths: translate::plain_paths(&config),
             };
             let secret = u64::from(random()?) << 32 | u64::from(random()?);
+            tables.workers.own = index as u16;
             let switch = Switch::build(&tables, secret).context("building the switch")?;
             let cpu = config.workers.cpus.get(index).copied();
             workers.push(bifrost_datapath::start(worker, underlay, switch, cpu).context("starting a worker")?);
@@ -173,23 +174,33 @@ impl State {
     /// Takes over what differs; nothing of it if it contradicts itself or needs a restart.
     pub(crate) fn take_over(&mut self, config: Config) -> Result<ConfigDiff> {
         // Built here and first, so that a contradiction changes nothing, and no worker waits while tables grow.
-        let workers = self.workers.len();
+        let workers = self.workers.len() as u16;
         let (diff, names, prepared) = in_background(|| {
             let diff = ConfigDiff::between(&self.config, &config).map_err(|e| {
                 anyhow!("needs a restart, for these cannot change while running: {}", e.fields.join(", "))
             })?;
             let names = self.names.next(&config);
-            let tables = translate::tables(&config, &names);
-            let prepared = (0..workers).map(|_| Prepared::build(&tables)).collect::<std::result::Result<Vec<_>, _>>();
+            let mut tables = translate::tables(&config, &names);
+            let of_worker = |own| {
+                tables.workers.own = own;
+                Prepared::build(&tables)
+            };
+            let prepared = (0..workers).map(of_worker).collect::<std::result::Result<Vec<_>, _>>();
             anyhow::Ok((diff, names, prepared.context("building the switch")?))
         })?;
         if diff.transport.is_some() {
             tracing::warn!("changed [transport] settings apply to connections after the next restart");
         }
-        // The data path keeps VNI and MAC with a port, its device addresses and MTU: where these changed it is made anew.
+        // The data path keeps VNI and MAC with a port, its device addresses and MTU: where these changed it is made anew. So it is where
+        // other workers are to serve it, for which its network may be the reason.
+        let old_ports: BTreeMap<&str, &Port> = self.config.ports.iter().map(|port| (&*port.name, port)).collect();
+        let pairs = config.ports.iter().filter_map(|new| Some((*old_ports.get(&*new.name)?, new)));
+        let is_kept = |old: &Port, new: &Port| {
+            old.is_same_device(new) && self.config.is_served_by_one(old) == config.is_served_by_one(new)
+        };
         let (kept, remade): (Vec<_>, Vec<_>) =
-            diff.ports.changed.iter().partition(|change| change.old.is_same_device(&change.new));
-        for port in diff.ports.removed.iter().chain(remade.iter().map(|change| &change.old)) {
+            pairs.map(|(old, new)| (old.clone(), new.clone())).partition(|(old, new)| is_kept(old, new));
+        for port in diff.ports.removed.iter().chain(remade.iter().map(|(old, _)| old)) {
             if let Some(owner) = self.names.port(&port.name) {
                 self.machines.remove(&port.name);
                 self.containers.remove(&port.name);
@@ -221,10 +232,10 @@ impl State {
             former.push(worker.run(move |w| w.core_mut().switch_mut().take_over(prepared))?);
         }
         in_background(move || drop((former, before)));
-        for change in kept.iter().filter(|change| change.old.limits != change.new.limits) {
-            self.set_limits(&change.new)?;
+        for (_, port) in kept.iter().filter(|(old, new)| old.limits != new.limits) {
+            self.set_limits(port)?;
         }
-        for port in diff.ports.added.iter().chain(remade.iter().map(|c| &c.new)) {
+        for port in diff.ports.added.iter().chain(remade.iter().map(|(_, new)| new)) {
             if let Err(error) = self.add_port(port) {
                 failures.push(format!("{error:#}"));
                 self.config.ports.retain(|p| p.name != port.name);
@@ -277,6 +288,14 @@ impl State {
         Ok(())
     }
 
+    /// The workers that serve port number `owner`, in order.
+    pub(crate) fn serving(&self, port: &Port, owner: u16) -> &[Handle<HostUnderlay>] {
+        match translate::home(&self.config, port, owner).map(usize::from) {
+            Some(home) => self.workers.get(home..=home).unwrap_or_default(),
+            None => &self.workers,
+        }
+    }
+
     /// The port of a worker that has `device`.
     pub(crate) fn port_config(&self, port: &Port, owner: u16, device: Device) -> Result<PortConfig<Device>> {
         let vni = Vni::new(port.vni.value()).ok_or_else(|| anyhow!("port {}: bad VNI", port.name))?;
@@ -287,9 +306,7 @@ impl State {
 
     fn add_port(&mut self, port: &Port) -> Result<()> {
         let owner = self.names.port(&port.name).ok_or_else(|| anyhow!("port {} has no number", port.name))?;
-        // A machine has one queue, as yet.
-        let served_by = if port.kind == PortKind::VhostUser { 1 } else { self.workers.len() };
-        for worker in &self.workers[..served_by] {
+        for worker in self.serving(port, owner) {
             let config = self.port_config(port, owner, Box::new(Unplugged::new()?))?;
             worker.run(move |w| w.add_port(config))?.with_context(|| format!("port {}", port.name))?;
         }
@@ -304,7 +321,7 @@ impl State {
     }
 
     fn open_machine(&mut self, port: &Port, owner: u16) -> Result<()> {
-        let worker = self.workers.first().ok_or_else(|| anyhow!("there are no workers"))?;
+        let worker = self.serving(port, owner).first().ok_or_else(|| anyhow!("there are no workers"))?;
         let machine = Machine::open(translate::vhost(port), owner, worker);
         self.machines.insert(port.name.clone(), machine.with_context(|| format!("port {}", port.name))?);
         Ok(())

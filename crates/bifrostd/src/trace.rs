@@ -8,7 +8,7 @@ use std::net::IpAddr;
 
 use bifrost_avs::{By, Check, Direction, DropReason, GATEWAY_MAC, GuestTrace, Permission};
 use bifrost_control::api::{ApiError, Trace, TraceSpec, TraceStep, TraceVerdict};
-use bifrost_control::config::{Config, Port, PortKind};
+use bifrost_control::config::{Config, Port};
 use bifrost_control::counters;
 use bifrost_datapath::trace::{self, Carriage, End, Step};
 use bifrost_port::{clock, steer};
@@ -16,6 +16,7 @@ use bifrost_rte::Time;
 use bifrost_wire::{Mac, Vni};
 
 use crate::daemon::{Daemon, State};
+use crate::translate;
 
 impl Daemon {
     /// Asks the worker that would get the packet.
@@ -61,11 +62,21 @@ fn from_port(state: &State, spec: &TraceSpec, name: &str, to: IpAddr) -> Result<
     }
     let pair = (source, destination.unwrap_or(Mac::BROADCAST));
     let worker = worker_of(state, Some(port), pair);
-    let trace = on_worker(state, worker, move |w| {
+    let mut trace = on_worker(state, worker, move |w| {
         let core = w.core_mut();
         core.advance(Time(clock::monotonic_ns()));
         core.trace_from_guest(owner, &frame)
     })?;
+    if let End::HandedOver { worker, port, frame } = trace.end.clone() {
+        let rest = on_worker(state, usize::from(worker), move |w| {
+            let core = w.core_mut();
+            core.advance(Time(clock::monotonic_ns()));
+            core.trace_from_neighbour(port, &frame)
+        })?;
+        trace.steps.push(Step::HandedOver { worker, port });
+        trace.steps.extend(rest.steps);
+        trace.end = rest.end;
+    }
     Ok(Words { state, vni: port.vni.value(), to }.trace(packet, &trace))
 }
 
@@ -94,12 +105,11 @@ fn from_peer(state: &State, spec: &TraceSpec, to: IpAddr) -> Result<Trace, ApiEr
     Ok(Words { state, vni: number, to }.trace(packet, &trace))
 }
 
-/// The worker that gets packets between two vNICs; a machine's port is on the first one.
+/// The worker that gets packets between two vNICs, of which one is behind `port`.
 fn worker_of(state: &State, port: Option<&Port>, (a, b): (Mac, Mac)) -> usize {
-    if port.is_some_and(|port| port.kind == PortKind::VhostUser) {
-        return 0;
-    }
-    usize::from(steer::worker_of_pair(a.octets(), b.octets(), state.workers.len() as u16))
+    let home = port.and_then(|port| translate::home(&state.config, port, state.names.port(&port.name)?));
+    let by_pair = || steer::worker_of_pair(a.octets(), b.octets(), state.workers.len() as u16);
+    usize::from(home.unwrap_or_else(by_pair))
 }
 
 fn on_worker<T: Send + 'static>(
@@ -161,6 +171,10 @@ impl Words<'_> {
             End::Delivered { port } => {
                 (TraceVerdict::Delivered, format!("the guest of {} is shown it", self.port(*port)), None)
             }
+            End::HandedOver { worker, port, .. } => {
+                let what = format!("worker {worker} shows it to the guest of {}", self.port(*port));
+                (TraceVerdict::Delivered, what, None)
+            }
             End::Answered => (TraceVerdict::Answered, "the switch answers it itself".to_owned(), None),
             End::Dropped { counter, port } => {
                 let meaning = counters::meaning(counter).map_or(String::new(), |m| format!(": {}", m.what));
@@ -204,6 +218,11 @@ impl Words<'_> {
                 let size = trace.decision == bifrost_avs::FromUnderlay::Drop(DropReason::PathMtu);
                 return std::iter::once(found).chain(checks).chain(size.then(too_large)).collect();
             }
+            Step::HandedOver { worker, port } => {
+                let what = format!("worker {worker} serves {}, and goes on with it", self.port(*port));
+                step("worker", true, what, [("worker", worker.to_string()), ("port", self.port(*port))])
+            }
+            Step::FromNeighbour(trace) => return trace.checks.iter().map(|check| self.check(check)).collect(),
             Step::Limit { port, is_tx: true, wait_ns, .. } => {
                 let wait_us = wait_ns.div_ceil(1000);
                 let what = match wait_us {

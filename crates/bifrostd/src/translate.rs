@@ -41,7 +41,12 @@ pub(crate) fn afxdp(config: &Config) -> AfxdpConfig {
     }
 }
 
-/// The tables of the switch.
+/// The worker that alone serves port number `id`, if not all do: these take turns.
+pub(crate) fn home(config: &Config, port: &config::Port, id: u16) -> Option<u16> {
+    config.is_served_by_one(port).then(|| id % config.workers.count.max(1) as u16)
+}
+
+/// The tables of the first worker's switch; those of the others differ by whose they are.
 pub(crate) fn tables(config: &Config, names: &Names) -> avs::Tables {
     let vni = |v: config::Vni| Vni::new(v.value());
     let vpcs = config.vpcs.iter().filter_map(|v| {
@@ -62,13 +67,15 @@ pub(crate) fn tables(config: &Config, names: &Names) -> avs::Tables {
         })
     });
     let ports = config.ports.iter().filter_map(|p| {
+        let id = names.port(&p.name)?;
         Some(avs::Port {
-            id: avs::PortId(names.port(&p.name)?),
+            id: avs::PortId(id),
             vni: vni(p.vni)?,
             mac: p.mac,
             addresses: p.addresses.iter().map(|a| a.addr()).collect(),
             mtu: p.mtu,
             groups: p.security_groups.iter().filter_map(|name| group(config, name)).collect(),
+            home: home(config, p, id),
         })
     });
     let path_mtu = config.path_mtu();
@@ -93,6 +100,7 @@ pub(crate) fn tables(config: &Config, names: &Names) -> avs::Tables {
         groups: groups.collect(),
         sessions: avs::SessionLimits { total, per_port },
         flows: avs::FlowLimits { records: flow_records },
+        workers: avs::Workers { own: 0, count: config.workers.count as u16 },
     }
 }
 
@@ -201,8 +209,8 @@ pub(crate) fn limits(limits: &config::PortLimits) -> Limits {
     Limits::new(rate(limits.tx_mbit, limits.tx_kpps), rate(limits.rx_mbit, limits.rx_kpps))
 }
 
-/// A port's device.
-pub(crate) fn tap(port: &config::Port) -> TapConfig {
+/// A port's device, with a queue for each worker that serves it.
+pub(crate) fn tap(config: &Config, port: &config::Port) -> TapConfig {
     TapConfig {
         device: port.device.clone(),
         netns: port.netns.as_ref().map(|p| p.display().to_string()),
@@ -210,7 +218,7 @@ pub(crate) fn tap(port: &config::Port) -> TapConfig {
         addresses: port.addresses.iter().map(|a| (a.addr(), a.prefix_len())).collect::<Vec<(IpAddr, u8)>>(),
         mtu: port.mtu,
         default_gateway: port.default_gateway,
-        queues: port.queues as u16,
+        queues: if config.is_served_by_one(port) { 1 } else { port.queues as u16 },
         ..TapConfig::default()
     }
 }

@@ -123,7 +123,17 @@ fn errors_name_line_and_field() {
             }
         }
     }
-    let routed = GOOD.replacen("vni = 100\n", "vni = 100\ngateway = [\"10.0.0.254\"]\n", 1) + "[workers]\ncount = 2\n";
-    let errors = Config::parse(&routed, "t").unwrap_err().to_string();
-    assert!(errors.contains("security groups in a VPC with a gateway need one worker"), "{errors}");
+}
+
+#[test]
+fn what_is_routed_and_remembered_has_one_worker() {
+    let workers = |count| format!("[workers]\ncount = {count}\n");
+    let routed = GOOD.replacen("vni = 100\n", "vni = 100\ngateway = [\"10.0.0.254\"]\n", 1);
+    for (text, expected) in [(GOOD, false), (&*routed, true)] {
+        let config = Config::parse(&(text.to_owned() + &workers(2)), "t").unwrap();
+        let guarded = config.ports.iter().filter(|port| !port.security_groups.is_empty());
+        assert!(guarded.clone().next().is_some() && guarded.clone().all(|p| config.is_served_by_one(p) == expected));
+        let config = Config::parse(&(text.to_owned() + &workers(1)), "t").unwrap();
+        assert!(config.ports.iter().all(|port| !config.is_served_by_one(port)), "there is no other");
+    }
 }

@@ -79,11 +79,11 @@ pub struct Counters {
     pub reused_buffer_packets: u64,
     /// Frames larger than the receiving port takes.
     pub too_large_packets: u64,
-    /// Datagrams given to the worker that owns them.
+    /// Datagrams, and frames between guests of this host, given to the worker that owns them.
     pub handed_over_packets: u64,
-    /// Datagrams taken from other workers.
+    /// Of these: taken from other workers.
     pub taken_over_packets: u64,
-    /// Datagrams dropped because too many wait for the worker that owns them.
+    /// The same, dropped because too many wait for the worker that owns them.
     pub hand_over_overflow_packets: u64,
     /// RESETs dropped because too many wait for another worker.
     pub reset_overflow_packets: u64,

@@ -245,9 +245,9 @@ impl<P: GuestPort> Core<P> {
                 });
                 self.hand_to_transport::<SEEN>(owner, handle, Departure { vni: vni.get(), peer: peer.0, reliably })
             }
-            FromGuest::Local { port: to, rewrite, cut: _ } => {
+            FromGuest::Local { port: to, rewrite, cut: _, worker } => {
                 port.way.local_packets += 1;
-                self.deliver_locally::<SEEN>(owner, frame, segments, to.0, rewrite.as_ref());
+                self.deliver_locally::<SEEN>(owner, frame, segments, (to.0, *worker), rewrite.as_ref());
                 Done::Yes
             }
             FromGuest::Answer | FromGuest::Drop(_) => Done::Yes,
@@ -323,16 +323,17 @@ impl<P: GuestPort> Core<P> {
         }
     }
 
-    /// From one port of this host to another: no transport, no encapsulation.
+    /// From one port of this host to another, which may be another worker's: no transport, no encapsulation.
     fn deliver_locally<const SEEN: bool>(
         &mut self,
         from: u16,
         frame: TxFrame,
         segments: &Segments,
-        to: u16,
+        (to, worker): (u16, Option<u16>),
         rewrite: Option<&bifrost_avs::Rewrite>,
     ) {
-        if rewrite.is_none() && segments.is_unchanged() && self.deliver_as_it_is::<SEEN>(from, frame, to) {
+        let as_it_is = rewrite.is_none() && segments.is_unchanged() && worker.is_none();
+        if as_it_is && self.deliver_as_it_is::<SEEN>(from, frame, to) {
             return;
         }
         let mut scratch = std::mem::take(&mut self.scratch);
@@ -346,7 +347,10 @@ impl<P: GuestPort> Core<P> {
                 rewrite.apply(&mut scratch);
             }
             self.counters.local_packets += 1;
-            self.deliver_plain::<SEEN>(to, &scratch, checksummed);
+            match worker {
+                None => self.deliver_plain::<SEEN>(to, &scratch, checksummed),
+                Some(worker) => self.neighbours.keep_frame(worker, to, &scratch, checksummed),
+            }
         }
         self.scratch = scratch;
         if let Some(port) = self.ports[usize::from(from)].as_mut() {

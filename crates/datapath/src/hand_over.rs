@@ -1,21 +1,27 @@
 //! What arrives at one of several workers and belongs to another.
 //!
 //! The kernel chooses a worker by the first datagram of a coalesced message (GSO, GRO), while the others in it may be
-//! those of other connections; and a RESET names a CID of the peer's, which says nothing about the worker here.
+//! those of other connections. It chooses by the pair of vNICs, while some vNICs have a worker of their own, whoever sends to them. What
+//! guests of this host send to those is fetched by the sender's worker. And a RESET names a CID of the peer's, which says nothing about
+//! the worker here.
 
 use std::net::SocketAddr;
 
+use bifrost_avs::{PortId, Switch};
+use bifrost_nic::parse;
 use bifrost_port::{Datagram, GuestPort, PolledUnderlay, Service, steer};
 use bifrost_rte::{Arrival, Time};
-use bifrost_wire::bifrost::Reset;
+use bifrost_wire::bifrost::{self, Packet, Reset};
+use bifrost_wire::{Mac, vxlan};
 
+use crate::capture::Note;
 use crate::core::Core;
 use crate::handle::Mailbox;
 use crate::worker::{Device, Worker};
 
 /// RESETs that wait to be handed to the next worker.
 const MAX_STRAY_RESETS: usize = 64;
-/// Datagrams handed to a worker that it has not looked at yet; more are dropped, and come again.
+/// Packets handed to a worker that it has not looked at yet; more are dropped, and the transport's come again.
 const MAX_WAITING: usize = 8192;
 
 /// A host's workers, seen from one of them.
@@ -26,7 +32,8 @@ pub(crate) struct Neighbours {
     /// How many there are; 1 until they are joined.
     pub(crate) workers: u16,
     stray_resets: Vec<StrayReset>,
-    foreign: Vec<(u16, Foreign)>,
+    /// By worker.
+    parcels: Vec<Parcel>,
 }
 
 /// A RESET on its way round the workers.
@@ -40,43 +47,127 @@ pub(crate) struct StrayReset {
     pub(crate) workers_left: u16,
 }
 
-/// A copy of a datagram.
-#[derive(Debug)]
-struct Foreign {
+/// Copies of packets for one worker, in the order of their coming.
+#[derive(Debug, Default)]
+struct Parcel {
     bytes: Vec<u8>,
-    source: SocketAddr,
-    ecn: u8,
-    ttl: u8,
-    rx_time_ns: u64,
+    items: Vec<Item>,
+}
+
+/// A packet in a parcel.
+#[derive(Debug)]
+struct Item {
+    /// Where it ends; it begins where the one before it ends.
+    end: usize,
+    kind: Kind,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Kind {
+    /// A datagram from the underlay.
+    Datagram { source: SocketAddr, service: Service, ecn: u8, ttl: u8, rx_time_ns: u64 },
+    /// A frame of a guest of this host to the one behind a port.
+    Frame { port: u16, checksum_valid: bool },
+}
+
+impl Parcel {
+    fn add(&mut self, packet: &[u8], kind: Kind) {
+        self.bytes.extend_from_slice(packet);
+        self.items.push(Item { end: self.bytes.len(), kind });
+    }
+
+    fn iter(&self) -> impl Iterator<Item = (Kind, &[u8])> {
+        let mut begin = 0;
+        self.items.iter().map(move |item| {
+            let packet = &self.bytes[begin..item.end];
+            begin = item.end;
+            (item.kind, packet)
+        })
+    }
 }
 
 impl Neighbours {
     pub(crate) fn new(index: u16) -> Self {
-        Neighbours { index, workers: 1, stray_resets: Vec::new(), foreign: Vec::new() }
+        Neighbours { index, workers: 1, stray_resets: Vec::new(), parcels: Vec::new() }
     }
 
     /// The other worker that a datagram is for, if it is for another. RESETs go their own way round.
-    pub(crate) fn owner_of(&self, datagram: &Datagram<'_>) -> Option<u16> {
-        if self.workers < 2 || datagram.service != Service::Bifrost || steer::is_reset(datagram.payload) {
+    pub(crate) fn owner_of(&self, datagram: &Datagram<'_>, switch: &Switch) -> Option<u16> {
+        if self.workers < 2 {
             return None;
         }
-        Some(steer::worker_of_bifrost(datagram.payload, self.workers)).filter(|owner| *owner != self.index)
+        let payload = datagram.payload;
+        match datagram.service {
+            Service::Vxlan => {
+                let (vni, frame) = vxlan::parse(payload).ok()?;
+                let (to, rest) = frame.split_first_chunk()?;
+                switch.other_worker(vni, Mac(*rest.first_chunk()?), Mac(*to))
+            }
+            Service::Bifrost if steer::is_reset(payload) => None,
+            Service::Bifrost => {
+                let home = if steer::is_first_request(payload) { home_of_request(payload, switch) } else { None };
+                let owner = home.unwrap_or_else(|| steer::worker_of_bifrost(payload, self.workers));
+                (owner != self.index).then_some(owner)
+            }
+        }
     }
 
-    /// Keeps a copy for its owner.
+    /// Keeps a copy of a datagram for its owner.
     pub(crate) fn keep(&mut self, owner: u16, datagram: &Datagram<'_>) {
-        let foreign = Foreign {
-            bytes: datagram.payload.to_vec(),
-            source: datagram.source,
-            ecn: datagram.ecn,
-            ttl: datagram.ttl,
-            rx_time_ns: datagram.rx_time_ns,
-        };
-        self.foreign.push((owner, foreign));
+        let &Datagram { payload, source, service, ecn, ttl, rx_time_ns } = datagram;
+        self.add(owner, payload, Kind::Datagram { source, service, ecn, ttl, rx_time_ns });
+    }
+
+    /// Keeps a copy of a frame that a guest here has sent to the one behind `port`, for the worker of that one.
+    pub(crate) fn keep_frame(&mut self, owner: u16, port: u16, frame: &[u8], checksum_valid: bool) {
+        self.add(owner, frame, Kind::Frame { port, checksum_valid });
+    }
+
+    fn add(&mut self, owner: u16, packet: &[u8], kind: Kind) {
+        if let Some(parcel) = self.parcels.get_mut(usize::from(owner)) {
+            parcel.add(packet, kind);
+        }
     }
 }
 
+/// The worker that alone serves the vNIC for which a connection is asked for.
+fn home_of_request(payload: &[u8], switch: &Switch) -> Option<u16> {
+    let (vni, packet) = vxlan::parse(payload).ok()?;
+    let Ok(Packet::Setup(setup)) = bifrost::parse(packet) else { return None };
+    switch.home(vni, setup.to)
+}
+
 impl<P: GuestPort> Core<P> {
+    /// What another worker has handed over.
+    fn unpack<const SEEN: bool>(&mut self, parcel: &Parcel) {
+        for (kind, payload) in parcel.iter() {
+            match kind {
+                Kind::Datagram { source, service, ecn, ttl, rx_time_ns } => {
+                    self.on_own_datagram::<SEEN>(&Datagram { payload, source, service, ecn, ttl, rx_time_ns });
+                }
+                Kind::Frame { port, checksum_valid } => {
+                    self.on_neighbours_frame::<SEEN>(port, payload, checksum_valid);
+                }
+            }
+        }
+    }
+
+    /// A frame that another worker has fetched from a guest, for the one behind `port`, which is served here.
+    fn on_neighbours_frame<const SEEN: bool>(&mut self, port: u16, frame: &[u8], checksum_valid: bool) {
+        let seen = |what| Note { port: Some(port), ..Note::inwards(what) };
+        let parsed = match parse(frame, frame.len()) {
+            Ok(parsed) => parsed,
+            Err(reason) => {
+                self.counters.malformed_underlay_frames[reason.index()] += 1;
+                return self.see_dropped::<SEEN>(seen(reason.name()), frame);
+            }
+        };
+        match self.switch.from_neighbour(PortId(port), frame, &parsed) {
+            Ok(()) => self.deliver_plain::<SEEN>(port, frame, checksum_valid),
+            Err(reason) => self.see_dropped::<SEEN>(seen(reason.name()), frame),
+        }
+    }
+
     /// Uses a RESET, or hands it on; the last worker that does not know its CID counts it as stray.
     pub(crate) fn on_reset(&mut self, mut stray: StrayReset) {
         let Some(engine_peer) = self.peers.get(stray.peer).and_then(|p| p.engine) else { return };
@@ -100,7 +191,7 @@ impl<U: PolledUnderlay> Worker<U> {
     /// Gives `others` what is, or may be, theirs.
     pub(crate) fn hand_over(core: &mut Core<Device>, others: &[Mailbox<U>]) {
         let neighbours = &mut core.neighbours;
-        if others.is_empty() || (neighbours.stray_resets.is_empty() && neighbours.foreign.is_empty()) {
+        if others.is_empty() {
             return;
         }
         let next = &others[usize::from((neighbours.index + 1) % neighbours.workers)];
@@ -108,45 +199,41 @@ impl<U: PolledUnderlay> Worker<U> {
             // A worker that has ended has no connections either.
             let _ = next.send(Box::new(move |worker: &mut Worker<U>| worker.core.on_reset(stray)));
         }
-        // One message for each worker: datagrams of a batch keep their order.
-        for (owner, mailbox) in others.iter().enumerate() {
-            let datagrams: Vec<Foreign> =
-                neighbours.foreign.extract_if(.., |(to, _)| usize::from(*to) == owner).map(|(_, f)| f).collect();
-            let count = datagrams.len();
+        // One message for each worker: packets of a batch keep their order.
+        for (parcel, mailbox) in neighbours.parcels.iter_mut().zip(others) {
+            let count = parcel.items.len();
             if count == 0 {
                 continue;
             }
+            let parcel = std::mem::take(parcel);
             if mailbox.waiting() + count > MAX_WAITING {
                 core.counters.hand_over_overflow_packets += count as u64;
                 continue;
             }
             core.counters.handed_over_packets += count as u64;
             mailbox.add_waiting(count);
-            let _ = mailbox.send(Box::new(move |worker: &mut Worker<U>| worker.take_over(&datagrams)));
+            let _ = mailbox.send(Box::new(move |worker: &mut Worker<U>| worker.take_over(&parcel)));
         }
     }
 
-    /// Datagrams from another worker, in the order of their arrival there.
-    fn take_over(&mut self, datagrams: &[Foreign]) {
+    /// Packets from another worker, in the order of their arrival there.
+    fn take_over(&mut self, parcel: &Parcel) {
         if let Some(own) = self.others.get(usize::from(self.core.neighbours.index)) {
-            own.remove_waiting(datagrams.len());
+            own.remove_waiting(parcel.items.len());
         }
-        self.core.now = Time(bifrost_port::clock::monotonic_ns());
-        self.core.counters.taken_over_packets += datagrams.len() as u64;
-        for d in datagrams {
-            let (payload, source, service) = (&d.bytes[..], d.source, Service::Bifrost);
-            let datagram = Datagram { payload, source, service, ecn: d.ecn, ttl: d.ttl, rx_time_ns: d.rx_time_ns };
-            if self.core.is_captured() {
-                self.core.on_own_datagram::<true>(&datagram);
-            } else {
-                self.core.on_own_datagram::<false>(&datagram);
-            }
+        self.core.advance(Time(bifrost_port::clock::monotonic_ns()));
+        self.core.counters.taken_over_packets += parcel.items.len() as u64;
+        if self.core.is_captured() {
+            self.core.unpack::<true>(parcel);
+        } else {
+            self.core.unpack::<false>(parcel);
         }
     }
 
     /// Makes this one of several workers; `all` of them, in order.
     pub(crate) fn join(&mut self, all: Vec<Mailbox<U>>) {
         self.core.neighbours.workers = all.len().max(1) as u16;
+        self.core.neighbours.parcels.resize_with(all.len(), Parcel::default);
         self.others = all;
     }
 }

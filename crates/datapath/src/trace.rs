@@ -6,7 +6,9 @@
 
 use std::net::{IpAddr, SocketAddr};
 
-use bifrost_avs::{DropReason, FromGuest, FromUnderlay, GuestTrace, PeerId as SwitchPeer, PortId, UnderlayTrace};
+use bifrost_avs::{
+    DropReason, FromGuest, FromUnderlay, GuestTrace, NeighbourTrace, PeerId as SwitchPeer, PortId, UnderlayTrace,
+};
 use bifrost_nic::{Malformed, Offload, Parsed, Segments, parse};
 use bifrost_port::{GuestPort, TxFrame, TxHandle};
 use bifrost_rte::{ConnSnapshot, Pair, PathState, State, Time};
@@ -44,6 +46,15 @@ pub enum End {
         /// The number of its port.
         port: u16,
     },
+    /// Another worker of this host serves the port that it is for, and goes on with it ([`Core::trace_from_neighbour`]).
+    HandedOver {
+        /// The worker.
+        worker: u16,
+        /// The number of the port.
+        port: u16,
+        /// The frame that the worker gets.
+        frame: Vec<u8>,
+    },
     /// The switch answers, and it goes no further.
     Answered,
     /// It goes no further.
@@ -73,6 +84,15 @@ pub enum Step {
     FromGuest(GuestTrace),
     /// The switch, for a packet from a peer.
     FromUnderlay(UnderlayTrace),
+    /// Another worker of this host goes on with it.
+    HandedOver {
+        /// The worker.
+        worker: u16,
+        /// The number of the port that it is for.
+        port: u16,
+    },
+    /// The switch of another worker, for what a guest of this host sends.
+    FromNeighbour(NeighbourTrace),
     /// A limit of a port.
     Limit {
         /// The number of the port.
@@ -205,6 +225,28 @@ impl<P: GuestPort> Core<P> {
         steps.end(self.neighbours.index, end)
     }
 
+    /// What would become of a frame that another worker of this host hands over for the guest behind a port now. Nothing changes.
+    pub fn trace_from_neighbour(&self, owner: u16, frame: &[u8]) -> Trace {
+        let mut steps = Steps(Vec::new());
+        let end = self.end_of_neighbours(owner, frame, &mut steps.0);
+        steps.end(self.neighbours.index, end)
+    }
+
+    fn end_of_neighbours(&self, owner: u16, frame: &[u8], steps: &mut Vec<Step>) -> End {
+        let parsed = match parse(frame, frame.len()) {
+            Ok(parsed) => parsed,
+            Err(reason) => return dropped(format!("malformed.underlay_{}_frames", reason.name()), None),
+        };
+        let port = PortId(owner);
+        let trace = self.switch.trace_from_neighbour(port, frame, &parsed);
+        let passed = trace.passed;
+        steps.push(Step::FromNeighbour(trace));
+        match passed {
+            Ok(()) => self.placed(owner, frame.len(), steps),
+            Err(reason) => underlay_drop(reason, Some(port)),
+        }
+    }
+
     fn end_of_sent(&self, owner: u16, frame: &[u8], steps: &mut Vec<Step>) -> End {
         let Some(port) = self.ports.get(usize::from(owner)).and_then(Option::as_ref) else {
             return dropped("drop.gone_packets", None);
@@ -250,6 +292,13 @@ impl<P: GuestPort> Core<P> {
                 let pair = Pair { vni: vni.get(), local, remote };
                 self.carried(peer.0, pair, reliable, parsed.flow_hash, steps);
                 End::Sent { peer: peer.0 }
+            }
+            FromGuest::Local { port, worker: Some(worker), .. } => {
+                let mut frame = frame.to_vec();
+                if let Some(rewrite) = rewrite {
+                    rewrite.apply(&mut frame);
+                }
+                End::HandedOver { worker, port: port.0, frame }
             }
             FromGuest::Local { port, .. } => self.placed(port.0, frame.len(), steps),
             // Gone before.

@@ -26,7 +26,7 @@ impl<P: GuestPort> Core<P> {
         if SEEN && let Some(capture) = &mut self.capture {
             capture.arrived(Stage::UnderlayRx, "received", datagram, &self.peers);
         }
-        match self.neighbours.owner_of(datagram) {
+        match self.neighbours.owner_of(datagram, &self.switch) {
             Some(owner) => self.neighbours.keep(owner, datagram),
             None => self.on_own_datagram::<SEEN>(datagram),
         }
@@ -472,7 +472,7 @@ impl<P: GuestPort> Core<P> {
 
     /// Shows a frame that is dropped.
     #[inline(always)]
-    fn see_dropped<const SEEN: bool>(&mut self, note: Note, frame: &[u8]) {
+    pub(crate) fn see_dropped<const SEEN: bool>(&mut self, note: Note, frame: &[u8]) {
         if SEEN && let Some(capture) = &mut self.capture {
             capture.dropped(note, frame, frame.len());
         }

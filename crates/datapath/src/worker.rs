@@ -80,6 +80,8 @@ impl<U: PolledUnderlay> Worker<U> {
         } else {
             self.core.turn(Time(started), &mut self.underlay, hand_over)
         };
+        // What guests have sent to guests that others serve.
+        Self::hand_over(&mut self.core, &self.others);
         while let Some(owner) = self.core.take_rewatched() {
             self.rewatch(owner);
         }

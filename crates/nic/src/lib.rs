@@ -5,6 +5,8 @@
 //! done on its way out ([`Segments`]), and so is cutting what is larger than its way allows. Received TCP segments are merged before they are written to a guest that takes
 //! large packets ([`Merger`]).
 //!
+//! Which worker of a host a packet is for is one rule, too ([`steer`]).
+//!
 //! Nothing here does I/O, keeps a clock or allocates per packet.
 
 #![forbid(unsafe_code)]
@@ -16,6 +18,7 @@ mod merge;
 mod offload;
 mod parse;
 mod segment;
+pub mod steer;
 
 pub use checksum::{Checksum, open_checksum_is_right, transport_checksum, verify_transport_checksum};
 pub use flow::FlowKey;

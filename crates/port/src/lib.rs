@@ -11,12 +11,12 @@ pub mod device;
 pub mod guest;
 mod host;
 mod pool;
-pub mod steer;
 pub mod tap;
 pub mod udp;
 pub mod underlay;
 pub mod vhost;
 
+pub use bifrost_nic::steer;
 pub use guest::{GuestPort, PlaceError, PolledPort, RxHandle, TxFrame, TxHandle};
 pub use host::HostUnderlay;
 pub use underlay::{Datagram, LaneId, PolledUnderlay, Service, TxBatch, Underlay};

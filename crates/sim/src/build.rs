@@ -306,6 +306,7 @@ fn hosts(
                     addresses: vec![IpAddr::from(g.ip)],
                     mtu: scenario.host.mtu,
                     groups: Vec::new(),
+                    home: None,
                 })
                 .collect(),
             routes: remote

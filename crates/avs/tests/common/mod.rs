@@ -35,6 +35,7 @@ pub(crate) fn tables() -> Tables {
         addresses: addresses.iter().map(|a| ip(a)).collect(),
         mtu: 1500,
         groups: vec![],
+        home: None,
     };
     let route = |n, prefix: &str, peer, mac_of| Route {
         vni: vni(n),

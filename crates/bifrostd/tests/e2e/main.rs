@@ -12,6 +12,7 @@ mod containers;
 mod crowding;
 mod drain;
 mod faults;
+mod homes;
 mod hostile;
 mod interop;
 mod isolation;

@@ -153,12 +153,6 @@ fn ports(config: &Config, sink: &Sink<'_>) {
         if let Some(socket) = port.socket.as_ref().filter(|_| !sink.failed(at("socket"))) {
             sockets.once(at("socket"), socket, || format!("{} is", socket.display()));
         }
-        if port.kind == PortKind::VhostUser && config.workers.count > 1 && !sink.failed_within("workers") {
-            let count = config.workers.count;
-            let message =
-                format!("a virtual machine is served by one worker, and workers.count is {count}; set it to 1");
-            sink.error(at("kind"), message);
-        }
         let vni_known = vnis.check(sink, at("vni"), port.vni);
         if vni_known {
             macs.once(at("mac"), &(port.vni, port.mac), || format!("{} is, in VNI {},", port.mac, port.vni));
@@ -170,9 +164,15 @@ fn ports(config: &Config, sink: &Sink<'_>) {
                 addresses.once(field, &key, || format!("{} is, in VNI {},", address.addr(), port.vni));
             }
         }
-        if port.kind == PortKind::Tap && port.queues > config.workers.count && !sink.failed_within("workers") {
-            let count = config.workers.count;
-            let message = format!("{} is more than workers.count ({count}); each worker serves one queue", port.queues);
+        let count = config.workers.count;
+        if port.kind == PortKind::Tap && ![1, count].contains(&port.queues) && !sink.failed_within("workers") {
+            let message = match count {
+                1 => format!("{} queues, and workers.count is 1: each worker serves one queue", port.queues),
+                _ => format!(
+                    "{} queues: there is 1, for one worker, or {count}, for each of them one (workers.count)",
+                    port.queues
+                ),
+            };
             sink.error(at("queues"), message);
         }
         port_mtu(config, sink, i, port);
@@ -198,15 +198,6 @@ fn security_groups(config: &Config, sink: &Sink<'_>) {
                 None => format!("known groups: {}", names.join(", ")),
             };
             sink.error(&field, format!("no security group named {name:?}; {known}"));
-        }
-        let routed = config.vpc(port.vni).is_some_and(|vpc| !vpc.gateway.is_empty());
-        if !port.security_groups.is_empty() && routed && config.workers.count > 1 && !sink.failed_within("workers") {
-            // What is routed may come back to another worker, which does not know that it was asked for.
-            let message = format!(
-                "security groups in a VPC with a gateway need one worker, and workers.count is {}; set it to 1",
-                config.workers.count
-            );
-            sink.error(format!("port[{i}].security_groups"), message);
         }
     }
 }

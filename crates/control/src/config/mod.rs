@@ -243,7 +243,7 @@ pub struct Port {
     pub device: String,
     /// Default route inside the namespace.
     pub default_gateway: Option<IpAddr>,
-    /// Queues of the device, 1 to the number of workers; queue pairs for vhost-user, 1 to 16.
+    /// Queues of the device: 1, or one for each worker; queue pairs for vhost-user, 1 to 16.
     pub queues: usize,
     /// The vhost-user socket; none for other kinds.
     pub socket: Option<PathBuf>,
@@ -368,6 +368,14 @@ impl Config {
     /// The VPC of that number.
     pub fn vpc(&self, vni: Vni) -> Option<&Vpc> {
         self.vpcs.iter().find(|v| v.vni == vni)
+    }
+
+    /// Whether of several workers one alone serves a port: it has one queue, or a machine's, which are one worker's; or it has security
+    /// groups in a VPC with a gateway, so that what is asked for and what comes back have other pairs of MAC addresses.
+    pub fn is_served_by_one(&self, port: &Port) -> bool {
+        let routed = || self.vpc(port.vni).is_some_and(|vpc| !vpc.gateway.is_empty());
+        let one = port.kind == PortKind::VhostUser || port.queues == 1;
+        self.workers.count > 1 && (one || !port.security_groups.is_empty() && routed())
     }
 
     /// Path MTU of each route: the largest IP packet of a guest that gets there, bytes. What it says or, if it says nothing,

@@ -100,8 +100,12 @@ pub(super) const CHAPTER: Chapter = Chapter {
             "frames of guests whose finished transport checksum is wrong; they leave as plain VXLAN",
             "something in the guest damages or forges packets",
         ),
-        count("datapath.handed_over_packets", "datagrams given to the worker that owns them", ""),
-        count("datapath.taken_over_packets", "datagrams taken from other workers", ""),
+        count(
+            "datapath.handed_over_packets",
+            "datagrams, and frames between guests of this host, given to the worker that owns them",
+            "",
+        ),
+        count("datapath.taken_over_packets", "of these: taken from other workers", ""),
         count("underlay.rx_packets", "datagrams received from the underlay", ""),
         count("underlay.rx_bytes", "bytes of these, from the VXLAN header on", ""),
         count("underlay.tx_packets", "datagrams given to the underlay", ""),
@@ -135,7 +139,7 @@ pub(super) const CHAPTER: Chapter = Chapter {
         drop(
             "drop.gone_packets",
             "packets from other hosts or ports whose port or peer was removed meanwhile, or is not on this worker",
-            "nothing, if the configuration was changed; otherwise compare `queues` with `workers.count`",
+            "nothing, if the configuration was changed",
         ),
         drop(
             "drop.gone_tx_packets",

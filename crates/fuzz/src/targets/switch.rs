@@ -31,6 +31,7 @@ fn tables() -> Tables {
         addresses: vec![v4(n), v6(u16::from(n))],
         mtu: if n == 2 { 100 } else { 1500 },
         groups: if n == 2 { vec![GroupId(0)] } else { vec![] },
+        home: None,
     };
     let route = |of, prefix: &str, peer, n| Route {
         vni: vni(of),
@@ -64,6 +65,7 @@ fn tables() -> Tables {
         groups: vec![SecurityGroup { rules }],
         sessions: SessionLimits { total: 8, per_port: 4 },
         flows: FlowLimits { records: 8 },
+        ..Tables::default()
     }
 }
 

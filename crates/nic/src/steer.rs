@@ -47,6 +47,12 @@ pub fn worker_of_bifrost(payload: &[u8], workers: u16) -> u16 {
     }
 }
 
+/// Whether a datagram (UDP payload) on the BIFROST port asks for a connection, and says of none that there is one: its worker
+/// follows from its pair.
+pub fn is_first_request(payload: &[u8]) -> bool {
+    payload.get(VXLAN) == Some(&REQUEST) && word(payload, VXLAN + 8) == Some(0)
+}
+
 /// Whether a datagram (UDP payload) on the BIFROST port is a reset.
 pub fn is_reset(payload: &[u8]) -> bool {
     payload.get(VXLAN) == Some(&RESET)
