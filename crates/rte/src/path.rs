@@ -28,14 +28,14 @@ const CLEAN_PROBES_MIN: u16 = 4;
 const CLEAN_PROBES_MAX: u16 = 256;
 /// Probe interval of a suspect path at first.
 const SUSPECT_PROBE_NS: u64 = 2 * MS;
-/// After so many unanswered probes in a row the interval doubles, and again after as many more, so often at most: of a host that is gone
-/// all paths are probed for a minute.
+/// After so many unanswered probes in a row the interval doubles, and again after as many more, so often at most: of a host
+/// that is gone all paths are probed for a minute.
 const UNANSWERED_PROBES: u16 = 8;
 const UNANSWERED_DOUBLINGS: u16 = 4;
 
 /// Longest pause between packets of a path with a window below one, ns: a peer that slept for seconds, and so raised the
 /// RTT to seconds, must not close its paths for minutes.
-const PACE_MAX_NS: u64 = 100 * MS;
+pub(crate) const PACE_MAX_NS: u64 = 100 * MS;
 
 /// Half-life of the count of recently sent packets, ns.
 const RECENT_NS: u64 = 250 * MS;

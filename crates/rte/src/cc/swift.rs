@@ -5,12 +5,14 @@
 //! of its scheduler. And a loss by itself halves nothing as long as delay is below target: on lossy links without queues
 //! (the very case BIFROST is for) a loss is not congestion; the target decides.
 //!
-//! The smallest delay is believed for ten seconds, and a way may become longer sooner. A sender that has its smallest window, and measures no
-//! less for it, has learnt that the delay is not its own queue's: the smallest delay of that time is the base from then on.
+//! The smallest delay is believed for ten seconds, and a way may become longer sooner. A sender that has sent with its
+//! smallest window for a while, and measures no less for it, has learnt that the delay is not its own queue's: the smallest
+//! delay of that time is the base from then on.
 
 use std::sync::Arc;
 
 use super::{AckSample, CongestionControl};
+use crate::path::PACE_MAX_NS;
 use crate::time::Time;
 
 /// Constants of Swift. Delays in nanoseconds, windows in packets.
@@ -91,8 +93,9 @@ pub struct Swift {
 /// The time for which the window has been the smallest, and no sample below the target.
 #[derive(Clone, Copy, Debug, Default)]
 struct Floor {
+    /// Its begin, or the last of the samples.
     since: Time,
-    /// Of samples that a round trip and more after that.
+    /// Of packets that were sent with the smallest window.
     samples: u8,
     /// The smallest of these.
     least_ns: u64,
@@ -152,7 +155,9 @@ impl Swift {
     fn on_floor(&mut self, now: Time, delay_ns: u64, rtt_ns: u64) {
         if !self.above_target || self.fabric > self.config.min_window {
             self.floor = Floor { since: now, samples: 0, least_ns: u64::MAX };
-        } else if now.since(self.floor.since) >= rtt_ns {
+        } else if now.since(self.floor.since) >= self.floor_pace_ns(rtt_ns) / 2 {
+            // What comes faster than the smallest window has packets sent, was sent with a larger one.
+            self.floor.since = now;
             self.floor.samples += 1;
             self.floor.least_ns = self.floor.least_ns.min(delay_ns);
             if self.floor.samples >= FLOOR_SAMPLES {
@@ -160,6 +165,11 @@ impl Swift {
                 self.floor.samples = 0;
             }
         }
+    }
+
+    /// From one packet to the next with the smallest window.
+    fn floor_pace_ns(&self, rtt_ns: u64) -> u64 {
+        ((rtt_ns as f32 / self.config.min_window.min(1.0)) as u64).min(PACE_MAX_NS)
     }
 
     fn cut(&mut self, now: Time, rtt_ns: u64) {
@@ -326,6 +336,17 @@ mod tests {
         // At the floor, half of the time below the target.
         samples(&mut s, &mut now, 1000, |i| if i % 3 == 0 { 60 * US } else { 20 * MS });
         assert_eq!(s.longer_way_ns, 0);
+    }
+
+    #[test]
+    fn what_was_sent_with_a_larger_window_says_nothing_about_the_way() {
+        let mut s = swift();
+        s.on_ack(Time(0), &sample(60 * US));
+        // A queue that is built up at once is drained for twenty milliseconds, and acknowledged all the while.
+        for i in 1..400 {
+            s.on_ack(Time(i * 50 * US), &sample(2 * MS));
+        }
+        assert_eq!((s.window(), s.longer_way_ns), (0.01, 0));
     }
 
     #[test]
