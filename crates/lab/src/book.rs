@@ -98,15 +98,14 @@ fn body(chapter: &Chapter<'_>, directory: &Path) -> Result<String> {
             return Ok(text);
         }
     };
-    let quick = if results.host.options.quick { " --quick" } else { "" };
     let report = experiment.report(&results.rows)?;
     let plots = copied(chapter, results, directory)?;
     let _ = writeln!(
         text,
-        "\n{report}\n{}**Bars**\n\n{}\n`sudo bifrost-lab run {}{quick}`. {}",
+        "\n{report}\n{}**Bars**\n\n{}\n`{}`. {}",
         run::images(&plots),
         run::bars(*experiment, results)?,
-        experiment.name(),
+        run::command(*experiment, &results.host.options)?,
         run::machine(&results.host)
     );
     Ok(text)
@@ -129,13 +128,6 @@ mod tests {
     use super::*;
     use crate::experiments::flow_records::{FlowRecords, Judged, Row};
     use crate::results::{HostInfo, SCHEMA_VERSION, to_values};
-    use clap::Parser as _;
-
-    #[derive(clap::Parser)]
-    struct Line {
-        #[command(flatten)]
-        options: Options,
-    }
 
     fn row(mode: Judged, packets_per_s: f64) -> Row {
         Row { mode, flows: 1, repetition: 0, duration_s: 4.0, packets_per_s, cycles_per_packet: 700.0, lost_packets: 0 }
@@ -144,7 +136,7 @@ mod tests {
     #[test]
     fn what_was_measured_and_what_was_not_is_in_it() {
         let out = tempfile::tempdir().unwrap();
-        let options = Line::parse_from(["run", "--quick"]).options;
+        let options = run::settle(&FlowRecords, Options { quick: true, ..Options::default() }).unwrap();
         let rows = to_values(&[row(Judged::Each, 1e6), row(Judged::Remembered, 2e6)]).unwrap();
         let host = HostInfo::collect(&options);
         let results = Results { schema_version: SCHEMA_VERSION, experiment: "flow-records".to_owned(), host, rows };

@@ -19,7 +19,9 @@ use crate::{interrupt, run};
 /// An interruption; what was measured is kept, and the next call goes on. Options that only single experiments have.
 pub fn run_all(options: &Options, out: &Path) -> Result<bool> {
     if !options.modes.is_empty() || options.guests.is_some() {
-        bail!("--modes and --guests are choices about one experiment: run it by its name, or all without them");
+        bail!(
+            "--modes and --guests are choices about one experiment: run it by its name, or all without them, or with --every-mode"
+        );
     }
     let experiments = experiment::all();
     let began = Instant::now();
@@ -119,16 +121,8 @@ mod tests {
     use std::fs::File;
     use std::time::{Duration, UNIX_EPOCH};
 
-    use clap::Parser;
-
     use super::*;
     use crate::results::{HostInfo, SCHEMA_VERSION};
-
-    #[derive(Parser)]
-    struct Cli {
-        #[command(flatten)]
-        options: Options,
-    }
 
     #[test]
     fn only_what_would_come_out_the_same_is_not_measured_again() {
@@ -141,7 +135,7 @@ mod tests {
             path
         };
         let programs = [touch("daemon", 100), directory.path().join("not-built")];
-        let options = Cli::parse_from(["run"]).options;
+        let options = Options::default();
         let find = |options: &Options| there_already("iperf", options, &programs, directory.path()).unwrap();
         assert_eq!(find(&options), None, "nothing was measured");
 

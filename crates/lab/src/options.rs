@@ -3,8 +3,9 @@
 use std::fmt;
 use std::path::PathBuf;
 
-use clap::{Args, ValueEnum};
+use clap::{Args, Parser, ValueEnum};
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
 
 /// The network under test.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, ValueEnum, Serialize, Deserialize)]
@@ -221,6 +222,11 @@ pub struct Options {
     #[arg(long, value_enum, value_delimiter = ',', value_name = "MODE")]
     pub modes: Vec<Mode>,
 
+    /// Compare all networks that the experiment knows, not only its usual ones: with `all`, most of three hours
+    #[arg(long, conflicts_with = "modes")]
+    #[serde(skip)]
+    pub every_mode: bool,
+
     /// Where packets are dropped, separated by commas (redis-loss)
     #[arg(long, value_enum, value_delimiter = ',', value_name = "INJECTOR",
           default_values_t = [Injector::Wire, Injector::Vnic])]
@@ -282,6 +288,45 @@ pub struct Options {
     #[arg(long, value_name = "DIR", env = "BIFROST_BIN_DIR")]
     #[serde(skip)]
     pub bin_dir: Option<PathBuf>,
+}
+
+impl Default for Options {
+    /// What the command line says without an argument.
+    fn default() -> Self {
+        #[derive(Parser)]
+        struct Line {
+            #[command(flatten)]
+            options: Options,
+        }
+        Line::parse_from(["run"]).options
+    }
+}
+
+impl Options {
+    /// As arguments, without those that are as in `usual`.
+    pub fn arguments(&self, usual: &Options) -> String {
+        let fields = |options: &Options| match serde_json::to_value(options) {
+            Ok(Value::Object(fields)) => fields,
+            other => unreachable!("options are an object of JSON: {other:?}"),
+        };
+        let usual = fields(usual);
+        let is_other = |(name, value): &(String, Value)| usual.get(name) != Some(value) && !value.is_null();
+        let argument = |(name, value): (String, Value)| match value {
+            Value::Bool(_) => format!(" --{}", name.replace('_', "-")),
+            value => format!(" --{} {}", name.replace('_', "-"), word(&value)),
+        };
+        fields(self).into_iter().filter(is_other).map(argument).collect()
+    }
+}
+
+/// A value for the command line.
+fn word(value: &Value) -> String {
+    match value {
+        Value::String(text) if text.contains(' ') => format!("'{text}'"),
+        Value::String(text) => text.clone(),
+        Value::Array(values) => values.iter().map(word).collect::<Vec<_>>().join(","),
+        other => other.to_string(),
+    }
 }
 
 fn percent(text: &str) -> Result<f64, String> {

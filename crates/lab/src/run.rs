@@ -27,7 +27,8 @@ pub fn settle(experiment: &dyn Experiment, mut options: Options) -> Result<Optio
         bail!("{name} does not run with --guests {}", chosen.name());
     }
     if options.modes.is_empty() {
-        options.modes = experiment.default_modes(options.quick);
+        let every = std::mem::take(&mut options.every_mode);
+        options.modes = if every { experiment.modes() } else { experiment.default_modes(options.quick) };
         // It has no port for them.
         options.modes.retain(|mode| chosen == Guests::Container || !mode.is_kernel_vxlan());
     }
@@ -37,6 +38,16 @@ pub fn settle(experiment: &dyn Experiment, mut options: Options) -> Result<Optio
     options.modes.sort();
     options.modes.dedup();
     Ok(options)
+}
+
+/// The command that measured with `options`.
+///
+/// # Errors
+/// None that an experiment's own options would meet.
+pub fn command(experiment: &dyn Experiment, options: &Options) -> Result<String> {
+    let quick = if options.quick { " --quick" } else { "" };
+    let usual = settle(experiment, Options { quick: options.quick, ..Options::default() })?;
+    Ok(format!("sudo bifrost-lab run {}{quick}{}", experiment.name(), options.arguments(&usual)))
 }
 
 /// What a run has written.
@@ -69,11 +80,12 @@ pub fn run(experiment: &dyn Experiment, options: &Options, out: &Path) -> Result
     let report = experiment.report(&results.rows)?;
     let plots = experiment.plots(&results.rows, &out)?;
     let text = format!(
-        "# {}\n\n{}.\n\n{report}\n{}## Bars\n\n{}\n## Machine\n\n{}\n",
+        "# {}\n\n{}.\n\n{report}\n{}## Bars\n\n{}\n## Command\n\n`{}`\n\n## Machine\n\n{}\n",
         experiment.name(),
         experiment.summary(),
         images(&plots),
         bars(experiment, &results)?,
+        command(experiment, options)?,
         machine(&results.host)
     );
     let path = out.join("report.md");
@@ -127,4 +139,62 @@ pub fn machine(host: &HostInfo) -> String {
 pub fn duration(elapsed: Duration) -> String {
     let seconds = elapsed.as_secs_f64();
     if seconds < 90.0 { format!("{seconds:.0} s") } else { format!("{:.1} min", seconds / 60.0) }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use clap::Parser;
+
+    use super::*;
+    use crate::experiment;
+    use crate::experiments::redis_loss::RedisLoss;
+    use crate::options::Mode;
+
+    #[derive(Parser)]
+    struct Line {
+        #[command(flatten)]
+        options: Options,
+    }
+
+    #[test]
+    fn a_report_s_command_measures_the_same_again() {
+        for (arguments, shown) in [
+            ("", ""),
+            ("--quick", " --quick"),
+            ("--modes off,kernel_vxlan", " --modes kernel_vxlan,off"),
+            ("--losses 0,0.5 --repetitions 4 --seconds 1.5", " --losses 0.0,0.5 --repetitions 4 --seconds 1.5"),
+            ("--quick --wire-offload --clients 7 --ops get", " --quick --clients 7 --ops get --wire-offload"),
+            ("--faults corrupt,path=2", " --faults corrupt,path=2"),
+        ] {
+            let parse = |arguments: &str| {
+                let line =
+                    Line::try_parse_from([&["run"], &arguments.split_whitespace().collect::<Vec<_>>()[..]].concat());
+                settle(&RedisLoss, line.unwrap().options).unwrap()
+            };
+            let options = parse(arguments);
+            let command = command(&RedisLoss, &options).unwrap();
+            let rest = command.strip_prefix("sudo bifrost-lab run redis-loss").unwrap();
+            assert_eq!(rest, shown);
+            assert_eq!(parse(rest), options, "{command}");
+        }
+    }
+
+    #[test]
+    fn every_mode_is_all_that_an_experiment_knows() {
+        for experiment in experiment::all() {
+            let every = Options { every_mode: true, ..Options::default() };
+            let settled = settle(experiment.as_ref(), every.clone()).unwrap();
+            let known = |mode: &Mode| settled.guests == Some(Guests::Container) || !mode.is_kernel_vxlan();
+            assert!(
+                experiment.modes().iter().filter(|m| known(m)).all(|m| settled.modes.contains(m)),
+                "{}",
+                experiment.name()
+            );
+            // As if all of them had been named: what was measured so is not measured again.
+            let named = Options { modes: settled.modes.clone(), ..Options::default() };
+            assert_eq!(settle(experiment.as_ref(), named).unwrap(), settled);
+        }
+    }
 }

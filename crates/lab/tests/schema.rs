@@ -11,7 +11,7 @@ use bifrost_lab::experiments::{
     isolation, nginx, path_failure, redis_loss, route_refresh, slicing, soak, sockperf, stable, switch_latency,
     switch_overall, switch_rate, tunnel::Switch, vhost_rate,
 };
-use bifrost_lab::options::{App, Cabling, Guests, Injector, Mode, Op, Options};
+use bifrost_lab::options::{App, Guests, Injector, Mode, Op, Options};
 use bifrost_lab::results::{HostInfo, Results, SCHEMA_VERSION, to_values};
 use bifrost_lab::stats::LatencyMs;
 use serde::Serialize;
@@ -26,22 +26,11 @@ fn validator() -> jsonschema::Validator {
 fn results<R: Serialize>(experiment: &str, row: R) -> Value {
     let options = Options {
         quick: true,
-        repetitions: None,
         modes: Mode::ALL.to_vec(),
-        injectors: vec![Injector::Wire, Injector::Vnic],
         losses: Some(vec![0.0, 1.0]),
         ops: vec![Op::Get],
         apps: vec![App::Udp],
-        seconds: None,
-        clients: 50,
-        paths: 4,
-        guests: None,
-        cabling: Cabling::Paths,
-        wire_offload: false,
-        share_processors: false,
-        seed: 1,
-        faults: Vec::new(),
-        bin_dir: None,
+        ..Options::default()
     };
     let results = Results {
         schema_version: SCHEMA_VERSION,
