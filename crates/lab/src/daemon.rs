@@ -49,6 +49,8 @@ pub struct Settings {
     pub congestion_control: Option<&'static str>,
     /// `underlay.plain_paths = "flowlet"`.
     pub flowlets: bool,
+    /// `underlay.port = "afxdp"`.
+    pub af_xdp: bool,
     /// The guests' MTU, bytes; `None`: [`GUEST_MTU`](crate::topology::GUEST_MTU).
     pub guest_mtu: Option<u32>,
     /// `port.slicing` of virtual machines; `None`: the default.
@@ -344,6 +346,7 @@ fn configuration(
     socket: &Path,
 ) -> String {
     let flowlets = if settings.flowlets { "plain_paths = \"flowlet\"\n" } else { "" };
+    let underlay_port = if settings.af_xdp { "port = \"afxdp\"\n" } else { "" };
     let transport = settings.transport();
     let ordering = settings.ordering.map(|o| format!("ordering = \"{o}\"\n")).unwrap_or_default();
     let reliability = match reliability {
@@ -375,7 +378,7 @@ fn configuration(
          [host]\nname = \"{name}\"\n\n\
          [control]\nsocket = \"{socket}\"\n\n\
          [workers]\ncount = 1\n\n\
-         [underlay]\naddresses = {addresses:?}\npaths = {paths}\nmtu = {underlay_mtu}\n{flowlets}\n\
+         [underlay]\naddresses = {addresses:?}\npaths = {paths}\nmtu = {underlay_mtu}\n{underlay_port}{flowlets}\n\
          {group}{transport}[[vpc]]\nvni = {VNI}\nreliability = \"{reliability}\"\n{ordering}\n\
          [[port]]\nname = \"{port}\"\nvni = {VNI}\nmac = \"{mac}\"\naddresses = [\"{address}/24\"]\n\
          mtu = {guest_mtu}\n{groups}{device}",

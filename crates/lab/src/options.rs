@@ -30,11 +30,13 @@ pub enum Mode {
     Strict,
     /// `bifrostd` with the BIFROST transport under the guests' TCP.
     Bifrost,
+    /// As `bifrost`, with AF_XDP sockets on the underlay instead of the kernel's UDP: `port = "afxdp"`.
+    BifrostXdp,
 }
 
 impl Mode {
     /// All modes, in the order of reports.
-    pub const ALL: [Mode; 9] = [
+    pub const ALL: [Mode; 10] = [
         Mode::KernelVxlan,
         Mode::KernelBbr,
         Mode::Mptcp,
@@ -44,10 +46,11 @@ impl Mode {
         Mode::ProbeSwitch,
         Mode::Strict,
         Mode::Bifrost,
+        Mode::BifrostXdp,
     ];
     /// What most experiments compare, and more of them in a quick run.
     pub const USUAL: [Mode; 3] = [Mode::KernelVxlan, Mode::Off, Mode::Bifrost];
-    /// Those in which packets can be lost.
+    /// Those in which packets can be lost on the wire.
     pub const TRANSPORTS: [Mode; 8] = [
         Mode::KernelVxlan,
         Mode::KernelBbr,
@@ -61,6 +64,11 @@ impl Mode {
     /// One for each switch.
     pub const SWITCHES: [Mode; 4] = [Mode::KernelVxlan, Mode::OpenVswitch, Mode::Off, Mode::Bifrost];
 
+    /// These, and AF_XDP: where nothing has to be lost on the wire.
+    pub fn with_af_xdp(modes: &[Mode]) -> Vec<Mode> {
+        [modes, &[Mode::BifrostXdp]].concat()
+    }
+
     /// The name in `results.json`.
     pub fn name(self) -> &'static str {
         match self {
@@ -73,6 +81,7 @@ impl Mode {
             Mode::ProbeSwitch => "probe_switch",
             Mode::Strict => "strict",
             Mode::Bifrost => "bifrost",
+            Mode::BifrostXdp => "bifrost_xdp",
         }
     }
 
@@ -83,7 +92,17 @@ impl Mode {
 
     /// Whether `bifrostd` joins the guests.
     pub fn is_bifrostd(self) -> bool {
-        matches!(self, Mode::Off | Mode::Flowlet | Mode::ProbeSwitch | Mode::Strict | Mode::Bifrost)
+        matches!(self, Mode::Off | Mode::Flowlet | Mode::ProbeSwitch) || self.is_reliable()
+    }
+
+    /// Whether nftables can drop its packets on the underlay links. Some take them before that.
+    pub fn loses_on_the_wire(self) -> bool {
+        Mode::TRANSPORTS.contains(&self)
+    }
+
+    /// Whether what is lost is sent again below the guests' TCP.
+    pub fn is_reliable(self) -> bool {
+        matches!(self, Mode::Strict | Mode::Bifrost | Mode::BifrostXdp)
     }
 }
 

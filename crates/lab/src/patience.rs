@@ -28,7 +28,7 @@ impl Error for NothingAnswered {}
 /// # Errors
 /// Those of `measure`.
 pub fn until_answered<T>(mode: Mode, seconds: f64, mut measure: impl FnMut(f64) -> Result<T>) -> Result<T> {
-    let repetitions = if matches!(mode, Mode::Strict | Mode::Bifrost) { 0 } else { REPETITIONS };
+    let repetitions = if mode.is_reliable() { 0 } else { REPETITIONS };
     let mut seconds = seconds;
     for _ in 0..repetitions {
         match measure(seconds) {

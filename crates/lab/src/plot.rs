@@ -145,6 +145,7 @@ fn color(mode: Mode) -> RGBColor {
         Mode::Off => RGBColor(0x75, 0x70, 0xb3),
         Mode::Strict => RGBColor(0x1f, 0x78, 0xb4),
         Mode::Bifrost => RGBColor(0x1b, 0x9e, 0x77),
+        Mode::BifrostXdp => RGBColor(0x00, 0x5a, 0x32),
     }
 }
 
@@ -159,6 +160,7 @@ fn label(mode: Mode) -> &'static str {
         Mode::ProbeSwitch => "probe and switch",
         Mode::Strict => "bifrostd, strict order",
         Mode::Bifrost => "bifrostd, reliability on",
+        Mode::BifrostXdp => "bifrostd, AF_XDP",
     }
 }
 

@@ -112,8 +112,7 @@ impl Experiment for NginxExperiment {
     fn run(&self, lab: &Lab) -> Result<Vec<Value>> {
         let losses = lab.losses(&LOSSES, &QUICK_LOSSES);
         let repetitions = lab.repetitions(3);
-        // Open vSwitch takes packets before nftables can drop them.
-        let can_lose = |mode, loss: &f64| *loss == 0.0 || mode != Mode::OpenVswitch;
+        let can_lose = |mode: Mode, loss: &f64| *loss == 0.0 || mode.loses_on_the_wire();
         let points: usize = lab.options.modes.iter().map(|m| losses.iter().filter(|l| can_lose(*m, l)).count()).sum();
         let mut progress = Progress::new((points * Connections::ALL.len()) as u64 * u64::from(repetitions));
         let mut rows = Vec::new();

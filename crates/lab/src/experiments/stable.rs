@@ -104,7 +104,7 @@ impl Experiment for Stable {
     }
 
     fn modes(&self) -> Vec<Mode> {
-        Mode::TRANSPORTS.to_vec()
+        Mode::with_af_xdp(&Mode::TRANSPORTS)
     }
 
     fn default_modes(&self, _quick: bool) -> Vec<Mode> {

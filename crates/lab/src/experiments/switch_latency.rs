@@ -118,7 +118,7 @@ impl Experiment for SwitchLatency {
     }
 
     fn default_modes(&self, _quick: bool) -> Vec<Mode> {
-        Mode::SWITCHES.to_vec()
+        Mode::with_af_xdp(&Mode::SWITCHES)
     }
 
     fn run(&self, lab: &Lab) -> Result<Vec<Value>> {
@@ -207,7 +207,7 @@ impl Experiment for SwitchLatency {
         let rows: Vec<Row> = from_values(rows)?;
         let mut bars = Vec::new();
         for pace in Pace::ALL {
-            for mode in [Mode::Off, Mode::Bifrost] {
+            for mode in [Mode::Off, Mode::Bifrost, Mode::BifrostXdp] {
                 let is = |mode| move |r: &Row| r.mode == mode && r.pace == pace;
                 let both = || (is(Between::Switches(mode)), is(OVS));
                 let over = |field| paired_ratio(&rows, |r| r.repetition, both(), field);
@@ -296,15 +296,16 @@ mod tests {
             let rows: Vec<Row> = Pace::ALL
                 .into_iter()
                 .flat_map(|pace| {
-                    let ours = [Mode::Off, Mode::Bifrost].map(|mode| row(Between::Switches(mode), pace, p50, p99));
+                    let ours = [Mode::Off, Mode::Bifrost, Mode::BifrostXdp]
+                        .map(|mode| row(Between::Switches(mode), pace, p50, p99));
                     [row(OVS, pace, 100.0, 200.0)].into_iter().chain(ours)
                 })
                 .collect();
             SwitchLatency.bars(&to_values(&rows).unwrap()).unwrap().iter().map(Bar::passes).collect()
         };
-        assert_eq!(passed(99.0, 199.0), [true; 8]);
-        assert_eq!(passed(101.0, 199.0), [false, true].repeat(4));
-        assert_eq!(passed(99.0, 201.0), [true, false].repeat(4));
+        assert_eq!(passed(99.0, 199.0), [true; 12]);
+        assert_eq!(passed(101.0, 199.0), [false, true].repeat(6));
+        assert_eq!(passed(99.0, 201.0), [true, false].repeat(6));
         assert_eq!(SwitchLatency.bars(&[]).unwrap().iter().filter(|bar| bar.passes()).count(), 0);
     }
 

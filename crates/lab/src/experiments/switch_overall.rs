@@ -76,11 +76,11 @@ impl Experiment for SwitchOverall {
     }
 
     fn modes(&self) -> Vec<Mode> {
-        Mode::SWITCHES.to_vec()
+        Mode::with_af_xdp(&Mode::SWITCHES)
     }
 
     fn default_modes(&self, _quick: bool) -> Vec<Mode> {
-        vec![Mode::OpenVswitch, Mode::Off, Mode::Bifrost]
+        vec![Mode::OpenVswitch, Mode::Off, Mode::Bifrost, Mode::BifrostXdp]
     }
 
     fn run(&self, lab: &Lab) -> Result<Vec<Value>> {
@@ -156,20 +156,20 @@ impl Experiment for SwitchOverall {
 
     fn bars(&self, rows: &[Value]) -> Result<Vec<Bar>> {
         let rows: Vec<Row> = from_values(rows)?;
-        let over = |groups, field| {
+        let over = |mode, groups, field: fn(&Row) -> f64| {
             let is = |mode| move |r: &Row| r.mode == mode && r.security_groups == groups;
-            paired_ratio(&rows, |r| r.repetition, (is(Mode::Bifrost), is(Mode::OpenVswitch)), field)
+            paired_ratio(&rows, |r| r.repetition, (is(mode), is(Mode::OpenVswitch)), field)
         };
-        let bar = |name: &str, measured, bound| Bar::new(name, measured, Sense::AtLeast, bound, "x");
-        Ok(vec![
-            bar("one TCP flow, BIFROST over Open vSwitch", over(false, |r| r.throughput_gbit_per_s), 1.5),
-            bar("Redis requests/s, BIFROST over Open vSwitch", over(false, |r| r.requests_per_s), 1.5),
-            bar(
-                "new connections/s with security groups, BIFROST over Open vSwitch",
-                over(true, |r| r.connections_per_s),
-                2.0,
-            ),
-        ])
+        let mut bars = Vec::new();
+        for (mode, name) in [(Mode::Bifrost, "BIFROST"), (Mode::BifrostXdp, "BIFROST over AF_XDP")] {
+            let mut bar = |what: &str, measured, bound| {
+                bars.push(Bar::new(format!("{what}, {name} over Open vSwitch"), measured, Sense::AtLeast, bound, "x"));
+            };
+            bar("one TCP flow", over(mode, false, |r| r.throughput_gbit_per_s), 1.5);
+            bar("Redis requests/s", over(mode, false, |r| r.requests_per_s), 1.5);
+            bar("new connections/s with security groups", over(mode, true, |r| r.connections_per_s), 2.0);
+        }
+        Ok(bars)
     }
 }
 
@@ -278,15 +278,18 @@ mod tests {
         let passed = |rows: &[Row]| -> Vec<bool> {
             SwitchOverall.bars(&to_values(rows).unwrap()).unwrap().iter().map(Bar::passes).collect()
         };
-        let run = |plain, groups| {
-            [(Mode::OpenVswitch, 1.0, 1.0), (Mode::Bifrost, plain, groups)]
-                .map(|(mode, plain, groups)| [row(mode, false, plain), row(mode, true, groups)])
-                .concat()
-        };
-        assert_eq!(passed(&run(1.6, 2.1)), [true, true, true]);
-        assert_eq!(passed(&run(1.4, 2.1)), [false, false, true]);
-        assert_eq!(passed(&run(1.6, 1.9)), [true, true, false]);
-        assert_eq!(passed(&run(1.6, 2.1)[2..]), [false; 3], "without what it is compared with");
+        for (mode, other, first) in [(Mode::Bifrost, Mode::BifrostXdp, 0), (Mode::BifrostXdp, Mode::Bifrost, 3)] {
+            let run = |plain, groups| {
+                [(Mode::OpenVswitch, 1.0, 1.0), (mode, plain, groups), (other, 1.0, 1.0)]
+                    .map(|(mode, plain, groups)| [row(mode, false, plain), row(mode, true, groups)])
+                    .concat()
+            };
+            let expect = |rows: &[Row], expected| assert_eq!(passed(rows)[first..first + 3], expected, "{mode}");
+            expect(&run(1.6, 2.1), [true, true, true]);
+            expect(&run(1.4, 2.1), [false, false, true]);
+            expect(&run(1.6, 1.9), [true, true, false]);
+            expect(&run(1.6, 2.1)[2..], [false; 3]);
+        }
     }
 
     #[test]

@@ -75,6 +75,10 @@ impl Overlay {
                 Daemon::start_all(run, topology, Reliability::Tcp, &settings, binaries, logs)?
             }
             Mode::Bifrost => Daemon::start_all(run, topology, Reliability::Tcp, settings, binaries, logs)?,
+            Mode::BifrostXdp => {
+                let settings = Settings { af_xdp: true, ..settings.clone() };
+                Daemon::start_all(run, topology, Reliability::Tcp, &settings, binaries, logs)?
+            }
         };
         if settings.guests == Guests::Container {
             let algorithm = if mode == Mode::KernelBbr { "bbr" } else { "cubic" };
