@@ -2,9 +2,9 @@
 
 use std::net::{SocketAddr, UdpSocket};
 
-use bifrost_control::api::Sample;
+use bifrost_control::api::{PathState, Sample};
 
-use crate::common::traffic::{Exchange, exchange, ping};
+use crate::common::traffic::{Exchange, Talk, exchange, ping};
 use crate::common::{Guest, Lab, Options, eventually};
 
 const MEGABYTES: u64 = 1 << 20;
@@ -108,6 +108,39 @@ fn two_workers_on_two_queues() {
             assert!(datagrams > 300, "worker {worker} got {datagrams}");
         }
     }
+}
+
+#[test]
+fn a_link_goes_down_under_load_and_comes_back() {
+    let both = &[0, 1];
+    let mut lab = lab(Options { links: 4, ..Options::default() }, both);
+    lab.start();
+    let link = |up: &str| assert!(lab.hosts[0].net.run("ip", &["link", "set", "l2", up], "").status.success());
+    let path = || lab.hosts[0].client.paths().unwrap().into_iter().find(|path| path.path == 2).unwrap();
+    let works = || matches!(path().state, PathState::Active | PathState::Standby);
+    let mut talk = Talk::start(lab.net("a"), lab.net("b"), "10.0.0.2", 5001);
+    let mut carries = |what: &str| {
+        let before = path().tx_packets;
+        eventually(20.0, what, || {
+            talk.say(100_000);
+            works() && path().tx_packets > before + 100
+        });
+    };
+    carries("the path is in use");
+    let streams: Vec<_> =
+        (0..8).map(|n| Exchange::start(lab.net("a"), lab.net("b"), "10.0.0.2", 5100 + n, 4 * MEGABYTES)).collect();
+    link("down");
+    streams.into_iter().for_each(Exchange::finish);
+    // The others carry all that comes after.
+    exchange(lab.net("a"), lab.net("b"), "10.0.0.2", 5002, 8 * MEGABYTES);
+    assert!(!works(), "{:?}", path());
+    link("up");
+    carries("the path is in use again");
+    let (name, counters) = ("afxdp.tx_datagrams", lab.hosts[0].counters());
+    assert_eq!(counters["afxdp.tx_no_frame_datagrams"], 0);
+    exchange(lab.net("a"), lab.net("b"), "10.0.0.2", 5003, 8 * MEGABYTES);
+    assert!(lab.hosts[0].counter(name) > counters[name] + 5000, "past the kernel");
+    lab.assert_nothing_given_up();
 }
 
 #[test]
