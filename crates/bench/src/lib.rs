@@ -12,6 +12,7 @@ pub mod memory;
 pub mod report;
 pub mod round;
 pub mod stages;
+pub mod vectors;
 pub mod wall;
 
 pub use end::{Batch, Datagram, End, Offer};

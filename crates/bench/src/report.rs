@@ -8,6 +8,7 @@ use anyhow::{Context, Result};
 use serde::Serialize;
 
 use crate::memory::{Held, Memory};
+use crate::vectors::{self, Times};
 
 /// A benchmark of `benches/instructions.rs`, and what its count is divided by.
 struct Row {
@@ -153,6 +154,16 @@ impl Report {
         }
     }
 
+    /// Adds what vectors take. With very many conversations that is at most four fifths of the time one by one: 25 % more packets a second.
+    pub fn add_vectors(&mut self, times: &[(u32, Times)]) {
+        for (conversations, Times { name, alone_ns, vectors_ns, percent }) in times {
+            let bar = (*conversations >= vectors::MANY).then_some(80.0);
+            self.add(&format!("wall.{name}.one_by_one"), *alone_ns, "ns a packet", None, None);
+            self.add(&format!("wall.{name}.vectors"), *vectors_ns, "ns a packet", None, None);
+            self.add(&format!("wall.{name}.over_one_by_one"), *percent, "% of the time", None, bar);
+        }
+    }
+
     /// Adds allocations in steady state, of which there must be none.
     pub fn add_allocations(&mut self, load: &str, sender: u64, receiver: u64) {
         for (side, count) in [("sender", sender), ("receiver", receiver)] {
@@ -196,4 +207,26 @@ fn instructions(dir: &Path, name: &str) -> Result<f64> {
     let summary: serde_json::Value = serde_json::from_str(&text)?;
     let metrics = &summary["profiles"][0]["data"]["total"]["metrics"];
     metrics["Ir"]["values"]["new"].as_f64().with_context(|| format!("no instruction count in {}", path.display()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn vectors_must_save_a_fifth_of_the_time_with_very_many_conversations() {
+        let missed = |conversations, percent| {
+            let times = Times { name: "vectors".to_owned(), alone_ns: 100.0, vectors_ns: percent, percent };
+            let mut report = Report::default();
+            report.add_vectors(&[(conversations, times)]);
+            assert_eq!(report.lines.len(), 3);
+            report.missed
+        };
+        assert!(missed(vectors::MANY, 79.9).is_empty());
+        assert_eq!(
+            missed(vectors::MANY, 80.1),
+            ["wall.vectors.over_one_by_one: 80.1 % of the time, at most 80 allowed"]
+        );
+        assert!(missed(vectors::MANY / 2, 120.0).is_empty());
+    }
 }

@@ -1,0 +1,177 @@
+//! What vectors save: packets of very many conversations, judged one by one, or sixteen together (Triton paper, section 5.1).
+
+use std::hint::black_box;
+use std::net::IpAddr;
+use std::time::Instant;
+
+use bifrost_avs::{
+    Direction, FlowLimits, FromGuest, GATEWAY_MAC, GroupId, GroupRule, Ordering, Pattern, PeerId, Port, PortId,
+    Reliability, Route, SecurityGroup, SessionLimits, Switch, Tables, VECTOR, Vpc,
+};
+use bifrost_nic::{Offload, Parsed, parse};
+use bifrost_tables::IpNet;
+use bifrost_wire::{Mac, Vni};
+
+/// Frames that lie in a guest's buffers at a time, as many as a batch has.
+const BATCH: usize = 32;
+/// Bytes of a frame.
+const FRAME: usize = 64;
+/// Packets that are judged before the clock is looked at.
+const PACKETS: usize = 1 << 20;
+const REPETITIONS: usize = 5;
+/// Conversations with each address.
+const PORTS: u32 = 16;
+
+/// A switch that knows so many conversations of one guest, in a network with security groups.
+struct Bench {
+    switch: Switch,
+    /// What tells a conversation's frame from the others', in the order in which they come: destination, source port.
+    order: Vec<([u8; 4], [u8; 2])>,
+    frames: [[u8; FRAME]; BATCH],
+}
+
+/// What packets took, parsing and judging them.
+#[derive(Clone, Debug)]
+pub struct Times {
+    /// How many conversations and records there were.
+    pub name: String,
+    /// One by one, ns a packet.
+    pub alone_ns: f64,
+    /// In vectors, ns a packet.
+    pub vectors_ns: f64,
+    /// Time in vectors, of that one by one, percent; the median of runs in turns.
+    pub percent: f64,
+}
+
+/// Conversations, and records of flows: few; as many as there may be sessions of one guest; a million, with the default's records and
+/// with as many as there can be.
+const LOADS: [(u32, u32); 4] = [(256, 1 << 16), (1 << 16, 1 << 17), (MANY, 1 << 16), (MANY, FlowLimits::MAX_RECORDS)];
+
+/// For so many conversations vectors are: 25 % more packets a second, so four fifths of the time.
+pub const MANY: u32 = 1 << 20;
+
+/// Measures all loads; seconds each.
+pub fn times() -> Vec<(u32, Times)> {
+    let measure = |(conversations, records)| {
+        let mut bench = Bench::new(conversations, records);
+        let mut runs: Vec<[f64; 2]> = (0..REPETITIONS)
+            .map(|_| {
+                [false, true].map(|together| {
+                    let began = Instant::now();
+                    assert!(bench.run(together), "all pass");
+                    began.elapsed().as_nanos() as f64 / PACKETS as f64
+                })
+            })
+            .collect();
+        let mut median = |of: fn(&[f64; 2]) -> f64| {
+            runs.sort_unstable_by(|a, b| of(a).total_cmp(&of(b)));
+            of(&runs[REPETITIONS / 2])
+        };
+        let times = Times {
+            name: format!("vectors.{conversations}_conversations.{records}_records"),
+            alone_ns: median(|run| run[0]),
+            vectors_ns: median(|run| run[1]),
+            percent: median(|run| 100.0 * run[1] / run[0]),
+        };
+        (conversations, times)
+    };
+    LOADS.into_iter().map(measure).collect()
+}
+
+impl Bench {
+    fn new(conversations: u32, records: u32) -> Self {
+        let mut switch = Switch::build(&tables(records), 7).unwrap_or_else(|e| unreachable!("the tables: {e}"));
+        switch.advance(1 << 40);
+        // Every one once, in an order without a pattern: by a full cycle of a linear congruential generator.
+        let mut n = 1u32;
+        let order = (0..conversations).map(|_| {
+            n = n.wrapping_mul(0x0019_660d).wrapping_add(0x3c6e_f35f) & (conversations - 1);
+            let (address, port) = (n / PORTS, 1024 + (n % PORTS) as u16);
+            ([10, 1, (address >> 8) as u8, address as u8], port.to_be_bytes())
+        });
+        let order = order.collect();
+        let mut bench = Bench { switch, order, frames: [frame(); BATCH] };
+        assert!(bench.run(false) && bench.run(false), "all pass");
+        assert_eq!(bench.switch.session_counters().current, u64::from(conversations));
+        bench
+    }
+
+    /// Judges [`PACKETS`] packets, in batches. Returns whether all passed.
+    #[inline(never)]
+    fn run(&mut self, together: bool) -> bool {
+        let Bench { switch, order, frames } = self;
+        let mut passed = 0;
+        let mut parsed: Vec<Parsed> = Vec::with_capacity(VECTOR);
+        let mut judge = |switch: &mut Switch, frame: &[u8], parsed: &Parsed| {
+            let decision = switch.from_guest(PortId(0), frame, FRAME, Offload::default(), parsed);
+            passed += usize::from(matches!(black_box(decision), FromGuest::Remote { .. }));
+        };
+        let mut next = order.iter().cycle();
+        for _ in 0..PACKETS / BATCH {
+            for (frame, (address, port)) in frames.iter_mut().zip(&mut next) {
+                frame[30..34].copy_from_slice(address);
+                frame[34..36].copy_from_slice(port);
+            }
+            let batch = black_box(&*frames);
+            if together {
+                for vector in batch.chunks(VECTOR) {
+                    parsed.clear();
+                    parsed.extend(vector.iter().filter_map(|frame| parse(frame, FRAME).ok()));
+                    switch.fetch_ahead(PortId(0), parsed.iter());
+                    vector.iter().zip(&parsed).for_each(|(frame, parsed)| judge(switch, frame, parsed));
+                }
+            } else {
+                for frame in batch {
+                    let Ok(parsed) = parse(frame, FRAME) else { continue };
+                    judge(switch, frame, &parsed);
+                }
+            }
+        }
+        passed == PACKETS
+    }
+}
+
+/// A UDP datagram from the guest through the gateway.
+fn frame() -> [u8; FRAME] {
+    let mut frame = [0; FRAME];
+    frame[..6].copy_from_slice(&GATEWAY_MAC.0);
+    frame[6..12].copy_from_slice(&MAC.0);
+    frame[12..14].copy_from_slice(&[8, 0]);
+    frame[14..34].copy_from_slice(&[0x45, 0, 0, 50, 0, 0, 0x40, 0, 64, 17, 0, 0, 10, 0, 0, 1, 10, 1, 0, 0]);
+    frame[36..40].copy_from_slice(&[0, 53, 0, 30]);
+    frame
+}
+
+const MAC: Mac = Mac([2, 0, 0, 0, 0, 1]);
+
+/// One guest, 10.0.0.1, and networks of 10.1.0.0/16 behind another host.
+fn tables(records: u32) -> Tables {
+    let vni = Vni::new(100).unwrap_or_default();
+    let net = |addr: [u8; 4], len| IpNet::new(addr.into(), len).unwrap_or_else(|e| unreachable!("{len}: {e}"));
+    let route =
+        |n: u8| Route { vni, prefix: net([10, 1, n, 0], 24), peer: PeerId(1), mac: Mac([2, 0, 0, 0, 0, 2]), mtu: 1500 };
+    let any = |direction| GroupRule { direction, pattern: Pattern::default() };
+    Tables {
+        vpcs: vec![Vpc {
+            vni,
+            reliability: Reliability::Tcp,
+            ordering: Ordering::Flow,
+            gateways: vec![IpAddr::from([10, 0, 0, 254])],
+            acl: vec![],
+        }],
+        ports: vec![Port {
+            id: PortId(0),
+            vni,
+            mac: MAC,
+            addresses: vec![IpAddr::from([10, 0, 0, 1])],
+            mtu: 1500,
+            groups: vec![GroupId(0)],
+            home: None,
+        }],
+        routes: (0..=255).map(route).collect(),
+        groups: vec![SecurityGroup { rules: vec![any(Direction::Egress)] }],
+        flows: FlowLimits { records },
+        sessions: SessionLimits { total: 1 << 21, per_port: 1 << 21 },
+        ..Tables::default()
+    }
+}
