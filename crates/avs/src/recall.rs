@@ -15,8 +15,8 @@ use crate::way::{self, Effects};
 
 /// Packets whose records are fetched together, as in the paper's vectors (Triton paper, section 5.1).
 pub const VECTOR: usize = 16;
-/// With fewer records and sessions than that, they are in the processor's caches anyway.
-const MANY: usize = 1 << 12;
+/// With fewer records and sessions than that, they are in the processor's caches anyway, and to look at them first costs more than it saves.
+const MANY: usize = 1 << 16;
 
 /// What became of packets.
 #[derive(Debug)]
@@ -97,8 +97,8 @@ impl Switch {
         if let (Some(key), Some(touched)) = (&key, &noting.touched)
             && let Some(mtu) = path_mtu(index, port, parsed, &decision)
         {
-            let kept = remembered.from_guests.insert(key, parsed.flow_hash, self.epoch, mtu, touched, decision);
-            remembered.counters.made_records += u64::from(kept);
+            let inserted = remembered.from_guests.insert(key, parsed.flow_hash, self.epoch, mtu, touched, decision);
+            remembered.counters.count(inserted);
         }
         counters[at].counters.count_from_guest(&decision);
         decision
@@ -128,8 +128,8 @@ impl Switch {
             && let Some((to, _)) = index.port(port)
         {
             let mtu = to.port.mtu;
-            let kept = remembered.from_peers.insert(key, parsed.flow_hash, self.epoch, mtu, touched, port);
-            remembered.counters.made_records += u64::from(kept);
+            let inserted = remembered.from_peers.insert(key, parsed.flow_hash, self.epoch, mtu, touched, port);
+            remembered.counters.count(inserted);
         }
         self.count_from_underlay(port, &decision);
         decision

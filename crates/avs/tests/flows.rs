@@ -231,8 +231,9 @@ fn networks_without_rules_remember_nothing() {
 #[cfg_attr(miri, ignore = "thousands of flows")]
 fn to_fetch_ahead_is_to_look_and_no_more() {
     let [mut ahead, mut behind] = [(); 2].map(|()| Switch::build(&open(), 1).unwrap());
-    let flows: Vec<Sent> =
-        (0..6000).map(|port| plain(1, udp((mac(1), mac(3)), "10.0.0.1", "10.0.0.3", (port, 9)))).collect();
+    let flows: Vec<Sent> = (0..70_000u32)
+        .map(|n| plain(1, udp((mac(1), mac(3)), "10.0.0.1", "10.0.0.3", ((n / 2) as u16, 9 + (n % 2) as u16))))
+        .collect();
     let mut strange = vec![segment(1, 3, (1, 2), SYN, 0, true), ping((mac(1), mac(3)), "10.0.0.1", "10.0.0.3", b"?")];
     strange.extend(flows[..100].iter().map(|sent| sent.frame.clone()));
     let strange: Vec<_> = strange.iter().map(|frame| parse(frame, frame.len()).unwrap()).collect();

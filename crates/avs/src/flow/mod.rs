@@ -17,7 +17,7 @@ mod table;
 
 pub(crate) use key::{Key, Source};
 use table::WAYS;
-pub(crate) use table::{Flows, NONE, Record, Touched};
+pub(crate) use table::{Flows, Inserted, NONE, Record, Touched};
 
 /// How many flow records there may be.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -50,11 +50,27 @@ pub struct FlowCounters {
     pub found_packets: u64,
     /// Records made, ever.
     pub made_records: u64,
+    /// Packets for which none was made, since other flows have its places.
+    pub crowded_packets: u64,
 }
 
 impl FlowCounters {
     /// Every counter by name; names end in their unit.
     pub fn iter(&self) -> impl Iterator<Item = (&'static str, u64)> {
-        [("flow_found_packets", self.found_packets), ("flow_made_records", self.made_records)].into_iter()
+        let Self { found_packets, made_records, crowded_packets } = *self;
+        let all = [
+            ("flow_found_packets", found_packets),
+            ("flow_made_records", made_records),
+            ("flow_crowded_packets", crowded_packets),
+        ];
+        all.into_iter()
+    }
+
+    pub(crate) fn count(&mut self, inserted: Inserted) {
+        match inserted {
+            Inserted::Kept => self.made_records += 1,
+            Inserted::Crowded => self.crowded_packets += 1,
+            Inserted::NoRoom => {}
+        }
     }
 }

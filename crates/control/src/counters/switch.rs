@@ -42,9 +42,10 @@ pub(super) const CHAPTER: Chapter = Chapter {
         ),
         count("avs.revoked_sessions", "conversations that ended because a reload changed the rules", ""),
         count("avs.flow_found_packets", "packets whose flow was remembered, so that no table was asked", ""),
+        count("avs.flow_made_records", "flows that were remembered, in networks with an ACL or security groups", ""),
         count(
-            "avs.flow_made_records",
-            "flows that were remembered, in networks with an ACL or security groups",
+            "avs.flow_crowded_packets",
+            "packets whose flow was not remembered, since others have its place",
             "nearly as many as packets found: more flows than `sessions.flow_records`",
         ),
     ],
