@@ -8,12 +8,14 @@ local bifrost = Proto("bifrost", "BIFROST reliable transport")
 
 local types = {
     [1] = "DATA", [2] = "ACK", [3] = "REQUEST", [4] = "RESPONSE", [5] = "REJECT", [6] = "RESET", [7] = "SKIP",
+    [8] = "BUNDLE",
 }
 local cc_types = { [0] = "none", [1] = "Swift" }
 local ack_types = { [0] = "cumulative", [1] = "selective", [2] = "rate-limited" }
 local reasons = { [1] = "version", [2] = "unknown vNIC", [3] = "resources", [4] = "policy" }
 
-local VXLAN_LEN, DATA_LEN, ACK_LEN, SHORT_LEN, SETUP_LEN = 8, 16, 32, 12, 40
+local VXLAN_LEN, DATA_LEN, ACK_LEN, SHORT_LEN, SETUP_LEN, LENGTH_LEN = 8, 16, 32, 12, 40, 2
+local LATEST, HAS_BUNDLES = 3, 3
 
 local f = {
     vni = ProtoField.uint32("bifrost.vni", "VNI", base.DEC),
@@ -58,6 +60,8 @@ local f = {
     generation = ProtoField.uint32("bifrost.generation", "Generation", base.DEC),
     window = ProtoField.uint16("bifrost.window", "Receive window (packets)", base.DEC),
     ack_delay = ProtoField.uint16("bifrost.ack_delay_us", "Longest ACK delay (µs)", base.DEC),
+    -- BUNDLE (§3.6)
+    length = ProtoField.uint16("bifrost.length", "Length of the packet", base.DEC),
     refusal = ProtoField.string("bifrost.refusal", "Must be refused (§16.1)"),
 }
 bifrost.fields = f
@@ -115,7 +119,7 @@ local function data(buffer, tree)
     if again_sent then info = info .. ", sent again" end
     local rest = buffer:len() - DATA_LEN
     local reason
-    if version < 1 or version > 2 then
+    if version < 1 or version > LATEST then
         reason = "version"
     elseif buffer(8, 4):uint() == 0 then
         reason = "zero_cid"
@@ -167,7 +171,7 @@ local function ack(buffer, tree)
     tree:add(f.base_psn, buffer(28, 4))
     local info = string.format("CID 0x%08x, base %u", buffer(8, 4):uint(), psn_base)
     local version, reason = buffer(1, 1):bitfield(0, 4), nil
-    if version < 1 or version > 2 then
+    if version < 1 or version > LATEST then
         reason = "version"
     elseif buffer(3, 1):bitfield(5, 3) > 2 then
         reason = "ack_type"
@@ -221,7 +225,7 @@ local function setup(buffer, tree)
         reason = "trailing_bytes"
     elseif kind == 5 and not reasons[why] then
         reason = "reject_reason"
-    elseif version == 0 or (kind == 4 and version > 2) then
+    elseif version == 0 or (kind == 4 and version > LATEST) then
         reason = "version"
     elseif kind == 3 and (oldest == 0 or oldest > version) then
         reason = "version_range"
@@ -254,6 +258,78 @@ end
 
 local by_type = { [1] = data, [2] = ack, [3] = setup, [4] = setup, [5] = setup, [6] = reset, [7] = data }
 
+-- One packet that is no bundle.
+local function one(packet, pinfo, root, tree)
+    local kind = packet(0, 1):uint()
+    local dissect = by_type[kind]
+    if not dissect then
+        tree:add(f.type, packet(0, 1))
+        refuse(tree, packet(0, 1), "packet_type")
+        pinfo.cols.info = "refused: packet_type"
+        return
+    end
+    local info, reason, frame = dissect(packet, tree)
+    local name = types[kind]
+    if kind == 1 and packet:len() > 2 and packet(2, 1):bitfield(0, 1) == 1 then name = "PROBE" end
+    tree:append_text(", " .. name .. (info ~= "" and ", " .. info or ""))
+    local text = name .. (info ~= "" and " " .. info or "") .. (reason and " [refused: " .. reason .. "]" or "")
+    pinfo.cols.info = text
+    if frame and not reason then
+        ethernet:call(packet(DATA_LEN):tvb(), pinfo, root)
+        -- The inner protocols have written theirs: both are of interest.
+        pinfo.cols.protocol:prepend("BIFROST/")
+        pinfo.cols.info:append(" {" .. text .. "}")
+    elseif frame and packet:len() > DATA_LEN then
+        data_dissector:call(packet(DATA_LEN):tvb(), pinfo, root)
+    end
+end
+
+-- Why a bundle is refused as a whole; nil if it is not.
+local function bundle_refusal(packet)
+    if packet:len() < SHORT_LEN then return "short_datagram" end
+    local version = packet(1, 1):bitfield(0, 4)
+    if version < HAS_BUNDLES or version > LATEST then return "version" end
+    if packet(8, 4):uint() == 0 then return "zero_cid" end
+    local at = SHORT_LEN
+    repeat
+        if packet:len() - at < LENGTH_LEN then return "bundle_length" end
+        local length = packet(at, LENGTH_LEN):uint()
+        if length < SHORT_LEN or length > packet:len() - at - LENGTH_LEN then return "bundle_length" end
+        local inside = packet(at + LENGTH_LEN, length)
+        local kind, first = inside(0, 1):uint(), at == SHORT_LEN
+        local same = inside(8, 1):uint() == packet(8, 1):uint()
+        if kind ~= 1 and kind ~= 2 and kind ~= 7 or not same or first and inside(8, 4):uint() ~= packet(8, 4):uint() then
+            return "bundle_content"
+        end
+        at = at + LENGTH_LEN + length
+    until at == packet:len()
+end
+
+-- BUNDLE: each of its packets as if it had come alone, in a tree of its own.
+local function bundle(packet, pinfo, root, tree)
+    local reason = bundle_refusal(packet)
+    if packet:len() >= SHORT_LEN then
+        first_bytes(tree, packet)
+        add_cid(tree, packet(8, 4))
+    end
+    if reason then
+        refuse(tree, packet(), reason)
+        pinfo.cols.info = "BUNDLE [refused: " .. reason .. "]"
+        return
+    end
+    local at, count = SHORT_LEN, 0
+    while at < packet:len() do
+        local length = packet(at, LENGTH_LEN)
+        local inside = packet(at + LENGTH_LEN, length:uint())
+        local branch = root:add(bifrost, inside(0, math.min(inside:len(), DATA_LEN)))
+        branch:add(f.length, length)
+        one(inside:tvb(), pinfo, root, branch)
+        at, count = at + LENGTH_LEN + length:uint(), count + 1
+    end
+    tree:append_text(", BUNDLE, " .. count .. " packets")
+    pinfo.cols.info:append(" (the last of " .. count .. " packets)")
+end
+
 function bifrost.dissector(buffer, pinfo, root)
     -- VXLAN (RFC 7348): the I flag, the VNI in bytes 4 to 6.
     if buffer:len() < VXLAN_LEN or buffer(0, 1):bitfield(4, 1) == 0 then return 0 end
@@ -267,27 +343,11 @@ function bifrost.dissector(buffer, pinfo, root)
     end
     local packet = buffer(VXLAN_LEN):tvb()
     local kind = packet(0, 1):uint()
-    local dissect = by_type[kind]
-    if not dissect then
-        tree:add(f.type, packet(0, 1))
-        refuse(tree, packet(0, 1), "packet_type")
-        pinfo.cols.info = "refused: packet_type"
-        return buffer:len()
-    end
-    local info, reason, frame = dissect(packet, tree)
-    local name = types[kind]
-    if kind == 1 and packet:len() > 2 and packet(2, 1):bitfield(0, 1) == 1 then name = "PROBE" end
     if kind ~= 1 then tree:set_len(buffer:len()) end
-    tree:append_text(", " .. name .. (info ~= "" and ", " .. info or ""))
-    local text = name .. (info ~= "" and " " .. info or "") .. (reason and " [refused: " .. reason .. "]" or "")
-    pinfo.cols.info = text
-    if frame and not reason then
-        ethernet:call(packet(DATA_LEN):tvb(), pinfo, root)
-        -- The inner protocols have written theirs: both are of interest.
-        pinfo.cols.protocol:prepend("BIFROST/")
-        pinfo.cols.info:append(" {" .. text .. "}")
-    elseif frame and packet:len() > DATA_LEN then
-        data_dissector:call(packet(DATA_LEN):tvb(), pinfo, root)
+    if kind == 8 then
+        bundle(packet, pinfo, root, tree)
+    else
+        one(packet, pinfo, root, tree)
     end
     return buffer:len()
 end

@@ -244,6 +244,8 @@ impl End {
                 self.engine.on_setup(now, &arrival, &setup, Some(vnic), out);
             }
             Packet::Reset(reset) => self.engine.on_reset(now, &arrival, &reset, out),
+            // Each packet leaves alone here.
+            Packet::Bundle(_) => {}
         }
     }
 

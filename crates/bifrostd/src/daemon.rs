@@ -117,6 +117,7 @@ impl Daemon {
                 instance,
                 salt: random()?,
                 plain_paths: translate::plain_paths(&config),
+                bundle_bytes: translate::bundle_bytes(&config),
             };
             let secret = u64::from(random()?) << 32 | u64::from(random()?);
             tables.workers.own = index as u16;

@@ -126,7 +126,13 @@ mod tests {
         names.extend(TapCounters::default().iter().map(|(name, _)| format!("tap.{name}")));
         names.extend(VhostCounters::default().iter().map(|(name, _)| format!("vhost.{name}")));
         // What is read elsewhere when it is asked for.
-        let gauges = ["rte.send_pages", "rte.receive_pages", "rte.connections", "fault.waiting_packets"];
+        let gauges = [
+            "rte.send_pages",
+            "rte.receive_pages",
+            "rte.connections",
+            "fault.waiting_packets",
+            "datapath.unread_datagrams",
+        ];
         names.extend(gauges.map(str::to_owned));
         let devices = ["tap.tx_overrun_packets", "tap.rx_held_frames", "vhost.rx_unplugged_frames"];
         names.extend(devices.map(str::to_owned));

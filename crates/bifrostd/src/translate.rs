@@ -176,6 +176,11 @@ pub(crate) fn transport(config: &Config) -> rte::Config {
     }
 }
 
+/// The longest datagram in which packets may leave together, UDP payload in bytes: what passes the underlay, over IPv6 too.
+pub(crate) fn bundle_bytes(config: &Config) -> u16 {
+    config.transport.bundle_bytes.min(config.underlay.mtu.saturating_sub(48))
+}
+
 /// How plain VXLAN chooses among paths.
 pub(crate) fn plain_paths(config: &Config) -> PlainPaths {
     PlainPaths {

@@ -82,6 +82,8 @@ const STAGES: [Stage; 9] = [
         entered: &["datapath.emitted_packets", "fault.tx_duplicated_packets", "fault.tx_released_packets"],
         left: &[
             "underlay.tx_packets",
+            // They left in the datagrams of others.
+            "datapath.joined_packets",
             "drop.gone_tx_packets",
             "drop.reused_buffer_packets",
             "fault.tx_dropped_packets",
@@ -114,6 +116,7 @@ const STAGES: [Stage; 9] = [
         entered: &[
             "udp.rx_datagrams",
             "afxdp.rx_datagrams",
+            "datapath.parted_packets",
             "datapath.taken_over_packets",
             "datapath.local_packets",
             "datapath.piece_packets",
@@ -134,6 +137,7 @@ const STAGES: [Stage; 9] = [
             "datapath.control_rx_packets",
             "datapath.not_taken_packets",
             "datapath.discarded_packets",
+            "datapath.unread_datagrams",
             "datapath.cut_packets",
             "avs.underlay_dropped_*",
             "avs.underlay_kept_out_packets",

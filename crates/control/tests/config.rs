@@ -28,6 +28,7 @@ mtu = 1600
 gso = false
 [transport]
 group_packets = 10
+bundle_bytes = 1000
 spray_paths = 2
 stickiness_us = 30
 initial_rto_us = 5000
@@ -174,6 +175,7 @@ fn every_key_arrives() {
     let us = Duration::from_micros;
     let expected = Transport {
         group_packets: 10,
+        bundle_bytes: 1000,
         spray_paths: 2,
         stickiness: us(30),
         initial_rto: us(5000),
@@ -256,20 +258,20 @@ fn bad_configurations() {
         ("cpus = [0, 1]", "cpus = 0", &["7: workers.cpus: expected a list, found an integer"]),
         ("cpus = [0, 1]", "cpus = [0, -1]", &["7: workers.cpus[1]: -1 is not in 0..=1023"]),
         ("paths = 4", "paths = 2.5", &["12: underlay.paths: expected an integer, found a fractional number"]),
-        ("peer = \"kernel\"", "", &["66: route[1].peer: missing"]),
-        ("mac = \"02:00:00:00:00:03\"", "", &["66: route[1].mac: missing"]),
-        ("prefix = \"10.0.1.0/24\"", "", &["66: route[1].prefix: missing"]),
+        ("peer = \"kernel\"", "", &["67: route[1].peer: missing"]),
+        ("mac = \"02:00:00:00:00:03\"", "", &["67: route[1].mac: missing"]),
+        ("prefix = \"10.0.1.0/24\"", "", &["67: route[1].prefix: missing"]),
         (
             "addresses = [\"192.0.2.3\"]",
             "",
-            &["34: peer[1].addresses: missing: name at least one underlay address of the peer"],
+            &["35: peer[1].addresses: missing: name at least one underlay address of the peer"],
         ),
         (
             "addresses = [\"10.0.0.1/24\", \"fd00::1/64\"]",
             "addresses = []",
-            &["50: port[0].addresses: missing: name at least one address of the guest"],
+            &["51: port[0].addresses: missing: name at least one address of the guest"],
         ),
-        ("", "vpcs = 3", &["71: route[1].vpcs: unknown key; known keys: vni, prefix, peer, mac"]),
+        ("", "vpcs = 3", &["72: route[1].vpcs: unknown key; known keys: vni, prefix, peer, mac"]),
         // Unknown keys.
         ("mtu = 1600", "mtuu = 1600", &["14: underlay.mtuu: unknown key; did you mean \"mtu\"?"]),
         ("[control]", "[contrl]", &["3: contrl: unknown key; did you mean \"control\"?"]),
@@ -283,35 +285,35 @@ fn bad_configurations() {
         (
             "reliability = \"all\"",
             "relaibility = \"all\"",
-            &["43: vpc[1].relaibility: unknown key; did you mean \"reliability\"?"],
+            &["44: vpc[1].relaibility: unknown key; did you mean \"reliability\"?"],
         ),
-        ("", "[[rout]]", &["71: rout: unknown key; did you mean \"route\"?"]),
+        ("", "[[rout]]", &["72: rout: unknown key; did you mean \"route\"?"]),
         // Words.
         (
             "reliability = \"all\"",
             "reliability = \"udp\"",
-            &["43: vpc[1].reliability: \"udp\" is not one of \"tcp\", \"all\", \"off\""],
+            &["44: vpc[1].reliability: \"udp\" is not one of \"tcp\", \"all\", \"off\""],
         ),
         (
             "ordering = \"strict\"",
             "ordering = \"none\"",
-            &["44: vpc[1].ordering: \"none\" is not one of \"flow\", \"strict\", \"off\""],
+            &["45: vpc[1].ordering: \"none\" is not one of \"flow\", \"strict\", \"off\""],
         ),
         (
             "transport = \"plain\"",
             "transport = \"vxlan\"",
-            &["37: peer[1].transport: \"vxlan\" is not one of \"auto\", \"plain\""],
+            &["38: peer[1].transport: \"vxlan\" is not one of \"auto\", \"plain\""],
         ),
-        ("kind = \"tap\"", "kind = \"vhost\"", &["48: port[0].kind: \"vhost\" is not one of \"tap\""]),
+        ("kind = \"tap\"", "kind = \"vhost\"", &["49: port[0].kind: \"vhost\" is not one of \"tap\""]),
         (
             "congestion_control = \"none\"",
             "congestion_control = \"bbr\"",
-            &["30: transport.congestion_control: \"bbr\" is not one of \"swift\", \"none\""],
+            &["31: transport.congestion_control: \"bbr\" is not one of \"swift\", \"none\""],
         ),
         (
             "ack_delay_us = \"auto\"",
             "ack_delay_us = \"fast\"",
-            &["22: transport.ack_delay_us: expected \"auto\" or an integer in 0..=65535"],
+            &["23: transport.ack_delay_us: expected \"auto\" or an integer in 0..=65535"],
         ),
         // Ranges.
         (
@@ -341,74 +343,74 @@ fn bad_configurations() {
             &["13: underlay.source_port_base: with 4 paths the last source port would be 65536, beyond 65535"],
         ),
         ("group_packets = 10", "group_packets = 0", &["17: transport.group_packets: 0 is not in 1..=4096"]),
-        ("ack_threshold = 16", "ack_threshold = 257", &["23: transport.ack_threshold: 257 is not in 1..=256"]),
+        ("ack_threshold = 16", "ack_threshold = 257", &["24: transport.ack_threshold: 257 is not in 1..=256"]),
         (
             "setup_tries = 3",
             "setup_tries = 99999999999999999999999",
-            &["26: transport.setup_tries: 99999999999999999999999 is not in 1..=20"],
+            &["27: transport.setup_tries: 99999999999999999999999 is not in 1..=20"],
         ),
-        ("spray_paths = 2", "spray_paths = 8", &["18: transport.spray_paths: 8 is more than underlay.paths (4)"]),
+        ("spray_paths = 2", "spray_paths = 8", &["19: transport.spray_paths: 8 is more than underlay.paths (4)"]),
         (
             "max_window = 1024",
             "max_window = 128",
-            &["25: transport.max_window: initial_window (256) is more than max_window (128)"],
+            &["26: transport.max_window: initial_window (256) is more than max_window (128)"],
         ),
         (
             "rto_floor_us = 300",
             "rto_floor_us = 6000",
-            &["21: transport.rto_floor_us: 6000 is more than initial_rto_us (5000)"],
+            &["22: transport.rto_floor_us: 6000 is more than initial_rto_us (5000)"],
         ),
-        ("vni = 200\nreliability", "vni = 16777216\nreliability", &["42: vpc[1].vni: 16777216 is not in 1..=16777215"]),
-        ("vni = 200\nreliability", "vni = 0\nreliability", &["42: vpc[1].vni: 0 is not in 1..=16777215"]),
+        ("vni = 200\nreliability", "vni = 16777216\nreliability", &["43: vpc[1].vni: 16777216 is not in 1..=16777215"]),
+        ("vni = 200\nreliability", "vni = 0\nreliability", &["43: vpc[1].vni: 0 is not in 1..=16777215"]),
         // Addresses.
         (
             "addresses = [\"192.0.2.2\"]",
             "addresses = [\"192.0.2.300\"]",
-            &["33: peer[0].addresses[0]: \"192.0.2.300\" is not an IP address"],
+            &["34: peer[0].addresses[0]: \"192.0.2.300\" is not an IP address"],
         ),
         (
             "addresses = [\"192.0.2.2\"]",
             "addresses = [\"224.0.0.1\"]",
-            &["33: peer[0].addresses[0]: 224.0.0.1 is no address of one host"],
+            &["34: peer[0].addresses[0]: 224.0.0.1 is no address of one host"],
         ),
         (
             "addresses = [\"192.0.2.2\"]",
             "addresses = [\"198.51.100.1\"]",
-            &["33: peer[0].addresses[0]: 198.51.100.1 is this host's own underlay address"],
+            &["34: peer[0].addresses[0]: 198.51.100.1 is this host's own underlay address"],
         ),
         (
             "addresses = [\"192.0.2.3\"]",
             "addresses = [\"192.0.2.2\"]",
-            &["36: peer[1].addresses[0]: 192.0.2.2 is already peer[0].addresses[0] (line 33)"],
+            &["37: peer[1].addresses[0]: 192.0.2.2 is already peer[0].addresses[0] (line 34)"],
         ),
         (
             "addresses = [\"192.0.2.2\"]",
             "addresses = [\"192.0.2.2\", \"2001:db8::2\"]",
             &[
-                "33: peer[0].addresses: path 1 would go from 198.51.100.1 to 2001:db8::2; a path needs both ends of one family: order the addresses alike",
+                "34: peer[0].addresses: path 1 would go from 198.51.100.1 to 2001:db8::2; a path needs both ends of one family: order the addresses alike",
             ],
         ),
         (
             "addresses = [\"10.0.0.1/24\"]",
             "addresses = [\"10.0.0.1\"]",
             &[
-                "60: port[1].addresses[0]: \"10.0.0.1\" lacks a prefix length; for this address alone write \"10.0.0.1/32\"",
+                "61: port[1].addresses[0]: \"10.0.0.1\" lacks a prefix length; for this address alone write \"10.0.0.1/32\"",
             ],
         ),
         (
             "addresses = [\"10.0.0.1/24\"]",
             "addresses = [\"10.0.0.1/33\"]",
-            &["60: port[1].addresses[0]: \"10.0.0.1/33\" is not an address with a prefix length, such as 10.0.0.1/24"],
+            &["61: port[1].addresses[0]: \"10.0.0.1/33\" is not an address with a prefix length, such as 10.0.0.1/24"],
         ),
         (
             "mac = \"02:00:00:00:00:02\"",
             "mac = \"03:00:00:00:00:02\"",
-            &["65: route[0].mac: 03:00:00:00:00:02 is no address of one interface"],
+            &["66: route[0].mac: 03:00:00:00:00:02 is no address of one interface"],
         ),
         (
             "gateway = [\"10.0.0.254\"]",
             "gateway = [\"10.0.0.254\", \"10.0.0.254\"]",
-            &["40: vpc[0].gateway[1]: 10.0.0.254 is already vpc[0].gateway[0] (line 40)"],
+            &["41: vpc[0].gateway[1]: 10.0.0.254 is already vpc[0].gateway[0] (line 41)"],
         ),
         (
             "socket = \"/run/bifrost/a.sock\"",
@@ -419,175 +421,175 @@ fn bad_configurations() {
         (
             "name = \"kernel\"",
             "name = \"host-b\"",
-            &["35: peer[1].name: peer \"host-b\" is already peer[0].name (line 32)"],
+            &["36: peer[1].name: peer \"host-b\" is already peer[0].name (line 33)"],
         ),
-        ("name = \"kernel\"", "name = \"host-a\"", &["35: peer[1].name: \"host-a\" is this host's own name"]),
+        ("name = \"kernel\"", "name = \"host-a\"", &["36: peer[1].name: \"host-a\" is this host's own name"]),
         (
             "peer = \"host-b\"",
             "peer = \"host-x\"",
-            &["64: route[0].peer: no peer named \"host-x\"; did you mean \"host-b\"?"],
+            &["65: route[0].peer: no peer named \"host-x\"; did you mean \"host-b\"?"],
         ),
         (
             "peer = \"host-b\"",
             "peer = \"elsewhere\"",
-            &["64: route[0].peer: no peer named \"elsewhere\"; known peers: host-b, kernel"],
+            &["65: route[0].peer: no peer named \"elsewhere\"; known peers: host-b, kernel"],
         ),
-        ("vni = 200\nmac", "vni = 300\nmac", &["58: port[1].vni: no [[vpc]] has VNI 300; known VNIs: 100, 200"]),
+        ("vni = 200\nmac", "vni = 300\nmac", &["59: port[1].vni: no [[vpc]] has VNI 300; known VNIs: 100, 200"]),
         (
             "vni = 100\nprefix = \"10.0.1.0/24\"",
             "vni = 300\nprefix = \"10.0.1.0/24\"",
-            &["67: route[1].vni: no [[vpc]] has VNI 300; known VNIs: 100, 200"],
+            &["68: route[1].vni: no [[vpc]] has VNI 300; known VNIs: 100, 200"],
         ),
         (
             "vni = 200\nreliability",
             "vni = 100\nreliability",
-            &["42: vpc[1].vni: VNI 100 is already vpc[0].vni (line 39)"],
+            &["43: vpc[1].vni: VNI 100 is already vpc[0].vni (line 40)"],
         ),
-        ("name = \"web2\"", "name = \"web1\"", &["57: port[1].name: port \"web1\" is already port[0].name (line 46)"]),
+        ("name = \"web2\"", "name = \"web1\"", &["58: port[1].name: port \"web1\" is already port[0].name (line 47)"]),
         (
             "name = \"web2\"",
             "name = \"web/2\"",
-            &["57: port[1].name: \"web/2\" is not 1 to 63 of a-z, A-Z, 0-9, '-', '_' and '.'"],
+            &["58: port[1].name: \"web/2\" is not 1 to 63 of a-z, A-Z, 0-9, '-', '_' and '.'"],
         ),
         (
             "name = \"web2\"",
             "name = \"a-very-long-name\"",
-            &["56: port[1].device: \"a-very-long-name\" has 16 bytes; an interface's name has at most 15"],
+            &["57: port[1].device: \"a-very-long-name\" has 16 bytes; an interface's name has at most 15"],
         ),
-        ("device = \"eth0\"", "device = \"eth0:1\"", &["53: port[0].device: \"eth0:1\" is no name of an interface"]),
+        ("device = \"eth0\"", "device = \"eth0:1\"", &["54: port[0].device: \"eth0:1\" is no name of an interface"]),
         (
             "netns = \"web1\"",
             "netns = \"a/b\"",
-            &["52: port[0].netns: \"a/b\" is neither a name under /run/netns nor an absolute path"],
+            &["53: port[0].netns: \"a/b\" is neither a name under /run/netns nor an absolute path"],
         ),
         (
             "vni = 200\nmac",
             "vni = 100\nmac",
             &[
-                "59: port[1].mac: 02:00:00:00:00:01 is, in VNI 100, already port[0].mac (line 49)",
-                "60: port[1].addresses[0]: 10.0.0.1 is, in VNI 100, already port[0].addresses[0] (line 50)",
+                "60: port[1].mac: 02:00:00:00:00:01 is, in VNI 100, already port[0].mac (line 50)",
+                "61: port[1].addresses[0]: 10.0.0.1 is, in VNI 100, already port[0].addresses[0] (line 51)",
             ],
         ),
         (
             "gateway = [\"10.0.0.254\"]",
             "gateway = [\"10.0.0.1\"]",
-            &["50: port[0].addresses[0]: 10.0.0.1 is, in VNI 100, already vpc[0].gateway[0] (line 40)"],
+            &["51: port[0].addresses[0]: 10.0.0.1 is, in VNI 100, already vpc[0].gateway[0] (line 41)"],
         ),
         (
             "name = \"web2\"",
             "name = \"web2\"\nnetns = \"/run/netns/web1\"\ndevice = \"eth0\"",
-            &["59: port[1].device: interface \"eth0\" of the same namespace is already port[0].device (line 53)"],
+            &["60: port[1].device: interface \"eth0\" of the same namespace is already port[0].device (line 54)"],
         ),
         // Ports.
         (
             "mtu = 1500",
             "mtu = 1535",
             &[
-                "51: port[0].mtu: 1535 and 66 bytes of headers (IPv4 20, UDP 8, VXLAN 8, BIFROST 16, Ethernet 14) are more than underlay.mtu (1600); at most 1534 fit",
+                "52: port[0].mtu: 1535 and 66 bytes of headers (IPv4 20, UDP 8, VXLAN 8, BIFROST 16, Ethernet 14) are more than underlay.mtu (1600); at most 1534 fit",
             ],
         ),
-        ("mtu = 1500", "mtu = 1000", &["51: port[0].mtu: 1000 is below 1280"]),
+        ("mtu = 1500", "mtu = 1000", &["52: port[0].mtu: 1000 is below 1280"]),
         (
             "mac = \"02:00:00:00:00:02\"",
             "mac = \"02:00:00:00:00:02\"\nmtu = 1535",
-            &["66: route[0].mtu: 1535 is more than underlay.mtu (1600) lets pass; at most 1534 fit"],
+            &["67: route[0].mtu: 1535 is more than underlay.mtu (1600) lets pass; at most 1534 fit"],
         ),
         (
             "prefix = \"10.0.0.2/32\"",
             "mtu = 1279\nprefix = \"fd00::2/128\"",
-            &["63: route[0].mtu: 1279 is below 1280, the least that IPv6 allows (RFC 8200)"],
+            &["64: route[0].mtu: 1279 is below 1280, the least that IPv6 allows (RFC 8200)"],
         ),
-        ("mtu = 1600", "mtu = 1500", &["51: port[0].mtu: 1500 and 66 bytes", "56: port[1].mtu: 1500 and 66 bytes"]),
+        ("mtu = 1600", "mtu = 1500", &["52: port[0].mtu: 1500 and 66 bytes", "57: port[1].mtu: 1500 and 66 bytes"]),
         (
             "default_gateway = \"10.0.0.254\"",
             "default_gateway = \"10.0.0.1\"",
-            &["54: port[0].default_gateway: 10.0.0.1 is the port's own address"],
+            &["55: port[0].default_gateway: 10.0.0.1 is the port's own address"],
         ),
         (
             "default_gateway = \"10.0.0.254\"",
             "default_gateway = \"10.1.0.1\"",
             &[
-                "54: port[0].default_gateway: 10.1.0.1 is neither in the port's subnets nor a gateway of VNI 100, so that nobody answers for it",
+                "55: port[0].default_gateway: 10.1.0.1 is neither in the port's subnets nor a gateway of VNI 100, so that nobody answers for it",
             ],
         ),
         (
             "default_gateway = \"10.0.0.254\"",
             "default_gateway = \"fd01::1\"",
-            &["54: port[0].default_gateway: fd01::1 is neither in the port's subnets"],
+            &["55: port[0].default_gateway: fd01::1 is neither in the port's subnets"],
         ),
         (
             "addresses = [\"10.0.0.1/24\"]",
             "addresses = [\"10.0.0.1/24\"]\ndefault_gateway = \"fd00::2\"",
-            &["61: port[1].default_gateway: fd00::2 is of no use: the port has no IPv6 address"],
+            &["62: port[1].default_gateway: fd00::2 is of no use: the port has no IPv6 address"],
         ),
         (
             "queues = 1",
             "queues = 3",
-            &["55: port[0].queues: 3 queues: there is 1, for one worker, or 2, for each of them one (workers.count)"],
+            &["56: port[0].queues: 3 queues: there is 1, for one worker, or 2, for each of them one (workers.count)"],
         ),
-        ("queues = 1", "queues = 0", &["55: port[0].queues: 0 is not in 1..=32"]),
+        ("queues = 1", "queues = 0", &["56: port[0].queues: 0 is not in 1..=32"]),
         (
             "queues = 1",
             "tx_mbit = 0\ntx_kpps = 1000001\nrx_mbit = 400001\nrx_kpps = \"1\"",
             &[
-                "55: port[0].tx_mbit: 0 is not in 1..=400000",
-                "56: port[0].tx_kpps: 1000001 is not in 1..=1000000",
-                "57: port[0].rx_mbit: 400001 is not in 1..=400000",
-                "58: port[0].rx_kpps: expected an integer, found a string",
+                "56: port[0].tx_mbit: 0 is not in 1..=400000",
+                "57: port[0].tx_kpps: 1000001 is not in 1..=1000000",
+                "58: port[0].rx_mbit: 400001 is not in 1..=400000",
+                "59: port[0].rx_kpps: expected an integer, found a string",
             ],
         ),
         // Virtual machines.
-        ("name = \"web2\"", "name = \"web2\"\nkind = \"vhost\"", &["58: port[1].kind: "]),
-        ("name = \"web2\"", "name = \"web2\"\nkind = \"vhost-user\"", &["56: port[1].socket: "]),
+        ("name = \"web2\"", "name = \"web2\"\nkind = \"vhost\"", &["59: port[1].kind: "]),
+        ("name = \"web2\"", "name = \"web2\"\nkind = \"vhost-user\"", &["57: port[1].socket: "]),
         (
             "name = \"web2\"",
             "name = \"web2\"\nkind = \"vhost-user\"\nsocket = \"vm.sock\"\nqueues = 17\nnetns = \"x\"",
             &[
-                "59: port[1].socket: \"vm.sock\" is not an absolute path",
-                "60: port[1].queues: 17 is not in 1..=16",
-                "61: port[1].netns: ",
+                "60: port[1].socket: \"vm.sock\" is not an absolute path",
+                "61: port[1].queues: 17 is not in 1..=16",
+                "62: port[1].netns: ",
             ],
         ),
         (
             "name = \"web2\"",
             "name = \"web2\"\nkind = \"vhost-user\"\nsocket = \"/run/vm.sock\"\npacked = \"on\"",
-            &["60: port[1].packed: expected true or false, found a string"],
+            &["61: port[1].packed: expected true or false, found a string"],
         ),
         (
             "name = \"web2\"",
             "name = \"web2\"\nkind = \"vhost-user\"\nsocket = \"/run/vm.sock\"\nslicing = 1",
-            &["60: port[1].slicing: expected true or false, found an integer"],
+            &["61: port[1].slicing: expected true or false, found an integer"],
         ),
         (
             "name = \"web2\"",
             "name = \"web2\"\nslicing = false",
-            &["58: port[1].slicing: only with kind = \"vhost-user\": a TAP device hands over whole packets; remove it"],
+            &["59: port[1].slicing: only with kind = \"vhost-user\": a TAP device hands over whole packets; remove it"],
         ),
         // Routes.
         (
             "prefix = \"10.0.1.0/24\"",
             "prefix = \"10.0.1.7/24\"",
-            &["68: route[1].prefix: 10.0.1.7/24 has host bits set; write 10.0.1.0/24"],
+            &["69: route[1].prefix: 10.0.1.7/24 has host bits set; write 10.0.1.0/24"],
         ),
         (
             "prefix = \"10.0.1.0/24\"",
             "prefix = \"10.0.0.2/32\"",
-            &["68: route[1].prefix: 10.0.0.2/32 is, in VNI 100, already route[0].prefix (line 63)"],
+            &["69: route[1].prefix: 10.0.0.2/32 is, in VNI 100, already route[0].prefix (line 64)"],
         ),
         (
             "prefix = \"10.0.1.0/24\"",
             "prefix = \"10.0.0.1/32\"",
-            &["68: route[1].prefix: 10.0.0.1 is the address of the local port \"web1\""],
+            &["69: route[1].prefix: 10.0.0.1 is the address of the local port \"web1\""],
         ),
         (
             "mac = \"02:00:00:00:00:03\"",
             "mac = \"02:00:00:00:00:02\"",
-            &["70: route[1].mac: 02:00:00:00:00:02 lives on peer \"host-b\" already (line 65), not on two hosts"],
+            &["71: route[1].mac: 02:00:00:00:00:02 lives on peer \"host-b\" already (line 66), not on two hosts"],
         ),
         (
             "mac = \"02:00:00:00:00:03\"",
             "mac = \"02:00:00:00:00:01\"",
-            &["70: route[1].mac: 02:00:00:00:00:01 is the MAC address of the local port \"web1\""],
+            &["71: route[1].mac: 02:00:00:00:00:01 is the MAC address of the local port \"web1\""],
         ),
         // Shapes.
         ("[control]\n", "[[control]]\n", &["3: control: expected a table [control], found a list"]),
@@ -630,7 +632,7 @@ fn all_errors_at_once_in_order() {
         .replace("peer = \"kernel\"", "peer = \"nobody\"");
     let errors = Config::parse(&text, "/etc/bifrost/bifrostd.toml").unwrap_err();
     let fields: Vec<_> = errors.errors().iter().map(|e| (e.line, e.field.as_str())).collect();
-    assert_eq!(fields, [(2, "host.name"), (12, "underlay.paths"), (69, "route[1].peer")]);
+    assert_eq!(fields, [(2, "host.name"), (12, "underlay.paths"), (70, "route[1].peer")]);
     assert!(errors.to_string().starts_with("/etc/bifrost/bifrostd.toml:2: host.name: "), "{errors}");
 }
 

@@ -1,4 +1,4 @@
-//! How many packets of one guest are fetched in one turn.
+//! How many packets of one guest, or of the underlay, are fetched in one turn.
 //!
 //! What is fetched leaves at the end of the turn, and only then can the host at the other end begin. Fifty requests that leave in one
 //! go arrive in one go, are answered in one go, and while one host works on them the other one waits. So few are fetched at a time. A
@@ -14,7 +14,7 @@ const FLOOD: u8 = 8;
 /// More full turns than that are not remembered.
 const MEMORY: u8 = 2 * FLOOD;
 
-/// The budget of a guest.
+/// The budget of a guest, or of the underlay.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Budget {
     full_turns: u8,

@@ -1,6 +1,7 @@
 //! The rooms of one worker, side by side; guest.rs, underlay.rs and emit.rs walk packets through them.
 
 use std::io;
+use std::ops::Range;
 
 use bifrost_avs::{Switch, VECTOR};
 use bifrost_nic::{Malformed, Parsed};
@@ -11,6 +12,8 @@ use bifrost_wire::{Mac, Vni};
 use foldhash::fast::RandomState;
 use hashbrown::HashMap;
 
+use crate::budget::Budget;
+use crate::bundle::Bundler;
 use crate::capture::Capture;
 use crate::counters::Counters;
 use crate::delayed::Delayed;
@@ -37,6 +40,8 @@ pub struct CoreConfig {
     pub salt: u32,
     /// How plain VXLAN chooses among paths.
     pub plain_paths: PlainPaths,
+    /// The longest datagram, UDP payload in bytes, in which the transport's packets may leave together; 0: each goes alone.
+    pub bundle_bytes: u16,
 }
 
 /// Everything of a worker but its way to other hosts, its thread and its clock: one code for the daemon and for
@@ -52,6 +57,7 @@ pub struct Core<P> {
     pub(crate) vnics: HashMap<(Vni, Mac), u16, RandomState>,
     pub(crate) out: Output,
     pub(crate) batch: TxBatch,
+    pub(crate) bundler: Bundler,
     pub(crate) frames: Vec<TxFrame>,
     /// What the headers of a guest's next frames say.
     pub(crate) parsed: Vec<Result<Parsed, Malformed>>,
@@ -66,6 +72,9 @@ pub struct Core<P> {
     pub(crate) pressure: Pressure,
     /// Datagrams may be waiting.
     pub(crate) underlay_readable: bool,
+    /// Datagrams of the last batch that have not been looked at.
+    pub(crate) arrived: Range<usize>,
+    pub(crate) receive_budget: Budget,
     /// Ports whose wish to be watched has changed.
     rewatch: Vec<u16>,
     /// Some guest may not send as much as it likes.
@@ -85,6 +94,7 @@ impl<P: GuestPort> Core<P> {
             vnics: HashMap::default(),
             out: Output::default(),
             batch: TxBatch::default(),
+            bundler: Bundler::new(config.bundle_bytes),
             frames: Vec::with_capacity(256),
             parsed: Vec::with_capacity(VECTOR),
             scratch: Vec::with_capacity(2048),
@@ -95,6 +105,8 @@ impl<P: GuestPort> Core<P> {
             capture: None,
             pressure: Pressure::default(),
             underlay_readable: true,
+            arrived: 0..0,
+            receive_budget: Budget::default(),
             rewatch: Vec::new(),
             has_limits: false,
         }
@@ -255,7 +267,12 @@ impl<P: GuestPort> Core<P> {
 
     /// Whether the underlay or a guest may have something that can be had now.
     pub fn has_more(&self) -> bool {
-        self.underlay_readable || self.ports.iter().flatten().any(|p| p.unfinished || p.readable && p.watched)
+        self.has_arrivals() || self.ports.iter().flatten().any(|p| p.unfinished || p.readable && p.watched)
+    }
+
+    /// Whether datagrams may be waiting, here or in the underlay.
+    pub(crate) fn has_arrivals(&self) -> bool {
+        self.underlay_readable || !self.arrived.is_empty()
     }
 
     /// A port for which [`is_watched`](Self::is_watched) has changed since it was last returned here.

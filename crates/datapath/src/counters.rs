@@ -21,6 +21,10 @@ pub struct Counters {
     pub underlay_tx_packets: u64,
     /// Bytes of them, from the VXLAN header on.
     pub underlay_tx_bytes: u64,
+    /// Packets that left in the datagram of another.
+    pub joined_packets: u64,
+    /// Packets that came in the datagram of another.
+    pub parted_packets: u64,
     /// Datagrams from an address that is no configured peer.
     pub unknown_peer_packets: u64,
     /// Datagrams whose VXLAN header is short or lacks the I flag.
@@ -206,6 +210,8 @@ impl Counters {
             ("datapath.answered_packets", self.answered_packets),
             ("datapath.former_rx_packets", self.former_rx_packets),
             ("datapath.emitted_packets", self.emitted_packets),
+            ("datapath.joined_packets", self.joined_packets),
+            ("datapath.parted_packets", self.parted_packets),
             ("datapath.plain_rx_packets", self.plain_rx_packets),
             ("datapath.plain_tx_packets", self.plain_tx_packets),
             ("datapath.plain_moved_buckets", self.plain_moved_buckets),

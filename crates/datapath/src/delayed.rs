@@ -41,9 +41,18 @@ pub(crate) enum Packet {
 
 impl Packet {
     /// A copy of a datagram that came in.
-    pub(crate) fn copy_of(datagram: &Datagram<'_>, at_port: bool) -> Self {
+    pub(crate) fn copy_of(datagram: &Datagram<'_>) -> Self {
+        Self::come_in(datagram, datagram.payload.to_vec(), false)
+    }
+
+    /// What came in a datagram for a port, whose faults have been applied; as the UDP payload of a datagram of its own.
+    pub(crate) fn at_port(datagram: &Datagram<'_>, bytes: Vec<u8>) -> Self {
+        Self::come_in(datagram, bytes, true)
+    }
+
+    fn come_in(datagram: &Datagram<'_>, bytes: Vec<u8>, at_port: bool) -> Self {
         Packet::In {
-            bytes: datagram.payload.to_vec(),
+            bytes,
             source: datagram.source,
             plain: datagram.service == Service::Vxlan,
             ecn: datagram.ecn,

@@ -2,12 +2,13 @@
 
 use bifrost_port::{GuestPort, LaneId, TxHandle, Underlay};
 use bifrost_rte::{Control, ControlOut, DataOut};
-use bifrost_wire::bifrost::{self, DataHeader, PathId};
+use bifrost_wire::bifrost::{self, Cid, DataHeader, Packet, PathId};
 use bifrost_wire::{Vni, vxlan};
 
-use crate::capture::{Note, Stage, Way};
+use crate::bundle::Way;
+use crate::capture::{self, Note, Stage};
 use crate::core::Core;
-use crate::delayed::Packet;
+use crate::delayed;
 use crate::fault::Direction;
 
 /// ECN codepoints (RFC 3168).
@@ -23,6 +24,7 @@ impl<P: GuestPort> Core<P> {
         }
         let out = std::mem::take(&mut self.out);
         self.counters.emitted_packets += (out.data.len() + out.control.len() + out.plain.len()) as u64;
+        let first = self.batch.len();
         for data in &out.data {
             if self.send_data::<SEEN>(data).is_none() {
                 self.counters.gone_tx_packets += 1;
@@ -32,6 +34,10 @@ impl<P: GuestPort> Core<P> {
             if self.send_control(control).is_none() {
                 self.counters.gone_tx_packets += 1;
             }
+        }
+        self.bundler.close();
+        if !self.faults.is_empty() {
+            self.spoil_from(first);
         }
         for plain in &out.plain {
             let intact = self.port_mut(plain.owner).is_none_or(|p| p.port.is_intact(TxHandle(plain.handle)));
@@ -69,6 +75,7 @@ impl<P: GuestPort> Core<P> {
         let vni = Vni::new(data.vni)?;
         let peer = self.peers.of_engine(data.peer)?;
         let (lane, id) = (peer.lane(data.header.path), peer.config.id);
+        let (version, cid) = (Some(data.header.version), data.header.cid);
         let port = self.ports.get_mut(usize::from(data.owner))?.as_mut()?;
         // Not sent again, it is given up after a while, and the receiver goes on without it.
         if data.header.retransmit && !port.port.is_intact(TxHandle(data.handle)) {
@@ -77,10 +84,9 @@ impl<P: GuestPort> Core<P> {
         }
         let held = port.held.get(data.handle as usize)?.as_ref()?;
         let flow = held.flow;
-        let ecn = if data.header.ecn { ECT_0 } else { NOT_ECT };
-        let faulty = !self.faults.is_empty();
-        self.batch.push(lane, ecn, |buffer| {
-            buffer.extend_from_slice(&vxlan::emit(vni));
+        let way = Way { lane, ecn: if data.header.ecn { ECT_0 } else { NOT_ECT }, vni, cid, version };
+        let frame_len = held.segments.len(u16::from(data.segment));
+        let joined = self.bundler.push(&mut self.batch, way, DataHeader::LEN + frame_len, |buffer| {
             buffer.extend_from_slice(&data.header.emit());
             let frame = buffer.len();
             let copy = |from, to, out: &mut Vec<u8>| port.port.copy(TxHandle(data.handle), from, to, out);
@@ -92,32 +98,31 @@ impl<P: GuestPort> Core<P> {
         if SEEN && let (Some(capture), Some(payload)) = (&mut self.capture, self.batch.last()) {
             let what = if data.header.retransmit { "sent again" } else { "sent" };
             let note = Note { peer: Some(id), flow: Some(flow), ..Note::outwards(what, data.owner) };
-            let frame = &payload[vxlan::HEADER_LEN + DataHeader::LEN..];
+            let frame = &payload[payload.len() - frame_len.min(payload.len())..];
             capture.frame(Stage::Post, note.of_data(vni, &data.header), frame, frame.len());
         }
-        if faulty {
-            self.spoil_last(id, data.header.path, lane, ecn);
-        }
+        self.counters.joined_packets += u64::from(joined);
         Some(())
     }
 
     fn send_control(&mut self, control: &ControlOut) -> Option<()> {
         let vni = Vni::new(control.vni)?;
         let peer = self.peers.of_engine(control.peer)?;
-        let (lane, id) = (peer.lane(control.path), peer.config.id);
-        self.batch.push(lane, NOT_ECT, |buffer| {
-            buffer.extend_from_slice(&vxlan::emit(vni));
-            match &control.packet {
-                Control::Ack(ack) => ack.emit(buffer),
-                Control::Probe(header) => buffer.extend_from_slice(&header.emit()),
-                Control::Skip(header) => buffer.extend_from_slice(&header.emit_skip()),
-                Control::Setup(setup) => buffer.extend_from_slice(&setup.emit()),
-                Control::Reset(reset) => buffer.extend_from_slice(&reset.emit()),
-            }
+        let (version, cid, len) = match &control.packet {
+            Control::Ack(ack) => (Some(ack.version), ack.cid, ack.len()),
+            Control::Probe(header) | Control::Skip(header) => (None, header.cid, DataHeader::LEN),
+            // They may be for any worker of the peer.
+            Control::Setup(_) | Control::Reset(_) => (None, Cid::NONE, 0),
+        };
+        let way = Way { lane: peer.lane(control.path), ecn: NOT_ECT, vni, cid, version };
+        let joined = self.bundler.push(&mut self.batch, way, len, |buffer| match &control.packet {
+            Control::Ack(ack) => ack.emit(buffer),
+            Control::Probe(header) => buffer.extend_from_slice(&header.emit()),
+            Control::Skip(header) => buffer.extend_from_slice(&header.emit_skip()),
+            Control::Setup(setup) => buffer.extend_from_slice(&setup.emit()),
+            Control::Reset(reset) => buffer.extend_from_slice(&reset.emit()),
         });
-        if !self.faults.is_empty() {
-            self.spoil_last(id, control.path, lane, NOT_ECT);
-        }
+        self.counters.joined_packets += u64::from(joined);
         Some(())
     }
 
@@ -149,8 +154,14 @@ impl<P: GuestPort> Core<P> {
         self.counters.plain_tx_packets += 1;
         if SEEN && let Some(capture) = &mut self.capture {
             let (vni, path) = (Some(vni.get()), Some(path));
-            let note =
-                Note { way: Way::Out, peer: Some(peer), vni, path, what: "the switch's answer", ..Note::default() };
+            let note = Note {
+                way: capture::Way::Out,
+                peer: Some(peer),
+                vni,
+                path,
+                what: "the switch's answer",
+                ..Note::default()
+            };
             capture.frame(Stage::Post, note, answer, answer.len());
         }
         if !self.faults.is_empty() {
@@ -199,6 +210,17 @@ impl<P: GuestPort> Core<P> {
         Some((path, lane))
     }
 
+    /// Applies the paths' faults to the transport's datagrams from `first` on.
+    #[cold]
+    fn spoil_from(&mut self, first: usize) {
+        for (lane, ecn, bytes) in self.batch.take_from(first) {
+            self.batch.push(lane, ecn, |buffer| buffer.extend_from_slice(&bytes));
+            if let Some((peer, path)) = self.peers.path_of(lane) {
+                self.spoil_last(peer, path, lane, ecn);
+            }
+        }
+    }
+
     /// Applies the path's faults to the datagram that was just added.
     fn spoil_last(&mut self, peer: u16, path: PathId, lane: LaneId, ecn: u8) {
         let fate = self.faults.on_path(peer, path.get(), Direction::Tx);
@@ -227,7 +249,7 @@ impl<P: GuestPort> Core<P> {
         if fate.delay_ns > 0 {
             self.counters.fault_delayed_packets += 1;
             self.counters.fault_tx_put_off_packets += 1;
-            self.put_off(fate.delay_ns, Packet::Out { lane, ecn, bytes });
+            self.put_off(fate.delay_ns, delayed::Packet::Out { lane, ecn, bytes });
         } else {
             self.batch.push(lane, ecn, |buffer| buffer.extend_from_slice(&bytes));
         }
@@ -240,9 +262,13 @@ impl<P: GuestPort> Core<P> {
         let Ok((vni, inside)) = vxlan::parse(payload) else { return };
         let note =
             Note { peer: Some(peer), vni: Some(vni.get()), path: Some(path.get()), what: "fault", ..Note::default() };
-        match bifrost::parse_data_packet(inside) {
+        let mut see = |packet: &[u8]| match bifrost::parse_data_packet(packet) {
             Some((header, frame)) => capture.dropped(note.of_data(vni, &header), frame, frame.len()),
-            None => capture.dropped(note, inside, inside.len()),
+            None => capture.dropped(note, packet, packet.len()),
+        };
+        match bifrost::parse(inside) {
+            Ok(Packet::Bundle(bundle)) => bundle.packets().for_each(see),
+            _ => see(inside),
         }
     }
 }

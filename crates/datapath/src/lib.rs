@@ -6,7 +6,8 @@
 //!
 //! A packet's way, file by file:
 //!
-//! * out: `guest.rs` fetches, parses, asks the switch, hands to the transport; `emit.rs` segments, encapsulates and sends;
+//! * out: `guest.rs` fetches, parses, asks the switch, hands to the transport; `emit.rs` segments, encapsulates and sends
+//!   (`bundle.rs`: what together);
 //! * in: `underlay.rs` decapsulates, asks the transport, verifies and places (`pressure.rs`: whom, if it is too much); `turn.rs` publishes, then acknowledges.
 //!
 //! All of that is [`Core`], which does no I/O of its own and reads no clock: [`Core::turn`] is the way of a packet, over
@@ -16,6 +17,7 @@
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
 mod budget;
+mod bundle;
 pub mod capture;
 mod core;
 mod counters;

@@ -219,6 +219,14 @@ impl Peers {
         Some((choice.path, peer.vxlan[usize::from(choice.path)], choice.moved))
     }
 
+    /// The peer and the path of one of the transport's lanes.
+    pub(crate) fn path_of(&self, lane: LaneId) -> Option<(u16, PathId)> {
+        self.iter().find_map(|peer| {
+            let path = peer.bifrost.iter().position(|l| *l == lane)?;
+            Some((peer.config.id, PathId::masked(path as u8)))
+        })
+    }
+
     pub(crate) fn get(&self, id: u16) -> Option<&Peer> {
         self.by_id.get(usize::from(id))?.as_ref()
     }

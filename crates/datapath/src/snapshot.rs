@@ -112,6 +112,7 @@ impl<P: GuestPort> Core<P> {
         let (send, receive) = self.engine.pages_used();
         counters.insert("rte.send_pages".to_string(), u64::from(send));
         counters.insert("rte.receive_pages".to_string(), u64::from(receive));
+        counters.insert("datapath.unread_datagrams".to_string(), self.arrived.len() as u64);
         counters.insert("fault.waiting_packets".to_string(), self.delayed.len() as u64);
         counters.insert("rte.connections".to_string(), self.engine.connections() as u64);
         let ports = self.ports.iter().flatten().map(|p| PortView {

@@ -5,9 +5,6 @@ use bifrost_rte::Time;
 
 use crate::core::Core;
 
-/// Receive batches in one turn before guests get theirs.
-const UNDERLAY_ROUNDS: usize = 4;
-
 impl<P: GuestPort> Core<P> {
     /// One turn: a packet's way through the rooms. Returns whether there was anything to do.
     ///
@@ -58,30 +55,40 @@ impl<P: GuestPort> Core<P> {
         busy
     }
 
-    /// Receives batches until nothing is waiting or guests must have their turn.
+    /// Receives until nothing is waiting or the turn has what it may have (budget.rs): what it brings is shown to the guests, and
+    /// answered by them, before there is more.
     fn receive<const SEEN: bool>(&mut self, underlay: &mut impl Underlay) -> bool {
-        let (mut busy, mut waited_ns) = (false, 0);
-        for _ in 0..UNDERLAY_ROUNDS {
-            if !self.underlay_readable {
-                break;
-            }
-            let count = underlay.recv().unwrap_or(0);
-            self.underlay_readable = count > 0;
-            if count > 0 {
-                busy = true;
+        let (budget, before, mut count, mut waited_ns) = (self.receive_budget.packets(), self.arrivals(), 0, 0);
+        while count < budget {
+            if self.arrived.is_empty() {
+                if !self.underlay_readable {
+                    break;
+                }
+                self.arrived = 0..underlay.recv().unwrap_or(0);
+                self.underlay_readable = !self.arrived.is_empty();
                 self.now = self.now.max(Time(underlay.received_at_ns()));
+                continue;
             }
             let mut oldest = self.now;
-            for i in 0..count {
-                let datagram = underlay.datagram(i);
+            while count < budget
+                && let Some(index) = self.arrived.next()
+            {
+                let datagram = underlay.datagram(index);
                 oldest = oldest.min(Time(datagram.rx_time_ns));
                 self.on_datagram::<SEEN>(&datagram);
+                count = (self.arrivals() - before) as usize;
             }
             waited_ns = waited_ns.max(self.now.since(oldest));
         }
-        let is_crowded = self.underlay_readable && self.vnics.len() > 1;
+        self.receive_budget.fetched(count, budget);
+        let is_crowded = self.has_arrivals() && self.vnics.len() > 1;
         self.pressure.turned(self.now, if is_crowded { waited_ns } else { 0 });
-        busy
+        count > 0
+    }
+
+    /// Packets that have arrived so far, alone or with others.
+    fn arrivals(&self) -> u64 {
+        self.counters.underlay_rx_packets + self.counters.parted_packets
     }
 
     /// Tells the guests which of their buffers are theirs again, each once.

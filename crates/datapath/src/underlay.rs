@@ -96,7 +96,7 @@ impl<P: GuestPort> Core<P> {
         }
         self.counters.fault_delayed_packets += 1;
         self.counters.fault_rx_put_off_packets += 1;
-        self.put_off(fate.delay_ns, delayed::Packet::copy_of(datagram, false));
+        self.put_off(fate.delay_ns, delayed::Packet::copy_of(datagram));
     }
 
     /// Has a packet wait because of a fault.
@@ -151,18 +151,45 @@ impl<P: GuestPort> Core<P> {
                 return;
             }
         };
+        let Packet::Bundle(bundle) = packet else {
+            return self.on_packet::<SEEN>(peer, vni, &arrival, packet, datagram, at_port);
+        };
+        for (i, packet) in bundle.packets().enumerate() {
+            self.counters.parted_packets += u64::from(i > 0);
+            match bifrost::parse(packet) {
+                Ok(packet) => self.on_packet::<SEEN>(peer, vni, &arrival, packet, datagram, at_port),
+                Err(reason) => {
+                    self.counters.refused_packets[reason.index()] += 1;
+                    self.see_lost::<SEEN>(reason.name(), datagram);
+                }
+            }
+        }
+    }
+
+    /// A packet of the transport, alone or in a bundle, that came in `datagram`.
+    fn on_packet<const SEEN: bool>(
+        &mut self,
+        peer: u16,
+        vni: Vni,
+        arrival: &Arrival,
+        packet: Packet<'_>,
+        datagram: &Datagram<'_>,
+        at_port: bool,
+    ) {
         let now = self.now;
         self.counters.control_rx_packets += u64::from(!matches!(packet, Packet::Data(..)));
         match packet {
-            Packet::Data(header, frame) => self.on_data::<SEEN>(peer, vni, &arrival, &header, frame, datagram, at_port),
-            Packet::Ack(ack) => self.engine.on_ack(now, &arrival, &ack, &mut self.out),
-            Packet::Probe(header) => self.engine.on_probe(now, &arrival, &header, &mut self.out),
-            Packet::Skip(header) => self.engine.on_skip(now, &arrival, &header, &mut self.out),
+            Packet::Data(header, frame) => self.on_data::<SEEN>(peer, vni, arrival, &header, frame, datagram, at_port),
+            Packet::Ack(ack) => self.engine.on_ack(now, arrival, &ack, &mut self.out),
+            Packet::Probe(header) => self.engine.on_probe(now, arrival, &header, &mut self.out),
+            Packet::Skip(header) => self.engine.on_skip(now, arrival, &header, &mut self.out),
             Packet::Setup(setup) => {
                 let vnic = self.vnic_for(vni, peer, &setup);
-                self.engine.on_setup(now, &arrival, &setup, vnic, &mut self.out);
+                self.engine.on_setup(now, arrival, &setup, vnic, &mut self.out);
             }
             Packet::Reset(reset) => self.on_reset(StrayReset { peer, vni: vni.get(), reset, workers_left: u16::MAX }),
+            // Not in another bundle: its parser sees to that.
+            Packet::Bundle(_) => {}
         }
     }
 
@@ -179,7 +206,7 @@ impl<P: GuestPort> Core<P> {
     ) {
         // What a fault takes or the wire has damaged never reaches the engine: it has not arrived (PROTOCOL §7.1).
         let parsed = parse(frame, frame.len());
-        if !self.faults.is_empty() && !at_port && self.port_fault(header, frame, datagram, &parsed) {
+        if !self.faults.is_empty() && !at_port && self.port_fault(vni, header, frame, datagram, &parsed) {
             return;
         }
         let is_crowded_out = self.pressure.is_on() && !at_port && {
@@ -328,6 +355,7 @@ impl<P: GuestPort> Core<P> {
     #[cold]
     fn port_fault(
         &mut self,
+        vni: Vni,
         header: &DataHeader,
         frame: &[u8],
         datagram: &Datagram<'_>,
@@ -344,14 +372,15 @@ impl<P: GuestPort> Core<P> {
             }
             return true;
         }
+        let alone = || delayed::Packet::at_port(datagram, [&vxlan::emit(vni)[..], &header.emit(), frame].concat());
         if fate.duplicate {
             self.counters.fault_duplicated_packets += 1;
-            self.put_off(0, delayed::Packet::copy_of(datagram, true));
+            self.put_off(0, alone());
         }
         if fate.delay_ns > 0 {
             self.counters.fault_delayed_packets += 1;
             self.counters.fault_rx_put_off_packets += 1;
-            self.put_off(fate.delay_ns, delayed::Packet::copy_of(datagram, true));
+            self.put_off(fate.delay_ns, alone());
             return true;
         }
         let Some(bit) = fate.corrupt else { return false };
@@ -423,7 +452,7 @@ impl<P: GuestPort> Core<P> {
                 self.counters.fault_duplicated_packets += u64::from(fate.duplicate);
                 self.counters.fault_rx_put_off_packets += 1;
                 for _ in 0..1 + usize::from(fate.duplicate) {
-                    let mut copy = delayed::Packet::copy_of(datagram, true);
+                    let mut copy = delayed::Packet::at_port(datagram, datagram.payload.to_vec());
                     if let (Some(bit), delayed::Packet::In { bytes, .. }) = (fate.corrupt, &mut copy) {
                         self.counters.fault_corrupted_packets += 1;
                         // The frame, not the VXLAN header: this fault sits behind decapsulation.

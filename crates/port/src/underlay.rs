@@ -78,6 +78,25 @@ impl TxBatch {
         self.entries.push(Entry { lane, start: start as u32, len: len as u32, ecn });
     }
 
+    /// Makes the datagram that was added last another one: `write` is given the buffer that ends with its UDP payload, and where
+    /// that begins. No datagram, no change.
+    pub fn extend_last(&mut self, write: impl FnOnce(&mut Vec<u8>, usize)) {
+        let Some(entry) = self.entries.last_mut() else { return };
+        write(&mut self.bytes, entry.start as usize);
+        entry.len = self.bytes.len() as u32 - entry.start;
+    }
+
+    /// Takes the datagrams from `first` on back out, in order: lane, ECN codepoint, UDP payload.
+    pub fn take_from(&mut self, first: usize) -> Vec<(LaneId, u8, Vec<u8>)> {
+        let end = first.min(self.entries.len());
+        let taken = self.entries[end..].iter();
+        let taken = taken.map(|e| (e.lane, e.ecn, self.bytes[e.start as usize..(e.start + e.len) as usize].to_vec()));
+        let taken = taken.collect();
+        self.bytes.truncate(self.entries.get(end).map_or(self.bytes.len(), |e| e.start as usize));
+        self.entries.truncate(end);
+        taken
+    }
+
     /// Takes the datagram that was added last back out; returns its UDP payload.
     pub fn pop(&mut self) -> Option<Vec<u8>> {
         let entry = self.entries.pop()?;

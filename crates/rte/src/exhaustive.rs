@@ -286,7 +286,7 @@ fn says(start: u32, present: &[u32]) {
     // As the engine does: one cumulative ACK, and selective ones for what lies beyond its 256 packets.
     loop {
         let ack = AckHeader {
-            version: Version::V2,
+            version: Version::LATEST,
             cc: 0,
             probe: false,
             path: PathId::default(),

@@ -11,6 +11,9 @@ use crate::underlay::{SimUnderlay, address};
 /// No time.
 pub(crate) const NEVER: u64 = u64::MAX;
 
+/// The longest datagram in which packets leave together: the daemon's default.
+const BUNDLE_BYTES: u16 = 1452;
+
 /// A vNIC as its host knows it.
 #[derive(Clone, Debug)]
 pub(crate) struct Vnic {
@@ -91,7 +94,10 @@ impl Host {
     pub(crate) fn start(&mut self, instance: u64, salt: u32) {
         let switch = avs::Switch::build(&self.tables, 0).expect("a switch without contradictions");
         let (transport, plain_paths) = (self.config.clone(), PlainPaths::default());
-        let mut core = Core::new(CoreConfig { index: 0, transport, instance, salt, plain_paths }, switch);
+        let mut core = Core::new(
+            CoreConfig { index: 0, transport, instance, salt, plain_paths, bundle_bytes: BUNDLE_BYTES },
+            switch,
+        );
         for ((owner, vnic), port) in (0..).zip(&self.vnics).zip(self.parked.drain(..)) {
             let Vnic { vni, mac, ordering, reliable, .. } = *vnic;
             let config = PortConfig { owner, vni, mac, ordering, reliable, port };
@@ -182,7 +188,10 @@ mod tests {
         const PACKETS: u64 = 100;
         let switch = avs::Switch::build(&avs::Tables::default(), 0).unwrap();
         let (transport, plain_paths) = (Config::default(), PlainPaths::default());
-        let mut core = Core::new(CoreConfig { index: 0, transport, instance: 1, salt: 1, plain_paths }, switch);
+        let mut core = Core::new(
+            CoreConfig { index: 0, transport, instance: 1, salt: 1, plain_paths, bundle_bytes: BUNDLE_BYTES },
+            switch,
+        );
         let mut port = SimPort::new(256, 256, 65_535);
         for _ in 0..PACKETS {
             // No Ethernet frame of any protocol that is known: the way of each ends soon.

@@ -5,14 +5,18 @@
 use bifrost_wire::Mac;
 use bifrost_wire::bifrost::{
     AckHeader, AckKind, Bitmap, Cid, DataHeader, Packet, PathId, Psn, Refusal, RejectReason, Reset, Setup, SetupKind,
-    Tick, Version, parse,
+    Tick, Version, bundle, parse,
 };
 use proptest::collection::vec;
 use proptest::prelude::*;
 
+fn version() -> impl Strategy<Value = Version> {
+    prop_oneof![Just(Version::V1), Just(Version::V2), Just(Version::V3)]
+}
+
 prop_compose! {
     fn data_header()(
-        v2: bool,
+        version in version(),
         cc in 0u8..16,
         [ack_now, from_responder, ecn, retransmit] in any::<[bool; 4]>(),
         path: u8,
@@ -22,7 +26,7 @@ prop_compose! {
         timestamp: u32,
     ) -> DataHeader {
         DataHeader {
-            version: if v2 { Version::V2 } else { Version::V1 },
+            version,
             cc,
             probe: false,
             ack_now,
@@ -30,7 +34,7 @@ prop_compose! {
             ecn,
             retransmit,
             path: PathId::masked(path),
-            distance: if v2 { distance } else { 0 },
+            distance: if version.has_distance() { distance } else { 0 },
             psn: Psn(psn),
             cid: Cid(cid),
             timestamp: Tick(timestamp),
@@ -40,7 +44,7 @@ prop_compose! {
 
 prop_compose! {
     fn ack_header()(
-        (v2, probe) in any::<(bool, bool)>(),
+        (version, probe) in (version(), any::<bool>()),
         (cc, path, hops) in (0u8..16, 0u8..8, 0u8..16),
         kind in prop_oneof![Just(AckKind::Cumulative), Just(AckKind::Selective), Just(AckKind::RateLimited)],
         (psn, base) in any::<(u32, u32)>(),
@@ -50,7 +54,7 @@ prop_compose! {
         words in vec(any::<u32>(), 0..=8),
     ) -> AckHeader {
         AckHeader {
-            version: if v2 { Version::V2 } else { Version::V1 },
+            version,
             cc,
             probe,
             path: PathId::masked(path),
@@ -137,6 +141,20 @@ proptest! {
     }
 
     #[test]
+    fn bundles_round_trip(first in data_header(), others in vec((data_header(), vec(any::<u8>(), 14..100)), 0..5)) {
+        let worker = first.cid.0 & 0xff00_0000;
+        let of = |header: DataHeader| DataHeader { cid: Cid(worker | header.cid.0 & 0x00ff_ffff | 1), ..header };
+        let mut packets = vec![of(first).emit_skip().to_vec()];
+        packets.extend(others.into_iter().map(|(header, frame)| [&of(header).emit()[..], &frame].concat()));
+        let mut bytes = vec![1, 2, 3];
+        bytes.extend_from_slice(&packets[0]);
+        bundle::begin(&mut bytes, 3);
+        packets[1..].iter().for_each(|packet| bundle::append(&mut bytes, |out| out.extend_from_slice(packet)));
+        let Ok(Packet::Bundle(bundle)) = parse(&bytes[3..]) else { panic!("{:?}", parse(&bytes[3..])) };
+        prop_assert!(bundle.packets().eq(packets.iter().map(Vec::as_slice)));
+    }
+
+    #[test]
     fn probe_and_skip_round_trip(header in data_header()) {
         let probe = DataHeader { probe: true, ..header };
         let (probe_bytes, skip_bytes) = (probe.emit(), header.emit_skip());
@@ -209,6 +227,13 @@ proptest! {
                 }
                 Packet::Setup(setup) => setup.emit().to_vec(),
                 Packet::Reset(reset) => reset.emit().to_vec(),
+                Packet::Bundle(bundle) => {
+                    let packets: Vec<_> = bundle.packets().collect();
+                    let mut out = packets[0].to_vec();
+                    bundle::begin(&mut out, 0);
+                    packets[1..].iter().for_each(|packet| bundle::append(&mut out, |out| out.extend_from_slice(packet)));
+                    out
+                }
             };
             prop_assert_eq!(again.len(), bytes.len());
             prop_assert_eq!(parse(&again), Ok(packet));

@@ -7,7 +7,7 @@ use std::path::Path;
 use bifrost_wire::Mac;
 use bifrost_wire::bifrost::{
     AckHeader, AckKind, Bitmap, Cid, DataHeader, Packet, PathId, Psn, Refusal, RejectReason, Reset, Setup, SetupKind,
-    Tick, Version, parse,
+    Tick, Version, bundle, parse,
 };
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
@@ -180,6 +180,38 @@ fn reset_vectors() {
         assert_eq!(v.r#type, "RESET");
         let reset = Reset { unknown: cid(&v.unknown_cid) };
         v.common.check(Packet::Reset(reset), &reset.emit());
+    }
+}
+
+#[test]
+fn bundle_vectors() {
+    #[derive(Deserialize)]
+    #[serde(deny_unknown_fields)]
+    struct Vector {
+        name: String,
+        hex: String,
+        emits: Option<String>,
+        r#type: String,
+        cid: String,
+        packets: Vec<String>,
+    }
+    for v in load::<Vector>("bundle.toml") {
+        assert_eq!(v.r#type, "BUNDLE");
+        let (bytes, packets) = (hex(&v.hex), v.packets.iter().map(|packet| hex(packet)).collect::<Vec<_>>());
+        let Ok(Packet::Bundle(found)) = parse(&bytes) else { panic!("{}: {:?}", v.name, parse(&bytes)) };
+        assert_eq!(found.cid, cid(&v.cid), "{}", v.name);
+        assert!(found.packets().eq(packets.iter().map(Vec::as_slice)), "{}", v.name);
+        assert!(packets.iter().all(|packet| parse(packet).is_ok()), "{}", v.name);
+        let mut emitted = packets[0].clone();
+        bundle::begin(&mut emitted, 0);
+        packets[1..].iter().for_each(|packet| bundle::append(&mut emitted, |out| out.extend_from_slice(packet)));
+        assert_eq!(emitted, v.emits.as_deref().map_or_else(|| bytes.clone(), hex), "{}", v.name);
+        // Without its end it is refused as a whole, unless just packets are missing.
+        for len in 0..bytes.len() {
+            let Ok(Packet::Bundle(rest)) = parse(&bytes[..len]) else { continue };
+            let rest: Vec<_> = rest.packets().collect();
+            assert!(rest.len() < packets.len() && packets.iter().zip(&rest).all(|(a, b)| a == b), "{}: {len}", v.name);
+        }
     }
 }
 

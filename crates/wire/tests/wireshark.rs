@@ -88,6 +88,30 @@ fn every_field_of_every_vector_is_dissected() {
 }
 
 #[test]
+fn each_packet_of_a_bundle_is_dissected() {
+    let vectors = load("bundle.toml");
+    let fields = ["bifrost.type", "bifrost.length", "bifrost.psn", "eth.dst", "bifrost.refusal", "_ws.lua.error"];
+    let rows = dissect("bundles", &vectors, &fields);
+    for (vector, row) in vectors.iter().zip(&rows) {
+        let packets: Vec<String> = vector["packets"].as_array().unwrap().iter().map(digits).collect();
+        let byte = |packet: &str, at: usize| u32::from_str_radix(&packet[2 * at..2 * at + 2], 16).unwrap();
+        let psn = |packet: &String| u32::from_str_radix(&packet[8..16], 16).unwrap().to_string();
+        let list = |of: &dyn Fn(&String) -> String| packets.iter().map(of).collect::<Vec<_>>().join(",");
+        let frames = packets.iter().filter(|packet| byte(packet, 0) == 1);
+        let to: Vec<String> = frames.map(|packet| mac(&packet[32..44])).collect();
+        let expected = [
+            format!("8,{}", list(&|packet| byte(packet, 0).to_string())),
+            list(&|packet| (packet.len() / 2).to_string()),
+            list(&psn),
+            to.join(","),
+            String::new(),
+            String::new(),
+        ];
+        assert_eq!(row[..], expected, "{}", vector["name"]);
+    }
+}
+
+#[test]
 fn what_must_be_refused_is_marked_with_its_reason() {
     let vectors = load("refused.toml");
     let rows = dissect("refused", &vectors, &["bifrost.refusal", "_ws.expert.severity", "_ws.lua.error"]);
@@ -115,7 +139,7 @@ fn text(key: &str, value: &Value) -> String {
     match (key, value) {
         ("type", Value::String(name)) => {
             let name = if name == "PROBE" { "DATA" } else { name };
-            number(&["", "DATA", "ACK", "REQUEST", "RESPONSE", "REJECT", "RESET", "SKIP"], name)
+            number(&["", "DATA", "ACK", "REQUEST", "RESPONSE", "REJECT", "RESET", "SKIP", "BUNDLE"], name)
         }
         ("ack_type", Value::String(name)) => number(&["cumulative", "selective", "rate_limited"], name),
         ("reason", Value::String(name)) => number(&["", "version", "unknown_vnic", "resources", "policy"], name),
@@ -202,6 +226,10 @@ fn load(file: &str) -> Vec<Value> {
     let text = std::fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
     let table: toml::Table = toml::from_str(&text).unwrap();
     table["vector"].as_array().unwrap().clone()
+}
+
+fn digits(packet: &Value) -> String {
+    packet.as_str().unwrap().split_whitespace().collect()
 }
 
 fn hex(text: &str) -> Vec<u8> {

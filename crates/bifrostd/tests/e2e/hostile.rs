@@ -143,6 +143,17 @@ fn ack(version: u8, kind: u8, cid: u32, base: u32, words: u8) -> Vec<u8> {
     packet
 }
 
+/// Packets in one datagram (PROTOCOL §3.6).
+fn bundle(version: u8, cid: u32, packets: &[&[u8]]) -> Vec<u8> {
+    let mut bundle = vec![8, version << 4, 0, 0, 0, 0, 0, 0];
+    bundle.extend_from_slice(&cid.to_be_bytes());
+    for packet in packets {
+        bundle.extend_from_slice(&(packet.len() as u16).to_be_bytes());
+        bundle.extend_from_slice(packet);
+    }
+    bundle
+}
+
 #[test]
 fn malformed_datagrams() {
     let mut attack = Attack::new(1);
@@ -158,8 +169,8 @@ fn malformed_datagrams() {
     let mut no_flag = v(&data(1, 2, 0, 0, cid, &frame));
     no_flag[0] = 0;
     attack.expect("no I flag", vec![no_flag], &[("drop.bad_vxlan_packets", 1)]);
-    let types = (0..=255u8).filter(|t| !(1..=7).contains(t)).map(|t| v(&data(t, 2, 0, 0, cid, &frame)));
-    attack.expect("no such type", types.collect(), &[("refused.packet_type_packets", 249)]);
+    let types = (0..=255u8).filter(|t| !(1..=8).contains(t)).map(|t| v(&data(t, 2, 0, 0, cid, &frame)));
+    attack.expect("no such type", types.collect(), &[("refused.packet_type_packets", 248)]);
     let whole = [
         (16, data(1, 2, 0, 0, cid, &[])),
         (32, ack(2, 0, cid, 0, 0)),
@@ -183,7 +194,7 @@ fn malformed_datagrams() {
     ];
     attack.expect("trailing bytes", long, &[("refused.trailing_bytes_packets", 4)]);
     let versions =
-        vec![v(&data(1, 0, 0, 0, cid, &frame)), v(&data(1, 3, 0, 0, cid, &frame)), v(&ack(15, 0, cid, 0, 0))];
+        vec![v(&data(1, 0, 0, 0, cid, &frame)), v(&data(1, 4, 0, 0, cid, &frame)), v(&ack(15, 0, cid, 0, 0))];
     attack.expect("versions to come", versions, &[("refused.version_packets", 3)]);
     let acks = vec![v(&ack(2, 3, cid, 0, 0)), v(&ack(2, 0, cid, 0, 9)), v(&ack(2, 0, cid, 0, 8))];
     let counters = [
@@ -192,6 +203,28 @@ fn malformed_datagrams() {
         ("refused.bitmap_truncated_packets", 1),
     ];
     attack.expect("acknowledgements", acks, &counters);
+    let skip = data(7, 3, 0, 0, cid, &[]);
+    let bundles = [
+        (bundle(2, cid, &[&skip]), "version"),
+        (bundle(3, 0, &[&skip]), "zero_cid"),
+        (bundle(3, cid, &[]), "bundle_length"),
+        (bundle(3, cid, &[&skip[..11]]), "bundle_length"),
+        ([bundle(3, cid, &[&skip]), vec![0]].concat(), "bundle_length"),
+        ([bundle(3, cid, &[&skip]), vec![0xff, 0xff]].concat(), "bundle_length"),
+        (bundle(3, cid, &[&bundle(3, cid, &[&skip])]), "bundle_content"),
+        (bundle(3, cid, &[&skip, &setup(3, 3, 0x10, 1, cid, a, b)]), "bundle_content"),
+        (bundle(3, cid, &[&skip, &data(7, 3, 0, 0, cid ^ 1 << 24, &[])]), "bundle_content"),
+        (bundle(3, cid ^ 1, &[&skip]), "bundle_content"),
+    ];
+    for (bundle, reason) in bundles {
+        attack.expect("bundles", vec![v(&bundle)], &[(format!("refused.{reason}_packets").as_str(), 1)]);
+    }
+    // Each packet in it is judged by itself.
+    let mixed =
+        bundle(3, cid, &[&data(1, 3, 0, 0, cid, &frame[..9]), &ack(3, 5, cid, 0, 0), &data(7, 4, 0, 0, cid, &[])]);
+    let counters =
+        [("refused.short_frame_packets", 1), ("refused.ack_type_packets", 1), ("refused.version_packets", 1)];
+    attack.expect("a bundle of what is no packet", vec![v(&mixed)], &counters);
     attack.expect(
         "CID 0",
         vec![v(&data(1, 2, 0, 0, 0, &frame)), v(&ack(2, 0, 0, 0, 0))],
@@ -220,7 +253,7 @@ fn well_formed_datagrams_that_fit_nothing() {
     );
     attack.expect(
         "another version than agreed",
-        vec![v(&data(1, 3 - version, 0, 0, cid, &frame))],
+        vec![v(&data(1, 1, 0, 0, cid, &frame))],
         &[("rte.wrong_version_packets", 1)],
     );
     attack.expect(
@@ -244,6 +277,16 @@ fn well_formed_datagrams_that_fit_nothing() {
         "an ACK of what was never sent",
         vec![v(&ack(version, 0, cid, 1 << 30, 0))],
         &[("rte.ack_invalid_packets", 1)],
+    );
+    let mixed: [&[u8]; 3] = [
+        &data(7, version, 0, base + 100_000, cid, &[]),
+        &ack(version, 0, cid ^ 1, 0, 0),
+        &data(1, version, 7, 0, cid, &frame),
+    ];
+    attack.expect(
+        "a bundle of what fits nothing",
+        vec![v(&bundle(version, cid, &mixed))],
+        &[("rte.outside_window_packets", 1), ("rte.unknown_cid_packets", 1), ("rte.unknown_path_packets", 1)],
     );
     attack.expect("an ACK for nobody", vec![v(&ack(version, 0, cid ^ 1, 0, 0))], &[("rte.unknown_cid_packets", 1)]);
     attack.expect(

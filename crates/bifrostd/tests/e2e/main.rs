@@ -6,6 +6,7 @@
 mod common;
 
 mod afxdp;
+mod bundles;
 mod capture;
 mod connectivity;
 mod containers;

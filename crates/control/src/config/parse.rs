@@ -121,6 +121,7 @@ fn transport(mut s: Section<'_, '_>, paths: u8) -> Transport {
     let fixed = |us: Option<u64>| us.map_or(Auto::Auto, |us| Auto::Fixed(Duration::from_micros(us)));
     let transport = Transport {
         group_packets: s.int("group_packets", 1..=4096, d.group_packets.into()) as u16,
+        bundle_bytes: s.int("bundle_bytes", 0..=8952, d.bundle_bytes.into()) as u16,
         spray_paths: s.int("spray_paths", 1..=u64::from(MAX_PATHS), d.spray_paths.min(paths).into()) as u8,
         stickiness: Duration::from_micros(s.int("stickiness_us", 0..=1_000_000, micros(d.stickiness))),
         initial_rto: Duration::from_micros(s.int("initial_rto_us", 100..=10_000_000, micros(d.initial_rto))),

@@ -7,6 +7,9 @@ use std::time::Duration;
 pub struct Transport {
     /// Packets that take the same path before the next one is chosen, 1 to 4096. 50: NSDI'26 paper, section 4.1.
     pub group_packets: u16,
+    /// Longest datagram in which packets leave together, bytes behind its UDP header, 0 (never) to 8952; no more than `underlay.mtu` lets
+    /// pass. 1452: what fits an MTU of 1500, over IPv6 too.
+    pub bundle_bytes: u16,
     /// Paths that carry traffic at once, 1 to the underlay's paths. 4: NSDI'26 paper, section 4.1.
     pub spray_paths: u8,
     /// A path is kept while the better one gains less than this. 20 µs: APNET'25 paper, section 3.2.1.
@@ -39,6 +42,7 @@ impl Default for Transport {
     fn default() -> Transport {
         Transport {
             group_packets: 50,
+            bundle_bytes: 1452,
             spray_paths: 4,
             stickiness: Duration::from_micros(20),
             initial_rto: Duration::from_micros(4000),

@@ -66,6 +66,13 @@ pub(super) const CHAPTER: Chapter = Chapter {
         count("datapath.answered_packets", "answers of the switch to guests", ""),
         count("datapath.former_rx_packets", "packets for the guests of ports that were removed since", ""),
         count("datapath.emitted_packets", "packets to be sent: what the transport asked for, and plain VXLAN", ""),
+        count("datapath.joined_packets", "packets that left in the datagram of another (`transport.bundle_bytes`)", ""),
+        count("datapath.parted_packets", "packets that came in the datagram of another", ""),
+        gauge(
+            "datapath.unread_datagrams",
+            "datagrams that were received and wait for the worker's next turn",
+            "always many: the worker is near its limit (`datapath.busy_ns`)",
+        ),
         count("datapath.plain_rx_packets", "plain VXLAN frames accepted", ""),
         count("datapath.plain_tx_packets", "frames sent as plain VXLAN", ""),
         count(

@@ -240,6 +240,15 @@ impl Capture {
             return self.wanted(note, Some((inside, inside.len())));
         }
         match bifrost::parse(inside) {
+            // As the first of its packets that is wanted.
+            Ok(Packet::Bundle(bundle)) => bundle.packets().find_map(|packet| self.wanted_packet(note, vni, packet)),
+            _ => self.wanted_packet(note, vni, inside),
+        }
+    }
+
+    /// The same for one packet of the transport.
+    fn wanted_packet(&self, note: Note, vni: Vni, packet: &[u8]) -> Option<Note> {
+        match bifrost::parse(packet) {
             Ok(Packet::Data(header, frame)) => self.wanted(note.of_data(vni, &header), Some((frame, frame.len()))),
             Ok(Packet::Probe(header) | Packet::Skip(header)) => self.wanted(note.of_data(vni, &header), None),
             Ok(Packet::Ack(ack)) => {
@@ -248,7 +257,7 @@ impl Capture {
             }
             Ok(Packet::Setup(setup)) => self.wanted(Note { cid: Some(setup.local.0), ..note }, None),
             Ok(Packet::Reset(reset)) => self.wanted(Note { cid: Some(reset.unknown.0), ..note }, None),
-            Err(_) => self.wanted(note, None),
+            Ok(Packet::Bundle(_)) | Err(_) => self.wanted(note, None),
         }
     }
 

@@ -1,6 +1,6 @@
 //! A datagram to the BIFROST port: what is accepted means the same when it is sent again.
 
-use bifrost_wire::bifrost::{Packet, parse};
+use bifrost_wire::bifrost::{Packet, bundle, parse};
 use bifrost_wire::vxlan;
 
 pub(crate) fn run(bytes: &[u8]) {
@@ -33,5 +33,12 @@ fn emit(packet: &Packet<'_>) -> Vec<u8> {
         }
         Packet::Setup(setup) => setup.emit().to_vec(),
         Packet::Reset(reset) => reset.emit().to_vec(),
+        Packet::Bundle(bundle) => {
+            let mut packets = bundle.packets();
+            let mut out = packets.next().expect("at least one packet").to_vec();
+            bundle::begin(&mut out, 0);
+            packets.for_each(|packet| bundle::append(&mut out, |out| out.extend_from_slice(packet)));
+            out
+        }
     }
 }

@@ -5,6 +5,7 @@
 
 mod ack;
 mod bitmap;
+pub mod bundle;
 mod cid;
 mod data;
 mod field;
@@ -18,6 +19,7 @@ mod version;
 
 pub use ack::{AckHeader, AckKind};
 pub use bitmap::Bitmap;
+pub use bundle::Bundle;
 pub use cid::Cid;
 pub use data::DataHeader;
 pub use path::PathId;
@@ -59,6 +61,8 @@ pub enum Packet<'a> {
     Reset(Reset),
     /// The sender gave up everything before the header's PSN.
     Skip(DataHeader),
+    /// Several packets.
+    Bundle(Bundle<'a>),
 }
 
 impl Packet<'_> {
@@ -70,6 +74,7 @@ impl Packet<'_> {
             Self::Ack(ack) => ack.cid,
             Self::Setup(setup) => setup.destination,
             Self::Reset(_) => Cid::NONE,
+            Self::Bundle(bundle) => bundle.cid,
         }
     }
 }
@@ -97,6 +102,7 @@ pub fn parse(bytes: &[u8]) -> Result<Packet<'_>, Refusal> {
             Setup::parse(packet_type, bytes).map(Packet::Setup)
         }
         PacketType::Reset => Reset::parse(bytes).map(Packet::Reset),
+        PacketType::Bundle => Bundle::parse(bytes).map(Packet::Bundle),
     }
 }
 
@@ -125,6 +131,7 @@ enum PacketType {
     Reject = 5,
     Reset = 6,
     Skip = 7,
+    Bundle = 8,
 }
 
 impl TryFrom<u8> for PacketType {
@@ -139,6 +146,7 @@ impl TryFrom<u8> for PacketType {
             5 => Self::Reject,
             6 => Self::Reset,
             7 => Self::Skip,
+            8 => Self::Bundle,
             _ => return Err(Refusal::PacketType),
         })
     }

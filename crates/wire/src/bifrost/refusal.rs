@@ -45,11 +45,17 @@ pub enum Refusal {
     /// Bytes after the end of a packet of fixed size.
     #[error("bytes follow the end of the packet")]
     TrailingBytes,
+    /// A bundle without a packet, or with one that is shorter than any or longer than the datagram.
+    #[error("a packet's length does not fit into its bundle")]
+    BundleLength,
+    /// A bundle with a packet of a type that goes alone, or of another worker than the first.
+    #[error("a packet may not be in this bundle")]
+    BundleContent,
 }
 
 impl Refusal {
     /// Every reason, in the order of [`Refusal::index`].
-    pub const ALL: [Self; 14] = [
+    pub const ALL: [Self; 16] = [
         Self::ShortDatagram,
         Self::PacketType,
         Self::Version,
@@ -64,6 +70,8 @@ impl Refusal {
         Self::GroupVnic,
         Self::ZeroWindow,
         Self::TrailingBytes,
+        Self::BundleLength,
+        Self::BundleContent,
     ];
 
     /// The reason's place in [`Refusal::ALL`].
@@ -90,6 +98,8 @@ impl Refusal {
             Self::GroupVnic => "group_vnic",
             Self::ZeroWindow => "zero_window",
             Self::TrailingBytes => "trailing_bytes",
+            Self::BundleLength => "bundle_length",
+            Self::BundleContent => "bundle_content",
         }
     }
 }

@@ -10,11 +10,13 @@ pub enum Version {
     V1 = 1,
     /// Version 1 with the flow distance in the data header's reserved byte.
     V2 = 2,
+    /// Version 2, and packets may come several in one datagram.
+    V3 = 3,
 }
 
 impl Version {
     /// The highest that this implementation speaks.
-    pub const LATEST: Self = Self::V2;
+    pub const LATEST: Self = Self::V3;
     /// The lowest that this implementation accepts.
     pub const OLDEST: Self = Self::V1;
 
@@ -27,7 +29,13 @@ impl Version {
     /// Whether data packets carry the flow distance.
     #[must_use]
     pub const fn has_distance(self) -> bool {
-        matches!(self, Self::V2)
+        matches!(self, Self::V2 | Self::V3)
+    }
+
+    /// Whether packets may come in [bundles](super::Bundle).
+    #[must_use]
+    pub const fn has_bundles(self) -> bool {
+        matches!(self, Self::V3)
     }
 }
 
@@ -40,6 +48,7 @@ impl TryFrom<u8> for Version {
         match number {
             1 => Ok(Self::V1),
             2 => Ok(Self::V2),
+            3 => Ok(Self::V3),
             _ => Err(Refusal::Version),
         }
     }

@@ -42,7 +42,7 @@ impl Attacker {
             _ if self.known.is_empty() => Cid(rng.next() as u32),
             _ => self.known[rng.below(self.known.len() as u64) as usize],
         };
-        let version = if rng.chance(0.9) { Version::V2 } else { Version::V1 };
+        let version = if rng.chance(0.9) { Version::LATEST } else { Version::V1 };
         let psn = Psn(odd(rng, rng.clone().below(3000) as u32));
         let header = DataHeader {
             version,

@@ -309,11 +309,12 @@ fn a_peer_of_a_future_version_that_still_speaks_ours_is_understood_and_one_that_
             ref other => panic!("{other:?}"),
         }
     };
+    assert_eq!(ask(3, 1), (SetupKind::Response, 3));
     assert_eq!(ask(2, 1), (SetupKind::Response, 2));
     assert_eq!(ask(1, 1), (SetupKind::Response, 1));
-    assert_eq!(ask(9, 2), (SetupKind::Response, 2));
-    assert_eq!(ask(9, 3), (SetupKind::Reject(RejectReason::Version), 2));
-    assert_eq!(ask(0, 0), (SetupKind::Reject(RejectReason::Version), 2));
+    assert_eq!(ask(9, 3), (SetupKind::Response, 3));
+    assert_eq!(ask(9, 4), (SetupKind::Reject(RejectReason::Version), 3));
+    assert_eq!(ask(0, 0), (SetupKind::Reject(RejectReason::Version), 3));
 }
 
 #[test]

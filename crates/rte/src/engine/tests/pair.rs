@@ -35,7 +35,7 @@ impl Rng {
 /// A packet that nothing is special about.
 pub(super) fn data(psn: Psn, cid: Cid, now: Time) -> DataHeader {
     DataHeader {
-        version: Version::V2,
+        version: Version::LATEST,
         cc: 1,
         probe: false,
         ack_now: false,

@@ -1,0 +1,196 @@
+//! Which packets leave together in one datagram (PROTOCOL §12.5).
+//!
+//! What hosts do for a datagram costs several times what they do for a small packet in it. So packets that leave in one turn, one
+//! after the other and on the same way, share a datagram. Nothing waits for that.
+
+use bifrost_port::{LaneId, TxBatch};
+use bifrost_wire::bifrost::{Bundle, Cid, Version, bundle};
+use bifrost_wire::{Vni, vxlan};
+
+/// A packet's way out: who shares all of it may share a datagram.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Way {
+    pub(crate) lane: LaneId,
+    pub(crate) ecn: u8,
+    pub(crate) vni: Vni,
+    pub(crate) cid: Cid,
+    /// Of the packet's connection; `None` for a packet that always goes alone.
+    pub(crate) version: Option<Version>,
+}
+
+/// Joins packets of one batch.
+#[derive(Debug)]
+pub(crate) struct Bundler {
+    /// The longest datagram, UDP payload in bytes; 0: each packet goes alone.
+    max_bytes: usize,
+    /// The way of the datagram that the batch ends with, if others may join it.
+    open: Option<Way>,
+    /// It is a bundle already.
+    is_bundle: bool,
+}
+
+impl Bundler {
+    pub(crate) fn new(max_bytes: u16) -> Self {
+        Bundler { max_bytes: max_bytes.into(), open: None, is_bundle: false }
+    }
+
+    /// Nothing joins what the batch ends with now.
+    pub(crate) fn close(&mut self) {
+        self.open = None;
+    }
+
+    /// Adds a packet of `len` bytes, which `write` appends, to `batch`: into the last datagram if it may join that. Returns whether it
+    /// did.
+    #[inline]
+    pub(crate) fn push(&mut self, batch: &mut TxBatch, way: Way, len: usize, write: impl FnOnce(&mut Vec<u8>)) -> bool {
+        if self.may_join(batch, &way, len) {
+            let is_first = !std::mem::replace(&mut self.is_bundle, true);
+            batch.extend_last(|buffer, start| {
+                if is_first {
+                    bundle::begin(buffer, start + vxlan::HEADER_LEN);
+                }
+                bundle::append(buffer, write);
+            });
+            return true;
+        }
+        batch.push(way.lane, way.ecn, |buffer| {
+            buffer.extend_from_slice(&vxlan::emit(way.vni));
+            write(buffer);
+        });
+        self.open = Some(way).filter(|way| way.version.is_some_and(Version::has_bundles));
+        self.is_bundle = false;
+        false
+    }
+
+    #[inline]
+    fn may_join(&self, batch: &TxBatch, way: &Way, len: usize) -> bool {
+        let Some(open) = &self.open else { return false };
+        let worker = |way: &Way| way.cid.0 >> 24;
+        let more = if self.is_bundle { 0 } else { Bundle::FIXED + Bundle::PER_PACKET };
+        let fits = batch.last().map_or(0, <[u8]>::len) + more + Bundle::PER_PACKET + len <= self.max_bytes;
+        // A packet without ECN may be in an ECN-capable datagram: marks count for DATA alone.
+        fits && open.lane == way.lane
+            && open.vni == way.vni
+            && worker(open) == worker(way)
+            && (way.ecn == open.ecn || way.ecn == 0)
+            && way.version.is_some_and(Version::has_bundles)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use bifrost_wire::bifrost::{AckHeader, AckKind, Bitmap, DataHeader, Packet, PathId, Psn, Tick, parse};
+    use proptest::prelude::*;
+
+    use super::*;
+
+    /// A DATA packet with a frame of `len` bytes, or an ACK.
+    fn packet(way: &Way, number: u32, len: Option<usize>) -> Vec<u8> {
+        let version = way.version.unwrap_or(Version::LATEST);
+        let mut bytes = Vec::new();
+        match len {
+            Some(len) => {
+                let header = DataHeader {
+                    version,
+                    cc: 0,
+                    probe: false,
+                    ack_now: false,
+                    from_responder: false,
+                    ecn: way.ecn != 0,
+                    retransmit: false,
+                    path: PathId::default(),
+                    distance: 0,
+                    psn: Psn(number),
+                    cid: way.cid,
+                    timestamp: Tick(0),
+                };
+                bytes.extend_from_slice(&header.emit());
+                bytes.resize(DataHeader::LEN + len, number as u8);
+            }
+            None => AckHeader {
+                version,
+                cc: 0,
+                probe: false,
+                path: PathId::default(),
+                hops: 0,
+                kind: AckKind::Cumulative,
+                psn: Psn(number),
+                cid: way.cid,
+                sent: Tick(0),
+                echo: Tick(0),
+                nic_rx: Tick(0),
+                num_ack: 0,
+                num_ece: 0,
+                base: Psn(0),
+                bitmap: Bitmap::empty(),
+            }
+            .emit(&mut bytes),
+        }
+        bytes
+    }
+
+    /// Each packet of a datagram with the VNI that it leaves under.
+    fn split(payload: &[u8]) -> Vec<(Vni, Vec<u8>)> {
+        let (vni, inside) = vxlan::parse(payload).unwrap();
+        match parse(inside).unwrap() {
+            Packet::Bundle(bundle) => bundle.packets().map(|packet| (vni, packet.to_vec())).collect(),
+            _ => vec![(vni, inside.to_vec())],
+        }
+    }
+
+    prop_compose! {
+        fn way()(lane in 0u16..2, ecn: bool, vni in 1u32..3, worker in 0u32..2, cid in 1u32..3, version in 0u8..4) -> Way {
+            let (ecn, vni) = (u8::from(ecn) * 2, Vni::new(vni).unwrap());
+            Way { lane: LaneId(lane), ecn, vni, cid: Cid(worker << 24 | cid), version: Version::try_from(version).ok() }
+        }
+    }
+
+    proptest! {
+        /// Every packet leaves, once, in order, on its own way; and only those together that may.
+        #[test]
+        fn what_leaves_is_what_was_added(
+            packets in proptest::collection::vec((way(), proptest::option::of(14usize..600)), 1..40), max in 0u16..1500,
+        ) {
+            let (mut batch, mut bundler) = (TxBatch::default(), Bundler::new(max));
+            let mut joined = 0;
+            for (number, (way, len)) in packets.iter().enumerate() {
+                let bytes = packet(way, number as u32, *len);
+                joined += usize::from(bundler.push(&mut batch, *way, bytes.len(), |out| out.extend_from_slice(&bytes)));
+            }
+            prop_assert_eq!(batch.len() + joined, packets.len());
+            let mut added = (0u32..).zip(&packets);
+            for (lane, ecn, payload) in batch.iter() {
+                let inside = split(payload);
+                prop_assert!(inside.len() == 1 || payload.len() <= usize::from(max));
+                let count = inside.len();
+                let mut workers = Vec::new();
+                for (vni, bytes) in inside {
+                    let (number, (way, len)) = added.next().unwrap();
+                    prop_assert_eq!(&bytes, &packet(way, number, *len));
+                    prop_assert_eq!((lane, vni), (way.lane, way.vni));
+                    prop_assert!(ecn == way.ecn || way.ecn == 0);
+                    prop_assert!(count == 1 || way.version == Some(Version::V3));
+                    workers.push(way.cid.0 >> 24);
+                }
+                prop_assert!(workers.windows(2).all(|w| w[0] == w[1]));
+            }
+            prop_assert!(added.next().is_none());
+        }
+    }
+
+    #[test]
+    fn what_fits_shares_a_datagram_and_a_closed_one_is_left_alone() {
+        let vni = Vni::new(7).unwrap();
+        let way = Way { lane: LaneId(0), ecn: 2, vni, cid: Cid(1), version: Some(Version::V3) };
+        let bytes = packet(&way, 1, Some(84));
+        let (mut batch, mut bundler) = (TxBatch::default(), Bundler::new(1452));
+        let mut push = |bundler: &mut Bundler| bundler.push(&mut batch, way, 100, |out| out.extend_from_slice(&bytes));
+        // 8 + 12 + 14 * (2 + 100) = 1448.
+        let joined: Vec<bool> = (0..16).map(|_| push(&mut bundler)).collect();
+        assert_eq!(joined.iter().filter(|joined| !**joined).count(), 2);
+        assert!(!joined[0] && !joined[14]);
+        bundler.close();
+        assert!(!push(&mut bundler));
+        assert_eq!(batch.iter().map(|(_, _, payload)| payload.len()).collect::<Vec<_>>(), [1448, 224, 108]);
+    }
+}
