@@ -42,7 +42,7 @@ pub trait Underlay {
     fn recv(&mut self) -> io::Result<usize>;
     /// When the last batch was received, monotonic clock, ns. Not earlier than any of its datagrams' `rx_time_ns`.
     fn received_at_ns(&self) -> u64;
-    /// Datagram `index` of the last batch; `index` below what `recv` returned.
+    /// Datagram `index` of the last batch, until the next one is received; `index` below what `recv` returned, each once and in order.
     fn datagram(&self, index: usize) -> Datagram<'_>;
     /// Sends everything in `batch` and empties it. Datagrams that the kernel does not take are counted and dropped.
     fn send(&mut self, batch: &mut TxBatch);

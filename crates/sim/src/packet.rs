@@ -13,6 +13,9 @@ pub(crate) const INITIAL_TTL: u8 = 64;
 /// Packets go from queue to queue, and are used again: a box moves as one word.
 pub(crate) type Parcel = Box<Packet>;
 
+/// Pkt Type of a bundle (PROTOCOL §3.6).
+const BUNDLE: u8 = 8;
+
 /// Most bytes of a packet that gets a small buffer: all but those with data.
 const SMALL_BYTES: usize = 256;
 
@@ -68,28 +71,55 @@ pub struct Packet {
 }
 
 impl Packet {
-    /// The header and frame of a DATA packet.
-    pub fn data(&self) -> Option<(DataHeader, &[u8])> {
-        match self.bifrost()? {
+    /// The headers and frames of DATA packets.
+    pub fn data(&self) -> impl Iterator<Item = (DataHeader, &[u8])> {
+        self.bifrost().filter_map(|packet| match packet? {
             Bifrost::Data(header, frame) => Some((header, frame)),
             _ => None,
+        })
+    }
+
+    /// Shows `see` the CIDs and frames of DATA packets, without a look at the rest.
+    pub(crate) fn data_quick(&self, mut see: impl FnMut(u32, &[u8])) {
+        let mut packet = |bytes: &[u8]| {
+            if let Some(&[1, _, _, _, _, _, _, _, a, b, c, d]) = bytes.first_chunk()
+                && let Some(frame) = bytes.get(DataHeader::LEN..)
+            {
+                see(u32::from_be_bytes([a, b, c, d]), frame);
+            }
+        };
+        let payload = self.bytes.get(vxlan::HEADER_LEN..).filter(|_| self.dest_port == BIFROST_PORT);
+        match payload {
+            Some(bytes) if bytes.first() == Some(&BUNDLE) => {
+                if let Ok(Bifrost::Bundle(bundle)) = parse(bytes) {
+                    bundle.packets().for_each(packet);
+                }
+            }
+            Some(bytes) => packet(bytes),
+            None => {}
         }
     }
 
-    /// The CID and frame of a DATA packet, without a look at the rest.
-    pub(crate) fn data_quick(&self) -> Option<(u32, &[u8])> {
-        const BIFROST: usize = vxlan::HEADER_LEN;
-        let is_data = self.dest_port == BIFROST_PORT && self.bytes.get(BIFROST) == Some(&1);
-        let cid = self.bytes.get(BIFROST + 8..BIFROST + 12).filter(|_| is_data)?;
-        Some((u32::from_be_bytes(cid.try_into().ok()?), self.bytes.get(BIFROST + 16..)?))
+    /// Packets in it: 1, or those of a bundle.
+    pub(crate) fn count(&self) -> usize {
+        match self.bytes.get(vxlan::HEADER_LEN..).map(|bytes| (bytes.first(), bytes)) {
+            Some((Some(&BUNDLE), bytes)) if self.dest_port == BIFROST_PORT => match parse(bytes) {
+                Ok(Bifrost::Bundle(bundle)) => bundle.packets().count(),
+                _ => 1,
+            },
+            _ => 1,
+        }
     }
 
-    /// What a BIFROST packet says.
-    pub fn bifrost(&self) -> Option<Bifrost<'_>> {
-        if self.dest_port != BIFROST_PORT {
-            return None;
-        }
-        parse(vxlan::parse(&self.bytes).ok()?.1).ok()
+    /// What the BIFROST packets in it say; `None` for what is none.
+    pub fn bifrost(&self) -> impl Iterator<Item = Option<Bifrost<'_>>> {
+        let whole = (self.dest_port == BIFROST_PORT).then(|| parse(vxlan::parse(&self.bytes).ok()?.1).ok());
+        let bundle = match whole {
+            Some(Some(Bifrost::Bundle(bundle))) => Some(bundle),
+            _ => None,
+        };
+        let alone = if bundle.is_some() { None } else { whole };
+        alone.into_iter().chain(bundle.into_iter().flat_map(|bundle| bundle.packets().map(|packet| parse(packet).ok())))
     }
 
     /// The frame in plain VXLAN.

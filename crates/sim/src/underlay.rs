@@ -1,5 +1,6 @@
 //! A host's way to other hosts: the daemon's `Underlay`, with packets instead of sockets.
 
+use std::cell::Cell;
 use std::collections::VecDeque;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
@@ -52,9 +53,12 @@ pub struct SimUnderlay {
     queue_bytes: u64,
     waiting: VecDeque<Parcel>,
     waiting_bytes: u64,
-    /// When packet `i` of the batch arrived, on the host's clock.
+    /// What is left of the last batch.
     batch: Vec<Parcel>,
-    /// Packets of this turn's earlier batches.
+    /// Packets of it that were looked at, and those of them that are spent.
+    seen: Cell<usize>,
+    gone: usize,
+    /// Packets that this turn has looked at.
     pub(crate) spent: Vec<Parcel>,
     /// What was sent in this turn.
     pub(crate) outbox: Vec<Parcel>,
@@ -75,6 +79,8 @@ impl SimUnderlay {
             waiting: VecDeque::new(),
             waiting_bytes: 0,
             batch: Vec::new(),
+            seen: Cell::new(0),
+            gone: 0,
             spent: Vec::new(),
             outbox: Vec::new(),
             free: Spares::default(),
@@ -115,12 +121,16 @@ impl SimUnderlay {
         let packets = self.waiting.drain(..).chain(self.batch.drain(..)).chain(self.spent.drain(..));
         packets.chain(self.outbox.drain(..)).for_each(|packet| free.give(packet));
         self.waiting_bytes = 0;
+        self.seen.set(0);
+        self.gone = 0;
         self.lanes.clear();
     }
 
-    /// Ends a turn: all packets that were received.
+    /// Ends a turn: what was looked at in it is spent.
     pub(crate) fn finish(&mut self) {
-        self.spent.append(&mut self.batch);
+        let seen = self.seen.get() - self.gone;
+        self.spent.extend(self.batch.drain(..seen));
+        self.gone += seen;
     }
 }
 
@@ -134,6 +144,8 @@ impl Underlay for SimUnderlay {
 
     fn recv(&mut self) -> io::Result<usize> {
         self.spent.append(&mut self.batch);
+        self.seen.set(0);
+        self.gone = 0;
         while self.batch.len() < BATCH_PACKETS {
             let Some(packet) = self.waiting.pop_front() else { break };
             self.waiting_bytes -= packet.bytes.len() as u64;
@@ -147,7 +159,8 @@ impl Underlay for SimUnderlay {
     }
 
     fn datagram(&self, index: usize) -> Datagram<'_> {
-        let packet = &self.batch[index];
+        self.seen.set(self.seen.get().max(index + 1));
+        let packet = &self.batch[index - self.gone];
         Datagram {
             payload: &packet.bytes,
             source: SocketAddr::new(address(packet.src), packet.source_port),

@@ -334,20 +334,17 @@ impl Conversation {
             }
         }
     }
-}
 
-impl Checker for Conversation {
-    fn wire(&mut self, at: u64, what: Wire, packet: &Packet, violations: &mut Violations) {
-        if !matches!(what, Wire::Sent | Wire::Taken) {
-            return;
-        }
-        if let Some(frame) = packet.plain() {
-            if what == Wire::Sent {
-                self.plain_sent(at, packet, frame, violations);
-            }
-            return;
-        }
-        match (what, packet.bifrost()) {
+    /// One packet of a datagram; `None`: what is none.
+    fn wire_packet(
+        &mut self,
+        at: u64,
+        what: Wire,
+        packet: &Packet,
+        inside: Option<Bifrost<'_>>,
+        violations: &mut Violations,
+    ) {
+        match (what, inside) {
             (Wire::Sent, Some(Bifrost::Data(header, frame))) => self.data_sent(at, packet, &header, frame, violations),
             (Wire::Sent, Some(Bifrost::Ack(ack))) => self.ack_sent(at, packet, &ack, violations),
             (Wire::Sent, Some(Bifrost::Setup(setup))) => self.set_up(packet, &setup),
@@ -363,6 +360,23 @@ impl Checker for Conversation {
                 violations.add(at, Kind::Other("sender"), || format!("host {} sends what is no packet", packet.src));
             }
             _ => {}
+        }
+    }
+}
+
+impl Checker for Conversation {
+    fn wire(&mut self, at: u64, what: Wire, packet: &Packet, violations: &mut Violations) {
+        if !matches!(what, Wire::Sent | Wire::Taken) {
+            return;
+        }
+        if let Some(frame) = packet.plain() {
+            if what == Wire::Sent {
+                self.plain_sent(at, packet, frame, violations);
+            }
+            return;
+        }
+        for inside in packet.bifrost() {
+            self.wire_packet(at, what, packet, inside, violations);
         }
     }
 

@@ -94,9 +94,7 @@ impl World {
             let comment = format!("dropped: {}", reason.name());
             trace.packet(at, packet.link, self.network.name(packet.link), &packet, Some(&comment));
         }
-        if reason != DropReason::HostDown
-            && let Some((header, _)) = packet.data()
-        {
+        for (header, _) in packet.data().filter(|_| reason != DropReason::HostDown) {
             self.statistics.lost_data_packets += 1;
             let key = (packet.dst, header.cid.0, header.psn.0);
             // The loss of a repetition counts from the first one on, if that was lost, too.

@@ -48,7 +48,8 @@ impl World {
         host.underlay.finish();
         std::mem::swap(&mut self.free, &mut host.underlay.free);
         while core.take_rewatched().is_some() {}
-        let mut packets = host.underlay.spent.len() + host.underlay.outbox.len();
+        let carried = host.underlay.spent.iter().chain(&host.underlay.outbox);
+        let mut packets = carried.map(|packet| packet.count()).sum::<usize>();
         for (owner, vnic) in (0..).zip(&host.vnics) {
             let Some(port) = core.device_mut(owner) else { continue };
             let guest = vnic.guest;
@@ -92,10 +93,10 @@ impl World {
                 for checker in &mut self.checkers {
                     checker.wire(at, Wire::Taken, packet, &mut self.violations);
                 }
-                if let Some((header, _)) = packet.data()
-                    && let Some(sent) = self.losses.remove(&(packet.dst, header.cid.0, header.psn.0))
-                {
-                    self.statistics.recovery_ns.push(at - sent);
+                for (header, _) in packet.data() {
+                    if let Some(sent) = self.losses.remove(&(packet.dst, header.cid.0, header.psn.0)) {
+                        self.statistics.recovery_ns.push(at - sent);
+                    }
                 }
             }
         }
@@ -109,8 +110,8 @@ impl World {
             packet.sent_at = at;
             if let Some(frame) = packet.plain() {
                 self.flows.exempt(frame);
-            } else if let Some((cid, frame)) = packet.data_quick() {
-                self.flows.sent(frame, cid);
+            } else {
+                packet.data_quick(|cid, frame| self.flows.sent(frame, cid));
             }
             for checker in &mut self.checkers {
                 checker.wire(at, Wire::Sent, &packet, &mut self.violations);
