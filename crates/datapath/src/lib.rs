@@ -21,6 +21,7 @@ mod bundle;
 pub mod capture;
 mod core;
 mod counters;
+mod courtesy;
 mod delayed;
 mod emit;
 pub mod fault;

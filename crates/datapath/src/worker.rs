@@ -12,6 +12,7 @@ use bifrost_rte::Time;
 use rustix::event::{Timespec, epoll};
 
 use crate::core::{Core, CoreConfig};
+use crate::courtesy::Courtesy;
 use crate::handle::{Command, Mailbox};
 use crate::peers::{PeerConfig, PeerError};
 use crate::ports::PortConfig;
@@ -33,6 +34,7 @@ pub struct Worker<U> {
     commands: Receiver<Command<U>>,
     /// All workers of this host in order, if there are several.
     pub(crate) others: Vec<Mailbox<U>>,
+    courtesy: Courtesy,
     stopping: bool,
 }
 
@@ -58,7 +60,16 @@ impl<U: PolledUnderlay> Worker<U> {
             epoll::add(&epoll, fd, epoll::EventData::new_u64(UNDERLAY_TOKEN), epoll::EventFlags::IN)?;
         }
         epoll::add(&epoll, wake.as_fd(), epoll::EventData::new_u64(WAKE_TOKEN), epoll::EventFlags::IN)?;
-        Ok(Worker { core, underlay, epoll, wake, commands, others: Vec::new(), stopping: false })
+        Ok(Worker {
+            core,
+            underlay,
+            epoll,
+            wake,
+            commands,
+            others: Vec::new(),
+            courtesy: Courtesy::default(),
+            stopping: false,
+        })
     }
 
     /// Works until it is told to stop.
@@ -68,9 +79,7 @@ impl<U: PolledUnderlay> Worker<U> {
         while !self.stopping {
             let busy = self.turn();
             if busy {
-                // Guests' threads on this processor answer what they were just shown, before they are shown more: otherwise what
-                // arrives together is answered together, and hosts take turns in waiting for each other.
-                rustix::thread::sched_yield();
+                self.give_way();
             }
             self.wait(busy);
         }
@@ -94,6 +103,15 @@ impl<U: PolledUnderlay> Worker<U> {
             self.core.counters.busy_ns += monotonic_ns() - started;
         }
         busy
+    }
+
+    /// Lets guests' threads on this processor answer what they were shown in this turn.
+    fn give_way(&mut self) {
+        let from = monotonic_ns();
+        if self.courtesy.is_due(from) {
+            rustix::thread::sched_yield();
+            self.courtesy.gave_way(from, monotonic_ns());
+        }
     }
 
     /// Watches a port's descriptor only while that is of use.

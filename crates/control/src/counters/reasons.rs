@@ -53,6 +53,8 @@ pub(super) const REFUSAL: &[Reason] = &[
     plain("group_vnic", "set-up that names a multicast address as a vNIC"),
     plain("zero_window", "set-up that offers a receive window of no packets"),
     plain("trailing_bytes", "bytes after the end of a packet"),
+    plain("bundle_length", "a bundle whose packets do not end with it"),
+    plain("bundle_content", "a bundle with a packet that may not be in it"),
 ];
 
 /// Why the switch drops a frame (`avs`).
