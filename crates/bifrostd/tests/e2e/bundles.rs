@@ -11,7 +11,8 @@ use crate::common::{Lab, Options};
 
 const COUNT: u32 = 400;
 
-/// Sends numbered datagrams from `a` to `b` in bursts, and returns the numbers in the order in which they came.
+/// Sends numbered datagrams from `a` to `b` in bursts, and returns the numbers in the order in which they came. The kernel of `a` has to
+/// know the address of `b`: what waits for an answer to ARP is overtaken by what is sent when that comes.
 fn numbers(lab: &Lab, port: u16) -> Vec<u32> {
     let receiver = lab.net("b").enter(move || UdpSocket::bind(("10.0.0.2", port)).unwrap());
     receiver.set_read_timeout(Some(Duration::from_secs(2))).unwrap();
@@ -75,6 +76,7 @@ fn without_bundles_each_packet_has_a_datagram_of_its_own() {
         transport: "bundle_bytes = 0\n".to_owned(),
         ..Options::default()
     });
+    assert_eq!(ping(lab.net("a"), "10.0.0.2", 2, 56), 2);
     assert_eq!(numbers(&lab, 5001), (0..COUNT).collect::<Vec<_>>());
     assert_eq!((shared(&lab, 0, 1), shared(&lab, 1, 0)), ((0, 0), (0, 0)));
 }
