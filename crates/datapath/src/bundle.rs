@@ -1,6 +1,6 @@
 //! Which packets leave together in one datagram (PROTOCOL §12.5).
 //!
-//! What hosts do for a datagram costs several times what they do for a small packet in it. So packets that leave in one turn, one
+//! Kernels do as much for a datagram with one small packet as for one with many. So packets that leave in one turn, one
 //! after the other and on the same way, share a datagram. Nothing waits for that.
 
 use bifrost_port::{LaneId, TxBatch};
