@@ -100,8 +100,8 @@ impl<'a> Packet<'a> {
     #[inline(always)]
     fn of(index: &'a Index, id: PortId, frame: Frame<'a>) -> Result<Self, DropReason> {
         let (port, vpc) = index.port(id).ok_or(DropReason::UnknownPort)?;
-        let Frame { head, len, offload, parsed } = frame;
-        Ok(Packet { index, port: &port.port, vpc, head, parsed, largest: offload.largest_packet(parsed, len) })
+        let Frame { head, parsed, .. } = frame;
+        Ok(Packet { index, port: &port.port, vpc, head, parsed, largest: frame.largest_packet() })
     }
 
     /// Whether the guest may send this at all.

@@ -33,7 +33,8 @@
 //! # What is asked once
 //!
 //! In networks with rules, what becomes of a packet is kept for the next ones of its flow. They get the same decision, and their
-//! sessions and counters take the same steps, without a walk through the tables.
+//! sessions and counters take the same steps, without a walk through the tables. Those that come in the same turn, in any network,
+//! are not even looked up.
 
 #![forbid(unsafe_code)]
 
@@ -51,6 +52,7 @@ mod rewrite;
 mod session;
 mod switch;
 mod trace;
+mod vector;
 mod vpc;
 mod way;
 

@@ -76,6 +76,14 @@ pub(crate) struct Frame<'a> {
     pub(crate) parsed: &'a Parsed,
 }
 
+impl Frame<'_> {
+    /// Bytes of the largest IP packet that it becomes.
+    #[inline(always)]
+    pub(crate) fn largest_packet(&self) -> usize {
+        self.offload.largest_packet(self.parsed, self.len)
+    }
+}
+
 /// Whether an ICMP error may be sent about an IP packet: never about an ICMP error, to a group, from or about what is no single
 /// host, or for a later fragment (RFC 1122, section 3.2.2; RFC 4443, section 2.4 e, where later fragments are not excepted).
 fn may_be_told(head: &[u8], parsed: &Parsed) -> bool {

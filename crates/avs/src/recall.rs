@@ -24,7 +24,7 @@ pub(crate) struct Remembered {
     from_guests: Flows<FromGuest>,
     /// The port that packets from peers are for.
     from_peers: Flows<PortId>,
-    counters: FlowCounters,
+    pub(crate) counters: FlowCounters,
 }
 
 impl Remembered {
@@ -52,7 +52,8 @@ impl Switch {
     /// session; here all of them wait at the same time. Changes nothing.
     pub fn fetch_ahead<'a>(&self, port: PortId, packets: impl Iterator<Item = &'a Parsed> + Clone) {
         let (flows, sessions) = (&self.remembered.from_guests, &self.sessions);
-        if flows.made().max(sessions.counters().current as usize) < MANY
+        if !self.vectors.is_on()
+            || flows.made().max(sessions.counters().current as usize) < MANY
             || !self.index.port(port).is_some_and(|(_, vpc)| vpc.has_rules)
         {
             return;
@@ -78,7 +79,7 @@ impl Switch {
     /// [`from_guest`](Self::from_guest) in a network with rules; `port` is there.
     #[inline(never)]
     pub(crate) fn by_flow_from_guest(&mut self, port: PortId, frame: Frame<'_>) -> FromGuest {
-        let Switch { index, counters, sessions, remembered, answer, .. } = self;
+        let Switch { index, counters, sessions, remembered, answer, vectors, .. } = self;
         let parsed = frame.parsed;
         let at = usize::from(port.0);
         let key = Key::of(Source::Guest(port), parsed);
@@ -89,6 +90,9 @@ impl Switch {
         {
             remembered.counters.found_packets += 1;
             counters[at].counters.count_from_guest(&record.what);
+            if vectors.from_guests.is_wanted() {
+                vectors.note_from_guest(sessions.generation(), frame, Some(*key), &record.what);
+            }
             return record.what;
         }
         let doing = Doing { sessions, accounts: counters, epoch: self.epoch, now_ns: self.now_ns };
@@ -99,6 +103,9 @@ impl Switch {
         {
             let inserted = remembered.from_guests.insert(key, parsed.flow_hash, self.epoch, mtu, touched, decision);
             remembered.counters.count(inserted);
+            if vectors.from_guests.is_wanted() {
+                vectors.note_from_guest(noting.doing.sessions.generation(), frame, Some(*key), &decision);
+            }
         }
         counters[at].counters.count_from_guest(&decision);
         decision
@@ -107,17 +114,20 @@ impl Switch {
     /// [`from_underlay`](Self::from_underlay) in a network with rules, by its number.
     #[inline(never)]
     pub(crate) fn by_flow_from_underlay(&mut self, vpc: usize, peer: PeerId, frame: Frame<'_>) -> FromUnderlay {
-        let Switch { index, counters, sessions, remembered, answer, .. } = self;
+        let Switch { index, counters, sessions, remembered, answer, vectors, .. } = self;
         let parsed = frame.parsed;
         let vpc = index.vpc_of(vpc);
         let key = vpc.and_then(|vpc| Key::of(Source::Peer(vpc.vni, peer), parsed));
         if let Some(key) = &key
             && let Some(record) = remembered.from_peers.find(key, parsed.flow_hash, self.epoch)
-            && parsed.end - u32::from(parsed.l3) <= u32::from(record.mtu)
+            && parsed.packet_len() <= usize::from(record.mtu)
             && step(sessions, &record.touched, parsed, self.epoch)
         {
             remembered.counters.found_packets += 1;
             let port = record.what;
+            if vectors.from_peers.is_wanted() {
+                vectors.note_from_peer(sessions.generation(), parsed, Some(*key), port);
+            }
             self.count_from_underlay(Some(port), &FromUnderlay::Port(port));
             return FromUnderlay::Port(port);
         }
@@ -130,6 +140,9 @@ impl Switch {
             let mtu = to.port.mtu;
             let inserted = remembered.from_peers.insert(key, parsed.flow_hash, self.epoch, mtu, touched, port);
             remembered.counters.count(inserted);
+            if vectors.from_peers.is_wanted() {
+                vectors.note_from_peer(noting.doing.sessions.generation(), parsed, Some(*key), port);
+            }
         }
         self.count_from_underlay(port, &decision);
         decision
@@ -146,10 +159,14 @@ fn path_mtu(index: &Index, port: PortId, parsed: &Parsed, decision: &FromGuest) 
 /// Whether the record of a frame's flow is about such a frame: it fits, and lives on if it is routed.
 #[inline(always)]
 fn holds_for(record: &Record<FromGuest>, frame: Frame<'_>) -> bool {
-    let Frame { head, len, offload, parsed } = frame;
-    let (FromGuest::Remote { rewrite, .. } | FromGuest::Local { rewrite, .. }) = &record.what else { return false };
-    offload.largest_packet(parsed, len) <= usize::from(record.mtu)
-        && (rewrite.is_none() || time_to_live(head, parsed) > 1)
+    frame.largest_packet() <= usize::from(record.mtu) && lives_on(&record.what, frame)
+}
+
+/// Whether a packet that is forwarded like this lives on, if it is routed.
+#[inline(always)]
+pub(crate) fn lives_on(decision: &FromGuest, Frame { head, parsed, .. }: Frame<'_>) -> bool {
+    let (FromGuest::Remote { rewrite, .. } | FromGuest::Local { rewrite, .. }) = decision else { return false };
+    rewrite.is_none() || time_to_live(head, parsed) > 1
 }
 
 /// A packet's sessions take their steps, if all of them are there: the tables would find the same ones, for their names are in

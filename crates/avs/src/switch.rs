@@ -9,13 +9,14 @@ use bifrost_wire::{Mac, Vni};
 use crate::counters::{PortCounters, UnderlayCounters};
 use crate::description::{BuildError, PeerId, Port, PortId, Tables, Workers};
 use crate::drop_reason::DropReason;
-use crate::flow::{FlowCounters, FlowLimits};
+use crate::flow::{FlowCounters, FlowLimits, Key, Source};
 use crate::from_guest::FromGuest;
 use crate::from_underlay::FromUnderlay;
 use crate::path_mtu::{self, Ends, Frame, Remedy};
 use crate::policy::{GroupPolicy, Judgement, Memory};
-use crate::recall::Remembered;
+use crate::recall::{Remembered, VECTOR, lives_on};
 use crate::session::{Direction, Planned, SessionCounters, SessionLimits, Sessions};
+use crate::vector::Vectors;
 use crate::vpc::{Place, VpcIndex};
 use crate::way::{self, Effects};
 
@@ -29,6 +30,8 @@ pub struct Switch {
     pub(crate) sessions: Sessions,
     /// What became of packets before, in networks with rules.
     pub(crate) remembered: Remembered,
+    /// What became of the packets that came together with the next ones.
+    pub(crate) vectors: Vectors,
     secret: u64,
     /// Counts configurations: sessions of an earlier one are looked at again.
     pub(crate) epoch: u32,
@@ -51,6 +54,7 @@ impl Switch {
             underlay: UnderlayCounters::default(),
             sessions: Sessions::new(tables.sessions, secret),
             remembered: Remembered::nothing(),
+            vectors: Vectors::new(tables.flows.vectors),
             secret,
             epoch: 0,
             answer: Vec::new(),
@@ -80,6 +84,9 @@ impl Switch {
         self.sessions.set_limits(sessions);
         self.open_accounts();
         self.make_room(flows);
+        if self.vectors.is_on() != flows.vectors {
+            self.vectors = Vectors::new(flows.vectors);
+        }
         Former { _index: former }
     }
 
@@ -87,6 +94,11 @@ impl Switch {
     pub fn advance(&mut self, now_ns: u64) {
         self.now_ns = now_ns;
         self.sessions.advance(now_ns);
+    }
+
+    /// Packets of a guest that are best parsed before the first of them is judged: see [`fetch_ahead`](Self::fetch_ahead).
+    pub fn vector(&self) -> usize {
+        if self.vectors.is_on() { VECTOR } else { 1 }
     }
 
     /// What is to happen with a frame of `len` bytes that the guest behind `port` sent. `frame_head` holds the first bytes of
@@ -106,14 +118,50 @@ impl Switch {
             self.underlay.dropped.count(DropReason::UnknownPort);
             return FromGuest::Drop(DropReason::UnknownPort);
         };
-        // Without rules the tables are soon asked.
-        if vpc.has_rules {
-            return self.by_flow_from_guest(port, frame);
+        let has_rules = vpc.has_rules;
+        if self.vectors.from_guests.may_know(self.sessions.generation(), parsed) {
+            self.follow_from_guest(port, frame)
+        } else if has_rules {
+            self.by_flow_from_guest(port, frame)
+        } else if self.vectors.from_guests.is_wanted() {
+            self.first_from_guest(port, frame)
+        } else {
+            self.by_tables_from_guest(port, frame)
         }
+    }
+
+    /// [`from_guest`](Self::from_guest) of what is probably not the first packet of its flow in this turn; `port` is there.
+    #[inline(never)]
+    fn follow_from_guest(&mut self, port: PortId, frame: Frame<'_>) -> FromGuest {
+        let key = Key::of(Source::Guest(port), frame.parsed);
+        if let Some(decision) = self.vectors.from_guests.find(frame.parsed, frame.largest_packet(), key)
+            && lives_on(decision, frame)
+        {
+            self.remembered.counters.followed_packets += 1;
+            self.counters[usize::from(port.0)].counters.count_from_guest(decision);
+            return *decision;
+        }
+        let has_rules = self.index.port(port).is_some_and(|(_, vpc)| vpc.has_rules);
+        if has_rules { self.by_flow_from_guest(port, frame) } else { self.first_from_guest(port, frame) }
+    }
+
+    /// The same of what others may follow, in a network without rules.
+    #[cold]
+    #[inline(never)]
+    fn first_from_guest(&mut self, port: PortId, frame: Frame<'_>) -> FromGuest {
+        let decision = self.by_tables_from_guest(port, frame);
+        let key = Key::of(Source::Guest(port), frame.parsed);
+        self.vectors.note_from_guest(self.sessions.generation(), frame, key, &decision);
+        decision
+    }
+
+    /// The same without rules, whether others follow or not.
+    #[inline(always)]
+    fn by_tables_from_guest(&mut self, port: PortId, frame: Frame<'_>) -> FromGuest {
         let Switch { index, counters, sessions, answer, .. } = self;
         let mut doing = Doing { sessions, accounts: counters, epoch: self.epoch, now_ns: self.now_ns };
         let decision = way::from_guest(index, port, frame, answer, &mut doing).unwrap_or_else(FromGuest::Drop);
-        self.counters[at].counters.count_from_guest(&decision);
+        self.counters[usize::from(port.0)].counters.count_from_guest(&decision);
         decision
     }
 
@@ -126,6 +174,14 @@ impl Switch {
     /// Which port a frame that `peer` sent in `vni` is for. `frame_head` as in [`Self::from_guest`].
     pub fn from_underlay(&mut self, vni: Vni, peer: PeerId, frame_head: &[u8], parsed: &Parsed) -> FromUnderlay {
         let frame = Frame { head: frame_head, len: frame_head.len(), offload: Offload::default(), parsed };
+        if self.vectors.from_peers.may_know(self.sessions.generation(), parsed) {
+            let key = Key::of(Source::Peer(vni, peer), parsed);
+            if let Some(&port) = self.vectors.from_peers.find(parsed, parsed.packet_len(), key) {
+                self.remembered.counters.followed_packets += 1;
+                self.count_from_underlay(Some(port), &FromUnderlay::Port(port));
+                return FromUnderlay::Port(port);
+            }
+        }
         let Switch { index, counters, sessions, answer, .. } = self;
         let vpc = index.vpc(vni);
         if let Some(vpc) = vpc.filter(|vpc| vpc.has_rules) {
@@ -135,6 +191,12 @@ impl Switch {
         let mut doing = Doing { sessions, accounts: counters, epoch: self.epoch, now_ns: self.now_ns };
         let (port, decision) = way::from_underlay(index, vpc, peer, frame, answer, &mut doing);
         self.count_from_underlay(port, &decision);
+        if self.vectors.from_peers.is_wanted()
+            && let FromUnderlay::Port(port) = decision
+        {
+            let key = Key::of(Source::Peer(vni, peer), parsed);
+            self.vectors.note_from_peer(self.sessions.generation(), parsed, key, port);
+        }
         decision
     }
 

@@ -81,7 +81,7 @@ pub(crate) fn from_underlay(
     };
     let decision = match pass(index, port, Direction::Ingress, frame, effects) {
         Err(reason) => FromUnderlay::Drop(reason),
-        Ok(()) if parsed.end - u32::from(parsed.l3) <= u32::from(to.port.mtu) => FromUnderlay::Port(port),
+        Ok(()) if parsed.packet_len() <= usize::from(to.port.mtu) => FromUnderlay::Port(port),
         Ok(()) => {
             let mtu = to.port.mtu;
             let whole = Frame { len: parsed.end as usize, offload: Offload::default(), ..frame };

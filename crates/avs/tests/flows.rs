@@ -110,9 +110,12 @@ fn assert_same_counters(a: &Switch, b: &Switch, at: (u64, u32)) {
     assert_eq!(a.session_counters(), b.session_counters(), "{at:?}");
 }
 
-fn with_room(tables: &Tables, records: u32) -> Tables {
-    Tables { flows: FlowLimits { records }, ..tables.clone() }
+fn with(tables: &Tables, flows: FlowLimits) -> Tables {
+    Tables { flows, ..tables.clone() }
 }
+
+/// A switch that remembers nothing.
+const FORGETFUL: FlowLimits = FlowLimits { records: 0, vectors: false };
 
 /// Few sessions or many, rules or none.
 fn any_world(rng: &mut fastrand::Rng, crowded: bool) -> Tables {
@@ -124,36 +127,38 @@ fn any_world(rng: &mut fastrand::Rng, crowded: bool) -> Tables {
 
 #[test]
 fn remembering_changes_nothing() {
-    let (mut found, mut made, mut packets) = (0, 0, 0);
+    let (mut found, mut followed, mut made, mut packets) = (0, 0, 0, 0);
     for seed in 0..if cfg!(miri) { 1 } else { 200 } {
         let mut rng = fastrand::Rng::with_seed(seed);
         let crowded = rng.u8(0..4) > 0;
-        let records = *rng.choice(&[4, 8, 64, 64]).unwrap();
+        let flows = FlowLimits { records: *rng.choice(&[0, 4, 8, 64, 64]).unwrap(), vectors: rng.u8(0..4) > 0 };
         let mut tables = any_world(&mut rng, crowded);
-        let mut slow = Switch::build(&with_room(&tables, 0), seed).unwrap();
-        let mut quick = Switch::build(&with_room(&tables, records), seed).unwrap();
-        let mut flows: Vec<Sent> = (0..6).map(|_| Sent::any(&mut rng, crowded)).collect();
+        let mut slow = Switch::build(&with(&tables, FORGETFUL), seed).unwrap();
+        let mut quick = Switch::build(&with(&tables, flows), seed).unwrap();
+        let mut sent: Vec<Sent> = (0..6).map(|_| Sent::any(&mut rng, crowded)).collect();
         let mut now = 1000 * SECOND;
         for step in 0..if cfg!(miri) { 100 } else { 300 } {
             let at = (seed, step);
-            // Rarely so long that sessions end.
-            now += match rng.u8(0..200) {
-                0 => 8000 * SECOND,
-                1 => 250 * SECOND,
-                n => u64::from(n) * SECOND / 100,
-            };
-            slow.advance(now);
-            quick.advance(now);
+            // Some packets come together. Rarely it takes so long until the next that sessions end.
+            if rng.u8(0..8) == 0 {
+                now += match rng.u8(0..25) {
+                    0 => 8000 * SECOND,
+                    1 => 250 * SECOND,
+                    n => u64::from(n) * SECOND / 10,
+                };
+                slow.advance(now);
+                quick.advance(now);
+            }
             match rng.u8(0..100) {
                 0 => tables = any_world(&mut rng, crowded),
-                1 => flows[rng.usize(0..6)] = Sent::any(&mut rng, crowded),
+                1 => sent[rng.usize(0..6)] = Sent::any(&mut rng, crowded),
                 _ => {}
             }
             if rng.u8(0..100) == 0 {
-                slow.replace(&with_room(&tables, 0)).unwrap();
-                quick.replace(&with_room(&tables, records)).unwrap();
+                slow.replace(&with(&tables, FORGETFUL)).unwrap();
+                quick.replace(&with(&tables, flows)).unwrap();
             }
-            let sent = &mut flows[rng.usize(0..6)];
+            let sent = &mut sent[rng.usize(0..6)];
             sent.vary(&mut rng);
             let before = *quick.flow_counters();
             assert_eq!(sent.trace(&quick), sent.trace(&slow), "{at:?}");
@@ -163,12 +168,14 @@ fn remembering_changes_nothing() {
             packets += 1;
         }
         let of_slow = slow.flow_counters();
-        assert_eq!((of_slow.found_packets, of_slow.made_records), (0, 0));
+        assert_eq!((of_slow.found_packets, of_slow.followed_packets, of_slow.made_records), (0, 0, 0));
         found += quick.flow_counters().found_packets;
+        followed += quick.flow_counters().followed_packets;
         made += quick.flow_counters().made_records;
     }
     // Worlds in which nothing is remembered would show nothing.
-    assert!(found > packets / 20 && made > packets / 100, "{found} found, {made} made of {packets}");
+    let shown = format!("{found} found, {followed} followed, {made} made of {packets}");
+    assert!(found > packets / 50 && followed > packets / 20 && made > packets / 100, "{shown}");
 }
 
 /// Both guests here have a group that lets everything begin, both ways.
@@ -180,11 +187,19 @@ fn open() -> Tables {
     tables
 }
 
-/// What of a packet is looked up is remembered from its conversation's second packet on.
+/// Whether a packet has the record of its flow. It comes by itself.
 fn found(switch: &mut Switch, sent: &Sent) -> bool {
+    switch.advance(0);
     let before = switch.flow_counters().found_packets;
     sent.to(switch);
     switch.flow_counters().found_packets > before
+}
+
+/// Whether nobody looks a packet up.
+fn followed(switch: &mut Switch, sent: &Sent) -> bool {
+    let before = switch.flow_counters().followed_packets;
+    sent.to(switch);
+    switch.flow_counters().followed_packets > before
 }
 
 fn plain(from: u8, frame: Vec<u8>) -> Sent {
@@ -225,6 +240,73 @@ fn networks_without_rules_remember_nothing() {
     let sent = plain(1, udp((mac(1), mac(3)), "10.0.0.1", "10.0.0.3", (7, 9)));
     assert_eq!([(); 3].map(|()| found(&mut switch, &sent)), [false; 3]);
     assert_eq!(switch.flow_counters().made_records, 0);
+}
+
+#[test]
+fn packets_of_a_flow_that_come_together_are_looked_up_once() {
+    let (here, there) = ((mac(1), mac(3)), (mac(3), mac(1)));
+    let tcp = |flags| plain(1, segment(1, 3, (1, 2), flags, 0, true));
+    let mut segments = tcp(ACK);
+    segments.frame.resize(2000, 0);
+    segments.frame[ETHERNET + 2..ETHERNET + 4].copy_from_slice(&1986u16.to_be_bytes());
+    let cases = [
+        ("datagrams", plain(1, udp(here, "10.0.0.1", "10.0.0.3", (7, 9))), true),
+        ("datagrams from a peer", plain(3, udp(there, "10.0.0.3", "10.0.0.1", (9, 7))), true),
+        ("of IPv6", plain(1, udp(here, "fd00::1", "fd00::3", (7, 9))), true),
+        ("to a neighbour", plain(1, udp((mac(1), mac(2)), "10.0.0.1", "10.0.0.2", (7, 9))), true),
+        ("routed", plain(1, udp((mac(1), GATEWAY_MAC), "10.0.0.1", "10.1.0.9", (7, 9))), true),
+        ("segments", tcp(ACK), true),
+        ("SYNs", tcp(SYN), false),
+        ("FINs", tcp(ACK | 1), false),
+        ("RSTs", tcp(4), false),
+        ("pings", plain(1, ping(here, "10.0.0.1", "10.0.0.3", b"there?")), false),
+        ("to the gateway itself", plain(1, udp((mac(1), GATEWAY_MAC), "10.0.0.1", "10.0.0.254", (7, 9))), false),
+        ("to nobody", plain(1, udp((mac(1), mac(9)), "10.0.0.1", "10.0.0.9", (7, 9))), false),
+        ("what is cut", segments, false),
+    ];
+    for (name, sent, expected) in cases {
+        for tables in [tables(), open()] {
+            let mut switch = Switch::build(&tables, 1).unwrap();
+            // Its conversation has begun.
+            switch.advance(1000 * SECOND);
+            sent.to(&mut switch);
+            switch.advance(1001 * SECOND);
+            let is_followed = [(); 3].map(|()| followed(&mut switch, &sent));
+            assert_eq!(is_followed, [false, expected, expected], "{name}");
+            switch.advance(1002 * SECOND);
+            assert!(!followed(&mut switch, &sent), "{name}: later");
+        }
+    }
+}
+
+#[test]
+fn nobody_follows_once_something_has_changed() {
+    let first = plain(1, udp((mac(1), mac(3)), "10.0.0.1", "10.0.0.3", (7, 9)));
+    let other = plain(1, udp((mac(1), mac(3)), "10.0.0.1", "10.0.0.3", (8, 9)));
+    let mut larger = plain(1, udp((mac(1), mac(3)), "10.0.0.1", "10.0.0.3", (7, 9)));
+    larger.frame.resize(larger.frame.len() + 1, 0);
+    let mut dying = plain(1, udp((mac(1), GATEWAY_MAC), "10.0.0.1", "10.1.0.9", (7, 9)));
+    dying.frame[ETHERNET + 8] = 1;
+    let routed = plain(1, udp((mac(1), GATEWAY_MAC), "10.0.0.1", "10.1.0.9", (7, 9)));
+    let mut switch = Switch::build(&open(), 1).unwrap();
+    let mut begin = |sent: &Sent| {
+        switch.advance(1000 * SECOND);
+        (0..3).for_each(|_| drop(sent.to(&mut switch)));
+        assert!(followed(&mut switch, sent));
+    };
+    begin(&first);
+    assert!(!followed(&mut switch, &larger), "larger");
+    let mut begin = |sent: &Sent| (0..3).for_each(|_| drop(sent.to(&mut switch)));
+    begin(&routed);
+    assert!(!followed(&mut switch, &dying), "at the end of its time to live");
+    assert!(followed(&mut switch, &routed));
+    assert!(!followed(&mut switch, &other), "a conversation begins");
+    assert!(!followed(&mut switch, &routed), "after that");
+    assert!(followed(&mut switch, &routed));
+    switch.replace(&open()).unwrap();
+    assert!(!followed(&mut switch, &routed), "another configuration");
+    switch.replace(&with(&open(), FORGETFUL)).unwrap();
+    assert!(!(0..3).any(|_| followed(&mut switch, &routed)), "they are not to");
 }
 
 #[test]

@@ -118,6 +118,11 @@ fn decisions(way: Way, acl: u32, groups: bool) -> Decisions {
     Decisions::new(Kind { way, acl, groups, remembered: true }, 64)
 }
 
+/// Packets of one flow.
+fn vectors(way: Way, groups: bool) -> Decisions {
+    Decisions::new(Kind { way, acl: 0, groups, remembered: true }, 1)
+}
+
 #[library_benchmark]
 #[bench::remote(decisions(Way::Remote, 0, false))]
 #[bench::routed(decisions(Way::Routed, 0, false))]
@@ -131,6 +136,12 @@ fn decisions(way: Way, acl: u32, groups: bool) -> Decisions {
 #[bench::routed_groups_acl_1000(decisions(Way::Routed, 1000, true))]
 #[bench::incoming_groups(decisions(Way::In, 0, true))]
 #[bench::incoming_groups_acl_1000(decisions(Way::In, 1000, true))]
+#[bench::remote_vector(vectors(Way::Remote, false))]
+#[bench::local_vector(vectors(Way::Local, false))]
+#[bench::incoming_vector(vectors(Way::In, false))]
+#[bench::remote_groups_vector(vectors(Way::Remote, true))]
+#[bench::local_groups_vector(vectors(Way::Local, true))]
+#[bench::incoming_groups_vector(vectors(Way::In, true))]
 fn decide(mut decisions: Decisions) -> Decisions {
     black_box(&mut decisions).run(decisions::PACKETS);
     decisions

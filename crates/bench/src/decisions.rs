@@ -5,7 +5,7 @@ use std::net::IpAddr;
 
 use bifrost_avs::{
     AclRule, Direction, FlowLimits, FromGuest, FromUnderlay, GATEWAY_MAC, GroupId, GroupRule, Ordering, Pattern,
-    PeerId, Port, PortId, Reliability, Route, SecurityGroup, Switch, Tables, Vpc,
+    PeerId, Port, PortId, Reliability, Route, SecurityGroup, Switch, Tables, VECTOR, Vpc,
 };
 use bifrost_nic::{Offload, Parsed, parse};
 use bifrost_wire::ethernet::{self, ethertype};
@@ -49,13 +49,15 @@ pub struct Decisions {
     switch: Switch,
     way: Way,
     packets: Vec<(Vec<u8>, Parsed)>,
+    now_ns: u64,
 }
 
 impl Decisions {
     /// A packet of each of so many flows, at most 2^16; the switch has seen all of them before.
     pub fn new(kind: Kind, flows: u32) -> Self {
         let mut switch = Switch::build(&tables(kind), 7).unwrap_or_else(|e| unreachable!("the tables: {e}"));
-        switch.advance(1 << 40);
+        let now_ns = 1 << 40;
+        switch.advance(now_ns);
         let (here, there) = match kind.way {
             Way::Remote | Way::In => ([10, 0, 0, 1], [10, 0, 0, 3]),
             Way::Routed => ([10, 0, 0, 1], [10, 1, 0, 77]),
@@ -73,7 +75,7 @@ impl Decisions {
             let back = segment((answer_from, mac(1)), (there, here), (443, port), flags);
             (out, back)
         };
-        let mut decisions = Decisions { switch, way: kind.way, packets: Vec::new() };
+        let mut decisions = Decisions { switch, way: kind.way, packets: Vec::new(), now_ns };
         // A handshake, and some more packets.
         let syn_ack = tcp::Flags::SYN.with(tcp::Flags::ACK);
         for (out_flags, back_flags) in
@@ -96,12 +98,16 @@ impl Decisions {
         decisions
     }
 
-    /// Decides about so many packets. Returns whether all of them passed.
+    /// Decides about so many packets, in turns of a [`VECTOR`]. Returns whether all of them passed.
     #[inline(never)]
     pub fn run(&mut self, count: u32) -> bool {
-        let Decisions { switch, way, packets } = self;
+        let Decisions { switch, way, packets, now_ns } = self;
         let mut all = true;
-        for (head, parsed) in packets.iter().cycle().take(count as usize) {
+        for (n, (head, parsed)) in packets.iter().cycle().take(count as usize).enumerate() {
+            if n % VECTOR == 0 {
+                *now_ns += 1;
+                switch.advance(*now_ns);
+            }
             all &= match way {
                 Way::In => {
                     let decision = switch.from_underlay(vni(), PeerId(1), black_box(head), parsed);
@@ -186,7 +192,7 @@ fn tables(Kind { acl, groups, remembered, .. }: Kind) -> Tables {
         ports: vec![port(0, 1), port(1, 2)],
         routes,
         groups: vec![SecurityGroup { rules: rules.collect() }],
-        flows: if remembered { FlowLimits::default() } else { FlowLimits { records: 0 } },
+        flows: if remembered { FlowLimits::default() } else { FlowLimits { records: 0, vectors: false } },
         ..Tables::default()
     }
 }

@@ -65,6 +65,12 @@ const ROWS: &[Row] = &[
     row("decide.routed_groups_acl_1000", 256, "a packet"),
     row("decide.incoming_groups", 256, "a packet"),
     row("decide.incoming_groups_acl_1000", 256, "a packet"),
+    row("decide.remote_vector", 256, "a packet"),
+    row("decide.local_vector", 256, "a packet"),
+    row("decide.incoming_vector", 256, "a packet"),
+    row("decide.remote_groups_vector", 256, "a packet"),
+    row("decide.local_groups_vector", 256, "a packet"),
+    row("decide.incoming_groups_vector", 256, "a packet"),
 ];
 
 /// Pairs of which the second, beside 100k idle connections, may cost no more than the first.

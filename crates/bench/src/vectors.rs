@@ -28,6 +28,7 @@ struct Bench {
     /// What tells a conversation's frame from the others', in the order in which they come: destination, source port.
     order: Vec<([u8; 4], [u8; 2])>,
     frames: [[u8; FRAME]; BATCH],
+    now_ns: u64,
 }
 
 /// What packets took, parsing and judging them.
@@ -82,7 +83,8 @@ pub fn times() -> Vec<Times> {
 impl Bench {
     fn new(conversations: u32, records: u32) -> Self {
         let mut switch = Switch::build(&tables(records), 7).unwrap_or_else(|e| unreachable!("the tables: {e}"));
-        switch.advance(1 << 40);
+        let now_ns = 1 << 40;
+        switch.advance(now_ns);
         // Every one once, in an order without a pattern: by a full cycle of a linear congruential generator.
         let mut n = 1u32;
         let order = (0..conversations).map(|_| {
@@ -91,7 +93,7 @@ impl Bench {
             ([10, 1, (address >> 8) as u8, address as u8], port.to_be_bytes())
         });
         let order = order.collect();
-        let mut bench = Bench { switch, order, frames: [frame(); BATCH] };
+        let mut bench = Bench { switch, order, frames: [frame(); BATCH], now_ns };
         assert!(bench.run(false) && bench.run(false), "all pass");
         assert_eq!(bench.switch.session_counters().current, u64::from(conversations));
         bench
@@ -100,7 +102,7 @@ impl Bench {
     /// Judges [`PACKETS`] packets, in batches. Returns whether all passed.
     #[inline(never)]
     fn run(&mut self, together: bool) -> bool {
-        let Bench { switch, order, frames } = self;
+        let Bench { switch, order, frames, now_ns } = self;
         let mut passed = 0;
         let mut parsed: Vec<Parsed> = Vec::with_capacity(VECTOR);
         let mut judge = |switch: &mut Switch, frame: &[u8], parsed: &Parsed| {
@@ -109,6 +111,8 @@ impl Bench {
         };
         let mut next = order.iter().cycle();
         for _ in 0..PACKETS / BATCH {
+            *now_ns += 1;
+            switch.advance(*now_ns);
             for (frame, (address, port)) in frames.iter_mut().zip(&mut next) {
                 frame[30..34].copy_from_slice(address);
                 frame[34..36].copy_from_slice(port);
@@ -171,7 +175,7 @@ fn tables(records: u32) -> Tables {
         }],
         routes: (0..=255).map(route).collect(),
         groups: vec![SecurityGroup { rules: vec![any(Direction::Egress)] }],
-        flows: FlowLimits { records },
+        flows: FlowLimits { records, vectors: true },
         sessions: SessionLimits { total: 1 << 21, per_port: 1 << 21 },
         ..Tables::default()
     }

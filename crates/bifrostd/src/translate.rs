@@ -92,14 +92,14 @@ pub(crate) fn tables(config: &Config, names: &Names) -> avs::Tables {
         rules.extend(of(avs::Direction::Egress, &g.egress));
         avs::SecurityGroup { rules }
     });
-    let config::Sessions { total, per_port, flow_records } = config.sessions;
+    let config::Sessions { total, per_port, flow_records, vectors } = config.sessions;
     avs::Tables {
         vpcs: vpcs.collect(),
         ports: ports.collect(),
         routes: routes.collect(),
         groups: groups.collect(),
         sessions: avs::SessionLimits { total, per_port },
-        flows: avs::FlowLimits { records: flow_records },
+        flows: avs::FlowLimits { records: flow_records, vectors },
         workers: avs::Workers { own: 0, count: config.workers.count as u16 },
     }
 }

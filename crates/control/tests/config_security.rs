@@ -47,7 +47,7 @@ addresses = ["10.0.0.1/24"]
 #[test]
 fn every_key_arrives() {
     let c = Config::parse(GOOD, "good.toml").unwrap();
-    assert_eq!(c.sessions, Sessions { total: 2048, per_port: 100, flow_records: 1 << 15 });
+    assert_eq!(c.sessions, Sessions { total: 2048, per_port: 100, flow_records: 1 << 15, vectors: true });
     let web = &c.security_groups[0];
     assert_eq!((web.name.as_str(), web.ingress.len(), web.egress.len()), ("web", 2, 1));
     let nets = |nets: &[&str]| nets.iter().map(|n| n.parse().unwrap()).collect::<Vec<ipnet::IpNet>>();
@@ -64,9 +64,9 @@ fn every_key_arrives() {
     assert_eq!((acl[1].direction, acl[1].action), (Direction::Ingress, Action::Allow));
     assert_eq!(c.ports[0].security_groups, ["web", "closed"]);
     let without = Config::parse(&GOOD.replace("[sessions]\ntotal = 2048\nper_port = 100\n", ""), "t").unwrap();
-    assert_eq!(without.sessions, Sessions { total: 1 << 20, per_port: 100_000, flow_records: 1 << 15 });
-    let none = Config::parse(&GOOD.replace("per_port = 100\n", "flow_records = 0\n"), "t").unwrap();
-    assert_eq!(none.sessions, Sessions { total: 2048, per_port: 2048, flow_records: 0 });
+    assert_eq!(without.sessions, Sessions { total: 1 << 20, per_port: 100_000, flow_records: 1 << 15, vectors: true });
+    let none = Config::parse(&GOOD.replace("per_port = 100\n", "flow_records = 0\nvectors = false\n"), "t").unwrap();
+    assert_eq!(none.sessions, Sessions { total: 2048, per_port: 2048, flow_records: 0, vectors: false });
 }
 
 #[test]

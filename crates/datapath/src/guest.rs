@@ -1,6 +1,6 @@
 //! From the guest: fetch, parse, switch, transport.
 
-use bifrost_avs::{FromGuest, PortId, VECTOR};
+use bifrost_avs::{FromGuest, PortId};
 use bifrost_nic::{
     L3, Malformed, Parsed, Segments, TooLarge, open_checksum_is_right, parse, verify_transport_checksum,
 };
@@ -84,7 +84,7 @@ impl<P: GuestPort> Core<P> {
         'blocked: while let Some(port) = self.ports[owner].as_mut().filter(|port| !port.backlog.is_empty()) {
             // A vector at a time: what all of its packets need comes into the processor's caches while others are waited for.
             parsed.clear();
-            let heads = port.backlog.iter().take(VECTOR);
+            let heads = port.backlog.iter().take(self.switch.vector());
             parsed.extend(heads.map(|frame| parse(port.port.bytes(frame.handle).0, frame.len as usize)));
             self.switch.fetch_ahead(PortId(owner as u16), parsed.iter().flatten());
             for parsed in &parsed {

@@ -83,6 +83,12 @@ pub struct Parsed {
 }
 
 impl Parsed {
+    /// Bytes of the packet in the frame: from [`l3`](Self::l3) to [`end`](Self::end).
+    #[inline(always)]
+    pub fn packet_len(&self) -> usize {
+        self.end as usize - usize::from(self.l3)
+    }
+
     /// The flow that the frame belongs to. All fragments of an address pair and protocol are one flow, and so is
     /// everything that is not IP between the same addresses.
     pub fn flow_key(&self) -> FlowKey {

@@ -23,6 +23,9 @@ pub(crate) enum Source {
 }
 
 impl Key {
+    /// Of no packet.
+    pub(crate) const NONE: Key = Key([0; 7]);
+
     /// Of a packet, if it is of the kind that has records.
     #[inline(always)]
     pub(crate) fn of(source: Source, parsed: &Parsed) -> Option<Key> {

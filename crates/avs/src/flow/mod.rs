@@ -19,11 +19,14 @@ pub(crate) use key::{Key, Source};
 use table::WAYS;
 pub(crate) use table::{Flows, Inserted, NONE, Record, Touched};
 
-/// How many flow records there may be.
+/// How packets' flows are remembered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FlowLimits {
     /// Of packets from guests; and as many of packets from the underlay. None are made with 0. Rounded down to sets of four.
     pub records: u32,
+    /// Whether what packets of a turn have in common is looked up once: records and sessions are fetched for many packets together, and
+    /// what becomes of a flow's first packet becomes of those that came with it.
+    pub vectors: bool,
 }
 
 impl FlowLimits {
@@ -37,9 +40,9 @@ impl FlowLimits {
 }
 
 impl Default for FlowLimits {
-    /// 32,768: 4 MiB in each direction once that many flows are alive.
+    /// 32,768, 4 MiB in each direction once that many flows are alive; and vectors.
     fn default() -> Self {
-        FlowLimits { records: 1 << 15 }
+        FlowLimits { records: 1 << 15, vectors: true }
     }
 }
 
@@ -48,6 +51,8 @@ impl Default for FlowLimits {
 pub struct FlowCounters {
     /// Packets that had one.
     pub found_packets: u64,
+    /// Packets that nobody looked up, for another one of their flow came with them.
+    pub followed_packets: u64,
     /// Records made, ever.
     pub made_records: u64,
     /// Packets for which none was made, since other flows have its places.
@@ -57,9 +62,10 @@ pub struct FlowCounters {
 impl FlowCounters {
     /// Every counter by name; names end in their unit.
     pub fn iter(&self) -> impl Iterator<Item = (&'static str, u64)> {
-        let Self { found_packets, made_records, crowded_packets } = *self;
+        let Self { found_packets, followed_packets, made_records, crowded_packets } = *self;
         let all = [
             ("flow_found_packets", found_packets),
+            ("flow_followed_packets", followed_packets),
             ("flow_made_records", made_records),
             ("flow_crowded_packets", crowded_packets),
         ];

@@ -65,6 +65,7 @@ pub(crate) struct Sessions {
     wheel: Wheel,
     /// Seconds of 2^30 ns.
     now_s: u32,
+    generation: u64,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -113,21 +114,31 @@ impl Sessions {
             ports: Vec::new(),
             wheel: Wheel::new(),
             now_s: 0,
+            generation: 1,
         }
+    }
+
+    /// As long as it is the same, time has not gone on, and no session has begun, ended or come to another state. Never 0.
+    #[inline(always)]
+    pub(crate) fn generation(&self) -> u64 {
+        self.generation
     }
 
     pub(crate) fn counters(&self) -> &SessionCounters {
         &self.counters
     }
 
+    /// There is another configuration.
     pub(crate) fn set_limits(&mut self, limits: SessionLimits) {
         self.limits = limits;
+        self.generation += 1;
     }
 
     /// Time has come to `now_ns`; what has had no packets for too long ends, some at a time.
     pub(crate) fn advance(&mut self, now_ns: u64) {
         let now_s = (now_ns >> 30) as u32;
         self.now_s = self.now_s.max(now_s);
+        self.generation += 1;
         if self.counters.current == 0 {
             return;
         }
@@ -249,6 +260,7 @@ impl Sessions {
                 index
             }
         };
+        self.generation += 1;
         let Sessions { index: table, slab, hasher, .. } = self;
         table.insert_unique(hasher.hash_one(key), index, |&i| hasher.hash_one(slab[i as usize].key));
         self.ports[port].count += 1;
@@ -352,6 +364,7 @@ impl Sessions {
     }
 
     fn change(&mut self, index: u32, before: State, after: State) {
+        self.generation += 1;
         let session = &mut self.slab[index as usize];
         session.state = after;
         let (slot, port) = (session.slot, usize::from(session.key.vnic));
@@ -392,6 +405,7 @@ impl Sessions {
     /// Ends a session that is not on the wheel.
     fn forget(&mut self, index: u32) {
         let Session { key, state, .. } = self.slab[index as usize];
+        self.generation += 1;
         self.slab[index as usize].number = 0;
         let found = self.index.find_entry(self.hasher.hash_one(key), |&i| i == index);
         if let Ok(entry) = found {

@@ -74,6 +74,8 @@ pub struct Sessions {
     pub per_port: u32,
     /// Flows in each direction whose packets need not be judged again, 0 to 1048576.
     pub flow_records: u32,
+    /// Whether what packets that come together have in common is looked up once.
+    pub vectors: bool,
 }
 
 pub(super) fn sessions(mut s: Section<'_, '_>) -> Sessions {
@@ -83,6 +85,7 @@ pub(super) fn sessions(mut s: Section<'_, '_>) -> Sessions {
         total,
         per_port: s.int("per_port", 16..=u64::from(total), default) as u32,
         flow_records: s.int("flow_records", 0..=1 << 20, 1 << 15) as u32,
+        vectors: s.optional("vectors").unwrap_or(true),
     };
     s.finish();
     sessions

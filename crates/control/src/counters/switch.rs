@@ -42,6 +42,11 @@ pub(super) const CHAPTER: Chapter = Chapter {
         ),
         count("avs.revoked_sessions", "conversations that ended because a reload changed the rules", ""),
         count("avs.flow_found_packets", "packets whose flow was remembered, so that no table was asked", ""),
+        count(
+            "avs.flow_followed_packets",
+            "packets that nobody looked up, for others of their flow came with them and went the same way",
+            "",
+        ),
         count("avs.flow_made_records", "flows that were remembered, in networks with an ACL or security groups", ""),
         count(
             "avs.flow_crowded_packets",

@@ -64,7 +64,7 @@ fn tables() -> Tables {
         ],
         groups: vec![SecurityGroup { rules }],
         sessions: SessionLimits { total: 8, per_port: 4 },
-        flows: FlowLimits { records: 8 },
+        flows: FlowLimits { records: 8, vectors: true },
         ..Tables::default()
     }
 }
