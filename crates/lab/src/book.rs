@@ -126,38 +126,39 @@ fn copied(chapter: &Chapter<'_>, results: &Results, directory: &Path) -> Result<
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::experiments::flow_records::{FlowRecords, Judged, Row};
+    use crate::experiments::vectors::{Row, Switch, Vectors};
     use crate::results::{HostInfo, SCHEMA_VERSION, to_values};
 
-    fn row(mode: Judged, packets_per_s: f64) -> Row {
-        Row { mode, flows: 1, repetition: 0, duration_s: 4.0, packets_per_s, cycles_per_packet: 700.0, lost_packets: 0 }
+    fn row(mode: Switch, packets_per_s: f64) -> Row {
+        let (conversations, sessions, new_sessions_per_s) = (1, 1, None);
+        Row { mode, conversations, repetition: 0, sessions, duration_s: 4.0, packets_per_s, new_sessions_per_s }
     }
 
     #[test]
     fn what_was_measured_and_what_was_not_is_in_it() {
         let out = tempfile::tempdir().unwrap();
-        let options = run::settle(&FlowRecords, Options { quick: true, ..Options::default() }).unwrap();
-        let rows = to_values(&[row(Judged::Each, 1e6), row(Judged::Remembered, 2e6)]).unwrap();
+        let options = run::settle(&Vectors, Options { quick: true, ..Options::default() }).unwrap();
+        let rows = to_values(&[row(Switch::Batches, 1e6), row(Switch::Vectors, 2e6)]).unwrap();
         let host = HostInfo::collect(&options);
-        let results = Results { schema_version: SCHEMA_VERSION, experiment: "flow-records".to_owned(), host, rows };
-        let chapter = |results| Chapter { experiment: &FlowRecords, directory: out.path().to_path_buf(), results };
+        let results = Results { schema_version: SCHEMA_VERSION, experiment: "vectors".to_owned(), host, rows };
+        let chapter = |results| Chapter { experiment: &Vectors, directory: out.path().to_path_buf(), results };
         let chapters = [chapter(Ok(results)), chapter(Err(anyhow::anyhow!("no <huge> pages")))];
-        assert!(!chapters[0].is_good() && !chapters[1].is_good(), "two numbers of flows are missing");
+        assert!(!chapters[0].is_good() && !chapters[1].is_good(), "Open vSwitch is missing");
         let directory = out.path().join("report");
         write(&chapters, &options, &directory).unwrap();
         let text = fs::read_to_string(directory.join("report.md")).unwrap();
         for part in [
-            "| flow-records | SIGCOMM'24 figures 12 and 13 |       2 of 4 |",
-            "| flow-records | SIGCOMM'24 figures 12 and 13 | not measured |",
-            "![flow-records-rate.svg](flow-records-rate.svg)",
-            "`sudo bifrost-lab run flow-records --quick`",
+            "| vectors    | SIGCOMM'24 figures 12 and 13 |       2 of 8 |",
+            "| vectors    | SIGCOMM'24 figures 12 and 13 | not measured |",
+            "![vectors-rate.svg](vectors-rate.svg)",
+            "`sudo bifrost-lab run vectors --quick`",
             "Not measured: no <huge> pages",
             "- **NSDI'26 section 6.1.4, aggregation and pooling**",
         ] {
             assert!(text.contains(part), "{part} is not in:\n{text}");
         }
-        assert!(directory.join("flow-records-rate.svg").exists());
+        assert!(directory.join("vectors-rate.svg").exists());
         let page = fs::read_to_string(directory.join("index.html")).unwrap();
-        assert!(page.contains("<img src=\"flow-records-rate.svg\"") && page.contains("<td>flow-records</td>"));
+        assert!(page.contains("<img src=\"vectors-rate.svg\"") && page.contains("<td>vectors</td>"));
     }
 }

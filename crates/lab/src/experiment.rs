@@ -12,7 +12,8 @@ use crate::experiments::{
     delayed_release::DelayedRelease, elephants::Elephants, flow_records::FlowRecords, granularity::Granularity,
     iperf::Iperf, isolation::Isolation, nginx::NginxExperiment, path_failure::PathFailure, redis_loss::RedisLoss,
     route_refresh::RouteRefresh, slicing::Slicing, soak::Soak, sockperf::Sockperf, stable::Stable,
-    switch_latency::SwitchLatency, switch_overall::SwitchOverall, switch_rate::SwitchRate, vhost_rate::VhostRate,
+    switch_latency::SwitchLatency, switch_overall::SwitchOverall, switch_rate::SwitchRate, vectors::Vectors,
+    vhost_rate::VhostRate,
 };
 use crate::machine::Machine;
 use crate::options::{Guests, Mode, Options};
@@ -72,6 +73,7 @@ pub fn all() -> Vec<Box<dyn Experiment>> {
         Box::new(SwitchRate),
         Box::new(SwitchLatency),
         Box::new(FlowRecords),
+        Box::new(Vectors),
         Box::new(RouteRefresh),
         Box::new(NginxExperiment),
         Box::new(Applications),

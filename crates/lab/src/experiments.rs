@@ -22,4 +22,5 @@ pub mod switch_latency;
 pub mod switch_overall;
 pub mod switch_rate;
 pub mod tunnel;
+pub mod vectors;
 pub mod vhost_rate;

@@ -103,6 +103,11 @@ impl Series {
     pub fn off(label: &'static str) -> Self {
         Series { label, color: color(Mode::KernelVxlan) }
     }
+
+    /// A third one, in the color of [`Mode::Strict`].
+    pub fn other(label: &'static str) -> Self {
+        Series { label, color: color(Mode::Strict) }
+    }
 }
 
 impl From<Mode> for Series {

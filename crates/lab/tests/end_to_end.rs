@@ -175,6 +175,7 @@ fn the_command_line_teaches() {
         "switch-rate",
         "switch-latency",
         "flow-records",
+        "vectors",
         "route-refresh",
         "nginx",
         "applications",

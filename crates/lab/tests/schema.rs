@@ -9,7 +9,7 @@ use bifrost_lab::experiment;
 use bifrost_lab::experiments::{
     applications, congestion_control, coverage, delayed_release, elephants, flow_records, granularity, iperf,
     isolation, nginx, path_failure, redis_loss, route_refresh, slicing, soak, sockperf, stable, switch_latency,
-    switch_overall, switch_rate, tunnel::Switch, vhost_rate,
+    switch_overall, switch_rate, tunnel::Switch, vectors, vhost_rate,
 };
 use bifrost_lab::options::{App, Guests, Injector, Mode, Op, Options};
 use bifrost_lab::results::{HostInfo, Results, SCHEMA_VERSION, to_values};
@@ -218,6 +218,15 @@ fn all() -> Vec<Value> {
         cycles_per_packet: 650.0,
         lost_packets: 0,
     };
+    let vectors = vectors::Row {
+        mode: vectors::Switch::Batches,
+        conversations: 256,
+        repetition: 0,
+        sessions: 256,
+        duration_s: 4.0,
+        packets_per_s: 3e6,
+        new_sessions_per_s: None,
+    };
     let route_refresh = route_refresh::Row {
         mode: Switch::Off,
         repetition: 0,
@@ -345,6 +354,7 @@ fn all() -> Vec<Value> {
         results("switch-overall", switch_overall),
         results("switch-rate", switch_rate),
         results("flow-records", flow_records),
+        results("vectors", vectors),
         results("route-refresh", route_refresh),
         results("switch-latency", switch_latency),
         results("nginx", nginx),

@@ -300,8 +300,8 @@ fn measure(lab: &Lab, mode: Switch, repetition: u32, seconds: f64) -> Result<Row
         interrupt::sleep(ASK_AGAIN)?;
     }
     let changed = flows(1);
-    if let Running::Bifrost { configuration: file, .. } = &switch {
-        file.write(&configuration(1))?;
+    if let Running::Bifrost { .. } = &switch {
+        bench.configure(&configuration(1), &logs)?;
     }
     interrupt::sleep(Duration::from_secs(1))?;
     let sessions = switch.sessions()?;
@@ -332,7 +332,7 @@ fn measure(lab: &Lab, mode: Switch, repetition: u32, seconds: f64) -> Result<Row
         mode,
         repetition,
         sessions,
-        new_sessions_per_s: pace(&learnt),
+        new_sessions_per_s: pace(&learnt, SESSIONS),
         refresh_s: refreshed.map(since),
         bin_ends_s: counts.iter().skip(1).map(|&(at, _)| since(at)).collect(),
         packets_per_s: counts.windows(2).map(rate).collect(),
@@ -343,9 +343,9 @@ fn measure(lab: &Lab, mode: Switch, repetition: u32, seconds: f64) -> Result<Row
     Ok(row)
 }
 
-/// How fast conversations became known, a second, from the first time that a tenth of them was until nine tenths were.
-fn pace(learnt: &[(Instant, u64)]) -> Option<f64> {
-    let at = |share: u64| learnt.iter().find(|(_, known)| *known >= u64::from(SESSIONS) * share / 10);
+/// How fast so many conversations became known, a second, from the first time that a tenth of them was until nine tenths were.
+pub(super) fn pace(learnt: &[(Instant, u64)], sessions: u32) -> Option<f64> {
+    let at = |share: u64| learnt.iter().find(|(_, known)| *known >= u64::from(sessions) * share / 10);
     let ((from, few), (to, most)) = at(1).zip(at(9))?;
     let took = to.duration_since(*from).as_secs_f64();
     (took > 0.0).then(|| (most - few) as f64 / took)
@@ -415,9 +415,9 @@ mod tests {
         let start = Instant::now();
         let at = |seconds, known| (start + Duration::from_secs(seconds), known);
         let learnt = [at(0, 0), at(5, 99_999), at(6, 200_000), at(7, 600_000), at(8, 900_000), at(20, 1_000_000)];
-        assert_eq!(pace(&learnt), Some(350_000.0));
-        assert_eq!(pace(&learnt[..4]), None, "it never came so far");
-        assert_eq!(pace(&[at(0, 1_000_000)]), None, "in no time");
+        assert_eq!(pace(&learnt, SESSIONS), Some(350_000.0));
+        assert_eq!(pace(&learnt[..4], SESSIONS), None, "it never came so far");
+        assert_eq!(pace(&[at(0, 1_000_000)], SESSIONS), None, "in no time");
     }
 
     #[test]

@@ -25,6 +25,8 @@ pub(super) const FAR: [&str; 2] = ["172.31.0.2", "172.31.0.3"];
 pub(super) const GUEST_MAC: &str = "00:01:02:03:04:00";
 /// Descriptors of each ring.
 const RING: u32 = 1024;
+/// The daemon's configuration, among the logs.
+pub(super) const CONFIGURATION: &str = "bifrostd.toml";
 /// How long a program may take to start.
 const PATIENCE: Duration = Duration::from_secs(20);
 
@@ -90,14 +92,7 @@ impl Bench {
             Switch::OvsDpdk => Running::Ovs(self.open_vswitch(flows, &logs.join("ovs"))?),
             Switch::Off => self.bifrostd(lab, more, logs)?,
         };
-        let deadline = Instant::now() + PATIENCE;
-        while !self.socket().exists() {
-            running.check_alive()?;
-            if Instant::now() > deadline {
-                bail!("the switch does not listen; its output is in {}", logs.display());
-            }
-            interrupt::sleep(Duration::from_millis(20))?;
-        }
+        running.wait_for(&self.socket(), logs)?;
         Ok(running)
     }
 
@@ -142,13 +137,30 @@ impl Bench {
     fn bifrostd(&self, lab: &Lab, more: &More, logs: &Path) -> Result<Running> {
         let neighbour = |far| format!("neigh add {far} lladdr {FAR_MAC} dev u0 nud permanent\n");
         self.host.ip_batch(&format!("addr add {NEAR}/24 dev u0\n{}", FAR.map(neighbour).concat()))?;
-        let (config, control) = (logs.join("bifrostd.toml"), self.directory.join("control"));
-        let mut command = self.host.command(&lab.binaries.bifrostd);
-        command.arg("--config").arg(&config);
-        let configuration = Configuration { file: config, control, socket: self.socket() };
-        configuration.write(more)?;
-        let daemon = Program::start(command, "bifrostd", &logs.join("switch"))?;
-        Ok(Running::Bifrost { daemon, configuration, ctl: lab.binaries.bifrostctl.clone() })
+        self.configure(more, logs)?;
+        Running::bifrostd(lab, &self.host, self.control(), logs)
+    }
+
+    fn control(&self) -> PathBuf {
+        self.directory.join("control")
+    }
+
+    /// Writes the daemon's configuration: one port, and two peers at the far end of the link, `far0` and `far1`.
+    pub(super) fn configure(&self, more: &More, logs: &Path) -> Result<()> {
+        let More { sections, guest, port, routes } = more;
+        let text = format!(
+            "[host]\nname = \"host-a\"\n\n[control]\nsocket = \"{}\"\n\n[workers]\ncount = 1\n\n\
+             [underlay]\naddresses = [\"{NEAR}\"]\nmtu = {UNDERLAY_MTU}\n\n{sections}[[vpc]]\nvni = 100\nreliability = \"off\"\n\n\
+             [[port]]\nname = \"guest\"\nkind = \"vhost-user\"\nsocket = \"{}\"\nvni = 100\nmac = \"{GUEST_MAC}\"\n\
+             addresses = [\"{guest}/32\"]\n{port}\n[[peer]]\nname = \"far0\"\naddresses = [\"{}\"]\n\n\
+             [[peer]]\nname = \"far1\"\naddresses = [\"{}\"]\n\n{routes}",
+            self.control().display(),
+            self.socket().display(),
+            FAR[0],
+            FAR[1],
+        );
+        let file = logs.join(CONFIGURATION);
+        std::fs::write(&file, text).with_context(|| format!("writing {}", file.display()))
     }
 }
 
@@ -165,39 +177,21 @@ pub(super) struct More {
     pub(super) routes: String,
 }
 
-/// Where the daemon has its configuration, and what is in it.
-pub(super) struct Configuration {
-    file: PathBuf,
-    control: PathBuf,
-    socket: PathBuf,
-}
-
-impl Configuration {
-    /// Writes it: one port, and two peers at the far end of the link, `far0` and `far1`.
-    pub(super) fn write(&self, more: &More) -> Result<()> {
-        let More { sections, guest, port, routes } = more;
-        let text = format!(
-            "[host]\nname = \"host-a\"\n\n[control]\nsocket = \"{}\"\n\n[workers]\ncount = 1\n\n\
-             [underlay]\naddresses = [\"{NEAR}\"]\nmtu = {UNDERLAY_MTU}\n\n{sections}[[vpc]]\nvni = 100\nreliability = \"off\"\n\n\
-             [[port]]\nname = \"guest\"\nkind = \"vhost-user\"\nsocket = \"{}\"\nvni = 100\nmac = \"{GUEST_MAC}\"\n\
-             addresses = [\"{guest}/32\"]\n{port}\n[[peer]]\nname = \"far0\"\naddresses = [\"{}\"]\n\n\
-             [[peer]]\nname = \"far1\"\naddresses = [\"{}\"]\n\n{routes}",
-            self.control.display(),
-            self.socket.display(),
-            FAR[0],
-            FAR[1],
-        );
-        std::fs::write(&self.file, text).with_context(|| format!("writing {}", self.file.display()))
-    }
-}
-
 /// A switch, while it runs.
 pub(super) enum Running {
     Ovs(OpenVswitch),
-    Bifrost { daemon: Program, configuration: Configuration, ctl: PathBuf },
+    Bifrost { daemon: Program, control: PathBuf, ctl: PathBuf },
 }
 
 impl Running {
+    /// Starts `bifrostd`, whose [`CONFIGURATION`] is among the `logs` and names that control socket.
+    pub(super) fn bifrostd(lab: &Lab, host: &Namespace, control: PathBuf, logs: &Path) -> Result<Self> {
+        let mut command = host.command(&lab.binaries.bifrostd);
+        command.arg("--config").arg(logs.join(CONFIGURATION));
+        let daemon = Program::start(command, "bifrostd", &logs.join("switch"))?;
+        Ok(Running::Bifrost { daemon, control, ctl: lab.binaries.bifrostctl.clone() })
+    }
+
     pub(super) fn check_alive(&mut self) -> Result<()> {
         match self {
             Running::Ovs(switch) => switch.check_alive(),
@@ -206,6 +200,19 @@ impl Running {
                 Some(status) => bail!("bifrostd ended ({status}): {}", daemon.output()?),
             },
         }
+    }
+
+    /// Waits until it listens.
+    pub(super) fn wait_for(&mut self, socket: &Path, logs: &Path) -> Result<()> {
+        let deadline = Instant::now() + PATIENCE;
+        while !socket.exists() {
+            self.check_alive()?;
+            if Instant::now() > deadline {
+                bail!("the switch does not listen; its output is in {}", logs.display());
+            }
+            interrupt::sleep(Duration::from_millis(20))?;
+        }
+        Ok(())
     }
 
     /// Has Open vSwitch replace all flows, or `bifrostd` read its configuration again. Returns when the switch says that this is done.
@@ -220,18 +227,21 @@ impl Running {
     pub(super) fn sessions(&self) -> Result<u64> {
         let text = match self {
             Running::Ovs(switch) => switch.tell(&["dpctl/ct-get-nconns"])?,
-            Running::Bifrost { .. } => {
-                let answer: serde_json::Value = serde_json::from_str(&self.ask(&["--json", "stats"])?)?;
-                answer["counters"]["avs.current_sessions"].to_string()
-            }
+            Running::Bifrost { .. } => self.counter("avs.current_sessions")?.to_string(),
         };
         text.trim().parse().with_context(|| format!("a switch counts its conversations so: {text:?}"))
     }
 
+    /// One of `bifrostd`'s counters.
+    pub(super) fn counter(&self, name: &str) -> Result<serde_json::Value> {
+        let answer: serde_json::Value = serde_json::from_str(&self.ask(&["--json", "stats"])?)?;
+        Ok(answer["counters"][name].clone())
+    }
+
     /// What `bifrostctl` prints.
     fn ask(&self, arguments: &[&str]) -> Result<String> {
-        let Running::Bifrost { configuration, ctl, .. } = self else { bail!("there is no bifrostd") };
-        let socket = configuration.control.to_string_lossy();
+        let Running::Bifrost { control, ctl, .. } = self else { bail!("there is no bifrostd") };
+        let socket = control.to_string_lossy();
         command::run(&ctl.to_string_lossy(), &[&["--socket", &*socket], arguments].concat())
     }
 }
