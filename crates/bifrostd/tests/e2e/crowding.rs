@@ -107,6 +107,12 @@ fn who_is_sent_more_than_a_worker_can_take_past_the_kernel_pays_alone() {
     pays_alone("port = \"afxdp\"\nxdp_frames = 8192", 80);
 }
 
+/// As many as there are by default: a burst of the flood, which is half as long, may find them all taken.
+#[test]
+fn who_is_sent_more_than_a_worker_can_take_past_the_kernel_pays_nearly_alone() {
+    pays_alone("port = \"afxdp\"", 60);
+}
+
 /// `least`: answers to a hundred pings of the one who does not pay.
 fn pays_alone(underlay: &str, least: u32) {
     let lab = lab(underlay);
@@ -133,12 +139,11 @@ fn what_is_crowded_out_comes_again_and_its_sender_slows_down() {
     eventually(5.0, "the stream has its windows", || lab.hosts[1].port("y").rx_packets > 1000);
     let (before, flood) = (windows(), flood(&lab));
     let mut least = before;
-    eventually(10.0, "data packets are crowded out", || {
+    eventually(10.0, "data packets are crowded out, and windows shrink", || {
         least = least.min(windows());
-        told() > 100
+        told() > 100 && least < before / 2.0
     });
     drop(flood);
-    assert!(least < before / 2.0, "the windows shrank from {before} to {least} packets");
     // Every byte of it is looked at.
     stream.finish();
     lab.hosts.iter().for_each(|host| host.assert_balanced());
