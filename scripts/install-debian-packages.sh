@@ -6,9 +6,10 @@ set -eu
 packages="redis-server redis-tools nginx apache2-utils nftables iperf3 ethtool iproute2 mptcpize valgrind user-mode-linux kmod qemu-system-x86 busybox-static tshark openvswitch-switch openvswitch-switch-dpdk sockperf memcached mariadb-server-core mariadb-client-core sysbench nghttp2-client"
 # Where the kernel of QEMU's guests is unpacked: installing it would make it this machine's own.
 kernel=/var/cache/bifrost-lab/kernel
-# What user-mode Linux needs on some processors; its source says why.
-xstate=/var/cache/bifrost-lab/uml-xstate.so
-xstate_source=$(dirname "$0")/uml-xstate.c
+# What user-mode Linux needs on some processors, and with some vhost-user ports; their sources say why.
+shims="uml-xstate uml-dpdk"
+shim_directory=/var/cache/bifrost-lab
+source_directory=$(dirname "$0")
 # Where dpdk-testpmd is unpacked: the package that has it would bring hundreds of others, systemd among them. Its libraries are
 # installed.
 dpdk=/var/cache/bifrost-lab/dpdk
@@ -36,9 +37,12 @@ done
 if ! [ -d "$postgresql" ] || ldd "$postgresql"/usr/lib/postgresql/*/bin/postgres | grep -q "not found"; then
     unpack_postgresql=yes
 fi
-[ "$xstate" -nt "$xstate_source" ] || build_xstate=yes
+build=""
+for shim in $shims; do
+    [ "$shim_directory/$shim.so" -nt "$source_directory/$shim.c" ] || build="$build $shim"
+done
 unpack=${unpack_kernel:-}${unpack_dpdk:-}${unpack_postgresql:-}
-if [ -z "$missing$unpack${build_xstate:-}" ]; then
+if [ -z "$missing$unpack$build" ]; then
     exit 0
 fi
 
@@ -46,7 +50,7 @@ if [ "$(id -u)" -ne 0 ]; then
     echo "install-debian-packages.sh: needs root to install:$missing and to write to ${kernel%/*}" >&2
     exit 1
 fi
-echo "Installing:$missing${unpack_kernel:+ $kernel}${unpack_dpdk:+ $dpdk}${unpack_postgresql:+ $postgresql}${build_xstate:+ $xstate}"
+echo "Installing:$missing${unpack_kernel:+ $kernel}${unpack_dpdk:+ $dpdk}${unpack_postgresql:+ $postgresql}$build"
 
 # invoke-rc.d asks policy-rc.d whether a package may start its service: 101 forbids it. One that is there
 # already is the administrator's, and stays.
@@ -95,11 +99,11 @@ if [ -n "${unpack_postgresql:-}" ]; then
     mv "$postgresql.new" "$postgresql"
 fi
 
-if [ -n "${build_xstate:-}" ]; then
-    mkdir -p "${xstate%/*}"
-    cc -O1 -Wall -Wextra -Werror -shared -fPIC -o "$xstate.new" "$xstate_source"
-    mv "$xstate.new" "$xstate"
-fi
+for shim in $build; do
+    mkdir -p "$shim_directory"
+    cc -O1 -Wall -Wextra -Werror -shared -fPIC -o "$shim_directory/$shim.so.new" "$source_directory/$shim.c"
+    mv "$shim_directory/$shim.so.new" "$shim_directory/$shim.so"
+done
 
 # Installation enables services for the next boot, too; what was there before is not ours to touch.
 for service in redis-server nginx memcached; do

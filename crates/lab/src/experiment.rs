@@ -171,7 +171,8 @@ impl Lab {
         if settings.guests == Guests::Vm {
             for host in &topology.hosts {
                 let (guest, directory) = (&host.guest, part.directory().join(&host.guest.name));
-                machines.push(Machine::start(guest, &machine_socket(&part, guest), directory, &self.logs(label))?);
+                let (socket, dpdk) = (machine_socket(&part, guest), mode == Mode::OpenVswitch);
+                machines.push(Machine::start(guest, &socket, dpdk, directory, &self.logs(label))?);
             }
             machines.iter_mut().try_for_each(Machine::wait_until_ready)?;
         }

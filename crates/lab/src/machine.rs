@@ -21,6 +21,8 @@ const START_TIMEOUT: Duration = Duration::from_secs(60);
 const MEMORY: &str = "256M";
 /// What user-mode Linux needs on some processors: `scripts/uml-xstate.c`.
 const UML_XSTATE: &str = "/var/cache/bifrost-lab/uml-xstate.so";
+/// What it needs with DPDK's vhost-user ports: `scripts/uml-dpdk.c`.
+const UML_DPDK: &str = "/var/cache/bifrost-lab/uml-dpdk.so";
 
 /// A running virtual machine. Dropping it ends it.
 #[derive(Debug)]
@@ -38,8 +40,9 @@ pub struct Machine {
 pub struct Task(u32);
 
 impl Machine {
-    /// Starts a machine for `guest`, whose vhost-user port is at `socket`. Scripts and output go to `directory`.
-    pub fn start(guest: &Guest, socket: &Path, directory: PathBuf, logs: &Path) -> Result<Self> {
+    /// Starts a machine for `guest`, whose vhost-user port is at `socket`. Scripts and output go to `directory`. `dpdk`: the port is
+    /// DPDK's.
+    pub fn start(guest: &Guest, socket: &Path, dpdk: bool, directory: PathBuf, logs: &Path) -> Result<Self> {
         for path in [&directory, logs] {
             fs::create_dir_all(path).with_context(|| format!("creating {}", path.display()))?;
         }
@@ -51,7 +54,7 @@ impl Machine {
         // Its processes end with the lab, however that ends.
         let mut command = guest.namespace.command("setpriv");
         command
-            .env("LD_PRELOAD", UML_XSTATE)
+            .env("LD_PRELOAD", if dpdk { format!("{UML_XSTATE}:{UML_DPDK}") } else { UML_XSTATE.to_owned() })
             .args(["--pdeathsig", "KILL", "linux.uml", &format!("mem={MEMORY}"), "quiet", "con=null", "con0=fd:0,fd:1"])
             .args(["root=/dev/root", "rootfstype=hostfs", "rootflags=/", "ro", &format!("umid={}", guest.name)])
             .arg(format!("uml_dir={}", directory.join("uml").display()))

@@ -37,6 +37,11 @@ impl Namespace {
         Ok(namespace)
     }
 
+    /// The processor that it is pinned to.
+    pub fn processor(&self) -> Option<usize> {
+        self.processor
+    }
+
     /// Lets everything that is started inside from now on run on one processor only, before other work.
     pub fn pin(&mut self, processor: usize) {
         self.processor = Some(processor);

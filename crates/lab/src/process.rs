@@ -154,6 +154,16 @@ pub fn cpu_seconds_of_group(group: u32) -> Result<f64> {
     Ok(ticks as f64 / TICKS_PER_SECOND)
 }
 
+/// Stops a process where it is, or lets it go on.
+///
+/// # Errors
+/// There is no such process.
+pub fn freeze(pid: u32, still: bool) -> Result<()> {
+    let signal = if still { Signal::STOP } else { Signal::CONT };
+    let pid = i32::try_from(pid).ok().and_then(Pid::from_raw).context("a process without a number")?;
+    kill_process(pid, signal).context("signalling a process")
+}
+
 /// The name in a line of `/proc/<pid>/stat`, and what is behind it: state, parent, group, ...; own time in user space and in the kernel,
 /// and that of children, are 11 to 14. The name, in parentheses, may contain anything.
 pub(crate) fn stat_fields(stat: &str) -> Option<(&str, Vec<&str>)> {

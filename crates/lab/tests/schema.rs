@@ -134,8 +134,8 @@ fn all() -> Vec<Value> {
         duration_s: 4.0,
         throughput_gbit_per_s: 1.0,
         switch_cpu_s_per_gb: 1.5,
-        packet_bytes: 8514.0,
-        kept_payload_bytes: 0.0,
+        packet_bytes: Some(8514.0),
+        kept_payload_bytes: None,
     };
     let granularity = granularity::Row {
         mode: Mode::Bifrost,

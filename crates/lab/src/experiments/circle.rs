@@ -12,7 +12,7 @@ use serde_json::Value;
 
 use crate::experiment::Lab;
 use crate::netns::Namespace;
-use crate::process::Program;
+use crate::process::{self, Program};
 use crate::programs::testpmd::{self, Testpmd};
 use crate::{command, interrupt};
 
@@ -83,7 +83,7 @@ impl Running {
     fn freeze(&self, still: bool) -> Result<()> {
         match self {
             Running::Dpdk(switch) => switch.freeze(still),
-            Running::Bifrost { daemon, .. } => testpmd::freeze(daemon.pid(), still),
+            Running::Bifrost { daemon, .. } => process::freeze(daemon.pid(), still),
         }
     }
 

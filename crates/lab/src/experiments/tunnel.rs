@@ -107,7 +107,7 @@ impl Bench {
     }
 
     fn open_vswitch(&self, flows: &str, logs: &Path) -> Result<OpenVswitch> {
-        let datapath = Datapath::Dpdk { processor: PROCESSORS[0] };
+        let datapath = Datapath::Dpdk { processor: PROCESSORS[0], max_sleep_us: 0 };
         let switch = OpenVswitch::start(&self.host, datapath, self.directory.clone(), logs)?;
         switch.configure(&format!(
             "-- add-br under -- set bridge under datapath_type=netdev other-config:hwaddr={NEAR_MAC} \

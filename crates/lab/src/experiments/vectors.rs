@@ -294,7 +294,7 @@ fn measure(lab: &Lab, mode: Switch, conversations: u32, repetition: u32, seconds
 
 /// A bridge with both ports, of which the second one's guest is not asked for packets: what it sends is not counted.
 fn open_vswitch(host: &Namespace, directory: &Path, logs: &Path) -> Result<OpenVswitch> {
-    let datapath = Datapath::Dpdk { processor: PROCESSORS[0] };
+    let datapath = Datapath::Dpdk { processor: PROCESSORS[0], max_sleep_us: 0 };
     let switch = OpenVswitch::start(host, datapath, directory.to_path_buf(), &logs.join("ovs"))?;
     switch.configure(
         "-- add-br br0 -- set bridge br0 datapath_type=netdev fail_mode=secure \

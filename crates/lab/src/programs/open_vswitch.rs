@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail};
 
 use crate::netns::Namespace;
-use crate::process::Program;
+use crate::process::{self, Program};
 use crate::{command, interrupt};
 
 /// Of Debian's package, too.
@@ -19,10 +19,12 @@ const PATIENCE: Duration = Duration::from_secs(20);
 pub enum Datapath {
     /// Its main thread, by the kernel's devices: Debian's build without DPDK.
     Userspace,
-    /// DPDK on one processor, which it polls without end, and without huge pages, as nothing else here has them.
+    /// DPDK on one processor, and without huge pages, as nothing else here has them.
     Dpdk {
         /// That processor.
         processor: usize,
+        /// How long it may sleep when there is nothing to do, µs: where others need the processor, too. 0: it polls without end.
+        max_sleep_us: u32,
     },
 }
 
@@ -58,13 +60,14 @@ impl OpenVswitch {
         command.arg(&file).arg(format!("--remote=punix:{socket}")).arg(format!("--unixctl={}", path("db.ctl")));
         let mut database = Program::start(command, "ovsdb-server", &logs.join("ovsdb-server.log"))?;
         wait_for(&mut database, Path::new(&socket))?;
-        if let Datapath::Dpdk { processor } = datapath {
+        if let Datapath::Dpdk { processor, max_sleep_us } = datapath {
             let mask = 1u64 << processor;
             let settings = [
                 "other_config:dpdk-init=true".to_owned(),
-                "other_config:dpdk-extra=--no-huge --legacy-mem --no-pci -m 2048".to_owned(),
+                "other_config:dpdk-extra=--no-huge --legacy-mem --no-pci --no-shconf -m 2048".to_owned(),
                 format!("other_config:pmd-cpu-mask={mask:#x}"),
                 format!("other_config:dpdk-lcore-mask={mask:#x}"),
+                format!("other_config:pmd-maxsleep={max_sleep_us}"),
             ];
             let database = format!("--db=unix:{socket}");
             let mut all = vec![database.as_str(), "--no-wait", "--timeout=10", "set", "Open_vSwitch", "."];
@@ -86,10 +89,31 @@ impl OpenVswitch {
     /// What `ovs-vsctl` says.
     pub fn configure(&self, arguments: &str) -> Result<()> {
         let database = format!("--db=unix:{}", self.directory.join("db.sock").display());
-        let mut all = vec![database.as_str(), "--timeout=10"];
+        let mut all = vec![database.as_str(), "--timeout=60"];
         all.extend(arguments.split_whitespace());
         command::run("ovs-vsctl", &all)?;
         Ok(())
+    }
+
+    /// Where the vhost-user port of that name listens.
+    pub fn socket(&self, port: &str) -> PathBuf {
+        self.directory.join(port)
+    }
+
+    /// Processor time that the switch has used so far, s.
+    ///
+    /// # Errors
+    /// It has ended.
+    pub fn cpu_seconds(&self) -> Result<f64> {
+        process::cpu_seconds_of_group(self.switch.pid())
+    }
+
+    /// Stops the switch where it is, or lets it go on.
+    ///
+    /// # Errors
+    /// It has ended.
+    pub fn freeze(&self, still: bool) -> Result<()> {
+        process::freeze(self.switch.pid(), still)
     }
 
     /// Runs `ovs-appctl` with `arguments`.

@@ -7,7 +7,6 @@ use std::process::{Child, ChildStdin, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
-use rustix::process::{Pid, Signal, kill_process};
 
 use crate::netns::Namespace;
 use crate::{command, interrupt, process};
@@ -75,7 +74,7 @@ impl Testpmd {
 
     /// Stops it where it is, or lets it go on.
     pub fn freeze(&self, still: bool) -> Result<()> {
-        freeze(self.child.id(), still)
+        process::freeze(self.child.id(), still)
     }
 
     /// What it has printed.
@@ -104,13 +103,6 @@ impl Drop for Testpmd {
         let _ = self.freeze(false);
         process::end(&mut self.child);
     }
-}
-
-/// Stops a process where it is, or lets it go on.
-pub fn freeze(pid: u32, still: bool) -> Result<()> {
-    let signal = if still { Signal::STOP } else { Signal::CONT };
-    let pid = i32::try_from(pid).ok().and_then(Pid::from_raw).context("a process without a number")?;
-    kill_process(pid, signal).context("signalling a process")
 }
 
 /// `(received, sent)` packets of port `port` at each `show port stats` that was answered so far.

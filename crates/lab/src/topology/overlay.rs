@@ -1,10 +1,11 @@
 //! What joins guests and underlay: a kernel VXLAN device, Open vSwitch, or `bifrostd`.
 
+use std::os::unix::fs::symlink;
 use std::path::Path;
 
 use anyhow::{Context, Result, ensure};
 
-use crate::daemon::{Binaries, Daemon, LISTENING, Reliability, Settings};
+use crate::daemon::{Binaries, Daemon, LISTENING, Reliability, Settings, machine_socket};
 use crate::options::{Cabling, Guests, Mode};
 use crate::programs::open_vswitch::{Datapath, OpenVswitch};
 use crate::programs::path_prober::PathProbers;
@@ -18,6 +19,9 @@ pub const VNI: u32 = 100;
 /// one was hashed to. Packets with a mark are routed one by one: each flow then takes the link that its hash says.
 const SPREAD_FLOWS: &str = "table netdev bifrost_lab_spread {\n chain spread {\n \
      type filter hook ingress device p0 priority 0\n meta mark set 1\n }\n}\n";
+
+/// How long Open vSwitch's DPDK may sleep, µs: with its guest on the same processor that carries twice as much as to poll without end.
+const MAX_SLEEP_US: u32 = 50;
 
 /// A running overlay. Dropping it ends its daemons; the kernel's devices go with their namespaces.
 #[derive(Debug)]
@@ -45,13 +49,22 @@ impl Overlay {
         let mut open_vswitches = Vec::new();
         let daemons = match mode {
             Mode::OpenVswitch => {
-                ensure!(settings.guests == Guests::Container, "Open vSwitch joins containers only, here");
                 ensure!(topology.plan.cabling == Cabling::Paths, "Open vSwitch needs --cabling paths, here");
                 for host in &topology.hosts {
                     let directory = run.directory().join(format!("{}.ovs", host.name));
                     let logs = logs.join(&host.name);
-                    let switch = OpenVswitch::start(&host.namespace, Datapath::Userspace, directory, &logs)?;
-                    add_bridges(&switch, host, topology, settings.security_groups)?;
+                    let (datapath, socket) = match settings.guests {
+                        Guests::Container => (Datapath::Userspace, None),
+                        Guests::Vm => {
+                            let processor = host.namespace.processor().unwrap_or(0);
+                            (
+                                Datapath::Dpdk { processor, max_sleep_us: MAX_SLEEP_US },
+                                Some(machine_socket(run, &host.guest)),
+                            )
+                        }
+                    };
+                    let switch = OpenVswitch::start(&host.namespace, datapath, directory, &logs)?;
+                    add_bridges(&switch, host, topology, settings.security_groups, socket.as_deref())?;
                     open_vswitches.push(switch);
                 }
                 Vec::new()
@@ -154,44 +167,69 @@ fn add_vxlan(host: &Host, topology: &Topology) -> Result<()> {
 }
 
 /// As Open vSwitch's own guide for userspace tunnels has it: a bridge for the guest and the tunnels, and one for the underlay
-/// link, with the host's address on it. One link only: its tunnels know no equal paths.
-fn add_bridges(switch: &OpenVswitch, host: &Host, topology: &Topology, security_groups: bool) -> Result<()> {
-    let Topology { plan, hosts, .. } = topology;
-    let (guest, mtu) = (&host.guest, plan.guest_mtu);
-    host.namespace.ip_batch(&format!(
-        "link add p0 mtu {mtu} type veth peer name eth0 mtu {mtu} address {mac} netns {netns}\n\
-         link set p0 up\n\
-         addr flush dev u0\n",
-        mac = guest.mac,
-        netns = guest.namespace.name(),
-    ))?;
-    let mut words = String::from(
+/// link, with the host's address on it. One link only: its tunnels know no equal paths. The guest is a container, or a machine that
+/// will look for `socket`.
+fn add_bridges(
+    switch: &OpenVswitch,
+    host: &Host,
+    topology: &Topology,
+    security_groups: bool,
+    socket: Option<&Path>,
+) -> Result<()> {
+    let plan = topology.plan;
+    let (guest, mtu, underlay_mtu) = (&host.guest, plan.guest_mtu, plan.underlay_mtu());
+    host.namespace.ip_batch("addr flush dev u0\n")?;
+    let port = match socket {
+        Some(_) => format!("type=dpdkvhostuser mtu_request={mtu}"),
+        None => {
+            host.namespace.ip_batch(&format!(
+                "link add p0 mtu {mtu} type veth peer name eth0 mtu {mtu} address {mac} netns {netns}\n\
+                 link set p0 up\n",
+                mac = guest.mac,
+                netns = guest.namespace.name(),
+            ))?;
+            String::new()
+        }
+    };
+    // The link is the kernel's in either case: DPDK's packet sockets take no frames of more than 1,514 bytes.
+    let mut words = format!(
         "-- add-br under -- set bridge under datapath_type=netdev -- add-port under u0 \
-         -- add-br br0 -- set bridge br0 datapath_type=netdev fail_mode=secure -- add-port br0 p0 -- set interface p0 ofport_request=1",
+         -- add-br br0 -- set bridge br0 datapath_type=netdev fail_mode=secure \
+         -- add-port br0 p0 -- set interface p0 ofport_request=1 {port}"
     );
-    let mut guest_batch = format!("addr add {}/24 dev eth0\nlink set eth0 up\n", guest.address);
     let mut forwarding = String::new();
-    for (number, other) in (2..).zip(hosts.iter().filter(|other| other.loopback != host.loopback)) {
+    for (number, other) in (2..).zip(others(host, topology)) {
         let remote = other.underlay[0];
         words += &format!(
             " -- add-port br0 vx{number} -- set interface vx{number} type=vxlan ofport_request={number} \
              options:remote_ip={remote} options:key={VNI}"
         );
-        let (address, mac) = (other.guest.address, &other.guest.mac);
-        forwarding += &format!("table=2,priority=10,dl_dst={mac},actions=output:{number}\n");
-        guest_batch += &format!("neigh add {address} lladdr {mac} dev eth0 nud permanent\n");
+        forwarding += &format!("table=2,priority=10,dl_dst={},actions=output:{number}\n", other.guest.mac);
     }
     switch.configure(&words)?;
     let address = host.underlay[0];
     host.namespace
-        .ip_batch(&format!("addr add {address}/24 dev under\nlink set under mtu {} up\n", plan.underlay_mtu()))
+        .ip_batch(&format!("addr add {address}/24 dev under\nlink set under mtu {underlay_mtu} up\n"))
         .context("giving Open vSwitch's underlay bridge its address")?;
     forwarding += &format!("table=2,priority=10,dl_dst={},actions=output:1\n", guest.mac);
     switch.replace_flows("br0", &(admission(security_groups) + &forwarding))?;
-    // It does not finish checksums that a guest leaves to its device.
+    if let Some(socket) = socket {
+        return symlink(switch.socket("p0"), socket).context("naming a machine's socket");
+    }
+    let mut guest_batch = format!("addr add {}/24 dev eth0\nlink set eth0 up\n", guest.address);
+    for other in others(host, topology) {
+        guest_batch +=
+            &format!("neigh add {} lladdr {} dev eth0 nud permanent\n", other.guest.address, other.guest.mac);
+    }
     guest.namespace.ip_batch(&guest_batch)?;
+    // It does not finish checksums that a guest leaves to its device.
     guest.namespace.run("ethtool", &["-K", "eth0", "tx", "off"], "")?;
     Ok(())
+}
+
+fn others<'a>(host: &Host, topology: &'a Topology) -> impl Iterator<Item = &'a Host> {
+    let own = host.loopback;
+    topology.hosts.iter().filter(move |other| other.loopback != own)
 }
 
 /// What may pass, as flows: all, or what conversations that were allowed to begin consist of.
