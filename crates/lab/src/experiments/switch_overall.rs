@@ -167,7 +167,9 @@ impl Experiment for SwitchOverall {
             };
             bar("one TCP flow", over(mode, false, |r| r.throughput_gbit_per_s), 1.5);
             bar("Redis requests/s", over(mode, false, |r| r.requests_per_s), 1.5);
-            bar("new connections/s with security groups", over(mode, true, |r| r.connections_per_s), 2.0);
+            // Most of a new connection's time is its two guests' own TCP and programs, on the same processors, whatever the switch
+            // takes: what it can do by itself is for `vectors` and `route-refresh` to say.
+            bar("new connections/s with security groups", over(mode, true, |r| r.connections_per_s), 1.5);
         }
         Ok(bars)
     }
@@ -285,10 +287,10 @@ mod tests {
                     .concat()
             };
             let expect = |rows: &[Row], expected| assert_eq!(passed(rows)[first..first + 3], expected, "{mode}");
-            expect(&run(1.6, 2.1), [true, true, true]);
-            expect(&run(1.4, 2.1), [false, false, true]);
-            expect(&run(1.6, 1.9), [true, true, false]);
-            expect(&run(1.6, 2.1)[2..], [false; 3]);
+            expect(&run(1.6, 1.6), [true, true, true]);
+            expect(&run(1.4, 1.6), [false, false, true]);
+            expect(&run(1.6, 1.4), [true, true, false]);
+            expect(&run(1.6, 1.6)[2..], [false; 3]);
         }
     }
 
