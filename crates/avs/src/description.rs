@@ -129,6 +129,18 @@ pub struct Route {
     pub mtu: u16,
 }
 
+/// A way from a network's guests into another network. Packets pass if there is one back as well: with their source's address, from that
+/// network into this one. No packet goes through more than two networks.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Peering {
+    /// The network.
+    pub vni: Vni,
+    /// Addresses of the other one; host bits are ignored.
+    pub prefix: IpNet,
+    /// The other network.
+    pub to: Vni,
+}
+
 /// A host's workers, seen from one of them; each has a switch of its own.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Workers {
@@ -147,6 +159,8 @@ pub struct Tables {
     pub ports: Vec<Port>,
     /// Remote vNICs.
     pub routes: Vec<Route>,
+    /// Ways into other networks.
+    pub peerings: Vec<Peering>,
     /// Security groups, each named by its place here.
     pub groups: Vec<SecurityGroup>,
     /// Bounds of what security groups remember.
@@ -166,6 +180,9 @@ pub enum BuildError {
     /// A port or route in a network that is not described.
     #[error("VNI {0} is used but not described")]
     UnknownVni(Vni),
+    /// A way from a network into itself.
+    #[error("VNI {0} has a peering with itself")]
+    PeeringWithItself(Vni),
     /// Two ports with one name.
     #[error("port number {} is described twice", .0.0)]
     DuplicatePort(PortId),

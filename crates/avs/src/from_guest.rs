@@ -13,14 +13,14 @@ use crate::drop_reason::DropReason;
 use crate::path_mtu::Frame;
 use crate::rewrite::Rewrite;
 use crate::switch::Index;
-use crate::vpc::{Place, Site, VpcIndex, is_host, link_local};
+use crate::vpc::{Next, Place, Site, VpcIndex, is_host, link_local};
 
 /// What is to happen with a frame from a guest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FromGuest {
     /// It goes to another host.
     Remote {
-        /// The network.
+        /// The network of the receiving vNIC.
         vni: Vni,
         /// The host.
         peer: PeerId,
@@ -171,12 +171,13 @@ impl<'a> Packet<'a> {
     #[inline(always)]
     fn switched(&self, reliable: bool) -> Result<FromGuest, DropReason> {
         let site = self.vpc.site(self.parsed.dst_mac).ok_or(DropReason::UnknownMac)?;
-        self.forward(self.parsed.dst_mac, site, None, reliable)
+        self.forward(self.vpc.vni, self.parsed.dst_mac, site, None, reliable)
     }
 
     #[inline(always)]
     fn forward(
         &self,
+        vni: Vni,
         remote: Mac,
         site: Site,
         rewrite: Option<Rewrite>,
@@ -190,7 +191,7 @@ impl<'a> Packet<'a> {
                 Ok(FromGuest::Local { port, rewrite, cut, worker })
             }
             Place::Remote(peer) => Ok(FromGuest::Remote {
-                vni: self.vpc.vni,
+                vni,
                 peer,
                 local: self.port.mac,
                 remote,
@@ -275,9 +276,18 @@ impl<'a> Packet<'a> {
         if ttl <= 1 {
             return Err(DropReason::TtlExpired);
         }
-        let station = self.vpc.route(p.dst_ip).ok_or(DropReason::NoRoute)?;
+        let next = self.vpc.next(p.dst_ip).ok_or(DropReason::NoRoute)?;
+        let (station, vni, reliable) = match next {
+            Next::Station(station) => (station, self.vpc.vni, self.is_reliable()),
+            // A connection of the transport is named by two vNICs of one network.
+            Next::Network(other) => {
+                let across = self.index.across(self.vpc, other, p.src_ip, p.dst_ip);
+                let (station, other) = across.ok_or(DropReason::NoRoute)?;
+                (station, other.vni, false)
+            }
+        };
         let rewrite = Rewrite { destination: station.mac, source: GATEWAY_MAC, l3: p.l3, v6 };
-        self.forward(station.mac, station.site, Some(rewrite), self.is_reliable())
+        self.forward(vni, station.mac, station.site, Some(rewrite), reliable)
     }
 }
 

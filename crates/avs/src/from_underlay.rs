@@ -5,12 +5,13 @@ use std::net::IpAddr;
 use bifrost_nic::{L3, Parsed};
 use bifrost_wire::icmp::v6;
 use bifrost_wire::protocol::ICMPV6;
-use bifrost_wire::{Mac, arp};
+use bifrost_wire::{Mac, Vni, arp};
 
 use crate::description::{GATEWAY_MAC, PeerId, PortId};
 use crate::drop_reason::DropReason;
 use crate::from_guest::{icmpv6, is_router_message};
-use crate::vpc::{Place, VpcIndex};
+use crate::switch::Index;
+use crate::vpc::{Next, Place, VpcIndex};
 
 /// What is to happen with a frame from the underlay.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -25,22 +26,31 @@ pub enum FromUnderlay {
         /// The largest IP packet of its guest, bytes.
         mtu: u16,
     },
-    /// It is dropped, and its sender is to be told: [`Switch::answer`](crate::Switch::answer) goes back to the peer, in the same
-    /// network.
-    Answer,
+    /// It is dropped, and its sender is to be told: [`Switch::answer`](crate::Switch::answer) goes back to the peer.
+    Answer {
+        /// The sender's network.
+        vni: Vni,
+    },
     /// It is dropped.
     Drop(DropReason),
 }
 
 #[inline(always)]
-pub(crate) fn decide(vpc: Option<&VpcIndex>, peer: PeerId, head: &[u8], parsed: &Parsed) -> Result<PortId, DropReason> {
+pub(crate) fn decide(
+    index: &Index,
+    vpc: Option<&VpcIndex>,
+    peer: PeerId,
+    head: &[u8],
+    parsed: &Parsed,
+) -> Result<PortId, DropReason> {
     let vpc = vpc.ok_or(DropReason::UnknownVni)?;
-    let packet = Packet { vpc, peer, head, parsed };
+    let packet = Packet { index, vpc, peer, head, parsed };
     packet.admit()?;
     packet.deliver()
 }
 
 struct Packet<'a> {
+    index: &'a Index,
     vpc: &'a VpcIndex,
     peer: PeerId,
     head: &'a [u8],
@@ -68,6 +78,13 @@ impl Packet<'_> {
     fn is_at_peer(&self, addr: IpAddr) -> Result<bool, DropReason> {
         if self.vpc.is_gateway(addr) {
             return Err(DropReason::WrongPeer);
+        }
+        if let Some(Next::Network(other)) = self.vpc.next(addr) {
+            // Only through the gateways, so nobody there is a neighbour.
+            let across = self.index.across(self.vpc, other, self.parsed.dst_ip, addr);
+            let is_there = self.parsed.src_mac == GATEWAY_MAC
+                && across.is_some_and(|(station, _)| station.site.place == Place::Remote(self.peer));
+            return if is_there { Ok(true) } else { Err(DropReason::WrongPeer) };
         }
         match self.vpc.station(addr) {
             Some(station) if station.site.place != Place::Remote(self.peer) => Err(DropReason::WrongPeer),

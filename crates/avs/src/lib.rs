@@ -59,7 +59,7 @@ mod way;
 pub use bifrost_tables::Pattern;
 pub use counters::{Drops, PortCounters, UnderlayCounters};
 pub use description::{
-    AclRule, BuildError, GATEWAY_MAC, GroupId, GroupRule, Ordering, PeerId, Port, PortId, Reliability, Route,
+    AclRule, BuildError, GATEWAY_MAC, GroupId, GroupRule, Ordering, PeerId, Peering, Port, PortId, Reliability, Route,
     SecurityGroup, Tables, Vpc, Workers,
 };
 pub use drop_reason::DropReason;

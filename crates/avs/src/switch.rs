@@ -1,6 +1,7 @@
 //! The switch: its indexes, its counters, and how one configuration follows another.
 
 use std::collections::BTreeMap;
+use std::net::IpAddr;
 
 use bifrost_nic::{Offload, Parsed, steer};
 use bifrost_tables::{ExactMap, TokenBucket, exact_map};
@@ -17,7 +18,7 @@ use crate::policy::{GroupPolicy, Judgement, Memory};
 use crate::recall::{Remembered, VECTOR, lives_on};
 use crate::session::{Direction, Planned, SessionCounters, SessionLimits, Sessions};
 use crate::vector::Vectors;
-use crate::vpc::{Place, VpcIndex};
+use crate::vpc::{Next, Place, Station, VpcIndex};
 use crate::way::{self, Effects};
 
 /// Decides where frames go.
@@ -259,7 +260,7 @@ impl Switch {
                 account.counters.kept_out.count(reason);
                 self.underlay.kept_out_packets += 1;
             }
-            FromUnderlay::Answer => self.underlay.told_packets += 1,
+            FromUnderlay::Answer { .. } => self.underlay.told_packets += 1,
         }
     }
 
@@ -472,6 +473,13 @@ impl Index {
             let vpc = index.vpc_number(route.vni)?;
             index.vpcs[vpc].add_route(route)?;
         }
+        for peering in &tables.peerings {
+            let (vpc, to) = (index.vpc_number(peering.vni)?, index.vpc_number(peering.to)?);
+            if vpc == to {
+                return Err(BuildError::PeeringWithItself(peering.vni));
+            }
+            index.vpcs[vpc].add_peering(peering.prefix, to)?;
+        }
         index.vpcs.iter_mut().try_for_each(VpcIndex::finish)?;
         Ok(index)
     }
@@ -505,6 +513,16 @@ impl Index {
     /// What the groups of a port say, if it has any.
     pub(crate) fn policy(&self, port: &PortIndex) -> Option<&GroupPolicy> {
         port.policy.map(|policy| &self.policies[policy])
+    }
+
+    /// Which vNIC of another network a packet is for, if both networks say that they can reach each other so: `to` from `vpc`, and
+    /// `from` from that other one.
+    #[cold]
+    pub(crate) fn across(&self, vpc: &VpcIndex, other: u32, from: IpAddr, to: IpAddr) -> Option<(Station, &VpcIndex)> {
+        let other = self.vpcs.get(other as usize)?;
+        let back = other.next(from) == Some(Next::Network(vpc.number as u32));
+        let station = other.route(to).filter(|_| back && other.has_gateway())?;
+        Some((station, other))
     }
 
     /// A network by its [`number`](VpcIndex::number).

@@ -11,7 +11,7 @@ use crate::path_mtu::{self, Ends, Frame, Remedy};
 use crate::policy::{Judgement, Memory, Permission, Why};
 use crate::session::{Direction, Planned};
 use crate::switch::{Index, Switch};
-use crate::vpc::{Place, Station};
+use crate::vpc::{Next, Place, Station};
 use crate::way::{self, Effects};
 
 /// What would become of a frame from a guest.
@@ -56,6 +56,8 @@ pub struct Hop {
     pub mac: Mac,
     /// The host of that vNIC; `None`: this one.
     pub peer: Option<PeerId>,
+    /// The network of that vNIC.
+    pub vni: Vni,
     /// Path MTU: the largest IP packet that gets there, bytes.
     pub mtu: u16,
 }
@@ -155,16 +157,22 @@ impl Index {
     pub(crate) fn hop(&self, port: PortId, parsed: &Parsed) -> Option<Hop> {
         let (_, vpc) = self.port(port)?;
         let routed = parsed.dst_mac == GATEWAY_MAC && vpc.has_gateway();
-        let Station { mac, site } = if routed {
-            vpc.route(parsed.dst_ip).filter(|_| parsed.is_ip() && !vpc.is_gateway(parsed.dst_ip))?
+        let (Station { mac, site }, vni) = if routed {
+            match vpc.next(parsed.dst_ip).filter(|_| parsed.is_ip() && !vpc.is_gateway(parsed.dst_ip))? {
+                Next::Station(station) => (station, vpc.vni),
+                Next::Network(other) => {
+                    let (station, other) = self.across(vpc, other, parsed.src_ip, parsed.dst_ip)?;
+                    (station, other.vni)
+                }
+            }
         } else {
-            Station { mac: parsed.dst_mac, site: vpc.site(parsed.dst_mac)? }
+            (Station { mac: parsed.dst_mac, site: vpc.site(parsed.dst_mac)? }, vpc.vni)
         };
         let peer = match site.place {
             Place::Remote(peer) => Some(peer),
             Place::Local(_) => None,
         };
-        Some(Hop { routed, mac, peer, mtu: site.mtu })
+        Some(Hop { routed, mac, peer, vni, mtu: site.mtu })
     }
 }
 

@@ -43,8 +43,17 @@ pub(crate) struct VpcIndex {
     gateways: Vec<IpAddr>,
     macs: ExactMap<Mac, Site>,
     /// Until [`finish`](Self::finish).
-    prefixes: Vec<(IpNet, Station)>,
-    addresses: Lpm<Station>,
+    prefixes: Vec<(IpNet, Next)>,
+    addresses: Lpm<Next>,
+}
+
+/// Who has an address.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Next {
+    /// A vNIC of the network.
+    Station(Station),
+    /// One of another network, by its [`number`](VpcIndex::number), if that network has a way back.
+    Network(u32),
 }
 
 impl VpcIndex {
@@ -75,7 +84,7 @@ impl VpcIndex {
             if !is_host(addr) {
                 return Err(BuildError::Address(addr));
             }
-            self.add_prefix(IpNet::from(addr), Station { mac: port.mac, site })?;
+            self.add_prefix(IpNet::from(addr), Next::Station(Station { mac: port.mac, site }))?;
         }
         Ok(())
     }
@@ -83,7 +92,11 @@ impl VpcIndex {
     pub(crate) fn add_route(&mut self, route: &Route) -> Result<(), BuildError> {
         let site = Site { place: Place::Remote(route.peer), mtu: route.mtu };
         self.add_mac(route.mac, site)?;
-        self.add_prefix(route.prefix, Station { mac: route.mac, site })
+        self.add_prefix(route.prefix, Next::Station(Station { mac: route.mac, site }))
+    }
+
+    pub(crate) fn add_peering(&mut self, prefix: IpNet, network: usize) -> Result<(), BuildError> {
+        self.add_prefix(prefix, Next::Network(network as u32))
     }
 
     /// One vNIC may have any number of prefixes, so the same again is no contradiction; what is sent to its MAC address must
@@ -100,13 +113,13 @@ impl VpcIndex {
         Ok(())
     }
 
-    fn add_prefix(&mut self, prefix: IpNet, station: Station) -> Result<(), BuildError> {
+    fn add_prefix(&mut self, prefix: IpNet, next: Next) -> Result<(), BuildError> {
         let prefix = prefix.trunc();
         let gateway = prefix.prefix_len() == prefix.max_prefix_len() && self.gateways.contains(&prefix.addr());
         if gateway {
             return Err(BuildError::DuplicatePrefix { vni: self.vni, prefix });
         }
-        self.prefixes.push((prefix, station));
+        self.prefixes.push((prefix, next));
         Ok(())
     }
 
@@ -126,8 +139,18 @@ impl VpcIndex {
     }
 
     /// Who has an address, by the routes.
-    pub(crate) fn route(&self, addr: IpAddr) -> Option<Station> {
+    #[inline(always)]
+    pub(crate) fn next(&self, addr: IpAddr) -> Option<Next> {
         self.addresses.lookup(addr).copied()
+    }
+
+    /// Which vNIC of this network has an address, by the routes.
+    #[inline(always)]
+    pub(crate) fn route(&self, addr: IpAddr) -> Option<Station> {
+        match self.next(addr)? {
+            Next::Station(station) => Some(station),
+            Next::Network(_) => None,
+        }
     }
 
     /// The gateway's address of a family, the first one.

@@ -1,6 +1,7 @@
 //! The way of a packet through the switch, written once: what is done on it, or only foreseen, are [`Effects`].
 
 use bifrost_nic::{Offload, Parsed};
+use bifrost_wire::Vni;
 
 use crate::description::{GATEWAY_MAC, PeerId, Port, PortId};
 use crate::drop_reason::DropReason;
@@ -10,7 +11,7 @@ use crate::path_mtu::{Ends, Frame, Remedy};
 use crate::policy::{GroupPolicy, Judgement, Memory};
 use crate::session::Direction;
 use crate::switch::Index;
-use crate::vpc::VpcIndex;
+use crate::vpc::{Next, VpcIndex};
 
 /// What follows from judgements on a packet's way.
 pub(crate) trait Effects {
@@ -71,7 +72,7 @@ pub(crate) fn from_underlay(
     effects: &mut impl Effects,
 ) -> (Option<PortId>, FromUnderlay) {
     let Frame { head, parsed, .. } = frame;
-    let port = match from_underlay::decide(vpc, peer, head, parsed) {
+    let port = match from_underlay::decide(index, vpc, peer, head, parsed) {
         Ok(port) => port,
         Err(reason) => return (None, FromUnderlay::Drop(reason)),
     };
@@ -85,11 +86,11 @@ pub(crate) fn from_underlay(
         Ok(()) => {
             let mtu = to.port.mtu;
             let whole = Frame { len: parsed.end as usize, offload: Offload::default(), ..frame };
-            let ends = receiver_tells(vpc, &to.port, parsed);
-            match effects.too_large(port, whole, mtu, ends, answer) {
-                Remedy::Cut => FromUnderlay::Cut { port, mtu },
-                Remedy::Told => FromUnderlay::Answer,
-                Remedy::None => FromUnderlay::Drop(DropReason::PathMtu),
+            let (vni, ends) = receiver_tells(index, vpc, &to.port, parsed).unzip();
+            match (effects.too_large(port, whole, mtu, ends, answer), vni) {
+                (Remedy::Cut, _) => FromUnderlay::Cut { port, mtu },
+                (Remedy::Told, Some(vni)) => FromUnderlay::Answer { vni },
+                (Remedy::Told | Remedy::None, _) => FromUnderlay::Drop(DropReason::PathMtu),
             }
         }
     };
@@ -144,11 +145,17 @@ fn told_by(index: &Index, port: PortId, parsed: &Parsed) -> Option<Ends> {
     Some(Ends { source, source_mac, destination_mac: parsed.src_mac })
 }
 
-/// Who tells a guest elsewhere that its packet is larger than what the one behind `to` is given: that one itself, for the sender's
-/// host lets no other host speak as the gateway.
+/// Who tells a guest elsewhere, and in which network, that its packet is larger than what the one behind `to` is given: that one
+/// itself, for the sender's host lets no other host speak as the gateway.
 #[cold]
-fn receiver_tells(vpc: &VpcIndex, to: &Port, parsed: &Parsed) -> Option<Ends> {
-    let routed = parsed.src_mac == GATEWAY_MAC;
-    let sender = if routed { vpc.station(parsed.src_ip)?.mac } else { parsed.src_mac };
-    Some(Ends { source: parsed.dst_ip, source_mac: to.mac, destination_mac: sender })
+fn receiver_tells(index: &Index, vpc: &VpcIndex, to: &Port, parsed: &Parsed) -> Option<(Vni, Ends)> {
+    let of = |vni, source_mac, sender| (vni, Ends { source: parsed.dst_ip, source_mac, destination_mac: sender });
+    if parsed.src_mac != GATEWAY_MAC {
+        return Some(of(vpc.vni, to.mac, parsed.src_mac));
+    }
+    if let Some(Next::Network(other)) = vpc.next(parsed.src_ip) {
+        let (station, other) = index.across(vpc, other, parsed.dst_ip, parsed.src_ip)?;
+        return Some(of(other.vni, GATEWAY_MAC, station.mac));
+    }
+    Some(of(vpc.vni, to.mac, vpc.station(parsed.src_ip)?.mac))
 }

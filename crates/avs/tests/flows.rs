@@ -67,7 +67,7 @@ impl Sent {
             Decided::Guest(decision, answer)
         } else {
             let decision = switch.from_underlay(vni(100), PeerId(u16::from(from - 2)), frame, &parsed);
-            let answer = (decision == FromUnderlay::Answer).then(|| switch.answer().to_vec());
+            let answer = matches!(decision, FromUnderlay::Answer { .. }).then(|| switch.answer().to_vec());
             Decided::Underlay(decision, answer)
         }
     }

@@ -215,13 +215,13 @@ fn packets_from_the_underlay() {
     assert_eq!(from(&neighbour(1000), 1).0, FromUnderlay::Port(PortId(0)));
     assert_eq!(from(&may_cut(neighbour(1001)), 1).0, FromUnderlay::Cut { port: PortId(0), mtu: 1000 });
     let (got, answer) = from(&neighbour(1001), 1);
-    assert_eq!(got, FromUnderlay::Answer);
+    assert_eq!(got, FromUnderlay::Answer { vni: vni(100) });
     let me = (ME, "10.0.0.1".to_string());
     assert_eq!(error(&answer, &neighbour(1001)), (me.clone(), (mac(3), "10.0.0.3".to_string()), 1000));
     // What came through the gateway goes back to the vNIC behind which its sender is.
     let routed = udp((GATEWAY_MAC, ME), "10.1.2.3", 1001);
     let (got, answer) = from(&routed, 2);
-    assert_eq!(got, FromUnderlay::Answer);
+    assert_eq!(got, FromUnderlay::Answer { vni: vni(100) });
     assert_eq!(error(&answer, &routed), (me, (mac(4), "10.1.2.3".to_string()), 1000));
     // Who is not there gets no answer.
     assert_eq!(from(&neighbour(1001), 2).0, FromUnderlay::Drop(DropReason::WrongPeer));

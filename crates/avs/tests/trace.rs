@@ -134,10 +134,10 @@ fn the_next_hop_is_told() {
         let parsed = parse(frame, frame.len()).unwrap();
         switch.trace_from_guest(PortId(0), frame, frame.len(), Offload::default(), &parsed).hop
     };
-    let direct = Hop { routed: false, mac: mac(3), peer: Some(PeerId(1)), mtu: 1500 };
+    let direct = Hop { routed: false, mac: mac(3), peer: Some(PeerId(1)), vni: vni(100), mtu: 1500 };
     assert_eq!(hop(&tcp((mac(1), mac(3)), "10.0.0.1", "10.0.0.3")), Some(direct));
     assert_eq!(hop(&tcp((mac(1), mac(2)), "10.0.0.1", "10.0.0.2")), Some(Hop { mac: mac(2), peer: None, ..direct }));
-    let routed = Hop { routed: true, mac: mac(4), peer: Some(PeerId(2)), mtu: 1500 };
+    let routed = Hop { routed: true, mac: mac(4), peer: Some(PeerId(2)), ..direct };
     assert_eq!(hop(&tcp((mac(1), bifrost_avs::GATEWAY_MAC), "10.0.0.1", "10.1.2.3")), Some(routed));
     assert_eq!(hop(&tcp((mac(1), bifrost_avs::GATEWAY_MAC), "10.0.0.1", "10.9.0.1")), None);
     assert_eq!(hop(&tcp((mac(1), mac(9)), "10.0.0.1", "10.0.0.3")), None);

@@ -116,9 +116,15 @@ pub(crate) fn ports(ports: &[PortStatus]) -> String {
 }
 
 pub(crate) fn routes(routes: &[Route]) -> String {
-    let rows = routes
-        .iter()
-        .map(|r| vec![r.vni.to_string(), r.prefix.to_string(), r.peer.clone(), r.mac.clone(), r.mtu_bytes.to_string()]);
+    let row = |r: &Route| match r.to_vni {
+        Some(to) => {
+            vec![r.vni.to_string(), r.prefix.to_string(), format!("(VNI {to})"), "-".to_owned(), "-".to_owned()]
+        }
+        None => {
+            vec![r.vni.to_string(), r.prefix.to_string(), r.peer.clone(), r.mac.clone(), r.mtu_bytes.to_string()]
+        }
+    };
+    let rows = routes.iter().map(row);
     listing(&[Number("VNI"), Text("PREFIX"), Text("PEER"), Text("MAC"), Number("MTU")], rows, "no routes")
 }
 
@@ -216,6 +222,7 @@ pub(crate) fn reload(report: &ReloadReport) -> String {
         ("ports", &report.ports),
         ("routes", &report.routes),
         ("peers", &report.peers),
+        ("peerings", &report.peerings),
         ("vpcs", &report.vpcs),
         ("security groups", &report.security_groups),
     ];

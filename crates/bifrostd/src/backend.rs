@@ -96,8 +96,17 @@ impl Backend for Daemon {
             peer: r.peer.clone(),
             mac: r.mac.to_string(),
             mtu_bytes: u32::from(path_mtu(r)),
+            to_vni: None,
         });
-        Ok(routes.collect())
+        let peerings = state.config.peerings.iter().map(|p| Route {
+            vni: p.vni.value(),
+            prefix: p.prefix,
+            peer: String::new(),
+            mac: String::new(),
+            mtu_bytes: 0,
+            to_vni: Some(p.to_vni.value()),
+        });
+        Ok(routes.chain(peerings).collect())
     }
 
     fn conns(&self) -> Result<Vec<Conn>, ApiError> {

@@ -290,18 +290,20 @@ impl Words<'_> {
 
     fn hop(&self, hop: &bifrost_avs::Hop) -> TraceStep {
         let place = hop.peer.map_or("this host".to_owned(), |peer| self.peer(peer.0));
-        let prefix = self.prefix(hop.mac).map_or(String::new(), |prefix| prefix.to_string());
+        let prefix = self.prefix(hop.vni.get(), hop.mac).map_or(String::new(), |prefix| prefix.to_string());
         let by = match (hop.routed, prefix.as_str()) {
             (true, "") => "through the gateway".to_owned(),
             (true, prefix) => format!("through the gateway, by {prefix}"),
             (false, _) => "by its MAC address".to_owned(),
         };
-        let what = format!("{by}: {} on {place}, path MTU {}", hop.mac, hop.mtu);
+        let network = if hop.vni.get() == self.vni { String::new() } else { format!(" in VNI {}", hop.vni.get()) };
+        let what = format!("{by}: {}{network} on {place}, path MTU {}", hop.mac, hop.mtu);
         step(
             "route",
             true,
             what,
             [
+                ("vni", hop.vni.get().to_string()),
                 ("mac", hop.mac.to_string()),
                 ("place", place),
                 ("prefix", prefix),
@@ -312,10 +314,10 @@ impl Words<'_> {
     }
 
     /// The longest prefix with the destination, of those that lead to a vNIC.
-    fn prefix(&self, mac: Mac) -> Option<ipnet::IpNet> {
+    fn prefix(&self, vni: u32, mac: Mac) -> Option<ipnet::IpNet> {
         let Config { routes, ports, .. } = &self.state.config;
-        let routes = routes.iter().filter(|r| r.vni.value() == self.vni && r.mac == mac).map(|r| r.prefix);
-        let ports = ports.iter().filter(|p| p.vni.value() == self.vni && p.mac == mac);
+        let routes = routes.iter().filter(|r| r.vni.value() == vni && r.mac == mac).map(|r| r.prefix);
+        let ports = ports.iter().filter(|p| p.vni.value() == vni && p.mac == mac);
         let addresses = ports.flat_map(|p| p.addresses.iter().map(|net| ipnet::IpNet::from(net.addr())));
         routes.chain(addresses).filter(|net| net.contains(&self.to)).max_by_key(ipnet::IpNet::prefix_len)
     }

@@ -83,6 +83,9 @@ pub(crate) fn tables(config: &Config, names: &Names) -> avs::Tables {
         let peer = avs::PeerId(names.peer(&r.peer)?);
         Some(avs::Route { vni: vni(r.vni)?, prefix: r.prefix, peer, mac: r.mac, mtu: path_mtu(r) })
     });
+    let peerings = config.peerings.iter();
+    let peerings =
+        peerings.filter_map(|p| Some(avs::Peering { vni: vni(p.vni)?, prefix: p.prefix, to: vni(p.to_vni)? }));
     let groups = config.security_groups.iter().map(|g| {
         let of = |direction, rules: &[config::Rule]| {
             let patterns = rules.iter().flat_map(patterns);
@@ -97,6 +100,7 @@ pub(crate) fn tables(config: &Config, names: &Names) -> avs::Tables {
         vpcs: vpcs.collect(),
         ports: ports.collect(),
         routes: routes.collect(),
+        peerings: peerings.collect(),
         groups: groups.collect(),
         sessions: avs::SessionLimits { total, per_port },
         flows: avs::FlowLimits { records: flow_records, vectors },

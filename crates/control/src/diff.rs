@@ -6,7 +6,7 @@ use std::hash::Hash;
 use std::collections::HashMap;
 
 use crate::api::{Changed, ReloadReport};
-use crate::config::{Config, Peer, Port, Route, SecurityGroup, Sessions, Transport, Vpc};
+use crate::config::{Config, Peer, Peering, Port, Route, SecurityGroup, Sessions, Transport, Vpc};
 
 /// The difference between two configurations that a running daemon can take over.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -17,6 +17,8 @@ pub struct ConfigDiff {
     pub routes: Changes<Route>,
     /// Peers, by name.
     pub peers: Changes<Peer>,
+    /// Ways into other VPCs, by VPC and prefix.
+    pub peerings: Changes<Peering>,
     /// VPCs, by VNI.
     pub vpcs: Changes<Vpc>,
     /// Security groups, by name.
@@ -65,6 +67,7 @@ impl ConfigDiff {
         Ok(ConfigDiff {
             ports: Changes::between(&old.ports, &new.ports, |p| p.name.clone()),
             routes: Changes::between(&old.routes, &new.routes, |r| (r.vni, r.prefix)),
+            peerings: Changes::between(&old.peerings, &new.peerings, |p| (p.vni, p.prefix)),
             peers: Changes::between(&old.peers, &new.peers, |p| p.name.clone()),
             vpcs: Changes::between(&old.vpcs, &new.vpcs, |v| v.vni),
             security_groups: Changes::between(&old.security_groups, &new.security_groups, |g| g.name.clone()),
@@ -83,6 +86,7 @@ impl ConfigDiff {
         ReloadReport {
             ports: self.ports.names(|p| p.name.clone()),
             routes: self.routes.names(|r| format!("vni {} {}", r.vni, r.prefix)),
+            peerings: self.peerings.names(|p| format!("vni {} {} to vni {}", p.vni, p.prefix, p.to_vni)),
             peers: self.peers.names(|p| p.name.clone()),
             vpcs: self.vpcs.names(|v| v.vni.to_string()),
             security_groups: self.security_groups.names(|g| g.name.clone()),
@@ -220,6 +224,18 @@ mod tests {
         assert_eq!(report(&more, BASE).ports.removed, names(&["p2"]));
         let r = report(BASE, &BASE.replace("10.0.0.2/32", "10.0.0.4/32"));
         assert_eq!((r.routes.added, r.routes.removed), (names(&["vni 1 10.0.0.4/32"]), names(&["vni 1 10.0.0.2/32"])));
+        let two = BASE.replace(
+            "vni = 1\n        [[port]]",
+            "vni = 1\ngateway = ['10.0.0.254']\n[[vpc]]\nvni = 2\ngateway = ['10.2.0.254']\n[[port]]",
+        );
+        let way = |vni, net, to| format!("[[peering]]\nvni = {vni}\nprefix = '{net}'\nto_vni = {to}\n");
+        let there = format!("{two}{}{}", way(1, "10.2.0.0/16", 2), way(2, "10.0.0.0/16", 1));
+        let p = report(&there, &there.replace("10.0.0.0/16", "10.0.0.0/24")).peerings;
+        assert_eq!(
+            (p.added, p.removed),
+            (names(&["vni 2 10.0.0.0/24 to vni 1"]), names(&["vni 2 10.0.0.0/16 to vni 1"]))
+        );
+        assert!(report(&two, &there).peerings.added.len() == 2 && !report(&two, &there).is_empty());
         assert!(r.ports.is_empty() && r.peers.is_empty() && r.vpcs.is_empty() && !r.transport_changed);
         let r = report(BASE, &BASE.replace("vni = 1\n        [[port]]", "vni = 1\nreliability = 'all'\n[[port]]"));
         assert_eq!(r.vpcs.changed, names(&["1"]));

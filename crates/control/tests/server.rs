@@ -48,6 +48,7 @@ impl Backend for Fake {
             peer: "b".into(),
             mac: "02:00:00:00:00:02".into(),
             mtu_bytes: 1500,
+            to_vni: None,
         }])
     }
     fn conns(&self) -> Result<Vec<Conn>, ApiError> {

@@ -327,7 +327,7 @@ impl<P: GuestPort> Core<P> {
         let (port, cut) = match decision {
             FromUnderlay::Port(port) => (port, None),
             FromUnderlay::Cut { port, mtu } => (port, Some(mtu)),
-            FromUnderlay::Answer => return End::Answered,
+            FromUnderlay::Answer { .. } => return End::Answered,
             FromUnderlay::Drop(reason) => return underlay_drop(reason, found),
         };
         if self.would_fault_at_port(port.0, Direction::Rx, steps) {

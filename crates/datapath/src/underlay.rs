@@ -274,7 +274,7 @@ impl<P: GuestPort> Core<P> {
                 self.engine.policy_dropped(self.now, slot, &mut self.out);
                 return;
             }
-            FromUnderlay::Answer => {
+            FromUnderlay::Answer { vni } => {
                 self.see_dropped::<SEEN>(seen(DropReason::PathMtu.name()), frame);
                 self.engine.policy_dropped(self.now, slot, &mut self.out);
                 return self.send_answer::<SEEN>(peer, vni, parsed.flow_hash);
@@ -431,7 +431,7 @@ impl<P: GuestPort> Core<P> {
         let (port, cut) = match self.switch.from_underlay(vni, SwitchPeer(peer), frame, &parsed) {
             FromUnderlay::Port(port) => (port, None),
             FromUnderlay::Cut { port, mtu } => (port, Some(mtu)),
-            FromUnderlay::Answer => {
+            FromUnderlay::Answer { vni } => {
                 self.see_dropped::<SEEN>(seen(DropReason::PathMtu.name()), frame);
                 return self.send_answer::<SEEN>(peer, vni, parsed.flow_hash);
             }

@@ -1,6 +1,6 @@
 //! Random worlds, small enough that everything happens, and frames for them.
 
-use bifrost_avs::{AclRule, Direction, GroupId, GroupRule, Pattern, SecurityGroup, SessionLimits, Tables};
+use bifrost_avs::{AclRule, Direction, GroupId, GroupRule, Pattern, Peering, SecurityGroup, SessionLimits, Tables};
 use bifrost_wire::ipv4;
 
 use super::*;
@@ -83,6 +83,14 @@ pub(crate) fn any_tables(rng: &mut fastrand::Rng, crowded: bool) -> Tables {
     }
     for route in &mut tables.routes {
         route.mtu = *rng.choice(&[600, 1500]).unwrap();
+    }
+    if rng.bool() {
+        // Guest 2 reaches a network of the other tenant's.
+        tables.vpcs[1].gateways = vec![ip("10.9.0.254")];
+        let prefix = "10.9.9.0/24".parse().unwrap();
+        tables.routes.push(Route { vni: vni(200), prefix, peer: PeerId(9), mac: mac(6), mtu: 600 });
+        let peering = |of, prefix: &str, to| Peering { vni: vni(of), prefix: prefix.parse().unwrap(), to: vni(to) };
+        tables.peerings = vec![peering(100, "10.9.0.0/16", 200), peering(200, "10.0.0.0/24", 100)];
     }
     if rng.u8(0..3) == 0 {
         let rule = |_| AclRule { direction: any_direction(rng), pattern: any_pattern(rng), allow: rng.u8(0..3) > 0 };

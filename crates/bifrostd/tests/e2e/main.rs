@@ -20,6 +20,7 @@ mod isolation;
 mod limits;
 mod machines;
 mod mtu;
+mod peering;
 mod reload;
 mod restart;
 mod security;

@@ -166,6 +166,10 @@ pub struct Route {
     pub mac: String,
     /// Path MTU: the largest IP packet that gets there, bytes.
     pub mtu_bytes: u32,
+    /// The VPC into which it leads, of a peering: the routes there say where the destinations are, and host, vNIC and path MTU are
+    /// empty here.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub to_vni: Option<u32>,
 }
 
 /// One reliable connection of a vNIC pair: an element of `GET /v1/conns`.

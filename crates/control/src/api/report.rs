@@ -12,6 +12,8 @@ pub struct ReloadReport {
     pub routes: Changed,
     /// Peers, by name.
     pub peers: Changed,
+    /// Ways into other VPCs.
+    pub peerings: Changed,
     /// VPCs, by VNI.
     pub vpcs: Changed,
     /// Security groups, by name.
@@ -44,7 +46,7 @@ impl Changed {
 impl ReloadReport {
     /// Whether nothing changed.
     pub fn is_empty(&self) -> bool {
-        let named = [&self.ports, &self.routes, &self.peers, &self.vpcs, &self.security_groups];
+        let named = [&self.ports, &self.routes, &self.peers, &self.peerings, &self.vpcs, &self.security_groups];
         !self.transport_changed && !self.sessions_changed && named.iter().all(|c| c.is_empty())
     }
 }

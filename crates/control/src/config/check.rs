@@ -6,8 +6,11 @@ use std::hash::Hash;
 use std::net::IpAddr;
 use std::path::PathBuf;
 
+use ipnet::IpNet;
+
+use super::peering::Ways;
 use super::section::{Sink, nearest};
-use super::{Config, MAX_AFXDP_MTU, Port, PortKind, Route, UnderlayPort, Vni, overhead_bytes};
+use super::{Config, MAX_AFXDP_MTU, Peering, Port, PortKind, Route, UnderlayPort, Vni, overhead_bytes};
 
 pub(super) fn check(config: &Config, sink: &Sink<'_>) {
     workers(config, sink);
@@ -267,7 +270,7 @@ fn routes(config: &Config, sink: &Sink<'_>) {
     let path_mtu = config.path_mtu();
     for (i, route) in config.routes.iter().enumerate() {
         // Named only when something is wrong with it.
-        let at = |key: &'static str| fmt::from_fn(move |f| write!(f, "route[{i}].{key}"));
+        let at = |key| item("route", i, key);
         let vni_known = vnis.check(sink, at("vni"), route.vni);
         if !sink.failed(at("peer")) && names_known && !known_names.contains(route.peer.as_str()) {
             let known = match nearest(&route.peer, &names) {
@@ -285,7 +288,7 @@ fn routes(config: &Config, sink: &Sink<'_>) {
             continue;
         }
         if !sink.failed(at("prefix")) {
-            local_destination(&addresses, sink, at("prefix"), route);
+            local_destination(&addresses, sink, at("prefix"), route.vni, route.prefix);
             let key = (route.vni, route.prefix);
             prefixes.once(at("prefix"), &key, || format!("{} is, in VNI {},", route.prefix, route.vni));
         }
@@ -302,6 +305,28 @@ fn routes(config: &Config, sink: &Sink<'_>) {
             sink.error(at("mac"), message);
         }
     }
+    let ways = Ways::new(config, sink);
+    for (i, peering) in config.peerings.iter().enumerate() {
+        let Peering { vni, prefix, to_vni } = *peering;
+        let at = |key| item("peering", i, key);
+        let prefix_known = !sink.failed(at("prefix"));
+        if prefix_known && prefix != prefix.trunc() {
+            sink.error(at("prefix"), format!("{prefix} has host bits set; write {}", prefix.trunc()));
+        }
+        let known = [vnis.check(sink, at("vni"), vni), vnis.check(sink, at("to_vni"), to_vni)];
+        if known[0] && prefix_known {
+            local_destination(&addresses, sink, at("prefix"), vni, prefix);
+            prefixes.once(at("prefix"), &(vni, prefix), || format!("{prefix} is, in VNI {vni},"));
+        }
+        if known == [true, true] {
+            ways.check(sink, at, peering);
+        }
+    }
+}
+
+/// Names a key of one of many.
+fn item(kind: &'static str, number: usize, key: &'static str) -> impl fmt::Display {
+    fmt::from_fn(move |f| write!(f, "{kind}[{number}].{key}"))
 }
 
 /// A path MTU that the underlay does not let pass, or that IPv6 does not allow.
@@ -327,12 +352,18 @@ fn route_mtu(
 }
 
 /// A route to exactly one host that is a local port's or gateway's address would contradict it.
-fn local_destination(ports: &HashMap<(Vni, IpAddr), &Port>, sink: &Sink<'_>, field: impl fmt::Display, route: &Route) {
-    if route.prefix.prefix_len() != route.prefix.max_prefix_len() {
+fn local_destination(
+    ports: &HashMap<(Vni, IpAddr), &Port>,
+    sink: &Sink<'_>,
+    field: impl fmt::Display,
+    vni: Vni,
+    prefix: IpNet,
+) {
+    if prefix.prefix_len() != prefix.max_prefix_len() {
         return;
     }
-    let address = route.prefix.addr();
-    if let Some(port) = ports.get(&(route.vni, address)) {
+    let address = prefix.addr();
+    if let Some(port) = ports.get(&(vni, address)) {
         sink.error(field, format!("{address} is the address of the local port {:?}", port.name));
     }
 }

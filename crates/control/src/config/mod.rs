@@ -7,6 +7,7 @@
 mod check;
 mod error;
 mod parse;
+mod peering;
 mod section;
 mod security;
 mod transport;
@@ -74,6 +75,8 @@ pub struct Config {
     pub ports: Vec<Port>,
     /// `[[route]]`, prefixes unique in their VPC.
     pub routes: Vec<Route>,
+    /// Ways into other VPCs.
+    pub peerings: Vec<Peering>,
 }
 
 /// Who this host is.
@@ -313,6 +316,17 @@ pub struct Route {
     /// The largest IP packet that gets there, bytes, if it is less than what the underlay lets pass
     /// (see [`Config::path_mtu`]).
     pub mtu: Option<u16>,
+}
+
+/// A way from the guests of a VPC into another one, through both gateways; there is one back.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Peering {
+    /// The VPC.
+    pub vni: Vni,
+    /// Addresses of the other one; no host bits are set.
+    pub prefix: IpNet,
+    /// The other VPC.
+    pub to_vni: Vni,
 }
 
 /// One path to a peer.

@@ -10,8 +10,8 @@ use toml::de::DeTable;
 use super::section::{Section, Sink};
 use super::{
     Auto, Config, ConfigErrors, CongestionControl, Control, DEFAULT_SOCKET, Host, MAX_PATHS, MAX_QUEUE_PAIRS,
-    MAX_WORKERS, Ordering, Peer, PeerTransport, PlainPaths, Port, PortKind, PortLimits, Reliability, Route, Transport,
-    Underlay, UnderlayPort, VhostMode, Vni, Vpc, Workers, XdpMode, check, security,
+    MAX_WORKERS, Ordering, Peer, PeerTransport, Peering, PlainPaths, Port, PortKind, PortLimits, Reliability, Route,
+    Transport, Underlay, UnderlayPort, VhostMode, Vni, Vpc, Workers, XdpMode, check, security,
 };
 
 /// The most addresses of one thing.
@@ -53,8 +53,22 @@ fn document_of(sink: &Sink<'_>, table: &DeTable<'_>) -> Config {
     let vpcs = root.sections("vpc").into_iter().map(vpc).collect();
     let ports = root.sections("port").into_iter().map(|s| port(s, workers.count)).collect();
     let routes = root.sections("route").into_iter().map(route).collect();
+    let peerings = root.sections("peering").into_iter().map(peering).collect();
     root.finish();
-    Config { host, control, workers, underlay, transport, sessions, security_groups, peers, vpcs, ports, routes }
+    Config {
+        host,
+        control,
+        workers,
+        underlay,
+        transport,
+        sessions,
+        security_groups,
+        peers,
+        vpcs,
+        ports,
+        routes,
+        peerings,
+    }
 }
 
 fn host(mut s: Section<'_, '_>) -> Host {
@@ -251,8 +265,18 @@ fn route(mut s: Section<'_, '_>) -> Route {
     route
 }
 
+fn peering(mut s: Section<'_, '_>) -> Peering {
+    let peering = Peering { vni: vni(&mut s), prefix: s.required("prefix"), to_vni: vni_at(&mut s, "to_vni") };
+    s.finish();
+    peering
+}
+
 fn vni(s: &mut Section<'_, '_>) -> Vni {
-    let vni = s.required_int("vni", 1..=u64::from(Vni::MAX)) as u32;
+    vni_at(s, "vni")
+}
+
+fn vni_at(s: &mut Section<'_, '_>, key: &'static str) -> Vni {
+    let vni = s.required_int(key, 1..=u64::from(Vni::MAX)) as u32;
     // In range, or 1 after a reported error.
     Vni::new(vni).unwrap_or(Vni::MIN)
 }

@@ -108,7 +108,7 @@ pub(super) const SWITCH: &[Reason] = &[
     Reason {
         name: "no_route",
         what: "through the gateway, to an address that nobody has",
-        advice: "is there a `[[route]]` for it? `bifrostctl routes`",
+        advice: "is there a `[[route]]` for it, or a `[[peering]]` and one back? `bifrostctl routes`",
     },
     Reason {
         name: "not_routable",

@@ -26,6 +26,11 @@ fn sound(config: &Config) {
         assert!(config.vpc(port.vni).is_some(), "the VPC exists");
         assert!((1..=config.workers.count).contains(&port.queues));
     }
+    for peering in &config.peerings {
+        assert!(config.vpc(peering.vni).is_some() && config.vpc(peering.to_vni).is_some());
+        assert!(peering.vni != peering.to_vni && peering.prefix.trunc() == peering.prefix);
+        assert!(config.peerings.iter().any(|back| (back.vni, back.to_vni) == (peering.to_vni, peering.vni)));
+    }
     for route in &config.routes {
         assert!(config.peer(&route.peer).is_some() && config.vpc(route.vni).is_some());
         assert_eq!(route.prefix.trunc(), route.prefix);

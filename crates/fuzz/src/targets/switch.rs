@@ -4,7 +4,7 @@ use std::net::IpAddr;
 
 use bifrost_avs::{
     AclRule, Direction, FlowLimits, FromGuest, FromUnderlay, GATEWAY_MAC, GroupId, GroupRule, Ordering, Pattern,
-    PeerId, Port, PortId, Reliability, Route, SecurityGroup, SessionLimits, Switch, Tables, Vpc,
+    PeerId, Peering, Port, PortId, Reliability, Route, SecurityGroup, SessionLimits, Switch, Tables, Vpc,
 };
 use bifrost_nic::{L3, Offload, Parsed, parse};
 use bifrost_wire::{Mac, Vni};
@@ -40,6 +40,13 @@ fn tables() -> Tables {
         mac: mac(n),
         mtu: if n == 4 { 68 } else { 1500 },
     };
+    let mut across = port(5, 200, 1);
+    across.addresses.push(IpAddr::from([10, 2, 0, 1]));
+    let peering = |of, prefix: &str, to| Peering {
+        vni: vni(of),
+        prefix: prefix.parse().unwrap_or_else(|e| panic!("{prefix}: {e}")),
+        to: vni(to),
+    };
     // Tenants' rules: some ports, one protocol; few sessions, so that there is no room at times.
     let tcp = Pattern { protocol: Some(6), dst_ports: 1..=1023, ..Pattern::default() };
     let rules = vec![GroupRule { direction: Direction::Ingress, pattern: tcp.clone() }];
@@ -53,14 +60,26 @@ fn tables() -> Tables {
                 gateways: vec![v4(254), v6(254)],
                 acl: vec![],
             },
-            Vpc { vni: vni(200), reliability: Reliability::All, ordering: Ordering::Strict, gateways: vec![], acl },
+            Vpc {
+                vni: vni(200),
+                reliability: Reliability::All,
+                ordering: Ordering::Strict,
+                gateways: vec![IpAddr::from([10, 2, 0, 254])],
+                acl,
+            },
         ],
-        ports: vec![port(0, 100, 1), port(1, 100, 2), port(5, 200, 1)],
+        ports: vec![port(0, 100, 1), port(1, 100, 2), across],
         routes: vec![
             route(100, "10.0.0.3/32", 1, 3),
             route(100, "fd00::3/128", 1, 3),
             route(100, "10.1.0.0/16", 2, 4),
             route(200, "10.0.0.3/32", 2, 3),
+            route(200, "10.2.0.3/32", 2, 4),
+        ],
+        peerings: vec![
+            peering(100, "10.2.0.0/16", 200),
+            peering(200, "10.0.0.0/24", 100),
+            peering(200, "10.1.0.0/16", 100),
         ],
         groups: vec![SecurityGroup { rules }],
         sessions: SessionLimits { total: 8, per_port: 4 },
@@ -96,7 +115,8 @@ fn guest(switch: &mut Switch, port: PortId, frame: &[u8], parsed: &Parsed) {
     };
     match decision {
         FromGuest::Remote { vni, peer, local, remote, rewrite, .. } => {
-            assert_eq!((vni, local), (from.vni, from.mac), "says it is another vNIC");
+            assert_eq!(local, from.mac, "says it is another vNIC");
+            assert_eq!(vni, network_of(from.vni, rewrite.is_some(), parsed.src_ip, parsed.dst_ip), "crosses tenants");
             assert!(switch.is_at_peer(vni, remote, peer), "goes where the vNIC does not live");
             speaks_for_itself(&from, parsed);
             rewritten(frame, parsed, rewrite, remote);
@@ -104,7 +124,8 @@ fn guest(switch: &mut Switch, port: PortId, frame: &[u8], parsed: &Parsed) {
         FromGuest::Local { port: to, rewrite, .. } => {
             let to = switch.port(to).cloned();
             let Some(to) = to else { panic!("to a port that there is not") };
-            assert_eq!(to.vni, from.vni, "crosses tenants");
+            let network = network_of(from.vni, rewrite.is_some(), parsed.src_ip, parsed.dst_ip);
+            assert_eq!(to.vni, network, "crosses tenants");
             speaks_for_itself(&from, parsed);
             rewritten(frame, parsed, rewrite, to.mac);
         }
@@ -115,6 +136,21 @@ fn guest(switch: &mut Switch, port: PortId, frame: &[u8], parsed: &Parsed) {
         }
         FromGuest::Drop(_) => {}
     }
+}
+
+/// The network in which `to` is for one in `vni` that has the address `from`.
+fn network_of(of: Vni, routed: bool, from: IpAddr, to: IpAddr) -> Vni {
+    let is_across = |of: Vni, addr: IpAddr| match (of.get(), addr) {
+        (100, IpAddr::V4(addr)) => addr.octets()[1] == 2,
+        (200, IpAddr::V4(addr)) => addr.octets()[1] == 1 || matches!(addr.octets(), [10, 0, 0, n] if n != 1 && n != 3),
+        _ => false,
+    };
+    if !routed || !is_across(of, to) {
+        return of;
+    }
+    let other = vni(300 - of.get());
+    assert!(is_across(other, from), "{to} has no way back to {from}");
+    other
 }
 
 fn speaks_for_itself(from: &Port, parsed: &Parsed) {
@@ -156,15 +192,14 @@ fn underlay(switch: &mut Switch, vni: Vni, peer: PeerId, frame: &[u8], parsed: &
             assert_eq!(to.map(|p| p.vni), Some(vni), "crosses tenants");
             assert!(by_mac || parsed.src_mac == GATEWAY_MAC, "from a vNIC that is not at that peer");
         }
-        FromUnderlay::Answer => {
+        FromUnderlay::Answer { vni: told } => {
             let answer = switch.answer();
             let answered = parse(answer, answer.len()).unwrap_or_else(|e| panic!("malformed answer: {e}"));
-            assert_eq!(
-                (answered.src_mac, answered.src_ip),
-                (parsed.dst_mac, parsed.dst_ip),
-                "speaks for somebody else"
-            );
-            assert!(switch.is_at_peer(vni, answered.dst_mac, peer), "the answer goes elsewhere");
+            let network = network_of(vni, parsed.src_mac == GATEWAY_MAC, parsed.dst_ip, parsed.src_ip);
+            assert_eq!(told, network, "the answer crosses tenants");
+            let speaker = if told == vni { parsed.dst_mac } else { GATEWAY_MAC };
+            assert_eq!((answered.src_mac, answered.src_ip), (speaker, parsed.dst_ip), "speaks for somebody else");
+            assert!(switch.is_at_peer(told, answered.dst_mac, peer), "the answer goes elsewhere");
         }
         FromUnderlay::Drop(_) => {}
     }
