@@ -79,17 +79,21 @@ impl Packet<'_> {
         if self.vpc.is_gateway(addr) {
             return Err(DropReason::WrongPeer);
         }
-        if let Some(Next::Network(other)) = self.vpc.next(addr) {
-            // Only through the gateways, so nobody there is a neighbour.
-            let across = self.index.across(self.vpc, other, self.parsed.dst_ip, addr);
-            let is_there = self.parsed.src_mac == GATEWAY_MAC
-                && across.is_some_and(|(station, _)| station.site.place == Place::Remote(self.peer));
-            return if is_there { Ok(true) } else { Err(DropReason::WrongPeer) };
+        match self.vpc.owner(addr) {
+            None => Ok(false),
+            Some(Next::Station(station)) if station.site.place == Place::Remote(self.peer) => Ok(true),
+            Some(Next::Station(_)) => Err(DropReason::WrongPeer),
+            Some(Next::Network(other)) => self.is_across_at_peer(other, addr),
         }
-        match self.vpc.station(addr) {
-            Some(station) if station.site.place != Place::Remote(self.peer) => Err(DropReason::WrongPeer),
-            station => Ok(station.is_some()),
-        }
+    }
+
+    /// Whether an address of another network, from which a way leads to the destination, is at the peer. Only through the gateways, so
+    /// nobody there is a neighbour.
+    #[cold]
+    fn is_across_at_peer(&self, other: u32, addr: IpAddr) -> Result<bool, DropReason> {
+        let across = self.index.across(self.vpc, other, self.parsed.dst_ip, addr);
+        let at_peer = across.is_some_and(|(station, _)| station.site.place == Place::Remote(self.peer));
+        if at_peer && self.parsed.src_mac == GATEWAY_MAC { Ok(true) } else { Err(DropReason::WrongPeer) }
     }
 
     #[inline(always)]

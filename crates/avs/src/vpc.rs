@@ -174,13 +174,21 @@ impl VpcIndex {
         self.station(addr).map(|s| s.mac)
     }
 
-    /// Who has an address: by the routes, or an IPv6 link-local one by the MAC address in it.
+    /// Which vNIC of this network has an address: by the routes, or an IPv6 link-local one by the MAC address in it.
     pub(crate) fn station(&self, addr: IpAddr) -> Option<Station> {
+        match self.owner(addr)? {
+            Next::Station(station) => Some(station),
+            Next::Network(_) => None,
+        }
+    }
+
+    /// Who has an address, as [`next`](Self::next), or an IPv6 link-local one by the MAC address in it.
+    pub(crate) fn owner(&self, addr: IpAddr) -> Option<Next> {
         match addr {
             IpAddr::V6(a) if a.is_unicast_link_local() => mac_of_link_local(a)
-                .and_then(|mac| self.site(mac).map(|site| Station { mac, site }))
-                .or_else(|| self.route(addr)),
-            _ => self.route(addr),
+                .and_then(|mac| self.site(mac).map(|site| Next::Station(Station { mac, site })))
+                .or_else(|| self.next(addr)),
+            _ => self.next(addr),
         }
     }
 }
