@@ -54,8 +54,8 @@ swarm:
 fuzz:
 	@OUT=$(OUT) scripts/fuzz.sh $(or $(SECONDS),60)
 
-prove:
-	cargo test --release --locked -p bifrost-wire -p bifrost-rte -- --ignored --nocapture
+prove: packages
+	cargo test --release --locked --workspace -- --ignored --nocapture
 
 miri:
 	@scripts/miri.sh

@@ -11,6 +11,7 @@ mod link;
 pub mod memory;
 pub mod report;
 pub mod round;
+pub mod routes;
 pub mod stages;
 pub mod vectors;
 pub mod wall;

@@ -8,6 +8,7 @@ use anyhow::{Context, Result};
 use serde::Serialize;
 
 use crate::memory::{Held, Memory};
+use crate::routes::Cost;
 use crate::vectors::Times;
 
 /// A benchmark of `benches/instructions.rs`, and what its count is divided by.
@@ -28,6 +29,9 @@ const fn round(name: &'static str) -> Row {
 
 /// Instructions that a data packet may cost, both ends and its share of ACKs together.
 const INSTRUCTIONS_MAX: f64 = 1200.0;
+
+/// Bytes that a route may hold in the switch, one in IPv4 for each in IPv6.
+const ROUTE_BYTES_MAX: f64 = 160.0;
 
 const ROWS: &[Row] = &[
     row("send.packets_256", 256, "a packet"),
@@ -167,6 +171,15 @@ impl Report {
             self.add(&format!("wall.{name}.one_by_one"), *alone_ns, "ns a packet", None, None);
             self.add(&format!("wall.{name}.vectors"), *vectors_ns, "ns a packet", None, None);
             self.add(&format!("wall.{name}.over_one_by_one"), *percent, "% of the time", None, bar);
+        }
+    }
+
+    /// Adds what routes cost.
+    pub fn add_routes(&mut self, costs: &[Cost]) {
+        for Cost { name, bytes_each, build_ms, packet_ns } in costs {
+            self.add(&format!("{name}.memory"), *bytes_each, "bytes a route", None, Some(ROUTE_BYTES_MAX));
+            self.add(&format!("wall.{name}.build"), *build_ms, "ms", None, None);
+            self.add(&format!("wall.{name}.decide"), *packet_ns, "ns a packet", None, None);
         }
     }
 

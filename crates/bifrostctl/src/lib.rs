@@ -58,7 +58,7 @@ fn run(cli: Cli) -> Result<(), Failure> {
             out.print(&stats, table::stats)
         }
         Command::Drops(args) => drops::run(&client, &args, out),
-        Command::Reload => out.print(&client.reload()?, table::reload),
+        Command::Reload => out.print(&client.reload()?, ToString::to_string),
         Command::Fault(FaultCommand::List) => out.print(&client.faults()?, |v| table::faults(v)),
         Command::Fault(FaultCommand::Add(args)) => out.print(&client.add_fault(&args.spec()?)?, table::fault_added),
         Command::Fault(FaultCommand::Clear { id: None }) => out.print(&client.clear_faults()?, table::faults_cleared),

@@ -3,8 +3,8 @@
 use std::fmt::Write;
 
 use bifrost_control::api::{
-    Changed, Conn, ConnState, Direction, DrainReport, FaultCleared, FaultEntry, FaultSpec, Path, PathState, PeerMode,
-    PortStatus, ReloadReport, Route, Stats, Status,
+    Conn, ConnState, Direction, DrainReport, FaultCleared, FaultEntry, FaultSpec, Path, PathState, PeerMode,
+    PortStatus, Route, Stats, Status,
 };
 use comfy_table::{CellAlignment, Table, presets};
 
@@ -213,35 +213,6 @@ pub(crate) fn stats(stats: &Stats) -> String {
     listing(&[Text("COUNTER"), Number("VALUE")], rows, "no counters")
 }
 
-pub(crate) fn reload(report: &ReloadReport) -> String {
-    if report.is_empty() {
-        return "reloaded; nothing changed".to_owned();
-    }
-    let mut out = "reloaded".to_owned();
-    let kinds = [
-        ("ports", &report.ports),
-        ("routes", &report.routes),
-        ("peers", &report.peers),
-        ("peerings", &report.peerings),
-        ("vpcs", &report.vpcs),
-        ("security groups", &report.security_groups),
-    ];
-    for (kind, Changed { added, removed, changed }) in kinds {
-        for (verb, names) in [("added", added), ("removed", removed), ("changed", changed)] {
-            if !names.is_empty() {
-                let _ = write!(out, "\n{kind} {verb}: {}", names.join(", "));
-            }
-        }
-    }
-    if report.sessions_changed {
-        out += "\nbounds of sessions changed";
-    }
-    if report.transport_changed {
-        out += "\ntransport settings changed; they are in force after the next restart of bifrostd";
-    }
-    out
-}
-
 pub(crate) fn faults(faults: &[FaultEntry]) -> String {
     let rows = faults.iter().map(|f| {
         let direction = direction(f.spec.direction).to_owned();
@@ -429,20 +400,6 @@ mod tests {
         let drops_packets = [("spoofed_mac".to_owned(), 3), ("no_route".to_owned(), 0)].into();
         let text = ports(&[PortStatus { name: "web1".into(), drops_packets, ..PortStatus::default() }]);
         assert!(text.ends_with("\nweb1 dropped 3 packets: spoofed_mac"), "{text}");
-    }
-
-    #[test]
-    fn reload_tells_what_changed() {
-        let mut report = ReloadReport::default();
-        assert_eq!(reload(&report), "reloaded; nothing changed");
-        report.ports.added = vec!["a".into(), "b".into()];
-        report.routes.removed = vec!["vni 1 10.0.0.2/32".into()];
-        report.transport_changed = true;
-        assert_eq!(
-            reload(&report),
-            "reloaded\nports added: a, b\nroutes removed: vni 1 10.0.0.2/32\n\
-             transport settings changed; they are in force after the next restart of bifrostd"
-        );
     }
 
     #[test]

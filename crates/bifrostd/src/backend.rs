@@ -19,6 +19,7 @@ use crate::container::Container;
 use crate::daemon::{Daemon, State};
 use crate::samples;
 use crate::translate;
+use crate::trim::trim;
 
 impl Backend for Daemon {
     fn status(&self) -> Result<Status, ApiError> {
@@ -317,7 +318,12 @@ impl Backend for Daemon {
         let mut state = self.state();
         let diff = state.take_over(config).map_err(|e| ApiError::conflict(format!("{e:#}")))?;
         drop(state);
-        Ok(in_background(move || diff.report()))
+        Ok(in_background(move || {
+            let report = diff.report();
+            drop(diff);
+            trim();
+            report
+        }))
     }
 
     fn trace(&self, spec: TraceSpec) -> Result<Trace, ApiError> {

@@ -13,6 +13,7 @@ mod machine;
 mod samples;
 mod trace;
 mod translate;
+mod trim;
 
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -25,9 +26,11 @@ use sd_notify::NotifyState;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use tracing_subscriber::EnvFilter;
 
+use crate::background::in_background;
 use crate::cli::Cli;
 use crate::daemon::Daemon;
 use crate::large_pages::LargePages;
+use crate::trim::trim;
 
 #[global_allocator]
 static ALLOCATOR: LargePages = LargePages;
@@ -67,10 +70,11 @@ fn run(cli: &Cli) -> Result<ExitCode> {
     tracing::info!(socket = %socket.display(), "ready");
     // Without a service manager that wants to know, this does nothing.
     sd_notify::notify(&[NotifyState::Ready]).context("telling systemd")?;
+    in_background(trim);
     for signal in &mut signals {
         if signal == SIGHUP {
             match daemon.reload() {
-                Ok(report) => tracing::info!(?report, "reloaded"),
+                Ok(report) => tracing::info!("{}", report.to_string().replace('\n', "; ")),
                 Err(error) => tracing::error!(%error, "not reloaded; the configuration in force stays"),
             }
         } else {

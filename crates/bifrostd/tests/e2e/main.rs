@@ -19,6 +19,7 @@ mod interop;
 mod isolation;
 mod limits;
 mod machines;
+mod many_routes;
 mod mtu;
 mod peering;
 mod reload;

@@ -1,6 +1,11 @@
 //! What a reload did.
 
+use std::fmt;
+
 use serde::{Deserialize, Serialize};
+
+/// The most names of a kind that are told in words.
+const NAMED: usize = 10;
 
 /// The outcome of `POST /v1/reload`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -46,7 +51,66 @@ impl Changed {
 impl ReloadReport {
     /// Whether nothing changed.
     pub fn is_empty(&self) -> bool {
-        let named = [&self.ports, &self.routes, &self.peers, &self.peerings, &self.vpcs, &self.security_groups];
-        !self.transport_changed && !self.sessions_changed && named.iter().all(|c| c.is_empty())
+        !self.transport_changed && !self.sessions_changed && self.kinds().iter().all(|(_, changed)| changed.is_empty())
+    }
+
+    fn kinds(&self) -> [(&'static str, &Changed); 6] {
+        [
+            ("ports", &self.ports),
+            ("routes", &self.routes),
+            ("peers", &self.peers),
+            ("peerings", &self.peerings),
+            ("vpcs", &self.vpcs),
+            ("security groups", &self.security_groups),
+        ]
+    }
+}
+
+/// In words, a line for each kind of change; of very many names the first ones and how many more there are.
+impl fmt::Display for ReloadReport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.is_empty() {
+            return f.write_str("reloaded; nothing changed");
+        }
+        f.write_str("reloaded")?;
+        for (kind, Changed { added, removed, changed }) in self.kinds() {
+            for (verb, names) in [("added", added), ("removed", removed), ("changed", changed)] {
+                if !names.is_empty() {
+                    let more = names.len().saturating_sub(NAMED);
+                    write!(f, "\n{kind} {verb}: {}", names[..names.len() - more].join(", "))?;
+                    if more > 0 {
+                        write!(f, " and {more} more")?;
+                    }
+                }
+            }
+        }
+        if self.sessions_changed {
+            f.write_str("\nbounds of sessions changed")?;
+        }
+        if self.transport_changed {
+            f.write_str("\ntransport settings changed; they are in force after the next restart of bifrostd")?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_changed_in_words() {
+        let mut report = ReloadReport::default();
+        assert_eq!(report.to_string(), "reloaded; nothing changed");
+        report.ports.added = vec!["a".into(), "b".into()];
+        report.routes.removed = vec!["vni 1 10.0.0.2/32".into()];
+        report.routes.changed = (0..1000).map(|n| n.to_string()).collect();
+        report.transport_changed = true;
+        assert_eq!(
+            report.to_string(),
+            "reloaded\nports added: a, b\nroutes removed: vni 1 10.0.0.2/32\n\
+             routes changed: 0, 1, 2, 3, 4, 5, 6, 7, 8, 9 and 990 more\n\
+             transport settings changed; they are in force after the next restart of bifrostd"
+        );
     }
 }

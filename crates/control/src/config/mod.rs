@@ -38,7 +38,7 @@ pub const MAX_WORKERS: usize = 32;
 pub const MAX_QUEUE_PAIRS: u64 = 16;
 
 /// The largest configuration file that is read, bytes.
-pub const MAX_FILE_BYTES: u64 = 16 << 20;
+pub const MAX_FILE_BYTES: u64 = 256 << 20;
 
 /// What a guest's packet grows by on the underlay, bytes, counted from the guest's MTU to the underlay's:
 /// outer IP header, UDP 8, VXLAN 8, BIFROST 16, inner Ethernet 14.
