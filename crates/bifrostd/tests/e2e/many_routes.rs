@@ -82,7 +82,7 @@ fn a_million_routes_come_and_change_under_traffic() {
     assert!(streams.iter().any(|stream| !stream.is_finished()), "nothing was under way any more");
     tell("changed", began, &lab.hosts[0]);
     assert_eq!(report.routes.changed.len(), (NETWORKS * ROUTES) as usize);
-    streams.map(Exchange::finish);
+    streams.into_iter().for_each(Exchange::finish);
     lab.assert_nothing_given_up();
     lab.hosts[0].config = few;
     lab.hosts[0].write_config();
