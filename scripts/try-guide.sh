@@ -101,7 +101,7 @@ boot() {
 # the MTU says what to do. So the NIC stays as it is, the configuration says so, and packets as long as can be are shorter.
 fit() {
     sed -e "s|^ip link set dev eth1 mtu 1600.*|sed -i -e 's/^.underlay.\$/\&\\\\nmtu = 1500/' -e 's/^netns = .*/\&\\\\nmtu = 1434/' $config|" \
-        -e 's/-s 1472/-s 1406/; s/-s 1572/-s 1472/' -e 's/^mtu = 1500$/mtu = 1434/' -e 's/^netns = "web2"$/&\nmtu = 1434/'
+        -e 's/-s 1472/-s 1406/; s/-s 1572/-s 1472/' -e 's/^mtu = 1500$/mtu = 1434/' -e 's/^netns = "\(web2\|db1\)"$/&\nmtu = 1434/'
 }
 
 # on HOST: runs standard input there. No connection of ours waits for ever.
