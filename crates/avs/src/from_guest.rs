@@ -13,7 +13,7 @@ use crate::drop_reason::DropReason;
 use crate::path_mtu::Frame;
 use crate::rewrite::Rewrite;
 use crate::switch::Index;
-use crate::vpc::{Next, Place, Site, VpcIndex, is_host, link_local};
+use crate::vpc::{Place, Site, VpcIndex, is_host, link_local};
 
 /// What is to happen with a frame from a guest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -276,18 +276,11 @@ impl<'a> Packet<'a> {
         if ttl <= 1 {
             return Err(DropReason::TtlExpired);
         }
-        let next = self.vpc.next(p.dst_ip).ok_or(DropReason::NoRoute)?;
-        let (station, vni, reliable) = match next {
-            Next::Station(station) => (station, self.vpc.vni, self.is_reliable()),
-            // A connection of the transport is named by two vNICs of one network.
-            Next::Network(other) => {
-                let across = self.index.across(self.vpc, other, p.src_ip, p.dst_ip);
-                let (station, other) = across.ok_or(DropReason::NoRoute)?;
-                (station, other.vni, false)
-            }
-        };
+        let (station, vpc) = self.index.next_hop(self.vpc, p.src_ip, p.dst_ip).ok_or(DropReason::NoRoute)?;
+        // A connection of the transport is named by two vNICs of one network.
+        let reliable = vpc.vni == self.vpc.vni && self.is_reliable();
         let rewrite = Rewrite { destination: station.mac, source: GATEWAY_MAC, l3: p.l3, v6 };
-        self.forward(vni, station.mac, station.site, Some(rewrite), reliable)
+        self.forward(vpc.vni, station.mac, station.site, Some(rewrite), reliable)
     }
 }
 

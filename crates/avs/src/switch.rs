@@ -515,6 +515,20 @@ impl Index {
         port.policy.map(|policy| &self.policies[policy])
     }
 
+    /// Which vNIC a packet is for that goes through the gateway of `vpc`, and its network.
+    #[inline(always)]
+    pub(crate) fn next_hop<'a>(
+        &'a self,
+        vpc: &'a VpcIndex,
+        from: IpAddr,
+        to: IpAddr,
+    ) -> Option<(Station, &'a VpcIndex)> {
+        match vpc.next(to)? {
+            Next::Station(station) => Some((station, vpc)),
+            Next::Network(other) => self.across(vpc, other, from, to),
+        }
+    }
+
     /// Which vNIC of another network a packet is for, if both networks say that they can reach each other so: `to` from `vpc`, and
     /// `from` from that other one.
     #[cold]

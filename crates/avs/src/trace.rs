@@ -11,7 +11,7 @@ use crate::path_mtu::{self, Ends, Frame, Remedy};
 use crate::policy::{Judgement, Memory, Permission, Why};
 use crate::session::{Direction, Planned};
 use crate::switch::{Index, Switch};
-use crate::vpc::{Next, Place, Station};
+use crate::vpc::{Place, Station};
 use crate::way::{self, Effects};
 
 /// What would become of a frame from a guest.
@@ -158,13 +158,9 @@ impl Index {
         let (_, vpc) = self.port(port)?;
         let routed = parsed.dst_mac == GATEWAY_MAC && vpc.has_gateway();
         let (Station { mac, site }, vni) = if routed {
-            match vpc.next(parsed.dst_ip).filter(|_| parsed.is_ip() && !vpc.is_gateway(parsed.dst_ip))? {
-                Next::Station(station) => (station, vpc.vni),
-                Next::Network(other) => {
-                    let (station, other) = self.across(vpc, other, parsed.src_ip, parsed.dst_ip)?;
-                    (station, other.vni)
-                }
-            }
+            let next_hop = self.next_hop(vpc, parsed.src_ip, parsed.dst_ip);
+            let (station, of) = next_hop.filter(|_| parsed.is_ip() && !vpc.is_gateway(parsed.dst_ip))?;
+            (station, of.vni)
         } else {
             (Station { mac: parsed.dst_mac, site: vpc.site(parsed.dst_mac)? }, vpc.vni)
         };

@@ -11,7 +11,7 @@ use crate::path_mtu::{Ends, Frame, Remedy};
 use crate::policy::{GroupPolicy, Judgement, Memory};
 use crate::session::Direction;
 use crate::switch::Index;
-use crate::vpc::{Next, VpcIndex};
+use crate::vpc::VpcIndex;
 
 /// What follows from judgements on a packet's way.
 pub(crate) trait Effects {
@@ -149,13 +149,13 @@ fn told_by(index: &Index, port: PortId, parsed: &Parsed) -> Option<Ends> {
 /// itself, for the sender's host lets no other host speak as the gateway.
 #[cold]
 fn receiver_tells(index: &Index, vpc: &VpcIndex, to: &Port, parsed: &Parsed) -> Option<(Vni, Ends)> {
-    let of = |vni, source_mac, sender| (vni, Ends { source: parsed.dst_ip, source_mac, destination_mac: sender });
-    if parsed.src_mac != GATEWAY_MAC {
-        return Some(of(vpc.vni, to.mac, parsed.src_mac));
-    }
-    if let Some(Next::Network(other)) = vpc.next(parsed.src_ip) {
-        let (station, other) = index.across(vpc, other, parsed.dst_ip, parsed.src_ip)?;
-        return Some(of(other.vni, GATEWAY_MAC, station.mac));
-    }
-    Some(of(vpc.vni, to.mac, vpc.station(parsed.src_ip)?.mac))
+    let (sender, vni) = if parsed.src_mac == GATEWAY_MAC {
+        let (station, of) = index.next_hop(vpc, parsed.dst_ip, parsed.src_ip)?;
+        (station.mac, of.vni)
+    } else {
+        (parsed.src_mac, vpc.vni)
+    };
+    // From another network it comes through the gateway.
+    let source_mac = if vni == vpc.vni { to.mac } else { GATEWAY_MAC };
+    Some((vni, Ends { source: parsed.dst_ip, source_mac, destination_mac: sender }))
 }

@@ -403,6 +403,22 @@ mod tests {
     }
 
     #[test]
+    fn a_route_into_another_vpc_names_it() {
+        let route = |prefix: &str, peer: &str, to_vni| Route {
+            vni: 100,
+            prefix: prefix.parse().unwrap(),
+            peer: peer.into(),
+            mac: "02:00:00:00:00:02".into(),
+            mtu_bytes: 1500,
+            to_vni,
+        };
+        let text = routes(&[route("10.0.0.2/32", "host-b", None), route("10.2.0.0/16", "", Some(200))]);
+        let rows: Vec<Vec<&str>> = text.lines().skip(1).map(|line| line.split_whitespace().collect()).collect();
+        assert_eq!(rows[0], ["100", "10.0.0.2/32", "host-b", "02:00:00:00:00:02", "1500"]);
+        assert_eq!(rows[1], ["100", "10.2.0.0/16", "(VNI", "200)", "-", "-"]);
+    }
+
+    #[test]
     fn a_fault_in_words() {
         let target = bifrost_control::api::FaultTarget::Peer { name: "b".into(), path: Some(1) };
         let spec = FaultSpec { loss_percent: 0.5, delay_us: 10, seed: Some(7), ..FaultSpec::new(target) };

@@ -3,8 +3,8 @@
 #![allow(unsafe_code)]
 
 /// Gives free memory back that the allocator would keep: to read a configuration of very many routes takes ten times what it is in the
-/// end, in pieces that lie among those that stay. Threads that allocate meanwhile may wait for each other, but not for those with an
-/// arena of their own, such as workers.
+/// end, in pieces that lie among those that stay. The allocator's arenas are locked one after the other, so a thread that allocates may wait
+/// while its own is looked through; workers do not allocate for packets.
 pub(crate) fn trim() {
     #[cfg(target_env = "gnu")]
     // SAFETY: it may be called at any time, by any thread (malloc_trim(3)).

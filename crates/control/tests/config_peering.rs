@@ -5,7 +5,7 @@
 use bifrost_control::Config;
 use bifrost_control::config::Peering;
 
-/// Line numbers below are those of this text.
+/// Another tenant's VPC beside that of the one guest. The line number below is of this text.
 const GOOD: &str = r#"[host]
 name = "host-a"
 [underlay]
@@ -32,7 +32,7 @@ peer = "host-b"
 mac = "02:00:00:00:00:03"
 "#;
 
-/// What the checker says with these sections at the end, less the line numbers.
+/// What the checker says with these sections at the end, less the places.
 fn with_peerings(text: &str, sections: &str) -> Result<Config, Vec<String>> {
     let errors = match Config::parse(&format!("{text}{sections}"), "t") {
         Ok(config) => return Ok(config),

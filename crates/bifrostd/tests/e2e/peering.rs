@@ -14,7 +14,7 @@ const THERE: &str = "[[peering]]\nvni = 100\nprefix = \"10.2.0.0/16\"\nto_vni = 
 const BACK: &str = "[[peering]]\nvni = 200\nprefix = \"10.1.0.0/16\"\nto_vni = 100\n\
                     [[peering]]\nvni = 200\nprefix = \"fd01::/64\"\nto_vni = 100\n";
 
-/// `a` is in VNI 100; `b`, on the other host, and `c`, on the same one, are in VNI 200 and have the MAC addresses of `a` and of nobody.
+/// `a` is in VNI 100; `b`, on the other host, and `c`, on the same one, are in VNI 200; `b` has the MAC address of `a`.
 /// `d`, in VNI 300 and on the other host, has addresses as if it were in VNI 200's subnet.
 fn lab(peerings: &str) -> Lab {
     let gateways = |n: u32, v4: &str, v6: &str| format!("{}gateway = [\"{v4}\", \"{v6}\"]\n", vpc(n, "all", "flow"));

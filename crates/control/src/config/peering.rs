@@ -12,8 +12,10 @@ pub(super) struct Ways {
     gateways: HashSet<(Vni, bool)>,
     /// From where to where, IPv6 or not.
     ways: HashSet<(Vni, Vni, bool)>,
-    /// Nothing is wrong with what the VPCs, and the peerings, say.
-    are_known: (bool, bool),
+    /// Nothing is wrong with what the VPCs say.
+    gateways_are_known: bool,
+    /// Nothing is wrong with what the peerings say.
+    ways_are_known: bool,
 }
 
 impl Ways {
@@ -23,7 +25,8 @@ impl Ways {
         Ways {
             gateways: gateways.collect(),
             ways: ways.collect(),
-            are_known: (!sink.failed_within("vpc"), !sink.failed_within("peering")),
+            gateways_are_known: !sink.failed_within("vpc"),
+            ways_are_known: !sink.failed_within("peering"),
         }
     }
 
@@ -36,12 +39,12 @@ impl Ways {
             return sink.error(at("to_vni"), format!("a VPC needs no way into itself; name another one than {vni}"));
         }
         for (key, vni) in [("vni", vni), ("to_vni", to_vni)] {
-            if self.are_known.0 && !self.gateways.contains(&(vni, is_v6)) {
+            if self.gateways_are_known && !self.gateways.contains(&(vni, is_v6)) {
                 let lacks = format!("VNI {vni} has no {family} gateway, through which the way would lead; add one");
                 sink.error(at(key), lacks);
             }
         }
-        if self.are_known.1 && !self.ways.contains(&(to_vni, vni, is_v6)) {
+        if self.ways_are_known && !self.ways.contains(&(to_vni, vni, is_v6)) {
             let lacks = format!(
                 "there is no way back; add a [[peering]] with vni = {to_vni}, an {family} prefix and to_vni = {vni}"
             );

@@ -20,7 +20,8 @@ pub const VNI: u32 = 100;
 const SPREAD_FLOWS: &str = "table netdev bifrost_lab_spread {\n chain spread {\n \
      type filter hook ingress device p0 priority 0\n meta mark set 1\n }\n}\n";
 
-/// How long Open vSwitch's DPDK may sleep, µs: with its guest on the same processor that carries twice as much as to poll without end.
+/// How long Open vSwitch's DPDK may sleep, µs: its guest is on the same processor, and would have little of it beside a thread that never
+/// rests.
 const MAX_SLEEP_US: u32 = 50;
 
 /// A running overlay. Dropping it ends its daemons; the kernel's devices go with their namespaces.
