@@ -18,6 +18,18 @@ const CHAIN: &[Reason] = &[
     },
     Reason { name: "address", what: "buffers outside of the guest's memory", advice: "" },
     Reason { name: "length", what: "too many bytes, or too few", advice: "" },
+    Reason { name: "pieces", what: "more than 256 descriptors, or too many long chains at a time", advice: "" },
+];
+
+/// Why a ring is out of use.
+const BROKEN: &[Reason] = &[
+    Reason { name: "available", what: "more buffers than the ring has", advice: "" },
+    Reason { name: "head", what: "a descriptor that the ring does not have", advice: "" },
+    Reason { name: "twice", what: "a buffer that the driver had not got back", advice: "" },
+    Reason { name: "memory", what: "the file of the guest's memory was cut", advice: "look at its front-end" },
+    Reason { name: "bad_buffers", what: "buffers that cannot be used, again and again", advice: "" },
+    Reason { name: "chain_length", what: "a chain of more than 256 descriptors in a packed ring", advice: "" },
+    Reason { name: "records", what: "no record left of what is in flight", advice: "report this" },
 ];
 
 pub(super) const CHAPTER: Chapter = Chapter {
@@ -126,6 +138,8 @@ pub(super) const CHAPTER: Chapter = Chapter {
         drop("tap.rx_device_down_frames", "frames dropped: the guest's interface is down or gone", "set it up"),
         drop("tap.rx_refused_frames", "frames dropped: the kernel refused them", "report this"),
         drop("tap.rx_other_error_frames", "frames dropped for any other error", "see the kernel's log"),
+        count("vhost.tx_descriptors", "descriptors read of what the guest sends, refused ones included", ""),
+        count("vhost.rx_descriptors", "descriptors read of the guest's receive buffers, refused ones included", ""),
         count("vhost.tx_packets", "packets fetched from the guest; one to be segmented counts once", ""),
         count("vhost.tx_bytes", "bytes of these", ""),
         drop(
@@ -185,6 +199,14 @@ pub(super) const CHAPTER: Chapter = Chapter {
             what: "receive buffers given back empty because of their descriptors",
             advice: DRIVER,
             reasons: CHAIN,
+        },
+        Family {
+            prefix: "vhost.broken_",
+            suffix: "_rings",
+            kind: super::Kind::Count,
+            what: "rings taken out of use, by reason",
+            advice: DRIVER,
+            reasons: BROKEN,
         },
     ],
 };

@@ -2,12 +2,14 @@
 
 use bifrost_nic::Malformed;
 
-use super::ring::BadChain;
+use super::ring::{BadChain, Broken};
 
 /// Counters of a [`VhostQueue`](super::VhostQueue), since it was started. "tx" is what the guest sends, "rx" what it
 /// receives.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct VhostCounters {
+    /// Descriptors read of buffers that the guest sends, those of refused ones included.
+    pub tx_descriptors: u64,
     /// Packets fetched from the guest; a packet to be segmented counts once.
     pub tx_packets: u64,
     /// Bytes of these, Ethernet header included.
@@ -22,6 +24,8 @@ pub struct VhostCounters {
     pub tx_reused_buffer_packets: u64,
     /// Notifications of completed transmissions.
     pub tx_notifications: u64,
+    /// Descriptors read of buffers for the guest to receive in, those of refused ones included.
+    pub rx_descriptors: u64,
     /// Packets made visible to the guest.
     pub rx_packets: u64,
     /// Bytes of these.
@@ -40,18 +44,34 @@ pub struct VhostCounters {
     pub(crate) rx_bad_chain_buffers: [u64; BadChain::NAMES.len()],
     /// Rings taken out of use because the driver broke their rules.
     pub broken_rings: u64,
+    /// The same by reason.
+    pub(crate) broken_for_rings: [u64; Broken::NAMES.len()],
 }
 
 impl BadChain {
     /// By number.
-    pub(crate) const NAMES: [&str; 5] = ["link", "indirect", "direction", "address", "length"];
+    pub(crate) const NAMES: [&str; 6] = ["link", "indirect", "direction", "address", "length", "pieces"];
+}
+
+impl Broken {
+    /// By number.
+    pub(crate) const NAMES: [&str; 7] =
+        ["available", "head", "twice", "memory", "bad_buffers", "chain_length", "records"];
 }
 
 impl VhostCounters {
+    /// A ring is out of use.
+    pub(crate) fn broken(&mut self, reason: Broken) {
+        self.broken_rings += 1;
+        self.broken_for_rings[reason as usize] += 1;
+    }
+
     /// Adds what another queue pair of the same device has counted.
     pub(crate) fn add(&mut self, other: &VhostCounters) {
         // All fields are named, so that none is forgotten.
         let VhostCounters {
+            tx_descriptors,
+            rx_descriptors,
             tx_packets,
             tx_bytes,
             tx_malformed_packets,
@@ -68,8 +88,11 @@ impl VhostCounters {
             rx_discarded_frames,
             rx_bad_chain_buffers,
             broken_rings,
+            broken_for_rings,
         } = other;
         for (sum, more) in [
+            (&mut self.tx_descriptors, tx_descriptors),
+            (&mut self.rx_descriptors, rx_descriptors),
             (&mut self.tx_packets, tx_packets),
             (&mut self.tx_bytes, tx_bytes),
             (&mut self.tx_bad_buffer_packets, tx_bad_buffer_packets),
@@ -90,6 +113,7 @@ impl VhostCounters {
             (&mut self.tx_malformed_packets[..], &tx_malformed_packets[..]),
             (&mut self.tx_bad_chain_packets[..], &tx_bad_chain_packets[..]),
             (&mut self.rx_bad_chain_buffers[..], &rx_bad_chain_buffers[..]),
+            (&mut self.broken_for_rings[..], &broken_for_rings[..]),
         ];
         for (sums, more) in reasons {
             sums.iter_mut().zip(more).for_each(|(sum, more)| *sum += more);
@@ -99,6 +123,8 @@ impl VhostCounters {
     /// All counters by name, units last.
     pub fn iter(&self) -> impl Iterator<Item = (String, u64)> {
         let plain = [
+            ("tx_descriptors", self.tx_descriptors),
+            ("rx_descriptors", self.rx_descriptors),
             ("tx_packets", self.tx_packets),
             ("tx_bytes", self.tx_bytes),
             ("tx_bad_buffer_packets", self.tx_bad_buffer_packets),
@@ -120,7 +146,8 @@ impl VhostCounters {
             BadChain::NAMES.iter().zip(self.tx_bad_chain_packets).map(|(n, c)| (format!("tx_bad_{n}_packets"), c));
         let rx_chains =
             BadChain::NAMES.iter().zip(self.rx_bad_chain_buffers).map(|(n, c)| (format!("rx_bad_{n}_buffers"), c));
+        let broken = Broken::NAMES.iter().zip(self.broken_for_rings).map(|(n, c)| (format!("broken_{n}_rings"), c));
         let plain = plain.into_iter().map(|(name, value)| (name.to_string(), value));
-        plain.chain(malformed).chain(tx_chains).chain(rx_chains)
+        plain.chain(malformed).chain(tx_chains).chain(rx_chains).chain(broken)
     }
 }

@@ -11,12 +11,13 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use rustix::fs::OFlags;
 
 use super::features::{self, Features};
+use super::index::MAX_SIZE;
 use super::memory::{Memory, RegionSpec};
 use super::messages::{self, Failure, Fields, Message};
 use super::pairs::Pairs;
 use super::queue::{self, Ends, QueueSpec, VhostQueue};
 use super::record::{self, FrontEnd};
-use super::ring::{Call, MAX_SIZE, RingSpec};
+use super::ring::{Call, RingSpec};
 use super::{MAX_QUEUES, QueueOwner, VhostConfig, inflight, packed_inflight};
 
 /// Rings of a queue pair: receive, transmit.

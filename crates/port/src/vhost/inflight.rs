@@ -3,7 +3,9 @@
 
 use std::sync::atomic::{Ordering, fence};
 
+use super::index::{Index, Size};
 use super::memory::Area;
+use super::mutation::mutated;
 
 /// Bytes in front of the descriptors' records: features u64, version, number, last batch's head, used index u16 each.
 const HEADER: usize = 16;
@@ -19,11 +21,11 @@ const AT_USED: usize = 14;
 #[derive(Debug)]
 pub(crate) struct Inflight {
     area: Area,
-    size: u16,
+    size: Size,
     /// Numbers buffers in the order in which they were taken.
     counter: u64,
     /// Used buffers of this batch.
-    batch: Vec<u16>,
+    batch: Vec<Index>,
 }
 
 /// Bytes of the record of a ring.
@@ -31,73 +33,81 @@ pub(crate) fn bytes(size: u16) -> usize {
     (HEADER + RECORD * usize::from(size)).next_multiple_of(64)
 }
 
+/// The buffers of a record in the order of their numbers, and the number that follows. Each number is read once, before
+/// anything is decided: the front-end can change it meanwhile.
+pub(super) fn in_order(buffers: impl Iterator<Item = Index>, number: impl Fn(Index) -> u64) -> (Vec<Index>, u64) {
+    let mut numbered: Vec<(u64, Index)> = buffers.map(|buffer| (number(buffer), buffer)).collect();
+    if mutated!(RecordSortedInPlace) {
+        numbered.sort_by_key(|(_, buffer)| number(*buffer));
+    } else {
+        numbered.sort_by_key(|(number, _)| *number);
+    }
+    let next = numbered.last().map_or(0, |(last, _)| last.wrapping_add(1));
+    (numbered.into_iter().map(|(_, buffer)| buffer).collect(), next)
+}
+
 impl Inflight {
     /// `area` has the [`bytes`] of a ring of `size`.
-    pub(crate) fn new(area: Area, size: u16) -> Self {
+    pub(crate) fn new(area: Area, size: Size) -> Self {
         Inflight { area, size, counter: 0, batch: Vec::new() }
     }
 
     /// What an earlier life has left, in the order in which it was taken; the driver has got back all before `used`.
-    pub(crate) fn recover(&mut self, used: u16) -> Vec<u16> {
-        if self.get(AT_VERSION) != VERSION || self.get(AT_NUMBER) != self.size {
+    pub(crate) fn recover(&mut self, used: u16) -> Vec<Index> {
+        if self.get(AT_VERSION) != VERSION || self.get(AT_NUMBER) != self.size.get() {
             return self.renew(used);
         }
         // It may have ended after it had shown a batch and before it had noted that.
         let shown = used.wrapping_sub(self.get(AT_USED));
-        if shown > self.size {
+        if shown > self.size.get() {
             // The ring has started anew since.
             return self.renew(used);
         }
         let mut head = self.get(AT_BATCH);
         for _ in 0..shown {
-            if head >= self.size {
-                break;
-            }
-            self.mark(head, false);
-            head = self.area.load(Self::record(head) + 6, Ordering::Relaxed);
+            let Some(buffer) = self.size.check(head) else { break };
+            self.mark(buffer, false);
+            head = self.area.load(at(buffer) + 6, Ordering::Relaxed);
         }
         self.set(AT_USED, used);
-        let flying = |head: &u16| self.area.load::<u8>(Self::record(*head), Ordering::Relaxed) == 1;
-        let mut heads: Vec<u16> = (0..self.size).filter(flying).collect();
-        let number = |head: &u16| self.area.load::<u64>(Self::record(*head) + 8, Ordering::Relaxed);
-        heads.sort_by_key(number);
-        self.counter = heads.last().map_or(0, |last| number(last).wrapping_add(1));
+        let is_flying = |head: &Index| self.area.load::<u8>(at(*head), Ordering::Relaxed) == 1;
+        let number = |head: Index| self.area.load(at(head) + 8, Ordering::Relaxed);
+        let (heads, counter) = in_order(self.size.indexes().filter(is_flying), number);
+        self.counter = counter;
         heads
     }
 
     /// Nothing is in flight.
-    fn renew(&mut self, used: u16) -> Vec<u16> {
-        for head in 0..self.size {
-            self.mark(head, false);
-        }
-        self.set(AT_NUMBER, self.size);
+    fn renew(&mut self, used: u16) -> Vec<Index> {
+        self.size.indexes().for_each(|head| self.mark(head, false));
+        self.set(AT_NUMBER, self.size.get());
         self.set(AT_USED, used);
         self.set(AT_VERSION, VERSION);
         Vec::new()
     }
 
     /// A buffer is taken.
-    pub(crate) fn take(&mut self, head: u16) {
-        self.area.store(Self::record(head) + 8, self.counter, Ordering::Relaxed);
-        self.counter += 1;
+    pub(crate) fn take(&mut self, head: Index) {
+        self.area.store(at(head) + 8, self.counter, Ordering::Relaxed);
+        self.counter = self.counter.wrapping_add(1);
         self.mark(head, true);
     }
 
     /// A buffer was not taken after all.
-    pub(crate) fn untake(&mut self, head: u16) {
+    pub(crate) fn untake(&mut self, head: Index) {
         self.mark(head, false);
     }
 
     /// A buffer is used, and shown with the next batch.
-    pub(crate) fn put(&mut self, head: u16) {
+    pub(crate) fn put(&mut self, head: Index) {
         self.batch.push(head);
     }
 
     /// The batch is about to be shown.
     pub(crate) fn before_show(&mut self) {
         for &head in &self.batch {
-            self.area.store(Self::record(head) + 6, self.get(AT_BATCH), Ordering::Relaxed);
-            self.set(AT_BATCH, head);
+            self.area.store(at(head) + 6, self.get(AT_BATCH), Ordering::Relaxed);
+            self.set(AT_BATCH, head.get());
         }
         // A kill comes between instructions: what counts is their order as this processor executes them.
         fence(Ordering::SeqCst);
@@ -114,8 +124,8 @@ impl Inflight {
         self.set(AT_USED, used);
     }
 
-    fn mark(&self, head: u16, flying: bool) {
-        self.area.store(Self::record(head), u8::from(flying), Ordering::Release);
+    fn mark(&self, head: Index, flying: bool) {
+        self.area.store(at(head), u8::from(flying), Ordering::Release);
     }
 
     fn get(&self, at: usize) -> u16 {
@@ -125,8 +135,9 @@ impl Inflight {
     fn set(&self, at: usize, value: u16) {
         self.area.store(at, value, Ordering::Release);
     }
+}
 
-    fn record(head: u16) -> usize {
-        HEADER + RECORD * usize::from(head)
-    }
+/// Where a buffer's record is.
+fn at(head: Index) -> usize {
+    HEADER + head.at(RECORD)
 }

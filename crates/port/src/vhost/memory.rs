@@ -9,6 +9,7 @@ use std::sync::atomic::Ordering;
 use vm_memory::{AtomicInteger, VolatileMemory, VolatileSlice};
 
 use super::mapping::Mapping;
+use super::mutation::access;
 
 /// One region of a guest's memory (vhost-user, "memory region description").
 #[derive(Debug)]
@@ -227,6 +228,7 @@ impl Memory {
     /// Calls `f` with all of an area, piece by piece. Whether all of it is memory.
     #[inline]
     fn each(&self, guest: u64, len: usize, mut f: impl FnMut(VolatileSlice<'_>)) -> bool {
+        access!();
         let (mut guest, mut left) = (guest, len as u64);
         while left > 0 {
             let Some((region, here)) = self.find(guest) else { return false };
@@ -278,6 +280,7 @@ impl Area {
 
     #[inline]
     fn atomic<T: vm_memory::AtomicAccess>(&self, at: usize) -> Option<&T::A> {
+        access!();
         let inside = at.checked_add(size_of::<T::A>()).is_some_and(|end| end <= self.len);
         let pointer = self.base.wrapping_add(at).cast::<T::A>();
         // SAFETY: it is aligned and all of it lies inside the area, which was found to be mapped when it was made and stays so

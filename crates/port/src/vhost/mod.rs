@@ -6,12 +6,17 @@
 //! takes it back. `queue` is one queue pair, `pairs` several. `ring` says what a ring does, `split` and `packed` have the rules of the two formats, `receive` and
 //! `transmit` what they mean for packets; `memory` checks every access.
 
+mod arena;
 #[cfg(test)]
 mod backend_tests;
 mod chain;
 mod counters;
+mod credit;
 mod device;
 mod features;
+#[cfg(test)]
+mod hostile_tests;
+mod index;
 mod inflight;
 #[cfg(test)]
 mod kill_tests;
@@ -20,6 +25,7 @@ mod memory;
 mod messages;
 #[cfg(test)]
 mod mock;
+mod mutation;
 mod packed;
 mod packed_inflight;
 #[cfg(test)]
@@ -42,6 +48,8 @@ use std::path::PathBuf;
 
 pub use counters::VhostCounters;
 pub use memory::{Memory, MemoryError, RegionSpec};
+#[cfg(feature = "mutations")]
+pub use mutation::{Mutation, interfere};
 pub use queue::{GuestQueue, VhostQueue};
 pub use server::{VhostError, VhostPort};
 pub use unplugged::Unplugged;

@@ -4,14 +4,21 @@
 //! Used descriptors overwrite the ring's entries in any order of buffers, so what a buffer consists of is kept here by its
 //! id from the moment it is taken. Ids are the driver's choice; here they must be below the ring's size, as they are
 //! with every driver known.
+//!
+//! A descriptor is the device's from the moment it is taken until the driver has been shown that it is used. The driver, or
+//! what the device itself writes into a buffer that lies over the ring, can make it look available before that;
+//! [`Packed::room`] says how many can be.
 
 use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
 
-use super::chain::{DESCRIPTOR, Descriptor, F_INDIRECT, F_NEXT, F_WRITE, Pieces};
+use super::arena::{Arena, List};
+use super::chain::{DESCRIPTOR, Descriptor, F_INDIRECT, F_NEXT, F_WRITE, Pieces, max_pieces};
+use super::index::{Index, Size, Table};
 use super::memory::{Area, Memory};
+use super::mutation::mutated;
 use super::packed_inflight::PackedInflight;
-use super::ring::{BadChain, Broken, Call, MAX_SIZE, Piece, Ring, RingSpec, WRAP};
+use super::ring::{BadChain, Broken, Call, Piece, Ring, RingSpec, WRAP, Walk, Want};
 
 const F_AVAILABLE: u16 = 1 << 7;
 const F_USED: u16 = 1 << 15;
@@ -27,25 +34,28 @@ const DISABLE: u32 = 1;
 /// Notify when the descriptor named in the other half is reached.
 const AT_POSITION: u32 = 2;
 
-/// No descriptor.
-const NONE: u16 = u16::MAX;
-
 /// A place in the ring, and the wrap counter there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Position {
-    pub(super) slot: u16,
+    pub(super) slot: Index,
     pub(super) wrap: bool,
 }
 
 impl Position {
     /// Where a new ring begins.
-    pub(super) const START: Position = Position { slot: 0, wrap: true };
+    pub(super) const START: Position = Position { slot: Index::ZERO, wrap: true };
 
     /// `count` descriptors further, at most once around.
     #[inline]
-    pub(super) fn after(self, count: u16, size: u16) -> Position {
-        let slot = self.slot + count;
-        if slot < size { Position { slot, ..self } } else { Position { slot: slot - size, wrap: !self.wrap } }
+    pub(super) fn after(self, count: u16, size: Size) -> Position {
+        let (slot, wrapped) = size.forward(self.slot, count);
+        Position { slot, wrap: self.wrap != wrapped }
+    }
+
+    /// `count` descriptors before, at most once around.
+    fn before(self, count: u16, size: Size) -> Position {
+        let (slot, wrapped) = size.back(self.slot, count);
+        Position { slot, wrap: self.wrap != wrapped }
     }
 
     /// Whether a descriptor here with these flags is a used one.
@@ -61,11 +71,11 @@ impl Position {
     /// As a front-end and the event suppression structures have it.
     #[inline]
     fn to_bits(self) -> u16 {
-        self.slot | if self.wrap { WRAP } else { 0 }
+        self.slot.get() | if self.wrap { WRAP } else { 0 }
     }
 
-    fn from_bits(bits: u16) -> Position {
-        Position { slot: bits & !WRAP, wrap: bits & WRAP != 0 }
+    fn from_bits(bits: u16, size: Size) -> Option<Position> {
+        Some(Position { slot: size.check(bits & !WRAP)?, wrap: bits & WRAP != 0 })
     }
 }
 
@@ -74,11 +84,11 @@ impl Position {
 struct Taken {
     /// Descriptors in the ring.
     count: u16,
-    /// Where the last of them is, or [`NONE`].
-    last: u16,
+    /// Where the last of them is, if it was taken in this life.
+    last: Option<Index>,
     first: Descriptor,
     /// The other descriptors.
-    rest: Vec<Descriptor>,
+    rest: List,
 }
 
 /// The device's side of a packed ring.
@@ -92,8 +102,8 @@ pub(crate) struct Packed {
     device_event: Area,
     call: Arc<Call>,
     inflight: Option<PackedInflight>,
-    recovered: Vec<u16>,
-    size: u16,
+    recovered: Vec<Index>,
+    size: Size,
     event_idx: bool,
     /// The next descriptor to take.
     available: Position,
@@ -105,11 +115,14 @@ pub(crate) struct Packed {
     unshown: Option<u64>,
     /// Descriptors of all buffers that were taken and not given back.
     held: u16,
+    /// Descriptors of the used buffers between `shown` and `used`. They are not the driver's yet.
+    unshown_count: u16,
     /// By id.
-    buffers: Vec<Taken>,
+    buffers: Table<Taken>,
+    /// Descriptors of these behind the first ones.
+    rest: Arena,
     /// By slot: the buffer whose last descriptor was taken there.
-    takers: Vec<u16>,
-    scratch: Vec<Descriptor>,
+    takers: Table<Option<Index>>,
     /// The driver is asked for notifications.
     kicks: bool,
 }
@@ -117,11 +130,18 @@ pub(crate) struct Packed {
 impl Packed {
     /// A descriptor of the ring and its id. Acquire: what it stands for is read after its flags.
     #[inline]
-    fn read(&self, slot: u16) -> (Descriptor, u16) {
-        let at = DESCRIPTOR * usize::from(slot);
+    fn read(&self, slot: Index) -> (Descriptor, u16) {
+        let at = slot.at(DESCRIPTOR);
         let rest = u64::from_le(self.ring.load(at + 8, Ordering::Acquire));
         let guest = u64::from_le(self.ring.load(at, Ordering::Relaxed));
         (Descriptor { guest, len: rest as u32, flags: (rest >> AT_FLAGS) as u16 }, (rest >> AT_ID) as u16)
+    }
+
+    /// Descriptors that the driver can have made available: those that the device has not.
+    #[inline]
+    fn room(&self) -> u16 {
+        let unshown = if mutated!(UnshownNotCounted) { 0 } else { self.unshown_count };
+        self.size.get() - self.held - unshown
     }
 
     /// The driver's flags of unfinished buffers back where a batch was being written that was never shown, and where a
@@ -129,8 +149,8 @@ impl Packed {
     /// Such may lie anywhere, behind what is yet to be taken, too; used descriptors of the former lap have the other wrap counter.
     fn scrub(&self) {
         let mut at = self.used;
-        for _ in 0..self.size {
-            let place = DESCRIPTOR * usize::from(at.slot) + 14;
+        for _ in 0..self.size.get() {
+            let place = at.slot.at(DESCRIPTOR) + 14;
             let flags = u16::from_le(self.ring.load(place, Ordering::Relaxed));
             if at.is_used(flags) {
                 self.ring.store(place, (flags ^ F_USED).to_le(), Ordering::Relaxed);
@@ -146,11 +166,11 @@ impl Packed {
         match event >> 16 & 3 {
             DISABLE => false,
             AT_POSITION if self.event_idx => {
-                let size = i32::from(self.size);
-                let new = i32::from(self.used.slot);
-                let old = i32::from(old.slot) - if i32::from(old.slot) >= new { size } else { 0 };
-                let wanted = Position::from_bits(event as u16);
-                let event = i32::from(wanted.slot) - if wanted.wrap == self.used.wrap { 0 } else { size };
+                let size = i32::from(self.size.get());
+                let [new, old] = [self.used.slot, old.slot].map(|slot| i32::from(slot.get()));
+                let old = old - if old >= new { size } else { 0 };
+                let (slot, wrap) = (event as u16 & !WRAP, event as u16 & WRAP != 0);
+                let event = i32::from(slot) - if wrap == self.used.wrap { 0 } else { size };
                 (old..new).contains(&event)
             }
             _ => true,
@@ -160,17 +180,42 @@ impl Packed {
     fn is_something_available(&self) -> bool {
         self.available.is_available(self.read(self.available.slot).0.flags)
     }
+
+    /// Adds all pieces of a buffer that was taken, as far as they are wanted.
+    #[inline]
+    fn walk(&self, buffer: &Taken, pieces: &mut Pieces<'_>) -> Result<(), BadChain> {
+        if buffer.first.flags & F_INDIRECT == 0 {
+            if pieces.add(buffer.first)? {
+                return Ok(());
+            }
+            for descriptor in self.rest.iter(buffer.rest) {
+                if pieces.add(descriptor)? {
+                    return Ok(());
+                }
+            }
+            return Ok(());
+        }
+        if buffer.count > 1 {
+            return Err(BadChain::Indirect);
+        }
+        // All entries, one after the other; of their flags, only these two mean something.
+        for i in 0..buffer.first.table_entries()? {
+            let bits = buffer.first.table_entry(&self.memory, i as u16).ok_or(BadChain::Address)?;
+            let flags = (bits >> (64 + AT_FLAGS)) as u16 & (F_WRITE | F_INDIRECT);
+            if pieces.add(Descriptor { guest: bits as u64, len: (bits >> 64) as u32, flags })? {
+                return Ok(());
+            }
+        }
+        Ok(())
+    }
 }
 
 impl Ring for Packed {
     fn open(memory: &Arc<Memory>, spec: RingSpec) -> Option<Packed> {
-        let size = spec.size;
-        let mut base = Position::from_bits(spec.base);
-        if !(1..=MAX_SIZE).contains(&size) || base.slot >= size {
-            return None;
-        }
+        let size = Size::new(spec.size)?;
+        let mut base = Position::from_bits(spec.base, size)?;
         let area = |user, len, align| Memory::area(memory, user, len, align);
-        let ring = area(spec.descriptors, DESCRIPTOR * usize::from(size), 16)?;
+        let ring = area(spec.descriptors, DESCRIPTOR * usize::from(size.get()), 16)?;
         // User-mode Linux gives no wrap counter; nothing is in its ring when it does.
         if spec.base == 0 && (0..DESCRIPTOR / 8).all(|i| ring.load::<u64>(8 * i, Ordering::Relaxed) == 0) {
             base = Position::START;
@@ -178,12 +223,18 @@ impl Ring for Packed {
         let mut inflight = spec.record.map(|area| PackedInflight::new(area, size));
         let found = inflight.as_mut().and_then(|inflight| inflight.recover(&ring, base));
         let used = found.as_ref().map_or(base, |found| found.used);
-        let (mut buffers, mut recovered, mut held) = (vec![Taken::default(); usize::from(size)], Vec::new(), 0);
-        for (id, mut chain) in found.map(|found| found.buffers).unwrap_or_default() {
-            let first = chain.remove(0);
-            let count = chain.len() as u16 + 1;
+        let (mut buffers, mut rest) = (size.table(Taken::default()), Arena::new(size));
+        let (mut recovered, mut held) = (Vec::new(), 0);
+        for (id, chain) in found.map(|found| found.buffers).unwrap_or_default() {
+            let Some((first, others)) = chain.split_first() else { continue };
+            let mut list = List::default();
+            // There is room: no record was counted twice.
+            for descriptor in others {
+                rest.push(&mut list, *descriptor);
+            }
+            let count = chain.len() as u16;
             held += count;
-            buffers[usize::from(id)] = Taken { count, last: NONE, first, rest: chain };
+            buffers[id] = Taken { count, last: None, first: *first, rest: list };
             recovered.push(id);
         }
         let packed = Packed {
@@ -202,9 +253,10 @@ impl Ring for Packed {
             shown: used,
             unshown: None,
             held,
+            unshown_count: 0,
             buffers,
-            takers: vec![NONE; usize::from(size)],
-            scratch: Vec::new(),
+            rest,
+            takers: size.table(None),
             kicks: true,
         };
         packed.scrub();
@@ -214,7 +266,7 @@ impl Ring for Packed {
     }
 
     #[inline]
-    fn size(&self) -> u16 {
+    fn size(&self) -> Size {
         self.size
     }
 
@@ -227,107 +279,100 @@ impl Ring for Packed {
         self.available.to_bits()
     }
 
-    fn take_recovered(&mut self) -> Vec<u16> {
+    fn take_recovered(&mut self) -> Vec<Index> {
         std::mem::take(&mut self.recovered)
     }
 
-    fn last_taken(&self) -> Option<u16> {
-        let slot = if self.available.slot == 0 { self.size - 1 } else { self.available.slot - 1 };
-        let id = self.takers[usize::from(slot)];
+    fn last_taken(&self) -> Option<Index> {
+        let slot = self.available.before(1, self.size).slot;
         // No used descriptor has overwritten it: there are fewer of them than descriptors that came back.
-        self.buffers.get(usize::from(id)).filter(|b| b.count > 0 && b.last == slot).map(|_| id)
+        self.takers[slot].filter(|id| self.buffers[*id].count > 0 && self.buffers[*id].last == Some(slot))
     }
 
-    fn untake_last(&mut self, head: u16) {
-        let Some(count) = self.buffers.get_mut(usize::from(head)).map(|b| std::mem::take(&mut b.count)) else { return };
+    fn untake_last(&mut self, head: Index) {
+        let Taken { count, rest, .. } = std::mem::take(&mut self.buffers[head]);
+        if count == 0 {
+            return;
+        }
+        self.rest.free(rest);
         self.held -= count;
-        let Position { slot, wrap } = self.available;
-        self.available = if slot >= count {
-            Position { slot: slot - count, wrap }
-        } else {
-            Position { slot: slot + (self.size - count), wrap: !wrap }
-        };
+        self.available = self.available.before(count, self.size);
         if let Some(inflight) = &mut self.inflight {
             inflight.untake(head);
         }
     }
 
     #[inline]
-    fn pop(&mut self) -> Result<Option<u16>, Broken> {
+    fn pop(&mut self) -> Result<Option<Index>, Broken> {
         let (first, mut id) = self.read(self.available.slot);
         if !self.available.is_available(first.flags) {
             return Ok(None);
         }
-        let room = self.size - self.held;
-        let (mut count, mut last, mut flags) = (1, self.available.slot, first.flags);
-        self.scratch.clear();
+        let room = self.room();
+        if room == 0 {
+            return Err(Broken::AvailableIndex);
+        }
+        let (mut count, mut last, mut flags, mut rest) = (1, self.available.slot, first.flags, List::default());
         // The driver makes the first descriptor available last. The chain's last one has its id.
-        while flags & F_NEXT != 0 && count < room {
-            last = if last + 1 == self.size { 0 } else { last + 1 };
+        while flags & F_NEXT != 0 {
+            if count == room {
+                return Err(Broken::AvailableIndex);
+            }
+            if u32::from(count) == max_pieces() {
+                return Err(Broken::ChainLength);
+            }
+            last = self.size.forward(last, 1).0;
             let (next, next_id) = self.read(last);
-            self.scratch.push(next);
+            if !self.rest.push(&mut rest, next) {
+                return Err(Broken::Records);
+            }
             (id, flags) = (next_id, next.flags);
             count += 1;
         }
-        if room == 0 || flags & F_NEXT != 0 {
-            return Err(Broken::AvailableIndex);
-        }
-        let buffer = self.buffers.get_mut(usize::from(id)).ok_or(Broken::Head)?;
+        let id = self.size.check(id).ok_or(Broken::Head)?;
+        let buffer = &mut self.buffers[id];
         if buffer.count != 0 {
             return Err(Broken::Twice);
         }
-        (buffer.count, buffer.last, buffer.first) = (count, last, first);
-        std::mem::swap(&mut buffer.rest, &mut self.scratch);
         if let Some(inflight) = &mut self.inflight {
-            inflight.take(id, first, &buffer.rest);
+            let chain = std::iter::once(first).chain(self.rest.iter(rest));
+            inflight.take(id, count, chain).ok_or(Broken::Records)?;
         }
-        self.takers[usize::from(last)] = id;
+        *buffer = Taken { count, last: Some(last), first, rest };
+        self.takers[last] = Some(id);
         self.held += count;
         self.available = self.available.after(count, self.size);
         Ok(Some(id))
     }
 
     #[inline]
-    fn chain(&self, head: u16, writable: bool, limit: u32, out: &mut Vec<Piece>) -> Result<u32, BadChain> {
-        let mut pieces = Pieces::new(&self.memory, writable, limit, out);
-        let buffer = self.buffers.get(usize::from(head)).filter(|b| b.count > 0).ok_or(BadChain::Link)?;
-        if buffer.first.flags & F_INDIRECT == 0 {
-            pieces.add(buffer.first)?;
-            for descriptor in &buffer.rest {
-                pieces.add(*descriptor)?;
-            }
-            return Ok(pieces.total());
-        }
-        if buffer.count > 1 {
-            return Err(BadChain::Indirect);
-        }
-        // All entries, one after the other; of their flags, only these two mean something.
-        for i in 0..buffer.first.table_entries()? {
-            let bits = buffer.first.table_entry(&self.memory, i as u16).ok_or(BadChain::Address)?;
-            let flags = (bits >> (64 + AT_FLAGS)) as u16 & (F_WRITE | F_INDIRECT);
-            pieces.add(Descriptor { guest: bits as u64, len: (bits >> 64) as u32, flags })?;
-        }
-        Ok(pieces.total())
+    fn chain(&self, head: Index, want: Want, out: &mut Vec<Piece>) -> Walk {
+        let mut pieces = Pieces::new(&self.memory, want, out);
+        let buffer = &self.buffers[head];
+        let outcome = if buffer.count > 0 { self.walk(buffer, &mut pieces) } else { Err(BadChain::Link) };
+        pieces.end(outcome)
     }
 
     #[inline]
-    fn push_used(&mut self, head: u16, len: u32) {
-        let Some(buffer) = self.buffers.get_mut(usize::from(head)) else { return };
+    fn push_used(&mut self, head: Index, len: u32) {
+        let buffer = &mut self.buffers[head];
         let count = std::mem::take(&mut buffer.count);
         if count == 0 {
             return;
         }
+        self.rest.free(std::mem::take(&mut buffer.rest));
         let written = if len > 0 { F_WRITE } else { 0 };
         let flags = if self.used.wrap { F_AVAILABLE | F_USED | written } else { written };
-        let bits = u64::from(len) | u64::from(head) << AT_ID | u64::from(flags) << AT_FLAGS;
+        let bits = u64::from(len) | u64::from(head.get()) << AT_ID | u64::from(flags) << AT_FLAGS;
         if self.used == self.shown && self.unshown.is_none() {
             self.unshown = Some(bits);
         } else {
-            self.ring.store(DESCRIPTOR * usize::from(self.used.slot) + 8, bits.to_le(), Ordering::Relaxed);
+            self.ring.store(self.used.slot.at(DESCRIPTOR) + 8, bits.to_le(), Ordering::Relaxed);
         }
         // As many are skipped as the buffer had.
         self.used = self.used.after(count, self.size);
         self.held -= count;
+        self.unshown_count += count;
         if let Some(inflight) = &mut self.inflight {
             inflight.put(head);
         }
@@ -344,11 +389,12 @@ impl Ring for Packed {
             inflight.before_show(self.used);
         }
         // Release: whoever sees the batch's first descriptor used sees the others, and what was written to the buffers.
-        self.ring.store(DESCRIPTOR * usize::from(self.shown.slot) + 8, bits.to_le(), Ordering::Release);
+        self.ring.store(self.shown.slot.at(DESCRIPTOR) + 8, bits.to_le(), Ordering::Release);
         if let Some(inflight) = &mut self.inflight {
             inflight.after_show();
         }
         let old = std::mem::replace(&mut self.shown, self.used);
+        self.unshown_count = 0;
         // The driver asks for notifications and then looks at the ring; here it is the other way round.
         fence(Ordering::SeqCst);
         let wanted = self.is_notification_wanted(old);
@@ -376,5 +422,9 @@ impl Ring for Packed {
             self.device_event.store(0, (DISABLE << 16).to_le(), Ordering::Relaxed);
         }
         self.kicks = false;
+    }
+
+    fn descriptor_bytes(&self) -> usize {
+        self.buffers.bytes() + self.rest.bytes() + self.takers.bytes()
     }
 }

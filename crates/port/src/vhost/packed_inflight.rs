@@ -4,6 +4,8 @@
 use std::sync::atomic::Ordering;
 
 use super::chain::{DESCRIPTOR, Descriptor};
+use super::index::{Index, Size, Table};
+use super::inflight::in_order;
 use super::memory::Area;
 use super::packed::Position;
 
@@ -26,18 +28,18 @@ const NONE: u16 = u16::MAX;
 #[derive(Debug)]
 pub(crate) struct PackedInflight {
     area: Area,
-    size: u16,
+    size: Size,
     /// Numbers buffers in the order in which they were taken.
     counter: u64,
     used: Position,
     /// By record: the next one of its list; as in the record itself, which the front-end could change.
-    next: Vec<u16>,
+    next: Table<Option<Index>>,
     /// The list of free records.
-    free: u16,
+    free: Option<Index>,
     /// By id: the first and last record of a buffer in flight.
-    lists: Vec<(u16, u16)>,
+    lists: Table<(Index, Index)>,
     /// Used buffers of this batch.
-    batch: Vec<u16>,
+    batch: Vec<Index>,
 }
 
 /// What an earlier life has left.
@@ -45,14 +47,14 @@ pub(super) struct Found {
     /// Where its next used descriptor goes.
     pub(super) used: Position,
     /// Buffers in flight, by id, in the order in which they were taken; none of them without descriptors.
-    pub(super) buffers: Vec<(u16, Vec<Descriptor>)>,
+    pub(super) buffers: Vec<(Index, Vec<Descriptor>)>,
 }
 
 /// A buffer in flight, as a record has it.
 struct Flying {
-    id: u16,
-    /// Its records.
-    list: Vec<u16>,
+    id: Index,
+    /// Its records, at least one.
+    list: Vec<Index>,
     /// Its descriptors.
     chain: Vec<Descriptor>,
 }
@@ -64,15 +66,15 @@ pub(crate) fn bytes(size: u16) -> usize {
 
 impl PackedInflight {
     /// `area` has the [`bytes`] of a ring of `size`.
-    pub(crate) fn new(area: Area, size: u16) -> Self {
+    pub(crate) fn new(area: Area, size: Size) -> Self {
         PackedInflight {
             area,
             size,
             counter: 0,
             used: Position::START,
-            next: Vec::new(),
-            free: NONE,
-            lists: vec![(0, 0); usize::from(size)],
+            next: size.table(None),
+            free: None,
+            lists: size.table((Index::ZERO, Index::ZERO)),
             batch: Vec::new(),
         }
     }
@@ -80,29 +82,25 @@ impl PackedInflight {
     /// What an earlier life has left, if the record is one of this ring; otherwise it is a new one that begins at `base`.
     pub(super) fn recover(&mut self, ring: &Area, base: Position) -> Option<Found> {
         let found = self.read(ring);
-        let mut is_free = vec![true; usize::from(self.size)];
-        let lists: Vec<(u16, Vec<u16>)> = match &found {
-            Some((_, buffers)) => buffers.iter().map(|b| (b.id, b.list.clone())).collect(),
-            None => Vec::new(),
-        };
-        self.next = vec![0; usize::from(self.size)];
-        for (id, list) in &lists {
-            for pair in list.windows(2) {
-                self.next[usize::from(pair[0])] = pair[1];
+        let mut is_free = self.size.table(true);
+        for buffer in found.iter().flat_map(|(_, buffers)| buffers) {
+            for pair in buffer.list.windows(2) {
+                self.next[pair[0]] = Some(pair[1]);
             }
-            for record in list {
-                is_free[usize::from(*record)] = false;
+            buffer.list.iter().for_each(|record| is_free[*record] = false);
+            if let [first, ..] = buffer.list[..]
+                && let [.., last] = buffer.list[..]
+            {
+                self.lists[buffer.id] = (first, last);
             }
-            self.lists[usize::from(*id)] = (list[0], list[list.len() - 1]);
         }
         self.used = found.as_ref().map_or(base, |found| found.0);
         self.write_used(self.used);
-        self.free = NONE;
-        for record in (0..self.size).rev().filter(|r| is_free[usize::from(*r)]) {
+        self.free = None;
+        for record in self.size.indexes().rev().filter(|record| is_free[*record]) {
             self.mark(record, false);
-            self.next[usize::from(record)] = self.free;
-            self.area.store(at(record) + 2, self.free, Ordering::Release);
-            self.free = record;
+            self.link(record, self.free);
+            self.free = Some(record);
         }
         self.write_free(self.free);
         let (used, buffers) = found?;
@@ -114,13 +112,13 @@ impl PackedInflight {
     fn read(&mut self, ring: &Area) -> Option<(Position, Vec<Flying>)> {
         let [version, number, free, old_free] = self.halves(AT_LIST);
         let [used, old_used, wraps, _] = self.halves(AT_USED);
-        if version != VERSION || number != self.size || used >= self.size || old_used >= self.size {
+        if version != VERSION || number != self.size.get() {
             return None;
         }
-        let new = Position { slot: used, wrap: wraps & 0xff != 0 };
-        let old = Position { slot: old_used, wrap: wraps >> 8 != 0 };
+        let new = Position { slot: self.size.check(used)?, wrap: wraps & 0xff != 0 };
+        let old = Position { slot: self.size.check(old_used)?, wrap: wraps >> 8 != 0 };
         // What lies behind was a driver's once, unless the ring has started anew.
-        let behind = if old.slot == 0 { self.size - 1 } else { old.slot - 1 };
+        let (behind, _) = self.size.back(old.slot, 1);
         if old != Position::START && descriptor(ring, behind) == (0, 0) {
             return None;
         }
@@ -130,59 +128,66 @@ impl PackedInflight {
         if new != old && (flags >> 15 != 0) == old.wrap {
             used = new;
             let mut head = free;
-            for _ in 0..self.size {
+            for _ in 0..self.size.get() {
                 if head == old_free {
                     break;
                 }
-                let [_, _, last, _] = self.halves_of(head)?;
-                self.mark(head, false);
-                head = self.halves_of(last)?[1];
+                let record = self.size.check(head)?;
+                let [_, _, last, _] = self.halves(at(record));
+                self.mark(record, false);
+                head = self.halves(at(self.size.check(last)?))[1];
             }
         }
-        let mut buffers = self.buffers()?;
+        let mut buffers: Vec<Option<Flying>> = self.buffers()?.into_iter().map(Some).collect();
+        let mut of_id = self.size.table(None);
+        for (place, buffer) in buffers.iter().flatten().enumerate() {
+            of_id[buffer.id] = Some(place);
+        }
         // A front-end may have given buffers back on its own; the driver sees what is next in the ring.
-        for _ in 0..self.size {
+        let mut left = buffers.len();
+        for _ in 0..self.size.get() {
             let rest = descriptor(ring, used.slot).1;
             let (id, flags) = ((rest >> 32) as u16, (rest >> 48) as u16);
             if !used.is_used(flags) {
                 break;
             }
-            let count = match buffers.iter().position(|b| b.id == id) {
-                Some(i) => buffers.remove(i).list.len() as u16,
+            let place = self.size.check(id).and_then(|id| of_id[id].take());
+            let count = match place.and_then(|place: usize| buffers[place].take()) {
+                Some(buffer) => {
+                    left -= 1;
+                    buffer.list.len() as u16
+                }
                 // Nobody here had taken it. Its descriptor is gone: with an indirect table, as Linux has it, it was one.
-                None if buffers.is_empty() => 1,
+                None if left == 0 => 1,
                 None => break,
             };
             used = used.after(count, self.size);
         }
-        Some((used, buffers))
+        Some((used, buffers.into_iter().flatten().collect()))
     }
 
     /// Buffers that are marked as being in flight, in the order in which they were taken.
     fn buffers(&mut self) -> Option<Vec<Flying>> {
-        let number = |head: &u16| self.area.load::<u64>(at(*head) + AT_COUNTER, Ordering::Relaxed);
-        let flying = |head: &u16| self.area.load::<u8>(at(*head), Ordering::Relaxed) == 1;
-        let mut heads: Vec<u16> = (0..self.size).filter(flying).collect();
-        heads.sort_by_key(number);
-        let counter = heads.last().map_or(0, |last| number(last).wrapping_add(1));
-        let mut is_taken = vec![false; usize::from(self.size)];
-        let (mut ids, mut buffers) = (is_taken.clone(), Vec::new());
+        let is_flying = |record: &Index| self.area.load::<u8>(at(*record), Ordering::Relaxed) == 1;
+        let number = |record: Index| self.area.load(at(record) + AT_COUNTER, Ordering::Relaxed);
+        let (heads, counter) = in_order(self.size.indexes().filter(is_flying), number);
+        let (mut is_taken, mut ids, mut buffers) = (self.size.table(false), self.size.table(false), Vec::new());
         for head in heads {
-            let count = self.halves_of(head)?[3];
-            let [id, ..] = self.halves(at(head) + AT_DESCRIPTOR);
-            let (mut list, mut chain, mut record) = (Vec::new(), Vec::new(), head);
+            let count = self.halves(at(head))[3];
+            let id = self.size.check(self.halves(at(head) + AT_DESCRIPTOR)[0])?;
+            let (mut list, mut chain, mut next) = (Vec::new(), Vec::new(), head.get());
             for _ in 0..count {
-                let [_, next, ..] = self.halves_of(record)?;
-                if std::mem::replace(&mut is_taken[usize::from(record)], true) {
+                let record = self.size.check(next)?;
+                if std::mem::replace(&mut is_taken[record], true) {
                     return None;
                 }
                 list.push(record);
                 let [_, flags, len, high] = self.halves(at(record) + AT_DESCRIPTOR);
                 let guest = self.area.load(at(record) + AT_ADDRESS, Ordering::Relaxed);
                 chain.push(Descriptor { guest, len: u32::from(len) | u32::from(high) << 16, flags });
-                record = next;
+                next = self.halves(at(record))[1];
             }
-            if list.is_empty() || std::mem::replace(ids.get_mut(usize::from(id))?, true) {
+            if list.is_empty() || std::mem::replace(&mut ids[id], true) {
                 return None;
             }
             buffers.push(Flying { id, list, chain });
@@ -191,37 +196,39 @@ impl PackedInflight {
         Some(buffers)
     }
 
-    /// A buffer is taken.
-    pub(super) fn take(&mut self, id: u16, first: Descriptor, rest: &[Descriptor]) {
-        let head = self.free;
-        let mut last = head;
-        for descriptor in std::iter::once(&first).chain(rest) {
-            last = self.free;
-            let bits = u64::from(id) | u64::from(descriptor.flags) << 16 | u64::from(descriptor.len) << 32;
+    /// A buffer of `count` descriptors is taken. `None`: it is not, there are not as many records left.
+    #[inline]
+    pub(super) fn take(&mut self, id: Index, count: u16, chain: impl Iterator<Item = Descriptor>) -> Option<()> {
+        let head = self.free?;
+        let (mut last, mut free) = (head, self.free);
+        for descriptor in chain {
+            last = free?;
+            let bits = u64::from(id.get()) | u64::from(descriptor.flags) << 16 | u64::from(descriptor.len) << 32;
             self.area.store(at(last) + AT_DESCRIPTOR, bits, Ordering::Release);
             self.area.store(at(last) + AT_ADDRESS, descriptor.guest, Ordering::Release);
-            self.free = self.next[usize::from(last)];
+            free = self.next[last];
         }
-        let count = rest.len() as u64 + 1;
+        self.free = free;
         self.area.store(at(head) + AT_COUNTER, self.counter, Ordering::Release);
-        self.counter += 1;
-        self.lists[usize::from(id)] = (head, last);
+        self.counter = self.counter.wrapping_add(1);
+        self.lists[id] = (head, last);
         self.write_free(self.free);
-        let next = u64::from(self.next[usize::from(head)]);
-        self.area.store(at(head), 1 | next << 16 | u64::from(last) << 32 | count << 48, Ordering::Release);
+        let (next, last) = (u64::from(bits(self.next[head])), u64::from(last.get()));
+        self.area.store(at(head), 1 | next << 16 | last << 32 | u64::from(count) << 48, Ordering::Release);
+        Some(())
     }
 
     /// A buffer was not taken after all.
-    pub(super) fn untake(&mut self, id: u16) {
-        let (head, last) = self.lists[usize::from(id)];
+    pub(super) fn untake(&mut self, id: Index) {
+        let (head, last) = self.lists[id];
         self.mark(head, false);
         self.link(last, self.free);
-        self.free = head;
-        self.write_free(head);
+        self.free = Some(head);
+        self.write_free(self.free);
     }
 
     /// A buffer is used, and shown with the next batch.
-    pub(super) fn put(&mut self, id: u16) {
+    pub(super) fn put(&mut self, id: Index) {
         self.batch.push(id);
     }
 
@@ -229,9 +236,9 @@ impl PackedInflight {
     pub(super) fn before_show(&mut self, used: Position) {
         let old = self.free;
         for i in 0..self.batch.len() {
-            let (head, last) = self.lists[usize::from(self.batch[i])];
+            let (head, last) = self.lists[self.batch[i]];
             self.link(last, self.free);
-            self.free = head;
+            self.free = Some(head);
         }
         self.write_list(self.free, old);
         self.write_both_used(used, self.used);
@@ -241,28 +248,29 @@ impl PackedInflight {
     /// The batch was shown. All stores here are releases: a kill comes between instructions, and what counts is their order.
     pub(super) fn after_show(&mut self) {
         while let Some(id) = self.batch.pop() {
-            self.mark(self.lists[usize::from(id)].0, false);
+            self.mark(self.lists[id].0, false);
         }
         self.write_free(self.free);
         self.write_used(self.used);
     }
 
-    fn link(&mut self, record: u16, next: u16) {
-        self.next[usize::from(record)] = next;
-        self.area.store(at(record) + 2, next, Ordering::Release);
+    fn link(&mut self, record: Index, next: Option<Index>) {
+        self.next[record] = next;
+        self.area.store(at(record) + 2, bits(next), Ordering::Release);
     }
 
-    fn mark(&self, head: u16, flying: bool) {
+    fn mark(&self, head: Index, flying: bool) {
         self.area.store(at(head), u8::from(flying), Ordering::Release);
     }
 
-    fn write_free(&self, free: u16) {
+    fn write_free(&self, free: Option<Index>) {
         self.write_list(free, free);
     }
 
-    fn write_list(&self, free: u16, old: u16) {
-        let bits = u64::from(VERSION) | u64::from(self.size) << 16 | u64::from(free) << 32 | u64::from(old) << 48;
-        self.area.store(AT_LIST, bits, Ordering::Release);
+    fn write_list(&self, free: Option<Index>, old: Option<Index>) {
+        let [free, old] = [free, old].map(|record| u64::from(bits(record)));
+        let list = u64::from(VERSION) | u64::from(self.size.get()) << 16 | free << 32 | old << 48;
+        self.area.store(AT_LIST, list, Ordering::Release);
     }
 
     fn write_used(&self, used: Position) {
@@ -272,28 +280,30 @@ impl PackedInflight {
     /// In one store: index and wrap counter are of no use without each other.
     fn write_both_used(&self, new: Position, old: Position) {
         let wraps = u64::from(new.wrap) | u64::from(old.wrap) << 8;
-        self.area.store(AT_USED, u64::from(new.slot) | u64::from(old.slot) << 16 | wraps << 32, Ordering::Release);
+        let [new, old] = [new, old].map(|position| u64::from(position.slot.get()));
+        self.area.store(AT_USED, new | old << 16 | wraps << 32, Ordering::Release);
     }
 
+    /// Of a record's first eight bytes: in flight, next, last, number.
     fn halves(&self, at: usize) -> [u16; 4] {
         let bits: u64 = self.area.load(at, Ordering::Acquire);
         [0, 16, 32, 48].map(|shift| (bits >> shift) as u16)
     }
+}
 
-    /// In flight, next, last, number; `None`: there is no such record.
-    fn halves_of(&self, record: u16) -> Option<[u16; 4]> {
-        (record < self.size).then(|| self.halves(at(record)))
-    }
+/// A link of a list, as it is in a record.
+fn bits(next: Option<Index>) -> u16 {
+    next.map_or(NONE, Index::get)
 }
 
 /// Where a descriptor's record is.
-fn at(record: u16) -> usize {
-    HEADER + RECORD * usize::from(record)
+fn at(record: Index) -> usize {
+    HEADER + record.at(RECORD)
 }
 
 /// The two halves of a descriptor of the ring.
-fn descriptor(ring: &Area, slot: u16) -> (u64, u64) {
-    let at = DESCRIPTOR * usize::from(slot);
+fn descriptor(ring: &Area, slot: Index) -> (u64, u64) {
+    let at = slot.at(DESCRIPTOR);
     let load = |at| u64::from_le(ring.load(at, Ordering::Relaxed));
     (load(at), load(at + 8))
 }

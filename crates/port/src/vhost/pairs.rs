@@ -80,6 +80,10 @@ impl GuestQueue for Pairs {
     fn kept_bytes(&self) -> u64 {
         self.queues.iter().map(|queue| queue.kept_bytes()).sum()
     }
+
+    fn descriptor_bytes(&self) -> u64 {
+        self.queues.iter().map(|queue| queue.descriptor_bytes()).sum()
+    }
 }
 
 impl GuestPort for Pairs {

@@ -53,6 +53,8 @@ pub trait GuestQueue: PolledPort + Send + Debug {
     fn vhost_counters(&self) -> VhostCounters;
     /// Bytes of packets that are kept outside of the guest's memory.
     fn kept_bytes(&self) -> u64;
+    /// Bytes of this process that hold descriptors of the guest's buffers.
+    fn descriptor_bytes(&self) -> u64;
 }
 
 /// One or more queue pairs, whatever the format of their rings.
@@ -99,8 +101,12 @@ impl<R: Ring> Queue<R> {
     fn check_memory(&mut self) {
         if self.broken != Some(Broken::Memory) && self.transmit.ring.memory().is_lost() {
             tracing::warn!(broken = %Broken::Memory, "a guest's rings are out of use until its front-end comes anew");
-            self.counters.broken_rings += u64::from(self.broken.replace(Broken::Memory).is_none());
-            self.counters.broken_rings += u64::from(self.receive.end(Broken::Memory));
+            if self.broken.replace(Broken::Memory).is_none() {
+                self.counters.broken(Broken::Memory);
+            }
+            if self.receive.end(Broken::Memory) {
+                self.counters.broken(Broken::Memory);
+            }
         }
     }
 }
@@ -112,6 +118,10 @@ impl<R: Ring> GuestQueue for Queue<R> {
 
     fn kept_bytes(&self) -> u64 {
         self.transmit.kept_bytes()
+    }
+
+    fn descriptor_bytes(&self) -> u64 {
+        (self.transmit.descriptor_bytes() + self.receive.descriptor_bytes()) as u64
     }
 }
 
@@ -137,7 +147,7 @@ impl<R: Ring> GuestPort for Queue<R> {
         }
         fetched.or_else(|broken| {
             tracing::warn!(%broken, "a guest's transmit ring is out of use until its driver starts anew");
-            self.counters.broken_rings += 1;
+            self.counters.broken(broken);
             self.broken = Some(broken);
             Ok(false)
         })
@@ -200,17 +210,17 @@ impl<R: Ring> GuestPort for Queue<R> {
     }
 
     fn tx_capacity(&self) -> u32 {
-        u32::from(self.transmit.ring.size())
+        u32::from(self.transmit.ring.size().get())
     }
 
     fn rx_capacity(&self) -> u32 {
-        u32::from(self.receive.ring.size())
+        u32::from(self.receive.ring.size().get())
     }
 
     /// Half of the ring: the other half is with the guest, which has yet to offer it anew. A packet that finds no buffer
     /// looks lost to its sender.
     fn receive_window(&self) -> u32 {
-        (u32::from(self.receive.ring.size()) / 2).max(1)
+        (u32::from(self.receive.ring.size().get()) / 2).max(1)
     }
 
     fn tx_free(&self) -> u32 {

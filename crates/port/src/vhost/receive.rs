@@ -4,14 +4,15 @@
 use bifrost_wire::virtio_net;
 
 use super::counters::VhostCounters;
-use super::ring::{BadChain, Broken, Piece, Ring};
+use super::credit::{self, Credit, PACKET_WORK};
+use super::index::{Index, Table};
+use super::mutation::mutated;
+use super::ring::{BadChain, Broken, Piece, Ring, Want};
 use super::transmit::HEADER;
 use crate::guest::{PlaceError, RxHandle};
 
 /// Longest receive buffer that is made use of.
 const LIMIT: u32 = 1 << 20;
-/// Ends the list of a packet's buffers.
-const END: u16 = u16::MAX;
 
 /// The receive queue of one queue pair. A handle is the number of the packet's first buffer.
 #[derive(Debug)]
@@ -26,13 +27,14 @@ pub(crate) struct Receive<R> {
     /// The headers of frames in one buffer, as bytes: without and with a verified checksum. Put together anew, their bytes
     /// would be read back while they are on their way to memory, behind all that was written before.
     headers: [[u8; HEADER]; 2],
-    /// By number.
-    buffers: Vec<Buffer>,
+    buffers: Table<Buffer>,
     /// Buffers that were taken and are not in use, oldest last.
-    spare: Vec<u16>,
-    /// Scratch: buffers and pieces of the packet that is being placed.
-    taken: Vec<u16>,
+    spare: Vec<Index>,
+    /// Scratch: buffers and pieces of the packet that is being placed, and the pieces of its first buffer that have the header.
+    taken: Vec<Index>,
     pieces: Vec<Piece>,
+    header: Vec<Piece>,
+    credit: Credit,
     broken: Option<Broken>,
 }
 
@@ -43,18 +45,18 @@ enum Buffer {
     /// It was taken and is empty.
     Spare,
     /// It has `len` bytes of a packet that goes on in buffer `next`; `first`: it starts there.
-    Placed { len: u32, next: u16, first: bool },
+    Placed { len: u32, next: Option<Index>, first: bool },
 }
 
 impl<R: Ring> Receive<R> {
     pub(crate) fn new(ring: R, mergeable: bool, guest_checksum: bool, max_frame: usize) -> Self {
         let mut ring = ring;
-        let size = usize::from(ring.size());
-        let mut buffers = vec![Buffer::Drivers; size];
-        let mut spare = Vec::with_capacity(size);
+        let size = ring.size();
+        let mut buffers = size.table(Buffer::Drivers);
+        let mut spare = Vec::with_capacity(usize::from(size.get()));
         // What was placed there was not acknowledged, and comes again.
         for head in ring.take_recovered().into_iter().rev() {
-            buffers[usize::from(head)] = Buffer::Spare;
+            buffers[head] = Buffer::Spare;
             spare.push(head);
         }
         Receive {
@@ -67,6 +69,8 @@ impl<R: Ring> Receive<R> {
             spare,
             taken: Vec::with_capacity(64),
             pieces: Vec::with_capacity(64),
+            header: Vec::with_capacity(HEADER),
+            credit: Credit::new(size),
             broken: None,
             ring,
         }
@@ -84,64 +88,66 @@ impl<R: Ring> Receive<R> {
             return Err(PlaceError::TooLarge);
         }
         let (mut written, total) = (0, HEADER + frame.len());
-        // A driver that offers bad buffers faster than they go back must not keep us here.
-        let mut bad_buffers = 0;
+        let (mut work, mut refused) = (0, false);
         while written < total {
-            let Some(head) = self.take(counters) else {
-                self.give_back();
-                counters.rx_no_buffer_frames += 1;
-                return Err(PlaceError::NoBuffer);
-            };
-            self.taken.push(head);
-            let room = match self.ring.chain(head, true, LIMIT, &mut self.pieces) {
+            if work >= PACKET_WORK && !mutated!(WorkNotBounded) {
+                // Buffers that cannot be used have gone back; too many small ones are never enough.
+                let error = if refused { PlaceError::NoBuffer } else { PlaceError::TooLarge };
+                return Err(self.give_up(error, counters));
+            }
+            let Some(head) = self.take(counters) else { return Err(self.give_up(PlaceError::NoBuffer, counters)) };
+            let want = Want { writable: true, limit: LIMIT, enough: (total - written) as u32 };
+            let walk = self.ring.chain(head, want, &mut self.pieces);
+            let cost = credit::buffer_work(walk.descriptors);
+            work += cost;
+            counters.rx_descriptors += u64::from(walk.descriptors);
+            let room = match walk.bytes {
                 Ok(room) => room as usize,
                 Err(bad) => {
                     // It goes back at once, empty, which drivers count as an error.
-                    self.taken.pop();
-                    self.return_bad(head, bad, counters);
-                    bad_buffers += 1;
-                    if bad_buffers > self.ring.size() {
-                        self.give_back();
-                        counters.rx_no_buffer_frames += 1;
-                        return Err(PlaceError::NoBuffer);
-                    }
+                    refused = true;
+                    self.return_bad(head, bad, cost, counters);
                     continue;
                 }
             };
+            self.taken.push(head);
             let last = written + room >= total;
             if (!self.mergeable && !last) || (written == 0 && room < HEADER) {
-                self.give_back();
-                counters.rx_too_large_frames += 1;
-                return Err(PlaceError::TooLarge);
+                return Err(self.give_up(PlaceError::TooLarge, counters));
+            }
+            if written == 0 && !last {
+                self.note_header();
             }
             let len = room.min(total - written);
-            let next = if last { END } else { 0 };
-            self.buffers[usize::from(head)] = Buffer::Placed { len: len as u32, next, first: written == 0 };
+            self.buffers[head] = Buffer::Placed { len: len as u32, next: None, first: written == 0 };
             self.fill(written, len, frame);
             written += len;
         }
         self.link();
         let first = self.taken[0];
-        if !self.write_header(first, checksum_valid && self.guest_checksum) {
-            self.give_back();
-            counters.rx_no_buffer_frames += 1;
-            return Err(PlaceError::NoBuffer);
+        if !self.write_header(checksum_valid && self.guest_checksum) {
+            return Err(self.give_up(PlaceError::NoBuffer, counters));
         }
         self.taken.clear();
-        Ok(RxHandle(u32::from(first)))
+        self.credit.earn();
+        Ok(RxHandle(u32::from(first.get())))
     }
 
     /// Shows a packet next: all of its buffers, or none.
     pub(crate) fn publish(&mut self, handle: RxHandle, counters: &mut VhostCounters) {
-        let Some(Buffer::Placed { first: true, .. }) = self.buffers.get(handle.0 as usize) else { return };
-        let mut head = handle.0 as u16;
+        let mut at = self.first(handle);
+        if at.is_none() {
+            return;
+        }
         let mut bytes = 0;
-        while let Some(Buffer::Placed { len, next, .. }) = self.buffers.get(usize::from(head)).copied() {
-            self.buffers[usize::from(head)] = Buffer::Drivers;
+        while let Some(head) = at
+            && let Buffer::Placed { len, next, .. } = self.buffers[head]
+        {
+            self.buffers[head] = Buffer::Drivers;
             self.ring.push_used(head, len);
             counters.rx_buffers += 1;
             bytes += u64::from(len);
-            head = next;
+            at = next;
         }
         counters.rx_packets += 1;
         counters.rx_bytes += bytes.saturating_sub(HEADER as u64);
@@ -149,28 +155,28 @@ impl<R: Ring> Receive<R> {
 
     /// Throws a packet away; its buffers are the next ones to be filled.
     pub(crate) fn discard(&mut self, handle: RxHandle, counters: &mut VhostCounters) {
-        let Some(Buffer::Placed { first: true, .. }) = self.buffers.get(handle.0 as usize) else { return };
-        counters.rx_discarded_frames += 1;
-        let mut head = handle.0 as u16;
-        while let Some(Buffer::Placed { next, .. }) = self.buffers.get(usize::from(head)).copied() {
+        let mut at = self.first(handle);
+        counters.rx_discarded_frames += u64::from(at.is_some());
+        while let Some(head) = at
+            && let Buffer::Placed { next, .. } = self.buffers[head]
+        {
             self.taken.push(head);
-            head = next;
+            at = next;
         }
         self.give_back();
     }
 
     /// The end of the ring: what was taken and not shown goes back, untaken as far as that can be said, empty otherwise.
     pub(crate) fn give_back_all(&mut self) {
-        for _ in 0..self.ring.size() {
+        for _ in 0..self.ring.size().get() {
             let Some(head) = self.ring.last_taken() else { break };
-            match self.buffers.get_mut(usize::from(head)) {
-                Some(buffer) if *buffer != Buffer::Drivers => *buffer = Buffer::Drivers,
-                _ => break,
+            if std::mem::replace(&mut self.buffers[head], Buffer::Drivers) == Buffer::Drivers {
+                break;
             }
             self.ring.untake_last(head);
         }
-        for head in 0..self.buffers.len() as u16 {
-            if std::mem::replace(&mut self.buffers[usize::from(head)], Buffer::Drivers) != Buffer::Drivers {
+        for head in self.ring.size().indexes() {
+            if std::mem::replace(&mut self.buffers[head], Buffer::Drivers) != Buffer::Drivers {
                 self.ring.push_used(head, 0);
             }
         }
@@ -188,42 +194,83 @@ impl<R: Ring> Receive<R> {
         self.broken.replace(broken).is_none()
     }
 
+    /// Bytes of this process that hold descriptors.
+    pub(crate) fn descriptor_bytes(&self) -> usize {
+        size_of::<Piece>() * (self.pieces.capacity() + self.header.capacity()) + self.ring.descriptor_bytes()
+    }
+
+    /// The first buffer of a packet that was placed, if there is one of that name.
+    fn first(&self, handle: RxHandle) -> Option<Index> {
+        let head = self.ring.size().check_handle(handle.0)?;
+        matches!(self.buffers[head], Buffer::Placed { first: true, .. }).then_some(head)
+    }
+
     /// The next empty buffer.
-    fn take(&mut self, counters: &mut VhostCounters) -> Option<u16> {
+    fn take(&mut self, counters: &mut VhostCounters) -> Option<Index> {
         if let Some(head) = self.spare.pop() {
             return Some(head);
         }
         if self.broken.is_some() {
             return None;
         }
-        let popped = match self.ring.pop() {
-            Ok(Some(head)) if self.buffers[usize::from(head)] != Buffer::Drivers => Err(Broken::Twice),
-            // Twice within this packet.
-            Ok(Some(head)) if self.taken.contains(&head) => Err(Broken::Twice),
-            other => other,
-        };
-        match popped {
-            Ok(head) => head,
-            Err(broken) => {
-                counters.broken_rings += 1;
-                self.broken = Some(broken);
-                None
+        match self.ring.pop() {
+            Ok(Some(head)) if self.buffers[head] == Buffer::Drivers => {
+                self.buffers[head] = Buffer::Spare;
+                return Some(head);
             }
+            Ok(Some(_)) => self.out_of_use(Broken::Twice, counters),
+            Ok(None) => {}
+            Err(broken) => self.out_of_use(broken, counters),
         }
+        None
+    }
+
+    fn out_of_use(&mut self, broken: Broken, counters: &mut VhostCounters) {
+        if self.broken.is_none() {
+            counters.broken(broken);
+            self.broken = Some(broken);
+        }
+    }
+
+    /// A frame is not placed.
+    fn give_up(&mut self, error: PlaceError, counters: &mut VhostCounters) -> PlaceError {
+        self.give_back();
+        match error {
+            PlaceError::NoBuffer => counters.rx_no_buffer_frames += 1,
+            PlaceError::TooLarge => counters.rx_too_large_frames += 1,
+        }
+        error
     }
 
     /// The buffers of the packet that was being placed are empty again.
     fn give_back(&mut self) {
         while let Some(head) = self.taken.pop() {
-            self.buffers[usize::from(head)] = Buffer::Spare;
+            self.buffers[head] = Buffer::Spare;
             self.spare.push(head);
         }
     }
 
-    fn return_bad(&mut self, head: u16, bad: BadChain, counters: &mut VhostCounters) {
-        self.buffers[usize::from(head)] = Buffer::Drivers;
+    /// A buffer that cost `work` cannot be used.
+    fn return_bad(&mut self, head: Index, bad: BadChain, work: u32, counters: &mut VhostCounters) {
+        self.buffers[head] = Buffer::Drivers;
         self.ring.push_used(head, 0);
         counters.rx_bad_chain_buffers[bad as usize] += 1;
+        if let Err(broken) = self.credit.spend(work) {
+            self.out_of_use(broken, counters);
+        }
+    }
+
+    /// Notes where the header goes, before the pieces of the next buffer take the place of those of the first one.
+    fn note_header(&mut self) {
+        self.header.clear();
+        let mut bytes = 0;
+        for piece in &self.pieces {
+            if bytes >= HEADER as u32 {
+                break;
+            }
+            self.header.push(*piece);
+            bytes = bytes.saturating_add(piece.len);
+        }
     }
 
     /// Writes bytes `from..from + len` of header and frame to the pieces; the header is written last, when it is known.
@@ -242,26 +289,25 @@ impl<R: Ring> Receive<R> {
     /// Names each buffer's successor.
     fn link(&mut self) {
         for pair in self.taken.windows(2) {
-            if let Buffer::Placed { next, .. } = &mut self.buffers[usize::from(pair[0])] {
-                *next = pair[1];
+            if let Buffer::Placed { next, .. } = &mut self.buffers[pair[0]] {
+                *next = Some(pair[1]);
             }
         }
     }
 
-    /// The header lies in the first buffer; its pieces are looked up again only if others came after.
-    fn write_header(&mut self, first: u16, verified: bool) -> bool {
+    /// The header lies in the first buffer: its pieces were noted if others came after.
+    fn write_header(&mut self, verified: bool) -> bool {
         let mut bytes = self.headers[usize::from(verified)];
+        let mut pieces = &self.pieces;
         if self.taken.len() > 1 {
-            if self.ring.chain(first, true, LIMIT, &mut self.pieces).is_err() {
-                return false;
-            }
             let flags = if verified { virtio_net::F_DATA_VALID } else { 0 };
             bytes = virtio_net::Header { flags, num_buffers: self.taken.len() as u16, ..Default::default() }.emit();
+            pieces = &self.header;
         } else if let [only] = &self.pieces[..] {
             return self.ring.memory().write(only.guest, &self.headers[usize::from(verified)]);
         }
         let mut done = 0;
-        for piece in &self.pieces {
+        for piece in pieces {
             let take = (piece.len as usize).min(HEADER - done);
             if !self.ring.memory().write(piece.guest, &bytes[done..done + take]) {
                 return false;

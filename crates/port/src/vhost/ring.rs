@@ -8,21 +8,23 @@ use std::fmt::Debug;
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, PoisonError};
 
+use super::index::{Index, Size};
 use super::memory::{Area, Memory};
 
-/// Largest ring (virtio 1.3, sections 2.7 and 2.8.10.1).
-pub(crate) const MAX_SIZE: u16 = 32_768;
 /// In a packed ring's position: the wrap counter.
 pub(crate) const WRAP: u16 = 1 << 15;
 
-/// The device's side of a ring. Buffers go by a number below [`size`](Self::size): that of the first descriptor in a split
-/// ring, the buffer's id in a packed one.
+/// The device's side of a ring. Buffers are named by an index: that of the first descriptor in a split ring, the buffer's id
+/// in a packed one.
+///
+/// Buffers that the device holds and those that it has used and not yet shown are never more than the ring has, whatever the
+/// guest writes.
 pub(crate) trait Ring: Sized + Debug + Send + 'static {
     /// `None`: a size that is none, or tables that are not memory.
     fn open(memory: &Arc<Memory>, spec: RingSpec) -> Option<Self>;
 
     /// Descriptors.
-    fn size(&self) -> u16;
+    fn size(&self) -> Size;
 
     /// What the ring and its buffers are in.
     fn memory(&self) -> &Memory;
@@ -31,24 +33,23 @@ pub(crate) trait Ring: Sized + Debug + Send + 'static {
     fn base(&self) -> u16;
 
     /// Buffers that an earlier life of this daemon has left behind, in the order in which they were taken.
-    fn take_recovered(&mut self) -> Vec<u16>;
+    fn take_recovered(&mut self) -> Vec<Index>;
 
     /// The buffer that was taken last and can be left to the ring again, if there is one. In a split ring that is what the
     /// driver says, which may have changed since.
-    fn last_taken(&self) -> Option<u16>;
+    fn last_taken(&self) -> Option<Index>;
 
     /// The [last](Self::last_taken) buffer was not taken after all.
-    fn untake_last(&mut self, head: u16);
+    fn untake_last(&mut self, head: Index);
 
     /// Takes the next buffer.
-    fn pop(&mut self) -> Result<Option<u16>, Broken>;
+    fn pop(&mut self) -> Result<Option<Index>, Broken>;
 
-    /// Collects the pieces of a buffer that was taken, all of them `writable` or all not, all in the guest's memory, `limit`
-    /// bytes at most. Returns the bytes.
-    fn chain(&self, head: u16, writable: bool, limit: u32, out: &mut Vec<Piece>) -> Result<u32, BadChain>;
+    /// Collects the pieces of a buffer that was taken into `out`; all of them are in the guest's memory.
+    fn chain(&self, head: Index, want: Want, out: &mut Vec<Piece>) -> Walk;
 
     /// Gives a buffer back with `len` bytes written; the driver does not see it before [`show`](Self::show).
-    fn push_used(&mut self, head: u16, len: u32);
+    fn push_used(&mut self, head: Index, len: u32);
 
     /// Whether used buffers wait to be shown.
     fn has_unshown(&self) -> bool;
@@ -61,6 +62,29 @@ pub(crate) trait Ring: Sized + Debug + Send + 'static {
 
     /// Asks the driver not to notify, for whoever looks anyway.
     fn ask_for_silence(&mut self);
+
+    /// Bytes of this process that copies of descriptors take.
+    fn descriptor_bytes(&self) -> usize;
+}
+
+/// What is wanted of a buffer.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Want {
+    /// All pieces are to be written; otherwise all are to be read.
+    pub(crate) writable: bool,
+    /// Most bytes that it may have.
+    pub(crate) limit: u32,
+    /// Bytes that are enough: further descriptors are not looked at.
+    pub(crate) enough: u32,
+}
+
+/// What looking at a buffer has brought.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Walk {
+    /// Descriptors that were read, at least 1.
+    pub(crate) descriptors: u32,
+    /// Bytes of the pieces, or why it is not used.
+    pub(crate) bytes: Result<u32, BadChain>,
 }
 
 /// Where a ring is, and what was agreed on.
@@ -108,7 +132,7 @@ pub(crate) struct Piece {
     pub(crate) len: u32,
 }
 
-/// How the driver broke the ring.
+/// Why a ring is out of use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum Broken {
     #[error("its driver offers more buffers than the ring has")]
@@ -119,6 +143,13 @@ pub(crate) enum Broken {
     Twice,
     #[error("the file of its guest's memory was cut")]
     Memory,
+    #[error("its driver goes on offering buffers that cannot be used")]
+    BadBuffers,
+    #[error("its driver offers a buffer of too many descriptors")]
+    ChainLength,
+    /// The device's own count was wrong: never seen.
+    #[error("there are no records left of what is in flight")]
+    Records,
 }
 
 /// What is wrong with one buffer.
@@ -134,4 +165,6 @@ pub(crate) enum BadChain {
     Address,
     /// Longer than a packet can be.
     Length,
+    /// More descriptors than a buffer may have.
+    Pieces,
 }

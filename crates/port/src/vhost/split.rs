@@ -4,9 +4,11 @@ use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
 
 use super::chain::{DESCRIPTOR, Descriptor, F_INDIRECT, F_NEXT, F_WRITE, Pieces};
+use super::index::{Index, Size};
 use super::inflight::Inflight;
 use super::memory::{Area, Memory};
-use super::ring::{BadChain, Broken, Call, MAX_SIZE, Piece, Ring, RingSpec};
+use super::mutation::mutated;
+use super::ring::{BadChain, Broken, Call, Piece, Ring, RingSpec, Walk, Want};
 
 /// How many buffers ahead descriptors are fetched into the cache, and what they point to.
 const DESCRIPTORS_AHEAD: u16 = 12;
@@ -29,8 +31,8 @@ pub(crate) struct Split {
     call: Arc<Call>,
     inflight: Option<Inflight>,
     /// What an earlier life of this daemon had taken, in that order.
-    recovered: Vec<u16>,
-    size: u16,
+    recovered: Vec<Index>,
+    size: Size,
     event_idx: bool,
     /// The next available entry to take.
     next_available: u16,
@@ -40,6 +42,8 @@ pub(crate) struct Split {
     next_used: u16,
     /// Up to where the driver sees used entries.
     shown_used: u16,
+    /// How far the available index would be ahead of the used one if the driver had everything.
+    ahead: u16,
     /// The driver is asked for notifications.
     kicks: bool,
 }
@@ -52,7 +56,7 @@ impl Split {
         let left = self.seen_available.wrapping_sub(self.next_available);
         if left > DESCRIPTORS_AHEAD {
             let head = self.entry(self.next_available.wrapping_add(DESCRIPTORS_AHEAD));
-            self.descriptors.prefetch(DESCRIPTOR * usize::from(head));
+            self.descriptors.prefetch(DESCRIPTOR * usize::from(head & (self.size.get() - 1)));
         }
         if left > BUFFERS_AHEAD
             && let Some((at, _)) = self.descriptor(self.entry(self.next_available.wrapping_add(BUFFERS_AHEAD)))
@@ -66,7 +70,10 @@ impl Split {
         // Acquire: the entries and descriptors that this index stands for are read after it.
         let index = u16::from_le(self.available.load(2, Ordering::Acquire));
         let there = index.wrapping_sub(self.next_available);
-        if there > self.size {
+        // Buffers that the device has, whether it has used them or not, cannot be offered.
+        let taken = self.next_available.wrapping_sub(self.shown_used).wrapping_sub(self.ahead);
+        let taken = if mutated!(UnshownNotCounted) { 0 } else { taken };
+        if u32::from(there) + u32::from(taken) > u32::from(self.size.get()) {
             return Err(Broken::AvailableIndex);
         }
         self.seen_available = index;
@@ -75,21 +82,38 @@ impl Split {
 
     #[inline]
     fn entry(&self, index: u16) -> u16 {
-        u16::from_le(self.available.load(4 + 2 * usize::from(index & (self.size - 1)), Ordering::Relaxed))
+        u16::from_le(self.available.load(4 + 2 * usize::from(index & (self.size.get() - 1)), Ordering::Relaxed))
+    }
+
+    /// Adds all pieces of a buffer, as far as they are wanted.
+    #[inline]
+    fn walk(&self, head: Index, pieces: &mut Pieces<'_>) -> Result<(), BadChain> {
+        let first = self.descriptor(head.get()).ok_or(BadChain::Link)?;
+        if first.0.flags & F_INDIRECT == 0 {
+            return Self::follow(first, u32::from(self.size.get()), |i| self.descriptor(i), pieces);
+        }
+        if first.0.flags & F_NEXT != 0 {
+            return Err(BadChain::Indirect);
+        }
+        let entries = first.0.table_entries()?;
+        let entry = |i: u16| -> Option<(Descriptor, u16)> {
+            let bits = (u32::from(i) < entries).then(|| first.0.table_entry(&self.memory, i))??;
+            Some(halves(bits as u64, (bits >> 64) as u64))
+        };
+        Self::follow(entry(0).ok_or(BadChain::Address)?, entries, entry, pieces)
     }
 
     /// Follows a chain of at most `entries` descriptors.
     #[inline]
-    fn collect(
+    fn follow(
         (mut at, mut next): (Descriptor, u16),
         entries: u32,
         table: impl Fn(u16) -> Option<(Descriptor, u16)>,
-        mut pieces: Pieces<'_>,
-    ) -> Result<u32, BadChain> {
+        pieces: &mut Pieces<'_>,
+    ) -> Result<(), BadChain> {
         for _ in 0..entries {
-            pieces.add(at)?;
-            if at.flags & F_NEXT == 0 {
-                return Ok(pieces.total());
+            if pieces.add(at)? || at.flags & F_NEXT == 0 {
+                return Ok(());
             }
             (at, next) = table(next).ok_or(BadChain::Link)?;
         }
@@ -99,10 +123,7 @@ impl Split {
     /// A descriptor and its successor.
     #[inline]
     fn descriptor(&self, index: u16) -> Option<(Descriptor, u16)> {
-        if index >= self.size {
-            return None;
-        }
-        let at = DESCRIPTOR * usize::from(index);
+        let at = self.size.check(index)?.at(DESCRIPTOR);
         let guest = u64::from_le(self.descriptors.load(at, Ordering::Relaxed));
         Some(halves(guest, u64::from_le(self.descriptors.load(at + 8, Ordering::Relaxed))))
     }
@@ -116,19 +137,18 @@ fn halves(guest: u64, rest: u64) -> (Descriptor, u16) {
 
 impl Ring for Split {
     fn open(memory: &Arc<Memory>, spec: RingSpec) -> Option<Split> {
-        if !spec.size.is_power_of_two() || spec.size > MAX_SIZE {
-            return None;
-        }
-        let n = usize::from(spec.size);
+        let size = Size::new(spec.size).filter(|size| size.get().is_power_of_two())?;
+        let n = usize::from(size.get());
         let area = |user, len, align| Memory::area(memory, user, len, align);
         let used = area(spec.used, 6 + 8 * n, 4)?;
         let next_used = u16::from_le(used.load(2, Ordering::Acquire));
         // Whoever had the ring before may have asked for silence.
         used.store(0, 0u16, Ordering::Relaxed);
-        let mut inflight = spec.record.map(|area| Inflight::new(area, spec.size));
+        let mut inflight = spec.record.map(|area| Inflight::new(area, size));
         let recovered = inflight.as_mut().map(|i| i.recover(next_used)).unwrap_or_default();
+        let in_flight = recovered.len() as u16;
         // Buffers are taken in the ring's order: each that was taken came back, or is in flight.
-        let base = if recovered.is_empty() { spec.base } else { next_used.wrapping_add(recovered.len() as u16) };
+        let base = if recovered.is_empty() { spec.base } else { next_used.wrapping_add(in_flight) };
         Some(Split {
             descriptors: area(spec.descriptors, DESCRIPTOR * n, 16)?,
             available: area(spec.available, 6 + 2 * n, 2)?,
@@ -137,18 +157,19 @@ impl Ring for Split {
             call: spec.call,
             inflight,
             recovered,
-            size: spec.size,
+            size,
             event_idx: spec.event_idx,
             next_available: base,
             seen_available: base,
             next_used,
             shown_used: next_used,
+            ahead: base.wrapping_sub(next_used).wrapping_sub(in_flight),
             kicks: true,
         })
     }
 
     #[inline]
-    fn size(&self) -> u16 {
+    fn size(&self) -> Size {
         self.size
     }
 
@@ -161,15 +182,15 @@ impl Ring for Split {
         self.next_available
     }
 
-    fn take_recovered(&mut self) -> Vec<u16> {
+    fn take_recovered(&mut self) -> Vec<Index> {
         std::mem::take(&mut self.recovered)
     }
 
-    fn last_taken(&self) -> Option<u16> {
-        Some(self.entry(self.next_available.wrapping_sub(1)))
+    fn last_taken(&self) -> Option<Index> {
+        self.size.check(self.entry(self.next_available.wrapping_sub(1)))
     }
 
-    fn untake_last(&mut self, head: u16) {
+    fn untake_last(&mut self, head: Index) {
         self.next_available = self.next_available.wrapping_sub(1);
         if let Some(inflight) = &mut self.inflight {
             inflight.untake(head);
@@ -177,14 +198,11 @@ impl Ring for Split {
     }
 
     #[inline]
-    fn pop(&mut self) -> Result<Option<u16>, Broken> {
+    fn pop(&mut self) -> Result<Option<Index>, Broken> {
         if self.next_available == self.seen_available && !self.look()? {
             return Ok(None);
         }
-        let head = self.entry(self.next_available);
-        if head >= self.size {
-            return Err(Broken::Head);
-        }
+        let head = self.size.check(self.entry(self.next_available)).ok_or(Broken::Head)?;
         self.warm_up();
         self.next_available = self.next_available.wrapping_add(1);
         if let Some(inflight) = &mut self.inflight {
@@ -194,28 +212,17 @@ impl Ring for Split {
     }
 
     #[inline]
-    fn chain(&self, head: u16, writable: bool, limit: u32, out: &mut Vec<Piece>) -> Result<u32, BadChain> {
-        let pieces = Pieces::new(&self.memory, writable, limit, out);
-        let first = self.descriptor(head).ok_or(BadChain::Link)?;
-        if first.0.flags & F_INDIRECT == 0 {
-            return Self::collect(first, u32::from(self.size), |i| self.descriptor(i), pieces);
-        }
-        if first.0.flags & F_NEXT != 0 {
-            return Err(BadChain::Indirect);
-        }
-        let entries = first.0.table_entries()?;
-        let entry = |i: u16| -> Option<(Descriptor, u16)> {
-            let bits = (u32::from(i) < entries).then(|| first.0.table_entry(&self.memory, i))??;
-            Some(halves(bits as u64, (bits >> 64) as u64))
-        };
-        Self::collect(entry(0).ok_or(BadChain::Address)?, entries, entry, pieces)
+    fn chain(&self, head: Index, want: Want, out: &mut Vec<Piece>) -> Walk {
+        let mut pieces = Pieces::new(&self.memory, want, out);
+        let outcome = self.walk(head, &mut pieces);
+        pieces.end(outcome)
     }
 
     #[inline]
-    fn push_used(&mut self, head: u16, len: u32) {
-        let at = 4 + 8 * usize::from(self.next_used & (self.size - 1));
+    fn push_used(&mut self, head: Index, len: u32) {
+        let at = 4 + 8 * usize::from(self.next_used & (self.size.get() - 1));
         // Two halves: an entry is only aligned to 4 bytes.
-        self.used.store(at, u32::from(head).to_le(), Ordering::Relaxed);
+        self.used.store(at, u32::from(head.get()).to_le(), Ordering::Relaxed);
         self.used.store(at + 4, len.to_le(), Ordering::Relaxed);
         self.next_used = self.next_used.wrapping_add(1);
         if let Some(inflight) = &mut self.inflight {
@@ -244,7 +251,7 @@ impl Ring for Split {
         // The driver asks for notifications and then looks at the index; here it is the other way round.
         fence(Ordering::SeqCst);
         let wanted = if self.event_idx {
-            let event = u16::from_le(self.available.load(4 + 2 * usize::from(self.size), Ordering::Relaxed));
+            let event = u16::from_le(self.available.load(4 + 2 * usize::from(self.size.get()), Ordering::Relaxed));
             new.wrapping_sub(event).wrapping_sub(1) < new.wrapping_sub(old)
         } else {
             u16::from_le(self.available.load(0, Ordering::Relaxed)) & NO_INTERRUPT == 0
@@ -257,7 +264,7 @@ impl Ring for Split {
 
     fn ask_for_kicks(&mut self) -> Result<bool, Broken> {
         if self.event_idx {
-            self.used.store(4 + 8 * usize::from(self.size), self.next_available.to_le(), Ordering::Relaxed);
+            self.used.store(4 + 8 * usize::from(self.size.get()), self.next_available.to_le(), Ordering::Relaxed);
         } else if !self.kicks {
             self.used.store(0, 0u16, Ordering::Relaxed);
         }
@@ -272,5 +279,10 @@ impl Ring for Split {
             self.used.store(0, NO_NOTIFY.to_le(), Ordering::Relaxed);
         }
         self.kicks = false;
+    }
+
+    /// They stay in the guest's memory.
+    fn descriptor_bytes(&self) -> usize {
+        0
     }
 }

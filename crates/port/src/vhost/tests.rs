@@ -347,6 +347,8 @@ fn bad_buffers_are_given_back_and_the_next_one_is_taken() {
             let got = fetch(&mut queue);
             assert_eq!(got.iter().map(|f| f.handle.0).collect::<Vec<_>>(), [9], "{name}");
             assert_eq!(guest.tx.reap(), Some((0, 0)), "{name}");
+            // In a large ring, a loop looks like a chain that is too long.
+            let reason = if size == 2048 && name.starts_with("loop") { BadChain::Pieces } else { reason };
             assert_eq!(queue.vhost_counters().tx_bad_chain_packets[reason as usize], 1, "{name}");
         }
     }

@@ -12,14 +12,21 @@ use bifrost_nic::{HEAD_LEN, MAX_FRAME_LEN, Offload, parse};
 use bifrost_wire::virtio_net;
 
 use super::counters::VhostCounters;
+use super::credit::{self, Credit};
+use super::index::{Index, Table};
 use super::memory::Memory;
-use super::ring::{Broken, Piece, Ring};
+use super::mutation::mutated;
+use super::ring::{BadChain, Broken, Piece, Ring, Walk, Want};
 use crate::guest::{TxFrame, TxHandle};
 
 /// Bytes in front of every frame (virtio 1.3, section 5.1.6).
 pub(crate) const HEADER: usize = virtio_net::LEN;
 /// Bytes of a packet that are copied when it is fetched: both headers.
 const STRIDE: usize = HEADER + HEAD_LEN;
+
+/// Pieces for which a slot keeps its room from one packet to the next. More are for long packets, of which one sixteenth of
+/// the ring may be held at a time.
+const KEPT_PIECES: usize = 64;
 
 /// Whether a guest's buffers can be read again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -39,9 +46,9 @@ pub(crate) enum Buffers {
 #[derive(Debug)]
 pub(crate) struct Transmit<R> {
     pub(crate) ring: R,
-    /// By slot, [`STRIDE`] bytes each: the virtio header, and the frame's first bytes.
-    heads: Vec<u8>,
-    packets: Vec<Packet>,
+    /// By slot: the virtio header, and the frame's first bytes.
+    heads: Table<[u8; STRIDE]>,
+    packets: Table<Packet>,
     buffers: Buffers,
     /// Whether all but the head of a packet stays where it is when it is fetched.
     slicing: bool,
@@ -50,12 +57,17 @@ pub(crate) struct Transmit<R> {
     /// What is compared.
     scratch: Vec<u8>,
     held: u16,
+    /// Packets of these with more than [`KEPT_PIECES`].
+    long: u16,
+    /// Work of this turn.
+    work: u32,
+    credit: Credit,
     /// What an earlier life of this daemon had fetched and not completed: sent once more, first.
-    again: VecDeque<u16>,
+    again: VecDeque<Index>,
     /// If buffers have to go back in the order in which they were taken: those that have not, oldest first. A front-end
     /// without a record of what is in flight takes all from the used index on for it when its back-end has gone, and
     /// QEMU then gives some of it back itself.
-    in_order: Option<VecDeque<u16>>,
+    in_order: Option<VecDeque<Index>>,
 }
 
 #[derive(Clone, Debug, Default)]
@@ -73,17 +85,20 @@ struct Packet {
 
 impl<R: Ring> Transmit<R> {
     pub(crate) fn new(mut ring: R, in_order: bool, slicing: bool) -> Self {
-        let size = usize::from(ring.size());
+        let size = ring.size();
         Transmit {
             again: ring.take_recovered().into(),
-            in_order: in_order.then(|| VecDeque::with_capacity(size)),
-            heads: vec![0; size * STRIDE],
-            packets: vec![Packet::default(); size],
+            in_order: in_order.then(|| VecDeque::with_capacity(usize::from(size.get()))),
+            heads: size.table([0; STRIDE]),
+            packets: size.table(Packet::default()),
             buffers: if slicing { Buffers::Unproven } else { Buffers::Kept },
             slicing,
             spare: Vec::new(),
             scratch: Vec::new(),
             held: 0,
+            long: 0,
+            work: 0,
+            credit: Credit::new(size),
             ring,
         }
     }
@@ -96,7 +111,12 @@ impl<R: Ring> Transmit<R> {
         counters: &mut VhostCounters,
     ) -> Result<bool, Broken> {
         self.ring.ask_for_silence();
+        self.work = 0;
+        let most = credit::turn_work(max);
         for _ in 0..max {
+            if self.work > most && !mutated!(WorkNotBounded) {
+                return Ok(true);
+            }
             let head = match self.again.pop_front().map_or_else(|| self.ring.pop(), |head| Ok(Some(head)))? {
                 Some(head) => head,
                 None if self.ring.ask_for_kicks()? => {
@@ -113,30 +133,43 @@ impl<R: Ring> Transmit<R> {
     }
 
     /// Looks at one buffer; bad ones go back at once.
-    fn take(&mut self, head: u16, counters: &mut VhostCounters) -> Result<Option<TxFrame>, Broken> {
-        let slot = usize::from(head);
-        if self.packets[slot].held || self.packets[slot].done {
+    fn take(&mut self, head: Index, counters: &mut VhostCounters) -> Result<Option<TxFrame>, Broken> {
+        let packet = &mut self.packets[head];
+        if packet.held || packet.done {
             return Err(Broken::Twice);
         }
         if let Some(order) = &mut self.in_order {
             order.push_back(head);
         }
-        let packet = &mut self.packets[slot];
-        let limit = (HEADER + MAX_FRAME_LEN) as u32;
-        let len = match self.ring.chain(head, false, limit, &mut packet.pieces) {
+        let want = Want { writable: false, limit: (HEADER + MAX_FRAME_LEN) as u32, enough: u32::MAX };
+        let Walk { descriptors, mut bytes } = self.ring.chain(head, want, &mut packet.pieces);
+        let work = credit::buffer_work(descriptors);
+        self.work = self.work.saturating_add(work);
+        counters.tx_descriptors += u64::from(descriptors);
+        let is_long = packet.pieces.len() > KEPT_PIECES && !mutated!(PiecesKept);
+        if bytes.is_ok() && is_long && self.long > self.ring.size().get() / 16 {
+            bytes = Err(BadChain::Pieces);
+        }
+        let len = match bytes {
             Ok(total) if total as usize >= HEADER => total - HEADER as u32,
-            Ok(_) => return Ok(self.refuse(head, &mut counters.tx_bad_buffer_packets)),
-            Err(bad) => return Ok(self.refuse(head, &mut counters.tx_bad_chain_packets[bad as usize])),
+            bad => {
+                match bad {
+                    Ok(_) => counters.tx_bad_buffer_packets += 1,
+                    Err(bad) => counters.tx_bad_chain_packets[bad as usize] += 1,
+                }
+                self.give_back(head);
+                return self.credit.spend(work).map(|()| None);
+            }
         };
         packet.len = len;
         packet.rest = None;
         // The frame's first bytes are copied now and never read again: what is decided about them stays true.
-        let bytes = &mut self.heads[slot * STRIDE..][..HEADER + (len as usize).min(HEAD_LEN)];
+        let bytes = &mut self.heads[head][..HEADER + (len as usize).min(HEAD_LEN)];
         if !gather(self.ring.memory(), &packet.pieces, 0, bytes) {
             return Ok(self.refuse(head, &mut counters.tx_bad_buffer_packets));
         }
         let Some((virtio, bytes)) = bytes.split_first_chunk::<HEADER>() else { return Ok(None) };
-        let mut frame = TxFrame { handle: TxHandle(u32::from(head)), len, offload: Offload::default() };
+        let mut frame = TxFrame { handle: TxHandle(u32::from(head.get())), len, offload: Offload::default() };
         let virtio = virtio_net::Header::parse(virtio).unwrap_or_default();
         // A frame for which nothing is left to do is not looked at: the data path parses it anyway.
         if virtio.flags & virtio_net::F_NEEDS_CSUM != 0 || virtio.gso_type != virtio_net::GSO_NONE {
@@ -147,6 +180,8 @@ impl<R: Ring> Transmit<R> {
         }
         packet.held = true;
         self.held += 1;
+        self.long += u16::from(is_long);
+        self.credit.earn();
         counters.tx_packets += 1;
         counters.tx_bytes += u64::from(len);
         if !self.slicing {
@@ -155,28 +190,37 @@ impl<R: Ring> Transmit<R> {
         Ok(Some(frame))
     }
 
-    fn refuse(&mut self, head: u16, counter: &mut u64) -> Option<TxFrame> {
+    fn refuse(&mut self, head: Index, counter: &mut u64) -> Option<TxFrame> {
         *counter += 1;
         self.give_back(head);
         None
     }
 
-    fn give_back(&mut self, head: u16) {
+    fn give_back(&mut self, head: Index) {
+        let packet = &mut self.packets[head];
+        if packet.pieces.capacity() > KEPT_PIECES && !mutated!(PiecesKept) {
+            packet.pieces = Vec::new();
+        }
         let Some(order) = &mut self.in_order else { return self.ring.push_used(head, 0) };
-        self.packets[usize::from(head)].done = true;
+        packet.done = true;
         while let Some(first) = order.front().copied()
-            && std::mem::take(&mut self.packets[usize::from(first)].done)
+            && std::mem::take(&mut self.packets[first].done)
         {
             order.pop_front();
             self.ring.push_used(first, 0);
         }
     }
 
+    /// A packet that is held, and its slot.
+    fn held(&self, handle: TxHandle) -> Option<(Index, &Packet)> {
+        let slot = self.ring.size().check_handle(handle.0)?;
+        Some((slot, &self.packets[slot])).filter(|(_, packet)| packet.held)
+    }
+
     pub(crate) fn head(&self, handle: TxHandle) -> &[u8] {
-        let slot = handle.0 as usize;
-        match self.packets.get(slot) {
-            Some(packet) if packet.held => &self.heads[slot * STRIDE + HEADER..][..(packet.len as usize).min(HEAD_LEN)],
-            _ => &[],
+        match self.held(handle) {
+            Some((slot, packet)) => &self.heads[slot][HEADER..][..(packet.len as usize).min(HEAD_LEN)],
+            None => &[],
         }
     }
 
@@ -186,7 +230,7 @@ impl<R: Ring> Transmit<R> {
         if from < head.len() {
             out.extend_from_slice(&head[from..to.min(head.len())]);
         }
-        let Some(packet) = self.packets.get(handle.0 as usize).filter(|p| p.held) else { return };
+        let Some((_, packet)) = self.held(handle) else { return };
         if let Some(rest) = &packet.rest {
             let (from, to) = (from.saturating_sub(head.len()), to.saturating_sub(head.len()).min(rest.len()));
             out.extend_from_slice(rest.get(from..to).unwrap_or_default());
@@ -201,9 +245,10 @@ impl<R: Ring> Transmit<R> {
         if self.buffers == Buffers::InPlace {
             return;
         }
-        let Some(packet) = self.packets.get_mut(handle.0 as usize).filter(|p| p.held && p.rest.is_none()) else {
+        let Some(slot) = self.held(handle).filter(|(_, packet)| packet.rest.is_none()).map(|(slot, _)| slot) else {
             return;
         };
+        let packet = &mut self.packets[slot];
         let len = packet.len as usize;
         let behind = len.saturating_sub(HEAD_LEN);
         let mut rest = if behind > 0 { self.spare.pop().unwrap_or_default() } else { Vec::new() };
@@ -226,8 +271,8 @@ impl<R: Ring> Transmit<R> {
     /// Compares what a packet was with what its buffer has now: all of it if it is kept here, its head otherwise. A
     /// packet whose rest may be another one's is not intact.
     pub(crate) fn is_intact(&mut self, handle: TxHandle, counters: &mut VhostCounters) -> bool {
-        let slot = handle.0 as usize;
-        let Some(packet) = self.packets.get(slot).filter(|p| p.held) else { return true };
+        let Some(slot) = self.held(handle).map(|(slot, _)| slot) else { return true };
+        let packet = &self.packets[slot];
         if self.buffers == Buffers::Kept && packet.rest.is_some() {
             return true;
         }
@@ -236,7 +281,7 @@ impl<R: Ring> Transmit<R> {
         self.scratch.clear();
         self.scratch.resize(kept + rest.map_or(0, <[u8]>::len), 0);
         let same = gather(self.ring.memory(), &packet.pieces, HEADER, &mut self.scratch)
-            && self.scratch[..kept] == self.heads[slot * STRIDE + HEADER..][..kept]
+            && self.scratch[..kept] == self.heads[slot][HEADER..][..kept]
             && rest.is_none_or(|rest| self.scratch[kept..] == *rest);
         match (same, self.buffers) {
             (true, Buffers::Unproven) if rest.is_some() => {
@@ -254,23 +299,24 @@ impl<R: Ring> Transmit<R> {
 
     /// Gives a buffer back, at the next [`Ring::show`].
     pub(crate) fn complete(&mut self, handle: TxHandle) {
-        let Some(packet) = self.packets.get_mut(handle.0 as usize) else { return };
-        if std::mem::take(&mut packet.held) {
-            self.held -= 1;
-            if let Some(mut rest) = packet.rest.take()
-                && self.buffers != Buffers::InPlace
-                && rest.capacity() > 0
-            {
-                rest.clear();
-                self.spare.push(rest);
-            }
-            self.give_back(handle.0 as u16);
+        let Some(slot) = self.held(handle).map(|(slot, _)| slot) else { return };
+        let packet = &mut self.packets[slot];
+        packet.held = false;
+        self.held -= 1;
+        self.long -= u16::from(packet.pieces.len() > KEPT_PIECES && !mutated!(PiecesKept));
+        if let Some(mut rest) = packet.rest.take()
+            && self.buffers != Buffers::InPlace
+            && rest.capacity() > 0
+        {
+            rest.clear();
+            self.spare.push(rest);
         }
+        self.give_back(slot);
     }
 
     /// Gives all buffers back: the end of the ring.
     pub(crate) fn complete_all(&mut self) {
-        for head in 0..self.packets.len() as u32 {
+        for head in 0..u32::from(self.ring.size().get()) {
             self.complete(TxHandle(head));
         }
         while let Some(head) = self.again.pop_front() {
@@ -280,7 +326,13 @@ impl<R: Ring> Transmit<R> {
     }
 
     pub(crate) fn free(&self) -> u32 {
-        u32::from(self.ring.size() - self.held)
+        u32::from(self.ring.size().get() - self.held)
+    }
+
+    /// Bytes of this process that hold descriptors.
+    pub(crate) fn descriptor_bytes(&self) -> usize {
+        let pieces: usize = self.packets.iter().map(|packet| packet.pieces.capacity()).sum();
+        size_of::<Piece>() * pieces + self.ring.descriptor_bytes()
     }
 }
 
@@ -347,7 +399,8 @@ mod tests {
             let mut places = Vec::new();
             for len in [60_000, 100, 9000, 60_000] {
                 let handle = fetch(&mut transmit, len);
-                let rest = transmit.packets[handle.0 as usize].rest.as_ref().expect("it is kept");
+                let slot = transmit.ring.size().check_handle(handle.0).expect("a slot");
+                let rest = transmit.packets[slot].rest.as_ref().expect("it is kept");
                 assert_eq!(rest.len(), len.saturating_sub(HEAD_LEN));
                 places.extend((len > HEAD_LEN).then_some(rest.as_ptr()));
                 transmit.complete(handle);
