@@ -97,6 +97,13 @@ impl Switch {
         self.sessions.advance(now_ns);
     }
 
+    /// Forgets what became of packets before, and looks at each session again with its next packet: after a panic in a call of this switch,
+    /// none of it may be relied on. Tables and counters stay.
+    pub fn distrust_notes(&mut self) {
+        self.epoch = self.epoch.wrapping_add(1);
+        self.vectors = Vectors::new(self.vectors.is_on());
+    }
+
     /// Packets of a guest that are best parsed before the first of them is judged: see [`fetch_ahead`](Self::fetch_ahead).
     pub fn vector(&self) -> usize {
         if self.vectors.is_on() { VECTOR } else { 1 }

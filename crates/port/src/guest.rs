@@ -71,6 +71,9 @@ pub trait GuestPort {
     fn discard(&mut self, handle: RxHandle);
     /// Ends a batch of publications: everything published becomes visible now, with one notification.
     fn notify(&mut self) -> io::Result<()>;
+    /// Ends the port after a fault in it. Its state may be inconsistent from now on: nothing more is read from or written to the guest,
+    /// not even when it is dropped, and what it holds does not go back. A port that has somebody at its other end tells them.
+    fn abandon(&mut self) {}
     /// How many transmit packets can be held at once.
     fn tx_capacity(&self) -> u32;
     /// How many received packets can be placed and not yet visible at once.
@@ -144,6 +147,10 @@ impl<T: GuestPort + ?Sized> GuestPort for Box<T> {
 
     fn notify(&mut self) -> io::Result<()> {
         (**self).notify()
+    }
+
+    fn abandon(&mut self) {
+        (**self).abandon();
     }
 
     fn tx_capacity(&self) -> u32 {

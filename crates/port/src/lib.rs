@@ -10,6 +10,7 @@ pub mod clock;
 pub mod device;
 pub mod guest;
 mod host;
+pub mod panics;
 mod pool;
 pub mod tap;
 pub mod udp;

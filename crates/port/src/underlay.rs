@@ -134,6 +134,17 @@ impl TxBatch {
         &self.bytes[e.start as usize..(e.start + e.len) as usize]
     }
 
+    /// Removes what an interrupted [`push`](Self::push) or [`extend_last`](Self::extend_last) has left behind the last datagram.
+    /// `inserted`: bytes of that datagram's UDP payload that the interrupted call had inserted; they are taken out again.
+    pub fn cut_unfinished(&mut self, inserted: std::ops::Range<usize>) {
+        let Some(last) = self.entries.last() else { return self.bytes.clear() };
+        let (start, len) = (last.start as usize, last.len as usize);
+        if !inserted.is_empty() && start + inserted.end <= self.bytes.len() {
+            self.bytes.drain(start + inserted.start..start + inserted.end);
+        }
+        self.bytes.truncate(start + len);
+    }
+
     /// Forgets everything.
     pub fn clear(&mut self) {
         self.bytes.clear();

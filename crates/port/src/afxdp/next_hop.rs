@@ -18,6 +18,8 @@ use rtnetlink::packet_route::AddressFamily;
 use rtnetlink::packet_route::neighbour::{NeighbourAddress, NeighbourAttribute, NeighbourState};
 use rtnetlink::packet_route::route::{RouteAddress, RouteAttribute, RouteMessage, RouteVia};
 
+use crate::panics;
+
 /// How often the kernel's tables are looked at while everything is known: so old may be what is used.
 const SETTLED: Duration = Duration::from_secs(2);
 /// How soon again while something is missing; doubles up to [`SETTLED`].
@@ -95,7 +97,12 @@ impl Resolver {
         let shared = Arc::new(Shared { devices, state: Mutex::default(), changed: Condvar::new() });
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
         let of_thread = Arc::clone(&shared);
-        let run = move || of_thread.run(&runtime);
+        let run = move || {
+            while let Err(panic) = panics::contain(|| of_thread.run(&runtime)) {
+                tracing::error!(%panic, "looking after next hops has failed; it begins again");
+                std::thread::sleep(MISSING);
+            }
+        };
         let thread = std::thread::Builder::new().name("next-hops".into()).spawn(run)?;
         Ok(Self { shared, thread: Some(thread) })
     }

@@ -19,6 +19,7 @@ use super::queue::{self, Ends, QueueSpec, VhostQueue};
 use super::record::{self, FrontEnd};
 use super::ring::{Call, RingSpec};
 use super::{MAX_QUEUES, QueueOwner, VhostConfig, inflight, packed_inflight};
+use crate::panics::{self, Panic};
 
 /// Rings of a queue pair: receive, transmit.
 const PAIR: usize = 2;
@@ -78,6 +79,8 @@ pub(super) struct VhostDevice {
     inflight: Option<Arc<Memory>>,
     /// Who is connected, if that can be said.
     front_end: Option<FrontEnd>,
+    /// Its socket, for a queue that has to end the connection.
+    socket: Option<Arc<UnixStream>>,
     /// For requests of ours. There are none, but its end would tell the front-end that this side is gone.
     requests: Option<File>,
     /// Where the pairs that run, from the first one on, will leave their ends.
@@ -109,6 +112,7 @@ impl VhostDevice {
             memory: Arc::default(),
             inflight: None,
             front_end: None,
+            socket: None,
             requests: None,
             running: Vec::new(),
         }
@@ -117,6 +121,7 @@ impl VhostDevice {
     /// A front-end has connected.
     pub(super) fn meet(&mut self, socket: &UnixStream) {
         self.front_end = FrontEnd::of(socket);
+        self.socket = socket.try_clone().ok().map(Arc::new);
     }
 
     /// The front-end is gone: all it gave is given up.
@@ -125,7 +130,24 @@ impl VhostDevice {
         (self.features, self.protocol) = (Features::default(), 0);
         self.memory = Arc::default();
         self.rings = new_rings(&self.config);
-        (self.inflight, self.front_end, self.requests) = (None, None, None);
+        (self.inflight, self.front_end, self.socket, self.requests) = (None, None, None, None);
+    }
+
+    /// Whether a fault in a queue has ended the connection.
+    pub(super) fn has_faulted(&self) -> bool {
+        self.running.iter().any(|ends| ends.has_faulted())
+    }
+
+    /// A new device after a panic in a message: of this one, only what no message changes is used again.
+    pub(super) fn rebuild(mut self, panic: &Panic) -> Self {
+        // Both only ask the worker; what the panic has interrupted is not theirs.
+        if let Err(second) = panics::contain(|| self.owner.stop()) {
+            tracing::error!(port = self.config.name, panic = %second, "a guest's queue cannot be taken back");
+        }
+        if let Err(second) = panics::contain(|| self.owner.fault(panic)) {
+            tracing::error!(port = self.config.name, panic = %second, "a fault cannot be reported");
+        }
+        VhostDevice::new(self.config, self.owner)
     }
 
     /// Whether the next daemon needs the record that is kept here, even if this one ends in order: the places in packed rings
@@ -158,6 +180,8 @@ impl VhostDevice {
     }
 
     fn handle(&mut self, message: Message) -> Outcome<Answer> {
+        #[cfg(debug_assertions)]
+        super::inject::fire(&self.config.name);
         let Message { request, payload, mut files, .. } = message;
         let mut fields = Fields(&payload);
         let number = |n: u64| Ok(Answer::Payload(n.to_le_bytes().to_vec()));
@@ -360,7 +384,7 @@ impl VhostDevice {
         let mut queues = Vec::with_capacity(pairs);
         let mut running = Vec::with_capacity(pairs);
         for pair in 0..pairs {
-            let ends = Arc::new(Ends::default());
+            let ends = Arc::new(Ends::with(self.socket.clone()));
             queues.push(self.open(pair, Arc::clone(&ends))?);
             running.push(ends);
         }

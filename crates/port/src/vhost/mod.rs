@@ -10,6 +10,7 @@ mod arena;
 #[cfg(test)]
 mod backend_tests;
 mod chain;
+mod comeback;
 mod counters;
 mod credit;
 mod device;
@@ -18,6 +19,8 @@ mod features;
 mod hostile_tests;
 mod index;
 mod inflight;
+#[cfg(debug_assertions)]
+pub mod inject;
 #[cfg(test)]
 mod kill_tests;
 mod mapping;
@@ -45,6 +48,8 @@ mod transmit;
 mod unplugged;
 
 use std::path::PathBuf;
+
+use crate::panics::Panic;
 
 pub use counters::VhostCounters;
 pub use memory::{Memory, MemoryError, RegionSpec};
@@ -97,4 +102,6 @@ pub trait QueueOwner: Send {
     fn start(&mut self, queue: VhostQueue);
     /// The guest stops: the queue that was started must have been dropped when this returns.
     fn stop(&mut self);
+    /// A message of the front-end made its handler panic; the device was [stopped](Self::stop), and starts from nothing.
+    fn fault(&mut self, _panic: &Panic) {}
 }

@@ -153,6 +153,10 @@ impl GuestPort for Pairs {
         self.queues.iter_mut().try_for_each(|queue| queue.notify())
     }
 
+    fn abandon(&mut self) {
+        self.queues.iter_mut().for_each(|queue| queue.abandon());
+    }
+
     fn tx_capacity(&self) -> u32 {
         (self.queues.len() as u32) << self.shift
     }

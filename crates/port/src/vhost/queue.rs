@@ -3,8 +3,9 @@
 use std::fmt::Debug;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::net::UnixStream;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use super::counters::VhostCounters;
 use super::memory::Memory;
@@ -42,6 +43,30 @@ pub(crate) struct QueueSpec {
 pub(crate) struct Ends {
     pub(crate) receive: AtomicU32,
     pub(crate) transmit: AtomicU32,
+    /// The queue was abandoned after a fault in it.
+    faulted: AtomicBool,
+    /// The front-end, to be told of that.
+    front_end: Option<Arc<UnixStream>>,
+}
+
+impl Ends {
+    /// Of a queue whose front-end is at the other end of a socket.
+    pub(crate) fn with(front_end: Option<Arc<UnixStream>>) -> Self {
+        Ends { front_end, ..Ends::default() }
+    }
+
+    /// Whether the queue was abandoned after a fault in it.
+    pub(crate) fn has_faulted(&self) -> bool {
+        self.faulted.load(Ordering::Acquire)
+    }
+
+    fn fault(&self) {
+        self.faulted.store(true, Ordering::Release);
+        // Does not block. The port's thread finds the connection ended, and the front-end may connect again.
+        if let Some(front_end) = &self.front_end {
+            let _ = front_end.shutdown(std::net::Shutdown::Both);
+        }
+    }
 }
 
 /// A guest's virtio network device, in the guest's own memory: one queue pair, or all that the driver uses.
@@ -127,6 +152,9 @@ impl<R: Ring> GuestQueue for Queue<R> {
 
 impl<R: Ring> Drop for Queue<R> {
     fn drop(&mut self) {
+        if self.ends.has_faulted() {
+            return;
+        }
         self.transmit.complete_all();
         self.receive.give_back_all();
         self.ends.transmit.store(u32::from(self.transmit.ring.base()), Ordering::Release);
@@ -207,6 +235,12 @@ impl<R: Ring> GuestPort for Queue<R> {
         self.check_memory();
         self.counters.rx_notifications += u64::from(self.receive.ring.show());
         Ok(())
+    }
+
+    fn abandon(&mut self) {
+        self.ends.transmit.store(u32::from(self.transmit.ring.base()), Ordering::Release);
+        self.ends.receive.store(u32::from(self.receive.ring.base()), Ordering::Release);
+        self.ends.fault();
     }
 
     fn tx_capacity(&self) -> u32 {

@@ -8,12 +8,15 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
+use std::time::Instant;
 
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 
+use super::comeback::Comeback;
 use super::device::VhostDevice;
 use super::messages::Failure;
 use super::{Mode, QueueOwner, VhostConfig, record};
+use crate::panics;
 
 /// Who may connect: the owner and the group. Without this the umask decides, and a careful one leaves the group nothing.
 const SOCKET_MODE: u32 = 0o660;
@@ -129,7 +132,18 @@ impl Shared {
     /// Serves connections until the port is dropped.
     fn serve(&self, config: &VhostConfig, owner: Box<dyn QueueOwner>, mut next: impl FnMut() -> Option<UnixStream>) {
         let mut device = VhostDevice::new(config.clone(), owner);
-        while let Some(stream) = next() {
+        let mut comeback = Comeback::default();
+        loop {
+            self.wait_until(comeback.next(Instant::now()));
+            let stream = match panics::contain(&mut next) {
+                Ok(Some(stream)) => stream,
+                Ok(None) => break,
+                Err(panic) => {
+                    tracing::error!(port = config.name, %panic, "waiting for a front-end has failed; it is tried again");
+                    comeback.fault(Instant::now());
+                    continue;
+                }
+            };
             let Ok(connection) = stream.try_clone() else { continue };
             {
                 let mut state = self.state();
@@ -139,22 +153,52 @@ impl Shared {
                 state.connection = Some(connection);
             }
             tracing::info!(port = config.name, "a vhost-user front-end has connected");
-            device.meet(&stream);
-            let end = loop {
-                if let Err(end) = device.serve(&stream) {
-                    break end;
+            let end = panics::contain(|| {
+                device.meet(&stream);
+                loop {
+                    if let Err(end) = device.serve(&stream) {
+                        return end;
+                    }
                 }
-            };
-            match end {
-                Failure::Closed => tracing::info!(port = config.name, "the front-end has gone"),
-                error => tracing::warn!(port = config.name, %error, "the front-end is disconnected"),
+            });
+            let faulted = end.is_err() || device.has_faulted();
+            match &end {
+                Ok(_) if faulted => {
+                    tracing::error!(port = config.name, "the front-end is disconnected after a fault in its queue");
+                }
+                Ok(Failure::Closed) => tracing::info!(port = config.name, "the front-end has gone"),
+                Ok(error) => tracing::warn!(port = config.name, %error, "the front-end is disconnected"),
+                Err(panic) => {
+                    tracing::error!(port = config.name, %panic, "a panic at a message: the front-end is disconnected")
+                }
             }
             {
                 let mut state = self.state();
                 state.connection = None;
                 state.keeps_record = state.stopping && device.needs_record();
             }
-            device.reset();
+            if faulted {
+                comeback.fault(Instant::now());
+            }
+            let reset = end.map(drop).and_then(|()| panics::contain(|| device.reset()));
+            if let Err(panic) = reset {
+                device = device.rebuild(&panic);
+            }
+            // Only now: a front-end that learns of the end must not find the old device.
+            let _ = stream.shutdown(std::net::Shutdown::Both);
+        }
+    }
+
+    /// Waits for that moment, or for the end.
+    fn wait_until(&self, at: Option<Instant>) {
+        while let Some(left) =
+            at.and_then(|at| at.checked_duration_since(Instant::now())).filter(|left| !left.is_zero())
+        {
+            if self.state().stopping {
+                return;
+            }
+            let timeout = Timespec { tv_sec: left.as_secs() as i64, tv_nsec: i64::from(left.subsec_nanos()) };
+            let _ = poll(&mut [PollFd::new(&self.wake, PollFlags::IN)], Some(&timeout));
         }
     }
 
