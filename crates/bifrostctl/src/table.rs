@@ -71,7 +71,9 @@ pub(crate) fn status(s: &Status) -> String {
 
 pub(crate) fn ports(ports: &[PortStatus]) -> String {
     let rows = ports.iter().map(|p| {
-        let gone = if p.failed {
+        let gone = if p.failed && p.fault.is_some() {
+            " (FAULT)"
+        } else if p.failed {
             " (gone)"
         } else if p.waiting {
             " (no guest)"
@@ -108,6 +110,11 @@ pub(crate) fn ports(ports: &[PortStatus]) -> String {
     ];
     let mut out = listing(&columns, rows, "no ports");
     for port in ports {
+        if let Some(fault) = &port.fault {
+            let (stage, message, location) = (&fault.stage, &fault.message, &fault.location);
+            let (times, ago) = (count(port.fault_times, "fault"), duration(fault.ago_s));
+            let _ = write!(out, "\n{} had {times}, the last {ago} ago at {stage}: {message} ({location})", port.name);
+        }
         for (reason, packets) in port.drops_packets.iter().filter(|(_, packets)| **packets > 0) {
             let _ = write!(out, "\n{} dropped {packets} packets: {reason}", port.name);
         }

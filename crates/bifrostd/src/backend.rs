@@ -5,13 +5,14 @@ use std::time::Instant;
 
 use bifrost_control::api::{
     ApiError, CaptureSpec, Conn, ConnState, DrainReport, DrainSpec, FaultEntry, FaultSpec, Path, PathState, PeerMode,
-    PeerStatus, PortStatus, ReloadReport, Route, Sample, Stats, Status, Trace, TraceSpec, WorkerStatus,
+    PeerStatus, PortFault, PortStatus, ReloadReport, Route, Sample, Stats, Status, Trace, TraceSpec, WorkerStatus,
 };
 use bifrost_control::config::{Config, PeerTransport, PortKind};
 use bifrost_control::server::{Backend, CaptureStream};
 use bifrost_datapath::WorkerView;
 use bifrost_port::HostUnderlay;
 use bifrost_port::afxdp::AfxdpCounters;
+use bifrost_port::clock::monotonic_ns;
 use bifrost_rte::State as RteState;
 
 use crate::background::in_background;
@@ -76,6 +77,8 @@ impl Backend for Daemon {
                     status.tx_held_packets += port.held_packets;
                     status.tx_held_back_times += port.held_back_times;
                     status.failed |= port.failed;
+                    status.fault_times = status.fault_times.max(port.fault_times);
+                    status.fault = status.fault.or_else(|| port.fault.as_ref().map(fault));
                     for (reason, count) in &port.drops {
                         *status.drops_packets.entry(reason.clone()).or_default() += count;
                     }
@@ -397,6 +400,16 @@ fn unknown<'a>(what: &str, name: &str, known: impl Iterator<Item = &'a str>) -> 
 
 fn gone(error: anyhow::Error) -> ApiError {
     ApiError::unavailable(error.to_string()).hint("the daemon is ending, or a worker has crashed; see its log")
+}
+
+/// A port's fault, as the API shows it.
+fn fault(fault: &bifrost_datapath::PortFault) -> PortFault {
+    PortFault {
+        stage: fault.stage.name().to_owned(),
+        message: fault.panic.message.clone(),
+        location: fault.panic.location.clone(),
+        ago_s: monotonic_ns().saturating_sub(fault.at.0) as f64 / 1e9,
+    }
 }
 
 fn us(ns: u64) -> f64 {

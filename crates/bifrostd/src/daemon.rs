@@ -16,7 +16,7 @@ use bifrost_datapath::{CoreConfig, Device, Handle, PathSet, PortConfig};
 use bifrost_port::afxdp::AfxdpUnderlay;
 use bifrost_port::udp::UdpUnderlay;
 use bifrost_port::vhost::Unplugged;
-use bifrost_port::{HostUnderlay, device};
+use bifrost_port::{HostUnderlay, device, panics};
 use bifrost_wire::Vni;
 
 use crate::background::in_background;
@@ -26,6 +26,8 @@ use crate::translate;
 
 /// How often containers' network namespaces are looked for: a look costs a system call for each port.
 const LOOK_FOR_NAMESPACES: Duration = Duration::from_millis(250);
+/// How long that is put off after a panic in it, which may come again.
+const AFTER_PANIC: Duration = Duration::from_secs(10);
 
 /// A running daemon. All changes go through one lock; the data path never waits for it.
 pub(crate) struct Daemon {
@@ -151,14 +153,25 @@ impl Daemon {
     pub(crate) fn follow_namespaces(&self) {
         loop {
             std::thread::sleep(LOOK_FOR_NAMESPACES);
-            let mut state = self.state();
-            if state.workers.is_empty() {
-                return;
+            let look = || {
+                let mut state = self.state();
+                if state.workers.is_empty() {
+                    return false;
+                }
+                let given_up = state.follow_namespaces();
+                // The lock first, for dropping them takes long.
+                drop(state);
+                drop(given_up);
+                true
+            };
+            match panics::contain(look) {
+                Ok(true) => {}
+                Ok(false) => return,
+                Err(panic) => {
+                    tracing::error!(%panic, "looking for network namespaces has failed; it is tried again");
+                    std::thread::sleep(AFTER_PANIC);
+                }
             }
-            let given_up = state.follow_namespaces();
-            // The lock first, for dropping them takes long.
-            drop(state);
-            drop(given_up);
         }
     }
 

@@ -4,9 +4,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use anyhow::{Context, Result};
-use bifrost_datapath::{Device, Handle, Remote};
+use bifrost_datapath::{Device, Handle, PortFault, Remote, Stage};
 use bifrost_port::HostUnderlay;
+use bifrost_port::clock::monotonic_ns;
+use bifrost_port::panics::Panic;
 use bifrost_port::vhost::{QueueOwner, Unplugged, VhostConfig, VhostPort, VhostQueue};
+use bifrost_rte::Time;
 
 /// A served vhost-user socket; dropped, it ends, and the worker has an empty port.
 pub(crate) struct Machine {
@@ -50,6 +53,13 @@ impl QueueOwner for Plug {
             Ok(()) => self.running.store(true, Ordering::Relaxed),
             Err(error) => tracing::error!(port = self.owner, "a guest cannot be served: {error:#}"),
         }
+    }
+
+    fn fault(&mut self, panic: &Panic) {
+        let fault = PortFault { stage: Stage::Message, panic: panic.clone(), at: Time(monotonic_ns()) };
+        let owner = self.owner;
+        // A worker that has ended has nobody to show it to.
+        let _ = self.worker.run(move |worker| worker.core_mut().note_fault(owner, fault));
     }
 
     fn stop(&mut self) {

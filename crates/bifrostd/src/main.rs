@@ -8,6 +8,8 @@ mod capture;
 mod cli;
 mod container;
 mod daemon;
+#[cfg(debug_assertions)]
+mod inject;
 mod large_pages;
 mod machine;
 mod samples;
@@ -21,6 +23,7 @@ use std::sync::Arc;
 use anyhow::{Context, Result};
 use bifrost_control::Config;
 use bifrost_control::server::Backend as _;
+use bifrost_port::panics;
 use clap::Parser as _;
 use sd_notify::NotifyState;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
@@ -38,6 +41,7 @@ static ALLOCATOR: LargePages = LargePages;
 fn main() -> ExitCode {
     let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("info"));
     tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).init();
+    panics::install();
     match run(&Cli::parse()) {
         Ok(code) => code,
         Err(error) => {
@@ -67,15 +71,20 @@ fn run(cli: &Cli) -> Result<ExitCode> {
     let followed = Arc::clone(&daemon);
     let follow = move || followed.follow_namespaces();
     std::thread::Builder::new().name("namespaces".into()).spawn(follow).context("starting a thread")?;
+    #[cfg(debug_assertions)]
+    inject::listen(&daemon);
     tracing::info!(socket = %socket.display(), "ready");
     // Without a service manager that wants to know, this does nothing.
     sd_notify::notify(&[NotifyState::Ready]).context("telling systemd")?;
     in_background(trim);
     for signal in &mut signals {
         if signal == SIGHUP {
-            match daemon.reload() {
-                Ok(report) => tracing::info!("{}", report.to_string().replace('\n', "; ")),
-                Err(error) => tracing::error!(%error, "not reloaded; the configuration in force stays"),
+            match panics::contain(|| daemon.reload()) {
+                Err(panic) => {
+                    tracing::error!(%panic, "a panic while reloading; what was changed until then is in force")
+                }
+                Ok(Ok(report)) => tracing::info!("{}", report.to_string().replace('\n', "; ")),
+                Ok(Err(error)) => tracing::error!(%error, "not reloaded; the configuration in force stays"),
             }
         } else {
             tracing::info!("ending");

@@ -57,6 +57,7 @@ fn of_port(port: &PortView, device: &str) -> Vec<(String, u64)> {
         ("port.held_packets", port.held_packets),
         ("port.held_back_times", port.held_back_times),
         ("port.failed_ports", u64::from(port.failed)),
+        ("port.fault_times", port.fault_times),
         ("port.rate_limited_packets", port.rate_limited_packets),
         ("port.crowded_out_packets", port.crowded_out_packets),
         ("port.undecided_packets", port.waiting_packets.0),

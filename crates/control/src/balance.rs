@@ -45,7 +45,13 @@ const STAGES: [Stage; 9] = [
         scope: Scope::Port,
         needs: "port.fetched_packets",
         entered: &["port.fetched_packets", "port.decided_again_packets"],
-        left: &["port.tx_packets", "port.malformed_packets", "port.undecided_packets", "port.gone_undecided_packets"],
+        left: &[
+            "port.tx_packets",
+            "port.malformed_packets",
+            "port.undecided_packets",
+            "port.gone_undecided_packets",
+            "port.faulted_undecided_packets",
+        ],
     },
     Stage {
         name: "switch",
@@ -58,6 +64,7 @@ const STAGES: [Stage; 9] = [
             "avs.to_local_packets",
             "avs.answered_packets",
             "avs.dropped_*",
+            "port.faulted_packets",
         ],
     },
     Stage {
@@ -73,6 +80,7 @@ const STAGES: [Stage; 9] = [
             "port.blocked_packets",
             "port.gone_decided_packets",
             "port.decided_again_packets",
+            "port.faulted_decided_packets",
         ],
     },
     Stage {
@@ -86,6 +94,7 @@ const STAGES: [Stage; 9] = [
             "datapath.joined_packets",
             "drop.gone_tx_packets",
             "drop.reused_buffer_packets",
+            "drop.faulted_tx_packets",
             "fault.tx_dropped_packets",
             "fault.tx_corrupted_packets",
             "fault.tx_put_off_packets",
@@ -151,6 +160,7 @@ const STAGES: [Stage; 9] = [
             "drop.no_buffer_packets",
             "drop.too_large_packets",
             "drop.gone_packets",
+            "drop.faulted_packets",
             "refused.*",
             "malformed.underlay_*",
             "fault.dropped_packets",

@@ -27,6 +27,7 @@ mod socket;
 
 use std::io;
 use std::net::SocketAddr;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -42,6 +43,8 @@ use crate::api::{
 
 /// How long a stop waits for requests that are being answered.
 const DRAIN: Duration = Duration::from_secs(2);
+/// How long to wait after a panic of the API's thread, which may come again.
+const RESTART: Duration = Duration::from_secs(1);
 
 /// What answers the requests. Calls come from the server's threads, several at a time; they may block for a while.
 pub trait Backend: Send + Sync + 'static {
@@ -149,10 +152,6 @@ pub fn serve_with_metrics(
         .thread_name("api-call")
         .build()
         .map_err(failed("cannot start the API's runtime for"))?;
-    let listener = {
-        let _inside = runtime.enter();
-        tokio::net::UnixListener::from_std(listener).map_err(failed("cannot listen on"))?
-    };
     let metrics = match metrics {
         Some(address) => {
             let failed = |source| ServeError::Metrics { address, source };
@@ -169,7 +168,23 @@ pub fn serve_with_metrics(
             if let Some(listener) = metrics {
                 runtime.spawn(metrics::run(listener, Arc::clone(&backend)));
             }
-            runtime.block_on(run(listener, backend, stopped));
+            let mut stopped = stopped;
+            // A request that panics is answered with an error; this is for what is around requests.
+            while catch_unwind(AssertUnwindSafe(|| {
+                let copy = listener.try_clone().and_then(|listener| {
+                    let _inside = runtime.enter();
+                    tokio::net::UnixListener::from_std(listener)
+                });
+                match copy {
+                    Ok(listener) => runtime.block_on(run(listener, Arc::clone(&backend), &mut stopped)),
+                    Err(error) => tracing::error!(%error, "the API cannot listen"),
+                }
+            }))
+            .is_err()
+            {
+                tracing::error!("the API's thread has panicked; it begins again");
+                thread::sleep(RESTART);
+            }
             // A backend call that hangs must not keep the daemon from leaving.
             runtime.shutdown_timeout(DRAIN);
             socket.remove();
@@ -208,7 +223,7 @@ impl Drop for ServerHandle {
     }
 }
 
-async fn run(listener: tokio::net::UnixListener, backend: Arc<dyn Backend>, stopped: oneshot::Receiver<()>) {
+async fn run(listener: tokio::net::UnixListener, backend: Arc<dyn Backend>, stopped: &mut oneshot::Receiver<()>) {
     let (tell, told) = oneshot::channel();
     let stopping = Arc::new(AtomicBool::new(false));
     let server = axum::serve(listener, routes::router(backend, Arc::clone(&stopping))).with_graceful_shutdown(async {

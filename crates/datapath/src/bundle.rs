@@ -27,16 +27,25 @@ pub(crate) struct Bundler {
     open: Option<Way>,
     /// It is a bundle already.
     is_bundle: bool,
+    /// It is being made one.
+    is_beginning: bool,
 }
 
 impl Bundler {
     pub(crate) fn new(max_bytes: u16) -> Self {
-        Bundler { max_bytes: max_bytes.into(), open: None, is_bundle: false }
+        Bundler { max_bytes: max_bytes.into(), open: None, is_bundle: false, is_beginning: false }
     }
 
     /// Nothing joins what the batch ends with now.
     pub(crate) fn close(&mut self) {
         self.open = None;
+    }
+
+    /// Makes whole again what a panic of `write` in [`push`](Self::push) has left half done. Nothing joins what `batch` ends with now.
+    pub(crate) fn undo(&mut self, batch: &mut TxBatch) {
+        let begun = if std::mem::take(&mut self.is_beginning) { Bundle::FIXED + Bundle::PER_PACKET } else { 0 };
+        batch.cut_unfinished(vxlan::HEADER_LEN..vxlan::HEADER_LEN + begun);
+        self.close();
     }
 
     /// Adds a packet of `len` bytes, which `write` appends, to `batch`: into the last datagram if it may join that. Returns whether it
@@ -45,12 +54,14 @@ impl Bundler {
     pub(crate) fn push(&mut self, batch: &mut TxBatch, way: Way, len: usize, write: impl FnOnce(&mut Vec<u8>)) -> bool {
         if self.may_join(batch, &way, len) {
             let is_first = !std::mem::replace(&mut self.is_bundle, true);
+            self.is_beginning = is_first;
             batch.extend_last(|buffer, start| {
                 if is_first {
                     bundle::begin(buffer, start + vxlan::HEADER_LEN);
                 }
                 bundle::append(buffer, write);
             });
+            self.is_beginning = false;
             return true;
         }
         batch.push(way.lane, way.ecn, |buffer| {
@@ -192,5 +203,33 @@ mod tests {
         bundler.close();
         assert!(!push(&mut bundler));
         assert_eq!(batch.iter().map(|(_, _, payload)| payload.len()).collect::<Vec<_>>(), [1448, 224, 108]);
+    }
+
+    #[test]
+    fn a_packet_whose_writing_panics_leaves_the_others_whole() {
+        let vni = Vni::new(7).unwrap();
+        let way = Way { lane: LaneId(0), ecn: 2, vni, cid: Cid(1), version: Some(Version::V3) };
+        // As the first packet of a datagram, the second one, and a later one.
+        for before in 0..4 {
+            let (mut batch, mut bundler) = (TxBatch::default(), Bundler::new(1452));
+            let write = |batch: &mut TxBatch, bundler: &mut Bundler, number| {
+                let bytes = packet(&way, number, Some(84));
+                bundler.push(batch, way, bytes.len(), |out| out.extend_from_slice(&bytes));
+            };
+            (0..before).for_each(|number| write(&mut batch, &mut bundler, number));
+            let panic = bifrost_port::panics::contain(|| {
+                bundler.push(&mut batch, way, 100, |out| {
+                    out.extend_from_slice(&[0xff; 50]);
+                    panic!("half of it is written");
+                })
+            });
+            assert!(panic.is_err());
+            bundler.undo(&mut batch);
+            (before..before + 3).for_each(|number| write(&mut batch, &mut bundler, number));
+            let left: Vec<_> = batch.iter().flat_map(|(_, _, payload)| split(payload)).collect();
+            let expected: Vec<_> = (0..before + 3).map(|number| (vni, packet(&way, number, Some(84)))).collect();
+            assert_eq!(left, expected, "after {before} packets");
+            assert_eq!(batch.iter().map(|(_, _, payload)| payload.len()).sum::<usize>(), batch.bytes());
+        }
     }
 }

@@ -15,6 +15,7 @@ use hashbrown::HashMap;
 use crate::budget::Budget;
 use crate::bundle::Bundler;
 use crate::capture::Capture;
+use crate::contain::Strikes;
 use crate::counters::Counters;
 use crate::delayed::Delayed;
 use crate::fault::Faults;
@@ -23,6 +24,7 @@ use crate::limits::Limits;
 use crate::peers::{PeerConfig, PeerError, Peers, PlainPaths};
 use crate::ports::{Port, PortConfig};
 use crate::pressure::Pressure;
+use crate::work::{Stage, Work};
 
 /// How soon a guest's full queue is offered again what it did not take, ns.
 const POSTPONED_NS: u64 = 200_000;
@@ -56,6 +58,8 @@ pub struct Core<P> {
     /// Local vNICs, for connection set-up.
     pub(crate) vnics: HashMap<(Vni, Mac), u16, RandomState>,
     pub(crate) out: Output,
+    /// How many of the packets that are to be published have been, while that goes on.
+    pub(crate) published: usize,
     pub(crate) batch: TxBatch,
     pub(crate) bundler: Bundler,
     pub(crate) frames: Vec<TxFrame>,
@@ -75,6 +79,10 @@ pub struct Core<P> {
     /// Datagrams of the last batch that have not been looked at.
     pub(crate) arrived: Range<usize>,
     pub(crate) receive_budget: Budget,
+    /// What is being done, and for whom.
+    pub(crate) work: Work,
+    /// Panics that were nobody's.
+    pub(crate) unowned_panics: Strikes,
     /// Ports whose wish to be watched has changed.
     rewatch: Vec<u16>,
     /// Some guest may not send as much as it likes.
@@ -93,6 +101,7 @@ impl<P: GuestPort> Core<P> {
             ports: Vec::new(),
             vnics: HashMap::default(),
             out: Output::default(),
+            published: 0,
             batch: TxBatch::default(),
             bundler: Bundler::new(config.bundle_bytes),
             frames: Vec::with_capacity(256),
@@ -107,6 +116,8 @@ impl<P: GuestPort> Core<P> {
             underlay_readable: true,
             arrived: 0..0,
             receive_budget: Budget::default(),
+            work: Work::default(),
+            unowned_panics: Strikes::default(),
             rewatch: Vec::new(),
             has_limits: false,
         }
@@ -160,7 +171,8 @@ impl<P: GuestPort> Core<P> {
         self.switch.forget_counters(bifrost_avs::PortId(owner));
         self.counters.former_rx_packets +=
             port.rx_packets + port.way.answer_packets + port.rate_limited + port.crowded_out;
-        Some(port.port)
+        // One that a fault has put aside is what the port was made with.
+        Some(port.broken.unwrap_or(port.port))
     }
 
     /// Puts another device behind a port and returns the one that was there. What went through that one is forgotten:
@@ -172,12 +184,9 @@ impl<P: GuestPort> Core<P> {
         let Some(port) = self.ports.get_mut(usize::from(owner)).and_then(Option::as_mut) else { return Err(device) };
         self.engine.remove_owner(owner, &mut self.out);
         self.engine.set_receive_window(owner, device.receive_window());
-        port.held = vec![None; device.tx_capacity() as usize];
-        port.forget_waiting();
-        port.held_back_until = None;
-        (port.readable, port.watched, port.failed) = (true, true, false);
-        (port.dirty, port.completed) = (false, false);
-        Ok(std::mem::replace(&mut port.port, device))
+        let before = port.exchange(device);
+        // Where a fault has put a device aside, only its stand-in was there.
+        Ok(port.broken.take().unwrap_or(before))
     }
 
     /// Ports whose device is gone, by number.
@@ -216,7 +225,9 @@ impl<P: GuestPort> Core<P> {
 
     /// Makes placed packets visible in the order that the transport gave.
     pub(crate) fn publish<const SEEN: bool>(&mut self) {
-        for &(owner, handle) in &self.out.publish {
+        while let Some(&(owner, handle)) = self.out.publish.get(self.published) {
+            self.published += 1;
+            self.work.at(Stage::Publish, owner);
             if SEEN && let Some(capture) = &mut self.capture {
                 capture.published(owner, handle);
             }
@@ -226,8 +237,10 @@ impl<P: GuestPort> Core<P> {
             port.dirty = true;
         }
         self.out.publish.clear();
+        self.published = 0;
         for port in self.ports.iter_mut().flatten().filter(|p| p.dirty) {
             port.dirty = false;
+            self.work.at(Stage::Notify, port.owner);
             // What the guest says in answer can be fetched in this same turn.
             port.readable = true;
             if port.port.notify().is_err() {
@@ -267,7 +280,9 @@ impl<P: GuestPort> Core<P> {
 
     /// Whether the underlay or a guest may have something that can be had now.
     pub fn has_more(&self) -> bool {
-        self.has_arrivals() || self.ports.iter().flatten().any(|p| p.unfinished || p.readable && p.watched)
+        self.has_arrivals()
+            || self.neighbours.has_rest()
+            || self.ports.iter().flatten().any(|p| p.unfinished || p.readable && p.watched)
     }
 
     /// Whether datagrams may be waiting, here or in the underlay.
@@ -294,6 +309,28 @@ impl<P: GuestPort> Core<P> {
     /// The device behind a port, for whoever stands on its other side.
     pub fn device_mut(&mut self, owner: u16) -> Option<&mut P> {
         self.port_mut(owner).map(|p| &mut p.port)
+    }
+
+    /// The device that the last fault of a port has put aside.
+    pub(crate) fn broken_device(&self, owner: u16) -> Option<&P> {
+        self.ports.get(usize::from(owner))?.as_ref()?.broken.as_ref()
+    }
+
+    /// Has a step panic, for tests.
+    #[cfg(debug_assertions)]
+    pub fn inject_panic(&mut self, injection: crate::work::Injection) {
+        self.work.inject(Some(injection));
+    }
+
+    /// Whether an injected panic is still to come.
+    #[cfg(debug_assertions)]
+    pub fn is_panic_due(&self) -> bool {
+        self.work.is_armed()
+    }
+
+    /// Something begins that another thread has asked for.
+    pub(crate) fn begin_command(&mut self) {
+        self.work.at_shared(Stage::Command);
     }
 
     /// Adds a peer, or gives an existing one other paths; connections of an unchanged peer are not touched.

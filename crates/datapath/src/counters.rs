@@ -123,6 +123,12 @@ pub struct Counters {
     pub fault_tx_released_packets: u64,
     /// Packets from other hosts that have waited.
     pub fault_rx_released_packets: u64,
+    /// Panics that were contained.
+    pub caught_panics: u64,
+    /// Packets for guests that were being worked on when a panic came.
+    pub faulted_packets: u64,
+    /// Packets to other hosts that were being worked on when a panic came.
+    pub faulted_tx_packets: u64,
     /// Notifications that failed.
     pub notify_errors: u64,
     /// Fetches that failed.
@@ -154,6 +160,12 @@ pub struct WayCounters {
     pub gone_decided_packets: u64,
     /// Answers of the switch that were placed for the guest.
     pub answer_packets: u64,
+    /// In hand, before parser and switch, when a panic took the port out of use.
+    pub faulted_undecided_packets: u64,
+    /// In the switch then.
+    pub faulted_packets: u64,
+    /// Between switch and transport then.
+    pub faulted_decided_packets: u64,
 }
 
 impl WayCounters {
@@ -171,6 +183,9 @@ impl WayCounters {
             ("gone_undecided_packets", self.gone_undecided_packets),
             ("gone_decided_packets", self.gone_decided_packets),
             ("answer_packets", self.answer_packets),
+            ("faulted_undecided_packets", self.faulted_undecided_packets),
+            ("faulted_packets", self.faulted_packets),
+            ("faulted_decided_packets", self.faulted_decided_packets),
         ]
         .into_iter()
     }
@@ -246,6 +261,9 @@ impl Counters {
             ("fault.queued_packets", self.fault_queued_packets),
             ("fault.tx_released_packets", self.fault_tx_released_packets),
             ("fault.rx_released_packets", self.fault_rx_released_packets),
+            ("datapath.caught_panics", self.caught_panics),
+            ("drop.faulted_packets", self.faulted_packets),
+            ("drop.faulted_tx_packets", self.faulted_tx_packets),
             ("drop.notify_errors", self.notify_errors),
             ("drop.fetch_errors", self.fetch_errors),
         ];

@@ -1,7 +1,7 @@
 //! To the underlay: segment, encapsulate, send, release.
 
 use bifrost_port::{GuestPort, LaneId, TxHandle, Underlay};
-use bifrost_rte::{Control, ControlOut, DataOut};
+use bifrost_rte::{Control, ControlOut, DataOut, Output, PlainOut};
 use bifrost_wire::bifrost::{self, Cid, DataHeader, Packet, PathId};
 use bifrost_wire::{Vni, vxlan};
 
@@ -10,6 +10,7 @@ use crate::capture::{self, Note, Stage};
 use crate::core::Core;
 use crate::delayed;
 use crate::fault::Direction;
+use crate::work::Stage as At;
 
 /// ECN codepoints (RFC 3168).
 const NOT_ECT: u8 = 0;
@@ -22,56 +23,74 @@ impl<P: GuestPort> Core<P> {
         if !busy {
             return false;
         }
-        let out = std::mem::take(&mut self.out);
-        self.counters.emitted_packets += (out.data.len() + out.control.len() + out.plain.len()) as u64;
         let first = self.batch.len();
-        for data in &out.data {
-            if self.send_data::<SEEN>(data).is_none() {
-                self.counters.gone_tx_packets += 1;
+        let mut leaving = Leaving::of(self);
+        while let Some(data) = leaving.out.data.get(leaving.data) {
+            leaving.data += 1;
+            if leaving.core.send_data::<SEEN>(data).is_none() {
+                leaving.core.counters.gone_tx_packets += 1;
             }
         }
-        for control in &out.control {
-            if self.send_control(control).is_none() {
-                self.counters.gone_tx_packets += 1;
+        while let Some(control) = leaving.out.control.get(leaving.control) {
+            leaving.control += 1;
+            leaving.core.work.at_shared(At::EmitControl);
+            if leaving.core.send_control(control).is_none() {
+                leaving.core.counters.gone_tx_packets += 1;
             }
         }
-        self.bundler.close();
-        if !self.faults.is_empty() {
-            self.spoil_from(first);
+        leaving.core.bundler.close();
+        if !leaving.core.faults.is_empty() {
+            leaving.core.work.at_shared(At::Loop);
+            leaving.core.spoil_from(first);
         }
-        for plain in &out.plain {
-            let intact = self.port_mut(plain.owner).is_none_or(|p| p.port.is_intact(TxHandle(plain.handle)));
-            if !intact {
-                self.counters.reused_buffer_packets += 1;
-                self.release(plain.owner, plain.handle);
-            } else if let Some(peer) = self.peers.of_engine(plain.peer).map(|p| p.config.id) {
-                self.send_plain::<SEEN>(peer, plain.vni, plain.owner, plain.handle, plain.segment);
-            } else {
-                self.counters.gone_tx_packets += 1;
-                self.release(plain.owner, plain.handle);
-            }
+        while let Some(&plain) = leaving.out.plain.get(leaving.plain) {
+            leaving.plain += 1;
+            leaving.core.send_again_plain::<SEEN>(plain);
         }
         // Copies of all bytes are in the batch, so buffers can go back before it is sent.
-        for &(owner, handle) in &out.release {
-            self.release(owner, handle);
+        while let Some(&(owner, handle)) = leaving.out.release.get(leaving.release) {
+            leaving.release += 1;
+            leaving.core.release(owner, handle);
         }
-        self.out = out;
-        self.out.clear();
-        self.counters.underlay_tx_packets += self.batch.len() as u64;
-        self.counters.underlay_tx_bytes += self.batch.bytes() as u64;
+        drop(leaving);
+        self.send_batch::<SEEN>(underlay);
+        true
+    }
+
+    /// A segment that the transport has no record of any more.
+    fn send_again_plain<const SEEN: bool>(&mut self, plain: PlainOut) {
+        self.work.at(At::Emit, plain.owner);
+        let intact = self.port_mut(plain.owner).is_none_or(|p| p.port.is_intact(TxHandle(plain.handle)));
+        if !intact {
+            self.counters.reused_buffer_packets += 1;
+            self.release(plain.owner, plain.handle);
+        } else if let Some(peer) = self.peers.of_engine(plain.peer).map(|p| p.config.id) {
+            self.send_plain::<SEEN>(peer, plain.vni, plain.owner, plain.handle, plain.segment);
+        } else {
+            self.counters.gone_tx_packets += 1;
+            self.release(plain.owner, plain.handle);
+        }
+    }
+
+    fn send_batch<const SEEN: bool>(&mut self, underlay: &mut impl Underlay) {
+        let (packets, bytes) = (self.batch.len() as u64, self.batch.bytes() as u64);
         if SEEN && let Some(capture) = &mut self.capture {
             for (lane, ecn, payload) in self.batch.iter() {
                 capture.leaving(lane, ecn, payload, &self.peers);
             }
         }
-        if !self.batch.is_empty() {
+        self.work.at_shared(At::Send);
+        if packets > 0 {
             underlay.send(&mut self.batch);
         }
-        true
+        self.counters.underlay_tx_packets += packets;
+        self.counters.underlay_tx_bytes += bytes;
+        self.work.at_shared(At::Loop);
     }
 
     /// One data packet: VXLAN, BIFROST header, one segment of the guest's frame.
     fn send_data<const SEEN: bool>(&mut self, data: &DataOut) -> Option<()> {
+        self.work.at(At::Emit, data.owner);
         let vni = Vni::new(data.vni)?;
         let peer = self.peers.of_engine(data.peer)?;
         let (lane, id) = (peer.lane(data.header.path), peer.config.id);
@@ -171,6 +190,7 @@ impl<P: GuestPort> Core<P> {
 
     /// One segment of a buffer is done with.
     fn release(&mut self, owner: u16, handle: u32) {
+        self.work.at(At::Release, owner);
         let Some(port) = self.port_mut(owner) else { return };
         port.release(handle);
         if !port.watched {
@@ -187,6 +207,7 @@ impl<P: GuestPort> Core<P> {
         handle: u32,
         segment: u8,
     ) -> Option<(u8, LaneId)> {
+        self.work.at(At::Emit, owner);
         let vni = Vni::new(vni)?;
         let port = self.ports.get(usize::from(owner))?.as_ref()?;
         let held = port.held.get(handle as usize)?.as_ref()?;
@@ -271,4 +292,38 @@ impl<P: GuestPort> Core<P> {
             _ => see(inside),
         }
     }
+}
+
+/// What is being emitted, and how much of it has been. Dropped, it leaves the core what has not: nothing, unless a panic has come.
+struct Leaving<'a, P> {
+    core: &'a mut Core<P>,
+    out: Output,
+    data: usize,
+    control: usize,
+    plain: usize,
+    release: usize,
+}
+
+impl<'a, P> Leaving<'a, P> {
+    fn of(core: &'a mut Core<P>) -> Self {
+        let out = std::mem::take(&mut core.out);
+        core.counters.emitted_packets += packets(&out);
+        Leaving { core, out, data: 0, control: 0, plain: 0, release: 0 }
+    }
+}
+
+impl<P> Drop for Leaving<'_, P> {
+    fn drop(&mut self) {
+        let out = &mut self.out;
+        out.data.drain(..self.data);
+        out.control.drain(..self.control);
+        out.plain.drain(..self.plain);
+        out.release.drain(..self.release);
+        self.core.counters.emitted_packets -= packets(out);
+        self.core.out = std::mem::take(out);
+    }
+}
+
+fn packets(out: &Output) -> u64 {
+    (out.data.len() + out.control.len() + out.plain.len()) as u64
 }

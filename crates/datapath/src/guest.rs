@@ -13,6 +13,7 @@ use crate::counters::Counters;
 use crate::fault::Direction;
 use crate::limits::{Allowance, Limit};
 use crate::ports::{Departure, Held, Port};
+use crate::work::Stage as At;
 
 /// Bytes of one guest in one turn, and at most one packet more: a packet may be 64 KB long, and be sent in hundreds of segments.
 const GUEST_BYTES: usize = 512 << 10;
@@ -63,6 +64,7 @@ impl<P: GuestPort> Core<P> {
                 }
                 port.held_back_until = None;
             }
+            self.work.at(At::Fetch, port.owner);
             self.frames.clear();
             match port.port.fetch(budget, &mut self.frames) {
                 Ok(more) => port.readable = more,
@@ -83,6 +85,7 @@ impl<P: GuestPort> Core<P> {
         let mut parsed = std::mem::take(&mut self.parsed);
         'blocked: while let Some(port) = self.ports[owner].as_mut().filter(|port| !port.backlog.is_empty()) {
             // A vector at a time: what all of its packets need comes into the processor's caches while others are waited for.
+            self.work.at(At::Switch, owner as u16);
             parsed.clear();
             let heads = port.backlog.iter().take(self.switch.vector());
             parsed.extend(heads.map(|frame| parse(port.port.bytes(frame.handle).0, frame.len as usize)));
@@ -143,6 +146,7 @@ impl<P: GuestPort> Core<P> {
         frame: TxFrame,
         parsed: &Result<Parsed, Malformed>,
     ) -> Done {
+        self.work.at(At::Switch, owner);
         let Some(port) = self.ports[usize::from(owner)].as_mut() else { return Done::Yes };
         let handle = frame.handle.0;
         if SEEN && let Some(capture) = &mut self.capture {
@@ -256,6 +260,7 @@ impl<P: GuestPort> Core<P> {
 
     /// The switch has decided: the transport takes the packet, or it leaves as plain VXLAN, or it waits for a window.
     fn hand_to_transport<const SEEN: bool>(&mut self, owner: u16, handle: u32, departure: Departure) -> Done {
+        self.work.at(At::Transport, owner);
         let held = self.ports[usize::from(owner)].as_ref().and_then(|p| p.held.get(handle as usize).copied().flatten());
         let Some(held) = held else { return Done::Yes };
         let count = held.segments.count();
@@ -289,8 +294,8 @@ impl<P: GuestPort> Core<P> {
                 if let Some(port) = self.port_mut(owner) {
                     port.way.plain_packets += 1;
                 }
-                self.counters.emitted_packets += u64::from(count);
                 for segment in 0..count {
+                    self.counters.emitted_packets += 1;
                     self.send_plain::<SEEN>(departure.peer, departure.vni, owner, handle, segment as u8);
                 }
             }
@@ -308,6 +313,7 @@ impl<P: GuestPort> Core<P> {
     fn answer<const SEEN: bool>(&mut self, owner: u16) {
         let Some(port) = self.ports[usize::from(owner)].as_mut() else { return };
         self.counters.answered_packets += 1;
+        self.work.at(At::Place, owner);
         match port.port.place(self.switch.answer(), true) {
             Ok(handle) => {
                 port.hidden += 1;
@@ -337,10 +343,12 @@ impl<P: GuestPort> Core<P> {
             return;
         }
         let mut scratch = std::mem::take(&mut self.scratch);
+        self.work.local = Some((from, frame.handle));
         // Finished here just now, so known to be right.
         let checksummed = frame.offload != bifrost_nic::Offload::default();
         for i in 0..segments.count() {
             let Some(port) = self.ports[usize::from(from)].as_mut() else { break };
+            self.work.at(At::Copy, from);
             scratch.clear();
             segments.write(i, |from, to, out| port.port.copy(frame.handle, from, to, out), &mut scratch);
             if let Some(rewrite) = rewrite {
@@ -353,6 +361,8 @@ impl<P: GuestPort> Core<P> {
             }
         }
         self.scratch = scratch;
+        self.work.local = None;
+        self.work.at(At::Release, from);
         if let Some(port) = self.ports[usize::from(from)].as_mut() {
             port.complete(frame.handle);
         }
@@ -367,7 +377,11 @@ impl<P: GuestPort> Core<P> {
             return false;
         }
         self.counters.local_packets += 1;
+        self.work.local = Some((from, frame.handle));
+        self.work.at(At::Place, to);
         place_plain::<SEEN, P>(target, self.now, head, false, &mut self.out, &mut self.counters, &mut self.capture);
+        self.work.local = None;
+        self.work.at(At::Release, from);
         source.complete(frame.handle);
         true
     }
@@ -379,6 +393,7 @@ impl<P: GuestPort> Core<P> {
             self.counters.gone_packets += 1;
             return;
         };
+        self.work.at(At::Place, owner);
         place_plain::<SEEN, P>(
             port,
             self.now,

@@ -11,12 +11,13 @@ use bifrost_avs::{PortId, Switch};
 use bifrost_nic::parse;
 use bifrost_port::{Datagram, GuestPort, PolledUnderlay, Service, steer};
 use bifrost_rte::{Arrival, Time};
-use bifrost_wire::bifrost::{self, Packet, Reset};
+use bifrost_wire::bifrost::{self, Cid, Packet, Reset};
 use bifrost_wire::{Mac, vxlan};
 
 use crate::capture::Note;
 use crate::core::Core;
 use crate::handle::Mailbox;
+use crate::work::Stage as At;
 use crate::worker::{Device, Worker};
 
 /// RESETs that wait to be handed to the next worker.
@@ -34,6 +35,8 @@ pub(crate) struct Neighbours {
     stray_resets: Vec<StrayReset>,
     /// By worker.
     parcels: Vec<Parcel>,
+    /// What is left of a parcel whose unpacking a panic has interrupted, and how many items of it are done.
+    rest: Option<(Parcel, usize)>,
 }
 
 /// A RESET on its way round the workers.
@@ -76,19 +79,16 @@ impl Parcel {
         self.items.push(Item { end: self.bytes.len(), kind });
     }
 
-    fn iter(&self) -> impl Iterator<Item = (Kind, &[u8])> {
-        let mut begin = 0;
-        self.items.iter().map(move |item| {
-            let packet = &self.bytes[begin..item.end];
-            begin = item.end;
-            (item.kind, packet)
-        })
+    fn get(&self, index: usize) -> Option<(Kind, &[u8])> {
+        let item = self.items.get(index)?;
+        let begin = index.checked_sub(1).map_or(0, |before| self.items[before].end);
+        Some((item.kind, &self.bytes[begin..item.end]))
     }
 }
 
 impl Neighbours {
     pub(crate) fn new(index: u16) -> Self {
-        Neighbours { index, workers: 1, stray_resets: Vec::new(), parcels: Vec::new() }
+        Neighbours { index, workers: 1, stray_resets: Vec::new(), parcels: Vec::new(), rest: None }
     }
 
     /// The other worker that a datagram is for, if it is for another. RESETs go their own way round.
@@ -112,6 +112,11 @@ impl Neighbours {
         }
     }
 
+    /// Whether a parcel is half unpacked.
+    pub(crate) fn has_rest(&self) -> bool {
+        self.rest.is_some()
+    }
+
     /// Keeps a copy of a datagram for its owner.
     pub(crate) fn keep(&mut self, owner: u16, datagram: &Datagram<'_>) {
         let &Datagram { payload, source, service, ecn, ttl, rx_time_ns } = datagram;
@@ -130,6 +135,21 @@ impl Neighbours {
     }
 }
 
+/// A parcel that is being unpacked. Dropped, it leaves the core what has not been: nothing, unless a panic has come.
+struct Unpacking<'a, P> {
+    core: &'a mut Core<P>,
+    parcel: Parcel,
+    done: usize,
+}
+
+impl<P> Drop for Unpacking<'_, P> {
+    fn drop(&mut self) {
+        if self.done < self.parcel.items.len() {
+            self.core.neighbours.rest = Some((std::mem::take(&mut self.parcel), self.done));
+        }
+    }
+}
+
 /// The worker that alone serves the vNIC for which a connection is asked for.
 fn home_of_request(payload: &[u8], switch: &Switch) -> Option<u16> {
     let (vni, packet) = vxlan::parse(payload).ok()?;
@@ -138,22 +158,36 @@ fn home_of_request(payload: &[u8], switch: &Switch) -> Option<u16> {
 }
 
 impl<P: GuestPort> Core<P> {
-    /// What another worker has handed over.
-    fn unpack<const SEEN: bool>(&mut self, parcel: &Parcel) {
-        for (kind, payload) in parcel.iter() {
+    /// What another worker has handed over, but for the first `done` items.
+    fn unpack<const SEEN: bool>(&mut self, parcel: Parcel, done: usize) {
+        let mut unpacking = Unpacking { core: self, parcel, done };
+        while let Some((kind, payload)) = unpacking.parcel.get(unpacking.done) {
+            unpacking.done += 1;
+            let core = &mut *unpacking.core;
+            core.work.at_shared(At::Arrival);
             match kind {
                 Kind::Datagram { source, service, ecn, ttl, rx_time_ns } => {
-                    self.on_own_datagram::<SEEN>(&Datagram { payload, source, service, ecn, ttl, rx_time_ns });
+                    core.on_own_datagram::<SEEN>(&Datagram { payload, source, service, ecn, ttl, rx_time_ns });
                 }
                 Kind::Frame { port, checksum_valid } => {
-                    self.on_neighbours_frame::<SEEN>(port, payload, checksum_valid);
+                    core.on_neighbours_frame::<SEEN>(port, payload, checksum_valid);
                 }
             }
+        }
+        unpacking.core.work.at_shared(At::Loop);
+    }
+
+    /// Goes on where a panic has interrupted it.
+    pub(crate) fn unpack_rest<const SEEN: bool>(&mut self) {
+        if let Some((parcel, done)) = self.neighbours.rest.take() {
+            self.unpack::<SEEN>(parcel, done);
         }
     }
 
     /// A frame that another worker has fetched from a guest, for the one behind `port`, which is served here.
     fn on_neighbours_frame<const SEEN: bool>(&mut self, port: u16, frame: &[u8], checksum_valid: bool) {
+        self.work.cid = Cid::NONE;
+        self.work.at(At::Judge, port);
         let seen = |what| Note { port: Some(port), ..Note::inwards(what) };
         let parsed = match parse(frame, frame.len()) {
             Ok(parsed) => parsed,
@@ -212,21 +246,23 @@ impl<U: PolledUnderlay> Worker<U> {
             }
             core.counters.handed_over_packets += count as u64;
             mailbox.add_waiting(count);
-            let _ = mailbox.send(Box::new(move |worker: &mut Worker<U>| worker.take_over(&parcel)));
+            let _ = mailbox.send(Box::new(move |worker: &mut Worker<U>| worker.take_over(parcel)));
         }
     }
 
     /// Packets from another worker, in the order of their arrival there.
-    fn take_over(&mut self, parcel: &Parcel) {
+    fn take_over(&mut self, parcel: Parcel) {
         if let Some(own) = self.others.get(usize::from(self.core.neighbours.index)) {
             own.remove_waiting(parcel.items.len());
         }
         self.core.advance(Time(bifrost_port::clock::monotonic_ns()));
         self.core.counters.taken_over_packets += parcel.items.len() as u64;
         if self.core.is_captured() {
-            self.core.unpack::<true>(parcel);
+            self.core.unpack_rest::<true>();
+            self.core.unpack::<true>(parcel, 0);
         } else {
-            self.core.unpack::<false>(parcel);
+            self.core.unpack_rest::<false>();
+            self.core.unpack::<false>(parcel, 0);
         }
     }
 

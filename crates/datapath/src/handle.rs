@@ -73,7 +73,7 @@ pub struct Gone;
 
 impl std::fmt::Display for Gone {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("the worker has ended")
+        f.write_str("the worker has ended, or failed at this: see the log")
     }
 }
 

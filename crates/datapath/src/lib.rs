@@ -19,6 +19,7 @@
 mod budget;
 mod bundle;
 pub mod capture;
+mod contain;
 mod core;
 mod counters;
 mod courtesy;
@@ -36,14 +37,19 @@ mod snapshot;
 pub mod trace;
 mod turn;
 mod underlay;
+mod work;
 mod worker;
 
 pub use crate::core::{Core, CoreConfig};
 pub use bifrost_tables::{AfterGap, PathSet};
+pub use contain::{PortFault, Recovery};
 pub use counters::{Counters, WayCounters};
 pub use handle::{Gone, Handle, Remote, join, start};
 pub use limits::{Limit, Limits, Rate};
 pub use peers::{PeerConfig, PeerError, PlainPaths};
 pub use ports::PortConfig;
 pub use snapshot::{PathView, PortView, WorkerView};
+pub use work::Stage;
+#[cfg(debug_assertions)]
+pub use work::{Injection, Of};
 pub use worker::{Device, Worker};

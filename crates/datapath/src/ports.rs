@@ -9,6 +9,7 @@ use bifrost_rte::{Destination, Ordering, Time};
 use bifrost_wire::{Mac, Vni};
 
 use crate::budget::Budget;
+use crate::contain::{PortFault, Strikes};
 use crate::counters::WayCounters;
 use crate::limits::Limits;
 use crate::pressure::Load;
@@ -85,6 +86,14 @@ pub(crate) struct Port<P> {
     /// Completed since the guest was last told.
     pub(crate) completed: bool,
     pub(crate) failed: bool,
+    /// The last fault that took it out of use.
+    pub(crate) fault: Option<PortFault>,
+    /// How often that was so.
+    pub(crate) fault_times: u64,
+    /// Panics that may be its doing.
+    pub(crate) strikes: Strikes,
+    /// The device that was behind it at the last fault, until it gets another one: to be dropped elsewhere.
+    pub(crate) broken: Option<P>,
     /// What became of its packets.
     pub(crate) way: WayCounters,
     pub(crate) tx_packets: u64,
@@ -125,6 +134,10 @@ impl<P: GuestPort> Port<P> {
             dirty: false,
             completed: false,
             failed: false,
+            fault: None,
+            fault_times: 0,
+            strikes: Strikes::default(),
+            broken: None,
             way: WayCounters::default(),
             tx_packets: 0,
             tx_bytes: 0,

@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use bifrost_port::GuestPort;
 use bifrost_rte::{ConnSnapshot, PathSnapshot};
 
+use crate::contain::PortFault;
 use crate::core::Core;
 use crate::counters::WayCounters;
 use crate::fault::Fault;
@@ -70,6 +71,10 @@ pub struct PortView {
     pub held_back_times: u64,
     /// Its device is gone.
     pub failed: bool,
+    /// The last fault that took it out of use; it may be in use again.
+    pub fault: Option<PortFault>,
+    /// How often a fault took it out of use.
+    pub fault_times: u64,
     /// What the device's queue counts itself.
     pub counters: Vec<(String, u64)>,
     /// What the switch counts of it, units last.
@@ -126,6 +131,8 @@ impl<P: GuestPort> Core<P> {
             held_packets: p.held_packets(),
             held_back_times: p.held_back,
             failed: p.failed,
+            fault: p.fault.clone(),
+            fault_times: p.fault_times,
             counters: p.port.counters(),
             switch: self.switch.port_counters(bifrost_avs::PortId(p.owner)).map_or(Vec::new(), |c| c.iter().collect()),
             rate_limited_packets: p.rate_limited,

@@ -4,6 +4,7 @@ use bifrost_port::{GuestPort, Underlay};
 use bifrost_rte::Time;
 
 use crate::core::Core;
+use crate::work::Stage;
 
 impl<P: GuestPort> Core<P> {
     /// One turn: a packet's way through the rooms. Returns whether there was anything to do.
@@ -35,16 +36,20 @@ impl<P: GuestPort> Core<P> {
         underlay: &mut impl Underlay,
         hand_over: impl FnOnce(&mut Self),
     ) -> bool {
+        self.work.at_shared(Stage::Loop);
         self.now = now;
         self.switch.advance(now.0);
+        self.unpack_rest::<SEEN>();
         self.counters.loops += 1;
         // In: decapsulate, transport, verify, place (underlay.rs).
         let mut busy = self.receive::<SEEN>(underlay);
+        self.work.at_shared(Stage::Loop);
         hand_over(self);
         // Whatever time has brought: ACK timers, losses, probes, delayed faults.
         busy |= self.on_time::<SEEN>();
         // Show the guests what is in order, with one notification each; only then acknowledge it.
         self.publish::<SEEN>();
+        self.work.at_shared(Stage::Acknowledge);
         self.engine.flush_acks(self.now, &mut self.out);
         // Out: fetch, parse, switch, transport (guest.rs).
         busy |= self.fetch_from_guests::<SEEN>(underlay);
@@ -64,6 +69,7 @@ impl<P: GuestPort> Core<P> {
                 if !self.underlay_readable {
                     break;
                 }
+                self.work.at_shared(Stage::Loop);
                 self.arrived = 0..underlay.recv().unwrap_or(0);
                 self.underlay_readable = !self.arrived.is_empty();
                 self.now = self.now.max(Time(underlay.received_at_ns()));
@@ -95,6 +101,7 @@ impl<P: GuestPort> Core<P> {
     fn tell_completions(&mut self) {
         for port in self.ports.iter_mut().flatten().filter(|p| p.completed) {
             port.completed = false;
+            self.work.at(Stage::Flush, port.owner);
             port.port.flush();
         }
     }
@@ -103,6 +110,7 @@ impl<P: GuestPort> Core<P> {
     fn on_time<const SEEN: bool>(&mut self) -> bool {
         let mut busy = false;
         if self.engine.next_timeout().is_some_and(|at| at <= self.now) {
+            self.work.at_shared(Stage::Timer);
             self.engine.on_timeout(self.now, &mut self.out);
             busy = true;
         }

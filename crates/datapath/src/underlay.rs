@@ -4,7 +4,7 @@ use bifrost_avs::{DropReason, FromUnderlay, GATEWAY_MAC, PeerId as SwitchPeer};
 use bifrost_nic::{Checksum, Malformed, Offload, Parsed, Segments, copy_of, parse, transport_checksum};
 use bifrost_port::{Datagram, GuestPort, PlaceError, Service};
 use bifrost_rte::{Arrival, LocalVnic, Time, Verdict};
-use bifrost_wire::bifrost::{self, DataHeader, Packet, Setup};
+use bifrost_wire::bifrost::{self, Cid, DataHeader, Packet, Setup};
 use bifrost_wire::{Mac, Vni, vxlan};
 
 use crate::capture::{self, Note, Stage};
@@ -12,6 +12,7 @@ use crate::core::Core;
 use crate::delayed;
 use crate::fault::{Direction, corrupt};
 use crate::hand_over::StrayReset;
+use crate::work::Stage as At;
 
 /// TTL that every host sends with; what is missing are hops.
 const INITIAL_TTL: u8 = 64;
@@ -23,6 +24,7 @@ impl<P: GuestPort> Core<P> {
     pub(crate) fn on_datagram<const SEEN: bool>(&mut self, datagram: &Datagram<'_>) {
         self.counters.underlay_rx_packets += 1;
         self.counters.underlay_rx_bytes += datagram.payload.len() as u64;
+        self.work.at_shared(At::Arrival);
         if SEEN && let Some(capture) = &mut self.capture {
             capture.arrived(Stage::UnderlayRx, "received", datagram, &self.peers);
         }
@@ -58,6 +60,7 @@ impl<P: GuestPort> Core<P> {
                 }
                 delayed::Packet::In { bytes, source, plain, ecn, ttl, at_port } => {
                     self.counters.fault_rx_released_packets += 1;
+                    self.work.at_shared(At::Arrival);
                     let service = if plain { Service::Vxlan } else { Service::Bifrost };
                     let datagram = Datagram { payload: &bytes, source, service, ecn, ttl, rx_time_ns: self.now.0 };
                     match self.peers.of_address(source.ip()) {
@@ -156,6 +159,7 @@ impl<P: GuestPort> Core<P> {
         };
         for (i, packet) in bundle.packets().enumerate() {
             self.counters.parted_packets += u64::from(i > 0);
+            self.work.at_shared(At::Arrival);
             match bifrost::parse(packet) {
                 Ok(packet) => self.on_packet::<SEEN>(peer, vni, &arrival, packet, datagram, at_port),
                 Err(reason) => {
@@ -177,9 +181,13 @@ impl<P: GuestPort> Core<P> {
         at_port: bool,
     ) {
         let now = self.now;
-        self.counters.control_rx_packets += u64::from(!matches!(packet, Packet::Data(..)));
+        if let Packet::Data(header, frame) = packet {
+            return self.on_data::<SEEN>(peer, vni, arrival, &header, frame, datagram, at_port);
+        }
+        self.counters.control_rx_packets += 1;
+        self.work.cid = cid_of(&packet);
+        self.work.at_shared(At::Control);
         match packet {
-            Packet::Data(header, frame) => self.on_data::<SEEN>(peer, vni, arrival, &header, frame, datagram, at_port),
             Packet::Ack(ack) => self.engine.on_ack(now, arrival, &ack, &mut self.out),
             Packet::Probe(header) => self.engine.on_probe(now, arrival, &header, &mut self.out),
             Packet::Skip(header) => self.engine.on_skip(now, arrival, &header, &mut self.out),
@@ -188,8 +196,8 @@ impl<P: GuestPort> Core<P> {
                 self.engine.on_setup(now, arrival, &setup, vnic, &mut self.out);
             }
             Packet::Reset(reset) => self.on_reset(StrayReset { peer, vni: vni.get(), reset, workers_left: u16::MAX }),
-            // Not in another bundle: its parser sees to that.
-            Packet::Bundle(_) => {}
+            // Not in another bundle: its parser sees to that. Data: above.
+            Packet::Bundle(_) | Packet::Data(..) => {}
         }
     }
 
@@ -205,6 +213,8 @@ impl<P: GuestPort> Core<P> {
         at_port: bool,
     ) {
         // What a fault takes or the wire has damaged never reaches the engine: it has not arrived (PROTOCOL §7.1).
+        self.work.cid = header.cid;
+        self.work.at_shared(At::Data);
         let parsed = parse(frame, frame.len());
         if !self.faults.is_empty() && !at_port && self.port_fault(vni, header, frame, datagram, &parsed) {
             return;
@@ -257,6 +267,7 @@ impl<P: GuestPort> Core<P> {
                 return;
             }
         };
+        self.work.at(At::Judge, owner);
         // PROTOCOL §16.2: a connection carries frames between its two vNICs, or what was routed from one to the other.
         let between_vnics = self.engine.pair_of(slot).is_some_and(|pair| {
             parsed.dst_mac == pair.local && (parsed.src_mac == pair.remote || parsed.src_mac == GATEWAY_MAC)
@@ -307,8 +318,10 @@ impl<P: GuestPort> Core<P> {
             self.see_dropped::<SEEN>(seen("rate_limited"), frame);
             return;
         }
+        self.work.at(At::Place, owner);
         match port.port.place(frame, checksum == Checksum::Valid) {
             Ok(handle) => {
+                self.work.at(At::Data, owner);
                 port.hidden += 1;
                 if SEEN && let Some(capture) = &mut self.capture {
                     capture.placed(seen("shown to the guest"), handle.0, frame);
@@ -428,6 +441,9 @@ impl<P: GuestPort> Core<P> {
         if SEEN && let Some(capture) = &mut self.capture {
             capture.frame(Stage::Pre, seen("parsed"), frame, frame.len());
         }
+        self.work.to = frame.first_chunk().map(|to| (vni, Mac(*to)));
+        self.work.cid = Cid::NONE;
+        self.work.at_shared(At::Judge);
         let (port, cut) = match self.switch.from_underlay(vni, SwitchPeer(peer), frame, &parsed) {
             FromUnderlay::Port(port) => (port, None),
             FromUnderlay::Cut { port, mtu } => (port, Some(mtu)),
@@ -481,9 +497,9 @@ impl<P: GuestPort> Core<P> {
         // The switch has seen that it can be cut.
         let Ok(pieces) = Segments::plan_within(frame, frame.len(), Offload::default(), mtu) else { return };
         self.counters.cut_packets += 1;
-        self.counters.piece_packets += u64::from(pieces.count());
         let mut piece = std::mem::take(&mut self.scratch);
         for index in 0..pieces.count() {
+            self.counters.piece_packets += 1;
             piece.clear();
             pieces.write(index, |from, to, out| copy_of(frame, &[], from, to, out), &mut piece);
             self.deliver_plain::<SEEN>(owner, &piece, false);
@@ -515,5 +531,14 @@ impl<P: GuestPort> Core<P> {
         let owner = *self.vnics.get(&(vni, setup.to))?;
         let port = self.ports.get(usize::from(owner))?.as_ref()?;
         Some(LocalVnic { owner, ordering: port.ordering, reliable: port.reliable })
+    }
+}
+
+/// The connection that a packet is addressed to, if there is one.
+fn cid_of(packet: &Packet<'_>) -> Cid {
+    match packet {
+        Packet::Data(header, _) | Packet::Probe(header) | Packet::Skip(header) => header.cid,
+        Packet::Ack(ack) => ack.cid,
+        Packet::Setup(_) | Packet::Reset(_) | Packet::Bundle(_) => Cid::NONE,
     }
 }

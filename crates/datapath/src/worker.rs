@@ -7,10 +7,13 @@ use std::sync::mpsc::{Receiver, TryRecvError};
 
 use bifrost_avs::Switch;
 use bifrost_port::clock::monotonic_ns;
+use bifrost_port::panics::{self, Panic};
+use bifrost_port::vhost::Unplugged;
 use bifrost_port::{PolledPort, PolledUnderlay};
 use bifrost_rte::Time;
 use rustix::event::{Timespec, epoll};
 
+use crate::contain::{PortFault, Recovery};
 use crate::core::{Core, CoreConfig};
 use crate::courtesy::Courtesy;
 use crate::handle::{Command, Mailbox};
@@ -35,6 +38,8 @@ pub struct Worker<U> {
     /// All workers of this host in order, if there are several.
     pub(crate) others: Vec<Mailbox<U>>,
     courtesy: Courtesy,
+    /// For a port that a fault takes out of use: descriptors may be short then.
+    spare: Option<Device>,
     stopping: bool,
 }
 
@@ -68,6 +73,7 @@ impl<U: PolledUnderlay> Worker<U> {
             commands,
             others: Vec::new(),
             courtesy: Courtesy::default(),
+            spare: Some(unplugged()?),
             stopping: false,
         })
     }
@@ -77,7 +83,7 @@ impl<U: PolledUnderlay> Worker<U> {
         // Timers of microseconds: the default slack of 50 us would be most of an ACK delay.
         let _ = rustix::thread::set_current_timer_slack(std::num::NonZeroU64::new(1));
         while !self.stopping {
-            let busy = self.turn();
+            let busy = self.contained(Worker::turn).unwrap_or(true);
             if busy {
                 self.give_way();
             }
@@ -103,6 +109,60 @@ impl<U: PolledUnderlay> Worker<U> {
             self.core.counters.busy_ns += monotonic_ns() - started;
         }
         busy
+    }
+
+    /// Runs `work`. After a panic in it, everything but what it was done for is usable again, or the process ends: then the service manager
+    /// starts it again, and machines keep their rings.
+    fn contained<T>(&mut self, work: impl FnOnce(&mut Self) -> T) -> Option<T> {
+        let panic = match panics::contain(|| work(self)) {
+            Ok(result) => return Some(result),
+            Err(panic) => panic,
+        };
+        match panics::contain(|| self.recover(panic)) {
+            Ok(true) => None,
+            Ok(false) => end("panics that are no port's doing come again and again"),
+            Err(second) => end(&format!("a panic while another one was recovered from: {second}")),
+        }
+    }
+
+    /// Returns whether it is of use to go on.
+    fn recover(&mut self, panic: Panic) -> bool {
+        let spare = &mut self.spare;
+        let recovery = self.core.recover(panic, || spare.take().map_or_else(unplugged, Ok));
+        self.spare = self.spare.take().or_else(|| unplugged().ok());
+        match recovery {
+            Recovery::Dropped => true,
+            Recovery::Hopeless => false,
+            Recovery::PortOut(owner, fault) => {
+                self.forget_broken(owner);
+                // The port's other queues are served by other workers.
+                let own = usize::from(self.core.neighbours.index);
+                for (_, other) in self.others.iter().enumerate().filter(|(index, _)| *index != own) {
+                    let fault = fault.clone();
+                    let _ = other.send(Box::new(move |worker| worker.take_out(owner, fault)));
+                }
+                true
+            }
+        }
+    }
+
+    /// [`Core::take_out`].
+    fn take_out(&mut self, owner: u16, fault: PortFault) {
+        match self.spare.take().map_or_else(unplugged, Ok) {
+            Ok(device) => {
+                self.core.take_out(owner, fault, device);
+                self.forget_broken(owner);
+                self.spare = unplugged().ok();
+            }
+            Err(error) => tracing::error!(port = owner, %error, "a queue of a port cannot be taken out of use"),
+        }
+    }
+
+    /// The device that a fault has put aside wakes nobody any more.
+    fn forget_broken(&mut self, owner: u16) {
+        if let Some(device) = self.core.broken_device(owner) {
+            let _ = epoll::delete(&self.epoll, device.fd());
+        }
     }
 
     /// Lets guests' threads on this processor answer what they were shown in this turn.
@@ -154,7 +214,10 @@ impl<U: PolledUnderlay> Worker<U> {
         let _ = rustix::io::read(self.wake.as_fd(), &mut count);
         loop {
             match self.commands.try_recv() {
-                Ok(command) => command(self),
+                Ok(command) => {
+                    self.core.begin_command();
+                    let _ = self.contained(command);
+                }
                 Err(TryRecvError::Empty) => return,
                 Err(TryRecvError::Disconnected) => {
                     self.stopping = true;
@@ -228,6 +291,17 @@ impl<U: PolledUnderlay> Worker<U> {
     pub fn remove_peer(&mut self, id: u16) {
         self.core.remove_peer(id, &mut self.underlay);
     }
+}
+
+/// A device without a guest.
+fn unplugged() -> io::Result<Device> {
+    Ok(Box::new(Unplugged::new()?))
+}
+
+/// Ends the process at once.
+fn end(why: &str) -> ! {
+    tracing::error!(why, "the daemon ends here, to be started again");
+    std::process::abort()
 }
 
 /// What to watch a device for.

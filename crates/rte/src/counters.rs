@@ -100,6 +100,8 @@ counters! {
     restarted_connections,
     /// Connections forgotten for idleness.
     reaped_connections,
+    /// Connections dropped because a panic came while they, or their port, were worked on.
+    faulted_connections,
     /// Set-ups that nobody answered.
     unanswered_connections,
     /// Connections that fell back to best effort.

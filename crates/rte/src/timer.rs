@@ -67,6 +67,11 @@ impl Default for Timers {
 }
 
 impl Timers {
+    /// No deadlines; all that are pushed are from about `now` on.
+    pub(crate) fn beginning(now: Time) -> Self {
+        Timers { current: slot_of(now), ..Timers::default() }
+    }
+
     pub(crate) fn push(&mut self, at: Time, key: Key) {
         if slot_of(at) <= self.current {
             self.soon.push(Reverse((at, key)));

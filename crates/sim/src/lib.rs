@@ -28,6 +28,8 @@
 mod build;
 mod checker;
 pub mod checkers;
+#[cfg(test)]
+mod containment_tests;
 mod faults;
 mod flows;
 mod host;

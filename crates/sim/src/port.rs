@@ -248,6 +248,12 @@ impl SimPort {
         (self.tx_held as usize, hidden)
     }
 
+    /// Whether something was ever placed.
+    #[cfg(test)]
+    pub(crate) fn rx_was_used(&self) -> bool {
+        !self.rx.is_empty()
+    }
+
     fn misuse(&self, misuse: Misuse) {
         let mut all = self.misuses.borrow_mut();
         if all.len() < MAX_MISUSES {

@@ -132,8 +132,14 @@ pub struct PortStatus {
     pub waiting: bool,
     /// Queues of the device.
     pub queues: u32,
-    /// Its device is gone, since somebody has deleted it in there; the port carries nothing.
+    /// Its device is gone, since somebody has deleted it in there, or a fault has taken the port out of use; it carries nothing.
     pub failed: bool,
+    /// The last fault of the port; it may be in use again.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub fault: Option<PortFault>,
+    /// How often a fault has taken it out of use since it was made.
+    #[serde(default)]
+    pub fault_times: u64,
     /// Packets given to the guest.
     pub rx_packets: u64,
     /// Bytes given to the guest, Ethernet headers included.
@@ -151,6 +157,20 @@ pub struct PortStatus {
     pub rx_held_packets: u64,
     /// Dropped packets by reason.
     pub drops_packets: BTreeMap<String, u64>,
+}
+
+/// A panic while a port was served, which has taken it out of use.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct PortFault {
+    /// What was being done: `fetch`, `place`, ...
+    pub stage: String,
+    /// The panic's message.
+    pub message: String,
+    /// Its place: file, line and column.
+    pub location: String,
+    /// How long ago, s.
+    pub ago_s: f64,
 }
 
 /// One route: an element of `GET /v1/routes`.

@@ -3,6 +3,9 @@
 use super::Kind::Drop;
 use super::{Chapter, Family, count, drop, gauge, reasons};
 
+/// What to do about a panic.
+const FAULT: &str = "the log has the panic and its place: report it; the port: `bifrostctl ports`";
+
 pub(super) const CHAPTER: Chapter = Chapter {
     title: "Pipeline",
     entries: &[
@@ -34,13 +37,25 @@ pub(super) const CHAPTER: Chapter = Chapter {
             "packets that waited for a window when the machine stopped its device",
             "nothing: the machine has restarted, or its driver",
         ),
+        drop(
+            "port.faulted_undecided_packets",
+            "the packet in hand before parser and switch when a fault took the port out of use",
+            FAULT,
+        ),
+        drop("port.faulted_packets", "the packet in the switch when a fault took the port out of use", FAULT),
+        drop(
+            "port.faulted_decided_packets",
+            "the packet between switch and transport when a fault took the port out of use",
+            FAULT,
+        ),
+        count("port.fault_times", "times that a fault took the port out of use", FAULT),
         count("port.answer_packets", "answers of the switch that were placed for the guest", ""),
         gauge("port.held_packets", "packets of the guest that are kept until they are acknowledged", ""),
         count("port.held_back_times", "times that the guest's packets had to wait for its limits", ""),
         gauge(
             "port.failed_ports",
-            "1: the guest's device is gone, such as with its namespace",
-            "reload, or restore it",
+            "1: the guest's device is gone, such as with its namespace, or a fault has taken the port out of use",
+            "`bifrostctl ports` says which; reload, or restore it",
         ),
         drop(
             "port.rate_limited_packets",
@@ -53,6 +68,9 @@ pub(super) const CHAPTER: Chapter = Chapter {
              would have paid; what is carried reliably comes again",
             "give the daemon more workers, or the guest a limit (`rx_mbit`, `rx_kpps`) if nobody should send it so much",
         ),
+        count("datapath.caught_panics", "panics that were contained", FAULT),
+        drop("drop.faulted_packets", "packets for guests that were being worked on when a panic came", FAULT),
+        drop("drop.faulted_tx_packets", "packets to other hosts that were being worked on when a panic came", FAULT),
         count("datapath.loops", "turns of the worker's loop", ""),
         count("datapath.busy_loops", "turns that found something to do", ""),
         count("datapath.busy_ns", "time spent in these", "near a second each second: give the daemon more workers"),

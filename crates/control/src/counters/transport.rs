@@ -91,6 +91,11 @@ pub(super) const CHAPTER: Chapter = Chapter {
         count("rte.restarted_connections", "connections that started anew: the peer restarted or forgot", ""),
         count("rte.reaped_connections", "connections forgotten for idleness", ""),
         count(
+            "rte.faulted_connections",
+            "connections dropped because a panic came while they, or their port, were worked on",
+            "see the log; the port's state: `bifrostctl ports`",
+        ),
+        count(
             "rte.unanswered_connections",
             "set-ups that nobody answered",
             "the peer does not speak BIFROST, or a firewall drops its port",

@@ -3,6 +3,7 @@
 
 mod acknowledge;
 mod connect;
+mod mend;
 mod receive;
 mod recover;
 mod send;
@@ -70,6 +71,8 @@ pub struct Engine {
     spare: Vec<Box<Active>>,
     timers: Timers,
     ack_ready: Vec<u32>,
+    /// The connection that timers or acknowledgements are at, for [`mend`](Self::mend).
+    at_work: u32,
     stack: Vec<u32>,
     counters: Counters,
     reset_tokens: u32,
@@ -99,6 +102,7 @@ impl Engine {
             spare: Vec::new(),
             timers: Timers::default(),
             ack_ready: Vec::new(),
+            at_work: mend::NOBODY,
             stack: Vec::new(),
             counters: Counters::default(),
             reset_tokens: RESETS_PER_REFILL,
@@ -154,6 +158,11 @@ impl Engine {
                 self.remove(index, out);
             }
         }
+        Self::forget_owner(owner, out);
+    }
+
+    /// Nothing that was asked for on behalf of a local port is to be done any more.
+    fn forget_owner(owner: u16, out: &mut Output) {
         out.publish.retain(|p| p.0 != owner);
         out.release.retain(|p| p.0 != owner);
         out.plain.retain(|p| p.owner != owner);

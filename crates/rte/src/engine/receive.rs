@@ -2,6 +2,7 @@
 
 use bifrost_wire::bifrost::{AckHeader, AckKind, Bitmap, Cid, DataHeader, Psn, Reset, Tick};
 
+use super::mend::NOBODY;
 use super::{Engine, RESETS_PER_REFILL};
 use crate::config::Ordering;
 use crate::conn::{AckState, Conn, Echo, Pair, State};
@@ -198,8 +199,10 @@ impl Engine {
     fn acknowledge_ready(&mut self, now: Time, out: &mut Output) {
         let mut ready = std::mem::take(&mut self.ack_ready);
         for index in ready.drain(..) {
+            self.at_work = index;
             self.acknowledge(now, index, out);
         }
+        self.at_work = NOBODY;
         self.ack_ready = ready;
     }
 

@@ -3,6 +3,7 @@
 use bifrost_wire::bifrost::{AckHeader, PathId, Psn};
 
 use super::Engine;
+use super::mend::NOBODY;
 use crate::conn::State;
 use crate::output::{Control, ControlOut, Output};
 use crate::path::PathState;
@@ -32,11 +33,16 @@ impl Engine {
                     if conn.armed == at {
                         conn.armed = Time::NEVER;
                     }
+                    self.at_work = index;
                     self.conn_timeout(now, index, out);
                 }
-                Key::Peer(peer) => self.peer_timeout(now, peer, out),
+                Key::Peer(peer) => {
+                    self.at_work = NOBODY;
+                    self.peer_timeout(now, peer, out);
+                }
             }
         }
+        self.at_work = NOBODY;
     }
 
     fn conn_timeout(&mut self, now: Time, index: u32, out: &mut Output) {

@@ -1,0 +1,253 @@
+//! What a core is working on, and for whom: noted before each step, which costs a store, and asked after a panic.
+
+use bifrost_port::TxHandle;
+use bifrost_wire::bifrost::Cid;
+use bifrost_wire::{Mac, Vni};
+
+/// No port.
+const NOBODY: u16 = u16::MAX;
+
+/// A step of a turn.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+#[repr(u8)]
+pub enum Stage {
+    /// The loop itself.
+    #[default]
+    Loop,
+    /// What another thread has asked for.
+    Command,
+    /// A datagram from the underlay: its headers.
+    Arrival,
+    /// A packet of the transport without a frame: ACK, probe, SKIP, set-up, RESET.
+    Control,
+    /// A data packet in the transport.
+    Data,
+    /// A frame for a guest in the switch.
+    Judge,
+    /// A frame is placed in the guest's ring or queue.
+    Place,
+    /// The transport's timers.
+    Timer,
+    /// Placed frames are made visible.
+    Publish,
+    /// The guest is notified.
+    Notify,
+    /// The transport builds acknowledgements.
+    Acknowledge,
+    /// Packets are fetched from the guest's ring or queue.
+    Fetch,
+    /// A packet of the guest in parser and switch.
+    Switch,
+    /// A packet of the guest in the transport.
+    Transport,
+    /// A packet of the guest is copied for another guest of this host.
+    Copy,
+    /// A packet of the guest is segmented and encapsulated.
+    Emit,
+    /// A packet of the transport without a frame is encapsulated.
+    EmitControl,
+    /// A buffer goes back to the guest.
+    Release,
+    /// The guest is told which buffers are its own again.
+    Flush,
+    /// A batch of datagrams is given to the underlay.
+    Send,
+    /// A message of a front-end; not on a worker.
+    Message,
+}
+
+impl Stage {
+    /// All stages.
+    pub const ALL: [Stage; 21] = [
+        Stage::Loop,
+        Stage::Command,
+        Stage::Arrival,
+        Stage::Control,
+        Stage::Data,
+        Stage::Judge,
+        Stage::Place,
+        Stage::Timer,
+        Stage::Publish,
+        Stage::Notify,
+        Stage::Acknowledge,
+        Stage::Fetch,
+        Stage::Switch,
+        Stage::Transport,
+        Stage::Copy,
+        Stage::Emit,
+        Stage::EmitControl,
+        Stage::Release,
+        Stage::Flush,
+        Stage::Send,
+        Stage::Message,
+    ];
+
+    /// Its name, for messages.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Stage::Loop => "loop",
+            Stage::Command => "command",
+            Stage::Arrival => "arrival",
+            Stage::Control => "control",
+            Stage::Data => "data",
+            Stage::Judge => "judge",
+            Stage::Place => "place",
+            Stage::Timer => "timer",
+            Stage::Publish => "publish",
+            Stage::Notify => "notify",
+            Stage::Acknowledge => "acknowledge",
+            Stage::Fetch => "fetch",
+            Stage::Switch => "switch",
+            Stage::Transport => "transport",
+            Stage::Copy => "copy",
+            Stage::Emit => "emit",
+            Stage::EmitControl => "emit control",
+            Stage::Release => "release",
+            Stage::Flush => "flush",
+            Stage::Send => "send",
+            Stage::Message => "message",
+        }
+    }
+
+    /// Whether a packet on its way to a guest is in hand that nothing has counted yet.
+    pub(crate) fn has_packet_for_guest(self) -> bool {
+        matches!(self, Stage::Arrival | Stage::Data | Stage::Judge | Stage::Place)
+    }
+
+    /// Whether a packet on its way to the underlay is in hand that nothing has counted yet.
+    pub(crate) fn has_packet_for_underlay(self) -> bool {
+        matches!(self, Stage::Emit | Stage::EmitControl)
+    }
+
+    /// Whether it is a port's own: what happens then is its guest's or its device's doing.
+    pub fn is_of_port(self) -> bool {
+        matches!(
+            self,
+            Stage::Place
+                | Stage::Publish
+                | Stage::Notify
+                | Stage::Fetch
+                | Stage::Switch
+                | Stage::Transport
+                | Stage::Copy
+                | Stage::Emit
+                | Stage::Release
+                | Stage::Flush
+        )
+    }
+}
+
+/// A panic at the next step of this kind, for tests. Only in debug builds: no operator can bring it about.
+#[cfg(debug_assertions)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Injection {
+    /// The step.
+    pub stage: Stage,
+    /// Whose step.
+    pub of: Of,
+}
+
+/// Whose steps panic.
+#[cfg(debug_assertions)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Of {
+    /// All.
+    Anybody,
+    /// A port's.
+    Port(u16),
+    /// Those of packets that are addressed to a connection.
+    Connection(Cid),
+}
+
+/// What is being worked on.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Work {
+    stage: Stage,
+    owner: u16,
+    /// The connection that the last data or control packet is addressed to; only at [`Stage::Data`], [`Stage::Judge`] and
+    /// [`Stage::Control`].
+    pub(crate) cid: Cid,
+    /// Where the last plain VXLAN frame is addressed to; only at [`Stage::Judge`] without a port.
+    pub(crate) to: Option<(Vni, Mac)>,
+    /// The packet of a guest that is being given to others of this host.
+    pub(crate) local: Option<(u16, TxHandle)>,
+    #[cfg(debug_assertions)]
+    injected: Option<Injection>,
+}
+
+impl Default for Work {
+    fn default() -> Self {
+        Work {
+            stage: Stage::Loop,
+            owner: NOBODY,
+            cid: Cid::NONE,
+            to: None,
+            local: None,
+            #[cfg(debug_assertions)]
+            injected: None,
+        }
+    }
+}
+
+impl Work {
+    /// The next step is for port `owner`.
+    #[inline(always)]
+    pub(crate) fn at(&mut self, stage: Stage, owner: u16) {
+        (self.stage, self.owner) = (stage, owner);
+        #[cfg(debug_assertions)]
+        self.fire();
+    }
+
+    /// The next step is for no port, or for one that is not known yet.
+    #[inline(always)]
+    pub(crate) fn at_shared(&mut self, stage: Stage) {
+        self.at(stage, NOBODY);
+    }
+
+    pub(crate) fn stage(&self) -> Stage {
+        self.stage
+    }
+
+    /// The port that the step is for, if that is known.
+    pub(crate) fn owner(&self) -> Option<u16> {
+        (self.owner != NOBODY).then_some(self.owner)
+    }
+
+    /// What was being worked on; from now on, it is nothing.
+    pub(crate) fn take(&mut self) -> Work {
+        let before = *self;
+        *self = Work::default();
+        #[cfg(debug_assertions)]
+        {
+            self.injected = before.injected;
+        }
+        before
+    }
+
+    #[cfg(debug_assertions)]
+    pub(crate) fn inject(&mut self, injection: Option<Injection>) {
+        self.injected = injection;
+    }
+
+    /// Whether what was injected has not happened yet.
+    #[cfg(debug_assertions)]
+    pub(crate) fn is_armed(&self) -> bool {
+        self.injected.is_some()
+    }
+
+    #[cfg(debug_assertions)]
+    #[inline(always)]
+    fn fire(&mut self) {
+        if let Some(Injection { stage, of }) = self.injected
+            && stage == self.stage
+            && match of {
+                Of::Anybody => true,
+                Of::Port(owner) => owner == self.owner,
+                Of::Connection(cid) => cid == self.cid,
+            }
+        {
+            self.injected = None;
+            panic!("injected at stage {}", stage.name());
+        }
+    }
+}

@@ -1,0 +1,432 @@
+//! A panic at each stage of a core costs the port, or the connection, that it happened for, and nothing else.
+//!
+//! Two hosts, two tenants. Tenant A's port on the first host is the victim. Tenant B talks all the time, on both hosts, between them and
+//! within the first one: all its packets arrive, once and in order, and every account balances.
+
+#![allow(clippy::unwrap_used)]
+
+use std::collections::BTreeMap;
+use std::net::{IpAddr, Ipv4Addr};
+
+use bifrost_avs as avs;
+use bifrost_control::api::{Place, Sample};
+use bifrost_control::balance;
+use bifrost_datapath::{Injection, Of, Recovery, Stage};
+use bifrost_nic::Offload;
+use bifrost_port::panics;
+use bifrost_rte::{Config, Ordering, Pair, PeerId, Time};
+use bifrost_wire::{Mac, Vni, ipv4};
+
+use crate::host::{Host, HostParts, Vnic};
+use crate::port::SimPort;
+use crate::underlay::SimUnderlay;
+
+/// Time of a turn of both hosts, and of the way between them, ns.
+const STEP_NS: u64 = 20_000;
+/// Tenants' networks.
+const A: u32 = 100;
+const B: u32 = 200;
+/// The port on host 0 that is to suffer.
+const VICTIM: u16 = 0;
+
+/// Guests: number, host, port, network.
+const GUESTS: [(u8, usize, u16, u32); 7] =
+    [(1, 0, 0, A), (2, 1, 0, A), (3, 0, 1, A), (4, 0, 2, B), (5, 1, 1, B), (6, 0, 3, B), (7, 1, 2, B)];
+/// Who talks to whom, and how long the frames are.
+const FLOWS: [(u8, u8, usize); 9] = [
+    (1, 2, 200),
+    (2, 1, 200),
+    (1, 3, 3000),
+    (3, 1, 200),
+    (4, 5, 300),
+    (5, 4, 300),
+    (4, 6, 3000),
+    (6, 4, 100),
+    (6, 7, 3000),
+];
+
+fn mac(guest: u8) -> Mac {
+    Mac([2, 0, 0, 0, 0, guest])
+}
+
+fn ip(guest: u8) -> Ipv4Addr {
+    Ipv4Addr::new(10, 0, 0, guest)
+}
+
+/// A UDP packet without a checksum, with a number in it.
+fn frame(from: u8, to: u8, len: usize, number: u32, out: &mut Vec<u8>) {
+    out.extend_from_slice(&mac(to).0);
+    out.extend_from_slice(&mac(from).0);
+    out.extend_from_slice(&[8, 0, 0x45, 0]);
+    let total = len - 14;
+    out.extend_from_slice(&(total as u16).to_be_bytes());
+    out.extend_from_slice(&[0, 0, 0, 0, 64, 17, 0, 0]);
+    out.extend_from_slice(&ip(from).octets());
+    out.extend_from_slice(&ip(to).octets());
+    ipv4::fill_checksum(&mut out[14..34]);
+    out.extend_from_slice(&[4, 0, 5, 0]);
+    out.extend_from_slice(&((total - 20) as u16).to_be_bytes());
+    out.extend_from_slice(&[0, 0]);
+    out.extend_from_slice(&number.to_be_bytes());
+    out.resize(len, number as u8);
+}
+
+/// What a guest has received: from whom, and which number.
+fn read(frame: &[u8]) -> (u8, u32) {
+    let number = u32::from_be_bytes(frame[42..46].try_into().unwrap());
+    assert!(frame[46..].iter().all(|byte| *byte == number as u8), "the frame is damaged");
+    (frame[29], number)
+}
+
+struct Worlds {
+    hosts: [Host; 2],
+    now: u64,
+    sent: BTreeMap<(u8, u8), u32>,
+    received: BTreeMap<(u8, u8), Vec<u32>>,
+    recoveries: Vec<Recovery>,
+}
+
+fn port() -> SimPort {
+    SimPort::new(256, 256, 4000)
+}
+
+impl Worlds {
+    fn new() -> Self {
+        panics::install();
+        let host = |id: usize| {
+            let here = || GUESTS.iter().filter(move |g| g.1 == id);
+            let vni = |id| Vni::new(id).unwrap();
+            let vpc = |id| avs::Vpc {
+                vni: vni(id),
+                reliability: avs::Reliability::All,
+                ordering: avs::Ordering::Flow,
+                gateways: Vec::new(),
+                acl: Vec::new(),
+            };
+            let tables = avs::Tables {
+                vpcs: vec![vpc(A), vpc(B)],
+                ports: here()
+                    .map(|&(guest, _, owner, network)| avs::Port {
+                        id: avs::PortId(owner),
+                        vni: vni(network),
+                        mac: mac(guest),
+                        addresses: vec![IpAddr::from(ip(guest))],
+                        mtu: 3500,
+                        groups: Vec::new(),
+                        home: None,
+                    })
+                    .collect(),
+                routes: GUESTS
+                    .iter()
+                    .filter(|g| g.1 != id)
+                    .map(|&(guest, _, _, network)| avs::Route {
+                        vni: vni(network),
+                        prefix: IpAddr::from(ip(guest)).into(),
+                        peer: avs::PeerId(0),
+                        mac: mac(guest),
+                        mtu: 3500,
+                    })
+                    .collect(),
+                ..avs::Tables::default()
+            };
+            let vnic = |&(guest, _, _, network): &(u8, usize, u16, u32)| {
+                let (vni, mac) = (vni(network), mac(guest));
+                (Vnic { guest: guest.into(), vni, mac, ordering: Ordering::Flow, reliable: true }, port())
+            };
+            let mut host = Host::new(HostParts {
+                id: id as u32,
+                underlay: SimUnderlay::new(id as u32, 1 << 20, 0),
+                vnics: here().map(vnic).collect(),
+                tables,
+                peers: vec![1 - id as u32],
+                paths: 2,
+                source_port_base: 40_000,
+                config: Config::default(),
+            });
+            host.start(1_000_000 + id as u64, 7 + id as u32);
+            host
+        };
+        Worlds {
+            hosts: [host(0), host(1)],
+            now: 1_000_000,
+            sent: BTreeMap::new(),
+            received: BTreeMap::new(),
+            recoveries: Vec::new(),
+        }
+    }
+
+    fn port_of(&mut self, guest: u8) -> &mut SimPort {
+        let &(_, host, owner, _) = GUESTS.iter().find(|g| g.0 == guest).unwrap();
+        self.hosts[host].port_mut(owner)
+    }
+
+    /// Each flow sends `count` frames, if there is room.
+    fn send(&mut self, count: usize, flows: impl Fn(u8) -> bool) {
+        for (from, to, len) in FLOWS.into_iter().filter(|flow| flows(flow.0)) {
+            for _ in 0..count {
+                let number = self.sent.get(&(from, to)).copied().unwrap_or(0);
+                if self.port_of(from).send(Offload::default(), |out| frame(from, to, len, number, out)) {
+                    self.sent.insert((from, to), number + 1);
+                }
+            }
+            let &(_, host, owner, _) = GUESTS.iter().find(|g| g.0 == from).unwrap();
+            self.hosts[host].core.as_mut().unwrap().on_port_readable(owner);
+        }
+    }
+
+    /// Both hosts turn, and what they have sent arrives.
+    fn turn(&mut self) {
+        self.now += STEP_NS;
+        for id in 0..2 {
+            let host = &mut self.hosts[id];
+            host.underlay.now = self.now;
+            let core = host.core.as_mut().unwrap();
+            core.on_underlay_readable();
+            let turned = panics::contain(|| core.turn(Time(self.now), &mut host.underlay, |_| ()));
+            if let Err(panic) = turned {
+                assert!(panic.message.starts_with("injected"), "{panic}");
+                self.recoveries.push(core.recover(panic, || Ok(SimPort::new(0, 0, 0))));
+            }
+            host.underlay.finish();
+            while core.take_rewatched().is_some() {}
+            host.underlay.spent.clear();
+        }
+        for id in 0..2 {
+            for packet in std::mem::take(&mut self.hosts[id].underlay.outbox) {
+                self.hosts[1 - id].underlay.arrive(self.now, packet).unwrap();
+            }
+        }
+        for (guest, ..) in GUESTS {
+            let port = self.port_of(guest);
+            assert_eq!(port.take_misuses(), []);
+            port.settle(|_| ());
+            let mut heard = Vec::new();
+            while let Some(what) = port.receive(|frame, _| read(frame)) {
+                heard.push(what);
+            }
+            for (from, number) in heard {
+                self.received.entry((from, guest)).or_default().push(number);
+            }
+        }
+    }
+
+    fn run(&mut self, turns: usize, count: usize, flows: impl Fn(u8) -> bool) {
+        for _ in 0..turns {
+            self.send(count, &flows);
+            self.turn();
+        }
+    }
+
+    /// Until nothing is on its way any more.
+    fn drain(&mut self) {
+        (0..20_000).for_each(|_| self.turn());
+    }
+
+    fn inject(&mut self, stage: Stage, of: Of) {
+        self.hosts[0].core.as_mut().unwrap().inject_panic(Injection { stage, of });
+    }
+
+    fn is_due(&self) -> bool {
+        self.hosts[0].core.as_ref().unwrap().is_panic_due()
+    }
+
+    /// All frames of a flow have arrived, once and in order.
+    #[track_caller]
+    fn assert_complete(&self, flow: (u8, u8), why: &str) {
+        let (sent, received) = (self.sent[&flow], &self.received[&flow]);
+        assert!(received.iter().copied().eq(0..sent), "{why}: {flow:?}: {sent} sent, {} received", received.len());
+    }
+
+    /// Every packet is accounted for.
+    #[track_caller]
+    fn assert_balanced(&self, why: &str) {
+        for host in &self.hosts {
+            let view = host.core().unwrap().view(false);
+            let at = Place { worker: Some(0), ..Place::default() };
+            let mut samples: Vec<Sample> = view
+                .counters
+                .iter()
+                .map(|(counter, value)| Sample { counter: counter.clone(), at: at.clone(), value: *value })
+                .collect();
+            let mut add = |counter: String, at: &Place, value| samples.push(Sample { counter, at: at.clone(), value });
+            let sent = host.underlay.lanes().iter().map(|lane| lane.packets).sum();
+            add("udp.tx_datagrams".into(), &at, sent);
+            let unread = view.counters["datapath.unread_datagrams"];
+            add("udp.rx_datagrams".into(), &at, view.underlay_packets.0 + unread);
+            for port in &view.ports {
+                let at = Place { port: Some(port.owner.to_string()), ..at.clone() };
+                add("port.tx_packets".into(), &at, port.tx_packets);
+                add("port.rx_packets".into(), &at, port.rx_packets);
+                add("port.undecided_packets".into(), &at, port.waiting_packets.0);
+                add("port.blocked_packets".into(), &at, port.waiting_packets.1);
+                port.way.iter().for_each(|(name, value)| add(format!("port.{name}"), &at, value));
+                port.switch.iter().for_each(|(name, value)| add(format!("avs.{name}"), &at, *value));
+            }
+            let unexplained = balance::unexplained(&samples);
+            assert!(unexplained.is_empty(), "{why}: host {}: {unexplained:#?}", host.id());
+        }
+    }
+}
+
+fn is_b(guest: u8) -> bool {
+    guest >= 4
+}
+
+/// Tenant B's flows that the panic has nothing to do with.
+fn flows_of_b() -> impl Iterator<Item = (u8, u8)> {
+    FLOWS.into_iter().filter(|flow| is_b(flow.0)).map(|(from, to, _)| (from, to))
+}
+
+#[test]
+fn without_a_panic_everything_arrives() {
+    let mut worlds = Worlds::new();
+    worlds.run(300, 2, |_| true);
+    worlds.drain();
+    for (from, to, _) in FLOWS {
+        worlds.assert_complete((from, to), "nothing has happened");
+    }
+    worlds.assert_balanced("nothing has happened");
+}
+
+#[test]
+fn a_panic_in_a_ports_own_stage_takes_that_port_out_of_use_and_nothing_else() {
+    let stages = Stage::ALL.into_iter().filter(|stage| stage.is_of_port());
+    // After another number of turns each time, so that lists are of other lengths, and something else has been done.
+    for (stage, warm) in stages.flat_map(|stage| [(stage, 40), (stage, 47), (stage, 101)]) {
+        let why = &format!("{} after {warm} turns", stage.name());
+        let mut worlds = Worlds::new();
+        worlds.run(warm, 3, |_| true);
+        worlds.inject(stage, Of::Port(VICTIM));
+        worlds.run(100, 3, |_| true);
+        assert!(!worlds.is_due(), "{why}: it did not come to that");
+        match &worlds.recoveries[..] {
+            [Recovery::PortOut(VICTIM, fault)] => {
+                assert_eq!(fault.stage, stage, "{why}");
+                assert!(fault.panic.location.contains("work.rs"), "{why}: {fault:?}");
+            }
+            other => panic!("{why}: {other:?}"),
+        }
+        let view = worlds.hosts[0].core().unwrap().view(false);
+        let port = view.ports.iter().find(|port| port.owner == VICTIM).unwrap();
+        assert!(port.failed && port.fault_times == 1 && port.fault.is_some(), "{why}");
+        assert_eq!(worlds.hosts[0].core().unwrap().failed_ports(), [VICTIM], "{why}");
+        assert_eq!(view.counters["datapath.caught_panics"], 1, "{why}");
+        worlds.drain();
+        for flow in flows_of_b() {
+            worlds.assert_complete(flow, why);
+        }
+        worlds.assert_balanced(why);
+        // Nobody else of the same tenant is concerned either.
+        assert_eq!(worlds.hosts[0].port(1).outstanding(), (0, 0), "{why}");
+        // With another device the port is in use again. The one that was put aside comes back, as it was.
+        let core = worlds.hosts[0].core.as_mut().unwrap();
+        let broken = core.swap_device(VICTIM, port_again()).unwrap();
+        assert!(broken.rx_was_used(), "{why}: the device that was put aside comes back");
+        let before = worlds.received[&(2, 1)].len();
+        worlds.run(100, 3, |_| true);
+        worlds.drain();
+        assert!(worlds.received[&(2, 1)].len() > before + 100, "{why}: it receives again");
+        for flow in flows_of_b() {
+            worlds.assert_complete(flow, why);
+        }
+        worlds.assert_balanced(why);
+    }
+}
+
+fn port_again() -> SimPort {
+    port()
+}
+
+#[test]
+fn a_panic_at_a_packet_of_a_connection_costs_that_connection() {
+    let (local, remote) = (mac(1), mac(2));
+    for stage in [Stage::Control, Stage::Data, Stage::Judge] {
+        let why = stage.name();
+        let mut worlds = Worlds::new();
+        worlds.run(60, 3, |_| true);
+        let cid = worlds.hosts[0].core().unwrap().engine().cid_of(Pair { vni: A, local, remote }).unwrap();
+        worlds.inject(stage, Of::Connection(cid));
+        worlds.run(100, 3, |_| true);
+        assert!(!worlds.is_due(), "{why}: it did not come to that");
+        assert_eq!(worlds.recoveries, [Recovery::Dropped], "{why}");
+        worlds.drain();
+        for flow in flows_of_b() {
+            worlds.assert_complete(flow, why);
+        }
+        worlds.assert_balanced(why);
+        let core = worlds.hosts[0].core().unwrap();
+        assert_eq!(core.engine().counters().faulted_connections, 1, "{why}");
+        assert_eq!(core.failed_ports(), [0u16; 0], "{why}");
+        // The pair has another one, and works.
+        let before = worlds.received[&(2, 1)].len();
+        worlds.run(100, 3, |_| true);
+        worlds.drain();
+        assert!(worlds.received[&(2, 1)].len() >= before + 290, "{why}");
+        worlds.assert_balanced(why);
+    }
+}
+
+#[test]
+fn a_connection_that_panics_again_and_again_costs_its_port() {
+    let mut worlds = Worlds::new();
+    worlds.run(60, 3, |_| true);
+    for _ in 0..20 {
+        let pair = Pair { vni: A, local: mac(1), remote: mac(2) };
+        if let Some(cid) = worlds.hosts[0].core().unwrap().engine().cid_of(pair) {
+            worlds.inject(Stage::Data, Of::Connection(cid));
+        }
+        worlds.run(60, 3, |_| true);
+    }
+    let out = worlds.recoveries.iter().filter(|r| matches!(r, Recovery::PortOut(VICTIM, _))).count();
+    assert_eq!((out, worlds.recoveries.len()), (1, 20), "{:?}", worlds.recoveries);
+    assert!(matches!(worlds.recoveries[4], Recovery::PortOut(..)), "{:?}", worlds.recoveries);
+    worlds.drain();
+    for flow in flows_of_b() {
+        worlds.assert_complete(flow, "again and again");
+    }
+}
+
+#[test]
+fn a_panic_that_is_nobodys_loses_nothing_that_the_transport_carries() {
+    let stages = [Stage::Loop, Stage::Arrival, Stage::Timer, Stage::Acknowledge, Stage::EmitControl, Stage::Send];
+    for (stage, warm) in stages.into_iter().flat_map(|stage| [(stage, 40), (stage, 53)]) {
+        let why = &format!("{} after {warm} turns", stage.name());
+        let mut worlds = Worlds::new();
+        worlds.run(warm, 3, |_| true);
+        worlds.inject(stage, Of::Anybody);
+        worlds.run(100, 3, |_| true);
+        assert!(!worlds.is_due(), "{why}: it did not come to that");
+        assert_eq!(worlds.recoveries, [Recovery::Dropped], "{why}");
+        worlds.drain();
+        for (from, to, _) in FLOWS {
+            worlds.assert_complete((from, to), why);
+        }
+        worlds.assert_balanced(why);
+    }
+}
+
+#[test]
+fn panics_that_are_nobodys_are_not_borne_for_ever() {
+    let mut worlds = Worlds::new();
+    while !worlds.recoveries.contains(&Recovery::Hopeless) {
+        assert!(worlds.recoveries.len() <= 12);
+        worlds.inject(Stage::Loop, Of::Anybody);
+        worlds.turn();
+    }
+    assert_eq!(worlds.recoveries.len(), 11);
+}
+
+#[test]
+fn the_peer_is_as_it_was() {
+    // A peer number, for the connection that is asked for below, is the engine's first.
+    let mut worlds = Worlds::new();
+    worlds.run(60, 3, |_| true);
+    let before = worlds.hosts[0].core().unwrap().engine().selected_paths(PeerId(0)).len();
+    worlds.inject(Stage::Fetch, Of::Port(VICTIM));
+    worlds.run(60, 3, |_| true);
+    worlds.drain();
+    let engine = worlds.hosts[0].core().unwrap().engine();
+    assert_eq!(engine.selected_paths(PeerId(0)).len(), before);
+    assert!(engine.path_snapshots(Time(worlds.now)).all(|path| path.in_flight_packets == 0), "windows open again");
+    assert_eq!(engine.pages_used().0, 0, "no page is lost");
+}
