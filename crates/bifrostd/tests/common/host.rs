@@ -124,6 +124,11 @@ impl Host {
         self.directory.join(format!("{}.log", self.name))
     }
 
+    /// Where a test says which stage is to panic.
+    pub fn injection_file(&self) -> PathBuf {
+        self.directory.join(format!("{}.inject", self.name))
+    }
+
     pub fn write_config(&self) {
         std::fs::write(self.config_file(), &self.config).unwrap();
     }
@@ -136,6 +141,7 @@ impl Host {
         command
             .arg("--config")
             .arg(self.config_file())
+            .env("BIFROST_INJECT_PANIC", self.injection_file())
             .stdin(Stdio::null())
             .stdout(log.try_clone().unwrap())
             .stderr(log);

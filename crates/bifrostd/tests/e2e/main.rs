@@ -10,6 +10,7 @@ mod bundles;
 mod capture;
 mod connectivity;
 mod containers;
+mod containment;
 mod crowding;
 mod drain;
 mod faults;

@@ -1,0 +1,140 @@
+//! A panic while one port is served costs that port, for a while, and nobody else: not a byte of another tenant's stream is lost.
+
+use std::io::{Read, Write};
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use crate::common::host::{Host, vpc};
+use crate::common::machine::Machine;
+use crate::common::traffic::{Echo, Exchange, ping};
+use crate::common::{Guest, Lab, Options, eventually};
+
+const MEGABYTES: u64 = 1 << 20;
+
+/// Has the next step of this kind of a port panic.
+fn inject(host: &Host, stage: &str, port: &str) {
+    let file = host.injection_file();
+    let whole = file.with_extension("new");
+    std::fs::write(&whole, format!("{stage} {port}\n")).unwrap();
+    std::fs::rename(whole, &file).unwrap();
+    eventually(5.0, "the panic is due", || !file.exists());
+}
+
+/// Two tenants on two hosts: a and b, c and d.
+fn lab(workers: usize) -> Lab {
+    let vpcs = vpc(100, "all", "flow") + &vpc(200, "tcp", "flow");
+    let mut lab = Lab::new(Options { vpcs, workers, ..Options::default() });
+    lab.add(0, Guest::new("a", 1, &["10.0.0.1/24"]));
+    lab.add(1, Guest::new("b", 2, &["10.0.0.2/24"]));
+    lab.add(0, Guest::new("c", 3, &["10.0.0.3/24"]).vni(200));
+    lab.add(1, Guest::new("d", 4, &["10.0.0.4/24"]).vni(200));
+    lab
+}
+
+#[test]
+fn a_panic_at_any_stage_of_a_port_costs_that_port_until_a_reload() {
+    for workers in [1, 2] {
+        let mut lab = lab(workers);
+        lab.start();
+        let pid = lab.hosts[0].pid();
+        let stages = ["fetch", "switch", "transport", "emit", "release", "flush", "place", "publish", "notify"];
+        for (n, stage) in stages.into_iter().enumerate() {
+            assert_eq!(ping(lab.net("a"), "10.0.0.2", 5, 100), 5, "before {stage}");
+            let other = Exchange::start(lab.net("c"), lab.net("d"), "10.0.0.4", 5001 + n as u16, 8 * MEGABYTES);
+            inject(&lab.hosts[0], stage, "a");
+            assert!(ping(lab.net("a"), "10.0.0.2", 20, 1000) < 20, "{stage}: the port is out of use");
+            eventually(5.0, "the fault is seen", || lab.hosts[0].port("a").failed);
+            let port = lab.hosts[0].port("a");
+            let fault = port.fault.unwrap();
+            assert_eq!((fault.stage.as_str(), port.fault_times), (stage, 1));
+            assert!(fault.message.contains("injected") && fault.location.contains("work.rs"), "{fault:?}");
+            assert_eq!(ping(lab.net("a"), "10.0.0.2", 3, 100), 0, "{stage}: it stays out of use");
+            other.finish();
+            lab.hosts[0].assert_balanced();
+            assert!(!lab.hosts[0].port("c").failed);
+            lab.hosts[0].client.reload().unwrap();
+            assert!(!lab.hosts[0].port("a").failed, "{stage}: a reload puts it back");
+            eventually(5.0, "it is reached again", || ping(lab.net("a"), "10.0.0.2", 1, 100) == 1);
+        }
+        assert_eq!(lab.hosts[0].client.status().unwrap().pid, pid, "no process has ended");
+        assert!(lab.hosts[0].counter("datapath.caught_panics") >= stages.len() as u64);
+        // Once each, with message and place.
+        let log = lab.hosts[0].log();
+        assert_eq!(log.matches("the port is out of use until").count(), workers * stages.len(), "{log}");
+        assert_eq!(log.matches("thread 'worker").count(), 0, "{log}");
+    }
+}
+
+#[test]
+fn a_panic_that_is_nobodys_costs_nobody_anything() {
+    let mut lab = lab(1);
+    lab.start();
+    for (n, stage) in ["loop", "arrival", "timer", "acknowledge", "emit control", "send"].into_iter().enumerate() {
+        let other = Exchange::start(lab.net("c"), lab.net("d"), "10.0.0.4", 5001 + n as u16, 8 * MEGABYTES);
+        inject(&lab.hosts[0], stage, "-");
+        other.finish();
+        eventually(5.0, "it happens", || lab.hosts[0].counter("datapath.caught_panics") > n as u64);
+        assert_eq!(ping(lab.net("a"), "10.0.0.2", 5, 100), 5, "after {stage}");
+        lab.hosts[0].assert_balanced();
+    }
+    assert!(lab.hosts[0].client.ports().unwrap().iter().all(|port| !port.failed));
+}
+
+/// A front-end's message, and how the other side answers; `None`: it hangs up.
+fn ask_for_features(socket: &Path) -> Option<u64> {
+    let mut stream = UnixStream::connect(socket).ok()?;
+    stream.set_read_timeout(Some(Duration::from_secs(2))).unwrap();
+    // GET_FEATURES of version 1, no payload.
+    stream.write_all(&[1u32, 1, 0].map(u32::to_le_bytes).concat()).ok()?;
+    let mut answer = [0; 20];
+    stream.read_exact(&mut answer).ok()?;
+    Some(u64::from_le_bytes(answer[12..].try_into().unwrap()))
+}
+
+#[test]
+fn a_panic_at_a_message_costs_that_device() {
+    let mut lab = lab(1);
+    lab.add_machine(0, &Guest::new("m", 5, &["10.0.0.5/24"]), "server");
+    lab.start();
+    let socket = lab.machine_socket("m");
+    let other = Exchange::start(lab.net("c"), lab.net("d"), "10.0.0.4", 5001, 32 * MEGABYTES);
+    for fault in 1..=4 {
+        assert!(ask_for_features(&socket).is_some(), "the device answers before fault {fault}");
+        inject(&lab.hosts[0], "message", "m");
+        assert_eq!(ask_for_features(&socket), None, "fault {fault}");
+        eventually(5.0, "the fault is seen", || lab.hosts[0].port("m").fault_times == fault);
+        assert_eq!(lab.hosts[0].port("m").fault.unwrap().stage, "message");
+    }
+    let began = Instant::now();
+    assert_eq!(ask_for_features(&socket), None, "after the fourth one in a minute it takes a while");
+    assert!(began.elapsed() >= Duration::from_secs(1), "the connection waits");
+    other.finish();
+    assert_eq!(ping(lab.net("a"), "10.0.0.2", 5, 100), 5);
+    assert!(lab.hosts[0].client.reload().is_ok(), "the device's thread takes part");
+    assert_eq!(lab.hosts[0].stop().code(), Some(0), "and ends with the daemon");
+}
+
+#[test]
+fn a_machine_comes_back_by_itself_and_keeps_its_streams() {
+    let mut lab = Lab::new(Options::default());
+    lab.add_machine(0, &Guest::new("a", 1, &["10.0.0.1/24"]).mtu(1450), "client");
+    lab.add(1, Guest::new("b", 2, &["10.0.0.2/24"]).mtu(1450));
+    lab.start();
+    let (directory, socket) = (lab.hosts[0].directory.clone(), lab.machine_socket("a"));
+    let a = Machine::qemu(&directory, "a", &socket, "10.0.0.1/24", 1, "", "nc -ll -p 5001 -e cat");
+    a.wait_for("guest: up", 120.0);
+    let echo = Echo::start(lab.net("b"), "10.0.0.1", 5001);
+    // No more: the fourth one in a minute would have to wait.
+    for (n, stage) in ["fetch", "place", "emit"].into_iter().enumerate() {
+        echo.wait_for_progress(MEGABYTES, Duration::from_secs(60));
+        inject(&lab.hosts[0], stage, "a");
+        eventually(10.0, "the fault is seen", || lab.hosts[0].port("a").fault_times == n as u64 + 1);
+        assert_eq!(lab.hosts[0].port("a").fault.unwrap().stage, stage);
+        echo.wait_for_progress(MEGABYTES, Duration::from_secs(60));
+    }
+    // The guest would have said so of a descriptor that came back twice.
+    assert!(!a.console().contains("is not a head"), "{}", a.console());
+    assert_eq!(lab.hosts[0].counter("vhost.broken_rings"), 0);
+    println!("{} bytes came back as they were sent", echo.finish());
+}
