@@ -115,6 +115,14 @@ pub(crate) fn ports(ports: &[PortStatus]) -> String {
             let (times, ago) = (count(port.fault_times, "fault"), duration(fault.ago_s));
             let _ = write!(out, "\n{} had {times}, the last {ago} ago at {stage}: {message} ({location})", port.name);
         }
+        if port.slow_turns > 0 {
+            let (turns, times) = (count(port.slow_turns, "turn"), port.rest_times);
+            let _ = write!(
+                out,
+                "\n{} kept its worker for more than 1 ms in {turns}, and had to rest {times} times",
+                port.name
+            );
+        }
         for (reason, packets) in port.drops_packets.iter().filter(|(_, packets)| **packets > 0) {
             let _ = write!(out, "\n{} dropped {packets} packets: {reason}", port.name);
         }

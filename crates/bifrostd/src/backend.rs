@@ -77,6 +77,8 @@ impl Backend for Daemon {
                     status.tx_held_packets += port.held_packets;
                     status.tx_held_back_times += port.held_back_times;
                     status.failed |= port.failed;
+                    status.slow_turns += port.slow_turns;
+                    status.rest_times += port.rest_times;
                     status.fault_times = status.fault_times.max(port.fault_times);
                     status.fault = status.fault.or_else(|| port.fault.as_ref().map(fault));
                     for (reason, count) in &port.drops {

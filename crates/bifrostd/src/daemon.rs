@@ -120,6 +120,7 @@ impl Daemon {
                 salt: random()?,
                 plain_paths: translate::plain_paths(&config),
                 bundle_bytes: translate::bundle_bytes(&config),
+                slow_port_percent: config.workers.slow_port_percent,
             };
             let secret = u64::from(random()?) << 32 | u64::from(random()?);
             tables.workers.own = index as u16;

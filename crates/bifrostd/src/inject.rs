@@ -1,13 +1,14 @@
-//! Panics on demand, for the tests of the whole daemon. Only in debug builds, and only if the environment names a file: no operator can
+//! Panics and slowness on demand, for the tests of the whole daemon. Only in debug builds, and only if the environment names a file: no operator can
 //! bring them about.
 //!
-//! The file has a stage and a port, or `-` for whoever's turn it is. It is removed once the panic is due.
+//! The file has a stage and a port, or `-` for whoever's turn it is; after the word `slow`, each such step takes 5 ms from now on, instead of one
+//! panic. The file is removed once that is so.
 
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use bifrost_datapath::{Injection, Of, Stage};
+use bifrost_datapath::{Effect, Injection, Of, Stage};
 use bifrost_port::vhost::inject::panic_at_next_message;
 
 use crate::daemon::Daemon;
@@ -39,6 +40,10 @@ pub(crate) fn listen(daemon: &Arc<Daemon>) {
 }
 
 fn inject(daemon: &Daemon, stage: &str, port: &str) {
+    let (effect, stage) = match stage.strip_prefix("slow ") {
+        Some(stage) => (Effect::Busy(5_000_000), stage),
+        None => (Effect::Panic, stage),
+    };
     let Some(stage) = Stage::ALL.into_iter().find(|s| s.name() == stage) else { return };
     if stage == Stage::Message {
         return panic_at_next_message(port);
@@ -49,6 +54,6 @@ fn inject(daemon: &Daemon, stage: &str, port: &str) {
         name => state.names.port(name).map(Of::Port),
     };
     if let Some(of) = of {
-        let _ = state.on_all(move |worker| worker.core_mut().inject_panic(Injection { stage, of }));
+        let _ = state.on_all(move |worker| worker.core_mut().inject(Injection { stage, of, effect }));
     }
 }

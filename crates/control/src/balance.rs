@@ -141,6 +141,7 @@ const STAGES: [Stage; 9] = [
             "port.answer_packets",
             "port.rate_limited_packets",
             "port.crowded_out_packets",
+            "port.slow_packets",
             "datapath.former_rx_packets",
             "datapath.handed_over_packets",
             "datapath.control_rx_packets",

@@ -156,6 +156,8 @@ fn fixed_fields(old: &Config, new: &Config) -> Vec<String> {
     compare("workers.count", old.workers.count.to_string(), new.workers.count.to_string());
     let cpus = |c: &Config| list(c.workers.cpus.iter().map(ToString::to_string).collect());
     compare("workers.cpus", cpus(old), cpus(new));
+    let share = |c: &Config| c.workers.slow_port_percent.to_string();
+    compare("workers.slow_port_percent", share(old), share(new));
     let addresses = |c: &Config| list(c.underlay.addresses.iter().map(ToString::to_string).collect());
     compare("underlay.addresses", addresses(old), addresses(new));
     let (o, n) = (&old.underlay, &new.underlay);

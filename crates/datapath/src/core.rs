@@ -24,6 +24,7 @@ use crate::limits::Limits;
 use crate::peers::{PeerConfig, PeerError, Peers, PlainPaths};
 use crate::ports::{Port, PortConfig};
 use crate::pressure::Pressure;
+use crate::watchdog::Watchdog;
 use crate::work::{Stage, Work};
 
 /// How soon a guest's full queue is offered again what it did not take, ns.
@@ -44,6 +45,8 @@ pub struct CoreConfig {
     pub plain_paths: PlainPaths,
     /// The longest datagram, UDP payload in bytes, in which the transport's packets may leave together; 0: each goes alone.
     pub bundle_bytes: u16,
+    /// Of the worker's time, what a port may use beyond what its packets need, percent; 0: as much as it likes. Asked by a worker alone.
+    pub slow_port_percent: u8,
 }
 
 /// Everything of a worker but its way to other hosts, its thread and its clock: one code for the daemon and for
@@ -81,6 +84,8 @@ pub struct Core<P> {
     pub(crate) receive_budget: Budget,
     /// What is being done, and for whom.
     pub(crate) work: Work,
+    /// Who keeps this worker.
+    pub(crate) watchdog: Watchdog,
     /// Panics that were nobody's.
     pub(crate) unowned_panics: Strikes,
     /// Ports whose wish to be watched has changed.
@@ -117,6 +122,7 @@ impl<P: GuestPort> Core<P> {
             arrived: 0..0,
             receive_budget: Budget::default(),
             work: Work::default(),
+            watchdog: Watchdog::default(),
             unowned_panics: Strikes::default(),
             rewatch: Vec::new(),
             has_limits: false,
@@ -169,8 +175,11 @@ impl<P: GuestPort> Core<P> {
         self.vnics.remove(&(port.vni, port.mac));
         self.engine.remove_owner(owner, &mut self.out);
         self.switch.forget_counters(bifrost_avs::PortId(owner));
-        self.counters.former_rx_packets +=
-            port.rx_packets + port.way.answer_packets + port.rate_limited + port.crowded_out;
+        self.counters.former_rx_packets += port.rx_packets
+            + port.way.answer_packets
+            + port.rate_limited
+            + port.crowded_out
+            + port.slowness.rest_packets;
         // One that a fault has put aside is what the port was made with.
         Some(port.broken.unwrap_or(port.port))
     }
@@ -215,7 +224,10 @@ impl<P: GuestPort> Core<P> {
     pub fn next_deadline(&self) -> Option<Time> {
         let postponed = self.ports.iter().flatten().any(|p| p.dirty).then(|| self.now.after(POSTPONED_NS));
         let held_back = if self.has_limits { self.next_of_held_back() } else { None };
-        [self.engine.next_timeout(), self.delayed.next(), postponed, held_back].into_iter().flatten().min()
+        [self.engine.next_timeout(), self.delayed.next(), postponed, held_back, self.next_rested()]
+            .into_iter()
+            .flatten()
+            .min()
     }
 
     /// When the next guest that has sent what it may goes on; while its packets wait for something else, that comes first.
@@ -282,7 +294,11 @@ impl<P: GuestPort> Core<P> {
     pub fn has_more(&self) -> bool {
         self.has_arrivals()
             || self.neighbours.has_rest()
-            || self.ports.iter().flatten().any(|p| p.unfinished || p.readable && p.watched)
+            || self
+                .ports
+                .iter()
+                .flatten()
+                .any(|p| (p.unfinished && p.slowness.rests_until.is_none()) || p.readable && p.watched)
     }
 
     /// Whether datagrams may be waiting, here or in the underlay.
@@ -316,9 +332,9 @@ impl<P: GuestPort> Core<P> {
         self.ports.get(usize::from(owner))?.as_ref()?.broken.as_ref()
     }
 
-    /// Has a step panic, for tests.
+    /// Has something happen at a step, for tests.
     #[cfg(debug_assertions)]
-    pub fn inject_panic(&mut self, injection: crate::work::Injection) {
+    pub fn inject(&mut self, injection: crate::work::Injection) {
         self.work.inject(Some(injection));
     }
 
@@ -366,8 +382,11 @@ impl<P: GuestPort> Core<P> {
     /// Decides anew whether a port is to be watched.
     pub(crate) fn watch(&mut self, owner: usize) {
         let Some(port) = self.ports.get_mut(owner).and_then(Option::as_mut) else { return };
-        let wanted =
-            port.backlog.is_empty() && port.port.tx_free() > 0 && !port.failed && port.held_back_until.is_none();
+        let wanted = port.backlog.is_empty()
+            && port.port.tx_free() > 0
+            && !port.failed
+            && port.held_back_until.is_none()
+            && port.slowness.rests_until.is_none();
         if wanted != port.watched {
             port.watched = wanted;
             self.rewatch.push(owner as u16);

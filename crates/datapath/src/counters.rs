@@ -123,6 +123,8 @@ pub struct Counters {
     pub fault_tx_released_packets: u64,
     /// Packets from other hosts that have waited.
     pub fault_rx_released_packets: u64,
+    /// Turns of more than a millisecond of processor time, while that is looked at.
+    pub long_turns: u64,
     /// Panics that were contained.
     pub caught_panics: u64,
     /// Packets for guests that were being worked on when a panic came.
@@ -261,6 +263,7 @@ impl Counters {
             ("fault.queued_packets", self.fault_queued_packets),
             ("fault.tx_released_packets", self.fault_tx_released_packets),
             ("fault.rx_released_packets", self.fault_rx_released_packets),
+            ("datapath.long_turns", self.long_turns),
             ("datapath.caught_panics", self.caught_panics),
             ("drop.faulted_packets", self.faulted_packets),
             ("drop.faulted_tx_packets", self.faulted_tx_packets),

@@ -40,7 +40,7 @@ impl<P: GuestPort> Core<P> {
 
     fn fetch_from<const SEEN: bool>(&mut self, owner: usize, underlay: &mut impl Underlay) -> bool {
         let Some(port) = self.ports[owner].as_mut() else { return false };
-        if port.failed || (!port.readable && port.backlog.is_empty()) {
+        if port.failed || (!port.readable && port.backlog.is_empty()) || port.slowness.rests_until.is_some() {
             return false;
         }
         // A closed window stops fetching from this guest and nothing else.
@@ -443,6 +443,14 @@ fn place_plain<const SEEN: bool, P: GuestPort>(
         port.rate_limited += 1;
         if SEEN && let Some(capture) = capture {
             let note = Note { port: Some(port.owner), vni: Some(port.vni.get()), ..Note::inwards("rate_limited") };
+            capture.dropped(note, frame, frame.len());
+        }
+        return;
+    }
+    if port.slowness.rests(now) {
+        port.slowness.rest_packets += 1;
+        if SEEN && let Some(capture) = capture {
+            let note = Note { port: Some(port.owner), vni: Some(port.vni.get()), ..Note::inwards("slow_port") };
             capture.dropped(note, frame, frame.len());
         }
         return;

@@ -37,6 +37,7 @@ mod snapshot;
 pub mod trace;
 mod turn;
 mod underlay;
+mod watchdog;
 mod work;
 mod worker;
 
@@ -49,7 +50,8 @@ pub use limits::{Limit, Limits, Rate};
 pub use peers::{PeerConfig, PeerError, PlainPaths};
 pub use ports::PortConfig;
 pub use snapshot::{PathView, PortView, WorkerView};
+pub use watchdog::{LONG_TURN_NS, WatchdogConfig};
 pub use work::Stage;
 #[cfg(debug_assertions)]
-pub use work::{Injection, Of};
+pub use work::{Effect, Injection, Of};
 pub use worker::{Device, Worker};

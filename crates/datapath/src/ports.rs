@@ -13,6 +13,7 @@ use crate::contain::{PortFault, Strikes};
 use crate::counters::WayCounters;
 use crate::limits::Limits;
 use crate::pressure::Load;
+use crate::watchdog::Slowness;
 
 /// A guest port to be added to a worker.
 pub struct PortConfig<P> {
@@ -90,6 +91,8 @@ pub(crate) struct Port<P> {
     pub(crate) fault: Option<PortFault>,
     /// How often that was so.
     pub(crate) fault_times: u64,
+    /// What it costs beyond what its packets need.
+    pub(crate) slowness: Slowness,
     /// Panics that may be its doing.
     pub(crate) strikes: Strikes,
     /// The device that was behind it at the last fault, until it gets another one: to be dropped elsewhere.
@@ -136,6 +139,7 @@ impl<P: GuestPort> Port<P> {
             failed: false,
             fault: None,
             fault_times: 0,
+            slowness: Slowness::default(),
             strikes: Strikes::default(),
             broken: None,
             way: WayCounters::default(),

@@ -75,6 +75,14 @@ pub struct PortView {
     pub fault: Option<PortFault>,
     /// How often a fault took it out of use.
     pub fault_times: u64,
+    /// Turns in which it kept the worker for more than a millisecond beyond what its packets need.
+    pub slow_turns: u64,
+    /// Time beyond what its packets need, ns, in these.
+    pub slow_ns: u64,
+    /// How often it had to rest for that.
+    pub rest_times: u64,
+    /// Packets for it that came while it rested.
+    pub rest_packets: u64,
     /// What the device's queue counts itself.
     pub counters: Vec<(String, u64)>,
     /// What the switch counts of it, units last.
@@ -88,7 +96,7 @@ pub struct PortView {
 }
 
 impl<P: GuestPort> Core<P> {
-    fn drops(&self, owner: u16, beyond: [(&'static str, u64); 2]) -> BTreeMap<String, u64> {
+    fn drops(&self, owner: u16, beyond: [(&'static str, u64); 3]) -> BTreeMap<String, u64> {
         let by_switch = self.switch.port_counters(bifrost_avs::PortId(owner));
         let by_switch = by_switch
             .into_iter()
@@ -133,11 +141,22 @@ impl<P: GuestPort> Core<P> {
             failed: p.failed,
             fault: p.fault.clone(),
             fault_times: p.fault_times,
+            slow_turns: p.slowness.slow_turns,
+            slow_ns: p.slowness.slow_ns,
+            rest_times: p.slowness.rest_times,
+            rest_packets: p.slowness.rest_packets,
             counters: p.port.counters(),
             switch: self.switch.port_counters(bifrost_avs::PortId(p.owner)).map_or(Vec::new(), |c| c.iter().collect()),
             rate_limited_packets: p.rate_limited,
             crowded_out_packets: p.crowded_out,
-            drops: self.drops(p.owner, [("rate_limited", p.rate_limited), ("crowded_out", p.crowded_out)]),
+            drops: self.drops(
+                p.owner,
+                [
+                    ("rate_limited", p.rate_limited),
+                    ("crowded_out", p.crowded_out),
+                    ("slow_port", p.slowness.rest_packets),
+                ],
+            ),
         });
         let of_transport = self.engine.path_snapshots(self.now);
         let known = of_transport.filter_map(|snapshot| Some((self.peers.of_engine(snapshot.peer)?, snapshot)));

@@ -40,6 +40,9 @@ impl<P: GuestPort> Core<P> {
         self.now = now;
         self.switch.advance(now.0);
         self.unpack_rest::<SEEN>();
+        if self.watchdog.any_rests {
+            self.end_rests();
+        }
         self.counters.loops += 1;
         // In: decapsulate, transport, verify, place (underlay.rs).
         let mut busy = self.receive::<SEEN>(underlay);
@@ -56,6 +59,7 @@ impl<P: GuestPort> Core<P> {
         // Segment, encapsulate, send; give acknowledged buffers back (emit.rs).
         busy |= self.emit::<SEEN>(underlay);
         self.tell_completions();
+        self.work.at_shared(Stage::Loop);
         self.counters.busy_loops += u64::from(busy);
         busy
     }

@@ -318,6 +318,13 @@ impl<P: GuestPort> Core<P> {
             self.see_dropped::<SEEN>(seen("rate_limited"), frame);
             return;
         }
+        if port.slowness.rests(self.now) {
+            // Like a guest's limit: its sender slows down.
+            port.slowness.rest_packets += 1;
+            self.engine.rate_limited(slot);
+            self.see_dropped::<SEEN>(seen("slow_port"), frame);
+            return;
+        }
         self.work.at(At::Place, owner);
         match port.port.place(frame, checksum == Checksum::Valid) {
             Ok(handle) => {

@@ -137,7 +137,27 @@ impl Stage {
     }
 }
 
-/// A panic at the next step of this kind, for tests. Only in debug builds: no operator can bring it about.
+/// Times the steps of a turn.
+#[derive(Debug)]
+struct Look {
+    clock: fn() -> u64,
+    /// When the step began.
+    since: u64,
+    /// By port.
+    spent: Vec<Spent>,
+}
+
+/// What was spent for a port in a turn.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Spent {
+    pub(crate) total_ns: u64,
+    /// Of the longest step.
+    pub(crate) longest_ns: u64,
+    /// The longest step.
+    pub(crate) stage: Stage,
+}
+
+/// What is to happen at steps of this kind, for tests. Only in debug builds: no operator can bring it about.
 #[cfg(debug_assertions)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Injection {
@@ -145,9 +165,21 @@ pub struct Injection {
     pub stage: Stage,
     /// Whose step.
     pub of: Of,
+    /// What.
+    pub effect: Effect,
 }
 
-/// Whose steps panic.
+/// What happens at a step.
+#[cfg(debug_assertions)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Effect {
+    /// The next one panics.
+    Panic,
+    /// Each takes so long, ns.
+    Busy(u64),
+}
+
+/// Whose steps.
 #[cfg(debug_assertions)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Of {
@@ -160,7 +192,7 @@ pub enum Of {
 }
 
 /// What is being worked on.
-#[derive(Clone, Copy, Debug)]
+#[derive(Debug)]
 pub(crate) struct Work {
     stage: Stage,
     owner: u16,
@@ -171,6 +203,8 @@ pub(crate) struct Work {
     pub(crate) to: Option<(Vni, Mac)>,
     /// The packet of a guest that is being given to others of this host.
     pub(crate) local: Option<(u16, TxHandle)>,
+    /// Steps are timed.
+    look: Option<Box<Look>>,
     #[cfg(debug_assertions)]
     injected: Option<Injection>,
 }
@@ -183,6 +217,7 @@ impl Default for Work {
             cid: Cid::NONE,
             to: None,
             local: None,
+            look: None,
             #[cfg(debug_assertions)]
             injected: None,
         }
@@ -193,6 +228,9 @@ impl Work {
     /// The next step is for port `owner`.
     #[inline(always)]
     pub(crate) fn at(&mut self, stage: Stage, owner: u16) {
+        if self.look.is_some() {
+            self.time_step();
+        }
         (self.stage, self.owner) = (stage, owner);
         #[cfg(debug_assertions)]
         self.fire();
@@ -202,6 +240,32 @@ impl Work {
     #[inline(always)]
     pub(crate) fn at_shared(&mut self, stage: Stage) {
         self.at(stage, NOBODY);
+    }
+
+    /// From now on steps are timed; there are `ports` ports.
+    pub(crate) fn look_closely(&mut self, clock: fn() -> u64, ports: usize) {
+        let spent = vec![Spent::default(); ports];
+        self.look = Some(Box::new(Look { clock, since: clock(), spent }));
+    }
+
+    /// No longer. Returns what was spent for each port.
+    pub(crate) fn look_away(&mut self) -> Option<Vec<Spent>> {
+        self.look.as_ref()?;
+        self.time_step();
+        self.look.take().map(|look| look.spent)
+    }
+
+    /// A step has ended.
+    #[cold]
+    fn time_step(&mut self) {
+        let Some(look) = &mut self.look else { return };
+        let now = (look.clock)();
+        let took = now.saturating_sub(std::mem::replace(&mut look.since, now));
+        let Some(spent) = look.spent.get_mut(usize::from(self.owner)) else { return };
+        spent.total_ns += took;
+        if took > spent.longest_ns {
+            (spent.longest_ns, spent.stage) = (took, self.stage);
+        }
     }
 
     pub(crate) fn stage(&self) -> Stage {
@@ -215,8 +279,7 @@ impl Work {
 
     /// What was being worked on; from now on, it is nothing.
     pub(crate) fn take(&mut self) -> Work {
-        let before = *self;
-        *self = Work::default();
+        let before = std::mem::take(self);
         #[cfg(debug_assertions)]
         {
             self.injected = before.injected;
@@ -238,7 +301,7 @@ impl Work {
     #[cfg(debug_assertions)]
     #[inline(always)]
     fn fire(&mut self) {
-        if let Some(Injection { stage, of }) = self.injected
+        if let Some(Injection { stage, of, effect }) = self.injected
             && stage == self.stage
             && match of {
                 Of::Anybody => true,
@@ -246,8 +309,18 @@ impl Work {
                 Of::Connection(cid) => cid == self.cid,
             }
         {
-            self.injected = None;
-            panic!("injected at stage {}", stage.name());
+            match effect {
+                Effect::Panic => {
+                    self.injected = None;
+                    panic!("injected at stage {}", stage.name());
+                }
+                Effect::Busy(ns) => {
+                    let began = std::time::Instant::now();
+                    while began.elapsed().as_nanos() < u128::from(ns) {
+                        std::hint::spin_loop();
+                    }
+                }
+            }
         }
     }
 }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, TryRecvError};
 
 use bifrost_avs::Switch;
-use bifrost_port::clock::monotonic_ns;
+use bifrost_port::clock::{monotonic_ns, thread_ns};
 use bifrost_port::panics::{self, Panic};
 use bifrost_port::vhost::Unplugged;
 use bifrost_port::{PolledPort, PolledUnderlay};
@@ -20,6 +20,7 @@ use crate::handle::{Command, Mailbox};
 use crate::peers::{PeerConfig, PeerError};
 use crate::ports::PortConfig;
 use crate::snapshot::WorkerView;
+use crate::watchdog::WatchdogConfig;
 
 /// Tokens of the epoll set: ports by number, then these.
 const UNDERLAY_TOKEN: u64 = 1 << 32;
@@ -59,7 +60,9 @@ impl<U: PolledUnderlay> Worker<U> {
         wake: Arc<OwnedFd>,
         commands: Receiver<Command<U>>,
     ) -> io::Result<Self> {
-        let core = Core::new(config, switch);
+        let (clock, share_percent) = (monotonic_ns, config.slow_port_percent);
+        let mut core = Core::new(config, switch);
+        core.watch_time(WatchdogConfig { clock, processor_time: thread_ns, share_percent });
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         for fd in underlay.fds() {
             epoll::add(&epoll, fd, epoll::EventData::new_u64(UNDERLAY_TOKEN), epoll::EventFlags::IN)?;
@@ -93,6 +96,7 @@ impl<U: PolledUnderlay> Worker<U> {
 
     fn turn(&mut self) -> bool {
         let started = monotonic_ns();
+        self.core.begin_turn(Time(started));
         let others = &self.others;
         let hand_over = |core: &mut Core<Device>| Self::hand_over(core, others);
         let busy = if self.core.is_captured() {
@@ -106,7 +110,11 @@ impl<U: PolledUnderlay> Worker<U> {
             self.rewatch(owner);
         }
         if busy {
-            self.core.counters.busy_ns += monotonic_ns() - started;
+            let ended = monotonic_ns();
+            self.core.counters.busy_ns += ended - started;
+            self.core.end_turn(Time(started), Time(ended));
+        } else {
+            self.core.end_idle_turn();
         }
         busy
     }

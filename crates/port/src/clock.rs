@@ -36,6 +36,11 @@ pub fn monotonic_ns() -> u64 {
     nanoseconds(clock_gettime(ClockId::Monotonic))
 }
 
+/// Processor time of the calling thread, ns: a system call.
+pub fn thread_ns() -> u64 {
+    nanoseconds(clock_gettime(ClockId::ThreadCPUTime))
+}
+
 fn nanoseconds(t: Timespec) -> u64 {
     u64::try_from(t.tv_sec).unwrap_or(0) * 1_000_000_000 + u64::try_from(t.tv_nsec).unwrap_or(0)
 }

@@ -5,13 +5,14 @@
 
 #![allow(clippy::unwrap_used)]
 
+use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr};
 
 use bifrost_avs as avs;
 use bifrost_control::api::{Place, Sample};
 use bifrost_control::balance;
-use bifrost_datapath::{Injection, Of, Recovery, Stage};
+use bifrost_datapath::{Effect, Injection, Of, PortView, Recovery, Stage, WatchdogConfig};
 use bifrost_nic::Offload;
 use bifrost_port::panics;
 use bifrost_rte::{Config, Ordering, Pair, PeerId, Time};
@@ -78,12 +79,31 @@ fn read(frame: &[u8]) -> (u8, u32) {
     (frame[29], number)
 }
 
+thread_local! {
+    /// Time on the wall, and the thread's own processor time, ns.
+    static CLOCK: Cell<u64> = const { Cell::new(0) };
+    static USED: Cell<u64> = const { Cell::new(0) };
+}
+
+/// The thread works.
+fn work(ns: u64) {
+    CLOCK.set(CLOCK.get() + ns);
+    USED.set(USED.get() + ns);
+}
+
+/// Another thread has the processor.
+fn sleep(ns: u64) {
+    CLOCK.set(CLOCK.get() + ns);
+}
+
 struct Worlds {
     hosts: [Host; 2],
     now: u64,
     sent: BTreeMap<(u8, u8), u32>,
     received: BTreeMap<(u8, u8), Vec<u32>>,
     recoveries: Vec<Recovery>,
+    /// Time of the first host's turns.
+    turns_ns: u64,
 }
 
 fn port() -> SimPort {
@@ -152,6 +172,7 @@ impl Worlds {
             sent: BTreeMap::new(),
             received: BTreeMap::new(),
             recoveries: Vec::new(),
+            turns_ns: 0,
         }
     }
 
@@ -176,13 +197,18 @@ impl Worlds {
 
     /// Both hosts turn, and what they have sent arrives.
     fn turn(&mut self) {
-        self.now += STEP_NS;
+        self.now = (self.now + STEP_NS).max(CLOCK.get());
         for id in 0..2 {
             let host = &mut self.hosts[id];
             host.underlay.now = self.now;
             let core = host.core.as_mut().unwrap();
             core.on_underlay_readable();
-            let turned = panics::contain(|| core.turn(Time(self.now), &mut host.underlay, |_| ()));
+            let started = Time(self.now);
+            CLOCK.set(self.now);
+            core.begin_turn(started);
+            let turned = panics::contain(|| core.turn(started, &mut host.underlay, |_| ()));
+            core.end_turn(started, Time(CLOCK.get()));
+            self.turns_ns += if id == 0 { CLOCK.get() - self.now } else { 0 };
             if let Err(panic) = turned {
                 assert!(panic.message.starts_with("injected"), "{panic}");
                 self.recoveries.push(core.recover(panic, || Ok(SimPort::new(0, 0, 0))));
@@ -223,7 +249,7 @@ impl Worlds {
     }
 
     fn inject(&mut self, stage: Stage, of: Of) {
-        self.hosts[0].core.as_mut().unwrap().inject_panic(Injection { stage, of });
+        self.hosts[0].core.as_mut().unwrap().inject(Injection { stage, of, effect: Effect::Panic });
     }
 
     fn is_due(&self) -> bool {
@@ -257,6 +283,7 @@ impl Worlds {
                 let at = Place { port: Some(port.owner.to_string()), ..at.clone() };
                 add("port.tx_packets".into(), &at, port.tx_packets);
                 add("port.rx_packets".into(), &at, port.rx_packets);
+                add("port.slow_packets".into(), &at, port.rest_packets);
                 add("port.undecided_packets".into(), &at, port.waiting_packets.0);
                 add("port.blocked_packets".into(), &at, port.waiting_packets.1);
                 port.way.iter().for_each(|(name, value)| add(format!("port.{name}"), &at, value));
@@ -429,4 +456,76 @@ fn the_peer_is_as_it_was() {
     assert_eq!(engine.selected_paths(PeerId(0)).len(), before);
     assert!(engine.path_snapshots(Time(worlds.now)).all(|path| path.in_flight_packets == 0), "windows open again");
     assert_eq!(engine.pages_used().0, 0, "no page is lost");
+}
+
+/// The first host watches who uses its time.
+fn watched(share_percent: u8, victim: fn(usize)) -> Worlds {
+    let mut worlds = Worlds::new();
+    CLOCK.set(0);
+    let (clock, processor_time): (fn() -> u64, fn() -> u64) = (|| CLOCK.get(), || USED.get());
+    worlds.hosts[0].core.as_mut().unwrap().watch_time(WatchdogConfig { clock, processor_time, share_percent });
+    worlds.run(60, 1, |_| true);
+    worlds.port_of(1).on_packets = Some(victim);
+    worlds
+}
+
+fn victim(worlds: &Worlds) -> PortView {
+    worlds.hosts[0].core().unwrap().view(false).ports.into_iter().find(|port| port.owner == VICTIM).unwrap()
+}
+
+#[test]
+fn a_port_whose_packets_take_milliseconds_gets_its_share_of_the_worker_and_no_more() {
+    // As with a receive ring full of buffers that cannot be used.
+    let slow = |packets| work(5_000_000 * packets as u64);
+    let shares = [0, 10].map(|share| {
+        let mut worlds = watched(share, slow);
+        // Until the worker knows.
+        worlds.run(20, 1, |_| true);
+        let (began, used) = (worlds.now, worlds.turns_ns);
+        while worlds.now < began + 3_000_000_000 {
+            worlds.run(1, 1, |_| true);
+        }
+        let percent = (worlds.turns_ns - used) * 100 / (worlds.now - began);
+        let port = victim(&worlds);
+        assert!(port.slow_turns > 3 && port.slow_ns > 10_000_000, "{port:?}");
+        assert_eq!(port.rest_times > 0, share > 0);
+        if share > 0 {
+            assert!(port.drops["slow_port"] > 0);
+        }
+        worlds.port_of(1).on_packets = None;
+        worlds.drain();
+        for flow in flows_of_b() {
+            worlds.assert_complete(flow, "slow");
+        }
+        worlds.assert_balanced("slow");
+        // Once it is no longer slow it is served as before.
+        let before = worlds.received[&(2, 1)].len();
+        (0..60_000).for_each(|_| worlds.turn());
+        worlds.run(200, 1, |_| true);
+        worlds.drain();
+        assert!(worlds.received[&(2, 1)].len() >= before + 190, "{share} %");
+        percent
+    });
+    assert!(shares[0] > 60 && shares[1] <= 15, "percent of the worker's time, without and with a bound: {shares:?}");
+}
+
+#[test]
+fn the_scheduler_is_no_ports_fault() {
+    let mut worlds = watched(10, |_| sleep(4_000_000));
+    worlds.run(600, 1, |_| true);
+    let port = victim(&worlds);
+    assert_eq!((port.slow_turns, port.slow_ns, port.rest_times), (0, 0, 0));
+}
+
+#[test]
+fn a_busy_port_is_not_slow() {
+    // Large packets, and many: turns of several milliseconds.
+    let mut worlds = watched(1, |packets| work(35_000 * packets as u64));
+    for _ in 0..600 {
+        worlds.run(1, 100, |guest| guest <= 2);
+    }
+    let port = victim(&worlds);
+    let turns = worlds.hosts[0].core().unwrap().counters().long_turns;
+    assert!(turns > 100, "{turns} long turns");
+    assert_eq!((port.slow_turns, port.rest_times), (0, 0));
 }

@@ -95,7 +95,15 @@ impl Host {
         let switch = avs::Switch::build(&self.tables, 0).expect("a switch without contradictions");
         let (transport, plain_paths) = (self.config.clone(), PlainPaths::default());
         let mut core = Core::new(
-            CoreConfig { index: 0, transport, instance, salt, plain_paths, bundle_bytes: BUNDLE_BYTES },
+            CoreConfig {
+                index: 0,
+                transport,
+                instance,
+                salt,
+                plain_paths,
+                bundle_bytes: BUNDLE_BYTES,
+                slow_port_percent: 0,
+            },
             switch,
         );
         for ((owner, vnic), port) in (0..).zip(&self.vnics).zip(self.parked.drain(..)) {
@@ -189,7 +197,15 @@ mod tests {
         let switch = avs::Switch::build(&avs::Tables::default(), 0).unwrap();
         let (transport, plain_paths) = (Config::default(), PlainPaths::default());
         let mut core = Core::new(
-            CoreConfig { index: 0, transport, instance: 1, salt: 1, plain_paths, bundle_bytes: BUNDLE_BYTES },
+            CoreConfig {
+                index: 0,
+                transport,
+                instance: 1,
+                salt: 1,
+                plain_paths,
+                bundle_bytes: BUNDLE_BYTES,
+                slow_port_percent: 0,
+            },
             switch,
         );
         let mut port = SimPort::new(256, 256, 65_535);

@@ -89,6 +89,9 @@ pub struct SimPort {
     fetched: Vec<u32>,
     /// Receive buffers that became visible since the world last looked.
     shown: Vec<u32>,
+    /// What a test has happen whenever something is fetched or placed: so many packets.
+    #[cfg(test)]
+    pub(crate) on_packets: Option<fn(usize)>,
 }
 
 impl SimPort {
@@ -111,6 +114,8 @@ impl SimPort {
             no_buffer: 0,
             fetched: Vec::new(),
             shown: Vec::new(),
+            #[cfg(test)]
+            on_packets: None,
         }
     }
 
@@ -264,6 +269,8 @@ impl SimPort {
 
 impl GuestPort for SimPort {
     fn fetch(&mut self, max: usize, out: &mut Vec<TxFrame>) -> io::Result<bool> {
+        #[cfg(test)]
+        self.on_packets.inspect(|happens| happens(max.min(self.tx_offered.len())));
         for _ in 0..max {
             let Some(slot) = self.tx_offered.pop_front() else { return Ok(false) };
             let s = &mut self.tx[slot as usize];
@@ -305,6 +312,8 @@ impl GuestPort for SimPort {
         if frame.len() > self.max_frame {
             return Err(PlaceError::TooLarge);
         }
+        #[cfg(test)]
+        self.on_packets.inspect(|happens| happens(1));
         let Some(slot) = self.free_rx_slot() else {
             self.no_buffer += 1;
             return Err(PlaceError::NoBuffer);

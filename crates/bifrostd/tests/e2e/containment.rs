@@ -138,3 +138,35 @@ fn a_machine_comes_back_by_itself_and_keeps_its_streams() {
     assert_eq!(lab.hosts[0].counter("vhost.broken_rings"), 0);
     println!("{} bytes came back as they were sent", echo.finish());
 }
+
+#[test]
+fn a_port_that_keeps_its_worker_does_not_keep_others_from_it() {
+    let mut lab = lab(1);
+    lab.start();
+    let (c, d) = ("c", "d");
+    let exchange = |port| {
+        let began = Instant::now();
+        Exchange::start(lab.net(c), lab.net(d), "10.0.0.4", port, 16 * MEGABYTES).finish();
+        began.elapsed()
+    };
+    let alone = exchange(5001);
+    let port = lab.hosts[0].port("a");
+    assert_eq!((port.slow_turns, port.rest_times), (0, 0), "nobody is slow");
+    // Each packet that is placed for a takes 5 ms, as with a ring full of buffers that cannot be used; and b sends one each 5 ms.
+    inject(&lab.hosts[0], "slow place", "a");
+    let with = std::thread::scope(|scope| {
+        let pings = scope.spawn(|| ping(lab.net("b"), "10.0.0.1", 600, 100));
+        eventually(5.0, "it rests", || lab.hosts[0].port("a").rest_times > 0);
+        let with = exchange(5002);
+        assert!(pings.join().unwrap() < 600, "what is too much is dropped");
+        with
+    });
+    println!("alone {alone:?}, beside a slow port {with:?}");
+    assert!(with < 2 * alone + Duration::from_secs(1), "alone {alone:?}, beside a slow port {with:?}");
+    let port = lab.hosts[0].port("a");
+    assert!(port.slow_turns > 2 && port.drops_packets["slow_port"] > 0, "{port:?}");
+    let log = lab.hosts[0].log();
+    assert!(log.contains("a port keeps its worker from all others") && log.contains("place"), "{log}");
+    let other = lab.hosts[0].port("c");
+    assert_eq!((other.slow_turns, other.rest_times), (0, 0), "{other:?}");
+}

@@ -140,6 +140,12 @@ pub struct PortStatus {
     /// How often a fault has taken it out of use since it was made.
     #[serde(default)]
     pub fault_times: u64,
+    /// Turns in which it kept its worker for more than a millisecond beyond what its packets need.
+    #[serde(default)]
+    pub slow_turns: u64,
+    /// How often it had to rest for that.
+    #[serde(default)]
+    pub rest_times: u64,
     /// Packets given to the guest.
     pub rx_packets: u64,
     /// Bytes given to the guest, Ethernet headers included.

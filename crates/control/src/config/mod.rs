@@ -102,6 +102,8 @@ pub struct Workers {
     pub count: usize,
     /// The CPU of each; empty: not pinned. Otherwise as long as `count`.
     pub cpus: Vec<usize>,
+    /// Of a worker's time, what a port may use beyond what its packets need, percent, 0 to 100; 0: as much as it likes.
+    pub slow_port_percent: u8,
 }
 
 /// The network between hosts.

@@ -101,8 +101,9 @@ fn workers(mut s: Section<'_, '_>) -> Workers {
     if !cpus.is_empty() && cpus.len() != count && !s.has_failed("count") {
         s.error("cpus", format!("{} CPUs for {count} workers; name one for each, or none", cpus.len()));
     }
+    let slow_port_percent = s.int("slow_port_percent", 0..=100, 10) as u8;
     s.finish();
-    Workers { count, cpus }
+    Workers { count, cpus, slow_port_percent }
 }
 
 fn underlay(mut s: Section<'_, '_>) -> Underlay {

@@ -3,6 +3,8 @@
 use super::Kind::Drop;
 use super::{Chapter, Family, count, drop, gauge, reasons};
 
+/// What to do about a port that keeps its worker.
+const SLOW: &str = "its guest, or what drives its queue, makes single packets dear, such as with buffers that cannot be used: look there";
 /// What to do about a panic.
 const FAULT: &str = "the log has the panic and its place: report it; the port: `bifrostctl ports`";
 
@@ -67,6 +69,19 @@ pub(super) const CHAPTER: Chapter = Chapter {
             "packets for the guest beyond its share, dropped early because the worker could not keep up with all that came and others \
              would have paid; what is carried reliably comes again",
             "give the daemon more workers, or the guest a limit (`rx_mbit`, `rx_kpps`) if nobody should send it so much",
+        ),
+        drop(
+            "port.slow_packets",
+            "packets for the guest that came while its port rested; what is carried reliably comes again",
+            SLOW,
+        ),
+        count("port.slow_turns", "turns in which the port kept its worker for more than a millisecond", SLOW),
+        count("port.slow_ns", "time that these took beyond what the port's packets need", SLOW),
+        count("port.rest_times", "times that the port had to rest for that", SLOW),
+        count(
+            "datapath.long_turns",
+            "turns of more than a millisecond of processor time, counted while the worker looks for their reason",
+            "the log names the port, if there is one: `port.slow_turns`",
         ),
         count("datapath.caught_panics", "panics that were contained", FAULT),
         drop("drop.faulted_packets", "packets for guests that were being worked on when a panic came", FAULT),

@@ -1,0 +1,244 @@
+//! Who keeps a worker, and what follows for him.
+//!
+//! A turn takes tens of microseconds. A guest that can make one of its packets cost milliseconds takes the time of all others of its worker. So
+//! a worker looks who uses its time, in three steps, of which the first costs nothing:
+//!
+//! * calm: it knows how long each turn took anyway. One of more than [`LONG_TURN_NS`] has two reasons: its own work, or the scheduler,
+//!   which gave the processor to another thread.
+//! * suspicious, for [`LOOK_NS`]: the thread's own processor time is read before and after each turn.
+//! * close, for [`LOOK_NS`], after a turn of so much processor time: every step is timed ([`Work::at`](crate::work::Work::at)), and counted
+//!   for the port that it is done for.
+//!
+//! Timed steps are those of the wall clock. So all the time that the thread was off the processor in a turn is subtracted from each
+//! port's: whatever is left has been used. So is what an honest port may need for its packets ([`PACKET_NS`]). The rest is a debt of the
+//! port, which goes down with time; above [`BURST_NS`] the port is on its own budget: it rests until the debt is paid, at its share of
+//! the worker's time.
+
+use bifrost_port::GuestPort;
+use bifrost_rte::Time;
+
+use crate::core::Core;
+use crate::ports::Port;
+use crate::work::Stage;
+
+/// A turn that takes longer is looked into, and a port that takes longer in one is named, ns.
+pub const LONG_TURN_NS: u64 = 1_000_000;
+/// For so long each look lasts.
+const LOOK_NS: u64 = 1_000_000_000;
+/// What an honest port may need for a packet, ns: 64 KB that are copied twice, with a system call each.
+const PACKET_NS: u64 = 40_000;
+/// Debt that a port may have without consequences, ns.
+const BURST_NS: u64 = 10_000_000;
+/// The longest rest.
+const MAX_REST_NS: u64 = 1_000_000_000;
+/// How often a port that keeps its worker is named in the log.
+const LOG_EVERY_NS: u64 = 10_000_000_000;
+
+/// How to look, and what follows.
+#[derive(Clone, Copy, Debug)]
+pub struct WatchdogConfig {
+    /// Monotonic time, ns.
+    pub clock: fn() -> u64,
+    /// Processor time of this thread, ns.
+    pub processor_time: fn() -> u64,
+    /// Of the worker's time, what a port may use beyond what its packets need, percent; 0: as much as it likes.
+    pub share_percent: u8,
+}
+
+/// How closely a worker looks at its turns.
+#[derive(Debug, Default)]
+pub(crate) struct Watchdog {
+    config: Option<WatchdogConfig>,
+    suspicious_until: Time,
+    close_until: Time,
+    /// Processor time at the beginning of the turn.
+    before_ns: Option<u64>,
+    /// A port rests.
+    pub(crate) any_rests: bool,
+}
+
+/// What a port has cost beyond what its packets need.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Slowness {
+    debt_ns: u64,
+    as_of: Time,
+    /// Packets of the port up to the last look.
+    packets: u64,
+    named: Option<Time>,
+    /// Neither fetched from nor placed for before.
+    pub(crate) rests_until: Option<Time>,
+    /// Turns in which it kept the worker for more than [`LONG_TURN_NS`].
+    pub(crate) slow_turns: u64,
+    /// Time beyond what its packets need, ns.
+    pub(crate) slow_ns: u64,
+    /// How often it had to rest.
+    pub(crate) rest_times: u64,
+    /// Packets for it that came meanwhile.
+    pub(crate) rest_packets: u64,
+}
+
+impl Slowness {
+    /// Whether the port is to be left alone now.
+    #[inline(always)]
+    pub(crate) fn rests(&self, now: Time) -> bool {
+        self.rests_until.is_some_and(|until| until > now)
+    }
+
+    /// `excess_ns` more. Returns how long to rest.
+    fn owe(&mut self, now: Time, excess_ns: u64, share_percent: u8) -> u64 {
+        let share = u64::from(share_percent.min(100));
+        self.debt_ns = self.debt_ns.saturating_sub(now.since(self.as_of) / 100 * share) + excess_ns;
+        self.as_of = now;
+        self.slow_ns += excess_ns;
+        match share {
+            0 => 0,
+            _ if self.debt_ns <= BURST_NS => 0,
+            share => ((self.debt_ns - BURST_NS) * 100 / share).min(MAX_REST_NS),
+        }
+    }
+}
+
+impl<P: GuestPort> Core<P> {
+    /// Has the core look who keeps it. [`begin_turn`](Self::begin_turn) and [`end_turn`](Self::end_turn) are to be called around each turn.
+    pub fn watch_time(&mut self, config: WatchdogConfig) {
+        self.watchdog.config = Some(config);
+    }
+
+    /// A turn begins.
+    #[inline]
+    pub fn begin_turn(&mut self, started: Time) {
+        if started < self.watchdog.suspicious_until
+            && let Some(config) = self.watchdog.config
+        {
+            self.begin_look(started, config);
+        }
+    }
+
+    /// A turn that took until `ended` had something to do.
+    #[inline]
+    pub fn end_turn(&mut self, started: Time, ended: Time) {
+        if ended.since(started) > LONG_TURN_NS || self.watchdog.before_ns.is_some() {
+            self.end_look(started, ended);
+        }
+    }
+
+    /// A turn had nothing to do.
+    #[inline]
+    pub fn end_idle_turn(&mut self) {
+        if self.watchdog.before_ns.take().is_some() {
+            self.work.look_away();
+        }
+    }
+
+    #[cold]
+    fn begin_look(&mut self, started: Time, config: WatchdogConfig) {
+        self.watchdog.before_ns = Some((config.processor_time)());
+        if started < self.watchdog.close_until {
+            self.work.look_closely(config.clock, self.ports.len());
+        }
+    }
+
+    #[cold]
+    fn end_look(&mut self, started: Time, ended: Time) {
+        let Some(config) = self.watchdog.config else { return };
+        let took = ended.since(started);
+        let before = self.watchdog.before_ns.take();
+        if took <= LONG_TURN_NS {
+            self.work.look_away();
+            return;
+        }
+        self.watchdog.suspicious_until = ended.after(LOOK_NS);
+        let Some(before) = before else { return };
+        let used = (config.processor_time)().saturating_sub(before);
+        if used > LONG_TURN_NS {
+            self.counters.long_turns += 1;
+            self.watchdog.close_until = ended.after(LOOK_NS);
+        }
+        let Some(spent) = self.work.look_away() else { return };
+        let off = took.saturating_sub(used);
+        for (owner, step) in (0..).zip(spent) {
+            let (spent_ns, stage, longest_ns) = (step.total_ns, step.stage, step.longest_ns);
+            let Some(port) = self.port_mut(owner) else { continue };
+            let packets = port.all_packets();
+            let new_packets = packets.saturating_sub(std::mem::replace(&mut port.slowness.packets, packets));
+            let kept = spent_ns.saturating_sub(off);
+            let excess = kept.saturating_sub(LONG_TURN_NS + PACKET_NS * new_packets);
+            if excess > 0 {
+                self.kept_by(owner, ended, excess, config.share_percent, (stage, longest_ns));
+            }
+        }
+    }
+
+    /// Port `owner` has used `excess` ns of a turn more than its packets need, most of it in a step of that stage.
+    fn kept_by(&mut self, owner: u16, now: Time, excess: u64, share: u8, (stage, longest_ns): (Stage, u64)) {
+        let Some(port) = self.port_mut(owner) else { return };
+        let slowness = &mut port.slowness;
+        slowness.slow_turns += 1;
+        let rest = slowness.owe(now, excess, share);
+        if slowness.named.is_none_or(|at| now.since(at) > LOG_EVERY_NS) {
+            slowness.named = Some(now);
+            let (longest_us, turns) = (longest_ns / 1000, slowness.slow_turns);
+            tracing::warn!(
+                port = owner,
+                stage = stage.name(),
+                longest_us,
+                turns,
+                "a port keeps its worker from all others"
+            );
+        }
+        if rest > 0 {
+            slowness.rest_times += 1;
+            slowness.rests_until = Some(now.after(rest));
+            self.watchdog.any_rests = true;
+            self.watch(usize::from(owner));
+        }
+    }
+
+    /// The next moment at which a port has rested.
+    pub(crate) fn next_rested(&self) -> Option<Time> {
+        if !self.watchdog.any_rests {
+            return None;
+        }
+        self.ports.iter().flatten().filter_map(|port| port.slowness.rests_until).min()
+    }
+
+    /// Ports that have rested are served again.
+    #[cold]
+    pub(crate) fn end_rests(&mut self) {
+        let now = self.now;
+        for owner in 0..self.ports.len() {
+            let Some(port) = self.ports[owner].as_mut() else { continue };
+            if port.slowness.rests_until.is_some_and(|until| until <= now) {
+                port.slowness.rests_until = None;
+                self.watch(owner);
+            }
+        }
+        self.watchdog.any_rests = self.ports.iter().flatten().any(|port| port.slowness.rests_until.is_some());
+    }
+}
+
+impl<P> Port<P> {
+    /// Packets that it was served for, in either direction.
+    fn all_packets(&self) -> u64 {
+        self.way.fetched_packets + self.rx_packets + self.way.answer_packets
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_owed_is_paid_with_time_and_a_little_is_free() {
+        let mut slowness = Slowness::default();
+        assert_eq!(slowness.owe(Time(0), BURST_NS, 10), 0, "so much is free");
+        assert_eq!(slowness.owe(Time(0), 3_000_000, 10), 30_000_000, "ten times what is beyond that");
+        assert_eq!(slowness.owe(Time(30_000_000), 0, 10), 0, "it has rested");
+        assert_eq!(slowness.owe(Time(60_000_000), 3_000_000, 10), 0, "and paid a little more");
+        assert_eq!(slowness.owe(Time(60_000_000), 1_000_000_000, 10), MAX_REST_NS);
+        assert_eq!(Slowness::default().owe(Time(0), 1_000_000_000, 0), 0, "no share, no bound");
+        // 5 ms each 100 ms is 5 %, and for ever free.
+        let mut steady = Slowness::default();
+        assert!((0..1000u64).all(|n| steady.owe(Time(n * 100_000_000), 5_000_000, 10) == 0));
+    }
+}
