@@ -1,21 +1,31 @@
 //! Mappings of a front-end's memory that survive their loss.
 //!
-//! Whoever shares memory can shorten its file at any time; the next access to what is gone raises SIGBUS, which would end the
-//! process and with it the network of every other guest. While there are mappings a handler of that signal is installed: if
-//! the address is in one of them, all of it is replaced by empty memory, and the mapping is marked as lost. Any other
+//! Whoever shares memory can shorten its file or empty it at any time; the next access to what is gone raises SIGBUS, which
+//! would end the process and with it the network of every other guest. While there are mappings a handler of that signal is
+//! installed: if the address is in one of them, all of it is replaced by empty memory, and the mapping is marked as lost. Any other
 //! SIGBUS goes to whoever handled it before.
 
 use std::ffi::{c_int, c_void};
 use std::fs::File;
 use std::io;
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, AtomicUsize, Ordering};
 
+use rustix::fs::{FallocateFlags, MemfdFlags, fallocate, fstatfs, ftruncate, memfd_create};
 use vm_memory::mmap::MmapRegionError;
 use vm_memory::{FileOffset, MmapRegion};
 
+use super::mutation::mutated;
+
 /// Most mappings at a time, of all guests together.
-const SLOTS: usize = 4096;
+const SLOTS: usize = 32_768;
+/// Largest mapping, bytes.
+pub(super) const MAX_BYTES: u64 = 1 << 41;
+/// Most bytes that are mapped at a time, for all guests together: a process has 128 TiB of addresses.
+const MAX_MAPPED: u64 = 96 << 40;
+/// What `statfs` says of hugetlbfs (`linux/magic.h`).
+const HUGETLBFS: u32 = 0x9584_58f6;
 
 /// Where a mapping is. The handler reads this, so it is nothing but atomics; free while `start` is 0.
 struct Slot {
@@ -27,54 +37,158 @@ struct Slot {
 static TABLE: [Slot; SLOTS] =
     [const { Slot { start: AtomicUsize::new(0), len: AtomicUsize::new(0), lost: AtomicBool::new(false) } }; SLOTS];
 
-/// A slot that is being filled in: no address.
+/// A slot without an address: it is being filled in, or emptied.
 const CLAIMED: usize = 1;
 
-/// A file mapped from its start.
+/// Bytes that are mapped.
+static MAPPED: AtomicU64 = AtomicU64::new(0);
+
+/// What takes the place of lost memory: a file without a page, of which each slot has a part of its own. Mapping it needs no
+/// memory, however large the mapping and whatever the kernel's policy of overcommitment.
+static EMPTY: AtomicI32 = AtomicI32::new(-1);
+
+/// A part of a file in memory.
 #[derive(Debug)]
 pub(super) struct Mapping {
-    slot: usize,
+    /// Unmapped first: a slot that is free may be another mapping's.
     region: MmapRegion,
+    place: Place,
+    at: usize,
 }
 
 impl Mapping {
-    /// Maps `bytes` of `file`.
+    /// Maps `bytes` of `file` from `offset` on, and what is around them in their first and last page.
     ///
     /// # Errors
-    /// The kernel's, or there are 4096 mappings already.
-    pub(super) fn new(file: File, bytes: usize) -> io::Result<Mapping> {
+    /// The kernel's, or there are too many or too large mappings already.
+    pub(super) fn new(file: File, offset: u64, bytes: u64) -> io::Result<Mapping> {
         install()?;
-        let free = |slot: &Slot| slot.start.compare_exchange(0, CLAIMED, Ordering::AcqRel, Ordering::Relaxed).is_ok();
-        let slot = TABLE.iter().position(free).ok_or_else(|| io::Error::other("too many mappings"))?;
-        let region = MmapRegion::from_file(FileOffset::new(file, 0), bytes).map_err(|error| {
-            TABLE[slot].start.store(0, Ordering::Release);
-            match error {
+        let (start, len) = whole_pages(&file, offset, bytes)?;
+        let place = Place::claim(len)?;
+        let region =
+            MmapRegion::from_file(FileOffset::new(file, start), len as usize).map_err(|error| match error {
                 MmapRegionError::Mmap(error) => error,
                 error => io::Error::other(error),
-            }
-        })?;
-        TABLE[slot].lost.store(false, Ordering::Relaxed);
-        TABLE[slot].len.store(bytes, Ordering::Relaxed);
-        TABLE[slot].start.store(region.as_ptr().addr(), Ordering::Release);
-        Ok(Mapping { slot, region })
+            })?;
+        place.fill(region.as_ptr().addr());
+        Ok(Mapping { region, place, at: (offset - start) as usize })
     }
 
+    /// All that is mapped.
     pub(super) fn region(&self) -> &MmapRegion {
         &self.region
+    }
+
+    /// Where in [`region`](Self::region) that is what was to be mapped.
+    pub(super) fn at(&self) -> usize {
+        self.at
+    }
+
+    /// Bytes that are mapped.
+    pub(super) fn len(&self) -> u64 {
+        self.place.len
     }
 
     /// Whether its file has become too short, and some access noticed. What it held is gone.
     #[inline]
     pub(super) fn is_lost(&self) -> bool {
-        TABLE[self.slot].lost.load(Ordering::Relaxed)
+        self.place.slot().lost.load(Ordering::Relaxed)
     }
 }
 
 impl Drop for Mapping {
     fn drop(&mut self) {
         // Before the addresses can become somebody else's.
-        TABLE[self.slot].start.store(0, Ordering::Release);
+        self.place.slot().start.store(CLAIMED, Ordering::Release);
     }
+}
+
+/// The pages of a file that have some of `bytes` bytes at `offset`. The kernel maps, replaces and unmaps huge pages only whole.
+fn whole_pages(file: &File, offset: u64, bytes: u64) -> io::Result<(u64, u64)> {
+    let system = fstatfs(file)?;
+    let page = if system.f_type as u32 == HUGETLBFS { system.f_bsize as u64 } else { page_bytes() };
+    let page = if mutated!(HugePagesCut) { page_bytes() } else { page };
+    let start = if mutated!(MappedFromStart) { 0 } else { offset - offset % page };
+    let end = offset.checked_add(bytes).and_then(|end| end.checked_next_multiple_of(page));
+    let len = end.map_or(u64::MAX, |end| end - start);
+    if len > MAX_BYTES && !mutated!(MappedFromStart) {
+        return Err(io::Error::other("it is larger than 2 TiB"));
+    }
+    Ok((start, len))
+}
+
+fn page_bytes() -> u64 {
+    // SAFETY: it asks for a number, and that one is known everywhere.
+    unsafe { libc::sysconf(libc::_SC_PAGESIZE) as u64 }
+}
+
+/// A slot of the table that is taken, and its bytes.
+#[derive(Debug)]
+struct Place {
+    index: usize,
+    len: u64,
+}
+
+impl Place {
+    fn claim(len: u64) -> io::Result<Place> {
+        let fits = |mapped: u64| mapped.checked_add(len).filter(|sum| *sum <= MAX_MAPPED);
+        if MAPPED.fetch_update(Ordering::Relaxed, Ordering::Relaxed, fits).is_err() {
+            return Err(io::Error::other("96 TiB are mapped already, by all guests together"));
+        }
+        let is_free = |slot: &Slot| {
+            slot.start.load(Ordering::Relaxed) == 0
+                && slot.start.compare_exchange(0, CLAIMED, Ordering::AcqRel, Ordering::Relaxed).is_ok()
+        };
+        match TABLE.iter().position(is_free) {
+            Some(index) => Ok(Place { index, len }),
+            None => {
+                MAPPED.fetch_sub(len, Ordering::Relaxed);
+                Err(io::Error::other("there are 32768 mappings already, by all guests together"))
+            }
+        }
+    }
+
+    fn fill(&self, start: usize) {
+        let slot = self.slot();
+        slot.lost.store(false, Ordering::Relaxed);
+        slot.len.store(self.len as usize, Ordering::Relaxed);
+        slot.start.store(start, Ordering::Release);
+    }
+
+    fn slot(&self) -> &'static Slot {
+        &TABLE[self.index]
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        if self.slot().lost.swap(false, Ordering::Relaxed)
+            && let Some(empty) = empty()
+        {
+            // What was written there is not for the next one.
+            let hole = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+            let _ = fallocate(empty, hole, offset_of(self.index) as u64, MAX_BYTES);
+        }
+        MAPPED.fetch_sub(self.len, Ordering::Relaxed);
+        self.slot().start.store(0, Ordering::Release);
+    }
+}
+
+/// The part of a slot in the empty file.
+fn offset_of(index: usize) -> i64 {
+    index as i64 * MAX_BYTES as i64
+}
+
+/// The empty file, once there is a handler.
+fn empty() -> Option<&'static OwnedFd> {
+    static FILE: OnceLock<Option<OwnedFd>> = OnceLock::new();
+    let make = || {
+        let file = memfd_create("bifrost-lost", MemfdFlags::CLOEXEC).ok()?;
+        ftruncate(&file, SLOTS as u64 * MAX_BYTES).ok()?;
+        EMPTY.store(file.as_raw_fd(), Ordering::Release);
+        Some(file)
+    };
+    FILE.get_or_init(make).as_ref()
 }
 
 /// What was installed before.
@@ -82,6 +196,7 @@ static PREVIOUS: OnceLock<libc::sigaction> = OnceLock::new();
 
 fn install() -> io::Result<()> {
     static DONE: OnceLock<Option<i32>> = OnceLock::new();
+    empty().ok_or_else(|| io::Error::other("no file that could replace memory"))?;
     let failed = DONE.get_or_init(|| {
         // SAFETY: both structures are plain data for which zeros are valid; the handler does nothing that a signal
         // handler may not do. What was there before is known before the handler can be entered.
@@ -105,19 +220,25 @@ fn install() -> io::Result<()> {
 extern "C" fn on_bus_error(signal: c_int, info: *mut libc::siginfo_t, context: *mut c_void) {
     // SAFETY: the kernel passes a valid structure, whose address is set for this signal.
     let at = unsafe { (*info).si_addr() }.addr();
-    let hit = TABLE.iter().find(|slot| {
+    let hit = TABLE.iter().enumerate().find(|(_, slot)| {
         let start = slot.start.load(Ordering::Acquire);
         start > CLAIMED && at.wrapping_sub(start) < slot.len.load(Ordering::Relaxed)
     });
-    if let Some(slot) = hit {
+    if let Some((index, slot)) = hit {
         let (start, len) = (slot.start.load(Ordering::Relaxed), slot.len.load(Ordering::Relaxed));
         let protection = libc::PROT_READ | libc::PROT_WRITE;
-        let flags = libc::MAP_FIXED | libc::MAP_ANONYMOUS | libc::MAP_PRIVATE | libc::MAP_NORESERVE;
-        // SAFETY: the addresses are those of a mapping that is in use, for the access that failed is one to it. It belongs
-        // to `Mapping` alone, which gives out no references, only volatile and atomic accesses; they go on, on empty memory.
-        let mapped = unsafe { libc::mmap(start as *mut c_void, len, protection, flags, -1, 0) };
+        // A second loss: there was no memory for a page of the empty file either.
+        let (flags, file) = if slot.lost.swap(true, Ordering::Relaxed) {
+            (libc::MAP_PRIVATE | libc::MAP_ANONYMOUS, -1)
+        } else {
+            (libc::MAP_SHARED, EMPTY.load(Ordering::Acquire))
+        };
+        let (flags, offset) = (flags | libc::MAP_FIXED | libc::MAP_NORESERVE, offset_of(index));
+        // SAFETY: the addresses are those of a mapping that is in use, for the access that failed is one to it. They are whole
+        // pages, huge ones, too. It belongs to `Mapping` alone, which gives out no references, only volatile and atomic
+        // accesses; they go on, on empty memory.
+        let mapped = unsafe { libc::mmap(start as *mut c_void, len, protection, flags, file, offset) };
         if mapped != libc::MAP_FAILED {
-            slot.lost.store(true, Ordering::Relaxed);
             return;
         }
     }
@@ -148,37 +269,130 @@ mod tests {
 
     use super::*;
 
+    fn memory(bytes: u64) -> File {
+        let file = File::from(memfd_create("test", MemfdFlags::CLOEXEC).expect("a file"));
+        file.set_len(bytes).expect("its size");
+        file
+    }
+
+    fn map(file: &File, offset: u64, bytes: u64) -> io::Result<Mapping> {
+        Mapping::new(file.try_clone().expect("another descriptor"), offset, bytes)
+    }
+
+    fn word(m: &Mapping, at: usize) -> u64 {
+        m.region().as_volatile_slice().read_obj(at).expect("inside")
+    }
+
+    fn write(m: &Mapping, at: usize, value: u64) {
+        m.region().as_volatile_slice().write_obj(value, at).expect("inside");
+    }
+
     #[test]
     fn a_file_that_is_cut_is_empty_memory_from_then_on() {
-        let file = tempfile::tempfile().expect("a file");
-        file.set_len(1 << 20).expect("its size");
-        let mapping = Mapping::new(file.try_clone().expect("another descriptor"), 1 << 20).expect("a mapping");
-        let other = tempfile::tempfile().expect("a file");
-        other.set_len(4096).expect("its size");
-        let other = Mapping::new(other, 4096).expect("a mapping");
-        let word = |m: &Mapping, at: usize| m.region().as_volatile_slice().read_obj::<u64>(at).expect("inside");
-        mapping.region().as_volatile_slice().write_obj(7u64, 0).expect("inside");
-        mapping.region().as_volatile_slice().write_obj(8u64, 1 << 19).expect("inside");
-        other.region().as_volatile_slice().write_obj(9u64, 0).expect("inside");
+        let (file, other) = (memory(1 << 20), memory(4096));
+        let mapping = map(&file, 0, 1 << 20).expect("a mapping");
+        let other = map(&other, 0, 4096).expect("a mapping");
+        write(&mapping, 0, 7);
+        write(&mapping, 1 << 19, 8);
+        write(&other, 0, 9);
         file.set_len(4096).expect("shorter");
         assert_eq!((word(&mapping, 0), mapping.is_lost()), (7, false), "what is left is left");
         assert_eq!((word(&mapping, 1 << 19), mapping.is_lost()), (0, true));
         assert_eq!(word(&mapping, 0), 0, "all of it is gone");
-        mapping.region().as_volatile_slice().write_obj(5u64, 1 << 19).expect("inside");
+        write(&mapping, 1 << 19, 5);
         assert_eq!(word(&mapping, 1 << 19), 5);
         assert_eq!((word(&other, 0), other.is_lost()), (9, false));
+        let place = mapping.place.index;
+        drop(mapping);
+        // Whoever has the slot next finds nothing there, should it lose its memory as well.
+        file.set_len(1 << 20).expect("longer");
+        let mut mappings = Vec::new();
+        let again = loop {
+            let mapping = map(&file, 0, 1 << 20).expect("a mapping");
+            if mapping.place.index == place {
+                break mapping;
+            }
+            mappings.push(mapping);
+            assert!(mappings.len() < 100, "the slot is not free again");
+        };
+        file.set_len(0).expect("shorter");
+        assert_eq!((word(&again, 1 << 19), again.is_lost()), (0, true));
+    }
+
+    #[test]
+    fn only_the_pages_that_are_used_are_mapped() {
+        let file = memory(1 << 46);
+        let start = (1 << 45) + 0x1800;
+        let mapping = map(&file, start, 0x1000).expect("a mapping");
+        assert_eq!((mapping.at(), mapping.len()), (0x800, 0x2000));
+        write(&mapping, mapping.at(), 7);
+        let mut bytes = [0; 8];
+        std::os::unix::fs::FileExt::read_exact_at(&file, &mut bytes, start).expect("there");
+        assert_eq!(u64::from_ne_bytes(bytes), 7);
+        for (offset, bytes) in
+            [(0, MAX_BYTES + 1), (4095, MAX_BYTES), (0, u64::MAX), (u64::MAX, 1), (1 << 40, u64::MAX)]
+        {
+            assert!(map(&file, offset, bytes).is_err(), "{offset:#x} {bytes:#x}");
+        }
     }
 
     #[test]
     fn slots_are_used_again() {
         for _ in 0..2 * SLOTS {
-            let file = tempfile::tempfile().expect("a file");
-            file.set_len(4096).expect("its size");
-            drop(Mapping::new(file, 4096).expect("a mapping"));
+            drop(map(&memory(4096), 0, 4096).expect("a mapping"));
         }
-        let file = tempfile::tempfile().expect("a file");
-        assert!(Mapping::new(file, 0).is_err(), "nothing to map");
+        assert!(map(&memory(4096), 0, 0).is_err(), "nothing to map");
         let taken = TABLE.iter().filter(|slot| slot.start.load(Ordering::Relaxed) != 0).count();
-        assert!(taken < 64, "{taken} slots are taken for the mappings of the other tests");
+        assert!(taken < 1000, "{taken} slots are taken for the mappings of the other tests");
+    }
+
+    /// A file of huge pages; `None`: this kernel has none.
+    fn huge(pages: u64) -> Option<(File, u64)> {
+        let file = File::from(memfd_create("huge", MemfdFlags::CLOEXEC | MemfdFlags::HUGETLB).ok()?);
+        let page = fstatfs(&file).expect("its file system").f_bsize as u64;
+        file.set_len(pages * page).expect("its size");
+        Some((file, page))
+    }
+
+    #[test]
+    fn huge_pages_that_cannot_be_had_are_empty_memory() {
+        let Some((file, page)) = huge(3) else {
+            return eprintln!("SKIPPED: this kernel has no huge pages");
+        };
+        // Not one is reserved for it, so the first access finds none unless the machine has some to spare.
+        for (offset, bytes) in [(0, page + 4096), (4096, 4096), (page - 4096, 8192), (page, 2 * page)] {
+            let mapping = map(&file, offset, bytes).expect("a mapping");
+            assert!(mapping.len().is_multiple_of(page) && mapping.len() >= bytes, "{offset:#x} {bytes:#x}");
+            write(&mapping, mapping.at(), 7);
+            assert_eq!(word(&mapping, mapping.at()), 7);
+            file.set_len(0).expect("shorter");
+            for at in [mapping.at(), mapping.at() + bytes as usize - 8] {
+                let _ = word(&mapping, at);
+            }
+            assert!(mapping.is_lost());
+            write(&mapping, mapping.at() + bytes as usize - 8, 9);
+            file.set_len(3 * page).expect("longer");
+        }
+    }
+
+    #[test]
+    fn huge_pages_that_are_cut_are_empty_memory() {
+        const RESERVED: &str = "/proc/sys/vm/nr_hugepages";
+        let read = || std::fs::read_to_string(RESERVED).ok().and_then(|n| n.trim().parse::<u64>().ok());
+        let Some(before) = read() else { return eprintln!("SKIPPED: this kernel has no huge pages") };
+        let _ = std::fs::write(RESERVED, format!("{}", before + 2));
+        let had = read().unwrap_or(before);
+        if had == before {
+            return eprintln!("SKIPPED: no huge pages can be reserved here (that needs root)");
+        }
+        let (file, page) = huge(2).expect("there are some");
+        let mapping = map(&file, 0, page + 4096).expect("a mapping");
+        write(&mapping, page as usize, 7);
+        let was_there = (word(&mapping, page as usize), mapping.is_lost());
+        file.set_len(page).expect("shorter");
+        let gone = (word(&mapping, page as usize), mapping.is_lost());
+        drop((mapping, file));
+        let _ = std::fs::write(RESERVED, format!("{before}"));
+        assert_eq!((was_there, gone), ((7, false), (0, true)));
     }
 }

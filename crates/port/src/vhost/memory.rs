@@ -8,7 +8,7 @@ use std::sync::atomic::Ordering;
 
 use vm_memory::{AtomicInteger, VolatileMemory, VolatileSlice};
 
-use super::mapping::Mapping;
+use super::mapping::{self, Mapping};
 use super::mutation::access;
 
 /// One region of a guest's memory (vhost-user, "memory region description").
@@ -22,7 +22,7 @@ pub struct RegionSpec {
     pub size: u64,
     /// Where it starts in `file`, bytes.
     pub offset: u64,
-    /// What to map.
+    /// What to map: memory (a memfd, or a file on tmpfs or hugetlbfs), or whoever accesses it waits for a disk.
     pub file: File,
 }
 
@@ -39,8 +39,10 @@ struct Region {
     guest: u64,
     user: u64,
     size: u64,
-    /// Where it starts in the mapping.
+    /// Where it starts in its file.
     offset: u64,
+    /// Where it starts in the mapping.
+    at: u64,
     /// Device and inode.
     file: (u64, u64),
     /// How often it was added.
@@ -74,11 +76,13 @@ pub enum MemoryError {
 impl Memory {
     /// Most regions.
     pub const MAX_REGIONS: usize = 64;
+    /// Most bytes that all regions together take of the process's addresses.
+    pub const MAX_BYTES: u64 = mapping::MAX_BYTES;
 
     /// Adds a region.
     ///
     /// # Errors
-    /// It overlaps another one or cannot be mapped; nothing has changed then.
+    /// It overlaps another one, cannot be mapped, or is too much; nothing has changed then.
     pub fn add(&mut self, spec: RegionSpec) -> Result<(), MemoryError> {
         let RegionSpec { guest, user, size, offset, file } = spec;
         let bad = |problem| MemoryError::Region { guest, size, problem };
@@ -92,17 +96,18 @@ impl Memory {
         if self.regions.iter().any(|r| guest < r.guest + r.size && r.guest < guest + size) {
             return Err(bad("it overlaps another region"));
         }
-        // From the file's start: huge pages cannot be mapped from within one.
         let end = offset.checked_add(size).ok_or_else(|| bad("its end in the file is not a number"))?;
+        if self.bytes().saturating_add(size) > Self::MAX_BYTES {
+            return Err(bad("a guest has 2 TiB of memory at most"));
+        }
         let metadata = file.metadata().map_err(map)?;
         if metadata.len() < end {
             return Err(bad("the file is shorter"));
         }
-        let bytes = usize::try_from(end).map_err(|_| bad("it is larger than the address space"))?;
-        let mapping = Mapping::new(file, bytes).map_err(map)?;
-        let at = self.regions.partition_point(|r| r.guest < guest);
-        let (file, mapping) = ((metadata.dev(), metadata.ino()), Arc::new(mapping));
-        self.regions.insert(at, Region { guest, user, size, offset, file, times: 1, mapping });
+        let mapping = Mapping::new(file, offset, size).map_err(map)?;
+        let index = self.regions.partition_point(|r| r.guest < guest);
+        let (file, at, mapping) = ((metadata.dev(), metadata.ino()), mapping.at() as u64, Arc::new(mapping));
+        self.regions.insert(index, Region { guest, user, size, offset, at, file, times: 1, mapping });
         Ok(())
     }
 
@@ -135,11 +140,16 @@ impl Memory {
         self.regions.len()
     }
 
+    /// Bytes that are mapped for its regions.
+    fn bytes(&self) -> u64 {
+        self.regions.iter().map(|r| r.mapping.len()).sum()
+    }
+
     /// Has the processor fetch the first lines of a buffer at `guest` into its cache, `to_write` away from all others.
     #[inline]
     pub(crate) fn prefetch(&self, guest: u64, to_write: bool) {
         let Some((region, _)) = self.find(guest) else { return };
-        let start = region.offset + (guest - region.guest);
+        let start = region.at + (guest - region.guest);
         // The address alone is made use of.
         let at = region.mapping.region().as_ptr().wrapping_add(start as usize);
         for line in [at, at.wrapping_add(LINE)] {
@@ -209,7 +219,7 @@ impl Memory {
             .iter()
             .position(|r| user.checked_sub(r.user).is_some_and(|at| at < r.size && len as u64 <= r.size - at))?;
         let r = &memory.regions[region];
-        let start = r.offset + (user - r.user);
+        let start = r.at + (user - r.user);
         // A region that a message made may promise more than its mapping has.
         let slice = r.mapping.region().get_slice(start as usize, len).ok()?;
         let base = slice.ptr_guard_mut().as_ptr();
@@ -233,7 +243,7 @@ impl Memory {
         while left > 0 {
             let Some((region, here)) = self.find(guest) else { return false };
             let take = here.min(left);
-            let start = region.offset + (guest - region.guest);
+            let start = region.at + (guest - region.guest);
             let Ok(slice) = region.mapping.region().get_slice(start as usize, take as usize) else { return false };
             f(slice);
             guest += take;
@@ -325,7 +335,8 @@ mod tests {
     use super::*;
 
     fn file(bytes: u64) -> File {
-        let file = tempfile::tempfile().expect("a file");
+        let file = rustix::fs::memfd_create("test", rustix::fs::MemfdFlags::CLOEXEC).expect("a file");
+        let file = File::from(file);
         file.set_len(bytes).expect("its size");
         file
     }
@@ -351,6 +362,18 @@ mod tests {
         ] {
             let spec = spec(guest, 0, size, offset, all.try_clone().expect("file"));
             assert!(memory.add(spec).is_err(), "{name}");
+        }
+        let huge = file(Memory::MAX_BYTES + 0x1000);
+        let whole = spec(0x8000, 0, Memory::MAX_BYTES, 0, huge.try_clone().expect("file"));
+        assert!(memory.add(whole).is_err(), "more than a guest has, with what there is");
+        // What lies in front of it in the file is not mapped.
+        for i in 1..40 {
+            let offset = Memory::MAX_BYTES - 0x1000 * i;
+            memory.add(spec(0x10_000 * i, 0, 0x1000, offset, huge.try_clone().expect("file"))).expect("a page");
+        }
+        assert!(memory.bytes() <= 41 * 0x1000, "{:#x} bytes are mapped", memory.bytes());
+        for i in 1..40 {
+            assert_eq!(memory.remove(0x10_000 * i, 0, 0x1000), Some(0));
         }
         assert_eq!(memory.regions(), 1);
         let places = [(0x1000, 0x10_1000, 0x800), (0x1000, 0x10_1000, 0x1000), (0x1000, 0x10_1000, 0x1000)];

@@ -55,10 +55,22 @@ mod switch {
         PiecesKept,
         /// Descriptors of a chain in a packed ring are not given back. Shows: an honest guest finds its ring broken.
         DescriptorsLeak,
+        /// Files are mapped from their start, wherever the region is. Shows: addresses.
+        MappedFromStart,
+        /// Mappings of huge pages end within one. Shows: SIGBUS ends the process when the file is cut.
+        HugePagesCut,
+        /// Calls are written to, as if nobody else had the open file. Shows: a worker that blocks.
+        CallBlocks,
+        /// A front-end's descriptors are closed by whoever drops them. Shows: a port that does not answer or end.
+        ClosedInPlace,
+        /// Any file is mapped as memory. Shows: files on a disk, or a FUSE file system, are.
+        AnyFileMapped,
+        /// Any file at the record's path is written to, and where it links to. Shows: other files lose their content.
+        RecordNotChecked,
     }
 
     impl Mutation {
-        /// Every mutation.
+        /// Every mutation of the rings.
         pub const ALL: [Mutation; 7] = [
             Mutation::UnshownNotCounted,
             Mutation::RecordSortedInPlace,
@@ -67,6 +79,16 @@ mod switch {
             Mutation::BadBuffersForgiven,
             Mutation::PiecesKept,
             Mutation::DescriptorsLeak,
+        ];
+
+        /// Every mutation of what deals with the front-end: messages, descriptors and mappings.
+        pub const BACK_END: [Mutation; 6] = [
+            Mutation::MappedFromStart,
+            Mutation::HugePagesCut,
+            Mutation::CallBlocks,
+            Mutation::ClosedInPlace,
+            Mutation::AnyFileMapped,
+            Mutation::RecordNotChecked,
         ];
 
         /// Switches one on in the whole process, or all off. Until then the one that the environment variable `MUTATION`
@@ -85,7 +107,8 @@ mod switch {
         static ON: OnceLock<AtomicU8> = OnceLock::new();
         ON.get_or_init(|| {
             let name = std::env::var("MUTATION").unwrap_or_default();
-            let named = Mutation::ALL.into_iter().find(|mutation| format!("{mutation:?}") == name);
+            let named =
+                Mutation::ALL.into_iter().chain(Mutation::BACK_END).find(|mutation| format!("{mutation:?}") == name);
             AtomicU8::new(named.map_or(0, |mutation| mutation as u8))
         })
     }
