@@ -92,7 +92,8 @@ struct Machine {
 
 impl Machine {
     fn connect(socket: &Path) -> Machine {
-        let memory = tempfile::tempfile().expect("a file");
+        let memory = rustix::fs::memfd_create("guest", rustix::fs::MemfdFlags::CLOEXEC);
+        let memory = File::from(memory.expect("a file"));
         memory.set_len(MEMORY).expect("its size");
         Machine { front: Frontend::connect(socket, 2).expect("the socket takes the next one"), memory, packed: false }
     }
@@ -212,6 +213,7 @@ fn a_thousand_front_ends_that_come_and_go_leave_nothing() {
         packed: true,
         slicing: true,
         record: Some(record),
+        message_rate: 0,
     };
     let port = VhostPort::open(config, Box::new(Owner(Arc::clone(&worker)))).expect("a port");
     let mut random = Rng::with_seed(1);

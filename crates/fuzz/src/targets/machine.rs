@@ -107,6 +107,7 @@ impl Machine {
             packed: true,
             slicing: true,
             record: None,
+            message_rate: 0,
         };
         let port = VhostPort::open(config, Box::new(worker.clone())).expect("a port");
         Machine { worker, socket, _port: port, _directory: directory }

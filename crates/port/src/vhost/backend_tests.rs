@@ -72,6 +72,7 @@ fn config(socket: &Path, mode: Mode) -> VhostConfig {
         packed: true,
         slicing: true,
         record: None,
+        message_rate: 0,
     }
 }
 
@@ -376,7 +377,7 @@ fn nonsense_ends_the_connection_and_nothing_else() {
         |f| f.set_features(1 << 32 | 1 << 40).is_err() || f.get_features().is_err(),
         |f| f.set_features(1 << 29).is_err() || f.get_features().is_err(),
         |f| {
-            let file = tempfile::tempfile().expect("a file that is too short");
+            let file = rustix::fs::memfd_create("short", rustix::fs::MemfdFlags::CLOEXEC).expect("no bytes");
             let region = VhostUserMemoryRegionInfo {
                 guest_phys_addr: 0,
                 memory_size: 4096,

@@ -3,22 +3,22 @@
 
 use std::fs::File;
 use std::ops::Range;
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
-use std::os::unix::net::UnixStream;
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use rustix::fs::OFlags;
-
+use super::call::{Call, Target};
 use super::features::{self, Features};
+use super::helper::{Foreign, Helper};
 use super::index::MAX_SIZE;
 use super::memory::{Memory, RegionSpec};
 use super::messages::{self, Failure, Fields, Message};
+use super::owner::Owner;
 use super::pairs::Pairs;
 use super::queue::{self, Ends, QueueSpec, VhostQueue};
 use super::record::{self, FrontEnd};
-use super::ring::{Call, RingSpec};
-use super::{MAX_QUEUES, QueueOwner, VhostConfig, inflight, packed_inflight};
+use super::ring::RingSpec;
+use super::{MAX_QUEUES, VhostConfig, inflight, packed_inflight};
 use crate::panics::{self, Panic};
 
 /// Rings of a queue pair: receive, transmit.
@@ -55,6 +55,11 @@ const REM_MEM_REG: u32 = 38;
 /// In the number of a ring whose descriptor is passed: there is none.
 const NO_FILE: u64 = 1 << 8;
 
+/// What a start of the rings counts among messages: it takes them from a worker and gives it others.
+const START: u32 = 20;
+
+const NO_MEMORY: &str = "its file is not shared memory: a memfd, or on tmpfs or hugetlbfs";
+
 type Outcome<T = ()> = Result<T, &'static str>;
 
 /// The answer to a message.
@@ -70,7 +75,8 @@ enum Answer {
 /// The state of one vhost-user connection.
 pub(super) struct VhostDevice {
     config: VhostConfig,
-    owner: Box<dyn QueueOwner>,
+    owner: Owner,
+    helper: Helper,
     features: Features,
     protocol: u64,
     memory: Arc<Memory>,
@@ -80,11 +86,13 @@ pub(super) struct VhostDevice {
     /// Who is connected, if that can be said.
     front_end: Option<FrontEnd>,
     /// Its socket, for a queue that has to end the connection.
-    socket: Option<Arc<UnixStream>>,
+    socket: Option<Arc<Foreign>>,
     /// For requests of ours. There are none, but its end would tell the front-end that this side is gone.
-    requests: Option<File>,
+    requests: Option<Foreign>,
     /// Where the pairs that run, from the first one on, will leave their ends.
     running: Vec<Arc<Ends>>,
+    /// What the front-end has cost since that was last asked, in messages.
+    cost: u32,
 }
 
 /// What is known of a ring so far.
@@ -102,11 +110,12 @@ struct RingState {
 }
 
 impl VhostDevice {
-    pub(super) fn new(config: VhostConfig, owner: Box<dyn QueueOwner>) -> Self {
+    pub(super) fn new(config: VhostConfig, owner: Owner, helper: Helper) -> Self {
         VhostDevice {
-            rings: new_rings(&config),
+            rings: new_rings(&config, &helper),
             config,
             owner,
+            helper,
             features: Features::default(),
             protocol: 0,
             memory: Arc::default(),
@@ -115,13 +124,19 @@ impl VhostDevice {
             socket: None,
             requests: None,
             running: Vec::new(),
+            cost: 0,
         }
     }
 
+    /// What the front-end has cost since this was last asked, in messages.
+    pub(super) fn take_cost(&mut self) -> u32 {
+        std::mem::take(&mut self.cost)
+    }
+
     /// A front-end has connected.
-    pub(super) fn meet(&mut self, socket: &UnixStream) {
+    pub(super) fn meet(&mut self, socket: &Arc<Foreign>) {
         self.front_end = FrontEnd::of(socket);
-        self.socket = socket.try_clone().ok().map(Arc::new);
+        self.socket = Some(Arc::clone(socket));
     }
 
     /// The front-end is gone: all it gave is given up.
@@ -129,7 +144,7 @@ impl VhostDevice {
         self.stop();
         (self.features, self.protocol) = (Features::default(), 0);
         self.memory = Arc::default();
-        self.rings = new_rings(&self.config);
+        self.rings = new_rings(&self.config, &self.helper);
         (self.inflight, self.front_end, self.socket, self.requests) = (None, None, None, None);
     }
 
@@ -139,7 +154,7 @@ impl VhostDevice {
     }
 
     /// A new device after a panic in a message: of this one, only what no message changes is used again.
-    pub(super) fn rebuild(mut self, panic: &Panic) -> Self {
+    pub(super) fn rebuild(self, panic: &Panic) -> Self {
         // Both only ask the worker; what the panic has interrupted is not theirs.
         if let Err(second) = panics::contain(|| self.owner.stop()) {
             tracing::error!(port = self.config.name, panic = %second, "a guest's queue cannot be taken back");
@@ -147,7 +162,7 @@ impl VhostDevice {
         if let Err(second) = panics::contain(|| self.owner.fault(panic)) {
             tracing::error!(port = self.config.name, panic = %second, "a fault cannot be reported");
         }
-        VhostDevice::new(self.config, self.owner)
+        VhostDevice::new(self.config, self.owner, self.helper)
     }
 
     /// Whether the next daemon needs the record that is kept here, even if this one ends in order: the places in packed rings
@@ -158,8 +173,9 @@ impl VhostDevice {
 
     /// Waits for a message and answers it. A failed one is answered, too, where that can be, and ends the conversation:
     /// what its sender believes and what is here would no longer agree.
-    pub(super) fn serve(&mut self, socket: &UnixStream) -> Result<(), Failure> {
-        let message = messages::receive(socket)?;
+    pub(super) fn serve(&mut self, socket: &impl AsFd) -> Result<(), Failure> {
+        let message = messages::receive(socket, &self.helper)?;
+        self.cost += 1;
         let (request, needs_reply) = (message.request, message.needs_reply);
         let acknowledge = |code: u64| messages::reply(socket, request, &code.to_le_bytes(), None);
         let outcome = self.handle(message);
@@ -179,10 +195,11 @@ impl VhostDevice {
         }
     }
 
-    fn handle(&mut self, message: Message) -> Outcome<Answer> {
+    fn handle(&mut self, mut message: Message) -> Outcome<Answer> {
         #[cfg(debug_assertions)]
         super::inject::fire(&self.config.name);
-        let Message { request, payload, mut files, .. } = message;
+        let request = message.request;
+        let payload = std::mem::take(&mut message.payload);
         let mut fields = Fields(&payload);
         let number = |n: u64| Ok(Answer::Payload(n.to_le_bytes().to_vec()));
         match request {
@@ -193,16 +210,16 @@ impl VhostDevice {
             GET_QUEUE_NUM => return number(self.config.queues.into()),
             GET_MAX_MEM_SLOTS => return number(Memory::MAX_REGIONS as u64),
             SET_OWNER | SET_VRING_ERR => {}
-            SET_BACKEND_REQ_FD => self.requests = files.pop(),
+            SET_BACKEND_REQ_FD => self.requests = message.file()?,
             RESET_OWNER => self.stop_in_order(),
             RESET_DEVICE => {
                 self.stop_in_order();
-                self.rings = new_rings(&self.config);
+                self.rings = new_rings(&self.config, &self.helper);
             }
-            SET_MEM_TABLE => self.set_memory(&mut fields, files)?,
+            SET_MEM_TABLE => self.set_memory(&mut fields, message.files)?,
             ADD_MEM_REG => {
                 fields.u64()?;
-                let file = files.pop().ok_or("there is no file for its memory")?;
+                let file = message.file()?.ok_or("there is no file for its memory")?;
                 self.add_memory(&mut fields, file)?;
             }
             REM_MEM_REG => {
@@ -240,7 +257,8 @@ impl VhostDevice {
             SET_VRING_KICK => {
                 let index = fields.u64()?;
                 // Without one we would have to look all the time.
-                let kick = Arc::new(notifier(files.pop().ok_or("a ring without a kick is not served")?, false)?);
+                let kick = message.file()?.ok_or("a ring without a kick is not served")?;
+                let kick = Arc::new(kick.into_counter().ok_or("its descriptor is no event counter")?);
                 let enabled = !self.features.protocol();
                 self.change(index as u32 & 0xff, |ring| {
                     ring.kick = Some(kick);
@@ -249,11 +267,12 @@ impl VhostDevice {
             }
             SET_VRING_CALL => {
                 let index = fields.u64()?;
-                let file = files.pop().filter(|_| index & NO_FILE == 0);
+                let file = message.file()?.filter(|_| index & NO_FILE == 0);
+                let target = |file| Target::of(file).ok_or("its descriptor is neither an event counter nor a socket");
+                let target = file.map(target).transpose()?;
                 let ring = self.ring_mut(index as u32 & 0xff)?;
-                ring.call.set(file.map(|f| notifier(f, true)).transpose()?);
-                // What was shown while there was nobody to tell: one notification too many does no harm.
-                ring.call.notify();
+                ring.call.set(target);
+                ring.call.notify_soon();
             }
             // The ring stops, and all that it held is the guest's again before the answer goes out.
             GET_VRING_BASE => {
@@ -279,8 +298,12 @@ impl VhostDevice {
             GET_INFLIGHT_FD => return self.new_record(&mut fields),
             SET_INFLIGHT_FD => {
                 let (size, offset) = (fields.u64()?, fields.u64()?);
-                let file = files.pop().ok_or("there is no file for the record")?;
+                let file = message.file()?.ok_or("there is no file for the record")?;
+                let file = file.into_memory().ok_or(NO_MEMORY)?;
                 self.stop();
+                // However long it is said to be, no more of it is used.
+                let most = packed_inflight::bytes(MAX_SIZE).max(inflight::bytes(MAX_SIZE)) * self.rings.len();
+                let size = size.min(most as u64);
                 let mut memory = Memory::default();
                 memory
                     .add(RegionSpec { guest: 0, user: 0, size, offset, file })
@@ -310,12 +333,14 @@ impl VhostDevice {
     }
 
     /// A table may have room for more regions than it names.
-    fn set_memory(&mut self, fields: &mut Fields<'_>, files: Vec<File>) -> Outcome {
+    fn set_memory(&mut self, fields: &mut Fields<'_>, files: Vec<Foreign>) -> Outcome {
         let (count, _padding) = (fields.u32()? as usize, fields.u32()?);
         if count != files.len() {
             return Err("it has not as many files as memory regions");
         }
         self.stop();
+        // Before there is more: there is room for one table of a large guest.
+        self.memory = Arc::default();
         let mut memory = Memory::default();
         for file in files {
             self.add(&mut memory, region(fields, file)?)?;
@@ -324,7 +349,7 @@ impl VhostDevice {
         self.start()
     }
 
-    fn add_memory(&mut self, fields: &mut Fields<'_>, file: File) -> Outcome {
+    fn add_memory(&mut self, fields: &mut Fields<'_>, file: Foreign) -> Outcome {
         let spec = region(fields, file)?;
         let mut memory = (*self.memory).clone();
         if memory.add_again(&spec) {
@@ -381,6 +406,7 @@ impl VhostDevice {
             return Ok(());
         }
         self.stop();
+        self.cost += START;
         let mut queues = Vec::with_capacity(pairs);
         let mut running = Vec::with_capacity(pairs);
         for pair in 0..pairs {
@@ -517,7 +543,8 @@ impl VhostDevice {
 }
 
 /// The next region that a message describes.
-fn region(fields: &mut Fields<'_>, file: File) -> Outcome<RegionSpec> {
+fn region(fields: &mut Fields<'_>, file: Foreign) -> Outcome<RegionSpec> {
+    let file = file.into_memory().ok_or(NO_MEMORY)?;
     let (guest, size, user, offset) = (fields.u64()?, fields.u64()?, fields.u64()?, fields.u64()?);
     Ok(RegionSpec { guest, user, size, offset, file })
 }
@@ -527,25 +554,7 @@ fn pair_of(first: usize) -> Range<usize> {
     first..first + PAIR
 }
 
-fn new_rings(config: &VhostConfig) -> Vec<RingState> {
-    (0..PAIR * usize::from(config.queues.clamp(1, MAX_QUEUES))).map(|_| RingState::default()).collect()
-}
-
-/// A descriptor to wait for or to write to without ever blocking. Event counters, pipes and sockets only: others could block, or be
-/// readable for ever.
-fn notifier(file: File, pipes: bool) -> Outcome<OwnedFd> {
-    const NONE: &str = "its descriptor is no event counter";
-    let fd = OwnedFd::from(file);
-    let stat = rustix::fs::fstat(&fd).map_err(|_| NONE)?;
-    // User-mode Linux has a pair of sockets where others have a pipe.
-    let kind = rustix::fs::FileType::from_raw_mode(stat.st_mode);
-    let is_pipe = matches!(kind, rustix::fs::FileType::Fifo | rustix::fs::FileType::Socket);
-    let path = format!("/proc/self/fd/{}", fd.as_raw_fd());
-    let is_event = std::fs::read_link(path).is_ok_and(|to| to.as_os_str() == "anon_inode:[eventfd]");
-    if !(is_event || pipes && is_pipe) {
-        return Err(NONE);
-    }
-    let flags = rustix::fs::fcntl_getfl(fd.as_fd()).map_err(|_| NONE)?;
-    rustix::fs::fcntl_setfl(fd.as_fd(), flags | OFlags::NONBLOCK).map_err(|_| NONE)?;
-    Ok(fd)
+fn new_rings(config: &VhostConfig, helper: &Helper) -> Vec<RingState> {
+    let new = |_| RingState { call: Arc::new(Call::new(helper)), ..RingState::default() };
+    (0..PAIR * usize::from(config.queues.clamp(1, MAX_QUEUES))).map(new).collect()
 }

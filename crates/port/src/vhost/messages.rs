@@ -1,23 +1,26 @@
 //! vhost-user messages: a header, a payload, file descriptors beside (vhost-user, "Message Specification").
 //!
-//! Read here and not by the `vhost` crate, which refuses memory tables with room for more regions than they name, as
-//! user-mode Linux sends them.
+//! Read here and not by the `vhost` crate: see "Decisions" in `ARCHITECTURE.md`.
 
 use std::fs::File;
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::AsFd;
-use std::os::unix::net::UnixStream;
 
 use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags,
     recvmsg, sendmsg,
 };
 
+use super::helper::{Foreign, Helper};
+
 /// Longest payload, bytes.
 const MAX_PAYLOAD: usize = 4096;
 /// Most descriptors beside a message: one for each memory region.
 const MAX_FILES: usize = 64;
+/// Most descriptors that the kernel passes at once (`SCM_MAX_FD`). With room for fewer it would close the others itself, here and
+/// now, which may block.
+const MAX_PASSED: usize = 253;
 const VERSION: u32 = 1;
 const VERSION_MASK: u32 = 3;
 const REPLY: u32 = 1 << 2;
@@ -30,7 +33,14 @@ pub(super) struct Message {
     /// It waits for an answer even to what has none, if `REPLY_ACK` was agreed on.
     pub(super) needs_reply: bool,
     pub(super) payload: Vec<u8>,
-    pub(super) files: Vec<File>,
+    pub(super) files: Vec<Foreign>,
+}
+
+impl Message {
+    /// The one descriptor that came with it, if one did.
+    pub(super) fn file(&mut self) -> Result<Option<Foreign>, &'static str> {
+        if self.files.len() > 1 { Err("it has more than one descriptor") } else { Ok(self.files.pop()) }
+    }
 }
 
 /// Why a conversation ends.
@@ -45,10 +55,10 @@ pub(super) enum Failure {
 }
 
 /// Waits for the next message.
-pub(super) fn receive(socket: &UnixStream) -> Result<Message, Failure> {
+pub(super) fn receive(socket: &impl AsFd, helper: &Helper) -> Result<Message, Failure> {
     let mut header = [0; 12];
     let mut files = Vec::new();
-    read_exact(socket, &mut header, &mut files)?;
+    read_exact(socket, &mut header, &mut files, helper)?;
     let word = |at: usize| u32::from_le_bytes([header[at], header[at + 1], header[at + 2], header[at + 3]]);
     let (request, flags, size) = (word(0), word(4), word(8) as usize);
     let wrong = |problem| Err(Failure::Message { request, problem });
@@ -59,12 +69,12 @@ pub(super) fn receive(socket: &UnixStream) -> Result<Message, Failure> {
         return wrong("it is longer than 4096 bytes");
     }
     let mut payload = vec![0; size];
-    read_exact(socket, &mut payload, &mut files)?;
+    read_exact(socket, &mut payload, &mut files, helper)?;
     Ok(Message { request, needs_reply: flags & NEED_REPLY != 0, payload, files })
 }
 
 /// Answers.
-pub(super) fn reply(socket: &UnixStream, request: u32, payload: &[u8], file: Option<&File>) -> Result<(), Failure> {
+pub(super) fn reply(socket: &impl AsFd, request: u32, payload: &[u8], file: Option<&File>) -> Result<(), Failure> {
     let mut bytes = Vec::with_capacity(12 + payload.len());
     for word in [request, VERSION | REPLY, payload.len() as u32] {
         bytes.extend(word.to_le_bytes());
@@ -81,9 +91,14 @@ pub(super) fn reply(socket: &UnixStream, request: u32, payload: &[u8], file: Opt
     if sent == bytes.len() { Ok(()) } else { Err(Failure::Io(io::ErrorKind::WriteZero.into())) }
 }
 
-fn read_exact(socket: &UnixStream, mut buffer: &mut [u8], files: &mut Vec<File>) -> Result<(), Failure> {
+fn read_exact(
+    socket: &impl AsFd,
+    mut buffer: &mut [u8],
+    files: &mut Vec<Foreign>,
+    helper: &Helper,
+) -> Result<(), Failure> {
     while !buffer.is_empty() {
-        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FILES))];
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_PASSED))];
         let mut control = RecvAncillaryBuffer::new(&mut space);
         let got = match recvmsg(socket, &mut [IoSliceMut::new(buffer)], &mut control, RecvFlags::CMSG_CLOEXEC) {
             Ok(got) => got.bytes,
@@ -93,7 +108,7 @@ fn read_exact(socket: &UnixStream, mut buffer: &mut [u8], files: &mut Vec<File>)
         };
         for message in control.drain() {
             if let RecvAncillaryMessage::ScmRights(fds) = message {
-                files.extend(fds.map(File::from));
+                files.extend(fds.map(|fd| Foreign::new(fd, helper)));
             }
         }
         if got == 0 {

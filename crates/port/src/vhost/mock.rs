@@ -10,9 +10,10 @@ use std::sync::atomic::AtomicU32;
 use bifrost_wire::virtio_net::Header;
 use rustix::event::{EventfdFlags, eventfd};
 
+use super::call::{Call, Target};
 use super::memory::{Area, Memory, RegionSpec};
 use super::queue::{self, Ends, QueueSpec, VhostQueue};
-use super::ring::{Call, RingSpec, WRAP};
+use super::ring::{RingSpec, WRAP};
 use super::{inflight, packed_inflight};
 use crate::guest::{GuestPort, TxFrame};
 
@@ -82,7 +83,8 @@ pub(super) struct Side {
 
 impl Guest {
     pub(super) fn new(kind: Kind) -> Guest {
-        let file = tempfile::tempfile().expect("a file");
+        let memory = rustix::fs::memfd_create("guest", rustix::fs::MemfdFlags::CLOEXEC);
+        let file = File::from(memory.expect("a file"));
         file.set_len(MEMORY).expect("its size");
         let mut memory = Memory::default();
         let copy = file.try_clone().expect("another descriptor");
@@ -257,7 +259,7 @@ impl Side {
             offered: Vec::new(),
             notify: {
                 let notify = Call::default();
-                notify.set(Some(call.try_clone().expect("another descriptor")));
+                notify.set(Some(Target::Counter(call.try_clone().expect("another descriptor"))));
                 Arc::new(notify)
             },
             call,

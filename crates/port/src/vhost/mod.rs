@@ -3,18 +3,22 @@
 //!
 //! [`VhostPort`] serves a socket on a thread of its own; `device` understands the messages. Once a guest's rings are
 //! complete it hands a [`VhostQueue`] to its [`QueueOwner`], which gives it to a worker; when they are not any more it
-//! takes it back. `queue` is one queue pair, `pairs` several. `ring` says what a ring does, `split` and `packed` have the rules of the two formats, `receive` and
+//! takes it back. What a front-end has sent as a descriptor is `helper`'s, what is written to one `call`'s: nothing that
+//! a front-end does with the other end of one holds up anybody else. `queue` is one queue pair, `pairs` several. `ring` says what a ring does, `split` and `packed` have the rules of the two formats, `receive` and
 //! `transmit` what they mean for packets; `memory` checks every access.
 
 mod arena;
 #[cfg(test)]
 mod backend_tests;
+mod call;
 mod chain;
 mod comeback;
+mod counter;
 mod counters;
 mod credit;
 mod device;
 mod features;
+mod helper;
 #[cfg(test)]
 mod hostile_tests;
 mod index;
@@ -25,10 +29,14 @@ pub mod inject;
 mod kill_tests;
 mod mapping;
 mod memory;
+#[cfg(test)]
+mod message_tests;
 mod messages;
 #[cfg(test)]
 mod mock;
 mod mutation;
+mod owner;
+mod pace;
 mod packed;
 mod packed_inflight;
 #[cfg(test)]
@@ -41,6 +49,7 @@ mod receive;
 mod record;
 mod ring;
 mod server;
+mod socket;
 mod split;
 #[cfg(test)]
 mod tests;
@@ -85,7 +94,13 @@ pub struct VhostConfig {
     /// Where to note what is in flight for a front-end that does not keep that itself; `None`: nowhere, and a guest of
     /// such a front-end does not survive that this process is killed.
     pub record: Option<PathBuf>,
+    /// Messages a second that a front-end may send in the long run; 4096 may come at once. What comes faster waits. 0: as
+    /// fast as it likes.
+    pub message_rate: u32,
 }
+
+/// A [`VhostConfig::message_rate`] that no front-end needs, and that keeps neither a processor nor a worker busy.
+pub const MESSAGE_RATE: u32 = 1000;
 
 /// Who makes the socket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

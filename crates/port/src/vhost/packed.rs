@@ -13,12 +13,13 @@ use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
 
 use super::arena::{Arena, List};
+use super::call::Call;
 use super::chain::{DESCRIPTOR, Descriptor, F_INDIRECT, F_NEXT, F_WRITE, Pieces, max_pieces};
 use super::index::{Index, Size, Table};
 use super::memory::{Area, Memory};
 use super::mutation::mutated;
 use super::packed_inflight::PackedInflight;
-use super::ring::{BadChain, Broken, Call, Piece, Ring, RingSpec, WRAP, Walk, Want};
+use super::ring::{BadChain, Broken, Piece, Ring, RingSpec, WRAP, Walk, Want};
 
 const F_AVAILABLE: u16 = 1 << 7;
 const F_USED: u16 = 1 << 15;

@@ -3,11 +3,11 @@
 use std::fmt::Debug;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use super::counters::VhostCounters;
+use super::helper::Foreign;
 use super::memory::Memory;
 use super::packed::Packed;
 use super::receive::Receive;
@@ -46,12 +46,12 @@ pub(crate) struct Ends {
     /// The queue was abandoned after a fault in it.
     faulted: AtomicBool,
     /// The front-end, to be told of that.
-    front_end: Option<Arc<UnixStream>>,
+    front_end: Option<Arc<Foreign>>,
 }
 
 impl Ends {
     /// Of a queue whose front-end is at the other end of a socket.
-    pub(crate) fn with(front_end: Option<Arc<UnixStream>>) -> Self {
+    pub(crate) fn with(front_end: Option<Arc<Foreign>>) -> Self {
         Ends { front_end, ..Ends::default() }
     }
 
@@ -64,7 +64,7 @@ impl Ends {
         self.faulted.store(true, Ordering::Release);
         // Does not block. The port's thread finds the connection ended, and the front-end may connect again.
         if let Some(front_end) = &self.front_end {
-            let _ = front_end.shutdown(std::net::Shutdown::Both);
+            let _ = rustix::net::shutdown(front_end, rustix::net::Shutdown::Both);
         }
     }
 }

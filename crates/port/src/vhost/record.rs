@@ -5,8 +5,8 @@
 
 use std::fs::{File, OpenOptions};
 use std::io;
+use std::os::fd::AsFd;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
-use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -26,7 +26,7 @@ pub(super) struct FrontEnd {
 
 impl FrontEnd {
     /// Whoever is at the other end; `None` if the kernel does not say.
-    pub(super) fn of(socket: &UnixStream) -> Option<FrontEnd> {
+    pub(super) fn of(socket: &impl AsFd) -> Option<FrontEnd> {
         let pid = rustix::net::sockopt::socket_peercred(socket).ok()?.pid.as_raw_nonzero().get() as u32;
         let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
         // The name, in parentheses, may contain anything; the start time is the twentieth field behind it.
@@ -83,6 +83,7 @@ fn map(file: File, bytes: usize) -> io::Result<Arc<Memory>> {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::net::UnixStream;
     use std::sync::atomic::Ordering;
 
     use super::*;

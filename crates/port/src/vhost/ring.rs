@@ -5,9 +5,9 @@
 //! ring itself has it taken out of use ([`Broken`]), one that only describes a bad buffer loses the packet.
 
 use std::fmt::Debug;
-use std::os::fd::OwnedFd;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
+use super::call::Call;
 use super::index::{Index, Size};
 use super::memory::{Area, Memory};
 
@@ -106,23 +106,6 @@ pub(crate) struct RingSpec {
     pub(crate) call: Arc<Call>,
     /// Where to note what is in flight: as many bytes as the ring's format takes.
     pub(crate) record: Option<Area>,
-}
-
-/// What tells the driver of used buffers; the front-end may replace it at any time.
-#[derive(Debug, Default)]
-pub(crate) struct Call(Mutex<Option<OwnedFd>>);
-
-impl Call {
-    pub(crate) fn set(&self, fd: Option<OwnedFd>) {
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = fd;
-    }
-
-    /// A full pipe or counter has told the driver already: the result does not matter.
-    pub(crate) fn notify(&self) {
-        if let Some(fd) = &*self.0.lock().unwrap_or_else(PoisonError::into_inner) {
-            let _ = rustix::io::write(fd, &1u64.to_ne_bytes());
-        }
-    }
 }
 
 /// A piece of a buffer in the guest's memory.

@@ -1,27 +1,33 @@
-//! A vhost-user port's socket and the thread that answers on it.
+//! A vhost-user port and the thread that answers on its socket.
 
-use std::fs::Permissions;
 use std::io;
 use std::os::fd::OwnedFd;
-use std::os::unix::fs::{FileTypeExt, PermissionsExt};
-use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
+use rustix::net::{Shutdown, SocketFlags, accept_with, shutdown};
 
 use super::comeback::Comeback;
 use super::device::VhostDevice;
+use super::helper::{Foreign, Helper};
 use super::messages::Failure;
+use super::owner::Owner;
+use super::pace::Pace;
+use super::socket::{self, Listening};
 use super::{Mode, QueueOwner, VhostConfig, record};
 use crate::panics;
 
-/// Who may connect: the owner and the group. Without this the umask decides, and a careful one leaves the group nothing.
-const SOCKET_MODE: u32 = 0o660;
 /// How long to wait before the front-end's socket is tried again.
-const RETRY: Timespec = Timespec { tv_sec: 0, tv_nsec: 200_000_000 };
+const RETRY: Duration = Duration::from_millis(200);
+/// How long the thread may take to end. It takes longer only if a system call of its own does not return.
+const PATIENCE: Duration = Duration::from_secs(10);
+/// What a connection counts among messages.
+const CONNECTION: u32 = 50;
+/// Descriptors of a port that may wait to be closed. With more, no front-end is served.
+const MAX_CLOSING: usize = 512;
 
 /// A vhost-user port that serves its socket until it is dropped.
 #[derive(Debug)]
@@ -29,24 +35,29 @@ pub struct VhostPort {
     shared: Arc<Shared>,
     thread: Option<JoinHandle<()>>,
     /// The socket, if it was made here.
-    socket: Option<PathBuf>,
+    socket: Option<Listening>,
     record: Option<(PathBuf, u16)>,
 }
 
-/// What the thread and its owner share.
+/// What the thread and its port share.
 #[derive(Debug)]
 struct Shared {
     wake: OwnedFd,
+    helper: Helper,
+    owner: Owner,
     state: Mutex<State>,
+    ended: Condvar,
 }
 
 #[derive(Debug, Default)]
 struct State {
     stopping: bool,
+    /// The thread does nothing any more.
+    ended: bool,
     /// The next daemon needs the record.
     keeps_record: bool,
     /// The connection being served.
-    connection: Option<UnixStream>,
+    connection: Option<Arc<Foreign>>,
 }
 
 /// Why a vhost-user port could not be opened.
@@ -80,19 +91,28 @@ impl VhostPort {
     /// See [`VhostError`].
     pub fn open(config: VhostConfig, owner: Box<dyn QueueOwner>) -> Result<VhostPort, VhostError> {
         let listener = match config.mode {
-            Mode::Server => Some(listen(&config.socket)?),
+            Mode::Server => Some(socket::listen(&config.socket)?),
             Mode::Client => None,
         };
-        let (socket, record) = (
-            listener.is_some().then(|| config.socket.clone()),
-            config.record.clone().map(|path| (path, config.queues)),
-        );
+        let (listener, socket) = listener.unzip();
+        let record = config.record.clone().map(|path| (path, config.queues));
         let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(io::Error::from)?;
-        let shared = Arc::new(Shared { wake, state: Mutex::default() });
+        let shared = Arc::new(Shared {
+            wake,
+            helper: Helper::default(),
+            owner: Owner::new(owner),
+            state: Mutex::default(),
+            ended: Condvar::new(),
+        });
         let theirs = Arc::clone(&shared);
-        let thread = std::thread::Builder::new().name("vhost-user".into()).spawn(move || match listener {
-            Some(listener) => theirs.serve(&config, owner, || theirs.accept(&listener)),
-            None => theirs.serve(&config, owner, || theirs.connect(&config.socket)),
+        // Connections that wait to be accepted are closed with it, and what they have sent.
+        let listener = listener.map(|listener| Foreign::new(listener, &shared.helper));
+        let thread = std::thread::Builder::new().name("vhost-user".into()).spawn(move || {
+            let _end = End(&theirs);
+            match listener {
+                Some(listener) => theirs.serve(&config, || theirs.accept(&listener)),
+                None => theirs.serve(&config, || theirs.connect(&config.socket)),
+            }
         })?;
         Ok(VhostPort { shared, thread: Some(thread), socket, record })
     }
@@ -108,19 +128,34 @@ impl Drop for VhostPort {
         let mut state = self.shared.state();
         state.stopping = true;
         if let Some(connection) = &state.connection {
-            let _ = connection.shutdown(std::net::Shutdown::Both);
+            let _ = shutdown(connection, Shutdown::Both);
         }
-        drop(state);
         let _ = rustix::io::write(&self.shared.wake, &1u64.to_ne_bytes());
-        if let Some(thread) = self.thread.take() {
-            let _ = thread.join();
+        let waited = self.shared.ended.wait_timeout_while(state, PATIENCE, |state| !state.ended);
+        let (state, _) = waited.unwrap_or_else(PoisonError::into_inner);
+        let (ended, keeps_record) = (state.ended, state.keeps_record);
+        drop(state);
+        match self.thread.take() {
+            Some(thread) if ended => drop(thread.join()),
+            _ => tracing::error!("the thread of a vhost-user port hangs in a system call, and is left behind"),
         }
-        if let Some(path) = &self.socket {
-            let _ = std::fs::remove_file(path);
+        self.shared.owner.retire();
+        if let Some(socket) = &self.socket {
+            socket.remove();
         }
-        if let Some((path, queues)) = self.record.as_ref().filter(|_| !self.shared.state().keeps_record) {
+        if let Some((path, queues)) = self.record.as_ref().filter(|_| ended && !keeps_record) {
             record::remove(path, *queues);
         }
+    }
+}
+
+/// Tells that the thread has ended, whatever ends it.
+struct End<'a>(&'a Shared);
+
+impl Drop for End<'_> {
+    fn drop(&mut self) {
+        self.0.state().ended = true;
+        self.0.ended.notify_all();
     }
 }
 
@@ -130,13 +165,14 @@ impl Shared {
     }
 
     /// Serves connections until the port is dropped.
-    fn serve(&self, config: &VhostConfig, owner: Box<dyn QueueOwner>, mut next: impl FnMut() -> Option<UnixStream>) {
-        let mut device = VhostDevice::new(config.clone(), owner);
+    fn serve(&self, config: &VhostConfig, mut next: impl FnMut() -> Option<OwnedFd>) {
+        let mut device = VhostDevice::new(config.clone(), self.owner.clone(), self.helper.clone());
+        let mut pace = Pace::new(config.message_rate, Instant::now());
         let mut comeback = Comeback::default();
         loop {
             self.wait_until(comeback.next(Instant::now()));
             let stream = match panics::contain(&mut next) {
-                Ok(Some(stream)) => stream,
+                Ok(Some(stream)) => Arc::new(Foreign::new(stream, &self.helper)),
                 Ok(None) => break,
                 Err(panic) => {
                     tracing::error!(port = config.name, %panic, "waiting for a front-end has failed; it is tried again");
@@ -144,13 +180,12 @@ impl Shared {
                     continue;
                 }
             };
-            let Ok(connection) = stream.try_clone() else { continue };
             {
                 let mut state = self.state();
                 if state.stopping {
                     break;
                 }
-                state.connection = Some(connection);
+                state.connection = Some(Arc::clone(&stream));
             }
             tracing::info!(port = config.name, "a vhost-user front-end has connected");
             let end = panics::contain(|| {
@@ -158,6 +193,9 @@ impl Shared {
                 loop {
                     if let Err(end) = device.serve(&stream) {
                         return end;
+                    }
+                    if !self.wait(pace.spend(device.take_cost(), Instant::now())) {
+                        return Failure::Closed;
                     }
                 }
             });
@@ -184,69 +222,58 @@ impl Shared {
             if let Err(panic) = reset {
                 device = device.rebuild(&panic);
             }
-            // Only now: a front-end that learns of the end must not find the old device.
-            let _ = stream.shutdown(std::net::Shutdown::Both);
+            // Only now: a front-end that learns of the end must not find the old device. That its descriptors are closed may take
+            // a while.
+            let _ = shutdown(&stream, Shutdown::Both);
+            drop(stream);
+            let mut wait = pace.spend(device.take_cost() + CONNECTION, Instant::now());
+            while self.wait(wait) && self.helper.waiting() > MAX_CLOSING {
+                wait = RETRY;
+            }
         }
     }
 
     /// Waits for that moment, or for the end.
     fn wait_until(&self, at: Option<Instant>) {
-        while let Some(left) =
-            at.and_then(|at| at.checked_duration_since(Instant::now())).filter(|left| !left.is_zero())
-        {
-            if self.state().stopping {
-                return;
-            }
-            let timeout = Timespec { tv_sec: left.as_secs() as i64, tv_nsec: i64::from(left.subsec_nanos()) };
-            let _ = poll(&mut [PollFd::new(&self.wake, PollFlags::IN)], Some(&timeout));
+        while let Some(left) = at.and_then(|at| at.checked_duration_since(Instant::now()))
+            && !left.is_zero()
+            && self.wait(left)
+        {}
+    }
+
+    /// Waits that long; `false`: the port is to end.
+    fn wait(&self, time: Duration) -> bool {
+        if !time.is_zero() {
+            let time = Timespec::try_from(time).unwrap_or(Timespec { tv_sec: 1, tv_nsec: 0 });
+            let _ = poll(&mut [PollFd::new(&self.wake, PollFlags::IN)], Some(&time));
         }
+        !self.state().stopping
     }
 
     /// The next front-end that connects; `None` at the end.
-    fn accept(&self, listener: &UnixListener) -> Option<UnixStream> {
+    fn accept(&self, listener: &Foreign) -> Option<OwnedFd> {
         loop {
             let mut fds = [PollFd::new(listener, PollFlags::IN), PollFd::new(&self.wake, PollFlags::IN)];
             let _ = poll(&mut fds, None);
             if self.state().stopping {
                 return None;
             }
-            if let Ok((stream, _)) = listener.accept()
-                && stream.set_nonblocking(false).is_ok()
-            {
+            if let Ok(stream) = accept_with(listener, SocketFlags::CLOEXEC) {
                 return Some(stream);
             }
         }
     }
 
     /// A connection to a front-end that listens; `None` at the end.
-    fn connect(&self, path: &Path) -> Option<UnixStream> {
+    fn connect(&self, path: &Path) -> Option<OwnedFd> {
         loop {
             if self.state().stopping {
                 return None;
             }
-            if let Ok(stream) = UnixStream::connect(path) {
+            if let Ok(stream) = socket::dial(path) {
                 return Some(stream);
             }
-            let _ = poll(&mut [PollFd::new(&self.wake, PollFlags::IN)], Some(&RETRY));
+            self.wait(RETRY);
         }
     }
-}
-
-/// Makes the socket, in the place of one that nobody serves any more.
-fn listen(path: &Path) -> Result<UnixListener, VhostError> {
-    let bad = |problem| VhostError::Path { path: path.to_owned(), problem };
-    let failed = |source| VhostError::Listen { path: path.to_owned(), source };
-    if let Ok(there) = std::fs::symlink_metadata(path) {
-        if !there.file_type().is_socket() {
-            return Err(bad("something that is no socket is there; remove it or correct port.socket"));
-        }
-        if UnixStream::connect(path).is_ok() {
-            return Err(bad("somebody else listens there; stop it or correct port.socket"));
-        }
-        std::fs::remove_file(path).map_err(failed)?;
-    }
-    let listener = UnixListener::bind(path).map_err(failed)?;
-    std::fs::set_permissions(path, Permissions::from_mode(SOCKET_MODE)).map_err(failed)?;
-    listener.set_nonblocking(true).map_err(failed)?;
-    Ok(listener)
 }

@@ -3,12 +3,13 @@
 use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
 
+use super::call::Call;
 use super::chain::{DESCRIPTOR, Descriptor, F_INDIRECT, F_NEXT, F_WRITE, Pieces};
 use super::index::{Index, Size};
 use super::inflight::Inflight;
 use super::memory::{Area, Memory};
 use super::mutation::mutated;
-use super::ring::{BadChain, Broken, Call, Piece, Ring, RingSpec, Walk, Want};
+use super::ring::{BadChain, Broken, Piece, Ring, RingSpec, Walk, Want};
 
 /// How many buffers ahead descriptors are fetched into the cache, and what they point to.
 const DESCRIPTORS_AHEAD: u16 = 12;

@@ -1,0 +1,277 @@
+//! What tells a driver of used buffers, and cannot hold up who tells it.
+
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
+use std::time::{Duration, Instant};
+
+use rustix::io::Errno;
+use rustix::net::SendFlags;
+use rustix::time::{ClockId, clock_gettime};
+
+use super::counter;
+use super::helper::{Foreign, Helper};
+use super::mutation::mutated;
+
+/// Longest time that a notification may take a worker. It wakes all who wait for the descriptor, and a front-end can make that
+/// hundreds of thousands.
+const SLOW: Duration = Duration::from_micros(200);
+
+/// What tells the driver of used buffers; the front-end may replace it at any time.
+#[derive(Debug, Default)]
+pub(crate) struct Call {
+    helper: Helper,
+    to: Mutex<Option<Arc<Told>>>,
+}
+
+/// Who is told.
+#[derive(Debug)]
+pub(super) enum Target {
+    Counter(OwnedFd),
+    /// User-mode Linux has a pair of sockets where others have an event counter.
+    Stream(Foreign),
+}
+
+#[derive(Debug)]
+struct Told {
+    target: Target,
+    /// The helper has yet to tell it.
+    pending: AtomicBool,
+    /// The last notification took long; whether the processor's or only the clock's time is to be seen.
+    suspected: AtomicBool,
+}
+
+impl Target {
+    /// `None`: neither an event counter nor a Unix stream socket. Calls on others may block.
+    pub(super) fn of(fd: Foreign) -> Option<Target> {
+        if fd.is_stream() { Some(Target::Stream(fd)) } else { fd.into_counter().map(Target::Counter) }
+    }
+}
+
+impl Call {
+    pub(super) fn new(helper: &Helper) -> Call {
+        Call { helper: helper.clone(), to: Mutex::default() }
+    }
+
+    /// Replaces who is told. [`notify_soon`](Self::notify_soon) has to follow: something may have been shown while there was
+    /// nobody to tell, or just now.
+    pub(super) fn set(&self, target: Option<Target>) {
+        let told = |target| Told { target, pending: AtomicBool::default(), suspected: AtomicBool::default() };
+        let now = target.map(|target| Arc::new(told(target)));
+        let before = std::mem::replace(&mut *self.lock(), now);
+        drop(before);
+    }
+
+    /// Has the helper notify.
+    pub(super) fn notify_soon(&self) {
+        let told = self.lock().clone();
+        if let Some(told) = &told {
+            self.hand_over(told);
+        }
+    }
+
+    /// Never blocks. What cannot be told because it is full has been told already.
+    pub(crate) fn notify(&self) {
+        let to = match self.to.try_lock() {
+            Ok(to) => to,
+            Err(TryLockError::Poisoned(to)) => to.into_inner(),
+            // It is being replaced; whoever does that notifies after this.
+            Err(TryLockError::WouldBlock) => return,
+        };
+        let Some(told) = &*to else { return };
+        if self.helper.notifies() {
+            return self.hand_over(told);
+        }
+        match told.tell_in_time() {
+            Ok(true) => {}
+            Ok(false) => {
+                if self.helper.take_over_notifying() {
+                    tracing::warn!(
+                        "notifying a guest takes longer than {SLOW:?}: from now on a thread of its own does it"
+                    );
+                }
+            }
+            Err(error) => {
+                if self.helper.take_over_notifying() {
+                    tracing::warn!(%error, "a guest cannot be notified without blocking: a thread of its own does it");
+                }
+                self.hand_over(told);
+            }
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Option<Arc<Told>>> {
+        self.to.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn hand_over(&self, told: &Arc<Told>) {
+        if !told.pending.swap(true, Ordering::AcqRel) {
+            let told = Arc::clone(told);
+            self.helper.run(move || {
+                told.pending.store(false, Ordering::Release);
+                told.tell_somehow();
+            });
+        }
+    }
+}
+
+impl Told {
+    /// Returns whether that took no longer than it may. Whether the thread itself was busy, and not only interrupted, is looked
+    /// at if the time before was too long: the system call for that is not for every time.
+    fn tell_in_time(&self) -> io::Result<bool> {
+        let busy = self.suspected.load(Ordering::Relaxed).then(processor_time);
+        let start = Instant::now();
+        self.tell()?;
+        let slow = start.elapsed() > SLOW;
+        if slow || busy.is_some() {
+            self.suspected.store(slow, Ordering::Relaxed);
+        }
+        Ok(!(slow && busy.is_some_and(|before| processor_time() - before > SLOW)))
+    }
+
+    /// Without blocking.
+    fn tell(&self) -> io::Result<()> {
+        match &self.target {
+            Target::Counter(fd) if mutated!(CallBlocks) => {
+                let _ = rustix::io::write(fd, &1u64.to_ne_bytes());
+                Ok(())
+            }
+            Target::Counter(fd) => counter::add(fd.as_fd()),
+            Target::Stream(fd) => {
+                let wait = if mutated!(CallBlocks) { SendFlags::empty() } else { SendFlags::DONTWAIT };
+                let flags = wait | SendFlags::NOSIGNAL;
+                match rustix::net::send(fd, &1u64.to_ne_bytes(), flags) {
+                    Ok(_) | Err(Errno::AGAIN | Errno::PIPE | Errno::CONNRESET) => Ok(()),
+                    Err(error) => Err(error.into()),
+                }
+            }
+        }
+    }
+
+    /// On the helper, where blocking harms nobody else.
+    fn tell_somehow(&self) {
+        if let (Target::Counter(fd), Err(_)) = (&self.target, self.tell()) {
+            let _ = rustix::io::write(fd, &1u64.to_ne_bytes());
+        }
+    }
+}
+
+/// What this thread has had of a processor.
+fn processor_time() -> Duration {
+    Duration::try_from(clock_gettime(ClockId::ThreadCPUTime)).unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::net::UnixStream;
+    use std::sync::mpsc::channel;
+
+    use rustix::event::{EventfdFlags, epoll, eventfd};
+    use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
+
+    use super::*;
+
+    const PATIENCE: Duration = Duration::from_secs(20);
+
+    fn call(fd: OwnedFd) -> Arc<Call> {
+        let helper = Helper::default();
+        let call = Arc::new(Call::new(&helper));
+        call.set(Some(Target::of(Foreign::new(fd, &helper)).expect("something to notify")));
+        call.notify_soon();
+        call
+    }
+
+    /// Whether `n` notifications end, by a thread of their own as they may not.
+    fn ends(call: &Arc<Call>, n: u32) -> bool {
+        let (call, (done, waits)) = (Arc::clone(call), channel());
+        std::thread::spawn(move || {
+            (0..n).for_each(|_| call.notify());
+            let _ = done.send(());
+        });
+        waits.recv_timeout(PATIENCE).is_ok()
+    }
+
+    fn make_blocking(fd: &OwnedFd) {
+        let flags = fcntl_getfl(fd).expect("flags");
+        fcntl_setfl(fd, flags - OFlags::NONBLOCK).expect("flags");
+    }
+
+    #[test]
+    fn a_call_that_its_front_end_makes_blocking_and_fills_blocks_nobody() {
+        let counter = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).expect("an event counter");
+        let theirs = counter.try_clone().expect("another descriptor");
+        let call = call(counter);
+        make_blocking(&theirs);
+        // It may have been told once already.
+        rustix::io::write(&theirs, &(u64::MAX - 8).to_ne_bytes()).expect("room");
+        assert!(ends(&call, 100), "a worker is blocked for ever");
+    }
+
+    #[test]
+    fn a_socket_that_is_full_blocks_nobody() {
+        let (ours, theirs) = UnixStream::pair().expect("sockets");
+        let shared = OwnedFd::from(ours.try_clone().expect("another descriptor"));
+        let call = call(ours.into());
+        make_blocking(&shared);
+        assert!(ends(&call, 100_000), "a worker is blocked for ever");
+        let mut bytes = [0; 8];
+        std::io::Read::read_exact(&mut &theirs, &mut bytes).expect("it was told");
+        assert_eq!(bytes, 1u64.to_ne_bytes());
+        drop(theirs);
+        assert!(ends(&call, 10), "nor one that is closed");
+    }
+
+    #[test]
+    fn other_descriptors_are_not_called() {
+        let helper = Helper::default();
+        let (reader, writer) = std::io::pipe().expect("a pipe");
+        let datagram = std::os::unix::net::UnixDatagram::pair().expect("sockets").0;
+        let others: [OwnedFd; 4] =
+            [reader.into(), writer.into(), datagram.into(), std::fs::File::open("/dev/null").expect("a device").into()];
+        for fd in others {
+            assert!(Target::of(Foreign::new(fd, &helper)).is_none());
+        }
+    }
+
+    #[test]
+    fn each_notification_arrives() {
+        let counter = eventfd(0, EventfdFlags::CLOEXEC).expect("an event counter");
+        let theirs = counter.try_clone().expect("another descriptor");
+        let read = || {
+            let mut count = [0; 8];
+            rustix::io::read(&theirs, &mut count).expect("it was told");
+            u64::from_ne_bytes(count)
+        };
+        let call = call(counter);
+        assert_eq!(read(), 1, "a new one is told at once");
+        for _ in 0..5 {
+            call.notify();
+        }
+        assert_eq!(read(), 5);
+        // By the helper, too.
+        assert!(call.helper.take_over_notifying());
+        call.notify();
+        assert!(read() >= 1);
+        call.set(None);
+        call.notify();
+    }
+
+    #[test]
+    fn a_crowd_that_waits_for_a_call_is_the_helpers_to_wake() {
+        let counter = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).expect("an event counter");
+        let theirs = counter.try_clone().expect("another descriptor");
+        let call = call(counter);
+        let crowd = epoll::create(epoll::CreateFlags::CLOEXEC).expect("an epoll");
+        let mut waiting = Vec::new();
+        while !call.helper.notifies() {
+            assert!(waiting.len() < 15_000, "a worker wakes 15,000 that wait");
+            for _ in 0..1000 {
+                let fd = theirs.try_clone().expect("another descriptor");
+                epoll::add(&crowd, &fd, epoll::EventData::new_u64(0), epoll::EventFlags::IN).expect("watched");
+                waiting.push(fd);
+            }
+            (0..4).for_each(|_| call.notify());
+        }
+    }
+}

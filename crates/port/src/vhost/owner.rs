@@ -1,0 +1,64 @@
+//! Whoever runs the queues, for as long as the port is there.
+
+use std::fmt::{self, Debug, Formatter};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use super::QueueOwner;
+use super::queue::VhostQueue;
+use crate::panics::Panic;
+
+/// A [`QueueOwner`] that is shared by the port's thread and the port, which may have to go while the thread does not end.
+#[derive(Clone)]
+pub(super) struct Owner(Arc<Mutex<State>>);
+
+struct State {
+    /// `None` once the port is gone.
+    owner: Option<Box<dyn QueueOwner>>,
+    running: bool,
+}
+
+impl Owner {
+    pub(super) fn new(owner: Box<dyn QueueOwner>) -> Owner {
+        Owner(Arc::new(Mutex::new(State { owner: Some(owner), running: false })))
+    }
+
+    pub(super) fn start(&self, queue: VhostQueue) {
+        let mut state = self.state();
+        state.running = true;
+        if let Some(owner) = &mut state.owner {
+            owner.start(queue);
+        }
+    }
+
+    pub(super) fn stop(&self) {
+        let mut state = self.state();
+        if std::mem::take(&mut state.running)
+            && let Some(owner) = &mut state.owner
+        {
+            owner.stop();
+        }
+    }
+
+    /// A panic was contained.
+    pub(super) fn fault(&self, panic: &Panic) {
+        if let Some(owner) = &mut self.state().owner {
+            owner.fault(panic);
+        }
+    }
+
+    /// Takes the queue back, if there is one, for good: the owner hears nothing any more.
+    pub(super) fn retire(&self) {
+        self.stop();
+        self.state().owner = None;
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Debug for Owner {
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Owner").field("running", &self.state().running).finish_non_exhaustive()
+    }
+}
