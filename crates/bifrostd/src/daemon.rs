@@ -337,7 +337,7 @@ impl State {
 
     fn open_machine(&mut self, port: &Port, owner: u16) -> Result<()> {
         let worker = self.serving(port, owner).first().ok_or_else(|| anyhow!("there are no workers"))?;
-        let machine = Machine::open(translate::vhost(port), owner, worker);
+        let machine = Machine::open(translate::vhost(port, &self.config), owner, worker);
         self.machines.insert(port.name.clone(), machine.with_context(|| format!("port {}", port.name))?);
         Ok(())
     }

@@ -1,6 +1,8 @@
 //! From the configuration's words to the rooms' own.
 
 use std::net::IpAddr;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
 
 use bifrost_avs as avs;
 use bifrost_control::config::{self, Auto, Config, CongestionControl};
@@ -233,13 +235,14 @@ pub(crate) fn tap(config: &Config, port: &config::Port) -> TapConfig {
 }
 
 /// A port's socket.
-pub(crate) fn vhost(port: &config::Port) -> VhostConfig {
+pub(crate) fn vhost(port: &config::Port, config: &Config) -> VhostConfig {
     let socket = port.socket.clone().unwrap_or_default();
-    let record = socket.with_added_extension("inflight");
+    let record = record(port, &socket, &config.control.socket);
     VhostConfig {
         name: port.name.clone(),
         socket,
         record: Some(record),
+        message_rate: vhost::MESSAGE_RATE,
         mode: match port.mode {
             config::VhostMode::Server => vhost::Mode::Server,
             config::VhostMode::Client => vhost::Mode::Client,
@@ -249,6 +252,19 @@ pub(crate) fn vhost(port: &config::Port) -> VhostConfig {
         queues: port.queues as u16,
         packed: port.packed,
         slicing: port.slicing,
+    }
+}
+
+/// Where the record of a machine's rings is: beside its socket, or beside the control socket where others, such as the
+/// machine's own user, can write the socket's directory.
+fn record(port: &config::Port, socket: &Path, control: &Path) -> PathBuf {
+    let is_ours = |directory: &Path| {
+        let metadata = std::fs::symlink_metadata(directory);
+        metadata.is_ok_and(|m| m.is_dir() && m.uid() == rustix::process::geteuid().as_raw() && m.mode() & 0o022 == 0)
+    };
+    match control.parent() {
+        Some(run) if !socket.parent().is_some_and(is_ours) => run.join(format!("{}.inflight", port.name)),
+        _ => socket.with_added_extension("inflight"),
     }
 }
 

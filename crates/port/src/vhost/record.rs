@@ -3,14 +3,19 @@
 //!
 //! A record belongs to one run of one front-end and to its rings where they are now; any other finds it empty.
 
-use std::fs::{File, OpenOptions};
+use std::fs::File;
 use std::io;
 use std::os::fd::AsFd;
-use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use rustix::fs::{Mode, OFlags};
+use rustix::io::Errno;
+
 use super::memory::{Memory, RegionSpec};
+use super::mutation::mutated;
+use super::socket::Entry;
 
 /// Bytes in front of the rings' records: whose they are.
 const HEADER: usize = 4096;
@@ -47,30 +52,54 @@ pub(super) fn path(path: &Path, pair: usize) -> PathBuf {
 /// Removes the records of all pairs that a device may have.
 pub(super) fn remove(of: &Path, pairs: u16) {
     for pair in 0..usize::from(pairs) {
-        let _ = std::fs::remove_file(path(of, pair));
+        let _ = Entry::of(&path(of, pair)).map(|entry| entry.remove());
     }
 }
 
 /// Opens the record at `path` for the rings that `rings` describe, `bytes` long: as an earlier daemon has left it if it
 /// is theirs, new otherwise.
+///
+/// Its directory may be one that somebody else can write. So nothing is written to a file that is there unless it is a record of
+/// this daemon's for just these rings; any other is removed, and a new one made.
 pub(super) fn open(path: &Path, front_end: FrontEnd, rings: &[u64], bytes: usize) -> io::Result<Arc<Memory>> {
     let mut header: Vec<u8> = Vec::with_capacity(HEADER);
     for word in [MAGIC, u64::from(front_end.pid), front_end.started, rings.len() as u64].iter().chain(rings) {
         header.extend(word.to_le_bytes());
     }
     header.resize(HEADER, 0);
-    let file = OpenOptions::new().read(true).write(true).create(true).truncate(false).mode(0o600).open(path)?;
-    let mut there = [0; HEADER];
-    let size = (HEADER + bytes) as u64;
-    let is_theirs =
-        file.metadata()?.len() == size && file.read_exact_at(&mut there, 0).is_ok() && there[..] == header[..];
-    if !is_theirs {
-        file.set_len(0)?;
-        file.set_len(size)?;
-        // Last: a header says that all behind it is as it should be.
-        file.write_all_at(&header, 0)?;
+    if mutated!(RecordNotChecked) {
+        let file = File::options().read(true).write(true).create(true).truncate(true).open(path)?;
+        file.set_len((HEADER + bytes) as u64)?;
+        return map(file, bytes);
     }
+    let entry = Entry::of(path)?;
+    if let Some(file) = existing(&entry, &header, HEADER + bytes) {
+        return map(file, bytes);
+    }
+    match entry.remove() {
+        Ok(()) | Err(Errno::NOENT) => {}
+        Err(error) => return Err(error.into()),
+    }
+    let mode = Mode::RUSR | Mode::WUSR;
+    let file = File::from(entry.open(OFlags::RDWR | OFlags::CREATE | OFlags::EXCL, mode)?);
+    file.set_len((HEADER + bytes) as u64)?;
+    // Last: a header says that all behind it is as it should be.
+    file.write_all_at(&header, 0)?;
     map(file, bytes)
+}
+
+/// The record that is there, if it begins with `header` and nobody else can have written it.
+fn existing(entry: &Entry, header: &[u8], bytes: usize) -> Option<File> {
+    // What is no file is not waited for.
+    let file = File::from(entry.open(OFlags::RDWR | OFlags::NONBLOCK | OFlags::NOCTTY, Mode::empty()).ok()?);
+    let metadata = file.metadata().ok()?;
+    let is_ours = metadata.is_file()
+        && metadata.nlink() == 1
+        && metadata.uid() == rustix::process::geteuid().as_raw()
+        && metadata.mode() & 0o077 == 0
+        && metadata.len() == bytes as u64;
+    let mut there = [0; HEADER];
+    (is_ours && file.read_exact_at(&mut there, 0).is_ok() && there[..] == *header).then_some(file)
 }
 
 fn map(file: File, bytes: usize) -> io::Result<Arc<Memory>> {
@@ -83,10 +112,46 @@ fn map(file: File, bytes: usize) -> io::Result<Arc<Memory>> {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::PermissionsExt;
     use std::os::unix::net::UnixStream;
     use std::sync::atomic::Ordering;
 
     use super::*;
+
+    #[test]
+    fn what_others_have_put_in_its_place_is_left_alone() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let (path, precious) = (directory.path().join("record"), directory.path().join("precious"));
+        let me = FrontEnd { pid: 1, started: 2 };
+        let open = || open(&path, me, &[1, 2], 128);
+        let put = |mode: u32| {
+            std::fs::write(&precious, "precious").expect("a file");
+            std::fs::set_permissions(&precious, std::fs::Permissions::from_mode(mode)).expect("its mode");
+        };
+        for (name, plant) in [
+            ("symbolic link", &(|| std::os::unix::fs::symlink(&precious, &path)) as &dyn Fn() -> io::Result<()>),
+            ("other name", &|| std::fs::hard_link(&precious, &path)),
+            ("pipe", &|| Ok(rustix::fs::mknodat(rustix::fs::CWD, &path, rustix::fs::FileType::Fifo, Mode::RWXU, 0)?)),
+        ] {
+            put(0o600);
+            let _ = std::fs::remove_file(&path);
+            plant().expect(name);
+            open().expect(name);
+            assert_eq!(std::fs::read(&precious).expect("there"), b"precious", "{name}");
+            assert!(std::fs::symlink_metadata(&path).expect("a record").is_file(), "{name}");
+        }
+        // A record that others can write is not one.
+        let memory = open().expect("a record");
+        Memory::area(&memory, 0, 64, 8).expect("its area").store(0, 7u64, Ordering::Release);
+        let first =
+            || Memory::area(&open().expect("a record"), 0, 64, 8).expect("its area").load::<u64>(0, Ordering::Acquire);
+        assert_eq!(first(), 7);
+        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o660)).expect("its mode");
+        assert_eq!(first(), 0);
+        std::fs::remove_file(&path).expect("the record");
+        std::fs::create_dir(&path).expect("a directory");
+        assert!(open().is_err(), "there is no record");
+    }
 
     #[test]
     fn a_record_is_found_by_its_owner_only() {
