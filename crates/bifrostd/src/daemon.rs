@@ -12,7 +12,7 @@ use bifrost_avs::{Prepared, Switch};
 use bifrost_control::api::FaultEntry;
 use bifrost_control::config::{Config, Port, PortKind, UnderlayPort};
 use bifrost_control::diff::ConfigDiff;
-use bifrost_datapath::{CoreConfig, Device, Handle, PathSet, PortConfig};
+use bifrost_datapath::{CoreConfig, Device, Handle, PathSet, PortConfig, Pulse, PulseWatch};
 use bifrost_port::afxdp::AfxdpUnderlay;
 use bifrost_port::udp::UdpUnderlay;
 use bifrost_port::vhost::Unplugged;
@@ -35,6 +35,8 @@ pub(crate) struct Daemon {
     pub(crate) started: Instant,
     /// Somebody captures packets.
     pub(crate) capturing: Arc<AtomicBool>,
+    /// What can be seen of the workers without the lock.
+    pulses: Vec<Arc<Pulse>>,
     state: Mutex<State>,
 }
 
@@ -142,7 +144,8 @@ impl Daemon {
         for peer in &state.config.peers {
             state.set_peer(peer)?;
         }
-        Ok(Daemon { file, started: now, capturing: Arc::default(), state: Mutex::new(state) })
+        let pulses = state.workers.iter().map(Handle::pulse).collect();
+        Ok(Daemon { file, started: now, capturing: Arc::default(), pulses, state: Mutex::new(state) })
     }
 
     /// The state; changes that panicked half-way are seen as they are.
@@ -150,10 +153,22 @@ impl Daemon {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Has containers' devices come and go with their network namespaces, until the daemon ends.
+    /// Has containers' devices come and go with their network namespaces, and says where a worker does not get on, until the daemon ends.
     pub(crate) fn follow_namespaces(&self) {
+        let mut watches: Vec<PulseWatch> = self.pulses.iter().map(|_| PulseWatch::default()).collect();
         loop {
             std::thread::sleep(LOOK_FOR_NAMESPACES);
+            // Before the lock: whoever has it may be waiting for just this worker.
+            for (worker, (pulse, watch)) in self.pulses.iter().zip(&mut watches).enumerate() {
+                if let Some((stage, port)) = watch.look(pulse, Instant::now()) {
+                    tracing::error!(
+                        worker,
+                        port,
+                        stage = stage.name(),
+                        "a worker has been at one step for more than a second"
+                    );
+                }
+            }
             let look = || {
                 let mut state = self.state();
                 if state.workers.is_empty() {

@@ -1,7 +1,7 @@
 //! Panics and slowness on demand, for the tests of the whole daemon. Only in debug builds, and only if the environment names a file: no operator can
 //! bring them about.
 //!
-//! The file has a stage and a port, or `-` for whoever's turn it is; after the word `slow`, each such step takes 5 ms from now on, instead of one
+//! The file has a stage and a port, or `-` for whoever's turn it is; after the word `slow`, each such step takes 5 ms from now on, after `stuck` 1.5 s, instead of one
 //! panic. The file is removed once that is so.
 
 use std::path::PathBuf;
@@ -40,9 +40,10 @@ pub(crate) fn listen(daemon: &Arc<Daemon>) {
 }
 
 fn inject(daemon: &Daemon, stage: &str, port: &str) {
-    let (effect, stage) = match stage.strip_prefix("slow ") {
-        Some(stage) => (Effect::Busy(5_000_000), stage),
-        None => (Effect::Panic, stage),
+    let (effect, stage) = match stage.split_once(' ') {
+        Some(("slow", stage)) => (Effect::Busy(5_000_000), stage),
+        Some(("stuck", stage)) => (Effect::Busy(1_500_000_000), stage),
+        _ => (Effect::Panic, stage),
     };
     let Some(stage) = Stage::ALL.into_iter().find(|s| s.name() == stage) else { return };
     if stage == Stage::Message {

@@ -2,6 +2,7 @@
 
 use std::io;
 use std::ops::Range;
+use std::sync::Arc;
 
 use bifrost_avs::{Switch, VECTOR};
 use bifrost_nic::{Malformed, Parsed};
@@ -24,6 +25,7 @@ use crate::limits::Limits;
 use crate::peers::{PeerConfig, PeerError, Peers, PlainPaths};
 use crate::ports::{Port, PortConfig};
 use crate::pressure::Pressure;
+use crate::pulse::Pulse;
 use crate::watchdog::Watchdog;
 use crate::work::{Stage, Work};
 
@@ -342,6 +344,11 @@ impl<P: GuestPort> Core<P> {
     #[cfg(debug_assertions)]
     pub fn is_panic_due(&self) -> bool {
         self.work.is_armed()
+    }
+
+    /// What others may see of the work of this core.
+    pub fn pulse(&self) -> Arc<Pulse> {
+        Arc::clone(&self.work.pulse)
     }
 
     /// Something begins that another thread has asked for.

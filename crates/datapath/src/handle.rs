@@ -12,6 +12,7 @@ use bifrost_port::PolledUnderlay;
 use rustix::event::{EventfdFlags, eventfd};
 
 use crate::core::CoreConfig;
+use crate::pulse::Pulse;
 use crate::worker::Worker;
 
 /// What a worker is asked to do.
@@ -82,6 +83,7 @@ impl std::error::Error for Gone {}
 /// A running worker.
 pub struct Handle<U: 'static> {
     mailbox: Mailbox<U>,
+    pulse: Arc<Pulse>,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -99,6 +101,7 @@ pub fn start<U: PolledUnderlay + Send + 'static>(
     let (commands, receiver) = channel();
     let name = format!("worker-{}", config.index);
     let worker = Worker::new(config, underlay, switch, Arc::clone(&wake), receiver)?;
+    let pulse = worker.pulse();
     let thread = std::thread::Builder::new().name(name).spawn(move || {
         if let Some(cpu) = cpu {
             let mut set = rustix::thread::CpuSet::new();
@@ -109,7 +112,7 @@ pub fn start<U: PolledUnderlay + Send + 'static>(
         }
         worker.run();
     })?;
-    Ok(Handle { mailbox: Mailbox { commands, wake, waiting: Arc::default() }, thread: Some(thread) })
+    Ok(Handle { mailbox: Mailbox { commands, wake, waiting: Arc::default() }, pulse, thread: Some(thread) })
 }
 
 /// A way to a running worker that does not keep it running.
@@ -132,6 +135,11 @@ impl<U: PolledUnderlay + 'static> Remote<U> {
 }
 
 impl<U: PolledUnderlay + 'static> Handle<U> {
+    /// What can be seen of the worker without asking it.
+    pub fn pulse(&self) -> Arc<Pulse> {
+        Arc::clone(&self.pulse)
+    }
+
     /// Another way to the worker, for another thread.
     pub fn remote(&self) -> Remote<U> {
         Remote(self.mailbox.clone())

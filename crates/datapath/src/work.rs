@@ -1,8 +1,12 @@
 //! What a core is working on, and for whom: noted before each step, which costs a store, and asked after a panic.
 
+use std::sync::Arc;
+
 use bifrost_port::TxHandle;
 use bifrost_wire::bifrost::Cid;
 use bifrost_wire::{Mac, Vni};
+
+use crate::pulse::Pulse;
 
 /// No port.
 const NOBODY: u16 = u16::MAX;
@@ -194,8 +198,8 @@ pub enum Of {
 /// What is being worked on.
 #[derive(Debug)]
 pub(crate) struct Work {
-    stage: Stage,
-    owner: u16,
+    /// The step, for others to see.
+    pub(crate) pulse: Arc<Pulse>,
     /// The connection that the last data or control packet is addressed to; only at [`Stage::Data`], [`Stage::Judge`] and
     /// [`Stage::Control`].
     pub(crate) cid: Cid,
@@ -212,8 +216,7 @@ pub(crate) struct Work {
 impl Default for Work {
     fn default() -> Self {
         Work {
-            stage: Stage::Loop,
-            owner: NOBODY,
+            pulse: Arc::default(),
             cid: Cid::NONE,
             to: None,
             local: None,
@@ -231,9 +234,9 @@ impl Work {
         if self.look.is_some() {
             self.time_step();
         }
-        (self.stage, self.owner) = (stage, owner);
+        self.pulse.at(stage, owner);
         #[cfg(debug_assertions)]
-        self.fire();
+        self.fire(stage, owner);
     }
 
     /// The next step is for no port, or for one that is not known yet.
@@ -261,25 +264,31 @@ impl Work {
         let Some(look) = &mut self.look else { return };
         let now = (look.clock)();
         let took = now.saturating_sub(std::mem::replace(&mut look.since, now));
-        let Some(spent) = look.spent.get_mut(usize::from(self.owner)) else { return };
+        let (stage, owner) = self.pulse.step();
+        let Some(spent) = look.spent.get_mut(usize::from(owner)) else { return };
         spent.total_ns += took;
         if took > spent.longest_ns {
-            (spent.longest_ns, spent.stage) = (took, self.stage);
+            (spent.longest_ns, spent.stage) = (took, stage);
         }
     }
 
     pub(crate) fn stage(&self) -> Stage {
-        self.stage
+        self.pulse.step().0
     }
 
     /// The port that the step is for, if that is known.
     pub(crate) fn owner(&self) -> Option<u16> {
-        (self.owner != NOBODY).then_some(self.owner)
+        Some(self.pulse.step().1).filter(|owner| *owner != NOBODY)
     }
 
     /// What was being worked on; from now on, it is nothing.
     pub(crate) fn take(&mut self) -> Work {
-        let before = std::mem::take(self);
+        let (stage, owner) = self.pulse.step();
+        let mut before = std::mem::take(self);
+        // Others look at the same one from now on, too.
+        std::mem::swap(&mut self.pulse, &mut before.pulse);
+        self.pulse.at(Stage::Loop, NOBODY);
+        before.pulse.at(stage, owner);
         #[cfg(debug_assertions)]
         {
             self.injected = before.injected;
@@ -300,12 +309,12 @@ impl Work {
 
     #[cfg(debug_assertions)]
     #[inline(always)]
-    fn fire(&mut self) {
-        if let Some(Injection { stage, of, effect }) = self.injected
-            && stage == self.stage
+    fn fire(&mut self, stage: Stage, owner: u16) {
+        if let Some(Injection { stage: wanted, of, effect }) = self.injected
+            && wanted == stage
             && match of {
                 Of::Anybody => true,
-                Of::Port(owner) => owner == self.owner,
+                Of::Port(wanted) => wanted == owner,
                 Of::Connection(cid) => cid == self.cid,
             }
         {

@@ -19,6 +19,7 @@ use crate::courtesy::Courtesy;
 use crate::handle::{Command, Mailbox};
 use crate::peers::{PeerConfig, PeerError};
 use crate::ports::PortConfig;
+use crate::pulse::Pulse;
 use crate::snapshot::WorkerView;
 use crate::watchdog::WatchdogConfig;
 
@@ -39,6 +40,7 @@ pub struct Worker<U> {
     /// All workers of this host in order, if there are several.
     pub(crate) others: Vec<Mailbox<U>>,
     courtesy: Courtesy,
+    pulse: Arc<Pulse>,
     /// For a port that a fault takes out of use: descriptors may be short then.
     spare: Option<Device>,
     stopping: bool,
@@ -62,6 +64,7 @@ impl<U: PolledUnderlay> Worker<U> {
     ) -> io::Result<Self> {
         let (clock, share_percent) = (monotonic_ns, config.slow_port_percent);
         let mut core = Core::new(config, switch);
+        let pulse = core.pulse();
         core.watch_time(WatchdogConfig { clock, processor_time: thread_ns, share_percent });
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         for fd in underlay.fds() {
@@ -76,6 +79,7 @@ impl<U: PolledUnderlay> Worker<U> {
             commands,
             others: Vec::new(),
             courtesy: Courtesy::default(),
+            pulse,
             spare: Some(unplugged()?),
             stopping: false,
         })
@@ -202,7 +206,10 @@ impl<U: PolledUnderlay> Worker<U> {
             tv_nsec: (ns % 1_000_000_000) as _,
         });
         let mut events = [const { std::mem::MaybeUninit::<epoll::Event>::uninit() }; 64];
-        let Ok((ready, _)) = epoll::wait(&self.epoll, &mut events, timeout.as_ref()) else { return };
+        self.pulse.rest();
+        let waited = epoll::wait(&self.epoll, &mut events, timeout.as_ref());
+        self.pulse.wake();
+        let Ok((ready, _)) = waited else { return };
         let mut woken = false;
         for event in ready.iter() {
             match event.data.u64() {
@@ -233,6 +240,11 @@ impl<U: PolledUnderlay> Worker<U> {
                 }
             }
         }
+    }
+
+    /// What others may see of its work.
+    pub(crate) fn pulse(&self) -> Arc<Pulse> {
+        Arc::clone(&self.pulse)
     }
 
     /// The rooms that this worker owns.

@@ -462,8 +462,8 @@ fn the_peer_is_as_it_was() {
 fn watched(share_percent: u8, victim: fn(usize)) -> Worlds {
     let mut worlds = Worlds::new();
     CLOCK.set(0);
-    let (clock, processor_time): (fn() -> u64, fn() -> u64) = (|| CLOCK.get(), || USED.get());
-    worlds.hosts[0].core.as_mut().unwrap().watch_time(WatchdogConfig { clock, processor_time, share_percent });
+    let config = WatchdogConfig { clock: || CLOCK.get(), processor_time: || USED.get(), share_percent };
+    worlds.hosts[0].core.as_mut().unwrap().watch_time(config);
     worlds.run(60, 1, |_| true);
     worlds.port_of(1).on_packets = Some(victim);
     worlds

@@ -169,4 +169,8 @@ fn a_port_that_keeps_its_worker_does_not_keep_others_from_it() {
     assert!(log.contains("a port keeps its worker from all others") && log.contains("place"), "{log}");
     let other = lab.hosts[0].port("c");
     assert_eq!((other.slow_turns, other.rest_times), (0, 0), "{other:?}");
+    // What takes seconds is told while it lasts.
+    inject(&lab.hosts[0], "stuck flush", "c");
+    ping(lab.net("c"), "10.0.0.4", 1, 100);
+    eventually(10.0, "it is in the log", || lab.hosts[0].log().contains("a worker has been at one step"));
 }

@@ -1,0 +1,95 @@
+//! What other threads can see of a worker while it works: whether it gets on, and what it is at.
+//!
+//! A step that never ends leaves no panic, and no turn whose time could be taken. Somebody else has to look.
+
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use crate::work::Stage;
+
+/// A worker that is at the same turn for so long does not get on.
+const STUCK: Duration = Duration::from_secs(1);
+
+/// Written by the worker, with plain stores, and read by others.
+#[derive(Debug, Default)]
+pub struct Pulse {
+    /// Odd while it works; another number for each turn.
+    turn: AtomicU64,
+    /// The stage and, in the lower half, the port.
+    step: AtomicU32,
+}
+
+impl Pulse {
+    #[inline(always)]
+    pub(crate) fn at(&self, stage: Stage, owner: u16) {
+        self.step.store((stage as u32) << 16 | u32::from(owner), Ordering::Relaxed);
+    }
+
+    #[inline(always)]
+    pub(crate) fn step(&self) -> (Stage, u16) {
+        let step = self.step.load(Ordering::Relaxed);
+        (Stage::ALL.get((step >> 16) as usize).copied().unwrap_or_default(), step as u16)
+    }
+
+    /// The worker has something to do.
+    pub(crate) fn wake(&self) {
+        self.turn.store((self.turn.load(Ordering::Relaxed) | 1) + 2, Ordering::Relaxed);
+    }
+
+    /// The worker waits.
+    pub(crate) fn rest(&self) {
+        self.turn.store(self.turn.load(Ordering::Relaxed) & !1, Ordering::Relaxed);
+    }
+}
+
+/// Looks at a worker's pulse now and then.
+#[derive(Debug, Default)]
+pub struct PulseWatch {
+    turn: u64,
+    since: Option<Instant>,
+    told: bool,
+}
+
+impl PulseWatch {
+    /// A look, at `now`. Returns the stage and the port, if there is one, where the worker does not get on: once.
+    pub fn look(&mut self, pulse: &Pulse, now: Instant) -> Option<(Stage, Option<u16>)> {
+        let turn = pulse.turn.load(Ordering::Relaxed);
+        if turn != self.turn || turn & 1 == 0 || self.since.is_none() {
+            *self = PulseWatch { turn, since: Some(now), told: false };
+            return None;
+        }
+        let is_stuck = self.since.is_some_and(|since| now.duration_since(since) >= STUCK);
+        if !is_stuck || std::mem::replace(&mut self.told, true) {
+            return None;
+        }
+        let (stage, owner) = pulse.step();
+        Some((stage, (owner != u16::MAX).then_some(owner)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_worker_that_does_not_get_on_is_told_once_and_one_that_waits_never() {
+        let (pulse, mut watch) = (Pulse::default(), PulseWatch::default());
+        let start = Instant::now();
+        let at = |ms| start + Duration::from_millis(ms);
+        assert_eq!(watch.look(&pulse, at(0)), None);
+        assert_eq!(watch.look(&pulse, at(9000)), None, "it waits");
+        pulse.wake();
+        pulse.at(Stage::Place, 7);
+        assert_eq!(watch.look(&pulse, at(9250)), None);
+        pulse.wake();
+        assert_eq!(watch.look(&pulse, at(10_240)), None, "another turn");
+        assert_eq!(watch.look(&pulse, at(11_000)), None, "not yet");
+        assert_eq!(watch.look(&pulse, at(11_250)), Some((Stage::Place, Some(7))));
+        assert_eq!(watch.look(&pulse, at(12_000)), None, "told already");
+        pulse.rest();
+        pulse.wake();
+        pulse.at(Stage::Timer, u16::MAX);
+        assert_eq!(watch.look(&pulse, at(13_000)), None);
+        assert_eq!(watch.look(&pulse, at(14_000)), Some((Stage::Timer, None)));
+    }
+}
