@@ -76,7 +76,8 @@ reasons! {
     GroupEgress = "group_egress",
     /// Not in a conversation, and no rule of the receiver's security groups allows one to begin.
     GroupIngress = "group_ingress",
-    /// Allowed by a security group, but there is no room for another session.
+    /// Allowed by a security group, but the bounds leave no room for any session. A bound that leaves room for one never refuses
+    /// another: one that is there makes room.
     SessionsFull = "sessions_full",
     /// From the underlay, of a network that is not on this host.
     UnknownVni = "unknown_vni",

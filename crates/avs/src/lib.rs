@@ -69,6 +69,6 @@ pub use from_underlay::FromUnderlay;
 pub use policy::Permission;
 pub use recall::VECTOR;
 pub use rewrite::Rewrite;
-pub use session::{Direction, SessionCounters, SessionLimits};
+pub use session::{Class, Direction, PortSessions, SessionCounters, SessionLimits};
 pub use switch::{Former, Prepared, Switch};
 pub use trace::{By, Check, GuestTrace, Hop, NeighbourTrace, UnderlayTrace};

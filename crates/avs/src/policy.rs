@@ -153,13 +153,14 @@ impl Judgement {
                 Ok(())
             }
             Judgement::Begins { key, event, ends, permission } => {
+                let takes_place = ends.is_some();
                 match ends {
                     Some((index, Why::Over)) => sessions.remove(index),
                     Some((index, Why::Revoked)) => sessions.revoke(index),
                     None => {}
                 }
                 given(permission, direction)?;
-                sessions.insert(key, direction, event, epoch).map_err(|_| DropReason::SessionsFull)
+                sessions.insert(key, direction, event, epoch, takes_place).map_err(|_| DropReason::SessionsFull)
             }
         }
     }
@@ -172,18 +173,17 @@ impl Judgement {
         plan: &mut Planned,
     ) -> Result<(), DropReason> {
         match self {
-            Judgement::Exempt => Ok(()),
-            Judgement::Continues { index, event } => {
-                sessions.plan_touch(*index, direction, *event, plan);
-                Ok(())
-            }
+            Judgement::Exempt | Judgement::Continues { .. } => Ok(()),
             Judgement::Related { permission, .. } => given(*permission, direction),
             Judgement::Begins { key, ends, permission, .. } => {
                 if let Some((index, _)) = ends {
                     plan.end(*index);
                 }
                 given(*permission, direction)?;
-                sessions.plan_insert(key, plan).map_err(|_| DropReason::SessionsFull)
+                if ends.is_some() {
+                    return Ok(());
+                }
+                sessions.plan_insert(key, direction, plan).map_err(|_| DropReason::SessionsFull)
             }
         }
     }

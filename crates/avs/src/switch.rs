@@ -16,7 +16,7 @@ use crate::from_underlay::FromUnderlay;
 use crate::path_mtu::{self, Ends, Frame, Remedy};
 use crate::policy::{GroupPolicy, Judgement, Memory};
 use crate::recall::{Remembered, VECTOR, lives_on};
-use crate::session::{Direction, Planned, SessionCounters, SessionLimits, Sessions};
+use crate::session::{Direction, Planned, PortSessions, SessionCounters, SessionLimits, Sessions};
 use crate::vector::Vectors;
 use crate::vpc::{Next, Place, Station, VpcIndex};
 use crate::way::{self, Effects};
@@ -292,7 +292,14 @@ impl Switch {
     pub fn forget_counters(&mut self, port: PortId) {
         if let Some(account) = self.counters.get_mut(usize::from(port.0)) {
             account.counters = PortCounters::default();
+            self.sessions.forget_counters(port.0);
         }
+    }
+
+    /// Counters of the sessions of one port.
+    pub fn port_sessions(&self, port: PortId) -> Option<PortSessions> {
+        self.index.port(port)?;
+        Some(self.sessions.of_port(port.0))
     }
 
     /// Counters of frames from the underlay.

@@ -69,7 +69,6 @@ fn it_tells_what_happens_then_and_changes_nothing() {
     }
     // Worlds in which nothing of interest happens would show nothing.
     for reason in [
-        DropReason::SessionsFull,
         DropReason::Acl,
         DropReason::GroupEgress,
         DropReason::GroupIngress,

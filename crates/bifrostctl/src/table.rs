@@ -126,6 +126,9 @@ pub(crate) fn ports(ports: &[PortStatus]) -> String {
         for (reason, packets) in port.drops_packets.iter().filter(|(_, packets)| **packets > 0) {
             let _ = write!(out, "\n{} dropped {packets} packets: {reason}", port.name);
         }
+        for (class, sessions) in port.evicted_sessions.iter().filter(|(_, sessions)| **sessions > 0) {
+            let _ = write!(out, "\n{} evicted {sessions} sessions: {class}", port.name);
+        }
     }
     out
 }
@@ -415,6 +418,9 @@ mod tests {
         let drops_packets = [("spoofed_mac".to_owned(), 3), ("no_route".to_owned(), 0)].into();
         let text = ports(&[PortStatus { name: "web1".into(), drops_packets, ..PortStatus::default() }]);
         assert!(text.ends_with("\nweb1 dropped 3 packets: spoofed_mac"), "{text}");
+        let evicted_sessions = [("closing".to_owned(), 0), ("established".to_owned(), 7)].into();
+        let text = ports(&[PortStatus { name: "web1".into(), evicted_sessions, ..PortStatus::default() }]);
+        assert!(text.ends_with("\nweb1 evicted 7 sessions: established"), "{text}");
     }
 
     #[test]

@@ -81,6 +81,14 @@ impl Backend for Daemon {
                     status.rest_times += port.rest_times;
                     status.fault_times = status.fault_times.max(port.fault_times);
                     status.fault = status.fault.or_else(|| port.fault.as_ref().map(fault));
+                    for (name, count) in &port.switch {
+                        let class = name.strip_prefix("evicted_").and_then(|name| name.strip_suffix("_sessions"));
+                        if let Some(class) = class.filter(|_| *count > 0) {
+                            *status.evicted_sessions.entry(class.to_owned()).or_default() += count;
+                        } else if *name == "port_current_sessions" {
+                            status.sessions += count;
+                        }
+                    }
                     for (reason, count) in &port.drops {
                         *status.drops_packets.entry(reason.clone()).or_default() += count;
                     }

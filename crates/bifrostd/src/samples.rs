@@ -114,7 +114,9 @@ mod tests {
         }
         let switch = bifrost_avs::UnderlayCounters::default();
         let sessions = bifrost_avs::SessionCounters::default();
-        let port = PortView { switch: bifrost_avs::PortCounters::default().iter().collect(), ..PortView::default() };
+        let by_port = bifrost_avs::PortCounters::default();
+        let by_port = by_port.iter().chain(bifrost_avs::PortSessions::default().iter()).collect();
+        let port = PortView { switch: by_port, ..PortView::default() };
         let snapshot = bifrost_rte::PathSnapshot::unmeasured(bifrost_wire::bifrost::PathId::masked(0));
         let nowhere = std::net::IpAddr::V4(std::net::Ipv4Addr::UNSPECIFIED);
         let path = PathView { peer: 0, local: nowhere, remote: nowhere, source_port: 0, snapshot };

@@ -110,6 +110,12 @@ impl<P: GuestPort> Core<P> {
         drops
     }
 
+    fn by_switch(&self, port: bifrost_avs::PortId) -> Vec<(&'static str, u64)> {
+        let packets = self.switch.port_counters(port).into_iter().flat_map(|counters| counters.iter());
+        let sessions = self.switch.port_sessions(port).into_iter().flat_map(|sessions| sessions.iter());
+        packets.chain(sessions).collect()
+    }
+
     /// A picture of everything. `connections`: also of each connection, which may be many.
     pub fn view(&self, connections: bool) -> WorkerView {
         // Reasons that never came up are many, and say nothing.
@@ -146,7 +152,7 @@ impl<P: GuestPort> Core<P> {
             rest_times: p.slowness.rest_times,
             rest_packets: p.slowness.rest_packets,
             counters: p.port.counters(),
-            switch: self.switch.port_counters(bifrost_avs::PortId(p.owner)).map_or(Vec::new(), |c| c.iter().collect()),
+            switch: self.by_switch(bifrost_avs::PortId(p.owner)),
             rate_limited_packets: p.rate_limited,
             crowded_out_packets: p.crowded_out,
             drops: self.drops(

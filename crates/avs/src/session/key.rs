@@ -52,6 +52,17 @@ impl Key {
     }
 }
 
+impl Key {
+    /// Who is at the other end: an IPv4 address, or the prefix of an IPv6 address, because one host may have all addresses of a
+    /// /64. A link-local address is one host's: those of a whole network have the same prefix.
+    pub(crate) fn source(&self) -> (bool, u64) {
+        let [prefix, interface] =
+            [&self.remote[..8], &self.remote[8..]].map(|half| half.iter().fold(0, |n, b| n << 8 | u64::from(*b)));
+        let is_link_local = prefix >> 54 == 0xfe80 >> 6;
+        (self.v6, if self.v6 && !is_link_local { prefix } else { interface })
+    }
+}
+
 fn bytes(addr: IpAddr) -> [u8; 16] {
     match addr {
         IpAddr::V4(a) => a.to_ipv6_mapped().octets(),

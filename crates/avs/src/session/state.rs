@@ -4,17 +4,28 @@ use bifrost_wire::tcp::Flags;
 
 /// Seconds without a packet after which a session ends.
 ///
-/// Established TCP: 2 h 4 min (RFC 5382, REQ-5). TCP that is being opened, was closed or reset: 4 min (RFC 5382, REQ-5; RFC
-/// 7857, 2). UDP: 5 min (RFC 4787, REQ-5). ICMP: 60 s (RFC 5508, REQ-2).
+/// - Established TCP: 2 h 4 min (RFC 5382, REQ-5).
+/// - TCP that one side or both have closed, or that was reset: 4 min (RFC 5382, REQ-5; RFC 7857, section 2). RFC 5382 counts a
+///   half-closed connection as established; here it is not, as in Linux, because a peer that vanishes then would hold its session
+///   for two hours.
+/// - TCP that is being opened: 2 min after SYN, 1 min after SYN-ACK (Linux, `nf_conntrack_tcp_timeout_syn_sent`, `_syn_recv`).
+/// - Datagrams: 30 s, and 3 min once the exchange is assured (Linux, `nf_conntrack_udp_timeout`, and its `_stream` until 4.20).
+/// - ICMP: 60 s (RFC 5508, REQ-2).
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Timeouts;
 
 impl Timeouts {
     pub(crate) const ESTABLISHED_S: u32 = 7440;
-    const TRANSITORY_S: u32 = 240;
-    const DATAGRAMS_S: u32 = 300;
+    const CLOSING_S: u32 = 240;
+    const OPENING_S: u32 = 120;
+    const ANSWERED_S: u32 = 60;
+    const DATAGRAMS_S: u32 = 30;
+    const ASSURED_S: u32 = 180;
     const ICMP_S: u32 = 60;
 }
+
+/// An exchange of datagrams that goes on for so long after the first answer is assured, s (Linux, `nf_conntrack_proto_udp.c`).
+const ASSURED_AFTER_S: u16 = 2;
 
 /// What a packet does to its session.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -25,6 +36,27 @@ pub(crate) enum Event {
     Icmp,
     /// Anything else.
     Datagram,
+}
+
+/// What a session is worth when another one needs its room: the lowest class gives first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Class {
+    /// Nobody has answered, or the conversation is over.
+    Unanswered = 0,
+    /// A datagram or a SYN was answered.
+    Answered = 1,
+    /// A TCP connection of which one side has sent its FIN.
+    Closing = 2,
+    /// Datagrams both ways for a while.
+    Assured = 3,
+    /// An established TCP connection.
+    Established = 4,
+}
+
+impl Class {
+    /// All, the lowest first.
+    pub const ALL: [Class; 5] =
+        [Class::Unanswered, Class::Answered, Class::Closing, Class::Assured, Class::Established];
 }
 
 /// State of a session.
@@ -42,8 +74,10 @@ pub(crate) enum State {
     Closed,
     /// Datagrams one way.
     Asked,
-    /// Datagrams both ways.
-    Conversation,
+    /// Datagrams both ways, so far as in a question and its answer.
+    Exchange,
+    /// Datagrams both ways for a while.
+    Assured,
     /// ICMP.
     Icmp,
 }
@@ -59,11 +93,17 @@ impl State {
         }
     }
 
-    /// After a packet; `originator`: from the side whose packet was the first.
+    /// After a packet; `originator`: from the side whose packet was the first; `answered_s`: seconds since an
+    /// [`Exchange`](State::Exchange) was answered.
     #[must_use]
-    pub(crate) fn after(self, event: Event, originator: bool) -> State {
+    #[inline(always)]
+    pub(crate) fn after(self, event: Event, originator: bool, answered_s: u16) -> State {
         let Event::Tcp(flags) = event else {
-            return if self == State::Asked && !originator { State::Conversation } else { self };
+            return match self {
+                State::Asked if !originator => State::Exchange,
+                State::Exchange if answered_s >= ASSURED_AFTER_S => State::Assured,
+                state => state,
+            };
         };
         if flags.contains(Flags::RST) {
             return State::Closed;
@@ -105,22 +145,38 @@ impl State {
             State::Closing { .. } => "closing",
             State::Closed => "closed",
             State::Asked => "one way",
-            State::Conversation => "both ways",
+            State::Exchange => "both ways",
+            State::Assured => "assured",
             State::Icmp => "icmp",
         }
     }
 
-    /// Whether it may go when there is no room for another.
-    pub(crate) fn may_be_evicted(self) -> bool {
-        !matches!(self, State::Established | State::Closing { .. } | State::Conversation)
+    /// What it is worth.
+    #[inline(always)]
+    pub(crate) fn class(self) -> Class {
+        match self {
+            State::Opening | State::Asked | State::Icmp | State::Closed => Class::Unanswered,
+            State::Answered | State::Exchange => Class::Answered,
+            State::Closing { .. } => Class::Closing,
+            State::Assured => Class::Assured,
+            State::Established => Class::Established,
+        }
+    }
+
+    /// Whether both sides have spoken, and it is not over.
+    pub(crate) fn is_established(self) -> bool {
+        self.class() > Class::Unanswered && self != State::Answered
     }
 
     /// Without a packet for so long it ends, s.
     pub(crate) fn timeout_s(self) -> u32 {
         match self {
-            State::Opening | State::Answered | State::Closed => Timeouts::TRANSITORY_S,
-            State::Established | State::Closing { .. } => Timeouts::ESTABLISHED_S,
-            State::Asked | State::Conversation => Timeouts::DATAGRAMS_S,
+            State::Opening => Timeouts::OPENING_S,
+            State::Answered => Timeouts::ANSWERED_S,
+            State::Established => Timeouts::ESTABLISHED_S,
+            State::Closing { .. } | State::Closed => Timeouts::CLOSING_S,
+            State::Asked | State::Exchange => Timeouts::DATAGRAMS_S,
+            State::Assured => Timeouts::ASSURED_S,
             State::Icmp => Timeouts::ICMP_S,
         }
     }
@@ -138,7 +194,7 @@ mod tests {
         let mut state = None;
         for (number, &(originator, flags, expected)) in packets.iter().enumerate() {
             let event = Event::Tcp(flags);
-            let next = state.map_or_else(|| State::first(event), |state: State| state.after(event, originator));
+            let next = state.map_or_else(|| State::first(event), |state: State| state.after(event, originator, 0));
             assert_eq!(next, expected, "packet {number} of {packets:?}");
             state = Some(next);
         }
@@ -178,10 +234,39 @@ mod tests {
     }
 
     #[test]
-    fn datagrams_converse_once_both_have_spoken() {
+    fn datagrams_are_assured_once_they_go_on_after_the_answer() {
         let asked = State::first(Event::Datagram);
-        assert_eq!(asked.after(Event::Datagram, true), State::Asked);
-        assert_eq!(asked.after(Event::Datagram, false), State::Conversation);
-        assert!(asked.may_be_evicted() && !State::Conversation.may_be_evicted());
+        let after = |state: State, originator, answered_s| state.after(Event::Datagram, originator, answered_s);
+        assert_eq!(after(asked, true, 9), State::Asked, "one side alone");
+        let answered = after(asked, false, 9);
+        assert_eq!(answered, State::Exchange, "however late the answer is");
+        for (originator, answered_s, expected) in [
+            (true, 0, State::Exchange),
+            (false, 1, State::Exchange),
+            (true, 2, State::Assured),
+            (false, 30, State::Assured),
+        ] {
+            assert_eq!(after(answered, originator, answered_s), expected, "{answered_s} s after the answer");
+        }
+        assert_eq!(after(State::Assured, true, 0), State::Assured);
+        assert_eq!([asked, answered, State::Assured].map(State::timeout_s), [30, 30, 180]);
+    }
+
+    #[test]
+    fn what_is_half_closed_or_half_open_is_worth_less_than_what_is_established_and_ends_sooner() {
+        let states = [
+            State::Opening,
+            State::Answered,
+            State::Closing { by_originator: true },
+            State::Closed,
+            State::Asked,
+            State::Exchange,
+            State::Assured,
+            State::Icmp,
+        ];
+        for state in states {
+            assert!(state.class() < State::Established.class() && state.timeout_s() <= 240, "{state:?}");
+        }
+        assert_eq!(State::Established.timeout_s(), 7440);
     }
 }

@@ -34,9 +34,13 @@ impl Wheel {
         &mut self.slots[usize::from(slot)]
     }
 
-    /// Takes out one element that was due before `now_s`. After `None` nothing more is, and it is as late as `now_s`.
+    /// Takes out one element that was due before `now_s`. After `None` nothing more is, and it is as late as `now_s`; or time has made a
+    /// jump, and the wheel has turned once.
     pub(crate) fn pop<T>(&mut self, now_s: u32, items: &mut [T], links: fn(&mut T) -> &mut Links) -> Option<u32> {
-        while self.next_s < now_s {
+        for _ in 0..SLOTS {
+            if self.next_s >= now_s {
+                break;
+            }
             let list = &mut self.slots[self.next_s as usize % SLOTS];
             if list.head != super::list::NONE {
                 let index = list.head;

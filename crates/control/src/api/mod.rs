@@ -163,6 +163,11 @@ pub struct PortStatus {
     pub rx_held_packets: u64,
     /// Dropped packets by reason.
     pub drops_packets: BTreeMap<String, u64>,
+    /// Conversations that its security groups remember, now.
+    pub sessions: u64,
+    /// Conversations that made room for others at a bound, by what they were worth, the least first: `unanswered` (or over), `answered` (a
+    /// question and its answer, a half-open connection), `closing`, `assured` (datagrams both ways for a while), `established`.
+    pub evicted_sessions: BTreeMap<String, u64>,
 }
 
 /// A panic while a port was served, which has taken it out of use.

@@ -144,7 +144,7 @@ pub(super) const SWITCH: &[Reason] = &[
     Reason {
         name: "sessions_full",
         what: "allowed by a security group, but there is no room for another session",
-        advice: "raise `sessions.per_port`, or find out who opens so many conversations",
+        advice: "impossible with the bounds that a configuration can have: another session makes room",
     },
     Reason {
         name: "unknown_vni",

@@ -37,10 +37,36 @@ pub(super) const CHAPTER: Chapter = Chapter {
         count("avs.expired_sessions", "conversations that ended by their timeout", ""),
         count(
             "avs.evicted_sessions",
-            "conversations, not established, that made room for others",
-            "a port begins more than `[sessions]` lets it have: a SYN flood, or raise `sessions.per_port`",
+            "conversations that made room for others at a bound of `[sessions]`",
+            "which port, and what was lost, is in `avs.evicted_*_sessions`",
         ),
         count("avs.revoked_sessions", "conversations that ended because a reload changed the rules", ""),
+        gauge("avs.port_current_sessions", "conversations that security groups remember of a port", ""),
+        count(
+            "avs.evicted_unanswered_sessions",
+            "of a port, evicted at a bound: conversations that nobody had answered, or that were over",
+            "a scan, a flood of SYNs or datagrams, or many short connections: harmless to others",
+        ),
+        count(
+            "avs.evicted_answered_sessions",
+            "of a port, evicted at a bound: single exchanges of datagrams, such as DNS, and half-open connections",
+            "many exchanges at once: raise `sessions.per_port` if answers are lost",
+        ),
+        count(
+            "avs.evicted_closing_sessions",
+            "of a port, evicted at a bound: connections that one side had closed",
+            "clients that vanish; raise `sessions.per_port` if half-closed connections break",
+        ),
+        count(
+            "avs.evicted_assured_sessions",
+            "of a port, evicted at a bound: exchanges of datagrams that went on for a while",
+            "raise `sessions.per_port`, or find out who opens so many conversations",
+        ),
+        count(
+            "avs.evicted_established_sessions",
+            "of a port, evicted at a bound: established TCP connections, those silent longest of the source with most",
+            "raise `sessions.per_port`, or find out who opens so many connections",
+        ),
         count("avs.flow_found_packets", "packets whose flow was remembered, so that no table was asked", ""),
         count(
             "avs.flow_followed_packets",

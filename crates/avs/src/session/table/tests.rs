@@ -1,0 +1,215 @@
+use std::collections::HashMap;
+
+use bifrost_nic::parse;
+use bifrost_wire::tcp::Flags;
+
+use super::*;
+
+const S: u64 = 1 << 30;
+
+/// A key of port `vnic`; `n` tells conversations apart.
+fn key(vnic: u16, n: u32) -> Key {
+    let [a, b, c, d] = n.to_be_bytes();
+    // Ethernet, IPv4, UDP: from 10.a.b.c, port d.
+    let mut frame = vec![2, 0, 0, 0, 0, 2, 2, 0, 0, 0, 0, 1, 8, 0];
+    frame.extend([0x45, 0, 0, 28, 0, 0, 0, 0, 64, 17, 0, 0, 10, a, b, c, 10, 0, 0, 1]);
+    frame.extend([0, d, 0, 53, 0, 8, 0, 0]);
+    let parsed = parse(&frame, frame.len()).unwrap();
+    Key::of(vnic, Direction::Egress, &frame, &parsed)
+}
+
+fn sessions(total: u32, per_port: u32) -> Sessions {
+    let mut sessions = Sessions::new(SessionLimits { total, per_port }, 1);
+    sessions.advance(1000 * S);
+    sessions
+}
+
+#[test]
+fn what_is_worth_least_makes_room_in_its_own_port() {
+    let mut s = sessions(100, 3);
+    for n in 0..3 {
+        s.insert(key(1, n), Direction::Egress, Event::Datagram, 0, false).unwrap();
+    }
+    s.insert(key(2, 9), Direction::Egress, Event::Datagram, 0, false).unwrap();
+    let answer = |s: &mut Sessions, n| {
+        let index = s.find(&key(1, n)).unwrap();
+        s.touch(index, Direction::Ingress, Event::Datagram, 0);
+    };
+    answer(&mut s, 0);
+    s.insert(key(1, 3), Direction::Egress, Event::Datagram, 0, false).unwrap();
+    let there = |s: &Sessions| [0, 1, 2, 3, 4].map(|n| s.find(&key(1, n)).is_some());
+    assert_eq!(there(&s), [true, false, true, true, false], "the first is answered, the second the oldest that is not");
+    assert!(s.find(&key(2, 9)).is_some());
+    (2..4).for_each(|n| answer(&mut s, n));
+    s.insert(key(1, 4), Direction::Egress, Event::Datagram, 0, false).unwrap();
+    assert!(
+        there(&s)[4] && there(&s).iter().filter(|there| **there).count() == 3,
+        "all are answered: one of them goes"
+    );
+    assert_eq!((s.counters().current, s.counters().established, s.counters().evicted), (4, 2, 2));
+    let counted = PortSessions { current: 3, evicted: [1, 1, 0, 0, 0] };
+    assert_eq!([1, 2].map(|port| s.of_port(port)), [counted, PortSessions { current: 1, evicted: [0; 5] }]);
+    s.forget_counters(1);
+    assert_eq!(s.of_port(1), PortSessions { current: 3, evicted: [0; 5] });
+}
+
+#[test]
+fn who_takes_the_place_of_another_needs_no_room() {
+    let mut s = sessions(2, 2);
+    (0..2).for_each(|n| s.insert(key(1, n), Direction::Egress, Event::Datagram, 0, false).unwrap());
+    // There are more than may be.
+    s.set_limits(SessionLimits { total: 1, per_port: 1 });
+    s.remove(s.find(&key(1, 1)).unwrap());
+    s.insert(key(1, 1), Direction::Ingress, Event::Datagram, 0, true).unwrap();
+    assert_eq!((s.counters().current, s.counters().evicted), (2, 0));
+    let mut plan = Planned::NOTHING;
+    // Without bounds that leave room for any, there is none.
+    s.set_limits(SessionLimits { total: 1, per_port: 0 });
+    assert_eq!(s.insert(key(1, 2), Direction::Egress, Event::Datagram, 0, false), Err(Full));
+    assert_eq!(s.plan_insert(&key(1, 2), Direction::Egress, &mut plan), Err(Full));
+}
+
+#[test]
+fn a_session_takes_no_more_room_than_it_did() {
+    assert_eq!(size_of::<Session>(), 80);
+}
+
+#[test]
+fn room_is_made_once() {
+    let mut s = sessions(500, 500);
+    assert_eq!((s.slab.capacity(), s.index.capacity()), (0, 0), "none is needed yet");
+    s.insert(key(1, 0), Direction::Egress, Event::Datagram, 0, false).unwrap();
+    let room = |s: &Sessions| (s.slab.capacity(), s.index.capacity());
+    let made = room(&s);
+    (1..600).for_each(|n| s.insert(key(1, n), Direction::Egress, Event::Datagram, 0, false).unwrap());
+    assert_eq!((room(&s), s.slab.len(), s.counters().current), (made, 500, 500));
+    s.set_limits(SessionLimits { total: 5000, per_port: 5000 });
+    (600..6000).for_each(|n| s.insert(key(1, n), Direction::Egress, Event::Datagram, 0, false).unwrap());
+    assert_eq!((s.slab.len(), s.counters().current), (5000, 5000));
+}
+
+#[test]
+fn at_the_bound_of_all_the_port_with_most_gives() {
+    let mut s = sessions(4, 4);
+    for n in 0..4 {
+        s.insert(key(1, n), Direction::Egress, Event::Datagram, 0, false).unwrap();
+    }
+    s.insert(key(2, 0), Direction::Egress, Event::Datagram, 0, false).unwrap();
+    s.insert(key(2, 1), Direction::Egress, Event::Datagram, 0, false).unwrap();
+    assert_eq!([0, 1, 2, 3].map(|n| s.find(&key(1, n)).is_some()), [false, false, true, true]);
+    assert_eq!(s.counters().current, 4);
+}
+
+#[test]
+fn sessions_end_when_their_time_has_come_and_not_before() {
+    let mut s = sessions(10, 10);
+    let syn = Event::Tcp(Flags::SYN);
+    s.insert(key(0, 0), Direction::Egress, syn, 0, false).unwrap();
+    s.insert(key(0, 1), Direction::Egress, syn, 0, false).unwrap();
+    s.insert(key(0, 2), Direction::Egress, Event::Icmp, 0, false).unwrap();
+    let open = s.find(&key(0, 1)).unwrap();
+    s.touch(open, Direction::Ingress, Event::Tcp(Flags::SYN.with(Flags::ACK)), 0);
+    s.touch(open, Direction::Egress, Event::Tcp(Flags::ACK), 0);
+    let there = |s: &Sessions| [0, 1, 2].map(|n| s.find(&key(0, n)).is_some());
+    for (at_s, expected) in
+        [(1059, [true; 3]), (1061, [true, true, false]), (1119, [true, true, false]), (1122, [false, true, false])]
+    {
+        s.advance(at_s * S);
+        assert_eq!(there(&s), expected, "at {at_s} s");
+    }
+    // Each second is a step; two hours of them are too many for Miri.
+    if cfg!(miri) {
+        return;
+    }
+    // A packet keeps it; RST shortens its time.
+    s.advance(5000 * S);
+    s.touch(open, Direction::Egress, Event::Tcp(Flags::ACK), 0);
+    s.advance((5000 + 7439) * S);
+    assert_eq!(there(&s), [false, true, false]);
+    s.touch(open, Direction::Egress, Event::Tcp(Flags::RST), 0);
+    s.advance((5000 + 7439 + 242) * S);
+    assert_eq!((there(&s), s.counters().current), ([false; 3], 0));
+    // After a long sleep it begins anew.
+    s.insert(key(0, 3), Direction::Egress, syn, 0, false).unwrap();
+    s.advance(1_000_000 * S);
+    s.advance(1_000_001 * S);
+    assert_eq!((s.find(&key(0, 3)), s.counters().expired), (None, 4));
+}
+
+#[test]
+fn a_jump_of_the_clock_takes_no_longer_than_a_turn_of_the_wheel() {
+    let mut s = sessions(10, 10);
+    s.insert(key(0, 0), Direction::Egress, Event::Datagram, 0, false).unwrap();
+    // Fifty years, a second at a time, would take minutes.
+    let later = 1_600_000_000;
+    s.advance(later * S);
+    assert!(s.find(&key(0, 0)).is_none());
+    // Back again: time stands still.
+    s.insert(key(0, 1), Direction::Egress, Event::Datagram, 0, false).unwrap();
+    s.advance(S);
+    (0..3).for_each(|_| s.advance((later + 29) * S));
+    assert!(s.find(&key(0, 1)).is_some());
+}
+
+/// Random operations beside a map.
+#[test]
+fn it_holds_what_a_map_would() {
+    let mut rng = fastrand::Rng::with_seed(7);
+    for _ in 0..if cfg!(miri) { 1 } else { 4 } {
+        let mut s = sessions(1000, 1000);
+        let mut oracle: HashMap<Key, (State, Direction, u32, u32)> = HashMap::new();
+        let mut now_s = 1000;
+        for _ in 0..if cfg!(miri) { 50 } else { 3000 } {
+            if rng.u8(..) < 20 {
+                now_s += rng.u32(0..100);
+                s.advance(u64::from(now_s) * S);
+                // More than one call may be needed, never more than one for each session.
+                (0..8).for_each(|_| s.advance(u64::from(now_s) * S));
+                oracle.retain(|_, (state, _, seen_s, _)| *seen_s + state.timeout_s() >= now_s);
+            }
+            let key = key(rng.u16(0..3), rng.u32(0..60));
+            let direction = if rng.bool() { Direction::Egress } else { Direction::Ingress };
+            let flags = [Flags::SYN, Flags::ACK, Flags::FIN, Flags::RST, Flags::SYN.with(Flags::ACK)];
+            let event = match rng.u8(0..3) {
+                0 => Event::Datagram,
+                1 => Event::Icmp,
+                _ => Event::Tcp(flags[rng.usize(0..flags.len())]),
+            };
+            match s.find(&key) {
+                Some(index) if rng.u8(0..20) == 0 => {
+                    s.revoke(index);
+                    oracle.remove(&key);
+                }
+                Some(index) => {
+                    s.touch(index, direction, event, 0);
+                    if let Some((state, origin, seen_s, answered_s)) = oracle.get_mut(&key) {
+                        let before = *state;
+                        *state = before.after(event, direction == *origin, (now_s - *answered_s) as u16);
+                        *seen_s = now_s;
+                        if *state == State::Exchange && before != State::Exchange {
+                            *answered_s = now_s;
+                        }
+                    }
+                }
+                None => {
+                    s.insert(key, direction, event, 0, false).unwrap();
+                    oracle.insert(key, (State::first(event), direction, now_s, 0));
+                }
+            }
+            // On the second itself it may be there or not yet.
+            let sure = oracle.iter().filter(|(_, (state, _, seen_s, _))| *seen_s + state.timeout_s() > now_s);
+            for (key, (state, origin, ..)) in sure {
+                let index = s.find(key).expect("the session of the oracle");
+                assert_eq!((s.slab[index as usize].state, s.origin(index)), (*state, *origin));
+            }
+            oracle.retain(|key, _| s.find(key).is_some());
+            assert_eq!(oracle.len() as u64, s.counters().current);
+            let established = oracle.values().filter(|(state, ..)| state.is_established()).count();
+            assert_eq!(established as u64, s.counters().established);
+        }
+        s.forget_port(0);
+        s.forget_port(1);
+        s.forget_port(2);
+        assert_eq!((s.counters().current, s.counters().established, s.index.len()), (0, 0, 0));
+    }
+}

@@ -1,0 +1,255 @@
+//! Floods of conversations: whoever is allowed to begin one still can, and what is established stays.
+
+#![allow(clippy::unwrap_used, clippy::panic)]
+
+mod common;
+
+use bifrost_avs::{
+    Direction, DropReason, FromGuest, GATEWAY_MAC, GroupId, GroupRule, Pattern, PortId, SecurityGroup, SessionLimits,
+    Switch, Tables,
+};
+use common::any::{SECOND, SYN};
+use common::*;
+
+const ACK: u8 = 0x10;
+const FIN: u8 = 0x11;
+
+/// Guest 1 lets everybody ask port 53, and connect to port 80.
+fn server(room: u32) -> Tables {
+    let mut tables = tables();
+    let open = |protocol, port| Pattern { protocol: Some(protocol), dst_ports: port..=port, ..Pattern::default() };
+    let rules = [open(17, 53), open(6, 80)].map(|pattern| GroupRule { direction: Direction::Ingress, pattern });
+    tables.groups = vec![SecurityGroup { rules: rules.to_vec() }];
+    tables.ports[0].groups = vec![GroupId(0)];
+    tables.sessions = SessionLimits { per_port: room, ..SessionLimits::default() };
+    tables
+}
+
+/// A remote host: guest 3, or one of the network behind guest 4 and the gateway.
+#[derive(Clone, Copy)]
+struct Remote {
+    number: u16,
+}
+
+impl Remote {
+    fn address(self) -> String {
+        match self.number {
+            0 => "10.0.0.3".to_owned(),
+            n => format!("10.1.{}.{}", n >> 8, n & 255),
+        }
+    }
+
+    /// To the guest, or from it.
+    fn frame(self, to_guest: bool, protocol: u8, (remote, local): (u16, u16), flags: u8) -> Vec<u8> {
+        let (ports, other) = (if to_guest { [remote, local] } else { [local, remote] }, self.address());
+        let mut body = vec![0; if protocol == 6 { 20 } else { 8 }];
+        body[..2].copy_from_slice(&ports[0].to_be_bytes());
+        body[2..4].copy_from_slice(&ports[1].to_be_bytes());
+        match protocol {
+            6 => (body[12], body[13]) = (0x50, flags),
+            _ => body[5] = 8,
+        }
+        let mac_there = if self.number == 0 { mac(3) } else { GATEWAY_MAC };
+        if to_guest {
+            packet((mac_there, mac(1)), &other, "10.0.0.1", 64, protocol, &body)
+        } else {
+            packet((mac(1), mac_there), "10.0.0.1", &other, 64, protocol, &body)
+        }
+    }
+
+    fn says(self, s: &mut Switch, protocol: u8, ports: (u16, u16), flags: u8) -> Result<(), DropReason> {
+        let peer = if self.number == 0 { 1 } else { 2 };
+        underlay(s, 100, peer, &self.frame(true, protocol, ports, flags)).map(|port| assert_eq!(port, PortId(0)))
+    }
+
+    fn is_told(self, s: &mut Switch, protocol: u8, ports: (u16, u16), flags: u8) -> Result<(), DropReason> {
+        match guest(s, 0, &self.frame(false, protocol, ports, flags)) {
+            FromGuest::Drop(reason) => Err(reason),
+            _ => Ok(()),
+        }
+    }
+
+    fn connects(self, s: &mut Switch, from: u16) -> Result<(), DropReason> {
+        self.says(s, 6, (from, 80), SYN)?;
+        self.is_told(s, 6, (from, 80), SYN | ACK)?;
+        self.says(s, 6, (from, 80), ACK)
+    }
+
+    /// The guest connects to it.
+    fn is_connected(self, s: &mut Switch, from: u16) -> Result<(), DropReason> {
+        self.is_told(s, 6, (443, from), SYN)?;
+        self.says(s, 6, (443, from), SYN | ACK)?;
+        self.is_told(s, 6, (443, from), ACK)
+    }
+}
+
+const NEIGHBOUR: Remote = Remote { number: 0 };
+
+/// What an attacker does with a port of its own.
+type Attack = fn(&mut Switch, Remote, u16) -> Result<(), DropReason>;
+
+fn exchange(s: &mut Switch, from: Remote, port: u16) -> Result<(), DropReason> {
+    from.says(s, 17, (port, 53), 0)?;
+    from.is_told(s, 17, (port, 53), 0)
+}
+
+/// Asks, and after being answered asks again.
+fn question(s: &mut Switch, from: Remote, port: u16) -> Result<(), DropReason> {
+    from.says(s, 17, (port, 53), 0)
+}
+
+fn connection(s: &mut Switch, from: Remote, port: u16) -> Result<(), DropReason> {
+    from.connects(s, port)
+}
+
+/// The guest's last word is its FIN.
+fn half_closed(s: &mut Switch, from: Remote, port: u16) -> Result<(), DropReason> {
+    from.connects(s, port)?;
+    from.is_told(s, 6, (port, 80), FIN)
+}
+
+fn half_open(s: &mut Switch, from: Remote, port: u16) -> Result<(), DropReason> {
+    from.says(s, 6, (port, 80), SYN)?;
+    from.is_told(s, 6, (port, 80), SYN | ACK)
+}
+
+#[test]
+#[cfg_attr(miri, ignore = "hundreds of thousands of packets")]
+fn whatever_fills_a_port_keeps_nobody_from_beginning_and_ends_nothing_established() {
+    let attacks: [(&str, Attack); 5] = [
+        ("exchanges of one question and one answer", exchange),
+        ("questions without an answer", question),
+        ("connections that are never completed", half_open),
+        ("clients that vanish before they close", half_closed),
+        ("clients that vanish once connected", connection),
+    ];
+    let room = 4096u32;
+    for (name, attack) in attacks {
+        for sources in [1, 400] {
+            let mut s = Switch::build(&server(room), 1).unwrap();
+            s.advance(1000 * SECOND);
+            let established = [NEIGHBOUR.connects(&mut s, 1), NEIGHBOUR.is_connected(&mut s, 2)];
+            assert_eq!(established, [Ok(()), Ok(())]);
+            for n in 0..2 * room {
+                let from = Remote { number: 1 + (n % sources) as u16 };
+                assert_eq!(attack(&mut s, from, 1000 + (n / sources) as u16), Ok(()), "{name}: {n}");
+                if n % 500 == 0 {
+                    // Those that are established are in use.
+                    NEIGHBOUR.says(&mut s, 6, (1, 80), ACK).unwrap();
+                    NEIGHBOUR.says(&mut s, 6, (443, 2), ACK).unwrap_or_else(|e| panic!("{name}: {e}"));
+                    s.advance((1000 + u64::from(n) / 100) * SECOND);
+                }
+            }
+            let sessions = s.port_sessions(PortId(0)).unwrap();
+            // Nobody connected to the guest's port 2: it hears an answer because its connection is remembered.
+            assert_eq!(NEIGHBOUR.says(&mut s, 6, (443, 2), ACK), Ok(()), "{name}");
+            // The guest connects, and somebody connects to it, asks it, and is asked.
+            assert_eq!(NEIGHBOUR.is_connected(&mut s, 3), Ok(()), "{name}");
+            assert_eq!(NEIGHBOUR.connects(&mut s, 4), Ok(()), "{name}");
+            assert_eq!(exchange(&mut s, NEIGHBOUR, 5), Ok(()), "{name}");
+            assert_eq!(NEIGHBOUR.is_told(&mut s, 17, (53, 6), 0), Ok(()), "{name}");
+            assert_eq!(NEIGHBOUR.says(&mut s, 17, (53, 6), 0), Ok(()), "{name}");
+            assert!(sessions.current <= room, "{name}: {sessions:?}");
+            let port = s.port_counters(PortId(0)).unwrap();
+            let refused =
+                port.dropped.packets(DropReason::SessionsFull) + port.kept_out.packets(DropReason::SessionsFull);
+            assert_eq!(refused, 0, "{name}");
+        }
+    }
+}
+
+#[test]
+fn evictions_are_counted_by_class_for_the_port() {
+    let mut s = Switch::build(&server(16), 1).unwrap();
+    s.advance(1000 * SECOND);
+    let others = [1, 2].map(|number| Remote { number });
+    (0..10).for_each(|n| question(&mut s, others[0], n).unwrap());
+    (0..10).for_each(|n| exchange(&mut s, others[1], n).unwrap());
+    (0..20).for_each(|n| connection(&mut s, NEIGHBOUR, n).unwrap());
+    let sessions = s.port_sessions(PortId(0)).unwrap();
+    let [unanswered, answered, closing, assured, established] = sessions.evicted;
+    assert_eq!((sessions.current, sessions.evicted.iter().sum::<u64>()), (16, 24));
+    assert!(unanswered > 0 && answered > 0 && established > 0, "{sessions:?}");
+    assert_eq!((closing, assured), (0, 0));
+    assert_eq!(s.session_counters().evicted, 24);
+    s.forget_counters(PortId(0));
+    assert_eq!(s.port_sessions(PortId(0)).unwrap().evicted, [0; 5]);
+    assert_eq!((s.port_sessions(PortId(7)), s.port_sessions(PortId(1)).unwrap().current), (None, 0));
+}
+
+#[test]
+fn what_ends_when() {
+    type Begin = fn(&mut Switch);
+    // Each with its last packet at 1000 s, and for how long it is remembered then.
+    let cases: [(&str, Begin, (u8, u16), u64); 6] = [
+        ("a question", |s| NEIGHBOUR.is_told(s, 17, (53, 9), 0).unwrap(), (17, 53), 30),
+        (
+            "a question and its answer",
+            |s| {
+                NEIGHBOUR.is_told(s, 17, (53, 9), 0).unwrap();
+                NEIGHBOUR.says(s, 17, (53, 9), 0).unwrap();
+            },
+            (17, 53),
+            30,
+        ),
+        (
+            "datagrams that go on",
+            |s| {
+                s.advance(995 * SECOND);
+                NEIGHBOUR.is_told(s, 17, (53, 9), 0).unwrap();
+                NEIGHBOUR.says(s, 17, (53, 9), 0).unwrap();
+                s.advance(1000 * SECOND);
+                NEIGHBOUR.is_told(s, 17, (53, 9), 0).unwrap();
+            },
+            (17, 53),
+            180,
+        ),
+        ("a SYN", |s| NEIGHBOUR.is_told(s, 6, (443, 9), SYN).unwrap(), (6, 443), 120),
+        ("a connection", |s| NEIGHBOUR.is_connected(s, 9).unwrap(), (6, 443), 7440),
+        (
+            "one that is half closed",
+            |s| {
+                NEIGHBOUR.is_connected(s, 9).unwrap();
+                NEIGHBOUR.is_told(s, 6, (443, 9), FIN).unwrap();
+            },
+            (6, 443),
+            240,
+        ),
+    ];
+    for (name, begin, (protocol, remote), seconds) in cases {
+        for (later, expected) in [(seconds - 1, Ok(())), (seconds + 2, Err(DropReason::GroupIngress))] {
+            let mut s = Switch::build(&server(4096), 1).unwrap();
+            s.advance(990 * SECOND);
+            if name != "datagrams that go on" {
+                s.advance(1000 * SECOND);
+            }
+            begin(&mut s);
+            if !cfg!(miri) || later < 500 {
+                s.advance((1000 + later) * SECOND);
+                assert_eq!(NEIGHBOUR.says(&mut s, protocol, (remote, 9), ACK), expected, "{name}, {later} s later");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_record_never_answers_for_the_session_that_has_taken_its_place() {
+    let mut s = Switch::build(&server(16), 1).unwrap();
+    s.advance(1000 * SECOND);
+    let known = |s: &Switch| s.flow_counters().found_packets + s.flow_counters().followed_packets;
+    // The guest asks, and the answers have a record.
+    NEIGHBOUR.is_told(&mut s, 17, (53, 9), 0).unwrap();
+    (0..4).for_each(|_| NEIGHBOUR.says(&mut s, 17, (53, 9), 0).unwrap());
+    let before = known(&s);
+    NEIGHBOUR.says(&mut s, 17, (53, 9), 0).unwrap();
+    assert_eq!(known(&s), before + 1);
+    // Others take its place, one after another, also in the array; all within the same turn.
+    for n in 0..200 {
+        let other = Remote { number: 1 + n };
+        other.is_told(&mut s, 17, (53, n), 0).unwrap();
+        other.says(&mut s, 17, (53, n), 0).unwrap();
+    }
+    let before = known(&s);
+    assert_eq!(NEIGHBOUR.says(&mut s, 17, (53, 9), 0), Err(DropReason::GroupIngress));
+    assert_eq!(known(&s), before);
+}
