@@ -49,7 +49,7 @@ pub(crate) fn advertisement(solicitation: &Solicitation, mac: Mac, parsed: &Pars
 pub(crate) fn echo_reply(head: &[u8], parsed: &Parsed, out: &mut Vec<u8>) -> Option<()> {
     let packet = head.get(usize::from(parsed.l3)..parsed.end as usize)?;
     let header_len = usize::from(parsed.l4 - parsed.l3);
-    if parsed.is_fragment {
+    if parsed.is_fragment() {
         return None;
     }
     let (request, reply) = if parsed.kind == L3::V6 { (128, 129) } else { (8, 0) };

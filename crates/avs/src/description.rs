@@ -60,7 +60,7 @@ pub struct Vpc {
     /// Addresses that the switch itself has, as router; without any there is no routing.
     pub gateways: Vec<IpAddr>,
     /// Stateless rules for every packet from and to its local vNICs: the first that matches decides, and what none matches
-    /// passes. ARP and neighbour discovery always pass.
+    /// passes. ARP and valid messages of neighbour discovery always pass. A packet in pieces is judged by its first fragment.
     pub acl: Vec<AclRule>,
 }
 
@@ -169,6 +169,9 @@ pub struct Tables {
     pub flows: FlowLimits,
     /// Who else has such a switch.
     pub workers: Workers,
+    /// A deliberate mistake, for tests of tests.
+    #[cfg(feature = "mutations")]
+    pub mutation: Option<crate::Mutation>,
 }
 
 /// Why a switch cannot be built from some [`Tables`].

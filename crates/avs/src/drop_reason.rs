@@ -48,7 +48,8 @@ reasons! {
     SpoofedNeighbour = "spoofed_neighbour",
     /// ARP or neighbour discovery that is cut short, damaged, or makes no sense.
     MalformedNeighbour = "malformed_neighbour",
-    /// ARP or neighbour discovery about the asker's own address: announcements and probes, which need no answer.
+    /// ARP or neighbour discovery about the sender's own address that nobody asked for: announcements, probes, and answers to guests
+    /// whom the switch has answered.
     OwnAddress = "own_address",
     /// ARP or neighbour discovery for an address that nobody has.
     UnknownNeighbour = "unknown_neighbour",
@@ -76,6 +77,10 @@ reasons! {
     GroupEgress = "group_egress",
     /// Not in a conversation, and no rule of the receiver's security groups allows one to begin.
     GroupIngress = "group_ingress",
+    /// A later fragment where rules look at ports, and no first one of its packet has passed before.
+    FragmentWithoutFirst = "fragment_without_first",
+    /// A fragment that does not fit those of its packet that passed before: it overlaps one, lies behind the last, or leaves too many gaps.
+    FragmentMismatch = "fragment_mismatch",
     /// Allowed by a security group, but the bounds leave no room for any session. A bound that leaves room for one never refuses
     /// another: one that is there makes room.
     SessionsFull = "sessions_full",

@@ -3,13 +3,13 @@
 use std::net::IpAddr;
 
 use bifrost_nic::{L3, Parsed};
-use bifrost_wire::icmp::v6;
 use bifrost_wire::protocol::{ICMPV6, TCP, UDP};
 use bifrost_wire::{Mac, Vni, arp};
 
 use crate::answer;
 use crate::description::{GATEWAY_MAC, Ordering, PeerId, Port, PortId, Reliability};
 use crate::drop_reason::DropReason;
+use crate::neighbour::{self, Neighbour};
 use crate::path_mtu::Frame;
 use crate::rewrite::Rewrite;
 use crate::switch::Index;
@@ -73,19 +73,6 @@ pub(crate) fn admit(index: &Index, id: PortId, frame: Frame<'_>) -> Result<(), D
     Packet::of(index, id, frame)?.admit()
 }
 
-/// Messages of neighbour discovery that only routers send: router advertisement, redirect (RFC 4861, section 4).
-pub(crate) fn is_router_message(kind: u8) -> bool {
-    matches!(kind, 134 | 137)
-}
-
-/// The ICMPv6 message in a packet, and whether its hop limit shows that it was not routed (RFC 4861, section 7.1).
-pub(crate) fn icmpv6(head: &[u8], parsed: &Parsed) -> Result<(v6::Message, bool), DropReason> {
-    let end = head.len().min(parsed.end as usize);
-    let bytes = head.get(usize::from(parsed.l4)..end).unwrap_or_default();
-    let message = v6::Message::parse(bytes).map_err(|_| DropReason::MalformedNeighbour)?;
-    Ok((message, head.get(usize::from(parsed.l3) + 7) == Some(&255)))
-}
-
 struct Packet<'a> {
     index: &'a Index,
     port: &'a Port,
@@ -143,12 +130,8 @@ impl<'a> Packet<'a> {
         if p.kind == L3::Arp {
             return self.arp(answer);
         }
-        if p.kind == L3::V6
-            && p.protocol == ICMPV6
-            && !p.is_fragment
-            && let Some(decision) = self.neighbour_discovery(answer)?
-        {
-            return Ok(decision);
+        if let Some(message) = neighbour::message(self.head, p)? {
+            return self.neighbour_discovery(message, answer);
         }
         if p.dst_mac.is_multicast() {
             return Err(if p.dst_mac.is_broadcast() { DropReason::Broadcast } else { DropReason::Multicast });
@@ -204,8 +187,7 @@ impl<'a> Packet<'a> {
     }
 
     fn arp(&self, answer: &mut Vec<u8>) -> Result<FromGuest, DropReason> {
-        let body = self.head.get(usize::from(self.parsed.l3)..).unwrap_or_default();
-        let packet = arp::Packet::parse(body).map_err(|_| DropReason::MalformedNeighbour)?;
+        let packet = neighbour::arp(self.head, self.parsed)?;
         let request = packet.operation == arp::Operation::Request;
         let probe = request && packet.sender_ip.is_unspecified();
         if packet.sender_mac != self.port.mac || !(probe || self.is_own(IpAddr::V4(packet.sender_ip))) {
@@ -215,22 +197,16 @@ impl<'a> Packet<'a> {
             return Err(DropReason::OwnAddress);
         }
         if !request {
-            // To somebody on a network without this switch, who asked by broadcast.
-            return if self.parsed.dst_mac.is_multicast() { Err(DropReason::Broadcast) } else { self.switched(false) };
+            return if self.parsed.dst_mac.is_multicast() { Err(DropReason::Broadcast) } else { self.to_who_asked() };
         }
         let mac = self.vpc.neighbour(IpAddr::V4(packet.target_ip)).ok_or(DropReason::UnknownNeighbour)?;
         answer::arp_reply(&packet, mac, answer);
         Ok(FromGuest::Answer)
     }
 
-    /// `None` when the message is not about neighbours and is treated like any packet.
-    fn neighbour_discovery(&self, answer: &mut Vec<u8>) -> Result<Option<FromGuest>, DropReason> {
-        let (message, unrouted) = icmpv6(self.head, self.parsed)?;
+    fn neighbour_discovery(&self, message: Neighbour, answer: &mut Vec<u8>) -> Result<FromGuest, DropReason> {
         match message {
-            v6::Message::Solicitation(solicitation) => {
-                if !unrouted || solicitation.target.is_multicast() {
-                    return Err(DropReason::MalformedNeighbour);
-                }
+            Neighbour::Solicitation(solicitation) => {
                 if solicitation.source_mac.is_some_and(|mac| mac != self.port.mac) {
                     return Err(DropReason::SpoofedNeighbour);
                 }
@@ -240,12 +216,9 @@ impl<'a> Packet<'a> {
                 }
                 let mac = self.vpc.neighbour(target).ok_or(DropReason::UnknownNeighbour)?;
                 answer::advertisement(&solicitation, mac, self.parsed, answer);
-                Ok(Some(FromGuest::Answer))
+                Ok(FromGuest::Answer)
             }
-            v6::Message::Advertisement(a) => {
-                if !unrouted {
-                    return Err(DropReason::MalformedNeighbour);
-                }
+            Neighbour::Advertisement(a) => {
                 let own = self.is_own(IpAddr::V6(a.target)) && a.target_mac.is_none_or(|mac| mac == self.port.mac);
                 if !own || a.router {
                     return Err(DropReason::SpoofedNeighbour);
@@ -253,10 +226,17 @@ impl<'a> Packet<'a> {
                 if self.parsed.dst_mac.is_multicast() {
                     return Err(DropReason::OwnAddress);
                 }
-                self.switched(false).map(Some)
+                self.to_who_asked()
             }
-            v6::Message::Other { kind, .. } if is_router_message(kind) => Err(DropReason::SpoofedNeighbour),
-            _ => Ok(None),
+        }
+    }
+
+    /// An answer about the guest's own address, to somebody on a network without this switch. Nobody of this host has asked, for the
+    /// switch answers them itself.
+    fn to_who_asked(&self) -> Result<FromGuest, DropReason> {
+        match self.switched(false)? {
+            FromGuest::Local { .. } => Err(DropReason::OwnAddress),
+            decision => Ok(decision),
         }
     }
 

@@ -3,13 +3,11 @@
 use std::net::IpAddr;
 
 use bifrost_nic::{L3, Parsed};
-use bifrost_wire::icmp::v6;
-use bifrost_wire::protocol::ICMPV6;
 use bifrost_wire::{Mac, Vni, arp};
 
 use crate::description::{GATEWAY_MAC, PeerId, PortId};
 use crate::drop_reason::DropReason;
-use crate::from_guest::{icmpv6, is_router_message};
+use crate::neighbour::{self, Neighbour};
 use crate::switch::Index;
 use crate::vpc::{Next, Place, VpcIndex};
 
@@ -102,12 +100,8 @@ impl Packet<'_> {
         if p.kind == L3::Arp {
             return self.arp();
         }
-        if p.kind == L3::V6
-            && p.protocol == ICMPV6
-            && !p.is_fragment
-            && let Some(port) = self.neighbour_discovery()?
-        {
-            return Ok(port);
+        if let Some(message) = neighbour::message(self.head, p)? {
+            return self.neighbour_discovery(message);
         }
         self.to_station(p.dst_mac)
     }
@@ -123,45 +117,33 @@ impl Packet<'_> {
         }
     }
 
-    /// A question, perhaps asked by broadcast, goes to the port that it is about; an answer to who asked. Peers that run
-    /// this switch never send them, plain VXLAN devices do.
+    /// A question, perhaps asked by broadcast, goes to the port that it is about. Peers that run this switch never send them, plain
+    /// VXLAN devices do. An answer goes to nobody: what guests ask never leaves their host.
     fn arp(&self) -> Result<PortId, DropReason> {
-        let body = self.head.get(usize::from(self.parsed.l3)..).unwrap_or_default();
-        let packet = arp::Packet::parse(body).map_err(|_| DropReason::MalformedNeighbour)?;
+        let packet = neighbour::arp(self.head, self.parsed)?;
         if packet.sender_mac != self.parsed.src_mac {
             return Err(DropReason::SpoofedArp);
         }
-        if packet.is_gratuitous() {
+        if packet.is_gratuitous() || packet.operation == arp::Operation::Reply {
             return Err(DropReason::OwnAddress);
         }
-        match packet.operation {
-            arp::Operation::Request => self.asked_about(IpAddr::V4(packet.target_ip)),
-            arp::Operation::Reply => self.to_station(self.parsed.dst_mac),
-        }
+        self.asked_about(IpAddr::V4(packet.target_ip))
     }
 
-    /// `None` when the message is not about neighbours.
-    fn neighbour_discovery(&self) -> Result<Option<PortId>, DropReason> {
-        let (message, unrouted) = icmpv6(self.head, self.parsed)?;
+    /// The same for IPv6.
+    fn neighbour_discovery(&self, message: Neighbour) -> Result<PortId, DropReason> {
         match message {
-            v6::Message::Solicitation(_) | v6::Message::Advertisement(_) if !unrouted => {
-                Err(DropReason::MalformedNeighbour)
-            }
-            v6::Message::Solicitation(s) => {
+            Neighbour::Solicitation(s) => {
                 if s.source_mac.is_some_and(|mac| mac != self.parsed.src_mac) {
                     return Err(DropReason::SpoofedNeighbour);
                 }
-                self.asked_about(IpAddr::V6(s.target)).map(Some)
+                self.asked_about(IpAddr::V6(s.target))
             }
-            v6::Message::Advertisement(a) => {
+            Neighbour::Advertisement(a) => {
                 let honest = a.target_mac.is_none_or(|mac| mac == self.parsed.src_mac) && !a.router;
-                if !honest || !self.is_at_peer(IpAddr::V6(a.target)).unwrap_or(false) {
-                    return Err(DropReason::SpoofedNeighbour);
-                }
-                self.to_station(self.parsed.dst_mac).map(Some)
+                let own = honest && self.is_at_peer(IpAddr::V6(a.target)).unwrap_or(false);
+                Err(if own { DropReason::OwnAddress } else { DropReason::SpoofedNeighbour })
             }
-            v6::Message::Other { kind, .. } if is_router_message(kind) => Err(DropReason::SpoofedNeighbour),
-            _ => Ok(None),
         }
     }
 

@@ -24,6 +24,11 @@
 //! may: network ACLs look at each packet by itself, security groups let conversations begin and remember them
 //! as sessions. Only ports with groups have sessions; to others they cost a look at an `Option`.
 //!
+//! # Packets in pieces
+//!
+//! Rules that look at more than addresses judge the first fragment as they would the whole packet; the others pass if it did, and fit
+//! it. Nothing is held back: a fragment that comes before its first is dropped.
+//!
 //! # Several workers
 //!
 //! Each worker of a host has a switch of its own, and they share nothing. What security groups remember about a port is with one of
@@ -43,8 +48,11 @@ mod counters;
 mod description;
 mod drop_reason;
 mod flow;
+mod fragments;
 mod from_guest;
 mod from_underlay;
+mod mutation;
+mod neighbour;
 mod path_mtu;
 mod policy;
 mod recall;
@@ -64,8 +72,11 @@ pub use description::{
 };
 pub use drop_reason::DropReason;
 pub use flow::{FlowCounters, FlowLimits};
+pub use fragments::FragmentCounters;
 pub use from_guest::FromGuest;
 pub use from_underlay::FromUnderlay;
+#[cfg(feature = "mutations")]
+pub use mutation::Mutation;
 pub use policy::Permission;
 pub use recall::VECTOR;
 pub use rewrite::Rewrite;

@@ -1,14 +1,12 @@
 //! Whether a packet may pass: network ACLs, which know single packets, and security groups, which know conversations.
 
-use std::net::IpAddr;
-
 use bifrost_nic::{L3, Parsed};
-use bifrost_tables::{Classifier, Fields};
+use bifrost_tables::{Classifier, Fields, Pattern};
 use bifrost_wire::protocol::{ICMP, ICMPV6};
 
 use crate::description::{AclRule, BuildError, GroupId, SecurityGroup};
 use crate::drop_reason::DropReason;
-use crate::session::{self, Direction, Event, Key, Planned, Sessions};
+use crate::session::{self, Direction, Event, Key, Planned, Quote, Sessions};
 
 /// What one direction's rules say; the same for all ports that have the same groups.
 #[derive(Debug)]
@@ -55,19 +53,19 @@ impl GroupPolicy {
         direction: Direction,
         head: &[u8],
         parsed: &Parsed,
+        about: About,
     ) -> Judgement {
-        if !parsed.is_ip() || is_about_neighbours(head, parsed) {
-            return Judgement::Exempt;
-        }
-        let there = fields(parsed);
-        if matches!(parsed.protocol, ICMP | ICMPV6)
-            && let Some(about) = session::related(vnic, direction, head, parsed)
-        {
-            // An error about something that was allowed passes, and keeps nothing alive.
-            let known = sessions.find_after(&about, after).is_some();
-            let permission = if known { Permission::Unrestricted } else { self.permission(direction, &there) };
-            return Judgement::Related { known, permission };
-        }
+        let there = match about {
+            About::Neighbours => return Judgement::Exempt,
+            About::Packets => fields(parsed),
+            About::Error(quote) => {
+                let there = fields(parsed);
+                // An error about something that was allowed passes, and neither begins a conversation nor keeps one alive.
+                let known = quote.is_some_and(|quote| sessions.find_after(&quote.key, after).is_some());
+                let permission = if known { Permission::Unrestricted } else { self.permission(direction, &there) };
+                return Judgement::Related { known, permission };
+            }
+        };
         let key = Key::of(vnic, direction, head, parsed);
         let (event, asks) = event(head, parsed);
         let mut ends = None;
@@ -85,6 +83,17 @@ impl GroupPolicy {
         }
         Judgement::Begins { key, event, ends, permission: self.permission(direction, &there) }
     }
+}
+
+/// What a packet is about, by which rules have to do with it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum About {
+    /// What guests say to each other.
+    Packets,
+    /// Who has an address. Rules say nothing about that.
+    Neighbours,
+    /// An ICMP error about a packet, which is known if it is this one, sent by the one to whom the error goes.
+    Error(Option<Quote>),
 }
 
 /// What is known of conversations.
@@ -201,6 +210,9 @@ fn given(permission: Permission, direction: Direction) -> Result<(), DropReason>
 #[derive(Debug)]
 pub(crate) struct Acl {
     rules: [Classifier<bool>; 2],
+    /// Whether those of a direction look at what only the first fragment of a packet shows: ports, and in IPv6 the protocol.
+    looks_at_ports: [bool; 2],
+    looks_at_protocols: [bool; 2],
 }
 
 impl Acl {
@@ -210,17 +222,27 @@ impl Acl {
             let rules = rules.iter().filter(|rule| rule.direction == direction);
             Classifier::new(rules.map(|rule| (rule.pattern.clone(), rule.allow)))
         };
-        (!rules.is_empty()).then(|| Acl { rules: [of(Direction::Egress), of(Direction::Ingress)] })
+        let any = |is: fn(&Pattern) -> bool| {
+            [Direction::Egress, Direction::Ingress]
+                .map(|direction| rules.iter().any(|rule| rule.direction == direction && is(&rule.pattern)))
+        };
+        (!rules.is_empty()).then(|| Acl {
+            rules: [of(Direction::Egress), of(Direction::Ingress)],
+            looks_at_ports: any(|p| [&p.src_ports, &p.dst_ports].into_iter().any(|ports| *ports != (0..=u16::MAX))),
+            looks_at_protocols: any(|p| p.protocol.is_some()),
+        })
+    }
+
+    /// Whether it looks at what later fragments do not show.
+    pub(crate) fn needs_first(&self, direction: Direction, parsed: &Parsed) -> bool {
+        let at = direction as usize;
+        self.looks_at_ports[at] || (self.looks_at_protocols[at] && parsed.kind == L3::V6)
     }
 
     /// The rule that decides, by its place among those of its direction, and whether it lets the packet pass; without one it
     /// does.
     #[inline(always)]
-    pub(crate) fn judge(&self, direction: Direction, head: &[u8], parsed: &Parsed) -> Option<(usize, bool)> {
-        let exempt = !parsed.is_ip() || is_about_neighbours(head, parsed);
-        if exempt {
-            return None;
-        }
+    pub(crate) fn judge(&self, direction: Direction, parsed: &Parsed) -> Option<(usize, bool)> {
         self.rules[direction as usize].first(&fields(parsed)).map(|(rule, allow)| (rule, *allow))
     }
 }
@@ -231,7 +253,7 @@ fn fields(parsed: &Parsed) -> Fields {
         src: parsed.src_ip,
         dst: parsed.dst_ip,
         protocol: parsed.protocol,
-        ports: (has_ports && !parsed.is_fragment).then_some((parsed.src_port, parsed.dst_port)),
+        ports: (has_ports && !parsed.is_fragment()).then_some((parsed.src_port, parsed.dst_port)),
     }
 }
 
@@ -257,12 +279,4 @@ fn event(head: &[u8], parsed: &Parsed) -> (Event, bool) {
         }
         None => (Event::Datagram, false),
     }
-}
-
-/// Router and neighbour discovery (RFC 4861), which the switch itself looks at.
-fn is_about_neighbours(head: &[u8], parsed: &Parsed) -> bool {
-    let kind = (parsed.kind == L3::V6 && parsed.protocol == ICMPV6 && !parsed.is_fragment)
-        .then(|| head.get(usize::from(parsed.l4)))
-        .flatten();
-    matches!((kind, parsed.dst_ip), (Some(133..=137), IpAddr::V6(_)))
 }

@@ -5,6 +5,7 @@ use bifrost_nic::Parsed;
 use crate::description::{PeerId, PortId};
 use crate::drop_reason::DropReason;
 use crate::flow::{FlowCounters, Flows, Key, NONE, Record, Source, Touched};
+use crate::fragments::{First, Piece};
 use crate::from_guest::FromGuest;
 use crate::from_underlay::FromUnderlay;
 use crate::path_mtu::{Ends, Frame, Remedy};
@@ -79,7 +80,7 @@ impl Switch {
     /// [`from_guest`](Self::from_guest) in a network with rules; `port` is there.
     #[inline(never)]
     pub(crate) fn by_flow_from_guest(&mut self, port: PortId, frame: Frame<'_>) -> FromGuest {
-        let Switch { index, counters, sessions, remembered, answer, vectors, .. } = self;
+        let Switch { index, counters, sessions, fragments, remembered, answer, vectors, .. } = self;
         let parsed = frame.parsed;
         let at = usize::from(port.0);
         let key = Key::of(Source::Guest(port), parsed);
@@ -95,7 +96,7 @@ impl Switch {
             }
             return record.what;
         }
-        let doing = Doing { sessions, accounts: counters, epoch: self.epoch, now_ns: self.now_ns };
+        let doing = Doing { sessions, fragments, accounts: counters, epoch: self.epoch, now_ns: self.now_ns };
         let mut noting = Noting { doing, touched: Some(Touched::NONE) };
         let decision = way::from_guest(index, port, frame, answer, &mut noting).unwrap_or_else(FromGuest::Drop);
         if let (Some(key), Some(touched)) = (&key, &noting.touched)
@@ -114,7 +115,7 @@ impl Switch {
     /// [`from_underlay`](Self::from_underlay) in a network with rules, by its number.
     #[inline(never)]
     pub(crate) fn by_flow_from_underlay(&mut self, vpc: usize, peer: PeerId, frame: Frame<'_>) -> FromUnderlay {
-        let Switch { index, counters, sessions, remembered, answer, vectors, .. } = self;
+        let Switch { index, counters, sessions, fragments, remembered, answer, vectors, .. } = self;
         let parsed = frame.parsed;
         let vpc = index.vpc_of(vpc);
         let key = vpc.and_then(|vpc| Key::of(Source::Peer(vpc.vni, peer), parsed));
@@ -131,7 +132,7 @@ impl Switch {
             self.count_from_underlay(Some(port), &FromUnderlay::Port(port));
             return FromUnderlay::Port(port);
         }
-        let doing = Doing { sessions, accounts: counters, epoch: self.epoch, now_ns: self.now_ns };
+        let doing = Doing { sessions, fragments, accounts: counters, epoch: self.epoch, now_ns: self.now_ns };
         let mut noting = Noting { doing, touched: Some(Touched::NONE) };
         let (port, decision) = way::from_underlay(index, vpc, peer, frame, answer, &mut noting);
         if let (Some(key), Some(touched), FromUnderlay::Port(port)) = (&key, &noting.touched, decision)
@@ -221,6 +222,23 @@ impl Effects for Noting<'_> {
             _ => self.touched = None,
         }
         self.doing.groups(port, direction, judgement)
+    }
+
+    #[cold]
+    fn later_fragment(&mut self, at: (PortId, Direction), piece: &Piece) -> Result<(), DropReason> {
+        self.touched = None;
+        self.doing.later_fragment(at, piece)
+    }
+
+    #[cold]
+    fn check_first_fragment(&mut self, at: (PortId, Direction), piece: &Piece) -> Result<(), DropReason> {
+        self.doing.check_first_fragment(at, piece)
+    }
+
+    #[cold]
+    fn first_fragment(&mut self, at: (PortId, Direction), piece: &Piece, first: First) {
+        self.touched = None;
+        self.doing.first_fragment(at, piece, first);
     }
 
     #[cold]

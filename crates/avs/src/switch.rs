@@ -11,6 +11,7 @@ use crate::counters::{PortCounters, UnderlayCounters};
 use crate::description::{BuildError, PeerId, Port, PortId, Tables, Workers};
 use crate::drop_reason::DropReason;
 use crate::flow::{FlowCounters, FlowLimits, Key, Source};
+use crate::fragments::{First, FragmentCounters, Fragments, Moment, Piece};
 use crate::from_guest::FromGuest;
 use crate::from_underlay::FromUnderlay;
 use crate::path_mtu::{self, Ends, Frame, Remedy};
@@ -29,6 +30,8 @@ pub struct Switch {
     pub(crate) counters: Vec<Account>,
     underlay: UnderlayCounters,
     pub(crate) sessions: Sessions,
+    /// Packets in pieces, whose first one has passed.
+    pub(crate) fragments: Fragments,
     /// What became of packets before, in networks with rules.
     pub(crate) remembered: Remembered,
     /// What became of the packets that came together with the next ones.
@@ -54,6 +57,7 @@ impl Switch {
             counters: Vec::new(),
             underlay: UnderlayCounters::default(),
             sessions: Sessions::new(tables.sessions, secret),
+            fragments: Fragments::default(),
             remembered: Remembered::nothing(),
             vectors: Vectors::new(tables.flows.vectors),
             secret,
@@ -61,6 +65,10 @@ impl Switch {
             answer: Vec::new(),
             now_ns: 0,
         };
+        #[cfg(feature = "mutations")]
+        {
+            switch.fragments.mutation = tables.mutation;
+        }
         switch.open_accounts();
         switch.make_room(tables.flows);
         Ok(switch)
@@ -166,8 +174,8 @@ impl Switch {
     /// The same without rules, whether others follow or not.
     #[inline(always)]
     fn by_tables_from_guest(&mut self, port: PortId, frame: Frame<'_>) -> FromGuest {
-        let Switch { index, counters, sessions, answer, .. } = self;
-        let mut doing = Doing { sessions, accounts: counters, epoch: self.epoch, now_ns: self.now_ns };
+        let Switch { index, counters, sessions, fragments, answer, .. } = self;
+        let mut doing = Doing { sessions, fragments, accounts: counters, epoch: self.epoch, now_ns: self.now_ns };
         let decision = way::from_guest(index, port, frame, answer, &mut doing).unwrap_or_else(FromGuest::Drop);
         self.counters[usize::from(port.0)].counters.count_from_guest(&decision);
         decision
@@ -190,13 +198,13 @@ impl Switch {
                 return FromUnderlay::Port(port);
             }
         }
-        let Switch { index, counters, sessions, answer, .. } = self;
+        let Switch { index, counters, sessions, fragments, answer, .. } = self;
         let vpc = index.vpc(vni);
         if let Some(vpc) = vpc.filter(|vpc| vpc.has_rules) {
             let vpc = vpc.number;
             return self.by_flow_from_underlay(vpc, peer, frame);
         }
-        let mut doing = Doing { sessions, accounts: counters, epoch: self.epoch, now_ns: self.now_ns };
+        let mut doing = Doing { sessions, fragments, accounts: counters, epoch: self.epoch, now_ns: self.now_ns };
         let (port, decision) = way::from_underlay(index, vpc, peer, frame, answer, &mut doing);
         self.count_from_underlay(port, &decision);
         if self.vectors.from_peers.is_wanted()
@@ -215,8 +223,8 @@ impl Switch {
     /// Why it may not.
     pub fn from_neighbour(&mut self, port: PortId, frame_head: &[u8], parsed: &Parsed) -> Result<(), DropReason> {
         let frame = Frame { head: frame_head, len: frame_head.len(), offload: Offload::default(), parsed };
-        let Switch { index, counters, sessions, .. } = self;
-        let mut doing = Doing { sessions, accounts: counters, epoch: self.epoch, now_ns: self.now_ns };
+        let Switch { index, counters, sessions, fragments, .. } = self;
+        let mut doing = Doing { sessions, fragments, accounts: counters, epoch: self.epoch, now_ns: self.now_ns };
         let passed = way::pass(index, port, Direction::Ingress, frame, &mut doing);
         if let Err(reason) = passed {
             match self.counters.get_mut(usize::from(port.0)) {
@@ -312,6 +320,11 @@ impl Switch {
         self.sessions.counters()
     }
 
+    /// Counters of packets in pieces.
+    pub fn fragment_counters(&self) -> &FragmentCounters {
+        self.fragments.counters()
+    }
+
     /// Counters of flow records.
     pub fn flow_counters(&self) -> &FlowCounters {
         self.remembered.counters()
@@ -343,6 +356,7 @@ impl Switch {
             let vnic = Some((port.vni, port.mac));
             if account.vnic != vnic {
                 self.sessions.forget_port(port.id.0);
+                self.fragments.forget_port(port.id);
                 *account = Account { vnic, ..Account::default() };
             }
         }
@@ -376,9 +390,16 @@ impl Prepared {
 /// Does what follows from judgements.
 pub(crate) struct Doing<'a> {
     pub(crate) sessions: &'a mut Sessions,
+    pub(crate) fragments: &'a mut Fragments,
     pub(crate) accounts: &'a mut [Account],
     pub(crate) epoch: u32,
     pub(crate) now_ns: u64,
+}
+
+impl Doing<'_> {
+    fn moment(&self) -> Moment {
+        Moment { now_ns: self.now_ns, epoch: self.epoch }
+    }
 }
 
 impl Effects for Doing<'_> {
@@ -394,6 +415,23 @@ impl Effects for Doing<'_> {
     #[inline(always)]
     fn groups(&mut self, _: PortId, direction: Direction, judgement: Judgement) -> Result<(), DropReason> {
         judgement.apply(self.sessions, direction, self.epoch)
+    }
+
+    #[cold]
+    fn later_fragment(&mut self, at: (PortId, Direction), piece: &Piece) -> Result<(), DropReason> {
+        let now = self.moment();
+        self.fragments.follow(at, piece, now)
+    }
+
+    #[cold]
+    fn check_first_fragment(&mut self, at: (PortId, Direction), piece: &Piece) -> Result<(), DropReason> {
+        self.fragments.check_first(at, piece, self.moment())
+    }
+
+    #[cold]
+    fn first_fragment(&mut self, at: (PortId, Direction), piece: &Piece, first: First) {
+        let now = self.moment();
+        self.fragments.begin(at, piece, first, now);
     }
 
     #[cold]
@@ -439,6 +477,8 @@ pub(crate) struct Index {
     workers: Workers,
     /// Not every worker of the host may show its guests all that is for them.
     has_affinity: bool,
+    #[cfg(feature = "mutations")]
+    pub(crate) mutation: Option<crate::Mutation>,
 }
 
 /// A port and where its network is.
@@ -454,7 +494,16 @@ impl Index {
         let (ports, vpcs, by_vni, workers) = (Vec::new(), Vec::new(), exact_map(0), tables.workers);
         let several = workers.count > 1;
         let has_affinity = several && tables.ports.iter().any(|port| port.home.is_some() || !port.groups.is_empty());
-        let mut index = Self { ports, vpcs, by_vni, policies: Vec::new(), workers, has_affinity };
+        let mut index = Self {
+            ports,
+            vpcs,
+            by_vni,
+            policies: Vec::new(),
+            workers,
+            has_affinity,
+            #[cfg(feature = "mutations")]
+            mutation: tables.mutation,
+        };
         let mut policies = BTreeMap::new();
         for vpc in &tables.vpcs {
             if index.by_vni.insert(vpc.vni, index.vpcs.len()).is_some() {
@@ -551,6 +600,17 @@ impl Index {
         let back = other.next(from) == Some(Next::Network(vpc.number as u32));
         let station = other.route(to).filter(|_| back && other.has_gateway())?;
         Some((station, other))
+    }
+
+    /// The vNIC that has an address, as seen from a network: that of its network, and its MAC address.
+    pub(crate) fn vnic_of(&self, vpc: &VpcIndex, addr: IpAddr) -> Option<(usize, Mac)> {
+        match vpc.owner(addr)? {
+            Next::Station(station) => Some((vpc.number, station.mac)),
+            Next::Network(other) => {
+                let other = self.vpcs.get(other as usize)?;
+                other.route(addr).map(|station| (other.number, station.mac))
+            }
+        }
     }
 
     /// A network by its [`number`](VpcIndex::number).

@@ -5,6 +5,7 @@ use bifrost_wire::{Mac, Vni};
 
 use crate::description::{GATEWAY_MAC, PeerId, PortId};
 use crate::drop_reason::DropReason;
+use crate::fragments::{First, Moment, Piece};
 use crate::from_guest::{self, FromGuest};
 use crate::from_underlay::FromUnderlay;
 use crate::path_mtu::{self, Ends, Frame, Remedy};
@@ -80,6 +81,8 @@ pub struct Check {
 pub enum By {
     /// The network's ACL: the rule at that place among those of the direction; `None`: no rule, so it passes.
     Acl(Option<usize>),
+    /// What is known of the packet of which this is a fragment.
+    Fragments,
     /// Security groups say nothing about such packets.
     NoGroup,
     /// Security groups, for an ICMP error about another packet.
@@ -183,6 +186,10 @@ impl<'a> Looking<'a> {
     fn at(switch: &'a Switch) -> Self {
         Looking { switch, planned: Planned::NOTHING, checks: Vec::new() }
     }
+
+    fn moment(&self) -> Moment {
+        Moment { now_ns: self.switch.now_ns, epoch: self.switch.epoch }
+    }
 }
 
 impl Effects for Looking<'_> {
@@ -213,6 +220,22 @@ impl Effects for Looking<'_> {
         self.checks.push(Check { port, direction, by, result });
         result
     }
+
+    fn later_fragment(&mut self, at: (PortId, Direction), piece: &Piece) -> Result<(), DropReason> {
+        let result = self.switch.fragments.check_later(at, piece, self.moment());
+        self.checks.push(Check { port: at.0, direction: at.1, by: By::Fragments, result });
+        result
+    }
+
+    fn check_first_fragment(&mut self, at: (PortId, Direction), piece: &Piece) -> Result<(), DropReason> {
+        let result = self.switch.fragments.check_first(at, piece, self.moment());
+        if result.is_err() {
+            self.checks.push(Check { port: at.0, direction: at.1, by: By::Fragments, result });
+        }
+        result
+    }
+
+    fn first_fragment(&mut self, _: (PortId, Direction), _: &Piece, _: First) {}
 
     fn too_large(
         &mut self,

@@ -49,7 +49,8 @@ fn switched_frames() {
     };
     let fragment = {
         let mut f = tcp((ME, mac(3)), "10.0.0.1", "10.0.0.3");
-        f[20] = 0x20;
+        // Its last 20 bytes.
+        f[20..22].copy_from_slice(&[0, 3]);
         f
     };
     let to = |dst: Mac| tcp((ME, dst), "10.0.0.1", "10.0.0.3");
@@ -139,6 +140,13 @@ fn switched_frames() {
             drop(DropReason::Broadcast),
         ),
         ("advertisement to a remote", 0, na(mac(3), own), remote(100, 1, 3, false, Ordering::Flow)),
+        ("advertisement to a neighbour, who did not ask", 0, na(mac(2), own), drop(DropReason::OwnAddress)),
+        (
+            "ARP reply to a neighbour",
+            0,
+            arp((ME, mac(2)), Reply, (ME, "10.0.0.1"), (mac(2), "10.0.0.2")),
+            drop(DropReason::OwnAddress),
+        ),
         ("advertisement to all", 0, na(GROUP, own), drop(DropReason::OwnAddress)),
         (
             "advertisement as router",

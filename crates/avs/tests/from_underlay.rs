@@ -102,13 +102,19 @@ fn only_what_is_routed_to_the_peer_gets_through() {
             ask(mac(3), (mac(4), "10.0.0.3"), "10.0.0.2"),
             Err(DropReason::SpoofedArp),
         ),
-        ("ARP reply", 100, 1, arp((mac(3), mac(1)), Reply, (mac(3), "10.0.0.3"), (mac(1), "10.0.0.1")), Ok(0)),
+        (
+            "ARP reply",
+            100,
+            1,
+            arp((mac(3), mac(1)), Reply, (mac(3), "10.0.0.3"), (mac(1), "10.0.0.1")),
+            Err(DropReason::OwnAddress),
+        ),
         (
             "ARP reply to all",
             100,
             1,
             arp((mac(3), Mac::BROADCAST), Reply, (mac(3), "10.0.0.3"), (mac(1), "10.0.0.1")),
-            Err(DropReason::Broadcast),
+            Err(DropReason::OwnAddress),
         ),
         (
             "solicitation",
@@ -131,7 +137,7 @@ fn only_what_is_routed_to_the_peer_gets_through() {
             solicit((mac(3), group), "fd00::3", "ff02::1:ff00:1", 9, Some(mac(3)), "fd00::1"),
             Err(DropReason::MalformedNeighbour),
         ),
-        ("advertisement", 100, 1, na(honest), Ok(0)),
+        ("advertisement that nobody asked for", 100, 1, na(honest), Err(DropReason::OwnAddress)),
         (
             "advertisement for another",
             100,

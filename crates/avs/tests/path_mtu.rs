@@ -83,7 +83,7 @@ fn packets_of_guests() {
     let v6 = |len| udp(mac(3), "fd00::1", "fd00::3", len);
     let ping = |kind, len| sized(mac(3), "10.0.0.1", "10.0.0.3", 1, &[kind], len);
     let fragment = |field: u16| {
-        let mut frame = v4(1401);
+        let mut frame = v4(1404);
         frame[20..22].copy_from_slice(&(0x4000 | field).to_be_bytes());
         frame
     };

@@ -5,8 +5,8 @@
 mod common;
 
 use bifrost_avs::{
-    AclRule, Direction, DropReason, FromGuest, GroupId, GroupRule, Pattern, PortId, SecurityGroup, SessionLimits,
-    Switch, Tables,
+    AclRule, Direction, DropReason, FromGuest, GATEWAY_MAC, GroupId, GroupRule, Pattern, PortId, SecurityGroup,
+    SessionLimits, Switch, Tables,
 };
 use bifrost_wire::{Mac, arp};
 use common::*;
@@ -124,6 +124,79 @@ fn groups_of_one_port_add_up() {
     assert_eq!(open, [false, true, true]);
     tables.ports[0].groups = vec![GroupId(7)];
     assert!(Switch::build(&tables, 0).is_err(), "a group that does not exist");
+}
+
+/// An unreachable that `from` sends to guest 1, about that packet.
+fn unreachable(from: u8, to: &str, quoted: &[u8]) -> Vec<u8> {
+    let body = [&[3, 3, 0, 0, 0, 0, 0, 0], &quoted[14..]].concat();
+    packet((mac(from), mac(1)), &format!("10.0.0.{from}"), to, 64, 1, &body)
+}
+
+#[test]
+fn errors_pass_from_whom_they_are_about_to_who_sent_that() {
+    let mut tables = guarded(vec![]);
+    tables.ports[0].addresses.push(ip("10.0.0.11"));
+    let sent = datagram(1, 3, (4000, 53));
+    let mut later = sent.clone();
+    later[21] = 1;
+    let mut short = sent.clone();
+    short.truncate(14 + 24);
+    let mut no_payload = sent.clone();
+    no_payload[17] = 20;
+    let mut from_another = sent.clone();
+    from_another[29] = 11;
+    let about = |quoted: &[u8]| unreachable(3, "10.0.0.1", quoted);
+    let cases = [
+        ("the packet", about(&sent), Ok(())),
+        ("from a third one", unreachable(2, "10.0.0.1", &sent), IN),
+        ("to another address of the guest's", unreachable(3, "10.0.0.11", &sent), IN),
+        ("with ports alone", about(&short), IN),
+        ("about a later fragment", about(&later), IN),
+        ("about a packet without them", about(&no_payload), IN),
+        ("about another sender's", about(&from_another), IN),
+        ("about the other direction", about(&datagram(3, 1, (53, 4000))), IN),
+    ];
+    for (name, frame, expected) in cases {
+        let mut s = switch_of(&tables);
+        assert_eq!(leaves(&mut s, &sent), Ok(()));
+        let got = if frame[11] == 2 {
+            match guest(&mut s, 1, &frame) {
+                FromGuest::Drop(reason) => Err(reason),
+                _ => Ok(()),
+            }
+        } else {
+            arrives(&mut s, &frame)
+        };
+        assert_eq!(got, expected, "{name}");
+    }
+    // A router's, which has an address of its own: vNIC 4, with 10.1.0.0/16 behind it.
+    let mut s = switch_of(&tables);
+    let ask = udp((mac(1), GATEWAY_MAC), "10.0.0.1", "10.1.2.3", (4000, 53));
+    assert_eq!(leaves(&mut s, &ask), Ok(()));
+    let body = [&[11, 0, 0, 0, 0, 0, 0, 0], &ask[14..]].concat();
+    let from = |address: &str| packet((GATEWAY_MAC, mac(1)), address, "10.0.0.1", 64, 1, &body);
+    assert_eq!(underlay(&mut s, 100, 2, &from("10.1.0.1")), Ok(PortId(0)));
+    assert_eq!(underlay(&mut s, 100, 1, &from("10.0.0.3")), Err(DropReason::GroupIngress));
+}
+
+#[test]
+fn messages_of_icmp_let_in_their_answers_alone() {
+    let mut s = switch_of(&guarded(vec![]));
+    let message = |from: u8, to: u8, kind: u8| {
+        let body = [kind, 0, 0, 0, 0, 13, 0, 0, 0, 0, 0, 0];
+        packet((mac(from), mac(to)), &format!("10.0.0.{from}"), &format!("10.0.0.{to}"), 64, 1, &body)
+    };
+    assert_eq!(leaves(&mut s, &message(1, 3, 13)), Ok(()), "a question for the time");
+    for kind in [0, 3, 5, 8, 9, 11, 12, 15, 17, 18, 200] {
+        assert_eq!(arrives(&mut s, &message(3, 1, kind)), IN, "{kind}");
+    }
+    assert_eq!(arrives(&mut s, &message(3, 1, 14)), Ok(()), "its answer");
+    // Errors and redirects begin nothing.
+    for kind in [3, 5, 11] {
+        assert_eq!(leaves(&mut s, &message(1, 3, kind)), Ok(()));
+        assert_eq!(arrives(&mut s, &message(3, 1, kind)), IN, "{kind}");
+    }
+    assert_eq!(s.session_counters().created, 1);
 }
 
 #[test]

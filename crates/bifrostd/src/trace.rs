@@ -349,6 +349,14 @@ impl Words<'_> {
                 let what = if result.is_ok() { "allows" } else { "refuses" };
                 ("acl", format!("{rule} {what} it"))
             }
+            By::Fragments => {
+                let what = if result.is_ok() {
+                    "follows the first one of its packet"
+                } else {
+                    "does not follow one that passed"
+                };
+                ("fragment", format!("a fragment that {what}"))
+            }
             By::NoGroup => ("group", "not asked about such packets".to_owned()),
             By::Error { known: true, .. } => ("group", "an ICMP error about a session that there is".to_owned()),
             By::Error { permission, .. } => {

@@ -98,3 +98,24 @@ macro_rules! targets {
 }
 
 targets! { headers bifrost segments merge switch config api engine pair forgery vhost }
+
+/// Tests of the tests: each deliberate mistake of the switch is noticed. The mistake is named to another process, for all tests of
+/// this one share its environment.
+#[cfg(feature = "mutations")]
+#[test]
+fn every_mistake_of_the_switch_is_noticed() {
+    let this = std::env::current_exe().expect("this program");
+    if std::env::var_os("MUTATION").is_some() {
+        return;
+    }
+    for mutation in bifrost_avs::Mutation::ALL {
+        let run = std::process::Command::new(&this)
+            .args(["--exact", "switch"])
+            .env("MUTATION", format!("{mutation:?}"))
+            .output()
+            .expect("this program runs");
+        let said = String::from_utf8_lossy(&run.stdout);
+        assert!(!run.status.success(), "{mutation:?} is not noticed: {said}");
+        assert!(said.contains("test switch ... FAILED"), "{mutation:?}: {said}");
+    }
+}

@@ -58,7 +58,7 @@ pub fn open_checksum_is_right(head: &[u8], len: usize, parsed: &Parsed, (start, 
 /// Where the transport header has its checksum, if there is one.
 pub(crate) fn field(parsed: &Parsed) -> Option<usize> {
     match (parsed.kind, parsed.protocol) {
-        _ if parsed.is_fragment => None,
+        _ if parsed.is_fragment() => None,
         (L3::V4 | L3::V6, TCP) => Some(tcp::CHECKSUM_OFFSET),
         (L3::V4 | L3::V6, UDP) => Some(udp::CHECKSUM_OFFSET),
         (L3::V6, ICMPV6) => Some(2),

@@ -25,5 +25,5 @@ pub use flow::FlowKey;
 pub use malformed::Malformed;
 pub use merge::{Merged, Merger, Part};
 pub use offload::{Offload, Segment, SegmentKind};
-pub use parse::{HEAD_LEN, L3, MAX_FRAME_LEN, Parsed, Tcp, parse};
+pub use parse::{Fragment, HEAD_LEN, L3, MAX_FRAME_LEN, Parsed, Tcp, Whole, parse};
 pub use segment::{Segments, TooLarge, copy_of};

@@ -42,6 +42,16 @@ reasons! {
     Ipv6Length = "ipv6_length",
     /// IPv6 extension headers that are cut short, too many, or too long to look behind.
     Ipv6Extensions = "ipv6_extensions",
+    /// IPv4 options that do not fit the header.
+    Ipv4Options = "ipv4_options",
+    /// A source route: IPv4 options, or an IPv6 routing header of type 0, 1 or 2 with further destinations.
+    SourceRoute = "source_route",
+    /// A fragment without payload, that does not end at a multiple of 8 bytes although others follow, or beyond the longest packet.
+    FragmentLength = "fragment_length",
+    /// A first fragment without the whole transport header (RFC 1858, RFC 7112), or a later one that begins inside of it (RFC 3128).
+    TinyFragment = "tiny_fragment",
+    /// An IPv6 fragment with a second fragment header, or with extension headers behind the first.
+    FragmentExtensions = "fragment_extensions",
     /// TCP header cut short, or a data offset that does not fit.
     TcpHeader = "tcp_header",
     /// UDP header cut short, or a length that does not fit.

@@ -124,7 +124,7 @@ impl Merger {
         let Ok(parsed) = parse(frame, frame.len()) else {
             return emit_single(whole, false, emit);
         };
-        if parsed.is_fragment {
+        if parsed.is_fragment() {
             // A fragment shows no ports: it may belong to any of the open flows.
             self.flush(emit);
             return emit_single(whole, false, emit);

@@ -7,9 +7,6 @@ use crate::checksum;
 use crate::malformed::Malformed;
 use crate::parse::{L3, Parsed};
 
-/// Of ICMP and ICMPv6: type, code, checksum, and what most messages have behind them, bytes.
-const ICMP_HEADER_LEN: u16 = 8;
-
 /// Work that a guest left to the network side, from its virtio header (virtio 1.3, 5.1.6.2), checked against the frame.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Offload {
@@ -47,8 +44,8 @@ impl Offload {
     ///
     /// # Errors
     /// [`Malformed::ChecksumRange`] when the checksum area does not lie inside the frame behind the Ethernet header, or when, without
-    /// segmentation, what is to be written is not the transport's checksum and lies before the payload: it would change headers by
-    /// which the packet has been judged;
+    /// segmentation, what is to be written is not the transport's checksum and lies before the payload, in an ICMP message or in a
+    /// fragment: it would change what the packet has been judged by;
     /// [`Malformed::GsoType`] for an unknown type or one that does not fit the frame's protocols;
     /// [`Malformed::GsoChecksum`] when a frame to be segmented does not have its transport checksum left open;
     /// [`Malformed::GsoSize`] for a segment size of zero.
@@ -98,7 +95,7 @@ impl Offload {
             SegmentKind::TcpV6 => (parsed.kind == L3::V6 && parsed.protocol == TCP, tcp::CHECKSUM_OFFSET),
             SegmentKind::Udp => (parsed.is_ip() && parsed.protocol == UDP, udp::CHECKSUM_OFFSET),
         };
-        if !fits || parsed.is_fragment {
+        if !fits || parsed.is_fragment() {
             return Err(Malformed::GsoType);
         }
         if self.checksum != Some((parsed.l4, field as u16)) {
@@ -112,11 +109,15 @@ impl Offload {
 }
 
 /// Whether a checksum may be written there: it is the transport's, or belongs to something inside of the payload, such as a tunnel's.
+/// Nothing by which a packet is judged may change afterwards: not its headers, not the packet that an ICMP error quotes, and in a
+/// fragment, whose headers are another one's, nothing at all.
 fn may_be_written(parsed: &Parsed, (start, offset): (u16, u16)) -> bool {
+    if !parsed.is_ip() || parsed.is_fragment() {
+        return false;
+    }
     let own = checksum::field(parsed).is_some_and(|field| (start, usize::from(offset)) == (parsed.l4, field));
-    let header_end = match parsed.protocol {
-        ICMP | ICMPV6 if !parsed.is_fragment => parsed.l4 + ICMP_HEADER_LEN,
-        _ => parsed.payload,
-    };
-    own || (parsed.is_ip() && start >= parsed.l4 && u32::from(start) + u32::from(offset) >= u32::from(header_end))
+    let inside = !matches!(parsed.protocol, ICMP | ICMPV6)
+        && start >= parsed.l4
+        && u32::from(start) + u32::from(offset) >= u32::from(parsed.payload);
+    own || inside
 }

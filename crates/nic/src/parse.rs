@@ -39,6 +39,26 @@ pub struct Tcp {
     pub flags: tcp::Flags,
 }
 
+/// A piece of an IP packet that was cut into several.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Fragment {
+    /// The same for all pieces of a packet; 16 bits in IPv4.
+    pub identification: u32,
+    /// Where its payload, from [`Parsed::l4`] to [`Parsed::end`], belongs in that of the packet, bytes: a multiple of 8.
+    pub offset: u16,
+    /// Others follow.
+    pub more: bool,
+}
+
+/// What the headers of a packet in pieces say: they are in its first fragment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Whole {
+    /// As of a packet that is not in pieces, but that it ends where the fragment does.
+    pub parsed: Parsed,
+    /// Bytes that all fragments have together at least: the transport header, or the UDP datagram.
+    pub least_len: u16,
+}
+
 /// What the headers of a frame say. All offsets are from the start of the frame and lie inside it:
 /// `l3 <= l4 <= payload <= end`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -65,10 +85,12 @@ pub struct Parsed {
     pub src_ip: IpAddr,
     /// Destination address; ARP: the target's protocol address; unspecified for [`L3::Other`].
     pub dst_ip: IpAddr,
-    /// Transport protocol number behind extension headers; 0 when `kind` is not IP.
+    /// Transport protocol number behind extension headers; 0 when `kind` is not IP. What a later IPv6 fragment says here counts for
+    /// nothing: the first one's holds (RFC 8200, section 4.5).
     pub protocol: u8,
-    /// Whether the packet is a fragment, the first one included. Fragments have no ports and no TCP fields here.
-    pub is_fragment: bool,
+    /// Set if the packet is a fragment, the first one included. Fragments have no ports and no TCP fields here:
+    /// [`Self::as_whole`] reads those of the first.
+    pub fragment: Option<Fragment>,
     /// Source port of unfragmented TCP or UDP, else 0.
     pub src_port: u16,
     /// Destination port of unfragmented TCP or UDP, else 0.
@@ -99,6 +121,22 @@ impl Parsed {
             dst_port: self.dst_port,
             protocol: self.protocol,
         }
+    }
+
+    /// Whether the packet is a fragment, the first one included.
+    #[inline(always)]
+    pub fn is_fragment(&self) -> bool {
+        self.fragment.is_some()
+    }
+
+    /// What a first fragment says about the packet that it begins. `head`: the bytes from which this was parsed. `None` for everything
+    /// else.
+    pub fn as_whole(&self, head: &[u8]) -> Option<Whole> {
+        self.fragment.filter(|fragment| fragment.offset == 0)?;
+        let bytes = &head[..head.len().min(HEAD_LEN).min(self.end as usize)];
+        let mut parsed = Parsed { fragment: None, ..*self };
+        let header = transport(Head { bytes, end: self.end as usize }, &mut parsed).ok()?;
+        Some(Whole { parsed, least_len: header.least_len })
     }
 
     /// Whether the frame carries IPv4 or IPv6.
@@ -141,7 +179,7 @@ pub fn parse(frame: &[u8], total_len: usize) -> Result<Parsed, Malformed> {
         src_ip: IpAddr::V4(Ipv4Addr::UNSPECIFIED),
         dst_ip: IpAddr::V4(Ipv4Addr::UNSPECIFIED),
         protocol: 0,
-        is_fragment: false,
+        fragment: None,
         src_port: 0,
         dst_port: 0,
         tcp: None,
@@ -205,8 +243,24 @@ fn parse_ipv4(head: &mut Head<'_>, parsed: &mut Parsed) -> Result<(), Malformed>
     parsed.src_ip = IpAddr::V4(ip.source);
     parsed.dst_ip = IpAddr::V4(ip.destination);
     parsed.protocol = ip.protocol;
-    parsed.is_fragment = ip.is_fragment();
+    if ip.is_fragment() {
+        let (offset, more) = (ip.fragment_offset, ip.more_fragments);
+        parsed.fragment = Some(Fragment { identification: u32::from(ip.identification), offset, more });
+    }
+    if usize::from(ip.header_len) > ipv4::HEADER_LEN {
+        check_options(head.from(parsed.l3), parsed)?;
+    }
     Ok(())
+}
+
+/// `packet` begins with an IPv4 header that ends at `l4`, and has options.
+#[cold]
+fn check_options(packet: &[u8], parsed: &Parsed) -> Result<(), Malformed> {
+    let header = packet.get(..usize::from(parsed.l4 - parsed.l3)).unwrap_or(packet);
+    ipv4::check_options(header).map_err(|e| match e {
+        Wire::SourceRoute => Malformed::SourceRoute,
+        _ => Malformed::Ipv4Options,
+    })
 }
 
 fn parse_ipv6(head: &mut Head<'_>, parsed: &mut Parsed) -> Result<(), Malformed> {
@@ -218,6 +272,8 @@ fn parse_ipv6(head: &mut Head<'_>, parsed: &mut Parsed) -> Result<(), Malformed>
     set_end(head, parsed, ip.total_len(), Malformed::Ipv6Length)?;
     let transport = ip.transport(packet).map_err(|e| match e {
         Wire::Truncated => head.cut(Malformed::Ipv6Extensions),
+        Wire::Fragment => Malformed::FragmentExtensions,
+        Wire::SourceRoute => Malformed::SourceRoute,
         _ => Malformed::Ipv6Extensions,
     })?;
     parsed.kind = L3::V6;
@@ -227,7 +283,11 @@ fn parse_ipv6(head: &mut Head<'_>, parsed: &mut Parsed) -> Result<(), Malformed>
     parsed.dst_ip = IpAddr::V6(ip.destination);
     parsed.protocol = transport.protocol;
     // A fragment header without offset and "more" marks a whole packet (RFC 6946).
-    parsed.is_fragment = transport.fragment.is_some_and(|f| f.more || f.offset != 0);
+    parsed.fragment = transport.fragment.filter(|f| f.more || f.offset != 0).map(|f| Fragment {
+        identification: f.identification,
+        offset: f.offset,
+        more: f.more,
+    });
     Ok(())
 }
 
@@ -243,34 +303,78 @@ fn set_end(head: &mut Head<'_>, parsed: &mut Parsed, len: usize, reason: Malform
 }
 
 fn parse_transport(head: Head<'_>, parsed: &mut Parsed) -> Result<(), Malformed> {
-    parsed.payload = parsed.l4;
-    if parsed.is_fragment {
-        return Ok(());
+    if parsed.is_fragment() {
+        parsed.payload = parsed.l4;
+        return check_fragment(head, parsed);
     }
+    let header = transport(head, parsed)?;
+    // A datagram may be longer than the bytes at hand, so its length is checked against the layer instead.
+    if parsed.protocol == UDP && usize::from(parsed.l4) + usize::from(header.least_len) > head.end {
+        return Err(Malformed::UdpHeader);
+    }
+    Ok(())
+}
+
+/// How long a transport header says it is.
+struct Lengths {
+    header_len: u16,
+    /// Of the packet behind the IP headers.
+    least_len: u16,
+}
+
+/// Reads the transport header of a packet that is not in pieces, or of a first fragment.
+#[inline(always)]
+fn transport(head: Head<'_>, parsed: &mut Parsed) -> Result<Lengths, Malformed> {
     let bytes = head.from(parsed.l4);
-    match parsed.protocol {
+    let (header_len, least_len) = match parsed.protocol {
         TCP => {
             let tcp = tcp::Header::parse(bytes).map_err(|e| match e {
                 Wire::Truncated => head.cut(Malformed::TcpHeader),
                 _ => Malformed::TcpHeader,
             })?;
-            parsed.payload = parsed.l4 + u16::from(tcp.header_len);
             parsed.src_port = tcp.source_port;
             parsed.dst_port = tcp.destination_port;
             parsed.tcp = Some(Tcp { seq: tcp.sequence, ack: tcp.acknowledgment, flags: tcp.flags });
+            (u16::from(tcp.header_len), u16::from(tcp.header_len))
         }
         UDP => {
-            // The datagram may be longer than the bytes at hand, so its length is checked against the layer instead.
             let udp = bytes.first_chunk::<{ udp::HEADER_LEN }>().ok_or(head.cut(Malformed::UdpHeader))?;
-            let len = usize::from(u16::from_be_bytes([udp[4], udp[5]]));
-            if len < udp::HEADER_LEN || usize::from(parsed.l4) + len > head.end {
+            let len = u16::from_be_bytes([udp[4], udp[5]]);
+            if usize::from(len) < udp::HEADER_LEN {
                 return Err(Malformed::UdpHeader);
             }
-            parsed.payload = parsed.l4 + udp::HEADER_LEN as u16;
             parsed.src_port = u16::from_be_bytes([udp[0], udp[1]]);
             parsed.dst_port = u16::from_be_bytes([udp[2], udp[3]]);
+            (udp::HEADER_LEN as u16, len)
         }
-        _ => {}
+        _ => (0, 0),
+    };
+    parsed.payload = parsed.l4 + header_len;
+    Ok(Lengths { header_len, least_len })
+}
+
+/// Whether a fragment can be a piece of a packet, and cannot be one that hides what the packet is.
+#[cold]
+fn check_fragment(head: Head<'_>, parsed: &Parsed) -> Result<(), Malformed> {
+    let Some(fragment) = parsed.fragment else { return Ok(()) };
+    let payload = parsed.end - u32::from(parsed.l4);
+    let headers = match parsed.kind {
+        // The total length counts the header; the payload length of the packet all but the fixed and the fragment header.
+        L3::V4 => parsed.l4 - parsed.l3,
+        _ => parsed.l4 - parsed.l3 - (ipv6::HEADER_LEN as u16 + 8),
+    };
+    let packet = u32::from(headers) + u32::from(fragment.offset) + payload;
+    if payload == 0 || (fragment.more && !payload.is_multiple_of(8)) || packet > u32::from(u16::MAX) {
+        return Err(Malformed::FragmentLength);
     }
-    Ok(())
+    if fragment.offset != 0 {
+        let inside = parsed.protocol == TCP && usize::from(fragment.offset) < tcp::HEADER_LEN;
+        return if inside { Err(Malformed::TinyFragment) } else { Ok(()) };
+    }
+    // Of other protocols 8 bytes are enough, which each first fragment has: ICMP's type, code and identifier.
+    match transport(head, &mut parsed.clone()) {
+        Ok(lengths) if u32::from(lengths.header_len) <= payload => Ok(()),
+        Err(Malformed::HeadTooShort) => Err(Malformed::HeadTooShort),
+        _ => Err(Malformed::TinyFragment),
+    }
 }

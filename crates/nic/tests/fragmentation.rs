@@ -229,7 +229,7 @@ fn odd_frames() {
     let mut beyond = Packet { udp: true, df: false, payload: vec![1; 3000], ..Packet::default() }.build();
     beyond[20..22].copy_from_slice(&0x1ffeu16.to_be_bytes());
     let got = Segments::plan_within(&beyond, beyond.len(), Offload::default(), 1500);
-    assert_eq!(got, Err(TooLarge::Uncuttable));
+    assert_eq!(got, Err(TooLarge::Malformed(Malformed::FragmentLength)));
     // Bytes behind the packet are nobody's: they are cut off, whatever DF says.
     let p = Packet { payload: vec![1; 100], ..Packet::default() };
     let padded = [p.build(), vec![0; 3000]].concat();
@@ -248,16 +248,31 @@ fn odd_frames() {
 
 #[test]
 fn options_that_are_not_copied_are_only_in_the_first_fragment() {
-    // Record route, then loose source route (RFC 791, section 3.1).
-    let ip_options = vec![7, 7, 4, 0, 0, 0, 0, 131, 7, 4, 10, 0, 0, 9, 0, 0];
+    // Record route (RFC 791, section 3.1), then router alert (RFC 2113), which has the copied flag.
+    let ip_options = vec![7, 7, 4, 0, 0, 0, 0, 148, 4, 0, 0, 0];
     let p =
         Packet { udp: true, df: false, ip_options: ip_options.clone(), payload: vec![1; 3000], ..Packet::default() };
     let frame = p.build();
     let plan = Segments::plan_within(&frame, frame.len(), Offload::default(), 1500).unwrap();
     let fragments = written(&plan, &frame, &[]);
     assert_eq!(fragments.len(), 3);
-    assert_eq!(fragments[0][34..50], ip_options);
+    assert_eq!(fragments[0][34..46], ip_options);
     for later in &fragments[1..] {
-        assert_eq!(later[34..50], [1, 1, 1, 1, 1, 1, 1, 131, 7, 4, 10, 0, 0, 9, 0, 0]);
+        assert_eq!(later[34..46], [1, 1, 1, 1, 1, 1, 1, 148, 4, 0, 0, 0]);
     }
+}
+
+#[test]
+fn the_first_fragment_has_the_whole_transport_header() {
+    // A TCP header of 60 bytes, and routes of which fragments have 56 and 64 bytes behind the IP header.
+    let p = Packet { df: false, tcp_options: vec![1; 40], payload: vec![1; 3000], ..Packet::default() };
+    let frame = p.build();
+    let plan = |mtu| Segments::plan_within(&frame, frame.len(), Offload::default(), mtu);
+    assert_eq!(plan(20 + 56 + 7), Err(TooLarge::Uncuttable));
+    let fragments = written(&plan(20 + 64).unwrap(), &frame, &[]);
+    let first = bifrost_nic::parse(&fragments[0], fragments[0].len()).unwrap();
+    assert_eq!(first.as_whole(&fragments[0]).unwrap().parsed.payload, 34 + 60);
+    // Nor does a first fragment become smaller than that.
+    let again = Segments::plan_within(&fragments[0], fragments[0].len(), Offload::default(), 20 + 56);
+    assert_eq!(again, Err(TooLarge::Uncuttable));
 }

@@ -73,10 +73,12 @@ fn looks_behind_ipv6_extension_headers() {
     // An atomic fragment (RFC 6946) is a whole packet; a first fragment is not.
     let frame = with(44, &[6, 0, 0, 0, 0, 0, 0, 1]);
     let parsed = parse(&frame, frame.len()).unwrap();
-    assert!(!parsed.is_fragment && parsed.is_tcp());
-    let frame = with(44, &[6, 0, 0, 1, 0, 0, 0, 1]);
+    assert!(!parsed.is_fragment() && parsed.is_tcp());
+    let mut frame = with(44, &[6, 0, 0, 1, 0, 0, 0, 1]);
+    frame.truncate(frame.len() & !7 | 6);
+    frame[19] = (frame.len() - 54) as u8;
     let parsed = parse(&frame, frame.len()).unwrap();
-    assert!(parsed.is_fragment && !parsed.is_tcp());
+    assert!(parsed.is_fragment() && !parsed.is_tcp());
     assert_eq!((parsed.protocol, parsed.src_port), (6, 0));
     let endless = [60, 0, 1, 4, 0, 0, 0, 0].repeat(9);
     let frame = with(60, &endless);
@@ -133,6 +135,98 @@ fn refuses_with_the_right_reason() {
 }
 
 #[test]
+fn a_first_fragment_says_what_the_packet_is() {
+    let mut frame = Packet { udp: true, df: false, payload: vec![1; 64], ..Packet::default() }.build();
+    frame[20] = 0x20;
+    // Of the whole datagram.
+    frame[38..40].copy_from_slice(&3000u16.to_be_bytes());
+    let parsed = parse(&frame, frame.len()).unwrap();
+    assert_eq!(parsed.fragment.map(|f| (f.offset, f.more)), Some((0, true)));
+    let whole = parsed.as_whole(&frame).unwrap();
+    assert_eq!((whole.parsed.src_port, whole.parsed.dst_port, whole.least_len), (40_000, 6379, 3000));
+    assert!(!whole.parsed.is_fragment());
+    frame[21] = 9;
+    assert_eq!(parse(&frame, frame.len()).unwrap().as_whole(&frame), None, "a later one");
+    frame[20..22].fill(0);
+    frame[38..40].copy_from_slice(&72u16.to_be_bytes());
+    assert_eq!(parse(&frame, frame.len()).unwrap().as_whole(&frame), None, "no fragment");
+}
+
+#[test]
+fn fragments_that_hide_what_the_packet_is_are_refused() {
+    let v4 = |udp, field: u16, payload: usize| {
+        let mut f = Packet { udp, df: false, payload: vec![1; 200], ..Packet::default() }.build();
+        f.truncate(34 + payload);
+        f[16..18].copy_from_slice(&(20 + payload as u16).to_be_bytes());
+        f[20..22].copy_from_slice(&field.to_be_bytes());
+        f
+    };
+    let more = 0x2000;
+    let protocol = |mut f: Vec<u8>, protocol| {
+        f[23] = protocol;
+        f
+    };
+    let tiny = Err(Malformed::TinyFragment);
+    let length = Err(Malformed::FragmentLength);
+    let cases = [
+        ("TCP, all of the header", v4(false, more, 24), Ok(())),
+        ("TCP without flags", v4(false, more, 8), tiny),
+        ("TCP without urgent pointer", v4(false, more, 16), tiny),
+        (
+            "TCP whose options are elsewhere",
+            {
+                let mut f = v4(false, more, 24);
+                f[46] = 0xf0;
+                f
+            },
+            tiny,
+        ),
+        (
+            "TCP whose header is none",
+            {
+                let mut f = v4(false, more, 24);
+                f[46] = 0x10;
+                f
+            },
+            tiny,
+        ),
+        ("TCP over the flags", v4(false, 1, 40), tiny),
+        ("TCP behind the flags, over the header's end", v4(false, 2 | more, 40), tiny),
+        ("TCP behind the header", v4(false, 3 | more, 40), Ok(())),
+        ("UDP, all of the header", v4(true, more, 8), Ok(())),
+        ("UDP behind the header", v4(true, 1, 40), Ok(())),
+        ("a first fragment of no multiple of 8", v4(true, more, 20), length),
+        ("a later one of no multiple of 8", v4(true, 1 | more, 20), length),
+        ("the last one may be", v4(true, 1, 20), Ok(())),
+        ("without payload", v4(true, 1, 0), length),
+        ("without payload, the first", v4(true, more, 0), length),
+        ("behind the longest packet", v4(true, 0x1fff, 1), length),
+        ("up to the end of the longest packet", v4(true, 0x1ffd, 3), Ok(())),
+        ("one byte further", v4(true, 0x1ffd, 4), length),
+        ("ICMP", protocol(v4(true, more, 8), 1), Ok(())),
+        ("of a protocol without ports", protocol(v4(true, more, 8), 47), Ok(())),
+    ];
+    for (name, frame, expected) in cases {
+        assert_eq!(parse(&frame, frame.len()).map(|_| ()), expected, "{name}");
+    }
+    // Fewer bytes than the header has: the caller's fault.
+    let frame = v4(false, more, 24);
+    assert_eq!(parse(&frame[..50], frame.len()), Err(Malformed::HeadTooShort));
+}
+
+#[test]
+fn source_routes_are_refused() {
+    let with = |ip_options: &[u8]| {
+        let frame = Packet { ip_options: ip_options.to_vec(), ..tcp() }.build();
+        parse(&frame, frame.len()).map(|_| ())
+    };
+    assert_eq!(with(&[7, 7, 4, 0, 0, 0, 0, 0]), Ok(()), "record route");
+    assert_eq!(with(&[131, 7, 4, 10, 0, 0, 9, 0]), Err(Malformed::SourceRoute));
+    assert_eq!(with(&[1, 137, 7, 4, 10, 0, 0, 9]), Err(Malformed::SourceRoute));
+    assert_eq!(with(&[7, 9, 4, 0, 0, 0, 0, 0]), Err(Malformed::Ipv4Options));
+}
+
+#[test]
 fn fragments_of_a_datagram_are_one_flow() {
     let mut first = Packet { udp: true, df: false, payload: vec![1; 64], ..Packet::default() }.build();
     first[20] = 0x20;
@@ -140,7 +234,7 @@ fn fragments_of_a_datagram_are_one_flow() {
     second[21] = 9;
     second[34..42].fill(0xee);
     let (a, b) = (parse(&first, first.len()).unwrap(), parse(&second, second.len()).unwrap());
-    assert!(a.is_fragment && b.is_fragment);
+    assert!(a.is_fragment() && b.is_fragment());
     assert_eq!(a.flow_hash, b.flow_hash);
     assert_eq!((a.src_port, b.src_port), (0, 0));
 }

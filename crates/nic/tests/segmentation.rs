@@ -262,6 +262,31 @@ fn an_open_checksum_is_the_transports_or_in_the_payload() {
 }
 
 #[test]
+fn what_a_packet_is_judged_by_has_no_open_checksum() {
+    let open = |frame: &[u8], csum_start, csum_offset| {
+        let parsed = parse(frame, frame.len()).unwrap();
+        let flags = virtio_net::F_NEEDS_CSUM;
+        let header = virtio_net::Header { flags, csum_start, csum_offset, ..virtio_net::Header::default() };
+        Offload::from_virtio(header, &parsed, frame.len()).map(|_| ())
+    };
+    let refused = Err(Malformed::ChecksumRange);
+    // A first fragment: ports, the checksum itself, which is of more than this, payload. A later one.
+    let mut fragment = Packet { udp: true, df: false, payload: vec![5; 64], ..Packet::default() }.build();
+    fragment[20] = 0x20;
+    for (start, offset) in [(34, 2), (34, 6), (42, 16)] {
+        assert_eq!(open(&fragment, start, offset), refused, "{start}+{offset}");
+    }
+    fragment[21] = 3;
+    assert_eq!(open(&fragment, 34, 2), refused);
+    // An ICMP error: its identifier's place, and ports of the packet that it quotes.
+    let mut error = Packet { udp: true, payload: vec![0; 64], ..Packet::default() }.build();
+    (error[23], error[34]) = (1, 3);
+    for (start, offset) in [(34, 4), (42, 20), (62, 2)] {
+        assert_eq!(open(&error, start, offset), refused, "{start}+{offset}");
+    }
+}
+
+#[test]
 fn the_largest_frames_and_too_many_segments() {
     let p = Packet { payload: vec![0xa5; 65_535 - 40], ..Packet::default() };
     let frame = p.build_partial();

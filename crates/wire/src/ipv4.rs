@@ -136,6 +136,25 @@ impl Header {
     }
 }
 
+/// Checks the options in `header` (exactly `header_len` bytes).
+///
+/// # Errors
+/// [`Malformed::SourceRoute`] for a loose or strict source route (RFC 791, section 3.1; RFC 7126, sections 4.3 and 4.4): the
+/// destination in the header is not where such a packet ends. [`Malformed::Options`] for a length that does not fit.
+pub fn check_options(header: &[u8]) -> Result<(), Malformed> {
+    let mut options = header.get(HEADER_LEN..).unwrap_or_default();
+    loop {
+        let len = match *options {
+            [] | [END_OF_OPTIONS, ..] => return Ok(()),
+            [NO_OPERATION, ..] => 1,
+            [LOOSE_SOURCE_ROUTE | STRICT_SOURCE_ROUTE, ..] => return Err(Malformed::SourceRoute),
+            [_, len, ..] if len >= 2 => usize::from(len),
+            _ => return Err(Malformed::Options),
+        };
+        options = options.get(len..).ok_or(Malformed::Options)?;
+    }
+}
+
 /// Whether the checksum of `header` (exactly `header_len` bytes) is right.
 #[must_use]
 pub fn checksum_is_valid(header: &[u8]) -> bool {
@@ -195,6 +214,11 @@ pub fn set_destination(header: &mut [u8; HEADER_LEN], destination: Ipv4Addr) {
     set_u16(header, 16, u16::from_be_bytes([a, b]));
     set_u16(header, 18, u16::from_be_bytes([c, d]));
 }
+
+const END_OF_OPTIONS: u8 = 0;
+const NO_OPERATION: u8 = 1;
+const LOOSE_SOURCE_ROUTE: u8 = 131;
+const STRICT_SOURCE_ROUTE: u8 = 137;
 
 const DF: u16 = 0x4000;
 const MF: u16 = 0x2000;
@@ -267,6 +291,28 @@ mod tests {
             let len = if value == 0x46 { 23 } else { 24 };
             assert_eq!(Header::parse(&bad[..len]), Err(expected), "byte {at} = {value:#x}");
         }
+    }
+
+    #[test]
+    fn options() {
+        let check = |options: &[u8]| check_options(&[&HEADER.emit()[..], options].concat());
+        let cases: &[(&[u8], Result<(), Malformed>)] = &[
+            (&[], Ok(())),
+            (&[1, 1, 1, 0], Ok(())),
+            (&[7, 4, 4, 0], Ok(())),
+            // What is behind the end is padding.
+            (&[0, 131, 3, 4], Ok(())),
+            (&[131, 3, 4, 0], Err(Malformed::SourceRoute)),
+            (&[7, 3, 4, 137], Err(Malformed::SourceRoute)),
+            (&[7, 1, 4, 0], Err(Malformed::Options)),
+            (&[7, 0, 4, 0], Err(Malformed::Options)),
+            (&[7, 5, 4, 0], Err(Malformed::Options)),
+            (&[1, 1, 1, 7], Err(Malformed::Options)),
+        ];
+        for (options, expected) in cases {
+            assert_eq!(check(options), *expected, "{options:?}");
+        }
+        assert_eq!(check_options(&[0x45; 19]), Ok(()), "none");
     }
 
     #[test]

@@ -33,8 +33,7 @@ pub struct Header {
 pub struct Transport {
     /// Its protocol number; see [`crate::protocol`]. [`NO_NEXT_HEADER`] when there is none.
     pub protocol: u8,
-    /// Its offset from the start of the packet, bytes: at most the packet's end. In a later fragment, where that
-    /// fragment's payload starts.
+    /// Its offset from the start of the packet, bytes: at most the packet's end. In a fragment, where its payload starts.
     pub offset: usize,
     /// The fragment header, if there is one.
     pub fragment: Option<Fragment>,
@@ -119,7 +118,13 @@ impl Header {
     ///
     /// # Errors
     /// [`Malformed::Truncated`] when one of them is cut short, by the packet's end or by that of `packet`;
-    /// [`Malformed::Extensions`] for more than [`MAX_EXTENSIONS`].
+    /// [`Malformed::Extensions`] for more than [`MAX_EXTENSIONS`];
+    /// [`Malformed::Fragment`] for a second fragment header, and for an extension header in the first piece of a packet: other
+    /// pieces could overlap it, and with it what the packet is. A packet whose only piece has a fragment header, too ("atomic
+    /// fragment", RFC 6946), is whole, and may have them;
+    /// [`Malformed::SourceRoute`] for a routing header of type 0, 1 or 2 that names further destinations (RFC 5095, RFC 6275):
+    /// the packet does not end where its header says. Those of other types are walked over: who follows them sends a packet of
+    /// its own.
     pub fn transport(&self, packet: &[u8]) -> Result<Transport, Malformed> {
         let packet = packet.get(..self.total_len()).unwrap_or(packet);
         let mut at = Transport { protocol: self.next_header, offset: HEADER_LEN, fragment: None };
@@ -127,6 +132,9 @@ impl Header {
             let kind = at.protocol;
             if !matches!(kind, HOP_BY_HOP | ROUTING | FRAGMENT | DESTINATION_OPTIONS | AUTHENTICATION) {
                 return Ok(at);
+            }
+            if at.fragment.is_some_and(|f| f.more || kind == FRAGMENT) {
+                return Err(Malformed::Fragment);
             }
             let bytes = packet.get(at.offset..).ok_or(Malformed::Truncated)?;
             // Every extension header is at least 8 bytes long.
@@ -138,6 +146,9 @@ impl Header {
             };
             if len > bytes.len() {
                 return Err(Malformed::Truncated);
+            }
+            if kind == ROUTING && b[2] <= MAX_SOURCE_ROUTE && b[3] != 0 {
+                return Err(Malformed::SourceRoute);
             }
             at.protocol = b[0];
             at.offset += len;
@@ -187,6 +198,8 @@ pub fn set_destination(header: &mut [u8; HEADER_LEN], destination: Ipv6Addr) {
 
 const HOP_BY_HOP: u8 = 0;
 const ROUTING: u8 = 43;
+/// Routing headers up to this type name addresses to be visited.
+const MAX_SOURCE_ROUTE: u8 = 2;
 const FRAGMENT: u8 = 44;
 const AUTHENTICATION: u8 = 51;
 const DESTINATION_OPTIONS: u8 = 60;
@@ -238,15 +251,36 @@ mod tests {
 
     #[test]
     fn fragments() {
-        let first = [60, 0, 0, 1, 0, 0, 0, 9, 6, 0, 0, 0, 0, 0, 0, 0];
+        let first = [6, 0, 0, 1, 0, 0, 0, 9, 0, 0, 0, 0, 0, 0, 0, 0];
         let found = transport(44, &first).unwrap();
         assert_eq!(found.fragment, Some(Fragment { offset: 0, more: true, identification: 9 }));
+        assert_eq!((found.protocol, found.offset), (6, 48));
+        let options = [6, 0, 0, 0, 0, 0, 0, 0];
+        for next in [0, 43, 44, 51, 60] {
+            let first = [&[next, 0, 0, 1, 0, 0, 0, 9][..], &options].concat();
+            assert_eq!(transport(44, &first), Err(Malformed::Fragment), "{next} in pieces");
+        }
+        // A whole packet with a fragment header may have options behind it, and no second fragment header.
+        let atomic = [&[60, 0, 0, 0, 0, 0, 0, 9][..], &options].concat();
+        let found = transport(44, &atomic).unwrap();
         assert_eq!((found.protocol, found.offset), (6, 56));
+        let twice = [&[44, 0, 0, 0, 0, 0, 0, 9][..], &options].concat();
+        assert_eq!(transport(44, &twice), Err(Malformed::Fragment));
         // Behind a later fragment's header comes payload, not another header.
         let later = [60, 0, 0, 8, 0, 0, 0, 9, 255, 255];
         let found = transport(44, &later).unwrap();
         assert_eq!(found.fragment, Some(Fragment { offset: 8, more: false, identification: 9 }));
         assert_eq!((found.protocol, found.offset), (60, 48));
+    }
+
+    #[test]
+    fn routes_of_the_sender_are_refused() {
+        let routing = |kind, left| transport(43, &[6, 0, kind, left, 0, 0, 0, 0]).map(|t| t.protocol);
+        for kind in 0..=2 {
+            assert_eq!(routing(kind, 1), Err(Malformed::SourceRoute), "type {kind}");
+            assert_eq!(routing(kind, 0), Ok(6), "type {kind}, at its end");
+        }
+        assert_eq!(routing(4, 1), Ok(6));
     }
 
     #[test]

@@ -21,6 +21,15 @@ pub enum Malformed {
     /// More IPv6 extension headers, or longer ones, than are looked through.
     #[error("too many IPv6 extension headers")]
     Extensions,
+    /// A second fragment header, or an extension header behind the fragment header of a packet in pieces.
+    #[error("a header behind an IPv6 fragment header")]
+    Fragment,
+    /// The sender chooses the route: loose or strict source route of IPv4, routing headers of types 0 to 2 of IPv6.
+    #[error("source route")]
+    SourceRoute,
+    /// IPv4 options that do not end where the header does.
+    #[error("IPv4 options do not fit the header")]
+    Options,
     /// A VXLAN header that does not carry a valid VNI (I flag clear).
     #[error("VXLAN I flag is not set")]
     VniFlag,

@@ -31,7 +31,7 @@ impl Key {
     pub(crate) fn of(source: Source, parsed: &Parsed) -> Option<Key> {
         let ordinary = match parsed.tcp {
             Some(tcp) => !tcp.flags.contains(Flags::SYN),
-            None => parsed.protocol == UDP && !parsed.is_fragment,
+            None => parsed.protocol == UDP && !parsed.is_fragment(),
         };
         if !ordinary || parsed.vlan.is_some() || parsed.dst_mac.is_multicast() {
             return None;
@@ -87,7 +87,7 @@ mod tests {
 
     fn frame(protocol: u8, flags: u8, fragment: bool) -> Vec<u8> {
         let mut frame = vec![2, 0, 0, 0, 0, 2, 2, 0, 0, 0, 0, 1, 8, 0];
-        frame.extend([0x45, 0, 0, 40, 0, 0, if fragment { 0x20 } else { 0 }, 0, 64, protocol, 0, 0]);
+        frame.extend([0x45, 0, 0, 40, 0, 0, 0, if fragment { 3 } else { 0 }, 64, protocol, 0, 0]);
         frame.extend([10, 0, 0, 1, 10, 0, 0, 2]);
         frame.extend([0, 7, 0, 9, 0, 20, 0, 0, 0, 0, 0, 0, 0x50, flags, 0, 0, 0, 0, 0, 0]);
         frame

@@ -28,15 +28,18 @@ const V6_REQUEST: u8 = 128;
 const V6_REPLY: u8 = 129;
 /// Behind the header of an ICMP error: the packet that it is about.
 const QUOTE_AT: usize = 8;
+/// Of that packet's payload, bytes.
+const LEAST_QUOTED: usize = 8;
 
 impl Key {
-    /// The session of a packet. `head` holds the frame's headers. Echo requests and replies have their identifier for ports;
-    /// other protocols without ports, and fragments, have one session for each pair of addresses.
+    /// The session of a packet that is not in pieces; of one in pieces `parsed` is what its first fragment says
+    /// ([`Parsed::as_whole`]). `head` holds the frame's headers. Echo requests and replies have their identifier for ports, other
+    /// messages of ICMP their type; protocols without ports have one session for each pair of addresses.
     #[inline(always)]
     pub(crate) fn of(vnic: u16, direction: Direction, head: &[u8], parsed: &Parsed) -> Key {
-        let ports = match echo(head, parsed) {
-            Some((_, identifier)) => (identifier, identifier),
-            None => (parsed.src_port, parsed.dst_port),
+        let ports = match parsed.protocol {
+            ICMP | ICMPV6 => message(direction, head, parsed),
+            _ => (parsed.src_port, parsed.dst_port),
         };
         Key::new(vnic, direction, (parsed.src_ip, parsed.dst_ip), ports, parsed.protocol)
     }
@@ -70,6 +73,26 @@ fn bytes(addr: IpAddr) -> [u8; 16] {
     }
 }
 
+/// What stands for ports in ICMP: of echo requests and replies the identifier; of others the type, that of the question if it is an
+/// answer, so that one of them lets in nothing but its answer. The same in both directions, and never the same for both kinds.
+#[inline(never)]
+fn message(direction: Direction, head: &[u8], parsed: &Parsed) -> (u16, u16) {
+    if let Some((_, identifier)) = echo(head, parsed) {
+        return (identifier, identifier);
+    }
+    let kind = head.get(usize::from(parsed.l4)).copied().unwrap_or(u8::MAX);
+    let question = match (parsed.protocol, kind) {
+        // Timestamp, information, address mask (RFC 792, RFC 950); node information (RFC 4620).
+        (ICMP, 14 | 16 | 18) | (ICMPV6, 140) => kind - 1,
+        _ => kind,
+    };
+    let question = u16::from(question);
+    match direction {
+        Direction::Egress => (question, !question),
+        Direction::Ingress => (!question, question),
+    }
+}
+
 /// Whether a packet is an echo request, and its identifier; `None` when it is neither request nor reply.
 pub(crate) fn echo(head: &[u8], parsed: &Parsed) -> Option<(bool, u16)> {
     let (request, reply) = match (parsed.kind, parsed.protocol) {
@@ -77,61 +100,69 @@ pub(crate) fn echo(head: &[u8], parsed: &Parsed) -> Option<(bool, u16)> {
         (L3::V6, ICMPV6) => (V6_REQUEST, V6_REPLY),
         _ => return None,
     };
-    let message = (!parsed.is_fragment).then(|| head.get(usize::from(parsed.l4)..)?.first_chunk::<8>())??;
+    let message = head.get(usize::from(parsed.l4)..head.len().min(parsed.end as usize))?;
+    let message = message.first_chunk::<8>().filter(|_| !parsed.is_fragment())?;
     let kind = message[0];
     (kind == request || kind == reply).then(|| (kind == request, u16::from_be_bytes([message[4], message[5]])))
 }
 
-/// The session that an ICMP error is about: of the packet that it quotes (RFC 5508, 4.1). `None` when the packet is no such
-/// error, or its quote makes no sense.
-pub(crate) fn related(vnic: u16, direction: Direction, head: &[u8], parsed: &Parsed) -> Option<Key> {
-    if parsed.is_fragment {
-        return None;
-    }
-    let message = head.get(usize::from(parsed.l4)..head.len().min(parsed.end as usize))?;
-    let kind = *message.first()?;
-    let quote = message.get(QUOTE_AT..)?;
-    let (addresses, protocol, rest) = match (parsed.kind, parsed.protocol) {
-        // Unreachable, time exceeded, parameter problem.
-        (L3::V4, ICMP) if matches!(kind, 3 | 11 | 12) => {
-            let header = quote.first_chunk::<{ ipv4::HEADER_LEN }>()?;
-            let length = usize::from(header[0] & 15) * 4;
-            // A later fragment has no ports to look at.
-            let fragment = u16::from_be_bytes([header[6], header[7]]) & 0x1fff != 0;
-            if header[0] >> 4 != 4 || length < ipv4::HEADER_LEN || fragment {
-                return None;
-            }
-            let address = |at: usize| header[at..at + 4].try_into().map(|a: [u8; 4]| IpAddr::from(a)).ok();
-            ((address(12)?, address(16)?), header[9], quote.get(length..)?)
+/// The packet that an ICMP error quotes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Quote {
+    /// The session to which it belongs.
+    pub(crate) key: Key,
+    /// Who sent it.
+    pub(crate) source: IpAddr,
+    /// Whom it was for.
+    pub(crate) destination: IpAddr,
+}
+
+/// Whether a packet is an ICMP error or a redirect, and what it quotes (RFC 5508, section 4.1), if that makes sense. Of one in
+/// pieces that is not looked at: errors are short (RFC 1812, section 4.3.2.3; RFC 4443, section 2.4 c).
+pub(crate) fn error(vnic: u16, direction: Direction, head: &[u8], parsed: &Parsed) -> Option<Option<Quote>> {
+    let message = head.get(usize::from(parsed.l4)..head.len().min(parsed.end as usize)).unwrap_or_default();
+    let kind = message.first().copied().unwrap_or_default();
+    let is_error = match (parsed.kind, parsed.protocol) {
+        // Unreachable, source quench, redirect, time exceeded, parameter problem.
+        (L3::V4, ICMP) => matches!(kind, 3..=5 | 11 | 12),
+        (L3::V6, ICMPV6) => kind < 128,
+        _ => false,
+    };
+    is_error.then(|| message.get(QUOTE_AT..).and_then(|quote| quoted(vnic, direction, kind, quote, parsed)))
+}
+
+fn quoted(vnic: u16, direction: Direction, kind: u8, quote: &[u8], parsed: &Parsed) -> Option<Quote> {
+    let ((source, destination), protocol, rest) = match parsed.kind {
+        L3::V4 if matches!(kind, 3 | 11 | 12) => {
+            let header = ipv4::Header::parse_quoted(quote).ok()?;
+            // Of a first fragment the ports are there, of later ones not.
+            (header.fragment_offset == 0 && header.payload_len() >= LEAST_QUOTED as u16).then_some(())?;
+            let rest = quote.get(usize::from(header.header_len)..)?;
+            ((IpAddr::V4(header.source), IpAddr::V4(header.destination)), header.protocol, rest)
         }
         // Unreachable, too big, time exceeded, parameter problem. Quotes behind extension headers are not followed.
-        (L3::V6, ICMPV6) if matches!(kind, 1..=4) => {
-            let header = quote.first_chunk::<{ ipv6::HEADER_LEN }>()?;
-            if header[0] >> 4 != 6 {
-                return None;
-            }
-            let address = |at: usize| header[at..at + 16].try_into().map(|a: [u8; 16]| IpAddr::from(a)).ok();
-            ((address(8)?, address(24)?), header[6], quote.get(ipv6::HEADER_LEN..)?)
+        L3::V6 if matches!(kind, 1..=4) => {
+            let header = ipv6::Header::parse_quoted(quote).ok()?;
+            (usize::from(header.payload_len) >= LEAST_QUOTED).then_some(())?;
+            let rest = quote.get(ipv6::HEADER_LEN..)?;
+            ((IpAddr::V6(header.source), IpAddr::V6(header.destination)), header.next_header, rest)
         }
         _ => return None,
     };
-    let ports = match protocol {
-        TCP | UDP => {
-            let b = rest.first_chunk::<4>()?;
-            (u16::from_be_bytes([b[0], b[1]]), u16::from_be_bytes([b[2], b[3]]))
-        }
-        ICMP | ICMPV6 => {
-            let b = rest.first_chunk::<8>()?;
-            matches!(b[0], V4_REPLY | V4_REQUEST | V6_REQUEST | V6_REPLY).then_some(())?;
-            let identifier = u16::from_be_bytes([b[4], b[5]]);
-            (identifier, identifier)
-        }
+    // At least 64 bits of it are quoted (RFC 792).
+    let b = rest.first_chunk::<LEAST_QUOTED>()?;
+    let ports = match (parsed.kind, protocol) {
+        (_, TCP | UDP) => (u16::from_be_bytes([b[0], b[1]]), u16::from_be_bytes([b[2], b[3]])),
+        (L3::V4, ICMP) if matches!(b[0], V4_REPLY | V4_REQUEST) => [u16::from_be_bytes([b[4], b[5]]); 2].into(),
+        (L3::V6, ICMPV6) if matches!(b[0], V6_REPLY | V6_REQUEST) => [u16::from_be_bytes([b[4], b[5]]); 2].into(),
+        (_, ICMP | ICMPV6) => return None,
         _ => (0, 0),
     };
     // The packet that is quoted went the other way.
-    let quoted = match direction {
+    let way = match direction {
         Direction::Egress => Direction::Ingress,
         Direction::Ingress => Direction::Egress,
     };
-    Some(Key::new(vnic, quoted, addresses, ports, protocol))
+    let key = Key::new(vnic, way, (source, destination), ports, protocol);
+    Some(Quote { key, source, destination })
 }

@@ -19,7 +19,7 @@ mod state;
 mod table;
 mod wheel;
 
-pub(crate) use key::{Key, echo, related};
+pub(crate) use key::{Key, Quote, echo, error};
 pub use state::Class;
 pub(crate) use state::Event;
 pub(crate) use table::{Handle, Planned, Sessions};

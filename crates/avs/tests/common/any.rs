@@ -36,7 +36,17 @@ pub(crate) fn any_frame(rng: &mut fastrand::Rng, from: u8, crowded: bool) -> Vec
     // Some of them spoofed.
     let from = if rng.u8(..) < 10 { rng.u8(1..=4) } else { from };
     let (source, target) = (format!("10.0.0.{from}"), format!("10.0.0.{to}"));
-    match rng.u8(0..12) {
+    match rng.u8(0..13) {
+        // A piece of a datagram; few identifications, so that some belong together.
+        12 => {
+            let mut body = [0; 64];
+            body[..2].copy_from_slice(&ports.0.to_be_bytes());
+            body[2..4].copy_from_slice(&ports.1.to_be_bytes());
+            body[5] = 64;
+            let whole = packet((mac(from), mac(to)), &source, &target, 64, 17, &body);
+            let at = rng.usize(0..4) * 16;
+            piece(&whole, rng.u32(0..2), at, at + 16, at < 48)
+        }
         0 => udp((mac(from), mac(to)), &source, &target, ports),
         1 => ping((mac(from), mac(to)), &source, &target, b"there?"),
         2 => icmp_error(from, to, ports, *rng.choice(&[0, 1000]).unwrap()),

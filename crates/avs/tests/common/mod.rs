@@ -180,6 +180,41 @@ pub(crate) fn ping(macs: (Mac, Mac), src: &str, dst: &str, payload: &[u8]) -> Ve
     packet(macs, src, dst, 64, if v6 { 58 } else { 1 }, &body)
 }
 
+/// A piece of the packet in `whole`: bytes `from..to` of what is behind its fixed IP header.
+pub(crate) fn piece(whole: &[u8], identification: u32, from: usize, to: usize, more: bool) -> Vec<u8> {
+    let v6 = whole[12..14] == ethertype::IPV6.to_be_bytes();
+    let l4 = if v6 { 54 } else { 34 };
+    let field = (from as u16) | u16::from(more);
+    let mut out = whole[..l4].to_vec();
+    if v6 {
+        let next = std::mem::replace(&mut out[20], 44);
+        out.extend([next, 0]);
+        out.extend(field.to_be_bytes());
+        out.extend(identification.to_be_bytes());
+    } else {
+        let field = (from / 8) as u16 | if more { 0x2000 } else { 0 };
+        out[18..20].copy_from_slice(&(identification as u16).to_be_bytes());
+        out[20..22].copy_from_slice(&field.to_be_bytes());
+    }
+    out.extend(&whole[l4 + from..l4 + to]);
+    let len = (out.len() - 14) as u16;
+    if v6 {
+        out[18..20].copy_from_slice(&(len - 40).to_be_bytes());
+    } else {
+        out[16..18].copy_from_slice(&len.to_be_bytes());
+    }
+    out
+}
+
+/// The packet cut at these places.
+pub(crate) fn pieces(whole: &[u8], identification: u32, at: &[usize]) -> Vec<Vec<u8>> {
+    let l4 = if whole[12..14] == ethertype::IPV6.to_be_bytes() { 54 } else { 34 };
+    let end = whole.len() - l4;
+    let starts = std::iter::once(0).chain(at.iter().copied());
+    let ends = at.iter().copied().chain([end]);
+    starts.zip(ends).map(|(from, to)| piece(whole, identification, from, to, to != end)).collect()
+}
+
 pub(crate) fn guest(switch: &mut Switch, port: u16, frame: &[u8]) -> FromGuest {
     let parsed = parse(frame, frame.len()).unwrap();
     switch.from_guest(PortId(port), frame, frame.len(), Offload::default(), &parsed)

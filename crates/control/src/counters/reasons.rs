@@ -26,6 +26,25 @@ pub(super) const MALFORMED: &[Reason] = &[
     plain("ipv6_header", "IPv6 by EtherType and not by version"),
     plain("ipv6_length", "IPv6 payload length beyond the frame"),
     plain("ipv6_extensions", "IPv6 extension headers that are cut short, too many, or too long to look behind"),
+    plain("ipv4_options", "IPv4 options that do not fit the header"),
+    Reason {
+        name: "source_route",
+        what: "a source route: IPv4 options, or an IPv6 routing header of type 0, 1 or 2 with further destinations",
+        advice: "an attack, or a tool of the guest's: nothing here follows such routes",
+    },
+    plain(
+        "fragment_length",
+        "a fragment without payload, of no multiple of 8 bytes although others follow, or beyond the longest packet",
+    ),
+    Reason {
+        name: "tiny_fragment",
+        what: "a first fragment without the whole transport header, or a later one that begins inside of it",
+        advice: "an attack: no system cuts packets so",
+    },
+    plain(
+        "fragment_extensions",
+        "an IPv6 fragment with a second fragment header, or with extension headers behind the first",
+    ),
     plain("tcp_header", "TCP header cut short, or a data offset that does not fit"),
     plain("udp_header", "UDP header cut short, or a length that does not fit"),
     plain("checksum_range", "a partial checksum outside of the frame, or in its headers but not the transport's"),
@@ -85,7 +104,7 @@ pub(super) const SWITCH: &[Reason] = &[
     plain("malformed_neighbour", "ARP or neighbour discovery that is cut short, damaged, or makes no sense"),
     Reason {
         name: "own_address",
-        what: "ARP or neighbour discovery about the asker's own address: announcements and probes, which need no answer",
+        what: "ARP or neighbour discovery about the sender's own address that nobody asked for: announcements, probes, answers to guests whom the switch has answered",
         advice: "nothing: guests say this when they start",
     },
     Reason {
@@ -140,6 +159,16 @@ pub(super) const SWITCH: &[Reason] = &[
         name: "group_ingress",
         what: "in no conversation, and no rule of the receiver's security groups lets one begin",
         advice: "see the port's `security_groups` (ingress) if it should pass",
+    },
+    Reason {
+        name: "fragment_without_first",
+        what: "a later fragment where rules look at ports, and no first one of its packet passed before",
+        advice: "the first was refused or lost, or came later; `avs.fragment_evicted_records` says whether there is no room",
+    },
+    Reason {
+        name: "fragment_mismatch",
+        what: "a fragment that overlaps others of its packet, lies behind the last, or leaves too many gaps",
+        advice: "many: an attack, or a network that repeats packets",
     },
     Reason {
         name: "sessions_full",

@@ -67,6 +67,16 @@ pub(super) const CHAPTER: Chapter = Chapter {
             "of a port, evicted at a bound: established TCP connections, those silent longest of the source with most",
             "raise `sessions.per_port`, or find out who opens so many connections",
         ),
+        count(
+            "avs.fragment_made_records",
+            "first fragments that were allowed to pass where rules look at ports; the others of their packets follow them",
+            "",
+        ),
+        count(
+            "avs.fragment_evicted_records",
+            "of these: made room for others before their packet was complete",
+            "more packets in pieces at a time than a port has room for (64 each way), or a flood of first fragments",
+        ),
         count("avs.flow_found_packets", "packets whose flow was remembered, so that no table was asked", ""),
         count(
             "avs.flow_followed_packets",

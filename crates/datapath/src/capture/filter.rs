@@ -132,7 +132,7 @@ impl Node {
                 let range = *low..=*high;
                 frame.is_ip()
                     && of_protocol
-                    && !frame.is_fragment
+                    && !frame.is_fragment()
                     && side.any(frame.src_port, frame.dst_port, |port| range.contains(&port))
             }
             Node::Ether(side, mac) => side.any(frame.src_mac, frame.dst_mac, |other| other == *mac),

@@ -3,6 +3,7 @@
 pub(crate) mod api;
 pub(crate) mod bifrost;
 pub(crate) mod config;
+mod cutting;
 pub(crate) mod engine;
 mod forge;
 mod frame;

@@ -9,14 +9,15 @@ use bifrost_avs::{
 use bifrost_nic::{L3, Offload, Parsed, parse};
 use bifrost_wire::{Mac, Vni};
 
+use super::cutting;
 use super::frame::frame;
 use crate::Input;
 
-const fn mac(n: u8) -> Mac {
+pub(super) const fn mac(n: u8) -> Mac {
     Mac([2, 0, 0, 0, 0, n])
 }
 
-fn vni(n: u32) -> Vni {
+pub(super) fn vni(n: u32) -> Vni {
     Vni::try_from(n).unwrap_or_default()
 }
 
@@ -88,8 +89,24 @@ fn tables() -> Tables {
     }
 }
 
+/// The same without rules, peerings and bounds, and of the first network alone.
+pub(super) fn plain_tables() -> Tables {
+    let mut tables = tables();
+    tables.vpcs.truncate(1);
+    tables.ports.truncate(2);
+    tables.routes.retain(|route| route.vni == vni(100));
+    tables.peerings.clear();
+    tables.groups.clear();
+    tables.ports.iter_mut().for_each(|port| port.groups.clear());
+    tables
+}
+
 pub(crate) fn run(bytes: &[u8]) {
     let input = &mut Input::new(bytes);
+    if bytes.first().is_some_and(|first| *first >= 0x80) {
+        let _ = input.u8();
+        return cutting::run(input);
+    }
     let mut switch = Switch::build(&tables(), 0).unwrap_or_else(|e| panic!("{e}"));
     let mut now_s = 0;
     while !input.is_empty() {

@@ -12,7 +12,8 @@ use crate::parse::{L3, Parsed, parse};
 pub enum TooLarge {
     /// Nobody but its sender may cut it: IPv4 with DF, or IPv6. The sender has to be told (RFC 1191, RFC 8201).
     DontFragment,
-    /// It is no IP packet, or it would become more than [`Segments::MAX`] frames, or a fragment beyond the longest packet.
+    /// It is no IP packet, or it would become more than [`Segments::MAX`] frames, a fragment beyond the longest packet, or a first one
+    /// without the whole transport header.
     Uncuttable,
     /// It would be refused on any way.
     Malformed(Malformed),
@@ -61,7 +62,9 @@ impl Segments {
         let fragment = mtu.saturating_sub(parsed.l4 - parsed.l3) & !7;
         let base = head.get(usize::from(parsed.l3) + 6..).filter(|b| b.len() >= 2).map_or(0, be16);
         let behind = u32::from(base & OFFSET) * 8 + (parsed.end - u32::from(parsed.l4));
-        if fragment == 0 || behind > u32::from(u16::MAX) {
+        // The first one has to have all of the transport header: by that it is judged on its way.
+        let header = parsed.as_whole(head).map_or(parsed.payload, |whole| whole.parsed.payload) - parsed.l4;
+        if fragment == 0 || fragment < header || behind > u32::from(u16::MAX) {
             return Err(TooLarge::Uncuttable);
         }
         let whole = Self { l3: parsed.l3, l4: parsed.l4, end: parsed.end, ..self };

@@ -1,0 +1,472 @@
+//! Virtual reassembly: later fragments of a packet may pass if its first fragment was allowed to, and fits them.
+//!
+//! Only the first fragment shows ports, so it is judged as the whole packet would be, and leaves a record; the others go by the
+//! record. Nothing is held back and no payload is kept. What passes of a packet never overlaps (RFC 5722), so that what a
+//! receiver makes of it has the header that was judged, however it puts pieces together.
+//!
+//! Each port has records of its own for each direction, so what one guest sends or gets takes nothing from another. Where they are all
+//! in use, the vNIC that has most of them loses its oldest: one sender cannot drive out the others.
+
+use std::net::IpAddr;
+
+use bifrost_nic::{Fragment, L3, Parsed};
+use bifrost_wire::Mac;
+
+use crate::description::PortId;
+use crate::drop_reason::DropReason;
+use crate::mutation::mutated;
+use crate::session::Direction;
+
+/// Records of one port and direction.
+const RECORDS: usize = 64;
+/// How long a record holds, ns. The pieces of a packet leave together; 5 s are what 64 KB take at 100 kbit/s. Receivers wait longer
+/// (RFC 791: 15 s, RFC 8200: 60 s), so nothing passes that they would not put together.
+const LIFETIME_NS: u64 = 5_000_000_000;
+/// Stretches of a packet, with gaps between them, that are kept apart.
+const STRETCHES: usize = 8;
+
+/// Fragments of one switch.
+#[derive(Debug, Default)]
+pub(crate) struct Fragments {
+    /// By port number, and direction.
+    ports: Vec<[Records; 2]>,
+    counters: FragmentCounters,
+    #[cfg(feature = "mutations")]
+    pub(crate) mutation: Option<crate::Mutation>,
+}
+
+/// Counters of packets in pieces.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct FragmentCounters {
+    /// Records of first fragments, ever.
+    pub made_records: u64,
+    /// Records that made room for others before their packet was complete.
+    pub evicted_records: u64,
+}
+
+impl FragmentCounters {
+    /// Every counter by name; names end in their unit.
+    pub fn iter(&self) -> impl Iterator<Item = (&'static str, u64)> {
+        let Self { made_records, evicted_records } = *self;
+        [("fragment_made_records", made_records), ("fragment_evicted_records", evicted_records)].into_iter()
+    }
+}
+
+/// When it is, and by which configuration packets are judged.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Moment {
+    pub(crate) now_ns: u64,
+    pub(crate) epoch: u32,
+}
+
+/// A piece of a packet.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Piece {
+    key: Key,
+    /// Of the first piece; what others say in IPv6 counts for nothing.
+    protocol: u8,
+    /// Where it begins and ends in the packet's payload, bytes.
+    start: u16,
+    end: u16,
+    more: bool,
+}
+
+/// Whose packet a piece belongs to. Everybody chooses identifications, so it has all that tells senders apart.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Key {
+    identification: u32,
+    /// 0 in IPv6, whose pieces belong together whatever they say.
+    protocol: u8,
+    /// Two vNICs may have one address, if it is one that no route has. The gateway's: what was routed has an address of a route.
+    sender: Mac,
+    src: IpAddr,
+    dst: IpAddr,
+}
+
+/// What the first piece of a packet says about the others.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct First {
+    /// A number for the vNIC that sent it.
+    pub(crate) sender: u64,
+    /// Bytes that the packet's payload has at least.
+    pub(crate) least_len: u16,
+}
+
+impl Piece {
+    pub(crate) fn of(parsed: &Parsed, fragment: Fragment) -> Self {
+        let protocol = if parsed.kind == L3::V6 { 0 } else { parsed.protocol };
+        let (src, dst) = (parsed.src_ip, parsed.dst_ip);
+        let identification = fragment.identification;
+        Piece {
+            key: Key { identification, protocol, sender: parsed.src_mac, src, dst },
+            protocol: parsed.protocol,
+            start: fragment.offset,
+            // Both fit: the parser has seen to it.
+            end: fragment.offset.saturating_add((parsed.end - u32::from(parsed.l4)) as u16),
+            more: fragment.more,
+        }
+    }
+}
+
+/// Records of one port and direction, the oldest first.
+#[derive(Debug, Default)]
+struct Records(Vec<Record>);
+
+/// What is known of a packet whose first piece was allowed to pass.
+#[derive(Clone, Copy, Debug)]
+struct Record {
+    key: Key,
+    protocol: u8,
+    first: First,
+    born: Born,
+    seen: Seen,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Born {
+    at_ns: u64,
+    epoch: u32,
+}
+
+impl Fragments {
+    pub(crate) fn counters(&self) -> &FragmentCounters {
+        &self.counters
+    }
+
+    /// The pieces that a port has sent and got are nobody's any longer.
+    pub(crate) fn forget_port(&mut self, port: PortId) {
+        if let Some(records) = self.ports.get_mut(usize::from(port.0)) {
+            *records = Default::default();
+        }
+    }
+
+    /// Whether a first piece can be the beginning of a packet: no other one was, of another protocol, whose pieces it could be
+    /// mixed up with. The same identification again, whose packet is not complete, is a new packet: some pieces got lost, and
+    /// identifications are few.
+    pub(crate) fn check_first(
+        &self,
+        (port, direction): (PortId, Direction),
+        piece: &Piece,
+        now: Moment,
+    ) -> Result<(), DropReason> {
+        let known = self.find(port, direction, piece, now).map(|(_, record)| record.protocol);
+        let other = known.is_some_and(|protocol| protocol != piece.protocol);
+        if other { Err(DropReason::FragmentMismatch) } else { Ok(()) }
+    }
+
+    /// A first piece passes.
+    pub(crate) fn begin(&mut self, (port, direction): (PortId, Direction), piece: &Piece, first: First, now: Moment) {
+        let at = usize::from(port.0);
+        if self.ports.len() <= at {
+            self.ports.resize_with(at + 1, Default::default);
+        }
+        let Records(records) = &mut self.ports[at][direction as usize];
+        records.retain(|record| record.key != piece.key);
+        if records.len() >= RECORDS {
+            records.retain(|record| record.holds(now));
+        }
+        if records.len() >= RECORDS {
+            records.remove(victim(records, first.sender));
+            self.counters.evicted_records += 1;
+        }
+        self.counters.made_records += 1;
+        let born = Born { at_ns: now.now_ns, epoch: now.epoch };
+        let seen = Seen::first(piece.end);
+        records.push(Record { key: piece.key, protocol: piece.protocol, first, born, seen });
+    }
+
+    /// Whether a later piece may pass.
+    ///
+    /// # Errors
+    /// [`DropReason::FragmentWithoutFirst`], [`DropReason::FragmentMismatch`].
+    pub(crate) fn check_later(
+        &self,
+        (port, direction): (PortId, Direction),
+        piece: &Piece,
+        now: Moment,
+    ) -> Result<(), DropReason> {
+        let (_, record) = self.find(port, direction, piece, now).ok_or(DropReason::FragmentWithoutFirst)?;
+        self.after(record, piece).map(|_| ())
+    }
+
+    /// The same, and it passes.
+    pub(crate) fn follow(
+        &mut self,
+        (port, direction): (PortId, Direction),
+        piece: &Piece,
+        now: Moment,
+    ) -> Result<(), DropReason> {
+        if mutated!(self, FragmentWithoutFirst) && self.find(port, direction, piece, now).is_none() {
+            return Ok(());
+        }
+        let (place, record) = self.find(port, direction, piece, now).ok_or(DropReason::FragmentWithoutFirst)?;
+        let seen = self.after(record, piece)?;
+        let Records(records) = &mut self.ports[usize::from(port.0)][direction as usize];
+        if seen.is_complete() {
+            records.remove(place);
+        } else {
+            records[place].seen = seen;
+        }
+        Ok(())
+    }
+
+    fn find(&self, port: PortId, direction: Direction, piece: &Piece, now: Moment) -> Option<(usize, &Record)> {
+        let Records(records) = &self.ports.get(usize::from(port.0))?[direction as usize];
+        let is_of = |record: &Record| {
+            record.key == piece.key
+                || (mutated!(self, FragmentOfAnybody) && record.key.identification == piece.key.identification)
+        };
+        records.iter().enumerate().find(|(_, record)| is_of(record) && record.holds(now))
+    }
+
+    /// What has been seen of a packet after a later piece.
+    fn after(&self, record: &Record, piece: &Piece) -> Result<Seen, DropReason> {
+        if mutated!(self, FragmentOverlap) {
+            return Ok(record.seen);
+        }
+        let mut seen = record.seen;
+        let fits = seen.add(piece.start, piece.end, piece.more);
+        // The end is too near for what the first piece says is in the packet.
+        let too_short = !piece.more && piece.end < record.first.least_len;
+        if fits && !too_short { Ok(seen) } else { Err(DropReason::FragmentMismatch) }
+    }
+}
+
+impl Record {
+    fn holds(&self, now: Moment) -> bool {
+        self.born.epoch == now.epoch && now.now_ns.saturating_sub(self.born.at_ns) < LIFETIME_NS
+    }
+}
+
+/// Which record goes for another one of `sender`: the oldest of the sender that would have most then.
+fn victim(records: &[Record], sender: u64) -> usize {
+    let mut most = (0, 0);
+    for (place, record) in records.iter().enumerate() {
+        let of = record.first.sender;
+        let count = records.iter().filter(|r| r.first.sender == of).count() + usize::from(of == sender);
+        if count > most.1 {
+            most = (place, count);
+        }
+    }
+    most.0
+}
+
+/// Which bytes of a packet's payload have passed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Seen {
+    /// From and to, ascending, with gaps between them.
+    stretches: [(u16, u16); STRETCHES],
+    count: u8,
+    /// The end of the payload, once its last piece has passed; otherwise 0.
+    total: u16,
+}
+
+impl Seen {
+    fn first(end: u16) -> Self {
+        let mut stretches = [(0, 0); STRETCHES];
+        stretches[0] = (0, end);
+        Seen { stretches, count: 1, total: 0 }
+    }
+
+    fn is_complete(&self) -> bool {
+        self.count == 1 && self.total != 0 && self.stretches[0] == (0, self.total)
+    }
+
+    /// Adds a piece, if it overlaps nothing, lies before the end, is the last one if it says so, and leaves no more gaps than are kept.
+    fn add(&mut self, start: u16, end: u16, more: bool) -> bool {
+        let stretches = &self.stretches[..usize::from(self.count)];
+        let at = stretches.partition_point(|&(_, to)| to <= start);
+        let next = stretches.get(at).copied();
+        let last = stretches.last().map_or(0, |&(_, to)| to);
+        let overlaps = next.is_some_and(|(from, _)| from < end);
+        let behind = self.total != 0 && (end > self.total || !more);
+        if overlaps || behind || (!more && last > start) {
+            return false;
+        }
+        let joins_last = at > 0 && stretches[at - 1].1 == start;
+        let joins_next = next.is_some_and(|(from, _)| from == end);
+        match (joins_last, joins_next) {
+            (true, true) => {
+                self.stretches[at - 1].1 = self.stretches[at].1;
+                self.stretches[at..usize::from(self.count)].rotate_left(1);
+                self.count -= 1;
+            }
+            (true, false) => self.stretches[at - 1].1 = end,
+            (false, true) => self.stretches[at].0 = start,
+            (false, false) => {
+                if usize::from(self.count) == STRETCHES {
+                    return false;
+                }
+                self.count += 1;
+                self.stretches[at..usize::from(self.count)].rotate_right(1);
+                self.stretches[at] = (start, end);
+            }
+        }
+        if !more {
+            self.total = end;
+        }
+        true
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const HERE: (PortId, Direction) = (PortId(3), Direction::Ingress);
+    const NOW: Moment = Moment { now_ns: 1_000_000_000_000, epoch: 1 };
+
+    fn piece(sender: u8, identification: u32, start: u16, end: u16, more: bool) -> Piece {
+        let src = IpAddr::from([10, 0, 0, sender]);
+        let dst = IpAddr::from([10, 0, 0, 9]);
+        let key = Key { identification, protocol: 17, sender: Mac([2, 0, 0, 0, 0, sender]), src, dst };
+        Piece { key, protocol: 17, start, end, more }
+    }
+
+    fn first(sender: u8) -> First {
+        First { sender: u64::from(sender), least_len: 100 }
+    }
+
+    fn begun() -> Fragments {
+        let mut fragments = Fragments::default();
+        fragments.begin(HERE, &piece(1, 7, 0, 800, true), first(1), NOW);
+        fragments
+    }
+
+    const UNKNOWN: Result<(), DropReason> = Err(DropReason::FragmentWithoutFirst);
+    const MISMATCH: Result<(), DropReason> = Err(DropReason::FragmentMismatch);
+
+    #[test]
+    fn only_pieces_of_that_packet_follow() {
+        let mut fragments = begun();
+        let good = piece(1, 7, 800, 1000, false);
+        let mut cases = vec![
+            ("another identification", HERE, piece(1, 8, 800, 1000, false)),
+            ("another sender", HERE, piece(2, 7, 800, 1000, false)),
+            ("another port", (PortId(2), Direction::Ingress), good),
+            ("the other direction", (PortId(3), Direction::Egress), good),
+        ];
+        let mut other = good;
+        other.key.dst = IpAddr::from([10, 0, 0, 8]);
+        cases.push(("another destination", HERE, other));
+        other = good;
+        other.key.sender = Mac([2, 0, 0, 0, 0, 5]);
+        cases.push(("another vNIC with the same address", HERE, other));
+        other = good;
+        other.key.protocol = 6;
+        cases.push(("another protocol", HERE, other));
+        for (name, at, piece) in cases {
+            assert_eq!(fragments.check_later(at, &piece, NOW), UNKNOWN, "{name}");
+            assert_eq!(fragments.follow(at, &piece, NOW), UNKNOWN, "{name}");
+        }
+        assert_eq!(fragments.check_later(HERE, &good, NOW), Ok(()));
+        assert_eq!(fragments.follow(HERE, &good, NOW), Ok(()));
+        assert_eq!(fragments.follow(HERE, &good, NOW), UNKNOWN, "the packet is complete");
+    }
+
+    #[test]
+    fn records_end_with_their_time_and_with_the_rules() {
+        let late = Moment { now_ns: NOW.now_ns + LIFETIME_NS, ..NOW };
+        let just = Moment { now_ns: late.now_ns - 1, ..NOW };
+        let other = Moment { epoch: 2, ..NOW };
+        let mut fragments = begun();
+        for (now, expected) in [(late, UNKNOWN), (other, UNKNOWN), (just, Ok(()))] {
+            assert_eq!(fragments.check_later(HERE, &piece(1, 7, 800, 1000, false), now), expected);
+        }
+        fragments.forget_port(HERE.0);
+        assert_eq!(fragments.check_later(HERE, &piece(1, 7, 800, 1000, false), NOW), UNKNOWN);
+    }
+
+    #[test]
+    fn pieces_that_do_not_fit_are_refused() {
+        // What came before, then the piece: start, end, more.
+        type Given = (u16, u16, bool);
+        let cases: &[(&str, &[Given], Given, bool)] = &[
+            ("the next", &[], (800, 1600, true), true),
+            ("with a gap", &[], (1600, 2400, true), true),
+            ("into a gap", &[(1600, 2400, true)], (800, 1600, true), true),
+            ("over the first", &[], (8, 16, true), false),
+            ("over its end", &[], (792, 1600, true), false),
+            ("twice", &[(800, 1600, true)], (800, 1600, true), false),
+            ("over the beginning of a later one", &[(1600, 2400, true)], (800, 1608, true), false),
+            ("around a later one", &[(1600, 2400, true)], (800, 3200, true), false),
+            ("behind the last", &[(1600, 2404, false)], (2408, 2416, true), false),
+            ("beyond the last, from a gap", &[(1600, 2404, false)], (800, 2408, true), false),
+            ("a second last", &[(1600, 2404, false)], (800, 1600, false), false),
+            ("a last one before others", &[(1600, 2400, true)], (800, 1600, false), false),
+            ("into the last gap", &[(1600, 2404, false)], (800, 1600, true), true),
+        ];
+        for (name, before, (start, end, more), fits) in cases {
+            let mut fragments = begun();
+            for &(start, end, more) in *before {
+                assert_eq!(fragments.follow(HERE, &piece(1, 7, start, end, more), NOW), Ok(()), "{name}");
+            }
+            let piece = piece(1, 7, *start, *end, *more);
+            let expected = if *fits { Ok(()) } else { MISMATCH };
+            assert_eq!(fragments.check_later(HERE, &piece, NOW), expected, "{name}");
+            assert_eq!(fragments.follow(HERE, &piece, NOW), expected, "{name}");
+        }
+        // A datagram that says it is longer than it is.
+        let mut fragments = Fragments::default();
+        let longer = First { sender: 1, least_len: 1000 };
+        fragments.begin(HERE, &piece(1, 7, 0, 800, true), longer, NOW);
+        assert_eq!(fragments.follow(HERE, &piece(1, 7, 800, 999, false), NOW), MISMATCH);
+        assert_eq!(fragments.follow(HERE, &piece(1, 7, 800, 1000, false), NOW), Ok(()));
+    }
+
+    #[test]
+    fn gaps_are_bounded() {
+        let mut fragments = begun();
+        let far = |n: u16| piece(1, 7, 800 + n * 16, 808 + n * 16, true);
+        for n in 1..STRETCHES as u16 {
+            assert_eq!(fragments.follow(HERE, &far(n), NOW), Ok(()));
+        }
+        assert_eq!(fragments.follow(HERE, &far(20), NOW), MISMATCH);
+        // One gap less makes room for another.
+        assert_eq!(fragments.follow(HERE, &piece(1, 7, 800, 816, true), NOW), Ok(()));
+        assert_eq!(fragments.follow(HERE, &far(20), NOW), Ok(()));
+    }
+
+    #[test]
+    fn an_identification_that_is_used_again_begins_again() {
+        let mut fragments = begun();
+        assert_eq!(fragments.follow(HERE, &piece(1, 7, 1600, 2400, true), NOW), Ok(()));
+        let again = piece(1, 7, 0, 400, true);
+        assert_eq!(fragments.check_first(HERE, &again, NOW), Ok(()));
+        fragments.begin(HERE, &again, first(1), NOW);
+        assert_eq!(fragments.follow(HERE, &piece(1, 7, 400, 2400, false), NOW), Ok(()));
+        // Not as another protocol, where the key does not tell them apart: IPv6.
+        let mut fragments = begun();
+        assert_eq!(fragments.check_first(HERE, &Piece { protocol: 6, ..again }, NOW), MISMATCH);
+        assert_eq!(fragments.counters().evicted_records, 0);
+        fragments.begin(HERE, &again, first(1), NOW);
+        assert_eq!(fragments.ports[3][1].0.len(), 1);
+    }
+
+    #[test]
+    fn no_sender_drives_out_the_others() {
+        let mut fragments = Fragments::default();
+        // A few of senders 2 and 3, then a flood of sender 1.
+        for (sender, id) in [(2, 1), (3, 2), (2, 3)] {
+            fragments.begin(HERE, &piece(sender, id, 0, 800, true), first(sender), NOW);
+        }
+        for id in 0..1000 {
+            fragments.begin(HERE, &piece(1, 100 + id, 0, 800, true), first(1), NOW);
+        }
+        let later = |sender, id| piece(sender, id, 800, 1000, false);
+        for (sender, id) in [(2, 1), (3, 2), (2, 3), (1, 1099), (1, 1100 - 61)] {
+            assert_eq!(fragments.check_later(HERE, &later(sender, id), NOW), Ok(()), "{sender} {id}");
+        }
+        assert_eq!(fragments.check_later(HERE, &later(1, 1100 - 62), NOW), UNKNOWN, "its own oldest");
+        assert_eq!(fragments.counters().evicted_records, 1003 - RECORDS as u64);
+        assert_eq!(fragments.counters().made_records, 1003);
+        // Others get room from those who have most, and what is over goes before what is not.
+        fragments.begin(HERE, &piece(4, 5, 0, 800, true), first(4), NOW);
+        assert_eq!(fragments.check_later(HERE, &later(4, 5), NOW), Ok(()));
+        assert_eq!(fragments.check_later(HERE, &later(3, 2), NOW), Ok(()));
+        let late = Moment { now_ns: NOW.now_ns + LIFETIME_NS, ..NOW };
+        let before = fragments.counters().evicted_records;
+        fragments.begin(HERE, &piece(5, 5, 0, 800, true), first(5), late);
+        assert_eq!((fragments.counters().evicted_records, fragments.ports[3][1].0.len()), (before, 1));
+    }
+}

@@ -1,0 +1,105 @@
+//! Neighbour discovery and ARP: what is valid, and may pass without being judged by rules.
+//!
+//! The switch answers guests' questions itself, so their messages have to pass between guests in two cases only: a question of a
+//! device behind a peer without this switch goes to the port that it is about, and that guest's answer back to the peer. What
+//! passes so is short: it has no room for anything else.
+
+use std::net::{IpAddr, Ipv6Addr};
+
+use bifrost_nic::{L3, Parsed};
+use bifrost_wire::icmp::v6;
+use bifrost_wire::protocol::ICMPV6;
+use bifrost_wire::{arp, ipv6};
+
+use crate::drop_reason::DropReason;
+
+/// ICMPv6 types (RFC 4861, section 4).
+const ROUTER_SOLICITATION: u8 = 133;
+const ROUTER_ADVERTISEMENT: u8 = 134;
+const SOLICITATION: u8 = 135;
+const ADVERTISEMENT: u8 = 136;
+const REDIRECT: u8 = 137;
+
+/// Longest message that is valid here, bytes: a target, and three options of 8 bytes, of which guests use a link-layer address and
+/// a nonce (RFC 7527).
+const MAX_LEN: usize = 24 + 3 * 8;
+/// Longest packet with ARP, bytes: what a frame of the smallest size has room for.
+const MAX_ARP_LEN: usize = 46;
+
+/// A valid neighbour message. Everything else of router and neighbour discovery is refused, or a packet like any other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Neighbour {
+    Solicitation(v6::Solicitation),
+    Advertisement(v6::Advertisement),
+}
+
+/// The neighbour message in a packet, if it is one.
+///
+/// # Errors
+/// [`DropReason::SpoofedNeighbour`] for what only routers send. [`DropReason::MalformedNeighbour`] for ICMPv6 that is cut short, and
+/// for a neighbour message that is not valid (RFC 4861, section 7.1), in pieces (RFC 6980), or longer than one has to be.
+#[inline(always)]
+pub(crate) fn message(head: &[u8], parsed: &Parsed) -> Result<Option<Neighbour>, DropReason> {
+    if parsed.kind != L3::V6 || parsed.protocol != ICMPV6 { Ok(None) } else { of_icmpv6(head, parsed) }
+}
+
+#[cold]
+fn of_icmpv6(head: &[u8], parsed: &Parsed) -> Result<Option<Neighbour>, DropReason> {
+    if parsed.fragment.is_some_and(|fragment| fragment.offset != 0) {
+        return Ok(None);
+    }
+    let end = head.len().min(parsed.end as usize);
+    let bytes = head.get(usize::from(parsed.l4)..end).unwrap_or_default();
+    let fixed = bytes.first_chunk::<{ v6::HEADER_LEN }>().ok_or(DropReason::MalformedNeighbour)?;
+    let (kind, code) = (fixed[0], fixed[1]);
+    match kind {
+        ROUTER_ADVERTISEMENT | REDIRECT => Err(DropReason::SpoofedNeighbour),
+        ROUTER_SOLICITATION | SOLICITATION | ADVERTISEMENT if parsed.is_fragment() => {
+            Err(DropReason::MalformedNeighbour)
+        }
+        SOLICITATION | ADVERTISEMENT => {
+            let len = parsed.end as usize - usize::from(parsed.l4);
+            let hop_limit = head.get(usize::from(parsed.l3) + 7);
+            if code != 0 || hop_limit != Some(&255) || len > MAX_LEN || len != bytes.len() {
+                return Err(DropReason::MalformedNeighbour);
+            }
+            valid(bytes, parsed).map(Some).ok_or(DropReason::MalformedNeighbour)
+        }
+        _ => Ok(None),
+    }
+}
+
+/// The message in `bytes`, which have the type of one, if it is about a single address, and sent to whom such messages are.
+fn valid(bytes: &[u8], parsed: &Parsed) -> Option<Neighbour> {
+    let IpAddr::V6(destination) = parsed.dst_ip else { return None };
+    let found = match v6::Message::parse(bytes).ok()? {
+        v6::Message::Solicitation(solicitation) => {
+            let target = solicitation.target;
+            // Some address's group: its last three bytes are of that address.
+            let [.., a, b, c] = destination.octets();
+            let group = v6::solicited_node(Ipv6Addr::from_octets([0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, a, b, c]));
+            (destination == target || destination == group).then_some(())?;
+            (!target.is_multicast()).then_some(Neighbour::Solicitation(solicitation))
+        }
+        v6::Message::Advertisement(advertisement) => {
+            let refused =
+                advertisement.target.is_multicast() || (advertisement.solicited && destination.is_multicast());
+            (!refused).then_some(Neighbour::Advertisement(advertisement))
+        }
+        _ => None,
+    };
+    // Right behind the fixed header: a fragment header makes receivers ignore it (RFC 6980), and no other belongs there.
+    found.filter(|_| usize::from(parsed.l4 - parsed.l3) == ipv6::HEADER_LEN)
+}
+
+/// The ARP packet in a frame.
+///
+/// # Errors
+/// [`DropReason::MalformedNeighbour`], also for one with more behind it than the padding of a small frame.
+pub(crate) fn arp(head: &[u8], parsed: &Parsed) -> Result<arp::Packet, DropReason> {
+    if parsed.packet_len() > MAX_ARP_LEN {
+        return Err(DropReason::MalformedNeighbour);
+    }
+    let body = head.get(usize::from(parsed.l3)..).unwrap_or_default();
+    arp::Packet::parse(body).map_err(|_| DropReason::MalformedNeighbour)
+}
