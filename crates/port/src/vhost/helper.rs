@@ -15,6 +15,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use rustix::net::{AddressFamily, SocketType, sockopt};
 
 use super::mutation::mutated;
+use crate::panics;
 
 /// The thread's stack, bytes: it does nothing deep.
 const STACK: usize = 128 << 10;
@@ -76,7 +77,9 @@ fn start(waiting: &Arc<AtomicUsize>) -> std::io::Result<Sender<Job>> {
     let waiting = Arc::clone(waiting);
     std::thread::Builder::new().name("vhost-helper".into()).stack_size(STACK).spawn(move || {
         for job in jobs {
-            job();
+            if let Err(panic) = panics::contain(job) {
+                tracing::error!(%panic, "a panic in a job of a vhost-user port; the others go on");
+            }
             waiting.fetch_sub(1, Ordering::Relaxed);
         }
     })?;
