@@ -3,6 +3,7 @@
 mod drain;
 mod handshake;
 mod hostile;
+mod mend;
 mod mutations;
 mod pair;
 mod repair;
