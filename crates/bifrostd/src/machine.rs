@@ -14,7 +14,7 @@ use bifrost_rte::Time;
 /// A served vhost-user socket; dropped, it ends, and the worker has an empty port.
 pub(crate) struct Machine {
     running: Arc<AtomicBool>,
-    _port: VhostPort,
+    port: VhostPort,
 }
 
 impl Machine {
@@ -22,7 +22,12 @@ impl Machine {
     pub(crate) fn open(config: VhostConfig, owner: u16, worker: &Handle<HostUnderlay>) -> Result<Machine> {
         let running = Arc::new(AtomicBool::new(false));
         let plug = Plug { owner, worker: worker.remote(), running: Arc::clone(&running) };
-        Ok(Machine { running, _port: VhostPort::open(config, Box::new(plug))? })
+        Ok(Machine { running, port: VhostPort::open(config, Box::new(plug))? })
+    }
+
+    /// What its front-ends have done, by name.
+    pub(crate) fn counters(&self) -> impl Iterator<Item = (&'static str, u64)> {
+        self.port.counters()
     }
 
     /// Whether a guest's driver has started.

@@ -38,6 +38,15 @@ pub(crate) fn of(state: &State) -> Result<Vec<Sample>> {
             samples.extend(named.map(|(counter, value)| Sample { counter, at: at.clone(), value }));
         }
     }
+    for (name, machine) in &state.machines {
+        let at = Place { port: Some(name.clone()), ..Place::default() };
+        let named = machine.counters();
+        samples.extend(named.map(|(counter, value)| Sample {
+            counter: format!("vhost.{counter}"),
+            at: at.clone(),
+            value,
+        }));
+    }
     Ok(samples)
 }
 
@@ -144,6 +153,8 @@ mod tests {
         names.extend(gauges.map(str::to_owned));
         let devices = ["tap.tx_overrun_packets", "tap.rx_held_frames", "vhost.rx_unplugged_frames"];
         names.extend(devices.map(str::to_owned));
+        let front_ends = ["connections", "messages", "refused_messages", "waiting_descriptors"];
+        names.extend(front_ends.map(|name| format!("vhost.{name}")));
         names
     }
 

@@ -138,6 +138,18 @@ pub(super) const CHAPTER: Chapter = Chapter {
         drop("tap.rx_device_down_frames", "frames dropped: the guest's interface is down or gone", "set it up"),
         drop("tap.rx_refused_frames", "frames dropped: the kernel refused them", "report this"),
         drop("tap.rx_other_error_frames", "frames dropped for any other error", "see the kernel's log"),
+        count("vhost.connections", "front-ends that have connected", ""),
+        count("vhost.messages", "messages that front-ends have sent", ""),
+        count(
+            "vhost.refused_messages",
+            "messages that ended their connection, for they make no sense or ask for too much",
+            "the log says what is wrong with them: the front-end is not made for this, broken, or hostile",
+        ),
+        gauge(
+            "vhost.waiting_descriptors",
+            "descriptors of front-ends, and notifications, that a port's helper has yet to deal with",
+            "",
+        ),
         count("vhost.tx_descriptors", "descriptors read of what the guest sends, refused ones included", ""),
         count("vhost.rx_descriptors", "descriptors read of the guest's receive buffers, refused ones included", ""),
         count("vhost.tx_packets", "packets fetched from the guest; one to be segmented counts once", ""),

@@ -1,8 +1,26 @@
-//! What a vhost-user queue counts.
+//! What a vhost-user port and its queues count.
+
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use bifrost_nic::Malformed;
 
 use super::ring::{BadChain, Broken};
+
+/// What a port's front-ends have done since it was opened.
+#[derive(Debug, Default)]
+pub(super) struct FrontEndCounters {
+    pub(super) connections: AtomicU64,
+    pub(super) messages: AtomicU64,
+    pub(super) refused_messages: AtomicU64,
+}
+
+impl FrontEndCounters {
+    /// By name.
+    pub(super) fn values(&self) -> [(&'static str, u64); 3] {
+        [("connections", &self.connections), ("messages", &self.messages), ("refused_messages", &self.refused_messages)]
+            .map(|(name, value)| (name, value.load(Ordering::Relaxed)))
+    }
+}
 
 /// Counters of a [`VhostQueue`](super::VhostQueue), since it was started. "tx" is what the guest sends, "rx" what it
 /// receives.

@@ -308,6 +308,8 @@ fn pages_far_behind_in_a_file_take_no_more_than_pages() {
     for _ in 0..3 {
         assert!(front.ask(SET_MEM_TABLE, &[1, 0, 2 << 40, 0, 0], &[file.as_fd()]));
     }
+    let refused = port.counters().find(|(name, _)| *name == "refused_messages");
+    assert_eq!(refused, Some(("refused_messages", 3)));
     drop(port);
 }
 

@@ -46,10 +46,13 @@ impl Owner {
         }
     }
 
-    /// Takes the queue back, if there is one, for good: the owner hears nothing any more.
-    pub(super) fn retire(&self) {
-        self.stop();
-        self.state().owner = None;
+    /// Takes the queue back, if there is one, for good: the owner hears nothing any more. `ended`: so has the port's thread;
+    /// otherwise it may be the owner that it waits for, and then that is not waited for here.
+    pub(super) fn retire(&self, ended: bool) {
+        if ended || self.0.try_lock().is_ok() {
+            self.stop();
+            self.state().owner = None;
+        }
     }
 
     fn state(&self) -> MutexGuard<'_, State> {

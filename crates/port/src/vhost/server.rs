@@ -3,6 +3,7 @@
 use std::io;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -11,6 +12,7 @@ use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::net::{Shutdown, SocketFlags, accept_with, shutdown};
 
 use super::comeback::Comeback;
+use super::counters::FrontEndCounters;
 use super::device::VhostDevice;
 use super::helper::{Foreign, Helper};
 use super::messages::Failure;
@@ -45,6 +47,7 @@ struct Shared {
     wake: OwnedFd,
     helper: Helper,
     owner: Owner,
+    counters: FrontEndCounters,
     state: Mutex<State>,
     ended: Condvar,
 }
@@ -101,6 +104,7 @@ impl VhostPort {
             wake,
             helper: Helper::default(),
             owner: Owner::new(owner),
+            counters: FrontEndCounters::default(),
             state: Mutex::default(),
             ended: Condvar::new(),
         });
@@ -115,6 +119,12 @@ impl VhostPort {
             }
         })?;
         Ok(VhostPort { shared, thread: Some(thread), socket, record })
+    }
+
+    /// What its front-ends have done since it was opened, by name; `waiting_descriptors` have yet to be closed.
+    pub fn counters(&self) -> impl Iterator<Item = (&'static str, u64)> {
+        let waiting = ("waiting_descriptors", self.shared.helper.waiting() as u64);
+        self.shared.counters.values().into_iter().chain([waiting])
     }
 
     /// Whether a front-end is connected.
@@ -139,7 +149,7 @@ impl Drop for VhostPort {
             Some(thread) if ended => drop(thread.join()),
             _ => tracing::error!("the thread of a vhost-user port hangs in a system call, and is left behind"),
         }
-        self.shared.owner.retire();
+        self.shared.owner.retire(ended);
         if let Some(socket) = &self.socket {
             socket.remove();
         }
@@ -187,11 +197,17 @@ impl Shared {
                 }
                 state.connection = Some(Arc::clone(&stream));
             }
+            self.counters.connections.fetch_add(1, Ordering::Relaxed);
             tracing::info!(port = config.name, "a vhost-user front-end has connected");
             let end = panics::contain(|| {
                 device.meet(&stream);
                 loop {
-                    if let Err(end) = device.serve(&stream) {
+                    let served = device.serve(&stream);
+                    let is_message = matches!(served, Ok(()) | Err(Failure::Message { .. }));
+                    self.counters.messages.fetch_add(is_message.into(), Ordering::Relaxed);
+                    if let Err(end) = served {
+                        let is_refused = matches!(end, Failure::Message { .. });
+                        self.counters.refused_messages.fetch_add(is_refused.into(), Ordering::Relaxed);
                         return end;
                     }
                     if !self.wait(pace.spend(device.take_cost(), Instant::now())) {
