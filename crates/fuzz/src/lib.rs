@@ -39,4 +39,5 @@ pub const TARGETS: &[Target] = &[
     Target { name: "pair", max_len: 1024, quick_runs: 600, run: targets::pair::run },
     Target { name: "forgery", max_len: 1024, quick_runs: 600, run: targets::pair::run_with_forgeries },
     Target { name: "vhost", max_len: 1024, quick_runs: 1_500, run: targets::vhost::run },
+    Target { name: "messages", max_len: 512, quick_runs: 500, run: targets::messages::run },
 ];

@@ -4,10 +4,11 @@ use std::cell::RefCell;
 use std::fs::File;
 use std::io::{IoSlice, Read};
 use std::mem::MaybeUninit;
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::FileExt;
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
+use std::sync::mpsc::channel;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -120,6 +121,18 @@ impl Machine {
         }
     }
 
+    /// The same on a thread of its own. Whether that ended within `patience`.
+    pub(super) fn aside(&self, f: impl FnOnce(&mut Running) + Send + 'static, patience: Duration) -> bool {
+        let (worker, (done, waits)) = (self.worker.clone(), channel());
+        std::thread::spawn(move || {
+            if let Some(running) = &mut *worker.running() {
+                f(running);
+            }
+            let _ = done.send(());
+        });
+        waits.recv_timeout(patience).is_ok()
+    }
+
     #[allow(clippy::expect_used)]
     pub(super) fn connect(&self) -> FrontEnd {
         let stream = UnixStream::connect(&self.socket).expect("the port listens");
@@ -152,18 +165,35 @@ impl FrontEnd {
         answered && flags == 1 || self.send(GET_FEATURES, 1, &[], &[]) && self.answer_to(GET_FEATURES)
     }
 
-    fn send(&mut self, request: u32, flags: u32, payload: &[u8], files: &[BorrowedFd<'_>]) -> bool {
-        let mut bytes = Vec::with_capacity(12 + payload.len());
-        for word in [request, flags, payload.len() as u32] {
-            bytes.extend(word.to_le_bytes());
+    /// Gives a descriptor away with a request that has no answer: it has none any more when the other side has read the request to its end.
+    /// An error: the other side has closed the connection, and here is the descriptor.
+    pub(super) fn give(&mut self, request: u32, payload: &[u8], file: OwnedFd) -> Result<bool, OwnedFd> {
+        let bytes = message(request, 9, payload);
+        if !self.send_bytes(&bytes[..4], &[file.as_fd()]) {
+            return Err(file);
         }
-        bytes.extend_from_slice(payload);
-        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(8))];
+        drop(file);
+        let sent = self.send_bytes(&bytes[4..], &[]) && self.send(GET_FEATURES, 1, &[], &[]);
+        Ok(sent && self.answer_to(GET_FEATURES))
+    }
+
+    fn send(&mut self, request: u32, flags: u32, payload: &[u8], files: &[BorrowedFd<'_>]) -> bool {
+        self.send_bytes(&message(request, flags, payload), files)
+    }
+
+    fn send_bytes(&mut self, bytes: &[u8], files: &[BorrowedFd<'_>]) -> bool {
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(253))];
         let mut control = SendAncillaryBuffer::new(&mut space);
         if !files.is_empty() {
             control.push(SendAncillaryMessage::ScmRights(files));
         }
-        sendmsg(&self.stream, &[IoSlice::new(&bytes)], &mut control, SendFlags::NOSIGNAL).is_ok()
+        sendmsg(&self.stream, &[IoSlice::new(bytes)], &mut control, SendFlags::NOSIGNAL).is_ok()
+    }
+
+    /// Sends what may be part of a message, and no more.
+    pub(super) fn half(&mut self, bytes: &[u8]) -> bool {
+        let _ = std::io::Write::write(&mut self.stream, bytes);
+        false
     }
 
     /// Skips acknowledgements up to the answer to `request`.
@@ -298,6 +328,12 @@ impl FrontEnd {
     }
 }
 
+fn message(request: u32, flags: u32, payload: &[u8]) -> Vec<u8> {
+    let mut bytes = [request, flags, payload.len() as u32].map(u32::to_le_bytes).concat();
+    bytes.extend_from_slice(payload);
+    bytes
+}
+
 /// Tables of a ring, from [`ring_at`] on.
 pub(super) const DESCRIPTORS: u64 = 0;
 pub(super) const AVAILABLE: u64 = 0x1000;
@@ -320,6 +356,6 @@ pub(super) fn memory() -> File {
 }
 
 #[allow(clippy::expect_used)]
-pub(super) fn event() -> std::os::fd::OwnedFd {
+pub(super) fn event() -> OwnedFd {
     eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).expect("an eventfd")
 }

@@ -11,6 +11,7 @@ pub(crate) mod headers;
 mod ledger;
 mod machine;
 pub(crate) mod merge;
+pub(crate) mod messages;
 pub(crate) mod pair;
 pub(crate) mod segments;
 pub(crate) mod switch;
