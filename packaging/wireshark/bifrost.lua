@@ -11,11 +11,11 @@ local types = {
     [8] = "BUNDLE",
 }
 local cc_types = { [0] = "none", [1] = "Swift" }
-local ack_types = { [0] = "cumulative", [1] = "selective", [2] = "rate-limited" }
+local ack_types = { [0] = "cumulative", [1] = "selective", [2] = "rate-limited", [3] = "not taken" }
 local reasons = { [1] = "version", [2] = "unknown vNIC", [3] = "resources", [4] = "policy" }
 
 local VXLAN_LEN, DATA_LEN, ACK_LEN, SHORT_LEN, SETUP_LEN, LENGTH_LEN = 8, 16, 32, 12, 40, 2
-local LATEST, HAS_BUNDLES = 3, 3
+local LATEST, BUNDLE_VERSION, HAS_REFUSALS = 4, 3, 4
 
 local f = {
     vni = ProtoField.uint32("bifrost.vni", "VNI", base.DEC),
@@ -173,7 +173,7 @@ local function ack(buffer, tree)
     local version, reason = buffer(1, 1):bitfield(0, 4), nil
     if version < 1 or version > LATEST then
         reason = "version"
-    elseif buffer(3, 1):bitfield(5, 3) > 2 then
+    elseif buffer(3, 1):bitfield(5, 3) > (version < HAS_REFUSALS and 2 or 3) then
         reason = "ack_type"
     elseif buffer(8, 4):uint() == 0 then
         reason = "zero_cid"
@@ -288,7 +288,7 @@ end
 local function bundle_refusal(packet)
     if packet:len() < SHORT_LEN then return "short_datagram" end
     local version = packet(1, 1):bitfield(0, 4)
-    if version < HAS_BUNDLES or version > LATEST then return "version" end
+    if version ~= BUNDLE_VERSION then return "version" end
     if packet(8, 4):uint() == 0 then return "zero_cid" end
     local at = SHORT_LEN
     repeat

@@ -16,6 +16,14 @@ use crate::work::Stage as At;
 const NOT_ECT: u8 = 0;
 const ECT_0: u8 = 2;
 
+/// What became of a data packet.
+enum Sent {
+    /// It is in the batch.
+    Left,
+    /// Not sent again: the guest has used its buffer for something else.
+    Reused,
+}
+
 impl<P: GuestPort> Core<P> {
     /// Sends what the transport asked for and gives released buffers back. Returns whether there was anything.
     pub(crate) fn emit<const SEEN: bool>(&mut self, underlay: &mut impl Underlay) -> bool {
@@ -27,8 +35,16 @@ impl<P: GuestPort> Core<P> {
         let mut leaving = Leaving::of(self);
         while let Some(data) = leaving.out.data.get(leaving.data) {
             leaving.data += 1;
-            if leaving.core.send_data::<SEEN>(data).is_none() {
-                leaving.core.counters.gone_tx_packets += 1;
+            let core = &mut *leaving.core;
+            let unsent = match core.send_data::<SEEN>(data) {
+                Some(Sent::Left) => continue,
+                Some(Sent::Reused) => &mut core.counters.reused_buffer_packets,
+                None => &mut core.counters.gone_tx_packets,
+            };
+            *unsent += 1;
+            // It is no loss of its path, and never comes.
+            if core.engine.withdraw(core.now, data) {
+                core.release(data.owner, data.handle);
             }
         }
         while let Some(control) = leaving.out.control.get(leaving.control) {
@@ -88,18 +104,16 @@ impl<P: GuestPort> Core<P> {
         self.work.at_shared(At::Loop);
     }
 
-    /// One data packet: VXLAN, BIFROST header, one segment of the guest's frame.
-    fn send_data<const SEEN: bool>(&mut self, data: &DataOut) -> Option<()> {
+    /// One data packet: VXLAN, BIFROST header, one segment of the guest's frame. `None`: its port, buffer or peer is gone.
+    fn send_data<const SEEN: bool>(&mut self, data: &DataOut) -> Option<Sent> {
         self.work.at(At::Emit, data.owner);
         let vni = Vni::new(data.vni)?;
         let peer = self.peers.of_engine(data.peer)?;
         let (lane, id) = (peer.lane(data.header.path), peer.config.id);
         let (version, cid) = (Some(data.header.version), data.header.cid);
         let port = self.ports.get_mut(usize::from(data.owner))?.as_mut()?;
-        // Not sent again, it is given up after a while, and the receiver goes on without it.
         if data.header.retransmit && !port.port.is_intact(TxHandle(data.handle)) {
-            self.counters.reused_buffer_packets += 1;
-            return Some(());
+            return Some(Sent::Reused);
         }
         let held = port.held.get(data.handle as usize)?.as_ref()?;
         let flow = held.flow;
@@ -121,7 +135,7 @@ impl<P: GuestPort> Core<P> {
             capture.frame(Stage::Post, note.of_data(vni, &data.header), frame, frame.len());
         }
         self.counters.joined_packets += u64::from(joined);
-        Some(())
+        Some(Sent::Left)
     }
 
     fn send_control(&mut self, control: &ControlOut) -> Option<()> {

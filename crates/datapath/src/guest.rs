@@ -2,7 +2,7 @@
 
 use bifrost_avs::{FromGuest, PortId};
 use bifrost_nic::{
-    L3, Malformed, Parsed, Segments, TooLarge, open_checksum_is_right, parse, verify_transport_checksum,
+    Checksum, L3, Malformed, Parsed, Segments, TooLarge, open_checksum_is_right, parse, transport_checksum_of_parts,
 };
 use bifrost_port::{GuestPort, PlaceError, TxFrame, Underlay};
 use bifrost_rte::{Admission, Destination, Ordering, Outbound, Output, Time};
@@ -233,7 +233,7 @@ impl<P: GuestPort> Core<P> {
                 if reliable {
                     port.port.keep(frame.handle);
                 }
-                if reliable && !checksum_can_be_right(port, parsed, frame, &mut self.scratch) {
+                if reliable && !checksum_can_be_right(port, parsed, frame) {
                     // The receiver would refuse it as corrupted, for ever.
                     self.counters.bad_guest_checksum_frames += 1;
                     reliable = false;
@@ -485,22 +485,24 @@ fn place_plain<const SEEN: bool, P: GuestPort>(
     }
 }
 
-/// Whether a frame's transport checksum is left to be finished, or finished and right.
-fn checksum_can_be_right<P: GuestPort>(port: &Port<P>, parsed: &Parsed, frame: TxFrame, scratch: &mut Vec<u8>) -> bool {
+/// Whether a frame's transport checksum is left to be finished, or finished and right. A frame whose checksum was verified is
+/// frozen: what was verified is what leaves, now and when it is sent again.
+fn checksum_can_be_right<P: GuestPort>(port: &mut Port<P>, parsed: &Parsed, frame: TxFrame) -> bool {
     if frame.offload.segment.is_some() || !matches!(parsed.kind, L3::V4 | L3::V6) {
-        // Each segment gets a checksum of its own.
+        // Each segment gets a checksum of its own, of the bytes that leave.
         return true;
     }
-    let (head, _) = port.port.bytes(frame.handle);
+    let (head, tail) = port.port.bytes(frame.handle);
     if let Some(place) = frame.offload.checksum {
+        // Finished when the frame is written, from the bytes that leave.
         return open_checksum_is_right(head, frame.len as usize, parsed, place);
     }
-    if head.len() == frame.len as usize {
-        return verify_transport_checksum(head, parsed);
+    if head.len() + tail.len() == frame.len as usize {
+        return transport_checksum_of_parts(head, tail, parsed) != Checksum::Invalid;
     }
-    scratch.clear();
-    port.port.copy(frame.handle, 0, frame.len as usize, scratch);
-    verify_transport_checksum(scratch, parsed)
+    port.port.freeze(frame.handle);
+    let (head, tail) = port.port.bytes(frame.handle);
+    transport_checksum_of_parts(head, tail, parsed) != Checksum::Invalid
 }
 
 pub(crate) fn ordering_of(ordering: bifrost_avs::Ordering) -> Ordering {

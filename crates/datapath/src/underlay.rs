@@ -212,7 +212,7 @@ impl<P: GuestPort> Core<P> {
         datagram: &Datagram<'_>,
         at_port: bool,
     ) {
-        // What a fault takes or the wire has damaged never reaches the engine: it has not arrived (PROTOCOL §7.1).
+        // What a fault takes never reaches the engine: it has not arrived.
         self.work.cid = header.cid;
         self.work.at_shared(At::Data);
         let parsed = parse(frame, frame.len());
@@ -233,6 +233,10 @@ impl<P: GuestPort> Core<P> {
             self.counters.bad_checksum_frames += 1;
             if SEEN && let Some(capture) = &mut self.capture {
                 capture.dropped(seen("bad_checksum"), frame, frame.len());
+            }
+            // The datagram's own checksum was right, so the network is not to blame: the sender is told (PROTOCOL §7.1).
+            if let Verdict::Place { slot, .. } = self.engine.on_data(self.now, arrival, header, &mut self.out) {
+                self.engine.damaged(slot);
             }
             return;
         }
@@ -302,6 +306,7 @@ impl<P: GuestPort> Core<P> {
         }
         let Some(port) = self.ports.get_mut(usize::from(owner)).and_then(Option::as_mut) else {
             self.counters.gone_packets += 1;
+            self.engine.gone(slot);
             self.see_dropped::<SEEN>(seen("gone"), frame);
             return;
         };

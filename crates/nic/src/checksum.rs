@@ -21,22 +21,40 @@ pub enum Checksum {
 /// Checks the transport checksum (TCP, UDP, ICMPv6) of a complete frame that [`parse`](crate::parse) took apart.
 /// A frame that is shorter than it was when parsed is [`Checksum::Invalid`].
 pub fn transport_checksum(frame: &[u8], parsed: &Parsed) -> Checksum {
+    transport_checksum_of_parts(frame, &[], parsed)
+}
+
+/// The same for a frame that lies in two parts: `head`, which holds all headers, and `tail` behind it.
+#[inline]
+pub fn transport_checksum_of_parts(head: &[u8], tail: &[u8], parsed: &Parsed) -> Checksum {
     let Some(field) = field(parsed) else { return Checksum::None };
-    let Some(mut segment) = frame.get(usize::from(parsed.l4)..parsed.end as usize) else { return Checksum::Invalid };
+    let (l4, end) = (usize::from(parsed.l4), parsed.end as usize);
+    if end < l4 || end > head.len() + tail.len() {
+        return Checksum::Invalid;
+    }
+    let Some(header) = head.get(l4..) else { return Checksum::Invalid };
+    let word = |at: usize| header.get(at..at + 2).map(|b| u16::from_be_bytes([b[0], b[1]]));
+    let mut len = end - l4;
     if parsed.protocol == UDP {
-        let Some(len) = segment.get(4..6).map(|b| usize::from(u16::from_be_bytes([b[0], b[1]]))) else {
-            return Checksum::Invalid;
-        };
-        let Some(datagram) = segment.get(..len) else { return Checksum::Invalid };
-        segment = datagram;
+        match word(4).map(usize::from) {
+            Some(said) if said <= len => len = said,
+            _ => return Checksum::Invalid,
+        }
     }
-    match segment.get(field..field + 2) {
-        None => return Checksum::Invalid,
+    match word(field) {
         // Zero means "not computed" (RFC 768). IPv6 allows that to tunnels only (RFC 6935), which the guest must judge.
-        Some([0, 0]) if parsed.protocol == UDP => return Checksum::None,
-        Some(_) => {}
+        Some(0) if parsed.protocol == UDP && field + 2 <= len => return Checksum::None,
+        Some(_) if field + 2 <= len => {}
+        _ => return Checksum::Invalid,
     }
-    let sum = pseudo(parsed.src_ip, parsed.dst_ip, parsed.protocol, segment.len()) + checksum::sum(segment);
+    let (first, second) = (&header[..len.min(header.len())], &tail[..len.saturating_sub(header.len())]);
+    let behind = match (second.is_empty(), first.len() % 2) {
+        (true, _) => 0,
+        (false, 0) => checksum::sum(second),
+        // Behind an odd number of bytes every word is shifted by one byte (RFC 1071, section 2 (B)).
+        (false, _) => u32::from((checksum::sum(second) as u16).swap_bytes()),
+    };
+    let sum = pseudo(parsed.src_ip, parsed.dst_ip, parsed.protocol, len) + checksum::sum(first) + behind;
     if checksum::fold(sum) == 0xffff { Checksum::Valid } else { Checksum::Invalid }
 }
 

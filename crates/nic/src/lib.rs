@@ -20,7 +20,9 @@ mod parse;
 mod segment;
 pub mod steer;
 
-pub use checksum::{Checksum, open_checksum_is_right, transport_checksum, verify_transport_checksum};
+pub use checksum::{
+    Checksum, open_checksum_is_right, transport_checksum, transport_checksum_of_parts, verify_transport_checksum,
+};
 pub use flow::FlowKey;
 pub use malformed::Malformed;
 pub use merge::{Merged, Merger, Part};

@@ -53,6 +53,9 @@ pub trait GuestPort {
     }
     /// The packet may have to leave more than once. A port that cannot rely on what it would read later keeps a copy now.
     fn keep(&mut self, _handle: TxHandle) {}
+    /// Makes sure that all bytes of a fetched packet belong to the port: from now on [`bytes`](Self::bytes) returns the whole
+    /// packet and [`copy`](Self::copy) the same bytes each time. What was verified once then stays true.
+    fn freeze(&mut self, _handle: TxHandle) {}
     /// Whether a packet that is to leave once more is still what it was. `false`: the guest has used its buffer for something
     /// else meanwhile, and nothing of it may leave.
     fn is_intact(&mut self, _handle: TxHandle) -> bool {
@@ -119,6 +122,10 @@ impl<T: GuestPort + ?Sized> GuestPort for Box<T> {
 
     fn keep(&mut self, handle: TxHandle) {
         (**self).keep(handle);
+    }
+
+    fn freeze(&mut self, handle: TxHandle) {
+        (**self).freeze(handle);
     }
 
     fn is_intact(&mut self, handle: TxHandle) -> bool {

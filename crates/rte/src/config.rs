@@ -30,7 +30,7 @@ pub enum CcKind {
 /// Settings of the engine. All times in nanoseconds.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Config {
-    /// Highest version offered and accepted (1..=3).
+    /// Highest version offered and accepted (1..=4).
     pub version_max: u8,
     /// Packets per group before the next path is taken (NSDI'26, 4.1: 50). 1..=65535.
     pub group_packets: u16,
@@ -102,7 +102,7 @@ impl Config {
 impl Default for Config {
     fn default() -> Self {
         Config {
-            version_max: 3,
+            version_max: 4,
             group_packets: 50,
             spray_paths: 4,
             stickiness_ns: 20 * US,

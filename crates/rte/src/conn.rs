@@ -6,13 +6,13 @@ use std::collections::VecDeque;
 use std::hash::{Hash, Hasher};
 
 use bifrost_wire::Mac;
-use bifrost_wire::bifrost::{Cid, PathId, Psn, Tick, Version};
+use bifrost_wire::bifrost::{Bitmap, Cid, PathId, Psn, Tick, Version};
 
 use crate::config::Ordering;
 use crate::flow_table::FlowTable;
 use crate::output::PeerId;
 use crate::peer::Spray;
-use crate::recv_window::RecvWindow;
+use crate::recv_window::{RECEIVE_WINDOW, RecvWindow};
 use crate::send_window::SendWindow;
 use crate::time::{MS, Time, US};
 
@@ -195,12 +195,63 @@ pub(crate) struct AckState {
     pub(crate) deadline: Time,
     pub(crate) queued: bool,
     pub(crate) echo: Option<Echo>,
+    /// Something has arrived that the first 256 numbers from base on tell about.
+    pub(crate) near: bool,
+    /// Something has arrived farther ahead: a bit for each block of 256 numbers, by number / 256 modulo 16.
+    pub(crate) far: u16,
+    /// Arrived, and dropped by a rate limit.
     pub(crate) rate_limited: Vec<Psn>,
+    /// Arrived, and not taken for another reason.
+    pub(crate) not_taken: Vec<Psn>,
+}
+
+/// Numbers that one ACK can tell about.
+const BLOCK: u32 = Bitmap::MAX_BITS as u32;
+const BLOCKS: u32 = RECEIVE_WINDOW / BLOCK;
+
+impl AckState {
+    /// Packet `psn` has arrived and is present, now or since before: an ACK has to tell.
+    #[inline]
+    pub(crate) fn note(&mut self, psn: Psn, base: Psn) {
+        if psn.distance_from(base) < BLOCK as i32 {
+            self.near = true;
+        } else {
+            self.far |= 1 << (psn.0 / BLOCK % BLOCKS);
+        }
+    }
+
+    /// Where the blocks behind the first 256 numbers begin in which something has arrived, given what is present now. Says so in
+    /// [`near`](Self::near) where base has moved up to one.
+    pub(crate) fn far_blocks(&mut self, base: Psn, end: Psn) -> impl Iterator<Item = Psn> + use<> {
+        let aligned = Psn(base.0 / BLOCK * BLOCK);
+        let mut begins = [None; BLOCKS as usize];
+        for block in (0..BLOCKS).filter(|block| self.far >> block & 1 == 1) {
+            let ahead = (block + BLOCKS - base.0 / BLOCK % BLOCKS) % BLOCKS;
+            // The first block and the one behind the last have the same bit; what is in the first, the numbers from base on tell.
+            let begin = aligned.add(BLOCK * if ahead == 0 { BLOCKS } else { ahead });
+            if begin.is_before(end) {
+                begins[block as usize] = Some(begin);
+            } else {
+                self.near = true;
+            }
+        }
+        begins.into_iter().flatten()
+    }
 }
 
 impl Default for AckState {
     fn default() -> Self {
-        AckState { packets: 0, marked: 0, deadline: Time::NEVER, queued: false, echo: None, rate_limited: Vec::new() }
+        AckState {
+            packets: 0,
+            marked: 0,
+            deadline: Time::NEVER,
+            queued: false,
+            echo: None,
+            near: false,
+            far: 0,
+            rate_limited: Vec::new(),
+            not_taken: Vec::new(),
+        }
     }
 }
 

@@ -32,12 +32,14 @@ counters! {
     copied_packets,
     /// Retransmissions that turned out to be unnecessary.
     spurious_packets,
-    /// Packets that arrived and found no room at the peer, at most one counted in a round trip.
+    /// Packets that arrived and were not taken by the peer: for lack of room, for a rate limit, or because they were damaged.
     refused_packets,
     /// Retransmissions put off because the peer has no room.
     postponed_packets,
     /// Packets given up after repeated timeouts and sent as plain VXLAN once more.
     given_up_packets,
+    /// Packets given up because what they were to consist of was gone when they were to leave.
+    withdrawn_packets,
     /// Packets sent as plain VXLAN because no connection could carry them.
     plain_packets,
     /// Data packets accepted.
@@ -48,6 +50,8 @@ counters! {
     outside_window_packets,
     /// Data packets that had no place (guest without buffers, injected loss); they come again.
     not_placed_packets,
+    /// Data packets whose content was damaged although the datagram was not; they come again.
+    damaged_packets,
     /// Data packets refused because the page pool is exhausted.
     no_page_packets,
     /// Data packets that arrived behind a gap.

@@ -79,12 +79,15 @@ pub enum Mutation {
     BestEffortForEver,
     /// Acknowledged retransmissions stay counted as in flight on their path. Shows: a drained path that is not empty.
     InFlightLeaks,
+    /// A sender does not listen to what the peer has received and not taken. Shows: damage that one guest does to its own
+    /// packets, or a guest that takes none, makes paths suspect that others use.
+    RefusalsIgnored,
 }
 
 #[cfg(any(test, feature = "mutations"))]
 impl Mutation {
     /// Every mutation.
-    pub const ALL: [Mutation; 27] = [
+    pub const ALL: [Mutation; 28] = [
         Mutation::AckBeforePublication,
         Mutation::AckUnplaced,
         Mutation::AckHoles,
@@ -112,5 +115,6 @@ impl Mutation {
         Mutation::EndForgetsWaiting,
         Mutation::BestEffortForEver,
         Mutation::InFlightLeaks,
+        Mutation::RefusalsIgnored,
     ];
 }

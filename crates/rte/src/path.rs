@@ -297,7 +297,6 @@ mod tests {
         fn on_ack(&mut self, _: Time, _: &crate::cc::AckSample) {}
         fn on_loss(&mut self, _: Time, _: u64) {}
         fn on_timeout(&mut self, _: Time, _: u64) {}
-        fn on_rate_limited(&mut self, _: Time, _: u64) {}
         fn wire_type(&self) -> u8 {
             1
         }

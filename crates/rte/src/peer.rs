@@ -208,6 +208,15 @@ impl Peer {
         !std::mem::replace(&mut self.probe_timer_armed, true)
     }
 
+    /// Connection `index` ends or starts anew. The answers to probes that travelled on it may never come, and their paths are
+    /// not to blame for that.
+    pub(crate) fn forget_probes_of(&mut self, index: u32) {
+        if self.probe_conn == Some(index) {
+            self.probe_conn = None;
+            self.paths.iter_mut().for_each(|path| path.probe = None);
+        }
+    }
+
     /// Whether `path` is one of this peer's paths.
     pub(crate) fn has_path(&self, path: PathId) -> bool {
         path.index() < self.paths.len()

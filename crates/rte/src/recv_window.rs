@@ -220,6 +220,11 @@ impl RecvWindow {
         }
         for _ in 0..ahead.max(0) {
             let psn = self.base;
+            if psn == self.end {
+                // Nothing is present from here on.
+                (self.base, self.end) = (to, to);
+                break;
+            }
             let state = self
                 .pages
                 .find(psn.0)
@@ -249,11 +254,14 @@ impl RecvWindow {
             return Bitmap::empty();
         }
         let words = (span as u32).div_ceil(32).min(8);
-        let mut map = [0u32; 8];
+        let (mut map, mut used) = ([0u32; 8], 0);
         for (w, word) in map.iter_mut().enumerate().take(words as usize) {
             *word = self.pages.word(pool, from.0.wrapping_add(32 * w as u32), |p| p.present);
+            if *word != 0 {
+                used = w + 1;
+            }
         }
-        Bitmap::from_words(&map[..words as usize]).unwrap_or_default()
+        Bitmap::from_words(&map[..used]).unwrap_or_default()
     }
 
     /// Takes out all packets that are held, oldest first, and forgets them (the connection starts anew).

@@ -96,18 +96,21 @@ impl Record {
 pub(crate) struct SendPage {
     /// Acknowledged or given up.
     done: u64,
+    /// Outstanding, but in flight on no path: the peer has received it and not taken it, or it waits here until the peer
+    /// has room.
+    landed: u64,
     records: [Record; PAGE as usize],
 }
 
 impl Default for SendPage {
     fn default() -> Self {
-        SendPage { done: 0, records: [Record::default(); PAGE as usize] }
+        SendPage { done: 0, landed: 0, records: [Record::default(); PAGE as usize] }
     }
 }
 
 impl Page for SendPage {
     fn reset(&mut self) {
-        self.done = 0;
+        (self.done, self.landed) = (0, 0);
     }
 }
 
@@ -130,6 +133,8 @@ pub(crate) struct SendWindow {
     una: Psn,
     next: Psn,
     outstanding: u16,
+    /// Of these: in flight on no path.
+    landed: u16,
     pages: Pages,
     paths: [PathList; PathId::MAX],
 }
@@ -140,6 +145,7 @@ impl SendWindow {
             una: first,
             next: first,
             outstanding: 0,
+            landed: 0,
             pages: Pages::default(),
             paths: [EMPTY_LIST; PathId::MAX],
         }
@@ -158,6 +164,11 @@ impl SendWindow {
     /// Packets in flight.
     pub(crate) fn outstanding(&self) -> u16 {
         self.outstanding
+    }
+
+    /// Outstanding packets that are in flight on no path.
+    pub(crate) fn landed(&self) -> u16 {
+        self.landed
     }
 
     /// PSNs between the oldest outstanding and the next.
@@ -196,22 +207,38 @@ impl SendWindow {
         (page.done >> i & 1 == 0).then(|| page.records[i])
     }
 
-    /// Marks an outstanding packet as acknowledged (or given up) and returns its record. `progress` says of it whether its
-    /// path has delivered everything that left before it.
+    /// Whether an outstanding packet is in flight on its path, as far as is known.
+    pub(crate) fn is_in_flight(&self, pool: &Pool<SendPage>, psn: Psn) -> bool {
+        self.locate(psn).is_some_and(|(id, i)| (pool.page(id).done | pool.page(id).landed) >> i & 1 == 0)
+    }
+
+    /// A packet stays outstanding, but is in flight no more. Returns its record, `None` if it was not in flight.
+    pub(crate) fn land(&mut self, pool: &mut Pool<SendPage>, psn: Psn) -> Option<Record> {
+        let (id, i) = self.locate(psn).filter(|_| self.is_in_flight(pool, psn))?;
+        let page = pool.page_mut(id);
+        page.landed |= 1 << i;
+        self.landed += 1;
+        Some(page.records[i])
+    }
+
+    /// Marks an outstanding packet as acknowledged (or given up) and returns its record, and whether it was in flight.
+    /// `progress` says of it whether its path has delivered everything that left before it.
     #[inline]
     pub(crate) fn finish(
         &mut self,
         pool: &mut Pool<SendPage>,
         psn: Psn,
         progress: impl FnOnce(&Record) -> bool,
-    ) -> Option<Record> {
+    ) -> Option<(Record, bool)> {
         let (id, i) = self.locate(psn)?;
         let page = pool.page_mut(id);
         if page.done >> i & 1 == 1 {
             return None;
         }
         page.done |= 1 << i;
+        let in_flight = page.landed >> i & 1 == 0;
         let record = page.records[i];
+        self.landed -= u16::from(!in_flight);
         self.unlink(pool, psn, &record);
         self.outstanding -= 1;
         if progress(&record) {
@@ -222,10 +249,11 @@ impl SendWindow {
                 list.progressed = true;
             }
         }
-        Some(record)
+        Some((record, in_flight))
     }
 
-    /// Sends an outstanding packet again: it goes to the end of `path`'s list. Returns its record as it was before.
+    /// Sends an outstanding packet again, or puts that off: it goes to the end of `path`'s list. Returns its record as it was
+    /// before.
     pub(crate) fn resend(
         &mut self,
         pool: &mut Pool<SendPage>,
@@ -238,7 +266,10 @@ impl SendWindow {
         self.unlink(pool, psn, &record);
         let (id, i) = self.locate(psn)?;
         let (order, prev) = self.append(pool, psn, path);
-        let slot = &mut pool.page_mut(id).records[i];
+        let page = pool.page_mut(id);
+        self.landed = self.landed - (page.landed >> i & 1) as u16 + u16::from(why.postponed);
+        page.landed = page.landed & !(1 << i) | u64::from(why.postponed) << i;
+        let slot = &mut page.records[i];
         slot.sent = sent;
         slot.order = order;
         slot.links.set_prev(prev);
@@ -294,18 +325,18 @@ impl SendWindow {
         }
     }
 
-    /// Takes out everything that is outstanding, oldest PSN first.
-    pub(crate) fn drain(&mut self, pool: &mut Pool<SendPage>, mut out: impl FnMut(Psn, Record)) {
+    /// Takes out everything that is outstanding, oldest PSN first; `out` is told whether it was in flight.
+    pub(crate) fn drain(&mut self, pool: &mut Pool<SendPage>, mut out: impl FnMut(Record, bool)) {
         let mut psn = self.una;
         while psn != self.next {
             if let Some(record) = self.record(pool, psn) {
-                out(psn, record);
+                out(record, self.is_in_flight(pool, psn));
             }
             psn = psn.next();
         }
         self.pages.clear(pool);
         self.paths = [EMPTY_LIST; PathId::MAX];
-        self.outstanding = 0;
+        (self.outstanding, self.landed) = (0, 0);
         self.una = self.next;
     }
 
@@ -386,6 +417,8 @@ pub(crate) struct Resend {
     pub(crate) timeout: bool,
     /// A second copy goes out on yet another path.
     pub(crate) copied: bool,
+    /// It does not leave now: it waits as if it had.
+    pub(crate) postponed: bool,
 }
 
 const _: () = assert!(size_of::<Record>() == 16);

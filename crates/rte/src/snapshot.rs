@@ -25,8 +25,10 @@ pub struct ConnSnapshot {
     pub state: State,
     /// Protocol version.
     pub version: u8,
-    /// Packets in flight.
+    /// Packets that left and are not acknowledged.
     pub in_flight_packets: u32,
+    /// Of these: on no path any more, because the peer has received and not taken them, or has no room for them yet.
+    pub landed_packets: u32,
     /// Send window.
     pub window_packets: u32,
     /// Packets that wait for the connection to open.
@@ -133,6 +135,7 @@ impl Engine {
                 state: c.state,
                 version: c.version.number(),
                 in_flight_packets: active.map_or(0, |a| u32::from(a.send.outstanding())),
+                landed_packets: active.map_or(0, |a| u32::from(a.send.landed())),
                 window_packets: u32::from(c.window.min(c.peer_window)),
                 pending_packets: active.map_or(0, |a| a.pending.iter().map(|p| u32::from(p.count)).sum()),
                 held_packets: active.map_or(0, |a| u32::from(a.recv.held())),

@@ -11,7 +11,7 @@ use proptest::collection::vec;
 use proptest::prelude::*;
 
 fn version() -> impl Strategy<Value = Version> {
-    prop_oneof![Just(Version::V1), Just(Version::V2), Just(Version::V3)]
+    prop_oneof![Just(Version::V1), Just(Version::V2), Just(Version::V3), Just(Version::V4)]
 }
 
 prop_compose! {
@@ -46,7 +46,7 @@ prop_compose! {
     fn ack_header()(
         (version, probe) in (version(), any::<bool>()),
         (cc, path, hops) in (0u8..16, 0u8..8, 0u8..16),
-        kind in prop_oneof![Just(AckKind::Cumulative), Just(AckKind::Selective), Just(AckKind::RateLimited)],
+        kind in 0usize..4,
         (psn, base) in any::<(u32, u32)>(),
         cid in 1u32..,
         [sent, echo, nic_rx] in any::<[u32; 3]>(),
@@ -59,7 +59,8 @@ prop_compose! {
             probe,
             path: PathId::masked(path),
             hops,
-            kind,
+            kind: [AckKind::Cumulative, AckKind::Selective, AckKind::RateLimited, AckKind::NotTaken]
+                [kind.min(if version.has_refusals() { 3 } else { 2 })],
             psn: Psn(psn),
             cid: Cid(cid),
             sent: Tick(sent),

@@ -98,6 +98,7 @@ fn ack_vectors() {
                 "cumulative" => AckKind::Cumulative,
                 "selective" => AckKind::Selective,
                 "rate_limited" => AckKind::RateLimited,
+                "not_taken" => AckKind::NotTaken,
                 other => panic!("{other}"),
             },
             psn: Psn(v.psn),

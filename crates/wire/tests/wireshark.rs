@@ -141,7 +141,7 @@ fn text(key: &str, value: &Value) -> String {
             let name = if name == "PROBE" { "DATA" } else { name };
             number(&["", "DATA", "ACK", "REQUEST", "RESPONSE", "REJECT", "RESET", "SKIP", "BUNDLE"], name)
         }
-        ("ack_type", Value::String(name)) => number(&["cumulative", "selective", "rate_limited"], name),
+        ("ack_type", Value::String(name)) => number(&["cumulative", "selective", "rate_limited", "not_taken"], name),
         ("reason", Value::String(name)) => number(&["", "version", "unknown_vnic", "resources", "policy"], name),
         (_, Value::String(text)) => text.clone(),
         (_, Value::Boolean(value)) => u8::from(*value).to_string(),

@@ -194,7 +194,7 @@ fn malformed_datagrams() {
     ];
     attack.expect("trailing bytes", long, &[("refused.trailing_bytes_packets", 4)]);
     let versions =
-        vec![v(&data(1, 0, 0, 0, cid, &frame)), v(&data(1, 4, 0, 0, cid, &frame)), v(&ack(15, 0, cid, 0, 0))];
+        vec![v(&data(1, 0, 0, 0, cid, &frame)), v(&data(1, 5, 0, 0, cid, &frame)), v(&ack(15, 0, cid, 0, 0))];
     attack.expect("versions to come", versions, &[("refused.version_packets", 3)]);
     let acks = vec![v(&ack(2, 3, cid, 0, 0)), v(&ack(2, 0, cid, 0, 9)), v(&ack(2, 0, cid, 0, 8))];
     let counters = [
@@ -221,7 +221,7 @@ fn malformed_datagrams() {
     }
     // Each packet in it is judged by itself.
     let mixed =
-        bundle(3, cid, &[&data(1, 3, 0, 0, cid, &frame[..9]), &ack(3, 5, cid, 0, 0), &data(7, 4, 0, 0, cid, &[])]);
+        bundle(3, cid, &[&data(1, 3, 0, 0, cid, &frame[..9]), &ack(3, 5, cid, 0, 0), &data(7, 5, 0, 0, cid, &[])]);
     let counters =
         [("refused.short_frame_packets", 1), ("refused.ack_type_packets", 1), ("refused.version_packets", 1)];
     attack.expect("a bundle of what is no packet", vec![v(&mixed)], &counters);
@@ -285,7 +285,7 @@ fn well_formed_datagrams_that_fit_nothing() {
     ];
     attack.expect(
         "a bundle of what fits nothing",
-        vec![v(&bundle(version, cid, &mixed))],
+        vec![v(&bundle(3, cid, &mixed))],
         &[("rte.outside_window_packets", 1), ("rte.unknown_cid_packets", 1), ("rte.unknown_path_packets", 1)],
     );
     attack.expect("an ACK for nobody", vec![v(&ack(version, 0, cid ^ 1, 0, 0))], &[("rte.unknown_cid_packets", 1)]);

@@ -30,14 +30,19 @@ pub(super) const CHAPTER: Chapter = Chapter {
         count("rte.spurious_packets", "retransmissions that turned out to be unnecessary", "a path's delay jumps"),
         count(
             "rte.refused_packets",
-            "packets that found no room at the peer, at most one counted in a round trip",
-            "a guest's receive ring there is small, or the guest slow",
+            "packets that arrived and were not taken by the peer; they come again",
+            "a guest there is slow, has a small receive ring or a rate limit: `rte.not_placed_packets` and `port.rate_limited_packets` at the peer",
         ),
         count("rte.postponed_packets", "retransmissions put off because the peer has no room", ""),
         count(
             "rte.given_up_packets",
             "packets given up after three timeouts and sent as plain VXLAN once more",
             "a peer was gone for longer than three timeouts",
+        ),
+        drop(
+            "rte.withdrawn_packets",
+            "packets given up at once because their buffer had another content, or their port was gone, when they were to leave",
+            "a guest's driver uses buffers that it has not got back: `vhost.tx_reused_buffer_packets` has the port",
         ),
         count("rte.plain_packets", "packets sent as plain VXLAN because no connection could carry them", ""),
         count("rte.received_packets", "data packets accepted", ""),
@@ -55,6 +60,11 @@ pub(super) const CHAPTER: Chapter = Chapter {
             "rte.not_placed_packets",
             "data packets for which the guest had no buffer; they come again",
             "the guest does not take its packets fast enough",
+        ),
+        drop(
+            "rte.damaged_packets",
+            "data packets with a wrong inner checksum in an intact datagram; their sender is told, and they come again",
+            "the sending host has sent them so: an older version, or damaged memory",
         ),
         drop(
             "rte.no_page_packets",

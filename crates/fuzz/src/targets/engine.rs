@@ -39,7 +39,7 @@ struct Rig {
 pub(crate) fn run(bytes: &[u8]) {
     let input = &mut Input::new(bytes);
     let config = Config {
-        version_max: if input.chance(16) { 1 } else { 3 },
+        version_max: if input.chance(16) { 1 } else { 4 },
         congestion_control: if input.chance(64) { CcKind::None } else { CcKind::Swift },
         initial_window: if input.chance(64) { 8 } else { 512 },
         setup_queue_packets: if input.chance(64) { 4 } else { 256 },

@@ -57,12 +57,12 @@ impl Knowledge {
         words.iter_mut().for_each(|w| *w = if input.chance(128) { input.u32() } else { u32::MAX });
         let ticks = self.now.tick().0;
         AckHeader {
-            version: if input.chance(16) { Version::V1 } else { Version::V2 },
+            version: input.pick(&[Version::V1, Version::V2, Version::V2, Version::V4, Version::V4]),
             cc: 0,
             probe: input.chance(32),
             path: PathId::masked(input.u8()),
             hops: input.u8() & 15,
-            kind: input.pick(&[AckKind::Cumulative, AckKind::Selective, AckKind::RateLimited]),
+            kind: input.pick(&[AckKind::Cumulative, AckKind::Selective, AckKind::RateLimited, AckKind::NotTaken]),
             psn: Psn(input.around(self.psn.0)),
             cid: self.cid(input),
             sent: Tick(input.around(ticks)),

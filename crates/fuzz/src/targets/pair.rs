@@ -103,7 +103,7 @@ fn play(bytes: &[u8], forged: bool) {
 impl Side {
     fn new(index: usize, paths: usize, wrap: bool, input: &mut Input<'_>) -> Self {
         let config = Config {
-            version_max: if input.chance(24) { 1 } else { 3 },
+            version_max: if input.chance(24) { input.pick(&[1, 3]) } else { 4 },
             congestion_control: if input.chance(64) { CcKind::None } else { CcKind::Swift },
             initial_window: if input.chance(64) { 16 } else { 512 },
             max_window: 600,

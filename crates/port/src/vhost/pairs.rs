@@ -119,6 +119,11 @@ impl GuestPort for Pairs {
         self.queues[pair].keep(TxHandle(handle));
     }
 
+    fn freeze(&mut self, handle: TxHandle) {
+        let (pair, handle) = self.split(handle.0);
+        self.queues[pair].freeze(TxHandle(handle));
+    }
+
     fn is_intact(&mut self, handle: TxHandle) -> bool {
         let (pair, handle) = self.split(handle.0);
         self.queues[pair].is_intact(TxHandle(handle))

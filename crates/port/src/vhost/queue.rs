@@ -182,7 +182,7 @@ impl<R: Ring> GuestPort for Queue<R> {
     }
 
     fn bytes(&self, handle: TxHandle) -> (&[u8], &[u8]) {
-        (self.transmit.head(handle), &[])
+        (self.transmit.head(handle), self.transmit.rest(handle))
     }
 
     fn copy(&self, handle: TxHandle, from: usize, to: usize, out: &mut Vec<u8>) {
@@ -191,6 +191,10 @@ impl<R: Ring> GuestPort for Queue<R> {
 
     fn keep(&mut self, handle: TxHandle) {
         self.transmit.keep(handle);
+    }
+
+    fn freeze(&mut self, handle: TxHandle) {
+        self.transmit.freeze(handle);
     }
 
     fn is_intact(&mut self, handle: TxHandle) -> bool {

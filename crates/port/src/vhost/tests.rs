@@ -142,6 +142,38 @@ fn a_guest_that_uses_buffers_early_has_its_packets_kept() {
 }
 
 #[test]
+fn what_is_frozen_stays_what_it_was_whatever_the_guest_writes() {
+    for kind in BOTH {
+        for proven in [false, true] {
+            let mut guest = Guest::new(kind);
+            let mut queue = guest.queue();
+            guest.send(Header::default(), &frame(1000, 1), &[], false);
+            let first = fetch_to_repeat(&mut queue)[0];
+            if proven {
+                assert!(queue.is_intact(first.handle));
+            }
+            for len in [100, 256, 257, 1000, 60_000] {
+                let original = frame(len, 2);
+                let at = guest.allocate(0);
+                guest.send(Header::default(), &original, &[20, len / 2], false);
+                let got = fetch(&mut queue)[0];
+                queue.freeze(got.handle);
+                let overwritten = vec![0xee; (guest.allocate(0) - at) as usize];
+                assert!(guest.memory.write(at, &overwritten));
+                assert_eq!(bytes(&queue, &got), original, "{len}");
+                let (head, rest) = queue.bytes(got.handle);
+                assert_eq!([head, rest].concat(), original, "{len}: all of it is the port's");
+                // A guest that uses its buffers early is found out, and the packet can leave again all the same.
+                assert!(queue.is_intact(got.handle));
+                assert_eq!(bytes(&queue, &got), original, "{len}");
+                queue.complete(got.handle);
+                assert_eq!(queue.bytes(got.handle), (&[][..], &[][..]));
+            }
+        }
+    }
+}
+
+#[test]
 fn without_slicing_what_leaves_is_what_was_there_when_it_was_fetched() {
     for kind in BOTH {
         for slicing in [true, false] {

@@ -23,6 +23,8 @@ use crate::guest::{TxFrame, TxHandle};
 pub(crate) const HEADER: usize = virtio_net::LEN;
 /// Bytes of a packet that are copied when it is fetched: both headers.
 const STRIDE: usize = HEADER + HEAD_LEN;
+/// Largest spare copy that is kept while packets stay in place, bytes: those that are frozen all the same are one frame each.
+const SPARE_BYTES: usize = 16 << 10;
 
 /// Pieces for which a slot keeps its room from one packet to the next. More are for long packets, of which one sixteenth of
 /// the ring may be held at a time.
@@ -52,7 +54,7 @@ pub(crate) struct Transmit<R> {
     buffers: Buffers,
     /// Whether all but the head of a packet stays where it is when it is fetched.
     slicing: bool,
-    /// What had the rest of packets, emptied: as many as were kept at once, and none once they stay in place.
+    /// What had the rest of packets, emptied: as many as were kept at once, and no large ones once they stay in place.
     spare: Vec<Vec<u8>>,
     /// What is compared.
     scratch: Vec<u8>,
@@ -224,6 +226,11 @@ impl<R: Ring> Transmit<R> {
         }
     }
 
+    /// The bytes behind the head, if they are kept here.
+    pub(crate) fn rest(&self, handle: TxHandle) -> &[u8] {
+        self.held(handle).and_then(|(_, packet)| packet.rest.as_deref()).unwrap_or_default()
+    }
+
     /// Appends bytes `from..to` of the frame.
     pub(crate) fn copy(&self, handle: TxHandle, from: usize, to: usize, out: &mut Vec<u8>) {
         let head = self.head(handle);
@@ -242,9 +249,13 @@ impl<R: Ring> Transmit<R> {
 
     /// The packet may be sent more than once: unless the driver has shown that it leaves buffers alone, all of it is kept.
     pub(crate) fn keep(&mut self, handle: TxHandle) {
-        if self.buffers == Buffers::InPlace {
-            return;
+        if self.buffers != Buffers::InPlace {
+            self.freeze(handle);
         }
+    }
+
+    /// Keeps a copy of all of the packet: from now on it is what it is now, whatever the guest writes.
+    pub(crate) fn freeze(&mut self, handle: TxHandle) {
         let Some(slot) = self.held(handle).filter(|(_, packet)| packet.rest.is_none()).map(|(slot, _)| slot) else {
             return;
         };
@@ -305,8 +316,8 @@ impl<R: Ring> Transmit<R> {
         self.held -= 1;
         self.long -= u16::from(packet.pieces.len() > KEPT_PIECES && !mutated!(PiecesKept));
         if let Some(mut rest) = packet.rest.take()
-            && self.buffers != Buffers::InPlace
             && rest.capacity() > 0
+            && (self.buffers != Buffers::InPlace || rest.capacity() <= SPARE_BYTES)
         {
             rest.clear();
             self.spare.push(rest);

@@ -37,8 +37,6 @@ pub trait CongestionControl: std::fmt::Debug + Send {
     fn on_loss(&mut self, now: Time, rtt_ns: u64);
     /// A retransmission timeout.
     fn on_timeout(&mut self, now: Time, rtt_ns: u64);
-    /// The receiver dropped packets for its rate limit (NSDI'26, 7.1).
-    fn on_rate_limited(&mut self, now: Time, rtt_ns: u64);
     /// Packets that may be in flight on the path; below 1: one packet each `rtt / window`.
     fn window(&self) -> f32;
     /// Its number on the wire (`CC Type`).

@@ -11,7 +11,6 @@ impl CongestionControl for Unlimited {
     fn on_ack(&mut self, _now: Time, _sample: &AckSample) {}
     fn on_loss(&mut self, _now: Time, _rtt_ns: u64) {}
     fn on_timeout(&mut self, _now: Time, _rtt_ns: u64) {}
-    fn on_rate_limited(&mut self, _now: Time, _rtt_ns: u64) {}
 
     fn window(&self) -> f32 {
         f32::MAX

@@ -235,10 +235,6 @@ impl CongestionControl for Swift {
         }
     }
 
-    fn on_rate_limited(&mut self, now: Time, rtt_ns: u64) {
-        self.cut(now, rtt_ns);
-    }
-
     fn window(&self) -> f32 {
         self.fabric.min(self.endpoint)
     }

@@ -58,7 +58,7 @@ impl Engine {
             self.probe_returned(now, index, ack);
         }
         match ack.kind {
-            AckKind::RateLimited => self.slow_down(now, index, ack),
+            AckKind::RateLimited | AckKind::NotTaken => self.on_refusals(now, index, ack),
             AckKind::Cumulative | AckKind::Selective => {
                 let progress = self.release(now, index, ack, out);
                 self.note_hold(now, peer, ack, &progress);
@@ -141,9 +141,10 @@ impl Engine {
                 let clear = |before: &Record| {
                     !before.is_retransmitted() || timely(before) && (!before.is_copied() || ack.path == before.path())
                 };
-                let Some(before) = send.finish(&mut self.send_pool, psn, clear) else { continue };
+                let Some((before, in_flight)) = send.finish(&mut self.send_pool, psn, clear) else { continue };
                 let path = before.path().index();
-                landed[path] += u32::from(!(before.is_retransmitted() && mutated!(self.config, InFlightLeaks)));
+                let leaks = before.is_retransmitted() && mutated!(self.config, InFlightLeaks);
+                landed[path] += u32::from(in_flight && !leaks);
                 progress.total += 1;
                 progress.by_path[path] += u16::from(clear(&before));
                 if !before.is_retransmitted() && progress.first.is_none_or(|(first, _)| before.sent.since(first) < 0) {
@@ -233,43 +234,54 @@ impl Engine {
         }
     }
 
-    /// The newest packet that the ACK answers has arrived, and is not present: the peer had no room for it. Until it has again,
-    /// less is out at a time, what is sent again included.
+    /// The newest packet that the ACK answers has arrived, and is not present: the peer has not taken it.
     fn note_refusal(&mut self, now: Time, index: u32, ack: &AckHeader) {
         let bit = ack.psn.distance_from(ack.base);
         let clear = |bit: i32| (0..Bitmap::MAX_BITS as i32).contains(&bit) && !ack.bitmap.bit(bit as usize);
         if ack.probe || !clear(bit) {
             return;
         }
+        let Some(active) = self.conns[index as usize].as_mut().and_then(|c| c.active.as_mut()) else { return };
+        let named = |record: &Record| record.sent == ack.echo;
+        if active.send.record(&self.send_pool, ack.psn).as_ref().is_some_and(named) {
+            self.refused(now, index, ack, std::iter::once(ack.psn));
+        }
+    }
+
+    /// The peer names what it has received and not taken.
+    fn on_refusals(&mut self, now: Time, index: u32, ack: &AckHeader) {
+        if !mutated!(self.config, RefusalsIgnored) {
+            self.refused(now, index, ack, ack.bitmap.iter().map(|bit| ack.base.add(bit as u32)));
+        }
+    }
+
+    /// Packets have arrived that the peer has not taken: their paths have delivered them. They are sent again by the rules of
+    /// losses, but blame nobody; until the peer takes more again, less of this connection is out at a time.
+    fn refused(&mut self, now: Time, index: u32, ack: &AckHeader, psns: impl Iterator<Item = Psn>) {
         let Some(conn) = self.conns[index as usize].as_mut() else { return };
         let Some(active) = conn.active.as_mut() else { return };
         let Some(peer) = self.peers[usize::from(conn.peer.0)].as_mut() else { return };
-        let named = |record: &Record| record.sent == ack.echo;
-        if !active.send.record(&self.send_pool, ack.psn).as_ref().is_some_and(named) {
-            return;
+        let mut refused = 0;
+        for psn in psns {
+            let Some(record) = active.send.land(&mut self.send_pool, psn) else { continue };
+            refused += 1;
+            peer.paths[record.path().index()].on_done(1);
+            // Which transmission of a packet that was sent again has arrived is known of the echoed one only.
+            let arrived_on = match record.is_retransmitted() {
+                false => Some(record.path()),
+                true => (psn == ack.psn && record.sent == ack.echo).then_some(ack.path),
+            };
+            if let Some(path) = arrived_on {
+                peer.paths[path.index()].on_arrivals(now, 1);
+            }
         }
-        // Its path is not to blame.
-        peer.paths[ack.path.index()].on_arrivals(now, 1);
-        if now.since(active.refused_at) < peer.rtt().map_or(0, |(rtt, _)| rtt) {
+        self.counters.refused_packets += refused;
+        if refused == 0 || now.since(active.refused_at) < peer.rtt().map_or(0, |(rtt, _)| rtt) {
             return;
         }
         active.refused_at = now;
         let out = active.send.span().min(u32::from(active.room)) as u16;
         active.room = (out / 2).max(LEAST_ROOM);
-        self.counters.refused_packets += 1;
-    }
-
-    fn slow_down(&mut self, now: Time, index: u32, ack: &AckHeader) {
-        let Some(conn) = self.conns[index as usize].as_mut() else { return };
-        let Some(active) = conn.active.as_mut() else { return };
-        let Some(peer) = self.peers[usize::from(conn.peer.0)].as_mut() else { return };
-        for bit in ack.bitmap.iter() {
-            if let Some(record) = active.send.record(&self.send_pool, ack.base.add(bit as u32)) {
-                let path = &mut peer.paths[record.path().index()];
-                let rtt = path.total.smoothed_ns();
-                path.congestion(|cc| cc.on_rate_limited(now, rtt));
-            }
-        }
     }
 
     /// After an ACK: is a SKIP still owed?

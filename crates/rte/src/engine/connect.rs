@@ -306,13 +306,17 @@ impl Engine {
     /// is shown, for it was acknowledged.
     fn start_over(&mut self, index: u32, out: &mut Output) {
         let first = self.config.first_psn();
+        let peer = self.conn(index).map(|c| usize::from(c.peer.0));
+        if let Some(peer) = peer.and_then(|peer| self.peers[peer].as_mut()) {
+            peer.forget_probes_of(index);
+        }
         let Some(conn) = self.conns[index as usize].as_mut() else { return };
         let owner = conn.owner;
         if let Some(active) = conn.active.as_mut() {
             let mut waiting: std::collections::VecDeque<Pending> = std::collections::VecDeque::new();
             let mut flight = [0u32; PathId::MAX];
-            active.send.drain(&mut self.send_pool, |_, record| {
-                flight[record.path().index()] += 1;
+            active.send.drain(&mut self.send_pool, |record, in_flight| {
+                flight[record.path().index()] += u32::from(in_flight);
                 if mutated!(self.config, RestartForgetsSent) {
                     return;
                 }

@@ -362,9 +362,7 @@ impl Engine {
         self.by_peer_cid.remove(&(conn.peer, conn.peer_cid));
         if let Some(peer) = self.peers.get_mut(usize::from(conn.peer.0)).and_then(Option::as_mut) {
             peer.connections = peer.connections.saturating_sub(1);
-            if peer.probe_conn == Some(index) {
-                peer.probe_conn = None;
-            }
+            peer.forget_probes_of(index);
         }
         self.free.push(index);
     }
@@ -386,8 +384,8 @@ impl Engine {
         let (owner, vni, peer) = (conn.owner, conn.pair.vni, conn.peer);
         let plain = |handle, segment| PlainOut { peer, vni, owner, handle, segment };
         let mut flight = [0u32; PathId::MAX];
-        active.send.drain(&mut self.send_pool, |_, record| {
-            flight[record.path().index()] += 1;
+        active.send.drain(&mut self.send_pool, |record, in_flight| {
+            flight[record.path().index()] += u32::from(in_flight);
             out.plain.push(plain(record.handle, record.segment));
         });
         for waiting in active.pending.drain(..).filter(|_| !mutated!(self.config, EndForgetsWaiting)) {

@@ -8,7 +8,7 @@ use crate::config::Ordering;
 use crate::conn::{AckState, Conn, Echo, Pair, State};
 use crate::mutation::mutated;
 use crate::output::{Control, ControlOut, Output, PeerId};
-use crate::recv_window::{Check, Placed};
+use crate::recv_window::{Check, Placed, RECEIVE_WINDOW};
 use crate::time::{MS, Time, US};
 use crate::timer::Key;
 
@@ -50,6 +50,9 @@ pub struct Slot {
     gap: bool,
 }
 
+/// Packets of one connection that can be reported as not taken at a time.
+const REFUSALS_MAX: usize = 1024;
+
 impl Engine {
     /// A data packet arrived.
     pub fn on_data(&mut self, now: Time, arrival: &Arrival, header: &DataHeader, out: &mut Output) -> Verdict {
@@ -76,11 +79,17 @@ impl Engine {
             Check::Duplicate => {
                 self.counters.duplicate_packets += 1;
                 conn.duplicate_packets += 1;
+                active.ack.note(header.psn, active.recv.base());
                 self.ack_soon(index);
                 Verdict::Drop
             }
             Check::Outside => {
                 self.counters.outside_window_packets += 1;
+                // A sender that has given packets up may run ahead until its SKIP arrives.
+                let ahead = header.psn.distance_from(active.recv.base());
+                if (0..2 * RECEIVE_WINDOW as i32).contains(&ahead) {
+                    self.refuse(index, header.psn);
+                }
                 Verdict::Drop
             }
         }
@@ -101,9 +110,8 @@ impl Engine {
     /// The packet is discarded by a rate limit: the sender is told, slows down and sends it again (NSDI'26, 7.1).
     pub fn rate_limited(&mut self, slot: Slot) {
         self.counters.rate_limited_packets += 1;
-        let Some(conn) = self.conns[slot.conn as usize].as_mut() else { return };
-        let Some(active) = conn.active.as_mut() else { return };
-        if active.ack.rate_limited.len() < Bitmap::MAX_BITS {
+        let Some(active) = self.conns[slot.conn as usize].as_mut().and_then(|c| c.active.as_mut()) else { return };
+        if active.ack.rate_limited.len() < REFUSALS_MAX {
             active.ack.rate_limited.push(slot.psn);
         }
         self.ack_soon(slot.conn);
@@ -126,13 +134,35 @@ impl Engine {
         conn.active.as_ref()?.recv.must_wait(&self.recv_pool, conn.ordering, slot.psn, slot.distance)
     }
 
-    /// The packet found no place; it is not acknowledged and will come again, when the sender thinks that there is room.
-    /// Not for what was lost or damaged: that has not arrived, and the engine is not told.
+    /// The packet found no place; the sender is told, and sends it again when it thinks that there is room.
     pub fn not_placed(&mut self, slot: Slot) {
         if mutated!(self.config, AckUnplaced) {
             self.take(Time(0), slot, None, &mut Output::default());
         }
         self.counters.not_placed_packets += 1;
+        self.refuse(slot.conn, slot.psn);
+    }
+
+    /// The packet's frame is damaged, although the datagram's checksum was right: not by the network. The sender is told, and
+    /// sends it again, but blames no path for it.
+    pub fn damaged(&mut self, slot: Slot) {
+        self.counters.damaged_packets += 1;
+        self.refuse(slot.conn, slot.psn);
+    }
+
+    /// The packet's port is not here any more; the sender is told.
+    pub fn gone(&mut self, slot: Slot) {
+        self.refuse(slot.conn, slot.psn);
+    }
+
+    /// A packet has arrived and is not taken: the next ACK says so, if the version has words for it.
+    fn refuse(&mut self, index: u32, psn: Psn) {
+        let Some(conn) = self.conns[index as usize].as_mut().filter(|c| c.version.has_refusals()) else { return };
+        let Some(active) = conn.active.as_mut() else { return };
+        if active.ack.not_taken.len() < REFUSALS_MAX {
+            active.ack.not_taken.push(psn);
+        }
+        self.ack_soon(index);
     }
 
     /// A probe arrived: it is answered at once, on its path.
@@ -174,6 +204,7 @@ impl Engine {
         let owner = conn.owner;
         let Conn { active: Some(active), .. } = conn else { return };
         note_arrival(&mut active.ack, arrival, header);
+        active.ack.near = true;
         let publish = &mut out.publish;
         let skipped = active.recv.skip_to(&mut self.recv_pool, header.psn, &mut self.stack, &mut |h| {
             if !mutated!(self.config, SkipForgetsHeld) {
@@ -302,13 +333,16 @@ impl Engine {
         let early = slot.psn.0 % 16 == 3 && mutated!(self.config, PublishEarly);
         let ordering = if early { Ordering::Off } else { ordering };
         let placed = Placed { psn: slot.psn, distance: slot.distance, handle };
+        let base = active.recv.base();
         let show = &mut |handle| out.publish.push((owner, handle));
         let taken = active.recv.place(&mut self.recv_pool, ordering, placed, &mut self.stack, show);
         if !taken {
             self.counters.no_page_packets += 1;
+            self.refuse(slot.conn, slot.psn);
             return false;
         }
         self.counters.received_packets += 1;
+        active.ack.note(slot.psn, base);
         active.ack.packets = active.ack.packets.saturating_add(1);
         let due = active.ack.packets >= threshold || slot.gap;
         if slot.gap {
@@ -345,17 +379,26 @@ impl Engine {
         self.config.ack_delay_ns.unwrap_or(500 * US)
     }
 
+    /// Answers what has arrived since the last ACK: with no more ACKs than that were packets, and about those numbers only
+    /// among which they were. Whatever an ACK that was lost has told, a repetition asks for again.
     fn acknowledge(&mut self, now: Time, index: u32, out: &mut Output) {
         let Some(conn) = self.conns[index as usize].as_mut() else { return };
         let Some(active) = conn.active.as_mut() else { return };
-        let owed = std::mem::take(&mut active.ack);
+        let mut owed = std::mem::take(&mut active.ack);
         let Some(echo) = owed.echo else { return };
-        active.ack.rate_limited = owed.rate_limited;
         if conn.peer_cid.is_none() {
             return;
         }
         let base = if mutated!(self.config, AckHoles) { active.recv.end() } else { active.recv.base() };
         let bits = if mutated!(self.config, AckBitsShifted) { base.next() } else { base };
+        let far = owed.far_blocks(base, active.recv.end());
+        // A cumulative ACK that echoes a packet and does not have it says of that one that it was not taken.
+        if (0..Bitmap::MAX_BITS as i32).contains(&echo.psn.distance_from(base)) {
+            let before = owed.not_taken.len();
+            owed.not_taken.retain(|psn| *psn != echo.psn);
+            owed.near |= owed.not_taken.len() < before;
+        }
+        let nothing_else = owed.far == 0 && owed.not_taken.is_empty() && owed.rate_limited.is_empty();
         let mut ack = AckHeader {
             version: conn.version,
             cc: bifrost_wire::bifrost::cc::NONE,
@@ -371,39 +414,38 @@ impl Engine {
             num_ack: owed.packets.min(2047),
             num_ece: owed.marked.min(2047),
             base,
-            bitmap: active.recv.bitmap(&self.recv_pool, bits),
+            bitmap: Bitmap::empty(),
         };
         let (peer, vni) = (conn.peer, conn.pair.vni);
-        let mut push =
-            |packet| out.control.push(ControlOut { peer, vni, path: echo.path, packet: Control::Ack(packet) });
-        push(ack);
-        self.counters.acks_sent_packets += 1;
-        // What lies beyond the first 256 packets is reported by selective ACKs, newest part first in importance.
-        let mut from = base.add(Bitmap::MAX_BITS as u32);
-        (ack.num_ack, ack.num_ece, ack.kind) = (0, 0, AckKind::Selective);
-        while from.is_before(active.recv.end()) {
-            ack.base = from;
-            ack.bitmap = active.recv.bitmap(&self.recv_pool, from);
-            push(ack);
+        let mut tell = |ack: AckHeader| {
+            out.control.push(ControlOut { peer, vni, path: echo.path, packet: Control::Ack(ack) });
             self.counters.acks_sent_packets += 1;
-            from = from.add(Bitmap::MAX_BITS as u32);
-        }
-        if !active.ack.rate_limited.is_empty() {
-            ack.kind = AckKind::RateLimited;
-            while let Some(&first) = active.ack.rate_limited.first() {
+        };
+        // First what was not taken, or the sender would think that its path has lost it.
+        for (kind, psns) in [(AckKind::RateLimited, &mut owed.rate_limited), (AckKind::NotTaken, &mut owed.not_taken)] {
+            while let Some(&first) = psns.first() {
                 let mut bitmap = Bitmap::empty();
-                active.ack.rate_limited.retain(|psn| {
+                psns.retain(|psn| {
                     let ahead = psn.distance_from(first);
                     !((0..Bitmap::MAX_BITS as i32).contains(&ahead) && bitmap.set(ahead as usize))
                 });
-                (ack.base, ack.bitmap) = (first, bitmap);
-                push(ack);
-                self.counters.acks_sent_packets += 1;
-                if bitmap.is_empty() {
-                    active.ack.rate_limited.clear();
-                }
+                tell(AckHeader { kind, base: first, bitmap, num_ack: 0, num_ece: 0, ..ack });
             }
         }
+        if owed.near || nothing_else {
+            ack.bitmap = active.recv.bitmap(&self.recv_pool, bits);
+            tell(ack);
+            // What has come since the last ACK is counted once.
+            (ack.num_ack, ack.num_ece) = (0, 0);
+        }
+        ack.kind = AckKind::Selective;
+        for from in far {
+            (ack.base, ack.bitmap) = (from, active.recv.bitmap(&self.recv_pool, from));
+            tell(ack);
+            (ack.num_ack, ack.num_ece) = (0, 0);
+        }
+        // Their memory is used again.
+        (active.ack.rate_limited, active.ack.not_taken) = (owed.rate_limited, owed.not_taken);
     }
 
     /// Tells a peer that a CID is not known here; at most 32 a millisecond.

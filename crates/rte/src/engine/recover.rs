@@ -11,7 +11,7 @@ use super::Engine;
 use super::send::Again;
 use crate::conn::{Active, Conn, LossState, Skip, State};
 use crate::mutation::mutated;
-use crate::output::{Control, ControlOut, Output, PlainOut};
+use crate::output::{Control, ControlOut, DataOut, Output, PlainOut};
 use crate::send_window::{Record, Resend};
 use crate::time::{MS, Time, US};
 use crate::timing::{MAX_RTOS, Timing};
@@ -36,7 +36,7 @@ impl Engine {
                 Why::Timeout => {}
             }
             if !self.postpone(now, index, psn, &record) {
-                self.blame(now, index, &record, why);
+                self.blame(now, index, psn, &record, why);
                 self.resend(now, index, psn, Again::Lost, out);
             }
             let active = self.conn(index).and_then(|c| c.active.as_ref());
@@ -57,7 +57,7 @@ impl Engine {
                 let Some((psn, record)) = self.most_overdue(now, index, timing) else { break };
                 expired = true;
                 self.counters.timeout_packets += 1;
-                self.blame(now, index, &record, Why::Timeout);
+                self.blame(now, index, psn, &record, Why::Timeout);
                 // RTO, 2 RTO, 4 RTO: what was waited altogether.
                 let altogether = timing.rto.saturating_mul((2 << record.rtos()) - 1);
                 let rtos = record.rtos() + 1;
@@ -168,32 +168,43 @@ impl Engine {
     }
 
     /// Whether the peer has no room for a lost packet anyway. It then counts as sent, so that its turn comes as if it had been
-    /// lost once more.
+    /// lost once more, but takes no room on its path meanwhile.
     fn postpone(&mut self, now: Time, index: u32, psn: Psn, record: &Record) -> bool {
-        let Some(active) = self.conns[index as usize].as_mut().and_then(|c| c.active.as_mut()) else { return false };
+        let Some(conn) = self.conns[index as usize].as_mut() else { return false };
+        let Some(active) = conn.active.as_mut() else { return false };
+        let Some(peer) = self.peers[usize::from(conn.peer.0)].as_mut() else { return false };
         if psn.distance_from(active.send.una()) < i32::from(active.room) {
             return false;
         }
-        let why = Resend { timeout: false, copied: record.is_copied() };
+        if active.send.land(&mut self.send_pool, psn).is_some() {
+            peer.paths[record.path().index()].on_done(1);
+        }
+        let why = Resend { timeout: false, copied: record.is_copied(), postponed: true };
         active.send.resend(&mut self.send_pool, psn, record.path(), now.tick(), why);
         self.counters.postponed_packets += 1;
         true
     }
 
-    /// A packet's path has lost it.
-    fn blame(&mut self, now: Time, index: u32, record: &Record, why: Why) {
+    /// A packet's path has lost it. What all connections share is judged by what no single guest can bring about: not by packets
+    /// that have arrived and were not taken, nor by a connection of which the peer has lately not taken all. The ACK that names
+    /// those may be late or lost, and a peer of an older version cannot name them; probes tell whether the path is to blame.
+    fn blame(&mut self, now: Time, index: u32, psn: Psn, record: &Record, why: Why) {
         let timeout = why == Why::Timeout;
         let Some(conn) = self.conns[index as usize].as_mut() else { return };
+        let Some(active) = conn.active.as_mut().filter(|a| a.send.is_in_flight(&self.send_pool, psn)) else { return };
         let Some(peer) = self.peers[usize::from(conn.peer.0)].as_mut() else { return };
         let Some(path) = peer.paths.get_mut(record.path().index()) else { return };
+        active.spray.leave(record.path());
+        if active.room < u16::MAX && !mutated!(self.config, RefusalsIgnored) {
+            path.next_probe = now;
+            return;
+        }
         let rtt = path.total.smoothed_ns();
         if timeout {
             path.congestion(|cc| cc.on_timeout(now, rtt));
         } else {
             path.congestion(|cc| cc.on_loss(now, rtt));
         }
-        let Some(active) = conn.active.as_mut() else { return };
-        active.spray.leave(record.path());
         // Time alone proves nothing against a path: the peer may be asleep, or slow to look at what has come. If others
         // have delivered what left a good while after this path began to lose, or a later packet of this very path has
         // arrived, it does. Else a probe will tell.
@@ -236,34 +247,55 @@ impl Engine {
 
     /// Rule (d), third time: the packet leaves once more as plain VXLAN, and the receiver is told to go on without it.
     fn give_up(&mut self, now: Time, index: u32, psn: Psn, out: &mut Output) {
-        let silent = {
-            let Some(conn) = self.conns[index as usize].as_mut() else { return };
-            let Some(active) = conn.active.as_mut() else { return };
-            let Some(peer) = self.peers[usize::from(conn.peer.0)].as_mut() else { return };
-            let Some(record) = active.send.finish(&mut self.send_pool, psn, |_| false) else { return };
-            peer.paths[record.path().index()].on_done(1);
-            active.send.advance(&mut self.send_pool);
-            let past =
-                active.skip.map_or(psn.next(), |s| if s.past.is_before(psn.next()) { psn.next() } else { s.past });
-            if !mutated!(self.config, GiveUpSilently) {
-                active.skip = Some(Skip { past, next: now, tries: 0 });
-            }
-            self.counters.given_up_packets += 1;
-            conn.given_up_packets += 1;
-            out.plain.push(PlainOut {
-                peer: conn.peer,
-                vni: conn.pair.vni,
-                owner: conn.owner,
-                handle: record.handle,
-                segment: record.segment,
-            });
-            let last_arrival = peer.paths.iter().map(|p| p.last_arrival).max().unwrap_or_default();
-            now.since(last_arrival) >= self.config.best_effort_after_ns
-        };
-        self.arm(index, now.after(US));
-        if silent {
+        let Some(record) = self.abandon(now, index, psn) else { return };
+        let Some(conn) = self.conns[index as usize].as_mut() else { return };
+        let Some(peer) = self.peers[usize::from(conn.peer.0)].as_ref() else { return };
+        self.counters.given_up_packets += 1;
+        conn.given_up_packets += 1;
+        out.plain.push(PlainOut {
+            peer: conn.peer,
+            vni: conn.pair.vni,
+            owner: conn.owner,
+            handle: record.handle,
+            segment: record.segment,
+        });
+        let last_arrival = peer.paths.iter().map(|p| p.last_arrival).max().unwrap_or_default();
+        if now.since(last_arrival) >= self.config.best_effort_after_ns {
             self.fall_back(now, index, out);
         }
+    }
+
+    /// A packet that was to leave cannot: its content is gone. It is given up at once, no path is blamed, and the receiver is
+    /// told to go on without it. Returns whether the caller is to release its segment; not so if that has been done.
+    pub fn withdraw(&mut self, now: Time, data: &DataOut) -> bool {
+        let Some(index) = self.by_peer_cid.get(&(data.peer, data.header.cid)).copied() else { return false };
+        let psn = data.header.psn;
+        let same = |r: &Record| (r.handle, r.segment) == (data.handle, data.segment);
+        let outstanding = |c: &Conn| {
+            let record = c.active.as_ref().and_then(|a| a.send.record(&self.send_pool, psn));
+            c.owner == data.owner && record.as_ref().is_some_and(same)
+        };
+        if !self.conn(index).is_some_and(outstanding) {
+            return false;
+        }
+        self.counters.withdrawn_packets += 1;
+        self.abandon(now, index, psn).is_some()
+    }
+
+    /// A packet is outstanding no more, and the receiver is told soon to go on without it.
+    fn abandon(&mut self, now: Time, index: u32, psn: Psn) -> Option<Record> {
+        let conn = self.conns[index as usize].as_mut()?;
+        let active = conn.active.as_mut()?;
+        let peer = self.peers[usize::from(conn.peer.0)].as_mut()?;
+        let (record, in_flight) = active.send.finish(&mut self.send_pool, psn, |_| false)?;
+        peer.paths[record.path().index()].on_done(u32::from(in_flight));
+        active.send.advance(&mut self.send_pool);
+        let past = active.skip.map_or(psn.next(), |s| if s.past.is_before(psn.next()) { psn.next() } else { s.past });
+        if !mutated!(self.config, GiveUpSilently) {
+            active.skip = Some(Skip { past, next: now, tries: 0 });
+        }
+        self.arm(index, now.after(US));
+        Some(record)
     }
 
     /// All paths are silent: best effort until a probe returns (NSDI'26, 7.2).

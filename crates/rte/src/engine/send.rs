@@ -263,6 +263,7 @@ impl Engine {
         let Conn { active: Some(active), peer: peer_id, .. } = conn else { return };
         let Some(peer) = self.peers[usize::from(peer_id.0)].as_mut() else { return };
         let Some(before) = active.send.record(&self.send_pool, psn) else { return };
+        let in_flight = active.send.is_in_flight(&self.send_pool, psn);
         let path = peer.other_than(before.path());
         // It goes out on two paths at once, where congestion control would not rather have less: waiting for it once more
         // costs more than the few copies. What is late already goes out so in any case; and when two paths have not
@@ -276,10 +277,10 @@ impl Engine {
         } else {
             copies[0] = second_path(peer, path).filter(|second| late || peer.paths[second.index()].has_room(now));
         }
-        let why = crate::send_window::Resend { timeout, copied: copies[0].is_some() };
+        let why = crate::send_window::Resend { timeout, copied: copies[0].is_some(), postponed: false };
         let tick = now.tick();
         active.send.resend(&mut self.send_pool, psn, path, tick, why);
-        peer.paths[before.path().index()].on_done(1);
+        peer.paths[before.path().index()].on_done(u32::from(in_flight));
         peer.paths[path.index()].on_sent(now, 1);
         let header = DataHeader {
             version: conn.version,

@@ -57,7 +57,8 @@ fn lists_stay_whole_under_random_use() {
                 let i = (random() % out.len() as u64) as usize;
                 let i = if random() % 4 != 0 { 0 } else { i };
                 let (psn, p, sent) = out.remove(i);
-                let record = w.finish(&mut pool, psn, |_| false).expect("outstanding");
+                let (record, in_flight) = w.finish(&mut pool, psn, |_| false).expect("outstanding");
+                assert!(in_flight);
                 assert_eq!((record.path(), record.sent, record.distance()), (path(p), Tick(sent), 9));
                 w.advance(&mut pool);
             }

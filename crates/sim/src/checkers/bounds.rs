@@ -104,7 +104,7 @@ impl Bounds {
         for path in engine.path_snapshots(now) {
             on_paths += u64::from(path.in_flight_packets);
         }
-        let in_flight: u64 = self.connections.iter().map(|c| u64::from(c.in_flight_packets)).sum();
+        let in_flight: u64 = self.connections.iter().map(|c| u64::from(c.in_flight_packets - c.landed_packets)).sum();
         if on_paths != in_flight {
             violations.add(at, Kind::Other("in_flight"), || {
                 format!("host {host}: {on_paths} packets in flight on its paths, {in_flight} on its connections")

@@ -231,9 +231,16 @@ impl Conversation {
             });
         };
         let taken = |stream: &Stream, i: usize| stream.packets.get(i).is_some_and(|p| p.state & TAKEN != 0);
-        for bit in ack.bitmap.iter().map(|bit| base + bit).filter(|_| ack.kind != AckKind::RateLimited) {
+        for bit in ack.bitmap.iter().map(|bit| base + bit).filter(|_| !refuses(ack)) {
             if !taken(stream, bit) {
                 return wrong(format!("acknowledges packet {bit}, which it has not received"));
+            }
+        }
+        let answers = matches!(ack.kind, AckKind::Cumulative | AckKind::Selective) && !ack.probe;
+        if answers && let Some(placed) = stream.unanswered.take() {
+            let due = placed.max(self.calm.paused_until(receiver)) + host.ack_delay + self.slack;
+            if host.turn_at > due {
+                wrong(format!("an ACK that is {:.3} ms late", (host.turn_at - due) as f64 / 1e6));
             }
         }
         if ack.kind != AckKind::Cumulative {
@@ -255,12 +262,6 @@ impl Conversation {
             wrong("acknowledges twice in one batch, so once before publication".into());
         }
         stream.answered_in = host.turns;
-        if let Some(placed) = stream.unanswered.take() {
-            let due = placed.max(self.calm.paused_until(receiver)) + host.ack_delay + self.slack;
-            if host.turn_at > due {
-                wrong(format!("an ACK that is {:.3} ms late", (host.turn_at - due) as f64 / 1e6));
-            }
-        }
     }
 
     /// Sender's side of an ACK.
@@ -270,7 +271,7 @@ impl Conversation {
         let Some(key) = peers.map(|(_, peers)| (packet.src, *peers)) else { return };
         let base = ack.base.0.wrapping_sub(host.first_psn) as usize;
         let Some(stream) = self.streams.get_mut(&key) else { return };
-        if ack.kind == AckKind::RateLimited {
+        if refuses(ack) {
             return;
         }
         if ack.kind == AckKind::Cumulative && base > stream.heard {
@@ -443,4 +444,9 @@ impl Checker for Conversation {
 fn fingerprint(frame: &[u8]) -> u64 {
     let head = frame.chunks_exact(8).take(12).map(|c| u64::from_le_bytes(c.try_into().unwrap_or_default()));
     head.fold(frame.len() as u64, |hash, word| mix(hash ^ word))
+}
+
+/// Whether an ACK names what was not taken.
+fn refuses(ack: &AckHeader) -> bool {
+    matches!(ack.kind, AckKind::RateLimited | AckKind::NotTaken)
 }

@@ -270,7 +270,7 @@ fn transport(rng: &mut Rng) -> TransportSettings {
         ($($name:ident = $value:expr;)*) => { $(if rng.one_in(6) { t.$name = Some($value); })* };
     }
     now_and_then! {
-        version_max = rng.range(1, 3) as u8;
+        version_max = rng.range(1, 4) as u8;
         group_packets = rng.scale(1, 2_000) as u16;
         spray_paths = rng.range(1, 8) as u8;
         ack_threshold = rng.scale(1, 256) as u16;

@@ -15,6 +15,9 @@ pub enum AckKind {
     Selective = 1,
     /// Set bits were dropped by a rate limit of the receiver: retransmit, and slow down.
     RateLimited = 2,
+    /// Set bits have arrived and were not taken, for lack of room or because their content is damaged: their paths are not
+    /// to blame; retransmit once there is room. From version 4 on.
+    NotTaken = 3,
 }
 
 /// An ACK packet.
@@ -113,6 +116,7 @@ impl AckHeader {
             0 => AckKind::Cumulative,
             1 => AckKind::Selective,
             2 => AckKind::RateLimited,
+            3 if version.has_refusals() => AckKind::NotTaken,
             _ => return Err(Refusal::AckType),
         };
         let cid = Cid(word(fixed, 8));

@@ -1,4 +1,4 @@
-//! BUNDLE: several packets in one datagram (PROTOCOL §3.6; version 3).
+//! BUNDLE: several packets in one datagram (PROTOCOL §3.6; from version 3 on).
 
 use alloc::vec::Vec;
 
@@ -9,6 +9,8 @@ use super::{Cid, PacketType, Refusal, STEERING_OFFSET, Version};
 const HEADER_LEN: usize = 12;
 /// Bytes before each packet: its length.
 const LENGTH_LEN: usize = 2;
+/// The version of this header. Later versions keep it, so that a host need not know which its packets have.
+const FORMAT: Version = Version::V3;
 /// The shortest packet that may be in a bundle has the Destination CID at least.
 const MIN_PACKET_LEN: usize = HEADER_LEN;
 
@@ -38,7 +40,7 @@ impl<'a> Bundle<'a> {
 
     pub(super) fn parse(bytes: &'a [u8]) -> Result<Self, Refusal> {
         let (header, packets) = bytes.split_first_chunk::<HEADER_LEN>().ok_or(Refusal::ShortDatagram)?;
-        if !Version::try_from(header[1] >> 4)?.has_bundles() {
+        if Version::try_from(header[1] >> 4)? != FORMAT {
             return Err(Refusal::Version);
         }
         let cid = Cid(word(header, STEERING_OFFSET));
@@ -69,7 +71,7 @@ pub fn begin(buffer: &mut Vec<u8>, at: usize) {
     let len = buffer.len() - at;
     let mut header = [0; HEADER_LEN + LENGTH_LEN];
     header[0] = PacketType::Bundle as u8;
-    header[1] = Version::LATEST.number() << 4;
+    header[1] = FORMAT.number() << 4;
     header[STEERING_OFFSET..HEADER_LEN].copy_from_slice(&buffer[at + STEERING_OFFSET..at + HEADER_LEN]);
     header[HEADER_LEN..].copy_from_slice(&(len as u16).to_be_bytes());
     buffer.extend_from_slice(&[0; HEADER_LEN + LENGTH_LEN]);

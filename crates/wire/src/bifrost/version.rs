@@ -12,11 +12,13 @@ pub enum Version {
     V2 = 2,
     /// Version 2, and packets may come several in one datagram.
     V3 = 3,
+    /// Version 3, and ACKs name what has arrived and was not taken.
+    V4 = 4,
 }
 
 impl Version {
     /// The highest that this implementation speaks.
-    pub const LATEST: Self = Self::V3;
+    pub const LATEST: Self = Self::V4;
     /// The lowest that this implementation accepts.
     pub const OLDEST: Self = Self::V1;
 
@@ -29,13 +31,19 @@ impl Version {
     /// Whether data packets carry the flow distance.
     #[must_use]
     pub const fn has_distance(self) -> bool {
-        matches!(self, Self::V2 | Self::V3)
+        matches!(self, Self::V2 | Self::V3 | Self::V4)
     }
 
     /// Whether packets may come in [bundles](super::Bundle).
     #[must_use]
     pub const fn has_bundles(self) -> bool {
-        matches!(self, Self::V3)
+        matches!(self, Self::V3 | Self::V4)
+    }
+
+    /// Whether ACKs name packets that arrived and were [not taken](super::AckKind::NotTaken).
+    #[must_use]
+    pub const fn has_refusals(self) -> bool {
+        matches!(self, Self::V4)
     }
 }
 
@@ -49,6 +57,7 @@ impl TryFrom<u8> for Version {
             1 => Ok(Self::V1),
             2 => Ok(Self::V2),
             3 => Ok(Self::V3),
+            4 => Ok(Self::V4),
             _ => Err(Refusal::Version),
         }
     }

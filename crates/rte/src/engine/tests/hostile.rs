@@ -110,7 +110,7 @@ impl Attacker {
                 };
                 let setup = Setup {
                     kind,
-                    version: rng.below(4) as u8,
+                    version: rng.below(6) as u8,
                     cc: 1,
                     worker: rng.below(3) as u8,
                     local: Cid(rng.below(5) as u32),

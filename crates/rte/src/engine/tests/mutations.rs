@@ -238,6 +238,7 @@ const NOTICED: [(Mutation, Scenario); Mutation::ALL.len()] = [
     (Mutation::EndForgetsWaiting, nobody_answers),
     (Mutation::BestEffortForEver, blackout),
     (Mutation::InFlightLeaks, losses),
+    (Mutation::RefusalsIgnored, adversary::damage_on_the_best_path),
 ];
 
 #[test]

@@ -121,6 +121,11 @@ impl Guest {
         self.next_seq.get(&flow).copied().unwrap_or_default()
     }
 
+    /// Its port goes away with what was placed.
+    pub(super) fn forget_placed(&mut self) {
+        self.placed.clear();
+    }
+
     /// Whether everything that was placed has been shown.
     pub(super) fn holds_nothing(&self) -> bool {
         self.placed.is_empty()
@@ -155,8 +160,68 @@ pub(super) struct World {
     pub(super) doomed: Option<Psn>,
     /// SKIPs are lost.
     pub(super) lose_skips: bool,
+    pub(super) rogue: Rogue,
     /// Output for this owner belongs to another test's traffic and is ignored.
     pub(super) isolate_owner: Option<u16>,
+}
+
+/// A second pair of guests on the same hosts: traffic from side 0 to side 1 over the same paths, whose packets its own guests
+/// spoil. Nothing is checked of it but that its buffers come back.
+#[derive(Debug, Default)]
+pub(super) struct Rogue {
+    /// What becomes of a data packet that has arrived.
+    pub(super) misdeed: Option<fn(&mut Rng, &DataHeader, &RogueView) -> Misdeed>,
+    pub(super) view: RogueView,
+    /// Handle -> segments not yet released.
+    held: HashMap<u32, u32>,
+    next_handle: u32,
+    placed: u32,
+    backlog: std::collections::VecDeque<u8>,
+    /// Packets of its own that were spoilt.
+    pub(super) spoilt: u64,
+}
+
+/// What a rogue goes by.
+#[derive(Debug, Default)]
+pub(super) struct RogueView {
+    pub(super) now: Time,
+    /// The sender's best path.
+    pub(super) best: PathId,
+}
+
+/// What a guest does to a packet of its own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Misdeed {
+    /// Nothing.
+    None,
+    /// Its content was changed between the checksum and the wire.
+    Damage,
+    /// The receiving guest has no buffer for it.
+    NoBuffer,
+    /// The receiving guest gets no more, by its own limit.
+    Limit,
+}
+
+/// The port of the rogue's guests.
+const ROGUE: u16 = 9;
+
+impl Rogue {
+    fn mac(side: usize) -> Mac {
+        Mac([2, 0, 0, 0, 9, side as u8 + 1])
+    }
+
+    fn release(&mut self, handle: u32) {
+        let left = self.held.get_mut(&handle).expect("released once per segment");
+        *left -= 1;
+        if *left == 0 {
+            self.held.remove(&handle);
+        }
+    }
+
+    /// Buffers that have not come back.
+    pub(super) fn held(&self) -> usize {
+        self.held.len()
+    }
 }
 
 pub(super) const VNI: u32 = 100;
@@ -185,6 +250,7 @@ impl World {
             data_sent: [vec![0; paths], vec![0; paths]],
             doomed: None,
             lose_skips: false,
+            rogue: Rogue::default(),
             isolate_owner: None,
         }
     }
@@ -201,6 +267,36 @@ impl World {
     pub(super) fn offer(&mut self, side: usize, flow: u32, segments: u8) {
         self.sides[side].guest.backlog.push_back((flow, segments));
         self.pump(side);
+    }
+
+    /// The rogue's guest on side 0 offers a packet.
+    pub(super) fn offer_rogue(&mut self, segments: u8) {
+        self.rogue.backlog.push_back(segments);
+        self.pump_rogue();
+    }
+
+    fn pump_rogue(&mut self) {
+        let now = self.now;
+        let Side { engine, out, .. } = &mut self.sides[0];
+        let to = Destination {
+            vni: VNI,
+            owner: ROGUE,
+            local: Rogue::mac(0),
+            remote: Rogue::mac(1),
+            peer: PeerId(0),
+            ordering: Ordering::Flow,
+        };
+        while let Some(&segments) = self.rogue.backlog.front() {
+            let handle = self.rogue.next_handle;
+            match engine.transmit(now, &to, Outbound { handle, segments, flow: handle % 4 }, out) {
+                Admission::Blocked => break,
+                Admission::Accepted => drop(self.rogue.held.insert(handle, u32::from(segments))),
+                Admission::Plain => {}
+            }
+            self.rogue.next_handle += 1;
+            self.rogue.backlog.pop_front();
+        }
+        self.carry_out(0);
     }
 
     /// Fetches from the guest until a window closes.
@@ -251,6 +347,7 @@ impl World {
             out.data.retain(|d| d.owner != other);
             out.plain.retain(|p| p.owner != other);
         }
+        out.publish.retain(|p| p.0 != ROGUE);
         for &(owner, handle) in &out.publish {
             assert_eq!(owner, 7);
             let guest = &mut self.sides[from].guest;
@@ -261,7 +358,11 @@ impl World {
         assert!(!early, "an ACK vouches for what is not published yet");
         self.sides[from].engine.flush_acks(now, &mut out);
         for d in &out.data {
-            assert!(self.sides[from].guest.held.contains_key(&d.handle), "sends a buffer that it has released");
+            let rogues = d.owner == ROGUE && self.rogue.held.contains_key(&d.handle);
+            assert!(
+                rogues || self.sides[from].guest.held.contains_key(&d.handle),
+                "sends a buffer that it has released"
+            );
             self.launch(from, d.header.path.index(), Packet::Data(d.header, d.handle, d.segment));
         }
         for c in out.control.iter().filter(|c| c.peer == PeerId(0)) {
@@ -274,6 +375,14 @@ impl World {
             };
             self.launch(from, c.path.index(), packet);
         }
+        for handle in out.release.iter().filter(|r| r.0 == ROGUE).map(|r| r.1) {
+            self.rogue.release(handle);
+        }
+        for handle in out.plain.iter().filter(|p| p.owner == ROGUE).map(|p| p.handle) {
+            self.rogue.release(handle);
+        }
+        out.release.retain(|r| r.0 != ROGUE);
+        out.plain.retain(|p| p.owner != ROGUE);
         let guest = &mut self.sides[from].guest;
         let plain: Vec<_> = out.plain.iter().map(|p| (p.owner, p.handle)).collect();
         guest.plain += plain.len() as u64;
@@ -330,6 +439,7 @@ impl World {
                     self.carry_out(side);
                     self.pump(side);
                 }
+                self.pump_rogue();
                 continue;
             }
             let mut touched = BTreeSet::new();
@@ -343,6 +453,7 @@ impl World {
                 self.carry_out(side);
                 self.pump(side);
             }
+            self.pump_rogue();
         }
     }
 
@@ -362,10 +473,29 @@ impl World {
             _ => None,
         };
         let arrival = Arrival { peer: PeerId(0), vni: VNI, nic_rx: now, hops: 2, marked: false };
+        self.rogue.view.now = now;
+        if let Some(best) = self.sides[0].engine.selected_paths(PeerId(0)).first() {
+            self.rogue.view.best = *best;
+        }
         let Side { engine, guest, vnic, has_buffers, out, .. } = &mut self.sides[flight.to];
         match flight.packet {
             Packet::Data(header, ..) => {
                 if let Verdict::Place { owner, slot } = engine.on_data(now, &arrival, &header, out) {
+                    if owner == ROGUE {
+                        let Rogue { misdeed, view, .. } = &self.rogue;
+                        let misdeed = misdeed.map_or(Misdeed::None, |misdeed| misdeed(&mut self.rng, &header, view));
+                        self.rogue.spoilt += u64::from(misdeed != Misdeed::None);
+                        match misdeed {
+                            Misdeed::None => {
+                                self.rogue.placed += 1;
+                                engine.placed(now, slot, self.rogue.placed, out);
+                            }
+                            Misdeed::Damage => engine.damaged(slot),
+                            Misdeed::NoBuffer => engine.not_placed(slot),
+                            Misdeed::Limit => engine.rate_limited(slot),
+                        }
+                        return;
+                    }
                     assert_eq!(owner, 7);
                     if !*has_buffers {
                         engine.not_placed(slot);
@@ -382,7 +512,11 @@ impl World {
             Packet::Probe(header) => engine.on_probe(now, &arrival, &header, out),
             Packet::Skip(header) => engine.on_skip(now, &arrival, &header, out),
             Packet::Ack(ack) => engine.on_ack(now, &arrival, &ack, out),
-            Packet::Setup(setup) => engine.on_setup(now, &arrival, &setup, *vnic, out),
+            Packet::Setup(setup) => {
+                let rogue = LocalVnic { owner: ROGUE, ordering: Ordering::Flow, reliable: true };
+                let vnic = if setup.to == Rogue::mac(flight.to) { Some(rogue) } else { *vnic };
+                engine.on_setup(now, &arrival, &setup, vnic, out);
+            }
             Packet::Reset(reset) => engine.on_reset(now, &arrival, &reset, out),
         }
     }
