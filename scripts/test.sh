@@ -9,7 +9,7 @@ sudo=""
 [ "$(id -u)" -eq 0 ] || sudo=sudo
 began=$(date +%s)
 number=0
-total=16
+total=17
 
 step() {
     title=$1
@@ -41,7 +41,7 @@ step "formatting" cargo fmt --all --check
 step "lints" cargo clippy --workspace --all-targets --locked -- -D warnings
 step "documentation" env RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --locked
 step "tests" cargo test --workspace --locked
-step "fuzz: every mistake of a vhost-user port is noticed" cargo test --locked -p bifrost-fuzz --features mutations --test messages
+step "fuzz: every mistake of the switch and of vhost-user ports is noticed" cargo test --locked -p bifrost-fuzz --features mutations
 # For 2,000 seeds, a build of its own as the million has (scripts/swarm.sh) would take longer than it saves. A test is
 # named as well because dependencies then have the features that they have for the tests, and are there already.
 step "swarm: build" cargo build --locked --workspace --bin bifrost-sim --test swarm --features bifrost-sim/mutations

@@ -107,7 +107,7 @@ impl Machine {
             queues: 2,
             packed: true,
             slicing: true,
-            record: None,
+            record: Some(directory.path().join("record")),
             message_rate: 0,
         };
         let port = VhostPort::open(config, Box::new(worker.clone())).expect("a port");

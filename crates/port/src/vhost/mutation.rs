@@ -71,7 +71,7 @@ mod switch {
 
     impl Mutation {
         /// Every mutation of the rings.
-        pub const ALL: [Mutation; 7] = [
+        pub const RINGS: [Mutation; 7] = [
             Mutation::UnshownNotCounted,
             Mutation::RecordSortedInPlace,
             Mutation::WorkNotBounded,
@@ -108,7 +108,7 @@ mod switch {
         ON.get_or_init(|| {
             let name = std::env::var("MUTATION").unwrap_or_default();
             let named =
-                Mutation::ALL.into_iter().chain(Mutation::BACK_END).find(|mutation| format!("{mutation:?}") == name);
+                Mutation::RINGS.into_iter().chain(Mutation::BACK_END).find(|mutation| format!("{mutation:?}") == name);
             AtomicU8::new(named.map_or(0, |mutation| mutation as u8))
         })
     }
