@@ -6,6 +6,8 @@ use std::process::ExitCode;
 use bifrost_control::api::FaultSpecError;
 use bifrost_control::client::ClientError;
 
+use crate::output::printable;
+
 /// Why a command failed.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Failure {
@@ -31,12 +33,12 @@ impl Failure {
         let (what, location, hint) = self.parts();
         if json {
             let error = serde_json::json!({ "error": { "what": what, "where": location, "hint": hint } });
-            eprintln!("{error}");
+            eprintln!("{}", printable(&error.to_string()));
         } else {
             let location = if location.is_empty() { location } else { format!("{location}: ") };
-            eprintln!("error: {location}{what}");
+            eprintln!("error: {}", printable(&format!("{location}{what}")));
             if !hint.is_empty() {
-                eprintln!("hint: {hint}");
+                eprintln!("hint: {}", printable(&hint));
             }
         }
         ExitCode::FAILURE

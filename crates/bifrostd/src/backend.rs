@@ -22,6 +22,9 @@ use crate::samples;
 use crate::translate;
 use crate::trim::trim;
 
+/// Faults in force at a time.
+const MAX_FAULTS: usize = 256;
+
 impl Backend for Daemon {
     fn status(&self) -> Result<Status, ApiError> {
         let mut state = self.state();
@@ -293,6 +296,10 @@ impl Backend for Daemon {
             return Err(ApiError::bad_request("packets from a guest can only be dropped")
                 .at("direction")
                 .hint("use loss or down, or inject the fault on the underlay: --peer NAME --direction tx"));
+        }
+        if state.faults.len() >= MAX_FAULTS {
+            return Err(ApiError::conflict(format!("there are {MAX_FAULTS} faults already"))
+                .hint("each packet is held against each of them; remove some: bifrostctl fault clear"));
         }
         let id = state.next_fault;
         let fault = translate::fault(id as u32, &spec, &state.names).ok_or_else(|| unknown_target(&state, &spec))?;

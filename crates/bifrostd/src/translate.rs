@@ -17,6 +17,9 @@ use bifrost_wire::Vni;
 
 use crate::daemon::Names;
 
+// What the configuration gives no guest is what the switch answers with.
+const _: () = assert!(config::GATEWAY_MAC.as_u64() == avs::GATEWAY_MAC.as_u64());
+
 /// The UDP sockets of the underlay.
 pub(crate) fn udp(config: &Config) -> UdpConfig {
     UdpConfig {

@@ -20,6 +20,7 @@
 //! Errors are `{"error": {"what", "where", "hint"}}` with a 4xx or 5xx status.
 
 mod capture;
+mod connections;
 mod exposition;
 mod metrics;
 mod routes;
@@ -226,17 +227,11 @@ impl Drop for ServerHandle {
 async fn run(listener: tokio::net::UnixListener, backend: Arc<dyn Backend>, stopped: &mut oneshot::Receiver<()>) {
     let (tell, told) = oneshot::channel();
     let stopping = Arc::new(AtomicBool::new(false));
-    let server = axum::serve(listener, routes::router(backend, Arc::clone(&stopping))).with_graceful_shutdown(async {
-        let _ = told.await;
-    });
-    let server = async { server.await };
+    let server = connections::run(listener, routes::router(backend, Arc::clone(&stopping)), told);
     tokio::pin!(server);
     tokio::select! {
-        // Accepting retries by itself; this does not end in practice.
-        ended = &mut server => {
-            tracing::error!(?ended, "the API's server ended");
-            return;
-        }
+        // It ends when it is told to.
+        () = &mut server => return,
         _ = stopped => {}
     }
     stopping.store(true, Ordering::Relaxed);

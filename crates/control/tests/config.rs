@@ -541,6 +541,28 @@ fn bad_configurations() {
         ),
         // Virtual machines.
         ("name = \"web2\"", "name = \"web2\"\nkind = \"vhost\"", &["59: port[1].kind: "]),
+        (
+            "name = \"web2\"",
+            "name = \"web2\"\nkind = \"vhost-user\"\nsocket = \"/run/bifrost/a.sock\"",
+            &["60: port[1].socket: /run/bifrost/a.sock is already control.socket (line 4)"],
+        ),
+        (
+            "name = \"web2\"",
+            "name = \"web2\"\nkind = \"vhost-user\"\nsocket = \"/run/vm/../bifrost/a.sock\"",
+            &["60: port[1].socket: \"/run/vm/../bifrost/a.sock\" has a part \"..\"; write the path without"],
+        ),
+        (
+            "name = \"web2\"",
+            "name = \"web2\"\nkind = \"vhost-user\"\nsocket = \"/run/vm.sock.inflight\"",
+            &[
+                "60: port[1].socket: \"/run/vm.sock.inflight\": names with \".inflight\" are those of the daemon's records",
+            ],
+        ),
+        (
+            "mac = \"02:00:00:00:00:03\"",
+            "mac = \"02:bf:00:00:00:01\"",
+            &["71: route[1].mac: 02:bf:00:00:00:01 is the MAC address of every gateway"],
+        ),
         ("name = \"web2\"", "name = \"web2\"\nkind = \"vhost-user\"", &["57: port[1].socket: "]),
         (
             "name = \"web2\"",

@@ -420,6 +420,28 @@ fn a_stop_waits_for_an_answer_and_not_for_an_idle_client() {
 }
 
 #[test]
+fn who_asks_or_reads_nothing_is_hung_up_on() {
+    let r = rig();
+    let beginnings = ["", "GET /v1/sta", "PUT /v1/faults HTTP/1.1\r\nhost: x\r\ncontent-length: 100\r\n\r\n{"];
+    let clients: Vec<_> = beginnings
+        .iter()
+        .map(|beginning| {
+            let mut stream = UnixStream::connect(&r.socket).unwrap();
+            stream.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+            stream.write_all(beginning.as_bytes()).unwrap();
+            stream
+        })
+        .collect();
+    // Others are answered meanwhile.
+    r.client.status().unwrap();
+    for (mut stream, beginning) in clients.into_iter().zip(beginnings) {
+        let mut answer = Vec::new();
+        stream.read_to_end(&mut answer).unwrap_or_else(|e| panic!("{beginning:?}: {e}"));
+        assert!(answer.is_empty() || answer.starts_with(b"HTTP/1.1 408"), "{beginning:?}: {answer:?}");
+    }
+}
+
+#[test]
 fn an_answer_that_is_none() {
     let dir = tempfile::tempdir().unwrap();
     let socket = dir.path().join("d.sock");

@@ -10,7 +10,7 @@ use ipnet::IpNet;
 
 use super::peering::Ways;
 use super::section::{Sink, nearest};
-use super::{Config, MAX_AFXDP_MTU, Peering, Port, PortKind, Route, UnderlayPort, Vni, overhead_bytes};
+use super::{Config, GATEWAY_MAC, MAX_AFXDP_MTU, Peering, Port, PortKind, Route, UnderlayPort, Vni, overhead_bytes};
 
 pub(super) fn check(config: &Config, sink: &Sink<'_>) {
     workers(config, sink);
@@ -138,6 +138,7 @@ fn ports(config: &Config, sink: &Sink<'_>) {
     let mut macs = Seen::new(sink);
     let mut addresses: Seen<'_, (Vni, IpAddr)> = Seen::new(sink);
     let mut sockets = Seen::new(sink);
+    sockets.seed("control.socket".to_owned(), &config.control.socket);
     let mut devices: Seen<'_, (Option<PathBuf>, String)> = Seen::new(sink);
     for (i, vpc) in config.vpcs.iter().enumerate() {
         for (k, gateway) in vpc.gateway.iter().enumerate() {
@@ -157,6 +158,7 @@ fn ports(config: &Config, sink: &Sink<'_>) {
             sockets.once(at("socket"), socket, || format!("{} is", socket.display()));
         }
         let vni_known = vnis.check(sink, at("vni"), port.vni);
+        no_gateway(sink, at("mac"), port.mac);
         if vni_known {
             macs.once(at("mac"), &(port.vni, port.mac), || format!("{} is, in VNI {},", port.mac, port.vni));
         }
@@ -284,6 +286,7 @@ fn routes(config: &Config, sink: &Sink<'_>) {
             sink.error(at("prefix"), format!("{} has host bits set; write {}", route.prefix, route.prefix.trunc()));
         }
         route_mtu(config, sink, at("mtu"), route, &path_mtu);
+        no_gateway(sink, at("mac"), route.mac);
         if !vni_known {
             continue;
         }
@@ -365,6 +368,13 @@ fn local_destination(
     let address = prefix.addr();
     if let Some(port) = ports.get(&(vni, address)) {
         sink.error(field, format!("{address} is the address of the local port {:?}", port.name));
+    }
+}
+
+/// Reports a guest with the gateways' MAC address: what is sent to it would be routed, and what it sends taken for routed.
+fn no_gateway(sink: &Sink<'_>, field: impl fmt::Display, mac: bifrost_wire::Mac) {
+    if mac == GATEWAY_MAC && !sink.failed(&field) {
+        sink.error(field, format!("{mac} is the MAC address of every gateway"));
     }
 }
 

@@ -29,6 +29,9 @@ pub use vni::Vni;
 /// The control socket unless the configuration names another.
 pub const DEFAULT_SOCKET: &str = "/run/bifrost/bifrostd.sock";
 
+/// MAC address of the gateways of all networks. No guest has it.
+pub const GATEWAY_MAC: Mac = Mac([0x02, 0xbf, 0x00, 0x00, 0x00, 0x01]);
+
 /// The most paths to one peer: the path number has 3 bits on the wire (NSDI'26 paper, appendix C).
 pub const MAX_PATHS: u8 = 8;
 

@@ -2,7 +2,7 @@
 
 use std::net::SocketAddr;
 use std::ops::RangeInclusive;
-use std::path::{Path, PathBuf};
+use std::path::{Component, Path, PathBuf};
 use std::time::Duration;
 
 use toml::de::DeTable;
@@ -18,25 +18,40 @@ use super::{
 const MAX_ADDRESSES: usize = 8;
 /// The most security groups of one port.
 const MAX_GROUPS: usize = 8;
+/// In the names of files that the daemon keeps beside vhost-user sockets.
+const RECORD: &str = ".inflight";
 /// Bytes of a Unix socket's path (`sun_path`, without its final zero).
 const MAX_SOCKET_PATH: usize = 107;
+/// Bytes of a file of which all syntax errors are told.
+const MAX_RECOVERED: usize = 1 << 20;
 /// Bytes of an interface's name (`IFNAMSIZ`, without its final zero).
 const MAX_DEVICE_NAME: usize = 15;
 
 pub(super) fn parse(text: &str, file: &str) -> Result<Config, ConfigErrors> {
-    let (document, syntax) = DeTable::parse_recoverable(text);
+    let document = match DeTable::parse(text) {
+        Ok(document) => document,
+        Err(first) => return Err(syntax_errors(text, file, first)),
+    };
     let sink = Sink::new(file, text, document.get_ref());
-    for error in &syntax {
-        sink.error_at(error.span().map_or(0, |s| s.start), "", error.message());
-    }
-    // What was recovered around a syntax error would only give misleading errors.
-    if !syntax.is_empty() {
-        return Err(ConfigErrors::new(sink.into_errors()));
-    }
     let config = document_of(&sink, document.get_ref());
-    check::check(&config, &sink);
+    // Some checks look at all errors again and again.
+    if !sink.is_full() {
+        check::check(&config, &sink);
+    }
     let errors = sink.into_errors();
     if errors.is_empty() { Ok(config) } else { Err(ConfigErrors::new(errors)) }
+}
+
+/// All syntax errors, or the first one of a large file, which may have as many as bytes.
+fn syntax_errors(text: &str, file: &str, first: toml::de::Error) -> ConfigErrors {
+    let errors = if text.len() > MAX_RECOVERED { vec![first] } else { DeTable::parse_recoverable(text).1 };
+    // What was recovered around them would only give misleading errors.
+    let nothing = DeTable::new();
+    let sink = Sink::new(file, text, &nothing);
+    for error in &errors {
+        sink.error_at(error.span().map_or(0, |s| s.start), "", error.message());
+    }
+    ConfigErrors::new(sink.into_errors())
 }
 
 fn document_of(sink: &Sink<'_>, table: &DeTable<'_>) -> Config {
@@ -318,6 +333,13 @@ fn netns(s: &mut Section<'_, '_>) -> Option<PathBuf> {
 fn check_socket(s: &Section<'_, '_>, socket: &str) {
     if !s.has_failed("socket") && !Path::new(&socket).is_absolute() {
         s.error("socket", format!("{socket:?} is not an absolute path"));
+    }
+    // Two paths that lead to one place are told apart by nobody, and what lies beside a socket is the daemon's.
+    if Path::new(socket).components().any(|part| part == Component::ParentDir) {
+        s.error("socket", format!("{socket:?} has a part \"..\"; write the path without"));
+    }
+    if Path::new(socket).file_name().is_some_and(|name| name.to_string_lossy().contains(RECORD)) {
+        s.error("socket", format!("{socket:?}: names with \"{RECORD}\" are those of the daemon's records"));
     }
     if socket.len() > MAX_SOCKET_PATH {
         s.error("socket", format!("{} bytes; the path of a Unix socket has at most {MAX_SOCKET_PATH}", socket.len()));

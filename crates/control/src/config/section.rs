@@ -13,6 +13,12 @@ use toml::de::{DeTable, DeValue};
 
 use super::error::ConfigError;
 
+/// Errors that are listed. Beyond them reading stops: a file that is no configuration at all must cost neither hours nor gigabytes.
+const MAX_ERRORS: usize = 1000;
+/// Characters of a field's name and of a message that are listed. Longer ones quote what the file has.
+const MAX_FIELD: usize = 200;
+const MAX_MESSAGE: usize = 2000;
+
 /// Collects errors, and finds the line of every field that was written: when there is an error, for most files have none, and
 /// some a hundred thousand routes.
 pub(super) struct Sink<'a> {
@@ -73,16 +79,44 @@ impl<'a> Sink<'a> {
         self.state.into_inner().errors
     }
 
+    /// Whether there are as many errors as are listed: what follows need not be read.
+    pub(super) fn is_full(&self) -> bool {
+        self.state.borrow().errors.len() >= MAX_ERRORS
+    }
+
     fn push(&self, line: usize, field: String, message: String) {
         let mut state = self.state.borrow_mut();
-        state.failed.insert(field.clone());
-        state.errors.push(ConfigError { file: self.file.to_owned(), line, field, message });
+        if state.errors.len() >= MAX_ERRORS {
+            return;
+        }
+        let message = match state.errors.len() + 1 {
+            MAX_ERRORS => {
+                format!("{}; errors beyond these {MAX_ERRORS} are not listed", printable(&message, MAX_MESSAGE))
+            }
+            _ => printable(&message, MAX_MESSAGE),
+        };
+        let file = self.file.to_owned();
+        state.errors.push(ConfigError { file, line, field: printable(&field, MAX_FIELD), message });
+        state.failed.insert(field);
     }
 
     fn line_of_offset(&self, offset: usize) -> usize {
         let starts = || std::iter::once(0).chain(self.text.match_indices('\n').map(|(i, _)| i + 1)).collect();
         self.line_starts.get_or_init(starts).partition_point(|start| *start <= offset)
     }
+}
+
+/// A text without control characters, which a terminal might obey, and with at most so many characters.
+fn printable(text: &str, most: usize) -> String {
+    let mut out = String::new();
+    for c in text.chars().take(most) {
+        // TOML's own messages have line ends.
+        if c.is_control() && c != '\n' { out.extend(c.escape_debug()) } else { out.push(c) }
+    }
+    if text.chars().nth(most).is_some() {
+        out.push('…');
+    }
+    out
 }
 
 /// Where a field such as `port[2].addresses[0]` begins, byte offset; if it was not written, that of the nearest one around it that was.
@@ -323,6 +357,9 @@ impl<'a, 'i> Section<'a, 'i> {
         };
         let mut sections = Vec::new();
         for (i, element) in array.iter().enumerate() {
+            if self.sink.is_full() {
+                break;
+            }
             let path = format!("{}[{i}]", self.field(key));
             let table = element.get_ref().as_table();
             if table.is_none() {
@@ -341,6 +378,9 @@ impl<'a, 'i> Section<'a, 'i> {
             let name = key.get_ref().as_ref();
             if self.asked.contains(&name) {
                 continue;
+            }
+            if self.sink.is_full() {
+                return;
             }
             let message = match nearest(name, &self.asked) {
                 Some(known) => format!("unknown key; did you mean {known:?}?"),
@@ -385,8 +425,11 @@ impl<'a, 'i> Section<'a, 'i> {
 /// The known word that a mistyped one most likely means.
 pub(super) fn nearest<'k>(word: &str, known: &[&'k str]) -> Option<&'k str> {
     // A third of the letters may be wrong; beyond that a suggestion would mislead.
-    let limit = (word.chars().count() / 3).max(1);
-    let distances = known.iter().map(|k| (strsim::damerau_levenshtein(word, k), *k));
+    let length = word.chars().count();
+    let limit = (length / 3).max(1);
+    // The distance is at least what the lengths differ by; finding it takes time and memory for each pair of letters.
+    let close = known.iter().filter(|k| k.chars().count().abs_diff(length) <= limit);
+    let distances = close.map(|k| (strsim::damerau_levenshtein(word, k), *k));
     distances.filter(|(distance, _)| *distance <= limit).min_by_key(|(distance, _)| *distance).map(|(_, k)| k)
 }
 

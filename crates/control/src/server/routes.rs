@@ -5,14 +5,16 @@ use std::sync::Arc;
 use axum::Extension;
 use axum::Router;
 use axum::body::Bytes;
-use axum::extract::{DefaultBodyLimit, Query, State, rejection::QueryRejection};
+use axum::extract::{Query, Request, State, rejection::QueryRejection};
 use axum::http::{Method, StatusCode, Uri};
+use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Json, Response};
 use axum::routing::{get, post};
 use serde::{Deserialize, Serialize};
 
 use super::Backend;
 use super::capture::{self, Stopping};
+use super::connections::{Lasting, whole_body};
 use crate::api::{ApiError, CaptureSpec, DrainSpec, Drops, ErrorBody, FaultCleared, FaultSpec, TraceSpec};
 
 /// The largest request body, bytes; a fault's specification has a few hundred.
@@ -41,7 +43,7 @@ pub(super) fn router(backend: Shared, stopping: Stopping) -> Router {
         .route("/v1/capture", post(start_capture))
         .fallback(unknown_path)
         .method_not_allowed_fallback(unknown_method)
-        .layer(DefaultBodyLimit::max(MAX_BODY))
+        .layer(middleware::from_fn(|request: Request, next: Next| whole_body(request, next, MAX_BODY)))
         .layer(Extension(stopping))
         .with_state(backend)
 }
@@ -90,6 +92,7 @@ async fn trace(State(backend): State<Shared>, body: Bytes) -> Response {
 async fn start_capture(
     State(backend): State<Shared>,
     Extension(stopping): Extension<Stopping>,
+    Extension(lasting): Extension<Lasting>,
     body: Bytes,
 ) -> Response {
     let spec = match serde_json::from_slice::<CaptureSpec>(&body) {
@@ -100,7 +103,10 @@ async fn start_capture(
         }
     };
     match tokio::task::spawn_blocking(move || spec.check().and_then(|()| backend.capture(spec))).await {
-        Ok(Ok(stream)) => capture::answer(stream, stopping),
+        Ok(Ok(stream)) => {
+            lasting.set();
+            capture::answer(stream, stopping)
+        }
         Ok(Err(error)) => failure(error),
         Err(e) => failure(ApiError::internal(format!("the request's handler failed: {e}"))),
     }
