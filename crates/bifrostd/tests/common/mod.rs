@@ -3,10 +3,13 @@
 //! Everything lives in network namespaces `be<pid>x<n>-<role>` and directories `/tmp/bifrost-e2e-<pid>x<n>`: tests may run
 //! side by side, twice in a row, and after a run that crashed.
 
+pub mod front_end;
 pub mod host;
 pub mod machine;
 pub mod netns;
+pub mod packets;
 pub mod raw;
+pub mod tenants;
 pub mod traffic;
 
 use std::collections::BTreeMap;
