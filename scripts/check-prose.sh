@@ -1,0 +1,13 @@
+#!/bin/sh
+# Refuses words that CONTRIBUTING.md asks to avoid, wherever the project speaks: code, comments, documents, scripts.
+set -eu
+cd "$(dirname "$0")/.."
+
+words='anew|whoever|whomever|whosoever|mended|thereof|therein|hereby|heretofore|for ever|by and by|is no socket|is no file'
+# This script and the rules name them.
+if found=$(git grep -nwiE -e "$words" -- '*.rs' '*.md' '*.toml' '*.sh' '*.lua' '*.service' Makefile \
+    ':!CONTRIBUTING.md' ':!scripts/check-prose.sh'); then
+    echo "$found"
+    echo "check-prose.sh: say these plainly; CONTRIBUTING.md has the rules" >&2
+    exit 1
+fi
