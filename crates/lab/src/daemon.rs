@@ -59,6 +59,10 @@ pub struct Settings {
     pub slicing: Option<bool>,
     /// Whether guests have a security group that lets in what the lab's programs listen to, from their own network.
     pub security_groups: bool,
+    /// Whether a kernel VXLAN device hashes each flow onto a link of its own.
+    pub spread_flows: bool,
+    /// `underlay.paths` of each host, in the hosts' order; where there is none, as many as there are links.
+    pub paths: Vec<u8>,
     /// To be added to each host's configuration, in the hosts' order.
     pub more: Vec<String>,
 }
@@ -357,6 +361,7 @@ fn configuration(
         Reliability::Off => "off",
         Reliability::Tcp => "tcp",
     };
+    let number = topology.hosts.iter().position(|other| other.name == host.name);
     let guest = &host.guest;
     let (group, groups) = if settings.security_groups {
         let ports = LISTENING.map(|port| port.to_string()).join(", ");
@@ -389,7 +394,7 @@ fn configuration(
         name = host.name,
         socket = socket.display(),
         addresses = host.underlay.iter().map(ToString::to_string).collect::<Vec<_>>(),
-        paths = topology.plan.paths,
+        paths = number.and_then(|number| settings.paths.get(number)).unwrap_or(&topology.plan.paths),
         underlay_mtu = topology.plan.underlay_mtu(),
         guest_mtu = topology.plan.guest_mtu,
         port = guest.name,
@@ -406,7 +411,6 @@ fn configuration(
             mac = other.guest.mac,
         );
     }
-    let number = topology.hosts.iter().position(|other| other.name == host.name);
     if let Some(more) = number.and_then(|number| settings.more.get(number)) {
         text = text + "\n" + more;
     }

@@ -8,7 +8,7 @@ use serde_json::Value;
 use crate::bars::Bar;
 use crate::daemon::{Binaries, Settings, machine_socket};
 use crate::experiments::{
-    applications::Applications, congestion_control::CongestionControl, coverage::Coverage,
+    applications::Applications, capacity::Capacity, congestion_control::CongestionControl, coverage::Coverage,
     delayed_release::DelayedRelease, elephants::Elephants, flow_records::FlowRecords, granularity::Granularity,
     iperf::Iperf, isolation::Isolation, nginx::NginxExperiment, path_failure::PathFailure, redis_loss::RedisLoss,
     route_refresh::RouteRefresh, slicing::Slicing, soak::Soak, sockperf::Sockperf, stable::Stable,
@@ -79,6 +79,7 @@ pub fn all() -> Vec<Box<dyn Experiment>> {
         Box::new(Applications),
         Box::new(Isolation),
         Box::new(Elephants),
+        Box::new(Capacity),
         Box::new(Stable),
         Box::new(CongestionControl),
         Box::new(Sockperf),
@@ -133,18 +134,13 @@ impl Network {
 impl Lab {
     /// Builds two hosts whose guests are joined by `mode`. Logs carry `label`.
     pub fn network(&self, mode: Mode, label: &str) -> Result<Network> {
-        self.build(mode, label, false, self.settings())
+        self.network_with(mode, label, self.settings())
     }
 
     /// As [`Lab::network`]; a kernel VXLAN device hashes every flow onto a link of its own, so that it has a share in all
     /// paths as far as it can. That costs it a route lookup for every packet.
     pub fn network_with_spread_flows(&self, mode: Mode, label: &str) -> Result<Network> {
-        self.build(mode, label, true, self.settings())
-    }
-
-    /// As [`Lab::network`], with daemons of other settings.
-    pub fn network_with(&self, mode: Mode, label: &str, settings: Settings) -> Result<Network> {
-        self.build(mode, label, false, settings)
+        self.network_with(mode, label, Settings { spread_flows: true, ..self.settings() })
     }
 
     /// The daemons' settings, as far as the user chose them.
@@ -152,17 +148,28 @@ impl Lab {
         Settings { guests: self.options.guests.unwrap_or_default(), ..Settings::default() }
     }
 
-    fn build(&self, mode: Mode, label: &str, spread_flows: bool, settings: Settings) -> Result<Network> {
-        let plan = Plan {
+    /// Two hosts, as the user chose them.
+    pub fn plan(&self) -> Plan {
+        Plan {
             hosts: 2,
             paths: self.options.paths,
             cabling: self.options.cabling,
             wire_packets: !self.options.wire_offload,
             own_processors: !self.options.share_processors,
+            spread_flows: false,
+            multipath_tcp: false,
+            guest_mtu: GUEST_MTU,
+        }
+    }
+
+    /// As [`Lab::network`], with other settings.
+    pub fn network_with(&self, mode: Mode, label: &str, settings: Settings) -> Result<Network> {
+        let plan = Plan {
             // A subflow for each path.
-            spread_flows: spread_flows || mode == Mode::Mptcp,
+            spread_flows: settings.spread_flows || mode == Mode::Mptcp,
             multipath_tcp: mode == Mode::Mptcp,
             guest_mtu: settings.guest_mtu.unwrap_or(GUEST_MTU),
+            ..self.plan()
         };
         let part = self.run.part()?;
         let topology = Topology::build(&part, plan)?;

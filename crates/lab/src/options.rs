@@ -7,6 +7,8 @@ use clap::{Args, Parser, ValueEnum};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
+use crate::topology::shape::Shape;
+
 /// The network under test.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -281,6 +283,17 @@ pub struct Options {
     #[arg(long, value_enum, value_name = "GUESTS")]
     #[serde(default)]
     pub guests: Option<Guests>,
+
+    /// Links and their queues, separated by commas: Mbit/s of each link, then frames, such as 4x100@50 or
+    /// 100/100/100/20@50 (capacity) [default: the experiment's own]
+    #[arg(long, value_delimiter = ',', value_name = "SHAPE")]
+    #[serde(default)]
+    pub shapes: Option<Vec<Shape>>,
+
+    /// TCP flows at once, separated by commas (capacity) [default: the experiment's own]
+    #[arg(long, value_delimiter = ',', value_name = "N", value_parser = clap::value_parser!(u32).range(1..=64))]
+    #[serde(default)]
+    pub flows: Option<Vec<u32>>,
 
     /// How the hosts are cabled
     #[arg(long, value_enum, default_value_t = Cabling::Paths, value_name = "CABLING")]

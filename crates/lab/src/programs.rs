@@ -3,6 +3,7 @@
 pub mod apache_bench;
 pub mod application;
 pub mod datagrams;
+pub mod echo_prober;
 pub mod flood;
 pub mod guest_tcp;
 pub mod hostile;

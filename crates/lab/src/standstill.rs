@@ -10,7 +10,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow};
 use rustix::thread::{CpuSet, sched_setaffinity};
-use thread_priority::{RealtimeThreadSchedulePolicy, ThreadPriority, ThreadSchedulePolicy};
+
+use crate::processor;
 
 /// How often a watcher wants to run.
 const PERIOD: Duration = Duration::from_millis(1);
@@ -149,10 +150,7 @@ fn watch(processor: usize, stop: &AtomicBool, seen: &Mutex<Vec<Standstill>>) -> 
     let mut set = CpuSet::new();
     set.set(processor);
     sched_setaffinity(None, &set).with_context(|| format!("choosing processor {processor}"))?;
-    let priority = ThreadPriority::from_posix(thread_priority::ScheduleParams { sched_priority: 50 });
-    let policy = ThreadSchedulePolicy::Realtime(RealtimeThreadSchedulePolicy::Fifo);
-    thread_priority::set_thread_priority_and_policy(thread_priority::thread_native_id(), priority, policy)
-        .map_err(|error| anyhow!("a real-time priority is refused ({error}); the lab needs root"))?;
+    processor::run_before_all_others()?;
     let mut due = Instant::now() + PERIOD;
     while !stop.load(Ordering::Relaxed) {
         std::thread::sleep(due.saturating_duration_since(Instant::now()));

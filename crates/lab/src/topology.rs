@@ -12,6 +12,8 @@
 
 pub mod multipath_tcp;
 pub mod overlay;
+pub mod shape;
+pub mod tenants;
 
 use std::net::Ipv4Addr;
 
@@ -107,6 +109,17 @@ pub struct Guest {
 }
 
 impl Guest {
+    /// Makes the namespace of a guest of the host with this number, from 0; it has no device yet.
+    fn create(run: &Run, name: String, address: Ipv4Addr, mac: String, host: u8, plan: Plan) -> Result<Self> {
+        let mut namespace = Namespace::create(format!("{}-{name}", run.id()))?;
+        pin(&mut namespace, host, plan);
+        if plan.multipath_tcp {
+            namespace.use_multipath_tcp();
+        }
+        keep_no_metrics(&namespace)?;
+        Ok(Self { namespace, name, address, mac })
+    }
+
     /// Lets the guest open thousands of connections a second: it would run out of ports otherwise.
     pub fn allow_many_connections(&self) -> Result<()> {
         let settings = [("net/ipv4/ip_local_port_range", "1024 65535"), ("net/ipv4/tcp_tw_reuse", "1")];
@@ -154,29 +167,16 @@ impl Host {
             ("net/ipv4/conf/default/rp_filter", "0"),
             ("net/ipv4/fib_multipath_hash_policy", "1"),
         ])?;
-        let mut guest = Namespace::create(format!("{}-guest-{letter}", run.id()))?;
-        let processors = std::thread::available_parallelism().map_or(1, usize::from);
-        if plan.own_processors && processors > 1 {
-            namespace.pin(usize::from(index) % processors);
-            guest.pin(usize::from(index) % processors);
-        }
-        if plan.multipath_tcp {
-            guest.use_multipath_tcp();
-        }
-        // Without this a connection inherits the slow-start threshold that an earlier, lossy one has left behind.
-        guest.write_sysctls(&[("net/ipv4/tcp_no_metrics_save", "1")])?;
+        keep_no_metrics(&namespace)?;
+        pin(&mut namespace, index, plan);
         let loopback = Ipv4Addr::new(172, 29, 0, number);
         namespace.ip_batch(&format!("addr add {loopback}/32 dev lo\n"))?;
         let underlay = match plan.cabling {
             Cabling::Paths => (0..plan.paths).map(|path| segment_address(path, number)).collect(),
             Cabling::Fabric => vec![loopback],
         };
-        let guest = Guest {
-            namespace: guest,
-            name: format!("guest-{letter}"),
-            address: Ipv4Addr::new(10, 0, 0, number),
-            mac: format!("02:00:00:00:00:{number:02x}"),
-        };
+        let (address, mac) = (Ipv4Addr::new(10, 0, 0, number), format!("02:00:00:00:00:{number:02x}"));
+        let guest = Guest::create(run, format!("guest-{letter}"), address, mac, index, plan)?;
         Ok(Self { name: format!("host-{letter}"), namespace, guest, loopback, underlay })
     }
 
@@ -211,6 +211,19 @@ impl Host {
         }
         self.namespace.ip_batch(&batch)
     }
+}
+
+/// Puts what runs in a namespace of the host with this number on the host's processor.
+fn pin(namespace: &mut Namespace, host: u8, plan: Plan) {
+    let processors = std::thread::available_parallelism().map_or(1, usize::from);
+    if plan.own_processors && processors > 1 {
+        namespace.pin(usize::from(host) % processors);
+    }
+}
+
+/// Without this a connection inherits the slow-start threshold that an earlier, lossy one has left behind.
+fn keep_no_metrics(namespace: &Namespace) -> Result<()> {
+    namespace.write_sysctls(&[("net/ipv4/tcp_no_metrics_save", "1")])
 }
 
 fn number_of(host: &Host) -> u8 {

@@ -181,7 +181,7 @@ fn the_command_line_teaches() {
         "applications",
         "isolation",
     ];
-    let more = ["elephants", "stable", "congestion-control", "sockperf"];
+    let more = ["elephants", "capacity", "stable", "congestion-control", "sockperf"];
     assert_eq!(
         names,
         [&["redis-loss", "path-failure", "iperf", "soak"][..], &with_machines, &of_the_switch, &more].concat()

@@ -7,7 +7,7 @@ use std::path::Path;
 
 use bifrost_lab::experiment;
 use bifrost_lab::experiments::{
-    applications, congestion_control, coverage, delayed_release, elephants, flow_records, granularity, iperf,
+    applications, capacity, congestion_control, coverage, delayed_release, elephants, flow_records, granularity, iperf,
     isolation, nginx, path_failure, redis_loss, route_refresh, slicing, soak, sockperf, stable, switch_latency,
     switch_overall, switch_rate, tunnel::Switch, vectors, vhost_rate,
 };
@@ -290,6 +290,7 @@ fn all() -> Vec<Value> {
         sessions_bound: 1,
         evicted_sessions: 0,
         memory_growth_kib: -4.0,
+        processor_percent: BTreeMap::from([("switch".to_owned(), 40.0)]),
     };
     let elephants = elephants::Row {
         mode: Mode::KernelVxlan,
@@ -341,6 +342,40 @@ fn all() -> Vec<Value> {
         latency_us_p99: 70.0,
         latency_us_max: 900.0,
     };
+    let capacity = capacity::Row {
+        mode: capacity::Underneath::BareLinks,
+        point: capacity::Point { receiver_paths: Some(2), ..capacity::Point::new(&"4x100@50".parse().unwrap(), 8) },
+        repetition: 0,
+        duration_s: 30.0,
+        goodput_by_second_mbit_per_s: vec![300.0, 380.5],
+        goodput_of_each_mbit_per_s: vec![380.5],
+        guest_retransmits: 3,
+        links: vec![capacity::LinkAtEnd {
+            limit_mbit_per_s: 100,
+            sent_mbit_per_s: 99.9,
+            dropped_frames: 1,
+            dropped_back_frames: 0,
+            idle_rtt_ms: Some(0.05),
+            rtt_ms_p50: Some(3.0),
+            rtt_ms_p99: None,
+            probes: 1400,
+            probes_lost: 2,
+        }],
+        paths: vec![capacity::PathAtEnd {
+            host: "host-a".to_owned(),
+            path: 0,
+            state: "active".to_owned(),
+            cwnd_packets: 40.5,
+            in_flight_packets: 39,
+            srtt_us: Some(3000.0),
+            min_rtt_us: None,
+            loss_percent: 0.1,
+            share_percent: 25.0,
+            tx_packets: 100_000,
+            lost_packets: 100,
+            ce_marked_packets: 0,
+        }],
+    };
     vec![
         results("redis-loss", redis_loss),
         results("path-failure", path_failure),
@@ -364,6 +399,7 @@ fn all() -> Vec<Value> {
         results("stable", stable),
         results("congestion-control", congestion_control),
         results("sockperf", sockperf),
+        results("capacity", capacity),
     ]
 }
 
@@ -381,8 +417,18 @@ fn every_network_of_an_experiment_matches() {
     let validator = validator();
     for experiment in experiment::all() {
         let name = experiment.name();
-        if !["redis-loss", "path-failure", "iperf", "soak", "switch-overall", "switch-latency", "nginx", "elephants"]
-            .contains(&name)
+        if ![
+            "redis-loss",
+            "path-failure",
+            "iperf",
+            "soak",
+            "switch-overall",
+            "switch-latency",
+            "nginx",
+            "elephants",
+            "capacity",
+        ]
+        .contains(&name)
         {
             continue;
         }

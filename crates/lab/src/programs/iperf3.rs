@@ -1,5 +1,6 @@
 //! TCP flows by `iperf3`, as their receiver saw them.
 
+use std::net::SocketAddrV4;
 use std::path::Path;
 use std::time::Duration;
 
@@ -7,11 +8,15 @@ use anyhow::{Context, Result, bail};
 use serde::Deserialize;
 
 use crate::interrupt;
+use crate::netns::Namespace;
 use crate::process::Program;
 use crate::topology::Guest;
 
 /// Length of a bin of goodput, s.
 pub const BIN_S: f64 = 0.1;
+
+/// Where a server listens unless an experiment has several in one namespace.
+pub const PORT: u16 = 5201;
 
 /// What flows do.
 #[derive(Debug, Clone, Copy)]
@@ -51,26 +56,41 @@ pub struct Running {
 }
 
 impl Running {
-    /// Starts a server in `to` and a client in `from` that sends what `load` says.
+    /// Starts a server in `to` and a client in `from` that sends what `load` says, with the congestion control of its route.
     pub fn start((from, to): (&Guest, &Guest), load: Load, logs: &Path, label: &str) -> Result<Self> {
+        let address = SocketAddrV4::new(to.address, PORT);
+        Self::start_in((&from.namespace, &to.namespace), address, load, &[], logs, label)
+    }
+
+    /// As [`Running::start`], in any namespaces, to a server at `address`, with more `words` for the client.
+    pub fn start_in(
+        (from, to): (&Namespace, &Namespace),
+        address: SocketAddrV4,
+        load: Load,
+        words: &[&str],
+        logs: &Path,
+        label: &str,
+    ) -> Result<Self> {
         let Load { flows, seconds, gbit_per_s } = load;
-        let address = to.address.to_string();
-        let mut server = to.namespace.command("iperf3");
-        server.args(["-s", "-1", "-J", "-i", &BIN_S.to_string(), "-B", &address]);
+        let (host, port) = (address.ip().to_string(), address.port().to_string());
+        let mut server = to.command("iperf3");
+        server.args(["-s", "-1", "-J", "-i", &BIN_S.to_string(), "-B", &host, "-p", &port]);
         let server = Program::start(server, "iperf3", &logs.join(format!("{label}-server.json")))?;
         // The server prints nothing until it is done, and a connection would count as the test: look at its socket.
         let mut tries = 0;
-        while to.namespace.run("ss", &["-Hltn", "sport", "=", ":5201"], "")?.is_empty() {
+        while to.run("ss", &["-Hltn", "sport", "=", &format!(":{port}")], "")?.is_empty() {
             interrupt::sleep(Duration::from_millis(10))?;
             tries += 1;
             if tries > 300 {
                 bail!("iperf3 does not listen: {}", server.output()?);
             }
         }
-        let mut client = from.namespace.command("iperf3");
+        let mut client = from.command("iperf3");
         client.args([
             "-c",
-            &address,
+            &host,
+            "-p",
+            &port,
             "-J",
             "-i",
             "0.1",
@@ -81,6 +101,7 @@ impl Running {
             "--connect-timeout",
             "5000",
         ]);
+        client.args(words);
         if let Some(gbit) = gbit_per_s {
             client.args(["-b", &format!("{:.0}", gbit * 1e9)]);
         }

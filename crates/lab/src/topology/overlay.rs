@@ -10,7 +10,7 @@ use crate::options::{Cabling, Guests, Mode};
 use crate::programs::open_vswitch::{Datapath, OpenVswitch};
 use crate::programs::path_prober::PathProbers;
 use crate::state::Run;
-use crate::topology::{Host, Topology, multipath_tcp};
+use crate::topology::{Guest, Host, Topology, multipath_tcp};
 
 /// The VNI of the guests' network.
 pub const VNI: u32 = 100;
@@ -97,7 +97,7 @@ impl Overlay {
         if settings.guests == Guests::Container {
             let algorithm = if mode == Mode::KernelBbr { "bbr" } else { "cubic" };
             for host in &topology.hosts {
-                choose_congestion_control(host, algorithm)?;
+                choose_congestion_control(&host.guest, algorithm)?;
             }
         }
         if mode == Mode::Mptcp {
@@ -120,8 +120,7 @@ impl Overlay {
 
 /// Cubic but where BBR is asked for, as most guests have it: another default of this machine would measure that (BBR, for one,
 /// all but stops for 200 ms every ten seconds to find its smallest RTT). By route, for a namespace may not choose its default.
-fn choose_congestion_control(host: &Host, algorithm: &str) -> Result<()> {
-    let guest = &host.guest;
+pub(super) fn choose_congestion_control(guest: &Guest, algorithm: &str) -> Result<()> {
     let octets = guest.address.octets();
     let batch = format!(
         "route change {}.{}.{}.0/24 dev eth0 proto kernel scope link src {} congctl {algorithm}\n",

@@ -1,0 +1,216 @@
+//! A point of `capacity`, and what was measured there.
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+use crate::options::Mode;
+use crate::stats::mean;
+use crate::topology::shape::Shape;
+
+/// What is left out at the start of the flows, s: connections, and TCP's slow start.
+pub(super) const SETTLE_S: usize = 1;
+
+/// What carries the flows.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Underneath {
+    /// The links themselves, from host to host: the control.
+    BareLinks,
+    /// A network between guests.
+    #[serde(untagged)]
+    Overlay(Mode),
+}
+
+impl fmt::Display for Underneath {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Underneath::BareLinks => "bare_links",
+            Underneath::Overlay(mode) => mode.name(),
+        })
+    }
+}
+
+/// Links and load.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Point {
+    /// The links.
+    pub shape: Shape,
+    /// TCP flows of each tenant, all from the first host to the second.
+    pub flows: u32,
+    /// How many share the links, each with a VPC and guests of its own.
+    pub tenants: u8,
+    /// What each link loses at random in each direction, percent.
+    pub loss_percent: f64,
+    /// Paths of the receiving host's daemon, where it has fewer than links.
+    pub receiver_paths: Option<u8>,
+}
+
+impl Point {
+    /// Flows of one tenant between hosts that use all links, which lose nothing.
+    pub fn new(shape: &Shape, flows: u32) -> Self {
+        Self { shape: shape.clone(), flows, tenants: 1, loss_percent: 0.0, receiver_paths: None }
+    }
+}
+
+impl fmt::Display for Point {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Point { shape, flows, tenants, loss_percent, receiver_paths } = self;
+        write!(f, "{shape}, {flows} {}", if *flows == 1 { "flow" } else { "flows" })?;
+        if *tenants > 1 {
+            write!(f, " of each of {tenants} tenants")?;
+        }
+        if *loss_percent > 0.0 {
+            write!(f, ", {loss_percent} % loss")?;
+        }
+        if let Some(paths) = receiver_paths {
+            write!(f, ", {paths} paths at the receiver")?;
+        }
+        Ok(())
+    }
+}
+
+/// What became of one link during the load.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct LinkAtEnd {
+    /// Its rate, Mbit/s, Ethernet headers included.
+    pub limit_mbit_per_s: u32,
+    /// What the sender's end sent, mean, Mbit/s, Ethernet headers included.
+    pub sent_mbit_per_s: f64,
+    /// Frames that found the queue of the sender's end full.
+    pub dropped_frames: u64,
+    /// Frames that found the queue of the receiver's end full.
+    pub dropped_back_frames: u64,
+    /// Round-trip time of the idle link, ms: the median of the probes before the load.
+    pub idle_rtt_ms: Option<f64>,
+    /// Round-trip time during the load, after the first second, ms: median; `None`: no probe was answered.
+    pub rtt_ms_p50: Option<f64>,
+    /// The same, 99th percentile.
+    pub rtt_ms_p99: Option<f64>,
+    /// Probes sent in that time.
+    pub probes: u64,
+    /// Those of them that were not answered.
+    pub probes_lost: u64,
+}
+
+impl LinkAtEnd {
+    /// What waits in the queues of both ends, ms.
+    pub fn waiting_ms(&self) -> Option<f64> {
+        Some((self.rtt_ms_p50? - self.idle_rtt_ms?).max(0.0))
+    }
+}
+
+/// A path of a daemon just before the end of the load.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct PathAtEnd {
+    /// Whose it is.
+    pub host: String,
+    /// Its number.
+    pub path: u8,
+    /// Its state, as `bifrostctl paths` has it.
+    pub state: String,
+    /// Congestion window, packets.
+    pub cwnd_packets: f64,
+    /// Packets not yet acknowledged.
+    pub in_flight_packets: u64,
+    /// Smoothed round-trip time of the fabric, µs.
+    pub srtt_us: Option<f64>,
+    /// The lowest one, µs.
+    pub min_rtt_us: Option<f64>,
+    /// Smoothed share of the packets that were lost, percent.
+    pub loss_percent: f64,
+    /// Share of what was sent lately to the peer, percent.
+    pub share_percent: f64,
+    /// Packets sent, since the daemon's start.
+    pub tx_packets: u64,
+    /// Those of them that were lost.
+    pub lost_packets: u64,
+    /// Packets that came back marked with congestion experienced.
+    pub ce_marked_packets: u64,
+}
+
+/// A network at a point.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Row {
+    /// What carried the flows.
+    pub mode: Underneath,
+    /// Links and load.
+    #[serde(flatten)]
+    pub point: Point,
+    /// Counts from 0.
+    pub repetition: u32,
+    /// How long the load lasted, s.
+    pub duration_s: f64,
+    /// Goodput at the receivers in each second, all flows together, Mbit/s.
+    pub goodput_by_second_mbit_per_s: Vec<f64>,
+    /// Goodput after the first second, Mbit/s: of each tenant, or of each bare link.
+    pub goodput_of_each_mbit_per_s: Vec<f64>,
+    /// Segments that the flows' TCP sent again.
+    pub guest_retransmits: u64,
+    /// The links, in their order.
+    pub links: Vec<LinkAtEnd>,
+    /// The daemons' paths just before the end, both hosts'; none with other networks.
+    pub paths: Vec<PathAtEnd>,
+}
+
+impl Row {
+    /// Mean goodput after the first second, all flows together, Mbit/s.
+    pub(super) fn goodput_mbit_per_s(&self) -> f64 {
+        mean(self.goodput_by_second_mbit_per_s.get(SETTLE_S..).unwrap_or_default())
+    }
+
+    /// The links' rate together, Mbit/s.
+    pub(super) fn limit_mbit_per_s(&self) -> f64 {
+        self.point.shape.total_mbit_per_s(usize::MAX)
+    }
+
+    /// Jain's index of what each tenant got: 1 if all got the same, 1/n if one of n got everything.
+    pub(super) fn fairness(&self) -> f64 {
+        let each = &self.goodput_of_each_mbit_per_s;
+        let (sum, squares) = (each.iter().sum::<f64>(), each.iter().map(|x| x * x).sum::<f64>());
+        sum * sum / (each.len() as f64 * squares)
+    }
+
+    /// In the queues of the link where most waits, ms; NaN if no probe of a link was answered.
+    pub(super) fn waiting_ms(&self) -> f64 {
+        self.links
+            .iter()
+            .map(|link| link.waiting_ms().unwrap_or(f64::NAN))
+            .fold(0.0, |most: f64, ms| if most.is_nan() || ms.is_nan() { f64::NAN } else { most.max(ms) })
+    }
+
+    pub(super) fn dropped_per_s(&self) -> f64 {
+        let dropped: u64 = self.links.iter().map(|link| link.dropped_frames + link.dropped_back_frames).sum();
+        dropped as f64 / self.duration_s
+    }
+
+    pub(super) fn retransmits_per_s(&self) -> f64 {
+        self.guest_retransmits as f64 / self.duration_s
+    }
+
+    pub(super) fn probes_lost_percent(&self) -> f64 {
+        let sum = |count: fn(&LinkAtEnd) -> u64| self.links.iter().map(count).sum::<u64>() as f64;
+        100.0 * sum(|link| link.probes_lost) / sum(|link| link.probes)
+    }
+}
+
+impl fmt::Display for Row {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let links: Vec<_> = self.links.iter().map(|link| format!("{:.0}", link.sent_mbit_per_s)).collect();
+        write!(
+            f,
+            "{:<12} {}: {:.0} Mbit/s of {:.0}, links {}, {:.2} ms waiting, {:.0} dropped/s",
+            self.mode,
+            self.point,
+            self.goodput_mbit_per_s(),
+            self.limit_mbit_per_s(),
+            links.join(" "),
+            self.waiting_ms(),
+            self.dropped_per_s(),
+        )?;
+        for path in self.paths.iter().filter(|path| path.host == "host-a") {
+            write!(f, ", path {} {} cwnd {:.0}", path.path, path.state, path.cwnd_packets)?;
+        }
+        Ok(())
+    }
+}
