@@ -1,9 +1,9 @@
 //! `isolation`: what one tenant does to another that shares both hosts, by damaged frames, floods of SYNs and conversations
-//! without end, compared with as many innocent packets.
+//! without end, compared with a neighbour that sends nothing, and with as many innocent packets.
 //!
 //! Two networks on two hosts. In one, `redis-benchmark` measures; in the other, a guest sends frames of its own making at a fixed
-//! rate. Guests here share their host's processor with its switch, and so does whoever makes those frames: what counts is
-//! attack against the same number of datagrams that are allowed and absorbed.
+//! rate. Guests here share their host's processor with its switch, and so does the program that makes those frames. So the report
+//! says whose time it was, and what an attack costs beyond the same number of datagrams that are allowed and absorbed.
 
 mod tenant;
 
@@ -23,6 +23,7 @@ use crate::experiment::{Experiment, Lab};
 use crate::interrupt;
 use crate::options::{Mode, Op};
 use crate::plot::{self, Panel, Series};
+use crate::processor::{self, LEGEND, Reading, Shares};
 use crate::programs::flood::Flood;
 use crate::programs::hostile::{Frames, Traffic};
 use crate::programs::redis_benchmark::{self, Load};
@@ -38,6 +39,8 @@ const RATE: f64 = 20_000.0;
 const WARM_UP: Duration = Duration::from_millis(700);
 /// How long it may take until the neighbour has all sessions that it may have.
 const PATIENCE: Duration = Duration::from_secs(20);
+/// By how much an attack may make it worse, percent.
+const WORSE_PERCENT: f64 = 5.0;
 /// What memory may grow by while a neighbour attacks, MiB: what it takes to look at it is more than nothing.
 const MEMORY_MIB: f64 = 8.0;
 
@@ -49,6 +52,8 @@ pub struct Isolation;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Neighbour {
+    /// Nothing.
+    Quiet,
     /// Datagrams that are allowed and absorbed.
     Innocent,
     /// The same, once more: how much two equal runs differ.
@@ -63,7 +68,8 @@ pub enum Neighbour {
 
 impl Neighbour {
     /// In the order of a repetition: attacks between innocent runs.
-    const ALL: [Neighbour; 5] = [
+    const ALL: [Neighbour; 6] = [
+        Neighbour::Quiet,
         Neighbour::Innocent,
         Neighbour::DamagedFrames,
         Neighbour::SynFlood,
@@ -72,12 +78,14 @@ impl Neighbour {
     ];
     const ATTACKS: [Neighbour; 3] = [Neighbour::DamagedFrames, Neighbour::SynFlood, Neighbour::Sessions];
 
-    fn traffic(self) -> Traffic {
+    /// `None`: none.
+    fn traffic(self) -> Option<Traffic> {
         match self {
-            Neighbour::Innocent | Neighbour::InnocentAgain => Traffic::Innocent,
-            Neighbour::DamagedFrames => Traffic::Damaged,
-            Neighbour::SynFlood => Traffic::Syns,
-            Neighbour::Sessions => Traffic::Conversations,
+            Neighbour::Quiet => None,
+            Neighbour::Innocent | Neighbour::InnocentAgain => Some(Traffic::Innocent),
+            Neighbour::DamagedFrames => Some(Traffic::Damaged),
+            Neighbour::SynFlood => Some(Traffic::Syns),
+            Neighbour::Sessions => Some(Traffic::Conversations),
         }
     }
 }
@@ -85,6 +93,7 @@ impl Neighbour {
 impl fmt::Display for Neighbour {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
+            Neighbour::Quiet => "quiet",
             Neighbour::Innocent => "innocent",
             Neighbour::InnocentAgain => "innocent again",
             Neighbour::DamagedFrames => "damaged frames",
@@ -131,6 +140,8 @@ pub struct Row {
     pub evicted_sessions: u64,
     /// What the daemons' memory grew by during the measurement, KiB.
     pub memory_growth_kib: f64,
+    /// Where the time of all processors went meanwhile, percent.
+    pub processor_percent: Shares,
 }
 
 impl fmt::Display for Row {
@@ -167,8 +178,8 @@ impl Experiment for Isolation {
         let rows: Vec<Row> = from_values(rows)?;
         let mut text = format!(
             "Two tenants on two hosts. One measures with `redis-benchmark` (`GET`, persistent connections, security groups); a guest \
-             of the other one sends {RATE:.0} frames a second. \"Innocent\" are datagrams that are allowed and absorbed: all else is \
-             compared with the two innocent runs of the same repetition. Medians, and in brackets the least and the most of the repetitions.\n"
+             of the other one sends {RATE:.0} frames a second, or none while it is \"quiet\". \"Innocent\" are datagrams that are allowed and \
+             absorbed. All is compared with the quiet run, and with the two innocent runs, of the same repetition. Medians, and in brackets the least and the most of the repetitions.\n"
         );
         for mode in modes(&rows) {
             let noise = |field| noise(&rows, mode, field).map_or(f64::NAN, |noise| noise * 100.0);
@@ -181,9 +192,11 @@ impl Experiment for Isolation {
             let mut table = Table::new(&[
                 "neighbour",
                 "requests/s",
+                "of quiet, %",
                 "of innocent, %",
                 "P50 ms",
                 "P99 ms",
+                "of quiet, %",
                 "of innocent, %",
                 "frames/s",
                 "delivered, %",
@@ -191,7 +204,9 @@ impl Experiment for Isolation {
             ]);
             for neighbour in Neighbour::ALL {
                 let of = |field| spread(&rows, mode, neighbour, field);
-                let ratio = |field| against(&rows, mode, neighbour, field).map_or(f64::NAN, |ratio| ratio * 100.0);
+                let percent = |ratio: Option<f64>| number(ratio.map_or(f64::NAN, |ratio| ratio * 100.0));
+                let quiet = |field| percent(against_quiet(&rows, mode, neighbour, field));
+                let innocent = |field| percent(against_innocent(&rows, mode, neighbour, field));
                 let delivered: fn(&Row) -> f64 = |r| {
                     r.delivered_packets as f64 * 100.0
                         / (r.delivered_packets as f64 + sum(&r.neighbour_drops_packets) as f64).max(1.0)
@@ -199,16 +214,24 @@ impl Experiment for Isolation {
                 table.row(vec![
                     neighbour.to_string(),
                     cell(of(|r| r.requests_per_s)),
-                    number(ratio(|r| r.requests_per_s)),
+                    quiet(|r| r.requests_per_s),
+                    innocent(|r| r.requests_per_s),
                     cell(of(|r| r.latency_ms_p50)),
                     cell(of(|r| r.latency_ms_p99)),
-                    number(ratio(|r| r.latency_ms_p99)),
+                    quiet(|r| r.latency_ms_p99),
+                    innocent(|r| r.latency_ms_p99),
                     cell(of(|r| r.frames_per_s)),
                     cell(of(delivered)),
                     cell(of(|r| r.sessions as f64)),
                 ]);
             }
             text += &table.render();
+            text += &format!("\nWhere the time of both processors went, percent, medians; {LEGEND}:\n\n");
+            let shares = |neighbour: Neighbour| {
+                let of = rows.iter().filter(|row| row.mode == mode && row.neighbour == neighbour);
+                ([neighbour.to_string()], of.map(|row| &row.processor_percent).collect())
+            };
+            text += &processor::table(["neighbour"], Neighbour::ALL.map(shares));
             text += "\nWhat became of the neighbour's packets that did not arrive, all repetitions together:\n\n";
             let mut table = Table::new(&["neighbour", "counter", "packets"]);
             for neighbour in Neighbour::ALL {
@@ -242,23 +265,16 @@ impl Experiment for Isolation {
         let at_most = |name: String, measured, bound, unit| Bar::new(name, measured, Sense::AtMost, bound, unit);
         for mode in modes(&rows) {
             for neighbour in Neighbour::ATTACKS {
-                // By how much it is worse than beside an innocent neighbour, beyond what two innocent ones differ by.
-                let worse = |field, sign: f64| {
-                    let ratio = against(&rows, mode, neighbour, field)?;
-                    Some(((ratio - 1.0) * sign - noise(&rows, mode, field)?).max(0.0) * 100.0)
-                };
-                bars.push(at_most(
-                    format!("{}, {neighbour}: requests/s lost beyond noise", mode.name()),
-                    worse(|r| r.requests_per_s, -1.0),
-                    5.0,
-                    "%",
-                ));
-                bars.push(at_most(
-                    format!("{}, {neighbour}: P99 gained beyond noise", mode.name()),
-                    worse(|r| r.latency_ms_p99, 1.0),
-                    5.0,
-                    "%",
-                ));
+                for (beside, against) in [("a quiet", against_quiet as Against), ("an innocent", against_innocent)] {
+                    let worse = |field, sign: f64| {
+                        Some(((against(&rows, mode, neighbour, field)? - 1.0) * sign).max(0.0) * 100.0)
+                    };
+                    let name = |what: &str| format!("{}, {neighbour}: {what} beside {beside} neighbour", mode.name());
+                    let rate = worse(|r| r.requests_per_s, -1.0);
+                    bars.push(at_most(name("requests/s lost of those"), rate, WORSE_PERCENT, "%"));
+                    let tail = worse(|r| r.latency_ms_p99, 1.0);
+                    bars.push(at_most(name("P99 gained over that"), tail, WORSE_PERCENT, "%"));
+                }
             }
         }
         let worst = |field: fn(&Row) -> f64| rows.iter().map(field).reduce(f64::max);
@@ -303,8 +319,8 @@ fn measure(lab: &Lab, mode: Mode, neighbour: Neighbour, repetition: u32) -> Resu
     let mut server = RedisServer::start(guests[1], &logs)?;
     let seed = lab.options.seed.wrapping_add(u64::from(repetition));
     let [from, to] = tenant::VNICS;
-    let flood =
-        Flood::start(&neighbours.namespaces[0], "eth0", Frames::new(neighbour.traffic(), from, to, seed), RATE)?;
+    let start = |traffic| Flood::start(&neighbours.namespaces[0], "eth0", Frames::new(traffic, from, to, seed), RATE);
+    let flood = neighbour.traffic().map(start).transpose()?;
     interrupt::sleep(WARM_UP)?;
     let daemons = &network.overlay.daemons;
     if neighbour == Neighbour::Sessions {
@@ -319,9 +335,11 @@ fn measure(lab: &Lab, mode: Mode, neighbour: Neighbour, repetition: u32) -> Resu
     let trial = run(redis_benchmark::TRIAL_REQUESTS, "trial")?;
     let memory = |daemons: &[Daemon]| -> Result<f64> { daemons.iter().map(Daemon::memory_kib).sum() };
     let (before, memory_before) = (Counted::of(daemons)?, memory(daemons)?);
+    let processors = Reading::take()?;
     let measured = run(trial.requests_in(duration_s), "run")?;
+    let processor_percent = Reading::take()?.since(&processors);
     let (after, memory_after) = (Counted::of(daemons)?, memory(daemons)?);
-    let sent = flood.finish()?;
+    let sent = flood.map(Flood::finish).transpose()?;
     server.check_alive()?;
     network.overlay.check_alive()?;
     Ok(Row {
@@ -332,8 +350,8 @@ fn measure(lab: &Lab, mode: Mode, neighbour: Neighbour, repetition: u32) -> Resu
         requests_per_s: measured.rps,
         latency_ms_p50: measured.latency_ms.p50,
         latency_ms_p99: measured.latency_ms.p99,
-        frames_per_s: sent.frames as f64 / sent.seconds,
-        refused_frames: sent.refused_frames,
+        frames_per_s: sent.as_ref().map_or(0.0, |sent| sent.frames as f64 / sent.seconds),
+        refused_frames: sent.as_ref().map_or(0, |sent| sent.refused_frames),
         delivered_packets: after.delivered - before.delivered,
         neighbour_drops_packets: after.neighbour_drops_since(&before),
         tenant_drops_packets: after.tenant_drops - before.tenant_drops,
@@ -343,6 +361,7 @@ fn measure(lab: &Lab, mode: Mode, neighbour: Neighbour, repetition: u32) -> Resu
         sessions_bound: SESSIONS_PER_PORT + 2 * u64::from(lab.options.clients) + 16,
         evicted_sessions: after.evicted_sessions - before.evicted_sessions,
         memory_growth_kib: memory_after - memory_before,
+        processor_percent,
     })
 }
 
@@ -382,8 +401,17 @@ fn repetitions(rows: &[Row]) -> impl Iterator<Item = u32> {
     0..rows.iter().map(|row| row.repetition + 1).max().unwrap_or(0)
 }
 
+/// How many times as much something is as beside another neighbour.
+type Against = fn(&[Row], Mode, Neighbour, fn(&Row) -> f64) -> Option<f64>;
+
+/// Over the quiet run of the same repetition; the median of these ratios.
+fn against_quiet(rows: &[Row], mode: Mode, neighbour: Neighbour, field: fn(&Row) -> f64) -> Option<f64> {
+    let at = |neighbour, repetition| at(rows, mode, neighbour, repetition, field);
+    median_of(repetitions(rows).filter_map(|r| Some(at(neighbour, r)? / at(Neighbour::Quiet, r)?)))
+}
+
 /// Over the mean of the innocent runs of the same repetition; the median of these ratios.
-fn against(rows: &[Row], mode: Mode, neighbour: Neighbour, field: fn(&Row) -> f64) -> Option<f64> {
+fn against_innocent(rows: &[Row], mode: Mode, neighbour: Neighbour, field: fn(&Row) -> f64) -> Option<f64> {
     let ratio = |repetition| {
         let of = |neighbour| at(rows, mode, neighbour, repetition, field);
         Some(of(neighbour)? * 2.0 / (of(Neighbour::Innocent)? + of(Neighbour::InnocentAgain)?))
@@ -425,13 +453,15 @@ mod tests {
             sessions_bound: 10,
             evicted_sessions: 0,
             memory_growth_kib: 0.0,
+            processor_percent: Shares::from([("switch".to_owned(), 40.0)]),
         }
     }
 
     fn run(attack_rate: f64, attack_p99: f64) -> Vec<Row> {
+        let quiet = row(Neighbour::Quiet, 1000.0, 2.0);
         let innocent = [row(Neighbour::Innocent, 990.0, 2.0), row(Neighbour::InnocentAgain, 1010.0, 2.0)];
         let attacks = Neighbour::ATTACKS.map(|neighbour| row(neighbour, attack_rate, attack_p99));
-        [&innocent[..], &attacks].concat()
+        [&[quiet][..], &innocent, &attacks].concat()
     }
 
     fn passed(rows: &[Row]) -> Vec<bool> {
@@ -439,13 +469,17 @@ mod tests {
     }
 
     #[test]
-    fn speed_is_compared_with_innocent_neighbours_and_noise_is_granted() {
-        assert_eq!(passed(&run(935.0, 2.09)), [true; 10], "6.5 % less, of which 2 % are noise");
-        let slow = passed(&run(920.0, 2.2));
-        assert_eq!(slow, [[false; 6].as_slice(), &[true; 4]].concat());
-        assert_eq!(passed(&run(2000.0, 0.1)), [true; 10]);
-        let without_innocent = &run(1000.0, 2.0)[2..];
-        assert_eq!(passed(without_innocent)[..6], [false; 6]);
+    fn attacks_are_compared_with_quiet_and_with_innocent_neighbours() {
+        assert_eq!(passed(&run(951.0, 2.09)), [true; 16], "5 % is granted, and no noise");
+        let slow = passed(&run(940.0, 2.2));
+        assert_eq!(slow, [[false; 12].as_slice(), &[true; 4]].concat());
+        assert_eq!(passed(&run(2000.0, 0.1)), [true; 16]);
+        // The quiet neighbour's tenant is faster than that of the innocent one: each is a bar of its own.
+        let mut rows = run(1000.0, 2.0);
+        rows[0].requests_per_s = 1100.0;
+        assert_eq!(passed(&rows)[..4], [false, true, true, true]);
+        let without = &run(1000.0, 2.0)[3..];
+        assert_eq!(passed(without)[..12], [false; 12]);
     }
 
     #[test]
@@ -459,7 +493,7 @@ mod tests {
         for (fact, change) in facts.into_iter().enumerate() {
             let mut rows = run(1000.0, 2.0);
             change(&mut rows[3]);
-            let expected: Vec<bool> = (0..10).map(|bar| bar != 6 + fact).collect();
+            let expected: Vec<bool> = (0..16).map(|bar| bar != 12 + fact).collect();
             assert_eq!(passed(&rows), expected);
         }
         assert_eq!(passed(&[]), [false; 4]);
@@ -468,6 +502,9 @@ mod tests {
     #[test]
     fn the_report_names_what_was_dropped() {
         let report = Isolation.report(&to_values(&run(1000.0, 2.0)).unwrap()).unwrap();
-        assert!(report.contains("| SYN flood ") && report.contains(" drop |"), "{report}");
+        assert!(
+            report.contains("| SYN flood ") && report.contains(" drop |") && report.contains("| quiet "),
+            "{report}"
+        );
     }
 }
