@@ -137,7 +137,7 @@ impl Experiment for Soak {
     }
 
     fn run(&self, lab: &Lab) -> Result<Vec<Value>> {
-        let duration_s = lab.seconds(300.0, 60.0);
+        let duration_s = lab.seconds(600.0, 60.0);
         let steps = (duration_s / FAULT_S).ceil() as u64 * lab.options.modes.len() as u64;
         let mut progress = Progress::new(steps);
         let mut rows = Vec::new();
