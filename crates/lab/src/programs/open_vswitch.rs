@@ -11,6 +11,9 @@ use crate::{command, interrupt};
 
 /// Of Debian's package, too.
 const SCHEMA: &str = "/usr/share/openvswitch/vswitch.ovsschema";
+/// Has its allocations on pages of 2 MiB where the kernel has them (`madvise`), as `bifrostd` has its own: flows and conversations of Open
+/// vSwitch are thousands of small pieces, so that it is the C library that is to ask for these pages.
+const LARGE_PAGES: (&str, &str) = ("GLIBC_TUNABLES", "glibc.malloc.hugetlb=1");
 /// How long it may take to start.
 const PATIENCE: Duration = Duration::from_secs(20);
 
@@ -19,7 +22,7 @@ const PATIENCE: Duration = Duration::from_secs(20);
 pub enum Datapath {
     /// Its main thread, by the kernel's devices: Debian's build without DPDK.
     Userspace,
-    /// DPDK on one processor, and without huge pages, as nothing else here has them.
+    /// DPDK on one processor. Its packet buffers are on small pages, as those of `bifrostd` and of all guests here are.
     Dpdk {
         /// That processor.
         processor: usize,
@@ -76,7 +79,7 @@ impl OpenVswitch {
         }
         let mut command = host.command(datapath.program());
         // Where it puts the sockets of bridges.
-        command.env("OVS_RUNDIR", &directory);
+        command.env("OVS_RUNDIR", &directory).env(LARGE_PAGES.0, LARGE_PAGES.1);
         command.arg(format!("unix:{socket}")).arg(format!("--unixctl={}", path("switch.ctl")));
         let mut switch = Program::start(command, "ovs-vswitchd", &logs.join("ovs-vswitchd.log"))?;
         wait_for(&mut switch, &directory.join("switch.ctl"))?;
