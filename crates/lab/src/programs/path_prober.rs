@@ -2,7 +2,8 @@
 //!
 //! Once a second an agent on each host sends a few small datagrams over every path to every other host, which echoes them. A path
 //! that has lost some, or is much slower than the others, is drained (`bifrostctl path drain`), and restored after a later round
-//! that is clean. Nothing else is repaired, and nothing is learnt from the guests' packets.
+//! that is clean. A path is not taken for broken while this host itself fills it: other paths would only be filled in its place.
+//! Nothing else is repaired, and nothing is learnt from the guests' packets.
 
 use std::collections::BTreeSet;
 use std::fs::File;
@@ -18,7 +19,7 @@ use anyhow::{Context, Result, anyhow, ensure};
 
 use crate::daemon::{Daemon, Remote};
 use crate::options::Cabling;
-use crate::topology::{Host, Topology};
+use crate::topology::{Host, Topology, link_name};
 
 /// From one round to the next.
 const PERIOD: Duration = Duration::from_secs(1);
@@ -39,6 +40,9 @@ const SLOW_FACTOR: u32 = 3;
 /// ... and by more than that longer: hosts in software are noisy.
 const SLOW_MARGIN: Duration = Duration::from_millis(1);
 
+/// A host fills a path if it has sent so many frames over it since the last round, and even the fastest probe has waited.
+const MANY_FRAMES: u64 = 500;
+
 /// What a round has shown of one path.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Seen {
@@ -46,6 +50,13 @@ pub struct Seen {
     pub lost: u32,
     /// The fastest one that did, if any.
     pub fastest: Option<Duration>,
+    /// Whether this host itself fills the path: what is lost or late then is lost or late in its own queue.
+    pub full: bool,
+}
+
+/// Whether `fastest` is much more than `usual`.
+fn is_slow(fastest: Duration, usual: Duration) -> bool {
+    fastest > usual * SLOW_FACTOR && fastest > usual + SLOW_MARGIN
 }
 
 /// Which of the paths to one host are not to be used, by what a round has shown of each.
@@ -56,9 +67,10 @@ pub fn judge(seen: &[Seen]) -> BTreeSet<usize> {
     fastest.sort_unstable();
     // Of an even number the lower one: half of the paths may be slow.
     let median = fastest.get(fastest.len().saturating_sub(1) / 2).copied().unwrap_or_default();
-    let slow = |path: &Seen| path.fastest.is_some_and(|f| f > median * SLOW_FACTOR && f > median + SLOW_MARGIN);
+    let slow = |path: &Seen| path.fastest.is_some_and(|fastest| is_slow(fastest, median));
+    let is_bad = |path: &Seen| !path.full && (path.lost > 0 || slow(path));
     let all = || seen.iter().enumerate();
-    let bad: BTreeSet<usize> = all().filter(|(_, path)| path.lost > 0 || slow(path)).map(|(i, _)| i).collect();
+    let bad: BTreeSet<usize> = all().filter(|(_, path)| is_bad(path)).map(|(i, _)| i).collect();
     if bad.len() < seen.len() {
         return bad;
     }
@@ -132,13 +144,39 @@ struct Peer {
     /// (local, remote) address of each path.
     paths: Vec<(Ipv4Addr, Ipv4Addr)>,
     drained: BTreeSet<usize>,
+    /// The fastest probe of all rounds, of each path.
+    fastest: Vec<Option<Duration>>,
 }
 
 impl Peer {
     fn of(host: &Host, other: &Host) -> Self {
-        let paths = host.underlay.iter().copied().zip(other.underlay.iter().copied()).collect();
-        Peer { name: other.name.clone(), paths, drained: BTreeSet::new() }
+        let paths: Vec<_> = host.underlay.iter().copied().zip(other.underlay.iter().copied()).collect();
+        let fastest = vec![None; paths.len()];
+        Peer { name: other.name.clone(), paths, drained: BTreeSet::new(), fastest }
     }
+
+    /// Tells which paths this host fills, which has sent so many frames over each since the last round.
+    fn tell_full(&mut self, seen: &mut [Seen], sent: &[u64]) {
+        for ((path, ever), sent) in seen.iter_mut().zip(&mut self.fastest).zip(sent) {
+            let usual = ever.or(path.fastest);
+            path.full = *sent >= MANY_FRAMES && path.fastest.zip(usual).is_some_and(|(now, usual)| is_slow(now, usual));
+            *ever = usual.into_iter().chain(path.fastest).min();
+        }
+    }
+}
+
+/// Frames that the links of this thread's namespace have sent so far, in the order of paths.
+fn frames_sent(paths: usize) -> Result<Vec<u64>> {
+    let text = std::fs::read_to_string("/proc/thread-self/net/dev").context("reading what the links have sent")?;
+    (0..paths).map(|path| frames_of(&text, &link_name(path as u8))).collect()
+}
+
+fn frames_of(text: &str, link: &str) -> Result<u64> {
+    let is = |line: &&str| line.split(':').next().is_some_and(|name| name.trim() == link);
+    let line = text.lines().find(is).with_context(|| format!("the kernel counts nothing for {link}"))?;
+    // Eight columns of what was received, then bytes and packets that were sent.
+    let count = line.split_once(':').and_then(|(_, counts)| counts.split_whitespace().nth(9));
+    count.and_then(|count| count.parse().ok()).with_context(|| format!("no count of frames in `{line}`"))
 }
 
 struct Agent {
@@ -152,6 +190,8 @@ impl Agent {
     fn run(mut self) -> Result<()> {
         let started = Instant::now();
         let sockets: Vec<Vec<UdpSocket>> = self.peers.iter().map(connect_all).collect::<Result<_>>()?;
+        let paths = self.peers.iter().map(|peer| peer.paths.len()).max().unwrap_or(0);
+        let mut before = frames_sent(paths)?;
         for round in 0.. {
             let due = started + PERIOD * round;
             while Instant::now() < due {
@@ -160,7 +200,7 @@ impl Agent {
                 }
                 std::thread::sleep(TICK.min(due.saturating_duration_since(Instant::now())));
             }
-            let seen: Vec<Vec<Seen>> = std::thread::scope(|scope| {
+            let mut seen: Vec<Vec<Seen>> = std::thread::scope(|scope| {
                 let probing = |socket| scope.spawn(move || probe(socket, round));
                 let threads: Vec<Vec<_>> =
                     sockets.iter().map(|of_peer| of_peer.iter().map(probing).collect()).collect();
@@ -169,13 +209,17 @@ impl Agent {
                 };
                 threads.into_iter().map(|of_peer| of_peer.into_iter().map(join).collect()).collect::<Result<_>>()
             })?;
-            for (peer, seen) in self.peers.iter_mut().zip(&seen) {
+            let now = frames_sent(paths)?;
+            let sent: Vec<u64> = now.iter().zip(&before).map(|(now, before)| now - before).collect();
+            before = now;
+            for (peer, seen) in self.peers.iter_mut().zip(&mut seen) {
+                peer.tell_full(seen, &sent);
                 let bad = judge(seen);
                 // What is good again first, for the last path in use cannot be drained.
                 let restored = peer.drained.difference(&bad).map(|path| ("restore", *path));
                 let drained = bad.difference(&peer.drained).map(|path| ("drain", *path));
                 for (what, path) in restored.chain(drained) {
-                    let Seen { lost, fastest } = seen[path];
+                    let Seen { lost, fastest, .. } = seen[path];
                     let at = started.elapsed().as_secs_f64();
                     let name = &peer.name;
                     writeln!(
@@ -221,7 +265,7 @@ fn echo(socket: &UdpSocket, stop: &AtomicBool) -> Result<()> {
 fn probe(socket: &UdpSocket, round: u32) -> Result<Seen> {
     let started = Instant::now();
     let mut sent = [None; PROBES as usize];
-    let mut seen = Seen { lost: PROBES, fastest: None };
+    let mut seen = Seen { lost: PROBES, fastest: None, full: false };
     for number in 0..PROBES {
         let message = message(round, number);
         sent[number as usize] = Some(Instant::now());
@@ -280,9 +324,41 @@ mod tests {
             ("all dead: nothing is left", &[(10, None), (10, None)], &[]),
         ];
         for (name, paths, bad) in CASES {
-            let seen: Vec<Seen> = paths.iter().map(|&(lost, fastest)| Seen { lost, fastest }).collect();
+            let seen: Vec<Seen> = paths.iter().map(|&(lost, fastest)| Seen { lost, fastest, full: false }).collect();
             assert_eq!(judge(&seen), bad.iter().copied().collect(), "{name}");
         }
+    }
+
+    #[test]
+    fn a_path_that_this_host_fills_is_kept() {
+        let ms = Duration::from_millis;
+        let mut peer =
+            Peer { name: String::new(), paths: Vec::new(), drained: BTreeSet::new(), fastest: vec![None; 4] };
+        let mut round = |of: [(u32, Option<u64>, u64); 4]| {
+            let mut seen = of.map(|(lost, fastest, _)| Seen { lost, fastest: fastest.map(ms), full: false });
+            peer.tell_full(&mut seen, &of.map(|(_, _, sent)| sent));
+            judge(&seen).into_iter().collect::<Vec<_>>()
+        };
+        let well = (0, Some(1), 10);
+        assert_eq!(round([well; 4]), [] as [usize; 0]);
+        // Full; slow without having been sent much; losing without having a queue; dead.
+        assert_eq!(round([(2, Some(9), 9000), well, well, well]), [] as [usize; 0]);
+        assert_eq!(round([(0, Some(9), 400), well, well, well]), [0]);
+        assert_eq!(round([(2, Some(1), 9000), well, well, well]), [0]);
+        assert_eq!(round([(10, None, 9000), well, well, well]), [0]);
+        // All of them are full: nothing is drained for what its own queue has dropped.
+        assert_eq!(
+            round([(1, Some(9), 900), (0, Some(9), 900), (3, Some(8), 900), (0, Some(9), 900)]),
+            [] as [usize; 0]
+        );
+    }
+
+    #[test]
+    fn sent_frames_are_read_from_the_kernel_s_table() {
+        let text = "Inter-|   Receive    |  Transmit\n face |bytes packets\n    lo: 1 2 3 4 5 6 7 8 9 10 11\n   u0: 1 2 0 0 0 0 0 0 640 77 0 0\n";
+        assert_eq!(frames_of(text, "u0").unwrap(), 77);
+        assert!(frames_of(text, "u1").is_err() && frames_of("u0: 1 2", "u0").is_err());
+        assert!(frames_sent(0).unwrap().is_empty());
     }
 
     #[test]
@@ -313,6 +389,6 @@ mod tests {
         echo.join().unwrap();
         assert!(seen.lost == 3 && seen.fastest.is_some_and(|fastest| fastest < PATIENCE), "{seen:?}");
         // Nobody there any more.
-        assert_eq!(probe(&client, 8).unwrap(), Seen { lost: PROBES, fastest: None });
+        assert_eq!(probe(&client, 8).unwrap(), Seen { lost: PROBES, fastest: None, full: false });
     }
 }
