@@ -26,7 +26,7 @@ const BEFORE_END: Duration = Duration::from_millis(500);
 enum Bench {
     Bare(Topology),
     // Guests of tenants go before the daemons that have ports for them.
-    Overlay(Tenants, Network),
+    Overlay(Tenants, Box<Network>),
 }
 
 impl Bench {
@@ -47,7 +47,7 @@ impl Bench {
         settings.paths = point.receiver_paths.map_or_else(Vec::new, |paths| vec![lab.options.paths, paths]);
         let network = lab.network_with(mode, label, settings)?;
         tenants.choose_cubic()?;
-        Ok(Bench::Overlay(tenants, network))
+        Ok(Bench::Overlay(tenants, Box::new(network)))
     }
 
     fn topology(&self) -> &Topology {
