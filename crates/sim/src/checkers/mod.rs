@@ -5,6 +5,7 @@
 //! |---|---|
 //! | [`Conversation`] | what the wire shows: PSNs, retransmissions, ACKs that never claim too much or come too late, giving up |
 //! | [`Bounds`] | windows, pages, connections, timers within their bounds at any time; nothing left at the end |
+//! | [`Blame`] | no path is suspect in a network that lost nothing |
 //! | [`Patience`] | no buffer is held for ever, and while the network is whole everything arrives in time |
 //!
 //! When a packet of a light guest's flow need not arrive, exactly (everything else is a violation):
@@ -20,12 +21,14 @@
 //! when the receiver starts anew, for it was acknowledged. Otherwise order breaks only with plain VXLAN, or in a network
 //! without order.
 
+mod blame;
 mod bounds;
 mod calm;
 mod conversation;
 mod patience;
 mod seen;
 
+pub use blame::Blame;
 pub use bounds::Bounds;
 pub use conversation::Conversation;
 pub use patience::Patience;
@@ -54,6 +57,11 @@ pub fn watch(world: &mut World) {
     }
 }
 
-fn all(world: &World) -> [Box<dyn Checker>; 3] {
-    [Box::new(Conversation::new(world)), Box::new(Bounds::new(world)), Box::new(Patience::new(world))]
+fn all(world: &World) -> [Box<dyn Checker>; 4] {
+    [
+        Box::new(Conversation::new(world)),
+        Box::new(Bounds::new(world)),
+        Box::new(Patience::new(world)),
+        Box::new(Blame::new(world)),
+    ]
 }
