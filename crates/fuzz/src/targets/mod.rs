@@ -13,6 +13,7 @@ mod machine;
 pub(crate) mod merge;
 pub(crate) mod messages;
 pub(crate) mod pair;
+pub(crate) mod pods;
 pub(crate) mod rings;
 pub(crate) mod segments;
 pub(crate) mod switch;

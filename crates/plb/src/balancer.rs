@@ -1,0 +1,421 @@
+//! One pod's load balancer: dispatch in front of the pod, order behind it.
+
+use crate::mutation::mutated;
+use crate::payload::{Owner, PayloadSlots};
+use crate::queue::{Head, Legal, OrderQueue, Put};
+use crate::{Config, ConfigError, Counters, DropReason, NO_PAYLOAD, TRAILER_LEN, Trailer};
+
+/// By what packets are spread over cores.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Mode {
+    /// By packet, in turn; the order is restored behind the pod.
+    Plb,
+    /// By flow, as with receive-side scaling; the order is the core's.
+    Rss,
+}
+
+/// Where a packet goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Dispatch {
+    /// The core: below [`Config::cores`].
+    pub core: u16,
+    /// What goes behind the packet. With a payload slot only the header goes to the pod, and the payload must be kept in that slot,
+    /// in place of what lies there.
+    pub trailer: Trailer,
+}
+
+/// Why a packet cannot be dispatched.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Refused {
+    /// Its order queue is full: it must be dropped.
+    QueueFull,
+    /// No payload slot is free: it may be dispatched whole.
+    NoPayloadSlot,
+}
+
+/// In which order a packet leaves.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Order {
+    /// In that of its queue.
+    InOrder,
+    /// After its place was given up: possibly out of order.
+    Late,
+    /// It lay in another's place ([`LegalCheck::LowBits`](crate::LegalCheck::LowBits)): possibly out of order.
+    Alias,
+    /// It has none.
+    Unordered,
+}
+
+/// A handle on its way out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Egress<T> {
+    /// To be sent.
+    Send {
+        /// The packet.
+        packet: T,
+        /// Where its payload is, if the pod had the header only. The slot may be given to the next packet that is dispatched.
+        payload: Option<u32>,
+        /// In which order.
+        order: Order,
+    },
+    /// To be dropped.
+    Drop {
+        /// The packet.
+        packet: T,
+        /// Why.
+        reason: DropReason,
+    },
+}
+
+/// How packets are dispatched at present.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Phase {
+    /// By packet.
+    Spray,
+    /// By flow, with a place in queues that are drained.
+    ByFlow,
+    /// By flow, with a place; by packet from that time on.
+    Settling(u64),
+}
+
+/// Sprays one pod's packets and restores their order. See the [crate].
+#[derive(Clone, Debug)]
+pub struct Balancer<T> {
+    config: Config,
+    queues: Box<[OrderQueue<T>]>,
+    payloads: PayloadSlots,
+    phase: Phase,
+    next_core: u16,
+    /// Tells the users of a payload slot apart that have no PSN.
+    stamp: u32,
+    counters: Counters,
+}
+
+impl<T> Balancer<T> {
+    /// With all the memory it will ever need: about 40 bytes an entry of a queue and 12 a payload slot.
+    ///
+    /// # Errors
+    /// A setting is out of its range.
+    pub fn new(config: Config) -> Result<Self, ConfigError> {
+        config.check()?;
+        Ok(Balancer {
+            queues: (0..config.order_queues).map(|_| OrderQueue::new(&config)).collect(),
+            payloads: PayloadSlots::new(config.payload_slots),
+            phase: Phase::Spray,
+            next_core: 0,
+            stamp: 0,
+            counters: Counters::default(),
+            config,
+        })
+    }
+
+    /// Its settings.
+    pub fn config(&self) -> &Config {
+        &self.config
+    }
+
+    /// What happened so far.
+    pub fn counters(&self) -> &Counters {
+        &self.counters
+    }
+
+    /// Places in use in all order queues, and returned packets that lie in them.
+    pub fn occupancy(&self) -> (u32, u32) {
+        self.queues.iter().fold((0, 0), |(len, held), queue| (len + queue.len(), held + queue.held()))
+    }
+
+    /// The order queue of a flow, by a hash of its 5-tuple: Albatross's `get_ordq_idx`. Tenants choose 5-tuples, so the hash needs a
+    /// secret seed.
+    #[inline]
+    pub fn order_queue(&self, flow_hash: u32) -> u8 {
+        ((u64::from(flow_hash) * u64::from(self.config.order_queues)) >> 32) as u8
+    }
+
+    /// Chooses a core for the next packet and gives it a place in its order queue. With `header_only` a payload slot is bound to it.
+    ///
+    /// # Errors
+    /// There is no room; nothing has changed but a counter.
+    #[inline]
+    pub fn dispatch(&mut self, now: u64, flow_hash: u32, header_only: bool) -> Result<Dispatch, Refused> {
+        let sprayed = match self.phase {
+            Phase::Spray => true,
+            Phase::ByFlow => false,
+            Phase::Settling(until) if now >= until || mutated!(self.config, ReturnWithoutSettling) => {
+                self.phase = Phase::Spray;
+                true
+            }
+            Phase::Settling(_) => false,
+        };
+        let queue = self.order_queue(flow_hash);
+        let order = &mut self.queues[usize::from(queue)];
+        if self.phase == Phase::ByFlow && order.drain_to.is_none() {
+            return self.dispatch_by_flow(flow_hash, header_only);
+        }
+        if order.is_full(&self.config) {
+            self.counters.refused_queue_full_packets += 1;
+            return Err(Refused::QueueFull);
+        }
+        let psn = order.tail();
+        let payload = match header_only.then(|| self.payloads.bind(Owner::place(queue, psn))) {
+            Some(None) => {
+                self.counters.refused_no_payload_slot_packets += 1;
+                return Err(Refused::NoPayloadSlot);
+            }
+            bound => bound.flatten(),
+        };
+        order.push(now, payload.unwrap_or(NO_PAYLOAD));
+        self.counters.dispatched_packets += 1;
+        let core = if sprayed { self.core_in_turn() } else { self.core_of_flow(flow_hash) };
+        let trailer = Trailer { psn, payload, pod: self.config.pod, queue, drop: false, unordered: false };
+        Ok(Dispatch { core, trailer })
+    }
+
+    /// Chooses the core of a packet's flow, without a place in an order queue: for classes of packets that are not to be sprayed.
+    ///
+    /// # Errors
+    /// No payload slot is free.
+    pub fn dispatch_by_flow(&mut self, flow_hash: u32, header_only: bool) -> Result<Dispatch, Refused> {
+        self.stamp = self.stamp.wrapping_add(1);
+        let payload = match header_only.then(|| self.payloads.lend(Owner::unordered(self.stamp))) {
+            Some(None) => {
+                self.counters.refused_no_payload_slot_packets += 1;
+                return Err(Refused::NoPayloadSlot);
+            }
+            lent => lent.flatten(),
+        };
+        self.counters.dispatched_unordered_packets += 1;
+        let psn = payload.map_or(0, |_| self.stamp);
+        let trailer = Trailer { psn, payload, pod: self.config.pod, queue: 0, drop: false, unordered: true };
+        Ok(Dispatch { core: self.core_of_flow(flow_hash), trailer })
+    }
+
+    /// The legal check: takes a packet that the pod sent back, with a copy of the bytes where its trailer should be. `None`: it is
+    /// held until [`release`](Self::release).
+    #[inline]
+    pub fn returned(&mut self, trailer: [u8; TRAILER_LEN], packet: T) -> Option<Egress<T>> {
+        let trailer = match Trailer::parse(trailer) {
+            Ok(trailer) => trailer,
+            Err(error) => {
+                self.counters.dropped_malformed_packets += 1;
+                return Some(Egress::Drop { packet, reason: DropReason::Malformed(error) });
+            }
+        };
+        if trailer.pod != self.config.pod && !mutated!(self.config, PodUnchecked) {
+            self.counters.dropped_wrong_pod_packets += 1;
+            return Some(Egress::Drop { packet, reason: DropReason::WrongPod(trailer.pod) });
+        }
+        if trailer.unordered {
+            let owner = Owner::unordered(trailer.psn);
+            return Some(self.without_place(trailer.payload, trailer.drop, owner, Order::Unordered, packet));
+        }
+        let Some(queue) = self.queues.get_mut(usize::from(trailer.queue)) else {
+            self.counters.dropped_no_such_queue_packets += 1;
+            return Some(Egress::Drop { packet, reason: DropReason::NoSuchQueue(trailer.queue) });
+        };
+        let legal = queue.legal(trailer.psn, &self.config);
+        if legal != Legal::Yes {
+            self.counters.aliases_packets += u64::from(legal == Legal::Alias);
+            let owner = Owner::place(trailer.queue, trailer.psn);
+            return Some(self.without_place(trailer.payload, trailer.drop, owner, Order::Late, packet));
+        }
+        if trailer.drop && !mutated!(self.config, DropFlagIgnored) {
+            let known = queue.drop_place(trailer.psn, &self.config);
+            let counter = if known {
+                &mut self.counters.dropped_by_pod_packets
+            } else {
+                &mut self.counters.dropped_duplicate_packets
+            };
+            *counter += 1;
+            return Some(Egress::Drop {
+                packet,
+                reason: if known { DropReason::ByPod } else { DropReason::Duplicate },
+            });
+        }
+        match queue.put(trailer.psn, trailer.payload.unwrap_or(NO_PAYLOAD), packet, &self.config) {
+            Put::Held { payload } => {
+                let differs = payload != trailer.payload.unwrap_or(NO_PAYLOAD);
+                self.counters.payload_mismatch_packets += u64::from(differs);
+                None
+            }
+            Put::Replaced(packet) => {
+                self.counters.dropped_replaced_packets += 1;
+                Some(Egress::Drop { packet, reason: DropReason::Replaced })
+            }
+            Put::Duplicate(packet) => {
+                self.counters.dropped_duplicate_packets += 1;
+                Some(Egress::Drop { packet, reason: DropReason::Duplicate })
+            }
+        }
+    }
+
+    /// The reorder check: hands `sink` what can leave now, of each order queue at most `limit` places, and returns how many places were
+    /// freed. The end of a change to dispatch by flow empties a queue at once, whatever the limit.
+    #[inline]
+    pub fn release(&mut self, now: u64, limit: u32, mut sink: impl FnMut(Egress<T>)) -> u32 {
+        let mut freed = 0;
+        for queue in 0..self.config.order_queues {
+            for _ in 0..limit {
+                if !self.release_head(queue, now, false, &mut sink) {
+                    break;
+                }
+                freed += 1;
+            }
+            // What is left was dispatched by flow, and each flow's packets come back in order without help.
+            if self.queues[usize::from(queue)].is_drained() {
+                while self.release_head(queue, now, true, &mut sink) {
+                    freed += 1;
+                }
+                self.queues[usize::from(queue)].drain_to = None;
+            }
+        }
+        freed
+    }
+
+    /// The first time at which [`release`](Self::release) gives up a place if nothing is returned until then.
+    pub fn deadline(&self) -> Option<u64> {
+        let first = self.queues.iter().filter_map(OrderQueue::head_at).min()?;
+        Some(first.saturating_add(self.config.timeout_ns).saturating_add(1))
+    }
+
+    /// Changes by what packets are spread, without a flow out of order. To [`Mode::Rss`]: packets are dispatched by flow from now on, but
+    /// have places until all packets before them are out, at most a timeout. To [`Mode::Plb`]: packets have places from now on, and are
+    /// sprayed after a timeout, when packets without places are out.
+    pub fn set_mode(&mut self, now: u64, mode: Mode) {
+        match (mode, self.phase) {
+            (Mode::Plb, Phase::ByFlow) => {
+                self.queues.iter_mut().for_each(|queue| queue.drain_to = None);
+                self.phase = Phase::Settling(now.saturating_add(self.config.timeout_ns).saturating_add(1));
+            }
+            (Mode::Rss, Phase::Spray | Phase::Settling(_)) => {
+                for queue in &mut self.queues {
+                    let waits = queue.len() > 0 && !mutated!(self.config, FallbackWithoutDrain);
+                    queue.drain_to = waits.then_some(queue.tail());
+                }
+                self.phase = Phase::ByFlow;
+            }
+            (Mode::Plb, Phase::Spray | Phase::Settling(_)) | (Mode::Rss, Phase::ByFlow) => {}
+        }
+    }
+
+    /// The mode that was set last.
+    pub fn mode(&self) -> Mode {
+        if self.phase == Phase::ByFlow { Mode::Rss } else { Mode::Plb }
+    }
+
+    /// Whether packets are already spread by [`mode`](Self::mode), and all of them.
+    pub fn is_settled(&self, now: u64) -> bool {
+        match self.phase {
+            Phase::Spray => true,
+            Phase::ByFlow => self.queues.iter().all(|queue| queue.drain_to.is_none()),
+            Phase::Settling(until) => now >= until,
+        }
+    }
+
+    /// The pod is gone: gives all handles back to be dropped, and forgets all places and payloads. Numbers go on, so that what the pod
+    /// still sends is late.
+    pub fn clear(&mut self, mut sink: impl FnMut(Egress<T>)) {
+        for queue in &mut self.queues {
+            queue.drain_to = None;
+            loop {
+                match queue.check(0, true, &self.config) {
+                    Head::Wait => break,
+                    Head::InOrder { packet, .. } | Head::Alias { packet, .. } => {
+                        self.counters.dropped_cleared_packets += 1;
+                        sink(Egress::Drop { packet, reason: DropReason::Cleared });
+                    }
+                    Head::Dropped { .. } => {}
+                    Head::TimedOut { .. } | Head::Abandoned { .. } => self.counters.abandoned_packets += 1,
+                }
+            }
+        }
+        self.payloads.clear();
+    }
+
+    /// One step of the reorder check. False if the head must be waited for.
+    #[inline]
+    fn release_head(&mut self, queue: u8, now: u64, flush: bool, sink: &mut impl FnMut(Egress<T>)) -> bool {
+        let order = &mut self.queues[usize::from(queue)];
+        match order.check(now, flush, &self.config) {
+            Head::Wait => return false,
+            Head::InOrder { packet, payload } => {
+                self.counters.sent_in_order_packets += 1;
+                let payload = (payload != NO_PAYLOAD).then_some(payload);
+                if let Some(slot) = payload.filter(|_| !mutated!(self.config, PayloadLeak)) {
+                    self.payloads.free(slot);
+                }
+                sink(Egress::Send { packet, payload, order: Order::InOrder });
+            }
+            Head::Alias { psn, claim, packet } => {
+                self.counters.aliases_packets += 1;
+                let payload = (claim != NO_PAYLOAD).then_some(claim);
+                sink(self.without_place(payload, false, Owner::place(queue, psn), Order::Alias, packet));
+            }
+            Head::Dropped { payload } => {
+                if payload != NO_PAYLOAD {
+                    self.payloads.free(payload);
+                }
+            }
+            Head::TimedOut { payload, blocking, .. } => {
+                self.counters.timed_out_packets += 1;
+                self.counters.timed_out_blocking_packets += u64::from(blocking);
+                self.give_up(payload);
+            }
+            Head::Abandoned { payload } => {
+                self.counters.abandoned_packets += 1;
+                self.give_up(payload);
+            }
+        }
+        true
+    }
+
+    /// A packet that leaves at once, or is dropped: because its place is gone, or because it never had one.
+    #[cold]
+    fn without_place(&mut self, payload: Option<u32>, drop: bool, owner: Owner, order: Order, packet: T) -> Egress<T> {
+        let there = payload.is_none_or(|slot| {
+            self.payloads.take(slot, owner)
+                || mutated!(self.config, PayloadOfAnybody) && slot < self.config.payload_slots
+        });
+        let counters = &mut self.counters;
+        let (counter, reason) = if drop {
+            (&mut counters.dropped_by_pod_late_packets, Some(DropReason::ByPod))
+        } else if !there {
+            (&mut counters.dropped_payload_gone_packets, Some(DropReason::PayloadGone))
+        } else {
+            let counter = match order {
+                Order::InOrder => &mut counters.sent_in_order_packets,
+                Order::Late => &mut counters.sent_late_packets,
+                Order::Alias => &mut counters.sent_alias_packets,
+                Order::Unordered => &mut counters.sent_unordered_packets,
+            };
+            (counter, None)
+        };
+        *counter += 1;
+        match reason {
+            Some(reason) => Egress::Drop { packet, reason },
+            None => Egress::Send { packet, payload, order },
+        }
+    }
+
+    fn core_in_turn(&mut self) -> u16 {
+        let core = self.next_core;
+        let cores = self.config.cores - u16::from(mutated!(self.config, CoreLeftOut) && self.config.cores > 1);
+        self.next_core = if core + 1 >= cores { 0 } else { core + 1 };
+        core
+    }
+
+    fn core_of_flow(&self, flow_hash: u32) -> u16 {
+        ((u64::from(flow_hash) * u64::from(self.config.cores)) >> 32) as u16
+    }
+
+    /// A place without its packet is gone, whose header may still come.
+    #[cold]
+    fn give_up(&mut self, payload: u32) {
+        if payload != NO_PAYLOAD {
+            if mutated!(self.config, PayloadFreedAtTimeout) {
+                self.payloads.free(payload);
+            } else {
+                self.payloads.keep(payload);
+            }
+        }
+    }
+}

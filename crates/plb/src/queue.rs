@@ -1,0 +1,226 @@
+//! One order queue: Albatross's FIFO, BUF and BITMAP (4.1), which share an index and therefore are one array here.
+
+use crate::mutation::mutated;
+use crate::{Config, LegalCheck, NO_PAYLOAD};
+
+/// What is known of the packet of a place, and what lies in its place.
+#[derive(Clone, Debug)]
+enum Place<T> {
+    /// BITMAP: not valid.
+    Waiting,
+    /// BITMAP: valid, with the PSN of the packet in BUF.
+    /// `claim`: the payload slot that its trailer names.
+    Returned { psn: u32, claim: u32, packet: T },
+    /// The pod will not send it.
+    Dropped,
+}
+
+#[derive(Clone, Debug)]
+struct Entry<T> {
+    /// FIFO: when the packet was dispatched.
+    at: u64,
+    /// The payload slot of record, or [`NO_PAYLOAD`].
+    payload: u32,
+    place: Place<T>,
+}
+
+/// How a PSN compares with the places in use.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Legal {
+    /// It is between head and tail.
+    Yes,
+    /// It is not, but its low bits are.
+    Alias,
+    /// It is not.
+    No,
+}
+
+/// What became of a packet that was put into its place.
+#[derive(Debug)]
+pub(crate) enum Put<T> {
+    /// It lies there. `payload` is the slot of record.
+    Held { payload: u32 },
+    /// It lies there, and this one before it does not any more.
+    Replaced(T),
+    /// The place is not free.
+    Duplicate(T),
+}
+
+/// What the reorder check found at the head.
+#[derive(Debug)]
+pub(crate) enum Head<T> {
+    /// Nothing, or a packet that is still waited for (case 2).
+    Wait,
+    /// Case 4: the packet and its slot of record.
+    InOrder { packet: T, payload: u32 },
+    /// Case 3: another's packet lay there, with the slot that its trailer names.
+    Alias { psn: u32, claim: u32, packet: T },
+    /// The pod dropped it; its slot.
+    Dropped { payload: u32 },
+    /// Case 1: its slot, and whether others waited behind it.
+    TimedOut { payload: u32, blocking: bool },
+    /// Given up without a wait: its slot.
+    Abandoned { payload: u32 },
+}
+
+/// Places by PSN; `head` and `tail` are whole PSNs, so that full and empty differ.
+#[derive(Clone, Debug)]
+pub(crate) struct OrderQueue<T> {
+    entries: Box<[Entry<T>]>,
+    head: u32,
+    tail: u32,
+    /// Packets that lie in their places.
+    held: u32,
+    /// While dispatch changes from packets to flows: the first PSN that was dispatched by flow.
+    pub(crate) drain_to: Option<u32>,
+}
+
+impl<T> OrderQueue<T> {
+    pub(crate) fn new(config: &Config) -> Self {
+        let entry = || Entry { at: 0, payload: NO_PAYLOAD, place: Place::Waiting };
+        OrderQueue {
+            entries: (0..config.queue_entries).map(|_| entry()).collect(),
+            head: config.first_psn,
+            tail: config.first_psn,
+            held: 0,
+            drain_to: None,
+        }
+    }
+
+    fn index(&self, psn: u32) -> usize {
+        psn as usize & (self.entries.len() - 1)
+    }
+
+    /// Places in use.
+    pub(crate) fn len(&self) -> u32 {
+        self.tail.wrapping_sub(self.head)
+    }
+
+    /// Packets that lie in their places.
+    pub(crate) fn held(&self) -> u32 {
+        self.held
+    }
+
+    pub(crate) fn is_full(&self, config: &Config) -> bool {
+        let len = if mutated!(config, PointersWithoutWrap) {
+            self.len() % self.entries.len() as u32
+        } else if mutated!(config, QueueOneShort) {
+            self.len() + 1
+        } else {
+            self.len()
+        };
+        len as usize >= self.entries.len()
+    }
+
+    /// The PSN of the next packet.
+    pub(crate) fn tail(&self) -> u32 {
+        self.tail
+    }
+
+    /// When the first packet was dispatched.
+    pub(crate) fn head_at(&self) -> Option<u64> {
+        (self.len() > 0).then(|| self.entries[self.index(self.head)].at)
+    }
+
+    /// Takes the next place. The queue must not be full.
+    pub(crate) fn push(&mut self, now: u64, payload: u32) {
+        let index = self.index(self.tail);
+        let entry = &mut self.entries[index];
+        (entry.at, entry.payload) = (now, payload);
+        self.tail = self.tail.wrapping_add(1);
+    }
+
+    /// The legal check.
+    pub(crate) fn legal(&self, psn: u32, config: &Config) -> Legal {
+        let distance = psn.wrapping_sub(self.head);
+        let low = self.index(distance) as u32;
+        if distance < self.len() || (mutated!(config, TailUnchecked) && distance < self.entries.len() as u32) {
+            Legal::Yes
+        } else if low < self.len() {
+            let fits = config.legal_check == LegalCheck::LowBits || mutated!(config, LowBitsAlways);
+            if fits { Legal::Yes } else { Legal::Alias }
+        } else {
+            Legal::No
+        }
+    }
+
+    /// Puts a packet that passed the legal check into its place.
+    pub(crate) fn put(&mut self, psn: u32, claim: u32, packet: T, config: &Config) -> Put<T> {
+        let index = self.index(psn);
+        let entry = &mut self.entries[index];
+        let takes_place = config.legal_check == LegalCheck::LowBits || mutated!(config, DuplicateTakesPlace);
+        match &mut entry.place {
+            place @ Place::Waiting => {
+                *place = Place::Returned { psn, claim, packet };
+                self.held += 1;
+                Put::Held { payload: entry.payload }
+            }
+            Place::Returned { psn: old_psn, claim: old_claim, packet: old } if takes_place => {
+                (*old_psn, *old_claim) = (psn, claim);
+                Put::Replaced(std::mem::replace(old, packet))
+            }
+            Place::Returned { .. } | Place::Dropped => Put::Duplicate(packet),
+        }
+    }
+
+    /// Marks the place of a PSN that passed the legal check: its packet will not come. False if it has come.
+    pub(crate) fn drop_place(&mut self, psn: u32, config: &Config) -> bool {
+        let index = self.index(psn);
+        match &mut self.entries[index].place {
+            place @ Place::Waiting => {
+                *place = Place::Dropped;
+                true
+            }
+            place @ Place::Returned { .. } if mutated!(config, DropFlagAfterReturn) => {
+                *place = Place::Dropped;
+                true
+            }
+            _ => false,
+        }
+    }
+
+    /// The reorder check: one look at the head. With `flush` nothing is waited for.
+    pub(crate) fn check(&mut self, now: u64, flush: bool, config: &Config) -> Head<T> {
+        if self.len() == 0 {
+            return Head::Wait;
+        }
+        let (head, index) = (self.head, self.index(self.head));
+        let entry = &mut self.entries[index];
+        let (age, payload) = (now.saturating_sub(entry.at), entry.payload);
+        let early = u64::from(mutated!(config, TimeoutEarly));
+        match &entry.place {
+            Place::Waiting if flush || mutated!(config, SkipWait) => {
+                self.head = head.wrapping_add(1);
+                return Head::Abandoned { payload };
+            }
+            Place::Waiting if age + early <= config.timeout_ns || mutated!(config, NoTimeout) => return Head::Wait,
+            Place::Waiting => {
+                self.head = head.wrapping_add(1);
+                return Head::TimedOut { payload, blocking: self.held > 0 };
+            }
+            Place::Returned { .. } | Place::Dropped => {}
+        }
+        match std::mem::replace(&mut entry.place, Place::Waiting) {
+            // Albatross looks at the time first. Its hardware looks all the time; software may look late, and what has come and
+            // fits is then still in order.
+            Place::Returned { psn, claim, packet } => {
+                self.held -= 1;
+                if psn == head || mutated!(config, AliasInOrder) {
+                    self.head = head.wrapping_add(1);
+                    Head::InOrder { packet, payload: if mutated!(config, PayloadOfClaim) { claim } else { payload } }
+                } else {
+                    Head::Alias { psn, claim, packet }
+                }
+            }
+            _ => {
+                self.head = head.wrapping_add(1);
+                Head::Dropped { payload }
+            }
+        }
+    }
+
+    /// Whether all packets before `drain_to` are out.
+    pub(crate) fn is_drained(&self) -> bool {
+        self.drain_to.is_some_and(|to| self.head.wrapping_sub(to) <= self.entries.len() as u32)
+    }
+}

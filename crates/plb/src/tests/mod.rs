@@ -1,0 +1,8 @@
+//! Tests of the balancer: against a slow oracle, by tables of cases, and of the tests themselves.
+#![allow(clippy::unwrap_used)]
+
+mod cases;
+mod mutations;
+mod oracle;
+mod properties;
+mod vectors;
