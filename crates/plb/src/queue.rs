@@ -102,13 +102,10 @@ impl<T> OrderQueue<T> {
     }
 
     pub(crate) fn is_full(&self, config: &Config) -> bool {
-        let len = if mutated!(config, PointersWithoutWrap) {
-            self.len() % self.entries.len() as u32
-        } else if mutated!(config, QueueOneShort) {
-            self.len() + 1
-        } else {
-            self.len()
-        };
+        let mut len = self.len() + u32::from(mutated!(config, QueueOneShort));
+        if mutated!(config, PointersWithoutWrap) {
+            len %= self.entries.len() as u32;
+        }
         len as usize >= self.entries.len()
     }
 

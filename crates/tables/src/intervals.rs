@@ -1,5 +1,7 @@
 //! Nested ranges as intervals side by side, and a fast search for the interval of a key.
 
+use crate::prefetch::prefetch;
+
 /// An unsigned integer.
 pub(crate) trait Key: Copy + Ord {
     const MIN: Self;
@@ -38,9 +40,14 @@ pub(crate) struct Intervals<K, const N: usize> {
     slots: Vec<u32>,
 }
 
+/// Keys of a node, in as few cache lines as hold them: a node that begins in the middle of one costs another miss.
+#[derive(Clone, Debug)]
+#[repr(align(64))]
+struct Node<K, const N: usize>([K; N]);
+
 #[derive(Clone, Debug)]
 struct Level<K, const N: usize> {
-    nodes: Vec<[K; N]>,
+    nodes: Vec<Node<K, N>>,
     /// Keys that count.
     keys: usize,
 }
@@ -72,12 +79,36 @@ impl<K: Key, const N: usize> Intervals<K, N> {
     pub(crate) fn slot(&self, key: K) -> u32 {
         let mut place = 0;
         for level in &self.levels {
-            // All of them: nothing to guess, and for small keys one instruction compares several.
-            let below = level.nodes[place].iter().fold(0, |count, &k| count + usize::from(k <= key));
-            // The first key of a node is the one above it, and that is not larger than `key`.
-            place = (place * N + below - 1).min(level.keys - 1);
+            place = level.below(place, key);
         }
         self.slots[place]
+    }
+
+    /// [`slot`](Self::slot) of several keys, level by level: their waits for memory overlap.
+    pub(crate) fn slots<const B: usize>(&self, keys: &[K; B]) -> [u32; B] {
+        let mut places = [0; B];
+        for (depth, level) in self.levels.iter().enumerate() {
+            let next = self.levels.get(depth + 1);
+            for (place, key) in places.iter_mut().zip(keys) {
+                *place = level.below(*place, *key);
+                match next {
+                    Some(next) => prefetch(&next.nodes[*place]),
+                    None => prefetch(&self.slots[*place]),
+                }
+            }
+        }
+        places.map(|place| self.slots[place])
+    }
+}
+
+impl<K: Key, const N: usize> Level<K, N> {
+    /// Where a key belongs in the level below, or, in the last one, its interval.
+    #[inline]
+    fn below(&self, place: usize, key: K) -> usize {
+        // All of them: nothing to guess, and for small keys one instruction compares several.
+        let below = self.nodes[place].0.iter().fold(0, |count, &k| count + usize::from(k <= key));
+        // The first key of a node is the one above it, and that is not larger than `key`.
+        (place * N + below - 1).min(self.keys - 1)
     }
 }
 
@@ -104,7 +135,8 @@ impl<K: Key> Starts<K> {
 fn levels<K: Key, const N: usize>(mut keys: Vec<K>) -> Vec<Level<K, N>> {
     let mut levels = Vec::new();
     loop {
-        let nodes = keys.chunks(N).map(|chunk| std::array::from_fn(|i| chunk.get(i).copied().unwrap_or(K::MAX)));
+        let node = |chunk: &[K]| Node(std::array::from_fn(|i| chunk.get(i).copied().unwrap_or(K::MAX)));
+        let nodes = keys.chunks(N).map(node);
         levels.push(Level { nodes: nodes.collect(), keys: keys.len() });
         if keys.len() <= N {
             break;

@@ -1,18 +1,28 @@
 //! Structures that a forwarding decision needs: longest-prefix match, exact match, the first match of an ordered list of
-//! rules, which of several paths, and a meter.
+//! rules, which of several paths, and meters; and route files.
 
-#![forbid(unsafe_code)]
+#![deny(unsafe_code)]
 
 mod classifier;
+mod dir24;
 mod exact;
 mod intervals;
+mod limiter;
 mod lpm;
+mod prefetch;
 mod resilient;
+mod routes;
 mod token_bucket;
 
 pub use classifier::{Classifier, Fields, Pattern};
+pub use dir24::{Dir24, FIB_BATCH, FIB_VALUE_MAX, FibError};
 pub use exact::{ExactMap, exact_map};
 pub use ipnet::IpNet;
-pub use lpm::Lpm;
+pub use limiter::{LimiterConfig, LimiterCounters, PreCheckFull, Rate, Ruling, Stage, TenantLimiter};
+pub use lpm::{BATCH, Lpm};
 pub use resilient::{AfterGap, Choice, Move, PathSet, Resilient};
+pub use routes::{
+    ApplyError, FileError, FileErrorKind, FileKind, FileWriter, ROUTE_VALUE_MAX, Record, RouteFile, RoutePrefix,
+    RouteRecords, RouteSet, TableId,
+};
 pub use token_bucket::TokenBucket;

@@ -4,11 +4,15 @@ use std::net::IpAddr;
 
 use ipnet::IpNet;
 
-use crate::intervals::Intervals;
+use crate::intervals::{Intervals, NO_SLOT};
+use crate::prefetch::prefetch;
 
 /// Keys of a node: what a cache line (IPv4) or two (IPv6) hold.
 const V4_KEYS: usize = 16;
 const V6_KEYS: usize = 8;
+
+/// Look-ups that [`Lpm::lookup_batch`] does at once. Fewer leave the memory idle, and more do not fit into its queue.
+pub const BATCH: usize = 16;
 
 /// Values by IP prefix, both families. Built once, for any number of prefixes.
 ///
@@ -67,6 +71,31 @@ impl<T> Lpm<T> {
             IpAddr::V6(addr) => self.v6.slot(addr.to_bits()),
         };
         self.values.get(slot as usize)
+    }
+
+    /// [`lookup`](Self::lookup) of several addresses, whose waits for memory overlap: where the table is in no cache, a fifth of the time.
+    /// Both families may be mixed; each that is there costs a search of its own.
+    pub fn lookup_batch(&self, addrs: &[IpAddr; BATCH]) -> [Option<&T>; BATCH] {
+        let (mut v4, mut v6) = ([0; BATCH], [0; BATCH]);
+        let mut v6_count = 0;
+        for ((v4, v6), addr) in v4.iter_mut().zip(&mut v6).zip(addrs) {
+            match addr {
+                IpAddr::V4(addr) => *v4 = addr.to_bits(),
+                IpAddr::V6(addr) => (*v6, v6_count) = (addr.to_bits(), v6_count + 1),
+            }
+        }
+        let mut slots = if v6_count < BATCH { self.v4.slots(&v4) } else { [NO_SLOT; BATCH] };
+        if v6_count > 0 {
+            let v6 = self.v6.slots(&v6);
+            for ((slot, v6), addr) in slots.iter_mut().zip(v6).zip(addrs) {
+                if addr.is_ipv6() {
+                    *slot = v6;
+                }
+            }
+        }
+        let values = slots.map(|slot| self.values.get(slot as usize));
+        values.into_iter().flatten().for_each(prefetch);
+        values
     }
 
     /// Number of prefixes.

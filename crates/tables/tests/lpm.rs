@@ -3,7 +3,7 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-use bifrost_tables::{IpNet, Lpm};
+use bifrost_tables::{BATCH, IpNet, Lpm};
 use proptest::prelude::*;
 
 /// Few distinct bits, so that prefixes nest and addresses hit them.
@@ -55,8 +55,17 @@ proptest! {
         prop_assert_eq!(lpm.is_empty(), all.is_empty());
         // Those of the list, and the first and last of each prefix with their neighbours.
         let edges = all.iter().flat_map(|(net, _)| around(net.network()).into_iter().chain(around(net.broadcast())));
-        for addr in addrs.into_iter().chain(edges) {
+        let addrs: Vec<IpAddr> = addrs.into_iter().chain(edges).collect();
+        for &addr in &addrs {
             prop_assert_eq!(lpm.lookup(addr).copied(), naive(&all, addr), "{}", addr);
+        }
+        // Of both families mixed, and of each alone.
+        let family = |v6| addrs.iter().copied().filter(|a| a.is_ipv6() == v6).collect::<Vec<_>>();
+        for addrs in [family(false), family(true), addrs.clone()] {
+            for chunk in addrs.as_chunks::<BATCH>().0 {
+                let expected = chunk.map(|addr| lpm.lookup(addr));
+                prop_assert_eq!(lpm.lookup_batch(chunk), expected);
+            }
         }
     }
 }

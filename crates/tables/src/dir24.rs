@@ -1,0 +1,217 @@
+//! Longest-prefix match for one large IPv4 table: DIR-24-8 (Gupta, Lin, McKeown: *Routing Lookups in Hardware at Memory Access
+//! Speeds*, INFOCOM'98).
+
+use std::net::Ipv4Addr;
+
+use ipnet::Ipv4Net;
+use thiserror::Error;
+
+use crate::prefetch::prefetch;
+use crate::{ExactMap, exact_map};
+
+/// Look-ups that [`Dir24::lookup_batch`] does at once.
+pub const FIB_BATCH: usize = 16;
+
+/// The largest value of a prefix.
+pub const FIB_VALUE_MAX: u32 = (1 << 24) - 1;
+
+const NONE: u32 = 0;
+/// The rest is the number of a group.
+const GROUP: u32 = 1 << 31;
+const GROUP_LEN: usize = 256;
+
+/// Why a prefix cannot be entered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+pub enum FibError {
+    /// A value that does not fit.
+    #[error("value {0} does not fit into 24 bits")]
+    Value(u32),
+    /// Prefixes longer than /24 need another group of 256 addresses.
+    #[error("no room for {0}: there are prefixes longer than /24 in {1} networks of that length already")]
+    Full(Ipv4Net, u32),
+}
+
+/// Values by IPv4 prefix: one access to memory a look-up, two below prefixes longer than /24. It takes 64 MB and 1 KB for each /24 with longer
+/// prefixes in it, and is therefore for the one table of the Internet, not for one of each tenant ([`Lpm`](crate::Lpm)).
+///
+/// Prefixes can be added and removed one by one. That takes time by the number of addresses: 16 million steps for 0.0.0.0/0, at
+/// most 256 for those from /16 to /32.
+#[derive(Clone, Debug)]
+pub struct Dir24 {
+    /// By the first 24 bits.
+    top: Box<[u32]>,
+    /// By group, and the last 8 bits.
+    groups: Vec<[u32; GROUP_LEN]>,
+    free: Vec<u32>,
+    groups_max: u32,
+    prefixes: ExactMap<(u32, u8), u32>,
+}
+
+/// A value, with the length of its prefix plus one: what overlaps it and is shorter must not replace it.
+fn entry(value: u32, len: u8) -> u32 {
+    (u32::from(len) + 1) << 24 | value
+}
+
+/// The length of the prefix plus one; 0: none.
+fn rank(entry: u32) -> u32 {
+    entry >> 24
+}
+
+impl Dir24 {
+    /// Without prefixes. `groups_max`, at most 2^23, bounds the /24 networks with longer prefixes in them, of 1 KB each. `seed` is that of the
+    /// table of prefixes, which looks up what neighbours announce.
+    pub fn new(groups_max: u32, seed: u64) -> Self {
+        Dir24 {
+            top: vec![NONE; 1 << 24].into(),
+            groups: Vec::new(),
+            free: Vec::new(),
+            groups_max: groups_max.min(1 << 23),
+            prefixes: exact_map(seed),
+        }
+    }
+
+    /// Number of prefixes.
+    pub fn len(&self) -> usize {
+        self.prefixes.len()
+    }
+
+    /// Whether there is no prefix.
+    pub fn is_empty(&self) -> bool {
+        self.prefixes.is_empty()
+    }
+
+    /// Bytes of the tables that look-ups use.
+    pub fn bytes(&self) -> usize {
+        size_of_val::<[u32]>(&self.top) + self.groups.capacity() * size_of::<[u32; GROUP_LEN]>()
+    }
+
+    /// Adds a prefix, or gives it another value. Host bits are ignored.
+    ///
+    /// # Errors
+    /// It does not fit; nothing has changed.
+    pub fn insert(&mut self, net: Ipv4Net, value: u32) -> Result<(), FibError> {
+        if value > FIB_VALUE_MAX {
+            return Err(FibError::Value(value));
+        }
+        let (first, len) = (net.network().to_bits(), net.prefix_len());
+        let new = entry(value, len);
+        let replace = |old: &mut u32| {
+            if rank(*old) <= rank(new) {
+                *old = new;
+            }
+        };
+        if len > 24 {
+            let group = self.group(net)?;
+            self.groups[group][within(first, len)].iter_mut().for_each(replace);
+        } else {
+            let groups = &mut self.groups;
+            for old in &mut self.top[range(first, len)] {
+                match *old & GROUP {
+                    0 => replace(old),
+                    _ => groups[(*old ^ GROUP) as usize].iter_mut().for_each(replace),
+                }
+            }
+        }
+        self.prefixes.insert((first, len), value);
+        Ok(())
+    }
+
+    /// Removes a prefix. False if it is not there.
+    pub fn remove(&mut self, net: Ipv4Net) -> bool {
+        let (first, len) = (net.network().to_bits(), net.prefix_len());
+        if self.prefixes.remove(&(first, len)).is_none() {
+            return false;
+        }
+        // What its addresses have then.
+        let shorter = (0..len).rev().find_map(|len| {
+            let around = first & mask(len);
+            self.prefixes.get(&(around, len)).map(|value| entry(*value, len))
+        });
+        let (new, gone) = (shorter.unwrap_or(NONE), u32::from(len) + 1);
+        let replace = |old: &mut u32| {
+            if rank(*old) == gone {
+                *old = new;
+            }
+        };
+        if len > 24 {
+            let top = (first >> 8) as usize;
+            let group = (self.top[top] ^ GROUP) as usize;
+            self.groups[group][within(first, len)].iter_mut().for_each(replace);
+            // Without longer prefixes, all have the same.
+            if self.groups[group].iter().all(|e| rank(*e) <= 25) {
+                self.top[top] = self.groups[group][0];
+                self.free.push(group as u32);
+            }
+        } else {
+            let groups = &mut self.groups;
+            for old in &mut self.top[range(first, len)] {
+                match *old & GROUP {
+                    0 => replace(old),
+                    _ => groups[(*old ^ GROUP) as usize].iter_mut().for_each(replace),
+                }
+            }
+        }
+        true
+    }
+
+    /// The group of a prefix longer than /24.
+    fn group(&mut self, net: Ipv4Net) -> Result<usize, FibError> {
+        let top = (net.network().to_bits() >> 8) as usize;
+        let old = self.top[top];
+        if old & GROUP != 0 {
+            return Ok((old ^ GROUP) as usize);
+        }
+        let group = match self.free.pop() {
+            Some(group) => group,
+            None if self.groups.len() < self.groups_max as usize => {
+                self.groups.push([NONE; GROUP_LEN]);
+                self.groups.len() as u32 - 1
+            }
+            None => return Err(FibError::Full(net, self.groups_max)),
+        };
+        self.groups[group as usize] = [old; GROUP_LEN];
+        self.top[top] = GROUP | group;
+        Ok(group as usize)
+    }
+
+    /// The value of the longest prefix that holds `addr`.
+    #[inline]
+    pub fn lookup(&self, addr: Ipv4Addr) -> Option<u32> {
+        let addr = addr.to_bits();
+        self.second(self.top[(addr >> 8) as usize], addr)
+    }
+
+    /// [`lookup`](Self::lookup) of several addresses, whose waits for memory overlap.
+    #[inline]
+    pub fn lookup_batch(&self, addrs: &[Ipv4Addr; FIB_BATCH]) -> [Option<u32>; FIB_BATCH] {
+        let places = addrs.map(|addr| (addr.to_bits() >> 8) as usize);
+        places.iter().for_each(|place| prefetch(&self.top[*place]));
+        let tops = places.map(|place| self.top[place]);
+        std::array::from_fn(|i| self.second(tops[i], addrs[i].to_bits()))
+    }
+
+    #[inline]
+    fn second(&self, top: u32, addr: u32) -> Option<u32> {
+        let found = match top & GROUP {
+            0 => top,
+            _ => self.groups[(top ^ GROUP) as usize][(addr & 0xff) as usize],
+        };
+        (found != NONE).then_some(found & FIB_VALUE_MAX)
+    }
+}
+
+fn mask(len: u8) -> u32 {
+    u32::MAX.checked_shl(32 - u32::from(len)).unwrap_or(0)
+}
+
+/// The places of a prefix of at most 24 bits.
+fn range(first: u32, len: u8) -> std::ops::Range<usize> {
+    let start = (first >> 8) as usize;
+    start..start + (1 << (24 - len))
+}
+
+/// The places of a longer one in its group.
+fn within(first: u32, len: u8) -> std::ops::Range<usize> {
+    let start = (first & 0xff) as usize;
+    start..start + (1 << (32 - len))
+}

@@ -1,0 +1,259 @@
+//! Limits what each of very many tenants may send, with little memory: *Albatross*, SIGCOMM'25, 4.3.
+
+mod pre_check;
+
+use std::hash::BuildHasher;
+
+use foldhash::fast::FixedState;
+
+use crate::TokenBucket;
+pub use pre_check::PreCheckFull;
+use pre_check::{Found, PreCheck};
+
+/// A rate, and what may pass above it at once; in tokens: packets, or bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Rate {
+    /// Tokens a second.
+    pub per_second: u64,
+    /// Tokens that are kept at most.
+    pub burst: u64,
+}
+
+impl Rate {
+    /// A rate with the burst of a millisecond, at least one token.
+    pub fn per_second(per_second: u64) -> Self {
+        Rate { per_second, burst: (per_second / 1000).max(1) }
+    }
+
+    fn bucket(self) -> TokenBucket {
+        TokenBucket::new(self.per_second, self.burst)
+    }
+
+    fn plus(self, other: Rate) -> Rate {
+        Rate {
+            per_second: self.per_second.saturating_add(other.per_second),
+            burst: self.burst.saturating_add(other.burst),
+        }
+    }
+}
+
+/// Settings of a [`TenantLimiter`]. The defaults are Albatross's (4.3, 6); [O] marks what it leaves open.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LimiterConfig {
+    /// Entries of the first stage, `color_table[VNI % entries]`: 1 to 65,536.
+    pub color_entries: u32,
+    /// Entries of the second stage, `meter_table[hash(VNI)]`: 1 to 65,536 [O].
+    pub meter_entries: u32,
+    /// Rate of each entry of the first stage.
+    pub first: Rate,
+    /// Rate of each entry of the second stage. A tenant alone in both gets the sum of the two.
+    pub second: Rate,
+    /// One of how many drops of the second stage is sampled, on average; at least 1 [O].
+    pub sample_drops: u32,
+    /// A drop is sampled in any case if the last sample is older, ns [O].
+    pub sample_ns: u64,
+    /// How long a tenant must not have exceeded its rate before another may take its place, ns [O].
+    pub keep_ns: u64,
+    /// Secret: tenants that can foretell the hash can choose with whom they share a meter.
+    pub seed: u64,
+}
+
+impl Default for LimiterConfig {
+    fn default() -> Self {
+        LimiterConfig {
+            color_entries: 4096,
+            meter_entries: 4096,
+            first: Rate::per_second(8_000_000),
+            second: Rate::per_second(2_000_000),
+            sample_drops: 1024,
+            sample_ns: 100_000_000,
+            keep_ns: 10_000_000_000,
+            seed: 0,
+        }
+    }
+}
+
+/// Where it was decided about a packet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Stage {
+    /// The tenant is not limited.
+    Bypass,
+    /// By the meter that the tenant has for itself.
+    PreMeter,
+    /// By the first stage.
+    Color,
+    /// By the second stage.
+    Meter,
+}
+
+/// What becomes of a packet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Ruling {
+    /// Whether it may pass.
+    pub passes: bool,
+    /// Where that was decided.
+    pub stage: Stage,
+}
+
+/// What happened so far.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct LimiterCounters {
+    /// Packets of tenants that are not limited.
+    pub bypass_packets: u64,
+    /// Packets that passed their tenant's own meter.
+    pub pre_meter_packets: u64,
+    /// Packets that passed the first stage.
+    pub color_packets: u64,
+    /// Packets that passed the second stage.
+    pub meter_packets: u64,
+    /// Packets dropped by their tenant's own meter.
+    pub dropped_pre_meter_packets: u64,
+    /// Packets dropped by the second stage, possibly because of another tenant.
+    pub dropped_meter_packets: u64,
+    /// Drops of the second stage that were sampled.
+    pub sampled_packets: u64,
+    /// Tenants that were given a meter of their own.
+    pub promoted_tenants: u64,
+    /// Samples for which no place was free: all tenants in `pre_check` are bypassed, or still exceed their rate.
+    pub promotion_refused_samples: u64,
+}
+
+/// A limiter for tenants, by VNI (24 bits), of which there may be millions. Its memory does not depend on their number.
+///
+/// `pre_check`, of 128 tenants, names those that are not limited and those with a meter of their own. Others share: the first stage lets
+/// pass what fits into the rate of `VNI % 4K`, the second what fits into that of a seeded hash of the VNI; what fits into neither is
+/// dropped. Of what is dropped, samples are taken. The tenants found so get meters of their own, whose drops cost nobody else
+/// anything: a tenant that shares both stages with a heavy one loses packets until then, well within a second. A tenant that is
+/// found although it was only a neighbour gets its full rate there, too.
+#[derive(Clone, Debug)]
+pub struct TenantLimiter {
+    config: LimiterConfig,
+    pre_check: PreCheck,
+    color: Box<[TokenBucket]>,
+    meter: Box<[TokenBucket]>,
+    hash: FixedState,
+    /// Drops until the next sample.
+    until_sample: u32,
+    sampled_at: u64,
+    random: u64,
+    counters: LimiterCounters,
+}
+
+impl TenantLimiter {
+    /// With all meters full. Sizes out of their range are brought into it.
+    pub fn new(config: LimiterConfig) -> Self {
+        let table = |entries: u32, rate: Rate| vec![rate.bucket(); entries.clamp(1, 65_536) as usize].into();
+        TenantLimiter {
+            pre_check: PreCheck::new(config.seed),
+            color: table(config.color_entries, config.first),
+            meter: table(config.meter_entries, config.second),
+            hash: FixedState::with_seed(config.seed),
+            until_sample: 1,
+            sampled_at: 0,
+            random: config.seed | 1,
+            counters: LimiterCounters::default(),
+            config,
+        }
+    }
+
+    /// Whether a packet of `tokens` of tenant `vni` may pass, `now` in ns on any monotonic clock.
+    #[inline]
+    pub fn admit(&mut self, now: u64, vni: u32, tokens: u64) -> Ruling {
+        let c = &mut self.counters;
+        match self.pre_check.find(vni) {
+            Some(Found::Bypass) => {
+                c.bypass_packets += 1;
+                return Ruling { passes: true, stage: Stage::Bypass };
+            }
+            Some(Found::Meter(meter)) => {
+                let passes = meter.take(now, tokens);
+                if passes {
+                    c.pre_meter_packets += 1;
+                } else {
+                    c.dropped_pre_meter_packets += 1;
+                }
+                return Ruling { passes, stage: Stage::PreMeter };
+            }
+            None => {}
+        }
+        let color = vni as usize % self.color.len();
+        if self.color[color].take(now, tokens) {
+            c.color_packets += 1;
+            return Ruling { passes: true, stage: Stage::Color };
+        }
+        let meter = (u128::from(self.hash.hash_one(vni)) * self.meter.len() as u128) >> 64;
+        let passes = self.meter[meter as usize].take(now, tokens);
+        if passes {
+            c.meter_packets += 1;
+        } else {
+            c.dropped_meter_packets += 1;
+            self.dropped(now, vni);
+        }
+        Ruling { passes, stage: Stage::Meter }
+    }
+
+    /// A drop of the second stage, which may be sampled.
+    fn dropped(&mut self, now: u64, vni: u32) {
+        self.until_sample = self.until_sample.saturating_sub(1);
+        if self.until_sample > 0 && now.saturating_sub(self.sampled_at) < self.config.sample_ns {
+            return;
+        }
+        // Xorshift: distances that no regular traffic can keep step with.
+        self.random ^= self.random << 13;
+        self.random ^= self.random >> 7;
+        self.random ^= self.random << 17;
+        let most = u64::from(self.config.sample_drops.max(1)) * 2 - 1;
+        self.until_sample = 1 + (self.random % most) as u32;
+        self.sampled_at = now;
+        self.counters.sampled_packets += 1;
+        match self.pre_check.promote(now, vni, self.own_meter(now), self.config.keep_ns) {
+            Ok(()) => self.counters.promoted_tenants += 1,
+            Err(PreCheckFull) => self.counters.promotion_refused_samples += 1,
+        }
+    }
+
+    /// A meter for a tenant alone. It begins empty, so that a tenant gets no burst for being found.
+    fn own_meter(&self, now: u64) -> TokenBucket {
+        let rate = self.config.first.plus(self.config.second);
+        let mut meter = rate.bucket();
+        meter.take(now, rate.burst);
+        meter
+    }
+
+    /// From now on the tenant is not limited.
+    ///
+    /// # Errors
+    /// All places are taken by such tenants.
+    pub fn bypass(&mut self, vni: u32) -> Result<(), PreCheckFull> {
+        self.pre_check.bypass(vni)
+    }
+
+    /// From now on the tenant has a meter of its own, with the sum of both stages' rates: for one that is known to be heavy.
+    ///
+    /// # Errors
+    /// All places are taken.
+    pub fn limit_early(&mut self, now: u64, vni: u32) -> Result<(), PreCheckFull> {
+        self.pre_check.promote(now, vni, self.own_meter(now), self.config.keep_ns)
+    }
+
+    /// Removes the tenant from `pre_check`. False if it was not there.
+    pub fn forget(&mut self, vni: u32) -> bool {
+        self.pre_check.remove(vni)
+    }
+
+    /// Tenants in `pre_check`, and whether each is bypassed.
+    pub fn pre_checked(&self) -> impl Iterator<Item = (u32, bool)> {
+        self.pre_check.iter()
+    }
+
+    /// What happened so far.
+    pub fn counters(&self) -> &LimiterCounters {
+        &self.counters
+    }
+
+    /// All memory that it has and ever will, bytes.
+    pub fn bytes(&self) -> usize {
+        let meters = size_of_val::<[TokenBucket]>(&self.color) + size_of_val::<[TokenBucket]>(&self.meter);
+        size_of::<Self>() + meters + self.pre_check.heap_bytes()
+    }
+}
