@@ -210,7 +210,7 @@ pub(crate) fn run(bytes: &[u8]) {
     for n in 0..8 {
         assert!(pipeline.dispatch(n << 29, false), "no room for an honest pod");
     }
-    for trailer in pipeline.given[first..].to_vec().into_iter().rev() {
+    for trailer in pipeline.given.split_off(first).into_iter().rev() {
         assert_eq!(pipeline.returned(trailer.emit()), None);
     }
     pipeline.release(u32::MAX);
