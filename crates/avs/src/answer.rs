@@ -8,7 +8,7 @@ use bifrost_wire::icmp::v6::Solicitation;
 use bifrost_wire::protocol::{ICMP, ICMPV6};
 use bifrost_wire::{Mac, arp, checksum, ipv4, ipv6};
 
-use crate::description::GATEWAY_MAC;
+use crate::tables::GATEWAY_MAC;
 
 /// All nodes on the link, and the MAC address of that group (RFC 4291, 2.7.1; RFC 2464, 7).
 const ALL_NODES: Ipv6Addr = Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 1);

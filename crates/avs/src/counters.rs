@@ -1,7 +1,7 @@
 //! What the switch did, in numbers. A frame that is to be segmented later counts as one packet.
 
 use crate::drop_reason::DropReason;
-use crate::from_guest::FromGuest;
+use crate::verdict::{Action, Verdict};
 
 /// Counters of one port.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -66,12 +66,12 @@ impl Drops {
 
 impl PortCounters {
     #[inline(always)]
-    pub(crate) fn count_from_guest(&mut self, decision: &FromGuest) {
-        match *decision {
-            FromGuest::Remote { .. } => self.to_remote_packets += 1,
-            FromGuest::Local { .. } => self.to_local_packets += 1,
-            FromGuest::Answer => self.answered_packets += 1,
-            FromGuest::Drop(reason) => self.dropped.count(reason),
+    pub(crate) fn count_from_guest(&mut self, verdict: &Verdict) {
+        match verdict.action {
+            Action::Forward { .. } => self.to_remote_packets += 1,
+            Action::Deliver { .. } => self.to_local_packets += 1,
+            Action::Answer { .. } => self.answered_packets += 1,
+            Action::Drop(reason) => self.dropped.count(reason),
         }
     }
 

@@ -12,10 +12,10 @@ use std::net::IpAddr;
 use bifrost_nic::{Fragment, L3, Parsed};
 use bifrost_wire::Mac;
 
-use crate::description::PortId;
 use crate::drop_reason::DropReason;
 use crate::mutation::mutated;
 use crate::session::Direction;
+use crate::tables::PortId;
 
 /// Records of one port and direction.
 const RECORDS: usize = 64;
@@ -135,7 +135,7 @@ impl Fragments {
 
     /// The pieces that a port has sent and got are nobody's any longer.
     pub(crate) fn forget_port(&mut self, port: PortId) {
-        if let Some(records) = self.ports.get_mut(usize::from(port.0)) {
+        if let Some(records) = self.ports.get_mut(port.place()) {
             *records = Default::default();
         }
     }
@@ -156,7 +156,7 @@ impl Fragments {
 
     /// A first piece passes.
     pub(crate) fn begin(&mut self, (port, direction): (PortId, Direction), piece: &Piece, first: First, now: Moment) {
-        let at = usize::from(port.0);
+        let at = port.place();
         if self.ports.len() <= at {
             self.ports.resize_with(at + 1, Default::default);
         }
@@ -201,7 +201,7 @@ impl Fragments {
         }
         let (place, record) = self.find(port, direction, piece, now).ok_or(DropReason::FragmentWithoutFirst)?;
         let seen = self.after(record, piece)?;
-        let Records(records) = &mut self.ports[usize::from(port.0)][direction as usize];
+        let Records(records) = &mut self.ports[port.place()][direction as usize];
         if seen.is_complete() {
             records.remove(place);
         } else {
@@ -211,7 +211,7 @@ impl Fragments {
     }
 
     fn find(&self, port: PortId, direction: Direction, piece: &Piece, now: Moment) -> Option<(usize, &Record)> {
-        let Records(records) = &self.ports.get(usize::from(port.0))?[direction as usize];
+        let Records(records) = &self.ports.get(port.place())?[direction as usize];
         let is_of = |record: &Record| {
             record.key == piece.key
                 || (mutated!(self, FragmentOfAnybody) && record.key.identification == piece.key.identification)

@@ -1,11 +1,14 @@
 //! The virtual switch: match and action.
 //!
 //! A [`Switch`] decides where a frame goes: [`Switch::from_guest`] for what a vNIC sends, [`Switch::from_underlay`] for
-//! what a peer sent in VXLAN. It answers ARP, neighbour discovery and pings of a VPC's gateway itself, and lets nobody
-//! speak with an address that is not theirs. It does no I/O, allocates nothing per packet, and what it does to a frame it
-//! returns as a [`Rewrite`], to be applied to the bytes on their way out.
+//! what a peer sent in VXLAN. Both return a [`Verdict`]. The switch answers ARP, neighbor discovery and pings of a VPC's gateway
+//! itself, and lets nobody use an address that is not theirs. It does no I/O and allocates nothing per packet. What it changes in a frame
+//! it returns as a [`Rewrite`], to be applied to the bytes when they leave.
 //!
-//! What is larger than its way allows is cut to fit, or its sender is told how large it may be (path MTU discovery).
+//! # One pipeline
+//!
+//! Decisions are made in stages: may the sender say this, where does it go, may it pass, does it fit. `pipeline/mod.rs` has their order,
+//! and each stage is a file beside it. A packet that is larger than the path MTU is fragmented, or its sender gets an ICMP error.
 //!
 //! # Configuration is swapped as a whole
 //!
@@ -13,10 +16,10 @@
 //! [`Switch::replace`], between two batches, or [`Switch::take_over`], if it was built elsewhere. So every derived index agrees with the description at all times, a reload
 //! that is refused changes nothing, and there is no order of edits to get wrong. Only counters are carried over.
 //!
-//! # One way, done or only foreseen
+//! # Decided, or only told
 //!
 //! [`Switch::trace_from_guest`] and [`Switch::trace_from_underlay`] tell what would become of a packet, and why, and change nothing.
-//! They are not another opinion: the way is one function, generic over what follows from its judgements.
+//! They run the same pipeline, which is generic over what follows from its judgements.
 //!
 //! # Who may talk to whom
 //!
@@ -24,7 +27,7 @@
 //! may: network ACLs look at each packet by itself, security groups let conversations begin and remember them
 //! as sessions. Only ports with groups have sessions; to others they cost a look at an `Option`.
 //!
-//! # Packets in pieces
+//! # Packets in fragments
 //!
 //! Rules that look at more than addresses judge the first fragment as they would the whole packet; the others pass if it did, and fit
 //! it. Nothing is held back: a fragment that comes before its first is dropped.
@@ -33,7 +36,7 @@
 //!
 //! Each worker of a host has a switch of its own, and they share nothing. What security groups remember about a port is with one of
 //! them for each pair of vNICs, so what one guest sends to another of its host may have to go on to the receiver's worker:
-//! the sender's switch judges what leaves, the receiver's what may come in ([`Switch::from_neighbour`]).
+//! the sender's switch judges what leaves, the receiver's what may come in ([`Switch::from_worker`]).
 //!
 //! # What is asked once
 //!
@@ -43,43 +46,47 @@
 
 #![forbid(unsafe_code)]
 
+mod acl;
 mod answer;
+mod cache;
 mod counters;
-mod description;
 mod drop_reason;
+mod effects;
+mod fields;
 mod flow;
 mod fragments;
-mod from_guest;
-mod from_underlay;
+mod frame;
+mod groups;
+mod index;
 mod mutation;
-mod neighbour;
+mod notes;
 mod path_mtu;
-mod policy;
-mod recall;
+mod pipeline;
+mod port_state;
+mod resolution;
 mod rewrite;
 mod session;
 mod switch;
+mod tables;
 mod trace;
-mod vector;
+mod verdict;
 mod vpc;
-mod way;
 
 pub use bifrost_tables::Pattern;
+pub use cache::VECTOR;
 pub use counters::{Drops, PortCounters, UnderlayCounters};
-pub use description::{
-    AclRule, BuildError, GATEWAY_MAC, GroupId, GroupRule, Ordering, PeerId, Peering, Port, PortId, Reliability, Route,
-    SecurityGroup, Tables, Vpc, Workers,
-};
 pub use drop_reason::DropReason;
 pub use flow::{FlowCounters, FlowLimits};
 pub use fragments::FragmentCounters;
-pub use from_guest::FromGuest;
-pub use from_underlay::FromUnderlay;
+pub use groups::Permission;
 #[cfg(feature = "mutations")]
 pub use mutation::Mutation;
-pub use policy::Permission;
-pub use recall::VECTOR;
 pub use rewrite::Rewrite;
 pub use session::{Class, Direction, PortSessions, SessionCounters, SessionLimits};
 pub use switch::{Former, Prepared, Switch};
-pub use trace::{By, Check, GuestTrace, Hop, NeighbourTrace, UnderlayTrace};
+pub use tables::{
+    AclRule, BuildError, GATEWAY_MAC, GroupId, GroupRule, Ordering, PeerId, Peering, Port, PortId, Reliability, Route,
+    SecurityGroup, Tables, Vpc, WorkerId, Workers,
+};
+pub use trace::{By, Check, GuestTrace, Hop, UnderlayTrace, WorkerTrace};
+pub use verdict::{Action, Verdict};

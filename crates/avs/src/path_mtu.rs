@@ -1,15 +1,17 @@
-//! Packets that are larger than their way allows (Triton paper, section 5.2): cut to fit, or refused with an ICMP error that
-//! says how large they may be.
+//! Packets that are larger than the path MTU (Triton paper, section 5.2): fragmented, or refused with an ICMP error that says how
+//! large they may be.
 //!
-//! All of this is rare: the way of a packet that fits has one comparison of it.
+//! All of this is rare: a packet that fits costs one comparison.
 
 use std::net::{IpAddr, Ipv4Addr};
 
-use bifrost_nic::{L3, Offload, Parsed, Segments, TooLarge};
+use bifrost_nic::{L3, Parsed, Segments, TooLarge as Refusal};
 use bifrost_tables::TokenBucket;
 use bifrost_wire::ethernet::{self, ethertype};
 use bifrost_wire::protocol::{ICMP, ICMPV6};
 use bifrost_wire::{Mac, icmp, ipv4, ipv6};
+
+use crate::frame::Frame;
 
 /// ICMP errors a second, and how many at once, that one port may cause: enough for a guest that begins to talk to many others.
 const ERRORS_PER_SECOND: u64 = 1000;
@@ -22,15 +24,25 @@ const MAX_V6_ERROR: usize = 1280;
 /// What can be done.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Remedy {
-    /// It is cut.
-    Cut,
-    /// Its sender is told, by the frame that was made.
-    Told,
+    /// It is fragmented, or segmented into smaller ones.
+    Fragment,
+    /// Its sender gets the error that was made.
+    Answer,
     /// Nothing.
     None,
 }
 
-/// Who says that a packet is too large, and to whom.
+/// A frame that is larger than what gets there.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct TooLarge<'a> {
+    pub(crate) frame: Frame<'a>,
+    /// Bytes of the largest IP packet.
+    pub(crate) mtu: u16,
+    /// Between whom the error goes; `None`: nobody may send one.
+    pub(crate) ends: Option<Ends>,
+}
+
+/// Which host sends an ICMP error, and to which vNIC.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Ends {
     pub(crate) source: IpAddr,
@@ -43,50 +55,30 @@ pub(crate) fn allowance() -> TokenBucket {
     TokenBucket::new(ERRORS_PER_SECOND, ERRORS_AT_ONCE)
 }
 
-/// What is to be done about a frame that is larger than `mtu`; `error` receives the frame for its sender, as long as `allowance`
-/// lasts.
+/// What is to be done about a frame that is too large; `error` receives the frame for its sender, as long as `allowance` lasts.
 #[cold]
 pub(crate) fn remedy(
-    frame: Frame<'_>,
-    mtu: u16,
-    ends: Option<Ends>,
+    TooLarge { frame, mtu, ends }: TooLarge<'_>,
     allowance: &mut TokenBucket,
     now_ns: u64,
     error: &mut Vec<u8>,
 ) -> Remedy {
     match Segments::plan_within(frame.head, frame.len, frame.offload, mtu) {
-        // Whoever makes the plan again counts what is wrong.
-        Ok(_) | Err(TooLarge::Malformed(_)) => Remedy::Cut,
-        Err(TooLarge::Uncuttable) => Remedy::None,
-        Err(TooLarge::DontFragment) => match ends {
-            Some(ends) if may_be_told(frame.head, frame.parsed) && allowance.take(now_ns, 1) => {
-                too_big(frame, mtu, ends, error).map_or(Remedy::None, |()| Remedy::Told)
+        // The plan is made again when the frame leaves, and what is wrong is counted then.
+        Ok(_) | Err(Refusal::Malformed(_)) => Remedy::Fragment,
+        Err(Refusal::Uncuttable) => Remedy::None,
+        Err(Refusal::DontFragment) => match ends {
+            Some(ends) if may_be_answered(frame.head, frame.parsed) && allowance.take(now_ns, 1) => {
+                too_big(frame, mtu, ends, error).map_or(Remedy::None, |()| Remedy::Answer)
             }
             _ => Remedy::None,
         },
     }
 }
 
-/// A frame as its sender made it.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Frame<'a> {
-    pub(crate) head: &'a [u8],
-    pub(crate) len: usize,
-    pub(crate) offload: Offload,
-    pub(crate) parsed: &'a Parsed,
-}
-
-impl Frame<'_> {
-    /// Bytes of the largest IP packet that it becomes.
-    #[inline(always)]
-    pub(crate) fn largest_packet(&self) -> usize {
-        self.offload.largest_packet(self.parsed, self.len)
-    }
-}
-
 /// Whether an ICMP error may be sent about an IP packet: never about an ICMP error, to a group, from or about what is no single
 /// host, or for a later fragment (RFC 1122, section 3.2.2; RFC 4443, section 2.4 e, where later fragments are not excepted).
-fn may_be_told(head: &[u8], parsed: &Parsed) -> bool {
+fn may_be_answered(head: &[u8], parsed: &Parsed) -> bool {
     let single = |addr: IpAddr| match addr {
         IpAddr::V4(a) => !(a.is_unspecified() || a.is_multicast() || a.is_broadcast() || a.is_loopback()),
         IpAddr::V6(a) => !(a.is_unspecified() || a.is_multicast() || a.is_loopback()),

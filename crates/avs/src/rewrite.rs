@@ -1,19 +1,27 @@
-//! What routing changes in a frame.
+//! What the switch changes in a frame. This is the only place where the headers of a tenant's frame are changed.
 
+use bifrost_nic::{L3, Parsed};
 use bifrost_wire::{Mac, ipv4, ipv6};
 
-/// One hop through the gateway: new MAC addresses, one less to live.
+/// Changes of one frame, to be applied to it or to every frame that it is segmented or fragmented into.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Rewrite {
-    pub(crate) destination: Mac,
-    pub(crate) source: Mac,
-    pub(crate) l3: u16,
-    pub(crate) v6: bool,
+    destination: Mac,
+    source: Mac,
+    /// Where the IP header begins, bytes.
+    l3: u16,
+    v6: bool,
 }
 
 impl Rewrite {
-    /// Changes a frame: one that was decided upon, or any that it was segmented into. IPv4's header checksum is updated
-    /// (RFC 1624), not computed anew, so damage stays visible. A frame that is too short is left as it is.
+    /// One hop through a router: new Ethernet addresses, one less to live.
+    #[inline(always)]
+    pub(crate) fn hop(parsed: &Parsed, source: Mac, destination: Mac) -> Self {
+        Rewrite { destination, source, l3: parsed.l3, v6: parsed.kind == L3::V6 }
+    }
+
+    /// Changes a frame. The checksum of an IPv4 header is updated (RFC 1624), not computed, so damage stays visible. A frame that is
+    /// too short is left as it is.
     pub fn apply(&self, frame: &mut [u8]) {
         let l3 = usize::from(self.l3);
         let Some((link, packet)) = frame.split_at_mut_checked(l3) else { return };

@@ -1,19 +1,21 @@
-//! What the switch would do with a packet, stage by stage, without doing it: the same way, with every judgement noted.
+//! What the switch would do with a packet, stage by stage, without doing it: the same pipeline, with every judgement noted.
 
 use bifrost_nic::{Offload, Parsed};
 use bifrost_wire::{Mac, Vni};
 
-use crate::description::{GATEWAY_MAC, PeerId, PortId};
 use crate::drop_reason::DropReason;
+use crate::effects::Effects;
 use crate::fragments::{First, Moment, Piece};
-use crate::from_guest::{self, FromGuest};
-use crate::from_underlay::FromUnderlay;
-use crate::path_mtu::{self, Ends, Frame, Remedy};
-use crate::policy::{Judgement, Memory, Permission, Why};
+use crate::frame::Frame;
+use crate::groups::{Judgement, Memory, Permission, Why};
+use crate::index::Index;
+use crate::path_mtu::{self, Remedy, TooLarge};
+use crate::pipeline;
 use crate::session::{Direction, Planned};
-use crate::switch::{Index, Switch};
-use crate::vpc::{Place, Station};
-use crate::way::{self, Effects};
+use crate::switch::Switch;
+use crate::tables::{GATEWAY_MAC, PeerId, PortId};
+use crate::verdict::Verdict;
+use crate::vpc::{Location, NextHop};
 
 /// What would become of a frame from a guest.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -24,8 +26,8 @@ pub struct GuestTrace {
     pub hop: Option<Hop>,
     /// Who was asked whether it may pass, in that order.
     pub checks: Vec<Check>,
-    /// The decision that [`Switch::from_guest`] would return.
-    pub decision: FromGuest,
+    /// What [`Switch::from_guest`] would return.
+    pub verdict: Verdict,
 }
 
 /// What would become of a frame from a peer.
@@ -35,17 +37,17 @@ pub struct UnderlayTrace {
     pub port: Option<PortId>,
     /// Who was asked whether it may pass, in that order.
     pub checks: Vec<Check>,
-    /// The decision that [`Switch::from_underlay`] would return.
-    pub decision: FromUnderlay,
+    /// What [`Switch::from_underlay`] would return.
+    pub verdict: Verdict,
 }
 
 /// What would become of a frame that another worker of this host hands over.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct NeighbourTrace {
+pub struct WorkerTrace {
     /// Who was asked whether it may pass, in that order.
     pub checks: Vec<Check>,
-    /// What [`Switch::from_neighbour`] would return.
-    pub passed: Result<(), DropReason>,
+    /// What [`Switch::from_worker`] would return.
+    pub verdict: Verdict,
 }
 
 /// Where a packet goes next.
@@ -122,56 +124,51 @@ impl Switch {
     ) -> GuestTrace {
         let frame = Frame { head: frame_head, len, offload, parsed };
         let mut looking = Looking::at(self);
-        let decision = way::from_guest(&self.index, port, frame, &mut Vec::new(), &mut looking);
-        let admitted = from_guest::admit(&self.index, port, frame);
-        GuestTrace {
-            admitted,
-            hop: if admitted.is_ok() { self.index.hop(port, parsed) } else { None },
-            checks: looking.checks,
-            decision: decision.unwrap_or_else(FromGuest::Drop),
-        }
+        let (verdict, _) = pipeline::outbound(&self.index, port, frame, &mut Vec::new(), &mut looking);
+        let admitted = pipeline::admits(&self.index, port, frame);
+        let hop = if admitted.is_ok() { self.index.hop(port, parsed) } else { None };
+        GuestTrace { admitted, hop, checks: looking.checks, verdict }
     }
 
     /// What [`from_underlay`](Self::from_underlay) would do, of the same arguments, and why. Nothing changes.
     pub fn trace_from_underlay(&self, vni: Vni, peer: PeerId, frame_head: &[u8], parsed: &Parsed) -> UnderlayTrace {
-        let frame = Frame { head: frame_head, len: frame_head.len(), offload: Offload::default(), parsed };
+        let frame = Frame::whole(frame_head, parsed);
         let mut looking = Looking::at(self);
-        let (port, decision) =
-            way::from_underlay(&self.index, self.index.vpc(vni), peer, frame, &mut Vec::new(), &mut looking);
-        UnderlayTrace { port, checks: looking.checks, decision }
+        let vpc = self.index.vpc(vni);
+        let (port, verdict) = pipeline::inbound(&self.index, vpc, peer, frame, &mut Vec::new(), &mut looking);
+        UnderlayTrace { port, checks: looking.checks, verdict }
     }
 
-    /// What [`from_neighbour`](Self::from_neighbour) would do, of the same arguments, and why. Nothing changes.
-    pub fn trace_from_neighbour(&self, port: PortId, frame_head: &[u8], parsed: &Parsed) -> NeighbourTrace {
-        let frame = Frame { head: frame_head, len: frame_head.len(), offload: Offload::default(), parsed };
+    /// What [`from_worker`](Self::from_worker) would do, of the same arguments, and why. Nothing changes.
+    pub fn trace_from_worker(&self, port: PortId, frame_head: &[u8], parsed: &Parsed) -> WorkerTrace {
         let mut looking = Looking::at(self);
-        let passed = way::pass(&self.index, port, Direction::Ingress, frame, &mut looking);
-        NeighbourTrace { checks: looking.checks, passed }
+        let verdict = pipeline::handed_over(&self.index, port, Frame::whole(frame_head, parsed), &mut looking);
+        WorkerTrace { checks: looking.checks, verdict }
     }
 
     /// The MAC address that a guest in a network is told when it asks who has an address.
-    pub fn neighbour(&self, vni: Vni, address: std::net::IpAddr) -> Option<Mac> {
-        self.index.vpc(vni)?.neighbour(address)
+    pub fn resolve(&self, vni: Vni, address: std::net::IpAddr) -> Option<Mac> {
+        self.index.vpc(vni)?.resolve(address)
     }
 }
 
 impl Index {
     /// Where a packet from a port goes next, if it goes anywhere.
-    pub(crate) fn hop(&self, port: PortId, parsed: &Parsed) -> Option<Hop> {
+    fn hop(&self, port: PortId, parsed: &Parsed) -> Option<Hop> {
         let (_, vpc) = self.port(port)?;
         let routed = parsed.dst_mac == GATEWAY_MAC && vpc.has_gateway();
-        let (Station { mac, site }, vni) = if routed {
+        let (NextHop { mac, path }, vni) = if routed {
             let next_hop = self.next_hop(vpc, parsed.src_ip, parsed.dst_ip);
-            let (station, of) = next_hop.filter(|_| parsed.is_ip() && !vpc.is_gateway(parsed.dst_ip))?;
-            (station, of.vni)
+            let (hop, of) = next_hop.filter(|_| parsed.is_ip() && !vpc.is_gateway(parsed.dst_ip))?;
+            (hop, of.vni)
         } else {
-            (Station { mac: parsed.dst_mac, site: vpc.site(parsed.dst_mac)? }, vpc.vni)
+            (NextHop { mac: parsed.dst_mac, path: vpc.path(parsed.dst_mac)? }, vpc.vni)
         };
-        let peer = match site.place {
-            Place::Remote(peer) => Some(peer),
-            Place::Local(_) => None,
+        let peer = match path.location {
+            Location::Remote(peer) => Some(peer),
+            Location::Local(_) => None,
         };
-        Some(Hop { routed, mac, peer, vni, mtu: site.mtu })
+        Some(Hop { routed, mac, peer, vni, mtu: path.mtu })
     }
 }
 
@@ -237,16 +234,9 @@ impl Effects for Looking<'_> {
 
     fn first_fragment(&mut self, _: (PortId, Direction), _: &Piece, _: First) {}
 
-    fn too_large(
-        &mut self,
-        port: PortId,
-        frame: Frame<'_>,
-        mtu: u16,
-        ends: Option<Ends>,
-        answer: &mut Vec<u8>,
-    ) -> Remedy {
+    fn too_large(&mut self, port: PortId, frame: TooLarge<'_>, answer: &mut Vec<u8>) -> Remedy {
+        let Some(state) = self.switch.ports.get(port.place()) else { return Remedy::None };
         // A token that is taken from a copy is still there.
-        let Some(mut allowance) = self.switch.allowance(port).cloned() else { return Remedy::None };
-        path_mtu::remedy(frame, mtu, ends, &mut allowance, self.switch.now_ns, answer)
+        path_mtu::remedy(frame, &mut state.errors.clone(), self.switch.now_ns, answer)
     }
 }

@@ -5,65 +5,75 @@ use std::net::{IpAddr, Ipv6Addr};
 use bifrost_tables::{ExactMap, IpNet, Lpm, exact_map};
 use bifrost_wire::{Mac, Vni};
 
-use crate::description::{BuildError, GATEWAY_MAC, Ordering, PeerId, Port, PortId, Reliability, Route, Vpc};
-use crate::policy::Acl;
+use crate::acl::Acl;
+use crate::tables::{BuildError, GATEWAY_MAC, Ordering, PeerId, Port, PortId, Reliability, Route, Vpc};
+
+/// Names a network of a configuration: its place among them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct VpcId(pub(crate) u32);
+
+impl VpcId {
+    #[inline(always)]
+    pub(crate) fn place(self) -> usize {
+        self.0 as usize
+    }
+}
 
 /// Where a vNIC is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Place {
+pub(crate) enum Location {
     Local(PortId),
     Remote(PeerId),
 }
 
 /// Where a vNIC is, and how large a packet gets there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Site {
-    pub(crate) place: Place,
-    /// Bytes of the largest IP packet.
+pub(crate) struct Path {
+    pub(crate) location: Location,
+    /// Path MTU: bytes of the largest IP packet.
     pub(crate) mtu: u16,
 }
 
-/// A vNIC and where it is.
+/// A vNIC that a packet goes to, and the way there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Station {
+pub(crate) struct NextHop {
     pub(crate) mac: Mac,
-    pub(crate) site: Site,
+    pub(crate) path: Path,
 }
 
 #[derive(Debug)]
 pub(crate) struct VpcIndex {
     pub(crate) vni: Vni,
-    /// Its place among the networks.
-    pub(crate) number: usize,
+    pub(crate) id: VpcId,
     pub(crate) reliability: Reliability,
     pub(crate) ordering: Ordering,
     pub(crate) acl: Option<Acl>,
     /// Whether more is asked than where packets go: there is an ACL, or one of its ports has security groups.
     pub(crate) has_rules: bool,
     gateways: Vec<IpAddr>,
-    macs: ExactMap<Mac, Site>,
+    macs: ExactMap<Mac, Path>,
     /// Until [`finish`](Self::finish).
-    prefixes: Vec<(IpNet, Next)>,
-    addresses: Lpm<Next>,
+    prefixes: Vec<(IpNet, Owner)>,
+    addresses: Lpm<Owner>,
 }
 
 /// Who has an address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Next {
+pub(crate) enum Owner {
     /// A vNIC of the network.
-    Station(Station),
-    /// One of another network, by its [`number`](VpcIndex::number), if that network has a way back.
-    Network(u32),
+    Vnic(NextHop),
+    /// One of another network, if that network has a way back.
+    Peered(VpcId),
 }
 
 impl VpcIndex {
-    pub(crate) fn new(vpc: &Vpc, number: usize) -> Result<Self, BuildError> {
+    pub(crate) fn new(vpc: &Vpc, id: VpcId) -> Result<Self, BuildError> {
         if let Some(&addr) = vpc.gateways.iter().find(|a| !is_host(**a)) {
             return Err(BuildError::Address(addr));
         }
         Ok(Self {
             vni: vpc.vni,
-            number,
+            id,
             reliability: vpc.reliability,
             ordering: vpc.ordering,
             acl: Acl::new(&vpc.acl),
@@ -77,49 +87,49 @@ impl VpcIndex {
     }
 
     pub(crate) fn add_port(&mut self, port: &Port) -> Result<(), BuildError> {
-        let site = Site { place: Place::Local(port.id), mtu: port.mtu };
-        self.add_mac(port.mac, site)?;
+        let path = Path { location: Location::Local(port.id), mtu: port.mtu };
+        self.add_mac(port.mac, path)?;
         self.has_rules |= !port.groups.is_empty();
         for &addr in &port.addresses {
             if !is_host(addr) {
                 return Err(BuildError::Address(addr));
             }
-            self.add_prefix(IpNet::from(addr), Next::Station(Station { mac: port.mac, site }))?;
+            self.add_prefix(IpNet::from(addr), Owner::Vnic(NextHop { mac: port.mac, path }))?;
         }
         Ok(())
     }
 
     pub(crate) fn add_route(&mut self, route: &Route) -> Result<(), BuildError> {
-        let site = Site { place: Place::Remote(route.peer), mtu: route.mtu };
-        self.add_mac(route.mac, site)?;
-        self.add_prefix(route.prefix, Next::Station(Station { mac: route.mac, site }))
+        let path = Path { location: Location::Remote(route.peer), mtu: route.mtu };
+        self.add_mac(route.mac, path)?;
+        self.add_prefix(route.prefix, Owner::Vnic(NextHop { mac: route.mac, path }))
     }
 
-    pub(crate) fn add_peering(&mut self, prefix: IpNet, network: usize) -> Result<(), BuildError> {
-        self.add_prefix(prefix, Next::Network(network as u32))
+    pub(crate) fn add_peering(&mut self, prefix: IpNet, network: VpcId) -> Result<(), BuildError> {
+        self.add_prefix(prefix, Owner::Peered(network))
     }
 
     /// One vNIC may have any number of prefixes, so the same again is no contradiction; what is sent to its MAC address must
     /// fit each of their paths.
-    fn add_mac(&mut self, mac: Mac, site: Site) -> Result<(), BuildError> {
+    fn add_mac(&mut self, mac: Mac, path: Path) -> Result<(), BuildError> {
         if !mac.is_unicast() || mac == GATEWAY_MAC {
             return Err(BuildError::Mac(mac));
         }
-        let known = self.macs.entry(mac).or_insert(site);
-        if known.place != site.place {
+        let known = self.macs.entry(mac).or_insert(path);
+        if known.location != path.location {
             return Err(BuildError::DuplicateMac { vni: self.vni, mac });
         }
-        known.mtu = known.mtu.min(site.mtu);
+        known.mtu = known.mtu.min(path.mtu);
         Ok(())
     }
 
-    fn add_prefix(&mut self, prefix: IpNet, next: Next) -> Result<(), BuildError> {
+    fn add_prefix(&mut self, prefix: IpNet, owner: Owner) -> Result<(), BuildError> {
         let prefix = prefix.trunc();
         let gateway = prefix.prefix_len() == prefix.max_prefix_len() && self.gateways.contains(&prefix.addr());
         if gateway {
             return Err(BuildError::DuplicatePrefix { vni: self.vni, prefix });
         }
-        self.prefixes.push((prefix, next));
+        self.prefixes.push((prefix, owner));
         Ok(())
     }
 
@@ -130,26 +140,26 @@ impl VpcIndex {
         Ok(())
     }
 
-    pub(crate) fn site(&self, mac: Mac) -> Option<Site> {
+    pub(crate) fn path(&self, mac: Mac) -> Option<Path> {
         self.macs.get(&mac).copied()
     }
 
-    pub(crate) fn place(&self, mac: Mac) -> Option<Place> {
-        self.site(mac).map(|site| site.place)
+    pub(crate) fn location(&self, mac: Mac) -> Option<Location> {
+        self.path(mac).map(|path| path.location)
     }
 
     /// Who has an address, by the routes.
     #[inline(always)]
-    pub(crate) fn next(&self, addr: IpAddr) -> Option<Next> {
+    pub(crate) fn owner_by_route(&self, addr: IpAddr) -> Option<Owner> {
         self.addresses.lookup(addr).copied()
     }
 
     /// Which vNIC of this network has an address, by the routes.
     #[inline(always)]
-    pub(crate) fn route(&self, addr: IpAddr) -> Option<Station> {
-        match self.next(addr)? {
-            Next::Station(station) => Some(station),
-            Next::Network(_) => None,
+    pub(crate) fn route(&self, addr: IpAddr) -> Option<NextHop> {
+        match self.owner_by_route(addr)? {
+            Owner::Vnic(hop) => Some(hop),
+            Owner::Peered(_) => None,
         }
     }
 
@@ -167,28 +177,28 @@ impl VpcIndex {
     }
 
     /// The MAC address to answer with when somebody asks for `addr`.
-    pub(crate) fn neighbour(&self, addr: IpAddr) -> Option<Mac> {
+    pub(crate) fn resolve(&self, addr: IpAddr) -> Option<Mac> {
         if self.is_gateway(addr) {
             return Some(GATEWAY_MAC);
         }
-        self.station(addr).map(|s| s.mac)
+        self.vnic(addr).map(|hop| hop.mac)
     }
 
     /// Which vNIC of this network has an address: by the routes, or an IPv6 link-local one by the MAC address in it.
-    pub(crate) fn station(&self, addr: IpAddr) -> Option<Station> {
+    pub(crate) fn vnic(&self, addr: IpAddr) -> Option<NextHop> {
         match self.owner(addr)? {
-            Next::Station(station) => Some(station),
-            Next::Network(_) => None,
+            Owner::Vnic(hop) => Some(hop),
+            Owner::Peered(_) => None,
         }
     }
 
-    /// Who has an address, as [`next`](Self::next), or an IPv6 link-local one by the MAC address in it.
-    pub(crate) fn owner(&self, addr: IpAddr) -> Option<Next> {
+    /// Who has an address, as [`owner_by_route`](Self::owner_by_route), or an IPv6 link-local one by the MAC address in it.
+    pub(crate) fn owner(&self, addr: IpAddr) -> Option<Owner> {
         match addr {
             IpAddr::V6(a) if a.is_unicast_link_local() => mac_of_link_local(a)
-                .and_then(|mac| self.site(mac).map(|site| Next::Station(Station { mac, site })))
-                .or_else(|| self.next(addr)),
-            _ => self.next(addr),
+                .and_then(|mac| self.path(mac).map(|path| Owner::Vnic(NextHop { mac, path })))
+                .or_else(|| self.owner_by_route(addr)),
+            _ => self.owner_by_route(addr),
         }
     }
 }

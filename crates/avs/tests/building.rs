@@ -4,7 +4,7 @@
 mod common;
 
 use bifrost_avs::{
-    BuildError, DropReason, FromGuest, GATEWAY_MAC, PeerId, Port, PortId, Prepared, Route, Switch, Tables, Vpc,
+    Action, BuildError, DropReason, GATEWAY_MAC, PeerId, Port, PortId, Prepared, Route, Switch, Tables, Verdict, Vpc,
 };
 use bifrost_nic::{Offload, parse};
 use bifrost_wire::Mac;
@@ -45,23 +45,23 @@ fn contradictions_are_refused() {
 fn a_reload_swaps_everything_but_the_counters() {
     let mut switch = switch();
     let frame = tcp((mac(1), mac(3)), "10.0.0.1", "10.0.0.3");
-    assert!(matches!(guest(&mut switch, 0, &frame), FromGuest::Remote { .. }));
+    assert!(matches!(guest(&mut switch, 0, &frame).action, Action::Forward { .. }));
     let mut bad = tables();
     bad.routes.clear();
     bad.ports[1].mac = mac(1);
     assert!(switch.replace(&bad).is_err());
-    assert!(matches!(guest(&mut switch, 0, &frame), FromGuest::Remote { .. }), "nothing has changed");
+    assert!(matches!(guest(&mut switch, 0, &frame).action, Action::Forward { .. }), "nothing has changed");
     let mut next = tables();
     next.routes.remove(0);
     next.routes.remove(0);
     switch.replace(&next).unwrap();
-    assert_eq!(guest(&mut switch, 0, &frame), FromGuest::Drop(DropReason::UnknownMac));
+    assert_eq!(guest(&mut switch, 0, &frame), Verdict::drop(DropReason::UnknownMac));
     assert_eq!(switch.port_counters(PortId(0)).unwrap().to_remote_packets, 2);
     assert_eq!(switch.port_counters(PortId(0)).unwrap().dropped.total_packets(), 1);
     // The port goes and comes back: the same vNIC, the same counters.
     let removed = next.ports.remove(0);
     switch.replace(&next).unwrap();
-    assert_eq!(guest(&mut switch, 0, &frame), FromGuest::Drop(DropReason::UnknownPort));
+    assert_eq!(guest(&mut switch, 0, &frame), Verdict::drop(DropReason::UnknownPort));
     assert_eq!(switch.port_counters(PortId(0)), None);
     assert_eq!(switch.counters().map(|(id, _)| id).collect::<Vec<_>>(), [PortId(1), PortId(5)]);
     next.ports.push(removed.clone());
@@ -83,9 +83,9 @@ fn what_was_built_elsewhere_is_taken_over() {
     let mut next = tables();
     next.routes.clear();
     drop(switch.take_over(Prepared::build(&next).unwrap()));
-    assert_eq!(guest(&mut switch, 0, &frame), FromGuest::Drop(DropReason::UnknownMac));
+    assert_eq!(guest(&mut switch, 0, &frame), Verdict::drop(DropReason::UnknownMac));
     drop(switch.take_over(Prepared::build(&tables()).unwrap()));
-    assert!(matches!(guest(&mut switch, 0, &frame), FromGuest::Remote { .. }));
+    assert!(matches!(guest(&mut switch, 0, &frame).action, Action::Forward { .. }));
     next.ports[1].mac = mac(1);
     assert!(Prepared::build(&next).is_err());
 }
@@ -133,8 +133,8 @@ proptest! {
             let mut switch = switch();
             // A head that is shorter than what was parsed must not matter either.
             for head in [&frame[..], &frame[..cut.min(frame.len())]] {
-                let decision = switch.from_guest(PortId(0), head, frame.len(), Offload::default(), &parsed);
-                if let FromGuest::Remote { rewrite: Some(r), .. } = decision {
+                let verdict = *switch.from_guest(PortId(0), head, frame.len(), Offload::default(), &parsed);
+                if let Verdict { action: Action::Forward { .. }, rewrite: Some(r), .. } = verdict {
                     r.apply(&mut frame.clone());
                 }
                 let _ = switch.from_underlay(vni(100), PeerId(1), head, &parsed);

@@ -5,8 +5,8 @@
 mod common;
 
 use bifrost_avs::{
-    Direction, FlowLimits, FromGuest, FromUnderlay, GATEWAY_MAC, GroupId, GroupRule, GuestTrace, Pattern, PeerId,
-    PortId, SecurityGroup, SessionLimits, Switch, Tables, UnderlayTrace,
+    Action, Direction, FlowLimits, GATEWAY_MAC, GroupId, GroupRule, GuestTrace, Pattern, PeerId, PortId, SecurityGroup,
+    SessionLimits, Switch, Tables, UnderlayTrace, Verdict,
 };
 use bifrost_nic::{L3, Offload, Segment, SegmentKind, parse};
 use common::any::*;
@@ -62,13 +62,13 @@ impl Sent {
         let Sent { from, ref frame, offload } = *self;
         let parsed = parse(frame, frame.len()).unwrap();
         if from < 3 {
-            let decision = switch.from_guest(PortId(u16::from(from - 1)), frame, frame.len(), offload, &parsed);
-            let answer = (decision == FromGuest::Answer).then(|| switch.answer().to_vec());
-            Decided::Guest(decision, answer)
+            let verdict = *switch.from_guest(PortId(u16::from(from - 1)), frame, frame.len(), offload, &parsed);
+            let answer = matches!(verdict.action, Action::Answer { .. }).then(|| switch.answer().to_vec());
+            Decided(verdict, answer)
         } else {
-            let decision = switch.from_underlay(vni(100), PeerId(u16::from(from - 2)), frame, &parsed);
-            let answer = matches!(decision, FromUnderlay::Answer { .. }).then(|| switch.answer().to_vec());
-            Decided::Underlay(decision, answer)
+            let verdict = *switch.from_underlay(vni(100), PeerId(u16::from(from - 2)), frame, &parsed);
+            let answer = matches!(verdict.action, Action::Answer { .. }).then(|| switch.answer().to_vec());
+            Decided(verdict, answer)
         }
     }
 
@@ -87,10 +87,7 @@ impl Sent {
 
 /// What became of a packet, and the answer that the switch made.
 #[derive(Debug, PartialEq)]
-enum Decided {
-    Guest(FromGuest, Option<Vec<u8>>),
-    Underlay(FromUnderlay, Option<Vec<u8>>),
-}
+struct Decided(Verdict, Option<Vec<u8>>);
 
 #[derive(Debug, PartialEq)]
 enum Traced {

@@ -5,8 +5,8 @@
 mod common;
 
 use bifrost_avs::{
-    AclRule, By, Direction, DropReason, FromGuest, GATEWAY_MAC, GroupId, GroupRule, Pattern, PeerId, Port, PortId,
-    Route, SecurityGroup, Switch, Tables,
+    AclRule, Action, By, Direction, DropReason, GATEWAY_MAC, GroupId, GroupRule, Pattern, PeerId, Port, PortId, Route,
+    SecurityGroup, Switch, Tables, Verdict, WorkerId, Workers,
 };
 use bifrost_nic::{Malformed, Offload, Segments, copy_of, parse};
 use common::*;
@@ -79,8 +79,8 @@ fn echo(from: u8, to: u8, v6: bool, reply: bool, len: usize) -> Vec<u8> {
 fn passes(switch: &mut Switch, from: u8, frame: &[u8]) -> Result<(), DropReason> {
     match from {
         3 => underlay(switch, 100, 1, frame).map(|_| ()),
-        n => match guest(switch, u16::from(n) - 1, frame) {
-            FromGuest::Drop(reason) => Err(reason),
+        n => match guest(switch, u16::from(n) - 1, frame).action {
+            Action::Drop(reason) => Err(reason),
             _ => Ok(()),
         },
     }
@@ -365,13 +365,15 @@ fn a_trace_foresees_fragments_and_changes_nothing() {
 fn pieces_that_the_host_makes_pass_the_receivers_worker() {
     let mut tables = dns_server();
     tables.ports.iter_mut().for_each(|port: &mut Port| port.mtu = 576);
-    (tables.ports[0].home, tables.ports[1].home) = (Some(1), Some(0));
-    let worker = |own| Tables { workers: bifrost_avs::Workers { own, count: 2 }, ..tables.clone() };
+    (tables.ports[0].home, tables.ports[1].home) = (Some(WorkerId(1)), Some(WorkerId(0)));
+    let worker = |own| Tables { workers: Workers { own: WorkerId(own), count: 2 }, ..tables.clone() };
     let (mut sender, mut receiver) = (switch_of(&worker(0)), switch_of(&worker(1)));
     for (port, expected) in [(53, Ok(())), (111, Err(DropReason::GroupIngress))] {
         let mut frame = datagram(2, 1, false, (4000, port), 2000);
         frame[20] = 0;
-        let FromGuest::Local { port: to, cut: Some(mtu), worker: Some(1), .. } = guest(&mut sender, 1, &frame) else {
+        let Verdict { action: Action::Deliver { port: to, worker: Some(WorkerId(1)) }, fragment_to: Some(mtu), .. } =
+            guest(&mut sender, 1, &frame)
+        else {
             panic!("not handed over");
         };
         let plan = Segments::plan_within(&frame, frame.len(), Offload::default(), mtu).unwrap();
@@ -379,7 +381,7 @@ fn pieces_that_the_host_makes_pass_the_receivers_worker() {
             .map(|n| {
                 let mut out = Vec::new();
                 plan.write(n, |from, to, out| copy_of(&frame, &[], from, to, out), &mut out);
-                receiver.from_neighbour(to, &out, &parse(&out, out.len()).unwrap())
+                receiver.from_worker(to, &out, &parse(&out, out.len()).unwrap()).drop_reason().map_or(Ok(()), Err)
             })
             .collect();
         assert_eq!(passed.len(), 4);
@@ -410,9 +412,9 @@ fn networks_that_are_peered_see_whole_packets() {
         let whole = packet((mac(1), GATEWAY_MAC), "10.2.0.1", "10.0.0.1", 64, 17, &body);
         let passed: Vec<_> = pieces(&whole, id as u32, &[16, 32])
             .iter()
-            .map(|piece| match guest(&mut s, 5, piece) {
-                FromGuest::Drop(reason) => Err(reason),
-                FromGuest::Local { port: PortId(0), .. } => Ok(()),
+            .map(|piece| match guest(&mut s, 5, piece).action {
+                Action::Drop(reason) => Err(reason),
+                Action::Deliver { port: PortId(0), .. } => Ok(()),
                 other => panic!("{other:?}"),
             })
             .collect();

@@ -3,7 +3,7 @@
 
 mod common;
 
-use bifrost_avs::{DropReason, FromGuest, GATEWAY_MAC, Ordering, PeerId, PortId};
+use bifrost_avs::{Action, DropReason, GATEWAY_MAC, Ordering, PeerId, PortId, Verdict};
 use bifrost_nic::{Checksum, Offload, parse, transport_checksum};
 use bifrost_wire::Mac;
 use bifrost_wire::arp::Operation::{Reply, Request};
@@ -15,21 +15,13 @@ const ALL: Mac = Mac::BROADCAST;
 const GROUP: Mac = Mac([0x33, 0x33, 0xff, 0, 0, 3]);
 const ME: Mac = mac(1);
 
-fn remote(n: u32, peer: u16, remote: u8, reliable: bool, ordering: Ordering) -> FromGuest {
-    FromGuest::Remote {
-        vni: vni(n),
-        peer: PeerId(peer),
-        local: ME,
-        remote: mac(remote),
-        rewrite: None,
-        reliable,
-        ordering,
-        cut: None,
-    }
+fn remote(n: u32, peer: u16, remote: u8, reliable: bool, ordering: Ordering) -> Verdict {
+    let (vni, peer, remote) = (vni(n), PeerId(peer), mac(remote));
+    Verdict::unchanged(Action::Forward { vni, peer, local: ME, remote, reliable, ordering })
 }
 
-fn drop(reason: DropReason) -> FromGuest {
-    FromGuest::Drop(reason)
+fn drop(reason: DropReason) -> Verdict {
+    Verdict::drop(reason)
 }
 
 #[test]
@@ -61,7 +53,7 @@ fn switched_frames() {
     };
     let dhcp = |dst| udp((ME, dst), "0.0.0.0", "255.255.255.255", (68, 67));
     let unspecified = "::";
-    let cases: Vec<(&str, u16, Vec<u8>, FromGuest)> = vec![
+    let cases: Vec<(&str, u16, Vec<u8>, Verdict)> = vec![
         ("TCP to another host", 0, to(mac(3)), remote(100, 1, 3, true, Ordering::Flow)),
         ("TCP fragment", 0, fragment, remote(100, 1, 3, true, Ordering::Flow)),
         ("TCP over IPv6", 0, tcp((ME, mac(3)), "fd00::1", "fd00::3"), remote(100, 1, 3, true, Ordering::Flow)),
@@ -78,12 +70,7 @@ fn switched_frames() {
             remote(200, 9, 3, true, Ordering::Strict),
         ),
         ("another tenant's host", 5, to(mac(3)), remote(200, 9, 3, true, Ordering::Strict)),
-        (
-            "to a neighbour port",
-            0,
-            to(mac(2)),
-            FromGuest::Local { port: PortId(1), rewrite: None, cut: None, worker: None },
-        ),
+        ("to a neighbour port", 0, to(mac(2)), Verdict::unchanged(Action::Deliver { port: PortId(1), worker: None })),
         ("to a vNIC of another tenant", 5, to(mac(2)), drop(DropReason::UnknownMac)),
         ("to itself", 0, to(ME), drop(DropReason::Loop)),
         ("to nobody", 0, to(mac(99)), drop(DropReason::UnknownMac)),
@@ -175,11 +162,11 @@ fn switched_frames() {
             continue;
         };
         let counted = counters.iter().filter(|&(_, n)| n != 0).collect::<Vec<_>>();
-        let counter = match expected {
-            FromGuest::Remote { .. } => "to_remote_packets",
-            FromGuest::Local { .. } => "to_local_packets",
-            FromGuest::Answer => "answered_packets",
-            FromGuest::Drop(reason) => reason.counter(),
+        let counter = match expected.action {
+            Action::Forward { .. } => "to_remote_packets",
+            Action::Deliver { .. } => "to_local_packets",
+            Action::Answer { .. } => "answered_packets",
+            Action::Drop(reason) => reason.counter(),
         };
         assert_eq!(counted, [(counter, 1)], "{name}");
     }
@@ -222,7 +209,7 @@ fn arp_is_answered_for_every_known_address() {
         match *expected {
             Err(reason) => assert_eq!(got, drop(reason), "{name}"),
             Ok(mac) => {
-                assert_eq!(got, FromGuest::Answer, "{name}");
+                assert_eq!(got, answered(), "{name}");
                 let request = arp::Packet::parse(&frame[14..]).unwrap();
                 let answer = switch.answer();
                 assert_eq!(answer.len(), 42);
@@ -279,7 +266,7 @@ fn neighbour_discovery_is_answered_for_every_known_address() {
             }
             Ok(expected) => expected,
         };
-        assert_eq!(got, FromGuest::Answer, "{name}");
+        assert_eq!(got, answered(), "{name}");
         let asked = parse(&frame, frame.len()).unwrap();
         let answer = switch.answer();
         let parsed = parse(answer, answer.len()).unwrap();
@@ -327,9 +314,11 @@ fn the_gateway_routes() {
             }
             Ok(expected) => expected,
         };
-        let FromGuest::Remote { peer: p, local, remote, rewrite: Some(rewrite), reliable: true, .. } = got else {
+        let Verdict { action: Action::Forward { peer: p, local, remote, reliable: true, .. }, rewrite, .. } = got
+        else {
             panic!("{name}: {got:?}")
         };
+        let rewrite = rewrite.unwrap();
         assert_eq!((p, local, remote, rewrite.destination()), (PeerId(peer), ME, mac(mac_of), mac(mac_of)), "{name}");
         let mut out = frame.clone();
         rewrite.apply(&mut out);
@@ -351,7 +340,7 @@ fn the_gateway_routes() {
     }
     let got = guest(&mut switch(), 0, &tcp(gw, "10.0.0.1", "10.0.0.2"));
     assert!(
-        matches!(got, FromGuest::Local { port: PortId(1), rewrite: Some(r), .. } if r.destination() == mac(2)),
+        matches!(got.action, Action::Deliver { port: PortId(1), .. }) && got.rewrite.unwrap().destination() == mac(2),
         "{got:?}"
     );
 }
@@ -364,7 +353,7 @@ fn the_gateway_answers_pings() {
             let payload: Vec<u8> = (0..len).map(|i| i as u8).collect();
             let frame = ping(gw, src, dst, &payload);
             let mut switch = switch();
-            assert_eq!(guest(&mut switch, 0, &frame), FromGuest::Answer, "{src} {len}");
+            assert_eq!(guest(&mut switch, 0, &frame), answered(), "{src} {len}");
             let answer = switch.answer();
             let parsed = parse(answer, answer.len()).unwrap();
             assert_eq!((parsed.src_mac, parsed.dst_mac), (GATEWAY_MAC, ME));
@@ -384,7 +373,7 @@ fn the_gateway_answers_pings() {
     let whole = ping(gw, "10.0.0.1", "10.0.0.254", &[1; 400]);
     let parsed = parse(&whole[..256], whole.len()).unwrap();
     assert_eq!(
-        switch().from_guest(PortId(0), &whole[..256], whole.len(), Offload::default(), &parsed),
+        *switch().from_guest(PortId(0), &whole[..256], whole.len(), Offload::default(), &parsed),
         drop(DropReason::GatewayService)
     );
     let mut fragment = whole.clone();

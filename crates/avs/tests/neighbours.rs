@@ -5,7 +5,8 @@
 mod common;
 
 use bifrost_avs::{
-    AclRule, Direction, DropReason, FromGuest, GATEWAY_MAC, GroupId, Pattern, PortId, SecurityGroup, Switch, Tables,
+    AclRule, Action, Direction, DropReason, GATEWAY_MAC, GroupId, Pattern, PortId, SecurityGroup, Switch, Tables,
+    Verdict,
 };
 use bifrost_wire::arp::Operation::{Reply, Request};
 use bifrost_wire::icmp::v6::Advertisement;
@@ -98,9 +99,9 @@ fn only_short_answers_to_other_hosts_pass_without_being_judged() {
         ("a ping", ping((ME, mac(3)), "fd00::1", "fd00::3", b"x"), refused(DropReason::Acl)),
     ];
     for (name, frame, expected) in cases {
-        let got = match guest(&mut switch_of(&closed()), 0, &frame) {
-            FromGuest::Drop(reason) => Err(reason),
-            FromGuest::Remote { .. } => Ok(()),
+        let got = match guest(&mut switch_of(&closed()), 0, &frame).action {
+            Action::Drop(reason) => Err(reason),
+            Action::Forward { .. } => Ok(()),
             other => panic!("{name}: {other:?}"),
         };
         assert_eq!(got, expected, "{name}");
@@ -109,7 +110,7 @@ fn only_short_answers_to_other_hosts_pass_without_being_judged() {
     let mut tables = closed();
     tables.vpcs[0].acl.clear();
     let frame = message(neighbour, 133, 0, 255, 1008);
-    assert_eq!(guest(&mut switch_of(&tables), 0, &frame), FromGuest::Drop(DropReason::GroupIngress));
+    assert_eq!(guest(&mut switch_of(&tables), 0, &frame), Verdict::drop(DropReason::GroupIngress));
 }
 
 /// Without any rules, too: guests believe these.
@@ -124,7 +125,7 @@ fn what_only_routers_say_does_not_pass_in_pieces() {
     ] {
         let whole = message((mac(2), "fd00::2"), kind, 0, 255, 64);
         let first = pieces(&whole, 7, &[32]).remove(0);
-        assert_eq!(guest(&mut switch(), 0, &first), FromGuest::Drop(reason), "{kind}");
+        assert_eq!(guest(&mut switch(), 0, &first), Verdict::drop(reason), "{kind}");
         // As it might come from a peer that is not like this.
         let mut from_peer = first;
         from_peer[..12].copy_from_slice(&[mac(1).0, mac(3).0].concat());
@@ -171,7 +172,7 @@ fn frames_that_rules_cannot_read_do_not_pass() {
         ("another", tagged(&[0x88, 0xb5]), DropReason::EtherType),
     ];
     for (name, frame, reason) in cases {
-        assert_eq!(guest(&mut switch(), 0, &frame), FromGuest::Drop(reason), "{name}");
+        assert_eq!(guest(&mut switch(), 0, &frame), Verdict::drop(reason), "{name}");
         let mut from_peer = frame;
         from_peer[..12].copy_from_slice(&[mac(1).0, mac(3).0].concat());
         assert_eq!(underlay(&mut switch(), 100, 1, &from_peer), Err(reason), "{name}");

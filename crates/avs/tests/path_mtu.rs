@@ -3,7 +3,7 @@
 
 mod common;
 
-use bifrost_avs::{DropReason, FromGuest, FromUnderlay, GATEWAY_MAC, PeerId, PortId, Switch, Tables};
+use bifrost_avs::{Action, DropReason, GATEWAY_MAC, PeerId, PortId, Switch, Tables, Verdict};
 use bifrost_nic::{Checksum, Offload, Segment, SegmentKind, parse, transport_checksum};
 use bifrost_wire::{Mac, icmp, ipv4};
 use common::*;
@@ -43,10 +43,10 @@ fn may_cut(mut frame: Vec<u8>) -> Vec<u8> {
     frame
 }
 
-fn from_guest(switch: &mut Switch, frame: &[u8], offload: Offload) -> FromGuest {
+fn from_guest(switch: &mut Switch, frame: &[u8], offload: Offload) -> Verdict {
     let parsed = parse(frame, frame.len()).unwrap();
     // The switch sees the start of large frames.
-    switch.from_guest(PortId(0), &frame[..frame.len().min(256)], frame.len(), offload, &parsed)
+    *switch.from_guest(PortId(0), &frame[..frame.len().min(256)], frame.len(), offload, &parsed)
 }
 
 /// Checks an ICMP error about a packet; returns who says it, to whom, and the MTU.
@@ -112,13 +112,13 @@ fn packets_of_guests() {
     for (name, frame, mtu, expected) in cases {
         let mut switch = switch();
         let got = from_guest(&mut switch, &frame, Offload::default());
-        match (got, expected) {
-            (FromGuest::Remote { cut, .. } | FromGuest::Local { cut, .. }, Ok(expected)) => {
-                assert_eq!(cut, expected, "{name}");
+        match (got.action, expected) {
+            (Action::Forward { .. } | Action::Deliver { .. }, Ok(expected)) => {
+                assert_eq!(got.fragment_to, expected, "{name}");
                 let counters = switch.port_counters(PortId(0)).unwrap();
                 assert_eq!(counters.cut_packets, u64::from(expected.is_some()), "{name}");
             }
-            (FromGuest::Answer, Err(Some((from, address)))) => {
+            (Action::Answer { .. }, Err(Some((from, address)))) => {
                 let parsed = parse(&frame, frame.len()).unwrap();
                 let said = error(switch.answer(), &frame);
                 let to = (ME, parsed.src_ip.to_string());
@@ -126,7 +126,7 @@ fn packets_of_guests() {
                 let counters = switch.port_counters(PortId(0)).unwrap();
                 assert_eq!((counters.answered_packets, counters.too_big_packets), (1, 1), "{name}");
             }
-            (FromGuest::Drop(DropReason::PathMtu), Err(None)) => {}
+            (Action::Drop(DropReason::PathMtu), Err(None)) => {}
             other => panic!("{name}: {other:?}"),
         }
     }
@@ -140,7 +140,7 @@ fn without_a_gateway_the_receiver_tells() {
     let frame = sized(mac(3), "10.0.0.1", "10.0.0.3", 17, &[0, 1, 0, 2], 701);
     let parsed = parse(&frame, frame.len()).unwrap();
     let got = switch.from_guest(PortId(5), &frame, frame.len(), Offload::default(), &parsed);
-    assert_eq!(got, FromGuest::Answer);
+    assert_eq!(*got, Verdict::unchanged(Action::Answer { vni: vni(200) }));
     let expected = ((mac(3), "10.0.0.3".to_string()), (ME, "10.0.0.1".to_string()), 700);
     assert_eq!(error(switch.answer(), &frame), expected);
 }
@@ -152,17 +152,14 @@ fn what_is_to_be_segmented() {
     let mut header = [0; 20];
     header[12] = 0x50;
     let large = |protocol| sized(mac(3), "10.0.0.1", "10.0.0.3", protocol, &header, 9000);
-    let cut = |decision| match decision {
-        FromGuest::Remote { cut, .. } => Some(cut),
-        _ => None,
-    };
+    let cut = |verdict: Verdict| matches!(verdict.action, Action::Forward { .. }).then_some(verdict.fragment_to);
     let mut switch = switch();
     // 20 and 20 bytes of headers.
     assert_eq!(cut(from_guest(&mut switch, &large(6), tso(1360))), Some(None));
     assert_eq!(cut(from_guest(&mut switch, &large(6), tso(1361))), Some(Some(1400)), "TCP is cut, DF or not");
     // 20 and 8.
     assert_eq!(cut(from_guest(&mut switch, &large(17), uso(1372))), Some(None));
-    assert_eq!(from_guest(&mut switch, &large(17), uso(1373)), FromGuest::Answer);
+    assert_eq!(from_guest(&mut switch, &large(17), uso(1373)), answered());
     assert_eq!(error(switch.answer(), &large(17)).2, 1400);
     assert_eq!(cut(from_guest(&mut switch, &may_cut(large(17)), uso(1373))), Some(Some(1400)));
 }
@@ -175,7 +172,7 @@ fn nobody_is_told_about_what_must_not_pass() {
     tables.vpcs[0].acl = vec![rule];
     let mut switch = Switch::build(&tables, 0).unwrap();
     let frame = sized(mac(3), "10.0.0.1", "10.0.0.3", 17, &[0, 1, 0, 2], 1401);
-    assert_eq!(from_guest(&mut switch, &frame, Offload::default()), FromGuest::Drop(DropReason::Acl));
+    assert_eq!(from_guest(&mut switch, &frame, Offload::default()), Verdict::drop(DropReason::Acl));
 }
 
 #[test]
@@ -185,7 +182,7 @@ fn errors_are_bounded_for_each_port() {
     let frame = sized(mac(3), "10.0.0.1", "10.0.0.3", 17, &[0, 1, 0, 2], 1401);
     let sent = if cfg!(miri) { 110 } else { 1000 };
     let burst = |switch: &mut Switch| {
-        let told = (0..sent).filter(|_| from_guest(switch, &frame, Offload::default()) == FromGuest::Answer);
+        let told = (0..sent).filter(|_| from_guest(switch, &frame, Offload::default()) == answered());
         told.count()
     };
     assert_eq!(burst(&mut switch), 100);
@@ -203,7 +200,7 @@ fn packets_from_the_underlay() {
     let mut switch = Switch::build(&tables, 0).unwrap();
     let mut from = |frame: &[u8], peer| {
         let parsed = parse(frame, frame.len()).unwrap();
-        let got = switch.from_underlay(vni(100), PeerId(peer), frame, &parsed);
+        let got = *switch.from_underlay(vni(100), PeerId(peer), frame, &parsed);
         (got, switch.answer().to_vec())
     };
     let udp = |macs, src: &str, len: usize| {
@@ -212,19 +209,20 @@ fn packets_from_the_underlay() {
         packet(macs, src, "10.0.0.1", 63, 17, &body)
     };
     let neighbour = |len| udp((mac(3), ME), "10.0.0.3", len);
-    assert_eq!(from(&neighbour(1000), 1).0, FromUnderlay::Port(PortId(0)));
-    assert_eq!(from(&may_cut(neighbour(1001)), 1).0, FromUnderlay::Cut { port: PortId(0), mtu: 1000 });
+    let whole = Verdict::unchanged(Action::Deliver { port: PortId(0), worker: None });
+    assert_eq!(from(&neighbour(1000), 1).0, whole);
+    assert_eq!(from(&may_cut(neighbour(1001)), 1).0, Verdict { fragment_to: Some(1000), ..whole });
     let (got, answer) = from(&neighbour(1001), 1);
-    assert_eq!(got, FromUnderlay::Answer { vni: vni(100) });
+    assert_eq!(got, answered());
     let me = (ME, "10.0.0.1".to_string());
     assert_eq!(error(&answer, &neighbour(1001)), (me.clone(), (mac(3), "10.0.0.3".to_string()), 1000));
     // What came through the gateway goes back to the vNIC behind which its sender is.
     let routed = udp((GATEWAY_MAC, ME), "10.1.2.3", 1001);
     let (got, answer) = from(&routed, 2);
-    assert_eq!(got, FromUnderlay::Answer { vni: vni(100) });
+    assert_eq!(got, answered());
     assert_eq!(error(&answer, &routed), (me, (mac(4), "10.1.2.3".to_string()), 1000));
     // Who is not there gets no answer.
-    assert_eq!(from(&neighbour(1001), 2).0, FromUnderlay::Drop(DropReason::WrongPeer));
+    assert_eq!(from(&neighbour(1001), 2).0, Verdict::drop(DropReason::WrongPeer));
     let counters = switch.port_counters(PortId(0)).unwrap();
     assert_eq!((counters.from_underlay_packets, counters.cut_packets, counters.too_big_packets), (2, 1, 2));
     let all = switch.underlay_counters();

@@ -5,8 +5,8 @@
 mod common;
 
 use bifrost_avs::{
-    AclRule, BuildError, Direction, DropReason, FromGuest, FromUnderlay, GATEWAY_MAC, GroupId, GroupRule, Hop,
-    Ordering, Pattern, PeerId, Peering, Port, PortId, Reliability, Route, SecurityGroup, Switch, Tables, Vpc,
+    AclRule, Action, BuildError, Direction, DropReason, GATEWAY_MAC, GroupId, GroupRule, Hop, Ordering, Pattern,
+    PeerId, Peering, Port, PortId, Reliability, Route, SecurityGroup, Switch, Tables, Verdict, Vpc,
 };
 use bifrost_nic::{Offload, parse};
 use bifrost_wire::Mac;
@@ -92,9 +92,11 @@ fn guests_reach_the_other_network_through_the_gateways() {
     for (name, port, frame, expected) in cases {
         let got = guest(&mut switch(), *port, frame);
         match *expected {
-            Err(reason) => assert_eq!(got, FromGuest::Drop(reason), "{name}"),
+            Err(reason) => assert_eq!(got, Verdict::drop(reason), "{name}"),
             Ok((network, at, mac_of)) => {
-                let FromGuest::Remote { vni: v, peer, local, remote, reliable, rewrite, .. } = got else {
+                let Verdict { action: Action::Forward { vni: v, peer, local, remote, reliable, .. }, rewrite, .. } =
+                    got
+                else {
                     panic!("{name}: {got:?}")
                 };
                 assert_eq!((v, peer, local, remote), (vni(network), PeerId(at), mac(1), mac(mac_of)), "{name}");
@@ -115,11 +117,13 @@ fn guests_of_one_host_meet_under_the_rules_of_both() {
         frame
     };
     let got = guest(&mut s, 0, &syn(0));
-    let FromGuest::Local { port: PortId(7), rewrite: Some(rewrite), .. } = got else { panic!("{got:?}") };
+    let Verdict { action: Action::Deliver { port: PortId(7), .. }, rewrite: Some(rewrite), .. } = got else {
+        panic!("{got:?}")
+    };
     assert_eq!(rewrite.destination(), mac(1));
-    assert_eq!(guest(&mut s, 0, &syn(80)), FromGuest::Drop(DropReason::GroupIngress), "its group allows no such port");
+    assert_eq!(guest(&mut s, 0, &syn(80)), Verdict::drop(DropReason::GroupIngress), "its group allows no such port");
     let back = guest(&mut s, 7, &tcp(OUT, "10.3.0.1", "10.0.0.1"));
-    assert!(matches!(back, FromGuest::Local { port: PortId(0), .. }), "{back:?}");
+    assert!(matches!(back.action, Action::Deliver { port: PortId(0), .. }), "{back:?}");
 
     let mut tables = peered();
     let from = Some("10.0.0.0/24".parse().unwrap());
@@ -129,7 +133,7 @@ fn guests_of_one_host_meet_under_the_rules_of_both() {
         allow: false,
     }];
     s.replace(&tables).unwrap();
-    assert_eq!(guest(&mut s, 0, &syn(0)), FromGuest::Drop(DropReason::Acl), "the other network's list");
+    assert_eq!(guest(&mut s, 0, &syn(0)), Verdict::drop(DropReason::Acl), "the other network's list");
 }
 
 #[test]
@@ -168,7 +172,7 @@ fn peers_send_across_what_is_at_them() {
 #[test]
 fn the_other_networks_addresses_have_no_neighbours() {
     let ask = arp((mac(1), Mac::BROADCAST), Request, (mac(1), "10.0.0.1"), (Mac::ZERO, "10.3.1.7"));
-    assert_eq!(guest(&mut switch(), 0, &ask), FromGuest::Drop(DropReason::UnknownNeighbour));
+    assert_eq!(guest(&mut switch(), 0, &ask), Verdict::drop(DropReason::UnknownNeighbour));
 }
 
 #[test]
@@ -180,15 +184,15 @@ fn a_sender_across_is_told_of_the_path_mtu() {
         packet(macs, from, to, 64, 6, &body)
     };
     let mut s = switch();
-    assert_eq!(guest(&mut s, 0, &large(OUT, "10.0.0.1", "10.3.1.7", 1401)), FromGuest::Answer);
+    assert_eq!(guest(&mut s, 0, &large(OUT, "10.0.0.1", "10.3.1.7", 1401)), answered());
     let answer = parse(s.answer(), s.answer().len()).unwrap();
     assert_eq!((answer.src_mac, answer.src_ip), (GATEWAY_MAC, ip("10.0.0.254")));
-    assert!(matches!(guest(&mut s, 0, &large(OUT, "10.0.0.1", "10.3.1.7", 1400)), FromGuest::Remote { .. }));
+    assert!(matches!(guest(&mut s, 0, &large(OUT, "10.0.0.1", "10.3.1.7", 1400)).action, Action::Forward { .. }));
 
     // By the one that it was for, in the sender's network, where its host lets it in.
     let frame = large((GATEWAY_MAC, mac(1)), "10.0.0.3", "10.3.0.1", 1001);
     let got = s.from_underlay(vni(300), PeerId(1), &frame, &parse(&frame, frame.len()).unwrap());
-    assert_eq!(got, FromUnderlay::Answer { vni: vni(100) });
+    assert_eq!(*got, answered());
     let told = s.answer().to_vec();
     let answer = parse(&told, told.len()).unwrap();
     assert_eq!((answer.src_mac, answer.dst_mac), (GATEWAY_MAC, mac(3)));
@@ -240,12 +244,12 @@ fn a_reload_ends_it() {
     let mut s = switch();
     let frame = tcp(OUT, "10.0.0.1", "10.3.1.7");
     for _ in 0..3 {
-        assert!(matches!(guest(&mut s, 0, &frame), FromGuest::Remote { .. }));
+        assert!(matches!(guest(&mut s, 0, &frame).action, Action::Forward { .. }));
     }
     let mut tables = peered();
     tables.peerings.retain(|p| p.vni != vni(300));
     s.replace(&tables).unwrap();
-    assert_eq!(guest(&mut s, 0, &frame), FromGuest::Drop(DropReason::NoRoute));
+    assert_eq!(guest(&mut s, 0, &frame), Verdict::drop(DropReason::NoRoute));
     let back = tcp(IN, "10.3.1.7", "10.0.0.1");
     assert_eq!(underlay(&mut s, 100, 2, &back), Err(DropReason::WrongPeer));
 }

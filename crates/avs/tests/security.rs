@@ -5,8 +5,8 @@
 mod common;
 
 use bifrost_avs::{
-    AclRule, Direction, DropReason, FromGuest, GATEWAY_MAC, GroupId, GroupRule, Pattern, PortId, SecurityGroup,
-    SessionLimits, Switch, Tables,
+    AclRule, Action, Direction, DropReason, GATEWAY_MAC, GroupId, GroupRule, Pattern, PortId, SecurityGroup,
+    SessionLimits, Switch, Tables, Verdict,
 };
 use bifrost_wire::{Mac, arp};
 use common::*;
@@ -52,8 +52,8 @@ fn datagram(from: u8, to: u8, ports: (u16, u16)) -> Vec<u8> {
 
 /// Whether guest 1 may send it.
 fn leaves(switch: &mut Switch, frame: &[u8]) -> Result<(), DropReason> {
-    match guest(switch, 0, frame) {
-        FromGuest::Drop(reason) => Err(reason),
+    match guest(switch, 0, frame).action {
+        Action::Drop(reason) => Err(reason),
         _ => Ok(()),
     }
 }
@@ -102,16 +102,19 @@ fn what_may_leave_can_be_restricted_without_harming_answers() {
 fn both_ends_are_asked_when_guests_share_a_host() {
     let mut tables = guarded(vec![allow(Direction::Ingress, tcp_to(80))]);
     let mut s = switch_of(&tables);
-    assert_eq!(guest(&mut s, 1, &segment(2, 1, (5000, 81), SYN)), FromGuest::Drop(DropReason::GroupIngress));
-    assert!(matches!(guest(&mut s, 1, &segment(2, 1, (5000, 80), SYN)), FromGuest::Local { port: PortId(0), .. }));
-    assert!(matches!(guest(&mut s, 0, &segment(1, 2, (80, 5000), SYN | ACK)), FromGuest::Local { .. }));
+    assert_eq!(guest(&mut s, 1, &segment(2, 1, (5000, 81), SYN)), Verdict::drop(DropReason::GroupIngress));
+    assert!(matches!(
+        guest(&mut s, 1, &segment(2, 1, (5000, 80), SYN)).action,
+        Action::Deliver { port: PortId(0), .. }
+    ));
+    assert!(matches!(guest(&mut s, 0, &segment(1, 2, (80, 5000), SYN | ACK)).action, Action::Deliver { .. }));
     // A second group, of the other one, that lets nothing out but DNS.
     let dns = Pattern { protocol: Some(17), dst_ports: 53..=53, ..Pattern::default() };
     tables.groups.push(SecurityGroup { rules: vec![allow(Direction::Egress, dns)] });
     tables.ports[1].groups = vec![GroupId(1)];
     s.replace(&tables).unwrap();
-    assert_eq!(guest(&mut s, 1, &segment(2, 1, (5001, 80), SYN)), FromGuest::Drop(DropReason::GroupEgress));
-    assert_eq!(guest(&mut s, 1, &datagram(2, 1, (5001, 53))), FromGuest::Drop(DropReason::GroupIngress));
+    assert_eq!(guest(&mut s, 1, &segment(2, 1, (5001, 80), SYN)), Verdict::drop(DropReason::GroupEgress));
+    assert_eq!(guest(&mut s, 1, &datagram(2, 1, (5001, 53))), Verdict::drop(DropReason::GroupIngress));
 }
 
 #[test]
@@ -160,8 +163,8 @@ fn errors_pass_from_whom_they_are_about_to_who_sent_that() {
         let mut s = switch_of(&tables);
         assert_eq!(leaves(&mut s, &sent), Ok(()));
         let got = if frame[11] == 2 {
-            match guest(&mut s, 1, &frame) {
-                FromGuest::Drop(reason) => Err(reason),
+            match guest(&mut s, 1, &frame).action {
+                Action::Drop(reason) => Err(reason),
                 _ => Ok(()),
             }
         } else {
@@ -236,7 +239,7 @@ fn who_pings_is_answered_and_not_pinged_back() {
 fn neighbours_are_always_found() {
     let mut s = switch_of(&guarded(vec![allow(Direction::Egress, tcp_to(1))]));
     let request = arp((mac(1), Mac::BROADCAST), arp::Operation::Request, (mac(1), "10.0.0.1"), (mac(0), "10.0.0.3"));
-    assert_eq!(guest(&mut s, 0, &request), FromGuest::Answer);
+    assert_eq!(guest(&mut s, 0, &request), answered());
     assert_eq!(leaves(&mut s, &datagram(1, 3, (1, 1))), OUT);
 }
 
@@ -277,7 +280,7 @@ fn a_flood_takes_neither_what_is_established_nor_what_is_anothers() {
     let mut s = switch_of(&tables);
     let connect = |s: &mut Switch, port: u16, from: u16, to: u8| {
         assert!(matches!(underlay(s, 100, 1, &segment(3, to, (from, 80), SYN)), Ok(PortId(p)) if p == port));
-        assert!(!matches!(guest(s, port, &segment(to, 3, (80, from), SYN | ACK)), FromGuest::Drop(_)));
+        assert!(!matches!(guest(s, port, &segment(to, 3, (80, from), SYN | ACK)).action, Action::Drop(_)));
         underlay(s, 100, 1, &segment(3, to, (from, 80), ACK)).unwrap();
     };
     connect(&mut s, 0, 1, 1);
@@ -288,7 +291,7 @@ fn a_flood_takes_neither_what_is_established_nor_what_is_anothers() {
     let c = *s.session_counters();
     assert_eq!((c.current, c.established, c.evicted), (u64::from(room) + 1, 2, u64::from(19 * room) + 1));
     // Both still know their own.
-    assert!(!matches!(guest(&mut s, 0, &segment(1, 3, (80, 1), ACK)), FromGuest::Drop(_)));
+    assert!(!matches!(guest(&mut s, 0, &segment(1, 3, (80, 1), ACK)).action, Action::Drop(_)));
     connect(&mut s, 1, 3, 2);
     // Established to the last place: who has all of them gives one for the next.
     for from in 10_000..10_000 + 2 * room {
@@ -313,9 +316,9 @@ fn an_acl_looks_at_packets_one_by_one() {
     ];
     let mut s = switch_of(&tables);
     assert_eq!(arrives(&mut s, &segment(3, 1, (5000, 80), SYN)), Ok(()));
-    let refused = FromGuest::Drop(DropReason::Acl);
+    let refused = Verdict::drop(DropReason::Acl);
     assert_eq!(guest(&mut s, 1, &segment(2, 1, (5000, 80), SYN)), refused, "the first rule that matches decides");
-    assert!(matches!(guest(&mut s, 1, &segment(2, 1, (5000, 81), SYN)), FromGuest::Local { .. }));
+    assert!(matches!(guest(&mut s, 1, &segment(2, 1, (5000, 81), SYN)).action, Action::Deliver { .. }));
     assert_eq!(guest(&mut s, 1, &datagram(2, 3, (1, 1))), refused);
     assert_eq!(s.session_counters().created, 0);
     assert_eq!(s.port_counters(PortId(1)).unwrap().dropped.packets(DropReason::Acl), 2);

@@ -5,7 +5,7 @@
 mod common;
 
 use bifrost_avs::{
-    Direction, DropReason, FromGuest, GATEWAY_MAC, GroupId, GroupRule, Pattern, PortId, SecurityGroup, SessionLimits,
+    Action, Direction, DropReason, GATEWAY_MAC, GroupId, GroupRule, Pattern, PortId, SecurityGroup, SessionLimits,
     Switch, Tables,
 };
 use common::any::{SECOND, SYN};
@@ -63,8 +63,8 @@ impl Remote {
     }
 
     fn is_told(self, s: &mut Switch, protocol: u8, ports: (u16, u16), flags: u8) -> Result<(), DropReason> {
-        match guest(s, 0, &self.frame(false, protocol, ports, flags)) {
-            FromGuest::Drop(reason) => Err(reason),
+        match guest(s, 0, &self.frame(false, protocol, ports, flags)).action {
+            Action::Drop(reason) => Err(reason),
             _ => Ok(()),
         }
     }

@@ -5,8 +5,8 @@
 mod common;
 
 use bifrost_avs::{
-    AclRule, By, Check, Direction, DropReason, FromGuest, GroupId, GroupRule, Hop, Pattern, PeerId, Permission, PortId,
-    SecurityGroup, Switch,
+    AclRule, By, Check, Direction, DropReason, GroupId, GroupRule, Hop, Pattern, PeerId, Permission, PortId,
+    SecurityGroup, Switch, Verdict,
 };
 use bifrost_nic::{Offload, parse};
 use common::any::*;
@@ -36,17 +36,17 @@ fn it_tells_what_happens_then_and_changes_nothing() {
                 let (port, offload) = (PortId(u16::from(n)), Offload::default());
                 let trace = switch.trace_from_guest(port, &frame, frame.len(), offload, &parsed);
                 assert!(before.is_none_or(|before| before == format!("{switch:?}")), "seed {seed} step {step}");
-                let decision = switch.from_guest(port, &frame, frame.len(), offload, &parsed);
-                assert!(trace.admitted.is_ok() || trace.decision == FromGuest::Drop(trace.admitted.unwrap_err()));
-                reason = if let FromGuest::Drop(reason) = decision { Some(reason) } else { None };
-                (told, checks, happened) = (format!("{:?}", trace.decision), trace.checks, format!("{decision:?}"));
+                let verdict = *switch.from_guest(port, &frame, frame.len(), offload, &parsed);
+                assert!(trace.admitted.is_ok() || trace.verdict == Verdict::drop(trace.admitted.unwrap_err()));
+                reason = verdict.drop_reason();
+                (told, checks, happened) = (format!("{:?}", trace.verdict), trace.checks, format!("{verdict:?}"));
             } else {
                 let (vni, peer) = (vni(100), PeerId(u16::from(n - 1)));
                 let trace = switch.trace_from_underlay(vni, peer, &frame, &parsed);
                 assert!(before.is_none_or(|before| before == format!("{switch:?}")), "seed {seed} step {step}");
-                let decision = switch.from_underlay(vni, peer, &frame, &parsed);
-                reason = if let bifrost_avs::FromUnderlay::Drop(reason) = decision { Some(reason) } else { None };
-                (told, checks, happened) = (format!("{:?}", trace.decision), trace.checks, format!("{decision:?}"));
+                let verdict = *switch.from_underlay(vni, peer, &frame, &parsed);
+                reason = verdict.drop_reason();
+                (told, checks, happened) = (format!("{:?}", trace.verdict), trace.checks, format!("{verdict:?}"));
             }
             assert_eq!(told, happened, "seed {seed} step {step}");
             // A check that fails is the last one, and the reason.

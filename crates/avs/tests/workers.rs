@@ -4,7 +4,7 @@
 
 mod common;
 
-use bifrost_avs::{DropReason, FromGuest, FromUnderlay, PeerId, PortId, SessionLimits, Switch, Tables, Workers};
+use bifrost_avs::{Action, DropReason, PeerId, PortId, SessionLimits, Switch, Tables, Verdict, WorkerId, Workers};
 use bifrost_nic::{Offload, parse, steer};
 use common::any::*;
 use common::*;
@@ -19,13 +19,13 @@ struct Host {
 /// What became of a packet.
 #[derive(Debug, PartialEq)]
 enum Decided {
-    Guest(FromGuest),
-    Underlay(FromUnderlay),
+    Guest(Verdict),
+    Underlay(Verdict),
 }
 
 fn of_worker(tables: &Tables, own: u16, count: u16) -> Tables {
     let mut tables = tables.clone();
-    tables.workers = Workers { own, count };
+    tables.workers = Workers { own: WorkerId(own), count };
     tables
 }
 
@@ -50,25 +50,25 @@ impl Host {
         let by_pair = usize::from(steer::worker_of_pair(source.octets(), destination.octets(), count));
         if from > 2 {
             let other = self.switches[by_pair].other_worker(vni(100), source, destination);
-            let switch = &mut self.switches[other.map_or(by_pair, usize::from)];
-            return Decided::Underlay(switch.from_underlay(vni(100), PeerId(u16::from(from - 2)), frame, &parsed));
+            let switch = &mut self.switches[other.map_or(by_pair, |WorkerId(other)| usize::from(other))];
+            return Decided::Underlay(*switch.from_underlay(vni(100), PeerId(u16::from(from - 2)), frame, &parsed));
         }
         let port = PortId(u16::from(from - 1));
         let home = self.switches[0].port(port).unwrap().home.filter(|_| count > 1);
-        let switch = &mut self.switches[home.map_or(by_pair, usize::from)];
-        let mut decision = switch.from_guest(port, frame, frame.len(), Offload::default(), &parsed);
-        if let FromGuest::Local { port, rewrite, worker, .. } = &mut decision
+        let switch = &mut self.switches[home.map_or(by_pair, |WorkerId(home)| usize::from(home))];
+        let mut decision = *switch.from_guest(port, frame, frame.len(), Offload::default(), &parsed);
+        if let Action::Deliver { port, worker } = &mut decision.action
             && let Some(worker) = worker.take()
         {
             let mut frame = frame.to_vec();
-            if let Some(rewrite) = rewrite {
+            if let Some(rewrite) = decision.rewrite {
                 rewrite.apply(&mut frame);
             }
             let parsed = parse(&frame, frame.len()).unwrap();
-            let passed = self.switches[usize::from(worker)].from_neighbour(*port, &frame, &parsed);
-            self.handed_over[usize::from(passed.is_err())] += 1;
-            if let Err(reason) = passed {
-                decision = FromGuest::Drop(reason);
+            let passed = *self.switches[usize::from(worker.0)].from_worker(*port, &frame, &parsed);
+            self.handed_over[usize::from(!passed.passes())] += 1;
+            if !passed.passes() {
+                decision = passed;
             }
         }
         Decided::Guest(decision)
@@ -87,7 +87,7 @@ fn any_world(rng: &mut fastrand::Rng, routed: bool, homes: [Option<u16>; 2], wor
     for (port, home) in tables.ports.iter_mut().zip(homes) {
         port.mtu = 1500;
         // As the daemon says.
-        port.home = home.or((routed && !port.groups.is_empty()).then_some(port.id.0 % workers));
+        port.home = home.or((routed && !port.groups.is_empty()).then_some(port.id.0 % workers)).map(WorkerId);
     }
     tables
 }
@@ -125,10 +125,10 @@ fn the_receivers_worker_judges_what_may_come_in() {
     let mut tables = tables();
     tables.groups = vec![Default::default()];
     tables.ports[1].groups = vec![bifrost_avs::GroupId(0)];
-    (tables.ports[0].home, tables.ports[1].home) = (Some(0), Some(1));
+    (tables.ports[0].home, tables.ports[1].home) = (Some(WorkerId(0)), Some(WorkerId(1)));
     let mut host = Host::new(&tables, 2);
     let frame = segment(1, 2, (1000, 80), SYN, 0, true);
-    assert_eq!(host.decide(1, &frame), Decided::Guest(FromGuest::Drop(DropReason::GroupIngress)));
+    assert_eq!(host.decide(1, &frame), Decided::Guest(Verdict::drop(DropReason::GroupIngress)));
     // Refused there, and counted there.
     let [sender, receiver] = &host.switches[..] else { unreachable!() };
     assert_eq!(sender.port_counters(PortId(0)).unwrap().to_local_packets, 1);
@@ -136,14 +136,14 @@ fn the_receivers_worker_judges_what_may_come_in() {
     assert_eq!(receiver.underlay_counters().kept_out_packets, 1);
     // And foreseen there.
     let parsed = parse(&frame, frame.len()).unwrap();
-    let foreseen = receiver.trace_from_neighbour(PortId(1), &frame, &parsed);
-    assert_eq!((foreseen.passed, foreseen.checks.len()), (Err(DropReason::GroupIngress), 1));
+    let foreseen = receiver.trace_from_worker(PortId(1), &frame, &parsed);
+    assert_eq!((foreseen.verdict, foreseen.checks.len()), (Verdict::drop(DropReason::GroupIngress), 1));
     // What the guest asked for comes in, though it is asked for and answered by way of two workers.
     let ask = segment(2, 1, (80, 1000), SYN, 0, true);
-    assert!(matches!(host.decide(2, &ask), Decided::Guest(FromGuest::Local { .. })));
+    assert!(matches!(host.decide(2, &ask), Decided::Guest(Verdict { action: Action::Deliver { .. }, .. })));
     let answer = segment(1, 2, (1000, 80), 0x12, 0, true);
-    assert!(matches!(host.decide(1, &answer), Decided::Guest(FromGuest::Local { .. })));
+    assert!(matches!(host.decide(1, &answer), Decided::Guest(Verdict { action: Action::Deliver { .. }, .. })));
     // A port that is gone by then.
-    assert_eq!(host.switches[1].from_neighbour(PortId(9), &frame, &parsed), Err(DropReason::UnknownPort));
+    assert_eq!(*host.switches[1].from_worker(PortId(9), &frame, &parsed), Verdict::drop(DropReason::UnknownPort));
     assert_eq!(host.switches[1].underlay_counters().dropped.packets(DropReason::UnknownPort), 1);
 }

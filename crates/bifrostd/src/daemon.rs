@@ -125,7 +125,7 @@ impl Daemon {
                 slow_port_percent: config.workers.slow_port_percent,
             };
             let secret = u64::from(random()?) << 32 | u64::from(random()?);
-            tables.workers.own = index as u16;
+            tables.workers.own = bifrost_avs::WorkerId(index as u16);
             let switch = Switch::build(&tables, secret).context("building the switch")?;
             let cpu = config.workers.cpus.get(index).copied();
             workers.push(bifrost_datapath::start(worker, underlay, switch, cpu).context("starting a worker")?);
@@ -212,7 +212,7 @@ impl State {
             let names = self.names.next(&config);
             let mut tables = translate::tables(&config, &names);
             let of_worker = |own| {
-                tables.workers.own = own;
+                tables.workers.own = bifrost_avs::WorkerId(own);
                 Prepared::build(&tables)
             };
             let prepared = (0..workers).map(of_worker).collect::<std::result::Result<Vec<_>, _>>();

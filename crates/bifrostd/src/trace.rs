@@ -6,7 +6,7 @@ mod rules;
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 
-use bifrost_avs::{By, Check, Direction, DropReason, GATEWAY_MAC, GuestTrace, Permission};
+use bifrost_avs::{Action, By, Check, Direction, DropReason, GATEWAY_MAC, GuestTrace, Permission};
 use bifrost_control::api::{ApiError, Trace, TraceSpec, TraceStep, TraceVerdict};
 use bifrost_control::config::{Config, Port};
 use bifrost_control::counters;
@@ -49,7 +49,7 @@ fn from_port(state: &State, spec: &TraceSpec, name: &str, to: IpAddr) -> Result<
     let routed = !on_link && config.vpc(port.vni).is_some_and(|vpc| !vpc.gateway.is_empty());
     let destination = match known {
         None if routed => Some(GATEWAY_MAC),
-        None => on_worker(state, 0, move |w| w.core_mut().neighbour(vni, to))?,
+        None => on_worker(state, 0, move |w| w.core_mut().resolve(vni, to))?,
         known => known,
     };
     let frame = match destination {
@@ -71,7 +71,7 @@ fn from_port(state: &State, spec: &TraceSpec, name: &str, to: IpAddr) -> Result<
         let rest = on_worker(state, usize::from(worker), move |w| {
             let core = w.core_mut();
             core.advance(Time(clock::monotonic_ns()));
-            core.trace_from_neighbour(port, &frame)
+            core.trace_from_worker(port, &frame)
         })?;
         trace.steps.push(Step::HandedOver { worker, port });
         trace.steps.extend(rest.steps);
@@ -85,7 +85,7 @@ fn from_peer(state: &State, spec: &TraceSpec, to: IpAddr) -> Result<Trace, ApiEr
     let (peer, number, from) = (spec.from_peer.ok_or_else(missing)?, spec.vni.ok_or_else(missing)?, spec.from);
     let from = from.ok_or_else(missing)?;
     let vni = Vni::new(number).ok_or_else(|| ApiError::bad_request("a VNI has 24 bits").at("vni"))?;
-    let station = |address| on_worker(state, 0, move |w| w.core_mut().neighbour(vni, address));
+    let station = |address| on_worker(state, 0, move |w| w.core_mut().resolve(vni, address));
     let (sender, receiver) = (station(from)?, station(to)?);
     let port = state.config.ports.iter().find(|p| p.vni.value() == number && Some(p.mac) == receiver);
     // What is on one network comes from its sender, and other packets from their gateway.
@@ -206,23 +206,23 @@ impl Words<'_> {
             }
             Step::FromGuest(trace) => return self.of_guest(trace),
             Step::FromUnderlay(trace) => {
-                let found = match (trace.port, trace.decision) {
+                let found = match (trace.port, trace.verdict.action) {
                     (Some(port), _) => {
                         let name = self.port(port.0);
                         step("route", true, format!("for {name}"), [("port", name)])
                     }
-                    (None, bifrost_avs::FromUnderlay::Drop(reason)) => refused("route", reason),
+                    (None, Action::Drop(reason)) => refused("route", reason),
                     (None, _) => return Vec::new(),
                 };
                 let checks = trace.checks.iter().map(|check| self.check(check));
-                let size = trace.decision == bifrost_avs::FromUnderlay::Drop(DropReason::PathMtu);
+                let size = trace.verdict.drop_reason() == Some(DropReason::PathMtu);
                 return std::iter::once(found).chain(checks).chain(size.then(too_large)).collect();
             }
             Step::HandedOver { worker, port } => {
                 let what = format!("worker {worker} serves {}, and goes on with it", self.port(*port));
                 step("worker", true, what, [("worker", worker.to_string()), ("port", self.port(*port))])
             }
-            Step::FromNeighbour(trace) => return trace.checks.iter().map(|check| self.check(check)).collect(),
+            Step::FromWorker(trace) => return trace.checks.iter().map(|check| self.check(check)).collect(),
             Step::Limit { port, is_tx: true, wait_ns, .. } => {
                 let wait_us = wait_ns.div_ceil(1000);
                 let what = match wait_us {
@@ -269,7 +269,7 @@ impl Words<'_> {
             return vec![refused("admission", reason)];
         }
         let mut steps = vec![step("admission", true, "its addresses are the guest's own".to_owned(), [])];
-        let dropped = if let bifrost_avs::FromGuest::Drop(reason) = trace.decision { Some(reason) } else { None };
+        let dropped = trace.verdict.drop_reason();
         match (trace.hop, dropped) {
             (Some(hop), None) => steps.push(self.hop(&hop)),
             (Some(hop), Some(reason)) if !trace.checks.is_empty() || reason == DropReason::PathMtu => {
@@ -281,7 +281,7 @@ impl Words<'_> {
         steps.extend(trace.checks.iter().map(|check| self.check(check)));
         if dropped == Some(DropReason::PathMtu) {
             steps.push(too_large());
-        } else if trace.decision == bifrost_avs::FromGuest::Answer && trace.hop.is_some() {
+        } else if matches!(trace.verdict.action, Action::Answer { .. }) && trace.hop.is_some() {
             let what = "too large for its way, and not to be cut: the guest is told so by ICMP";
             steps.push(step("size", false, what.to_owned(), []));
         }

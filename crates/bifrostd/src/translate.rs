@@ -80,7 +80,7 @@ pub(crate) fn tables(config: &Config, names: &Names) -> avs::Tables {
             addresses: p.addresses.iter().map(|a| a.addr()).collect(),
             mtu: p.mtu,
             groups: p.security_groups.iter().filter_map(|name| group(config, name)).collect(),
-            home: home(config, p, id),
+            home: home(config, p, id).map(avs::WorkerId),
         })
     });
     let path_mtu = config.path_mtu();
@@ -109,7 +109,7 @@ pub(crate) fn tables(config: &Config, names: &Names) -> avs::Tables {
         groups: groups.collect(),
         sessions: avs::SessionLimits { total, per_port },
         flows: avs::FlowLimits { records: flow_records, vectors },
-        workers: avs::Workers { own: 0, count: config.workers.count as u16 },
+        workers: avs::Workers { own: avs::WorkerId(0), count: config.workers.count as u16 },
     }
 }
 

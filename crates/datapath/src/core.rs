@@ -20,7 +20,7 @@ use crate::contain::Strikes;
 use crate::counters::Counters;
 use crate::delayed::Delayed;
 use crate::fault::Faults;
-use crate::hand_over::Neighbours;
+use crate::hand_over::Siblings;
 use crate::limits::Limits;
 use crate::peers::{PeerConfig, PeerError, Peers, PlainPaths};
 use crate::ports::{Port, PortConfig};
@@ -74,7 +74,7 @@ pub struct Core<P> {
     pub(crate) faults: Faults,
     pub(crate) delayed: Delayed,
     pub(crate) counters: Counters,
-    pub(crate) neighbours: Neighbours,
+    pub(crate) siblings: Siblings,
     /// Looks at packets, while somebody wants that.
     pub(crate) capture: Option<Box<Capture>>,
     /// Who gets less while this worker cannot keep up.
@@ -117,7 +117,7 @@ impl<P: GuestPort> Core<P> {
             faults: Faults::new(u64::from(salt)),
             delayed: Delayed::default(),
             counters: Counters::default(),
-            neighbours: Neighbours::new(u16::from(config.index)),
+            siblings: Siblings::new(u16::from(config.index)),
             capture: None,
             pressure: Pressure::default(),
             underlay_readable: true,
@@ -295,7 +295,7 @@ impl<P: GuestPort> Core<P> {
     /// Whether the underlay or a guest may have something that can be had now.
     pub fn has_more(&self) -> bool {
         self.has_arrivals()
-            || self.neighbours.has_rest()
+            || self.siblings.has_rest()
             || self
                 .ports
                 .iter()

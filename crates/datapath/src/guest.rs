@@ -1,6 +1,6 @@
 //! From the guest: fetch, parse, switch, transport.
 
-use bifrost_avs::{FromGuest, PortId};
+use bifrost_avs::{Action, PortId, Verdict, WorkerId};
 use bifrost_nic::{
     Checksum, L3, Malformed, Parsed, Segments, TooLarge, open_checksum_is_right, parse, transport_checksum_of_parts,
 };
@@ -189,29 +189,31 @@ impl<P: GuestPort> Core<P> {
             let note = Note { vni: Some(port.vni.get()), ..Note::outwards("parsed", owner) };
             capture.held(Stage::Pre, note, &port.port, frame.handle, frame.len);
         }
-        let decision = self.switch.from_guest(PortId(owner), head, frame.len as usize, frame.offload, parsed);
+        let verdict = self.switch.from_guest(PortId(owner), head, frame.len as usize, frame.offload, parsed);
         if SEEN && let Some(capture) = &mut self.capture {
-            let peer = if let FromGuest::Remote { peer, .. } = &decision { Some(peer.0) } else { None };
-            let note = Note { vni: Some(port.vni.get()), peer, ..Note::outwards(capture::decision(&decision), owner) };
+            let peer = if let Action::Forward { peer, .. } = verdict.action { Some(peer.0) } else { None };
+            let what = capture::action(&verdict.action);
+            let note = Note { vni: Some(port.vni.get()), peer, ..Note::outwards(what, owner) };
             capture.held(Stage::Avs, note, &port.port, frame.handle, frame.len);
-            if let FromGuest::Drop(reason) = decision {
+            if let Action::Drop(reason) = verdict.action {
                 let note = Note { what: reason.name(), ..note };
                 capture.held(Stage::Drop, note, &port.port, frame.handle, frame.len);
             }
         }
-        let cut = match &decision {
-            FromGuest::Answer => {
+        let &Verdict { action, rewrite, fragment_to } = verdict;
+        match action {
+            Action::Answer { .. } => {
                 port.complete(frame.handle);
                 self.answer::<SEEN>(owner);
                 return Done::Yes;
             }
-            FromGuest::Drop(_) => {
+            Action::Drop(_) => {
                 port.complete(frame.handle);
                 return Done::Yes;
             }
-            &FromGuest::Remote { cut, .. } | &FromGuest::Local { cut, .. } => cut,
-        };
-        let segments = plan(head, frame, cut);
+            Action::Forward { .. } | Action::Deliver { .. } => {}
+        }
+        let segments = plan(head, frame, fragment_to);
         let segments = match &segments {
             Ok(segments) => segments,
             Err(reason) => {
@@ -225,8 +227,8 @@ impl<P: GuestPort> Core<P> {
                 return Done::Yes;
             }
         };
-        match &decision {
-            &FromGuest::Remote { vni, peer, local, remote, rewrite, reliable, ordering, cut: _ } => {
+        match action {
+            Action::Forward { vni, peer, local, remote, reliable, ordering } => {
                 let left = segments.count();
                 port.held[handle as usize] = Some(Held { segments: *segments, rewrite, flow: parsed.flow_hash, left });
                 let mut reliable = reliable;
@@ -249,12 +251,12 @@ impl<P: GuestPort> Core<P> {
                 });
                 self.hand_to_transport::<SEEN>(owner, handle, Departure { vni: vni.get(), peer: peer.0, reliably })
             }
-            FromGuest::Local { port: to, rewrite, cut: _, worker } => {
+            Action::Deliver { port: to, worker } => {
                 port.way.local_packets += 1;
-                self.deliver_locally::<SEEN>(owner, frame, segments, (to.0, *worker), rewrite.as_ref());
+                self.deliver_locally::<SEEN>(owner, frame, segments, (to.0, worker), rewrite.as_ref());
                 Done::Yes
             }
-            FromGuest::Answer | FromGuest::Drop(_) => Done::Yes,
+            Action::Answer { .. } | Action::Drop(_) => Done::Yes,
         }
     }
 
@@ -335,7 +337,7 @@ impl<P: GuestPort> Core<P> {
         from: u16,
         frame: TxFrame,
         segments: &Segments,
-        (to, worker): (u16, Option<u16>),
+        (to, worker): (u16, Option<WorkerId>),
         rewrite: Option<&bifrost_avs::Rewrite>,
     ) {
         let as_it_is = rewrite.is_none() && segments.is_unchanged() && worker.is_none();
@@ -357,7 +359,7 @@ impl<P: GuestPort> Core<P> {
             self.counters.local_packets += 1;
             match worker {
                 None => self.deliver_plain::<SEEN>(to, &scratch, checksummed),
-                Some(worker) => self.neighbours.keep_frame(worker, to, &scratch, checksummed),
+                Some(worker) => self.siblings.keep_frame(worker, to, &scratch, checksummed),
             }
         }
         self.scratch = scratch;
@@ -406,11 +408,11 @@ impl<P: GuestPort> Core<P> {
     }
 }
 
-/// How a frame leaves; `cut`: the path MTU, if it is larger.
+/// How a frame leaves; `fragment_to`: the path MTU, if it is larger.
 #[inline(always)]
-pub(crate) fn plan(head: &[u8], frame: TxFrame, cut: Option<u16>) -> Result<Segments, Malformed> {
+pub(crate) fn plan(head: &[u8], frame: TxFrame, fragment_to: Option<u16>) -> Result<Segments, Malformed> {
     let len = frame.len as usize;
-    match cut {
+    match fragment_to {
         None => Segments::plan(head, len, frame.offload),
         Some(mtu) => Segments::plan_within(head, len, frame.offload, mtu).map_err(|reason| match reason {
             TooLarge::Malformed(reason) => reason,

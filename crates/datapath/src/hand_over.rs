@@ -7,7 +7,7 @@
 
 use std::net::SocketAddr;
 
-use bifrost_avs::{PortId, Switch};
+use bifrost_avs::{PortId, Switch, WorkerId};
 use bifrost_nic::parse;
 use bifrost_port::{Datagram, GuestPort, PolledUnderlay, Service, steer};
 use bifrost_rte::{Arrival, Time};
@@ -27,7 +27,7 @@ const MAX_WAITING: usize = 8192;
 
 /// A host's workers, seen from one of them.
 #[derive(Debug)]
-pub(crate) struct Neighbours {
+pub(crate) struct Siblings {
     /// Own index.
     pub(crate) index: u16,
     /// How many there are; 1 until they are joined.
@@ -86,9 +86,9 @@ impl Parcel {
     }
 }
 
-impl Neighbours {
+impl Siblings {
     pub(crate) fn new(index: u16) -> Self {
-        Neighbours { index, workers: 1, stray_resets: Vec::new(), parcels: Vec::new(), rest: None }
+        Siblings { index, workers: 1, stray_resets: Vec::new(), parcels: Vec::new(), rest: None }
     }
 
     /// The other worker that a datagram is for, if it is for another. RESETs go their own way round.
@@ -101,7 +101,7 @@ impl Neighbours {
             Service::Vxlan => {
                 let (vni, frame) = vxlan::parse(payload).ok()?;
                 let (to, rest) = frame.split_first_chunk()?;
-                switch.other_worker(vni, Mac(*rest.first_chunk()?), Mac(*to))
+                Some(switch.other_worker(vni, Mac(*rest.first_chunk()?), Mac(*to))?.0)
             }
             Service::Bifrost if steer::is_reset(payload) => None,
             Service::Bifrost => {
@@ -124,7 +124,7 @@ impl Neighbours {
     }
 
     /// Keeps a copy of a frame that a guest here has sent to the one behind `port`, for the worker of that one.
-    pub(crate) fn keep_frame(&mut self, owner: u16, port: u16, frame: &[u8], checksum_valid: bool) {
+    pub(crate) fn keep_frame(&mut self, WorkerId(owner): WorkerId, port: u16, frame: &[u8], checksum_valid: bool) {
         self.add(owner, frame, Kind::Frame { port, checksum_valid });
     }
 
@@ -145,7 +145,7 @@ struct Unpacking<'a, P> {
 impl<P> Drop for Unpacking<'_, P> {
     fn drop(&mut self) {
         if self.done < self.parcel.items.len() {
-            self.core.neighbours.rest = Some((std::mem::take(&mut self.parcel), self.done));
+            self.core.siblings.rest = Some((std::mem::take(&mut self.parcel), self.done));
         }
     }
 }
@@ -154,7 +154,7 @@ impl<P> Drop for Unpacking<'_, P> {
 fn home_of_request(payload: &[u8], switch: &Switch) -> Option<u16> {
     let (vni, packet) = vxlan::parse(payload).ok()?;
     let Ok(Packet::Setup(setup)) = bifrost::parse(packet) else { return None };
-    switch.home(vni, setup.to)
+    switch.home(vni, setup.to).map(|worker| worker.0)
 }
 
 impl<P: GuestPort> Core<P> {
@@ -170,7 +170,7 @@ impl<P: GuestPort> Core<P> {
                     core.on_own_datagram::<SEEN>(&Datagram { payload, source, service, ecn, ttl, rx_time_ns });
                 }
                 Kind::Frame { port, checksum_valid } => {
-                    core.on_neighbours_frame::<SEEN>(port, payload, checksum_valid);
+                    core.on_handed_frame::<SEEN>(port, payload, checksum_valid);
                 }
             }
         }
@@ -179,13 +179,13 @@ impl<P: GuestPort> Core<P> {
 
     /// Goes on where a panic has interrupted it.
     pub(crate) fn unpack_rest<const SEEN: bool>(&mut self) {
-        if let Some((parcel, done)) = self.neighbours.rest.take() {
+        if let Some((parcel, done)) = self.siblings.rest.take() {
             self.unpack::<SEEN>(parcel, done);
         }
     }
 
     /// A frame that another worker has fetched from a guest, for the one behind `port`, which is served here.
-    fn on_neighbours_frame<const SEEN: bool>(&mut self, port: u16, frame: &[u8], checksum_valid: bool) {
+    fn on_handed_frame<const SEEN: bool>(&mut self, port: u16, frame: &[u8], checksum_valid: bool) {
         self.work.cid = Cid::NONE;
         self.work.at(At::Judge, port);
         let seen = |what| Note { port: Some(port), ..Note::inwards(what) };
@@ -196,21 +196,21 @@ impl<P: GuestPort> Core<P> {
                 return self.see_dropped::<SEEN>(seen(reason.name()), frame);
             }
         };
-        match self.switch.from_neighbour(PortId(port), frame, &parsed) {
-            Ok(()) => self.deliver_plain::<SEEN>(port, frame, checksum_valid),
-            Err(reason) => self.see_dropped::<SEEN>(seen(reason.name()), frame),
+        match self.switch.from_worker(PortId(port), frame, &parsed).drop_reason() {
+            None => self.deliver_plain::<SEEN>(port, frame, checksum_valid),
+            Some(reason) => self.see_dropped::<SEEN>(seen(reason.name()), frame),
         }
     }
 
     /// Uses a RESET, or hands it on; the last worker that does not know its CID counts it as stray.
     pub(crate) fn on_reset(&mut self, mut stray: StrayReset) {
         let Some(engine_peer) = self.peers.get(stray.peer).and_then(|p| p.engine) else { return };
-        stray.workers_left = stray.workers_left.min(self.neighbours.workers - 1);
+        stray.workers_left = stray.workers_left.min(self.siblings.workers - 1);
         if stray.workers_left > 0 && !self.engine.addresses_peer_by(engine_peer, stray.reset.unknown) {
             // Bounded, for anybody who can forge a peer's address can send these.
-            if self.neighbours.stray_resets.len() < MAX_STRAY_RESETS {
+            if self.siblings.stray_resets.len() < MAX_STRAY_RESETS {
                 stray.workers_left -= 1;
-                self.neighbours.stray_resets.push(stray);
+                self.siblings.stray_resets.push(stray);
             } else {
                 self.counters.reset_overflow_packets += 1;
             }
@@ -224,17 +224,17 @@ impl<P: GuestPort> Core<P> {
 impl<U: PolledUnderlay> Worker<U> {
     /// Gives `others` what is, or may be, theirs.
     pub(crate) fn hand_over(core: &mut Core<Device>, others: &[Mailbox<U>]) {
-        let neighbours = &mut core.neighbours;
+        let siblings = &mut core.siblings;
         if others.is_empty() {
             return;
         }
-        let next = &others[usize::from((neighbours.index + 1) % neighbours.workers)];
-        for stray in neighbours.stray_resets.drain(..) {
+        let next = &others[usize::from((siblings.index + 1) % siblings.workers)];
+        for stray in siblings.stray_resets.drain(..) {
             // A worker that has ended has no connections either.
             let _ = next.send(Box::new(move |worker: &mut Worker<U>| worker.core.on_reset(stray)));
         }
         // One message for each worker: packets of a batch keep their order.
-        for (parcel, mailbox) in neighbours.parcels.iter_mut().zip(others) {
+        for (parcel, mailbox) in siblings.parcels.iter_mut().zip(others) {
             let count = parcel.items.len();
             if count == 0 {
                 continue;
@@ -252,7 +252,7 @@ impl<U: PolledUnderlay> Worker<U> {
 
     /// Packets from another worker, in the order of their arrival there.
     fn take_over(&mut self, parcel: Parcel) {
-        if let Some(own) = self.others.get(usize::from(self.core.neighbours.index)) {
+        if let Some(own) = self.others.get(usize::from(self.core.siblings.index)) {
             own.remove_waiting(parcel.items.len());
         }
         self.core.advance(Time(bifrost_port::clock::monotonic_ns()));
@@ -268,8 +268,8 @@ impl<U: PolledUnderlay> Worker<U> {
 
     /// Makes this one of several workers; `all` of them, in order.
     pub(crate) fn join(&mut self, all: Vec<Mailbox<U>>) {
-        self.core.neighbours.workers = all.len().max(1) as u16;
-        self.core.neighbours.parcels.resize_with(all.len(), Parcel::default);
+        self.core.siblings.workers = all.len().max(1) as u16;
+        self.core.siblings.parcels.resize_with(all.len(), Parcel::default);
         self.others = all;
     }
 }

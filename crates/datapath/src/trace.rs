@@ -7,7 +7,7 @@
 use std::net::{IpAddr, SocketAddr};
 
 use bifrost_avs::{
-    DropReason, FromGuest, FromUnderlay, GuestTrace, NeighbourTrace, PeerId as SwitchPeer, PortId, UnderlayTrace,
+    Action, DropReason, GuestTrace, PeerId as SwitchPeer, PortId, UnderlayTrace, Verdict, WorkerId, WorkerTrace,
 };
 use bifrost_nic::{Malformed, Offload, Parsed, Segments, parse};
 use bifrost_port::{GuestPort, TxFrame, TxHandle};
@@ -46,7 +46,7 @@ pub enum End {
         /// The number of its port.
         port: u16,
     },
-    /// Another worker of this host serves the port that it is for, and goes on with it ([`Core::trace_from_neighbour`]).
+    /// Another worker of this host serves the port that it is for, and goes on with it ([`Core::trace_from_worker`]).
     HandedOver {
         /// The worker.
         worker: u16,
@@ -92,7 +92,7 @@ pub enum Step {
         port: u16,
     },
     /// The switch of another worker, for what a guest of this host sends.
-    FromNeighbour(NeighbourTrace),
+    FromWorker(WorkerTrace),
     /// A limit of a port.
     Limit {
         /// The number of the port.
@@ -207,43 +207,43 @@ impl<P: GuestPort> Core<P> {
     }
 
     /// The MAC address that a guest in a network is told when it asks who has an address.
-    pub fn neighbour(&self, vni: Vni, address: IpAddr) -> Option<Mac> {
-        self.switch.neighbour(vni, address)
+    pub fn resolve(&self, vni: Vni, address: IpAddr) -> Option<Mac> {
+        self.switch.resolve(vni, address)
     }
 
     /// What would become of a frame, whole and with its checksums finished, that the guest behind a port sends now. Nothing changes.
     pub fn trace_from_guest(&self, owner: u16, frame: &[u8]) -> Trace {
         let mut steps = Steps(Vec::new());
         let end = self.end_of_sent(owner, frame, &mut steps.0);
-        steps.end(self.neighbours.index, end)
+        steps.end(self.siblings.index, end)
     }
 
     /// What would become of a frame that arrives from an address in a network now. Nothing changes.
     pub fn trace_from_peer(&self, source: IpAddr, vni: Vni, frame: &[u8]) -> Trace {
         let mut steps = Steps(Vec::new());
         let end = self.end_of_received(source, vni, frame, &mut steps.0);
-        steps.end(self.neighbours.index, end)
+        steps.end(self.siblings.index, end)
     }
 
     /// What would become of a frame that another worker of this host hands over for the guest behind a port now. Nothing changes.
-    pub fn trace_from_neighbour(&self, owner: u16, frame: &[u8]) -> Trace {
+    pub fn trace_from_worker(&self, owner: u16, frame: &[u8]) -> Trace {
         let mut steps = Steps(Vec::new());
-        let end = self.end_of_neighbours(owner, frame, &mut steps.0);
-        steps.end(self.neighbours.index, end)
+        let end = self.end_of_handed_over(owner, frame, &mut steps.0);
+        steps.end(self.siblings.index, end)
     }
 
-    fn end_of_neighbours(&self, owner: u16, frame: &[u8], steps: &mut Vec<Step>) -> End {
+    fn end_of_handed_over(&self, owner: u16, frame: &[u8], steps: &mut Vec<Step>) -> End {
         let parsed = match parse(frame, frame.len()) {
             Ok(parsed) => parsed,
             Err(reason) => return dropped(format!("malformed.underlay_{}_frames", reason.name()), None),
         };
         let port = PortId(owner);
-        let trace = self.switch.trace_from_neighbour(port, frame, &parsed);
-        let passed = trace.passed;
-        steps.push(Step::FromNeighbour(trace));
-        match passed {
-            Ok(()) => self.placed(owner, frame.len(), steps),
-            Err(reason) => underlay_drop(reason, Some(port)),
+        let trace = self.switch.trace_from_worker(port, frame, &parsed);
+        let reason = trace.verdict.drop_reason();
+        steps.push(Step::FromWorker(trace));
+        match reason {
+            None => self.placed(owner, frame.len(), steps),
+            Some(reason) => underlay_drop(reason, Some(port)),
         }
     }
 
@@ -269,40 +269,41 @@ impl<P: GuestPort> Core<P> {
         }
         let offload = Offload::default();
         let trace = self.switch.trace_from_guest(PortId(owner), frame, frame.len(), offload, &parsed);
-        let (hop, decision) = (trace.hop, trace.decision);
+        let (hop, verdict) = (trace.hop, trace.verdict);
         steps.push(Step::FromGuest(trace));
-        let (rewrite, cut) = match decision {
-            FromGuest::Answer => return End::Answered,
-            FromGuest::Drop(reason) => return dropped(format!("avs.{}", reason.counter()), Some(owner)),
-            FromGuest::Remote { rewrite, cut, .. } | FromGuest::Local { rewrite, cut, .. } => (rewrite, cut),
-        };
+        let Verdict { action, rewrite, fragment_to } = verdict;
+        match action {
+            Action::Answer { .. } => return End::Answered,
+            Action::Drop(reason) => return dropped(format!("avs.{}", reason.counter()), Some(owner)),
+            Action::Forward { .. } | Action::Deliver { .. } => {}
+        }
         let fetched = TxFrame { handle: TxHandle(0), len: frame.len() as u32, offload };
-        let segments = match plan(frame, fetched, cut) {
+        let segments = match plan(frame, fetched, fragment_to) {
             Ok(segments) => segments,
             Err(reason) => return dropped(format!("malformed.guest_{}_frames", reason.name()), None),
         };
-        if let Some(mtu) = cut {
+        if let Some(mtu) = fragment_to {
             steps.push(Step::Cut { pieces: segments.count(), mtu });
         }
         if let (Some(_), Some(hop)) = (rewrite, hop) {
             steps.push(Step::Rewritten { destination: hop.mac });
         }
-        match decision {
-            FromGuest::Remote { vni, peer, local, remote, reliable, .. } => {
+        match action {
+            Action::Forward { vni, peer, local, remote, reliable, .. } => {
                 let pair = Pair { vni: vni.get(), local, remote };
                 self.carried(peer.0, pair, reliable, parsed.flow_hash, steps);
                 End::Sent { peer: peer.0 }
             }
-            FromGuest::Local { port, worker: Some(worker), .. } => {
+            Action::Deliver { port, worker: Some(WorkerId(worker)) } => {
                 let mut frame = frame.to_vec();
                 if let Some(rewrite) = rewrite {
                     rewrite.apply(&mut frame);
                 }
                 End::HandedOver { worker, port: port.0, frame }
             }
-            FromGuest::Local { port, .. } => self.placed(port.0, frame.len(), steps),
+            Action::Deliver { port, .. } => self.placed(port.0, frame.len(), steps),
             // Gone before.
-            FromGuest::Answer | FromGuest::Drop(_) => End::Answered,
+            Action::Answer { .. } | Action::Drop(_) => End::Answered,
         }
     }
 
@@ -322,19 +323,19 @@ impl<P: GuestPort> Core<P> {
             Err(reason) => return dropped(format!("malformed.underlay_{}_frames", reason.name()), None),
         };
         let trace = self.switch.trace_from_underlay(vni, SwitchPeer(peer), frame, &parsed);
-        let (found, decision) = (trace.port, trace.decision);
+        let (found, Verdict { action, fragment_to, .. }) = (trace.port, trace.verdict);
         steps.push(Step::FromUnderlay(trace));
-        let (port, cut) = match decision {
-            FromUnderlay::Port(port) => (port, None),
-            FromUnderlay::Cut { port, mtu } => (port, Some(mtu)),
-            FromUnderlay::Answer { .. } => return End::Answered,
-            FromUnderlay::Drop(reason) => return underlay_drop(reason, found),
+        let port = match action {
+            Action::Deliver { port, .. } => port,
+            // A peer's frame is never forwarded.
+            Action::Answer { .. } | Action::Forward { .. } => return End::Answered,
+            Action::Drop(reason) => return underlay_drop(reason, found),
         };
         if self.would_fault_at_port(port.0, Direction::Rx, steps) {
             return dropped("fault.dropped_packets", None);
         }
         let remote = if parsed.src_mac == bifrost_avs::GATEWAY_MAC {
-            self.switch.neighbour(vni, parsed.src_ip).unwrap_or(parsed.src_mac)
+            self.switch.resolve(vni, parsed.src_ip).unwrap_or(parsed.src_mac)
         } else {
             parsed.src_mac
         };
@@ -343,7 +344,7 @@ impl<P: GuestPort> Core<P> {
             let how = carriage(Some(connection.state));
             steps.push(Step::Carried { peer, how, connection: Some(connection) });
         }
-        if let Some(mtu) = cut
+        if let Some(mtu) = fragment_to
             && let Ok(pieces) = Segments::plan_within(frame, frame.len(), Offload::default(), mtu)
         {
             steps.push(Step::Cut { pieces: pieces.count(), mtu });

@@ -1,6 +1,6 @@
 //! From the underlay: decapsulate, transport, verify, place.
 
-use bifrost_avs::{DropReason, FromUnderlay, GATEWAY_MAC, PeerId as SwitchPeer};
+use bifrost_avs::{Action, DropReason, GATEWAY_MAC, PeerId as SwitchPeer, Verdict as SwitchVerdict};
 use bifrost_nic::{Checksum, Malformed, Offload, Parsed, Segments, copy_of, parse, transport_checksum};
 use bifrost_port::{Datagram, GuestPort, PlaceError, Service};
 use bifrost_rte::{Arrival, LocalVnic, Time, Verdict};
@@ -28,8 +28,8 @@ impl<P: GuestPort> Core<P> {
         if SEEN && let Some(capture) = &mut self.capture {
             capture.arrived(Stage::UnderlayRx, "received", datagram, &self.peers);
         }
-        match self.neighbours.owner_of(datagram, &self.switch) {
-            Some(owner) => self.neighbours.keep(owner, datagram),
+        match self.siblings.owner_of(datagram, &self.switch) {
+            Some(owner) => self.siblings.keep(owner, datagram),
             None => self.on_own_datagram::<SEEN>(datagram),
         }
     }
@@ -276,25 +276,29 @@ impl<P: GuestPort> Core<P> {
         let between_vnics = self.engine.pair_of(slot).is_some_and(|pair| {
             parsed.dst_mac == pair.local && (parsed.src_mac == pair.remote || parsed.src_mac == GATEWAY_MAC)
         });
-        match self.switch.from_underlay(vni, SwitchPeer(peer), frame, &parsed) {
-            FromUnderlay::Port(port) if port.0 == owner && between_vnics => {}
-            FromUnderlay::Cut { port, mtu } if port.0 == owner && between_vnics => {
-                // One packet cannot be placed as several: the transport is done with it, and IP keeps no order of fragments.
-                self.engine.policy_dropped(self.now, slot, &mut self.out);
-                return self.deliver_cut::<SEEN>(owner, frame, mtu);
+        let &SwitchVerdict { action, fragment_to, .. } =
+            self.switch.from_underlay(vni, SwitchPeer(peer), frame, &parsed);
+        match action {
+            Action::Deliver { port, .. } if port.0 == owner && between_vnics => {
+                if let Some(mtu) = fragment_to {
+                    // One packet cannot be placed as several: the transport is done with it, and IP keeps no order of fragments.
+                    self.engine.policy_dropped(self.now, slot, &mut self.out);
+                    return self.deliver_fragments::<SEEN>(owner, frame, mtu);
+                }
             }
-            FromUnderlay::Port(_) | FromUnderlay::Cut { .. } => {
+            // A peer's frame is never forwarded.
+            Action::Deliver { .. } | Action::Forward { .. } => {
                 self.counters.wrong_vnic_packets += 1;
                 self.see_dropped::<SEEN>(seen("wrong_vnic"), frame);
                 self.engine.policy_dropped(self.now, slot, &mut self.out);
                 return;
             }
-            FromUnderlay::Answer { vni } => {
+            Action::Answer { vni } => {
                 self.see_dropped::<SEEN>(seen(DropReason::PathMtu.name()), frame);
                 self.engine.policy_dropped(self.now, slot, &mut self.out);
                 return self.send_answer::<SEEN>(peer, vni, parsed.flow_hash);
             }
-            FromUnderlay::Drop(reason) => {
+            Action::Drop(reason) => {
                 self.see_dropped::<SEEN>(seen(reason.name()), frame);
                 // The switch has counted it. The sender must not repeat it (NSDI'26, 7.1).
                 self.engine.policy_dropped(self.now, slot, &mut self.out);
@@ -456,14 +460,17 @@ impl<P: GuestPort> Core<P> {
         self.work.to = frame.first_chunk().map(|to| (vni, Mac(*to)));
         self.work.cid = Cid::NONE;
         self.work.at_shared(At::Judge);
-        let (port, cut) = match self.switch.from_underlay(vni, SwitchPeer(peer), frame, &parsed) {
-            FromUnderlay::Port(port) => (port, None),
-            FromUnderlay::Cut { port, mtu } => (port, Some(mtu)),
-            FromUnderlay::Answer { vni } => {
+        let &SwitchVerdict { action, fragment_to, .. } =
+            self.switch.from_underlay(vni, SwitchPeer(peer), frame, &parsed);
+        let port = match action {
+            Action::Deliver { port, .. } => port,
+            Action::Answer { vni } => {
                 self.see_dropped::<SEEN>(seen(DropReason::PathMtu.name()), frame);
                 return self.send_answer::<SEEN>(peer, vni, parsed.flow_hash);
             }
-            FromUnderlay::Drop(reason) => return self.see_dropped::<SEEN>(seen(reason.name()), frame),
+            // A peer's frame is never forwarded.
+            Action::Forward { .. } => return,
+            Action::Drop(reason) => return self.see_dropped::<SEEN>(seen(reason.name()), frame),
         };
         let seen = |what| Note { port: Some(port.0), ..seen(what) };
         if SEEN && let Some(capture) = &mut self.capture {
@@ -497,15 +504,15 @@ impl<P: GuestPort> Core<P> {
             // Shown all the same: on plain VXLAN the guest is the one to judge.
             self.counters.bad_plain_checksum_frames += 1;
         }
-        match cut {
+        match fragment_to {
             None => self.deliver_plain::<SEEN>(port.0, frame, checksum == Checksum::Valid),
-            Some(mtu) => self.deliver_cut::<SEEN>(port.0, frame, mtu),
+            Some(mtu) => self.deliver_fragments::<SEEN>(port.0, frame, mtu),
         }
     }
 
-    /// Places a frame in pieces that its guest takes.
+    /// Places a frame in fragments that its guest takes.
     #[cold]
-    fn deliver_cut<const SEEN: bool>(&mut self, owner: u16, frame: &[u8], mtu: u16) {
+    fn deliver_fragments<const SEEN: bool>(&mut self, owner: u16, frame: &[u8], mtu: u16) {
         // The switch has seen that it can be cut.
         let Ok(pieces) = Segments::plan_within(frame, frame.len(), Offload::default(), mtu) else { return };
         self.counters.cut_packets += 1;

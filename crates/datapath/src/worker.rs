@@ -148,7 +148,7 @@ impl<U: PolledUnderlay> Worker<U> {
             Recovery::PortOut(owner, fault) => {
                 self.forget_broken(owner);
                 // The port's other queues are served by other workers.
-                let own = usize::from(self.core.neighbours.index);
+                let own = usize::from(self.core.siblings.index);
                 for (_, other) in self.others.iter().enumerate().filter(|(index, _)| *index != own) {
                     let fault = fault.clone();
                     let _ = other.send(Box::new(move |worker| worker.take_out(owner, fault)));

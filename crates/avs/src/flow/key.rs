@@ -7,7 +7,7 @@ use bifrost_wire::Vni;
 use bifrost_wire::protocol::UDP;
 use bifrost_wire::tcp::Flags;
 
-use crate::description::{PeerId, PortId};
+use crate::tables::{PeerId, PortId};
 
 /// All of a packet on which the tables' judgement depends, but for its size and its time to live.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

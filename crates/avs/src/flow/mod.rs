@@ -17,7 +17,7 @@ mod table;
 
 pub(crate) use key::{Key, Source};
 use table::WAYS;
-pub(crate) use table::{Flows, Inserted, NONE, Record, Touched};
+pub(crate) use table::{Flows, Inserted, NONE, Record, RecordId, Touched};
 
 /// How packets' flows are remembered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -8,6 +8,7 @@ use foldhash::fast::FixedState;
 
 use super::key::Key;
 use crate::session::Handle;
+use crate::verdict::Verdict;
 
 /// Records of a set: those that one place can have.
 pub(super) const WAYS: usize = 4;
@@ -18,7 +19,7 @@ const ADMITTED_BITS: u32 = 3;
 pub(crate) const NONE: u32 = u32::MAX;
 
 /// The records of one direction. `T`: what is done with a packet.
-pub(crate) struct Flows<T> {
+pub(crate) struct Flows<T = Verdict> {
     sets: Box<[[Entry; WAYS]]>,
     /// Made when they are needed, so that memory is touched for as many flows as there are.
     records: Vec<Record<T>>,
@@ -46,17 +47,21 @@ struct Entry {
     record: u32,
 }
 
+/// Names a record, until the next one is inserted.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct RecordId(u32);
+
 /// What became of a packet.
 #[derive(Clone, Copy, Debug)]
 #[repr(align(64))]
-pub(crate) struct Record<T> {
+pub(crate) struct Record<T = Verdict> {
     key: Key,
     /// Of the configuration.
     epoch: u32,
     /// Largest IP packet for which this holds, bytes.
     pub(crate) mtu: u16,
     pub(crate) touched: Touched,
-    pub(crate) what: T,
+    pub(crate) verdict: T,
 }
 
 /// Sessions that a packet belongs to: of the guest that sent it, and of the guest that it is for.
@@ -105,12 +110,17 @@ impl<T: Copy> Flows<T> {
 
     /// The record of a flow, if it is of this configuration.
     #[inline(always)]
-    pub(crate) fn find(&self, key: &Key, flow_hash: u32, epoch: u32) -> Option<&Record<T>> {
+    pub(crate) fn find(&self, key: &Key, flow_hash: u32, epoch: u32) -> Option<RecordId> {
         let set = self.sets.get(self.set(key, flow_hash))?;
         let known = set.iter().filter(|entry| entry.flow_hash == flow_hash);
-        known
-            .filter_map(|entry| self.records.get(entry.record as usize))
-            .find(|record| record.key.is(key) && record.epoch == epoch)
+        let mut records = known.filter_map(|entry| Some((entry.record, self.records.get(entry.record as usize)?)));
+        records.find(|(_, record)| record.key.is(key) && record.epoch == epoch).map(|(id, _)| RecordId(id))
+    }
+
+    /// A record that was [found](Self::find).
+    #[inline(always)]
+    pub(crate) fn record(&self, RecordId(at): RecordId) -> &Record<T> {
+        &self.records[at as usize]
     }
 
     /// How many records were made.
@@ -144,22 +154,22 @@ impl<T: Copy> Flows<T> {
         epoch: u32,
         mtu: u16,
         touched: &Touched,
-        what: T,
+        verdict: T,
     ) -> Inserted {
         let place = self.set(key, flow_hash);
         let Some(set) = self.sets.get_mut(place) else { return Inserted::NoRoom };
-        let record = Record { key: *key, epoch, mtu, touched: *touched, what };
+        let record = Record { key: *key, epoch, mtu, touched: *touched, verdict };
         let records = &self.records;
         let own = |entry: &Entry| {
             entry.flow_hash == flow_hash && records.get(entry.record as usize).is_some_and(|r| r.key == *key)
         };
-        let way = set.iter().position(own).or_else(|| set.iter().position(|entry| entry.record == NONE));
-        let way = way.or_else(|| {
+        let slot = set.iter().position(own).or_else(|| set.iter().position(|entry| entry.record == NONE));
+        let slot = slot.or_else(|| {
             self.dice = self.dice.wrapping_mul(0x9e37_79b9_7f4a_7c15).wrapping_add(self.secret);
             (self.dice >> (64 - ADMITTED_BITS) == 0).then_some((self.dice >> 32) as usize % WAYS)
         });
-        let Some(way) = way else { return Inserted::Crowded };
-        let entry = &mut set[way];
+        let Some(slot) = slot else { return Inserted::Crowded };
+        let entry = &mut set[slot];
         entry.flow_hash = flow_hash;
         if entry.record == NONE {
             entry.record = self.records.len() as u32;
@@ -191,12 +201,11 @@ mod tests {
 
     use super::super::key::Source;
     use super::*;
-    use crate::description::PortId;
-    use crate::from_guest::FromGuest;
+    use crate::tables::PortId;
 
     #[test]
     fn a_record_is_two_lines_of_a_cache() {
-        assert_eq!(size_of::<Record<FromGuest>>(), 128);
+        assert_eq!(size_of::<Record>(), 128);
         assert_eq!(size_of::<[Entry; WAYS]>(), 32);
     }
 
@@ -215,7 +224,7 @@ mod tests {
     }
 
     fn found(flows: &Flows<u16>, n: u16, flow_hash: u32, epoch: u32) -> Option<u16> {
-        flows.find(&key(n), flow_hash, epoch).map(|record| record.what)
+        flows.find(&key(n), flow_hash, epoch).map(|id| flows.record(id).verdict)
     }
 
     #[test]

@@ -6,6 +6,7 @@ use bifrost_nic::parse;
 use bifrost_wire::tcp::Flags;
 
 use super::*;
+use crate::tables::PortId;
 
 const S: u64 = 1 << 30;
 const SYN_ACK: Flags = Flags::SYN.with(Flags::ACK);
@@ -33,7 +34,7 @@ impl Conversation {
         frame.extend(self.remote.to_be_bytes().into_iter().chain([10, 0, 0, 1]));
         frame.extend(self.port.to_be_bytes());
         frame.extend([0, self.origin as u8, 0, 8, 0, 0]);
-        Key::of(self.vnic, Direction::Ingress, &frame, &parse(&frame, frame.len()).unwrap())
+        Key::of(PortId(self.vnic), Direction::Ingress, &frame, &parse(&frame, frame.len()).unwrap())
     }
 
     /// The direction of its first packet.
@@ -138,7 +139,7 @@ fn no_flood_of_less_value_takes_an_established_connection_or_keeps_anybody_from_
                 for flood in conversations(0, origin, &remotes, 2 * LARGE as usize) {
                     world.play(flood, script);
                 }
-                assert_eq!(world.sessions.of_port(0).current, LARGE, "{name}: the bound");
+                assert_eq!(world.sessions.of_port(PortId(0)).current, LARGE, "{name}: the bound");
                 assert_eq!((world.count(&honest), world.count(&same)), (honest.len(), same.len()), "{name}");
                 // Somebody else's connection has time for its handshake, in both directions.
                 for origin in [Origin::Guest, Origin::Remote] {
@@ -219,7 +220,7 @@ fn no_port_takes_sessions_of_another_that_has_no_more_than_its_share() {
     assert_eq!(world.sessions.counters().current, u64::from(4 * ROOM));
     assert_eq!(world.count(&modest), modest.len(), "one question each, and of less value than all others");
     for vnic in 1..8 {
-        assert_eq!(world.sessions.of_port(vnic).current, ROOM / 2, "an equal share for each");
+        assert_eq!(world.sessions.of_port(PortId(vnic)).current, ROOM / 2, "an equal share for each");
     }
 }
 
@@ -249,7 +250,7 @@ fn a_prefix_of_64_bits_is_one_source() {
         let mut frame = vec![2, 0, 0, 0, 0, 2, 2, 0, 0, 0, 0, 1, 0x86, 0xdd, 0x60, 0, 0, 0, 0, 8, 17, 64];
         frame.extend(address.octets().into_iter().chain([0xfd; 16]));
         frame.extend([0, 7, 0, 9, 0, 8, 0, 0]);
-        Key::of(0, Direction::Ingress, &frame, &parse(&frame, frame.len()).unwrap()).source()
+        Key::of(PortId(0), Direction::Ingress, &frame, &parse(&frame, frame.len()).unwrap()).source()
     };
     assert_eq!(source("2001:db8:0:1::1"), source("2001:db8:0:1:ffff::2"));
     assert_ne!(source("2001:db8:0:1::1"), source("2001:db8:0:2::1"));

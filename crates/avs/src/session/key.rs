@@ -7,6 +7,7 @@ use bifrost_wire::protocol::{ICMP, ICMPV6, TCP, UDP};
 use bifrost_wire::{ipv4, ipv6};
 
 use super::Direction;
+use crate::tables::PortId;
 
 /// A vNIC and the two ends of a conversation, the guest's first: the same for both directions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -15,8 +16,8 @@ pub(crate) struct Key {
     remote: [u8; 16],
     local_port: u16,
     remote_port: u16,
-    /// The number of the vNIC's port.
-    pub(crate) vnic: u16,
+    /// The vNIC's port.
+    pub(crate) port: PortId,
     protocol: u8,
     v6: bool,
 }
@@ -36,22 +37,22 @@ impl Key {
     /// ([`Parsed::as_whole`]). `head` holds the frame's headers. Echo requests and replies have their identifier for ports, other
     /// messages of ICMP their type; protocols without ports have one session for each pair of addresses.
     #[inline(always)]
-    pub(crate) fn of(vnic: u16, direction: Direction, head: &[u8], parsed: &Parsed) -> Key {
+    pub(crate) fn of(port: PortId, direction: Direction, head: &[u8], parsed: &Parsed) -> Key {
         let ports = match parsed.protocol {
             ICMP | ICMPV6 => message(direction, head, parsed),
             _ => (parsed.src_port, parsed.dst_port),
         };
-        Key::new(vnic, direction, (parsed.src_ip, parsed.dst_ip), ports, parsed.protocol)
+        Key::new(port, direction, (parsed.src_ip, parsed.dst_ip), ports, parsed.protocol)
     }
 
     #[inline(always)]
-    fn new(vnic: u16, direction: Direction, (src, dst): (IpAddr, IpAddr), ports: (u16, u16), protocol: u8) -> Key {
+    fn new(port: PortId, direction: Direction, (src, dst): (IpAddr, IpAddr), ports: (u16, u16), protocol: u8) -> Key {
         let (src_port, dst_port) = ports;
         let ((local, local_port), (remote, remote_port)) = match direction {
             Direction::Egress => ((src, src_port), (dst, dst_port)),
             Direction::Ingress => ((dst, dst_port), (src, src_port)),
         };
-        Key { local: bytes(local), remote: bytes(remote), local_port, remote_port, vnic, protocol, v6: src.is_ipv6() }
+        Key { local: bytes(local), remote: bytes(remote), local_port, remote_port, port, protocol, v6: src.is_ipv6() }
     }
 }
 
@@ -119,7 +120,7 @@ pub(crate) struct Quote {
 
 /// Whether a packet is an ICMP error or a redirect, and what it quotes (RFC 5508, section 4.1), if that makes sense. Of one in
 /// pieces that is not looked at: errors are short (RFC 1812, section 4.3.2.3; RFC 4443, section 2.4 c).
-pub(crate) fn error(vnic: u16, direction: Direction, head: &[u8], parsed: &Parsed) -> Option<Option<Quote>> {
+pub(crate) fn error(port: PortId, direction: Direction, head: &[u8], parsed: &Parsed) -> Option<Option<Quote>> {
     let message = head.get(usize::from(parsed.l4)..head.len().min(parsed.end as usize)).unwrap_or_default();
     let kind = message.first().copied().unwrap_or_default();
     let is_error = match (parsed.kind, parsed.protocol) {
@@ -128,10 +129,10 @@ pub(crate) fn error(vnic: u16, direction: Direction, head: &[u8], parsed: &Parse
         (L3::V6, ICMPV6) => kind < 128,
         _ => false,
     };
-    is_error.then(|| message.get(QUOTE_AT..).and_then(|quote| quoted(vnic, direction, kind, quote, parsed)))
+    is_error.then(|| message.get(QUOTE_AT..).and_then(|quote| quoted(port, direction, kind, quote, parsed)))
 }
 
-fn quoted(vnic: u16, direction: Direction, kind: u8, quote: &[u8], parsed: &Parsed) -> Option<Quote> {
+fn quoted(port: PortId, direction: Direction, kind: u8, quote: &[u8], parsed: &Parsed) -> Option<Quote> {
     let ((source, destination), protocol, rest) = match parsed.kind {
         L3::V4 if matches!(kind, 3 | 11 | 12) => {
             let header = ipv4::Header::parse_quoted(quote).ok()?;
@@ -159,10 +160,6 @@ fn quoted(vnic: u16, direction: Direction, kind: u8, quote: &[u8], parsed: &Pars
         _ => (0, 0),
     };
     // The packet that is quoted went the other way.
-    let way = match direction {
-        Direction::Egress => Direction::Ingress,
-        Direction::Ingress => Direction::Egress,
-    };
-    let key = Key::new(vnic, way, (source, destination), ports, protocol);
+    let key = Key::new(port, direction.opposite(), (source, destination), ports, protocol);
     Some(Quote { key, source, destination })
 }

@@ -24,13 +24,24 @@ pub use state::Class;
 pub(crate) use state::Event;
 pub(crate) use table::{Handle, Planned, Sessions};
 
-/// Which way a packet goes, seen from the guest.
+/// The direction of a packet, seen from the guest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Direction {
     /// Sent by the guest.
     Egress = 0,
     /// To the guest.
     Ingress = 1,
+}
+
+impl Direction {
+    /// The other one.
+    #[must_use]
+    pub const fn opposite(self) -> Self {
+        match self {
+            Direction::Egress => Direction::Ingress,
+            Direction::Ingress => Direction::Egress,
+        }
+    }
 }
 
 /// How many sessions there may be.

@@ -1,55 +1,57 @@
 //! Ports by the number of their sessions.
 
+use crate::tables::PortId;
+
 /// How many sessions each port has, and which one has most.
 #[derive(Debug, Default)]
 pub(crate) struct Ranking {
     /// By port.
     counts: Vec<u32>,
     /// All ports, those with most sessions first.
-    order: Vec<u16>,
+    order: Vec<PortId>,
     /// Where a port is in `order`.
     places: Vec<u16>,
 }
 
 impl Ranking {
     /// Sessions of a port.
-    pub(crate) fn count(&self, port: u16) -> u32 {
-        self.counts.get(usize::from(port)).copied().unwrap_or(0)
+    pub(crate) fn count(&self, port: PortId) -> u32 {
+        self.counts.get(port.place()).copied().unwrap_or(0)
     }
 
     /// The port with most sessions, if there are any ports.
-    pub(crate) fn largest(&self) -> Option<u16> {
+    pub(crate) fn largest(&self) -> Option<PortId> {
         self.order.first().copied()
     }
 
     /// A port has one session more.
-    pub(crate) fn add(&mut self, port: u16) {
-        for new in self.counts.len()..=usize::from(port) {
+    pub(crate) fn add(&mut self, port: PortId) {
+        for new in self.counts.len()..=port.place() {
             self.counts.push(0);
             self.places.push(self.order.len() as u16);
-            self.order.push(new as u16);
+            self.order.push(PortId(new as u16));
         }
         // Ahead of all others that have as many.
         let count = self.count(port);
-        let first = self.order.partition_point(|&other| self.counts[usize::from(other)] > count);
+        let first = self.order.partition_point(|&other| self.counts[other.place()] > count);
         self.exchange(port, first);
-        self.counts[usize::from(port)] += 1;
+        self.counts[port.place()] += 1;
     }
 
     /// A port, which has some, has one less.
-    pub(crate) fn take(&mut self, port: u16) {
+    pub(crate) fn take(&mut self, port: PortId) {
         // Behind all others that have as many.
         let count = self.count(port);
-        let behind = self.order.partition_point(|&other| self.counts[usize::from(other)] >= count);
+        let behind = self.order.partition_point(|&other| self.counts[other.place()] >= count);
         self.exchange(port, behind - 1);
-        self.counts[usize::from(port)] -= 1;
+        self.counts[port.place()] -= 1;
     }
 
     /// Exchanges a port with the one at a place.
-    fn exchange(&mut self, port: u16, place: usize) {
+    fn exchange(&mut self, port: PortId, place: usize) {
         let other = self.order[place];
-        let from = std::mem::replace(&mut self.places[usize::from(port)], place as u16);
-        self.places[usize::from(other)] = from;
+        let from = std::mem::replace(&mut self.places[port.place()], place as u16);
+        self.places[other.place()] = from;
         self.order.swap(usize::from(from), place);
     }
 }
@@ -68,15 +70,15 @@ mod tests {
             let port = rng.usize(0..9);
             if counts[port] > 0 && rng.bool() {
                 counts[port] -= 1;
-                ranking.take(port as u16);
+                ranking.take(PortId(port as u16));
             } else {
                 counts[port] += 1;
-                ranking.add(port as u16);
+                ranking.add(PortId(port as u16));
             }
-            assert_eq!([0, 1, 2, 3, 4, 5, 6, 7, 8].map(|port| ranking.count(port)), counts);
+            assert_eq!([0, 1, 2, 3, 4, 5, 6, 7, 8].map(|port| ranking.count(PortId(port))), counts);
             assert!(ranking.order.is_sorted_by_key(|&port| u32::MAX - ranking.count(port)));
             let places = ranking.places.iter().map(|&place| ranking.order[usize::from(place)]);
-            assert!(places.eq(0..ranking.order.len() as u16));
+            assert!(places.eq((0..ranking.order.len() as u16).map(PortId)));
         }
     }
 }

@@ -13,6 +13,7 @@ use super::rank::Ranking;
 use super::state::{Class, Event, State};
 use super::wheel::Wheel;
 use super::{Direction, PortSessions, SessionCounters, SessionLimits};
+use crate::tables::PortId;
 
 /// Sessions whose time may have come that are looked at in one go, at most.
 const EXPIRIES: usize = 256;
@@ -255,7 +256,7 @@ impl Sessions {
         takes_place: bool,
     ) -> Result<(), Full> {
         let source = self.source(&key);
-        let evicted = if takes_place { None } else { self.evicted_for(key.vnic, origin, source)? };
+        let evicted = if takes_place { None } else { self.evicted_for(key.port, origin, source)? };
         if let Some(index) = evicted {
             self.evict(index);
         }
@@ -297,11 +298,11 @@ impl Sessions {
         self.counters.current += 1;
         self.counters.created += 1;
         self.schedule(index, self.now_s + state.timeout_s());
-        self.ranking.add(key.vnic);
-        let account = self.account(key.vnic);
+        self.ranking.add(key.port);
+        let account = self.account(key.port);
         let mut queues = account.queues.take().unwrap_or_else(Queues::new);
         queues.push(&mut self.slab, index, session.place(), idle);
-        self.account(key.vnic).queues = Some(queues);
+        self.account(key.port).queues = Some(queues);
         Ok(())
     }
 
@@ -319,24 +320,24 @@ impl Sessions {
     }
 
     /// Ends all sessions of a port whose number now means another vNIC, and forgets what was counted of it.
-    pub(crate) fn forget_port(&mut self, vnic: u16) {
-        while let Some(index) = self.queues(vnic).and_then(|queues| queues.victim(None)) {
+    pub(crate) fn forget_port(&mut self, port: PortId) {
+        while let Some(index) = self.queues(port).and_then(|queues| queues.victim(None)) {
             self.remove(index);
         }
-        if let Some(account) = self.ports.get_mut(usize::from(vnic)) {
+        if let Some(account) = self.ports.get_mut(port.place()) {
             *account = Account::default();
         }
     }
 
     /// Sessions of a port.
-    pub(crate) fn of_port(&self, vnic: u16) -> PortSessions {
-        let evicted = self.ports.get(usize::from(vnic)).map_or_else(Default::default, |account| account.evicted);
-        PortSessions { current: self.ranking.count(vnic), evicted }
+    pub(crate) fn of_port(&self, port: PortId) -> PortSessions {
+        let evicted = self.ports.get(port.place()).map_or_else(Default::default, |account| account.evicted);
+        PortSessions { current: self.ranking.count(port), evicted }
     }
 
     /// What was counted of a port is forgotten.
-    pub(crate) fn forget_counters(&mut self, vnic: u16) {
-        if let Some(account) = self.ports.get_mut(usize::from(vnic)) {
+    pub(crate) fn forget_counters(&mut self, port: PortId) {
+        if let Some(account) = self.ports.get_mut(port.place()) {
             account.evicted = Default::default();
         }
     }
@@ -347,26 +348,26 @@ impl Sessions {
     /// # Errors
     /// There would be no room.
     pub(crate) fn plan_insert(&self, key: &Key, origin: Direction, plan: &mut Planned) -> Result<(), Full> {
-        plan.ended.extend(self.evicted_for(key.vnic, origin, self.source(key))?);
+        plan.ended.extend(self.evicted_for(key.port, origin, self.source(key))?);
         Ok(())
     }
 
     /// Which session makes room for another one; `None`: there is room.
-    fn evicted_for(&self, vnic: u16, origin: Direction, source: u8) -> Result<Option<u32>, Full> {
+    fn evicted_for(&self, port: PortId, origin: Direction, source: u8) -> Result<Option<u32>, Full> {
         let SessionLimits { total, per_port } = self.limits;
         if total.min(per_port) == 0 {
             return Err(Full);
         }
-        let own = self.ranking.count(vnic);
+        let own = self.ranking.count(port);
         let giver = if own >= per_port {
-            vnic
+            port
         } else if self.counters.current >= u64::from(total) {
             // The port with most gives, so none that has no more than its share.
-            self.ranking.largest().filter(|largest| self.ranking.count(*largest) > own).unwrap_or(vnic)
+            self.ranking.largest().filter(|largest| self.ranking.count(*largest) > own).unwrap_or(port)
         } else {
             return Ok(None);
         };
-        let newcomer = (giver == vnic).then_some((origin, source));
+        let newcomer = (giver == port).then_some((origin, source));
         Ok(self.queues(giver).and_then(|queues| queues.victim(newcomer)))
     }
 
@@ -375,12 +376,12 @@ impl Sessions {
         Queues::source(self.hasher.hash_one(key.source()))
     }
 
-    fn queues(&self, vnic: u16) -> Option<&Queues> {
-        self.ports.get(usize::from(vnic))?.queues.as_deref()
+    fn queues(&self, port: PortId) -> Option<&Queues> {
+        self.ports.get(port.place())?.queues.as_deref()
     }
 
-    fn account(&mut self, vnic: u16) -> &mut Account {
-        let at = usize::from(vnic);
+    fn account(&mut self, port: PortId) -> &mut Account {
+        let at = port.place();
         if self.ports.len() <= at {
             self.ports.resize_with(at + 1, Account::default);
         }
@@ -390,16 +391,16 @@ impl Sessions {
     #[cold]
     fn evict(&mut self, index: u32) {
         let session = &self.slab[index as usize];
-        let (vnic, class) = (session.key.vnic, session.state.class());
+        let (port, class) = (session.key.port, session.state.class());
         self.counters.evicted += 1;
-        self.account(vnic).evicted[class as usize] += 1;
+        self.account(port).evicted[class as usize] += 1;
         self.remove(index);
     }
 
     /// Does something to the queues that a session is in.
     fn requeue(&mut self, index: u32, change: impl FnOnce(&mut Queues, &mut [Session], &Session)) {
         let session = self.slab[index as usize];
-        if let Some(queues) = &mut self.ports[usize::from(session.key.vnic)].queues {
+        if let Some(queues) = &mut self.ports[session.key.port.place()].queues {
             change(queues, &mut self.slab, &session);
         }
     }
@@ -464,7 +465,7 @@ impl Sessions {
         }
         self.counters.current -= 1;
         self.counters.established -= u64::from(state.is_established());
-        self.ranking.take(key.vnic);
+        self.ranking.take(key.port);
         self.requeue(index, |queues, slab, session| queues.remove(slab, index, session.place(), idle));
         self.free.push_back(&mut self.slab, index, due);
     }

@@ -6,7 +6,7 @@ pub(crate) mod any;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use bifrost_avs::{
-    DropReason, FromGuest, FromUnderlay, Ordering, PeerId, Port, PortId, Reliability, Route, Switch, Tables, Vpc,
+    Action, DropReason, Ordering, PeerId, Port, PortId, Reliability, Route, Switch, Tables, Verdict, Vpc,
 };
 use bifrost_nic::{Offload, parse};
 use bifrost_wire::ethernet::{self, ethertype};
@@ -215,16 +215,21 @@ pub(crate) fn pieces(whole: &[u8], identification: u32, at: &[usize]) -> Vec<Vec
     starts.zip(ends).map(|(from, to)| piece(whole, identification, from, to, to != end)).collect()
 }
 
-pub(crate) fn guest(switch: &mut Switch, port: u16, frame: &[u8]) -> FromGuest {
+pub(crate) fn guest(switch: &mut Switch, port: u16, frame: &[u8]) -> Verdict {
     let parsed = parse(frame, frame.len()).unwrap();
-    switch.from_guest(PortId(port), frame, frame.len(), Offload::default(), &parsed)
+    *switch.from_guest(PortId(port), frame, frame.len(), Offload::default(), &parsed)
+}
+
+/// The switch answers a guest of the first tenant.
+pub(crate) fn answered() -> Verdict {
+    Verdict::unchanged(Action::Answer { vni: vni(100) })
 }
 
 pub(crate) fn underlay(switch: &mut Switch, n: u32, peer: u16, frame: &[u8]) -> Result<PortId, DropReason> {
     let parsed = parse(frame, frame.len()).unwrap();
-    match switch.from_underlay(vni(n), PeerId(peer), frame, &parsed) {
-        FromUnderlay::Port(port) => Ok(port),
-        FromUnderlay::Drop(reason) => Err(reason),
+    match *switch.from_underlay(vni(n), PeerId(peer), frame, &parsed) {
+        Verdict { action: Action::Deliver { port, worker: None }, rewrite: None, fragment_to: None } => Ok(port),
+        Verdict { action: Action::Drop(reason), .. } => Err(reason),
         other => panic!("{other:?}, though it fits"),
     }
 }

@@ -11,7 +11,7 @@ mod record;
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
-use bifrost_avs::FromGuest;
+use bifrost_avs::Action;
 use bifrost_nic::{Checksum, HEAD_LEN, parse};
 use bifrost_port::{Datagram, GuestPort, Service, TxHandle};
 use bifrost_rte::Counters as RteCounters;
@@ -106,13 +106,13 @@ impl<P: GuestPort> Core<P> {
 }
 
 /// What the switch did, in a word.
-pub(crate) const fn decision(decision: &FromGuest) -> &'static str {
-    match decision {
-        FromGuest::Remote { reliable: true, .. } => "to another host, reliably",
-        FromGuest::Remote { .. } => "to another host, plain VXLAN",
-        FromGuest::Local { .. } => "to a port of this host",
-        FromGuest::Answer => "answered here",
-        FromGuest::Drop(_) => "dropped",
+pub(crate) const fn action(action: &Action) -> &'static str {
+    match action {
+        Action::Forward { reliable: true, .. } => "to another host, reliably",
+        Action::Forward { .. } => "to another host, plain VXLAN",
+        Action::Deliver { .. } => "to a port of this host",
+        Action::Answer { .. } => "answered here",
+        Action::Drop(_) => "dropped",
     }
 }
 

@@ -8,8 +8,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
 use bifrost_avs::{
-    AclRule, Direction, FlowLimits, FromGuest, FromUnderlay, GATEWAY_MAC, GroupId, GroupRule, Pattern, PeerId, PortId,
-    SecurityGroup, SessionLimits, Switch, Tables,
+    AclRule, Direction, FlowLimits, GATEWAY_MAC, GroupId, GroupRule, Pattern, PeerId, PortId, SecurityGroup,
+    SessionLimits, Switch, Tables,
 };
 use bifrost_nic::{Offload, parse};
 
@@ -528,11 +528,11 @@ impl World {
         let Ok(parsed) = parse(frame, frame.len()) else { return false };
         if packet.from <= 2 {
             let port = PortId(u16::from(packet.from) - 1);
-            let decision = self.switch.from_guest(port, frame, frame.len(), Offload::default(), &parsed);
-            matches!(decision, FromGuest::Remote { .. } | FromGuest::Local { .. })
+            self.switch.from_guest(port, frame, frame.len(), Offload::default(), &parsed).passes()
         } else {
             let peer = PeerId(u16::from(packet.from) - 2);
-            matches!(self.switch.from_underlay(vni(100), peer, frame, &parsed), FromUnderlay::Port(_))
+            let verdict = self.switch.from_underlay(vni(100), peer, frame, &parsed);
+            verdict.passes() && verdict.fragment_to.is_none()
         }
     }
 }

@@ -3,8 +3,8 @@
 use std::net::IpAddr;
 
 use bifrost_avs::{
-    AclRule, Direction, FlowLimits, FromGuest, FromUnderlay, GATEWAY_MAC, GroupId, GroupRule, Ordering, Pattern,
-    PeerId, Peering, Port, PortId, Reliability, Route, SecurityGroup, SessionLimits, Switch, Tables, Vpc,
+    AclRule, Action, Direction, FlowLimits, GATEWAY_MAC, GroupId, GroupRule, Ordering, Pattern, PeerId, Peering, Port,
+    PortId, Reliability, Route, SecurityGroup, SessionLimits, Switch, Tables, Verdict, Vpc,
 };
 use bifrost_nic::{L3, Offload, Parsed, parse};
 use bifrost_wire::{Mac, Vni};
@@ -126,19 +126,19 @@ pub(crate) fn run(bytes: &[u8]) {
 }
 
 fn guest(switch: &mut Switch, port: PortId, frame: &[u8], parsed: &Parsed) {
-    let decision = switch.from_guest(port, frame, frame.len(), Offload::default(), parsed);
+    let &Verdict { action, rewrite, .. } = switch.from_guest(port, frame, frame.len(), Offload::default(), parsed);
     let Some(from) = switch.port(port).cloned() else {
-        return assert!(matches!(decision, FromGuest::Drop(_)));
+        return assert!(matches!(action, Action::Drop(_)));
     };
-    match decision {
-        FromGuest::Remote { vni, peer, local, remote, rewrite, .. } => {
+    match action {
+        Action::Forward { vni, peer, local, remote, .. } => {
             assert_eq!(local, from.mac, "says it is another vNIC");
             assert_eq!(vni, network_of(from.vni, rewrite.is_some(), parsed.src_ip, parsed.dst_ip), "crosses tenants");
             assert!(switch.is_at_peer(vni, remote, peer), "goes where the vNIC does not live");
             speaks_for_itself(&from, parsed);
             rewritten(frame, parsed, rewrite, remote);
         }
-        FromGuest::Local { port: to, rewrite, .. } => {
+        Action::Deliver { port: to, .. } => {
             let to = switch.port(to).cloned();
             let Some(to) = to else { panic!("to a port that there is not") };
             let network = network_of(from.vni, rewrite.is_some(), parsed.src_ip, parsed.dst_ip);
@@ -146,12 +146,12 @@ fn guest(switch: &mut Switch, port: PortId, frame: &[u8], parsed: &Parsed) {
             speaks_for_itself(&from, parsed);
             rewritten(frame, parsed, rewrite, to.mac);
         }
-        FromGuest::Answer => {
+        Action::Answer { .. } => {
             let answer = switch.answer();
             let answered = parse(answer, answer.len()).unwrap_or_else(|e| panic!("malformed answer: {e}"));
             assert_eq!(answered.dst_mac, from.mac, "the answer goes to somebody else");
         }
-        FromGuest::Drop(_) => {}
+        Action::Drop(_) => {}
     }
 }
 
@@ -203,13 +203,13 @@ fn rewritten(frame: &[u8], parsed: &Parsed, rewrite: Option<bifrost_avs::Rewrite
 
 fn underlay(switch: &mut Switch, vni: Vni, peer: PeerId, frame: &[u8], parsed: &Parsed) {
     let by_mac = switch.is_at_peer(vni, parsed.src_mac, peer);
-    match switch.from_underlay(vni, peer, frame, parsed) {
-        FromUnderlay::Port(port) | FromUnderlay::Cut { port, .. } => {
+    match switch.from_underlay(vni, peer, frame, parsed).action {
+        Action::Deliver { port, .. } => {
             let to = switch.port(port).cloned();
             assert_eq!(to.map(|p| p.vni), Some(vni), "crosses tenants");
             assert!(by_mac || parsed.src_mac == GATEWAY_MAC, "from a vNIC that is not at that peer");
         }
-        FromUnderlay::Answer { vni: told } => {
+        Action::Answer { vni: told } => {
             let answer = switch.answer();
             let answered = parse(answer, answer.len()).unwrap_or_else(|e| panic!("malformed answer: {e}"));
             let network = network_of(vni, parsed.src_mac == GATEWAY_MAC, parsed.dst_ip, parsed.src_ip);
@@ -218,6 +218,7 @@ fn underlay(switch: &mut Switch, vni: Vni, peer: PeerId, frame: &[u8], parsed: &
             assert_eq!((answered.src_mac, answered.src_ip), (speaker, parsed.dst_ip), "speaks for somebody else");
             assert!(switch.is_at_peer(told, answered.dst_mac, peer), "the answer goes elsewhere");
         }
-        FromUnderlay::Drop(_) => {}
+        Action::Forward { .. } => panic!("a peer's frame goes to another peer"),
+        Action::Drop(_) => {}
     }
 }

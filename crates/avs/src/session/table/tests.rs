@@ -7,15 +7,15 @@ use super::*;
 
 const S: u64 = 1 << 30;
 
-/// A key of port `vnic`; `n` tells conversations apart.
-fn key(vnic: u16, n: u32) -> Key {
+/// A key of a port; `n` tells conversations apart.
+fn key(port: u16, n: u32) -> Key {
     let [a, b, c, d] = n.to_be_bytes();
     // Ethernet, IPv4, UDP: from 10.a.b.c, port d.
     let mut frame = vec![2, 0, 0, 0, 0, 2, 2, 0, 0, 0, 0, 1, 8, 0];
     frame.extend([0x45, 0, 0, 28, 0, 0, 0, 0, 64, 17, 0, 0, 10, a, b, c, 10, 0, 0, 1]);
     frame.extend([0, d, 0, 53, 0, 8, 0, 0]);
     let parsed = parse(&frame, frame.len()).unwrap();
-    Key::of(vnic, Direction::Egress, &frame, &parsed)
+    Key::of(PortId(port), Direction::Egress, &frame, &parsed)
 }
 
 fn sessions(total: u32, per_port: u32) -> Sessions {
@@ -48,9 +48,9 @@ fn what_is_worth_least_makes_room_in_its_own_port() {
     );
     assert_eq!((s.counters().current, s.counters().established, s.counters().evicted), (4, 2, 2));
     let counted = PortSessions { current: 3, evicted: [1, 1, 0, 0, 0] };
-    assert_eq!([1, 2].map(|port| s.of_port(port)), [counted, PortSessions { current: 1, evicted: [0; 5] }]);
-    s.forget_counters(1);
-    assert_eq!(s.of_port(1), PortSessions { current: 3, evicted: [0; 5] });
+    assert_eq!([1, 2].map(|port| s.of_port(PortId(port))), [counted, PortSessions { current: 1, evicted: [0; 5] }]);
+    s.forget_counters(PortId(1));
+    assert_eq!(s.of_port(PortId(1)), PortSessions { current: 3, evicted: [0; 5] });
 }
 
 #[test]
@@ -207,9 +207,9 @@ fn it_holds_what_a_map_would() {
             let established = oracle.values().filter(|(state, ..)| state.is_established()).count();
             assert_eq!(established as u64, s.counters().established);
         }
-        s.forget_port(0);
-        s.forget_port(1);
-        s.forget_port(2);
+        s.forget_port(PortId(0));
+        s.forget_port(PortId(1));
+        s.forget_port(PortId(2));
         assert_eq!((s.counters().current, s.counters().established, s.index.len()), (0, 0, 0));
     }
 }

@@ -16,6 +16,18 @@ pub const GATEWAY_MAC: Mac = Mac([0x02, 0xbf, 0x00, 0x00, 0x00, 0x01]);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct PortId(pub u16);
 
+impl PortId {
+    /// Its place in arrays of ports.
+    #[inline(always)]
+    pub(crate) fn place(self) -> usize {
+        usize::from(self.0)
+    }
+}
+
+/// Names a worker of this host: workers are numbered from 0.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct WorkerId(pub u16);
+
 /// Names another host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct PeerId(pub u16);
@@ -111,7 +123,7 @@ pub struct Port {
     pub groups: Vec<GroupId>,
     /// The worker that alone serves it. `None`: all of the host's workers do, each of them the pairs of vNICs that
     /// [`worker_of_pair`](bifrost_nic::steer::worker_of_pair) gives it.
-    pub home: Option<u16>,
+    pub home: Option<WorkerId>,
 }
 
 /// Where addresses of other hosts' vNICs are.
@@ -144,8 +156,8 @@ pub struct Peering {
 /// A host's workers, seen from one of them; each has a switch of its own.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Workers {
-    /// The one whose switch it is, from 0.
-    pub own: u16,
+    /// The one whose switch it is.
+    pub own: WorkerId,
     /// How many there are; 0 is 1.
     pub count: u16,
 }

@@ -1,12 +1,13 @@
-//! Whether a packet may pass: network ACLs, which know single packets, and security groups, which know conversations.
+//! Security groups: whether a conversation may begin, and which packets belong to one that was allowed to.
 
-use bifrost_nic::{L3, Parsed};
-use bifrost_tables::{Classifier, Fields, Pattern};
+use bifrost_nic::Parsed;
+use bifrost_tables::{Classifier, Fields};
 use bifrost_wire::protocol::{ICMP, ICMPV6};
 
-use crate::description::{AclRule, BuildError, GroupId, SecurityGroup};
 use crate::drop_reason::DropReason;
+use crate::fields::{fields, reversed};
 use crate::session::{self, Direction, Event, Key, Planned, Quote, Sessions};
+use crate::tables::{BuildError, GroupId, PortId, SecurityGroup};
 
 /// What one direction's rules say; the same for all ports that have the same groups.
 #[derive(Debug)]
@@ -43,20 +44,20 @@ impl GroupPolicy {
         rules.first(fields).map_or(Permission::None, |(rule, ())| Permission::Rule(rule))
     }
 
-    /// Whether a packet of port `vnic` may pass: it belongs to a conversation that was allowed to begin, or
+    /// Whether a packet of `port` may pass: it belongs to a conversation that was allowed to begin, or
     /// begins one that is.
     #[inline(always)]
     pub(crate) fn judge(
         &self,
         Memory { sessions, after, epoch }: Memory<'_>,
-        vnic: u16,
+        port: PortId,
         direction: Direction,
         head: &[u8],
         parsed: &Parsed,
         about: About,
     ) -> Judgement {
         let there = match about {
-            About::Neighbours => return Judgement::Exempt,
+            About::Resolution => return Judgement::Exempt,
             About::Packets => fields(parsed),
             About::Error(quote) => {
                 let there = fields(parsed);
@@ -66,7 +67,7 @@ impl GroupPolicy {
                 return Judgement::Related { known, permission };
             }
         };
-        let key = Key::of(vnic, direction, head, parsed);
+        let key = Key::of(port, direction, head, parsed);
         let (event, asks) = event(head, parsed);
         let mut ends = None;
         if let Some(index) = sessions.find_after(&key, after) {
@@ -74,7 +75,7 @@ impl GroupPolicy {
             if sessions.begins_anew(index, event) || (asks && origin != direction) {
                 ends = Some((index, Why::Over));
             } else if sessions.is_of(index, epoch)
-                || self.permission(origin, &if origin == direction { there } else { turned(there) }).is_given()
+                || self.permission(origin, &if origin == direction { there } else { reversed(there) }).is_given()
             {
                 return Judgement::Continues { index, event };
             } else {
@@ -90,8 +91,8 @@ impl GroupPolicy {
 pub(crate) enum About {
     /// What guests say to each other.
     Packets,
-    /// Who has an address. Rules say nothing about that.
-    Neighbours,
+    /// ARP or neighbor discovery. Rules say nothing about that.
+    Resolution,
     /// An ICMP error about a packet, which is known if it is this one, sent by the one to whom the error goes.
     Error(Option<Quote>),
 }
@@ -204,63 +205,6 @@ fn given(permission: Permission, direction: Direction) -> Result<(), DropReason>
         (false, Direction::Egress) => Err(DropReason::GroupEgress),
         (false, Direction::Ingress) => Err(DropReason::GroupIngress),
     }
-}
-
-/// A network's ACL: the first rule that matches decides; what none matches passes.
-#[derive(Debug)]
-pub(crate) struct Acl {
-    rules: [Classifier<bool>; 2],
-    /// Whether those of a direction look at what only the first fragment of a packet shows: ports, and in IPv6 the protocol.
-    looks_at_ports: [bool; 2],
-    looks_at_protocols: [bool; 2],
-}
-
-impl Acl {
-    /// `None` without rules.
-    pub(crate) fn new(rules: &[AclRule]) -> Option<Self> {
-        let of = |direction| {
-            let rules = rules.iter().filter(|rule| rule.direction == direction);
-            Classifier::new(rules.map(|rule| (rule.pattern.clone(), rule.allow)))
-        };
-        let any = |is: fn(&Pattern) -> bool| {
-            [Direction::Egress, Direction::Ingress]
-                .map(|direction| rules.iter().any(|rule| rule.direction == direction && is(&rule.pattern)))
-        };
-        (!rules.is_empty()).then(|| Acl {
-            rules: [of(Direction::Egress), of(Direction::Ingress)],
-            looks_at_ports: any(|p| [&p.src_ports, &p.dst_ports].into_iter().any(|ports| *ports != (0..=u16::MAX))),
-            looks_at_protocols: any(|p| p.protocol.is_some()),
-        })
-    }
-
-    /// Whether it looks at what later fragments do not show.
-    pub(crate) fn needs_first(&self, direction: Direction, parsed: &Parsed) -> bool {
-        let at = direction as usize;
-        self.looks_at_ports[at] || (self.looks_at_protocols[at] && parsed.kind == L3::V6)
-    }
-
-    /// The rule that decides, by its place among those of its direction, and whether it lets the packet pass; without one it
-    /// does.
-    #[inline(always)]
-    pub(crate) fn judge(&self, direction: Direction, parsed: &Parsed) -> Option<(usize, bool)> {
-        self.rules[direction as usize].first(&fields(parsed)).map(|(rule, allow)| (rule, *allow))
-    }
-}
-
-fn fields(parsed: &Parsed) -> Fields {
-    let has_ports = matches!(parsed.protocol, bifrost_wire::protocol::TCP | bifrost_wire::protocol::UDP);
-    Fields {
-        src: parsed.src_ip,
-        dst: parsed.dst_ip,
-        protocol: parsed.protocol,
-        ports: (has_ports && !parsed.is_fragment()).then_some((parsed.src_port, parsed.dst_port)),
-    }
-}
-
-/// The same conversation's packets in the other direction.
-fn turned(fields: Fields) -> Fields {
-    let Fields { src, dst, protocol, ports } = fields;
-    Fields { src: dst, dst: src, protocol, ports: ports.map(|(s, d)| (d, s)) }
 }
 
 /// What a packet of TCP or UDP does to its session.

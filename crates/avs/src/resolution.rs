@@ -1,4 +1,4 @@
-//! Neighbour discovery and ARP: what is valid, and may pass without being judged by rules.
+//! Address resolution: the messages of ARP and neighbor discovery that are valid, and pass without being judged by rules.
 //!
 //! The switch answers guests' questions itself, so their messages have to pass between guests in two cases only: a question of a
 //! device behind a peer without this switch goes to the port that it is about, and that guest's answer back to the peer. What
@@ -28,7 +28,7 @@ const MAX_ARP_LEN: usize = 46;
 
 /// A valid neighbour message. Everything else of router and neighbour discovery is refused, or a packet like any other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Neighbour {
+pub(crate) enum Message {
     Solicitation(v6::Solicitation),
     Advertisement(v6::Advertisement),
 }
@@ -39,12 +39,12 @@ pub(crate) enum Neighbour {
 /// [`DropReason::SpoofedNeighbour`] for what only routers send. [`DropReason::MalformedNeighbour`] for ICMPv6 that is cut short, and
 /// for a neighbour message that is not valid (RFC 4861, section 7.1), in pieces (RFC 6980), or longer than one has to be.
 #[inline(always)]
-pub(crate) fn message(head: &[u8], parsed: &Parsed) -> Result<Option<Neighbour>, DropReason> {
+pub(crate) fn message(head: &[u8], parsed: &Parsed) -> Result<Option<Message>, DropReason> {
     if parsed.kind != L3::V6 || parsed.protocol != ICMPV6 { Ok(None) } else { of_icmpv6(head, parsed) }
 }
 
 #[cold]
-fn of_icmpv6(head: &[u8], parsed: &Parsed) -> Result<Option<Neighbour>, DropReason> {
+fn of_icmpv6(head: &[u8], parsed: &Parsed) -> Result<Option<Message>, DropReason> {
     if parsed.fragment.is_some_and(|fragment| fragment.offset != 0) {
         return Ok(None);
     }
@@ -70,7 +70,7 @@ fn of_icmpv6(head: &[u8], parsed: &Parsed) -> Result<Option<Neighbour>, DropReas
 }
 
 /// The message in `bytes`, which have the type of one, if it is about a single address, and sent to whom such messages are.
-fn valid(bytes: &[u8], parsed: &Parsed) -> Option<Neighbour> {
+fn valid(bytes: &[u8], parsed: &Parsed) -> Option<Message> {
     let IpAddr::V6(destination) = parsed.dst_ip else { return None };
     let found = match v6::Message::parse(bytes).ok()? {
         v6::Message::Solicitation(solicitation) => {
@@ -79,12 +79,12 @@ fn valid(bytes: &[u8], parsed: &Parsed) -> Option<Neighbour> {
             let [.., a, b, c] = destination.octets();
             let group = v6::solicited_node(Ipv6Addr::from_octets([0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, a, b, c]));
             (destination == target || destination == group).then_some(())?;
-            (!target.is_multicast()).then_some(Neighbour::Solicitation(solicitation))
+            (!target.is_multicast()).then_some(Message::Solicitation(solicitation))
         }
         v6::Message::Advertisement(advertisement) => {
             let refused =
                 advertisement.target.is_multicast() || (advertisement.solicited && destination.is_multicast());
-            (!refused).then_some(Neighbour::Advertisement(advertisement))
+            (!refused).then_some(Message::Advertisement(advertisement))
         }
         _ => None,
     };

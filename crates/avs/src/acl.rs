@@ -1,0 +1,49 @@
+//! Network ACLs: whether a single packet may pass.
+
+use bifrost_nic::{L3, Parsed};
+use bifrost_tables::{Classifier, Pattern};
+
+use crate::fields::fields;
+use crate::session::Direction;
+use crate::tables::AclRule;
+
+/// A network's ACL: the first rule that matches decides; what none matches passes.
+#[derive(Debug)]
+pub(crate) struct Acl {
+    rules: [Classifier<bool>; 2],
+    /// Whether those of a direction look at what only the first fragment of a packet shows: ports, and in IPv6 the protocol.
+    looks_at_ports: [bool; 2],
+    looks_at_protocols: [bool; 2],
+}
+
+impl Acl {
+    /// `None` without rules.
+    pub(crate) fn new(rules: &[AclRule]) -> Option<Self> {
+        let of = |direction| {
+            let rules = rules.iter().filter(|rule| rule.direction == direction);
+            Classifier::new(rules.map(|rule| (rule.pattern.clone(), rule.allow)))
+        };
+        let any = |is: fn(&Pattern) -> bool| {
+            [Direction::Egress, Direction::Ingress]
+                .map(|direction| rules.iter().any(|rule| rule.direction == direction && is(&rule.pattern)))
+        };
+        (!rules.is_empty()).then(|| Acl {
+            rules: [of(Direction::Egress), of(Direction::Ingress)],
+            looks_at_ports: any(|p| [&p.src_ports, &p.dst_ports].into_iter().any(|ports| *ports != (0..=u16::MAX))),
+            looks_at_protocols: any(|p| p.protocol.is_some()),
+        })
+    }
+
+    /// Whether it looks at what later fragments do not show.
+    pub(crate) fn needs_first(&self, direction: Direction, parsed: &Parsed) -> bool {
+        let at = direction as usize;
+        self.looks_at_ports[at] || (self.looks_at_protocols[at] && parsed.kind == L3::V6)
+    }
+
+    /// The rule that decides, by its place among those of its direction, and whether it lets the packet pass; without one it
+    /// does.
+    #[inline(always)]
+    pub(crate) fn judge(&self, direction: Direction, parsed: &Parsed) -> Option<(usize, bool)> {
+        self.rules[direction as usize].first(&fields(parsed)).map(|(rule, allow)| (rule, *allow))
+    }
+}

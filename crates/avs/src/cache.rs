@@ -1,0 +1,192 @@
+//! Flow records: the verdict that the pipeline has given before, given again.
+
+use bifrost_nic::Parsed;
+
+use crate::drop_reason::DropReason;
+use crate::effects::{Apply, Effects};
+use crate::flow::{FlowCounters, Flows, Key, NONE, Record, RecordId, Source, Touched};
+use crate::fragments::{First, Piece};
+use crate::frame::Frame;
+use crate::groups::{Judgement, Memory, event_of};
+use crate::path_mtu::{Remedy, TooLarge};
+use crate::session::{self, Direction, Sessions};
+use crate::tables::PortId;
+use crate::verdict::Verdict;
+
+/// Packets whose records are fetched together, as in the paper's vectors (Triton paper, section 5.1).
+pub const VECTOR: usize = 16;
+/// With fewer records and sessions than that, they are in the processor's caches anyway, and to look at them first costs more than it saves.
+const MANY: usize = 1 << 16;
+
+/// Flow records of both directions.
+#[derive(Debug)]
+pub(crate) struct Cache {
+    pub(crate) from_guests: Flows,
+    pub(crate) from_peers: Flows,
+    pub(crate) counters: FlowCounters,
+}
+
+impl Cache {
+    /// Nothing, and there is no room.
+    pub(crate) fn new() -> Self {
+        Cache { from_guests: Flows::new(0, 0), from_peers: Flows::new(0, 0), counters: FlowCounters::default() }
+    }
+
+    /// Room for so many records of each direction. If that changes, those that there are go. `secret`: any random number.
+    pub(crate) fn make_room(&mut self, records: u32, secret: u64) {
+        if self.from_guests.capacity() != records {
+            self.from_guests = Flows::new(records, secret);
+            self.from_peers = Flows::new(records, secret);
+        }
+    }
+
+    /// Has the records and sessions of `packets`, at most [`VECTOR`] of them, come into the processor's caches: what the guest behind
+    /// `port` has sent, before the first of them is judged. Among very many flows each packet would wait for its set, then for its record,
+    /// then for its session; here all of them wait at the same time.
+    pub(crate) fn fetch_ahead<'a>(
+        &self,
+        sessions: &Sessions,
+        port: PortId,
+        packets: impl Iterator<Item = &'a Parsed> + Clone,
+    ) {
+        let flows = &self.from_guests;
+        if flows.made().max(sessions.counters().current as usize) < MANY {
+            return;
+        }
+        let mut records = [NONE; VECTOR];
+        for (record, parsed) in records.iter_mut().zip(packets.clone()) {
+            if let Some(key) = Key::of(Source::Guest(port), parsed) {
+                *record = flows.candidate(&key, parsed.flow_hash);
+            }
+        }
+        let mut touched = [[NONE; 2]; VECTOR];
+        for ((touched, record), parsed) in touched.iter_mut().zip(records).zip(packets) {
+            if record != NONE {
+                *touched = flows.fetch(record);
+            } else if parsed.src_port != 0 {
+                let key = session::Key::of(port, Direction::Egress, &[], parsed);
+                touched[0] = sessions.find(&key).unwrap_or(NONE);
+            }
+        }
+        touched.as_flattened().iter().for_each(|session| sessions.fetch(*session));
+    }
+}
+
+/// The record of a packet's flow, if it holds for this packet; its sessions have taken their steps then.
+#[inline(always)]
+pub(crate) fn recall(
+    flows: &Flows,
+    key: &Key,
+    frame: Frame<'_>,
+    sessions: &mut Sessions,
+    epoch: u32,
+) -> Option<RecordId> {
+    let id = flows.find(key, frame.parsed.flow_hash, epoch)?;
+    let record = flows.record(id);
+    (holds_for(record, frame) && step(sessions, &record.touched, frame.parsed, epoch)).then_some(id)
+}
+
+/// Whether the record of a frame's flow is about such a frame: it fits, and lives on if it is routed.
+#[inline(always)]
+fn holds_for(record: &Record, frame: Frame<'_>) -> bool {
+    frame.largest_packet() <= usize::from(record.mtu) && lives_on(&record.verdict, frame)
+}
+
+/// Whether a packet that is forwarded like this lives on, if it is routed.
+#[inline(always)]
+pub(crate) fn lives_on(verdict: &Verdict, frame: Frame<'_>) -> bool {
+    verdict.rewrite.is_none() || frame.time_to_live() > 1
+}
+
+/// A packet's sessions take their steps, if all of them are there: the tables would find the same ones, since their names are in
+/// the record's key, and only SYN begins another conversation.
+#[inline(always)]
+fn step(sessions: &mut Sessions, touched: &Touched, parsed: &Parsed, epoch: u32) -> bool {
+    let [sender, receiver] = [touched.of(0), touched.of(1)];
+    if [sender, receiver].into_iter().flatten().any(|session| !sessions.is_there(session)) {
+        return false;
+    }
+    let event = event_of(parsed);
+    if let Some(session) = sender {
+        sessions.touch(session.index, Direction::Egress, event, epoch);
+    }
+    if let Some(session) = receiver {
+        sessions.touch(session.index, Direction::Ingress, event, epoch);
+    }
+    true
+}
+
+/// Keeps a verdict for the next packets of a flow. `touched`: the sessions that its packets belong to; `None`: there was more to do than
+/// to take a step in them. `mtu`: largest IP packet for which it holds, bytes.
+#[inline(always)]
+pub(crate) fn keep(
+    flows: &mut Flows,
+    counters: &mut FlowCounters,
+    key: &Key,
+    frame: Frame<'_>,
+    (epoch, mtu): (u32, u16),
+    touched: &Touched,
+    verdict: &Verdict,
+) {
+    if verdict.passes() && verdict.fragment_to.is_none() {
+        counters.count(flows.insert(key, frame.parsed.flow_hash, epoch, mtu, touched, *verdict));
+    }
+}
+
+/// Does what follows from judgements, and notes the sessions that a packet belongs to.
+pub(crate) struct Recording<'a> {
+    pub(crate) apply: Apply<'a>,
+    /// `None` if there was more to do than to take a step in them.
+    pub(crate) touched: Option<Touched>,
+}
+
+impl<'a> Recording<'a> {
+    pub(crate) fn new(apply: Apply<'a>) -> Self {
+        Recording { apply, touched: Some(Touched::NONE) }
+    }
+}
+
+impl Effects for Recording<'_> {
+    #[inline(always)]
+    fn memory(&self) -> Memory<'_> {
+        self.apply.memory()
+    }
+
+    #[inline(always)]
+    fn acl(&mut self, port: PortId, direction: Direction, rule: Option<(usize, bool)>) {
+        self.apply.acl(port, direction, rule);
+    }
+
+    #[inline(always)]
+    fn groups(&mut self, port: PortId, direction: Direction, judgement: Judgement) -> Result<(), DropReason> {
+        match (&judgement, &mut self.touched) {
+            (Judgement::Continues { index, .. }, Some(touched)) => {
+                touched.add(direction as usize, self.apply.sessions.handle(*index));
+            }
+            _ => self.touched = None,
+        }
+        self.apply.groups(port, direction, judgement)
+    }
+
+    #[cold]
+    fn later_fragment(&mut self, at: (PortId, Direction), piece: &Piece) -> Result<(), DropReason> {
+        self.touched = None;
+        self.apply.later_fragment(at, piece)
+    }
+
+    #[cold]
+    fn check_first_fragment(&mut self, at: (PortId, Direction), piece: &Piece) -> Result<(), DropReason> {
+        self.apply.check_first_fragment(at, piece)
+    }
+
+    #[cold]
+    fn first_fragment(&mut self, at: (PortId, Direction), piece: &Piece, first: First) {
+        self.touched = None;
+        self.apply.first_fragment(at, piece, first);
+    }
+
+    #[cold]
+    fn too_large(&mut self, port: PortId, frame: TooLarge<'_>, answer: &mut Vec<u8>) -> Remedy {
+        self.apply.too_large(port, frame, answer)
+    }
+}

@@ -1,0 +1,84 @@
+//! What follows from decisions on a packet's way: it is done, or only noted.
+
+use crate::drop_reason::DropReason;
+use crate::fragments::{First, Fragments, Moment, Piece};
+use crate::groups::{Judgement, Memory};
+use crate::path_mtu::{self, Remedy, TooLarge};
+use crate::port_state::PortState;
+use crate::session::{Direction, Planned, Sessions};
+use crate::tables::PortId;
+
+/// What follows from decisions on a packet's way.
+pub(crate) trait Effects {
+    /// What security groups remember.
+    fn memory(&self) -> Memory<'_>;
+    /// The ACL of a port's network was asked: the rule that decides, and whether it lets the packet pass.
+    fn acl(&mut self, port: PortId, direction: Direction, rule: Option<(usize, bool)>);
+    /// The security groups of a port were asked.
+    fn groups(&mut self, port: PortId, direction: Direction, judgement: Judgement) -> Result<(), DropReason>;
+    /// A fragment from or to a port is not the first: whether it may pass by what is known of its packet.
+    fn later_fragment(&mut self, at: (PortId, Direction), piece: &Piece) -> Result<(), DropReason>;
+    /// It is the first: whether it can be.
+    fn check_first_fragment(&mut self, at: (PortId, Direction), piece: &Piece) -> Result<(), DropReason>;
+    /// It is the first, and passes.
+    fn first_fragment(&mut self, at: (PortId, Direction), piece: &Piece, first: First);
+    /// A frame from or to a port is too large. `answer` receives the error for its sender.
+    fn too_large(&mut self, port: PortId, frame: TooLarge<'_>, answer: &mut Vec<u8>) -> Remedy;
+}
+
+/// Does it.
+pub(crate) struct Apply<'a> {
+    pub(crate) sessions: &'a mut Sessions,
+    pub(crate) fragments: &'a mut Fragments,
+    pub(crate) ports: &'a mut [PortState],
+    pub(crate) epoch: u32,
+    pub(crate) now_ns: u64,
+}
+
+impl Apply<'_> {
+    fn moment(&self) -> Moment {
+        Moment { now_ns: self.now_ns, epoch: self.epoch }
+    }
+}
+
+impl Effects for Apply<'_> {
+    #[inline(always)]
+    fn memory(&self) -> Memory<'_> {
+        static NOTHING: Planned = Planned::NOTHING;
+        Memory { sessions: self.sessions, after: &NOTHING, epoch: self.epoch }
+    }
+
+    #[inline(always)]
+    fn acl(&mut self, _: PortId, _: Direction, _: Option<(usize, bool)>) {}
+
+    #[inline(always)]
+    fn groups(&mut self, _: PortId, direction: Direction, judgement: Judgement) -> Result<(), DropReason> {
+        judgement.apply(self.sessions, direction, self.epoch)
+    }
+
+    #[cold]
+    fn later_fragment(&mut self, at: (PortId, Direction), piece: &Piece) -> Result<(), DropReason> {
+        let now = self.moment();
+        self.fragments.follow(at, piece, now)
+    }
+
+    #[cold]
+    fn check_first_fragment(&mut self, at: (PortId, Direction), piece: &Piece) -> Result<(), DropReason> {
+        self.fragments.check_first(at, piece, self.moment())
+    }
+
+    #[cold]
+    fn first_fragment(&mut self, at: (PortId, Direction), piece: &Piece, first: First) {
+        let now = self.moment();
+        self.fragments.begin(at, piece, first, now);
+    }
+
+    #[cold]
+    fn too_large(&mut self, port: PortId, frame: TooLarge<'_>, answer: &mut Vec<u8>) -> Remedy {
+        let Some(state) = self.ports.get_mut(port.place()) else { return Remedy::None };
+        let remedy = path_mtu::remedy(frame, &mut state.errors, self.now_ns, answer);
+        state.counters.cut_packets += u64::from(remedy == Remedy::Fragment);
+        state.counters.too_big_packets += u64::from(remedy == Remedy::Answer);
+        remedy
+    }
+}

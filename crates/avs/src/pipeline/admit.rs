@@ -1,0 +1,85 @@
+//! Stage: whether the sender may send this at all. Nobody uses an address of somebody else.
+
+use std::net::IpAddr;
+
+use bifrost_nic::{L3, Parsed};
+use bifrost_wire::protocol::{ICMPV6, UDP};
+
+use super::{Inbound, Outbound};
+use crate::drop_reason::DropReason;
+use crate::tables::{GATEWAY_MAC, Port};
+use crate::vpc::{Location, Owner, VpcId, link_local};
+
+/// A guest uses its own addresses.
+#[inline(always)]
+pub(super) fn outbound(packet: &Outbound<'_>) -> Result<(), DropReason> {
+    let (p, port) = (packet.frame.parsed, &packet.port.port);
+    if p.src_mac != port.mac {
+        return Err(DropReason::SpoofedMac);
+    }
+    if p.vlan.is_some() {
+        return Err(DropReason::Vlan);
+    }
+    match p.kind {
+        // The next stage looks at it in full.
+        L3::Arp => Ok(()),
+        L3::Other => Err(DropReason::EtherType),
+        L3::V4 | L3::V6 if is_own(port, p.src_ip) || has_no_address_yet(p) => Ok(()),
+        L3::V4 | L3::V6 => Err(DropReason::SpoofedIp),
+    }
+}
+
+/// Whether the guest of a port has an address.
+#[inline(always)]
+pub(super) fn is_own(port: &Port, addr: IpAddr) -> bool {
+    port.addresses.contains(&addr) || addr == IpAddr::V6(link_local(port.mac))
+}
+
+/// What a guest may say before it has an address: DHCP, duplicate address detection and joining the groups for it.
+fn has_no_address_yet(p: &Parsed) -> bool {
+    let allowed = match p.kind {
+        L3::V4 => p.protocol == UDP && (p.src_port, p.dst_port) == (68, 67),
+        _ => p.protocol == ICMPV6,
+    };
+    p.src_ip.is_unspecified() && p.dst_mac.is_multicast() && allowed
+}
+
+/// The source is at the peer: by MAC address, or by route for what came through the gateway. An address that is known to be elsewhere is
+/// refused even from a MAC address that is right.
+#[inline(always)]
+pub(super) fn inbound(packet: &Inbound<'_>) -> Result<(), DropReason> {
+    let p = packet.frame.parsed;
+    if p.vlan.is_some() {
+        return Err(DropReason::Vlan);
+    }
+    if p.kind == L3::Other {
+        return Err(DropReason::EtherType);
+    }
+    let by_mac = packet.vpc.location(p.src_mac) == Some(Location::Remote(packet.peer));
+    let by_address = is_at_peer(packet, p.src_ip)?;
+    if by_mac || (p.src_mac == GATEWAY_MAC && by_address) { Ok(()) } else { Err(DropReason::WrongPeer) }
+}
+
+/// Whether an address is at the peer; `false` when nobody is known to have it.
+#[inline(always)]
+pub(super) fn is_at_peer(packet: &Inbound<'_>, addr: IpAddr) -> Result<bool, DropReason> {
+    if packet.vpc.is_gateway(addr) {
+        return Err(DropReason::WrongPeer);
+    }
+    match packet.vpc.owner(addr) {
+        None => Ok(false),
+        Some(Owner::Vnic(hop)) if hop.path.location == Location::Remote(packet.peer) => Ok(true),
+        Some(Owner::Vnic(_)) => Err(DropReason::WrongPeer),
+        Some(Owner::Peered(other)) => is_across_at_peer(packet, other, addr),
+    }
+}
+
+/// Whether an address of another network, from which a route leads to the destination, is at the peer. Only through the gateways, so
+/// nobody there is on the same link.
+#[cold]
+fn is_across_at_peer(packet: &Inbound<'_>, other: VpcId, addr: IpAddr) -> Result<bool, DropReason> {
+    let p = packet.frame.parsed;
+    let across = packet.index.across(packet.vpc, other, p.dst_ip, addr);
+    let at_peer = across.is_some_and(|(hop, _)| hop.path.location == Location::Remote(packet.peer));
+    if at_peer && p.src_mac == GATEWAY_MAC { Ok(true) } else { Err(DropReason::WrongPeer) }
+}

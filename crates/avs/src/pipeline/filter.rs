@@ -1,0 +1,183 @@
+//! Stage: whether a packet may pass. The ACL of a port's network is asked first, then the security groups of the port; of what one guest
+//! of this host sends to another, on both sides.
+
+use bifrost_nic::{L3, Parsed};
+use bifrost_wire::Mac;
+use bifrost_wire::protocol::{ICMP, ICMPV6};
+
+use super::{Inbound, Outbound};
+use crate::acl::Acl;
+use crate::drop_reason::DropReason;
+use crate::effects::Effects;
+use crate::fragments::{First, Piece};
+use crate::frame::Frame;
+use crate::groups::{About, GroupPolicy};
+use crate::index::{Index, PortIndex};
+use crate::mutation::mutated;
+use crate::resolution;
+use crate::session::{self, Direction, Quote};
+use crate::tables::{GATEWAY_MAC, PortId};
+use crate::verdict::Action;
+use crate::vpc::{VpcId, VpcIndex};
+
+#[inline(always)]
+pub(super) fn outbound(packet: &mut Outbound<'_>, effects: &mut impl Effects) -> Result<(), DropReason> {
+    check_at(packet.index, (packet.port, packet.vpc), Direction::Egress, packet.frame, effects)?;
+    match packet.verdict.action {
+        // The switch of another worker, which knows the receiver's conversations, decides whether they may come in.
+        Action::Deliver { port, worker: None } => check(packet.index, port, Direction::Ingress, packet.frame, effects),
+        _ => Ok(()),
+    }
+}
+
+#[inline(always)]
+pub(super) fn inbound(packet: &mut Inbound<'_>, effects: &mut impl Effects) -> Result<(), DropReason> {
+    match packet.port {
+        Some(port) => check(packet.index, port, Direction::Ingress, packet.frame, effects),
+        None => Ok(()),
+    }
+}
+
+/// Whether the ACL of its network and the groups of a port let a packet pass.
+#[inline(always)]
+pub(super) fn check(
+    index: &Index,
+    port: PortId,
+    direction: Direction,
+    frame: Frame<'_>,
+    effects: &mut impl Effects,
+) -> Result<(), DropReason> {
+    let at = index.port(port).ok_or(DropReason::UnknownPort)?;
+    check_at(index, at, direction, frame, effects)
+}
+
+#[inline(always)]
+fn check_at(
+    index: &Index,
+    at: (&PortIndex, &VpcIndex),
+    direction: Direction,
+    frame: Frame<'_>,
+    effects: &mut impl Effects,
+) -> Result<(), DropReason> {
+    let (port, vpc) = at;
+    if frame.parsed.is_fragment() {
+        return check_fragment(index, at, direction, frame, effects);
+    }
+    let exempt = is_exempt(index, frame);
+    if let Some(acl) = &vpc.acl {
+        by_acl(acl, port.port.id, direction, frame.parsed, exempt, effects)?;
+    }
+    let Some(policy) = index.policy(port) else { return Ok(()) };
+    by_groups(index, at, policy, direction, frame, exempt, effects)
+}
+
+/// Whether rules say nothing about a packet: it is a message of ARP or neighbor discovery.
+#[inline(always)]
+fn is_exempt(index: &Index, Frame { head, parsed, .. }: Frame<'_>) -> bool {
+    let _ = index;
+    if mutated!(index, NeighboursExempt)
+        && (parsed.kind, parsed.protocol) == (L3::V6, ICMPV6)
+        && head.get(usize::from(parsed.l4)).is_some_and(|kind| (133..=137).contains(kind))
+    {
+        return true;
+    }
+    parsed.kind == L3::Arp || matches!(resolution::message(head, parsed), Ok(Some(_)))
+}
+
+#[inline(always)]
+fn by_acl(
+    acl: &Acl,
+    port: PortId,
+    direction: Direction,
+    parsed: &Parsed,
+    exempt: bool,
+    effects: &mut impl Effects,
+) -> Result<(), DropReason> {
+    let rule = if exempt { None } else { acl.judge(direction, parsed) };
+    effects.acl(port, direction, rule);
+    if rule.is_some_and(|(_, allow)| !allow) { Err(DropReason::Acl) } else { Ok(()) }
+}
+
+/// Whether the groups of a port let a packet pass. One function: most ports need none of it, and its parts are for it alone.
+#[inline(never)]
+fn by_groups(
+    index: &Index,
+    (port, vpc): (&PortIndex, &VpcIndex),
+    policy: &GroupPolicy,
+    direction: Direction,
+    frame: Frame<'_>,
+    exempt: bool,
+    effects: &mut impl Effects,
+) -> Result<(), DropReason> {
+    let (id, parsed) = (port.port.id, frame.parsed);
+    let about = match parsed.protocol {
+        _ if exempt => About::Resolution,
+        ICMP | ICMPV6 => about(index, vpc, session::error(id, direction, frame.head, parsed), parsed),
+        _ => About::Packets,
+    };
+    let judgement = policy.judge(effects.memory(), id, direction, frame.head, parsed, about);
+    effects.groups(id, direction, judgement)
+}
+
+/// What an ICMP message is about, if it is an `error`: one counts for what it quotes if it goes to the sender of that packet, and comes
+/// from the host that it was for, or from another address of the same vNIC, which may be a router.
+fn about(index: &Index, vpc: &VpcIndex, error: Option<Option<Quote>>, parsed: &Parsed) -> About {
+    let is_right = |quote: &Quote| {
+        let vnic = |addr| index.vnic_of(vpc, addr);
+        let from = parsed.src_ip == quote.destination
+            || vnic(parsed.src_ip).is_some_and(|from| vnic(quote.destination) == Some(from));
+        (from && parsed.dst_ip == quote.source) || mutated!(index, ErrorOfAnybody)
+    };
+    error.map_or(About::Packets, |quote| About::Error(quote.filter(is_right)))
+}
+
+/// The same of a fragment. Where rules look at what only the first one shows, that one is judged as the packet would be, and the
+/// others pass if it did; elsewhere each is judged by what it shows.
+#[cold]
+#[inline(never)]
+fn check_fragment(
+    index: &Index,
+    (port, vpc): (&PortIndex, &VpcIndex),
+    direction: Direction,
+    frame: Frame<'_>,
+    effects: &mut impl Effects,
+) -> Result<(), DropReason> {
+    let parsed = frame.parsed;
+    let Some(fragment) = parsed.fragment else { return Ok(()) };
+    let (id, policy) = (port.port.id, index.policy(port));
+    if policy.is_none() && !vpc.acl.as_ref().is_some_and(|acl| acl.needs_first(direction, parsed)) {
+        return vpc.acl.as_ref().map_or(Ok(()), |acl| by_acl(acl, id, direction, parsed, false, effects));
+    }
+    if mutated!(index, FragmentSession)
+        && let Some(policy) = policy
+    {
+        return by_groups(index, (port, vpc), policy, direction, frame, false, effects);
+    }
+    let piece = Piece::of(parsed, fragment);
+    let Some(whole) = parsed.as_whole(frame.head) else {
+        return effects.later_fragment((id, direction), &piece);
+    };
+    effects.check_first_fragment((id, direction), &piece)?;
+    if let Some(acl) = &vpc.acl {
+        let seen = if mutated!(index, FragmentPortsUnseen) { parsed } else { &whole.parsed };
+        by_acl(acl, id, direction, seen, false, effects)?;
+    }
+    if let Some(policy) = policy {
+        let error = session::error(id, direction, frame.head, &whole.parsed);
+        // An error in fragments is about nothing: real ones are short.
+        let about = if error.is_some() { About::Error(None) } else { About::Packets };
+        let judgement = policy.judge(effects.memory(), id, direction, frame.head, &whole.parsed, about);
+        effects.groups(id, direction, judgement)?;
+    }
+    let sender = sender(index, vpc, parsed);
+    effects.first_fragment((id, direction), &piece, First { sender, least_len: whole.least_len });
+    Ok(())
+}
+
+/// A number for the vNIC that sent a packet: by its MAC address, or, if it came through the gateway, by its source.
+fn sender(index: &Index, vpc: &VpcIndex, parsed: &Parsed) -> u64 {
+    let number = |(network, mac): (VpcId, Mac)| u64::from(network.0) << 48 | mac.as_u64();
+    let routed = parsed.src_mac == GATEWAY_MAC;
+    let by_address = if routed { index.vnic_of(vpc, parsed.src_ip) } else { None };
+    number(by_address.unwrap_or((vpc.id, parsed.src_mac)))
+}

@@ -1,0 +1,145 @@
+//! The pipeline: what is asked about a packet, and in which order.
+//!
+//! A stage is a file with a function for each direction that it takes part in, and a line in [`outbound`] or [`inbound`]. It reads and
+//! changes the packet's state, [`Outbound`] or [`Inbound`], and may end the pipeline ([`Stop`]). Stages do not call each other. They are
+//! generic over [`Effects`]: the same code decides about packets, and tells what it would decide.
+
+mod admit;
+mod filter;
+mod mtu;
+mod resolve;
+mod route;
+
+use crate::drop_reason::DropReason;
+use crate::effects::Effects;
+use crate::frame::Frame;
+use crate::index::{Index, PortIndex};
+use crate::session::Direction;
+use crate::tables::{PeerId, PortId};
+use crate::verdict::{Action, Verdict};
+use crate::vpc::VpcIndex;
+
+/// What a guest sends.
+#[inline(always)]
+fn outbound_stages(packet: &mut Outbound<'_>, effects: &mut impl Effects) -> Result<(), Stop> {
+    admit::outbound(packet)?;
+    resolve::outbound(packet)?;
+    route::outbound(packet)?;
+    filter::outbound(packet, effects)?;
+    mtu::outbound(packet, effects)
+}
+
+/// What a peer sends.
+#[inline(always)]
+fn inbound_stages(packet: &mut Inbound<'_>, effects: &mut impl Effects) -> Result<(), Stop> {
+    admit::inbound(packet)?;
+    resolve::inbound(packet)?;
+    route::inbound(packet)?;
+    filter::inbound(packet, effects)?;
+    mtu::inbound(packet, effects)
+}
+
+/// A packet of a guest on its way through the stages.
+pub(crate) struct Outbound<'a> {
+    pub(crate) index: &'a Index,
+    /// The port that it comes from.
+    pub(crate) port: &'a PortIndex,
+    /// The network of that port.
+    pub(crate) vpc: &'a VpcIndex,
+    pub(crate) frame: Frame<'a>,
+    /// Receives the frame that the switch answers with.
+    pub(crate) answer: &'a mut Vec<u8>,
+    /// It is a valid message of ARP or neighbor discovery.
+    pub(crate) is_resolution: bool,
+    /// The path MTU, bytes, once it is routed.
+    pub(crate) mtu: u16,
+    /// What the stages so far have decided.
+    pub(crate) verdict: Verdict,
+}
+
+/// A packet of a peer on its way through the stages.
+pub(crate) struct Inbound<'a> {
+    pub(crate) index: &'a Index,
+    /// The network in which it comes.
+    pub(crate) vpc: &'a VpcIndex,
+    pub(crate) peer: PeerId,
+    pub(crate) frame: Frame<'a>,
+    /// Receives the frame that the switch answers with.
+    pub(crate) answer: &'a mut Vec<u8>,
+    /// The port that it is for, once it is routed.
+    pub(crate) port: Option<PortId>,
+    /// What the stages so far have decided.
+    pub(crate) verdict: Verdict,
+}
+
+/// The end of the pipeline before its last stage.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Stop {
+    /// The frame is dropped.
+    Drop(DropReason),
+    /// The frame is dropped, and the switch answers.
+    Answer,
+}
+
+impl From<DropReason> for Stop {
+    #[inline(always)]
+    fn from(reason: DropReason) -> Self {
+        Stop::Drop(reason)
+    }
+}
+
+/// Decides about a frame of a guest. The second value is the path MTU of what passes, bytes.
+#[inline(always)]
+pub(crate) fn outbound(
+    index: &Index,
+    port: PortId,
+    frame: Frame<'_>,
+    answer: &mut Vec<u8>,
+    effects: &mut impl Effects,
+) -> (Verdict, u16) {
+    let Some((port, vpc)) = index.port(port) else { return (Verdict::drop(DropReason::UnknownPort), 0) };
+    let verdict = Verdict::drop(DropReason::NoRoute);
+    let mut packet = Outbound { index, port, vpc, frame, answer, is_resolution: false, mtu: 0, verdict };
+    match outbound_stages(&mut packet, effects) {
+        Ok(()) => (packet.verdict, packet.mtu),
+        Err(Stop::Drop(reason)) => (Verdict::drop(reason), 0),
+        Err(Stop::Answer) => (Verdict::unchanged(Action::Answer { vni: vpc.vni }), 0),
+    }
+}
+
+/// Decides about a frame of a peer, in a network that is here or not; `Some`: the port that it is for.
+#[inline(always)]
+pub(crate) fn inbound(
+    index: &Index,
+    vpc: Option<&VpcIndex>,
+    peer: PeerId,
+    frame: Frame<'_>,
+    answer: &mut Vec<u8>,
+    effects: &mut impl Effects,
+) -> (Option<PortId>, Verdict) {
+    let Some(vpc) = vpc else { return (None, Verdict::drop(DropReason::UnknownVni)) };
+    let verdict = Verdict::drop(DropReason::UnknownMac);
+    let mut packet = Inbound { index, vpc, peer, frame, answer, port: None, verdict };
+    match inbound_stages(&mut packet, effects) {
+        Ok(()) | Err(Stop::Answer) => {}
+        Err(Stop::Drop(reason)) => packet.verdict = Verdict::drop(reason),
+    }
+    (packet.port, packet.verdict)
+}
+
+/// Decides about a frame that another worker of this host hands over: the part of [`outbound`] that is the receiver's.
+#[inline(always)]
+pub(crate) fn handed_over(index: &Index, port: PortId, frame: Frame<'_>, effects: &mut impl Effects) -> Verdict {
+    match filter::check(index, port, Direction::Ingress, frame, effects) {
+        Ok(()) => Verdict::unchanged(Action::Deliver { port, worker: None }),
+        Err(reason) => Verdict::drop(reason),
+    }
+}
+
+/// The first stage of [`outbound`] alone: whether a guest may send a frame at all.
+pub(crate) fn admits(index: &Index, port: PortId, frame: Frame<'_>) -> Result<(), DropReason> {
+    let (port, vpc) = index.port(port).ok_or(DropReason::UnknownPort)?;
+    let verdict = Verdict::drop(DropReason::NoRoute);
+    let answer = &mut Vec::new();
+    admit::outbound(&Outbound { index, port, vpc, frame, answer, is_resolution: false, mtu: 0, verdict })
+}

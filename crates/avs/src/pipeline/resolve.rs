@@ -1,0 +1,123 @@
+//! Stage: ARP and neighbor discovery. The switch answers guests' questions itself; nothing of it is broadcast.
+
+use std::net::IpAddr;
+
+use bifrost_nic::L3;
+use bifrost_wire::arp;
+
+use super::admit::{is_at_peer, is_own};
+use super::{Inbound, Outbound, Stop};
+use crate::answer;
+use crate::drop_reason::DropReason;
+use crate::resolution::{self, Message};
+use crate::tables::PortId;
+use crate::vpc::Location;
+
+/// Answers a guest's question. An answer about the guest's own address goes on to the vNIC that asked.
+#[inline(always)]
+pub(super) fn outbound(packet: &mut Outbound<'_>) -> Result<(), Stop> {
+    let p = packet.frame.parsed;
+    if p.kind == L3::Arp {
+        return arp(packet);
+    }
+    match resolution::message(packet.frame.head, p)? {
+        Some(message) => neighbor_discovery(packet, message),
+        None => Ok(()),
+    }
+}
+
+fn arp(packet: &mut Outbound<'_>) -> Result<(), Stop> {
+    let (frame, port) = (packet.frame, &packet.port.port);
+    let message = resolution::arp(frame.head, frame.parsed)?;
+    let request = message.operation == arp::Operation::Request;
+    let probe = request && message.sender_ip.is_unspecified();
+    if message.sender_mac != port.mac || !(probe || is_own(port, IpAddr::V4(message.sender_ip))) {
+        return Err(DropReason::SpoofedArp.into());
+    }
+    if is_own(port, IpAddr::V4(message.target_ip)) {
+        return Err(DropReason::OwnAddress.into());
+    }
+    if !request {
+        packet.is_resolution = true;
+        return if frame.parsed.dst_mac.is_multicast() { Err(DropReason::Broadcast.into()) } else { Ok(()) };
+    }
+    let mac = packet.vpc.resolve(IpAddr::V4(message.target_ip)).ok_or(DropReason::UnknownNeighbour)?;
+    answer::arp_reply(&message, mac, packet.answer);
+    Err(Stop::Answer)
+}
+
+fn neighbor_discovery(packet: &mut Outbound<'_>, message: Message) -> Result<(), Stop> {
+    let (frame, port) = (packet.frame, &packet.port.port);
+    match message {
+        Message::Solicitation(solicitation) => {
+            if solicitation.source_mac.is_some_and(|mac| mac != port.mac) {
+                return Err(DropReason::SpoofedNeighbour.into());
+            }
+            let target = IpAddr::V6(solicitation.target);
+            if is_own(port, target) {
+                return Err(DropReason::OwnAddress.into());
+            }
+            let mac = packet.vpc.resolve(target).ok_or(DropReason::UnknownNeighbour)?;
+            answer::advertisement(&solicitation, mac, frame.parsed, packet.answer);
+            Err(Stop::Answer)
+        }
+        Message::Advertisement(a) => {
+            let own = is_own(port, IpAddr::V6(a.target)) && a.target_mac.is_none_or(|mac| mac == port.mac);
+            if !own || a.router {
+                return Err(DropReason::SpoofedNeighbour.into());
+            }
+            packet.is_resolution = true;
+            if frame.parsed.dst_mac.is_multicast() { Err(DropReason::OwnAddress.into()) } else { Ok(()) }
+        }
+    }
+}
+
+/// A question, perhaps asked by broadcast, goes to the port that it is about. Peers that run this switch never send them, plain
+/// VXLAN devices do. An answer goes to nobody: what guests ask never leaves their host.
+#[inline(always)]
+pub(super) fn inbound(packet: &mut Inbound<'_>) -> Result<(), DropReason> {
+    let p = packet.frame.parsed;
+    if p.kind == L3::Arp {
+        packet.port = Some(arp_of_peer(packet)?);
+    } else if let Some(message) = resolution::message(packet.frame.head, p)? {
+        packet.port = Some(neighbor_discovery_of_peer(packet, message)?);
+    }
+    Ok(())
+}
+
+fn arp_of_peer(packet: &Inbound<'_>) -> Result<PortId, DropReason> {
+    let p = packet.frame.parsed;
+    let message = resolution::arp(packet.frame.head, p)?;
+    if message.sender_mac != p.src_mac {
+        return Err(DropReason::SpoofedArp);
+    }
+    if message.is_gratuitous() || message.operation == arp::Operation::Reply {
+        return Err(DropReason::OwnAddress);
+    }
+    port_of(packet, IpAddr::V4(message.target_ip))
+}
+
+fn neighbor_discovery_of_peer(packet: &Inbound<'_>, message: Message) -> Result<PortId, DropReason> {
+    let p = packet.frame.parsed;
+    match message {
+        Message::Solicitation(s) => {
+            if s.source_mac.is_some_and(|mac| mac != p.src_mac) {
+                return Err(DropReason::SpoofedNeighbour);
+            }
+            port_of(packet, IpAddr::V6(s.target))
+        }
+        Message::Advertisement(a) => {
+            let honest = a.target_mac.is_none_or(|mac| mac == p.src_mac) && !a.router;
+            let own = honest && is_at_peer(packet, IpAddr::V6(a.target)).unwrap_or(false);
+            Err(if own { DropReason::OwnAddress } else { DropReason::SpoofedNeighbour })
+        }
+    }
+}
+
+fn port_of(packet: &Inbound<'_>, target: IpAddr) -> Result<PortId, DropReason> {
+    match packet.vpc.vnic(target).map(|hop| hop.path.location) {
+        Some(Location::Local(port)) => Ok(port),
+        Some(Location::Remote(_)) => Err(DropReason::NotHere),
+        None => Err(DropReason::UnknownNeighbour),
+    }
+}

@@ -1,0 +1,133 @@
+//! Stage: where a packet goes. By its MAC address, or through the gateway by its IP address.
+
+use std::net::IpAddr;
+
+use bifrost_wire::protocol::TCP;
+use bifrost_wire::{Mac, Vni};
+
+use super::{Inbound, Outbound, Stop};
+use crate::answer;
+use crate::drop_reason::DropReason;
+use crate::rewrite::Rewrite;
+use crate::tables::{GATEWAY_MAC, Reliability};
+use crate::verdict::{Action, Verdict};
+use crate::vpc::{Location, Path, is_host};
+
+#[inline(always)]
+pub(super) fn outbound(packet: &mut Outbound<'_>) -> Result<(), Stop> {
+    let p = packet.frame.parsed;
+    if packet.is_resolution {
+        return Ok(to_who_asked(packet)?);
+    }
+    if p.dst_mac.is_multicast() {
+        return Err(group(p.dst_mac).into());
+    }
+    if p.dst_mac == GATEWAY_MAC && packet.vpc.has_gateway() {
+        return through_gateway(packet);
+    }
+    Ok(switched(packet, is_reliable(packet))?)
+}
+
+fn group(mac: Mac) -> DropReason {
+    if mac.is_broadcast() { DropReason::Broadcast } else { DropReason::Multicast }
+}
+
+#[inline(always)]
+fn is_reliable(packet: &Outbound<'_>) -> bool {
+    match packet.vpc.reliability {
+        Reliability::Tcp => packet.frame.parsed.protocol == TCP,
+        Reliability::All => true,
+        Reliability::Off => false,
+    }
+}
+
+/// Unchanged, to the vNIC that has the destination MAC address.
+#[inline(always)]
+fn switched(packet: &mut Outbound<'_>, reliable: bool) -> Result<(), DropReason> {
+    let to = packet.frame.parsed.dst_mac;
+    let path = packet.vpc.path(to).ok_or(DropReason::UnknownMac)?;
+    forward(packet, (packet.vpc.vni, to), path, None, reliable)
+}
+
+#[inline(always)]
+fn forward(
+    packet: &mut Outbound<'_>,
+    (vni, remote): (Vni, Mac),
+    path: Path,
+    rewrite: Option<Rewrite>,
+    reliable: bool,
+) -> Result<(), DropReason> {
+    let from = &packet.port.port;
+    let action = match path.location {
+        Location::Local(port) if port == from.id => return Err(DropReason::Loop),
+        Location::Local(port) => Action::Deliver { port, worker: packet.index.other_worker(port, from.mac) },
+        Location::Remote(peer) => {
+            Action::Forward { vni, peer, local: from.mac, remote, reliable, ordering: packet.vpc.ordering }
+        }
+    };
+    packet.mtu = path.mtu;
+    packet.verdict = Verdict { action, rewrite, fragment_to: None };
+    Ok(())
+}
+
+/// An answer about the guest's own address, to a vNIC on a network without this switch. No guest of this host has asked, since the
+/// switch answers them itself.
+#[cold]
+fn to_who_asked(packet: &mut Outbound<'_>) -> Result<(), DropReason> {
+    switched(packet, false)?;
+    if matches!(packet.verdict.action, Action::Deliver { .. }) { Err(DropReason::OwnAddress) } else { Ok(()) }
+}
+
+/// One hop: to the gateway itself, or through it.
+#[inline(always)]
+fn through_gateway(packet: &mut Outbound<'_>) -> Result<(), Stop> {
+    let frame = packet.frame;
+    let p = frame.parsed;
+    if packet.vpc.is_gateway(p.dst_ip) {
+        answer::echo_reply(frame.head, p, packet.answer).ok_or(DropReason::GatewayService)?;
+        return Err(Stop::Answer);
+    }
+    if !is_routable(p.src_ip) || !is_routable(p.dst_ip) {
+        return Err(DropReason::NotRoutable.into());
+    }
+    // A head without the byte counts as expired; the parser saw it, so this does not happen.
+    if frame.time_to_live() <= 1 {
+        return Err(DropReason::TtlExpired.into());
+    }
+    let (hop, vpc) = packet.index.next_hop(packet.vpc, p.src_ip, p.dst_ip).ok_or(DropReason::NoRoute)?;
+    // A connection of the transport is named by two vNICs of one network.
+    let reliable = vpc.vni == packet.vpc.vni && is_reliable(packet);
+    let rewrite = Rewrite::hop(p, GATEWAY_MAC, hop.mac);
+    Ok(forward(packet, (vpc.vni, hop.mac), hop.path, Some(rewrite), reliable)?)
+}
+
+/// Whether a router may pass on packets from or to the address (RFC 4291, section 2.5; RFC 3927, section 7).
+fn is_routable(addr: IpAddr) -> bool {
+    let link_local = match addr {
+        IpAddr::V4(a) => a.is_link_local(),
+        IpAddr::V6(a) => a.is_unicast_link_local(),
+    };
+    is_host(addr) && !link_local
+}
+
+/// To the port that has the destination MAC address, or that a question is about.
+#[inline(always)]
+pub(super) fn inbound(packet: &mut Inbound<'_>) -> Result<(), DropReason> {
+    let port = match packet.port {
+        Some(port) => port,
+        None => {
+            let to = packet.frame.parsed.dst_mac;
+            if to.is_multicast() {
+                return Err(group(to));
+            }
+            match packet.vpc.location(to) {
+                Some(Location::Local(port)) => port,
+                Some(Location::Remote(_)) => return Err(DropReason::NotHere),
+                None => return Err(DropReason::UnknownMac),
+            }
+        }
+    };
+    packet.port = Some(port);
+    packet.verdict = Verdict::unchanged(Action::Deliver { port, worker: None });
+    Ok(())
+}
