@@ -4,7 +4,7 @@ use bifrost_nic::{L3, Parsed};
 use bifrost_tables::{Classifier, Pattern};
 
 use crate::fields::fields;
-use crate::session::Direction;
+use crate::ids::Direction;
 use crate::tables::AclRule;
 
 /// A network's ACL: the first rule that matches decides; what none matches passes.

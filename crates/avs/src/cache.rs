@@ -8,9 +8,9 @@ use crate::flow::{FlowCounters, Flows, Key, NONE, Record, RecordId, Source, Touc
 use crate::fragments::{First, Piece};
 use crate::frame::Frame;
 use crate::groups::{Judgement, Memory, event_of};
+use crate::ids::{Direction, PortId};
 use crate::path_mtu::{Remedy, TooLarge};
-use crate::session::{self, Direction, Sessions};
-use crate::tables::PortId;
+use crate::session::{self, Sessions};
 use crate::verdict::Verdict;
 
 /// Packets whose records are fetched together, as in the paper's vectors (Triton paper, section 5.1).

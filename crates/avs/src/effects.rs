@@ -3,10 +3,10 @@
 use crate::drop_reason::DropReason;
 use crate::fragments::{First, Fragments, Moment, Piece};
 use crate::groups::{Judgement, Memory};
+use crate::ids::{Direction, PortId};
 use crate::path_mtu::{self, Remedy, TooLarge};
 use crate::port_state::PortState;
-use crate::session::{Direction, Planned, Sessions};
-use crate::tables::PortId;
+use crate::session::{Planned, Sessions};
 
 /// What follows from decisions on a packet's way.
 pub(crate) trait Effects {

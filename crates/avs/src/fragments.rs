@@ -13,9 +13,8 @@ use bifrost_nic::{Fragment, L3, Parsed};
 use bifrost_wire::Mac;
 
 use crate::drop_reason::DropReason;
+use crate::ids::{Direction, PortId};
 use crate::mutation::mutated;
-use crate::session::Direction;
-use crate::tables::PortId;
 
 /// Records of one port and direction.
 const RECORDS: usize = 64;

@@ -6,8 +6,9 @@ use bifrost_wire::protocol::{ICMP, ICMPV6};
 
 use crate::drop_reason::DropReason;
 use crate::fields::{fields, reversed};
-use crate::session::{self, Direction, Event, Key, Planned, Quote, Sessions};
-use crate::tables::{BuildError, GroupId, PortId, SecurityGroup};
+use crate::ids::{Direction, GroupId, PortId};
+use crate::session::{self, Event, Key, Planned, Quote, Sessions};
+use crate::tables::{BuildError, SecurityGroup};
 
 /// What one direction's rules say; the same for all ports that have the same groups.
 #[derive(Debug)]

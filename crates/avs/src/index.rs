@@ -8,7 +8,8 @@ use bifrost_tables::{ExactMap, exact_map};
 use bifrost_wire::{Mac, Vni};
 
 use crate::groups::GroupPolicy;
-use crate::tables::{BuildError, Port, PortId, Tables, WorkerId, Workers};
+use crate::ids::{PortId, WorkerId};
+use crate::tables::{BuildError, Port, Tables, Workers};
 use crate::vpc::{NextHop, Owner, VpcId, VpcIndex};
 
 /// The indexes of one configuration.

@@ -57,7 +57,9 @@ mod flow;
 mod fragments;
 mod frame;
 mod groups;
+mod ids;
 mod index;
+mod limits;
 mod mutation;
 mod notes;
 mod path_mtu;
@@ -76,17 +78,19 @@ pub use bifrost_tables::Pattern;
 pub use cache::VECTOR;
 pub use counters::{Drops, PortCounters, UnderlayCounters};
 pub use drop_reason::DropReason;
-pub use flow::{FlowCounters, FlowLimits};
+pub use flow::FlowCounters;
 pub use fragments::FragmentCounters;
 pub use groups::Permission;
+pub use ids::{Direction, GroupId, PeerId, PortId, WorkerId};
+pub use limits::{FlowLimits, SessionLimits};
 #[cfg(feature = "mutations")]
 pub use mutation::Mutation;
 pub use rewrite::Rewrite;
-pub use session::{Class, Direction, PortSessions, SessionCounters, SessionLimits};
+pub use session::{Class, PortSessions, SessionCounters};
 pub use switch::{Former, Prepared, Switch};
 pub use tables::{
-    AclRule, BuildError, GATEWAY_MAC, GroupId, GroupRule, Ordering, PeerId, Peering, Port, PortId, Reliability, Route,
-    SecurityGroup, Tables, Vpc, WorkerId, Workers,
+    AclRule, BuildError, GATEWAY_MAC, GroupRule, Ordering, Peering, Port, Reliability, Route, SecurityGroup, Tables,
+    Vpc, Workers,
 };
 pub use trace::{By, Check, GuestTrace, Hop, UnderlayTrace, WorkerTrace};
 pub use verdict::{Action, Verdict};

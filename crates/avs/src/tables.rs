@@ -5,36 +5,12 @@ use std::net::IpAddr;
 use bifrost_tables::{IpNet, Pattern};
 use bifrost_wire::{Mac, Vni};
 
-use crate::flow::FlowLimits;
-use crate::session::{Direction, SessionLimits};
+use crate::ids::{Direction, GroupId, PeerId, PortId, WorkerId};
+use crate::limits::{FlowLimits, SessionLimits};
 
 /// The gateway's MAC address, the same in every VPC and on every host, so that a guest that moves keeps its neighbour
 /// entry. No vNIC may have it.
 pub const GATEWAY_MAC: Mac = Mac([0x02, 0xbf, 0x00, 0x00, 0x00, 0x01]);
-
-/// Names a local port. Small numbers: the switch keeps an array of ports.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct PortId(pub u16);
-
-impl PortId {
-    /// Its place in arrays of ports.
-    #[inline(always)]
-    pub(crate) fn place(self) -> usize {
-        usize::from(self.0)
-    }
-}
-
-/// Names a worker of this host: workers are numbered from 0.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct WorkerId(pub u16);
-
-/// Names another host.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct PeerId(pub u16);
-
-/// Names a security group: its place in [`Tables::groups`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct GroupId(pub u16);
 
 /// Which packets of a VPC cross the underlay reliably (NSDI'26 paper, section 4.1). ARP and neighbour discovery never do.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

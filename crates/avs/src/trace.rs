@@ -8,12 +8,13 @@ use crate::effects::Effects;
 use crate::fragments::{First, Moment, Piece};
 use crate::frame::Frame;
 use crate::groups::{Judgement, Memory, Permission, Why};
+use crate::ids::{Direction, PeerId, PortId};
 use crate::index::Index;
 use crate::path_mtu::{self, Remedy, TooLarge};
 use crate::pipeline;
-use crate::session::{Direction, Planned};
+use crate::session::Planned;
 use crate::switch::Switch;
-use crate::tables::{GATEWAY_MAC, PeerId, PortId};
+use crate::tables::GATEWAY_MAC;
 use crate::verdict::Verdict;
 use crate::vpc::{Location, NextHop};
 

@@ -3,8 +3,9 @@
 use bifrost_wire::{Mac, Vni};
 
 use crate::drop_reason::DropReason;
+use crate::ids::{PeerId, PortId, WorkerId};
 use crate::rewrite::Rewrite;
-use crate::tables::{Ordering, PeerId, PortId, WorkerId};
+use crate::tables::Ordering;
 
 /// What is to happen with a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -6,7 +6,8 @@ use bifrost_tables::{ExactMap, IpNet, Lpm, exact_map};
 use bifrost_wire::{Mac, Vni};
 
 use crate::acl::Acl;
-use crate::tables::{BuildError, GATEWAY_MAC, Ordering, PeerId, Port, PortId, Reliability, Route, Vpc};
+use crate::ids::{PeerId, PortId};
+use crate::tables::{BuildError, GATEWAY_MAC, Ordering, Port, Reliability, Route, Vpc};
 
 /// Names a network of a configuration: its place among them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

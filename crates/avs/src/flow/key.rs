@@ -1,13 +1,12 @@
 //! What names a flow record.
 
+use crate::ids::{PeerId, PortId};
 use std::net::IpAddr;
 
 use bifrost_nic::Parsed;
 use bifrost_wire::Vni;
 use bifrost_wire::protocol::UDP;
 use bifrost_wire::tcp::Flags;
-
-use crate::tables::{PeerId, PortId};
 
 /// All of a packet on which the tables' judgement depends, but for its size and its time to live.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -16,35 +16,7 @@ mod key;
 mod table;
 
 pub(crate) use key::{Key, Source};
-use table::WAYS;
 pub(crate) use table::{Flows, Inserted, NONE, Record, RecordId, Touched};
-
-/// How packets' flows are remembered.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct FlowLimits {
-    /// Of packets from guests; and as many of packets from the underlay. None are made with 0. Rounded down to sets of four.
-    pub records: u32,
-    /// Whether what packets of a turn have in common is looked up once: records and sessions are fetched for many packets together, and
-    /// what becomes of a flow's first packet becomes of those that came with it.
-    pub vectors: bool,
-}
-
-impl FlowLimits {
-    /// Most records that a table has room for, whatever is asked for.
-    pub const MAX_RECORDS: u32 = 1 << 20;
-
-    /// For so many there will be room.
-    pub(crate) fn rounded(self) -> u32 {
-        self.records.min(Self::MAX_RECORDS) / WAYS as u32 * WAYS as u32
-    }
-}
-
-impl Default for FlowLimits {
-    /// 32,768, 4 MiB in each direction once that many flows are alive; and vectors.
-    fn default() -> Self {
-        FlowLimits { records: 1 << 15, vectors: true }
-    }
-}
 
 /// Counters of flow records.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

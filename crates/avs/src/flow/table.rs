@@ -7,11 +7,12 @@ use std::hint::black_box;
 use foldhash::fast::FixedState;
 
 use super::key::Key;
+use crate::limits::FlowLimits;
 use crate::session::Handle;
 use crate::verdict::Verdict;
 
-/// Records of a set: those that one place can have.
-pub(super) const WAYS: usize = 4;
+/// Records of a set.
+const WAYS: usize = FlowLimits::SET as usize;
 /// One in 2^3 packets takes the place of another flow's record in a full set. If each did, more flows than there is room for would write a
 /// record for every packet and find none; so those that are there are found, and a flood of new flows drives out few of them.
 const ADMITTED_BITS: u32 = 3;
@@ -201,7 +202,7 @@ mod tests {
 
     use super::super::key::Source;
     use super::*;
-    use crate::tables::PortId;
+    use crate::ids::PortId;
 
     #[test]
     fn a_record_is_two_lines_of_a_cache() {

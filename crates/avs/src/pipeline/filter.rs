@@ -12,11 +12,12 @@ use crate::effects::Effects;
 use crate::fragments::{First, Piece};
 use crate::frame::Frame;
 use crate::groups::{About, GroupPolicy};
+use crate::ids::{Direction, PortId};
 use crate::index::{Index, PortIndex};
 use crate::mutation::mutated;
 use crate::resolution;
-use crate::session::{self, Direction, Quote};
-use crate::tables::{GATEWAY_MAC, PortId};
+use crate::session::{self, Quote};
+use crate::tables::GATEWAY_MAC;
 use crate::verdict::Action;
 use crate::vpc::{VpcId, VpcIndex};
 

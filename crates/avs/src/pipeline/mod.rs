@@ -13,9 +13,8 @@ mod route;
 use crate::drop_reason::DropReason;
 use crate::effects::Effects;
 use crate::frame::Frame;
+use crate::ids::{Direction, PeerId, PortId};
 use crate::index::{Index, PortIndex};
-use crate::session::Direction;
-use crate::tables::{PeerId, PortId};
 use crate::verdict::{Action, Verdict};
 use crate::vpc::VpcIndex;
 

@@ -9,8 +9,8 @@ use super::admit::{is_at_peer, is_own};
 use super::{Inbound, Outbound, Stop};
 use crate::answer;
 use crate::drop_reason::DropReason;
+use crate::ids::PortId;
 use crate::resolution::{self, Message};
-use crate::tables::PortId;
 use crate::vpc::Location;
 
 /// Answers a guest's question. An answer about the guest's own address goes on to the vNIC that asked.

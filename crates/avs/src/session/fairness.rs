@@ -6,7 +6,8 @@ use bifrost_nic::parse;
 use bifrost_wire::tcp::Flags;
 
 use super::*;
-use crate::tables::PortId;
+use crate::ids::{Direction, PortId};
+use crate::limits::SessionLimits;
 
 const S: u64 = 1 << 30;
 const SYN_ACK: Flags = Flags::SYN.with(Flags::ACK);

@@ -1,13 +1,11 @@
 //! What names a session.
 
+use crate::ids::{Direction, PortId};
 use std::net::IpAddr;
 
 use bifrost_nic::{L3, Parsed};
 use bifrost_wire::protocol::{ICMP, ICMPV6, TCP, UDP};
 use bifrost_wire::{ipv4, ipv6};
-
-use super::Direction;
-use crate::tables::PortId;
 
 /// A vNIC and the two ends of a conversation, the guest's first: the same for both directions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

@@ -24,42 +24,6 @@ pub use state::Class;
 pub(crate) use state::Event;
 pub(crate) use table::{Handle, Planned, Sessions};
 
-/// The direction of a packet, seen from the guest.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Direction {
-    /// Sent by the guest.
-    Egress = 0,
-    /// To the guest.
-    Ingress = 1,
-}
-
-impl Direction {
-    /// The other one.
-    #[must_use]
-    pub const fn opposite(self) -> Self {
-        match self {
-            Direction::Egress => Direction::Ingress,
-            Direction::Ingress => Direction::Egress,
-        }
-    }
-}
-
-/// How many sessions there may be.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct SessionLimits {
-    /// Of all ports of a switch together.
-    pub total: u32,
-    /// Of one port.
-    pub per_port: u32,
-}
-
-impl Default for SessionLimits {
-    /// A million, of which one port may have a tenth.
-    fn default() -> Self {
-        SessionLimits { total: 1 << 20, per_port: 100_000 }
-    }
-}
-
 /// Counters of sessions.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SessionCounters {

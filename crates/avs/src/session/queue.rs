@@ -14,9 +14,9 @@
 
 use std::fmt;
 
-use super::Direction;
 use super::list::{Links, List, NONE};
 use super::state::Class;
+use crate::ids::Direction;
 
 /// Lists of one direction and class, over which sources are spread. A power of two.
 const SOURCES: usize = 128;

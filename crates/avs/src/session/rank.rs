@@ -1,6 +1,6 @@
 //! Ports by the number of their sessions.
 
-use crate::tables::PortId;
+use crate::ids::PortId;
 
 /// How many sessions each port has, and which one has most.
 #[derive(Debug, Default)]

@@ -12,8 +12,9 @@ use super::queue::{Place, Queues};
 use super::rank::Ranking;
 use super::state::{Class, Event, State};
 use super::wheel::Wheel;
-use super::{Direction, PortSessions, SessionCounters, SessionLimits};
-use crate::tables::PortId;
+use super::{PortSessions, SessionCounters};
+use crate::ids::{Direction, PortId};
+use crate::limits::SessionLimits;
 
 /// Sessions whose time may have come that are looked at in one go, at most.
 const EXPIRIES: usize = 256;
