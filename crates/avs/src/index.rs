@@ -193,7 +193,8 @@ impl Index {
         }
     }
 
-    fn vpc_of(&self, id: VpcId) -> Option<&VpcIndex> {
+    /// A network.
+    pub(crate) fn vpc_of(&self, id: VpcId) -> Option<&VpcIndex> {
         self.vpcs.get(id.place())
     }
 

@@ -14,12 +14,12 @@ use crate::ids::{PeerId, PortId, WorkerId};
 use crate::index::Index;
 use crate::limits::{FlowLimits, SessionLimits};
 use crate::notes::{NoteId, Notes};
-use crate::pipeline;
+use crate::pipeline::{self, Output};
 use crate::port_state::PortState;
 use crate::session::{PortSessions, SessionCounters, Sessions};
 use crate::tables::{BuildError, Port, Tables};
 use crate::verdict::{Action, Verdict};
-use crate::vpc::Location;
+use crate::vpc::{Location, VpcId};
 
 /// Decides where frames go.
 #[derive(Debug)]
@@ -185,9 +185,9 @@ impl Switch {
     /// [`from_guest`](Self::from_guest) in a network without rules.
     #[inline(always)]
     fn by_tables_from_guest(&mut self, port: PortId, frame: Frame<'_>) {
-        let Switch { index, ports, sessions, fragments, answer, .. } = self;
+        let Switch { index, ports, sessions, fragments, answer, verdict, .. } = self;
         let mut apply = Apply { sessions, fragments, ports, epoch: self.epoch, now_ns: self.now_ns };
-        (self.verdict, _) = pipeline::outbound(index, port, frame, answer, &mut apply);
+        pipeline::outbound(index, port, frame, Output { verdict, answer }, &mut apply);
         self.ports[port.place()].counters.count_from_guest(&self.verdict);
     }
 
@@ -195,7 +195,7 @@ impl Switch {
     #[inline(never)]
     fn by_record_from_guest(&mut self, port: PortId, frame: Frame<'_>) -> &Verdict {
         let parsed = frame.parsed;
-        let Switch { index, ports, sessions, fragments, cache, answer, notes, epoch, .. } = self;
+        let Switch { index, ports, sessions, fragments, cache, answer, notes, epoch, verdict, .. } = self;
         let flows = &mut cache.from_guests;
         let key = Key::of(Source::Guest(port), parsed);
         if let Some(key) = &key
@@ -211,17 +211,16 @@ impl Switch {
             return verdict;
         }
         let mut effects = Recording::new(Apply { sessions, fragments, ports, epoch: *epoch, now_ns: self.now_ns });
-        let (verdict, mtu) = pipeline::outbound(index, port, frame, answer, &mut effects);
+        let mtu = pipeline::outbound(index, port, frame, Output { verdict, answer }, &mut effects);
         if let (Some(key), Some(touched)) = (&key, &effects.touched) {
-            cache::keep(flows, &mut cache.counters, key, frame, (*epoch, mtu), touched, &verdict);
+            cache::keep(flows, &mut cache.counters, key, frame, (*epoch, mtu), touched, verdict);
             if notes.from_guests.is_wanted() {
                 let generation = effects.apply.sessions.generation();
-                notes.from_guests.take(generation, parsed, frame.largest_packet(), Some(*key), &verdict);
+                notes.from_guests.take(generation, parsed, frame.largest_packet(), Some(*key), verdict);
             }
         }
-        ports[port.place()].counters.count_from_guest(&verdict);
-        self.verdict = verdict;
-        &self.verdict
+        ports[port.place()].counters.count_from_guest(verdict);
+        verdict
     }
 
     /// What is to happen with a frame that `peer` sent in `vni`. `frame_head` as in [`Self::from_guest`].
@@ -237,14 +236,15 @@ impl Switch {
             count_from_underlay(underlay, ports, port_of(verdict), verdict);
             return verdict;
         }
-        if self.index.vpc(vni).is_some_and(|vpc| vpc.has_rules) {
-            return self.by_record_from_underlay(vni, peer, frame);
+        let Switch { index, ports, sessions, fragments, answer, underlay, verdict, .. } = self;
+        let vpc = index.vpc(vni);
+        if let Some(vpc) = vpc.filter(|vpc| vpc.has_rules) {
+            let vpc = vpc.id;
+            return self.by_record_from_underlay((vni, vpc), peer, frame);
         }
-        let Switch { index, ports, sessions, fragments, answer, underlay, .. } = self;
         let mut apply = Apply { sessions, fragments, ports, epoch: self.epoch, now_ns: self.now_ns };
-        let (port, verdict) = pipeline::inbound(index, index.vpc(vni), peer, frame, answer, &mut apply);
-        count_from_underlay(underlay, ports, port, &verdict);
-        self.verdict = verdict;
+        let port = pipeline::inbound(index, vpc, peer, frame, Output { verdict, answer }, &mut apply);
+        count_from_underlay(underlay, ports, port, verdict);
         if self.notes.from_peers.is_wanted() {
             let (key, generation) = (Key::of(source, parsed), self.sessions.generation());
             self.notes.from_peers.take(generation, parsed, parsed.packet_len(), key, &self.verdict);
@@ -254,9 +254,9 @@ impl Switch {
 
     /// [`from_underlay`](Self::from_underlay) in a network with rules.
     #[inline(never)]
-    fn by_record_from_underlay(&mut self, vni: Vni, peer: PeerId, frame: Frame<'_>) -> &Verdict {
+    fn by_record_from_underlay(&mut self, (vni, vpc): (Vni, VpcId), peer: PeerId, frame: Frame<'_>) -> &Verdict {
         let parsed = frame.parsed;
-        let Switch { index, ports, sessions, fragments, cache, answer, notes, epoch, underlay, .. } = self;
+        let Switch { index, ports, sessions, fragments, cache, answer, notes, epoch, underlay, verdict, .. } = self;
         let flows = &mut cache.from_peers;
         let key = Key::of(Source::Peer(vni, peer), parsed);
         if let Some(key) = &key
@@ -271,20 +271,20 @@ impl Switch {
             return verdict;
         }
         let mut effects = Recording::new(Apply { sessions, fragments, ports, epoch: *epoch, now_ns: self.now_ns });
-        let (port, verdict) = pipeline::inbound(index, index.vpc(vni), peer, frame, answer, &mut effects);
+        let output = Output { verdict, answer };
+        let port = pipeline::inbound(index, index.vpc_of(vpc), peer, frame, output, &mut effects);
         if let (Some(key), Some(touched), Some((to, _))) =
             (&key, &effects.touched, port.and_then(|port| index.port(port)))
         {
             let mtu = to.port.mtu;
-            cache::keep(flows, &mut cache.counters, key, frame, (*epoch, mtu), touched, &verdict);
+            cache::keep(flows, &mut cache.counters, key, frame, (*epoch, mtu), touched, verdict);
             if notes.from_peers.is_wanted() {
                 let generation = effects.apply.sessions.generation();
-                notes.from_peers.take(generation, parsed, parsed.packet_len(), Some(*key), &verdict);
+                notes.from_peers.take(generation, parsed, parsed.packet_len(), Some(*key), verdict);
             }
         }
-        count_from_underlay(underlay, ports, port, &verdict);
-        self.verdict = verdict;
-        &self.verdict
+        count_from_underlay(underlay, ports, port, verdict);
+        verdict
     }
 
     /// Whether a frame may come in that a guest of this host has sent to the one behind `port`, and that another worker has fetched: the

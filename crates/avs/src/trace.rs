@@ -11,7 +11,7 @@ use crate::groups::{Judgement, Memory, Permission, Why};
 use crate::ids::{Direction, PeerId, PortId};
 use crate::index::Index;
 use crate::path_mtu::{self, Remedy, TooLarge};
-use crate::pipeline;
+use crate::pipeline::{self, Output};
 use crate::session::Planned;
 use crate::switch::Switch;
 use crate::tables::GATEWAY_MAC;
@@ -125,7 +125,9 @@ impl Switch {
     ) -> GuestTrace {
         let frame = Frame { head: frame_head, len, offload, parsed };
         let mut looking = Looking::at(self);
-        let (verdict, _) = pipeline::outbound(&self.index, port, frame, &mut Vec::new(), &mut looking);
+        let (mut verdict, mut answer) = (Verdict::drop(DropReason::UnknownPort), Vec::new());
+        let output = Output { verdict: &mut verdict, answer: &mut answer };
+        pipeline::outbound(&self.index, port, frame, output, &mut looking);
         let admitted = pipeline::admits(&self.index, port, frame);
         let hop = if admitted.is_ok() { self.index.hop(port, parsed) } else { None };
         GuestTrace { admitted, hop, checks: looking.checks, verdict }
@@ -136,7 +138,9 @@ impl Switch {
         let frame = Frame::whole(frame_head, parsed);
         let mut looking = Looking::at(self);
         let vpc = self.index.vpc(vni);
-        let (port, verdict) = pipeline::inbound(&self.index, vpc, peer, frame, &mut Vec::new(), &mut looking);
+        let (mut verdict, mut answer) = (Verdict::drop(DropReason::UnknownVni), Vec::new());
+        let output = Output { verdict: &mut verdict, answer: &mut answer };
+        let port = pipeline::inbound(&self.index, vpc, peer, frame, output, &mut looking);
         UnderlayTrace { port, checks: looking.checks, verdict }
     }
 

@@ -33,8 +33,8 @@ pub(super) fn outbound(packet: &mut Outbound<'_>, effects: &mut impl Effects) ->
 
 #[inline(always)]
 pub(super) fn inbound(packet: &mut Inbound<'_>, effects: &mut impl Effects) -> Result<(), DropReason> {
-    match packet.port {
-        Some(port) => check(packet.index, port, Direction::Ingress, packet.frame, effects),
+    match packet.to {
+        Some(to) => check_at(packet.index, to, Direction::Ingress, packet.frame, effects),
         None => Ok(()),
     }
 }

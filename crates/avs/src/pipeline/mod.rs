@@ -53,7 +53,7 @@ pub(crate) struct Outbound<'a> {
     /// The path MTU, bytes, once it is routed.
     pub(crate) mtu: u16,
     /// What the stages so far have decided.
-    pub(crate) verdict: Verdict,
+    pub(crate) verdict: &'a mut Verdict,
 }
 
 /// A packet of a peer on its way through the stages.
@@ -65,10 +65,12 @@ pub(crate) struct Inbound<'a> {
     pub(crate) frame: Frame<'a>,
     /// Receives the frame that the switch answers with.
     pub(crate) answer: &'a mut Vec<u8>,
-    /// The port that it is for, once it is routed.
+    /// The port that it is for, once it is known.
     pub(crate) port: Option<PortId>,
+    /// That port and its network, once it is routed.
+    pub(crate) to: Option<(&'a PortIndex, &'a VpcIndex)>,
     /// What the stages so far have decided.
-    pub(crate) verdict: Verdict,
+    pub(crate) verdict: &'a mut Verdict,
 }
 
 /// The end of the pipeline before its last stage.
@@ -87,23 +89,33 @@ impl From<DropReason> for Stop {
     }
 }
 
-/// Decides about a frame of a guest. The second value is the path MTU of what passes, bytes.
+/// What a decision is written to.
+pub(crate) struct Output<'a> {
+    pub(crate) verdict: &'a mut Verdict,
+    /// The frame that the switch answers with.
+    pub(crate) answer: &'a mut Vec<u8>,
+}
+
+/// Decides about a frame of a guest. Returns the path MTU of what passes, bytes.
 #[inline(always)]
 pub(crate) fn outbound(
     index: &Index,
     port: PortId,
     frame: Frame<'_>,
-    answer: &mut Vec<u8>,
+    Output { verdict, answer }: Output<'_>,
     effects: &mut impl Effects,
-) -> (Verdict, u16) {
-    let Some((port, vpc)) = index.port(port) else { return (Verdict::drop(DropReason::UnknownPort), 0) };
-    let verdict = Verdict::drop(DropReason::NoRoute);
+) -> u16 {
+    let Some((port, vpc)) = index.port(port) else {
+        *verdict = Verdict::drop(DropReason::UnknownPort);
+        return 0;
+    };
     let mut packet = Outbound { index, port, vpc, frame, answer, is_resolution: false, mtu: 0, verdict };
     match outbound_stages(&mut packet, effects) {
-        Ok(()) => (packet.verdict, packet.mtu),
-        Err(Stop::Drop(reason)) => (Verdict::drop(reason), 0),
-        Err(Stop::Answer) => (Verdict::unchanged(Action::Answer { vni: vpc.vni }), 0),
+        Ok(()) => return packet.mtu,
+        Err(Stop::Drop(reason)) => *packet.verdict = Verdict::drop(reason),
+        Err(Stop::Answer) => *packet.verdict = Verdict::unchanged(Action::Answer { vni: vpc.vni }),
     }
+    0
 }
 
 /// Decides about a frame of a peer, in a network that is here or not; `Some`: the port that it is for.
@@ -113,17 +125,19 @@ pub(crate) fn inbound(
     vpc: Option<&VpcIndex>,
     peer: PeerId,
     frame: Frame<'_>,
-    answer: &mut Vec<u8>,
+    Output { verdict, answer }: Output<'_>,
     effects: &mut impl Effects,
-) -> (Option<PortId>, Verdict) {
-    let Some(vpc) = vpc else { return (None, Verdict::drop(DropReason::UnknownVni)) };
-    let verdict = Verdict::drop(DropReason::UnknownMac);
-    let mut packet = Inbound { index, vpc, peer, frame, answer, port: None, verdict };
+) -> Option<PortId> {
+    let Some(vpc) = vpc else {
+        *verdict = Verdict::drop(DropReason::UnknownVni);
+        return None;
+    };
+    let mut packet = Inbound { index, vpc, peer, frame, answer, port: None, to: None, verdict };
     match inbound_stages(&mut packet, effects) {
         Ok(()) | Err(Stop::Answer) => {}
-        Err(Stop::Drop(reason)) => packet.verdict = Verdict::drop(reason),
+        Err(Stop::Drop(reason)) => *packet.verdict = Verdict::drop(reason),
     }
-    (packet.port, packet.verdict)
+    packet.port
 }
 
 /// Decides about a frame that another worker of this host hands over: the part of [`outbound`] that is the receiver's.
@@ -138,7 +152,6 @@ pub(crate) fn handed_over(index: &Index, port: PortId, frame: Frame<'_>, effects
 /// The first stage of [`outbound`] alone: whether a guest may send a frame at all.
 pub(crate) fn admits(index: &Index, port: PortId, frame: Frame<'_>) -> Result<(), DropReason> {
     let (port, vpc) = index.port(port).ok_or(DropReason::UnknownPort)?;
-    let verdict = Verdict::drop(DropReason::NoRoute);
-    let answer = &mut Vec::new();
+    let (verdict, answer) = (&mut Verdict::drop(DropReason::NoRoute), &mut Vec::new());
     admit::outbound(&Outbound { index, port, vpc, frame, answer, is_resolution: false, mtu: 0, verdict })
 }

@@ -41,8 +41,7 @@ fn gateway_to_guest(packet: &Outbound<'_>) -> Ends {
 
 #[inline(always)]
 pub(super) fn inbound(packet: &mut Inbound<'_>, effects: &mut impl Effects) -> Result<(), Stop> {
-    let to = packet.port.and_then(|port| packet.index.port(port)).map(|(to, _)| &to.port);
-    match to {
+    match packet.to.map(|(to, _)| &to.port) {
         Some(to) if packet.frame.parsed.packet_len() > usize::from(to.mtu) => shrink_inbound(packet, to, effects),
         _ => Ok(()),
     }
@@ -60,7 +59,7 @@ fn shrink_inbound(packet: &mut Inbound<'_>, to: &Port, effects: &mut impl Effect
             Ok(())
         }
         (Remedy::Answer, Some(vni)) => {
-            packet.verdict = Verdict::unchanged(Action::Answer { vni });
+            *packet.verdict = Verdict::unchanged(Action::Answer { vni });
             Err(Stop::Answer)
         }
         (Remedy::Answer | Remedy::None, _) => Err(DropReason::PathMtu.into()),

@@ -66,7 +66,7 @@ fn forward(
         }
     };
     packet.mtu = path.mtu;
-    packet.verdict = Verdict { action, rewrite, fragment_to: None };
+    *packet.verdict = Verdict { action, rewrite, fragment_to: None };
     Ok(())
 }
 
@@ -128,6 +128,7 @@ pub(super) fn inbound(packet: &mut Inbound<'_>) -> Result<(), DropReason> {
         }
     };
     packet.port = Some(port);
-    packet.verdict = Verdict::unchanged(Action::Deliver { port, worker: None });
+    packet.to = packet.index.port(port);
+    *packet.verdict = Verdict::unchanged(Action::Deliver { port, worker: None });
     Ok(())
 }
