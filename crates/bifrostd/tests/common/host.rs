@@ -37,6 +37,10 @@ pub struct Options {
     pub path_mtu: bool,
 }
 
+/// Keys of `[transport]` for tests whose guests may lose nothing: a packet is given up after three timeouts, and with the timeouts of a
+/// fast network a busy machine can keep a daemon from its processor for that long. These add up to more than a second.
+pub const PATIENT: &str = "initial_rto_us = 200000\nrto_floor_us = 200000\n";
+
 impl Default for Options {
     fn default() -> Self {
         Options {

@@ -2,6 +2,7 @@
 
 use std::time::{Duration, Instant};
 
+use crate::common::host::PATIENT;
 use crate::common::machine::Machine;
 use crate::common::traffic::Echo;
 use crate::common::{Guest, Lab, Options, eventually};
@@ -35,7 +36,7 @@ fn machine(lab: &Lab, host: usize, script: &str) -> Machine {
 
 #[test]
 fn machines_reach_each_other_reliably() {
-    let mut lab = lab(Options::default());
+    let mut lab = lab(Options { transport: PATIENT.to_owned(), ..Options::default() });
     for (host, name) in lab.hosts.iter().zip(["a", "b"]) {
         let port = host.port(name);
         assert!(port.waiting && port.kind == "vhost-user");
@@ -55,13 +56,9 @@ fn machines_reach_each_other_reliably() {
     a.wait_for("guest: done", 120.0);
     assert!(a.console().contains("PONG") && a.console().contains(", packed 0"), "{}", a.console());
     assert_eq!(a.console().matches("requests per second").count(), 2);
-    // A guest that is kept from a processor for long has its packets given up, or loses patience itself.
-    let given_up: u64 = lab.hosts.iter().map(|host| host.counter("rte.given_up_packets")).sum();
+    // A guest that is kept from a processor for long may lose patience itself.
     let (again, disorder) = (a.said("retransmitted"), a.said("out_of_order"));
-    assert!(
-        given_up > 0 || (again < 10 && disorder == 0),
-        "over four paths: {again} sent again, {disorder} out of order"
-    );
+    assert!(again < 10 && disorder == 0, "over four paths: {again} sent again, {disorder} out of order");
     assert_eq!(a.console().matches("bytes=").count(), 2, "{}", a.console());
     assert!(a.said("bytes") > 1 << 20);
     for host in &lab.hosts {
@@ -69,6 +66,7 @@ fn machines_reach_each_other_reliably() {
         assert!(counters["rte.sent_packets"] > 4000, "{counters:?}");
         assert_eq!(host.counter("vhost.broken_rings"), 0);
         assert_eq!(host.counter("vhost.tx_reused_buffer_packets"), 0, "Linux leaves buffers alone");
+        assert_eq!(host.counter("rte.given_up_packets"), 0);
     }
     // A machine that has ended leaves a port that waits for the next one.
     eventually(10.0, "the port is free", || lab.hosts[0].port("a").waiting);
