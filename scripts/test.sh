@@ -9,7 +9,7 @@ sudo=""
 [ "$(id -u)" -eq 0 ] || sudo=sudo
 began=$(date +%s)
 number=0
-total=17
+total=18
 
 step() {
     title=$1
@@ -22,15 +22,14 @@ step() {
     fi
 }
 
-# An experiment, then its bars. Without the transport they are missed by factors of fifty and more; here, in short runs on
-# a machine that may be busy with something else, they pass within a factor, the first argument. `make bench` judges
-# without one. The tail of Redis needs most: the kernel's 200 ms are divided by a few milliseconds, in which queues for a
-# processor that others use, too, count in full.
+# An experiment, then its bars, as `make bench` judges them; bars of speed are granted the slack below, because runs are short and
+# the machine may have other work. What makes them pass there is that ratios are taken within a repetition, that medians of
+# several repetitions count, and that a point is measured again if, and only if, the machine itself stood still in it.
+slack=1.5
 end_to_end() {
-    slack=$1
-    name=$2
-    results="$out/$2-$3"
-    shift 3
+    name=$1
+    results="$out/$1-$2"
+    shift 2
     $sudo "$target/release/bifrost-lab" run "$name" --quick --out "$results" "$@" &&
         "$target/release/bifrost-lab" check "$name" --slack "$slack" --out "$results" &&
         [ -z "$(ip netns list | grep '^bl[0-9]*x' || true)" ]
@@ -52,8 +51,9 @@ step "release build" cargo build --release --workspace --locked --bins --bench i
 step "studies in the simulator, in short: their bars" "$target/release/bifrost-sim" study all --quick --out "$out/studies"
 step "cost of the transport" scripts/cost.sh
 for run in 1 2; do
-    step "end to end: redis-loss, run $run" end_to_end 8 redis-loss "$run"
-    step "end to end: path-failure, run $run" end_to_end 3 path-failure "$run" --modes bifrost
+    step "end to end: redis-loss, run $run" end_to_end redis-loss "$run" --injectors wire --losses 0,1 --repetitions 5
+    step "end to end: path-failure, run $run" end_to_end path-failure "$run" --modes bifrost --repetitions 3
 done
-step "end to end: iperf" end_to_end 3 iperf 1
+step "end to end: iperf" end_to_end iperf 1 --modes bifrost --repetitions 5
+step "end to end: a minute of faults" end_to_end soak 1
 echo "== all $total steps passed in $(($(date +%s) - began)) s"
