@@ -1,7 +1,17 @@
 #!/bin/sh
 # Installs the Debian packages that bifrost-lab, the instruction counts and the tests run or need. Does nothing, quickly, when all of them are there.
 # No service is left running: the lab starts its own servers, inside its network namespaces.
+# With the word `demo` only what `make demo` runs: no database, no virtual machines, no DPDK.
 set -eu
+
+what=${1:-all}
+case "$what" in
+all | demo) ;;
+*)
+    echo "install-debian-packages.sh: \`$what\` is neither \`all\`, the default, nor \`demo\`" >&2
+    exit 2
+    ;;
+esac
 
 packages="redis-server redis-tools nginx apache2-utils nftables iperf3 ethtool iproute2 mptcpize valgrind user-mode-linux kmod qemu-system-x86 busybox-static tshark openvswitch-switch openvswitch-switch-dpdk sockperf memcached mariadb-server-core mariadb-client-core sysbench nghttp2-client"
 # Where the kernel of QEMU's guests is unpacked: installing it would make it this machine's own.
@@ -19,6 +29,11 @@ drivers="net-virtio net-vhost net-pcap net-af-packet mempool-ring"
 # but for the compiler of queries, which is large and for long ones.
 postgresql=/var/cache/bifrost-lab/postgresql
 
+if [ "$what" = demo ]; then
+    packages="redis-server redis-tools nftables ethtool iproute2"
+    shims=""
+fi
+
 missing=""
 for package in $packages; do
     if [ "$(dpkg-query -W -f '${db:Status-Status}' "$package" 2>/dev/null || true)" != installed ]; then
@@ -27,15 +42,17 @@ for package in $packages; do
 done
 # The Rust toolchain needs a linker; a machine that has one, from whatever package, keeps it.
 command -v cc >/dev/null 2>&1 || missing="$missing gcc libc6-dev"
-[ -d "$kernel" ] || unpack_kernel=yes
-if ! [ -d "$dpdk" ] || ldd "$dpdk/usr/bin/dpdk-testpmd" | grep -q "not found"; then
-    unpack_dpdk=yes
-fi
-for name in $drivers; do
-    dpkg-query -W -f '${db:Status-Status}\n' "librte-$name[0-9]*" 2>/dev/null | grep -qx installed || unpack_dpdk=yes
-done
-if ! [ -d "$postgresql" ] || ldd "$postgresql"/usr/lib/postgresql/*/bin/postgres | grep -q "not found"; then
-    unpack_postgresql=yes
+if [ "$what" = all ]; then
+    [ -d "$kernel" ] || unpack_kernel=yes
+    if ! [ -d "$dpdk" ] || ldd "$dpdk/usr/bin/dpdk-testpmd" | grep -q "not found"; then
+        unpack_dpdk=yes
+    fi
+    for name in $drivers; do
+        dpkg-query -W -f '${db:Status-Status}\n' "librte-$name[0-9]*" 2>/dev/null | grep -qx installed || unpack_dpdk=yes
+    done
+    if ! [ -d "$postgresql" ] || ldd "$postgresql"/usr/lib/postgresql/*/bin/postgres | grep -q "not found"; then
+        unpack_postgresql=yes
+    fi
 fi
 build=""
 for shim in $shims; do
