@@ -1,13 +1,6 @@
 //! The bars that an experiment's results have to clear.
 
-use std::collections::BTreeSet;
 use std::fmt;
-
-use anyhow::Result;
-use serde_json::Value;
-
-use crate::experiment::Experiment;
-use crate::stats::Spread;
 
 /// Which side of the bound is good.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -64,23 +57,6 @@ impl Bar {
     }
 }
 
-/// What each of the experiment's bars comes to in single repetitions, in the order of [`Experiment::bars`]; `None` for a bar that no
-/// single repetition tells.
-///
-/// # Errors
-/// Rows that are not the experiment's.
-pub fn spreads(experiment: &dyn Experiment, rows: &[Value]) -> Result<Vec<Option<Spread>>> {
-    let of = |row: &Value| row.get("repetition").and_then(Value::as_u64);
-    let repetitions: BTreeSet<u64> = rows.iter().filter_map(of).collect();
-    let mut measured = vec![Vec::new(); experiment.bars(rows)?.len()];
-    for repetition in repetitions {
-        let only: Vec<Value> = rows.iter().filter(|row| of(row) == Some(repetition)).cloned().collect();
-        let bars = experiment.bars(&only)?;
-        measured.iter_mut().zip(bars).for_each(|(values, bar)| values.extend(bar.measured));
-    }
-    Ok(measured.into_iter().map(|values| Spread::of(values.into_iter())).collect())
-}
-
 impl fmt::Display for Bar {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let sense = match self.sense {
@@ -96,27 +72,6 @@ impl fmt::Display for Bar {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::experiments::flow_records::{FlowRecords, Judged, Row};
-    use crate::results::to_values;
-
-    #[test]
-    fn single_repetitions_have_a_spread() {
-        let row = |mode, repetition, packets_per_s| Row {
-            mode,
-            flows: 1,
-            repetition,
-            duration_s: 4.0,
-            packets_per_s,
-            cycles_per_packet: 700.0,
-            lost_packets: 0,
-        };
-        let of = |repetition, rate| [row(Judged::Each, repetition, 1e6), row(Judged::Remembered, repetition, rate)];
-        let rows = to_values(&[of(0, 1.5e6), of(1, 3e6), of(2, 2e6)].concat()).unwrap();
-        let ratio = FlowRecords.bars(&rows).unwrap().iter().position(|bar| bar.measured == Some(2.0)).unwrap();
-        let spreads = spreads(&FlowRecords, &rows).unwrap();
-        assert_eq!(spreads[ratio], Some(Spread { median: 2.0, least: 1.5, most: 3.0 }));
-        assert!(spreads.contains(&None), "more flows were not measured");
-    }
 
     #[test]
     fn bounds_have_a_side() {

@@ -7,8 +7,8 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result};
 use pulldown_cmark::{Options as Markdown, Parser, html};
 
-use crate::experiment::Experiment;
 use crate::figures::{self, NOT_MEASURED};
+use crate::frame::Experiment;
 use crate::options::Options;
 use crate::report::Table;
 use crate::results::Results;

@@ -10,7 +10,9 @@ use anyhow::{Context, Result, bail};
 use clap::{Args, Parser, Subcommand};
 
 use crate::daemon::Binaries;
-use crate::experiment::{self, Experiment, Lab};
+use crate::experiment;
+use crate::frame::Experiment;
+use crate::lab::Lab;
 use crate::options::{Mode, Op, Options};
 use crate::programs::key_value_client::{self, Latencies, Load, WARM_UP};
 use crate::programs::key_value_protocol::Protocol;
@@ -147,6 +149,7 @@ pub fn parse_and_run() -> Result<ExitCode> {
                 timeout: Duration::from_secs(10),
                 op: Some(op),
                 requests_per_s: Some(requests_per_s),
+                record: false,
                 stop: Arc::default(),
             };
             let latencies = Latencies::of(&key_value_client::run(&load)?)?;

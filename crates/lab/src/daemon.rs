@@ -263,31 +263,37 @@ impl Daemon {
         fs::write(&config, configuration(run, topology, host, reliability, settings, &socket))
             .with_context(|| format!("writing {}", config.display()))?;
         let log = logs.join(format!("{}.log", host.name));
-        let log_file = File::options()
-            .create(true)
-            .append(true)
-            .open(&log)
-            .with_context(|| format!("opening {}", log.display()))?;
-        let child = host
-            .namespace
-            .command(&binaries.bifrostd)
-            .arg("--config")
-            .arg(&config)
-            .stdin(Stdio::null())
-            .stdout(log_file.try_clone()?)
-            .stderr(log_file)
-            .process_group(0)
-            .spawn()
-            .with_context(|| command::missing("bifrostd"))?;
         Ok(Self {
-            child,
+            child: spawn(host, binaries, &log)?,
             port: host.guest.name.clone(),
             log,
             remote: Remote { host: host.name.clone(), socket, bifrostctl: binaries.bifrostctl.clone() },
         })
     }
 
-    fn wait_until_ready(&mut self) -> Result<()> {
+    /// Kills the process: nothing is told, and nothing put away.
+    ///
+    /// # Errors
+    /// It cannot be waited for.
+    pub fn kill(&mut self) -> Result<()> {
+        self.child.kill().context("killing a daemon")?;
+        self.child.wait().context("waiting for a daemon's end").map(drop)
+    }
+
+    /// Starts the program once more on `host`, after its end, with the configuration that it had. It may not be ready yet.
+    ///
+    /// # Errors
+    /// The program is missing.
+    pub fn start_again(&mut self, host: &Host, binaries: &Binaries) -> Result<()> {
+        self.child = spawn(host, binaries, &self.log)?;
+        Ok(())
+    }
+
+    /// Waits until the daemon answers.
+    ///
+    /// # Errors
+    /// It has ended, or does not answer in time.
+    pub fn wait_until_ready(&mut self) -> Result<()> {
         let deadline = Instant::now() + START_TIMEOUT;
         loop {
             self.check_alive()?;
@@ -324,6 +330,16 @@ impl Drop for Daemon {
         }
         process::end(&mut self.child);
     }
+}
+
+/// Starts the program in the host's namespace; its configuration is beside its log.
+fn spawn(host: &Host, binaries: &Binaries, log: &Path) -> Result<Child> {
+    let file = File::options().create(true).append(true).open(log);
+    let file = file.with_context(|| format!("opening {}", log.display()))?;
+    let mut command = host.namespace.command(&binaries.bifrostd);
+    command.arg("--config").arg(log.with_extension("toml"));
+    command.stdin(Stdio::null()).stdout(file.try_clone()?).stderr(file).process_group(0);
+    command.spawn().with_context(|| command::missing("bifrostd"))
 }
 
 /// Asks for `/v1/status` over the socket.

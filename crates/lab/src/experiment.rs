@@ -1,67 +1,21 @@
-//! What an experiment is, and the list of them.
+//! The list of experiments.
 
-use std::path::{Path, PathBuf};
-
-use anyhow::Result;
-use serde_json::Value;
-
-use crate::bars::Bar;
-use crate::daemon::{Binaries, Settings, machine_socket};
 use crate::experiments::{
     applications::Applications, capacity::Capacity, congestion_control::CongestionControl, coverage::Coverage,
-    delayed_release::DelayedRelease, elephants::Elephants, flow_records::FlowRecords, granularity::Granularity,
-    iperf::Iperf, isolation::Isolation, nginx::NginxExperiment, path_failure::PathFailure, redis_loss::RedisLoss,
-    route_refresh::RouteRefresh, slicing::Slicing, soak::Soak, sockperf::Sockperf, stable::Stable,
-    switch_latency::SwitchLatency, switch_overall::SwitchOverall, switch_rate::SwitchRate, vectors::Vectors,
-    vhost_rate::VhostRate,
+    delayed_release::DelayedRelease, ecn::Ecn, elephants::Elephants, flow_records::FlowRecords,
+    granularity::Granularity, iperf::Iperf, isolation::Isolation, nginx::NginxExperiment, outage::Outage,
+    path_failure::PathFailure, redis_loss::RedisLoss, route_refresh::RouteRefresh, slicing::Slicing, soak::Soak,
+    sockperf::Sockperf, stable::Stable, switch_latency::SwitchLatency, switch_overall::SwitchOverall,
+    switch_rate::SwitchRate, vectors::Vectors, vhost_rate::VhostRate,
 };
-use crate::machine::Machine;
-use crate::options::{Guests, Mode, Options};
-use crate::state::Run;
-use crate::topology::overlay::Overlay;
-use crate::topology::{GUEST_MTU, Plan, Topology, multipath_tcp};
-
-/// An experiment: it measures rows, and knows how to present and to judge them.
-pub trait Experiment {
-    /// The name on the command line and in `results.json`.
-    fn name(&self) -> &'static str;
-
-    /// One line for `bifrost-lab list`.
-    fn summary(&self) -> &'static str;
-
-    /// The networks that it can compare.
-    fn modes(&self) -> Vec<Mode> {
-        Mode::USUAL.to_vec()
-    }
-
-    /// The networks that are compared unless the user says otherwise; in a quick run it may be fewer.
-    fn default_modes(&self, _quick: bool) -> Vec<Mode> {
-        self.modes()
-    }
-
-    /// What guests can be, the default first.
-    fn guests(&self) -> Vec<Guests> {
-        vec![Guests::Container]
-    }
-
-    /// Measures. Everything that was started has ended when this returns, whether well or with an error.
-    fn run(&self, lab: &Lab) -> Result<Vec<Value>>;
-
-    /// The body of `report.md`.
-    fn report(&self, rows: &[Value]) -> Result<String>;
-
-    /// Draws plots into `directory` and returns their paths, the most telling one first.
-    fn plots(&self, rows: &[Value], directory: &Path) -> Result<Vec<PathBuf>>;
-
-    /// The bars and what was measured.
-    fn bars(&self, rows: &[Value]) -> Result<Vec<Bar>>;
-}
+use crate::frame::Experiment;
 
 /// All experiments, in the order of `bifrost-lab list`.
 pub fn all() -> Vec<Box<dyn Experiment>> {
     vec![
         Box::new(RedisLoss),
         Box::new(PathFailure),
+        Box::new(Outage),
         Box::new(Iperf),
         Box::new(Soak),
         Box::new(Granularity),
@@ -80,136 +34,17 @@ pub fn all() -> Vec<Box<dyn Experiment>> {
         Box::new(Isolation),
         Box::new(Elephants),
         Box::new(Capacity),
+        Box::new(Ecn),
         Box::new(Stable),
         Box::new(CongestionControl),
         Box::new(Sockperf),
     ]
 }
 
-/// What a run works with.
-#[derive(Debug)]
-pub struct Lab {
-    /// The claim on names of namespaces.
-    pub run: Run,
-    /// What the user chose.
-    pub options: Options,
-    /// The daemon and its tool.
-    pub binaries: Binaries,
-    /// Where results go; logs go to `logs/` in it.
-    pub out: PathBuf,
-}
-
-/// Hosts and what joins their guests.
-#[derive(Debug)]
-pub struct Network {
-    // The order matters: machines end before daemons, and these before the namespaces go.
-    /// The guests' machines, if guests are that, in the hosts' order.
-    pub machines: Vec<Machine>,
-    /// The overlay.
-    pub overlay: Overlay,
-    /// The hosts.
-    pub topology: Topology,
-    /// Where its logs are.
-    logs: PathBuf,
-    /// Its names and files.
-    part: Run,
-}
-
-impl Network {
-    /// A directory for files of what runs in it; removed at the end.
-    pub fn directory(&self) -> &Path {
-        self.part.directory()
-    }
-
-    /// An error if a switch has ended, or if guests that are to use Multipath TCP do not.
-    pub fn check(&mut self) -> Result<()> {
-        self.overlay.check_alive()?;
-        if self.topology.plan.multipath_tcp {
-            multipath_tcp::check(&self.topology, &self.logs)?;
-        }
-        Ok(())
-    }
-}
-
-impl Lab {
-    /// Builds two hosts whose guests are joined by `mode`. Logs carry `label`.
-    pub fn network(&self, mode: Mode, label: &str) -> Result<Network> {
-        self.network_with(mode, label, self.settings())
-    }
-
-    /// As [`Lab::network`]; a kernel VXLAN device hashes every flow onto a link of its own, so that it has a share in all
-    /// paths as far as it can. That costs it a route lookup for every packet.
-    pub fn network_with_spread_flows(&self, mode: Mode, label: &str) -> Result<Network> {
-        self.network_with(mode, label, Settings { spread_flows: true, ..self.settings() })
-    }
-
-    /// The daemons' settings, as far as the user chose them.
-    pub fn settings(&self) -> Settings {
-        Settings { guests: self.options.guests.unwrap_or_default(), ..Settings::default() }
-    }
-
-    /// Two hosts, as the user chose them.
-    pub fn plan(&self) -> Plan {
-        Plan {
-            hosts: 2,
-            paths: self.options.paths,
-            cabling: self.options.cabling,
-            wire_packets: !self.options.wire_offload,
-            own_processors: !self.options.share_processors,
-            spread_flows: false,
-            multipath_tcp: false,
-            guest_mtu: GUEST_MTU,
-        }
-    }
-
-    /// As [`Lab::network`], with other settings.
-    pub fn network_with(&self, mode: Mode, label: &str, settings: Settings) -> Result<Network> {
-        let plan = Plan {
-            // A subflow for each path.
-            spread_flows: settings.spread_flows || mode == Mode::Mptcp,
-            multipath_tcp: mode == Mode::Mptcp,
-            guest_mtu: settings.guest_mtu.unwrap_or(GUEST_MTU),
-            ..self.plan()
-        };
-        let part = self.run.part()?;
-        let topology = Topology::build(&part, plan)?;
-        let overlay = Overlay::start(&part, &topology, mode, &settings, &self.binaries, &self.logs(label))?;
-        let mut machines = Vec::new();
-        if settings.guests == Guests::Vm {
-            for host in &topology.hosts {
-                let (guest, directory) = (&host.guest, part.directory().join(&host.guest.name));
-                let (socket, dpdk) = (machine_socket(&part, guest), mode == Mode::OpenVswitch);
-                machines.push(Machine::start(guest, &socket, dpdk, directory, &self.logs(label))?);
-            }
-            machines.iter_mut().try_for_each(Machine::wait_until_ready)?;
-        }
-        Ok(Network { machines, overlay, topology, logs: self.logs(label), part })
-    }
-
-    /// The directory for logs of the part `label`.
-    pub fn logs(&self, label: &str) -> PathBuf {
-        self.out.join("logs").join(label)
-    }
-
-    /// How often every point is measured, unless the user says otherwise.
-    pub fn repetitions(&self, full: u32) -> u32 {
-        self.options.repetitions.unwrap_or(if self.options.quick { 1 } else { full })
-    }
-
-    /// Loss rates, percent, unless the user says otherwise.
-    pub fn losses(&self, full: &[f64], quick: &[f64]) -> Vec<f64> {
-        self.options.losses.clone().unwrap_or_else(|| if self.options.quick { quick } else { full }.to_vec())
-    }
-
-    /// How long a point lasts, seconds, unless the user says otherwise.
-    pub fn seconds(&self, full: f64, quick: f64) -> f64 {
-        self.options.seconds.unwrap_or(if self.options.quick { quick } else { full })
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::options::Mode;
 
     #[test]
     fn quick_runs_compare_no_more_than_the_switches() {

@@ -2,8 +2,8 @@
 //!
 //! The way through the crate follows an experiment: [`state`] claims names on the machine, [`topology`] builds hosts,
 //! links and guests, [`topology::overlay`] joins the guests (kernel VXLAN or [`daemon`]), [`programs`] generate load,
-//! [`machine`]s take the place of containers, [`inject`] drops packets, an [`experiment::Experiment`] turns what was measured into [`results`], [`report`],
-//! [`plot`]s and [`bars`] ([`run`]). [`everything`] does that with all of them, and makes one [`book`] of it. Whatever a run made is removed when its values are dropped, or by the next run.
+//! [`machine`]s take the place of containers, [`inject`] drops packets; a [`lab::Lab`] puts that together. An [`Experiment`](frame::Experiment)
+//! turns what was measured into [`results`], [`report`], [`plot`]s and [`bars`] ([`run`]); [`experiment`] lists them. [`everything`] does that with all of them, and makes one [`book`] of it. Whatever a run made is removed when its values are dropped, or by the next run.
 
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
@@ -16,8 +16,10 @@ pub mod everything;
 pub mod experiment;
 pub mod experiments;
 pub mod figures;
+pub mod frame;
 pub mod inject;
 pub mod interrupt;
+pub mod lab;
 pub mod machine;
 pub mod netns;
 pub mod options;

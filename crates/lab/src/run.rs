@@ -7,9 +7,10 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail};
 use clap::ValueEnum as _;
 
-use crate::bars::{self, Bar};
+use crate::bars::Bar;
 use crate::daemon::Binaries;
-use crate::experiment::{Experiment, Lab};
+use crate::frame::{self, Experiment};
+use crate::lab::Lab;
 use crate::options::{Guests, Options};
 use crate::report::number;
 use crate::results::{HostInfo, Results, SCHEMA_VERSION};
@@ -107,7 +108,7 @@ pub fn images(plots: &[PathBuf]) -> String {
 /// # Errors
 /// Results that are not the experiment's.
 pub fn bars(experiment: &dyn Experiment, results: &Results) -> Result<String> {
-    let spreads = bars::spreads(experiment, &results.rows)?;
+    let spreads = frame::spreads(experiment, &results.rows)?;
     let line = |(bar, spread): (Bar, Option<Spread>)| {
         let verdict = if bar.passes() { "pass:" } else { "**fail**:" };
         let spread = spread.filter(|spread| spread.least < spread.most);

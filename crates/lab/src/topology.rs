@@ -10,6 +10,7 @@
 //! | `172.30.n.2/24` | host `h` on link `k`, cabling `fabric`; the router has `.1`; `n = 8 (h - 1) + k` |
 //! | `10.0.0.h/24` | the guest of host `h` |
 
+pub mod marker;
 pub mod multipath_tcp;
 pub mod overlay;
 pub mod shape;

@@ -181,10 +181,11 @@ fn the_command_line_teaches() {
         "applications",
         "isolation",
     ];
-    let more = ["elephants", "capacity", "stable", "congestion-control", "sockperf"];
+    let more = ["elephants", "capacity", "ecn", "stable", "congestion-control", "sockperf"];
     assert_eq!(
         names,
-        [&["redis-loss", "path-failure", "iperf", "soak"][..], &with_machines, &of_the_switch, &more].concat()
+        [&["redis-loss", "path-failure", "outage", "iperf", "soak"][..], &with_machines, &of_the_switch, &more]
+            .concat()
     );
     let wrong = [
         (vec!["run", "redis-los"], "there are: redis-loss"),

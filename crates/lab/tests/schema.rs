@@ -7,9 +7,9 @@ use std::path::Path;
 
 use bifrost_lab::experiment;
 use bifrost_lab::experiments::{
-    applications, capacity, congestion_control, coverage, delayed_release, elephants, flow_records, granularity, iperf,
-    isolation, nginx, path_failure, redis_loss, route_refresh, slicing, soak, sockperf, stable, switch_latency,
-    switch_overall, switch_rate, tunnel::Switch, vectors, vhost_rate,
+    applications, congestion_control, coverage, delayed_release, elephants, flow_records, full_links, granularity,
+    iperf, isolation, nginx, outage, path_failure, redis_loss, route_refresh, slicing, soak, sockperf, stable,
+    switch_latency, switch_overall, switch_rate, tunnel::Switch, vectors, vhost_rate,
 };
 use bifrost_lab::options::{App, Guests, Injector, Mode, Op, Options};
 use bifrost_lab::results::{HostInfo, Results, SCHEMA_VERSION, to_values};
@@ -342,26 +342,28 @@ fn all() -> Vec<Value> {
         latency_us_p99: 70.0,
         latency_us_max: 900.0,
     };
-    let capacity = capacity::Row {
-        mode: capacity::Underneath::BareLinks,
-        point: capacity::Point { receiver_paths: Some(2), ..capacity::Point::new(&"4x100@50".parse().unwrap(), 8) },
+    let capacity = full_links::Row {
+        mode: full_links::Underneath::BareLinks,
+        point: full_links::Point { receiver_paths: Some(2), ..full_links::Point::new(&"4x100@50".parse().unwrap(), 8) },
         repetition: 0,
         duration_s: 30.0,
         goodput_by_second_mbit_per_s: vec![300.0, 380.5],
         goodput_of_each_mbit_per_s: vec![380.5],
         guest_retransmits: 3,
-        links: vec![capacity::LinkAtEnd {
+        received_ce_packets: 4,
+        links: vec![full_links::LinkAtEnd {
             limit_mbit_per_s: 100,
             sent_mbit_per_s: 99.9,
             dropped_frames: 1,
             dropped_back_frames: 0,
+            marked_frames: Some(9),
             idle_rtt_ms: Some(0.05),
             rtt_ms_p50: Some(3.0),
             rtt_ms_p99: None,
             probes: 1400,
             probes_lost: 2,
         }],
-        paths: vec![capacity::PathAtEnd {
+        paths: vec![full_links::PathAtEnd {
             host: "host-a".to_owned(),
             path: 0,
             state: "active".to_owned(),
@@ -375,6 +377,19 @@ fn all() -> Vec<Value> {
             lost_packets: 100,
             ce_marked_packets: 0,
         }],
+    };
+    let outage = outage::Row {
+        mode: Mode::Bifrost,
+        case: outage::Case::AllDown,
+        repetition: 0,
+        requests: 20_000,
+        failed_requests: 1500,
+        wrong_answers: 0,
+        longest_ms: 100.0,
+        first_answer_ms: Some(9.5),
+        every_client_ms: None,
+        attempts: 2,
+        standstill_ms: 4.5,
     };
     vec![
         results("redis-loss", redis_loss),
@@ -399,7 +414,9 @@ fn all() -> Vec<Value> {
         results("stable", stable),
         results("congestion-control", congestion_control),
         results("sockperf", sockperf),
-        results("capacity", capacity),
+        results("capacity", capacity.clone()),
+        results("ecn", capacity),
+        results("outage", outage),
     ]
 }
 

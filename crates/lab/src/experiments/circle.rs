@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail};
 use serde_json::Value;
 
-use crate::experiment::Lab;
+use crate::lab::Lab;
 use crate::netns::Namespace;
 use crate::process::{self, Program};
 use crate::programs::testpmd::{self, Testpmd};

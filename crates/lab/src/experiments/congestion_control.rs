@@ -10,8 +10,9 @@ use serde_json::Value;
 
 use crate::bars::{Bar, Sense};
 use crate::daemon::Settings;
-use crate::experiment::{Experiment, Lab, Network};
+use crate::frame::Experiment;
 use crate::inject;
+use crate::lab::{Lab, Network};
 use crate::options::{Injector, Mode, Op};
 use crate::plot::{self, Panel, Series};
 use crate::programs::redis_benchmark::{self, Load, TRIAL_REQUESTS};

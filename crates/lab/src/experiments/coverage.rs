@@ -10,9 +10,10 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use crate::bars::{Bar, Sense};
-use crate::experiment::{Experiment, Lab};
+use crate::frame::Experiment;
 use crate::inject;
 use crate::interrupt;
+use crate::lab::Lab;
 use crate::options::{Guests, Mode};
 use crate::plot::{self, Panel};
 use crate::programs::guest_tcp::{Flows, Tcp};

@@ -10,9 +10,10 @@ use serde_json::Value;
 
 use crate::bars::{Bar, Sense};
 use crate::daemon::Daemon;
-use crate::experiment::{Experiment, Lab, Network};
+use crate::frame::Experiment;
 use crate::inject;
 use crate::interrupt;
+use crate::lab::{Lab, Network};
 use crate::options::{Guests, Mode};
 use crate::plot::{self, Panel, Series};
 use crate::programs::guest_tcp::Flows;

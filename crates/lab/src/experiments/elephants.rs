@@ -9,8 +9,9 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use crate::bars::{Bar, Sense};
-use crate::experiment::{Experiment, Lab, Network};
+use crate::frame::Experiment;
 use crate::inject;
+use crate::lab::{Lab, Network};
 use crate::options::{Cabling, Mode};
 use crate::plot::{self, Panel};
 use crate::programs::iperf3::{self, Load};

@@ -9,8 +9,9 @@ use serde_json::Value;
 
 use crate::bars::{Bar, Sense};
 use crate::daemon::Settings;
-use crate::experiment::{Experiment, Lab, Network};
+use crate::frame::Experiment;
 use crate::interrupt;
+use crate::lab::{Lab, Network};
 use crate::options::{Guests, Mode};
 use crate::plot::{self, Panel, Series};
 use crate::programs::guest_tcp::{Flows, Tcp};

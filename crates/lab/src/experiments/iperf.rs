@@ -1,5 +1,6 @@
 //! `iperf`: the throughput of one TCP flow, without loss and at 0.1 %.
 
+use std::fmt;
 use std::path::{Path, PathBuf};
 
 use anyhow::Result;
@@ -7,16 +8,16 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use crate::bars::{Bar, Sense};
-use crate::experiment::{Experiment, Lab};
+use crate::frame::Experiment;
 use crate::inject;
-use crate::interrupt;
+use crate::lab::Lab;
 use crate::options::{Injector, Mode};
 use crate::plot::{self, Panel};
 use crate::programs::iperf3::{self, Load};
-use crate::progress::Progress;
 use crate::report::{Table, factor};
-use crate::results::{from_values, to_values};
+use crate::results::from_values;
 use crate::stats::{Spread, cell, distinct_values, middle, paired_ratio};
+use crate::turns;
 
 /// Loss rates on the wire, percent.
 const LOSSES: [f64; 2] = [0.0, 0.1];
@@ -48,6 +49,22 @@ pub struct Row {
     pub bins_gbit_per_s: Vec<f64>,
 }
 
+impl fmt::Display for Row {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Row { mode, loss_percent, throughput_gbit_per_s: throughput, guest_retransmits: again, .. } = self;
+        write!(f, "{mode:<12} {loss_percent:>5} %: {throughput:.2} Gbit/s, {again} retransmits by the guest")
+    }
+}
+
+/// A loss rate, percent.
+struct Point(f64);
+
+impl fmt::Display for Point {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} %", self.0)
+    }
+}
+
 impl Experiment for Iperf {
     fn name(&self) -> &'static str {
         "iperf"
@@ -66,53 +83,30 @@ impl Experiment for Iperf {
     }
 
     fn run(&self, lab: &Lab) -> Result<Vec<Value>> {
-        let losses = lab.losses(&LOSSES, &LOSSES);
-        let repetitions = lab.repetitions(3);
+        let points: Vec<Point> = lab.losses(&LOSSES, &LOSSES).into_iter().map(Point).collect();
         let duration_s = lab.seconds(5.0, 2.0).ceil();
-        let mut progress = Progress::new((lab.options.modes.len() * losses.len()) as u64 * u64::from(repetitions));
-        let mut rows = Vec::new();
-        for repetition in 0..repetitions {
-            for &mode in &lab.options.modes {
-                let label = format!("{}-{repetition}", mode.name());
-                progress.begin(&format!("building the network for {}", mode.name()));
-                let mut network = lab.network(mode, &label)?;
-                for &loss_percent in &losses {
-                    interrupt::check()?;
-                    progress.begin(&format!("{} {loss_percent} %", mode.name()));
-                    inject::wire_loss(&network.topology, &[], loss_percent)?;
-                    let guests = [&network.topology.hosts[0].guest, &network.topology.hosts[1].guest];
-                    let name = format!("iperf3-{loss_percent}");
-                    let flow = iperf3::Running::start(
-                        (guests[0], guests[1]),
-                        Load::one_flow(duration_s),
-                        &lab.logs(&label),
-                        &name,
-                    )?
-                    .finish()?;
-                    let row = Row {
-                        mode,
-                        injector: Injector::Wire,
-                        loss_percent,
-                        repetition,
-                        duration_s,
-                        throughput_gbit_per_s: flow.gbit_per_s,
-                        guest_retransmits: flow.retransmits,
-                        wire_drops_packets: inject::wire_drops(&network.topology)?,
-                        bins_gbit_per_s: flow.bins_gbit_per_s,
-                    };
-                    progress.end(&format!(
-                        "{:<12} {:>5} %: {:.2} Gbit/s, {} retransmits by the guest",
-                        mode.name(),
-                        loss_percent,
-                        row.throughput_gbit_per_s,
-                        row.guest_retransmits
-                    ));
-                    rows.push(row);
-                    network.check()?;
-                }
-            }
-        }
-        to_values(&rows)
+        let label = |mode: Mode, repetition| format!("{mode}-{repetition}");
+        let begin = |mode: &Mode, repetition| lab.network(*mode, &label(*mode, repetition));
+        turns::measure(lab.repetitions(3), &lab.options.modes, &points, begin, |mode, network, point, repetition| {
+            let Point(loss_percent) = *point;
+            inject::wire_loss(&network.topology, &[], loss_percent)?;
+            let [from, to] = [0, 1].map(|host| &network.topology.hosts[host].guest);
+            let (logs, name) = (lab.logs(&label(*mode, repetition)), format!("iperf3-{loss_percent}"));
+            let flow = iperf3::Running::start((from, to), Load::one_flow(duration_s), &logs, &name)?.finish()?;
+            let wire_drops_packets = inject::wire_drops(&network.topology)?;
+            network.check()?;
+            Ok(Row {
+                mode: *mode,
+                injector: Injector::Wire,
+                loss_percent,
+                repetition,
+                duration_s,
+                throughput_gbit_per_s: flow.gbit_per_s,
+                guest_retransmits: flow.retransmits,
+                wire_drops_packets,
+                bins_gbit_per_s: flow.bins_gbit_per_s,
+            })
+        })
     }
 
     fn report(&self, rows: &[Value]) -> Result<String> {
@@ -168,6 +162,7 @@ fn spread(rows: &[Row], mode: Mode, loss: f64, field: fn(&Row) -> f64) -> Option
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::results::to_values;
 
     #[test]
     fn bars_compare_with_the_lossless_flow() {

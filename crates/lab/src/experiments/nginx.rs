@@ -11,9 +11,10 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use crate::bars::{Bar, Sense};
-use crate::experiment::{Experiment, Lab, Network};
+use crate::frame::Experiment;
 use crate::inject;
 use crate::interrupt;
+use crate::lab::{Lab, Network};
 use crate::options::{Injector, Mode};
 use crate::patience::until_answered;
 use crate::plot::{self, Panel};

@@ -10,9 +10,10 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use crate::bars::{Bar, Sense};
-use crate::experiment::{Experiment, Lab, Network};
+use crate::frame::Experiment;
 use crate::inject;
 use crate::interrupt;
+use crate::lab::{Lab, Network};
 use crate::options::{Injector, Mode};
 use crate::plot::{self, Panel};
 use crate::programs::iperf3;
@@ -376,6 +377,7 @@ fn passage(lab: &Lab, network: &Network, workload: Workload, repetition: u32, la
                 warm_up: Duration::ZERO,
                 op: None,
                 requests_per_s: Some(REQUESTS_PER_S),
+                record: false,
                 stop: Arc::clone(&stop),
             };
             Running::Requests(client.namespace.spawn(move || key_value_client::run(&load))?, stop, redis)

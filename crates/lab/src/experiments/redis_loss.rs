@@ -8,9 +8,10 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use crate::bars::{Bar, Sense};
-use crate::experiment::{Experiment, Lab, Network};
+use crate::frame::Experiment;
 use crate::inject;
 use crate::interrupt;
+use crate::lab::{Lab, Network};
 use crate::options::{Guests, Injector, Mode, Op};
 use crate::plot::{self, Panel};
 use crate::processor::{self, LEGEND, Reading, Shares};

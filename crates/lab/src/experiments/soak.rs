@@ -18,8 +18,9 @@ use serde_json::Value;
 
 use crate::bars::{Bar, Sense};
 use crate::daemon::Daemon;
-use crate::experiment::{Experiment, Lab, Network};
+use crate::frame::Experiment;
 use crate::interrupt;
+use crate::lab::{Lab, Network};
 use crate::options::Mode;
 use crate::plot::{self, Panel};
 use crate::programs::key_value_client::{self, BIN, Load};
@@ -318,6 +319,7 @@ impl LoadThreads {
             warm_up: Duration::ZERO,
             op: None,
             requests_per_s: None,
+            record: false,
             stop: Arc::clone(&stop),
         };
         let mut threads = Self { stop: Arc::clone(&stop), streams: Vec::new(), redis: None, _server: server };

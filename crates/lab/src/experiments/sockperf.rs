@@ -8,8 +8,9 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use crate::bars::{Bar, Sense};
-use crate::experiment::{Experiment, Lab};
+use crate::frame::Experiment;
 use crate::inject;
+use crate::lab::Lab;
 use crate::options::Mode;
 use crate::plot::{self, Panel};
 use crate::programs::sockperf::{MESSAGE_LEN, Server};

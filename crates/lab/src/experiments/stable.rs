@@ -14,7 +14,8 @@ use serde_json::Value;
 
 use super::nginx::Connections;
 use crate::bars::{Bar, Sense};
-use crate::experiment::{Experiment, Lab, Network};
+use crate::frame::Experiment;
+use crate::lab::{Lab, Network};
 use crate::options::{Mode, Op};
 use crate::plot::{self, Panel};
 use crate::programs::key_value_client::{self, Latencies, Load, WARM_UP};
@@ -192,6 +193,7 @@ fn measure(lab: &Lab, network: &Network, point: Point, repetition: u32) -> Resul
         timeout: TIMEOUT,
         op: Some(point.op),
         requests_per_s: Some(point.offered_rps()),
+        record: false,
         stop: Arc::default(),
     };
     let measured = guests[0].namespace.enter(move || Latencies::of(&key_value_client::run(&load)?))?;

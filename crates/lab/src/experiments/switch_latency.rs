@@ -14,8 +14,9 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use crate::bars::{Bar, Sense};
-use crate::experiment::{Experiment, Lab};
+use crate::frame::Experiment;
 use crate::interrupt;
+use crate::lab::Lab;
 use crate::netns::Namespace;
 use crate::options::Mode;
 use crate::plot::{self, Panel, Series};

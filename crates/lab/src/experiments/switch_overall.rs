@@ -12,8 +12,9 @@ use serde_json::Value;
 
 use crate::bars::{Bar, Sense};
 use crate::daemon::Settings;
-use crate::experiment::{Experiment, Lab, Network};
+use crate::frame::Experiment;
 use crate::interrupt;
+use crate::lab::{Lab, Network};
 use crate::options::{Mode, Op};
 use crate::plot::{self, Panel};
 use crate::processor::{self, LEGEND, Reading, Shares};

@@ -14,8 +14,9 @@ use serde_json::Value;
 
 use super::tunnel::{Bench, FAR, FAR_MAC, More, NEAR, NEAR_MAC, Switch};
 use crate::bars::{Bar, Sense};
-use crate::experiment::{Experiment, Lab};
+use crate::frame::Experiment;
 use crate::interrupt;
+use crate::lab::Lab;
 use crate::options::Mode;
 use crate::plot::{self, Panel, Series};
 use crate::programs::testpmd;

@@ -8,7 +8,7 @@ use anyhow::{Context, Result, bail};
 use serde::{Deserialize, Serialize};
 
 use super::circle::{PROCESSORS, need_processors};
-use crate::experiment::Lab;
+use crate::lab::Lab;
 use crate::netns::Namespace;
 use crate::process::Program;
 use crate::programs::open_vswitch::{Datapath, OpenVswitch};

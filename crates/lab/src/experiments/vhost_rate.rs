@@ -10,7 +10,8 @@ use serde_json::Value;
 
 use super::circle::{self, CIRCLING, Circled, More, Running};
 use crate::bars::{Bar, Sense};
-use crate::experiment::{Experiment, Lab};
+use crate::frame::Experiment;
+use crate::lab::Lab;
 use crate::netns::Namespace;
 use crate::options::Mode;
 use crate::plot::{self, Panel, Series};

@@ -68,6 +68,7 @@ fn run(load: &Load<'_>, requests_per_s: Option<f64>) -> Result<Report> {
         patience: TIMEOUT,
         op: None,
         requests_per_s,
+        record: false,
         stop: Arc::default(),
     };
     let report = client.namespace.enter(move || key_value_client::run(&load))?;

@@ -17,7 +17,7 @@ use crate::topology::{Host, Topology, link_name};
 /// Frames that may follow each other at once.
 const BURST_FRAMES: u32 = 2;
 /// Bytes of an Ethernet header, which `tbf` counts.
-const ETHERNET: u32 = 14;
+pub const ETHERNET: u32 = 14;
 /// Most frames of a queue.
 const MAX_FRAMES: u32 = 10_000;
 /// Most Mbit/s of a link.

@@ -1,5 +1,6 @@
 //! What is judged, and how.
 
+use super::super::full_links::LinkAtEnd;
 use super::*;
 use crate::results::to_values;
 
@@ -9,6 +10,7 @@ fn link(waiting_ms: f64) -> LinkAtEnd {
         sent_mbit_per_s: 99.0,
         dropped_frames: 10,
         dropped_back_frames: 0,
+        marked_frames: None,
         idle_rtt_ms: Some(0.1),
         rtt_ms_p50: Some(0.1 + waiting_ms),
         rtt_ms_p99: Some(6.0),
@@ -28,6 +30,7 @@ fn row(mode: Underneath, tenants: u8, each: &[f64], waiting_ms: [f64; 2]) -> Row
         goodput_by_second_mbit_per_s: vec![0.0, total, total],
         goodput_of_each_mbit_per_s: each.to_vec(),
         guest_retransmits: 5,
+        received_ce_packets: 0,
         links: waiting_ms.map(link).to_vec(),
         paths: Vec::new(),
     }

@@ -3,8 +3,8 @@
 use anyhow::{Result, bail};
 use fastrand::Rng;
 
-use crate::experiment::Network;
 use crate::inject;
+use crate::lab::Network;
 
 /// One fault.
 #[derive(Debug, Clone, PartialEq)]

@@ -6,7 +6,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::options::Mode;
 use crate::stats::mean;
-use crate::topology::shape::Shape;
+use crate::topology::shape::{self, Shape};
+use crate::topology::{GUEST_MTU, UNDERLAY_MTU};
 
 /// What is left out at the start of the flows, s: connections, and TCP's slow start.
 pub(super) const SETTLE_S: usize = 1;
@@ -44,18 +45,30 @@ pub struct Point {
     pub loss_percent: f64,
     /// Paths of the receiving host's daemon, where it has fewer than links.
     pub receiver_paths: Option<u8>,
+    /// Where links mark (RFC 3168): what may wait in a queue before they do, frames.
+    pub mark_frames: Option<u32>,
+    /// Whether the flows' TCP speaks ECN.
+    pub tcp_ecn: bool,
 }
 
 impl Point {
     /// Flows of one tenant between hosts that use all links, which lose nothing.
     pub fn new(shape: &Shape, flows: u32) -> Self {
-        Self { shape: shape.clone(), flows, tenants: 1, loss_percent: 0.0, receiver_paths: None }
+        Self {
+            shape: shape.clone(),
+            flows,
+            tenants: 1,
+            loss_percent: 0.0,
+            receiver_paths: None,
+            mark_frames: None,
+            tcp_ecn: false,
+        }
     }
 }
 
 impl fmt::Display for Point {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Point { shape, flows, tenants, loss_percent, receiver_paths } = self;
+        let Point { shape, flows, tenants, loss_percent, receiver_paths, mark_frames, tcp_ecn } = self;
         write!(f, "{shape}, {flows} {}", if *flows == 1 { "flow" } else { "flows" })?;
         if *tenants > 1 {
             write!(f, " of each of {tenants} tenants")?;
@@ -65,6 +78,9 @@ impl fmt::Display for Point {
         }
         if let Some(paths) = receiver_paths {
             write!(f, ", {paths} paths at the receiver")?;
+        }
+        if let Some(frames) = mark_frames {
+            write!(f, ", marks from {frames} frames, guests {} ECN", if *tcp_ecn { "with" } else { "without" })?;
         }
         Ok(())
     }
@@ -81,6 +97,8 @@ pub struct LinkAtEnd {
     pub dropped_frames: u64,
     /// Frames that found the queue of the receiver's end full.
     pub dropped_back_frames: u64,
+    /// Frames that the sender's end marked with congestion experienced; null: it does not mark.
+    pub marked_frames: Option<u64>,
     /// Round-trip time of the idle link, ms: the median of the probes before the load.
     pub idle_rtt_ms: Option<f64>,
     /// Round-trip time during the load, after the first second, ms: median; `None`: no probe was answered.
@@ -147,51 +165,95 @@ pub struct Row {
     pub goodput_of_each_mbit_per_s: Vec<f64>,
     /// Segments that the flows' TCP sent again.
     pub guest_retransmits: u64,
+    /// Packets that the receivers' IP stacks got with congestion experienced.
+    pub received_ce_packets: u64,
     /// The links, in their order.
     pub links: Vec<LinkAtEnd>,
     /// The daemons' paths just before the end, both hosts'; none with other networks.
     pub paths: Vec<PathAtEnd>,
 }
 
+/// Bytes of a flow's full packet, and of the frame that a link carries for it.
+fn full_packet(network: Underneath) -> (f64, f64) {
+    // IP and TCP headers with timestamps; the Ethernet header of the link.
+    const TCP: f64 = 52.0;
+    const ETHERNET: f64 = 14.0;
+    let (packet, around) = match network {
+        Underneath::BareLinks => (UNDERLAY_MTU, 0.0),
+        // Ethernet, VXLAN, UDP, IP; and the header of the transport.
+        Underneath::Overlay(mode) => (GUEST_MTU, if mode.is_reliable() { 66.0 } else { 50.0 }),
+    };
+    (f64::from(packet) - TCP, f64::from(packet) + around + ETHERNET)
+}
+
 impl Row {
+    /// Share of what the links can carry that arrived, as full packets of this network: 1 if no link ever rested, and none carried
+    /// anything twice or in vain.
+    pub(in super::super) fn filled(&self) -> f64 {
+        let (payload, frame) = full_packet(self.mode);
+        self.goodput_mbit_per_s() * frame / payload / self.limit_mbit_per_s()
+    }
+
     /// Mean goodput after the first second, all flows together, Mbit/s.
-    pub(super) fn goodput_mbit_per_s(&self) -> f64 {
+    pub(in super::super) fn goodput_mbit_per_s(&self) -> f64 {
         mean(self.goodput_by_second_mbit_per_s.get(SETTLE_S..).unwrap_or_default())
     }
 
     /// The links' rate together, Mbit/s.
-    pub(super) fn limit_mbit_per_s(&self) -> f64 {
+    pub(in super::super) fn limit_mbit_per_s(&self) -> f64 {
         self.point.shape.total_mbit_per_s(usize::MAX)
     }
 
     /// Jain's index of what each tenant got: 1 if all got the same, 1/n if one of n got everything.
-    pub(super) fn fairness(&self) -> f64 {
+    pub(in super::super) fn fairness(&self) -> f64 {
         let each = &self.goodput_of_each_mbit_per_s;
         let (sum, squares) = (each.iter().sum::<f64>(), each.iter().map(|x| x * x).sum::<f64>());
         sum * sum / (each.len() as f64 * squares)
     }
 
     /// In the queues of the link where most waits, ms; NaN if no probe of a link was answered.
-    pub(super) fn waiting_ms(&self) -> f64 {
-        self.links
-            .iter()
-            .map(|link| link.waiting_ms().unwrap_or(f64::NAN))
-            .fold(0.0, |most: f64, ms| if most.is_nan() || ms.is_nan() { f64::NAN } else { most.max(ms) })
+    pub(in super::super) fn waiting_ms(&self) -> f64 {
+        most(self.links.iter().map(|link| link.waiting_ms().unwrap_or(f64::NAN)))
     }
 
-    pub(super) fn dropped_per_s(&self) -> f64 {
+    /// The same, as a share of what the link's queue has room for.
+    pub(in super::super) fn waiting_of_room(&self) -> f64 {
+        let frame_bits = f64::from(UNDERLAY_MTU + shape::ETHERNET) * 8.0;
+        let room_ms = |link: &LinkAtEnd| {
+            f64::from(self.point.shape.queue_frames) * frame_bits / (f64::from(link.limit_mbit_per_s) * 1000.0)
+        };
+        let shares = self.links.iter().map(|link| link.waiting_ms().map_or(f64::NAN, |ms| ms / room_ms(link)));
+        most(shares)
+    }
+
+    pub(in super::super) fn dropped_per_s(&self) -> f64 {
         let dropped: u64 = self.links.iter().map(|link| link.dropped_frames + link.dropped_back_frames).sum();
         dropped as f64 / self.duration_s
     }
 
-    pub(super) fn retransmits_per_s(&self) -> f64 {
+    /// NaN where links do not mark.
+    pub(in super::super) fn marked_per_s(&self) -> f64 {
+        let marked = self.links.iter().map(|link| link.marked_frames).sum::<Option<u64>>();
+        marked.map_or(f64::NAN, |frames| frames as f64 / self.duration_s)
+    }
+
+    pub(in super::super) fn received_ce_per_s(&self) -> f64 {
+        self.received_ce_packets as f64 / self.duration_s
+    }
+
+    pub(in super::super) fn retransmits_per_s(&self) -> f64 {
         self.guest_retransmits as f64 / self.duration_s
     }
 
-    pub(super) fn probes_lost_percent(&self) -> f64 {
+    pub(in super::super) fn probes_lost_percent(&self) -> f64 {
         let sum = |count: fn(&LinkAtEnd) -> u64| self.links.iter().map(count).sum::<u64>() as f64;
         100.0 * sum(|link| link.probes_lost) / sum(|link| link.probes)
     }
+}
+
+/// NaN if one is.
+fn most(values: impl Iterator<Item = f64>) -> f64 {
+    values.fold(0.0, |most: f64, value| if most.is_nan() || value.is_nan() { f64::NAN } else { most.max(value) })
 }
 
 impl fmt::Display for Row {

@@ -1,5 +1,6 @@
 //! One network at one point.
 
+use std::fs;
 use std::net::SocketAddrV4;
 use std::time::{Duration, Instant};
 
@@ -8,13 +9,15 @@ use serde::Deserialize;
 
 use super::row::{LinkAtEnd, PathAtEnd, Point, Row, SETTLE_S, Underneath};
 use crate::daemon::Daemon;
-use crate::experiment::{Lab, Network};
+use crate::lab::{Lab, Network};
+use crate::netns::Namespace;
 use crate::programs::echo_prober::{EchoProber, Probe};
 use crate::programs::iperf3::{self, Flow, Load};
 use crate::stats::{mean, percentile};
-use crate::topology::Topology;
+use crate::topology::marker::{Marker, Marking};
 use crate::topology::shape::{self, Queue};
 use crate::topology::tenants::Tenants;
+use crate::topology::{Topology, link_name};
 use crate::{inject, interrupt};
 
 /// How long the idle links are probed before the load.
@@ -64,6 +67,18 @@ impl Bench {
         }
     }
 
+    /// Where the flows begin and end: of each sender and receiver the namespace.
+    fn ends(&self) -> Vec<[&Namespace; 2]> {
+        match self {
+            Bench::Bare(topology) => vec![[0, 1].map(|host| &topology.hosts[host].namespace)],
+            Bench::Overlay(tenants, network) => {
+                let first = [0, 1].map(|host| &network.topology.hosts[host].guest.namespace);
+                let others = tenants.guests.iter().map(|guests| [&guests[0].namespace, &guests[1].namespace]);
+                [first].into_iter().chain(others).collect()
+            }
+        }
+    }
+
     /// Starts the flows: of each tenant, or over each bare link.
     fn start(&self, lab: &Lab, point: &Point, seconds: f64, label: &str) -> Result<Vec<iperf3::Running>> {
         let logs = lab.logs(label);
@@ -97,6 +112,10 @@ pub(super) fn measure(lab: &Lab, network: Underneath, point: &Point, seconds: f6
     if point.loss_percent > 0.0 {
         inject::wire_loss(topology, &[], point.loss_percent)?;
     }
+    for namespace in bench.ends().iter().flatten() {
+        namespace.write_sysctls(&[("net/ipv4/tcp_ecn", if point.tcp_ecn { "1" } else { "0" })])?;
+    }
+    let markers = mark(topology, point)?;
     let [sender, receiver] = [0, 1].map(|host| &topology.hosts[host]);
     let links = point.shape.mbit_per_s.len();
     let queues = || Ok::<_, anyhow::Error>((shape::queues(sender, links)?, shape::queues(receiver, links)?));
@@ -104,7 +123,8 @@ pub(super) fn measure(lab: &Lab, network: Underneath, point: &Point, seconds: f6
     let probers: Vec<EchoProber> =
         pairs.map(|(local, remote)| EchoProber::start(&sender.namespace, *local, *remote)).collect::<Result<_>>()?;
     interrupt::sleep(IDLE)?;
-    let before = queues()?;
+    let received_ce = || bench.ends().iter().map(|[_, to]| received_ce(to)).sum::<Result<u64>>();
+    let (before, ce_before) = (queues()?, received_ce()?);
     let began = Instant::now();
     let loads = bench.start(lab, point, seconds, &label)?;
     let asked = began + Duration::from_secs_f64(seconds) - BEFORE_END;
@@ -112,6 +132,9 @@ pub(super) fn measure(lab: &Lab, network: Underneath, point: &Point, seconds: f6
     let paths = paths(bench.daemons())?;
     let flows = loads.into_iter().map(iperf3::Running::finish).collect::<Result<Vec<Flow>>>()?;
     let (duration_s, after) = (began.elapsed().as_secs_f64(), queues()?);
+    let received_ce_packets = received_ce()? - ce_before;
+    let marked = markers.iter().map(Marker::marked).collect::<Result<Vec<u64>>>()?;
+    drop(markers);
     let probes = probers.into_iter().map(EchoProber::finish).collect::<Result<Vec<_>>>()?;
     if let Bench::Overlay(_, network) = &mut bench {
         network.check()?;
@@ -124,6 +147,7 @@ pub(super) fn measure(lab: &Lab, network: Underneath, point: &Point, seconds: f6
             sent_mbit_per_s: (near.sent_bytes - near_before.sent_bytes) as f64 * 8.0 / 1e6 / duration_s,
             dropped_frames: near.dropped - near_before.dropped,
             dropped_back_frames: of(&after.1).dropped - of(&before.1).dropped,
+            marked_frames: marked.get(number).copied(),
             ..of_probes(point.shape.mbit_per_s[number], &probes[number], began, judged)
         }
     };
@@ -135,9 +159,40 @@ pub(super) fn measure(lab: &Lab, network: Underneath, point: &Point, seconds: f6
         goodput_by_second_mbit_per_s: by_second(&flows),
         goodput_of_each_mbit_per_s: flows.iter().map(after_settling).collect(),
         guest_retransmits: flows.iter().map(|flow| flow.retransmits).sum(),
+        received_ce_packets,
         links: (0..links).map(link).collect(),
         paths,
     })
+}
+
+/// Lets the sender's end of each link mark, at points where links do: in the links' order.
+fn mark(topology: &Topology, point: &Point) -> Result<Vec<Marker>> {
+    let Some(frames) = point.mark_frames else { return Ok(Vec::new()) };
+    let bits = f64::from(topology.plan.underlay_mtu() + shape::ETHERNET) * 8.0;
+    let start = |(path, mbit_per_s): (u8, &u32)| {
+        let waiting = |frames: u32| Duration::from_secs_f64(f64::from(frames) * bits / (f64::from(*mbit_per_s) * 1e6));
+        let (threshold, room) = (waiting(frames), waiting(point.shape.queue_frames));
+        let marking = Marking { mbit_per_s: *mbit_per_s, threshold, room };
+        Marker::start(&topology.hosts[0].namespace, &link_name(path), marking)
+    };
+    (0..).zip(&point.shape.mbit_per_s).map(start).collect()
+}
+
+/// Packets with congestion experienced that the IP stack of a namespace has received so far.
+fn received_ce(namespace: &Namespace) -> Result<u64> {
+    namespace.enter(|| {
+        let text = fs::read_to_string("/proc/thread-self/net/netstat").context("reading what the kernel counts")?;
+        ip_extension(&text, "InCEPkts")
+    })
+}
+
+/// A counter of `/proc/net/netstat`, which has a line of names before each line of values.
+fn ip_extension(text: &str, name: &str) -> Result<u64> {
+    let mut lines = text.lines().filter(|line| line.starts_with("IpExt:"));
+    let names = lines.next().context("the kernel counts nothing of IP")?;
+    let place = names.split(' ').position(|own| own == name).with_context(|| format!("the kernel has no {name}"))?;
+    let value = lines.next().and_then(|values| values.split(' ').nth(place));
+    value.and_then(|value| value.parse().ok()).with_context(|| format!("{name} is no number"))
 }
 
 /// What probes say of a link: idle before `load_began`, and full in between `from` and `to`.
@@ -159,6 +214,7 @@ fn of_probes(
         sent_mbit_per_s: 0.0,
         dropped_frames: 0,
         dropped_back_frames: 0,
+        marked_frames: None,
         idle_rtt_ms: of(&idle, 50.0),
         rtt_ms_p50: of(&times, 50.0),
         rtt_ms_p99: of(&times, 99.0),
@@ -237,6 +293,15 @@ mod tests {
         let seconds: Vec<u32> = by_second(&flows).iter().map(|rate| rate.round() as u32).collect();
         assert_eq!(seconds, [300, 300]);
         assert_eq!(after_settling(&flow(&[[0.0; 10], [0.5; 10]].concat())), 500.0);
+    }
+
+    #[test]
+    fn counters_are_found_by_name() {
+        let text = "TcpExt: A InCEPkts\nTcpExt: 1 2\nIpExt: A B InCEPkts\nIpExt: 7 8 9\n";
+        assert_eq!((ip_extension(text, "InCEPkts").unwrap(), ip_extension(text, "A").unwrap()), (9, 7));
+        for broken in ["", "IpExt: A\nIpExt: 1\n", "IpExt: InCEPkts\n", "IpExt: InCEPkts\nIpExt: x\n"] {
+            assert!(ip_extension(broken, "InCEPkts").is_err(), "{broken}");
+        }
     }
 
     #[test]
