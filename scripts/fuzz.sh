@@ -14,7 +14,7 @@ minimise) minimise=yes; shift ;;
 [0-9]*) seconds=$1; shift ;;
 esac
 
-# A target directory of its own, for every crate is built anew with instrumentation.
+# A target directory of its own, because every crate is built again, with instrumentation.
 target=${CARGO_TARGET_DIR:-target}/fuzz
 pass="-Cpasses=sancov-module"
 for option in level=4 inline-8bit-counters pc-table trace-compares; do

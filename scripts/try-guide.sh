@@ -104,7 +104,7 @@ fit() {
         -e 's/-s 1472/-s 1406/; s/-s 1572/-s 1472/' -e 's/^mtu = 1500$/mtu = 1434/' -e 's/^netns = "\(web2\|db1\)"$/&\nmtu = 1434/'
 }
 
-# on HOST: runs standard input there. No connection of ours waits for ever.
+# on HOST: runs standard input there. No connection of ours waits forever.
 on() {
     fit | timeout 180 ssh -F "$out/ssh" "$1" 'cat >/tmp/step; sh -e /tmp/step </dev/null'
 }

@@ -48,7 +48,7 @@ pub fn run_all(options: &Options, out: &Path) -> Result<bool> {
             eprintln!("{}: {error:#}", experiment.name());
         }
         chapters.push(Chapter { experiment, directory, results });
-        // After each, for whoever does not want to wait for the last.
+        // After each, so that nobody has to wait for the last one.
         book::write(&chapters, options, &out.join("report"))?;
     }
     println!("{}", book::overview(&chapters));

@@ -115,6 +115,7 @@ impl Tenants {
             timeout: Duration::from_secs(2),
             op: Some(Op::Get),
             requests_per_s: Some(RATE),
+            record: false,
             stop: Arc::default(),
         };
         let report = self.lab.net("a").enter(move || key_value_client::run(&load).unwrap());

@@ -404,7 +404,7 @@ impl Bench {
 
     fn attempt(&self, lab: &Lab, app: App, loss_percent: f64, seconds: f64) -> Result<(Vec<Standstill>, Row)> {
         interrupt::check()?;
-        // Counts the drops anew.
+        // Counts the drops from zero again.
         inject::wire_loss(&self.network.topology, &[], loss_percent)?;
         let hosts = &self.network.topology.hosts;
         let name = format!("{}-{loss_percent}", app.name());

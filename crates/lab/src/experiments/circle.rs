@@ -1,6 +1,6 @@
 //! Packets that circle between two vhost-user ports of one switch.
 //!
-//! The guest is `dpdk-testpmd` with two `net_virtio_user` ports. As many packets as fit circle for ever: what arrives at one
+//! The guest is `dpdk-testpmd` with two `net_virtio_user` ports. As many packets as fit circle without end: what arrives at one
 //! port leaves at the other, unchanged, and comes back through the switch. So nothing is lost, and the guest, which
 //! never looks at a packet, is not what limits the rate.
 

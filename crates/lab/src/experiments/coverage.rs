@@ -164,7 +164,7 @@ impl Experiment for Coverage {
     }
 }
 
-/// Segments that the guest sent again for each packet that was lost: whoever carries more loses more.
+/// Segments that the guest sent again for each packet that was lost: a network that carries more loses more.
 fn per_loss(row: &Row) -> f64 {
     row.retransmitted_segments as f64 / row.dropped_packets as f64
 }

@@ -1,4 +1,4 @@
-//! `elephants`: two large TCP flows over links of limited rate, again and again, hashed anew each time (NSDI'26 paper, figure 15).
+//! `elephants`: two large TCP flows over links of limited rate, started again and again, with a new hash each time (NSDI'26 paper, figure 15).
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -22,7 +22,7 @@ use crate::turns;
 
 /// What each link carries: all of them together less than half of what processors carry, so that the links are the bottleneck.
 const LINK_MBIT_PER_S: u32 = 200;
-/// How often flows begin anew, and how often in a quick run.
+/// How often new flows start, and how often in a quick run.
 const ATTEMPTS: (u32, u32) = (100, 8);
 const FLOWS: u32 = 2;
 /// What is left out at the start of the flows, s: connections, and TCP's slow start.
@@ -93,7 +93,7 @@ impl Experiment for Elephants {
     }
 
     fn summary(&self) -> &'static str {
-        "Two large TCP flows over links of 200 Mbit/s, a hundred times anew (NSDI'26 figure 15)"
+        "Two large TCP flows over links of 200 Mbit/s, started a hundred times (NSDI'26 figure 15)"
     }
 
     fn modes(&self) -> Vec<Mode> {
@@ -200,7 +200,7 @@ impl Experiment for Elephants {
     }
 }
 
-/// A time that flows begin anew.
+/// A start of the flows.
 #[derive(Clone, Copy)]
 struct Attempt(u32);
 

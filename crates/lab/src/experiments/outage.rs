@@ -40,7 +40,7 @@ const ALL_DOWN: Duration = Duration::from_secs(3);
 const OTHERS_LATER: Duration = Duration::from_millis(700);
 /// How long a daemon is away.
 const AWAY: Duration = Duration::from_millis(300);
-/// When a request has failed. Where nothing gets through, clients connect anew that often: what is measured is the network, and not
+/// When a request has failed. Where nothing gets through, clients connect again that often: what is measured is the network, and not
 /// the seconds for which TCP waits between two attempts.
 const TIMEOUT: Duration = Duration::from_millis(100);
 /// The same where links flap: a request is only to be late.
@@ -187,7 +187,7 @@ impl Experiment for Outage {
         Ok(format!(
             "50 Redis clients, {REQUESTS_PER_S:.0} requests a second together, each timed from when it was due. Links flap: they lose everything, both ways, \\
              for {} ms, and nothing for {} ms. All links: down for {} s, then one returns, and {} ms later the others. The daemon of the server's \\
-             host: killed (SIGKILL), and started again {} ms later. There a request has failed after {} ms, and its client connects anew; \\
+             host: killed (SIGKILL), and started again {} ms later. There a request has failed after {} ms, and its client connects again; \\
              where links flap, after {} ms. *First answer*, *every client*: since the first link's return, or the new daemon's start. Medians, and in \\
              brackets the least and the most of the repetitions. {again} of {} measurements were repeated because the machine stood still in them.\\n\\n{}",
             DOWN.as_millis(),

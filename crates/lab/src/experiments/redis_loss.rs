@@ -434,7 +434,7 @@ impl Bench {
 
     fn attempt(&mut self, lab: &Lab, point: Point, requests: u64) -> Result<(Vec<Standstill>, Row)> {
         interrupt::check()?;
-        // Counts the drops anew.
+        // Counts the drops from zero again.
         self.inject(point, point.loss_percent)?;
         let watch = standstill::Watch::start()?;
         let before = Reading::take()?;

@@ -370,7 +370,7 @@ fn measure(
     })
 }
 
-/// Open vSwitch polls, whoever's turn it is: it stands still while other networks are measured.
+/// Open vSwitch polls even when it is not its turn: it stands still while other networks are measured.
 fn freeze(network: &Network, still: bool) -> Result<()> {
     network.overlay.open_vswitches.iter().try_for_each(|switch| switch.freeze(still))
 }

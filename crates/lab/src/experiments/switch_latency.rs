@@ -1,7 +1,7 @@
 //! `switch-latency`: how long one small request takes at low load, and what of that the switch adds (Triton, figure 9).
 //!
 //! One TCP connection between two containers, one request of 64 bytes at a time: upon the last one's answer, and a thousand a second,
-//! where whoever is asked has gone to sleep meanwhile. The same without any switch, by a veth pair between the containers.
+//! where the server has gone to sleep meanwhile. The same without any switch, by a veth pair between the containers.
 
 use std::fmt;
 use std::net::SocketAddr;

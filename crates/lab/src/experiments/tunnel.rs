@@ -119,7 +119,7 @@ impl Bench {
             FAR[0], FAR[1]
         ))?;
         self.host.ip_batch(&format!("addr add {NEAR}/24 dev under\nlink set under up\n"))?;
-        // It learns of the address by and by, and remembers that it could not send a packet before.
+        // It learns the address late, and remembers that it could not send a packet before.
         let deadline = Instant::now() + PATIENCE;
         while switch.tell(&["ovs/route/lookup", FAR[0]]).is_err() {
             if Instant::now() > deadline {

@@ -168,7 +168,7 @@ impl Drop for ServerThread {
     fn drop(&mut self) {
         self.stop.store(true, Ordering::Relaxed);
         if let Some(thread) = self.thread.take() {
-            // Whoever wants to know how it ended has asked before.
+            // A caller that wants to know how it ended has asked before.
             let _ = thread.join();
         }
     }

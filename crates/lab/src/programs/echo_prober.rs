@@ -1,5 +1,5 @@
 //! The round-trip time of one underlay link, by ICMP echoes that the far host's kernel answers: what waits in the link's queue,
-//! seen by whoever comes next.
+//! as the next packet finds it.
 
 use std::io::{ErrorKind, Read as _};
 use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4};

@@ -3,8 +3,8 @@
 //!
 //! Each client alternates between setting a key of its own and getting it, or after a first set keeps to one of them,
 //! and checks what comes back. It keeps its connection, or has one for each request, which then begins with connecting. A request that
-//! is not answered within the timeout has failed: its connection is closed, and the next request begins with connecting
-//! anew. Where `redis-benchmark` knows only percentiles, this knows when each request stalled.
+//! is not answered within the timeout has failed: its connection is closed, and the next request begins with a new
+//! connection. Where `redis-benchmark` knows only percentiles, this knows when each request stalled.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -399,7 +399,7 @@ impl Client<'_> {
         }
     }
 
-    /// Ends a request without an answer, and connects anew.
+    /// Ends a request without an answer, and opens a new connection.
     fn fail(&mut self, connection: &mut Connection, now: Instant) {
         connection.stream = None;
         let age = micros(now - connection.request_started);

@@ -53,7 +53,7 @@ pub fn set_up(topology: &Topology) -> Result<()> {
         let mut batch = format!("mptcp limits set subflow {paths} add_addr_accepted 0\n");
         for address in (1..paths).map(|path| address(client, path)) {
             batch += &if guest.address == client.address {
-                // Whoever opens a connection opens its subflows, too; the other side's kernel would try in vain.
+                // The side that opens a connection opens its subflows, too; the other side's kernel would try in vain.
                 format!("addr add {address}/32 dev eth0\nmptcp endpoint add {address} dev eth0 subflow\n")
             } else {
                 format!("neigh add {address} lladdr {} dev eth0 nud permanent\n", client.mac)
