@@ -4,8 +4,8 @@
 //! `Copy` values (plus offsets where something follows), emitters fill arrays or slices that the caller owns. All input
 //! is taken to be hostile; a parser answers every byte string with a value or a reason and never panics.
 //!
-//! [`bifrost`] is the reliable transport's own format, specified in `docs/PROTOCOL.md`; the other modules follow the
-//! standards that they name. [`pcapng`] is no header, but how all of them are written into a file to be looked at.
+//! [`bifrost`] is the reliable transport's own format, specified in `docs/PROTOCOL.md`, and [`rdm`] that of messages over
+//! RDMA, specified in `docs/RDM.md`; the other modules follow the standards that they name. [`pcapng`] is no header, but how all of them are written into a file to be looked at.
 
 #![no_std]
 #![forbid(unsafe_code)]
@@ -24,6 +24,8 @@ pub mod mac;
 pub mod malformed;
 pub mod pcapng;
 pub mod protocol;
+pub mod rdm;
+pub mod roce;
 pub mod tcp;
 pub mod udp;
 pub mod virtio_net;

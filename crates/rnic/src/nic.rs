@@ -1,0 +1,766 @@
+//! The NIC: queue pairs, and what they share.
+
+use std::collections::VecDeque;
+use std::net::IpAddr;
+
+use bifrost_wire::roce::{
+    Acknowledgement, Aeth, Bth, DEFAULT_PARTITION, Deth, Header, Icrc, Nak, Opcode, Operation as Op, PATH_MTUS, Packet,
+    Qpn, Refusal, Reth, Route, Sequence, Transport,
+};
+
+use crate::burst::Burst;
+use crate::completion::{Completion, CompletionKind, CompletionQueue, CqId, Status};
+use crate::counters::Counters;
+use crate::queue_pair::{QueuePair, State};
+use crate::region::{Access, Domain, Key, Region, Regions};
+use crate::requester::{Again, NEVER, Part, Pending, Verdict};
+use crate::responder::Fault;
+use crate::verbs::{
+    Connect, INLINE_MAX, Operation, PostError, QpInit, ReceiveRequest, SendRequest, Slice, VerbsError,
+};
+
+/// What a NIC has room for, and who it is.
+#[derive(Clone, Copy, Debug)]
+pub struct Config {
+    /// Its address: the source of all packets.
+    pub address: IpAddr,
+    /// Queue pairs, at most 65,536.
+    pub queue_pairs: u32,
+    /// Regions, at most 65,536.
+    pub regions: u32,
+    /// Of the keys' random parts.
+    pub seed: u64,
+}
+
+/// A NIC.
+#[derive(Debug)]
+pub struct Nic {
+    config: Config,
+    queue_pairs: Vec<Option<Box<QueuePair>>>,
+    free: Vec<u16>,
+    random: fastrand::Rng,
+    completions: Vec<CompletionQueue>,
+    regions: Regions,
+    /// Queue pairs with acknowledgements, urgent ones and others with packets to send.
+    answering: VecDeque<u16>,
+    urgent: VecDeque<u16>,
+    waiting: VecDeque<u16>,
+    /// RC queue pairs with a timer.
+    armed: Vec<u16>,
+    counters: Counters,
+}
+
+/// Packets of one queue pair before another has its turn: enough that one system call is worth it.
+const TURN_PACKETS: usize = 16;
+
+/// RC: packets of a message between two that ask for an acknowledgement.
+const ACKNOWLEDGE_EVERY: u32 = 64;
+
+/// RC: a requester whose peer has no receive request waits 0.12 ms (IBTA table 46).
+const NOT_READY_TIMER: u8 = 7;
+
+/// IBTA table 46, units of 10 us.
+const NOT_READY_10US: [u64; 32] = [
+    65_536, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096,
+    6144, 8192, 12_288, 16_384, 24_576, 32_768, 49_152,
+];
+
+/// Numbers 0 and 1 are the management queue pairs (IBTA 10.2.4).
+const FIRST_NUMBER: u32 = 2;
+
+impl Nic {
+    /// A NIC without queue pairs.
+    #[must_use]
+    pub fn new(config: Config) -> Self {
+        Self {
+            config,
+            queue_pairs: Vec::new(),
+            free: Vec::new(),
+            random: fastrand::Rng::with_seed(config.seed),
+            completions: Vec::new(),
+            regions: Regions::new(config.regions, config.seed ^ 0x9e37_79b9_7f4a_7c15),
+            answering: VecDeque::new(),
+            urgent: VecDeque::new(),
+            waiting: VecDeque::new(),
+            armed: Vec::new(),
+            counters: Counters::default(),
+        }
+    }
+
+    /// Its address.
+    #[must_use]
+    pub fn address(&self) -> IpAddr {
+        self.config.address
+    }
+
+    /// What it has counted.
+    #[must_use]
+    pub fn counters(&self) -> &Counters {
+        &self.counters
+    }
+
+    /// A new completion queue.
+    ///
+    /// # Errors
+    /// When there are 65,536.
+    pub fn create_queue(&mut self) -> Result<CqId, VerbsError> {
+        let id = u16::try_from(self.completions.len()).map_err(|_| VerbsError::Exhausted)?;
+        self.completions.push(CompletionQueue::default());
+        Ok(CqId(id))
+    }
+
+    /// Moves up to `max` completions to the end of `out`, and returns how many.
+    pub fn poll(&mut self, queue: CqId, max: usize, out: &mut Vec<Completion>) -> usize {
+        let Some(completions) = self.completions.get_mut(usize::from(queue.0)) else { return 0 };
+        let count = completions.0.len().min(max);
+        for completion in completions.0.drain(..count) {
+            let slot = slot(completion.queue_pair);
+            if let Some(Some(qp)) = self.queue_pairs.get_mut(usize::from(slot)) {
+                let outstanding = match completion.kind {
+                    CompletionKind::Send => &mut qp.requester.outstanding,
+                    _ => &mut qp.responder.outstanding,
+                };
+                *outstanding = outstanding.saturating_sub(1);
+            }
+            out.push(completion);
+        }
+        count
+    }
+
+    /// A new queue pair. UD ones are ready at once, others must be connected.
+    ///
+    /// # Errors
+    /// When there is no number left, or a queue or a depth does not exist.
+    pub fn create_queue_pair(&mut self, init: QpInit) -> Result<Qpn, VerbsError> {
+        let known = |queue: CqId| usize::from(queue.0) < self.completions.len();
+        if !known(init.send_queue) || !known(init.receive_queue) {
+            return Err(VerbsError::Unknown);
+        }
+        if init.send_depth == 0 || init.receive_depth == 0 {
+            return Err(VerbsError::Value("depth"));
+        }
+        let slot = match self.free.pop() {
+            Some(slot) => slot,
+            None if self.queue_pairs.len() < (self.config.queue_pairs.min(0xfffe)) as usize => {
+                self.queue_pairs.push(None);
+                self.queue_pairs.len() as u16 - 1
+            }
+            None => return Err(VerbsError::Exhausted),
+        };
+        let number = Qpn::new(u32::from(self.random.u8(..)) << 16 | (u32::from(slot) + FIRST_NUMBER));
+        let state = if init.transport == Transport::Ud { State::Ready } else { State::Reset };
+        self.queue_pairs[usize::from(slot)] = Some(Box::new(QueuePair::new(number, init, state)));
+        Ok(number)
+    }
+
+    /// Connects an RC or UC queue pair that is reset. Receive requests that are posted already stay.
+    ///
+    /// # Errors
+    /// When it is not reset, or a value is out of range.
+    pub fn connect(&mut self, number: Qpn, peer: Connect) -> Result<(), VerbsError> {
+        let qp = find(&mut self.queue_pairs, number).ok_or(VerbsError::Unknown)?;
+        if qp.state != State::Reset {
+            return Err(VerbsError::Value("state"));
+        }
+        if !PATH_MTUS.contains(&peer.mtu) {
+            return Err(VerbsError::Value("path MTU"));
+        }
+        if peer.address.is_ipv4() != self.config.address.is_ipv4() {
+            return Err(VerbsError::Value("address family"));
+        }
+        if peer.timeout_ns == 0 || peer.port == 0 {
+            return Err(VerbsError::Value("timeout or port"));
+        }
+        qp.requester.begin(&peer);
+        qp.responder.begin(&peer);
+        qp.peer = Some(peer);
+        qp.state = State::Ready;
+        Ok(())
+    }
+
+    /// Takes a queue pair back to its first state. What was posted is forgotten, and so are completions that were not
+    /// polled (IBTA 10.3.1.1).
+    ///
+    /// # Errors
+    /// When there is no such queue pair.
+    pub fn reset(&mut self, number: Qpn) -> Result<(), VerbsError> {
+        let qp = find(&mut self.queue_pairs, number).ok_or(VerbsError::Unknown)?;
+        let state = if qp.init.transport == Transport::Ud { State::Ready } else { State::Reset };
+        let (scheduled, armed) = (qp.scheduled, qp.armed);
+        *qp = QueuePair { scheduled, armed, ..QueuePair::new(number, qp.init, state) };
+        for queue in [qp.init.send_queue, qp.init.receive_queue] {
+            self.completions[usize::from(queue.0)].0.retain(|completion| completion.queue_pair != number);
+        }
+        Ok(())
+    }
+
+    /// Removes a queue pair.
+    ///
+    /// # Errors
+    /// When there is no such queue pair.
+    pub fn destroy(&mut self, number: Qpn) -> Result<(), VerbsError> {
+        self.reset(number)?;
+        let slot = slot(number);
+        self.queue_pairs[usize::from(slot)] = None;
+        for list in [&mut self.answering, &mut self.urgent, &mut self.waiting] {
+            list.retain(|other| *other != slot);
+        }
+        self.armed.retain(|other| *other != slot);
+        self.free.push(slot);
+        Ok(())
+    }
+
+    /// Whether a queue pair takes requests: connected, and not in error.
+    #[must_use]
+    pub fn is_ready(&self, number: Qpn) -> bool {
+        let qp = self.queue_pairs.get(usize::from(slot(number))).and_then(Option::as_ref);
+        qp.is_some_and(|qp| qp.number == number && qp.state == State::Ready)
+    }
+
+    /// Registers memory, which the NIC owns until it is deregistered.
+    ///
+    /// # Errors
+    /// When there is no key left, or the memory has 4 GiB or more; the memory comes back.
+    pub fn register(
+        &mut self,
+        domain: Domain,
+        access: Access,
+        memory: Vec<u8>,
+    ) -> Result<Region, (VerbsError, Vec<u8>)> {
+        self.regions.register(domain, access, memory)
+    }
+
+    /// Gives memory back. From now on nothing is written there, whoever has the key.
+    pub fn deregister(&mut self, key: Key) -> Option<Vec<u8>> {
+        self.regions.deregister(key)
+    }
+
+    /// Bytes of registered memory.
+    #[must_use]
+    pub fn bytes(&self, slice: Slice) -> Option<&[u8]> {
+        self.regions.bytes(slice)
+    }
+
+    /// Bytes of registered memory, to be written.
+    pub fn bytes_mut(&mut self, slice: Slice) -> Option<&mut [u8]> {
+        self.regions.bytes_mut(slice)
+    }
+
+    /// Posts a send request.
+    ///
+    /// # Errors
+    /// A [`PostError`]; nothing is posted then.
+    pub fn post_send(&mut self, number: Qpn, request: SendRequest) -> Result<(), PostError> {
+        let qp = find(&mut self.queue_pairs, number).ok_or(PostError::UnknownQueuePair)?;
+        match qp.state {
+            State::Ready => {}
+            State::Reset => return Err(PostError::NotConnected),
+            State::Error => return Err(PostError::InError),
+        }
+        let datagram = qp.init.transport == Transport::Ud;
+        let suits = match request.operation {
+            Operation::SendTo(to) => {
+                datagram
+                    && request.len() <= u32::from(PATH_MTUS[4])
+                    && to.address.is_ipv4() == self.config.address.is_ipv4()
+            }
+            // IBTA 9.7.4.1: messages have at most 2^31 bytes.
+            _ => !datagram && request.len() <= 1 << 31,
+        };
+        if !suits || usize::from(request.inline_len) > INLINE_MAX {
+            return Err(PostError::Operation);
+        }
+        if request.slice.is_some_and(|slice| !self.regions.is_of(slice, qp.init.domain)) {
+            return Err(PostError::Memory);
+        }
+        if qp.requester.outstanding >= qp.init.send_depth {
+            return Err(PostError::Full);
+        }
+        qp.requester.push(request);
+        schedule(qp, &mut self.urgent, &mut self.waiting);
+        Ok(())
+    }
+
+    /// Posts a receive request.
+    ///
+    /// # Errors
+    /// A [`PostError`]; nothing is posted then.
+    pub fn post_receive(&mut self, number: Qpn, request: ReceiveRequest) -> Result<(), PostError> {
+        let qp = find(&mut self.queue_pairs, number).ok_or(PostError::UnknownQueuePair)?;
+        if qp.state == State::Error {
+            return Err(PostError::InError);
+        }
+        if !self.regions.is_of(request.slice, qp.init.domain) {
+            return Err(PostError::Memory);
+        }
+        if qp.responder.outstanding >= qp.init.receive_depth {
+            return Err(PostError::Full);
+        }
+        qp.responder.queue.push_back(request);
+        qp.responder.outstanding += 1;
+        Ok(())
+    }
+
+    /// Whether [`Nic::transmit`] has something to send.
+    #[must_use]
+    pub fn has_packets(&self) -> bool {
+        !(self.answering.is_empty() && self.urgent.is_empty() && self.waiting.is_empty())
+    }
+
+    /// Appends up to `max` packets to `burst`: acknowledgements first, then those of urgent queue pairs, then the others in
+    /// turn. Returns how many.
+    pub fn transmit(&mut self, now_ns: u64, max: usize, burst: &mut Burst) -> usize {
+        let mut left = max;
+        while left > 0 {
+            let Some(slot) = self.answering.pop_front() else { break };
+            left -= self.answer(slot, burst);
+        }
+        while left > 0 {
+            let (slot, urgent) = match (self.urgent.pop_front(), self.waiting.is_empty()) {
+                (Some(slot), _) => (slot, true),
+                (None, false) => (self.waiting.pop_front().unwrap_or_default(), false),
+                (None, true) => break,
+            };
+            left -= self.send_turn(now_ns, slot, left.min(TURN_PACKETS), burst);
+            let Some(Some(qp)) = self.queue_pairs.get_mut(usize::from(slot)) else { continue };
+            qp.scheduled = qp.state == State::Ready && qp.requester.has_work(now_ns);
+            if qp.scheduled {
+                let list = if urgent { &mut self.urgent } else { &mut self.waiting };
+                list.push_back(slot);
+            }
+        }
+        max - left
+    }
+
+    /// When [`Nic::advance`] is due, ns; `u64::MAX`: never.
+    #[must_use]
+    pub fn next_deadline(&self, now_ns: u64) -> u64 {
+        let qps = self.armed.iter().filter_map(|slot| self.queue_pairs.get(usize::from(*slot))?.as_ref());
+        qps.map(|qp| qp.requester.wake_at(now_ns)).min().unwrap_or(NEVER)
+    }
+
+    /// Runs the timers of RC.
+    pub fn advance(&mut self, now_ns: u64) {
+        let mut at = 0;
+        while let Some(&slot) = self.armed.get(at) {
+            let Some(Some(qp)) = self.queue_pairs.get_mut(usize::from(slot)) else {
+                self.armed.swap_remove(at);
+                continue;
+            };
+            let mut verdict = Verdict::Continue;
+            if let (true, Some(peer)) = (qp.requester.deadline <= now_ns, qp.peer) {
+                self.counters.timeouts += 1;
+                verdict = qp.requester.time_out(now_ns, &peer);
+            }
+            if qp.state == State::Ready && qp.requester.has_work(now_ns) {
+                schedule(qp, &mut self.urgent, &mut self.waiting);
+            }
+            if verdict == Verdict::GiveUp {
+                self.fail(now_ns, slot, Status::RetryExceeded);
+            }
+            let Some(Some(qp)) = self.queue_pairs.get_mut(usize::from(slot)) else { continue };
+            if qp.requester.wake_at(now_ns) == NEVER {
+                qp.armed = false;
+                self.armed.swap_remove(at);
+            } else {
+                at += 1;
+            }
+        }
+    }
+
+    /// Takes a UDP payload that came in on `route`.
+    pub fn receive(&mut self, now_ns: u64, route: &Route, payload: &[u8]) {
+        if !Icrc::is_valid(route, payload) {
+            self.counters.bad_icrc_packets += 1;
+            return;
+        }
+        let packet = match Packet::parse(payload) {
+            Ok(packet) if packet.header.bth.partition & 0x7fff == DEFAULT_PARTITION & 0x7fff => packet,
+            refused => {
+                self.counters.malformed_packets += 1;
+                if refused == Err(Refusal::Opcode) {
+                    self.refuse_operation(now_ns, route, payload);
+                }
+                return;
+            }
+        };
+        let number = packet.header.bth.destination;
+        let qp = find(&mut self.queue_pairs, number)
+            .filter(|qp| qp.state == State::Ready && qp.init.transport == packet.opcode.transport);
+        let Some(qp) = qp else {
+            self.counters.unknown_queue_pair_packets += 1;
+            return;
+        };
+        if qp.peer.is_some_and(|peer| peer.address != route.source) {
+            self.counters.foreign_packets += 1;
+            return;
+        }
+        match packet.opcode {
+            Opcode { transport: Transport::Ud, .. } => self.on_datagram(now_ns, route, &packet),
+            Opcode { operation: Op::Acknowledge, .. } => self.on_acknowledgement(now_ns, &packet),
+            Opcode { transport: Transport::Uc, .. } => self.on_unreliable(now_ns, &packet),
+            Opcode { transport: Transport::Rc, .. } => self.on_reliable(now_ns, &packet),
+        }
+    }
+
+    fn on_datagram(&mut self, now_ns: u64, route: &Route, packet: &Packet<'_>) {
+        let (number, Some(deth)) = (packet.header.bth.destination, packet.header.deth) else { return };
+        let Some(qp) = find(&mut self.queue_pairs, number) else { return };
+        if deth.queue_key != qp.init.queue_key {
+            self.counters.bad_queue_key_packets += 1;
+            return;
+        }
+        let Some(request) = qp.responder.queue.front().copied() else {
+            self.counters.no_receive_request_messages += 1;
+            return;
+        };
+        let len = packet.payload.len() as u32;
+        if len > request.slice.len {
+            self.counters.too_long_messages += 1;
+            return;
+        }
+        let Some(memory) = self.regions.bytes_mut(Slice { len, ..request.slice }) else {
+            self.counters.access_denied_messages += 1;
+            return;
+        };
+        memory.copy_from_slice(packet.payload);
+        qp.responder.queue.pop_front();
+        self.counters.received_packets += 1;
+        let completion = Completion {
+            token: request.token,
+            queue_pair: number,
+            kind: CompletionKind::Receive,
+            status: Status::Success,
+            len,
+            immediate: packet.header.immediate,
+            source: Some((route.source, deth.source)),
+            time_ns: now_ns,
+        };
+        self.completions[usize::from(qp.init.receive_queue.0)].0.push_back(completion);
+    }
+
+    fn on_unreliable(&mut self, now_ns: u64, packet: &Packet<'_>) {
+        let bth = &packet.header.bth;
+        let Some(qp) = find(&mut self.queue_pairs, bth.destination) else { return };
+        let in_sequence = bth.sequence == qp.responder.expected;
+        qp.responder.expected = bth.sequence.plus(1);
+        if packet.opcode.operation.is_first() {
+            self.counters.torn_messages += u64::from(qp.responder.tear());
+        } else if !in_sequence || !qp.responder.is_amid_message() {
+            self.counters.torn_messages += u64::from(qp.responder.tear());
+            self.counters.torn_packets += 1;
+            return;
+        }
+        if let Err(fault) = self.take(now_ns, packet) {
+            self.count(fault);
+            if let Some(qp) = find(&mut self.queue_pairs, bth.destination) {
+                qp.responder.tear();
+            }
+        }
+    }
+
+    fn on_reliable(&mut self, now_ns: u64, packet: &Packet<'_>) {
+        let bth = &packet.header.bth;
+        let Some(qp) = find(&mut self.queue_pairs, bth.destination) else { return };
+        let ahead = bth.sequence.distance(qp.responder.expected);
+        if ahead < 0 {
+            self.counters.repeated_received_packets += 1;
+            self.say(bth.destination, Acknowledgement::Ack);
+            return;
+        }
+        if ahead > 0 {
+            self.counters.gap_packets += 1;
+            if !std::mem::replace(&mut qp.responder.gap_reported, true) {
+                self.say(bth.destination, Acknowledgement::Nak(Nak::Sequence));
+            }
+            return;
+        }
+        let outcome = self.take(now_ns, packet);
+        let Some(qp) = find(&mut self.queue_pairs, bth.destination) else { return };
+        match outcome {
+            Ok(()) => {
+                qp.responder.expected = bth.sequence.plus(1);
+                qp.responder.gap_reported = false;
+                qp.responder.unanswered += 1;
+                if bth.acknowledge || u32::from(qp.responder.unanswered) >= ACKNOWLEDGE_EVERY {
+                    qp.responder.unanswered = 0;
+                    self.say(bth.destination, Acknowledgement::Ack);
+                }
+            }
+            Err(Fault::NotReady) => {
+                self.count(Fault::NotReady);
+                self.say(bth.destination, Acknowledgement::NotReady(NOT_READY_TIMER));
+            }
+            Err(fault) => {
+                self.count(fault);
+                let nak = if fault == Fault::Access { Nak::RemoteAccess } else { Nak::InvalidRequest };
+                self.refuse(now_ns, bth.destination, nak);
+            }
+        }
+    }
+
+    /// An operation that is not supported, on a queue pair that would have to answer it.
+    fn refuse_operation(&mut self, now_ns: u64, route: &Route, payload: &[u8]) {
+        let Some(bth) = payload.first_chunk().and_then(Bth::parse) else { return };
+        let Some(qp) = find(&mut self.queue_pairs, bth.destination) else { return };
+        let asked = qp.state == State::Ready
+            && qp.init.transport == Transport::Rc
+            && bth.opcode >> 5 == Transport::Rc as u8
+            && qp.peer.is_some_and(|peer| peer.address == route.source)
+            && bth.sequence == qp.responder.expected;
+        if asked {
+            self.refuse(now_ns, bth.destination, Nak::InvalidRequest);
+        }
+    }
+
+    /// RC: answers with a NAK, and ends the queue pair.
+    fn refuse(&mut self, now_ns: u64, number: Qpn, nak: Nak) {
+        self.say(number, Acknowledgement::Nak(nak));
+        self.fail(now_ns, slot(number), Status::Flushed);
+    }
+
+    /// A packet of RC or UC in its place.
+    fn take(&mut self, now_ns: u64, packet: &Packet<'_>) -> Result<(), Fault> {
+        let number = packet.header.bth.destination;
+        let qp = find(&mut self.queue_pairs, number).ok_or(Fault::OutOfPlace)?;
+        let mtu = qp.peer.ok_or(Fault::OutOfPlace)?.mtu;
+        let (operation, header) = (packet.opcode.operation, &packet.header);
+        let received =
+            qp.responder.take(&mut self.regions, qp.init.domain, mtu, operation, header, packet.payload)?;
+        self.counters.received_packets += 1;
+        if let Some(received) = received {
+            let completion = Completion {
+                token: received.request.token,
+                queue_pair: number,
+                kind: received.kind,
+                status: Status::Success,
+                len: received.len,
+                immediate: header.immediate,
+                source: None,
+                time_ns: now_ns,
+            };
+            self.completions[usize::from(qp.init.receive_queue.0)].0.push_back(completion);
+        }
+        Ok(())
+    }
+
+    fn on_acknowledgement(&mut self, now_ns: u64, packet: &Packet<'_>) {
+        let (bth, Some(aeth)) = (&packet.header.bth, packet.header.aeth) else { return };
+        let Some(qp) = find(&mut self.queue_pairs, bth.destination) else { return };
+        let Some(peer) = qp.peer else { return };
+        let (up_to, again, fatal) = match aeth.what {
+            Acknowledgement::Ack => (bth.sequence.plus(1), None, None),
+            Acknowledgement::NotReady(timer) => {
+                let wait_ns = NOT_READY_10US[usize::from(timer & 0x1f)] * 10_000;
+                (bth.sequence, Some(Again::NotReady(wait_ns)), None)
+            }
+            Acknowledgement::Nak(Nak::Sequence) => (bth.sequence, Some(Again::Gap), None),
+            Acknowledgement::Nak(Nak::RemoteAccess) => (bth.sequence, None, Some(Status::RemoteAccess)),
+            Acknowledgement::Nak(_) => (bth.sequence, None, Some(Status::RemoteInvalid)),
+        };
+        let completions = &mut self.completions[usize::from(qp.init.send_queue.0)];
+        let verdict = qp.requester.acknowledge(now_ns, up_to, again, &peer, |pending| {
+            completions.0.push_back(sent(&pending, bth.destination, Status::Success, now_ns));
+        });
+        match (verdict, fatal) {
+            (Verdict::Stray, _) => self.counters.stray_acknowledgements += 1,
+            (_, Some(status)) => self.fail(now_ns, slot(bth.destination), status),
+            (Verdict::GiveUp, None) => {
+                let status = if matches!(again, Some(Again::NotReady(_))) {
+                    Status::ReceiverNotReady
+                } else {
+                    Status::RetryExceeded
+                };
+                self.fail(now_ns, slot(bth.destination), status);
+            }
+            (Verdict::Continue, None) => {
+                self.counters.received_packets += 1;
+                let Some(qp) = find(&mut self.queue_pairs, bth.destination) else { return };
+                if qp.requester.has_work(now_ns) {
+                    schedule(qp, &mut self.urgent, &mut self.waiting);
+                }
+                arm(qp, &mut self.armed);
+            }
+        }
+    }
+
+    /// Puts a queue pair into error: its first open send request completes with `status`, all others are flushed.
+    fn fail(&mut self, now_ns: u64, slot: u16, status: Status) {
+        let Some(Some(qp)) = self.queue_pairs.get_mut(usize::from(slot)) else { return };
+        self.counters.queue_pairs_in_error += 1;
+        qp.state = State::Error;
+        qp.responder.tear();
+        let mut status = status;
+        for pending in qp.requester.queue.drain(..) {
+            let completion = sent(&pending, qp.number, status, now_ns);
+            self.completions[usize::from(qp.init.send_queue.0)].0.push_back(completion);
+            status = Status::Flushed;
+        }
+        qp.requester.deadline = NEVER;
+        for request in qp.responder.queue.drain(..) {
+            let completion = Completion {
+                token: request.token,
+                queue_pair: qp.number,
+                kind: CompletionKind::Receive,
+                status: Status::Flushed,
+                len: 0,
+                immediate: None,
+                source: None,
+                time_ns: now_ns,
+            };
+            self.completions[usize::from(qp.init.receive_queue.0)].0.push_back(completion);
+        }
+    }
+
+    /// Up to `max` packets of a queue pair; how many.
+    fn send_turn(&mut self, now_ns: u64, slot: u16, max: usize, burst: &mut Burst) -> usize {
+        let Some(Some(qp)) = self.queue_pairs.get_mut(usize::from(slot)) else { return 0 };
+        let transport = qp.init.transport;
+        let (mtu, timeout_ns) = qp.peer.map_or((PATH_MTUS[4], NEVER), |peer| (peer.mtu, peer.timeout_ns));
+        let mut count = 0;
+        while count < max && qp.state == State::Ready {
+            let Some(part) = qp.requester.take_part(now_ns, transport, mtu, timeout_ns) else { break };
+            if !push_part(qp, &part, self.config.address, &self.regions, burst) {
+                self.fail(now_ns, slot, Status::LocalProtection);
+                return count;
+            }
+            count += 1;
+            self.counters.sent_packets += 1;
+            self.counters.repeated_packets += u64::from(part.repeated);
+            if transport != Transport::Rc && part.last {
+                let completion = qp.requester.take_sent().map(|p| sent(&p, qp.number, Status::Success, now_ns));
+                self.completions[usize::from(qp.init.send_queue.0)].0.extend(completion);
+            }
+        }
+        if transport == Transport::Rc {
+            arm(qp, &mut self.armed);
+        }
+        count
+    }
+
+    /// Notes what an RC queue pair is to tell its peer; refusals stand, whatever comes later.
+    fn say(&mut self, number: Qpn, what: Acknowledgement) {
+        let Some(qp) = find(&mut self.queue_pairs, number) else { return };
+        if qp.answer.is_none() {
+            self.answering.push_back(slot(number));
+        }
+        if qp.answer.is_none_or(|answer| answer == Acknowledgement::Ack) {
+            qp.answer = Some(what);
+        }
+    }
+
+    fn answer(&mut self, slot: u16, burst: &mut Burst) -> usize {
+        let Some(Some(qp)) = self.queue_pairs.get_mut(usize::from(slot)) else { return 0 };
+        let (Some(what), Some(peer)) = (qp.answer.take(), qp.peer) else { return 0 };
+        let back = u32::from(what == Acknowledgement::Ack);
+        let header = Header {
+            bth: Bth {
+                opcode: Opcode { transport: Transport::Rc, operation: Op::Acknowledge }.byte(),
+                destination: peer.queue_pair,
+                sequence: Sequence::new(qp.responder.expected.get().wrapping_sub(back)),
+                ..Bth::default()
+            },
+            aeth: Some(Aeth { what, messages: qp.responder.messages }),
+            ..Header::default()
+        };
+        burst.push(qp.route(self.config.address, &peer), header, [&[], &[]]);
+        self.counters.sent_packets += 1;
+        1
+    }
+
+    fn count(&mut self, fault: Fault) {
+        match fault {
+            Fault::OutOfPlace => self.counters.out_of_place_packets += 1,
+            Fault::NotReady => self.counters.no_receive_request_messages += 1,
+            Fault::TooLong => self.counters.too_long_messages += 1,
+            Fault::Access => self.counters.access_denied_messages += 1,
+        }
+    }
+}
+
+fn slot(number: Qpn) -> u16 {
+    (number.get() as u16).wrapping_sub(FIRST_NUMBER as u16)
+}
+
+fn find(all: &mut [Option<Box<QueuePair>>], number: Qpn) -> Option<&mut QueuePair> {
+    let qp = all.get_mut(usize::from(slot(number)))?.as_mut()?;
+    (qp.number == number).then_some(qp)
+}
+
+fn schedule(qp: &mut QueuePair, urgent: &mut VecDeque<u16>, waiting: &mut VecDeque<u16>) {
+    if !std::mem::replace(&mut qp.scheduled, true) {
+        let list = if qp.init.urgent { urgent } else { waiting };
+        list.push_back(slot(qp.number));
+    }
+}
+
+fn arm(qp: &mut QueuePair, armed: &mut Vec<u16>) {
+    if !qp.armed && qp.requester.deadline != NEVER {
+        qp.armed = true;
+        armed.push(slot(qp.number));
+    }
+}
+
+fn sent(pending: &Pending, number: Qpn, status: Status, now_ns: u64) -> Completion {
+    Completion {
+        token: pending.request.token,
+        queue_pair: number,
+        kind: CompletionKind::Send,
+        status,
+        len: 0,
+        immediate: None,
+        source: None,
+        time_ns: now_ns,
+    }
+}
+
+/// Appends a packet; `false` if its memory is registered no more.
+fn push_part(qp: &QueuePair, part: &Part, source: IpAddr, regions: &Regions, burst: &mut Burst) -> bool {
+    let Some(pending) = qp.requester.queue.get(part.index) else { return false };
+    let request = &pending.request;
+    let inline_len = u32::from(request.inline_len);
+    let inline = &request.inline[part.from.min(inline_len) as usize..part.to.min(inline_len) as usize];
+    let outline = match request.slice {
+        Some(slice) => {
+            let (from, to) = (part.from.max(inline_len) - inline_len, part.to.max(inline_len) - inline_len);
+            match regions.bytes(Slice { offset: slice.offset + from, len: to - from, ..slice }) {
+                Some(bytes) => bytes,
+                None => return false,
+            }
+        }
+        None => &[],
+    };
+    let transport = qp.init.transport;
+    let immediate = request.immediate.filter(|_| part.last);
+    let write = matches!(request.operation, Operation::Write { .. });
+    let operation = Op::of(write, part.first, part.last, immediate.is_some());
+    let mut header = Header {
+        bth: Bth {
+            opcode: Opcode { transport, operation }.byte(),
+            acknowledge: transport == Transport::Rc
+                && (part.last || part.sequence.get().is_multiple_of(ACKNOWLEDGE_EVERY)),
+            sequence: part.sequence,
+            ..Bth::default()
+        },
+        immediate,
+        ..Header::default()
+    };
+    let route = match (request.operation, &qp.peer) {
+        (Operation::SendTo(to), _) => {
+            header.bth.destination = to.queue_pair;
+            header.deth = Some(Deth { queue_key: to.queue_key, source: qp.number });
+            let (source_port, destination_port) = (to.source_port, to.port);
+            Route { source, destination: to.address, source_port, destination_port }
+        }
+        (operation, Some(peer)) => {
+            header.bth.destination = peer.queue_pair;
+            if let (Operation::Write { address, key }, true) = (operation, part.first) {
+                header.reth = Some(Reth { address, key, length: request.len() });
+            }
+            qp.route(source, peer)
+        }
+        _ => return false,
+    };
+    burst.push(route, header, [inline, outline]);
+    true
+}

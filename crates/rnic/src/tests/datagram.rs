@@ -1,0 +1,70 @@
+//! UD.
+
+use super::*;
+use crate::{Datagram, PostError, QpInit};
+
+fn to(end: &End, queue_key: u32) -> Operation {
+    Operation::SendTo(Datagram {
+        address: end.nic.address(),
+        port: 4791,
+        source_port: 49_152,
+        queue_pair: end.qp,
+        queue_key,
+    })
+}
+
+#[test]
+fn datagrams_need_the_key_and_a_receive_request_that_is_long_enough() {
+    let (mut a, mut b) = pair(Transport::Ud);
+    let (right, wrong) = (to(&b, 77), to(&b, 78));
+    a.post(0, right, None, vec![1; 50]);
+    carry(0, &mut a.nic, &mut b.nic, |_| true);
+    assert_eq!(b.nic.counters().no_receive_request_messages, 1);
+    let slot = b.post_receive(5, 50);
+    a.post(1, wrong, None, vec![2; 50]);
+    a.post(2, right, None, vec![3; 51]);
+    a.post(3, right, Some(9), vec![4; 49]);
+    carry(4, &mut a.nic, &mut b.nic, |_| true);
+    assert_eq!((b.nic.counters().bad_queue_key_packets, b.nic.counters().too_long_messages), (1, 1));
+    let [got] = b.poll()[..] else { panic!("one") };
+    assert_eq!((got.token, got.len, got.immediate, got.time_ns), (5, 49, Some(9), 4));
+    assert_eq!(got.source, Some((a.nic.address(), a.qp)));
+    assert_eq!(b.bytes(slot.key, 0, 50), [vec![4; 49], vec![0xee]].concat());
+}
+
+#[test]
+fn what_is_no_datagram_is_not_taken() {
+    let (mut a, b) = pair(Transport::Ud);
+    let slice = |a: &mut End, len: u32| {
+        let region = a.memory(Access::Local, vec![0; len as usize]);
+        Some(Slice { key: region.key, offset: 0, len })
+    };
+    let (short, long) = (slice(&mut a, 10), slice(&mut a, 4097));
+    assert_eq!(a.nic.post_send(a.qp, request(0, to(&b, 77), None, long)), Err(PostError::Operation));
+    assert_eq!(a.nic.post_send(a.qp, request(0, Operation::Send, None, short)), Err(PostError::Operation));
+    assert_eq!(a.nic.post_send(Qpn::new(1), request(0, Operation::Send, None, short)), Err(PostError::UnknownQueuePair));
+}
+
+#[test]
+fn urgent_queue_pairs_go_first() {
+    let mut a = End::new(1, Transport::Ud);
+    let b = End::new(2, Transport::Ud);
+    let init = QpInit {
+        transport: Transport::Ud,
+        send_queue: a.queue,
+        receive_queue: a.queue,
+        send_depth: 4,
+        receive_depth: 4,
+        domain: a.domain,
+        queue_key: 0,
+        urgent: true,
+    };
+    let urgent = a.nic.create_queue_pair(init).unwrap();
+    for token in 0..40 {
+        a.post(token, to(&b, 77), None, vec![0; 4]);
+    }
+    a.nic.post_send(urgent, request(99, to(&b, 77), None, None)).unwrap();
+    let mut burst = Burst::new();
+    assert_eq!(a.nic.transmit(0, 20, &mut burst), 20);
+    assert_eq!(a.poll()[0].token, 99);
+}

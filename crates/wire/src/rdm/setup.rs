@@ -1,0 +1,175 @@
+//! What the two ends of a connection tell each other before it exists (RDM §4.1): one message in each direction, over
+//! TCP or any other reliable stream.
+
+use core::net::Ipv6Addr;
+
+use super::{MAX_WINDOW, Refusal, Tag, UNIT, VERSION, half, word};
+
+/// Queue pairs of a connection: one that is used and two in reserve (RDM §7).
+pub const LANES: usize = 3;
+
+/// The transport service under a connection's lanes.
+#[repr(u8)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Service {
+    /// Reliable connections: the NIC repeats.
+    Rc = 1,
+    /// Unreliable connections: the engine repeats.
+    Uc = 2,
+}
+
+/// Why a connection is refused.
+#[repr(u8)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum SetupRefusal {
+    /// No version in common.
+    Version = 1,
+    /// Another service, unit or path MTU.
+    Parameters = 2,
+    /// Too many connections.
+    Resources = 3,
+    /// Not from this address.
+    Policy = 4,
+}
+
+/// What a set-up message is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum SetupKind {
+    /// The wish of the end that connects.
+    Hello,
+    /// The answer of the end that listens.
+    Welcome,
+    /// The other answer.
+    Refused(SetupRefusal),
+}
+
+/// A queue pair, and the number of its first packet.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct LaneAddress {
+    /// The queue pair, 24 bits.
+    pub queue_pair: u32,
+    /// The first packet's number, 24 bits.
+    pub sequence: u32,
+}
+
+/// A set-up message.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Setup {
+    /// What it is.
+    pub kind: SetupKind,
+    /// The service of the lanes.
+    pub service: Service,
+    /// Where packets for this end go; IPv4 as a mapped address.
+    pub address: Ipv6Addr,
+    /// The UDP port there.
+    pub port: u16,
+    /// Path MTU, bytes: one of [`crate::roce::PATH_MTUS`].
+    pub mtu: u16,
+    /// The UD queue pair for control datagrams, 24 bits.
+    pub control: u32,
+    /// Its key.
+    pub queue_key: u32,
+    /// What this end calls the connection.
+    pub tag: Tag,
+    /// Work requests that this end has room for on each lane, 1..=4096 (RDM §6.1).
+    pub credits: u16,
+    /// Messages that this end takes ahead of its application, 1..=1024 (RDM §5.3).
+    pub window: u16,
+    /// The longest message that this end takes, bytes.
+    pub longest: u32,
+    /// The lanes.
+    pub lanes: [LaneAddress; LANES],
+}
+
+impl Setup {
+    /// Length, bytes.
+    pub const LEN: usize = 76;
+    const MARK: [u8; 4] = *b"BRDM";
+    /// The most credits.
+    pub const MAX_CREDITS: u16 = 4096;
+
+    /// The message.
+    #[must_use]
+    pub fn emit(&self) -> [u8; Self::LEN] {
+        let mut out = [0; Self::LEN];
+        let (kind, reason) = match self.kind {
+            SetupKind::Hello => (1, 0),
+            SetupKind::Welcome => (2, 0),
+            SetupKind::Refused(reason) => (3, reason as u8),
+        };
+        out[..4].copy_from_slice(&Self::MARK);
+        out[4..8].copy_from_slice(&[VERSION, kind, reason, self.service as u8]);
+        out[8..24].copy_from_slice(&self.address.octets());
+        out[24..26].copy_from_slice(&self.port.to_be_bytes());
+        out[26..28].copy_from_slice(&self.mtu.to_be_bytes());
+        out[28..32].copy_from_slice(&UNIT.to_be_bytes());
+        out[32..36].copy_from_slice(&self.control.to_be_bytes());
+        out[36..40].copy_from_slice(&self.queue_key.to_be_bytes());
+        out[40..44].copy_from_slice(&self.tag.0.to_be_bytes());
+        out[44..46].copy_from_slice(&self.credits.to_be_bytes());
+        out[46..48].copy_from_slice(&self.window.to_be_bytes());
+        out[48..52].copy_from_slice(&self.longest.to_be_bytes());
+        for (slot, lane) in out[52..].as_chunks_mut::<8>().0.iter_mut().zip(self.lanes) {
+            *slot = (u64::from(lane.queue_pair) << 32 | u64::from(lane.sequence)).to_be_bytes();
+        }
+        out
+    }
+
+    /// Reads a message.
+    ///
+    /// # Errors
+    /// A [`Refusal`].
+    pub fn parse(bytes: &[u8; Self::LEN]) -> Result<Self, Refusal> {
+        if bytes[..4] != Self::MARK {
+            return Err(Refusal::Mark);
+        }
+        if bytes[4] != VERSION {
+            return Err(Refusal::Version);
+        }
+        let kind = match (bytes[5], bytes[6]) {
+            (1, _) => SetupKind::Hello,
+            (2, _) => SetupKind::Welcome,
+            (3, 1) => SetupKind::Refused(SetupRefusal::Version),
+            (3, 2) => SetupKind::Refused(SetupRefusal::Parameters),
+            (3, 3) => SetupKind::Refused(SetupRefusal::Resources),
+            (3, 4) => SetupKind::Refused(SetupRefusal::Policy),
+            (3, _) => return Err(Refusal::Value),
+            _ => return Err(Refusal::Kind),
+        };
+        let service = match bytes[7] {
+            1 => Service::Rc,
+            2 => Service::Uc,
+            _ => return Err(Refusal::Value),
+        };
+        let mut address = [0; 16];
+        address.copy_from_slice(&bytes[8..24]);
+        let mut lanes = [LaneAddress::default(); LANES];
+        for (at, lane) in lanes.iter_mut().enumerate() {
+            *lane = LaneAddress { queue_pair: word(bytes, 52 + 8 * at), sequence: word(bytes, 56 + 8 * at) };
+        }
+        let setup = Self {
+            kind,
+            service,
+            address: Ipv6Addr::from(address),
+            port: half(bytes, 24),
+            mtu: half(bytes, 26),
+            control: word(bytes, 32),
+            queue_key: word(bytes, 36),
+            tag: Tag(word(bytes, 40)),
+            credits: half(bytes, 44),
+            window: half(bytes, 46),
+            longest: word(bytes, 48),
+            lanes,
+        };
+        let number = |value: u32| value <= crate::roce::Qpn::MAX;
+        let sound = word(bytes, 28) == UNIT
+            && setup.port != 0
+            && crate::roce::PATH_MTUS.contains(&setup.mtu)
+            && number(setup.control)
+            && (1..=Self::MAX_CREDITS).contains(&setup.credits)
+            && (1..=MAX_WINDOW).contains(&setup.window)
+            && lanes.iter().all(|lane| number(lane.queue_pair) && number(lane.sequence));
+        // A refusal's other values mean nothing.
+        if sound || matches!(kind, SetupKind::Refused(_)) { Ok(setup) } else { Err(Refusal::Value) }
+    }
+}

@@ -1,0 +1,126 @@
+//! The invariant CRC (IBTA 7.8.1, A17.3.3): the Ethernet polynomial over everything that routers do not change, with
+//! what they do change taken as ones.
+
+use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+use super::{Bth, ICRC_LEN};
+
+/// Addresses and ports of a packet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Route {
+    /// Sender. Of the same family as `destination`.
+    pub source: IpAddr,
+    /// Receiver.
+    pub destination: IpAddr,
+    /// UDP source port: which path the packet takes.
+    pub source_port: u16,
+    /// UDP destination port.
+    pub destination_port: u16,
+}
+
+impl Route {
+    /// The way back.
+    #[must_use]
+    pub const fn reversed(&self) -> Self {
+        Self {
+            source: self.destination,
+            destination: self.source,
+            source_port: self.destination_port,
+            destination_port: self.source_port,
+        }
+    }
+}
+
+/// A CRC in the making.
+#[derive(Clone, Debug)]
+pub struct Icrc(crc32fast::Hasher);
+
+impl Icrc {
+    /// Begins with the IP and UDP headers of a datagram whose UDP payload, ICRC included, has `payload_len` bytes.
+    ///
+    /// IPv4 headers are taken to have no options, identification 0 and "don't fragment": a receiver's socket does not
+    /// show the identification, so senders that want to be verified leave it 0. IPv6 has no such field.
+    #[must_use]
+    pub fn new(route: &Route, payload_len: usize) -> Self {
+        let mut head = [0xff; 8 + 40 + 8];
+        let udp_len = (payload_len + 8) as u16;
+        let start = match (route.source, route.destination) {
+            (IpAddr::V4(source), IpAddr::V4(destination)) => {
+                put_v4(&mut head[28..48], source, destination, udp_len);
+                20
+            }
+            (source, destination) => {
+                put_v6(&mut head[8..48], v6(source), v6(destination), udp_len);
+                0
+            }
+        };
+        head[48..50].copy_from_slice(&route.source_port.to_be_bytes());
+        head[50..52].copy_from_slice(&route.destination_port.to_be_bytes());
+        head[52..54].copy_from_slice(&udp_len.to_be_bytes());
+        let mut hasher = crc32fast::Hasher::new();
+        hasher.update(&head[start..]);
+        Self(hasher)
+    }
+
+    /// Adds the headers, which begin with a [`Bth`].
+    pub fn header(&mut self, header: &[u8]) {
+        match header.split_first_chunk::<{ Bth::LEN }>() {
+            Some((bth, rest)) => {
+                let mut masked = *bth;
+                masked[Bth::VARIANT_BYTE] = 0xff;
+                self.0.update(&masked);
+                self.0.update(rest);
+            }
+            None => self.0.update(header),
+        }
+    }
+
+    /// Adds payload or pad bytes.
+    pub fn payload(&mut self, bytes: &[u8]) {
+        self.0.update(bytes);
+    }
+
+    /// The CRC, as it follows the packet.
+    #[must_use]
+    pub fn finish(self) -> [u8; ICRC_LEN] {
+        self.0.finalize().to_le_bytes()
+    }
+
+    /// Whether the last four bytes of a UDP payload are its CRC.
+    #[must_use]
+    pub fn is_valid(route: &Route, payload: &[u8]) -> bool {
+        let Some((covered, icrc)) = payload.split_last_chunk::<ICRC_LEN>() else { return false };
+        let Some((bth, rest)) = covered.split_first_chunk::<{ Bth::LEN }>() else { return false };
+        let mut sum = Self::new(route, payload.len());
+        sum.header(bth);
+        sum.payload(rest);
+        sum.finish() == *icrc
+    }
+}
+
+/// Mixed families do not happen on a socket; they are written as mapped addresses.
+fn v6(address: IpAddr) -> Ipv6Addr {
+    match address {
+        IpAddr::V4(v4) => v4.to_ipv6_mapped(),
+        IpAddr::V6(v6) => v6,
+    }
+}
+
+/// An IPv4 header; type of service, TTL and checksum stay ones.
+fn put_v4(out: &mut [u8], source: Ipv4Addr, destination: Ipv4Addr, udp_len: u16) {
+    out[0] = 0x45;
+    out[2..4].copy_from_slice(&(udp_len + 20).to_be_bytes());
+    out[4..8].copy_from_slice(&[0, 0, 0x40, 0]);
+    out[9] = 17;
+    out[12..16].copy_from_slice(&source.octets());
+    out[16..20].copy_from_slice(&destination.octets());
+}
+
+/// An IPv6 header; traffic class, flow label and hop limit stay ones.
+fn put_v6(out: &mut [u8], source: Ipv6Addr, destination: Ipv6Addr, udp_len: u16) {
+    out[0] = 0x6f;
+    out[4..6].copy_from_slice(&udp_len.to_be_bytes());
+    out[6] = 17;
+    out[8..24].copy_from_slice(&source.octets());
+    out[24..40].copy_from_slice(&destination.octets());
+}
