@@ -1,1 +1,51 @@
-//! Nothing yet.
+//! Reliable messages over RDMA, on a network that loses packets: the engine (`docs/RDM.md`, cited as RDM §n).
+//!
+//! The paper is *Bifröst: A Highly Compatible and Flexible PFC-free RDMA Framework* ("paper" below). The data path stays
+//! in the NIC; this crate is the control path: which piece of which message is sent when, what has arrived, what was
+//! lost, how fast to go. It does no I/O, reads no clock, and sees no payload: completions and `now` go in, work requests
+//! and events come out ([`Output`]).
+//!
+//! Every module can be replaced: [`Chunking`], [`Congestion`], and who repeats what was lost ([`Service`]: the engine,
+//! over unreliable connections, or the NIC, over reliable ones, with the engine behind it).
+//!
+//! The order of calls in a loop: completions of control datagrams ([`Engine::on_control`]) before those of data
+//! ([`Engine::on_arrival`], [`Engine::on_sent`]), then [`Engine::turn`], then the work that is in the output.
+
+#![forbid(unsafe_code)]
+#![cfg_attr(test, allow(clippy::unwrap_used))]
+
+mod acknowledger;
+mod chunking;
+mod clock;
+mod config;
+mod congestion;
+mod connection;
+mod counters;
+mod engine;
+mod flight;
+mod incoming;
+mod lane;
+mod losses;
+mod outgoing;
+mod output;
+mod rtt;
+mod swift;
+mod units;
+
+pub use bifrost_wire::rdm::{Class, CloseReason, LANES, MessageId, Service};
+pub use chunking::{Adaptive, Chunking, Fixed, View};
+pub use clock::Clock;
+pub use config::{Config, ConnectionConfig, Order};
+pub use congestion::{Congestion, Sample, Unlimited};
+pub use counters::Counters;
+pub use engine::{Arrival, Engine, OpenError, Place, SendError};
+pub use output::{BufferId, ConnectionId, Event, Memory, Output, Work};
+pub use rtt::Rtt;
+pub use swift::{Swift, SwiftConfig};
+
+/// One microsecond, ns.
+pub const US: u64 = 1_000;
+/// One millisecond, ns.
+pub const MS: u64 = 1_000_000;
+/// No deadline.
+pub const NEVER: u64 = u64::MAX;

@@ -24,6 +24,8 @@ use crate::verbs::{
 pub struct Config {
     /// Its address: the source of all packets.
     pub address: IpAddr,
+    /// The UDP port on which it receives.
+    pub port: u16,
     /// Queue pairs, at most 65,536.
     pub queue_pairs: u32,
     /// Regions, at most 65,536.
@@ -91,6 +93,12 @@ impl Nic {
     #[must_use]
     pub fn address(&self) -> IpAddr {
         self.config.address
+    }
+
+    /// The UDP port on which it receives.
+    #[must_use]
+    pub fn port(&self) -> u16 {
+        self.config.port
     }
 
     /// What it has counted.
@@ -244,6 +252,11 @@ impl Nic {
     /// Bytes of registered memory, to be written.
     pub fn bytes_mut(&mut self, slice: Slice) -> Option<&mut [u8]> {
         self.regions.bytes_mut(slice)
+    }
+
+    /// Copies between two regions; `false` if a slice is not inside of one, or the lengths differ.
+    pub fn copy(&mut self, from: Slice, to: Slice) -> bool {
+        self.regions.copy(from, to)
     }
 
     /// Posts a send request.

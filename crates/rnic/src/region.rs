@@ -104,6 +104,21 @@ impl Regions {
         self.entry_mut(slice.key)?.memory.get_mut(range(slice)?)
     }
 
+    pub(crate) fn copy(&mut self, from: Slice, to: Slice) -> bool {
+        let (Some(range), true) = (range(from), from.len == to.len) else { return false };
+        let Some(entry) = self.entry_mut(from.key) else { return false };
+        if from.key == to.key || range.end > entry.memory.len() {
+            return false;
+        }
+        // Out of its place for as long as the copy takes, so that both can be borrowed.
+        let source = std::mem::take(&mut entry.memory);
+        let copied = self.bytes_mut(to).map(|target| target.copy_from_slice(&source[range])).is_some();
+        if let Some(entry) = self.entry_mut(from.key) {
+            entry.memory = source;
+        }
+        copied
+    }
+
     pub(crate) fn is_of(&self, slice: Slice, domain: Domain) -> bool {
         self.bytes(slice).is_some()
             && self.entries.get((slice.key.0 & ((1 << INDEX_BITS) - 1)) as usize).is_some_and(|e| e.domain == domain)

@@ -27,7 +27,7 @@ struct End {
 impl End {
     fn new(host: u16, transport: Transport) -> Self {
         let address = IpAddr::V6(Ipv6Addr::new(0xfd00, 0, 0, 0, 0, 0, 0, host));
-        let mut nic = Nic::new(Config { address, queue_pairs: 8, regions: 64, seed: u64::from(host) });
+        let mut nic = Nic::new(Config { address, port: 4791, queue_pairs: 8, regions: 64, seed: u64::from(host) });
         let queue = nic.create_queue().unwrap();
         let domain = Domain(u32::from(host));
         let init = QpInit {

@@ -1,0 +1,728 @@
+//! A connection: its two directions, its lanes and its timers.
+
+use std::net::IpAddr;
+
+use bifrost_wire::rdm::{
+    Ack, Class, CloseReason, Control, Grant, Immediate, LANES, Lane as LaneMessage, LanePhase, MAX_EAGER, MessageId,
+    Number, SendHeader, SendKind, Service, Tag, UNIT,
+};
+
+use crate::acknowledger::Acknowledger;
+use crate::chunking::{Chunking, View, whole_units};
+use crate::config::ConnectionConfig;
+use crate::congestion::{Congestion, Sample};
+use crate::counters::Counters;
+use crate::flight::{Flight, Flights, Kind, State};
+use crate::incoming::Inbox;
+use crate::lane::{Lane, LaneState};
+use crate::losses::Losses;
+use crate::outgoing::{Outbox, Stage};
+use crate::output::{BufferId, ConnectionId, Event, Output, Work};
+use crate::rtt::Rtt;
+use crate::{MS, NEVER};
+
+/// The other end.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Peer {
+    pub(crate) address: IpAddr,
+    pub(crate) control: u32,
+    pub(crate) tag: Tag,
+}
+
+/// What calls of a connection share.
+pub(crate) struct Context<'a> {
+    pub(crate) now: u64,
+    pub(crate) out: &'a mut Output,
+    pub(crate) counters: &'a mut Counters,
+    pub(crate) random: &'a mut fastrand::Rng,
+}
+
+/// Before anything was measured, an answer is expected within that time, ns.
+const INITIAL_RTT_NS: u64 = 2 * MS;
+/// The longest time between two timeouts, or two probes, ns.
+const BACKOFF_MAX_NS: u64 = 100 * MS;
+/// Timeouts in a row after which another lane is used.
+const FLIP_AFTER: u32 = 3;
+/// Lane repairs: time between two requests, and how often they are sent before the next pause doubles no more.
+const REPAIR_EVERY_NS: u64 = 5 * MS;
+const REPAIR_DOUBLINGS: u8 = 6;
+/// Grants that answer a probe.
+const GRANTS_AGAIN: usize = 16;
+
+#[derive(Debug)]
+pub(crate) struct Connection {
+    pub(crate) id: ConnectionId,
+    pub(crate) peer: Peer,
+    config: ConnectionConfig,
+    chunking: Box<dyn Chunking>,
+    congestion: Box<dyn Congestion>,
+    outbox: Outbox,
+    pub(crate) flights: Flights,
+    peer_limit: MessageId,
+    peer_ack: Option<u16>,
+    rtt: Rtt,
+    losses: Losses,
+    pub(crate) inbox: Inbox,
+    pub(crate) acknowledger: Acknowledger,
+    lanes: [Lane; LANES],
+    primary: u8,
+    /// When something was last acknowledged; timeouts since.
+    progress_ns: u64,
+    backoff: u32,
+    /// When the next probe is due, and how many went unanswered.
+    probe_ns: u64,
+    probes: u32,
+    /// When the peer was last heard, or had no reason to be.
+    heard_ns: u64,
+    /// With a window below one unit: when the next may leave.
+    pace_ns: u64,
+    /// In the engine's list of those with something to do.
+    pub(crate) ready: bool,
+    /// The earliest entry in the engine's timers.
+    pub(crate) armed_ns: u64,
+}
+
+impl Connection {
+    pub(crate) fn new(
+        id: ConnectionId,
+        peer: Peer,
+        config: ConnectionConfig,
+        chunking: Box<dyn Chunking>,
+        congestion: Box<dyn Congestion>,
+        now: u64,
+    ) -> Self {
+        Self {
+            id,
+            peer,
+            config,
+            chunking,
+            congestion,
+            outbox: Outbox::default(),
+            flights: Flights::default(),
+            peer_limit: MessageId(u32::from(config.peer_window)),
+            peer_ack: None,
+            rtt: Rtt::default(),
+            losses: Losses::default(),
+            inbox: Inbox::new(id, config.order, config.window, config.budget, config.longest),
+            acknowledger: Acknowledger::new(),
+            lanes: [Lane::UP; LANES],
+            primary: 0,
+            progress_ns: now,
+            backoff: 0,
+            probe_ns: NEVER,
+            probes: 0,
+            heard_ns: now,
+            pace_ns: 0,
+            ready: false,
+            armed_ns: NEVER,
+        }
+    }
+
+    pub(crate) fn rtt(&self) -> &Rtt {
+        &self.rtt
+    }
+
+    pub(crate) fn window(&self) -> u32 {
+        self.congestion.window()
+    }
+
+    pub(crate) fn loss_rate(&self) -> f32 {
+        self.losses.rate()
+    }
+
+    pub(crate) fn primary(&self) -> u8 {
+        self.primary
+    }
+
+    /// Messages that are open.
+    pub(crate) fn open_messages(&self) -> usize {
+        self.outbox.len()
+    }
+
+    /// Whether the peer takes messages of that length.
+    pub(crate) fn takes(&self, len: u32) -> bool {
+        len <= MAX_EAGER || len <= self.config.peer_longest
+    }
+
+    pub(crate) fn push(&mut self, now: u64, buffer: BufferId, len: u32, class: Class, call: u32) -> MessageId {
+        if !self.expects_answer() {
+            self.heard_ns = now;
+        }
+        let message = self.outbox.push(buffer, len, class, call);
+        self.outbox.admit(self.peer_limit);
+        message
+    }
+
+    /// Memory that it holds, bytes.
+    pub(crate) fn bytes(&self) -> usize {
+        size_of::<Self>() + self.outbox.heap_bytes() + self.flights.heap_bytes() + self.inbox.heap_bytes()
+    }
+
+    // ---- Sending
+
+    /// Posts what window, credits and pace allow.
+    pub(crate) fn emit(&mut self, context: &mut Context<'_>) {
+        while self.has_work() && self.emit_one(context) {}
+        self.arm_probe(context.now);
+    }
+
+    fn has_work(&self) -> bool {
+        !(self.outbox.repairs.is_empty() && self.outbox.short.is_empty() && self.outbox.long.is_empty())
+    }
+
+    /// Bytes that may be posted now; 0: none.
+    fn free(&self, now: u64) -> u32 {
+        let credits = u32::from(self.config.credits);
+        if self.flights.open() >= credits || self.flights.len() >= 4 * credits as usize {
+            return 0;
+        }
+        if !self.lanes[usize::from(self.primary)].is_up() || now < self.pace_ns {
+            return 0;
+        }
+        let window = self.congestion.window();
+        // One unit may always be in flight, or the window could never grow.
+        if self.flights.bytes() == 0 { window.max(1) } else { window.saturating_sub(self.flights.bytes()) }
+    }
+
+    fn emit_one(&mut self, context: &mut Context<'_>) -> bool {
+        let free = self.free(context.now);
+        if free == 0 {
+            return false;
+        }
+        if let Some((message, offset)) = self.outbox.next_repair() {
+            return self.post_send(context, message, offset, true);
+        }
+        if let Some(&message) = self.outbox.short.front() {
+            let Some(outgoing) = self.outbox.get_mut(message) else {
+                self.outbox.short.pop_front();
+                return true;
+            };
+            let offset = outgoing.next;
+            outgoing.next = outgoing.len.min(offset + UNIT);
+            let announce = outgoing.stage == Stage::Long;
+            if announce {
+                outgoing.next = 0;
+                outgoing.stage = Stage::Announced;
+            }
+            let posted = announce || outgoing.next == outgoing.len;
+            self.outbox.ungranted += u32::from(announce);
+            if posted {
+                self.outbox.short.pop_front();
+            }
+            return self.post_send(context, message, offset, false);
+        }
+        let Some(&message) = self.outbox.long.front() else { return false };
+        self.post_write(context, message, free)
+    }
+
+    /// Whether this is the last that may be posted for now.
+    fn is_last(&self, cost: u32) -> bool {
+        self.flights.open() + 1 >= u32::from(self.config.credits)
+            || self.flights.bytes().saturating_add(cost) >= self.congestion.window()
+    }
+
+    fn post_send(&mut self, context: &mut Context<'_>, message: MessageId, offset: u32, repair: bool) -> bool {
+        let last = self.is_last(UNIT);
+        let global = self.flights.next_number();
+        let Some(outgoing) = self.outbox.get_mut(message) else { return true };
+        let kind = match outgoing.stage {
+            Stage::Short => SendKind::Eager,
+            Stage::Long | Stage::Announced => SendKind::Announce,
+            Stage::Granted { .. } => SendKind::Repair,
+        };
+        let header = SendHeader {
+            kind,
+            hint: repair || last,
+            class: outgoing.class,
+            message,
+            global,
+            length: outgoing.len,
+            offset,
+            call: outgoing.call,
+        };
+        let len = if kind == SendKind::Announce { 0 } else { header.payload_len() };
+        outgoing.in_nic += 1;
+        let buffer = outgoing.buffer;
+        let kind = if kind == SendKind::Announce { Kind::Announce } else { Kind::Send };
+        let token = self.fly(context.now, message, offset, len, kind);
+        context.counters.send_requests += 1;
+        context.counters.repair_requests += u64::from(repair);
+        let (connection, lane) = (self.id, self.primary);
+        context.out.work.push(Work::Send { connection, lane, token, header: header.emit(), buffer, offset, len });
+        true
+    }
+
+    fn post_write(&mut self, context: &mut Context<'_>, message: MessageId, free: u32) -> bool {
+        let view = View {
+            window: self.congestion.window(),
+            free,
+            rtt_ns: self.rtt.smoothed_ns().unwrap_or(0),
+            base_rtt_ns: self.rtt.base_ns(),
+            loss: self.losses.rate(),
+            mtu: self.config.mtu,
+        };
+        let chunk = whole_units(self.chunking.chunk(&view));
+        let last = self.is_last(chunk);
+        let Some(outgoing) = self.outbox.get_mut(message) else {
+            self.outbox.long.pop_front();
+            return true;
+        };
+        let Stage::Granted { address, key } = outgoing.stage else {
+            self.outbox.long.pop_front();
+            return true;
+        };
+        let offset = outgoing.next;
+        let len = chunk.min(outgoing.len - offset);
+        outgoing.next = offset + len;
+        if outgoing.next == outgoing.len {
+            self.outbox.long.pop_front();
+        }
+        let Some(outgoing) = self.outbox.get_mut(message) else { return true };
+        outgoing.in_nic += 1;
+        let buffer = outgoing.buffer;
+        let immediate = Immediate::new(message, offset, last);
+        let token = self.fly(context.now, message, offset, len, Kind::Write(immediate.name()));
+        context.counters.write_requests += 1;
+        context.out.work.push(Work::Write {
+            connection: self.id,
+            lane: self.primary,
+            token,
+            buffer,
+            offset,
+            len,
+            address: address + u64::from(offset),
+            key,
+            immediate: immediate.bits(),
+        });
+        true
+    }
+
+    /// Notes a work request, and returns its token.
+    fn fly(&mut self, now: u64, message: MessageId, offset: u32, len: u32, kind: Kind) -> u64 {
+        let number = self.flights.next_number();
+        if self.flights.open() == 0 {
+            self.progress_ns = now;
+        }
+        let (lane, state) = (self.primary, State::Open);
+        let (posted_ns, left_ns) = (now, 0);
+        self.flights.push(Flight {
+            message: message.0,
+            offset,
+            len,
+            kind,
+            lane,
+            state,
+            in_nic: true,
+            posted_ns,
+            left_ns,
+        });
+        let window = self.congestion.window();
+        if window < UNIT {
+            let rtt = self.rtt.smoothed_ns().unwrap_or(INITIAL_RTT_NS);
+            self.pace_ns = now + (rtt * u64::from(UNIT) / u64::from(window.max(1))).min(BACKOFF_MAX_NS);
+        }
+        u64::from(self.id.0) << 32 | number & 0xffff_ffff
+    }
+
+    // ---- What becomes of it
+
+    /// The NIC has sent (UC), or delivered (RC), a work request; or it has not, and the lane is in error.
+    pub(crate) fn on_sent(&mut self, context: &mut Context<'_>, low: u32, success: bool, left_ns: u64) {
+        let first = self.flights.first_number();
+        let number = first.wrapping_add(u64::from(low.wrapping_sub(first as u32)));
+        let Some(flight) = self.flights.get_mut(number) else { return };
+        let (message, posted_ns, lane) = (MessageId(flight.message), flight.posted_ns, flight.lane);
+        if std::mem::replace(&mut flight.in_nic, false) {
+            flight.left_ns = left_ns;
+            if let Some(outgoing) = self.outbox.get_mut(message) {
+                outgoing.in_nic -= 1;
+            }
+        }
+        if !success {
+            self.fail_lane(context, lane);
+        } else if self.config.service == Service::Rc {
+            // The NIC's own acknowledgement.
+            let delay = context.now.saturating_sub(posted_ns);
+            self.heard(context.now);
+            self.acknowledge(context, number, Some(delay));
+        }
+        self.report(context, message);
+        self.flights.trim();
+    }
+
+    pub(crate) fn on_ack(&mut self, context: &mut Context<'_>, ack: &Ack, arrived_ns: u64) {
+        context.counters.received_acks += 1;
+        self.heard(context.now);
+        let newer = self.peer_ack.is_none_or(|last| (ack.sequence.wrapping_sub(last) as i16) > 0);
+        // The previous ACK has arrived: then only what it did not name is news.
+        let follows = self.peer_ack.is_none_or(|last| ack.sequence == last.wrapping_add(1));
+        if newer {
+            self.peer_ack = Some(ack.sequence);
+        }
+        if ack.limit.distance(self.peer_limit) > 0 && ack.limit.distance(self.outbox.first) <= 1 << 20 {
+            self.peer_limit = ack.limit;
+            self.outbox.admit(self.peer_limit);
+        }
+        let numbers = ack.numbers.as_slice();
+        let count = if follows { usize::from(ack.fresh) } else { numbers.len() };
+        // The oldest first: what is named later has not been lost.
+        for (at, number) in numbers[..count].iter().enumerate().rev() {
+            let number = match number {
+                Number::Send(global) => Some(*global),
+                Number::Write(name) => self.flights.find_write(*name),
+            };
+            let Some(number) = number else { continue };
+            let Some(flight) = self.flights.get(number) else { continue };
+            if matches!(numbers[at], Number::Send(_)) && matches!(flight.kind, Kind::Write(_)) {
+                context.counters.refused += 1;
+                continue;
+            }
+            let sample = (at == 0 && flight.left_ns > 0).then(|| {
+                arrived_ns.saturating_sub(flight.left_ns).checked_sub(u64::from(ack.held_ns?)).filter(|rtt| *rtt > 0)
+            });
+            self.acknowledge(context, number, sample.flatten());
+        }
+        // What no ACK named, because ACKs were lost, but lies before the base, has arrived.
+        while let Some(number) = self.flights.oldest_open() {
+            let before = self.flights.get(number).is_some_and(|f| ack.base.distance(MessageId(f.message)) > 0);
+            if !before {
+                break;
+            }
+            self.acknowledge(context, number, None);
+        }
+        self.flights.trim();
+    }
+
+    /// A work request has arrived.
+    fn acknowledge(&mut self, context: &mut Context<'_>, number: u64, rtt_ns: Option<u64>) {
+        let window_limited = self.flights.bytes().saturating_add(2 * UNIT) * 2 >= self.congestion.window();
+        let Some(flight) = self.flights.settle(number, State::Acknowledged) else { return };
+        context.counters.spurious_losses += u64::from(flight.state == State::Lost);
+        self.progress_ns = context.now;
+        self.backoff = 0;
+        self.losses.delivered(self.packets(flight.len));
+        if let Some(rtt) = rtt_ns {
+            self.rtt.sample(context.now, rtt);
+        }
+        let smoothed_rtt_ns = self.rtt.smoothed_ns().unwrap_or(INITIAL_RTT_NS);
+        let base_rtt_ns = self.rtt.base_ns();
+        let sample = Sample { bytes: flight.cost(), rtt_ns, base_rtt_ns, smoothed_rtt_ns, window_limited };
+        self.congestion.on_ack(context.now, &sample);
+        let message = MessageId(flight.message);
+        if flight.kind != Kind::Announce && self.outbox.arrived(message, flight.offset, flight.len) {
+            self.report(context, message);
+        }
+        // UC delivers in order or not at all: what left earlier on the same lane and is not acknowledged was lost.
+        if self.config.service == Service::Uc {
+            self.lose_before(context, number, flight.lane);
+        }
+    }
+
+    fn lose_before(&mut self, context: &mut Context<'_>, number: u64, lane: u8) {
+        let mut at = self.flights.first_number();
+        let mut any = false;
+        while at < number {
+            if self.flights.get(at).is_some_and(|f| f.lane == lane && f.state == State::Open) {
+                self.lose(context, at);
+                any = true;
+            }
+            at += 1;
+        }
+        if any {
+            let rtt = self.rtt.smoothed_ns().unwrap_or(INITIAL_RTT_NS);
+            self.congestion.on_loss(context.now, self.losses.rate(), rtt);
+        }
+    }
+
+    /// A work request is taken to be lost: what it carried is to be repeated.
+    fn lose(&mut self, context: &mut Context<'_>, number: u64) {
+        let Some(flight) = self.flights.settle(number, State::Lost) else { return };
+        context.counters.lost_requests += 1;
+        self.losses.lost(self.packets(flight.len));
+        let message = MessageId(flight.message);
+        let Some(outgoing) = self.outbox.get_mut(message) else { return };
+        match flight.kind {
+            // A grant says that it has arrived.
+            Kind::Announce if outgoing.stage != Stage::Announced => {}
+            _ => self.outbox.repairs.push_back((message, flight.offset, flight.len)),
+        }
+    }
+
+    fn packets(&self, len: u32) -> u32 {
+        len.div_ceil(u32::from(self.config.mtu)).max(1)
+    }
+
+    /// Tells the application that a message has arrived, once the NIC has done with its buffer, too.
+    fn report(&mut self, context: &mut Context<'_>, message: MessageId) {
+        let connection = self.id;
+        let Some(outgoing) = self.outbox.get_mut(message) else { return };
+        if outgoing.arrived.is_full() && outgoing.in_nic == 0 && !outgoing.reported {
+            outgoing.reported = true;
+            context.out.events.push(Event::Sent { connection, message, buffer: outgoing.buffer });
+            self.outbox.trim();
+        }
+    }
+
+    pub(crate) fn on_grant(&mut self, context: &mut Context<'_>, grant: &Grant) {
+        self.heard(context.now);
+        let Some(outgoing) = self.outbox.get_mut(grant.message) else { return };
+        // A second one is a repetition, and may be the answer to a probe.
+        if outgoing.stage != Stage::Announced || outgoing.len != grant.length {
+            return;
+        }
+        outgoing.stage = Stage::Granted { address: grant.address, key: grant.key };
+        self.outbox.ungranted -= 1;
+        self.outbox.long.push_back(grant.message);
+    }
+
+    // ---- Receiving
+
+    pub(crate) fn heard(&mut self, now: u64) {
+        self.heard_ns = now;
+        self.probes = 0;
+    }
+
+    /// Notes an arrival, and acknowledges if it is time.
+    pub(crate) fn note(
+        &mut self,
+        context: &mut Context<'_>,
+        number: Number,
+        len: u32,
+        arrived_ns: u64,
+        nic_now_ns: u64,
+        urgent: bool,
+    ) {
+        let due = if urgent { 0 } else { context.now + self.config.ack_delay_ns };
+        self.acknowledger.note(number, len, arrived_ns, due);
+        let (requests, bytes) = self.acknowledger.waiting();
+        if urgent || requests >= self.config.ack_requests || bytes >= self.config.ack_bytes {
+            self.send_ack(context, nic_now_ns);
+        }
+    }
+
+    pub(crate) fn send_ack(&mut self, context: &mut Context<'_>, nic_now_ns: u64) {
+        self.inbox.raise_limit();
+        let (numbers, fresh, sequence, arrived_ns) = self.acknowledger.take();
+        let held = nic_now_ns.saturating_sub(arrived_ns);
+        let held_ns = u32::try_from(held).ok().filter(|held| !numbers.as_slice().is_empty() && *held < u32::MAX);
+        let ack = Ack {
+            tag: self.peer.tag,
+            sequence,
+            fresh,
+            held_ns,
+            base: self.inbox.base,
+            limit: self.inbox.limit,
+            numbers,
+        };
+        context.counters.sent_acks += 1;
+        context.out.work.push(Work::Control { connection: self.id, control: Control::Ack(ack) });
+    }
+
+    pub(crate) fn grant(&mut self, context: &mut Context<'_>, memory: &mut impl crate::output::Memory) {
+        let connection = self.id;
+        self.inbox.grant(self.peer.tag, memory, |grant| {
+            context.counters.sent_grants += 1;
+            context.out.work.push(Work::Control { connection, control: Control::Grant(grant) });
+        });
+    }
+
+    pub(crate) fn on_probe(&mut self, context: &mut Context<'_>, nic_now_ns: u64) {
+        self.heard(context.now);
+        self.send_ack(context, nic_now_ns);
+        for grant in self.inbox.unused_grants(self.peer.tag, GRANTS_AGAIN) {
+            context.counters.sent_grants += 1;
+            context.out.work.push(Work::Control { connection: self.id, control: Control::Grant(grant) });
+        }
+    }
+
+    // ---- Lanes
+
+    /// A lane does not work: what is on it is lost, another is used, and this one is repaired.
+    pub(crate) fn fail_lane(&mut self, context: &mut Context<'_>, lane: u8) {
+        let Some(state) = self.lanes.get_mut(usize::from(lane)) else { return };
+        if !state.is_up() {
+            return;
+        }
+        let sequence = context.random.u32(..1 << 24);
+        state.generation = state.next_generation(self.config.initiator);
+        state.answered = None;
+        state.state = LaneState::Down { sequence, next_try: context.now, tries: 0 };
+        context.out.work.push(Work::Reset { connection: self.id, lane });
+        self.abandon(context, lane);
+    }
+
+    /// What was posted on a lane, which is reset, is forgotten by the NIC.
+    fn abandon(&mut self, context: &mut Context<'_>, lane: u8) {
+        let numbers = self.flights.first_number()..self.flights.next_number();
+        for number in numbers {
+            let Some(flight) = self.flights.get_mut(number).filter(|flight| flight.lane == lane) else { continue };
+            let message = MessageId(flight.message);
+            if std::mem::replace(&mut flight.in_nic, false)
+                && let Some(outgoing) = self.outbox.get_mut(message)
+            {
+                outgoing.in_nic -= 1;
+            }
+            if flight.state == State::Open {
+                self.lose(context, number);
+            }
+            self.report(context, message);
+        }
+        self.flights.trim();
+        if self.primary == lane {
+            let others = (1..LANES as u8).map(|step| (lane + step) % LANES as u8);
+            if let Some(next) = others.into_iter().find(|next| self.lanes[usize::from(*next)].is_up()) {
+                self.primary = next;
+                context.counters.lane_flips += 1;
+            }
+        }
+    }
+
+    pub(crate) fn on_lane(&mut self, context: &mut Context<'_>, message: &LaneMessage) {
+        self.heard(context.now);
+        let (index, connection) = (message.index, self.id);
+        let Some(lane) = self.lanes.get_mut(usize::from(index)) else { return };
+        let newer = (message.generation.wrapping_sub(lane.generation) as i16) > 0;
+        let source_port = 0xc000 | context.random.u16(..0x4000);
+        let receive_sequence = message.sequence;
+        match message.phase {
+            LanePhase::Request if newer => {
+                let send_sequence = context.random.u32(..1 << 24);
+                lane.generation = message.generation;
+                lane.answered = Some(send_sequence);
+                lane.state = LaneState::Up;
+                context.out.work.push(Work::Reset { connection, lane: index });
+                // Not on this lane until the peer has connected it: it is the last choice.
+                self.abandon(context, index);
+                let connect =
+                    Work::Connect { connection, lane: index, send_sequence, receive_sequence, source_port };
+                context.out.work.push(connect);
+                context.counters.lane_repairs += 1;
+                self.answer_lane(context, index, message.generation, send_sequence);
+            }
+            LanePhase::Request if message.generation == lane.generation => {
+                if let Some(sequence) = lane.answered {
+                    self.answer_lane(context, index, message.generation, sequence);
+                }
+            }
+            LanePhase::Response if message.generation == lane.generation => {
+                if let LaneState::Down { sequence: send_sequence, .. } = lane.state {
+                    lane.state = LaneState::Up;
+                    let connect =
+                        Work::Connect { connection, lane: index, send_sequence, receive_sequence, source_port };
+                    context.out.work.push(connect);
+                    context.counters.lane_repairs += 1;
+                    if !self.lanes[usize::from(self.primary)].is_up() {
+                        self.primary = index;
+                    }
+                }
+            }
+            _ => {}
+        }
+    }
+
+    fn answer_lane(&mut self, context: &mut Context<'_>, index: u8, generation: u16, sequence: u32) {
+        let phase = LanePhase::Response;
+        let lane = LaneMessage { tag: self.peer.tag, index, phase, generation, sequence };
+        context.out.work.push(Work::Control { connection: self.id, control: Control::Lane(lane) });
+    }
+
+    // ---- Time
+
+    /// An answer of the peer is due: without any it is gone.
+    fn expects_answer(&self) -> bool {
+        self.flights.open() > 0 || self.waits_for_leave()
+    }
+
+    /// The peer's leave is what is missing: a grant, or room in its window.
+    fn waits_for_leave(&self) -> bool {
+        self.outbox.ungranted > 0 || self.outbox.is_limited()
+    }
+
+    fn answer_within_ns(&self) -> u64 {
+        self.rtt.bound_ns(INITIAL_RTT_NS) + self.config.ack_delay_ns + self.config.patience_ns
+    }
+
+    fn timeout_ns(&self) -> u64 {
+        if self.flights.open() == 0 || self.config.service == Service::Rc {
+            return NEVER;
+        }
+        let Some(oldest) = self.flights.oldest_open().and_then(|number| self.flights.get(number)) else { return NEVER };
+        let wait = (self.answer_within_ns() << self.backoff.min(20)).min(BACKOFF_MAX_NS);
+        oldest.posted_ns.max(self.progress_ns) + wait
+    }
+
+    fn arm_probe(&mut self, now: u64) {
+        if !self.waits_for_leave() {
+            self.probe_ns = NEVER;
+        } else if self.probe_ns == NEVER {
+            self.probe_ns = now + (self.answer_within_ns() << self.probes.min(20)).min(BACKOFF_MAX_NS);
+        }
+    }
+
+    /// When [`Connection::advance`] is due.
+    pub(crate) fn deadline(&self) -> u64 {
+        let lanes = self.lanes.iter().map(Lane::deadline).min().unwrap_or(NEVER);
+        let pace = if self.has_work() && self.pace_ns > 0 && self.flights.bytes() == 0 { self.pace_ns } else { NEVER };
+        self.acknowledger.due.min(self.timeout_ns()).min(self.probe_ns).min(lanes).min(pace)
+    }
+
+    /// Runs the timers; why the connection is to be closed, if it is.
+    pub(crate) fn advance(&mut self, context: &mut Context<'_>, nic_now_ns: u64) -> Option<CloseReason> {
+        let now = context.now;
+        let silent = now.saturating_sub(self.heard_ns) >= self.config.silence_ns;
+        if silent && self.expects_answer() {
+            return Some(CloseReason::Silence);
+        }
+        if self.acknowledger.due <= now {
+            self.send_ack(context, nic_now_ns);
+        }
+        if self.timeout_ns() <= now {
+            self.time_out(context);
+        }
+        if self.probe_ns <= now {
+            self.probe_ns = NEVER;
+            self.probes += 1;
+            context.counters.sent_probes += 1;
+            let control = Control::Probe(self.peer.tag);
+            context.out.work.push(Work::Control { connection: self.id, control });
+            self.arm_probe(now);
+        }
+        for index in 0..LANES as u8 {
+            self.retry_lane(context, index);
+        }
+        None
+    }
+
+    fn time_out(&mut self, context: &mut Context<'_>) {
+        context.counters.timeouts += 1;
+        self.backoff += 1;
+        self.congestion.on_timeout(context.now);
+        if self.backoff.is_multiple_of(FLIP_AFTER) {
+            let up = self.lanes.iter().filter(|lane| lane.is_up()).count();
+            if up > 1 {
+                self.fail_lane(context, self.primary);
+                return;
+            }
+        }
+        // The answer to one tells about all before it.
+        if let Some(oldest) = self.flights.oldest_open() {
+            self.lose(context, oldest);
+            self.flights.trim();
+        }
+        self.progress_ns = context.now;
+    }
+
+    fn retry_lane(&mut self, context: &mut Context<'_>, index: u8) {
+        let lane = &mut self.lanes[usize::from(index)];
+        let LaneState::Down { sequence, next_try, tries } = lane.state else { return };
+        if next_try > context.now {
+            return;
+        }
+        let next_try = context.now + (REPAIR_EVERY_NS << tries.min(REPAIR_DOUBLINGS));
+        lane.state = LaneState::Down { sequence, next_try, tries: tries.saturating_add(1) };
+        let generation = lane.generation;
+        let request =
+            LaneMessage { tag: self.peer.tag, index, phase: LanePhase::Request, generation, sequence };
+        context.out.work.push(Work::Control { connection: self.id, control: Control::Lane(request) });
+    }
+}

@@ -1,0 +1,455 @@
+//! The engine: connections, and their timers.
+
+use std::cmp::Reverse;
+use std::collections::{BinaryHeap, VecDeque};
+use std::net::IpAddr;
+
+use bifrost_wire::rdm::{
+    Class, Close, CloseReason, Control, Immediate, Number, SendHeader, SendKind, Tag,
+};
+
+use crate::chunking::Chunking;
+use crate::clock::Clock;
+use crate::config::{Config, ConnectionConfig};
+use crate::congestion::Congestion;
+use crate::connection::{Connection, Context, Peer};
+use crate::counters::Counters;
+use crate::incoming::Verdict;
+use crate::output::{BufferId, ConnectionId, Event, Memory, Output, Work};
+use crate::{MessageId, NEVER};
+
+/// Messages of a connection that the application may have open, sent and not reported.
+const OPEN_MAX: usize = 1024;
+
+/// Why a message is not taken.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum SendError {
+    /// No such connection, or it is closed.
+    #[error("connection is closed")]
+    Closed,
+    /// 1024 messages are open; wait for [`Event::Sent`].
+    #[error("1024 messages are open on the connection")]
+    Full,
+    /// Longer than the peer takes.
+    #[error("message is longer than the peer takes")]
+    TooLong,
+}
+
+/// Why a connection cannot be opened.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum OpenError {
+    /// All places are taken.
+    #[error("no place is left for another connection")]
+    Exhausted,
+    /// The name was not reserved, or is in use.
+    #[error("connection was not reserved")]
+    NotReserved,
+}
+
+/// What a completion of a receive says.
+#[derive(Clone, Copy, Debug)]
+pub enum Arrival<'a> {
+    /// A SEND: its first bytes, at least [`SendHeader::LEN`] if it has as many, and its length.
+    Send {
+        /// The begin.
+        head: &'a [u8],
+        /// Bytes, the header included.
+        len: u32,
+    },
+    /// A WRITE with immediate data.
+    Write {
+        /// The immediate data.
+        immediate: u32,
+        /// Bytes.
+        len: u32,
+    },
+}
+
+/// Where the payload of a SEND belongs: the caller copies it before it looks at the output's events.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Place {
+    /// Which buffer.
+    pub buffer: BufferId,
+    /// From which byte on.
+    pub offset: u32,
+    /// How many bytes, those behind the header.
+    pub len: u32,
+}
+
+#[derive(Debug)]
+enum Slot {
+    Free { tag: u16 },
+    Reserved { tag: u16 },
+    Open(Box<Connection>),
+}
+
+/// All connections of a thread.
+#[derive(Debug)]
+pub struct Engine {
+    config: Config,
+    slots: Vec<Slot>,
+    free: Vec<u16>,
+    ready: VecDeque<ConnectionId>,
+    timers: BinaryHeap<Reverse<(u64, u32)>>,
+    clock: Clock,
+    counters: Counters,
+    random: fastrand::Rng,
+}
+
+impl Engine {
+    /// An engine without connections.
+    #[must_use]
+    pub fn new(config: Config) -> Self {
+        Self {
+            config,
+            slots: Vec::new(),
+            free: Vec::new(),
+            ready: VecDeque::new(),
+            timers: BinaryHeap::new(),
+            clock: Clock::default(),
+            counters: Counters::default(),
+            random: fastrand::Rng::with_seed(config.seed),
+        }
+    }
+
+    /// What it has counted.
+    #[must_use]
+    pub fn counters(&self) -> &Counters {
+        &self.counters
+    }
+
+    /// The alignment of the NIC's clock.
+    pub fn clock_mut(&mut self) -> &mut Clock {
+        &mut self.clock
+    }
+
+    /// Reserves a connection: its name here, and what the peer is to call it.
+    ///
+    /// # Errors
+    /// [`OpenError::Exhausted`].
+    pub fn reserve(&mut self) -> Result<(ConnectionId, Tag), OpenError> {
+        let index = match self.free.pop() {
+            Some(index) => index,
+            None if self.slots.len() < self.config.connections.min(1 << 16) as usize => {
+                self.slots.push(Slot::Free { tag: self.random.u16(..) });
+                (self.slots.len() - 1) as u16
+            }
+            None => return Err(OpenError::Exhausted),
+        };
+        let slot = &mut self.slots[usize::from(index)];
+        let Slot::Free { tag } = *slot else { return Err(OpenError::NotReserved) };
+        // Another than the last, and none that follows from it.
+        let tag = tag.wrapping_add(self.random.u16(1..));
+        *slot = Slot::Reserved { tag };
+        let id = u32::from(tag) << 16 | u32::from(index);
+        Ok((ConnectionId(id), Tag(id)))
+    }
+
+    /// Opens a reserved connection to the peer whose control queue pair is `control` at `address`, and which calls the
+    /// connection `tag`.
+    ///
+    /// # Errors
+    /// [`OpenError::NotReserved`].
+    #[allow(clippy::too_many_arguments)]
+    pub fn open(
+        &mut self,
+        now_ns: u64,
+        id: ConnectionId,
+        (address, control): (IpAddr, u32),
+        tag: Tag,
+        config: ConnectionConfig,
+        chunking: Box<dyn Chunking>,
+        congestion: Box<dyn Congestion>,
+    ) -> Result<(), OpenError> {
+        let slot = self.slots.get_mut(id.index()).ok_or(OpenError::NotReserved)?;
+        match slot {
+            Slot::Reserved { tag } if u32::from(*tag) == id.0 >> 16 => {}
+            _ => return Err(OpenError::NotReserved),
+        }
+        let peer = Peer { address, control, tag };
+        *slot = Slot::Open(Box::new(Connection::new(id, peer, config, chunking, congestion, now_ns)));
+        Ok(())
+    }
+
+    /// Gives a reserved or open connection up. The peer is told; [`Event::Closed`] is not issued. Buffers of messages that
+    /// came in and were not delivered go to `buffers`; those of messages that were not sent are known to the caller.
+    pub fn close(&mut self, id: ConnectionId, reason: CloseReason, out: &mut Output, mut buffers: impl FnMut(BufferId)) {
+        let Some(slot) = self.slots.get_mut(id.index()) else { return };
+        let tag = (id.0 >> 16) as u16;
+        match slot {
+            Slot::Open(connection) if connection.id == id => {
+                let control = Control::Close(Close { tag: connection.peer.tag, reason });
+                out.work.push(Work::Control { connection: id, control });
+                connection.inbox.drain().for_each(&mut buffers);
+            }
+            Slot::Reserved { tag: reserved } if *reserved == tag => {}
+            _ => return,
+        }
+        *slot = Slot::Free { tag };
+        self.free.push(id.index() as u16);
+    }
+
+    /// The connection that a token belongs to.
+    #[must_use]
+    pub fn connection_of(token: u64) -> ConnectionId {
+        ConnectionId((token >> 32) as u32)
+    }
+
+    /// Takes a message. The buffer is the engine's until [`Event::Sent`].
+    ///
+    /// # Errors
+    /// A [`SendError`]; the buffer stays the caller's.
+    pub fn send(
+        &mut self,
+        now_ns: u64,
+        id: ConnectionId,
+        buffer: BufferId,
+        len: u32,
+        class: Class,
+        call: u32,
+    ) -> Result<MessageId, SendError> {
+        let connection = self.find(id).ok_or(SendError::Closed)?;
+        if connection.open_messages() >= OPEN_MAX {
+            return Err(SendError::Full);
+        }
+        if len > bifrost_wire::rdm::MAX_MESSAGE || !connection.takes(len) {
+            return Err(SendError::TooLong);
+        }
+        let message = connection.push(now_ns, buffer, len, class, call);
+        self.counters.sent_messages += 1;
+        self.wake(id);
+        Ok(message)
+    }
+
+    /// The application has done with a delivered message of `len` bytes.
+    pub fn consumed(&mut self, now_ns: u64, id: ConnectionId, len: u32, memory: &mut impl Memory, out: &mut Output) {
+        let nic_now_ns = self.clock.nic_ns(now_ns);
+        let (Some(connection), mut context) = self.with(id, now_ns, out) else { return };
+        connection.inbox.consumed(len);
+        connection.grant(&mut context, memory);
+        if connection.inbox.raise_limit() {
+            connection.send_ack(&mut context, nic_now_ns);
+        }
+    }
+
+    /// A receive on a lane has completed, at `arrived_ns` of the NIC's clock. Returns where the payload of a SEND goes.
+    pub fn on_arrival(
+        &mut self,
+        now_ns: u64,
+        id: ConnectionId,
+        arrival: Arrival<'_>,
+        arrived_ns: u64,
+        memory: &mut impl Memory,
+        out: &mut Output,
+    ) -> Option<Place> {
+        let nic_now_ns = self.clock.nic_ns(now_ns);
+        let (Some(connection), mut context) = self.with(id, now_ns, out) else { return None };
+        connection.heard(now_ns);
+        let (number, len, offset, verdict) = match arrival {
+            Arrival::Send { head, len } => {
+                let Ok(header) = SendHeader::parse(head, len as usize) else {
+                    context.counters.refused += 1;
+                    return None;
+                };
+                let verdict = connection.inbox.on_send(&header, memory, context.out);
+                if header.kind == SendKind::Announce && verdict == (Verdict::Taken { urgent: header.hint }) {
+                    connection.grant(&mut context, memory);
+                }
+                (Number::Send(header.global), len - SendHeader::LEN as u32, header.offset, verdict)
+            }
+            Arrival::Write { immediate, len } => {
+                let immediate = Immediate::from_bits(immediate);
+                let message = immediate.message(connection.inbox.base);
+                let offset = immediate.offset();
+                let verdict = connection.inbox.on_write(message, offset, len, immediate.hint, context.out);
+                (Number::Write(immediate.name()), len, offset, verdict)
+            }
+        };
+        let (urgent, place) = match verdict {
+            Verdict::Taken { urgent } => (urgent, None),
+            Verdict::Place { buffer, urgent } => (urgent, Some(Place { buffer, offset, len })),
+            Verdict::Repeated => {
+                context.counters.repeated_units += 1;
+                (true, None)
+            }
+            Verdict::NoRoom => {
+                context.counters.no_room += 1;
+                return None;
+            }
+            Verdict::Refused => {
+                context.counters.refused += 1;
+                return None;
+            }
+        };
+        if verdict != Verdict::Repeated {
+            // What was announced with a gap before it, or could not be granted, is looked at again.
+            connection.grant(&mut context, memory);
+        }
+        connection.note(&mut context, number, len, arrived_ns, nic_now_ns, urgent);
+        let (messages, bytes) = (&mut connection.inbox.delivered_messages, &mut connection.inbox.delivered_bytes);
+        context.counters.delivered_messages += std::mem::take(messages);
+        context.counters.delivered_bytes += std::mem::take(bytes);
+        self.wake(id);
+        place
+    }
+
+    /// A send request has completed, at `left_ns` of the NIC's clock.
+    pub fn on_sent(&mut self, now_ns: u64, token: u64, success: bool, left_ns: u64, out: &mut Output) {
+        let id = Self::connection_of(token);
+        let (Some(connection), mut context) = self.with(id, now_ns, out) else { return };
+        connection.on_sent(&mut context, token as u32, success, left_ns);
+        self.wake(id);
+    }
+
+    /// A lane of a connection is in error, as a receive that was flushed says.
+    pub fn on_lane_error(&mut self, now_ns: u64, id: ConnectionId, lane: u8, out: &mut Output) {
+        let (Some(connection), mut context) = self.with(id, now_ns, out) else { return };
+        connection.fail_lane(&mut context, lane);
+        self.wake(id);
+    }
+
+    /// A control datagram has come in from the queue pair `from`, at `arrived_ns` of the NIC's clock.
+    pub fn on_control(
+        &mut self,
+        now_ns: u64,
+        from: (IpAddr, u32),
+        bytes: &[u8],
+        arrived_ns: u64,
+        out: &mut Output,
+    ) {
+        let Ok(control) = Control::parse(bytes) else {
+            self.counters.refused += 1;
+            return;
+        };
+        let tag = match &control {
+            Control::Ack(ack) => ack.tag,
+            Control::Grant(grant) => grant.tag,
+            Control::Probe(tag) => *tag,
+            Control::Close(close) => close.tag,
+            Control::Lane(lane) => lane.tag,
+        };
+        let id = ConnectionId(tag.0);
+        let nic_now_ns = self.clock.nic_ns(now_ns);
+        let (Some(connection), mut context) = self.with(id, now_ns, out) else {
+            self.counters.refused += 1;
+            return;
+        };
+        if (connection.peer.address, connection.peer.control) != from {
+            context.counters.refused += 1;
+            return;
+        }
+        match &control {
+            Control::Ack(ack) => connection.on_ack(&mut context, ack, arrived_ns),
+            Control::Grant(grant) => connection.on_grant(&mut context, grant),
+            Control::Probe(_) => connection.on_probe(&mut context, nic_now_ns),
+            Control::Lane(lane) => connection.on_lane(&mut context, lane),
+            Control::Close(close) => {
+                context.out.events.push(Event::Closed { connection: id, reason: close.reason, by_peer: true });
+            }
+        }
+        self.wake(id);
+    }
+
+    /// Runs timers that are due, and posts what can be posted.
+    pub fn turn(&mut self, now_ns: u64, out: &mut Output) {
+        while let Some(&Reverse((due, id))) = self.timers.peek() {
+            if due > now_ns {
+                break;
+            }
+            self.timers.pop();
+            let id = ConnectionId(id);
+            let Some(connection) = self.find(id) else { continue };
+            if connection.armed_ns == due {
+                connection.armed_ns = NEVER;
+                self.wake(id);
+            }
+        }
+        for _ in 0..self.ready.len() {
+            let Some(id) = self.ready.pop_front() else { break };
+            self.turn_of(now_ns, id, out);
+        }
+    }
+
+    fn turn_of(&mut self, now_ns: u64, id: ConnectionId, out: &mut Output) {
+        let nic_now_ns = self.clock.nic_ns(now_ns);
+        let (Some(connection), mut context) = self.with(id, now_ns, out) else { return };
+        connection.ready = false;
+        if connection.deadline() <= now_ns
+            && let Some(reason) = connection.advance(&mut context, nic_now_ns)
+        {
+            context.out.events.push(Event::Closed { connection: id, reason, by_peer: false });
+            return;
+        }
+        connection.emit(&mut context);
+        let deadline = connection.deadline();
+        if deadline < connection.armed_ns {
+            connection.armed_ns = deadline;
+            self.timers.push(Reverse((deadline, id.0)));
+        }
+    }
+
+    /// When [`Engine::turn`] is due, ns; [`NEVER`]: when something happens.
+    #[must_use]
+    pub fn next_deadline(&self) -> u64 {
+        if self.ready.is_empty() { self.timers.peek().map_or(NEVER, |Reverse((due, _))| *due) } else { 0 }
+    }
+
+    /// What a connection has measured: smoothed and smallest round trip, ns; window, bytes; share of packets lost; lane.
+    #[must_use]
+    pub fn measured(&self, id: ConnectionId) -> Option<(u64, u64, u32, f32, u8)> {
+        match self.slots.get(id.index())? {
+            Slot::Open(c) if c.id == id => {
+                let rtt = c.rtt();
+                Some((rtt.smoothed_ns().unwrap_or(0), rtt.base_ns(), c.window(), c.loss_rate(), c.primary()))
+            }
+            _ => None,
+        }
+    }
+
+    /// Messages that a connection has open.
+    #[must_use]
+    pub fn open_messages(&self, id: ConnectionId) -> usize {
+        match self.slots.get(id.index()) {
+            Some(Slot::Open(connection)) if connection.id == id => connection.open_messages(),
+            _ => 0,
+        }
+    }
+
+    /// Memory that a connection holds, bytes, without that of its messages.
+    #[must_use]
+    pub fn connection_bytes(&self, id: ConnectionId) -> usize {
+        match self.slots.get(id.index()) {
+            Some(Slot::Open(connection)) if connection.id == id => connection.bytes(),
+            _ => 0,
+        }
+    }
+
+    fn find(&mut self, id: ConnectionId) -> Option<&mut Connection> {
+        match self.slots.get_mut(id.index())? {
+            Slot::Open(connection) if connection.id == id => Some(connection),
+            _ => None,
+        }
+    }
+
+    /// A connection, and beside it what its calls need.
+    fn with<'a>(
+        &'a mut self,
+        id: ConnectionId,
+        now: u64,
+        out: &'a mut Output,
+    ) -> (Option<&'a mut Connection>, Context<'a>) {
+        let connection = match self.slots.get_mut(id.index()) {
+            Some(Slot::Open(connection)) if connection.id == id => Some(&mut **connection),
+            _ => None,
+        };
+        (connection, Context { now, out, counters: &mut self.counters, random: &mut self.random })
+    }
+
+    fn wake(&mut self, id: ConnectionId) {
+        if let Some(connection) = self.find(id)
+            && !std::mem::replace(&mut connection.ready, true)
+        {
+            self.ready.push_back(id);
+        }
+    }
+}

@@ -1,0 +1,135 @@
+//! Work requests that have been posted and about which something is still to be learnt.
+
+use std::collections::VecDeque;
+
+/// What was posted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kind {
+    /// A chunk, by its name in an ACK.
+    Write(u32),
+    /// A unit.
+    Send,
+    /// The request for a grant.
+    Announce,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum State {
+    Open,
+    Acknowledged,
+    Lost,
+}
+
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Flight {
+    pub(crate) message: u32,
+    pub(crate) offset: u32,
+    pub(crate) len: u32,
+    pub(crate) kind: Kind,
+    pub(crate) lane: u8,
+    pub(crate) state: State,
+    /// The NIC has not reported it as sent: it may read the buffer.
+    pub(crate) in_nic: bool,
+    /// When it was posted, ns.
+    pub(crate) posted_ns: u64,
+    /// When it left (T1), ns of the NIC's clock; 0: not known.
+    pub(crate) left_ns: u64,
+}
+
+impl Flight {
+    /// What it takes of the window: headers count, too.
+    pub(crate) fn cost(&self) -> u32 {
+        self.len.max(Self::MIN_COST)
+    }
+
+    const MIN_COST: u32 = 64;
+}
+
+/// All of a connection, by their global numbers.
+#[derive(Debug, Default)]
+pub(crate) struct Flights {
+    list: VecDeque<Flight>,
+    /// The global number of the first.
+    first: u64,
+    open: u32,
+    bytes: u32,
+}
+
+impl Flights {
+    pub(crate) fn push(&mut self, flight: Flight) {
+        self.open += 1;
+        self.bytes += flight.cost();
+        self.list.push_back(flight);
+    }
+
+    /// The global number of what is posted next.
+    pub(crate) fn next_number(&self) -> u64 {
+        self.first + self.list.len() as u64
+    }
+
+    pub(crate) fn first_number(&self) -> u64 {
+        self.first
+    }
+
+    /// How many are neither acknowledged nor lost.
+    pub(crate) fn open(&self) -> u32 {
+        self.open
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.list.len()
+    }
+
+    /// Bytes in flight.
+    pub(crate) fn bytes(&self) -> u32 {
+        self.bytes
+    }
+
+    pub(crate) fn get(&self, number: u64) -> Option<&Flight> {
+        self.list.get(usize::try_from(number.checked_sub(self.first)?).ok()?)
+    }
+
+    pub(crate) fn get_mut(&mut self, number: u64) -> Option<&mut Flight> {
+        self.list.get_mut(usize::try_from(number.checked_sub(self.first)?).ok()?)
+    }
+
+    /// The chunk with that name, if it is not acknowledged. Acknowledgements come about in order: the first are looked at
+    /// first.
+    pub(crate) fn find_write(&self, name: u32) -> Option<u64> {
+        let is = |flight: &Flight| flight.kind == Kind::Write(name) && flight.state != State::Acknowledged;
+        Some(self.first + self.list.iter().position(is)? as u64)
+    }
+
+    /// The oldest that is open.
+    pub(crate) fn oldest_open(&self) -> Option<u64> {
+        Some(self.first + self.list.iter().position(|flight| flight.state == State::Open)? as u64)
+    }
+
+    /// Settles one; what it was, if it was not acknowledged before.
+    pub(crate) fn settle(&mut self, number: u64, state: State) -> Option<Flight> {
+        let flight = self.get_mut(number)?;
+        let before = *flight;
+        if before.state == State::Acknowledged || before.state == state {
+            return None;
+        }
+        flight.state = state;
+        if before.state == State::Open {
+            self.open -= 1;
+            self.bytes -= before.cost();
+        }
+        Some(before)
+    }
+
+    /// Forgets what nothing more is to be learnt about.
+    pub(crate) fn trim(&mut self) {
+        while self.list.front().is_some_and(|flight| flight.state != State::Open && !flight.in_nic) {
+            self.list.pop_front();
+            self.first += 1;
+        }
+    }
+
+    /// Bytes of memory that it holds.
+    pub(crate) fn heap_bytes(&self) -> usize {
+        self.list.capacity() * size_of::<Flight>()
+    }
+}

@@ -1,0 +1,129 @@
+//! Messages on their way out.
+
+use std::collections::VecDeque;
+
+use bifrost_wire::rdm::{Class, MAX_EAGER, MessageId, UNIT};
+
+use crate::output::BufferId;
+use crate::units::Units;
+
+/// How far a message is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Stage {
+    /// Short enough to go at once.
+    Short,
+    /// Long: to be announced.
+    Long,
+    /// Announced; waits for a grant.
+    Announced,
+    /// May be written there.
+    Granted { address: u64, key: u32 },
+}
+
+#[derive(Debug)]
+pub(crate) struct Outgoing {
+    pub(crate) buffer: BufferId,
+    pub(crate) len: u32,
+    pub(crate) class: Class,
+    pub(crate) call: u32,
+    pub(crate) stage: Stage,
+    /// Bytes that have been posted once.
+    pub(crate) next: u32,
+    pub(crate) arrived: Units,
+    /// Work requests that the NIC may still read the buffer for.
+    pub(crate) in_nic: u32,
+    /// The application has been told.
+    pub(crate) reported: bool,
+}
+
+/// The messages that are open, and what of them is to be posted next.
+#[derive(Debug, Default)]
+pub(crate) struct Outbox {
+    messages: VecDeque<Outgoing>,
+    pub(crate) first: MessageId,
+    /// The first that the peer's limit has not admitted.
+    admitted: MessageId,
+    /// Messages with a short unit or an announcement to post.
+    pub(crate) short: VecDeque<MessageId>,
+    /// Granted messages with chunks to post.
+    pub(crate) long: VecDeque<MessageId>,
+    /// Pieces to be repeated: message, offset, bytes.
+    pub(crate) repairs: VecDeque<(MessageId, u32, u32)>,
+    /// Announced messages without a grant.
+    pub(crate) ungranted: u32,
+}
+
+impl Outbox {
+    pub(crate) fn len(&self) -> usize {
+        self.messages.len()
+    }
+
+    pub(crate) fn push(&mut self, buffer: BufferId, len: u32, class: Class, call: u32) -> MessageId {
+        let message = self.first.plus(self.messages.len() as u32);
+        let stage = if len <= MAX_EAGER { Stage::Short } else { Stage::Long };
+        self.messages.push_back(Outgoing {
+            buffer,
+            len,
+            class,
+            call,
+            stage,
+            next: 0,
+            arrived: Units::new(len),
+            in_nic: 0,
+            reported: false,
+        });
+        message
+    }
+
+    pub(crate) fn get_mut(&mut self, message: MessageId) -> Option<&mut Outgoing> {
+        self.messages.get_mut(usize::try_from(message.distance(self.first)).ok()?)
+    }
+
+    /// Admits messages before `limit`.
+    pub(crate) fn admit(&mut self, limit: MessageId) {
+        let end = self.first.plus(self.messages.len() as u32);
+        while limit.distance(self.admitted) > 0 && end.distance(self.admitted) > 0 {
+            self.short.push_back(self.admitted);
+            self.admitted = self.admitted.plus(1);
+        }
+    }
+
+    /// Messages wait for the peer's limit.
+    pub(crate) fn is_limited(&self) -> bool {
+        self.admitted != self.first.plus(self.messages.len() as u32)
+    }
+
+    /// Takes the next piece to repeat, one unit, if it has not arrived.
+    pub(crate) fn next_repair(&mut self) -> Option<(MessageId, u32)> {
+        while let Some((message, offset, len)) = self.repairs.pop_front() {
+            if len > UNIT {
+                self.repairs.push_front((message, offset + UNIT, len - UNIT));
+            }
+            if self.get_mut(message).is_some_and(|outgoing| !outgoing.arrived.contains(offset / UNIT)) {
+                return Some((message, offset));
+            }
+        }
+        None
+    }
+
+    /// Marks bytes as arrived; whether the message is complete by that.
+    pub(crate) fn arrived(&mut self, message: MessageId, offset: u32, len: u32) -> bool {
+        self.get_mut(message).is_some_and(|outgoing| {
+            outgoing.arrived.insert_range(offset, len) > 0 && outgoing.arrived.is_full()
+        })
+    }
+
+    /// Forgets messages that have been reported, from the first on.
+    pub(crate) fn trim(&mut self) {
+        while self.messages.front().is_some_and(|outgoing| outgoing.reported) {
+            self.messages.pop_front();
+            self.first = self.first.plus(1);
+        }
+    }
+
+    pub(crate) fn heap_bytes(&self) -> usize {
+        self.messages.capacity() * size_of::<Outgoing>()
+            + (self.short.capacity() + self.long.capacity()) * size_of::<MessageId>()
+            + self.repairs.capacity() * size_of::<(MessageId, u32, u32)>()
+    }
+}

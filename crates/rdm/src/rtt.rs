@@ -1,0 +1,73 @@
+//! Round-trip times: smoothed (RFC 6298), and the smallest of the last seconds.
+
+/// An estimate of the round-trip time.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Rtt {
+    smoothed: u64,
+    variation: u64,
+    /// The smallest of the period that is over, and of the one that runs.
+    before: u64,
+    current: u64,
+    since: u64,
+}
+
+/// For how long the smallest time is believed at least, ns.
+const PERIOD_NS: u64 = 5_000_000_000;
+
+impl Rtt {
+    /// Takes a sample, ns.
+    pub fn sample(&mut self, now_ns: u64, rtt_ns: u64) {
+        let rtt = rtt_ns.max(1);
+        if self.smoothed == 0 {
+            *self = Self { smoothed: rtt, variation: rtt / 2, before: u64::MAX, current: rtt, since: now_ns };
+            return;
+        }
+        self.variation = (3 * self.variation + self.smoothed.abs_diff(rtt)) / 4;
+        self.smoothed = (7 * self.smoothed + rtt) / 8;
+        if now_ns.saturating_sub(self.since) >= PERIOD_NS {
+            self.before = self.current;
+            self.current = rtt;
+            self.since = now_ns;
+        }
+        self.current = self.current.min(rtt);
+    }
+
+    /// The smoothed time, ns; `None` before the first sample.
+    #[must_use]
+    pub fn smoothed_ns(&self) -> Option<u64> {
+        (self.smoothed > 0).then_some(self.smoothed)
+    }
+
+    /// The smallest of the last 5 to 10 s, ns; 0 before the first sample.
+    #[must_use]
+    pub fn base_ns(&self) -> u64 {
+        self.before.min(self.current)
+    }
+
+    /// A time within which an answer has come, ns: smoothed and four deviations; `initial` before the first sample.
+    #[must_use]
+    pub fn bound_ns(&self, initial_ns: u64) -> u64 {
+        if self.smoothed == 0 { initial_ns } else { self.smoothed + 4 * self.variation }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_smallest_time_is_forgotten_after_two_periods() {
+        let mut rtt = Rtt::default();
+        assert_eq!((rtt.smoothed_ns(), rtt.base_ns(), rtt.bound_ns(7)), (None, 0, 7));
+        rtt.sample(0, 50);
+        for second in 1..=4 {
+            rtt.sample(second * 1_000_000_000, 100);
+        }
+        assert_eq!(rtt.base_ns(), 50);
+        for second in 5..=11 {
+            rtt.sample(second * 1_000_000_000, 100);
+        }
+        assert_eq!(rtt.base_ns(), 100);
+        assert!(rtt.smoothed_ns().is_some_and(|ns| (90..=100).contains(&ns)));
+    }
+}

@@ -1,0 +1,78 @@
+//! Which units of a message are there.
+
+use bifrost_wire::rdm::UNIT;
+
+/// A set of the units of a message of up to 256 MiB. Messages of up to 64 units need no memory of their own.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Units {
+    first: u64,
+    more: Vec<u64>,
+    left: u32,
+}
+
+impl Units {
+    /// No unit of a message of `len` bytes; a message without bytes has one unit.
+    pub(crate) fn new(len: u32) -> Self {
+        let count = len.div_ceil(UNIT).max(1);
+        Self { first: 0, more: vec![0; (count as usize - 1) / 64], left: count }
+    }
+
+    /// Puts a unit in; whether it was missing. `unit` is one of the message.
+    pub(crate) fn insert(&mut self, unit: u32) -> bool {
+        let word = match (unit / 64).checked_sub(1) {
+            None => Some(&mut self.first),
+            Some(at) => self.more.get_mut(at as usize),
+        };
+        let Some(word) = word else { return false };
+        let bit = 1 << (unit % 64);
+        let missing = *word & bit == 0;
+        *word |= bit;
+        self.left -= u32::from(missing);
+        missing
+    }
+
+    /// Puts in those of `len` bytes from `offset` on; how many were missing.
+    pub(crate) fn insert_range(&mut self, offset: u32, len: u32) -> u32 {
+        let first = offset / UNIT;
+        let count = len.div_ceil(UNIT).max(1);
+        (first..first + count).map(|unit| u32::from(self.insert(unit))).sum()
+    }
+
+    pub(crate) fn contains(&self, unit: u32) -> bool {
+        let word = match (unit / 64).checked_sub(1) {
+            None => Some(&self.first),
+            Some(at) => self.more.get(at as usize),
+        };
+        word.is_some_and(|word| word & 1 << (unit % 64) != 0)
+    }
+
+    pub(crate) fn is_full(&self) -> bool {
+        self.left == 0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        #[test]
+        fn like_a_set(len in 0u32..300 * UNIT, units in prop::collection::vec(0u32..300, 0..400)) {
+            let count = len.div_ceil(UNIT).max(1);
+            let mut set = Units::new(len);
+            let mut oracle = std::collections::HashSet::new();
+            for unit in units.into_iter().filter(|unit| *unit < count) {
+                prop_assert_eq!(set.insert(unit), oracle.insert(unit));
+                prop_assert!(set.contains(unit));
+                prop_assert_eq!(set.is_full(), oracle.len() == count as usize);
+            }
+            for unit in 0..count {
+                prop_assert_eq!(set.contains(unit), oracle.contains(&unit));
+            }
+            prop_assert_eq!(set.insert_range(0, len) as usize, count as usize - oracle.len());
+            prop_assert!(set.is_full());
+        }
+    }
+}
