@@ -411,15 +411,20 @@ impl<P: Provider> Host<P> {
         let domain = domain(connection);
         let registered = self.buffers.register(&mut self.provider, connection, domain, Access::Local, data);
         let (buffer, _) = registered.map_err(|data| (SendError::Full, data))?;
-        self.engine.send(now_ns, connection, buffer, len, class, call).map_err(|error| {
-            (error, self.buffers.deregister(&mut self.provider, buffer).unwrap_or_default())
-        })
+        self.engine
+            .send(now_ns, connection, buffer, len, class, call)
+            .map_err(|error| (error, self.buffers.deregister(&mut self.provider, buffer).unwrap_or_default()))
     }
 
     /// The application has done with a message that came in: there is room for another.
     pub fn consumed(&mut self, now_ns: u64, connection: ConnectionId, data: Vec<u8>) {
+        self.consumed_bytes(now_ns, connection, data.len() as u32, data);
+    }
+
+    /// The same for a message of `len` bytes whose memory the application may have kept: `data` serves for others.
+    pub fn consumed_bytes(&mut self, now_ns: u64, connection: ConnectionId, len: u32, data: Vec<u8>) {
         let mut store = Store { provider: &mut self.provider, buffers: &mut self.buffers };
-        self.engine.consumed(now_ns, connection, data.len() as u32, &mut store, &mut self.out);
+        self.engine.consumed(now_ns, connection, len, &mut store, &mut self.out);
         if self.bound(connection).is_some() {
             self.buffers.recycle(connection, data);
         }
@@ -550,14 +555,19 @@ impl<P: Provider> Host<P> {
                 let slice = self.buffers.slice(buffer, offset, len);
                 let operation = Operation::Write { address, key };
                 let (inline, inline_len) = ([0; INLINE_MAX], 0);
-                let request =
-                    SendRequest { token, operation, immediate: Some(immediate), inline, inline_len, slice };
+                let request = SendRequest { token, operation, immediate: Some(immediate), inline, inline_len, slice };
                 self.post(connection, lane, request);
             }
             Work::Control { connection, ref control } => {
                 let peer = self.bound(connection).and_then(|bound| bound.peer);
                 if let Some(peer) = peer {
                     self.control.send(&mut self.provider, &peer.control, control);
+                }
+            }
+            Work::Repath { connection } => {
+                let source_port = 0xc000 | self.random.u16(..0x4000);
+                if let Some(peer) = self.bound_mut(connection).and_then(|bound| bound.peer.as_mut()) {
+                    peer.control.source_port = source_port;
                 }
             }
             Work::Reset { connection, lane } => {

@@ -12,12 +12,7 @@ pub(crate) struct Slots {
 
 impl Slots {
     /// Registers `count` slots of `len` bytes. Their memory is not touched before something arrives.
-    pub(crate) fn new(
-        provider: &mut impl Provider,
-        domain: Domain,
-        len: u32,
-        count: u32,
-    ) -> Result<Self, VerbsError> {
+    pub(crate) fn new(provider: &mut impl Provider, domain: Domain, len: u32, count: u32) -> Result<Self, VerbsError> {
         let memory = vec![0; len as usize * count as usize];
         let region = provider.register(domain, Access::Local, memory).map_err(|(error, _)| error)?;
         Ok(Self { region, len, count })

@@ -80,8 +80,7 @@ mod tests {
 
     #[test]
     fn chunks_shrink_with_window_queue_and_loss() {
-        let idle =
-            View { window: 1 << 20, free: 1 << 20, rtt_ns: 50_000, base_rtt_ns: 50_000, loss: 0.0, mtu: 1024 };
+        let idle = View { window: 1 << 20, free: 1 << 20, rtt_ns: 50_000, base_rtt_ns: 50_000, loss: 0.0, mtu: 1024 };
         let chunk = |view: View| whole_units(Adaptive::default().chunk(&view)) / 1024;
         let cases = [
             ("idle", idle, 64),

@@ -41,6 +41,9 @@ pub(crate) struct Context<'a> {
 const INITIAL_RTT_NS: u64 = 2 * MS;
 /// The longest time between two timeouts, or two probes, ns.
 const BACKOFF_MAX_NS: u64 = 100 * MS;
+/// Bytes that may wait in the NIC: two of the longest chunks keep it busy. The round trip is measured from where they leave,
+/// so that no controller sees this queue, and short messages wait behind it.
+const BACKLOG_MAX: u32 = 128 * 1024;
 /// Timeouts in a row after which another lane is used.
 const FLIP_AFTER: u32 = 3;
 /// Lane repairs: time between two requests, and how often they are sent before the next pause doubles no more.
@@ -177,6 +180,10 @@ impl Connection {
             return 0;
         }
         if !self.lanes[usize::from(self.primary)].is_up() || now < self.pace_ns {
+            return 0;
+        }
+        // RC reports when the peer has acknowledged, and says nothing about its queue.
+        if self.config.service == Service::Uc && self.flights.backlog() >= BACKLOG_MAX {
             return 0;
         }
         let window = self.congestion.window();
@@ -332,11 +339,11 @@ impl Connection {
         let number = first.wrapping_add(u64::from(low.wrapping_sub(first as u32)));
         let Some(flight) = self.flights.get_mut(number) else { return };
         let (message, posted_ns, lane) = (MessageId(flight.message), flight.posted_ns, flight.lane);
-        if std::mem::replace(&mut flight.in_nic, false) {
-            flight.left_ns = left_ns;
-            if let Some(outgoing) = self.outbox.get_mut(message) {
-                outgoing.in_nic -= 1;
-            }
+        flight.left_ns = left_ns;
+        if self.flights.left_nic(number)
+            && let Some(outgoing) = self.outbox.get_mut(message)
+        {
+            outgoing.in_nic -= 1;
         }
         if !success {
             self.fail_lane(context, lane);
@@ -528,6 +535,8 @@ impl Connection {
 
     pub(crate) fn on_probe(&mut self, context: &mut Context<'_>, nic_now_ns: u64) {
         self.heard(context.now);
+        // The peer waits for something: it may have been lost, with its path.
+        context.out.work.push(Work::Repath { connection: self.id });
         self.send_ack(context, nic_now_ns);
         for grant in self.inbox.unused_grants(self.peer.tag, GRANTS_AGAIN) {
             context.counters.sent_grants += 1;
@@ -548,6 +557,7 @@ impl Connection {
         state.answered = None;
         state.state = LaneState::Down { sequence, next_try: context.now, tries: 0 };
         context.out.work.push(Work::Reset { connection: self.id, lane });
+        context.out.work.push(Work::Repath { connection: self.id });
         self.abandon(context, lane);
     }
 
@@ -555,9 +565,9 @@ impl Connection {
     fn abandon(&mut self, context: &mut Context<'_>, lane: u8) {
         let numbers = self.flights.first_number()..self.flights.next_number();
         for number in numbers {
-            let Some(flight) = self.flights.get_mut(number).filter(|flight| flight.lane == lane) else { continue };
+            let Some(flight) = self.flights.get(number).filter(|flight| flight.lane == lane).copied() else { continue };
             let message = MessageId(flight.message);
-            if std::mem::replace(&mut flight.in_nic, false)
+            if self.flights.left_nic(number)
                 && let Some(outgoing) = self.outbox.get_mut(message)
             {
                 outgoing.in_nic -= 1;
@@ -593,8 +603,7 @@ impl Connection {
                 context.out.work.push(Work::Reset { connection, lane: index });
                 // Not on this lane until the peer has connected it: it is the last choice.
                 self.abandon(context, index);
-                let connect =
-                    Work::Connect { connection, lane: index, send_sequence, receive_sequence, source_port };
+                let connect = Work::Connect { connection, lane: index, send_sequence, receive_sequence, source_port };
                 context.out.work.push(connect);
                 context.counters.lane_repairs += 1;
                 self.answer_lane(context, index, message.generation, send_sequence);
@@ -621,6 +630,8 @@ impl Connection {
     }
 
     fn answer_lane(&mut self, context: &mut Context<'_>, index: u8, generation: u16, sequence: u32) {
+        // The peer misses answers: it may be their path that failed.
+        context.out.work.push(Work::Repath { connection: self.id });
         let phase = LanePhase::Response;
         let lane = LaneMessage { tag: self.peer.tag, index, phase, generation, sequence };
         context.out.work.push(Work::Control { connection: self.id, control: Control::Lane(lane) });
@@ -683,6 +694,9 @@ impl Connection {
             self.probe_ns = NEVER;
             self.probes += 1;
             context.counters.sent_probes += 1;
+            if self.probes > 1 {
+                context.out.work.push(Work::Repath { connection: self.id });
+            }
             let control = Control::Probe(self.peer.tag);
             context.out.work.push(Work::Control { connection: self.id, control });
             self.arm_probe(now);
@@ -721,8 +735,7 @@ impl Connection {
         let next_try = context.now + (REPAIR_EVERY_NS << tries.min(REPAIR_DOUBLINGS));
         lane.state = LaneState::Down { sequence, next_try, tries: tries.saturating_add(1) };
         let generation = lane.generation;
-        let request =
-            LaneMessage { tag: self.peer.tag, index, phase: LanePhase::Request, generation, sequence };
+        let request = LaneMessage { tag: self.peer.tag, index, phase: LanePhase::Request, generation, sequence };
         context.out.work.push(Work::Control { connection: self.id, control: Control::Lane(request) });
     }
 }

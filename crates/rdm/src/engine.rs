@@ -4,9 +4,7 @@ use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
 use std::net::IpAddr;
 
-use bifrost_wire::rdm::{
-    Class, Close, CloseReason, Control, Immediate, Number, SendHeader, SendKind, Tag,
-};
+use bifrost_wire::rdm::{Class, Close, CloseReason, Control, Immediate, Number, SendHeader, SendKind, Tag};
 
 use crate::chunking::Chunking;
 use crate::clock::Clock;
@@ -173,7 +171,13 @@ impl Engine {
 
     /// Gives a reserved or open connection up. The peer is told; [`Event::Closed`] is not issued. Buffers of messages that
     /// came in and were not delivered go to `buffers`; those of messages that were not sent are known to the caller.
-    pub fn close(&mut self, id: ConnectionId, reason: CloseReason, out: &mut Output, mut buffers: impl FnMut(BufferId)) {
+    pub fn close(
+        &mut self,
+        id: ConnectionId,
+        reason: CloseReason,
+        out: &mut Output,
+        mut buffers: impl FnMut(BufferId),
+    ) {
         let Some(slot) = self.slots.get_mut(id.index()) else { return };
         let tag = (id.0 >> 16) as u16;
         match slot {
@@ -309,14 +313,7 @@ impl Engine {
     }
 
     /// A control datagram has come in from the queue pair `from`, at `arrived_ns` of the NIC's clock.
-    pub fn on_control(
-        &mut self,
-        now_ns: u64,
-        from: (IpAddr, u32),
-        bytes: &[u8],
-        arrived_ns: u64,
-        out: &mut Output,
-    ) {
+    pub fn on_control(&mut self, now_ns: u64, from: (IpAddr, u32), bytes: &[u8], arrived_ns: u64, out: &mut Output) {
         let Ok(control) = Control::parse(bytes) else {
             self.counters.refused += 1;
             return;

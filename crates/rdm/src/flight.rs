@@ -53,12 +53,15 @@ pub(crate) struct Flights {
     first: u64,
     open: u32,
     bytes: u32,
+    /// Bytes that the NIC has not reported as sent.
+    backlog: u32,
 }
 
 impl Flights {
     pub(crate) fn push(&mut self, flight: Flight) {
         self.open += 1;
         self.bytes += flight.cost();
+        self.backlog += flight.cost();
         self.list.push_back(flight);
     }
 
@@ -83,6 +86,21 @@ impl Flights {
     /// Bytes in flight.
     pub(crate) fn bytes(&self) -> u32 {
         self.bytes
+    }
+
+    /// Bytes that wait in the NIC.
+    pub(crate) fn backlog(&self) -> u32 {
+        self.backlog
+    }
+
+    /// The NIC has done with one; whether it had not before.
+    pub(crate) fn left_nic(&mut self, number: u64) -> bool {
+        let Some(flight) = self.get_mut(number) else { return false };
+        if !std::mem::replace(&mut flight.in_nic, false) {
+            return false;
+        }
+        self.backlog -= self.get(number).map_or(0, Flight::cost);
+        true
     }
 
     pub(crate) fn get(&self, number: u64) -> Option<&Flight> {

@@ -171,7 +171,14 @@ impl Inbox {
     }
 
     /// A chunk of `len` bytes at `offset` was written.
-    pub(crate) fn on_write(&mut self, message: MessageId, offset: u32, len: u32, hint: bool, out: &mut Output) -> Verdict {
+    pub(crate) fn on_write(
+        &mut self,
+        message: MessageId,
+        offset: u32,
+        len: u32,
+        hint: bool,
+        out: &mut Output,
+    ) -> Verdict {
         let ahead = message.distance(self.base);
         if ahead < 0 {
             return Verdict::Repeated;

@@ -108,9 +108,8 @@ impl Outbox {
 
     /// Marks bytes as arrived; whether the message is complete by that.
     pub(crate) fn arrived(&mut self, message: MessageId, offset: u32, len: u32) -> bool {
-        self.get_mut(message).is_some_and(|outgoing| {
-            outgoing.arrived.insert_range(offset, len) > 0 && outgoing.arrived.is_full()
-        })
+        self.get_mut(message)
+            .is_some_and(|outgoing| outgoing.arrived.insert_range(offset, len) > 0 && outgoing.arrived.is_full())
     }
 
     /// Forgets messages that have been reported, from the first on.

@@ -81,6 +81,11 @@ pub enum Work {
         /// The datagram.
         control: Control,
     },
+    /// Send control datagrams from another UDP source port: by another path.
+    Repath {
+        /// Of which connection.
+        connection: ConnectionId,
+    },
     /// Reset a lane: what was posted there is forgotten.
     Reset {
         /// Of which connection.

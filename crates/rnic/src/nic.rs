@@ -15,9 +15,7 @@ use crate::queue_pair::{QueuePair, State};
 use crate::region::{Access, Domain, Key, Region, Regions};
 use crate::requester::{Again, NEVER, Part, Pending, Verdict};
 use crate::responder::Fault;
-use crate::verbs::{
-    Connect, INLINE_MAX, Operation, PostError, QpInit, ReceiveRequest, SendRequest, Slice, VerbsError,
-};
+use crate::verbs::{Connect, INLINE_MAX, Operation, PostError, QpInit, ReceiveRequest, SendRequest, Slice, VerbsError};
 
 /// What a NIC has room for, and who it is.
 #[derive(Clone, Copy, Debug)]
@@ -538,8 +536,7 @@ impl Nic {
         let qp = find(&mut self.queue_pairs, number).ok_or(Fault::OutOfPlace)?;
         let mtu = qp.peer.ok_or(Fault::OutOfPlace)?.mtu;
         let (operation, header) = (packet.opcode.operation, &packet.header);
-        let received =
-            qp.responder.take(&mut self.regions, qp.init.domain, mtu, operation, header, packet.payload)?;
+        let received = qp.responder.take(&mut self.regions, qp.init.domain, mtu, operation, header, packet.payload)?;
         self.counters.received_packets += 1;
         if let Some(received) = received {
             let completion = Completion {

@@ -3,6 +3,9 @@
 //! [`bifrost_rnic::Nic`] is a provider by itself, whose packets the caller carries: in virtual time, for instance.
 
 mod provider;
+mod soft;
+mod sys;
 
 pub use bifrost_rnic::*;
 pub use provider::{Provider, Software};
+pub use soft::{Soft, SoftConfig, SoftCounters};

@@ -42,7 +42,10 @@ fn what_is_no_datagram_is_not_taken() {
     let (short, long) = (slice(&mut a, 10), slice(&mut a, 4097));
     assert_eq!(a.nic.post_send(a.qp, request(0, to(&b, 77), None, long)), Err(PostError::Operation));
     assert_eq!(a.nic.post_send(a.qp, request(0, Operation::Send, None, short)), Err(PostError::Operation));
-    assert_eq!(a.nic.post_send(Qpn::new(1), request(0, Operation::Send, None, short)), Err(PostError::UnknownQueuePair));
+    assert_eq!(
+        a.nic.post_send(Qpn::new(1), request(0, Operation::Send, None, short)),
+        Err(PostError::UnknownQueuePair)
+    );
 }
 
 #[test]

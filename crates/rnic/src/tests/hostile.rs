@@ -8,12 +8,8 @@ use crate::Counters;
 
 /// A packet from `a` to `b`, with a right ICRC.
 fn forge(a: &End, b: &End, mut header: Header, payload: &[u8]) -> (Route, Vec<u8>) {
-    let route = Route {
-        source: a.nic.address(),
-        destination: b.nic.address(),
-        source_port: 50_000,
-        destination_port: 4791,
-    };
+    let route =
+        Route { source: a.nic.address(), destination: b.nic.address(), source_port: 50_000, destination_port: 4791 };
     header.bth.pad = (payload.len().wrapping_neg() & 3) as u8;
     let mut head = [0; Header::MAX_LEN];
     let len = header.emit_into(&mut head);
@@ -39,9 +35,13 @@ fn each_forgery_is_counted_and_changes_nothing() {
     let cases: [(&str, Forge, Counters); 13] = [
         ("nothing wrong", |_, _, _, _| {}, ok),
         ("another key", |h, _, _, _| h.reth.as_mut().unwrap().key ^= 0x1_0000, denied),
-        ("the key of memory that is not for peers", |h, _, _, local| {
-            *h.reth.as_mut().unwrap() = Reth { address: local.address, key: local.key.0, length: 64 };
-        }, denied),
+        (
+            "the key of memory that is not for peers",
+            |h, _, _, local| {
+                *h.reth.as_mut().unwrap() = Reth { address: local.address, key: local.key.0, length: 64 };
+            },
+            denied,
+        ),
         ("before the region", |h, _, _, _| h.reth.as_mut().unwrap().address -= 1, denied),
         ("over its end", |h, _, _, _| h.reth.as_mut().unwrap().address += 64, denied),
         ("an address that overflows", |h, _, _, _| h.reth.as_mut().unwrap().address = u64::MAX - 3, denied),
@@ -50,14 +50,19 @@ fn each_forgery_is_counted_and_changes_nothing() {
         ("less than announced", |h, _, _, _| h.reth.as_mut().unwrap().length = 65, denied),
         ("a first packet that is not full", |h, _, _, _| h.bth.opcode = 0x26, place),
         ("a middle packet without a first", |h, _, _, _| (h.bth.opcode, h.reth) = (0x27, None), torn),
-        ("longer than the MTU", |h, p, region, _| {
-            *p = vec![0; 1025];
-            *h.reth.as_mut().unwrap() = Reth { address: region.address, key: region.key.0, length: 1025 };
-        }, denied),
-        ("another service", |h, _, _, _| h.bth.opcode = 0x0a, Counters {
-            unknown_queue_pair_packets: 1,
-            ..Counters::default()
-        }),
+        (
+            "longer than the MTU",
+            |h, p, region, _| {
+                *p = vec![0; 1025];
+                *h.reth.as_mut().unwrap() = Reth { address: region.address, key: region.key.0, length: 1025 };
+            },
+            denied,
+        ),
+        (
+            "another service",
+            |h, _, _, _| h.bth.opcode = 0x0a,
+            Counters { unknown_queue_pair_packets: 1, ..Counters::default() },
+        ),
     ];
     for (name, change, expected) in cases {
         let (a, mut b) = pair(Transport::Uc);

@@ -17,10 +17,7 @@ impl Deth {
 
     pub(super) fn parse(bytes: &[u8; Self::LEN]) -> Self {
         let [k0, k1, k2, k3, _, s0, s1, s2] = *bytes;
-        Self {
-            queue_key: u32::from_be_bytes([k0, k1, k2, k3]),
-            source: Qpn::new(u32::from_be_bytes([0, s0, s1, s2])),
-        }
+        Self { queue_key: u32::from_be_bytes([k0, k1, k2, k3]), source: Qpn::new(u32::from_be_bytes([0, s0, s1, s2])) }
     }
 
     pub(super) fn emit(&self) -> [u8; Self::LEN] {

@@ -1,0 +1,109 @@
+//! Set-up over TCP: one message in each direction, and then the stream stays, to say when the peer is gone.
+
+use std::io::{self, Read, Write};
+use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
+use std::time::{Duration, Instant};
+
+use bifrost_wire::rdm::Setup;
+
+/// Peers that are in the middle of their first message, at most.
+const PENDING_MAX: usize = 64;
+/// For how long a peer may take.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(5);
+
+/// A peer whose message is coming in.
+#[derive(Debug)]
+struct Pending {
+    stream: TcpStream,
+    peer: SocketAddr,
+    bytes: [u8; Setup::LEN],
+    len: usize,
+    until: Instant,
+}
+
+/// A socket where connections are set up.
+#[derive(Debug)]
+pub struct Listener {
+    socket: TcpListener,
+    pending: Vec<Pending>,
+}
+
+impl Listener {
+    /// Listens.
+    pub(crate) fn bind(address: SocketAddr) -> io::Result<Self> {
+        let socket = TcpListener::bind(address)?;
+        socket.set_nonblocking(true)?;
+        Ok(Self { socket, pending: Vec::new() })
+    }
+
+    /// The address, with the port that was chosen if none was asked for.
+    ///
+    /// # Errors
+    /// When the socket says no.
+    pub fn local_addr(&self) -> io::Result<SocketAddr> {
+        self.socket.local_addr()
+    }
+
+    /// The next peer whose message is complete. Slow ones hold nobody up, and are given up.
+    pub(crate) fn next(&mut self) -> io::Result<Option<(TcpStream, SocketAddr, [u8; Setup::LEN])>> {
+        while self.pending.len() < PENDING_MAX {
+            match self.socket.accept() {
+                Ok((stream, peer)) => {
+                    stream.set_nonblocking(true)?;
+                    let until = Instant::now() + PATIENCE;
+                    self.pending.push(Pending { stream, peer, bytes: [0; Setup::LEN], len: 0, until });
+                }
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
+                // A peer that has gone meanwhile.
+                Err(error) if error.kind() == io::ErrorKind::ConnectionAborted => {}
+                Err(error) => return Err(error),
+            }
+        }
+        let mut at = 0;
+        while let Some(pending) = self.pending.get_mut(at) {
+            match pending.stream.read(&mut pending.bytes[pending.len..]) {
+                Ok(count) if count > 0 => {
+                    pending.len += count;
+                    if pending.len == Setup::LEN {
+                        let done = self.pending.swap_remove(at);
+                        return Ok(Some((done.stream, canonical(done.peer), done.bytes)));
+                    }
+                }
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock && Instant::now() < pending.until => at += 1,
+                _ => drop(self.pending.swap_remove(at)),
+            }
+        }
+        Ok(None)
+    }
+}
+
+/// Sends a message and waits for the answer.
+pub(crate) fn ask(peer: SocketAddr, hello: &Setup, timeout: Duration) -> io::Result<(TcpStream, [u8; Setup::LEN])> {
+    let mut stream = TcpStream::connect_timeout(&peer, timeout)?;
+    stream.set_read_timeout(Some(timeout))?;
+    stream.set_write_timeout(Some(timeout))?;
+    stream.write_all(&hello.emit())?;
+    let mut answer = [0; Setup::LEN];
+    stream.read_exact(&mut answer)?;
+    stream.set_nonblocking(true)?;
+    Ok((stream, answer))
+}
+
+/// Whether the peer has closed its end of a stream, on which nothing more is to come.
+pub(crate) fn is_gone(stream: &TcpStream) -> bool {
+    let mut byte = [0];
+    match stream.peek(&mut byte) {
+        Ok(_) => true,
+        Err(error) => !matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted),
+    }
+}
+
+/// Mapped addresses as the IPv4 addresses that they are.
+fn canonical(address: SocketAddr) -> SocketAddr {
+    SocketAddr::new(address.ip().to_canonical(), address.port())
+}
+
+/// Whether a set-up message names the address that it came from: data is not sent to others on a peer's word.
+pub(crate) fn is_own_address(setup: &Setup, peer: SocketAddr) -> bool {
+    IpAddr::V6(setup.address).to_canonical() == peer.ip().to_canonical()
+}

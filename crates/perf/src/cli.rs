@@ -1,0 +1,177 @@
+//! The command line: option names are perftest's, where there is one.
+
+use std::net::{IpAddr, Ipv6Addr, SocketAddr, ToSocketAddrs};
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use bifrost_endpoint::{Order, Service, Worker, WorkerConfig};
+use clap::{Args, Parser, Subcommand, ValueEnum};
+
+use crate::plan::{Plan, Test};
+use crate::{bandwidth, latency, server, tcp};
+
+/// Measures bandwidth and latency of messages between two hosts.
+///
+/// Without an RDMA NIC, packets are RoCEv2 over UDP sockets. Start `bifrost-perf server` on one host, then `bw` or `lat`
+/// with its address on the other; the server takes one client after the other.
+#[derive(Debug, Parser)]
+#[command(
+    version,
+    after_help = "Examples:
+  bifrost-perf server -b fd00::2
+  bifrost-perf bw fd00::2 -b fd00::1 -s 1048576 -D 10     one-way bandwidth of 1 MiB messages for 10 s
+  bifrost-perf lat fd00::2 -b fd00::1 -s 32768 -n 10000   times of 10,000 calls of 32 KiB, answered with as much
+  bifrost-perf lat fd00::2 --tcp -s 32768 -n 10000        the same calls over TCP"
+)]
+pub(crate) struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Answers clients, over RoCEv2 and over TCP, until it is stopped.
+    Server(ServerArgs),
+    /// Bandwidth in one direction: what the server has received in a second.
+    Bw(ClientArgs),
+    /// Latency of calls: a request and a response of the same size.
+    Lat(ClientArgs),
+}
+
+#[derive(Debug, Args)]
+struct ServerArgs {
+    #[command(flatten)]
+    common: Common,
+    /// End after that many clients; 0: never.
+    #[arg(long, default_value_t = 0)]
+    clients: u32,
+}
+
+#[derive(Debug, Args)]
+struct ClientArgs {
+    /// The server: a name or an address.
+    host: String,
+    #[command(flatten)]
+    common: Common,
+    /// Bytes of a message, up to 256 MiB.
+    #[arg(short, long, default_value_t = 65_536)]
+    size: usize,
+    /// Messages or calls that are measured.
+    #[arg(short = 'n', long, default_value_t = 1000)]
+    iters: u64,
+    /// Run for that many seconds, instead of --iters.
+    #[arg(short = 'D', long, value_name = "SECONDS")]
+    duration: Option<f64>,
+    /// Messages, or calls, that are open at once.
+    #[arg(
+        short = 't',
+        long,
+        default_value_t = 0,
+        help = "Messages, or calls, open at once [default: 16 for bw, 1 for lat]"
+    )]
+    tx_depth: usize,
+    /// Over TCP instead.
+    #[arg(long)]
+    tcp: bool,
+    /// One JSON object instead of text.
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Clone, Copy, Debug, Args)]
+struct Common {
+    /// The local address to bind; for a server also where it listens. IPv6 is faster: see docs/RDM.md.
+    #[arg(short, long, default_value_t = IpAddr::V6(Ipv6Addr::LOCALHOST))]
+    bind: IpAddr,
+    /// TCP port of the server, where connections are set up. The next one is for --tcp.
+    #[arg(short, long, default_value_t = 18_515)]
+    port: u16,
+    /// UDP port of RoCEv2; 0: any that is free. Peers tell each other.
+    #[arg(long, default_value_t = 4791)]
+    roce_port: u16,
+    /// Payload of a packet, bytes; both ends need the same.
+    #[arg(short, long, default_value_t = 1024, value_parser = clap::builder::PossibleValuesParser::new(["256", "512", "1024", "2048", "4096"])
+        .map(|text| text.parse::<u16>().unwrap_or(1024)))]
+    mtu: u16,
+    /// Transport service; both ends need the same.
+    #[arg(short, long, value_enum, default_value_t = Connection::Uc, ignore_case = true)]
+    connection: Connection,
+}
+
+use clap::builder::TypedValueParser;
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum Connection {
+    /// Unreliable connections: software repeats what is lost.
+    Uc,
+    /// Reliable connections: the NIC repeats, and software behind it.
+    Rc,
+}
+
+impl Common {
+    fn worker(&self, order: Order) -> Result<Worker> {
+        let mut config = WorkerConfig::new(self.bind);
+        config.port = self.roce_port;
+        config.mtu = self.mtu;
+        config.order = order;
+        config.service = match self.connection {
+            Connection::Uc => Service::Uc,
+            Connection::Rc => Service::Rc,
+        };
+        Ok(Worker::new(config)?)
+    }
+}
+
+impl Cli {
+    pub(crate) fn run(self) -> Result<()> {
+        match self.command {
+            Command::Server(args) => {
+                let worker = args.common.worker(Order::Complete)?;
+                eprintln!("{}", worker.provider());
+                let at = SocketAddr::new(args.common.bind, args.common.port);
+                server::run(&worker, at, args.clients)
+            }
+            Command::Bw(args) => args.run(Test::Bandwidth),
+            Command::Lat(args) => args.run(Test::Latency),
+        }
+    }
+}
+
+impl ClientArgs {
+    fn run(&self, test: Test) -> Result<()> {
+        ensure!(self.size <= 256 << 20, "messages have at most 256 MiB");
+        ensure!(self.duration.is_none_or(|s| s.is_finite() && s > 0.0), "--duration must be more than 0");
+        let default_depth = if test == Test::Bandwidth { 16 } else { 1 };
+        let depth = if self.tx_depth == 0 { default_depth } else { self.tx_depth.min(1000) };
+        let plan = Plan {
+            test,
+            size: self.size,
+            depth,
+            iters: if self.duration.is_some() { u64::MAX } else { self.iters.max(1) },
+            seconds: self.duration.unwrap_or(f64::MAX),
+        };
+        let port = self.common.port;
+        let peer =
+            (self.host.as_str(), port).to_socket_addrs().with_context(|| format!("{}: no such host", self.host))?;
+        let family = |at: &SocketAddr| at.is_ipv4() == self.common.bind.is_ipv4();
+        let peer = { peer }
+            .find(family)
+            .with_context(|| format!("{} has no address of the family of {} (--bind)", self.host, self.common.bind))?;
+        let report = if self.tcp {
+            tcp::run(SocketAddr::new(peer.ip(), port.wrapping_add(1)), &plan)?
+        } else {
+            let worker = self.common.worker(Order::Complete)?;
+            let endpoint = worker.connect(peer, Duration::from_secs(5))?;
+            match test {
+                Test::Bandwidth => bandwidth::run(&worker, &endpoint, &plan)?,
+                Test::Latency => latency::run(&worker, &endpoint, &plan)?,
+            }
+        };
+        if self.json {
+            println!("{}", serde_json::to_string(&report)?);
+        } else {
+            print!("{report}");
+        }
+        Ok(())
+    }
+}

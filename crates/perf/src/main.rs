@@ -1,0 +1,26 @@
+//! `bifrost-perf`: how fast messages are, between two hosts; like perftest's `ib_write_bw` and `ib_send_lat`.
+
+#![forbid(unsafe_code)]
+
+mod bandwidth;
+mod cli;
+mod latency;
+mod plan;
+mod report;
+mod server;
+mod tcp;
+
+use std::process::ExitCode;
+
+use clap::Parser;
+
+fn main() -> ExitCode {
+    let cli = cli::Cli::parse();
+    match cli.run() {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("bifrost-perf: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}

@@ -1,0 +1,66 @@
+//! What is measured, and how far it is.
+
+use std::time::{Duration, Instant};
+
+use indicatif::{ProgressBar, ProgressStyle};
+use serde::{Deserialize, Serialize};
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum Test {
+    Bandwidth,
+    Latency,
+}
+
+/// A measurement.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Plan {
+    pub(crate) test: Test,
+    /// Bytes of a message.
+    pub(crate) size: usize,
+    /// Messages or calls that are open at once.
+    pub(crate) depth: usize,
+    /// It ends after that many, or that time, whichever is first.
+    pub(crate) iters: u64,
+    pub(crate) seconds: f64,
+}
+
+/// Its progress, on a terminal's standard error.
+pub(crate) struct Progress {
+    bar: ProgressBar,
+    begin: Instant,
+    plan: Plan,
+    drawn: Instant,
+}
+
+impl Progress {
+    pub(crate) fn begin(plan: &Plan) -> Self {
+        let bar = ProgressBar::new(1000);
+        let style = ProgressStyle::with_template("{wide_bar} {msg}").unwrap_or_else(|_| ProgressStyle::default_bar());
+        bar.set_style(style);
+        let now = Instant::now();
+        Self { bar, begin: now, plan: *plan, drawn: now }
+    }
+
+    /// Whether it goes on after `done` messages.
+    pub(crate) fn goes_on(&mut self, done: u64) -> bool {
+        let elapsed = self.begin.elapsed();
+        if self.drawn.elapsed() >= Duration::from_millis(100) {
+            self.drawn = Instant::now();
+            let share = (elapsed.as_secs_f64() / self.plan.seconds).max(done as f64 / self.plan.iters as f64);
+            self.bar.set_position((share * 1000.0) as u64);
+            self.bar.set_message(format!("{done} done"));
+        }
+        done < self.plan.iters && elapsed.as_secs_f64() < self.plan.seconds
+    }
+
+    pub(crate) fn elapsed(&self) -> f64 {
+        self.begin.elapsed().as_secs_f64()
+    }
+}
+
+impl Drop for Progress {
+    fn drop(&mut self) {
+        self.bar.finish_and_clear();
+    }
+}

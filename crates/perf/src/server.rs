@@ -1,0 +1,53 @@
+//! The server: reads messages, and answers calls with what they brought.
+
+use std::net::{SocketAddr, TcpListener};
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use bifrost_endpoint::{Endpoint, Error, Worker};
+
+use crate::tcp;
+
+/// Serves clients until `clients` have gone, or for ever.
+pub(crate) fn run(worker: &Worker, at: SocketAddr, clients: u32) -> Result<()> {
+    let mut listener = worker.listen(at)?;
+    let plain = SocketAddr::new(at.ip(), at.port().wrapping_add(1));
+    let plain = TcpListener::bind(plain).with_context(|| format!("cannot bind {plain} for --tcp"))?;
+    std::thread::Builder::new().name("tcp".to_owned()).spawn(move || tcp::serve(&plain))?;
+    eprintln!("listening at {at}");
+    let mut endpoints: Vec<Endpoint> = Vec::new();
+    let mut gone = 0;
+    loop {
+        if let Some(endpoint) = worker.try_accept(&mut listener)? {
+            eprintln!("{} has connected", endpoint.peer());
+            endpoints.push(endpoint);
+        }
+        endpoints.retain(|endpoint| match serve(endpoint) {
+            Ok(()) => true,
+            Err(error) => {
+                eprintln!("{error}");
+                gone += 1;
+                false
+            }
+        });
+        if clients > 0 && gone >= clients {
+            return Ok(());
+        }
+        worker.wait(Duration::from_millis(10))?;
+    }
+}
+
+fn serve(endpoint: &Endpoint) -> Result<(), Error> {
+    while endpoint.try_recv()?.is_some() {}
+    while let Some(request) = endpoint.try_request()? {
+        let mut response = endpoint.buffer(request.message.len());
+        response.copy_from_slice(&request.message);
+        match endpoint.respond(&request, response) {
+            Ok(_) => {}
+            // The client has more calls open than may be: it gets no answer, and sees that as a timeout.
+            Err(error) if error.is_full() => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(())
+}

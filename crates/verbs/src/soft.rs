@@ -1,0 +1,293 @@
+//! RoCEv2 over a UDP socket, where there is no RDMA NIC.
+//!
+//! The ICRC covers IP headers, which a socket does not show. Over IPv6 all that is covered is known, and the kernel may
+//! segment (GSO) and merge (GRO) datagrams: every segment has a UDP length that the sender knew. Over IPv4 the
+//! identification is covered, too, so datagrams are sent one by one with "don't fragment", for which Linux leaves it 0.
+//! Prefer IPv6.
+
+use std::collections::HashMap;
+use std::io;
+use std::net::{IpAddr, SocketAddr, UdpSocket};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::time::Instant;
+
+use bifrost_rnic::{Burst, Config, Counters, Nic, Outgoing, Route};
+use socket2::{Domain, Protocol, Socket, Type};
+
+use crate::provider::Software;
+use crate::sys::{self, Outbound, Received};
+
+/// Settings of a software NIC.
+#[derive(Clone, Copy, Debug)]
+pub struct SoftConfig {
+    /// The address to bind.
+    pub address: IpAddr,
+    /// The UDP port: [`bifrost_wire::roce::UDP_PORT`], or another if several processes share the address. 0: any.
+    pub port: u16,
+    /// Queue pairs, at most.
+    pub queue_pairs: u32,
+    /// Memory regions, at most.
+    pub regions: u32,
+    /// Of keys and numbers; they are to be unpredictable.
+    pub seed: u64,
+}
+
+/// What the socket has counted.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct SoftCounters {
+    /// System calls that sent something.
+    pub send_calls: u64,
+    /// System calls that received something.
+    pub receive_calls: u64,
+    /// Runs of packets that the kernel had no room for.
+    pub no_room_runs: u64,
+    /// Runs of packets that could not be sent for another reason: no route, for instance.
+    pub unsent_runs: u64,
+}
+
+/// A software NIC with its sockets.
+#[derive(Debug)]
+pub struct Soft {
+    nic: Nic,
+    socket: UdpSocket,
+    /// Sockets of other source ports, which are other paths; nothing is received on them.
+    paths: HashMap<u16, UdpSocket>,
+    burst: Burst,
+    received: Received,
+    outbound: Outbound,
+    epoch: Instant,
+    counters: SoftCounters,
+    segments: bool,
+}
+
+/// Bytes in the sockets' buffers.
+const BUFFER_BYTES: usize = 8 << 20;
+/// Packets that are made before they are sent.
+const BURST_PACKETS: usize = 256;
+/// The most segments of one system call, and their most bytes (UDP_MAX_SEGMENTS of the kernel; a datagram's length).
+const SEGMENTS_MAX: usize = 64;
+const SEGMENT_BYTES_MAX: usize = 65_000;
+/// Source ports in use; more paths than these a process does not need.
+const PATHS_MAX: usize = 256;
+/// System calls for receiving, before something is sent.
+const RECEIVE_CALLS: usize = 4;
+
+impl Soft {
+    /// Binds a socket, and makes a NIC around it.
+    ///
+    /// # Errors
+    /// When the address or the port cannot be bound.
+    pub fn new(config: SoftConfig) -> io::Result<Self> {
+        let socket = bind(SocketAddr::new(config.address, config.port))?;
+        let port = socket.local_addr()?.port();
+        sys::merge_datagrams(socket.as_fd())?;
+        let nic = Nic::new(Config {
+            address: config.address,
+            port,
+            queue_pairs: config.queue_pairs,
+            regions: config.regions,
+            seed: config.seed,
+        });
+        Ok(Self {
+            nic,
+            socket,
+            paths: HashMap::new(),
+            burst: Burst::new(),
+            received: Received::new(),
+            outbound: Outbound::default(),
+            epoch: Instant::now(),
+            counters: SoftCounters::default(),
+            segments: config.address.is_ipv6(),
+        })
+    }
+
+    /// Time since the NIC was made, ns: its clock, and the one that callers are to use.
+    #[must_use]
+    pub fn now_ns(&self) -> u64 {
+        self.epoch.elapsed().as_nanos() as u64
+    }
+
+    /// What the socket has counted.
+    #[must_use]
+    pub fn counters(&self) -> &SoftCounters {
+        &self.counters
+    }
+
+    /// What the NIC has counted.
+    #[must_use]
+    pub fn nic_counters(&self) -> &Counters {
+        self.nic.counters()
+    }
+
+    /// The UDP port on which it receives.
+    #[must_use]
+    pub fn nic_port(&self) -> u16 {
+        self.nic.port()
+    }
+
+    /// When the NIC's timers are due, ns.
+    #[must_use]
+    pub fn next_deadline(&self) -> u64 {
+        self.nic.next_deadline(self.now_ns())
+    }
+
+    /// The socket, to wait for packets.
+    #[must_use]
+    pub fn descriptor(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+
+    /// Takes what has come in, and runs the timers. Returns the number of packets.
+    ///
+    /// # Errors
+    /// When the socket fails.
+    pub fn receive(&mut self) -> io::Result<usize> {
+        let mut count = 0;
+        for _ in 0..RECEIVE_CALLS {
+            if !self.received.fill(self.socket.as_fd())? {
+                break;
+            }
+            self.counters.receive_calls += 1;
+            let now = self.epoch.elapsed().as_nanos() as u64;
+            let (destination, destination_port) = (self.nic.address(), self.nic.port());
+            for (from, datagram) in self.received.datagrams() {
+                let (source, source_port) = (from.ip(), from.port());
+                let route = Route { source, destination, source_port, destination_port };
+                self.nic.receive(now, &route, datagram);
+                count += 1;
+            }
+        }
+        let now = self.now_ns();
+        self.nic.advance(now);
+        Ok(count)
+    }
+
+    /// Sends what is to be sent. Returns the number of packets.
+    pub fn transmit(&mut self) -> usize {
+        let mut count = 0;
+        while self.nic.has_packets() {
+            self.burst.clear();
+            let now = self.epoch.elapsed().as_nanos() as u64;
+            let made = self.nic.transmit(now, BURST_PACKETS, &mut self.burst);
+            if made == 0 {
+                break;
+            }
+            count += made;
+            self.send_burst();
+        }
+        count
+    }
+
+    fn send_burst(&mut self) {
+        let mut at = 0;
+        while let Some(first) = self.burst.packets().get(at).copied() {
+            // Everything from here on that leaves on one socket.
+            let source_port = first.route.source_port;
+            self.outbound.clear();
+            while let Some(next) = self.burst.packets().get(at).filter(|p| p.route.source_port == source_port) {
+                let run = if self.segments { run_length(&self.burst.packets()[at..]) } else { 1 };
+                let last = self.burst.packets()[at + run - 1];
+                let (start, end) = (next.start as usize, last.start as usize + usize::from(last.len));
+                let to = SocketAddr::new(next.route.destination, next.route.destination_port);
+                self.outbound.push(to, start, end - start, (run > 1).then_some(next.len));
+                at += run;
+            }
+            let socket = path(&mut self.paths, &self.socket, self.nic.address(), source_port);
+            let mut done = 0;
+            while done < self.outbound.len() {
+                self.counters.send_calls += 1;
+                match self.outbound.send(socket.as_fd(), self.burst.bytes(), done) {
+                    Ok(taken) => done += taken.max(1),
+                    Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                        // No room in the socket: lost, like in any full queue.
+                        self.counters.no_room_runs += (self.outbound.len() - done) as u64;
+                        break;
+                    }
+                    Err(error) => {
+                        // A device that cannot segment says so once.
+                        self.segments &= error.raw_os_error() != Some(libc::EIO);
+                        self.counters.unsent_runs += 1;
+                        done += 1;
+                    }
+                }
+            }
+        }
+    }
+}
+
+impl Software for Soft {
+    fn nic(&self) -> &Nic {
+        &self.nic
+    }
+    fn nic_mut(&mut self) -> &mut Nic {
+        &mut self.nic
+    }
+}
+
+/// How many of the packets, from the first on, can leave in one call: of one route and length, but for a last shorter one.
+fn run_length(packets: &[Outgoing]) -> usize {
+    let Some(first) = packets.first() else { return 0 };
+    let max = (SEGMENT_BYTES_MAX / usize::from(first.len).max(1)).clamp(1, SEGMENTS_MAX);
+    let same = packets.iter().take(max).take_while(|p| p.route == first.route && p.len == first.len).count();
+    let shorter = packets.get(same).filter(|p| same < max && p.route == first.route && p.len < first.len);
+    same + usize::from(shorter.is_some())
+}
+
+/// The socket of a source port; the main one, if it cannot be bound or there are too many.
+fn path<'a>(
+    paths: &'a mut HashMap<u16, UdpSocket>,
+    main: &'a UdpSocket,
+    address: IpAddr,
+    source_port: u16,
+) -> &'a UdpSocket {
+    if !paths.contains_key(&source_port) {
+        if paths.len() >= PATHS_MAX {
+            paths.clear();
+        }
+        if let Ok(socket) = bind(SocketAddr::new(address, source_port)) {
+            paths.insert(source_port, socket);
+        }
+    }
+    paths.get(&source_port).unwrap_or(main)
+}
+
+fn bind(address: SocketAddr) -> io::Result<UdpSocket> {
+    let socket = Socket::new(Domain::for_address(address), Type::DGRAM.nonblocking(), Some(Protocol::UDP))?;
+    if address.is_ipv6() {
+        socket.set_only_v6(true)?;
+    }
+    // More than the administrator's limit, where that is allowed.
+    sys::set_buffers(socket.as_fd(), BUFFER_BYTES);
+    sys::do_not_fragment(socket.as_fd(), address.is_ipv6())?;
+    socket.bind(&address.into())?;
+    Ok(socket.into())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn packets_of_one_route_and_length_share_a_call() {
+        let route = |port| Route {
+            source: IpAddr::from([0; 16]),
+            destination: IpAddr::from([0; 16]),
+            source_port: port,
+            destination_port: 1,
+        };
+        let packets = |list: &[(u16, u16)]| -> Vec<Outgoing> {
+            list.iter().map(|(port, len)| Outgoing { route: route(*port), start: 0, len: *len }).collect()
+        };
+        let cases: [(&[(u16, u16)], usize); 6] = [
+            (&[(1, 100), (1, 100), (1, 50), (1, 50)], 3),
+            (&[(1, 100), (2, 100)], 1),
+            (&[(1, 100), (1, 101)], 1),
+            (&[(1, 100)], 1),
+            (&[(1, 1000); 100], 64),
+            (&[(1, 9000); 100], 7),
+        ];
+        for (list, expected) in cases {
+            assert_eq!(run_length(&packets(list)), expected, "{list:?}");
+        }
+    }
+}
