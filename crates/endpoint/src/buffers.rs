@@ -100,6 +100,11 @@ impl Buffers {
         self.registered.iter().enumerate().filter_map(of)
     }
 
+    #[cfg(test)]
+    pub(crate) fn registered(&self) -> usize {
+        self.registered.iter().flatten().count()
+    }
+
     fn key(&self, buffer: BufferId) -> Option<Key> {
         Some(self.registered.get(buffer.0 as usize)?.as_ref()?.region.key)
     }

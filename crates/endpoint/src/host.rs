@@ -122,6 +122,8 @@ struct Bound {
     tag: Tag,
     lanes: [Lane; LANES],
     peer: Option<Remote>,
+    #[cfg(test)]
+    peer_tag: Option<Tag>,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -234,7 +236,15 @@ impl<P: Provider> Host<P> {
         if self.bound.len() <= id.index() {
             self.bound.resize_with(id.index() + 1, || None);
         }
-        self.bound[id.index()] = Some(Box::new(Bound { id, limits, tag, lanes, peer: None }));
+        self.bound[id.index()] = Some(Box::new(Bound {
+            id,
+            limits,
+            tag,
+            lanes,
+            peer: None,
+            #[cfg(test)]
+            peer_tag: None,
+        }));
         Ok((id, self.describe(kind, id).ok_or(HostError::Unknown)?))
     }
 
@@ -350,6 +360,10 @@ impl<P: Provider> Host<P> {
         let remote = Remote { address, port: peer.port, lanes, control };
         if let Some(bound) = self.bound_mut(id) {
             bound.peer = Some(remote);
+            #[cfg(test)]
+            {
+                bound.peer_tag = Some(peer.tag);
+            }
         }
         for lane in 0..LANES as u8 {
             let send_sequence = self.bound(id).map_or(0, |bound| bound.lanes[usize::from(lane)].sequence);
@@ -610,6 +624,32 @@ impl<P: Provider> Host<P> {
                 }
             }
         }
+    }
+
+    #[cfg(test)]
+    pub(crate) fn lane_of(&self, id: ConnectionId, lane: usize) -> Qpn {
+        self.bound(id).map(|bound| bound.lanes[lane].queue_pair).unwrap_or_default()
+    }
+
+    #[cfg(test)]
+    pub(crate) fn registered_buffers(&self) -> usize {
+        self.buffers.registered()
+    }
+
+    /// Sends a control datagram past the engine, with the peer's tag.
+    #[cfg(test)]
+    pub(crate) fn lie(&mut self, id: ConnectionId, control: &bifrost_wire::rdm::Control) {
+        use bifrost_wire::rdm::Control;
+        let Some((peer, tag)) = self.bound(id).and_then(|bound| Some((bound.peer?, bound.peer_tag?))) else { return };
+        let mut control = *control;
+        match &mut control {
+            Control::Ack(ack) => ack.tag = tag,
+            Control::Grant(grant) => grant.tag = tag,
+            Control::Probe(probe) => *probe = tag,
+            Control::Close(close) => close.tag = tag,
+            Control::Lane(lane) => lane.tag = tag,
+        }
+        self.control.send(&mut self.provider, &peer.control, &control);
     }
 
     fn bound(&self, id: ConnectionId) -> Option<&Bound> {

@@ -64,6 +64,8 @@ pub(crate) struct Connection {
     peer_limit: MessageId,
     peer_ack: Option<u16>,
     rtt: Rtt,
+    /// From posting to acknowledgement, with all that hosts add: what timeouts go by.
+    answers: Rtt,
     losses: Losses,
     pub(crate) inbox: Inbox,
     pub(crate) acknowledger: Acknowledger,
@@ -105,6 +107,7 @@ impl Connection {
             peer_limit: MessageId(u32::from(config.peer_window)),
             peer_ack: None,
             rtt: Rtt::default(),
+            answers: Rtt::default(),
             losses: Losses::default(),
             inbox: Inbox::new(id, config.order, config.window, config.budget, config.longest),
             acknowledger: Acknowledger::new(),
@@ -408,6 +411,7 @@ impl Connection {
         self.progress_ns = context.now;
         self.backoff = 0;
         self.losses.delivered(self.packets(flight.len));
+        self.answers.sample(context.now, context.now.saturating_sub(flight.posted_ns));
         if let Some(rtt) = rtt_ns {
             self.rtt.sample(context.now, rtt);
         }
@@ -650,7 +654,8 @@ impl Connection {
     }
 
     fn answer_within_ns(&self) -> u64 {
-        self.rtt.bound_ns(INITIAL_RTT_NS) + self.config.ack_delay_ns + self.config.patience_ns
+        let round_trip = self.rtt.bound_ns(INITIAL_RTT_NS) + self.config.ack_delay_ns;
+        round_trip.max(self.answers.bound_ns(INITIAL_RTT_NS)).min(BACKOFF_MAX_NS) + self.config.patience_ns
     }
 
     fn timeout_ns(&self) -> u64 {

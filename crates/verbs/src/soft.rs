@@ -4,12 +4,14 @@
 //! segment (GSO) and merge (GRO) datagrams: every segment has a UDP length that the sender knew. Over IPv4 the
 //! identification is covered, too, so datagrams are sent one by one with "don't fragment", for which Linux leaves it 0.
 //! Prefer IPv6.
+//!
+//! Arrival times are the kernel's, so that a round trip does not include how long this process was not running.
 
 use std::collections::HashMap;
 use std::io;
 use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::os::fd::{AsFd, BorrowedFd};
-use std::time::Instant;
+use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use bifrost_rnic::{Burst, Config, Counters, Nic, Outgoing, Route};
 use socket2::{Domain, Protocol, Socket, Type};
@@ -69,6 +71,8 @@ const SEGMENTS_MAX: usize = 64;
 const SEGMENT_BYTES_MAX: usize = 65_000;
 /// Source ports in use; more paths than these a process does not need.
 const PATHS_MAX: usize = 256;
+/// The longest time that a datagram is believed to have waited in the socket, ns.
+const WAITED_MAX_NS: u64 = 1_000_000_000;
 /// System calls for receiving, before something is sent.
 const RECEIVE_CALLS: usize = 4;
 
@@ -81,6 +85,7 @@ impl Soft {
         let socket = bind(SocketAddr::new(config.address, config.port))?;
         let port = socket.local_addr()?.port();
         sys::merge_datagrams(socket.as_fd())?;
+        sys::timestamps(socket.as_fd())?;
         let nic = Nic::new(Config {
             address: config.address,
             port,
@@ -149,11 +154,14 @@ impl Soft {
             }
             self.counters.receive_calls += 1;
             let now = self.epoch.elapsed().as_nanos() as u64;
+            // How long ago a datagram came in, the kernel's clock says; a step of that clock is no long time.
+            let kernel_now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_nanos() as u64);
             let (destination, destination_port) = (self.nic.address(), self.nic.port());
-            for (from, datagram) in self.received.datagrams() {
+            for (from, time_ns, datagram) in self.received.datagrams() {
                 let (source, source_port) = (from.ip(), from.port());
                 let route = Route { source, destination, source_port, destination_port };
-                self.nic.receive(now, &route, datagram);
+                let waited = kernel_now.checked_sub(time_ns).filter(|waited| *waited < WAITED_MAX_NS);
+                self.nic.receive(now.saturating_sub(waited.unwrap_or(0)), &route, datagram);
                 count += 1;
             }
         }

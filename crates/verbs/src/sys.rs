@@ -12,7 +12,7 @@ const MESSAGES: usize = 16;
 /// Bytes of one: the longest UDP payload.
 const MESSAGE_BYTES: usize = 65_536;
 /// Room for control messages, as words, which is how the kernel wants them aligned.
-const CONTROL_WORDS: usize = 8;
+const CONTROL_WORDS: usize = 16;
 
 /// Runs of datagrams that are to leave on one socket.
 #[derive(Default)]
@@ -176,29 +176,44 @@ impl Received {
         }
     }
 
-    /// The datagrams, merged ones taken apart again, with their senders.
-    pub(crate) fn datagrams(&self) -> impl Iterator<Item = (SocketAddr, &[u8])> {
+    /// The datagrams, merged ones taken apart again, with their senders and the time at which the kernel got them
+    /// (CLOCK_REALTIME, ns; 0: not known).
+    pub(crate) fn datagrams(&self) -> impl Iterator<Item = (SocketAddr, u64, &[u8])> {
         (0..self.count).flat_map(|at| {
             let whole = self.headers[at].msg_hdr.msg_flags & (libc::MSG_TRUNC | libc::MSG_CTRUNC) == 0;
             let len = (self.headers[at].msg_len as usize).min(MESSAGE_BYTES);
             let bytes = &self.bytes[at * MESSAGE_BYTES..][..len];
-            let segment = self.segment(at).unwrap_or(len).max(1);
+            let (segment, time_ns) = self.notes(at);
+            let segment = segment.unwrap_or(len).max(1);
             let from = self.source(at).filter(|_| whole);
-            from.into_iter().flat_map(move |from| bytes.chunks(segment).map(move |datagram| (from, datagram)))
+            from.into_iter().flat_map(move |from| bytes.chunks(segment).map(move |datagram| (from, time_ns, datagram)))
         })
     }
 
-    /// The length of the datagrams that were merged.
-    fn segment(&self, at: usize) -> Option<usize> {
-        let words = &self.controls[at];
-        let header = size_of::<libc::cmsghdr>();
-        let len = self.headers[at].msg_hdr.msg_controllen;
-        // It is the only control message that is asked for.
-        if len < header + 4 || words[1] != two_halves(libc::SOL_UDP as u32, libc::UDP_GRO as u32) {
-            return None;
+    /// What the control messages say: the length of datagrams that were merged, and the time.
+    fn notes(&self, at: usize) -> (Option<usize>, u64) {
+        let header_words = size_of::<libc::cmsghdr>() / 8;
+        let filled = (self.headers[at].msg_hdr.msg_controllen / 8).min(CONTROL_WORDS);
+        let mut words = &self.controls[at][..filled];
+        let (mut segment, mut time_ns) = (None, 0);
+        while words.len() > header_words {
+            let len = words[0] as usize;
+            let value = &words[header_words..];
+            if words[1] == two_halves(libc::SOL_UDP as u32, libc::UDP_GRO as u32) {
+                let [a, b, c, d, ..] = value[0].to_ne_bytes();
+                segment = usize::try_from(i32::from_ne_bytes([a, b, c, d])).ok().filter(|segment| *segment > 0);
+            } else if words[1] == two_halves(libc::SOL_SOCKET as u32, libc::SCM_TIMESTAMPNS as u32)
+                && let [seconds, nanos, ..] = value
+            {
+                time_ns = seconds.wrapping_mul(1_000_000_000).wrapping_add(*nanos);
+            }
+            // Each begins at a word; a length of nothing ends the list.
+            match len.div_ceil(8) {
+                0 => break,
+                count => words = words.get(count..).unwrap_or_default(),
+            }
         }
-        let [a, b, c, d, ..] = words[header / 8].to_ne_bytes();
-        usize::try_from(i32::from_ne_bytes([a, b, c, d])).ok().filter(|segment| *segment > 0)
+        (segment, time_ns)
     }
 
     fn source(&self, at: usize) -> Option<SocketAddr> {
@@ -224,6 +239,11 @@ impl Received {
 /// Has the kernel merge datagrams of one sender and length.
 pub(crate) fn merge_datagrams(socket: BorrowedFd<'_>) -> io::Result<()> {
     set_option(socket, libc::SOL_UDP, libc::UDP_GRO, 1)
+}
+
+/// Has the kernel say when a datagram came in.
+pub(crate) fn timestamps(socket: BorrowedFd<'_>) -> io::Result<()> {
+    set_option(socket, libc::SOL_SOCKET, libc::SO_TIMESTAMPNS, 1)
 }
 
 /// Datagrams are never fragmented: an identification of 0 over IPv4, and no silent loss of half a packet.

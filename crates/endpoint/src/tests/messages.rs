@@ -223,7 +223,7 @@ fn a_connection_that_is_closed_leaves_nothing() {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 24, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: 10, ..ProptestConfig::default() })]
 
     #[test]
     fn every_message_once_and_in_order(
