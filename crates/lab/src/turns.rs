@@ -34,7 +34,8 @@ pub fn measure<N: Display, B, P: Display, R: Display + Serialize>(
         }
         for point in points {
             for (network, bench) in networks.iter().zip(&mut benches) {
-                turns.take(network, point, || measure(network, bench, point, repetition))?;
+                let name = format!("{network}, {point}");
+                turns.take(name, || measure(network, bench, point, repetition))?;
             }
         }
     }
@@ -55,8 +56,26 @@ pub fn alternate<N: Display, P: Display, R: Display + Serialize>(
     for repetition in 0..repetitions {
         for point in points {
             for network in networks {
-                turns.take(network, point, || measure(network, point, repetition))?;
+                turns.take(format!("{network}, {point}"), || measure(network, point, repetition))?;
             }
+        }
+    }
+    to_values(&turns.rows)
+}
+
+/// As [`alternate`], where networks are all that differs.
+///
+/// # Errors
+/// What `measure` could not do, or an interruption.
+pub fn each<N: Display, R: Display + Serialize>(
+    repetitions: u32,
+    networks: &[N],
+    mut measure: impl FnMut(&N, u32) -> Result<R>,
+) -> Result<Vec<Value>> {
+    let mut turns = Turns::new(repetitions, networks, &[()]);
+    for repetition in 0..repetitions {
+        for network in networks {
+            turns.take(network.to_string(), || measure(network, repetition))?;
         }
     }
     to_values(&turns.rows)
@@ -74,14 +93,8 @@ impl<R: Display> Turns<R> {
         Turns { progress: Progress::new(all), rows: Vec::new() }
     }
 
-    fn take(
-        &mut self,
-        network: &impl Display,
-        point: &impl Display,
-        measure: impl FnOnce() -> Result<R>,
-    ) -> Result<()> {
+    fn take(&mut self, name: String, measure: impl FnOnce() -> Result<R>) -> Result<()> {
         interrupt::check()?;
-        let name = format!("{network}, {point}");
         self.progress.begin(&name);
         let row = measure().context(name)?;
         self.progress.end(&row.to_string());
@@ -106,6 +119,8 @@ mod tests {
             Ok(format!("{network}{repetition}:{point}"))
         });
         assert_eq!(rows.unwrap(), ["a0:1", "b0:1", "a0:2", "b0:2", "a1:1", "b1:1", "a1:2", "b1:2"]);
+        let rows = each(2, &["a", "b"], |network, repetition| Ok(format!("{network}{repetition}")));
+        assert_eq!(rows.unwrap(), ["a0", "b0", "a1", "b1"]);
         let failed = measure(1, &["a"], &["0.5 %"], begin, |_, _, _, _| -> Result<String> { anyhow::bail!("no") });
         assert_eq!(format!("{:#}", failed.unwrap_err()), "a, 0.5 %: no");
     }

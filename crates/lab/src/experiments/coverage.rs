@@ -1,10 +1,11 @@
 //! `coverage`: packets lost inside the host, between switch and vNIC, and how many of them the guest's TCP has to send again
 //! (NSDI'26 paper, section 6.1.3, figure 19).
 
+use std::fmt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 use fastrand::Rng;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -18,10 +19,10 @@ use crate::options::{Guests, Mode};
 use crate::plot::{self, Panel};
 use crate::programs::guest_tcp::{Flows, Tcp};
 use crate::programs::iperf3::{self, Load};
-use crate::progress::Progress;
 use crate::report::Table;
-use crate::results::{from_values, to_values};
+use crate::results::from_values;
 use crate::stats::{Spread, cell, paired_ratio};
+use crate::turns;
 
 /// Flows at the same time, as many as the paper has clients.
 const FLOWS: u32 = 8;
@@ -53,6 +54,17 @@ pub struct Row {
     pub retransmitted_segments: u64,
 }
 
+impl fmt::Display for Row {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Row { mode, throughput_gbit_per_s: throughput, dropped_packets, retransmitted_segments, .. } = self;
+        write!(
+            f,
+            "{mode:<8} {throughput:.2} Gbit/s, {dropped_packets} packets lost, {retransmitted_segments} segments sent again \
+             by the guest"
+        )
+    }
+}
+
 impl Experiment for Coverage {
     fn name(&self) -> &'static str {
         "coverage"
@@ -71,25 +83,10 @@ impl Experiment for Coverage {
     }
 
     fn run(&self, lab: &Lab) -> Result<Vec<Value>> {
-        let (repetitions, duration_s) = (lab.repetitions(3), lab.seconds(20.0, 5.0).ceil());
-        let mut progress = Progress::new(lab.options.modes.len() as u64 * u64::from(repetitions));
-        let mut rows = Vec::new();
-        for repetition in 0..repetitions {
-            for &mode in &lab.options.modes {
-                progress.begin(mode.name());
-                let row =
-                    measure(lab, mode, repetition, duration_s).with_context(|| format!("mode {}", mode.name()))?;
-                progress.end(&format!(
-                    "{:<8} {:.2} Gbit/s, {} packets lost, {} segments sent again by the guest",
-                    mode.name(),
-                    row.throughput_gbit_per_s,
-                    row.dropped_packets,
-                    row.retransmitted_segments
-                ));
-                rows.push(row);
-            }
-        }
-        to_values(&rows)
+        let duration_s = lab.seconds(20.0, 5.0).ceil();
+        turns::each(lab.repetitions(3), &lab.options.modes, |mode, repetition| {
+            measure(lab, *mode, repetition, duration_s)
+        })
     }
 
     fn report(&self, rows: &[Value]) -> Result<String> {
@@ -214,6 +211,7 @@ fn spread(rows: &[Row], mode: Mode, field: fn(&Row) -> f64) -> Option<Spread> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::results::to_values;
 
     fn row(mode: Mode, retransmitted_segments: u64, throughput_gbit_per_s: f64) -> Row {
         Row {

@@ -3,6 +3,7 @@
 //! Two containers on two hosts, each host with its guest on one processor, so that whatever a switch costs is missing in what
 //! the guests get done: bytes of one flow, requests over persistent connections, and new connections.
 
+use std::fmt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -13,7 +14,6 @@ use serde_json::Value;
 use crate::bars::{Bar, Sense};
 use crate::daemon::Settings;
 use crate::frame::Experiment;
-use crate::interrupt;
 use crate::lab::{Lab, Network};
 use crate::options::{Mode, Op};
 use crate::plot::{self, Panel};
@@ -21,10 +21,10 @@ use crate::processor::{self, LEGEND, Reading, Shares};
 use crate::programs::iperf3;
 use crate::programs::redis_benchmark::{self, Load};
 use crate::programs::redis_server::RedisServer;
-use crate::progress::Progress;
 use crate::report::{Table, factor};
-use crate::results::{from_values, to_values};
+use crate::results::from_values;
 use crate::stats::{Spread, cell, distinct, middle, paired_ratio};
+use crate::turns;
 
 /// The experiment.
 #[derive(Debug, Clone, Copy)]
@@ -67,6 +67,30 @@ const MEASURES: [Measure; 4] = [
     ("new connections/s", |r| r.connections_per_s),
 ];
 
+/// A network, with or without security groups.
+#[derive(Debug, Clone, Copy)]
+struct Judged {
+    mode: Mode,
+    security_groups: bool,
+}
+
+impl fmt::Display for Judged {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:<12} {:<15}", self.mode, if self.security_groups { "security groups" } else { "" })
+    }
+}
+
+impl fmt::Display for Row {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Row { mode, security_groups, throughput_gbit_per_s, requests_per_s, connections_per_s, .. } = self;
+        let network = Judged { mode: *mode, security_groups: *security_groups };
+        write!(
+            f,
+            "{network} {throughput_gbit_per_s:.2} Gbit/s, {requests_per_s:.0} requests/s, {connections_per_s:.0} connections/s"
+        )
+    }
+}
+
 impl Experiment for SwitchOverall {
     fn name(&self) -> &'static str {
         "switch-overall"
@@ -85,31 +109,15 @@ impl Experiment for SwitchOverall {
     }
 
     fn run(&self, lab: &Lab) -> Result<Vec<Value>> {
-        let repetitions = lab.repetitions(3);
-        let measured = |security: bool, mode: Mode| !(security && mode == Mode::KernelVxlan);
-        let networks = [false, true].into_iter().flat_map(|s| lab.options.modes.iter().map(move |&mode| (s, mode)));
-        let networks: Vec<(bool, Mode)> = networks.filter(|&(s, mode)| measured(s, mode)).collect();
-        let mut progress = Progress::new(networks.len() as u64 * u64::from(repetitions));
-        let mut rows = Vec::new();
-        for repetition in 0..repetitions {
-            for &(security_groups, mode) in &networks {
-                interrupt::check()?;
-                let groups = if security_groups { "-groups" } else { "" };
-                let label = format!("{}{groups}-{repetition}", mode.name());
-                progress.begin(&label);
-                let row = measure(lab, mode, security_groups, repetition, &label)?;
-                progress.end(&format!(
-                    "{:<12} {:<15} {:.2} Gbit/s, {:.0} requests/s, {:.0} connections/s",
-                    mode.name(),
-                    if security_groups { "security groups" } else { "" },
-                    row.throughput_gbit_per_s,
-                    row.requests_per_s,
-                    row.connections_per_s
-                ));
-                rows.push(row);
-            }
-        }
-        to_values(&rows)
+        // The kernel's VXLAN knows no security groups.
+        let measured = |network: &Judged| !(network.security_groups && network.mode == Mode::KernelVxlan);
+        let of = |security_groups| lab.options.modes.iter().map(move |&mode| Judged { mode, security_groups });
+        let networks: Vec<Judged> = [false, true].into_iter().flat_map(of).filter(measured).collect();
+        turns::each(lab.repetitions(3), &networks, |network, repetition| {
+            let Judged { mode, security_groups } = *network;
+            let groups = if security_groups { "-groups" } else { "" };
+            measure(lab, mode, security_groups, repetition, &format!("{mode}{groups}-{repetition}"))
+        })
     }
 
     fn report(&self, rows: &[Value]) -> Result<String> {
@@ -260,6 +268,7 @@ fn spread(rows: &[Row], mode: Mode, security_groups: bool, field: fn(&Row) -> f6
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::results::to_values;
 
     fn row(mode: Mode, security_groups: bool, rate: f64) -> Row {
         Row {
