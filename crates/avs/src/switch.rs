@@ -233,7 +233,7 @@ impl Switch {
             self.cache.counters.followed_packets += 1;
             let Switch { notes, underlay, ports, .. } = self;
             let verdict = notes.from_peers.verdict(note);
-            count_from_underlay(underlay, ports, port_of(verdict), verdict);
+            count_accepted(underlay, ports, verdict);
             return verdict;
         }
         let Switch { index, ports, sessions, fragments, answer, underlay, verdict, .. } = self;
@@ -264,7 +264,7 @@ impl Switch {
         {
             cache.counters.found_packets += 1;
             let verdict = &flows.record(id).verdict;
-            count_from_underlay(underlay, ports, port_of(verdict), verdict);
+            count_accepted(underlay, ports, verdict);
             if notes.from_peers.is_wanted() {
                 notes.from_peers.take(sessions.generation(), parsed, parsed.packet_len(), Some(*key), verdict);
             }
@@ -408,12 +408,14 @@ impl Switch {
     }
 }
 
-/// The port to which a frame goes.
+/// Counts what is given to a port, as a packet before it was.
 #[inline(always)]
-fn port_of(verdict: &Verdict) -> Option<PortId> {
-    match verdict.action {
-        Action::Deliver { port, .. } => Some(port),
-        _ => None,
+fn count_accepted(underlay: &mut UnderlayCounters, ports: &mut [PortState], verdict: &Verdict) {
+    if let Action::Deliver { port, .. } = verdict.action
+        && let Some(state) = ports.get_mut(port.place())
+    {
+        state.counters.from_underlay_packets += 1;
+        underlay.accepted_packets += 1;
     }
 }
 
