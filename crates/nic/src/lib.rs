@@ -5,13 +5,14 @@
 //! done on its way out ([`Segments`]), and so is cutting what is larger than its way allows. Received TCP segments are merged before they are written to a guest that takes
 //! large packets ([`Merger`]).
 //!
-//! Which worker of a host a packet is for is one rule, too ([`steer`]).
+//! What the two IP headers of a tunnelled packet say about congestion is settled in one place ([`ecn`]). Which worker of a host a packet is for is one rule, too ([`steer`]).
 //!
 //! Nothing here does I/O, keeps a clock or allocates per packet.
 
 #![forbid(unsafe_code)]
 
 mod checksum;
+pub mod ecn;
 mod flow;
 mod malformed;
 mod merge;
