@@ -61,10 +61,17 @@ pub trait GuestPort {
     fn is_intact(&mut self, _handle: TxHandle) -> bool {
         true
     }
+    /// Drops a fetched packet of which nothing has left; its buffer goes back to the guest.
+    fn refuse(&mut self, handle: TxHandle) {
+        self.complete(handle);
+    }
     /// Gives a fetched packet's buffer back to the guest (delayed release: only once acknowledged).
     fn complete(&mut self, handle: TxHandle);
     /// Ends a batch of completions: the guest sees them now, with one notification.
     fn flush(&mut self) {}
+    /// Packets wait for who knows how long. If others cannot be fetched meanwhile because buffers go back in the order in which they were
+    /// taken, the port keeps the oldest packets itself, and gives their buffers back.
+    fn relieve(&mut self) {}
     /// Copies a received frame into the next free receive buffer without showing it to the guest.
     /// `checksum_valid`: the transport checksum has been verified.
     fn place(&mut self, frame: &[u8], checksum_valid: bool) -> Result<RxHandle, PlaceError>;
@@ -87,6 +94,14 @@ pub trait GuestPort {
     }
     /// Free transmit buffers left before `fetch` stops.
     fn tx_free(&self) -> u32;
+    /// The longest packet that needs no large buffer, bytes of the frame.
+    fn tx_small_bytes(&self) -> u32 {
+        u32::MAX
+    }
+    /// How many more packets longer than that can be fetched.
+    fn tx_free_large(&self) -> u32 {
+        self.tx_free()
+    }
     /// Whether published packets wait because the guest's queue took no more: notify again soon.
     fn has_postponed(&self) -> bool {
         false
@@ -132,12 +147,20 @@ impl<T: GuestPort + ?Sized> GuestPort for Box<T> {
         (**self).is_intact(handle)
     }
 
+    fn refuse(&mut self, handle: TxHandle) {
+        (**self).refuse(handle);
+    }
+
     fn complete(&mut self, handle: TxHandle) {
         (**self).complete(handle);
     }
 
     fn flush(&mut self) {
         (**self).flush();
+    }
+
+    fn relieve(&mut self) {
+        (**self).relieve();
     }
 
     fn place(&mut self, frame: &[u8], checksum_valid: bool) -> Result<RxHandle, PlaceError> {
@@ -174,6 +197,14 @@ impl<T: GuestPort + ?Sized> GuestPort for Box<T> {
 
     fn tx_free(&self) -> u32 {
         (**self).tx_free()
+    }
+
+    fn tx_small_bytes(&self) -> u32 {
+        (**self).tx_small_bytes()
+    }
+
+    fn tx_free_large(&self) -> u32 {
+        (**self).tx_free_large()
     }
 
     fn has_postponed(&self) -> bool {

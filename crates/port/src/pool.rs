@@ -6,7 +6,10 @@
 pub(crate) struct Pool {
     slab: Vec<u8>,
     buffer_bytes: usize,
+    capacity: u32,
+    /// Those that were taken and given back.
     free: Vec<u32>,
+    /// By buffer, of those that were ever taken.
     taken: Vec<bool>,
 }
 
@@ -16,16 +19,23 @@ impl Pool {
             // Zeroed memory comes from the kernel untouched.
             slab: vec![0; buffers as usize * buffer_bytes],
             buffer_bytes,
-            free: (0..buffers).rev().collect(),
-            taken: vec![false; buffers as usize],
+            capacity: buffers,
+            free: Vec::new(),
+            taken: Vec::new(),
         }
     }
 
     /// Takes a buffer; its contents are whatever was there before.
     pub(crate) fn take(&mut self) -> Option<u32> {
-        let buffer = self.free.pop()?;
-        self.taken[buffer as usize] = true;
-        Some(buffer)
+        if let Some(buffer) = self.free.pop() {
+            self.taken[buffer as usize] = true;
+            return Some(buffer);
+        }
+        let fresh = self.taken.len() as u32;
+        (fresh < self.capacity).then(|| {
+            self.taken.push(true);
+            fresh
+        })
     }
 
     /// Gives a buffer back. Whether it had been taken: giving back twice does nothing.
@@ -51,11 +61,11 @@ impl Pool {
     }
 
     pub(crate) fn capacity(&self) -> u32 {
-        self.taken.len() as u32
+        self.capacity
     }
 
     pub(crate) fn free(&self) -> u32 {
-        self.free.len() as u32
+        self.capacity - self.taken.len() as u32 + self.free.len() as u32
     }
 
     pub(crate) fn buffer_bytes(&self) -> usize {

@@ -23,7 +23,8 @@ const NONE: u32 = u32::MAX;
 /// How many buffers a queue has. Memory is used only once touched.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PoolSizes {
-    /// Packets from the guest that can be held at once (2 KiB each); default 4096.
+    /// Packets from the guest that can be held at once (2 KiB each); default 16,384: half of them may wait for a window (the first packets of
+    /// thousands of connections do), a connection may have 4096 on their way.
     pub heads: u32,
     /// Large packets among them (64 KiB each more), plus one that is always ready to be read into; default 256.
     pub spills: u32,
@@ -42,6 +43,7 @@ pub struct TapQueue {
     spills: Pool,
     /// The spill buffer that the next read may run over into.
     spare: Option<u32>,
+    /// By head buffer, as far as they were ever used.
     sent: Vec<Sent>,
     slots: Pool,
     placed: Vec<Placed>,
@@ -77,7 +79,7 @@ impl TapQueue {
             heads: Pool::new(sizes.heads, HEAD_BYTES),
             spare: spills.take(),
             spills,
-            sent: vec![Sent { len: 0, spill: NONE }; sizes.heads as usize],
+            sent: Vec::new(),
             slots: Pool::new(sizes.slots, max_frame.next_multiple_of(64)),
             placed: vec![Placed::default(); sizes.slots as usize],
             merger: Merger::new(),
@@ -136,7 +138,11 @@ impl GuestPort for TapQueue {
             match offload(self.heads.bytes(head), frame, len) {
                 Ok(offload) => {
                     let large = total > HEAD_BYTES;
-                    self.sent[head as usize] = Sent { len: len as u32, spill: if large { spill } else { NONE } };
+                    let sent = Sent { len: len as u32, spill: if large { spill } else { NONE } };
+                    if self.sent.len() <= head as usize {
+                        self.sent.resize(head as usize + 1, Sent { len: 0, spill: NONE });
+                    }
+                    self.sent[head as usize] = sent;
                     if large {
                         self.spare = None;
                     }
@@ -234,6 +240,14 @@ impl GuestPort for TapQueue {
         if self.spare.is_some() || self.spills.free() > 0 { self.heads.free() } else { 0 }
     }
 
+    fn tx_small_bytes(&self) -> u32 {
+        (HEAD_BYTES - VIRTIO) as u32
+    }
+
+    fn tx_free_large(&self) -> u32 {
+        (self.spills.free() + u32::from(self.spare.is_some())).min(self.heads.free())
+    }
+
     fn has_postponed(&self) -> bool {
         self.writer.has_waiting()
     }
@@ -256,7 +270,7 @@ impl PolledPort for TapQueue {
 
 impl Default for PoolSizes {
     fn default() -> Self {
-        Self { heads: 4096, spills: 256, slots: 4096 }
+        Self { heads: 16_384, spills: 256, slots: 4096 }
     }
 }
 
