@@ -138,6 +138,10 @@ impl GuestPort for Pairs {
         self.queues.iter_mut().for_each(|queue| queue.flush());
     }
 
+    fn relieve(&mut self) {
+        self.queues.iter_mut().for_each(|queue| queue.relieve());
+    }
+
     fn place(&mut self, frame: &[u8], checksum_valid: bool) -> Result<RxHandle, PlaceError> {
         let pair = usize::from(self.steering[slot(&frame[..frame.len().min(HEAD_LEN)], frame.len())]);
         let placed = self.queues[pair].place(frame, checksum_valid)?;
@@ -177,6 +181,10 @@ impl GuestPort for Pairs {
 
     fn tx_free(&self) -> u32 {
         self.queues.iter().map(|queue| queue.tx_free()).sum()
+    }
+
+    fn has_postponed(&self) -> bool {
+        self.queues.iter().any(|queue| queue.has_postponed())
     }
 
     fn counters(&self) -> Vec<(String, u64)> {

@@ -15,6 +15,7 @@ use super::counters::VhostCounters;
 use super::credit::{self, Credit};
 use super::index::{Index, Table};
 use super::memory::Memory;
+use super::moved::{Moved, Own};
 use super::mutation::mutated;
 use super::ring::{BadChain, Broken, Piece, Ring, Walk, Want};
 use crate::guest::{TxFrame, TxHandle};
@@ -30,6 +31,9 @@ const SPARE_BYTES: usize = 16 << 10;
 /// the ring may be held at a time.
 const KEPT_PIECES: usize = 64;
 
+/// Packets that leave a ring at a time.
+const MOVED_AT_ONCE: u16 = 64;
+
 /// Whether a guest's buffers can be read again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Buffers {
@@ -41,7 +45,7 @@ pub(crate) enum Buffers {
     Kept,
 }
 
-/// The transmit queue of one queue pair. A handle is the number of the packet's buffer.
+/// The transmit queue of one queue pair. A handle is the number of the packet's buffer, or what `moved` says.
 ///
 /// Of a held packet it keeps the first [`HEAD_LEN`] bytes, which what was decided about it depends on, and where the rest
 /// is. The guest may write to the rest at any time.
@@ -66,10 +70,18 @@ pub(crate) struct Transmit<R> {
     credit: Credit,
     /// What an earlier life of this daemon had fetched and not completed: sent once more, first.
     again: VecDeque<Index>,
-    /// If buffers have to go back in the order in which they were taken: those that have not, oldest first. A front-end
+    /// If buffers have to go back in the order in which they were taken. A front-end
     /// without a record of what is in flight takes all from the used index on for it when its back-end has gone, and
     /// QEMU then gives some of it back itself.
-    in_order: Option<VecDeque<Index>>,
+    in_order: Option<InOrder>,
+}
+
+/// Of a ring whose buffers go back in the order in which they were taken.
+#[derive(Debug)]
+struct InOrder {
+    /// Those that have not, oldest first.
+    order: VecDeque<Index>,
+    moved: Moved,
 }
 
 #[derive(Clone, Debug, Default)]
@@ -90,7 +102,8 @@ impl<R: Ring> Transmit<R> {
         let size = ring.size();
         Transmit {
             again: ring.take_recovered().into(),
-            in_order: in_order.then(|| VecDeque::with_capacity(usize::from(size.get()))),
+            in_order: in_order
+                .then(|| InOrder { order: VecDeque::with_capacity(usize::from(size.get())), moved: Moved::new(size) }),
             heads: size.table([0; STRIDE]),
             packets: size.table(Packet::default()),
             buffers: if slicing { Buffers::Unproven } else { Buffers::Kept },
@@ -140,8 +153,8 @@ impl<R: Ring> Transmit<R> {
         if packet.held || packet.done {
             return Err(Broken::Twice);
         }
-        if let Some(order) = &mut self.in_order {
-            order.push_back(head);
+        if let Some(in_order) = &mut self.in_order {
+            in_order.order.push_back(head);
         }
         let want = Want { writable: false, limit: (HEADER + MAX_FRAME_LEN) as u32, enough: u32::MAX };
         let Walk { descriptors, mut bytes } = self.ring.chain(head, want, &mut packet.pieces);
@@ -180,6 +193,10 @@ impl<R: Ring> Transmit<R> {
                 Err(reason) => return Ok(self.refuse(head, &mut counters.tx_malformed_packets[reason.index()])),
             }
         }
+        if let Some(in_order) = &mut self.in_order {
+            let Some(handle) = in_order.moved.name(head) else { return Ok(None) };
+            frame.handle = TxHandle(handle);
+        }
         packet.held = true;
         self.held += 1;
         self.long += u16::from(is_long);
@@ -203,7 +220,7 @@ impl<R: Ring> Transmit<R> {
         if packet.pieces.capacity() > KEPT_PIECES && !mutated!(PiecesKept) {
             packet.pieces = Vec::new();
         }
-        let Some(order) = &mut self.in_order else { return self.ring.push_used(head, 0) };
+        let Some(InOrder { order, .. }) = &mut self.in_order else { return self.ring.push_used(head, 0) };
         packet.done = true;
         while let Some(first) = order.front().copied()
             && std::mem::take(&mut self.packets[first].done)
@@ -215,20 +232,31 @@ impl<R: Ring> Transmit<R> {
 
     /// A packet that is held, and its slot.
     fn held(&self, handle: TxHandle) -> Option<(Index, &Packet)> {
-        let slot = self.ring.size().check_handle(handle.0)?;
+        let slot = match &self.in_order {
+            Some(in_order) => in_order.moved.slot(handle.0)?,
+            None => self.ring.size().check_handle(handle.0)?,
+        };
         Some((slot, &self.packets[slot])).filter(|(_, packet)| packet.held)
+    }
+
+    /// A packet that has left the ring.
+    fn own(&self, handle: TxHandle) -> Option<&Own> {
+        self.in_order.as_ref()?.moved.own(handle.0)
     }
 
     pub(crate) fn head(&self, handle: TxHandle) -> &[u8] {
         match self.held(handle) {
             Some((slot, packet)) => &self.heads[slot][HEADER..][..(packet.len as usize).min(HEAD_LEN)],
-            None => &[],
+            None => self.own(handle).map_or(&[], |own| &own.head),
         }
     }
 
     /// The bytes behind the head, if they are kept here.
     pub(crate) fn rest(&self, handle: TxHandle) -> &[u8] {
-        self.held(handle).and_then(|(_, packet)| packet.rest.as_deref()).unwrap_or_default()
+        match self.held(handle) {
+            Some((_, packet)) => packet.rest.as_deref().unwrap_or_default(),
+            None => self.own(handle).map_or(&[], |own| &own.rest),
+        }
     }
 
     /// Appends bytes `from..to` of the frame.
@@ -237,7 +265,9 @@ impl<R: Ring> Transmit<R> {
         if from < head.len() {
             out.extend_from_slice(&head[from..to.min(head.len())]);
         }
-        let Some((_, packet)) = self.held(handle) else { return };
+        let Some((_, packet)) = self.held(handle) else {
+            return out.extend_from_slice(self.own(handle).map_or(&[], |own| own.behind_head(from, to)));
+        };
         if let Some(rest) = &packet.rest {
             let (from, to) = (from.saturating_sub(head.len()), to.saturating_sub(head.len()).min(rest.len()));
             out.extend_from_slice(rest.get(from..to).unwrap_or_default());
@@ -272,7 +302,46 @@ impl<R: Ring> Transmit<R> {
 
     /// Bytes of packets that are kept here.
     pub(crate) fn kept_bytes(&self) -> u64 {
-        self.packets.iter().filter_map(|p| p.rest.as_ref()).map(|rest| rest.len() as u64).sum()
+        let in_ring: u64 = self.packets.iter().filter_map(|p| p.rest.as_ref()).map(|rest| rest.len() as u64).sum();
+        in_ring + self.in_order.as_ref().map_or(0, |in_order| in_order.moved.bytes())
+    }
+
+    /// Makes room in a ring that is short of it, and whose buffers go back in order: packets that are not done with leave it, oldest first.
+    /// Afterwards, others do not wait for them.
+    pub(crate) fn relieve(&mut self, counters: &mut VhostCounters) {
+        let size = self.ring.size().get();
+        let Some(in_order) = &self.in_order else { return };
+        if usize::from(size) - in_order.order.len() > usize::from(size) / 4 {
+            return;
+        }
+        for _ in 0..MOVED_AT_ONCE.min(size / 2) {
+            let Some(in_order) = self.in_order.as_mut().filter(|in_order| in_order.moved.has_room()) else { break };
+            let Some(&slot) = in_order.order.front() else { break };
+            let handle = in_order.moved.name_of(slot);
+            self.freeze(TxHandle(handle));
+            let packet = &mut self.packets[slot];
+            if !packet.held {
+                break;
+            }
+            let own = Own {
+                head: self.heads[slot][HEADER..][..(packet.len as usize).min(HEAD_LEN)].to_vec(),
+                rest: packet.rest.take().unwrap_or_default(),
+            };
+            if let Some(in_order) = &mut self.in_order {
+                in_order.moved.put(handle, own);
+            }
+            counters.tx_moved_packets += 1;
+            self.leave(slot);
+        }
+    }
+
+    /// A packet is not in its buffer any more.
+    fn leave(&mut self, slot: Index) {
+        let packet = &mut self.packets[slot];
+        packet.held = false;
+        self.held -= 1;
+        self.long -= u16::from(packet.pieces.len() > KEPT_PIECES && !mutated!(PiecesKept));
+        self.give_back(slot);
     }
 
     pub(crate) fn buffers(&self) -> Buffers {
@@ -310,11 +379,12 @@ impl<R: Ring> Transmit<R> {
 
     /// Gives a buffer back, at the next [`Ring::show`].
     pub(crate) fn complete(&mut self, handle: TxHandle) {
-        let Some(slot) = self.held(handle).map(|(slot, _)| slot) else { return };
+        let slot = self.held(handle).map(|(slot, _)| slot);
+        if let Some(in_order) = &mut self.in_order {
+            in_order.moved.free(handle.0);
+        }
+        let Some(slot) = slot else { return };
         let packet = &mut self.packets[slot];
-        packet.held = false;
-        self.held -= 1;
-        self.long -= u16::from(packet.pieces.len() > KEPT_PIECES && !mutated!(PiecesKept));
         if let Some(mut rest) = packet.rest.take()
             && rest.capacity() > 0
             && (self.buffers != Buffers::InPlace || rest.capacity() <= SPARE_BYTES)
@@ -322,13 +392,13 @@ impl<R: Ring> Transmit<R> {
             rest.clear();
             self.spare.push(rest);
         }
-        self.give_back(slot);
+        self.leave(slot);
     }
 
     /// Gives all buffers back: the end of the ring.
     pub(crate) fn complete_all(&mut self) {
-        for head in 0..u32::from(self.ring.size().get()) {
-            self.complete(TxHandle(head));
+        for handle in 0..self.capacity() {
+            self.complete(TxHandle(handle));
         }
         while let Some(head) = self.again.pop_front() {
             self.ring.push_used(head, 0);
@@ -336,8 +406,14 @@ impl<R: Ring> Transmit<R> {
         self.ring.show();
     }
 
+    /// Packets that can be held at once.
+    pub(crate) fn capacity(&self) -> u32 {
+        self.in_order.as_ref().map_or(u32::from(self.ring.size().get()), |in_order| in_order.moved.handles())
+    }
+
     pub(crate) fn free(&self) -> u32 {
-        u32::from(self.ring.size().get() - self.held)
+        let in_ring = u32::from(self.ring.size().get() - self.held);
+        self.in_order.as_ref().map_or(in_ring, |in_order| in_order.moved.free_handles())
     }
 
     /// Bytes of this process that hold descriptors.
