@@ -255,6 +255,7 @@ pub(crate) fn vhost(port: &config::Port, config: &Config) -> VhostConfig {
         queues: port.queues as u16,
         packed: port.packed,
         slicing: port.slicing,
+        merged: port.merged,
     }
 }
 

@@ -261,6 +261,8 @@ pub struct Port {
     pub packed: bool,
     /// Whether of what the virtual machine sends only the headers are copied when it is fetched; nothing of a TAP device's.
     pub slicing: bool,
+    /// Whether the virtual machine's driver may choose to get TCP segments merged.
+    pub merged: bool,
     /// Names of its security groups; they exist in [`Config::security_groups`]. Empty: everything passes.
     pub security_groups: Vec<String>,
     /// How much may pass.

@@ -236,6 +236,7 @@ fn port(mut s: Section<'_, '_>, workers: usize) -> Port {
         mode: VhostMode::default(),
         packed: false,
         slicing: false,
+        merged: false,
         limits,
         security_groups,
     };
@@ -254,6 +255,7 @@ fn machine(s: &mut Section<'_, '_>, port: &mut Port) {
     port.mode = s.choice("mode", &[("server", VhostMode::Server), ("client", VhostMode::Client)]);
     port.packed = s.optional("packed").unwrap_or(true);
     port.slicing = s.optional("slicing").unwrap_or(true);
+    port.merged = s.optional("merged").unwrap_or(true);
     port.queues = s.int("queues", 1..=MAX_QUEUE_PAIRS, 1) as usize;
 }
 
@@ -266,6 +268,7 @@ fn container(s: &mut Section<'_, '_>, port: &mut Port, workers: usize) {
     }
     port.default_gateway = s.optional("default_gateway");
     s.refuse("slicing", "only with kind = \"vhost-user\": a TAP device hands over whole packets; remove it");
+    s.refuse("merged", "only with kind = \"vhost-user\": a TAP device always gets merged segments; remove it");
     port.queues = s.int("queues", 1..=MAX_WORKERS as u64, workers as u64) as usize;
 }
 

@@ -107,6 +107,7 @@ impl Machine {
             queues: 2,
             packed: true,
             slicing: true,
+            merged: false,
             record: Some(directory.path().join("record")),
             message_rate: 0,
         };

@@ -71,6 +71,7 @@ fn config(socket: &Path, mode: Mode) -> VhostConfig {
         queues: 1,
         packed: true,
         slicing: true,
+        merged: false,
         record: None,
         message_rate: 0,
     }

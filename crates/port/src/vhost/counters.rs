@@ -40,6 +40,8 @@ pub struct VhostCounters {
     pub(crate) tx_bad_chain_packets: [u64; BadChain::NAMES.len()],
     /// Packets whose buffer the guest had used for something else before it got it back.
     pub tx_reused_buffer_packets: u64,
+    /// Packets that were moved out of a ring whose buffers go back in order, because others waited behind them.
+    pub tx_moved_packets: u64,
     /// Notifications of completed transmissions.
     pub tx_notifications: u64,
     /// Descriptors read of buffers for the guest to receive in, those of refused ones included.
@@ -48,6 +50,10 @@ pub struct VhostCounters {
     pub rx_packets: u64,
     /// Bytes of these.
     pub rx_bytes: u64,
+    /// Frames that were merged, in these.
+    pub rx_merged_frames: u64,
+    /// Frames that had to wait for the guest's buffers when they were to be shown.
+    pub rx_postponed_frames: u64,
     /// Receive buffers that they took.
     pub rx_buffers: u64,
     /// Notifications of received packets.
@@ -96,9 +102,12 @@ impl VhostCounters {
             tx_bad_buffer_packets,
             tx_bad_chain_packets,
             tx_reused_buffer_packets,
+            tx_moved_packets,
             tx_notifications,
             rx_packets,
             rx_bytes,
+            rx_merged_frames,
+            rx_postponed_frames,
             rx_buffers,
             rx_notifications,
             rx_no_buffer_frames,
@@ -115,9 +124,12 @@ impl VhostCounters {
             (&mut self.tx_bytes, tx_bytes),
             (&mut self.tx_bad_buffer_packets, tx_bad_buffer_packets),
             (&mut self.tx_reused_buffer_packets, tx_reused_buffer_packets),
+            (&mut self.tx_moved_packets, tx_moved_packets),
             (&mut self.tx_notifications, tx_notifications),
             (&mut self.rx_packets, rx_packets),
             (&mut self.rx_bytes, rx_bytes),
+            (&mut self.rx_merged_frames, rx_merged_frames),
+            (&mut self.rx_postponed_frames, rx_postponed_frames),
             (&mut self.rx_buffers, rx_buffers),
             (&mut self.rx_notifications, rx_notifications),
             (&mut self.rx_no_buffer_frames, rx_no_buffer_frames),
@@ -147,9 +159,12 @@ impl VhostCounters {
             ("tx_bytes", self.tx_bytes),
             ("tx_bad_buffer_packets", self.tx_bad_buffer_packets),
             ("tx_reused_buffer_packets", self.tx_reused_buffer_packets),
+            ("tx_moved_packets", self.tx_moved_packets),
             ("tx_notifications", self.tx_notifications),
             ("rx_packets", self.rx_packets),
             ("rx_bytes", self.rx_bytes),
+            ("rx_merged_frames", self.rx_merged_frames),
+            ("rx_postponed_frames", self.rx_postponed_frames),
             ("rx_buffers", self.rx_buffers),
             ("rx_notifications", self.rx_notifications),
             ("rx_no_buffer_frames", self.rx_no_buffer_frames),

@@ -453,6 +453,7 @@ impl VhostDevice {
             slicing: self.config.slicing,
             mergeable: self.features.mergeable(),
             guest_checksum: self.features.guest_checksum(),
+            merged: self.features.merged(),
             max_frame: usize::from(self.config.mtu) + ETHERNET,
             ends,
         });

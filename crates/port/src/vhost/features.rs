@@ -6,6 +6,8 @@ const NET_CSUM: u32 = 0;
 const NET_GUEST_CSUM: u32 = 1;
 const NET_MTU: u32 = 3;
 const NET_MAC: u32 = 5;
+const NET_GUEST_TSO4: u32 = 7;
+const NET_GUEST_TSO6: u32 = 8;
 const NET_HOST_TSO4: u32 = 11;
 const NET_HOST_TSO6: u32 = 12;
 const NET_HOST_ECN: u32 = 13;
@@ -45,7 +47,8 @@ pub(super) struct Features(pub(super) u64);
 impl Features {
     /// What the guest's driver may choose from.
     pub(super) fn offered(config: &VhostConfig) -> Features {
-        Features(ALWAYS.0 | u64::from(config.packed) << RING_PACKED | u64::from(config.queues > 1) << NET_MQ)
+        let merged = u64::from(config.merged) * (1 << NET_GUEST_TSO4 | 1 << NET_GUEST_TSO6);
+        Features(ALWAYS.0 | merged | u64::from(config.packed) << RING_PACKED | u64::from(config.queues > 1) << NET_MQ)
     }
 
     pub(super) fn packed(self) -> bool {
@@ -66,6 +69,11 @@ impl Features {
 
     pub(super) fn guest_checksum(self) -> bool {
         self.has(NET_GUEST_CSUM)
+    }
+
+    /// The guest takes TCP segments that were merged, of both kinds of IP.
+    pub(super) fn merged(self) -> bool {
+        self.has(NET_GUEST_TSO4) && self.has(NET_GUEST_TSO6)
     }
 
     /// Whether rings are enabled by message, and not by their kick.

@@ -52,6 +52,7 @@ fn config(socket: &Path) -> VhostConfig {
         queues: 2,
         packed: true,
         slicing: true,
+        merged: false,
         record: None,
         message_rate: 0,
     }

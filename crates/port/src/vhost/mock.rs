@@ -48,6 +48,7 @@ pub(super) struct Guest {
     pub(super) ends: Arc<Ends>,
     /// Whether the device has to give transmit buffers back in order.
     pub(super) in_order: bool,
+    pub(super) merged: bool,
     /// Whether the device leaves all but the heads of packets in memory.
     pub(super) slicing: bool,
     /// Where buffers are, and the next free byte for one.
@@ -94,7 +95,19 @@ impl Guest {
         let tx = Side::new(&memory, kind, GUEST + (2 << 20));
         let buffers = GUEST + (4 << 20)..GUEST + MEMORY;
         let free = buffers.start;
-        Guest { kind, file, rx, tx, memory, ends: Arc::default(), in_order: false, slicing: true, buffers, free }
+        Guest {
+            kind,
+            file,
+            rx,
+            tx,
+            memory,
+            ends: Arc::default(),
+            in_order: false,
+            merged: false,
+            slicing: true,
+            buffers,
+            free,
+        }
     }
 
     /// Another queue pair of the same guest.
@@ -110,6 +123,7 @@ impl Guest {
             memory: Arc::clone(&self.memory),
             ends: Arc::default(),
             in_order: self.in_order,
+            merged: self.merged,
             slicing: self.slicing,
             free: buffers.start,
             buffers,
@@ -132,6 +146,7 @@ impl Guest {
             slicing: self.slicing,
             mergeable: self.kind.mergeable,
             guest_checksum: true,
+            merged: self.merged,
             max_frame: 9018,
             ends: Arc::clone(&self.ends),
         })

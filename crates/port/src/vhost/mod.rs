@@ -34,6 +34,9 @@ mod message_tests;
 mod messages;
 #[cfg(test)]
 mod mock;
+mod moved;
+#[cfg(test)]
+mod moved_tests;
 mod mutation;
 mod owner;
 mod pace;
@@ -51,6 +54,7 @@ mod ring;
 mod server;
 mod socket;
 mod split;
+mod staging;
 #[cfg(test)]
 mod tests;
 mod transmit;
@@ -91,6 +95,8 @@ pub struct VhostConfig {
     /// Whether of what the guest sends only the head is copied when it is fetched (SIGCOMM'24, section 5.2); otherwise all
     /// of it is, and a driver may use its buffers before it has got them back.
     pub slicing: bool,
+    /// Whether TCP segments are merged for a driver that takes large packets.
+    pub merged: bool,
     /// Where to note what is in flight for a front-end that does not keep that itself; `None`: nowhere, and a guest of
     /// such a front-end does not survive that this process is killed.
     pub record: Option<PathBuf>,

@@ -13,6 +13,7 @@ use super::packed::Packed;
 use super::receive::Receive;
 use super::ring::{Broken, Ring, RingSpec};
 use super::split::Split;
+use super::staging::Staging;
 use super::transmit::{Buffers, Transmit};
 use crate::guest::{GuestPort, PlaceError, PolledPort, RxHandle, TxFrame, TxHandle};
 
@@ -32,6 +33,8 @@ pub(crate) struct QueueSpec {
     pub(crate) slicing: bool,
     pub(crate) mergeable: bool,
     pub(crate) guest_checksum: bool,
+    /// The guest takes merged segments.
+    pub(crate) merged: bool,
     /// Longest frame for the guest, bytes.
     pub(crate) max_frame: usize,
     /// Where to leave the ends.
@@ -100,6 +103,8 @@ pub(crate) fn named(queue: &impl GuestQueue) -> Vec<(String, u64)> {
 #[derive(Debug)]
 struct Queue<R: Ring> {
     receive: Receive<R>,
+    /// Where frames wait for the others that they are merged with, if the guest takes that.
+    staging: Option<Staging>,
     transmit: Transmit<R>,
     kick: Arc<OwnedFd>,
     broken: Option<Broken>,
@@ -112,7 +117,10 @@ impl<R: Ring> Queue<R> {
         let mut receive = R::open(&spec.memory, spec.receive)?;
         // Whoever sends comes again; nobody has to be told that there is room.
         receive.ask_for_silence();
+        let merges = spec.merged && spec.mergeable && spec.guest_checksum;
+        let buffers = receive.size().get();
         Some(Queue {
+            staging: merges.then(|| Staging::new(buffers, spec.max_frame)),
             receive: Receive::new(receive, spec.mergeable, spec.guest_checksum, spec.max_frame),
             transmit: Transmit::new(R::open(&spec.memory, spec.transmit)?, spec.in_order, spec.slicing),
             kick: spec.kick,
@@ -120,6 +128,13 @@ impl<R: Ring> Queue<R> {
             counters: VhostCounters::default(),
             ends: spec.ends,
         })
+    }
+
+    /// Tells the operator, once, that the receive ring is out of use.
+    fn tell_broken(&self, before: Option<Broken>) {
+        if let (None, Some(broken)) = (before, self.receive.broken()) {
+            tracing::warn!(%broken, "a guest's receive ring is out of use until its driver starts anew");
+        }
     }
 
     /// Ends both rings if the memory that they are in was found to have gone.
@@ -154,6 +169,9 @@ impl<R: Ring> Drop for Queue<R> {
     fn drop(&mut self) {
         if self.ends.has_faulted() {
             return;
+        }
+        if let Some(staging) = &mut self.staging {
+            staging.flush(&mut self.receive, &mut self.counters);
         }
         self.transmit.complete_all();
         self.receive.give_back_all();
@@ -219,24 +237,42 @@ impl<R: Ring> GuestPort for Queue<R> {
     }
 
     fn place(&mut self, frame: &[u8], checksum_valid: bool) -> Result<RxHandle, PlaceError> {
+        if let Some(staging) = &mut self.staging {
+            return staging.place(frame, checksum_valid, &mut self.counters);
+        }
         let was_broken = self.receive.broken();
         let placed = self.receive.place(frame, checksum_valid, &mut self.counters);
-        if let (None, Some(broken)) = (was_broken, self.receive.broken()) {
-            tracing::warn!(%broken, "a guest's receive ring is out of use until its driver starts anew");
-        }
+        self.tell_broken(was_broken);
         placed
     }
 
     fn publish(&mut self, handle: RxHandle) {
-        self.receive.publish(handle, &mut self.counters);
+        let was_broken = self.receive.broken();
+        match &mut self.staging {
+            Some(staging) => staging.publish(handle, &mut self.receive, &mut self.counters),
+            None => self.receive.publish(handle, &mut self.counters),
+        }
+        self.tell_broken(was_broken);
     }
 
     fn discard(&mut self, handle: RxHandle) {
-        self.receive.discard(handle, &mut self.counters);
+        match &mut self.staging {
+            Some(staging) => staging.discard(handle, &mut self.counters),
+            None => self.receive.discard(handle, &mut self.counters),
+        }
+    }
+
+    fn has_postponed(&self) -> bool {
+        self.staging.as_ref().is_some_and(Staging::has_waiting)
     }
 
     fn notify(&mut self) -> io::Result<()> {
         self.check_memory();
+        if let Some(staging) = &mut self.staging {
+            let was_broken = self.receive.broken();
+            staging.flush(&mut self.receive, &mut self.counters);
+            self.tell_broken(was_broken);
+        }
         self.counters.rx_notifications += u64::from(self.receive.ring.show());
         Ok(())
     }
@@ -247,18 +283,26 @@ impl<R: Ring> GuestPort for Queue<R> {
         self.ends.fault();
     }
 
+    fn relieve(&mut self) {
+        self.transmit.relieve(&mut self.counters);
+        if self.transmit.ring.has_unshown() {
+            self.flush();
+        }
+    }
+
     fn tx_capacity(&self) -> u32 {
-        u32::from(self.transmit.ring.size().get())
+        self.transmit.capacity()
     }
 
     fn rx_capacity(&self) -> u32 {
-        u32::from(self.receive.ring.size().get())
+        let buffers = u32::from(self.receive.ring.size().get());
+        self.staging.as_ref().map_or(buffers, Staging::capacity)
     }
 
     /// Half of the ring: the other half is with the guest, which has yet to offer it anew. A packet that finds no buffer
     /// looks lost to its sender.
     fn receive_window(&self) -> u32 {
-        (u32::from(self.receive.ring.size().get()) / 2).max(1)
+        (self.rx_capacity() / 2).max(1)
     }
 
     fn tx_free(&self) -> u32 {

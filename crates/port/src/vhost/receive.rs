@@ -6,6 +6,7 @@ use bifrost_wire::virtio_net;
 use super::counters::VhostCounters;
 use super::credit::{self, Credit, PACKET_WORK};
 use super::index::{Index, Table};
+use super::memory::Memory;
 use super::mutation::mutated;
 use super::ring::{BadChain, Broken, Piece, Ring, Want};
 use super::transmit::HEADER;
@@ -13,6 +14,67 @@ use crate::guest::{PlaceError, RxHandle};
 
 /// Longest receive buffer that is made use of.
 const LIMIT: u32 = 1 << 20;
+
+/// A packet that is not one frame as it came: its virtio header, and its bytes in pieces.
+#[derive(Debug)]
+pub(super) struct Source<'a> {
+    virtio: virtio_net::Header,
+    pieces: &'a [&'a [u8]],
+    len: usize,
+}
+
+/// What the virtio header says.
+#[derive(Clone, Copy)]
+enum Head {
+    /// Of one frame as it came: nothing but whether its checksum was verified.
+    Frame {
+        verified: bool,
+    },
+    Of(virtio_net::Header),
+}
+
+/// What is written into buffers.
+trait Bytes {
+    fn len(&self) -> usize;
+    /// Writes bytes `from..to` to the guest's memory.
+    fn write(&self, memory: &Memory, at: u64, from: usize, to: usize);
+}
+
+impl Bytes for [u8] {
+    fn len(&self) -> usize {
+        <[u8]>::len(self)
+    }
+
+    #[inline]
+    fn write(&self, memory: &Memory, at: u64, from: usize, to: usize) {
+        memory.write(at, &self[from..to]);
+    }
+}
+
+impl<'a> Source<'a> {
+    pub(super) fn new(virtio: virtio_net::Header, pieces: &'a [&'a [u8]]) -> Self {
+        Source { virtio, len: pieces.iter().map(|piece| piece.len()).sum(), pieces }
+    }
+}
+
+impl Bytes for Source<'_> {
+    fn len(&self) -> usize {
+        self.len
+    }
+
+    fn write(&self, memory: &Memory, mut at: u64, mut from: usize, to: usize) {
+        let mut start = 0;
+        for piece in self.pieces {
+            let end = start + piece.len();
+            if from < end && from < to {
+                let part = &piece[from - start..to.min(end) - start];
+                memory.write(at, part);
+                (at, from) = (at + part.len() as u64, from + part.len());
+            }
+            start = end;
+        }
+    }
+}
 
 /// The receive queue of one queue pair. A handle is the number of the packet's first buffer.
 #[derive(Debug)]
@@ -87,6 +149,25 @@ impl<R: Ring> Receive<R> {
             counters.rx_too_large_frames += 1;
             return Err(PlaceError::TooLarge);
         }
+        self.place_bytes(frame, Head::Frame { verified: checksum_valid && self.guest_checksum }, counters)
+    }
+
+    /// Writes a packet that was put together into the next free buffers.
+    pub(super) fn place_from(
+        &mut self,
+        source: &Source<'_>,
+        counters: &mut VhostCounters,
+    ) -> Result<RxHandle, PlaceError> {
+        self.place_bytes(source, Head::Of(source.virtio), counters)
+    }
+
+    #[inline]
+    fn place_bytes<B: Bytes + ?Sized>(
+        &mut self,
+        frame: &B,
+        virtio: Head,
+        counters: &mut VhostCounters,
+    ) -> Result<RxHandle, PlaceError> {
         let (mut written, total) = (0, HEADER + frame.len());
         let (mut work, mut refused) = (0, false);
         while written < total {
@@ -125,7 +206,7 @@ impl<R: Ring> Receive<R> {
         }
         self.link();
         let first = self.taken[0];
-        if !self.write_header(checksum_valid && self.guest_checksum) {
+        if !self.write_header(virtio) {
             return Err(self.give_up(PlaceError::NoBuffer, counters));
         }
         self.taken.clear();
@@ -274,13 +355,14 @@ impl<R: Ring> Receive<R> {
     }
 
     /// Writes bytes `from..from + len` of header and frame to the pieces; the header is written last, when it is known.
-    fn fill(&self, from: usize, len: usize, frame: &[u8]) {
+    #[inline]
+    fn fill<B: Bytes + ?Sized>(&self, from: usize, len: usize, frame: &B) {
         let (mut at, end) = (from, from + len);
         for piece in &self.pieces {
             let next = (at + piece.len as usize).min(end);
             let skip = HEADER.saturating_sub(at).min(next - at);
             if at + skip < next {
-                self.ring.memory().write(piece.guest + skip as u64, &frame[at + skip - HEADER..next - HEADER]);
+                frame.write(self.ring.memory(), piece.guest + skip as u64, at + skip - HEADER, next - HEADER);
             }
             at = next;
         }
@@ -296,16 +378,20 @@ impl<R: Ring> Receive<R> {
     }
 
     /// The header lies in the first buffer: its pieces were noted if others came after.
-    fn write_header(&mut self, verified: bool) -> bool {
-        let mut bytes = self.headers[usize::from(verified)];
-        let mut pieces = &self.pieces;
-        if self.taken.len() > 1 {
-            let flags = if verified { virtio_net::F_DATA_VALID } else { 0 };
-            bytes = virtio_net::Header { flags, num_buffers: self.taken.len() as u16, ..Default::default() }.emit();
-            pieces = &self.header;
-        } else if let [only] = &self.pieces[..] {
-            return self.ring.memory().write(only.guest, &self.headers[usize::from(verified)]);
-        }
+    fn write_header(&mut self, virtio: Head) -> bool {
+        let several = self.taken.len() > 1;
+        let virtio = match (virtio, &self.pieces[..]) {
+            (Head::Frame { verified }, [only]) if !several => {
+                return self.ring.memory().write(only.guest, &self.headers[usize::from(verified)]);
+            }
+            (Head::Frame { verified }, _) => {
+                let flags = if verified { virtio_net::F_DATA_VALID } else { 0 };
+                virtio_net::Header { flags, ..Default::default() }
+            }
+            (Head::Of(virtio), _) => virtio,
+        };
+        let bytes = virtio_net::Header { num_buffers: self.taken.len() as u16, ..virtio }.emit();
+        let pieces = if several { &self.header } else { &self.pieces };
         let mut done = 0;
         for piece in pieces {
             let take = (piece.len as usize).min(HEADER - done);

@@ -1,0 +1,179 @@
+//! Receiving for a guest that takes merged segments (`VIRTIO_NET_F_GUEST_TSO4` and `6`, with mergeable buffers).
+//!
+//! Which segments become one packet is known when they are shown, and a packet's payload lies in its buffers without gaps. So frames for
+//! such a guest are placed here, as for a TAP device, and written to its memory when they are shown: one copy more, and a guest whose
+//! kernel works on one packet where there were up to 64.
+
+use std::collections::VecDeque;
+
+use bifrost_nic::{Merged, Merger};
+
+use super::counters::VhostCounters;
+use super::receive::{Receive, Source};
+use super::ring::Ring;
+use crate::guest::{PlaceError, RxHandle};
+use crate::pool::Pool;
+
+/// Most frames that are placed and not shown.
+const MOST_SLOTS: u32 = 4096;
+
+/// Frames between arrival and the guest's memory. A handle is the number of a frame's slot.
+#[derive(Debug)]
+pub(super) struct Staging {
+    slots: Pool,
+    /// By slot, as far as they were ever used.
+    placed: Vec<Placed>,
+    merger: Merger,
+    /// Frames for which the guest had no buffers when they were to be shown, oldest first. They are shown one by one.
+    waiting: VecDeque<u32>,
+    /// Scratch: slots that are free again.
+    done: Vec<u32>,
+    max_frame: usize,
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+struct Placed {
+    len: u32,
+    checksum_valid: bool,
+    published: bool,
+}
+
+impl Staging {
+    /// For a ring of so many buffers and frames of at most `max_frame` bytes.
+    pub(super) fn new(buffers: u16, max_frame: usize) -> Self {
+        Staging {
+            slots: Pool::new(u32::from(buffers).min(MOST_SLOTS), max_frame.next_multiple_of(64)),
+            placed: Vec::new(),
+            merger: Merger::new(),
+            waiting: VecDeque::new(),
+            done: Vec::new(),
+            max_frame,
+        }
+    }
+
+    /// Keeps a frame.
+    pub(super) fn place(
+        &mut self,
+        frame: &[u8],
+        checksum_valid: bool,
+        counters: &mut VhostCounters,
+    ) -> Result<RxHandle, PlaceError> {
+        if frame.len() > self.max_frame {
+            counters.rx_too_large_frames += 1;
+            return Err(PlaceError::TooLarge);
+        }
+        let Some(slot) = self.slots.take() else {
+            counters.rx_no_buffer_frames += 1;
+            return Err(PlaceError::NoBuffer);
+        };
+        self.slots.bytes_mut(slot)[..frame.len()].copy_from_slice(frame);
+        if self.placed.len() <= slot as usize {
+            self.placed.resize(slot as usize + 1, Placed::default());
+        }
+        self.placed[slot as usize] = Placed { len: frame.len() as u32, checksum_valid, published: false };
+        Ok(RxHandle(slot))
+    }
+
+    /// Shows a frame next: with those before it, if they are one packet.
+    pub(super) fn publish<R: Ring>(
+        &mut self,
+        handle: RxHandle,
+        receive: &mut Receive<R>,
+        counters: &mut VhostCounters,
+    ) {
+        let slot = handle.0;
+        if !self.slots.is_taken(slot) || self.placed[slot as usize].published {
+            return;
+        }
+        let Self { slots, placed, merger, waiting, done, .. } = self;
+        let frame = &mut placed[slot as usize];
+        frame.published = true;
+        let (len, valid) = (frame.len as usize, frame.checksum_valid);
+        merger.push(slot, &slots.bytes(slot)[..len], valid, &mut |packet| {
+            show(&packet, slots, waiting, done, receive, counters);
+        });
+        self.free();
+    }
+
+    /// The end of a batch: nothing waits for others any more, and what waited for buffers is tried again.
+    pub(super) fn flush<R: Ring>(&mut self, receive: &mut Receive<R>, counters: &mut VhostCounters) {
+        let Self { slots, placed, merger, waiting, done, .. } = self;
+        while let Some(&slot) = waiting.front() {
+            let Placed { len, checksum_valid, .. } = placed[slot as usize];
+            match receive.place(&slots.bytes(slot)[..len as usize], checksum_valid, counters) {
+                Ok(handle) => receive.publish(handle, counters),
+                Err(PlaceError::NoBuffer) => break,
+                // Counted; the guest has no buffer that it fits into.
+                Err(PlaceError::TooLarge) => {}
+            }
+            done.push(slot);
+            waiting.pop_front();
+        }
+        merger.flush(&mut |packet| show(&packet, slots, waiting, done, receive, counters));
+        self.free();
+    }
+
+    /// Throws a frame away.
+    pub(super) fn discard(&mut self, handle: RxHandle, counters: &mut VhostCounters) {
+        let published = self.placed.get(handle.0 as usize).is_some_and(|placed| placed.published);
+        if !published && self.slots.put(handle.0) {
+            counters.rx_discarded_frames += 1;
+        }
+    }
+
+    /// Whether packets wait for the guest's buffers.
+    pub(super) fn has_waiting(&self) -> bool {
+        !self.waiting.is_empty()
+    }
+
+    /// Frames that can be placed and not shown.
+    pub(super) fn capacity(&self) -> u32 {
+        self.slots.capacity()
+    }
+
+    fn free(&mut self) {
+        for slot in self.done.drain(..) {
+            self.slots.put(slot);
+        }
+    }
+}
+
+/// Writes a packet to the guest's memory, or keeps its frames until there are buffers, behind those that wait for the same.
+fn show<R: Ring>(
+    packet: &Merged<'_>,
+    slots: &Pool,
+    waiting: &mut VecDeque<u32>,
+    done: &mut Vec<u32>,
+    receive: &mut Receive<R>,
+    counters: &mut VhostCounters,
+) {
+    let names = packet.parts.iter().map(|part| part.buffer);
+    if waiting.is_empty() && write(packet, slots, receive, counters) {
+        return done.extend(names);
+    }
+    // Its ring may never have room for all of a large packet at once.
+    counters.rx_postponed_frames += packet.parts.len() as u64;
+    waiting.extend(names);
+}
+
+/// Whether a packet is in the guest's memory.
+fn write<R: Ring>(packet: &Merged<'_>, slots: &Pool, receive: &mut Receive<R>, counters: &mut VhostCounters) -> bool {
+    let mut pieces = [&[][..]; 1 + Merger::MAX_PARTS];
+    pieces[0] = packet.header;
+    for (piece, part) in pieces[1..].iter_mut().zip(packet.parts) {
+        *piece = &slots.bytes(part.buffer)[part.offset as usize..][..part.len as usize];
+    }
+    let frames = packet.parts.len();
+    let Ok(handle) = receive.place_from(&Source::new(packet.virtio, &pieces[..=frames]), counters) else {
+        return false;
+    };
+    if frames > 1 {
+        counters.rx_merged_frames += frames as u64;
+    }
+    receive.publish(handle, counters);
+    true
+}
+
+#[cfg(test)]
+#[path = "staging_tests.rs"]
+mod tests;
