@@ -75,6 +75,7 @@ fn of_port(port: &PortView, device: &str) -> Vec<(String, u64)> {
         ("port.crowded_out_packets", port.crowded_out_packets),
         ("port.undecided_packets", port.waiting_packets.0),
         ("port.blocked_packets", port.waiting_packets.1),
+        ("port.blocked_destinations", port.waiting_destinations),
     ]
     .into_iter()
     .map(|(name, value)| (name.to_owned(), value))

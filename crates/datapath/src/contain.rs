@@ -177,7 +177,7 @@ impl<P: GuestPort> Core<P> {
             port.tx_packets.saturating_sub(decided + way.fault_dropped_packets + way.faulted_packets).min(1);
         way.faulted_packets += at_switch;
         let passed = way.accepted_packets + way.plain_packets + way.local_packets + way.unsegmentable_packets;
-        let gone = way.gone_decided_packets + way.faulted_decided_packets + waiting;
+        let gone = way.gone_decided_packets + way.faulted_decided_packets + way.window_full_packets + waiting;
         let behind = routed.saturating_sub(passed + gone + way.decided_again_packets).min(1);
         way.faulted_decided_packets += behind;
         let counted = port.tx_packets + way.malformed_packets + undecided + way.gone_undecided_packets;
@@ -203,7 +203,7 @@ impl<P: GuestPort> Core<P> {
             port.complete(handle);
         }
         for port in self.ports.iter_mut().flatten() {
-            port.unfinished |= !port.backlog.is_empty() && port.blocked.is_none();
+            port.unfinished |= !port.backlog.is_empty();
         }
     }
 
@@ -221,7 +221,7 @@ impl<P: GuestPort> Core<P> {
 impl<P: GuestPort> Port<P> {
     /// Puts another device behind the port and returns the one that was there. What went through that one is forgotten.
     pub(crate) fn exchange(&mut self, device: P) -> P {
-        self.held = vec![None; device.tx_capacity() as usize];
+        self.held = Vec::new();
         self.forget_waiting();
         self.held_back_until = None;
         (self.readable, self.watched, self.failed) = (true, true, false);

@@ -71,6 +71,8 @@ pub struct Core<P> {
     /// What the headers of a guest's next frames say.
     pub(crate) parsed: Vec<Result<Parsed, Malformed>>,
     pub(crate) scratch: Vec<u8>,
+    /// A frame whose congestion marks are other ones than when it was sent.
+    pub(crate) remarked: Vec<u8>,
     pub(crate) faults: Faults,
     pub(crate) delayed: Delayed,
     pub(crate) counters: Counters,
@@ -114,6 +116,7 @@ impl<P: GuestPort> Core<P> {
             frames: Vec::with_capacity(256),
             parsed: Vec::with_capacity(VECTOR),
             scratch: Vec::with_capacity(2048),
+            remarked: Vec::new(),
             faults: Faults::new(u64::from(salt)),
             delayed: Delayed::default(),
             counters: Counters::default(),
@@ -226,7 +229,8 @@ impl<P: GuestPort> Core<P> {
     pub fn next_deadline(&self) -> Option<Time> {
         let postponed = self.ports.iter().flatten().any(|p| p.dirty).then(|| self.now.after(POSTPONED_NS));
         let held_back = if self.has_limits { self.next_of_held_back() } else { None };
-        [self.engine.next_timeout(), self.delayed.next(), postponed, held_back, self.next_rested()]
+        let held = self.ports.iter().flatten().filter_map(|p| p.waiting.held_until(self.now)).min();
+        [self.engine.next_timeout(), self.delayed.next(), postponed, held_back, held, self.next_rested()]
             .into_iter()
             .flatten()
             .min()
@@ -265,14 +269,10 @@ impl<P: GuestPort> Core<P> {
         }
     }
 
-    /// A peer is gone: what waits to leave for it is to be decided anew.
+    /// A peer is gone: what waits to leave for it is to be decided about once more.
     pub(crate) fn forget_departures(&mut self, peer: u16) {
-        for port in self.ports.iter_mut().flatten().filter(|p| p.blocked.is_some_and(|d| d.peer == peer)) {
-            port.blocked = None;
-            port.way.decided_again_packets += 1;
-            if let Some(first) = port.backlog.front() {
-                port.held[first.handle.0 as usize] = None;
-            }
+        for port in self.ports.iter_mut().flatten().filter(|p| !p.waiting.is_empty()) {
+            port.decide_again(|departure| departure.peer == peer);
         }
     }
 
@@ -317,6 +317,12 @@ impl<P: GuestPort> Core<P> {
     /// that is held up by a closed window must not keep the loop awake.
     pub fn is_watched(&self, owner: u16) -> bool {
         self.ports.get(usize::from(owner)).and_then(Option::as_ref).is_some_and(|p| p.watched)
+    }
+
+    /// Fetched packets of a port that wait, whatever for.
+    pub fn waiting_packets(&self, owner: u16) -> u64 {
+        let port = self.ports.get(usize::from(owner)).and_then(Option::as_ref);
+        port.map_or(0, |port| port.backlog.len() as u64 + port.waiting.packets() as u64)
     }
 
     /// The device behind a port.
@@ -393,6 +399,7 @@ impl<P: GuestPort> Core<P> {
             && port.port.tx_free() > 0
             && !port.failed
             && port.held_back_until.is_none()
+            && port.waiting.held_until(self.now).is_none()
             && port.slowness.rests_until.is_none();
         if wanted != port.watched {
             port.watched = wanted;

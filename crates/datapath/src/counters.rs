@@ -37,6 +37,8 @@ pub struct Counters {
     pub malformed_guest_frames: [u64; Malformed::ALL.len()],
     /// Frames in datagrams whose transport checksum is wrong.
     pub bad_checksum_frames: u64,
+    /// Plain VXLAN that met congestion, with a packet inside whose sender would not learn of it (RFC 6040).
+    pub marked_not_ect_packets: u64,
     /// Plain VXLAN frames whose transport checksum is wrong: shown all the same, for the guest is the one to judge.
     pub bad_plain_checksum_frames: u64,
     /// BIFROST packets received that carry no frame: ACKs, probes, SKIPs, set-up, RESETs.
@@ -148,6 +150,8 @@ pub struct WayCounters {
     pub fault_dropped_packets: u64,
     /// For which the switch had a way, and that cannot be segmented.
     pub unsegmentable_packets: u64,
+    /// Dropped: too many waited for a window to the same destination.
+    pub window_full_packets: u64,
     /// Taken by the transport.
     pub accepted_packets: u64,
     /// Left to plain VXLAN.
@@ -178,6 +182,7 @@ impl WayCounters {
             ("malformed_packets", self.malformed_packets),
             ("fault_dropped_packets", self.fault_dropped_packets),
             ("unsegmentable_packets", self.unsegmentable_packets),
+            ("window_full_packets", self.window_full_packets),
             ("accepted_packets", self.accepted_packets),
             ("plain_packets", self.plain_packets),
             ("local_packets", self.local_packets),
@@ -221,6 +226,7 @@ impl Counters {
             ("datapath.bad_plain_checksum_frames", self.bad_plain_checksum_frames),
             ("datapath.bad_guest_checksum_frames", self.bad_guest_checksum_frames),
             ("drop.wrong_vnic_packets", self.wrong_vnic_packets),
+            ("drop.marked_not_ect_packets", self.marked_not_ect_packets),
             ("datapath.control_rx_packets", self.control_rx_packets),
             ("datapath.not_taken_packets", self.not_taken_packets),
             ("datapath.discarded_packets", self.discarded_packets),

@@ -1,5 +1,6 @@
 //! To the underlay: segment, encapsulate, send, release.
 
+use bifrost_nic::ecn::{self, NOT_ECT};
 use bifrost_port::{GuestPort, LaneId, TxHandle, Underlay};
 use bifrost_rte::{Control, ControlOut, DataOut, Output, PlainOut};
 use bifrost_wire::bifrost::{self, Cid, DataHeader, Packet, PathId};
@@ -11,10 +12,6 @@ use crate::core::Core;
 use crate::delayed;
 use crate::fault::Direction;
 use crate::work::Stage as At;
-
-/// ECN codepoints (RFC 3168).
-const NOT_ECT: u8 = 0;
-const ECT_0: u8 = 2;
 
 /// What became of a data packet.
 enum Sent {
@@ -117,7 +114,8 @@ impl<P: GuestPort> Core<P> {
         }
         let held = port.held.get(data.handle as usize)?.as_ref()?;
         let flow = held.flow;
-        let way = Way { lane, ecn: if data.header.ecn { ECT_0 } else { NOT_ECT }, vni, cid, version };
+        let ecn = if data.header.ecn { ecn::outer_of_reliable(held.ecn) } else { NOT_ECT };
+        let way = Way { lane, ecn, vni, cid, version };
         let frame_len = held.segments.len(u16::from(data.segment));
         let joined = self.bundler.push(&mut self.batch, way, DataHeader::LEN + frame_len, |buffer| {
             buffer.extend_from_slice(&data.header.emit());
@@ -162,10 +160,10 @@ impl<P: GuestPort> Core<P> {
     /// One segment as plain VXLAN, and its release.
     pub(crate) fn send_plain<const SEEN: bool>(&mut self, peer: u16, vni: u32, owner: u16, handle: u32, segment: u8) {
         let sent = self.write_plain::<SEEN>(peer, vni, owner, handle, segment);
-        if let Some((path, lane)) = sent {
+        if let Some((path, lane, ecn)) = sent {
             self.counters.plain_tx_packets += 1;
             if !self.faults.is_empty() {
-                self.spoil_last(peer, PathId::masked(path), lane, NOT_ECT);
+                self.spoil_last(peer, PathId::masked(path), lane, ecn);
             }
         } else {
             self.counters.gone_tx_packets += 1;
@@ -220,14 +218,15 @@ impl<P: GuestPort> Core<P> {
         owner: u16,
         handle: u32,
         segment: u8,
-    ) -> Option<(u8, LaneId)> {
+    ) -> Option<(u8, LaneId, u8)> {
         self.work.at(At::Emit, owner);
         let vni = Vni::new(vni)?;
         let port = self.ports.get(usize::from(owner))?.as_ref()?;
         let held = port.held.get(handle as usize)?.as_ref()?;
         let (path, lane, moved) = self.peers.plain_lane(peer, held.flow, &self.engine, self.now)?;
         self.counters.on_plain_path(moved);
-        self.batch.push(lane, NOT_ECT, |buffer| {
+        let ecn = ecn::outer_of_plain(held.ecn);
+        self.batch.push(lane, ecn, |buffer| {
             buffer.extend_from_slice(&vxlan::emit(vni));
             let frame = buffer.len();
             let copy = |from, to, out: &mut Vec<u8>| port.port.copy(TxHandle(handle), from, to, out);
@@ -242,7 +241,7 @@ impl<P: GuestPort> Core<P> {
             let frame = &payload[vxlan::HEADER_LEN..];
             capture.frame(Stage::Post, note, frame, frame.len());
         }
-        Some((path, lane))
+        Some((path, lane, ecn))
     }
 
     /// Applies the paths' faults to the transport's datagrams from `first` on.

@@ -2,7 +2,8 @@
 
 use bifrost_avs::{Action, PortId, Verdict, WorkerId};
 use bifrost_nic::{
-    Checksum, L3, Malformed, Parsed, Segments, TooLarge, open_checksum_is_right, parse, transport_checksum_of_parts,
+    Checksum, L3, Malformed, Parsed, Segments, TooLarge, ecn, open_checksum_is_right, parse,
+    transport_checksum_of_parts,
 };
 use bifrost_port::{GuestPort, PlaceError, TxFrame, Underlay};
 use bifrost_rte::{Admission, Destination, Ordering, Outbound, Output, Time};
@@ -24,6 +25,13 @@ const BATCH_BYTES: usize = 512 << 10;
 enum Done {
     /// The transport or the batch has it, or it is finished.
     Yes,
+    /// It waits for a window, or found no room to wait.
+    Waits,
+}
+
+/// What became of a packet that the switch has decided about.
+enum Offered {
+    Taken,
     /// A window is closed.
     Blocked,
 }
@@ -32,25 +40,34 @@ impl<P: GuestPort> Core<P> {
     /// Fetches from every guest that may have something, within its budget.
     pub(crate) fn fetch_from_guests<const SEEN: bool>(&mut self, underlay: &mut impl Underlay) -> bool {
         let mut busy = false;
-        for owner in 0..self.ports.len() {
+        // Ports whose peers are the same share the windows of paths: another one is first each time.
+        let ports = self.ports.len();
+        let first = self.counters.loops as usize % ports.max(1);
+        for owner in (first..ports).chain(0..first) {
             busy |= self.fetch_from::<SEEN>(owner, underlay);
         }
         busy
     }
 
     fn fetch_from<const SEEN: bool>(&mut self, owner: usize, underlay: &mut impl Underlay) -> bool {
-        let Some(port) = self.ports[owner].as_mut() else { return false };
-        if port.failed || (!port.readable && port.backlog.is_empty()) || port.slowness.rests_until.is_some() {
+        let Some(port) = self.ports[owner].as_ref() else { return false };
+        let has_none = !port.readable && port.backlog.is_empty() && port.waiting.is_empty();
+        if port.failed || has_none || port.slowness.rests_until.is_some() {
             return false;
         }
-        // A closed window stops fetching from this guest and nothing else.
-        let mut busy = false;
-        let fetches = port.backlog.is_empty();
-        if fetches {
+        let mut bytes = 0;
+        let mut busy = !port.waiting.is_empty() && self.send_waiting::<SEEN>(owner as u16, underlay, &mut bytes);
+        let Some(port) = self.ports[owner].as_mut() else { return busy };
+        let is_held = port.waiting.held_until(self.now).is_some();
+        if !port.waiting.is_empty() && !is_held {
+            self.work.at(At::Fetch, port.owner);
+            port.port.relieve();
+        }
+        if port.readable && port.backlog.is_empty() && !is_held {
             let mut budget = port.budget.packets();
             if let Some(limit) = &port.limits.tx {
                 if port.held_back_until.is_some_and(|at| at > self.now) {
-                    return false;
+                    return busy;
                 }
                 match limit.allowance(self.now) {
                     Allowance::Packets(packets) => budget = budget.min(packets),
@@ -59,7 +76,7 @@ impl<P: GuestPort> Core<P> {
                         port.held_back += u64::from(port.held_back_until.is_none());
                         port.held_back_until = Some(at);
                         self.watch(owner);
-                        return false;
+                        return busy;
                     }
                 }
                 port.held_back_until = None;
@@ -81,9 +98,8 @@ impl<P: GuestPort> Core<P> {
             port.way.fetched_packets += self.frames.len() as u64;
             port.backlog.extend(self.frames.drain(..));
         }
-        let mut bytes = 0;
         let mut parsed = std::mem::take(&mut self.parsed);
-        'blocked: while let Some(port) = self.ports[owner].as_mut().filter(|port| !port.backlog.is_empty()) {
+        'enough: while let Some(port) = self.ports[owner].as_mut().filter(|port| !port.backlog.is_empty()) {
             // A vector at a time: what all of its packets need comes into the processor's caches while others are waited for.
             self.work.at(At::Switch, owner as u16);
             parsed.clear();
@@ -91,45 +107,65 @@ impl<P: GuestPort> Core<P> {
             parsed.extend(heads.map(|frame| parse(port.port.bytes(frame.handle).0, frame.len as usize)));
             self.switch.fetch_ahead(PortId(owner as u16), parsed.iter().flatten());
             for parsed in &parsed {
-                let Some(port) = self.ports[owner].as_mut() else { break 'blocked };
-                let Some(frame) = port.backlog.pop_front() else { break };
-                let done = match port.blocked {
-                    // Decided before, and kept back since.
-                    Some(departure) => {
-                        port.blocked = None;
-                        self.hand_to_transport::<SEEN>(owner as u16, frame.handle.0, departure)
-                    }
-                    None => self.on_guest_frame::<SEEN>(owner as u16, frame, parsed),
-                };
-                match done {
-                    Done::Yes => busy = true,
-                    Done::Blocked => {
-                        if let Some(port) = self.ports[owner].as_mut() {
-                            port.backlog.push_front(frame);
-                            // They wait for who knows how long.
-                            let waiting = if fetches { port.backlog.len() } else { 0 };
-                            port.backlog.iter().take(waiting).for_each(|frame| port.port.keep(frame.handle));
-                        }
-                        break 'blocked;
-                    }
-                }
-                if self.out.data.len() * 1024 + self.batch.bytes() > BATCH_BYTES {
-                    self.publish_now::<SEEN>();
-                    self.emit::<SEEN>(underlay);
-                }
-                bytes += frame.len as usize;
                 if bytes > GUEST_BYTES {
-                    break 'blocked;
+                    break 'enough;
                 }
+                let Some(port) = self.ports[owner].as_mut() else { break 'enough };
+                let Some(frame) = port.backlog.pop_front() else { break };
+                let done = self.on_guest_frame::<SEEN>(owner as u16, frame, parsed);
+                busy = true;
+                if let (Done::Yes, Some(port)) = (done, self.ports[owner].as_mut())
+                    && !port.waiting.is_empty()
+                {
+                    port.waiting.passed(self.now);
+                }
+                self.emit_much::<SEEN>(underlay);
+                bytes += frame.len as usize;
             }
         }
         if let Some(port) = self.ports[owner].as_mut() {
-            port.unfinished = bytes > GUEST_BYTES && !port.backlog.is_empty();
+            port.unfinished = bytes > GUEST_BYTES && !(port.backlog.is_empty() && port.waiting.is_empty());
         }
         self.parsed = parsed;
         self.publish_now::<SEEN>();
         self.watch(owner);
         busy
+    }
+
+    /// Sends what waits, as far as windows have opened, the destinations in turn. Returns whether there was anything; `bytes` grows by it.
+    fn send_waiting<const SEEN: bool>(&mut self, owner: u16, underlay: &mut impl Underlay, bytes: &mut usize) -> bool {
+        let (mut busy, mut closed) = (false, 0);
+        while *bytes <= GUEST_BYTES
+            && let Some(port) = self.port_mut(owner)
+            && closed < port.waiting.destinations()
+            && let Some((frame, departure)) = port.waiting.front()
+        {
+            match self.offer::<SEEN>(owner, frame.handle.0, departure) {
+                Offered::Taken => {
+                    (busy, closed) = (true, 0);
+                    *bytes += frame.len as usize;
+                    if let Some(port) = self.port_mut(owner) {
+                        port.waiting.pop(port.port.tx_small_bytes());
+                    }
+                    self.emit_much::<SEEN>(underlay);
+                }
+                Offered::Blocked => {
+                    closed += 1;
+                    if let Some(port) = self.port_mut(owner) {
+                        port.waiting.rotate();
+                    }
+                }
+            }
+        }
+        busy
+    }
+
+    /// Sends in the middle of a turn if much waits to be sent.
+    fn emit_much<const SEEN: bool>(&mut self, underlay: &mut impl Underlay) {
+        if self.out.data.len() * 1024 + self.batch.bytes() > BATCH_BYTES {
+            self.publish_now::<SEEN>();
+            self.emit::<SEEN>(underlay);
+        }
     }
 
     /// Shows what went to other ports of this host, or is the switch's own answer: once for all that was fetched, for each
@@ -230,7 +266,8 @@ impl<P: GuestPort> Core<P> {
         match action {
             Action::Forward { vni, peer, local, remote, reliable, ordering } => {
                 let left = segments.count();
-                port.held[handle as usize] = Some(Held { segments: *segments, rewrite, flow: parsed.flow_hash, left });
+                let ecn = ecn::of(head, parsed);
+                port.hold(handle, Held { segments: *segments, rewrite, flow: parsed.flow_hash, ecn, left });
                 let mut reliable = reliable;
                 if reliable {
                     port.port.keep(frame.handle);
@@ -249,7 +286,7 @@ impl<P: GuestPort> Core<P> {
                     peer,
                     ordering: ordering_of(ordering),
                 });
-                self.hand_to_transport::<SEEN>(owner, handle, Departure { vni: vni.get(), peer: peer.0, reliably })
+                self.hand_to_transport::<SEEN>(owner, frame, Departure { vni: vni.get(), peer: peer.0, reliably })
             }
             Action::Deliver { port: to, worker } => {
                 port.way.local_packets += 1;
@@ -260,11 +297,34 @@ impl<P: GuestPort> Core<P> {
         }
     }
 
-    /// The switch has decided: the transport takes the packet, or it leaves as plain VXLAN, or it waits for a window.
-    fn hand_to_transport<const SEEN: bool>(&mut self, owner: u16, handle: u32, departure: Departure) -> Done {
+    /// The switch has decided: the transport takes the packet, or it leaves as plain VXLAN, or it waits for a window, behind those
+    /// that wait for the same.
+    fn hand_to_transport<const SEEN: bool>(&mut self, owner: u16, frame: TxFrame, departure: Departure) -> Done {
+        let is_behind = self.ports[usize::from(owner)].as_ref().is_some_and(|port| port.waiting.has(&departure));
+        if !is_behind && matches!(self.offer::<SEEN>(owner, frame.handle.0, departure), Offered::Taken) {
+            return Done::Yes;
+        }
+        let Some(port) = self.ports[usize::from(owner)].as_mut() else { return Done::Waits };
+        let room = port.room();
+        if port.waiting.push(self.now, frame, departure, room).is_err() {
+            port.way.window_full_packets += 1;
+            if SEEN && let Some(capture) = &mut self.capture {
+                let note = Note { peer: Some(departure.peer), ..Note::outwards("window_full", owner) };
+                let note = Note { vni: Some(departure.vni), ..note };
+                capture.held(Stage::Drop, note, &port.port, frame.handle, frame.len);
+            }
+            port.held[frame.handle.0 as usize] = None;
+            port.port.refuse(frame.handle);
+            port.completed = true;
+        }
+        Done::Waits
+    }
+
+    /// Offers a packet to the transport.
+    fn offer<const SEEN: bool>(&mut self, owner: u16, handle: u32, departure: Departure) -> Offered {
         self.work.at(At::Transport, owner);
         let held = self.ports[usize::from(owner)].as_ref().and_then(|p| p.held.get(handle as usize).copied().flatten());
-        let Some(held) = held else { return Done::Yes };
+        let Some(held) = held else { return Offered::Taken };
         let count = held.segments.count();
         let admission = departure.reliably.map_or(Admission::Plain, |to| {
             let packet = Outbound { handle, segments: count as u8, flow: held.flow };
@@ -301,14 +361,9 @@ impl<P: GuestPort> Core<P> {
                     self.send_plain::<SEEN>(departure.peer, departure.vni, owner, handle, segment as u8);
                 }
             }
-            Admission::Blocked => {
-                if let Some(port) = self.port_mut(owner) {
-                    port.blocked = Some(departure);
-                }
-                return Done::Blocked;
-            }
+            Admission::Blocked => return Offered::Blocked,
         }
-        Done::Yes
+        Offered::Taken
     }
 
     /// Gives the switch's own answer to the guest that asked.

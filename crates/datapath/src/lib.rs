@@ -38,6 +38,7 @@ mod snapshot;
 pub mod trace;
 mod turn;
 mod underlay;
+mod waiting;
 mod watchdog;
 mod work;
 mod worker;

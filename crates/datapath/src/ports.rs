@@ -13,6 +13,7 @@ use crate::contain::{PortFault, Strikes};
 use crate::counters::WayCounters;
 use crate::limits::Limits;
 use crate::pressure::Load;
+use crate::waiting::{Room, Waiting};
 use crate::watchdog::Slowness;
 
 /// A guest port to be added to a worker.
@@ -47,6 +48,8 @@ pub(crate) struct Held {
     pub(crate) segments: Segments,
     pub(crate) rewrite: Option<Rewrite>,
     pub(crate) flow: u32,
+    /// ECN codepoint of the frame.
+    pub(crate) ecn: u8,
     /// Segments not yet released; 0: the buffer is the guest's.
     pub(crate) left: u16,
 }
@@ -69,14 +72,14 @@ pub(crate) struct Port<P> {
     pub(crate) ordering: Ordering,
     pub(crate) reliable: bool,
     pub(crate) port: P,
-    /// By transmit handle.
+    /// By transmit handle, as far as they were ever used.
     pub(crate) held: Vec<Option<Held>>,
-    /// Fetched packets that a closed window keeps back, oldest first; bounded by the port's buffers.
+    /// Fetched packets that the switch has not been asked about, oldest first; bounded by the port's buffers.
     pub(crate) backlog: VecDeque<TxFrame>,
-    /// Some of them wait for nothing but the next turn.
+    /// Packets that it has decided about, and that wait for a window; bounded by the port's buffers.
+    pub(crate) waiting: Waiting,
+    /// Some of either wait for nothing but the next turn.
     pub(crate) unfinished: bool,
-    /// What the switch decided for the first of them, if it has been asked.
-    pub(crate) blocked: Option<Departure>,
     /// Something may be waiting to be fetched.
     pub(crate) readable: bool,
     pub(crate) budget: Budget,
@@ -126,12 +129,12 @@ impl<P: GuestPort> Port<P> {
             mac: config.mac,
             ordering: config.ordering,
             reliable: config.reliable,
-            held: vec![None; config.port.tx_capacity() as usize],
+            held: Vec::new(),
             port: config.port,
             backlog: VecDeque::new(),
             unfinished: false,
             budget: Budget::default(),
-            blocked: None,
+            waiting: Waiting::default(),
             readable: true,
             watched: false,
             dirty: false,
@@ -170,6 +173,16 @@ impl<P: GuestPort> Port<P> {
         ahead <= quarter && self.hidden + quarter < self.port.rx_capacity()
     }
 
+    /// Remembers a packet that the switch has decided about.
+    #[inline]
+    pub(crate) fn hold(&mut self, handle: u32, held: Held) {
+        let place = handle as usize;
+        if self.held.len() <= place {
+            self.held.resize(place + 1, None);
+        }
+        self.held[place] = Some(held);
+    }
+
     /// One segment of a buffer is done with; the last one gives the buffer back (delayed release).
     pub(crate) fn release(&mut self, handle: u32) {
         let Some(slot) = self.held.get_mut(handle as usize) else { return };
@@ -187,10 +200,28 @@ impl<P: GuestPort> Port<P> {
         self.completed = true;
     }
 
-    /// Fetched packets that wait: those for which the switch has not decided, and whether there is one for which it has.
+    /// Fetched packets that wait: those for which the switch has not decided, and those for which it has.
     pub(crate) fn waiting(&self) -> (u64, u64) {
-        let decided = u64::from(self.blocked.is_some());
-        (self.backlog.len() as u64 - decided.min(self.backlog.len() as u64), decided)
+        (self.backlog.len() as u64, self.waiting.packets() as u64)
+    }
+
+    /// Room for packets that wait for a window.
+    pub(crate) fn room(&self) -> Room {
+        let port = &self.port;
+        Room { small_bytes: port.tx_small_bytes(), packets: port.tx_free(), large: port.tx_free_large() }
+    }
+
+    /// What waits for a chosen destination is to be decided about once more.
+    pub(crate) fn decide_again(&mut self, chosen: impl Fn(&Departure) -> bool) {
+        let mut again = VecDeque::new();
+        self.waiting.take(chosen, |frame| again.push_back(frame));
+        for frame in &again {
+            self.held[frame.handle.0 as usize] = None;
+        }
+        self.way.decided_again_packets += again.len() as u64;
+        again.append(&mut self.backlog);
+        self.backlog = again;
+        self.unfinished |= !self.backlog.is_empty();
     }
 
     /// Forgets what was fetched and waits, and how much is hidden: the device is another one from now on.
@@ -199,7 +230,7 @@ impl<P: GuestPort> Port<P> {
         self.way.gone_undecided_packets += undecided;
         self.way.gone_decided_packets += decided;
         self.backlog.clear();
-        (self.blocked, self.unfinished, self.hidden) = (None, false, 0);
+        (self.waiting, self.unfinished, self.hidden) = (Waiting::default(), false, 0);
     }
 
     /// Packets of the guest that are held.

@@ -65,6 +65,8 @@ pub struct PortView {
     pub way: WayCounters,
     /// Fetched packets for which the switch has not decided, and those that wait for a window, now.
     pub waiting_packets: (u64, u64),
+    /// Destinations for which packets wait for a window, now.
+    pub waiting_destinations: u64,
     /// The guest's packets that are held until they are acknowledged.
     pub held_packets: u64,
     /// How often the guest had to wait because it had sent what it may.
@@ -96,7 +98,7 @@ pub struct PortView {
 }
 
 impl<P: GuestPort> Core<P> {
-    fn drops(&self, owner: u16, beyond: [(&'static str, u64); 3]) -> BTreeMap<String, u64> {
+    fn drops(&self, owner: u16, beyond: [(&'static str, u64); 4]) -> BTreeMap<String, u64> {
         let by_switch = self.switch.port_counters(bifrost_avs::PortId(owner));
         let by_switch = by_switch
             .into_iter()
@@ -143,6 +145,7 @@ impl<P: GuestPort> Core<P> {
             rx_bytes: p.rx_bytes,
             way: p.way,
             waiting_packets: p.waiting(),
+            waiting_destinations: p.waiting.destinations() as u64,
             held_packets: p.held_packets(),
             held_back_times: p.held_back,
             failed: p.failed,
@@ -159,6 +162,7 @@ impl<P: GuestPort> Core<P> {
             drops: self.drops(
                 p.owner,
                 [
+                    ("window_full", p.way.window_full_packets),
                     ("rate_limited", p.rate_limited),
                     ("crowded_out", p.crowded_out),
                     ("slow_port", p.slowness.rest_packets),

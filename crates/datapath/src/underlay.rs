@@ -1,7 +1,8 @@
 //! From the underlay: decapsulate, transport, verify, place.
 
 use bifrost_avs::{Action, DropReason, GATEWAY_MAC, PeerId as SwitchPeer, Verdict as SwitchVerdict};
-use bifrost_nic::{Checksum, Malformed, Offload, Parsed, Segments, copy_of, parse, transport_checksum};
+use bifrost_nic::ecn::{self, CE};
+use bifrost_nic::{Checksum, L3, Malformed, Offload, Parsed, Segments, copy_of, parse, transport_checksum};
 use bifrost_port::{Datagram, GuestPort, PlaceError, Service};
 use bifrost_rte::{Arrival, LocalVnic, Time, Verdict};
 use bifrost_wire::bifrost::{self, Cid, DataHeader, Packet, Setup};
@@ -16,8 +17,6 @@ use crate::work::Stage as At;
 
 /// TTL that every host sends with; what is missing are hops.
 const INITIAL_TTL: u8 = 64;
-/// ECN codepoint "congestion experienced" (RFC 3168).
-const CE: u8 = 3;
 
 impl<P: GuestPort> Core<P> {
     /// A datagram arrived.
@@ -335,12 +334,18 @@ impl<P: GuestPort> Core<P> {
             return;
         }
         self.work.at(At::Place, owner);
-        match port.port.place(frame, checksum == Checksum::Valid) {
+        // A mark on a packet whose guest knows no ECN has been heard: the transport at the sender responds to it (PROTOCOL §13.2).
+        let congestion = marks(frame, &parsed, datagram.ecn).unwrap_or_default();
+        let shown = match congestion {
+            None => frame,
+            Some(ecn) => remark(&mut self.remarked, frame, &parsed, ecn),
+        };
+        match port.port.place(shown, checksum == Checksum::Valid) {
             Ok(handle) => {
                 self.work.at(At::Data, owner);
                 port.hidden += 1;
                 if SEEN && let Some(capture) = &mut self.capture {
-                    capture.placed(seen("shown to the guest"), handle.0, frame);
+                    capture.placed(seen("shown to the guest"), handle.0, shown);
                 }
                 if self.engine.placed(self.now, slot, handle.0, &mut self.out) {
                     port.rx_packets += 1;
@@ -498,16 +503,26 @@ impl<P: GuestPort> Core<P> {
                 return;
             }
         }
+        let Some(congestion) = marks(frame, &parsed, datagram.ecn) else {
+            self.counters.marked_not_ect_packets += 1;
+            return self.see_dropped::<SEEN>(seen("marked_not_ect"), frame);
+        };
         self.counters.plain_rx_packets += 1;
         let checksum = transport_checksum(frame, &parsed);
         if checksum == Checksum::Invalid {
             // Shown all the same: on plain VXLAN the guest is the one to judge.
             self.counters.bad_plain_checksum_frames += 1;
         }
+        let mut remarked = std::mem::take(&mut self.remarked);
+        let frame = match congestion {
+            None => frame,
+            Some(ecn) => remark(&mut remarked, frame, &parsed, ecn),
+        };
         match fragment_to {
             None => self.deliver_plain::<SEEN>(port.0, frame, checksum == Checksum::Valid),
             Some(mtu) => self.deliver_fragments::<SEEN>(port.0, frame, mtu),
         }
+        self.remarked = remarked;
     }
 
     /// Places a frame in fragments that its guest takes.
@@ -551,6 +566,26 @@ impl<P: GuestPort> Core<P> {
         let port = self.ports.get(usize::from(owner))?.as_ref()?;
         Some(LocalVnic { owner, ordering: port.ordering, reliable: port.reliable })
     }
+}
+
+/// What congestion in the underlay changes in a frame (RFC 6040): nothing, or its ECN codepoint. `None`: the frame is to be dropped.
+#[inline(always)]
+fn marks(frame: &[u8], parsed: &Parsed, outer: u8) -> Option<Option<u8>> {
+    // Neither of the others changes anything.
+    if outer != CE && outer != ecn::ECT_1 || !matches!(parsed.kind, L3::V4 | L3::V6) {
+        return Some(None);
+    }
+    let inner = ecn::of(frame, parsed);
+    let merged = ecn::decapsulate(inner, outer)?;
+    Some((merged != inner).then_some(merged))
+}
+
+#[cold]
+fn remark<'a>(room: &'a mut Vec<u8>, frame: &[u8], parsed: &Parsed, ecn: u8) -> &'a [u8] {
+    room.clear();
+    room.extend_from_slice(frame);
+    ecn::set(room, parsed, ecn);
+    room
 }
 
 /// The connection that a packet is addressed to, if there is one.

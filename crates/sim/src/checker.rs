@@ -47,6 +47,11 @@ pub trait Checker {
         let _ = (at, guest, frame, violations);
     }
 
+    /// A guest's frame was dropped before it left: it has to arrive nowhere.
+    fn refused(&mut self, guest: u32, frame: &[u8]) {
+        let _ = (guest, frame);
+    }
+
     /// A host has given a fetched frame's buffer back.
     fn completed(&mut self, at: u64, guest: u32, frame: &[u8], violations: &mut Violations) {
         let _ = (at, guest, frame, violations);

@@ -81,6 +81,8 @@ pub struct SimPort {
     misuses: RefCell<Vec<Misuse>>,
     /// Transmit buffers that were completed since the world last looked.
     completed: Vec<u32>,
+    /// Of these: that were dropped, and never left.
+    refused: Vec<u32>,
     /// Receive buffers in which something was placed since the world last looked.
     placed: Vec<u32>,
     /// Receive buffers that had no room for a frame.
@@ -110,6 +112,7 @@ impl SimPort {
             max_frame,
             misuses: RefCell::default(),
             completed: Vec::new(),
+            refused: Vec::new(),
             placed: Vec::new(),
             no_buffer: 0,
             fetched: Vec::new(),
@@ -171,9 +174,15 @@ impl SimPort {
         Some(result)
     }
 
+    /// Frames that were dropped before they left, since [`settle`](Self::settle) was last called.
+    pub(crate) fn refused(&self) -> impl Iterator<Item = &[u8]> {
+        self.refused.iter().map(|slot| &self.tx[*slot as usize].bytes[..])
+    }
+
     /// Frames that were completed since the last call; their buffers become the guest's now. Returns how many.
     pub(crate) fn settle(&mut self, mut completed: impl FnMut(&[u8])) -> usize {
         let count = self.completed.len();
+        self.refused.clear();
         for slot in self.completed.drain(..) {
             let s = &mut self.tx[slot as usize];
             completed(&s.bytes);
@@ -242,6 +251,7 @@ impl SimPort {
         self.tx_held = 0;
         self.published.clear();
         self.completed.clear();
+        self.refused.clear();
         self.placed.clear();
         self.fetched.clear();
         self.shown.clear();
@@ -294,6 +304,11 @@ impl GuestPort for SimPort {
                 (&[], &[])
             }
         }
+    }
+
+    fn refuse(&mut self, handle: TxHandle) {
+        self.refused.push(handle.0);
+        self.complete(handle);
     }
 
     fn complete(&mut self, handle: TxHandle) {

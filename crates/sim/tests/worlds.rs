@@ -212,3 +212,23 @@ fn a_ring_smaller_than_a_burst_costs_milliseconds_and_no_packet() {
         assert!(report.sent_packets < 15_000, "{ordering}:\n{report}");
     }
 }
+
+/// One guest sends to two others, one of which takes a packet in 200 us: that one's window is closed, and nothing else waits for it.
+#[test]
+fn a_closed_window_holds_up_its_own_destination_alone() {
+    let text = "duration = \"20s\"\nhost = { tx_ring = 1024, rx_ring = 256 }\n[topology]\nkind = \"star\"\nhosts = 3\n\
+                [[workloads]]\nkind = \"packets\"\nfrom = [0]\nto = [1]\npackets = 4000\ngap = \"20us\"\n\
+                [[workloads]]\nkind = \"packets\"\nfrom = [0]\nto = [2]\npackets = 4000\ngap = \"10us\"\n";
+    let report = |fault: &str| {
+        let world = run(&Scenario::parse("text", &format!("{text}{fault}")).expect("scenario"), 1);
+        assert!(world.violations.is_empty(), "{}", Report::of(&world));
+        Report::of(&world)
+    };
+    let (alone, beside) = (report(""), report("[[faults]]\nstall = 2\nreceive_gap = \"200us\"\n"));
+    let [to_one, to_slow] = [0, 1].map(|n| beside.workloads[n].duration_ns);
+    assert!(to_slow > 2 * alone.workloads[1].duration_ns, "the second one is slow: {to_slow} ns\n{beside}");
+    let before = alone.workloads[0].duration_ns;
+    assert!(to_one < before + before / 20, "{to_one} ns, {before} ns without\n{beside}");
+    let [p99, p99_before] = [&beside, &alone].map(|report| report.workloads[0].latency.p99_us);
+    assert!(p99 < p99_before + 100.0, "{p99} us, {p99_before} us without\n{beside}");
+}

@@ -19,7 +19,17 @@ pub(super) const CHAPTER: Chapter = Chapter {
         count("port.malformed_packets", "of these: that cannot be parsed; `malformed.guest_*` says why", ""),
         count("port.fault_dropped_packets", "of these: dropped by an injected fault", ""),
         gauge("port.undecided_packets", "of these: waiting for those before them, and for the switch", ""),
-        gauge("port.blocked_packets", "decided, and waiting for a window; 0 or 1", ""),
+        gauge(
+            "port.blocked_packets",
+            "packets that wait for a window of their destination",
+            "`bifrostctl conns` says whose window is closed, `bifrostctl paths` why",
+        ),
+        gauge("port.blocked_destinations", "destinations that they wait for; each has a queue of its own", ""),
+        drop(
+            "port.window_full_packets",
+            "packets dropped because too many waited for a window of the same destination already",
+            "the guest sends more than the paths to that destination, or its guest, take: `bifrostctl paths`",
+        ),
         count("port.accepted_packets", "packets that the transport took; one to be segmented counts once", ""),
         count("port.plain_packets", "packets left to plain VXLAN", ""),
         count("port.local_packets", "packets given to another port of this host", ""),
@@ -156,6 +166,11 @@ pub(super) const CHAPTER: Chapter = Chapter {
             "is a peer, or one of its addresses, missing in the configuration?",
         ),
         drop("drop.bad_vxlan_packets", "datagrams without a whole VXLAN header", "something else uses these UDP ports"),
+        drop(
+            "drop.marked_not_ect_packets",
+            "plain VXLAN marked by a congested link (ECN CE) with a packet inside that is not ECN-capable (RFC 6040)",
+            "a device marks what is not ECN-capable, instead of dropping it: look for it on the paths",
+        ),
         drop(
             "drop.bad_checksum_frames",
             "frames in datagrams whose transport checksum is wrong; they come again",

@@ -21,8 +21,6 @@ const MOST_SEGMENTS: u32 = 44;
 const WINDOW: u32 = 4096;
 /// Pages of 64 packets that such a window can touch.
 const WINDOW_PAGES: u32 = WINDOW / 64 + 1;
-/// Packets that the data path fetches at once, and keeps while a window is closed.
-const FETCHED: u32 = 128;
 /// Entries of timers for a connection or peer, superseded ones included: some 80 where packets come twice, and 20 ms late.
 const TIMERS: usize = 128;
 
@@ -115,7 +113,8 @@ impl Bounds {
             let own = || self.connections.iter().filter(|c| c.owner == owner);
             let (held, hidden) = port.outstanding();
             let known: u32 = own().map(|c| c.in_flight_packets + c.pending_packets).sum();
-            if held as u32 > known + FETCHED {
+            let known = known + core.waiting_packets(owner) as u32;
+            if held as u32 > known {
                 violations.add(at, Kind::Leak, || {
                     format!("host {host}, port {owner}: {held} buffers held, {known} packets in flight or waiting")
                 });

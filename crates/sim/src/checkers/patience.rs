@@ -133,6 +133,10 @@ impl Checker for Patience {
         self.given_back.add(frame);
     }
 
+    fn refused(&mut self, _: u32, frame: &[u8]) {
+        self.arrived.add(frame);
+    }
+
     fn turned(&mut self, at: u64, host: u32, core: &Core<SimPort>, violations: &mut Violations) {
         let (h, calm) = (host as usize, self.calm.since(at));
         self.reaped |= core.engine().counters().reaped_connections > 0;

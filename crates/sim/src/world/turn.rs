@@ -130,6 +130,10 @@ impl World {
         for (owner, vnic) in (0..).zip(&host.vnics) {
             let Some(port) = core.device_mut(owner) else { continue };
             let guest = &mut self.guests[vnic.guest as usize];
+            port.refused().for_each(|frame| {
+                self.flows.forsake(frame);
+                self.checkers.iter_mut().for_each(|checker| checker.refused(vnic.guest, frame));
+            });
             let completed = port.settle(|frame| {
                 self.flows.completed(at, frame, &mut self.violations);
                 for checker in &mut self.checkers {

@@ -1,0 +1,209 @@
+use bifrost_nic::Offload;
+use bifrost_port::TxHandle;
+use bifrost_rte::{Destination, Ordering, PeerId};
+use proptest::prelude::*;
+
+use super::*;
+
+const SMALL: u32 = 2000;
+const MS: u64 = 1_000_000;
+
+fn to(n: u8) -> Departure {
+    let (local, remote) = (Mac([2, 0, 0, 0, 0, 0]), Mac([2, 0, 0, 0, 1, n]));
+    let to = Destination { vni: 100, owner: 0, local, remote, peer: PeerId(0), ordering: Ordering::Flow };
+    Departure { vni: 100, peer: 0, reliably: Some(to) }
+}
+
+fn frame(handle: u32, len: u32) -> TxFrame {
+    TxFrame { handle: TxHandle(handle), len, offload: Offload::default() }
+}
+
+fn room(packets: u32) -> Room {
+    Room { small_bytes: SMALL, packets, large: packets }
+}
+
+fn destination(departure: &Departure) -> u8 {
+    departure.reliably.expect("reliable").remote.0[5]
+}
+
+/// Handles in the order in which they leave, when all windows are open.
+fn drain(waiting: &mut Waiting) -> Vec<u32> {
+    let mut all = Vec::new();
+    while let Some((frame, _)) = waiting.front() {
+        all.push(frame.handle.0);
+        waiting.pop(SMALL);
+    }
+    all
+}
+
+#[derive(Clone, Debug)]
+enum Step {
+    /// To whom, of what length, with so many free buffers.
+    Push(u8, u32, u32),
+    Pop,
+    Rotate,
+    Take(u8),
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    prop_oneof![
+        4 => (0..6u8, prop_oneof![Just(100u32), Just(60_000)], 0..12u32).prop_map(|(n, len, free)| Step::Push(n, len, free)),
+        3 => Just(Step::Pop),
+        2 => Just(Step::Rotate),
+        1 => (0..6u8).prop_map(Step::Take),
+    ]
+}
+
+proptest! {
+    /// Against one plain list of everything that waits.
+    #[test]
+    fn each_destination_has_a_queue_of_its_own_in_order(steps in prop::collection::vec(step(), 1..200)) {
+        let (mut waiting, mut all, mut handle) = (Waiting::default(), Vec::<(u8, u32, u32)>::new(), 0);
+        for (now, step) in (0..).zip(steps) {
+            match step {
+                Step::Push(n, len, free) => {
+                    handle += 1;
+                    let same = all.iter().filter(|w| w.0 == n);
+                    let large = same.clone().filter(|w| w.2 > SMALL).count() as u32;
+                    let count = same.count() as u32;
+                    let fits = count == 0 || count < free && (len <= SMALL || large < free);
+                    let pushed = waiting.push(Time(now), frame(handle, len), to(n), room(free));
+                    prop_assert_eq!(pushed.is_ok(), fits);
+                    if fits {
+                        all.push((n, handle, len));
+                    }
+                }
+                Step::Pop => {
+                    let front = waiting.front().map(|(frame, to)| (destination(&to), frame.handle.0));
+                    prop_assert_eq!(front.is_none(), all.is_empty());
+                    if let Some((n, handle)) = front {
+                        let first = all.iter().position(|w| w.0 == n).expect("it waits");
+                        prop_assert_eq!(all.remove(first).1, handle);
+                        waiting.pop(SMALL);
+                    }
+                }
+                Step::Rotate => waiting.rotate(),
+                Step::Take(n) => {
+                    let mut taken = Vec::new();
+                    waiting.take(|to| destination(to) == n, |frame| taken.push(frame.handle.0));
+                    let expected: Vec<u32> = all.iter().filter(|w| w.0 == n).map(|w| w.1).collect();
+                    prop_assert_eq!(taken, expected);
+                    all.retain(|w| w.0 != n);
+                }
+            }
+            let mut destinations: Vec<u8> = all.iter().map(|w| w.0).collect();
+            destinations.sort_unstable();
+            destinations.dedup();
+            prop_assert_eq!(waiting.packets(), all.len());
+            prop_assert_eq!(waiting.destinations(), destinations.len());
+            prop_assert!((0..6).all(|n| waiting.has(&to(n)) == destinations.contains(&n)));
+        }
+        let mut left = drain(&mut waiting);
+        left.sort_unstable();
+        prop_assert_eq!(left, { let mut l: Vec<u32> = all.iter().map(|w| w.1).collect(); l.sort_unstable(); l });
+    }
+}
+
+#[test]
+fn destinations_take_turns_by_bytes() {
+    let mut waiting = Waiting::default();
+    for i in 0..4 {
+        waiting.push(Time(0), frame(i, 60_000), to(1), room(1000)).expect("room");
+    }
+    for i in 100..300 {
+        waiting.push(Time(0), frame(i, 1000), to(2), room(1000)).expect("room");
+    }
+    let order = drain(&mut waiting);
+    // Two large packets are more than a turn, and so are 66 small ones.
+    assert_eq!(order[..2], [0, 1]);
+    assert_eq!(order[2..68], (100..166).collect::<Vec<_>>()[..]);
+    assert_eq!(order[68..70], [2, 3]);
+}
+
+#[test]
+fn one_destination_may_have_half_of_the_buffers_and_two_a_third_each() {
+    for destinations in [1u8, 2, 3] {
+        let (mut waiting, mut free) = (Waiting::default(), 300u32);
+        for n in (0..destinations).cycle().take(3000) {
+            // A fetched packet has its buffer already.
+            if waiting.push(Time(0), frame(0, 100), to(n), room(free - 1)).is_ok() {
+                free -= 1;
+            }
+        }
+        let share = 300 / (u32::from(destinations) + 1);
+        assert!(free.abs_diff(share) <= 2, "{destinations} destinations: {free} are free");
+    }
+}
+
+#[test]
+fn there_are_so_many_queues_and_no_more() {
+    let mut waiting = Waiting::default();
+    let far = |n: usize| {
+        let mut to = to((n % 256) as u8);
+        to.peer = (n / 256) as u16;
+        to
+    };
+    for n in 0..MOST_DESTINATIONS {
+        assert_eq!(waiting.push(Time(0), frame(0, 100), far(n), room(10)), Ok(()));
+    }
+    assert_eq!(waiting.push(Time(0), frame(0, 100), far(MOST_DESTINATIONS), room(10)), Err(Full));
+    waiting.pop(SMALL);
+    assert_eq!(waiting.push(Time(0), frame(0, 100), far(MOST_DESTINATIONS), room(10)), Ok(()));
+}
+
+#[test]
+fn what_is_not_reliable_never_waits() {
+    let mut waiting = Waiting::default();
+    let plain = Departure { reliably: None, ..to(1) };
+    assert_eq!(waiting.push(Time(0), frame(0, 100), plain, room(10)), Err(Full));
+    assert!(waiting.is_empty() && waiting.destinations() == 0);
+}
+
+#[test]
+fn a_guest_with_one_destination_is_stopped_for_a_short_time() {
+    let mut waiting = Waiting::default();
+    let fill = |waiting: &mut Waiting, at: u64| {
+        while waiting.packets() < HOLD_PACKETS {
+            waiting.push(Time(at), frame(0, 100), to(1), room(1000)).expect("room");
+        }
+    };
+    fill(&mut waiting, 10 * MS);
+    assert_eq!(waiting.held_until(Time(10 * MS)), Some(Time(15 * MS)));
+    assert_eq!(waiting.held_until(Time(15 * MS)), None, "it may have something for others");
+    // More of the same stops it no longer.
+    waiting.push(Time(16 * MS), frame(0, 100), to(1), room(1000)).expect("room");
+    assert_eq!(waiting.held_until(Time(16 * MS)), None);
+    // The window has opened, and closed once more.
+    waiting.pop(SMALL);
+    waiting.pop(SMALL);
+    assert_eq!(waiting.held_until(Time(16 * MS)), None);
+    fill(&mut waiting, 20 * MS);
+    assert_eq!(waiting.held_until(Time(20 * MS)), Some(Time(25 * MS)));
+    // It has something for others.
+    waiting.passed(Time(21 * MS));
+    assert_eq!(waiting.held_until(Time(21 * MS)), None);
+}
+
+#[test]
+fn a_guest_with_two_destinations_is_not_stopped() {
+    let mut waiting = Waiting::default();
+    for n in [1, 2] {
+        for _ in 0..HOLD_PACKETS {
+            waiting.push(Time(MS), frame(0, 100), to(n), room(1000)).expect("room");
+        }
+    }
+    assert_eq!(waiting.held_until(Time(MS)), None);
+    waiting.take(|to| destination(to) == 1, |_| {});
+    waiting.push(Time(2 * MS), frame(0, 100), to(2), room(1000)).expect("room");
+    assert_eq!(waiting.held_until(Time(2 * MS)), None, "a moment ago it had another one");
+}
+
+#[test]
+fn few_large_packets_stop_a_guest_too() {
+    let mut waiting = Waiting::default();
+    for _ in 0..17 {
+        assert_eq!(waiting.held_until(Time(MS)), None);
+        waiting.push(Time(MS), frame(0, 65_000), to(1), room(1000)).expect("room");
+    }
+    assert!(waiting.held_until(Time(MS)).is_some());
+}
