@@ -271,13 +271,16 @@ impl Drop for Host {
     }
 }
 
+const NAMES: [&str; 3] = ["host-a", "host-b", "host-c"];
+
 /// Two daemons, two kernels' work and a load are all that two processors carry: one lab at a time.
 static ONE: Mutex<()> = Mutex::new(());
 
-/// Two hosts, joined by links, and guests.
+/// Hosts, joined by links, and guests.
 pub struct Lab {
     pub hosts: Vec<Host>,
     guests: Vec<(Guest, Net)>,
+    _bridges: Option<Net>,
     tag: String,
     options: Options,
     watch: Watch,
@@ -287,20 +290,39 @@ pub struct Lab {
 impl Lab {
     /// Two hosts without guests; nothing runs yet.
     pub fn new(options: Options) -> Lab {
+        Lab::of(2, options)
+    }
+
+    /// Two hosts, or three; of three, each link is a bridge.
+    pub fn of(count: usize, options: Options) -> Lab {
         // A test that failed has cleaned up, too.
         let one = ONE.lock().unwrap_or_else(PoisonError::into_inner);
         let tag = netns::tag();
         let directory = netns::directory(&tag);
         std::fs::create_dir_all(&directory).unwrap();
-        let nets = [Net::new(&tag, "host-a"), Net::new(&tag, "host-b")];
-        let (a, b) = (nets[0].name(), nets[1].name());
+        let names = &NAMES[..count];
+        let nets: Vec<Net> = names.iter().map(|name| Net::new(&tag, name)).collect();
+        let bridges = (count > 2).then(|| Net::new(&tag, "bridges"));
         let mut lines = String::new();
         for link in 0..options.links {
             let (mtu, n) = (options.mtu, options.queues);
             let what = format!("mtu {mtu} numrxqueues {n} numtxqueues {n}");
-            writeln!(lines, "link add l{link} netns {a} {what} type veth peer name l{link} netns {b} {what}").unwrap();
+            let Some(bridges) = bridges.as_ref().map(Net::name) else {
+                let (a, b) = (nets[0].name(), nets[1].name());
+                let device = format!("link add l{link} netns {a} {what} type veth");
+                writeln!(lines, "{device} peer name l{link} netns {b} {what}").unwrap();
+                continue;
+            };
+            writeln!(lines, "-n {bridges} link add b{link} mtu {mtu} type bridge\n-n {bridges} link set b{link} up")
+                .unwrap();
+            for (i, net) in nets.iter().enumerate() {
+                let device = format!("link add l{link} netns {} {what} type veth", net.name());
+                writeln!(lines, "{device} peer name l{link}h{i} netns {bridges} {what}").unwrap();
+                writeln!(lines, "-n {bridges} link set l{link}h{i} master b{link} up").unwrap();
+            }
         }
-        netns::run("ip", &["-batch", "-"], &lines);
+        let lines = lines.lines().map(|line| format!("ip {line}\n")).collect::<String>();
+        netns::run("sh", &["-e"], &lines);
         let address = |link: usize, host: usize| -> IpAddr {
             let text =
                 if options.v6 { format!("fd00:{link}::{}", host + 1) } else { format!("172.31.{link}.{}", host + 1) };
@@ -315,9 +337,11 @@ impl Lab {
                     .unwrap();
             }
             net.ip(&lines);
-            let name = ["host-a", "host-b"][i];
-            let addresses: Vec<IpAddr> = (0..options.links).map(|l| address(l, i)).collect();
-            let others: Vec<IpAddr> = (0..options.links).map(|l| address(l, 1 - i)).collect();
+            let name = names[i];
+            let all = |host: usize| -> Vec<IpAddr> { (0..options.links).map(|l| address(l, host)).collect() };
+            let addresses = all(i);
+            let others: Vec<_> =
+                (0..count).filter(|other| *other != i).map(|other| (names[other], all(other))).collect();
             let client = Client::new(directory.join(format!("{name}.sock"))).unwrap();
             let config = head(&options, name, &directory, &addresses, &others);
             hosts.push(Host { net, name, addresses, client, directory: directory.clone(), config, child: None });
@@ -328,7 +352,7 @@ impl Lab {
                 super::traffic::ping(&hosts[0].net, &address.to_string(), 1, 8) == 1
             });
         }
-        Lab { hosts, guests: Vec::new(), tag, options, watch: Watch::start().unwrap(), _one: one }
+        Lab { hosts, guests: Vec::new(), _bridges: bridges, tag, options, watch: Watch::start().unwrap(), _one: one }
     }
 
     /// Two hosts with a guest each, running: `a` (10.0.0.1) on the first, `b` (10.0.0.2) on the second.
@@ -359,7 +383,7 @@ impl Lab {
         }
     }
 
-    /// Adds a guest to a host, and routes to it to the other.
+    /// Adds a guest to a host, and routes to it to the others.
     pub fn add(&mut self, host: usize, guest: Guest) {
         let net = Net::new(&self.tag, guest.name);
         let section = section(&guest, net.name());
@@ -368,11 +392,11 @@ impl Lab {
         if self.options.path_mtu {
             routes = routes.replace("[[route]]", &format!("[[route]]\nmtu = {}", guest.mtu));
         }
-        self.hosts[1 - host].config.push_str(&routes);
+        self.add_routes(host, &routes);
         self.guests.push((guest, net));
     }
 
-    /// Adds a virtual machine's port to a host, and routes to it to the other. `mode` is the port's.
+    /// Adds a virtual machine's port to a host, and routes to it to the others. `mode` is the port's.
     pub fn add_machine(&mut self, host: usize, guest: &Guest, mode: &str) {
         let socket = self.machine_socket(guest.name);
         let section = format!(
@@ -386,7 +410,14 @@ impl Lab {
         );
         self.hosts[host].config.push_str(&section);
         let routes = routes(guest, self.hosts[host].name);
-        self.hosts[1 - host].config.push_str(&routes);
+        self.add_routes(host, &routes);
+    }
+
+    /// Writes routes into the configuration of all hosts but one.
+    fn add_routes(&mut self, host: usize, routes: &str) {
+        for (_, other) in self.hosts.iter_mut().enumerate().filter(|(i, _)| *i != host) {
+            other.config.push_str(routes);
+        }
     }
 
     /// The socket of a virtual machine's port.
@@ -484,21 +515,28 @@ pub fn routes(guest: &Guest, host: &str) -> String {
     text
 }
 
-fn head(options: &Options, name: &str, directory: &std::path::Path, own: &[IpAddr], others: &[IpAddr]) -> String {
+fn head(
+    options: &Options,
+    name: &str,
+    directory: &std::path::Path,
+    own: &[IpAddr],
+    others: &[(&str, Vec<IpAddr>)],
+) -> String {
     let quoted = |list: &[IpAddr]| format!("{:?}", list.iter().map(IpAddr::to_string).collect::<Vec<_>>());
-    let peer = if name == "host-a" { "host-b" } else { "host-a" };
+    let peer = |(peer, addresses): &(&str, Vec<IpAddr>)| {
+        let transport = options.peer;
+        format!("[[peer]]\nname = \"{peer}\"\naddresses = {}\ntransport = \"{transport}\"\n", quoted(addresses))
+    };
     format!(
         "[host]\nname = \"{name}\"\n[control]\nsocket = \"{}\"\n[workers]\ncount = {}\n\
-         [underlay]\naddresses = {}\npaths = {}\nmtu = {}\n[transport]\n{}\n\
-         [[peer]]\nname = \"{peer}\"\naddresses = {}\ntransport = \"{}\"\n{}",
+         [underlay]\naddresses = {}\npaths = {}\nmtu = {}\n[transport]\n{}\n{}{}",
         directory.join(format!("{name}.sock")).display(),
         options.workers,
         quoted(own),
         options.paths,
         options.mtu,
         options.transport,
-        quoted(others),
-        options.peer,
+        others.iter().map(peer).collect::<String>(),
         options.vpcs,
     )
 }
