@@ -235,6 +235,14 @@ impl Host {
         panic!("{}: packets vanished between workers: {last:#?}", self.name);
     }
 
+    /// The sum of all samples of a counter, wherever it counts: those of ports are no others' counters.
+    pub fn sample(&self, counter: &str) -> u64 {
+        let samples = self.client.samples().unwrap();
+        let mut of_it = samples.iter().filter(|sample| sample.counter == counter).peekable();
+        assert!(of_it.peek().is_some(), "{} has no {counter}", self.name);
+        of_it.map(|sample| sample.value).sum()
+    }
+
     pub fn port(&self, name: &str) -> PortStatus {
         self.client.ports().unwrap().into_iter().find(|p| p.name == name).unwrap()
     }

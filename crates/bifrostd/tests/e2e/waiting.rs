@@ -78,8 +78,8 @@ fn a_destination_that_takes_little_holds_up_no_other() {
     let alone = to_b.rate().min(to_b.rate());
 
     let to_c: Vec<Stream> = (0..16).map(|n| Stream::start(lab.net("a"), lab.net("c"), "10.0.0.3", 6001 + n)).collect();
-    let waits = || lab.hosts[0].counter("port.blocked_packets");
-    eventually(10.0, "packets for c wait", || waits() >= 4);
+    let waits = || lab.hosts[0].sample("port.blocked_packets");
+    eventually(10.0, "packets for c wait", || waits() > 20);
     let mut rates = Vec::new();
     let mut waited = 0;
     for _ in 0..4 {
@@ -89,7 +89,7 @@ fn a_destination_that_takes_little_holds_up_no_other() {
     let (slow, beside): (u64, f64) =
         (to_c.iter().map(|s| s.received.load(Ordering::Relaxed)).sum(), rates.iter().fold(0.0, |a, b| a.max(*b)));
     println!("alone {alone:.3e} bit/s, beside {rates:?} bit/s, up to {waited} packets wait, c got {slow} bytes");
-    assert!(waited >= 4, "{waited} packets waited for c");
+    assert!(waited > 20, "{waited} packets waited for c");
     assert!(slow > 0, "what is slow gets on, too");
     assert!(beside > 0.7 * alone, "{beside:.3e} bit/s beside, {alone:.3e} alone");
     // A new conversation begins at once, too.
