@@ -229,7 +229,7 @@ impl<P: GuestPort> Core<P> {
     pub fn next_deadline(&self) -> Option<Time> {
         let postponed = self.ports.iter().flatten().any(|p| p.dirty).then(|| self.now.after(POSTPONED_NS));
         let held_back = if self.has_limits { self.next_of_held_back() } else { None };
-        let held = self.ports.iter().flatten().filter_map(|p| p.waiting.held_until(self.now)).min();
+        let held = self.ports.iter().flatten().filter_map(|p| p.held_until(self.now)).min();
         [self.engine.next_timeout(), self.delayed.next(), postponed, held_back, held, self.next_rested()]
             .into_iter()
             .flatten()
@@ -399,7 +399,7 @@ impl<P: GuestPort> Core<P> {
             && port.port.tx_free() > 0
             && !port.failed
             && port.held_back_until.is_none()
-            && port.waiting.held_until(self.now).is_none()
+            && port.held_until(self.now).is_none()
             && port.slowness.rests_until.is_none();
         if wanted != port.watched {
             port.watched = wanted;

@@ -5,7 +5,7 @@ use bifrost_nic::{
     Checksum, L3, Malformed, Parsed, Segments, TooLarge, ecn, open_checksum_is_right, parse,
     transport_checksum_of_parts,
 };
-use bifrost_port::{GuestPort, PlaceError, TxFrame, Underlay};
+use bifrost_port::{GuestPort, PlaceError, RxHandle, TxFrame, Underlay};
 use bifrost_rte::{Admission, Destination, Ordering, Outbound, Output, Time};
 
 use crate::capture::{self, Capture, Note, Stage};
@@ -14,20 +14,13 @@ use crate::counters::Counters;
 use crate::fault::Direction;
 use crate::limits::{Allowance, Limit};
 use crate::ports::{Departure, Held, Port};
+use crate::refusal::Refusal;
 use crate::work::Stage as At;
 
 /// Bytes of one guest in one turn, and at most one packet more: a packet may be 64 KB long, and be sent in hundreds of segments.
 const GUEST_BYTES: usize = 512 << 10;
 /// Bytes waiting to be sent after which the turn sends in between.
 const BATCH_BYTES: usize = 512 << 10;
-
-/// What became of a fetched packet.
-enum Done {
-    /// The transport or the batch has it, or it is finished.
-    Yes,
-    /// It waits for a window, or found no room to wait.
-    Waits,
-}
 
 /// What became of a packet that the switch has decided about.
 enum Offered {
@@ -58,7 +51,7 @@ impl<P: GuestPort> Core<P> {
         let mut bytes = 0;
         let mut busy = !port.waiting.is_empty() && self.send_waiting::<SEEN>(owner as u16, underlay, &mut bytes);
         let Some(port) = self.ports[owner].as_mut() else { return busy };
-        let is_held = port.waiting.held_until(self.now).is_some();
+        let is_held = port.held_until(self.now).is_some();
         if !port.waiting.is_empty() && !is_held {
             self.work.at(At::Fetch, port.owner);
             port.port.relieve();
@@ -92,6 +85,7 @@ impl<P: GuestPort> Core<P> {
                 }
             }
             port.budget.fetched(self.frames.len(), budget);
+            port.waiting.fetched(self.now);
             if let Some(limit) = &port.limits.tx {
                 charge(limit, self.now, &self.frames);
             }
@@ -112,13 +106,8 @@ impl<P: GuestPort> Core<P> {
                 }
                 let Some(port) = self.ports[owner].as_mut() else { break 'enough };
                 let Some(frame) = port.backlog.pop_front() else { break };
-                let done = self.on_guest_frame::<SEEN>(owner as u16, frame, parsed);
+                self.on_guest_frame::<SEEN>(owner as u16, frame, parsed);
                 busy = true;
-                if let (Done::Yes, Some(port)) = (done, self.ports[owner].as_mut())
-                    && !port.waiting.is_empty()
-                {
-                    port.waiting.passed(self.now);
-                }
                 self.emit_much::<SEEN>(underlay);
                 bytes += frame.len as usize;
             }
@@ -144,8 +133,9 @@ impl<P: GuestPort> Core<P> {
                 Offered::Taken => {
                     (busy, closed) = (true, 0);
                     *bytes += frame.len as usize;
-                    if let Some(port) = self.port_mut(owner) {
-                        port.waiting.pop(port.port.tx_small_bytes());
+                    if let Some(port) = self.ports[usize::from(owner)].as_mut() {
+                        let room = port.room();
+                        port.waiting.pop(self.now, room);
                     }
                     self.emit_much::<SEEN>(underlay);
                 }
@@ -176,14 +166,9 @@ impl<P: GuestPort> Core<P> {
         }
     }
 
-    fn on_guest_frame<const SEEN: bool>(
-        &mut self,
-        owner: u16,
-        frame: TxFrame,
-        parsed: &Result<Parsed, Malformed>,
-    ) -> Done {
+    fn on_guest_frame<const SEEN: bool>(&mut self, owner: u16, frame: TxFrame, parsed: &Result<Parsed, Malformed>) {
         self.work.at(At::Switch, owner);
-        let Some(port) = self.ports[usize::from(owner)].as_mut() else { return Done::Yes };
+        let Some(port) = self.ports[usize::from(owner)].as_mut() else { return };
         let handle = frame.handle.0;
         if SEEN && let Some(capture) = &mut self.capture {
             capture.held(Stage::GuestTx, Note::outwards("fetched", owner), &port.port, frame.handle, frame.len);
@@ -206,7 +191,7 @@ impl<P: GuestPort> Core<P> {
                     );
                 }
                 port.complete(frame.handle);
-                return Done::Yes;
+                return;
             }
         };
         port.tx_packets += 1;
@@ -219,7 +204,7 @@ impl<P: GuestPort> Core<P> {
                 capture.held(Stage::Drop, Note::outwards("fault", owner), &port.port, frame.handle, frame.len);
             }
             port.complete(frame.handle);
-            return Done::Yes;
+            return;
         }
         if SEEN && let Some(capture) = &mut self.capture {
             let note = Note { vni: Some(port.vni.get()), ..Note::outwards("parsed", owner) };
@@ -241,11 +226,11 @@ impl<P: GuestPort> Core<P> {
             Action::Answer { .. } => {
                 port.complete(frame.handle);
                 self.answer::<SEEN>(owner);
-                return Done::Yes;
+                return;
             }
             Action::Drop(_) => {
                 port.complete(frame.handle);
-                return Done::Yes;
+                return;
             }
             Action::Forward { .. } | Action::Deliver { .. } => {}
         }
@@ -260,7 +245,7 @@ impl<P: GuestPort> Core<P> {
                     capture.held(Stage::Drop, note, &port.port, frame.handle, frame.len);
                 }
                 port.complete(frame.handle);
-                return Done::Yes;
+                return;
             }
         };
         match action {
@@ -286,25 +271,30 @@ impl<P: GuestPort> Core<P> {
                     peer,
                     ordering: ordering_of(ordering),
                 });
-                self.hand_to_transport::<SEEN>(owner, frame, Departure { vni: vni.get(), peer: peer.0, reliably })
+                if !port.waiting.is_empty() {
+                    port.waiting.passed(self.now, remote);
+                }
+                self.hand_to_transport::<SEEN>(owner, frame, Departure { vni: vni.get(), peer: peer.0, reliably });
             }
             Action::Deliver { port: to, worker } => {
                 port.way.local_packets += 1;
+                if !port.waiting.is_empty() {
+                    port.waiting.passed(self.now, parsed.dst_mac);
+                }
                 self.deliver_locally::<SEEN>(owner, frame, segments, (to.0, worker), rewrite.as_ref());
-                Done::Yes
             }
-            Action::Answer { .. } | Action::Drop(_) => Done::Yes,
+            Action::Answer { .. } | Action::Drop(_) => {}
         }
     }
 
     /// The switch has decided: the transport takes the packet, or it leaves as plain VXLAN, or it waits for a window, behind those
     /// that wait for the same.
-    fn hand_to_transport<const SEEN: bool>(&mut self, owner: u16, frame: TxFrame, departure: Departure) -> Done {
+    fn hand_to_transport<const SEEN: bool>(&mut self, owner: u16, frame: TxFrame, departure: Departure) {
         let is_behind = self.ports[usize::from(owner)].as_ref().is_some_and(|port| port.waiting.has(&departure));
         if !is_behind && matches!(self.offer::<SEEN>(owner, frame.handle.0, departure), Offered::Taken) {
-            return Done::Yes;
+            return;
         }
-        let Some(port) = self.ports[usize::from(owner)].as_mut() else { return Done::Waits };
+        let Some(port) = self.ports[usize::from(owner)].as_mut() else { return };
         let room = port.room();
         if port.waiting.push(self.now, frame, departure, room).is_err() {
             port.way.window_full_packets += 1;
@@ -317,7 +307,6 @@ impl<P: GuestPort> Core<P> {
             port.port.refuse(frame.handle);
             port.completed = true;
         }
-        Done::Waits
     }
 
     /// Offers a packet to the transport.
@@ -496,26 +485,10 @@ fn place_plain<const SEEN: bool, P: GuestPort>(
     counters: &mut Counters,
     capture: &mut Option<Box<Capture>>,
 ) {
-    if port.limits.rx.as_ref().is_some_and(|limit| !limit.take(now, frame.len())) {
-        port.rate_limited += 1;
-        if SEEN && let Some(capture) = capture {
-            let note = Note { port: Some(port.owner), vni: Some(port.vni.get()), ..Note::inwards("rate_limited") };
-            capture.dropped(note, frame, frame.len());
-        }
-        return;
-    }
-    if port.slowness.rests(now) {
-        port.slowness.rest_packets += 1;
-        if SEEN && let Some(capture) = capture {
-            let note = Note { port: Some(port.owner), vni: Some(port.vni.get()), ..Note::inwards("slow_port") };
-            capture.dropped(note, frame, frame.len());
-        }
-        return;
-    }
-    match port.port.place(frame, checksum_valid) {
+    let note = Note { port: Some(port.owner), vni: Some(port.vni.get()), ..Note::inwards("plain") };
+    match place_unasked(port, now, frame, checksum_valid) {
         Ok(handle) => {
             if SEEN && let Some(capture) = capture {
-                let note = Note { port: Some(port.owner), vni: Some(port.vni.get()), ..Note::inwards("plain") };
                 capture.placed(note, handle.0, frame);
             }
             port.rx_packets += 1;
@@ -523,23 +496,33 @@ fn place_plain<const SEEN: bool, P: GuestPort>(
             port.hidden += 1;
             out.publish.push((port.owner, handle.0));
         }
-        Err(reason) => {
-            let what = match reason {
-                PlaceError::NoBuffer => {
-                    counters.no_buffer_packets += 1;
-                    "no_buffer"
-                }
-                PlaceError::TooLarge => {
-                    counters.too_large_packets += 1;
-                    "too_large"
-                }
-            };
+        Err(refusal) => {
+            refusal.count(Some(port), counters);
             if SEEN && let Some(capture) = capture {
-                let note = Note { port: Some(port.owner), vni: Some(port.vni.get()), ..Note::inwards(what) };
-                capture.dropped(note, frame, frame.len());
+                capture.dropped(note.saying(refusal.name()), frame, frame.len());
             }
         }
     }
+}
+
+/// Places a frame, if its guest may have it now.
+#[inline(always)]
+fn place_unasked<P: GuestPort>(
+    port: &mut Port<P>,
+    now: Time,
+    frame: &[u8],
+    checksum_valid: bool,
+) -> Result<RxHandle, Refusal> {
+    if port.limits.rx.as_ref().is_some_and(|limit| !limit.take(now, frame.len())) {
+        return Err(Refusal::RateLimited);
+    }
+    if port.slowness.rests(now) {
+        return Err(Refusal::SlowPort);
+    }
+    port.port.place(frame, checksum_valid).map_err(|error| match error {
+        PlaceError::NoBuffer => Refusal::NoBuffer,
+        PlaceError::TooLarge => Refusal::TooLarge,
+    })
 }
 
 /// Whether a frame's transport checksum is left to be finished, or finished and right. A frame whose checksum was verified is

@@ -211,6 +211,12 @@ impl<P: GuestPort> Port<P> {
         Room { small_bytes: port.tx_small_bytes(), packets: port.tx_free(), large: port.tx_free_large() }
     }
 
+    /// Until when the guest is stopped, for what it sends waits for a window.
+    #[inline]
+    pub(crate) fn held_until(&self, now: Time) -> Option<Time> {
+        if self.waiting.is_empty() { None } else { self.waiting.held_until(now, self.room()) }
+    }
+
     /// What waits for a chosen destination is to be decided about once more.
     pub(crate) fn decide_again(&mut self, chosen: impl Fn(&Departure) -> bool) {
         let mut again = VecDeque::new();

@@ -1,10 +1,10 @@
 //! From the underlay: decapsulate, transport, verify, place.
 
 use bifrost_avs::{Action, DropReason, GATEWAY_MAC, PeerId as SwitchPeer, Verdict as SwitchVerdict};
-use bifrost_nic::ecn::{self, CE};
-use bifrost_nic::{Checksum, L3, Malformed, Offload, Parsed, Segments, copy_of, parse, transport_checksum};
+use bifrost_nic::ecn::CE;
+use bifrost_nic::{Checksum, Malformed, Offload, Parsed, Segments, copy_of, parse, transport_checksum};
 use bifrost_port::{Datagram, GuestPort, PlaceError, Service};
-use bifrost_rte::{Arrival, LocalVnic, Time, Verdict};
+use bifrost_rte::{Arrival, LocalVnic, Slot, Time, Verdict};
 use bifrost_wire::bifrost::{self, Cid, DataHeader, Packet, Setup};
 use bifrost_wire::{Mac, Vni, vxlan};
 
@@ -13,10 +13,48 @@ use crate::core::Core;
 use crate::delayed;
 use crate::fault::{Direction, corrupt};
 use crate::hand_over::StrayReset;
+use crate::marks::{marks, remark};
+use crate::refusal::Refusal;
 use crate::work::Stage as At;
 
 /// TTL that every host sends with; what is missing are hops.
 const INITIAL_TTL: u8 = 64;
+
+/// A datagram of a peer.
+#[derive(Clone, Copy)]
+struct Inbound<'a> {
+    peer: u16,
+    vni: Vni,
+    datagram: &'a Datagram<'a>,
+    /// The faults of the receiving port have been applied already.
+    at_port: bool,
+}
+
+/// A data packet that its connection takes.
+struct Data<'a> {
+    inbound: &'a Inbound<'a>,
+    frame: &'a [u8],
+    parsed: &'a Parsed,
+    checksum: Checksum,
+    owner: u16,
+    slot: Slot,
+}
+
+impl Data<'_> {
+    /// The ECN codepoint with which the frame goes on, if it is another one. A mark on a packet whose guest knows no ECN has been heard: the
+    /// transport at the sender responds to it (PROTOCOL §13.2).
+    #[inline(always)]
+    fn congestion(&self) -> Option<u8> {
+        marks(self.frame, self.parsed, self.inbound.datagram.ecn).unwrap_or_default()
+    }
+}
+
+/// What the switch says of a data packet.
+enum Judged {
+    Place,
+    /// All has been done.
+    Done,
+}
 
 impl<P: GuestPort> Core<P> {
     /// A datagram arrived.
@@ -27,8 +65,8 @@ impl<P: GuestPort> Core<P> {
         if SEEN && let Some(capture) = &mut self.capture {
             capture.arrived(Stage::UnderlayRx, "received", datagram, &self.peers);
         }
-        match self.siblings.owner_of(datagram, &self.switch) {
-            Some(owner) => self.siblings.keep(owner, datagram),
+        match self.neighbours.owner_of(datagram, &self.switch) {
+            Some(owner) => self.neighbours.keep(owner, datagram),
             None => self.on_own_datagram::<SEEN>(datagram),
         }
     }
@@ -116,20 +154,15 @@ impl<P: GuestPort> Core<P> {
             self.see_lost::<SEEN>("bad_vxlan", datagram);
             return;
         };
+        let inbound = Inbound { peer, vni, datagram, at_port };
         match datagram.service {
-            Service::Vxlan => self.on_plain::<SEEN>(peer, vni, payload, datagram, at_port),
-            Service::Bifrost => self.on_bifrost::<SEEN>(peer, vni, payload, datagram, at_port),
+            Service::Vxlan => self.on_plain::<SEEN>(&inbound, payload),
+            Service::Bifrost => self.on_bifrost::<SEEN>(&inbound, payload),
         }
     }
 
-    fn on_bifrost<const SEEN: bool>(
-        &mut self,
-        peer: u16,
-        vni: Vni,
-        payload: &[u8],
-        datagram: &Datagram<'_>,
-        at_port: bool,
-    ) {
+    fn on_bifrost<const SEEN: bool>(&mut self, inbound: &Inbound<'_>, payload: &[u8]) {
+        let &Inbound { peer, vni, datagram, .. } = inbound;
         let Some(engine_peer) = self.peers.get(peer).and_then(|p| p.engine) else {
             self.counters.unknown_peer_packets += 1;
             self.see_lost::<SEEN>("unknown_peer", datagram);
@@ -143,7 +176,7 @@ impl<P: GuestPort> Core<P> {
             marked: datagram.ecn == CE,
         };
         if let Some((header, frame)) = bifrost::parse_data_packet(payload) {
-            return self.on_data::<SEEN>(peer, vni, &arrival, &header, frame, datagram, at_port);
+            return self.on_data::<SEEN>(inbound, &arrival, &header, frame);
         }
         let packet = match bifrost::parse(payload) {
             Ok(packet) => packet,
@@ -154,13 +187,13 @@ impl<P: GuestPort> Core<P> {
             }
         };
         let Packet::Bundle(bundle) = packet else {
-            return self.on_packet::<SEEN>(peer, vni, &arrival, packet, datagram, at_port);
+            return self.on_packet::<SEEN>(inbound, &arrival, packet);
         };
         for (i, packet) in bundle.packets().enumerate() {
             self.counters.parted_packets += u64::from(i > 0);
             self.work.at_shared(At::Arrival);
             match bifrost::parse(packet) {
-                Ok(packet) => self.on_packet::<SEEN>(peer, vni, &arrival, packet, datagram, at_port),
+                Ok(packet) => self.on_packet::<SEEN>(inbound, &arrival, packet),
                 Err(reason) => {
                     self.counters.refused_packets[reason.index()] += 1;
                     self.see_lost::<SEEN>(reason.name(), datagram);
@@ -169,19 +202,11 @@ impl<P: GuestPort> Core<P> {
         }
     }
 
-    /// A packet of the transport, alone or in a bundle, that came in `datagram`.
-    fn on_packet<const SEEN: bool>(
-        &mut self,
-        peer: u16,
-        vni: Vni,
-        arrival: &Arrival,
-        packet: Packet<'_>,
-        datagram: &Datagram<'_>,
-        at_port: bool,
-    ) {
-        let now = self.now;
+    /// A packet of the transport, alone or in a bundle.
+    fn on_packet<const SEEN: bool>(&mut self, inbound: &Inbound<'_>, arrival: &Arrival, packet: Packet<'_>) {
+        let (now, &Inbound { peer, vni, .. }) = (self.now, inbound);
         if let Packet::Data(header, frame) = packet {
-            return self.on_data::<SEEN>(peer, vni, arrival, &header, frame, datagram, at_port);
+            return self.on_data::<SEEN>(inbound, arrival, &header, frame);
         }
         self.counters.control_rx_packets += 1;
         self.work.cid = cid_of(&packet);
@@ -200,25 +225,23 @@ impl<P: GuestPort> Core<P> {
         }
     }
 
-    #[allow(clippy::too_many_arguments)]
+    /// A data packet of the transport.
+    #[inline]
     fn on_data<const SEEN: bool>(
         &mut self,
-        peer: u16,
-        vni: Vni,
+        inbound: &Inbound<'_>,
         arrival: &Arrival,
         header: &DataHeader,
         frame: &[u8],
-        datagram: &Datagram<'_>,
-        at_port: bool,
     ) {
         // What a fault takes never reaches the engine: it has not arrived.
         self.work.cid = header.cid;
         self.work.at_shared(At::Data);
         let parsed = parse(frame, frame.len());
-        if !self.faults.is_empty() && !at_port && self.port_fault(vni, header, frame, datagram, &parsed) {
+        if !self.faults.is_empty() && !inbound.at_port && self.port_fault(inbound, header, frame, &parsed) {
             return;
         }
-        let is_crowded_out = self.pressure.is_on() && !at_port && {
+        let is_crowded_out = self.pressure.is_on() && !inbound.at_port && {
             let owner = self.engine.owner_of(header.cid);
             self.crowds_out(owner, frame)
         };
@@ -227,146 +250,142 @@ impl<P: GuestPort> Core<P> {
             Ok(parsed) if !is_crowded_out => transport_checksum(frame, parsed),
             _ => Checksum::None,
         };
-        let seen = |what| Note { peer: Some(peer), ..Note::inwards(what).of_data(vni, header) };
-        if checksum == Checksum::Invalid {
-            self.counters.bad_checksum_frames += 1;
-            if SEEN && let Some(capture) = &mut self.capture {
-                capture.dropped(seen("bad_checksum"), frame, frame.len());
-            }
-            // The datagram's own checksum was right, so the network is not to blame: the sender is told (PROTOCOL §7.1).
-            if let Verdict::Place { slot, .. } = self.engine.on_data(self.now, arrival, header, &mut self.out) {
-                self.engine.damaged(slot);
-            }
-            return;
-        }
-        if SEEN && let Some(capture) = &mut self.capture {
-            capture.frame(Stage::Pre, seen(capture::checked(checksum)), frame, frame.len());
+        let note = Note { peer: Some(inbound.peer), ..Note::inwards("").of_data(inbound.vni, header) };
+        if SEEN
+            && checksum != Checksum::Invalid
+            && let Some(capture) = &mut self.capture
+        {
+            capture.frame(Stage::Pre, note.saying(capture::checked(checksum)), frame, frame.len());
         }
         let before = if SEEN { Some(*self.engine.counters()) } else { None };
-        let Verdict::Place { owner, slot } = self.engine.on_data(self.now, arrival, header, &mut self.out) else {
+        let verdict = self.engine.on_data(self.now, arrival, header, &mut self.out);
+        let Verdict::Place { owner, slot } = verdict else {
+            if checksum == Checksum::Invalid {
+                return self.refuse::<SEEN>(Refusal::BadChecksum, None, None, note, frame);
+            }
             self.counters.not_taken_packets += 1;
-            if SEEN && let (Some(capture), Some(before)) = (&mut self.capture, before) {
+            if SEEN && let Some(before) = before {
                 let what = capture::verdict(&before, self.engine.counters());
-                capture.dropped(seen(what), frame, frame.len());
+                self.see_dropped::<SEEN>(note.saying(what), frame);
             }
             return;
         };
-        let seen = |what| Note { port: Some(owner), ..seen(what) };
-        if SEEN && let Some(capture) = &mut self.capture {
-            capture.frame(Stage::Rte, seen("new"), frame, frame.len());
-        }
-        if is_crowded_out {
-            // To be repeated by a sender that is told to slow down.
-            self.engine.rate_limited(slot);
-            return self.drop_crowded_out::<SEEN>(owner, seen("crowded_out"), frame);
-        }
-        let parsed = match parsed {
-            Ok(parsed) => parsed,
-            Err(reason) => {
-                self.see_dropped::<SEEN>(seen(reason.name()), frame);
-                // It will not become better by being sent again.
-                self.counters.malformed_underlay_frames[reason.index()] += 1;
-                self.engine.policy_dropped(self.now, slot, &mut self.out);
-                return;
+        let note = Note { port: Some(owner), ..note };
+        let placed = if checksum == Checksum::Invalid {
+            Err(Refusal::BadChecksum)
+        } else {
+            if SEEN && let Some(capture) = &mut self.capture {
+                capture.frame(Stage::Rte, note.saying("new"), frame, frame.len());
+            }
+            match parsed {
+                _ if is_crowded_out => Err(Refusal::CrowdedOut),
+                Err(reason) => Err(Refusal::Malformed(reason)),
+                Ok(parsed) => {
+                    let data = Data { inbound, frame, parsed: &parsed, checksum, owner, slot };
+                    self.judge::<SEEN>(&data, note).and_then(|placed| match placed {
+                        Judged::Place => self.place_data::<SEEN>(&data, note),
+                        Judged::Done => Ok(()),
+                    })
+                }
             }
         };
+        if let Err(refusal) = placed {
+            self.refuse::<SEEN>(refusal, Some(owner), Some(slot), note, frame);
+        }
+    }
+
+    /// Which port, and may this peer say so?
+    #[inline(always)]
+    fn judge<const SEEN: bool>(&mut self, data: &Data<'_>, note: Note) -> Result<Judged, Refusal> {
+        let &Data { inbound, frame, parsed, owner, slot, .. } = data;
         self.work.at(At::Judge, owner);
         // PROTOCOL §16.2: a connection carries frames between its two vNICs, or what was routed from one to the other.
         let between_vnics = self.engine.pair_of(slot).is_some_and(|pair| {
             parsed.dst_mac == pair.local && (parsed.src_mac == pair.remote || parsed.src_mac == GATEWAY_MAC)
         });
         let &SwitchVerdict { action, fragment_to, .. } =
-            self.switch.from_underlay(vni, SwitchPeer(peer), frame, &parsed);
+            self.switch.from_underlay(inbound.vni, SwitchPeer(inbound.peer), frame, parsed);
         match action {
             Action::Deliver { port, .. } if port.0 == owner && between_vnics => {
-                if let Some(mtu) = fragment_to {
-                    // One packet cannot be placed as several: the transport is done with it, and IP keeps no order of fragments.
-                    self.engine.policy_dropped(self.now, slot, &mut self.out);
-                    return self.deliver_fragments::<SEEN>(owner, frame, mtu);
-                }
-            }
-            // A peer's frame is never forwarded.
-            Action::Deliver { .. } | Action::Forward { .. } => {
-                self.counters.wrong_vnic_packets += 1;
-                self.see_dropped::<SEEN>(seen("wrong_vnic"), frame);
+                let Some(mtu) = fragment_to else {
+                    if SEEN && let Some(capture) = &mut self.capture {
+                        capture.frame(Stage::Avs, note.saying("to a port of this host"), frame, frame.len());
+                    }
+                    return Ok(Judged::Place);
+                };
+                // One packet cannot be placed as several: the transport is done with it, and IP keeps no order of fragments.
                 self.engine.policy_dropped(self.now, slot, &mut self.out);
-                return;
+                self.with_marks(frame, parsed, data.congestion(), |core, frame| {
+                    core.deliver_fragments::<SEEN>(owner, frame, mtu);
+                });
+                Ok(Judged::Done)
             }
+            Action::Deliver { .. } | Action::Forward { .. } => Err(Refusal::WrongVnic),
             Action::Answer { vni } => {
-                self.see_dropped::<SEEN>(seen(DropReason::PathMtu.name()), frame);
-                self.engine.policy_dropped(self.now, slot, &mut self.out);
-                return self.send_answer::<SEEN>(peer, vni, parsed.flow_hash);
+                let refusal = Refusal::Switch(DropReason::PathMtu);
+                self.refuse::<SEEN>(refusal, Some(owner), Some(slot), note, frame);
+                self.send_answer::<SEEN>(inbound.peer, vni, parsed.flow_hash);
+                Ok(Judged::Done)
             }
-            Action::Drop(reason) => {
-                self.see_dropped::<SEEN>(seen(reason.name()), frame);
-                // The switch has counted it. The sender must not repeat it (NSDI'26, 7.1).
-                self.engine.policy_dropped(self.now, slot, &mut self.out);
-                return;
-            }
+            Action::Drop(reason) => Err(Refusal::Switch(reason)),
         }
-        if SEEN && let Some(capture) = &mut self.capture {
-            capture.frame(Stage::Avs, seen("to a port of this host"), frame, frame.len());
-        }
-        let Some(port) = self.ports.get_mut(usize::from(owner)).and_then(Option::as_mut) else {
-            self.counters.gone_packets += 1;
-            self.engine.gone(slot);
-            self.see_dropped::<SEEN>(seen("gone"), frame);
-            return;
-        };
+    }
+
+    /// Copies the frame into a receive buffer of the guest, unseen.
+    #[inline(always)]
+    fn place_data<const SEEN: bool>(&mut self, data: &Data<'_>, note: Note) -> Result<(), Refusal> {
+        let &Data { frame, parsed, checksum, owner, slot, .. } = data;
+        let port = self.ports.get_mut(usize::from(owner)).and_then(Option::as_mut).ok_or(Refusal::Gone)?;
         if port.is_short() && self.engine.must_wait(slot).is_some_and(|ahead| !port.may_wait(ahead)) {
             // What has to come before it needs a place, too, or neither would ever be shown.
-            self.counters.no_room_to_wait_packets += 1;
-            self.engine.not_placed(slot);
-            self.see_dropped::<SEEN>(seen("no_room_to_wait"), frame);
-            return;
+            return Err(Refusal::NoRoomToWait);
         }
         if port.limits.rx.as_ref().is_some_and(|limit| !limit.take(self.now, frame.len())) {
-            port.rate_limited += 1;
-            self.engine.rate_limited(slot);
-            self.see_dropped::<SEEN>(seen("rate_limited"), frame);
-            return;
+            return Err(Refusal::RateLimited);
         }
         if port.slowness.rests(self.now) {
-            // Like a guest's limit: its sender slows down.
-            port.slowness.rest_packets += 1;
-            self.engine.rate_limited(slot);
-            self.see_dropped::<SEEN>(seen("slow_port"), frame);
-            return;
+            return Err(Refusal::SlowPort);
         }
         self.work.at(At::Place, owner);
-        // A mark on a packet whose guest knows no ECN has been heard: the transport at the sender responds to it (PROTOCOL §13.2).
-        let congestion = marks(frame, &parsed, datagram.ecn).unwrap_or_default();
-        let shown = match congestion {
+        let shown = match data.congestion() {
             None => frame,
-            Some(ecn) => remark(&mut self.remarked, frame, &parsed, ecn),
+            Some(ecn) => remark(&mut self.remarked, frame, parsed, ecn),
         };
-        match port.port.place(shown, checksum == Checksum::Valid) {
-            Ok(handle) => {
-                self.work.at(At::Data, owner);
-                port.hidden += 1;
-                if SEEN && let Some(capture) = &mut self.capture {
-                    capture.placed(seen("shown to the guest"), handle.0, shown);
-                }
-                if self.engine.placed(self.now, slot, handle.0, &mut self.out) {
-                    port.rx_packets += 1;
-                    port.rx_bytes += frame.len() as u64;
-                } else {
-                    port.port.discard(handle);
-                    port.hidden -= 1;
-                    self.counters.discarded_packets += 1;
-                    self.see_dropped::<SEEN>(seen("no_page"), frame);
-                }
-            }
-            Err(PlaceError::NoBuffer) => {
-                self.engine.not_placed(slot);
-                self.see_dropped::<SEEN>(seen("not_placed"), frame);
-            }
-            Err(PlaceError::TooLarge) => {
-                self.counters.too_large_packets += 1;
-                self.see_dropped::<SEEN>(seen("too_large"), frame);
-                self.engine.policy_dropped(self.now, slot, &mut self.out);
-            }
+        let handle = port.port.place(shown, checksum == Checksum::Valid).map_err(|error| match error {
+            PlaceError::NoBuffer => Refusal::NotPlaced,
+            PlaceError::TooLarge => Refusal::TooLarge,
+        })?;
+        self.work.at(At::Data, owner);
+        port.hidden += 1;
+        if SEEN && let Some(capture) = &mut self.capture {
+            capture.placed(note.saying("shown to the guest"), handle.0, shown);
         }
+        if !self.engine.placed(self.now, slot, handle.0, &mut self.out) {
+            port.port.discard(handle);
+            port.hidden -= 1;
+            return Err(Refusal::NoPage);
+        }
+        port.rx_packets += 1;
+        port.rx_bytes += frame.len() as u64;
+        Ok(())
+    }
+
+    /// A frame is not placed: that is counted, its sender is told if the transport carried it, and a capture sees it.
+    #[cold]
+    pub(crate) fn refuse<const SEEN: bool>(
+        &mut self,
+        refusal: Refusal,
+        owner: Option<u16>,
+        slot: Option<Slot>,
+        note: Note,
+        frame: &[u8],
+    ) {
+        let port = owner.and_then(|owner| self.ports.get_mut(usize::from(owner))).and_then(Option::as_mut);
+        refusal.count(port, &mut self.counters);
+        if let Some(slot) = slot {
+            refusal.tell(self.now, slot, &mut self.engine, &mut self.out);
+        }
+        self.see_dropped::<SEEN>(Note { port: owner.or(note.port), ..note.saying(refusal.name()) }, frame);
     }
 
     /// Whether a frame is more than its guest may have while this worker cannot keep up.
@@ -376,25 +395,16 @@ impl<P: GuestPort> Core<P> {
         port.is_some_and(|port| !self.pressure.admits(&mut port.load, frame.len()))
     }
 
-    #[cold]
-    fn drop_crowded_out<const SEEN: bool>(&mut self, owner: u16, note: Note, frame: &[u8]) {
-        match self.ports.get_mut(usize::from(owner)).and_then(Option::as_mut) {
-            Some(port) => port.crowded_out += 1,
-            None => self.counters.gone_packets += 1,
-        }
-        self.see_dropped::<SEEN>(note, frame);
-    }
-
     /// Applies the faults of the port that a data packet is for. Returns whether it is gone, for now or for good.
     #[cold]
     fn port_fault(
         &mut self,
-        vni: Vni,
+        inbound: &Inbound<'_>,
         header: &DataHeader,
         frame: &[u8],
-        datagram: &Datagram<'_>,
         parsed: &Result<Parsed, Malformed>,
     ) -> bool {
+        let &Inbound { vni, datagram, .. } = inbound;
         let Some(owner) = self.engine.owner_of(header.cid) else { return false };
         let fate = self.faults.at_port(owner, Direction::Rx);
         if fate.drop {
@@ -434,33 +444,33 @@ impl<P: GuestPort> Core<P> {
         noticed
     }
 
-    fn on_plain<const SEEN: bool>(
+    fn on_plain<const SEEN: bool>(&mut self, inbound: &Inbound<'_>, frame: &[u8]) {
+        let note = Note { peer: Some(inbound.peer), vni: Some(inbound.vni.get()), ..Note::inwards("") };
+        if let Err((refusal, owner)) = self.deliver_from_peer::<SEEN>(inbound, note, frame) {
+            self.refuse::<SEEN>(refusal, owner, None, note, frame);
+        }
+    }
+
+    /// Plain VXLAN. What is refused comes with the port that it is for, as far as that is known.
+    #[inline(always)]
+    fn deliver_from_peer<const SEEN: bool>(
         &mut self,
-        peer: u16,
-        vni: Vni,
+        inbound: &Inbound<'_>,
+        note: Note,
         frame: &[u8],
-        datagram: &Datagram<'_>,
-        at_port: bool,
-    ) {
-        let seen = |what| Note { peer: Some(peer), vni: Some(vni.get()), ..Note::inwards(what) };
+    ) -> Result<(), (Refusal, Option<u16>)> {
+        let &Inbound { peer, vni, datagram, at_port } = inbound;
         if self.pressure.is_on()
             && !at_port
             && let Some(to) = frame.first_chunk()
             && let Some(&owner) = self.vnics.get(&(vni, Mac(*to)))
             && self.crowds_out(Some(owner), frame)
         {
-            return self.drop_crowded_out::<SEEN>(owner, Note { port: Some(owner), ..seen("crowded_out") }, frame);
+            return Err((Refusal::CrowdedOut, Some(owner)));
         }
-        let parsed = match parse(frame, frame.len()) {
-            Ok(parsed) => parsed,
-            Err(reason) => {
-                self.counters.malformed_underlay_frames[reason.index()] += 1;
-                self.see_dropped::<SEEN>(seen(reason.name()), frame);
-                return;
-            }
-        };
+        let parsed = parse(frame, frame.len()).map_err(|reason| (Refusal::Malformed(reason), None))?;
         if SEEN && let Some(capture) = &mut self.capture {
-            capture.frame(Stage::Pre, seen("parsed"), frame, frame.len());
+            capture.frame(Stage::Pre, note.saying("parsed"), frame, frame.len());
         }
         self.work.to = frame.first_chunk().map(|to| (vni, Mac(*to)));
         self.work.cid = Cid::NONE;
@@ -470,59 +480,59 @@ impl<P: GuestPort> Core<P> {
         let port = match action {
             Action::Deliver { port, .. } => port,
             Action::Answer { vni } => {
-                self.see_dropped::<SEEN>(seen(DropReason::PathMtu.name()), frame);
-                return self.send_answer::<SEEN>(peer, vni, parsed.flow_hash);
+                self.refuse::<SEEN>(Refusal::Switch(DropReason::PathMtu), None, None, note, frame);
+                self.send_answer::<SEEN>(peer, vni, parsed.flow_hash);
+                return Ok(());
             }
-            // A peer's frame is never forwarded.
-            Action::Forward { .. } => return,
-            Action::Drop(reason) => return self.see_dropped::<SEEN>(seen(reason.name()), frame),
+            Action::Forward { .. } => return Ok(()),
+            Action::Drop(reason) => return Err((Refusal::Switch(reason), None)),
         };
-        let seen = |what| Note { port: Some(port.0), ..seen(what) };
+        let note = Note { port: Some(port.0), ..note };
         if SEEN && let Some(capture) = &mut self.capture {
-            capture.frame(Stage::Avs, seen("to a port of this host"), frame, frame.len());
+            capture.frame(Stage::Avs, note.saying("to a port of this host"), frame, frame.len());
         }
-        if !self.faults.is_empty() && !at_port {
-            let fate = self.faults.at_port(port.0, Direction::Rx);
-            if fate.drop {
-                self.counters.fault_dropped_packets += 1;
-                return self.see_dropped::<SEEN>(seen("fault"), frame);
-            }
-            if fate.delay_ns > 0 || fate.duplicate || fate.corrupt.is_some() {
-                self.counters.fault_delayed_packets += u64::from(fate.delay_ns > 0);
-                self.counters.fault_duplicated_packets += u64::from(fate.duplicate);
-                self.counters.fault_rx_put_off_packets += 1;
-                for _ in 0..1 + usize::from(fate.duplicate) {
-                    let mut copy = delayed::Packet::at_port(datagram, datagram.payload.to_vec());
-                    if let (Some(bit), delayed::Packet::In { bytes, .. }) = (fate.corrupt, &mut copy) {
-                        self.counters.fault_corrupted_packets += 1;
-                        // The frame, not the VXLAN header: this fault sits behind decapsulation.
-                        corrupt(&mut bytes[vxlan::HEADER_LEN..], bit);
-                    }
-                    self.put_off(fate.delay_ns, copy);
-                }
-                return;
-            }
+        if !self.faults.is_empty() && !at_port && self.plain_fault::<SEEN>(port.0, datagram, note, frame) {
+            return Ok(());
         }
-        let Some(congestion) = marks(frame, &parsed, datagram.ecn) else {
-            self.counters.marked_not_ect_packets += 1;
-            return self.see_dropped::<SEEN>(seen("marked_not_ect"), frame);
-        };
+        let marks = marks(frame, &parsed, datagram.ecn).ok_or((Refusal::MarkedNotEct, Some(port.0)))?;
         self.counters.plain_rx_packets += 1;
         let checksum = transport_checksum(frame, &parsed);
         if checksum == Checksum::Invalid {
             // Shown all the same: on plain VXLAN the guest is the one to judge.
             self.counters.bad_plain_checksum_frames += 1;
         }
-        let mut remarked = std::mem::take(&mut self.remarked);
-        let frame = match congestion {
-            None => frame,
-            Some(ecn) => remark(&mut remarked, frame, &parsed, ecn),
-        };
-        match fragment_to {
-            None => self.deliver_plain::<SEEN>(port.0, frame, checksum == Checksum::Valid),
-            Some(mtu) => self.deliver_fragments::<SEEN>(port.0, frame, mtu),
+        self.with_marks(frame, &parsed, marks, |core, frame| match fragment_to {
+            None => core.deliver_plain::<SEEN>(port.0, frame, checksum == Checksum::Valid),
+            Some(mtu) => core.deliver_fragments::<SEEN>(port.0, frame, mtu),
+        });
+        Ok(())
+    }
+
+    /// Applies the faults of the port that plain VXLAN is for. Returns whether it is gone, for now or for good.
+    #[cold]
+    fn plain_fault<const SEEN: bool>(&mut self, owner: u16, datagram: &Datagram<'_>, note: Note, frame: &[u8]) -> bool {
+        let fate = self.faults.at_port(owner, Direction::Rx);
+        if fate.drop {
+            self.counters.fault_dropped_packets += 1;
+            self.see_dropped::<SEEN>(note.saying("fault"), frame);
+            return true;
         }
-        self.remarked = remarked;
+        if fate.delay_ns == 0 && !fate.duplicate && fate.corrupt.is_none() {
+            return false;
+        }
+        self.counters.fault_delayed_packets += u64::from(fate.delay_ns > 0);
+        self.counters.fault_duplicated_packets += u64::from(fate.duplicate);
+        self.counters.fault_rx_put_off_packets += 1;
+        for _ in 0..1 + usize::from(fate.duplicate) {
+            let mut copy = delayed::Packet::at_port(datagram, datagram.payload.to_vec());
+            if let (Some(bit), delayed::Packet::In { bytes, .. }) = (fate.corrupt, &mut copy) {
+                self.counters.fault_corrupted_packets += 1;
+                // The frame, not the VXLAN header: this fault sits behind decapsulation.
+                corrupt(&mut bytes[vxlan::HEADER_LEN..], bit);
+            }
+            self.put_off(fate.delay_ns, copy);
+        }
+        true
     }
 
     /// Places a frame in fragments that its guest takes.
@@ -566,26 +576,6 @@ impl<P: GuestPort> Core<P> {
         let port = self.ports.get(usize::from(owner))?.as_ref()?;
         Some(LocalVnic { owner, ordering: port.ordering, reliable: port.reliable })
     }
-}
-
-/// What congestion in the underlay changes in a frame (RFC 6040): nothing, or its ECN codepoint. `None`: the frame is to be dropped.
-#[inline(always)]
-fn marks(frame: &[u8], parsed: &Parsed, outer: u8) -> Option<Option<u8>> {
-    // Neither of the others changes anything.
-    if outer != CE && outer != ecn::ECT_1 || !matches!(parsed.kind, L3::V4 | L3::V6) {
-        return Some(None);
-    }
-    let inner = ecn::of(frame, parsed);
-    let merged = ecn::decapsulate(inner, outer)?;
-    Some((merged != inner).then_some(merged))
-}
-
-#[cold]
-fn remark<'a>(room: &'a mut Vec<u8>, frame: &[u8], parsed: &Parsed, ecn: u8) -> &'a [u8] {
-    room.clear();
-    room.extend_from_slice(frame);
-    ecn::set(room, parsed, ecn);
-    room
 }
 
 /// The connection that a packet is addressed to, if there is one.

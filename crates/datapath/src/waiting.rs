@@ -5,8 +5,9 @@
 //! holds as many of the guest's buffers as are free (dynamic thresholds, Choudhury and Hahne, 1998): one destination may hold half of
 //! them, two a third each, and some are always left for a destination that waits for nothing.
 //!
-//! A guest that talks with one destination alone loses by that, so it is stopped first, but never for longer than [`HOLD_NS`] at a time:
-//! most windows open again sooner, and meanwhile its packets wait where they are, in its ring or its kernel.
+//! A guest that talks with one destination alone would lose by that. It is stopped before its queue is full, as long as the queue moves: its
+//! packets wait where they are, in its ring or its kernel, and nothing is dropped. Now and then some are fetched all the same, to see whether
+//! there is one for somebody else.
 
 use std::collections::VecDeque;
 
@@ -26,8 +27,13 @@ const QUANTUM: u32 = 64 << 10;
 const HOLD_PACKETS: usize = 128;
 /// Or of this many bytes.
 const HOLD_BYTES: u64 = 1 << 20;
-/// The longest such stop. It bounds how long a first packet to somebody else waits for a window that is not its own.
+/// The longest such stop, while there is room for more than a fetch.
 const HOLD_NS: u64 = 5_000_000;
+/// What one fetch may bring, packets.
+const FETCH: usize = 128;
+/// A queue moves if one of its hold lengths leaves in this time. It bounds how long packets to somebody else wait, behind those that find
+/// no room.
+const PACE_NS: u64 = 100_000_000;
 /// How long a guest that has sent to somebody else is not stopped.
 const COMPANY_NS: u64 = 1_000_000_000;
 
@@ -62,6 +68,18 @@ struct Queue {
     served: u32,
 }
 
+/// A stop of a guest.
+#[derive(Clone, Copy, Debug)]
+struct Hold {
+    /// When there was last a fetch.
+    fetched: Time,
+    /// When a hold length had last left.
+    moved: Time,
+    /// What has left since.
+    packets: usize,
+    bytes: u64,
+}
+
 /// The queues of one guest.
 #[derive(Debug, Default)]
 pub(crate) struct Waiting {
@@ -72,9 +90,9 @@ pub(crate) struct Waiting {
     unused: Vec<u16>,
     places: HashMap<Key, u16, RandomState>,
     packets: usize,
-    /// When the only queue became long enough to stop the guest.
-    held_since: Option<Time>,
-    /// When the guest last sent to somebody who does not wait, or who waits beside others.
+    /// While the only queue is long enough to stop the guest.
+    hold: Option<Hold>,
+    /// When the guest last sent to somebody else than the one for whom its packets wait.
     company: Option<Time>,
 }
 
@@ -123,8 +141,8 @@ impl Waiting {
         queue.bytes += u64::from(frame.len);
         queue.large += u32::from(large);
         self.packets += 1;
-        if self.held_since.is_none() && self.is_long() {
-            self.held_since = Some(now);
+        if self.hold.is_none() && (self.is_long() || self.is_nearly_full(room)) {
+            self.hold = Some(Hold { fetched: now, moved: now, packets: 0, bytes: 0 });
         }
         Ok(())
     }
@@ -153,21 +171,27 @@ impl Waiting {
     }
 
     /// The packet whose turn it was does not wait any more.
-    pub(crate) fn pop(&mut self, small_bytes: u32) {
+    pub(crate) fn pop(&mut self, now: Time, room: Room) {
         let Some(&place) = self.order.front() else { return };
         let queue = &mut self.queues[usize::from(place)];
         let Some(frame) = queue.frames.pop_front() else { return };
         self.packets -= 1;
         queue.bytes -= u64::from(frame.len);
-        queue.large -= u32::from(frame.len > small_bytes);
+        queue.large -= u32::from(frame.len > room.small_bytes);
         queue.served += frame.len;
+        if let Some(hold) = &mut self.hold {
+            (hold.packets, hold.bytes) = (hold.packets + 1, hold.bytes + u64::from(frame.len));
+            if hold.packets >= HOLD_PACKETS || hold.bytes >= HOLD_BYTES {
+                *hold = Hold { moved: now, packets: 0, bytes: 0, ..*hold };
+            }
+        }
         if queue.frames.is_empty() {
             self.close_front();
         } else if queue.served >= QUANTUM {
             self.rotate();
         }
-        if !self.is_long() {
-            self.held_since = None;
+        if !self.is_long() && !self.is_nearly_full(room) {
+            self.hold = None;
         }
     }
 
@@ -192,16 +216,28 @@ impl Waiting {
         self.unused.push(place);
     }
 
-    /// The guest has sent something that does not wait.
-    pub(crate) fn passed(&mut self, now: Time) {
-        self.company = Some(now);
+    /// The guest has sent something that waits for nothing; `to`: the vNIC that it is for.
+    pub(crate) fn passed(&mut self, now: Time, to: Mac) {
+        let waits_for = self.front().and_then(|(_, departure)| departure.reliably).map(|to| to.remote);
+        if self.order.len() > 1 || waits_for.is_some_and(|remote| remote != to) {
+            self.company = Some(now);
+        }
     }
 
-    /// Until when the guest is stopped, if it is; that may be over.
-    pub(crate) fn held_until(&self, now: Time) -> Option<Time> {
-        let since = self.held_since.filter(|_| self.order.len() == 1)?;
+    /// Packets of the guest have been fetched, whoever they are for.
+    pub(crate) fn fetched(&mut self, now: Time) {
+        if let Some(hold) = &mut self.hold {
+            hold.fetched = now;
+        }
+    }
+
+    /// Until when the guest is stopped, if it is; it may be over sooner.
+    pub(crate) fn held_until(&self, now: Time, room: Room) -> Option<Time> {
+        let hold = self.hold.filter(|_| self.order.len() == 1)?;
+        let stands_still = hold.moved.after(PACE_NS);
+        let until = if self.is_nearly_full(room) { stands_still } else { hold.fetched.after(HOLD_NS) };
         let alone = self.company.is_none_or(|at| now.since(at) > COMPANY_NS);
-        Some(since.after(HOLD_NS)).filter(|until| alone && now < *until)
+        Some(until).filter(|until| alone && now < *until && now < stands_still)
     }
 
     /// Takes out what the `chosen` destinations wait for, oldest of each first.
@@ -218,7 +254,7 @@ impl Waiting {
             self.close_front();
         }
         if !self.is_long() {
-            self.held_since = None;
+            self.hold = None;
         }
     }
 
@@ -227,6 +263,13 @@ impl Waiting {
         let Some(&place) = self.order.front().filter(|_| self.order.len() == 1) else { return false };
         let queue = &self.queues[usize::from(place)];
         queue.frames.len() >= HOLD_PACKETS || queue.bytes >= HOLD_BYTES
+    }
+
+    /// Whether there is one queue, and what a fetch may bring would not find room in it.
+    fn is_nearly_full(&self, room: Room) -> bool {
+        let Some(&place) = self.order.front().filter(|_| self.order.len() == 1) else { return false };
+        let queue = &self.queues[usize::from(place)];
+        queue.frames.len() + FETCH > room.packets as usize || queue.large + FETCH as u32 > room.large
     }
 }
 

@@ -31,7 +31,7 @@ fn drain(waiting: &mut Waiting) -> Vec<u32> {
     let mut all = Vec::new();
     while let Some((frame, _)) = waiting.front() {
         all.push(frame.handle.0);
-        waiting.pop(SMALL);
+        waiting.pop(Time(0), much());
     }
     all
 }
@@ -79,7 +79,7 @@ proptest! {
                     if let Some((n, handle)) = front {
                         let first = all.iter().position(|w| w.0 == n).expect("it waits");
                         prop_assert_eq!(all.remove(first).1, handle);
-                        waiting.pop(SMALL);
+                        waiting.pop(Time(0), much());
                     }
                 }
                 Step::Rotate => waiting.rotate(),
@@ -147,7 +147,7 @@ fn there_are_so_many_queues_and_no_more() {
         assert_eq!(waiting.push(Time(0), frame(0, 100), far(n), room(10)), Ok(()));
     }
     assert_eq!(waiting.push(Time(0), frame(0, 100), far(MOST_DESTINATIONS), room(10)), Err(Full));
-    waiting.pop(SMALL);
+    waiting.pop(Time(0), much());
     assert_eq!(waiting.push(Time(0), frame(0, 100), far(MOST_DESTINATIONS), room(10)), Ok(()));
 }
 
@@ -159,29 +159,63 @@ fn what_is_not_reliable_never_waits() {
     assert!(waiting.is_empty() && waiting.destinations() == 0);
 }
 
+/// Room for this many packets more than one destination can have waiting.
+fn much() -> Room {
+    room(100_000)
+}
+
+fn fill(waiting: &mut Waiting, at: u64, packets: usize) {
+    while waiting.packets() < packets {
+        waiting.push(Time(at), frame(0, 100), to(1), much()).expect("room");
+    }
+}
+
 #[test]
-fn a_guest_with_one_destination_is_stopped_for_a_short_time() {
+fn a_guest_with_one_destination_is_stopped_and_looked_at_now_and_then() {
     let mut waiting = Waiting::default();
-    let fill = |waiting: &mut Waiting, at: u64| {
-        while waiting.packets() < HOLD_PACKETS {
-            waiting.push(Time(at), frame(0, 100), to(1), room(1000)).expect("room");
-        }
-    };
-    fill(&mut waiting, 10 * MS);
-    assert_eq!(waiting.held_until(Time(10 * MS)), Some(Time(15 * MS)));
-    assert_eq!(waiting.held_until(Time(15 * MS)), None, "it may have something for others");
-    // More of the same stops it no longer.
-    waiting.push(Time(16 * MS), frame(0, 100), to(1), room(1000)).expect("room");
-    assert_eq!(waiting.held_until(Time(16 * MS)), None);
-    // The window has opened, and closed once more.
-    waiting.pop(SMALL);
-    waiting.pop(SMALL);
-    assert_eq!(waiting.held_until(Time(16 * MS)), None);
-    fill(&mut waiting, 20 * MS);
-    assert_eq!(waiting.held_until(Time(20 * MS)), Some(Time(25 * MS)));
-    // It has something for others.
-    waiting.passed(Time(21 * MS));
-    assert_eq!(waiting.held_until(Time(21 * MS)), None);
+    fill(&mut waiting, 10 * MS, HOLD_PACKETS - 1);
+    assert_eq!(waiting.held_until(Time(10 * MS), much()), None);
+    fill(&mut waiting, 10 * MS, HOLD_PACKETS);
+    assert_eq!(waiting.held_until(Time(10 * MS), much()), Some(Time(15 * MS)));
+    assert_eq!(waiting.held_until(Time(15 * MS), much()), None, "it may have something for others");
+    waiting.fetched(Time(16 * MS));
+    fill(&mut waiting, 16 * MS, HOLD_PACKETS + 16);
+    assert_eq!(waiting.held_until(Time(16 * MS), much()), Some(Time(21 * MS)));
+    (0..20).for_each(|_| waiting.pop(Time(17 * MS), much()));
+    assert_eq!(waiting.held_until(Time(17 * MS), much()), None, "the queue is short again");
+}
+
+#[test]
+fn a_queue_without_room_for_a_fetch_stops_its_guest_while_it_moves() {
+    let mut waiting = Waiting::default();
+    fill(&mut waiting, 0, 4 * HOLD_PACKETS);
+    let little = room(4 * HOLD_PACKETS as u32 + 100);
+    assert_eq!(waiting.held_until(Time(50 * MS), little), Some(Time(100 * MS)), "not to be looked at");
+    (0..HOLD_PACKETS).for_each(|_| waiting.pop(Time(90 * MS), much()));
+    fill(&mut waiting, 90 * MS, 4 * HOLD_PACKETS);
+    assert_eq!(waiting.held_until(Time(120 * MS), little), Some(Time(190 * MS)), "it has moved");
+    // A few packets are no pace.
+    (0..10).for_each(|_| waiting.pop(Time(180 * MS), much()));
+    assert_eq!(waiting.held_until(Time(190 * MS), little), None, "nobody else may wait for it any longer");
+    waiting.fetched(Time(190 * MS));
+    assert_eq!(waiting.held_until(Time(190 * MS), much()), None);
+}
+
+#[test]
+fn a_guest_that_sends_to_others_is_not_stopped() {
+    let mut waiting = Waiting::default();
+    fill(&mut waiting, 0, HOLD_PACKETS);
+    let remote = |n| to(n).reliably.expect("reliable").remote;
+    waiting.passed(Time(MS), remote(1));
+    assert!(waiting.held_until(Time(MS), much()).is_some(), "what else it sends to the same vNIC is no other's");
+    waiting.passed(Time(MS), remote(2));
+    assert_eq!(waiting.held_until(Time(MS), much()), None);
+    fill(&mut waiting, 1000 * MS, HOLD_PACKETS);
+    waiting.fetched(Time(1000 * MS));
+    assert_eq!(waiting.held_until(Time(1000 * MS), much()), None);
+    (0..10).for_each(|_| waiting.pop(Time(1002 * MS), much()));
+    fill(&mut waiting, 1002 * MS, HOLD_PACKETS);
+    assert!(waiting.held_until(Time(1002 * MS), much()).is_some(), "that was a second ago");
 }
 
 #[test]
@@ -189,21 +223,21 @@ fn a_guest_with_two_destinations_is_not_stopped() {
     let mut waiting = Waiting::default();
     for n in [1, 2] {
         for _ in 0..HOLD_PACKETS {
-            waiting.push(Time(MS), frame(0, 100), to(n), room(1000)).expect("room");
+            waiting.push(Time(MS), frame(0, 100), to(n), much()).expect("room");
         }
     }
-    assert_eq!(waiting.held_until(Time(MS)), None);
+    assert_eq!(waiting.held_until(Time(MS), much()), None);
     waiting.take(|to| destination(to) == 1, |_| {});
-    waiting.push(Time(2 * MS), frame(0, 100), to(2), room(1000)).expect("room");
-    assert_eq!(waiting.held_until(Time(2 * MS)), None, "a moment ago it had another one");
+    waiting.push(Time(2 * MS), frame(0, 100), to(2), much()).expect("room");
+    assert_eq!(waiting.held_until(Time(2 * MS), much()), None, "a moment ago it had another one");
 }
 
 #[test]
 fn few_large_packets_stop_a_guest_too() {
     let mut waiting = Waiting::default();
     for _ in 0..17 {
-        assert_eq!(waiting.held_until(Time(MS)), None);
-        waiting.push(Time(MS), frame(0, 65_000), to(1), room(1000)).expect("room");
+        assert_eq!(waiting.held_until(Time(MS), much()), None);
+        waiting.push(Time(MS), frame(0, 65_000), to(1), much()).expect("room");
     }
-    assert!(waiting.held_until(Time(MS)).is_some());
+    assert!(waiting.held_until(Time(MS), much()).is_some());
 }

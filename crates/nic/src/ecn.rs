@@ -56,10 +56,14 @@ pub fn set(frame: &mut [u8], parsed: &Parsed, ecn: u8) {
     let Some(packet) = frame.get_mut(usize::from(parsed.l3)..) else { return };
     match parsed.kind {
         L3::V4 => {
-            packet.first_chunk_mut().map(|header: &mut [u8; ipv4::HEADER_LEN]| ipv4::set_ecn(header, ecn));
+            if let Some(header) = packet.first_chunk_mut() {
+                ipv4::set_ecn(header, ecn);
+            }
         }
         L3::V6 => {
-            packet.first_chunk_mut().map(|header: &mut [u8; ipv6::HEADER_LEN]| ipv6::set_ecn(header, ecn));
+            if let Some(header) = packet.first_chunk_mut() {
+                ipv6::set_ecn(header, ecn);
+            }
         }
         L3::Arp | L3::Other => {}
     }

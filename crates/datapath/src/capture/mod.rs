@@ -144,6 +144,11 @@ impl Note {
         Note { way: Way::Out, what, port: Some(port), ..Note::default() }
     }
 
+    /// The same, saying something else.
+    pub(crate) fn saying(self, what: &'static str) -> Self {
+        Note { what, ..self }
+    }
+
     /// With what a data packet's header says.
     pub(crate) fn of_data(self, vni: Vni, header: &DataHeader) -> Self {
         Note {
