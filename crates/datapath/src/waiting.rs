@@ -23,15 +23,15 @@ use crate::ports::Departure;
 const MOST_DESTINATIONS: usize = 256;
 /// Bytes that one queue sends before it is the next one's turn, and one packet more at most.
 const QUANTUM: u32 = 64 << 10;
-/// A queue of this many packets stops a guest that sends to nobody else.
-const HOLD_PACKETS: usize = 128;
-/// Or of this many bytes.
+/// A queue of this many bytes stops a guest that sends to nobody else; so does one in which there is no room for a fetch.
 const HOLD_BYTES: u64 = 1 << 20;
+/// That many bytes in the smallest packets that are large, about.
+const HOLD_PACKETS: usize = 128;
 /// The longest such stop, while there is room for more than a fetch.
 const HOLD_NS: u64 = 5_000_000;
 /// What one fetch may bring, packets.
 const FETCH: usize = 128;
-/// A queue moves if one of its hold lengths leaves in this time. It bounds how long packets to somebody else wait, behind those that find
+/// A queue moves if as many bytes or packets as these leave in this time. It bounds how long packets to somebody else wait, behind those that find
 /// no room.
 const PACE_NS: u64 = 100_000_000;
 /// How long a guest that has sent to somebody else is not stopped.
@@ -224,7 +224,7 @@ impl Waiting {
         }
     }
 
-    /// Packets of the guest have been fetched, whoever they are for.
+    /// Packets of the guest have been fetched, for any destination.
     pub(crate) fn fetched(&mut self, now: Time) {
         if let Some(hold) = &mut self.hold {
             hold.fetched = now;
@@ -262,7 +262,7 @@ impl Waiting {
     fn is_long(&self) -> bool {
         let Some(&place) = self.order.front().filter(|_| self.order.len() == 1) else { return false };
         let queue = &self.queues[usize::from(place)];
-        queue.frames.len() >= HOLD_PACKETS || queue.bytes >= HOLD_BYTES
+        queue.bytes >= HOLD_BYTES
     }
 
     /// Whether there is one queue, and what a fetch may bring would not find room in it.

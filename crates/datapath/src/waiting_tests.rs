@@ -166,7 +166,7 @@ fn much() -> Room {
 
 fn fill(waiting: &mut Waiting, at: u64, packets: usize) {
     while waiting.packets() < packets {
-        waiting.push(Time(at), frame(0, 100), to(1), much()).expect("room");
+        waiting.push(Time(at), frame(0, 8192), to(1), much()).expect("room");
     }
 }
 
@@ -223,17 +223,28 @@ fn a_guest_with_two_destinations_is_not_stopped() {
     let mut waiting = Waiting::default();
     for n in [1, 2] {
         for _ in 0..HOLD_PACKETS {
-            waiting.push(Time(MS), frame(0, 100), to(n), much()).expect("room");
+            waiting.push(Time(MS), frame(0, 8192), to(n), much()).expect("room");
         }
     }
     assert_eq!(waiting.held_until(Time(MS), much()), None);
     waiting.take(|to| destination(to) == 1, |_| {});
-    waiting.push(Time(2 * MS), frame(0, 100), to(2), much()).expect("room");
+    waiting.push(Time(2 * MS), frame(0, 8192), to(2), much()).expect("room");
     assert_eq!(waiting.held_until(Time(2 * MS), much()), None, "a moment ago it had another one");
 }
 
 #[test]
-fn few_large_packets_stop_a_guest_too() {
+fn many_small_packets_wait_here_as_long_as_there_is_room() {
+    let mut waiting = Waiting::default();
+    for n in 0..5000 {
+        assert_eq!(waiting.held_until(Time(MS), room(8192)), None, "{n} packets");
+        waiting.push(Time(MS), frame(0, 74), to(1), room(8192)).expect("room");
+    }
+    waiting.push(Time(MS), frame(0, 74), to(1), room(5100)).expect("room");
+    assert_eq!(waiting.held_until(Time(MS), room(5100)), Some(Time(101 * MS)), "no room for a fetch");
+}
+
+#[test]
+fn few_large_packets_stop_a_guest() {
     let mut waiting = Waiting::default();
     for _ in 0..17 {
         assert_eq!(waiting.held_until(Time(MS), much()), None);

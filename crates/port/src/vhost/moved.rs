@@ -1,7 +1,7 @@
 //! Packets that have left a transmit ring before they were done with.
 //!
-//! Buffers of some rings have to go back in the order in which they were taken. One packet that waits there would hold up those behind it, whoever
-//! they are for. So when such a ring runs short, its oldest packets are moved here, and their buffers go back. A packet keeps its handle,
+//! Buffers of some rings have to go back in the order in which they were taken. One packet that waits there would hold up those behind it, for
+//! any destination. So when such a ring runs short, its oldest packets are moved here, and their buffers go back. A packet keeps its handle,
 //! which is therefore no number of a buffer in these rings.
 
 use super::index::{Index, Size, Table};
