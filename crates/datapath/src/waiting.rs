@@ -31,9 +31,9 @@ const HOLD_PACKETS: usize = 128;
 const HOLD_NS: u64 = 5_000_000;
 /// What one fetch may bring, packets.
 const FETCH: usize = 128;
-/// A queue moves if as many bytes or packets as these leave in this time. It bounds how long packets to somebody else wait, behind those that find
-/// no room.
-const PACE_NS: u64 = 100_000_000;
+/// A queue moves if as many bytes or packets as these leave in this time. One that does not is no reason to stop its guest: what finds no room is
+/// dropped then.
+const PACE_NS: u64 = 1_000_000_000;
 /// How long a guest that has sent to somebody else is not stopped.
 const COMPANY_NS: u64 = 1_000_000_000;
 

@@ -190,15 +190,15 @@ fn a_queue_without_room_for_a_fetch_stops_its_guest_while_it_moves() {
     let mut waiting = Waiting::default();
     fill(&mut waiting, 0, 4 * HOLD_PACKETS);
     let little = room(4 * HOLD_PACKETS as u32 + 100);
-    assert_eq!(waiting.held_until(Time(50 * MS), little), Some(Time(100 * MS)), "not to be looked at");
-    (0..HOLD_PACKETS).for_each(|_| waiting.pop(Time(90 * MS), much()));
-    fill(&mut waiting, 90 * MS, 4 * HOLD_PACKETS);
-    assert_eq!(waiting.held_until(Time(120 * MS), little), Some(Time(190 * MS)), "it has moved");
+    assert_eq!(waiting.held_until(Time(50 * MS), little), Some(Time(1000 * MS)), "not to be looked at");
+    (0..HOLD_PACKETS).for_each(|_| waiting.pop(Time(900 * MS), much()));
+    fill(&mut waiting, 900 * MS, 4 * HOLD_PACKETS);
+    assert_eq!(waiting.held_until(Time(1200 * MS), little), Some(Time(1900 * MS)), "it has moved");
     // A few packets are no pace.
-    (0..10).for_each(|_| waiting.pop(Time(180 * MS), much()));
-    assert_eq!(waiting.held_until(Time(190 * MS), little), None, "nobody else may wait for it any longer");
-    waiting.fetched(Time(190 * MS));
-    assert_eq!(waiting.held_until(Time(190 * MS), much()), None);
+    (0..10).for_each(|_| waiting.pop(Time(1800 * MS), much()));
+    assert_eq!(waiting.held_until(Time(1900 * MS), little), None, "nobody else may wait for it any longer");
+    waiting.fetched(Time(1900 * MS));
+    assert_eq!(waiting.held_until(Time(1900 * MS), much()), None);
 }
 
 #[test]
@@ -240,7 +240,7 @@ fn many_small_packets_wait_here_as_long_as_there_is_room() {
         waiting.push(Time(MS), frame(0, 74), to(1), room(8192)).expect("room");
     }
     waiting.push(Time(MS), frame(0, 74), to(1), room(5100)).expect("room");
-    assert_eq!(waiting.held_until(Time(MS), room(5100)), Some(Time(101 * MS)), "no room for a fetch");
+    assert_eq!(waiting.held_until(Time(MS), room(5100)), Some(Time(1001 * MS)), "no room for a fetch");
 }
 
 #[test]
