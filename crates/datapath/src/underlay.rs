@@ -65,8 +65,8 @@ impl<P: GuestPort> Core<P> {
         if SEEN && let Some(capture) = &mut self.capture {
             capture.arrived(Stage::UnderlayRx, "received", datagram, &self.peers);
         }
-        match self.neighbours.owner_of(datagram, &self.switch) {
-            Some(owner) => self.neighbours.keep(owner, datagram),
+        match self.siblings.owner_of(datagram, &self.switch) {
+            Some(owner) => self.siblings.keep(owner, datagram),
             None => self.on_own_datagram::<SEEN>(datagram),
         }
     }
@@ -484,7 +484,8 @@ impl<P: GuestPort> Core<P> {
                 self.send_answer::<SEEN>(peer, vni, parsed.flow_hash);
                 return Ok(());
             }
-            Action::Forward { .. } => return Ok(()),
+            // A peer's frame is never forwarded.
+            Action::Forward { .. } => return Err((Refusal::WrongVnic, None)),
             Action::Drop(reason) => return Err((Refusal::Switch(reason), None)),
         };
         let note = Note { port: Some(port.0), ..note };
