@@ -20,9 +20,10 @@ pub struct Rate {
 }
 
 impl Rate {
-    /// A rate with the burst of a millisecond, at least one token.
+    /// A rate with the burst of 100 us, at least 32 tokens. That is as long as a gateway's order queues wait: a longer burst of one
+    /// tenant fills the rings of the cores, and others lose packets there.
     pub fn per_second(per_second: u64) -> Self {
-        Rate { per_second, burst: (per_second / 1000).max(1) }
+        Rate { per_second, burst: (per_second / 10_000).max(32) }
     }
 
     fn bucket(self) -> TokenBucket {
