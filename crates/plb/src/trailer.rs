@@ -11,6 +11,9 @@ pub const NO_PAYLOAD: u32 = u32::MAX;
 const VERSION: u8 = 1;
 const MAGIC: [u8; 2] = [0xa1, 0xba];
 
+/// The last four bytes of every trailer of version 1.
+const END: u32 = u32::from_be_bytes([VERSION, TRAILER_LEN as u8, MAGIC[0], MAGIC[1]]);
+
 const DROP: u8 = 0x01;
 const HEADER_ONLY: u8 = 0x02;
 const UNORDERED: u8 = 0x04;
@@ -66,11 +69,13 @@ impl Trailer {
     #[inline]
     pub fn parse(bytes: [u8; TRAILER_LEN]) -> Result<Self, TrailerError> {
         let [p0, p1, p2, p3, s0, s1, s2, s3, pod0, pod1, queue, flags, version, len, magic @ ..] = bytes;
-        if magic != MAGIC {
-            return Err(TrailerError::Magic(magic));
-        }
-        if version != VERSION || usize::from(len) != TRAILER_LEN {
-            return Err(TrailerError::Version { version, len });
+        // One comparison while all is well.
+        if u32::from_be_bytes([version, len, magic[0], magic[1]]) != END {
+            return Err(if magic == MAGIC {
+                TrailerError::Version { version, len }
+            } else {
+                TrailerError::Magic(magic)
+            });
         }
         if flags & !FLAGS != 0 {
             return Err(TrailerError::Flags(flags));
