@@ -18,6 +18,7 @@ run() {
 run -p bifrost-port --lib -- pool:: udp::receive udp::sys steer:: clock::receive
 # What has none, and so can only be let down by what it builds upon.
 run -p bifrost-wire
+run -p bifrost-plb cases
 run -p bifrost-tables
 run -p bifrost-nic
 run -p bifrost-avs

@@ -42,4 +42,5 @@ pub const TARGETS: &[Target] = &[
     Target { name: "messages", max_len: 512, quick_runs: 500, run: targets::messages::run },
     Target { name: "rings", max_len: 512, quick_runs: 1_000, run: targets::rings::run },
     Target { name: "pods", max_len: 2048, quick_runs: 8_000, run: targets::pods::run },
+    Target { name: "routes", max_len: 1024, quick_runs: 4_000, run: targets::routes::run },
 ];

@@ -15,6 +15,7 @@ pub(crate) mod messages;
 pub(crate) mod pair;
 pub(crate) mod pods;
 pub(crate) mod rings;
+pub(crate) mod routes;
 pub(crate) mod segments;
 pub(crate) mod switch;
 pub(crate) mod vhost;
