@@ -6,6 +6,7 @@
 use std::hint::black_box;
 
 use bifrost_bench::decisions::{self, Decisions, Kind, Way};
+use bifrost_bench::gateway::{self, Limiting, Routes, Spraying};
 use bifrost_bench::round::{Load, Round};
 use bifrost_bench::stages::{self, Prepared};
 use bifrost_rte::{Ordering, US};
@@ -147,8 +148,44 @@ fn decide(mut decisions: Decisions) -> Decisions {
     decisions
 }
 
+#[library_benchmark]
+#[bench::in_order(Spraying::new(false))]
+#[bench::reordered(Spraying::new(true))]
+fn gateway_spray(mut spraying: Spraying) -> Spraying {
+    black_box(&mut spraying).run(gateway::PACKETS);
+    spraying
+}
+
+#[library_benchmark]
+#[bench::two_stages(Limiting::new(false))]
+#[bench::found(Limiting::new(true))]
+fn gateway_limit(mut limiting: Limiting) -> Limiting {
+    black_box(&mut limiting).run(gateway::PACKETS);
+    limiting
+}
+
+#[library_benchmark]
+#[bench::batch_of_100k_routes(Routes::new(100_000))]
+fn gateway_lookup(routes: Routes) -> (Routes, u32) {
+    let sum = black_box(&routes).run(gateway::PACKETS);
+    (routes, sum)
+}
+
 library_benchmark_group!(
     name = cost,
-    benchmarks = [send, receive, build_ack, process_ack, timers, set_up, round, lone_packets, decide]
+    benchmarks = [
+        send,
+        receive,
+        build_ack,
+        process_ack,
+        timers,
+        set_up,
+        round,
+        lone_packets,
+        decide,
+        gateway_spray,
+        gateway_limit,
+        gateway_lookup
+    ]
 );
 main!(config = LibraryBenchmarkConfig::default().tool(callgrind()), library_benchmark_groups = cost);

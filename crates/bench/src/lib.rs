@@ -7,6 +7,7 @@
 pub mod account;
 pub mod decisions;
 mod end;
+pub mod gateway;
 mod link;
 pub mod memory;
 pub mod report;

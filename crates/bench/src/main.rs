@@ -8,7 +8,7 @@ use bifrost_bench::account::Counting;
 use bifrost_bench::memory::{self, Scale};
 use bifrost_bench::report::Report;
 use bifrost_bench::round::Load;
-use bifrost_bench::{routes, vectors, wall};
+use bifrost_bench::{gateway, routes, vectors, wall};
 use bifrost_rte::{Ordering, US};
 use clap::Parser;
 
@@ -68,6 +68,7 @@ fn main() -> Result<()> {
     report.add_wall_times(&wall::decisions());
     report.add_vectors(&vectors::times());
     report.add_routes(&routes::costs());
+    report.add_gateway(&gateway::costs());
     let json = serde_json::to_string_pretty(&report)?;
     if let Some(file) = options.out {
         std::fs::write(&file, &json).with_context(|| format!("cannot write {}", file.display()))?;

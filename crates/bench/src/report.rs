@@ -7,6 +7,7 @@ use std::path::Path;
 use anyhow::{Context, Result};
 use serde::Serialize;
 
+use crate::gateway::Costs;
 use crate::memory::{Held, Memory};
 use crate::routes::Cost;
 use crate::vectors::Times;
@@ -29,6 +30,12 @@ const fn round(name: &'static str) -> Row {
 
 /// Instructions that a data packet may cost, both ends and its share of ACKs together.
 const INSTRUCTIONS_MAX: f64 = 1200.0;
+
+/// Instructions that dispatch, legal check and reorder check of a packet may cost together.
+const SPRAY_INSTRUCTIONS_MAX: f64 = 250.0;
+
+/// Bytes that a route may hold in a table of ten million.
+const LARGE_TABLE_BYTES_MAX: f64 = 24.0;
 
 /// Bytes that a route may hold in the switch, one in IPv4 for each in IPv6.
 const ROUTE_BYTES_MAX: f64 = 160.0;
@@ -75,6 +82,11 @@ const ROWS: &[Row] = &[
     row("decide.remote_groups_vector", 256, "a packet"),
     row("decide.local_groups_vector", 256, "a packet"),
     row("decide.incoming_groups_vector", 256, "a packet"),
+    Row { name: "gateway_spray.in_order", per: 8192, unit: "a packet", bar: Some(SPRAY_INSTRUCTIONS_MAX) },
+    Row { name: "gateway_spray.reordered", per: 8192, unit: "a packet", bar: Some(SPRAY_INSTRUCTIONS_MAX) },
+    row("gateway_limit.two_stages", 8192, "a packet"),
+    row("gateway_limit.found", 8192, "a packet"),
+    row("gateway_lookup.batch_of_100k_routes", 8192, "a look-up"),
 ];
 
 /// Pairs of which the second, beside 100k idle connections, may cost no more than the first.
@@ -181,6 +193,15 @@ impl Report {
             self.add(&format!("wall.{name}.build"), *build_ms, "ms", None, None);
             self.add(&format!("wall.{name}.decide"), *packet_ns, "ns a packet", None, None);
         }
+    }
+
+    /// Adds what the gateway's pipeline costs.
+    pub fn add_gateway(&mut self, costs: &Costs) {
+        for (name, ns, bar) in &costs.times {
+            self.add(&format!("time.{name}"), *ns, "ns a packet", None, *bar);
+        }
+        self.add("gateway.allocations", costs.allocations as f64, "allocations", None, Some(0.0));
+        self.add("gateway.10M_routes.memory", costs.route_bytes, "bytes a route", None, Some(LARGE_TABLE_BYTES_MAX));
     }
 
     /// Adds allocations in steady state, of which there must be none.

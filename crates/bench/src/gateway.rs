@@ -1,0 +1,265 @@
+//! What the gateway's pipeline costs a packet: load balancing by packet, the limiter of tenants, look-ups in ten million routes.
+
+use std::hint::black_box;
+use std::net::{IpAddr, Ipv4Addr};
+
+use bifrost_plb::{Balancer, Config, TRAILER_LEN};
+use bifrost_tables::{BATCH, IpNet, LimiterConfig, Lpm, TenantLimiter};
+use fastrand::Rng;
+use rustix::time::{ClockId, clock_gettime};
+
+use crate::account::{Account, balance, charge};
+
+/// Packets that are counted or timed together.
+pub const PACKETS: u32 = 8192;
+/// Packets of a turn of the pipeline.
+const TURN: u32 = 32;
+/// Between turns: a packet each 100 ns.
+const TURN_NS: u64 = 3_200;
+const REPETITIONS: usize = 21;
+/// Routes of the large table.
+const ROUTES: usize = 10_000_000;
+
+/// A balancer of four order queues and 44 cores, and a pod that does nothing. Each turn dispatches 32 packets, takes them back and
+/// releases them; their trailers are written and read.
+#[derive(Debug)]
+pub struct Spraying {
+    balancer: Balancer<u32>,
+    now: u64,
+    /// In which order the packets of a turn come back.
+    order: [usize; TURN as usize],
+    trailers: [[u8; TRAILER_LEN]; TURN as usize],
+    random: u32,
+    /// Packets that left.
+    pub released: u32,
+}
+
+impl Spraying {
+    /// In steady state. `reordered`: the packets of a turn come back in any order.
+    pub fn new(reordered: bool) -> Self {
+        let config = Config { cores: 44, order_queues: 4, ..Config::default() };
+        let mut order = std::array::from_fn(|i| i);
+        if reordered {
+            Rng::with_seed(3).shuffle(&mut order);
+        }
+        let balancer = Balancer::new(config).unwrap_or_else(|e| unreachable!("{config:?}: {e}"));
+        let trailers = [[0; TRAILER_LEN]; TURN as usize];
+        let mut spraying = Spraying { balancer, now: 1 << 40, order, trailers, random: 1, released: 0 };
+        // Twice around each queue.
+        spraying.run(4 * 2 * 4096);
+        spraying.released = 0;
+        spraying
+    }
+
+    /// Dispatch, legal check and reorder check of that many packets.
+    pub fn run(&mut self, packets: u32) {
+        for _ in 0..packets / TURN {
+            self.now += TURN_NS;
+            for trailer in &mut self.trailers {
+                self.random = self.random.wrapping_mul(0x915f_77f5).wrapping_add(1);
+                if let Ok(dispatch) = self.balancer.dispatch(self.now, self.random, false) {
+                    *trailer = dispatch.trailer.emit();
+                    black_box(dispatch.core);
+                }
+            }
+            for &i in &self.order {
+                black_box(self.balancer.returned(self.trailers[i], i as u32));
+            }
+            let released = &mut self.released;
+            self.balancer.release(self.now, u32::MAX, |egress| {
+                black_box(egress);
+                *released += 1;
+            });
+        }
+    }
+}
+
+/// A limiter, and packets of a hundred thousand tenants, a quarter of them of one that exceeds its rate.
+#[derive(Debug)]
+pub struct Limiting {
+    limiter: TenantLimiter,
+    vnis: Vec<u32>,
+    now: u64,
+    /// Packets that passed.
+    pub passed: u32,
+}
+
+/// The tenant that sends too much.
+const HEAVY: u32 = 77;
+
+impl Limiting {
+    /// `found`: the heavy tenant has a meter of its own already. Otherwise no sample finds it.
+    pub fn new(found: bool) -> Self {
+        let mut rng = Rng::with_seed(5);
+        let vnis = (0..PACKETS).map(|_| if rng.u8(..4) == 0 { HEAVY } else { rng.u32(..100_000) }).collect();
+        let never = LimiterConfig { sample_drops: u32::MAX, sample_ns: u64::MAX, seed: 9, ..LimiterConfig::default() };
+        let mut limiting = Limiting { limiter: TenantLimiter::new(never), vnis, now: 1 << 40, passed: 0 };
+        limiting.run(PACKETS);
+        limiting.run(PACKETS);
+        let names: Vec<u32> = limiting.limiter.pre_checked().map(|(vni, _)| vni).collect();
+        for vni in names {
+            limiting.limiter.forget(vni);
+        }
+        if found {
+            limiting.limiter.limit_early(limiting.now, HEAVY).unwrap_or_else(|e| unreachable!("an empty table: {e}"));
+        }
+        limiting.run(PACKETS);
+        limiting.passed = 0;
+        limiting
+    }
+
+    /// That many packets, one each 10 ns: 25 Mpps of the heavy tenant, which may send 10.
+    pub fn run(&mut self, packets: u32) {
+        for vni in &self.vnis[..packets as usize] {
+            self.now += 10;
+            self.passed += u32::from(black_box(self.limiter.admit(self.now, *vni, 1)).passes);
+        }
+    }
+}
+
+/// A table of a tenant with very many routes, and addresses in them.
+#[derive(Debug)]
+pub struct Routes {
+    lpm: Lpm<u32>,
+    addrs: Vec<IpAddr>,
+    /// What the table holds, bytes a route; 0 unless [`crate::account::Counting`] is the program's allocator.
+    pub bytes_each: f64,
+}
+
+impl Routes {
+    /// Random IPv4 routes, half of them of single hosts.
+    pub fn new(count: usize) -> Self {
+        let mut rng = Rng::with_seed(1);
+        let mut route = || {
+            let len = [24, 28, 30, 32, 32, 32][rng.usize(..6)];
+            (rng.u32(..) & (u32::MAX << (32 - u32::from(len))), len)
+        };
+        // Some are drawn twice.
+        let mut routes: Vec<(u32, u8)> = (0..count + count / 8).map(|_| route()).collect();
+        routes.sort_unstable();
+        routes.dedup();
+        rng.shuffle(&mut routes);
+        routes.truncate(count);
+        let net = |&(addr, len): &(u32, u8)| {
+            let net = IpNet::new(Ipv4Addr::from_bits(addr).into(), len);
+            net.unwrap_or_else(|e| unreachable!("{len}: {e}"))
+        };
+        let before = balance(Account::Other).bytes;
+        let lpm = Lpm::new(routes.iter().map(net).zip(0..)).unwrap_or_else(|net| unreachable!("{net} is there once"));
+        let bytes_each = (balance(Account::Other).bytes - before) as f64 / routes.len() as f64;
+        let addr = |_| {
+            let (first, len) = routes[rng.usize(..routes.len())];
+            let host = rng.u32(..) & u32::MAX.checked_shr(len.into()).unwrap_or(0);
+            Ipv4Addr::from_bits(first | host).into()
+        };
+        Routes { lpm, addrs: (0..1 << 17).map(addr).collect(), bytes_each }
+    }
+
+    /// Looks up `packets` addresses, sixteen at once, and reads what is found.
+    pub fn run(&self, packets: u32) -> u32 {
+        let (batches, _) = self.addrs[..packets as usize].as_chunks::<BATCH>();
+        batches.iter().fold(0u32, |sum, addrs| {
+            let found = self.lpm.lookup_batch(black_box(addrs));
+            found.into_iter().fold(sum, |sum, value| sum.wrapping_add(value.map_or(7, |v| *v)))
+        })
+    }
+
+    /// The same, one by one.
+    pub fn run_one_by_one(&self, packets: u32) -> u32 {
+        let addrs = &self.addrs[..packets as usize];
+        addrs.iter().fold(0u32, |sum, addr| sum.wrapping_add(self.lpm.lookup(*black_box(addr)).map_or(7, |v| *v)))
+    }
+}
+
+/// What was measured besides instructions.
+#[derive(Clone, Debug)]
+pub struct Costs {
+    /// Name, ns a packet, and what it may be.
+    pub times: Vec<(&'static str, f64, Option<f64>)>,
+    /// Allocations of 100,000 packets through balancer and limiter.
+    pub allocations: u64,
+    /// Of the table with ten million routes, bytes a route.
+    pub route_bytes: f64,
+}
+
+/// Bars: ns a packet of dispatch, legal check and reorder check; of the limiter; of a look-up in ten million routes.
+const SPRAY_NS_MAX: f64 = 100.0;
+const LIMIT_NS_MAX: f64 = 20.0;
+const LOOKUP_NS_MAX: f64 = 130.0;
+
+/// Measures; seconds. [`crate::account::Counting`] must be the program's allocator.
+pub fn costs() -> Costs {
+    let mut times = Vec::new();
+    let mut allocations = 0;
+    for (name, reordered) in [("gateway.plb_in_order", false), ("gateway.plb_reordered", true)] {
+        let mut spraying = Spraying::new(reordered);
+        times.push((name, least_ns(PACKETS, || spraying.run(PACKETS)), Some(SPRAY_NS_MAX)));
+        allocations += counted(|| (0..12).for_each(|_| spraying.run(PACKETS)));
+    }
+    for (name, found) in [("gateway.limiter_two_stages", false), ("gateway.limiter_found", true)] {
+        let mut limiting = Limiting::new(found);
+        times.push((name, least_ns(PACKETS, || limiting.run(PACKETS)), Some(LIMIT_NS_MAX)));
+        allocations += counted(|| (0..12).for_each(|_| limiting.run(PACKETS)));
+    }
+    let routes = Routes::new(ROUTES);
+    let packets = 1 << 17;
+    let batch = least_ns(packets, || routes.run(packets));
+    times.push(("gateway.lookup_10M_routes.batch", batch, Some(LOOKUP_NS_MAX)));
+    let alone = least_ns(packets, || routes.run_one_by_one(packets));
+    times.push(("gateway.lookup_10M_routes.one_by_one", alone, None));
+    Costs { times, allocations, route_bytes: routes.bytes_each }
+}
+
+/// Allocations meanwhile.
+fn counted(run: impl FnOnce()) -> u64 {
+    let before = balance(Account::Sender).allocations;
+    charge(Account::Sender);
+    run();
+    charge(Account::Other);
+    balance(Account::Sender).allocations - before
+}
+
+/// The least of all repetitions, in processor time, ns a packet: what else the machine does counts as little as possible.
+fn least_ns<R>(packets: u32, mut run: impl FnMut() -> R) -> f64 {
+    let now = || {
+        let now = clock_gettime(ClockId::ThreadCPUTime);
+        now.tv_sec as f64 * 1e9 + now.tv_nsec as f64
+    };
+    let times = (0..REPETITIONS).map(|_| {
+        let began = now();
+        black_box(run());
+        (now() - began) / f64::from(packets)
+    });
+    times.fold(f64::INFINITY, f64::min)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_packet_leaves() {
+        for reordered in [false, true] {
+            let mut spraying = Spraying::new(reordered);
+            spraying.run(PACKETS);
+            assert_eq!(spraying.released, PACKETS);
+        }
+    }
+
+    #[test]
+    fn the_heavy_tenant_is_limited() {
+        for found in [false, true] {
+            let mut limiting = Limiting::new(found);
+            limiting.run(PACKETS);
+            // Of a quarter, 10 of 25 pass.
+            let share = f64::from(limiting.passed) / f64::from(PACKETS);
+            assert!((0.8..0.9).contains(&share), "{share}");
+        }
+    }
+
+    #[test]
+    fn batches_find_what_single_look_ups_find() {
+        let routes = Routes::new(5000);
+        assert_eq!(routes.run(4096), routes.run_one_by_one(4096));
+    }
+}
