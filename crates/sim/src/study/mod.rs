@@ -8,7 +8,10 @@ mod blocking;
 mod clos;
 mod elephants;
 mod failure;
+mod gateway;
 mod granularity;
+mod gw_overload;
+mod gw_plb;
 mod incast;
 mod oracle;
 mod plot;
@@ -95,6 +98,16 @@ const STUDIES: &[Study] = &[
         name: "aggregation",
         question: "connections by pair of vNICs instead of by 5-tuple, of generated flows",
         run: aggregation::run,
+    },
+    Study {
+        name: "gw-plb",
+        question: "a gateway pod whose packets are sprayed over its cores, against flows hashed to them",
+        run: gw_plb::run,
+    },
+    Study {
+        name: "gw-overload",
+        question: "a tenant that overloads a gateway pod, with and without the limiter of tenants",
+        run: gw_overload::run,
     },
 ];
 

@@ -1,0 +1,347 @@
+//! A gateway pod whose packets are sprayed over its cores, against one whose flows are hashed to them (Albatross, SIGCOMM'25,
+//! figures 4, 5 and 8 to 12, table 3). The balancer is the real one; cores and caches are models.
+
+use anyhow::Result;
+use serde_json::{Map, Value, json};
+
+use super::gateway::cache::{Machine, Tables, replay};
+use super::gateway::load::{Bursts, HEAVY, Load};
+use super::gateway::pod::{Outcome as Ran, Pod, Setup};
+use super::gateway::{SERVICES, Service};
+use super::plot::Panel;
+use super::runs::each;
+use super::{Bar, Outcome};
+
+/// Concurrent flows (6).
+const FLOWS: u32 = 500_000;
+const MS: u64 = 1_000_000;
+/// When a core does something else. The paper does not say; this is set so that latencies have the shape of its figure 11: 99 % below 30 us,
+/// and then an exponential decline. A hundred times a second a core is away for 12 us on average.
+const STALLS_NS: (f64, f64) = (10e6, 12e3);
+/// Cores of pods.
+const CORES: [u16; 4] = [3, 20, 44, 92];
+
+pub(super) fn run(quick: bool) -> Result<Outcome> {
+    let mut outcome = Outcome::default();
+    let mut data = Map::new();
+    caches(quick, &mut outcome, &mut data)?;
+    heavy_hitter(quick, &mut outcome, &mut data)?;
+    tail(quick, &mut outcome, &mut data)?;
+    balance(quick, &mut outcome, &mut data)?;
+    production(quick, &mut outcome, &mut data)?;
+    drop_flag(quick, &mut outcome, &mut data)?;
+    scaling(quick, &mut outcome, &mut data)?;
+    outcome.data = Value::Object(data);
+    Ok(outcome)
+}
+
+fn internet() -> f64 {
+    SERVICES.iter().find(|s| s.name == "VPC-Internet").map_or(1e3, Service::mean_ns)
+}
+
+fn pod(setup: Setup, load: Load, ns: u64) -> Result<Ran> {
+    Ok(Pod::new(setup, FLOWS)?.run(load, ns))
+}
+
+const MODES: [(&str, bool); 2] = [("PLB", true), ("RSS", false)];
+
+/// Figures 4 and 5: what sharing tables costs and saves in caches.
+fn caches(quick: bool, outcome: &mut Outcome, data: &mut Map<String, Value>) -> Result<()> {
+    // The paper: 48 cores and about 200 MB of cache a processor; several GB of tables; entries of hundreds of bytes, several a packet.
+    let machine = |cores: u64| Machine {
+        private_bytes: 2 << 20,
+        shared_bytes: (105 << 20) * cores.div_ceil(48),
+        latency_ns: [5.0, 30.0, 110.0],
+        overlap: 4.0,
+        compute_ns: 450.0,
+    };
+    let tables = |flows| Tables {
+        flows,
+        flow_lines: 16,
+        common_lines: 8,
+        common_total: 1 << 20,
+        packet_lines: 8,
+        pool_lines: 64 << 10,
+    };
+    let cores: &[u64] = if quick { &[1, 20] } else { &[1, 3, 20, 44, 92] };
+    // From tables that fit into private caches to those of 3 million flows.
+    let flows: &[u64] = if quick { &[500_000] } else { &[5_000, 50_000, 500_000, 3_000_000] };
+    let runs: Vec<(u64, u64, bool)> =
+        flows.iter().flat_map(|f| cores.iter().flat_map(move |c| MODES.map(|(_, spray)| (*f, *c, spray)))).collect();
+    let rates = each(&runs, |(flows, cores, spray)| {
+        let packets = if quick { 600_000 } else { 1_200_000 };
+        Ok(replay(&machine(*cores), &tables(*flows), *cores, *spray, packets))
+    })?;
+    let mut per_core = Panel::new("A core's rate (cache model), 500,000 flows", "cores", "Mpps");
+    let mut hits = Panel::new("Hits in the shared cache, 500,000 flows", "cores", "%");
+    for (mode, spray) in MODES {
+        let of = |runs: &[(u64, u64, bool)]| {
+            let own = runs.iter().zip(&rates).filter(|((f, _, s), _)| *f == 500_000 && *s == spray);
+            own.map(|((_, c, _), r)| (*c as f64, r.pps / 1e6, r.shared_hits * 100.0)).collect::<Vec<_>>()
+        };
+        per_core = per_core.line(mode, of(&runs).into_iter().map(|(c, pps, _)| (c, pps)));
+        hits = hits.line(mode, of(&runs).into_iter().map(|(c, _, hits)| (c, hits)));
+    }
+    outcome.panels.extend([per_core, hits]);
+    for (pair, rates) in runs.as_chunks::<2>().0.iter().zip(rates.as_chunks::<2>().0) {
+        let ((flows, cores, _), [plb, rss]) = (pair[0], rates);
+        let apart = (1.0 - plb.pps / rss.pps) * 100.0;
+        outcome.lines.push(format!(
+            "caches, {flows} flows, {cores} cores: PLB {:.3} Mpps a core, RSS {:.3}, {apart:.2} % apart; shared cache hits {:.0} and {:.0} %, private {:.0} and {:.0} %",
+            plb.pps / 1e6, rss.pps / 1e6, plb.shared_hits * 100.0, rss.shared_hits * 100.0, plb.private_hits * 100.0, rss.private_hits * 100.0
+        ));
+        data.insert(
+            format!("caches, {flows} flows, {cores} cores"),
+            json!({ "plb_pps": plb.pps, "rss_pps": rss.pps, "plb_shared_hits": plb.shared_hits, "rss_shared_hits": rss.shared_hits }),
+        );
+        if flows >= 500_000 {
+            let name = format!("a core's rate, PLB below RSS, {flows} flows, {cores} cores, %");
+            outcome.bars.push(Bar { name, value: apart, limit: 1.0 });
+        }
+    }
+    Ok(())
+}
+
+/// Figure 8: three cores at 10 %, and a flow of up to 130 % of a core.
+fn heavy_hitter(quick: bool, outcome: &mut Outcome, data: &mut Map<String, Value>) -> Result<()> {
+    let service = internet();
+    let core_pps = 1e9 / service;
+    let steps: Vec<u32> = if quick { vec![0, 130] } else { (0..=13).map(|n| n * 10).collect() };
+    let runs: Vec<(bool, u32)> = MODES.iter().flat_map(|(_, spray)| steps.iter().map(|n| (*spray, *n))).collect();
+    let answers = each(&runs, |(spray, percent)| {
+        let heavy = core_pps * f64::from(*percent) / 100.0;
+        let load = Load::new(3, FLOWS, core_pps * 0.3).heavy(heavy);
+        let ns = if quick { 30 } else { 200 } * MS;
+        let setup = Setup { spray: *spray, bin_ns: ns, ..Setup::new(3, service) };
+        pod(setup, load, ns)
+    })?;
+    let mut loss = Panel::new("Loss beside a heavy flow, 3 cores", "heavy flow, % of a core", "lost, %");
+    let mut busy = Panel::new("Use of the busiest and the idlest core", "heavy flow, % of a core", "%");
+    for (mode, spray) in MODES {
+        let own = || runs.iter().zip(&answers).filter(move |((s, _), _)| *s == spray);
+        loss = loss.line(mode, own().map(|((_, n), o)| (f64::from(*n), o.loss() * 100.0)));
+        let edge = |f: fn(f64, f64) -> f64, from: f64| {
+            own().map(move |((_, n), o)| {
+                let bins = o.busy.first().into_iter().flatten();
+                (f64::from(*n), bins.copied().fold(from, f) * 100.0)
+            })
+        };
+        busy = busy.line(format!("{mode}, busiest"), edge(f64::max, 0.0));
+        busy = busy.line(format!("{mode}, idlest"), edge(f64::min, 1.0));
+    }
+    outcome.panels.extend([loss, busy]);
+    for ((spray, percent), ran) in runs.iter().zip(&answers).filter(|((_, percent), _)| *percent == 130) {
+        let mode = if *spray { "PLB" } else { "RSS" };
+        let heavy = ran.sent_of_flow[HEAVY as usize];
+        outcome.lines.push(format!(
+            "heavy flow of {percent} % of a core, 3 cores, {mode}: {:.3} % lost, {heavy} packets of the heavy flow sent, {} packets out of order",
+            ran.loss() * 100.0, ran.disordered
+        ));
+        data.insert(
+            format!("heavy flow, {mode}"),
+            json!({ "loss": ran.loss(), "disordered": ran.disordered, "late": ran.late }),
+        );
+        if *spray {
+            let lost = (ran.lost_ring + ran.lost_queue) as f64;
+            outcome.bars.push(Bar {
+                name: "packets lost, heavy flow of 130 % of a core, PLB".into(),
+                value: lost,
+                limit: 0.0,
+            });
+        }
+    }
+    Ok(())
+}
+
+/// Bursts of single flows: each half a core for 5 ms on average, and one goes on for so large a part of the time.
+fn bursts(service_ns: f64, share: f64) -> Bursts {
+    let length_ns = 5e6;
+    Bursts { pause_ns: length_ns * (1.0 - share) / share, length_ns, gap_ns: 2.0 * service_ns }
+}
+
+/// Figure 9: latency by load.
+fn tail(quick: bool, outcome: &mut Outcome, data: &mut Map<String, Value>) -> Result<()> {
+    let service = internet();
+    let loads: &[u32] = if quick { &[50, 90] } else { &[10, 25, 50, 60, 70, 75, 80, 85, 90, 95] };
+    let runs: Vec<(bool, u32)> = MODES.iter().flat_map(|(_, spray)| loads.iter().map(|n| (*spray, *n))).collect();
+    let cores = 20u16;
+    let answers = each(&runs, |(spray, percent)| {
+        let pps = f64::from(cores) * 1e9 / service * f64::from(*percent) / 100.0;
+        // Bursts are part of the load.
+        let share = 0.9;
+        let background = (pps - share * 0.5e9 / service).max(0.0);
+        let load = Load::new(5, FLOWS, background).bursts(bursts(service, share));
+        let mut ran =
+            pod(Setup { spray: *spray, ..Setup::new(cores, service) }, load, if quick { 30 } else { 200 } * MS)?;
+        let p99 = ran.percentile_us(0.99);
+        Ok((p99, ran.loss(), ran.disorder()))
+    })?;
+    let mut panel =
+        Panel::new("P99 latency by load, 20 cores, bursts of single flows", "load, %", "us").log(false, true);
+    for (mode, spray) in MODES {
+        let own = runs.iter().zip(&answers).filter(move |((s, _), _)| *s == spray);
+        panel = panel.line(mode, own.map(|((_, n), (p99, ..))| (f64::from(*n), *p99)));
+    }
+    outcome.panels.push(panel);
+    let at = |spray, n| runs.iter().zip(&answers).find(|(r, _)| **r == (spray, n)).map_or((0.0, 0.0, 0.0), |(_, a)| *a);
+    for n in loads.iter().filter(|n| **n >= 50) {
+        let ((plb, plb_loss, disorder), (rss, rss_loss, _)) = (at(true, *n), at(false, *n));
+        outcome.lines.push(format!(
+            "load {n} %: P99 PLB {plb:.1} us, RSS {rss:.1} us; lost {:.4} and {:.4} %; PLB out of order {disorder:.1e}",
+            plb_loss * 100.0,
+            rss_loss * 100.0
+        ));
+        data.insert(
+            format!("load {n} %"),
+            json!({ "plb_p99_us": plb, "rss_p99_us": rss, "plb_loss": plb_loss, "rss_loss": rss_loss }),
+        );
+    }
+    let (plb, rss) = (at(true, 90).0, at(false, 90).0);
+    outcome.bars.push(Bar { name: "P99 at 90 % load, PLB of RSS, %".into(), value: 100.0 * plb / rss, limit: 100.0 });
+    Ok(())
+}
+
+/// Figure 10: how unequal the cores' loads are, over time.
+fn balance(quick: bool, outcome: &mut Outcome, data: &mut Map<String, Value>) -> Result<()> {
+    let service = internet();
+    let cores = 44u16;
+    let ns = if quick { 100 } else { 1000 } * MS;
+    let answers = each(&MODES, |(_, spray)| {
+        let pps = f64::from(cores) * 1e9 / service * 0.2;
+        let load = Load::new(9, FLOWS, pps).bursts(bursts(service, 0.5));
+        pod(Setup { spray: *spray, bin_ns: 5 * MS, ..Setup::new(cores, service) }, load, ns)
+    })?;
+    let mut panel = Panel::new("Standard deviation of the cores' use, 44 cores at 20 %", "ms", "percentage points");
+    for ((mode, spray), ran) in MODES.iter().zip(&answers) {
+        let bins: Vec<f64> = ran.busy.iter().map(|bin| deviation(bin) * 100.0).collect();
+        let mean = bins.iter().sum::<f64>() / bins.len().max(1) as f64;
+        let worst = bins.iter().copied().fold(0.0, f64::max);
+        outcome.lines.push(format!(
+            "use of 44 cores at 20 %, {mode}: standard deviation {mean:.2} percentage points, at most {worst:.2}"
+        ));
+        data.insert(format!("deviation, {mode}"), json!({ "mean": mean, "max": worst }));
+        panel = panel.line(mode, bins.iter().enumerate().map(|(i, d)| (i as f64 * 5.0, *d)));
+        if *spray {
+            outcome.bars.push(Bar {
+                name: "deviation of the cores' use, PLB, points at most".into(),
+                value: worst,
+                limit: 1.0,
+            });
+        }
+    }
+    outcome.panels.push(panel);
+    Ok(())
+}
+
+fn deviation(values: &[f64]) -> f64 {
+    let n = values.len().max(1) as f64;
+    let mean = values.iter().sum::<f64>() / n;
+    (values.iter().map(|v| (v - mean).powi(2)).sum::<f64>() / n).sqrt()
+}
+
+/// Figure 11: latencies and disorder of pods at low load, whose cores are away now and then.
+fn production(quick: bool, outcome: &mut Outcome, data: &mut Map<String, Value>) -> Result<()> {
+    let service = internet();
+    let pods = [("A", 0.20), ("B", 0.17), ("C", 0.06), ("D", 0.05)];
+    let answers = each(&pods, |(_, load)| {
+        let pps = 44.0 * 1e9 / service * load;
+        let setup = Setup { stalls_ns: Some(STALLS_NS), ..Setup::new(44, service) };
+        pod(setup, Load::new(11, FLOWS, pps), if quick { 200 } else { 1500 } * MS)
+    })?;
+    let mut panel =
+        Panel::new("Latency of pods A to D (20, 17, 6, 5 % load)", "us", "share of packets above").log(false, true);
+    for ((name, load), mut ran) in pods.into_iter().zip(answers) {
+        let above = |ran: &Ran, us: u32| {
+            let above = ran.latency_ns.iter().filter(|ns| **ns > us * 1000).count();
+            above as f64 / ran.latency_ns.len().max(1) as f64
+        };
+        let line: Vec<(f64, f64)> = (1..=24).map(|n| n * 5).map(|us| (f64::from(us), above(&ran, us))).collect();
+        let (p99, slow, disorder) = (ran.percentile_us(0.99), above(&ran, 30), ran.disorder());
+        outcome.lines.push(format!(
+            "pod {name}, {:.0} % load: {} packets, P99 {p99:.1} us, above 30 us {:.3} %, late or out of order {disorder:.1e}",
+            load * 100.0, ran.sent, slow * 100.0
+        ));
+        data.insert(format!("pod {name}"), json!({ "packets": ran.sent, "p99_us": p99, "above_30us": slow, "disorder": disorder, "disordered": ran.disordered }));
+        outcome.bars.push(Bar {
+            name: format!("packets late or out of order, pod {name}, of 100,000"),
+            value: disorder * 1e5,
+            limit: 1.0,
+        });
+        outcome.bars.push(Bar { name: format!("latency above 30 us, pod {name}, %"), value: slow * 100.0, limit: 1.0 });
+        panel = panel.line(format!("pod {name}"), line.into_iter().filter(|(_, y)| *y > 0.0));
+    }
+    outcome.panels.push(panel);
+    Ok(())
+}
+
+/// Figure 12: what the drop flag saves.
+fn drop_flag(quick: bool, outcome: &mut Outcome, data: &mut Map<String, Value>) -> Result<()> {
+    let service = internet();
+    let shares: &[f64] = if quick { &[1e-4] } else { &[1e-6, 1e-5, 1e-4, 1e-3] };
+    let ns = if quick { 50 } else { 500 } * MS;
+    let runs: Vec<(bool, f64)> = [false, true].iter().flat_map(|f| shares.iter().map(|s| (*f, *s))).collect();
+    let answers = each(&runs, |(flag, share)| {
+        let load = Load::new(13, FLOWS, 44.0 * 1e9 / service * 0.2);
+        pod(Setup { drops: (*share, *flag), ..Setup::new(44, service) }, load, ns)
+    })?;
+    let mut panel =
+        Panel::new("Head-of-line blocking, 44 cores at 20 %", "packets dropped by rules, share", "times a second")
+            .log(true, true);
+    for (name, flag) in [("without drop flag", false), ("with drop flag", true)] {
+        let own = runs.iter().zip(&answers).filter(|((f, _), _)| *f == flag);
+        let points: Vec<(f64, f64)> = own.map(|((_, s), o)| (*s, o.blocking as f64 * 1e9 / ns as f64)).collect();
+        let list: Vec<String> = points.iter().map(|(s, n)| format!("{n:.0} ({s:.0e})")).collect();
+        outcome.lines.push(format!("head-of-line blocking a second, {name}, by share of drops: {}", list.join(", ")));
+        data.insert(name.to_string(), json!(points));
+        if flag {
+            let most = points.iter().map(|p| p.1).fold(0.0, f64::max);
+            outcome.bars.push(Bar {
+                name: "head-of-line blocking a second, with drop flag".into(),
+                value: most,
+                limit: 0.0,
+            });
+        }
+        panel = panel.line(name, points.into_iter().filter(|(_, n)| *n > 0.0));
+    }
+    outcome.panels.push(panel);
+    Ok(())
+}
+
+/// Table 3, and how it grows with cores.
+fn scaling(quick: bool, outcome: &mut Outcome, data: &mut Map<String, Value>) -> Result<()> {
+    let cores: &[u16] = if quick { &[3, 20] } else { &CORES };
+    let runs: Vec<(usize, u16)> = (0..SERVICES.len()).flat_map(|s| cores.iter().map(move |c| (s, *c))).collect();
+    let answers = each(&runs, |(service, cores)| {
+        let service = SERVICES[*service].mean_ns();
+        // More than the cores can do: what they do is their rate.
+        let pps = f64::from(*cores) * 1e9 / service * 1.05;
+        let ns = (if quick { 100_000.0 } else { 1_500_000.0 }) / pps * 1e9;
+        let ran = pod(Setup::new(*cores, service), Load::new(17, FLOWS, pps), ns as u64)?;
+        Ok((ran.sent as f64 * 1e9 / ran.ended_at.max(1) as f64, ran.disorder()))
+    })?;
+    let mut panel = Panel::new("Rate of a pod under PLB, overloaded by 5 %", "cores", "Mpps");
+    for (s, service) in SERVICES.iter().enumerate() {
+        let own: Vec<_> = runs.iter().zip(&answers).filter(|((i, _), _)| *i == s).map(|((_, c), a)| (*c, *a)).collect();
+        let each: Vec<f64> = own.iter().map(|(c, (pps, _))| pps / f64::from(*c)).collect();
+        let (least, most) =
+            (each.iter().copied().fold(f64::INFINITY, f64::min), each.iter().copied().fold(0.0, f64::max));
+        let list: Vec<String> =
+            own.iter().map(|(c, (pps, d))| format!("{c} cores {:.1} Mpps (out of order {d:.0e})", pps / 1e6)).collect();
+        outcome.lines.push(format!(
+            "{}: {}; a core {:.3} to {:.3} Mpps",
+            service.name,
+            list.join(", "),
+            least / 1e6,
+            most / 1e6
+        ));
+        data.insert(service.name.to_string(), json!(own.iter().map(|(c, (pps, _))| (*c, *pps)).collect::<Vec<_>>()));
+        outcome.bars.push(Bar {
+            name: format!("{}: a core's rate in the largest pod below the smallest, %", service.name),
+            value: (1.0 - each.last().copied().unwrap_or(0.0) / each.first().copied().unwrap_or(1.0)) * 100.0,
+            limit: 1.0,
+        });
+        panel = panel.line(service.name, own.iter().map(|(c, (pps, _))| (f64::from(*c), pps / 1e6)));
+    }
+    outcome.panels.push(panel);
+    Ok(())
+}
