@@ -2,7 +2,7 @@
 //!
 //! Once a second an agent on each host sends a few small datagrams over every path to every other host, which echoes them. A path
 //! that has lost some, or is much slower than the others, is drained (`bifrostctl path drain`), and restored after a later round
-//! that is clean. A path is not taken for broken while this host itself fills it: other paths would only be filled in its place.
+//! that is clean. A path is not taken for broken while the hosts themselves fill it: other paths would only be filled in its place.
 //! Nothing else is repaired, and nothing is learnt from the guests' packets.
 
 use std::collections::BTreeSet;
@@ -40,8 +40,9 @@ const SLOW_FACTOR: u32 = 3;
 /// ... and by more than that longer: hosts in software are noisy.
 const SLOW_MARGIN: Duration = Duration::from_millis(1);
 
-/// A host fills a path if it has sent so many frames over it since the last round, and even the fastest probe has waited.
-const MANY_FRAMES: u64 = 500;
+/// Hosts fill a path if so many frames have crossed it since the last round, either way, and even the fastest probe has waited. A
+/// round's own probes and echoes are 40.
+const MANY_FRAMES: u64 = 100;
 
 /// What a round has shown of one path.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -50,7 +51,7 @@ pub struct Seen {
     pub lost: u32,
     /// The fastest one that did, if any.
     pub fastest: Option<Duration>,
-    /// Whether this host itself fills the path: what is lost or late then is lost or late in its own queue.
+    /// Whether the two hosts fill the path: what is lost or late then is lost or late in a queue of theirs.
     pub full: bool,
 }
 
@@ -155,28 +156,32 @@ impl Peer {
         Peer { name: other.name.clone(), paths, drained: BTreeSet::new(), fastest }
     }
 
-    /// Tells which paths this host fills, which has sent so many frames over each since the last round.
-    fn tell_full(&mut self, seen: &mut [Seen], sent: &[u64]) {
-        for ((path, ever), sent) in seen.iter_mut().zip(&mut self.fastest).zip(sent) {
+    /// Tells which paths are full, over each of which so many frames have come and gone since the last round.
+    fn tell_full(&mut self, seen: &mut [Seen], carried: &[u64]) {
+        for ((path, ever), carried) in seen.iter_mut().zip(&mut self.fastest).zip(carried) {
             let usual = ever.or(path.fastest);
-            path.full = *sent >= MANY_FRAMES && path.fastest.zip(usual).is_some_and(|(now, usual)| is_slow(now, usual));
+            path.full =
+                *carried >= MANY_FRAMES && path.fastest.zip(usual).is_some_and(|(now, usual)| is_slow(now, usual));
             *ever = usual.into_iter().chain(path.fastest).min();
         }
     }
 }
 
-/// Frames that the links of this thread's namespace have sent so far, in the order of paths.
-fn frames_sent(paths: usize) -> Result<Vec<u64>> {
-    let text = std::fs::read_to_string("/proc/thread-self/net/dev").context("reading what the links have sent")?;
+/// Frames that the links of this thread's namespace have sent and received so far, in the order of paths.
+fn frames_carried(paths: usize) -> Result<Vec<u64>> {
+    let text = std::fs::read_to_string("/proc/thread-self/net/dev").context("reading what the links have carried")?;
     (0..paths).map(|path| frames_of(&text, &link_name(path as u8))).collect()
 }
 
 fn frames_of(text: &str, link: &str) -> Result<u64> {
     let is = |line: &&str| line.split(':').next().is_some_and(|name| name.trim() == link);
     let line = text.lines().find(is).with_context(|| format!("the kernel counts nothing for {link}"))?;
-    // Eight columns of what was received, then bytes and packets that were sent.
-    let count = line.split_once(':').and_then(|(_, counts)| counts.split_whitespace().nth(9));
-    count.and_then(|count| count.parse().ok()).with_context(|| format!("no count of frames in `{line}`"))
+    // Eight columns of what was received, then what was sent; the second of each are packets.
+    let counts: Vec<&str> =
+        line.split_once(':').map(|(_, counts)| counts.split_whitespace().collect()).unwrap_or_default();
+    let count = |column: usize| counts.get(column).and_then(|count| count.parse::<u64>().ok());
+    let both = count(1).zip(count(9)).map(|(received, sent)| received + sent);
+    both.with_context(|| format!("no counts of frames in `{line}`"))
 }
 
 struct Agent {
@@ -191,7 +196,7 @@ impl Agent {
         let started = Instant::now();
         let sockets: Vec<Vec<UdpSocket>> = self.peers.iter().map(connect_all).collect::<Result<_>>()?;
         let paths = self.peers.iter().map(|peer| peer.paths.len()).max().unwrap_or(0);
-        let mut before = frames_sent(paths)?;
+        let mut before = frames_carried(paths)?;
         for round in 0.. {
             let due = started + PERIOD * round;
             while Instant::now() < due {
@@ -209,11 +214,11 @@ impl Agent {
                 };
                 threads.into_iter().map(|of_peer| of_peer.into_iter().map(join).collect()).collect::<Result<_>>()
             })?;
-            let now = frames_sent(paths)?;
-            let sent: Vec<u64> = now.iter().zip(&before).map(|(now, before)| now - before).collect();
+            let now = frames_carried(paths)?;
+            let carried: Vec<u64> = now.iter().zip(&before).map(|(now, before)| now - before).collect();
             before = now;
             for (peer, seen) in self.peers.iter_mut().zip(&mut seen) {
-                peer.tell_full(seen, &sent);
+                peer.tell_full(seen, &carried);
                 let bad = judge(seen);
                 // What is good again first, for the last path in use cannot be drained.
                 let restored = peer.drained.difference(&bad).map(|path| ("restore", *path));
@@ -336,14 +341,14 @@ mod tests {
             Peer { name: String::new(), paths: Vec::new(), drained: BTreeSet::new(), fastest: vec![None; 4] };
         let mut round = |of: [(u32, Option<u64>, u64); 4]| {
             let mut seen = of.map(|(lost, fastest, _)| Seen { lost, fastest: fastest.map(ms), full: false });
-            peer.tell_full(&mut seen, &of.map(|(_, _, sent)| sent));
+            peer.tell_full(&mut seen, &of.map(|(_, _, carried)| carried));
             judge(&seen).into_iter().collect::<Vec<_>>()
         };
         let well = (0, Some(1), 10);
         assert_eq!(round([well; 4]), [] as [usize; 0]);
-        // Full; slow without having been sent much; losing without having a queue; dead.
+        // Full; slow without much on it; losing without having a queue; dead.
         assert_eq!(round([(2, Some(9), 9000), well, well, well]), [] as [usize; 0]);
-        assert_eq!(round([(0, Some(9), 400), well, well, well]), [0]);
+        assert_eq!(round([(0, Some(9), 40), well, well, well]), [0]);
         assert_eq!(round([(2, Some(1), 9000), well, well, well]), [0]);
         assert_eq!(round([(10, None, 9000), well, well, well]), [0]);
         // All of them are full: nothing is drained for what its own queue has dropped.
@@ -354,11 +359,11 @@ mod tests {
     }
 
     #[test]
-    fn sent_frames_are_read_from_the_kernel_s_table() {
+    fn frames_are_read_from_the_kernel_s_table() {
         let text = "Inter-|   Receive    |  Transmit\n face |bytes packets\n    lo: 1 2 3 4 5 6 7 8 9 10 11\n   u0: 1 2 0 0 0 0 0 0 640 77 0 0\n";
-        assert_eq!(frames_of(text, "u0").unwrap(), 77);
+        assert_eq!(frames_of(text, "u0").unwrap(), 79);
         assert!(frames_of(text, "u1").is_err() && frames_of("u0: 1 2", "u0").is_err());
-        assert!(frames_sent(0).unwrap().is_empty());
+        assert!(frames_carried(0).unwrap().is_empty());
     }
 
     #[test]
