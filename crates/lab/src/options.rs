@@ -243,7 +243,7 @@ pub struct Options {
     #[arg(long, value_enum, value_delimiter = ',', value_name = "MODE")]
     pub modes: Vec<Mode>,
 
-    /// Compare all networks that the experiment knows, not only its usual ones: with `all`, most of three hours
+    /// Compare all networks that the experiment knows, not only its usual ones: with `all`, some four hours
     #[arg(long, conflicts_with = "modes")]
     #[serde(skip)]
     pub every_mode: bool,
