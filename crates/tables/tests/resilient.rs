@@ -1,4 +1,4 @@
-//! The table of buckets against one that keeps no more than each flow's last packet, and counts everything anew.
+//! The table of buckets against one that keeps no more than each flow's last packet, and counts everything again each time.
 
 use bifrost_tables::{AfterGap, Choice, Move, Resilient};
 use proptest::prelude::*;

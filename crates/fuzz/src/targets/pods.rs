@@ -122,7 +122,7 @@ impl Pipeline {
     fn quiet_down(&mut self) {
         self.now += self.balancer.config().timeout_ns + 1;
         self.release(u32::MAX);
-        assert_eq!(self.balancer.occupancy(), (0, 0), "something is held for ever");
+        assert_eq!(self.balancer.occupancy(), (0, 0), "something stays held");
         assert!(self.held.is_empty() && self.balancer.deadline().is_none());
     }
 }

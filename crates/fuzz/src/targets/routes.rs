@@ -88,7 +88,7 @@ pub(crate) fn run(bytes: &[u8]) {
         }
         apply(&mut set, &file);
     }
-    // Whoever has applied anything before, a right file is taken.
+    // Whatever was applied before, a right file is taken.
     let mut writer = FileWriter::new(FileKind::Full, 1);
     let record = Record {
         table: TableId { vni: 5, v6: false },

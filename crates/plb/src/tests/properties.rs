@@ -135,7 +135,7 @@ pub(super) fn against_the_oracle(config: Config, calls: &[Call]) {
     }
     // Nothing is held longer than the timeout.
     balancer.release(now + config.timeout_ns + 1, u32::MAX, |out| leave(&out, &mut alive));
-    assert!(alive.is_empty() && balancer.occupancy() == (0, 0), "{alive:?} is held for ever");
+    assert!(alive.is_empty() && balancer.occupancy() == (0, 0), "{alive:?} stays held");
 }
 
 /// What happens in a step of a pod's life.

@@ -38,22 +38,22 @@ impl Rate {
     }
 }
 
-/// Settings of a [`TenantLimiter`]. The defaults are Albatross's (4.3, 6); [O] marks what it leaves open.
+/// Settings of a [`TenantLimiter`]. The defaults are Albatross's (4.3, 6); "ours" marks what it leaves open.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LimiterConfig {
     /// Entries of the first stage, `color_table[VNI % entries]`: 1 to 65,536.
     pub color_entries: u32,
-    /// Entries of the second stage, `meter_table[hash(VNI)]`: 1 to 65,536 [O].
+    /// Entries of the second stage, `meter_table[hash(VNI)]`: 1 to 65,536 (ours).
     pub meter_entries: u32,
     /// Rate of each entry of the first stage.
     pub first: Rate,
     /// Rate of each entry of the second stage. A tenant alone in both gets the sum of the two.
     pub second: Rate,
-    /// One of how many drops of the second stage is sampled, on average; at least 1 [O].
+    /// One of how many drops of the second stage is sampled, on average; at least 1 (ours).
     pub sample_drops: u32,
-    /// A drop is sampled in any case if the last sample is older, ns [O].
+    /// A drop is sampled in any case if the last sample is older, ns (ours).
     pub sample_ns: u64,
-    /// How long a tenant must not have exceeded its rate before another may take its place, ns [O].
+    /// How long a tenant must not have exceeded its rate before another may take its place, ns (ours).
     pub keep_ns: u64,
     /// Secret: tenants that can foretell the hash can choose with whom they share a meter.
     pub seed: u64,
