@@ -2,10 +2,13 @@
 
 use bifrost_wire::rdm::UNIT;
 
-/// A set of the units of a message of up to 256 MiB. Messages of up to 64 units need no memory of their own.
+/// Words that need no memory of their own: 256 units, 1 MiB.
+const INLINE: usize = 4;
+
+/// A set of the units of a message of up to 256 MiB.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Units {
-    first: u64,
+    first: [u64; INLINE],
     more: Vec<u64>,
     left: u32,
 }
@@ -14,14 +17,16 @@ impl Units {
     /// No unit of a message of `len` bytes; a message without bytes has one unit.
     pub(crate) fn new(len: u32) -> Self {
         let count = len.div_ceil(UNIT).max(1);
-        Self { first: 0, more: vec![0; (count as usize - 1) / 64], left: count }
+        let more = (count as usize).div_ceil(64).saturating_sub(INLINE);
+        Self { first: [0; INLINE], more: vec![0; more], left: count }
     }
 
     /// Puts a unit in; whether it was missing. `unit` is one of the message.
     pub(crate) fn insert(&mut self, unit: u32) -> bool {
-        let word = match (unit / 64).checked_sub(1) {
-            None => Some(&mut self.first),
-            Some(at) => self.more.get_mut(at as usize),
+        let at = unit as usize / 64;
+        let word = match at.checked_sub(INLINE) {
+            None => self.first.get_mut(at),
+            Some(at) => self.more.get_mut(at),
         };
         let Some(word) = word else { return false };
         let bit = 1 << (unit % 64);
@@ -39,9 +44,10 @@ impl Units {
     }
 
     pub(crate) fn contains(&self, unit: u32) -> bool {
-        let word = match (unit / 64).checked_sub(1) {
-            None => Some(&self.first),
-            Some(at) => self.more.get(at as usize),
+        let at = unit as usize / 64;
+        let word = match at.checked_sub(INLINE) {
+            None => self.first.get(at),
+            Some(at) => self.more.get(at),
         };
         word.is_some_and(|word| word & 1 << (unit % 64) != 0)
     }
