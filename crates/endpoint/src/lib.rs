@@ -17,6 +17,7 @@ mod buffers;
 mod control;
 mod error;
 mod host;
+mod inner;
 mod setup;
 mod slots;
 #[cfg(test)]

@@ -93,6 +93,9 @@ struct Common {
     #[arg(short, long, default_value_t = 1024, value_parser = clap::builder::PossibleValuesParser::new(["256", "512", "1024", "2048", "4096"])
         .map(|text| text.parse::<u16>().unwrap_or(1024)))]
     mtu: u16,
+    /// Look for packets that long before sleeping, us. With a processor to spare, more is faster; without one, 0 is.
+    #[arg(long, default_value_t = 30, value_parser = clap::value_parser!(u64).range(0..=1_000_000))]
+    spin: u64,
     /// Transport service; both ends need the same.
     #[arg(short, long, value_enum, default_value_t = Connection::Uc, ignore_case = true)]
     connection: Connection,
@@ -114,6 +117,7 @@ impl Common {
         config.port = self.roce_port;
         config.mtu = self.mtu;
         config.order = order;
+        config.spin = Duration::from_micros(self.spin);
         config.service = match self.connection {
             Connection::Uc => Service::Uc,
             Connection::Rc => Service::Rc,

@@ -1,10 +1,13 @@
 //! A connection: its two directions, its lanes and its timers.
 
+mod lanes;
+mod timers;
+
 use std::net::IpAddr;
 
 use bifrost_wire::rdm::{
-    Ack, Class, CloseReason, Control, Grant, Immediate, LANES, Lane as LaneMessage, LanePhase, MAX_EAGER, MessageId,
-    Number, SendHeader, SendKind, Service, Tag, UNIT,
+    Ack, Class, Control, Grant, Immediate, LANES, MAX_EAGER, MessageId, Number, SendHeader, SendKind, Service, Tag,
+    UNIT,
 };
 
 use crate::acknowledger::Acknowledger;
@@ -14,7 +17,7 @@ use crate::congestion::{Congestion, Sample};
 use crate::counters::Counters;
 use crate::flight::{Flight, Flights, Kind, State};
 use crate::incoming::Inbox;
-use crate::lane::{Lane, LaneState};
+use crate::lane::Lane;
 use crate::losses::Losses;
 use crate::outgoing::{Outbox, Stage};
 use crate::output::{BufferId, ConnectionId, Event, Output, Work};
@@ -44,11 +47,6 @@ const BACKOFF_MAX_NS: u64 = 100 * MS;
 /// Bytes that may wait in the NIC: two of the longest chunks keep it busy. The round trip is measured from where they leave,
 /// so that no controller sees this queue, and short messages wait behind it.
 const BACKLOG_MAX: u32 = 128 * 1024;
-/// Timeouts in a row after which another lane is used.
-const FLIP_AFTER: u32 = 3;
-/// Lane repairs: time between two requests, and how often they are sent before the next pause doubles no more.
-const REPAIR_EVERY_NS: u64 = 5 * MS;
-const REPAIR_DOUBLINGS: u8 = 6;
 /// Grants that answer a probe.
 const GRANTS_AGAIN: usize = 16;
 
@@ -546,201 +544,5 @@ impl Connection {
             context.counters.sent_grants += 1;
             context.out.work.push(Work::Control { connection: self.id, control: Control::Grant(grant) });
         }
-    }
-
-    // ---- Lanes
-
-    /// A lane does not work: what is on it is lost, another is used, and this one is repaired.
-    pub(crate) fn fail_lane(&mut self, context: &mut Context<'_>, lane: u8) {
-        let Some(state) = self.lanes.get_mut(usize::from(lane)) else { return };
-        if !state.is_up() {
-            return;
-        }
-        let sequence = context.random.u32(..1 << 24);
-        state.generation = state.next_generation(self.config.initiator);
-        state.answered = None;
-        state.state = LaneState::Down { sequence, next_try: context.now, tries: 0 };
-        context.out.work.push(Work::Reset { connection: self.id, lane });
-        context.out.work.push(Work::Repath { connection: self.id });
-        self.abandon(context, lane);
-    }
-
-    /// What was posted on a lane, which is reset, is forgotten by the NIC.
-    fn abandon(&mut self, context: &mut Context<'_>, lane: u8) {
-        let numbers = self.flights.first_number()..self.flights.next_number();
-        for number in numbers {
-            let Some(flight) = self.flights.get(number).filter(|flight| flight.lane == lane).copied() else { continue };
-            let message = MessageId(flight.message);
-            if self.flights.left_nic(number)
-                && let Some(outgoing) = self.outbox.get_mut(message)
-            {
-                outgoing.in_nic -= 1;
-            }
-            if flight.state == State::Open {
-                self.lose(context, number);
-            }
-            self.report(context, message);
-        }
-        self.flights.trim();
-        if self.primary == lane {
-            let others = (1..LANES as u8).map(|step| (lane + step) % LANES as u8);
-            if let Some(next) = others.into_iter().find(|next| self.lanes[usize::from(*next)].is_up()) {
-                self.primary = next;
-                context.counters.lane_flips += 1;
-            }
-        }
-    }
-
-    pub(crate) fn on_lane(&mut self, context: &mut Context<'_>, message: &LaneMessage) {
-        self.heard(context.now);
-        let (index, connection) = (message.index, self.id);
-        let Some(lane) = self.lanes.get_mut(usize::from(index)) else { return };
-        let newer = (message.generation.wrapping_sub(lane.generation) as i16) > 0;
-        let source_port = 0xc000 | context.random.u16(..0x4000);
-        let receive_sequence = message.sequence;
-        match message.phase {
-            LanePhase::Request if newer => {
-                let send_sequence = context.random.u32(..1 << 24);
-                lane.generation = message.generation;
-                lane.answered = Some(send_sequence);
-                lane.state = LaneState::Up;
-                context.out.work.push(Work::Reset { connection, lane: index });
-                // Not on this lane until the peer has connected it: it is the last choice.
-                self.abandon(context, index);
-                let connect = Work::Connect { connection, lane: index, send_sequence, receive_sequence, source_port };
-                context.out.work.push(connect);
-                context.counters.lane_repairs += 1;
-                self.answer_lane(context, index, message.generation, send_sequence);
-            }
-            LanePhase::Request if message.generation == lane.generation => {
-                if let Some(sequence) = lane.answered {
-                    self.answer_lane(context, index, message.generation, sequence);
-                }
-            }
-            LanePhase::Response if message.generation == lane.generation => {
-                if let LaneState::Down { sequence: send_sequence, .. } = lane.state {
-                    lane.state = LaneState::Up;
-                    let connect =
-                        Work::Connect { connection, lane: index, send_sequence, receive_sequence, source_port };
-                    context.out.work.push(connect);
-                    context.counters.lane_repairs += 1;
-                    if !self.lanes[usize::from(self.primary)].is_up() {
-                        self.primary = index;
-                    }
-                }
-            }
-            _ => {}
-        }
-    }
-
-    fn answer_lane(&mut self, context: &mut Context<'_>, index: u8, generation: u16, sequence: u32) {
-        // The peer misses answers: it may be their path that failed.
-        context.out.work.push(Work::Repath { connection: self.id });
-        let phase = LanePhase::Response;
-        let lane = LaneMessage { tag: self.peer.tag, index, phase, generation, sequence };
-        context.out.work.push(Work::Control { connection: self.id, control: Control::Lane(lane) });
-    }
-
-    // ---- Time
-
-    /// An answer of the peer is due: without any it is gone.
-    fn expects_answer(&self) -> bool {
-        self.flights.open() > 0 || self.waits_for_leave()
-    }
-
-    /// The peer's leave is what is missing: a grant, or room in its window.
-    fn waits_for_leave(&self) -> bool {
-        self.outbox.ungranted > 0 || self.outbox.is_limited()
-    }
-
-    fn answer_within_ns(&self) -> u64 {
-        let round_trip = self.rtt.bound_ns(INITIAL_RTT_NS) + self.config.ack_delay_ns;
-        round_trip.max(self.answers.bound_ns(INITIAL_RTT_NS)).min(BACKOFF_MAX_NS) + self.config.patience_ns
-    }
-
-    fn timeout_ns(&self) -> u64 {
-        if self.flights.open() == 0 || self.config.service == Service::Rc {
-            return NEVER;
-        }
-        let Some(oldest) = self.flights.oldest_open().and_then(|number| self.flights.get(number)) else { return NEVER };
-        let wait = (self.answer_within_ns() << self.backoff.min(20)).min(BACKOFF_MAX_NS);
-        oldest.posted_ns.max(self.progress_ns) + wait
-    }
-
-    fn arm_probe(&mut self, now: u64) {
-        if !self.waits_for_leave() {
-            self.probe_ns = NEVER;
-        } else if self.probe_ns == NEVER {
-            self.probe_ns = now + (self.answer_within_ns() << self.probes.min(20)).min(BACKOFF_MAX_NS);
-        }
-    }
-
-    /// When [`Connection::advance`] is due.
-    pub(crate) fn deadline(&self) -> u64 {
-        let lanes = self.lanes.iter().map(Lane::deadline).min().unwrap_or(NEVER);
-        let pace = if self.has_work() && self.pace_ns > 0 && self.flights.bytes() == 0 { self.pace_ns } else { NEVER };
-        self.acknowledger.due.min(self.timeout_ns()).min(self.probe_ns).min(lanes).min(pace)
-    }
-
-    /// Runs the timers; why the connection is to be closed, if it is.
-    pub(crate) fn advance(&mut self, context: &mut Context<'_>, nic_now_ns: u64) -> Option<CloseReason> {
-        let now = context.now;
-        let silent = now.saturating_sub(self.heard_ns) >= self.config.silence_ns;
-        if silent && self.expects_answer() {
-            return Some(CloseReason::Silence);
-        }
-        if self.acknowledger.due <= now {
-            self.send_ack(context, nic_now_ns);
-        }
-        if self.timeout_ns() <= now {
-            self.time_out(context);
-        }
-        if self.probe_ns <= now {
-            self.probe_ns = NEVER;
-            self.probes += 1;
-            context.counters.sent_probes += 1;
-            if self.probes > 1 {
-                context.out.work.push(Work::Repath { connection: self.id });
-            }
-            let control = Control::Probe(self.peer.tag);
-            context.out.work.push(Work::Control { connection: self.id, control });
-            self.arm_probe(now);
-        }
-        for index in 0..LANES as u8 {
-            self.retry_lane(context, index);
-        }
-        None
-    }
-
-    fn time_out(&mut self, context: &mut Context<'_>) {
-        context.counters.timeouts += 1;
-        self.backoff += 1;
-        self.congestion.on_timeout(context.now);
-        if self.backoff.is_multiple_of(FLIP_AFTER) {
-            let up = self.lanes.iter().filter(|lane| lane.is_up()).count();
-            if up > 1 {
-                self.fail_lane(context, self.primary);
-                return;
-            }
-        }
-        // The answer to one tells about all before it.
-        if let Some(oldest) = self.flights.oldest_open() {
-            self.lose(context, oldest);
-            self.flights.trim();
-        }
-        self.progress_ns = context.now;
-    }
-
-    fn retry_lane(&mut self, context: &mut Context<'_>, index: u8) {
-        let lane = &mut self.lanes[usize::from(index)];
-        let LaneState::Down { sequence, next_try, tries } = lane.state else { return };
-        if next_try > context.now {
-            return;
-        }
-        let next_try = context.now + (REPAIR_EVERY_NS << tries.min(REPAIR_DOUBLINGS));
-        lane.state = LaneState::Down { sequence, next_try, tries: tries.saturating_add(1) };
-        let generation = lane.generation;
-        let request = LaneMessage { tag: self.peer.tag, index, phase: LanePhase::Request, generation, sequence };
-        context.out.work.push(Work::Control { connection: self.id, control: Control::Lane(request) });
     }
 }

@@ -1,0 +1,118 @@
+//! Lanes: leaving one that fails, and its repair in the background (RDM §7).
+
+use bifrost_wire::rdm::{Control, LANES, Lane as LaneMessage, LanePhase, MessageId};
+
+use super::{Connection, Context};
+use crate::flight::State;
+use crate::lane::LaneState;
+use crate::output::Work;
+
+/// Lane repairs: time between two requests, and how often it doubles.
+const REPAIR_EVERY_NS: u64 = 5 * crate::MS;
+const REPAIR_DOUBLINGS: u8 = 6;
+
+impl Connection {
+    /// A lane does not work: what is on it is lost, another is used, and this one is repaired.
+    pub(crate) fn fail_lane(&mut self, context: &mut Context<'_>, lane: u8) {
+        let Some(state) = self.lanes.get_mut(usize::from(lane)) else { return };
+        if !state.is_up() {
+            return;
+        }
+        let sequence = context.random.u32(..1 << 24);
+        state.generation = state.next_generation(self.config.initiator);
+        state.answered = None;
+        state.state = LaneState::Down { sequence, next_try: context.now, tries: 0 };
+        context.out.work.push(Work::Reset { connection: self.id, lane });
+        context.out.work.push(Work::Repath { connection: self.id });
+        self.abandon(context, lane);
+    }
+
+    /// What was posted on a lane, which is reset, is forgotten by the NIC.
+    fn abandon(&mut self, context: &mut Context<'_>, lane: u8) {
+        let numbers = self.flights.first_number()..self.flights.next_number();
+        for number in numbers {
+            let Some(flight) = self.flights.get(number).filter(|flight| flight.lane == lane).copied() else { continue };
+            let message = MessageId(flight.message);
+            if self.flights.left_nic(number)
+                && let Some(outgoing) = self.outbox.get_mut(message)
+            {
+                outgoing.in_nic -= 1;
+            }
+            if flight.state == State::Open {
+                self.lose(context, number);
+            }
+            self.report(context, message);
+        }
+        self.flights.trim();
+        if self.primary == lane {
+            let others = (1..LANES as u8).map(|step| (lane + step) % LANES as u8);
+            if let Some(next) = others.into_iter().find(|next| self.lanes[usize::from(*next)].is_up()) {
+                self.primary = next;
+                context.counters.lane_flips += 1;
+            }
+        }
+    }
+
+    pub(crate) fn on_lane(&mut self, context: &mut Context<'_>, message: &LaneMessage) {
+        self.heard(context.now);
+        let (index, connection) = (message.index, self.id);
+        let Some(lane) = self.lanes.get_mut(usize::from(index)) else { return };
+        let newer = (message.generation.wrapping_sub(lane.generation) as i16) > 0;
+        let source_port = 0xc000 | context.random.u16(..0x4000);
+        let receive_sequence = message.sequence;
+        match message.phase {
+            LanePhase::Request if newer => {
+                let send_sequence = context.random.u32(..1 << 24);
+                lane.generation = message.generation;
+                lane.answered = Some(send_sequence);
+                lane.state = LaneState::Up;
+                context.out.work.push(Work::Reset { connection, lane: index });
+                // Not on this lane until the peer has connected it: it is the last choice.
+                self.abandon(context, index);
+                let connect = Work::Connect { connection, lane: index, send_sequence, receive_sequence, source_port };
+                context.out.work.push(connect);
+                context.counters.lane_repairs += 1;
+                self.answer_lane(context, index, message.generation, send_sequence);
+            }
+            LanePhase::Request if message.generation == lane.generation => {
+                if let Some(sequence) = lane.answered {
+                    self.answer_lane(context, index, message.generation, sequence);
+                }
+            }
+            LanePhase::Response if message.generation == lane.generation => {
+                if let LaneState::Down { sequence: send_sequence, .. } = lane.state {
+                    lane.state = LaneState::Up;
+                    let connect =
+                        Work::Connect { connection, lane: index, send_sequence, receive_sequence, source_port };
+                    context.out.work.push(connect);
+                    context.counters.lane_repairs += 1;
+                    if !self.lanes[usize::from(self.primary)].is_up() {
+                        self.primary = index;
+                    }
+                }
+            }
+            _ => {}
+        }
+    }
+
+    fn answer_lane(&mut self, context: &mut Context<'_>, index: u8, generation: u16, sequence: u32) {
+        // The peer misses answers: it may be their path that failed.
+        context.out.work.push(Work::Repath { connection: self.id });
+        let phase = LanePhase::Response;
+        let lane = LaneMessage { tag: self.peer.tag, index, phase, generation, sequence };
+        context.out.work.push(Work::Control { connection: self.id, control: Control::Lane(lane) });
+    }
+
+    pub(super) fn retry_lane(&mut self, context: &mut Context<'_>, index: u8) {
+        let lane = &mut self.lanes[usize::from(index)];
+        let LaneState::Down { sequence, next_try, tries } = lane.state else { return };
+        if next_try > context.now {
+            return;
+        }
+        let next_try = context.now + (REPAIR_EVERY_NS << tries.min(REPAIR_DOUBLINGS));
+        lane.state = LaneState::Down { sequence, next_try, tries: tries.saturating_add(1) };
+        let generation = lane.generation;
+        let request = LaneMessage { tag: self.peer.tag, index, phase: LanePhase::Request, generation, sequence };
+        context.out.work.push(Work::Control { connection: self.id, control: Control::Lane(request) });
+    }
+}

@@ -1,0 +1,101 @@
+//! Time: ACKs that are due, answers that are overdue, probes (RDM §6.5, §6.9).
+
+use bifrost_wire::rdm::{CloseReason, Control, LANES, Service};
+
+use super::{BACKOFF_MAX_NS, Connection, Context, INITIAL_RTT_NS};
+use crate::NEVER;
+use crate::lane::Lane;
+use crate::output::Work;
+
+/// Timeouts in a row after which another lane is used.
+const FLIP_AFTER: u32 = 3;
+
+impl Connection {
+    /// An answer of the peer is due: without any it is gone.
+    pub(super) fn expects_answer(&self) -> bool {
+        self.flights.open() > 0 || self.waits_for_leave()
+    }
+
+    /// The peer's leave is what is missing: a grant, or room in its window.
+    fn waits_for_leave(&self) -> bool {
+        self.outbox.ungranted > 0 || self.outbox.is_limited()
+    }
+
+    fn answer_within_ns(&self) -> u64 {
+        let round_trip = self.rtt.bound_ns(INITIAL_RTT_NS) + self.config.ack_delay_ns;
+        round_trip.max(self.answers.bound_ns(INITIAL_RTT_NS)).min(BACKOFF_MAX_NS) + self.config.patience_ns
+    }
+
+    fn timeout_ns(&self) -> u64 {
+        if self.flights.open() == 0 || self.config.service == Service::Rc {
+            return NEVER;
+        }
+        let Some(oldest) = self.flights.oldest_open().and_then(|number| self.flights.get(number)) else { return NEVER };
+        let wait = (self.answer_within_ns() << self.backoff.min(20)).min(BACKOFF_MAX_NS);
+        oldest.posted_ns.max(self.progress_ns) + wait
+    }
+
+    pub(super) fn arm_probe(&mut self, now: u64) {
+        if !self.waits_for_leave() {
+            self.probe_ns = NEVER;
+        } else if self.probe_ns == NEVER {
+            self.probe_ns = now + (self.answer_within_ns() << self.probes.min(20)).min(BACKOFF_MAX_NS);
+        }
+    }
+
+    /// When [`Connection::advance`] is due.
+    pub(crate) fn deadline(&self) -> u64 {
+        let lanes = self.lanes.iter().map(Lane::deadline).min().unwrap_or(NEVER);
+        let pace = if self.has_work() && self.pace_ns > 0 && self.flights.bytes() == 0 { self.pace_ns } else { NEVER };
+        self.acknowledger.due.min(self.timeout_ns()).min(self.probe_ns).min(lanes).min(pace)
+    }
+
+    /// Runs the timers; why the connection is to be closed, if it is.
+    pub(crate) fn advance(&mut self, context: &mut Context<'_>, nic_now_ns: u64) -> Option<CloseReason> {
+        let now = context.now;
+        let silent = now.saturating_sub(self.heard_ns) >= self.config.silence_ns;
+        if silent && self.expects_answer() {
+            return Some(CloseReason::Silence);
+        }
+        if self.acknowledger.due <= now {
+            self.send_ack(context, nic_now_ns);
+        }
+        if self.timeout_ns() <= now {
+            self.time_out(context);
+        }
+        if self.probe_ns <= now {
+            self.probe_ns = NEVER;
+            self.probes += 1;
+            context.counters.sent_probes += 1;
+            if self.probes > 1 {
+                context.out.work.push(Work::Repath { connection: self.id });
+            }
+            let control = Control::Probe(self.peer.tag);
+            context.out.work.push(Work::Control { connection: self.id, control });
+            self.arm_probe(now);
+        }
+        for index in 0..LANES as u8 {
+            self.retry_lane(context, index);
+        }
+        None
+    }
+
+    fn time_out(&mut self, context: &mut Context<'_>) {
+        context.counters.timeouts += 1;
+        self.backoff += 1;
+        self.congestion.on_timeout(context.now);
+        if self.backoff.is_multiple_of(FLIP_AFTER) {
+            let up = self.lanes.iter().filter(|lane| lane.is_up()).count();
+            if up > 1 {
+                self.fail_lane(context, self.primary);
+                return;
+            }
+        }
+        // The answer to one tells about all before it.
+        if let Some(oldest) = self.flights.oldest_open() {
+            self.lose(context, oldest);
+            self.flights.trim();
+        }
+        self.progress_ns = context.now;
+    }
+}
