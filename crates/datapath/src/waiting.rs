@@ -130,9 +130,12 @@ impl Waiting {
         if self.order.len() > 1 {
             self.company = Some(now);
         }
+        // A guest that is stopped before its queue is full has fetched no more than it may hold.
+        let is_bounded = !self.is_alone(now);
         let queue = &mut self.queues[usize::from(place)];
         let large = frame.len > room.small_bytes;
-        if !queue.frames.is_empty()
+        if is_bounded
+            && !queue.frames.is_empty()
             && (queue.frames.len() >= room.packets as usize || large && queue.large >= room.large)
         {
             return Err(Full);
@@ -236,8 +239,14 @@ impl Waiting {
         let hold = self.hold.filter(|_| self.order.len() == 1)?;
         let stands_still = hold.moved.after(PACE_NS);
         let until = if self.is_nearly_full(room) { stands_still } else { hold.fetched.after(HOLD_NS) };
-        let alone = self.company.is_none_or(|at| now.since(at) > COMPANY_NS);
-        Some(until).filter(|until| alone && now < *until && now < stands_still)
+        Some(until).filter(|until| self.is_alone(now) && now < *until)
+    }
+
+    /// Whether the guest talks with one destination alone, and its queue moves.
+    fn is_alone(&self, now: Time) -> bool {
+        self.order.len() == 1
+            && self.company.is_none_or(|at| now.since(at) > COMPANY_NS)
+            && self.hold.is_none_or(|hold| now < hold.moved.after(PACE_NS))
     }
 
     /// Takes out what the `chosen` destinations wait for, oldest of each first.

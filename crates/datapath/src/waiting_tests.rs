@@ -59,6 +59,7 @@ proptest! {
     #[test]
     fn each_destination_has_a_queue_of_its_own_in_order(steps in prop::collection::vec(step(), 1..200)) {
         let (mut waiting, mut all, mut handle) = (Waiting::default(), Vec::<(u8, u32, u32)>::new(), 0);
+        let mut company = false;
         for (now, step) in (0..).zip(steps) {
             match step {
                 Step::Push(n, len, free) => {
@@ -66,7 +67,8 @@ proptest! {
                     let same = all.iter().filter(|w| w.0 == n);
                     let large = same.clone().filter(|w| w.2 > SMALL).count() as u32;
                     let count = same.count() as u32;
-                    let fits = count == 0 || count < free && (len <= SMALL || large < free);
+                    company |= all.iter().any(|w| w.0 != n);
+                    let fits = count == 0 || !company || count < free && (len <= SMALL || large < free);
                     let pushed = waiting.push(Time(now), frame(handle, len), to(n), room(free));
                     prop_assert_eq!(pushed.is_ok(), fits);
                     if fits {
@@ -123,7 +125,9 @@ fn destinations_take_turns_by_bytes() {
 #[test]
 fn one_destination_may_have_half_of_the_buffers_and_two_a_third_each() {
     for destinations in [1u8, 2, 3] {
-        let (mut waiting, mut free) = (Waiting::default(), 300u32);
+        let (mut waiting, mut free) = (Waiting::default(), 299u32);
+        waiting.push(Time(0), frame(0, 100), to(0), room(free)).expect("room");
+        waiting.passed(Time(0), to(200).reliably.expect("reliable").remote);
         for n in (0..destinations).cycle().take(3000) {
             // A fetched packet has its buffer already.
             if waiting.push(Time(0), frame(0, 100), to(n), room(free - 1)).is_ok() {
