@@ -130,7 +130,8 @@ pub(super) fn measure(lab: &Lab, network: Underneath, point: &Point, seconds: f6
     let asked = began + Duration::from_secs_f64(seconds) - BEFORE_END;
     interrupt::sleep(asked.saturating_duration_since(Instant::now()))?;
     let paths = paths(bench.daemons())?;
-    let flows = loads.into_iter().map(iperf3::Running::finish).collect::<Result<Vec<Flow>>>()?;
+    let mut flows = loads.into_iter().map(iperf3::Running::finish).collect::<Result<Vec<Flow>>>()?;
+    flows.iter_mut().for_each(|flow| fill_silence(flow, seconds));
     let (duration_s, after) = (began.elapsed().as_secs_f64(), queues()?);
     let received_ce_packets = received_ce()? - ce_before;
     let marked = markers.iter().map(Marker::marked).collect::<Result<Vec<u64>>>()?;
@@ -228,6 +229,12 @@ fn bins_per_second() -> usize {
     (1.0 / iperf3::BIN_S).round() as usize
 }
 
+/// Silence at the end of a flow leaves no bins: nothing has arrived then.
+fn fill_silence(flow: &mut Flow, seconds: f64) {
+    let bins = seconds.ceil() as usize * bins_per_second();
+    flow.bins_gbit_per_s.resize(flow.bins_gbit_per_s.len().max(bins), 0.0);
+}
+
 /// Goodput in each whole second, all flows together, Mbit/s.
 fn by_second(flows: &[Flow]) -> Vec<f64> {
     let bins = bins_per_second();
@@ -293,6 +300,11 @@ mod tests {
         let seconds: Vec<u32> = by_second(&flows).iter().map(|rate| rate.round() as u32).collect();
         assert_eq!(seconds, [300, 300]);
         assert_eq!(after_settling(&flow(&[[0.0; 10], [0.5; 10]].concat())), 500.0);
+        let mut silent = flow(&[0.1; 5]);
+        fill_silence(&mut silent, 2.0);
+        assert_eq!((silent.bins_gbit_per_s.len(), after_settling(&silent)), (20, 0.0));
+        fill_silence(&mut silent, 1.0);
+        assert_eq!(silent.bins_gbit_per_s.len(), 20, "what there is stays");
     }
 
     #[test]
