@@ -6,10 +6,11 @@ TARGET := $(or $(CARGO_TARGET_DIR),target)
 LAB := $(SUDO) $(TARGET)/release/bifrost-lab
 OUT ?= out
 
-.PHONY: help packages build demo test bench cost cost-accept studies swarm fuzz prove miri deb try-guide clean-lab
+.PHONY: help packages build demo demo-rdma test bench cost cost-accept studies swarm fuzz prove miri deb try-guide clean-lab
 
 help:
 	@echo "make demo       build three programs, compare Redis over three networks while packets are lost: five minutes"
+	@echo "make demo-rdma  messages over RoCEv2 in software beside TCP, while packets are lost: two minutes, and a build"
 	@echo "make test       formatting, lints, documentation, all tests, end-to-end runs"
 	@echo "make bench      every experiment in full that is not there yet, and one report of all: $(OUT)/bench/report"
 	@echo "make cost       what the transport costs: instructions a packet, bytes a connection (docs/COST.md)"
@@ -38,6 +39,10 @@ demo:
 	@$(SUDO) scripts/install-debian-packages.sh demo
 	cargo build --profile demo --locked --bins -p bifrostd -p bifrostctl -p bifrost-lab
 	$(SUDO) $(TARGET)/demo/bifrost-lab run redis-loss --quick --injectors wire --out $(OUT)/demo
+
+demo-rdma: packages
+	cargo build --profile demo --locked --bins -p bifrost-perf
+	$(SUDO) env OUT=$(OUT) PERF=$(TARGET)/demo/bifrost-perf scripts/demo-rdma.sh
 
 test:
 	@scripts/test.sh

@@ -4,6 +4,7 @@
 
 mod bandwidth;
 mod cli;
+mod compare;
 mod latency;
 mod plan;
 mod report;
