@@ -223,19 +223,20 @@ impl AckState {
     /// Where the blocks behind the first 256 numbers begin in which something has arrived, given what is present now. Says so in
     /// [`near`](Self::near) where base has moved up to one.
     pub(crate) fn far_blocks(&mut self, base: Psn, end: Psn) -> impl Iterator<Item = Psn> + use<> {
-        let aligned = Psn(base.0 / BLOCK * BLOCK);
-        let mut begins = [None; BLOCKS as usize];
-        for block in (0..BLOCKS).filter(|block| self.far >> block & 1 == 1) {
-            let ahead = (block + BLOCKS - base.0 / BLOCK % BLOCKS) % BLOCKS;
+        let first = base.0 / BLOCK;
+        let begin = move |block: u32| {
             // The first block and the one behind the last have the same bit; what is in the first, the numbers from base on tell.
-            let begin = aligned.add(BLOCK * if ahead == 0 { BLOCKS } else { ahead });
-            if begin.is_before(end) {
-                begins[block as usize] = Some(begin);
-            } else {
-                self.near = true;
-            }
-        }
-        begins.into_iter().flatten()
+            let ahead = (block + BLOCKS - first % BLOCKS) % BLOCKS;
+            Psn(first * BLOCK).add(BLOCK * if ahead == 0 { BLOCKS } else { ahead })
+        };
+        let mut bits = self.far;
+        let begins = std::iter::from_fn(move || {
+            let block = (bits != 0).then(|| bits.trailing_zeros())?;
+            bits &= bits - 1;
+            Some(begin(block))
+        });
+        self.near |= begins.clone().any(|begin| !begin.is_before(end));
+        begins.filter(move |begin| begin.is_before(end))
     }
 }
 
