@@ -212,6 +212,7 @@ fn a_thousand_front_ends_that_come_and_go_leave_nothing() {
         queues: 2,
         packed: true,
         slicing: true,
+        merged: true,
         record: Some(record),
         message_rate: 0,
     };
