@@ -134,7 +134,7 @@ pub(super) const CHAPTER: Chapter = Chapter {
             "compare the MTUs of both ports",
         ),
         count("tap.rx_discarded_frames", "frames placed and then thrown away by the data path", ""),
-        count("tap.rx_postponed_frames", "packets that the kernel did not take at once; written later", ""),
+        count("tap.rx_postponed_packets", "packets that the kernel did not take at once; written later", ""),
         drop("tap.rx_device_down_frames", "frames dropped: the guest's interface is down or gone", "set it up"),
         drop("tap.rx_refused_frames", "frames dropped: the kernel refused them", "report this"),
         drop("tap.rx_other_error_frames", "frames dropped for any other error", "see the kernel's log"),
