@@ -41,6 +41,7 @@ experiment() {
 
 step "Debian packages" $sudo scripts/install-debian-packages.sh
 step "formatting" cargo fmt --all --check
+step "plain words" scripts/check-prose.sh
 step "lints" cargo clippy --workspace --all-targets --locked -- -D warnings
 step "documentation" env RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --locked
 step "tests" cargo test --workspace --locked

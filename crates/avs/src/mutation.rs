@@ -35,7 +35,7 @@ pub enum Mutation {
     FragmentOfAnybody,
     /// All of router and neighbour discovery passes ACLs and security groups, valid or not.
     NeighboursExempt,
-    /// An ICMP error passes whoever sends it to whomever, as long as it quotes a conversation of the guest.
+    /// An ICMP error passes from any sender to any receiver, as long as it quotes a conversation of the guest.
     ErrorOfAnybody,
 }
 

@@ -387,7 +387,7 @@ impl Switch {
     }
 
     /// Room for flow records, if there are networks that need them. Those that there are stay if nothing has changed about that;
-    /// they are of an earlier configuration and go by and by.
+    /// they belong to an earlier configuration and expire.
     fn make_room(&mut self, limits: FlowLimits) {
         self.cache.make_room(if self.index.has_rules() { limits.rounded() } else { 0 }, self.secret);
     }

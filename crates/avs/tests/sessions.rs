@@ -1,4 +1,4 @@
-//! Floods of conversations: whoever is allowed to begin one still can, and what is established stays.
+//! Floods of conversations: a guest that may begin one still can, and established ones stay.
 
 #![allow(clippy::unwrap_used, clippy::panic)]
 

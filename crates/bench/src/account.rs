@@ -1,4 +1,4 @@
-//! A counting allocator: bytes and calls, charged to whoever is named at the time.
+//! A counting allocator: bytes and calls, charged to the account that is named at the time.
 //!
 //! Only one thread may be measured: the named account is the process's.
 

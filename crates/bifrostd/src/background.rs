@@ -3,7 +3,7 @@
 use std::thread;
 
 /// By how much it is nicer than the thread that asks for it: beside a worker that is always busy, it gets a seventh of a processor
-/// (`sched(7)`: each step is a factor of 1.25). Less would keep whoever waits for it waiting.
+/// (`sched(7)`: each step is a factor of 1.25). Less would keep its waiters waiting.
 const NICER: i32 = 8;
 
 /// Does `work` on a thread of lower priority, and waits for it. Threads that `work` starts have that priority, too.

@@ -54,7 +54,7 @@ impl State {
         Ok(())
     }
 
-    /// Makes the devices anew that somebody has deleted.
+    /// Recreates devices that somebody has deleted.
     ///
     /// # Errors
     /// What keeps one from being made; the others are.

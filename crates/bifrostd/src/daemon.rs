@@ -158,7 +158,7 @@ impl Daemon {
         let mut watches: Vec<PulseWatch> = self.pulses.iter().map(|_| PulseWatch::default()).collect();
         loop {
             std::thread::sleep(LOOK_FOR_NAMESPACES);
-            // Before the lock: whoever has it may be waiting for just this worker.
+            // Before the lock: its holder may be waiting for just this worker.
             for (worker, (pulse, watch)) in self.pulses.iter().zip(&mut watches).enumerate() {
                 if let Some((stage, port)) = watch.look(pulse, Instant::now()) {
                     tracing::error!(
@@ -221,7 +221,7 @@ impl State {
         if diff.transport.is_some() {
             tracing::warn!("changed [transport] settings apply to connections after the next restart");
         }
-        // The data path keeps VNI and MAC with a port, its device addresses and MTU: where these changed it is made anew. So it is where
+        // The data path keeps VNI and MAC with a port, its device addresses and MTU: where these changed it is recreated. So it is where
         // other workers are to serve it, for which its network may be the reason.
         let old_ports: BTreeMap<&str, &Port> = self.config.ports.iter().map(|port| (&*port.name, port)).collect();
         let pairs = config.ports.iter().filter_map(|new| Some((*old_ports.get(&*new.name)?, new)));

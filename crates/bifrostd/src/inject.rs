@@ -1,7 +1,7 @@
 //! Panics and slowness on demand, for the tests of the whole daemon. Only in debug builds, and only if the environment names a file: no operator can
 //! bring them about.
 //!
-//! The file has a stage and a port, or `-` for whoever's turn it is; after the word `slow`, each such step takes 5 ms from now on, after `stuck` 1.5 s, instead of one
+//! The file has a stage and a port, or `-` for the port whose turn it is; after the word `slow`, each such step takes 5 ms from now on, after `stuck` 1.5 s, instead of one
 //! panic. The file is removed once that is so.
 
 use std::path::PathBuf;

@@ -94,8 +94,8 @@ pub enum ServeError {
     /// Somebody answers on the socket.
     #[error("another bifrostd is running: {0} is in use; stop that one, or set another [control].socket")]
     AlreadyRunning(PathBuf),
-    /// Something that is no socket is in the way.
-    #[error("{0} exists and is no socket; remove it, or set another [control].socket")]
+    /// Something that is not a socket is in the way.
+    #[error("{0} exists but is not a socket; remove it, or set another [control].socket")]
     NotASocket(PathBuf),
     /// The system refused the address for metrics.
     #[error(
@@ -133,7 +133,7 @@ pub fn serve(path: impl AsRef<Path>, backend: Arc<dyn Backend>) -> Result<Server
     serve_with_metrics(path, None, backend)
 }
 
-/// [`serve`], and `GET /metrics` on a TCP address if there is one, for whoever reaches it.
+/// [`serve`], and `GET /metrics` on a TCP address if there is one, for anyone who reaches it.
 ///
 /// # Errors
 /// As of [`serve`]; the address cannot be had.

@@ -156,7 +156,7 @@ fn machines_are_sliced_unless_they_say_otherwise() {
     };
     let [unsaid, on, off] = ["", "slicing = true", "slicing = false"].map(machine);
     assert_eq!((unsaid.slicing, on.slicing, off.slicing), (true, true, false));
-    // The device is made anew when that changes.
+    // The device is recreated when that changes.
     assert!(unsaid.is_same_device(&on) && !on.is_same_device(&off));
 }
 

@@ -7,7 +7,7 @@
 //! * the batch may end with half a datagram, which is cut off;
 //! * the transport's connection at work is dropped and its indexes are rebuilt (`rte/src/engine/mend.rs`);
 //! * the switch's notes and flow records, which can be made again at any time, are forgotten;
-//! * the port's device is not touched any more: it is put aside, and dropped by whoever gives the port another one.
+//! * the port's device is not touched any more: it is put aside, and dropped by the caller that gives the port another one.
 
 use std::io;
 

@@ -330,7 +330,7 @@ impl<P: GuestPort> Core<P> {
         Some(&self.ports.get(usize::from(owner))?.as_ref()?.port)
     }
 
-    /// The device behind a port, for whoever stands on its other side.
+    /// The device behind a port, for a caller on its other side.
     pub fn device_mut(&mut self, owner: u16) -> Option<&mut P> {
         self.port_mut(owner).map(|p| &mut p.port)
     }
@@ -392,7 +392,7 @@ impl<P: GuestPort> Core<P> {
         self.forget_departures(id);
     }
 
-    /// Decides anew whether a port is to be watched.
+    /// Decides again whether a port is to be watched.
     pub(crate) fn watch(&mut self, owner: usize) {
         let Some(port) = self.ports.get_mut(owner).and_then(Option::as_mut) else { return };
         let wanted = port.backlog.is_empty()

@@ -2,7 +2,7 @@
 //!
 //! Guests' threads that share it answer what they were just shown, before they are shown more: otherwise what arrives together is
 //! answered together, and hosts take turns in waiting for each other. The scheduler would not do that by itself: a worker that has
-//! slept is owed milliseconds. But whoever never waits for anything, a guest that computes, takes milliseconds each time; where one is found, the
+//! slept is owed milliseconds. But a guest that computes, and never waits for anything, takes milliseconds each time; where one is found, the
 //! processor is kept for a while.
 
 /// An answer to a turn's packets takes less, ns.

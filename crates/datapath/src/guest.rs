@@ -258,7 +258,7 @@ impl<P: GuestPort> Core<P> {
                     port.port.keep(frame.handle);
                 }
                 if reliable && !checksum_can_be_right(port, parsed, frame) {
-                    // The receiver would refuse it as corrupted, for ever.
+                    // The receiver would refuse it as corrupted, forever.
                     self.counters.bad_guest_checksum_frames += 1;
                     reliable = false;
                 }

@@ -1,7 +1,7 @@
 //! What arrives at one of several workers and belongs to another.
 //!
 //! The kernel chooses a worker by the first datagram of a coalesced message (GSO, GRO), while the others in it may be
-//! those of other connections. It chooses by the pair of vNICs, while some vNICs have a worker of their own, whoever sends to them. What
+//! those of other connections. It chooses by the pair of vNICs, while some vNICs have a worker of their own, for all senders. What
 //! guests of this host send to those is fetched by the sender's worker. And a RESET names a CID of the peer's, which says nothing about
 //! the worker here.
 

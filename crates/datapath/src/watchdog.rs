@@ -237,7 +237,7 @@ mod tests {
         assert_eq!(slowness.owe(Time(60_000_000), 3_000_000, 10), 0, "and paid a little more");
         assert_eq!(slowness.owe(Time(60_000_000), 1_000_000_000, 10), MAX_REST_NS);
         assert_eq!(Slowness::default().owe(Time(0), 1_000_000_000, 0), 0, "no share, no bound");
-        // 5 ms each 100 ms is 5 %, and for ever free.
+        // 5 ms each 100 ms is 5 %, which is always free.
         let mut steady = Slowness::default();
         assert!((0..1000u64).all(|n| steady.owe(Time(n * 100_000_000), 5_000_000, 10) == 0));
     }

@@ -19,7 +19,7 @@ pub use fragment::TooLarge;
 /// How one frame of a guest leaves: the plan is made once, every resulting frame can be written any number of times
 /// (a retransmission writes it again), in any order.
 ///
-/// The plan keeps offsets only. [`Self::write`] reads the bytes anew and trusts none of the lengths in them, so a guest
+/// The plan keeps offsets only. [`Self::write`] reads the bytes again and trusts none of the lengths in them, so a guest
 /// that rewrites its buffer in between gets a wrong frame out, never a wrong access.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Segments {

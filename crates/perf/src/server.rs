@@ -8,7 +8,7 @@ use bifrost_endpoint::{Endpoint, Error, Worker};
 
 use crate::tcp;
 
-/// Serves clients until `clients` have gone, or for ever.
+/// Serves clients until `clients` have gone, or forever.
 pub(crate) fn run(worker: &Worker, at: SocketAddr, clients: u32) -> Result<()> {
     let mut listener = worker.listen(at)?;
     let plain = SocketAddr::new(at.ip(), at.port().wrapping_add(1));

@@ -29,7 +29,7 @@ pub struct Device {
 /// The kernel does not answer over netlink.
 pub fn find(local: &[IpAddr]) -> io::Result<Result<Vec<Device>, IpAddr>> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_io().build()?;
-    // A thread of its own in the same namespace: whoever calls may be inside of a runtime.
+    // A thread of its own in the same namespace: the caller may be inside a runtime.
     std::thread::scope(|scope| {
         let work = scope.spawn(|| {
             runtime.block_on(async {

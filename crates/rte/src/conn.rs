@@ -177,7 +177,7 @@ impl Active {
     }
 }
 
-/// Segments that wait for the connection to open, or that are to be sent anew after a restart.
+/// Segments that wait for the connection to open, or that are to be sent again after a restart.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Pending {
     pub(crate) handle: u32,

@@ -100,7 +100,7 @@ counters! {
     rejects_received_packets,
     /// Connections that became usable.
     opened_connections,
-    /// Connections that started anew (peer restarted or forgot).
+    /// Connections that were restarted (peer restarted or forgot).
     restarted_connections,
     /// Connections forgotten for idleness.
     reaped_connections,

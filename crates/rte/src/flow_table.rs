@@ -54,7 +54,7 @@ impl FlowTable {
         self.used[chain / 64] |= 1 << (chain % 64);
     }
 
-    /// Forgets all flows (PSNs start anew, or everything is acknowledged).
+    /// Forgets all flows (PSNs restart, or everything is acknowledged).
     pub(crate) fn reset(&mut self) {
         self.used = [0; CHAINS / 64];
         self.unknown = None;

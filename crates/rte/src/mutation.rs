@@ -59,15 +59,15 @@ pub enum Mutation {
     RetransmissionDistance,
     /// The loss timer is armed once and then not again until something arrives. Shows: no progress.
     LossTimerNotRearmed,
-    /// Packets are never given up. Shows: buffers held for ever once a peer is gone.
+    /// Packets are never given up. Shows: buffers held forever once a peer is gone.
     NeverGiveUp,
     /// Packets are given up at the first timeout. Shows: given up before 28 ms, lost although a path works.
     GiveUpAtOnce,
-    /// What is given up is not said. Shows: the receiver waits for ever.
+    /// What is given up is not said. Shows: the receiver waits forever.
     GiveUpSilently,
-    /// A connection that starts anew forgets what it holds for the guest. Shows: acknowledged packets never seen.
+    /// A restarted connection forgets what it holds for the guest. Shows: acknowledged packets never seen.
     RestartForgetsReceived,
-    /// A connection that starts anew forgets what is in flight. Shows: never seen, never released.
+    /// A restarted connection forgets what is in flight. Shows: never seen, never released.
     RestartForgetsSent,
     /// CIDs of a former life of a connection are accepted. Shows: old packets take the places of new ones.
     StaleCidAccepted,

@@ -125,7 +125,7 @@ impl Peer {
         (0..self.paths.len()).filter(move |i| avoided >> i & 1 == 0)
     }
 
-    /// The selection is to be made anew before the next group.
+    /// The selection is to be made again before the next group.
     pub(crate) fn invalidate(&mut self) {
         self.stale = true;
     }
@@ -208,7 +208,7 @@ impl Peer {
         !std::mem::replace(&mut self.probe_timer_armed, true)
     }
 
-    /// Connection `index` ends or starts anew. The answers to probes that travelled on it may never come, and their paths are
+    /// Connection `index` ends or restarts. The answers to probes that travelled on it may never come, and their paths are
     /// not to blame for that.
     pub(crate) fn forget_probes_of(&mut self, index: u32) {
         if self.probe_conn == Some(index) {

@@ -232,7 +232,7 @@ impl RecvWindow {
             match state {
                 Some((1, 0)) => self.publish(pool, psn, stack, out),
                 Some((0, _)) => {
-                    // Whoever waits for the given-up packet need not any more.
+                    // Packets that wait for the given-up packet need not wait any more.
                     if let Some((id, i)) = self.pages.find(psn.0) {
                         pool.page_mut(id).present |= 1 << i;
                         self.held += 1;
@@ -264,7 +264,7 @@ impl RecvWindow {
         Bitmap::from_words(&map[..used]).unwrap_or_default()
     }
 
-    /// Takes out all packets that are held, oldest first, and forgets them (the connection starts anew).
+    /// Takes out all packets that are held, oldest first, and forgets them (the connection restarts).
     pub(crate) fn drain(&mut self, pool: &mut Pool<RecvPage>, out: &mut impl FnMut(u32)) {
         let mut psn = self.base;
         while psn.is_before(self.end) && self.held > 0 {

@@ -3,7 +3,7 @@
 //! What is due soon lies in a heap. What is due later lies unordered in the slot of a wheel, and moves to the heap when
 //! that slot's time begins. So a deadline far away, as every idle connection has one, is set in constant time and makes no
 //! other one dearer. Deletion is lazy: an owner keeps one armed deadline, knows superseded ones, and moving one later costs
-//! nothing, for the early wake-up arms it anew.
+//! nothing, since the early wake-up arms it again.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -47,7 +47,7 @@ pub(crate) struct Timers {
     entries: Vec<Entry>,
     free: u32,
     later: usize,
-    /// When the first of the wheel's entries is due, or, if that is beyond its reach, to be placed anew.
+    /// When the first of the wheel's entries is due, or, if that is beyond its reach, to be placed again.
     first_later: Time,
 }
 
@@ -138,7 +138,7 @@ impl Timers {
                 index = next;
             }
         }
-        // Found anew only when it has gone, for its slot may be long.
+        // Searched again only when it has gone, since its slot may be long.
         if slot_of(self.first_later) <= to {
             self.first_later = self.first_occupied().map_or(Time::NEVER, |slot| self.first_of(slot));
         }

@@ -1,4 +1,4 @@
-//! A look at everything that happens, for whoever wants to say what must not.
+//! A look at everything that happens, for checkers that say what must not.
 //!
 //! The world itself checks what it can for nothing: every flow of light guests, every byte of TCP streams, every handle
 //! ([`Kind`](crate::Kind) lists it). Further checkers are given to [`World::add_checker`](crate::World::add_checker).

@@ -21,7 +21,7 @@ pub enum Action {
     },
     /// A host's daemon dies.
     Crash(u32),
-    /// It starts anew.
+    /// It restarts.
     Restart(u32),
     /// A host gets no CPU until then, ns.
     Pause(u32, u64),

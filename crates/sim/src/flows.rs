@@ -20,8 +20,8 @@ const EXEMPT: u8 = 2;
 const PLACED: u8 = 4;
 /// It was in a daemon that died, which had taken it from its guest or acknowledged it: it may be lost.
 const LOSABLE: u8 = 8;
-/// It was sent again on a connection that started anew (PROTOCOL §4.6): it may come twice, and after others that the
-/// receiver held behind it when it started anew.
+/// It was sent again on a connection that restarted (PROTOCOL §4.6): it may come twice, and after others that the
+/// receiver held behind it when it restarted.
 const REPEATABLE: u8 = 16;
 
 /// What a packet says about itself.

@@ -347,7 +347,7 @@ mod tests {
         let ways =
             |net: &Network| -> BTreeSet<Vec<u32>> { (0..64).map(|i| way(net, &packet(0, 7, 49_152 + i))).collect() };
         assert_eq!(ways(&net).len(), 4);
-        // The last links of one way down: whoever is far above must not go there.
+        // The last links of one way down: switches further up must not go there.
         let last = net.matching("agg1.0>tor1.1").next().expect("a link");
         assert!(ways(&net).iter().any(|w| w.contains(&last)));
         assert_eq!(net.name(net.reverse(last)), "tor1.1>agg1.0");

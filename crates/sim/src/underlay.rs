@@ -116,7 +116,7 @@ impl SimUnderlay {
         &self.lanes
     }
 
-    /// The host starts anew: what waited is gone.
+    /// The host restarts: what waited is gone.
     pub(crate) fn reset(&mut self, free: &mut Spares) {
         let packets = self.waiting.drain(..).chain(self.batch.drain(..)).chain(self.spent.drain(..));
         packets.chain(self.outbox.drain(..)).for_each(|packet| free.give(packet));

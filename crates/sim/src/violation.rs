@@ -27,7 +27,7 @@ pub enum Kind {
     Leak,
     /// A workload is not done although time is up.
     NoProgress,
-    /// A host turned for ever without time going on.
+    /// A host looped without time going on.
     Livelock,
     /// A TCP stream has other bytes than were sent.
     Stream,

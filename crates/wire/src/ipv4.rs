@@ -161,7 +161,7 @@ pub fn checksum_is_valid(header: &[u8]) -> bool {
     checksum::is_valid(header)
 }
 
-/// Computes the checksum of `header` (exactly `header_len` bytes) anew.
+/// Computes the checksum of `header` (exactly `header_len` bytes) from scratch.
 pub fn fill_checksum(header: &mut [u8]) {
     if let Some(fixed) = header.first_chunk_mut::<HEADER_LEN>() {
         fixed[10..12].fill(0);

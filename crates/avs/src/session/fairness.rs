@@ -310,7 +310,7 @@ fn model_victim(
     None
 }
 
-/// Random packets at the bounds: the model says who goes, and whoever goes is nobody who must not.
+/// Random packets at the bounds: the model says which session goes, and never one that must stay.
 #[test]
 fn those_go_that_a_slow_model_names() {
     let (mut by_port, mut by_all) = (0, 0);

@@ -128,7 +128,7 @@ impl State {
         }
     }
 
-    /// Whether this packet begins a new conversation under the old one's name, which must be allowed anew.
+    /// Whether this packet begins a new conversation under the old one's name, which the rules must allow again.
     pub(crate) fn begins_anew(self, event: Event) -> bool {
         match event {
             Event::Tcp(flags) => self == State::Closed && flags.contains(Flags::SYN) && !flags.contains(Flags::ACK),

@@ -36,7 +36,7 @@ impl Planned {
     }
 }
 
-/// Names a session, and no other one for ever.
+/// Names one session, and never another one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Handle {
     pub(crate) index: u32,
@@ -439,7 +439,7 @@ impl Sessions {
         }
     }
 
-    /// Room for as many sessions as there may be, at once: to grow by and by would be to hash all of them again and again, and each
+    /// Room for as many sessions as there may be, at once: growing step by step would rehash all of them each time, and each
     /// time all guests would wait. Only what is used of it takes memory, but for the index: about ten bytes a session.
     #[cold]
     fn make_room(&mut self) {

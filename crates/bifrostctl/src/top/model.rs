@@ -92,7 +92,7 @@ impl Model {
             }
         };
         self.error = None;
-        // Counters of a daemon that was restarted start anew.
+        // Counters of a restarted daemon start at zero.
         let last = self.last.take().filter(|last| last.status.pid == sample.status.pid);
         let elapsed = last.as_ref().map_or(0.0, |last| sample.at_s - last.at_s);
         self.paths = path_rows(&sample.paths, last.as_ref(), elapsed);

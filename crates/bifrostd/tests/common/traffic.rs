@@ -99,7 +99,7 @@ impl Exchange {
 
     /// Waits for the end.
     pub fn finish(self) {
-        // The first one first: if it could not connect, the other waits for ever.
+        // The first one first: if it could not connect, the other would wait forever.
         for end in self.ends {
             if let Err(panic) = end.join() {
                 std::panic::resume_unwind(panic);

@@ -158,7 +158,7 @@ fn the_receiving_host(reliability: &str) {
     Datagrams::new(a, b, "10.0.0.2", 6002, Cut::Never).learns(4000, 1500);
     Datagrams::new(a, b, "fd01::2", 6003, Cut::Never).learns(4000, 1500);
     assert!(ports_counted(receiver, "avs.too_big_packets") >= 2);
-    // Nothing is sent for ever: what is too large is acknowledged.
+    // Nothing is sent forever: what is too large is acknowledged.
     lab.assert_nothing_given_up();
     exchange(a, b, "10.0.0.2", 5001, MEGABYTES);
     assert_eq!(

@@ -73,7 +73,7 @@ fn ports_routes_peers_and_networks_come_and_go_under_a_stream() {
     assert_eq!(lab.net("a").needed_retransmits() + lab.net("b").needed_retransmits(), 0, "the stream lost something");
     lab.assert_nothing_given_up();
     assert_eq!(index(&lab), device, "the port got a new device");
-    assert_eq!(stream_conns(&lab), before, "the connection was started anew");
+    assert_eq!(stream_conns(&lab), before, "the connection was restarted");
 }
 
 #[test]

@@ -82,7 +82,7 @@ fn every_packet_is_accounted_for_while_it_is_carried_and_lost() {
         ping(lab.net("c"), "10.0.0.1", 1, 56);
     }
     stream.finish();
-    // A port that goes takes its counters along, and one that comes back begins anew.
+    // A port that goes takes its counters along, and one that comes back starts at zero.
     let whole = lab.hosts[0].config.clone();
     for config in [whole.replacen("mtu = 1500", "mtu = 1400", 1), whole] {
         lab.hosts[0].config = config;

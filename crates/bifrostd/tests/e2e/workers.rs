@@ -83,7 +83,7 @@ fn hosts_with_different_numbers_of_workers() {
     // One message of the kernel's holds datagrams for several workers, of which it sees the first only.
     let handed_over = lab.hosts.iter().map(|h| h.counter("datapath.handed_over_packets")).sum::<u64>();
     assert!(handed_over > 0, "nothing had to be handed over, so this test shows nothing");
-    // Its RESETs arrive at worker 0, whoever of the two owns the connection.
+    // Its RESETs arrive at worker 0, whichever of the two owns the connection.
     let restarted = lab.hosts[0].counter("rte.restarted_connections");
     lab.hosts[1].crash();
     lab.hosts[1].start();

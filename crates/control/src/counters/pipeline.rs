@@ -36,7 +36,7 @@ pub(super) const CHAPTER: Chapter = Chapter {
         count("port.unsegmentable_packets", "packets that cannot be segmented; `malformed.guest_*` says why", ""),
         count(
             "port.decided_again_packets",
-            "packets that waited for a peer that was removed, and were looked at anew",
+            "packets that waited for a peer that was removed, and were switched again",
             "",
         ),
         drop(

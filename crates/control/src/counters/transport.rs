@@ -98,7 +98,7 @@ pub(super) const CHAPTER: Chapter = Chapter {
         count("rte.rejected_policy_packets", "connections refused: the network is not carried reliably", ""),
         count("rte.rejects_received_packets", "refusals received", "the peer's log and counters say why"),
         count("rte.opened_connections", "connections that became usable", ""),
-        count("rte.restarted_connections", "connections that started anew: the peer restarted or forgot", ""),
+        count("rte.restarted_connections", "connections that were restarted: the peer restarted or forgot", ""),
         count("rte.reaped_connections", "connections forgotten for idleness", ""),
         count(
             "rte.faulted_connections",

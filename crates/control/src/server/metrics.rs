@@ -1,6 +1,6 @@
 //! `GET /metrics` over TCP, for Prometheus: what is counted, and nothing that could change anything.
 //!
-//! Whoever reaches the address may read. A few connections at a time, each for one request of bounded size and time: others
+//! Anyone who reaches the address may read. A few connections at a time, each for one request of bounded size and time: others
 //! wait in the listener's queue.
 
 use std::convert::Infallible;

@@ -44,7 +44,7 @@ pub(super) fn bind(path: &Path) -> Result<(BoundSocket, UnixListener), ServeErro
         _ => Path::new("."),
     };
     DirBuilder::new().recursive(true).mode(0o755).create(dir).map_err(failed("cannot make the directory of"))?;
-    // Two daemons that start at once must not both find a stale socket: whoever holds the directory looks and binds.
+    // Two daemons that start at once must not both find a stale socket: the holder of the directory's lock looks and binds.
     let lock = File::open(dir).map_err(failed("cannot open the directory of"))?;
     lock_soon(&lock).map_err(failed("cannot lock the directory of"))?;
     remove_stale(path)?;

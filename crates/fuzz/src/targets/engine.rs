@@ -15,7 +15,7 @@ use crate::Input;
 const VNI: u32 = 100;
 const CONNECTIONS: u32 = 8;
 const PAGES: u32 = 80;
-/// Ports 0..3 of vNICs 1..=3 are here; what peers have is said by whoever says it.
+/// Ports 0..3 of vNICs 1..=3 are here; what peers have is up to the input.
 const LOCAL: usize = 3;
 
 fn mac(n: usize) -> Mac {
@@ -314,7 +314,7 @@ impl Rig {
         self.ledger.assert_empty();
         assert_eq!(self.engine.connections(), 0, "connections that nobody uses");
         assert_eq!(self.engine.pages_used(), (0, 0));
-        assert!(self.engine.path_snapshots(self.now).all(|p| p.in_flight_packets == 0), "in flight for ever");
+        assert!(self.engine.path_snapshots(self.now).all(|p| p.in_flight_packets == 0), "in flight forever");
         assert!(self.engine.timers_pending() <= 64, "{} timers", self.engine.timers_pending());
     }
 }

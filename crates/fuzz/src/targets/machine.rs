@@ -29,7 +29,7 @@ pub(super) const SIZE: u16 = 16;
 pub(super) const BUFFERS: u64 = 0x8000;
 /// The feature of packed rings.
 pub(super) const PACKED: u64 = 1 << 34;
-/// How long an answer may take: much longer than on a busy machine, and shorter than for ever.
+/// How long an answer may take: much longer than on a busy machine, and finite.
 const PATIENCE: Duration = Duration::from_secs(20);
 
 pub(super) const GET_FEATURES: u32 = 1;

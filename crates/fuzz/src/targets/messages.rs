@@ -342,7 +342,7 @@ impl Pool {
 
 impl Drop for Pool {
     fn drop(&mut self) {
-        // Whoever has failed and is blocked goes on.
+        // A thread that failed while blocked goes on.
         for (kind, file) in &self.files {
             if *kind == Kind::Counter
                 && let Ok(flags) = fcntl_getfl(file)

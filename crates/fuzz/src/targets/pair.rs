@@ -441,7 +441,7 @@ impl World {
             side.ledger.assert_empty();
             assert_eq!(side.engine.pages_used(), (0, 0));
             assert_eq!(side.engine.connections(), 0, "connections that nobody uses");
-            assert!(side.engine.path_snapshots(self.now).all(|p| p.in_flight_packets == 0), "in flight for ever");
+            assert!(side.engine.path_snapshots(self.now).all(|p| p.in_flight_packets == 0), "in flight forever");
         }
         // What two honest hosts say to each other now arrives, whatever was before.
         let before = [0, 1].map(|i| self.sides[i].arrived.len());

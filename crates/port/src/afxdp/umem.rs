@@ -79,7 +79,7 @@ impl Umem {
             return &[];
         }
         // SAFETY: inside the mapping, as just checked, which lives as long as `self`, and initialised by the kernel. Nobody
-        // writes there while `frame` is borrowed, for whoever has a chunk's only name may, and the kernel has not got it.
+        // writes there while `frame` is borrowed, since the holder of a chunk's only name may, and the kernel does not have it.
         unsafe {
             let at = self.base.as_ptr().add(frame.0 as usize * self.chunk_bytes + start);
             std::slice::from_raw_parts(at, len)

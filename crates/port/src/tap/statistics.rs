@@ -4,7 +4,7 @@ use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
 
-/// An open table of the namespace's devices; it stays that namespace's, whoever reads it.
+/// An open table of the namespace's devices; it stays that namespace's, whichever thread reads it.
 #[derive(Debug)]
 pub(crate) struct DeviceStatistics {
     table: File,

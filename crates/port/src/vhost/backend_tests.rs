@@ -275,7 +275,7 @@ fn a_front_end_that_keeps_no_record_is_recorded_here() {
         worker.take_back.send(()).expect("lives");
         std::fs::hard_link(&record, &kept).expect("the record");
         drop(port);
-        assert!(!record.exists(), "whoever ends in order leaves nothing");
+        assert!(!record.exists(), "an orderly end leaves nothing");
         assert_eq!(guest.receive().map(|r| r.1), Some(vec![10 * life + 1; 90]));
         assert!(guest.receive().is_none());
     }
@@ -389,7 +389,7 @@ fn nonsense_ends_the_connection_and_nothing_else() {
             f.set_mem_table(&[region]).is_err() || f.get_features().is_err()
         },
         |f| {
-            // Readable for ever, and no event counter.
+            // Readable forever, and no event counter.
             use std::os::fd::FromRawFd;
             let zero = std::os::fd::IntoRawFd::into_raw_fd(std::fs::File::open("/dev/zero").expect("zeros"));
             // SAFETY: the descriptor was just opened and is given away.

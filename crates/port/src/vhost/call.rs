@@ -76,7 +76,7 @@ impl Call {
         let to = match self.to.try_lock() {
             Ok(to) => to,
             Err(TryLockError::Poisoned(to)) => to.into_inner(),
-            // It is being replaced; whoever does that notifies after this.
+            // It is being replaced; the thread that does that notifies after this.
             Err(TryLockError::WouldBlock) => return,
         };
         let Some(told) = &*to else { return };
@@ -205,7 +205,7 @@ mod tests {
         make_blocking(&theirs);
         // It may have been told once already.
         rustix::io::write(&theirs, &(u64::MAX - 8).to_ne_bytes()).expect("room");
-        assert!(ends(&call, 100), "a worker is blocked for ever");
+        assert!(ends(&call, 100), "a worker is blocked forever");
     }
 
     #[test]
@@ -214,7 +214,7 @@ mod tests {
         let shared = OwnedFd::from(ours.try_clone().expect("another descriptor"));
         let call = call(ours.into());
         make_blocking(&shared);
-        assert!(ends(&call, 100_000), "a worker is blocked for ever");
+        assert!(ends(&call, 100_000), "a worker is blocked forever");
         let mut bytes = [0; 8];
         std::io::Read::read_exact(&mut &theirs, &mut bytes).expect("it was told");
         assert_eq!(bytes, 1u64.to_ne_bytes());

@@ -1,6 +1,6 @@
 //! Adds to an event counter without ever blocking.
 //!
-//! `write` on an eventfd blocks when the counter is full and `O_NONBLOCK` is clear, and both are in the hands of whoever shares
+//! `write` on an eventfd blocks when the counter is full and `O_NONBLOCK` is clear, and both are in the hands of anyone who shares
 //! the open file. There is no per-call flag either: eventfd knows no `RWF_NOWAIT` (`EOPNOTSUPP` in Linux 6.18). The kernel
 //! itself adds to a counter by `eventfd_signal`, which takes a spin lock and saturates. The oldest interface that leads
 //! there is the completion of an asynchronous read (`io_submit(2)`, `IOCB_FLAG_RESFD`): here one of no bytes, which is complete when

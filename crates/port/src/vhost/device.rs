@@ -383,7 +383,7 @@ impl VhostDevice {
         self.rings.get_mut(index as usize).ok_or("the port has fewer rings: two for each of its queues")
     }
 
-    /// Changes a ring; one that runs is started anew.
+    /// Changes a ring; one that runs is restarted.
     fn change(&mut self, index: u32, change: impl FnOnce(&mut RingState)) -> Outcome {
         self.ring_mut(index)?;
         if (index as usize) < self.running.len() * PAIR {
@@ -399,7 +399,7 @@ impl VhostDevice {
         self.rings.chunks(PAIR).take_while(|pair| pair.iter().all(ready)).count()
     }
 
-    /// Hands the queue over if nothing is missing any more, and anew if it has got more pairs.
+    /// Hands the queue over if nothing is missing any more, and again if it has got more pairs.
     fn start(&mut self) -> Outcome {
         let pairs = self.ready_pairs();
         if pairs == self.running.len() || self.memory.regions() == 0 {

@@ -270,7 +270,7 @@ fn bad_receive_buffers_cost_a_packet_little_and_then_the_ring() {
                     let read = queue.vhost_counters().rx_descriptors;
                     assert!(read - before <= MOST, "{kind:?}, {pieces} pieces: {} in one packet", read - before);
                     (packets, before) = (packets + 1, read);
-                    assert!(packets < 1000, "{kind:?}, {pieces} pieces: it goes on for ever");
+                    assert!(packets < 1000, "{kind:?}, {pieces} pieces: it goes on forever");
                 }
                 assert_eq!(broken(&queue, Broken::BadBuffers), 1);
                 assert!(before <= 10 * u64::from(size) + 6 * u64::from(MAX_PIECES), "{before} of a ring of {size}");

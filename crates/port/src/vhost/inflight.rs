@@ -60,7 +60,7 @@ impl Inflight {
         // It may have ended after it had shown a batch and before it had noted that.
         let shown = used.wrapping_sub(self.get(AT_USED));
         if shown > self.size.get() {
-            // The ring has started anew since.
+            // The ring has restarted since.
             return self.renew(used);
         }
         let mut head = self.get(AT_BATCH);

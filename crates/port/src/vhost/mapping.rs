@@ -1,9 +1,9 @@
 //! Mappings of a front-end's memory that survive their loss.
 //!
-//! Whoever shares memory can shorten its file or empty it at any time; the next access to what is gone raises SIGBUS, which
+//! A process that shares memory can shorten its file or empty it at any time; the next access to what is gone raises SIGBUS, which
 //! would end the process and with it the network of every other guest. While there are mappings a handler of that signal is
 //! installed: if the address is in one of them, all of it is replaced by empty memory, and the mapping is marked as lost. Any other
-//! SIGBUS goes to whoever handled it before.
+//! SIGBUS goes to the previous handler.
 
 use std::ffi::{c_int, c_void};
 use std::fs::File;
@@ -245,7 +245,7 @@ extern "C" fn on_bus_error(signal: c_int, info: *mut libc::siginfo_t, context: *
     pass_on(signal, info, context);
 }
 
-/// Lets whoever was there before have the signal; if nobody was, the process ends with it, as it should.
+/// Passes the signal to the previous handler; if there was none, the process ends with it, as it should.
 fn pass_on(signal: c_int, info: *mut libc::siginfo_t, context: *mut c_void) {
     let previous = PREVIOUS.get();
     let handler = previous.map_or(libc::SIG_DFL, |action| action.sa_sigaction);
@@ -304,7 +304,7 @@ mod tests {
         assert_eq!((word(&other, 0), other.is_lost()), (9, false));
         let place = mapping.place.index;
         drop(mapping);
-        // Whoever has the slot next finds nothing there, should it lose its memory as well.
+        // The next owner of the slot finds nothing there, should it lose its memory as well.
         file.set_len(1 << 20).expect("longer");
         let mut mappings = Vec::new();
         let again = loop {

@@ -22,7 +22,7 @@ pub struct RegionSpec {
     pub size: u64,
     /// Where it starts in `file`, bytes.
     pub offset: u64,
-    /// What to map: memory (a memfd, or a file on tmpfs or hugetlbfs), or whoever accesses it waits for a disk.
+    /// What to map: memory (a memfd, or a file on tmpfs or hugetlbfs), or each access may wait for a disk.
     pub file: File,
 }
 

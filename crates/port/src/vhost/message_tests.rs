@@ -120,7 +120,7 @@ fn survives(name: &str, attack: impl FnOnce(&Path) -> Vec<OwnedFd>) {
     let port = VhostPort::open(config(&socket), Box::new(Nobody)).expect("a port");
     let kept = attack(&socket);
     let start = Instant::now();
-    // Whoever is connected has to go first.
+    // The connected front-end has to go first.
     let mut front = FrontEnd::connect(&socket);
     assert!(front.send(GET_FEATURES, PLAIN, &[], &[]));
     assert!(front.answer().is_some(), "{name}: the next front-end is not served");

@@ -117,7 +117,7 @@ pub enum Mode {
     Client,
 }
 
-/// Whoever runs the queues of a port. Both are called from the port's own thread.
+/// What runs the queues of a port. Both are called from the port's own thread.
 pub trait QueueOwner: Send {
     /// A guest has started: from now on its queues are to be worked on.
     fn start(&mut self, queue: VhostQueue);

@@ -49,7 +49,7 @@ mod switch {
         WorkNotBounded,
         /// A chain may have as many descriptors as its ring or table. Shows: as `WorkNotBounded`.
         ChainsNotBounded,
-        /// A ring may offer bad buffers for ever. Shows: descriptors read for nothing.
+        /// A ring may offer bad buffers forever. Shows: descriptors read for nothing.
         BadBuffersForgiven,
         /// What held the pieces of a long chain is kept with its slot. Shows: memory.
         PiecesKept,
@@ -61,7 +61,7 @@ mod switch {
         HugePagesCut,
         /// Calls are written to, as if nobody else had the open file. Shows: a worker that blocks.
         CallBlocks,
-        /// A front-end's descriptors are closed by whoever drops them. Shows: a port that does not answer or end.
+        /// A front-end's descriptors are closed by the thread that drops them. Shows: a port that does not answer or end.
         ClosedInPlace,
         /// Any file is mapped as memory. Shows: files on a disk, or a FUSE file system, are.
         AnyFileMapped,

@@ -1,4 +1,4 @@
-//! Whoever runs the queues, for as long as the port is there.
+//! What runs the queues, for as long as the port is there.
 
 use std::fmt::{self, Debug, Formatter};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};

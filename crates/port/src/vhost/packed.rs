@@ -261,7 +261,7 @@ impl Ring for Packed {
             kicks: true,
         };
         packed.scrub();
-        // Whoever had the ring before may have asked for silence.
+        // The previous owner of the ring may have suppressed notifications.
         packed.device_event.store(0, ENABLE << 16, Ordering::Relaxed);
         Some(packed)
     }
@@ -389,7 +389,7 @@ impl Ring for Packed {
         if let Some(inflight) = &mut self.inflight {
             inflight.before_show(self.used);
         }
-        // Release: whoever sees the batch's first descriptor used sees the others, and what was written to the buffers.
+        // Release: a reader that sees the batch's first descriptor used sees the others, and what was written to the buffers.
         self.ring.store(self.shown.slot.at(DESCRIPTOR) + 8, bits.to_le(), Ordering::Release);
         if let Some(inflight) = &mut self.inflight {
             inflight.after_show();

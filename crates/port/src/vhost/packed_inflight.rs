@@ -117,7 +117,7 @@ impl PackedInflight {
         }
         let new = Position { slot: self.size.check(used)?, wrap: wraps & 0xff != 0 };
         let old = Position { slot: self.size.check(old_used)?, wrap: wraps >> 8 != 0 };
-        // What lies behind was a driver's once, unless the ring has started anew.
+        // What lies behind was a driver's once, unless the ring has restarted.
         let (behind, _) = self.size.back(old.slot, 1);
         if old != Position::START && descriptor(ring, behind) == (0, 0) {
             return None;

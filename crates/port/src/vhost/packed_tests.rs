@@ -306,7 +306,7 @@ fn buffers_that_the_front_end_has_given_back_before_they_were_taken_are_passed_o
     }
 }
 
-/// A ring that has started anew while nobody looked is not where the record says.
+/// A ring that restarted meanwhile is not where the record says.
 #[test]
 fn a_record_of_an_earlier_ring_is_not_believed() {
     let mut guest = Guest::new(KIND);

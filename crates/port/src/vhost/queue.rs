@@ -115,7 +115,7 @@ struct Queue<R: Ring> {
 impl<R: Ring> Queue<R> {
     fn new(spec: QueueSpec) -> Option<Self> {
         let mut receive = R::open(&spec.memory, spec.receive)?;
-        // Whoever sends comes again; nobody has to be told that there is room.
+        // The sender retries; it need not be notified that there is room.
         receive.ask_for_silence();
         let merges = spec.merged && spec.mergeable && spec.guest_checksum;
         let buffers = receive.size().get();
@@ -133,14 +133,14 @@ impl<R: Ring> Queue<R> {
     /// Tells the operator, once, that the receive ring is out of use.
     fn tell_broken(&self, before: Option<Broken>) {
         if let (None, Some(broken)) = (before, self.receive.broken()) {
-            tracing::warn!(%broken, "a guest's receive ring is out of use until its driver starts anew");
+            tracing::warn!(%broken, "a guest's receive ring is out of use until its driver restarts it");
         }
     }
 
     /// Ends both rings if the memory that they are in was found to have gone.
     fn check_memory(&mut self) {
         if self.broken != Some(Broken::Memory) && self.transmit.ring.memory().is_lost() {
-            tracing::warn!(broken = %Broken::Memory, "a guest's rings are out of use until its front-end comes anew");
+            tracing::warn!(broken = %Broken::Memory, "a guest's rings are out of use until its front-end reconnects");
             if self.broken.replace(Broken::Memory).is_none() {
                 self.counters.broken(Broken::Memory);
             }
@@ -192,7 +192,7 @@ impl<R: Ring> GuestPort for Queue<R> {
             self.flush();
         }
         fetched.or_else(|broken| {
-            tracing::warn!(%broken, "a guest's transmit ring is out of use until its driver starts anew");
+            tracing::warn!(%broken, "a guest's transmit ring is out of use until its driver restarts it");
             self.counters.broken(broken);
             self.broken = Some(broken);
             Ok(false)
@@ -299,7 +299,7 @@ impl<R: Ring> GuestPort for Queue<R> {
         self.staging.as_ref().map_or(buffers, Staging::capacity)
     }
 
-    /// Half of the ring: the other half is with the guest, which has yet to offer it anew. A packet that finds no buffer
+    /// Half of the ring: the other half is with the guest, which has yet to offer it again. A packet that finds no buffer
     /// looks lost to its sender.
     fn receive_window(&self) -> u32 {
         (self.rx_capacity() / 2).max(1)

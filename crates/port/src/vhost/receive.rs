@@ -86,7 +86,7 @@ pub(crate) struct Receive<R> {
     guest_checksum: bool,
     /// Longest frame, bytes.
     max_frame: usize,
-    /// The headers of frames in one buffer, as bytes: without and with a verified checksum. Put together anew, their bytes
+    /// The headers of frames in one buffer, as bytes: without and with a verified checksum. Put together again, their bytes
     /// would be read back while they are on their way to memory, behind all that was written before.
     headers: [[u8; HEADER]; 2],
     buffers: Table<Buffer>,

@@ -30,7 +30,7 @@ pub(super) struct FrontEnd {
 }
 
 impl FrontEnd {
-    /// Whoever is at the other end; `None` if the kernel does not say.
+    /// The process at the other end; `None` if the kernel does not say.
     pub(super) fn of(socket: &impl AsFd) -> Option<FrontEnd> {
         let pid = rustix::net::sockopt::socket_peercred(socket).ok()?.pid.as_raw_nonzero().get() as u32;
         let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
@@ -90,7 +90,7 @@ pub(super) fn open(path: &Path, front_end: FrontEnd, rings: &[u64], bytes: usize
 
 /// The record that is there, if it begins with `header` and nobody else can have written it.
 fn existing(entry: &Entry, header: &[u8], bytes: usize) -> Option<File> {
-    // What is no file is not waited for.
+    // Nothing waits for what is not a file.
     let file = File::from(entry.open(OFlags::RDWR | OFlags::NONBLOCK | OFlags::NOCTTY, Mode::empty()).ok()?);
     let metadata = file.metadata().ok()?;
     let is_ours = metadata.is_file()

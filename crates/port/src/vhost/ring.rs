@@ -1,4 +1,4 @@
-//! What split and packed virtqueues have in common for whoever works on them: buffers are taken, looked at, given back, and
+//! What split and packed virtqueues have in common for the code that works on them: buffers are taken, looked at, given back, and
 //! shown to the driver in batches.
 //!
 //! The driver may write anything at any time. Every value is read once and checked; a driver that breaks the rules of the
@@ -60,7 +60,7 @@ pub(crate) trait Ring: Sized + Debug + Send + 'static {
     /// Asks the driver to notify when it adds buffers. Returns whether there are some already: then it may not notify.
     fn ask_for_kicks(&mut self) -> Result<bool, Broken>;
 
-    /// Asks the driver not to notify, for whoever looks anyway.
+    /// Asks the driver not to notify, since the caller polls anyway.
     fn ask_for_silence(&mut self);
 
     /// Bytes of this process that copies of descriptors take.

@@ -88,7 +88,7 @@ pub enum VhostError {
 }
 
 impl VhostPort {
-    /// Opens the socket, or starts looking for it, and serves whoever is at its other end, one after the other.
+    /// Opens the socket, or starts looking for it, and serves the front-ends at its other end, one after the other.
     ///
     /// # Errors
     /// See [`VhostError`].

@@ -73,9 +73,9 @@ pub(super) fn listen(path: &Path) -> Result<(UnixListener, Listening), VhostErro
     let entry = Entry::of(path).map_err(failed)?;
     if let Ok(there) = entry.stat() {
         if !is_socket(&there) {
-            return Err(bad("something that is no socket is there; remove it or correct port.socket"));
+            return Err(bad("something that is not a socket is there; remove it or correct port.socket"));
         }
-        // Whoever has a full queue listens, too.
+        // A socket with a full queue listens, too.
         if matches!(call(path.as_os_str()), Ok(_) | Err(Errno::AGAIN)) {
             return Err(bad("somebody else listens there; stop it or correct port.socket"));
         }
@@ -98,10 +98,10 @@ fn restrict(entry: &Entry) -> Result<(u64, u64), Errno> {
     Ok((stat.st_dev, stat.st_ino))
 }
 
-/// Connects to a front-end that listens at `path`. Does not block: a socket that accepts nobody has a full queue for ever.
+/// Connects to a front-end that listens at `path`. Does not block: the queue of a socket that never accepts stays full.
 ///
 /// # Errors
-/// Nobody listens there, the queue is full (`EAGAIN`), or it is no socket.
+/// Nobody listens there, the queue is full (`EAGAIN`), or it is not a socket.
 pub(super) fn dial(path: &Path) -> Result<OwnedFd, Errno> {
     let there = open(path, OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty())?;
     if !is_socket(&fstat(&there)?) {

@@ -143,7 +143,7 @@ impl Ring for Split {
         let area = |user, len, align| Memory::area(memory, user, len, align);
         let used = area(spec.used, 6 + 8 * n, 4)?;
         let next_used = u16::from_le(used.load(2, Ordering::Acquire));
-        // Whoever had the ring before may have asked for silence.
+        // The previous owner of the ring may have suppressed notifications.
         used.store(0, 0u16, Ordering::Relaxed);
         let mut inflight = spec.record.map(|area| Inflight::new(area, size));
         let recovered = inflight.as_mut().map(|i| i.recover(next_used)).unwrap_or_default();
@@ -243,7 +243,7 @@ impl Ring for Split {
         if let Some(inflight) = &mut self.inflight {
             inflight.before_show();
         }
-        // Release: whoever sees the index sees the entries, and what was written to the buffers.
+        // Release: a reader that sees the index sees the entries, and what was written to the buffers.
         self.used.store(2, new.to_le(), Ordering::Release);
         if let Some(inflight) = &mut self.inflight {
             inflight.after_show(new);

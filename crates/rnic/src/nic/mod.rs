@@ -236,7 +236,7 @@ impl Nic {
         self.regions.register(domain, access, memory)
     }
 
-    /// Gives memory back. From now on nothing is written there, whoever has the key.
+    /// Gives memory back. From now on nothing is written there, even with the key.
     pub fn deregister(&mut self, key: Key) -> Option<Vec<u8>> {
         self.regions.deregister(key)
     }

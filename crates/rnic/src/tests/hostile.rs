@@ -137,7 +137,7 @@ proptest! {
                 bytes[5..8].copy_from_slice(&b.qp.get().to_be_bytes()[1..]);
             }
             if operation {
-                bytes[0] = (transport as u8) << 5 | bytes[0] % 12;
+                bytes[0] = ((transport as u8) << 5) | (bytes[0] % 12);
                 bytes[1] = 0x40 | bytes[1] & 0x30;
                 bytes[2..4].copy_from_slice(&[0xff, 0xff]);
             }

@@ -86,7 +86,7 @@ fn a_receiver_that_is_not_ready_is_waited_for() {
     let (at_a, at_b) = run(&mut a, &mut b, 20, || true);
     assert_eq!((at_a.len(), at_a[0].status), (1, Status::Success));
     assert_eq!(at_b[0].len, 2000);
-    // And not for ever.
+    // And not forever.
     a.post(1, Operation::Send, None, vec![7; 2000]);
     let (at_a, _) = run(&mut a, &mut b, 200, || true);
     assert_eq!(at_a[0].status, Status::ReceiverNotReady);
@@ -119,7 +119,7 @@ proptest! {
         let mut random = fastrand::Rng::with_seed(seed);
         let (at_a, at_b) = run(&mut a, &mut b, 3000, || random.u32(..one_in) != 0);
         let good: Vec<_> = at_a.iter().take_while(|c| c.status == Status::Success).map(|c| c.token).collect();
-        prop_assert_eq!(good.iter().copied().collect::<Vec<_>>(), (0..good.len() as u64).collect::<Vec<_>>());
+        prop_assert_eq!(good.to_vec(), (0..good.len() as u64).collect::<Vec<_>>());
         let got: Vec<_> =
             at_b.iter().filter(|c| c.kind == CompletionKind::Receive && c.status == Status::Success).collect();
         prop_assert!(got.len() >= good.len(), "what is acknowledged has arrived");

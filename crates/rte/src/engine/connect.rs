@@ -51,7 +51,7 @@ impl Engine {
         Some(index)
     }
 
-    /// Sets a connection up anew with everything that it still holds. `background`: traffic does not wait for it.
+    /// Sets a connection up again with everything that it still holds. `background`: traffic does not wait for it.
     pub(super) fn reopen(&mut self, now: Time, index: u32, background: bool, out: &mut Output) {
         self.start_over(index, out);
         let Some(turn) = self.conn(index).map(|c| c.peer).map(|peer| self.attempt(peer)) else { return };
@@ -193,8 +193,8 @@ impl Engine {
                         self.counters.stale_setup_packets += 1;
                         return;
                     }
-                    // Both sides start anew at once. The CID that the own REQUEST tells must stay, or each would end up
-                    // addressing the other by one that is gone, for ever. Nothing has come for it.
+                    // Both sides restart at once. The CID that the own REQUEST tells must stay, or each would end up
+                    // addressing the other by one that is gone, forever. Nothing has come for it.
                     Some(known) if opening && !heard && known.0 == setup.instance => {}
                     Some(_) => {
                         self.counters.restarted_connections += 1;
@@ -302,7 +302,7 @@ impl Engine {
         self.arm_idle(index, now.after(self.config.idle_shrink_ns));
     }
 
-    /// Both PSN spaces start anew under a new CID. What is in flight waits to be sent again; what is held for the guest
+    /// Both PSN spaces restart under a new CID. What is in flight waits to be sent again; what is held for the guest
     /// is shown, for it was acknowledged.
     fn start_over(&mut self, index: u32, out: &mut Output) {
         let first = self.config.first_psn();
@@ -340,7 +340,7 @@ impl Engine {
         if let Some(conn) = self.conns[index as usize].as_mut() {
             conn.local_cid = cid;
             conn.heard = false;
-            // Whoever has heard of this CID takes no REQUEST any more that tells an older one.
+            // A peer that has heard of this CID accepts no REQUEST with an older one any more.
             conn.generation = self.generation;
             conn.send_next = first;
             conn.recv_base = first;

@@ -265,7 +265,7 @@ impl Engine {
                 return None;
             }
             State::Plain { .. } => {
-                // The peer counts as open what is not here, for its RESPONSEs were lost: so it would for ever.
+                // The peer counts as open what is not here, for its RESPONSEs were lost: so it would forever.
                 conn.heard = true;
                 self.counters.stray_setup_packets += 1;
                 self.ask_again(now, index, out);
@@ -281,7 +281,7 @@ impl Engine {
             self.counters.unknown_path_packets += 1;
             return None;
         }
-        // Probes alone keep nothing alive, or two idle hosts would probe each other for ever.
+        // Probes alone keep nothing alive, or two idle hosts would probe each other forever.
         if !header.probe {
             conn.last_activity = now;
             if peer.touch(now, index, true) {

@@ -331,7 +331,7 @@ impl Engine {
             return;
         }
         skip.next = now.after((timing.rto << skip.tries.min(6)).min(1000 * MS));
-        // Each on another path. A count that stood still would stay on one, which may be down for ever.
+        // Each on another path. A count that stood still would stay on one, which may stay down.
         skip.tries = skip.tries.wrapping_add(1).max(1);
         let peer = self.peers[usize::from(conn.peer.0)].as_ref();
         let path = peer.map_or(PathId::default(), |p| p.path_of_turn(skip.tries - 1));

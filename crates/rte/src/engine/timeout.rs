@@ -52,7 +52,7 @@ impl Engine {
                 self.ack_soon(index);
             }
             if self.conn(index).is_some_and(|c| c.is_open()) {
-                // Whoever is kept back says so again; who has gone away does not keep the timer going.
+                // A caller that is held back says so again; one that has gone away does not keep the timer going.
                 if let Some(active) = self.conns[index as usize].as_mut().and_then(|c| c.active.as_mut()) {
                     active.blocked = false;
                 }

@@ -149,7 +149,7 @@ impl Checker for Bounds {
             let engine = core.engine();
             let pages = engine.pages_used();
             let all_idle = self.connections.iter().all(|c| c.is_idle);
-            // Whoever looks after a peer's paths finds out a moment after the last connection has gone. When a peer would have been
+            // The code that looks after a peer's paths finds out a moment after the last connection has gone. When a peer would have been
             // asked again may still be noted.
             let never_plain =
                 engine.counters().unanswered_connections + engine.counters().rejects_received_packets == 0;

@@ -40,7 +40,7 @@ struct Sent {
     state: u8,
 }
 
-/// One direction of a connection, from its set-up until it starts anew: all that is sent to one CID.
+/// One direction of a connection, from its set-up until it restarts: all that is sent to one CID.
 #[derive(Debug, Default)]
 struct Stream {
     from: u32,

@@ -6,7 +6,7 @@
 //! | [`Conversation`] | what the wire shows: PSNs, retransmissions, ACKs that never claim too much or come too late, giving up |
 //! | [`Bounds`] | windows, pages, connections, timers within their bounds at any time; nothing left at the end |
 //! | [`Blame`] | no path is suspect in a network that lost nothing |
-//! | [`Patience`] | no buffer is held for ever, and while the network is whole everything arrives in time |
+//! | [`Patience`] | no buffer is held forever, and while the network is whole everything arrives in time |
 //!
 //! When a packet of a light guest's flow need not arrive, exactly (everything else is a violation):
 //!
@@ -16,9 +16,9 @@
 //!   shown it (it may have said so already, §9.2);
 //! - it was lost on purpose between its guest and the switch.
 //!
-//! It may arrive twice if it left as plain VXLAN, or was sent again on a connection that started anew (§4.6), which the
+//! It may arrive twice if it left as plain VXLAN, or was sent again on a connection that restarted (§4.6), which the
 //! wire shows by another CID. Such a packet may also come after later ones of its flow: what is held behind it is published
-//! when the receiver starts anew, for it was acknowledged. Otherwise order breaks only with plain VXLAN, or in a network
+//! when the receiver restarts, since it was acknowledged. Otherwise order breaks only with plain VXLAN, or in a network
 //! without order.
 
 mod blame;

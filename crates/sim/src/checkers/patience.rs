@@ -1,4 +1,4 @@
-//! No buffer is held for ever, and while all is well everything arrives in time.
+//! No buffer is held forever, and while all is well everything arrives in time.
 
 use std::collections::VecDeque;
 

@@ -247,7 +247,7 @@ pub struct FaultConfig {
     pub flap_down: Ns,
     /// ... and so long up on average.
     pub flap_up: Ns,
-    /// The daemon of this host dies: everything in it is lost; its guests go on. It starts anew at the end.
+    /// The daemon of this host dies: everything in it is lost; its guests go on. It restarts at the end.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub crash: Option<u32>,
     /// This host's daemon gets no CPU.

@@ -74,7 +74,7 @@ pub fn scenario(seed: u64) -> Scenario {
     if s.topology.has_dead_path()
         || s.topology.worst(|l| l.loss.into_iter().chain(l.corruption).reduce(f64::max)) > 0.01
     {
-        // What is not carried reliably may have no other way, for ever; or a guest's TCP waits for minutes between two attempts.
+        // What is not carried reliably may never have another way; or a guest's TCP waits for minutes between two attempts.
         s.transport.max_connections = None;
         // The same if set-up ends before an answer can be there: plain VXLAN is then all there is.
         s.transport.setup_tries = None;
@@ -202,7 +202,7 @@ fn link(rng: &mut Rng, quiet: bool) -> LinkPatch {
     l
 }
 
-/// Differences between paths. One may be down for ever.
+/// Differences between paths. One may stay down.
 fn few(rng: &mut Rng, down: bool) -> LinkPatch {
     let mut l = LinkPatch::default();
     match rng.below(5) {

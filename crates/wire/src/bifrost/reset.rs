@@ -14,7 +14,7 @@ impl Reset {
     /// Length of the packet, bytes.
     pub const LEN: usize = 12;
 
-    /// The packet. Its version is the oldest: whoever sends it knows of no agreement.
+    /// The packet. Its version is the oldest: its sender knows of no agreement.
     #[must_use]
     pub fn emit(&self) -> [u8; Self::LEN] {
         let mut out = [0; Self::LEN];

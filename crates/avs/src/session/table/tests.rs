@@ -129,7 +129,7 @@ fn sessions_end_when_their_time_has_come_and_not_before() {
     s.touch(open, Direction::Egress, Event::Tcp(Flags::RST), 0);
     s.advance((5000 + 7439 + 242) * S);
     assert_eq!((there(&s), s.counters().current), ([false; 3], 0));
-    // After a long sleep it begins anew.
+    // After a long sleep it begins again.
     s.insert(key(0, 3), Direction::Egress, syn, 0, false).unwrap();
     s.advance(1_000_000 * S);
     s.advance(1_000_001 * S);

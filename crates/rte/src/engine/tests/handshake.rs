@@ -233,7 +233,7 @@ fn play(start: Start, path: &[usize]) -> Vec<usize> {
     counts
 }
 
-/// Depth first through all choices, playing each line anew from its start; returns how many lines there are.
+/// Depth first through all choices, playing each line from its start; returns how many lines there are.
 fn explore(start: Start, depth: usize) -> usize {
     let mut path = vec![0; depth];
     let mut lines = 0;
