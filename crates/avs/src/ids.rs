@@ -20,7 +20,7 @@ pub struct WorkerId(pub u16);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct PeerId(pub u16);
 
-/// Names a security group: its place in [`Tables::groups`].
+/// Names a security group: its place in [`Tables::groups`](crate::Tables::groups).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct GroupId(pub u16);
 
