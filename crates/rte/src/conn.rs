@@ -210,6 +210,24 @@ const BLOCK: u32 = Bitmap::MAX_BITS as u32;
 const BLOCKS: u32 = RECEIVE_WINDOW / BLOCK;
 
 impl AckState {
+    /// One cumulative ACK says everything.
+    #[inline]
+    pub(crate) fn fits_one(&self) -> bool {
+        self.far == 0 && self.rate_limited.is_empty() && self.not_taken.is_empty()
+    }
+
+    /// Packets that have arrived, and marks that they had.
+    pub(crate) fn counts(&self) -> (u16, u16) {
+        (self.packets, self.marked)
+    }
+
+    /// Nothing is owed any more of what [`fits_one`](Self::fits_one).
+    #[inline]
+    pub(crate) fn clear(&mut self) {
+        (self.packets, self.marked, self.queued, self.near) = (0, 0, false, false);
+        (self.deadline, self.echo) = (Time::NEVER, None);
+    }
+
     /// Packet `psn` has arrived and is present, now or since before: an ACK has to tell.
     #[inline]
     pub(crate) fn note(&mut self, psn: Psn, base: Psn) {

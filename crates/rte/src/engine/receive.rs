@@ -1,6 +1,6 @@
 //! Receiving data: check, place, publish (NSDI'26, 4.2 and 5.2 "RX workflow").
 
-use bifrost_wire::bifrost::{AckHeader, AckKind, Bitmap, Cid, DataHeader, Psn, Reset, Tick};
+use bifrost_wire::bifrost::{AckHeader, AckKind, Bitmap, Cid, DataHeader, Psn, Reset, Tick, Version};
 
 use super::mend::NOBODY;
 use super::{Engine, RESETS_PER_REFILL};
@@ -384,6 +384,26 @@ impl Engine {
     fn acknowledge(&mut self, now: Time, index: u32, out: &mut Output) {
         let Some(conn) = self.conns[index as usize].as_mut() else { return };
         let Some(active) = conn.active.as_mut() else { return };
+        if !active.ack.fits_one() {
+            return self.acknowledge_in_parts(now, index, out);
+        }
+        let (owed, echo) = (active.ack.counts(), active.ack.echo);
+        active.ack.clear();
+        let Some(echo) = echo.filter(|_| !conn.peer_cid.is_none()) else { return };
+        let base = if mutated!(self.config, AckHoles) { active.recv.end() } else { active.recv.base() };
+        let bits = if mutated!(self.config, AckBitsShifted) { base.next() } else { base };
+        let bitmap = active.recv.bitmap(&self.recv_pool, bits);
+        let ack = AckHeader { bitmap, ..header(now, conn.version, conn.peer_cid, &echo, owed, base) };
+        let (peer, vni) = (conn.peer, conn.pair.vni);
+        out.control.push(ControlOut { peer, vni, path: echo.path, packet: Control::Ack(ack) });
+        self.counters.acks_sent_packets += 1;
+    }
+
+    /// The same where packets were not taken, or have arrived more than 256 numbers ahead: several ACKs.
+    #[inline(never)]
+    fn acknowledge_in_parts(&mut self, now: Time, index: u32, out: &mut Output) {
+        let Some(conn) = self.conns[index as usize].as_mut() else { return };
+        let Some(active) = conn.active.as_mut() else { return };
         let mut owed = std::mem::take(&mut active.ack);
         let Some(echo) = owed.echo else { return };
         if conn.peer_cid.is_none() {
@@ -399,23 +419,7 @@ impl Engine {
             owed.near |= owed.not_taken.len() < before;
         }
         let nothing_else = owed.far == 0 && owed.not_taken.is_empty() && owed.rate_limited.is_empty();
-        let mut ack = AckHeader {
-            version: conn.version,
-            cc: bifrost_wire::bifrost::cc::NONE,
-            probe: false,
-            path: echo.path,
-            hops: echo.hops,
-            kind: AckKind::Cumulative,
-            psn: echo.psn,
-            cid: conn.peer_cid,
-            sent: now.tick(),
-            echo: echo.timestamp,
-            nic_rx: echo.nic_rx,
-            num_ack: owed.packets.min(2047),
-            num_ece: owed.marked.min(2047),
-            base,
-            bitmap: Bitmap::empty(),
-        };
+        let mut ack = header(now, conn.version, conn.peer_cid, &echo, owed.counts(), base);
         let (peer, vni) = (conn.peer, conn.pair.vni);
         let mut tell = |ack: AckHeader| {
             out.control.push(ControlOut { peer, vni, path: echo.path, packet: Control::Ack(ack) });
@@ -467,6 +471,28 @@ impl Engine {
             path: peer.path_of_turn(0),
             packet: Control::Reset(Reset { unknown: cid }),
         });
+    }
+}
+
+/// A cumulative ACK without bits, for so many packets and marks.
+#[inline(always)]
+fn header(now: Time, version: Version, cid: Cid, echo: &Echo, (packets, marked): (u16, u16), base: Psn) -> AckHeader {
+    AckHeader {
+        version,
+        cc: bifrost_wire::bifrost::cc::NONE,
+        probe: false,
+        path: echo.path,
+        hops: echo.hops,
+        kind: AckKind::Cumulative,
+        psn: echo.psn,
+        cid,
+        sent: now.tick(),
+        echo: echo.timestamp,
+        nic_rx: echo.nic_rx,
+        num_ack: packets.min(2047),
+        num_ece: marked.min(2047),
+        base,
+        bitmap: Bitmap::empty(),
     }
 }
 
