@@ -38,8 +38,9 @@ pub(crate) struct PackedInflight {
     free: Option<Index>,
     /// By id: the first and last record of a buffer in flight.
     lists: Table<(Index, Index)>,
-    /// Used buffers of this batch.
-    batch: Vec<Index>,
+    /// First and last records of the used buffers of this batch. By id they would not be safe: a driver may offer an id again
+    /// before it was shown that it is used.
+    batch: Vec<(Index, Index)>,
 }
 
 /// What an earlier life has left.
@@ -229,14 +230,14 @@ impl PackedInflight {
 
     /// A buffer is used, and shown with the next batch.
     pub(super) fn put(&mut self, id: Index) {
-        self.batch.push(id);
+        self.batch.push(self.lists[id]);
     }
 
     /// The batch is about to be shown; the used index will be `used`.
     pub(super) fn before_show(&mut self, used: Position) {
         let old = self.free;
         for i in 0..self.batch.len() {
-            let (head, last) = self.lists[self.batch[i]];
+            let (head, last) = self.batch[i];
             self.link(last, self.free);
             self.free = Some(head);
         }
@@ -247,8 +248,8 @@ impl PackedInflight {
 
     /// The batch was shown. All stores here are releases: a kill comes between instructions, and what counts is their order.
     pub(super) fn after_show(&mut self) {
-        while let Some(id) = self.batch.pop() {
-            self.mark(self.lists[id].0, false);
+        while let Some((head, _)) = self.batch.pop() {
+            self.mark(head, false);
         }
         self.write_free(self.free);
         self.write_used(self.used);

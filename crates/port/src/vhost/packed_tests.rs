@@ -5,6 +5,7 @@ use std::collections::VecDeque;
 use bifrost_wire::virtio_net::Header;
 use proptest::prelude::*;
 
+use super::index::Index;
 use super::mock::{F_INDIRECT, F_NEXT, F_WRITE, GUEST, Guest, Kind, MEMORY, bytes, fetch};
 use super::packed::Packed;
 use super::ring::{BadChain, Ring, WRAP};
@@ -237,6 +238,47 @@ fn a_kill_between_showing_and_noting_repeats_nothing() {
     }
     guest.kill(queue);
     assert_eq!(fetched(&mut guest.queue()), (1..16).collect::<Vec<_>>());
+}
+
+/// A driver may use an id again before it can know that its buffer came back. The record has no more and no fewer free
+/// entries afterwards, and entries of a buffer in flight stay its own.
+#[test]
+fn an_id_that_is_used_again_before_its_buffer_was_shown_takes_no_records() {
+    let mut rng = fastrand::Rng::with_seed(7);
+    for _ in 0..50 {
+        let mut guest = Guest::new(KIND);
+        guest.tx.inflight = true;
+        let mut ring = Packed::open(&guest.memory, guest.tx.spec(0)).expect("a ring");
+        let mut taken: Vec<(Index, usize)> = Vec::new();
+        let mut unshown = 0;
+        for _ in 0..2_000 {
+            let room = 16 - unshown - taken.iter().map(|t| t.1).sum::<usize>();
+            let (id, count) = (rng.u16(..4), rng.usize(1..5));
+            match rng.u8(..4) {
+                0 | 1 if count <= room && taken.iter().all(|t| t.0.get() != id) => {
+                    guest.tx.add_packed(id, &vec![(GUEST, 60); count], 0);
+                    taken.push((ring.pop().expect("the ring is in order").expect("a buffer"), count));
+                }
+                2 if !taken.is_empty() => {
+                    let (head, count) = taken.swap_remove(rng.usize(..taken.len()));
+                    ring.push_used(head, 0);
+                    unshown += count;
+                }
+                3 => {
+                    ring.show();
+                    unshown = 0;
+                }
+                _ => {}
+            }
+        }
+        // Another life finds the buffers that were not shown to be used, once each.
+        if unshown == 0 {
+            let mut found = Packed::open(&guest.memory, guest.tx.spec(0)).expect("a ring").take_recovered();
+            found.sort_unstable_by_key(|id| id.get());
+            taken.sort_unstable_by_key(|t| t.0.get());
+            assert_eq!(found, taken.iter().map(|t| t.0).collect::<Vec<_>>());
+        }
+    }
 }
 
 /// QEMU does that with its own idea of where the ring is, when it hears that its back-end has gone.
