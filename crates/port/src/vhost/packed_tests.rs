@@ -244,6 +244,18 @@ fn a_kill_between_showing_and_noting_repeats_nothing() {
 /// entries afterwards, and entries of a buffer in flight stay its own.
 #[test]
 fn an_id_that_is_used_again_before_its_buffer_was_shown_takes_no_records() {
+    let mut guest = Guest::new(KIND);
+    guest.tx.inflight = true;
+    let mut ring = Packed::open(&guest.memory, guest.tx.spec(0)).expect("a ring");
+    guest.tx.add_packed(0, &[(GUEST, 60); 8], 0);
+    let first = ring.pop().expect("the ring is in order").expect("a buffer");
+    ring.push_used(first, 0);
+    guest.tx.add_packed(0, &[(GUEST, 60)], 0);
+    assert_eq!(ring.pop(), Ok(Some(first)));
+    ring.show();
+    guest.tx.add_packed(1, &[(GUEST, 60); 15], 0);
+    assert_eq!(ring.pop().map(|id| id.map(Index::get)), Ok(Some(1)), "there is a record for each descriptor");
+
     let mut rng = fastrand::Rng::with_seed(7);
     for _ in 0..50 {
         let mut guest = Guest::new(KIND);
