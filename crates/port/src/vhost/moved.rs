@@ -7,18 +7,19 @@
 use super::index::{Index, Size, Table};
 
 /// A packet that is kept here in whole.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct Own {
     pub(super) head: Vec<u8>,
     /// The bytes behind the head.
     pub(super) rest: Vec<u8>,
 }
 
-#[derive(Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Place {
     Free,
     Ring(Index),
-    Own(Box<Own>),
+    /// Which of `owns`.
+    Own(u32),
 }
 
 /// Where the packets of one ring are, by handle: twice as many as the ring has buffers.
@@ -28,15 +29,19 @@ pub(super) struct Moved {
     /// By buffer: the handle of the packet that is in it.
     names: Table<u32>,
     free: Vec<u32>,
-    own: usize,
+    /// Packets that were moved, and what they leave behind: a head keeps its memory for the next packet.
+    owns: Vec<Own>,
+    /// Which of these have no packet.
+    empty: Vec<u32>,
     most: usize,
 }
 
 impl Moved {
     pub(super) fn new(size: Size) -> Self {
         let most = usize::from(size.get());
-        let places: Vec<Place> = (0..2 * most).map(|_| Place::Free).collect();
-        Moved { names: size.table(0), free: (0..places.len() as u32).rev().collect(), places, own: 0, most }
+        let places = vec![Place::Free; 2 * most];
+        let free = (0..places.len() as u32).rev().collect();
+        Moved { names: size.table(0), free, places, owns: Vec::new(), empty: Vec::new(), most }
     }
 
     /// A handle for the packet of a buffer. There is always one: no more than one for each buffer, and as many for those that were moved.
@@ -58,7 +63,7 @@ impl Moved {
     /// The packet, if it was moved.
     pub(super) fn own(&self, handle: u32) -> Option<&Own> {
         match self.places.get(handle as usize) {
-            Some(Place::Own(own)) => Some(own),
+            Some(Place::Own(at)) => self.owns.get(*at as usize),
             _ => None,
         }
     }
@@ -70,26 +75,34 @@ impl Moved {
 
     /// Whether there is room for one more packet.
     pub(super) fn has_room(&self) -> bool {
-        self.own < self.most
+        self.owns.len() - self.empty.len() < self.most
     }
 
     /// A packet is in no buffer any more.
-    pub(super) fn put(&mut self, handle: u32, own: Own) {
-        if let Some(place) = self.places.get_mut(handle as usize) {
-            *place = Place::Own(Box::new(own));
-            self.own += 1;
-        }
+    pub(super) fn put(&mut self, handle: u32, head: &[u8], rest: Vec<u8>) {
+        let Some(place) = self.places.get_mut(handle as usize) else { return };
+        let at = self.empty.pop().unwrap_or_else(|| {
+            self.owns.push(Own::default());
+            self.owns.len() as u32 - 1
+        });
+        *place = Place::Own(at);
+        let own = &mut self.owns[at as usize];
+        own.head.extend_from_slice(head);
+        own.rest = rest;
     }
 
-    /// A packet is done with.
-    pub(super) fn free(&mut self, handle: u32) {
-        let Some(place) = self.places.get_mut(handle as usize) else { return };
-        match std::mem::replace(place, Place::Free) {
-            Place::Free => return,
-            Place::Ring(_) => {}
-            Place::Own(_) => self.own -= 1,
+    /// A packet is done with. Returns what the bytes behind its head were in, if it was moved.
+    pub(super) fn free(&mut self, handle: u32) -> Option<Vec<u8>> {
+        let place = self.places.get_mut(handle as usize)?;
+        let was = std::mem::replace(place, Place::Free);
+        if was != Place::Free {
+            self.free.push(handle);
         }
-        self.free.push(handle);
+        let Place::Own(at) = was else { return None };
+        self.empty.push(at);
+        let own = &mut self.owns[at as usize];
+        own.head.clear();
+        Some(std::mem::take(&mut own.rest))
     }
 
     /// All handles that there can be.
@@ -104,8 +117,7 @@ impl Moved {
 
     /// Bytes of packets that are kept here.
     pub(super) fn bytes(&self) -> u64 {
-        let own = self.places.iter().filter_map(|place| if let Place::Own(own) = place { Some(own) } else { None });
-        own.map(|own| (own.head.len() + own.rest.len()) as u64).sum()
+        self.owns.iter().map(|own| (own.head.len() + own.rest.len()) as u64).sum()
     }
 }
 

@@ -323,12 +323,9 @@ impl<R: Ring> Transmit<R> {
             if !packet.held {
                 break;
             }
-            let own = Own {
-                head: self.heads[slot][HEADER..][..(packet.len as usize).min(HEAD_LEN)].to_vec(),
-                rest: packet.rest.take().unwrap_or_default(),
-            };
+            let head = &self.heads[slot][HEADER..][..(packet.len as usize).min(HEAD_LEN)];
             if let Some(in_order) = &mut self.in_order {
-                in_order.moved.put(handle, own);
+                in_order.moved.put(handle, head, packet.rest.take().unwrap_or_default());
             }
             counters.tx_moved_packets += 1;
             self.leave(slot);
@@ -380,19 +377,23 @@ impl<R: Ring> Transmit<R> {
     /// Gives a buffer back, at the next [`Ring::show`].
     pub(crate) fn complete(&mut self, handle: TxHandle) {
         let slot = self.held(handle).map(|(slot, _)| slot);
-        if let Some(in_order) = &mut self.in_order {
-            in_order.moved.free(handle.0);
+        let moved = self.in_order.as_mut().and_then(|in_order| in_order.moved.free(handle.0));
+        if let Some(rest) = moved {
+            self.spare(rest);
         }
         let Some(slot) = slot else { return };
-        let packet = &mut self.packets[slot];
-        if let Some(mut rest) = packet.rest.take()
-            && rest.capacity() > 0
-            && (self.buffers != Buffers::InPlace || rest.capacity() <= SPARE_BYTES)
-        {
+        if let Some(rest) = self.packets[slot].rest.take() {
+            self.spare(rest);
+        }
+        self.leave(slot);
+    }
+
+    /// What bytes were kept in is there for the next packet.
+    fn spare(&mut self, mut rest: Vec<u8>) {
+        if rest.capacity() > 0 && (self.buffers != Buffers::InPlace || rest.capacity() <= SPARE_BYTES) {
             rest.clear();
             self.spare.push(rest);
         }
-        self.leave(slot);
     }
 
     /// Gives all buffers back: the end of the ring.
