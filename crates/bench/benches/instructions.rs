@@ -7,6 +7,7 @@ use std::hint::black_box;
 
 use bifrost_bench::decisions::{self, Decisions, Kind, Way};
 use bifrost_bench::gateway::{self, Limiting, Routes, Spraying};
+use bifrost_bench::messages::{self, Messages};
 use bifrost_bench::round::{Load, Round};
 use bifrost_bench::stages::{self, Prepared};
 use bifrost_rte::{Ordering, US};
@@ -171,6 +172,20 @@ fn gateway_lookup(routes: Routes) -> (Routes, u32) {
     (routes, sum)
 }
 
+#[library_benchmark]
+#[bench::of_64_bytes(Messages::short())]
+fn message(mut messages: Messages) -> Messages {
+    black_box(&mut messages).run_short(messages::SHORT);
+    messages
+}
+
+#[library_benchmark]
+#[bench::of_1_mib(Messages::long())]
+fn message_chunk(mut messages: Messages) -> Messages {
+    black_box(&mut messages).run_chunks(messages::CHUNKS);
+    messages
+}
+
 library_benchmark_group!(
     name = cost,
     benchmarks = [
@@ -185,7 +200,9 @@ library_benchmark_group!(
         decide,
         gateway_spray,
         gateway_limit,
-        gateway_lookup
+        gateway_lookup,
+        message,
+        message_chunk
     ]
 );
 main!(config = LibraryBenchmarkConfig::default().tool(callgrind()), library_benchmark_groups = cost);

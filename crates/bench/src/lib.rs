@@ -10,6 +10,7 @@ mod end;
 pub mod gateway;
 mod link;
 pub mod memory;
+pub mod messages;
 pub mod report;
 pub mod round;
 pub mod routes;

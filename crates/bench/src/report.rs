@@ -9,6 +9,7 @@ use serde::Serialize;
 
 use crate::gateway::Costs;
 use crate::memory::{Held, Memory};
+use crate::messages::{CHUNKS, SHORT};
 use crate::routes::Cost;
 use crate::vectors::Times;
 
@@ -87,6 +88,8 @@ const ROWS: &[Row] = &[
     row("gateway_limit.two_stages", 8192, "a packet"),
     row("gateway_limit.found", 8192, "a packet"),
     row("gateway_lookup.batch_of_100k_routes", 8192, "a look-up"),
+    row("message.of_64_bytes", SHORT, "a message"),
+    row("message_chunk.of_1_mib", CHUNKS, "a chunk"),
 ];
 
 /// Pairs of which the second, beside 100k idle connections, may cost no more than the first.
