@@ -10,6 +10,7 @@ use crate::frame::Frame;
 use crate::groups::{Judgement, Memory, event_of};
 use crate::ids::{Direction, PortId};
 use crate::path_mtu::{Remedy, TooLarge};
+use crate::service::{self, Step};
 use crate::session::{self, Sessions};
 use crate::verdict::Verdict;
 
@@ -150,6 +151,16 @@ impl Effects for Recording<'_> {
     #[inline(always)]
     fn memory(&self) -> Memory<'_> {
         self.apply.memory()
+    }
+
+    #[inline(always)]
+    fn connections(&self) -> service::Memory<'_> {
+        self.apply.connections()
+    }
+
+    fn service(&mut self, port: PortId, direction: Direction, step: &Step) -> Result<(), DropReason> {
+        self.touched = None;
+        self.apply.service(port, direction, step)
     }
 
     #[inline(always)]

@@ -40,8 +40,14 @@ pub struct UnderlayCounters {
 }
 
 /// Dropped packets by reason.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Drops([u64; DropReason::ALL.len()]);
+
+impl Default for Drops {
+    fn default() -> Self {
+        Drops([0; DropReason::ALL.len()])
+    }
+}
 
 impl Drops {
     /// Packets dropped for `reason`.

@@ -81,6 +81,18 @@ reasons! {
     FragmentWithoutFirst = "fragment_without_first",
     /// A fragment that does not fit those of its packet that passed before: it overlaps one, lies behind the last, or leaves too many gaps.
     FragmentMismatch = "fragment_mismatch",
+    /// To the address of a load balancer, but none listens there.
+    NoService = "no_service",
+    /// To a load balancer none of whose backends takes connections.
+    NoBackend = "no_backend",
+    /// Of a connection through a load balancer whose backend is no longer one of its.
+    BackendGone = "backend_gone",
+    /// To a load balancer, in fragments.
+    ServiceFragment = "service_fragment",
+    /// To a load balancer, and the backend has too many connections of the client that would look like this one.
+    ServicePorts = "service_ports",
+    /// To a load balancer, but the bounds leave no room for any connection.
+    ConnectionsFull = "connections_full",
     /// Allowed by a security group, but the bounds leave no room for any session. A bound that leaves room for one never refuses
     /// another: one that is there makes room.
     SessionsFull = "sessions_full",

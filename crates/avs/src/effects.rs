@@ -6,12 +6,17 @@ use crate::groups::{Judgement, Memory};
 use crate::ids::{Direction, PortId};
 use crate::path_mtu::{self, Remedy, TooLarge};
 use crate::port_state::PortState;
+use crate::service::{self, Connection, Step};
 use crate::session::{Planned, Sessions};
 
 /// What follows from decisions on a packet's way.
 pub(crate) trait Effects {
     /// What security groups remember.
     fn memory(&self) -> Memory<'_>;
+    /// What load balancers remember.
+    fn connections(&self) -> service::Memory<'_>;
+    /// A packet from or to a port belongs to a connection through a load balancer, and passes.
+    fn service(&mut self, port: PortId, direction: Direction, step: &Step) -> Result<(), DropReason>;
     /// The ACL of a port's network was asked: the rule that decides, and whether it lets the packet pass.
     fn acl(&mut self, port: PortId, direction: Direction, rule: Option<(usize, bool)>);
     /// The security groups of a port were asked.
@@ -29,6 +34,7 @@ pub(crate) trait Effects {
 /// Does it.
 pub(crate) struct Apply<'a> {
     pub(crate) sessions: &'a mut Sessions,
+    pub(crate) connections: &'a mut Sessions<Connection>,
     pub(crate) fragments: &'a mut Fragments,
     pub(crate) ports: &'a mut [PortState],
     pub(crate) epoch: u32,
@@ -46,6 +52,16 @@ impl Effects for Apply<'_> {
     fn memory(&self) -> Memory<'_> {
         static NOTHING: Planned = Planned::NOTHING;
         Memory { sessions: self.sessions, after: &NOTHING, epoch: self.epoch }
+    }
+
+    #[inline(always)]
+    fn connections(&self) -> service::Memory<'_> {
+        static NOTHING: Planned = Planned::NOTHING;
+        service::Memory { connections: self.connections, after: &NOTHING, epoch: self.epoch }
+    }
+
+    fn service(&mut self, _: PortId, _: Direction, step: &Step) -> Result<(), DropReason> {
+        step.apply(self.connections, self.epoch)
     }
 
     #[inline(always)]

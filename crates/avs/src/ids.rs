@@ -24,6 +24,10 @@ pub struct PeerId(pub u16);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct GroupId(pub u16);
 
+/// Names a load balancer: its place in [`Tables::load_balancers`](crate::Tables::load_balancers).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct LoadBalancerId(pub u16);
+
 /// The direction of a packet, seen from the guest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Direction {

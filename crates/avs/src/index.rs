@@ -8,7 +8,7 @@ use bifrost_tables::{ExactMap, exact_map};
 use bifrost_wire::{Mac, Vni};
 
 use crate::groups::GroupPolicy;
-use crate::ids::{PortId, WorkerId};
+use crate::ids::{LoadBalancerId, PortId, WorkerId};
 use crate::tables::{BuildError, Port, Tables, Workers};
 use crate::vpc::{NextHop, Owner, VpcId, VpcIndex};
 
@@ -56,6 +56,10 @@ impl Index {
                 return Err(BuildError::DuplicateVni(vpc.vni));
             }
             index.vpcs.push(VpcIndex::new(vpc, id)?);
+        }
+        for (place, balancer) in tables.load_balancers.iter().enumerate() {
+            let vpc = index.vpc_id(balancer.vni)?;
+            index.vpcs[vpc.place()].add_balancer(LoadBalancerId(place as u16), balancer)?;
         }
         index.add_ports(tables)?;
         for route in &tables.routes {

@@ -67,6 +67,7 @@ mod pipeline;
 mod port_state;
 mod resolution;
 mod rewrite;
+mod service;
 mod session;
 mod switch;
 mod tables;
@@ -81,7 +82,7 @@ pub use drop_reason::DropReason;
 pub use flow::FlowCounters;
 pub use fragments::FragmentCounters;
 pub use groups::Permission;
-pub use ids::{Direction, GroupId, PeerId, PortId, WorkerId};
+pub use ids::{Direction, GroupId, LoadBalancerId, PeerId, PortId, WorkerId};
 pub use limits::{FlowLimits, SessionLimits};
 #[cfg(feature = "mutations")]
 pub use mutation::Mutation;
@@ -89,8 +90,8 @@ pub use rewrite::Rewrite;
 pub use session::{Class, PortSessions, SessionCounters};
 pub use switch::{Former, Prepared, Switch};
 pub use tables::{
-    AclRule, BuildError, GATEWAY_MAC, GroupRule, Ordering, Peering, Port, Reliability, Route, SecurityGroup, Tables,
-    Vpc, Workers,
+    AclRule, Affinity, Backend, BuildError, GATEWAY_MAC, GroupRule, LoadBalancer, Ordering, Peering, Port, Reliability,
+    Route, SecurityGroup, Tables, Transport, Vpc, Workers,
 };
 pub use trace::{By, Check, GuestTrace, Hop, UnderlayTrace, WorkerTrace};
 pub use verdict::{Action, Verdict};

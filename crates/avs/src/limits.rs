@@ -39,7 +39,7 @@ impl FlowLimits {
 }
 
 impl Default for FlowLimits {
-    /// 32,768, 4 MiB in each direction once that many flows are alive; and vectors.
+    /// 32,768, 6 MiB in each direction once that many flows are alive; and vectors.
     fn default() -> Self {
         FlowLimits { records: 1 << 15, vectors: true }
     }

@@ -16,6 +16,7 @@ use crate::limits::{FlowLimits, SessionLimits};
 use crate::notes::{NoteId, Notes};
 use crate::pipeline::{self, Output};
 use crate::port_state::PortState;
+use crate::service::Connection;
 use crate::session::{PortSessions, SessionCounters, Sessions};
 use crate::tables::{BuildError, Port, Tables};
 use crate::verdict::{Action, Verdict};
@@ -29,6 +30,8 @@ pub struct Switch {
     pub(crate) ports: Vec<PortState>,
     underlay: UnderlayCounters,
     pub(crate) sessions: Sessions,
+    /// Connections through load balancers.
+    pub(crate) connections: Sessions<Connection>,
     /// Packets in fragments, whose first one has passed.
     pub(crate) fragments: Fragments,
     /// What became of packets before, in networks with rules.
@@ -58,6 +61,7 @@ impl Switch {
             ports: Vec::new(),
             underlay: UnderlayCounters::default(),
             sessions: Sessions::new(tables.sessions, secret),
+            connections: Sessions::new(tables.sessions, secret),
             fragments: Fragments::default(),
             cache: Cache::new(),
             notes: Notes::new(tables.flows.vectors),
@@ -93,6 +97,7 @@ impl Switch {
         let former = std::mem::replace(&mut self.index, index);
         self.epoch = self.epoch.wrapping_add(1);
         self.sessions.set_limits(sessions);
+        self.connections.set_limits(sessions);
         self.claim_ports();
         self.make_room(flows);
         if self.notes.is_on() != flows.vectors {
@@ -105,6 +110,7 @@ impl Switch {
     pub fn advance(&mut self, now_ns: u64) {
         self.now_ns = now_ns;
         self.sessions.advance(now_ns);
+        self.connections.advance(now_ns);
     }
 
     /// Forgets what became of packets before, and looks at each session again with its next packet: after a panic in a call of this switch,
@@ -145,7 +151,7 @@ impl Switch {
             return &self.verdict;
         };
         let has_rules = vpc.has_rules;
-        let mut is_noted = self.notes.from_guests.may_know(self.sessions.generation(), parsed);
+        let mut is_noted = self.notes.from_guests.may_know(self.generation(), parsed);
         if is_noted && let Some(note) = self.follow_guest(port, frame) {
             return self.notes.from_guests.verdict(note);
         }
@@ -178,15 +184,15 @@ impl Switch {
     #[inline(never)]
     fn note_from_guest(&mut self, port: PortId, frame: Frame<'_>) {
         let key = Key::of(Source::Guest(port), frame.parsed);
-        let generation = self.sessions.generation();
+        let generation = self.generation();
         self.notes.from_guests.take(generation, frame.parsed, frame.largest_packet(), key, &self.verdict);
     }
 
     /// [`from_guest`](Self::from_guest) in a network without rules.
     #[inline(always)]
     fn by_tables_from_guest(&mut self, port: PortId, frame: Frame<'_>) {
-        let Switch { index, ports, sessions, fragments, answer, verdict, .. } = self;
-        let mut apply = Apply { sessions, fragments, ports, epoch: self.epoch, now_ns: self.now_ns };
+        let Switch { index, ports, sessions, connections, fragments, answer, verdict, .. } = self;
+        let mut apply = Apply { sessions, connections, fragments, ports, epoch: self.epoch, now_ns: self.now_ns };
         pipeline::outbound(index, port, frame, Output { verdict, answer }, &mut apply);
         self.ports[port.place()].counters.count_from_guest(&self.verdict);
     }
@@ -195,7 +201,7 @@ impl Switch {
     #[inline(never)]
     fn by_record_from_guest(&mut self, port: PortId, frame: Frame<'_>) -> &Verdict {
         let parsed = frame.parsed;
-        let Switch { index, ports, sessions, fragments, cache, answer, notes, epoch, verdict, .. } = self;
+        let Switch { index, ports, sessions, connections, fragments, cache, answer, notes, epoch, verdict, .. } = self;
         let flows = &mut cache.from_guests;
         let key = Key::of(Source::Guest(port), parsed);
         if let Some(key) = &key
@@ -205,17 +211,18 @@ impl Switch {
             let verdict = &flows.record(id).verdict;
             ports[port.place()].counters.count_from_guest(verdict);
             if notes.from_guests.is_wanted() {
-                let generation = sessions.generation();
+                let generation = generation(sessions, connections);
                 notes.from_guests.take(generation, parsed, frame.largest_packet(), Some(*key), verdict);
             }
             return verdict;
         }
-        let mut effects = Recording::new(Apply { sessions, fragments, ports, epoch: *epoch, now_ns: self.now_ns });
+        let mut effects =
+            Recording::new(Apply { sessions, connections, fragments, ports, epoch: *epoch, now_ns: self.now_ns });
         let mtu = pipeline::outbound(index, port, frame, Output { verdict, answer }, &mut effects);
         if let (Some(key), Some(touched)) = (&key, &effects.touched) {
             cache::keep(flows, &mut cache.counters, key, frame, (*epoch, mtu), touched, verdict);
             if notes.from_guests.is_wanted() {
-                let generation = effects.apply.sessions.generation();
+                let generation = generation(effects.apply.sessions, effects.apply.connections);
                 notes.from_guests.take(generation, parsed, frame.largest_packet(), Some(*key), verdict);
             }
         }
@@ -227,7 +234,7 @@ impl Switch {
     pub fn from_underlay(&mut self, vni: Vni, peer: PeerId, frame_head: &[u8], parsed: &Parsed) -> &Verdict {
         let frame = Frame::whole(frame_head, parsed);
         let source = Source::Peer(vni, peer);
-        if self.notes.from_peers.may_know(self.sessions.generation(), parsed)
+        if self.notes.from_peers.may_know(self.generation(), parsed)
             && let Some(note) = self.notes.from_peers.find(parsed, parsed.packet_len(), Key::of(source, parsed))
         {
             self.cache.counters.followed_packets += 1;
@@ -236,17 +243,17 @@ impl Switch {
             count_accepted(underlay, ports, verdict);
             return verdict;
         }
-        let Switch { index, ports, sessions, fragments, answer, underlay, verdict, .. } = self;
+        let Switch { index, ports, sessions, connections, fragments, answer, underlay, verdict, .. } = self;
         let vpc = index.vpc(vni);
         if let Some(vpc) = vpc.filter(|vpc| vpc.has_rules) {
             let vpc = vpc.id;
             return self.by_record_from_underlay((vni, vpc), peer, frame);
         }
-        let mut apply = Apply { sessions, fragments, ports, epoch: self.epoch, now_ns: self.now_ns };
+        let mut apply = Apply { sessions, connections, fragments, ports, epoch: self.epoch, now_ns: self.now_ns };
         let port = pipeline::inbound(index, vpc, peer, frame, Output { verdict, answer }, &mut apply);
         count_from_underlay(underlay, ports, port, verdict);
         if self.notes.from_peers.is_wanted() {
-            let (key, generation) = (Key::of(source, parsed), self.sessions.generation());
+            let (key, generation) = (Key::of(source, parsed), self.generation());
             self.notes.from_peers.take(generation, parsed, parsed.packet_len(), key, &self.verdict);
         }
         &self.verdict
@@ -256,7 +263,20 @@ impl Switch {
     #[inline(never)]
     fn by_record_from_underlay(&mut self, (vni, vpc): (Vni, VpcId), peer: PeerId, frame: Frame<'_>) -> &Verdict {
         let parsed = frame.parsed;
-        let Switch { index, ports, sessions, fragments, cache, answer, notes, epoch, underlay, verdict, .. } = self;
+        let Switch {
+            index,
+            ports,
+            sessions,
+            connections,
+            fragments,
+            cache,
+            answer,
+            notes,
+            epoch,
+            underlay,
+            verdict,
+            ..
+        } = self;
         let flows = &mut cache.from_peers;
         let key = Key::of(Source::Peer(vni, peer), parsed);
         if let Some(key) = &key
@@ -266,11 +286,18 @@ impl Switch {
             let verdict = &flows.record(id).verdict;
             count_accepted(underlay, ports, verdict);
             if notes.from_peers.is_wanted() {
-                notes.from_peers.take(sessions.generation(), parsed, parsed.packet_len(), Some(*key), verdict);
+                notes.from_peers.take(
+                    generation(sessions, connections),
+                    parsed,
+                    parsed.packet_len(),
+                    Some(*key),
+                    verdict,
+                );
             }
             return verdict;
         }
-        let mut effects = Recording::new(Apply { sessions, fragments, ports, epoch: *epoch, now_ns: self.now_ns });
+        let mut effects =
+            Recording::new(Apply { sessions, connections, fragments, ports, epoch: *epoch, now_ns: self.now_ns });
         let output = Output { verdict, answer };
         let port = pipeline::inbound(index, index.vpc_of(vpc), peer, frame, output, &mut effects);
         if let (Some(key), Some(touched), Some((to, _))) =
@@ -279,7 +306,7 @@ impl Switch {
             let mtu = to.port.mtu;
             cache::keep(flows, &mut cache.counters, key, frame, (*epoch, mtu), touched, verdict);
             if notes.from_peers.is_wanted() {
-                let generation = effects.apply.sessions.generation();
+                let generation = generation(effects.apply.sessions, effects.apply.connections);
                 notes.from_peers.take(generation, parsed, parsed.packet_len(), Some(*key), verdict);
             }
         }
@@ -291,8 +318,8 @@ impl Switch {
     /// rest of what that one's [`from_guest`](Self::from_guest) has begun ([`Action::Deliver`]). `frame_head` as there, after its rewrite.
     pub fn from_worker(&mut self, port: PortId, frame_head: &[u8], parsed: &Parsed) -> &Verdict {
         let frame = Frame::whole(frame_head, parsed);
-        let Switch { index, ports, sessions, fragments, underlay, .. } = self;
-        let mut apply = Apply { sessions, fragments, ports, epoch: self.epoch, now_ns: self.now_ns };
+        let Switch { index, ports, sessions, connections, fragments, underlay, .. } = self;
+        let mut apply = Apply { sessions, connections, fragments, ports, epoch: self.epoch, now_ns: self.now_ns };
         self.verdict = pipeline::handed_over(index, port, frame, &mut apply);
         if let Some(reason) = self.verdict.drop_reason() {
             match ports.get_mut(port.place()) {
@@ -371,6 +398,11 @@ impl Switch {
         self.sessions.counters()
     }
 
+    /// Counters of connections through load balancers: they are sessions, too.
+    pub fn connection_counters(&self) -> &SessionCounters {
+        self.connections.counters()
+    }
+
     /// Counters of packets in fragments.
     pub fn fragment_counters(&self) -> &FragmentCounters {
         self.fragments.counters()
@@ -384,6 +416,11 @@ impl Switch {
     /// The description of a port.
     pub fn port(&self, port: PortId) -> Option<&Port> {
         self.index.port(port).map(|(p, _)| &p.port)
+    }
+
+    #[inline(always)]
+    fn generation(&self) -> u64 {
+        generation(&self.sessions, &self.connections)
     }
 
     /// Room for flow records, if there are networks that need them. Those that there are stay if nothing has changed about that;
@@ -401,11 +438,19 @@ impl Switch {
             let state = &mut self.ports[port.id.place()];
             if state.vnic != vnic {
                 self.sessions.forget_port(port.id);
+                self.connections.forget_port(port.id);
                 self.fragments.forget_port(port.id);
                 *state = PortState::of(vnic);
             }
         }
     }
+}
+
+/// As long as it is the same, time has not gone on, and nothing has happened to a session or a connection. Never 0.
+#[inline(always)]
+fn generation(sessions: &Sessions, connections: &Sessions<Connection>) -> u64 {
+    // Neither ever goes down.
+    sessions.generation() + connections.generation()
 }
 
 /// Counts what is given to a port, as a packet before it was.

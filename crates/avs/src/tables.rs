@@ -129,6 +129,54 @@ pub struct Peering {
     pub to: Vni,
 }
 
+/// A load balancer inside a network: an address and port that stand for several backends. The host of a client changes the destination
+/// of what it sends, and the source of the answers; the client's own address stays.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LoadBalancer {
+    /// The network of its clients and backends, which needs a gateway.
+    pub vni: Vni,
+    /// Where it listens. Nobody else has the address.
+    pub address: IpAddr,
+    /// Its port.
+    pub port: u16,
+    /// What it balances.
+    pub protocol: Transport,
+    /// What stays together.
+    pub affinity: Affinity,
+    /// Of the same family as `address`; at most [`MAX_BACKENDS`](bifrost_tables::Maglev::MAX_BACKENDS) with a weight get connections.
+    pub backends: Vec<Backend>,
+}
+
+/// One of several places to which connections go.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Backend {
+    /// Its address.
+    pub address: IpAddr,
+    /// Its port.
+    pub port: u16,
+    /// Its share of the connections that begin, relative to the others'. 0: it gets none, and keeps those that it has.
+    pub weight: u16,
+}
+
+/// A protocol with ports.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Transport {
+    /// TCP.
+    Tcp,
+    /// UDP.
+    Udp,
+}
+
+/// What a load balancer keeps together.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Affinity {
+    /// The packets of a connection.
+    #[default]
+    Connection,
+    /// All connections of a client's address, as long as the backends stay the same.
+    Client,
+}
+
 /// A host's workers, seen from one of them; each has a switch of its own.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Workers {
@@ -149,6 +197,8 @@ pub struct Tables {
     pub routes: Vec<Route>,
     /// Ways into other networks.
     pub peerings: Vec<Peering>,
+    /// Load balancers, each named by its place here.
+    pub load_balancers: Vec<LoadBalancer>,
     /// Security groups, each named by its place here.
     pub groups: Vec<SecurityGroup>,
     /// Bounds of what security groups remember.
@@ -199,6 +249,19 @@ pub enum BuildError {
     /// A port has a security group that is not described.
     #[error("security group number {} is used but not described", .0.0)]
     UnknownGroup(GroupId),
+    /// Two load balancers at one place.
+    #[error("two load balancers of VNI {vni} listen at {address} port {port}")]
+    DuplicateLoadBalancer {
+        /// The network.
+        vni: Vni,
+        /// The address.
+        address: IpAddr,
+        /// The port.
+        port: u16,
+    },
+    /// A load balancer and its backend are of two families.
+    #[error("{0} is of another family than the load balancer whose backend it is")]
+    BackendFamily(IpAddr),
     /// An address that no vNIC or gateway can have.
     #[error("{0} cannot be the address of a vNIC or gateway")]
     Address(IpAddr),

@@ -1,5 +1,7 @@
 //! What the switch would do with a packet, stage by stage, without doing it: the same pipeline, with every judgement noted.
 
+use std::net::IpAddr;
+
 use bifrost_nic::{Offload, Parsed};
 use bifrost_wire::{Mac, Vni};
 
@@ -8,10 +10,11 @@ use crate::effects::Effects;
 use crate::fragments::{First, Moment, Piece};
 use crate::frame::Frame;
 use crate::groups::{Judgement, Memory, Permission, Why};
-use crate::ids::{Direction, PeerId, PortId};
+use crate::ids::{Direction, LoadBalancerId, PeerId, PortId};
 use crate::index::Index;
 use crate::path_mtu::{self, Remedy, TooLarge};
 use crate::pipeline::{self, Output};
+use crate::service::{self, Step};
 use crate::session::Planned;
 use crate::switch::Switch;
 use crate::tables::GATEWAY_MAC;
@@ -104,6 +107,15 @@ pub enum By {
         /// Seconds since its last packet.
         idle_s: u32,
     },
+    /// A load balancer.
+    LoadBalancer {
+        /// Which.
+        id: LoadBalancerId,
+        /// Address and port of the backend.
+        backend: (IpAddr, u16),
+        /// Whether the packet begins the connection.
+        is_new: bool,
+    },
     /// Security groups: there is no session, and one would begin.
     Groups {
         /// State of one of the same name that would end, and whether because the rules allow it no longer.
@@ -129,6 +141,13 @@ impl Switch {
         let output = Output { verdict: &mut verdict, answer: &mut answer };
         pipeline::outbound(&self.index, port, frame, output, &mut looking);
         let admitted = pipeline::admits(&self.index, port, frame);
+        let behind = looking.checks.iter().find_map(|check| match check.by {
+            By::LoadBalancer { backend: (dst_ip, dst_port), .. } if check.direction == Direction::Egress => {
+                Some(Parsed { dst_ip, dst_port, ..*parsed })
+            }
+            _ => None,
+        });
+        let parsed = behind.as_ref().unwrap_or(parsed);
         let hop = if admitted.is_ok() { self.index.hop(port, parsed) } else { None };
         GuestTrace { admitted, hop, checks: looking.checks, verdict }
     }
@@ -152,7 +171,7 @@ impl Switch {
     }
 
     /// The MAC address that a guest in a network is told when it asks who has an address.
-    pub fn resolve(&self, vni: Vni, address: std::net::IpAddr) -> Option<Mac> {
+    pub fn resolve(&self, vni: Vni, address: IpAddr) -> Option<Mac> {
         self.index.vpc(vni)?.resolve(address)
     }
 }
@@ -181,12 +200,13 @@ impl Index {
 struct Looking<'a> {
     switch: &'a Switch,
     planned: Planned,
+    planned_connections: Planned,
     checks: Vec<Check>,
 }
 
 impl<'a> Looking<'a> {
     fn at(switch: &'a Switch) -> Self {
-        Looking { switch, planned: Planned::NOTHING, checks: Vec::new() }
+        Looking { switch, planned: Planned::NOTHING, planned_connections: Planned::NOTHING, checks: Vec::new() }
     }
 
     fn moment(&self) -> Moment {
@@ -197,6 +217,23 @@ impl<'a> Looking<'a> {
 impl Effects for Looking<'_> {
     fn memory(&self) -> Memory<'_> {
         Memory { sessions: &self.switch.sessions, after: &self.planned, epoch: self.switch.epoch }
+    }
+
+    fn connections(&self) -> service::Memory<'_> {
+        let Switch { connections, epoch, .. } = self.switch;
+        service::Memory { connections, after: &self.planned_connections, epoch: *epoch }
+    }
+
+    fn service(&mut self, port: PortId, direction: Direction, step: &Step) -> Result<(), DropReason> {
+        let backend = step.connection.backend();
+        let by = By::LoadBalancer {
+            id: step.connection.balancer,
+            backend: (backend.address, backend.port),
+            is_new: step.is_new(),
+        };
+        let result = step.foresee(&self.switch.connections, &mut self.planned_connections);
+        self.checks.push(Check { port, direction, by, result });
+        result
     }
 
     fn acl(&mut self, port: PortId, direction: Direction, rule: Option<(usize, bool)>) {

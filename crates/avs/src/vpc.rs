@@ -6,7 +6,10 @@ use bifrost_tables::{ExactMap, IpNet, Lpm, exact_map};
 use bifrost_wire::{Mac, Vni};
 
 use crate::acl::Acl;
+use crate::ids::LoadBalancerId;
 use crate::ids::{PeerId, PortId};
+use crate::service::Balancers;
+use crate::tables::LoadBalancer;
 use crate::tables::{BuildError, GATEWAY_MAC, Ordering, Port, Reliability, Route, Vpc};
 
 /// Names a network of a configuration: its place among them.
@@ -52,6 +55,8 @@ pub(crate) struct VpcIndex {
     /// Whether more is asked than where packets go: there is an ACL, or one of its ports has security groups.
     pub(crate) has_rules: bool,
     gateways: Vec<IpAddr>,
+    /// `None`: there are no load balancers.
+    pub(crate) balancers: Option<Box<Balancers>>,
     macs: ExactMap<Mac, Path>,
     /// Until [`finish`](Self::finish).
     prefixes: Vec<(IpNet, Owner)>,
@@ -80,6 +85,7 @@ impl VpcIndex {
             acl: Acl::new(&vpc.acl),
             has_rules: !vpc.acl.is_empty(),
             gateways: vpc.gateways.clone(),
+            balancers: None,
             // Keys come from the operator, who has no reason to attack the hash.
             macs: exact_map(0),
             prefixes: Vec::new(),
@@ -106,6 +112,28 @@ impl VpcIndex {
         self.add_prefix(route.prefix, Owner::Vnic(NextHop { mac: route.mac, path }))
     }
 
+    /// Before ports and routes: they have other addresses.
+    pub(crate) fn add_balancer(&mut self, id: LoadBalancerId, balancer: &LoadBalancer) -> Result<(), BuildError> {
+        let address = balancer.address;
+        if !is_host(address) {
+            return Err(BuildError::Address(address));
+        }
+        if self.gateways.contains(&address) {
+            return Err(BuildError::DuplicatePrefix { vni: self.vni, prefix: IpNet::from(address) });
+        }
+        let of_other = balancer.backends.iter().find(|backend| backend.address.is_ipv4() != address.is_ipv4());
+        if let Some(backend) = of_other {
+            return Err(BuildError::BackendFamily(backend.address));
+        }
+        self.balancers.get_or_insert_default().add(id, balancer)
+    }
+
+    /// Whether the switch itself has an address: the gateway's, or a load balancer's.
+    #[inline(always)]
+    pub(crate) fn is_own(&self, addr: IpAddr) -> bool {
+        self.is_gateway(addr) || self.balancers.as_ref().is_some_and(|balancers| balancers.has_address(addr))
+    }
+
     pub(crate) fn add_peering(&mut self, prefix: IpNet, network: VpcId) -> Result<(), BuildError> {
         self.add_prefix(prefix, Owner::Peered(network))
     }
@@ -126,8 +154,8 @@ impl VpcIndex {
 
     fn add_prefix(&mut self, prefix: IpNet, owner: Owner) -> Result<(), BuildError> {
         let prefix = prefix.trunc();
-        let gateway = prefix.prefix_len() == prefix.max_prefix_len() && self.gateways.contains(&prefix.addr());
-        if gateway {
+        let single = prefix.prefix_len() == prefix.max_prefix_len();
+        if single && self.is_own(prefix.addr()) {
             return Err(BuildError::DuplicatePrefix { vni: self.vni, prefix });
         }
         self.prefixes.push((prefix, owner));
@@ -179,7 +207,7 @@ impl VpcIndex {
 
     /// The MAC address to answer with when somebody asks for `addr`.
     pub(crate) fn resolve(&self, addr: IpAddr) -> Option<Mac> {
-        if self.is_gateway(addr) {
+        if self.is_own(addr) {
             return Some(GATEWAY_MAC);
         }
         self.vnic(addr).map(|hop| hop.mac)

@@ -52,6 +52,8 @@ pub(crate) enum Command {
     Ports,
     /// The VPC routes: which destinations live behind which peer
     Routes,
+    /// The load balancers: where they listen, their backends and which of them work
+    LoadBalancers,
     /// The reliable connections, one for each pair of vNICs
     Conns,
     /// The paths to every peer: state, round-trip time, loss, share of the traffic

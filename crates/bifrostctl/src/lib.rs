@@ -43,6 +43,7 @@ fn run(cli: Cli) -> Result<(), Failure> {
         Command::Status => out.print(&client.status()?, table::status),
         Command::Ports => out.print(&client.ports()?, |v| table::ports(v)),
         Command::Routes => out.print(&client.routes()?, |v| table::routes(v)),
+        Command::LoadBalancers => out.print(&client.load_balancers()?, |v| table::load_balancers(v)),
         Command::Conns => out.print(&client.conns()?, |v| table::conns(v)),
         Command::Paths => out.print(&client.paths()?, |v| table::paths(v)),
         Command::Path(PathCommand::Drain(args)) => {

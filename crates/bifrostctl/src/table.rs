@@ -1,10 +1,11 @@
 //! Results as text for people: aligned columns, units in the headings.
 
 use std::fmt::Write;
+use std::net::SocketAddr;
 
 use bifrost_control::api::{
-    Conn, ConnState, Direction, DrainReport, FaultCleared, FaultEntry, FaultSpec, Path, PathState, PeerMode,
-    PortStatus, Route, Stats, Status,
+    BackendStatus, Conn, ConnState, Direction, DrainReport, FaultCleared, FaultEntry, FaultSpec, LoadBalancerStatus,
+    Path, PathState, PeerMode, PortStatus, Route, Stats, Status,
 };
 use comfy_table::{CellAlignment, Table, presets};
 
@@ -144,6 +145,33 @@ pub(crate) fn routes(routes: &[Route]) -> String {
     };
     let rows = routes.iter().map(row);
     listing(&[Number("VNI"), Text("PREFIX"), Text("PEER"), Text("MAC"), Number("MTU")], rows, "no routes")
+}
+
+pub(crate) fn load_balancers(balancers: &[LoadBalancerStatus]) -> String {
+    let row = |b: &LoadBalancerStatus, backend: &BackendStatus| {
+        vec![
+            b.name.clone(),
+            b.vni.to_string(),
+            SocketAddr::new(b.address, b.port).to_string(),
+            b.protocol.clone(),
+            b.affinity.clone(),
+            SocketAddr::new(backend.address, backend.port).to_string(),
+            backend.weight.to_string(),
+            backend.health.name().to_owned(),
+        ]
+    };
+    let rows = balancers.iter().flat_map(|b| b.backends.iter().map(move |backend| row(b, backend)));
+    let columns = [
+        Text("NAME"),
+        Number("VNI"),
+        Text("LISTENS"),
+        Text("PROTOCOL"),
+        Text("AFFINITY"),
+        Text("BACKEND"),
+        Number("WEIGHT"),
+        Text("STATE"),
+    ];
+    listing(&columns, rows, "no load balancers")
 }
 
 pub(crate) fn conns(conns: &[Conn]) -> String {

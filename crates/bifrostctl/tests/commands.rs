@@ -26,6 +26,19 @@ impl Backend for Fake {
     fn routes(&self) -> Result<Vec<Route>, ApiError> {
         Ok(Vec::new())
     }
+    fn load_balancers(&self) -> Result<Vec<LoadBalancerStatus>, ApiError> {
+        let backend =
+            BackendStatus { address: "10.0.0.2".parse().unwrap(), port: 8080, weight: 3, health: BackendHealth::Down };
+        Ok(vec![LoadBalancerStatus {
+            name: "web".into(),
+            vni: 100,
+            address: "10.0.0.100".parse().unwrap(),
+            port: 80,
+            protocol: "tcp".into(),
+            affinity: "client".into(),
+            backends: vec![backend],
+        }])
+    }
     fn conns(&self) -> Result<Vec<Conn>, ApiError> {
         Ok(vec![Conn { cid: 0x0100_0001, peer: "host-b".into(), ..Conn::default() }])
     }

@@ -1,13 +1,15 @@
 //! What the API asks, answered from the workers.
 
 use std::collections::BTreeMap;
+use std::net::SocketAddr;
 use std::time::Instant;
 
 use bifrost_control::api::{
-    ApiError, CaptureSpec, Conn, ConnState, DrainReport, DrainSpec, FaultEntry, FaultSpec, Path, PathState, PeerMode,
-    PeerStatus, PortFault, PortStatus, ReloadReport, Route, Sample, Stats, Status, Trace, TraceSpec, WorkerStatus,
+    ApiError, BackendHealth, BackendStatus, CaptureSpec, Conn, ConnState, DrainReport, DrainSpec, FaultEntry,
+    FaultSpec, LoadBalancerStatus, Path, PathState, PeerMode, PeerStatus, PortFault, PortStatus, ReloadReport, Route,
+    Sample, Stats, Status, Trace, TraceSpec, WorkerStatus,
 };
-use bifrost_control::config::{Config, PeerTransport, PortKind};
+use bifrost_control::config::{self, Affinity, BalancedProtocol, Config, LoadBalancer, PeerTransport, PortKind};
 use bifrost_control::server::{Backend, CaptureStream};
 use bifrost_datapath::WorkerView;
 use bifrost_port::HostUnderlay;
@@ -18,12 +20,25 @@ use bifrost_rte::State as RteState;
 use crate::background::in_background;
 use crate::container::Container;
 use crate::daemon::{Daemon, State};
+use crate::health::Health;
 use crate::samples;
 use crate::translate;
 use crate::trim::trim;
 
 /// Faults in force at a time.
 const MAX_FAULTS: usize = 256;
+
+fn backend_status(health: &Health, balancer: &LoadBalancer, backend: &config::Backend) -> BackendStatus {
+    let config::Backend { address, port, weight } = *backend;
+    let known = health.get(&(balancer.name.clone(), SocketAddr::new(address, port)));
+    let health = match (weight, &balancer.check, known) {
+        (0, ..) => BackendHealth::Draining,
+        (_, None, _) => BackendHealth::Unchecked,
+        (_, Some(_), Some(false)) => BackendHealth::Down,
+        (_, Some(_), _) => BackendHealth::Up,
+    };
+    BackendStatus { address, port, weight, health }
+}
 
 impl Backend for Daemon {
     fn status(&self) -> Result<Status, ApiError> {
@@ -124,6 +139,20 @@ impl Backend for Daemon {
             to_vni: Some(p.to_vni.value()),
         });
         Ok(routes.chain(peerings).collect())
+    }
+
+    fn load_balancers(&self) -> Result<Vec<LoadBalancerStatus>, ApiError> {
+        let state = self.state();
+        let status = |b: &LoadBalancer| LoadBalancerStatus {
+            name: b.name.clone(),
+            vni: b.vni.value(),
+            address: b.address,
+            port: b.port,
+            protocol: if b.protocol == BalancedProtocol::Tcp { "tcp" } else { "udp" }.to_owned(),
+            affinity: if b.affinity == Affinity::Client { "client" } else { "connection" }.to_owned(),
+            backends: b.backends.iter().map(|backend| backend_status(&state.health, b, backend)).collect(),
+        };
+        Ok(state.config.load_balancers.iter().map(status).collect())
     }
 
     fn conns(&self) -> Result<Vec<Conn>, ApiError> {

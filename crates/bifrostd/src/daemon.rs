@@ -21,6 +21,7 @@ use bifrost_wire::Vni;
 
 use crate::background::in_background;
 use crate::container::Container;
+use crate::health::Health;
 use crate::machine::Machine;
 use crate::translate;
 
@@ -55,6 +56,8 @@ pub(crate) struct State {
     pub(crate) next_fault: u64,
     /// Busy time of each worker when it was last asked, with the time of asking.
     pub(crate) busy: Vec<(Instant, u64, f64)>,
+    /// What is known of load balancers' backends.
+    pub(crate) health: Health,
 }
 
 /// Numbers of ports and peers; a name keeps its number while it exists.
@@ -109,7 +112,7 @@ impl Daemon {
     /// Something cannot be opened; nothing is left behind then.
     pub(crate) fn start(file: PathBuf, config: Config) -> Result<Daemon> {
         let names = Names::default().next(&config);
-        let mut tables = translate::tables(&config, &names);
+        let mut tables = translate::tables(&config, &names, &Health::new());
         let underlays = open_underlays(&config)?;
         warn_of_small_devices(&config);
         let instance = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_micros() as u64);
@@ -135,7 +138,9 @@ impl Daemon {
         let busy = vec![(now, 0, 0.0); workers.len()];
         let (machines, containers, drained) = (BTreeMap::new(), BTreeMap::new(), BTreeMap::new());
         let faults = Vec::new();
-        let mut state = State { config, names, machines, containers, workers, faults, drained, next_fault: 1, busy };
+        let health = Health::new();
+        let mut state =
+            State { config, names, machines, containers, workers, faults, drained, health, next_fault: 1, busy };
         // Ports first: a peer that is heard before them would be told that their vNICs are not here, and believe it for
         // a while.
         for port in state.config.ports.clone() {
@@ -210,7 +215,7 @@ impl State {
                 anyhow!("needs a restart, for these cannot change while running: {}", e.fields.join(", "))
             })?;
             let names = self.names.next(&config);
-            let mut tables = translate::tables(&config, &names);
+            let mut tables = translate::tables(&config, &names, &self.health);
             let of_worker = |own| {
                 tables.workers.own = bifrost_avs::WorkerId(own);
                 Prepared::build(&tables)
@@ -285,6 +290,32 @@ impl State {
         } else {
             Err(anyhow!("taken over but for these, which the next reload tries again: {}", failures.join("; ")))
         }
+    }
+
+    /// Backends work, or do not: the switches' next connections go by that.
+    pub(crate) fn set_health(&mut self, changes: Health) -> Result<()> {
+        self.health.extend(changes);
+        let config = &self.config;
+        self.health.retain(|(name, backend), _| {
+            let balancer = config.load_balancers.iter().find(|b| b.name == *name && b.check.is_some());
+            let is_it = |b: &bifrost_control::config::Backend| (b.address, b.port) == (backend.ip(), backend.port());
+            balancer.is_some_and(|balancer| balancer.backends.iter().any(is_it))
+        });
+        let workers = self.workers.len() as u16;
+        let prepared = in_background(|| {
+            let mut tables = translate::tables(&self.config, &self.names, &self.health);
+            let of_worker = |own| {
+                tables.workers.own = bifrost_avs::WorkerId(own);
+                Prepared::build(&tables)
+            };
+            (0..workers).map(of_worker).collect::<std::result::Result<Vec<_>, _>>()
+        });
+        let mut former = Vec::new();
+        for (worker, prepared) in self.workers.iter().zip(prepared.context("building the switch")?) {
+            former.push(worker.run(move |w| w.core_mut().switch_mut().take_over(prepared))?);
+        }
+        in_background(move || drop(former));
+        Ok(())
     }
 
     /// Runs something on every worker, in order.

@@ -8,6 +8,7 @@ mod capture;
 mod cli;
 mod container;
 mod daemon;
+mod health;
 #[cfg(debug_assertions)]
 mod inject;
 mod large_pages;
@@ -71,6 +72,9 @@ fn run(cli: &Cli) -> Result<ExitCode> {
     let followed = Arc::clone(&daemon);
     let follow = move || followed.follow_namespaces();
     std::thread::Builder::new().name("namespaces".into()).spawn(follow).context("starting a thread")?;
+    let asked = Arc::clone(&daemon);
+    let ask = move || health::follow_for_ever(&asked);
+    std::thread::Builder::new().name("health".into()).spawn(ask).context("starting a thread")?;
     #[cfg(debug_assertions)]
     inject::listen(&daemon);
     tracing::info!(socket = %socket.display(), "ready");

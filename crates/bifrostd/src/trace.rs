@@ -357,6 +357,16 @@ impl Words<'_> {
                 };
                 ("fragment", format!("a fragment that {what}"))
             }
+            By::LoadBalancer { id, backend: (address, port), is_new } => {
+                let balancer = config.load_balancers.get(usize::from(id.0)).map_or("?", |balancer| &balancer.name);
+                rule = format!("load balancer {balancer}");
+                let what = match (direction, is_new) {
+                    (Direction::Ingress, _) => "its connection is with",
+                    (_, true) => "its connection begins with",
+                    (_, false) => "its connection stays with",
+                };
+                ("service", format!("{rule}: {what} {address} port {port}"))
+            }
             By::NoGroup => ("group", "not asked about such packets".to_owned()),
             By::Error { known: true, .. } => ("group", "an ICMP error about a session that there is".to_owned()),
             By::Error { permission, .. } => {

@@ -1,6 +1,6 @@
 //! From the configuration's words to the rooms' own.
 
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
@@ -16,6 +16,7 @@ use bifrost_rte as rte;
 use bifrost_wire::Vni;
 
 use crate::daemon::Names;
+use crate::health::Health;
 
 // What the configuration gives no guest is what the switch answers with.
 const _: () = assert!(config::GATEWAY_MAC.as_u64() == avs::GATEWAY_MAC.as_u64());
@@ -52,7 +53,7 @@ pub(crate) fn home(config: &Config, port: &config::Port, id: u16) -> Option<u16>
 }
 
 /// The tables of the first worker's switch; those of the others differ by whose they are.
-pub(crate) fn tables(config: &Config, names: &Names) -> avs::Tables {
+pub(crate) fn tables(config: &Config, names: &Names, health: &Health) -> avs::Tables {
     let vni = |v: config::Vni| Vni::new(v.value());
     let vpcs = config.vpcs.iter().filter_map(|v| {
         Some(avs::Vpc {
@@ -100,17 +101,41 @@ pub(crate) fn tables(config: &Config, names: &Names) -> avs::Tables {
         rules.extend(of(avs::Direction::Egress, &g.egress));
         avs::SecurityGroup { rules }
     });
+    let load_balancers = config.load_balancers.iter().filter_map(|b| load_balancer(b, health)).collect();
     let config::Sessions { total, per_port, flow_records, vectors } = config.sessions;
     avs::Tables {
         vpcs: vpcs.collect(),
         ports: ports.collect(),
         routes: routes.collect(),
         peerings: peerings.collect(),
+        load_balancers,
         groups: groups.collect(),
         sessions: avs::SessionLimits { total, per_port },
         flows: avs::FlowLimits { records: flow_records, vectors },
         workers: avs::Workers { own: avs::WorkerId(0), count: config.workers.count as u16 },
     }
+}
+
+fn load_balancer(balancer: &config::LoadBalancer, health: &Health) -> Option<avs::LoadBalancer> {
+    let backend = |b: &config::Backend| {
+        let target = (balancer.name.clone(), SocketAddr::new(b.address, b.port));
+        let works = balancer.check.is_none() || health.get(&target).copied().unwrap_or(true);
+        avs::Backend { address: b.address, port: b.port, weight: if works { b.weight } else { 0 } }
+    };
+    Some(avs::LoadBalancer {
+        vni: Vni::new(balancer.vni.value())?,
+        address: balancer.address,
+        port: balancer.port,
+        protocol: match balancer.protocol {
+            config::BalancedProtocol::Tcp => avs::Transport::Tcp,
+            config::BalancedProtocol::Udp => avs::Transport::Udp,
+        },
+        affinity: match balancer.affinity {
+            config::Affinity::Connection => avs::Affinity::Connection,
+            config::Affinity::Client => avs::Affinity::Client,
+        },
+        backends: balancer.backends.iter().map(backend).collect(),
+    })
 }
 
 /// A security group's place in the tables.

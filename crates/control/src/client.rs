@@ -15,7 +15,7 @@ use tokio::runtime::Runtime;
 
 use crate::api::{
     ApiError, CaptureSpec, Conn, DrainReport, DrainSpec, Drops, ErrorBody, FaultCleared, FaultEntry, FaultSpec,
-    Path as ApiPath, PortStatus, ReloadReport, Route, Sample, Stats, Status, Trace, TraceSpec,
+    LoadBalancerStatus, Path as ApiPath, PortStatus, ReloadReport, Route, Sample, Stats, Status, Trace, TraceSpec,
 };
 
 /// How long an answer may take.
@@ -101,6 +101,11 @@ impl Client {
     /// All routes.
     pub fn routes(&self) -> Result<Vec<Route>, ClientError> {
         self.fetch("/v1/routes")
+    }
+
+    /// All load balancers.
+    pub fn load_balancers(&self) -> Result<Vec<LoadBalancerStatus>, ClientError> {
+        self.fetch("/v1/load-balancers")
     }
 
     /// All reliable connections.

@@ -6,7 +6,7 @@ use std::hash::Hash;
 use std::collections::HashMap;
 
 use crate::api::{Changed, ReloadReport};
-use crate::config::{Config, Peer, Peering, Port, Route, SecurityGroup, Sessions, Transport, Vpc};
+use crate::config::{Config, LoadBalancer, Peer, Peering, Port, Route, SecurityGroup, Sessions, Transport, Vpc};
 
 /// The difference between two configurations that a running daemon can take over.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -23,6 +23,8 @@ pub struct ConfigDiff {
     pub vpcs: Changes<Vpc>,
     /// Security groups, by name.
     pub security_groups: Changes<SecurityGroup>,
+    /// Load balancers, by name.
+    pub load_balancers: Changes<LoadBalancer>,
     /// The new bounds of sessions, if they differ.
     pub sessions: Option<Sessions>,
     /// The new transport settings, if they differ.
@@ -71,6 +73,7 @@ impl ConfigDiff {
             peers: Changes::between(&old.peers, &new.peers, |p| p.name.clone()),
             vpcs: Changes::between(&old.vpcs, &new.vpcs, |v| v.vni),
             security_groups: Changes::between(&old.security_groups, &new.security_groups, |g| g.name.clone()),
+            load_balancers: Changes::between(&old.load_balancers, &new.load_balancers, |b| b.name.clone()),
             sessions: (old.sessions != new.sessions).then_some(new.sessions),
             transport: (old.transport != new.transport).then_some(new.transport),
         })
@@ -90,6 +93,7 @@ impl ConfigDiff {
             peers: self.peers.names(|p| p.name.clone()),
             vpcs: self.vpcs.names(|v| v.vni.to_string()),
             security_groups: self.security_groups.names(|g| g.name.clone()),
+            load_balancers: self.load_balancers.names(|b| b.name.clone()),
             sessions_changed: self.sessions.is_some(),
             transport_changed: self.transport.is_some(),
         }

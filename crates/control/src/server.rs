@@ -4,6 +4,7 @@
 //! |---|---|
 //! | `GET /v1/status` | [`Status`] |
 //! | `GET /v1/ports`, `/v1/routes`, `/v1/conns`, `/v1/paths` | a list of [`PortStatus`], [`Route`], [`Conn`], [`Path`](ApiPath) |
+//! | `GET /v1/load-balancers` | a list of [`LoadBalancerStatus`] |
 //! | `POST /v1/paths/drain`, `/v1/paths/restore` with a [`DrainSpec`] | the [`DrainReport`] |
 //! | `GET /v1/stats` | [`Stats`] |
 //! | `GET /v1/samples` | a list of [`Sample`] |
@@ -38,8 +39,8 @@ use std::time::Duration;
 use tokio::sync::oneshot;
 
 use crate::api::{
-    ApiError, CaptureSpec, Conn, DrainReport, DrainSpec, FaultEntry, FaultSpec, Path as ApiPath, PortStatus,
-    ReloadReport, Route, Sample, Stats, Status, Trace, TraceSpec,
+    ApiError, CaptureSpec, Conn, DrainReport, DrainSpec, FaultEntry, FaultSpec, LoadBalancerStatus, Path as ApiPath,
+    PortStatus, ReloadReport, Route, Sample, Stats, Status, Trace, TraceSpec,
 };
 
 /// How long a stop waits for requests that are being answered.
@@ -55,6 +56,8 @@ pub trait Backend: Send + Sync + 'static {
     fn ports(&self) -> Result<Vec<PortStatus>, ApiError>;
     /// All routes.
     fn routes(&self) -> Result<Vec<Route>, ApiError>;
+    /// All load balancers.
+    fn load_balancers(&self) -> Result<Vec<LoadBalancerStatus>, ApiError>;
     /// All reliable connections.
     fn conns(&self) -> Result<Vec<Conn>, ApiError>;
     /// All paths to all peers.

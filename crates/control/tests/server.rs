@@ -51,6 +51,19 @@ impl Backend for Fake {
             to_vni: None,
         }])
     }
+    fn load_balancers(&self) -> Result<Vec<LoadBalancerStatus>, ApiError> {
+        let backend =
+            BackendStatus { address: "10.0.0.2".parse().unwrap(), port: 8080, weight: 3, health: BackendHealth::Down };
+        Ok(vec![LoadBalancerStatus {
+            name: "web".into(),
+            vni: 100,
+            address: "10.0.0.100".parse().unwrap(),
+            port: 80,
+            protocol: "tcp".into(),
+            affinity: "client".into(),
+            backends: vec![backend],
+        }])
+    }
     fn conns(&self) -> Result<Vec<Conn>, ApiError> {
         Ok(vec![Conn { cid: 1 << 24, state: ConnState::Established, srtt_us: Some(31.5), ..Conn::default() }])
     }

@@ -71,8 +71,8 @@ pub struct Core<P> {
     /// What the headers of a guest's next frames say.
     pub(crate) parsed: Vec<Result<Parsed, Malformed>>,
     pub(crate) scratch: Vec<u8>,
-    /// A frame whose congestion marks are other ones than when it was sent.
-    pub(crate) remarked: Vec<u8>,
+    /// A frame that is not as it came.
+    pub(crate) changed: Vec<u8>,
     pub(crate) faults: Faults,
     pub(crate) delayed: Delayed,
     pub(crate) counters: Counters,
@@ -116,7 +116,7 @@ impl<P: GuestPort> Core<P> {
             frames: Vec::with_capacity(256),
             parsed: Vec::with_capacity(VECTOR),
             scratch: Vec::with_capacity(2048),
-            remarked: Vec::new(),
+            changed: Vec::new(),
             faults: Faults::new(u64::from(salt)),
             delayed: Delayed::default(),
             counters: Counters::default(),

@@ -7,7 +7,7 @@
 
 use std::net::SocketAddr;
 
-use bifrost_avs::{PortId, Switch, WorkerId};
+use bifrost_avs::{Action, PortId, Switch, Verdict, WorkerId};
 use bifrost_nic::parse;
 use bifrost_port::{Datagram, GuestPort, PolledUnderlay, Service, steer};
 use bifrost_rte::{Arrival, Time};
@@ -15,6 +15,7 @@ use bifrost_wire::bifrost::{self, Cid, Packet, Reset};
 use bifrost_wire::{Mac, vxlan};
 
 use crate::capture::Note;
+use crate::changes::Changes;
 use crate::core::Core;
 use crate::handle::Mailbox;
 use crate::work::Stage as At;
@@ -196,10 +197,13 @@ impl<P: GuestPort> Core<P> {
                 return self.see_dropped::<SEEN>(seen(reason.name()), frame);
             }
         };
-        match self.switch.from_worker(PortId(port), frame, &parsed).drop_reason() {
-            None => self.deliver_plain::<SEEN>(port, frame, checksum_valid),
-            Some(reason) => self.see_dropped::<SEEN>(seen(reason.name()), frame),
+        let &Verdict { action, rewrite, .. } = self.switch.from_worker(PortId(port), frame, &parsed);
+        if let Action::Drop(reason) = action {
+            return self.see_dropped::<SEEN>(seen(reason.name()), frame);
         }
+        self.with_changes(frame, &parsed, Changes { ecn: None, rewrite }, |core, frame| {
+            core.deliver_plain::<SEEN>(port, frame, checksum_valid);
+        });
     }
 
     /// Uses a RESET, or hands it on; the last worker that does not know its CID counts it as stray.

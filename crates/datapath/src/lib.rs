@@ -19,6 +19,7 @@
 mod budget;
 mod bundle;
 pub mod capture;
+mod changes;
 mod contain;
 mod core;
 mod counters;
@@ -30,7 +31,6 @@ mod guest;
 mod hand_over;
 mod handle;
 mod limits;
-mod marks;
 mod peers;
 mod ports;
 mod pressure;

@@ -129,6 +129,8 @@ impl<P: GuestPort> Core<P> {
             self.switch.underlay_counters().iter().map(|(name, value)| (format!("avs.underlay_{name}"), value)),
         );
         counters.extend(self.switch.session_counters().iter().map(|(name, value)| (format!("avs.{name}"), value)));
+        let balanced = self.switch.connection_counters().iter();
+        counters.extend(balanced.map(|(name, value)| (format!("avs.balanced_{name}"), value)));
         counters.extend(self.switch.fragment_counters().iter().map(|(name, value)| (format!("avs.{name}"), value)));
         counters.extend(self.switch.flow_counters().iter().map(|(name, value)| (format!("avs.{name}"), value)));
         let (send, receive) = self.engine.pages_used();

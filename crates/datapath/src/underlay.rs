@@ -1,6 +1,6 @@
 //! From the underlay: decapsulate, transport, verify, place.
 
-use bifrost_avs::{Action, DropReason, GATEWAY_MAC, PeerId as SwitchPeer, Verdict as SwitchVerdict};
+use bifrost_avs::{Action, DropReason, GATEWAY_MAC, PeerId as SwitchPeer, Rewrite, Verdict as SwitchVerdict};
 use bifrost_nic::ecn::CE;
 use bifrost_nic::{Checksum, Malformed, Offload, Parsed, Segments, copy_of, parse, transport_checksum};
 use bifrost_port::{Datagram, GuestPort, PlaceError, Service};
@@ -9,11 +9,11 @@ use bifrost_wire::bifrost::{self, Cid, DataHeader, Packet, Setup};
 use bifrost_wire::{Mac, Vni, vxlan};
 
 use crate::capture::{self, Note, Stage};
+use crate::changes::{Changes, marks};
 use crate::core::Core;
 use crate::delayed;
 use crate::fault::{Direction, corrupt};
 use crate::hand_over::StrayReset;
-use crate::marks::{marks, remark};
 use crate::refusal::Refusal;
 use crate::work::Stage as At;
 
@@ -41,17 +41,18 @@ struct Data<'a> {
 }
 
 impl Data<'_> {
-    /// The ECN codepoint with which the frame goes on, if it is another one. A mark on a packet whose guest knows no ECN has been heard: the
-    /// transport at the sender responds to it (PROTOCOL §13.2).
+    /// What changes in the frame: its ECN codepoint, and what the switch rewrites. A mark on a packet whose guest knows no ECN has been
+    /// heard: the transport at the sender responds to it (PROTOCOL §13.2).
     #[inline(always)]
-    fn congestion(&self) -> Option<u8> {
-        marks(self.frame, self.parsed, self.inbound.datagram.ecn).unwrap_or_default()
+    fn changes(&self, rewrite: Option<Rewrite>) -> Changes {
+        Changes { ecn: marks(self.frame, self.parsed, self.inbound.datagram.ecn).unwrap_or_default(), rewrite }
     }
 }
 
 /// What the switch says of a data packet.
 enum Judged {
-    Place,
+    /// The guest gets it, perhaps rewritten.
+    Place(Option<Rewrite>),
     /// All has been done.
     Done,
 }
@@ -283,7 +284,7 @@ impl<P: GuestPort> Core<P> {
                 Ok(parsed) => {
                     let data = Data { inbound, frame, parsed: &parsed, checksum, owner, slot };
                     self.judge::<SEEN>(&data, note).and_then(|placed| match placed {
-                        Judged::Place => self.place_data::<SEEN>(&data, note),
+                        Judged::Place(rewrite) => self.place_data::<SEEN>(&data, rewrite, note),
                         Judged::Done => Ok(()),
                     })
                 }
@@ -303,7 +304,7 @@ impl<P: GuestPort> Core<P> {
         let between_vnics = self.engine.pair_of(slot).is_some_and(|pair| {
             parsed.dst_mac == pair.local && (parsed.src_mac == pair.remote || parsed.src_mac == GATEWAY_MAC)
         });
-        let &SwitchVerdict { action, fragment_to, .. } =
+        let &SwitchVerdict { action, rewrite, fragment_to } =
             self.switch.from_underlay(inbound.vni, SwitchPeer(inbound.peer), frame, parsed);
         match action {
             Action::Deliver { port, .. } if port.0 == owner && between_vnics => {
@@ -311,11 +312,11 @@ impl<P: GuestPort> Core<P> {
                     if SEEN && let Some(capture) = &mut self.capture {
                         capture.frame(Stage::Avs, note.saying("to a port of this host"), frame, frame.len());
                     }
-                    return Ok(Judged::Place);
+                    return Ok(Judged::Place(rewrite));
                 };
                 // One packet cannot be placed as several: the transport is done with it, and IP keeps no order of fragments.
                 self.engine.policy_dropped(self.now, slot, &mut self.out);
-                self.with_marks(frame, parsed, data.congestion(), |core, frame| {
+                self.with_changes(frame, parsed, data.changes(rewrite), |core, frame| {
                     core.deliver_fragments::<SEEN>(owner, frame, mtu);
                 });
                 Ok(Judged::Done)
@@ -333,7 +334,12 @@ impl<P: GuestPort> Core<P> {
 
     /// Copies the frame into a receive buffer of the guest, unseen.
     #[inline(always)]
-    fn place_data<const SEEN: bool>(&mut self, data: &Data<'_>, note: Note) -> Result<(), Refusal> {
+    fn place_data<const SEEN: bool>(
+        &mut self,
+        data: &Data<'_>,
+        rewrite: Option<Rewrite>,
+        note: Note,
+    ) -> Result<(), Refusal> {
         let &Data { frame, parsed, checksum, owner, slot, .. } = data;
         let port = self.ports.get_mut(usize::from(owner)).and_then(Option::as_mut).ok_or(Refusal::Gone)?;
         if port.is_short() && self.engine.must_wait(slot).is_some_and(|ahead| !port.may_wait(ahead)) {
@@ -347,10 +353,8 @@ impl<P: GuestPort> Core<P> {
             return Err(Refusal::SlowPort);
         }
         self.work.at(At::Place, owner);
-        let shown = match data.congestion() {
-            None => frame,
-            Some(ecn) => remark(&mut self.remarked, frame, parsed, ecn),
-        };
+        let changes = data.changes(rewrite);
+        let shown = if changes.is_none() { frame } else { changes.apply(&mut self.changed, frame, parsed) };
         let handle = port.port.place(shown, checksum == Checksum::Valid).map_err(|error| match error {
             PlaceError::NoBuffer => Refusal::NotPlaced,
             PlaceError::TooLarge => Refusal::TooLarge,
@@ -475,7 +479,7 @@ impl<P: GuestPort> Core<P> {
         self.work.to = frame.first_chunk().map(|to| (vni, Mac(*to)));
         self.work.cid = Cid::NONE;
         self.work.at_shared(At::Judge);
-        let &SwitchVerdict { action, fragment_to, .. } =
+        let &SwitchVerdict { action, rewrite, fragment_to } =
             self.switch.from_underlay(vni, SwitchPeer(peer), frame, &parsed);
         let port = match action {
             Action::Deliver { port, .. } => port,
@@ -495,14 +499,14 @@ impl<P: GuestPort> Core<P> {
         if !self.faults.is_empty() && !at_port && self.plain_fault::<SEEN>(port.0, datagram, note, frame) {
             return Ok(());
         }
-        let marks = marks(frame, &parsed, datagram.ecn).ok_or((Refusal::MarkedNotEct, Some(port.0)))?;
+        let ecn = marks(frame, &parsed, datagram.ecn).ok_or((Refusal::MarkedNotEct, Some(port.0)))?;
         self.counters.plain_rx_packets += 1;
         let checksum = transport_checksum(frame, &parsed);
         if checksum == Checksum::Invalid {
             // Shown all the same: on plain VXLAN the guest is the one to judge.
             self.counters.bad_plain_checksum_frames += 1;
         }
-        self.with_marks(frame, &parsed, marks, |core, frame| match fragment_to {
+        self.with_changes(frame, &parsed, Changes { ecn, rewrite }, |core, frame| match fragment_to {
             None => core.deliver_plain::<SEEN>(port.0, frame, checksum == Checksum::Valid),
             Some(mtu) => core.deliver_fragments::<SEEN>(port.0, frame, mtu),
         });

@@ -9,6 +9,7 @@ mod exact;
 mod intervals;
 mod limiter;
 mod lpm;
+mod maglev;
 mod prefetch;
 mod resilient;
 mod routes;
@@ -20,6 +21,7 @@ pub use exact::{ExactMap, exact_map};
 pub use ipnet::IpNet;
 pub use limiter::{LimiterConfig, LimiterCounters, PreCheckFull, Rate, Ruling, Stage, TenantLimiter};
 pub use lpm::{BATCH, Lpm};
+pub use maglev::{Maglev, mix};
 pub use resilient::{AfterGap, Choice, Move, PathSet, Resilient};
 pub use routes::{
     ApplyError, FileError, FileErrorKind, FileKind, FileWriter, ROUTE_VALUE_MAX, Record, RouteFile, RoutePrefix,

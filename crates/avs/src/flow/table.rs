@@ -137,7 +137,7 @@ impl<T: Copy> Flows<T> {
         entry.map_or(NONE, |entry| entry.record)
     }
 
-    /// Reads both lines of a [`candidate`](Self::candidate), and says which sessions its packets belong to.
+    /// Reads what is looked at first of a [`candidate`](Self::candidate), and says which sessions its packets belong to.
     #[inline(always)]
     pub(crate) fn fetch(&self, candidate: u32) -> [u32; 2] {
         let Some(record) = self.records.get(candidate as usize) else { return [NONE; 2] };
@@ -205,8 +205,8 @@ mod tests {
     use crate::ids::PortId;
 
     #[test]
-    fn a_record_is_two_lines_of_a_cache() {
-        assert_eq!(size_of::<Record>(), 128);
+    fn a_record_is_three_lines_of_a_cache() {
+        assert_eq!(size_of::<Record>(), 192);
         assert_eq!(size_of::<[Entry; WAYS]>(), 32);
     }
 

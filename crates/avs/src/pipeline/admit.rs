@@ -63,7 +63,7 @@ pub(super) fn inbound(packet: &Inbound<'_>) -> Result<(), DropReason> {
 /// Whether an address is at the peer; `false` when nobody is known to have it.
 #[inline(always)]
 pub(super) fn is_at_peer(packet: &Inbound<'_>, addr: IpAddr) -> Result<bool, DropReason> {
-    if packet.vpc.is_gateway(addr) {
+    if packet.vpc.is_own(addr) {
         return Err(DropReason::WrongPeer);
     }
     match packet.vpc.owner(addr) {

@@ -23,6 +23,10 @@ use crate::vpc::{VpcId, VpcIndex};
 
 #[inline(always)]
 pub(super) fn outbound(packet: &mut Outbound<'_>, effects: &mut impl Effects) -> Result<(), DropReason> {
+    if packet.service.as_ref().is_some_and(|step| step.is_hairpin) {
+        // A guest may talk to itself.
+        return Ok(());
+    }
     check_at(packet.index, (packet.port, packet.vpc), Direction::Egress, packet.frame, effects)?;
     match packet.verdict.action {
         // The switch of another worker, which knows the receiver's conversations, decides whether they may come in.

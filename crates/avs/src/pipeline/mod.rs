@@ -9,12 +9,15 @@ mod filter;
 mod mtu;
 mod resolve;
 mod route;
+mod service;
 
+use self::service::View;
 use crate::drop_reason::DropReason;
 use crate::effects::Effects;
 use crate::frame::Frame;
 use crate::ids::{Direction, PeerId, PortId};
 use crate::index::{Index, PortIndex};
+use crate::service::Step;
 use crate::verdict::{Action, Verdict};
 use crate::vpc::VpcIndex;
 
@@ -23,8 +26,10 @@ use crate::vpc::VpcIndex;
 fn outbound_stages(packet: &mut Outbound<'_>, effects: &mut impl Effects) -> Result<(), Stop> {
     admit::outbound(packet)?;
     resolve::outbound(packet)?;
+    service::outbound(packet, effects)?;
     route::outbound(packet)?;
     filter::outbound(packet, effects)?;
+    service::outbound_passed(packet, effects)?;
     mtu::outbound(packet, effects)
 }
 
@@ -35,6 +40,7 @@ fn inbound_stages(packet: &mut Inbound<'_>, effects: &mut impl Effects) -> Resul
     resolve::inbound(packet)?;
     route::inbound(packet)?;
     filter::inbound(packet, effects)?;
+    service::inbound(packet, effects)?;
     mtu::inbound(packet, effects)
 }
 
@@ -48,6 +54,10 @@ pub(crate) struct Outbound<'a> {
     pub(crate) frame: Frame<'a>,
     /// Receives the frame that the switch answers with.
     pub(crate) answer: &'a mut Vec<u8>,
+    /// Where the packet's headers are as a service changes them.
+    pub(crate) view: &'a View,
+    /// What the packet does to its connection through a load balancer.
+    pub(crate) service: Option<Step>,
     /// It is a valid message of ARP or neighbor discovery.
     pub(crate) is_resolution: bool,
     /// The path MTU, bytes, once it is routed.
@@ -109,7 +119,9 @@ pub(crate) fn outbound(
         *verdict = Verdict::drop(DropReason::UnknownPort);
         return 0;
     };
-    let mut packet = Outbound { index, port, vpc, frame, answer, is_resolution: false, mtu: 0, verdict };
+    let view = &View::new();
+    let (service, is_resolution, mtu) = (None, false, 0);
+    let mut packet = Outbound { index, port, vpc, frame, answer, view, service, is_resolution, mtu, verdict };
     match outbound_stages(&mut packet, effects) {
         Ok(()) => return packet.mtu,
         Err(Stop::Drop(reason)) => *packet.verdict = Verdict::drop(reason),
@@ -143,8 +155,10 @@ pub(crate) fn inbound(
 /// Decides about a frame that another worker of this host hands over: the part of [`outbound`] that is the receiver's.
 #[inline(always)]
 pub(crate) fn handed_over(index: &Index, port: PortId, frame: Frame<'_>, effects: &mut impl Effects) -> Verdict {
-    match filter::check(index, port, Direction::Ingress, frame, effects) {
-        Ok(()) => Verdict::unchanged(Action::Deliver { port, worker: None }),
+    let mut verdict = Verdict::unchanged(Action::Deliver { port, worker: None });
+    let filtered = filter::check(index, port, Direction::Ingress, frame, effects);
+    match filtered.and_then(|()| service::translate_back(index.port(port), frame, &mut verdict, effects)) {
+        Ok(()) => verdict,
         Err(reason) => Verdict::drop(reason),
     }
 }
@@ -153,5 +167,7 @@ pub(crate) fn handed_over(index: &Index, port: PortId, frame: Frame<'_>, effects
 pub(crate) fn admits(index: &Index, port: PortId, frame: Frame<'_>) -> Result<(), DropReason> {
     let (port, vpc) = index.port(port).ok_or(DropReason::UnknownPort)?;
     let (verdict, answer) = (&mut Verdict::drop(DropReason::NoRoute), &mut Vec::new());
-    admit::outbound(&Outbound { index, port, vpc, frame, answer, is_resolution: false, mtu: 0, verdict })
+    let view = &View::new();
+    let (service, is_resolution, mtu) = (None, false, 0);
+    admit::outbound(&Outbound { index, port, vpc, frame, answer, view, service, is_resolution, mtu, verdict })
 }

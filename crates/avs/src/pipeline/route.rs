@@ -59,7 +59,9 @@ fn forward(
 ) -> Result<(), DropReason> {
     let from = &packet.port.port;
     let action = match path.location {
-        Location::Local(port) if port == from.id => return Err(DropReason::Loop),
+        Location::Local(port) if port == from.id && !is_hairpin(packet) => return Err(DropReason::Loop),
+        // It stays with the worker that serves its port.
+        Location::Local(port) if port == from.id => Action::Deliver { port, worker: None },
         Location::Local(port) => Action::Deliver { port, worker: packet.index.other_worker(port, from.mac) },
         Location::Remote(peer) => {
             Action::Forward { vni, peer, local: from.mac, remote, reliable, ordering: packet.vpc.ordering }
@@ -68,6 +70,11 @@ fn forward(
     packet.mtu = path.mtu;
     *packet.verdict = Verdict { action, rewrite, fragment_to: None };
     Ok(())
+}
+
+/// Whether a load balancer sends the packet back to its guest.
+fn is_hairpin(packet: &Outbound<'_>) -> bool {
+    packet.service.as_ref().is_some_and(|step| step.is_hairpin)
 }
 
 /// An answer about the guest's own address, to a vNIC on a network without this switch. No guest of this host has asked, since the
@@ -97,7 +104,8 @@ fn through_gateway(packet: &mut Outbound<'_>) -> Result<(), Stop> {
     let (hop, vpc) = packet.index.next_hop(packet.vpc, p.src_ip, p.dst_ip).ok_or(DropReason::NoRoute)?;
     // A connection of the transport is named by two vNICs of one network.
     let reliable = vpc.vni == packet.vpc.vni && is_reliable(packet);
-    let rewrite = Rewrite::hop(p, GATEWAY_MAC, hop.mac);
+    let translation = packet.service.as_ref().map(|step| step.translation);
+    let rewrite = Rewrite::hop(p, GATEWAY_MAC, hop.mac).translated(translation);
     Ok(forward(packet, (vpc.vni, hop.mac), hop.path, Some(rewrite), reliable)?)
 }
 

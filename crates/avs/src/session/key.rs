@@ -1,6 +1,7 @@
 //! What names a session.
 
 use crate::ids::{Direction, PortId};
+use crate::rewrite::Endpoint;
 use std::net::IpAddr;
 
 use bifrost_nic::{L3, Parsed};
@@ -55,6 +56,12 @@ impl Key {
 }
 
 impl Key {
+    /// The session of what goes between two ends, the guest's first.
+    pub(crate) fn between(port: PortId, local: Endpoint, remote: Endpoint, protocol: u8) -> Key {
+        let (addresses, ports) = ((local.address, remote.address), (local.port, remote.port));
+        Key::new(port, Direction::Egress, addresses, ports, protocol)
+    }
+
     /// Who is at the other end: an IPv4 address, or the prefix of an IPv6 address, because one host may have all addresses of a
     /// /64. A link-local address is one host's: those of a whole network have the same prefix.
     pub(crate) fn source(&self) -> (bool, u64) {

@@ -22,7 +22,7 @@ mod wheel;
 pub(crate) use key::{Key, Quote, echo, error};
 pub use state::Class;
 pub(crate) use state::Event;
-pub(crate) use table::{Handle, Planned, Sessions};
+pub(crate) use table::{Handle, Payload, Planned, Sessions};
 
 /// Counters of sessions.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

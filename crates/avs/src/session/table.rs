@@ -48,14 +48,30 @@ pub(crate) struct Handle {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Full;
 
-/// The sessions.
+/// What is kept with a session, beside what sessions are.
+pub(crate) trait Payload: Copy + std::fmt::Debug {
+    /// Another name under which the session is found.
+    fn second_key(&self) -> Option<Key>;
+}
+
+/// Nothing.
+impl Payload for () {
+    #[inline(always)]
+    fn second_key(&self) -> Option<Key> {
+        None
+    }
+}
+
+/// The sessions. `T`: what is kept with each.
 #[derive(Debug)]
-pub(crate) struct Sessions {
+pub(crate) struct Sessions<T = ()> {
     limits: SessionLimits,
     counters: SessionCounters,
     hasher: FixedState,
     index: HashTable<u32>,
-    slab: Vec<Session>,
+    /// By their second keys.
+    second: HashTable<u32>,
+    slab: Vec<Session<T>>,
     free: List,
     ranking: Ranking,
     /// By port number.
@@ -67,8 +83,9 @@ pub(crate) struct Sessions {
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Session {
+struct Session<T> {
     key: Key,
+    payload: T,
     /// As of its [`Handle`]; 0 once it has ended.
     number: u64,
     /// On the wheel, or on the free list.
@@ -89,7 +106,7 @@ struct Session {
     heard: u8,
 }
 
-impl Session {
+impl<T> Session<T> {
     fn place(&self) -> Place {
         Place { origin: self.origin, class: self.state.class(), source: self.source }
     }
@@ -111,15 +128,32 @@ fn period(now_s: u32) -> u8 {
     (now_s >> 4) as u8
 }
 
-fn due(session: &mut Session) -> &mut Links {
+fn due<T>(session: &mut Session<T>) -> &mut Links {
     &mut session.due
 }
 
-fn idle(session: &mut Session) -> &mut Links {
+fn idle<T>(session: &mut Session<T>) -> &mut Links {
     &mut session.idle
 }
 
 impl Sessions {
+    /// Begins a session with this packet. `takes_place`: one of the same name has just ended, and leaves its room to this one.
+    ///
+    /// # Errors
+    /// [`Full`]: nothing has changed.
+    pub(crate) fn insert(
+        &mut self,
+        key: Key,
+        origin: Direction,
+        event: Event,
+        epoch: u32,
+        takes_place: bool,
+    ) -> Result<(), Full> {
+        self.insert_with(key, origin, event, epoch, takes_place, ())
+    }
+}
+
+impl<T: Payload> Sessions<T> {
     /// None. `seed`: of the hash, secret, for keys come from tenants.
     pub(crate) fn new(limits: SessionLimits, seed: u64) -> Self {
         Sessions {
@@ -127,6 +161,7 @@ impl Sessions {
             counters: SessionCounters::default(),
             hasher: FixedState::with_seed(seed),
             index: HashTable::new(),
+            second: HashTable::new(),
             slab: Vec::new(),
             free: List::EMPTY,
             ranking: Ranking::default(),
@@ -183,6 +218,19 @@ impl Sessions {
     /// The session of that name.
     pub(crate) fn find(&self, key: &Key) -> Option<u32> {
         self.index.find(self.hasher.hash_one(key), |&i| self.slab[i as usize].key == *key).copied()
+    }
+
+    /// The session that has that name for its second one, `after` something.
+    #[inline(always)]
+    pub(crate) fn find_second_after(&self, key: &Key, after: &Planned) -> Option<u32> {
+        let is_it = |&i: &u32| self.slab[i as usize].payload.second_key().is_some_and(|second| second == *key);
+        let found = self.second.find(self.hasher.hash_one(Some(key)), is_it).copied();
+        found.filter(|index| !after.ended.contains(index))
+    }
+
+    /// What is kept with a session.
+    pub(crate) fn payload(&self, index: u32) -> &T {
+        &self.slab[index as usize].payload
     }
 
     /// A name that means this session alone.
@@ -244,17 +292,15 @@ impl Sessions {
         }
     }
 
-    /// Begins a session with this packet. `takes_place`: one of the same name has just ended, and leaves its room to this one.
-    ///
-    /// # Errors
-    /// [`Full`]: nothing has changed.
-    pub(crate) fn insert(
+    /// [`insert`](Self::insert) of a session with something.
+    pub(crate) fn insert_with(
         &mut self,
         key: Key,
         origin: Direction,
         event: Event,
         epoch: u32,
         takes_place: bool,
+        payload: T,
     ) -> Result<(), Full> {
         let source = self.source(&key);
         let evicted = if takes_place { None } else { self.evicted_for(key.port, origin, source)? };
@@ -267,6 +313,7 @@ impl Sessions {
         let state = State::first(event);
         let session = Session {
             key,
+            payload,
             number: self.counters.created + 1,
             due: Links::UNLINKED,
             idle: Links::UNLINKED,
@@ -294,8 +341,12 @@ impl Sessions {
             }
         };
         self.generation += 1;
-        let Sessions { index: table, slab, hasher, .. } = self;
+        let Sessions { index: table, second, slab, hasher, .. } = self;
         table.insert_unique(hasher.hash_one(key), index, |&i| hasher.hash_one(slab[i as usize].key));
+        if let Some(key) = payload.second_key() {
+            let hash = |key: Option<Key>| hasher.hash_one(key);
+            second.insert_unique(hash(Some(key)), index, |&i| hash(slab[i as usize].payload.second_key()));
+        }
         self.counters.current += 1;
         self.counters.created += 1;
         self.schedule(index, self.now_s + state.timeout_s());
@@ -399,7 +450,7 @@ impl Sessions {
     }
 
     /// Does something to the queues that a session is in.
-    fn requeue(&mut self, index: u32, change: impl FnOnce(&mut Queues, &mut [Session], &Session)) {
+    fn requeue(&mut self, index: u32, change: impl FnOnce(&mut Queues, &mut [Session<T>], &Session<T>)) {
         let session = self.slab[index as usize];
         if let Some(queues) = &mut self.ports[session.key.port.place()].queues {
             change(queues, &mut self.slab, &session);
@@ -445,8 +496,11 @@ impl Sessions {
     fn make_room(&mut self) {
         let more = (self.limits.total as usize).saturating_sub(self.slab.len()).max(1);
         self.slab.reserve_exact(more);
-        let Sessions { index: table, slab, hasher, .. } = self;
+        let Sessions { index: table, second, slab, hasher, .. } = self;
         table.reserve(more, |&i| hasher.hash_one(slab[i as usize].key));
+        if size_of::<T>() > 0 {
+            second.reserve(more, |&i| hasher.hash_one(slab[i as usize].payload.second_key()));
+        }
     }
 
     fn schedule(&mut self, index: u32, at_s: u32) {
@@ -457,11 +511,16 @@ impl Sessions {
 
     /// Ends a session that is not on the wheel.
     fn forget(&mut self, index: u32) {
-        let Session { key, state, .. } = self.slab[index as usize];
+        let Session { key, state, payload, .. } = self.slab[index as usize];
         self.generation += 1;
         self.slab[index as usize].number = 0;
         let found = self.index.find_entry(self.hasher.hash_one(key), |&i| i == index);
         if let Ok(entry) = found {
+            entry.remove();
+        }
+        if let Some(key) = payload.second_key()
+            && let Ok(entry) = self.second.find_entry(self.hasher.hash_one(Some(key)), |&i| i == index)
+        {
             entry.remove();
         }
         self.counters.current -= 1;

@@ -6,6 +6,7 @@
 mod common;
 
 mod afxdp;
+mod balancing;
 mod bundles;
 mod capture;
 mod connectivity;

@@ -3,6 +3,7 @@
 //! Every number's unit is in its name. Receivers fill in fields that a sender of another release does not know with
 //! their defaults, so that `bifrostctl` and `bifrostd` need not be upgraded together.
 
+mod balancer;
 mod capture;
 mod drain;
 mod error;
@@ -17,6 +18,7 @@ use std::net::{IpAddr, Ipv4Addr};
 use ipnet::IpNet;
 use serde::{Deserialize, Serialize};
 
+pub use balancer::{BackendHealth, BackendStatus, LoadBalancerStatus};
 pub use capture::{CaptureSpec, MAX_CAPTURE_SECONDS, MAX_SNAPLEN};
 pub use drain::{DrainReport, DrainSpec};
 pub(crate) use error::ErrorBody;

@@ -23,6 +23,8 @@ pub struct ReloadReport {
     pub vpcs: Changed,
     /// Security groups, by name.
     pub security_groups: Changed,
+    /// Load balancers, by name.
+    pub load_balancers: Changed,
     /// Whether the bounds of sessions changed.
     pub sessions_changed: bool,
     /// Whether transport settings changed.
@@ -54,7 +56,7 @@ impl ReloadReport {
         !self.transport_changed && !self.sessions_changed && self.kinds().iter().all(|(_, changed)| changed.is_empty())
     }
 
-    fn kinds(&self) -> [(&'static str, &Changed); 6] {
+    fn kinds(&self) -> [(&'static str, &Changed); 7] {
         [
             ("ports", &self.ports),
             ("routes", &self.routes),
@@ -62,6 +64,7 @@ impl ReloadReport {
             ("peerings", &self.peerings),
             ("vpcs", &self.vpcs),
             ("security groups", &self.security_groups),
+            ("load balancers", &self.load_balancers),
         ]
     }
 }

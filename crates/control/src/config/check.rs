@@ -8,6 +8,7 @@ use std::path::PathBuf;
 
 use ipnet::IpNet;
 
+use super::balancer;
 use super::peering::Ways;
 use super::section::{Sink, nearest};
 use super::{Config, GATEWAY_MAC, MAX_AFXDP_MTU, Peering, Port, PortKind, Route, UnderlayPort, Vni, overhead_bytes};
@@ -21,6 +22,7 @@ pub(super) fn check(config: &Config, sink: &Sink<'_>) {
     security_groups(config, sink);
     ports(config, sink);
     routes(config, sink);
+    balancer::check(config, sink);
 }
 
 fn workers(config: &Config, sink: &Sink<'_>) {

@@ -4,6 +4,7 @@
 //! resolves and every value is in range, or all errors at once, each with file, line and field.
 //! The keys, their units, ranges and defaults are listed in `docs/OPERATIONS.md`.
 
+mod balancer;
 mod check;
 mod error;
 mod parse;
@@ -20,6 +21,7 @@ use std::time::Duration;
 
 use ipnet::IpNet;
 
+pub use balancer::{Affinity, Backend, BalancedProtocol, HealthCheck, LoadBalancer};
 pub use bifrost_wire::Mac;
 pub use error::{ConfigError, ConfigErrors};
 pub use security::{AclRule, Action, Direction, Rule, SecurityGroup, Sessions};
@@ -80,6 +82,8 @@ pub struct Config {
     pub routes: Vec<Route>,
     /// Ways into other VPCs.
     pub peerings: Vec<Peering>,
+    /// `[[load_balancer]]`
+    pub load_balancers: Vec<LoadBalancer>,
 }
 
 /// Who this host is.
@@ -392,11 +396,12 @@ impl Config {
     }
 
     /// Whether of several workers one alone serves a port: it has one queue, or a machine's, which are one worker's; or it has security
-    /// groups in a VPC with a gateway, so that what is asked for and what comes back have other pairs of MAC addresses.
+    /// groups in a VPC with a gateway, or load balancers in its VPC, so that what is asked for and what comes back have other pairs of MAC addresses.
     pub fn is_served_by_one(&self, port: &Port) -> bool {
         let routed = || self.vpc(port.vni).is_some_and(|vpc| !vpc.gateway.is_empty());
         let one = port.kind == PortKind::VhostUser || port.queues == 1;
-        self.workers.count > 1 && (one || !port.security_groups.is_empty() && routed())
+        let balanced = || self.load_balancers.iter().any(|balancer| balancer.vni == port.vni);
+        self.workers.count > 1 && (one || routed() && (!port.security_groups.is_empty() || balanced()))
     }
 
     /// Path MTU of each route: the largest IP packet of a guest that gets there, bytes. What it says or, if it says nothing,

@@ -11,7 +11,7 @@ use super::section::{Section, Sink};
 use super::{
     Auto, Config, ConfigErrors, CongestionControl, Control, DEFAULT_SOCKET, Host, MAX_PATHS, MAX_QUEUE_PAIRS,
     MAX_WORKERS, Ordering, Peer, PeerTransport, Peering, PlainPaths, Port, PortKind, PortLimits, Reliability, Route,
-    Transport, Underlay, UnderlayPort, VhostMode, Vni, Vpc, Workers, XdpMode, check, security,
+    Transport, Underlay, UnderlayPort, VhostMode, Vni, Vpc, Workers, XdpMode, balancer, check, security,
 };
 
 /// The most addresses of one thing.
@@ -69,6 +69,11 @@ fn document_of(sink: &Sink<'_>, table: &DeTable<'_>) -> Config {
     let ports = root.sections("port").into_iter().map(|s| port(s, workers.count)).collect();
     let routes = root.sections("route").into_iter().map(route).collect();
     let peerings = root.sections("peering").into_iter().map(peering).collect();
+    let balancer = |mut s: Section<'_, '_>| {
+        let (name, vni) = (port_name(&mut s), vni(&mut s));
+        balancer::load_balancer(name, vni, s)
+    };
+    let load_balancers = root.sections("load_balancer").into_iter().map(balancer).collect();
     root.finish();
     Config {
         host,
@@ -83,6 +88,7 @@ fn document_of(sink: &Sink<'_>, table: &DeTable<'_>) -> Config {
         ports,
         routes,
         peerings,
+        load_balancers,
     }
 }
 

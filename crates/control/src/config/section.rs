@@ -348,6 +348,15 @@ impl<'a, 'i> Section<'a, 'i> {
         Section { sink: self.sink, path: self.field(key), table, asked: Vec::new() }
     }
 
+    /// A table inside that may be absent.
+    pub(super) fn optional_section(&mut self, key: &'static str) -> Option<Section<'a, 'i>> {
+        if self.table.is_some_and(|table| table.contains_key(key)) {
+            return Some(self.section(key));
+        }
+        self.asked.push(key);
+        None
+    }
+
     /// An array of tables; absent: none.
     pub(super) fn sections(&mut self, key: &'static str) -> Vec<Section<'a, 'i>> {
         let Some(value) = self.take(key) else { return Vec::new() };

@@ -171,6 +171,36 @@ pub(super) const SWITCH: &[Reason] = &[
         advice: "many: an attack, or a network that repeats packets",
     },
     Reason {
+        name: "no_service",
+        what: "to the address of a load balancer, but none listens there",
+        advice: "`bifrostctl load-balancers`: which ports there are",
+    },
+    Reason {
+        name: "no_backend",
+        what: "to a load balancer none of whose backends takes connections",
+        advice: "`bifrostctl load-balancers`: they are down, or drained",
+    },
+    Reason {
+        name: "backend_gone",
+        what: "of a connection through a load balancer whose backend is no longer one of its",
+        advice: "set `weight = 0` and wait before a backend is removed",
+    },
+    Reason {
+        name: "service_fragment",
+        what: "to a load balancer, in fragments",
+        advice: "a client of UDP sends datagrams that are larger than its MTU",
+    },
+    Reason {
+        name: "service_ports",
+        what: "to a load balancer, and the client has too many connections with the backend that would look the same to it",
+        advice: "use other source ports: several load balancers share the backend",
+    },
+    Reason {
+        name: "connections_full",
+        what: "to a load balancer, but there is no room for another connection",
+        advice: "impossible with the bounds that a configuration can have: another one makes room",
+    },
+    Reason {
         name: "sessions_full",
         what: "allowed by a security group, but there is no room for another session",
         advice: "impossible with the bounds that a configuration can have: another session makes room",

@@ -67,6 +67,24 @@ pub(super) const CHAPTER: Chapter = Chapter {
             "of a port, evicted at a bound: established TCP connections, those silent longest of the source with most",
             "raise `sessions.per_port`, or find out who opens so many connections",
         ),
+        gauge(
+            "avs.balanced_current_sessions",
+            "connections of guests through load balancers",
+            "at `sessions.total` it is full",
+        ),
+        gauge("avs.balanced_established_sessions", "of these: with packets both ways, and not ended", ""),
+        count("avs.balanced_created_sessions", "connections through load balancers that began", ""),
+        count("avs.balanced_expired_sessions", "connections through load balancers that ended by their timeout", ""),
+        count(
+            "avs.balanced_evicted_sessions",
+            "connections through load balancers that made room for others at a bound of `[sessions]`",
+            "raise `sessions.per_port` or `sessions.total`, or find out who opens so many connections",
+        ),
+        count(
+            "avs.balanced_revoked_sessions",
+            "always 0: a connection that loses its backend is dropped, see `backend_gone`",
+            "",
+        ),
         count(
             "avs.fragment_made_records",
             "first fragments that were allowed to pass where rules look at ports; the others of their packets follow them",

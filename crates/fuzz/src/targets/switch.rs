@@ -3,8 +3,9 @@
 use std::net::IpAddr;
 
 use bifrost_avs::{
-    AclRule, Action, Direction, FlowLimits, GATEWAY_MAC, GroupId, GroupRule, Ordering, Pattern, PeerId, Peering, Port,
-    PortId, Reliability, Route, SecurityGroup, SessionLimits, Switch, Tables, Verdict, Vpc,
+    AclRule, Action, Affinity, Backend, Direction, FlowLimits, GATEWAY_MAC, GroupId, GroupRule, LoadBalancer, Ordering,
+    Pattern, PeerId, Peering, Port, PortId, Reliability, Route, SecurityGroup, SessionLimits, Switch, Tables,
+    Transport, Verdict, Vpc,
 };
 use bifrost_nic::{L3, Offload, Parsed, parse};
 use bifrost_wire::{Mac, Vni};
@@ -52,7 +53,23 @@ fn tables() -> Tables {
     let tcp = Pattern { protocol: Some(6), dst_ports: 1..=1023, ..Pattern::default() };
     let rules = vec![GroupRule { direction: Direction::Ingress, pattern: tcp.clone() }];
     let acl = vec![AclRule { direction: Direction::Egress, pattern: tcp, allow: false }];
+    // Listens where the frames go: with the client itself, its neighbor, and another host for backends.
+    let balancer = |address, port, protocol, backends: [IpAddr; 3]| LoadBalancer {
+        vni: vni(100),
+        address,
+        port,
+        protocol,
+        affinity: Affinity::Connection,
+        backends: backends.map(|address| Backend { address, port, weight: 1 }).to_vec(),
+    };
+    let load_balancers = vec![
+        balancer(v4(4), 6379, Transport::Tcp, [1, 2, 3].map(v4)),
+        balancer(v4(4), 53, Transport::Udp, [1, 2, 3].map(v4)),
+        balancer(v6(4), 6379, Transport::Tcp, [1, 2, 3].map(v6)),
+        balancer(v6(4), 53, Transport::Udp, [1, 2, 3].map(v6)),
+    ];
     Tables {
+        load_balancers,
         vpcs: vec![
             Vpc {
                 vni: vni(100),
@@ -96,6 +113,7 @@ pub(super) fn plain_tables() -> Tables {
     tables.ports.truncate(2);
     tables.routes.retain(|route| route.vni == vni(100));
     tables.peerings.clear();
+    tables.load_balancers.clear();
     tables.groups.clear();
     tables.ports.iter_mut().for_each(|port| port.groups.clear());
     tables
@@ -121,7 +139,8 @@ pub(crate) fn run(bytes: &[u8]) {
             guest(&mut switch, port, &frame, &parsed);
             underlay(&mut switch, vni(network), peer, &frame, &parsed);
         }
-        assert!(switch.session_counters().current <= 8, "more sessions than there may be");
+        let current = [switch.session_counters(), switch.connection_counters()].map(|counters| counters.current);
+        assert!(current.into_iter().all(|current| current <= 8), "more sessions than there may be");
     }
 }
 
@@ -188,17 +207,33 @@ fn rewritten(frame: &[u8], parsed: &Parsed, rewrite: Option<bifrost_avs::Rewrite
     rewrite.apply(&mut out);
     let after = parse(&out, out.len()).unwrap_or_else(|e| panic!("routing made it malformed: {e}"));
     assert_eq!((after.dst_mac, after.src_mac), (to, GATEWAY_MAC));
-    assert_eq!(
-        (after.src_ip, after.dst_ip, after.payload, after.end),
-        (parsed.src_ip, parsed.dst_ip, parsed.payload, parsed.end)
-    );
     let l3 = usize::from(parsed.l3);
-    let ttl = l3 + if parsed.kind == L3::V6 { 7 } else { 8 };
-    assert_eq!(out[ttl] + 1, frame[ttl]);
     if parsed.kind == L3::V4 {
         let header = |f: &[u8]| bifrost_wire::ipv4::checksum_is_valid(&f[l3..usize::from(parsed.l4)]);
         assert_eq!(header(&out), header(frame), "a right checksum stays right, a wrong one wrong");
     }
+    if (after.src_ip, after.dst_ip) != (parsed.src_ip, parsed.dst_ip) {
+        return balanced(parsed, &after);
+    }
+    assert_eq!(
+        (after.src_ip, after.dst_ip, after.payload, after.end),
+        (parsed.src_ip, parsed.dst_ip, parsed.payload, parsed.end)
+    );
+    let ttl = l3 + if parsed.kind == L3::V6 { 7 } else { 8 };
+    assert_eq!(out[ttl] + 1, frame[ttl]);
+}
+
+/// Addresses change only where a load balancer is, and only to those that have to do with it.
+fn balanced(before: &Parsed, after: &Parsed) {
+    let last = |addr| match addr {
+        IpAddr::V4(addr) => addr.octets()[3],
+        IpAddr::V6(addr) => addr.octets()[15],
+    };
+    let [from, to, new_from, new_to] = [before.src_ip, before.dst_ip, after.src_ip, after.dst_ip].map(last);
+    let goes = to == 4 && [1, 2, 3].contains(&new_to) && (new_from == from || new_from == 4);
+    let comes = new_from == 4 && [1, 2, 3].contains(&from) && (new_to == to || to == 4);
+    assert!(goes || comes, "{before:?} becomes {after:?}");
+    assert_eq!((after.payload, after.end), (before.payload, before.end));
 }
 
 fn underlay(switch: &mut Switch, vni: Vni, peer: PeerId, frame: &[u8], parsed: &Parsed) {

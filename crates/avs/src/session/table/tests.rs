@@ -71,7 +71,7 @@ fn who_takes_the_place_of_another_needs_no_room() {
 
 #[test]
 fn a_session_takes_no_more_room_than_it_did() {
-    assert_eq!(size_of::<Session>(), 80);
+    assert_eq!(size_of::<Session<()>>(), 80);
 }
 
 #[test]

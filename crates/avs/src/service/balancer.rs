@@ -1,0 +1,109 @@
+//! The load balancers of one network.
+
+use std::net::IpAddr;
+
+use bifrost_nic::Parsed;
+use bifrost_tables::{ExactMap, Maglev, exact_map, mix};
+use bifrost_wire::protocol::{TCP, UDP};
+
+use crate::ids::LoadBalancerId;
+use crate::rewrite::Endpoint;
+use crate::tables::{Affinity, BuildError, LoadBalancer, Transport};
+
+/// The load balancers of one network.
+#[derive(Debug)]
+pub(crate) struct Balancers {
+    /// By protocol, address and port.
+    all: ExactMap<(u8, IpAddr, u16), Balancer>,
+    addresses: ExactMap<IpAddr, ()>,
+}
+
+/// One load balancer.
+#[derive(Debug)]
+pub(crate) struct Balancer {
+    pub(crate) id: LoadBalancerId,
+    maglev: Maglev,
+    backends: Vec<Endpoint>,
+    affinity: Affinity,
+}
+
+impl Default for Balancers {
+    fn default() -> Self {
+        Balancers { all: exact_map(0), addresses: exact_map(0) }
+    }
+}
+
+impl Balancers {
+    /// # Errors
+    /// Another one listens at the same place.
+    pub(crate) fn add(&mut self, id: LoadBalancerId, balancer: &LoadBalancer) -> Result<(), BuildError> {
+        let (address, port) = (balancer.address, balancer.port);
+        let key = (protocol(balancer.protocol), address, port);
+        self.addresses.insert(address, ());
+        match self.all.insert(key, Balancer::new(id, balancer)) {
+            None => Ok(()),
+            Some(_) => Err(BuildError::DuplicateLoadBalancer { vni: balancer.vni, address, port }),
+        }
+    }
+
+    /// Whether an address is one of a load balancer.
+    #[inline(always)]
+    pub(crate) fn has_address(&self, address: IpAddr) -> bool {
+        self.addresses.contains_key(&address)
+    }
+
+    /// Which load balancer a packet of TCP or UDP is for.
+    pub(crate) fn of(&self, parsed: &Parsed) -> Option<&Balancer> {
+        self.all.get(&(parsed.protocol, parsed.dst_ip, parsed.dst_port))
+    }
+}
+
+impl Balancer {
+    fn new(id: LoadBalancerId, balancer: &LoadBalancer) -> Self {
+        let backends: Vec<Endpoint> =
+            balancer.backends.iter().map(|b| Endpoint { address: b.address, port: b.port }).collect();
+        let names = backends.iter().zip(&balancer.backends).map(|(endpoint, b)| (name(endpoint), b.weight));
+        let maglev = Maglev::new(&names.collect::<Vec<_>>());
+        Balancer { id, maglev, backends, affinity: balancer.affinity }
+    }
+
+    /// The backend of a connection that begins with this packet; `None`: none takes any.
+    pub(crate) fn choose(&self, parsed: &Parsed) -> Option<Endpoint> {
+        let client = fold(parsed.src_ip);
+        let hash = match self.affinity {
+            Affinity::Connection => {
+                let ports = u64::from(parsed.src_port) << 16 | u64::from(parsed.dst_port);
+                mix(client ^ mix(ports << 8 | u64::from(parsed.protocol)))
+            }
+            Affinity::Client => mix(client),
+        };
+        self.maglev.pick(hash).map(|at| self.backends[at])
+    }
+
+    /// Whether a backend is one of its.
+    pub(crate) fn has(&self, backend: &Endpoint) -> bool {
+        self.backends.contains(backend)
+    }
+}
+
+fn protocol(transport: Transport) -> u8 {
+    match transport {
+        Transport::Tcp => TCP,
+        Transport::Udp => UDP,
+    }
+}
+
+/// The same on all hosts.
+fn name(endpoint: &Endpoint) -> u64 {
+    mix(fold(endpoint.address) ^ u64::from(endpoint.port))
+}
+
+fn fold(address: IpAddr) -> u64 {
+    match address {
+        IpAddr::V4(a) => mix(u64::from(u32::from(a))),
+        IpAddr::V6(a) => {
+            let bits = u128::from(a);
+            mix((bits >> 64) as u64 ^ mix(bits as u64))
+        }
+    }
+}

@@ -1,0 +1,433 @@
+//! Load balancers: where connections go, that they stay there, and what changes in their packets.
+
+#![allow(clippy::unwrap_used, clippy::panic)]
+
+mod common;
+
+use std::collections::HashMap;
+use std::net::IpAddr;
+
+use bifrost_avs::{
+    Action, Affinity, Backend, BuildError, By, DropReason, FlowLimits, GATEWAY_MAC, LoadBalancer, PeerId, PortId,
+    Switch, Tables, Transport, Verdict, WorkerId, Workers,
+};
+use bifrost_nic::{Checksum, L3, Offload, Parsed, parse, transport_checksum};
+use bifrost_wire::{Mac, checksum, ipv4};
+use common::any::{SECOND, SYN};
+use common::*;
+
+const ACK: u8 = 0x10;
+const FIN: u8 = 0x11;
+const RST: u8 = 0x04;
+const ETHERNET: usize = 14;
+
+const VIP: &str = "10.0.0.100";
+const VIP6: &str = "fd00::100";
+
+fn balancer(address: &str, port: u16, protocol: Transport, backends: &[(&str, u16, u16)]) -> LoadBalancer {
+    let backend = |&(address, port, weight): &(&str, u16, u16)| Backend { address: ip(address), port, weight };
+    LoadBalancer {
+        vni: vni(100),
+        address: ip(address),
+        port,
+        protocol,
+        affinity: Affinity::Connection,
+        backends: backends.iter().map(backend).collect(),
+    }
+}
+
+/// Backends 10.0.0.2 here, 10.0.0.3 at peer 1, and 10.1.0.9 at peer 2.
+const THREE: [(&str, u16, u16); 3] = [("10.0.0.2", 8080, 1), ("10.0.0.3", 8080, 1), ("10.1.0.9", 8080, 1)];
+
+fn world(balancers: Vec<LoadBalancer>) -> Tables {
+    Tables { load_balancers: balancers, ..tables() }
+}
+
+fn web(backends: &[(&str, u16, u16)]) -> Tables {
+    world(vec![
+        balancer(VIP, 80, Transport::Tcp, backends),
+        balancer(VIP, 53, Transport::Udp, backends),
+        balancer(VIP6, 80, Transport::Tcp, &[("fd00::2", 80, 1), ("fd00::3", 8080, 1)]),
+    ])
+}
+
+fn build(tables: &Tables) -> Switch {
+    let mut switch = Switch::build(tables, 1).unwrap();
+    switch.advance(1000 * SECOND);
+    switch
+}
+
+/// A packet with right checksums.
+fn frame(macs: (Mac, Mac), from: (&str, u16), to: (&str, u16), tcp: Option<u8>) -> Vec<u8> {
+    let mut body = [&from.1.to_be_bytes()[..], &to.1.to_be_bytes()].concat();
+    let (protocol, at) = match tcp {
+        Some(flags) => {
+            body.extend([0, 0, 0, 7, 0, 0, 0, 9, 0x50, flags, 1, 0, 0, 0, 0, 0]);
+            (6, 16)
+        }
+        None => {
+            body.extend([0, 13, 0, 0]);
+            (17, 6)
+        }
+    };
+    body.extend(b"hello");
+    let pseudo = match (ip(from.0), ip(to.0)) {
+        (IpAddr::V4(s), IpAddr::V4(d)) => checksum::pseudo_v4(s, d, protocol, body.len() as u32),
+        (IpAddr::V6(s), IpAddr::V6(d)) => checksum::pseudo_v6(s, d, protocol, body.len() as u32),
+        _ => panic!("mixed families"),
+    };
+    let sum = checksum::finish(pseudo + checksum::sum(&body));
+    body[at..at + 2].copy_from_slice(&sum.to_be_bytes());
+    packet(macs, from.0, to.0, 64, protocol, &body)
+}
+
+fn read(frame: &[u8]) -> Parsed {
+    parse(frame, frame.len()).unwrap()
+}
+
+type Ends = ((IpAddr, u16), (IpAddr, u16));
+
+fn ends(frame: &[u8]) -> Ends {
+    let p = read(frame);
+    ((p.src_ip, p.src_port), (p.dst_ip, p.dst_port))
+}
+
+fn at(address: &str, port: u16) -> (IpAddr, u16) {
+    (ip(address), port)
+}
+
+/// What leaves, or is delivered. Its checksums are right if they were before.
+fn rewritten(frame: &[u8], verdict: &Verdict) -> Vec<u8> {
+    let mut out = frame.to_vec();
+    if let Some(rewrite) = verdict.rewrite {
+        rewrite.apply(&mut out);
+    }
+    let parsed = read(&out);
+    assert_eq!(transport_checksum(&out, &parsed), Checksum::Valid);
+    if parsed.kind == L3::V4 {
+        assert!(ipv4::checksum_is_valid(&out[ETHERNET..ETHERNET + 20]));
+    }
+    out
+}
+
+/// Guest 1 sends to a load balancer.
+fn ask(switch: &mut Switch, from: (&str, u16), to: (&str, u16), tcp: Option<u8>) -> (Verdict, Vec<u8>) {
+    let frame = frame((mac(1), GATEWAY_MAC), from, to, tcp);
+    let verdict = guest(switch, 0, &frame);
+    let out = if verdict.passes() { rewritten(&frame, &verdict) } else { frame };
+    (verdict, out)
+}
+
+/// The backend of a connection of guest 1.
+fn backend(switch: &mut Switch, port: u16, flags: u8) -> Result<(IpAddr, u16), DropReason> {
+    let (verdict, out) = ask(switch, ("10.0.0.1", port), (VIP, 80), Some(flags));
+    match verdict.drop_reason() {
+        Some(reason) => Err(reason),
+        None => Ok(ends(&out).1),
+    }
+}
+
+#[test]
+fn both_directions_are_translated() {
+    let mut seen = HashMap::new();
+    for (own, to, tcp) in
+        [("10.0.0.1", (VIP, 80), Some(SYN)), ("10.0.0.1", (VIP, 53), None), ("fd00::1", (VIP6, 80), Some(SYN))]
+    {
+        for port in 1000..1030 {
+            let mut switch = build(&web(&THREE));
+            let (verdict, out) = ask(&mut switch, (own, port), to, tcp);
+            let (source, chosen) = ends(&out);
+            assert_eq!(source, at(own, port), "the client's address stays");
+            *seen.entry(chosen).or_insert(0) += 1;
+            assert_eq!(read(&out).src_mac, GATEWAY_MAC);
+            let there = read(&out).dst_mac;
+            // The backend answers, on its own network or through the gateway.
+            let answer_tcp = tcp.map(|_| SYN | ACK);
+            let address = chosen.0.to_string();
+            let answer = |macs| frame(macs, (&address, chosen.1), (own, port), answer_tcp);
+            let (verdict, answer) = match verdict.action {
+                Action::Forward { peer, local, remote, .. } => {
+                    assert_eq!((local, remote), (mac(1), there));
+                    let source = if there == mac(4) { GATEWAY_MAC } else { there };
+                    let answer = answer((source, mac(1)));
+                    (*switch.from_underlay(vni(100), peer, &answer, &read(&answer)), answer)
+                }
+                Action::Deliver { port: PortId(1), worker: None } => {
+                    let answer = answer((mac(2), mac(1)));
+                    (guest(&mut switch, 1, &answer), answer)
+                }
+                other => panic!("{other:?}"),
+            };
+            assert_eq!(verdict.action, Action::Deliver { port: PortId(0), worker: None });
+            let back = rewritten(&answer, &verdict);
+            assert_eq!(ends(&back), (at(to.0, to.1), at(own, port)));
+            assert_eq!((read(&back).src_mac, read(&back).dst_mac), (GATEWAY_MAC, mac(1)));
+            let counters = switch.connection_counters();
+            assert_eq!((counters.created, counters.current), (1, 1), "one connection, one session");
+        }
+    }
+    assert_eq!(seen.len(), 5, "three backends of IPv4, which TCP and UDP share, and two of IPv6: {seen:?}");
+}
+
+#[test]
+fn what_does_not_belong_to_a_connection_passes_as_it_is() {
+    let mut switch = build(&web(&THREE));
+    // The guest asks a backend itself, and the backend asks the guest.
+    let direct = frame((mac(1), mac(3)), ("10.0.0.1", 1000), ("10.0.0.3", 8080), Some(SYN));
+    assert_eq!(guest(&mut switch, 0, &direct).rewrite, None);
+    let asked = frame((mac(3), mac(1)), ("10.0.0.3", 8080), ("10.0.0.1", 1000), Some(SYN | ACK));
+    assert_eq!(underlay(&mut switch, 100, 1, &asked), Ok(PortId(0)));
+    assert_eq!(switch.connection_counters().created, 0);
+}
+
+#[test]
+fn what_cannot_be_balanced_is_dropped_for_a_reason() {
+    let none = [("10.0.0.2", 80, 0), ("10.0.0.3", 80, 0)];
+    let drop = |tables: &Tables, frame: &[u8]| guest(&mut build(tables), 0, frame).drop_reason();
+    let to = |to, tcp| frame((mac(1), GATEWAY_MAC), ("10.0.0.1", 1000), to, tcp);
+    assert_eq!(drop(&web(&none), &to((VIP, 80), Some(SYN))), Some(DropReason::NoBackend));
+    assert_eq!(drop(&web(&THREE), &to((VIP, 81), Some(SYN))), Some(DropReason::NoService));
+    assert_eq!(drop(&web(&THREE), &to((VIP, 80), None)), Some(DropReason::NoService), "another protocol");
+    let whole = to((VIP, 53), None);
+    for fragment in pieces(&whole, 7, &[8]) {
+        assert_eq!(drop(&web(&THREE), &fragment), Some(DropReason::ServiceFragment));
+    }
+    let elsewhere = [("10.77.0.1", 80, 1)];
+    assert_eq!(drop(&web(&elsewhere), &to((VIP, 80), Some(SYN))), Some(DropReason::NoRoute));
+    // Nobody else uses the address.
+    let spoofed = frame((mac(3), mac(1)), (VIP, 80), ("10.0.0.1", 1000), Some(ACK));
+    assert_eq!(underlay(&mut build(&web(&THREE)), 100, 1, &spoofed), Err(DropReason::WrongPeer));
+}
+
+#[test]
+fn the_address_answers_questions_and_pings() {
+    let mut switch = build(&web(&THREE));
+    assert_eq!(switch.resolve(vni(100), ip(VIP)), Some(GATEWAY_MAC));
+    assert_eq!(switch.resolve(vni(200), ip(VIP)), None);
+    for (own, address) in [("10.0.0.1", VIP), ("fd00::1", VIP6)] {
+        let ping = ping((mac(1), GATEWAY_MAC), own, address, b"there?");
+        assert_eq!(guest(&mut switch, 0, &ping), answered());
+        assert_eq!(read(switch.answer()).src_ip, ip(address));
+    }
+}
+
+#[test]
+fn a_connection_stays_where_it_is_and_others_are_shared() {
+    let mut switch = build(&web(&THREE));
+    let mut chosen = HashMap::new();
+    for port in 1000..1300 {
+        chosen.insert(port, backend(&mut switch, port, SYN).unwrap());
+    }
+    for address in THREE {
+        let count = chosen.values().filter(|b| b.0 == ip(address.0)).count();
+        assert!((60..140).contains(&count), "{address:?} has {count} of 300");
+    }
+    // One is drained, a new one comes: connections that there are do not notice.
+    let drained = [("10.0.0.2", 8080, 0), ("10.0.0.3", 8080, 1), ("10.1.0.9", 8080, 1), ("10.1.0.10", 8080, 1)];
+    switch.replace(&web(&drained)).unwrap();
+    for (&port, &before) in &chosen {
+        assert_eq!(backend(&mut switch, port, ACK), Ok(before));
+    }
+    let new: Vec<_> = (2000..2300).map(|port| backend(&mut switch, port, SYN).unwrap().0).collect();
+    assert!(!new.contains(&ip("10.0.0.2")) && new.contains(&ip("10.1.0.10")));
+    // It is removed: only its own connections end, and begin again elsewhere.
+    switch.replace(&web(&drained[1..])).unwrap();
+    for (&port, &before) in &chosen {
+        let lost = before.0 == ip("10.0.0.2");
+        let expected = if lost { Err(DropReason::BackendGone) } else { Ok(before) };
+        assert_eq!(backend(&mut switch, port, ACK), expected);
+        if lost {
+            let elsewhere = backend(&mut switch, port, SYN).unwrap();
+            assert_ne!(elsewhere.0, ip("10.0.0.2"));
+            assert_eq!(backend(&mut switch, port, ACK), Ok(elsewhere));
+        }
+    }
+}
+
+#[test]
+fn all_connections_of_a_client_can_stay_together() {
+    let mut tables = web(&THREE);
+    tables.load_balancers[0].affinity = Affinity::Client;
+    let mut switch = build(&tables);
+    let chosen: Vec<_> = (1000..1050).map(|port| backend(&mut switch, port, SYN).unwrap()).collect();
+    assert!(chosen.windows(2).all(|pair| pair[0] == pair[1]), "{chosen:?}");
+}
+
+#[test]
+fn weights_are_shares() {
+    let mut switch = build(&web(&[("10.0.0.2", 80, 1), ("10.0.0.3", 80, 4)]));
+    let heavy = (1000..3000).filter(|port| backend(&mut switch, *port, SYN).unwrap().0 == ip("10.0.0.3")).count();
+    assert!((1500..1700).contains(&heavy), "{heavy} of 2000");
+}
+
+#[test]
+fn a_backend_can_be_its_own_client() {
+    let mut switch = build(&web(&[("10.0.0.1", 8080, 1)]));
+    let (verdict, out) = ask(&mut switch, ("10.0.0.1", 5000), (VIP, 80), Some(SYN));
+    assert_eq!(verdict.action, Action::Deliver { port: PortId(0), worker: None });
+    assert_eq!(ends(&out), (at(VIP, 5000), at("10.0.0.1", 8080)), "its answer comes to the switch");
+    assert_eq!((read(&out).src_mac, read(&out).dst_mac), (GATEWAY_MAC, mac(1)));
+    let (verdict, out) = ask(&mut switch, ("10.0.0.1", 8080), (VIP, 5000), Some(SYN | ACK));
+    assert_eq!(verdict.action, Action::Deliver { port: PortId(0), worker: None });
+    assert_eq!(ends(&out), (at(VIP, 80), at("10.0.0.1", 5000)));
+    assert_eq!(switch.connection_counters().created, 1);
+    assert_eq!(switch.connection_counters().established, 0);
+    ask(&mut switch, ("10.0.0.1", 5000), (VIP, 80), Some(ACK));
+    assert_eq!(switch.connection_counters().established, 1);
+}
+
+#[test]
+fn connections_that_look_alike_to_a_backend_get_another_port() {
+    let one = [("10.0.0.3", 8080, 1)];
+    let tables = world((0..3).map(|n| balancer(VIP, 80 + n, Transport::Tcp, &one)).collect());
+    let mut switch = build(&tables);
+    let mut sources = Vec::new();
+    for to in 80..83 {
+        let (_, out) = ask(&mut switch, ("10.0.0.1", 5000), (VIP, to), Some(SYN));
+        let ((address, source), _) = ends(&out);
+        assert_eq!(address, ip("10.0.0.1"));
+        assert!(!sources.contains(&source) && (to > 80 || source == 5000), "{source}");
+        sources.push(source);
+    }
+    for (to, source) in (80..83).zip(sources) {
+        let answer = frame((mac(3), mac(1)), ("10.0.0.3", 8080), ("10.0.0.1", source), Some(SYN | ACK));
+        let verdict = *switch.from_underlay(vni(100), PeerId(1), &answer, &read(&answer));
+        assert_eq!(ends(&rewritten(&answer, &verdict)), (at(VIP, to), at("10.0.0.1", 5000)));
+    }
+}
+
+#[test]
+fn a_connection_that_is_over_begins_again_anywhere() {
+    let mut switch = build(&web(&THREE));
+    let first = backend(&mut switch, 1000, SYN).unwrap();
+    let address = first.0.to_string();
+    let peer = if first.0 == ip("10.1.0.9") { 2 } else { 1 };
+    let there = if peer == 2 { GATEWAY_MAC } else { mac(3) };
+    let reset = frame((there, mac(1)), (&address, first.1), ("10.0.0.1", 1000), Some(RST));
+    if first.0 == ip("10.0.0.2") {
+        let reset = frame((mac(2), mac(1)), (&address, first.1), ("10.0.0.1", 1000), Some(RST));
+        assert!(guest(&mut switch, 1, &reset).passes());
+    } else {
+        assert!(switch.from_underlay(vni(100), PeerId(peer), &reset, &read(&reset)).passes());
+    }
+    assert_eq!(backend(&mut switch, 1000, SYN).unwrap(), first, "the same hash, the same backends");
+    assert_eq!((switch.connection_counters().created, switch.connection_counters().current), (2, 1));
+    // After its time it is forgotten.
+    let _ = backend(&mut switch, 1000, FIN);
+    for step in 1..200 {
+        switch.advance((1000 + step * 100) * SECOND);
+    }
+    assert_eq!(switch.connection_counters().current, 0);
+}
+
+#[test]
+fn tables_that_contradict_themselves_are_refused() {
+    let with = |change: fn(&mut Tables)| {
+        let mut tables = web(&THREE);
+        change(&mut tables);
+        Switch::build(&tables, 1).map(|_| ()).unwrap_err()
+    };
+    let (vni, address) = (vni(100), ip(VIP));
+    let twice = with(|t| t.load_balancers.push(t.load_balancers[0].clone()));
+    assert_eq!(twice, BuildError::DuplicateLoadBalancer { vni, address, port: 80 });
+    let owned = with(|t| t.ports[0].addresses.push(ip(VIP)));
+    assert_eq!(owned, BuildError::DuplicatePrefix { vni, prefix: address.into() });
+    let gateway = with(|t| t.vpcs[0].gateways.push(ip(VIP)));
+    assert_eq!(gateway, BuildError::DuplicatePrefix { vni, prefix: address.into() });
+    assert_eq!(
+        with(|t| t.load_balancers[0].backends[0].address = ip("fd00::2")),
+        BuildError::BackendFamily(ip("fd00::2"))
+    );
+    assert_eq!(with(|t| t.load_balancers[0].vni = common::vni(999)), BuildError::UnknownVni(common::vni(999)));
+}
+
+#[test]
+fn a_trace_tells_the_backend_and_changes_nothing() {
+    let mut switch = build(&web(&[("10.0.0.3", 8080, 1)]));
+    let syn = frame((mac(1), GATEWAY_MAC), ("10.0.0.1", 1000), (VIP, 80), Some(SYN));
+    for is_new in [true, false] {
+        let before = format!("{switch:?}");
+        let trace = switch.trace_from_guest(PortId(0), &syn, syn.len(), Offload::default(), &read(&syn));
+        assert_eq!(before, format!("{switch:?}"));
+        let found = trace.checks.iter().find_map(|check| match check.by {
+            By::LoadBalancer { backend, is_new, .. } => Some((backend, is_new)),
+            _ => None,
+        });
+        assert_eq!(found, Some((at("10.0.0.3", 8080), is_new)));
+        assert_eq!(trace.hop.unwrap().mac, mac(3));
+        assert_eq!(trace.verdict, guest(&mut switch, 0, &syn));
+    }
+}
+
+#[test]
+fn another_worker_goes_on_with_what_is_for_its_port() {
+    let mut tables = web(&[("10.0.0.2", 8080, 1)]);
+    (tables.ports[0].home, tables.ports[1].home) = (Some(WorkerId(0)), Some(WorkerId(1)));
+    let mut workers =
+        [0, 1].map(|own| build(&Tables { workers: Workers { own: WorkerId(own), count: 2 }, ..tables.clone() }));
+    let syn = frame((mac(1), GATEWAY_MAC), ("10.0.0.1", 1000), (VIP, 80), Some(SYN));
+    let verdict = guest(&mut workers[0], 0, &syn);
+    assert_eq!(verdict.action, Action::Deliver { port: PortId(1), worker: Some(WorkerId(1)) });
+    let out = rewritten(&syn, &verdict);
+    let there = *workers[1].from_worker(PortId(1), &out, &read(&out));
+    assert_eq!((there.passes(), there.rewrite), (true, None));
+    let answer = frame((mac(2), mac(1)), ("10.0.0.2", 8080), ("10.0.0.1", 1000), Some(SYN | ACK));
+    let verdict = guest(&mut workers[1], 1, &answer);
+    assert_eq!(verdict.action, Action::Deliver { port: PortId(0), worker: Some(WorkerId(0)) });
+    let back = *workers[0].from_worker(PortId(0), &answer, &read(&answer));
+    assert_eq!(ends(&rewritten(&answer, &back)), (at(VIP, 80), at("10.0.0.1", 1000)));
+}
+
+/// Where each connection goes, said slowly: where it went first, as long as that is a backend.
+#[derive(Default)]
+struct Model(HashMap<u16, (IpAddr, u16)>);
+
+#[test]
+fn connections_stay_beside_a_model() {
+    let mut moved = 0;
+    for seed in 0..if cfg!(miri) { 1 } else { 60 } {
+        let mut rng = fastrand::Rng::with_seed(seed);
+        let all = ["10.0.0.2", "10.0.0.3", "10.1.0.9", "10.1.0.10", "10.1.0.11"];
+        let any = |rng: &mut fastrand::Rng| {
+            let mut backends: Vec<_> = all.iter().map(|address| (*address, 8080, rng.u16(0..4))).collect();
+            backends.retain(|_| rng.u8(0..4) > 0);
+            backends
+        };
+        let mut backends = any(&mut rng);
+        let flows = FlowLimits { records: 64, vectors: true };
+        let forgetful = FlowLimits { records: 0, vectors: false };
+        let mut quick = build(&Tables { flows, ..web(&backends) });
+        let mut slow = build(&Tables { flows: forgetful, ..web(&backends) });
+        let mut model = Model::default();
+        let mut now = 1000 * SECOND;
+        for step in 0..400 {
+            if rng.u8(0..20) == 0 {
+                backends = any(&mut rng);
+                quick.replace(&Tables { flows, ..web(&backends) }).unwrap();
+                slow.replace(&Tables { flows: forgetful, ..web(&backends) }).unwrap();
+            }
+            if rng.u8(0..4) == 0 {
+                now += SECOND / 10;
+                quick.advance(now);
+                slow.advance(now);
+            }
+            let (port, flags) = (rng.u16(1000..1010), *rng.choice(&[SYN, ACK, ACK, ACK]).unwrap());
+            let got = backend(&mut quick, port, flags);
+            assert_eq!(got, backend(&mut slow, port, flags), "{seed} {step}: what is noted changes nothing");
+            let is_there = |b: &(IpAddr, u16)| backends.iter().any(|(address, ..)| ip(address) == b.0);
+            let is_taken = backends.iter().any(|(.., weight)| *weight > 0);
+            match model.0.get(&port) {
+                Some(before) if is_there(before) => assert_eq!(got, Ok(*before), "{seed} {step}: it has moved"),
+                Some(_) if flags == ACK => assert_eq!(got, Err(DropReason::BackendGone), "{seed} {step}"),
+                _ if !is_taken => assert_eq!(got, Err(DropReason::NoBackend), "{seed} {step}"),
+                known => {
+                    moved += u32::from(known.is_some());
+                    let chosen = got.unwrap();
+                    assert!(backends.iter().any(|(a, _, weight)| ip(a) == chosen.0 && *weight > 0), "{seed} {step}");
+                    model.0.insert(port, chosen);
+                }
+            }
+        }
+    }
+    assert!(cfg!(miri) || moved > 50, "{moved}: no backend with connections was removed");
+}

@@ -1,0 +1,210 @@
+//! `[[load_balancer]]`: addresses inside a VPC that stand for several backends.
+
+use std::collections::HashSet;
+use std::net::IpAddr;
+use std::time::Duration;
+
+use super::section::{Section, Sink};
+use super::{Config, PortKind, Vni};
+
+/// Most load balancers.
+pub(super) const MAX_BALANCERS: usize = 4096;
+/// Most backends of one.
+const MAX_BACKENDS: usize = 256;
+/// Most bytes of a path that a check asks for.
+const MAX_PATH: usize = 256;
+
+/// An address and port of a VPC that stand for several backends.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LoadBalancer {
+    /// Its name.
+    pub name: String,
+    /// The VPC of its clients and backends.
+    pub vni: Vni,
+    /// The address that clients connect to; nobody else's.
+    pub address: IpAddr,
+    /// The port that clients connect to.
+    pub port: u16,
+    /// What it balances.
+    pub protocol: BalancedProtocol,
+    /// What goes to the same backend.
+    pub affinity: Affinity,
+    /// At least one, of the family of `address`.
+    pub backends: Vec<Backend>,
+    /// How this host finds out which backends work; none: all are taken to.
+    pub check: Option<HealthCheck>,
+}
+
+/// Where connections go.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Backend {
+    /// Its address.
+    pub address: IpAddr,
+    /// Its port.
+    pub port: u16,
+    /// Its share of new connections, relative to the others', 0 to 1000. 0 drains it: it gets none, and keeps those that it has.
+    pub weight: u16,
+}
+
+/// What a load balancer balances.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum BalancedProtocol {
+    /// TCP connections.
+    Tcp,
+    /// Exchanges of UDP datagrams.
+    Udp,
+}
+
+/// What goes to the same backend.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Affinity {
+    /// The packets of a connection.
+    Connection,
+    /// All connections of a client's address, as long as the backends stay the same.
+    Client,
+}
+
+/// How to find out whether a backend works.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct HealthCheck {
+    /// The path to ask for, with HTTP; none: a TCP connection is enough.
+    pub http_path: Option<String>,
+    /// Name of the TAP port from which to ask: what its guest could reach is what counts.
+    pub from: String,
+    /// The port to connect to; none: the backend's.
+    pub port: Option<u16>,
+    /// Time between two questions.
+    pub interval: Duration,
+    /// How long to wait for an answer.
+    pub timeout: Duration,
+    /// Good answers in a row after which a backend works.
+    pub rise: u32,
+    /// Bad ones in a row after which it does not.
+    pub fall: u32,
+}
+
+/// `name` and `vni` have been read.
+pub(super) fn load_balancer(name: String, vni: Vni, mut s: Section<'_, '_>) -> LoadBalancer {
+    let address = s.required("address");
+    let port = s.required_int("port", 1..=65535) as u16;
+    let protocol = s.choice("protocol", &[("tcp", BalancedProtocol::Tcp), ("udp", BalancedProtocol::Udp)]);
+    let affinity = s.choice("affinity", &[("connection", Affinity::Connection), ("client", Affinity::Client)]);
+    let sections = s.sections("backend");
+    if sections.is_empty() && !s.has_failed("backend") {
+        s.error("backend", "there are none: add a [[load_balancer.backend]]");
+    } else if sections.len() > MAX_BACKENDS {
+        s.error("backend", format!("{} are more than {MAX_BACKENDS}", sections.len()));
+    }
+    let backends = sections.into_iter().take(MAX_BACKENDS).map(|s| backend(s, port)).collect();
+    let check = s.optional_section("check").map(health_check);
+    s.finish();
+    LoadBalancer { name, vni, address, port, protocol, affinity, backends, check }
+}
+
+fn backend(mut s: Section<'_, '_>, port: u16) -> Backend {
+    let backend = Backend {
+        address: s.required("address"),
+        port: s.optional_int("port", 1..=65535).map_or(port, |port| port as u16),
+        weight: s.int("weight", 0..=1000, 1) as u16,
+    };
+    s.finish();
+    backend
+}
+
+fn health_check(mut s: Section<'_, '_>) -> HealthCheck {
+    let is_http = s.choice("kind", &[("tcp", false), ("http", true)]);
+    let path: Option<String> = s.optional("path");
+    if let Some(path) = &path {
+        let is_path = path.starts_with('/') && path.len() <= MAX_PATH && path.bytes().all(|b| b.is_ascii_graphic());
+        if !is_http {
+            s.error("path", "of use with kind = \"http\" only");
+        } else if !is_path {
+            s.error("path", format!("{path:?} is no path: / and at most {MAX_PATH} printable characters"));
+        }
+    }
+    let from = s.required("from");
+    let port = s.optional_int("port", 1..=65535).map(|port| port as u16);
+    let interval = s.int("interval_ms", 100..=600_000, 2000);
+    let timeout = s.int("timeout_ms", 10..=60_000, interval.min(1000));
+    let check = HealthCheck {
+        http_path: is_http.then(|| path.unwrap_or_else(|| "/".to_owned())),
+        from,
+        port,
+        interval: Duration::from_millis(interval),
+        timeout: Duration::from_millis(timeout),
+        rise: s.int("rise", 1..=100, 2) as u32,
+        fall: s.int("fall", 1..=100, 3) as u32,
+    };
+    s.finish();
+    check
+}
+
+/// What must hold between load balancers and the rest.
+pub(super) fn check(config: &Config, sink: &Sink<'_>) {
+    let count = config.load_balancers.len();
+    if count > MAX_BALANCERS {
+        sink.error("load_balancer", format!("{count} are more than {MAX_BALANCERS}"));
+    }
+    let mut names = HashSet::new();
+    let mut places = HashSet::new();
+    let own = |vni: Vni, address: IpAddr| {
+        let port = config.ports.iter().find(|p| p.vni == vni && p.addresses.iter().any(|a| a.addr() == address));
+        port.map(|port| format!("port {:?} has it", port.name))
+    };
+    for (i, balancer) in config.load_balancers.iter().enumerate() {
+        let at = |key: &str| format!("load_balancer[{i}].{key}");
+        if !names.insert(&balancer.name) && !sink.failed(at("name")) {
+            sink.error(at("name"), format!("load balancer {:?} is described twice", balancer.name));
+        }
+        let (vni, address) = (balancer.vni, balancer.address);
+        if sink.failed(at("address")) || sink.failed(at("vni")) {
+            continue;
+        }
+        if !places.insert((vni, address, balancer.port, balancer.protocol)) {
+            sink.error(at("port"), format!("another load balancer listens at {address} port {}", balancer.port));
+        }
+        let is_host = !(address.is_unspecified() || address.is_multicast() || address.is_loopback());
+        let vpc = config.vpc(vni);
+        if !is_host {
+            sink.error(at("address"), format!("{address} cannot be the address of a load balancer"));
+        } else if let Some(owner) = own(vni, address) {
+            sink.error(at("address"), format!("{address} is not free: {owner}"));
+        } else if vpc.is_none() && !sink.failed_within("vpc") {
+            sink.error(at("vni"), format!("there is no [[vpc]] with vni = {vni}"));
+        } else if vpc.is_some_and(|vpc| vpc.gateway.contains(&address)) {
+            sink.error(at("address"), format!("{address} is the gateway's"));
+        } else if vpc.is_some_and(|vpc| !vpc.gateway.iter().any(|a| a.is_ipv4() == address.is_ipv4())) {
+            let family = if address.is_ipv4() { "IPv4" } else { "IPv6" };
+            sink.error(at("vni"), format!("VNI {vni} has no {family} gateway, which load balancers need; add one"));
+        }
+        let mut known = HashSet::new();
+        for (k, backend) in balancer.backends.iter().enumerate() {
+            let field = format!("load_balancer[{i}].backend[{k}].address");
+            if sink.failed(&field) {
+                continue;
+            }
+            if backend.address.is_ipv4() != address.is_ipv4() {
+                sink.error(&field, format!("{} is of another family than {address}", backend.address));
+            } else if !known.insert((backend.address, backend.port)) {
+                sink.error(&field, format!("{} port {} is described twice", backend.address, backend.port));
+            }
+        }
+        if let Some(check) = &balancer.check {
+            let field = format!("load_balancer[{i}].check.from");
+            let port = config.ports.iter().find(|port| port.name == check.from);
+            if sink.failed(&field) || sink.failed_within("port") {
+                continue;
+            }
+            match port {
+                None => sink.error(&field, format!("no port named {:?}", check.from)),
+                Some(port) if port.vni != vni => {
+                    sink.error(&field, format!("port {:?} is in VNI {}, not {vni}", check.from, port.vni));
+                }
+                Some(port) if port.kind != PortKind::Tap || port.netns.is_none() => {
+                    sink.error(&field, format!("port {:?} is no TAP device in a network namespace", check.from));
+                }
+                Some(_) => {}
+            }
+        }
+    }
+}
