@@ -222,7 +222,13 @@ fn a_backend_reaches_itself_and_datagrams_are_balanced() {
 fn backends_that_do_not_answer_get_no_connections() {
     let check = "[load_balancer.check]\nkind = \"http\"\npath = \"/health\"\nfrom = \"a\"\ninterval_ms = 100\n\
                  timeout_ms = 500\nrise = 1\nfall = 2\n";
-    let lab = lab(&config(&format!("{}{check}", backends(&[(2, 1), (3, 1)]))));
+    let both = backends(&[(2, 1), (3, 1)]);
+    let mut lab = lab(&config(&both));
+    // From a port of this host: the other one would ask from one of its own.
+    let host = &mut lab.hosts[0];
+    host.config = host.config.replacen(&both, &format!("{both}{check}"), 1);
+    host.write_config();
+    assert_eq!(host.client.reload().unwrap().load_balancers.changed, ["web"]);
     let host = &lab.hosts[0];
     let state = |n: usize| host.client.load_balancers().unwrap()[0].backends[n].health;
     // `c` answers, but not well; nobody answers for `b`.
