@@ -10,7 +10,7 @@ use crate::frame::Frame;
 use crate::groups::{Judgement, Memory, event_of};
 use crate::ids::{Direction, PortId};
 use crate::path_mtu::{Remedy, TooLarge};
-use crate::service::{self, Step};
+use crate::service::{self, Connection, Step};
 use crate::session::{self, Sessions};
 use crate::verdict::Verdict;
 
@@ -79,12 +79,13 @@ pub(crate) fn recall(
     flows: &Flows,
     key: &Key,
     frame: Frame<'_>,
-    sessions: &mut Sessions,
+    (sessions, connections): (&mut Sessions, &mut Sessions<Connection>),
     epoch: u32,
 ) -> Option<RecordId> {
     let id = flows.find(key, frame.parsed.flow_hash, epoch)?;
     let record = flows.record(id);
-    (holds_for(record, frame) && step(sessions, &record.touched, frame.parsed, epoch)).then_some(id)
+    let taken = holds_for(record, frame) && step(sessions, connections, &record.touched, frame.parsed, epoch);
+    taken.then_some(id)
 }
 
 /// Whether the record of a frame's flow is about such a frame: it fits, and lives on if it is routed.
@@ -102,12 +103,24 @@ pub(crate) fn lives_on(verdict: &Verdict, frame: Frame<'_>) -> bool {
 /// A packet's sessions take their steps, if all of them are there: the tables would find the same ones, since their names are in
 /// the record's key, and only SYN begins another conversation.
 #[inline(always)]
-fn step(sessions: &mut Sessions, touched: &Touched, parsed: &Parsed, epoch: u32) -> bool {
+fn step(
+    sessions: &mut Sessions,
+    connections: &mut Sessions<Connection>,
+    touched: &Touched,
+    parsed: &Parsed,
+    epoch: u32,
+) -> bool {
     let [sender, receiver] = [touched.of(0), touched.of(1)];
     if [sender, receiver].into_iter().flatten().any(|session| !sessions.is_there(session)) {
         return false;
     }
     let event = event_of(parsed);
+    if let Some((connection, direction)) = touched.connection() {
+        if !connections.is_there(connection) {
+            return false;
+        }
+        service::touch(connections, connection.index, direction, event, epoch);
+    }
     if let Some(session) = sender {
         sessions.touch(session.index, Direction::Egress, event, epoch);
     }
@@ -159,7 +172,13 @@ impl Effects for Recording<'_> {
     }
 
     fn service(&mut self, port: PortId, direction: Direction, step: &Step) -> Result<(), DropReason> {
-        self.touched = None;
+        // Of two connections one could be noted: of the guest that sends, and of the one that it answers.
+        match (step.continues(), &mut self.touched) {
+            (Some((index, direction)), Some(touched)) if touched.connection().is_none() => {
+                touched.add_connection(self.apply.connections.handle(index), direction);
+            }
+            _ => self.touched = None,
+        }
         self.apply.service(port, direction, step)
     }
 

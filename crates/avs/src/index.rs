@@ -123,9 +123,9 @@ impl Index {
         self.ports.len()
     }
 
-    /// Whether a network has rules, so that flow records are of use.
-    pub(crate) fn has_rules(&self) -> bool {
-        self.vpcs.iter().any(|vpc| vpc.has_rules)
+    /// Whether flow records are of use to a network.
+    pub(crate) fn has_records(&self) -> bool {
+        self.vpcs.iter().any(|vpc| vpc.has_records)
     }
 
     /// The other worker that serves what `sender` sends to a port of this host; `None`: this one does.

@@ -4,9 +4,10 @@
 //! damage stays visible, and the payload is not read.
 
 use std::net::IpAddr;
+use std::ops::Range;
 
 use bifrost_nic::{L3, Parsed};
-use bifrost_wire::protocol::{TCP, UDP};
+use bifrost_wire::protocol::{ICMP, ICMPV6, TCP, UDP};
 use bifrost_wire::{Mac, checksum, ipv4, ipv6, tcp, udp};
 
 /// Changes of one frame, to be applied to it or to every frame that it is segmented or fragmented into.
@@ -39,6 +40,12 @@ pub(crate) struct Translation {
 /// IPv6 extension header of fragments (RFC 8200, section 4.5), and its length.
 const FRAGMENT: u8 = 44;
 const FRAGMENT_LEN: usize = 8;
+/// The checksum in a message of ICMP.
+const ICMP_CHECKSUM: Range<usize> = 2..4;
+/// Behind the header of an ICMP error: the packet that it is about.
+const QUOTE_AT: usize = 8;
+/// An IPv4 header with all options, and as much of the one behind it as has ports and checksum, bytes.
+const MOST_QUOTED: usize = 80;
 
 impl Rewrite {
     /// One hop through a router: new Ethernet addresses, one less to live.
@@ -87,68 +94,149 @@ impl Rewrite {
 impl Translation {
     /// Whether a packet has its ends where [`apply`](Self::apply) finds them: TCP or UDP right behind the IP header, whole.
     pub(crate) fn is_possible(parsed: &Parsed) -> bool {
-        let v6 = parsed.kind == L3::V6;
-        let plain = !v6 || usize::from(parsed.l4 - parsed.l3) == ipv6::HEADER_LEN;
-        plain && matches!(parsed.protocol, TCP | UDP) && !parsed.is_fragment()
+        matches!(parsed.protocol, TCP | UDP) && Translation::is_behind_header(parsed)
     }
 
-    /// What a packet's headers say after the change. The hash of its flow stays: order is kept within the flow as the sender knows it.
-    pub(crate) fn of(&self, parsed: &Parsed) -> Parsed {
-        Parsed {
-            src_ip: self.source.address,
-            dst_ip: self.destination.address,
-            src_port: self.source.port,
-            dst_port: self.destination.port,
-            ..*parsed
-        }
+    /// Whether what an IP packet carries is whole, and right behind its header.
+    pub(crate) fn is_behind_header(parsed: &Parsed) -> bool {
+        let plain = parsed.kind != L3::V6 || usize::from(parsed.l4 - parsed.l3) == ipv6::HEADER_LEN;
+        plain && !parsed.is_fragment()
     }
 
+    /// Of what goes the other way.
+    pub(crate) fn reversed(self) -> Translation {
+        Translation { source: self.destination, destination: self.source }
+    }
+
+    /// Changes a packet from the IP header on. One that is too short, or of another family, is left as it is.
     #[cold]
-    fn apply(&self, packet: &mut [u8], v6: bool) {
-        let (src, dst) = (self.source.address, self.destination.address);
-        match (v6, src, dst) {
-            (false, IpAddr::V4(src), IpAddr::V4(dst)) => {
-                let Some((protocol, l4)) = transport_v4(packet) else { return };
-                let mut new = [0; 8];
-                new[..4].copy_from_slice(&src.octets());
-                new[4..].copy_from_slice(&dst.octets());
-                let old = replace(&mut packet[12..20], &new);
-                update(&mut packet[10..12], &old, &new, false);
-                self.ports(packet, protocol, l4, &old, &new);
-            }
-            (true, IpAddr::V6(src), IpAddr::V6(dst)) => {
-                let Some((protocol, l4)) = transport_v6(packet) else { return };
-                let mut new = [0; 32];
-                new[..16].copy_from_slice(&src.octets());
-                new[16..].copy_from_slice(&dst.octets());
-                let old = replace(&mut packet[8..40], &new);
-                self.ports(packet, protocol, l4, &old, &new);
-            }
+    pub(crate) fn apply(&self, packet: &mut [u8], v6: bool) {
+        let transport = if v6 { transport_v6(packet) } else { transport_v4(packet) };
+        match transport {
+            Some((ICMP, Some(l4))) if !v6 => self.apply_to_error(packet, l4, v6),
+            Some((ICMPV6, Some(l4))) if v6 => self.apply_to_error(packet, l4, v6),
+            Some((protocol @ (TCP | UDP), l4)) => self.apply_to_ends(packet, protocol, l4, v6),
             _ => {}
         }
     }
 
-    /// Changes the ports, and the checksum after the change of addresses from `old` to `new`. `l4`: where the transport header begins, in
-    /// a packet that has one; later fragments have none.
-    fn ports(&self, packet: &mut [u8], protocol: u8, l4: Option<usize>, old: &[u8], new: &[u8]) {
+    /// Changes the ends of a TCP or UDP packet. `l4`: where the transport header begins, in a packet that has one; later fragments have none.
+    fn apply_to_ends(&self, packet: &mut [u8], protocol: u8, l4: Option<usize>, v6: bool) {
+        let (source, destination) = (self.source.address, self.destination.address);
+        let Some(changed) = Addresses::replace(packet, v6, source, destination) else { return };
+        if let Some(header) = l4.and_then(|l4| packet.get_mut(l4..)) {
+            self.ports(header, protocol, &changed);
+        }
+    }
+
+    /// Changes the ports in a transport header, and its checksum, after a change of addresses. Of a quoted packet there may be no checksum.
+    fn ports(&self, header: &mut [u8], protocol: u8, addresses: &Addresses) {
         let at = match protocol {
             TCP => tcp::CHECKSUM_OFFSET,
             UDP => udp::CHECKSUM_OFFSET,
             _ => return,
         };
-        let Some(header) = l4.and_then(|l4| packet.get_mut(l4..)) else { return };
-        let Some(header) = header.get_mut(..at + 2) else { return };
         let [a, b] = self.source.port.to_be_bytes();
         let [c, d] = self.destination.port.to_be_bytes();
         let ports = [a, b, c, d];
-        let old_ports = replace(&mut header[..4], &ports);
+        let old_ports = replace(header, &ports);
+        let Some(field) = header.get_mut(at..at + 2) else { return };
         let is_udp = protocol == UDP;
-        if is_udp && header[at..] == [0, 0] {
+        if is_udp && *field == [0, 0] {
             // The sender has computed none (RFC 768).
             return;
         }
-        update(&mut header[at..], old, new, is_udp);
-        update(&mut header[at..], &old_ports, &ports, is_udp);
+        update(field, addresses.before(), addresses.after(), is_udp);
+        update(field, &old_ports, &ports, is_udp);
+    }
+
+    /// Changes an ICMP error and the packet that it quotes, which went the other way (RFC 5508, section 4.2). Its sender may be a router:
+    /// its address is changed only if it is the end for which the quoted packet was.
+    fn apply_to_error(&self, packet: &mut [u8], l4: usize, v6: bool) {
+        let Some((header, message)) = packet.split_at_mut_checked(l4) else { return };
+        let Some(quote) = message.get_mut(QUOTE_AT..) else { return };
+        let at = Addresses::place(v6);
+        let half = at.len() / 2;
+        let (Some(outer), Some(inner)) = (header.get(at.clone()), quote.get(at)) else { return };
+        let outer_source = if outer[..half] == inner[half..] { Some(self.source.address) } else { None };
+
+        // All of the quote that can change: its headers.
+        let mut before = [0; MOST_QUOTED];
+        let len = quote.len().min(MOST_QUOTED) & !1;
+        before[..len].copy_from_slice(&quote[..len]);
+        let quoted = if v6 { transport_v6(quote) } else { transport_v4(quote) };
+        if let Some((protocol, l4)) = quoted {
+            self.reversed().apply_to_ends(quote, protocol, l4, v6);
+        }
+        let mut after = [0; MOST_QUOTED];
+        after[..len].copy_from_slice(&quote[..len]);
+
+        let source = outer_source.or_else(|| Addresses::source(header, v6));
+        let changed = source.and_then(|source| Addresses::replace(header, v6, source, self.destination.address));
+        let Some(field) = message.get_mut(ICMP_CHECKSUM) else { return };
+        update(field, &before[..len], &after[..len], false);
+        if let Some(changed) = changed.filter(|_| v6) {
+            // The pseudo header's (RFC 4443, section 2.3).
+            update(field, changed.before(), changed.after(), false);
+        }
+    }
+}
+
+/// The addresses of a packet, before and after a change.
+struct Addresses {
+    old: [u8; 32],
+    new: [u8; 32],
+    len: usize,
+}
+
+impl Addresses {
+    /// Where they are in an IP header.
+    fn place(v6: bool) -> Range<usize> {
+        if v6 { 8..40 } else { 12..20 }
+    }
+
+    /// The source of a packet.
+    fn source(header: &[u8], v6: bool) -> Option<IpAddr> {
+        let bytes = header.get(Addresses::place(v6))?;
+        if v6 {
+            bytes.first_chunk::<16>().map(|bytes| IpAddr::from(*bytes))
+        } else {
+            bytes.first_chunk::<4>().map(|bytes| IpAddr::from(*bytes))
+        }
+    }
+
+    /// Changes them, and the checksum of an IPv4 header. `None`: the packet is too short, or they are of another family.
+    fn replace(packet: &mut [u8], v6: bool, source: IpAddr, destination: IpAddr) -> Option<Addresses> {
+        let mut new = [0; 32];
+        match (v6, source, destination) {
+            (false, IpAddr::V4(source), IpAddr::V4(destination)) => {
+                new[..4].copy_from_slice(&source.octets());
+                new[4..8].copy_from_slice(&destination.octets());
+            }
+            (true, IpAddr::V6(source), IpAddr::V6(destination)) => {
+                new[..16].copy_from_slice(&source.octets());
+                new[16..].copy_from_slice(&destination.octets());
+            }
+            _ => return None,
+        }
+        let field = packet.get_mut(Addresses::place(v6))?;
+        let len = field.len();
+        let mut old = [0; 32];
+        old[..len].copy_from_slice(field);
+        field.copy_from_slice(&new[..len]);
+        let changed = Addresses { old, new, len };
+        if !v6 {
+            update(packet.get_mut(10..12)?, changed.before(), changed.after(), false);
+        }
+        Some(changed)
+    }
+
+    fn before(&self) -> &[u8] {
+        &self.old[..self.len]
+    }
+
+    fn after(&self) -> &[u8] {
+        &self.new[..self.len]
     }
 }
 

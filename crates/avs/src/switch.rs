@@ -34,7 +34,7 @@ pub struct Switch {
     pub(crate) connections: Sessions<Connection>,
     /// Packets in fragments, whose first one has passed.
     pub(crate) fragments: Fragments,
-    /// What became of packets before, in networks with rules.
+    /// What became of packets before, in networks whose packets have records.
     cache: Cache,
     /// What became of the packets that came together with the next ones.
     notes: Notes,
@@ -128,7 +128,7 @@ impl Switch {
     /// Has what is known of `packets`, at most [`VECTOR`] of them, come into the processor's caches: what the guest behind `port` has
     /// sent, before the first of them is judged. Changes nothing.
     pub fn fetch_ahead<'a>(&self, port: PortId, packets: impl Iterator<Item = &'a Parsed> + Clone) {
-        if self.notes.is_on() && self.index.port(port).is_some_and(|(_, vpc)| vpc.has_rules) {
+        if self.notes.is_on() && self.index.port(port).is_some_and(|(_, vpc)| vpc.has_records) {
             self.cache.fetch_ahead(&self.sessions, port, packets);
         }
     }
@@ -150,12 +150,12 @@ impl Switch {
             self.verdict = Verdict::drop(DropReason::UnknownPort);
             return &self.verdict;
         };
-        let has_rules = vpc.has_rules;
+        let has_records = vpc.has_records;
         let mut is_noted = self.notes.from_guests.may_know(self.generation(), parsed);
         if is_noted && let Some(note) = self.follow_guest(port, frame) {
             return self.notes.from_guests.verdict(note);
         }
-        if has_rules {
+        if has_records {
             return self.by_record_from_guest(port, frame);
         }
         self.by_tables_from_guest(port, frame);
@@ -188,7 +188,7 @@ impl Switch {
         self.notes.from_guests.take(generation, frame.parsed, frame.largest_packet(), key, &self.verdict);
     }
 
-    /// [`from_guest`](Self::from_guest) in a network without rules.
+    /// [`from_guest`](Self::from_guest) in a network without flow records.
     #[inline(always)]
     fn by_tables_from_guest(&mut self, port: PortId, frame: Frame<'_>) {
         let Switch { index, ports, sessions, connections, fragments, answer, verdict, .. } = self;
@@ -197,7 +197,7 @@ impl Switch {
         self.ports[port.place()].counters.count_from_guest(&self.verdict);
     }
 
-    /// [`from_guest`](Self::from_guest) in a network with rules; `port` is there.
+    /// [`from_guest`](Self::from_guest) in a network with flow records; `port` is there.
     #[inline(never)]
     fn by_record_from_guest(&mut self, port: PortId, frame: Frame<'_>) -> &Verdict {
         let parsed = frame.parsed;
@@ -205,7 +205,7 @@ impl Switch {
         let flows = &mut cache.from_guests;
         let key = Key::of(Source::Guest(port), parsed);
         if let Some(key) = &key
-            && let Some(id) = cache::recall(flows, key, frame, sessions, *epoch)
+            && let Some(id) = cache::recall(flows, key, frame, (&mut *sessions, &mut *connections), *epoch)
         {
             cache.counters.found_packets += 1;
             let verdict = &flows.record(id).verdict;
@@ -245,7 +245,7 @@ impl Switch {
         }
         let Switch { index, ports, sessions, connections, fragments, answer, underlay, verdict, .. } = self;
         let vpc = index.vpc(vni);
-        if let Some(vpc) = vpc.filter(|vpc| vpc.has_rules) {
+        if let Some(vpc) = vpc.filter(|vpc| vpc.has_records) {
             let vpc = vpc.id;
             return self.by_record_from_underlay((vni, vpc), peer, frame);
         }
@@ -259,7 +259,7 @@ impl Switch {
         &self.verdict
     }
 
-    /// [`from_underlay`](Self::from_underlay) in a network with rules.
+    /// [`from_underlay`](Self::from_underlay) in a network with flow records.
     #[inline(never)]
     fn by_record_from_underlay(&mut self, (vni, vpc): (Vni, VpcId), peer: PeerId, frame: Frame<'_>) -> &Verdict {
         let parsed = frame.parsed;
@@ -280,7 +280,7 @@ impl Switch {
         let flows = &mut cache.from_peers;
         let key = Key::of(Source::Peer(vni, peer), parsed);
         if let Some(key) = &key
-            && let Some(id) = cache::recall(flows, key, frame, sessions, *epoch)
+            && let Some(id) = cache::recall(flows, key, frame, (&mut *sessions, &mut *connections), *epoch)
         {
             cache.counters.found_packets += 1;
             let verdict = &flows.record(id).verdict;
@@ -426,7 +426,7 @@ impl Switch {
     /// Room for flow records, if there are networks that need them. Those that there are stay if nothing has changed about that;
     /// they belong to an earlier configuration and expire.
     fn make_room(&mut self, limits: FlowLimits) {
-        self.cache.make_room(if self.index.has_rules() { limits.rounded() } else { 0 }, self.secret);
+        self.cache.make_room(if self.index.has_records() { limits.rounded() } else { 0 }, self.secret);
     }
 
     /// Gives every port its state: its own again, or a new one.

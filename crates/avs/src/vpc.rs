@@ -52,8 +52,9 @@ pub(crate) struct VpcIndex {
     pub(crate) reliability: Reliability,
     pub(crate) ordering: Ordering,
     pub(crate) acl: Option<Acl>,
-    /// Whether more is asked than where packets go: there is an ACL, or one of its ports has security groups.
-    pub(crate) has_rules: bool,
+    /// Whether its packets have flow records, because more is asked than where they go: there is an ACL or a load balancer, or one of
+    /// its ports has security groups.
+    pub(crate) has_records: bool,
     gateways: Vec<IpAddr>,
     /// `None`: there are no load balancers.
     pub(crate) balancers: Option<Box<Balancers>>,
@@ -83,7 +84,7 @@ impl VpcIndex {
             reliability: vpc.reliability,
             ordering: vpc.ordering,
             acl: Acl::new(&vpc.acl),
-            has_rules: !vpc.acl.is_empty(),
+            has_records: !vpc.acl.is_empty(),
             gateways: vpc.gateways.clone(),
             balancers: None,
             // Keys come from the operator, who has no reason to attack the hash.
@@ -96,7 +97,7 @@ impl VpcIndex {
     pub(crate) fn add_port(&mut self, port: &Port) -> Result<(), BuildError> {
         let path = Path { location: Location::Local(port.id), mtu: port.mtu };
         self.add_mac(port.mac, path)?;
-        self.has_rules |= !port.groups.is_empty();
+        self.has_records |= !port.groups.is_empty();
         for &addr in &port.addresses {
             if !is_host(addr) {
                 return Err(BuildError::Address(addr));
@@ -125,6 +126,7 @@ impl VpcIndex {
         if let Some(backend) = of_other {
             return Err(BuildError::BackendFamily(backend.address));
         }
+        self.has_records = true;
         self.balancers.get_or_insert_default().add(id, balancer)
     }
 

@@ -8,8 +8,8 @@ use std::collections::HashMap;
 use std::net::IpAddr;
 
 use bifrost_avs::{
-    Action, Affinity, Backend, BuildError, By, DropReason, FlowLimits, GATEWAY_MAC, LoadBalancer, PeerId, PortId,
-    Switch, Tables, Transport, Verdict, WorkerId, Workers,
+    Action, Affinity, Backend, BuildError, By, DropReason, FlowLimits, GATEWAY_MAC, GroupId, LoadBalancer, PeerId,
+    PortId, Switch, Tables, Transport, Verdict, WorkerId, Workers,
 };
 use bifrost_nic::{Checksum, L3, Offload, Parsed, parse, transport_checksum};
 use bifrost_wire::{Mac, checksum, ipv4};
@@ -376,6 +376,181 @@ fn another_worker_goes_on_with_what_is_for_its_port() {
     assert_eq!(verdict.action, Action::Deliver { port: PortId(0), worker: Some(WorkerId(0)) });
     let back = *workers[0].from_worker(PortId(0), &answer, &read(&answer));
     assert_eq!(ends(&rewritten(&answer, &back)), (at(VIP, 80), at("10.0.0.1", 1000)));
+}
+
+/// An ICMP error about a packet, of which so many bytes are quoted; its checksum is right.
+fn error(macs: (Mac, Mac), src: &str, about: &[u8], quoted: usize) -> Vec<u8> {
+    let quote = &about[ETHERNET..about.len().min(ETHERNET + quoted)];
+    let to = read(about).src_ip;
+    let v6 = to.is_ipv6();
+    // "Fragmentation needed" and "packet too big".
+    let mut body = if v6 { vec![2, 0, 0, 0, 0, 0, 5, 0] } else { vec![3, 4, 0, 0, 0, 0, 5, 0] };
+    body.extend(quote);
+    let (pseudo, protocol) = match (ip(src), to) {
+        (IpAddr::V6(s), IpAddr::V6(d)) => (checksum::pseudo_v6(s, d, 58, body.len() as u32), 58),
+        _ => (0, 1),
+    };
+    let sum = checksum::finish(pseudo + checksum::sum(&body));
+    body[2..4].copy_from_slice(&sum.to_be_bytes());
+    packet(macs, src, &to.to_string(), 64, protocol, &body)
+}
+
+/// The frame whose packet an ICMP error quotes, and whether its checksums are right: that of the error, and of all headers.
+fn quoted(error: &[u8]) -> Vec<u8> {
+    let p = read(error);
+    let message = &error[usize::from(p.l4)..p.end as usize];
+    let pseudo = match (p.src_ip, p.dst_ip) {
+        (IpAddr::V6(s), IpAddr::V6(d)) => checksum::pseudo_v6(s, d, 58, message.len() as u32),
+        _ => 0,
+    };
+    assert_eq!(checksum::finish(pseudo + checksum::sum(message)), 0, "the checksum of the error");
+    if p.kind == L3::V4 {
+        assert!(ipv4::checksum_is_valid(&error[ETHERNET..ETHERNET + 20]));
+        assert!(ipv4::checksum_is_valid(&message[8..28]));
+    }
+    [&error[..ETHERNET], &message[8..]].concat()
+}
+
+/// A connection of guest 1 with backend 3, which is at peer 1; what leaves of it, and what comes.
+fn connected(switch: &mut Switch, own: &str, vip: &str, there: &str) -> (Vec<u8>, Vec<u8>) {
+    let (_, sent) = ask(switch, (own, 1000), (vip, 80), Some(SYN));
+    let answer = frame((mac(3), mac(1)), (there, 8080), (own, 1000), Some(SYN | ACK));
+    let verdict = *switch.from_underlay(vni(100), PeerId(1), &answer, &read(&answer));
+    (sent, rewritten(&answer, &verdict))
+}
+
+#[test]
+fn errors_about_a_connection_reach_both_ends_in_their_own_terms() {
+    let ends_of_port = |address: &str, port: u16| (ip(address), port);
+    for (own, vip, there, router) in
+        [("10.0.0.1", VIP, "10.0.0.3", "10.1.0.7"), ("fd00::1", VIP6, "fd00::3", "fd00::3")]
+    {
+        let mut tables = web(&[("10.0.0.3", 8080, 1)]);
+        tables.load_balancers[2].backends.remove(0);
+        for rules in [false, true] {
+            if rules {
+                // Groups let in nothing but what belongs to conversations.
+                tables.groups = vec![Default::default()];
+                tables.ports[0].groups = vec![GroupId(0)];
+            }
+            let mut switch = build(&tables);
+            let (sent, answer) = connected(&mut switch, own, vip, there);
+            // To the client: from the backend, whose address it does not know, or from a router, whose address stays.
+            for (from, seen_from, macs) in [
+                (there, vip, (mac(3), mac(1))),
+                (router, if router == there { vip } else { router }, (GATEWAY_MAC, mac(1))),
+            ] {
+                for most in [if own == "10.0.0.1" { 28 } else { 48 }, 500] {
+                    let peer = if from == "10.1.0.7" { 2 } else { 1 };
+                    let macs = if peer == 1 { (mac(3), mac(1)) } else { macs };
+                    let error = error(macs, from, &sent, most);
+                    let verdict = *switch.from_underlay(vni(100), PeerId(peer), &error, &read(&error));
+                    if rules && from == "10.1.0.7" {
+                        assert_eq!(verdict.drop_reason(), Some(DropReason::GroupIngress), "a stranger's");
+                        continue;
+                    }
+                    assert!(verdict.passes(), "{verdict:?}");
+                    let mut seen = error.clone();
+                    verdict.rewrite.unwrap().apply(&mut seen);
+                    assert_eq!((read(&seen).src_ip, read(&seen).dst_ip), (ip(seen_from), ip(own)));
+                    let quote = quoted(&seen);
+                    if most == 500 {
+                        assert_eq!(ends(&quote), (ends_of_port(own, 1000), ends_of_port(vip, 80)));
+                        assert_eq!(transport_checksum(&quote, &read(&quote)), Checksum::Valid);
+                    } else {
+                        let l4 = quote.len() - 8;
+                        assert_eq!(quote[l4..l4 + 4], [3, 232, 0, 80]);
+                    }
+                }
+            }
+            // To the backend.
+            let error = error((mac(1), GATEWAY_MAC), own, &answer, 500);
+            let verdict = guest(&mut switch, 0, &error);
+            let Action::Forward { remote, .. } = verdict.action else { panic!("{verdict:?}") };
+            assert_eq!(remote, mac(3));
+            let mut seen = error.clone();
+            verdict.rewrite.unwrap().apply(&mut seen);
+            assert_eq!((read(&seen).src_ip, read(&seen).dst_ip), (ip(own), ip(there)));
+            let quote = quoted(&seen);
+            assert_eq!(ends(&quote), (ends_of_port(there, 8080), ends_of_port(own, 1000)));
+            assert_eq!(transport_checksum(&quote, &read(&quote)), Checksum::Valid);
+            assert_eq!(switch.connection_counters().created, 1);
+        }
+    }
+}
+
+#[test]
+fn errors_about_nothing_stay_as_they_are() {
+    let mut switch = build(&web(&[("10.0.0.3", 8080, 1)]));
+    let (sent, answer) = connected(&mut switch, "10.0.0.1", VIP, "10.0.0.3");
+    // About another connection, and one that quotes too little.
+    let mut other = sent.clone();
+    other[ETHERNET + 21] ^= 1;
+    for (about, most) in [(&other, 500), (&sent, 24)] {
+        let error = error((mac(3), mac(1)), "10.0.0.3", about, most);
+        assert_eq!(underlay(&mut switch, 100, 1, &error), Ok(PortId(0)));
+    }
+    let mut other = answer.clone();
+    other[ETHERNET + 23] ^= 1;
+    let error = error((mac(1), GATEWAY_MAC), "10.0.0.1", &other, 500);
+    assert_eq!(guest(&mut switch, 0, &error).drop_reason(), Some(DropReason::NoService));
+}
+
+#[test]
+fn a_backend_that_is_its_own_client_can_refuse() {
+    let mut switch = build(&web(&[("10.0.0.1", 8080, 1)]));
+    let (_, sent) = ask(&mut switch, ("10.0.0.1", 5000), (VIP, 80), Some(SYN));
+    let error = error((mac(1), GATEWAY_MAC), "10.0.0.1", &sent, 500);
+    let verdict = guest(&mut switch, 0, &error);
+    assert_eq!(verdict.action, Action::Deliver { port: PortId(0), worker: None });
+    let mut seen = error.clone();
+    verdict.rewrite.unwrap().apply(&mut seen);
+    assert_eq!((read(&seen).src_ip, read(&seen).dst_ip), (ip(VIP), ip("10.0.0.1")));
+    assert_eq!(ends(&quoted(&seen)), (at("10.0.0.1", 5000), at(VIP, 80)));
+}
+
+#[test]
+fn what_is_balanced_goes_by_flow_records() {
+    let mut switch = build(&web(&[("10.0.0.3", 8080, 1)]));
+    connected(&mut switch, "10.0.0.1", VIP, "10.0.0.3");
+    let answer = frame((mac(3), mac(1)), ("10.0.0.3", 8080), ("10.0.0.1", 1000), Some(ACK));
+    for n in 0..10u64 {
+        // Another turn each time, so that no note is followed.
+        switch.advance((1000 + n) * SECOND);
+        let (verdict, out) = ask(&mut switch, ("10.0.0.1", 1000), (VIP, 80), Some(ACK));
+        assert!(verdict.passes());
+        assert_eq!(ends(&out).1, at("10.0.0.3", 8080));
+        let back = *switch.from_underlay(vni(100), PeerId(1), &answer, &read(&answer));
+        assert_eq!(ends(&rewritten(&answer, &back)).0, at(VIP, 80));
+        assert_eq!((switch.flow_counters().found_packets, switch.flow_counters().followed_packets), (2 * n, 0));
+    }
+    // They keep it alive.
+    for n in 1010..12_000 {
+        switch.advance(n * SECOND);
+        if n % 1000 == 0 {
+            assert!(ask(&mut switch, ("10.0.0.1", 1000), (VIP, 80), Some(ACK)).0.passes());
+        }
+    }
+    assert_eq!((switch.connection_counters().current, switch.connection_counters().established), (1, 1));
+    // It ends with its port, and its records are of no use.
+    let mut tables = web(&[("10.0.0.3", 8080, 1)]);
+    tables.ports[0].mac = mac(7);
+    switch.replace(&tables).unwrap();
+    switch.replace(&web(&[("10.0.0.3", 8080, 1)])).unwrap();
+    let back = *switch.from_underlay(vni(100), PeerId(1), &answer, &read(&answer));
+    assert_eq!((back.passes(), back.rewrite), (true, None));
+}
+
+#[test]
+fn an_answer_does_not_bring_back_a_backend_that_was_removed() {
+    let mut switch = build(&web(&[("10.0.0.3", 8080, 1)]));
+    connected(&mut switch, "10.0.0.1", VIP, "10.0.0.3");
+    switch.replace(&web(&[("10.0.0.2", 8080, 1)])).unwrap();
+    let answer = frame((mac(3), mac(1)), ("10.0.0.3", 8080), ("10.0.0.1", 1000), Some(ACK));
+    for _ in 0..3 {
+        switch.from_underlay(vni(100), PeerId(1), &answer, &read(&answer));
+    }
+    assert_eq!(backend(&mut switch, 1000, ACK), Err(DropReason::BackendGone));
 }
 
 /// Where each connection goes, said slowly: where it went first, as long as that is a backend.

@@ -7,6 +7,7 @@ use std::hint::black_box;
 use foldhash::fast::FixedState;
 
 use super::key::Key;
+use crate::ids::Direction;
 use crate::limits::FlowLimits;
 use crate::session::Handle;
 use crate::verdict::Verdict;
@@ -52,9 +53,9 @@ struct Entry {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct RecordId(u32);
 
-/// What became of a packet.
+/// What became of a packet. In this order: what is looked at of every packet is in the first two lines of a cache.
 #[derive(Clone, Copy, Debug)]
-#[repr(align(64))]
+#[repr(C, align(64))]
 pub(crate) struct Record<T = Verdict> {
     key: Key,
     /// Of the configuration.
@@ -65,21 +66,38 @@ pub(crate) struct Record<T = Verdict> {
     pub(crate) verdict: T,
 }
 
-/// Sessions that a packet belongs to: of the guest that sent it, and of the guest that it is for.
+/// Sessions that a packet belongs to: of the guest that sent it, and of the guest that it is for; and its connection through a load
+/// balancer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Touched {
-    // Not two handles: they would have gaps.
-    numbers: [u64; 2],
-    indexes: [u32; 2],
+    // Not three handles: they would have gaps.
+    numbers: [u64; 3],
+    indexes: [u32; 3],
+    /// Seen from the client of the connection.
+    direction: Direction,
 }
+
+const CONNECTION: usize = 2;
 
 impl Touched {
     /// No session.
-    pub(crate) const NONE: Touched = Touched { numbers: [0; 2], indexes: [NONE; 2] };
+    pub(crate) const NONE: Touched = Touched { numbers: [0; 3], indexes: [NONE; 3], direction: Direction::Egress };
 
     /// A packet belongs to this session, too, of its sender (0) or receiver (1).
     pub(crate) fn add(&mut self, end: usize, session: Handle) {
         (self.numbers[end], self.indexes[end]) = (session.number, session.index);
+    }
+
+    /// A packet belongs to a connection, too, and goes in this direction of it.
+    pub(crate) fn add_connection(&mut self, connection: Handle, direction: Direction) {
+        self.add(CONNECTION, connection);
+        self.direction = direction;
+    }
+
+    /// The connection.
+    #[inline(always)]
+    pub(crate) fn connection(&self) -> Option<(Handle, Direction)> {
+        Some((self.of(CONNECTION)?, self.direction))
     }
 
     /// The session of its sender (0) or receiver (1).
@@ -141,8 +159,9 @@ impl<T: Copy> Flows<T> {
     #[inline(always)]
     pub(crate) fn fetch(&self, candidate: u32) -> [u32; 2] {
         let Some(record) = self.records.get(candidate as usize) else { return [NONE; 2] };
-        black_box((record.key.0[0], record.mtu));
-        record.touched.indexes
+        black_box(record.key.0[0]);
+        let [sender, receiver, _] = record.touched.indexes;
+        [sender, receiver]
     }
 
     /// Keeps a record, in the place of an older one of the same flow, or where there is none. If its set is full of others', they stay,

@@ -11,6 +11,8 @@ mod resolve;
 mod route;
 mod service;
 
+use std::cell::OnceCell;
+
 use self::service::View;
 use crate::drop_reason::DropReason;
 use crate::effects::Effects;
@@ -54,8 +56,8 @@ pub(crate) struct Outbound<'a> {
     pub(crate) frame: Frame<'a>,
     /// Receives the frame that the switch answers with.
     pub(crate) answer: &'a mut Vec<u8>,
-    /// Where the packet's headers are as a service changes them.
-    pub(crate) view: &'a View,
+    /// Where the packet lies as a service changes it.
+    pub(crate) view: &'a OnceCell<View>,
     /// What the packet does to its connection through a load balancer.
     pub(crate) service: Option<Step>,
     /// It is a valid message of ARP or neighbor discovery.
@@ -119,7 +121,7 @@ pub(crate) fn outbound(
         *verdict = Verdict::drop(DropReason::UnknownPort);
         return 0;
     };
-    let view = &View::new();
+    let view = &View::none();
     let (service, is_resolution, mtu) = (None, false, 0);
     let mut packet = Outbound { index, port, vpc, frame, answer, view, service, is_resolution, mtu, verdict };
     match outbound_stages(&mut packet, effects) {
@@ -167,7 +169,7 @@ pub(crate) fn handed_over(index: &Index, port: PortId, frame: Frame<'_>, effects
 pub(crate) fn admits(index: &Index, port: PortId, frame: Frame<'_>) -> Result<(), DropReason> {
     let (port, vpc) = index.port(port).ok_or(DropReason::UnknownPort)?;
     let (verdict, answer) = (&mut Verdict::drop(DropReason::NoRoute), &mut Vec::new());
-    let view = &View::new();
+    let view = &View::none();
     let (service, is_resolution, mtu) = (None, false, 0);
     admit::outbound(&Outbound { index, port, vpc, frame, answer, view, service, is_resolution, mtu, verdict })
 }

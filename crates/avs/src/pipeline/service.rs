@@ -14,7 +14,7 @@ use crate::frame::Frame;
 use crate::ids::Direction;
 use crate::index::PortIndex;
 use crate::rewrite::{Rewrite, Translation};
-use crate::service::{self, Balancers};
+use crate::service::{self, Balancers, Step};
 use crate::tables::{GATEWAY_MAC, Port};
 use crate::verdict::{Action, Verdict};
 use crate::vpc::VpcIndex;
@@ -38,15 +38,20 @@ fn choose(packet: &mut Outbound<'_>, balancers: &Balancers, effects: &impl Effec
     if p.is_fragment() {
         return Err(DropReason::ServiceFragment.into());
     }
-    if matches!(p.protocol, ICMP | ICMPV6) {
-        answer::echo_reply(frame.head, p, packet.answer).ok_or(DropReason::NoService)?;
-        return Err(Stop::Answer);
-    }
-    if !Translation::is_possible(p) {
+    let port = &packet.port.port;
+    let step = if matches!(p.protocol, ICMP | ICMPV6) {
+        let Some(step) = service::about_answer(effects.connections(), port, frame) else {
+            answer::echo_reply(frame.head, p, packet.answer).ok_or(DropReason::NoService)?;
+            return Err(Stop::Answer);
+        };
+        step
+    } else if Translation::is_possible(p) {
+        service::begin_or_continue(balancers, effects.connections(), port, frame)?
+    } else {
         return Err(DropReason::NoService.into());
-    }
-    let step = service::begin_or_continue(balancers, effects.connections(), &packet.port.port, frame)?;
-    packet.frame.parsed = packet.view.get_or_init(|| step.translation.of(p));
+    };
+    let view = packet.view.get_or_init(|| View::of(frame, &step));
+    packet.frame = Frame { head: view.head(frame), parsed: &view.parsed, ..frame };
     packet.service = Some(step);
     Ok(())
 }
@@ -101,5 +106,39 @@ fn translate_back_at(
     Ok(())
 }
 
-/// Where the changed view of a packet lies.
-pub(super) type View = OnceCell<Parsed>;
+/// A packet as later stages see it: what its headers will say.
+#[derive(Debug)]
+pub(crate) struct View {
+    parsed: Parsed,
+    /// Of an ICMP error, which is judged by what it quotes; as much as that takes.
+    head: Option<([u8; HEAD], usize)>,
+}
+
+/// Bytes of a frame in which an ICMP error has all that is looked at: Ethernet with two tags, two IP headers with options, and what
+/// is behind each.
+const HEAD: usize = 192;
+
+impl View {
+    /// Nothing so far.
+    pub(super) fn none() -> OnceCell<View> {
+        OnceCell::new()
+    }
+
+    fn of(frame: Frame<'_>, step: &Step) -> View {
+        let parsed = step.view(frame.parsed);
+        let head = step.is_error().then(|| {
+            let mut head = [0; HEAD];
+            let len = frame.head.len().min(HEAD);
+            head[..len].copy_from_slice(&frame.head[..len]);
+            if let Some(packet) = head[..len].get_mut(usize::from(parsed.l3)..) {
+                step.translation.apply(packet, parsed.kind == L3::V6);
+            }
+            (head, len)
+        });
+        View { parsed, head }
+    }
+
+    fn head<'a>(&'a self, frame: Frame<'a>) -> &'a [u8] {
+        self.head.as_ref().map_or(frame.head, |(head, len)| &head[..*len])
+    }
+}

@@ -2,6 +2,7 @@
 
 use bifrost_nic::Parsed;
 use bifrost_tables::mix;
+use bifrost_wire::protocol::{ICMP, ICMPV6};
 use bifrost_wire::tcp::Flags;
 
 use super::balancer::Balancers;
@@ -10,7 +11,7 @@ use crate::frame::Frame;
 use crate::groups::event_of;
 use crate::ids::{Direction, LoadBalancerId};
 use crate::rewrite::{Endpoint, Translation};
-use crate::session::{Event, Key, Payload, Planned, Sessions};
+use crate::session::{self, Event, Key, Payload, Planned, Quote, Sessions};
 use crate::tables::Port;
 
 /// Source ports that are tried for a connection whose own one is taken. It is if the guest has the same one for two connections that
@@ -59,7 +60,10 @@ pub(crate) struct Memory<'a> {
 /// What a packet does to its connection, and what is done with the packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Step {
+    /// The packet's ends, or, if it is an ICMP error, those of the packets that go in its direction.
     pub(crate) translation: Translation,
+    /// The packet that it quotes, if it is an ICMP error.
+    quote: Option<Quote>,
     /// The packet goes back to the guest that sent it.
     pub(crate) is_hairpin: bool,
     pub(crate) connection: Connection,
@@ -72,6 +76,8 @@ enum Change {
     Continues { index: u32, direction: Direction, event: Event },
     /// It begins one, in the place of another of its name.
     Begins { key: Key, event: Event, ends: Option<u32> },
+    /// It is an ICMP error about one, which it neither keeps alive nor ends.
+    Relates,
 }
 
 /// What a guest sends to the address of a load balancer: its connection, or another one.
@@ -128,11 +134,37 @@ pub(crate) fn begin_or_continue(
         is_hairpin,
     };
     let change = Change::Begins { key, event, ends };
-    Ok(Step { translation: connection.sent, is_hairpin, connection, change })
+    Ok(Step { translation: connection.sent, quote: None, is_hairpin, connection, change })
 }
 
-/// What a guest is sent, if it belongs to a connection of that guest: it comes from the backend.
+/// What a guest sends to the address of a load balancer about what it was sent from there: an ICMP error, which goes to the backend.
+pub(crate) fn about_answer(memory: Memory<'_>, port: &Port, frame: Frame<'_>) -> Option<Step> {
+    let quote = quoted(port, Direction::Egress, frame)?;
+    let Memory { connections, after, .. } = memory;
+    if let Some(index) = connections.find_after(&quote.key, after) {
+        let connection = connections.payload(index);
+        return Some(connection.relates(connection.sent, quote));
+    }
+    // A backend that is its own client.
+    let connection = connections.payload(connections.find_second_after(&quote.key, after)?);
+    Some(connection.relates(connection.known.reversed(), quote))
+}
+
+/// The packet that an ICMP error quotes, if it goes to whom that came from, and no extension headers are before the message.
+fn quoted(port: &Port, direction: Direction, frame: Frame<'_>) -> Option<Quote> {
+    let p = frame.parsed;
+    let quote = session::error(port.id, direction, frame.head, p)??;
+    (quote.source == p.dst_ip && Translation::is_behind_header(p)).then_some(quote)
+}
+
+/// What a guest is sent, if it belongs to a connection of that guest, or is an ICMP error about one: it comes from the backend, or
+/// from between.
 pub(crate) fn back(memory: Memory<'_>, port: &Port, frame: Frame<'_>) -> Option<Step> {
+    if matches!(frame.parsed.protocol, ICMP | ICMPV6) {
+        let quote = quoted(port, Direction::Ingress, frame)?;
+        let connection = memory.connections.payload(memory.connections.find_second_after(&quote.key, memory.after)?);
+        return Some(connection.relates(connection.known.reversed(), quote));
+    }
     if !Translation::is_possible(frame.parsed) {
         return None;
     }
@@ -144,14 +176,18 @@ pub(crate) fn back(memory: Memory<'_>, port: &Port, frame: Frame<'_>) -> Option<
 impl Connection {
     fn sends(self, index: u32, event: Event) -> Step {
         let change = Change::Continues { index, direction: Direction::Egress, event };
-        Step { translation: self.sent, is_hairpin: self.is_hairpin, connection: self, change }
+        Step { translation: self.sent, quote: None, is_hairpin: self.is_hairpin, connection: self, change }
     }
 
     fn answers(self, index: u32, event: Event) -> Step {
-        let Translation { source, destination } = self.known;
-        let translation = Translation { source: destination, destination: source };
         let change = Change::Continues { index, direction: Direction::Ingress, event };
-        Step { translation, is_hairpin: self.is_hairpin, connection: self, change }
+        let translation = self.known.reversed();
+        Step { translation, quote: None, is_hairpin: self.is_hairpin, connection: self, change }
+    }
+
+    fn relates(self, translation: Translation, quote: Quote) -> Step {
+        let (quote, change) = (Some(quote), Change::Relates);
+        Step { translation, quote, is_hairpin: self.is_hairpin, connection: self, change }
     }
 }
 
@@ -161,13 +197,38 @@ impl Step {
         matches!(self.change, Change::Begins { .. })
     }
 
+    /// Whether the packet is an ICMP error.
+    pub(crate) fn is_error(&self) -> bool {
+        self.quote.is_some()
+    }
+
+    /// The connection to which the packet belongs, if it neither begins one nor is about one; and in which direction it goes.
+    pub(crate) fn continues(&self) -> Option<(u32, Direction)> {
+        match self.change {
+            Change::Continues { index, direction, .. } => Some((index, direction)),
+            Change::Begins { .. } | Change::Relates => None,
+        }
+    }
+
+    /// What a packet's headers say after the change. The hash of its flow stays: order is kept within the flow as the sender knows it.
+    pub(crate) fn view(&self, parsed: &Parsed) -> Parsed {
+        let Translation { source, destination } = self.translation;
+        let seen = Parsed { dst_ip: destination.address, ..*parsed };
+        match &self.quote {
+            None => Parsed { src_ip: source.address, src_port: source.port, dst_port: destination.port, ..seen },
+            Some(quote) if quote.destination == parsed.src_ip => Parsed { src_ip: source.address, ..seen },
+            Some(_) => seen,
+        }
+    }
+
     /// Does it.
     ///
     /// # Errors
     /// There is no room for another connection.
     pub(crate) fn apply(&self, connections: &mut Sessions<Connection>, epoch: u32) -> Result<(), DropReason> {
         match self.change {
-            Change::Continues { index, direction, event } => connections.touch(index, direction, event, epoch),
+            Change::Continues { index, direction, event } => touch(connections, index, direction, event, epoch),
+            Change::Relates => {}
             Change::Begins { key, event, ends } => {
                 if let Some(index) = ends {
                     connections.remove(index);
@@ -191,6 +252,20 @@ impl Step {
             None => connections.plan_insert(&key, Direction::Egress, plan).map_err(|_| DropReason::ConnectionsFull),
         }
     }
+}
+
+/// A packet of a connection, which has been looked at under the configuration of `epoch`.
+#[inline(always)]
+pub(crate) fn touch(
+    connections: &mut Sessions<Connection>,
+    index: u32,
+    direction: Direction,
+    event: Event,
+    epoch: u32,
+) {
+    // Whether there still is its backend is asked when its client sends.
+    let epoch = if direction == Direction::Egress { epoch } else { connections.epoch(index) };
+    connections.touch(index, direction, event, epoch);
 }
 
 fn has_backend(balancers: &Balancers, parsed: &Parsed, connection: &Connection) -> bool {

@@ -9,4 +9,4 @@ mod balancer;
 mod connection;
 
 pub(crate) use balancer::Balancers;
-pub(crate) use connection::{Connection, Memory, Step, back, begin_or_continue};
+pub(crate) use connection::{Connection, Memory, Step, about_answer, back, begin_or_continue, touch};

@@ -263,9 +263,14 @@ impl<T: Payload> Sessions<T> {
         (session.state, self.now_s.saturating_sub(session.seen_s))
     }
 
+    /// The configuration whose rules allow it.
+    pub(crate) fn epoch(&self, index: u32) -> u32 {
+        self.slab[index as usize].epoch
+    }
+
     /// Whether the rules of `epoch` allow it, as far as is known.
     pub(crate) fn is_of(&self, index: u32, epoch: u32) -> bool {
-        self.slab[index as usize].epoch == epoch
+        self.epoch(index) == epoch
     }
 
     /// Whether a packet begins a new conversation under the name of one that is over.
