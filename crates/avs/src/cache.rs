@@ -11,7 +11,7 @@ use crate::groups::{Judgement, Memory, event_of};
 use crate::ids::{Direction, PortId};
 use crate::path_mtu::{Remedy, TooLarge};
 use crate::service::{self, Connection, Step};
-use crate::session::{self, Sessions};
+use crate::session::{self, Event, Handle, Sessions};
 use crate::verdict::Verdict;
 
 /// Packets whose records are fetched together, as in the paper's vectors (Triton paper, section 5.1).
@@ -111,15 +111,13 @@ fn step(
     epoch: u32,
 ) -> bool {
     let [sender, receiver] = [touched.of(0), touched.of(1)];
-    if [sender, receiver].into_iter().flatten().any(|session| !sessions.is_there(session)) {
+    let is_there = |session: Option<Handle>| session.is_none_or(|session| sessions.is_there(session));
+    if !is_there(sender) || !is_there(receiver) {
         return false;
     }
     let event = event_of(parsed);
-    if let Some((connection, direction)) = touched.connection() {
-        if !connections.is_there(connection) {
-            return false;
-        }
-        service::touch(connections, connection.index, direction, event, epoch);
+    if touched.has_connection() && !step_connection(sessions, connections, touched, event, epoch) {
+        return false;
     }
     if let Some(session) = sender {
         sessions.touch(session.index, Direction::Egress, event, epoch);
@@ -127,6 +125,27 @@ fn step(
     if let Some(session) = receiver {
         sessions.touch(session.index, Direction::Ingress, event, epoch);
     }
+    true
+}
+
+/// The same of its connection through a load balancer.
+#[inline(never)]
+fn step_connection(
+    sessions: &mut Sessions,
+    connections: &mut Sessions<Connection>,
+    touched: &Touched,
+    event: Event,
+    epoch: u32,
+) -> bool {
+    let (connection, direction) = touched.connection();
+    if connections.is_settled(connection, direction, event, epoch) {
+        return true;
+    }
+    if !connections.is_there(connection) {
+        return false;
+    }
+    service::touch(connections, connection.index, direction, event, epoch);
+    sessions.outdate_notes();
     true
 }
 
@@ -174,7 +193,7 @@ impl Effects for Recording<'_> {
     fn service(&mut self, port: PortId, direction: Direction, step: &Step) -> Result<(), DropReason> {
         // Of two connections one could be noted: of the guest that sends, and of the one that it answers.
         match (step.continues(), &mut self.touched) {
-            (Some((index, direction)), Some(touched)) if touched.connection().is_none() => {
+            (Some((index, direction)), Some(touched)) if !touched.has_connection() => {
                 touched.add_connection(self.apply.connections.handle(index), direction);
             }
             _ => self.touched = None,

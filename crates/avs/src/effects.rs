@@ -11,6 +11,11 @@ use crate::session::{Planned, Sessions};
 
 /// What follows from decisions on a packet's way.
 pub(crate) trait Effects {
+    /// Whether there may be load balancers.
+    #[inline(always)]
+    fn has_services(&self) -> bool {
+        true
+    }
     /// What security groups remember.
     fn memory(&self) -> Memory<'_>;
     /// What load balancers remember.
@@ -31,8 +36,8 @@ pub(crate) trait Effects {
     fn too_large(&mut self, port: PortId, frame: TooLarge<'_>, answer: &mut Vec<u8>) -> Remedy;
 }
 
-/// Does it.
-pub(crate) struct Apply<'a> {
+/// Does it. Without `SERVICES` there are no load balancers: code for packets without flow records.
+pub(crate) struct Apply<'a, const SERVICES: bool = true> {
     pub(crate) sessions: &'a mut Sessions,
     pub(crate) connections: &'a mut Sessions<Connection>,
     pub(crate) fragments: &'a mut Fragments,
@@ -41,13 +46,18 @@ pub(crate) struct Apply<'a> {
     pub(crate) now_ns: u64,
 }
 
-impl Apply<'_> {
+impl<const SERVICES: bool> Apply<'_, SERVICES> {
     fn moment(&self) -> Moment {
         Moment { now_ns: self.now_ns, epoch: self.epoch }
     }
 }
 
-impl Effects for Apply<'_> {
+impl<const SERVICES: bool> Effects for Apply<'_, SERVICES> {
+    #[inline(always)]
+    fn has_services(&self) -> bool {
+        SERVICES
+    }
+
     #[inline(always)]
     fn memory(&self) -> Memory<'_> {
         static NOTHING: Planned = Planned::NOTHING;
@@ -61,7 +71,12 @@ impl Effects for Apply<'_> {
     }
 
     fn service(&mut self, _: PortId, _: Direction, step: &Step) -> Result<(), DropReason> {
-        step.apply(self.connections, self.epoch)
+        let before = self.connections.generation();
+        let applied = step.apply(self.connections, self.epoch);
+        if self.connections.generation() != before {
+            self.sessions.outdate_notes();
+        }
+        applied
     }
 
     #[inline(always)]

@@ -23,6 +23,7 @@ pub(crate) struct Index {
     workers: Workers,
     /// Not every worker of the host may show its guests all that is for them.
     has_affinity: bool,
+    has_balancers: bool,
     #[cfg(feature = "mutations")]
     pub(crate) mutation: Option<crate::Mutation>,
 }
@@ -47,6 +48,7 @@ impl Index {
             policies: Vec::new(),
             workers,
             has_affinity,
+            has_balancers: !tables.load_balancers.is_empty(),
             #[cfg(feature = "mutations")]
             mutation: tables.mutation,
         };
@@ -55,7 +57,7 @@ impl Index {
             if index.by_vni.insert(vpc.vni, id).is_some() {
                 return Err(BuildError::DuplicateVni(vpc.vni));
             }
-            index.vpcs.push(VpcIndex::new(vpc, id)?);
+            index.vpcs.push(VpcIndex::new(vpc, id, index.has_balancers)?);
         }
         for (place, balancer) in tables.load_balancers.iter().enumerate() {
             let vpc = index.vpc_id(balancer.vni)?;
@@ -121,6 +123,12 @@ impl Index {
     /// Port numbers are below this.
     pub(crate) fn port_numbers(&self) -> usize {
         self.ports.len()
+    }
+
+    /// Whether there are load balancers in any network.
+    #[inline(always)]
+    pub(crate) fn has_balancers(&self) -> bool {
+        self.has_balancers
     }
 
     /// Whether flow records are of use to a network.

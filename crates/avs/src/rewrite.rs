@@ -58,10 +58,9 @@ impl Rewrite {
         Rewrite { destination, source, l3: parsed.l3, v6: parsed.kind == L3::V6, hop: false, translation: None }
     }
 
-    /// The same, and other ends.
-    #[must_use]
-    pub(crate) fn translated(self, translation: Option<Translation>) -> Self {
-        Rewrite { translation, ..self }
+    /// The ends change, too.
+    pub(crate) fn translate(&mut self, translation: Translation) {
+        self.translation = Some(translation);
     }
 
     /// Changes a frame. One that is too short, or of another family, is left as it is.

@@ -189,10 +189,11 @@ impl Switch {
     }
 
     /// [`from_guest`](Self::from_guest) in a network without flow records.
-    #[inline(always)]
+    #[inline(never)]
     fn by_tables_from_guest(&mut self, port: PortId, frame: Frame<'_>) {
         let Switch { index, ports, sessions, connections, fragments, answer, verdict, .. } = self;
-        let mut apply = Apply { sessions, connections, fragments, ports, epoch: self.epoch, now_ns: self.now_ns };
+        let mut apply =
+            Apply::<false> { sessions, connections, fragments, ports, epoch: self.epoch, now_ns: self.now_ns };
         pipeline::outbound(index, port, frame, Output { verdict, answer }, &mut apply);
         self.ports[port.place()].counters.count_from_guest(&self.verdict);
     }
@@ -200,30 +201,36 @@ impl Switch {
     /// [`from_guest`](Self::from_guest) in a network with flow records; `port` is there.
     #[inline(never)]
     fn by_record_from_guest(&mut self, port: PortId, frame: Frame<'_>) -> &Verdict {
-        let parsed = frame.parsed;
-        let Switch { index, ports, sessions, connections, fragments, cache, answer, notes, epoch, verdict, .. } = self;
-        let flows = &mut cache.from_guests;
-        let key = Key::of(Source::Guest(port), parsed);
+        let key = Key::of(Source::Guest(port), frame.parsed);
+        let Switch { ports, sessions, connections, cache, notes, epoch, .. } = self;
         if let Some(key) = &key
-            && let Some(id) = cache::recall(flows, key, frame, (&mut *sessions, &mut *connections), *epoch)
+            && let Some(id) = cache::recall(&cache.from_guests, key, frame, (sessions, connections), *epoch)
         {
             cache.counters.found_packets += 1;
-            let verdict = &flows.record(id).verdict;
+            let verdict = &self.cache.from_guests.record(id).verdict;
             ports[port.place()].counters.count_from_guest(verdict);
             if notes.from_guests.is_wanted() {
-                let generation = generation(sessions, connections);
-                notes.from_guests.take(generation, parsed, frame.largest_packet(), Some(*key), verdict);
+                let generation = sessions.generation();
+                notes.from_guests.take(generation, frame.parsed, frame.largest_packet(), Some(*key), verdict);
             }
             return verdict;
         }
+        self.by_stages_from_guest(port, frame, key)
+    }
+
+    /// The same of what no flow record holds for: leaves one.
+    #[inline(never)]
+    fn by_stages_from_guest(&mut self, port: PortId, frame: Frame<'_>, key: Option<Key>) -> &Verdict {
+        let Switch { index, ports, sessions, connections, fragments, cache, answer, notes, epoch, verdict, .. } = self;
         let mut effects =
             Recording::new(Apply { sessions, connections, fragments, ports, epoch: *epoch, now_ns: self.now_ns });
         let mtu = pipeline::outbound(index, port, frame, Output { verdict, answer }, &mut effects);
         if let (Some(key), Some(touched)) = (&key, &effects.touched) {
+            let flows = &mut cache.from_guests;
             cache::keep(flows, &mut cache.counters, key, frame, (*epoch, mtu), touched, verdict);
             if notes.from_guests.is_wanted() {
-                let generation = generation(effects.apply.sessions, effects.apply.connections);
-                notes.from_guests.take(generation, parsed, frame.largest_packet(), Some(*key), verdict);
+                let generation = effects.apply.sessions.generation();
+                notes.from_guests.take(generation, frame.parsed, frame.largest_packet(), Some(*key), verdict);
             }
         }
         ports[port.place()].counters.count_from_guest(verdict);
@@ -249,7 +256,8 @@ impl Switch {
             let vpc = vpc.id;
             return self.by_record_from_underlay((vni, vpc), peer, frame);
         }
-        let mut apply = Apply { sessions, connections, fragments, ports, epoch: self.epoch, now_ns: self.now_ns };
+        let mut apply =
+            Apply::<false> { sessions, connections, fragments, ports, epoch: self.epoch, now_ns: self.now_ns };
         let port = pipeline::inbound(index, vpc, peer, frame, Output { verdict, answer }, &mut apply);
         count_from_underlay(underlay, ports, port, verdict);
         if self.notes.from_peers.is_wanted() {
@@ -262,40 +270,28 @@ impl Switch {
     /// [`from_underlay`](Self::from_underlay) in a network with flow records.
     #[inline(never)]
     fn by_record_from_underlay(&mut self, (vni, vpc): (Vni, VpcId), peer: PeerId, frame: Frame<'_>) -> &Verdict {
-        let parsed = frame.parsed;
-        let Switch {
-            index,
-            ports,
-            sessions,
-            connections,
-            fragments,
-            cache,
-            answer,
-            notes,
-            epoch,
-            underlay,
-            verdict,
-            ..
-        } = self;
-        let flows = &mut cache.from_peers;
-        let key = Key::of(Source::Peer(vni, peer), parsed);
+        let key = Key::of(Source::Peer(vni, peer), frame.parsed);
+        let Switch { ports, sessions, connections, cache, notes, epoch, underlay, .. } = self;
         if let Some(key) = &key
-            && let Some(id) = cache::recall(flows, key, frame, (&mut *sessions, &mut *connections), *epoch)
+            && let Some(id) = cache::recall(&cache.from_peers, key, frame, (sessions, connections), *epoch)
         {
             cache.counters.found_packets += 1;
-            let verdict = &flows.record(id).verdict;
+            let verdict = &self.cache.from_peers.record(id).verdict;
             count_accepted(underlay, ports, verdict);
             if notes.from_peers.is_wanted() {
-                notes.from_peers.take(
-                    generation(sessions, connections),
-                    parsed,
-                    parsed.packet_len(),
-                    Some(*key),
-                    verdict,
-                );
+                let generation = sessions.generation();
+                notes.from_peers.take(generation, frame.parsed, frame.parsed.packet_len(), Some(*key), verdict);
             }
             return verdict;
         }
+        self.by_stages_from_underlay(vpc, peer, frame, key)
+    }
+
+    /// The same of what no flow record holds for: leaves one.
+    #[inline(never)]
+    fn by_stages_from_underlay(&mut self, vpc: VpcId, peer: PeerId, frame: Frame<'_>, key: Option<Key>) -> &Verdict {
+        let Switch { index, ports, sessions, connections, fragments, cache, answer, notes, epoch, .. } = self;
+        let (underlay, verdict) = (&mut self.underlay, &mut self.verdict);
         let mut effects =
             Recording::new(Apply { sessions, connections, fragments, ports, epoch: *epoch, now_ns: self.now_ns });
         let output = Output { verdict, answer };
@@ -303,11 +299,11 @@ impl Switch {
         if let (Some(key), Some(touched), Some((to, _))) =
             (&key, &effects.touched, port.and_then(|port| index.port(port)))
         {
-            let mtu = to.port.mtu;
+            let (flows, mtu) = (&mut cache.from_peers, to.port.mtu);
             cache::keep(flows, &mut cache.counters, key, frame, (*epoch, mtu), touched, verdict);
             if notes.from_peers.is_wanted() {
-                let generation = generation(effects.apply.sessions, effects.apply.connections);
-                notes.from_peers.take(generation, parsed, parsed.packet_len(), Some(*key), verdict);
+                let generation = effects.apply.sessions.generation();
+                notes.from_peers.take(generation, frame.parsed, frame.parsed.packet_len(), Some(*key), verdict);
             }
         }
         count_from_underlay(underlay, ports, port, verdict);
@@ -319,7 +315,8 @@ impl Switch {
     pub fn from_worker(&mut self, port: PortId, frame_head: &[u8], parsed: &Parsed) -> &Verdict {
         let frame = Frame::whole(frame_head, parsed);
         let Switch { index, ports, sessions, connections, fragments, underlay, .. } = self;
-        let mut apply = Apply { sessions, connections, fragments, ports, epoch: self.epoch, now_ns: self.now_ns };
+        let mut apply =
+            Apply::<true> { sessions, connections, fragments, ports, epoch: self.epoch, now_ns: self.now_ns };
         self.verdict = pipeline::handed_over(index, port, frame, &mut apply);
         if let Some(reason) = self.verdict.drop_reason() {
             match ports.get_mut(port.place()) {
@@ -418,9 +415,10 @@ impl Switch {
         self.index.port(port).map(|(p, _)| &p.port)
     }
 
+    /// As long as it is the same, time has not gone on, and nothing has happened to a session or a connection. Never 0.
     #[inline(always)]
     fn generation(&self) -> u64 {
-        generation(&self.sessions, &self.connections)
+        self.sessions.generation()
     }
 
     /// Room for flow records, if there are networks that need them. Those that there are stay if nothing has changed about that;
@@ -444,13 +442,6 @@ impl Switch {
             }
         }
     }
-}
-
-/// As long as it is the same, time has not gone on, and nothing has happened to a session or a connection. Never 0.
-#[inline(always)]
-fn generation(sessions: &Sessions, connections: &Sessions<Connection>) -> u64 {
-    // Neither ever goes down.
-    sessions.generation() + connections.generation()
 }
 
 /// Counts what is given to a port, as a packet before it was.

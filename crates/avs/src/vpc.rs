@@ -52,8 +52,8 @@ pub(crate) struct VpcIndex {
     pub(crate) reliability: Reliability,
     pub(crate) ordering: Ordering,
     pub(crate) acl: Option<Acl>,
-    /// Whether its packets have flow records, because more is asked than where they go: there is an ACL or a load balancer, or one of
-    /// its ports has security groups.
+    /// Whether its packets have flow records, because more is asked than where they go: there is an ACL, or one of its ports has security
+    /// groups; or there are load balancers in any network, since answers to their clients may come from any.
     pub(crate) has_records: bool,
     gateways: Vec<IpAddr>,
     /// `None`: there are no load balancers.
@@ -74,7 +74,7 @@ pub(crate) enum Owner {
 }
 
 impl VpcIndex {
-    pub(crate) fn new(vpc: &Vpc, id: VpcId) -> Result<Self, BuildError> {
+    pub(crate) fn new(vpc: &Vpc, id: VpcId, has_balancers: bool) -> Result<Self, BuildError> {
         if let Some(&addr) = vpc.gateways.iter().find(|a| !is_host(**a)) {
             return Err(BuildError::Address(addr));
         }
@@ -84,7 +84,7 @@ impl VpcIndex {
             reliability: vpc.reliability,
             ordering: vpc.ordering,
             acl: Acl::new(&vpc.acl),
-            has_records: !vpc.acl.is_empty(),
+            has_records: has_balancers || !vpc.acl.is_empty(),
             gateways: vpc.gateways.clone(),
             balancers: None,
             // Keys come from the operator, who has no reason to attack the hash.
@@ -126,7 +126,6 @@ impl VpcIndex {
         if let Some(backend) = of_other {
             return Err(BuildError::BackendFamily(backend.address));
         }
-        self.has_records = true;
         self.balancers.get_or_insert_default().add(id, balancer)
     }
 

@@ -4,8 +4,8 @@ use std::hint::black_box;
 use std::net::IpAddr;
 
 use bifrost_avs::{
-    AclRule, Direction, FlowLimits, GATEWAY_MAC, GroupId, GroupRule, Ordering, Pattern, PeerId, Port, PortId,
-    Reliability, Route, SecurityGroup, Switch, Tables, VECTOR, Vpc,
+    AclRule, Affinity, Backend, Direction, FlowLimits, GATEWAY_MAC, GroupId, GroupRule, LoadBalancer, Ordering,
+    Pattern, PeerId, Port, PortId, Reliability, Route, SecurityGroup, Switch, Tables, Transport, VECTOR, Vpc,
 };
 use bifrost_nic::{Offload, Parsed, parse};
 use bifrost_wire::ethernet::{self, ethertype};
@@ -41,12 +41,27 @@ pub enum Way {
     Local,
     /// From another host to a guest.
     In,
+    /// From a guest to a load balancer, whose backend is on another host.
+    Balanced,
+    /// From that backend to the guest.
+    BalancedIn,
+}
+
+impl Way {
+    fn is_in(self) -> bool {
+        matches!(self, Way::In | Way::BalancedIn)
+    }
+
+    fn is_balanced(self) -> bool {
+        matches!(self, Way::Balanced | Way::BalancedIn)
+    }
 }
 
 /// A switch, and packets of established TCP connections that follow each other in turns.
 #[derive(Debug)]
 pub struct Decisions {
     switch: Switch,
+    /// `In`, or any other.
     way: Way,
     packets: Vec<(Vec<u8>, Parsed)>,
     now_ns: u64,
@@ -58,31 +73,39 @@ impl Decisions {
         let mut switch = Switch::build(&tables(kind), 7).unwrap_or_else(|e| unreachable!("the tables: {e}"));
         let now_ns = 1 << 40;
         switch.advance(now_ns);
-        let (here, there) = match kind.way {
-            Way::Remote | Way::In => ([10, 0, 0, 1], [10, 0, 0, 3]),
-            Way::Routed => ([10, 0, 0, 1], [10, 1, 0, 77]),
-            Way::Local => ([10, 0, 0, 1], [10, 0, 0, 2]),
+        let here = [10, 0, 0, 1];
+        // Where packets go, and where answers come from.
+        let (there, from) = match kind.way {
+            Way::Remote | Way::In => ([10, 0, 0, 3], [10, 0, 0, 3]),
+            Way::Routed => ([10, 1, 0, 77], [10, 1, 0, 77]),
+            Way::Local => ([10, 0, 0, 2], [10, 0, 0, 2]),
+            Way::Balanced | Way::BalancedIn => (BALANCER, [10, 0, 0, 3]),
         };
-        let mac_there = match kind.way {
-            Way::Remote | Way::In => mac(3),
-            Way::Routed => GATEWAY_MAC,
-            Way::Local => mac(2),
+        let (mac_there, mac_from) = match kind.way {
+            Way::Remote | Way::In => (mac(3), mac(3)),
+            Way::Routed => (GATEWAY_MAC, GATEWAY_MAC),
+            Way::Local => (mac(2), mac(2)),
+            Way::Balanced | Way::BalancedIn => (GATEWAY_MAC, mac(3)),
         };
-        let answer_from = if kind.way == Way::Routed { GATEWAY_MAC } else { mac_there };
         let both = |flow: u32, flags| {
             let port = 1024 + flow as u16;
             let out = segment((mac(1), mac_there), (here, there), (port, 443), flags);
-            let back = segment((answer_from, mac(1)), (there, here), (443, port), flags);
+            let back = segment((mac_from, mac(1)), (from, here), (443, port), flags);
             (out, back)
         };
-        let mut decisions = Decisions { switch, way: kind.way, packets: Vec::new(), now_ns };
+        let mut decisions = Decisions {
+            switch,
+            way: if kind.way.is_in() { Way::In } else { Way::Remote },
+            packets: Vec::new(),
+            now_ns,
+        };
         // A handshake, and some more packets.
         let syn_ack = tcp::Flags::SYN.with(tcp::Flags::ACK);
         for (out_flags, back_flags) in
             [(tcp::Flags::SYN, syn_ack), (tcp::Flags::ACK, tcp::Flags::ACK), (tcp::Flags::ACK, tcp::Flags::ACK)]
         {
             for flow in 0..flows {
-                let outwards = if kind.way == Way::In { Way::Remote } else { kind.way };
+                let outwards = if kind.way.is_in() { Way::Remote } else { kind.way };
                 let backwards = if kind.way == Way::Local { Way::Local } else { Way::In };
                 decisions.decide(outwards, 0, &both(flow, out_flags).0);
                 decisions.decide(backwards, 1, &both(flow, back_flags).1);
@@ -91,7 +114,7 @@ impl Decisions {
         decisions.packets = (0..flows)
             .map(|flow| {
                 let (out, back) = both(flow, tcp::Flags::ACK);
-                if kind.way == Way::In { back } else { out }
+                if kind.way.is_in() { back } else { out }
             })
             .collect();
         assert!(decisions.run(flows.max(PACKETS)), "all pass");
@@ -139,7 +162,7 @@ const fn mac(n: u8) -> Mac {
 }
 
 /// Guests 10.0.0.1 and 10.0.0.2 here, 10.0.0.3 at peer 1, and networks 10.1.x.0/24 and others behind vNIC 4 at peer 2.
-fn tables(Kind { acl, groups, remembered, .. }: Kind) -> Tables {
+fn tables(Kind { way, acl, groups, remembered }: Kind) -> Tables {
     let port = |id: u16, n: u8| Port {
         id: PortId(id),
         vni: vni(),
@@ -185,9 +208,25 @@ fn tables(Kind { acl, groups, remembered, .. }: Kind) -> Tables {
         }],
         ports: vec![port(0, 1), port(1, 2)],
         routes,
+        load_balancers: if way.is_balanced() { vec![balancer()] } else { vec![] },
         groups: vec![SecurityGroup { rules: rules.collect() }],
         flows: if remembered { FlowLimits::default() } else { FlowLimits { records: 0, vectors: false } },
         ..Tables::default()
+    }
+}
+
+/// Address of the load balancer.
+const BALANCER: [u8; 4] = [10, 0, 0, 100];
+
+fn balancer() -> LoadBalancer {
+    let backend = |n: u8| Backend { address: IpAddr::from([10, 0, 0, n]), port: 443, weight: 1 };
+    LoadBalancer {
+        vni: vni(),
+        address: IpAddr::from(BALANCER),
+        port: 443,
+        protocol: Transport::Tcp,
+        affinity: Affinity::Connection,
+        backends: vec![backend(3)],
     }
 }
 

@@ -77,6 +77,10 @@ const ROWS: &[Row] = &[
     row("decide.routed_groups_acl_1000", 256, "a packet"),
     row("decide.incoming_groups", 256, "a packet"),
     row("decide.incoming_groups_acl_1000", 256, "a packet"),
+    row("decide.balanced", 256, "a packet"),
+    row("decide.balanced_groups", 256, "a packet"),
+    row("decide.balanced_incoming", 256, "a packet"),
+    row("decide.balanced_incoming_groups", 256, "a packet"),
     row("decide.remote_vector", 256, "a packet"),
     row("decide.local_vector", 256, "a packet"),
     row("decide.incoming_vector", 256, "a packet"),
@@ -98,6 +102,15 @@ const NO_GROWTH: &[(&str, &str)] = &[
     ("lone_packets.idle_0", "lone_packets.beside_100k_idle"),
     ("timers.idle_0", "timers.idle_100k"),
 ];
+/// Decisions of which the second, through a load balancer, may make a packet a tenth dearer than the first, which has none; and what the
+/// transport adds to both.
+const BALANCED: &[(&str, &str, &str)] = &[
+    ("decide.routed", "decide.balanced", "send.packets_256"),
+    ("decide.routed_groups_acl_1000", "decide.balanced_groups", "send.packets_256"),
+    ("decide.incoming", "decide.balanced_incoming", "receive.in_order_256"),
+    ("decide.incoming_groups", "decide.balanced_incoming_groups", "receive.in_order_256"),
+];
+const BALANCED_TOLERANCE: f64 = 0.10;
 /// By how much a pair's two may differ all the same: where in a page or a batch a measurement begins.
 const NO_GROWTH_TOLERANCE: f64 = 0.02;
 
@@ -149,6 +162,14 @@ impl Report {
             let (alone, grown) = (value(alone), value(beside));
             if grown > alone * (1.0 + NO_GROWTH_TOLERANCE) {
                 self.missed.push(format!("{beside}: {grown:.1} instructions, {alone:.1} without idle connections"));
+            }
+        }
+        for (direct, balanced, transport) in BALANCED {
+            let [direct, cost] = [direct, balanced].map(|decision| value(decision) + value(transport));
+            if cost > direct * (1.0 + BALANCED_TOLERANCE) {
+                self.missed.push(format!(
+                    "{balanced}: {cost:.1} instructions with the transport, {direct:.1} without a load balancer"
+                ));
             }
         }
         Ok(())

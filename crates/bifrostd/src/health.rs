@@ -115,7 +115,8 @@ fn follow(daemon: &Daemon) {
             let (to, check, netns) = (target.clone(), asked.check.clone(), netns.clone());
             let answers = Arc::clone(&answers);
             let ask = move || {
-                let good = question(&netns, to.1, &check);
+                // A panic is no answer, and the next question is asked all the same.
+                let good = panics::contain(|| question(&netns, to.1, &check)).unwrap_or(false);
                 answers.lock().unwrap_or_else(PoisonError::into_inner).push((to, good));
             };
             // A thread: it goes to another network namespace, and waits there.

@@ -132,6 +132,7 @@ mod tests {
         let path = PathView { peer: 0, local: nowhere, remote: nowhere, source_port: 0, snapshot };
         let mut names: BTreeSet<String> = of("avs.underlay_", switch.iter()).collect();
         names.extend(of("avs.", sessions.iter()));
+        names.extend(of("avs.balanced_", sessions.iter()));
         names.extend(of("avs.", bifrost_avs::FragmentCounters::default().iter()));
         names.extend(of("avs.", bifrost_avs::FlowCounters::default().iter()));
         names.extend(of("avs.", port.switch.clone().into_iter()));

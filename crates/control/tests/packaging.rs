@@ -48,15 +48,18 @@ fn the_machine_of_the_example_passes_and_spells_out_defaults() {
 /// All keys, as the checker itself lists them.
 fn all_keys() -> Vec<(String, Vec<String>)> {
     let single = ["host", "control", "workers", "underlay", "transport", "sessions"].map(|s| (s, format!("[{s}]")));
-    let lists = ["security_group", "peer", "vpc", "port", "route", "peering", "load_balancer"].map(|s| (s, format!("[[{s}]]")));
+    let lists =
+        ["security_group", "peer", "vpc", "port", "route", "peering", "load_balancer"].map(|s| (s, format!("[[{s}]]")));
     let machine = [("port", "[[port]]\nkind = \"vhost-user\"".to_owned())];
+    let parts = ["[[load_balancer.backend]]", "[load_balancer.check]"];
+    let parts = parts.map(|part| ("load_balancer", format!("[[load_balancer]]\n{part}")));
     let keys_of = |(name, header): (&str, String)| {
         let errors = Config::parse(&format!("{header}\nzzzzzzzzz = 1\n"), "t").unwrap_err();
         let unknown = errors.errors().iter().find(|e| e.message.starts_with("unknown key")).unwrap();
         let keys = unknown.message.strip_prefix("unknown key; known keys: ").unwrap();
         (name.to_owned(), keys.split(", ").map(str::to_owned).collect())
     };
-    single.into_iter().chain(lists).chain(machine).map(keys_of).collect()
+    single.into_iter().chain(lists).chain(machine).chain(parts).map(keys_of).collect()
 }
 
 #[test]
@@ -69,7 +72,11 @@ fn the_example_and_the_reference_have_every_key() {
         let text = &text[..text[4..].find("\n##").map_or(text.len(), |end| end + 4)];
         for key in keys {
             assert!(text.contains(&format!("\n| `{key}` |")), "OPERATIONS.md lacks {section}.{key}");
-            let written = |l: &str| l.trim_start_matches(['#', ' ']).starts_with(&format!("{key} = "));
+            let written = |l: &str| {
+                let l = l.trim_start_matches(['#', ' ']);
+                let part = format!("[{section}.{key}]");
+                l.starts_with(&format!("{key} = ")) || l == part || l == format!("[{part}]")
+            };
             assert!(example.lines().any(written), "the example lacks {section}.{key}");
         }
     }

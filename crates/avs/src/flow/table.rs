@@ -94,10 +94,16 @@ impl Touched {
         self.direction = direction;
     }
 
-    /// The connection.
+    /// Whether it belongs to one.
     #[inline(always)]
-    pub(crate) fn connection(&self) -> Option<(Handle, Direction)> {
-        Some((self.of(CONNECTION)?, self.direction))
+    pub(crate) fn has_connection(&self) -> bool {
+        self.indexes[CONNECTION] != NONE
+    }
+
+    /// The connection, if it [has](Self::has_connection) one, and in which direction of it the packet goes.
+    #[inline(always)]
+    pub(crate) fn connection(&self) -> (Handle, Direction) {
+        (Handle { index: self.indexes[CONNECTION], number: self.numbers[CONNECTION] }, self.direction)
     }
 
     /// The session of its sender (0) or receiver (1).

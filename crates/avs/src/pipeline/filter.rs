@@ -23,7 +23,7 @@ use crate::vpc::{VpcId, VpcIndex};
 
 #[inline(always)]
 pub(super) fn outbound(packet: &mut Outbound<'_>, effects: &mut impl Effects) -> Result<(), DropReason> {
-    if packet.service.as_ref().is_some_and(|step| step.is_hairpin) {
+    if effects.has_services() && packet.service.is_some_and(|balanced| balanced.is_hairpin()) {
         // A guest may talk to itself.
         return Ok(());
     }

@@ -13,13 +13,12 @@ mod service;
 
 use std::cell::OnceCell;
 
-use self::service::View;
+use self::service::Balanced;
 use crate::drop_reason::DropReason;
 use crate::effects::Effects;
 use crate::frame::Frame;
 use crate::ids::{Direction, PeerId, PortId};
 use crate::index::{Index, PortIndex};
-use crate::service::Step;
 use crate::verdict::{Action, Verdict};
 use crate::vpc::VpcIndex;
 
@@ -56,10 +55,10 @@ pub(crate) struct Outbound<'a> {
     pub(crate) frame: Frame<'a>,
     /// Receives the frame that the switch answers with.
     pub(crate) answer: &'a mut Vec<u8>,
-    /// Where the packet lies as a service changes it.
-    pub(crate) view: &'a OnceCell<View>,
-    /// What the packet does to its connection through a load balancer.
-    pub(crate) service: Option<Step>,
+    /// Room for `service`.
+    pub(crate) room: &'a OnceCell<Balanced>,
+    /// What a load balancer does with the packet.
+    pub(crate) service: Option<&'a Balanced>,
     /// It is a valid message of ARP or neighbor discovery.
     pub(crate) is_resolution: bool,
     /// The path MTU, bytes, once it is routed.
@@ -121,9 +120,9 @@ pub(crate) fn outbound(
         *verdict = Verdict::drop(DropReason::UnknownPort);
         return 0;
     };
-    let view = &View::none();
+    let room = &OnceCell::new();
     let (service, is_resolution, mtu) = (None, false, 0);
-    let mut packet = Outbound { index, port, vpc, frame, answer, view, service, is_resolution, mtu, verdict };
+    let mut packet = Outbound { index, port, vpc, frame, answer, room, service, is_resolution, mtu, verdict };
     match outbound_stages(&mut packet, effects) {
         Ok(()) => return packet.mtu,
         Err(Stop::Drop(reason)) => *packet.verdict = Verdict::drop(reason),
@@ -169,7 +168,7 @@ pub(crate) fn handed_over(index: &Index, port: PortId, frame: Frame<'_>, effects
 pub(crate) fn admits(index: &Index, port: PortId, frame: Frame<'_>) -> Result<(), DropReason> {
     let (port, vpc) = index.port(port).ok_or(DropReason::UnknownPort)?;
     let (verdict, answer) = (&mut Verdict::drop(DropReason::NoRoute), &mut Vec::new());
-    let view = &View::none();
+    let room = &OnceCell::new();
     let (service, is_resolution, mtu) = (None, false, 0);
-    admit::outbound(&Outbound { index, port, vpc, frame, answer, view, service, is_resolution, mtu, verdict })
+    admit::outbound(&Outbound { index, port, vpc, frame, answer, room, service, is_resolution, mtu, verdict })
 }

@@ -74,7 +74,7 @@ fn forward(
 
 /// Whether a load balancer sends the packet back to its guest.
 fn is_hairpin(packet: &Outbound<'_>) -> bool {
-    packet.service.as_ref().is_some_and(|step| step.is_hairpin)
+    packet.service.is_some_and(|balanced| balanced.is_hairpin())
 }
 
 /// An answer about the guest's own address, to a vNIC on a network without this switch. No guest of this host has asked, since the
@@ -104,9 +104,8 @@ fn through_gateway(packet: &mut Outbound<'_>) -> Result<(), Stop> {
     let (hop, vpc) = packet.index.next_hop(packet.vpc, p.src_ip, p.dst_ip).ok_or(DropReason::NoRoute)?;
     // A connection of the transport is named by two vNICs of one network.
     let reliable = vpc.vni == packet.vpc.vni && is_reliable(packet);
-    let translation = packet.service.as_ref().map(|step| step.translation);
-    let rewrite = Rewrite::hop(p, GATEWAY_MAC, hop.mac).translated(translation);
-    Ok(forward(packet, (vpc.vni, hop.mac), hop.path, Some(rewrite), reliable)?)
+    let rewrite = Some(Rewrite::hop(p, GATEWAY_MAC, hop.mac));
+    Ok(forward(packet, (vpc.vni, hop.mac), hop.path, rewrite, reliable)?)
 }
 
 /// Whether a router may pass on packets from or to the address (RFC 4291, section 2.5; RFC 3927, section 7).

@@ -1,8 +1,6 @@
 //! Stage: load balancers. Outbound, the destination of what a guest sends becomes a backend; inbound, the source of the answer becomes the
 //! load balancer. What decides is in `service/`.
 
-use std::cell::OnceCell;
-
 use bifrost_nic::{L3, Parsed};
 use bifrost_wire::protocol::{ICMP, ICMPV6};
 
@@ -23,7 +21,9 @@ use crate::vpc::VpcIndex;
 #[inline(always)]
 pub(super) fn outbound(packet: &mut Outbound<'_>, effects: &impl Effects) -> Result<(), Stop> {
     match &packet.vpc.balancers {
-        Some(balancers) if balancers.has_address(packet.frame.parsed.dst_ip) => choose(packet, balancers, effects),
+        Some(balancers) if effects.has_services() && balancers.has_address(packet.frame.parsed.dst_ip) => {
+            choose(packet, balancers, effects)
+        }
         _ => Ok(()),
     }
 }
@@ -50,22 +50,31 @@ fn choose(packet: &mut Outbound<'_>, balancers: &Balancers, effects: &impl Effec
     } else {
         return Err(DropReason::NoService.into());
     };
-    let view = packet.view.get_or_init(|| View::of(frame, &step));
-    packet.frame = Frame { head: view.head(frame), parsed: &view.parsed, ..frame };
-    packet.service = Some(step);
+    let balanced = packet.room.get_or_init(|| Balanced::new(frame, step));
+    packet.frame = Frame { head: balanced.head(frame), parsed: &balanced.parsed, ..frame };
+    packet.service = Some(balanced);
     Ok(())
 }
 
 /// The packet passes: its connection takes the step. What goes to a guest of this host may be the answer that it waits for.
 #[inline(always)]
 pub(super) fn outbound_passed(packet: &mut Outbound<'_>, effects: &mut impl Effects) -> Result<(), DropReason> {
-    let mut is_hairpin = false;
-    if let Some(step) = &packet.service {
-        effects.service(packet.port.port.id, Direction::Egress, step)?;
-        is_hairpin = step.is_hairpin;
+    if effects.has_services() && packet.index.has_balancers() { pass(packet, effects) } else { Ok(()) }
+}
+
+#[inline(never)]
+fn pass(packet: &mut Outbound<'_>, effects: &mut impl Effects) -> Result<(), DropReason> {
+    if let Some(balanced) = packet.service {
+        effects.service(packet.port.port.id, Direction::Egress, &balanced.step)?;
+        // It goes through the gateway.
+        let rewrite = packet.verdict.rewrite.as_mut();
+        rewrite.into_iter().for_each(|rewrite| rewrite.translate(balanced.step.translation));
+        if balanced.step.is_hairpin {
+            return Ok(());
+        }
     }
     match packet.verdict.action {
-        Action::Deliver { port, worker: None } if !is_hairpin => {
+        Action::Deliver { port, worker: None } => {
             translate_back(packet.index.port(port), packet.frame, packet.verdict, effects)
         }
         _ => Ok(()),
@@ -75,7 +84,7 @@ pub(super) fn outbound_passed(packet: &mut Outbound<'_>, effects: &mut impl Effe
 /// The answer of a backend.
 #[inline(always)]
 pub(super) fn inbound(packet: &mut Inbound<'_>, effects: &mut impl Effects) -> Result<(), DropReason> {
-    translate_back(packet.to, packet.frame, packet.verdict, effects)
+    if effects.has_services() { translate_back(packet.to, packet.frame, packet.verdict, effects) } else { Ok(()) }
 }
 
 /// The same of what is for any port.
@@ -101,14 +110,15 @@ fn translate_back_at(
 ) -> Result<(), DropReason> {
     let Some(step) = service::back(effects.connections(), to, frame) else { return Ok(()) };
     effects.service(to.id, Direction::Ingress, &step)?;
-    let rewrite = verdict.rewrite.unwrap_or_else(|| Rewrite::link(frame.parsed, GATEWAY_MAC, to.mac));
-    verdict.rewrite = Some(rewrite.translated(Some(step.translation)));
+    let rewrite = verdict.rewrite.get_or_insert_with(|| Rewrite::link(frame.parsed, GATEWAY_MAC, to.mac));
+    rewrite.translate(step.translation);
     Ok(())
 }
 
-/// A packet as later stages see it: what its headers will say.
+/// What a load balancer does with a packet, and what later stages see of that: what its headers will say.
 #[derive(Debug)]
-pub(crate) struct View {
+pub(crate) struct Balanced {
+    step: Step,
     parsed: Parsed,
     /// Of an ICMP error, which is judged by what it quotes; as much as that takes.
     head: Option<([u8; HEAD], usize)>,
@@ -118,13 +128,8 @@ pub(crate) struct View {
 /// is behind each.
 const HEAD: usize = 192;
 
-impl View {
-    /// Nothing so far.
-    pub(super) fn none() -> OnceCell<View> {
-        OnceCell::new()
-    }
-
-    fn of(frame: Frame<'_>, step: &Step) -> View {
+impl Balanced {
+    fn new(frame: Frame<'_>, step: Step) -> Balanced {
         let parsed = step.view(frame.parsed);
         let head = step.is_error().then(|| {
             let mut head = [0; HEAD];
@@ -135,7 +140,12 @@ impl View {
             }
             (head, len)
         });
-        View { parsed, head }
+        Balanced { step, parsed, head }
+    }
+
+    /// Whether the packet goes back to the guest that sent it.
+    pub(super) fn is_hairpin(&self) -> bool {
+        self.step.is_hairpin
     }
 
     fn head<'a>(&'a self, frame: Frame<'a>) -> &'a [u8] {

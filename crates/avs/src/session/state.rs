@@ -128,6 +128,17 @@ impl State {
         }
     }
 
+    /// Whether a packet of either side leaves it as it is, for certain.
+    #[inline(always)]
+    pub(crate) fn stays_at(self, event: Event) -> bool {
+        const ENDS: Flags = Flags::FIN.with(Flags::RST);
+        match event {
+            Event::Tcp(flags) => self == State::Established && flags.0 & ENDS.0 == 0,
+            Event::Datagram => self == State::Assured,
+            Event::Icmp => false,
+        }
+    }
+
     /// Whether this packet begins a new conversation under the old one's name, which the rules must allow again.
     pub(crate) fn begins_anew(self, event: Event) -> bool {
         match event {
@@ -222,6 +233,26 @@ mod tests {
         follow(&[(true, ACK, State::Opening), (false, fin, closing(false)), (true, fin, State::Closed)]);
         // Alone nobody gets it established, whatever he sends.
         follow(&[(true, SYN, State::Opening), (true, ACK, State::Opening), (true, fin, State::Opening)]);
+    }
+
+    #[test]
+    fn what_stays_stays() {
+        let closing = [false, true].map(|by_originator| State::Closing { by_originator });
+        let open = [State::Opening, State::Answered, State::Established, State::Closed];
+        let others = [State::Asked, State::Exchange, State::Assured, State::Icmp];
+        let events = (0..=u8::MAX).map(|flags| Event::Tcp(Flags(flags))).chain([Event::Icmp, Event::Datagram]);
+        let mut stay = 0;
+        for event in events {
+            for state in open.into_iter().chain(closing).chain(others).filter(|state| state.stays_at(event)) {
+                stay += 1;
+                for originator in [false, true] {
+                    for answered_s in [0, ASSURED_AFTER_S, u16::MAX] {
+                        assert_eq!(state.after(event, originator, answered_s), state, "{event:?}");
+                    }
+                }
+            }
+        }
+        assert_eq!(stay, 64 + 1);
     }
 
     #[test]

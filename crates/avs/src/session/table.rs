@@ -107,6 +107,13 @@ struct Session<T> {
 }
 
 impl<T> Session<T> {
+    /// Whether a packet changes nothing: as most do within a second.
+    #[inline(always)]
+    fn is_settled(&self, now_s: u32, direction: Direction, event: Event, epoch: u32) -> bool {
+        let is_heard = direction == Direction::Egress || self.heard == period(now_s);
+        self.seen_s == now_s && self.epoch == epoch && is_heard && self.state.stays_at(event)
+    }
+
     fn place(&self) -> Place {
         Place { origin: self.origin, class: self.state.class(), source: self.source }
     }
@@ -178,6 +185,11 @@ impl<T: Payload> Sessions<T> {
         self.generation
     }
 
+    /// Something else has happened that notes do not know of.
+    pub(crate) fn outdate_notes(&mut self) {
+        self.generation += 1;
+    }
+
     pub(crate) fn counters(&self) -> &SessionCounters {
         &self.counters
     }
@@ -189,13 +201,18 @@ impl<T: Payload> Sessions<T> {
     }
 
     /// Time has come to `now_ns`; what has had no packets for too long ends, some at a time.
+    #[inline(always)]
     pub(crate) fn advance(&mut self, now_ns: u64) {
         let now_s = (now_ns >> 30) as u32;
         self.now_s = self.now_s.max(now_s);
         self.generation += 1;
-        if self.counters.current == 0 {
-            return;
+        if self.counters.current > 0 {
+            self.expire();
         }
+    }
+
+    #[inline(never)]
+    fn expire(&mut self) {
         for _ in 0..EXPIRIES {
             let Some(index) = self.wheel.pop(self.now_s, &mut self.slab, due) else { return };
             let session = &self.slab[index as usize];
@@ -281,6 +298,21 @@ impl<T: Payload> Sessions<T> {
     /// A packet of session `index`, which the rules of `epoch` allow.
     #[inline(always)]
     pub(crate) fn touch(&mut self, index: u32, direction: Direction, event: Event, epoch: u32) {
+        if !self.slab[index as usize].is_settled(self.now_s, direction, event, epoch) {
+            self.step(index, direction, event, epoch);
+        }
+    }
+
+    /// Whether a session is there, and a packet would change nothing about it.
+    #[inline(always)]
+    pub(crate) fn is_settled(&self, handle: Handle, direction: Direction, event: Event, epoch: u32) -> bool {
+        self.slab.get(handle.index as usize).is_some_and(|session| {
+            session.number == handle.number && session.is_settled(self.now_s, direction, event, epoch)
+        })
+    }
+
+    #[inline(never)]
+    fn step(&mut self, index: u32, direction: Direction, event: Event, epoch: u32) {
         let now_s = self.now_s;
         let session = &mut self.slab[index as usize];
         session.epoch = epoch;

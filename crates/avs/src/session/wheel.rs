@@ -9,6 +9,7 @@ const SLOTS: usize = (Timeouts::ESTABLISHED_S as usize + 2).next_power_of_two();
 /// The wheel. Time is in seconds, of any origin.
 #[derive(Debug)]
 pub(crate) struct Wheel {
+    /// None until it is [started](Self::start_at).
     slots: Box<[List]>,
     /// What was due before this has been looked at.
     next_s: u32,
@@ -16,11 +17,14 @@ pub(crate) struct Wheel {
 
 impl Wheel {
     pub(crate) fn new() -> Self {
-        Wheel { slots: vec![List::EMPTY; SLOTS].into_boxed_slice(), next_s: 0 }
+        Wheel { slots: Box::default(), next_s: 0 }
     }
 
     /// Nothing is on the wheel: it may begin at any time.
     pub(crate) fn start_at(&mut self, now_s: u32) {
+        if self.slots.is_empty() {
+            self.slots = vec![List::EMPTY; SLOTS].into_boxed_slice();
+        }
         self.next_s = self.next_s.max(now_s);
     }
 

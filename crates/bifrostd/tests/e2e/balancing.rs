@@ -19,7 +19,7 @@ const VIP: &str = "10.0.0.100";
 const VIP6: &str = "fd00::100";
 const BODY: usize = 300_000;
 
-/// A guest's service: says its name to whoever connects, and then sends back what it gets. Of HTTP: an answer with a status.
+/// A guest's service: tells each client its name, and then sends back what it gets. Of HTTP: an answer with a status.
 struct Service {
     stop: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
