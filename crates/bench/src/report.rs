@@ -35,6 +35,12 @@ const INSTRUCTIONS_MAX: f64 = 1200.0;
 /// Instructions that dispatch, legal check and reorder check of a packet may cost together.
 const SPRAY_INSTRUCTIONS_MAX: f64 = 250.0;
 
+/// Instructions that a short message may cost the engines of both ends, with its share of ACKs.
+const MESSAGE_INSTRUCTIONS_MAX: f64 = 2_600.0;
+
+/// The same of a chunk of a long message, up to 64 KiB.
+const CHUNK_INSTRUCTIONS_MAX: f64 = 5_800.0;
+
 /// Bytes that a route may hold in a table of ten million.
 const LARGE_TABLE_BYTES_MAX: f64 = 24.0;
 
@@ -92,8 +98,8 @@ const ROWS: &[Row] = &[
     row("gateway_limit.two_stages", 8192, "a packet"),
     row("gateway_limit.found", 8192, "a packet"),
     row("gateway_lookup.batch_of_100k_routes", 8192, "a look-up"),
-    row("message.of_64_bytes", SHORT, "a message"),
-    row("message_chunk.of_1_mib", CHUNKS, "a chunk"),
+    Row { name: "message.of_64_bytes", per: SHORT, unit: "a message", bar: Some(MESSAGE_INSTRUCTIONS_MAX) },
+    Row { name: "message_chunk.of_1_mib", per: CHUNKS, unit: "a chunk", bar: Some(CHUNK_INSTRUCTIONS_MAX) },
 ];
 
 /// Pairs of which the second, beside 100k idle connections, may cost no more than the first.

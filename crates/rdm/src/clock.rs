@@ -61,10 +61,15 @@ impl Clock {
     }
 
     fn offset_at(&self, now_ns: u64) -> i64 {
-        let elapsed = i128::from(now_ns.saturating_sub(self.corrected));
-        self.offset.wrapping_add((elapsed * i128::from(self.drift_ppb) / 1_000_000_000) as i64)
+        // Seconds and the rest apart, so that neither product overflows: this is asked for each arrival.
+        let elapsed = now_ns.saturating_sub(self.corrected);
+        let (seconds, rest) = ((elapsed / BILLION) as i64, (elapsed % BILLION) as i64);
+        let drift = seconds.wrapping_mul(self.drift_ppb) + rest * self.drift_ppb / BILLION as i64;
+        self.offset.wrapping_add(drift)
     }
 }
+
+const BILLION: u64 = 1_000_000_000;
 
 #[cfg(test)]
 mod tests {
@@ -89,6 +94,18 @@ mod tests {
             }
             assert!(worst <= TOLERANCE_NS as u64, "{ppm} ppm: {worst} ns");
             assert!(clock.corrections() <= 4, "{ppm} ppm: {} corrections in 20 s", clock.corrections());
+        }
+    }
+
+    #[test]
+    fn drift_is_what_wide_arithmetic_says() {
+        let mut random = fastrand::Rng::with_seed(3);
+        for _ in 0..10_000 {
+            let drift_ppb = random.i64(-DRIFT_MAX_PPB..=DRIFT_MAX_PPB);
+            let clock = Clock { corrected: random.u64(..1 << 40), drift_ppb, ..Clock::default() };
+            let now = random.u64(..) >> random.u32(..64);
+            let elapsed = i128::from(now.saturating_sub(clock.corrected));
+            assert_eq!(i128::from(clock.offset_at(now)), elapsed * i128::from(drift_ppb) / 1_000_000_000);
         }
     }
 
