@@ -6,6 +6,7 @@ use std::net::Ipv4Addr;
 use ipnet::Ipv4Net;
 use thiserror::Error;
 
+use crate::pages::on_huge_pages;
 use crate::prefetch::prefetch;
 use crate::{ExactMap, exact_map};
 
@@ -62,7 +63,7 @@ impl Dir24 {
     /// table of prefixes, which looks up what neighbours announce.
     pub fn new(groups_max: u32, seed: u64) -> Self {
         Dir24 {
-            top: vec![NONE; 1 << 24].into(),
+            top: on_huge_pages(vec![NONE; 1 << 24]).into(),
             groups: Vec::new(),
             free: Vec::new(),
             groups_max: groups_max.min(1 << 23),

@@ -1,5 +1,6 @@
 //! Nested ranges as intervals side by side, and a fast search for the interval of a key.
 
+use crate::pages::on_huge_pages;
 use crate::prefetch::prefetch;
 
 /// An unsigned integer.
@@ -72,7 +73,7 @@ impl<K: Key, const N: usize> Intervals<K, N> {
         }
         close(&mut around, &mut starts, None);
         starts.slots.shrink_to_fit();
-        Intervals { levels: levels(starts.keys), slots: starts.slots }
+        Intervals { levels: levels(starts.keys), slots: on_huge_pages(starts.slots) }
     }
 
     /// The slot of the narrowest range that holds `key`, or [`NO_SLOT`].
@@ -137,7 +138,7 @@ fn levels<K: Key, const N: usize>(mut keys: Vec<K>) -> Vec<Level<K, N>> {
     loop {
         let node = |chunk: &[K]| Node(std::array::from_fn(|i| chunk.get(i).copied().unwrap_or(K::MAX)));
         let nodes = keys.chunks(N).map(node);
-        levels.push(Level { nodes: nodes.collect(), keys: keys.len() });
+        levels.push(Level { nodes: on_huge_pages(nodes.collect()), keys: keys.len() });
         if keys.len() <= N {
             break;
         }

@@ -10,6 +10,7 @@ mod intervals;
 mod limiter;
 mod lpm;
 mod maglev;
+mod pages;
 mod prefetch;
 mod resilient;
 mod routes;

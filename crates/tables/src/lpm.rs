@@ -5,6 +5,7 @@ use std::net::IpAddr;
 use ipnet::IpNet;
 
 use crate::intervals::{Intervals, NO_SLOT};
+use crate::pages::on_huge_pages;
 use crate::prefetch::prefetch;
 
 /// Keys of a node: what a cache line (IPv4) or two (IPv6) hold.
@@ -61,7 +62,7 @@ impl<T> Lpm<T> {
         // Collected in place: without, the prefixes' room would be kept.
         let mut values: Vec<T> = all.into_iter().map(|(_, value)| value).collect();
         values.shrink_to_fit();
-        Ok(Self { values, v4, v6 })
+        Ok(Self { values: on_huge_pages(values), v4, v6 })
     }
 
     /// The value of the longest prefix that holds `addr`.

@@ -1,4 +1,4 @@
-//! A hint to the processor: the only `unsafe` of the crate.
+//! A hint to the processor.
 #![allow(unsafe_code)]
 
 /// Begins to bring the cache line where `at` begins, without a wait. Nothing else happens.
