@@ -129,8 +129,8 @@ pub struct Row {
     pub delivered_packets: u64,
     /// Packets of the neighbour that were dropped, by counter, on both hosts.
     pub neighbour_drops_packets: BTreeMap<String, u64>,
-    /// Packets of the measured tenant that were dropped, for whatever reason.
-    pub tenant_drops_packets: u64,
+    /// Packets of the measured tenant that were dropped, by counter.
+    pub tenant_drops_packets: BTreeMap<String, u64>,
     /// Packets that vanished in a daemon without being counted.
     pub unexplained_packets: u64,
     /// Sessions at the end, on the host that has more.
@@ -233,15 +233,23 @@ impl Experiment for Isolation {
                 ([neighbour.to_string()], of.map(|row| &row.processor_percent).collect())
             };
             text += &processor::table(["neighbour"], Neighbour::ALL.map(shares));
-            text += "\nWhat became of the neighbour's packets that did not arrive, all repetitions together:\n\n";
-            let mut table = Table::new(&["neighbour", "counter", "packets"]);
+            text += "\nPackets that did not arrive, all repetitions together:\n\n";
+            let mut table = Table::new(&["beside the neighbour", "whose", "counter", "packets"]);
             for neighbour in Neighbour::ALL {
-                let mut drops: BTreeMap<&str, u64> = BTreeMap::new();
-                for row in rows.iter().filter(|row| row.mode == mode && row.neighbour == neighbour) {
-                    row.neighbour_drops_packets.iter().for_each(|(counter, n)| *drops.entry(counter).or_default() += n);
-                }
-                for (counter, packets) in drops {
-                    table.row(vec![neighbour.to_string(), counter.to_owned(), packets.to_string()]);
+                for whose in ["the neighbour's", "the other tenant's"] {
+                    let mut drops: BTreeMap<&str, u64> = BTreeMap::new();
+                    for row in rows.iter().filter(|row| row.mode == mode && row.neighbour == neighbour) {
+                        let of = if whose == "the neighbour's" {
+                            &row.neighbour_drops_packets
+                        } else {
+                            &row.tenant_drops_packets
+                        };
+                        of.iter().for_each(|(counter, n)| *drops.entry(counter).or_default() += n);
+                    }
+                    for (counter, packets) in drops {
+                        let cells = [&neighbour.to_string(), whose, counter, &packets.to_string()];
+                        table.row(cells.map(ToOwned::to_owned).to_vec());
+                    }
                 }
             }
             text += &table.render();
@@ -286,7 +294,7 @@ impl Experiment for Isolation {
         bars.push(
             at_most(
                 "packets of the other tenant that were dropped".into(),
-                worst(|r| r.tenant_drops_packets as f64),
+                worst(|r| sum(&r.tenant_drops_packets) as f64),
                 0.0,
                 "packets",
             )
@@ -355,7 +363,7 @@ fn measure(lab: &Lab, mode: Mode, neighbour: Neighbour, repetition: u32) -> Resu
         refused_frames: sent.as_ref().map_or(0, |sent| sent.refused_frames),
         delivered_packets: after.delivered - before.delivered,
         neighbour_drops_packets: after.neighbour_drops_since(&before),
-        tenant_drops_packets: after.tenant_drops - before.tenant_drops,
+        tenant_drops_packets: after.tenant_drops_since(&before),
         unexplained_packets: after.unexplained,
         sessions: after.sessions,
         // Of redis-benchmark's two runs, and of who asked the server whether it is there.
@@ -448,7 +456,7 @@ mod tests {
             refused_frames: 0,
             delivered_packets: 1,
             neighbour_drops_packets: BTreeMap::from([("drop".to_owned(), 1)]),
-            tenant_drops_packets: 0,
+            tenant_drops_packets: BTreeMap::new(),
             unexplained_packets: 0,
             sessions: 10,
             sessions_bound: 10,
@@ -487,7 +495,7 @@ mod tests {
     fn each_fact_has_its_bar() {
         let facts: [fn(&mut Row); 4] = [
             |row| row.unexplained_packets = 1,
-            |row| row.tenant_drops_packets = 1,
+            |row| row.tenant_drops_packets = BTreeMap::from([("drop".to_owned(), 1)]),
             |row| row.sessions = 11,
             |row| row.memory_growth_kib = 9.0 * 1024.0,
         ];

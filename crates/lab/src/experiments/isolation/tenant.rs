@@ -92,8 +92,8 @@ pub(super) struct Counted {
     /// Packets of the neighbour that were dropped, by counter, on both hosts. Where a counter knows no port, it is the neighbour's:
     /// the other tenant's packets are well-formed.
     neighbour_drops: BTreeMap<String, u64>,
-    /// Packets dropped at the other tenant's ports.
-    pub(super) tenant_drops: u64,
+    /// Packets dropped at the other tenant's ports, by counter.
+    tenant_drops: BTreeMap<String, u64>,
     /// Packets that vanished.
     pub(super) unexplained: u64,
     /// On the host that has more.
@@ -125,11 +125,9 @@ impl Counted {
             if drop["counter"] == "rte.duplicate_packets" {
                 continue;
             }
-            if drop["port"] == tenant {
-                self.tenant_drops += count;
-            } else if let Some(counter) = drop["counter"].as_str() {
-                *self.neighbour_drops.entry(counter.to_owned()).or_default() += count;
-            }
+            let Some(counter) = drop["counter"].as_str() else { continue };
+            let drops = if drop["port"] == tenant { &mut self.tenant_drops } else { &mut self.neighbour_drops };
+            *drops.entry(counter.to_owned()).or_default() += count;
         }
         let accounts = answer["unexplained"].as_array().context("`bifrostctl drops` has no accounts")?;
         for account in accounts {
@@ -141,12 +139,22 @@ impl Counted {
 
     /// What was dropped of the neighbour's since then.
     pub(super) fn neighbour_drops_since(&self, before: &Counted) -> BTreeMap<String, u64> {
-        let since = |(counter, count): (&String, &u64)| {
-            let grown = count - before.neighbour_drops.get(counter).copied().unwrap_or(0);
-            (grown > 0).then(|| (counter.clone(), grown))
-        };
-        self.neighbour_drops.iter().filter_map(since).collect()
+        since(&self.neighbour_drops, &before.neighbour_drops)
     }
+
+    /// What was dropped of the other tenant's since then.
+    pub(super) fn tenant_drops_since(&self, before: &Counted) -> BTreeMap<String, u64> {
+        since(&self.tenant_drops, &before.tenant_drops)
+    }
+}
+
+/// The counters that have grown, and by how much.
+fn since(after: &BTreeMap<String, u64>, before: &BTreeMap<String, u64>) -> BTreeMap<String, u64> {
+    let grown = |(counter, count): (&String, &u64)| {
+        let grown = count - before.get(counter).copied().unwrap_or(0);
+        (grown > 0).then(|| (counter.clone(), grown))
+    };
+    after.iter().filter_map(grown).collect()
 }
 
 #[cfg(test)]
@@ -172,7 +180,7 @@ mod tests {
         before.add_drops(&answer(1, json!([])), "guest-a").unwrap();
         let mut after = Counted::default();
         after.add_drops(&answer(5, json!([{ "entered": 3, "left": 5 }])), "guest-a").unwrap();
-        assert_eq!((after.tenant_drops, after.unexplained), (5, 2));
+        assert_eq!((after.tenant_drops_since(&before), after.unexplained), (BTreeMap::from([("a".to_owned(), 4)]), 2));
         assert_eq!(after.neighbour_drops_since(&before), BTreeMap::from([("a".to_owned(), 12)]));
         assert!(after.add_drops(&json!({}), "guest-a").is_err());
     }
