@@ -1,0 +1,136 @@
+//! What happened to packets.
+
+macro_rules! reasons {
+    ($($(#[$doc:meta])* $name:ident => $text:literal),* $(,)?) => {
+        /// Why a packet is not forwarded.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+        pub enum DropReason { $($(#[$doc])* $name,)* }
+
+        impl DropReason {
+            /// All reasons.
+            pub const ALL: &'static [Self] = &[$(Self::$name,)*];
+
+            /// Its name in counters and logs.
+            pub const fn name(self) -> &'static str {
+                match self { $(Self::$name => $text,)* }
+            }
+        }
+    };
+}
+
+reasons! {
+    /// The outer headers are malformed, or the outer packet is in fragments.
+    OuterMalformed => "outer_malformed",
+    /// The packet is for none of the gateway's addresses.
+    NotForUs => "not_for_us",
+    /// VXLAN or GRE from an address that is neither a known host nor a customer's router.
+    UnknownSender => "unknown_sender",
+    /// A VNI, or GRE key, that no VPC has.
+    UnknownVni => "unknown_vni",
+    /// The inner headers are malformed.
+    InnerMalformed => "inner_malformed",
+    /// The inner frame is not IP, or is tagged, or goes to a group.
+    InnerKind => "inner_kind",
+    /// The packet met congestion, and its sender does not understand marks (RFC 6040).
+    NotEcnCapable => "not_ecn_capable",
+    /// The hop limit is used up.
+    HopLimit => "hop_limit",
+    /// Larger than the way allows.
+    TooLarge => "too_large",
+    /// No route, or a route that says so.
+    NoRoute => "no_route",
+    /// The destination's host is not known.
+    NoHost => "no_host",
+    /// The ACL of the VPC refuses it.
+    Acl => "acl",
+    /// Above the rate of the VPC's Internet traffic.
+    Meter => "meter",
+    /// The VPC has neither an EIP nor SNAT for this source.
+    NoTranslation => "no_translation",
+    /// No session, and the packet may not begin one.
+    NatNoSession => "nat_no_session",
+    /// No free session or port.
+    NatFull => "nat_full",
+    /// A protocol, or a fragment, that cannot be translated.
+    NatProtocol => "nat_protocol",
+    /// A service without backends.
+    NoBackend => "no_backend",
+    /// The link-layer address of the next hop is not known (yet).
+    NoNeighbour => "no_neighbour",
+    /// The buffer has no room in front for the headers.
+    NoHeadroom => "no_headroom",
+    /// An answer to a bad packet, beyond the rate of such answers.
+    AnswerRate => "answer_rate",
+}
+
+/// Which service a packet used.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Service {
+    /// Between VPCs, or inside one.
+    Vpc,
+    /// From or to the Internet.
+    Internet,
+    /// From or to a customer's network.
+    Idc,
+    /// To a cloud service, or back.
+    CloudService,
+    /// The packet was answered: ARP, neighbour discovery, an ICMP error.
+    Answer,
+}
+
+impl Service {
+    /// All services.
+    pub const ALL: [Self; 5] = [Self::Vpc, Self::Internet, Self::Idc, Self::CloudService, Self::Answer];
+
+    /// Its name in counters and logs.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Vpc => "vpc",
+            Self::Internet => "internet",
+            Self::Idc => "idc",
+            Self::CloudService => "cloud_service",
+            Self::Answer => "answer",
+        }
+    }
+}
+
+/// Packets of one core by what became of them.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Counters {
+    forwarded: [u64; Service::ALL.len()],
+    dropped: [u64; DropReason::ALL.len()],
+}
+
+impl Default for Counters {
+    fn default() -> Self {
+        Counters { forwarded: [0; Service::ALL.len()], dropped: [0; DropReason::ALL.len()] }
+    }
+}
+
+impl Counters {
+    /// Packets that a service forwarded.
+    pub fn forwarded(&self, service: Service) -> u64 {
+        self.forwarded[service as usize]
+    }
+
+    /// Packets dropped for a reason.
+    pub fn dropped(&self, reason: DropReason) -> u64 {
+        self.dropped[reason as usize]
+    }
+
+    /// All counters with their names.
+    pub fn iter(&self) -> impl Iterator<Item = (String, u64)> + '_ {
+        let forwarded =
+            Service::ALL.into_iter().map(|s| (format!("forwarded_{}_packets", s.name()), self.forwarded(s)));
+        let dropped = DropReason::ALL.iter().map(|r| (format!("dropped_{}_packets", r.name()), self.dropped(*r)));
+        forwarded.chain(dropped)
+    }
+
+    pub(crate) fn forward(&mut self, service: Service) {
+        self.forwarded[service as usize] += 1;
+    }
+
+    pub(crate) fn drop(&mut self, reason: DropReason) {
+        self.dropped[reason as usize] += 1;
+    }
+}

@@ -1,0 +1,355 @@
+//! Many private ends behind few addresses: SNAT to the Internet, and the addresses that services see.
+//!
+//! A session has an *inside* (as the tenant's packets look) and an *outside* (as they leave). All cores of a pod share one [`Nat`]: packets of a
+//! session may come to any core. The sessions lie in as many parts as there are cores. Each part has a block of the ports of every address, so that
+//! the port of a returning packet names its part; a lock guards a part, and is taken when a core sees a session for the first time. After that the core
+//! finds it in a cache of its own ([`Cache`]), and the only shared word that it may write is the time of the session's last packet, once a second.
+//!
+//! A mapping depends on address and port of both ends (RFC 4787, section 4.1, address and port-dependent): a port serves many destinations. The
+//! address that an inside address gets is always the same ("paired", RFC 4787, section 4.1).
+
+use std::hash::BuildHasher;
+use std::net::IpAddr;
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use bifrost_tables::{ExactMap, exact_map};
+use bifrost_wire::protocol::{TCP, UDP};
+use bifrost_wire::tcp;
+
+use crate::DropReason;
+use crate::rewrite::End;
+
+/// The network that is not a VPC's.
+pub const INTERNET: u32 = u32::MAX;
+
+/// The first port that is given out.
+const FIRST_PORT: u16 = 1024;
+/// Ports that are tried for a session.
+const TRIES: u16 = 32;
+/// Sessions looked at for being over when one begins, and when there is no room.
+const SWEEP: usize = 4;
+const SWEEP_WHEN_FULL: usize = 64;
+/// Sessions that a core remembers.
+const CACHE_MAX: usize = 1 << 16;
+
+// Seconds without a packet after which a session is over.
+/// RFC 5382, section 5.
+const TCP_ESTABLISHED_S: u32 = 7440;
+const TCP_OPENING_S: u32 = 30;
+const TCP_CLOSING_S: u32 = 30;
+/// RFC 4787, section 4.3.
+const UDP_S: u32 = 120;
+/// RFC 5508, section 3.2.
+const ICMP_S: u32 = 60;
+
+// What was seen of a session.
+const REPLIED: u8 = 1;
+const FIN_INSIDE: u8 = 2;
+const FIN_OUTSIDE: u8 = 4;
+const RESET: u8 = 8;
+
+/// Settings of a [`Nat`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NatConfig {
+    /// By number: the network where a pool's addresses are seen ([`INTERNET`] or a service's VNI), and the addresses.
+    pub pools: Vec<(u32, Vec<IpAddr>)>,
+    /// Parts: one for each core, 1 to 1,024.
+    pub cores: u16,
+    /// Sessions of a part at most. A VPC gets at most half of them.
+    pub sessions_per_core: u32,
+    /// Secret: of the hash tables, and of the choice of ports.
+    pub seed: u64,
+}
+
+/// Packets from one end to another, in a network.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct Flow {
+    pub(crate) network: u32,
+    pub(crate) protocol: u8,
+    pub(crate) source: End,
+    pub(crate) destination: End,
+}
+
+impl Flow {
+    fn reversed(self) -> Self {
+        Flow { source: self.destination, destination: self.source, ..self }
+    }
+}
+
+/// One conversation through the translation.
+#[derive(Debug)]
+pub(crate) struct Session {
+    /// As the tenant's packets look.
+    pub(crate) inside: Flow,
+    /// As they leave.
+    pub(crate) outside: Flow,
+    /// When the last packet was seen, s.
+    seen_s: AtomicU32,
+    seen: AtomicU8,
+    over: AtomicBool,
+}
+
+impl Session {
+    /// Notes a packet.
+    fn touch(&self, now_s: u32, flags: tcp::Flags, from_inside: bool) {
+        if self.seen_s.load(Relaxed) != now_s {
+            self.seen_s.store(now_s, Relaxed);
+        }
+        let mut bits = if from_inside { 0 } else { REPLIED };
+        if self.inside.protocol == TCP && flags.intersects(tcp::Flags::FIN.with(tcp::Flags::RST)) {
+            bits |= if flags.contains(tcp::Flags::RST) {
+                RESET
+            } else if from_inside {
+                FIN_INSIDE
+            } else {
+                FIN_OUTSIDE
+            };
+        }
+        if self.seen.load(Relaxed) & bits != bits {
+            self.seen.fetch_or(bits, Relaxed);
+        }
+    }
+
+    fn is_over(&self, now_s: u32) -> bool {
+        let seen = self.seen.load(Relaxed);
+        let patience = match self.inside.protocol {
+            TCP if seen & RESET != 0 || seen & (FIN_INSIDE | FIN_OUTSIDE) == FIN_INSIDE | FIN_OUTSIDE => TCP_CLOSING_S,
+            TCP if seen & REPLIED != 0 => TCP_ESTABLISHED_S,
+            TCP => TCP_OPENING_S,
+            UDP => UDP_S,
+            _ => ICMP_S,
+        };
+        now_s.saturating_sub(self.seen_s.load(Relaxed)) > patience
+    }
+}
+
+/// Sessions that a core has seen, by how their packets look on either side.
+#[derive(Debug)]
+pub(crate) struct Cache(ExactMap<Flow, Arc<Session>>);
+
+impl Cache {
+    pub(crate) fn new(seed: u64) -> Self {
+        Cache(exact_map(seed))
+    }
+
+    fn find(&mut self, flow: &Flow) -> Option<Arc<Session>> {
+        let session = self.0.get(flow)?;
+        if session.over.load(Relaxed) {
+            self.0.remove(flow);
+            return None;
+        }
+        Some(Arc::clone(session))
+    }
+
+    fn keep(&mut self, flow: Flow, session: &Arc<Session>) {
+        if self.0.len() >= CACHE_MAX {
+            self.0.clear();
+        }
+        self.0.insert(flow, Arc::clone(session));
+    }
+}
+
+#[derive(Debug)]
+struct Part {
+    /// In no order.
+    sessions: Vec<Arc<Session>>,
+    /// Where the search for those that are over goes on.
+    sweep: usize,
+    by_inside: ExactMap<Flow, Arc<Session>>,
+    /// By what comes back.
+    by_outside: ExactMap<Flow, Arc<Session>>,
+    by_vpc: ExactMap<u32, u32>,
+}
+
+/// All sessions.
+#[derive(Debug)]
+pub struct Nat {
+    config: NatConfig,
+    parts: Box<[Mutex<Part>]>,
+    /// Ports of an address that belong to a part.
+    block: u16,
+    hash: foldhash::fast::FixedState,
+}
+
+/// What a packet of a session says.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Seen {
+    pub(crate) now: u64,
+    pub(crate) flow: Flow,
+    /// Of TCP.
+    pub(crate) flags: tcp::Flags,
+}
+
+impl Seen {
+    fn now_s(&self) -> u32 {
+        (self.now / 1_000_000_000) as u32
+    }
+}
+
+impl Nat {
+    /// Without sessions. Numbers out of range are brought into it.
+    pub fn new(config: NatConfig) -> Self {
+        let cores = config.cores.clamp(1, 1024);
+        let part = || Part {
+            sessions: Vec::new(),
+            sweep: 0,
+            by_inside: exact_map(config.seed),
+            by_outside: exact_map(config.seed),
+            by_vpc: exact_map(config.seed),
+        };
+        Nat {
+            parts: (0..cores).map(|_| Mutex::new(part())).collect(),
+            block: (u16::MAX - FIRST_PORT + 1) / cores,
+            hash: foldhash::fast::FixedState::with_seed(config.seed),
+            config,
+        }
+    }
+
+    /// Sessions at present.
+    pub fn len(&self) -> usize {
+        self.parts.iter().map(|part| lock(part).sessions.len()).sum()
+    }
+
+    /// Whether there is no session.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// The session of a packet from the inside. It may begin one, from an address of `pool` to `target`, or where the packet goes.
+    pub(crate) fn outward(
+        &self,
+        cache: &mut Cache,
+        seen: Seen,
+        pool: u32,
+        target: Option<End>,
+    ) -> Result<Arc<Session>, DropReason> {
+        let flow = seen.flow;
+        let session = match cache.find(&flow) {
+            Some(session) => session,
+            None => {
+                let part = self.part_of(&flow);
+                let mut guard = lock(&self.parts[part]);
+                let session = match guard.by_inside.get(&flow) {
+                    Some(session) => Arc::clone(session),
+                    None => self.begin(&mut guard, part as u16, seen, pool, target)?,
+                };
+                drop(guard);
+                cache.keep(flow, &session);
+                session
+            }
+        };
+        session.touch(seen.now_s(), seen.flags, true);
+        Ok(session)
+    }
+
+    /// The session of a packet from the outside.
+    pub(crate) fn inward(&self, cache: &mut Cache, seen: Seen) -> Result<Arc<Session>, DropReason> {
+        let session = match cache.find(&seen.flow) {
+            Some(session) => session,
+            None => {
+                let port = seen.flow.destination.port.checked_sub(FIRST_PORT).ok_or(DropReason::NatNoSession)?;
+                let part = self.parts.get(usize::from(port / self.block)).ok_or(DropReason::NatNoSession)?;
+                let found = lock(part).by_outside.get(&seen.flow).map(Arc::clone);
+                let session = found.ok_or(DropReason::NatNoSession)?;
+                cache.keep(seen.flow, &session);
+                session
+            }
+        };
+        session.touch(seen.now_s(), seen.flags, false);
+        Ok(session)
+    }
+
+    fn part_of(&self, flow: &Flow) -> usize {
+        ((u128::from(self.hash.hash_one(flow)) * self.parts.len() as u128) >> 64) as usize
+    }
+
+    #[cold]
+    fn begin(
+        &self,
+        part: &mut Part,
+        number: u16,
+        seen: Seen,
+        pool: u32,
+        target: Option<End>,
+    ) -> Result<Arc<Session>, DropReason> {
+        let flow = seen.flow;
+        let opens = match flow.protocol {
+            TCP => seen.flags.contains(tcp::Flags::SYN) && !seen.flags.contains(tcp::Flags::ACK),
+            UDP => true,
+            // The identifier is on the side of who asks.
+            _ => flow.source.port != 0,
+        };
+        if !opens {
+            return Err(DropReason::NatNoSession);
+        }
+        let (network, addresses) = self.config.pools.get(pool as usize).ok_or(DropReason::NoTranslation)?;
+        let now_s = seen.now_s();
+        part.sweep(now_s, SWEEP);
+        let max = self.config.sessions_per_core as usize;
+        if part.sessions.len() >= max {
+            part.sweep(now_s, SWEEP_WHEN_FULL);
+        }
+        let of_vpc = part.by_vpc.get(&flow.network).copied().unwrap_or(0) as usize;
+        if part.sessions.len() >= max || of_vpc >= (max / 2).max(1) {
+            return Err(DropReason::NatFull);
+        }
+        let destination = target.unwrap_or(flow.destination);
+        let like: Vec<IpAddr> =
+            addresses.iter().copied().filter(|a| a.is_ipv4() == destination.address.is_ipv4()).collect();
+        let choice = self.hash.hash_one((flow.network, flow.source.address)) as usize;
+        let address = *like.get(choice % like.len().max(1)).ok_or(DropReason::NoTranslation)?;
+        let first = self.hash.hash_one((flow, now_s)) as u16 % self.block;
+        for n in 0..TRIES.min(self.block) {
+            let port = FIRST_PORT + number * self.block + (first + n) % self.block;
+            let source = End { address, port };
+            let outside = Flow { network: *network, protocol: flow.protocol, source, destination };
+            if part.by_outside.contains_key(&outside.reversed()) {
+                continue;
+            }
+            let session = Arc::new(Session {
+                inside: flow,
+                outside,
+                seen_s: AtomicU32::new(now_s),
+                seen: AtomicU8::new(0),
+                over: AtomicBool::new(false),
+            });
+            part.sessions.push(Arc::clone(&session));
+            part.by_inside.insert(flow, Arc::clone(&session));
+            part.by_outside.insert(outside.reversed(), Arc::clone(&session));
+            *part.by_vpc.entry(flow.network).or_insert(0) += 1;
+            return Ok(session);
+        }
+        Err(DropReason::NatFull)
+    }
+}
+
+impl Part {
+    /// Removes those of the next `count` sessions that are over.
+    fn sweep(&mut self, now_s: u32, count: usize) {
+        for _ in 0..count.min(self.sessions.len()) {
+            if self.sweep >= self.sessions.len() {
+                self.sweep = 0;
+            }
+            if !self.sessions[self.sweep].is_over(now_s) {
+                self.sweep += 1;
+                continue;
+            }
+            let session = self.sessions.swap_remove(self.sweep);
+            session.over.store(true, Relaxed);
+            self.by_inside.remove(&session.inside);
+            self.by_outside.remove(&session.outside.reversed());
+            if let Some(count) = self.by_vpc.get_mut(&session.inside.network) {
+                *count -= 1;
+                if *count == 0 {
+                    self.by_vpc.remove(&session.inside.network);
+                }
+            }
+        }
+    }
+}
+
+/// A panic of another core while it held the lock leaves maps that are valid one by one.
+fn lock(part: &Mutex<Part>) -> MutexGuard<'_, Part> {
+    part.lock().unwrap_or_else(PoisonError::into_inner)
+}

@@ -1,0 +1,207 @@
+//! What the gateway knows: built as a whole from its configuration, shared by all cores, and never changed.
+
+use std::net::IpAddr;
+
+use bifrost_tables::{Classifier, Dir24, ExactMap, Lpm, Rate};
+use bifrost_wire::Mac;
+
+/// Where a packet of a VPC goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Route {
+    /// To a host of this VPC.
+    Local,
+    /// To a host of another VPC, by its VNI.
+    Peer(u32),
+    /// To the Internet.
+    Internet,
+    /// To a customer's network, by the tunnel's place in [`Tables::tunnels`].
+    Idc(u32),
+    /// Nowhere.
+    Blackhole,
+}
+
+/// A tenant's network.
+#[derive(Clone, Debug, Default)]
+pub struct Vpc {
+    /// Its routes.
+    pub routes: Lpm<Route>,
+    /// What may pass from and to the Internet, by the addresses that the VPC sees; the first match counts. Without it all may pass; with it,
+    /// what no rule matches may not.
+    pub acl: Option<Classifier<bool>>,
+    /// Its Internet traffic, both directions together, in bytes a second (of the inner packets).
+    pub meter: Option<Rate>,
+    /// The number of its pool of SNAT addresses in the [`Nat`](crate::Nat).
+    pub snat: Option<u32>,
+    /// The gateway's addresses in the VPC: they answer ARP and neighbour discovery, and send ICMP errors.
+    pub routers: Vec<IpAddr>,
+}
+
+/// Where a vNIC is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Host {
+    /// Its host's VXLAN address.
+    pub vtep: IpAddr,
+    /// Its MAC address.
+    pub mac: Mac,
+}
+
+/// How a customer's network is reached.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Tunnel {
+    /// The VPC that it belongs to.
+    pub vni: u32,
+    /// The customer's router.
+    pub remote: IpAddr,
+    /// What is spoken with it.
+    pub kind: TunnelKind,
+}
+
+/// The protocol of a [`Tunnel`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum TunnelKind {
+    /// VXLAN (RFC 7348).
+    Vxlan {
+        /// The customer's VNI.
+        vni: u32,
+        /// The router's MAC address inside of it.
+        mac: Mac,
+    },
+    /// GRE (RFC 2784) with a key (RFC 2890).
+    Gre {
+        /// The key, in both directions.
+        key: u32,
+    },
+}
+
+/// What stands behind a service's address.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Backends {
+    /// The network that the backends are in.
+    pub vni: u32,
+    /// The number of the pool of addresses that backends see as sources, in the [`Nat`](crate::Nat).
+    pub pool: u32,
+    /// Addresses and ports; a conversation stays with one.
+    pub list: Vec<(IpAddr, u16)>,
+}
+
+/// Where a route of the Internet leads.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct NextHop {
+    /// The router's address.
+    pub address: IpAddr,
+}
+
+/// All tables.
+#[derive(Clone, Debug)]
+pub struct Tables {
+    /// The gateway's own addresses: of tunnels, one of each family at most.
+    pub vteps: Vec<IpAddr>,
+    /// The gateway's MAC address, outside and inside of tunnels.
+    pub mac: Mac,
+    /// MTU of the network of hosts and routers, bytes of an outer IP packet.
+    pub mtu: u16,
+    /// Tenants' networks by VNI.
+    pub vpcs: ExactMap<u32, Vpc>,
+    /// vNICs by VNI and address.
+    pub hosts: ExactMap<(u32, IpAddr), Host>,
+    /// Who may send VXLAN of the VPCs: the hosts' addresses.
+    pub senders: ExactMap<IpAddr, ()>,
+    /// Public addresses of vNICs by VNI and private address.
+    pub eips: ExactMap<(u32, IpAddr), IpAddr>,
+    /// The reverse.
+    pub eip_owners: ExactMap<IpAddr, (u32, IpAddr)>,
+    /// Tunnels to customers.
+    pub tunnels: Vec<Tunnel>,
+    /// Tunnels by the remote address, and the VNI, or the GRE key with bit 32 set.
+    pub tunnels_in: ExactMap<(IpAddr, u64), u32>,
+    /// Services by VNI, address, protocol and port.
+    pub services: ExactMap<(u32, IpAddr, u8, u16), Backends>,
+    /// Addresses of the pools for translation, by the network where they are seen ([`INTERNET`](crate::INTERNET) or a service's VNI).
+    pub nat_addresses: ExactMap<(u32, IpAddr), ()>,
+    /// IPv4 routes of the Internet: places in `next_hops`.
+    pub fib4: Option<Dir24>,
+    /// IPv6 routes of the Internet.
+    pub fib6: Lpm<u32>,
+    /// Where they lead.
+    pub next_hops: Vec<NextHop>,
+    /// Prefixes of the gateway's own link, where a destination is its own next hop.
+    pub on_link: Lpm<()>,
+    /// The next hop of all other tunnels.
+    pub router: Option<IpAddr>,
+}
+
+impl Tables {
+    /// Nothing but addresses; `seed` is that of the hash tables, whose keys tenants choose in part.
+    pub fn new(vteps: Vec<IpAddr>, mac: Mac, mtu: u16, seed: u64) -> Self {
+        fn map<K, V>(seed: u64) -> ExactMap<K, V> {
+            bifrost_tables::exact_map(seed)
+        }
+        Tables {
+            vteps,
+            mac,
+            mtu,
+            vpcs: map(seed),
+            hosts: map(seed),
+            senders: map(seed),
+            eips: map(seed),
+            eip_owners: map(seed),
+            tunnels: Vec::new(),
+            tunnels_in: map(seed),
+            services: map(seed),
+            nat_addresses: map(seed),
+            fib4: None,
+            fib6: Lpm::default(),
+            next_hops: Vec::new(),
+            on_link: Lpm::default(),
+            router: None,
+        }
+    }
+
+    /// Enters a vNIC, whose host may send from now on.
+    pub fn add_host(&mut self, vni: u32, address: IpAddr, host: Host) {
+        self.hosts.insert((vni, address), host);
+        self.senders.insert(host.vtep, ());
+    }
+
+    /// Enters a tunnel; its place.
+    pub fn add_tunnel(&mut self, tunnel: Tunnel) -> u32 {
+        let place = self.tunnels.len() as u32;
+        let key = match tunnel.kind {
+            TunnelKind::Vxlan { vni, .. } => u64::from(vni),
+            TunnelKind::Gre { key } => gre_key(key),
+        };
+        self.tunnels_in.insert((tunnel.remote, key), place);
+        self.tunnels.push(tunnel);
+        place
+    }
+
+    /// Enters a public address.
+    pub fn add_eip(&mut self, vni: u32, private: IpAddr, public: IpAddr) {
+        self.eips.insert((vni, private), public);
+        self.eip_owners.insert(public, (vni, private));
+    }
+
+    /// The own address of a family.
+    pub(crate) fn vtep_like(&self, address: IpAddr) -> Option<IpAddr> {
+        self.vteps.iter().copied().find(|own| own.is_ipv4() == address.is_ipv4())
+    }
+
+    /// Where a packet to an outer address goes next.
+    pub(crate) fn next_hop(&self, address: IpAddr) -> Option<IpAddr> {
+        self.on_link.lookup(address).map(|()| address).or(self.router)
+    }
+
+    /// Where a packet to the Internet goes next.
+    pub(crate) fn internet(&self, address: IpAddr) -> Option<IpAddr> {
+        let hop = match address {
+            IpAddr::V4(address) => self.fib4.as_ref()?.lookup(address)?,
+            IpAddr::V6(_) => *self.fib6.lookup(address)?,
+        };
+        self.next_hops.get(hop as usize).map(|hop| hop.address)
+    }
+}
+
+/// A GRE key among VNIs.
+pub(crate) fn gre_key(key: u32) -> u64 {
+    1 << 32 | u64::from(key)
+}

@@ -1,0 +1,4 @@
+mod build;
+mod nat;
+mod properties;
+mod services;

@@ -1,0 +1,113 @@
+use std::collections::BTreeSet;
+
+use bifrost_wire::tcp::Flags;
+
+use super::build::*;
+use crate::*;
+
+const REMOTE: &str = "198.51.100.1";
+
+fn out(port: u16, flags: Flags) -> Vec<u8> {
+    tunnelled(HOST_A, VPC, &tcp_packet(("192.168.0.1", port), (REMOTE, 443), flags))
+}
+
+fn back(port: u16, flags: Flags) -> Vec<u8> {
+    link(&tcp_packet((REMOTE, 443), (NAT_ADDRESS, port), flags))
+}
+
+#[test]
+fn snat_both_ways_over_any_core() {
+    let mut pod = Pod::new();
+    let mut ports = BTreeSet::new();
+    for port in 3000..3100 {
+        let syn = pod.forward(&out(port, Flags::SYN));
+        assert_eq!((syn.vxlan, syn.inner.src_ip), (None, ip(NAT_ADDRESS)));
+        // The other core knows the session.
+        let ack = pod.forward(&out(port, Flags::ACK));
+        assert_eq!(ack.inner.src_port, syn.inner.src_port);
+        for _ in 0..2 {
+            let reply = pod.forward(&back(syn.inner.src_port, Flags::ACK));
+            assert_eq!((reply.inner.dst_ip, reply.inner.dst_port), (ip("192.168.0.1"), port));
+            assert_eq!(reply.vxlan.map(|v| v.0), Some(VPC));
+        }
+        assert!(ports.insert(syn.inner.src_port), "a port for two sessions with one remote end");
+    }
+}
+
+#[test]
+fn what_begins_no_session() {
+    let mut pod = Pod::new();
+    assert_eq!(pod.dropped(&out(1, Flags::ACK)), DropReason::NatNoSession);
+    assert_eq!(pod.dropped(&back(2000, Flags::SYN)), DropReason::NatNoSession);
+    for port in [0, 1023, 65_535] {
+        assert_eq!(pod.dropped(&back(port, Flags::ACK)), DropReason::NatNoSession, "{port}");
+    }
+    // Another remote end cannot use the mapping.
+    let port = pod.forward(&out(1, Flags::SYN)).inner.src_port;
+    let foreign = link(&tcp_packet(("198.51.100.2", 443), (NAT_ADDRESS, port), Flags::ACK));
+    assert_eq!(pod.dropped(&foreign), DropReason::NatNoSession);
+    let esp = tunnelled(HOST_A, VPC, &packet("192.168.0.1", REMOTE, 50, 64, &[0; 20]));
+    assert_eq!(pod.dropped(&esp), DropReason::NatProtocol);
+}
+
+#[test]
+fn echo_is_translated_by_its_identifier() {
+    let mut pod = Pod::new();
+    let asked = pod.forward(&tunnelled(HOST_A, VPC, &echo("192.168.0.1", REMOTE, 8, 77)));
+    let identifier = u16::from_be_bytes([asked.l4()[4], asked.l4()[5]]);
+    assert_eq!(asked.inner.src_ip, ip(NAT_ADDRESS));
+    assert!(identifier >= 1024);
+    let answer = pod.forward(&link(&echo(REMOTE, NAT_ADDRESS, 0, identifier)));
+    assert_eq!(answer.inner.dst_ip, ip("192.168.0.1"));
+    assert_eq!(&answer.l4()[4..6], &77u16.to_be_bytes());
+    // A reply that nobody asked for begins nothing.
+    let stray = tunnelled(HOST_A, VPC, &echo("192.168.0.1", REMOTE, 0, 78));
+    assert_eq!(pod.dropped(&stray), DropReason::NatNoSession);
+}
+
+#[test]
+fn sessions_end() {
+    const S: u64 = 1_000_000_000;
+    let cases: &[(&str, &[(bool, Flags)], u64, bool)] = &[
+        ("opening, before its time", &[], 29, true),
+        ("opening", &[], 32, false),
+        ("established", &[(false, Flags::ACK)], 7000, true),
+        ("established, idle", &[(false, Flags::ACK)], 7442, false),
+        ("half closed", &[(false, Flags::ACK), (true, Flags::FIN)], 7000, true),
+        ("closed", &[(false, Flags::FIN), (true, Flags::FIN)], 32, false),
+        ("reset", &[(false, Flags::RST)], 32, false),
+    ];
+    for (name, packets, idle_s, lives) in cases {
+        let mut pod = Pod::new();
+        let port = pod.forward(&out(9, Flags::SYN)).inner.src_port;
+        for (from_inside, flags) in *packets {
+            pod.forward(&if *from_inside { out(9, *flags) } else { back(port, *flags) });
+        }
+        pod.now += idle_s * S;
+        // Sessions are looked at when others begin.
+        for other in 0..64 {
+            pod.forward(&out(100 + other, Flags::SYN));
+        }
+        let there = matches!(pod.process(&back(port, Flags::ACK)).0, Verdict::Forward(_));
+        assert_eq!(there, *lives, "{name}");
+    }
+}
+
+#[test]
+fn a_vpc_gets_half_of_the_sessions() {
+    let mut pod = Pod::new();
+    let mut begun = 0;
+    for port in 0..4000 {
+        match pod.process(&out(port, Flags::SYN)).0 {
+            Verdict::Forward(_) => begun += 1,
+            verdict => assert_eq!(verdict, Verdict::Drop(DropReason::NatFull)),
+        }
+    }
+    // Four parts of 1,000; the hash may leave a few places of a part unused.
+    assert!((1990..=2000).contains(&begun), "{begun}");
+    // A minute later all of them are over.
+    pod.now += 60_000_000_000;
+    for port in 4000..4500 {
+        pod.forward(&out(port, Flags::SYN));
+    }
+}
