@@ -31,6 +31,8 @@ pub enum Refused {
     QueueFull,
     /// No payload slot is free: it may be dispatched whole.
     NoPayloadSlot,
+    /// No core, or not that of its flow, can take it: it must be dropped.
+    NoRoom,
 }
 
 /// In which order a packet leaves.
@@ -137,6 +139,22 @@ impl<T> Balancer<T> {
     /// There is no room; nothing has changed but a counter.
     #[inline]
     pub fn dispatch(&mut self, now: u64, flow_hash: u32, header_only: bool) -> Result<Dispatch, Refused> {
+        self.dispatch_where(now, flow_hash, header_only, |_| true)
+    }
+
+    /// [`dispatch`](Self::dispatch) to a core for which `has_room`: a core that has fallen behind, or has stopped, is passed over while packets are
+    /// sprayed. A packet that is not sprayed has its flow's core only.
+    ///
+    /// # Errors
+    /// There is no room; nothing has changed but a counter, and whose turn it is.
+    #[inline]
+    pub fn dispatch_where(
+        &mut self,
+        now: u64,
+        flow_hash: u32,
+        header_only: bool,
+        mut has_room: impl FnMut(u16) -> bool,
+    ) -> Result<Dispatch, Refused> {
         let sprayed = match self.phase {
             Phase::Spray => true,
             Phase::ByFlow => false,
@@ -149,12 +167,25 @@ impl<T> Balancer<T> {
         let queue = self.order_queue(flow_hash);
         let order = &mut self.queues[usize::from(queue)];
         if self.phase == Phase::ByFlow && order.drain_to.is_none() {
+            if !has_room(self.core_of_flow(flow_hash)) {
+                self.counters.refused_no_room_packets += 1;
+                return Err(Refused::NoRoom);
+            }
             return self.dispatch_by_flow(flow_hash, header_only);
         }
         if order.is_full(&self.config) {
             self.counters.refused_queue_full_packets += 1;
             return Err(Refused::QueueFull);
         }
+        let core = match sprayed {
+            true => self.next_core_where(&mut has_room),
+            false => Some(self.core_of_flow(flow_hash)).filter(|core| has_room(*core)),
+        };
+        let Some(core) = core else {
+            self.counters.refused_no_room_packets += 1;
+            return Err(Refused::NoRoom);
+        };
+        let order = &mut self.queues[usize::from(queue)];
         let psn = order.tail();
         let payload = match header_only.then(|| self.payloads.bind(Owner::place(queue, psn))) {
             Some(None) => {
@@ -165,7 +196,6 @@ impl<T> Balancer<T> {
         };
         order.push(now, payload.unwrap_or(NO_PAYLOAD));
         self.counters.dispatched_packets += 1;
-        let core = if sprayed { self.core_in_turn() } else { self.core_of_flow(flow_hash) };
         let trailer = Trailer { psn, payload, pod: self.config.pod, queue, drop: false, unordered: false };
         Ok(Dispatch { core, trailer })
     }
@@ -396,6 +426,13 @@ impl<T> Balancer<T> {
         }
     }
 
+    /// The next core in turn that has room.
+    #[inline]
+    fn next_core_where(&mut self, mut has_room: impl FnMut(u16) -> bool) -> Option<u16> {
+        (0..self.config.cores).map(|_| self.core_in_turn()).find(|core| has_room(*core))
+    }
+
+    #[inline]
     fn core_in_turn(&mut self) -> u16 {
         let core = self.next_core;
         let cores = self.config.cores - u16::from(mutated!(self.config, CoreLeftOut) && self.config.cores > 1);

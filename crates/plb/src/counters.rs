@@ -26,6 +26,8 @@ counters! {
     refused_queue_full_packets,
     /// Packets refused because no payload slot was free.
     refused_no_payload_slot_packets,
+    /// Packets refused because no core, or not that of their flow, had room.
+    refused_no_room_packets,
     /// Packets that left in order (reorder check, case 4).
     sent_in_order_packets,
     /// Packets that left without an order: originated by the pod, or dispatched by flow.

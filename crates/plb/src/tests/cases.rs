@@ -280,3 +280,23 @@ fn clearing_gives_every_handle_back() {
     assert_eq!((b.occupancy(), b.deadline()), ((0, 0), None));
     assert_eq!(b.returned(t[0].emit(), 0), Some(Egress::Drop { packet: 0, reason: DropReason::PayloadGone }));
 }
+
+#[test]
+fn cores_without_room_are_passed_over() {
+    let mut b: Balancer<u32> = Balancer::new(Config { cores: 4, ..Config::default() }).unwrap();
+    let stopped = |core| core != 2;
+    let cores: Vec<u16> = (0..6).map(|_| b.dispatch_where(0, 7, false, stopped).unwrap().core).collect();
+    assert_eq!(cores, [0, 1, 3, 0, 1, 3]);
+    assert_eq!(b.occupancy(), (6, 0));
+    assert_eq!(b.dispatch_where(0, 7, false, |_| false), Err(Refused::NoRoom));
+    assert_eq!((b.occupancy(), b.counters().refused_no_room_packets), ((6, 0), 1), "no place is taken");
+    // By flow there is one core, with a place or without.
+    b.set_mode(0, Mode::Rss);
+    let mine = b.dispatch(0, u32::MAX, false).unwrap().core;
+    assert_eq!(mine, 3);
+    assert_eq!(b.dispatch_where(0, u32::MAX, false, |core| core != 3), Err(Refused::NoRoom));
+    b.release(1_000_000, u32::MAX, drop);
+    assert!(b.is_settled(1_000_000));
+    assert_eq!(b.dispatch_where(0, u32::MAX, false, |core| core != 3), Err(Refused::NoRoom));
+    assert!(b.dispatch(0, u32::MAX, false).unwrap().trailer.unordered);
+}
