@@ -38,7 +38,7 @@ use lane::{Lane, Macs};
 use next_hop::Resolver;
 use parse::{Outer, Ports};
 use program::{NOTE_BYTES, Steering};
-use socket::{NoFrame, Received, XdpSocket};
+pub(crate) use socket::{NoFrame, QueueConfig, Received, XdpSocket};
 use umem::Frame;
 
 /// Datagrams in a batch at most.

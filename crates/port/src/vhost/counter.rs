@@ -19,7 +19,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 /// # Errors
 /// The kernel has no asynchronous I/O for this thread (`fs.aio-max-nr` is used up, or a filter forbids it), or `fd` is no event
 /// counter.
-pub(super) fn add(fd: BorrowedFd<'_>) -> io::Result<()> {
+pub(crate) fn add(fd: BorrowedFd<'_>) -> io::Result<()> {
     CONTEXT.with(|context| match context.get_or_init(|| Context::new().ok()) {
         Some(context) => context.add(fd),
         None => Err(io::ErrorKind::Unsupported.into()),

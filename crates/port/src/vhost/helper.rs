@@ -25,7 +25,7 @@ type Job = Box<dyn FnOnce() + Send>;
 /// A port's thread for system calls that may block. It starts with the first job, and ends after the last one once all handles
 /// are gone.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Helper(Arc<Inner>);
+pub(crate) struct Helper(Arc<Inner>);
 
 #[derive(Debug, Default)]
 struct Inner {
@@ -88,25 +88,25 @@ fn start(waiting: &Arc<AtomicUsize>) -> std::io::Result<Sender<Job>> {
 
 /// A descriptor of any kind, whose front-end has the same open file. Dropping it never blocks.
 #[derive(Debug)]
-pub(super) struct Foreign {
+pub(crate) struct Foreign {
     /// There until it is dropped or becomes something else.
     fd: Option<OwnedFd>,
     helper: Helper,
 }
 
 impl Foreign {
-    pub(super) fn new(fd: impl Into<OwnedFd>, helper: &Helper) -> Foreign {
+    pub(crate) fn new(fd: impl Into<OwnedFd>, helper: &Helper) -> Foreign {
         Foreign { fd: Some(fd.into()), helper: helper.clone() }
     }
 
     /// The event counter that it is. It may be watched and closed by any thread; reading and writing may block.
-    pub(super) fn into_counter(mut self) -> Option<OwnedFd> {
+    pub(crate) fn into_counter(mut self) -> Option<OwnedFd> {
         self.fd.take_if(|fd| is_counter(fd))
     }
 
     /// The file that it is, if that is memory: a memfd, or a file on tmpfs or hugetlbfs. Accesses to its pages wait for no
     /// other process and no disk, and none of its calls does.
-    pub(super) fn into_memory(mut self) -> Option<File> {
+    pub(crate) fn into_memory(mut self) -> Option<File> {
         self.fd.take_if(|fd| is_memory(fd) || mutated!(AnyFileMapped)).map(File::from)
     }
 

@@ -49,7 +49,7 @@ static EMPTY: AtomicI32 = AtomicI32::new(-1);
 
 /// A part of a file in memory.
 #[derive(Debug)]
-pub(super) struct Mapping {
+pub(crate) struct Mapping {
     /// Unmapped first: a slot that is free may be another mapping's.
     region: MmapRegion,
     place: Place,
@@ -61,7 +61,7 @@ impl Mapping {
     ///
     /// # Errors
     /// The kernel's, or there are too many or too large mappings already.
-    pub(super) fn new(file: File, offset: u64, bytes: u64) -> io::Result<Mapping> {
+    pub(crate) fn new(file: File, offset: u64, bytes: u64) -> io::Result<Mapping> {
         install()?;
         let (start, len) = whole_pages(&file, offset, bytes)?;
         let place = Place::claim(len)?;
@@ -75,12 +75,12 @@ impl Mapping {
     }
 
     /// All that is mapped.
-    pub(super) fn region(&self) -> &MmapRegion {
+    pub(crate) fn region(&self) -> &MmapRegion {
         &self.region
     }
 
     /// Where in [`region`](Self::region) that is what was to be mapped.
-    pub(super) fn at(&self) -> usize {
+    pub(crate) fn at(&self) -> usize {
         self.at
     }
 
@@ -91,7 +91,7 @@ impl Mapping {
 
     /// Whether its file has become too short, and some access noticed. What it held is gone.
     #[inline]
-    pub(super) fn is_lost(&self) -> bool {
+    pub(crate) fn is_lost(&self) -> bool {
         self.place.slot().lost.load(Ordering::Relaxed)
     }
 }

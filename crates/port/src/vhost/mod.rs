@@ -13,12 +13,12 @@ mod backend_tests;
 mod call;
 mod chain;
 mod comeback;
-mod counter;
+pub(crate) mod counter;
 mod counters;
 mod credit;
 mod device;
 mod features;
-mod helper;
+pub(crate) mod helper;
 #[cfg(test)]
 mod hostile_tests;
 mod index;
@@ -27,7 +27,7 @@ mod inflight;
 pub mod inject;
 #[cfg(test)]
 mod kill_tests;
-mod mapping;
+pub(crate) mod mapping;
 mod memory;
 #[cfg(test)]
 mod message_tests;

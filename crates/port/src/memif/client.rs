@@ -1,0 +1,351 @@
+//! The client's end: it owns the memory, and forwards packets where they lie.
+
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsFd, AsRawFd as _, BorrowedFd, OwnedFd};
+use std::path::PathBuf;
+
+use rustix::event::{EventfdFlags, eventfd};
+use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
+
+use super::MemifError;
+use super::message::{AddRing, Message, VERSION};
+use super::ring::{self, Descriptor, Memory, Ring};
+use super::socket::Channel;
+use crate::vhost::mapping::Mapping;
+
+/// How a client sets its interface up.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ClientConfig {
+    /// Where the server listens.
+    pub path: PathBuf,
+    /// The client's name, which the server is told.
+    pub name: String,
+    /// The interface's number.
+    pub id: u32,
+    /// Queues: each has a ring in each direction.
+    pub queues: u16,
+    /// Entries of a ring, as a power of two: at most 14.
+    pub log2_entries: u8,
+    /// Bytes in front of each received packet.
+    pub headroom: usize,
+    /// Bytes of the longest packet.
+    pub longest: usize,
+}
+
+/// An interface.
+#[derive(Debug)]
+pub struct Client {
+    channel: Channel,
+    queues: Vec<Queue>,
+}
+
+impl Client {
+    /// Connects to a server.
+    ///
+    /// # Errors
+    /// Nobody listens, or the server wants something else.
+    pub fn connect(config: &ClientConfig) -> Result<Self, MemifError> {
+        let channel = Channel::connect(&config.path)?;
+        let limits = match channel.expect()?.0 {
+            Message::Hello { min_version, max_version, limits, .. }
+                if (min_version..=max_version).contains(&VERSION) =>
+            {
+                limits
+            }
+            other => return Err(MemifError::Unexpected(format!("no greeting of version 2.0: {other:?}"))),
+        };
+        let most = u32::from(limits.s2c_ring.min(limits.c2s_ring)) + 1;
+        if u32::from(config.queues) > most || config.log2_entries > limits.log2_entries.min(14) {
+            let text = format!("the server offers {most} queues of 2^{} entries", limits.log2_entries);
+            return Err(MemifError::Unexpected(text));
+        }
+        let layout = Layout::of(config);
+        let file = layout.file()?;
+        let step = |message: &Message, fd: Option<BorrowedFd<'_>>| -> Result<Message, MemifError> {
+            channel.send(message, fd)?;
+            Ok(channel.expect()?.0)
+        };
+        let acknowledged = |reply: Message| match reply {
+            Message::Ack => Ok(()),
+            other => Err(MemifError::Unexpected(format!("no acknowledgment: {other:?}"))),
+        };
+        let name = config.name.clone();
+        acknowledged(step(&Message::Init { version: VERSION, id: config.id, name: name.clone() }, None)?)?;
+        let bytes = layout.bytes() as u64;
+        let region = Message::AddRegion { index: 0, bytes };
+        let memory = Memory::new(Mapping::new(file.try_clone()?, 0, bytes)?);
+        let mut queues = Vec::with_capacity(config.queues.into());
+        for number in 0..config.queues {
+            queues.push(Queue::new(&memory, &layout, number)?);
+        }
+        acknowledged(step(&region, Some(file.as_fd()))?)?;
+        for (queue, number) in queues.iter().zip(0..) {
+            for c2s in [true, false] {
+                let offset = layout.ring(number, c2s) as u32;
+                let log2_entries = config.log2_entries;
+                let ring = AddRing { c2s, index: number, region: 0, offset, log2_entries, private: 0 };
+                let event = if c2s { &queue.to_server } else { &queue.from_server };
+                acknowledged(step(&Message::AddRing(ring), Some(event.as_fd()))?)?;
+            }
+        }
+        match step(&Message::Connect { name }, None)? {
+            Message::Connected { .. } => {}
+            other => return Err(MemifError::Unexpected(format!("not connected: {other:?}"))),
+        }
+        channel.wait_forever()?;
+        Ok(Client { channel, queues })
+    }
+
+    /// Takes the queues, to be used by threads of their own.
+    pub fn take_queues(&mut self) -> Vec<Queue> {
+        std::mem::take(&mut self.queues)
+    }
+
+    /// Waits until the server goes, and says how.
+    pub fn wait(&self) -> String {
+        match self.channel.receive() {
+            Ok(None) => "the server has closed the interface".to_owned(),
+            Ok(Some((Message::Disconnect { text, .. }, _))) => format!("the server has sent us away: {text}"),
+            Ok(Some((other, _))) => format!("a message out of turn: {other:?}"),
+            Err(error) => error.to_string(),
+        }
+    }
+
+    /// Makes [`wait`](Self::wait) return.
+    pub fn close(&self) {
+        let _ = self.channel.send(&Message::Disconnect { code: 0, text: "stopped".to_owned() }, None);
+        let _ = rustix::net::shutdown(&self.channel, rustix::net::Shutdown::Both);
+    }
+}
+
+/// Where rings and buffers lie: first all rings, then the buffers of each.
+struct Layout {
+    queues: usize,
+    log2_entries: u8,
+    headroom: usize,
+    buffer: usize,
+}
+
+impl Layout {
+    fn of(config: &ClientConfig) -> Self {
+        Layout {
+            queues: config.queues.into(),
+            log2_entries: config.log2_entries,
+            headroom: config.headroom,
+            buffer: (config.headroom + config.longest).next_multiple_of(64),
+        }
+    }
+
+    fn ring(&self, queue: u16, c2s: bool) -> usize {
+        let number = 2 * usize::from(queue) + usize::from(!c2s);
+        number * ring::bytes(self.log2_entries).next_multiple_of(64)
+    }
+
+    fn buffers(&self, queue: u16, c2s: bool) -> usize {
+        let number = 2 * usize::from(queue) + usize::from(!c2s);
+        let rings = self.ring(self.queues as u16, true).next_multiple_of(4096);
+        rings + number * (self.buffer << self.log2_entries)
+    }
+
+    fn bytes(&self) -> usize {
+        self.buffers(self.queues as u16, true)
+    }
+
+    fn file(&self) -> io::Result<File> {
+        if u32::try_from(self.bytes()).is_err() {
+            return Err(io::Error::other("rings and buffers take more than 4 GiB"));
+        }
+        let fd = memfd_create("memif", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
+        ftruncate(&fd, self.bytes() as u64)?;
+        fcntl_add_seals(&fd, SealFlags::SHRINK)?;
+        Ok(fd.into())
+    }
+}
+
+/// A queue: what comes from the server leaves to it, in the same buffer.
+#[derive(Debug)]
+pub struct Queue {
+    memory: Memory,
+    receive: Ring,
+    send: Ring,
+    /// Where the buffer of each slot begins.
+    receive_buffers: Box<[u32]>,
+    send_buffers: Box<[u32]>,
+    headroom: usize,
+    buffer: usize,
+    /// The next packet to be received, and how far the server had come.
+    next: u16,
+    arrived: u16,
+    /// The next slot to send from; it is the server's to take from the last published one on.
+    sent: u16,
+    published: u16,
+    /// How far the server has taken.
+    taken: u16,
+    from_server: OwnedFd,
+    to_server: OwnedFd,
+}
+
+/// A received packet.
+#[derive(Debug)]
+pub struct Received<'a> {
+    /// Its whole buffer.
+    pub buffer: &'a mut [u8],
+    /// Where in it the packet is.
+    pub start: usize,
+    /// Bytes of it.
+    pub len: usize,
+}
+
+impl Queue {
+    fn new(memory: &Memory, layout: &Layout, number: u16) -> io::Result<Self> {
+        let entries = 1u16 << layout.log2_entries;
+        let ring = |c2s| {
+            let ring = Ring::new(memory.clone(), layout.ring(number, c2s), layout.log2_entries);
+            let ring = ring.ok_or_else(|| io::Error::other("a ring outside of its memory"))?;
+            ring.initialise();
+            Ok::<Ring, io::Error>(ring)
+        };
+        let (send, receive) = (ring(true)?, ring(false)?);
+        let places = |c2s| -> Box<[u32]> {
+            let first = layout.buffers(number, c2s);
+            (0..usize::from(entries)).map(|n| (first + n * layout.buffer) as u32).collect()
+        };
+        let event = || eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
+        let queue = Queue {
+            memory: memory.clone(),
+            receive,
+            send,
+            receive_buffers: places(false),
+            send_buffers: places(true),
+            headroom: layout.headroom,
+            buffer: layout.buffer,
+            next: 0,
+            arrived: 0,
+            sent: 0,
+            published: 0,
+            taken: 0,
+            from_server: event()?,
+            to_server: event()?,
+        };
+        for slot in 0..entries {
+            queue.offer(slot);
+        }
+        // All buffers are the server's.
+        queue.receive.set_head(entries);
+        Ok(queue)
+    }
+
+    /// Writes the descriptor of an empty buffer.
+    fn offer(&self, slot: u16) {
+        let at = self.receive_buffers[usize::from(slot & (self.receive.entries() - 1))];
+        let len = (self.buffer - self.headroom) as u32;
+        let offset = at + self.headroom as u32;
+        self.receive.set_descriptor(slot, Descriptor { flags: 0, region: 0, len, offset });
+    }
+
+    /// Packets that have come, and can leave again.
+    #[inline]
+    pub fn available(&mut self) -> u16 {
+        self.arrived = self.receive.tail();
+        self.arrived.wrapping_sub(self.next).min(self.room())
+    }
+
+    /// Packets that can be sent.
+    #[inline]
+    pub fn room(&mut self) -> u16 {
+        let entries = self.send.entries();
+        self.taken = self.send.tail();
+        entries.saturating_sub(self.sent.wrapping_sub(self.taken))
+    }
+
+    /// The next packet. It has to be [sent](Self::send_received) back before the next one can be had. There must be one [`available`](Self::available).
+    #[inline]
+    pub fn received(&mut self) -> Option<Received<'_>> {
+        if self.next == self.arrived {
+            return None;
+        }
+        let index = usize::from(self.next & (self.receive.entries() - 1));
+        let len = (self.receive.descriptor(self.next).len as usize).min(self.buffer - self.headroom);
+        let (start, buffer) = (self.headroom, self.bytes(self.receive_buffers[index]));
+        Some(Received { buffer, start, len })
+    }
+
+    /// Sends `len` bytes from `start` on of the buffer that [`received`](Self::received) gave: the buffer changes its place with that of the slot that it
+    /// is sent from.
+    #[inline]
+    pub fn send_received(&mut self, start: usize, len: usize) {
+        let mask = self.send.entries() - 1;
+        let (from, to) = (usize::from(self.next & mask), usize::from(self.sent & mask));
+        std::mem::swap(&mut self.receive_buffers[from], &mut self.send_buffers[to]);
+        self.put(start, len);
+        self.offer(self.next);
+        self.next = self.next.wrapping_add(1);
+    }
+
+    /// Sends a packet of one's own, which `write` writes; it returns the length. There must be [`room`](Self::room).
+    pub fn send(&mut self, write: impl FnOnce(&mut [u8]) -> usize) {
+        let index = usize::from(self.sent & (self.send.entries() - 1));
+        let len = write(self.bytes(self.send_buffers[index])).min(self.buffer);
+        self.put(0, len);
+    }
+
+    fn put(&mut self, start: usize, len: usize) {
+        let at = self.send_buffers[usize::from(self.sent & (self.send.entries() - 1))];
+        let start = start.min(self.buffer);
+        let len = len.min(self.buffer - start) as u32;
+        self.send.set_descriptor(self.sent, Descriptor { flags: 0, region: 0, len, offset: at + start as u32 });
+        self.sent = self.sent.wrapping_add(1);
+    }
+
+    /// Shows the server what was sent, and the buffers that are empty again.
+    #[inline]
+    pub fn publish(&mut self) {
+        self.receive.set_head(self.next.wrapping_add(self.receive.entries()));
+        if self.published == self.sent {
+            return;
+        }
+        self.published = self.sent;
+        self.send.set_head(self.sent);
+        if self.send.wants_interrupts() {
+            let _ = rustix::io::write(&self.to_server, &1u64.to_ne_bytes());
+        }
+    }
+
+    /// Whether to be woken by [`event`](Self::event). After `true` the queue must be looked at once more.
+    pub fn want_interrupts(&self, wanted: bool) {
+        self.receive.want_interrupts(wanted);
+    }
+
+    /// Becomes readable when the server wakes us.
+    pub fn event(&self) -> BorrowedFd<'_> {
+        self.from_server.as_fd()
+    }
+
+    /// Makes [`event`](Self::event) unreadable again.
+    pub fn clear_event(&self) {
+        let _ = rustix::io::read(&self.from_server, &mut [0; 8]);
+    }
+
+    /// The descriptor's number, for a table of descriptors.
+    pub fn event_number(&self) -> i32 {
+        self.from_server.as_raw_fd()
+    }
+
+    #[cfg(test)]
+    pub(super) fn raw_send_ring(&self) -> &Ring {
+        &self.send
+    }
+
+    #[cfg(test)]
+    pub(super) fn raw_receive_ring(&self) -> &Ring {
+        &self.receive
+    }
+
+    fn bytes(&mut self, at: u32) -> &mut [u8] {
+        let Some(start) = self.memory.at(at as usize, self.buffer) else { return &mut [] };
+        // SAFETY: inside the mapping, as just checked. The buffer is in this queue alone (`Layout::buffers`), and at one place in it; the server, which
+        // this end trusts, leaves alone what is not lent to it; `&mut self` keeps everybody else out while the slice lives.
+        unsafe { std::slice::from_raw_parts_mut(start.as_ptr(), self.buffer) }
+    }
+}
