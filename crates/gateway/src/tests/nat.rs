@@ -68,7 +68,8 @@ fn echo_is_translated_by_its_identifier() {
 #[test]
 fn sessions_end() {
     const S: u64 = 1_000_000_000;
-    let cases: &[(&str, &[(bool, Flags)], u64, bool)] = &[
+    type Case<'a> = (&'a str, &'a [(bool, Flags)], u64, bool);
+    let cases: &[Case<'_>] = &[
         ("opening, before its time", &[], 29, true),
         ("opening", &[], 32, false),
         ("established", &[(false, Flags::ACK)], 7000, true),

@@ -1,5 +1,5 @@
 use bifrost_tables::Rate;
-use bifrost_wire::protocol::{TCP, UDP};
+use bifrost_wire::protocol::UDP;
 use bifrost_wire::{Mac, arp, ethernet, tcp};
 
 use super::build::*;

@@ -1,0 +1,69 @@
+//! Settings.
+
+use bifrost_plb as plb;
+use bifrost_tables::{LimiterConfig, Rate};
+use thiserror::Error;
+
+use crate::Rules;
+
+/// Settings of a [`Pod`](crate::Pod).
+#[derive(Clone, Debug)]
+pub struct PodConfig {
+    /// Its name, in counters and errors.
+    pub name: String,
+    /// Dispatch and order queues. [`payload_slots`](plb::Config::payload_slots) is for packets that are delivered as headers only.
+    pub balancer: plb::Config,
+    /// Its interfaces, 1 to 4: the VLAN of each, or `None` for frames without a tag.
+    pub interfaces: Vec<Option<u16>>,
+    /// The class of each packet.
+    pub rules: Rules,
+    /// What tenants may send, in packets.
+    pub limiter: LimiterConfig,
+    /// Control packets over the priority rings.
+    pub control: Rate,
+    /// Packets with at least so many bytes of payload are delivered as headers only; `None`: none are.
+    pub header_only_from: Option<u16>,
+}
+
+/// Settings of a [`Pipeline`](crate::Pipeline).
+#[derive(Clone, Debug)]
+pub struct PipelineConfig {
+    /// The pods.
+    pub pods: Vec<PodConfig>,
+    /// Bytes of the longest frame.
+    pub longest: usize,
+    /// Secret: tenants that know it could choose flows that share an order queue, or a core.
+    pub seed: u64,
+}
+
+/// Settings that do not fit together.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+pub enum ConfigError {
+    /// Of the balancer.
+    #[error("pod {0}: {1}")]
+    Balancer(String, plb::ConfigError),
+    /// None, or too many.
+    #[error("pod {0}: {1} interfaces; a pod has 1 to 4")]
+    Interfaces(String, usize),
+    /// Two interfaces have it.
+    #[error("pod {pod}: {}: another interface has it, too", text(*.vlan))]
+    Vlan {
+        /// The second one's pod.
+        pod: String,
+        /// The VLAN.
+        vlan: Option<u16>,
+    },
+    /// Beyond 12 bits.
+    #[error("pod {0}: VLAN {1}; VLANs are 1 to 4094")]
+    NoVlan(String, u16),
+    /// Two pods have it.
+    #[error("pod {0}: number {1} is another pod's, too")]
+    Number(String, u16),
+    /// Headers only without payload slots.
+    #[error("pod {0}: headers only, but no payload slots")]
+    PayloadSlots(String),
+}
+
+fn text(vlan: Option<u16>) -> String {
+    vlan.map_or_else(|| "untagged".to_owned(), |vlan| format!("VLAN {vlan}"))
+}

@@ -1,0 +1,109 @@
+//! All pods.
+
+use crate::{Arrival, ConfigError, PipelineConfig, Pod, Refusal, Ring, Rings, look};
+
+/// VLAN identifiers.
+const VLANS: usize = 4096;
+
+/// Whose a VLAN is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Place {
+    /// The pod, by its place in the configuration.
+    pub pod: usize,
+    /// The pod's interface.
+    pub interface: usize,
+}
+
+/// The pipeline. See the [crate].
+#[derive(Debug)]
+pub struct Pipeline {
+    pods: Vec<Pod>,
+    by_vlan: Box<[Option<Place>]>,
+    untagged: Option<Place>,
+    seed: u64,
+    malformed: u64,
+    no_pod: u64,
+}
+
+impl Pipeline {
+    /// With all memory that it ever needs.
+    ///
+    /// # Errors
+    /// Settings that do not fit together.
+    pub fn new(config: PipelineConfig) -> Result<Self, ConfigError> {
+        let mut by_vlan = vec![None; VLANS];
+        let mut untagged = None;
+        let mut pods: Vec<Pod> = Vec::with_capacity(config.pods.len());
+        for (pod, settings) in config.pods.into_iter().enumerate() {
+            let name = settings.name.clone();
+            for (interface, vlan) in settings.interfaces.iter().enumerate() {
+                let slot = match *vlan {
+                    None => &mut untagged,
+                    Some(vlan) if !(1..4095).contains(&vlan) => return Err(ConfigError::NoVlan(name, vlan)),
+                    Some(vlan) => &mut by_vlan[usize::from(vlan)],
+                };
+                if slot.replace(Place { pod, interface }).is_some() {
+                    return Err(ConfigError::Vlan { pod: name, vlan: *vlan });
+                }
+            }
+            let number = settings.balancer.pod;
+            if pods.iter().any(|other| other.config.balancer.pod == number) {
+                return Err(ConfigError::Number(name, number));
+            }
+            pods.push(Pod::new(settings, config.longest)?);
+        }
+        Ok(Pipeline { pods, by_vlan: by_vlan.into(), untagged, seed: config.seed, malformed: 0, no_pod: 0 })
+    }
+
+    /// The pods, in the order of the configuration.
+    pub fn pods(&self) -> &[Pod] {
+        &self.pods
+    }
+
+    /// The same, to be changed.
+    pub fn pods_mut(&mut self) -> &mut [Pod] {
+        &mut self.pods
+    }
+
+    /// Frames dropped: malformed, and for no pod.
+    pub fn strays(&self) -> (u64, u64) {
+        (self.malformed, self.no_pod)
+    }
+
+    /// Takes a frame from the wire. `rings` gives the rings of a place.
+    ///
+    /// # Errors
+    /// It is dropped.
+    #[inline]
+    pub fn arrive<R: Rings>(
+        &mut self,
+        now: u64,
+        frame: &[u8],
+        rings: impl FnOnce(Place) -> R,
+    ) -> Result<(Place, Ring), Refusal> {
+        let Some(arrival) = look(frame, self.seed) else {
+            self.malformed += 1;
+            return Err(Refusal::Malformed);
+        };
+        let Some(place) = self.place(&arrival) else {
+            self.no_pod += 1;
+            return Err(Refusal::NoPod);
+        };
+        let pod = &mut self.pods[place.pod];
+        let ring = pod.arrive(now, self.seed, place.interface, &arrival, frame, &mut rings(place))?;
+        Ok((place, ring))
+    }
+
+    /// Whose a frame is.
+    fn place(&self, arrival: &Arrival) -> Option<Place> {
+        match arrival.vlan {
+            None => self.untagged,
+            Some(vlan) => self.by_vlan.get(usize::from(vlan)).copied().flatten(),
+        }
+    }
+
+    /// The first time at which a pod's packets must be released.
+    pub fn deadline(&self) -> Option<u64> {
+        self.pods.iter().filter_map(Pod::deadline).min()
+    }
+}

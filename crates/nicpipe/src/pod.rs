@@ -1,0 +1,358 @@
+//! One pod: what goes to it, and what it returns.
+
+use bifrost_plb::{self as plb, Balancer, Counters, Dispatch, Egress, Mode, Refused, TRAILER_LEN, Trailer};
+use bifrost_tables::{TenantLimiter, TokenBucket};
+use bifrost_wire::ethernet;
+
+use crate::buffers::Buffers;
+use crate::parse::untagged;
+use crate::{Arrival, Class, ConfigError, PodConfig, PodCounters, Refusal};
+
+/// Which ring of an interface.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ring {
+    /// Of control traffic.
+    Priority,
+    /// Of a core.
+    Core(u16),
+}
+
+/// The rings of one interface, towards the pod.
+pub trait Rings {
+    /// Whether a ring has room for a packet.
+    fn has_room(&mut self, ring: Ring) -> bool;
+    /// Puts a packet, in parts, into a ring that has room. False: it is too long for the pod's buffer.
+    fn put(&mut self, ring: Ring, parts: &[&[u8]]) -> bool;
+}
+
+/// A frame on its way out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Leaving<'a> {
+    /// The frame, in parts: in front of the tag, the tag, behind it, and the payload. Any may be empty.
+    pub parts: [&'a [u8]; 4],
+}
+
+/// A packet that waits for its turn.
+#[derive(Clone, Copy, Debug)]
+struct Held {
+    buffer: u32,
+    len: u16,
+    interface: u8,
+}
+
+/// One pod's part of the pipeline.
+#[derive(Debug)]
+pub struct Pod {
+    pub(crate) config: PodConfig,
+    balancer: Balancer<Held>,
+    limiter: TenantLimiter,
+    control: TokenBucket,
+    held: Buffers,
+    payloads: Buffers,
+    payload_lens: Box<[u16]>,
+    longest: usize,
+    /// Which interfaces have a client.
+    up: Vec<bool>,
+    counters: PodCounters,
+}
+
+impl Pod {
+    /// With all the memory that it ever needs: a buffer for each place of an order queue and for each payload slot.
+    pub(crate) fn new(config: PodConfig, longest: usize) -> Result<Self, ConfigError> {
+        let name = || config.name.clone();
+        if !(1..=4).contains(&config.interfaces.len()) {
+            return Err(ConfigError::Interfaces(name(), config.interfaces.len()));
+        }
+        if config.header_only_from.is_some() && config.balancer.payload_slots == 0 {
+            return Err(ConfigError::PayloadSlots(name()));
+        }
+        let balancer = Balancer::new(config.balancer).map_err(|e| ConfigError::Balancer(name(), e))?;
+        let plb::Config { order_queues, queue_entries, payload_slots, .. } = config.balancer;
+        // What is held has a place; one more is being looked at.
+        let places = u32::from(order_queues) * queue_entries + 1;
+        Ok(Pod {
+            balancer,
+            limiter: TenantLimiter::new(config.limiter),
+            control: TokenBucket::new(config.control.per_second, config.control.burst),
+            held: Buffers::new(places, longest + TRAILER_LEN),
+            payloads: Buffers::new(payload_slots, longest),
+            payload_lens: vec![0; payload_slots as usize].into(),
+            longest,
+            up: vec![false; config.interfaces.len()],
+            counters: PodCounters::default(),
+            config,
+        })
+    }
+
+    /// Its name.
+    pub fn name(&self) -> &str {
+        &self.config.name
+    }
+
+    /// What happened so far.
+    pub fn counters(&self) -> &PodCounters {
+        &self.counters
+    }
+
+    /// What happened in its order queues.
+    pub fn order_counters(&self) -> &Counters {
+        self.balancer.counters()
+    }
+
+    /// Places in use in its order queues, and returned packets that lie in them.
+    pub fn occupancy(&self) -> (u32, u32) {
+        self.balancer.occupancy()
+    }
+
+    /// Its limiter.
+    pub fn limiter(&self) -> &TenantLimiter {
+        &self.limiter
+    }
+
+    /// Its limiter, to exempt tenants or limit them early.
+    pub fn limiter_mut(&mut self) -> &mut TenantLimiter {
+        &mut self.limiter
+    }
+
+    /// Changes by what its packets are spread, without reordering a flow.
+    pub fn set_mode(&mut self, now: u64, mode: Mode) {
+        self.balancer.set_mode(now, mode);
+    }
+
+    /// By what its packets are spread, and whether already all of them.
+    pub fn mode(&self, now: u64) -> (Mode, bool) {
+        (self.balancer.mode(), self.balancer.is_settled(now))
+    }
+
+    /// An interface has a client, or has none any more. Without any the pod is gone: what waits is dropped.
+    pub fn set_up(&mut self, interface: usize, up: bool) {
+        if let Some(state) = self.up.get_mut(interface) {
+            *state = up;
+        }
+        if !self.up.contains(&true) {
+            let held = &mut self.held;
+            self.balancer.clear(|egress| {
+                let (Egress::Send { packet, .. } | Egress::Drop { packet, .. }) = egress;
+                held.give(packet.buffer);
+            });
+        }
+    }
+
+    /// Whether an interface has a client.
+    pub fn is_up(&self, interface: usize) -> bool {
+        self.up.get(interface).copied().unwrap_or(false)
+    }
+
+    /// When [`release`](Self::release) has to be called next if nothing comes back until then.
+    pub fn deadline(&self) -> Option<u64> {
+        self.balancer.deadline()
+    }
+
+    /// Classifies, limits and dispatches a frame that arrived at an interface.
+    pub(crate) fn arrive(
+        &mut self,
+        now: u64,
+        seed: u64,
+        interface: usize,
+        arrival: &Arrival,
+        frame: &[u8],
+        rings: &mut impl Rings,
+    ) -> Result<Ring, Refusal> {
+        self.counters.arrived_packets += 1;
+        if !self.is_up(interface) {
+            self.counters.refused_pod_down_packets += 1;
+            return Err(Refusal::PodDown);
+        }
+        if frame.len() > self.longest {
+            self.counters.refused_too_long_packets += 1;
+            return Err(Refusal::TooLong);
+        }
+        let tagged = self.config.interfaces[interface].is_some();
+        let class = self.config.rules.class(arrival, frame);
+        if class == Class::Priority {
+            return self.arrive_priority(now, tagged, arrival, frame, rings);
+        }
+        if !self.limiter.admit(now, arrival.tenant(seed), 1).passes {
+            self.counters.refused_limited_packets += 1;
+            return Err(Refusal::Limited);
+        }
+        let payload = arrival.end.saturating_sub(arrival.headers);
+        let header_only = self.config.header_only_from.is_some_and(|least| payload >= usize::from(least));
+        let dispatch = match self.dispatch(now, class, arrival.flow_hash, header_only, rings) {
+            Err(Refused::NoPayloadSlot) => self.dispatch(now, class, arrival.flow_hash, false, rings),
+            result => result,
+        };
+        let Dispatch { core, trailer } = dispatch.map_err(|refused| {
+            let (counter, refusal) = match refused {
+                Refused::QueueFull => (&mut self.counters.refused_queue_full_packets, Refusal::QueueFull),
+                _ => (&mut self.counters.refused_ring_full_packets, Refusal::RingFull),
+            };
+            *counter += 1;
+            refusal
+        })?;
+        let end = if trailer.payload.is_some() { arrival.headers } else { arrival.end };
+        let [macs, rest] = untagged(frame, tagged, end);
+        let ring = Ring::Core(core);
+        if !rings.put(ring, &[macs, rest, &trailer.emit()]) {
+            self.counters.refused_too_long_packets += 1;
+            // Its place is freed as if the pod had dropped it.
+            self.drop_place(trailer);
+            return Err(Refusal::TooLong);
+        }
+        if let Some(slot) = trailer.payload {
+            self.payloads.get_mut(slot)[..payload].copy_from_slice(&frame[arrival.headers..arrival.end]);
+            self.payload_lens[slot as usize] = payload as u16;
+            self.counters.delivered_header_only_packets += 1;
+        }
+        self.counters.delivered_packets += 1;
+        Ok(ring)
+    }
+
+    #[inline]
+    fn dispatch(
+        &mut self,
+        now: u64,
+        class: Class,
+        flow_hash: u32,
+        header_only: bool,
+        rings: &mut impl Rings,
+    ) -> Result<Dispatch, Refused> {
+        let mut has_room = |core| rings.has_room(Ring::Core(core));
+        if class == Class::Plb {
+            return self.balancer.dispatch_where(now, flow_hash, header_only, has_room);
+        }
+        let dispatch = self.balancer.dispatch_by_flow(flow_hash, header_only)?;
+        // A payload slot that was lent is taken by the next packet that needs one.
+        if has_room(dispatch.core) { Ok(dispatch) } else { Err(Refused::NoRoom) }
+    }
+
+    fn arrive_priority(
+        &mut self,
+        now: u64,
+        tagged: bool,
+        arrival: &Arrival,
+        frame: &[u8],
+        rings: &mut impl Rings,
+    ) -> Result<Ring, Refusal> {
+        if !self.control.take(now, 1) {
+            self.counters.refused_control_rate_packets += 1;
+            return Err(Refusal::ControlRate);
+        }
+        if !rings.has_room(Ring::Priority) {
+            self.counters.refused_ring_full_packets += 1;
+            return Err(Refusal::RingFull);
+        }
+        let pod = self.config.balancer.pod;
+        let trailer = Trailer { psn: 0, payload: None, pod, queue: 0, drop: false, unordered: true };
+        let [macs, rest] = untagged(frame, tagged, arrival.end);
+        if !rings.put(Ring::Priority, &[macs, rest, &trailer.emit()]) {
+            self.counters.refused_too_long_packets += 1;
+            return Err(Refusal::TooLong);
+        }
+        self.counters.delivered_priority_packets += 1;
+        Ok(Ring::Priority)
+    }
+
+    #[cold]
+    fn drop_place(&mut self, trailer: Trailer) {
+        let held = Held { buffer: u32::MAX, len: 0, interface: 0 };
+        let trailer = Trailer { drop: true, ..trailer };
+        let _ = self.balancer.returned(trailer.emit(), held);
+    }
+
+    /// The legal check: takes one packet that the pod returned on a ring of `interface`. `read` copies it, with its trailer, and returns its length; it must
+    /// copy the pod's memory once. A packet without a place leaves at once, through `sink`.
+    #[inline]
+    pub fn take_back<B>(
+        &mut self,
+        interface: usize,
+        read: impl FnOnce(&mut [u8]) -> Option<Result<usize, B>>,
+        sink: impl FnMut(Leaving<'_>),
+    ) -> bool {
+        // There are more buffers than places.
+        let Some(buffer) = self.held.take() else { return false };
+        let bytes = self.held.get_mut(buffer);
+        let len = match read(bytes) {
+            None => {
+                self.held.give(buffer);
+                return false;
+            }
+            Some(Ok(len)) if len >= TRAILER_LEN => len,
+            Some(_) => {
+                self.counters.returned_packets += 1;
+                self.counters.returned_bad_packets += 1;
+                self.held.give(buffer);
+                return true;
+            }
+        };
+        self.counters.returned_packets += 1;
+        let (packet_len, mut trailer) = (len - TRAILER_LEN, [0; TRAILER_LEN]);
+        trailer.copy_from_slice(&bytes[packet_len..len]);
+        // Nothing that is no Ethernet frame may leave; what is dropped may be empty.
+        if packet_len < ethernet::HEADER_LEN
+            && let Ok(parsed) = Trailer::parse(trailer)
+            && !parsed.drop
+        {
+            self.counters.returned_bad_packets += 1;
+            trailer = Trailer { drop: true, ..parsed }.emit();
+        }
+        let held = Held { buffer, len: packet_len as u16, interface: interface as u8 };
+        if let Some(egress) = self.balancer.returned(trailer, held) {
+            self.leave(egress, sink);
+        }
+        true
+    }
+
+    /// The reorder check: hands `sink` the frames that may leave now.
+    #[inline]
+    pub fn release(&mut self, now: u64, limit: u32, mut sink: impl FnMut(Leaving<'_>)) -> u32 {
+        let Pod { balancer, held, payloads, payload_lens, counters, config, .. } = self;
+        balancer.release(now, limit, |egress| {
+            deparse(egress, held, payloads, payload_lens, counters, &config.interfaces, &mut sink);
+        })
+    }
+
+    fn leave(&mut self, egress: Egress<Held>, mut sink: impl FnMut(Leaving<'_>)) {
+        let Pod { held, payloads, payload_lens, counters, config, .. } = self;
+        deparse(egress, held, payloads, payload_lens, counters, &config.interfaces, &mut sink);
+    }
+
+    #[cfg(test)]
+    pub(crate) fn free_buffers(&self) -> usize {
+        self.held.free()
+    }
+}
+
+/// Joins header and payload, and puts the tag back.
+#[inline]
+fn deparse(
+    egress: Egress<Held>,
+    held: &mut Buffers,
+    payloads: &Buffers,
+    payload_lens: &[u16],
+    counters: &mut PodCounters,
+    interfaces: &[Option<u16>],
+    sink: &mut impl FnMut(Leaving<'_>),
+) {
+    let (Egress::Send { packet, .. } | Egress::Drop { packet, .. }) = egress;
+    // What had no buffer needs none back.
+    if packet.buffer == u32::MAX {
+        return;
+    }
+    if let Egress::Send { payload, .. } = egress {
+        let frame = &held.get(packet.buffer)[..usize::from(packet.len)];
+        let payload = payload.map_or(&[][..], |slot| {
+            let len = payload_lens.get(slot as usize).copied().unwrap_or(0);
+            &payloads.get(slot)[..usize::from(len)]
+        });
+        let (macs, rest) = frame.split_at(frame.len().min(12));
+        let vlan = interfaces.get(usize::from(packet.interface)).copied().flatten();
+        let tag = vlan.map(|vlan| {
+            let [a, b] = vlan.to_be_bytes();
+            [0x81, 0, a, b]
+        });
+        counters.sent_packets += 1;
+        sink(Leaving { parts: [macs, tag.as_ref().map_or(&[][..], |tag| tag), rest, payload] });
+    }
+    held.give(packet.buffer);
+}

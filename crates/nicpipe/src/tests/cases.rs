@@ -1,0 +1,119 @@
+use bifrost_plb::Trailer;
+use bifrost_wire::protocol::{ICMP, TCP};
+
+use super::world::*;
+use crate::*;
+
+const OWN: [u8; 4] = [10, 0, 0, 1];
+const PEER: [u8; 4] = [10, 0, 0, 254];
+
+fn tcp(source: [u8; 4], destination: [u8; 4], port: u16) -> Vec<u8> {
+    let mut header = [0u8; 20];
+    header[..2].copy_from_slice(&port.to_be_bytes());
+    header[2..4].copy_from_slice(&50_000u16.to_be_bytes());
+    header[12] = 0x50;
+    framed(Some(VLAN), &ip(source, destination, TCP, &header))
+}
+
+#[test]
+fn classes() {
+    let mut arp = framed(Some(VLAN), &[0; 28]);
+    arp[16..26].copy_from_slice(&[8, 6, 0, 1, 8, 0, 6, 4, 0, 1]);
+    let cases = [
+        ("tunnel", packet(1, 2, 3, 10), Class::Plb),
+        ("ARP", arp, Class::Priority),
+        ("BGP to us", tcp(PEER, OWN, 179), Class::Priority),
+        ("BGP through us", tcp(PEER, [203, 0, 113, 9], 179), Class::Plb),
+        ("BFD to us", framed(Some(VLAN), &datagram(PEER, OWN, (50_000, 3784), b"x")), Class::Priority),
+        ("ping to us", framed(Some(VLAN), &ip(PEER, OWN, ICMP, &[8, 0, 0, 0, 0, 1, 0, 1])), Class::Priority),
+        ("ping through us", framed(Some(VLAN), &ip(PEER, PEER, ICMP, &[8, 0, 0, 0, 0, 1, 0, 1])), Class::Plb),
+        ("a rule's port", framed(Some(VLAN), &datagram(PEER, PEER, (1, 7777), b"x")), Class::Rss),
+    ];
+    let mut config = config(2);
+    let rule =
+        Rule { ethertype: None, protocol: None, port: Some(7777), destination: None, vni: None, class: Class::Rss };
+    config.rules.list.push(rule);
+    for (name, frame, class) in cases {
+        let arrival = look(&frame, SEED).unwrap();
+        assert_eq!(config.rules.class(&arrival, &frame), class, "{name}");
+        let mut world = World::new(config.clone());
+        let (_, ring) = world.arrive(&frame).unwrap();
+        assert_eq!(ring == Ring::Priority, class == Class::Priority, "{name}");
+        let bytes = match class {
+            Class::Priority => world.priority[0].clone(),
+            _ => (0..2).find_map(|core| world.ring_of(core).next().map(<[u8]>::to_vec)).unwrap(),
+        };
+        let trailer = Trailer::parse(bytes[bytes.len() - 16..].try_into().unwrap()).unwrap();
+        assert_eq!(trailer.unordered, class != Class::Plb, "{name}");
+        world.give_back(&bytes);
+        world.pass(200_000);
+        assert_eq!(world.left[0], frame, "{name}");
+    }
+}
+
+#[test]
+fn control_traffic_has_a_rate_and_passes_a_full_data_plane() {
+    let mut world = World::new(config(1));
+    world.stopped[0] = u64::MAX;
+    while world.arrive(&packet(1, 2, 3, 10)).is_ok() {}
+    assert_eq!(world.arrive(&packet(1, 2, 3, 10)), Err(Refusal::RingFull));
+    let passed = (0..20).filter(|_| world.arrive(&tcp(PEER, OWN, 179)).is_ok()).count();
+    assert_eq!((passed, world.priority.len()), (8, 8));
+    assert_eq!(world.arrive(&tcp(PEER, OWN, 179)), Err(Refusal::ControlRate));
+}
+
+#[test]
+fn vlans_are_told_apart() {
+    let pods = |vlans: &[&[Option<u16>]]| PipelineConfig {
+        pods: vlans
+            .iter()
+            .zip(0..)
+            .map(|(interfaces, n)| {
+                let mut pod = config(1);
+                pod.name = format!("pod{n}");
+                pod.balancer.pod = n;
+                pod.interfaces = interfaces.to_vec();
+                pod
+            })
+            .collect(),
+        longest: LONGEST,
+        seed: SEED,
+    };
+    let error = |vlans: &[&[Option<u16>]]| Pipeline::new(pods(vlans)).unwrap_err().to_string();
+    assert_eq!(error(&[&[Some(1)], &[Some(2), Some(1)]]), "pod pod1: VLAN 1: another interface has it, too");
+    assert_eq!(error(&[&[None], &[None]]), "pod pod1: untagged: another interface has it, too");
+    assert_eq!(error(&[&[Some(4095)]]), "pod pod0: VLAN 4095; VLANs are 1 to 4094");
+    assert_eq!(error(&[&[]]), "pod pod0: 0 interfaces; a pod has 1 to 4");
+    let pipeline = Pipeline::new(pods(&[&[Some(1), None], &[Some(2)]])).unwrap();
+    assert_eq!(pipeline.pods().len(), 2);
+}
+
+#[test]
+fn a_pod_that_goes_loses_what_waits() {
+    let mut world = World::new(config(2));
+    world.stopped = vec![u64::MAX; 2];
+    for number in 0..10 {
+        world.arrive(&packet(1, 2, number, 10)).unwrap();
+    }
+    // The second one comes back, and waits behind the first.
+    let second = world.ring_of(1).next().unwrap().to_vec();
+    world.give_back(&second);
+    assert_eq!(world.pod().occupancy(), (10, 1));
+    world.pod().set_up(0, false);
+    assert_eq!((world.pod().occupancy(), world.pod().free_buffers()), ((0, 0), 513));
+    assert_eq!(world.arrive(&packet(1, 2, 3, 10)), Err(Refusal::PodDown));
+    world.pod().set_up(0, true);
+    assert!(world.arrive(&packet(1, 2, 3, 10)).is_ok());
+}
+
+#[test]
+fn header_only_packets_are_short() {
+    let mut world = World::new(PodConfig { header_only_from: Some(100), ..config(1) });
+    let frame = packet(1, 2, 3, 1000);
+    world.arrive(&frame).unwrap();
+    let bytes = world.ring_of(0).next().unwrap();
+    // Without the tag and the payload, with the trailer.
+    assert_eq!(bytes.len(), frame.len() - 4 - 1000 + 16);
+    world.pass(10_000);
+    assert_eq!(world.left, [frame]);
+}

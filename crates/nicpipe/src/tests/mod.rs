@@ -1,0 +1,4 @@
+mod cases;
+mod hostile;
+mod order;
+mod world;
