@@ -1,0 +1,85 @@
+//! Configuration files: TOML, with the line of each error.
+
+use std::fmt;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use serde::de::DeserializeOwned;
+use toml::Spanned;
+
+/// What is wrong with a file.
+#[derive(Debug)]
+pub struct FileErrors {
+    path: PathBuf,
+    /// Line, from 1 (0: the file as a whole), and what is wrong there.
+    pub list: Vec<(usize, String)>,
+}
+
+impl fmt::Display for FileErrors {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (n, (line, text)) in self.list.iter().enumerate() {
+            let end = if n + 1 < self.list.len() { "\n" } else { "" };
+            match line {
+                0 => write!(f, "{}: {text}{end}", self.path.display())?,
+                line => write!(f, "{}:{line}: {text}{end}", self.path.display())?,
+            }
+        }
+        Ok(())
+    }
+}
+
+impl std::error::Error for FileErrors {}
+
+/// Collects what is wrong.
+#[derive(Debug)]
+pub struct Checker<'a> {
+    text: &'a str,
+    list: Vec<(usize, String)>,
+}
+
+impl Checker<'_> {
+    /// Something is wrong with a value.
+    pub fn error<T>(&mut self, value: &Spanned<T>, text: impl Into<String>) {
+        self.list.push((line(self.text, value.span().start), text.into()));
+    }
+
+    /// Something is wrong with the file as a whole.
+    pub fn general(&mut self, text: impl Into<String>) {
+        self.list.push((0, text.into()));
+    }
+
+    /// The value, or the error with its place.
+    pub fn check<T, U, E: fmt::Display>(&mut self, value: &Spanned<T>, result: Result<U, E>) -> Option<U> {
+        result.map_err(|error| self.error(value, error.to_string())).ok()
+    }
+}
+
+/// Reads a file of type `T` and makes a `U` of it. All errors that `check` notes are reported together.
+///
+/// # Errors
+/// What is wrong with it.
+pub fn load<T: DeserializeOwned, U>(
+    path: &Path,
+    check: impl FnOnce(T, &mut Checker<'_>) -> Option<U>,
+) -> Result<U, FileErrors> {
+    let fail = |list| FileErrors { path: path.to_owned(), list };
+    let text = fs::read_to_string(path).map_err(|error| fail(vec![(0, error.to_string())]))?;
+    let file: T = toml::from_str(&text).map_err(|error| {
+        let line = error.span().map_or(0, |span| line(&text, span.start));
+        fail(vec![(line, error.message().to_owned())])
+    })?;
+    let mut checker = Checker { text: &text, list: Vec::new() };
+    let value = check(file, &mut checker);
+    match value {
+        Some(value) if checker.list.is_empty() => Ok(value),
+        _ => {
+            checker.list.sort();
+            Err(fail(checker.list))
+        }
+    }
+}
+
+/// The line of a place in a text.
+fn line(text: &str, at: usize) -> usize {
+    1 + text.as_bytes().iter().take(at).filter(|b| **b == b'\n').count()
+}

@@ -1,0 +1,385 @@
+//! The configuration of `bifrost-nicd`.
+
+use std::net::{IpAddr, SocketAddr};
+use std::path::{Path, PathBuf};
+
+use bifrost_nicpipe::{Class, PodConfig, Rule, Rules};
+use bifrost_plb as plb;
+use bifrost_port::raw::{RawConfig, RawMode};
+use bifrost_tables::{LimiterConfig, Rate};
+use serde::Deserialize;
+use toml::Spanned;
+
+use crate::file::{self, Checker, FileErrors};
+use crate::program::check_socket;
+
+/// A checked configuration.
+#[derive(Clone, Debug)]
+pub struct Config {
+    /// Where the state is told.
+    pub control: PathBuf,
+    /// Where counters are told over TCP.
+    pub metrics: Option<SocketAddr>,
+    /// The network device.
+    pub device: RawConfig,
+    /// The processor of the pipeline's thread.
+    pub processor: Option<usize>,
+    /// How long the pipeline looks for work before it sleeps, ns.
+    pub spin_ns: u64,
+    /// The pods.
+    pub pods: Vec<PodSettings>,
+}
+
+/// A pod.
+#[derive(Clone, Debug)]
+pub struct PodSettings {
+    /// What the pipeline needs to know; random seeds and numbers are not filled in.
+    pub pipeline: PodConfig,
+    /// The memif sockets of its interfaces.
+    pub sockets: Vec<PathBuf>,
+    /// VNIs that are not limited.
+    pub bypass: Vec<u32>,
+    /// By what packets are spread at first.
+    pub rss: bool,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct File {
+    control: Control,
+    device: Spanned<Device>,
+    #[serde(default)]
+    pipeline: PipelineSection,
+    #[serde(default)]
+    pods: Vec<Pod>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Control {
+    socket: Spanned<PathBuf>,
+    metrics: Option<SocketAddr>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Device {
+    name: String,
+    #[serde(default)]
+    mode: Mode,
+    #[serde(default = "default_mtu")]
+    mtu: Spanned<u16>,
+    #[serde(default = "default_frames")]
+    frames: Spanned<u32>,
+}
+
+#[derive(Clone, Copy, Debug, Default, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+enum Mode {
+    #[default]
+    Auto,
+    XdpNative,
+    XdpGeneric,
+    Packet,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct PipelineSection {
+    processor: Option<usize>,
+    #[serde(default = "default_spin")]
+    spin_us: u64,
+}
+
+impl Default for PipelineSection {
+    fn default() -> Self {
+        PipelineSection { processor: None, spin_us: default_spin() }
+    }
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Pod {
+    name: Spanned<String>,
+    number: Spanned<u16>,
+    cores: Spanned<u16>,
+    order_queues: Option<Spanned<u8>>,
+    queue_entries: Option<Spanned<u32>>,
+    timeout_us: Option<Spanned<u64>>,
+    header_only_from: Option<Spanned<u16>>,
+    payload_slots: Option<Spanned<u32>>,
+    #[serde(default = "default_control")]
+    control_packets_per_second: u64,
+    #[serde(default)]
+    own: Vec<IpAddr>,
+    #[serde(default)]
+    mode: Spread,
+    interfaces: Spanned<Vec<Interface>>,
+    #[serde(default)]
+    rules: Vec<RuleSection>,
+    limiter: Option<Limiter>,
+}
+
+#[derive(Clone, Copy, Debug, Default, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+enum Spread {
+    #[default]
+    Plb,
+    Rss,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Interface {
+    vlan: Option<u16>,
+    socket: Spanned<PathBuf>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct RuleSection {
+    ethertype: Option<u16>,
+    protocol: Option<u8>,
+    port: Option<u16>,
+    destination: Option<IpAddr>,
+    vni: Option<u32>,
+    class: ClassName,
+}
+
+#[derive(Clone, Copy, Debug, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+enum ClassName {
+    Priority,
+    Rss,
+    Plb,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Limiter {
+    first_packets_per_second: Spanned<u64>,
+    second_packets_per_second: Spanned<u64>,
+    burst_packets: Option<u64>,
+    #[serde(default)]
+    bypass: Vec<Spanned<u32>>,
+}
+
+fn default_mtu() -> Spanned<u16> {
+    Spanned::new(0..0, 1600)
+}
+
+fn default_frames() -> Spanned<u32> {
+    Spanned::new(0..0, 2048)
+}
+
+fn default_spin() -> u64 {
+    20
+}
+
+fn default_control() -> u64 {
+    10_000
+}
+
+/// Ethernet and two tags.
+const LINK_BYTES: usize = 22;
+
+impl Config {
+    /// Reads and checks a file.
+    ///
+    /// # Errors
+    /// All that is wrong with it.
+    pub fn load(path: &Path) -> Result<Self, FileErrors> {
+        file::load(path, |file: File, checker| check(file, checker))
+    }
+
+    /// Bytes of the longest frame.
+    pub fn longest(&self) -> usize {
+        self.device.longest
+    }
+}
+
+fn check(file: File, checker: &mut Checker<'_>) -> Option<Config> {
+    let control = file.control.socket;
+    checker.check(&control, check_socket(control.get_ref()));
+    let device = file.device.get_ref();
+    if !(576..=9000).contains(device.mtu.get_ref()) {
+        checker.error(&device.mtu, format!("mtu = {}; 576 to 9000 can be had", device.mtu.get_ref()));
+    }
+    if !device.frames.get_ref().is_power_of_two() || !(64..=16_384).contains(device.frames.get_ref()) {
+        checker.error(&device.frames, "frames is a power of two from 64 to 16384");
+    }
+    if file.pods.is_empty() {
+        checker.general("no [[pods]]: there is nobody to give packets to");
+    }
+    let pods = file.pods.iter().map(|pod| check_pod(pod, checker)).collect();
+    let mut sockets: Vec<&PathBuf> = Vec::new();
+    for interface in file.pods.iter().flat_map(|pod| pod.interfaces.get_ref()) {
+        if sockets.contains(&interface.socket.get_ref()) {
+            checker.error(&interface.socket, "another interface has this socket, too");
+        }
+        sockets.push(interface.socket.get_ref());
+    }
+    Some(Config {
+        control: control.into_inner(),
+        metrics: file.control.metrics,
+        device: RawConfig {
+            device: device.name.clone(),
+            mode: match device.mode {
+                Mode::Auto => RawMode::Auto,
+                Mode::XdpNative => RawMode::XdpNative,
+                Mode::XdpGeneric => RawMode::XdpGeneric,
+                Mode::Packet => RawMode::Packet,
+            },
+            longest: usize::from(*device.mtu.get_ref()) + LINK_BYTES,
+            frames: *device.frames.get_ref(),
+        },
+        processor: file.pipeline.processor,
+        spin_ns: file.pipeline.spin_us.saturating_mul(1000),
+        pods,
+    })
+}
+
+fn check_pod(pod: &Pod, checker: &mut Checker<'_>) -> PodSettings {
+    let defaults = plb::Config::default();
+    let get = |value: &Option<Spanned<u64>>, default| value.as_ref().map_or(default, |v| *v.get_ref());
+    let entries = pod.queue_entries.as_ref().map_or(defaults.queue_entries, |v| *v.get_ref());
+    let order_queues = pod.order_queues.as_ref().map_or(1, |v| *v.get_ref());
+    let slots = match (&pod.payload_slots, &pod.header_only_from) {
+        (Some(slots), _) => *slots.get_ref(),
+        (None, Some(_)) => 2 * u32::from(order_queues) * entries,
+        (None, None) => 0,
+    };
+    let balancer = plb::Config {
+        pod: *pod.number.get_ref(),
+        cores: *pod.cores.get_ref(),
+        order_queues,
+        queue_entries: entries,
+        timeout_ns: get(&pod.timeout_us, defaults.timeout_ns / 1000).saturating_mul(1000),
+        payload_slots: slots,
+        ..defaults
+    };
+    if let Err(error) = balancer.check() {
+        let text = error.to_string();
+        match error {
+            plb::ConfigError::Cores(_) => checker.error(&pod.cores, text),
+            plb::ConfigError::OrderQueues(_) => at(checker, &pod.order_queues, &pod.name, text),
+            plb::ConfigError::QueueEntries(_) => at(checker, &pod.queue_entries, &pod.name, text),
+            plb::ConfigError::Timeout(_) => at(checker, &pod.timeout_us, &pod.name, text),
+            plb::ConfigError::PayloadSlots(_) => at(checker, &pod.payload_slots, &pod.name, text),
+        }
+    }
+    let interfaces = pod.interfaces.get_ref();
+    if !(1..=4).contains(&interfaces.len()) {
+        checker.error(&pod.interfaces, format!("{} interfaces; a pod has 1 to 4", interfaces.len()));
+    }
+    for interface in interfaces {
+        checker.check(&interface.socket, check_socket(interface.socket.get_ref()));
+    }
+    let mut limiter = LimiterConfig::default();
+    let mut bypass = Vec::new();
+    if let Some(section) = &pod.limiter {
+        let rate = |per_second: u64| match section.burst_packets {
+            Some(burst) => Rate { per_second, burst },
+            None => Rate::per_second(per_second),
+        };
+        limiter.first = rate(*section.first_packets_per_second.get_ref());
+        limiter.second = rate(*section.second_packets_per_second.get_ref());
+        for vni in &section.bypass {
+            if *vni.get_ref() > 0xff_ffff {
+                checker.error(vni, "a VNI has 24 bits");
+            }
+            bypass.push(*vni.get_ref());
+        }
+        if bypass.len() > 64 {
+            checker.error(&pod.name, "at most 64 tenants can be exempted");
+        }
+    }
+    let rule = |section: &RuleSection| Rule {
+        ethertype: section.ethertype,
+        protocol: section.protocol,
+        port: section.port,
+        destination: section.destination,
+        vni: section.vni,
+        class: match section.class {
+            ClassName::Priority => Class::Priority,
+            ClassName::Rss => Class::Rss,
+            ClassName::Plb => Class::Plb,
+        },
+    };
+    PodSettings {
+        pipeline: PodConfig {
+            name: pod.name.get_ref().clone(),
+            balancer,
+            interfaces: interfaces.iter().map(|i| i.vlan).collect(),
+            rules: Rules { own: pod.own.clone(), list: pod.rules.iter().map(rule).collect() },
+            limiter,
+            control: Rate { per_second: pod.control_packets_per_second, burst: pod.control_packets_per_second.max(64) },
+            header_only_from: pod.header_only_from.as_ref().map(|v| *v.get_ref()),
+        },
+        sockets: interfaces.iter().map(|i| i.socket.get_ref().clone()).collect(),
+        bypass,
+        rss: matches!(pod.mode, Spread::Rss),
+    }
+}
+
+/// An error at a value that may have been left out.
+fn at<T>(checker: &mut Checker<'_>, value: &Option<Spanned<T>>, otherwise: &Spanned<String>, text: String) {
+    match value {
+        Some(value) => checker.error(value, text),
+        None => checker.error(otherwise, text),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const GOOD: &str = r#"[control]
+socket = "/run/bifrost/nicd.sock"
+[device]
+name = "eth0"
+mtu = 1600
+[[pods]]
+name = "vpc"
+number = 1
+cores = 2
+own = ["10.0.0.1"]
+interfaces = [{ vlan = 100, socket = "/run/bifrost/vpc.sock" }]
+[pods.limiter]
+first_packets_per_second = 8000
+second_packets_per_second = 2000
+"#;
+
+    fn load(text: &str) -> Result<Config, String> {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("nicd.toml");
+        std::fs::write(&path, text).unwrap();
+        let prefix = format!("{}:", path.display());
+        Config::load(&path).map_err(|e| e.to_string().replace(&prefix, ""))
+    }
+
+    #[test]
+    fn a_good_file() {
+        let config = load(GOOD).unwrap();
+        assert_eq!((config.longest(), config.pods[0].pipeline.limiter.first.per_second), (1622, 8000));
+        assert_eq!(config.pods[0].pipeline.interfaces, [Some(100)]);
+    }
+
+    #[test]
+    fn errors_name_their_lines() {
+        for (from, to, error) in [
+            ("mtu = 1600", "mtu = 99", "5: mtu = 99; 576 to 9000 can be had"),
+            ("cores = 2", "cores = 0", "9: a pod has 1 to 1,024 data cores, not 0"),
+            ("number = 1", "nummer = 1", "8: unknown field `nummer`"),
+            ("\"/run/bifrost/vpc.sock\"", "\"vpc.sock\"", "11: vpc.sock is no absolute path"),
+            ("vlan = 100", "vlan = \"x\"", "11: invalid type: string \"x\", expected u16"),
+            ("cores = 2", "cores = 2\norder_queues = 9", "10: an order queue"),
+        ] {
+            let error_text = load(&GOOD.replace(from, to)).unwrap_err();
+            let wanted = error.replace("an order queue", "a pod has 1 to 8 order queues, not 9");
+            assert!(error_text.starts_with(&wanted), "{error_text}");
+        }
+        let none = load("[control]\nsocket = \"/x\"\n[device]\nname = \"eth0\"\n").unwrap_err();
+        assert_eq!(none.trim(), "no [[pods]]: there is nobody to give packets to");
+    }
+}

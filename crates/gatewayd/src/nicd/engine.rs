@@ -1,0 +1,187 @@
+//! The pipeline's thread: device, rings and clock around `bifrost_nicpipe`.
+
+use std::io;
+use std::os::fd::AsFd as _;
+use std::sync::mpsc::{Receiver, SyncSender};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use bifrost_nicpipe::{Mode, Pipeline};
+use bifrost_port::clock::monotonic_ns;
+use bifrost_port::raw::RawDevice;
+use rustix::event::{Timespec, epoll};
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use super::links::{Event, Link};
+use super::snapshot::Snapshot;
+
+/// Packets of a ring, and of an order queue, in a turn.
+const RING_BATCH: usize = 32;
+const RELEASE_BATCH: u32 = 256;
+/// How often commands are looked at, and the state is told.
+const TICK_NS: u64 = 10_000_000;
+
+/// What the pipeline is asked to do.
+#[derive(Debug)]
+pub(super) enum Command {
+    /// Spread a pod's packets in another way.
+    SetMode { pod: usize, mode: Mode },
+    /// Do not limit a tenant, or limit it again.
+    Bypass { pod: usize, vni: u32, bypass: bool },
+}
+
+/// A command, and where the answer goes.
+pub(super) type Request = (Command, SyncSender<Result<(), String>>);
+
+/// What the thread owns.
+pub(super) struct Engine {
+    pub(super) device: RawDevice,
+    pub(super) pipeline: Pipeline,
+    /// By pod and interface.
+    pub(super) links: Vec<Vec<Link>>,
+    pub(super) events: Receiver<Event>,
+    pub(super) commands: Receiver<Request>,
+    pub(super) state: Arc<Mutex<Snapshot>>,
+    pub(super) stop: Arc<AtomicBool>,
+    pub(super) spin_ns: u64,
+    pub(super) turns: u64,
+    pub(super) sleeps: u64,
+}
+
+impl Engine {
+    /// Runs until it is told to stop, or the device is gone.
+    pub(super) fn run(&mut self) -> io::Result<()> {
+        let poll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
+        for fd in self.device.fds() {
+            epoll::add(&poll, fd, epoll::EventData::new_u64(0), epoll::EventFlags::IN)?;
+        }
+        let (mut tick, mut busy_at) = (0, 0);
+        let mut awaited = false;
+        while !self.stop.load(Ordering::Relaxed) {
+            let now = monotonic_ns();
+            if now >= tick {
+                self.tick(now, &poll);
+                tick = now + TICK_NS;
+            }
+            self.turns += 1;
+            let work = self.turn(now)?;
+            if work > 0 {
+                busy_at = now;
+                if awaited {
+                    self.want_interrupts(false);
+                    awaited = false;
+                }
+                continue;
+            }
+            if now.saturating_sub(busy_at) < self.spin_ns {
+                std::hint::spin_loop();
+                continue;
+            }
+            if !awaited {
+                // One more look: what was put in before this is seen by nobody else.
+                self.want_interrupts(true);
+                awaited = true;
+                continue;
+            }
+            self.sleeps += 1;
+            self.sleep(&poll, tick)?;
+        }
+        Ok(())
+    }
+
+    /// One turn; the packets that were handled.
+    fn turn(&mut self, now: u64) -> io::Result<usize> {
+        let Engine { device, pipeline, links, .. } = self;
+        let arrived = device.receive()?;
+        for index in 0..arrived {
+            // Refusals are counted by the pipeline.
+            let _ = pipeline.arrive(now, device.frame(index), |place| &mut links[place.pod][place.interface]);
+        }
+        if arrived > 0 {
+            links.iter_mut().flatten().for_each(Link::publish);
+        }
+        let mut returned = 0;
+        for (pod, links) in pipeline.pods_mut().iter_mut().zip(links) {
+            for (interface, link) in links.iter_mut().enumerate() {
+                // The ring of control traffic is the first.
+                for ring in &mut link.from_client {
+                    let mut count = 0;
+                    let mut sink = |leaving: bifrost_nicpipe::Leaving<'_>| device.send(&leaving.parts);
+                    while count < RING_BATCH && pod.take_back(interface, |buffer| ring.pop(buffer), &mut sink) {
+                        count += 1;
+                    }
+                    if count > 0 {
+                        ring.release();
+                        returned += count;
+                    }
+                }
+            }
+            pod.release(now, RELEASE_BATCH, |leaving| device.send(&leaving.parts));
+        }
+        device.flush();
+        Ok(arrived + returned)
+    }
+
+    fn want_interrupts(&self, wanted: bool) {
+        self.links.iter().flatten().for_each(|link| link.want_interrupts(wanted));
+    }
+
+    /// Sleeps until something comes, a place in an order queue must be given up, or the next tick.
+    fn sleep(&self, poll: &impl std::os::fd::AsFd, tick: u64) -> io::Result<()> {
+        let until = self.pipeline.deadline().map_or(tick, |deadline| deadline.min(tick));
+        let ns = until.saturating_sub(monotonic_ns());
+        let timeout = Timespec { tv_sec: (ns / 1_000_000_000) as i64, tv_nsec: (ns % 1_000_000_000) as i64 };
+        let mut events = Vec::with_capacity(64);
+        match epoll::wait(poll, rustix::buffer::spare_capacity(&mut events), Some(&timeout)) {
+            Ok(_) | Err(rustix::io::Errno::INTR) => Ok(()),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    fn tick(&mut self, now: u64, poll: &impl std::os::fd::AsFd) {
+        for event in self.events.try_iter() {
+            let (place, link) = match event {
+                Event::Up(place, to_client, from_client) => {
+                    for ring in &from_client {
+                        // Edges: reading a counter that a pod shares may block.
+                        let flags = epoll::EventFlags::IN | epoll::EventFlags::ET;
+                        if let Err(error) = epoll::add(poll, ring.event().as_fd(), epoll::EventData::new_u64(1), flags)
+                        {
+                            tracing::warn!(%error, "a ring cannot be waited for; it is looked at now and then");
+                        }
+                    }
+                    (place, Link { to_client, from_client })
+                }
+                Event::Down(place) => (place, Link::default()),
+            };
+            self.pipeline.pods_mut()[place.pod].set_up(place.interface, !link.to_client.is_empty());
+            self.links[place.pod][place.interface] = link;
+        }
+        for (pod, links) in self.links.iter_mut().enumerate() {
+            for (interface, link) in links.iter_mut().enumerate() {
+                if link.is_lost() {
+                    tracing::warn!(pod, interface, "the client has taken its memory away");
+                    *link = Link::default();
+                    self.pipeline.pods_mut()[pod].set_up(interface, false);
+                }
+            }
+        }
+        for (command, answer) in self.commands.try_iter() {
+            let result = match command {
+                Command::SetMode { pod, mode } => {
+                    self.pipeline.pods_mut()[pod].set_mode(now, mode);
+                    Ok(())
+                }
+                Command::Bypass { pod, vni, bypass: true } => {
+                    self.pipeline.pods_mut()[pod].limiter_mut().bypass(vni).map_err(|e| e.to_string())
+                }
+                Command::Bypass { pod, vni, bypass: false } => {
+                    let known = self.pipeline.pods_mut()[pod].limiter_mut().forget(vni);
+                    if known { Ok(()) } else { Err(format!("VNI {vni} is neither exempted nor limited by itself")) }
+                }
+            };
+            let _ = answer.try_send(result);
+        }
+        let snapshot = Snapshot::take(now, self);
+        *self.state.lock().unwrap_or_else(PoisonError::into_inner) = snapshot;
+    }
+}

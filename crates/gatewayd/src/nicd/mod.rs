@@ -1,0 +1,180 @@
+//! `bifrost-nicd`: the NIC pipeline as a program.
+
+mod config;
+mod engine;
+mod links;
+mod snapshot;
+
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{Sender, channel, sync_channel};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use anyhow::{Context as _, Result};
+use bifrost_nicpipe::{Mode, Pipeline, PipelineConfig, Place};
+use bifrost_port::panics;
+use bifrost_port::raw::RawDevice;
+use serde::Deserialize;
+
+use crate::program;
+use crate::status::{Sample, Source, StatusServer};
+pub use config::{Config, PodSettings};
+use engine::{Command, Engine, Request};
+use links::Link;
+use snapshot::Snapshot;
+
+/// How long a command may wait for the pipeline's thread.
+const PATIENCE: Duration = Duration::from_secs(2);
+
+/// A running pipeline.
+#[derive(Debug)]
+pub struct Nicd {
+    stop: Arc<AtomicBool>,
+    thread: JoinHandle<()>,
+    sockets: Vec<PathBuf>,
+    _status: StatusServer,
+}
+
+impl Nicd {
+    /// Opens the device, listens for pods and starts the pipeline.
+    ///
+    /// # Errors
+    /// Something cannot be had.
+    pub fn start(config: Config) -> Result<Self> {
+        let longest = config.longest();
+        let mut pods = Vec::new();
+        for settings in &config.pods {
+            let mut pod = settings.pipeline.clone();
+            // What tenants must not foretell, and what tells this pipeline's packets from an earlier one's.
+            pod.limiter.seed = fastrand::u64(..);
+            pod.balancer.first_psn = fastrand::u32(..);
+            pods.push(pod);
+        }
+        let mut pipeline = Pipeline::new(PipelineConfig { pods, longest, seed: fastrand::u64(..) })?;
+        for (pod, settings) in pipeline.pods_mut().iter_mut().zip(&config.pods) {
+            for vni in &settings.bypass {
+                pod.limiter_mut().bypass(*vni)?;
+            }
+            if settings.rss {
+                pod.set_mode(0, Mode::Rss);
+            }
+        }
+        let device = RawDevice::open(&config.device)?;
+        tracing::info!(device = config.device.device, mode = device.mode(), "device open");
+        let (events_to, events) = channel();
+        let (commands_to, commands) = channel();
+        let mut sockets = Vec::new();
+        let mut all_links = Vec::new();
+        for (pod, settings) in config.pods.iter().enumerate() {
+            let rings = settings.pipeline.balancer.cores + 1;
+            for (interface, path) in settings.sockets.iter().enumerate() {
+                let place = Place { pod, interface };
+                links::listen(place, &settings.pipeline.name, path.clone(), rings, events_to.clone())?;
+                sockets.push(path.clone());
+            }
+            all_links.push(settings.sockets.iter().map(|_| Link::default()).collect());
+        }
+        let (state, stop) = (Arc::new(Mutex::new(Snapshot::default())), Arc::new(AtomicBool::new(false)));
+        let names = config.pods.iter().map(|pod| pod.pipeline.name.clone()).collect();
+        let source = Arc::new(NicdSource { state: Arc::clone(&state), commands: Mutex::new(commands_to), names });
+        let status = StatusServer::start(&config.control, config.metrics, source)
+            .with_context(|| format!("listening on {}", config.control.display()))?;
+        let mut engine = Engine {
+            device,
+            pipeline,
+            links: all_links,
+            events,
+            commands,
+            state,
+            stop: Arc::clone(&stop),
+            spin_ns: config.spin_ns,
+            turns: 0,
+            sleeps: 0,
+        };
+        let work = move || {
+            program::pin(config.processor);
+            match panics::contain(|| engine.run()) {
+                Ok(Ok(())) => {}
+                Ok(Err(error)) => tracing::error!(%error, "the pipeline has ended"),
+                Err(panic) => tracing::error!(%panic, "a panic in the pipeline"),
+            }
+            if !engine.stop.load(Ordering::Relaxed) {
+                // The service manager starts it again; a pipeline that does nothing helps nobody.
+                std::process::exit(1);
+            }
+        };
+        let thread = std::thread::Builder::new().name("pipeline".to_owned()).spawn(work)?;
+        Ok(Nicd { stop, thread, sockets, _status: status })
+    }
+
+    /// Ends the pipeline; pods see that it closes.
+    pub fn stop(self) {
+        self.stop.store(true, Ordering::Relaxed);
+        let _ = self.thread.join();
+        for path in &self.sockets {
+            let _ = std::fs::remove_file(path);
+        }
+    }
+}
+
+/// What the status server asks.
+#[derive(Debug)]
+struct NicdSource {
+    state: Arc<Mutex<Snapshot>>,
+    commands: Mutex<Sender<Request>>,
+    names: Vec<String>,
+}
+
+/// A command as it is sent.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "snake_case", tag = "command")]
+enum Asked {
+    SetMode { pod: String, mode: ModeName },
+    Bypass { pod: String, vni: u32, bypass: bool },
+}
+
+#[derive(Clone, Copy, Debug, Deserialize)]
+#[serde(rename_all = "snake_case")]
+enum ModeName {
+    Plb,
+    Rss,
+}
+
+impl NicdSource {
+    fn state(&self) -> Snapshot {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    fn pod(&self, name: &str) -> Result<usize, String> {
+        let found = self.names.iter().position(|n| n == name);
+        found.ok_or_else(|| format!("no pod {name:?}; there are {}", self.names.join(", ")))
+    }
+}
+
+impl Source for NicdSource {
+    fn status(&self) -> serde_json::Value {
+        serde_json::to_value(self.state()).unwrap_or_default()
+    }
+
+    fn samples(&self) -> Vec<Sample> {
+        self.state().samples()
+    }
+
+    fn command(&self, command: serde_json::Value) -> Result<serde_json::Value, String> {
+        let asked: Asked = serde_json::from_value(command).map_err(|error| error.to_string())?;
+        let command = match asked {
+            Asked::SetMode { pod, mode: ModeName::Plb } => Command::SetMode { pod: self.pod(&pod)?, mode: Mode::Plb },
+            Asked::SetMode { pod, mode: ModeName::Rss } => Command::SetMode { pod: self.pod(&pod)?, mode: Mode::Rss },
+            Asked::Bypass { vni, .. } if vni > 0xff_ffff => return Err(format!("{vni}: a VNI has 24 bits")),
+            Asked::Bypass { pod, vni, bypass } => Command::Bypass { pod: self.pod(&pod)?, vni, bypass },
+        };
+        let (answer_to, answer) = sync_channel(1);
+        let commands = self.commands.lock().unwrap_or_else(PoisonError::into_inner);
+        commands.send((command, answer_to)).map_err(|_| "the pipeline has ended".to_owned())?;
+        drop(commands);
+        answer.recv_timeout(PATIENCE).map_err(|_| "the pipeline does not answer".to_owned())??;
+        Ok(serde_json::json!({}))
+    }
+}

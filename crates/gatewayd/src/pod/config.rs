@@ -1,0 +1,511 @@
+//! The configuration of `bifrost-gw`.
+
+use std::collections::BTreeMap;
+use std::net::{IpAddr, SocketAddr};
+use std::path::{Path, PathBuf};
+
+use bifrost_gateway::{Backends, Host, INTERNET, NatConfig, NextHop, Route, Tables, Tunnel, TunnelKind, Vpc};
+use bifrost_tables::{Classifier, Dir24, Lpm, Pattern, Rate};
+use bifrost_wire::Mac;
+use ipnet::IpNet;
+use serde::Deserialize;
+use toml::Spanned;
+
+use crate::file::{self, Checker, FileErrors};
+use crate::program::check_socket;
+
+/// Groups of the Internet's table: networks with prefixes longer than /24 in them.
+const FIB_GROUPS: u32 = 1 << 16;
+
+/// A checked configuration.
+#[derive(Clone, Debug)]
+pub struct Config {
+    /// Where the state is told.
+    pub control: PathBuf,
+    /// Where counters are told over TCP.
+    pub metrics: Option<SocketAddr>,
+    /// The pod's number at the pipeline.
+    pub pod: u16,
+    /// Workers.
+    pub cores: u16,
+    /// The processors of the workers, in order; those without one run anywhere.
+    pub processors: Vec<usize>,
+    /// How long a worker looks for work before it sleeps, ns.
+    pub spin_ns: u64,
+    /// For tests: each packet takes a random time up to this, ns.
+    pub jitter_ns: u64,
+    /// For tests: a worker that stands still once.
+    pub stall: Option<Stall>,
+    /// The pipeline's memif sockets, one for each interface.
+    pub interfaces: Vec<PathBuf>,
+    /// What the gateway knows.
+    pub tables: Tables,
+    /// The translation.
+    pub nat: NatConfig,
+    /// Next hops to be resolved from the start.
+    pub resolve: Vec<IpAddr>,
+}
+
+/// A worker that stands still once, for tests.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Stall {
+    /// Its number.
+    pub worker: usize,
+    /// After so many packets.
+    pub after_packets: u64,
+    /// For so long, ms.
+    pub ms: u64,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct File {
+    control: Control,
+    gateway: Gateway,
+    #[serde(default)]
+    vpcs: Vec<VpcSection>,
+    #[serde(default)]
+    tunnels: Vec<TunnelSection>,
+    #[serde(default)]
+    services: Vec<ServiceSection>,
+    #[serde(default)]
+    pools: Vec<Pool>,
+    #[serde(default)]
+    internet: Vec<InternetRoute>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Control {
+    socket: Spanned<PathBuf>,
+    metrics: Option<SocketAddr>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Gateway {
+    pod: u16,
+    cores: Spanned<u16>,
+    #[serde(default)]
+    processors: Vec<usize>,
+    #[serde(default = "default_spin")]
+    spin_us: u64,
+    #[serde(default)]
+    test_jitter_us: u64,
+    test_stall: Option<Stall>,
+    interfaces: Spanned<Vec<Spanned<PathBuf>>>,
+    addresses: Spanned<Vec<IpAddr>>,
+    mac: Spanned<String>,
+    #[serde(default = "default_mtu")]
+    mtu: Spanned<u16>,
+    on_link: Spanned<Vec<IpNet>>,
+    router: Option<IpAddr>,
+    #[serde(default = "default_sessions")]
+    sessions_per_core: u32,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct VpcSection {
+    vni: Spanned<u32>,
+    #[serde(default)]
+    routers: Vec<IpAddr>,
+    snat: Option<Spanned<String>>,
+    internet_bytes_per_second: Option<u64>,
+    #[serde(default)]
+    routes: Vec<RouteSection>,
+    #[serde(default)]
+    hosts: Vec<HostSection>,
+    #[serde(default)]
+    eips: Vec<EipSection>,
+    acl: Option<Vec<AclRule>>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct RouteSection {
+    prefix: Spanned<IpNet>,
+    to: Spanned<String>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct HostSection {
+    address: IpAddr,
+    mac: Spanned<String>,
+    vtep: IpAddr,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct EipSection {
+    private: IpAddr,
+    public: Spanned<IpAddr>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct AclRule {
+    from: Option<IpNet>,
+    to: Option<IpNet>,
+    protocol: Option<u8>,
+    from_port: Option<u16>,
+    to_port: Option<u16>,
+    allow: bool,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct TunnelSection {
+    name: Spanned<String>,
+    vni: u32,
+    remote: IpAddr,
+    kind: TunnelName,
+    remote_vni: Option<u32>,
+    remote_mac: Option<Spanned<String>>,
+    key: Option<u32>,
+}
+
+#[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq)]
+#[serde(rename_all = "kebab-case")]
+enum TunnelName {
+    Vxlan,
+    Gre,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct ServiceSection {
+    vni: u32,
+    address: IpAddr,
+    protocol: Spanned<u8>,
+    port: u16,
+    backend_vni: u32,
+    pool: Spanned<String>,
+    backends: Spanned<Vec<SocketAddr>>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Pool {
+    name: Spanned<String>,
+    /// Without it: the Internet.
+    vni: Option<u32>,
+    addresses: Spanned<Vec<IpAddr>>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct InternetRoute {
+    prefix: Spanned<IpNet>,
+    next_hop: IpAddr,
+}
+
+fn default_mtu() -> Spanned<u16> {
+    Spanned::new(0..0, 1600)
+}
+
+fn default_spin() -> u64 {
+    20
+}
+
+fn default_sessions() -> u32 {
+    65_536
+}
+
+impl Config {
+    /// Reads and checks a file.
+    ///
+    /// # Errors
+    /// All that is wrong with it.
+    pub fn load(path: &Path) -> Result<Self, FileErrors> {
+        file::load(path, check)
+    }
+}
+
+fn check(file: File, checker: &mut Checker<'_>) -> Option<Config> {
+    let File { control, gateway, vpcs, tunnels, services, pools, internet } = file;
+    checker.check(&control.socket, check_socket(control.socket.get_ref()));
+    if !(1..=1024).contains(gateway.cores.get_ref()) {
+        checker.error(&gateway.cores, format!("cores = {}; a pod has 1 to 1,024", gateway.cores.get_ref()));
+    }
+    if !(1..=4).contains(&gateway.interfaces.get_ref().len()) {
+        checker.error(&gateway.interfaces, "a pod has 1 to 4 interfaces");
+    }
+    for path in gateway.interfaces.get_ref() {
+        checker.check(path, check_socket(path.get_ref()));
+    }
+    let addresses = gateway.addresses.get_ref();
+    let of_family = |v4: bool| addresses.iter().filter(|a| a.is_ipv4() == v4).count();
+    if addresses.is_empty() || of_family(true) > 1 || of_family(false) > 1 {
+        checker.error(&gateway.addresses, "a gateway has one address of each family at most, and one at least");
+    }
+    if !(576..=9000).contains(gateway.mtu.get_ref()) {
+        checker.error(&gateway.mtu, format!("mtu = {}; 576 to 9000 can be had", gateway.mtu.get_ref()));
+    }
+    let mac = mac(&gateway.mac, checker);
+    let mut tables = Tables::new(addresses.clone(), mac, *gateway.mtu.get_ref(), fastrand::u64(..));
+    let on_link = Lpm::new(gateway.on_link.get_ref().iter().map(|net| (*net, ())));
+    tables.on_link = on_link.map_err(|net| checker.error(&gateway.on_link, format!("{net} twice"))).unwrap_or_default();
+    tables.router = gateway.router;
+
+    let mut nat = NatConfig {
+        pools: Vec::new(),
+        cores: *gateway.cores.get_ref(),
+        sessions_per_core: gateway.sessions_per_core,
+        seed: fastrand::u64(..),
+    };
+    let mut pool_numbers = BTreeMap::new();
+    for pool in &pools {
+        let network = pool.vni.unwrap_or(INTERNET);
+        if pool_numbers.insert(pool.name.get_ref().as_str(), (nat.pools.len() as u32, network)).is_some() {
+            checker.error(&pool.name, "another pool has this name, too");
+        }
+        for address in pool.addresses.get_ref() {
+            if tables.nat_addresses.insert((network, *address), ()).is_some() {
+                checker.error(&pool.addresses, format!("{address} is in two pools"));
+            }
+        }
+        nat.pools.push((network, pool.addresses.get_ref().clone()));
+    }
+    let mut tunnel_numbers = BTreeMap::new();
+    for tunnel in &tunnels {
+        let kind = match (tunnel.kind, tunnel.remote_vni, &tunnel.remote_mac, tunnel.key) {
+            (TunnelName::Vxlan, Some(vni), Some(text), None) => {
+                TunnelKind::Vxlan { vni, mac: self::mac(text, checker) }
+            }
+            (TunnelName::Gre, None, None, Some(key)) => TunnelKind::Gre { key },
+            (TunnelName::Vxlan, ..) => {
+                checker.error(&tunnel.name, "a VXLAN tunnel has remote_vni and remote_mac, and no key");
+                continue;
+            }
+            (TunnelName::Gre, ..) => {
+                checker.error(&tunnel.name, "a GRE tunnel has a key, and neither remote_vni nor remote_mac");
+                continue;
+            }
+        };
+        let number = tables.add_tunnel(Tunnel { vni: tunnel.vni, remote: tunnel.remote, kind });
+        if tunnel_numbers.insert(tunnel.name.get_ref().as_str(), number).is_some() {
+            checker.error(&tunnel.name, "another tunnel has this name, too");
+        }
+    }
+    for section in &vpcs {
+        vpc(section, &mut tables, &pool_numbers, &tunnel_numbers, checker);
+    }
+    for section in &services {
+        let Some((pool, network)) = pool_numbers.get(section.pool.get_ref().as_str()) else {
+            checker.error(&section.pool, "there is no [[pools]] of this name");
+            continue;
+        };
+        if *network != section.backend_vni {
+            checker.error(
+                &section.pool,
+                format!("the pool is not in VNI {}, where the backends are", section.backend_vni),
+            );
+        }
+        if ![6, 17].contains(section.protocol.get_ref()) {
+            checker.error(&section.protocol, "protocol is 6 (TCP) or 17 (UDP)");
+        }
+        if section.backends.get_ref().is_empty() {
+            checker.error(&section.backends, "a service has a backend at least");
+        }
+        let list = section.backends.get_ref().iter().map(|b| (b.ip(), b.port())).collect();
+        let backends = Backends { vni: section.backend_vni, pool: *pool, list };
+        tables.services.insert((section.vni, section.address, *section.protocol.get_ref(), section.port), backends);
+    }
+    fib(&internet, &mut tables, checker);
+    let via = |address: IpAddr| tables.on_link.lookup(address).map_or(tables.router, |()| Some(address));
+    let tunnel_ends = tables.senders.keys().copied().chain(tables.tunnels.iter().map(|t| t.remote));
+    let mut resolve: Vec<IpAddr> = tunnel_ends.filter_map(via).collect();
+    resolve.extend(tables.next_hops.iter().map(|hop| hop.address));
+    resolve.sort_unstable();
+    resolve.dedup();
+    Some(Config {
+        control: control.socket.into_inner(),
+        metrics: control.metrics,
+        pod: gateway.pod,
+        cores: *gateway.cores.get_ref(),
+        processors: gateway.processors,
+        spin_ns: gateway.spin_us.saturating_mul(1000),
+        jitter_ns: gateway.test_jitter_us.saturating_mul(1000),
+        stall: gateway.test_stall,
+        interfaces: gateway.interfaces.into_inner().into_iter().map(Spanned::into_inner).collect(),
+        tables,
+        nat,
+        resolve,
+    })
+}
+
+fn vpc(
+    section: &VpcSection,
+    tables: &mut Tables,
+    pools: &BTreeMap<&str, (u32, u32)>,
+    tunnels: &BTreeMap<&str, u32>,
+    checker: &mut Checker<'_>,
+) {
+    let vni = *section.vni.get_ref();
+    if !(1..=0xff_ffff).contains(&vni) {
+        checker.error(&section.vni, "a VNI is 1 to 16777215");
+    }
+    let mut routes = Vec::new();
+    for route in &section.routes {
+        let text = route.to.get_ref().as_str();
+        let to = match text.split_once(':') {
+            None if text == "local" => Some(Route::Local),
+            None if text == "internet" => Some(Route::Internet),
+            None if text == "blackhole" => Some(Route::Blackhole),
+            Some(("peer", vni)) => vni.parse().ok().map(Route::Peer),
+            Some(("idc", name)) => tunnels.get(name).map(|number| Route::Idc(*number)),
+            _ => None,
+        };
+        match to {
+            Some(to) => routes.push((*route.prefix.get_ref(), to)),
+            None => checker.error(
+                &route.to,
+                format!("{text:?} is none of local, internet, blackhole, peer:VNI and idc:NAME of a [[tunnels]]"),
+            ),
+        }
+    }
+    let snat = section.snat.as_ref().and_then(|name| match pools.get(name.get_ref().as_str()) {
+        Some((number, INTERNET)) => Some(*number),
+        Some(_) => {
+            checker.error(name, "this pool is not of the Internet: it has a vni");
+            None
+        }
+        None => {
+            checker.error(name, "there is no [[pools]] of this name");
+            None
+        }
+    });
+    for host in &section.hosts {
+        let mac = mac(&host.mac, checker);
+        tables.add_host(vni, host.address, Host { vtep: host.vtep, mac });
+    }
+    for eip in &section.eips {
+        if tables.eip_owners.contains_key(eip.public.get_ref()) {
+            checker.error(&eip.public, "this public address is given twice");
+        }
+        tables.add_eip(vni, eip.private, *eip.public.get_ref());
+    }
+    let port = |port: Option<u16>| port.map_or(0..=u16::MAX, |port| port..=port);
+    let acl = section.acl.as_ref().map(|rules| {
+        Classifier::new(rules.iter().map(|rule| {
+            let pattern = Pattern {
+                src: rule.from,
+                dst: rule.to,
+                protocol: rule.protocol,
+                src_ports: port(rule.from_port),
+                dst_ports: port(rule.to_port),
+            };
+            (pattern, rule.allow)
+        }))
+    });
+    let routes = Lpm::new(routes).unwrap_or_else(|net| {
+        checker.error(&section.vni, format!("two routes to {net}"));
+        Lpm::default()
+    });
+    let meter = section.internet_bytes_per_second.map(|rate| Rate { per_second: rate, burst: (rate / 10).max(65_535) });
+    let vpc = Vpc { routes, acl, meter, snat, routers: section.routers.clone() };
+    if tables.vpcs.insert(vni, vpc).is_some() {
+        checker.error(&section.vni, "another VPC has this VNI, too");
+    }
+}
+
+fn fib(routes: &[InternetRoute], tables: &mut Tables, checker: &mut Checker<'_>) {
+    let mut v6 = Vec::new();
+    for route in routes {
+        let hop = NextHop { address: route.next_hop };
+        let number = tables.next_hops.iter().position(|known| *known == hop).unwrap_or_else(|| {
+            tables.next_hops.push(hop);
+            tables.next_hops.len() - 1
+        }) as u32;
+        match *route.prefix.get_ref() {
+            IpNet::V4(net) => {
+                let fib = tables.fib4.get_or_insert_with(|| Dir24::new(FIB_GROUPS, fastrand::u64(..)));
+                checker.check(&route.prefix, fib.insert(net, number));
+            }
+            IpNet::V6(net) => v6.push((IpNet::V6(net), number)),
+        }
+    }
+    tables.fib6 = Lpm::new(v6).unwrap_or_else(|net| {
+        checker.general(format!("two [[internet]] routes to {net}"));
+        Lpm::default()
+    });
+}
+
+fn mac(text: &Spanned<String>, checker: &mut Checker<'_>) -> Mac {
+    let mac = text.get_ref().parse::<Mac>();
+    checker.check(text, mac).unwrap_or(Mac::ZERO)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const GOOD: &str = r#"[control]
+socket = "/run/bifrost/gw.sock"
+[gateway]
+pod = 1
+cores = 2
+interfaces = ["/run/bifrost/vpc.sock"]
+addresses = ["10.0.0.1", "fd00::1"]
+mac = "02:00:00:00:00:01"
+on_link = ["10.0.0.0/24"]
+router = "10.0.0.254"
+[[pools]]
+name = "nat"
+addresses = ["203.0.113.1"]
+[[tunnels]]
+name = "office"
+vni = 100
+remote = "172.16.0.1"
+kind = "gre"
+key = 7
+[[vpcs]]
+vni = 100
+snat = "nat"
+routes = [
+  { prefix = "192.168.0.0/24", to = "local" },
+  { prefix = "10.9.0.0/16", to = "idc:office" },
+  { prefix = "0.0.0.0/0", to = "internet" },
+]
+hosts = [{ address = "192.168.0.1", mac = "02:00:00:00:01:01", vtep = "10.0.0.11" }]
+[[internet]]
+prefix = "0.0.0.0/0"
+next_hop = "10.0.0.253"
+"#;
+
+    fn load(text: &str) -> Result<Config, String> {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("gw.toml");
+        std::fs::write(&path, text).unwrap();
+        let prefix = format!("{}:", path.display());
+        Config::load(&path).map_err(|e| e.to_string().replace(&prefix, ""))
+    }
+
+    #[test]
+    fn a_good_file() {
+        let config = load(GOOD).unwrap();
+        let resolve: Vec<String> = config.resolve.iter().map(ToString::to_string).collect();
+        // The host, the ISP's router, and the way to the customer's.
+        assert_eq!(resolve, ["10.0.0.11", "10.0.0.253", "10.0.0.254"]);
+        assert_eq!(config.tables.vpcs[&100].snat, Some(0));
+    }
+
+    #[test]
+    fn errors_name_their_lines() {
+        for (from, to, error) in [
+            ("cores = 2", "cores = 0", "5: cores = 0; a pod has 1 to 1,024"),
+            ("02:00:00:00:00:01", "02:00", "8: "),
+            ("snat = \"nat\"", "snat = \"x\"", "22: there is no [[pools]] of this name"),
+            ("idc:office", "idc:home", "25: \"idc:home\" is none of"),
+            ("key = 7", "remote_vni = 7", "15: a GRE tunnel has a key"),
+            ("10.9.0.0/16", "192.168.0.0/24", "21: two routes to 192.168.0.0/24"),
+            ("10.9.0.0/16", "10.9.0.0/160", "25: invalid"),
+        ] {
+            let found = load(&GOOD.replace(from, to)).unwrap_err();
+            assert!(found.starts_with(error), "{found}");
+        }
+    }
+}

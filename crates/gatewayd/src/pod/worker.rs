@@ -1,0 +1,207 @@
+//! A core of the pod: takes packets from its queues, decides, returns them.
+
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::mpsc::SyncSender;
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
+use std::time::Duration;
+
+use bifrost_gateway::{Context, Core, Packet, Verdict};
+use bifrost_plb::{TRAILER_LEN, Trailer};
+use bifrost_port::clock::monotonic_ns;
+use bifrost_port::memif::Queue;
+use bifrost_tables::{ExactMap, exact_map};
+use bifrost_wire::Mac;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+
+use super::config::Stall;
+
+/// Packets of a queue in a turn.
+const BATCH: u16 = 32;
+/// How often a worker that sleeps looks whether it is to end, ns.
+const SLEEP_NS: i64 = 50_000_000;
+/// How often counters are told.
+const TICK_NS: u64 = 20_000_000;
+
+/// Link-layer addresses that all workers use: a new table whenever one changes.
+#[derive(Debug)]
+pub(super) struct SharedNeighbours {
+    generation: AtomicU64,
+    table: RwLock<Arc<ExactMap<IpAddr, Mac>>>,
+}
+
+impl SharedNeighbours {
+    pub(super) fn new() -> Self {
+        SharedNeighbours { generation: AtomicU64::new(0), table: RwLock::new(Arc::new(exact_map(0))) }
+    }
+
+    pub(super) fn set(&self, known: Vec<(IpAddr, Mac)>) {
+        let mut map = exact_map(fastrand::u64(..));
+        map.extend(known);
+        *self.table.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(map);
+        self.generation.fetch_add(1, Ordering::Release);
+    }
+
+    fn get(&self) -> Arc<ExactMap<IpAddr, Mac>> {
+        Arc::clone(&self.table.read().unwrap_or_else(PoisonError::into_inner))
+    }
+}
+
+/// What a worker has counted.
+pub(super) type Counts = Arc<Mutex<BTreeMap<String, u64>>>;
+
+/// What a worker needs.
+pub(super) struct Worker {
+    pub(super) core: Core,
+    /// One of each interface.
+    pub(super) queues: Vec<Queue>,
+    pub(super) neighbours: Arc<SharedNeighbours>,
+    /// Next hops to be resolved.
+    pub(super) missing: SyncSender<IpAddr>,
+    pub(super) counts: Counts,
+    pub(super) stop: Arc<AtomicBool>,
+    pub(super) pod: u16,
+    pub(super) spin_ns: u64,
+    /// For tests: each packet takes a random time up to this, ns.
+    pub(super) jitter_ns: u64,
+    /// For tests: it stands still once.
+    pub(super) stall: Option<Stall>,
+}
+
+impl Worker {
+    /// Works until it is told to stop.
+    pub(super) fn run(&mut self) {
+        let mut generation = self.neighbours.generation.load(Ordering::Acquire);
+        let mut known = self.neighbours.get();
+        let (mut tick, mut busy_at, mut turns, mut packets) = (0, 0, 0u64, 0u64);
+        let mut awaited = false;
+        while !self.stop.load(Ordering::Relaxed) {
+            let now = monotonic_ns();
+            let latest = self.neighbours.generation.load(Ordering::Acquire);
+            if latest != generation {
+                (generation, known) = (latest, self.neighbours.get());
+            }
+            if now >= tick {
+                self.tell(turns, packets);
+                tick = now + TICK_NS;
+            }
+            turns += 1;
+            let mut done = 0;
+            for index in 0..self.queues.len() {
+                done += self.turn(index, now, &known);
+            }
+            packets += u64::from(done);
+            if let Some(stall) = self.stall.take_if(|stall| packets >= stall.after_packets) {
+                tracing::info!(?stall, "standing still");
+                std::thread::sleep(Duration::from_millis(stall.ms));
+            }
+            if done > 0 {
+                busy_at = now;
+                if awaited {
+                    self.queues.iter().for_each(|queue| queue.want_interrupts(false));
+                    awaited = false;
+                }
+                continue;
+            }
+            if now.saturating_sub(busy_at) < self.spin_ns {
+                std::hint::spin_loop();
+                continue;
+            }
+            if !awaited {
+                // One more look: what was put in before this wakes nobody.
+                self.queues.iter().for_each(|queue| queue.want_interrupts(true));
+                awaited = true;
+                continue;
+            }
+            self.tell(turns, packets);
+            wait(&self.queues);
+        }
+        self.tell(turns, packets);
+    }
+
+    /// Handles the packets of one queue.
+    fn turn(&mut self, index: usize, now: u64, known: &ExactMap<IpAddr, Mac>) -> u16 {
+        let Worker { core, queues, missing, pod, jitter_ns, .. } = self;
+        let queue = &mut queues[index];
+        let count = queue.available().min(BATCH);
+        for _ in 0..count {
+            if *jitter_ns > 0 {
+                let until = monotonic_ns() + fastrand::u64(..*jitter_ns);
+                while monotonic_ns() < until {
+                    std::hint::spin_loop();
+                }
+            }
+            handle(core, queue, Context { now, neighbours: known }, *pod);
+            if let Some(address) = core.take_missing() {
+                // Somebody will ask again.
+                let _ = missing.try_send(address);
+            }
+        }
+        queue.publish();
+        count
+    }
+
+    fn tell(&self, turns: u64, packets: u64) {
+        let mut counts = self.counts.lock().unwrap_or_else(PoisonError::into_inner);
+        counts.insert("turns".to_owned(), turns);
+        counts.insert("packets".to_owned(), packets);
+        counts.extend(self.core.counters().iter());
+    }
+}
+
+/// One packet, from taking it to returning it.
+#[inline]
+fn handle(core: &mut Core, queue: &mut Queue, context: Context<'_>, pod: u16) {
+    let Some(received) = queue.received() else { return };
+    let (start, end) = (received.start, received.start + received.len);
+    let buffer = received.buffer;
+    let trailer = end.checked_sub(TRAILER_LEN).filter(|at| *at >= start).and_then(|at| buffer[at..end].first_chunk());
+    let Some(trailer) = trailer.copied().and_then(|bytes| Trailer::parse(bytes).ok()) else {
+        // Not from a pipeline: it goes back as it is.
+        queue.send_received(start, end - start);
+        return;
+    };
+    let end = end - TRAILER_LEN;
+    let mut packet = match trailer.payload {
+        Some(_) => Packet::header_only(buffer, start, end),
+        None => Packet::new(buffer, start, end),
+    };
+    let verdict = core.process(context, &mut packet);
+    let range = packet.range();
+    let answer = (verdict == Verdict::Answer && trailer.payload.is_some()).then(|| packet.bytes().to_vec());
+    let fits = range.end + TRAILER_LEN <= buffer.len();
+    if matches!(verdict, Verdict::Drop(_)) || answer.is_some() || !fits {
+        // The trailer alone, GATEWAY-TRAILER §4.2.
+        let at = start.min(buffer.len() - TRAILER_LEN);
+        buffer[at..at + TRAILER_LEN].copy_from_slice(&Trailer { drop: true, ..trailer }.emit());
+        queue.send_received(at, TRAILER_LEN);
+    } else {
+        buffer[range.end..range.end + TRAILER_LEN].copy_from_slice(&trailer.emit());
+        queue.send_received(range.start, range.len() + TRAILER_LEN);
+    }
+    // An answer to a packet whose payload is elsewhere is a packet of the pod's own (GATEWAY-TRAILER §4.3).
+    if let Some(answer) = answer.filter(|_| queue.room() > 0) {
+        originate(queue, &answer, pod);
+    }
+}
+
+/// Sends a frame of the pod's own. The queue must have room.
+pub(super) fn originate(queue: &mut Queue, frame: &[u8], pod: u16) {
+    let trailer = Trailer { psn: 0, payload: None, pod, queue: 0, drop: false, unordered: true };
+    queue.send(|buffer| {
+        let len = frame.len() + TRAILER_LEN;
+        let Some(room) = buffer.get_mut(..len) else { return 0 };
+        room[..frame.len()].copy_from_slice(frame);
+        room[frame.len()..].copy_from_slice(&trailer.emit());
+        len
+    });
+}
+
+/// Sleeps until something comes, or for a while.
+pub(super) fn wait(queues: &[Queue]) {
+    let events: Vec<_> = queues.iter().map(Queue::event).collect();
+    let mut fds: Vec<PollFd<'_>> = events.iter().map(|fd| PollFd::new(fd, PollFlags::IN)).collect();
+    let _ = poll(&mut fds, Some(&Timespec { tv_sec: 0, tv_nsec: SLEEP_NS }));
+    queues.iter().for_each(Queue::clear_event);
+}

@@ -1,0 +1,106 @@
+//! The programs as they are, on a veth pair in a network namespace of the test's own: the test is the network around them.
+//! Needs root. A machine that is busy delays threads by milliseconds, so timeouts are of tens of milliseconds here.
+
+#![allow(clippy::unwrap_used, missing_docs)]
+
+mod world;
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use world::{Options, World, in_namespace};
+
+const PACKETS: u32 = 20_000;
+const FLOWS: u16 = 50;
+
+/// Of the packets that came: how many are behind a later one of their flow.
+fn reordered(received: &[(u16, u32)]) -> usize {
+    let mut last = BTreeMap::new();
+    let late = |(flow, number): &&(u16, u32)| {
+        let last = last.entry(*flow).or_insert(*number);
+        let late = number < last;
+        *last = (*last).max(*number);
+        late
+    };
+    received.iter().filter(late).count()
+}
+
+#[test]
+fn packets_of_all_flows_come_in_order_whatever_time_each_takes() {
+    for header_only in [false, true] {
+        in_namespace(move || {
+            let mut world = World::start(&Options { header_only, jitter_us: 300, ..Options::default() });
+            let received = world.exchange(PACKETS, FLOWS, |_, _| {});
+            assert_eq!((received.len(), reordered(&received)), (PACKETS as usize, 0));
+            let order = world.order();
+            assert_eq!((order("timed_out_packets"), order("sent_late_packets")), (0, 0));
+            assert_eq!(order("sent_in_order_packets"), u64::from(PACKETS));
+            // Both workers had half, each.
+            let workers = world.worker_packets();
+            assert!(workers.iter().all(|n| n.abs_diff(u64::from(PACKETS) / 2) < 1100), "{workers:?}");
+            let delivered = world.counter("delivered_header_only_packets");
+            assert_eq!(delivered, if header_only { u64::from(PACKETS) } else { 0 });
+        });
+    }
+}
+
+#[test]
+fn a_worker_that_stands_still_costs_its_own_packets() {
+    in_namespace(|| {
+        let mut world = World::start(&Options { stall: Some((1, 3000, 1000)), ..Options::default() });
+        let received = world.exchange(3 * PACKETS, FLOWS, |_, _| {});
+        let order = world.order();
+        let late = order("timed_out_packets");
+        // Its ring, of 1,024, and what it had taken out of it before.
+        assert!((1..=1024 + 32).contains(&late), "{late}");
+        assert_eq!(order("sent_late_packets"), late, "what it had comes late, and nothing is lost");
+        assert_eq!(received.len(), 3 * PACKETS as usize);
+        assert!(reordered(&received) as u64 <= late, "{} of {late}", reordered(&received));
+        assert_eq!(world.counter("refused_ring_full_packets") + world.counter("refused_queue_full_packets"), 0);
+    });
+}
+
+#[test]
+fn changing_to_flows_and_back_loses_and_reorders_nothing() {
+    in_namespace(|| {
+        let mut world = World::start(&Options { jitter_us: 100, ..Options::default() });
+        let received = world.exchange(PACKETS, FLOWS, |world, number| match number {
+            5000 | 15_000 => world.set_mode("rss"),
+            10_000 => world.set_mode("plb"),
+            _ => {}
+        });
+        assert_eq!((received.len(), reordered(&received)), (PACKETS as usize, 0));
+        assert_eq!(world.order()("timed_out_packets"), 0);
+        assert!(world.order()("dispatched_unordered_packets") > 5000, "there were packets by flow");
+    });
+}
+
+#[test]
+fn a_burst_is_stopped_at_the_door() {
+    in_namespace(|| {
+        let limiter = Some((2000, 500));
+        let mut world = World::start(&Options { limiter, ..Options::default() });
+        // Tenant 103 sends 20 times what the three others send, for about a second.
+        let sent = world.burst(Duration::from_secs(1));
+        for vni in [100, 101, 102] {
+            assert_eq!(world.received_of(vni), sent[&vni], "tenant {vni} lost nothing");
+        }
+        let share = world.received_of(103) as f64 / sent[&103] as f64;
+        assert!(share < 0.6, "{share} of the burst passed");
+        assert_eq!(world.counter("refused_limited_packets"), sent[&103] - world.received_of(103));
+        assert_eq!(world.limited(), [103]);
+    });
+}
+
+#[test]
+fn a_pod_that_is_killed_is_replaced() {
+    in_namespace(|| {
+        let mut world = World::start(&Options::default());
+        assert_eq!(world.exchange(1000, FLOWS, |_, _| {}).len(), 1000);
+        world.kill_pod();
+        world.start_pod();
+        assert_eq!(world.exchange(1000, FLOWS, |_, _| {}).len(), 1000);
+        let (nicd, pod) = world.stop();
+        assert!(nicd && pod, "both end well when they are told to");
+    });
+}

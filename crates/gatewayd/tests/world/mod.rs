@@ -1,0 +1,399 @@
+//! A network namespace with a veth pair: `gw0` is the gateway's, and the test is everything at the other end, `wire0`.
+
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+use std::io::{Read as _, Write as _};
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use bifrost_port::raw::{RawConfig, RawDevice, RawMode};
+use bifrost_wire::ethernet::{self, ethertype};
+use bifrost_wire::protocol::UDP;
+use bifrost_wire::{Mac, Vni, arp, ipv4, udp, vxlan};
+
+const PATIENCE: Duration = Duration::from_secs(20);
+const GATEWAY: [u8; 4] = [10, 0, 0, 1];
+const GATEWAY_MAC: Mac = Mac([2, 0, 0, 0, 0, 1]);
+const SENDER: [u8; 4] = [10, 0, 0, 11];
+const RECEIVER: [u8; 4] = [10, 0, 0, 12];
+const RECEIVER_MAC: Mac = Mac([2, 0, 0, 0, 0, 12]);
+/// Packets a batch, and between two of them.
+const BATCH: u32 = 32;
+const PAUSE: Duration = Duration::from_micros(1500);
+const VNIS: std::ops::RangeInclusive<u32> = 100..=103;
+
+/// Runs in a thread with a network namespace of its own, which ends with it and its children.
+pub(crate) fn in_namespace(test: impl FnOnce() + Send + 'static) {
+    let thread = std::thread::spawn(|| {
+        // SAFETY: no pointers; this thread alone changes its network namespace.
+        assert_eq!(unsafe { libc::unshare(libc::CLONE_NEWNET) }, 0, "needs root");
+        for command in [
+            "ip link add wire0 mtu 1700 type veth peer name gw0 mtu 1700",
+            "ip link set wire0 up addrgenmode none",
+            "ip link set gw0 up addrgenmode none",
+        ] {
+            let mut words = command.split(' ');
+            let program = words.next().unwrap();
+            assert!(Command::new(program).args(words).status().unwrap().success(), "{command}");
+        }
+        test();
+    });
+    if let Err(panic) = thread.join() {
+        std::panic::resume_unwind(panic);
+    }
+}
+
+#[derive(Debug, Default)]
+pub(crate) struct Options {
+    pub(crate) header_only: bool,
+    pub(crate) jitter_us: u64,
+    /// Worker, after how many packets, ms.
+    pub(crate) stall: Option<(usize, u64, u64)>,
+    /// Packets a second of both stages.
+    pub(crate) limiter: Option<(u64, u64)>,
+}
+
+pub(crate) struct World {
+    dir: tempfile::TempDir,
+    wire: RawDevice,
+    nicd: Child,
+    pod: Child,
+    received: BTreeMap<u32, u64>,
+}
+
+impl Drop for World {
+    fn drop(&mut self) {
+        for child in [&mut self.pod, &mut self.nicd] {
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+        if std::thread::panicking() {
+            for name in ["nicd.log", "gw.log"] {
+                eprintln!("{name}: {}", std::fs::read_to_string(self.dir.path().join(name)).unwrap_or_default());
+            }
+        }
+    }
+}
+
+impl World {
+    pub(crate) fn start(options: &Options) -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let at = |name: &str| dir.path().join(name).display().to_string();
+        let header_only = if options.header_only { "header_only_from = 100\n" } else { "" };
+        let (first, second) = options.limiter.unwrap_or((1_000_000, 1_000_000));
+        let nicd = format!(
+            r#"control = {{ socket = "{}" }}
+device = {{ name = "gw0", mtu = 1600, frames = 4096 }}
+[[pods]]
+name = "vpc"
+number = 1
+cores = 2
+order_queues = 2
+queue_entries = 8192
+timeout_us = 100000
+{header_only}own = ["10.0.0.1"]
+interfaces = [{{ socket = "{}" }}]
+limiter = {{ first_packets_per_second = {first}, second_packets_per_second = {second}, burst_packets = {} }}
+"#,
+            at("nicd.sock"),
+            at("vpc.sock"),
+            first.min(1000),
+        );
+        let stall = options.stall.map_or(String::new(), |(worker, after, ms)| {
+            format!("test_stall = {{ worker = {worker}, after_packets = {after}, ms = {ms} }}\n")
+        });
+        let mut pod = format!(
+            r#"control = {{ socket = "{}" }}
+[gateway]
+pod = 1
+cores = 2
+test_jitter_us = {}
+{stall}interfaces = ["{}"]
+addresses = ["10.0.0.1"]
+mac = "02:00:00:00:00:01"
+on_link = ["10.0.0.0/24"]
+"#,
+            at("gw.sock"),
+            options.jitter_us,
+            at("vpc.sock"),
+        );
+        for vni in VNIS {
+            let _ = write!(
+                pod,
+                r#"[[vpcs]]
+vni = {vni}
+routes = [{{ prefix = "192.168.0.0/24", to = "local" }}]
+hosts = [
+  {{ address = "192.168.0.1", mac = "02:00:00:00:01:01", vtep = "10.0.0.11" }},
+  {{ address = "192.168.0.2", mac = "02:00:00:00:01:02", vtep = "10.0.0.12" }},
+]
+"#
+            );
+        }
+        std::fs::write(dir.path().join("nicd.toml"), nicd).unwrap();
+        std::fs::write(dir.path().join("gw.toml"), pod).unwrap();
+        let wire = RawConfig { device: "wire0".to_owned(), mode: RawMode::Packet, longest: 1700, frames: 8192 };
+        let wire = RawDevice::open(&wire).unwrap();
+        let nicd = run(env!("CARGO_BIN_EXE_bifrost-nicd"), dir.path(), "nicd");
+        let pod = run(env!("CARGO_BIN_EXE_bifrost-gw"), dir.path(), "gw");
+        let mut world = World { dir, wire, nicd, pod, received: BTreeMap::new() };
+        world.wait_until_it_forwards();
+        world
+    }
+
+    pub(crate) fn kill_pod(&mut self) {
+        self.pod.kill().unwrap();
+        self.pod.wait().unwrap();
+        self.until("the pipeline sees that the pod is gone", |world| {
+            world.status("nicd")["pods"][0]["interfaces_up"][0] == false
+        });
+    }
+
+    pub(crate) fn start_pod(&mut self) {
+        self.pod = run(env!("CARGO_BIN_EXE_bifrost-gw"), self.dir.path(), "gw");
+        self.wait_until_it_forwards();
+    }
+
+    /// Ends both programs; whether each ended well.
+    pub(crate) fn stop(mut self) -> (bool, bool) {
+        let end = |child: &mut Child| {
+            rustix::process::kill_process(rustix::process::Pid::from_child(child), rustix::process::Signal::TERM)
+                .unwrap();
+            child.wait().unwrap().success()
+        };
+        let pod = end(&mut self.pod);
+        let nicd = end(&mut self.nicd);
+        assert!(!self.dir.path().join("vpc.sock").exists() && !self.dir.path().join("nicd.sock").exists());
+        (nicd, pod)
+    }
+
+    /// Next hops are resolved by ARP, which the test answers.
+    fn wait_until_it_forwards(&mut self) {
+        self.until("the gateway forwards", |world| {
+            if !world.dir.path().join("gw.sock").exists() {
+                world.drain();
+                return false;
+            }
+            world.drain();
+            world.status("gw")["neighbours"]["10.0.0.12"].is_string()
+        });
+        self.received.clear();
+    }
+
+    fn until(&mut self, what: &str, mut is: impl FnMut(&mut World) -> bool) {
+        let until = Instant::now() + PATIENCE;
+        while !is(self) {
+            assert!(Instant::now() < until, "{what}: not within {PATIENCE:?}");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+
+    /// Sends packets of flows in turns, and takes what comes: flow and number of each.
+    pub(crate) fn exchange(
+        &mut self,
+        packets: u32,
+        flows: u16,
+        mut meanwhile: impl FnMut(&mut World, u32),
+    ) -> Vec<(u16, u32)> {
+        let mut all = Vec::new();
+        let mut next = Instant::now();
+        for number in 0..packets {
+            meanwhile(self, number);
+            let flow = (number % u32::from(flows)) as u16;
+            let frame = packet(100 + u32::from(flow % 4), flow, number);
+            self.wire.send(&[&frame]);
+            if number % BATCH == BATCH - 1 {
+                self.wire.flush();
+                next = (next + PAUSE).max(Instant::now());
+                while Instant::now() < next {
+                    all.extend(self.drain());
+                    std::thread::sleep(Duration::from_micros(200));
+                }
+            }
+        }
+        self.wire.flush();
+        // Until nothing comes for a while: longer than a worker may stand still.
+        let mut last = Instant::now();
+        while all.len() < packets as usize && last.elapsed() < Duration::from_secs(2) {
+            let before = all.len();
+            all.extend(self.drain());
+            if all.len() > before {
+                last = Instant::now();
+            }
+        }
+        // Counters are told every few milliseconds.
+        std::thread::sleep(Duration::from_millis(100));
+        all
+    }
+
+    /// Three tenants send 500 packets a second, the fourth 20 times as much; what each sent.
+    pub(crate) fn burst(&mut self, time: Duration) -> BTreeMap<u32, u64> {
+        let mut sent = BTreeMap::new();
+        let began = Instant::now();
+        let mut steps = 0u32;
+        while began.elapsed() < time {
+            for (vni, count) in [(100, 1), (101, 1), (102, 1), (103, 20)] {
+                for n in 0..count {
+                    let frame = packet(vni, vni as u16, steps * 32 + n);
+                    self.wire.send(&[&frame]);
+                    *sent.entry(vni).or_insert(0) += 1;
+                }
+            }
+            self.wire.flush();
+            steps += 1;
+            while began.elapsed() < Duration::from_millis(2) * steps {
+                self.drain();
+                std::thread::sleep(Duration::from_micros(100));
+            }
+        }
+        let last = Instant::now();
+        while last.elapsed() < Duration::from_millis(500) {
+            self.drain();
+        }
+        sent
+    }
+
+    pub(crate) fn received_of(&self, vni: u32) -> u64 {
+        self.received.get(&vni).copied().unwrap_or(0)
+    }
+
+    /// Takes what has come: checks each packet, and answers ARP.
+    fn drain(&mut self) -> Vec<(u16, u32)> {
+        let mut all = Vec::new();
+        let mut answers = Vec::new();
+        loop {
+            let count = self.wire.receive().unwrap();
+            for index in 0..count {
+                let frame = self.wire.frame(index);
+                if frame[12..14] == ethertype::ARP.to_be_bytes() {
+                    answers.extend(answer(frame));
+                } else if let Some((vni, flow, number)) = read(frame) {
+                    *self.received.entry(vni).or_insert(0) += 1;
+                    all.push((flow, number));
+                }
+            }
+            if count == 0 {
+                break;
+            }
+        }
+        if !answers.is_empty() {
+            answers.iter().for_each(|answer| self.wire.send(&[answer]));
+            self.wire.flush();
+        }
+        all
+    }
+
+    fn request(&self, name: &str, request: &str) -> serde_json::Value {
+        let mut stream = UnixStream::connect(self.dir.path().join(format!("{name}.sock"))).unwrap();
+        stream.write_all(request.as_bytes()).unwrap();
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).unwrap();
+        let (head, body) = answer.split_once("\r\n\r\n").unwrap();
+        assert!(head.starts_with("HTTP/1.1 200"), "{answer}");
+        serde_json::from_str(body).unwrap()
+    }
+
+    pub(crate) fn status(&self, name: &str) -> serde_json::Value {
+        self.request(name, "GET /v1/status HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
+    }
+
+    pub(crate) fn set_mode(&mut self, mode: &str) {
+        let body = format!(r#"{{"command":"set_mode","pod":"vpc","mode":"{mode}"}}"#);
+        let head = "POST /v1/command HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-type: application/json";
+        self.request("nicd", &format!("{head}\r\ncontent-length: {}\r\n\r\n{body}", body.len()));
+    }
+
+    /// Counters of the order queues.
+    pub(crate) fn order(&self) -> impl Fn(&str) -> u64 {
+        let status = self.status("nicd");
+        move |name| status["pods"][0]["order"][name].as_u64().unwrap()
+    }
+
+    /// A counter of the pod at the pipeline.
+    pub(crate) fn counter(&self, name: &str) -> u64 {
+        self.status("nicd")["pods"][0]["counters"][name].as_u64().unwrap()
+    }
+
+    /// Tenants with a meter of their own.
+    pub(crate) fn limited(&self) -> Vec<u64> {
+        let status = self.status("nicd");
+        status["pods"][0]["limited_vnis"].as_array().unwrap().iter().map(|v| v.as_u64().unwrap()).collect()
+    }
+
+    /// Packets of each worker.
+    pub(crate) fn worker_packets(&self) -> Vec<u64> {
+        let status = self.status("gw");
+        status["workers"].as_array().unwrap().iter().map(|w| w["packets"].as_u64().unwrap()).collect()
+    }
+}
+
+fn run(program: &str, dir: &Path, name: &str) -> Child {
+    let log = std::fs::File::options().create(true).append(true).open(dir.join(format!("{name}.log"))).unwrap();
+    let config: PathBuf = dir.join(format!("{name}.toml"));
+    let mut command = Command::new(program);
+    command.arg("--config").arg(config).stdin(Stdio::null()).stdout(Stdio::null()).stderr(log);
+    command.spawn().unwrap()
+}
+
+fn ip_udp(source: [u8; 4], destination: [u8; 4], ports: (u16, u16), payload: &[u8]) -> Vec<u8> {
+    let len = (8 + payload.len()) as u16;
+    let datagram = udp::Header { source_port: ports.0, destination_port: ports.1, len, checksum: 0 }.emit();
+    let header = ipv4::Header {
+        header_len: 20,
+        traffic_class: 0,
+        total_len: 20 + len,
+        identification: 0,
+        dont_fragment: true,
+        more_fragments: false,
+        fragment_offset: 0,
+        ttl: 64,
+        protocol: UDP,
+        checksum: 0,
+        source: source.into(),
+        destination: destination.into(),
+    };
+    [&header.emit()[..], &datagram, payload].concat()
+}
+
+/// A packet of a tenant's flow, with its number, and 200 bytes that the number decides.
+fn packet(vni: u32, flow: u16, number: u32) -> Vec<u8> {
+    let mut payload = number.to_be_bytes().to_vec();
+    payload.resize(200, number as u8);
+    let inner = ip_udp([192, 168, 0, 1], [192, 168, 0, 2], (flow, 9), &payload);
+    let link = |to: Mac, from: Mac| ethernet::Header::new(to, from, ethertype::IPV4).emit();
+    let guest = Mac([2, 0, 0, 0, 1, 1]);
+    let payload = [&vxlan::emit(Vni::new(vni).unwrap())[..], &link(GATEWAY_MAC, guest), &inner].concat();
+    let outer = ip_udp(SENDER, GATEWAY, (50_000 + flow, 4789), &payload);
+    [&link(GATEWAY_MAC, Mac([2, 0, 0, 0, 0, 11]))[..], &outer].concat()
+}
+
+/// VNI, flow and number of a packet that the gateway has sent on; it must be as it has to be.
+fn read(frame: &[u8]) -> Option<(u32, u16, u32)> {
+    let outer = bifrost_nic::parse(frame, frame.len()).ok()?;
+    if outer.dst_port != vxlan::UDP_PORT {
+        return None;
+    }
+    assert_eq!((outer.dst_mac, outer.src_mac), (RECEIVER_MAC, GATEWAY_MAC));
+    assert_eq!((outer.src_ip, outer.dst_ip), (GATEWAY.into(), RECEIVER.into()));
+    let (vni, inner) = vxlan::parse(&frame[usize::from(outer.payload)..]).unwrap();
+    let parsed = bifrost_nic::parse(inner, inner.len()).unwrap();
+    assert_eq!((parsed.dst_mac, inner[22]), (Mac([2, 0, 0, 0, 1, 2]), 63), "the vNIC's address, one hop less");
+    let payload = &inner[usize::from(parsed.payload)..];
+    let number = u32::from_be_bytes(*payload.first_chunk().unwrap());
+    assert!(payload.len() == 200 && payload[4..].iter().all(|b| *b == number as u8), "the payload is its own");
+    Some((vni.get(), parsed.src_port, number))
+}
+
+/// The answer to ARP for one of the hosts.
+fn answer(frame: &[u8]) -> Option<Vec<u8>> {
+    let request = arp::Packet::parse(&frame[14..]).ok()?;
+    let last = request.target_ip.octets()[3];
+    if request.operation != arp::Operation::Request || ![SENDER[3], RECEIVER[3]].contains(&last) {
+        return None;
+    }
+    let mac = Mac([2, 0, 0, 0, 0, last]);
+    let header = ethernet::Header::new(request.sender_mac, mac, ethertype::ARP);
+    Some([&header.emit()[..], &request.reply(mac).emit()].concat())
+}
