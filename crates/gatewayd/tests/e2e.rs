@@ -29,7 +29,7 @@ fn reordered(received: &[(u16, u32)]) -> usize {
 fn packets_of_all_flows_come_in_order_whatever_time_each_takes() {
     for header_only in [false, true] {
         in_namespace(move || {
-            let mut world = World::start(&Options { header_only, jitter_us: 300, ..Options::default() });
+            let mut world = World::start(&Options { header_only, jitter_us: 100, ..Options::default() });
             let received = world.exchange(PACKETS, FLOWS, |_, _| {});
             assert_eq!((received.len(), reordered(&received)), (PACKETS as usize, 0));
             let order = world.order();
@@ -63,7 +63,7 @@ fn a_worker_that_stands_still_costs_its_own_packets() {
 #[test]
 fn changing_to_flows_and_back_loses_and_reorders_nothing() {
     in_namespace(|| {
-        let mut world = World::start(&Options { jitter_us: 100, ..Options::default() });
+        let mut world = World::start(&Options { jitter_us: 50, ..Options::default() });
         let received = world.exchange(PACKETS, FLOWS, |world, number| match number {
             5000 | 15_000 => world.set_mode("rss"),
             10_000 => world.set_mode("plb"),
