@@ -1,4 +1,4 @@
-//! The pipeline's state at one time, for whoever asks.
+//! The pipeline's state at one time, for the status server.
 
 use bifrost_nicpipe::{Mode, Pod};
 use serde::Serialize;

@@ -33,7 +33,7 @@ const SLACK: usize = 22 + TRAILER_LEN;
 const PATIENCE: Duration = Duration::from_secs(10);
 const PAUSE: Duration = Duration::from_millis(50);
 
-/// What is known of next hops, for whoever asks.
+/// What is known of next hops, for the status server.
 type Told = Arc<Mutex<Vec<(IpAddr, Option<String>)>>>;
 
 /// A running pod.

@@ -63,7 +63,7 @@ pub(super) struct Worker {
     pub(super) stop: Arc<AtomicBool>,
     pub(super) pod: u16,
     pub(super) spin_ns: u64,
-    /// For tests: each packet takes a random time up to this, ns.
+    /// For tests: each packet takes a random time up to this, ns, in which the worker sleeps.
     pub(super) jitter_ns: u64,
     /// For tests: it stands still once.
     pub(super) stall: Option<Stall>,
@@ -127,10 +127,7 @@ impl Worker {
         let count = queue.available().min(BATCH);
         for _ in 0..count {
             if *jitter_ns > 0 {
-                let until = monotonic_ns() + fastrand::u64(..*jitter_ns);
-                while monotonic_ns() < until {
-                    std::hint::spin_loop();
-                }
+                std::thread::sleep(Duration::from_nanos(fastrand::u64(..*jitter_ns)));
             }
             handle(core, queue, Context { now, neighbours: known }, *pod);
             if let Some(address) = core.take_missing() {

@@ -7,7 +7,7 @@ use crate::*;
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(200))]
 
-    /// A pod returns anything: what leaves is bounded by what it returned, and its memory holds for ever.
+    /// A pod returns anything: what leaves is bounded by what it returned, and no buffer is lost.
     #[test]
     fn whatever_a_pod_returns(
         returns in proptest::collection::vec(
