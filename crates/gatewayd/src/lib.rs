@@ -3,7 +3,7 @@
 //! - [`nicd`], the program `bifrost-nicd`: the NIC pipeline between a network device and the pods.
 //! - [`pod`], the program `bifrost-gw`: a pod, which decides about packets.
 //!
-//! They speak memif with each other. What both need: configuration files ([`file`]), the status server ([`status`]), the life of a program ([`program`]).
+//! They speak memif with each other. What both need: configuration files ([`mod@file`]), the status server ([`status`]), the life of a program ([`program`]).
 
 #![forbid(unsafe_code)]
 #![cfg_attr(test, allow(clippy::unwrap_used))]
