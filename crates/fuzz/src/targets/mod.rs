@@ -7,6 +7,7 @@ mod cutting;
 pub(crate) mod engine;
 mod forge;
 mod frame;
+pub(crate) mod gateway;
 pub(crate) mod headers;
 mod ledger;
 mod machine;
