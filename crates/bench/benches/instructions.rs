@@ -6,6 +6,7 @@
 use std::hint::black_box;
 
 use bifrost_bench::decisions::{self, Decisions, Kind, Way};
+use bifrost_bench::forwarding::{self, Forwarding, Way as Service};
 use bifrost_bench::gateway::{self, Limiting, Routes, Spraying};
 use bifrost_bench::messages::{self, Messages};
 use bifrost_bench::round::{Load, Round};
@@ -170,6 +171,15 @@ fn gateway_limit(mut limiting: Limiting) -> Limiting {
 }
 
 #[library_benchmark]
+#[bench::vpc(Forwarding::new(Service::Vpc))]
+#[bench::eip(Forwarding::new(Service::Eip))]
+#[bench::snat(Forwarding::new(Service::Snat))]
+fn gateway_forward(mut forwarding: Forwarding) -> Forwarding {
+    black_box(&mut forwarding).run(forwarding::PACKETS);
+    forwarding
+}
+
+#[library_benchmark]
 #[bench::batch_of_100k_routes(Routes::new(100_000))]
 fn gateway_lookup(routes: Routes) -> (Routes, u32) {
     let sum = black_box(&routes).run(gateway::PACKETS);
@@ -204,6 +214,7 @@ library_benchmark_group!(
         decide,
         gateway_spray,
         gateway_limit,
+        gateway_forward,
         gateway_lookup,
         message,
         message_chunk

@@ -7,6 +7,7 @@
 pub mod account;
 pub mod decisions;
 mod end;
+pub mod forwarding;
 pub mod gateway;
 mod link;
 pub mod memory;

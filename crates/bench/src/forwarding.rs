@@ -1,0 +1,168 @@
+//! What a gateway pod's decision costs a packet: outer headers read, tables asked, the packet rewritten in place.
+
+use std::hint::black_box;
+use std::net::{IpAddr, Ipv4Addr};
+use std::sync::Arc;
+
+use bifrost_gateway::{
+    Context, Core, HEADROOM, Host, INTERNET, Nat, NatConfig, NextHop, Packet, Route, Tables, Verdict, Vpc,
+};
+use bifrost_tables::{Dir24, ExactMap, IpNet, Lpm, exact_map};
+use bifrost_wire::ethernet::{self, ethertype};
+use bifrost_wire::protocol::UDP;
+use bifrost_wire::{Mac, Vni, ipv4, udp, vxlan};
+
+/// Packets that are counted together.
+pub const PACKETS: u32 = 8192;
+/// Conversations, in turns.
+const FLOWS: u32 = 1024;
+const VPCS: u32 = 64;
+const HOSTS: u32 = 256;
+const GATEWAY: Ipv4Addr = Ipv4Addr::new(10, 0, 0, 1);
+const ROUTER: Ipv4Addr = Ipv4Addr::new(10, 255, 255, 254);
+const MAC: Mac = Mac([2, 0, 0, 0, 0, 1]);
+
+/// Which service.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Way {
+    /// From a VPC to another one.
+    Vpc,
+    /// To the Internet, from an address of its own (EIP).
+    Eip,
+    /// To the Internet, from a shared address (SNAT).
+    Snat,
+}
+
+/// A core of a pod, and packets for it.
+#[derive(Debug)]
+pub struct Forwarding {
+    core: Core,
+    neighbours: ExactMap<IpAddr, Mac>,
+    frames: Vec<Vec<u8>>,
+    buffer: Vec<u8>,
+    now: u64,
+    /// Packets that were forwarded.
+    pub forwarded: u32,
+}
+
+impl Forwarding {
+    /// In steady state: every conversation is known.
+    pub fn new(way: Way) -> Self {
+        let nat = NatConfig {
+            pools: vec![(INTERNET, vec![Ipv4Addr::new(203, 0, 113, 1).into()])],
+            cores: 1,
+            sessions_per_core: 65_536,
+            seed: 5,
+        };
+        let mut neighbours = exact_map(1);
+        neighbours.insert(ROUTER.into(), Mac([2, 0, 0, 0, 0, 2]));
+        let frames = (0..FLOWS).map(|flow| frame(way, flow)).collect();
+        let mut forwarding = Forwarding {
+            core: Core::new(Arc::new(tables(way)), Arc::new(Nat::new(nat)), 1, 3),
+            neighbours,
+            frames,
+            buffer: vec![0; 2048],
+            now: 1 << 40,
+            forwarded: 0,
+        };
+        forwarding.run(FLOWS);
+        forwarding.forwarded = 0;
+        forwarding
+    }
+
+    /// That many packets, each copied into a buffer first, as from a ring.
+    pub fn run(&mut self, packets: u32) {
+        for number in 0..packets {
+            self.now += 1000;
+            let frame = &self.frames[(number % FLOWS) as usize];
+            let end = HEADROOM + frame.len();
+            self.buffer[HEADROOM..end].copy_from_slice(frame);
+            let mut packet = Packet::new(&mut self.buffer, HEADROOM, end);
+            let context = Context { now: self.now, neighbours: &self.neighbours };
+            let verdict = black_box(self.core.process(context, &mut packet));
+            self.forwarded += u32::from(matches!(verdict, Verdict::Forward(_)));
+        }
+    }
+}
+
+fn private(host: u32) -> Ipv4Addr {
+    Ipv4Addr::from_bits(0xc0a8_0000 | host)
+}
+
+fn vtep(host: u32) -> Ipv4Addr {
+    Ipv4Addr::from_bits(0x0a01_0000 | host)
+}
+
+fn tables(way: Way) -> Tables {
+    let net = |text: &str| text.parse::<IpNet>().unwrap_or_else(|e| unreachable!("{text}: {e}"));
+    let mut tables = Tables::new(vec![GATEWAY.into()], MAC, 1600, 7);
+    for vni in 1..=2 * VPCS {
+        let routes = Lpm::new([
+            (net("192.168.0.0/16"), if vni <= VPCS { Route::Peer(vni + VPCS) } else { Route::Local }),
+            (net("0.0.0.0/0"), Route::Internet),
+        ]);
+        let routes = routes.unwrap_or_else(|net| unreachable!("{net} twice"));
+        tables.vpcs.insert(vni, Vpc { routes, snat: Some(0), ..Vpc::default() });
+        for host in 0..HOSTS {
+            let mac = Mac([2, 0, 0, vni as u8, 0, host as u8]);
+            tables.add_host(vni, private(host).into(), Host { vtep: vtep(host).into(), mac });
+            if way == Way::Eip {
+                tables.add_eip(vni, private(host).into(), Ipv4Addr::from_bits(0xcb00_0000 | vni << 8 | host).into());
+            }
+        }
+    }
+    tables.router = Some(ROUTER.into());
+    let mut fib = Dir24::new(16, 1);
+    if let IpNet::V4(everywhere) = net("0.0.0.0/0") {
+        fib.insert(everywhere, 0).unwrap_or_else(|e| unreachable!("{e}"));
+    }
+    tables.fib4 = Some(fib);
+    tables.next_hops = vec![NextHop { address: ROUTER.into() }];
+    tables
+}
+
+fn frame(way: Way, flow: u32) -> Vec<u8> {
+    let (vni, host) = (1 + flow % VPCS, flow % HOSTS);
+    let to = match way {
+        Way::Vpc => private((host + 1) % HOSTS),
+        Way::Eip | Way::Snat => Ipv4Addr::from_bits(0x0808_0000 | flow),
+    };
+    let link = |packet: &[u8]| [&ethernet::Header::new(MAC, MAC, ethertype::IPV4).emit()[..], packet].concat();
+    let inner = link(&datagram(private(host), to, (10_000 + flow as u16, 443), &[0; 64]));
+    let header = vxlan::emit(Vni::new(vni).unwrap_or(Vni::MAX));
+    link(&datagram(vtep(host), GATEWAY, (50_000, vxlan::UDP_PORT), &[&header[..], &inner].concat()))
+}
+
+fn datagram(source: Ipv4Addr, destination: Ipv4Addr, ports: (u16, u16), payload: &[u8]) -> Vec<u8> {
+    let len = (udp::HEADER_LEN + payload.len()) as u16;
+    let header = ipv4::Header {
+        header_len: ipv4::HEADER_LEN as u8,
+        traffic_class: 0,
+        total_len: ipv4::HEADER_LEN as u16 + len,
+        identification: 0,
+        dont_fragment: true,
+        more_fragments: false,
+        fragment_offset: 0,
+        ttl: 64,
+        protocol: UDP,
+        checksum: 0,
+        source,
+        destination,
+    };
+    let udp = udp::Header { source_port: ports.0, destination_port: ports.1, len, checksum: 1 };
+    [&header.emit()[..], &udp.emit(), payload].concat()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_packet_is_forwarded() {
+        for way in [Way::Vpc, Way::Eip, Way::Snat] {
+            let mut forwarding = Forwarding::new(way);
+            forwarding.run(PACKETS);
+            assert_eq!(forwarding.forwarded, PACKETS, "{way:?}");
+        }
+    }
+}
