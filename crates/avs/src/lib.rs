@@ -54,6 +54,7 @@ mod drop_reason;
 mod effects;
 mod fields;
 mod flow;
+mod flow_log;
 mod fragments;
 mod frame;
 mod groups;
@@ -80,6 +81,7 @@ pub use cache::VECTOR;
 pub use counters::{Drops, PortCounters, UnderlayCounters};
 pub use drop_reason::DropReason;
 pub use flow::FlowCounters;
+pub use flow_log::{FlowEnd, FlowLogCounters, FlowRecord, Traffic};
 pub use fragments::FragmentCounters;
 pub use groups::Permission;
 pub use ids::{Direction, GroupId, LoadBalancerId, PeerId, PortId, WorkerId};
@@ -90,8 +92,8 @@ pub use rewrite::Rewrite;
 pub use session::{Class, PortSessions, SessionCounters};
 pub use switch::{Former, Prepared, Switch};
 pub use tables::{
-    AclRule, Affinity, Backend, BuildError, GATEWAY_MAC, GroupRule, LoadBalancer, Ordering, Peering, Port, Reliability,
-    Route, SecurityGroup, Tables, Transport, Vpc, Workers,
+    AclRule, Affinity, Backend, BuildError, FlowLogSpec, GATEWAY_MAC, GroupRule, LoadBalancer, Ordering, Peering, Port,
+    Reliability, Route, SecurityGroup, Tables, Transport, Vpc, Workers,
 };
 pub use trace::{By, Check, GuestTrace, Hop, UnderlayTrace, WorkerTrace};
 pub use verdict::{Action, Verdict};

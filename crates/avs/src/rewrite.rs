@@ -84,6 +84,21 @@ impl Rewrite {
         }
     }
 
+    /// What a packet's headers say after the change, as far as ends are concerned.
+    pub(crate) fn view(&self, parsed: &Parsed) -> Parsed {
+        match &self.translation {
+            // An ICMP error has other ends in what it quotes.
+            Some(Translation { source, destination }) if matches!(parsed.protocol, TCP | UDP) => Parsed {
+                src_ip: source.address,
+                dst_ip: destination.address,
+                src_port: source.port,
+                dst_port: destination.port,
+                ..*parsed
+            },
+            _ => *parsed,
+        }
+    }
+
     /// The destination MAC address after the change.
     pub fn destination(&self) -> Mac {
         self.destination

@@ -8,6 +8,7 @@ use crate::counters::{PortCounters, UnderlayCounters};
 use crate::drop_reason::DropReason;
 use crate::effects::Apply;
 use crate::flow::{FlowCounters, Key, Source};
+use crate::flow_log::{FlowLog, FlowLogCounters, FlowRecord, observe};
 use crate::fragments::{FragmentCounters, Fragments};
 use crate::frame::Frame;
 use crate::ids::{PeerId, PortId, WorkerId};
@@ -18,7 +19,7 @@ use crate::pipeline::{self, Output};
 use crate::port_state::PortState;
 use crate::service::Connection;
 use crate::session::{PortSessions, SessionCounters, Sessions};
-use crate::tables::{BuildError, Port, Tables};
+use crate::tables::{BuildError, FlowLogSpec, Port, Tables};
 use crate::verdict::{Action, Verdict};
 use crate::vpc::{Location, VpcId};
 
@@ -38,6 +39,12 @@ pub struct Switch {
     cache: Cache,
     /// What became of the packets that came together with the next ones.
     notes: Notes,
+    /// Conversations that are logged; `None`: none are.
+    flow_log: Option<Box<FlowLog>>,
+    /// Whether there is one, and the packet is not in it yet.
+    is_logging: bool,
+    /// Of flow logs that have ended.
+    logged: FlowLogCounters,
     secret: u64,
     /// Counts configurations: sessions of an earlier one are looked at again.
     pub(crate) epoch: u32,
@@ -65,6 +72,9 @@ impl Switch {
             fragments: Fragments::default(),
             cache: Cache::new(),
             notes: Notes::new(tables.flows.vectors),
+            flow_log: None,
+            is_logging: false,
+            logged: FlowLogCounters::default(),
             secret,
             epoch: 0,
             verdict: Verdict::drop(DropReason::UnknownPort),
@@ -77,6 +87,7 @@ impl Switch {
         }
         switch.claim_ports();
         switch.make_room(tables.flows);
+        switch.set_flow_log(tables.flow_log.clone());
         Ok(switch)
     }
 
@@ -93,7 +104,7 @@ impl Switch {
     /// [`replace`](Self::replace), with what has been built elsewhere: takes no time that depends on its size, as long as no port's number
     /// comes to mean another vNIC, and room for flow records stays as it is. What was in force is returned: to drop it takes time, too.
     pub fn take_over(&mut self, prepared: Prepared) -> Former {
-        let Prepared { index, sessions, flows } = prepared;
+        let Prepared { index, sessions, flows, flow_log } = prepared;
         let former = std::mem::replace(&mut self.index, index);
         self.epoch = self.epoch.wrapping_add(1);
         self.sessions.set_limits(sessions);
@@ -103,6 +114,7 @@ impl Switch {
         if self.notes.is_on() != flows.vectors {
             self.notes = Notes::new(flows.vectors);
         }
+        self.set_flow_log(flow_log);
         Former { _index: former }
     }
 
@@ -118,6 +130,7 @@ impl Switch {
     pub fn distrust_notes(&mut self) {
         self.epoch = self.epoch.wrapping_add(1);
         self.notes = Notes::new(self.notes.is_on());
+        self.is_logging = self.flow_log.is_some();
     }
 
     /// Packets of a guest that are best parsed before the first of them is judged: see [`fetch_ahead`](Self::fetch_ahead).
@@ -145,6 +158,9 @@ impl Switch {
         parsed: &Parsed,
     ) -> &Verdict {
         let frame = Frame { head: frame_head, len, offload, parsed };
+        if self.is_logging {
+            return self.log_from_guest(port, frame);
+        }
         let Some((_, vpc)) = self.index.port(port).filter(|_| port.place() < self.ports.len()) else {
             self.underlay.dropped.count(DropReason::UnknownPort);
             self.verdict = Verdict::drop(DropReason::UnknownPort);
@@ -163,6 +179,19 @@ impl Switch {
         if is_noted {
             self.note_from_guest(port, frame);
         }
+        &self.verdict
+    }
+
+    /// [`from_guest`](Self::from_guest), and it is logged.
+    #[cold]
+    #[inline(never)]
+    fn log_from_guest(&mut self, port: PortId, frame: Frame<'_>) -> &Verdict {
+        self.is_logging = false;
+        self.verdict = *self.from_guest(port, frame.head, frame.len, frame.offload, frame.parsed);
+        if let Some(log) = &mut self.flow_log {
+            observe::sent(log, &self.index, port, frame, &self.verdict, self.now_ns);
+        }
+        self.is_logging = true;
         &self.verdict
     }
 
@@ -239,6 +268,9 @@ impl Switch {
 
     /// What is to happen with a frame that `peer` sent in `vni`. `frame_head` as in [`Self::from_guest`].
     pub fn from_underlay(&mut self, vni: Vni, peer: PeerId, frame_head: &[u8], parsed: &Parsed) -> &Verdict {
+        if self.is_logging {
+            return self.log_from_underlay(vni, peer, frame_head, parsed);
+        }
         let frame = Frame::whole(frame_head, parsed);
         let source = Source::Peer(vni, peer);
         if self.notes.from_peers.may_know(self.generation(), parsed)
@@ -264,6 +296,20 @@ impl Switch {
             let (key, generation) = (Key::of(source, parsed), self.generation());
             self.notes.from_peers.take(generation, parsed, parsed.packet_len(), key, &self.verdict);
         }
+        &self.verdict
+    }
+
+    /// [`from_underlay`](Self::from_underlay), and it is logged.
+    #[cold]
+    #[inline(never)]
+    fn log_from_underlay(&mut self, vni: Vni, peer: PeerId, frame_head: &[u8], parsed: &Parsed) -> &Verdict {
+        self.is_logging = false;
+        self.verdict = *self.from_underlay(vni, peer, frame_head, parsed);
+        if let Some(log) = &mut self.flow_log {
+            let frame = Frame::whole(frame_head, parsed);
+            observe::received_from_peer(log, &self.index, vni, frame, &self.verdict, self.now_ns);
+        }
+        self.is_logging = true;
         &self.verdict
     }
 
@@ -326,6 +372,9 @@ impl Switch {
                 }
                 None => underlay.dropped.count(reason),
             }
+        }
+        if let Some(log) = &mut self.flow_log {
+            observe::received(log, &self.index, port, frame, &self.verdict, self.now_ns);
         }
         &self.verdict
     }
@@ -410,6 +459,33 @@ impl Switch {
         &self.cache.counters
     }
 
+    /// Counters of flow logs.
+    pub fn flow_log_counters(&self) -> FlowLogCounters {
+        self.flow_log.as_ref().map_or(self.logged, |log| self.logged.and(log.counters()))
+    }
+
+    /// Looks at the next of `parts` parts of the conversations that are logged, at `now_ns` of the switch's time, and adds the records of
+    /// those that have ended or go on for long. Returns whether nothing is logged any more, and all records have been taken.
+    pub fn take_flow_records(&mut self, parts: usize, now_ns: u64, out: &mut Vec<FlowRecord>) -> bool {
+        let Some(log) = &mut self.flow_log else { return true };
+        log.take(parts, now_ns, out);
+        if !log.is_over() {
+            return false;
+        }
+        self.logged = self.logged.and(log.counters());
+        (self.flow_log, self.is_logging) = (None, false);
+        true
+    }
+
+    fn set_flow_log(&mut self, spec: Option<FlowLogSpec>) {
+        match (&mut self.flow_log, spec) {
+            (Some(log), spec) => log.set_spec(spec),
+            (none, Some(spec)) => *none = Some(Box::new(FlowLog::new(spec, self.secret))),
+            (None, None) => {}
+        }
+        self.is_logging = self.flow_log.is_some();
+    }
+
     /// The description of a port.
     pub fn port(&self, port: PortId) -> Option<&Port> {
         self.index.port(port).map(|(p, _)| &p.port)
@@ -487,6 +563,7 @@ pub struct Prepared {
     index: Index,
     sessions: SessionLimits,
     flows: FlowLimits,
+    flow_log: Option<FlowLogSpec>,
 }
 
 /// What was in force before [`Switch::take_over`], to be dropped where there is time.
@@ -501,6 +578,7 @@ impl Prepared {
     /// # Errors
     /// The first contradiction in `tables`.
     pub fn build(tables: &Tables) -> Result<Self, BuildError> {
-        Ok(Prepared { index: Index::build(tables)?, sessions: tables.sessions, flows: tables.flows })
+        let Tables { sessions, flows, ref flow_log, .. } = *tables;
+        Ok(Prepared { index: Index::build(tables)?, sessions, flows, flow_log: flow_log.clone() })
     }
 }

@@ -186,6 +186,23 @@ pub struct Workers {
     pub count: u16,
 }
 
+/// Which conversations are logged (Triton paper, section 2.3).
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct FlowLogSpec {
+    /// Conversations of these ports.
+    pub ports: Vec<PortId>,
+    /// Those whose packets pass.
+    pub accepted: bool,
+    /// Those whose packets are dropped.
+    pub rejected: bool,
+    /// Conversations that are counted at a time, at most; a port may have a quarter of them, or all if it is alone.
+    pub flows: u32,
+    /// Of a conversation that goes on there is a record after so long, ns.
+    pub active_ns: u64,
+    /// A conversation ends when nothing was heard of it for so long, ns.
+    pub idle_ns: u64,
+}
+
 /// Everything a switch knows.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Tables {
@@ -205,6 +222,8 @@ pub struct Tables {
     pub sessions: SessionLimits,
     /// Bounds of what is remembered about flows.
     pub flows: FlowLimits,
+    /// Which conversations are logged.
+    pub flow_log: Option<FlowLogSpec>,
     /// Who else has such a switch.
     pub workers: Workers,
     /// A deliberate mistake, for tests of tests.

@@ -19,7 +19,7 @@ use crate::session::Planned;
 use crate::switch::Switch;
 use crate::tables::GATEWAY_MAC;
 use crate::verdict::Verdict;
-use crate::vpc::{Location, NextHop};
+use crate::vpc::{Location, NextHop, VpcIndex};
 
 /// What would become of a frame from a guest.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -180,19 +180,30 @@ impl Index {
     /// Where a packet from a port goes next, if it goes anywhere.
     fn hop(&self, port: PortId, parsed: &Parsed) -> Option<Hop> {
         let (_, vpc) = self.port(port)?;
-        let routed = parsed.dst_mac == GATEWAY_MAC && vpc.has_gateway();
-        let (NextHop { mac, path }, vni) = if routed {
-            let next_hop = self.next_hop(vpc, parsed.src_ip, parsed.dst_ip);
-            let (hop, of) = next_hop.filter(|_| parsed.is_ip() && !vpc.is_gateway(parsed.dst_ip))?;
-            (hop, of.vni)
-        } else {
-            (NextHop { mac: parsed.dst_mac, path: vpc.path(parsed.dst_mac)? }, vpc.vni)
-        };
+        let (NextHop { mac, path }, of) = self.next(vpc, parsed)?;
         let peer = match path.location {
             Location::Remote(peer) => Some(peer),
             Location::Local(_) => None,
         };
-        Some(Hop { routed, mac, peer, vni, mtu: path.mtu })
+        Some(Hop { routed: self.is_routed(vpc, parsed), mac, peer, vni: of.vni, mtu: path.mtu })
+    }
+
+    /// Where the vNIC is to which a packet from a port goes next.
+    pub(crate) fn location(&self, port: PortId, parsed: &Parsed) -> Option<Location> {
+        let (_, vpc) = self.port(port)?;
+        self.next(vpc, parsed).map(|(hop, _)| hop.path.location)
+    }
+
+    fn is_routed(&self, vpc: &VpcIndex, parsed: &Parsed) -> bool {
+        parsed.dst_mac == GATEWAY_MAC && vpc.has_gateway()
+    }
+
+    fn next<'a>(&'a self, vpc: &'a VpcIndex, parsed: &Parsed) -> Option<(NextHop, &'a VpcIndex)> {
+        if self.is_routed(vpc, parsed) {
+            let next_hop = self.next_hop(vpc, parsed.src_ip, parsed.dst_ip);
+            return next_hop.filter(|_| parsed.is_ip() && !vpc.is_gateway(parsed.dst_ip));
+        }
+        Some((NextHop { mac: parsed.dst_mac, path: vpc.path(parsed.dst_mac)? }, vpc))
     }
 }
 

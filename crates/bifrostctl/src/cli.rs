@@ -54,6 +54,8 @@ pub(crate) enum Command {
     Routes,
     /// The load balancers: where they listen, their backends and which of them work
     LoadBalancers,
+    /// Flow logs: what is logged, where to, and what was lost
+    FlowLog,
     /// The reliable connections, one for each pair of vNICs
     Conns,
     /// The paths to every peer: state, round-trip time, loss, share of the traffic

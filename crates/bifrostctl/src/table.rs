@@ -4,8 +4,8 @@ use std::fmt::Write;
 use std::net::SocketAddr;
 
 use bifrost_control::api::{
-    BackendStatus, Conn, ConnState, Direction, DrainReport, FaultCleared, FaultEntry, FaultSpec, LoadBalancerStatus,
-    Path, PathState, PeerMode, PortStatus, Route, Stats, Status,
+    BackendStatus, Conn, ConnState, Direction, DrainReport, FaultCleared, FaultEntry, FaultSpec, FlowLogStatus,
+    LoadBalancerStatus, Path, PathState, PeerMode, PortStatus, Route, Stats, Status,
 };
 use comfy_table::{CellAlignment, Table, presets};
 
@@ -172,6 +172,30 @@ pub(crate) fn load_balancers(balancers: &[LoadBalancerStatus]) -> String {
         Text("STATE"),
     ];
     listing(&columns, rows, "no load balancers")
+}
+
+pub(crate) fn flow_log(log: &FlowLogStatus) -> String {
+    let mut out = String::new();
+    let mut line = |name: &str, value: String| {
+        let _ = writeln!(out, "{name:<10}{value}");
+    };
+    if !log.on {
+        line("logs", "off: there is no [flow_log] in the configuration".to_owned());
+    }
+    let written = |records: u64, lost: u64| format!("{records} records, {lost} lost");
+    if let Some(json) = &log.json {
+        line("JSON", format!("{json}: {}", written(log.json_records, log.json_lost_records)));
+    }
+    if let Some(collector) = log.collector {
+        let sent = written(log.ipfix_records, log.ipfix_lost_records);
+        line("IPFIX", format!("{collector}: {sent}, {} messages", log.ipfix_messages));
+    }
+    if log.on {
+        line("ports", if log.ports.is_empty() { "none".to_owned() } else { log.ports.join(", ") });
+    }
+    line("workers", format!("{}; {} flows now", written(log.made_records, log.lost_records), log.flows));
+    line("unlogged", format!("{} packets of flows for which there was no room", log.unlogged_packets));
+    out
 }
 
 pub(crate) fn conns(conns: &[Conn]) -> String {

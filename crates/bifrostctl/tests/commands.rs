@@ -39,6 +39,10 @@ impl Backend for Fake {
             backends: vec![backend],
         }])
     }
+    fn flow_log(&self) -> Result<FlowLogStatus, ApiError> {
+        let json = Some("/var/log/bifrost/flows.json".into());
+        Ok(FlowLogStatus { on: true, json, ports: vec!["web1".into()], made_records: 7, ..FlowLogStatus::default() })
+    }
     fn conns(&self) -> Result<Vec<Conn>, ApiError> {
         Ok(vec![Conn { cid: 0x0100_0001, peer: "host-b".into(), ..Conn::default() }])
     }
@@ -171,10 +175,11 @@ fn bad(socket: &FilePath, args: &[&str], code: i32) -> String {
 #[test]
 fn text() {
     let r = rig();
-    let cases: [(&[&str], &[&str]); 6] = [
+    let cases: [(&[&str], &[&str]); 7] = [
         (&["status"], &["9.9 on host-a, pid 7", "1 port, 0 routes, 0 connections", "host-b  plain vxlan"]),
         (&["ports"], &["web1", "12345"]),
         (&["routes"], &["no routes"]),
+        (&["flow-log"], &["/var/log/bifrost/flows.json", "web1", "7 records, 0 lost"]),
         (&["conns"], &["01000001  connecting  host-b"]),
         (&["paths"], &["active", "31.5"]),
         (&["stats"], &["drop_no_route_packets   ", "tx_packets"]),

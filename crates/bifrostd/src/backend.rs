@@ -6,8 +6,8 @@ use std::time::Instant;
 
 use bifrost_control::api::{
     ApiError, BackendHealth, BackendStatus, CaptureSpec, Conn, ConnState, DrainReport, DrainSpec, FaultEntry,
-    FaultSpec, LoadBalancerStatus, Path, PathState, PeerMode, PeerStatus, PortFault, PortStatus, ReloadReport, Route,
-    Sample, Stats, Status, Trace, TraceSpec, WorkerStatus,
+    FaultSpec, FlowLogStatus, LoadBalancerStatus, Path, PathState, PeerMode, PeerStatus, PortFault, PortStatus,
+    ReloadReport, Route, Sample, Stats, Status, Trace, TraceSpec, WorkerStatus,
 };
 use bifrost_control::config::{self, Affinity, BalancedProtocol, Config, LoadBalancer, PeerTransport, PortKind};
 use bifrost_control::server::{Backend, CaptureStream};
@@ -20,6 +20,7 @@ use bifrost_rte::State as RteState;
 use crate::background::in_background;
 use crate::container::Container;
 use crate::daemon::{Daemon, State};
+use crate::flow_log;
 use crate::health::Health;
 use crate::samples;
 use crate::translate;
@@ -153,6 +154,29 @@ impl Backend for Daemon {
             backends: b.backends.iter().map(|backend| backend_status(&state.health, b, backend)).collect(),
         };
         Ok(state.config.load_balancers.iter().map(status).collect())
+    }
+
+    fn flow_log(&self) -> Result<FlowLogStatus, ApiError> {
+        let state = self.state();
+        let workers = state.on_all(|worker| worker.core_mut().switch_mut().flow_log_counters()).map_err(gone)?;
+        let sum = |count: fn(&bifrost_avs::FlowLogCounters) -> u64| workers.iter().map(count).sum();
+        let log = state.config.flow_log.as_ref();
+        let done = state.flow_log;
+        Ok(FlowLogStatus {
+            on: log.is_some(),
+            json: log.and_then(|log| log.json.as_ref()).map(|path| path.display().to_string()),
+            collector: log.and_then(|log| log.collector),
+            ports: log.map_or_else(Vec::new, |log| flow_log::ports(&state.config, log).map(str::to_owned).collect()),
+            flows: sum(|c| c.current_flows),
+            made_records: sum(|c| c.made_records),
+            lost_records: sum(|c| c.lost_records),
+            unlogged_packets: sum(|c| c.unlogged_packets),
+            json_records: done.json_records,
+            json_lost_records: done.json_lost_records,
+            ipfix_records: done.ipfix_records,
+            ipfix_lost_records: done.ipfix_lost_records,
+            ipfix_messages: done.ipfix_messages,
+        })
     }
 
     fn conns(&self) -> Result<Vec<Conn>, ApiError> {

@@ -21,6 +21,7 @@ use bifrost_wire::Vni;
 
 use crate::background::in_background;
 use crate::container::Container;
+use crate::flow_log;
 use crate::health::Health;
 use crate::machine::Machine;
 use crate::translate;
@@ -58,6 +59,8 @@ pub(crate) struct State {
     pub(crate) busy: Vec<(Instant, u64, f64)>,
     /// What is known of load balancers' backends.
     pub(crate) health: Health,
+    /// What was done with flow records.
+    pub(crate) flow_log: flow_log::Counters,
 }
 
 /// Numbers of ports and peers; a name keeps its number while it exists.
@@ -139,8 +142,9 @@ impl Daemon {
         let (machines, containers, drained) = (BTreeMap::new(), BTreeMap::new(), BTreeMap::new());
         let faults = Vec::new();
         let health = Health::new();
+        let (next_fault, flow_log) = (1, flow_log::Counters::default());
         let mut state =
-            State { config, names, machines, containers, workers, faults, drained, health, next_fault: 1, busy };
+            State { config, names, machines, containers, workers, faults, drained, next_fault, busy, health, flow_log };
         // Ports first: a peer that is heard before them would be told that their vNICs are not here, and believe it for
         // a while.
         for port in state.config.ports.clone() {

@@ -8,6 +8,7 @@ mod capture;
 mod cli;
 mod container;
 mod daemon;
+mod flow_log;
 mod health;
 #[cfg(debug_assertions)]
 mod inject;
@@ -75,6 +76,9 @@ fn run(cli: &Cli) -> Result<ExitCode> {
     let asked = Arc::clone(&daemon);
     let ask = move || health::follow_for_ever(&asked);
     std::thread::Builder::new().name("health".into()).spawn(ask).context("starting a thread")?;
+    let logged = Arc::clone(&daemon);
+    let log = move || flow_log::follow_for_ever(&logged);
+    std::thread::Builder::new().name("flow-log".into()).spawn(log).context("starting a thread")?;
     #[cfg(debug_assertions)]
     inject::listen(&daemon);
     tracing::info!(socket = %socket.display(), "ready");

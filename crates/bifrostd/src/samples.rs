@@ -38,6 +38,11 @@ pub(crate) fn of(state: &State) -> Result<Vec<Sample>> {
             samples.extend(named.map(|(counter, value)| Sample { counter, at: at.clone(), value }));
         }
     }
+    samples.extend(state.flow_log.iter().map(|(counter, value)| Sample {
+        counter: format!("flow_log.{counter}"),
+        at: Place::default(),
+        value,
+    }));
     for (name, machine) in &state.machines {
         let at = Place { port: Some(name.clone()), ..Place::default() };
         let named = machine.counters();
@@ -133,6 +138,8 @@ mod tests {
         let mut names: BTreeSet<String> = of("avs.underlay_", switch.iter()).collect();
         names.extend(of("avs.", sessions.iter()));
         names.extend(of("avs.balanced_", sessions.iter()));
+        names.extend(of("avs.flow_log_", bifrost_avs::FlowLogCounters::default().iter()));
+        names.extend(of("flow_log.", crate::flow_log::Counters::default().iter()));
         names.extend(of("avs.", bifrost_avs::FragmentCounters::default().iter()));
         names.extend(of("avs.", bifrost_avs::FlowCounters::default().iter()));
         names.extend(of("avs.", port.switch.clone().into_iter()));

@@ -112,6 +112,7 @@ pub(crate) fn tables(config: &Config, names: &Names, health: &Health) -> avs::Ta
         groups: groups.collect(),
         sessions: avs::SessionLimits { total, per_port },
         flows: avs::FlowLimits { records: flow_records, vectors },
+        flow_log: config.flow_log.as_ref().map(|log| flow_log(config, log, names)),
         workers: avs::Workers { own: avs::WorkerId(0), count: config.workers.count as u16 },
     }
 }
@@ -136,6 +137,18 @@ fn load_balancer(balancer: &config::LoadBalancer, health: &Health) -> Option<avs
         },
         backends: balancer.backends.iter().map(backend).collect(),
     })
+}
+
+fn flow_log(config: &Config, log: &config::FlowLog, names: &Names) -> avs::FlowLogSpec {
+    let ns = |d: std::time::Duration| u64::try_from(d.as_nanos()).unwrap_or(u64::MAX);
+    avs::FlowLogSpec {
+        ports: crate::flow_log::ports(config, log).filter_map(|name| names.port(name)).map(avs::PortId).collect(),
+        accepted: log.accepted,
+        rejected: log.rejected,
+        flows: log.flows,
+        active_ns: ns(log.active_timeout),
+        idle_ns: ns(log.idle_timeout),
+    }
 }
 
 /// A security group's place in the tables.

@@ -15,7 +15,8 @@ use tokio::runtime::Runtime;
 
 use crate::api::{
     ApiError, CaptureSpec, Conn, DrainReport, DrainSpec, Drops, ErrorBody, FaultCleared, FaultEntry, FaultSpec,
-    LoadBalancerStatus, Path as ApiPath, PortStatus, ReloadReport, Route, Sample, Stats, Status, Trace, TraceSpec,
+    FlowLogStatus, LoadBalancerStatus, Path as ApiPath, PortStatus, ReloadReport, Route, Sample, Stats, Status, Trace,
+    TraceSpec,
 };
 
 /// How long an answer may take.
@@ -106,6 +107,11 @@ impl Client {
     /// All load balancers.
     pub fn load_balancers(&self) -> Result<Vec<LoadBalancerStatus>, ClientError> {
         self.fetch("/v1/load-balancers")
+    }
+
+    /// What is logged of conversations, and what became of the records.
+    pub fn flow_log(&self) -> Result<FlowLogStatus, ClientError> {
+        self.fetch("/v1/flow-log")
     }
 
     /// All reliable connections.

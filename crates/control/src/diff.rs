@@ -25,6 +25,8 @@ pub struct ConfigDiff {
     pub security_groups: Changes<SecurityGroup>,
     /// Load balancers, by name.
     pub load_balancers: Changes<LoadBalancer>,
+    /// Whether flow logs differ.
+    pub flow_log: bool,
     /// The new bounds of sessions, if they differ.
     pub sessions: Option<Sessions>,
     /// The new transport settings, if they differ.
@@ -74,6 +76,7 @@ impl ConfigDiff {
             vpcs: Changes::between(&old.vpcs, &new.vpcs, |v| v.vni),
             security_groups: Changes::between(&old.security_groups, &new.security_groups, |g| g.name.clone()),
             load_balancers: Changes::between(&old.load_balancers, &new.load_balancers, |b| b.name.clone()),
+            flow_log: old.flow_log != new.flow_log,
             sessions: (old.sessions != new.sessions).then_some(new.sessions),
             transport: (old.transport != new.transport).then_some(new.transport),
         })
@@ -94,6 +97,7 @@ impl ConfigDiff {
             vpcs: self.vpcs.names(|v| v.vni.to_string()),
             security_groups: self.security_groups.names(|g| g.name.clone()),
             load_balancers: self.load_balancers.names(|b| b.name.clone()),
+            flow_log_changed: self.flow_log,
             sessions_changed: self.sessions.is_some(),
             transport_changed: self.transport.is_some(),
         }

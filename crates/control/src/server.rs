@@ -39,8 +39,8 @@ use std::time::Duration;
 use tokio::sync::oneshot;
 
 use crate::api::{
-    ApiError, CaptureSpec, Conn, DrainReport, DrainSpec, FaultEntry, FaultSpec, LoadBalancerStatus, Path as ApiPath,
-    PortStatus, ReloadReport, Route, Sample, Stats, Status, Trace, TraceSpec,
+    ApiError, CaptureSpec, Conn, DrainReport, DrainSpec, FaultEntry, FaultSpec, FlowLogStatus, LoadBalancerStatus,
+    Path as ApiPath, PortStatus, ReloadReport, Route, Sample, Stats, Status, Trace, TraceSpec,
 };
 
 /// How long a stop waits for requests that are being answered.
@@ -58,6 +58,8 @@ pub trait Backend: Send + Sync + 'static {
     fn routes(&self) -> Result<Vec<Route>, ApiError>;
     /// All load balancers.
     fn load_balancers(&self) -> Result<Vec<LoadBalancerStatus>, ApiError>;
+    /// What is logged of conversations, and what became of the records.
+    fn flow_log(&self) -> Result<FlowLogStatus, ApiError>;
     /// All reliable connections.
     fn conns(&self) -> Result<Vec<Conn>, ApiError>;
     /// All paths to all peers.

@@ -47,7 +47,8 @@ fn the_machine_of_the_example_passes_and_spells_out_defaults() {
 
 /// All keys, as the checker itself lists them.
 fn all_keys() -> Vec<(String, Vec<String>)> {
-    let single = ["host", "control", "workers", "underlay", "transport", "sessions"].map(|s| (s, format!("[{s}]")));
+    let single =
+        ["host", "control", "workers", "underlay", "transport", "sessions", "flow_log"].map(|s| (s, format!("[{s}]")));
     let lists =
         ["security_group", "peer", "vpc", "port", "route", "peering", "load_balancer"].map(|s| (s, format!("[[{s}]]")));
     let machine = [("port", "[[port]]\nkind = \"vhost-user\"".to_owned())];

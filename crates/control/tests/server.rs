@@ -64,6 +64,10 @@ impl Backend for Fake {
             backends: vec![backend],
         }])
     }
+    fn flow_log(&self) -> Result<FlowLogStatus, ApiError> {
+        let json = Some("/var/log/bifrost/flows.json".into());
+        Ok(FlowLogStatus { on: true, json, ports: vec!["web1".into()], made_records: 7, ..FlowLogStatus::default() })
+    }
     fn conns(&self) -> Result<Vec<Conn>, ApiError> {
         Ok(vec![Conn { cid: 1 << 24, state: ConnState::Established, srtt_us: Some(31.5), ..Conn::default() }])
     }
@@ -234,6 +238,7 @@ fn answers_arrive() {
     let status = r.client.status().unwrap();
     assert_eq!((status.host.as_str(), status.pid, status.uptime_s, status.workers.len()), ("host-a", 7, 1.5, 1));
     assert_eq!(r.client.ports().unwrap(), Fake::default().ports().unwrap());
+    assert_eq!(r.client.flow_log().unwrap(), Fake::default().flow_log().unwrap());
     assert_eq!(r.client.routes().unwrap(), Fake::default().routes().unwrap());
     assert_eq!(r.client.conns().unwrap(), Fake::default().conns().unwrap());
     assert!(r.client.reload().unwrap().transport_changed);

@@ -2,7 +2,7 @@
 
 use crate::ids::{Direction, PortId};
 use crate::rewrite::Endpoint;
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv6Addr};
 
 use bifrost_nic::{L3, Parsed};
 use bifrost_wire::protocol::{ICMP, ICMPV6, TCP, UDP};
@@ -60,6 +60,24 @@ impl Key {
     pub(crate) fn between(port: PortId, local: Endpoint, remote: Endpoint, protocol: u8) -> Key {
         let (addresses, ports) = ((local.address, remote.address), (local.port, remote.port));
         Key::new(port, Direction::Egress, addresses, ports, protocol)
+    }
+
+    /// The two ends, the guest's first.
+    pub(crate) fn ends(&self) -> (Endpoint, Endpoint) {
+        let address = |bytes: [u8; 16]| {
+            let address = Ipv6Addr::from(bytes);
+            match address.to_ipv4_mapped().filter(|_| !self.v6) {
+                Some(address) => IpAddr::V4(address),
+                None => IpAddr::V6(address),
+            }
+        };
+        let local = Endpoint { address: address(self.local), port: self.local_port };
+        (local, Endpoint { address: address(self.remote), port: self.remote_port })
+    }
+
+    /// The IP protocol.
+    pub(crate) fn protocol(&self) -> u8 {
+        self.protocol
     }
 
     /// Who is at the other end: an IPv4 address, or the prefix of an IPv6 address, because one host may have all addresses of a

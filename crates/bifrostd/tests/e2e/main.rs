@@ -16,6 +16,7 @@ mod crowding;
 mod drain;
 mod ecn;
 mod faults;
+mod flow_log;
 mod homes;
 mod hostile;
 mod interop;

@@ -25,6 +25,8 @@ pub struct ReloadReport {
     pub security_groups: Changed,
     /// Load balancers, by name.
     pub load_balancers: Changed,
+    /// Whether flow logs changed.
+    pub flow_log_changed: bool,
     /// Whether the bounds of sessions changed.
     pub sessions_changed: bool,
     /// Whether transport settings changed.
@@ -53,7 +55,8 @@ impl Changed {
 impl ReloadReport {
     /// Whether nothing changed.
     pub fn is_empty(&self) -> bool {
-        !self.transport_changed && !self.sessions_changed && self.kinds().iter().all(|(_, changed)| changed.is_empty())
+        let settings = self.transport_changed || self.sessions_changed || self.flow_log_changed;
+        !settings && self.kinds().iter().all(|(_, changed)| changed.is_empty())
     }
 
     fn kinds(&self) -> [(&'static str, &Changed); 7] {
@@ -86,6 +89,9 @@ impl fmt::Display for ReloadReport {
                     }
                 }
             }
+        }
+        if self.flow_log_changed {
+            f.write_str("\nflow logs changed")?;
         }
         if self.sessions_changed {
             f.write_str("\nbounds of sessions changed")?;

@@ -8,10 +8,10 @@ use std::path::PathBuf;
 
 use ipnet::IpNet;
 
-use super::balancer;
 use super::peering::Ways;
 use super::section::{Sink, nearest};
 use super::{Config, GATEWAY_MAC, MAX_AFXDP_MTU, Peering, Port, PortKind, Route, UnderlayPort, Vni, overhead_bytes};
+use super::{balancer, flow_log};
 
 pub(super) fn check(config: &Config, sink: &Sink<'_>) {
     workers(config, sink);
@@ -23,6 +23,7 @@ pub(super) fn check(config: &Config, sink: &Sink<'_>) {
     ports(config, sink);
     routes(config, sink);
     balancer::check(config, sink);
+    flow_log::check(config, sink);
 }
 
 fn workers(config: &Config, sink: &Sink<'_>) {

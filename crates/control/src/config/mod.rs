@@ -7,6 +7,7 @@
 mod balancer;
 mod check;
 mod error;
+mod flow_log;
 mod parse;
 mod peering;
 mod section;
@@ -24,6 +25,7 @@ use ipnet::IpNet;
 pub use balancer::{Affinity, Backend, BalancedProtocol, HealthCheck, LoadBalancer};
 pub use bifrost_wire::Mac;
 pub use error::{ConfigError, ConfigErrors};
+pub use flow_log::FlowLog;
 pub use security::{AclRule, Action, Direction, Rule, SecurityGroup, Sessions};
 pub use transport::{Auto, CongestionControl, Transport};
 pub use vni::Vni;
@@ -84,6 +86,8 @@ pub struct Config {
     pub peerings: Vec<Peering>,
     /// `[[load_balancer]]`
     pub load_balancers: Vec<LoadBalancer>,
+    /// `[flow_log]`; none: nothing is logged.
+    pub flow_log: Option<FlowLog>,
 }
 
 /// Who this host is.

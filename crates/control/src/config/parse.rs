@@ -11,7 +11,7 @@ use super::section::{Section, Sink};
 use super::{
     Auto, Config, ConfigErrors, CongestionControl, Control, DEFAULT_SOCKET, Host, MAX_PATHS, MAX_QUEUE_PAIRS,
     MAX_WORKERS, Ordering, Peer, PeerTransport, Peering, PlainPaths, Port, PortKind, PortLimits, Reliability, Route,
-    Transport, Underlay, UnderlayPort, VhostMode, Vni, Vpc, Workers, XdpMode, balancer, check, security,
+    Transport, Underlay, UnderlayPort, VhostMode, Vni, Vpc, Workers, XdpMode, balancer, check, flow_log, security,
 };
 
 /// The most addresses of one thing.
@@ -74,6 +74,7 @@ fn document_of(sink: &Sink<'_>, table: &DeTable<'_>) -> Config {
         balancer::load_balancer(name, vni, s)
     };
     let load_balancers = root.sections("load_balancer").into_iter().map(balancer).collect();
+    let flow_log = root.optional_section("flow_log").map(flow_log::flow_log);
     root.finish();
     Config {
         host,
@@ -89,6 +90,7 @@ fn document_of(sink: &Sink<'_>, table: &DeTable<'_>) -> Config {
         routes,
         peerings,
         load_balancers,
+        flow_log,
     }
 }
 

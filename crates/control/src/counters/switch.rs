@@ -95,6 +95,35 @@ pub(super) const CHAPTER: Chapter = Chapter {
             "of these: made room for others before their packet was complete",
             "more packets in pieces at a time than a port has room for (64 each way), or a flood of first fragments",
         ),
+        gauge(
+            "avs.flow_log_current_flows",
+            "conversations that flow logs count",
+            "at `flow_log.flows` a worker logs no others",
+        ),
+        count("avs.flow_log_made_records", "records of flow logs", ""),
+        count(
+            "avs.flow_log_lost_records",
+            "records of flow logs that nobody has taken in time",
+            "connections of the same addresses and ports that end faster than the daemon's thread gets to run",
+        ),
+        count(
+            "avs.flow_log_unlogged_packets",
+            "packets of conversations that are not logged, for want of room: a port has a quarter of `flow_log.flows`",
+            "a scan or a flood; or raise `flow_log.flows`",
+        ),
+        count("flow_log.json_records", "records written to `flow_log.json`", ""),
+        count(
+            "flow_log.json_lost_records",
+            "records that could not be written to `flow_log.json`",
+            "the log says why: no space, no directory, no permission",
+        ),
+        count("flow_log.ipfix_records", "records sent to `flow_log.collector`", ""),
+        count(
+            "flow_log.ipfix_lost_records",
+            "records that could not be sent to `flow_log.collector`",
+            "the log says why: no route, nobody listens, or a full queue",
+        ),
+        count("flow_log.ipfix_messages", "messages to `flow_log.collector`, those with templates among them", ""),
         count("avs.flow_found_packets", "packets whose flow was remembered, so that no table was asked", ""),
         count(
             "avs.flow_followed_packets",

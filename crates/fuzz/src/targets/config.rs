@@ -31,6 +31,15 @@ fn sound(config: &Config) {
         assert!(peering.vni != peering.to_vni && peering.prefix.trunc() == peering.prefix);
         assert!(config.peerings.iter().any(|back| (back.vni, back.to_vni) == (peering.to_vni, peering.vni)));
     }
+    if let Some(log) = &config.flow_log {
+        assert!(log.json.is_some() || log.collector.is_some());
+        assert!(log.vpcs.iter().all(|vni| config.vpc(*vni).is_some()));
+        assert!(log.ports.iter().all(|name| config.port(name).is_some()));
+    }
+    for balancer in &config.load_balancers {
+        assert!(config.vpc(balancer.vni).is_some() && !balancer.backends.is_empty());
+        assert!(balancer.backends.iter().all(|backend| backend.address.is_ipv4() == balancer.address.is_ipv4()));
+    }
     for route in &config.routes {
         assert!(config.peer(&route.peer).is_some() && config.vpc(route.vni).is_some());
         assert_eq!(route.prefix.trunc(), route.prefix);

@@ -3,9 +3,9 @@
 use std::net::IpAddr;
 
 use bifrost_avs::{
-    AclRule, Action, Affinity, Backend, Direction, FlowLimits, GATEWAY_MAC, GroupId, GroupRule, LoadBalancer, Ordering,
-    Pattern, PeerId, Peering, Port, PortId, Reliability, Route, SecurityGroup, SessionLimits, Switch, Tables,
-    Transport, Verdict, Vpc,
+    AclRule, Action, Affinity, Backend, Direction, FlowLimits, FlowLogSpec, GATEWAY_MAC, GroupId, GroupRule,
+    LoadBalancer, Ordering, Pattern, PeerId, Peering, Port, PortId, Reliability, Route, SecurityGroup, SessionLimits,
+    Switch, Tables, Transport, Verdict, Vpc,
 };
 use bifrost_nic::{L3, Offload, Parsed, parse};
 use bifrost_wire::{Mac, Vni};
@@ -102,6 +102,14 @@ fn tables() -> Tables {
         groups: vec![SecurityGroup { rules }],
         sessions: SessionLimits { total: 8, per_port: 4 },
         flows: FlowLimits { records: 8, vectors: true },
+        flow_log: Some(FlowLogSpec {
+            ports: [0, 1, 5].map(PortId).to_vec(),
+            accepted: true,
+            rejected: true,
+            flows: 8,
+            active_ns: 50 << 30,
+            idle_ns: 20 << 30,
+        }),
         ..Tables::default()
     }
 }
@@ -114,6 +122,7 @@ pub(super) fn plain_tables() -> Tables {
     tables.routes.retain(|route| route.vni == vni(100));
     tables.peerings.clear();
     tables.load_balancers.clear();
+    tables.flow_log = None;
     tables.groups.clear();
     tables.ports.iter_mut().for_each(|port| port.groups.clear());
     tables
@@ -141,6 +150,22 @@ pub(crate) fn run(bytes: &[u8]) {
         }
         let current = [switch.session_counters(), switch.connection_counters()].map(|counters| counters.current);
         assert!(current.into_iter().all(|current| current <= 8), "more sessions than there may be");
+        if input.u8() & 3 == 0 {
+            logged(&mut switch, now_s << 30);
+        }
+    }
+}
+
+fn logged(switch: &mut Switch, now_ns: u64) {
+    let (mut records, before) = (Vec::new(), switch.flow_log_counters());
+    switch.take_flow_records(2, now_ns, &mut records);
+    let after = switch.flow_log_counters();
+    assert!(before.current_flows <= 8 && after.current_flows <= before.current_flows, "more flows than there may be");
+    assert!(after.made_records - before.made_records <= records.len() as u64 && after.lost_records == 0);
+    for record in records {
+        assert!(record.start_ns <= record.end_ns && record.end_ns <= now_ns);
+        assert!(record.sent.packets + record.received.packets > 0 && record.local.is_ipv4() == record.remote.is_ipv4());
+        assert!(switch.port(record.port).is_some(), "of a port that there is not");
     }
 }
 

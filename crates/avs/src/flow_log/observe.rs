@@ -1,0 +1,80 @@
+//! What is logged of a packet that has been decided about.
+
+use bifrost_nic::L3;
+use bifrost_wire::Vni;
+
+use super::table::{FlowLog, Name, Packet};
+use crate::drop_reason::DropReason;
+use crate::frame::Frame;
+use crate::ids::{Direction, PortId};
+use crate::index::Index;
+use crate::session::Key;
+use crate::verdict::{Action, Verdict};
+use crate::vpc::Location;
+
+/// A packet of the guest behind `port`.
+pub(crate) fn sent(log: &mut FlowLog, index: &Index, port: PortId, frame: Frame<'_>, verdict: &Verdict, now_ns: u64) {
+    let rejected = verdict.drop_reason();
+    if is_logged(frame)
+        && log.wants(port, rejected)
+        && let Some((_, vpc)) = index.port(port)
+    {
+        let key = Key::of(port, Direction::Egress, frame.head, frame.parsed);
+        let name = Name { key, vni: vpc.vni, rejected };
+        log.count(name, Direction::Egress, Packet::of(frame), now_ns);
+    }
+    match verdict.action {
+        // Another worker logs what it decides itself.
+        Action::Deliver { port, worker: None } => received(log, index, port, frame, verdict, now_ns),
+        Action::Drop(DropReason::GroupIngress) => {
+            if let Some(Location::Local(port)) = index.location(port, frame.parsed) {
+                received(log, index, port, frame, verdict, now_ns);
+            }
+        }
+        _ => {}
+    }
+}
+
+/// A packet of a peer, which is given to a port or kept from it.
+pub(crate) fn received_from_peer(
+    log: &mut FlowLog,
+    index: &Index,
+    vni: Vni,
+    frame: Frame<'_>,
+    verdict: &Verdict,
+    now_ns: u64,
+) {
+    let port = match verdict.action {
+        Action::Deliver { port, .. } => Some(Location::Local(port)),
+        _ => index.vpc(vni).and_then(|vpc| vpc.location(frame.parsed.dst_mac)),
+    };
+    if let Some(Location::Local(port)) = port {
+        received(log, index, port, frame, verdict, now_ns);
+    }
+}
+
+/// A packet that is given to a port, or kept from it.
+pub(crate) fn received(
+    log: &mut FlowLog,
+    index: &Index,
+    port: PortId,
+    frame: Frame<'_>,
+    verdict: &Verdict,
+    now_ns: u64,
+) {
+    let rejected = verdict.drop_reason();
+    if is_logged(frame)
+        && log.wants(port, rejected)
+        && let Some((_, vpc)) = index.port(port)
+    {
+        // As the guest sees it.
+        let seen = verdict.rewrite.map(|rewrite| rewrite.view(frame.parsed));
+        let key = Key::of(port, Direction::Ingress, frame.head, seen.as_ref().unwrap_or(frame.parsed));
+        let name = Name { key, vni: vpc.vni, rejected };
+        log.count(name, Direction::Ingress, Packet::of(frame), now_ns);
+    }
+}
+
+fn is_logged(frame: Frame<'_>) -> bool {
+    matches!(frame.parsed.kind, L3::V4 | L3::V6)
+}

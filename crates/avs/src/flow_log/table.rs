@@ -1,0 +1,333 @@
+//! The conversations that are being counted.
+
+use std::hash::BuildHasher as _;
+
+use bifrost_wire::Vni;
+use bifrost_wire::tcp::Flags;
+use foldhash::fast::FixedState;
+use hashbrown::HashTable;
+
+use super::FlowLogCounters;
+use super::record::{FlowEnd, FlowRecord, Traffic};
+use crate::drop_reason::DropReason;
+use crate::frame::Frame;
+use crate::ids::{Direction, PortId};
+use crate::session::Key;
+use crate::tables::FlowLogSpec;
+
+/// Records of conversations that end because another one takes their name, and that nobody has taken yet.
+const PENDING: usize = 4096;
+/// For so long after its end a conversation gets the packets that come late, ns.
+const LINGER_NS: u64 = 1_000_000_000;
+
+/// A packet of a guest, or to it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Packet {
+    pub(crate) packets: u64,
+    pub(crate) bytes: u64,
+    pub(crate) flags: Option<Flags>,
+}
+
+impl Packet {
+    /// What leaves, if it is to be segmented: as many packets as it becomes.
+    pub(crate) fn of(frame: Frame<'_>) -> Self {
+        let p = frame.parsed;
+        let (len, flags) = (p.packet_len() as u64, p.tcp.map(|tcp| tcp.flags));
+        let headers = u64::from(p.payload - p.l3);
+        match frame.offload.segment {
+            Some(segment) if len > headers => {
+                let packets = (len - headers).div_ceil(u64::from(segment.mss.max(1)));
+                Packet { packets, bytes: len + (packets - 1) * headers, flags }
+            }
+            _ => Packet { packets: 1, bytes: len, flags },
+        }
+    }
+}
+
+/// How far a TCP handshake has come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Handshake {
+    /// None was seen from its beginning.
+    Unknown,
+    /// SYN was sent at that time.
+    Asked(u64),
+    /// And answered.
+    Answered(u64),
+    /// It took that long.
+    Done(u64),
+}
+
+impl Handshake {
+    fn after(self, flags: Flags, by_originator: bool, is_first: bool, now_ns: u64) -> Handshake {
+        let (syn, ack) = (flags.contains(Flags::SYN), flags.contains(Flags::ACK));
+        match self {
+            Handshake::Unknown if is_first && syn && !ack => Handshake::Asked(now_ns),
+            // Which one is answered nobody knows (Karn's algorithm).
+            Handshake::Asked(_) if by_originator && syn => Handshake::Unknown,
+            Handshake::Asked(at) if !by_originator && syn && ack => Handshake::Answered(at),
+            Handshake::Answered(at) if by_originator && ack && !syn => Handshake::Done(now_ns.saturating_sub(at)),
+            other => other,
+        }
+    }
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Flow {
+    name: Name,
+    origin: Direction,
+    handshake: Handshake,
+    /// By direction.
+    traffic: [Traffic; 2],
+    /// Flags of all its records, by direction.
+    flags: [u8; 2],
+    start_ns: u64,
+    end_ns: u64,
+    /// A place that is free.
+    is_free: bool,
+}
+
+/// What names a conversation. Packets that pass and packets that do not are two.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct Name {
+    pub(crate) key: Key,
+    /// The network that the port was in.
+    pub(crate) vni: Vni,
+    pub(crate) rejected: Option<DropReason>,
+}
+
+impl Flow {
+    fn begin(name: Name, origin: Direction, now_ns: u64) -> Flow {
+        Flow {
+            name,
+            origin,
+            handshake: Handshake::Unknown,
+            traffic: [Traffic::default(); 2],
+            flags: [0; 2],
+            start_ns: now_ns,
+            end_ns: now_ns,
+            is_free: false,
+        }
+    }
+
+    fn count(&mut self, packet: Packet, direction: Direction, is_first: bool, now_ns: u64) {
+        let at = direction as usize;
+        let traffic = &mut self.traffic[at];
+        if traffic.packets == 0 && self.traffic_is_empty() {
+            self.start_ns = now_ns;
+        }
+        let traffic = &mut self.traffic[at];
+        traffic.packets += packet.packets;
+        traffic.bytes += packet.bytes;
+        self.end_ns = now_ns;
+        if let Some(flags) = packet.flags {
+            traffic.tcp_flags |= flags.0;
+            self.flags[at] |= flags.0;
+            self.handshake = self.handshake.after(flags, direction == self.origin, is_first, now_ns);
+        }
+    }
+
+    fn traffic_is_empty(&self) -> bool {
+        self.traffic.iter().all(|traffic| traffic.packets == 0)
+    }
+
+    fn is_closed(&self) -> bool {
+        let has = |flags: u8, flag: Flags| flags & flag.0 != 0;
+        let [sent, received] = self.flags;
+        has(sent | received, Flags::RST) || has(sent, Flags::FIN) && has(received, Flags::FIN)
+    }
+
+    fn record(&self, end: FlowEnd) -> FlowRecord {
+        let (local, remote) = self.name.key.ends();
+        let [sent, received] = self.traffic;
+        FlowRecord {
+            port: self.name.key.port,
+            vni: self.name.vni,
+            origin: self.origin,
+            local: local.address,
+            local_port: local.port,
+            remote: remote.address,
+            remote_port: remote.port,
+            protocol: self.name.key.protocol(),
+            rejected: self.name.rejected,
+            sent,
+            received,
+            start_ns: self.start_ns,
+            end_ns: self.end_ns,
+            end,
+            handshake_ns: if let Handshake::Done(ns) = self.handshake { Some(ns) } else { None },
+        }
+    }
+}
+
+/// The flow log of one switch.
+#[derive(Debug)]
+pub(crate) struct FlowLog {
+    spec: FlowLogSpec,
+    /// By port number: whether it is logged, and how many conversations it has.
+    ports: Vec<(bool, u32)>,
+    /// Conversations that one port may have.
+    per_port: u32,
+    hasher: FixedState,
+    index: HashTable<u32>,
+    flows: Vec<Flow>,
+    free: Vec<u32>,
+    pending: Vec<FlowRecord>,
+    /// Where the next look begins.
+    cursor: usize,
+    counters: FlowLogCounters,
+}
+
+impl FlowLog {
+    /// `seed`: of the hash, secret, since names come from tenants.
+    pub(crate) fn new(spec: FlowLogSpec, seed: u64) -> Self {
+        let mut log = FlowLog {
+            spec: FlowLogSpec { ports: Vec::new(), ..spec },
+            ports: Vec::new(),
+            per_port: 0,
+            hasher: FixedState::with_seed(seed),
+            index: HashTable::new(),
+            flows: Vec::new(),
+            free: Vec::new(),
+            pending: Vec::new(),
+            cursor: 0,
+            counters: FlowLogCounters::default(),
+        };
+        log.set_spec(Some(spec));
+        log
+    }
+
+    /// Something else is to be logged; `None`: nothing, once the records of what was logged have been taken.
+    pub(crate) fn set_spec(&mut self, spec: Option<FlowLogSpec>) {
+        self.ports.iter_mut().for_each(|(is_logged, _)| *is_logged = false);
+        let Some(spec) = spec else { return };
+        for port in &spec.ports {
+            if self.ports.len() <= port.place() {
+                self.ports.resize(port.place() + 1, (false, 0));
+            }
+            self.ports[port.place()].0 = true;
+        }
+        self.per_port = if spec.ports.len() > 1 { (spec.flows / 4).max(1) } else { spec.flows };
+        self.spec = spec;
+    }
+
+    /// Whether nothing is logged any more, and nothing is left to be taken.
+    pub(crate) fn is_over(&self) -> bool {
+        self.counters.current_flows == 0
+            && self.pending.is_empty()
+            && !self.ports.iter().any(|(is_logged, _)| *is_logged)
+    }
+
+    pub(crate) fn counters(&self) -> &FlowLogCounters {
+        &self.counters
+    }
+
+    /// Whether conversations of a port are logged, of packets with this fate.
+    #[inline]
+    pub(crate) fn wants(&self, port: PortId, rejected: Option<DropReason>) -> bool {
+        let is_wanted = if rejected.is_some() { self.spec.rejected } else { self.spec.accepted };
+        is_wanted && self.ports.get(port.place()).is_some_and(|(is_logged, _)| *is_logged)
+    }
+
+    /// A packet from or to the guest of a port that is [wanted](Self::wants), at `now_ns`.
+    pub(crate) fn count(&mut self, name: Name, direction: Direction, packet: Packet, now_ns: u64) {
+        let hash = self.hasher.hash_one(name);
+        let found = self.index.find(hash, |&at| self.flows[at as usize].name == name).copied();
+        if let Some(at) = found {
+            let flow = &mut self.flows[at as usize];
+            let begins = packet.flags.is_some_and(|f| f.contains(Flags::SYN) && !f.contains(Flags::ACK));
+            if !begins || !flow.is_closed() {
+                return flow.count(packet, direction, false, now_ns);
+            }
+            // Another conversation under the same name.
+            let over = flow.record(FlowEnd::Closed);
+            *flow = Flow::begin(name, direction, now_ns);
+            flow.count(packet, direction, true, now_ns);
+            self.counters.made_records += 1;
+            if self.pending.len() < PENDING {
+                self.pending.push(over);
+            } else {
+                self.counters.lost_records += 1;
+            }
+            return;
+        }
+        self.begin(hash, name, direction, packet, now_ns);
+    }
+
+    #[inline(never)]
+    fn begin(&mut self, hash: u64, name: Name, direction: Direction, packet: Packet, now_ns: u64) {
+        let of_port = &mut self.ports[name.key.port.place()].1;
+        if *of_port >= self.per_port || self.counters.current_flows >= u64::from(self.spec.flows) {
+            self.counters.unlogged_packets += packet.packets;
+            return;
+        }
+        *of_port += 1;
+        self.counters.current_flows += 1;
+        let mut flow = Flow::begin(name, direction, now_ns);
+        flow.count(packet, direction, true, now_ns);
+        let at = match self.free.pop() {
+            Some(at) => {
+                self.flows[at as usize] = flow;
+                at
+            }
+            None => {
+                self.flows.push(flow);
+                (self.flows.len() - 1) as u32
+            }
+        };
+        let FlowLog { index, flows, hasher, .. } = self;
+        index.insert_unique(hash, at, |&at| hasher.hash_one(flows[at as usize].name));
+    }
+
+    /// Looks at the next of `parts` parts, and adds the records of what has ended or goes on for long.
+    pub(crate) fn take(&mut self, parts: usize, now_ns: u64, out: &mut Vec<FlowRecord>) {
+        out.append(&mut self.pending);
+        let end = self.flows.len().min(self.cursor + self.flows.len().div_ceil(parts.max(1)));
+        for at in self.cursor..end {
+            let Some(end) = self.end_of(&self.flows[at], now_ns) else { continue };
+            let flow = &mut self.flows[at];
+            if !flow.traffic_is_empty() {
+                self.counters.made_records += 1;
+                out.push(flow.record(end));
+            }
+            if end == FlowEnd::Active {
+                flow.traffic = Default::default();
+                // Each handshake is told once.
+                flow.handshake = Handshake::Unknown;
+                flow.start_ns = now_ns;
+            } else {
+                self.forget(at as u32);
+            }
+        }
+        self.cursor = if end == self.flows.len() { 0 } else { end };
+    }
+
+    fn end_of(&self, flow: &Flow, now_ns: u64) -> Option<FlowEnd> {
+        if flow.is_free {
+            return None;
+        }
+        let silent_ns = now_ns.saturating_sub(flow.end_ns);
+        if !self.ports.get(flow.name.key.port.place()).is_some_and(|(is_logged, _)| *is_logged) {
+            Some(FlowEnd::Forced)
+        } else if flow.is_closed() && silent_ns >= LINGER_NS {
+            Some(FlowEnd::Closed)
+        } else if silent_ns >= self.spec.idle_ns {
+            Some(FlowEnd::Idle)
+        } else if now_ns.saturating_sub(flow.start_ns) >= self.spec.active_ns && !flow.traffic_is_empty() {
+            Some(FlowEnd::Active)
+        } else {
+            None
+        }
+    }
+
+    fn forget(&mut self, at: u32) {
+        let flow = &mut self.flows[at as usize];
+        flow.is_free = true;
+        let name = flow.name;
+        if let Ok(entry) = self.index.find_entry(self.hasher.hash_one(name), |&other| other == at) {
+            entry.remove();
+        }
+        self.ports[name.key.port.place()].1 -= 1;
+        self.counters.current_flows -= 1;
+        self.free.push(at);
+    }
+}

@@ -1,0 +1,401 @@
+//! IPFIX messages (RFC 7011) of flow records, as bidirectional flows (RFC 5103): no I/O.
+//!
+//! A record is told from the side that sent the first packet. What IANA has no element for is an enterprise-specific one, whose meaning is
+//! told in an options template (RFC 5610).
+
+use std::net::IpAddr;
+
+use super::Entry;
+use bifrost_avs::{Direction, DropReason};
+
+/// Version of IPFIX.
+const VERSION: u16 = 10;
+/// Bytes of a message's header.
+const HEADER: usize = 16;
+/// Most bytes of a message: it passes every link with IPv6, in UDP (RFC 7011, section 10.3.3).
+const MOST: usize = 1232;
+/// Sets of templates, and of options templates.
+const TEMPLATES: u16 = 2;
+const OPTIONS_TEMPLATES: u16 = 3;
+/// Templates of records, and of what enterprise-specific elements mean.
+const V4: u16 = 256;
+const V6: u16 = 257;
+const ELEMENT_TYPES: u16 = 258;
+/// A length that is told with each value.
+const VARIABLE: u16 = 65535;
+/// Reverse elements (RFC 5103, section 6.1).
+const REVERSE: Enterprise = Enterprise::Number(29_305);
+
+/// Elements of ours: see [`OWN`].
+const HANDSHAKE_US: u16 = 1;
+const DROP_REASON: u16 = 2;
+
+/// Element, data type (RFC 5610, section 3.1), units (RFC 5610, section 3.2), and name.
+const OWN: [(u16, u8, u16, &str); 2] = [
+    // unsigned32, microseconds.
+    (HANDSHAKE_US, 3, 7, "tcpHandshakeMicroseconds"),
+    // string, none.
+    (DROP_REASON, 13, 0, "dropReason"),
+];
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Enterprise {
+    /// IANA's.
+    None,
+    Number(u32),
+    Own,
+}
+
+/// An element of a template: its number, bytes, and whose it is.
+type Field = (u16, u16, Enterprise);
+
+/// Elements of a record, in order: for IPv4 addresses, or for IPv6.
+fn fields(v6: bool) -> [Field; 19] {
+    let none = Enterprise::None;
+    let (source, destination, address) = if v6 { (27, 28, 16) } else { (8, 12, 4) };
+    [
+        // flowStartMilliseconds, flowEndMilliseconds
+        (152, 8, none),
+        (153, 8, none),
+        // sourceIPv4Address or sourceIPv6Address, and the destination's
+        (source, address, none),
+        (destination, address, none),
+        // sourceTransportPort, destinationTransportPort, protocolIdentifier
+        (7, 2, none),
+        (11, 2, none),
+        (4, 1, none),
+        // packetDeltaCount, octetDeltaCount, tcpControlBits, and those of what came back
+        (2, 8, none),
+        (1, 8, none),
+        (6, 2, none),
+        (2, 8, REVERSE),
+        (1, 8, REVERSE),
+        (6, 2, REVERSE),
+        // flowEndReason, forwardingStatus, flowDirection
+        (136, 1, none),
+        (89, 1, none),
+        (61, 1, none),
+        // layer2SegmentId, interfaceName
+        (351, 8, none),
+        (82, VARIABLE, none),
+        (HANDSHAKE_US, 4, Enterprise::Own),
+    ]
+}
+
+/// Makes the messages of one observation domain.
+pub(super) struct Exporter {
+    domain: u32,
+    enterprise: u32,
+    /// Records that have been sent.
+    sequence: u32,
+}
+
+impl Exporter {
+    pub(super) fn new(domain: u32, enterprise: u32) -> Self {
+        Exporter { domain, enterprise, sequence: 0 }
+    }
+
+    /// The message that says what records look like; `now_s`: seconds since 1970.
+    pub(super) fn templates(&mut self, now_s: u32) -> Vec<u8> {
+        let mut message = self.begin(now_s);
+        set(&mut message, TEMPLATES, |out| {
+            for (id, v6) in [(V4, false), (V6, true)] {
+                // The reason is a record's last field.
+                let fields = fields(v6);
+                put16(out, id);
+                put16(out, fields.len() as u16 + 1);
+                fields.into_iter().for_each(|field| self.specifier(out, field));
+                self.specifier(out, (DROP_REASON, VARIABLE, Enterprise::Own));
+            }
+        });
+        set(&mut message, OPTIONS_TEMPLATES, |out| {
+            let none = Enterprise::None;
+            // privateEnterpriseNumber and informationElementId are the scope; data type, units, name.
+            let fields = [(346, 4, none), (303, 2, none), (339, 1, none), (345, 2, none), (341, VARIABLE, none)];
+            [ELEMENT_TYPES, fields.len() as u16, 2].into_iter().for_each(|n| put16(out, n));
+            fields.into_iter().for_each(|field| self.specifier(out, field));
+        });
+        set(&mut message, ELEMENT_TYPES, |out| {
+            for (element, data_type, units, name) in OWN {
+                out.extend(self.enterprise.to_be_bytes());
+                put16(out, element);
+                out.push(data_type);
+                put16(out, units);
+                text(out, name);
+            }
+        });
+        // Of data records, which those of options are, too (RFC 7011, section 3.1).
+        self.sequence = self.sequence.wrapping_add(OWN.len() as u32);
+        finish(message)
+    }
+
+    /// The messages of some records, and how many each has.
+    pub(super) fn records(&mut self, entries: &[Entry<'_>], now_s: u32) -> Vec<(Vec<u8>, usize)> {
+        let mut messages = Vec::new();
+        for (id, v6) in [(V4, false), (V6, true)] {
+            let mut of_family = entries.iter().filter(|entry| entry.record.local.is_ipv6() == v6).peekable();
+            while of_family.peek().is_some() {
+                let mut message = self.begin(now_s);
+                let mut count = 0;
+                set(&mut message, id, |out| {
+                    while let Some(entry) = of_family.peek() {
+                        let mut record = Vec::with_capacity(192);
+                        write(&mut record, entry);
+                        if out.len() + record.len() > MOST {
+                            break;
+                        }
+                        out.append(&mut record);
+                        count += 1;
+                        of_family.next();
+                    }
+                });
+                self.sequence = self.sequence.wrapping_add(count);
+                messages.push((finish(message), count as usize));
+            }
+        }
+        messages
+    }
+
+    fn begin(&self, now_s: u32) -> Vec<u8> {
+        let mut message = Vec::with_capacity(MOST);
+        put16(&mut message, VERSION);
+        // The length, once it is known.
+        put16(&mut message, 0);
+        for word in [now_s, self.sequence, self.domain] {
+            message.extend(word.to_be_bytes());
+        }
+        message
+    }
+
+    fn specifier(&self, out: &mut Vec<u8>, (element, len, enterprise): Field) {
+        let number = match enterprise {
+            Enterprise::None => None,
+            Enterprise::Number(number) => Some(number),
+            Enterprise::Own => Some(self.enterprise),
+        };
+        put16(out, if number.is_some() { element | 0x8000 } else { element });
+        put16(out, len);
+        out.extend(number.into_iter().flat_map(u32::to_be_bytes));
+    }
+}
+
+fn write(out: &mut Vec<u8>, entry: &Entry<'_>) {
+    let record = entry.record;
+    let local = (record.local, record.local_port, record.sent);
+    let remote = (record.remote, record.remote_port, record.received);
+    let ((source, source_port, there), (destination, destination_port, back)) = match record.origin {
+        Direction::Egress => (local, remote),
+        Direction::Ingress => (remote, local),
+    };
+    out.extend(entry.start_ms.to_be_bytes());
+    out.extend(entry.end_ms.to_be_bytes());
+    for address in [source, destination] {
+        match address {
+            IpAddr::V4(address) => out.extend(address.octets()),
+            IpAddr::V6(address) => out.extend(address.octets()),
+        }
+    }
+    put16(out, source_port);
+    put16(out, destination_port);
+    out.push(record.protocol);
+    for traffic in [there, back] {
+        out.extend(traffic.packets.to_be_bytes());
+        out.extend(traffic.bytes.to_be_bytes());
+        put16(out, u16::from(traffic.tcp_flags));
+    }
+    out.push(record.end.number());
+    out.push(forwarding_status(record.rejected));
+    // Seen from the switch: what a guest sends comes in.
+    out.push(if record.origin == Direction::Egress { 0 } else { 1 });
+    // VXLAN, and its 24 bits (IANA, layer2SegmentId).
+    out.extend((1 << 56 | u64::from(record.vni.get())).to_be_bytes());
+    text(out, entry.port);
+    let micros = record.handshake_ns.map_or(0, |ns| ns / 1000);
+    out.extend(u32::try_from(micros).unwrap_or(u32::MAX).to_be_bytes());
+    text(out, record.rejected.map_or("", DropReason::name));
+}
+
+/// `forwardingStatus` (RFC 7270, section 4.12): forwarded, or dropped for what.
+fn forwarding_status(rejected: Option<DropReason>) -> u8 {
+    const FORWARDED: u8 = 64;
+    const DROPPED: u8 = 128;
+    match rejected {
+        None => FORWARDED,
+        Some(DropReason::Acl | DropReason::GroupIngress | DropReason::GroupEgress) => DROPPED + 1,
+        Some(DropReason::NoRoute | DropReason::NotRoutable) => DROPPED + 3,
+        Some(DropReason::PathMtu) => DROPPED + 5,
+        Some(DropReason::TtlExpired) => DROPPED + 9,
+        Some(_) => DROPPED,
+    }
+}
+
+fn put16(out: &mut Vec<u8>, number: u16) {
+    out.extend(number.to_be_bytes());
+}
+
+/// A text with its length (RFC 7011, section 7); all of ours are short.
+fn text(out: &mut Vec<u8>, text: &str) {
+    let len = text.len().min(254);
+    out.push(len as u8);
+    out.extend(&text.as_bytes()[..len]);
+}
+
+/// A set, with what `content` writes.
+fn set(message: &mut Vec<u8>, id: u16, content: impl FnOnce(&mut Vec<u8>)) {
+    let from = message.len();
+    put16(message, id);
+    put16(message, 0);
+    content(message);
+    let len = (message.len() - from) as u16;
+    message[from + 2..from + 4].copy_from_slice(&len.to_be_bytes());
+}
+
+fn finish(mut message: Vec<u8>) -> Vec<u8> {
+    debug_assert!(message.len() >= HEADER && message.len() <= MOST);
+    let len = message.len() as u16;
+    message[2..4].copy_from_slice(&len.to_be_bytes());
+    message
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashMap;
+
+    use bifrost_avs::{FlowEnd, FlowRecord, PortId, Traffic};
+    use bifrost_wire::Vni;
+
+    use super::*;
+
+    fn record(n: u16, v6: bool, origin: Direction) -> FlowRecord {
+        let [local, remote] = [1, 2].map(|last| {
+            if v6 { IpAddr::from([0xfd00, 0, 0, 0, 0, 0, 0, last]) } else { IpAddr::from([10, 0, 0, last as u8]) }
+        });
+        FlowRecord {
+            port: PortId(3),
+            vni: Vni::new(100).unwrap(),
+            origin,
+            local,
+            local_port: n,
+            remote,
+            remote_port: 443,
+            protocol: 6,
+            rejected: (n % 2 == 1).then_some(DropReason::Acl),
+            sent: Traffic { packets: 10, bytes: 1000, tcp_flags: 2 },
+            received: Traffic { packets: 20, bytes: 2000, tcp_flags: 16 },
+            start_ns: 0,
+            end_ns: 0,
+            end: FlowEnd::Closed,
+            handshake_ns: Some(1_234_567),
+        }
+    }
+
+    /// Reads as a collector does: by the templates that it was told.
+    #[derive(Default)]
+    struct Reader {
+        templates: HashMap<u16, Vec<(u16, u16, Option<u32>)>>,
+        records: Vec<(u16, Vec<Vec<u8>>)>,
+        sequence: u32,
+    }
+
+    fn number(bytes: &mut &[u8], len: usize) -> u32 {
+        let (head, rest) = bytes.split_at(len);
+        *bytes = rest;
+        head.iter().fold(0, |n, b| n << 8 | u32::from(*b))
+    }
+
+    impl Reader {
+        fn read(&mut self, message: &[u8]) {
+            let bytes = &mut &message[..];
+            assert_eq!(number(bytes, 2), 10);
+            assert_eq!(number(bytes, 2) as usize, message.len());
+            assert_eq!(number(bytes, 4), 99);
+            assert_eq!(number(bytes, 4), self.sequence);
+            assert_eq!(number(bytes, 4), 7);
+            while !bytes.is_empty() {
+                let (id, len) = (number(bytes, 2) as u16, number(bytes, 2) as usize);
+                let (set, rest) = bytes.split_at(len - 4);
+                *bytes = rest;
+                self.set(id, set);
+            }
+        }
+
+        fn set(&mut self, id: u16, mut set: &[u8]) {
+            let bytes = &mut set;
+            while !bytes.is_empty() {
+                if id != TEMPLATES && id != OPTIONS_TEMPLATES {
+                    let fields = self.templates[&id].iter().map(|(_, len, _)| {
+                        let len = if *len == VARIABLE { number(bytes, 1) as usize } else { usize::from(*len) };
+                        let (value, rest) = bytes.split_at(len);
+                        *bytes = rest;
+                        value.to_vec()
+                    });
+                    let values = fields.collect();
+                    self.records.push((id, values));
+                    self.sequence += 1;
+                    continue;
+                }
+                let (template, count) = (number(bytes, 2) as u16, number(bytes, 2));
+                if id == OPTIONS_TEMPLATES {
+                    assert_eq!(number(bytes, 2), 2, "fields of the scope");
+                }
+                let fields = (0..count).map(|_| {
+                    let (element, len) = (number(bytes, 2) as u16, number(bytes, 2) as u16);
+                    (element & 0x7fff, len, (element & 0x8000 != 0).then(|| number(bytes, 4)))
+                });
+                let fields = fields.collect();
+                self.templates.insert(template, fields);
+            }
+        }
+    }
+
+    #[test]
+    fn a_collector_reads_what_was_written() {
+        let mut exporter = Exporter::new(7, 4242);
+        let mut reader = Reader::default();
+        reader.read(&exporter.templates(99));
+        assert_eq!(reader.records.len(), OWN.len(), "what the elements mean");
+        let records: Vec<_> = (0..100)
+            .map(|n| record(n, n % 3 == 0, if n % 4 == 0 { Direction::Ingress } else { Direction::Egress }))
+            .collect();
+        let entry = |record| Entry { record, port: "web-1", start_ms: 1 << 40, end_ms: (1 << 40) + 5 };
+        let entries: Vec<_> = records.iter().map(entry).collect();
+        let messages = exporter.records(&entries, 99);
+        assert_eq!(messages.iter().map(|(_, count)| count).sum::<usize>(), 100);
+        assert!(messages.len() > 5 && messages.iter().all(|(message, _)| message.len() <= MOST));
+        messages.iter().for_each(|(message, _)| reader.read(message));
+        // Told again, as a collector that begins later needs it.
+        reader.read(&exporter.templates(99));
+
+        let own = &reader.templates[&V4];
+        assert_eq!(own[own.len() - 1], (DROP_REASON, VARIABLE, Some(4242)));
+        let mut seen = 0;
+        for (id, values) in reader.records.iter().filter(|(id, _)| *id != ELEMENT_TYPES) {
+            let template = &reader.templates[id];
+            let value = |element: u16, enterprise: Option<u32>| {
+                let at = template.iter().position(|(e, _, n)| (*e, *n) == (element, enterprise)).unwrap();
+                &values[at][..]
+            };
+            let big = |element, enterprise| value(element, enterprise).iter().fold(0u64, |n, b| n << 8 | u64::from(*b));
+            // The guest's port tells records apart.
+            let is_in = big(7, None) == 443;
+            let n = big(if is_in { 11 } else { 7 }, None) as u16;
+            let record = &records[usize::from(n)];
+            seen += 1;
+            assert_eq!(is_in, record.origin == Direction::Ingress);
+            let there = if is_in { (20, 2000, 16) } else { (10, 1000, 2) };
+            let back = if is_in { (10, 1000, 2) } else { (20, 2000, 16) };
+            assert_eq!((big(2, None), big(1, None), big(6, None)), there);
+            let reverse = Some(29_305);
+            assert_eq!((big(2, reverse), big(1, reverse), big(6, reverse)), back);
+            assert_eq!((big(152, None), big(153, None), big(4, None), big(136, None)), (1 << 40, (1 << 40) + 5, 6, 3));
+            assert_eq!(big(351, None), 1 << 56 | 100);
+            assert_eq!(value(82, None), b"web-1");
+            assert_eq!(big(HANDSHAKE_US, Some(4242)), 1234);
+            let (status, reason) = if n % 2 == 1 { (129, &b"acl"[..]) } else { (64, &b""[..]) };
+            assert_eq!((big(89, None), value(DROP_REASON, Some(4242))), (status, reason));
+            let source = if record.local.is_ipv6() { 27 } else { 8 };
+            assert_eq!(value(source, None).last(), Some(if is_in { &2 } else { &1 }));
+        }
+        assert_eq!(seen, 100);
+    }
+}

@@ -1,0 +1,335 @@
+//! Flow logs: takes records from the workers, and gives them to a file and a collector.
+//!
+//! A thread of its own does that, so that neither a slow disk nor the network holds up a worker; a worker is asked for a bounded part of its
+//! conversations at a time.
+
+mod ipfix;
+
+use std::collections::BTreeMap;
+use std::fs::{File, OpenOptions};
+use std::io::Write as _;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, UdpSocket};
+use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _};
+use std::path::{Path, PathBuf};
+use std::thread;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use bifrost_avs::{Direction, FlowRecord, PortId};
+use bifrost_control::config::{Config, FlowLog};
+use bifrost_port::clock::monotonic_ns;
+use bifrost_port::panics;
+use serde::Serialize;
+
+use self::ipfix::Exporter;
+use crate::daemon::Daemon;
+
+/// How often workers are asked, for a part of their conversations.
+const TICK: Duration = Duration::from_millis(100);
+/// All of a worker's conversations are looked at in so many parts.
+const PARTS: usize = 8;
+/// How long to wait after a panic, which may come again.
+const AFTER_PANIC: Duration = Duration::from_secs(1);
+/// The same trouble is told once in this time.
+const TROUBLE_AGAIN: Duration = Duration::from_secs(60);
+
+/// What was done with records.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Counters {
+    /// Written to the file.
+    pub(crate) json_records: u64,
+    /// Not written to it.
+    pub(crate) json_lost_records: u64,
+    /// Sent to the collector.
+    pub(crate) ipfix_records: u64,
+    /// Not sent to it.
+    pub(crate) ipfix_lost_records: u64,
+    /// Messages to the collector, those with templates among them.
+    pub(crate) ipfix_messages: u64,
+}
+
+impl Counters {
+    /// Every counter by name.
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (&'static str, u64)> {
+        [
+            ("json_records", self.json_records),
+            ("json_lost_records", self.json_lost_records),
+            ("ipfix_records", self.ipfix_records),
+            ("ipfix_lost_records", self.ipfix_lost_records),
+            ("ipfix_messages", self.ipfix_messages),
+        ]
+        .into_iter()
+    }
+}
+
+/// A record, and what the switch does not know.
+#[derive(Clone, Copy)]
+struct Entry<'a> {
+    record: &'a FlowRecord,
+    /// The port's name.
+    port: &'a str,
+    /// Milliseconds since 1970.
+    start_ms: u64,
+    end_ms: u64,
+}
+
+/// Exports until the daemon ends. After a panic it begins again.
+pub(crate) fn follow_for_ever(daemon: &Daemon) {
+    while let Err(panic) = panics::contain(|| follow(daemon)) {
+        tracing::error!(%panic, "exporting flow logs has failed; it is tried again");
+        thread::sleep(AFTER_PANIC);
+    }
+}
+
+fn follow(daemon: &Daemon) {
+    let mut names = BTreeMap::new();
+    let mut outputs: Option<Outputs> = None;
+    loop {
+        thread::sleep(TICK);
+        let state = daemon.state();
+        if state.workers.is_empty() {
+            return;
+        }
+        let wanted = state.config.flow_log.clone();
+        if wanted.is_none() && outputs.is_none() {
+            continue;
+        }
+        let now_ns = monotonic_ns();
+        let take = move |worker: &mut bifrost_datapath::Worker<_>| {
+            let mut records = Vec::new();
+            let is_over = worker.core_mut().switch_mut().take_flow_records(PARTS, now_ns, &mut records);
+            (records, is_over)
+        };
+        let taken = match state.on_all(take) {
+            Ok(taken) => taken,
+            Err(error) => {
+                tracing::error!(error = format!("{error:#}"), "a worker gives no flow records");
+                continue;
+            }
+        };
+        // Of ports that have just been removed there are records, too: their names are kept.
+        for port in &state.config.ports {
+            if let Some(id) = state.names.port(&port.name) {
+                names.insert(PortId(id), port.name.clone());
+            }
+        }
+        // Neither the disk nor the network is waited for with the lock.
+        drop(state);
+        if let Some(wanted) = wanted.as_ref().filter(|wanted| outputs.as_ref().is_none_or(|o| o.spec != **wanted)) {
+            outputs = Some(Outputs::new(wanted.clone()));
+        }
+        let Some(open) = &mut outputs else { continue };
+        let is_over = taken.iter().all(|(_, is_over)| *is_over);
+        let records: Vec<FlowRecord> = taken.into_iter().flat_map(|(records, _)| records).collect();
+        let counted = open.export(&records, &names, now_ns);
+        let counters = &mut daemon.state().flow_log;
+        counters.json_records += counted.json_records;
+        counters.json_lost_records += counted.json_lost_records;
+        counters.ipfix_records += counted.ipfix_records;
+        counters.ipfix_lost_records += counted.ipfix_lost_records;
+        counters.ipfix_messages += counted.ipfix_messages;
+        if wanted.is_none() && is_over {
+            outputs = None;
+        }
+    }
+}
+
+/// The ports whose conversations are logged.
+pub(crate) fn ports<'a>(config: &'a Config, log: &'a FlowLog) -> impl Iterator<Item = &'a str> {
+    config.ports.iter().filter(|port| log.has(port)).map(|port| port.name.as_str())
+}
+
+/// Where records go.
+struct Outputs {
+    spec: FlowLog,
+    file: Option<LogFile>,
+    collector: Option<Collector>,
+    trouble: Option<Instant>,
+}
+
+impl Outputs {
+    fn new(spec: FlowLog) -> Self {
+        let file = spec.json.clone().map(|path| LogFile { path, open: None });
+        let exporter = || Exporter::new(spec.domain, spec.enterprise);
+        let collector = spec.collector.map(|_| Collector { socket: None, exporter: exporter(), told: None });
+        Outputs { spec, file, collector, trouble: None }
+    }
+
+    fn export(&mut self, records: &[FlowRecord], names: &BTreeMap<PortId, String>, now_ns: u64) -> Counters {
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        let now_ms = now.as_millis() as u64;
+        let wall_ms = |at_ns: u64| now_ms.saturating_sub(now_ns.saturating_sub(at_ns) / 1_000_000);
+        let entries = records.iter().map(|record| {
+            let port = names.get(&record.port).map_or("", String::as_str);
+            Entry { record, port, start_ms: wall_ms(record.start_ns), end_ms: wall_ms(record.end_ns) }
+        });
+        let entries: Vec<Entry<'_>> = entries.collect();
+        let mut counted = Counters::default();
+        let count = entries.len() as u64;
+        if let Some(file) = self.file.as_mut().filter(|_| count > 0) {
+            match file.write(&entries) {
+                Ok(()) => counted.json_records = count,
+                Err(error) => {
+                    counted.json_lost_records = count;
+                    trouble(&mut self.trouble, &format!("{}: {error}", file.path.display()));
+                }
+            }
+        }
+        if let Some(collector) = &mut self.collector {
+            if let Err(error) = collector.send(&self.spec, &entries, now.as_secs() as u32, &mut counted) {
+                trouble(&mut self.trouble, &format!("the IPFIX collector: {error}"));
+            }
+            counted.ipfix_lost_records = count - counted.ipfix_records;
+        }
+        counted
+    }
+}
+
+fn trouble(last: &mut Option<Instant>, what: &str) {
+    if last.is_none_or(|last| last.elapsed() >= TROUBLE_AGAIN) {
+        *last = Some(Instant::now());
+        tracing::warn!("flow records are lost: {what}");
+    }
+}
+
+/// A file with a JSON object a line. When it is renamed or removed, as logrotate does, a new one begins.
+struct LogFile {
+    path: PathBuf,
+    open: Option<(File, (u64, u64))>,
+}
+
+impl LogFile {
+    fn write(&mut self, entries: &[Entry<'_>]) -> std::io::Result<()> {
+        let mut text = Vec::with_capacity(entries.len() * 400);
+        for entry in entries {
+            serde_json::to_writer(&mut text, &Line::of(entry))?;
+            text.push(b'\n');
+        }
+        let there = identity(&self.path).ok();
+        if self.open.as_ref().is_none_or(|(_, opened)| there != Some(*opened)) {
+            let file = OpenOptions::new().create(true).append(true).mode(0o640).open(&self.path)?;
+            let opened = file.metadata().map(|m| (m.dev(), m.ino()))?;
+            self.open = Some((file, opened));
+        }
+        let written = self.open.as_mut().map_or(Ok(()), |(file, _)| file.write_all(&text));
+        if written.is_err() {
+            self.open = None;
+        }
+        written
+    }
+}
+
+fn identity(path: &Path) -> std::io::Result<(u64, u64)> {
+    std::fs::metadata(path).map(|m| (m.dev(), m.ino()))
+}
+
+/// A record as JSON.
+#[derive(Serialize)]
+struct Line<'a> {
+    /// Milliseconds since 1970.
+    start_ms: u64,
+    end_ms: u64,
+    port: &'a str,
+    vni: u32,
+    /// `egress`: the guest sent the first packet; `ingress`: the other end.
+    direction: &'static str,
+    source: IpAddr,
+    source_port: u16,
+    destination: IpAddr,
+    destination_port: u16,
+    protocol: u8,
+    packets: u64,
+    bytes: u64,
+    tcp_flags: u8,
+    reverse_packets: u64,
+    reverse_bytes: u64,
+    reverse_tcp_flags: u8,
+    action: &'static str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    reason: Option<&'static str>,
+    end: &'static str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    handshake_us: Option<u64>,
+}
+
+impl<'a> Line<'a> {
+    fn of(entry: &Entry<'a>) -> Self {
+        let record = entry.record;
+        let local = (record.local, record.local_port, record.sent);
+        let remote = (record.remote, record.remote_port, record.received);
+        let (direction, from, to) = match record.origin {
+            Direction::Egress => ("egress", local, remote),
+            Direction::Ingress => ("ingress", remote, local),
+        };
+        let ((source, source_port, there), (destination, destination_port, back)) = (from, to);
+        Line {
+            start_ms: entry.start_ms,
+            end_ms: entry.end_ms,
+            port: entry.port,
+            vni: record.vni.get(),
+            direction,
+            source,
+            source_port,
+            destination,
+            destination_port,
+            protocol: record.protocol,
+            packets: there.packets,
+            bytes: there.bytes,
+            tcp_flags: there.tcp_flags,
+            reverse_packets: back.packets,
+            reverse_bytes: back.bytes,
+            reverse_tcp_flags: back.tcp_flags,
+            action: if record.rejected.is_some() { "rejected" } else { "accepted" },
+            reason: record.rejected.map(|reason| reason.name()),
+            end: record.end.name(),
+            handshake_us: record.handshake_ns.map(|ns| ns / 1000),
+        }
+    }
+}
+
+/// An IPFIX collector.
+struct Collector {
+    socket: Option<UdpSocket>,
+    exporter: Exporter,
+    /// When it was told what records look like.
+    told: Option<Instant>,
+}
+
+impl Collector {
+    fn send(
+        &mut self,
+        spec: &FlowLog,
+        entries: &[Entry<'_>],
+        now_s: u32,
+        counted: &mut Counters,
+    ) -> std::io::Result<()> {
+        let Some(address) = spec.collector else { return Ok(()) };
+        if self.socket.is_none() {
+            let any: IpAddr =
+                if address.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
+            let socket = UdpSocket::bind((any, 0))?;
+            socket.connect(address)?;
+            // A full queue loses records, which are counted, and holds up nobody.
+            socket.set_nonblocking(true)?;
+            self.socket = Some(socket);
+        }
+        let Some(socket) = &self.socket else { return Ok(()) };
+        // Over UDP a template may be lost, and a collector may be restarted (RFC 7011, section 8.1).
+        if self.told.is_none_or(|told| told.elapsed() >= spec.template_interval) {
+            socket.send(&self.exporter.templates(now_s))?;
+            counted.ipfix_messages += 1;
+            self.told = Some(Instant::now());
+        }
+        let mut result = Ok(());
+        for (message, count) in self.exporter.records(entries, now_s) {
+            match socket.send(&message) {
+                Ok(_) => {
+                    counted.ipfix_messages += 1;
+                    counted.ipfix_records += count as u64;
+                }
+                // What was refused by a host without collector is told with the next message.
+                Err(error) => result = Err(error),
+            }
+        }
+        result
+    }
+}

@@ -1,0 +1,105 @@
+//! `[flow_log]`: which conversations are logged, and where to.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use super::section::{Section, Sink};
+use super::{Config, Port, Vni};
+
+/// Most entries of a list.
+const MAX_LIST: usize = 4096;
+
+/// What flow logs have, and who gets them.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct FlowLog {
+    /// A file for one JSON object a line; none: no file.
+    pub json: Option<PathBuf>,
+    /// Who gets IPFIX over UDP (RFC 7011); none: nobody.
+    pub collector: Option<SocketAddr>,
+    /// Ports of these VPCs are logged.
+    pub vpcs: Vec<Vni>,
+    /// And these ports. Without either: all ports.
+    pub ports: Vec<String>,
+    /// Whether conversations whose packets pass are logged.
+    pub accepted: bool,
+    /// Whether those whose packets are dropped are.
+    pub rejected: bool,
+    /// A conversation that goes on has a record after so long.
+    pub active_timeout: Duration,
+    /// One of which nothing is heard for so long has ended.
+    pub idle_timeout: Duration,
+    /// Conversations that a worker counts at a time.
+    pub flows: u32,
+    /// How often the collector is told what records look like.
+    pub template_interval: Duration,
+    /// Observation domain of the messages.
+    pub domain: u32,
+    /// Private enterprise number of the fields that IANA has no number for; 32473 is the one for examples (RFC 5612).
+    pub enterprise: u32,
+}
+
+impl FlowLog {
+    /// Whether a port's conversations are logged.
+    pub fn has(&self, port: &Port) -> bool {
+        let all = self.vpcs.is_empty() && self.ports.is_empty();
+        all || self.vpcs.contains(&port.vni) || self.ports.contains(&port.name)
+    }
+}
+
+/// `[flow_log]`, if it is there.
+pub(super) fn flow_log(mut s: Section<'_, '_>) -> FlowLog {
+    let json: Option<String> = s.optional("json");
+    if let Some(json) = json.as_ref().filter(|json| !json.starts_with('/')) {
+        s.error("json", format!("{json:?} is not an absolute path"));
+    }
+    let collector: Option<String> = s.optional("collector");
+    let collector = collector.and_then(|text| {
+        let address = text.parse::<SocketAddr>().ok().filter(|address| address.port() > 0);
+        if address.is_none() && !s.has_failed("collector") {
+            s.error("collector", format!("{text:?} is no address with a port, such as 192.0.2.9:4739"));
+        }
+        address
+    });
+    if json.is_none() && collector.is_none() && !s.has_failed("json") && !s.has_failed("collector") {
+        s.error("json", "missing: name a file (json), an IPFIX collector (collector), or both");
+    }
+    let (accepted, rejected) =
+        s.choice("record", &[("all", (true, true)), ("accepted", (true, false)), ("rejected", (false, true))]);
+    let vpcs = s.int_list("vpcs", MAX_LIST, 1..=u64::from(Vni::MAX));
+    // In range, or 1 after a reported error.
+    let vpcs = vpcs.into_iter().map(|vni| Vni::new(vni as u32).unwrap_or(Vni::MIN)).collect();
+    let log = FlowLog {
+        json: json.map(PathBuf::from),
+        collector,
+        vpcs,
+        ports: s.list("ports", MAX_LIST),
+        accepted,
+        rejected,
+        active_timeout: Duration::from_secs(s.int("active_timeout_s", 1..=3600, 60)),
+        idle_timeout: Duration::from_secs(s.int("idle_timeout_s", 1..=600, 15)),
+        flows: s.int("flows", 64..=1 << 20, 1 << 16) as u32,
+        template_interval: Duration::from_secs(s.int("template_interval_s", 1..=3600, 60)),
+        domain: s.int("domain", 0..=u64::from(u32::MAX), 1) as u32,
+        enterprise: s.int("enterprise", 1..=u64::from(u32::MAX), 32_473) as u32,
+    };
+    s.finish();
+    log
+}
+
+/// What must hold between it and the rest.
+pub(super) fn check(config: &Config, sink: &Sink<'_>) {
+    let Some(log) = &config.flow_log else { return };
+    for (i, vni) in log.vpcs.iter().enumerate() {
+        let field = format!("flow_log.vpcs[{i}]");
+        if config.vpc(*vni).is_none() && !sink.failed_within("vpc") && !sink.failed(&field) {
+            sink.error(field, format!("there is no [[vpc]] with vni = {vni}"));
+        }
+    }
+    for (i, name) in log.ports.iter().enumerate() {
+        let field = format!("flow_log.ports[{i}]");
+        if config.port(name).is_none() && !sink.failed_within("port") && !sink.failed(&field) {
+            sink.error(field, format!("no port named {name:?}"));
+        }
+    }
+}

@@ -1,0 +1,65 @@
+//! `[flow_log]`: defaults, and what is refused.
+
+#![allow(clippy::unwrap_used)]
+
+use std::time::Duration;
+
+use bifrost_control::config::{Config, ConfigErrors};
+use bifrost_control::diff::ConfigDiff;
+
+fn parse(section: &str) -> Result<Config, ConfigErrors> {
+    let text = format!(
+        "[host]\nname = \"h\"\n[underlay]\naddresses = [\"192.0.2.1\"]\n[[vpc]]\nvni = 100\n[[vpc]]\nvni = 200\n\
+         [[port]]\nname = \"a\"\nvni = 100\nmac = \"02:00:00:00:00:01\"\naddresses = [\"10.0.0.1/24\"]\n\
+         [[port]]\nname = \"b\"\nvni = 200\nmac = \"02:00:00:00:00:02\"\naddresses = [\"10.0.0.1/24\"]\n{section}"
+    );
+    Config::parse(&text, "t")
+}
+
+fn logged(section: &str) -> Vec<String> {
+    let config = parse(section).unwrap_or_else(|e| panic!("{e}"));
+    let log = config.flow_log.clone().unwrap();
+    config.ports.iter().filter(|port| log.has(port)).map(|port| port.name.clone()).collect()
+}
+
+#[test]
+fn ports_are_logged_by_name_by_vpc_or_all() {
+    let json = "[flow_log]\njson = \"/tmp/f\"\n";
+    assert_eq!(logged(json), ["a", "b"]);
+    assert_eq!(logged(&format!("{json}vpcs = [200]\n")), ["b"]);
+    assert_eq!(logged(&format!("{json}ports = [\"a\"]\n")), ["a"]);
+    assert_eq!(logged(&format!("{json}vpcs = [200]\nports = [\"a\"]\n")), ["a", "b"]);
+}
+
+#[test]
+fn without_the_section_nothing_is_logged_and_a_change_is_taken_over() {
+    let off = parse("").unwrap();
+    assert_eq!(off.flow_log, None);
+    let on = parse("[flow_log]\ncollector = \"[2001:db8::1]:4739\"\n").unwrap();
+    let log = on.flow_log.clone().unwrap();
+    assert_eq!((log.active_timeout, log.idle_timeout), (Duration::from_secs(60), Duration::from_secs(15)));
+    assert_eq!((log.accepted, log.rejected, log.flows, log.domain), (true, true, 65_536, 1));
+    let diff = ConfigDiff::between(&off, &on).unwrap();
+    assert!(diff.flow_log && !diff.is_empty());
+    assert_eq!(diff.report().to_string(), "reloaded\nflow logs changed");
+}
+
+#[test]
+fn errors_name_line_and_field() {
+    for (section, expected) in [
+        ("[flow_log]\n", "flow_log.json: missing: name a file (json), an IPFIX collector (collector), or both"),
+        ("[flow_log]\njson = \"f\"\n", "flow_log.json: \"f\" is not an absolute path"),
+        ("[flow_log]\ncollector = \"192.0.2.9\"\n", "flow_log.collector: \"192.0.2.9\" is no address with a port"),
+        ("[flow_log]\ncollector = \"192.0.2.9:0\"\n", "flow_log.collector: \"192.0.2.9:0\" is no address with a port"),
+        ("[flow_log]\njson = \"/f\"\nvpcs = [300]\n", "flow_log.vpcs[0]: there is no [[vpc]] with vni = 300"),
+        ("[flow_log]\njson = \"/f\"\nvpcs = [0]\n", "flow_log.vpcs[0]: 0 is not in 1..="),
+        ("[flow_log]\njson = \"/f\"\nports = [\"c\"]\n", "flow_log.ports[0]: no port named \"c\""),
+        ("[flow_log]\njson = \"/f\"\nrecord = \"none\"\n", "flow_log.record: \"none\" is not one of"),
+        ("[flow_log]\njson = \"/f\"\nflows = 1\n", "flow_log.flows: 1 is not in 64..=1048576"),
+        ("[flow_log]\njson = \"/f\"\nactive_timeout = 1\n", "flow_log.active_timeout: unknown key; did you mean"),
+    ] {
+        let errors = parse(section).unwrap_err();
+        assert_eq!(errors.errors().len(), 1, "{errors}");
+        assert!(errors.to_string().contains(expected), "{errors}");
+    }
+}
