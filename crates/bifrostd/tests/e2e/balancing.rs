@@ -247,3 +247,30 @@ fn backends_that_do_not_answer_get_no_connections() {
     eventually(10.0, "both are up", || [state(0), state(1)] == [BackendHealth::Up; 2]);
     kept.exchange().unwrap();
 }
+
+/// ICMP errors that kernels send: each end must find its own addresses in what they quote, or it would ignore them.
+#[test]
+fn errors_about_balanced_datagrams_reach_both_ends() {
+    let lab = lab(&config(&backends(&[(3, 1)])));
+    let refused = |socket: &UdpSocket| {
+        let _ = socket.send(b"?");
+        socket.recv(&mut [0; 100]).is_err_and(|e| e.kind() == std::io::ErrorKind::ConnectionRefused)
+    };
+    let patience = Some(Duration::from_millis(200));
+    let client = lab.net("a").enter(|| UdpSocket::bind("10.0.0.1:7000").unwrap());
+    client.set_read_timeout(patience).unwrap();
+    client.connect((VIP, 53)).unwrap();
+    eventually(10.0, "the client hears that nobody listens", || refused(&client));
+    // Somebody does now, and it is the client that is gone.
+    let server = lab.net("b").enter(|| UdpSocket::bind("10.0.0.2:5353").unwrap());
+    server.set_read_timeout(patience).unwrap();
+    let from = std::cell::Cell::new(None);
+    eventually(10.0, "the backend is asked", || {
+        let _ = client.send(b"?");
+        from.set(server.recv_from(&mut [0; 100]).ok().map(|(_, from)| from));
+        from.get().is_some()
+    });
+    drop(client);
+    server.connect(from.get().unwrap()).unwrap();
+    eventually(10.0, "the backend hears that its client is gone", || refused(&server));
+}
