@@ -284,7 +284,7 @@ fn all() -> Vec<Value> {
         refused_frames: 1,
         delivered_packets: 1,
         neighbour_drops_packets: BTreeMap::from([("avs.dropped_vlan_packets".to_owned(), 1)]),
-        tenant_drops_packets: 0,
+        tenant_drops_packets: BTreeMap::new(),
         unexplained_packets: 0,
         sessions: 1,
         sessions_bound: 1,
