@@ -30,7 +30,10 @@ trap 'exit 1' INT TERM
 # What earlier runs left that were killed: their process is gone.
 for left in $(ip netns list | sed -n 's/^\(gwdemo-[0-9]*-[a-z]*\).*/\1/p'); do
     owner=${left#gwdemo-}
-    kill -0 "${owner%-*}" 2>/dev/null || ip netns del "$left"
+    kill -0 "${owner%-*}" 2>/dev/null && continue
+    # Their programs may be there still. A pod ends with its pipeline.
+    for pid in $(ip netns pids "$left"); do kill "$pid" 2>/dev/null || true; done
+    ip netns del "$left"
 done
 
 for end in sw gw a b; do
