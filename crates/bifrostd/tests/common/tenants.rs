@@ -27,9 +27,9 @@ const CONNECTIONS: u32 = 6;
 const DURATION: Duration = Duration::from_millis(700);
 /// What an attack may multiply the other tenant's P99.9 by.
 const BAR: f64 = 2.0;
-/// Pairs of a measurement alone and one beside the attack, after which P99.9 of all of a kind is compared. The second look, over four times as
+/// Pairs of a measurement alone and one beside the attack, after which P99.9 of all of a kind is compared. The second look, over six times as
 /// many, decides when the first one says no; it leaves nothing out that the first one saw.
-const LOOKS: [usize; 2] = [6, 24];
+const LOOKS: [usize; 2] = [4, 24];
 
 /// How the attacker is attached to the first host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
