@@ -1,4 +1,4 @@
-# Sourced by try-guide.sh: what docs/OPERATIONS.md says in words, tried when its section's blocks have run.
+# Sourced by try-guide.sh: what the operator's guide says in words, tried when its section's blocks have run.
 # shellcheck shell=sh
 # shellcheck disable=SC2154 # variables of try-guide.sh
 
@@ -28,7 +28,7 @@ systemctl is-enabled bifrostd || true
 systemctl is-active bifrostd || true
 stat -c '%a %U' /etc/bifrost/bifrostd.toml
 bifrostd --check
-ls /usr/share/man/man1/bifrostctl.1.gz /usr/share/man/man8/bifrostd.8.gz /usr/share/doc/bifrost/OPERATIONS.md
+ls /usr/share/man/man1/bifrostctl.1.gz /usr/share/man/man8/bifrostd.8.gz /usr/share/doc/bifrost/OPERATIONS.md /usr/share/doc/bifrost/operations/install.md
 END
     done
 }

@@ -1,6 +1,6 @@
 #!/bin/sh
-# Tries docs/OPERATIONS.md, step by step, on two clean Debian 12 machines (user-mode Linux, systemd). What is run there are the
-# guide's own blocks. A comment before each says what becomes of it (HOST: host-a, host-b, or here for this machine):
+# Tries the operator's guide, the pages of docs/OPERATIONS.md in their order, on two clean Debian 12 machines (user-mode Linux,
+# systemd). What is run there are the guide's own blocks. A comment before each says what becomes of it (HOST: host-a, host-b, or here for this machine):
 #   <!-- tried on HOST[, HOST][: EXPECTED] -->          run by sh -e; the output must match (extended, over all lines)
 #   <!-- tried on HOST as FILE -->                      written to that file
 #   <!-- tried on HOST, added to FILE -->               added at its end
@@ -155,7 +155,7 @@ cut_guide() {
         /^```/ {
             inside = 1
             skip = mark ~ /^<!-- not tried: ./
-            if (mark == "") { print "line " NR ": a block that is neither tried nor said not to be" > "/dev/stderr"; bad = 1; skip = 1 }
+            if (mark == "") { print FILENAME ", line " FNR ": a block that is neither tried nor said not to be" > "/dev/stderr"; bad = 1; skip = 1 }
             if (!skip) {
                 number++
                 sub(/^<!-- tried on /, "", mark); sub(/ -->$/, "", mark)
@@ -169,7 +169,7 @@ cut_guide() {
         /^##/ { section = $0; sub(/^#+ /, "", section) }
         /./ { mark = "" }
         END { exit bad }
-    ' docs/OPERATIONS.md || fail "blocks of the guide without a mark"
+    ' $(sed -n 's/.*(\(operations\/[a-z]*\.md\)).*/docs\/\1/p' docs/OPERATIONS.md) || fail "blocks of the guide without a mark"
 }
 
 # run HOST EXPECTED FILE-OF-OUTPUT <script

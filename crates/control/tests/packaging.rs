@@ -66,13 +66,13 @@ fn all_keys() -> Vec<(String, Vec<String>)> {
 #[test]
 fn the_example_and_the_reference_have_every_key() {
     let example = read("packaging/bifrostd.toml");
-    let reference = read("docs/OPERATIONS.md");
+    let reference = read("docs/operations/configuration.md");
     for (section, keys) in all_keys() {
         let heading = reference.find(&format!("### `[{section}]`")).or(reference.find(&format!("### `[[{section}]]`")));
         let text = &reference[heading.unwrap_or_else(|| panic!("no section {section}"))..];
         let text = &text[..text[4..].find("\n##").map_or(text.len(), |end| end + 4)];
         for key in keys {
-            assert!(text.contains(&format!("\n| `{key}` |")), "OPERATIONS.md lacks {section}.{key}");
+            assert!(text.contains(&format!("\n| `{key}` |")), "configuration.md lacks {section}.{key}");
             let written = |l: &str| {
                 let l = l.trim_start_matches(['#', ' ']);
                 let part = format!("[{section}.{key}]");
@@ -109,19 +109,59 @@ fn the_unit_has_what_the_daemon_needs() {
 /// `make try-guide` tries the guide; this notices a block that it would not know what to do with.
 #[test]
 fn every_block_of_the_guide_is_tried_or_says_why_not() {
-    let guide = read("docs/OPERATIONS.md");
-    let lines: Vec<&str> = guide.lines().collect();
-    let fences = (0..lines.len()).filter(|&i| lines[i].starts_with("```"));
+    let index = read("docs/OPERATIONS.md");
+    let pages: Vec<&str> =
+        index.split("](").skip(1).filter_map(|link| link.split_once(')')).map(|link| link.0).collect();
+    let pages: Vec<&str> = pages.into_iter().filter(|page| page.starts_with("operations/")).collect();
+    let there = fs::read_dir(repository().join("docs/operations")).unwrap().count();
+    assert_eq!(pages.len(), there, "OPERATIONS.md names each page once: {pages:?}");
     let (mut opened, mut tried) = (0, 0);
-    for line in fences.step_by(2) {
-        opened += 1;
-        let mark = lines[line - 1];
-        assert!(
-            mark.ends_with(" -->") && (mark.starts_with("<!-- tried on ") || mark.starts_with("<!-- not tried: ")),
-            "line {}: neither tried nor said why not",
-            line + 1
-        );
-        tried += usize::from(mark.starts_with("<!-- tried on "));
+    for page in pages {
+        let text = read(&format!("docs/{page}"));
+        let lines: Vec<&str> = text.lines().collect();
+        let fences = (0..lines.len()).filter(|&i| lines[i].starts_with("```"));
+        for line in fences.step_by(2) {
+            opened += 1;
+            let mark = lines[line - 1];
+            assert!(
+                mark.ends_with(" -->") && (mark.starts_with("<!-- tried on ") || mark.starts_with("<!-- not tried: ")),
+                "{page}, line {}: neither tried nor said why not",
+                line + 1
+            );
+            tried += usize::from(mark.starts_with("<!-- tried on "));
+        }
     }
     assert!(opened > tried && tried > 15, "{tried} of {opened} blocks are tried");
+}
+
+/// A link that leads nowhere is found here, not by the reader.
+#[test]
+fn links_between_pages_lead_somewhere() {
+    let docs = repository().join("docs");
+    let pages = ["", "operations"].into_iter().flat_map(|folder| fs::read_dir(docs.join(folder)).unwrap());
+    let pages: Vec<_> =
+        pages.map(|page| page.unwrap().path()).filter(|page| page.extension() == Some("md".as_ref())).collect();
+    for page in &pages {
+        let text = fs::read_to_string(page).unwrap();
+        for link in text.split("](").skip(1).filter_map(|link| link.split_once(')')).map(|link| link.0) {
+            if link.contains("://") || link.contains(' ') {
+                continue;
+            }
+            let (file, anchor) = link.split_once('#').map_or((link, None), |(file, anchor)| (file, Some(anchor)));
+            let target = if file.is_empty() { page.clone() } else { page.parent().unwrap().join(file) };
+            assert!(target.exists(), "{}: {link} leads nowhere", page.display());
+            let Some(anchor) = anchor.filter(|_| file.is_empty() || file.ends_with(".md")) else { continue };
+            let text = fs::read(&target).unwrap();
+            let headings =
+                String::from_utf8_lossy(&text).lines().filter(|l| l.starts_with('#')).map(slug).collect::<Vec<_>>();
+            assert!(headings.iter().any(|heading| heading == anchor), "{}: no heading for {link}", page.display());
+        }
+    }
+}
+
+/// What a heading is called in links.
+fn slug(heading: &str) -> String {
+    let heading = heading.trim_start_matches('#').trim().to_lowercase();
+    let kept = heading.chars().filter(|c| c.is_alphanumeric() || matches!(c, ' ' | '-' | '_'));
+    kept.map(|c| if c == ' ' { '-' } else { c }).collect()
 }

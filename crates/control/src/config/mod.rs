@@ -2,7 +2,7 @@
 //!
 //! [`Config::load`] reads a file, [`Config::parse`] a text. Either gives a configuration in which every name
 //! resolves and every value is in range, or all errors at once, each with file, line and field.
-//! The keys, their units, ranges and defaults are listed in `docs/OPERATIONS.md`.
+//! The keys, their units, ranges and defaults are listed in `docs/operations/configuration.md`.
 
 mod balancer;
 mod check;

@@ -147,7 +147,7 @@ pub(super) const SWITCH: &[Reason] = &[
     Reason {
         name: "path_mtu",
         what: "larger than the path MTU, not to be cut, and its sender is told often enough, or must not be told",
-        advice: "see MTU in OPERATIONS.md",
+        advice: "see MTU in operations/underlay.md",
     },
     Reason { name: "acl", what: "refused by the network's ACL", advice: "see `[[vpc.acl]]` if it should pass" },
     Reason {
