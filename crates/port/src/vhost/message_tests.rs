@@ -211,6 +211,15 @@ fn half_messages_and_unread_answers_hold_up_nobody() {
 }
 
 #[test]
+fn few_connections_wait_beside_the_one_that_is_served() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let socket = directory.path().join("vm.sock");
+    let _port = VhostPort::open(config(&socket), Box::new(Nobody)).expect("a port");
+    let waiting: Vec<OwnedFd> = std::iter::from_fn(|| socket::dial(&socket).ok()).take(1000).collect();
+    assert!((16..=20).contains(&waiting.len()), "{} connections wait", waiting.len());
+}
+
+#[test]
 fn a_front_end_that_accepts_nobody_holds_up_nobody() {
     let directory = tempfile::tempdir().expect("a directory");
     let socket = directory.path().join("vm.sock");

@@ -66,6 +66,10 @@ impl Listening {
     }
 }
 
+/// Connections that may wait to be accepted. They are served at a pace: a front-end that makes thousands and leaves them would
+/// otherwise keep its own port out of use for minutes afterwards.
+const WAITING: i32 = 16;
+
 /// Makes the socket, in the place of one that nobody serves any more.
 pub(super) fn listen(path: &Path) -> Result<(UnixListener, Listening), VhostError> {
     let bad = |problem| VhostError::Path { path: path.to_owned(), problem };
@@ -82,6 +86,7 @@ pub(super) fn listen(path: &Path) -> Result<(UnixListener, Listening), VhostErro
         entry.remove().map_err(|error| failed(error.into()))?;
     }
     let listener = UnixListener::bind(path).map_err(failed)?;
+    rustix::net::listen(&listener, WAITING).map_err(|error| failed(error.into()))?;
     let identity = restrict(&entry).map_err(|error| failed(error.into()))?;
     listener.set_nonblocking(true).map_err(failed)?;
     Ok((listener, Listening { entry, identity }))
