@@ -378,7 +378,7 @@ fn another_worker_goes_on_with_what_is_for_its_port() {
     assert_eq!(ends(&rewritten(&answer, &back)), (at(VIP, 80), at("10.0.0.1", 1000)));
 }
 
-/// An ICMP error about a packet, of which so many bytes are quoted; its checksum is right.
+/// An ICMP error that quotes the first `quoted` bytes of a packet; its checksum is right.
 fn error(macs: (Mac, Mac), src: &str, about: &[u8], quoted: usize) -> Vec<u8> {
     let quote = &about[ETHERNET..about.len().min(ETHERNET + quoted)];
     let to = read(about).src_ip;

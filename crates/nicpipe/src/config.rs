@@ -21,7 +21,7 @@ pub struct PodConfig {
     pub limiter: LimiterConfig,
     /// Control packets over the priority rings.
     pub control: Rate,
-    /// Packets with at least so many bytes of payload are delivered as headers only; `None`: none are.
+    /// Smallest payload, bytes, of packets that are delivered as headers only; `None`: no packet is.
     pub header_only_from: Option<u16>,
 }
 

@@ -25,7 +25,7 @@ use crate::daemon::Daemon;
 
 /// How often workers are asked, for a part of their conversations.
 const TICK: Duration = Duration::from_millis(100);
-/// All of a worker's conversations are looked at in so many parts.
+/// Parts in which all conversations of a worker are scanned, one part each tick.
 const PARTS: usize = 8;
 /// How long to wait after a panic, which may come again.
 const AFTER_PANIC: Duration = Duration::from_secs(1);

@@ -52,7 +52,7 @@ pub struct Config {
 pub struct Stall {
     /// Its number.
     pub worker: usize,
-    /// After so many packets.
+    /// Number of packets after which it stalls.
     pub after_packets: u64,
     /// For so long, ms.
     pub ms: u64,

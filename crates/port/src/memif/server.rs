@@ -173,7 +173,9 @@ impl Server {
                     return refuse(format!("a region of {bytes} bytes; a client has at most {MAX_BYTES} in all"));
                 }
                 let file = fd.and_then(Foreign::into_memory);
-                let file = file.ok_or_else(|| MemifError::Memory("the descriptor is no file of memory".to_owned()))?;
+                let file = file.ok_or_else(|| {
+                    MemifError::Memory("the file descriptor is missing or not a memory file".to_owned())
+                })?;
                 if file.metadata()?.len() < bytes {
                     return Err(MemifError::Memory(format!("the file is shorter than {bytes} bytes")));
                 }

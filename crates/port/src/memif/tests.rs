@@ -165,8 +165,16 @@ fn hostile_handshakes() {
         ("empty region", vec![init(), region(0, 0)], "0 bytes"),
         ("too large", vec![init(), region(0, 1 << 33)], "at most"),
         ("longer than its file", vec![init(), region(0, 8192)], "shorter"),
-        ("no memory", vec![init(), (Message::AddRegion { index: 0, bytes: 64 }, null())], "no file of memory"),
-        ("no descriptor", vec![init(), (Message::AddRegion { index: 0, bytes: 64 }, None)], "no file of memory"),
+        (
+            "no memory",
+            vec![init(), (Message::AddRegion { index: 0, bytes: 64 }, null())],
+            "missing or not a memory file",
+        ),
+        (
+            "no descriptor",
+            vec![init(), (Message::AddRegion { index: 0, bytes: 64 }, None)],
+            "missing or not a memory file",
+        ),
         ("no such region", vec![init(), region(0, 4096), ring(1, 0, 4)], "not there"),
         ("beyond the region", vec![init(), region(0, 4096), ring(0, 4000, 4)], "no ring at"),
         ("not aligned", vec![init(), region(0, 4096), ring(0, 2, 4)], "no ring at"),

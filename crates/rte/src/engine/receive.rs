@@ -474,7 +474,7 @@ impl Engine {
     }
 }
 
-/// A cumulative ACK without bits, for so many packets and marks.
+/// A cumulative ACK without a bitmap, with the number of packets and of marks that it echoes.
 #[inline(always)]
 fn header(now: Time, version: Version, cid: Cid, echo: &Echo, (packets, marked): (u16, u16), base: Psn) -> AckHeader {
     AckHeader {
