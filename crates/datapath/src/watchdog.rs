@@ -10,9 +10,13 @@
 //!   for the port that it is done for.
 //!
 //! Timed steps are those of the wall clock. So all the time that the thread was off the processor in a turn is subtracted from each
-//! port's: whatever is left has been used. So is what an honest port may need for its packets ([`PACKET_NS`]). The rest is a debt of the
-//! port, which goes down with time; above [`BURST_NS`] the port is on its own budget: it rests until the debt is paid, at its share of
-//! the worker's time.
+//! port's: whatever is left has been used. So is what an honest port may need for its packets ([`PACKET_NS`]). What is left is an excess.
+//!
+//! One excess proves nothing. The kernel charges interrupts, and a hypervisor's pauses, to the thread that they interrupt: up to 25 ms at
+//! once, on a virtual machine whose processors are overcommitted. So an excess is charged to the port only as far as an earlier one of the
+//! same port confirms it, one that has not yet been absorbed by the port's share of the worker's time
+//! ([`Slowness::confirmed`]). What is charged is a debt, which goes down with time; above [`BURST_NS`] the port is on its own budget: it
+//! rests until the debt is paid.
 
 use bifrost_port::GuestPort;
 use bifrost_rte::Time;
@@ -62,6 +66,9 @@ pub(crate) struct Watchdog {
 pub(crate) struct Slowness {
     debt_ns: u64,
     as_of: Time,
+    /// The largest excess that has not been absorbed, less what has been absorbed of it, ns; and as of when.
+    witness_ns: u64,
+    witness_as_of: Time,
     /// Packets of the port up to the last look.
     packets: u64,
     named: Option<Time>,
@@ -82,6 +89,16 @@ impl Slowness {
     #[inline(always)]
     pub(crate) fn rests(&self, now: Time) -> bool {
         self.rests_until.is_some_and(|until| until > now)
+    }
+
+    /// How much of an excess an earlier one confirms, ns. An excess that comes alone, or only as often as the share of the worker's
+    /// time allows, is confirmed by nothing, however long it is.
+    fn confirmed(&mut self, now: Time, excess_ns: u64, share_percent: u8) -> u64 {
+        let absorbed = now.since(self.witness_as_of) / 100 * u64::from(share_percent.clamp(1, 100));
+        let witness = self.witness_ns.saturating_sub(absorbed);
+        self.witness_as_of = now;
+        self.witness_ns = witness.max(excess_ns);
+        witness.min(excess_ns)
     }
 
     /// `excess_ns` more. Returns how long to rest.
@@ -173,6 +190,10 @@ impl<P: GuestPort> Core<P> {
     fn kept_by(&mut self, owner: u16, now: Time, excess: u64, share: u8, (stage, longest_ns): (Stage, u64)) {
         let Some(port) = self.port_mut(owner) else { return };
         let slowness = &mut port.slowness;
+        let excess = slowness.confirmed(now, excess, share);
+        if excess == 0 {
+            return;
+        }
         slowness.slow_turns += 1;
         let rest = slowness.owe(now, excess, share);
         if slowness.named.is_none_or(|at| now.since(at) > LOG_EVERY_NS) {
@@ -189,6 +210,8 @@ impl<P: GuestPort> Core<P> {
         if rest > 0 {
             slowness.rest_times += 1;
             slowness.rests_until = Some(now.after(rest));
+            // What it did before its rest is still known after it.
+            slowness.witness_as_of = now.after(rest);
             self.watchdog.any_rests = true;
             self.watch(usize::from(owner));
         }
@@ -231,7 +254,7 @@ mod tests {
     #[test]
     fn what_is_owed_is_paid_with_time_and_a_little_is_free() {
         let mut slowness = Slowness::default();
-        assert_eq!(slowness.owe(Time(0), BURST_NS, 10), 0, "so much is free");
+        assert_eq!(slowness.owe(Time(0), BURST_NS, 10), 0, "the burst is free");
         assert_eq!(slowness.owe(Time(0), 3_000_000, 10), 30_000_000, "ten times what is beyond that");
         assert_eq!(slowness.owe(Time(30_000_000), 0, 10), 0, "it has rested");
         assert_eq!(slowness.owe(Time(60_000_000), 3_000_000, 10), 0, "and paid a little more");
@@ -240,5 +263,29 @@ mod tests {
         // 5 ms each 100 ms is 5 %, which is always free.
         let mut steady = Slowness::default();
         assert!((0..1000u64).all(|n| steady.owe(Time(n * 100_000_000), 5_000_000, 10) == 0));
+    }
+
+    #[test]
+    fn an_excess_counts_only_as_far_as_an_earlier_one_confirms_it() {
+        const MS: u64 = 1_000_000;
+        // (at ms, excess ms, confirmed ms), at a share of 10 %.
+        let table: [&[(u64, u64, u64)]; 5] = [
+            // A pause of the machine, then a short one while it is remembered, then one after it has been absorbed.
+            &[(0, 25, 0), (100, 1, 1), (400, 25, 0)],
+            // Pauses of any length that keep the share.
+            &[(0, 25, 0), (250, 25, 0), (500, 25, 0)],
+            // A port that is slow in each turn: all but the first one, less what the share absorbs.
+            &[(0, 10, 0), (10, 10, 9), (20, 10, 9)],
+            // One that becomes slower is charged for what it has shown before.
+            &[(0, 2, 0), (10, 12, 1), (20, 12, 11)],
+            // The larger one is remembered.
+            &[(0, 12, 0), (10, 2, 2), (20, 12, 10)],
+        ];
+        for events in table {
+            let mut slowness = Slowness::default();
+            for &(at, excess, confirmed) in events {
+                assert_eq!(slowness.confirmed(Time(at * MS), excess * MS, 10), confirmed * MS, "{events:?} at {at} ms");
+            }
+        }
     }
 }

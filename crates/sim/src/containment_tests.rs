@@ -83,6 +83,8 @@ thread_local! {
     /// Time on the wall, and the thread's own processor time, ns.
     static CLOCK: Cell<u64> = const { Cell::new(0) };
     static USED: Cell<u64> = const { Cell::new(0) };
+    /// How often the machine is still to be paused.
+    static PAUSES: Cell<u32> = const { Cell::new(0) };
 }
 
 /// The thread works.
@@ -539,6 +541,37 @@ fn the_scheduler_is_no_ports_fault() {
     assert!(worlds.hosts[0].core().unwrap().counters().long_turns > 100);
     let port = victim(&worlds);
     assert_eq!((port.slow_turns, port.slow_ns, port.rest_times), (0, 0, 0));
+}
+
+#[test]
+fn a_pause_of_the_machine_is_no_ports_fault() {
+    // Turns are long, so that the worker looks closely; now and then the hypervisor takes the processor for 25 ms, which the kernel charges to
+    // the thread.
+    let mut worlds = watched(10, |packets| {
+        work(35_000 * packets as u64);
+        if PAUSES.get() > 0 {
+            PAUSES.set(PAUSES.get() - 1);
+            work(25_000_000);
+        }
+    });
+    for _ in 0..8 {
+        for _ in 0..30 {
+            worlds.run(1, 100, |guest| guest <= 2);
+        }
+        PAUSES.set(1);
+        worlds.run(10, 100, |guest| guest <= 2);
+        assert_eq!(PAUSES.get(), 0);
+        let until = worlds.now + 300_000_000;
+        while worlds.now < until {
+            worlds.turn();
+        }
+    }
+    let port = victim(&worlds);
+    assert_eq!((port.slow_turns, port.rest_times), (0, 0));
+    // The same pauses without time between them are the port's.
+    PAUSES.set(40);
+    worlds.run(100, 100, |guest| guest <= 2);
+    assert!(victim(&worlds).rest_times > 0);
 }
 
 #[test]
