@@ -34,6 +34,8 @@ use crate::stats::slope;
 
 /// How long one fault lasts, s.
 const FAULT_S: f64 = 3.0;
+/// How long each of the first faults lasts, which are one of each kind at its full strength, s.
+const WARM_FAULT_S: f64 = 1.5;
 /// How long a fault lasts that lets nothing through, s.
 const TOTAL_FAULT_S: f64 = 1.0;
 /// Streams in each direction.
@@ -42,7 +44,7 @@ const STREAMS: u16 = 2;
 const STREAM_BYTES_PER_S: f64 = 10e6;
 /// First port of the streams.
 const STREAM_PORT: u16 = 7000;
-/// Share of the time, at the start, in which memory may still grow.
+/// Share of the time, at the start, in which memory may still grow: longer than all the first faults take.
 const WARM_UP: f64 = 0.5;
 /// How long the network may take to come to rest after the load has ended.
 const REST: Duration = Duration::from_secs(3);
@@ -130,7 +132,7 @@ impl Experiment for Soak {
     }
 
     fn summary(&self) -> &'static str {
-        "Checked byte streams and Redis under changing faults, 6 minutes; memory and counters of the daemons"
+        "Checked byte streams and Redis under changing faults, 10 minutes; memory and counters of the daemons"
     }
 
     fn default_modes(&self, _quick: bool) -> Vec<Mode> {
@@ -139,7 +141,9 @@ impl Experiment for Soak {
 
     fn run(&self, lab: &Lab) -> Result<Vec<Value>> {
         let duration_s = lab.seconds(600.0, 60.0);
-        let steps = (duration_s / FAULT_S).ceil() as u64 * lab.options.modes.len() as u64;
+        let warm_up = faults::strongest(&lab.options.faults).len() as f64;
+        let steps = (warm_up + (duration_s - warm_up * WARM_FAULT_S).max(0.0) / FAULT_S).ceil() as u64;
+        let steps = steps * lab.options.modes.len() as u64;
         let mut progress = Progress::new(steps);
         let mut rows = Vec::new();
         for &mode in &lab.options.modes {
@@ -255,20 +259,26 @@ fn soak(lab: &Lab, mode: Mode, duration_s: f64, progress: &mut Progress) -> Resu
     let mut random = Rng::with_seed(lab.options.seed);
     let mut memory = vec![Vec::new(); network.overlay.daemons.len()];
     let mut entries = Vec::new();
+    let mut warm_up = faults::strongest(&lab.options.faults).into_iter();
     while began.elapsed().as_secs_f64() < duration_s {
-        let choose = || faults::choose_among(&mut random, lab.options.paths, &lab.options.faults);
+        let strong = if mode.is_bifrostd() { warm_up.next() } else { None };
+        let whole_s = if strong.is_some() { WARM_FAULT_S } else { FAULT_S };
+        let choose = || match strong {
+            Some(fault) => Ok(fault),
+            None => faults::choose_among(&mut random, lab.options.paths, &lab.options.faults),
+        };
         let fault = mode.is_bifrostd().then(choose).transpose()?;
         let description = fault.as_ref().map_or("no fault".to_owned(), |fault| fault.description.clone());
         progress.begin(&description);
         let start_s = began.elapsed().as_secs_f64();
-        let mut lasts = FAULT_S;
+        let mut lasts = whole_s;
         if let Some(fault) = &fault {
             fault.apply(&network, random.u64(..))?;
-            lasts = if fault.is_total() { TOTAL_FAULT_S } else { FAULT_S };
+            lasts = if fault.is_total() { TOTAL_FAULT_S } else { whole_s };
         }
         interrupt::sleep_until(began + Duration::from_secs_f64((start_s + lasts).min(duration_s)))?;
         let hits_packets = faults::clear(&network)?.iter().sum();
-        interrupt::sleep_until(began + Duration::from_secs_f64((start_s + FAULT_S).min(duration_s)))?;
+        interrupt::sleep_until(began + Duration::from_secs_f64((start_s + whole_s).min(duration_s)))?;
         for (daemon, memory) in network.overlay.daemons.iter_mut().zip(&mut memory) {
             daemon.check_alive()?;
             memory.push((began.elapsed().as_secs_f64() / 60.0, daemon.memory_kib()?));
@@ -369,7 +379,9 @@ impl Drop for LoadThreads {
 fn account(daemon: &Daemon, memory: &[(f64, f64)]) -> Result<DaemonResult> {
     let counters = account::counters(daemon)?;
     let drops_packets = account::drops(&counters);
-    let warm = &memory[((memory.len() as f64 * WARM_UP) as usize).min(memory.len().saturating_sub(1))..];
+    let end_minutes = memory.last().map_or(0.0, |point| point.0);
+    let cold = memory.iter().take_while(|point| point.0 < end_minutes * WARM_UP).count();
+    let warm = &memory[cold..];
     Ok(DaemonResult {
         host: daemon.host().to_owned(),
         rss_start_kib: warm.first().map_or(0.0, |point| point.1),

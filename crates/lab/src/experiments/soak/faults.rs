@@ -29,18 +29,39 @@ enum Action {
 pub(super) fn choose_among(random: &mut Rng, paths: u8, words: &[String]) -> Result<Fault> {
     for _ in 0..10_000 {
         let fault = choose(random, paths);
-        if words.is_empty() || words.iter().any(|word| fault.description.contains(word.as_str())) {
+        if fault.is_named(words) {
             return Ok(fault);
         }
     }
     bail!("--faults: no fault's description has any of these words: {}", words.join(", "))
 }
 
+/// One fault of each kind, at its full strength, among those whose description has one of `words`. After them the daemons hold the
+/// most that any fault makes them hold.
+pub(super) fn strongest(words: &[String]) -> Vec<Fault> {
+    let arguments = |list: &[&str]| list.iter().map(ToString::to_string).collect::<Vec<_>>();
+    let actions = [
+        Action::Wire(Vec::new(), 3.0),
+        Action::Wire(vec![0], 50.0),
+        Action::Wire(vec![0], 100.0),
+        Action::Port(arguments(&["--loss", "2"])),
+        Action::Peer(Some(0), arguments(&["--loss", "30"])),
+        Action::Peer(Some(0), arguments(&["--down"])),
+        Action::Peer(Some(0), arguments(&["--delay-us", "5100", "--jitter-us", "500"])),
+        Action::Peer(None, arguments(&["--reorder", "20"])),
+        Action::Peer(None, arguments(&["--duplicate", "10"])),
+        Action::Peer(None, arguments(&["--corrupt", "1"])),
+        Action::Wire(Vec::new(), 100.0),
+    ];
+    let faults = actions.into_iter().map(Fault::new);
+    faults.filter(|fault| fault.is_named(words)).collect()
+}
+
 fn choose(random: &mut Rng, paths: u8) -> Fault {
     let path = random.u8(..paths);
     let percent = |random: &mut Rng, most: u64| (1 + random.u64(..most * 10)) as f64 / 10.0;
     let words = |words: &[&str]| words.iter().map(ToString::to_string).collect::<Vec<_>>();
-    let action = match random.u64(..12) {
+    Fault::new(match random.u64(..12) {
         0 => Action::Nothing,
         1 => Action::Wire(Vec::new(), percent(random, 3)),
         2 => Action::Wire(vec![path], percent(random, 50)),
@@ -57,19 +78,27 @@ fn choose(random: &mut Rng, paths: u8) -> Fault {
         10 => Action::Peer(None, words(&["--corrupt", &percent(random, 1).to_string()])),
         // All paths at once: the transport has nowhere to go, and has to come back.
         _ => Action::Wire(Vec::new(), 100.0),
-    };
-    let description = match &action {
-        Action::Nothing => "no fault".to_owned(),
-        Action::Wire(paths, loss) if paths.is_empty() => format!("wire, all paths: {loss} % loss"),
-        Action::Wire(paths, loss) => format!("wire, path {}: {loss} % loss", paths[0]),
-        Action::Port(arguments) => format!("ports: {}", arguments.join(" ")),
-        Action::Peer(Some(path), arguments) => format!("path {path}: {}", arguments.join(" ")),
-        Action::Peer(None, arguments) => format!("all paths: {}", arguments.join(" ")),
-    };
-    Fault { description, action }
+    })
 }
 
 impl Fault {
+    fn new(action: Action) -> Self {
+        let description = match &action {
+            Action::Nothing => "no fault".to_owned(),
+            Action::Wire(paths, loss) if paths.is_empty() => format!("wire, all paths: {loss} % loss"),
+            Action::Wire(paths, loss) => format!("wire, path {}: {loss} % loss", paths[0]),
+            Action::Port(arguments) => format!("ports: {}", arguments.join(" ")),
+            Action::Peer(Some(path), arguments) => format!("path {path}: {}", arguments.join(" ")),
+            Action::Peer(None, arguments) => format!("all paths: {}", arguments.join(" ")),
+        };
+        Fault { description, action }
+    }
+
+    /// Whether the description has one of `words`, or there are none.
+    fn is_named(&self, words: &[String]) -> bool {
+        words.is_empty() || words.iter().any(|word| self.description.contains(word.as_str()))
+    }
+
     /// Whether nothing at all passes while the fault lasts.
     pub(super) fn is_total(&self) -> bool {
         matches!(&self.action, Action::Wire(paths, loss) if paths.is_empty() && *loss >= 100.0)
