@@ -93,6 +93,15 @@ reasons! {
     ServicePorts = "service_ports",
     /// To a load balancer, but the bounds leave no room for any connection.
     ConnectionsFull = "connections_full",
+    /// From outside, to an address and port that no guest has there, or in the middle of a conversation that is not known; from a guest, about
+    /// such a one.
+    NatNoMapping = "nat_no_mapping",
+    /// To the outside, but the guest, or the addresses of its network, have no port left.
+    NatPortsFull = "nat_ports_full",
+    /// To or from the outside, in a protocol whose packets cannot be told apart behind an address that guests share.
+    NatProtocol = "nat_protocol",
+    /// To or from the outside in fragments, behind an address that guests share.
+    NatFragment = "nat_fragment",
     /// Allowed by a security group, but the bounds leave no room for any session. A bound that leaves room for one never refuses
     /// another: one that is there makes room.
     SessionsFull = "sessions_full",

@@ -4,6 +4,7 @@ use crate::drop_reason::DropReason;
 use crate::fragments::{First, Fragments, Moment, Piece};
 use crate::groups::{Judgement, Memory};
 use crate::ids::{Direction, PortId};
+use crate::mapping::Mappings;
 use crate::path_mtu::{self, Remedy, TooLarge};
 use crate::port_state::PortState;
 use crate::service::{self, Connection, Step};
@@ -11,16 +12,16 @@ use crate::session::{Planned, Sessions};
 
 /// What follows from decisions on a packet's way.
 pub(crate) trait Effects {
-    /// Whether there may be load balancers.
+    /// Whether there may be load balancers or uplinks.
     #[inline(always)]
     fn has_services(&self) -> bool {
         true
     }
     /// What security groups remember.
     fn memory(&self) -> Memory<'_>;
-    /// What load balancers remember.
+    /// What load balancers and NAT remember.
     fn connections(&self) -> service::Memory<'_>;
-    /// A packet from or to a port belongs to a connection through a load balancer, and passes.
+    /// A packet from or to a port belongs to a connection that is translated, and passes.
     fn service(&mut self, port: PortId, direction: Direction, step: &Step) -> Result<(), DropReason>;
     /// The ACL of a port's network was asked: the rule that decides, and whether it lets the packet pass.
     fn acl(&mut self, port: PortId, direction: Direction, rule: Option<(usize, bool)>);
@@ -36,10 +37,11 @@ pub(crate) trait Effects {
     fn too_large(&mut self, port: PortId, frame: TooLarge<'_>, answer: &mut Vec<u8>) -> Remedy;
 }
 
-/// Does it. Without `SERVICES` there are no load balancers: code for packets without flow records.
+/// Does it. Without `SERVICES` there are no load balancers and no uplinks: code for packets without flow records.
 pub(crate) struct Apply<'a, const SERVICES: bool = true> {
     pub(crate) sessions: &'a mut Sessions,
     pub(crate) connections: &'a mut Sessions<Connection>,
+    pub(crate) mappings: &'a mut Mappings,
     pub(crate) fragments: &'a mut Fragments,
     pub(crate) ports: &'a mut [PortState],
     pub(crate) epoch: u32,
@@ -67,12 +69,12 @@ impl<const SERVICES: bool> Effects for Apply<'_, SERVICES> {
     #[inline(always)]
     fn connections(&self) -> service::Memory<'_> {
         static NOTHING: Planned = Planned::NOTHING;
-        service::Memory { connections: self.connections, after: &NOTHING, epoch: self.epoch }
+        service::Memory { connections: self.connections, mappings: self.mappings, after: &NOTHING, epoch: self.epoch }
     }
 
     fn service(&mut self, _: PortId, _: Direction, step: &Step) -> Result<(), DropReason> {
         let before = self.connections.generation();
-        let applied = step.apply(self.connections, self.epoch);
+        let applied = step.apply(self.connections, self.mappings, self.epoch);
         if self.connections.generation() != before {
             self.sessions.outdate_notes();
         }

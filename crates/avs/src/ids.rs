@@ -12,6 +12,10 @@ impl PortId {
     }
 }
 
+/// Names an uplink of a configuration: its place in [`Nat::uplinks`](crate::Nat::uplinks).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct UplinkId(pub u16);
+
 /// Names a worker of this host: workers are numbered from 0.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct WorkerId(pub u16);

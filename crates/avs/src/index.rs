@@ -8,9 +8,11 @@ use bifrost_tables::{ExactMap, exact_map};
 use bifrost_wire::{Mac, Vni};
 
 use crate::groups::GroupPolicy;
-use crate::ids::{LoadBalancerId, PortId, WorkerId};
-use crate::tables::{BuildError, Port, Tables, Workers};
-use crate::vpc::{NextHop, Owner, VpcId, VpcIndex};
+use crate::ids::{LoadBalancerId, PortId, UplinkId, WorkerId};
+use crate::nat::{Source, Uplink};
+use crate::rewrite::Endpoint;
+use crate::tables::{BuildError, Nat, Port, Tables, Workers};
+use crate::vpc::{Location, NextHop, Owner, Path, VpcId, VpcIndex};
 
 /// The indexes of one configuration.
 #[derive(Debug)]
@@ -24,6 +26,7 @@ pub(crate) struct Index {
     /// Not every worker of the host may show its guests all that is for them.
     has_affinity: bool,
     has_balancers: bool,
+    uplinks: Vec<Uplink>,
     #[cfg(feature = "mutations")]
     pub(crate) mutation: Option<crate::Mutation>,
 }
@@ -34,6 +37,8 @@ pub(crate) struct PortIndex {
     pub(crate) port: Port,
     vpc: VpcId,
     policy: Option<usize>,
+    /// The outside is behind it.
+    pub(crate) uplink: Option<UplinkId>,
 }
 
 impl Index {
@@ -49,6 +54,7 @@ impl Index {
             workers,
             has_affinity,
             has_balancers: !tables.load_balancers.is_empty(),
+            uplinks: Vec::new(),
             #[cfg(feature = "mutations")]
             mutation: tables.mutation,
         };
@@ -75,6 +81,7 @@ impl Index {
             }
             index.vpcs[vpc.place()].add_peering(peering.prefix, to)?;
         }
+        index.add_nat(&tables.nat)?;
         index.vpcs.iter_mut().try_for_each(VpcIndex::finish)?;
         Ok(index)
     }
@@ -100,9 +107,50 @@ impl Index {
                     Some(self.policies.len() - 1)
                 }
             };
-            self.ports[slot] = Some(PortIndex { port: port.clone(), vpc, policy });
+            self.ports[slot] = Some(PortIndex { port: port.clone(), vpc, policy, uplink: None });
         }
         Ok(())
+    }
+
+    /// After ports.
+    fn add_nat(&mut self, nat: &Nat) -> Result<(), BuildError> {
+        for (place, &id) in nat.uplinks.iter().enumerate() {
+            let index = self.ports.get_mut(id.place()).and_then(Option::as_mut).ok_or(BuildError::UnknownUplink(id))?;
+            index.uplink = Some(UplinkId(place as u16));
+            self.uplinks.push(Uplink::new(id, index.port.mac, index.port.mtu, index.vpc));
+            self.vpcs[index.vpc.place()].has_records = true;
+        }
+        for floating in &nat.floating {
+            let (vpc, uplink) = (self.vpc_id(floating.vni)?, self.uplink_of(floating.uplink)?);
+            same_family(floating.outside, floating.inside)?;
+            self.uplinks[usize::from(uplink.0)].add_floating(floating.outside, vpc, floating.inside)?;
+            self.vpcs[vpc.place()].add_outside(uplink, floating.outside.is_ipv6())?;
+        }
+        for source in &nat.sources {
+            let (vpc, uplink) = (self.vpc_id(source.vni)?, self.uplink_of(source.uplink)?);
+            let (v4, v6): (Vec<_>, Vec<_>) = source.addresses.iter().partition(|address| address.is_ipv4());
+            let families = [(false, v4.is_empty()), (true, v6.is_empty())];
+            let block = source.ports.0..=source.ports.1;
+            self.uplinks[usize::from(uplink.0)].add_source(vpc, Source { v4, v6, block, per_guest: source.per_guest })?;
+            for (v6, _) in families.into_iter().filter(|(_, is_empty)| !is_empty) {
+                self.vpcs[vpc.place()].add_outside(uplink, v6)?;
+            }
+        }
+        for forward in &nat.forwards {
+            let (vpc, uplink) = (self.vpc_id(forward.vni)?, self.uplink_of(forward.uplink)?);
+            let end = |(address, port)| Endpoint { address, port };
+            let (outside, inside) = (end(forward.outside), end(forward.inside));
+            same_family(outside.address, inside.address)?;
+            let protocol = forward.protocol.number();
+            self.uplinks[usize::from(uplink.0)].add_forward(protocol, outside, vpc, inside)?;
+            self.vpcs[vpc.place()].add_outside(uplink, outside.address.is_ipv6())?;
+        }
+        Ok(())
+    }
+
+    fn uplink_of(&self, port: PortId) -> Result<UplinkId, BuildError> {
+        let uplink = self.port(port).and_then(|(port, _)| port.uplink);
+        uplink.ok_or(BuildError::UnknownUplink(port))
     }
 
     fn vpc_id(&self, vni: Vni) -> Result<VpcId, BuildError> {
@@ -125,10 +173,20 @@ impl Index {
         self.ports.len()
     }
 
-    /// Whether there are load balancers in any network.
+    /// Whether there are load balancers in any network, or uplinks.
     #[inline(always)]
-    pub(crate) fn has_balancers(&self) -> bool {
-        self.has_balancers
+    pub(crate) fn has_services(&self) -> bool {
+        self.has_balancers || !self.uplinks.is_empty()
+    }
+
+    /// An uplink.
+    pub(crate) fn uplink(&self, id: UplinkId) -> Option<&Uplink> {
+        self.uplinks.get(usize::from(id.0))
+    }
+
+    /// Whether the outside is behind a port.
+    pub(crate) fn is_uplink(&self, port: PortId) -> bool {
+        self.port(port).is_some_and(|(port, _)| port.uplink.is_some())
     }
 
     /// Whether flow records are of use to a network.
@@ -175,7 +233,16 @@ impl Index {
         match vpc.owner_by_route(to)? {
             Owner::Vnic(hop) => Some((hop, vpc)),
             Owner::Peered(other) => self.across(vpc, other, from, to),
+            Owner::Outside(uplink) => self.outside(uplink),
         }
+    }
+
+    /// The way to an uplink.
+    #[cold]
+    fn outside(&self, uplink: UplinkId) -> Option<(NextHop, &VpcIndex)> {
+        let uplink = self.uplink(uplink)?;
+        let path = Path { location: Location::Local(uplink.port), mtu: uplink.mtu };
+        Some((NextHop { mac: uplink.mac, path }, self.vpc_of(uplink.vpc)?))
     }
 
     /// Which vNIC of another network a packet is for, if both networks say that they can reach each other so: `to` from `vpc`, and
@@ -202,6 +269,8 @@ impl Index {
                 let other = self.vpc_of(other)?;
                 other.route(addr).map(|hop| (other.id, hop.mac))
             }
+            // All of the outside is one, of which any router may send an ICMP error.
+            Owner::Outside(uplink) => self.uplink(uplink).map(|uplink| (uplink.vpc, uplink.mac)),
         }
     }
 
@@ -213,4 +282,8 @@ impl Index {
     pub(crate) fn vpc(&self, vni: Vni) -> Option<&VpcIndex> {
         self.by_vni.get(&vni).and_then(|&id| self.vpc_of(id))
     }
+}
+
+fn same_family(outside: IpAddr, inside: IpAddr) -> Result<(), BuildError> {
+    if outside.is_ipv4() == inside.is_ipv4() { Ok(()) } else { Err(BuildError::OutsideAddress(outside)) }
 }

@@ -61,7 +61,9 @@ mod groups;
 mod ids;
 mod index;
 mod limits;
+mod mapping;
 mod mutation;
+mod nat;
 mod notes;
 mod path_mtu;
 mod pipeline;
@@ -84,16 +86,17 @@ pub use flow::FlowCounters;
 pub use flow_log::{FlowEnd, FlowLogCounters, FlowRecord, Traffic};
 pub use fragments::FragmentCounters;
 pub use groups::Permission;
-pub use ids::{Direction, GroupId, LoadBalancerId, PeerId, PortId, WorkerId};
+pub use ids::{Direction, GroupId, LoadBalancerId, PeerId, PortId, UplinkId, WorkerId};
 pub use limits::{FlowLimits, SessionLimits};
+pub use mapping::NatCounters;
 #[cfg(feature = "mutations")]
 pub use mutation::Mutation;
 pub use rewrite::Rewrite;
 pub use session::{Class, PortSessions, SessionCounters};
 pub use switch::{Former, Prepared, Switch};
 pub use tables::{
-    AclRule, Affinity, Backend, BuildError, FlowLogSpec, GATEWAY_MAC, GroupRule, LoadBalancer, Ordering, Peering, Port,
-    Reliability, Route, SecurityGroup, Tables, Transport, Vpc, Workers,
+    AclRule, Affinity, Backend, BuildError, FloatingIp, FlowLogSpec, GATEWAY_MAC, GroupRule, LoadBalancer, Nat,
+    Ordering, Peering, Port, PortForward, Reliability, Route, SecurityGroup, SourceNat, Tables, Transport, Vpc, Workers,
 };
 pub use trace::{By, Check, GuestTrace, Hop, UnderlayTrace, WorkerTrace};
 pub use verdict::{Action, Verdict};

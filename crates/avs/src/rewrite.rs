@@ -23,25 +23,32 @@ pub struct Rewrite {
     translation: Option<Translation>,
 }
 
-/// One end of a conversation over TCP or UDP.
+/// One end of a conversation over TCP or UDP; of an echo request and its reply `port` is the identifier.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Endpoint {
     pub(crate) address: IpAddr,
     pub(crate) port: u16,
 }
 
-/// Other ends of a TCP or UDP packet.
+/// Other ends of a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Translation {
     pub(crate) source: Endpoint,
     pub(crate) destination: Endpoint,
+    /// Whether ports, or the identifier of an echo request or reply, change with the addresses. If not, any IP packet can be translated.
+    with_ports: bool,
 }
+
+/// Protocols whose checksum covers the addresses: DCCP (RFC 4340, section 9.1) and UDP-Lite (RFC 3828, section 3.1).
+const DCCP: u8 = 33;
+const UDP_LITE: u8 = 136;
 
 /// IPv6 extension header of fragments (RFC 8200, section 4.5), and its length.
 const FRAGMENT: u8 = 44;
 const FRAGMENT_LEN: usize = 8;
-/// The checksum in a message of ICMP.
+/// The checksum in a message of ICMP, and the identifier of an echo request or reply (RFC 792, RFC 4443).
 const ICMP_CHECKSUM: Range<usize> = 2..4;
+const ICMP_IDENTIFIER: Range<usize> = 4..6;
 /// Behind the header of an ICMP error: the packet that it is about.
 const QUOTE_AT: usize = 8;
 /// An IPv4 header with all options, and as much of the one behind it as has ports and checksum, bytes.
@@ -56,6 +63,11 @@ impl Rewrite {
     /// New Ethernet addresses.
     pub(crate) fn link(parsed: &Parsed, source: Mac, destination: Mac) -> Self {
         Rewrite { destination, source, l3: parsed.l3, v6: parsed.kind == L3::V6, hop: false, translation: None }
+    }
+
+    /// Another receiver.
+    pub(crate) fn send_to(&mut self, destination: Mac) {
+        self.destination = destination;
     }
 
     /// The ends change, too.
@@ -88,13 +100,7 @@ impl Rewrite {
     pub(crate) fn view(&self, parsed: &Parsed) -> Parsed {
         match &self.translation {
             // An ICMP error has other ends in what it quotes.
-            Some(Translation { source, destination }) if matches!(parsed.protocol, TCP | UDP) => Parsed {
-                src_ip: source.address,
-                dst_ip: destination.address,
-                src_port: source.port,
-                dst_port: destination.port,
-                ..*parsed
-            },
+            Some(translation) if !matches!(parsed.protocol, ICMP | ICMPV6) => translation.view(parsed),
             _ => *parsed,
         }
     }
@@ -106,6 +112,32 @@ impl Rewrite {
 }
 
 impl Translation {
+    /// Other addresses and ports.
+    pub(crate) fn of_ends(source: Endpoint, destination: Endpoint) -> Translation {
+        Translation { source, destination, with_ports: true }
+    }
+
+    /// Other addresses.
+    pub(crate) fn of_addresses(source: IpAddr, destination: IpAddr) -> Translation {
+        let end = |address| Endpoint { address, port: 0 };
+        Translation { source: end(source), destination: end(destination), with_ports: false }
+    }
+
+    /// Whether ports change with the addresses.
+    pub(crate) fn is_with_ports(&self) -> bool {
+        self.with_ports
+    }
+
+    /// What a packet's headers say after the change; not of an ICMP error, which may keep its source.
+    pub(crate) fn view(&self, parsed: &Parsed) -> Parsed {
+        let seen = Parsed { src_ip: self.source.address, dst_ip: self.destination.address, ..*parsed };
+        if self.with_ports && matches!(parsed.protocol, TCP | UDP) {
+            Parsed { src_port: self.source.port, dst_port: self.destination.port, ..seen }
+        } else {
+            seen
+        }
+    }
+
     /// Whether a packet has its ends where [`apply`](Self::apply) finds them: TCP or UDP right behind the IP header, whole.
     pub(crate) fn is_possible(parsed: &Parsed) -> bool {
         matches!(parsed.protocol, TCP | UDP) && Translation::is_behind_header(parsed)
@@ -119,49 +151,71 @@ impl Translation {
 
     /// Of what goes the other way.
     pub(crate) fn reversed(self) -> Translation {
-        Translation { source: self.destination, destination: self.source }
+        Translation { source: self.destination, destination: self.source, ..self }
     }
 
     /// Changes a packet from the IP header on. One that is too short, or of another family, is left as it is.
     #[cold]
     pub(crate) fn apply(&self, packet: &mut [u8], v6: bool) {
-        let transport = if v6 { transport_v6(packet) } else { transport_v4(packet) };
-        match transport {
-            Some((ICMP, Some(l4))) if !v6 => self.apply_to_error(packet, l4, v6),
-            Some((ICMPV6, Some(l4))) if v6 => self.apply_to_error(packet, l4, v6),
-            Some((protocol @ (TCP | UDP), l4)) => self.apply_to_ends(packet, protocol, l4, v6),
+        let Some((protocol, l4)) = (if v6 { transport_v6(packet) } else { transport_v4(packet) }) else { return };
+        match l4 {
+            Some(l4) if is_error(packet, protocol, l4, v6) => self.apply_to_error(packet, l4, v6),
+            _ => self.apply_to_ends(packet, protocol, l4, v6),
+        }
+    }
+
+    /// Changes the ends of a packet. `l4`: where the transport header begins, in a packet that has one; later fragments have none.
+    fn apply_to_ends(&self, packet: &mut [u8], protocol: u8, l4: Option<usize>, v6: bool) {
+        let (source, destination) = (self.source.address, self.destination.address);
+        let Some(changed) = Addresses::replace(packet, v6, source, destination) else { return };
+        let Some(header) = l4.and_then(|l4| packet.get_mut(l4..)) else { return };
+        match protocol {
+            TCP => self.change_ports(header, tcp::CHECKSUM_OFFSET, &changed, false),
+            UDP => self.change_ports(header, udp::CHECKSUM_OFFSET, &changed, true),
+            // Their checksums are where that of UDP is.
+            DCCP | UDP_LITE => {
+                let field = header.get_mut(udp::CHECKSUM_OFFSET..udp::CHECKSUM_OFFSET + 2);
+                field.into_iter().for_each(|field| update(field, changed.before(), changed.after(), true));
+            }
+            ICMP if !v6 => self.change_identifier(header, None),
+            ICMPV6 if v6 => self.change_identifier(header, Some(&changed)),
             _ => {}
         }
     }
 
-    /// Changes the ends of a TCP or UDP packet. `l4`: where the transport header begins, in a packet that has one; later fragments have none.
-    fn apply_to_ends(&self, packet: &mut [u8], protocol: u8, l4: Option<usize>, v6: bool) {
-        let (source, destination) = (self.source.address, self.destination.address);
-        let Some(changed) = Addresses::replace(packet, v6, source, destination) else { return };
-        if let Some(header) = l4.and_then(|l4| packet.get_mut(l4..)) {
-            self.ports(header, protocol, &changed);
-        }
-    }
-
     /// Changes the ports in a transport header, and its checksum, after a change of addresses. Of a quoted packet there may be no checksum.
-    fn ports(&self, header: &mut [u8], protocol: u8, addresses: &Addresses) {
-        let at = match protocol {
-            TCP => tcp::CHECKSUM_OFFSET,
-            UDP => udp::CHECKSUM_OFFSET,
-            _ => return,
-        };
+    fn change_ports(&self, header: &mut [u8], checksum_at: usize, addresses: &Addresses, is_udp: bool) {
         let [a, b] = self.source.port.to_be_bytes();
         let [c, d] = self.destination.port.to_be_bytes();
         let ports = [a, b, c, d];
-        let old_ports = replace(header, &ports);
-        let Some(field) = header.get_mut(at..at + 2) else { return };
-        let is_udp = protocol == UDP;
+        let old_ports = if self.with_ports { replace(header, &ports) } else { ports };
+        let Some(field) = header.get_mut(checksum_at..checksum_at + 2) else { return };
         if is_udp && *field == [0, 0] {
             // The sender has computed none (RFC 768).
             return;
         }
         update(field, addresses.before(), addresses.after(), is_udp);
         update(field, &old_ports, &ports, is_udp);
+    }
+
+    /// Changes the identifier in an echo request or reply, and the checksum of any message. `addresses`: those that it covers, too
+    /// (RFC 4443, section 2.3).
+    fn change_identifier(&self, message: &mut [u8], addresses: Option<&Addresses>) {
+        let is_echo = matches!((message.first(), addresses), (Some(0 | 8), None) | (Some(128 | 129), Some(_)));
+        let identifier = self.source.port.to_be_bytes();
+        let mut old = identifier;
+        if is_echo
+            && self.with_ports
+            && let Some(field) = message.get_mut(ICMP_IDENTIFIER)
+        {
+            old.copy_from_slice(field);
+            field.copy_from_slice(&identifier);
+        }
+        let Some(field) = message.get_mut(ICMP_CHECKSUM) else { return };
+        update(field, &old, &identifier, false);
+        if let Some(addresses) = addresses {
+            update(field, addresses.before(), addresses.after(), false);
+        }
     }
 
     /// Changes an ICMP error and the packet that it quotes, which went the other way (RFC 5508, section 4.2). Its sender may be a router:
@@ -251,6 +305,15 @@ impl Addresses {
 
     fn after(&self) -> &[u8] {
         &self.new[..self.len]
+    }
+}
+
+/// Whether a packet is an ICMP message that quotes another packet.
+fn is_error(packet: &[u8], protocol: u8, l4: usize, v6: bool) -> bool {
+    match (protocol, packet.get(l4)) {
+        (ICMP, Some(kind)) if !v6 => matches!(kind, 3..=5 | 11 | 12),
+        (ICMPV6, Some(kind)) if v6 => *kind < 128,
+        _ => false,
     }
 }
 

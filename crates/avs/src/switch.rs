@@ -1,6 +1,7 @@
 //! The switch: what is asked of it, and how one configuration follows another.
 
 use bifrost_nic::{Offload, Parsed};
+use bifrost_wire::protocol::{ICMP, ICMPV6, TCP, UDP};
 use bifrost_wire::{Mac, Vni};
 
 use crate::cache::{self, Cache, Recording, VECTOR, lives_on};
@@ -14,10 +15,11 @@ use crate::frame::Frame;
 use crate::ids::{PeerId, PortId, WorkerId};
 use crate::index::Index;
 use crate::limits::{FlowLimits, SessionLimits};
+use crate::mapping::{Mappings, NatCounters};
 use crate::notes::{NoteId, Notes};
 use crate::pipeline::{self, Output};
 use crate::port_state::PortState;
-use crate::service::Connection;
+use crate::service::{self, Connection};
 use crate::session::{PortSessions, SessionCounters, Sessions};
 use crate::tables::{BuildError, FlowLogSpec, Port, Tables};
 use crate::verdict::{Action, Verdict};
@@ -31,8 +33,10 @@ pub struct Switch {
     pub(crate) ports: Vec<PortState>,
     underlay: UnderlayCounters,
     pub(crate) sessions: Sessions,
-    /// Connections through load balancers.
+    /// Connections through load balancers, and with the outside.
     pub(crate) connections: Sessions<Connection>,
+    /// Outside ends of guests.
+    pub(crate) mappings: Mappings,
     /// Packets in fragments, whose first one has passed.
     pub(crate) fragments: Fragments,
     /// What became of packets before, in networks whose packets have records.
@@ -69,6 +73,7 @@ impl Switch {
             underlay: UnderlayCounters::default(),
             sessions: Sessions::new(tables.sessions, secret),
             connections: Sessions::new(tables.sessions, secret),
+            mappings: Mappings::new(secret),
             fragments: Fragments::default(),
             cache: Cache::new(),
             notes: Notes::new(tables.flows.vectors),
@@ -123,6 +128,16 @@ impl Switch {
         self.now_ns = now_ns;
         self.sessions.advance(now_ns);
         self.connections.advance(now_ns);
+        if self.mappings.counters.current > 0 {
+            self.end_mappings();
+        }
+    }
+
+    /// Mappings of connections that have ended end, too, in time.
+    #[inline(never)]
+    fn end_mappings(&mut self) {
+        service::leave_mappings(&mut self.connections, &mut self.mappings);
+        self.mappings.advance(self.connections.now_s());
     }
 
     /// Forgets what became of packets before, and looks at each session again with its next packet: after a panic in a call of this switch,
@@ -220,9 +235,9 @@ impl Switch {
     /// [`from_guest`](Self::from_guest) in a network without flow records.
     #[inline(never)]
     fn by_tables_from_guest(&mut self, port: PortId, frame: Frame<'_>) {
-        let Switch { index, ports, sessions, connections, fragments, answer, verdict, .. } = self;
+        let Switch { index, ports, sessions, connections, mappings, fragments, answer, verdict, .. } = self;
         let mut apply =
-            Apply::<false> { sessions, connections, fragments, ports, epoch: self.epoch, now_ns: self.now_ns };
+            Apply::<false> { sessions, connections, mappings, fragments, ports, epoch: self.epoch, now_ns: self.now_ns };
         pipeline::outbound(index, port, frame, Output { verdict, answer }, &mut apply);
         self.ports[port.place()].counters.count_from_guest(&self.verdict);
     }
@@ -250,9 +265,10 @@ impl Switch {
     /// The same of what no flow record holds for: leaves one.
     #[inline(never)]
     fn by_stages_from_guest(&mut self, port: PortId, frame: Frame<'_>, key: Option<Key>) -> &Verdict {
-        let Switch { index, ports, sessions, connections, fragments, cache, answer, notes, epoch, verdict, .. } = self;
+        let Switch { index, ports, sessions, connections, mappings, fragments, cache, answer, notes, epoch, verdict, .. } =
+            self;
         let mut effects =
-            Recording::new(Apply { sessions, connections, fragments, ports, epoch: *epoch, now_ns: self.now_ns });
+            Recording::new(Apply { sessions, connections, mappings, fragments, ports, epoch: *epoch, now_ns: self.now_ns });
         let mtu = pipeline::outbound(index, port, frame, Output { verdict, answer }, &mut effects);
         if let (Some(key), Some(touched)) = (&key, &effects.touched) {
             let flows = &mut cache.from_guests;
@@ -282,14 +298,14 @@ impl Switch {
             count_accepted(underlay, ports, verdict);
             return verdict;
         }
-        let Switch { index, ports, sessions, connections, fragments, answer, underlay, verdict, .. } = self;
+        let Switch { index, ports, sessions, connections, mappings, fragments, answer, underlay, verdict, .. } = self;
         let vpc = index.vpc(vni);
         if let Some(vpc) = vpc.filter(|vpc| vpc.has_records) {
             let vpc = vpc.id;
             return self.by_record_from_underlay((vni, vpc), peer, frame);
         }
         let mut apply =
-            Apply::<false> { sessions, connections, fragments, ports, epoch: self.epoch, now_ns: self.now_ns };
+            Apply::<false> { sessions, connections, mappings, fragments, ports, epoch: self.epoch, now_ns: self.now_ns };
         let port = pipeline::inbound(index, vpc, peer, frame, Output { verdict, answer }, &mut apply);
         count_from_underlay(underlay, ports, port, verdict);
         if self.notes.from_peers.is_wanted() {
@@ -336,10 +352,10 @@ impl Switch {
     /// The same of what no flow record holds for: leaves one.
     #[inline(never)]
     fn by_stages_from_underlay(&mut self, vpc: VpcId, peer: PeerId, frame: Frame<'_>, key: Option<Key>) -> &Verdict {
-        let Switch { index, ports, sessions, connections, fragments, cache, answer, notes, epoch, .. } = self;
+        let Switch { index, ports, sessions, connections, mappings, fragments, cache, answer, notes, epoch, .. } = self;
         let (underlay, verdict) = (&mut self.underlay, &mut self.verdict);
         let mut effects =
-            Recording::new(Apply { sessions, connections, fragments, ports, epoch: *epoch, now_ns: self.now_ns });
+            Recording::new(Apply { sessions, connections, mappings, fragments, ports, epoch: *epoch, now_ns: self.now_ns });
         let output = Output { verdict, answer };
         let port = pipeline::inbound(index, index.vpc_of(vpc), peer, frame, output, &mut effects);
         if let (Some(key), Some(touched), Some((to, _))) =
@@ -356,14 +372,15 @@ impl Switch {
         verdict
     }
 
-    /// Whether a frame may come in that a guest of this host has sent to the one behind `port`, and that another worker has fetched: the
-    /// rest of what that one's [`from_guest`](Self::from_guest) has begun ([`Action::Deliver`]). `frame_head` as there, after its rewrite.
-    pub fn from_worker(&mut self, port: PortId, frame_head: &[u8], parsed: &Parsed) -> &Verdict {
+    /// Whether a frame may come in that the guest of this host behind the port `from` has sent to the one behind `port`, and that another
+    /// worker has fetched: the rest of what that one's [`from_guest`](Self::from_guest) has begun ([`Action::Deliver`]). `frame_head` as
+    /// there, after its rewrite. It may have to go on to another port: through an uplink, to the outside address of a guest of this host.
+    pub fn from_worker(&mut self, from: PortId, port: PortId, frame_head: &[u8], parsed: &Parsed) -> &Verdict {
         let frame = Frame::whole(frame_head, parsed);
-        let Switch { index, ports, sessions, connections, fragments, underlay, .. } = self;
+        let Switch { index, ports, sessions, connections, mappings, fragments, underlay, .. } = self;
         let mut apply =
-            Apply::<true> { sessions, connections, fragments, ports, epoch: self.epoch, now_ns: self.now_ns };
-        self.verdict = pipeline::handed_over(index, port, frame, &mut apply);
+            Apply::<true> { sessions, connections, mappings, fragments, ports, epoch: self.epoch, now_ns: self.now_ns };
+        self.verdict = pipeline::handed_over(index, (from, port), frame, &mut apply);
         if let Some(reason) = self.verdict.drop_reason() {
             match ports.get_mut(port.place()) {
                 Some(state) => {
@@ -444,7 +461,18 @@ impl Switch {
         self.sessions.counters()
     }
 
-    /// Counters of connections through load balancers: they are sessions, too.
+    /// Counters of the outside ends of guests.
+    pub fn nat_counters(&self) -> &NatCounters {
+        &self.mappings.counters
+    }
+
+    /// How many ports of an outside address are in use behind an uplink, of TCP, of UDP, and of echo requests.
+    pub fn nat_ports(&self, uplink: PortId, address: std::net::IpAddr) -> [u32; 3] {
+        let echo = if address.is_ipv4() { ICMP } else { ICMPV6 };
+        [TCP, UDP, echo].map(|protocol| self.mappings.used(uplink, protocol, address))
+    }
+
+    /// Counters of connections through load balancers, and with the outside: they are sessions, too.
     pub fn connection_counters(&self) -> &SessionCounters {
         self.connections.counters()
     }
@@ -513,6 +541,7 @@ impl Switch {
             if state.vnic != vnic {
                 self.sessions.forget_port(port.id);
                 self.connections.forget_port(port.id);
+                self.mappings.forget_guest(port.id);
                 self.fragments.forget_port(port.id);
                 *state = PortState::of(vnic);
             }

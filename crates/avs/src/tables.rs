@@ -3,6 +3,7 @@
 use std::net::IpAddr;
 
 use bifrost_tables::{IpNet, Pattern};
+use bifrost_wire::protocol::{TCP, UDP};
 use bifrost_wire::{Mac, Vni};
 
 use crate::ids::{Direction, GroupId, PeerId, PortId, WorkerId};
@@ -167,6 +168,72 @@ pub enum Transport {
     Udp,
 }
 
+impl Transport {
+    /// The IP protocol's number.
+    pub(crate) const fn number(self) -> u8 {
+        match self {
+            Transport::Tcp => TCP,
+            Transport::Udp => UDP,
+        }
+    }
+}
+
+/// Ways to the outside, and how guests are seen there.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Nat {
+    /// Ports behind which the outside is. Each is alone in its network.
+    pub uplinks: Vec<PortId>,
+    /// Addresses that guests share.
+    pub sources: Vec<SourceNat>,
+    /// Addresses of single guests.
+    pub floating: Vec<FloatingIp>,
+    /// Ports of shared addresses that are a guest's for good.
+    pub forwards: Vec<PortForward>,
+}
+
+/// Addresses that the guests of a network share when they talk to the outside. What has no other route in that network goes there.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SourceNat {
+    /// The network.
+    pub vni: Vni,
+    /// The uplink, the same for all of the network.
+    pub uplink: PortId,
+    /// The addresses, of either family.
+    pub addresses: Vec<IpAddr>,
+    /// Of each address the first and the last port that this host gives out, so that hosts which share addresses need not agree on each.
+    pub ports: (u16, u16),
+    /// Ports that one guest gets at a time, at most, over all protocols.
+    pub per_guest: u32,
+}
+
+/// An outside address of one guest.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FloatingIp {
+    /// The guest's network.
+    pub vni: Vni,
+    /// The uplink.
+    pub uplink: PortId,
+    /// The address outside.
+    pub outside: IpAddr,
+    /// The guest's address, of the same family. While no port of this host has it, nothing gets through.
+    pub inside: IpAddr,
+}
+
+/// A port of a shared outside address that leads to a guest.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PortForward {
+    /// The guest's network.
+    pub vni: Vni,
+    /// The uplink.
+    pub uplink: PortId,
+    /// The protocol.
+    pub protocol: Transport,
+    /// Address and port outside.
+    pub outside: (IpAddr, u16),
+    /// Address and port of the guest, of the same family.
+    pub inside: (IpAddr, u16),
+}
+
 /// What a load balancer keeps together.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Affinity {
@@ -216,6 +283,8 @@ pub struct Tables {
     pub peerings: Vec<Peering>,
     /// Load balancers, each named by its place here.
     pub load_balancers: Vec<LoadBalancer>,
+    /// Ways to the outside.
+    pub nat: Nat,
     /// Security groups, each named by its place here.
     pub groups: Vec<SecurityGroup>,
     /// Bounds of what security groups remember.
@@ -281,6 +350,12 @@ pub enum BuildError {
     /// A load balancer and its backend are of two families.
     #[error("{0} is of another family than the load balancer whose backend it is")]
     BackendFamily(IpAddr),
+    /// A port that is named as an uplink, and is none.
+    #[error("port number {} is used as an uplink, but is none", .0.0)]
+    UnknownUplink(PortId),
+    /// An outside address or port of two owners, or of another family than its owner.
+    #[error("the outside address {0}, or one of its ports, has two owners or one of another family")]
+    OutsideAddress(IpAddr),
     /// An address that no vNIC or gateway can have.
     #[error("{0} cannot be the address of a vNIC or gateway")]
     Address(IpAddr),

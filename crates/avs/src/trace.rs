@@ -14,7 +14,7 @@ use crate::ids::{Direction, LoadBalancerId, PeerId, PortId};
 use crate::index::Index;
 use crate::path_mtu::{self, Remedy, TooLarge};
 use crate::pipeline::{self, Output};
-use crate::service::{self, Step};
+use crate::service::{self, Step, Translator};
 use crate::session::Planned;
 use crate::switch::Switch;
 use crate::tables::GATEWAY_MAC;
@@ -116,6 +116,13 @@ pub enum By {
         /// Whether the packet begins the connection.
         is_new: bool,
     },
+    /// NAT.
+    Nat {
+        /// Address and port that the guest has outside.
+        outside: (IpAddr, u16),
+        /// Whether the packet begins the conversation.
+        is_new: bool,
+    },
     /// Security groups: there is no session, and one would begin.
     Groups {
         /// State of one of the same name that would end, and whether because the rules allow it no longer.
@@ -164,9 +171,16 @@ impl Switch {
     }
 
     /// What [`from_worker`](Self::from_worker) would do, of the same arguments, and why. Nothing changes.
-    pub fn trace_from_worker(&self, port: PortId, frame_head: &[u8], parsed: &Parsed) -> WorkerTrace {
+    pub fn trace_from_worker(
+        &self,
+        from: PortId,
+        port: PortId,
+        frame_head: &[u8],
+        parsed: &Parsed,
+    ) -> WorkerTrace {
         let mut looking = Looking::at(self);
-        let verdict = pipeline::handed_over(&self.index, port, Frame::whole(frame_head, parsed), &mut looking);
+        let frame = Frame::whole(frame_head, parsed);
+        let verdict = pipeline::handed_over(&self.index, (from, port), frame, &mut looking);
         WorkerTrace { checks: looking.checks, verdict }
     }
 
@@ -231,16 +245,21 @@ impl Effects for Looking<'_> {
     }
 
     fn connections(&self) -> service::Memory<'_> {
-        let Switch { connections, epoch, .. } = self.switch;
-        service::Memory { connections, after: &self.planned_connections, epoch: *epoch }
+        let Switch { connections, mappings, epoch, .. } = self.switch;
+        service::Memory { connections, mappings, after: &self.planned_connections, epoch: *epoch }
     }
 
     fn service(&mut self, port: PortId, direction: Direction, step: &Step) -> Result<(), DropReason> {
-        let backend = step.connection.backend();
-        let by = By::LoadBalancer {
-            id: step.connection.balancer,
-            backend: (backend.address, backend.port),
-            is_new: step.is_new(),
+        let is_new = step.is_new();
+        let by = match step.connection.by {
+            Translator::Balancer(id) => {
+                let backend = step.connection.backend();
+                By::LoadBalancer { id, backend: (backend.address, backend.port), is_new }
+            }
+            Translator::Nat { .. } => {
+                let (_, outside) = step.connection.guest_ends();
+                By::Nat { outside: (outside.address, outside.port), is_new }
+            }
         };
         let result = step.foresee(&self.switch.connections, &mut self.planned_connections);
         self.checks.push(Check { port, direction, by, result });

@@ -7,13 +7,13 @@ use bifrost_wire::{Mac, Vni};
 
 use crate::acl::Acl;
 use crate::ids::LoadBalancerId;
-use crate::ids::{PeerId, PortId};
+use crate::ids::{PeerId, PortId, UplinkId};
 use crate::service::Balancers;
 use crate::tables::LoadBalancer;
 use crate::tables::{BuildError, GATEWAY_MAC, Ordering, Port, Reliability, Route, Vpc};
 
 /// Names a network of a configuration: its place among them.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct VpcId(pub(crate) u32);
 
 impl VpcId {
@@ -71,6 +71,8 @@ pub(crate) enum Owner {
     Vnic(NextHop),
     /// One of another network, if that network has a way back.
     Peered(VpcId),
+    /// Somebody outside, behind an uplink.
+    Outside(UplinkId),
 }
 
 impl VpcIndex {
@@ -135,6 +137,15 @@ impl VpcIndex {
         self.is_gateway(addr) || self.balancers.as_ref().is_some_and(|balancers| balancers.has_address(addr))
     }
 
+    /// What has no other route goes to the outside, in a family or the other.
+    pub(crate) fn add_outside(&mut self, uplink: UplinkId, v6: bool) -> Result<(), BuildError> {
+        let any = if v6 { IpAddr::V6(Ipv6Addr::UNSPECIFIED) } else { IpAddr::from([0, 0, 0, 0]) };
+        let prefix = IpNet::new_assert(any, 0);
+        let is_there = |(other, owner): &(IpNet, Owner)| *other == prefix && *owner == Owner::Outside(uplink);
+        self.has_records = true;
+        if self.prefixes.iter().any(is_there) { Ok(()) } else { self.add_prefix(prefix, Owner::Outside(uplink)) }
+    }
+
     pub(crate) fn add_peering(&mut self, prefix: IpNet, network: VpcId) -> Result<(), BuildError> {
         self.add_prefix(prefix, Owner::Peered(network))
     }
@@ -189,7 +200,7 @@ impl VpcIndex {
     pub(crate) fn route(&self, addr: IpAddr) -> Option<NextHop> {
         match self.owner_by_route(addr)? {
             Owner::Vnic(hop) => Some(hop),
-            Owner::Peered(_) => None,
+            Owner::Peered(_) | Owner::Outside(_) => None,
         }
     }
 
@@ -218,7 +229,7 @@ impl VpcIndex {
     pub(crate) fn vnic(&self, addr: IpAddr) -> Option<NextHop> {
         match self.owner(addr)? {
             Owner::Vnic(hop) => Some(hop),
-            Owner::Peered(_) => None,
+            Owner::Peered(_) | Owner::Outside(_) => None,
         }
     }
 

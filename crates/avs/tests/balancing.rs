@@ -11,9 +11,9 @@ use bifrost_avs::{
     Action, Affinity, Backend, BuildError, By, DropReason, FlowLimits, GATEWAY_MAC, GroupId, LoadBalancer, PeerId,
     PortId, Switch, Tables, Transport, Verdict, WorkerId, Workers,
 };
-use bifrost_nic::{Checksum, L3, Offload, Parsed, parse, transport_checksum};
-use bifrost_wire::{Mac, checksum, ipv4};
+use bifrost_nic::{Checksum, Offload, transport_checksum};
 use common::any::{SECOND, SYN};
+use common::ends::*;
 use common::*;
 
 const ACK: u8 = 0x10;
@@ -55,59 +55,6 @@ fn build(tables: &Tables) -> Switch {
     let mut switch = Switch::build(tables, 1).unwrap();
     switch.advance(1000 * SECOND);
     switch
-}
-
-/// A packet with right checksums.
-fn frame(macs: (Mac, Mac), from: (&str, u16), to: (&str, u16), tcp: Option<u8>) -> Vec<u8> {
-    let mut body = [&from.1.to_be_bytes()[..], &to.1.to_be_bytes()].concat();
-    let (protocol, at) = match tcp {
-        Some(flags) => {
-            body.extend([0, 0, 0, 7, 0, 0, 0, 9, 0x50, flags, 1, 0, 0, 0, 0, 0]);
-            (6, 16)
-        }
-        None => {
-            body.extend([0, 13, 0, 0]);
-            (17, 6)
-        }
-    };
-    body.extend(b"hello");
-    let pseudo = match (ip(from.0), ip(to.0)) {
-        (IpAddr::V4(s), IpAddr::V4(d)) => checksum::pseudo_v4(s, d, protocol, body.len() as u32),
-        (IpAddr::V6(s), IpAddr::V6(d)) => checksum::pseudo_v6(s, d, protocol, body.len() as u32),
-        _ => panic!("mixed families"),
-    };
-    let sum = checksum::finish(pseudo + checksum::sum(&body));
-    body[at..at + 2].copy_from_slice(&sum.to_be_bytes());
-    packet(macs, from.0, to.0, 64, protocol, &body)
-}
-
-fn read(frame: &[u8]) -> Parsed {
-    parse(frame, frame.len()).unwrap()
-}
-
-type Ends = ((IpAddr, u16), (IpAddr, u16));
-
-fn ends(frame: &[u8]) -> Ends {
-    let p = read(frame);
-    ((p.src_ip, p.src_port), (p.dst_ip, p.dst_port))
-}
-
-fn at(address: &str, port: u16) -> (IpAddr, u16) {
-    (ip(address), port)
-}
-
-/// What leaves, or is delivered. Its checksums are right if they were before.
-fn rewritten(frame: &[u8], verdict: &Verdict) -> Vec<u8> {
-    let mut out = frame.to_vec();
-    if let Some(rewrite) = verdict.rewrite {
-        rewrite.apply(&mut out);
-    }
-    let parsed = read(&out);
-    assert_eq!(transport_checksum(&out, &parsed), Checksum::Valid);
-    if parsed.kind == L3::V4 {
-        assert!(ipv4::checksum_is_valid(&out[ETHERNET..ETHERNET + 20]));
-    }
-    out
 }
 
 /// Guest 1 sends to a load balancer.
@@ -369,46 +316,13 @@ fn another_worker_goes_on_with_what_is_for_its_port() {
     let verdict = guest(&mut workers[0], 0, &syn);
     assert_eq!(verdict.action, Action::Deliver { port: PortId(1), worker: Some(WorkerId(1)) });
     let out = rewritten(&syn, &verdict);
-    let there = *workers[1].from_worker(PortId(1), &out, &read(&out));
+    let there = *workers[1].from_worker(PortId(0), PortId(1), &out, &read(&out));
     assert_eq!((there.passes(), there.rewrite), (true, None));
     let answer = frame((mac(2), mac(1)), ("10.0.0.2", 8080), ("10.0.0.1", 1000), Some(SYN | ACK));
     let verdict = guest(&mut workers[1], 1, &answer);
     assert_eq!(verdict.action, Action::Deliver { port: PortId(0), worker: Some(WorkerId(0)) });
-    let back = *workers[0].from_worker(PortId(0), &answer, &read(&answer));
+    let back = *workers[0].from_worker(PortId(1), PortId(0), &answer, &read(&answer));
     assert_eq!(ends(&rewritten(&answer, &back)), (at(VIP, 80), at("10.0.0.1", 1000)));
-}
-
-/// An ICMP error that quotes the first `quoted` bytes of a packet; its checksum is right.
-fn error(macs: (Mac, Mac), src: &str, about: &[u8], quoted: usize) -> Vec<u8> {
-    let quote = &about[ETHERNET..about.len().min(ETHERNET + quoted)];
-    let to = read(about).src_ip;
-    let v6 = to.is_ipv6();
-    // "Fragmentation needed" and "packet too big".
-    let mut body = if v6 { vec![2, 0, 0, 0, 0, 0, 5, 0] } else { vec![3, 4, 0, 0, 0, 0, 5, 0] };
-    body.extend(quote);
-    let (pseudo, protocol) = match (ip(src), to) {
-        (IpAddr::V6(s), IpAddr::V6(d)) => (checksum::pseudo_v6(s, d, 58, body.len() as u32), 58),
-        _ => (0, 1),
-    };
-    let sum = checksum::finish(pseudo + checksum::sum(&body));
-    body[2..4].copy_from_slice(&sum.to_be_bytes());
-    packet(macs, src, &to.to_string(), 64, protocol, &body)
-}
-
-/// The frame whose packet an ICMP error quotes, and whether its checksums are right: that of the error, and of all headers.
-fn quoted(error: &[u8]) -> Vec<u8> {
-    let p = read(error);
-    let message = &error[usize::from(p.l4)..p.end as usize];
-    let pseudo = match (p.src_ip, p.dst_ip) {
-        (IpAddr::V6(s), IpAddr::V6(d)) => checksum::pseudo_v6(s, d, 58, message.len() as u32),
-        _ => 0,
-    };
-    assert_eq!(checksum::finish(pseudo + checksum::sum(message)), 0, "the checksum of the error");
-    if p.kind == L3::V4 {
-        assert!(ipv4::checksum_is_valid(&error[ETHERNET..ETHERNET + 20]));
-        assert!(ipv4::checksum_is_valid(&message[8..28]));
-    }
-    [&error[..ETHERNET], &message[8..]].concat()
 }
 
 /// A connection of guest 1 with backend 3, which is at peer 1; what leaves of it, and what comes.

@@ -65,7 +65,7 @@ impl Host {
                 rewrite.apply(&mut frame);
             }
             let parsed = parse(&frame, frame.len()).unwrap();
-            let passed = *self.switches[usize::from(worker.0)].from_worker(*port, &frame, &parsed);
+            let passed = *self.switches[usize::from(worker.0)].from_worker(PortId(u16::from(from - 1)), *port, &frame, &parsed);
             self.handed_over[usize::from(!passed.passes())] += 1;
             if !passed.passes() {
                 decision = passed;
@@ -136,7 +136,7 @@ fn the_receivers_worker_judges_what_may_come_in() {
     assert_eq!(receiver.underlay_counters().kept_out_packets, 1);
     // And foreseen there.
     let parsed = parse(&frame, frame.len()).unwrap();
-    let foreseen = receiver.trace_from_worker(PortId(1), &frame, &parsed);
+    let foreseen = receiver.trace_from_worker(PortId(0), PortId(1), &frame, &parsed);
     assert_eq!((foreseen.verdict, foreseen.checks.len()), (Verdict::drop(DropReason::GroupIngress), 1));
     // What the guest asked for comes in, though it is asked for and answered by way of two workers.
     let ask = segment(2, 1, (80, 1000), SYN, 0, true);
@@ -144,6 +144,6 @@ fn the_receivers_worker_judges_what_may_come_in() {
     let answer = segment(1, 2, (1000, 80), 0x12, 0, true);
     assert!(matches!(host.decide(1, &answer), Decided::Guest(Verdict { action: Action::Deliver { .. }, .. })));
     // A port that is gone by then.
-    assert_eq!(*host.switches[1].from_worker(PortId(9), &frame, &parsed), Verdict::drop(DropReason::UnknownPort));
+    assert_eq!(*host.switches[1].from_worker(PortId(0), PortId(9), &frame, &parsed), Verdict::drop(DropReason::UnknownPort));
     assert_eq!(host.switches[1].underlay_counters().dropped.packets(DropReason::UnknownPort), 1);
 }

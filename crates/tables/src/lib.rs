@@ -11,6 +11,7 @@ mod limiter;
 mod lpm;
 mod maglev;
 mod pages;
+mod port_set;
 mod prefetch;
 mod resilient;
 mod routes;
@@ -23,6 +24,7 @@ pub use ipnet::IpNet;
 pub use limiter::{LimiterConfig, LimiterCounters, PreCheckFull, Rate, Ruling, Stage, TenantLimiter};
 pub use lpm::{BATCH, Lpm};
 pub use maglev::{Maglev, mix};
+pub use port_set::PortSet;
 pub use resilient::{AfterGap, Choice, Move, PathSet, Resilient};
 pub use routes::{
     ApplyError, FileError, FileErrorKind, FileKind, FileWriter, ROUTE_VALUE_MAX, Record, RouteFile, RoutePrefix,

@@ -69,7 +69,7 @@ pub(super) fn is_at_peer(packet: &Inbound<'_>, addr: IpAddr) -> Result<bool, Dro
     match packet.vpc.owner(addr) {
         None => Ok(false),
         Some(Owner::Vnic(hop)) if hop.path.location == Location::Remote(packet.peer) => Ok(true),
-        Some(Owner::Vnic(_)) => Err(DropReason::WrongPeer),
+        Some(Owner::Vnic(_) | Owner::Outside(_)) => Err(DropReason::WrongPeer),
         Some(Owner::Peered(other)) => is_across_at_peer(packet, other, addr),
     }
 }

@@ -1,23 +1,24 @@
 //! The pipeline: what is asked about a packet, and in which order.
 //!
 //! A stage is a file with a function for each direction that it takes part in, and a line in [`outbound`] or [`inbound`]. It reads and
-//! changes the packet's state, [`Outbound`] or [`Inbound`], and may end the pipeline ([`Stop`]). Stages do not call each other. They are
+//! changes the packet's state, [`Outbound`] or [`Inbound`], and may end the pipeline ([`Stop`]). They are
 //! generic over [`Effects`]: the same code decides about packets, and tells what it would decide.
 
 mod admit;
 mod filter;
 mod mtu;
+mod nat;
 mod resolve;
 mod route;
 mod service;
 
 use std::cell::OnceCell;
 
-use self::service::Balanced;
+use self::service::Translated;
 use crate::drop_reason::DropReason;
 use crate::effects::Effects;
 use crate::frame::Frame;
-use crate::ids::{Direction, PeerId, PortId};
+use crate::ids::{Direction, PeerId, PortId, UplinkId};
 use crate::index::{Index, PortIndex};
 use crate::verdict::{Action, Verdict};
 use crate::vpc::VpcIndex;
@@ -25,13 +26,29 @@ use crate::vpc::VpcIndex;
 /// What a guest sends.
 #[inline(always)]
 fn outbound_stages(packet: &mut Outbound<'_>, effects: &mut impl Effects) -> Result<(), Stop> {
+    if effects.has_services()
+        && let Some(uplink) = packet.port.uplink
+    {
+        return arrival_stages(packet, uplink, effects);
+    }
     admit::outbound(packet)?;
     resolve::outbound(packet)?;
     service::outbound(packet, effects)?;
     route::outbound(packet)?;
     filter::outbound(packet, effects)?;
     service::outbound_passed(packet, effects)?;
-    mtu::outbound(packet, effects)
+    mtu::outbound(packet, packet.frame, effects)
+}
+
+/// What comes through an uplink.
+#[inline(never)]
+fn arrival_stages(packet: &mut Outbound<'_>, uplink: UplinkId, effects: &mut impl Effects) -> Result<(), Stop> {
+    // Its sender is told about what it has sent.
+    let came = packet.frame;
+    nat::arrive(packet, uplink, effects)?;
+    filter::outbound(packet, effects)?;
+    service::outbound_passed(packet, effects)?;
+    mtu::outbound(packet, came, effects)
 }
 
 /// What a peer sends.
@@ -56,9 +73,9 @@ pub(crate) struct Outbound<'a> {
     /// Receives the frame that the switch answers with.
     pub(crate) answer: &'a mut Vec<u8>,
     /// Room for `service`.
-    pub(crate) room: &'a OnceCell<Balanced>,
-    /// What a load balancer does with the packet.
-    pub(crate) service: Option<&'a Balanced>,
+    pub(crate) room: &'a OnceCell<Translated>,
+    /// What a load balancer, or NAT at an uplink, does with the packet.
+    pub(crate) service: Option<&'a Translated>,
     /// It is a valid message of ARP or neighbor discovery.
     pub(crate) is_resolution: bool,
     /// The path MTU, bytes, once it is routed.
@@ -153,12 +170,18 @@ pub(crate) fn inbound(
     packet.port
 }
 
-/// Decides about a frame that another worker of this host hands over: the part of [`outbound`] that is the receiver's.
+/// Decides about a frame of the guest behind `from` that another worker of this host hands over: the part of [`outbound`] that is the
+/// receiver's.
 #[inline(always)]
-pub(crate) fn handed_over(index: &Index, port: PortId, frame: Frame<'_>, effects: &mut impl Effects) -> Verdict {
+pub(crate) fn handed_over(
+    index: &Index,
+    (from, port): (PortId, PortId),
+    frame: Frame<'_>,
+    effects: &mut impl Effects,
+) -> Verdict {
     let mut verdict = Verdict::unchanged(Action::Deliver { port, worker: None });
     let filtered = filter::check(index, port, Direction::Ingress, frame, effects);
-    match filtered.and_then(|()| service::translate_back(index.port(port), frame, &mut verdict, effects)) {
+    match filtered.and_then(|()| service::deliver(index, (from, port), frame, &mut verdict, effects)) {
         Ok(()) => verdict,
         Err(reason) => Verdict::drop(reason),
     }

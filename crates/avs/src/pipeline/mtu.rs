@@ -11,14 +11,15 @@ use crate::path_mtu::{Ends, Remedy, TooLarge};
 use crate::tables::{GATEWAY_MAC, Port};
 use crate::verdict::{Action, Verdict};
 
+/// `came`: the packet, as its sender sent it.
 #[inline(always)]
-pub(super) fn outbound(packet: &mut Outbound<'_>, effects: &mut impl Effects) -> Result<(), Stop> {
-    if packet.frame.largest_packet() <= usize::from(packet.mtu) { Ok(()) } else { shrink(packet, effects) }
+pub(super) fn outbound(packet: &mut Outbound<'_>, came: Frame<'_>, effects: &mut impl Effects) -> Result<(), Stop> {
+    if packet.frame.largest_packet() <= usize::from(packet.mtu) { Ok(()) } else { shrink(packet, came, effects) }
 }
 
 #[cold]
-fn shrink(packet: &mut Outbound<'_>, effects: &mut impl Effects) -> Result<(), Stop> {
-    let frame = TooLarge { frame: packet.frame, mtu: packet.mtu, ends: Some(gateway_to_guest(packet)) };
+fn shrink(packet: &mut Outbound<'_>, came: Frame<'_>, effects: &mut impl Effects) -> Result<(), Stop> {
+    let frame = TooLarge { frame: came, mtu: packet.mtu, ends: Some(gateway_to_guest(packet, came)) };
     match effects.too_large(packet.port.port.id, frame, packet.answer) {
         Remedy::Fragment => {
             packet.verdict.fragment_to = Some(packet.mtu);
@@ -30,8 +31,8 @@ fn shrink(packet: &mut Outbound<'_>, effects: &mut impl Effects) -> Result<(), S
 }
 
 /// The gateway sends the error, or, where there is none, the receiver of the packet.
-fn gateway_to_guest(packet: &Outbound<'_>) -> Ends {
-    let p = packet.frame.parsed;
+fn gateway_to_guest(packet: &Outbound<'_>, came: Frame<'_>) -> Ends {
+    let p = came.parsed;
     let (source, source_mac) = match packet.vpc.gateway(p.src_ip.is_ipv6()) {
         Some(gateway) => (gateway, GATEWAY_MAC),
         None => (p.dst_ip, p.dst_mac),

@@ -4,13 +4,13 @@
 use bifrost_nic::{L3, Parsed};
 use bifrost_wire::protocol::{ICMP, ICMPV6};
 
-use super::{Inbound, Outbound, Stop};
+use super::{Inbound, Outbound, Stop, nat};
 use crate::answer;
 use crate::drop_reason::DropReason;
 use crate::effects::Effects;
 use crate::frame::Frame;
-use crate::ids::Direction;
-use crate::index::PortIndex;
+use crate::ids::{Direction, PortId};
+use crate::index::{Index, PortIndex};
 use crate::rewrite::{Rewrite, Translation};
 use crate::service::{self, Balancers, Step};
 use crate::tables::{GATEWAY_MAC, Port};
@@ -50,34 +50,58 @@ fn choose(packet: &mut Outbound<'_>, balancers: &Balancers, effects: &impl Effec
     } else {
         return Err(DropReason::NoService.into());
     };
-    let balanced = packet.room.get_or_init(|| Balanced::new(frame, step));
-    packet.frame = Frame { head: balanced.head(frame), parsed: &balanced.parsed, ..frame };
-    packet.service = Some(balanced);
+    let (at, view) = ((port.id, Direction::Egress), step.view(p));
+    let translated = packet.room.get_or_init(|| Translated::new(frame, at, (step.translation, view), Some(step)));
+    packet.frame = Frame { head: translated.head(frame), parsed: &translated.parsed, ..frame };
+    packet.service = Some(translated);
     Ok(())
 }
 
 /// The packet passes: its connection takes the step. What goes to a guest of this host may be the answer that it waits for.
 #[inline(always)]
 pub(super) fn outbound_passed(packet: &mut Outbound<'_>, effects: &mut impl Effects) -> Result<(), DropReason> {
-    if effects.has_services() && packet.index.has_balancers() { pass(packet, effects) } else { Ok(()) }
+    if effects.has_services() && packet.index.has_services() { pass(packet, effects) } else { Ok(()) }
 }
 
 #[inline(never)]
 fn pass(packet: &mut Outbound<'_>, effects: &mut impl Effects) -> Result<(), DropReason> {
-    if let Some(balanced) = packet.service {
-        effects.service(packet.port.port.id, Direction::Egress, &balanced.step)?;
+    if let Some(translated) = packet.service {
+        if let Some(step) = &translated.step {
+            let (port, direction) = translated.at;
+            effects.service(port, direction, step)?;
+        }
         // It goes through the gateway.
         let rewrite = packet.verdict.rewrite.as_mut();
-        rewrite.into_iter().for_each(|rewrite| rewrite.translate(balanced.step.translation));
-        if balanced.step.is_hairpin {
+        rewrite.into_iter().for_each(|rewrite| rewrite.translate(translated.translation));
+        if translated.is_hairpin() {
             return Ok(());
         }
     }
     match packet.verdict.action {
-        Action::Deliver { port, worker: None } => {
-            translate_back(packet.index.port(port), packet.frame, packet.verdict, effects)
+        // One translation is enough.
+        Action::Deliver { port, .. } if packet.service.is_some() && packet.index.is_uplink(port) => {
+            Err(DropReason::NatProtocol)
+        }
+        Action::Deliver { port, worker: None } if packet.port.uplink.is_none() => {
+            deliver(packet.index, (packet.port.port.id, port), packet.frame, packet.verdict, effects)
         }
         _ => Ok(()),
+    }
+}
+
+/// What the guest behind the port `from` has sent to the one behind the port `to`, and which may have it. One of them may be an uplink.
+#[inline(always)]
+pub(super) fn deliver(
+    index: &Index,
+    (from, to): (PortId, PortId),
+    frame: Frame<'_>,
+    verdict: &mut Verdict,
+    effects: &mut impl Effects,
+) -> Result<(), DropReason> {
+    let at = index.port(to);
+    match at.and_then(|(port, _)| port.uplink) {
+        Some(uplink) => nat::depart(index, (from, uplink), frame, verdict, effects),
+        None => translate_back(at, frame, verdict, effects),
     }
 }
 
@@ -115,12 +139,16 @@ fn translate_back_at(
     Ok(())
 }
 
-/// What a load balancer does with a packet, and what later stages see of that: what its headers will say.
+/// What a load balancer or NAT does with a packet, and what later stages see of that: what its headers will say.
 #[derive(Debug)]
-pub(crate) struct Balanced {
-    step: Step,
-    parsed: Parsed,
-    /// Of an ICMP error, which is judged by what it quotes; as much as that takes.
+pub(crate) struct Translated {
+    /// What its connection does, if it has one.
+    step: Option<Step>,
+    /// The guest whose connection it is, and which way the packet goes, seen from it.
+    at: (PortId, Direction),
+    translation: Translation,
+    pub(super) parsed: Parsed,
+    /// Of a message of ICMP, which is judged by what is in it; as much as that takes.
     head: Option<([u8; HEAD], usize)>,
 }
 
@@ -128,27 +156,32 @@ pub(crate) struct Balanced {
 /// is behind each.
 const HEAD: usize = 192;
 
-impl Balanced {
-    fn new(frame: Frame<'_>, step: Step) -> Balanced {
-        let parsed = step.view(frame.parsed);
-        let head = step.is_error().then(|| {
+impl Translated {
+    /// `parsed`: what the packet's headers will say.
+    pub(super) fn new(
+        frame: Frame<'_>,
+        at: (PortId, Direction),
+        (translation, parsed): (Translation, Parsed),
+        step: Option<Step>,
+    ) -> Translated {
+        let head = matches!(parsed.protocol, ICMP | ICMPV6).then(|| {
             let mut head = [0; HEAD];
             let len = frame.head.len().min(HEAD);
             head[..len].copy_from_slice(&frame.head[..len]);
             if let Some(packet) = head[..len].get_mut(usize::from(parsed.l3)..) {
-                step.translation.apply(packet, parsed.kind == L3::V6);
+                translation.apply(packet, parsed.kind == L3::V6);
             }
             (head, len)
         });
-        Balanced { step, parsed, head }
+        Translated { step, at, translation, parsed, head }
     }
 
     /// Whether the packet goes back to the guest that sent it.
     pub(super) fn is_hairpin(&self) -> bool {
-        self.step.is_hairpin
+        self.step.is_some_and(|step| step.is_hairpin)
     }
 
-    fn head<'a>(&'a self, frame: Frame<'a>) -> &'a [u8] {
+    pub(super) fn head<'a>(&'a self, frame: Frame<'a>) -> &'a [u8] {
         self.head.as_ref().map_or(frame.head, |(head, len)| &head[..*len])
     }
 }

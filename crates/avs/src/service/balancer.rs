@@ -4,11 +4,10 @@ use std::net::IpAddr;
 
 use bifrost_nic::Parsed;
 use bifrost_tables::{ExactMap, Maglev, exact_map, mix};
-use bifrost_wire::protocol::{TCP, UDP};
 
 use crate::ids::LoadBalancerId;
 use crate::rewrite::Endpoint;
-use crate::tables::{Affinity, BuildError, LoadBalancer, Transport};
+use crate::tables::{Affinity, BuildError, LoadBalancer};
 
 /// The load balancers of one network.
 #[derive(Debug)]
@@ -38,7 +37,7 @@ impl Balancers {
     /// Another one listens at the same place.
     pub(crate) fn add(&mut self, id: LoadBalancerId, balancer: &LoadBalancer) -> Result<(), BuildError> {
         let (address, port) = (balancer.address, balancer.port);
-        let key = (protocol(balancer.protocol), address, port);
+        let key = (balancer.protocol.number(), address, port);
         self.addresses.insert(address, ());
         match self.all.insert(key, Balancer::new(id, balancer)) {
             None => Ok(()),
@@ -83,13 +82,6 @@ impl Balancer {
     /// Whether a backend is one of its.
     pub(crate) fn has(&self, backend: &Endpoint) -> bool {
         self.backends.contains(backend)
-    }
-}
-
-fn protocol(transport: Transport) -> u8 {
-    match transport {
-        Transport::Tcp => TCP,
-        Transport::Udp => UDP,
     }
 }
 

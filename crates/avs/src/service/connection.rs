@@ -9,7 +9,8 @@ use super::balancer::Balancers;
 use crate::drop_reason::DropReason;
 use crate::frame::Frame;
 use crate::groups::event_of;
-use crate::ids::{Direction, LoadBalancerId};
+use crate::ids::{Direction, LoadBalancerId, PortId};
+use crate::mapping::{Mappings, Pair};
 use crate::rewrite::{Endpoint, Translation};
 use crate::session::{self, Event, Key, Payload, Planned, Quote, Sessions};
 use crate::tables::Port;
@@ -20,36 +21,72 @@ const TRIES: u64 = 32;
 /// Ephemeral ports (RFC 6335, section 6).
 const FIRST_PORT: u16 = 49_152;
 
-/// A connection of a guest with a backend of a load balancer. Its session has the name under which the guest sends; answers have
-/// another one.
+/// A connection of a guest that is translated: with a backend of a load balancer, or with the outside. Its session has the name under which
+/// the guest sends; answers have another one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Connection {
-    pub(crate) balancer: LoadBalancerId,
-    /// The ends that the guest knows: its own, and the load balancer's.
+    pub(crate) by: Translator,
+    /// The ends that the guest knows: its own, and the load balancer's, or that outside.
     known: Translation,
-    /// The ends that the backend knows: the guest's, and its own.
+    /// The ends that the other side knows: the guest's, and its own.
     sent: Translation,
     reply: Key,
     /// The guest is a backend itself, and has itself for its backend.
     is_hairpin: bool,
 }
 
+/// Who translates a connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Translator {
+    Balancer(LoadBalancerId),
+    /// NAT, for the guest behind a port, at an uplink.
+    Nat {
+        guest: PortId,
+        uplink: PortId,
+        /// `None`: the outside end is the guest's for good.
+        mapping: Option<u32>,
+    },
+}
+
 impl Payload for Connection {
     fn second_key(&self) -> Option<Key> {
         Some(self.reply)
     }
+
+    fn mapping(&self) -> Option<u32> {
+        match self.by {
+            Translator::Balancer(_) => None,
+            Translator::Nat { mapping, .. } => mapping,
+        }
+    }
 }
 
 impl Connection {
+    /// A connection of a guest with the outside. `known`: the ends that the guest knows; `sent`: those that the other side knows.
+    pub(crate) fn with_outside(by: Translator, known: Translation, sent: Translation, reply: Key) -> Self {
+        Connection { by, known, sent, reply, is_hairpin: false }
+    }
+
     /// The backend.
     pub(crate) fn backend(&self) -> Endpoint {
         self.sent.destination
+    }
+
+    /// The IP protocol.
+    pub(crate) fn protocol(&self) -> u8 {
+        self.reply.protocol()
+    }
+
+    /// The guest's end, as the guest knows it, and as the other side does.
+    pub(crate) fn guest_ends(&self) -> (Endpoint, Endpoint) {
+        (self.known.source, self.sent.source)
     }
 }
 
 /// What is known of connections.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Memory<'a> {
+    pub(crate) mappings: &'a Mappings,
     pub(crate) connections: &'a Sessions<Connection>,
     /// What would have been done to them before.
     pub(crate) after: &'a Planned,
@@ -75,9 +112,20 @@ enum Change {
     /// It belongs to one that there is.
     Continues { index: u32, direction: Direction, event: Event },
     /// It begins one, in the place of another of its name.
-    Begins { key: Key, event: Event, ends: Option<u32> },
+    Begins { key: Key, origin: Direction, event: Event, ends: Option<u32>, mapped: Mapped },
     /// It is an ICMP error about one, which it neither keeps alive nor ends.
     Relates,
+}
+
+/// The mapping of a connection that begins.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Mapped {
+    /// It has none.
+    No,
+    /// It has one that there is.
+    Joins(u32),
+    /// It has a new one.
+    Begins(Pair),
 }
 
 /// What a guest sends to the address of a load balancer: its connection, or another one.
@@ -91,7 +139,7 @@ pub(crate) fn begin_or_continue(
     frame: Frame<'_>,
 ) -> Result<Step, DropReason> {
     let p = frame.parsed;
-    let Memory { connections, after, epoch } = memory;
+    let Memory { connections, after, epoch, .. } = memory;
     let key = Key::of(port.id, Direction::Egress, frame.head, p);
     let event = event_of(p);
     let mut ends = None;
@@ -127,13 +175,13 @@ pub(crate) fn begin_or_continue(
     let tried = (0..TRIES).map(|n| FIRST_PORT + (mix(u64::from(p.flow_hash) << 8 | n) % 16_384) as u16);
     let source = std::iter::once(p.src_port).chain(tried).find(is_free).ok_or(DropReason::ServicePorts)?;
     let connection = Connection {
-        balancer: balancer.id,
+        by: Translator::Balancer(balancer.id),
         known,
-        sent: Translation { source: Endpoint { address, port: source }, destination: backend },
+        sent: Translation::of_ends(Endpoint { address, port: source }, backend),
         reply: reply(source),
         is_hairpin,
     };
-    let change = Change::Begins { key, event, ends };
+    let change = Change::Begins { key, origin: Direction::Egress, event, ends, mapped: Mapped::No };
     Ok(Step { translation: connection.sent, quote: None, is_hairpin, connection, change })
 }
 
@@ -143,11 +191,11 @@ pub(crate) fn about_answer(memory: Memory<'_>, port: &Port, frame: Frame<'_>) ->
     let Memory { connections, after, .. } = memory;
     if let Some(index) = connections.find_after(&quote.key, after) {
         let connection = connections.payload(index);
-        return Some(connection.relates(connection.sent, quote));
+        return Some(connection.complains(quote));
     }
     // A backend that is its own client.
     let connection = connections.payload(connections.find_second_after(&quote.key, after)?);
-    Some(connection.relates(connection.known.reversed(), quote))
+    Some(connection.fails(quote))
 }
 
 /// The packet that an ICMP error quotes, if it goes to whom that came from, and no extension headers are before the message.
@@ -163,7 +211,7 @@ pub(crate) fn back(memory: Memory<'_>, port: &Port, frame: Frame<'_>) -> Option<
     if matches!(frame.parsed.protocol, ICMP | ICMPV6) {
         let quote = quoted(port, Direction::Ingress, frame)?;
         let connection = memory.connections.payload(memory.connections.find_second_after(&quote.key, memory.after)?);
-        return Some(connection.relates(connection.known.reversed(), quote));
+        return Some(connection.fails(quote));
     }
     if !Translation::is_possible(frame.parsed) {
         return None;
@@ -174,20 +222,39 @@ pub(crate) fn back(memory: Memory<'_>, port: &Port, frame: Frame<'_>) -> Option<
 }
 
 impl Connection {
-    fn sends(self, index: u32, event: Event) -> Step {
+    /// What its guest sends.
+    pub(crate) fn sends(self, index: u32, event: Event) -> Step {
         let change = Change::Continues { index, direction: Direction::Egress, event };
         Step { translation: self.sent, quote: None, is_hairpin: self.is_hairpin, connection: self, change }
     }
 
-    fn answers(self, index: u32, event: Event) -> Step {
+    /// What its guest is sent.
+    pub(crate) fn answers(self, index: u32, event: Event) -> Step {
         let change = Change::Continues { index, direction: Direction::Ingress, event };
         let translation = self.known.reversed();
         Step { translation, quote: None, is_hairpin: self.is_hairpin, connection: self, change }
     }
 
+    /// An ICMP error that its guest sends about what it was sent.
+    pub(crate) fn complains(self, quote: Quote) -> Step {
+        self.relates(self.sent, quote)
+    }
+
+    /// An ICMP error about what its guest has sent.
+    pub(crate) fn fails(self, quote: Quote) -> Step {
+        self.relates(self.known.reversed(), quote)
+    }
+
     fn relates(self, translation: Translation, quote: Quote) -> Step {
         let (quote, change) = (Some(quote), Change::Relates);
         Step { translation, quote, is_hairpin: self.is_hairpin, connection: self, change }
+    }
+
+    /// It begins with a packet of `origin`, seen from its guest, in the place of another one. Its name is `key`.
+    pub(crate) fn begins(self, key: Key, origin: Direction, event: Event, ends: Option<u32>, mapped: Mapped) -> Step {
+        let translation = if origin == Direction::Egress { self.sent } else { self.known.reversed() };
+        let change = Change::Begins { key, origin, event, ends, mapped };
+        Step { translation, quote: None, is_hairpin: false, connection: self, change }
     }
 }
 
@@ -195,11 +262,6 @@ impl Step {
     /// Whether the packet begins its connection.
     pub(crate) fn is_new(&self) -> bool {
         matches!(self.change, Change::Begins { .. })
-    }
-
-    /// Whether the packet is an ICMP error.
-    pub(crate) fn is_error(&self) -> bool {
-        self.quote.is_some()
     }
 
     /// The connection to which the packet belongs, if it neither begins one nor is about one; and in which direction it goes.
@@ -212,12 +274,11 @@ impl Step {
 
     /// What a packet's headers say after the change. The hash of its flow stays: order is kept within the flow as the sender knows it.
     pub(crate) fn view(&self, parsed: &Parsed) -> Parsed {
-        let Translation { source, destination } = self.translation;
-        let seen = Parsed { dst_ip: destination.address, ..*parsed };
+        let seen = self.translation.view(parsed);
         match &self.quote {
-            None => Parsed { src_ip: source.address, src_port: source.port, dst_port: destination.port, ..seen },
-            Some(quote) if quote.destination == parsed.src_ip => Parsed { src_ip: source.address, ..seen },
-            Some(_) => seen,
+            // It may come from between the ends.
+            Some(quote) if quote.destination != parsed.src_ip => Parsed { src_ip: parsed.src_ip, ..seen },
+            _ => seen,
         }
     }
 
@@ -225,33 +286,59 @@ impl Step {
     ///
     /// # Errors
     /// There is no room for another connection.
-    pub(crate) fn apply(&self, connections: &mut Sessions<Connection>, epoch: u32) -> Result<(), DropReason> {
-        match self.change {
-            Change::Continues { index, direction, event } => touch(connections, index, direction, event, epoch),
-            Change::Relates => {}
-            Change::Begins { key, event, ends } => {
-                if let Some(index) = ends {
-                    connections.remove(index);
-                }
-                connections
-                    .insert_with(key, Direction::Egress, event, epoch, ends.is_some(), self.connection)
-                    .map_err(|_| DropReason::ConnectionsFull)?;
+    pub(crate) fn apply(
+        &self,
+        connections: &mut Sessions<Connection>,
+        mappings: &mut Mappings,
+        epoch: u32,
+    ) -> Result<(), DropReason> {
+        let Change::Begins { key, origin, event, ends, mapped } = self.change else {
+            if let Change::Continues { index, direction, event } = self.change {
+                touch(connections, index, direction, event, epoch);
             }
+            return Ok(());
+        };
+        let mut connection = self.connection;
+        let joined = match mapped {
+            Mapped::No => None,
+            Mapped::Joins(index) => {
+                mappings.join(index, epoch);
+                Some(index)
+            }
+            Mapped::Begins(pair) => Some(mappings.begin(pair, epoch).ok_or(DropReason::NatPortsFull)?),
+        };
+        if let Translator::Nat { mapping, .. } = &mut connection.by {
+            *mapping = joined;
         }
-        Ok(())
+        if let Some(index) = ends {
+            connections.remove(index);
+        }
+        let inserted = connections.insert_with(key, origin, event, epoch, ends.is_some(), connection);
+        if inserted.is_err()
+            && let Some(index) = joined
+        {
+            mappings.leave(index);
+        }
+        leave_mappings(connections, mappings);
+        inserted.map_err(|_| DropReason::ConnectionsFull)
     }
 
     /// What [`apply`](Self::apply) would say; what it would do is added to the plan.
     pub(crate) fn foresee(&self, connections: &Sessions<Connection>, plan: &mut Planned) -> Result<(), DropReason> {
-        let Change::Begins { key, ends, .. } = self.change else { return Ok(()) };
+        let Change::Begins { key, origin, ends, .. } = self.change else { return Ok(()) };
         match ends {
             Some(index) => {
                 plan.end(index);
                 Ok(())
             }
-            None => connections.plan_insert(&key, Direction::Egress, plan).map_err(|_| DropReason::ConnectionsFull),
+            None => connections.plan_insert(&key, origin, plan).map_err(|_| DropReason::ConnectionsFull),
         }
     }
+}
+
+/// Connections that have ended no longer hold their mappings.
+pub(crate) fn leave_mappings(connections: &mut Sessions<Connection>, mappings: &mut Mappings) {
+    connections.released().drain(..).for_each(|mapping| mappings.leave(mapping));
 }
 
 /// A packet of a connection, which has been looked at under the configuration of `epoch`.
@@ -278,8 +365,6 @@ fn may_begin(parsed: &Parsed) -> bool {
 }
 
 fn ends_of(parsed: &Parsed) -> Translation {
-    Translation {
-        source: Endpoint { address: parsed.src_ip, port: parsed.src_port },
-        destination: Endpoint { address: parsed.dst_ip, port: parsed.dst_port },
-    }
+    let source = Endpoint { address: parsed.src_ip, port: parsed.src_port };
+    Translation::of_ends(source, Endpoint { address: parsed.dst_ip, port: parsed.dst_port })
 }

@@ -9,4 +9,6 @@ mod balancer;
 mod connection;
 
 pub(crate) use balancer::Balancers;
-pub(crate) use connection::{Connection, Memory, Step, about_answer, back, begin_or_continue, touch};
+pub(crate) use connection::{
+    Connection, Mapped, Memory, Step, Translator, about_answer, back, begin_or_continue, leave_mappings, touch,
+};

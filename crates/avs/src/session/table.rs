@@ -52,6 +52,11 @@ pub(crate) struct Full;
 pub(crate) trait Payload: Copy + std::fmt::Debug {
     /// Another name under which the session is found.
     fn second_key(&self) -> Option<Key>;
+    /// The mapping that the session holds.
+    #[inline(always)]
+    fn mapping(&self) -> Option<u32> {
+        None
+    }
 }
 
 /// Nothing.
@@ -80,6 +85,8 @@ pub(crate) struct Sessions<T = ()> {
     /// Seconds of 2^30 ns.
     now_s: u32,
     generation: u64,
+    /// Mappings of sessions that have ended.
+    released: Vec<u32>,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -176,6 +183,7 @@ impl<T: Payload> Sessions<T> {
             wheel: Wheel::new(),
             now_s: 0,
             generation: 1,
+            released: Vec::new(),
         }
     }
 
@@ -226,6 +234,11 @@ impl<T: Payload> Sessions<T> {
         }
     }
 
+    /// Seconds of 2^30 ns.
+    pub(crate) fn now_s(&self) -> u32 {
+        self.now_s
+    }
+
     /// The session of that name, `after` something.
     #[inline(always)]
     pub(crate) fn find_after(&self, key: &Key, after: &Planned) -> Option<u32> {
@@ -243,6 +256,11 @@ impl<T: Payload> Sessions<T> {
         let is_it = |&i: &u32| self.slab[i as usize].payload.second_key().is_some_and(|second| second == *key);
         let found = self.second.find(self.hasher.hash_one(Some(key)), is_it).copied();
         found.filter(|index| !after.ended.contains(index))
+    }
+
+    /// Mappings of sessions that have ended since they were last taken from here; a mapping for each session.
+    pub(crate) fn released(&mut self) -> &mut Vec<u32> {
+        &mut self.released
     }
 
     /// What is kept with a session.
@@ -551,6 +569,7 @@ impl<T: Payload> Sessions<T> {
         let Session { key, state, payload, .. } = self.slab[index as usize];
         self.generation += 1;
         self.slab[index as usize].number = 0;
+        self.released.extend(payload.mapping());
         let found = self.index.find_entry(self.hasher.hash_one(key), |&i| i == index);
         if let Ok(entry) = found {
             entry.remove();

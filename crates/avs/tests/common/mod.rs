@@ -2,6 +2,7 @@
 #![allow(dead_code, clippy::unwrap_used)]
 
 pub(crate) mod any;
+pub(crate) mod ends;
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 

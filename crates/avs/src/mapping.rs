@@ -1,0 +1,455 @@
+//! Mappings: which outside address and port each inside end has (RFC 4787, section 4.1).
+//!
+//! A mapping is endpoint-independent: whatever an inside end talks to, it is seen as the same outside end. It stays as long as one of its
+//! conversations does, and a while longer. No outside end belongs to two mappings.
+
+use std::collections::VecDeque;
+use std::net::IpAddr;
+use std::ops::RangeInclusive;
+
+use bifrost_tables::{ExactMap, PortSet, exact_map, mix};
+use bifrost_wire::protocol::{TCP, UDP};
+
+use crate::ids::PortId;
+use crate::rewrite::Endpoint;
+
+/// Seconds that a mapping stays after its last conversation, so that with the timeout of that
+/// - a TCP connection that is not established has at least 4 min (RFC 5382, REQ-5),
+/// - UDP at least 2 min (RFC 4787, REQ-5),
+/// - ICMP at least 60 s (RFC 5508, REQ-2), which the session has alone.
+const PATIENCE_S: [u32; 3] = [180, 120, 0];
+/// Mappings that are looked at in one go because their time may have come.
+const EXPIRIES: usize = 64;
+
+/// An end inside.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct Inside {
+    /// The port of its guest.
+    pub(crate) guest: PortId,
+    pub(crate) protocol: u8,
+    pub(crate) end: Endpoint,
+}
+
+/// An end outside.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct Outside {
+    /// The port behind which it is seen.
+    pub(crate) uplink: PortId,
+    pub(crate) protocol: u8,
+    pub(crate) end: Endpoint,
+}
+
+/// A mapping that is to be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Pair {
+    pub(crate) inside: Inside,
+    pub(crate) outside: Outside,
+}
+
+/// Counters of mappings.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct NatCounters {
+    /// Mappings now.
+    pub current: u64,
+    /// Begun, ever.
+    pub created: u64,
+    /// Ended, since their last conversation was over for long enough.
+    pub expired: u64,
+}
+
+impl NatCounters {
+    /// Every counter by name; names end in their unit.
+    pub fn iter(&self) -> impl Iterator<Item = (&'static str, u64)> + use<> {
+        [
+            ("nat_current_mappings", self.current),
+            ("nat_created_mappings", self.created),
+            ("nat_expired_mappings", self.expired),
+        ]
+        .into_iter()
+    }
+}
+
+/// All mappings.
+#[derive(Debug)]
+pub(crate) struct Mappings {
+    slab: Vec<Mapping>,
+    free: Vec<u32>,
+    by_inside: ExactMap<Inside, u32>,
+    by_outside: ExactMap<Outside, u32>,
+    /// By uplink, protocol and address.
+    ports: ExactMap<(PortId, u8, IpAddr), PortSet>,
+    /// Those that had no conversation once, by [`PATIENCE_S`], in the order of time.
+    idle: [VecDeque<u32>; 3],
+    /// By guest's port number.
+    of_guest: Vec<u32>,
+    pub(crate) counters: NatCounters,
+    secret: u64,
+    now_s: u32,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Mapping {
+    pair: Pair,
+    /// Conversations.
+    sessions: u32,
+    /// Since when there has been none, s.
+    idle_s: u32,
+    /// When it was put into `idle`; `None`: it is not there.
+    queued_s: Option<u32>,
+    /// The configuration that allows it, as far as is known.
+    epoch: u32,
+}
+
+impl Mappings {
+    /// `secret`: any random number; what is given out follows from it.
+    pub(crate) fn new(secret: u64) -> Self {
+        Mappings {
+            slab: Vec::new(),
+            free: Vec::new(),
+            by_inside: exact_map(secret),
+            by_outside: exact_map(secret),
+            ports: exact_map(secret),
+            idle: Default::default(),
+            of_guest: Vec::new(),
+            counters: NatCounters::default(),
+            secret,
+            now_s: 0,
+        }
+    }
+
+    /// The mapping of an inside end.
+    pub(crate) fn of_inside(&self, inside: &Inside) -> Option<u32> {
+        self.by_inside.get(inside).copied()
+    }
+
+    /// The mapping of an outside end.
+    pub(crate) fn of_outside(&self, outside: &Outside) -> Option<u32> {
+        let mapping = *self.by_outside.get(outside)?;
+        // One that was replaced, and is there until its conversations end, takes no others.
+        (self.by_inside.get(&self.pair(mapping).inside) == Some(&mapping)).then_some(mapping)
+    }
+
+    /// The ends of a mapping.
+    pub(crate) fn pair(&self, mapping: u32) -> &Pair {
+        &self.slab[mapping as usize].pair
+    }
+
+    /// Mappings of a guest.
+    pub(crate) fn of_guest(&self, guest: PortId) -> u32 {
+        self.of_guest.get(guest.place()).copied().unwrap_or(0)
+    }
+
+    /// Ports of an address that are in use.
+    pub(crate) fn used(&self, uplink: PortId, protocol: u8, address: IpAddr) -> u32 {
+        self.ports.get(&(uplink, protocol, address)).map_or(0, PortSet::used)
+    }
+
+    /// Whether the configuration of `epoch` is known to allow a mapping.
+    pub(crate) fn is_of(&self, mapping: u32, epoch: u32) -> bool {
+        self.slab[mapping as usize].epoch == epoch
+    }
+
+    /// One of `addresses`, always the same for an inside address (RFC 4787, REQ-2).
+    pub(crate) fn address(&self, inside: &Inside, addresses: &[IpAddr]) -> Option<IpAddr> {
+        let hash = self.hash(inside, 0);
+        addresses.get(((u128::from(hash) * addresses.len() as u128) >> 64) as usize).copied()
+    }
+
+    /// A free port of `address` for an inside end, which `is_reserved` does not say of.
+    pub(crate) fn free_port(
+        &self,
+        inside: &Inside,
+        uplink: PortId,
+        address: IpAddr,
+        block: &RangeInclusive<u16>,
+        is_reserved: impl Fn(u16) -> bool,
+    ) -> Option<u16> {
+        let Some(ports) = self.ports.get(&(uplink, inside.protocol, address)) else {
+            return self.free_port_of(&PortSet::default(), inside, block, is_reserved);
+        };
+        self.free_port_of(ports, inside, block, is_reserved)
+    }
+
+    fn free_port_of(
+        &self,
+        ports: &PortSet,
+        inside: &Inside,
+        block: &RangeInclusive<u16>,
+        is_reserved: impl Fn(u16) -> bool,
+    ) -> Option<u16> {
+        let like = inside.end.port;
+        let count = u64::from(block.end().saturating_sub(*block.start())) + 1;
+        let hash = self.hash(inside, u64::from(like) << 32 | u64::from(self.now_s));
+        let start = block.start() + (hash % count) as u16;
+        let port = ports.find_free(block, start, like)?;
+        if !is_reserved(port) {
+            return Some(port);
+        }
+        // Rare: few ports are reserved.
+        let mut ports = ports.clone();
+        block.clone().filter(|port| is_reserved(*port)).for_each(|port| {
+            ports.take(port);
+        });
+        ports.find_free(block, start, like)
+    }
+
+    fn hash(&self, inside: &Inside, more: u64) -> u64 {
+        let address = match inside.end.address {
+            IpAddr::V4(a) => u128::from(u32::from(a)),
+            IpAddr::V6(a) => u128::from(a),
+        };
+        let bits = mix(address as u64 ^ mix((address >> 64) as u64 ^ self.secret));
+        mix(bits ^ u64::from(inside.guest.0) ^ mix(more ^ self.secret))
+    }
+
+    /// A conversation of a mapping that there is begins.
+    pub(crate) fn join(&mut self, mapping: u32, epoch: u32) {
+        let mapping = &mut self.slab[mapping as usize];
+        mapping.sessions += 1;
+        mapping.epoch = epoch;
+    }
+
+    /// A mapping begins with its first conversation, in the place of another one of its inside end. `None`: the outside end is not free.
+    pub(crate) fn begin(&mut self, pair: Pair, epoch: u32) -> Option<u32> {
+        let Pair { inside, outside } = pair;
+        let ports = self.ports.entry((outside.uplink, outside.protocol, outside.end.address)).or_default();
+        if !ports.take(outside.end.port) {
+            return None;
+        }
+        let mapping = Mapping { pair, sessions: 1, idle_s: 0, queued_s: None, epoch };
+        let index = match self.free.pop() {
+            Some(index) => {
+                self.slab[index as usize] = mapping;
+                index
+            }
+            None => {
+                self.slab.push(mapping);
+                (self.slab.len() - 1) as u32
+            }
+        };
+        self.by_inside.insert(inside, index);
+        self.by_outside.insert(outside, index);
+        let place = inside.guest.place();
+        if self.of_guest.len() <= place {
+            self.of_guest.resize(place + 1, 0);
+        }
+        self.of_guest[place] += 1;
+        self.counters.current += 1;
+        self.counters.created += 1;
+        Some(index)
+    }
+
+    /// A conversation of a mapping has ended.
+    pub(crate) fn leave(&mut self, index: u32) {
+        let now_s = self.now_s;
+        let Some(mapping) = self.slab.get_mut(index as usize) else { return };
+        mapping.sessions = mapping.sessions.saturating_sub(1);
+        if mapping.sessions > 0 {
+            return;
+        }
+        mapping.idle_s = now_s;
+        if mapping.queued_s.is_none() {
+            mapping.queued_s = Some(now_s);
+            let class = class(mapping.pair.inside.protocol);
+            self.idle[class].push_back(index);
+        }
+    }
+
+    /// A port's number comes to mean another guest: those of the former one take no conversations any more.
+    pub(crate) fn forget_guest(&mut self, guest: PortId) {
+        if self.of_guest(guest) > 0 {
+            self.by_inside.retain(|inside, _| inside.guest != guest);
+        }
+    }
+
+    /// Time has come to `now_s`: mappings that have had no conversation for long enough end, some at a time.
+    pub(crate) fn advance(&mut self, now_s: u32) {
+        self.now_s = self.now_s.max(now_s);
+        if self.counters.current == 0 {
+            return;
+        }
+        for (class, patience_s) in PATIENCE_S.into_iter().enumerate() {
+            for _ in 0..EXPIRIES {
+                let Some(&index) = self.idle[class].front() else { break };
+                let mapping = &mut self.slab[index as usize];
+                if mapping.queued_s.is_some_and(|at_s| at_s + patience_s > self.now_s) {
+                    break;
+                }
+                self.idle[class].pop_front();
+                mapping.queued_s = None;
+                if mapping.sessions > 0 {
+                    continue;
+                }
+                if mapping.idle_s + patience_s > self.now_s {
+                    mapping.queued_s = Some(mapping.idle_s);
+                    self.idle[class].push_back(index);
+                } else {
+                    self.end(index);
+                }
+            }
+        }
+    }
+
+    fn end(&mut self, index: u32) {
+        let Pair { inside, outside } = self.slab[index as usize].pair;
+        if self.by_inside.get(&inside) == Some(&index) {
+            self.by_inside.remove(&inside);
+        }
+        self.by_outside.remove(&outside);
+        let place = (outside.uplink, outside.protocol, outside.end.address);
+        if let Some(ports) = self.ports.get_mut(&place) {
+            ports.give_back(outside.end.port);
+            if ports.used() == 0 {
+                self.ports.remove(&place);
+            }
+        }
+        if let Some(count) = self.of_guest.get_mut(inside.guest.place()) {
+            *count = count.saturating_sub(1);
+        }
+        self.free.push(index);
+        self.counters.current -= 1;
+        self.counters.expired += 1;
+    }
+}
+
+fn class(protocol: u8) -> usize {
+    match protocol {
+        TCP => 0,
+        UDP => 1,
+        _ => 2,
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use std::collections::{BTreeMap, BTreeSet};
+
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const UPLINK: PortId = PortId(9);
+    const BLOCK: RangeInclusive<u16> = 2000..=2007;
+
+    fn inside(guest: u16, port: u16, protocol: u8) -> Inside {
+        Inside { guest: PortId(guest), protocol, end: Endpoint { address: IpAddr::from([10, 0, 0, 1]), port } }
+    }
+
+    fn address() -> IpAddr {
+        IpAddr::from([203, 0, 113, 1])
+    }
+
+    fn begin(mappings: &mut Mappings, inside: Inside) -> Option<(u32, u16)> {
+        let port = mappings.free_port(&inside, UPLINK, address(), &BLOCK, |port| port == 2003)?;
+        let end = Endpoint { address: address(), port };
+        let outside = Outside { uplink: UPLINK, protocol: inside.protocol, end };
+        mappings.begin(Pair { inside, outside }, 0).map(|index| (index, port))
+    }
+
+    #[test]
+    fn a_mapping_stays_for_a_while_after_its_last_conversation() {
+        for (protocol, patience_s) in [(TCP, 180), (UDP, 120), (1, 0)] {
+            let mut mappings = Mappings::new(1);
+            mappings.advance(1000);
+            let (index, _) = begin(&mut mappings, inside(1, 7, protocol)).unwrap();
+            mappings.join(index, 0);
+            mappings.leave(index);
+            mappings.advance(5000);
+            assert_eq!(mappings.counters.current, 1, "a conversation is left");
+            mappings.leave(index);
+            if patience_s > 0 {
+                mappings.advance(5000 + patience_s - 1);
+                assert_eq!(mappings.of_inside(&inside(1, 7, protocol)), Some(index));
+            }
+            // One more, at the last moment, begins the time again.
+            mappings.join(index, 0);
+            mappings.advance(6000);
+            mappings.leave(index);
+            mappings.advance(6000 + patience_s);
+            assert_eq!((mappings.counters.current, mappings.counters.expired), (0, 1));
+            assert_eq!(mappings.of_inside(&inside(1, 7, protocol)), None);
+        }
+    }
+
+    #[derive(Clone, Debug)]
+    enum Act {
+        Begin { guest: u16, port: u16, udp: bool },
+        Leave(usize),
+        Wait(u32),
+    }
+
+    fn act() -> impl Strategy<Value = Act> {
+        prop_oneof![
+            4 => (0u16..3, 0u16..12, any::<bool>()).prop_map(|(guest, port, udp)| Act::Begin { guest, port, udp }),
+            2 => any::<usize>().prop_map(Act::Leave),
+            1 => (0u32..100).prop_map(Act::Wait),
+        ]
+    }
+
+    proptest! {
+        /// Against lists: no port is given twice, none that is reserved, none outside the block; a mapping is the same for all
+        /// conversations of an inside end; a port is refused only if none is free; what is over comes back.
+        #[test]
+        fn no_port_is_given_twice(acts in proptest::collection::vec(act(), 1..200)) {
+            let mut mappings = Mappings::new(3);
+            let mut now_s = 0;
+            // Of each inside end its port, its conversations, and since when there have been none.
+            let mut model: BTreeMap<(u16, u16, u8), (u16, u32, u32)> = BTreeMap::new();
+            let mut conversations: Vec<((u16, u16, u8), u32)> = Vec::new();
+            for act in acts {
+                match act {
+                    Act::Begin { guest, port, udp } => {
+                        let protocol = if udp { UDP } else { TCP };
+                        let (name, end) = ((guest, port, protocol), inside(guest, port, protocol));
+                        if let Some(index) = mappings.of_inside(&end) {
+                            mappings.join(index, 0);
+                            let known = model.get_mut(&name).unwrap();
+                            prop_assert_eq!(mappings.pair(index).outside.end.port, known.0);
+                            known.1 += 1;
+                            conversations.push((name, index));
+                            continue;
+                        }
+                        prop_assert!(!model.contains_key(&name));
+                        let used: BTreeSet<u16> = model.iter().filter(|(n, _)| n.2 == protocol).map(|(_, m)| m.0).collect();
+                        match begin(&mut mappings, end) {
+                            Some((index, port)) => {
+                                prop_assert!(BLOCK.contains(&port) && port != 2003 && !used.contains(&port));
+                                model.insert(name, (port, 1, 0));
+                                conversations.push((name, index));
+                            }
+                            None => prop_assert_eq!(used.len(), 7),
+                        }
+                    }
+                    Act::Leave(at) if !conversations.is_empty() => {
+                        let (name, index) = conversations.swap_remove(at % conversations.len());
+                        mappings.leave(index);
+                        let known = model.get_mut(&name).unwrap();
+                        known.1 -= 1;
+                        known.2 = now_s;
+                    }
+                    Act::Leave(_) => {}
+                    Act::Wait(seconds) => {
+                        now_s += seconds;
+                        mappings.advance(now_s);
+                    }
+                }
+                // What is over may stay longer than it has to, by no more than the same time again.
+                model.retain(|&(guest, port, protocol), &mut (_, count, idle_s)| {
+                    let patience_s = PATIENCE_S[class(protocol)];
+                    let is_there = mappings.of_inside(&inside(guest, port, protocol)).is_some();
+                    let must = count > 0 || idle_s + patience_s > now_s;
+                    let must_not = count == 0 && idle_s + 2 * patience_s < mappings.now_s;
+                    assert!(is_there || !must, "{guest} {port} {protocol} is gone too early");
+                    assert!(!is_there || !must_not, "{guest} {port} {protocol} stays");
+                    is_there
+                });
+                prop_assert_eq!(mappings.counters.current as usize, model.len());
+                let of_guest: u32 = (0..3).map(|guest| mappings.of_guest(PortId(guest))).sum();
+                prop_assert_eq!(of_guest as usize, model.len());
+                let used = [TCP, UDP].map(|protocol| mappings.used(UPLINK, protocol, address()));
+                prop_assert_eq!(used.iter().sum::<u32>() as usize, model.len());
+            }
+        }
+    }
+}

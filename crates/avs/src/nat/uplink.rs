@@ -1,0 +1,153 @@
+//! What is known of an uplink: which addresses are seen behind it, and whose they are.
+
+use std::net::IpAddr;
+use std::ops::RangeInclusive;
+
+use bifrost_tables::{ExactMap, exact_map};
+use bifrost_wire::Mac;
+
+use crate::ids::PortId;
+use crate::rewrite::Endpoint;
+use crate::tables::BuildError;
+use crate::vpc::VpcId;
+
+/// A port behind which the outside is.
+#[derive(Debug)]
+pub(crate) struct Uplink {
+    pub(crate) port: PortId,
+    pub(crate) mac: Mac,
+    pub(crate) mtu: u16,
+    /// The network of that port.
+    pub(crate) vpc: VpcId,
+    addresses: ExactMap<IpAddr, Address>,
+    floating: ExactMap<(VpcId, IpAddr), IpAddr>,
+    sources: ExactMap<VpcId, Source>,
+    /// By protocol and outside end; the other way round; both for good.
+    forwards: ExactMap<(u8, Endpoint), (VpcId, Endpoint)>,
+    forwarded: ExactMap<(VpcId, u8, Endpoint), Endpoint>,
+}
+
+/// Whose an outside address is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Address {
+    /// One guest's: its network and its address there.
+    Floating(VpcId, IpAddr),
+    /// Several guests'.
+    Shared,
+}
+
+/// Where a network's guests are seen.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Source {
+    pub(crate) v4: Vec<IpAddr>,
+    pub(crate) v6: Vec<IpAddr>,
+    /// The ports of each address that this host gives out.
+    pub(crate) block: RangeInclusive<u16>,
+    /// Ports that one guest gets, at most.
+    pub(crate) per_guest: u32,
+}
+
+impl Source {
+    pub(crate) fn addresses(&self, v6: bool) -> &[IpAddr] {
+        if v6 { &self.v6 } else { &self.v4 }
+    }
+}
+
+impl Uplink {
+    pub(crate) fn new(port: PortId, mac: Mac, mtu: u16, vpc: VpcId) -> Self {
+        Uplink {
+            port,
+            mac,
+            mtu,
+            vpc,
+            addresses: exact_map(0),
+            floating: exact_map(0),
+            sources: exact_map(0),
+            forwards: exact_map(0),
+            forwarded: exact_map(0),
+        }
+    }
+
+    /// Gives an outside address to a guest.
+    ///
+    /// # Errors
+    /// Either address is another one's.
+    pub(crate) fn add_floating(&mut self, outside: IpAddr, vpc: VpcId, inside: IpAddr) -> Result<(), BuildError> {
+        let taken = self.addresses.insert(outside, Address::Floating(vpc, inside)).is_some();
+        let twice = self.floating.insert((vpc, inside), outside).is_some();
+        if taken || twice { Err(BuildError::OutsideAddress(outside)) } else { Ok(()) }
+    }
+
+    /// Has a network's guests share addresses.
+    ///
+    /// # Errors
+    /// An address is one guest's alone, or the network has others.
+    pub(crate) fn add_source(&mut self, vpc: VpcId, source: Source) -> Result<(), BuildError> {
+        for &address in source.v4.iter().chain(&source.v6) {
+            self.share(address)?;
+        }
+        let address = source.v4.iter().chain(&source.v6).next().copied();
+        match self.sources.insert(vpc, source) {
+            None => Ok(()),
+            Some(_) => Err(BuildError::OutsideAddress(address.unwrap_or(IpAddr::from([0, 0, 0, 0])))),
+        }
+    }
+
+    /// Gives a guest's end an outside end for good.
+    ///
+    /// # Errors
+    /// Either is another one's.
+    pub(crate) fn add_forward(
+        &mut self,
+        protocol: u8,
+        outside: Endpoint,
+        vpc: VpcId,
+        inside: Endpoint,
+    ) -> Result<(), BuildError> {
+        self.share(outside.address)?;
+        let taken = self.forwards.insert((protocol, outside), (vpc, inside)).is_some();
+        let twice = self.forwarded.insert((vpc, protocol, inside), outside).is_some();
+        if taken || twice { Err(BuildError::OutsideAddress(outside.address)) } else { Ok(()) }
+    }
+
+    fn share(&mut self, address: IpAddr) -> Result<(), BuildError> {
+        match self.addresses.insert(address, Address::Shared) {
+            Some(Address::Floating(..)) => Err(BuildError::OutsideAddress(address)),
+            Some(Address::Shared) | None => Ok(()),
+        }
+    }
+
+    /// Whose an address is, if it is one of the uplink's.
+    pub(crate) fn address(&self, address: IpAddr) -> Option<Address> {
+        self.addresses.get(&address).copied()
+    }
+
+    /// The outside address of a guest that has one for itself.
+    pub(crate) fn floating(&self, vpc: VpcId, inside: IpAddr) -> Option<IpAddr> {
+        self.floating.get(&(vpc, inside)).copied()
+    }
+
+    /// What a network's guests share.
+    pub(crate) fn source(&self, vpc: VpcId) -> Option<&Source> {
+        self.sources.get(&vpc)
+    }
+
+    /// Whose an outside end is for good.
+    pub(crate) fn forward(&self, protocol: u8, outside: Endpoint) -> Option<(VpcId, Endpoint)> {
+        self.forwards.get(&(protocol, outside)).copied()
+    }
+
+    /// The outside end that a guest's end has for good.
+    pub(crate) fn forwarded(&self, vpc: VpcId, protocol: u8, inside: Endpoint) -> Option<Endpoint> {
+        self.forwarded.get(&(vpc, protocol, inside)).copied()
+    }
+
+    /// Whether guests of a network may have an outside end for a while.
+    pub(crate) fn lends(&self, vpc: VpcId, protocol: u8, outside: Endpoint) -> bool {
+        let of_source = self.source(vpc).is_some_and(|source| {
+            source.block.contains(&outside.port)
+                && source.addresses(outside.address.is_ipv6()).contains(&outside.address)
+        });
+        of_source && self.forward(protocol, outside).is_none()
+    }
+}
