@@ -1,5 +1,7 @@
 //! What follows from decisions on a packet's way: it is done, or only noted.
 
+use std::net::IpAddr;
+
 use crate::drop_reason::DropReason;
 use crate::fragments::{First, Fragments, Moment, Piece};
 use crate::groups::{Judgement, Memory};
@@ -23,6 +25,9 @@ pub(crate) trait Effects {
     fn connections(&self) -> service::Memory<'_>;
     /// A packet from or to a port belongs to a connection that is translated, and passes.
     fn service(&mut self, port: PortId, direction: Direction, step: &Step) -> Result<(), DropReason>;
+    /// A packet of a guest, or for it, gets or had the address that the guest has outside; a mapping of which nothing is remembered.
+    #[inline(always)]
+    fn readdressed(&mut self, _port: PortId, _direction: Direction, _outside: IpAddr) {}
     /// The ACL of a port's network was asked: the rule that decides, and whether it lets the packet pass.
     fn acl(&mut self, port: PortId, direction: Direction, rule: Option<(usize, bool)>);
     /// The security groups of a port were asked.

@@ -131,7 +131,8 @@ impl Index {
             let (v4, v6): (Vec<_>, Vec<_>) = source.addresses.iter().partition(|address| address.is_ipv4());
             let families = [(false, v4.is_empty()), (true, v6.is_empty())];
             let block = source.ports.0..=source.ports.1;
-            self.uplinks[usize::from(uplink.0)].add_source(vpc, Source { v4, v6, block, per_guest: source.per_guest })?;
+            self.uplinks[usize::from(uplink.0)]
+                .add_source(vpc, Source { v4, v6, block, per_guest: source.per_guest })?;
             for (v6, _) in families.into_iter().filter(|(_, is_empty)| !is_empty) {
                 self.vpcs[vpc.place()].add_outside(uplink, v6)?;
             }

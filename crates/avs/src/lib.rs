@@ -96,7 +96,8 @@ pub use session::{Class, PortSessions, SessionCounters};
 pub use switch::{Former, Prepared, Switch};
 pub use tables::{
     AclRule, Affinity, Backend, BuildError, FloatingIp, FlowLogSpec, GATEWAY_MAC, GroupRule, LoadBalancer, Nat,
-    Ordering, Peering, Port, PortForward, Reliability, Route, SecurityGroup, SourceNat, Tables, Transport, Vpc, Workers,
+    Ordering, Peering, Port, PortForward, Reliability, Route, SecurityGroup, SourceNat, Tables, Transport, Vpc,
+    Workers,
 };
 pub use trace::{By, Check, GuestTrace, Hop, UnderlayTrace, WorkerTrace};
 pub use verdict::{Action, Verdict};

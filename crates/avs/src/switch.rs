@@ -236,8 +236,15 @@ impl Switch {
     #[inline(never)]
     fn by_tables_from_guest(&mut self, port: PortId, frame: Frame<'_>) {
         let Switch { index, ports, sessions, connections, mappings, fragments, answer, verdict, .. } = self;
-        let mut apply =
-            Apply::<false> { sessions, connections, mappings, fragments, ports, epoch: self.epoch, now_ns: self.now_ns };
+        let mut apply = Apply::<false> {
+            sessions,
+            connections,
+            mappings,
+            fragments,
+            ports,
+            epoch: self.epoch,
+            now_ns: self.now_ns,
+        };
         pipeline::outbound(index, port, frame, Output { verdict, answer }, &mut apply);
         self.ports[port.place()].counters.count_from_guest(&self.verdict);
     }
@@ -265,10 +272,29 @@ impl Switch {
     /// The same of what no flow record holds for: leaves one.
     #[inline(never)]
     fn by_stages_from_guest(&mut self, port: PortId, frame: Frame<'_>, key: Option<Key>) -> &Verdict {
-        let Switch { index, ports, sessions, connections, mappings, fragments, cache, answer, notes, epoch, verdict, .. } =
-            self;
-        let mut effects =
-            Recording::new(Apply { sessions, connections, mappings, fragments, ports, epoch: *epoch, now_ns: self.now_ns });
+        let Switch {
+            index,
+            ports,
+            sessions,
+            connections,
+            mappings,
+            fragments,
+            cache,
+            answer,
+            notes,
+            epoch,
+            verdict,
+            ..
+        } = self;
+        let mut effects = Recording::new(Apply {
+            sessions,
+            connections,
+            mappings,
+            fragments,
+            ports,
+            epoch: *epoch,
+            now_ns: self.now_ns,
+        });
         let mtu = pipeline::outbound(index, port, frame, Output { verdict, answer }, &mut effects);
         if let (Some(key), Some(touched)) = (&key, &effects.touched) {
             let flows = &mut cache.from_guests;
@@ -304,8 +330,15 @@ impl Switch {
             let vpc = vpc.id;
             return self.by_record_from_underlay((vni, vpc), peer, frame);
         }
-        let mut apply =
-            Apply::<false> { sessions, connections, mappings, fragments, ports, epoch: self.epoch, now_ns: self.now_ns };
+        let mut apply = Apply::<false> {
+            sessions,
+            connections,
+            mappings,
+            fragments,
+            ports,
+            epoch: self.epoch,
+            now_ns: self.now_ns,
+        };
         let port = pipeline::inbound(index, vpc, peer, frame, Output { verdict, answer }, &mut apply);
         count_from_underlay(underlay, ports, port, verdict);
         if self.notes.from_peers.is_wanted() {
@@ -354,8 +387,15 @@ impl Switch {
     fn by_stages_from_underlay(&mut self, vpc: VpcId, peer: PeerId, frame: Frame<'_>, key: Option<Key>) -> &Verdict {
         let Switch { index, ports, sessions, connections, mappings, fragments, cache, answer, notes, epoch, .. } = self;
         let (underlay, verdict) = (&mut self.underlay, &mut self.verdict);
-        let mut effects =
-            Recording::new(Apply { sessions, connections, mappings, fragments, ports, epoch: *epoch, now_ns: self.now_ns });
+        let mut effects = Recording::new(Apply {
+            sessions,
+            connections,
+            mappings,
+            fragments,
+            ports,
+            epoch: *epoch,
+            now_ns: self.now_ns,
+        });
         let output = Output { verdict, answer };
         let port = pipeline::inbound(index, index.vpc_of(vpc), peer, frame, output, &mut effects);
         if let (Some(key), Some(touched), Some((to, _))) =

@@ -116,6 +116,8 @@ pub enum By {
         /// Whether the packet begins the connection.
         is_new: bool,
     },
+    /// NAT, with the address that is the guest's alone outside.
+    Floating(IpAddr),
     /// NAT.
     Nat {
         /// Address and port that the guest has outside.
@@ -171,13 +173,7 @@ impl Switch {
     }
 
     /// What [`from_worker`](Self::from_worker) would do, of the same arguments, and why. Nothing changes.
-    pub fn trace_from_worker(
-        &self,
-        from: PortId,
-        port: PortId,
-        frame_head: &[u8],
-        parsed: &Parsed,
-    ) -> WorkerTrace {
+    pub fn trace_from_worker(&self, from: PortId, port: PortId, frame_head: &[u8], parsed: &Parsed) -> WorkerTrace {
         let mut looking = Looking::at(self);
         let frame = Frame::whole(frame_head, parsed);
         let verdict = pipeline::handed_over(&self.index, (from, port), frame, &mut looking);
@@ -264,6 +260,10 @@ impl Effects for Looking<'_> {
         let result = step.foresee(&self.switch.connections, &mut self.planned_connections);
         self.checks.push(Check { port, direction, by, result });
         result
+    }
+
+    fn readdressed(&mut self, port: PortId, direction: Direction, outside: IpAddr) {
+        self.checks.push(Check { port, direction, by: By::Floating(outside), result: Ok(()) });
     }
 
     fn acl(&mut self, port: PortId, direction: Direction, rule: Option<(usize, bool)>) {

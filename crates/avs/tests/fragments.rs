@@ -381,7 +381,10 @@ fn pieces_that_the_host_makes_pass_the_receivers_worker() {
             .map(|n| {
                 let mut out = Vec::new();
                 plan.write(n, |from, to, out| copy_of(&frame, &[], from, to, out), &mut out);
-                receiver.from_worker(PortId(1), to, &out, &parse(&out, out.len()).unwrap()).drop_reason().map_or(Ok(()), Err)
+                receiver
+                    .from_worker(PortId(1), to, &out, &parse(&out, out.len()).unwrap())
+                    .drop_reason()
+                    .map_or(Ok(()), Err)
             })
             .collect();
         assert_eq!(passed.len(), 4);

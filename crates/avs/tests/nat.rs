@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use std::net::IpAddr;
 
 use bifrost_avs::{
-    Action, BuildError, By, DropReason, FlowLimits, FloatingIp, GATEWAY_MAC, GroupId, GroupRule, Nat, Ordering,
+    Action, BuildError, By, DropReason, FloatingIp, FlowLimits, GATEWAY_MAC, GroupId, GroupRule, Nat, Ordering,
     Pattern, Port, PortForward, PortId, Reliability, SecurityGroup, SourceNat, Switch, Tables, Transport, Verdict, Vpc,
     WorkerId, Workers,
 };
@@ -470,7 +470,8 @@ fn the_outside_is_told_where_its_addresses_are() {
         }
     }
     let group = "ff02::1:ff00:20";
-    let solicitation = solicit((KERNEL, Mac([0x33, 0x33, 0xff, 0, 0, 0x20])), "fe80::9", group, 255, Some(KERNEL), FLOATING6);
+    let solicitation =
+        solicit((KERNEL, Mac([0x33, 0x33, 0xff, 0, 0, 0x20])), "fe80::9", group, 255, Some(KERNEL), FLOATING6);
     assert!(matches!(guest(&mut switch, UPLINK, &solicitation).action, Action::Answer { .. }));
     assert_eq!(read(switch.answer()).src_mac, GATEWAY_MAC);
 }

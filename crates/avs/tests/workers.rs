@@ -65,7 +65,8 @@ impl Host {
                 rewrite.apply(&mut frame);
             }
             let parsed = parse(&frame, frame.len()).unwrap();
-            let passed = *self.switches[usize::from(worker.0)].from_worker(PortId(u16::from(from - 1)), *port, &frame, &parsed);
+            let passed =
+                *self.switches[usize::from(worker.0)].from_worker(PortId(u16::from(from - 1)), *port, &frame, &parsed);
             self.handed_over[usize::from(!passed.passes())] += 1;
             if !passed.passes() {
                 decision = passed;
@@ -144,6 +145,9 @@ fn the_receivers_worker_judges_what_may_come_in() {
     let answer = segment(1, 2, (1000, 80), 0x12, 0, true);
     assert!(matches!(host.decide(1, &answer), Decided::Guest(Verdict { action: Action::Deliver { .. }, .. })));
     // A port that is gone by then.
-    assert_eq!(*host.switches[1].from_worker(PortId(0), PortId(9), &frame, &parsed), Verdict::drop(DropReason::UnknownPort));
+    assert_eq!(
+        *host.switches[1].from_worker(PortId(0), PortId(9), &frame, &parsed),
+        Verdict::drop(DropReason::UnknownPort)
+    );
     assert_eq!(host.switches[1].underlay_counters().dropped.packets(DropReason::UnknownPort), 1);
 }

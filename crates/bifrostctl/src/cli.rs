@@ -54,6 +54,8 @@ pub(crate) enum Command {
     Routes,
     /// The load balancers: where they listen, their backends and which of them work
     LoadBalancers,
+    /// NAT: addresses outside, whose they are, and how many of their ports are in use
+    Nat,
     /// Flow logs: what is logged, where to, and what was lost
     FlowLog,
     /// The reliable connections, one for each pair of vNICs

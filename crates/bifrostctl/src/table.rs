@@ -1,11 +1,11 @@
 //! Results as text for people: aligned columns, units in the headings.
 
 use std::fmt::Write;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 
 use bifrost_control::api::{
     BackendStatus, Conn, ConnState, Direction, DrainReport, FaultCleared, FaultEntry, FaultSpec, FlowLogStatus,
-    LoadBalancerStatus, Path, PathState, PeerMode, PortStatus, Route, Stats, Status,
+    LoadBalancerStatus, NatKind, NatStatus, Path, PathState, PeerMode, PortStatus, Route, Stats, Status,
 };
 use comfy_table::{CellAlignment, Table, presets};
 
@@ -172,6 +172,44 @@ pub(crate) fn load_balancers(balancers: &[LoadBalancerStatus]) -> String {
         Text("STATE"),
     ];
     listing(&columns, rows, "no load balancers")
+}
+
+pub(crate) fn nat(addresses: &[NatStatus]) -> String {
+    let end = |address: IpAddr, port: Option<u16>| match port {
+        Some(port) => SocketAddr::new(address, port).to_string(),
+        None => address.to_string(),
+    };
+    let row = |n: &NatStatus| {
+        let shared = n.kind == NatKind::Shared;
+        let used = |count: u32| if shared { count.to_string() } else { "-".to_owned() };
+        vec![
+            n.uplink.clone(),
+            n.vni.to_string(),
+            n.kind.name().to_owned(),
+            end(n.address, n.port),
+            n.protocol.clone().unwrap_or_else(|| "-".to_owned()),
+            n.inside.map_or_else(|| "-".to_owned(), |inside| end(inside, n.inside_port)),
+            if n.here { "here" } else { "elsewhere" }.to_owned(),
+            n.ports.map_or_else(|| "-".to_owned(), |(first, last)| format!("{first}-{last}")),
+            used(n.tcp_ports),
+            used(n.udp_ports),
+            used(n.echo_identifiers),
+        ]
+    };
+    let columns = [
+        Text("UPLINK"),
+        Number("VNI"),
+        Text("KIND"),
+        Text("OUTSIDE"),
+        Text("PROTOCOL"),
+        Text("INSIDE"),
+        Text("GUEST"),
+        Text("PORTS"),
+        Number("TCP"),
+        Number("UDP"),
+        Number("ECHO"),
+    ];
+    listing(&columns, addresses.iter().map(row), "no NAT")
 }
 
 pub(crate) fn flow_log(log: &FlowLogStatus) -> String {

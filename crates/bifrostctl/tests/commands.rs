@@ -26,6 +26,23 @@ impl Backend for Fake {
     fn routes(&self) -> Result<Vec<Route>, ApiError> {
         Ok(Vec::new())
     }
+    fn nat(&self) -> Result<Vec<NatStatus>, ApiError> {
+        Ok(vec![NatStatus {
+            kind: NatKind::Shared,
+            uplink: "outside".into(),
+            vni: 100,
+            address: "203.0.113.10".parse().unwrap(),
+            protocol: None,
+            port: None,
+            inside: None,
+            inside_port: None,
+            here: true,
+            ports: Some((1024, 2047)),
+            tcp_ports: 7,
+            udp_ports: 0,
+            echo_identifiers: 1,
+        }])
+    }
     fn load_balancers(&self) -> Result<Vec<LoadBalancerStatus>, ApiError> {
         let backend =
             BackendStatus { address: "10.0.0.2".parse().unwrap(), port: 8080, weight: 3, health: BackendHealth::Down };

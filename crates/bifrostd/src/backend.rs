@@ -6,8 +6,8 @@ use std::time::Instant;
 
 use bifrost_control::api::{
     ApiError, BackendHealth, BackendStatus, CaptureSpec, Conn, ConnState, DrainReport, DrainSpec, FaultEntry,
-    FaultSpec, FlowLogStatus, LoadBalancerStatus, Path, PathState, PeerMode, PeerStatus, PortFault, PortStatus,
-    ReloadReport, Route, Sample, Stats, Status, Trace, TraceSpec, WorkerStatus,
+    FaultSpec, FlowLogStatus, LoadBalancerStatus, NatStatus, Path, PathState, PeerMode, PeerStatus, PortFault,
+    PortStatus, ReloadReport, Route, Sample, Stats, Status, Trace, TraceSpec, WorkerStatus,
 };
 use bifrost_control::config::{self, Affinity, BalancedProtocol, Config, LoadBalancer, PeerTransport, PortKind};
 use bifrost_control::server::{Backend, CaptureStream};
@@ -22,6 +22,7 @@ use crate::container::Container;
 use crate::daemon::{Daemon, State};
 use crate::flow_log;
 use crate::health::Health;
+use crate::nat;
 use crate::samples;
 use crate::translate;
 use crate::trim::trim;
@@ -154,6 +155,26 @@ impl Backend for Daemon {
             backends: b.backends.iter().map(|backend| backend_status(&state.health, b, backend)).collect(),
         };
         Ok(state.config.load_balancers.iter().map(status).collect())
+    }
+
+    fn nat(&self) -> Result<Vec<NatStatus>, ApiError> {
+        let state = self.state();
+        let mut shared = Vec::new();
+        for source in &state.config.nat.sources {
+            let uplink = state.names.port(&source.uplink).map(bifrost_avs::PortId);
+            let uplink = uplink.ok_or_else(|| ApiError::internal(format!("no port named {:?}", source.uplink)))?;
+            shared.extend(source.addresses.iter().map(|address| (uplink, *address)));
+        }
+        let asked = shared.clone();
+        let used = state.on_all(move |worker| {
+            let switch = worker.core_mut().switch_mut();
+            asked.iter().map(|(uplink, address)| switch.nat_ports(*uplink, *address)).collect::<Vec<_>>()
+        });
+        let used = used.map_err(gone)?;
+        // Only the worker of an uplink gives its ports out.
+        let mut sums = (0..shared.len())
+            .map(|at| used.iter().fold([0; 3], |sum, of| std::array::from_fn(|kind| sum[kind] + of[at][kind])));
+        Ok(nat::status(&state.config, &mut sums))
     }
 
     fn flow_log(&self) -> Result<FlowLogStatus, ApiError> {

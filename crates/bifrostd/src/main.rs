@@ -14,6 +14,7 @@ mod health;
 mod inject;
 mod large_pages;
 mod machine;
+mod nat;
 mod samples;
 mod trace;
 mod translate;

@@ -67,12 +67,16 @@ fn from_port(state: &State, spec: &TraceSpec, name: &str, to: IpAddr) -> Result<
         core.advance(Time(clock::monotonic_ns()));
         core.trace_from_guest(owner, &frame)
     })?;
-    if let End::HandedOver { worker, port, frame } = trace.end.clone() {
+    let mut sender = owner;
+    // Through an uplink back to this host it is handed over twice.
+    for _ in 0..2 {
+        let End::HandedOver { worker, port, frame } = trace.end.clone() else { break };
         let rest = on_worker(state, usize::from(worker), move |w| {
             let core = w.core_mut();
             core.advance(Time(clock::monotonic_ns()));
-            core.trace_from_worker(port, &frame)
+            core.trace_from_worker(sender, port, &frame)
         })?;
+        sender = port;
         trace.steps.push(Step::HandedOver { worker, port });
         trace.steps.extend(rest.steps);
         trace.end = rest.end;
@@ -366,6 +370,19 @@ impl Words<'_> {
                     (_, false) => "its connection stays with",
                 };
                 ("service", format!("{rule}: {what} {address} port {port}"))
+            }
+            By::Floating(outside) => {
+                rule = format!("floating address {outside}");
+                ("nat", format!("the guest is known outside as {outside}"))
+            }
+            By::Nat { outside: (address, port), is_new } => {
+                rule = format!("outside {}", std::net::SocketAddr::new(*address, *port));
+                let what = match (direction, is_new) {
+                    (Direction::Ingress, _) => "a conversation of the guest, which is known outside at",
+                    (_, true) => "a conversation with the outside begins, from",
+                    (_, false) => "a conversation with the outside goes on, from",
+                };
+                ("nat", format!("{what} {address} port {port}"))
             }
             By::NoGroup => ("group", "not asked about such packets".to_owned()),
             By::Error { known: true, .. } => ("group", "an ICMP error about a session that there is".to_owned()),

@@ -109,6 +109,7 @@ pub(crate) fn tables(config: &Config, names: &Names, health: &Health) -> avs::Ta
         routes: routes.collect(),
         peerings: peerings.collect(),
         load_balancers,
+        nat: nat(config, names),
         groups: groups.collect(),
         sessions: avs::SessionLimits { total, per_port },
         flows: avs::FlowLimits { records: flow_records, vectors },
@@ -127,16 +128,55 @@ fn load_balancer(balancer: &config::LoadBalancer, health: &Health) -> Option<avs
         vni: Vni::new(balancer.vni.value())?,
         address: balancer.address,
         port: balancer.port,
-        protocol: match balancer.protocol {
-            config::BalancedProtocol::Tcp => avs::Transport::Tcp,
-            config::BalancedProtocol::Udp => avs::Transport::Udp,
-        },
+        protocol: transport_of(balancer.protocol),
         affinity: match balancer.affinity {
             config::Affinity::Connection => avs::Affinity::Connection,
             config::Affinity::Client => avs::Affinity::Client,
         },
         backends: balancer.backends.iter().map(backend).collect(),
     })
+}
+
+fn nat(config: &Config, names: &Names) -> avs::Nat {
+    let nat = &config.nat;
+    let port = |name: &str| names.port(name).map(avs::PortId);
+    let vni = |vni: config::Vni| Vni::new(vni.value());
+    let sources = nat.sources.iter().filter_map(|s| {
+        let (vni, uplink) = (vni(s.vni)?, port(&s.uplink)?);
+        Some(avs::SourceNat {
+            vni,
+            uplink,
+            addresses: s.addresses.clone(),
+            ports: s.ports,
+            per_guest: s.ports_per_guest,
+        })
+    });
+    let floating = nat.floating.iter().filter_map(|f| {
+        let (vni, uplink) = (vni(f.vni)?, port(&f.uplink)?);
+        Some(avs::FloatingIp { vni, uplink, outside: f.address, inside: f.inside })
+    });
+    let forwards = nat.forwards.iter().filter_map(|f| {
+        Some(avs::PortForward {
+            vni: vni(f.vni)?,
+            uplink: port(&f.uplink)?,
+            protocol: transport_of(f.protocol),
+            outside: (f.address, f.port),
+            inside: (f.inside, f.inside_port),
+        })
+    });
+    avs::Nat {
+        uplinks: nat.uplinks.iter().filter_map(|uplink| port(&uplink.port)).collect(),
+        sources: sources.collect(),
+        floating: floating.collect(),
+        forwards: forwards.collect(),
+    }
+}
+
+fn transport_of(protocol: config::BalancedProtocol) -> avs::Transport {
+    match protocol {
+        config::BalancedProtocol::Tcp => avs::Transport::Tcp,
+        config::BalancedProtocol::Udp => avs::Transport::Udp,
+    }
 }
 
 fn flow_log(config: &Config, log: &config::FlowLog, names: &Names) -> avs::FlowLogSpec {

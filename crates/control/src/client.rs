@@ -15,8 +15,8 @@ use tokio::runtime::Runtime;
 
 use crate::api::{
     ApiError, CaptureSpec, Conn, DrainReport, DrainSpec, Drops, ErrorBody, FaultCleared, FaultEntry, FaultSpec,
-    FlowLogStatus, LoadBalancerStatus, Path as ApiPath, PortStatus, ReloadReport, Route, Sample, Stats, Status, Trace,
-    TraceSpec,
+    FlowLogStatus, LoadBalancerStatus, NatStatus, Path as ApiPath, PortStatus, ReloadReport, Route, Sample, Stats,
+    Status, Trace, TraceSpec,
 };
 
 /// How long an answer may take.
@@ -107,6 +107,11 @@ impl Client {
     /// All load balancers.
     pub fn load_balancers(&self) -> Result<Vec<LoadBalancerStatus>, ClientError> {
         self.fetch("/v1/load-balancers")
+    }
+
+    /// All addresses outside.
+    pub fn nat(&self) -> Result<Vec<NatStatus>, ClientError> {
+        self.fetch("/v1/nat")
     }
 
     /// What is logged of conversations, and what became of the records.

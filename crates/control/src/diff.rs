@@ -2,11 +2,15 @@
 
 use std::fmt;
 use std::hash::Hash;
+use std::net::SocketAddr;
 
 use std::collections::HashMap;
 
 use crate::api::{Changed, ReloadReport};
-use crate::config::{Config, LoadBalancer, Peer, Peering, Port, Route, SecurityGroup, Sessions, Transport, Vpc};
+use crate::config::{
+    BalancedProtocol, Config, FloatingIp, LoadBalancer, Peer, Peering, Port, PortForward, Route, SecurityGroup,
+    Sessions, SourceNat, Transport, Uplink, Vpc,
+};
 
 /// The difference between two configurations that a running daemon can take over.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -25,6 +29,14 @@ pub struct ConfigDiff {
     pub security_groups: Changes<SecurityGroup>,
     /// Load balancers, by name.
     pub load_balancers: Changes<LoadBalancer>,
+    /// Uplinks, by port.
+    pub uplinks: Changes<Uplink>,
+    /// Shared addresses, by VPC.
+    pub nat: Changes<SourceNat>,
+    /// Floating addresses, by uplink and address.
+    pub floating_ips: Changes<FloatingIp>,
+    /// Forwards, by uplink, protocol, address and port.
+    pub port_forwards: Changes<PortForward>,
     /// Whether flow logs differ.
     pub flow_log: bool,
     /// The new bounds of sessions, if they differ.
@@ -76,6 +88,12 @@ impl ConfigDiff {
             vpcs: Changes::between(&old.vpcs, &new.vpcs, |v| v.vni),
             security_groups: Changes::between(&old.security_groups, &new.security_groups, |g| g.name.clone()),
             load_balancers: Changes::between(&old.load_balancers, &new.load_balancers, |b| b.name.clone()),
+            uplinks: Changes::between(&old.nat.uplinks, &new.nat.uplinks, |u| u.port.clone()),
+            nat: Changes::between(&old.nat.sources, &new.nat.sources, |s| s.vni),
+            floating_ips: Changes::between(&old.nat.floating, &new.nat.floating, |f| (f.uplink.clone(), f.address)),
+            port_forwards: Changes::between(&old.nat.forwards, &new.nat.forwards, |f| {
+                (f.uplink.clone(), f.protocol, f.address, f.port)
+            }),
             flow_log: old.flow_log != new.flow_log,
             sessions: (old.sessions != new.sessions).then_some(new.sessions),
             transport: (old.transport != new.transport).then_some(new.transport),
@@ -97,6 +115,13 @@ impl ConfigDiff {
             vpcs: self.vpcs.names(|v| v.vni.to_string()),
             security_groups: self.security_groups.names(|g| g.name.clone()),
             load_balancers: self.load_balancers.names(|b| b.name.clone()),
+            uplinks: self.uplinks.names(|u| u.port.clone()),
+            nat: self.nat.names(|s| format!("vni {}", s.vni)),
+            floating_ips: self.floating_ips.names(|f| f.address.to_string()),
+            port_forwards: self.port_forwards.names(|f| {
+                let protocol = if f.protocol == BalancedProtocol::Tcp { "tcp" } else { "udp" };
+                format!("{protocol} {}", SocketAddr::new(f.address, f.port))
+            }),
             flow_log_changed: self.flow_log,
             sessions_changed: self.sessions.is_some(),
             transport_changed: self.transport.is_some(),

@@ -5,6 +5,7 @@
 //! | `GET /v1/status` | [`Status`] |
 //! | `GET /v1/ports`, `/v1/routes`, `/v1/conns`, `/v1/paths` | a list of [`PortStatus`], [`Route`], [`Conn`], [`Path`](ApiPath) |
 //! | `GET /v1/load-balancers` | a list of [`LoadBalancerStatus`] |
+//! | `GET /v1/nat` | a list of [`NatStatus`] |
 //! | `POST /v1/paths/drain`, `/v1/paths/restore` with a [`DrainSpec`] | the [`DrainReport`] |
 //! | `GET /v1/stats` | [`Stats`] |
 //! | `GET /v1/samples` | a list of [`Sample`] |
@@ -40,7 +41,7 @@ use tokio::sync::oneshot;
 
 use crate::api::{
     ApiError, CaptureSpec, Conn, DrainReport, DrainSpec, FaultEntry, FaultSpec, FlowLogStatus, LoadBalancerStatus,
-    Path as ApiPath, PortStatus, ReloadReport, Route, Sample, Stats, Status, Trace, TraceSpec,
+    NatStatus, Path as ApiPath, PortStatus, ReloadReport, Route, Sample, Stats, Status, Trace, TraceSpec,
 };
 
 /// How long a stop waits for requests that are being answered.
@@ -58,6 +59,8 @@ pub trait Backend: Send + Sync + 'static {
     fn routes(&self) -> Result<Vec<Route>, ApiError>;
     /// All load balancers.
     fn load_balancers(&self) -> Result<Vec<LoadBalancerStatus>, ApiError>;
+    /// All addresses outside.
+    fn nat(&self) -> Result<Vec<NatStatus>, ApiError>;
     /// What is logged of conversations, and what became of the records.
     fn flow_log(&self) -> Result<FlowLogStatus, ApiError>;
     /// All reliable connections.

@@ -403,7 +403,7 @@ impl<P: GuestPort> Core<P> {
             self.counters.local_packets += 1;
             match worker {
                 None => self.deliver_plain::<SEEN>(to, &scratch, checksummed),
-                Some(worker) => self.siblings.keep_frame(worker, to, &scratch, checksummed),
+                Some(worker) => self.siblings.keep_frame(worker, (from, to), &scratch, checksummed),
             }
         }
         self.scratch = scratch;

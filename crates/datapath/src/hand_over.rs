@@ -70,8 +70,8 @@ struct Item {
 enum Kind {
     /// A datagram from the underlay.
     Datagram { source: SocketAddr, service: Service, ecn: u8, ttl: u8, rx_time_ns: u64 },
-    /// A frame of a guest of this host to the one behind a port.
-    Frame { port: u16, checksum_valid: bool },
+    /// A frame of the guest behind one port of this host to the one behind another.
+    Frame { from: u16, port: u16, checksum_valid: bool },
 }
 
 impl Parcel {
@@ -124,9 +124,15 @@ impl Siblings {
         self.add(owner, payload, Kind::Datagram { source, service, ecn, ttl, rx_time_ns });
     }
 
-    /// Keeps a copy of a frame that a guest here has sent to the one behind `port`, for the worker of that one.
-    pub(crate) fn keep_frame(&mut self, WorkerId(owner): WorkerId, port: u16, frame: &[u8], checksum_valid: bool) {
-        self.add(owner, frame, Kind::Frame { port, checksum_valid });
+    /// Keeps a copy of a frame that the guest behind the port `from` has sent to the one behind `port`, for the worker of that one.
+    pub(crate) fn keep_frame(
+        &mut self,
+        WorkerId(owner): WorkerId,
+        (from, port): (u16, u16),
+        frame: &[u8],
+        checksum_valid: bool,
+    ) {
+        self.add(owner, frame, Kind::Frame { from, port, checksum_valid });
     }
 
     fn add(&mut self, owner: u16, packet: &[u8], kind: Kind) {
@@ -170,8 +176,8 @@ impl<P: GuestPort> Core<P> {
                 Kind::Datagram { source, service, ecn, ttl, rx_time_ns } => {
                     core.on_own_datagram::<SEEN>(&Datagram { payload, source, service, ecn, ttl, rx_time_ns });
                 }
-                Kind::Frame { port, checksum_valid } => {
-                    core.on_handed_frame::<SEEN>(port, payload, checksum_valid);
+                Kind::Frame { from, port, checksum_valid } => {
+                    core.on_handed_frame::<SEEN>((from, port), payload, checksum_valid);
                 }
             }
         }
@@ -185,8 +191,8 @@ impl<P: GuestPort> Core<P> {
         }
     }
 
-    /// A frame that another worker has fetched from a guest, for the one behind `port`, which is served here.
-    fn on_handed_frame<const SEEN: bool>(&mut self, port: u16, frame: &[u8], checksum_valid: bool) {
+    /// A frame that another worker has fetched from the guest behind `from`, for the one behind `port`, which is served here.
+    fn on_handed_frame<const SEEN: bool>(&mut self, (from, port): (u16, u16), frame: &[u8], checksum_valid: bool) {
         self.work.cid = Cid::NONE;
         self.work.at(At::Judge, port);
         let seen = |what| Note { port: Some(port), ..Note::inwards(what) };
@@ -197,12 +203,15 @@ impl<P: GuestPort> Core<P> {
                 return self.see_dropped::<SEEN>(seen(reason.name()), frame);
             }
         };
-        let &Verdict { action, rewrite, .. } = self.switch.from_worker(PortId(port), frame, &parsed);
+        let &Verdict { action, rewrite, .. } = self.switch.from_worker(PortId(from), PortId(port), frame, &parsed);
         if let Action::Drop(reason) = action {
             return self.see_dropped::<SEEN>(seen(reason.name()), frame);
         }
-        self.with_changes(frame, &parsed, Changes { ecn: None, rewrite }, |core, frame| {
-            core.deliver_plain::<SEEN>(port, frame, checksum_valid);
+        // Through an uplink it may have to go on to another guest of this host.
+        let Action::Deliver { port: PortId(to), worker } = action else { return };
+        self.with_changes(frame, &parsed, Changes { ecn: None, rewrite }, |core, frame| match worker {
+            None => core.deliver_plain::<SEEN>(to, frame, checksum_valid),
+            Some(worker) => core.siblings.keep_frame(worker, (port, to), frame, checksum_valid),
         });
     }
 

@@ -131,6 +131,7 @@ impl<P: GuestPort> Core<P> {
         counters.extend(self.switch.session_counters().iter().map(|(name, value)| (format!("avs.{name}"), value)));
         let balanced = self.switch.connection_counters().iter();
         counters.extend(balanced.map(|(name, value)| (format!("avs.balanced_{name}"), value)));
+        counters.extend(self.switch.nat_counters().iter().map(|(name, value)| (format!("avs.{name}"), value)));
         counters.extend(self.switch.fragment_counters().iter().map(|(name, value)| (format!("avs.{name}"), value)));
         counters.extend(self.switch.flow_counters().iter().map(|(name, value)| (format!("avs.{name}"), value)));
         let logged = self.switch.flow_log_counters();

@@ -225,25 +225,33 @@ impl<P: GuestPort> Core<P> {
         steps.end(self.siblings.index, end)
     }
 
-    /// What would become of a frame that another worker of this host hands over for the guest behind a port now. Nothing changes.
-    pub fn trace_from_worker(&self, owner: u16, frame: &[u8]) -> Trace {
+    /// What would become of a frame that another worker of this host hands over now: of the guest behind the port `from`, for the one behind
+    /// `owner`. Nothing changes.
+    pub fn trace_from_worker(&self, from: u16, owner: u16, frame: &[u8]) -> Trace {
         let mut steps = Steps(Vec::new());
-        let end = self.end_of_handed_over(owner, frame, &mut steps.0);
+        let end = self.end_of_handed_over(from, owner, frame, &mut steps.0);
         steps.end(self.siblings.index, end)
     }
 
-    fn end_of_handed_over(&self, owner: u16, frame: &[u8], steps: &mut Vec<Step>) -> End {
+    fn end_of_handed_over(&self, from: u16, owner: u16, frame: &[u8], steps: &mut Vec<Step>) -> End {
         let parsed = match parse(frame, frame.len()) {
             Ok(parsed) => parsed,
             Err(reason) => return dropped(format!("malformed.underlay_{}_frames", reason.name()), None),
         };
         let port = PortId(owner);
-        let trace = self.switch.trace_from_worker(port, frame, &parsed);
-        let reason = trace.verdict.drop_reason();
+        let trace = self.switch.trace_from_worker(PortId(from), port, frame, &parsed);
+        let Verdict { action, rewrite, .. } = trace.verdict;
         steps.push(Step::FromWorker(trace));
-        match reason {
-            None => self.placed(owner, frame.len(), steps),
-            Some(reason) => underlay_drop(reason, Some(port)),
+        match action {
+            Action::Drop(reason) => underlay_drop(reason, Some(port)),
+            Action::Deliver { port: PortId(to), worker: Some(worker) } => {
+                let mut frame = frame.to_vec();
+                rewrite.into_iter().for_each(|rewrite| rewrite.apply(&mut frame));
+                End::HandedOver { worker: worker.0, port: to, frame }
+            }
+            Action::Deliver { port: PortId(to), worker: None } => self.placed(to, frame.len(), steps),
+            // Never so: it stays on this host.
+            Action::Forward { .. } | Action::Answer { .. } => self.placed(owner, frame.len(), steps),
         }
     }
 

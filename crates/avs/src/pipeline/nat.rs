@@ -33,7 +33,7 @@ impl Guests for Index {
 
 /// From an uplink: whose it is. Later stages see the packet as its guest will.
 #[inline(never)]
-pub(super) fn arrive(packet: &mut Outbound<'_>, id: UplinkId, effects: &impl Effects) -> Result<(), Stop> {
+pub(super) fn arrive(packet: &mut Outbound<'_>, id: UplinkId, effects: &mut impl Effects) -> Result<(), Stop> {
     let (frame, index) = (packet.frame, packet.index);
     let p = frame.parsed;
     let Some(uplink) = index.uplink(id) else { return Err(DropReason::UnknownPort.into()) };
@@ -73,6 +73,9 @@ pub(super) fn arrive(packet: &mut Outbound<'_>, id: UplinkId, effects: &impl Eff
     }
     let Arrival { guest, translation, step, .. } = arrival;
     let (at, view) = ((guest, Direction::Ingress), arrival.view(p));
+    if step.is_none() {
+        effects.readdressed(guest, Direction::Ingress, p.dst_ip);
+    }
     let translated = packet.room.get_or_init(|| Translated::new(frame, at, (translation, view), step));
     packet.frame = Frame { head: translated.head(frame), parsed: &translated.parsed, ..frame };
     packet.service = Some(translated);
@@ -112,8 +115,9 @@ pub(super) fn depart(
         None => None,
         Some(_) => Some(turn_round(index, id, frame, &departure, verdict, effects)?),
     };
-    if let Some(step) = &departure.step {
-        effects.service(from, Direction::Egress, step)?;
+    match &departure.step {
+        Some(step) => effects.service(from, Direction::Egress, step)?,
+        None => effects.readdressed(from, Direction::Egress, departure.translation.source.address),
     }
     if let Some(Arrival { guest, step: Some(step), .. }) = &turned {
         effects.service(*guest, Direction::Ingress, step)?;

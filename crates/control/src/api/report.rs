@@ -25,6 +25,14 @@ pub struct ReloadReport {
     pub security_groups: Changed,
     /// Load balancers, by name.
     pub load_balancers: Changed,
+    /// Uplinks, by port.
+    pub uplinks: Changed,
+    /// Shared addresses, as `vni 100`.
+    pub nat: Changed,
+    /// Floating addresses.
+    pub floating_ips: Changed,
+    /// Forwards, as `tcp 203.0.113.1:80`.
+    pub port_forwards: Changed,
     /// Whether flow logs changed.
     pub flow_log_changed: bool,
     /// Whether the bounds of sessions changed.
@@ -59,7 +67,7 @@ impl ReloadReport {
         !settings && self.kinds().iter().all(|(_, changed)| changed.is_empty())
     }
 
-    fn kinds(&self) -> [(&'static str, &Changed); 7] {
+    fn kinds(&self) -> [(&'static str, &Changed); 11] {
         [
             ("ports", &self.ports),
             ("routes", &self.routes),
@@ -68,6 +76,10 @@ impl ReloadReport {
             ("vpcs", &self.vpcs),
             ("security groups", &self.security_groups),
             ("load balancers", &self.load_balancers),
+            ("uplinks", &self.uplinks),
+            ("nat", &self.nat),
+            ("floating IPs", &self.floating_ips),
+            ("port forwards", &self.port_forwards),
         ]
     }
 }

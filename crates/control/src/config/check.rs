@@ -11,7 +11,7 @@ use ipnet::IpNet;
 use super::peering::Ways;
 use super::section::{Sink, nearest};
 use super::{Config, GATEWAY_MAC, MAX_AFXDP_MTU, Peering, Port, PortKind, Route, UnderlayPort, Vni, overhead_bytes};
-use super::{balancer, flow_log};
+use super::{balancer, flow_log, nat};
 
 pub(super) fn check(config: &Config, sink: &Sink<'_>) {
     workers(config, sink);
@@ -23,6 +23,7 @@ pub(super) fn check(config: &Config, sink: &Sink<'_>) {
     ports(config, sink);
     routes(config, sink);
     balancer::check(config, sink);
+    nat::check(config, sink);
     flow_log::check(config, sink);
 }
 
@@ -215,7 +216,9 @@ fn port_mtu(config: &Config, sink: &Sink<'_>, i: usize, port: &Port) {
     if port.mtu < 1280 && port.addresses.iter().any(|a| a.addr().is_ipv6()) {
         sink.error(&field, format!("{} is below 1280, the least that IPv6 allows (RFC 8200)", port.mtu));
     }
-    if sink.failed(&field) || sink.failed("underlay.mtu") || sink.failed_within("underlay.addresses") {
+    // What goes through an uplink does not go over the underlay.
+    let exempt = config.is_uplink(port);
+    if exempt || sink.failed(&field) || sink.failed("underlay.mtu") || sink.failed_within("underlay.addresses") {
         return;
     }
     let underlay = &config.underlay;

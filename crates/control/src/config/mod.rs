@@ -8,6 +8,7 @@ mod balancer;
 mod check;
 mod error;
 mod flow_log;
+mod nat;
 mod parse;
 mod peering;
 mod section;
@@ -26,6 +27,7 @@ pub use balancer::{Affinity, Backend, BalancedProtocol, HealthCheck, LoadBalance
 pub use bifrost_wire::Mac;
 pub use error::{ConfigError, ConfigErrors};
 pub use flow_log::FlowLog;
+pub use nat::{FloatingIp, Nat, PortForward, SourceNat, Uplink};
 pub use security::{AclRule, Action, Direction, Rule, SecurityGroup, Sessions};
 pub use transport::{Auto, CongestionControl, Transport};
 pub use vni::Vni;
@@ -86,6 +88,8 @@ pub struct Config {
     pub peerings: Vec<Peering>,
     /// `[[load_balancer]]`
     pub load_balancers: Vec<LoadBalancer>,
+    /// `[[uplink]]`, `[[nat]]`, `[[floating_ip]]`, `[[port_forward]]`
+    pub nat: Nat,
     /// `[flow_log]`; none: nothing is logged.
     pub flow_log: Option<FlowLog>,
 }
@@ -400,12 +404,19 @@ impl Config {
     }
 
     /// Whether of several workers one alone serves a port: it has one queue, or a machine's, which are one worker's; or it has security
-    /// groups in a VPC with a gateway, or load balancers in its VPC, so that what is asked for and what comes back have other pairs of MAC addresses.
+    /// groups in a VPC with a gateway, or load balancers in its VPC, so that what is asked for and what comes back have other pairs of MAC addresses;
+    /// or it is an uplink, where all ports of outside addresses are given out.
     pub fn is_served_by_one(&self, port: &Port) -> bool {
         let routed = || self.vpc(port.vni).is_some_and(|vpc| !vpc.gateway.is_empty());
         let one = port.kind == PortKind::VhostUser || port.queues == 1;
         let balanced = || self.load_balancers.iter().any(|balancer| balancer.vni == port.vni);
+        let one = one || self.is_uplink(port);
         self.workers.count > 1 && (one || routed() && (!port.security_groups.is_empty() || balanced()))
+    }
+
+    /// Whether the outside is behind a port.
+    pub fn is_uplink(&self, port: &Port) -> bool {
+        self.nat.uplinks.iter().any(|uplink| uplink.port == port.name)
     }
 
     /// Path MTU of each route: the largest IP packet of a guest that gets there, bytes. What it says or, if it says nothing,

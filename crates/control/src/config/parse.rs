@@ -10,8 +10,9 @@ use toml::de::DeTable;
 use super::section::{Section, Sink};
 use super::{
     Auto, Config, ConfigErrors, CongestionControl, Control, DEFAULT_SOCKET, Host, MAX_PATHS, MAX_QUEUE_PAIRS,
-    MAX_WORKERS, Ordering, Peer, PeerTransport, Peering, PlainPaths, Port, PortKind, PortLimits, Reliability, Route,
-    Transport, Underlay, UnderlayPort, VhostMode, Vni, Vpc, Workers, XdpMode, balancer, check, flow_log, security,
+    MAX_WORKERS, Nat, Ordering, Peer, PeerTransport, Peering, PlainPaths, Port, PortKind, PortLimits, Reliability,
+    Route, Transport, Underlay, UnderlayPort, VhostMode, Vni, Vpc, Workers, XdpMode, balancer, check, flow_log, nat,
+    security,
 };
 
 /// The most addresses of one thing.
@@ -74,6 +75,12 @@ fn document_of(sink: &Sink<'_>, table: &DeTable<'_>) -> Config {
         balancer::load_balancer(name, vni, s)
     };
     let load_balancers = root.sections("load_balancer").into_iter().map(balancer).collect();
+    let nat = Nat {
+        uplinks: root.sections("uplink").into_iter().map(nat::uplink).collect(),
+        sources: root.sections("nat").into_iter().map(|mut s| nat::source(vni(&mut s), s)).collect(),
+        floating: root.sections("floating_ip").into_iter().map(|mut s| nat::floating(vni(&mut s), s)).collect(),
+        forwards: root.sections("port_forward").into_iter().map(|mut s| nat::forward(vni(&mut s), s)).collect(),
+    };
     let flow_log = root.optional_section("flow_log").map(flow_log::flow_log);
     root.finish();
     Config {
@@ -90,6 +97,7 @@ fn document_of(sink: &Sink<'_>, table: &DeTable<'_>) -> Config {
         routes,
         peerings,
         load_balancers,
+        nat,
         flow_log,
     }
 }

@@ -201,6 +201,26 @@ pub(super) const SWITCH: &[Reason] = &[
         advice: "impossible with the bounds that a configuration can have: another one makes room",
     },
     Reason {
+        name: "nat_no_mapping",
+        what: "between a guest and the outside, in no conversation that is known",
+        advice: "`bifrostctl nat`: which addresses and ports lead to guests; a scan from outside counts here, too",
+    },
+    Reason {
+        name: "nat_ports_full",
+        what: "to the outside, but the guest, or the addresses of its VPC, have no port left",
+        advice: "`bifrostctl nat`; raise `ports_per_guest`, or add addresses to the `[[nat]]` of the VPC",
+    },
+    Reason {
+        name: "nat_protocol",
+        what: "between a guest and the outside, in a protocol without ports, or an ICMP error that makes no sense",
+        advice: "a guest with a `[[floating_ip]]` can use any protocol",
+    },
+    Reason {
+        name: "nat_fragment",
+        what: "between a guest and the outside, in fragments, behind an address that guests share",
+        advice: "a guest with a `[[floating_ip]]` can use fragments",
+    },
+    Reason {
         name: "sessions_full",
         what: "allowed by a security group, but there is no room for another session",
         advice: "impossible with the bounds that a configuration can have: another session makes room",

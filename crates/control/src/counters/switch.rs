@@ -68,16 +68,35 @@ pub(super) const CHAPTER: Chapter = Chapter {
             "raise `sessions.per_port`, or find out who opens so many connections",
         ),
         gauge(
+            "avs.nat_current_mappings",
+            "ports of shared outside addresses that are in use",
+            "`bifrostctl nat` has them by address",
+        ),
+        count("avs.nat_created_mappings", "ports of shared outside addresses that were given out", ""),
+        count(
+            "avs.nat_expired_mappings",
+            "of these: came back, since the last conversation was over for long enough",
+            "",
+        ),
+        gauge(
             "avs.balanced_current_sessions",
-            "connections of guests through load balancers",
+            "connections of guests through load balancers, and with the outside",
             "at `sessions.total` it is full",
         ),
         gauge("avs.balanced_established_sessions", "of these: with packets both ways, and not ended", ""),
-        count("avs.balanced_created_sessions", "connections through load balancers that began", ""),
-        count("avs.balanced_expired_sessions", "connections through load balancers that ended by their timeout", ""),
+        count(
+            "avs.balanced_created_sessions",
+            "connections through load balancers, and with the outside, that began",
+            "",
+        ),
+        count(
+            "avs.balanced_expired_sessions",
+            "connections through load balancers, and with the outside, that ended by their timeout",
+            "",
+        ),
         count(
             "avs.balanced_evicted_sessions",
-            "connections through load balancers that made room for others at a bound of `[sessions]`",
+            "connections through load balancers, and with the outside, that made room for others at a bound of `[sessions]`",
             "raise `sessions.per_port` or `sessions.total`, or find out who opens so many connections",
         ),
         count(
