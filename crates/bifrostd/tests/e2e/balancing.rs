@@ -20,13 +20,13 @@ const VIP6: &str = "fd00::100";
 const BODY: usize = 300_000;
 
 /// A guest's service: tells each client its name, and then sends back what it gets. Of HTTP: an answer with a status.
-struct Service {
+pub(crate) struct Service {
     stop: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
 }
 
 impl Service {
-    fn start(net: &Net, address: &str, port: u16, name: &'static str, status: &'static str) -> Service {
+    pub(crate) fn start(net: &Net, address: &str, port: u16, name: &'static str, status: &'static str) -> Service {
         let at = SocketAddr::new(address.parse().unwrap(), port);
         let listener = net.enter(move || TcpListener::bind(at).unwrap());
         listener.set_nonblocking(true).unwrap();
@@ -72,14 +72,14 @@ fn serve(mut stream: TcpStream, name: &str, status: &str) {
 }
 
 /// A connection through a load balancer, and which backend it has.
-struct Conversation {
-    stream: TcpStream,
-    backend: String,
-    client: IpAddr,
+pub(crate) struct Conversation {
+    pub(crate) stream: TcpStream,
+    pub(crate) backend: String,
+    pub(crate) client: IpAddr,
 }
 
 impl Conversation {
-    fn start(from: &Net, address: &str, port: u16) -> Option<Conversation> {
+    pub(crate) fn start(from: &Net, address: &str, port: u16) -> Option<Conversation> {
         let to = SocketAddr::new(address.parse().unwrap(), port);
         let mut stream = from.enter(move || TcpStream::connect_timeout(&to, Duration::from_secs(3)).ok())?;
         stream.set_read_timeout(Some(PATIENCE)).unwrap();
@@ -96,7 +96,7 @@ impl Conversation {
     }
 
     /// Bytes there and back, unchanged: segmentation offload in both directions.
-    fn exchange(&mut self) -> std::io::Result<()> {
+    pub(crate) fn exchange(&mut self) -> std::io::Result<()> {
         let sent: Vec<u8> = (0..BODY).map(|n| (n / 7) as u8).collect();
         let (mut writer, expected) = (self.stream.try_clone()?, sent.clone());
         let writing = std::thread::spawn(move || writer.write_all(&sent));

@@ -26,6 +26,7 @@ mod machines;
 mod many_connections;
 mod many_routes;
 mod mtu;
+mod nat;
 mod peering;
 mod reload;
 mod restart;
