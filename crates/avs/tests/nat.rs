@@ -148,7 +148,7 @@ fn guests_share_addresses_and_answers_find_them() {
             let (port, back) = comes(&mut switch, &back).unwrap();
             assert_eq!((port, ends(&back)), (0, (at(remote, 443), at(own, 5001))));
             assert_eq!((read(&back).src_mac, read(&back).dst_mac), (GATEWAY_MAC, mac(1)));
-            // Whomever it talks to, it is seen as the same (RFC 4787, REQ-1).
+            // All destinations see the same outside end (RFC 4787, REQ-1).
             let other = if shared == SHARED { "192.0.2.9" } else { "2001:db8:9::9" };
             let elsewhere = leaves(&mut switch, 0, &from_guest((own, 5001), (other, 80), tcp)).unwrap();
             assert_eq!(ends(&elsewhere).0, source);

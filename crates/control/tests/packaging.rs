@@ -49,8 +49,20 @@ fn the_machine_of_the_example_passes_and_spells_out_defaults() {
 fn all_keys() -> Vec<(String, Vec<String>)> {
     let single =
         ["host", "control", "workers", "underlay", "transport", "sessions", "flow_log"].map(|s| (s, format!("[{s}]")));
-    let lists =
-        ["security_group", "peer", "vpc", "port", "route", "peering", "load_balancer"].map(|s| (s, format!("[[{s}]]")));
+    let lists = [
+        "security_group",
+        "peer",
+        "vpc",
+        "port",
+        "route",
+        "peering",
+        "load_balancer",
+        "uplink",
+        "nat",
+        "floating_ip",
+        "port_forward",
+    ]
+    .map(|s| (s, format!("[[{s}]]")));
     let machine = [("port", "[[port]]\nkind = \"vhost-user\"".to_owned())];
     let parts = ["[[load_balancer.backend]]", "[load_balancer.check]"];
     let parts = parts.map(|part| ("load_balancer", format!("[[load_balancer]]\n{part}")));

@@ -91,7 +91,7 @@ impl Flow {
                 let is_first =
                     |flags: Flags| flags.contains(Flags::SYN) && !flags.intersects(Flags::ACK.with(Flags::RST));
                 let first = p.tcp.is_none_or(|tcp| is_first(tcp.flags));
-                // A connection that goes on after this daemon has begun anew gets another port, and its other end resets it.
+                // A connection that goes on after a restart of the daemon gets another port, and its other end resets it.
                 let opens = p.tcp.is_none_or(|tcp| !tcp.flags.contains(Flags::RST));
                 flow((p.src_port, p.dst_port), event_of(p), opens, first)
             }
