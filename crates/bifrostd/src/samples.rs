@@ -140,6 +140,7 @@ mod tests {
         names.extend(of("avs.balanced_", sessions.iter()));
         names.extend(of("avs.flow_log_", bifrost_avs::FlowLogCounters::default().iter()));
         names.extend(of("flow_log.", crate::flow_log::Counters::default().iter()));
+        names.extend(of("avs.", bifrost_avs::NatCounters::default().iter()));
         names.extend(of("avs.", bifrost_avs::FragmentCounters::default().iter()));
         names.extend(of("avs.", bifrost_avs::FlowCounters::default().iter()));
         names.extend(of("avs.", port.switch.clone().into_iter()));
