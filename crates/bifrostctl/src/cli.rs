@@ -56,6 +56,8 @@ pub(crate) enum Command {
     LoadBalancers,
     /// NAT: addresses outside, whose they are, and how many of their ports are in use
     Nat,
+    /// Mirrors: whose packets are copied, where to, and what was lost
+    Mirrors,
     /// Flow logs: what is logged, where to, and what was lost
     FlowLog,
     /// The reliable connections, one for each pair of vNICs

@@ -45,6 +45,7 @@ fn run(cli: Cli) -> Result<(), Failure> {
         Command::Routes => out.print(&client.routes()?, |v| table::routes(v)),
         Command::LoadBalancers => out.print(&client.load_balancers()?, |v| table::load_balancers(v)),
         Command::Nat => out.print(&client.nat()?, |v| table::nat(v)),
+        Command::Mirrors => out.print(&client.mirrors()?, |v| table::mirrors(v)),
         Command::FlowLog => out.print(&client.flow_log()?, table::flow_log),
         Command::Conns => out.print(&client.conns()?, |v| table::conns(v)),
         Command::Paths => out.print(&client.paths()?, |v| table::paths(v)),

@@ -5,7 +5,7 @@ use std::net::{IpAddr, SocketAddr};
 
 use bifrost_control::api::{
     BackendStatus, Conn, ConnState, Direction, DrainReport, FaultCleared, FaultEntry, FaultSpec, FlowLogStatus,
-    LoadBalancerStatus, NatKind, NatStatus, Path, PathState, PeerMode, PortStatus, Route, Stats, Status,
+    LoadBalancerStatus, MirrorStatus, NatKind, NatStatus, Path, PathState, PeerMode, PortStatus, Route, Stats, Status,
 };
 use comfy_table::{CellAlignment, Table, presets};
 
@@ -210,6 +210,36 @@ pub(crate) fn nat(addresses: &[NatStatus]) -> String {
         Number("ECHO"),
     ];
     listing(&columns, addresses.iter().map(row), "no NAT")
+}
+
+pub(crate) fn mirrors(mirrors: &[MirrorStatus]) -> String {
+    let row = |m: &MirrorStatus| {
+        vec![
+            m.name.clone(),
+            m.ports.join(","),
+            m.direction.clone(),
+            m.target.to_string(),
+            m.target_vni.to_string(),
+            format!("1/{}", m.one_in),
+            m.truncate_bytes.to_string(),
+            m.sent_packets.to_string(),
+            m.missed_packets.to_string(),
+            m.unsent_packets.to_string(),
+        ]
+    };
+    let columns = [
+        Text("NAME"),
+        Text("PORTS"),
+        Text("DIRECTION"),
+        Text("TARGET"),
+        Number("VNI"),
+        Number("SAMPLE"),
+        Number("BYTES"),
+        Number("SENT"),
+        Number("MISSED"),
+        Number("UNSENT"),
+    ];
+    listing(&columns, mirrors.iter().map(row), "no mirrors")
 }
 
 pub(crate) fn flow_log(log: &FlowLogStatus) -> String {

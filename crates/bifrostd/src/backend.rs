@@ -6,8 +6,8 @@ use std::time::Instant;
 
 use bifrost_control::api::{
     ApiError, BackendHealth, BackendStatus, CaptureSpec, Conn, ConnState, DrainReport, DrainSpec, FaultEntry,
-    FaultSpec, FlowLogStatus, LoadBalancerStatus, NatStatus, Path, PathState, PeerMode, PeerStatus, PortFault,
-    PortStatus, ReloadReport, Route, Sample, Stats, Status, Trace, TraceSpec, WorkerStatus,
+    FaultSpec, FlowLogStatus, LoadBalancerStatus, MirrorStatus, NatStatus, Path, PathState, PeerMode, PeerStatus,
+    PortFault, PortStatus, ReloadReport, Route, Sample, Stats, Status, Trace, TraceSpec, WorkerStatus,
 };
 use bifrost_control::config::{self, Affinity, BalancedProtocol, Config, LoadBalancer, PeerTransport, PortKind};
 use bifrost_control::server::{Backend, CaptureStream};
@@ -22,6 +22,7 @@ use crate::container::Container;
 use crate::daemon::{Daemon, State};
 use crate::flow_log;
 use crate::health::Health;
+use crate::mirror;
 use crate::nat;
 use crate::samples;
 use crate::translate;
@@ -175,6 +176,11 @@ impl Backend for Daemon {
         let mut sums = (0..shared.len())
             .map(|at| used.iter().fold([0; 3], |sum, of| std::array::from_fn(|kind| sum[kind] + of[at][kind])));
         Ok(nat::status(&state.config, &mut sums))
+    }
+
+    fn mirrors(&self) -> Result<Vec<MirrorStatus>, ApiError> {
+        let state = self.state();
+        Ok(mirror::status(&state.config, &state.mirrored))
     }
 
     fn flow_log(&self) -> Result<FlowLogStatus, ApiError> {

@@ -24,6 +24,7 @@ use crate::container::Container;
 use crate::flow_log;
 use crate::health::Health;
 use crate::machine::Machine;
+use crate::mirror;
 use crate::translate;
 
 /// How often containers' network namespaces are looked for: a look costs a system call for each port.
@@ -61,6 +62,8 @@ pub(crate) struct State {
     pub(crate) health: Health,
     /// What was done with flow records.
     pub(crate) flow_log: flow_log::Counters,
+    /// What became of mirrored packets.
+    pub(crate) mirrored: mirror::Counted,
 }
 
 /// Numbers of ports and peers; a name keeps its number while it exists.
@@ -143,8 +146,22 @@ impl Daemon {
         let faults = Vec::new();
         let health = Health::new();
         let (next_fault, flow_log) = (1, flow_log::Counters::default());
-        let mut state =
-            State { config, names, machines, containers, workers, faults, drained, next_fault, busy, health, flow_log };
+        let mirrored = mirror::Counted::default();
+        let mut state = State {
+            config,
+            names,
+            machines,
+            containers,
+            workers,
+            faults,
+            drained,
+            next_fault,
+            busy,
+            health,
+            flow_log,
+            mirrored,
+        };
+        state.set_mirrors()?;
         // Ports first: a peer that is heard before them would be told that their vNICs are not here, and believe it for
         // a while.
         for port in state.config.ports.clone() {
@@ -271,6 +288,9 @@ impl State {
             former.push(worker.run(move |w| w.core_mut().switch_mut().take_over(prepared))?);
         }
         in_background(move || drop((former, before)));
+        if !diff.mirrors.is_empty() || !diff.ports.is_empty() {
+            self.set_mirrors()?;
+        }
         for (_, port) in kept.iter().filter(|(old, new)| old.limits != new.limits) {
             self.set_limits(port)?;
         }
@@ -294,6 +314,13 @@ impl State {
         } else {
             Err(anyhow!("taken over but for these, which the next reload tries again: {}", failures.join("; ")))
         }
+    }
+
+    /// Has workers copy what mirrors want. What was copied before and has not been sent is lost.
+    fn set_mirrors(&self) -> Result<()> {
+        let specs = mirror::specs(&self.config, &self.names);
+        self.on_all(move |worker| worker.core_mut().set_mirrors(specs.clone(), mirror::COPIES_BYTES))?;
+        Ok(())
     }
 
     /// Backends work, or do not: the switches' next connections go by that.

@@ -14,6 +14,7 @@ mod health;
 mod inject;
 mod large_pages;
 mod machine;
+mod mirror;
 mod nat;
 mod samples;
 mod trace;
@@ -80,6 +81,9 @@ fn run(cli: &Cli) -> Result<ExitCode> {
     let logged = Arc::clone(&daemon);
     let log = move || flow_log::follow_for_ever(&logged);
     std::thread::Builder::new().name("flow-log".into()).spawn(log).context("starting a thread")?;
+    let mirrored = Arc::clone(&daemon);
+    let mirror = move || mirror::follow_for_ever(&mirrored);
+    std::thread::Builder::new().name("mirror".into()).spawn(mirror).context("starting a thread")?;
     #[cfg(debug_assertions)]
     inject::listen(&daemon);
     tracing::info!(socket = %socket.display(), "ready");

@@ -43,6 +43,11 @@ pub(crate) fn of(state: &State) -> Result<Vec<Sample>> {
         at: Place::default(),
         value,
     }));
+    samples.extend(state.mirrored.all.iter().map(|(counter, value)| Sample {
+        counter: format!("mirror.{counter}"),
+        at: Place::default(),
+        value,
+    }));
     for (name, machine) in &state.machines {
         let at = Place { port: Some(name.clone()), ..Place::default() };
         let named = machine.counters();
@@ -139,6 +144,7 @@ mod tests {
         names.extend(of("avs.", sessions.iter()));
         names.extend(of("avs.balanced_", sessions.iter()));
         names.extend(of("avs.flow_log_", bifrost_avs::FlowLogCounters::default().iter()));
+        names.extend(of("mirror.", crate::mirror::Counters::default().iter()));
         names.extend(of("flow_log.", crate::flow_log::Counters::default().iter()));
         names.extend(of("avs.", bifrost_avs::NatCounters::default().iter()));
         names.extend(of("avs.", bifrost_avs::FragmentCounters::default().iter()));

@@ -15,8 +15,8 @@ use tokio::runtime::Runtime;
 
 use crate::api::{
     ApiError, CaptureSpec, Conn, DrainReport, DrainSpec, Drops, ErrorBody, FaultCleared, FaultEntry, FaultSpec,
-    FlowLogStatus, LoadBalancerStatus, NatStatus, Path as ApiPath, PortStatus, ReloadReport, Route, Sample, Stats,
-    Status, Trace, TraceSpec,
+    FlowLogStatus, LoadBalancerStatus, MirrorStatus, NatStatus, Path as ApiPath, PortStatus, ReloadReport, Route,
+    Sample, Stats, Status, Trace, TraceSpec,
 };
 
 /// How long an answer may take.
@@ -112,6 +112,11 @@ impl Client {
     /// All addresses outside.
     pub fn nat(&self) -> Result<Vec<NatStatus>, ClientError> {
         self.fetch("/v1/nat")
+    }
+
+    /// All mirrors.
+    pub fn mirrors(&self) -> Result<Vec<MirrorStatus>, ClientError> {
+        self.fetch("/v1/mirrors")
     }
 
     /// What is logged of conversations, and what became of the records.

@@ -8,7 +8,7 @@ use std::collections::HashMap;
 
 use crate::api::{Changed, ReloadReport};
 use crate::config::{
-    BalancedProtocol, Config, FloatingIp, LoadBalancer, Peer, Peering, Port, PortForward, Route, SecurityGroup,
+    BalancedProtocol, Config, FloatingIp, LoadBalancer, Mirror, Peer, Peering, Port, PortForward, Route, SecurityGroup,
     Sessions, SourceNat, Transport, Uplink, Vpc,
 };
 
@@ -37,6 +37,8 @@ pub struct ConfigDiff {
     pub floating_ips: Changes<FloatingIp>,
     /// Forwards, by uplink, protocol, address and port.
     pub port_forwards: Changes<PortForward>,
+    /// Mirrors, by name.
+    pub mirrors: Changes<Mirror>,
     /// Whether flow logs differ.
     pub flow_log: bool,
     /// The new bounds of sessions, if they differ.
@@ -94,6 +96,7 @@ impl ConfigDiff {
             port_forwards: Changes::between(&old.nat.forwards, &new.nat.forwards, |f| {
                 (f.uplink.clone(), f.protocol, f.address, f.port)
             }),
+            mirrors: Changes::between(&old.mirrors, &new.mirrors, |m| m.name.clone()),
             flow_log: old.flow_log != new.flow_log,
             sessions: (old.sessions != new.sessions).then_some(new.sessions),
             transport: (old.transport != new.transport).then_some(new.transport),
@@ -122,6 +125,7 @@ impl ConfigDiff {
                 let protocol = if f.protocol == BalancedProtocol::Tcp { "tcp" } else { "udp" };
                 format!("{protocol} {}", SocketAddr::new(f.address, f.port))
             }),
+            mirrors: self.mirrors.names(|m| m.name.clone()),
             flow_log_changed: self.flow_log,
             sessions_changed: self.sessions.is_some(),
             transport_changed: self.transport.is_some(),

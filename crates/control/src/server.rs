@@ -6,6 +6,7 @@
 //! | `GET /v1/ports`, `/v1/routes`, `/v1/conns`, `/v1/paths` | a list of [`PortStatus`], [`Route`], [`Conn`], [`Path`](ApiPath) |
 //! | `GET /v1/load-balancers` | a list of [`LoadBalancerStatus`] |
 //! | `GET /v1/nat` | a list of [`NatStatus`] |
+//! | `GET /v1/mirrors` | a list of [`MirrorStatus`] |
 //! | `POST /v1/paths/drain`, `/v1/paths/restore` with a [`DrainSpec`] | the [`DrainReport`] |
 //! | `GET /v1/stats` | [`Stats`] |
 //! | `GET /v1/samples` | a list of [`Sample`] |
@@ -41,7 +42,7 @@ use tokio::sync::oneshot;
 
 use crate::api::{
     ApiError, CaptureSpec, Conn, DrainReport, DrainSpec, FaultEntry, FaultSpec, FlowLogStatus, LoadBalancerStatus,
-    NatStatus, Path as ApiPath, PortStatus, ReloadReport, Route, Sample, Stats, Status, Trace, TraceSpec,
+    MirrorStatus, NatStatus, Path as ApiPath, PortStatus, ReloadReport, Route, Sample, Stats, Status, Trace, TraceSpec,
 };
 
 /// How long a stop waits for requests that are being answered.
@@ -61,6 +62,8 @@ pub trait Backend: Send + Sync + 'static {
     fn load_balancers(&self) -> Result<Vec<LoadBalancerStatus>, ApiError>;
     /// All addresses outside.
     fn nat(&self) -> Result<Vec<NatStatus>, ApiError>;
+    /// All mirrors.
+    fn mirrors(&self) -> Result<Vec<MirrorStatus>, ApiError>;
     /// What is logged of conversations, and what became of the records.
     fn flow_log(&self) -> Result<FlowLogStatus, ApiError>;
     /// All reliable connections.

@@ -61,6 +61,7 @@ fn all_keys() -> Vec<(String, Vec<String>)> {
         "nat",
         "floating_ip",
         "port_forward",
+        "mirror",
     ]
     .map(|s| (s, format!("[[{s}]]")));
     let machine = [("port", "[[port]]\nkind = \"vhost-user\"".to_owned())];

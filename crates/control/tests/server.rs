@@ -51,6 +51,20 @@ impl Backend for Fake {
             to_vni: None,
         }])
     }
+    fn mirrors(&self) -> Result<Vec<MirrorStatus>, ApiError> {
+        Ok(vec![MirrorStatus {
+            name: "ids".into(),
+            ports: vec!["web".into()],
+            direction: "both".into(),
+            target: "192.0.2.9:4789".parse().unwrap(),
+            target_vni: 4242,
+            one_in: 10,
+            truncate_bytes: 128,
+            sent_packets: 7,
+            missed_packets: 0,
+            unsent_packets: 1,
+        }])
+    }
     fn nat(&self) -> Result<Vec<NatStatus>, ApiError> {
         Ok(vec![NatStatus {
             kind: NatKind::Shared,

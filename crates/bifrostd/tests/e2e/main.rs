@@ -25,6 +25,7 @@ mod limits;
 mod machines;
 mod many_connections;
 mod many_routes;
+mod mirror;
 mod mtu;
 mod nat;
 mod peering;

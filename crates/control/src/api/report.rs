@@ -33,6 +33,8 @@ pub struct ReloadReport {
     pub floating_ips: Changed,
     /// Forwards, as `tcp 203.0.113.1:80`.
     pub port_forwards: Changed,
+    /// Mirrors, by name.
+    pub mirrors: Changed,
     /// Whether flow logs changed.
     pub flow_log_changed: bool,
     /// Whether the bounds of sessions changed.
@@ -67,7 +69,7 @@ impl ReloadReport {
         !settings && self.kinds().iter().all(|(_, changed)| changed.is_empty())
     }
 
-    fn kinds(&self) -> [(&'static str, &Changed); 11] {
+    fn kinds(&self) -> [(&'static str, &Changed); 12] {
         [
             ("ports", &self.ports),
             ("routes", &self.routes),
@@ -80,6 +82,7 @@ impl ReloadReport {
             ("nat", &self.nat),
             ("floating IPs", &self.floating_ips),
             ("port forwards", &self.port_forwards),
+            ("mirrors", &self.mirrors),
         ]
     }
 }

@@ -11,7 +11,7 @@ use ipnet::IpNet;
 use super::peering::Ways;
 use super::section::{Sink, nearest};
 use super::{Config, GATEWAY_MAC, MAX_AFXDP_MTU, Peering, Port, PortKind, Route, UnderlayPort, Vni, overhead_bytes};
-use super::{balancer, flow_log, nat};
+use super::{balancer, flow_log, mirror, nat};
 
 pub(super) fn check(config: &Config, sink: &Sink<'_>) {
     workers(config, sink);
@@ -24,6 +24,7 @@ pub(super) fn check(config: &Config, sink: &Sink<'_>) {
     routes(config, sink);
     balancer::check(config, sink);
     nat::check(config, sink);
+    mirror::check(config, sink);
     flow_log::check(config, sink);
 }
 

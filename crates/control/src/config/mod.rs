@@ -8,6 +8,7 @@ mod balancer;
 mod check;
 mod error;
 mod flow_log;
+mod mirror;
 mod nat;
 mod parse;
 mod peering;
@@ -27,6 +28,7 @@ pub use balancer::{Affinity, Backend, BalancedProtocol, HealthCheck, LoadBalance
 pub use bifrost_wire::Mac;
 pub use error::{ConfigError, ConfigErrors};
 pub use flow_log::FlowLog;
+pub use mirror::{MAX_MIRRORS, Mirror};
 pub use nat::{FloatingIp, Nat, PortForward, SourceNat, Uplink};
 pub use security::{AclRule, Action, Direction, Rule, SecurityGroup, Sessions};
 pub use transport::{Auto, CongestionControl, Transport};
@@ -90,6 +92,8 @@ pub struct Config {
     pub load_balancers: Vec<LoadBalancer>,
     /// `[[uplink]]`, `[[nat]]`, `[[floating_ip]]`, `[[port_forward]]`
     pub nat: Nat,
+    /// `[[mirror]]`, names unique.
+    pub mirrors: Vec<Mirror>,
     /// `[flow_log]`; none: nothing is logged.
     pub flow_log: Option<FlowLog>,
 }

@@ -11,8 +11,8 @@ use super::section::{Section, Sink};
 use super::{
     Auto, Config, ConfigErrors, CongestionControl, Control, DEFAULT_SOCKET, Host, MAX_PATHS, MAX_QUEUE_PAIRS,
     MAX_WORKERS, Nat, Ordering, Peer, PeerTransport, Peering, PlainPaths, Port, PortKind, PortLimits, Reliability,
-    Route, Transport, Underlay, UnderlayPort, VhostMode, Vni, Vpc, Workers, XdpMode, balancer, check, flow_log, nat,
-    security,
+    Route, Transport, Underlay, UnderlayPort, VhostMode, Vni, Vpc, Workers, XdpMode, balancer, check, flow_log, mirror,
+    nat, security,
 };
 
 /// The most addresses of one thing.
@@ -81,6 +81,8 @@ fn document_of(sink: &Sink<'_>, table: &DeTable<'_>) -> Config {
         floating: root.sections("floating_ip").into_iter().map(|mut s| nat::floating(vni(&mut s), s)).collect(),
         forwards: root.sections("port_forward").into_iter().map(|mut s| nat::forward(vni(&mut s), s)).collect(),
     };
+    let mirror = |mut s: Section<'_, '_>| mirror::mirror(port_name(&mut s), s);
+    let mirrors = root.sections("mirror").into_iter().map(mirror).collect();
     let flow_log = root.optional_section("flow_log").map(flow_log::flow_log);
     root.finish();
     Config {
@@ -98,6 +100,7 @@ fn document_of(sink: &Sink<'_>, table: &DeTable<'_>) -> Config {
         peerings,
         load_balancers,
         nat,
+        mirrors,
         flow_log,
     }
 }

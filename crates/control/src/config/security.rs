@@ -139,14 +139,24 @@ fn rule(mut s: Section<'_, '_>, from: Vec<IpNet>, to: Vec<IpNet>) -> Rule {
             s.error(key, format!("{prefix} has host bits set; write {}", prefix.trunc()));
         }
     }
-    let protocols = s.optional::<Protocols>("protocol").map_or_else(Vec::new, |p| p.0);
-    let ports: Vec<PortRange> = s.list("ports", MAX_ALTERNATIVES);
+    let protocols = protocols(&mut s);
+    let ports = port_ranges(&mut s, "ports");
     let has_ports = protocols == [TCP] || protocols == [UDP] || s.has_failed("protocol");
     if !ports.is_empty() && !has_ports {
         s.error("ports", "only \"tcp\" and \"udp\" have ports; name one of them as protocol");
     }
     s.finish();
-    Rule { protocols, from, to, ports: ports.into_iter().map(|p| p.0).collect() }
+    Rule { protocols, from, to, ports }
+}
+
+/// The key `protocol`; empty: any.
+pub(super) fn protocols(s: &mut Section<'_, '_>) -> Vec<u8> {
+    s.optional::<Protocols>("protocol").map_or_else(Vec::new, |p| p.0)
+}
+
+/// Ports and ranges of ports.
+pub(super) fn port_ranges(s: &mut Section<'_, '_>, key: &'static str) -> Vec<RangeInclusive<u16>> {
+    s.list::<PortRange>(key, MAX_ALTERNATIVES).into_iter().map(|p| p.0).collect()
 }
 
 const ICMP: u8 = 1;

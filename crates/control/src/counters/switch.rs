@@ -114,6 +114,17 @@ pub(super) const CHAPTER: Chapter = Chapter {
             "of these: made room for others before their packet was complete",
             "more packets in pieces at a time than a port has room for (64 each way), or a flood of first fragments",
         ),
+        count("mirror.sent_packets", "copies of packets that were sent to targets of mirrors", ""),
+        count(
+            "mirror.missed_packets",
+            "copies of packets that found no room between a worker and the thread that sends them",
+            "mirror less: a filter, `one_in`, `truncate`",
+        ),
+        count(
+            "mirror.unsent_packets",
+            "copies of packets that could not be sent",
+            "is there a route to the target, and do its links carry that much? The log has the reason",
+        ),
         gauge(
             "avs.flow_log_current_flows",
             "conversations that flow logs count",

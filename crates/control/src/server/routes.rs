@@ -29,6 +29,7 @@ pub(super) fn router(backend: Shared, stopping: Stopping) -> Router {
         .route("/v1/routes", get(|State(b): State<Shared>| call(move || b.routes())))
         .route("/v1/load-balancers", get(|State(b): State<Shared>| call(move || b.load_balancers())))
         .route("/v1/nat", get(|State(b): State<Shared>| call(move || b.nat())))
+        .route("/v1/mirrors", get(|State(b): State<Shared>| call(move || b.mirrors())))
         .route("/v1/flow-log", get(|State(b): State<Shared>| call(move || b.flow_log())))
         .route("/v1/conns", get(|State(b): State<Shared>| call(move || b.conns())))
         .route("/v1/paths", get(|State(b): State<Shared>| call(move || b.paths())))
@@ -131,7 +132,7 @@ async fn remove_faults(State(backend): State<Shared>, query: Result<Query<FaultQ
 }
 
 async fn unknown_path(uri: Uri) -> Response {
-    let hint = "/v1/ has status, ports, routes, load-balancers, nat, flow-log, conns, paths, stats, samples, drops, faults, reload, trace and capture";
+    let hint = "/v1/ has status, ports, routes, load-balancers, nat, mirrors, flow-log, conns, paths, stats, samples, drops, faults, reload, trace and capture";
     failure(ApiError::not_found("no such resource").at(uri.path()).hint(hint))
 }
 

@@ -27,6 +27,13 @@ const MAX_DEPTH: u32 = 32;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Filter(Node);
 
+/// All packets.
+impl Default for Filter {
+    fn default() -> Self {
+        Filter(Node::Any)
+    }
+}
+
 /// Why a filter is none.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FilterError {

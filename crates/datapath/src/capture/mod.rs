@@ -6,6 +6,7 @@
 //! [`Chunk`] of fixed size, which another thread exchanges for an empty one between two turns; what finds no room is counted.
 
 mod filter;
+mod mirror;
 mod outer;
 mod record;
 
@@ -24,6 +25,8 @@ use crate::core::Core;
 use crate::peers::Peers;
 
 pub use filter::{Filter, FilterError, MAX_LEN as MAX_FILTER_LEN, Subject};
+use mirror::Mirrors;
+pub use mirror::{Copies, MAX_MIRRORS, MirrorSpec};
 pub(crate) use outer::Outer;
 pub use record::{Chunk, Note, Record, Stage, Way};
 
@@ -56,9 +59,12 @@ struct Unseen {
     bytes: Vec<u8>,
 }
 
-/// A capture that runs in one core.
+/// A capture that runs in one core, and mirrors.
 pub(crate) struct Capture {
     config: CaptureConfig,
+    /// Whether somebody captures.
+    is_on: bool,
+    mirrors: Option<Box<Mirrors>>,
     stages: u16,
     /// The vNIC of the one port of interest.
     vnic: Option<(u16, Vni, Mac)>,
@@ -77,29 +83,42 @@ impl<P: GuestPort> Core<P> {
             let port = self.ports.get(usize::from(owner))?.as_ref()?;
             Some((owner, port.vni, port.mac))
         });
-        self.capture = Some(Box::new(Capture {
-            stages: config.stages.iter().fold(0, |bits, stage| bits | stage.bit()),
-            vnic,
-            chunk: Chunk::new(config.bytes),
-            piece: Vec::new(),
-            unseen: HashMap::default(),
-            config,
-        }));
+        let mirrors = self.capture.take().and_then(|capture| capture.mirrors);
+        self.capture = Some(Box::new(Capture { vnic, is_on: true, ..Capture::new(config, mirrors) }));
+    }
+
+    /// Mirrors packets from now on as `specs` say, of which there may be [`MAX_MIRRORS`], with room for `bytes` bytes until they are fetched.
+    /// Without any, nothing is mirrored. As long as something is, [`turn_captured`](Self::turn_captured) is to be called.
+    pub fn set_mirrors(&mut self, specs: Vec<MirrorSpec>, bytes: usize) {
+        let mirrors = if specs.is_empty() { None } else { Some(Box::new(Mirrors::new(specs, bytes))) };
+        match &mut self.capture {
+            Some(capture) if capture.is_on => capture.mirrors = mirrors,
+            _ => self.capture = mirrors.map(|mirrors| Box::new(Capture::new(CaptureConfig::nothing(), Some(mirrors)))),
+        }
+    }
+
+    /// What was mirrored since the last call; `spare` is filled next. `None`: nothing is mirrored.
+    pub fn fetch_mirrored(&mut self, mut spare: Copies) -> Option<Copies> {
+        let mirrors = self.capture.as_mut()?.mirrors.as_mut()?;
+        spare.clear();
+        Some(std::mem::replace(&mut mirrors.copies, spare))
     }
 
     /// What was captured since the last call; `spare` is filled next. `None`: no capture is running.
     pub fn fetch_capture(&mut self, mut spare: Chunk) -> Option<Chunk> {
-        let capture = self.capture.as_mut()?;
+        let capture = self.capture.as_mut().filter(|capture| capture.is_on)?;
         spare.clear();
         Some(std::mem::replace(&mut capture.chunk, spare))
     }
 
     /// Ends a capture; returns the last that was captured.
     pub fn stop_capture(&mut self) -> Option<Chunk> {
-        self.capture.take().map(|capture| capture.chunk)
+        let Capture { chunk, mirrors, .. } = *self.capture.take_if(|capture| capture.is_on)?;
+        self.capture = mirrors.map(|mirrors| Box::new(Capture::new(CaptureConfig::nothing(), Some(mirrors))));
+        Some(chunk)
     }
 
-    /// Whether a capture is running.
+    /// Whether a capture is running, or something is mirrored.
     pub fn is_captured(&self) -> bool {
         self.capture.is_some()
     }
@@ -161,7 +180,27 @@ impl Note {
     }
 }
 
+impl CaptureConfig {
+    /// Of no packet.
+    fn nothing() -> Self {
+        CaptureConfig { stages: Vec::new(), filter: Filter::default(), port: None, snaplen: 0, bytes: 0, clock: || 0 }
+    }
+}
+
 impl Capture {
+    fn new(config: CaptureConfig, mirrors: Option<Box<Mirrors>>) -> Self {
+        Capture {
+            is_on: false,
+            mirrors,
+            stages: config.stages.iter().fold(0, |bits, stage| bits | stage.bit()),
+            vnic: None,
+            chunk: Chunk::new(config.bytes),
+            piece: Vec::new(),
+            unseen: HashMap::default(),
+            config,
+        }
+    }
+
     /// A frame of `len` bytes, of which `frame` holds the first ones: at least all headers.
     pub(crate) fn frame(&mut self, stage: Stage, note: Note, frame: &[u8], len: usize) {
         if self.stages & stage.bit() != 0
@@ -173,6 +212,11 @@ impl Capture {
 
     /// A frame of a guest's, of `len` bytes, that a port holds.
     pub(crate) fn held(&mut self, stage: Stage, note: Note, port: &impl GuestPort, handle: TxHandle, len: u32) {
+        if stage == Stage::GuestTx
+            && let (Some(mirrors), Some(owner)) = (&mut self.mirrors, note.port)
+        {
+            mirrors.fetched(owner, port, handle, len);
+        }
         if self.stages & stage.bit() == 0 {
             return;
         }
@@ -191,6 +235,9 @@ impl Capture {
 
     /// A frame was placed; when it is published, it is seen.
     pub(crate) fn placed(&mut self, note: Note, handle: u32, frame: &[u8]) {
+        if let (Some(mirrors), Some(port)) = (&mut self.mirrors, note.port) {
+            mirrors.placed(port, handle, frame);
+        }
         let Some(port) = note.port.filter(|_| self.stages & Stage::GuestRx.bit() != 0) else { return };
         self.unseen.remove(&(port, handle));
         if self.unseen.len() >= MAX_UNSEEN {
@@ -205,6 +252,9 @@ impl Capture {
 
     /// A placed frame is shown to its guest.
     pub(crate) fn published(&mut self, port: u16, handle: u32) {
+        if let Some(mirrors) = &mut self.mirrors {
+            mirrors.published(port, handle);
+        }
         if let Some(Unseen { note, len, bytes }) = self.unseen.remove(&(port, handle)) {
             self.keep(Stage::GuestRx, note, len, [&[], &bytes]);
         }

@@ -1,0 +1,223 @@
+//! Mirrors: takes copies of packets from the workers, and sends them in VXLAN (RFC 7348).
+//!
+//! A thread of its own does that, so that no worker waits for the network: a worker's room for copies is bounded, and so is the time for which
+//! copies that cannot be sent are tried.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use bifrost_control::api::MirrorStatus;
+use bifrost_control::config::{Config, Mirror};
+use bifrost_datapath::capture::{Copies, MirrorSpec};
+use bifrost_port::panics;
+use bifrost_wire::{Vni, vxlan};
+
+use crate::daemon::{Daemon, Names};
+
+/// How often copies are fetched while there are mirrors, and how often it is looked whether there are.
+const TICK: Duration = Duration::from_millis(5);
+const IDLE_TICK: Duration = Duration::from_millis(100);
+/// Room for what comes in between, bytes, for each worker: twice, for one is filled while the other one is sent.
+pub(crate) const COPIES_BYTES: usize = 2 << 20;
+/// How long to wait after a panic, which may come again.
+const AFTER_PANIC: Duration = Duration::from_secs(1);
+/// The same trouble is told once in this time.
+const TROUBLE_AGAIN: Duration = Duration::from_secs(60);
+
+/// What became of the copies of one mirror.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Counters {
+    /// Sent.
+    pub(crate) sent_packets: u64,
+    /// Found no room at a worker.
+    pub(crate) missed_packets: u64,
+    /// Could not be sent.
+    pub(crate) unsent_packets: u64,
+}
+
+impl Counters {
+    /// Every counter by name.
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (&'static str, u64)> + use<> {
+        [
+            ("sent_packets", self.sent_packets),
+            ("missed_packets", self.missed_packets),
+            ("unsent_packets", self.unsent_packets),
+        ]
+        .into_iter()
+    }
+
+    fn add(&mut self, more: &Counters) {
+        self.sent_packets += more.sent_packets;
+        self.missed_packets += more.missed_packets;
+        self.unsent_packets += more.unsent_packets;
+    }
+}
+
+/// Counters of all mirrors together, those that are gone, too, and by name of those that there are.
+#[derive(Debug, Default)]
+pub(crate) struct Counted {
+    pub(crate) all: Counters,
+    by_name: BTreeMap<String, Counters>,
+}
+
+/// What workers are to copy, in the order of the configuration.
+pub(crate) fn specs(config: &Config, names: &Names) -> Vec<MirrorSpec> {
+    let spec = |mirror: &Mirror| MirrorSpec {
+        ports: config.ports.iter().filter(|port| mirror.has(port)).filter_map(|port| names.port(&port.name)).collect(),
+        from_guests: mirror.from_guests,
+        to_guests: mirror.to_guests,
+        protocols: mirror.protocols.clone(),
+        prefixes: mirror.prefixes.clone(),
+        l4_ports: mirror.l4_ports.clone(),
+        one_in: mirror.one_in,
+        truncate: mirror.truncate,
+    };
+    config.mirrors.iter().map(spec).collect()
+}
+
+/// What the API tells.
+pub(crate) fn status(config: &Config, counted: &Counted) -> Vec<MirrorStatus> {
+    let status = |mirror: &Mirror| {
+        let counters = counted.by_name.get(&mirror.name).copied().unwrap_or_default();
+        let direction = match (mirror.from_guests, mirror.to_guests) {
+            (true, true) => "both",
+            (true, false) => "egress",
+            _ => "ingress",
+        };
+        MirrorStatus {
+            name: mirror.name.clone(),
+            ports: config.ports.iter().filter(|port| mirror.has(port)).map(|port| port.name.clone()).collect(),
+            direction: direction.to_owned(),
+            target: mirror.target,
+            target_vni: mirror.target_vni.value(),
+            one_in: mirror.one_in,
+            truncate_bytes: mirror.truncate,
+            sent_packets: counters.sent_packets,
+            missed_packets: counters.missed_packets,
+            unsent_packets: counters.unsent_packets,
+        }
+    };
+    config.mirrors.iter().map(status).collect()
+}
+
+/// Sends until the daemon ends. After a panic it begins again.
+pub(crate) fn follow_for_ever(daemon: &Daemon) {
+    while let Err(panic) = panics::contain(|| follow(daemon)) {
+        tracing::error!(%panic, "sending mirrored packets has failed; it is tried again");
+        thread::sleep(AFTER_PANIC);
+    }
+}
+
+fn follow(daemon: &Daemon) {
+    let (mut sender, mut spares) = (Sender::default(), Vec::new());
+    loop {
+        let state = daemon.state();
+        if state.workers.is_empty() {
+            return;
+        }
+        if state.config.mirrors.is_empty() {
+            drop(state);
+            (sender, spares) = (Sender::default(), Vec::new());
+            thread::sleep(IDLE_TICK);
+            continue;
+        }
+        let mirrors = state.config.mirrors.clone();
+        spares.resize_with(state.workers.len(), || Copies::new(COPIES_BYTES));
+        let mut fetched = Vec::new();
+        for (worker, spare) in state.workers.iter().zip(std::mem::take(&mut spares)) {
+            match worker.run(move |w| w.core_mut().fetch_mirrored(spare)) {
+                Ok(copies) => fetched.push(copies.unwrap_or_else(|| Copies::new(COPIES_BYTES))),
+                Err(error) => tracing::error!(error = format!("{error:#}"), "a worker gives no mirrored packets"),
+            }
+        }
+        // The network is not waited for with the lock.
+        drop(state);
+        let counted: Vec<(String, Counters)> = sender.send(&mirrors, &fetched);
+        let state = &mut daemon.state().mirrored;
+        for (_, counters) in &counted {
+            state.all.add(counters);
+        }
+        for (name, counters) in counted {
+            state.by_name.entry(name).or_default().add(&counters);
+        }
+        state.by_name.retain(|name, _| mirrors.iter().any(|mirror| mirror.name == *name));
+        spares = fetched;
+        thread::sleep(TICK);
+    }
+}
+
+/// Sends copies, each to the target of its mirror.
+#[derive(Default)]
+struct Sender {
+    sockets: BTreeMap<SocketAddr, UdpSocket>,
+    datagram: Vec<u8>,
+    trouble: Option<Instant>,
+}
+
+impl Sender {
+    fn send(&mut self, mirrors: &[Mirror], fetched: &[Copies]) -> Vec<(String, Counters)> {
+        self.sockets.retain(|target, _| mirrors.iter().any(|mirror| mirror.target == *target));
+        let mut counted: Vec<(String, Counters)> =
+            mirrors.iter().map(|mirror| (mirror.name.clone(), Counters::default())).collect();
+        for copies in fetched {
+            for (place, frame) in copies.iter() {
+                // A reload may have come between: a copy of a mirror that is gone is nobody's.
+                let Some((mirror, (_, counters))) =
+                    mirrors.get(usize::from(place)).zip(counted.get_mut(usize::from(place)))
+                else {
+                    continue;
+                };
+                match self.send_one(mirror, frame) {
+                    Ok(()) => counters.sent_packets += 1,
+                    Err(error) => {
+                        counters.unsent_packets += 1;
+                        self.tell(mirror, &error);
+                    }
+                }
+            }
+            for ((_, counters), missed) in counted.iter_mut().zip(copies.missed()) {
+                counters.missed_packets += missed;
+            }
+        }
+        counted
+    }
+
+    fn send_one(&mut self, mirror: &Mirror, frame: &[u8]) -> io::Result<()> {
+        let socket = match self.sockets.entry(mirror.target) {
+            std::collections::btree_map::Entry::Occupied(entry) => entry.into_mut(),
+            std::collections::btree_map::Entry::Vacant(entry) => entry.insert(open(mirror.target)?),
+        };
+        let vni = Vni::new(mirror.target_vni.value()).unwrap_or_default();
+        self.datagram.clear();
+        self.datagram.extend_from_slice(&vxlan::emit(vni));
+        self.datagram.extend_from_slice(frame);
+        match socket.send(&self.datagram) {
+            // An earlier datagram has found nobody: that is told once, and this one was not sent.
+            Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => socket.send(&self.datagram).map(drop),
+            sent => sent.map(drop),
+        }
+    }
+
+    fn tell(&mut self, mirror: &Mirror, error: &io::Error) {
+        if self.trouble.is_none_or(|last| last.elapsed() >= TROUBLE_AGAIN) {
+            self.trouble = Some(Instant::now());
+            let (name, target) = (&mirror.name, mirror.target);
+            tracing::warn!(mirror = name, %target, %error, "mirrored packets are lost");
+        }
+    }
+}
+
+/// A socket that never waits.
+fn open(target: SocketAddr) -> io::Result<UdpSocket> {
+    let any = match target {
+        SocketAddr::V4(_) => SocketAddr::from((Ipv4Addr::UNSPECIFIED, 0)),
+        SocketAddr::V6(_) => SocketAddr::from((Ipv6Addr::UNSPECIFIED, 0)),
+    };
+    let socket = UdpSocket::bind(any)?;
+    socket.set_nonblocking(true)?;
+    socket.connect(target)?;
+    Ok(socket)
+}
