@@ -15,7 +15,7 @@ use crate::host::{Host, HostParts, Vnic};
 use crate::network::Network;
 use crate::port::SimPort;
 use crate::rng::Rng;
-use crate::scenario::{Ordering, Reliability, Scenario, ScenarioError, Workload};
+use crate::scenario::{HostConfig, Ordering, Reliability, Scenario, ScenarioError, Workload};
 use crate::sender::Sender;
 use crate::tcp::{Conn, Conns, TcpGuest};
 use crate::underlay::SimUnderlay;
@@ -88,7 +88,7 @@ pub(crate) fn build(scenario: &Scenario, config: &rte::Config, rng: &mut Rng) ->
                     senders.push(sender(scenario, workload, index, &guests, (from, to), &mut flows, rng));
                 }
             }
-            _ => connections(workload, index, &pairs, &mut guests, &mut conns, scenario.host.mtu, rng),
+            _ => connections(workload, index, &pairs, &mut guests, &mut conns, &scenario.host, rng),
         }
     }
     if let Some(both) = light.iter().find(|g| guests[**g as usize].tcp.is_some()) {
@@ -211,7 +211,7 @@ fn connections(
     pairs: &[(u32, u32)],
     guests: &mut [Guest],
     conns: &mut Conns,
-    mtu: u16,
+    host: &HostConfig,
     rng: &mut Rng,
 ) {
     let (number, count, sizes, think, together, buffer, start) = match workload {
@@ -239,7 +239,7 @@ fn connections(
             for (guest, is_client) in [(client, true), (server, false)] {
                 let g = &mut guests[guest as usize];
                 let (mac, ip) = (g.mac, g.ip);
-                let tcp = g.tcp.get_or_insert_with(|| TcpGuest::new(guest, mac, ip, mtu, rng.next_u64()));
+                let tcp = g.tcp.get_or_insert_with(|| TcpGuest::new(guest, mac, ip, host, rng.next_u64()));
                 tcp.add(conn, is_client, port, buffer as usize);
                 g.poll_at = 0;
             }

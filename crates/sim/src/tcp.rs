@@ -3,9 +3,11 @@
 //! Every stream is a sequence of pseudo-random bytes that both ends know, so a byte that is lost, repeated or exchanged
 //! is noticed where it happens.
 
+use bifrost_nic::{Offload, Segment, SegmentKind};
 use bifrost_port::GuestPort as _;
+use bifrost_wire::checksum;
 use smoltcp::iface::{Config, Interface, SocketHandle, SocketSet};
-use smoltcp::phy::{Device, DeviceCapabilities, Medium, RxToken, TxToken};
+use smoltcp::phy::{Checksum, Device, DeviceCapabilities, Medium, RxToken, TxToken};
 use smoltcp::socket::tcp::{CongestionControl, Socket, SocketBuffer, State};
 use smoltcp::time::{Duration, Instant};
 use smoltcp::wire::{HardwareAddress, IpAddress, IpCidr, Ipv4Address};
@@ -13,10 +15,15 @@ use smoltcp::wire::{HardwareAddress, IpAddress, IpCidr, Ipv4Address};
 use crate::build::mac_of;
 use crate::port::SimPort;
 use crate::rng::mix;
+use crate::scenario::HostConfig;
 use crate::violation::{Kind, Violations};
 
 /// Bytes of an Ethernet header.
 const ETHERNET: usize = 14;
+/// Bytes of IPv4 and TCP headers without options, which are all that packets with data have here.
+const HEADERS: usize = 40;
+/// Segments in a large frame.
+const SEGMENTS: usize = 44;
 
 /// One end of a connection.
 #[derive(Debug)]
@@ -36,7 +43,10 @@ struct End {
 /// A guest with a TCP.
 pub(crate) struct TcpGuest {
     guest: u32,
-    mtu: usize,
+    /// Payload of a packet on the wire.
+    mss: usize,
+    /// Largest IP packet that it hands over.
+    largest: usize,
     mac: [u8; 6],
     iface: Interface,
     sockets: SocketSet<'static>,
@@ -174,18 +184,22 @@ impl Conn {
 
 impl TcpGuest {
     /// A guest with these addresses.
-    pub(crate) fn new(guest: u32, mac: [u8; 6], ip: [u8; 4], mtu: u16, seed: u64) -> Self {
+    pub(crate) fn new(guest: u32, mac: [u8; 6], ip: [u8; 4], host: &HostConfig, seed: u64) -> Self {
         // Its MAC addresses are filled in below: smoltcp asks for one neighbour a second at most.
         let mut config = Config::new(HardwareAddress::Ip);
         config.random_seed = seed;
-        let mtu = usize::from(mtu);
-        let mut none = SimPort::new(1, 1, 1);
-        let mut iface = Interface::new(config, &mut Nic { port: &mut none, mtu, mac, frames: 0 }, Instant::ZERO);
+        let mss = usize::from(host.mtu).saturating_sub(HEADERS).max(1);
+        let segments = if host.tso { SEGMENTS.min((65_535 - HEADERS) / mss).max(1) } else { 1 };
+        let largest = segments * mss + HEADERS;
+        let mut port = SimPort::new(1, 1, 1);
+        let mut none = Nic { port: &mut port, mss, largest, mac, frames: 0 };
+        let mut iface = Interface::new(config, &mut none, Instant::ZERO);
         iface.update_ip_addrs(|addresses| {
             // One network for all guests.
             let _ = addresses.push(IpCidr::new(IpAddress::Ipv4(Ipv4Address::from(ip)), 8));
         });
-        TcpGuest { guest, mtu, mac, iface, sockets: SocketSet::new(Vec::new()), ends: Vec::new(), wake_at: Some(0) }
+        let sockets = SocketSet::new(Vec::new());
+        TcpGuest { guest, mss, largest, mac, iface, sockets, ends: Vec::new(), wake_at: Some(0) }
     }
 
     /// Gives it one end of a connection.
@@ -217,7 +231,7 @@ impl TcpGuest {
         let at = Instant::from_micros((now / 1000) as i64);
         // Each round moves packets or bytes; a guest's windows bound both.
         for _ in 0..1000 {
-            let mut nic = Nic { port, mtu: self.mtu, mac: self.mac, frames };
+            let mut nic = Nic { port, mss: self.mss, largest: self.largest, mac: self.mac, frames };
             self.iface.poll(at, &mut nic, &mut self.sockets);
             frames = nic.frames;
             let mut busy = false;
@@ -374,7 +388,8 @@ fn differs(stream: u64, offset: u64, bytes: &[u8]) -> Option<u64> {
 /// A vNIC as smoltcp sees it.
 struct Nic<'a> {
     port: &'a mut SimPort,
-    mtu: usize,
+    mss: usize,
+    largest: usize,
     mac: [u8; 6],
     /// Frames that may be taken.
     frames: usize,
@@ -382,7 +397,17 @@ struct Nic<'a> {
 
 struct Received(Vec<u8>);
 
-struct Sending<'a>(&'a mut SimPort, [u8; 6]);
+struct Sending<'a> {
+    port: &'a mut SimPort,
+    mac: [u8; 6],
+    mss: usize,
+}
+
+impl Nic<'_> {
+    fn sending(&mut self) -> Sending<'_> {
+        Sending { port: self.port, mac: self.mac, mss: self.mss }
+    }
+}
 
 impl Device for Nic<'_> {
     type RxToken<'a>
@@ -401,17 +426,18 @@ impl Device for Nic<'_> {
         }
         let frame = self.port.receive(|frame, _| frame.to_vec())?;
         self.frames -= 1;
-        Some((Received(frame), Sending(self.port, self.mac)))
+        Some((Received(frame), self.sending()))
     }
 
     fn transmit(&mut self, _: Instant) -> Option<Sending<'_>> {
-        (self.port.room() > 0).then_some(Sending(self.port, self.mac))
+        (self.port.room() > 0).then(|| self.sending())
     }
 
     fn capabilities(&self) -> DeviceCapabilities {
         let mut capabilities = DeviceCapabilities::default();
         capabilities.medium = Medium::Ip;
-        capabilities.max_transmission_unit = self.mtu;
+        capabilities.max_transmission_unit = self.largest;
+        capabilities.checksum.tcp = Checksum::Rx;
         capabilities.max_burst_size = Some(self.port.tx_capacity() as usize);
         capabilities
     }
@@ -426,13 +452,23 @@ impl RxToken for Received {
 impl TxToken for Sending<'_> {
     fn consume<R, F: FnOnce(&mut [u8]) -> R>(self, len: usize, f: F) -> R {
         let mut result = None;
-        self.0.send(Default::default(), |buffer| {
+        // The checksum is left to the host, as of what it has to cut.
+        let payload = len.saturating_sub(HEADERS);
+        let mss = self.mss as u16;
+        let segment = (payload > self.mss).then_some(Segment { mss, kind: SegmentKind::TcpV4 });
+        let offload = Offload { checksum: Some(((ETHERNET + 20) as u16, 16)), segment };
+        self.port.send(offload, |buffer| {
             buffer.resize(ETHERNET + len, 0);
             result = Some(f(&mut buffer[ETHERNET..]));
-            let destination = buffer.get(ETHERNET + 16..ETHERNET + 20).and_then(|ip| ip.try_into().ok());
-            buffer[..6].copy_from_slice(&mac_of(destination.unwrap_or_default()));
-            buffer[6..12].copy_from_slice(&self.1);
+            let address = |at: usize| buffer.get(ETHERNET + at..ETHERNET + at + 4).and_then(|ip| ip.try_into().ok());
+            let (from, to): ([u8; 4], [u8; 4]) = (address(12).unwrap_or_default(), address(16).unwrap_or_default());
+            buffer[..6].copy_from_slice(&mac_of(to));
+            buffer[6..12].copy_from_slice(&self.mac);
             buffer[12..14].copy_from_slice(&[0x08, 0x00]);
+            let pseudo = checksum::pseudo_v4(from.into(), to.into(), 6, len.saturating_sub(20) as u32);
+            if let Some(field) = buffer.get_mut(ETHERNET + 36..ETHERNET + 38) {
+                field.copy_from_slice(&checksum::fold(pseudo).to_be_bytes());
+            }
         });
         // A token exists only while there is room, so the frame was written.
         result.expect("room for a frame")

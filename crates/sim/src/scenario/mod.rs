@@ -149,6 +149,8 @@ pub struct HostConfig {
     pub rx_ring: u32,
     /// Largest IP packet of guests, bytes.
     pub mtu: u16,
+    /// Guests with a TCP hand over up to 44 segments in one large frame, which the host cuts (TSO).
+    pub tso: bool,
     /// How long until a crashed daemon runs again, if the fault has no end of its own.
     pub restart_after: Ns,
 }
@@ -162,6 +164,7 @@ impl Default for HostConfig {
             tx_ring: 1024,
             rx_ring: 1024,
             mtu: 1500,
+            tso: false,
             restart_after: Ns::ms(10),
         }
     }
