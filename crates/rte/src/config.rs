@@ -3,7 +3,9 @@
 use bifrost_wire::bifrost::Psn;
 
 use crate::time::{MS, S, US};
-use crate::timing::MAX_RTOS;
+
+/// RTOs of one packet that can be counted.
+pub(crate) const MAX_RTOS: u8 = 7;
 
 /// How received packets become visible to the guest; negotiated by nobody, a local decision per VNI.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]

@@ -126,6 +126,10 @@ pub(crate) struct Active {
     pub(crate) skip: Option<Skip>,
     /// The last attempt to send found a window closed.
     pub(crate) blocked: bool,
+    /// It waits with others for room on the peer's paths ([`Peer::waiting`](crate::peer::Peer::waiting)).
+    pub(crate) queued: bool,
+    /// Packets that it may still send before it is the next one's turn.
+    pub(crate) deficit: u16,
     /// Packets from the oldest outstanding one on for which the peer seems to have room.
     pub(crate) room: u16,
     /// When it last turned out to have less.
@@ -145,6 +149,8 @@ impl Active {
             loss: LossState::default(),
             skip: None,
             blocked: false,
+            queued: false,
+            deficit: 0,
             room: u16::MAX,
             refused_at: Time(0),
         }
@@ -162,8 +168,15 @@ impl Active {
         self.loss = LossState::default();
         self.skip = None;
         self.blocked = false;
+        self.queued = false;
+        self.deficit = 0;
         self.room = u16::MAX;
         self.refused_at = Time(0);
+    }
+
+    /// Segments that wait to be sent.
+    pub(crate) fn waiting(&self) -> usize {
+        self.pending.iter().map(|p| usize::from(p.count)).sum()
     }
 
     /// Whether nothing is held, in flight, waiting or owed.

@@ -24,6 +24,8 @@ counters! {
     lost_same_path_packets,
     /// Losses found by time after a later packet of another path arrived (RFC 8985).
     lost_by_time_packets,
+    /// Losses that a path's queue is to blame for: it stood, and the path delivered meanwhile.
+    congestion_lost_packets,
     /// Tail probes sent.
     tail_probe_packets,
     /// Retransmission timeouts.

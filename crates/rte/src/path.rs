@@ -2,8 +2,8 @@
 
 use bifrost_wire::bifrost::Tick;
 
-use crate::cc::CongestionControl;
-use crate::rtt::Rtt;
+use crate::cc::{AckSample, CongestionControl, Loss, PACE_MAX_NS};
+use crate::rtt::{Rtt, Standing};
 use crate::time::{MS, Time, US};
 
 /// Whether a path is used.
@@ -25,20 +25,38 @@ const LOSS_WEIGHT: f32 = 1.0 / 128.0;
 const SILENCE_MIN_NS: u64 = MS;
 /// Probes in a row that take a suspect path back, at first and at most.
 const CLEAN_PROBES_MIN: u16 = 4;
-const CLEAN_PROBES_MAX: u16 = 256;
+const CLEAN_PROBES_MAX: u16 = 64;
 /// Probe interval of a suspect path at first.
 const SUSPECT_PROBE_NS: u64 = 2 * MS;
+/// Probes of a long trial are at most so many times as far apart: the longest trial takes half a second.
+const TRIAL_SLOWDOWN: u64 = 4;
 /// After so many unanswered probes in a row the interval doubles, and again after as many more, so often at most: of a host
 /// that is gone all paths are probed for a minute.
 const UNANSWERED_PROBES: u16 = 8;
 const UNANSWERED_DOUBLINGS: u16 = 4;
 
-/// Longest pause between packets of a path with a window below one, ns: a peer that slept for seconds, and so raised the
-/// RTT to seconds, must not close its paths for minutes.
-pub(crate) const PACE_MAX_NS: u64 = 100 * MS;
-
 /// Half-life of the count of recently sent packets, ns.
 const RECENT_NS: u64 = 250 * MS;
+
+/// What a queue adds at least to a path's delay where one stands: twice the smallest delay, within these bounds.
+const QUEUE_MIN_NS: u64 = 125 * US;
+const QUEUE_MAX_NS: u64 = 500 * US;
+/// A queue for which no path is left.
+const QUEUE_ACCEPTED_NS: u64 = 4 * MS;
+
+/// What an ACK says of a path.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Acked {
+    /// Packets that were sent once on it.
+    pub(crate) packets: u16,
+    /// Of these: with a congestion mark.
+    pub(crate) marked: u16,
+    /// Delay of the network and of the two endpoints, ns, if this path was measured.
+    pub(crate) fabric_ns: Option<u64>,
+    pub(crate) endpoint_ns: Option<u64>,
+    /// Hops to the peer.
+    pub(crate) hops: u8,
+}
 
 /// State of one path, shared by all connections to the peer.
 #[derive(Debug)]
@@ -46,8 +64,12 @@ pub(crate) struct Path {
     pub(crate) state: PathState,
     /// Network delay without endpoints: what paths are compared by.
     pub(crate) fabric: Rtt,
+    /// The smallest of its delays of the last round trip.
+    standing: Standing,
     /// The whole way including the peer's ACK delay: what timers follow.
     pub(crate) total: Rtt,
+    /// How old the newest packet was that was acknowledged last, ns.
+    pub(crate) latest_ns: u64,
     pub(crate) loss: f32,
     pub(crate) in_flight: u32,
     cc: Box<dyn CongestionControl>,
@@ -61,6 +83,8 @@ pub(crate) struct Path {
     losses_in_a_row: u16,
     /// When the first packet left that was lost since the last arrival, whether the path is to blame or not.
     pub(crate) lost_since: Option<Tick>,
+    /// It was left for its queue.
+    pub(crate) is_left: bool,
     /// When the loss rate last rose.
     late_at: Time,
     /// When the row of losses began.
@@ -84,6 +108,8 @@ impl Path {
         Path {
             state: PathState::Usable,
             fabric: Rtt::default(),
+            standing: Standing::default(),
+            latest_ns: 0,
             total: Rtt::default(),
             loss: 0.0,
             in_flight: 0,
@@ -95,6 +121,7 @@ impl Path {
             pace_until: Time(0),
             losses_in_a_row: 0,
             lost_since: None,
+            is_left: false,
             late_at: Time(0),
             losses_since: Time(0),
             probe: None,
@@ -111,20 +138,78 @@ impl Path {
         }
     }
 
-    /// Expected time until a packet sent now is delivered: its delay, and what its losses cost. ns.
-    pub(crate) fn cost_ns(&self) -> u64 {
-        let rtt = self.fabric.smoothed_ns();
+    /// Expected time until a packet sent now is delivered: its delay, and what its losses cost. ns. Of the queue that stood when the
+    /// path was measured last, `allowed_ns` do not count: congestion control keeps up a queue of its own.
+    fn cost_ns(&self, allowed_ns: u64) -> u64 {
+        let queue = self.standing.ns().saturating_sub(self.fabric.min_ns());
+        let rtt = self.fabric.min_ns() + queue.saturating_sub(allowed_ns);
         let recovery = (3 * self.total.smoothed_ns().max(rtt)).max(300 * US) as f32;
         // Losses below one in a thousand are noise of the estimate, not a reason to choose.
         let loss = if self.loss < 0.001 { 0.0 } else { self.loss.min(0.9) };
         rtt + (recovery * loss / (1.0 - loss)) as u64
     }
 
+    /// What paths are chosen by, ns.
+    pub(crate) fn preference_ns(&self) -> u64 {
+        self.cost_ns(4 * self.stands_ns())
+    }
+
+    /// What a path is not used for at all, ns: no queue that drains in milliseconds.
+    pub(crate) fn reluctance_ns(&self) -> u64 {
+        self.cost_ns(QUEUE_ACCEPTED_NS)
+    }
+
+    /// The path is usable and was not chosen: it is measured again as soon as the queue that it had may be gone.
+    pub(crate) fn leave(&mut self, now: Time) {
+        let queue = self.standing.ns().saturating_sub(self.fabric.min_ns());
+        self.is_left = queue >= 4 * self.stands_ns();
+        if self.is_left {
+            self.next_probe = self.next_probe.min(now.after(2 * queue + MS));
+        }
+    }
+
+    /// Packets that congestion control lets out now.
+    #[inline]
+    pub(crate) fn room(&self, now: Time) -> u32 {
+        if self.window_packets == 0 {
+            u32::from(self.in_flight == 0 && now >= self.pace_until)
+        } else {
+            self.window_packets.saturating_sub(self.in_flight)
+        }
+    }
+
     /// Whether congestion control lets another packet out.
     #[inline]
     pub(crate) fn has_room(&self, now: Time) -> bool {
-        self.in_flight < self.window_packets
-            || self.window_packets == 0 && self.in_flight == 0 && now >= self.pace_until
+        self.room(now) > 0
+    }
+
+    /// When a window below one packet opens by time, if that is what the path waits for.
+    pub(crate) fn opens_at(&self) -> Option<Time> {
+        (self.window_packets == 0 && self.in_flight == 0).then_some(self.pace_until)
+    }
+
+    /// A packet has measured the network: takes its delay, and returns it if it is plausible.
+    pub(crate) fn measured(&mut self, now: Time, fabric_ns: i64) -> Option<u64> {
+        let fabric = self.fabric.sample(now, fabric_ns)?;
+        self.standing.sample(now, fabric, self.total.smoothed_ns());
+        Some(fabric)
+    }
+
+    /// What a queue has added to the delay of the packets that were measured last, ns.
+    fn queue_ns(&self) -> u64 {
+        self.standing.latest_ns().saturating_sub(self.fabric.min_ns())
+    }
+
+    /// What a queue adds to the delay at least where one stands, ns.
+    fn stands_ns(&self) -> u64 {
+        (2 * self.fabric.min_ns()).clamp(QUEUE_MIN_NS, QUEUE_MAX_NS)
+    }
+
+    /// Whether a queue stands on the path, and it delivers: then the queue has dropped what is lost. A path that is silent may
+    /// be dead, whatever it had before.
+    fn is_congested(&self, now: Time) -> bool {
+        self.queue_ns() >= self.stands_ns() && now.since(self.last_arrival) < self.silence_ns()
     }
 
     /// Packets that congestion control allows in flight.
@@ -135,6 +220,38 @@ impl Path {
     /// Number of the congestion control on the wire.
     pub(crate) fn wire_type(&self) -> u8 {
         self.cc.wire_type()
+    }
+
+    /// `packets` were acknowledged, of which `marked` carry a congestion mark. `fabric_ns` and `endpoint_ns`: the delays, if the
+    /// ACK has measured this path.
+    pub(crate) fn on_acked(&mut self, now: Time, acked: &Acked) {
+        let in_flight = self.in_flight as f32 + f32::from(acked.packets);
+        let sample = AckSample {
+            packets: acked.packets.max(1),
+            marked_packets: acked.marked,
+            fabric_delay_ns: acked.fabric_ns,
+            standing_delay_ns: self.standing.ns(),
+            endpoint_delay_ns: acked.endpoint_ns,
+            base_delay_ns: self.fabric.min_ns(),
+            rtt_ns: self.total.smoothed_ns(),
+            hops: acked.hops,
+            window_limited: acked.packets > 0 && in_flight >= self.window * 0.9,
+        };
+        self.congestion(|cc| cc.on_ack(now, &sample));
+    }
+
+    /// Tells congestion control of a packet that was found lost. Returns whether a queue has dropped it.
+    pub(crate) fn on_congestion_loss(&mut self, now: Time, sent_ago_ns: u64) -> bool {
+        let congestion = self.is_congested(now);
+        let loss = Loss {
+            sent: Time(now.0.saturating_sub(sent_ago_ns)),
+            rtt_ns: self.total.smoothed_ns(),
+            base_delay_ns: self.fabric.min_ns(),
+            queue_ns: self.queue_ns(),
+            congestion,
+        };
+        self.congestion(|cc| cc.on_loss(now, &loss));
+        congestion
     }
 
     /// Tells congestion control what happened.
@@ -181,9 +298,9 @@ impl Path {
         self.loss *= (1.0 - LOSS_WEIGHT).powi(i32::from(packets));
     }
 
-    /// A packet was lost on this path; `overtaken`: one that left later has arrived. Returns whether the path became suspect by it.
+    /// A packet was lost on this path, and not by its queue; `overtaken`: one that left later has arrived. Returns whether the path
+    /// became suspect by it.
     pub(crate) fn on_loss(&mut self, now: Time, sent_ago_ns: u64, overtaken: bool) -> bool {
-        self.lost_packets += 1;
         // What only time has decided may be late, a whole queue of it at once: while the path has not been silent for long, that is one
         // packet in a round trip.
         let silent = now.since(self.last_arrival) >= self.silence_ns();
@@ -230,7 +347,7 @@ impl Path {
 
     /// Between probes of a suspect path that returns them: the more often it has failed, the longer its trial, and the rarer its probes.
     fn trial_interval_ns(&self) -> u64 {
-        SUSPECT_PROBE_NS * u64::from(self.clean_needed / CLEAN_PROBES_MIN)
+        SUSPECT_PROBE_NS * u64::from(self.clean_needed / CLEAN_PROBES_MIN).min(TRIAL_SLOWDOWN)
     }
 
     /// A probe returned. Returns whether the path is usable again by it.
@@ -249,6 +366,7 @@ impl Path {
             return false;
         }
         self.state = PathState::Usable;
+        self.congestion(|cc| cc.restart());
         self.loss = self.loss.min(SUSPECT_LOSS / 2.0);
         self.losses_in_a_row = 0;
         self.clean_needed = (self.clean_needed * 2).min(CLEAN_PROBES_MAX);
@@ -295,7 +413,9 @@ mod tests {
 
     impl CongestionControl for Closed {
         fn on_ack(&mut self, _: Time, _: &crate::cc::AckSample) {}
-        fn on_loss(&mut self, _: Time, _: u64) {}
+        fn on_loss(&mut self, _: Time, _: &Loss) {}
+        fn on_spurious(&mut self, _: Time) {}
+        fn restart(&mut self) {}
         fn on_timeout(&mut self, _: Time, _: u64) {}
         fn wire_type(&self) -> u8 {
             1

@@ -3,6 +3,7 @@
 //! Paths belong to the pair of hosts, not to a connection: all connections to a peer share what is known of its paths,
 //! so a new connection starts informed and an idle one costs no probes.
 
+use std::collections::VecDeque;
 use std::sync::Arc;
 
 use bifrost_wire::bifrost::PathId;
@@ -51,6 +52,10 @@ pub(crate) struct Peer {
     /// Some of its connections may be in best effort.
     pub(crate) has_fallen: bool,
     next_forgive: Time,
+    /// Connections with packets that wait for room on the paths, in the order of their turns.
+    pub(crate) waiting: VecDeque<u32>,
+    /// When a timer looks whether a path has opened; [`Time::NEVER`]: there is none.
+    pub(crate) share_armed: Time,
     /// Paths that the selection has found to lose too much, not yet counted.
     pub(crate) newly_suspect: u64,
 }
@@ -88,6 +93,8 @@ impl Peer {
             attempts: 0,
             has_fallen: false,
             next_forgive: Time(0),
+            waiting: VecDeque::new(),
+            share_armed: Time::NEVER,
             newly_suspect: 0,
         };
         peer.select(config, Time(0));
@@ -163,29 +170,38 @@ impl Peer {
                 continue;
             }
             // An unmeasured path costs nothing yet: it is tried, and measured by that.
-            order[count] = (path.cost_ns().saturating_sub(stay(i)), i);
+            order[count] = (path.preference_ns().saturating_sub(stay(i)), i);
             count += 1;
         }
         order[..count].sort_unstable();
-        let best = order[0].0;
         // A path several times slower than the best would hold up more than it carries.
+        let reluctance = |i: usize| self.paths[i].reluctance_ns();
+        let best = order[..count].iter().map(|&(_, i)| reluctance(i)).min().unwrap_or(0);
         let limit = best.saturating_mul(3).saturating_add(config.stickiness_ns).saturating_add(200 * US);
-        self.selected_len = 0;
-        for &(cost, i) in order[..count].iter().take(usize::from(config.spray_paths.max(1))) {
-            if self.selected_len > 0 && cost > limit {
-                break;
+        let mut selected = [PathId::default(); PathId::MAX];
+        let mut len = 0;
+        for &(_, i) in &order[..count] {
+            if len < usize::from(config.spray_paths.max(1)) && reluctance(i) <= limit {
+                selected[len] = PathId::masked(i as u8);
+                len += 1;
             }
-            self.selected[self.selected_len] = PathId::masked(i as u8);
-            self.selected_len += 1;
+        }
+        (self.selected, self.selected_len) = (selected, len);
+        for (i, path) in self.paths.iter_mut().enumerate() {
+            path.is_left = false;
+            if !selected[..len].iter().any(|p| p.index() == i) && path.state == PathState::Usable {
+                path.leave(now);
+            }
         }
         self.update_rtt();
     }
 
-    /// A path other than `not`, for what was lost on `not`: a selected one with little in flight; if there is none, the
+    /// A path other than `not`, for what was lost on `not`: a selected one with room and little in flight; if there is none, the
     /// usable or else the suspect one from which something arrived last. `not` itself only if no other may be chosen.
-    pub(crate) fn other_than(&self, not: PathId) -> PathId {
+    pub(crate) fn other_than(&self, now: Time, not: PathId) -> PathId {
         let selected = self.selected().iter().copied().filter(|p| *p != not);
-        let selected = selected.min_by_key(|p| self.paths[p.index()].in_flight);
+        let load = |p: &PathId| (!self.paths[p.index()].has_room(now), self.paths[p.index()].in_flight);
+        let selected = selected.min_by_key(load);
         let others = || {
             let others = self.choosable().filter(|i| *i != not.index());
             let best = others.max_by_key(|i| {
@@ -320,40 +336,54 @@ impl Spray {
         }
     }
 
-    /// A path for the next `packets` packets, which stay together; `None` when congestion control closes all of them.
+    /// A path for the next `packets` packets, and how many of them it takes; `None` when congestion control closes all.
     #[inline]
-    pub(crate) fn choose(&mut self, peer: &mut Peer, config: &Config, now: Time, packets: u16) -> Option<PathId> {
+    pub(crate) fn choose(
+        &mut self,
+        peer: &mut Peer,
+        config: &Config,
+        now: Time,
+        packets: u16,
+    ) -> Option<(PathId, u16)> {
         if self.left > 0 {
             let path = &peer.paths[self.path.index()];
-            if path.state == PathState::Usable && path.has_room(now) {
-                self.left = self.left.saturating_sub(packets);
-                return Some(self.path);
+            let room = path.room(now);
+            if path.state == PathState::Usable && room > 0 {
+                let taken = u32::from(packets).min(room) as u16;
+                self.left = self.left.saturating_sub(taken);
+                return Some((self.path, taken));
             }
         }
         self.next_group(peer, config, now, packets)
     }
 
     #[cold]
-    fn next_group(&mut self, peer: &mut Peer, config: &Config, now: Time, packets: u16) -> Option<PathId> {
+    fn next_group(&mut self, peer: &mut Peer, config: &Config, now: Time, packets: u16) -> Option<(PathId, u16)> {
         peer.refresh(config, now);
         let n = peer.selected().len();
         for _ in 0..n {
             self.turn = (self.turn + 1) % n as u8;
             let candidate = peer.selected()[usize::from(self.turn)];
-            if peer.paths[candidate.index()].has_room(now) {
+            let room = peer.paths[candidate.index()].room(now);
+            if room > 0 {
+                let taken = u32::from(packets).min(room) as u16;
                 self.path = candidate;
-                self.left = config.group_packets.saturating_sub(packets);
-                return Some(candidate);
+                self.left = config.group_packets.saturating_sub(taken);
+                return Some((candidate, taken));
             }
         }
         None
     }
 }
 
+/// First window of a path, packets: what a short queue of a slow link takes. It doubles each round trip.
+const FIRST_WINDOW: u16 = 32;
+
 fn swift_config(config: &Config) -> SwiftConfig {
-    // Each of k paths starts with its share of the connection's first window.
-    let share = (config.initial_window / u16::from(config.spray_paths.max(1))).max(64);
+    // Each of k paths starts with its share of the connection's first window, or less.
+    let share = (config.initial_window / u16::from(config.spray_paths.max(1))).clamp(1, FIRST_WINDOW);
     let swift = SwiftConfig::new(share, config.max_window, config.swift_noise_ns);
+    let swift = SwiftConfig { doubles: true, ..swift };
     match config.heavy_loss_percent {
         0 => swift,
         percent => SwiftConfig { heavy_loss: f32::from(percent) / 100.0, ..swift },

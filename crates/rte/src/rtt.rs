@@ -59,3 +59,60 @@ impl Rtt {
         self.min_ns
     }
 }
+
+/// The smallest sample of the last round trip or so: what every packet of that time has waited. One that a host has held up
+/// raises the largest and not the smallest.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Standing {
+    now_ns: u64,
+    before_ns: u64,
+    since: Time,
+    /// The last two samples.
+    latest: [u64; 2],
+}
+
+impl Standing {
+    /// Takes a sample; `rtt_ns` is the smoothed round-trip time.
+    pub(crate) fn sample(&mut self, now: Time, sample_ns: u64, rtt_ns: u64) {
+        self.latest = [sample_ns, self.latest[0]];
+        if now.since(self.since) < rtt_ns / 2 {
+            self.now_ns = self.now_ns.min(sample_ns);
+        } else {
+            let lapsed = now.since(self.since) > 4 * rtt_ns;
+            self.before_ns = if lapsed { sample_ns } else { self.now_ns };
+            self.now_ns = sample_ns;
+            self.since = now;
+        }
+    }
+
+    /// The smallest sample of the last half to whole round trip, ns; 0 before the first.
+    pub(crate) fn ns(&self) -> u64 {
+        self.now_ns.min(self.before_ns)
+    }
+
+    /// The smaller of the last two samples, ns; 0 before the second.
+    pub(crate) fn latest_ns(&self) -> u64 {
+        self.latest[0].min(self.latest[1])
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::time::{MS, US};
+
+    #[test]
+    fn one_late_packet_is_no_standing_queue_and_a_round_trip_of_them_is() {
+        let mut standing = Standing::default();
+        let mut at = |ms: u64, sample: u64| {
+            standing.sample(Time(ms * MS), sample, 4 * MS);
+            standing
+        };
+        (0..10).for_each(|ms| assert!(at(10 + ms, 100 * US).ns() <= 100 * US));
+        assert_eq!(at(20, 5 * MS).ns(), 100 * US, "one");
+        assert_eq!(at(21, 100 * US).latest_ns(), 100 * US);
+        let stands: Vec<u64> = (22..32).map(|ms| at(ms, 5 * MS).ns()).collect();
+        assert!(stands[1] < MS && stands[5] == 5 * MS, "{stands:?}");
+        assert_eq!(at(32, 100 * US).ns(), 100 * US, "and it is gone with the first that passes");
+    }
+}

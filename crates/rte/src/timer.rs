@@ -15,6 +15,8 @@ use crate::time::Time;
 pub(crate) enum Key {
     Conn(u32),
     Peer(u16),
+    /// A path of this peer opens by time.
+    Share(u16),
 }
 
 /// A slot's length, as a power of two, ns: 4.2 ms.

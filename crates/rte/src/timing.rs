@@ -1,10 +1,7 @@
 //! RTO and its relatives: how long the loss timers wait (RFC 8985; NSDI'26, 4.3).
 
-use crate::config::Config;
+use crate::config::{Config, MAX_RTOS};
 use crate::time::US;
-
-/// RTOs of one packet that can be counted.
-pub(crate) const MAX_RTOS: u8 = 7;
 
 /// How the loss timers stand: all ns.
 #[derive(Clone, Copy, Debug)]

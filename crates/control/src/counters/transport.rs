@@ -20,6 +20,11 @@ pub(super) const CHAPTER: Chapter = Chapter {
             "losses found by time after a later packet of another path arrived",
             UNDERLAY_LOSS,
         ),
+        count(
+            "rte.congestion_lost_packets",
+            "losses that a path's queue is to blame for: it was long, and the path delivered meanwhile",
+            "links are full: windows are cut, and no path is left for it",
+        ),
         count("rte.tail_probe_packets", "tail probes sent: an answer was overdue", UNDERLAY_LOSS),
         count(
             "rte.timeout_packets",

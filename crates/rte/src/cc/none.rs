@@ -1,6 +1,6 @@
 //! No congestion control: only the connection's window limits.
 
-use super::{AckSample, CongestionControl};
+use super::{AckSample, CongestionControl, Loss};
 use crate::time::Time;
 
 /// No limit.
@@ -9,8 +9,10 @@ pub struct Unlimited;
 
 impl CongestionControl for Unlimited {
     fn on_ack(&mut self, _now: Time, _sample: &AckSample) {}
-    fn on_loss(&mut self, _now: Time, _rtt_ns: u64) {}
+    fn on_loss(&mut self, _now: Time, _loss: &Loss) {}
+    fn on_spurious(&mut self, _now: Time) {}
     fn on_timeout(&mut self, _now: Time, _rtt_ns: u64) {}
+    fn restart(&mut self) {}
 
     fn window(&self) -> f32 {
         f32::MAX

@@ -1,9 +1,15 @@
-//! Swift (SIGCOMM'20): the window follows delay, split into fabric and endpoint.
+//! Swift (SIGCOMM'20): the window follows delay, split into fabric and endpoint. Marks count as in DCTCP (RFC 8257).
 //!
-//! Two departures for software hosts. The base target is not a constant but the smallest delay seen on the path plus an
-//! allowance for scheduling noise, since a fixed target of tens of microseconds would strangle a host whose RTT is that
-//! of its scheduler. And a loss by itself halves nothing as long as delay is below target: on lossy links without queues
-//! (the very case BIFROST is for) a loss is not congestion; the target decides.
+//! Departures for software hosts and for links that lose packets:
+//!
+//! - The base target is the smallest delay seen on the path plus a margin that grows with it ([`SwiftConfig::margin_ns`]).
+//! - What is compared with the target is the delay that stands for a round trip, not that of one packet, which a host may
+//!   have held up.
+//! - A loss is congestion only while a queue stands; on a lossy link without one (the very case BIFROST is for) nothing is
+//!   cut. The cut is no larger than what the queue asks for, and is taken back if the packet turns out to have been late.
+//! - Marks alone do not close a path on which no queue is measured.
+//! - A path starts with a small window that doubles each round trip until the first sign of a queue, and does so again after
+//!   some round trips without one.
 //!
 //! The smallest delay is believed for ten seconds, and a way may become longer sooner. A sender that has sent with its
 //! smallest window for a while, and measures no less for it, has learnt that the delay is not its own queue's: the smallest
@@ -11,8 +17,7 @@
 
 use std::sync::Arc;
 
-use super::{AckSample, CongestionControl};
-use crate::path::PACE_MAX_NS;
+use super::{AckSample, CongestionControl, Loss, PACE_MAX_NS};
 use crate::time::Time;
 
 /// Constants of Swift. Delays in nanoseconds, windows in packets.
@@ -24,13 +29,11 @@ pub struct SwiftConfig {
     pub beta: f32,
     /// Largest decrease at once.
     pub max_decrease: f32,
-    /// Added to the smallest delay seen to give the base target.
+    /// Largest margin, which is added to the smallest delay seen to give the base target.
     pub noise_ns: u64,
     /// Added per hop.
     pub per_hop_ns: u64,
-    /// Range of flow scaling.
-    pub scaling_range_ns: u64,
-    /// Flow scaling is full at or below this window.
+    /// Flow scaling is full at or below this window: it then adds the margin once more (NSDI'26, appendix D).
     pub scaling_min_window: f32,
     /// Flow scaling is zero at or above this window.
     pub scaling_max_window: f32,
@@ -42,15 +45,16 @@ pub struct SwiftConfig {
     pub max_window: f32,
     /// First window.
     pub initial_window: f32,
-    /// A path that loses more than this share of its packets is congested whatever its delay; 1: never. Queues that are full
-    /// before the target is reached can be told from bad links by that alone.
+    /// The window doubles each round trip until the first sign of a queue, and again once none has been seen for a while.
+    pub doubles: bool,
+    /// A path that loses more than this share of its packets is congested whatever its delay; 1: never.
     pub heavy_loss: f32,
-    /// RTOs in a row from which the window falls to the minimum.
+    /// RTOs in a row from which the window falls to one packet.
     pub timeout_threshold: u8,
 }
 
 impl SwiftConfig {
-    /// Constants for a window of at most `max_window` packets and hosts with `noise_ns` of scheduling noise.
+    /// Constants for a window of at most `max_window` packets and a margin of at most `noise_ns`; the window does not double.
     pub fn new(initial_window: u16, max_window: u16, noise_ns: u64) -> Self {
         SwiftConfig {
             additive: 1.0,
@@ -58,16 +62,22 @@ impl SwiftConfig {
             max_decrease: 0.5,
             noise_ns,
             per_hop_ns: 3_000,
-            scaling_range_ns: noise_ns,
             scaling_min_window: 0.1,
             scaling_max_window: 100.0,
             endpoint_target_ns: 4 * noise_ns,
             min_window: 0.01,
             max_window: f32::from(max_window),
             initial_window: f32::from(initial_window),
+            doubles: false,
             heavy_loss: 1.0,
             timeout_threshold: 3,
         }
+    }
+
+    /// What the target lies above a base delay, ns: four times that, and what hosts lately were late at most, within a quarter of the
+    /// largest margin and all of it. A queue of that length bridges their pauses.
+    pub fn margin_ns(&self, base_delay_ns: u64, late_ns: u64) -> u64 {
+        base_delay_ns.saturating_mul(4).saturating_add(late_ns).clamp(self.noise_ns / 4, self.noise_ns)
     }
 }
 
@@ -81,13 +91,36 @@ pub struct Swift {
     last_fabric_decrease: Time,
     last_endpoint_decrease: Time,
     smoothed_endpoint_ns: u64,
+    /// The longest endpoint delay; forgotten by a 64th with each sample.
+    longest_endpoint_ns: u64,
     timeouts: u8,
     above_target: bool,
+    /// The window doubles each round trip.
+    doubling: bool,
+    /// Packets acknowledged since the path was measured.
+    unmeasured: u16,
+    round: Round,
+    /// Share of marked packets: a mean over rounds (DCTCP's alpha).
+    marked: f32,
+    /// What the window was before the last loss cut it.
+    before_loss: Option<f32>,
     /// Learnt with the smallest window, ns: what the way takes at least; 0: nothing.
     longer_way_ns: u64,
     floor: Floor,
     /// Share of the last packets that was lost: a mean over [`LOSS_PACKETS`].
     lost: f32,
+}
+
+/// What has been seen since a round trip began.
+#[derive(Clone, Copy, Debug, Default)]
+struct Round {
+    since: Time,
+    packets: u32,
+    marked: u32,
+    /// A queue was seen, or the window was not used.
+    busy: bool,
+    /// Rounds before this one in a row in which that was not so.
+    calm: u8,
 }
 
 /// The time for which the window has been the smallest, and no sample below the target.
@@ -107,6 +140,18 @@ const FLOOR_SAMPLES: u8 = 4;
 /// Packets over which the share of lost ones is averaged.
 const LOSS_PACKETS: f32 = 64.0;
 
+/// Rounds without a sign of a queue after which the window doubles again.
+const CALM_ROUNDS: u8 = 8;
+
+/// Endpoint delays up to this are no reason for a longer queue, ns.
+const ON_TIME_NS: u64 = 50_000;
+
+/// Round trips after which a cut is not taken back any more.
+const UNDO_ROUNDS: u64 = 4;
+
+/// Weight of a round in the share of marked packets (RFC 8257, 4.2).
+const MARKED_WEIGHT: f32 = 1.0 / 16.0;
+
 impl Swift {
     /// A controller at its initial window.
     pub fn new(config: impl Into<Arc<SwiftConfig>>) -> Self {
@@ -114,26 +159,37 @@ impl Swift {
         Swift {
             fabric: config.initial_window,
             endpoint: config.initial_window,
-            config,
             last_fabric_decrease: Time(0),
             last_endpoint_decrease: Time(0),
             smoothed_endpoint_ns: 0,
+            longest_endpoint_ns: 0,
             timeouts: 0,
             above_target: false,
+            doubling: config.doubles,
+            unmeasured: 0,
+            round: Round::default(),
+            marked: 1.0,
+            before_loss: None,
             longer_way_ns: 0,
             floor: Floor::default(),
             lost: 0.0,
+            config,
         }
     }
 
     /// The fabric delay that Swift steers to, ns.
     pub fn fabric_target_ns(&self, base_delay_ns: u64, hops: u8) -> u64 {
         let c = &self.config;
-        let range = c.scaling_range_ns as f32;
+        let margin = self.margin_ns(base_delay_ns);
+        let range = margin as f32;
         let alpha = range / (1.0 / c.scaling_min_window.sqrt() - 1.0 / c.scaling_max_window.sqrt());
         let beta = -alpha / c.scaling_max_window.sqrt();
         let scaling = (alpha / self.fabric.max(1e-3).sqrt() + beta).clamp(0.0, range);
-        base_delay_ns + c.noise_ns + u64::from(hops) * c.per_hop_ns + scaling as u64
+        base_delay_ns + margin + u64::from(hops) * c.per_hop_ns + scaling as u64
+    }
+
+    fn margin_ns(&self, base_delay_ns: u64) -> u64 {
+        self.config.margin_ns(base_delay_ns, self.longest_endpoint_ns.saturating_sub(ON_TIME_NS))
     }
 
     fn increase(window: f32, additive: f32, packets: u16) -> f32 {
@@ -172,11 +228,74 @@ impl Swift {
         ((rtt_ns as f32 / self.config.min_window.min(1.0)) as u64).min(PACE_MAX_NS)
     }
 
-    fn cut(&mut self, now: Time, rtt_ns: u64) {
-        if now.since(self.last_fabric_decrease) >= rtt_ns {
-            self.last_fabric_decrease = now;
-            self.fabric *= 1.0 - self.config.max_decrease;
-            self.clamp();
+    /// Whether the window may be cut: at most once in a round trip.
+    fn may_cut(&self, now: Time, rtt_ns: u64) -> bool {
+        now.since(self.last_fabric_decrease) >= rtt_ns
+    }
+
+    /// Cuts the window to `share` of it, and stops doubling.
+    fn cut(&mut self, now: Time, share: f32) {
+        self.last_fabric_decrease = now;
+        self.fabric *= share;
+        self.end_doubling();
+        self.clamp();
+    }
+
+    /// Packets were acknowledged that the window had held up.
+    fn grow(&mut self, sample: &AckSample) {
+        // What no measurement vouches for is no reason to double.
+        self.unmeasured = self.unmeasured.saturating_add(sample.packets);
+        if self.doubling && sample.fabric_delay_ns.is_some() {
+            self.fabric += f32::from(self.unmeasured);
+        } else if !self.above_target {
+            self.fabric = Self::increase(self.fabric, self.config.additive, sample.packets);
+        }
+        if sample.fabric_delay_ns.is_some() {
+            self.unmeasured = 0;
+        }
+        if self.smoothed_endpoint_ns < self.config.endpoint_target_ns {
+            self.endpoint = Self::increase(self.endpoint, self.config.additive, sample.packets);
+            if self.config.doubles {
+                self.endpoint = self.endpoint.max(self.fabric);
+            }
+        }
+    }
+
+    fn end_doubling(&mut self) {
+        self.doubling = false;
+        self.round.busy = true;
+        self.round.calm = 0;
+    }
+
+    /// Counts what an ACK says, and acts on a round trip that has ended: on marks in it, or on round trips without a queue.
+    fn on_round(&mut self, now: Time, sample: &AckSample, queue_ns: u64) {
+        let marked = sample.marked_packets.min(sample.packets);
+        self.round.packets += u32::from(sample.packets);
+        self.round.marked += u32::from(marked);
+        let margin = self.margin_ns(sample.base_delay_ns);
+        self.round.busy |= marked > 0 || queue_ns >= margin / 2 || !sample.window_limited;
+        if marked > 0 {
+            self.doubling = false;
+        }
+        if now.since(self.round.since) < sample.rtt_ns {
+            return;
+        }
+        let ended = std::mem::take(&mut self.round);
+        self.round.since = now;
+        self.round.calm = if ended.busy { 0 } else { ended.calm.saturating_add(1) };
+        self.doubling |= self.config.doubles && self.round.calm >= CALM_ROUNDS;
+        if now.since(self.last_fabric_decrease) > UNDO_ROUNDS * sample.rtt_ns {
+            self.before_loss = None;
+        }
+        let share = ended.marked as f32 / ended.packets.max(1) as f32;
+        self.marked += (share - self.marked) * MARKED_WEIGHT;
+        if ended.marked > 0 && self.may_cut(now, sample.rtt_ns) {
+            let before = self.fabric;
+            self.cut(now, 1.0 - self.marked / 2.0);
+            // Marks on a path without a queue are believed down to one packet.
+            if queue_ns < margin / 4 {
+                self.fabric = self.fabric.max(before.min(1.0));
+            }
         }
     }
 }
@@ -187,19 +306,31 @@ impl CongestionControl for Swift {
         if self.lost > 0.0 {
             self.lost -= self.lost * (f32::from(sample.packets) / LOSS_PACKETS).min(1.0);
         }
-        if let Some(delay) = sample.fabric_delay_ns {
+        let mut queue_ns = 0;
+        if let Some(latest) = sample.fabric_delay_ns {
+            let delay = sample.standing_delay_ns;
             self.longer_way_ns = self.longer_way_ns.min(delay);
-            let target = self.fabric_target_ns(sample.base_delay_ns.max(self.longer_way_ns), sample.hops);
+            let base = sample.base_delay_ns.max(self.longer_way_ns);
+            let target = self.fabric_target_ns(base, sample.hops);
             self.above_target = delay >= target;
             self.on_floor(now, delay, sample.rtt_ns);
-            if self.above_target && now.since(self.last_fabric_decrease) >= sample.rtt_ns {
+            queue_ns = delay.saturating_sub(base);
+            // While the window doubles, a round trip is too long to wait for certainty.
+            if self.doubling && latest.saturating_sub(base) >= self.margin_ns(base) / 2 {
+                self.end_doubling();
+            }
+            if self.above_target && self.may_cut(now, sample.rtt_ns) {
                 self.last_fabric_decrease = now;
+                self.before_loss = None;
                 self.fabric = self.decrease(self.fabric, delay, target);
+                self.end_doubling();
             }
         }
+        self.on_round(now, sample, queue_ns);
         if let Some(delay) = sample.endpoint_delay_ns {
             self.smoothed_endpoint_ns =
                 if self.smoothed_endpoint_ns == 0 { delay } else { (7 * self.smoothed_endpoint_ns + delay) / 8 };
+            self.longest_endpoint_ns = delay.max(self.longest_endpoint_ns - self.longest_endpoint_ns / 64);
             let target = self.config.endpoint_target_ns;
             if self.smoothed_endpoint_ns >= target && now.since(self.last_endpoint_decrease) >= sample.rtt_ns {
                 self.last_endpoint_decrease = now;
@@ -208,31 +339,47 @@ impl CongestionControl for Swift {
         }
         // An unused window says nothing about the path: it must not grow.
         if sample.window_limited {
-            if !self.above_target {
-                self.fabric = Self::increase(self.fabric, self.config.additive, sample.packets);
-            }
-            if self.smoothed_endpoint_ns < self.config.endpoint_target_ns {
-                self.endpoint = Self::increase(self.endpoint, self.config.additive, sample.packets);
-            }
+            self.grow(sample);
         }
         self.clamp();
     }
 
-    fn on_loss(&mut self, now: Time, rtt_ns: u64) {
+    fn on_loss(&mut self, now: Time, loss: &Loss) {
         self.lost += (1.0 - self.lost) / LOSS_PACKETS;
-        if self.above_target || self.lost > self.config.heavy_loss {
-            self.cut(now, rtt_ns);
+        let heavy = self.lost > self.config.heavy_loss;
+        // What left before the last cut does not know of it.
+        let news = self.last_fabric_decrease < loss.sent || self.last_fabric_decrease == Time(0);
+        if !(loss.congestion || self.above_target || heavy) || !news || !self.may_cut(now, loss.rtt_ns) {
+            return;
+        }
+        let delay = (loss.base_delay_ns + loss.queue_ns).max(1);
+        let excess = if heavy { 1.0 } else { loss.queue_ns as f32 / delay as f32 };
+        self.before_loss = Some(self.fabric);
+        self.cut(now, (1.0 - self.config.beta * excess).max(1.0 - self.config.max_decrease));
+    }
+
+    fn on_spurious(&mut self, _now: Time) {
+        if let Some(before) = self.before_loss.take() {
+            self.fabric = self.fabric.max(before);
+            self.clamp();
         }
     }
 
     fn on_timeout(&mut self, now: Time, rtt_ns: u64) {
         self.timeouts = self.timeouts.saturating_add(1);
-        if self.timeouts >= self.config.timeout_threshold && self.above_target {
-            self.fabric = self.config.min_window;
-            self.clamp();
-        } else if self.above_target {
-            self.cut(now, rtt_ns);
+        if !self.above_target {
+            return;
         }
+        if self.timeouts >= self.config.timeout_threshold {
+            self.fabric = self.fabric.min(1.0);
+            self.end_doubling();
+        } else if self.may_cut(now, rtt_ns) {
+            self.cut(now, 1.0 - self.config.max_decrease);
+        }
+    }
+
+    fn restart(&mut self) {
+        *self = Swift::new(Arc::clone(&self.config));
     }
 
     fn window(&self) -> f32 {
@@ -254,12 +401,19 @@ mod tests {
             packets: 10,
             marked_packets: 0,
             fabric_delay_ns: Some(delay_ns),
+            standing_delay_ns: delay_ns,
             endpoint_delay_ns: Some(10 * US),
             base_delay_ns: 50 * US,
             rtt_ns: 100 * US,
             hops: 2,
             window_limited: true,
         }
+    }
+
+    /// A loss on a path without a queue, of what left just now.
+    fn damage(now_ns: u64) -> Loss {
+        let (rtt_ns, base_delay_ns) = (100 * US, 50 * US);
+        Loss { sent: Time(now_ns), rtt_ns, base_delay_ns, queue_ns: 0, congestion: false }
     }
 
     fn swift() -> Swift {
@@ -353,7 +507,7 @@ mod tests {
             for i in 1..=200 {
                 s.on_ack(Time(i * MS), &AckSample { packets: 1, ..sample(60 * US) });
                 if i % every == 0 {
-                    s.on_loss(Time(i * MS), 100 * US);
+                    s.on_loss(Time(i * MS), &damage(i * MS));
                 }
             }
             s.window()
@@ -368,13 +522,69 @@ mod tests {
         let mut s = swift();
         s.on_ack(Time(MS), &sample(60 * US));
         let before = s.window();
-        s.on_loss(Time(2 * MS), 100 * US);
+        s.on_loss(Time(2 * MS), &damage(2 * MS));
         s.on_timeout(Time(3 * MS), 100 * US);
         assert_eq!(s.window(), before);
         s.on_ack(Time(10 * MS), &sample(10 * MS));
         let congested = s.window();
-        s.on_loss(Time(20 * MS), 100 * US);
+        s.on_loss(Time(20 * MS), &Loss { queue_ns: 9 * MS, congestion: true, ..damage(20 * MS) });
         assert_eq!(s.window(), congested / 2.0);
+    }
+
+    #[test]
+    fn a_queue_s_loss_cuts_what_the_queue_asks_for_and_is_taken_back_if_the_packet_was_late() {
+        let mut s = swift();
+        let before = s.window();
+        let loss = |ms: u64, queue_ns| Loss { base_delay_ns: 900 * US, queue_ns, congestion: true, ..damage(ms * MS) };
+        s.on_loss(Time(2 * MS), &loss(2, 100 * US));
+        assert!((s.window() / before - 0.92).abs() < 0.001, "{}", s.window());
+        s.on_spurious(Time(2 * MS));
+        assert_eq!(s.window(), before);
+        s.on_loss(Time(4 * MS), &loss(4, 9 * MS));
+        assert_eq!(s.window(), before / 2.0);
+        // It left before the cut, and does not know of it.
+        s.on_loss(Time(6 * MS), &Loss { sent: Time(3 * MS), ..loss(6, 9 * MS) });
+        assert_eq!(s.window(), before / 2.0);
+    }
+
+    #[test]
+    fn marks_cut_by_their_share_and_close_no_path_without_a_queue() {
+        let mut s = swift();
+        let marks = |s: &mut Swift, rounds: u64, marked: u16, delay_ns| {
+            let from = s.round.since.0;
+            for i in 1..=rounds {
+                let packets = s.window().max(1.0) as u16;
+                let marked_packets = (packets * marked).div_ceil(10);
+                let sample = AckSample { packets, marked_packets, ..sample(delay_ns) };
+                s.on_ack(Time(from + i * MS), &sample);
+            }
+        };
+        marks(&mut s, 100, 1, 60 * US);
+        // Where a tenth is marked, a twentieth is cut each round trip, of about as much as it grows.
+        assert!((3.0..30.0).contains(&s.window()), "{}", s.window());
+        marks(&mut s, 500, 10, 60 * US);
+        assert!((1.0..5.0).contains(&s.window()), "{}: a queue is not measured", s.window());
+        marks(&mut s, 10, 10, 500 * US);
+        assert!(s.window() < 1.0, "{}: it is", s.window());
+    }
+
+    #[test]
+    fn a_window_doubles_until_a_queue_shows_and_again_when_none_has_for_a_while() {
+        let config = SwiftConfig { doubles: true, ..SwiftConfig::new(10, 4096, MS) };
+        let mut s = Swift::new(config);
+        let mut now = Time(0);
+        let mut round = |s: &mut Swift, delay_ns| {
+            now = now.after(100 * US);
+            s.on_ack(now, &AckSample { packets: s.window() as u16, ..sample(delay_ns) });
+        };
+        (0..3).for_each(|_| round(&mut s, 60 * US));
+        assert_eq!(s.window(), 80.0);
+        round(&mut s, 400 * US);
+        assert!(s.window() < 82.0, "{}", s.window());
+        (0..CALM_ROUNDS).for_each(|_| round(&mut s, 60 * US));
+        let before = s.window();
+        (0..3).for_each(|_| round(&mut s, 60 * US));
+        assert!(s.window() > 4.0 * before, "{before}, {}", s.window());
     }
 
     #[test]
@@ -385,5 +595,8 @@ mod tests {
         assert!(s.fabric_target_ns(50 * US, 0) > large);
         s.fabric = 0.01;
         assert_eq!(s.fabric_target_ns(50 * US, 0), 50 * US + 2 * (MS / 10));
+        // And longer paths more than short ones, within bounds.
+        let margins = [10 * US, 100 * US, 10 * MS].map(|base| SwiftConfig::new(1, 1, MS).margin_ns(base, 0));
+        assert_eq!(margins, [250 * US, 400 * US, MS]);
     }
 }

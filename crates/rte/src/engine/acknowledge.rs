@@ -3,10 +3,10 @@
 use bifrost_wire::bifrost::{AckHeader, AckKind, Bitmap, DataHeader, PathId, Psn, Tick};
 
 use super::{Arrival, Engine};
-use crate::cc::AckSample;
 use crate::conn::{Active, Conn, State};
 use crate::mutation::mutated;
 use crate::output::{Output, PeerId};
+use crate::path::Acked;
 use crate::send_window::Record;
 use crate::time::{Time, US};
 
@@ -15,6 +15,8 @@ use crate::time::{Time, US};
 struct Progress {
     total: u16,
     by_path: [u16; PathId::MAX],
+    /// When the last of these left.
+    newest: [Tick; PathId::MAX],
     /// When the first of them left that were sent once, and on which path.
     first: Option<(Tick, PathId)>,
 }
@@ -72,6 +74,7 @@ impl Engine {
                 self.flush_pending(now, index, out);
             }
         }
+        self.share(now, PeerId(peer as u16), out);
         self.rearm_loss(now, index);
     }
 
@@ -88,7 +91,7 @@ impl Engine {
         let known = path.fabric.is_known();
         let total = path.total.sample(now, total);
         // A packet that waited on the way back for the peer's ACK timer has measured the timer too; fabric has not.
-        let fabric = total.and_then(|_| path.fabric.sample(now, fabric.max(1)));
+        let fabric = total.and_then(|_| path.measured(now, fabric.max(1)));
         peer.update_rtt();
         if !known {
             peer.invalidate();
@@ -146,7 +149,10 @@ impl Engine {
                 let leaks = before.is_retransmitted() && mutated!(self.config, InFlightLeaks);
                 landed[path] += u32::from(in_flight && !leaks);
                 progress.total += 1;
-                progress.by_path[path] += u16::from(clear(&before));
+                if clear(&before) {
+                    progress.by_path[path] += 1;
+                    progress.newest[path] = before.sent;
+                }
                 if !before.is_retransmitted() && progress.first.is_none_or(|(first, _)| before.sent.since(first) < 0) {
                     progress.first = Some((before.sent, before.path()));
                 }
@@ -159,6 +165,7 @@ impl Engine {
                     let age = tick.since(before.sent).max(0) as u64;
                     if named || age < rtt / 2 {
                         self.counters.spurious_packets += 1;
+                        peer.paths[ack.path.index()].congestion(|cc| cc.on_spurious(now));
                         // A probe that left because an ACK was lost was not hasty.
                         if named || !loss.probed {
                             loss.be_patient(now, rtt);
@@ -176,10 +183,12 @@ impl Engine {
         if progress.total == 0 {
             return progress;
         }
-        for (path, (landed, arrived)) in peer.paths.iter_mut().zip(landed.into_iter().zip(progress.by_path)) {
-            path.on_done(landed);
-            if arrived > 0 {
-                path.on_arrivals(now, arrived);
+        let hold = peer.timing().hold;
+        for (i, path) in peer.paths.iter_mut().enumerate() {
+            path.on_done(landed[i]);
+            if progress.by_path[i] > 0 {
+                path.on_arrivals(now, progress.by_path[i]);
+                path.latest_ns = (tick.since(progress.newest[i]).max(0) as u64).saturating_sub(hold);
             }
         }
         send.advance(&mut self.send_pool);
@@ -209,18 +218,19 @@ impl Engine {
             if packets == 0 && !(measured && fabric.is_some()) {
                 continue;
             }
-            let in_flight = path.in_flight as f32 + f32::from(packets);
-            let sample = AckSample {
-                packets: packets.max(1),
-                marked_packets: ack.num_ece,
-                fabric_delay_ns: fabric.filter(|_| measured),
-                endpoint_delay_ns: endpoint.filter(|_| measured),
-                base_delay_ns: path.fabric.min_ns(),
-                rtt_ns: path.total.smoothed_ns(),
-                hops: ack.hops,
-                window_limited: packets > 0 && in_flight >= path.window() * 0.9,
-            };
-            path.congestion(|cc| cc.on_ack(now, &sample));
+            // Which of the packets carried a mark, the ACK does not tell.
+            let marked = u32::from(ack.num_ece) * u32::from(packets) / u32::from(progress.total.max(1));
+            let measured = |delay: Option<u64>| delay.filter(|_| measured);
+            path.on_acked(
+                now,
+                &Acked {
+                    packets,
+                    marked: marked.min(u32::from(packets)) as u16,
+                    fabric_ns: measured(fabric),
+                    endpoint_ns: measured(endpoint),
+                    hops: ack.hops,
+                },
+            );
         }
         // A connection that fills its window with everything acknowledged in time gets more (NSDI'26, 7.4: at most the ring).
         if progress.total > 0 && active.room < u16::MAX {

@@ -63,7 +63,11 @@ impl Engine {
         self.stack.clear();
         self.by_peer_cid.clear();
         self.timers = Timers::beginning(now);
-        self.peers.iter_mut().flatten().for_each(|peer| peer.connections = 0);
+        for peer in self.peers.iter_mut().flatten() {
+            peer.connections = 0;
+            peer.waiting.clear();
+            peer.share_armed = Time::NEVER;
+        }
         // The first connection of a pair carries its traffic, and stays the first.
         let firsts = std::mem::take(&mut self.by_pair);
         let is_of = |index: u32, pair| self.conn(index).is_some_and(|conn| conn.pair == pair);
@@ -71,6 +75,13 @@ impl Engine {
         for index in 0..count {
             let Some(conn) = self.conns[index as usize].as_mut() else { continue };
             conn.twin = None;
+            // A connection with packets that wait joins the others again when its timer comes.
+            if let Some(active) = conn.active.as_mut() {
+                active.queued = false;
+                if !active.pending.is_empty() {
+                    conn.armed = conn.armed.min(now.after(MS));
+                }
+            }
             if conn.active.as_ref().is_some_and(|active| active.ack.queued) {
                 self.ack_ready.push(index);
             }

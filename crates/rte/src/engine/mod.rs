@@ -7,6 +7,7 @@ mod mend;
 mod receive;
 mod recover;
 mod send;
+mod share;
 mod timeout;
 
 use bifrost_wire::Mac;
@@ -363,6 +364,7 @@ impl Engine {
         if let Some(peer) = self.peers.get_mut(usize::from(conn.peer.0)).and_then(Option::as_mut) {
             peer.connections = peer.connections.saturating_sub(1);
             peer.forget_probes_of(index);
+            peer.waiting.retain(|waits| *waits != index);
         }
         self.free.push(index);
     }

@@ -9,12 +9,14 @@ use bifrost_wire::bifrost::{PathId, Psn};
 
 use super::Engine;
 use super::send::Again;
+use crate::config::MAX_RTOS;
 use crate::conn::{Active, Conn, LossState, Skip, State};
 use crate::mutation::mutated;
 use crate::output::{Control, ControlOut, DataOut, Output, PlainOut};
+use crate::peer::Peer;
 use crate::send_window::{Record, Resend};
 use crate::time::{MS, Time, US};
-use crate::timing::{MAX_RTOS, Timing};
+use crate::timing::Timing;
 
 /// Packets that one expiry of the RTO sends again.
 const TIMEOUT_BURST: usize = 8;
@@ -93,7 +95,7 @@ impl Engine {
     /// Arms the timer for whatever can happen next to what is in flight.
     pub(super) fn rearm_loss(&mut self, now: Time, index: u32) {
         let Some(active) = self.conns[index as usize].as_mut().and_then(|c| c.active.as_mut()) else { return };
-        if active.send.outstanding() == 0 && !active.blocked {
+        if active.send.outstanding() == 0 && (!active.blocked || active.queued) {
             if !(active.loss.deadline <= now && mutated!(self.config, LossTimerNotRearmed)) {
                 active.loss.deadline = Time::NEVER;
             }
@@ -103,6 +105,7 @@ impl Engine {
         let Some(conn) = self.conns[index as usize].as_mut() else { return };
         let Some(active) = conn.active.as_mut() else { return };
         let mut at = Time::NEVER;
+        let Some(peer) = self.peers[usize::from(conn.peer.0)].as_ref() else { return };
         if active.send.outstanding() > 0 {
             let soon = now.after(US);
             let may_expire = active.loss.heard.after(timing.rto).max(soon);
@@ -112,22 +115,16 @@ impl Engine {
                 let waited = age(now, &record);
                 at = at.min(now.after((timing.rto << record.rtos()).saturating_sub(waited)).max(may_expire));
                 if active.loss.newest_acked.is_some_and(|t| t.since(record.sent) > 0) {
-                    at = at.min(now.after(timing.rack.saturating_sub(waited)).max(soon));
+                    at = at.min(now.after(timing.rack_on(peer, path).saturating_sub(waited)).max(soon));
                 } else if !active.loss.probed {
                     at = at.min(now.after(timing.overdue(&record).saturating_sub(waited)).max(may_probe));
                 }
             }
         }
-        if active.blocked
-            && let Some(peer) = self.peers[usize::from(conn.peer.0)].as_ref()
-        {
-            // A window below one packet opens by time. One that other connections fill opens with their ACKs, which do
-            // not come here: unless an own packet brings one, look again in about a round trip.
-            let paced = peer.paths.iter().filter(|p| p.in_flight == 0 && p.pace_until > now);
-            at = paced.map(|p| p.pace_until).fold(at, Time::min);
-            if active.send.outstanding() == 0 {
-                at = at.min(now.after(timing.rack.max(50 * US)));
-            }
+        // A connection that is blocked by something else than the paths, and has nothing out that would bring it back: look
+        // again in about a round trip.
+        if active.blocked && !active.queued && active.send.outstanding() == 0 {
+            at = at.min(now.after(timing.rack.max(50 * US)));
         }
         if active.loss.deadline <= now && mutated!(self.config, LossTimerNotRearmed) {
             return;
@@ -155,7 +152,9 @@ impl Engine {
 
     /// A loss on a path from number `first` on.
     fn find_loss(&self, now: Time, index: u32, first: usize, timing: Timing) -> Option<(PathId, Psn, Record, Why)> {
-        let active = self.conn(index)?.active.as_deref()?;
+        let conn = self.conn(index)?;
+        let active = conn.active.as_deref()?;
+        let peer = self.peers[usize::from(conn.peer.0)].as_ref()?;
         let newest = active.loss.newest_acked;
         PathId::all().skip(first).find_map(|path| {
             let (psn, record) = active.send.oldest_on(&self.send_pool, path)?;
@@ -163,7 +162,8 @@ impl Engine {
                 return Some((path, psn, record, Why::SamePath));
             }
             let later_arrived = newest.is_some_and(|t| t.since(record.sent) > 0);
-            (later_arrived && age(now, &record) >= timing.rack).then_some((path, psn, record, Why::Time))
+            let waits = timing.rack_on(peer, path);
+            (later_arrived && age(now, &record) >= waits).then_some((path, psn, record, Why::Time))
         })
     }
 
@@ -200,10 +200,13 @@ impl Engine {
             return;
         }
         let rtt = path.total.smoothed_ns();
+        path.lost_packets += 1;
+        let sent_ago = age(now, record);
         if timeout {
             path.congestion(|cc| cc.on_timeout(now, rtt));
-        } else {
-            path.congestion(|cc| cc.on_loss(now, rtt));
+        } else if path.on_congestion_loss(now, sent_ago) {
+            self.counters.congestion_lost_packets += 1;
+            return;
         }
         // Time alone proves nothing against a path: the peer may be asleep, or slow to look at what has come. If others
         // have delivered what left a good while after this path began to lose, or a later packet of this very path has
@@ -215,7 +218,7 @@ impl Engine {
             path.next_probe = now;
             return;
         }
-        if path.on_loss(now, age(now, record), why == Why::SamePath) {
+        if path.on_loss(now, sent_ago, why == Why::SamePath) {
             self.counters.suspect_paths += 1;
             peer.invalidate();
             peer.refresh(&self.config, now);
@@ -347,6 +350,16 @@ impl Engine {
 }
 
 impl Timing {
+    /// Age at which a packet on `path` is lost if one that left later on another path has arrived, ns. Packets of one path arrive
+    /// in order: while its queue grows, those behind the one that was acknowledged last take longer than that one.
+    fn rack_on(&self, peer: &Peer, path: PathId) -> u64 {
+        match peer.paths.get(path.index()) {
+            Some(path) if path.total.is_known() => self.rack.max(path.latest_ns + path.latest_ns / 4),
+            // How long the way is nobody knows yet.
+            _ => self.rack.saturating_mul(3),
+        }
+    }
+
     /// Age at which a packet's answer is overdue, ns.
     fn overdue(&self, record: &Record) -> u64 {
         if record.is_retransmitted() { self.tail_probe - self.hold } else { self.tail_probe }

@@ -1,9 +1,10 @@
-//! Sending: admission, windows, path, PSN (NSDI'26, 4.1 and 5.2 "TX workflow").
+//! Sending: admission, windows, paths, PSNs (NSDI'26, 4.1 and 5.2 "TX workflow").
 
 use bifrost_wire::Mac;
 use bifrost_wire::bifrost::{DataHeader, PathId};
 
 use super::Engine;
+use super::share::Stop;
 use crate::config::{CcKind, Ordering};
 use crate::conn::{Conn, Pair, Pending, State};
 use crate::mutation::mutated;
@@ -76,23 +77,17 @@ impl Engine {
 
     #[inline]
     fn transmit_open(&mut self, now: Time, index: u32, packet: Outbound, out: &mut Output) -> Admission {
-        let item = Pending { handle: packet.handle, first: 0, count: packet.segments, flow: Some(packet.flow) };
-        let waits = |conn: &Conn| conn.active.as_ref().is_some_and(|a| !a.pending.is_empty());
-        if self.conn(index).is_some_and(waits) {
-            self.flush_pending(now, index, out);
-            if self.conn(index).is_some_and(waits) {
-                self.counters.blocked_packets += 1;
-                return Admission::Blocked;
-            }
+        let mut item = Pending { handle: packet.handle, first: 0, count: packet.segments, flow: Some(packet.flow) };
+        let Some(conn) = self.conn(index) else { return Admission::Blocked };
+        let others_wait = self.peers[usize::from(conn.peer.0)].as_ref().is_some_and(|p| !p.waiting.is_empty());
+        if others_wait || conn.active.as_ref().is_some_and(|a| !a.pending.is_empty()) {
+            return self.wait(now, index, item, out);
         }
-        if !self.send(now, index, item, out) {
-            self.counters.blocked_packets += 1;
-            // Nothing of its own is out whose ACK or timer would bring the caller back.
-            if self.conn(index).and_then(|c| c.active.as_ref()).is_some_and(|a| a.send.outstanding() == 0) {
-                self.rearm_loss(now, index);
-            }
-            return Admission::Blocked;
+        let stop = self.send(now, index, &mut item, u16::MAX, out);
+        if stop == Stop::Done {
+            return Admission::Accepted;
         }
+        self.keep_rest(now, index, item, stop);
         Admission::Accepted
     }
 
@@ -132,7 +127,7 @@ impl Engine {
                 Self::activate(conn, &mut self.spare);
                 let limit = usize::from(self.config.setup_queue_packets);
                 let Some(active) = conn.active.as_mut() else { return Admission::Plain };
-                let waiting: usize = active.pending.iter().map(|p| usize::from(p.count)).sum();
+                let waiting = active.waiting();
                 if waiting > 0 && waiting + usize::from(packet.segments) > limit {
                     self.counters.blocked_packets += 1;
                     return Admission::Blocked;
@@ -157,39 +152,49 @@ impl Engine {
         }
     }
 
-    /// Sends what waited for the connection to open, as far as the windows allow.
-    pub(super) fn flush_pending(&mut self, now: Time, index: u32, out: &mut Output) {
-        loop {
-            let Some(conn) = self.conn(index).filter(|c| c.is_open()) else { return };
-            let Some(item) = conn.active.as_ref().and_then(|a| a.pending.front().copied()) else { return };
-            if !self.send(now, index, item, out) {
-                return;
+    /// Gives as many segments of one buffer of an open connection as the windows allow, and at most `most`, their PSNs and their
+    /// paths. What is left is in `item` afterwards.
+    #[inline(always)]
+    pub(super) fn send(&mut self, now: Time, index: u32, item: &mut Pending, most: u16, out: &mut Output) -> Stop {
+        let mut left = most;
+        while item.count > 0 {
+            if left == 0 {
+                return Stop::Turn;
             }
-            if let Some(active) = self.conns[index as usize].as_mut().and_then(|c| c.active.as_mut()) {
-                active.pending.pop_front();
+            match self.send_on_one_path(now, index, item, left, out) {
+                Ok(sent) => left -= sent,
+                Err(stop) => return stop,
             }
         }
+        Stop::Done
     }
 
-    /// Gives all segments of one buffer of an open connection their PSNs and a common path; false when a window is closed.
     #[inline(always)]
-    fn send(&mut self, now: Time, index: u32, item: Pending, out: &mut Output) -> bool {
-        let Some(conn) = self.conns[index as usize].as_mut() else { return false };
+    fn send_on_one_path(
+        &mut self,
+        now: Time,
+        index: u32,
+        item: &mut Pending,
+        most: u16,
+        out: &mut Output,
+    ) -> Result<u16, Stop> {
+        let Some(conn) = self.conns[index as usize].as_mut() else { return Err(Stop::Connection) };
         Self::activate(conn, &mut self.spare);
-        let Conn { active: Some(active), peer: peer_id, .. } = conn else { return false };
-        let Some(peer) = self.peers[usize::from(peer_id.0)].as_mut() else { return false };
-        let count = u32::from(item.count);
-        let window = u32::from(conn.window.min(conn.peer_window).min(active.room)).min(SEND_WINDOW);
-        let span = active.send.span();
-        let closed = span + count > window && span > 0 && !mutated!(self.config, SendWindowIgnored);
-        let no_pages = self.send_pool.available() < count / PAGE + 2;
-        if closed || no_pages || span + count > SEND_WINDOW {
+        let Conn { active: Some(active), peer: peer_id, .. } = conn else { return Err(Stop::Connection) };
+        let Some(peer) = self.peers[usize::from(peer_id.0)].as_mut() else { return Err(Stop::Connection) };
+        let window = match mutated!(self.config, SendWindowIgnored) {
+            true => SEND_WINDOW,
+            false => u32::from(conn.window.min(conn.peer_window).min(active.room)).min(SEND_WINDOW),
+        };
+        let open = window.saturating_sub(active.send.span());
+        let wanted = u32::from(item.count).min(u32::from(most)).min(open);
+        if wanted == 0 || self.send_pool.available() < wanted / PAGE + 2 {
             active.blocked = true;
-            return false;
+            return Err(Stop::Connection);
         }
-        let Some(path) = active.spray.choose(peer, &self.config, now, u16::from(item.count)) else {
+        let Some((path, count)) = active.spray.choose(peer, &self.config, now, wanted as u16) else {
             active.blocked = true;
-            return false;
+            return Err(Stop::Paths);
         };
         let mut header = DataHeader {
             version: conn.version,
@@ -211,15 +216,15 @@ impl Engine {
         if active.send.outstanding() == 0 {
             active.loss.heard = now;
         }
-        peer.paths[path.index()].on_sent(now, count);
+        peer.paths[path.index()].on_sent(now, u32::from(count));
         conn.tx_packets += u64::from(count);
         self.counters.sent_packets += u64::from(count);
         conn.last_activity = now;
         if peer.touch(now, index, true) {
             self.timers.push(now.after(MS), Key::Peer(peer_id.0));
         }
-        for i in 0..item.count {
-            let segment = item.first.wrapping_add(i);
+        for i in 0..count {
+            let segment = item.first.wrapping_add(i as u8);
             header.psn = active.send.next();
             header.distance = match item.flow {
                 _ if !conn.version.has_distance() => 0,
@@ -243,11 +248,13 @@ impl Engine {
             let (vni, owner) = (conn.pair.vni, conn.owner);
             out.data.push(DataOut { peer: *peer_id, vni, owner, handle: item.handle, segment, header });
         }
+        item.first = item.first.wrapping_add(count as u8);
+        item.count -= count as u8;
         // More in flight moves what can happen next only further away: the timer that is armed will look again.
         if active.loss.deadline == Time::NEVER {
             self.rearm_loss(now, index);
         }
-        true
+        Ok(count)
     }
 
     /// Sends the record of `psn` again, on another path if there is one.
@@ -264,7 +271,7 @@ impl Engine {
         let Some(peer) = self.peers[usize::from(peer_id.0)].as_mut() else { return };
         let Some(before) = active.send.record(&self.send_pool, psn) else { return };
         let in_flight = active.send.is_in_flight(&self.send_pool, psn);
-        let path = peer.other_than(before.path());
+        let path = peer.other_than(now, before.path());
         // It goes out on two paths at once, where congestion control would not rather have less: waiting for it once more
         // costs more than the few copies. What is late already goes out so in any case; and when two paths have not
         // helped, on all.
@@ -275,7 +282,7 @@ impl Engine {
             let others = peer.selected().iter().filter(|other| **other != path);
             others.zip(&mut copies).for_each(|(other, copy)| *copy = Some(*other));
         } else {
-            copies[0] = second_path(peer, path).filter(|second| late || peer.paths[second.index()].has_room(now));
+            copies[0] = second_path(peer, now, path).filter(|second| late || peer.paths[second.index()].has_room(now));
         }
         let why = crate::send_window::Resend { timeout, copied: copies[0].is_some(), postponed: false };
         let tick = now.tick();
@@ -325,7 +332,7 @@ pub(super) enum Again {
     Timeout,
 }
 
-fn second_path(peer: &crate::peer::Peer, first: PathId) -> Option<PathId> {
-    let second = peer.other_than(first);
+fn second_path(peer: &crate::peer::Peer, now: Time, first: PathId) -> Option<PathId> {
+    let second = peer.other_than(now, first);
     (second != first).then_some(second)
 }

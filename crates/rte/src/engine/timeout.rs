@@ -5,7 +5,7 @@ use bifrost_wire::bifrost::{AckHeader, PathId, Psn};
 use super::Engine;
 use super::mend::NOBODY;
 use crate::conn::State;
-use crate::output::{Control, ControlOut, Output};
+use crate::output::{Control, ControlOut, Output, PeerId};
 use crate::path::PathState;
 use crate::time::{MS, S, Time};
 use crate::timer::Key;
@@ -40,6 +40,10 @@ impl Engine {
                     self.at_work = NOBODY;
                     self.peer_timeout(now, peer, out);
                 }
+                Key::Share(peer) => {
+                    self.at_work = NOBODY;
+                    self.share_timeout(now, at, peer, out);
+                }
             }
         }
         self.at_work = NOBODY;
@@ -63,6 +67,9 @@ impl Engine {
                     self.skip_timeout(now, index, out);
                 }
                 self.flush_pending(now, index, out);
+                if let Some(peer) = self.conn(index).map(|conn| conn.peer) {
+                    self.share(now, peer, out);
+                }
                 self.rearm_loss(now, index);
             }
             // After what may be due earlier: what is armed later needs no entry of its own.
@@ -96,6 +103,7 @@ impl Engine {
     }
 
     fn peer_timeout(&mut self, now: Time, id: u16, out: &mut Output) {
+        self.share(now, PeerId(id), out);
         let Some(peer) = self.peers.get_mut(usize::from(id)).and_then(Option::as_mut) else { return };
         self.counters.suspect_paths += std::mem::take(&mut peer.newly_suspect);
         // Traffic over plain VXLAN while all paths fail keeps the probes going, for that is how the peer comes back.
@@ -125,10 +133,10 @@ impl Engine {
                     changed = true;
                 }
             }
-            // Idle, on trial, or silent although packets went out on it.
+            // Idle, on trial, left for its queue, or silent although packets went out on it.
             let silent = path.in_flight > 0 && now.since(path.last_arrival) >= PROBE_TICK_NS;
             let idle = now.since(path.last_sent) >= self.config.probe_interval_ns;
-            let wanted = path.state == PathState::Suspect || idle || silent;
+            let wanted = path.state == PathState::Suspect || idle || silent || path.is_left;
             if path.probe.is_none() && wanted && now >= path.next_probe {
                 path.on_probe_sent(now, self.config.probe_interval_ns);
                 self.counters.probes_sent_packets += 1;
@@ -147,7 +155,7 @@ impl Engine {
             peer.invalidate();
         }
         // Looked at often only while something is out or on trial.
-        let busy = peer.paths.iter().any(|p| p.probe.is_some() || p.state == PathState::Suspect);
+        let busy = peer.paths.iter().any(|p| p.probe.is_some() || p.state == PathState::Suspect || p.is_left);
         let next = if busy { PROBE_TICK_NS } else { (self.config.probe_interval_ns / 4).max(PROBE_TICK_NS) };
         self.timers.push(now.after(next), Key::Peer(id));
     }

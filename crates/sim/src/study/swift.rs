@@ -5,7 +5,7 @@ use std::collections::BinaryHeap;
 
 use anyhow::Result;
 use bifrost_rte::Time;
-use bifrost_rte::cc::{AckSample, CongestionControl, Swift, SwiftConfig};
+use bifrost_rte::cc::{AckSample, CongestionControl, Loss, Swift, SwiftConfig};
 use serde_json::json;
 
 use super::oracle::{Constants, Oracle};
@@ -33,6 +33,7 @@ impl Controller for Ours {
             packets,
             marked_packets: 0,
             fabric_delay_ns: Some(delay),
+            standing_delay_ns: delay,
             endpoint_delay_ns: Some(5_000),
             base_delay_ns: BASE_NS,
             rtt_ns: rtt,
@@ -43,7 +44,15 @@ impl Controller for Ours {
     }
 
     fn on_loss(&mut self, now: u64, rtt: u64) {
-        self.0.on_loss(Time(now), rtt);
+        // What a queue has dropped, the window has grown for: above the target it is cut in any case.
+        let loss = Loss {
+            sent: Time(now),
+            rtt_ns: rtt,
+            base_delay_ns: BASE_NS,
+            queue_ns: rtt - rtt.min(BASE_NS),
+            congestion: false,
+        };
+        self.0.on_loss(Time(now), &loss);
     }
 
     fn window(&self) -> f64 {
@@ -85,9 +94,9 @@ fn controller(kind: Kind, initial: u16, noise: u64) -> Box<dyn Controller> {
                 ai: f64::from(s.additive),
                 beta: f64::from(s.beta),
                 max_mdf: f64::from(s.max_decrease),
-                base_target: (BASE_NS + s.noise_ns) as f64,
+                base_target: (BASE_NS + s.margin_ns(BASE_NS, 0)) as f64,
                 per_hop: s.per_hop_ns as f64,
-                fs_range: s.scaling_range_ns as f64,
+                fs_range: s.margin_ns(BASE_NS, 0) as f64,
                 fs_min: f64::from(s.scaling_min_window),
                 fs_max: f64::from(s.scaling_max_window),
                 endpoint_target: s.endpoint_target_ns as f64,

@@ -5,7 +5,7 @@ use super::*;
 /// Repairs of all packets that took longer than one way, ns.
 fn repairs(loss: f64, gap_ns: u64, burst: u32, packets: u32) -> Vec<u64> {
     let mut all = Vec::new();
-    for seed in 0..4 {
+    for seed in 0..16 {
         let mut w = world(700 + seed, 4);
         // What is known of the peer comes first.
         w.all_links(|l| l.delay_ns = 50 * US);

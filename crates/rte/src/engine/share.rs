@@ -1,0 +1,184 @@
+//! What waits to be sent, and how connections share the paths of a peer: by deficit round robin (Shreedhar and Varghese,
+//! SIGCOMM'95), in packets. Acknowledgements of one connection open paths for all; without turns, the one with most in flight
+//! would hear most acknowledgements, and get all the room.
+
+use super::Engine;
+use super::send::Admission;
+use crate::conn::Pending;
+use crate::output::{Output, PeerId};
+use crate::time::Time;
+use crate::timer::Key;
+
+/// Packets that a connection sends in its turn.
+const QUANTUM: u16 = 16;
+/// Segments of an open connection that wait; one buffer more, and its guest is held up.
+const WAITING: usize = 64;
+
+/// Why no more of a buffer leaves.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Stop {
+    /// All of it has left.
+    Done,
+    /// The connection's own window is closed, or pages are short.
+    Connection,
+    /// Congestion control closes all paths.
+    Paths,
+    /// It is another connection's turn.
+    Turn,
+}
+
+impl Engine {
+    /// A buffer waits behind others, of its connection or of others to the same peer, unless too many do.
+    #[inline(never)]
+    pub(super) fn wait(&mut self, now: Time, index: u32, item: Pending, out: &mut Output) -> Admission {
+        self.flush_pending(now, index, out);
+        let Some(conn) = self.conns[index as usize].as_mut() else { return Admission::Blocked };
+        Self::activate(conn, &mut self.spare);
+        let Some(active) = conn.active.as_mut() else { return Admission::Blocked };
+        if active.waiting() >= WAITING {
+            active.blocked = true;
+            self.counters.blocked_packets += 1;
+            self.come_back(now, index);
+            return Admission::Blocked;
+        }
+        active.pending.push_back(item);
+        self.flush_pending(now, index, out);
+        Admission::Accepted
+    }
+
+    /// The rest of a buffer of which some has left waits.
+    #[cold]
+    pub(super) fn keep_rest(&mut self, now: Time, index: u32, item: Pending, stop: Stop) {
+        if let Some(active) = self.conns[index as usize].as_mut().and_then(|c| c.active.as_mut()) {
+            active.pending.push_front(item);
+        }
+        self.stopped(now, index, stop);
+    }
+
+    /// Sends what waits of an open connection, as far as the windows allow and others do not wait for the same.
+    pub(super) fn flush_pending(&mut self, now: Time, index: u32, out: &mut Output) {
+        let Some(conn) = self.conn(index).filter(|c| c.is_open()) else { return };
+        if conn.active.as_ref().is_none_or(|a| a.queued || a.pending.is_empty()) {
+            return;
+        }
+        let id = conn.peer;
+        let others_wait = self.peers[usize::from(id.0)].as_ref().is_some_and(|p| !p.waiting.is_empty());
+        if others_wait {
+            self.stopped(now, index, Stop::Paths);
+            self.share(now, id, out);
+            return;
+        }
+        let (stop, _) = self.send_waiting(now, index, u16::MAX, out);
+        self.stopped(now, index, stop);
+    }
+
+    /// Sends at most `most` packets of what waits of a connection. Returns why it stopped, and how many it were.
+    fn send_waiting(&mut self, now: Time, index: u32, most: u16, out: &mut Output) -> (Stop, u16) {
+        let mut left = most;
+        loop {
+            let active = self.conns[index as usize].as_mut().and_then(|c| c.active.as_mut());
+            let Some(mut item) = active.and_then(|a| a.pending.pop_front()) else { return (Stop::Done, most - left) };
+            let before = item.count;
+            let stop = self.send(now, index, &mut item, left, out);
+            left -= u16::from(before - item.count);
+            if stop != Stop::Done {
+                if let Some(active) = self.conns[index as usize].as_mut().and_then(|c| c.active.as_mut()) {
+                    active.pending.push_front(item);
+                }
+                return (stop, most - left);
+            }
+        }
+    }
+
+    /// A connection with packets that wait cannot send: it joins those that wait for the same paths, or waits for itself.
+    fn stopped(&mut self, now: Time, index: u32, stop: Stop) {
+        let Some(conn) = self.conns[index as usize].as_mut() else { return };
+        let id = conn.peer;
+        let (Some(active), Some(peer)) = (conn.active.as_mut(), self.peers[usize::from(id.0)].as_mut()) else { return };
+        match stop {
+            Stop::Paths | Stop::Turn if !active.queued => {
+                active.queued = true;
+                active.deficit = 0;
+                peer.waiting.push_back(index);
+                self.open_by_time(now, id);
+            }
+            Stop::Connection => self.come_back(now, index),
+            Stop::Paths | Stop::Turn | Stop::Done => {}
+        }
+    }
+
+    /// Nothing of its own may be out whose ACK or timer would bring a blocked connection back.
+    fn come_back(&mut self, now: Time, index: u32) {
+        if self.conn(index).and_then(|c| c.active.as_ref()).is_some_and(|a| a.send.outstanding() == 0) {
+            self.rearm_loss(now, index);
+        }
+    }
+
+    /// Gives the room on a peer's paths to the connections that wait for it, each in its turn.
+    #[inline]
+    pub(super) fn share(&mut self, now: Time, id: PeerId, out: &mut Output) {
+        if self.peers[usize::from(id.0)].as_ref().is_some_and(|peer| !peer.waiting.is_empty()) {
+            self.take_turns(now, id, out);
+        }
+    }
+
+    #[inline(never)]
+    fn take_turns(&mut self, now: Time, id: PeerId, out: &mut Output) {
+        // Each pass sends, or has one connection fewer wait.
+        loop {
+            let Some(peer) = self.peers[usize::from(id.0)].as_mut() else { return };
+            let Some(&index) = peer.waiting.front() else { return };
+            let conn = self.conns.get_mut(index as usize).and_then(Option::as_mut).filter(|c| c.peer == id);
+            let is_open = conn.as_ref().is_some_and(|c| c.is_open());
+            let Some(active) = conn.and_then(|c| c.active.as_mut()).filter(|a| a.queued) else {
+                peer.waiting.pop_front();
+                continue;
+            };
+            if !is_open {
+                active.queued = false;
+                peer.waiting.pop_front();
+                continue;
+            }
+            if active.deficit == 0 {
+                active.deficit = QUANTUM;
+            }
+            let turn = active.deficit;
+            let (stop, sent) = self.send_waiting(now, index, turn, out);
+            let Some(peer) = self.peers[usize::from(id.0)].as_mut() else { return };
+            let Some(active) = self.conns[index as usize].as_mut().and_then(|c| c.active.as_mut()) else { return };
+            active.deficit = turn - sent;
+            match stop {
+                Stop::Paths => break,
+                Stop::Turn => peer.waiting.rotate_left(1),
+                Stop::Done | Stop::Connection => {
+                    active.queued = false;
+                    active.deficit = 0;
+                    peer.waiting.pop_front();
+                    if stop == Stop::Connection {
+                        self.come_back(now, index);
+                    }
+                }
+            }
+        }
+        self.open_by_time(now, id);
+    }
+
+    /// Windows below one packet open by time: a timer sees to those for which connections wait.
+    fn open_by_time(&mut self, now: Time, id: PeerId) {
+        let Some(peer) = self.peers[usize::from(id.0)].as_mut() else { return };
+        let opens = peer.selected().iter().filter_map(|p| peer.paths[p.index()].opens_at()).min();
+        if let Some(at) = opens.map(|at| at.max(now.after(1))).filter(|at| *at < peer.share_armed) {
+            peer.share_armed = at;
+            self.timers.push(at, Key::Share(id.0));
+        }
+    }
+
+    /// The time has come at which a path opens.
+    pub(super) fn share_timeout(&mut self, now: Time, at: Time, id: u16, out: &mut Output) {
+        let Some(peer) = self.peers.get_mut(usize::from(id)).and_then(Option::as_mut) else { return };
+        if peer.share_armed == at {
+            peer.share_armed = Time::NEVER;
+            self.share(now, PeerId(id), out);
+        }
+    }
+}
