@@ -5,6 +5,7 @@
 
 mod aggregation;
 mod blocking;
+mod capacity;
 mod clos;
 mod elephants;
 mod failure;
@@ -93,6 +94,11 @@ const STUDIES: &[Study] = &[
         name: "recovery",
         question: "how long until a lost packet arrives; what a dead path costs",
         run: recovery::run,
+    },
+    Study {
+        name: "capacity",
+        question: "links that are the bottleneck: how much of them TCP gets, and their queues",
+        run: capacity::run,
     },
     Study {
         name: "aggregation",
