@@ -3,23 +3,20 @@
 //! Every stream is a sequence of pseudo-random bytes that both ends know, so a byte that is lost, repeated or exchanged
 //! is noticed where it happens.
 
-use bifrost_nic::{Offload, Segment, SegmentKind};
-use bifrost_port::GuestPort as _;
-use bifrost_wire::checksum;
-use smoltcp::iface::{Config, Interface, SocketHandle, SocketSet};
-use smoltcp::phy::{Checksum, Device, DeviceCapabilities, Medium, RxToken, TxToken};
+use smoltcp::iface::{Config, Interface, PollIngressSingleResult, PollResult, SocketHandle, SocketSet};
 use smoltcp::socket::tcp::{CongestionControl, Socket, SocketBuffer, State};
 use smoltcp::time::{Duration, Instant};
 use smoltcp::wire::{HardwareAddress, IpAddress, IpCidr, Ipv4Address};
 
-use crate::build::mac_of;
 use crate::port::SimPort;
 use crate::rng::mix;
 use crate::scenario::HostConfig;
 use crate::violation::{Kind, Violations};
 
-/// Bytes of an Ethernet header.
-const ETHERNET: usize = 14;
+mod nic;
+
+use nic::{Nic, Queue};
+
 /// Bytes of IPv4 and TCP headers without options, which are all that packets with data have here.
 const HEADERS: usize = 40;
 /// Segments in a large frame.
@@ -49,6 +46,8 @@ pub(crate) struct TcpGuest {
     largest: usize,
     mac: [u8; 6],
     iface: Interface,
+    /// Frames that wait for room in the ring.
+    queue: Queue,
     sockets: SocketSet<'static>,
     ends: Vec<End>,
     /// When it wants to be polled next, ns.
@@ -192,14 +191,15 @@ impl TcpGuest {
         let segments = if host.tso { SEGMENTS.min((65_535 - HEADERS) / mss).max(1) } else { 1 };
         let largest = segments * mss + HEADERS;
         let mut port = SimPort::new(1, 1, 1);
-        let mut none = Nic { port: &mut port, mss, largest, mac, frames: 0 };
+        let mut queue = Queue::new();
+        let mut none = Nic { port: &mut port, queue: &mut queue, mss, largest, mac, frames: 0 };
         let mut iface = Interface::new(config, &mut none, Instant::ZERO);
         iface.update_ip_addrs(|addresses| {
             // One network for all guests.
             let _ = addresses.push(IpCidr::new(IpAddress::Ipv4(Ipv4Address::from(ip)), 8));
         });
         let sockets = SocketSet::new(Vec::new());
-        TcpGuest { guest, mss, largest, mac, iface, sockets, ends: Vec::new(), wake_at: Some(0) }
+        TcpGuest { guest, mss, largest, mac, iface, queue, sockets, ends: Vec::new(), wake_at: Some(0) }
     }
 
     /// Gives it one end of a connection.
@@ -231,8 +231,13 @@ impl TcpGuest {
         let at = Instant::from_micros((now / 1000) as i64);
         // Each round moves packets or bytes; a guest's windows bound both.
         for _ in 0..1000 {
-            let mut nic = Nic { port, mss: self.mss, largest: self.largest, mac: self.mac, frames };
-            self.iface.poll(at, &mut nic, &mut self.sockets);
+            let (mss, largest, mac) = (self.mss, self.largest, self.mac);
+            let mut nic = Nic { port, queue: &mut self.queue, mss, largest, mac, frames };
+            nic.flush();
+            // What is received may have to be answered. Each pass of the second loop takes a frame of each connection.
+            let (iface, sockets) = (&mut self.iface, &mut self.sockets);
+            while nic.has_room() && iface.poll_ingress_single(at, &mut nic, sockets) != PollIngressSingleResult::None {}
+            while nic.has_room() && iface.poll_egress(at, &mut nic, sockets) != PollResult::None {}
             frames = nic.frames;
             let mut busy = false;
             for i in 0..self.ends.len() {
@@ -383,96 +388,6 @@ fn differs(stream: u64, offset: u64, bytes: &[u8]) -> Option<u64> {
         rest = &rest[len..];
     }
     None
-}
-
-/// A vNIC as smoltcp sees it.
-struct Nic<'a> {
-    port: &'a mut SimPort,
-    mss: usize,
-    largest: usize,
-    mac: [u8; 6],
-    /// Frames that may be taken.
-    frames: usize,
-}
-
-struct Received(Vec<u8>);
-
-struct Sending<'a> {
-    port: &'a mut SimPort,
-    mac: [u8; 6],
-    mss: usize,
-}
-
-impl Nic<'_> {
-    fn sending(&mut self) -> Sending<'_> {
-        Sending { port: self.port, mac: self.mac, mss: self.mss }
-    }
-}
-
-impl Device for Nic<'_> {
-    type RxToken<'a>
-        = Received
-    where
-        Self: 'a;
-    type TxToken<'a>
-        = Sending<'a>
-    where
-        Self: 'a;
-
-    fn receive(&mut self, _: Instant) -> Option<(Received, Sending<'_>)> {
-        // What is received may have to be answered.
-        if self.port.room() == 0 || self.frames == 0 {
-            return None;
-        }
-        let frame = self.port.receive(|frame, _| frame.to_vec())?;
-        self.frames -= 1;
-        Some((Received(frame), self.sending()))
-    }
-
-    fn transmit(&mut self, _: Instant) -> Option<Sending<'_>> {
-        (self.port.room() > 0).then(|| self.sending())
-    }
-
-    fn capabilities(&self) -> DeviceCapabilities {
-        let mut capabilities = DeviceCapabilities::default();
-        capabilities.medium = Medium::Ip;
-        capabilities.max_transmission_unit = self.largest;
-        capabilities.checksum.tcp = Checksum::Rx;
-        capabilities.max_burst_size = Some(self.port.tx_capacity() as usize);
-        capabilities
-    }
-}
-
-impl RxToken for Received {
-    fn consume<R, F: FnOnce(&[u8]) -> R>(self, f: F) -> R {
-        f(self.0.get(ETHERNET..).unwrap_or_default())
-    }
-}
-
-impl TxToken for Sending<'_> {
-    fn consume<R, F: FnOnce(&mut [u8]) -> R>(self, len: usize, f: F) -> R {
-        let mut result = None;
-        // The checksum is left to the host, as of what it has to cut.
-        let payload = len.saturating_sub(HEADERS);
-        let mss = self.mss as u16;
-        let segment = (payload > self.mss).then_some(Segment { mss, kind: SegmentKind::TcpV4 });
-        let offload = Offload { checksum: Some(((ETHERNET + 20) as u16, 16)), segment };
-        self.port.send(offload, |buffer| {
-            buffer.resize(ETHERNET + len, 0);
-            result = Some(f(&mut buffer[ETHERNET..]));
-            let address = |at: usize| buffer.get(ETHERNET + at..ETHERNET + at + 4).and_then(|ip| ip.try_into().ok());
-            let (from, to): ([u8; 4], [u8; 4]) = (address(12).unwrap_or_default(), address(16).unwrap_or_default());
-            buffer[..6].copy_from_slice(&mac_of(to));
-            buffer[6..12].copy_from_slice(&self.mac);
-            buffer[12..14].copy_from_slice(&[0x08, 0x00]);
-            let pseudo = checksum::pseudo_v4(from.into(), to.into(), 6, len.saturating_sub(20) as u32);
-            if let Some(field) = buffer.get_mut(ETHERNET + 36..ETHERNET + 38) {
-                field.copy_from_slice(&checksum::fold(pseudo).to_be_bytes());
-            }
-        });
-        // A token exists only while there is room, so the frame was written.
-        result.expect("room for a frame")
-    }
 }
 
 #[cfg(test)]
