@@ -102,6 +102,8 @@ impl Round {
         for _ in 0..(8192 / load.batch).max(64) {
             round.step(false);
         }
+        // While windows grew, they may have refused some.
+        round.sender.blocked_packets = 0;
         round
     }
 

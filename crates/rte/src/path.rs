@@ -35,6 +35,10 @@ const TRIAL_SLOWDOWN: u64 = 4;
 const UNANSWERED_PROBES: u16 = 8;
 const UNANSWERED_DOUBLINGS: u16 = 4;
 
+/// A probe is lost when its answer takes longer than its path's round trips do, within these bounds.
+const PROBE_TIMEOUT_MIN_NS: u64 = 4 * MS;
+const PROBE_TIMEOUT_MAX_NS: u64 = 100 * MS;
+
 /// Half-life of the count of recently sent packets, ns.
 const RECENT_NS: u64 = 250 * MS;
 
@@ -389,9 +393,13 @@ impl Path {
         (2 * self.total.smoothed_ns() + 4 * self.total.variance_ns()).max(SILENCE_MIN_NS)
     }
 
-    /// How long a probe may take, ns.
+    /// How long a probe may take, ns. How long the way is nobody knows before the first answer.
     pub(crate) fn probe_timeout_ns(&self) -> u64 {
-        (3 * self.total.smoothed_ns() + 4 * self.total.variance_ns()).clamp(4 * MS, 100 * MS)
+        if !self.total.is_known() {
+            return PROBE_TIMEOUT_MAX_NS;
+        }
+        let wait = 3 * self.total.smoothed_ns() + 4 * self.total.variance_ns();
+        wait.clamp(PROBE_TIMEOUT_MIN_NS, PROBE_TIMEOUT_MAX_NS)
     }
 
     /// Long good behaviour forgives earlier failures.
