@@ -231,7 +231,7 @@ impl Path {
     pub(crate) fn on_acked(&mut self, now: Time, acked: &Acked) {
         let in_flight = self.in_flight as f32 + f32::from(acked.packets);
         let sample = AckSample {
-            packets: acked.packets.max(1),
+            packets: acked.packets,
             marked_packets: acked.marked,
             fabric_delay_ns: acked.fabric_ns,
             standing_delay_ns: self.standing.ns(),
@@ -239,7 +239,7 @@ impl Path {
             base_delay_ns: self.fabric.min_ns(),
             rtt_ns: self.total.smoothed_ns(),
             hops: acked.hops,
-            window_limited: acked.packets > 0 && in_flight >= self.window * 0.9,
+            window_limited: in_flight >= self.window * 0.9,
         };
         self.congestion(|cc| cc.on_ack(now, &sample));
     }

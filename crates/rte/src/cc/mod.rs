@@ -15,7 +15,7 @@ pub(crate) const PACE_MAX_NS: u64 = 100 * MS;
 /// What one ACK says about a path.
 #[derive(Clone, Copy, Debug)]
 pub struct AckSample {
-    /// Packets newly acknowledged on the path, at least 1.
+    /// Packets newly acknowledged on the path; 0 if the ACK has only measured it.
     pub packets: u16,
     /// Of these, how many carried a congestion mark (ECN CE), as far as the ACK tells.
     pub marked_packets: u16,
