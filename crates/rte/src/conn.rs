@@ -200,6 +200,15 @@ pub(crate) struct Pending {
     pub(crate) flow: Option<u32>,
 }
 
+impl Pending {
+    /// So many of its segments do not wait any more, at most all.
+    pub(crate) fn advance(&mut self, segments: u16) {
+        let segments = segments.min(u16::from(self.count)) as u8;
+        self.first = self.first.wrapping_add(segments);
+        self.count -= segments;
+    }
+}
+
 /// What the receiver owes the sender.
 #[derive(Clone, Debug)]
 pub(crate) struct AckState {

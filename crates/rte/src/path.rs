@@ -100,8 +100,10 @@ pub(crate) struct Path {
     /// Probes in a row.
     unanswered: u16,
     pub(crate) tx_packets: u64,
+    /// The average of recently sent packets at `recent_at`, without those since `recent_from` of them had left altogether.
     recent_packets: f64,
     recent_at: Time,
+    recent_from: u64,
     pub(crate) lost_packets: u64,
     pub(crate) probes_sent: u64,
     pub(crate) probes_lost: u64,
@@ -136,6 +138,7 @@ impl Path {
             tx_packets: 0,
             recent_packets: 0.0,
             recent_at: Time(0),
+            recent_from: 0,
             lost_packets: 0,
             probes_sent: 0,
             probes_lost: 0,
@@ -147,9 +150,12 @@ impl Path {
     fn cost_ns(&self, allowed_ns: u64) -> u64 {
         let queue = self.standing.ns().saturating_sub(self.fabric.min_ns());
         let rtt = self.fabric.min_ns() + queue.saturating_sub(allowed_ns);
+        if self.loss < 0.001 {
+            // Noise of the estimate, and no reason to choose.
+            return rtt;
+        }
         let recovery = (3 * self.total.smoothed_ns().max(rtt)).max(300 * US) as f32;
-        // Losses below one in a thousand are noise of the estimate, not a reason to choose.
-        let loss = if self.loss < 0.001 { 0.0 } else { self.loss.min(0.9) };
+        let loss = self.loss.min(0.9);
         rtt + (recovery * loss / (1.0 - loss)) as u64
     }
 
@@ -172,8 +178,14 @@ impl Path {
         }
     }
 
+    /// Whether congestion control lets so many packets out by a window of at least one; others may have room, too.
+    #[inline(always)]
+    pub(crate) fn fits(&self, packets: u16) -> bool {
+        self.in_flight + u32::from(packets) <= self.window_packets
+    }
+
     /// Packets that congestion control lets out now.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn room(&self, now: Time) -> u32 {
         if self.window_packets == 0 {
             u32::from(self.in_flight == 0 && now >= self.pace_until)
@@ -229,7 +241,11 @@ impl Path {
     /// `packets` were acknowledged, of which `marked` carry a congestion mark. `fabric_ns` and `endpoint_ns`: the delays, if the
     /// ACK has measured this path.
     pub(crate) fn on_acked(&mut self, now: Time, acked: &Acked) {
-        let in_flight = self.in_flight as f32 + f32::from(acked.packets);
+        // Decayed in steps: the exponential is not worth its price for each packet.
+        if now.since(self.recent_at) >= RECENT_NS {
+            self.recent_packets = self.recent_packets(now);
+            (self.recent_at, self.recent_from) = (now, self.tx_packets);
+        }
         let sample = AckSample {
             packets: acked.packets,
             marked_packets: acked.marked,
@@ -239,7 +255,7 @@ impl Path {
             base_delay_ns: self.fabric.min_ns(),
             rtt_ns: self.total.smoothed_ns(),
             hops: acked.hops,
-            window_limited: in_flight >= self.window * 0.9,
+            in_flight: self.in_flight + u32::from(acked.packets),
         };
         self.congestion(|cc| cc.on_ack(now, &sample));
     }
@@ -266,16 +282,10 @@ impl Path {
     }
 
     /// `packets` leave on the path.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn on_sent(&mut self, now: Time, packets: u32) {
         self.in_flight += packets;
         self.tx_packets += u64::from(packets);
-        self.recent_packets += f64::from(packets);
-        // Decayed in steps: the exponential is not worth its price per packet.
-        if now.since(self.recent_at) >= RECENT_NS {
-            self.recent_packets = self.recent_packets(now);
-            self.recent_at = now;
-        }
         self.last_sent = now;
         if self.window_packets == 0 {
             let rtt = self.total.smoothed_ns().max(100 * US) as f32;
@@ -286,7 +296,7 @@ impl Path {
     /// Packets sent lately: an average that forgets by half in each [`RECENT_NS`].
     pub(crate) fn recent_packets(&self, now: Time) -> f64 {
         let halvings = (now.since(self.recent_at) / RECENT_NS).min(60);
-        self.recent_packets / (1u64 << halvings) as f64
+        (self.recent_packets + (self.tx_packets - self.recent_from) as f64) / (1u64 << halvings) as f64
     }
 
     /// `packets` left the path's flight, delivered or not.
@@ -447,6 +457,7 @@ mod tests {
     fn a_path_that_stays_silent_is_probed_ever_more_rarely_and_taken_back_as_soon_as_it_speaks() {
         let mut path = Path::new(Box::new(Closed));
         path.suspect(Time(0));
+        path.total.sample(Time(0), 100 * US as i64);
         // As the peer's timer does, every 2 ms.
         let mut probes_sent_in = |from_ms: u64, to_ms: u64, answered: bool| {
             let mut recovered_at = None;
@@ -470,6 +481,14 @@ mod tests {
         assert!(second < 80 && minute < 2_000, "{second} in the first second, {minute} in the first minute");
         let (_, recovered_at) = probes_sent_in(60_000, 61_000, true);
         assert!(recovered_at.is_some_and(|ms| ms < 45), "{recovered_at:?}");
+    }
+
+    #[test]
+    fn a_path_that_nobody_has_measured_may_be_long() {
+        let mut path = Path::new(Box::new(Closed));
+        assert!(path.probe_timeout_ns() >= 100 * MS);
+        path.total.sample(Time(0), 100 * US as i64);
+        assert!(path.probe_timeout_ns() < 5 * MS, "one that is known is given up sooner");
     }
 
     #[test]

@@ -162,7 +162,8 @@ impl Peer {
         }
         let any_usable = self.choosable().any(|i| self.paths[i].state == PathState::Usable);
         let stay = |i: usize| if self.selected().iter().any(|p| p.index() == i) { config.stickiness_ns } else { 0 };
-        let mut order: [(u64, usize); PathId::MAX] = [(u64::MAX, usize::MAX); PathId::MAX];
+        let mut order: [(u64, usize, u64); PathId::MAX] = [(u64::MAX, usize::MAX, u64::MAX); PathId::MAX];
+        let mut best = u64::MAX;
         let mut count = 0;
         for i in self.choosable() {
             let path = &self.paths[i];
@@ -170,26 +171,27 @@ impl Peer {
                 continue;
             }
             // An unmeasured path costs nothing yet: it is tried, and measured by that.
-            order[count] = (path.preference_ns().saturating_sub(stay(i)), i);
+            let reluctance = path.reluctance_ns();
+            order[count] = (path.preference_ns().saturating_sub(stay(i)), i, reluctance);
+            best = best.min(reluctance);
             count += 1;
         }
         order[..count].sort_unstable();
         // A path several times slower than the best would hold up more than it carries.
-        let reluctance = |i: usize| self.paths[i].reluctance_ns();
-        let best = order[..count].iter().map(|&(_, i)| reluctance(i)).min().unwrap_or(0);
         let limit = best.saturating_mul(3).saturating_add(config.stickiness_ns).saturating_add(200 * US);
         let mut selected = [PathId::default(); PathId::MAX];
-        let mut len = 0;
-        for &(_, i) in &order[..count] {
-            if len < usize::from(config.spray_paths.max(1)) && reluctance(i) <= limit {
+        let (mut len, mut chosen) = (0, 0u8);
+        for &(_, i, reluctance) in &order[..count] {
+            if len < usize::from(config.spray_paths.max(1)) && reluctance <= limit {
                 selected[len] = PathId::masked(i as u8);
                 len += 1;
+                chosen |= 1 << i;
             }
         }
         (self.selected, self.selected_len) = (selected, len);
         for (i, path) in self.paths.iter_mut().enumerate() {
             path.is_left = false;
-            if !selected[..len].iter().any(|p| p.index() == i) && path.state == PathState::Usable {
+            if chosen >> i & 1 == 0 && path.state == PathState::Usable {
                 path.leave(now);
             }
         }
@@ -337,7 +339,7 @@ impl Spray {
     }
 
     /// A path for the next `packets` packets, and how many of them it takes; `None` when congestion control closes all.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn choose(
         &mut self,
         peer: &mut Peer,
@@ -347,11 +349,9 @@ impl Spray {
     ) -> Option<(PathId, u16)> {
         if self.left > 0 {
             let path = &peer.paths[self.path.index()];
-            let room = path.room(now);
-            if path.state == PathState::Usable && room > 0 {
-                let taken = u32::from(packets).min(room) as u16;
-                self.left = self.left.saturating_sub(taken);
-                return Some((self.path, taken));
+            if path.state == PathState::Usable && path.fits(packets) {
+                self.left = self.left.saturating_sub(packets);
+                return Some((self.path, packets));
             }
         }
         self.next_group(peer, config, now, packets)
@@ -359,6 +359,16 @@ impl Spray {
 
     #[cold]
     fn next_group(&mut self, peer: &mut Peer, config: &Config, now: Time, packets: u16) -> Option<(PathId, u16)> {
+        if self.left > 0 {
+            // What is left of the path's room is too small for all.
+            let path = &peer.paths[self.path.index()];
+            let room = path.room(now);
+            if path.state == PathState::Usable && room > 0 {
+                let taken = u32::from(packets).min(room) as u16;
+                self.left = self.left.saturating_sub(taken);
+                return Some((self.path, taken));
+            }
+        }
         peer.refresh(config, now);
         let n = peer.selected().len();
         for _ in 0..n {

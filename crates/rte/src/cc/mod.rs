@@ -32,8 +32,8 @@ pub struct AckSample {
     pub rtt_ns: u64,
     /// Hops to the peer as it counted them.
     pub hops: u8,
-    /// The sender had more to send than the window allowed.
-    pub window_limited: bool,
+    /// Packets that were in flight on the path before the ACK.
+    pub in_flight: u32,
 }
 
 /// A packet that was found lost.

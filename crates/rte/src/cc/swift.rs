@@ -179,8 +179,11 @@ impl Swift {
 
     /// The fabric delay that Swift steers to, ns.
     pub fn fabric_target_ns(&self, base_delay_ns: u64, hops: u8) -> u64 {
+        self.target_ns(base_delay_ns, self.margin_ns(base_delay_ns), hops)
+    }
+
+    fn target_ns(&self, base_delay_ns: u64, margin: u64, hops: u8) -> u64 {
         let c = &self.config;
-        let margin = self.margin_ns(base_delay_ns);
         let range = margin as f32;
         let alpha = range / (1.0 / c.scaling_min_window.sqrt() - 1.0 / c.scaling_max_window.sqrt());
         let beta = -alpha / c.scaling_max_window.sqrt();
@@ -241,7 +244,12 @@ impl Swift {
         self.clamp();
     }
 
-    /// Packets were acknowledged that the window had held up.
+    /// Whether the window is used, that is, at least half of it was in flight (RFC 7661).
+    fn is_used(&self, sample: &AckSample) -> bool {
+        sample.in_flight as f32 >= self.window() / 2.0
+    }
+
+    /// Packets were acknowledged while the window was used.
     fn grow(&mut self, sample: &AckSample) {
         // What no measurement vouches for is no reason to double.
         self.unmeasured = self.unmeasured.saturating_add(sample.packets);
@@ -268,12 +276,11 @@ impl Swift {
     }
 
     /// Counts what an ACK says, and acts on a round trip that has ended: on marks in it, or on round trips without a queue.
-    fn on_round(&mut self, now: Time, sample: &AckSample, queue_ns: u64) {
+    fn on_round(&mut self, now: Time, sample: &AckSample, queue_ns: u64, margin: u64) {
         let marked = sample.marked_packets.min(sample.packets);
         self.round.packets += u32::from(sample.packets);
         self.round.marked += u32::from(marked);
-        let margin = self.margin_ns(sample.base_delay_ns);
-        self.round.busy |= marked > 0 || queue_ns >= margin / 2 || !sample.window_limited;
+        self.round.busy |= marked > 0 || queue_ns >= margin / 2 || !self.is_used(sample);
         if marked > 0 {
             self.doubling = false;
         }
@@ -307,16 +314,22 @@ impl CongestionControl for Swift {
             self.lost -= self.lost * (f32::from(sample.packets) / LOSS_PACKETS).min(1.0);
         }
         let mut queue_ns = 0;
+        let mut margin = u64::MAX;
         if let Some(latest) = sample.fabric_delay_ns {
             let delay = sample.standing_delay_ns;
             self.longer_way_ns = self.longer_way_ns.min(delay);
             let base = sample.base_delay_ns.max(self.longer_way_ns);
-            let target = self.fabric_target_ns(base, sample.hops);
+            margin = self.margin_ns(base);
+            // The target is at least this; the rest of it is not worth its price for each ACK.
+            let target = match delay >= base + margin {
+                true => self.target_ns(base, margin, sample.hops),
+                false => u64::MAX,
+            };
             self.above_target = delay >= target;
             self.on_floor(now, delay, sample.rtt_ns);
             queue_ns = delay.saturating_sub(base);
             // While the window doubles, a round trip is too long to wait for certainty.
-            if self.doubling && latest.saturating_sub(base) >= self.margin_ns(base) / 2 {
+            if self.doubling && latest.saturating_sub(base) >= margin / 2 {
                 self.end_doubling();
             }
             if self.above_target && self.may_cut(now, sample.rtt_ns) {
@@ -326,7 +339,7 @@ impl CongestionControl for Swift {
                 self.end_doubling();
             }
         }
-        self.on_round(now, sample, queue_ns);
+        self.on_round(now, sample, queue_ns, margin);
         if let Some(delay) = sample.endpoint_delay_ns {
             self.smoothed_endpoint_ns =
                 if self.smoothed_endpoint_ns == 0 { delay } else { (7 * self.smoothed_endpoint_ns + delay) / 8 };
@@ -338,7 +351,7 @@ impl CongestionControl for Swift {
             }
         }
         // An unused window says nothing about the path: it must not grow.
-        if sample.window_limited {
+        if self.is_used(sample) {
             self.grow(sample);
         }
         self.clamp();
@@ -406,7 +419,7 @@ mod tests {
             base_delay_ns: 50 * US,
             rtt_ns: 100 * US,
             hops: 2,
-            window_limited: true,
+            in_flight: u32::MAX,
         }
     }
 
@@ -432,7 +445,7 @@ mod tests {
     #[test]
     fn an_unused_window_does_not_grow() {
         let mut s = swift();
-        s.on_ack(Time(MS), &AckSample { window_limited: false, ..sample(60 * US) });
+        s.on_ack(Time(MS), &AckSample { in_flight: 63, ..sample(60 * US) });
         assert_eq!(s.window(), 128.0);
     }
 

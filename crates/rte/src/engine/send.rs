@@ -61,12 +61,9 @@ impl Engine {
         // Packets come in bursts: the connection that sent last is asked before the table is.
         let last = self.conn(self.last_sender).filter(|c| c.pair == pair && usable(c)).map(|_| self.last_sender);
         let named = || self.by_pair.get(&pair).copied().filter(|&index| self.conn(index).is_some_and(usable));
-        if let Some(index) = last.or_else(named)
-            && let Some(conn) = self.conns[index as usize].as_mut()
-        {
-            conn.ordering = to.ordering;
+        if let Some(index) = last.or_else(named) {
             self.last_sender = index;
-            return self.transmit_open(now, index, packet, out);
+            return self.transmit_open(now, index, to.ordering, packet, out);
         }
         let admission = self.transmit_unopened(now, pair, to, packet, out);
         if admission == Admission::Plain {
@@ -76,19 +73,38 @@ impl Engine {
     }
 
     #[inline]
-    fn transmit_open(&mut self, now: Time, index: u32, packet: Outbound, out: &mut Output) -> Admission {
-        let mut item = Pending { handle: packet.handle, first: 0, count: packet.segments, flow: Some(packet.flow) };
-        let Some(conn) = self.conn(index) else { return Admission::Blocked };
-        let others_wait = self.peers[usize::from(conn.peer.0)].as_ref().is_some_and(|p| !p.waiting.is_empty());
-        if others_wait || conn.active.as_ref().is_some_and(|a| !a.pending.is_empty()) {
-            return self.wait(now, index, item, out);
+    fn transmit_open(
+        &mut self,
+        now: Time,
+        index: u32,
+        ordering: Ordering,
+        packet: Outbound,
+        out: &mut Output,
+    ) -> Admission {
+        let item = Pending { handle: packet.handle, first: 0, count: packet.segments, flow: Some(packet.flow) };
+        match self.send_on_one_path(now, index, item, Turn::Free(ordering), out) {
+            Ok(sent) if sent == u16::from(item.count) => Admission::Accepted,
+            Err(Stop::Turn) => self.wait(now, index, item, out),
+            first => {
+                self.send_rest(now, index, item, first, out);
+                Admission::Accepted
+            }
         }
-        let stop = self.send(now, index, &mut item, u16::MAX, out);
-        if stop == Stop::Done {
-            return Admission::Accepted;
+    }
+
+    /// Goes on with a buffer of which not all has left at once. What cannot leave now waits.
+    #[inline(never)]
+    fn send_rest(&mut self, now: Time, index: u32, mut item: Pending, first: Result<u16, Stop>, out: &mut Output) {
+        let stop = match first {
+            Ok(sent) => {
+                item.advance(sent);
+                self.send(now, index, &mut item, u16::MAX, out)
+            }
+            Err(stop) => stop,
+        };
+        if stop != Stop::Done {
+            self.keep_rest(now, index, item, stop);
         }
-        self.keep_rest(now, index, item, stop);
-        Admission::Accepted
     }
 
     /// The way of a packet whose pair has no open connection to its destination.
@@ -154,40 +170,52 @@ impl Engine {
 
     /// Gives as many segments of one buffer of an open connection as the windows allow, and at most `most`, their PSNs and their
     /// paths. What is left is in `item` afterwards.
-    #[inline(always)]
+    #[inline(never)]
     pub(super) fn send(&mut self, now: Time, index: u32, item: &mut Pending, most: u16, out: &mut Output) -> Stop {
         let mut left = most;
         while item.count > 0 {
             if left == 0 {
                 return Stop::Turn;
             }
-            match self.send_on_one_path(now, index, item, left, out) {
-                Ok(sent) => left -= sent,
+            match self.send_on_one_path(now, index, *item, Turn::Own(left), out) {
+                Ok(sent) => {
+                    item.advance(sent);
+                    left -= sent;
+                }
                 Err(stop) => return stop,
             }
         }
         Stop::Done
     }
 
+    /// Sends the first segments of `item`, as many as one path takes, and returns how many.
     #[inline(always)]
     fn send_on_one_path(
         &mut self,
         now: Time,
         index: u32,
-        item: &mut Pending,
-        most: u16,
+        item: Pending,
+        turn: Turn,
         out: &mut Output,
     ) -> Result<u16, Stop> {
         let Some(conn) = self.conns[index as usize].as_mut() else { return Err(Stop::Connection) };
         Self::activate(conn, &mut self.spare);
         let Conn { active: Some(active), peer: peer_id, .. } = conn else { return Err(Stop::Connection) };
         let Some(peer) = self.peers[usize::from(peer_id.0)].as_mut() else { return Err(Stop::Connection) };
+        let most = match turn {
+            Turn::Free(_) if !(active.pending.is_empty() && peer.waiting.is_empty()) => return Err(Stop::Turn),
+            Turn::Free(ordering) => {
+                conn.ordering = ordering;
+                u32::MAX
+            }
+            Turn::Own(most) => u32::from(most),
+        };
         let window = match mutated!(self.config, SendWindowIgnored) {
             true => SEND_WINDOW,
             false => u32::from(conn.window.min(conn.peer_window).min(active.room)).min(SEND_WINDOW),
         };
         let open = window.saturating_sub(active.send.span());
-        let wanted = u32::from(item.count).min(u32::from(most)).min(open);
+        let wanted = u32::from(item.count).min(most).min(open);
         if wanted == 0 || self.send_pool.available() < wanted / PAGE + 2 {
             active.blocked = true;
             return Err(Stop::Connection);
@@ -223,8 +251,8 @@ impl Engine {
         if peer.touch(now, index, true) {
             self.timers.push(now.after(MS), Key::Peer(peer_id.0));
         }
-        for i in 0..count {
-            let segment = item.first.wrapping_add(i as u8);
+        for i in 0..count as u8 {
+            let segment = item.first.wrapping_add(i);
             header.psn = active.send.next();
             header.distance = match item.flow {
                 _ if !conn.version.has_distance() => 0,
@@ -248,8 +276,6 @@ impl Engine {
             let (vni, owner) = (conn.pair.vni, conn.owner);
             out.data.push(DataOut { peer: *peer_id, vni, owner, handle: item.handle, segment, header });
         }
-        item.first = item.first.wrapping_add(count as u8);
-        item.count -= count as u8;
         // More in flight moves what can happen next only further away: the timer that is armed will look again.
         if active.loss.deadline == Time::NEVER {
             self.rearm_loss(now, index);
@@ -319,6 +345,15 @@ impl Engine {
             self.counters.copied_packets += 1;
         }
     }
+}
+
+/// Whether a connection may send at once.
+#[derive(Clone, Copy, Debug)]
+enum Turn {
+    /// Unless its own packets wait, or others to the same peer; with the order of publication that the switch asks for.
+    Free(Ordering),
+    /// It is its turn, for at most so many packets.
+    Own(u16),
 }
 
 /// Why a packet is sent again.

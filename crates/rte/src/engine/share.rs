@@ -4,7 +4,7 @@
 
 use super::Engine;
 use super::send::Admission;
-use crate::conn::Pending;
+use crate::conn::{Conn, Pending};
 use crate::output::{Output, PeerId};
 use crate::time::Time;
 use crate::timer::Key;
@@ -56,11 +56,17 @@ impl Engine {
     }
 
     /// Sends what waits of an open connection, as far as the windows allow and others do not wait for the same.
+    #[inline]
     pub(super) fn flush_pending(&mut self, now: Time, index: u32, out: &mut Output) {
-        let Some(conn) = self.conn(index).filter(|c| c.is_open()) else { return };
-        if conn.active.as_ref().is_none_or(|a| a.queued || a.pending.is_empty()) {
-            return;
+        let waits = |conn: &Conn| conn.active.as_ref().is_some_and(|a| !a.pending.is_empty() && !a.queued);
+        if self.conn(index).is_some_and(waits) {
+            self.send_pending(now, index, out);
         }
+    }
+
+    #[inline(never)]
+    fn send_pending(&mut self, now: Time, index: u32, out: &mut Output) {
+        let Some(conn) = self.conn(index).filter(|c| c.is_open()) else { return };
         let id = conn.peer;
         let others_wait = self.peers[usize::from(id.0)].as_ref().is_some_and(|p| !p.waiting.is_empty());
         if others_wait {

@@ -133,10 +133,11 @@ impl Engine {
                     changed = true;
                 }
             }
-            // Idle, on trial, left for its queue, or silent although packets went out on it.
+            // Idle, on trial, left for its queue, silent although packets went out on it, or never measured, because ACKs happened
+            // to echo packets of other paths.
             let silent = path.in_flight > 0 && now.since(path.last_arrival) >= PROBE_TICK_NS;
             let idle = now.since(path.last_sent) >= self.config.probe_interval_ns;
-            let wanted = path.state == PathState::Suspect || idle || silent || path.is_left;
+            let wanted = path.state == PathState::Suspect || idle || silent || path.is_left || !path.total.is_known();
             if path.probe.is_none() && wanted && now >= path.next_probe {
                 path.on_probe_sent(now, self.config.probe_interval_ns);
                 self.counters.probes_sent_packets += 1;

@@ -38,7 +38,7 @@ impl Controller for Ours {
             base_delay_ns: BASE_NS,
             rtt_ns: rtt,
             hops: HOPS,
-            window_limited: true,
+            in_flight: u32::MAX,
         };
         self.0.on_ack(Time(now), &sample);
     }
