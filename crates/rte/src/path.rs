@@ -18,7 +18,7 @@ pub enum PathState {
 /// Consecutive losses, without an arrival between, after which a path is suspect.
 const SUSPECT_LOSSES: u16 = 4;
 /// Loss rate above which a path is suspect if others do better.
-pub(crate) const SUSPECT_LOSS: f32 = 0.03;
+pub(crate) const SUSPECT_LOSS: f32 = 0.04;
 /// Weight of one packet in the loss rate.
 const LOSS_WEIGHT: f32 = 1.0 / 128.0;
 /// A path that is silent for a shorter time may have had no processor: a software host's scheduler makes noise of that size.
@@ -38,6 +38,8 @@ const UNANSWERED_DOUBLINGS: u16 = 4;
 /// A probe is lost when its answer takes longer than its path's round trips do, within these bounds.
 const PROBE_TIMEOUT_MIN_NS: u64 = 4 * MS;
 const PROBE_TIMEOUT_MAX_NS: u64 = 100 * MS;
+/// Before the first answer: a path of 44 ms or less is measured before four probes in a row are lost.
+const UNMEASURED_DOUBLINGS: u16 = 2;
 
 /// Half-life of the count of recently sent packets, ns.
 const RECENT_NS: u64 = 250 * MS;
@@ -403,10 +405,10 @@ impl Path {
         (2 * self.total.smoothed_ns() + 4 * self.total.variance_ns()).max(SILENCE_MIN_NS)
     }
 
-    /// How long a probe may take, ns. How long the way is nobody knows before the first answer.
+    /// How long a probe may take, ns. How long the way is nobody knows before the first answer: what is waited for it doubles.
     pub(crate) fn probe_timeout_ns(&self) -> u64 {
         if !self.total.is_known() {
-            return PROBE_TIMEOUT_MAX_NS;
+            return PROBE_TIMEOUT_MIN_NS << self.unanswered.min(UNMEASURED_DOUBLINGS);
         }
         let wait = 3 * self.total.smoothed_ns() + 4 * self.total.variance_ns();
         wait.clamp(PROBE_TIMEOUT_MIN_NS, PROBE_TIMEOUT_MAX_NS)
@@ -486,8 +488,14 @@ mod tests {
     #[test]
     fn a_path_that_nobody_has_measured_may_be_long() {
         let mut path = Path::new(Box::new(Closed));
-        assert!(path.probe_timeout_ns() >= 100 * MS);
-        path.total.sample(Time(0), 100 * US as i64);
+        let mut now = Time(0);
+        while path.state == PathState::Usable {
+            path.on_probe_sent(now, 100 * MS);
+            now = now.after(path.probe_timeout_ns());
+            path.on_probe_lost(now);
+        }
+        assert!(now >= Time(40 * MS), "{now:?}: no time for an answer");
+        path.total.sample(now, 100 * US as i64);
         assert!(path.probe_timeout_ns() < 5 * MS, "one that is known is given up sooner");
     }
 
