@@ -229,7 +229,7 @@ impl Backend for Daemon {
                     peer: state.names.peer_name(*peer).unwrap_or("?").to_string(),
                     version: c.version,
                     in_flight_packets: u64::from(c.in_flight_packets),
-                    window_packets: u64::from(c.window_packets),
+                    window_packets: u64::from(c.room_packets),
                     waiting_packets: u64::from(c.pending_packets),
                     held_packets: u64::from(c.held_packets),
                     srtt_us: srtt_ns.map(us),

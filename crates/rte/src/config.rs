@@ -7,6 +7,9 @@ use crate::time::{MS, S, US};
 /// RTOs of one packet that can be counted.
 pub(crate) const MAX_RTOS: u8 = 7;
 
+/// A peer that answers and takes nothing has so many times as long as one that is silent: half a second with the defaults.
+const REFUSED_PATIENCE: u64 = 16;
+
 /// How received packets become visible to the guest; negotiated by nobody, a local decision per VNI.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum Ordering {
@@ -93,6 +96,11 @@ impl Config {
     pub(crate) fn give_up_ns(&self) -> u64 {
         let doublings = (1u64 << self.give_up_rtos.min(MAX_RTOS)) - 1;
         self.initial_rto_ns.saturating_mul(doublings)
+    }
+
+    /// A packet that the peer has received and not taken is not given up before the peer has taken nothing for so long, ns.
+    pub(crate) fn give_up_refused_ns(&self) -> u64 {
+        self.give_up_ns().saturating_mul(REFUSED_PATIENCE)
     }
 
     /// The first PSN of either direction of a connection (PROTOCOL §6.1).

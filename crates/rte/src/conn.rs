@@ -311,7 +311,7 @@ pub(crate) struct Echo {
 pub(crate) struct LossState {
     /// Sending time of the latest-sent packet that is acknowledged, over all paths (RFC 8985: RACK.xmit_ts).
     pub(crate) newest_acked: Option<Tick>,
-    /// Last time that anything was acknowledged.
+    /// Last time that anything was acknowledged, or left while nothing was out.
     pub(crate) last_progress: Time,
     /// When the peer was last heard, or last given a reason to answer: silence is counted from here.
     pub(crate) heard: Time,

@@ -31,6 +31,8 @@ pub struct ConnSnapshot {
     pub landed_packets: u32,
     /// Send window.
     pub window_packets: u32,
+    /// How much of it the peer seems to have room for: less than all after it has received packets and not taken them.
+    pub room_packets: u32,
     /// Packets that wait for the connection to open.
     pub pending_packets: u32,
     /// Received packets held back from the guest.
@@ -137,6 +139,7 @@ impl Engine {
                 in_flight_packets: active.map_or(0, |a| u32::from(a.send.outstanding())),
                 landed_packets: active.map_or(0, |a| u32::from(a.send.landed())),
                 window_packets: u32::from(c.window.min(c.peer_window)),
+                room_packets: u32::from(active.map_or(u16::MAX, |a| a.room).min(c.window).min(c.peer_window)),
                 pending_packets: active.map_or(0, |a| a.pending.iter().map(|p| u32::from(p.count)).sum()),
                 held_packets: active.map_or(0, |a| u32::from(a.recv.held())),
                 tx_packets: c.tx_packets,

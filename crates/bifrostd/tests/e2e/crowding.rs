@@ -134,14 +134,24 @@ fn pays_alone(underlay: &str, least: u32) {
 fn what_is_crowded_out_comes_again_and_its_sender_slows_down() {
     let lab = lab("");
     let stream = Exchange::start(lab.net("x"), lab.net("y"), "10.9.0.2", 5001, 256 << 20);
-    let windows = || lab.hosts[0].client.paths().unwrap().iter().map(|path| path.cwnd_packets).sum::<f64>();
     let told = || lab.hosts[1].counter("rte.rate_limited_packets");
+    // What may be out, and what has left for the first time.
+    let sender = || {
+        let conns = lab.hosts[0].client.conns().unwrap();
+        conns.iter().find(|conn| conn.vni == 200).map_or((0, 0), |conn| (conn.window_packets, conn.tx_packets))
+    };
+    let packets_in_a_second = || {
+        let (began, before) = (Instant::now(), sender().1);
+        std::thread::sleep(Duration::from_millis(200));
+        (sender().1 - before) as f64 / began.elapsed().as_secs_f64()
+    };
     eventually(5.0, "the stream has its windows", || lab.hosts[1].port("y").rx_packets > 1000);
-    let (before, flood) = (windows(), flood(&lab));
-    let mut least = before;
-    eventually(10.0, "data packets are crowded out, and windows shrink", || {
-        least = least.min(windows());
-        told() > 100 && least < before / 2.0
+    let (rate, window) = (packets_in_a_second(), sender().0);
+    let flood = flood(&lab);
+    let (mut least, mut slowest) = (window, rate);
+    eventually(10.0, "data packets are crowded out, and their sender slows down", || {
+        (least, slowest) = (least.min(sender().0), slowest.min(packets_in_a_second()));
+        told() > 100 && least < window / 8 && slowest < rate / 2.0
     });
     drop(flood);
     // Every byte of it is looked at.

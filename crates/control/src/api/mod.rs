@@ -233,7 +233,7 @@ pub struct Conn {
     pub version: u8,
     /// Packets sent and not acknowledged.
     pub in_flight_packets: u64,
-    /// How many packets may be in flight.
+    /// How many packets may be in flight: fewer for a while after the peer has received some and not taken them.
     pub window_packets: u64,
     /// Packets that wait for set-up or for room in the window.
     pub waiting_packets: u64,

@@ -2,8 +2,9 @@
 //!
 //! (a) A packet is lost when one that left later on the same path has arrived. (b) Across paths time decides: it is lost
 //! when one that left later on any path has arrived and a round trip plus a reordering window has passed (RFC 8985).
-//! (c) When nothing that left later has arrived, and its answer is overdue, a tail probe asks. (d) Then the RTO, doubling per packet; after three and the
-//! give-up time the packet is surrendered to best effort, and the receiver is told to go on.
+//! (c) When nothing that left later has arrived, and its answer is overdue, a tail probe asks. (d) Then the RTO, doubling for each
+//! packet; after three and the give-up time the packet is surrendered to best effort, and the receiver is told to go on. A packet that
+//! the peer has received and not taken is kept longer, for as long as the peer takes others.
 
 use bifrost_wire::bifrost::{PathId, Psn};
 
@@ -63,15 +64,22 @@ impl Engine {
                 // RTO, 2 RTO, 4 RTO: what was waited altogether.
                 let altogether = timing.rto.saturating_mul((2 << record.rtos()) - 1);
                 let rtos = record.rtos() + 1;
-                let give_up = rtos >= self.config.give_up_rtos && altogether >= self.config.give_up_ns()
+                let refused_for = self.refused_for_ns(now, index, psn);
+                let give_up = (rtos >= self.config.give_up_rtos && altogether >= self.config.give_up_ns()
+                    || rtos >= MAX_RTOS)
+                    && refused_for.is_none_or(|ns| ns >= self.config.give_up_refused_ns())
                     || mutated!(self.config, GiveUpAtOnce);
-                if (give_up || rtos >= MAX_RTOS) && !mutated!(self.config, NeverGiveUp) {
+                if give_up && !mutated!(self.config, NeverGiveUp) {
                     self.give_up(now, index, psn, out);
                     if !self.conn(index).is_some_and(Conn::is_open) {
                         return;
                     }
                 } else if !mutated!(self.config, TimeoutSendsNothing) {
-                    self.resend(now, index, psn, Again::Timeout, out);
+                    let again = match refused_for.is_some() && timing.rto << rtos > self.config.rto_ceiling_ns {
+                        true => Again::Refused,
+                        false => Again::Timeout,
+                    };
+                    self.resend(now, index, psn, again, out);
                 }
             }
             if expired && let Some(active) = self.conns[index as usize].as_mut().and_then(|c| c.active.as_mut()) {
@@ -79,6 +87,13 @@ impl Engine {
             }
         }
         self.tail_probe(now, index, timing, out);
+    }
+
+    /// If the peer has received what was sent last of a packet and not taken it, or has no room for it yet: how long it has taken
+    /// nothing, ns. Such a peer is alive, and may take the packet later.
+    fn refused_for_ns(&self, now: Time, index: u32, psn: Psn) -> Option<u64> {
+        let active = self.conn(index)?.active.as_deref()?;
+        (!active.send.is_in_flight(&self.send_pool, psn)).then(|| now.since(active.loss.last_progress))
     }
 
     /// The outstanding packet whose RTO, doubled for each it has seen, expired first; before all others the one with the
@@ -250,6 +265,7 @@ impl Engine {
 
     /// Rule (d), third time: the packet leaves once more as plain VXLAN, and the receiver is told to go on without it.
     fn give_up(&mut self, now: Time, index: u32, psn: Psn, out: &mut Output) {
+        let is_refused = self.refused_for_ns(now, index, psn).is_some();
         let Some(record) = self.abandon(now, index, psn) else { return };
         let Some(conn) = self.conns[index as usize].as_mut() else { return };
         let Some(peer) = self.peers[usize::from(conn.peer.0)].as_ref() else { return };
@@ -263,7 +279,8 @@ impl Engine {
             segment: record.segment,
         });
         let last_arrival = peer.paths.iter().map(|p| p.last_arrival).max().unwrap_or_default();
-        if now.since(last_arrival) >= self.config.best_effort_after_ns {
+        // A refusal is an answer, even if it was the last one and is old.
+        if !is_refused && now.since(last_arrival) >= self.config.best_effort_after_ns {
             self.fall_back(now, index, out);
         }
     }

@@ -242,7 +242,7 @@ impl Engine {
             timestamp: now.tick(),
         };
         if active.send.outstanding() == 0 {
-            active.loss.heard = now;
+            (active.loss.heard, active.loss.last_progress) = (now, now);
         }
         peer.paths[path.index()].on_sent(now, u32::from(count));
         conn.tx_packets += u64::from(count);
@@ -304,7 +304,9 @@ impl Engine {
         let timeout = again == Again::Timeout;
         let late = again != Again::Lost;
         let mut copies = [None; PathId::MAX];
-        if timeout && before.rtos() > 0 {
+        if !in_flight {
+            // The peer has received it, or has no room: more of it would not help.
+        } else if timeout && before.rtos() > 0 {
             let others = peer.selected().iter().filter(|other| **other != path);
             others.zip(&mut copies).for_each(|(other, copy)| *copy = Some(*other));
         } else {
@@ -365,6 +367,8 @@ pub(super) enum Again {
     Probe,
     /// Its RTO expired.
     Timeout,
+    /// The same, of a packet that the peer has received and not taken, and the next one is not to be longer.
+    Refused,
 }
 
 fn second_path(peer: &crate::peer::Peer, now: Time, first: PathId) -> Option<PathId> {

@@ -1,6 +1,7 @@
 //! How long repairs take: round trips of 100 us, and everything that can be lost.
 
 use super::*;
+use crate::engine::tests::pair::Misdeed;
 
 /// Repairs of all packets that took longer than one way, ns.
 fn repairs(loss: f64, gap_ns: u64, burst: u32, packets: u32) -> Vec<u64> {
@@ -105,4 +106,33 @@ fn a_peer_without_room_is_not_flooded() {
     w.run_for(100 * MS);
     w.assert_complete(0);
     assert_eq!(w.sides[0].engine.counters().given_up_packets, 0);
+}
+
+#[test]
+fn a_peer_that_takes_packets_now_and_then_is_given_time() {
+    let mut w = world(714, 4);
+    w.all_links(|l| l.delay_ns = 50 * US);
+    w.rogue.misdeed = Some(|_, _, view| match view.now.0 % (100 * MS) < 20 * MS {
+        true => Misdeed::None,
+        false => Misdeed::Limit,
+    });
+    for _ in 0..2_000 {
+        w.offer_rogue(2);
+        w.run_for(MS);
+    }
+    let limited = w.sides[1].engine.counters().rate_limited_packets;
+    assert!(limited > 300, "{limited}");
+    assert_eq!(w.sides[0].engine.counters().given_up_packets, 0);
+}
+
+#[test]
+fn a_peer_that_takes_nothing_is_given_up_in_bounded_time() {
+    let mut w = world(715, 4);
+    w.all_links(|l| l.delay_ns = 50 * US);
+    w.rogue.misdeed = Some(|_, _, _| Misdeed::NoBuffer);
+    w.offer_rogue(8);
+    w.run_for(28 * MS);
+    assert_eq!(w.sides[0].engine.counters().given_up_packets, 0, "a guest that pauses loses nothing");
+    w.run_for(1_000 * MS);
+    assert_eq!((w.sides[0].engine.counters().given_up_packets, w.rogue.held()), (8, 0));
 }
