@@ -7,7 +7,7 @@ use bifrost_control::api::Direction;
 
 use crate::common::host::vpc;
 use crate::common::traffic::ping;
-use crate::common::{Lab, Options};
+use crate::common::{Lab, Options, eventually};
 
 const COUNT: u32 = 400;
 
@@ -48,9 +48,13 @@ fn a_burst_of_small_packets_shares_datagrams_and_each_arrives() {
         let lab = Lab::running(Options { v6, workers, vpcs: vpc(100, "all", "flow"), ..Options::default() });
         assert_eq!(ping(lab.net("a"), "10.0.0.2", 2, 56), 2);
         assert_eq!(numbers(&lab, 5001), (0..COUNT).collect::<Vec<_>>());
-        let (joined, parted) = shared(&lab, 0, 1);
+        let (joined, _) = shared(&lab, 0, 1);
         assert!(joined > u64::from(COUNT) / 4, "{joined} of {COUNT} shared a datagram");
-        assert_eq!(joined, parted);
+        // What is sent again between the two readings is in one of them only.
+        eventually(2.0, "what one host joins the other parts", || {
+            let (joined, parted) = shared(&lab, 0, 1);
+            joined == parted
+        });
         lab.hosts.iter().for_each(|host| host.assert_balanced());
     }
 }
