@@ -85,11 +85,12 @@ control = { socket = "$work/gw.sock" }
 [gateway]
 pod = 1
 cores = 2
-test_jitter_us = 300
 interfaces = ["$work/vpc.sock"]
 addresses = ["10.0.0.1"]
 mac = "02:00:00:00:00:fe"
 on_link = ["10.0.0.0/24"]
+[tests]
+jitter_us = 300
 EOF
     for t in 1 2 3 4; do
         cat >>"$work/gw.toml" <<EOF

@@ -83,3 +83,13 @@ pub fn load<T: DeserializeOwned, U>(
 fn line(text: &str, at: usize) -> usize {
     1 + text.as_bytes().iter().take(at).filter(|b| **b == b'\n').count()
 }
+
+/// Loads a configuration from a text; an error has no path in front of its lines.
+#[cfg(test)]
+pub(crate) fn load_text<C>(text: &str, load: fn(&Path) -> Result<C, FileErrors>) -> Result<C, String> {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("test.toml");
+    fs::write(&path, text).unwrap();
+    let prefix = format!("{}:", path.display());
+    load(&path).map_err(|errors| errors.to_string().replace(&prefix, ""))
+}

@@ -1,44 +1,112 @@
 //! The life of a program: log, signals, the service manager.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result};
+use clap::{CommandFactory as _, FromArgMatches as _, Parser};
 use rustix::thread::{CpuSet, sched_setaffinity};
 use sd_notify::NotifyState;
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 use tracing_subscriber::EnvFilter;
 
-/// The log goes to standard error; RUST_LOG says how much.
-pub fn start_log() {
-    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("info"));
-    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).init();
-    bifrost_port::panics::install();
+use crate::file::FileErrors;
+
+/// A program that runs until it is told to stop.
+pub trait Program: Sized {
+    /// Its checked configuration.
+    type Config;
+    /// Its name on the command line.
+    const NAME: &'static str;
+    /// Where its configuration is unless the command line says otherwise.
+    const CONFIG: &'static str;
+
+    /// Reads and checks a configuration file.
+    ///
+    /// # Errors
+    /// All that is wrong with it.
+    fn load(path: &Path) -> Result<Self::Config, FileErrors>;
+
+    /// Its control socket.
+    fn control(config: &Self::Config) -> &Path;
+
+    /// Starts its threads.
+    ///
+    /// # Errors
+    /// A device, socket or thread is not available.
+    fn start(config: Self::Config) -> Result<Self>;
+
+    /// Ends its threads.
+    fn stop(self);
 }
 
-/// Runs a program: an error goes to standard error, and makes the exit code 1.
-pub fn exit(name: &str, result: Result<()>) -> ExitCode {
-    match result {
+#[derive(Debug, Parser)]
+#[command(version, max_term_width = 100)]
+struct Options {
+    /// The configuration file.
+    #[arg(long, short, value_name = "FILE")]
+    config: PathBuf,
+    /// Check the configuration and exit: 0 if it is valid, 1 if not.
+    #[arg(long)]
+    check: bool,
+    /// Print the state of the running program with this configuration as JSON, and exit.
+    #[arg(long)]
+    json: bool,
+}
+
+/// The program's `main`. The first line of `about` is the short help, all of it the long one.
+pub fn main<P: Program>(about: &'static str) -> ExitCode {
+    start_log();
+    let command = Options::command()
+        .name(P::NAME)
+        .about(about.lines().next().unwrap_or_default())
+        .long_about(about)
+        .mut_arg("config", |config| config.required(false).default_value(P::CONFIG));
+    let options = Options::from_arg_matches(&command.get_matches()).unwrap_or_else(|error| error.exit());
+    match run::<P>(&options) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("{name}: {error:#}");
+            eprintln!("{}: {error:#}", P::NAME);
             ExitCode::FAILURE
         }
     }
+}
+
+fn run<P: Program>(options: &Options) -> Result<()> {
+    let config = P::load(&options.config)?;
+    if options.json {
+        return print_status(P::control(&config));
+    }
+    if options.check {
+        println!("{}: good", options.config.display());
+        return Ok(());
+    }
+    let signals = signals()?;
+    let program = P::start(config)?;
+    wait(signals);
+    program.stop();
+    Ok(())
+}
+
+/// The log goes to standard error; RUST_LOG says how much.
+fn start_log() {
+    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("info"));
+    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).init();
+    bifrost_port::panics::install();
 }
 
 /// Signals that end the program. To be had before anything is opened, so that none is lost.
 ///
 /// # Errors
 /// The system's.
-pub fn signals() -> Result<Signals> {
+fn signals() -> Result<Signals> {
     Signals::new([SIGINT, SIGTERM]).context("waiting for signals")
 }
 
 /// Tells the service manager that the program is ready, and waits for a signal.
-pub fn wait(mut signals: Signals) {
+fn wait(mut signals: Signals) {
     tracing::info!("ready");
     let _ = sd_notify::notify(&[NotifyState::Ready]);
     let _ = signals.forever().next();
@@ -73,7 +141,7 @@ pub fn check_socket(path: &Path) -> Result<(), String> {
 ///
 /// # Errors
 /// Nobody answers.
-pub fn print_status(socket: &Path) -> Result<()> {
+fn print_status(socket: &Path) -> Result<()> {
     use std::io::{Read as _, Write as _};
     let mut stream = std::os::unix::net::UnixStream::connect(socket)
         .with_context(|| format!("nobody answers on {}", socket.display()))?;

@@ -41,6 +41,8 @@ pub struct PodSettings {
     pub bypass: Vec<u32>,
     /// By what packets are spread at first.
     pub rss: bool,
+    /// For tests: the seed of the limiter's hash, which is random otherwise.
+    pub limiter_seed: Option<u64>,
 }
 
 #[derive(Debug, Deserialize)]
@@ -162,6 +164,7 @@ struct Limiter {
     burst_packets: Option<u64>,
     #[serde(default)]
     bypass: Vec<Spanned<u32>>,
+    test_seed: Option<u64>,
 }
 
 fn default_mtu() -> Spanned<u16> {
@@ -319,6 +322,7 @@ fn check_pod(pod: &Pod, checker: &mut Checker<'_>) -> PodSettings {
         sockets: interfaces.iter().map(|i| i.socket.get_ref().clone()).collect(),
         bypass,
         rss: matches!(pod.mode, Spread::Rss),
+        limiter_seed: pod.limiter.as_ref().and_then(|section| section.test_seed),
     }
 }
 
@@ -351,11 +355,7 @@ second_packets_per_second = 2000
 "#;
 
     fn load(text: &str) -> Result<Config, String> {
-        let dir = tempfile::tempdir().unwrap();
-        let path = dir.path().join("nicd.toml");
-        std::fs::write(&path, text).unwrap();
-        let prefix = format!("{}:", path.display());
-        Config::load(&path).map_err(|e| e.to_string().replace(&prefix, ""))
+        file::load_text(text, Config::load)
     }
 
     #[test]

@@ -5,7 +5,7 @@ mod engine;
 mod links;
 mod snapshot;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Sender, channel, sync_channel};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -18,7 +18,8 @@ use bifrost_port::panics;
 use bifrost_port::raw::RawDevice;
 use serde::Deserialize;
 
-use crate::program;
+use crate::file::FileErrors;
+use crate::program::{self, Program};
 use crate::status::{Sample, Source, StatusServer};
 pub use config::{Config, PodSettings};
 use engine::{Command, Engine, Request};
@@ -37,18 +38,27 @@ pub struct Nicd {
     _status: StatusServer,
 }
 
-impl Nicd {
+impl Program for Nicd {
+    type Config = Config;
+    const NAME: &'static str = "bifrost-nicd";
+    const CONFIG: &'static str = "/etc/bifrost/nicd.toml";
+
+    fn load(path: &Path) -> Result<Config, FileErrors> {
+        Config::load(path)
+    }
+
+    fn control(config: &Config) -> &Path {
+        &config.control
+    }
+
     /// Opens the device, listens for pods and starts the pipeline.
-    ///
-    /// # Errors
-    /// Something cannot be had.
-    pub fn start(config: Config) -> Result<Self> {
+    fn start(config: Config) -> Result<Self> {
         let longest = config.longest();
         let mut pods = Vec::new();
         for settings in &config.pods {
             let mut pod = settings.pipeline.clone();
             // What tenants must not foretell, and what tells this pipeline's packets from an earlier one's.
-            pod.limiter.seed = fastrand::u64(..);
+            pod.limiter.seed = settings.limiter_seed.unwrap_or_else(|| fastrand::u64(..));
             pod.balancer.first_psn = fastrand::u32(..);
             pods.push(pod);
         }
@@ -110,7 +120,7 @@ impl Nicd {
     }
 
     /// Ends the pipeline; pods see that it closes.
-    pub fn stop(self) {
+    fn stop(self) {
         self.stop.store(true, Ordering::Relaxed);
         let _ = self.thread.join();
         for path in &self.sockets {

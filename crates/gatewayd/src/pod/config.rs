@@ -32,10 +32,8 @@ pub struct Config {
     pub processors: Vec<usize>,
     /// How long a worker looks for work before it sleeps, ns.
     pub spin_ns: u64,
-    /// For tests: each packet takes a random time up to this, ns.
-    pub jitter_ns: u64,
-    /// For tests: a worker that stands still once.
-    pub stall: Option<Stall>,
+    /// What tests make the workers do.
+    pub tests: Tests,
     /// The pipeline's memif sockets, one for each interface.
     pub interfaces: Vec<PathBuf>,
     /// What the gateway knows.
@@ -46,6 +44,27 @@ pub struct Config {
     pub resolve: Vec<IpAddr>,
 }
 
+/// What tests make the workers do; nothing of it unless the section `[tests]` asks for it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Tests {
+    /// Each packet takes a random time up to this, µs, in which the worker sleeps.
+    pub jitter_us: u64,
+    /// One worker stands still once.
+    pub stall: Option<Stall>,
+    /// Dropped packets are not reported with the drop flag: their places in order queues time out.
+    pub keep_drops: bool,
+    /// A worker takes no more packets a second than this; 0: as many as it can.
+    pub packets_per_second: u64,
+}
+
+impl Tests {
+    /// What concerns one worker.
+    pub(super) fn of_worker(self, number: usize) -> Self {
+        Tests { stall: self.stall.filter(|stall| stall.worker == number), ..self }
+    }
+}
+
 /// A worker that stands still once, for tests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -54,7 +73,7 @@ pub struct Stall {
     pub worker: usize,
     /// Number of packets after which it stalls.
     pub after_packets: u64,
-    /// For so long, ms.
+    /// Length of the stall, ms.
     pub ms: u64,
 }
 
@@ -63,6 +82,8 @@ pub struct Stall {
 struct File {
     control: Control,
     gateway: Gateway,
+    #[serde(default)]
+    tests: Tests,
     #[serde(default)]
     vpcs: Vec<VpcSection>,
     #[serde(default)]
@@ -91,9 +112,6 @@ struct Gateway {
     processors: Vec<usize>,
     #[serde(default = "default_spin")]
     spin_us: u64,
-    #[serde(default)]
-    test_jitter_us: u64,
-    test_stall: Option<Stall>,
     interfaces: Spanned<Vec<Spanned<PathBuf>>>,
     addresses: Spanned<Vec<IpAddr>>,
     mac: Spanned<String>,
@@ -225,7 +243,7 @@ impl Config {
 }
 
 fn check(file: File, checker: &mut Checker<'_>) -> Option<Config> {
-    let File { control, gateway, vpcs, tunnels, services, pools, internet } = file;
+    let File { control, gateway, tests, vpcs, tunnels, services, pools, internet } = file;
     checker.check(&control.socket, check_socket(control.socket.get_ref()));
     if !(1..=1024).contains(gateway.cores.get_ref()) {
         checker.error(&gateway.cores, format!("cores = {}; a pod has 1 to 1,024", gateway.cores.get_ref()));
@@ -328,8 +346,7 @@ fn check(file: File, checker: &mut Checker<'_>) -> Option<Config> {
         cores: *gateway.cores.get_ref(),
         processors: gateway.processors,
         spin_ns: gateway.spin_us.saturating_mul(1000),
-        jitter_ns: gateway.test_jitter_us.saturating_mul(1000),
-        stall: gateway.test_stall,
+        tests,
         interfaces: gateway.interfaces.into_inner().into_iter().map(Spanned::into_inner).collect(),
         tables,
         nat,
@@ -477,11 +494,7 @@ next_hop = "10.0.0.253"
 "#;
 
     fn load(text: &str) -> Result<Config, String> {
-        let dir = tempfile::tempdir().unwrap();
-        let path = dir.path().join("gw.toml");
-        std::fs::write(&path, text).unwrap();
-        let prefix = format!("{}:", path.display());
-        Config::load(&path).map_err(|e| e.to_string().replace(&prefix, ""))
+        file::load_text(text, Config::load)
     }
 
     #[test]

@@ -6,6 +6,7 @@ mod worker;
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
+use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, sync_channel};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -19,7 +20,8 @@ use bifrost_port::clock::monotonic_ns;
 use bifrost_port::memif::{Client, ClientConfig, MemifError, Queue};
 use bifrost_port::panics;
 
-use crate::program;
+use crate::file::FileErrors;
+use crate::program::{self, Program};
 use crate::status::{Sample, Source, StatusServer};
 pub use config::Config;
 pub use neighbours::Neighbours;
@@ -45,12 +47,21 @@ pub struct GatewayPod {
     _status: StatusServer,
 }
 
-impl GatewayPod {
+impl Program for GatewayPod {
+    type Config = Config;
+    const NAME: &'static str = "bifrost-gw";
+    const CONFIG: &'static str = "/etc/bifrost/gw.toml";
+
+    fn load(path: &Path) -> Result<Config, FileErrors> {
+        Config::load(path)
+    }
+
+    fn control(config: &Config) -> &Path {
+        &config.control
+    }
+
     /// Connects to the pipeline and starts the workers.
-    ///
-    /// # Errors
-    /// Something cannot be had.
-    pub fn start(config: Config) -> Result<Self> {
+    fn start(config: Config) -> Result<Self> {
         let stop = Arc::new(AtomicBool::new(false));
         let (mut clients, mut by_core): (Vec<Arc<Client>>, Vec<Vec<Queue>>) = Default::default();
         by_core.resize_with(usize::from(config.cores) + 1, Vec::new);
@@ -91,8 +102,7 @@ impl GatewayPod {
                 stop: Arc::clone(&stop),
                 pod: config.pod,
                 spin_ns: config.spin_ns,
-                jitter_ns: config.jitter_ns,
-                stall: config.stall.filter(|stall| stall.worker == number),
+                tests: config.tests.of_worker(number),
             };
             let processor = config.processors.get(number).copied();
             threads.push(spawn(format!("worker{number}"), move || {
@@ -131,7 +141,7 @@ impl GatewayPod {
     }
 
     /// Returns what is being worked on, and leaves.
-    pub fn stop(self) {
+    fn stop(self) {
         self.stop.store(true, Ordering::Relaxed);
         self.clients.iter().for_each(|client| client.close());
         for thread in self.threads {

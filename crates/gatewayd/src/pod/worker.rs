@@ -15,7 +15,7 @@ use bifrost_tables::{ExactMap, exact_map};
 use bifrost_wire::Mac;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
-use super::config::Stall;
+use super::config::Tests;
 
 /// Packets of a queue in a turn.
 const BATCH: u16 = 32;
@@ -63,10 +63,7 @@ pub(super) struct Worker {
     pub(super) stop: Arc<AtomicBool>,
     pub(super) pod: u16,
     pub(super) spin_ns: u64,
-    /// For tests: each packet takes a random time up to this, ns, in which the worker sleeps.
-    pub(super) jitter_ns: u64,
-    /// For tests: it stands still once.
-    pub(super) stall: Option<Stall>,
+    pub(super) tests: Tests,
 }
 
 impl Worker {
@@ -74,8 +71,9 @@ impl Worker {
     pub(super) fn run(&mut self) {
         let mut generation = self.neighbours.generation.load(Ordering::Acquire);
         let mut known = self.neighbours.get();
-        let (mut tick, mut busy_at, mut turns, mut packets) = (0, 0, 0u64, 0u64);
+        let (mut tick, mut busy_at, mut told) = (0, 0, Told::default());
         let mut awaited = false;
+        let mut pace = Pace { per_second: self.tests.packets_per_second, since: monotonic_ns(), taken: 0 };
         while !self.stop.load(Ordering::Relaxed) {
             let now = monotonic_ns();
             let latest = self.neighbours.generation.load(Ordering::Acquire);
@@ -83,21 +81,23 @@ impl Worker {
                 (generation, known) = (latest, self.neighbours.get());
             }
             if now >= tick {
-                self.tell(turns, packets);
+                self.tell(told);
                 tick = now + TICK_NS;
             }
-            turns += 1;
+            told.turns += 1;
             let mut done = 0;
             for index in 0..self.queues.len() {
-                done += self.turn(index, now, &known);
+                done += self.turn(index, now, &known, pace.allowed(now));
             }
-            packets += u64::from(done);
-            if let Some(stall) = self.stall.take_if(|stall| packets >= stall.after_packets) {
+            pace.taken += u64::from(done);
+            told.packets += u64::from(done);
+            if let Some(stall) = self.tests.stall.take_if(|stall| told.packets >= stall.after_packets) {
                 tracing::info!(?stall, "standing still");
                 std::thread::sleep(Duration::from_millis(stall.ms));
             }
             if done > 0 {
-                busy_at = now;
+                busy_at = monotonic_ns();
+                told.busy_ns += busy_at - now;
                 if awaited {
                     self.queues.iter().for_each(|queue| queue.want_interrupts(false));
                     awaited = false;
@@ -114,22 +114,27 @@ impl Worker {
                 awaited = true;
                 continue;
             }
-            self.tell(turns, packets);
+            self.tell(told);
+            if pace.per_second > 0 {
+                // Packets may wait in the rings; nobody will wake this worker for them.
+                std::thread::sleep(Duration::from_micros(200));
+                continue;
+            }
             wait(&self.queues);
         }
-        self.tell(turns, packets);
+        self.tell(told);
     }
 
     /// Handles the packets of one queue.
-    fn turn(&mut self, index: usize, now: u64, known: &ExactMap<IpAddr, Mac>) -> u16 {
-        let Worker { core, queues, missing, pod, jitter_ns, .. } = self;
+    fn turn(&mut self, index: usize, now: u64, known: &ExactMap<IpAddr, Mac>, allowed: u16) -> u16 {
+        let Worker { core, queues, missing, pod, tests, .. } = self;
         let queue = &mut queues[index];
-        let count = queue.available().min(BATCH);
+        let count = queue.available().min(allowed);
         for _ in 0..count {
-            if *jitter_ns > 0 {
-                std::thread::sleep(Duration::from_nanos(fastrand::u64(..*jitter_ns)));
+            if tests.jitter_us > 0 {
+                std::thread::sleep(Duration::from_nanos(fastrand::u64(..tests.jitter_us.saturating_mul(1000))));
             }
-            handle(core, queue, Context { now, neighbours: known }, *pod);
+            handle(core, queue, Context { now, neighbours: known }, *pod, tests.keep_drops);
             if let Some(address) = core.take_missing() {
                 // Somebody will ask again.
                 let _ = missing.try_send(address);
@@ -139,17 +144,51 @@ impl Worker {
         count
     }
 
-    fn tell(&self, turns: u64, packets: u64) {
+    fn tell(&self, told: Told) {
         let mut counts = self.counts.lock().unwrap_or_else(PoisonError::into_inner);
-        counts.insert("turns".to_owned(), turns);
-        counts.insert("packets".to_owned(), packets);
+        let own = [("turns", told.turns), ("packets", told.packets), ("busy_ns", told.busy_ns)];
+        counts.extend(own.map(|(name, value)| (name.to_owned(), value)));
         counts.extend(self.core.counters().iter());
     }
 }
 
-/// One packet, from taking it to returning it.
+/// What a worker counts itself.
+#[derive(Clone, Copy, Debug, Default)]
+struct Told {
+    turns: u64,
+    packets: u64,
+    /// Time of the turns that found packets, ns.
+    busy_ns: u64,
+}
+
+/// For tests: how fast a worker may take packets.
+#[derive(Clone, Copy, Debug)]
+struct Pace {
+    /// 0: as fast as it can.
+    per_second: u64,
+    since: u64,
+    taken: u64,
+}
+
+impl Pace {
+    /// Packets that may be taken now.
+    fn allowed(&mut self, now: u64) -> u16 {
+        if self.per_second == 0 {
+            return BATCH;
+        }
+        let due = (u128::from(now.saturating_sub(self.since)) * u128::from(self.per_second) / 1_000_000_000) as u64;
+        // Time without packets is lost, as it is for a processor.
+        if due > self.taken + u64::from(BATCH) * 8 {
+            (self.since, self.taken) = (now, 0);
+            return BATCH;
+        }
+        due.saturating_sub(self.taken).min(BATCH.into()) as u16
+    }
+}
+
+/// One packet, from taking it to returning it. With `keep_drops` the trailer of a dropped packet does not say whose place is free.
 #[inline]
-fn handle(core: &mut Core, queue: &mut Queue, context: Context<'_>, pod: u16) {
+fn handle(core: &mut Core, queue: &mut Queue, context: Context<'_>, pod: u16, keep_drops: bool) {
     let Some(received) = queue.received() else { return };
     let (start, end) = (received.start, received.start + received.len);
     let buffer = received.buffer;
@@ -171,7 +210,11 @@ fn handle(core: &mut Core, queue: &mut Queue, context: Context<'_>, pod: u16) {
     if matches!(verdict, Verdict::Drop(_)) || answer.is_some() || !fits {
         // The trailer alone, GATEWAY-TRAILER §4.2.
         let at = start.min(buffer.len() - TRAILER_LEN);
-        buffer[at..at + TRAILER_LEN].copy_from_slice(&Trailer { drop: true, ..trailer }.emit());
+        let trailer = match keep_drops {
+            true => Trailer { psn: 0, payload: None, drop: true, unordered: true, ..trailer },
+            false => Trailer { drop: true, ..trailer },
+        };
+        buffer[at..at + TRAILER_LEN].copy_from_slice(&trailer.emit());
         queue.send_received(at, TRAILER_LEN);
     } else {
         buffer[range.end..range.end + TRAILER_LEN].copy_from_slice(&trailer.emit());

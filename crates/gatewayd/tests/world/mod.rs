@@ -103,15 +103,16 @@ limiter = {{ first_packets_per_second = {first}, second_packets_per_second = {se
             first.min(1000),
         );
         let stall = options.stall.map_or(String::new(), |(worker, after, ms)| {
-            format!("test_stall = {{ worker = {worker}, after_packets = {after}, ms = {ms} }}\n")
+            format!("stall = {{ worker = {worker}, after_packets = {after}, ms = {ms} }}\n")
         });
         let mut pod = format!(
             r#"control = {{ socket = "{}" }}
-[gateway]
+[tests]
+jitter_us = {}
+{stall}[gateway]
 pod = 1
 cores = 2
-test_jitter_us = {}
-{stall}interfaces = ["{}"]
+interfaces = ["{}"]
 addresses = ["10.0.0.1"]
 mac = "02:00:00:00:00:01"
 on_link = ["10.0.0.0/24"]
