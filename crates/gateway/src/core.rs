@@ -10,7 +10,8 @@ use bifrost_wire::{Mac, ethernet, tcp, vxlan};
 
 use crate::answer::{self, Error};
 use crate::encap::{self, Outer};
-use crate::nat::{Cache, Flow, INTERNET, Nat, Seen, Session};
+use crate::nat::{Cache, Flow, INTERNET, Nat, Seen};
+use crate::quoted::{self, Quoted};
 use crate::rewrite::{self, End, Side};
 use crate::tables::{Host, Route, Tables, TunnelKind, Vpc, gre_key};
 use crate::{Counters, DropReason, Packet, Service};
@@ -18,6 +19,9 @@ use crate::{Counters, DropReason, Packet, Service};
 /// ICMP errors and other answers a second, and at once, of one core.
 const ANSWERS_PER_SECOND: u64 = 1000;
 const ANSWERS_AT_ONCE: u64 = 100;
+/// ICMP errors that one core looks into, a second, and at once: each takes a lock.
+const ERRORS_PER_SECOND: u64 = 1000;
+const ERRORS_AT_ONCE: u64 = 100;
 
 /// What a decision needs besides tables.
 #[derive(Clone, Copy, Debug)]
@@ -85,6 +89,7 @@ pub struct Core {
     /// This core's share of each VPC's rate: packets are sprayed evenly.
     meters: ExactMap<u32, TokenBucket>,
     answers: TokenBucket,
+    errors: TokenBucket,
     missing: Option<IpAddr>,
     counters: Counters,
 }
@@ -100,11 +105,12 @@ impl Core {
             }
         }
         Core {
+            sessions: nat.cache(seed),
             tables,
             nat,
-            sessions: Cache::new(seed),
             meters,
             answers: TokenBucket::new(ANSWERS_PER_SECOND, ANSWERS_AT_ONCE),
+            errors: TokenBucket::new(ERRORS_PER_SECOND, ERRORS_AT_ONCE),
             missing: None,
             counters: Counters::default(),
         }
@@ -218,11 +224,24 @@ impl Core {
             if private != parsed.dst_ip {
                 destination = Some(Change::Address(private));
             }
+            if private != parsed.dst_ip && quoted::is_error(packet.bytes(), parsed) {
+                let looked = self.quote(context.now, packet, parsed, |quoted| {
+                    let private = End { address: private, ..quoted.source };
+                    (quoted.source.address == parsed.dst_ip).then_some((private, quoted.destination))
+                });
+                // What cannot be read, such as a later fragment, goes on with what it quotes as it is.
+                if looked == Err(DropReason::ErrorRate) {
+                    return Err(DropReason::ErrorRate);
+                }
+            }
             (vni, End { address: private, port: parsed.dst_port }, false)
         } else if tables.nat_addresses.contains_key(&(INTERNET, parsed.dst_ip)) {
-            let session = self.inward(context.now, packet, parsed, INTERNET)?;
-            destination = Some(Change::End(session.inside.source));
-            (session.inside.network, session.inside.source, true)
+            if quoted::is_error(packet.bytes(), parsed) {
+                return self.error_inward(context, packet, parsed, INTERNET, Origin::Internet);
+            }
+            let inside = self.inward(context.now, packet, parsed, INTERNET)?;
+            destination = Some(Change::End(inside.destination));
+            (inside.network, inside.destination, true)
         } else {
             return Err(DropReason::NotForUs);
         };
@@ -252,8 +271,117 @@ impl Core {
         if !inner.is_ip() || to.is_multicast() || to.is_unspecified() || to.is_loopback() {
             return Err(DropReason::InnerKind);
         }
+        if quoted::is_error(packet.bytes(), &inner) {
+            if self.tables.nat_addresses.contains_key(&(vni, to)) {
+                return self.error_inward(context, packet, &inner, vni, origin);
+            }
+            if let Some(plan) = self.error_outward(context.now, packet, &inner, vni, vpc)? {
+                return self.carry_out(context, packet, &inner, origin, vpc, plan);
+            }
+        }
         let plan = self.plan(context.now, packet, &inner, vni, vpc, origin)?;
         self.carry_out(context, packet, &inner, origin, vpc, plan)
+    }
+
+    /// An ICMP error to an address of translation: it goes to whose packet it quotes.
+    #[cold]
+    fn error_inward(
+        &mut self,
+        context: Context<'_>,
+        packet: &mut Packet<'_>,
+        parsed: &Parsed,
+        network: u32,
+        origin: Origin,
+    ) -> Result<Service, DropReason> {
+        let nat = Arc::clone(&self.nat);
+        let mut inside = None;
+        self.quote(context.now, packet, parsed, |quoted| {
+            let answers = nat.known_inward(&quoted.answers(network))?;
+            inside = Some(answers);
+            Some((answers.destination, answers.source))
+        })?;
+        let Flow { network: vni, source, destination, .. } = inside.ok_or(DropReason::NatNoSession)?;
+        let tables = Arc::clone(&self.tables);
+        let vpc = tables.vpcs.get(&vni).ok_or(DropReason::UnknownVni)?;
+        let host = *tables.hosts.get(&(vni, destination.address)).ok_or(DropReason::NoHost)?;
+        // A service's network is not shown to its clients; routers of the Internet are.
+        let (service, source) = match network {
+            INTERNET => (Service::Internet, None),
+            _ => (Service::CloudService, Some(Change::Address(source.address))),
+        };
+        if network == INTERNET {
+            self.meter(context.now, vni, parsed)?;
+        }
+        let destination = Some(Change::Address(destination.address));
+        let plan = Plan { service, egress: Egress::Host { vni, host }, source, destination };
+        self.carry_out(context, packet, parsed, origin, vpc, plan)
+    }
+
+    /// An ICMP error of a VPC about a translated packet. `None`: the packet that it quotes was not translated, or only its address, which is
+    /// done then.
+    #[cold]
+    fn error_outward(
+        &mut self,
+        now: u64,
+        packet: &mut Packet<'_>,
+        inner: &Parsed,
+        vni: u32,
+        vpc: &Vpc,
+    ) -> Result<Option<Plan>, DropReason> {
+        let (tables, nat) = (Arc::clone(&self.tables), Arc::clone(&self.nat));
+        let to_internet = vpc.routes.lookup(inner.dst_ip) == Some(&Route::Internet);
+        if !to_internet && tables.services.is_empty() {
+            return Ok(None);
+        }
+        let mut outside = None;
+        let looked = self.quote(now, packet, inner, |quoted| {
+            if let Some(flow) = nat.known_outward(&quoted.answers(vni)) {
+                outside = Some(flow);
+                return Some((flow.destination, flow.source));
+            }
+            let public = tables.eips.get(&(vni, quoted.destination.address)).filter(|_| to_internet);
+            let destination =
+                public.map_or(quoted.destination, |public| End { address: *public, ..quoted.destination });
+            Some((quoted.source, destination))
+        });
+        match looked {
+            // What cannot be read goes on as it is, unless it would have to be translated.
+            Err(DropReason::NatProtocol) if tables.eips.contains_key(&(vni, inner.src_ip)) => {}
+            Err(reason) if to_internet => return Err(reason),
+            _ => {}
+        }
+        let Some(Flow { network, source, destination, .. }) = outside else { return Ok(None) };
+        let source = Some(Change::Address(source.address));
+        if network == INTERNET {
+            admit(vpc, &fields(inner))?;
+            let next_hop = tables.internet(inner.dst_ip).ok_or(DropReason::NoRoute)?;
+            self.meter(now, vni, inner)?;
+            let egress = Egress::Internet { next_hop };
+            return Ok(Some(Plan { service: Service::Internet, egress, source, destination: None }));
+        }
+        let host = *tables.hosts.get(&(network, destination.address)).ok_or(DropReason::NoHost)?;
+        let egress = Egress::Host { vni: network, host };
+        let destination = Some(Change::Address(destination.address));
+        Ok(Some(Plan { service: Service::CloudService, egress, source, destination }))
+    }
+
+    /// Replaces the ends of the packet that an ICMP error quotes by those that `ends` knows for it.
+    fn quote(
+        &mut self,
+        now: u64,
+        packet: &mut Packet<'_>,
+        parsed: &Parsed,
+        ends: impl FnOnce(&Quoted) -> Option<(End, End)>,
+    ) -> Result<(), DropReason> {
+        if !self.errors.take(now, 1) {
+            return Err(DropReason::ErrorRate);
+        }
+        let quoted = quoted::read(packet, parsed)?;
+        let (source, destination) = ends(&quoted).ok_or(DropReason::NatNoSession)?;
+        if (source, destination) != (quoted.source, quoted.destination) {
+            quoted::translate(packet, parsed, &quoted, source, destination);
+        }
+        Ok(())
     }
 
     fn plan(
@@ -282,8 +410,7 @@ impl Core {
             let flow = Flow { network: vni, protocol: inner.protocol, source, destination };
             let seen = Seen { now, flow, flags: flags(inner) };
             let target = Some(End { address, port });
-            let session = self.nat.outward(&mut self.sessions, seen, backends.pool, target)?;
-            let Session { outside, .. } = &*session;
+            let outside = self.nat.outward(&mut self.sessions, seen, backends.pool, target)?;
             return Ok(Plan {
                 service: Service::CloudService,
                 egress: host(outside.network, outside.destination.address)?,
@@ -292,13 +419,12 @@ impl Core {
             });
         }
         if tables.nat_addresses.contains_key(&(vni, inner.dst_ip)) {
-            let session = self.inward(now, packet, inner, vni)?;
-            let Session { inside, .. } = &*session;
+            let inside = self.inward(now, packet, inner, vni)?;
             return Ok(Plan {
                 service: Service::CloudService,
-                egress: host(inside.network, inside.source.address)?,
-                source: Some(Change::End(inside.destination)),
-                destination: Some(Change::End(inside.source)),
+                egress: host(inside.network, inside.destination.address)?,
+                source: Some(Change::End(inside.source)),
+                destination: Some(Change::End(inside.destination)),
             });
         }
         match *vpc.routes.lookup(inner.dst_ip).ok_or(DropReason::NoRoute)? {
@@ -319,8 +445,8 @@ impl Core {
                     let (source, destination) = rewrite::ends(packet.bytes(), inner).ok_or(DropReason::NatProtocol)?;
                     let flow = Flow { network: vni, protocol: inner.protocol, source, destination };
                     let seen = Seen { now, flow, flags: flags(inner) };
-                    let session = self.nat.outward(&mut self.sessions, seen, pool, None)?;
-                    Some(Change::End(session.outside.source))
+                    let outside = self.nat.outward(&mut self.sessions, seen, pool, None)?;
+                    Some(Change::End(outside.source))
                 };
                 self.meter(now, vni, inner)?;
                 let egress = Egress::Internet { next_hop };
@@ -329,13 +455,7 @@ impl Core {
         }
     }
 
-    fn inward(
-        &mut self,
-        now: u64,
-        packet: &Packet<'_>,
-        parsed: &Parsed,
-        network: u32,
-    ) -> Result<Arc<Session>, DropReason> {
+    fn inward(&mut self, now: u64, packet: &Packet<'_>, parsed: &Parsed, network: u32) -> Result<Flow, DropReason> {
         let (source, destination) = rewrite::ends(packet.bytes(), parsed).ok_or(DropReason::NatProtocol)?;
         let flow = Flow { network, protocol: parsed.protocol, source, destination };
         self.nat.inward(&mut self.sessions, Seen { now, flow, flags: flags(parsed) })

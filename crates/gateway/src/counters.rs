@@ -61,6 +61,8 @@ reasons! {
     NoHeadroom => "no_headroom",
     /// An answer to a bad packet, beyond the rate of such answers.
     AnswerRate => "answer_rate",
+    /// An ICMP error that would have to be translated, beyond the rate of such errors.
+    ErrorRate => "error_rate",
 }
 
 /// Which service a packet used.

@@ -22,6 +22,7 @@ mod counters;
 mod encap;
 mod nat;
 mod packet;
+mod quoted;
 mod rewrite;
 mod tables;
 

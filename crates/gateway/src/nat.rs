@@ -30,8 +30,6 @@ const TRIES: u16 = 32;
 /// Sessions looked at for being over when one begins, and when there is no room.
 const SWEEP: usize = 4;
 const SWEEP_WHEN_FULL: usize = 64;
-/// Sessions that a core remembers.
-const CACHE_MAX: usize = 1 << 16;
 
 // Seconds without a packet after which a session is over.
 /// RFC 5382, section 5.
@@ -72,7 +70,8 @@ pub(crate) struct Flow {
 }
 
 impl Flow {
-    fn reversed(self) -> Self {
+    /// That of the answers.
+    pub(crate) fn reversed(self) -> Self {
         Flow { source: self.destination, destination: self.source, ..self }
     }
 }
@@ -124,29 +123,27 @@ impl Session {
     }
 }
 
-/// Sessions that a core has seen, by how their packets look on either side.
+/// Sessions that a core has seen, by how their packets look on either side: both sides of as many sessions as a part has.
 #[derive(Debug)]
-pub(crate) struct Cache(ExactMap<Flow, Arc<Session>>);
+pub(crate) struct Cache {
+    known: ExactMap<Flow, Arc<Session>>,
+    max: usize,
+}
 
 impl Cache {
-    pub(crate) fn new(seed: u64) -> Self {
-        Cache(exact_map(seed))
-    }
-
-    fn find(&mut self, flow: &Flow) -> Option<Arc<Session>> {
-        let session = self.0.get(flow)?;
-        if session.over.load(Relaxed) {
-            self.0.remove(flow);
+    fn find(&mut self, flow: &Flow) -> Option<&Session> {
+        if self.known.get(flow)?.over.load(Relaxed) {
+            self.known.remove(flow);
             return None;
         }
-        Some(Arc::clone(session))
+        self.known.get(flow).map(|session| &**session)
     }
 
     fn keep(&mut self, flow: Flow, session: &Arc<Session>) {
-        if self.0.len() >= CACHE_MAX {
-            self.0.clear();
+        if self.known.len() >= self.max {
+            self.known.clear();
         }
-        self.0.insert(flow, Arc::clone(session));
+        self.known.insert(flow, Arc::clone(session));
     }
 }
 
@@ -206,6 +203,11 @@ impl Nat {
         }
     }
 
+    /// An empty cache for a core.
+    pub(crate) fn cache(&self, seed: u64) -> Cache {
+        Cache { known: exact_map(seed), max: 2 * self.config.sessions_per_core.max(1) as usize }
+    }
+
     /// Sessions at present.
     pub fn len(&self) -> usize {
         self.parts.iter().map(|part| lock(part).sessions.len()).sum()
@@ -216,48 +218,60 @@ impl Nat {
         self.len() == 0
     }
 
-    /// The session of a packet from the inside. It may begin one, from an address of `pool` to `target`, or where the packet goes.
+    /// How a packet from the inside leaves. It may begin a session, from an address of `pool` to `target`, or where the packet goes.
     pub(crate) fn outward(
         &self,
         cache: &mut Cache,
         seen: Seen,
         pool: u32,
         target: Option<End>,
-    ) -> Result<Arc<Session>, DropReason> {
+    ) -> Result<Flow, DropReason> {
         let flow = seen.flow;
-        let session = match cache.find(&flow) {
-            Some(session) => session,
-            None => {
-                let part = self.part_of(&flow);
-                let mut guard = lock(&self.parts[part]);
-                let session = match guard.by_inside.get(&flow) {
-                    Some(session) => Arc::clone(session),
-                    None => self.begin(&mut guard, part as u16, seen, pool, target)?,
-                };
-                drop(guard);
-                cache.keep(flow, &session);
-                session
-            }
+        if let Some(session) = cache.find(&flow) {
+            session.touch(seen.now_s(), seen.flags, true);
+            return Ok(session.outside);
+        }
+        let part = self.part_of(&flow);
+        let mut guard = lock(&self.parts[part]);
+        let session = match guard.by_inside.get(&flow) {
+            Some(session) => Arc::clone(session),
+            None => self.begin(&mut guard, part as u16, seen, pool, target)?,
         };
+        drop(guard);
+        cache.keep(flow, &session);
         session.touch(seen.now_s(), seen.flags, true);
-        Ok(session)
+        Ok(session.outside)
+    }
+
+    /// How a packet from the outside looks inside.
+    pub(crate) fn inward(&self, cache: &mut Cache, seen: Seen) -> Result<Flow, DropReason> {
+        if let Some(session) = cache.find(&seen.flow) {
+            session.touch(seen.now_s(), seen.flags, false);
+            return Ok(session.inside.reversed());
+        }
+        let session = self.by_outside(&seen.flow).ok_or(DropReason::NatNoSession)?;
+        cache.keep(seen.flow, &session);
+        session.touch(seen.now_s(), seen.flags, false);
+        Ok(session.inside.reversed())
+    }
+
+    /// How a packet from the inside leaves, if it is of a session; for what is said about such a packet, and does not belong to the session.
+    #[cold]
+    pub(crate) fn known_outward(&self, flow: &Flow) -> Option<Flow> {
+        lock(&self.parts[self.part_of(flow)]).by_inside.get(flow).map(|session| session.outside)
+    }
+
+    /// The same of a packet from the outside.
+    #[cold]
+    pub(crate) fn known_inward(&self, flow: &Flow) -> Option<Flow> {
+        self.by_outside(flow).map(|session| session.inside.reversed())
     }
 
     /// The session of a packet from the outside.
-    pub(crate) fn inward(&self, cache: &mut Cache, seen: Seen) -> Result<Arc<Session>, DropReason> {
-        let session = match cache.find(&seen.flow) {
-            Some(session) => session,
-            None => {
-                let port = seen.flow.destination.port.checked_sub(FIRST_PORT).ok_or(DropReason::NatNoSession)?;
-                let part = self.parts.get(usize::from(port / self.block)).ok_or(DropReason::NatNoSession)?;
-                let found = lock(part).by_outside.get(&seen.flow).map(Arc::clone);
-                let session = found.ok_or(DropReason::NatNoSession)?;
-                cache.keep(seen.flow, &session);
-                session
-            }
-        };
-        session.touch(seen.now_s(), seen.flags, false);
-        Ok(session)
+    fn by_outside(&self, flow: &Flow) -> Option<Arc<Session>> {
+        let port = flow.destination.port.checked_sub(FIRST_PORT)?;
+        let part = self.parts.get(usize::from(port / self.block))?;
+        lock(part).by_outside.get(flow).map(Arc::clone)
     }
 
     fn part_of(&self, flow: &Flow) -> usize {

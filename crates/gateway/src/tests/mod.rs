@@ -1,4 +1,5 @@
 mod build;
+mod errors;
 mod nat;
 mod properties;
 mod services;
