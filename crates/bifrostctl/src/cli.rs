@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use crate::capture::{self, CaptureArgs};
 use crate::drops::DropsArgs;
+use crate::gw::{self, GwArgs};
 use crate::trace::{self, TraceArgs};
 use bifrost_control::api::{Direction, DrainSpec, FaultSpec, FaultSpecError, FaultTarget};
 use bifrost_control::config::DEFAULT_SOCKET;
@@ -93,6 +94,11 @@ pub(crate) enum Command {
     /// that decides, and in the end the counter that would count it if it is dropped.
     #[command(after_help = trace::EXAMPLES)]
     Trace(TraceArgs),
+    /// A gateway: its pods, order queues, limiter, and the time of its stages
+    ///
+    /// A gateway is bifrost-nicd and a bifrost-gw behind it, which have control sockets of their own.
+    #[command(after_help = gw::EXAMPLES)]
+    Gw(GwArgs),
     /// A live view of paths and connections; q quits
     Top(TopArgs),
 }

@@ -21,6 +21,8 @@ pub(crate) enum Failure {
     Json(#[from] serde_json::Error),
     #[error("cannot write {}: {source}", path.display())]
     File { path: std::path::PathBuf, source: io::Error },
+    #[error("{program} is not running: nobody answers on this socket")]
+    NoGateway { program: &'static str, socket: std::path::PathBuf },
     #[error("top needs a terminal")]
     NoTerminal,
     #[error("the terminal failed: {0}")]
@@ -57,6 +59,11 @@ impl Failure {
             Failure::Client(ClientError::Timeout { .. }) => {
                 let hint = "see what it does: `journalctl -u bifrostd`, `top -H`";
                 (self.to_string(), String::new(), hint.to_owned())
+            }
+            Failure::NoGateway { program, socket } => {
+                let option = program.strip_prefix("bifrost-").unwrap_or(program);
+                let hint = format!("start it; if its [control].socket is another, name that with --{option}");
+                (self.to_string(), socket.display().to_string(), hint)
             }
             Failure::NoTerminal => {
                 let hint = "without one: `bifrostctl --json top` prints a line of JSON for each sample";

@@ -11,13 +11,13 @@ use comfy_table::{CellAlignment, Table, presets};
 
 /// How a column is aligned.
 #[derive(Clone, Copy)]
-enum Column {
+pub(crate) enum Column {
     /// Words.
     Text(&'static str),
     /// Numbers.
     Number(&'static str),
 }
-use Column::{Number, Text};
+pub(crate) use Column::{Number, Text};
 
 impl Column {
     fn name(&self) -> &'static str {
@@ -481,7 +481,7 @@ fn join<T: ToString>(items: &[T]) -> String {
     items.iter().map(T::to_string).collect::<Vec<_>>().join(" ")
 }
 
-fn listing(columns: &[Column], rows: impl Iterator<Item = Vec<String>>, none: &str) -> String {
+pub(crate) fn listing(columns: &[Column], rows: impl Iterator<Item = Vec<String>>, none: &str) -> String {
     let mut rows = rows.peekable();
     if rows.peek().is_none() { none.to_owned() } else { table(columns, rows) }
 }

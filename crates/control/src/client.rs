@@ -15,8 +15,8 @@ use tokio::runtime::Runtime;
 
 use crate::api::{
     ApiError, CaptureSpec, Conn, DrainReport, DrainSpec, Drops, ErrorBody, FaultCleared, FaultEntry, FaultSpec,
-    FlowLogStatus, LoadBalancerStatus, MirrorStatus, NatStatus, Path as ApiPath, PortStatus, ReloadReport, Route,
-    Sample, Stats, Status, Trace, TraceSpec,
+    FlowLogStatus, GatewayPod, LoadBalancerStatus, MirrorStatus, NatStatus, Path as ApiPath, Pipeline, PipelineCommand,
+    PortStatus, ReloadReport, Route, Sample, Stats, Status, Trace, TraceSpec,
 };
 
 /// How long an answer may take.
@@ -183,6 +183,21 @@ impl Client {
     /// What would become of a packet.
     pub fn trace(&self, spec: &TraceSpec) -> Result<Trace, ClientError> {
         self.request(Method::POST, "/v1/trace", Some(spec), TIMEOUT)
+    }
+
+    /// The gateway's NIC pipeline; the socket is that of `bifrost-nicd`.
+    pub fn pipeline(&self) -> Result<Pipeline, ClientError> {
+        self.fetch("/v1/status")
+    }
+
+    /// Gives the gateway's NIC pipeline a command; the socket is that of `bifrost-nicd`.
+    pub fn command_pipeline(&self, command: &PipelineCommand) -> Result<serde_json::Value, ClientError> {
+        self.request(Method::POST, "/v1/command", Some(command), TIMEOUT)
+    }
+
+    /// A gateway pod; the socket is that of `bifrost-gw`.
+    pub fn gateway_pod(&self) -> Result<GatewayPod, ClientError> {
+        self.fetch("/v1/status")
     }
 
     /// Captures packets into `out`, as a pcapng file, until the capture is over or `out` takes no more.

@@ -22,6 +22,7 @@ use axum::http::{StatusCode, header};
 use axum::response::IntoResponse;
 use axum::routing::{get, post};
 use axum::{Json, Router};
+use bifrost_control::api::ApiError;
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, NoLabelSet, text};
 use prometheus_client::metrics::MetricType;
@@ -57,7 +58,7 @@ pub trait Source: Send + Sync + 'static {
     ///
     /// # Errors
     /// Why it cannot be done.
-    fn command(&self, command: serde_json::Value) -> Result<serde_json::Value, String>;
+    fn command(&self, command: serde_json::Value) -> Result<serde_json::Value, ApiError>;
 }
 
 /// Answers as long as it lives.
@@ -117,10 +118,13 @@ async fn status(State(source): Shared) -> Json<serde_json::Value> {
 }
 
 async fn command(State(source): Shared, Json(command): Json<serde_json::Value>) -> impl IntoResponse {
-    match tokio::task::spawn_blocking(move || source.command(command)).await {
-        Ok(Ok(done)) => (StatusCode::OK, Json(done)),
-        Ok(Err(error)) => (StatusCode::BAD_REQUEST, Json(serde_json::json!({ "error": error }))),
-        Err(_) => (StatusCode::INTERNAL_SERVER_ERROR, Json(serde_json::json!({ "error": "see the log" }))),
+    let done = tokio::task::spawn_blocking(move || source.command(command)).await;
+    match done.unwrap_or_else(|_| Err(ApiError::internal("the command failed").hint("see the log"))) {
+        Ok(done) => (StatusCode::OK, Json(done)),
+        Err(ApiError { kind, what, location, hint }) => {
+            let status = StatusCode::from_u16(kind.status()).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
+            (status, Json(serde_json::json!({ "error": { "what": what, "where": location, "hint": hint } })))
+        }
     }
 }
 

@@ -1,12 +1,15 @@
 //! One pod: what goes to it, and what it returns.
 
 use bifrost_plb::{self as plb, Balancer, Counters, Dispatch, Egress, Mode, Refused, TRAILER_LEN, Trailer};
-use bifrost_tables::{TenantLimiter, TokenBucket};
+use bifrost_tables::{HeavyHitters, TenantLimiter, TokenBucket};
 use bifrost_wire::ethernet;
 
 use crate::buffers::Buffers;
 use crate::parse::untagged;
 use crate::{Arrival, Class, ConfigError, PodConfig, PodCounters, Refusal};
+
+/// Of how many packets one is looked at to find the heaviest tenants.
+const SAMPLED: u64 = 64;
 
 /// Which ring of an interface.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -46,6 +49,7 @@ pub struct Pod {
     pub(crate) config: PodConfig,
     balancer: Balancer<Held>,
     limiter: TenantLimiter,
+    heavy: HeavyHitters,
     control: TokenBucket,
     held: Buffers,
     payloads: Buffers,
@@ -73,6 +77,7 @@ impl Pod {
         Ok(Pod {
             balancer,
             limiter: TenantLimiter::new(config.limiter),
+            heavy: HeavyHitters::default(),
             control: TokenBucket::new(config.control.per_second, config.control.burst),
             held: Buffers::new(places, longest + TRAILER_LEN),
             payloads: Buffers::new(payload_slots, longest),
@@ -102,6 +107,16 @@ impl Pod {
     /// Places in use in its order queues, and returned packets that lie in them.
     pub fn occupancy(&self) -> (u32, u32) {
         self.balancer.occupancy()
+    }
+
+    /// Of each order queue: places, places in use, and returned packets that lie in them.
+    pub fn queues(&self) -> impl Iterator<Item = (u32, u32, u32)> + '_ {
+        self.balancer.queues().map(|(in_use, held)| (self.config.balancer.queue_entries, in_use, held))
+    }
+
+    /// The tenants that send most, control traffic excepted.
+    pub fn heavy(&self) -> &HeavyHitters {
+        &self.heavy
     }
 
     /// Its limiter.
@@ -172,7 +187,11 @@ impl Pod {
         if class == Class::Priority {
             return self.arrive_priority(now, tagged, arrival, frame, rings);
         }
-        if !self.limiter.admit(now, arrival.tenant(seed), 1).passes {
+        let tenant = arrival.tenant(seed);
+        if self.counters.arrived_packets.is_multiple_of(SAMPLED) {
+            self.heavy.sample(tenant);
+        }
+        if !self.limiter.admit(now, tenant, 1).passes {
             self.counters.refused_limited_packets += 1;
             return Err(Refusal::Limited);
         }

@@ -121,6 +121,11 @@ impl<T> Balancer<T> {
         &self.counters
     }
 
+    /// Of each order queue: places in use, and returned packets that lie in them.
+    pub fn queues(&self) -> impl Iterator<Item = (u32, u32)> + '_ {
+        self.queues.iter().map(|queue| (queue.len(), queue.held()))
+    }
+
     /// Places in use in all order queues, and returned packets that lie in them.
     pub fn occupancy(&self) -> (u32, u32) {
         self.queues.iter().fold((0, 0), |(len, held), queue| (len + queue.len(), held + queue.held()))

@@ -6,6 +6,7 @@
 mod classifier;
 mod dir24;
 mod exact;
+mod heavy;
 mod intervals;
 mod limiter;
 mod lpm;
@@ -20,6 +21,7 @@ mod token_bucket;
 pub use classifier::{Classifier, Fields, Pattern};
 pub use dir24::{Dir24, FIB_BATCH, FIB_VALUE_MAX, FibError};
 pub use exact::{ExactMap, exact_map};
+pub use heavy::HeavyHitters;
 pub use ipnet::IpNet;
 pub use limiter::{LimiterConfig, LimiterCounters, PreCheckFull, Rate, Ruling, Stage, TenantLimiter};
 pub use lpm::{BATCH, Lpm};

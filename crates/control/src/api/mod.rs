@@ -9,6 +9,7 @@ mod drain;
 mod error;
 mod fault;
 mod flow_log;
+mod gateway;
 mod mirror;
 mod nat;
 mod report;
@@ -28,6 +29,9 @@ pub(crate) use error::ErrorBody;
 pub use error::{ApiError, ErrorKind};
 pub use fault::{Direction, FaultCleared, FaultEntry, FaultSpec, FaultSpecError, FaultTarget, MAX_FAULT_DELAY_US};
 pub use flow_log::FlowLogStatus;
+pub use gateway::{
+    Counts, GatewayPod, OrderQueue, Pipeline, PipelineCommand, PipelinePod, PipelineStage, SpreadMode, TopTenant,
+};
 pub use mirror::MirrorStatus;
 pub use nat::{NatKind, NatStatus};
 pub use report::{Changed, ReloadReport};

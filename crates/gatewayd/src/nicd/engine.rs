@@ -12,7 +12,8 @@ use rustix::event::{Timespec, epoll};
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::links::{Event, Link};
-use super::snapshot::Snapshot;
+use super::snapshot;
+use bifrost_control::api::Pipeline as Snapshot;
 
 /// Packets of a ring, and of an order queue, in a turn.
 const RING_BATCH: usize = 32;
@@ -45,6 +46,32 @@ pub(super) struct Engine {
     pub(super) spin_ns: u64,
     pub(super) turns: u64,
     pub(super) sleeps: u64,
+    pub(super) stages: Stages,
+}
+
+/// Packets and time of each stage.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Stages {
+    pub(super) receive: Stage,
+    pub(super) dispatch: Stage,
+    pub(super) collect: Stage,
+    pub(super) send: Stage,
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Stage {
+    pub(super) packets: u64,
+    pub(super) busy_ns: u64,
+}
+
+impl Stage {
+    /// Adds packets and the time since `mark`, which moves to now.
+    fn add(&mut self, packets: usize, mark: &mut u64) {
+        let now = monotonic_ns();
+        self.packets += packets as u64;
+        self.busy_ns += now.saturating_sub(*mark);
+        *mark = now;
+    }
 }
 
 impl Engine {
@@ -90,16 +117,21 @@ impl Engine {
 
     /// One turn; the packets that were handled.
     fn turn(&mut self, now: u64) -> io::Result<usize> {
-        let Engine { device, pipeline, links, .. } = self;
+        let Engine { device, pipeline, links, stages, .. } = self;
+        let mut mark = now;
         let arrived = device.receive()?;
+        if arrived > 0 {
+            stages.receive.add(arrived, &mut mark);
+        }
         for index in 0..arrived {
             // Refusals are counted by the pipeline.
             let _ = pipeline.arrive(now, device.frame(index), |place| &mut links[place.pod][place.interface]);
         }
         if arrived > 0 {
             links.iter_mut().flatten().for_each(Link::publish);
+            stages.dispatch.add(arrived, &mut mark);
         }
-        let mut returned = 0;
+        let (mut returned, mut counted, mut released) = (0, 0, 0);
         for (pod, links) in pipeline.pods_mut().iter_mut().zip(links) {
             for (interface, link) in links.iter_mut().enumerate() {
                 // The ring of control traffic is the first.
@@ -112,12 +144,22 @@ impl Engine {
                     if count > 0 {
                         ring.release();
                         returned += count;
+                        counted += count;
                     }
                 }
             }
-            pod.release(now, RELEASE_BATCH, |leaving| device.send(&leaving.parts));
+            if returned > 0 {
+                stages.collect.add(std::mem::take(&mut counted), &mut mark);
+            }
+            pod.release(now, RELEASE_BATCH, |leaving| {
+                released += 1;
+                device.send(&leaving.parts);
+            });
         }
         device.flush();
+        if released > 0 {
+            stages.send.add(released, &mut mark);
+        }
         Ok(arrived + returned)
     }
 
@@ -181,7 +223,7 @@ impl Engine {
             };
             let _ = answer.try_send(result);
         }
-        let snapshot = Snapshot::take(now, self);
+        let snapshot = snapshot::take(now, self);
         *self.state.lock().unwrap_or_else(PoisonError::into_inner) = snapshot;
     }
 }

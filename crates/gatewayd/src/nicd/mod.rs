@@ -13,18 +13,17 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result};
+use bifrost_control::api::{ApiError, Pipeline as Snapshot, PipelineCommand, SpreadMode};
 use bifrost_nicpipe::{Mode, Pipeline, PipelineConfig, Place};
 use bifrost_port::panics;
 use bifrost_port::raw::RawDevice;
-use serde::Deserialize;
 
 use crate::file::FileErrors;
 use crate::program::{self, Program};
 use crate::status::{Sample, Source, StatusServer};
 pub use config::{Config, PodSettings};
-use engine::{Command, Engine, Request};
+use engine::{Command, Engine, Request, Stages};
 use links::Link;
-use snapshot::Snapshot;
 
 /// How long a command may wait for the pipeline's thread.
 const PATIENCE: Duration = Duration::from_secs(2);
@@ -102,6 +101,7 @@ impl Program for Nicd {
             spin_ns: config.spin_ns,
             turns: 0,
             sleeps: 0,
+            stages: Stages::default(),
         };
         let work = move || {
             program::pin(config.processor);
@@ -137,29 +137,15 @@ struct NicdSource {
     names: Vec<String>,
 }
 
-/// A command as it is sent.
-#[derive(Debug, Deserialize)]
-#[serde(deny_unknown_fields, rename_all = "snake_case", tag = "command")]
-enum Asked {
-    SetMode { pod: String, mode: ModeName },
-    Bypass { pod: String, vni: u32, bypass: bool },
-}
-
-#[derive(Clone, Copy, Debug, Deserialize)]
-#[serde(rename_all = "snake_case")]
-enum ModeName {
-    Plb,
-    Rss,
-}
-
 impl NicdSource {
     fn state(&self) -> Snapshot {
         self.state.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    fn pod(&self, name: &str) -> Result<usize, String> {
+    fn pod(&self, name: &str) -> Result<usize, ApiError> {
         let found = self.names.iter().position(|n| n == name);
-        found.ok_or_else(|| format!("no pod {name:?}; there are {}", self.names.join(", ")))
+        let unknown = || ApiError::not_found(format!("no pod {name:?}")).at("pod");
+        found.ok_or_else(|| unknown().hint(format!("there are: {}", self.names.join(", "))))
     }
 }
 
@@ -169,22 +155,27 @@ impl Source for NicdSource {
     }
 
     fn samples(&self) -> Vec<Sample> {
-        self.state().samples()
+        snapshot::samples(&self.state())
     }
 
-    fn command(&self, command: serde_json::Value) -> Result<serde_json::Value, String> {
-        let asked: Asked = serde_json::from_value(command).map_err(|error| error.to_string())?;
+    fn command(&self, command: serde_json::Value) -> Result<serde_json::Value, ApiError> {
+        let asked = serde_json::from_value(command).map_err(|error| ApiError::bad_request(error.to_string()))?;
         let command = match asked {
-            Asked::SetMode { pod, mode: ModeName::Plb } => Command::SetMode { pod: self.pod(&pod)?, mode: Mode::Plb },
-            Asked::SetMode { pod, mode: ModeName::Rss } => Command::SetMode { pod: self.pod(&pod)?, mode: Mode::Rss },
-            Asked::Bypass { vni, .. } if vni > 0xff_ffff => return Err(format!("{vni}: a VNI has 24 bits")),
-            Asked::Bypass { pod, vni, bypass } => Command::Bypass { pod: self.pod(&pod)?, vni, bypass },
+            PipelineCommand::SetMode { pod, mode } => {
+                let mode = if mode == SpreadMode::Plb { Mode::Plb } else { Mode::Rss };
+                Command::SetMode { pod: self.pod(&pod)?, mode }
+            }
+            PipelineCommand::Bypass { vni, .. } if vni > 0xff_ffff => {
+                return Err(ApiError::bad_request("a VNI has 24 bits").at("vni"));
+            }
+            PipelineCommand::Bypass { pod, vni, bypass } => Command::Bypass { pod: self.pod(&pod)?, vni, bypass },
         };
         let (answer_to, answer) = sync_channel(1);
         let commands = self.commands.lock().unwrap_or_else(PoisonError::into_inner);
-        commands.send((command, answer_to)).map_err(|_| "the pipeline has ended".to_owned())?;
+        commands.send((command, answer_to)).map_err(|_| ApiError::unavailable("the pipeline has ended"))?;
         drop(commands);
-        answer.recv_timeout(PATIENCE).map_err(|_| "the pipeline does not answer".to_owned())??;
+        let answered = answer.recv_timeout(PATIENCE);
+        answered.map_err(|_| ApiError::unavailable("the pipeline does not answer"))?.map_err(ApiError::conflict)?;
         Ok(serde_json::json!({}))
     }
 }

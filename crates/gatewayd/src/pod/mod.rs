@@ -4,7 +4,6 @@ mod config;
 mod neighbours;
 mod worker;
 
-use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -14,6 +13,7 @@ use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use anyhow::{Context as _, Result};
+use bifrost_control::api;
 use bifrost_gateway::{Core, Nat};
 use bifrost_plb::TRAILER_LEN;
 use bifrost_port::clock::monotonic_ns;
@@ -242,32 +242,43 @@ struct PodSource {
 }
 
 impl PodSource {
-    fn workers(&self) -> Vec<BTreeMap<String, u64>> {
-        self.counts.iter().map(|counts| counts.lock().unwrap_or_else(PoisonError::into_inner).clone()).collect()
+    fn state(&self) -> api::GatewayPod {
+        let told = self.told.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let workers = self.counts.iter().map(|counts| counts.lock().unwrap_or_else(PoisonError::into_inner).clone());
+        api::GatewayPod {
+            workers: workers.collect(),
+            nat_sessions: self.nat.len() as u64,
+            neighbours: told.into_iter().map(|(address, mac)| (address.to_string(), mac)).collect(),
+        }
     }
 }
 
 impl Source for PodSource {
     fn status(&self) -> serde_json::Value {
-        let told = self.told.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        let neighbours: BTreeMap<String, Option<String>> = told.into_iter().map(|(a, m)| (a.to_string(), m)).collect();
-        serde_json::json!({ "workers": self.workers(), "nat_sessions": self.nat.len(), "neighbours": neighbours })
+        serde_json::to_value(self.state()).unwrap_or_default()
     }
 
     fn samples(&self) -> Vec<Sample> {
+        let state = self.state();
         let mut all = Vec::new();
-        for (worker, counts) in self.workers().into_iter().enumerate() {
+        for (worker, counts) in state.workers.into_iter().enumerate() {
             for (name, value) in counts {
                 let labels = vec![("worker", worker.to_string())];
                 all.push(Sample { name: format!("gw_{name}"), labels, value, gauge: false });
             }
         }
-        let sessions = self.nat.len() as u64;
-        all.push(Sample { name: "gw_nat_sessions".to_owned(), labels: vec![], value: sessions, gauge: true });
+        let known = state.neighbours.values().filter(|mac| mac.is_some()).count() as u64;
+        for (name, value) in [
+            ("gw_nat_sessions", state.nat_sessions),
+            ("gw_neighbours", state.neighbours.len() as u64),
+            ("gw_known_neighbours", known),
+        ] {
+            all.push(Sample { name: name.to_owned(), labels: vec![], value, gauge: true });
+        }
         all
     }
 
-    fn command(&self, _: serde_json::Value) -> Result<serde_json::Value, String> {
-        Err("a pod takes no commands".to_owned())
+    fn command(&self, _: serde_json::Value) -> Result<serde_json::Value, api::ApiError> {
+        Err(api::ApiError::bad_request("a pod takes no commands"))
     }
 }

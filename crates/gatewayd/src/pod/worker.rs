@@ -1,12 +1,12 @@
 //! A core of the pod: takes packets from its queues, decides, returns them.
 
-use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::SyncSender;
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::time::Duration;
 
+use bifrost_control::api;
 use bifrost_gateway::{Context, Core, Packet, Verdict};
 use bifrost_plb::{TRAILER_LEN, Trailer};
 use bifrost_port::clock::monotonic_ns;
@@ -49,7 +49,7 @@ impl SharedNeighbours {
 }
 
 /// What a worker has counted.
-pub(super) type Counts = Arc<Mutex<BTreeMap<String, u64>>>;
+pub(super) type Counts = Arc<Mutex<api::Counts>>;
 
 /// What a worker needs.
 pub(super) struct Worker {
@@ -147,8 +147,8 @@ impl Worker {
     fn tell(&self, told: Told) {
         let mut counts = self.counts.lock().unwrap_or_else(PoisonError::into_inner);
         let own = [("turns", told.turns), ("packets", told.packets), ("busy_ns", told.busy_ns)];
-        counts.extend(own.map(|(name, value)| (name.to_owned(), value)));
-        counts.extend(self.core.counters().iter());
+        counts.extend(own.map(|(name, value)| (name.into(), value)));
+        counts.extend(self.core.counters().iter().map(|(name, value)| (name.into(), value)));
     }
 }
 
@@ -177,8 +177,8 @@ impl Pace {
             return BATCH;
         }
         let due = (u128::from(now.saturating_sub(self.since)) * u128::from(self.per_second) / 1_000_000_000) as u64;
-        // Time without packets is lost, as it is for a processor.
-        if due > self.taken + u64::from(BATCH) * 8 {
+        // Time without packets is lost, as it is for a processor; not the few milliseconds of a scheduler.
+        if due > self.taken + self.per_second / 100 {
             (self.since, self.taken) = (now, 0);
             return BATCH;
         }

@@ -1,0 +1,364 @@
+//! `bifrostctl gw`: looks into a gateway, which is `bifrost-nicd` and a pod behind it.
+
+use std::fmt::Write as _;
+use std::path::{Path, PathBuf};
+
+use bifrost_control::Client;
+use bifrost_control::api::{Counts, GatewayPod, Pipeline, PipelineCommand, PipelinePod, PipelineStage, SpreadMode};
+use bifrost_control::client::ClientError;
+use clap::{Args, Subcommand, ValueEnum};
+
+use crate::failure::Failure;
+use crate::output::Output;
+use crate::table::{Column, Number, Text, listing};
+
+const NICD: &str = "/run/bifrost/nicd.sock";
+const GW: &str = "/run/bifrost/gw.sock";
+/// What stands for an address of the Internet side among tenants.
+const FIRST_ADDRESS: u32 = 1 << 24;
+
+pub(crate) const EXAMPLES: &str = "\
+Examples:
+  bifrostctl gw pods                                   which pods are there, what they get, what is refused
+  bifrostctl gw queues                                 how full the order queues are, timeouts, what left out of order
+  bifrostctl gw limiter                                who is limited, and who sends most
+  bifrostctl gw stages                                 packets and time of each stage, and of each worker of a pod
+  bifrostctl gw mode --pod vpc rss                     spread by flow, without reordering any; `plb` goes back
+  bifrostctl gw bypass --pod vpc --vni 7               do not limit that tenant; --forget: limit it again
+  bifrostctl --json gw queues | jq '.[].order.timed_out_packets'";
+
+#[derive(Debug, Args)]
+pub(crate) struct GwArgs {
+    /// The control socket of bifrost-nicd
+    #[arg(long, value_name = "PATH", global = true, default_value = NICD)]
+    nicd: PathBuf,
+    /// The control socket of bifrost-gw
+    #[arg(long, value_name = "PATH", global = true, default_value = GW)]
+    gw: PathBuf,
+    #[command(subcommand)]
+    command: GwCommand,
+}
+
+#[derive(Debug, Subcommand)]
+enum GwCommand {
+    /// The pods behind the pipeline: interfaces, how packets are spread, what was delivered, sent and refused
+    Pods,
+    /// The order queues: depth, timeouts, packets that left late, aliases, drops
+    ///
+    /// A timeout is a packet whose place was given up: it took longer than `timeout_us`. `LATE` are those that came back after
+    /// that and left at once, possibly behind later ones; `ALIASES` those whose number fits another's place.
+    Queues,
+    /// The limiter: who is limited and why, who is exempted, who sends most
+    Limiter,
+    /// Packets and time of each stage of the pipeline, and of each worker of the pod
+    Stages,
+    /// Spread a pod's packets in another way
+    Mode(ModeArgs),
+    /// Exempt a tenant from the limiter, or forget it
+    Bypass(BypassArgs),
+}
+
+#[derive(Debug, Args)]
+struct ModeArgs {
+    /// The pod's name
+    #[arg(long, value_name = "NAME")]
+    pod: String,
+    /// By packet, in order (plb); by flow (rss)
+    mode: ModeName,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum ModeName {
+    Plb,
+    Rss,
+}
+
+#[derive(Debug, Args)]
+struct BypassArgs {
+    /// The pod's name
+    #[arg(long, value_name = "NAME")]
+    pod: String,
+    /// The tenant
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(..i64::from(FIRST_ADDRESS)))]
+    vni: u32,
+    /// Forget the tenant, exempted or limited
+    #[arg(long)]
+    forget: bool,
+}
+
+/// Asks, and prints the answer.
+pub(crate) fn run(args: GwArgs, out: Output) -> Result<(), Failure> {
+    let nicd = || Client::new(&args.nicd);
+    match args.command {
+        GwCommand::Pods => out.print(&pipeline(&args.nicd)?.pods, |pods| self::pods(pods)),
+        GwCommand::Queues => out.print(&pipeline(&args.nicd)?.pods, |pods| queues(pods)),
+        GwCommand::Limiter => out.print(&pipeline(&args.nicd)?.pods, |pods| limiter(pods)),
+        GwCommand::Stages => {
+            let pipeline = pipeline(&args.nicd)?;
+            let pod = Client::new(&args.gw)?.gateway_pod().map_err(|error| known("bifrost-gw", &args.gw, error))?;
+            let both = serde_json::json!({ "pipeline": pipeline.stages, "workers": pod.workers });
+            out.print(&both, |_| format!("{}\n\n{}", stages(&pipeline.stages), workers(&pod)))
+        }
+        GwCommand::Mode(ModeArgs { pod, mode }) => {
+            let mode = if matches!(mode, ModeName::Plb) { SpreadMode::Plb } else { SpreadMode::Rss };
+            let command = PipelineCommand::SetMode { pod, mode };
+            let done = nicd()?.command_pipeline(&command).map_err(|error| known("bifrost-nicd", &args.nicd, error))?;
+            out.print(&done, |_| "changed; `bifrostctl gw pods` shows when it is settled".to_owned())
+        }
+        GwCommand::Bypass(BypassArgs { pod, vni, forget }) => {
+            let command = PipelineCommand::Bypass { pod, vni, bypass: !forget };
+            let done = nicd()?.command_pipeline(&command).map_err(|error| known("bifrost-nicd", &args.nicd, error))?;
+            out.print(&done, |_| format!("VNI {vni} is {}", if forget { "limited like others" } else { "not limited" }))
+        }
+    }
+}
+
+fn pipeline(socket: &Path) -> Result<Pipeline, Failure> {
+    Client::new(socket)?.pipeline().map_err(|error| known("bifrost-nicd", socket, error))
+}
+
+/// Which program does not answer.
+fn known(program: &'static str, socket: &Path, error: ClientError) -> Failure {
+    match error {
+        ClientError::NotRunning(_) => Failure::NoGateway { program, socket: socket.to_owned() },
+        error => error.into(),
+    }
+}
+
+fn get(counts: &Counts, name: &str) -> u64 {
+    counts.get(name).copied().unwrap_or(0)
+}
+
+fn pods(pods: &[PipelinePod]) -> String {
+    const COLUMNS: [Column; 9] = [
+        Text("POD"),
+        Text("INTERFACES"),
+        Text("MODE"),
+        Number("ARRIVED"),
+        Number("DELIVERED"),
+        Number("SENT"),
+        Number("LIMITED"),
+        Number("NO ROOM"),
+        Number("REFUSED OTHERWISE"),
+    ];
+    let rows = pods.iter().map(|pod| {
+        let refused = pod.counters.iter().filter(|(name, _)| name.starts_with("refused_"));
+        let all: u64 = refused.map(|(_, value)| value).sum();
+        let limited = get(&pod.counters, "refused_limited_packets");
+        let full = get(&pod.counters, "refused_ring_full_packets") + get(&pod.counters, "refused_queue_full_packets");
+        let up = pod.interfaces_up.iter().filter(|up| **up).count();
+        let settling = if pod.settled { "" } else { ", settling" };
+        vec![
+            pod.name.clone(),
+            format!("{up} of {} up", pod.interfaces_up.len()),
+            format!("{}{settling}", pod.mode),
+            get(&pod.counters, "arrived_packets").to_string(),
+            (get(&pod.counters, "delivered_packets") + get(&pod.counters, "delivered_priority_packets")).to_string(),
+            get(&pod.counters, "sent_packets").to_string(),
+            limited.to_string(),
+            full.to_string(),
+            all.saturating_sub(limited + full).to_string(),
+        ]
+    });
+    listing(&COLUMNS, rows, "no pods")
+}
+
+fn queues(pods: &[PipelinePod]) -> String {
+    const DEPTHS: [Column; 5] = [Text("POD"), Number("QUEUE"), Number("PLACES"), Number("IN USE"), Number("HELD")];
+    const ORDER: [Column; 7] = [
+        Text("POD"),
+        Number("IN ORDER"),
+        Number("TIMEOUTS"),
+        Number("LATE"),
+        Number("ALIASES"),
+        Number("DROPPED BY POD"),
+        Number("BAD"),
+    ];
+    let depths = pods.iter().flat_map(|pod| {
+        pod.queues.iter().enumerate().map(|(number, queue)| {
+            let numbers = [number as u64, queue.entries.into(), queue.in_use.into(), queue.held.into()];
+            [pod.name.clone()].into_iter().chain(numbers.map(|n| n.to_string())).collect()
+        })
+    });
+    let order = pods.iter().map(|pod| {
+        let bad: u64 = pod
+            .order
+            .iter()
+            .filter(|(name, _)| name.starts_with("dropped_") && name.as_ref() != "dropped_by_pod_packets")
+            .map(|(_, value)| value)
+            .sum();
+        let names = [
+            "sent_in_order_packets",
+            "timed_out_packets",
+            "sent_late_packets",
+            "aliases_packets",
+            "dropped_by_pod_packets",
+        ];
+        let numbers = names.map(|name| get(&pod.order, name).to_string());
+        [pod.name.clone()].into_iter().chain(numbers).chain([bad.to_string()]).collect()
+    });
+    format!("{}\n\n{}", listing(&DEPTHS, depths, "no order queues"), listing(&ORDER, order, "no pods"))
+}
+
+fn limiter(pods: &[PipelinePod]) -> String {
+    let mut out = String::new();
+    for pod in pods {
+        let of = |name: &str| get(&pod.limiter, name);
+        // Writing to a string cannot fail.
+        let _ = writeln!(
+            out,
+            "{}: {} packets passed the first stage, {} the second; dropped: {} by the second stage, {} by tenants' own meters",
+            pod.name,
+            of("color_packets"),
+            of("meter_packets"),
+            of("dropped_meter_packets"),
+            of("dropped_pre_meter_packets"),
+        );
+        for vni in &pod.limited_vnis {
+            let _ = writeln!(
+                out,
+                "  limited   {}: its packets were found among those that the second stage dropped",
+                tenant(*vni)
+            );
+        }
+        for vni in &pod.bypassed_vnis {
+            let _ = writeln!(out, "  exempted  {}", tenant(*vni));
+        }
+        for top in &pod.top_tenants {
+            let _ = writeln!(out, "  {:>5.1} %   {}", top.percent, tenant(top.vni));
+        }
+    }
+    out.trim_end().to_owned()
+}
+
+fn tenant(vni: u32) -> String {
+    if vni < FIRST_ADDRESS { format!("VNI {vni}") } else { format!("an address of the Internet side ({vni:#x})") }
+}
+
+fn stages(stages: &[PipelineStage]) -> String {
+    const COLUMNS: [Column; 3] = [Text("STAGE"), Number("PACKETS"), Number("NS/PACKET")];
+    let rows = stages
+        .iter()
+        .map(|stage| vec![stage.name.to_string(), stage.packets.to_string(), each(stage.busy_ns, stage.packets)]);
+    listing(&COLUMNS, rows, "no stages")
+}
+
+fn workers(pod: &GatewayPod) -> String {
+    const COLUMNS: [Column; 9] = [
+        Number("WORKER"),
+        Number("PACKETS"),
+        Number("NS/PACKET"),
+        Number("VPC"),
+        Number("INTERNET"),
+        Number("IDC"),
+        Number("CLOUD SERVICE"),
+        Number("ANSWERED"),
+        Number("DROPPED"),
+    ];
+    let rows = pod.workers.iter().enumerate().map(|(number, counts)| {
+        let forwarded = ["vpc", "internet", "idc", "cloud_service", "answer"];
+        let forwarded = forwarded.map(|name| get(counts, &format!("forwarded_{name}_packets")).to_string());
+        let dropped: u64 = counts.iter().filter(|(name, _)| name.starts_with("dropped_")).map(|(_, value)| value).sum();
+        let packets = get(counts, "packets");
+        [number.to_string(), packets.to_string(), each(get(counts, "busy_ns"), packets)]
+            .into_iter()
+            .chain(forwarded)
+            .chain([dropped.to_string()])
+            .collect()
+    });
+    listing(&COLUMNS, rows, "no workers")
+}
+
+/// Time for each packet.
+fn each(ns: u64, packets: u64) -> String {
+    if packets == 0 { "-".to_owned() } else { format!("{:.0}", ns as f64 / packets as f64) }
+}
+
+#[cfg(test)]
+mod tests {
+    use bifrost_control::api::{OrderQueue, TopTenant};
+
+    use super::*;
+
+    fn counts(list: &[(&'static str, u64)]) -> Counts {
+        list.iter().map(|(name, value)| ((*name).into(), *value)).collect()
+    }
+
+    fn pod() -> PipelinePod {
+        PipelinePod {
+            name: "vpc".to_owned(),
+            interfaces_up: vec![true, false],
+            mode: "rss".into(),
+            queues: vec![OrderQueue { entries: 4096, in_use: 17, held: 3 }],
+            counters: counts(&[
+                ("arrived_packets", 100),
+                ("delivered_packets", 60),
+                ("delivered_priority_packets", 5),
+                ("refused_limited_packets", 20),
+                ("refused_ring_full_packets", 8),
+                ("refused_queue_full_packets", 1),
+                ("refused_too_long_packets", 6),
+                ("sent_packets", 64),
+            ]),
+            order: counts(&[
+                ("sent_in_order_packets", 50),
+                ("timed_out_packets", 2),
+                ("sent_late_packets", 1),
+                ("dropped_by_pod_packets", 4),
+                ("dropped_duplicate_packets", 6),
+                ("dropped_malformed_packets", 1),
+            ]),
+            limiter: counts(&[("color_packets", 80), ("dropped_meter_packets", 9)]),
+            limited_vnis: vec![7],
+            bypassed_vnis: vec![8],
+            top_tenants: vec![
+                TopTenant { vni: 7, percent: 61.25 },
+                TopTenant { vni: FIRST_ADDRESS + 10, percent: 3.0 },
+            ],
+            ..PipelinePod::default()
+        }
+    }
+
+    /// The words of each line.
+    fn words(text: &str) -> Vec<Vec<&str>> {
+        text.lines().map(|line| line.split_whitespace().collect()).collect()
+    }
+
+    #[test]
+    fn pods_and_queues() {
+        let text = pods(&[pod()]);
+        assert_eq!(
+            words(&text)[1],
+            ["vpc", "1", "of", "2", "up", "rss,", "settling", "100", "65", "64", "20", "9", "6"]
+        );
+        let text = queues(&[pod()]);
+        assert_eq!(words(&text)[1], ["vpc", "0", "4096", "17", "3"]);
+        assert_eq!(words(&text)[4], ["vpc", "50", "2", "1", "0", "4", "7"]);
+        assert_eq!(pods(&[]), "no pods");
+    }
+
+    #[test]
+    fn who_is_limited() {
+        let text = limiter(&[pod()]);
+        for part in [
+            "80 packets passed the first stage",
+            "limited   VNI 7: ",
+            "exempted  VNI 8",
+            " 61.2 %   VNI 7",
+            "Internet side (0x100000a)",
+        ] {
+            assert!(text.contains(part), "{part}: {text}");
+        }
+    }
+
+    #[test]
+    fn time_of_stages() {
+        let stage = |name: &'static str, packets, busy_ns| PipelineStage { name: name.into(), packets, busy_ns };
+        let text = stages(&[stage("receive", 10, 1234), stage("send", 0, 0)]);
+        assert_eq!(words(&text)[1..], [["receive", "10", "123"], ["send", "0", "-"]]);
+        let worker =
+            counts(&[("packets", 4), ("busy_ns", 2000), ("forwarded_internet_packets", 3), ("dropped_acl_packets", 1)]);
+        let text = workers(&GatewayPod { workers: vec![worker], ..GatewayPod::default() });
+        assert_eq!(words(&text)[1], ["0", "4", "500", "0", "3", "0", "0", "0", "1"]);
+    }
+}

@@ -1,0 +1,137 @@
+//! What the gateway's programs tell: `bifrost-nicd` and `bifrost-gw` answer on sockets of their own.
+
+use std::borrow::Cow;
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+/// Counters by name; each name ends in its unit.
+pub type Counts = BTreeMap<Cow<'static, str>, u64>;
+
+/// The NIC pipeline: `GET /v1/status` of `bifrost-nicd`.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Pipeline {
+    /// How frames of its device come and go.
+    pub device_mode: Cow<'static, str>,
+    /// Turns of its loop.
+    pub turns: u64,
+    /// Of these, turns after which it slept.
+    pub sleeps: u64,
+    /// Counters of the device.
+    pub device: Counts,
+    /// Frames that are malformed.
+    pub malformed_frames: u64,
+    /// Frames that are for no pod.
+    pub no_pod_frames: u64,
+    /// The stages, in the order of a packet's way.
+    pub stages: Vec<PipelineStage>,
+    /// The pods, in the order of the configuration.
+    pub pods: Vec<PipelinePod>,
+}
+
+/// A stage of the pipeline.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct PipelineStage {
+    /// Its name.
+    pub name: Cow<'static, str>,
+    /// Packets that it handled.
+    pub packets: u64,
+    /// Time that this took, ns.
+    pub busy_ns: u64,
+}
+
+/// A pod as the pipeline sees it.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct PipelinePod {
+    /// Its name.
+    pub name: String,
+    /// Which of its interfaces are connected.
+    pub interfaces_up: Vec<bool>,
+    /// By what its packets are spread: `plb` (by packet) or `rss` (by flow).
+    pub mode: Cow<'static, str>,
+    /// Whether all packets are already spread by `mode`.
+    pub settled: bool,
+    /// Its order queues.
+    pub queues: Vec<OrderQueue>,
+    /// Counters of its packets.
+    pub counters: Counts,
+    /// Counters of its order queues.
+    pub order: Counts,
+    /// Counters of its limiter.
+    pub limiter: Counts,
+    /// Tenants with a meter of their own: they exceeded their rate.
+    pub limited_vnis: Vec<u32>,
+    /// Tenants that are not limited.
+    pub bypassed_vnis: Vec<u32>,
+    /// The tenants that send most, in samples of what arrived lately.
+    pub top_tenants: Vec<TopTenant>,
+}
+
+/// An order queue.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct OrderQueue {
+    /// Places for packets.
+    pub entries: u32,
+    /// Of these, places whose packets are at the pod, or wait for others.
+    pub in_use: u32,
+    /// Of these, places whose packets came back and wait for others.
+    pub held: u32,
+}
+
+/// A tenant that sends much.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct TopTenant {
+    /// Its VNI; above 24 bits: a number that stands for an address of the Internet side.
+    pub vni: u32,
+    /// Its share of the packets that arrived lately, percent.
+    pub percent: f64,
+}
+
+/// A pod: `GET /v1/status` of `bifrost-gw`.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct GatewayPod {
+    /// Counters of each worker; `busy_ns` is the time that it worked on packets.
+    pub workers: Vec<Counts>,
+    /// Sessions of translation.
+    pub nat_sessions: u64,
+    /// Link-layer addresses of next hops, as far as they are known.
+    pub neighbours: BTreeMap<String, Option<String>>,
+}
+
+/// A command to `bifrost-nicd`: `POST /v1/command`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "snake_case", tag = "command")]
+pub enum PipelineCommand {
+    /// Spreads a pod's packets in another way.
+    SetMode {
+        /// The pod's name.
+        pod: String,
+        /// How.
+        mode: SpreadMode,
+    },
+    /// Exempts a tenant from the limiter; or forgets it, exempted or limited.
+    Bypass {
+        /// The pod's name.
+        pod: String,
+        /// The tenant.
+        vni: u32,
+        /// Whether it is exempted.
+        bypass: bool,
+    },
+}
+
+/// By what a pod's packets are spread.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum SpreadMode {
+    /// By packet, in order.
+    Plb,
+    /// By flow.
+    Rss,
+}
