@@ -24,7 +24,7 @@ source_directory=$(dirname "$0")
 # installed.
 dpdk=/var/cache/bifrost-lab/dpdk
 # Its drivers, and that of Open vSwitch for links of the kernel: packages whose names end with the version of their interface.
-drivers="net-virtio net-vhost net-pcap net-af-packet mempool-ring"
+drivers="net-virtio net-vhost net-pcap net-af-packet mempool-ring net-memif"
 # Where PostgreSQL is unpacked, server and pgbench: installing it would make a cluster and a service. Its libraries are installed,
 # but for the compiler of queries, which is large and for long ones.
 postgresql=/var/cache/bifrost-lab/postgresql

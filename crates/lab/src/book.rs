@@ -60,7 +60,7 @@ pub fn overview(chapters: &[Chapter<'_>]) -> String {
 pub fn write(chapters: &[Chapter<'_>], options: &Options, directory: &Path) -> Result<()> {
     fs::create_dir_all(directory).with_context(|| format!("creating {}", directory.display()))?;
     let mut text = format!(
-        "# The figures, measured\n\nWhat the papers of BIFROST (NSDI'26, APNET'25) and Triton (SIGCOMM'24) show, measured on this machine by \
+        "# The figures, measured\n\nWhat the papers of BIFROST (NSDI'26, APNET'25), Triton (SIGCOMM'24) and Albatross (SIGCOMM'25) show, measured on this machine by \
          `bifrost-lab run all{}`.\n\n{}\n",
         if options.quick { " --quick" } else { "" },
         overview(chapters)

@@ -96,9 +96,25 @@ impl Settings {
 pub struct Binaries {
     pub(crate) bifrostd: PathBuf,
     pub(crate) bifrostctl: PathBuf,
+    /// `bifrost-nicd` and `bifrost-gw`.
+    pub(crate) gateway: [PathBuf; 2],
 }
 
 impl Binaries {
+    /// A program of the gateway, by its name.
+    ///
+    /// # Errors
+    /// It is not there.
+    pub(crate) fn gateway(&self, name: &str) -> Result<&Path> {
+        let path = self.gateway.iter().find(|path| path.ends_with(name)).filter(|path| path.is_file());
+        let path = path.with_context(|| {
+            format!(
+                "{name} is missing: build the workspace (`cargo build --release`), or name its directory with --bin-dir"
+            )
+        })?;
+        Ok(path)
+    }
+
     /// Finds them in `--bin-dir`, or next to the lab's own executable.
     ///
     /// # Errors
@@ -111,7 +127,12 @@ impl Binaries {
                 own.parent().map(Path::to_path_buf).ok_or_else(|| anyhow!("{} has no directory", own.display()))?
             }
         };
-        let found = Self { bifrostd: directory.join("bifrostd"), bifrostctl: directory.join("bifrostctl") };
+        let program = |name: &str| directory.join(name);
+        let found = Self {
+            bifrostd: program("bifrostd"),
+            bifrostctl: program("bifrostctl"),
+            gateway: [program("bifrost-nicd"), program("bifrost-gw")],
+        };
         if options.modes.iter().any(|mode| mode.is_bifrostd()) {
             for program in [&found.bifrostd, &found.bifrostctl] {
                 if !program.is_file() {

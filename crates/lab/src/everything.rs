@@ -80,10 +80,11 @@ pub fn report(out: &Path) -> Result<bool> {
 }
 
 /// What measures: results that are older than one of them may be of another version.
-fn programs(options: &Options) -> Result<[PathBuf; 3]> {
+fn programs(options: &Options) -> Result<[PathBuf; 5]> {
     let binaries = Binaries::find(options)?;
     let own = std::env::current_exe().context("finding the lab's own executable")?;
-    Ok([binaries.bifrostd, binaries.bifrostctl, own])
+    let [nicd, gw] = binaries.gateway;
+    Ok([binaries.bifrostd, binaries.bifrostctl, nicd, gw, own])
 }
 
 /// Results of `experiment` in `directory` that are of the same options, and not older than the `programs`.

@@ -3,10 +3,11 @@
 use crate::experiments::{
     applications::Applications, capacity::Capacity, congestion_control::CongestionControl, coverage::Coverage,
     delayed_release::DelayedRelease, ecn::Ecn, elephants::Elephants, flow_records::FlowRecords,
-    granularity::Granularity, iperf::Iperf, isolation::Isolation, nginx::NginxExperiment, outage::Outage,
-    path_failure::PathFailure, redis_loss::RedisLoss, route_refresh::RouteRefresh, slicing::Slicing, soak::Soak,
-    sockperf::Sockperf, stable::Stable, switch_latency::SwitchLatency, switch_overall::SwitchOverall,
-    switch_rate::SwitchRate, vectors::Vectors, vhost_rate::VhostRate,
+    granularity::Granularity, gw_order::GwOrder, gw_overload::GwOverload, gw_services::GwServices, iperf::Iperf,
+    isolation::Isolation, nginx::NginxExperiment, outage::Outage, path_failure::PathFailure, redis_loss::RedisLoss,
+    route_refresh::RouteRefresh, slicing::Slicing, soak::Soak, sockperf::Sockperf, stable::Stable,
+    switch_latency::SwitchLatency, switch_overall::SwitchOverall, switch_rate::SwitchRate, vectors::Vectors,
+    vhost_rate::VhostRate,
 };
 use crate::frame::Experiment;
 
@@ -38,6 +39,9 @@ pub fn all() -> Vec<Box<dyn Experiment>> {
         Box::new(Stable),
         Box::new(CongestionControl),
         Box::new(Sockperf),
+        Box::new(GwServices),
+        Box::new(GwOrder),
+        Box::new(GwOverload),
     ]
 }
 

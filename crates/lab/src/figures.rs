@@ -1,6 +1,6 @@
 //! The papers' figures: which experiment measures each, what the paper claims, and how a measurement here differs from its.
 //!
-//! NSDI'26 and APNET'25 are the two BIFROST papers, SIGCOMM'24 is that of Triton.
+//! NSDI'26 and APNET'25 are the two BIFROST papers, SIGCOMM'24 is that of Triton, and SIGCOMM'25 that of Albatross.
 
 /// A figure of a paper.
 #[derive(Debug, Clone, Copy)]
@@ -208,14 +208,86 @@ const MEASURED: &[(&str, &[Figure])] = &[
             "One core, which does in software what hardware does there; conversations that take turns instead of a mix of flows. Open vSwitch with DPDK beside it.",
         )],
     ),
+    (
+        "gw-services",
+        &[figure(
+            "SIGCOMM'25 tables 2 and 3",
+            "Four services forward 128.8, 81.6, 119.4 and 126.3 million packets a second on 88 data cores: 1.46 million of a core for VPC-VPC, and \
+             0.63, 0.93 and 0.98 of that for the Internet, customers' networks and cloud services.",
+            "One core of a virtual machine, and tables that fit into tens of megabytes instead of gigabytes. Packets come over memif from a program \
+             that only copies them, where the paper has its NIC pipeline.",
+        )],
+    ),
+    (
+        "gw-order",
+        &[
+            figure(
+                "SIGCOMM'25 figure 11",
+                "With a timeout of 100 µs, one packet in 100,000 is out of order.",
+                "Service times and timeouts are a thousand times longer, for threads here are away for milliseconds: what is shown is that order holds wherever \
+                 nothing times out. The distribution of service times at the paper's scale is that of `bifrost-sim study gw-plb`.",
+            ),
+            figure(
+                "SIGCOMM'25 figure 12",
+                "The drop flag saves dozens to hundreds of head-of-line blockings a second.",
+                "An ACL drops one packet in a hundred of 12,800 a second.",
+            ),
+        ],
+    ),
+    (
+        "gw-overload",
+        &[
+            figure(
+                "SIGCOMM'25 figure 13",
+                "Without the limiter, a tenant that goes from 4 to 34 Mpps costs each of the others half of its packets.",
+                "At a hundredth of the scale: 40 to 340 thousand packets a second, of which two workers take 200 thousand.",
+            ),
+            figure(
+                "SIGCOMM'25 figure 14",
+                "With it, the others lose nothing; a tenant that collides with the heavy one is free of it within seconds.",
+                "At a hundredth of the scale.",
+            ),
+        ],
+    ),
 ];
 
 /// Figures that no experiment measures, and why.
-pub const NOT_MEASURED: &[(&str, &str)] = &[(
-    "NSDI'26 section 6.1.4, aggregation and pooling",
-    "Production servers: how many connections generated flows need is in `bifrost-sim study aggregation` (docs/STUDIES.md); what a connection takes is \
+pub const NOT_MEASURED: &[(&str, &str)] = &[
+    (
+        "NSDI'26 section 6.1.4, aggregation and pooling",
+        "Production servers: how many connections generated flows need is in `bifrost-sim study aggregation` (docs/STUDIES.md); what a connection takes is \
          counted by `make cost` (docs/COST.md).",
-)];
+    ),
+    (
+        "SIGCOMM'25 figures 4 and 5, cost of packet-level load balancing and hits of the L3 cache",
+        "Simulated, for there are two cores here: `bifrost-sim study gw-plb` (docs/STUDIES.md). The cache hits themselves are counters of a processor, which \
+         virtual machines do not have; the study takes service times with and without them as measured.",
+    ),
+    (
+        "SIGCOMM'25 figures 8 to 10, heavy hitters, tail latency, and use of cores",
+        "Simulated at the paper's numbers of cores, in virtual time around the real load balancer: `bifrost-sim study gw-plb` (docs/STUDIES.md).",
+    ),
+    (
+        "SIGCOMM'25 figure 15, cost of an availability zone",
+        "Computed from the paper's own numbers: 32 gateways are 32 servers, or 8 servers with 4 pods each; at twice the price of a server 16 of 32 (half), \
+         and 7.2 of 12 kW (40 % less). Nothing of it can be measured.",
+    ),
+    ("SIGCOMM'25 figures 16 and 17, NUMA", "Not here, because no machine at hand has a second NUMA node."),
+    ("SIGCOMM'25 table 1, resources of Tofino", "Not here, because it is about the hardware that Albatross replaces."),
+    (
+        "SIGCOMM'25 tables 4 and 5, latency and resources of the FPGA",
+        "Not here, because the pipeline is a program: what its stages cost is counted by `make cost` (docs/COST.md) and told by `bifrost-nicd`.",
+    ),
+    (
+        "SIGCOMM'25 table 6, Albatross beside Sailfish",
+        "In part: 10 million LPM rules are built and looked up by `make cost` (docs/COST.md). Prices, throughput of devices and other gateways are not here, because they are \
+         properties of hardware.",
+    ),
+    (
+        "SIGCOMM'25 figure B.2, four links of a pod to four switches",
+        "Not here as an experiment: a pod has up to four interfaces (docs/GATEWAY.md), and which of them fails is told by BGP, which the gateway does not speak yet.",
+    ),
+];
 
 #[cfg(test)]
 mod tests {

@@ -17,6 +17,7 @@ pub mod experiment;
 pub mod experiments;
 pub mod figures;
 pub mod frame;
+pub mod gateway;
 pub mod inject;
 pub mod interrupt;
 pub mod lab;

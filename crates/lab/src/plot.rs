@@ -108,6 +108,11 @@ impl Series {
     pub fn other(label: &'static str) -> Self {
         Series { label, color: color(Mode::Strict) }
     }
+
+    /// A fourth one, in the color of [`Mode::OpenVswitch`].
+    pub fn fourth(label: &'static str) -> Self {
+        Series { label, color: color(Mode::OpenVswitch) }
+    }
 }
 
 impl From<Mode> for Series {

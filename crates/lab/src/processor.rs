@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::fs;
 
 use anyhow::{Context, Result, anyhow};
+use rustix::thread::{CpuSet, sched_setaffinity};
 use thread_priority::{RealtimeThreadSchedulePolicy, ThreadPriority, ThreadSchedulePolicy};
 
 use crate::process::stat_fields;
@@ -46,6 +47,22 @@ pub fn run_before_all_others() -> Result<()> {
     let policy = ThreadSchedulePolicy::Realtime(RealtimeThreadSchedulePolicy::Fifo);
     thread_priority::set_thread_priority_and_policy(thread_priority::thread_native_id(), priority, policy)
         .map_err(|error| anyhow!("a real-time priority is refused ({error}); the lab needs root"))
+}
+
+/// Does `work` on a thread of its own that is bound to one processor.
+///
+/// # Errors
+/// There is no such processor, or those of `work`.
+pub fn on<T: Send>(processor: usize, work: impl FnOnce() -> Result<T> + Send) -> Result<T> {
+    std::thread::scope(|scope| {
+        let bound = move || {
+            let mut set = CpuSet::new();
+            set.set(processor);
+            sched_setaffinity(None, &set).with_context(|| format!("choosing processor {processor}"))?;
+            work()
+        };
+        scope.spawn(bound).join().map_err(|_| anyhow!("a thread on processor {processor} panicked"))?
+    })
 }
 
 /// What the kernel has counted so far, ticks.

@@ -8,8 +8,8 @@ use std::path::Path;
 use bifrost_lab::experiment;
 use bifrost_lab::experiments::{
     applications, congestion_control, coverage, delayed_release, elephants, flow_records, full_links, granularity,
-    iperf, isolation, nginx, outage, path_failure, redis_loss, route_refresh, slicing, soak, sockperf, stable,
-    switch_latency, switch_overall, switch_rate, tunnel::Switch, vectors, vhost_rate,
+    gw_order, gw_overload, gw_services, iperf, isolation, nginx, outage, path_failure, redis_loss, route_refresh,
+    slicing, soak, sockperf, stable, switch_latency, switch_overall, switch_rate, tunnel::Switch, vectors, vhost_rate,
 };
 use bifrost_lab::options::{App, Guests, Injector, Mode, Op, Options};
 use bifrost_lab::results::{HostInfo, Results, SCHEMA_VERSION, to_values};
@@ -391,7 +391,43 @@ fn all() -> Vec<Value> {
         attempts: 2,
         standstill_ms: 4.5,
     };
+    let gw_services = gw_services::Row {
+        forwarder: gw_services::Forwarder::Pod,
+        service: gw_services::Service::CloudService,
+        repetition: 0,
+        flows: 500_000,
+        frame_bytes: 256,
+        duration_s: 4.0,
+        packets_per_s: 1e6,
+        busy_percent: 99.5,
+        dropped_packets: 0,
+    };
+    let gw_order = gw_order::Row {
+        case: gw_order::Case::StoppedWorker,
+        repetition: 1,
+        sent_packets: 20_000,
+        refused_packets: 200,
+        received_packets: 19_800,
+        reordered_packets: 1,
+        timed_out_packets: 1000,
+        late_packets: 1000,
+        by_flow_packets: 0,
+    };
+    let tenant = gw_overload::Tenant { vni: 100, sent_packets: vec![4000], received_packets: vec![2000] };
+    let gw_overload = gw_overload::Row {
+        limiter: gw_overload::Limiter::Collision,
+        repetition: 0,
+        bin_ms: 100,
+        burst_bin: 30,
+        tenants: vec![tenant],
+        limited_packets: 1,
+        no_room_packets: 2,
+        device_lost_frames: 0,
+    };
     vec![
+        results("gw-services", gw_services),
+        results("gw-order", gw_order),
+        results("gw-overload", gw_overload),
         results("redis-loss", redis_loss),
         results("path-failure", path_failure),
         results("iperf", iperf),

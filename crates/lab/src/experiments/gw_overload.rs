@@ -1,0 +1,490 @@
+//! `gw-overload`: one tenant of four sends twenty times as much at once, and whether the others notice (Albatross, figures 13 and 14).
+//!
+//! At a hundredth of the paper's scale: 40, 30, 20 and 10 thousand packets a second; the first tenant goes to 340. The pod takes 200 thousand a
+//! second, and the limiter lets a tenant have 80 in its first stage and 20 in its second.
+
+use std::fmt;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result};
+use bifrost_tables::{LimiterConfig, Rate, Stage, TenantLimiter};
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use crate::bars::{Bar, Sense};
+use crate::frame::Experiment;
+use crate::gateway::frames::{self, HEADERS, Inner};
+use crate::gateway::world::{Settings, World};
+use crate::interrupt;
+use crate::lab::Lab;
+use crate::options::Mode;
+use crate::plot::{self, Panel, Series};
+use crate::processor;
+use crate::report::{Table, number};
+use crate::results::from_values;
+use crate::stats::median_of;
+use crate::turns;
+
+/// Thousands of packets a second, by tenant; the first one bursts.
+const KPPS: [u32; 4] = [40, 30, 20, 10];
+const BURST_KPPS: u32 = 340;
+/// What each of the pod's two workers takes, packets a second.
+const OF_A_WORKER: u64 = 100_000;
+/// The limiter's stages, packets a second.
+const STAGES: [u64; 2] = [80_000, 20_000];
+/// The seed of the limiter's hash, so that a tenant can be chosen that collides with the first one.
+const SEED: u64 = 1;
+const FIRST: u32 = 100;
+/// The processor of what sends and receives, and that of the gateway.
+const LAB: usize = 0;
+const GATEWAY: usize = 1;
+const PAYLOAD: usize = 36;
+const BIN: Duration = Duration::from_millis(100);
+/// Batches of frames.
+const TICK: Duration = Duration::from_micros(500);
+/// How long a collision may last.
+const CLEARED: Duration = Duration::from_secs(1);
+
+/// The experiment.
+#[derive(Debug, Clone, Copy)]
+pub struct GwOverload;
+
+/// How tenants are limited.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Limiter {
+    /// They are not (figure 13).
+    Off,
+    /// By the two-stage limiter (figure 14).
+    On,
+    /// By the limiter, and the third tenant shares both of its stages with the first.
+    Collision,
+}
+
+impl Limiter {
+    const ALL: [Limiter; 3] = [Limiter::Off, Limiter::On, Limiter::Collision];
+}
+
+impl fmt::Display for Limiter {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Limiter::Off => "off",
+            Limiter::On => "on",
+            Limiter::Collision => "collision",
+        })
+    }
+}
+
+/// One tenant, by the time at which its packets were sent.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Tenant {
+    /// Its VNI.
+    pub vni: u32,
+    /// Packets sent in each bin.
+    pub sent_packets: Vec<u64>,
+    /// Packets of each bin that arrived, whenever.
+    pub received_packets: Vec<u64>,
+}
+
+impl Tenant {
+    /// Packets lost of the bins from one on.
+    fn lost_from(&self, bin: usize) -> u64 {
+        let sum = |bins: &[u64]| bins.iter().skip(bin).sum::<u64>();
+        sum(&self.sent_packets).saturating_sub(sum(&self.received_packets))
+    }
+}
+
+/// One run.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Row {
+    /// How tenants are limited.
+    #[serde(rename = "mode")]
+    pub limiter: Limiter,
+    /// Counts from 0.
+    pub repetition: u32,
+    /// Width of a bin, ms.
+    pub bin_ms: u64,
+    /// The bin in which the first tenant begins to burst.
+    pub burst_bin: u32,
+    /// The tenants.
+    pub tenants: Vec<Tenant>,
+    /// Packets that the limiter dropped.
+    pub limited_packets: u64,
+    /// Packets that the pipeline dropped because no worker had room.
+    pub no_room_packets: u64,
+    /// Frames that the pipeline's device lost because the pipeline was too slow.
+    pub device_lost_frames: u64,
+}
+
+impl Row {
+    /// What the bursting tenant sends, or has delivered, while it bursts: packets a second.
+    fn burst_rate(&self, of: fn(&Tenant) -> &[u64]) -> f64 {
+        let bins = self.tenants.first().map(of).unwrap_or_default();
+        // The first second of the limiter's buckets, and the ends, do not count.
+        let steady = bins.iter().skip(self.burst_bin as usize + 10);
+        let (sum, count) = steady.fold((0, 0), |(sum, count), packets| (sum + packets, count + 1));
+        sum as f64 / (f64::from(count) * self.bin_ms as f64 / 1000.0)
+    }
+
+    /// What innocent tenants lose of what they send from a bin after the burst's beginning on, percent.
+    fn lost_percent(&self) -> f64 {
+        let innocent = self.tenants.get(1..).unwrap_or_default();
+        let lost: u64 = innocent.iter().map(|tenant| tenant.lost_from(self.burst_bin as usize)).sum();
+        let sent: u64 = innocent.iter().flat_map(|t| t.sent_packets.iter().skip(self.burst_bin as usize)).sum();
+        100.0 * lost as f64 / sent as f64
+    }
+
+    fn innocent_lost(&self) -> f64 {
+        self.tenants.iter().skip(1).map(|tenant| tenant.lost_from(0)).sum::<u64>() as f64
+    }
+}
+
+impl fmt::Display for Row {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "limiter {}: innocent tenants lose {:.2} % during the burst", self.limiter, self.lost_percent())
+    }
+}
+
+impl Experiment for GwOverload {
+    fn name(&self) -> &'static str {
+        "gw-overload"
+    }
+
+    fn summary(&self) -> &'static str {
+        "A tenant's burst at a gateway, with and without the limiter (SIGCOMM'25 figures 13, 14)"
+    }
+
+    /// None: it builds its own network.
+    fn modes(&self) -> Vec<Mode> {
+        Vec::new()
+    }
+
+    fn run(&self, lab: &Lab) -> Result<Vec<Value>> {
+        let seconds = lab.seconds(9.0, 4.0);
+        turns::each(lab.repetitions(2), &Limiter::ALL, |limiter, repetition| {
+            measure(lab, *limiter, repetition, seconds)
+        })
+    }
+
+    fn report(&self, rows: &[Value]) -> Result<String> {
+        let rows: Vec<Row> = from_values(rows)?;
+        let mut table = Table::new(&[
+            "limiter",
+            "burst sent, kpps",
+            "burst delivered, kpps",
+            "tenant 2 lost, %",
+            "tenant 3 lost, %",
+            "tenant 4 lost, %",
+            "stopped by the limiter",
+            "no room",
+        ]);
+        for limiter in Limiter::ALL {
+            let of = |field: &dyn Fn(&Row) -> f64| {
+                number(median_of(rows.iter().filter(|r| r.limiter == limiter).map(field)).unwrap_or(f64::NAN))
+            };
+            let lost = |row: &Row, tenant: usize| {
+                let Some(tenant) = row.tenants.get(tenant) else { return f64::NAN };
+                let sent: u64 = tenant.sent_packets.iter().skip(row.burst_bin as usize).sum();
+                100.0 * tenant.lost_from(row.burst_bin as usize) as f64 / sent as f64
+            };
+            table.row(vec![
+                limiter.to_string(),
+                of(&|r| r.burst_rate(|t| &t.sent_packets) / 1000.0),
+                of(&|r| r.burst_rate(|t| &t.received_packets) / 1000.0),
+                of(&|r| lost(r, 1)),
+                of(&|r| lost(r, 2)),
+                of(&|r| lost(r, 3)),
+                of(&|r| r.limited_packets as f64),
+                of(&|r| r.no_room_packets as f64),
+            ]);
+        }
+        Ok(format!(
+            "Four tenants send {KPPS:?} thousand packets a second to a pod that takes {} thousand; after a third of the time the first one \
+             sends {BURST_KPPS} thousand. With `collision` the third tenant's VNI shares both stages of the limiter with the first one's. Losses are those \
+             of packets sent from the beginning of the burst on. Medians of the repetitions.\n\n{}",
+            2 * OF_A_WORKER / 1000,
+            table.render()
+        ))
+    }
+
+    fn plots(&self, rows: &[Value], directory: &Path) -> Result<Vec<PathBuf>> {
+        let rows: Vec<Row> = from_values(rows)?;
+        let series = [
+            Series::off("tenant 1, which bursts"),
+            Series::on("tenant 2"),
+            Series::other("tenant 3"),
+            Series::fourth("tenant 4"),
+        ];
+        let panel = |limiter: Limiter| {
+            let row = rows.iter().find(|row| row.limiter == limiter);
+            let line = |(tenant, series): (&Tenant, Series)| {
+                let at = |(bin, packets): (usize, &u64)| (bin as f64 * BIN.as_secs_f64(), *packets as f64 / 100.0);
+                (series, tenant.received_packets.iter().enumerate().map(at).collect())
+            };
+            Panel {
+                title: format!("limiter: {limiter}"),
+                x_title: "sent at [s]".to_owned(),
+                y_title: "thousand packets/s delivered".to_owned(),
+                lines: row.map_or_else(Vec::new, |row| row.tenants.iter().zip(series).map(line).collect()),
+                marks: row.map_or_else(Vec::new, |row| {
+                    vec![(f64::from(row.burst_bin) * BIN.as_secs_f64(), "burst".to_owned())]
+                }),
+                ..Panel::default()
+            }
+        };
+        Ok(vec![plot::draw(&directory.join("overload.svg"), &Limiter::ALL.map(panel), 3)?])
+    }
+
+    fn bars(&self, rows: &[Value]) -> Result<Vec<Bar>> {
+        let rows: Vec<Row> = from_values(rows)?;
+        let of = |limiter| rows.iter().filter(move |row: &&Row| row.limiter == limiter);
+        let most = |limiter, field: &dyn Fn(&Row) -> f64| of(limiter).map(field).reduce(f64::max);
+        let cleared = (CLEARED.as_millis() / BIN.as_millis()) as usize;
+        let late = |row: &Row| {
+            let bin = row.burst_bin as usize + cleared;
+            row.tenants.iter().skip(1).map(|tenant| tenant.lost_from(bin)).sum::<u64>() as f64
+        };
+        let beside = |row: &Row| {
+            row.tenants.iter().enumerate().filter(|(n, _)| [1, 3].contains(n)).map(|(_, t)| t.lost_from(0)).sum::<u64>()
+                as f64
+        };
+        let nothing = |name: &str, measured| Bar::new(name, measured, Sense::AtMost, 0.0, "packets").exact();
+        Ok(vec![
+            Bar::new(
+                "the burst, least run",
+                rows.iter().map(|r| r.burst_rate(|t| &t.sent_packets) / 1000.0).reduce(f64::min),
+                Sense::AtLeast,
+                0.95 * f64::from(BURST_KPPS),
+                "kpps",
+            ),
+            Bar::new(
+                "what innocent tenants lose without the limiter, least run",
+                of(Limiter::Off).map(Row::lost_percent).reduce(f64::min),
+                Sense::AtLeast,
+                40.0,
+                "%",
+            ),
+            nothing(
+                "packets of innocent tenants lost with the limiter, worst run",
+                most(Limiter::On, &Row::innocent_lost),
+            ),
+            Bar::new(
+                "what the burst gets with the limiter, worst run",
+                most(Limiter::On, &|r| r.burst_rate(|t| &t.received_packets) / 1000.0),
+                Sense::AtMost,
+                1.1 * (STAGES[0] + STAGES[1]) as f64 / 1000.0,
+                "kpps",
+            ),
+            Bar::new(
+                "packets that the colliding tenant loses at first, least run",
+                of(Limiter::Collision).map(|r| r.tenants.get(2).map_or(0, |t| t.lost_from(0)) as f64).reduce(f64::min),
+                Sense::AtLeast,
+                1.0,
+                "packets",
+            ),
+            nothing(
+                "packets of innocent tenants lost a second after a collision, worst run",
+                most(Limiter::Collision, &late),
+            ),
+            nothing(
+                "packets of those that do not collide lost beside a collision, worst run",
+                most(Limiter::Collision, &beside),
+            ),
+        ])
+    }
+}
+
+/// The tenants' VNIs.
+fn vnis(limiter: Limiter) -> Result<[u32; 4]> {
+    let third = if limiter == Limiter::Collision { colliding()? } else { FIRST + 2 };
+    Ok([FIRST, FIRST + 1, third, FIRST + 3])
+}
+
+/// A VNI that shares both stages of the limiter with [`FIRST`].
+fn colliding() -> Result<u32> {
+    let stage = |per_second| Rate { per_second, burst: 1 };
+    let config = LimiterConfig {
+        first: stage(1),
+        second: stage(1),
+        sample_drops: u32::MAX,
+        seed: SEED,
+        ..LimiterConfig::default()
+    };
+    (1..4096)
+        .map(|n| FIRST + n * config.color_entries)
+        .find(|vni| {
+            let mut limiter = TenantLimiter::new(config);
+            // The first tenant uses up both stages at once.
+            let used: Vec<_> = (0..3).map(|_| limiter.admit(0, FIRST, 1)).collect();
+            let ruling = limiter.admit(0, *vni, 1);
+            used.last().is_some_and(|last| !last.passes) && !ruling.passes && ruling.stage == Stage::Meter
+        })
+        .context("no VNI shares both stages of the limiter")
+}
+
+fn settings(limiter: Limiter, vnis: [u32; 4]) -> Settings {
+    let [first, second] = STAGES;
+    let limiter = match limiter {
+        Limiter::Off => "first_packets_per_second = 1000000000\nsecond_packets_per_second = 1000000000\n".to_owned(),
+        Limiter::On | Limiter::Collision => {
+            format!("first_packets_per_second = {first}\nsecond_packets_per_second = {second}\ntest_seed = {SEED}\n")
+        }
+    };
+    Settings {
+        vnis: vnis.to_vec(),
+        timeout_ms: 100,
+        queue_entries: 32_768,
+        limiter,
+        tests: format!("packets_per_second = {OF_A_WORKER}\n"),
+        processor: Some(GATEWAY),
+    }
+}
+
+fn measure(lab: &Lab, limiter: Limiter, repetition: u32, seconds: f64) -> Result<Row> {
+    let vnis = vnis(limiter)?;
+    let mut world = World::start(lab, &format!("{limiter}-{repetition}"), &settings(limiter, vnis))?;
+    let bins = (seconds / BIN.as_secs_f64()) as usize;
+    let burst_bin = bins / 3;
+    let mut headers = Vec::new();
+    for (n, vni) in (0u16..).zip(vnis) {
+        // Several flows each, as tenants have.
+        for flow in 0..16 {
+            let inner = Inner {
+                vni,
+                source: [192, 168, 0, 1].into(),
+                destination: [192, 168, 0, 2].into(),
+                ports: (1024 + 16 * n + flow, 9),
+            };
+            headers.push(frames::headers(&inner, PAYLOAD)?);
+        }
+    }
+    let tenant = |vni| Tenant { vni, sent_packets: vec![0; bins], received_packets: vec![0; bins] };
+    let mut tenants: Vec<Tenant> = vnis.map(tenant).into();
+    processor::on(LAB, || send(&mut world, &headers, &mut tenants, burst_bin, bins))?;
+    interrupt::check()?;
+    // What is in rings and queues.
+    let until = Instant::now() + Duration::from_millis(500);
+    while Instant::now() < until {
+        world.drain(|frame| take(frame, &mut tenants))?;
+        std::thread::sleep(TICK);
+    }
+    world.nicd.check_alive()?;
+    let state = world.nicd.status()?;
+    let device = state["device"].as_object().context("the pipeline tells of its device")?;
+    let lost = device.iter().filter(|(name, _)| name.contains("drop")).filter_map(|(_, value)| value.as_u64()).sum();
+    Ok(Row {
+        limiter,
+        repetition,
+        bin_ms: BIN.as_millis() as u64,
+        burst_bin: burst_bin as u32,
+        tenants,
+        limited_packets: world.of_pod("counters/refused_limited_packets")?,
+        no_room_packets: world.of_pod("counters/refused_ring_full_packets")?,
+        device_lost_frames: lost,
+    })
+}
+
+/// Sends what is due, and takes what comes meanwhile.
+fn send(
+    world: &mut World,
+    headers: &[[u8; HEADERS]],
+    tenants: &mut [Tenant],
+    burst_bin: usize,
+    bins: usize,
+) -> Result<()> {
+    let began = Instant::now();
+    let mut due_until = Duration::ZERO;
+    let mut owed = [0.0; KPPS.len()];
+    let mut turn = 0usize;
+    loop {
+        let elapsed = began.elapsed();
+        let bin = (elapsed.as_nanos() / BIN.as_nanos()) as usize;
+        if bin >= bins {
+            return Ok(());
+        }
+        let step = (elapsed - due_until).as_secs_f64();
+        due_until = elapsed;
+        let bytes = (bin as u32).to_be_bytes();
+        for (n, tenant) in tenants.iter_mut().enumerate() {
+            let kpps = if n == 0 && bin >= burst_bin { BURST_KPPS } else { KPPS[n] };
+            owed[n] += step * f64::from(kpps) * 1000.0;
+            while owed[n] >= 1.0 {
+                owed[n] -= 1.0;
+                turn += 1;
+                world.send(&[&headers[16 * n + turn % 16], &bytes, &[0; PAYLOAD - 4]]);
+                tenant.sent_packets[bin] += 1;
+            }
+        }
+        world.flush();
+        world.drain(|frame| take(frame, tenants))?;
+        if let Some(rest) = (due_until + TICK).checked_sub(began.elapsed()) {
+            std::thread::sleep(rest);
+        }
+    }
+}
+
+fn take(frame: &[u8], tenants: &mut [Tenant]) {
+    let Some((vni, _, payload)) = frames::read(frame) else { return };
+    let bin = payload.first_chunk().map_or(u32::MAX, |bytes| u32::from_be_bytes(*bytes));
+    let tenant = tenants.iter_mut().find(|tenant| tenant.vni == vni);
+    if let Some(count) = tenant.and_then(|tenant| tenant.received_packets.get_mut(bin as usize)) {
+        *count += 1;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use super::*;
+    use crate::results::to_values;
+
+    #[test]
+    fn each_bar_can_fail() {
+        let tenant = |vni, sent: u64, burst: (u64, u64)| Tenant {
+            vni,
+            sent_packets: [vec![sent; 10], vec![burst.0; 20]].concat(),
+            received_packets: [vec![sent; 10], vec![burst.1; 20]].concat(),
+        };
+        let row = |limiter, first, share: u64| Row {
+            limiter,
+            repetition: 0,
+            bin_ms: 100,
+            burst_bin: 10,
+            tenants: vec![
+                tenant(100, 4000, (34_000, first)),
+                tenant(101, 3000, (3000, 3000 / share)),
+                tenant(102, 2000, (2000, 2000 / share)),
+                tenant(103, 1000, (1000, 1000 / share)),
+            ],
+            limited_packets: 0,
+            no_room_packets: 0,
+            device_lost_frames: 0,
+        };
+        let missed = |change: fn(&mut Vec<Row>)| {
+            let mut rows =
+                vec![row(Limiter::Off, 17_000, 2), row(Limiter::On, 10_000, 1), row(Limiter::Collision, 10_000, 1)];
+            rows[2].tenants[2].received_packets[12] = 0;
+            change(&mut rows);
+            GwOverload.bars(&to_values(&rows).unwrap()).unwrap().iter().filter(|bar| !bar.passes()).count()
+        };
+        assert_eq!(missed(|_| {}), 0);
+        assert_eq!(missed(|rows| rows[1].tenants[0].sent_packets = vec![0; 30]), 1);
+        assert_eq!(
+            missed(|rows| rows[0].tenants[1..].iter_mut().for_each(|t| t.received_packets = t.sent_packets.clone())),
+            1
+        );
+        assert_eq!(missed(|rows| rows[1].tenants[3].received_packets[25] -= 1), 1);
+        assert_eq!(missed(|rows| rows[1].tenants[0].received_packets = vec![12_000; 30]), 1);
+        assert_eq!(missed(|rows| rows[2].tenants[2].received_packets[12] = 2000), 1, "there was no collision");
+        assert_eq!(missed(|rows| rows[2].tenants[2].received_packets[21] = 0), 1);
+        assert_eq!(missed(|rows| rows[2].tenants[1].received_packets[11] = 0), 1);
+    }
+
+    #[test]
+    fn there_is_a_tenant_that_collides() {
+        let vni = colliding().unwrap();
+        assert!(vni < 1 << 24 && vni % 4096 == FIRST);
+    }
+}

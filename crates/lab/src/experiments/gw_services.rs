@@ -1,0 +1,361 @@
+//! `gw-services`: packets a second of a gateway pod's core for each of its services, with the kernel's forwarding and DPDK's packet forwarder beside it
+//! (Albatross, table 3).
+
+mod kernel;
+mod pod;
+
+use std::fmt;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use anyhow::{Result, bail};
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use super::circle::{PROCESSORS, need_processors};
+use crate::bars::{Bar, Sense};
+use crate::frame::Experiment;
+use crate::gateway::feeder::{self, Feeder, Flows};
+use crate::gateway::frames::HEADERS;
+use crate::lab::Lab;
+use crate::netns::Namespace;
+use crate::options::Mode;
+use crate::plot::{self, Panel, Series};
+use crate::processor;
+use crate::programs::testpmd::{self, Testpmd};
+use crate::report::{Table, factor};
+use crate::results::from_values;
+use crate::stats::{Spread, cell, middle, paired_ratio};
+use crate::turns;
+
+/// Flows that take turns.
+const FLOWS: u32 = 500_000;
+/// Bytes of a frame.
+const FRAME: usize = 256;
+/// Bytes behind the headers of a frame.
+const PAYLOAD: usize = FRAME - HEADERS;
+/// After each flow had a packet.
+const WARM_UP: Duration = Duration::from_secs(1);
+/// The processor of what sends packets, and that of what is measured.
+const FEEDS: usize = PROCESSORS[0];
+const WORKS: usize = PROCESSORS[1];
+
+/// The experiment.
+#[derive(Debug, Clone, Copy)]
+pub struct GwServices;
+
+/// What forwards.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Forwarder {
+    /// `bifrost-gw` with one worker.
+    Pod,
+    /// Linux: VXLAN devices, routes, and the source NAT of nftables.
+    Kernel,
+    /// `dpdk-testpmd` over memif, which swaps MAC addresses and looks at nothing else.
+    Testpmd,
+}
+
+/// What becomes of the packets.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Service {
+    /// To another host of the VPC.
+    Vpc,
+    /// To the Internet, with an ACL and many-to-one translation.
+    Internet,
+    /// To the customer's network, by GRE.
+    Idc,
+    /// To a backend of a cloud service, with translation of both ends.
+    CloudService,
+    /// Back as they are.
+    None,
+}
+
+/// What is measured.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Point(Forwarder, Service);
+
+const POINTS: [Point; 7] = [
+    Point(Forwarder::Testpmd, Service::None),
+    Point(Forwarder::Pod, Service::Vpc),
+    Point(Forwarder::Pod, Service::Internet),
+    Point(Forwarder::Pod, Service::Idc),
+    Point(Forwarder::Pod, Service::CloudService),
+    Point(Forwarder::Kernel, Service::Vpc),
+    Point(Forwarder::Kernel, Service::Internet),
+];
+
+impl fmt::Display for Forwarder {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Forwarder::Pod => "pod",
+            Forwarder::Kernel => "kernel",
+            Forwarder::Testpmd => "testpmd",
+        })
+    }
+}
+
+impl fmt::Display for Service {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Service::Vpc => "vpc",
+            Service::Internet => "internet",
+            Service::Idc => "idc",
+            Service::CloudService => "cloud_service",
+            Service::None => "none",
+        })
+    }
+}
+
+impl fmt::Display for Point {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}-{}", self.0, self.1)
+    }
+}
+
+/// One service of one forwarder.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Row {
+    /// What forwarded.
+    #[serde(rename = "mode")]
+    pub forwarder: Forwarder,
+    /// What became of the packets.
+    pub service: Service,
+    /// Counts from 0.
+    pub repetition: u32,
+    /// Flows that took turns.
+    pub flows: u32,
+    /// Bytes of a frame.
+    pub frame_bytes: u32,
+    /// How long packets were counted, s.
+    pub duration_s: f64,
+    /// Packets forwarded in that time, a second.
+    pub packets_per_s: f64,
+    /// How much of that time the core worked on packets, percent.
+    pub busy_percent: f64,
+    /// Packets that were dropped.
+    pub dropped_packets: u64,
+}
+
+impl Row {
+    /// Packets for each second that the core worked.
+    fn of_a_core(&self) -> f64 {
+        self.packets_per_s / (self.busy_percent / 100.0)
+    }
+}
+
+impl fmt::Display for Row {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Row { forwarder, service, packets_per_s, busy_percent, .. } = self;
+        write!(
+            f,
+            "{forwarder}, {service}: {:.3} million packets a second, core busy {busy_percent:.0} %",
+            packets_per_s / 1e6
+        )
+    }
+}
+
+impl Experiment for GwServices {
+    fn name(&self) -> &'static str {
+        "gw-services"
+    }
+
+    fn summary(&self) -> &'static str {
+        "Packets a second of a gateway's core by service, beside Linux and DPDK (SIGCOMM'25 table 3)"
+    }
+
+    /// None: it builds its own network.
+    fn modes(&self) -> Vec<Mode> {
+        Vec::new()
+    }
+
+    fn run(&self, lab: &Lab) -> Result<Vec<Value>> {
+        need_processors()?;
+        let time = Duration::from_secs_f64(lab.seconds(4.0, 2.0));
+        turns::each(lab.repetitions(3), &POINTS, |point, repetition| measure(lab, *point, repetition, time))
+    }
+
+    fn report(&self, rows: &[Value]) -> Result<String> {
+        let rows: Vec<Row> = from_values(rows)?;
+        let mut table = Table::new(&[
+            "forwarder",
+            "service",
+            "million packets/s of a core",
+            "of that of VPC-VPC",
+            "in the paper",
+            "ns a packet",
+            "core busy, %",
+        ]);
+        for Point(forwarder, service) in POINTS {
+            let of = |field: fn(&Row) -> f64| spread(&rows, forwarder, service, field);
+            let base = spread(&rows, forwarder, Service::Vpc, Row::of_a_core);
+            // Table 3: 128.8, 81.6, 119.4 and 126.3 Mpps.
+            let paper = match service {
+                Service::Internet => "0.63x",
+                Service::Idc => "0.93x",
+                Service::CloudService => "0.98x",
+                Service::Vpc | Service::None => "-",
+            };
+            table.row(vec![
+                forwarder.to_string(),
+                service.to_string(),
+                cell(of(|r| r.of_a_core() / 1e6)),
+                factor(middle(of(Row::of_a_core)), middle(base)),
+                paper.to_owned(),
+                cell(of(|r| 1e9 / r.of_a_core())),
+                cell(of(|r| r.busy_percent)),
+            ]);
+        }
+        Ok(format!(
+            "{FLOWS} flows of UDP in frames of {FRAME} bytes, one after the other. A pod's worker has a processor to itself and gets its packets over memif from \
+             the lab on the other processor, which only copies; so does `dpdk-testpmd`. Linux gets them over a veth pair, whose receive steering (RPS) hands them \
+             to its processor, and sends them into another veth pair, at whose end they are dropped. \"Of a core\": packets over the time that the core worked \
+             on them; of a worker, the time of turns that found packets; of Linux, all that was not idle on its processor; of `dpdk-testpmd`, all \
+             of it. Linux's figure includes its devices, the other two's do not: there the NIC pipeline has them. Medians, and in brackets the least and \
+             the most of the repetitions.\n\n{}",
+            table.render()
+        ))
+    }
+
+    fn plots(&self, rows: &[Value], directory: &Path) -> Result<Vec<PathBuf>> {
+        let rows: Vec<Row> = from_values(rows)?;
+        let services = [Service::Vpc, Service::Internet, Service::Idc, Service::CloudService];
+        let series = [(Series::on("bifrost-gw"), Forwarder::Pod), (Series::off("Linux"), Forwarder::Kernel)];
+        let panel = Panel::over(
+            &format!("{FLOWS} flows, {FRAME} bytes"),
+            ("service", &services[..]),
+            ("million packets/s of a core", false),
+            &series,
+            |forwarder, service| spread(&rows, forwarder, *service, |r| r.of_a_core() / 1e6),
+        );
+        Ok(vec![plot::draw(&directory.join("services.svg"), &[panel], 1)?])
+    }
+
+    fn bars(&self, rows: &[Value]) -> Result<Vec<Bar>> {
+        let rows: Vec<Row> = from_values(rows)?;
+        let over = |(forwarder, service), (peer, of_peer)| {
+            let is = |forwarder, service| move |r: &Row| r.forwarder == forwarder && r.service == service;
+            paired_ratio(&rows, |r| r.repetition, (is(forwarder, service), is(peer, of_peer)), Row::of_a_core)
+        };
+        let (pod, kernel) = (Forwarder::Pod, Forwarder::Kernel);
+        let vpc = spread(&rows, pod, Service::Vpc, |r| r.of_a_core() / 1e6).map(|spread| spread.median);
+        let dropped = rows.iter().filter(|r| r.forwarder == pod).map(|r| r.dropped_packets as f64).reduce(f64::max);
+        Ok(vec![
+            Bar::new("packets a second of a core, VPC-VPC", vpc, Sense::AtLeast, 1.0, "million"),
+            Bar::new(
+                "packets a second, VPC-Internet over VPC-VPC",
+                over((pod, Service::Internet), (pod, Service::Vpc)),
+                Sense::AtLeast,
+                0.6,
+                "x",
+            ),
+            Bar::new(
+                "packets a second of a core, VPC-Internet, over Linux with nftables",
+                over((pod, Service::Internet), (kernel, Service::Internet)),
+                Sense::AtLeast,
+                1.0,
+                "x",
+            ),
+            Bar::new("packets that a pod dropped, worst run", dropped, Sense::AtMost, 0.0, "packets").exact(),
+        ])
+    }
+}
+
+/// The median over repetitions; `None` if that was not measured.
+fn spread(rows: &[Row], forwarder: Forwarder, service: Service, field: fn(&Row) -> f64) -> Option<Spread> {
+    Spread::of(rows.iter().filter(|row| row.forwarder == forwarder && row.service == service).map(field))
+}
+
+fn measure(lab: &Lab, point: Point, repetition: u32, time: Duration) -> Result<Row> {
+    let logs = lab.logs(&format!("{point}-{repetition}"));
+    let Point(forwarder, service) = point;
+    let measured = match forwarder {
+        Forwarder::Pod => pod::measure(lab, service, time, &logs)?,
+        Forwarder::Kernel => kernel::measure(lab, service, time)?,
+        Forwarder::Testpmd => with_testpmd(lab, time, &logs)?,
+    };
+    let Measured { forwarded, dropped, seconds, busy_s } = measured;
+    if forwarded == 0 {
+        bail!("no packet comes through (see {})", logs.display());
+    }
+    Ok(Row {
+        forwarder,
+        service,
+        repetition,
+        flows: FLOWS,
+        frame_bytes: FRAME as u32,
+        duration_s: seconds,
+        packets_per_s: forwarded as f64 / seconds,
+        busy_percent: 100.0 * busy_s / seconds,
+        dropped_packets: dropped,
+    })
+}
+
+/// What was counted in a time.
+#[derive(Debug, Clone, Copy)]
+struct Measured {
+    forwarded: u64,
+    dropped: u64,
+    seconds: f64,
+    busy_s: f64,
+}
+
+/// The ceiling: the same packets through a memif client that does nothing but swap addresses.
+fn with_testpmd(lab: &Lab, time: Duration, logs: &Path) -> Result<Measured> {
+    let socket = lab.run.directory().join("memif.sock");
+    let feeder = Feeder::listen(socket.clone(), 1)?;
+    let mut namespace = Namespace::create(format!("{}-testpmd", lab.run.id()))?;
+    namespace.pin(WORKS);
+    let device =
+        format!("net_memif0,role=client,id=0,socket={},socket-abstract=no,rsize=10,bsize=2048", socket.display());
+    let options = ["--forward-mode=macswap", "--no-flush-rx"];
+    let mut testpmd = Testpmd::start_with(&namespace, WORKS, &[device], &options, &logs.join("testpmd"))?;
+    testpmd.tell("start")?;
+    let (mut to, mut from) = feeder.rings(Duration::from_secs(10))?;
+    let (Some(to), Some(from)) = (to.first_mut(), from.first_mut()) else { bail!("dpdk-testpmd has no rings") };
+    let flows = Flows { headers: pod::flows(Service::Vpc)?, payload: PAYLOAD };
+    let fed = processor::on(FEEDS, || feeder::feed((to, from), &flows, (WARM_UP, time), || Ok(())))?;
+    testpmd.tell("stop")?;
+    testpmd.wait_for("CPU cycles/packet=", Duration::from_secs(5))?;
+    // It polls, so that the time for each packet is what the work takes.
+    let Some((cycles, mhz)) = testpmd::cycles_per_packet(&testpmd.printed()) else {
+        bail!("dpdk-testpmd counts no cycles")
+    };
+    let busy_s = (fed.forwarded as f64 * cycles / (mhz * 1e6)).min(fed.seconds);
+    Ok(Measured { forwarded: fed.forwarded, dropped: fed.dropped, seconds: fed.seconds, busy_s })
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use super::*;
+    use crate::results::to_values;
+
+    #[test]
+    fn each_bar_can_fail() {
+        let row = |Point(forwarder, service)| Row {
+            forwarder,
+            service,
+            repetition: 0,
+            flows: FLOWS,
+            frame_bytes: 256,
+            duration_s: 4.0,
+            packets_per_s: if service == Service::Vpc { 1.2e6 } else { 0.8e6 },
+            busy_percent: 100.0,
+            dropped_packets: 0,
+        };
+        let missed = |change: fn(&mut Vec<Row>)| {
+            let mut rows: Vec<Row> = POINTS.into_iter().map(row).collect();
+            rows[6].packets_per_s = 0.3e6;
+            change(&mut rows);
+            GwServices.bars(&to_values(&rows).unwrap()).unwrap().iter().filter(|bar| !bar.passes()).count()
+        };
+        assert_eq!(missed(|_| {}), 0);
+        assert_eq!(missed(|rows| rows[1].packets_per_s = 0.9e6), 1);
+        assert_eq!(missed(|rows| rows[2].packets_per_s = 0.7e6), 1);
+        assert_eq!(missed(|rows| rows[6].packets_per_s = 0.81e6), 1);
+        assert_eq!(missed(|rows| rows[4].dropped_packets = 1), 1);
+    }
+}

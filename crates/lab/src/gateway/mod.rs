@@ -1,0 +1,8 @@
+//! A gateway (`bifrost-nicd` and `bifrost-gw`) and the network around it, for the experiments `gw-...`.
+//!
+//! Frames come from the lab itself: over a veth pair to the whole gateway ([`world`]), or over memif to a pod alone ([`feeder`]).
+
+pub mod feeder;
+pub mod frames;
+pub mod programs;
+pub mod world;
