@@ -17,6 +17,7 @@ mod drain;
 mod ecn;
 mod faults;
 mod flow_log;
+mod gateway;
 mod homes;
 mod hostile;
 mod interop;
