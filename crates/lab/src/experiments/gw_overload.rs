@@ -43,6 +43,8 @@ const PAYLOAD: usize = 36;
 const BIN: Duration = Duration::from_millis(100);
 /// Batches of frames.
 const TICK: Duration = Duration::from_micros(500);
+/// What could not be sent in this time is left out.
+const PATIENCE: Duration = Duration::from_millis(2);
 /// How long a collision may last.
 const CLEARED: Duration = Duration::from_secs(1);
 
@@ -403,7 +405,8 @@ fn send(
         if bin >= bins {
             return Ok(());
         }
-        let step = (elapsed - due_until).as_secs_f64();
+        // A sender that was away does not make up for all of it at once: no network could take that.
+        let step = (elapsed - due_until).min(PATIENCE).as_secs_f64();
         due_until = elapsed;
         let bytes = (bin as u32).to_be_bytes();
         for (n, tenant) in tenants.iter_mut().enumerate() {
