@@ -3,12 +3,13 @@
 use std::net::IpAddr;
 use std::sync::Arc;
 
+use bifrost_nic::icmp_error::{self, IcmpError};
 use bifrost_nic::{L3, Parsed, ecn, parse};
 use bifrost_tables::{ExactMap, Fields, TokenBucket, exact_map};
 use bifrost_wire::protocol::{ICMPV6, UDP};
 use bifrost_wire::{Mac, ethernet, tcp, vxlan};
 
-use crate::answer::{self, Error};
+use crate::answer;
 use crate::encap::{self, Outer};
 use crate::nat::{Cache, Flow, INTERNET, Nat, Seen};
 use crate::quoted::{self, Quoted};
@@ -487,7 +488,7 @@ impl Core {
         plan: Plan,
     ) -> Result<Service, DropReason> {
         if rewrite::hop_limit(packet.bytes(), parsed) <= 1 {
-            return self.refuse(context, packet, parsed, origin, vpc, Error::HopLimit);
+            return self.refuse(context, packet, parsed, origin, vpc, IcmpError::HopLimit);
         }
         let overhead = match plan.egress {
             Egress::Host { host, .. } => encap::vxlan_overhead(host.vtep),
@@ -502,7 +503,7 @@ impl Core {
         };
         let room = usize::from(self.tables.mtu).saturating_sub(overhead);
         if parsed.packet_len() > room {
-            return self.refuse(context, packet, parsed, origin, vpc, Error::TooLarge(room as u16));
+            return self.refuse(context, packet, parsed, origin, vpc, IcmpError::TooLarge(room as u16));
         }
         rewrite::decrement_hop_limit(packet.bytes_mut(), parsed);
         for (side, change) in [(Side::Source, plan.source), (Side::Destination, plan.destination)] {
@@ -580,14 +581,14 @@ impl Core {
         parsed: &Parsed,
         origin: Origin,
         vpc: &Vpc,
-        error: Error,
+        error: IcmpError,
     ) -> Result<Service, DropReason> {
         let reason = match error {
-            Error::HopLimit => DropReason::HopLimit,
-            Error::TooLarge(_) => DropReason::TooLarge,
+            IcmpError::HopLimit => DropReason::HopLimit,
+            IcmpError::TooLarge(_) => DropReason::TooLarge,
         };
-        let silent = error != Error::HopLimit && answer::may_fragment(packet.bytes(), parsed);
-        if silent || !answer::may_answer(packet.bytes(), parsed) {
+        let silent = error != IcmpError::HopLimit && answer::may_fragment(packet.bytes(), parsed);
+        if silent || !icmp_error::may_be_answered(packet.bytes(), parsed) {
             return Err(reason);
         }
         let family = |address: &&IpAddr| address.is_ipv4() == parsed.src_ip.is_ipv4();
@@ -602,7 +603,9 @@ impl Core {
             return Err(DropReason::AnswerRate);
         }
         let quoted = packet.bytes().get(usize::from(parsed.l3)..).unwrap_or_default().to_vec();
-        packet.replace(|out| answer::write_error(error, source, parsed.src_ip, &quoted, out))?;
+        let mut answer = Vec::new();
+        icmp_error::write(error, source, parsed.src_ip, &quoted, &mut answer).ok_or(reason)?;
+        replace(packet, &answer)?;
         self.emit(context, packet, egress, parsed.src_ip, parsed.flow_hash, ecn::NOT_ECT)?;
         // The packet is gone; what leaves is counted as an answer.
         self.counters.drop(reason);
@@ -621,11 +624,7 @@ impl Core {
         if !self.answers.take(context.now, 1) {
             return Err(DropReason::AnswerRate);
         }
-        packet.replace(|out| {
-            let Some(room) = out.get_mut(..reply.len()) else { return 0 };
-            room.copy_from_slice(reply);
-            reply.len()
-        })?;
+        replace(packet, reply)?;
         let source = self.tables.vtep_like(outer.src_ip).ok_or(DropReason::NoHost)?;
         let (destination, flow_hash) = (outer.src_ip, outer.flow_hash);
         encap::push_vxlan(packet, vni, Outer { source, destination, flow_hash, ecn: ecn::NOT_ECT })?;
@@ -633,6 +632,15 @@ impl Core {
         self.push_link(context, packet, next_hop, encap::ethertype_of(destination))?;
         Ok(Service::Answer)
     }
+}
+
+/// Puts other bytes in a packet's place.
+fn replace(packet: &mut Packet<'_>, bytes: &[u8]) -> Result<(), DropReason> {
+    packet.replace(|out| {
+        let Some(room) = out.get_mut(..bytes.len()) else { return 0 };
+        room.copy_from_slice(bytes);
+        bytes.len()
+    })
 }
 
 /// The answer to ARP or a neighbour solicitation for an address of the gateway in the VPC.

@@ -14,6 +14,7 @@
 mod checksum;
 pub mod ecn;
 mod flow;
+pub mod icmp_error;
 mod malformed;
 mod merge;
 mod offload;
