@@ -68,7 +68,7 @@ impl Messages {
 
     fn new(len: u32) -> Self {
         let address = std::net::IpAddr::V6(std::net::Ipv6Addr::LOCALHOST);
-        let mut engines = [1, 2].map(|seed| Engine::new(Config { connections: 4, seed }));
+        let mut engines = [1, 2].map(|seed| Engine::new(Config::new(4, seed)));
         let ids = engines.each_mut().map(|engine| engine.reserve().unwrap_or_else(|e| unreachable!("{e}")));
         for (at, engine) in engines.iter_mut().enumerate() {
             let (id, tag) = (ids[at].0, ids[1 - at].1);
@@ -114,7 +114,7 @@ impl Messages {
         }
         for from in 0..2 {
             let side = &mut self.sides[from];
-            side.engine.turn(self.now, &mut side.out);
+            side.engine.turn(self.now, &mut side.buffers, &mut side.out);
             self.carry(from);
         }
     }

@@ -22,8 +22,18 @@ use crate::slots::Slots;
 pub struct HostConfig {
     /// Connections, at most.
     pub connections: u32,
+    /// Bytes of long messages on their way to this host at once ([`Config::inbound`]).
+    pub inbound: u64,
     /// Of everything that is to be random.
     pub seed: u64,
+}
+
+impl HostConfig {
+    /// With the engine's default for what may be on its way.
+    #[must_use]
+    pub const fn new(connections: u32, seed: u64) -> Self {
+        Self { connections, inbound: Config::new(connections, seed).inbound, seed }
+    }
 }
 
 /// What a connection is to have.
@@ -175,7 +185,7 @@ impl<P: Provider> Host<P> {
         let mut random = fastrand::Rng::with_seed(config.seed);
         let queue = provider.create_queue()?;
         let control = ControlQueue::new(&mut provider, random.u32(..))?;
-        let engine = Engine::new(Config { connections: config.connections, seed: random.u64(..) });
+        let engine = Engine::new(Config { inbound: config.inbound, ..Config::new(config.connections, random.u64(..)) });
         Ok(Self {
             provider,
             engine,
@@ -474,7 +484,7 @@ impl<P: Provider> Host<P> {
         }
         let control = self.control.poll(now_ns, &mut self.provider, &mut self.engine, &mut self.out);
         let data = self.poll_data(now_ns);
-        self.engine.turn(now_ns, &mut self.out);
+        self.turn_engine(now_ns);
         let work = !self.out.work.is_empty() || !self.out.events.is_empty();
         self.perform(now_ns);
         control || data || work
@@ -540,8 +550,13 @@ impl<P: Provider> Host<P> {
         self.collect();
         // A lane that did not take a request is in error.
         if !self.out.work.is_empty() {
-            self.engine.turn(now_ns, &mut self.out);
+            self.turn_engine(now_ns);
         }
+    }
+
+    fn turn_engine(&mut self, now_ns: u64) {
+        let mut store = Store { provider: &mut self.provider, buffers: &mut self.buffers };
+        self.engine.turn(now_ns, &mut store, &mut self.out);
     }
 
     fn perform_work(&mut self) {

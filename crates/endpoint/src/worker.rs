@@ -111,7 +111,7 @@ impl Worker {
             seed: unpredictable(),
         };
         let soft = Soft::new(soft).map_err(|error| Error::Bind(at, error))?;
-        let host = HostConfig { connections: config.connections, seed: unpredictable() };
+        let host = HostConfig::new(config.connections, unpredictable());
         let host = Host::new(soft, host).map_err(|error| Error::Host(at, error))?;
         let looked = Instant::now();
         let inner = Inner { config, host, connections: HashMap::new(), looked };

@@ -44,7 +44,7 @@ fn host(number: u16) -> Host<Nic> {
     let address = IpAddr::V6(Ipv6Addr::new(0xfd00, 0, 0, 0, 0, 0, 0, number));
     let seed = u64::from(number);
     let nic = Nic::new(Config { address, port: 4791, queue_pairs: 16, regions: 4096, seed });
-    Host::new(nic, HostConfig { connections: 4, seed }).unwrap()
+    Host::new(nic, HostConfig::new(4, seed)).unwrap()
 }
 
 /// Sends messages of `len` bytes, eight open at once, one packet in `one_in` lost; allocations while `measured` of them arrive,

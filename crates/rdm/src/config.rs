@@ -19,8 +19,19 @@ pub enum Order {
 pub struct Config {
     /// Connections, at most.
     pub connections: u32,
+    /// Bytes of long messages that may be on their way to this host at once, over all connections: some round trips of its
+    /// link, and less than the buffer of the switch in front of it. One message always may.
+    pub inbound: u64,
     /// Of sequence numbers, tags and source ports.
     pub seed: u64,
+}
+
+impl Config {
+    /// 4 MiB on their way: 300 us of 100 Gbit/s.
+    #[must_use]
+    pub const fn new(connections: u32, seed: u64) -> Self {
+        Self { connections, inbound: 4 << 20, seed }
+    }
 }
 
 /// Settings of a connection.

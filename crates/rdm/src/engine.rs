@@ -4,7 +4,7 @@ use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
 use std::net::IpAddr;
 
-use bifrost_wire::rdm::{Class, Close, CloseReason, Control, Immediate, Number, SendHeader, SendKind, Tag};
+use bifrost_wire::rdm::{Class, Close, CloseReason, Control, Immediate, Number, SendHeader, Tag};
 
 use crate::chunking::Chunking;
 use crate::clock::Clock;
@@ -12,7 +12,8 @@ use crate::config::{Config, ConnectionConfig};
 use crate::congestion::Congestion;
 use crate::connection::{Connection, Context, Peer};
 use crate::counters::Counters;
-use crate::incoming::Verdict;
+use crate::inbound::Inbound;
+use crate::incoming::{Granting, Verdict};
 use crate::output::{BufferId, ConnectionId, Event, Memory, Output, Work};
 use crate::{MessageId, NEVER};
 
@@ -90,6 +91,7 @@ pub struct Engine {
     ready: VecDeque<ConnectionId>,
     timers: BinaryHeap<Reverse<(u64, u32)>>,
     clock: Clock,
+    inbound: Inbound,
     counters: Counters,
     random: fastrand::Rng,
 }
@@ -105,6 +107,7 @@ impl Engine {
             ready: VecDeque::new(),
             timers: BinaryHeap::new(),
             clock: Clock::default(),
+            inbound: Inbound::new(config.inbound),
             counters: Counters::default(),
             random: fastrand::Rng::with_seed(config.seed),
         }
@@ -184,6 +187,7 @@ impl Engine {
             Slot::Open(connection) if connection.id == id => {
                 let control = Control::Close(Close { tag: connection.peer.tag, reason });
                 out.work.push(Work::Control { connection: id, control });
+                connection.inbox.forgive(&mut self.inbound);
                 connection.inbox.drain().for_each(&mut buffers);
             }
             Slot::Reserved { tag: reserved } if *reserved == tag => {}
@@ -230,10 +234,10 @@ impl Engine {
         let nic_now_ns = self.clock.nic_ns(now_ns);
         let (Some(connection), mut context) = self.with(id, now_ns, out) else { return };
         connection.inbox.consumed(len);
-        connection.grant(&mut context, memory);
         if connection.inbox.raise_limit() {
             connection.send_ack(&mut context, nic_now_ns);
         }
+        self.grant(now_ns, id, memory, out);
     }
 
     /// A receive on a lane has completed, at `arrived_ns` of the NIC's clock. Returns where the payload of a SEND goes.
@@ -249,6 +253,7 @@ impl Engine {
         let nic_now_ns = self.clock.nic_ns(now_ns);
         let (Some(connection), mut context) = self.with(id, now_ns, out) else { return None };
         connection.heard(now_ns);
+        let mut came_after_ns = None;
         let (number, len, offset, verdict) = match arrival {
             Arrival::Send { head, len } => {
                 let Ok(header) = SendHeader::parse(head, len as usize) else {
@@ -256,9 +261,6 @@ impl Engine {
                     return None;
                 };
                 let verdict = connection.inbox.on_send(&header, memory, context.out);
-                if header.kind == SendKind::Announce && verdict == (Verdict::Taken { urgent: header.hint }) {
-                    connection.grant(&mut context, memory);
-                }
                 (Number::Send(header.global), len - SendHeader::LEN as u32, header.offset, verdict)
             }
             Arrival::Write { immediate, len } => {
@@ -266,6 +268,9 @@ impl Engine {
                 let message = immediate.message(connection.inbox.base);
                 let offset = immediate.offset();
                 let verdict = connection.inbox.on_write(message, offset, len, immediate.hint, context.out);
+                if std::mem::take(&mut connection.awaits_data) {
+                    came_after_ns = Some(now_ns.saturating_sub(connection.granted_ns));
+                }
                 (Number::Write(immediate.name()), len, offset, verdict)
             }
         };
@@ -285,15 +290,18 @@ impl Engine {
                 return None;
             }
         };
-        if verdict != Verdict::Repeated {
-            // What was announced with a gap before it, or could not be granted, is looked at again.
-            connection.grant(&mut context, memory);
-        }
         connection.note(&mut context, number, len, arrived_ns, nic_now_ns, urgent);
         let (messages, bytes) = (&mut connection.inbox.delivered_messages, &mut connection.inbox.delivered_bytes);
         context.counters.delivered_messages += std::mem::take(messages);
         context.counters.delivered_bytes += std::mem::take(bytes);
+        let released = connection.inbox.take_released();
+        self.inbound.release(released);
+        if let Some(after_ns) = came_after_ns {
+            self.inbound.came(after_ns);
+        }
         self.wake(id);
+        // What was announced, or could not be granted before, is looked at.
+        self.grant(now_ns, id, memory, out);
         place
     }
 
@@ -348,7 +356,11 @@ impl Engine {
     }
 
     /// Runs timers that are due, and posts what can be posted.
-    pub fn turn(&mut self, now_ns: u64, out: &mut Output) {
+    pub fn turn(&mut self, now_ns: u64, memory: &mut impl Memory, out: &mut Output) {
+        if self.inbound.is_due(now_ns) {
+            self.settle_charges(now_ns, out);
+            self.grant_waiting(now_ns, memory, out);
+        }
         while let Some(&Reverse((due, id))) = self.timers.peek() {
             if due > now_ns {
                 break;
@@ -388,7 +400,10 @@ impl Engine {
     /// When [`Engine::turn`] is due, ns; [`NEVER`]: when something happens.
     #[must_use]
     pub fn next_deadline(&self) -> u64 {
-        if self.ready.is_empty() { self.timers.peek().map_or(NEVER, |Reverse((due, _))| *due) } else { 0 }
+        if !self.ready.is_empty() {
+            return 0;
+        }
+        self.timers.peek().map_or(NEVER, |Reverse((due, _))| *due).min(self.inbound.deadline())
     }
 
     /// What a connection has measured: smoothed and smallest round trip, ns; window, bytes; share of packets lost; lane.
@@ -418,6 +433,71 @@ impl Engine {
         match self.slots.get(id.index()) {
             Some(Slot::Open(connection)) if connection.id == id => connection.bytes(),
             _ => 0,
+        }
+    }
+
+    /// A connection may have something to be granted: it has its turn behind those that wait.
+    fn grant(&mut self, now_ns: u64, id: ConnectionId, memory: &mut impl Memory, out: &mut Output) {
+        if let Some(connection) = self.find(id)
+            && connection.inbox.wants_grant()
+            && !std::mem::replace(&mut connection.waits_for_budget, true)
+        {
+            self.inbound.waiting.push_back(id);
+        }
+        if !self.inbound.waiting.is_empty() {
+            self.grant_waiting(now_ns, memory, out);
+        }
+    }
+
+    /// Grants a message of each that waits, in turn, while the budget lasts.
+    fn grant_waiting(&mut self, now: u64, memory: &mut impl Memory, out: &mut Output) {
+        while let Some(&id) = self.inbound.waiting.front() {
+            let Some(Slot::Open(connection)) = self.slots.get_mut(id.index()) else {
+                self.inbound.waiting.pop_front();
+                continue;
+            };
+            if connection.id != id {
+                self.inbound.waiting.pop_front();
+                continue;
+            }
+            let mut context = Context { now, out, counters: &mut self.counters, random: &mut self.random };
+            let granting = connection.grant(&mut context, &mut self.inbound, memory);
+            if granting == Granting::Full {
+                break;
+            }
+            self.inbound.waiting.pop_front();
+            if granting == Granting::Granted && connection.inbox.wants_grant() {
+                self.inbound.waiting.push_back(id);
+            } else {
+                connection.waits_for_budget = false;
+            }
+            if connection.inbox.charged > 0 && !std::mem::replace(&mut connection.is_charged, true) {
+                self.inbound.charging.push_back(id);
+            }
+        }
+    }
+
+    /// Senders count with what they send. There are at most as many as the budget has units.
+    fn settle_charges(&mut self, now: u64, out: &mut Output) {
+        for _ in 0..self.inbound.charging.len() {
+            let Some(id) = self.inbound.charging.pop_front() else { break };
+            let Some(Slot::Open(connection)) = self.slots.get_mut(id.index()) else { continue };
+            if connection.id != id {
+                continue;
+            }
+            // What was granted just now has not had the time to come.
+            if now.saturating_sub(connection.granted_ns) >= self.inbound.patience_ns() {
+                connection.inbox.settle(&mut self.inbound);
+                if std::mem::take(&mut connection.awaits_data) {
+                    let mut context = Context { now, out, counters: &mut self.counters, random: &mut self.random };
+                    connection.grant_again(&mut context);
+                }
+            }
+            if connection.inbox.charged > 0 {
+                self.inbound.charging.push_back(id);
+            } else {
+                connection.is_charged = false;
+            }
         }
     }
 

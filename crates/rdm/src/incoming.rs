@@ -5,6 +5,7 @@ use std::collections::VecDeque;
 use bifrost_wire::rdm::{Class, Grant, MAX_EAGER, MessageId, SendHeader, SendKind, Tag};
 
 use crate::config::Order;
+use crate::inbound::Inbound;
 use crate::output::{BufferId, ConnectionId, Event, Memory, Output};
 use crate::units::Units;
 
@@ -20,7 +21,28 @@ struct Incoming {
     units: Units,
     /// Where the next chunk is expected, if nothing is missing.
     next: u32,
+    /// What it counts of the host's budget, bytes.
+    charge: u32,
     delivered: bool,
+}
+
+impl Incoming {
+    /// Counts no more than what is missing; how much less that is.
+    fn release(&mut self) -> u64 {
+        let missing = self.charge.min(self.units.missing_bytes());
+        u64::from(std::mem::replace(&mut self.charge, missing) - missing)
+    }
+}
+
+/// What came of a wish to grant a message.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Granting {
+    /// One was granted.
+    Granted,
+    /// None waits, or the connection's own budget is used up, or there is no memory.
+    None,
+    /// The host's budget is used up.
+    Full,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -66,6 +88,11 @@ pub(crate) struct Inbox {
     ungranted: VecDeque<MessageId>,
     /// The message that is expected next, for gaps.
     expected: MessageId,
+    /// What its messages count of the host's budget, bytes, and how much of it has been released lately.
+    pub(crate) charged: u64,
+    released: u64,
+    /// Bytes of long messages that came in since it was last looked at.
+    came: u64,
     pub(crate) delivered_messages: u64,
     pub(crate) delivered_bytes: u64,
 }
@@ -85,6 +112,9 @@ impl Inbox {
             reserved: 0,
             ungranted: VecDeque::new(),
             expected: MessageId(0),
+            charged: 0,
+            released: 0,
+            came: 0,
             delivered_messages: 0,
             delivered_bytes: 0,
         }
@@ -125,6 +155,7 @@ impl Inbox {
         }
         let urgent = header.hint || header.offset != incoming.next && !long;
         incoming.next = header.offset + header.payload_len();
+        self.released += incoming.release();
         let full = incoming.units.is_full();
         if full {
             self.complete(ahead, out);
@@ -143,6 +174,7 @@ impl Inbox {
             place: None,
             units: Units::new(header.length),
             next: header.offset + header.payload_len(),
+            charge: 0,
             delivered: false,
         };
         match header.kind {
@@ -194,9 +226,11 @@ impl Inbox {
         }
         let gap = offset != incoming.next;
         incoming.next = end as u32;
+        self.came += u64::from(len);
         if incoming.units.insert_range(offset, len) == 0 {
             return Verdict::Repeated;
         }
+        self.released += incoming.release();
         let full = incoming.units.is_full();
         if full {
             self.complete(ahead as usize, out);
@@ -204,8 +238,19 @@ impl Inbox {
         Verdict::Taken { urgent: hint || gap || full }
     }
 
-    /// Grants what the budget allows.
-    pub(crate) fn grant(&mut self, tag: Tag, memory: &mut impl Memory, mut send: impl FnMut(Grant)) {
+    /// An announced message waits.
+    pub(crate) fn wants_grant(&self) -> bool {
+        !self.ungranted.is_empty()
+    }
+
+    /// Grants the next message, if both budgets allow it.
+    pub(crate) fn grant(
+        &mut self,
+        tag: Tag,
+        inbound: &mut Inbound,
+        memory: &mut impl Memory,
+        send: impl FnOnce(Grant),
+    ) -> Granting {
         while let Some(&message) = self.ungranted.front() {
             let ahead = message.distance(self.base);
             let Some(Some(incoming)) = usize::try_from(ahead).ok().and_then(|at| self.list.get_mut(at)) else {
@@ -216,14 +261,48 @@ impl Inbox {
             // In order, nothing else can be delivered before the first; and one at least is always taken.
             let first = ahead == 0 && self.order == Order::Sent;
             if self.reserved > 0 && !first && self.reserved + len > self.budget {
-                return;
+                return Granting::None;
             }
-            let Some((buffer, address, key)) = memory.allocate(self.connection, incoming.len, true) else { return };
+            if !inbound.has_room(incoming.len) {
+                return Granting::Full;
+            }
+            let Some((buffer, address, key)) = memory.allocate(self.connection, incoming.len, true) else {
+                return Granting::None;
+            };
             incoming.place = Some(Placed { buffer, address, key });
+            incoming.charge = Inbound::charge_of(incoming.len);
+            self.charged += u64::from(incoming.charge);
+            inbound.charge(u64::from(incoming.charge));
             self.reserved += counted(incoming.len);
             send(Grant { tag, message, address, key, length: incoming.len });
             self.ungranted.pop_front();
+            return Granting::Granted;
         }
+        Granting::None
+    }
+
+    /// What has arrived counts no more: how many bytes.
+    pub(crate) fn take_released(&mut self) -> u64 {
+        let released = std::mem::take(&mut self.released).min(self.charged);
+        self.charged -= released;
+        released
+    }
+
+    /// From now on the connection counts with no more than twice what came in since the last time.
+    pub(crate) fn settle(&mut self, inbound: &mut Inbound) {
+        let at_most = 2 * std::mem::take(&mut self.came);
+        let less = self.charged.saturating_sub(at_most);
+        self.charged -= less;
+        inbound.release(less);
+    }
+
+    /// Nothing of the connection counts any more.
+    pub(crate) fn forgive(&mut self, inbound: &mut Inbound) {
+        for incoming in self.list.iter_mut().flatten() {
+            incoming.charge = 0;
+        }
+        self.released = 0;
+        inbound.release(std::mem::take(&mut self.charged));
     }
 
     /// Grants that nothing was written for, at most `max`: they may be lost.

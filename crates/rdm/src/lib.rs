@@ -23,6 +23,7 @@ mod connection;
 mod counters;
 mod engine;
 mod flight;
+mod inbound;
 mod incoming;
 mod lane;
 mod losses;

@@ -52,6 +52,11 @@ impl Units {
         word.is_some_and(|word| word & 1 << (unit % 64) != 0)
     }
 
+    /// Bytes of the missing units, the last of which may be a part.
+    pub(crate) fn missing_bytes(&self) -> u32 {
+        self.left * UNIT
+    }
+
     pub(crate) fn is_full(&self) -> bool {
         self.left == 0
     }

@@ -37,6 +37,7 @@ mod link;
 mod network;
 mod packet;
 mod port;
+pub mod rdma;
 mod report;
 mod rng;
 pub mod scenario;

@@ -81,7 +81,7 @@ impl World {
             let address = IpAddr::V6(Ipv6Addr::new(0xfd00, 0, 0, 0, 0, 0, 0, host));
             let seed = seed * 2 + u64::from(host);
             let nic = Nic::new(Config { address, port: 4791, queue_pairs: 64, regions: 4096, seed });
-            Host::new(nic, HostConfig { connections: 16, seed }).unwrap()
+            Host::new(nic, HostConfig::new(16, seed)).unwrap()
         });
         let mut limits = Limits::new(options.service, options.mtu);
         (options.limits)(&mut limits);

@@ -96,7 +96,7 @@ struct World {
 
 impl World {
     fn new(service: Service, order: Order) -> World {
-        let mut engine = Engine::new(Config { connections: 2, seed: 1 });
+        let mut engine = Engine::new(Config { inbound: 64 * 1024, ..Config::new(2, 1) });
         let (id, _) = engine.reserve().expect("room");
         let mut config = ConnectionConfig::new(service, 1024);
         (config.order, config.longest, config.peer_longest) = (order, LONGEST, LONGEST);
@@ -160,7 +160,7 @@ impl World {
                 let len = self.unread.swap_remove(0);
                 self.engine.consumed(now, self.id, len, &mut self.buffers, &mut self.out);
             }
-            _ => self.engine.turn(now, &mut self.out),
+            _ => self.engine.turn(now, &mut self.buffers, &mut self.out),
         }
     }
 

@@ -16,11 +16,12 @@ use crate::config::ConnectionConfig;
 use crate::congestion::{Congestion, Sample};
 use crate::counters::Counters;
 use crate::flight::{Flight, Flights, Kind, State};
-use crate::incoming::Inbox;
+use crate::inbound::Inbound;
+use crate::incoming::{Granting, Inbox};
 use crate::lane::Lane;
 use crate::losses::Losses;
 use crate::outgoing::{Outbox, Stage};
-use crate::output::{BufferId, ConnectionId, Event, Output, Work};
+use crate::output::{BufferId, ConnectionId, Event, Memory, Output, Work};
 use crate::rtt::Rtt;
 use crate::{MS, NEVER};
 
@@ -47,7 +48,7 @@ const BACKOFF_MAX_NS: u64 = 100 * MS;
 /// Bytes that may wait in the NIC: two of the longest chunks keep it busy. The round trip is measured from where they leave,
 /// so that no controller sees this queue, and short messages wait behind it.
 const BACKLOG_MAX: u32 = 128 * 1024;
-/// Grants that answer a probe.
+/// Grants that are repeated at once.
 const GRANTS_AGAIN: usize = 16;
 
 #[derive(Debug)]
@@ -72,13 +73,21 @@ pub(crate) struct Connection {
     /// When something was last acknowledged; timeouts since.
     progress_ns: u64,
     backoff: u32,
-    /// When the next probe is due, and how many went unanswered.
+    /// When the next probe is due; how many went unanswered; and how many were sent since the peer gave leave last, which is what
+    /// the time between them grows with: a peer that has others to serve first says so by every answer.
     probe_ns: u64,
     probes: u32,
+    waits: u32,
     /// When the peer was last heard, or had no reason to be.
     heard_ns: u64,
     /// With a window below one unit: when the next may leave.
     pace_ns: u64,
+    /// When something was granted last, and whether nothing has been written since.
+    pub(crate) granted_ns: u64,
+    pub(crate) awaits_data: bool,
+    /// In the engine's list of those that wait for grants, and of those that use its budget.
+    pub(crate) waits_for_budget: bool,
+    pub(crate) is_charged: bool,
     /// In the engine's list of those with something to do.
     pub(crate) ready: bool,
     /// The earliest entry in the engine's timers.
@@ -115,8 +124,13 @@ impl Connection {
             backoff: 0,
             probe_ns: NEVER,
             probes: 0,
+            waits: 0,
             heard_ns: now,
             pace_ns: 0,
+            granted_ns: now,
+            awaits_data: false,
+            waits_for_budget: false,
+            is_charged: false,
             ready: false,
             armed_ns: NEVER,
         }
@@ -369,6 +383,7 @@ impl Connection {
         }
         if ack.limit.distance(self.peer_limit) > 0 && ack.limit.distance(self.outbox.first) <= 1 << 20 {
             self.peer_limit = ack.limit;
+            self.waits = 0;
             self.outbox.admit(self.peer_limit);
         }
         let numbers = ack.numbers.as_slice();
@@ -409,7 +424,10 @@ impl Connection {
         self.progress_ns = context.now;
         self.backoff = 0;
         self.losses.delivered(self.packets(flight.len));
-        self.answers.sample(context.now, context.now.saturating_sub(flight.posted_ns));
+        // An announcement says nothing about the queue that the data will meet.
+        if flight.kind != Kind::Announce {
+            self.answers.sample(context.now, context.now.saturating_sub(flight.posted_ns));
+        }
         if let Some(rtt) = rtt_ns {
             self.rtt.sample(context.now, rtt);
         }
@@ -481,6 +499,7 @@ impl Connection {
         }
         outgoing.stage = Stage::Granted { address: grant.address, key: grant.key };
         self.outbox.ungranted -= 1;
+        self.waits = 0;
         self.outbox.long.push_back(grant.message);
     }
 
@@ -527,12 +546,23 @@ impl Connection {
         context.out.work.push(Work::Control { connection: self.id, control: Control::Ack(ack) });
     }
 
-    pub(crate) fn grant(&mut self, context: &mut Context<'_>, memory: &mut impl crate::output::Memory) {
+    /// Grants the next announced message, if there is room for it.
+    pub(crate) fn grant(
+        &mut self,
+        context: &mut Context<'_>,
+        inbound: &mut Inbound,
+        memory: &mut impl Memory,
+    ) -> Granting {
         let connection = self.id;
-        self.inbox.grant(self.peer.tag, memory, |grant| {
-            context.counters.sent_grants += 1;
+        let granting = self.inbox.grant(self.peer.tag, inbound, memory, |grant| {
             context.out.work.push(Work::Control { connection, control: Control::Grant(grant) });
         });
+        if granting == Granting::Granted {
+            context.counters.sent_grants += 1;
+            self.granted_ns = context.now;
+            self.awaits_data = true;
+        }
+        granting
     }
 
     pub(crate) fn on_probe(&mut self, context: &mut Context<'_>, nic_now_ns: u64) {
@@ -540,6 +570,11 @@ impl Connection {
         // The peer waits for something: it may have been lost, with its path.
         context.out.work.push(Work::Repath { connection: self.id });
         self.send_ack(context, nic_now_ns);
+        self.grant_again(context);
+    }
+
+    /// Repeats grants that nothing was written for: they may be lost.
+    pub(crate) fn grant_again(&mut self, context: &mut Context<'_>) {
         for grant in self.inbox.unused_grants(self.peer.tag, GRANTS_AGAIN) {
             context.counters.sent_grants += 1;
             context.out.work.push(Work::Control { connection: self.id, control: Control::Grant(grant) });

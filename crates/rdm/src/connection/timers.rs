@@ -39,7 +39,7 @@ impl Connection {
         if !self.waits_for_leave() {
             self.probe_ns = NEVER;
         } else if self.probe_ns == NEVER {
-            self.probe_ns = now + (self.answer_within_ns() << self.probes.min(20)).min(BACKOFF_MAX_NS);
+            self.probe_ns = now + (self.answer_within_ns() << self.waits.min(20)).min(BACKOFF_MAX_NS);
         }
     }
 
@@ -66,6 +66,7 @@ impl Connection {
         if self.probe_ns <= now {
             self.probe_ns = NEVER;
             self.probes += 1;
+            self.waits += 1;
             context.counters.sent_probes += 1;
             if self.probes > 1 {
                 context.out.work.push(Work::Repath { connection: self.id });

@@ -16,6 +16,8 @@ mod gw_plb;
 mod incast;
 mod oracle;
 mod plot;
+mod rdm_incast;
+mod rdm_loss;
 mod recovery;
 mod rto;
 mod runs;
@@ -114,6 +116,16 @@ const STUDIES: &[Study] = &[
         name: "gw-overload",
         question: "a tenant that overloads a gateway pod, with and without the limiter of tenants",
         run: gw_overload::run,
+    },
+    Study {
+        name: "rdm-loss",
+        question: "messages over RDMA that loses packets, beside go-back-N and whole chunks",
+        run: rdm_loss::run,
+    },
+    Study {
+        name: "rdm-incast",
+        question: "thousands of RDMA connections into one link, without priority flow control",
+        run: rdm_incast::run,
     },
 ];
 

@@ -1,0 +1,218 @@
+//! A host whose application sends messages over the engine.
+
+use std::collections::HashMap;
+
+use anyhow::{Result, anyhow};
+use bifrost_endpoint::{
+    Adaptive, Chunking, Class, Congestion, ConnectionConfig, ConnectionId, Counters, Host, HostConfig, HostEvent,
+    Limits, MessageId, Order, Service, Swift, SwiftConfig,
+};
+use bifrost_rnic::Nic;
+use bifrost_wire::rdm::SetupKind;
+
+use super::Node;
+
+/// What the application sends on each connection that it opened.
+#[derive(Clone, Copy, Debug)]
+pub struct Load {
+    /// Bytes of a message, at least 8.
+    pub len: usize,
+    /// Messages that are open at a time.
+    pub depth: u32,
+    /// When the first one is sent, ns; the second connection begins `stagger_ns` later, and so on.
+    pub begin_ns: u64,
+    /// Between connections, ns.
+    pub stagger_ns: u64,
+}
+
+/// How connections are set up.
+#[derive(Clone, Copy, Debug)]
+pub struct MessageOptions {
+    /// Who repeats what was lost.
+    pub service: Service,
+    /// Payload of a packet, bytes.
+    pub mtu: u16,
+    /// Work requests in flight on a lane.
+    pub credits: u16,
+    /// The controller.
+    pub swift: SwiftConfig,
+    /// The length of chunks.
+    pub chunking: Adaptive,
+}
+
+impl Default for MessageOptions {
+    fn default() -> Self {
+        let credits = ConnectionConfig::new(Service::Uc, 1024).credits;
+        let (swift, chunking) = (SwiftConfig::new(50_000), Adaptive::default());
+        MessageOptions { service: Service::Uc, mtu: 1024, credits, swift, chunking }
+    }
+}
+
+/// A connection that this host opened.
+#[derive(Debug)]
+struct Sending {
+    id: ConnectionId,
+    /// Messages that are open: which, and since when.
+    open: Vec<(MessageId, u64)>,
+    next: u64,
+    begin_ns: u64,
+}
+
+/// What came in on a connection.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Received {
+    /// Messages.
+    pub messages: u64,
+    /// Bytes.
+    pub bytes: u64,
+}
+
+/// A host that sends and receives messages. The application checks that each message is the one that follows.
+#[derive(Debug)]
+pub struct MessageNode {
+    host: Host<Nic>,
+    load: Option<Load>,
+    sending: Vec<Sending>,
+    /// Connections of others to this host.
+    receiving: Vec<ConnectionId>,
+    received: HashMap<ConnectionId, Received>,
+    /// Messages that were not the next of their connection.
+    wrong: u64,
+    closed: u64,
+    /// From sending a message until the sender knows that it has arrived, ns.
+    latencies_ns: Vec<u64>,
+}
+
+impl MessageNode {
+    /// A host without connections, of at most that many, and with `inbound` bytes that may be on their way to it.
+    ///
+    /// # Errors
+    /// When the NIC is too small.
+    pub fn new(nic: Nic, connections: u32, inbound: u64, seed: u64) -> Result<Self> {
+        let host = Host::new(nic, HostConfig { connections, inbound, seed })?;
+        Ok(MessageNode {
+            host,
+            load: None,
+            sending: Vec::new(),
+            receiving: Vec::new(),
+            received: HashMap::new(),
+            wrong: 0,
+            closed: 0,
+            latencies_ns: Vec::new(),
+        })
+    }
+
+    /// From now on the application sends.
+    pub fn send(&mut self, load: Load) {
+        for (index, sending) in self.sending.iter_mut().enumerate() {
+            sending.begin_ns = load.begin_ns + index as u64 * load.stagger_ns;
+        }
+        self.load = Some(load);
+    }
+
+    /// What came in, by connection, in the order in which they were opened.
+    pub fn received(&self) -> Vec<Received> {
+        self.receiving.iter().map(|id| self.received.get(id).copied().unwrap_or_default()).collect()
+    }
+
+    /// Bytes that came in.
+    pub fn received_bytes(&self) -> u64 {
+        self.received.values().map(|received| received.bytes).sum()
+    }
+
+    /// Messages that were not the next of their connection, and connections that ended.
+    pub fn mistakes(&self) -> (u64, u64) {
+        (self.wrong, self.closed)
+    }
+
+    /// Takes the times of messages that have arrived since the last call, ns.
+    pub fn take_latencies_ns(&mut self) -> Vec<u64> {
+        std::mem::take(&mut self.latencies_ns)
+    }
+
+    /// What the engine has counted.
+    pub fn counters(&self) -> &Counters {
+        self.host.counters()
+    }
+
+    fn fill(&mut self, now_ns: u64) -> bool {
+        let Some(load) = self.load else { return false };
+        let mut any = false;
+        for sending in &mut self.sending {
+            while now_ns >= sending.begin_ns && sending.open.len() < load.depth as usize {
+                let mut data = self.host.vector(sending.id, load.len);
+                data[..8].copy_from_slice(&sending.next.to_be_bytes());
+                let Ok(message) = self.host.send(now_ns, sending.id, Class::Message, 0, data) else { break };
+                sending.next += 1;
+                sending.open.push((message, now_ns));
+                any = true;
+            }
+        }
+        any
+    }
+
+    fn on_event(&mut self, now_ns: u64, event: HostEvent) {
+        match event {
+            HostEvent::Message { connection, data, .. } => {
+                let received = self.received.entry(connection).or_default();
+                let number = data.first_chunk().map(|bytes| u64::from_be_bytes(*bytes));
+                self.wrong += u64::from(number != Some(received.messages));
+                received.messages += 1;
+                received.bytes += data.len() as u64;
+                self.host.consumed(now_ns, connection, data);
+            }
+            HostEvent::Sent { connection, message } => {
+                let Some(sending) = self.sending.iter_mut().find(|sending| sending.id == connection) else { return };
+                if let Some(at) = sending.open.iter().position(|(open, _)| *open == message) {
+                    let (_, since) = sending.open.swap_remove(at);
+                    self.latencies_ns.push(now_ns - since);
+                }
+            }
+            HostEvent::Closed { .. } => self.closed += 1,
+        }
+    }
+}
+
+impl Node for MessageNode {
+    fn nic(&mut self) -> &mut Nic {
+        self.host.provider_mut()
+    }
+
+    fn turn(&mut self, now_ns: u64) -> bool {
+        let busy = self.host.turn(now_ns);
+        let mut any = false;
+        while let Some(event) = self.host.next_event() {
+            self.on_event(now_ns, event);
+            any = true;
+        }
+        self.fill(now_ns) || busy || any
+    }
+
+    fn next_deadline(&mut self, now_ns: u64) -> u64 {
+        let begins = self.sending.iter().map(|sending| sending.begin_ns).filter(|begin| *begin > now_ns).min();
+        let begins = if self.load.is_some() { begins } else { None };
+        self.host.next_deadline().min(begins.unwrap_or(u64::MAX))
+    }
+}
+
+/// Opens a connection, on which `from` sends and `to` receives.
+///
+/// # Errors
+/// When one of them has no room for it.
+pub fn connect(from: &mut MessageNode, to: &mut MessageNode, options: &MessageOptions) -> Result<()> {
+    let mut limits = Limits::new(options.service, options.mtu);
+    limits.credits = options.credits;
+    let (a, hello) = from.host.prepare(SetupKind::Hello, limits)?;
+    let (b, welcome) = to.host.prepare(SetupKind::Welcome, limits)?;
+    for (host, id, peer, initiator) in [(&mut from.host, a, &welcome, true), (&mut to.host, b, &hello, false)] {
+        let mut config = ConnectionConfig::new(options.service, options.mtu);
+        config.order = Order::Sent;
+        config.initiator = initiator;
+        let chunking: Box<dyn Chunking> = Box::new(options.chunking);
+        let congestion: Box<dyn Congestion> = Box::new(Swift::new(options.swift));
+        host.complete(0, id, peer, config, chunking, congestion).map_err(|error| anyhow!("setup: {error}"))?;
+    }
+    from.sending.push(Sending { id: a, open: Vec::new(), next: 0, begin_ns: 0 });
+    to.receiving.push(b);
+    Ok(())
+}
