@@ -74,10 +74,10 @@ impl SwiftConfig {
         }
     }
 
-    /// What the target lies above a base delay, ns: four times that, and what hosts lately were late at most, within a quarter of the
+    /// What the target lies above a base delay, ns: four times that, and what hosts lately were late at most, within half of the
     /// largest margin and all of it. A queue of that length bridges their pauses.
     pub fn margin_ns(&self, base_delay_ns: u64, late_ns: u64) -> u64 {
-        base_delay_ns.saturating_mul(4).saturating_add(late_ns).clamp(self.noise_ns / 4, self.noise_ns)
+        base_delay_ns.saturating_mul(4).saturating_add(late_ns).clamp(self.noise_ns / 2, self.noise_ns)
     }
 }
 
@@ -609,7 +609,7 @@ mod tests {
         s.fabric = 0.01;
         assert_eq!(s.fabric_target_ns(50 * US, 0), 50 * US + 2 * (MS / 10));
         // And longer paths more than short ones, within bounds.
-        let margins = [10 * US, 100 * US, 10 * MS].map(|base| SwiftConfig::new(1, 1, MS).margin_ns(base, 0));
-        assert_eq!(margins, [250 * US, 400 * US, MS]);
+        let margins = [10 * US, 200 * US, 10 * MS].map(|base| SwiftConfig::new(1, 1, MS).margin_ns(base, 0));
+        assert_eq!(margins, [500 * US, 800 * US, MS]);
     }
 }

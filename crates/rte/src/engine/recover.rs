@@ -39,8 +39,11 @@ impl Engine {
                 Why::Timeout => {}
             }
             if !self.postpone(now, index, psn, &record) {
-                self.blame(now, index, psn, &record, why);
-                self.resend(now, index, psn, Again::Lost, out);
+                let again = match self.blame(now, index, psn, &record, why) {
+                    true => Again::Dropped,
+                    false => Again::Lost,
+                };
+                self.resend(now, index, psn, again, out);
             }
             let active = self.conn(index).and_then(|c| c.active.as_ref());
             let oldest = active.and_then(|a| a.send.oldest_on(&self.send_pool, path));
@@ -202,17 +205,18 @@ impl Engine {
 
     /// A packet's path has lost it. What all connections share is judged by what no single guest can bring about: not by packets
     /// that have arrived and were not taken, nor by a connection of which the peer has lately not taken all. The ACK that names
-    /// those may be late or lost, and a peer of an older version cannot name them; probes tell whether the path is to blame.
-    fn blame(&mut self, now: Time, index: u32, psn: Psn, record: &Record, why: Why) {
+    /// those may be late or lost, and a peer of an older version cannot name them; probes tell whether the path is to blame. Returns
+    /// whether a queue has dropped the packet.
+    fn blame(&mut self, now: Time, index: u32, psn: Psn, record: &Record, why: Why) -> bool {
         let timeout = why == Why::Timeout;
-        let Some(conn) = self.conns[index as usize].as_mut() else { return };
-        let Some(active) = conn.active.as_mut().filter(|a| a.send.is_in_flight(&self.send_pool, psn)) else { return };
-        let Some(peer) = self.peers[usize::from(conn.peer.0)].as_mut() else { return };
-        let Some(path) = peer.paths.get_mut(record.path().index()) else { return };
+        let Some(conn) = self.conns[index as usize].as_mut() else { return false };
+        let Some(active) = conn.active.as_mut().filter(|a| a.send.is_in_flight(&self.send_pool, psn)) else { return false };
+        let Some(peer) = self.peers[usize::from(conn.peer.0)].as_mut() else { return false };
+        let Some(path) = peer.paths.get_mut(record.path().index()) else { return false };
         active.spray.leave(record.path());
         if active.room < u16::MAX && !mutated!(self.config, RefusalsIgnored) {
             path.next_probe = now;
-            return;
+            return false;
         }
         let rtt = path.total.smoothed_ns();
         path.lost_packets += 1;
@@ -221,7 +225,7 @@ impl Engine {
             path.congestion(|cc| cc.on_timeout(now, rtt));
         } else if path.on_congestion_loss(now, sent_ago) {
             self.counters.congestion_lost_packets += 1;
-            return;
+            return true;
         }
         // Time alone proves nothing against a path: the peer may be asleep, or slow to look at what has come. If others
         // have delivered what left a good while after this path began to lose, or a later packet of this very path has
@@ -231,13 +235,14 @@ impl Engine {
         let proven = why == Why::SamePath || newest >= (rtt as i64).max(200 * US as i64);
         if !proven {
             path.next_probe = now;
-            return;
+            return false;
         }
         if path.on_loss(now, sent_ago, why == Why::SamePath) {
             self.counters.suspect_paths += 1;
             peer.invalidate();
             peer.refresh(&self.config, now);
         }
+        false
     }
 
     /// Rule (c): nothing that left later has arrived, and the answer to the oldest packet is overdue. It goes out again and

@@ -302,10 +302,10 @@ impl Engine {
         // costs more than the few copies. What is late already goes out so in any case; and when two paths have not
         // helped, on all.
         let timeout = again == Again::Timeout;
-        let late = again != Again::Lost;
+        let late = !matches!(again, Again::Lost | Again::Dropped);
         let mut copies = [None; PathId::MAX];
-        if !in_flight {
-            // The peer has received it, or has no room: more of it would not help.
+        if !in_flight || again == Again::Dropped {
+            // Copies would meet a peer that has no room, or fill a queue that is full.
         } else if timeout && before.rtos() > 0 {
             let others = peer.selected().iter().filter(|other| **other != path);
             others.zip(&mut copies).for_each(|(other, copy)| *copy = Some(*other));
@@ -363,6 +363,8 @@ enum Turn {
 pub(super) enum Again {
     /// It was found lost while others arrive.
     Lost,
+    /// The same, and a queue has dropped it.
+    Dropped,
     /// Nothing is heard: it asks for an answer.
     Probe,
     /// Its RTO expired.
