@@ -235,6 +235,7 @@ impl Index {
             Owner::Vnic(hop) => Some((hop, vpc)),
             Owner::Peered(other) => self.across(vpc, other, from, to),
             Owner::Outside(uplink) => self.outside(uplink),
+            Owner::Own => None,
         }
     }
 
@@ -272,6 +273,7 @@ impl Index {
             }
             // All of the outside is one, of which any router may send an ICMP error.
             Owner::Outside(uplink) => self.uplink(uplink).map(|uplink| (uplink.vpc, uplink.mac)),
+            Owner::Own => None,
         }
     }
 

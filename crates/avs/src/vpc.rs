@@ -73,6 +73,8 @@ pub(crate) enum Owner {
     Peered(VpcId),
     /// Somebody outside, behind an uplink.
     Outside(UplinkId),
+    /// The switch itself: the gateway, or a load balancer.
+    Own,
 }
 
 impl VpcIndex {
@@ -176,7 +178,15 @@ impl VpcIndex {
 
     /// Makes what was added known.
     pub(crate) fn finish(&mut self) -> Result<(), BuildError> {
-        let prefixes = std::mem::take(&mut self.prefixes);
+        let balancers = self.balancers.iter().flat_map(|balancers| balancers.addresses());
+        let mut own: Vec<IpAddr> = self.gateways.iter().copied().chain(balancers).collect();
+        if self.has_gateway() {
+            own.push(IpAddr::V6(link_local(GATEWAY_MAC)));
+        }
+        own.sort_unstable();
+        own.dedup();
+        let mut prefixes = std::mem::take(&mut self.prefixes);
+        prefixes.extend(own.into_iter().map(|addr| (IpNet::from(addr), Owner::Own)));
         self.addresses = Lpm::new(prefixes).map_err(|prefix| BuildError::DuplicatePrefix { vni: self.vni, prefix })?;
         Ok(())
     }
@@ -200,7 +210,7 @@ impl VpcIndex {
     pub(crate) fn route(&self, addr: IpAddr) -> Option<NextHop> {
         match self.owner_by_route(addr)? {
             Owner::Vnic(hop) => Some(hop),
-            Owner::Peered(_) | Owner::Outside(_) => None,
+            Owner::Peered(_) | Owner::Outside(_) | Owner::Own => None,
         }
     }
 
@@ -229,7 +239,7 @@ impl VpcIndex {
     pub(crate) fn vnic(&self, addr: IpAddr) -> Option<NextHop> {
         match self.owner(addr)? {
             Owner::Vnic(hop) => Some(hop),
-            Owner::Peered(_) | Owner::Outside(_) => None,
+            Owner::Peered(_) | Owner::Outside(_) | Owner::Own => None,
         }
     }
 

@@ -63,13 +63,10 @@ pub(super) fn inbound(packet: &Inbound<'_>) -> Result<(), DropReason> {
 /// Whether an address is at the peer; `false` when nobody is known to have it.
 #[inline(always)]
 pub(super) fn is_at_peer(packet: &Inbound<'_>, addr: IpAddr) -> Result<bool, DropReason> {
-    if packet.vpc.is_own(addr) {
-        return Err(DropReason::WrongPeer);
-    }
     match packet.vpc.owner(addr) {
         None => Ok(false),
         Some(Owner::Vnic(hop)) if hop.path.location == Location::Remote(packet.peer) => Ok(true),
-        Some(Owner::Vnic(_) | Owner::Outside(_)) => Err(DropReason::WrongPeer),
+        Some(Owner::Vnic(_) | Owner::Outside(_) | Owner::Own) => Err(DropReason::WrongPeer),
         Some(Owner::Peered(other)) => is_across_at_peer(packet, other, addr),
     }
 }

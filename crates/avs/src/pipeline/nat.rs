@@ -68,7 +68,7 @@ pub(super) fn arrive(packet: &mut Outbound<'_>, id: UplinkId, effects: &mut impl
     let arrival = nat::arrive(uplink, index, effects.connections(), frame, None)?;
     let (to, vpc) = index.port(arrival.guest).ok_or(DropReason::NatNoMapping)?;
     // Addresses inside are not used from outside.
-    if vpc.owner_by_route(p.src_ip) != Some(Owner::Outside(id)) || vpc.is_own(p.src_ip) {
+    if vpc.owner_by_route(p.src_ip) != Some(Owner::Outside(id)) {
         return Err(DropReason::SpoofedIp.into());
     }
     let Arrival { guest, translation, step, .. } = arrival;

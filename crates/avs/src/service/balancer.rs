@@ -51,6 +51,11 @@ impl Balancers {
         self.addresses.contains_key(&address)
     }
 
+    /// Every address of a load balancer.
+    pub(crate) fn addresses(&self) -> impl Iterator<Item = IpAddr> {
+        self.addresses.keys().copied()
+    }
+
     /// Which load balancer a packet of TCP or UDP is for.
     pub(crate) fn of(&self, parsed: &Parsed) -> Option<&Balancer> {
         self.all.get(&(parsed.protocol, parsed.dst_ip, parsed.dst_port))

@@ -13,6 +13,7 @@ mod ledger;
 mod machine;
 pub(crate) mod merge;
 pub(crate) mod messages;
+mod outside;
 pub(crate) mod pair;
 pub(crate) mod pods;
 pub(crate) mod rdm;

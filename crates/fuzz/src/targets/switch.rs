@@ -10,8 +10,8 @@ use bifrost_avs::{
 use bifrost_nic::{L3, Offload, Parsed, parse};
 use bifrost_wire::{Mac, Vni};
 
-use super::cutting;
 use super::frame::frame;
+use super::{cutting, outside};
 use crate::Input;
 
 pub(super) const fn mac(n: u8) -> Mac {
@@ -133,6 +133,10 @@ pub(crate) fn run(bytes: &[u8]) {
     if bytes.first().is_some_and(|first| *first >= 0x80) {
         let _ = input.u8();
         return cutting::run(input);
+    }
+    if bytes.first().is_some_and(|first| *first >= 0x60) {
+        let _ = input.u8();
+        return outside::run(input);
     }
     let mut switch = Switch::build(&tables(), 0).unwrap_or_else(|e| panic!("{e}"));
     let mut now_s = 0;
