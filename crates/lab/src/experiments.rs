@@ -16,6 +16,7 @@ pub mod gw_overload;
 pub mod gw_services;
 pub mod iperf;
 pub mod isolation;
+pub mod nat;
 pub mod nginx;
 pub mod outage;
 pub mod path_failure;

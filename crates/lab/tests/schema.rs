@@ -8,7 +8,7 @@ use std::path::Path;
 use bifrost_lab::experiment;
 use bifrost_lab::experiments::{
     applications, congestion_control, coverage, delayed_release, elephants, flow_records, full_links, granularity,
-    gw_order, gw_overload, gw_services, iperf, isolation, nginx, outage, path_failure, redis_loss, route_refresh,
+    gw_order, gw_overload, gw_services, iperf, isolation, nat, nginx, outage, path_failure, redis_loss, route_refresh,
     slicing, soak, sockperf, stable, switch_latency, switch_overall, switch_rate, tunnel::Switch, vectors, vhost_rate,
 };
 use bifrost_lab::options::{App, Guests, Injector, Mode, Op, Options};
@@ -236,6 +236,16 @@ fn all() -> Vec<Value> {
         bin_ends_s: vec![0.2, 0.4],
         packets_per_s: vec![5e5, 4e5],
     };
+    let nat = nat::Row {
+        through: nat::Through::SharedAddress,
+        connections: nat::Connections::Short,
+        repetition: 0,
+        clients: 16,
+        requests: 10_000,
+        rps: 5_000.0,
+        latency_ms_p50: 1.0,
+        latency_ms_p99: 3.5,
+    };
     let nginx = nginx::Row {
         mode: Mode::OpenVswitch,
         injector: Injector::Wire,
@@ -443,6 +453,7 @@ fn all() -> Vec<Value> {
         results("vectors", vectors),
         results("route-refresh", route_refresh),
         results("switch-latency", switch_latency),
+        results("nat", nat),
         results("nginx", nginx),
         results("applications", applications),
         results("isolation", isolation),

@@ -48,7 +48,8 @@ pub enum Connections {
 }
 
 impl Connections {
-    const ALL: [Connections; 2] = [Connections::Short, Connections::Persistent];
+    /// Both.
+    pub(crate) const ALL: [Connections; 2] = [Connections::Short, Connections::Persistent];
 }
 
 impl fmt::Display for Connections {
