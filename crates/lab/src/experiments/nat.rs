@@ -70,6 +70,7 @@ impl fmt::Display for Through {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Row {
     /// What was between client and server.
+    #[serde(rename = "mode")]
     pub through: Through,
     /// Whether connections last.
     pub connections: Connections,
@@ -342,7 +343,7 @@ mod tests {
         let rows =
             [row(Through::SharedAddress, Connections::Short, 50.0), row(Through::Nftables, Connections::Short, 100.0)];
         let values = to_values(&rows).unwrap();
-        assert_eq!(values[0]["through"], "shared_address");
+        assert_eq!(values[0]["mode"], "shared_address");
         let report = NatExperiment.report(&values).unwrap();
         assert!(report.contains("0.50x"), "{report}");
     }
