@@ -210,7 +210,9 @@ impl Engine {
     fn blame(&mut self, now: Time, index: u32, psn: Psn, record: &Record, why: Why) -> bool {
         let timeout = why == Why::Timeout;
         let Some(conn) = self.conns[index as usize].as_mut() else { return false };
-        let Some(active) = conn.active.as_mut().filter(|a| a.send.is_in_flight(&self.send_pool, psn)) else { return false };
+        let Some(active) = conn.active.as_mut().filter(|a| a.send.is_in_flight(&self.send_pool, psn)) else {
+            return false;
+        };
         let Some(peer) = self.peers[usize::from(conn.peer.0)].as_mut() else { return false };
         let Some(path) = peer.paths.get_mut(record.path().index()) else { return false };
         active.spray.leave(record.path());
