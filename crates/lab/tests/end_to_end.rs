@@ -177,15 +177,23 @@ fn the_command_line_teaches() {
         "flow-records",
         "vectors",
         "route-refresh",
+        "nat",
         "nginx",
         "applications",
         "isolation",
     ];
     let more = ["elephants", "capacity", "ecn", "stable", "congestion-control", "sockperf"];
+    let of_the_gateway = ["gw-services", "gw-order", "gw-overload"];
     assert_eq!(
         names,
-        [&["redis-loss", "path-failure", "outage", "iperf", "soak"][..], &with_machines, &of_the_switch, &more]
-            .concat()
+        [
+            &["redis-loss", "path-failure", "outage", "iperf", "soak"][..],
+            &with_machines,
+            &of_the_switch,
+            &more,
+            &of_the_gateway
+        ]
+        .concat()
     );
     let wrong = [
         (vec!["run", "redis-los"], "there are: redis-loss"),
