@@ -255,7 +255,7 @@ pub(crate) struct Steering {
     /// The sockets.
     pub(crate) sockets: OwnedFd,
     /// Keeps the program attached.
-    _link: OwnedFd,
+    _link: bpf::XdpLink,
     /// Whether it runs in the driver.
     pub(crate) native: bool,
 }

@@ -7,7 +7,7 @@ mod sys;
 pub(crate) use assembler::{Assembler, Jump, Register, Size};
 #[cfg(test)]
 pub(crate) use sys::test_run;
-pub(crate) use sys::{XdpMode, attach_xdp, create_socket_map, load_program, set_socket};
+pub(crate) use sys::{XdpLink, XdpMode, attach_xdp, create_socket_map, load_program, set_socket};
 
 /// What a program is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -11,6 +11,7 @@ const BPF_MAP_CREATE: libc::c_long = 0;
 const BPF_MAP_UPDATE_ELEM: libc::c_long = 2;
 const BPF_PROG_LOAD: libc::c_long = 5;
 const BPF_LINK_CREATE: libc::c_long = 28;
+const BPF_LINK_DETACH: libc::c_long = 34;
 const BPF_PROG_TYPE_SOCKET_FILTER: u32 = 1;
 const BPF_PROG_TYPE_XDP: u32 = 6;
 const BPF_MAP_TYPE_XSKMAP: u32 = 17;
@@ -137,16 +138,29 @@ pub(crate) fn set_socket(map: BorrowedFd<'_>, index: u32, socket: BorrowedFd<'_>
     unsafe { call(BPF_MAP_UPDATE_ELEM, &attributes) }.map(drop)
 }
 
-/// Attaches an XDP program to a device for as long as what is returned lives: when this process ends, however it does, nothing
-/// stays attached. Linux 5.9 or later.
-pub(crate) fn attach_xdp(program: BorrowedFd<'_>, device: u32, mode: XdpMode) -> io::Result<OwnedFd> {
+/// An XDP program that is attached to a device, until this is dropped or the process ends, however it does.
+#[derive(Debug)]
+pub(crate) struct XdpLink(OwnedFd);
+
+/// Attaches an XDP program to a device. Linux 5.9 or later.
+pub(crate) fn attach_xdp(program: BorrowedFd<'_>, device: u32, mode: XdpMode) -> io::Result<XdpLink> {
     let flags = match mode {
         XdpMode::Native => XDP_FLAGS_DRV_MODE,
         XdpMode::Generic => XDP_FLAGS_SKB_MODE,
     };
     let attributes = CreateLink { program: program.as_raw_fd() as u32, device, attach_type: BPF_XDP, flags };
     // SAFETY: these attributes have no pointers.
-    unsafe { descriptor(BPF_LINK_CREATE, &attributes) }
+    unsafe { descriptor(BPF_LINK_CREATE, &attributes) }.map(XdpLink)
+}
+
+impl Drop for XdpLink {
+    fn drop(&mut self) {
+        // To close the descriptor is not enough: a child process that another thread has forked, and that has not reached its
+        // `execve` yet, still has a copy, and keeps the program attached. Fails only if the device is gone, and the link with it.
+        let link = self.0.as_raw_fd() as u32;
+        // SAFETY: the attributes are the link's descriptor, without pointers.
+        let _ = unsafe { call(BPF_LINK_DETACH, &link) };
+    }
 }
 
 /// # Safety
@@ -212,4 +226,33 @@ pub(crate) fn test_run(program: BorrowedFd<'_>, frame: &[u8]) -> io::Result<Test
     }
     data.truncate(attributes.size_out as usize);
     Ok(TestRun { verdict: attributes.verdict, data })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::AsFd;
+
+    use super::*;
+    use crate::bpf::{Assembler, Register};
+
+    #[test]
+    fn a_program_is_detached_although_its_link_has_another_descriptor() {
+        std::thread::spawn(|| {
+            // SAFETY: no pointers; this thread alone changes its network namespace.
+            assert_eq!(unsafe { libc::unshare(libc::CLONE_NEWNET) }, 0, "needs root");
+            let mut assembler = Assembler::default();
+            assembler.set(Register(0), 2); // XDP_PASS
+            assembler.exit();
+            let program = load_program(ProgramKind::Xdp, &assembler.finish(), "test").unwrap();
+            // Device 1 of every network namespace is its loopback device.
+            let attach = || attach_xdp(program.as_fd(), 1, XdpMode::Generic);
+            let link = attach().unwrap();
+            assert_eq!(attach().unwrap_err().raw_os_error(), Some(libc::EBUSY));
+            let _copy = link.0.try_clone().unwrap();
+            drop(link);
+            attach().unwrap();
+        })
+        .join()
+        .unwrap();
+    }
 }

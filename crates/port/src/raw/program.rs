@@ -15,7 +15,7 @@ const RX_QUEUE_INDEX: i16 = 16;
 #[derive(Debug)]
 pub(super) struct Redirect {
     pub(super) sockets: OwnedFd,
-    _link: OwnedFd,
+    _link: bpf::XdpLink,
     pub(super) native: bool,
 }
 
