@@ -19,18 +19,23 @@
 mod answer;
 mod core;
 mod counters;
+mod decide;
+mod decision;
 mod encap;
+mod icmp;
 mod nat;
 mod packet;
 mod quoted;
 mod rewrite;
+mod send;
 mod tables;
 
 #[cfg(test)]
 mod tests;
 
-pub use crate::core::{Context, Core, Verdict};
+pub use crate::core::{Core, Verdict};
 pub use counters::{Counters, DropReason, Service};
+pub use decision::Context;
 pub use nat::{INTERNET, Nat, NatConfig};
 pub use packet::{HEADROOM, Packet};
 pub use tables::{Backends, Host, NextHop, Route, Tables, Tunnel, TunnelKind, Vpc};
