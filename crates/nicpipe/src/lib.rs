@@ -7,7 +7,8 @@
 //!
 //! A [`Pipeline`] has one [`Pod`] for each pod, told apart by the VLAN tags of frames: a tag is a virtual function. What arrives is classified by the
 //! pod's [`Rules`]: control traffic goes to rings of its own, ahead of everything; flows that must stay on one core are dispatched by flow; all else is
-//! sprayed. A tenant that sends too much is stopped here, before it costs a core anything.
+//! sprayed. A tenant that sends too much is stopped here, before it costs a core anything, and by the time at which its packets arrived: a pipeline that
+//! was kept from running finds many of them at once, which is not their sender's fault.
 //!
 //! A pod's memory is hostile. What it returns is copied once, into this side's own memory, and checked there; order, payload and timeout of each packet
 //! are on record here. See `bifrost_plb` for what a pod can then still do: nothing to anybody else.
@@ -30,7 +31,7 @@ mod tests;
 pub use bifrost_plb::Mode;
 pub use config::{ConfigError, PipelineConfig, PodConfig};
 pub use counters::{PodCounters, Refusal};
-pub use parse::{Arrival, look};
+pub use parse::{Arrival, Flow, look};
 pub use pipeline::{Pipeline, Place};
 pub use pod::{Leaving, Pod, Ring, Rings};
 pub use rules::{Class, Rule, Rules};

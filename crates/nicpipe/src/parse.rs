@@ -1,4 +1,4 @@
-//! The parser: what classifying, limiting and spraying need to know of a frame.
+//! The parser: what classifying and limiting, and then spraying, need to know of a frame.
 
 use std::net::IpAddr;
 
@@ -6,7 +6,7 @@ use bifrost_nic::{Parsed, parse};
 use bifrost_wire::protocol::UDP;
 use bifrost_wire::{ethernet, vxlan};
 
-/// What the headers of a frame say.
+/// What the outer headers of a frame say.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Arrival {
     /// The outermost VLAN tag's identifier.
@@ -15,43 +15,51 @@ pub struct Arrival {
     pub outer: Parsed,
     /// Of VXLAN.
     pub vni: Option<u32>,
-    /// Hash of the innermost flow that is seen, under a seed.
-    pub flow_hash: u32,
-    /// Bytes from the start of the frame to the end of the headers that a gateway needs.
-    pub headers: usize,
     /// Bytes of the frame without padding.
     pub end: usize,
 }
 
-/// Parses a frame. Nothing if the outer headers are malformed: such a frame is nobody's.
-pub fn look(frame: &[u8], seed: u64) -> Option<Arrival> {
+/// The innermost flow that is seen of a frame.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Flow {
+    /// Its hash, under a seed.
+    pub hash: u32,
+    /// Bytes from the start of the frame to the end of the headers that a gateway needs.
+    pub headers: usize,
+}
+
+/// Parses the outer headers: all that is needed to drop what exceeds its rate. Nothing if they are malformed: such a frame is nobody's.
+#[inline]
+pub fn look(frame: &[u8]) -> Option<Arrival> {
     let outer = parse(frame, frame.len()).ok()?;
-    let mut arrival = Arrival {
-        vlan: outer.vlan,
-        outer,
-        vni: None,
-        flow_hash: if outer.is_ip() { outer.flow_key().hash(seed) } else { outer.flow_hash },
-        headers: usize::from(outer.payload),
-        end: outer.end as usize,
-    };
+    let mut arrival = Arrival { vlan: outer.vlan, outer, vni: None, end: outer.end as usize };
     if outer.protocol == UDP && outer.dst_port == vxlan::UDP_PORT && !outer.is_fragment() {
-        let payload = frame.get(usize::from(outer.payload)..outer.end as usize).unwrap_or_default();
-        if let Ok((vni, inner)) = vxlan::parse(payload) {
-            arrival.vni = Some(vni.get());
-            if let Ok(parsed) = parse(inner, inner.len()) {
-                let of_vni = seed ^ u64::from(vni.get()).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-                arrival.flow_hash = match parsed.is_ip() {
-                    true => parsed.flow_key().hash(of_vni),
-                    false => parsed.flow_hash ^ vni.get(),
-                };
-                arrival.headers = usize::from(outer.payload) + vxlan::HEADER_LEN + usize::from(parsed.payload);
-            }
-        }
+        arrival.vni = vxlan::parse(arrival.payload(frame)).ok().map(|(vni, _)| vni.get());
     }
     Some(arrival)
 }
 
 impl Arrival {
+    /// Parses the inner headers, if it is VXLAN.
+    #[inline]
+    pub fn flow(&self, frame: &[u8], seed: u64) -> Flow {
+        let outer = &self.outer;
+        let of = |parsed: &Parsed, seed, other| if parsed.is_ip() { parsed.flow_key().hash(seed) } else { other };
+        if let (Some(vni), Ok((_, inner))) = (self.vni, vxlan::parse(self.payload(frame)))
+            && let Ok(parsed) = parse(inner, inner.len())
+        {
+            let of_vni = seed ^ u64::from(vni).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+            let headers = usize::from(outer.payload) + vxlan::HEADER_LEN + usize::from(parsed.payload);
+            return Flow { hash: of(&parsed, of_vni, parsed.flow_hash ^ vni), headers };
+        }
+        Flow { hash: of(outer, seed, outer.flow_hash), headers: usize::from(outer.payload) }
+    }
+
+    /// What is behind the outer headers.
+    fn payload<'a>(&self, frame: &'a [u8]) -> &'a [u8] {
+        frame.get(usize::from(self.outer.payload)..self.end).unwrap_or_default()
+    }
+
     /// What a tenant is limited by: the VNI, or a number above all VNIs that stands for the address on this side.
     pub fn tenant(&self, seed: u64) -> u32 {
         const ADDRESSES: u32 = 1 << 24;

@@ -1,5 +1,6 @@
 //! All pods.
 
+use crate::pod::Times;
 use crate::{Arrival, ConfigError, PipelineConfig, Pod, Refusal, Ring, Rings, look};
 
 /// VLAN identifiers.
@@ -70,7 +71,8 @@ impl Pipeline {
         (self.malformed, self.no_pod)
     }
 
-    /// Takes a frame from the wire. `rings` gives the rings of a place.
+    /// Takes a frame from the wire, where it arrived `at`, which is not later than `now`: rates are those of the wire. `rings` gives the rings of a
+    /// place.
     ///
     /// # Errors
     /// It is dropped.
@@ -78,10 +80,11 @@ impl Pipeline {
     pub fn arrive<R: Rings>(
         &mut self,
         now: u64,
+        at: u64,
         frame: &[u8],
         rings: impl FnOnce(Place) -> R,
     ) -> Result<(Place, Ring), Refusal> {
-        let Some(arrival) = look(frame, self.seed) else {
+        let Some(arrival) = look(frame) else {
             self.malformed += 1;
             return Err(Refusal::Malformed);
         };
@@ -90,7 +93,8 @@ impl Pipeline {
             return Err(Refusal::NoPod);
         };
         let pod = &mut self.pods[place.pod];
-        let ring = pod.arrive(now, self.seed, place.interface, &arrival, frame, &mut rings(place))?;
+        let times = Times { now, at };
+        let ring = pod.arrive(times, self.seed, place.interface, &arrival, frame, &mut rings(place))?;
         Ok((place, ring))
     }
 

@@ -6,7 +6,7 @@ use bifrost_wire::ethernet;
 
 use crate::buffers::Buffers;
 use crate::parse::untagged;
-use crate::{Arrival, Class, ConfigError, PodConfig, PodCounters, Refusal};
+use crate::{Arrival, Class, ConfigError, Flow, PodConfig, PodCounters, Refusal};
 
 /// Of how many packets one is looked at to find the heaviest tenants.
 const SAMPLED: u64 = 64;
@@ -33,6 +33,13 @@ pub trait Rings {
 pub struct Leaving<'a> {
     /// The frame, in parts: in front of the tag, the tag, behind it, and the payload. Any may be empty.
     pub parts: [&'a [u8]; 4],
+}
+
+/// When a frame is handled, and when it arrived on the wire.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Times {
+    pub(crate) now: u64,
+    pub(crate) at: u64,
 }
 
 /// A packet that waits for its turn.
@@ -166,7 +173,7 @@ impl Pod {
     /// Classifies, limits and dispatches a frame that arrived at an interface.
     pub(crate) fn arrive(
         &mut self,
-        now: u64,
+        Times { now, at }: Times,
         seed: u64,
         interface: usize,
         arrival: &Arrival,
@@ -185,20 +192,22 @@ impl Pod {
         let tagged = self.config.interfaces[interface].is_some();
         let class = self.config.rules.class(arrival, frame);
         if class == Class::Priority {
-            return self.arrive_priority(now, tagged, arrival, frame, rings);
+            return self.arrive_priority(at, tagged, arrival, frame, rings);
         }
         let tenant = arrival.tenant(seed);
         if self.counters.arrived_packets.is_multiple_of(SAMPLED) {
             self.heavy.sample(tenant);
         }
-        if !self.limiter.admit(now, tenant, 1).passes {
+        if !self.limiter.admit(at, tenant, 1).passes {
             self.counters.refused_limited_packets += 1;
             return Err(Refusal::Limited);
         }
-        let payload = arrival.end.saturating_sub(arrival.headers);
+        // Only what passes is worth a look inside.
+        let Flow { hash, headers } = arrival.flow(frame, seed);
+        let payload = arrival.end.saturating_sub(headers);
         let header_only = self.config.header_only_from.is_some_and(|least| payload >= usize::from(least));
-        let dispatch = match self.dispatch(now, class, arrival.flow_hash, header_only, rings) {
-            Err(Refused::NoPayloadSlot) => self.dispatch(now, class, arrival.flow_hash, false, rings),
+        let dispatch = match self.dispatch(now, class, hash, header_only, rings) {
+            Err(Refused::NoPayloadSlot) => self.dispatch(now, class, hash, false, rings),
             result => result,
         };
         let Dispatch { core, trailer } = dispatch.map_err(|refused| {
@@ -209,7 +218,7 @@ impl Pod {
             *counter += 1;
             refusal
         })?;
-        let end = if trailer.payload.is_some() { arrival.headers } else { arrival.end };
+        let end = if trailer.payload.is_some() { headers } else { arrival.end };
         let [macs, rest] = untagged(frame, tagged, end);
         let ring = Ring::Core(core);
         if !rings.put(ring, &[macs, rest, &trailer.emit()]) {
@@ -219,7 +228,7 @@ impl Pod {
             return Err(Refusal::TooLong);
         }
         if let Some(slot) = trailer.payload {
-            self.payloads.get_mut(slot)[..payload].copy_from_slice(&frame[arrival.headers..arrival.end]);
+            self.payloads.get_mut(slot)[..payload].copy_from_slice(&frame[headers..arrival.end]);
             self.payload_lens[slot as usize] = payload as u16;
             self.counters.delivered_header_only_packets += 1;
         }
@@ -247,13 +256,13 @@ impl Pod {
 
     fn arrive_priority(
         &mut self,
-        now: u64,
+        at: u64,
         tagged: bool,
         arrival: &Arrival,
         frame: &[u8],
         rings: &mut impl Rings,
     ) -> Result<Ring, Refusal> {
-        if !self.control.take(now, 1) {
+        if !self.control.take(at, 1) {
             self.counters.refused_control_rate_packets += 1;
             return Err(Refusal::ControlRate);
         }

@@ -26,6 +26,20 @@ fn run(limiter: &mut TenantLimiter, start: u64, ns: u64, tenants: &[(u32, u64)])
 }
 
 #[test]
+fn a_burst_is_as_long_as_it_is_said_to_be() {
+    for (per_second, ns, burst) in [
+        (8_000_000, 100_000, 800),
+        (80_000, 10_000_000, 800),
+        (80_000, 100_000, 32),
+        (0, S, 32),
+        (u64::MAX, u64::MAX, u64::MAX),
+    ] {
+        assert_eq!(Rate::with_burst(per_second, ns), Rate { per_second, burst });
+    }
+    assert_eq!(Rate::per_second(8_000_000).burst, 800);
+}
+
+#[test]
 fn a_tenant_alone_gets_the_sum_of_both_stages() {
     let mut limiter = TenantLimiter::new(rates(8_000, 2_000));
     let passed = run(&mut limiter, S, S, &[(5, 34_000)]);
@@ -58,6 +72,17 @@ fn collision(config: LimiterConfig, vni: u32) -> u32 {
         !limiter.admit(1, *other, 1).passes
     };
     candidates.into_iter().find(shares_meter).unwrap()
+}
+
+#[test]
+fn a_collision_lasts_where_no_drop_is_sampled() {
+    let config = LimiterConfig { meter_entries: 64, sample_drops: 0, ..rates(800, 200) };
+    let mut limiter = TenantLimiter::new(config);
+    let tenants = [(9, 34_000), (collision(config, 9), 97)];
+    run(&mut limiter, S, S, &tenants);
+    let passed = run(&mut limiter, 2 * S, S, &tenants);
+    assert!(passed[1] < 50 && limiter.pre_checked().next().is_none(), "{passed:?}");
+    assert_eq!(limiter.counters().sampled_packets, 0);
 }
 
 #[test]

@@ -64,7 +64,7 @@ pub(crate) fn run(bytes: &[u8]) {
     // Twice: the second time a session is there.
     for round in 0..2 {
         let mut given = Given::default();
-        let taken = pipeline.arrive(NOW + round, frame, |_| &mut given);
+        let taken = pipeline.arrive(NOW + round, NOW, frame, |_| &mut given);
         assert_eq!(given.0.len(), usize::from(taken.is_ok()));
         let Ok((place, _)) = taken else { continue };
         let context = Context { now: NOW + round, neighbours };

@@ -161,7 +161,10 @@ enum ClassName {
 struct Limiter {
     first_packets_per_second: Spanned<u64>,
     second_packets_per_second: Spanned<u64>,
-    burst_packets: Option<u64>,
+    burst_us: Option<Spanned<u64>>,
+    burst_packets: Option<Spanned<u64>>,
+    sample_drops: Option<u32>,
+    sample_ms: Option<u32>,
     #[serde(default)]
     bypass: Vec<Spanned<u32>>,
     test_seed: Option<u64>,
@@ -281,12 +284,21 @@ fn check_pod(pod: &Pod, checker: &mut Checker<'_>) -> PodSettings {
     let mut limiter = LimiterConfig::default();
     let mut bypass = Vec::new();
     if let Some(section) = &pod.limiter {
-        let rate = |per_second: u64| match section.burst_packets {
-            Some(burst) => Rate { per_second, burst },
-            None => Rate::per_second(per_second),
+        if let (Some(us), Some(_)) = (&section.burst_us, &section.burst_packets) {
+            checker.error(us, "burst_us and burst_packets: give one of them");
+        }
+        if let Some(us) = section.burst_us.as_ref().filter(|us| !(1..=1_000_000).contains(us.get_ref())) {
+            checker.error(us, format!("burst_us = {}; 1 to 1,000,000 can be had", us.get_ref()));
+        }
+        let rate = |per_second: u64| match (&section.burst_packets, &section.burst_us) {
+            (Some(burst), _) => Rate { per_second, burst: *burst.get_ref() },
+            (None, Some(us)) => Rate::with_burst(per_second, us.get_ref().saturating_mul(1000)),
+            (None, None) => Rate::per_second(per_second),
         };
         limiter.first = rate(*section.first_packets_per_second.get_ref());
         limiter.second = rate(*section.second_packets_per_second.get_ref());
+        limiter.sample_drops = section.sample_drops.unwrap_or(limiter.sample_drops);
+        limiter.sample_ns = section.sample_ms.map_or(limiter.sample_ns, |ms| u64::from(ms) * 1_000_000);
         for vni in &section.bypass {
             if *vni.get_ref() > 0xff_ffff {
                 checker.error(vni, "a VNI has 24 bits");
@@ -363,6 +375,12 @@ second_packets_per_second = 2000
         let config = load(GOOD).unwrap();
         assert_eq!((config.longest(), config.pods[0].pipeline.limiter.first.per_second), (1622, 8000));
         assert_eq!(config.pods[0].pipeline.interfaces, [Some(100)]);
+        for (line, bursts) in [("", [32, 32]), ("burst_us = 10000", [80, 32]), ("burst_packets = 7", [7, 7])] {
+            let limiter = load(&format!("{GOOD}{line}\n")).unwrap().pods[0].pipeline.limiter;
+            assert_eq!([limiter.first.burst, limiter.second.burst], bursts, "{line}");
+        }
+        let limiter = load(&format!("{GOOD}sample_drops = 0\nsample_ms = 7\n")).unwrap().pods[0].pipeline.limiter;
+        assert_eq!((limiter.sample_drops, limiter.sample_ns), (0, 7_000_000));
     }
 
     #[test]
@@ -374,6 +392,8 @@ second_packets_per_second = 2000
             ("\"/run/bifrost/vpc.sock\"", "\"vpc.sock\"", "11: vpc.sock is no absolute path"),
             ("vlan = 100", "vlan = \"x\"", "11: invalid type: string \"x\", expected u16"),
             ("cores = 2", "cores = 2\norder_queues = 9", "10: an order queue"),
+            ("= 2000", "= 2000\nburst_us = 0", "15: burst_us = 0; 1 to 1,000,000 can be had"),
+            ("= 2000", "= 2000\nburst_us = 1\nburst_packets = 1", "15: burst_us and burst_packets: give one of them"),
         ] {
             let error_text = load(&GOOD.replace(from, to)).unwrap_err();
             let wanted = error.replace("an order queue", "a pod has 1 to 8 order queues, not 9");

@@ -125,7 +125,8 @@ impl Engine {
         }
         for index in 0..arrived {
             // Refusals are counted by the pipeline.
-            let _ = pipeline.arrive(now, device.frame(index), |place| &mut links[place.pod][place.interface]);
+            let (at, frame) = (device.arrived_at(index, now), device.frame(index));
+            let _ = pipeline.arrive(now, at, frame, |place| &mut links[place.pod][place.interface]);
         }
         if arrived > 0 {
             links.iter_mut().flatten().for_each(Link::publish);

@@ -32,6 +32,8 @@ pub struct Config {
     pub processors: Vec<usize>,
     /// How long a worker looks for work before it sleeps, ns.
     pub spin_ns: u64,
+    /// Entries of each ring, as a power of two.
+    pub log2_ring_entries: u8,
     /// What tests make the workers do.
     pub tests: Tests,
     /// The pipeline's memif sockets, one for each interface.
@@ -121,6 +123,8 @@ struct Gateway {
     router: Option<IpAddr>,
     #[serde(default = "default_sessions")]
     sessions_per_core: u32,
+    #[serde(default = "default_ring_entries")]
+    ring_entries: Spanned<u16>,
 }
 
 #[derive(Debug, Deserialize)]
@@ -228,6 +232,10 @@ fn default_spin() -> u64 {
     20
 }
 
+fn default_ring_entries() -> Spanned<u16> {
+    Spanned::new(0..0, 1024)
+}
+
 fn default_sessions() -> u32 {
     65_536
 }
@@ -261,6 +269,10 @@ fn check(file: File, checker: &mut Checker<'_>) -> Option<Config> {
     }
     if !(576..=9000).contains(gateway.mtu.get_ref()) {
         checker.error(&gateway.mtu, format!("mtu = {}; 576 to 9000 can be had", gateway.mtu.get_ref()));
+    }
+    let ring_entries = *gateway.ring_entries.get_ref();
+    if !ring_entries.is_power_of_two() || !(64..=16_384).contains(&ring_entries) {
+        checker.error(&gateway.ring_entries, format!("ring_entries = {ring_entries}; a power of two from 64 to 16384"));
     }
     let mac = mac(&gateway.mac, checker);
     let mut tables = Tables::new(addresses.clone(), mac, *gateway.mtu.get_ref(), fastrand::u64(..));
@@ -346,6 +358,7 @@ fn check(file: File, checker: &mut Checker<'_>) -> Option<Config> {
         cores: *gateway.cores.get_ref(),
         processors: gateway.processors,
         spin_ns: gateway.spin_us.saturating_mul(1000),
+        log2_ring_entries: ring_entries.ilog2() as u8,
         tests,
         interfaces: gateway.interfaces.into_inner().into_iter().map(Spanned::into_inner).collect(),
         tables,
@@ -510,6 +523,7 @@ next_hop = "10.0.0.253"
     fn errors_name_their_lines() {
         for (from, to, error) in [
             ("cores = 2", "cores = 0", "5: cores = 0; a pod has 1 to 1,024"),
+            ("cores = 2", "cores = 2\nring_entries = 1000", "6: ring_entries = 1000; a power of two from 64 to 16384"),
             ("02:00:00:00:00:01", "02:00", "8: "),
             ("snat = \"nat\"", "snat = \"x\"", "22: there is no [[pools]] of this name"),
             ("idc:office", "idc:home", "25: \"idc:home\" is none of"),

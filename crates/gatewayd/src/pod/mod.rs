@@ -27,8 +27,6 @@ pub use config::Config;
 pub use neighbours::Neighbours;
 use worker::{Counts, SharedNeighbours, Worker, originate, wait};
 
-/// Entries of a ring, as a power of two.
-const LOG2_ENTRIES: u8 = 10;
 /// Bytes of Ethernet and two tags, and what a packet may grow by behind its front.
 const SLACK: usize = 22 + TRAILER_LEN;
 /// How long the first connection may take, and a pause between two tries.
@@ -72,7 +70,7 @@ impl Program for GatewayPod {
                 name: "bifrost-gw".to_owned(),
                 id: 0,
                 queues: config.cores + 1,
-                log2_entries: LOG2_ENTRIES,
+                log2_entries: config.log2_ring_entries,
                 headroom: bifrost_gateway::HEADROOM,
                 longest,
             };

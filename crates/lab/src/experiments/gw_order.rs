@@ -81,7 +81,7 @@ impl Case {
                 Case::StoppedWorker => stall,
                 Case::Fallback => "jitter_us = 50\n".to_owned(),
             },
-            processor: None,
+            processors: None,
         }
     }
 }

@@ -15,7 +15,7 @@ use serde_json::Value;
 use crate::bars::{Bar, Sense};
 use crate::frame::Experiment;
 use crate::gateway::frames::{self, HEADERS, Inner};
-use crate::gateway::world::{Settings, World};
+use crate::gateway::world::{Processors, Settings, World};
 use crate::interrupt;
 use crate::lab::Lab;
 use crate::options::Mode;
@@ -36,9 +36,11 @@ const STAGES: [u64; 2] = [80_000, 20_000];
 /// The seed of the limiter's hash, so that a tenant can be chosen that collides with the first one.
 const SEED: u64 = 1;
 const FIRST: u32 = 100;
-/// The processor of what sends and receives, and that of the gateway.
+/// The limiter's burst: 100 us at the paper's rates, hence the same 800 and 200 packets, which take a hundred times as long here. (The paper names no burst.)
+const BURST_US: u64 = 10_000;
+/// The processor of what sends and receives, and of the pod's workers, which rest half of the time; and that of the pipeline alone.
 const LAB: usize = 0;
-const GATEWAY: usize = 1;
+const PIPELINE: usize = 1;
 const PAYLOAD: usize = 36;
 const BIN: Duration = Duration::from_millis(100);
 /// Batches of frames.
@@ -62,10 +64,17 @@ pub enum Limiter {
     On,
     /// By the limiter, and the third tenant shares both of its stages with the first.
     Collision,
+    /// The same, and no drop is sampled, so that the limiter never learns who is heavy: that there is a collision to be cleared.
+    Unsampled,
 }
 
 impl Limiter {
-    const ALL: [Limiter; 3] = [Limiter::Off, Limiter::On, Limiter::Collision];
+    const ALL: [Limiter; 4] = [Limiter::Off, Limiter::On, Limiter::Collision, Limiter::Unsampled];
+
+    /// Whether the third tenant shares both stages with the first.
+    fn collides(self) -> bool {
+        matches!(self, Limiter::Collision | Limiter::Unsampled)
+    }
 }
 
 impl fmt::Display for Limiter {
@@ -74,6 +83,7 @@ impl fmt::Display for Limiter {
             Limiter::Off => "off",
             Limiter::On => "on",
             Limiter::Collision => "collision",
+            Limiter::Unsampled => "unsampled",
         })
     }
 }
@@ -137,6 +147,13 @@ impl Row {
         100.0 * lost as f64 / sent as f64
     }
 
+    /// What a tenant loses of what it sends from the beginning of the burst on, percent.
+    fn lost_percent_of(&self, tenant: usize) -> f64 {
+        let Some(tenant) = self.tenants.get(tenant) else { return f64::NAN };
+        let sent: u64 = tenant.sent_packets.iter().skip(self.burst_bin as usize).sum();
+        100.0 * tenant.lost_from(self.burst_bin as usize) as f64 / sent as f64
+    }
+
     fn innocent_lost(&self) -> f64 {
         self.tenants.iter().skip(1).map(|tenant| tenant.lost_from(0)).sum::<u64>() as f64
     }
@@ -185,18 +202,13 @@ impl Experiment for GwOverload {
             let of = |field: &dyn Fn(&Row) -> f64| {
                 number(median_of(rows.iter().filter(|r| r.limiter == limiter).map(field)).unwrap_or(f64::NAN))
             };
-            let lost = |row: &Row, tenant: usize| {
-                let Some(tenant) = row.tenants.get(tenant) else { return f64::NAN };
-                let sent: u64 = tenant.sent_packets.iter().skip(row.burst_bin as usize).sum();
-                100.0 * tenant.lost_from(row.burst_bin as usize) as f64 / sent as f64
-            };
             table.row(vec![
                 limiter.to_string(),
                 of(&|r| r.burst_rate(|t| &t.sent_packets) / 1000.0),
                 of(&|r| r.burst_rate(|t| &t.received_packets) / 1000.0),
-                of(&|r| lost(r, 1)),
-                of(&|r| lost(r, 2)),
-                of(&|r| lost(r, 3)),
+                of(&|r| r.lost_percent_of(1)),
+                of(&|r| r.lost_percent_of(2)),
+                of(&|r| r.lost_percent_of(3)),
                 of(&|r| r.limited_packets as f64),
                 of(&|r| r.no_room_packets as f64),
             ]);
@@ -279,11 +291,11 @@ impl Experiment for GwOverload {
                 "kpps",
             ),
             Bar::new(
-                "packets that the colliding tenant loses at first, least run",
-                of(Limiter::Collision).map(|r| r.tenants.get(2).map_or(0, |t| t.lost_from(0)) as f64).reduce(f64::min),
+                "what the colliding tenant loses as long as nobody looks for the heavy one, least run",
+                of(Limiter::Unsampled).map(|r| r.lost_percent_of(2)).reduce(f64::min),
                 Sense::AtLeast,
-                1.0,
-                "packets",
+                10.0,
+                "%",
             ),
             nothing(
                 "packets of innocent tenants lost a second after a collision, worst run",
@@ -299,7 +311,7 @@ impl Experiment for GwOverload {
 
 /// The tenants' VNIs.
 fn vnis(limiter: Limiter) -> Result<[u32; 4]> {
-    let third = if limiter == Limiter::Collision { colliding()? } else { FIRST + 2 };
+    let third = if limiter.collides() { colliding()? } else { FIRST + 2 };
     Ok([FIRST, FIRST + 1, third, FIRST + 3])
 }
 
@@ -329,8 +341,11 @@ fn settings(limiter: Limiter, vnis: [u32; 4]) -> Settings {
     let [first, second] = STAGES;
     let limiter = match limiter {
         Limiter::Off => "first_packets_per_second = 1000000000\nsecond_packets_per_second = 1000000000\n".to_owned(),
-        Limiter::On | Limiter::Collision => {
-            format!("first_packets_per_second = {first}\nsecond_packets_per_second = {second}\ntest_seed = {SEED}\n")
+        Limiter::On | Limiter::Collision | Limiter::Unsampled => {
+            let sampled = if limiter == Limiter::Unsampled { "sample_drops = 0\n" } else { "" };
+            format!(
+                "first_packets_per_second = {first}\nsecond_packets_per_second = {second}\nburst_us = {BURST_US}\ntest_seed = {SEED}\n{sampled}"
+            )
         }
     };
     Settings {
@@ -339,7 +354,7 @@ fn settings(limiter: Limiter, vnis: [u32; 4]) -> Settings {
         queue_entries: 32_768,
         limiter,
         tests: format!("packets_per_second = {OF_A_WORKER}\n"),
-        processor: Some(GATEWAY),
+        processors: Some(Processors { pipeline: PIPELINE, workers: LAB }),
     }
 }
 
@@ -466,9 +481,14 @@ mod tests {
             device_lost_frames: 0,
         };
         let missed = |change: fn(&mut Vec<Row>)| {
-            let mut rows =
-                vec![row(Limiter::Off, 17_000, 2), row(Limiter::On, 10_000, 1), row(Limiter::Collision, 10_000, 1)];
+            let mut rows = vec![
+                row(Limiter::Off, 17_000, 2),
+                row(Limiter::On, 10_000, 1),
+                row(Limiter::Collision, 10_000, 1),
+                row(Limiter::Unsampled, 10_000, 1),
+            ];
             rows[2].tenants[2].received_packets[12] = 0;
+            rows[3].tenants[2].received_packets[10..].fill(1700);
             change(&mut rows);
             GwOverload.bars(&to_values(&rows).unwrap()).unwrap().iter().filter(|bar| !bar.passes()).count()
         };
@@ -480,7 +500,7 @@ mod tests {
         );
         assert_eq!(missed(|rows| rows[1].tenants[3].received_packets[25] -= 1), 1);
         assert_eq!(missed(|rows| rows[1].tenants[0].received_packets = vec![12_000; 30]), 1);
-        assert_eq!(missed(|rows| rows[2].tenants[2].received_packets[12] = 2000), 1, "there was no collision");
+        assert_eq!(missed(|rows| rows[3].tenants[2].received_packets[10..].fill(1900)), 1, "there was no collision");
         assert_eq!(missed(|rows| rows[2].tenants[2].received_packets[21] = 0), 1);
         assert_eq!(missed(|rows| rows[2].tenants[1].received_packets[11] = 0), 1);
     }

@@ -16,6 +16,8 @@ use crate::netns::Namespace;
 
 /// How long the gateway may take until it forwards.
 const PATIENCE: Duration = Duration::from_secs(20);
+/// Of a worker's ring: what comes in 20 ms, for a thread may be away for as long.
+const RING_ENTRIES: u32 = 4096;
 /// The port that the tenants' ACL refuses.
 pub const REFUSED_PORT: u16 = 25;
 /// An address of the Internet, to which the ACL lets pass what is not for [`REFUSED_PORT`].
@@ -34,8 +36,17 @@ pub struct Settings {
     pub limiter: String,
     /// The section `tests` of the pod; empty: none.
     pub tests: String,
-    /// The processor of the pipeline and of both workers, which then do not wait for packets busily.
-    pub processor: Option<usize>,
+    /// Where its threads run; `None`: anywhere.
+    pub processors: Option<Processors>,
+}
+
+/// Where a gateway's threads run. None of them then waits for packets busily, and they come before other work.
+#[derive(Debug, Clone, Copy)]
+pub struct Processors {
+    /// That of the pipeline.
+    pub pipeline: usize,
+    /// That of both workers.
+    pub workers: usize,
 }
 
 /// A gateway with two workers and the network around it.
@@ -58,9 +69,10 @@ impl World {
     pub fn start(lab: &Lab, label: &str, settings: &Settings) -> Result<Self> {
         let logs = lab.logs(label);
         let mut namespace = Namespace::create(format!("{}-gateway", lab.run.id()))?;
-        let of_pod = Namespace::create(format!("{}-pod", lab.run.id()))?;
-        if let Some(processor) = settings.processor {
-            namespace.pin(processor);
+        let mut of_pod = Namespace::create(format!("{}-pod", lab.run.id()))?;
+        if let Some(Processors { pipeline, workers }) = settings.processors {
+            namespace.pin(pipeline);
+            of_pod.pin(workers);
         }
         namespace.ip_batch(
             "link add wire0 mtu 1700 type veth peer name gw0 mtu 1700\nlink set wire0 up\nlink set gw0 up\n",
@@ -151,8 +163,10 @@ impl World {
 }
 
 fn pipeline(settings: &Settings, control: &PathBuf, memif: &PathBuf) -> String {
-    let Settings { timeout_ms, queue_entries, limiter, processor, .. } = settings;
-    let processor = processor.map_or(String::new(), |n| format!("[pipeline]\nprocessor = {n}\nspin_us = 0\n"));
+    let Settings { timeout_ms, queue_entries, limiter, processors, .. } = settings;
+    let processor = processors.map_or(String::new(), |Processors { pipeline, .. }| {
+        format!("[pipeline]\nprocessor = {pipeline}\nspin_us = 0\n")
+    });
     let limiter = if limiter.is_empty() { String::new() } else { format!("[pods.limiter]\n{limiter}") };
     format!(
         "control = {{ socket = {control:?} }}\ndevice = {{ name = \"gw0\", mtu = 1600, frames = 16384 }}\n{processor}\
@@ -164,8 +178,10 @@ fn pipeline(settings: &Settings, control: &PathBuf, memif: &PathBuf) -> String {
 }
 
 fn pod_configuration(settings: &Settings, control: &PathBuf, memif: &PathBuf) -> String {
-    let Settings { vnis, tests, processor, .. } = settings;
-    let processors = processor.map_or(String::new(), |n| format!("processors = [{n}, {n}]\nspin_us = 0\n"));
+    let Settings { vnis, tests, processors, .. } = settings;
+    let processors = processors.map_or(String::new(), |Processors { workers: n, .. }| {
+        format!("processors = [{n}, {n}]\nring_entries = {RING_ENTRIES}\nspin_us = 0\n")
+    });
     let mut text = format!(
         "control = {{ socket = {control:?} }}\n[tests]\n{tests}[gateway]\npod = 1\ncores = 2\n{processors}\
          interfaces = [{memif:?}]\naddresses = [\"{}\"]\nmac = \"{}\"\non_link = [\"10.0.0.0/24\"]\n\

@@ -111,3 +111,21 @@ fn a_burst_of_one_tenant_is_stopped_at_the_door() {
     assert_eq!(pod.limiter().pre_checked().collect::<Vec<_>>(), [(1003, false)]);
     assert_eq!(pod.counters().refused_limited_packets, u64::from(refused[3]));
 }
+
+#[test]
+fn a_pipeline_that_was_away_limits_by_the_time_of_arrival() {
+    let mut pod = config(2);
+    let rate = |per_second| bifrost_tables::Rate { per_second, burst: 32 };
+    (pod.limiter.first, pod.limiter.second) = (rate(80_000), rate(20_000));
+    pod.balancer.queue_entries = 1024;
+    // 5 ms of a tenant's 80,000 packets a second, all found at once.
+    let passed = |waited: &dyn Fn(u64) -> u64| {
+        let mut world = World::new(pod.clone());
+        world.ring = 1024;
+        world.pass(10_000_000);
+        let frames = (0..400u32).map(|n| (waited(u64::from(n)), packet(1000, 3, n, 64)));
+        frames.filter(|(waited, frame)| world.arrive_late(*waited, frame).is_ok()).count()
+    };
+    assert_eq!(passed(&|n| 12_500 * (400 - n)), 400);
+    assert_eq!(passed(&|_| 0), 64, "what really comes at once has both bursts");
+}

@@ -152,7 +152,13 @@ impl World {
 
     pub(super) fn arrive(&mut self, frame: &[u8]) -> Result<(Place, Ring), Refusal> {
         let World { pipeline, cores, priority, ring, now, .. } = self;
-        pipeline.arrive(*now, frame, |_| TestRings { cores, priority, size: *ring })
+        pipeline.arrive(*now, *now, frame, |_| TestRings { cores, priority, size: *ring })
+    }
+
+    /// The same of a frame that waited for the pipeline.
+    pub(super) fn arrive_late(&mut self, waited_ns: u64, frame: &[u8]) -> Result<(Place, Ring), Refusal> {
+        let World { pipeline, cores, priority, ring, now, .. } = self;
+        pipeline.arrive(*now, *now - waited_ns, frame, |_| TestRings { cores, priority, size: *ring })
     }
 
     /// Time goes by: cores work, and what is done comes back.

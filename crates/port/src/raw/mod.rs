@@ -19,6 +19,9 @@ use thiserror::Error;
 use packet::PacketDevice;
 use xdp::XdpDevice;
 
+/// A time of arrival that is longer ago is not believed, ns.
+const OLDEST_NS: u64 = 1_000_000_000;
+
 /// Frames in a batch at most.
 pub const RAW_BATCH: usize = 64;
 
@@ -179,6 +182,20 @@ impl RawDevice {
         match self {
             RawDevice::Xdp(device) => device.frame(index),
             RawDevice::Packet(device) => device.frame(index),
+        }
+    }
+
+    /// When a frame of the last batch arrived at the device, on the monotonic clock, ns, as far as the kernel says so; never later
+    /// than `now`, and at most a second before it. How long it then waited for this thread does not count.
+    #[inline]
+    pub fn arrived_at(&self, index: usize, now: u64) -> u64 {
+        let at = match self {
+            RawDevice::Xdp(device) => device.arrived_at(index),
+            RawDevice::Packet(device) => device.arrived_at(index),
+        };
+        match now.checked_sub(at) {
+            Some(age) if age <= OLDEST_NS => at,
+            _ => now,
         }
     }
 

@@ -6,6 +6,7 @@ use std::os::fd::{AsFd as _, AsRawFd as _, BorrowedFd, FromRawFd as _, OwnedFd};
 use std::ptr::{from_mut, null_mut};
 
 use super::{RAW_BATCH, RawConfig, RawCounters, RawError, open_error};
+use crate::clock::RealtimeOffset;
 use crate::udp::set_int;
 
 // linux/if_packet.h.
@@ -20,8 +21,8 @@ const TP_STATUS_VLAN_TPID_VALID: u32 = 1 << 6;
 /// Bytes of a VLAN tag, which the kernel takes out of a frame and hands over beside it, and where it belongs.
 const TAG: usize = 4;
 const TAG_AT: usize = 12;
-/// Room for one `tpacket_auxdata`, as words: the kernel wants it aligned.
-const CONTROL_WORDS: usize = 8;
+/// Room for one `tpacket_auxdata` and one `timespec`, as words: the kernel wants them aligned.
+const CONTROL_WORDS: usize = 10;
 
 #[repr(C)]
 #[derive(Clone, Copy)]
@@ -42,8 +43,8 @@ pub struct PacketDevice {
     /// Bytes of a buffer: room for a tag, and for a frame that is a byte too long.
     buffer: usize,
     rx: Box<[u8]>,
-    /// Where in its buffer each frame of the batch is.
-    arrived: Vec<(usize, usize)>,
+    /// Where in `rx` each frame of the batch is, its length, and when it arrived.
+    arrived: Vec<(usize, usize, u64)>,
     controls: Box<[[u64; CONTROL_WORDS]]>,
     tx: Box<[u8]>,
     /// Lengths of the frames that wait to be sent.
@@ -107,10 +108,11 @@ impl PacketDevice {
                 _ => Err(error),
             };
         };
+        let clocks = RealtimeOffset::sample();
         for (index, header) in headers.iter().enumerate().take(count) {
             let at = index * self.buffer;
             let len = header.msg_len as usize;
-            let auxdata = auxdata(&header.msg_hdr);
+            let (auxdata, time) = notes(&header.msg_hdr);
             if auxdata.is_some_and(|a| a.status & TP_STATUS_CSUMNOTREADY != 0) {
                 self.counters.rx_open_checksum_frames += 1;
                 continue;
@@ -132,13 +134,17 @@ impl PacketDevice {
             }
             self.counters.rx_frames += 1;
             self.counters.rx_bytes += whole as u64;
-            self.arrived.push((start, whole));
+            self.arrived.push((start, whole, clocks.to_monotonic(time)));
         }
         Ok(self.arrived.len())
     }
 
     pub(super) fn frame(&self, index: usize) -> &[u8] {
-        self.arrived.get(index).map_or(&[], |&(start, len)| &self.rx[start..start + len])
+        self.arrived.get(index).map_or(&[], |&(start, len, _)| &self.rx[start..start + len])
+    }
+
+    pub(super) fn arrived_at(&self, index: usize) -> u64 {
+        self.arrived.get(index).map_or(0, |&(.., at)| at)
     }
 
     pub(super) fn send(&mut self, parts: &[&[u8]]) {
@@ -231,6 +237,7 @@ fn open(config: &RawConfig, device: u32) -> io::Result<OwnedFd> {
     let fd = unsafe { OwnedFd::from_raw_fd(fd) };
     set_int(&fd, libc::SOL_PACKET, PACKET_IGNORE_OUTGOING, 1)?;
     set_int(&fd, libc::SOL_PACKET, PACKET_AUXDATA, 1)?;
+    set_int(&fd, libc::SOL_SOCKET, libc::SO_TIMESTAMPNS, 1)?;
     // Without a queueing discipline frames leave in order and at once; a kernel that cannot do that uses the device's.
     let _ = set_int(&fd, libc::SOL_PACKET, PACKET_QDISC_BYPASS, 1);
     // What the kernel charges for a frame.
@@ -263,13 +270,26 @@ fn open(config: &RawConfig, device: u32) -> io::Result<OwnedFd> {
     if result == 0 { Ok(fd) } else { Err(io::Error::last_os_error()) }
 }
 
-/// What the kernel says beside a frame.
-fn auxdata(header: &libc::msghdr) -> Option<Auxdata> {
-    // SAFETY: the kernel filled the control buffer of this header, which is still there.
+/// What the kernel says beside a frame, and when it arrived: CLOCK_REALTIME, ns; 0 if it does not say.
+fn notes(header: &libc::msghdr) -> (Option<Auxdata>, u64) {
+    let (mut auxdata, mut time) = (None, 0);
+    // SAFETY: the kernel filled the control buffer of this header, which is still there. What is read of a message is inside it, as its length says.
     unsafe {
-        let message = libc::CMSG_FIRSTHDR(header).as_ref()?;
-        let fits = message.cmsg_len as usize >= libc::CMSG_LEN(size_of::<Auxdata>() as u32) as usize;
-        let is_auxdata = message.cmsg_level == libc::SOL_PACKET && message.cmsg_type == PACKET_AUXDATA && fits;
-        is_auxdata.then(|| libc::CMSG_DATA(message).cast::<Auxdata>().read_unaligned())
+        let mut next = libc::CMSG_FIRSTHDR(header);
+        while let Some(message) = next.as_ref() {
+            let has = |bytes: usize| message.cmsg_len >= libc::CMSG_LEN(bytes as u32) as usize;
+            match (message.cmsg_level, message.cmsg_type) {
+                (libc::SOL_PACKET, PACKET_AUXDATA) if has(size_of::<Auxdata>()) => {
+                    auxdata = Some(libc::CMSG_DATA(message).cast::<Auxdata>().read_unaligned());
+                }
+                (libc::SOL_SOCKET, libc::SCM_TIMESTAMPNS) if has(size_of::<libc::timespec>()) => {
+                    let at = libc::CMSG_DATA(message).cast::<libc::timespec>().read_unaligned();
+                    time = at.tv_sec as u64 * 1_000_000_000 + at.tv_nsec as u64;
+                }
+                _ => {}
+            }
+            next = libc::CMSG_NXTHDR(header, message);
+        }
     }
+    (auxdata, time)
 }

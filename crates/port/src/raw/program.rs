@@ -1,15 +1,28 @@
-//! The XDP program: every frame goes to the socket of its queue, or to the kernel if there is none.
+//! The XDP program: every frame goes to the socket of its queue, or to the kernel if there is none. In front of the frame it
+//! writes when the frame arrived.
 
 use std::io;
 use std::os::fd::{AsFd as _, OwnedFd};
 
-use crate::bpf::{self, Assembler, Instruction, ProgramKind, Register, Size, XdpMode};
+use crate::bpf::{self, Assembler, Instruction, Jump, ProgramKind, Register, Size, XdpMode};
+
+/// Bytes of what the program writes directly in front of a frame: [`STAMP_MAGIC`], and in two words the time of arrival, on the
+/// monotonic clock, ns; in native byte order.
+pub(super) const STAMP_BYTES: usize = 12;
+/// Tells the program's words from others that a chunk may hold.
+pub(super) const STAMP_MAGIC: u32 = 0xb1f2_a771;
 
 // linux/bpf.h.
 const XDP_PASS: i32 = 2;
+const KTIME_GET_NS: i32 = 5;
 const REDIRECT_MAP: i32 = 51;
-/// Offset in `struct xdp_md`.
+const XDP_ADJUST_META: i32 = 54;
+// Offsets in `struct xdp_md`.
+const DATA: i16 = 0;
+const DATA_META: i16 = 8;
 const RX_QUEUE_INDEX: i16 = 16;
+/// Where the program keeps the time, from the end of its stack.
+const TIME_SLOT: i16 = -8;
 
 /// A program that is attached as long as this lives, and its map of sockets by queue.
 #[derive(Debug)]
@@ -37,12 +50,40 @@ impl Redirect {
 }
 
 fn assemble(sockets: &OwnedFd) -> Vec<Instruction> {
-    let [context, map, key, otherwise] = [1, 1, 2, 3].map(Register);
+    let [result, first, second, third] = [0, 1, 2, 3].map(Register);
+    let (context, stack) = (Register(6), Register(10));
     let mut a = Assembler::default();
-    a.load(Size::Word, key, context, RX_QUEUE_INDEX);
-    a.load_map(map, sockets.as_fd());
-    a.set(otherwise, XDP_PASS);
+    let redirect = a.label();
+    a.copy(context, first);
+    a.call(KTIME_GET_NS);
+    a.store(Size::Double, stack, TIME_SLOT, result);
+    a.copy(first, context);
+    a.set(second, -(STAMP_BYTES as i32));
+    a.call(XDP_ADJUST_META);
+    // A driver without room in front of frames does without.
+    a.jump_if(result, Jump::NotEqual, 0, redirect);
+    a.load(Size::Word, first, context, DATA_META);
+    a.load(Size::Word, second, context, DATA);
+    a.copy(third, first);
+    a.add(third, STAMP_BYTES as i32);
+    a.jump_if_register(third, Jump::Greater, second, redirect);
+    a.store_constant(Size::Word, first, 0, STAMP_MAGIC);
+    // In halves: the kernel aligns what is in front of a frame to 4 bytes.
+    for half in [0, 4] {
+        a.load(Size::Word, third, stack, TIME_SLOT + half);
+        a.store(Size::Word, first, 4 + half, third);
+    }
+    a.place(redirect);
+    a.load(Size::Word, second, context, RX_QUEUE_INDEX);
+    a.load_map(first, sockets.as_fd());
+    a.set(third, XDP_PASS);
     a.call(REDIRECT_MAP);
     a.exit();
     a.finish()
+}
+
+/// The time in the bytes in front of a frame, ns on the monotonic clock; `None` if the program did not write them.
+pub(super) fn stamp(bytes: &[u8]) -> Option<u64> {
+    let (magic, time) = bytes.split_first_chunk()?;
+    (u32::from_ne_bytes(*magic) == STAMP_MAGIC).then_some(u64::from_ne_bytes(*time.first_chunk()?))
 }

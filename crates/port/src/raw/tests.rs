@@ -4,6 +4,7 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use super::*;
+use crate::clock::monotonic_ns;
 
 /// Runs in a thread with a network namespace of its own, which ends with it.
 fn in_namespace(test: impl FnOnce() + Send + 'static) {
@@ -76,6 +77,31 @@ fn frames_go_over_in_order_with_their_tags() {
             assert_eq!((sent.tx_frames, sent.tx_dropped_frames), (20 * 64, 0));
             assert!(received.rx_frames >= 20 * 64);
             assert_eq!(received.rx_dropped_frames, 0);
+        });
+    }
+}
+
+#[test]
+fn frames_are_as_old_as_they_have_waited() {
+    for mode in [RawMode::Packet, RawMode::XdpGeneric, RawMode::Auto] {
+        in_namespace(move || {
+            let (mut a, mut b) = (open("left0", mode), open("right0", mode));
+            let began = monotonic_ns();
+            for number in 0..3 {
+                a.send(&[&frame(number, false, 60)]);
+                a.flush();
+                std::thread::sleep(Duration::from_millis(30));
+            }
+            let count = b.receive().unwrap();
+            let now = monotonic_ns();
+            let ours = (0..count).filter(|&index| b.frame(index)[6..12] == [2, 0, 0, 0, 0, 1]);
+            let times: Vec<u64> = ours.map(|index| b.arrived_at(index, now)).collect();
+            assert_eq!(times.len(), 3, "{mode:?}");
+            assert!(began <= times[0] && times[2] <= now - 20_000_000, "{mode:?}: {began} {times:?} {now}");
+            assert!(times[1] - times[0] >= 20_000_000 && times[2] - times[1] >= 20_000_000, "{mode:?}: {times:?}");
+            // A clock that was stepped, and a frame that is not there.
+            assert_eq!(b.arrived_at(0, times[0] + OLDEST_NS + 1), times[0] + OLDEST_NS + 1);
+            assert_eq!((b.arrived_at(0, 7), b.arrived_at(RAW_BATCH, now)), (7, now));
         });
     }
 }

@@ -3,7 +3,7 @@
 use std::io;
 use std::os::fd::{AsFd as _, BorrowedFd};
 
-use super::program::Redirect;
+use super::program::{Redirect, STAMP_BYTES, stamp};
 use super::{RAW_BATCH, RawConfig, RawCounters, RawError, RawMode, open_error};
 use crate::afxdp::{NoFrame, QueueConfig, Received, XdpSocket};
 use crate::bpf::{self, XdpMode};
@@ -15,12 +15,21 @@ pub(super) const LONGEST: usize = CHUNK - 256;
 /// Queues of a device that are used.
 const MAX_QUEUES: u32 = 64;
 
+/// A frame of the batch.
+#[derive(Debug)]
+struct Arrived {
+    queue: usize,
+    received: Received,
+    /// When it arrived, ns; 0: unknown.
+    at: u64,
+}
+
 /// A device over AF_XDP.
 #[derive(Debug)]
 pub struct XdpDevice {
     /// By queue.
     sockets: Vec<XdpSocket>,
-    arrived: Vec<(usize, Received)>,
+    arrived: Vec<Arrived>,
     /// Which queue goes first, and which one sends.
     turn: usize,
     longest: usize,
@@ -66,9 +75,9 @@ impl XdpDevice {
     pub(super) fn receive(&mut self) -> usize {
         for queue in 0..self.sockets.len() {
             let socket = &mut self.sockets[queue];
-            if self.arrived.iter().any(|(q, _)| *q == queue) {
-                let mine = self.arrived.extract_if(.., |(q, _)| *q == queue);
-                socket.give_back(mine.map(|(_, received)| received.frame));
+            if self.arrived.iter().any(|a| a.queue == queue) {
+                let mine = self.arrived.extract_if(.., |a| a.queue == queue);
+                socket.give_back(mine.map(|a| a.received.frame));
             }
             // What the kernel did not take last time.
             socket.flush();
@@ -78,14 +87,15 @@ impl XdpDevice {
             let queue = (self.turn + n) % self.sockets.len();
             let mut long = Vec::new();
             while self.arrived.len() < RAW_BATCH {
-                let Some(received) = self.sockets[queue].receive() else { break };
+                let Some(mut received) = self.sockets[queue].receive() else { break };
+                let at = arrived_at(&self.sockets[queue], &mut received);
                 if received.len > self.longest {
                     self.counters.rx_too_long_frames += 1;
                     long.push(received.frame);
                     continue;
                 }
                 self.counters.rx_bytes += received.len as u64;
-                self.arrived.push((queue, received));
+                self.arrived.push(Arrived { queue, received, at });
             }
             if !long.is_empty() {
                 self.sockets[queue].give_back(long.into_iter());
@@ -96,8 +106,12 @@ impl XdpDevice {
     }
 
     pub(super) fn frame(&self, index: usize) -> &[u8] {
-        let Some((queue, received)) = self.arrived.get(index) else { return &[] };
+        let Some(Arrived { queue, received, .. }) = self.arrived.get(index) else { return &[] };
         self.sockets[*queue].queue.umem.bytes(&received.frame, received.start, received.len)
+    }
+
+    pub(super) fn arrived_at(&self, index: usize) -> u64 {
+        self.arrived.get(index).map_or(0, |arrived| arrived.at)
     }
 
     pub(super) fn send(&mut self, parts: &[&[u8]]) {
@@ -142,6 +156,17 @@ impl XdpDevice {
         let rx_dropped_frames = self.sockets.iter().map(XdpSocket::dropped).sum();
         RawCounters { rx_dropped_frames, ..self.counters }
     }
+}
+
+/// What the program wrote in front of a frame. It is good for this frame only: the next one in the chunk may come without.
+fn arrived_at(socket: &XdpSocket, received: &mut Received) -> u64 {
+    let Some(before) = received.start.checked_sub(STAMP_BYTES) else { return 0 };
+    let umem = &socket.queue.umem;
+    let at = stamp(umem.bytes(&received.frame, before, STAMP_BYTES));
+    if let Some(magic) = umem.bytes_mut(&mut received.frame).get_mut(before..before + 4) {
+        magic.fill(0);
+    }
+    at.unwrap_or(0)
 }
 
 /// Receive queues of a device; 1 if the kernel does not say.

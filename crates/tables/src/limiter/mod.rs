@@ -20,10 +20,17 @@ pub struct Rate {
 }
 
 impl Rate {
-    /// A rate with the burst of 100 us, at least 32 tokens. That is as long as a gateway's order queues wait: a longer burst of one
-    /// tenant fills the rings of the cores, and others lose packets there.
+    /// A rate with the burst of 100 us ([`with_burst`](Self::with_burst)): as long as a gateway's order queues wait. *Albatross* names rates, and
+    /// no burst.
     pub fn per_second(per_second: u64) -> Self {
-        Rate { per_second, burst: (per_second / 10_000).max(32) }
+        Self::with_burst(per_second, 100_000)
+    }
+
+    /// A rate with what it lets pass in `burst_ns` as its burst, at least 32 tokens. The burst of a tenant waits in the rings of the cores: a longer one
+    /// than they have room for costs others packets there. A shorter one than a sender's own bursts costs that sender packets below its rate.
+    pub fn with_burst(per_second: u64, burst_ns: u64) -> Self {
+        let burst = u128::from(per_second) * u128::from(burst_ns) / 1_000_000_000;
+        Rate { per_second, burst: u64::try_from(burst).unwrap_or(u64::MAX).max(32) }
     }
 
     fn bucket(self) -> TokenBucket {
@@ -49,7 +56,7 @@ pub struct LimiterConfig {
     pub first: Rate,
     /// Rate of each entry of the second stage. A tenant alone in both gets the sum of the two.
     pub second: Rate,
-    /// One of how many drops of the second stage is sampled, on average; at least 1 (ours).
+    /// One of how many drops of the second stage is sampled, on average (ours). 0: none ever is, and tenants that share both stages stay together.
     pub sample_drops: u32,
     /// A drop is sampled in any case if the last sample is older, ns (ours).
     pub sample_ns: u64,
@@ -195,6 +202,9 @@ impl TenantLimiter {
 
     /// A drop of the second stage, which may be sampled.
     fn dropped(&mut self, now: u64, vni: u32) {
+        if self.config.sample_drops == 0 {
+            return;
+        }
         self.until_sample = self.until_sample.saturating_sub(1);
         if self.until_sample > 0 && now.saturating_sub(self.sampled_at) < self.config.sample_ns {
             return;
@@ -203,7 +213,7 @@ impl TenantLimiter {
         self.random ^= self.random << 13;
         self.random ^= self.random >> 7;
         self.random ^= self.random << 17;
-        let most = u64::from(self.config.sample_drops.max(1)) * 2 - 1;
+        let most = u64::from(self.config.sample_drops) * 2 - 1;
         self.until_sample = 1 + (self.random % most) as u32;
         self.sampled_at = now;
         self.counters.sampled_packets += 1;
