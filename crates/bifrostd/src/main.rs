@@ -12,7 +12,6 @@ mod flow_log;
 mod health;
 #[cfg(debug_assertions)]
 mod inject;
-mod large_pages;
 mod machine;
 mod mirror;
 mod nat;
@@ -27,6 +26,7 @@ use std::sync::Arc;
 use anyhow::{Context, Result};
 use bifrost_control::Config;
 use bifrost_control::server::Backend as _;
+use bifrost_port::large_pages::LargePages;
 use bifrost_port::panics;
 use clap::Parser as _;
 use sd_notify::NotifyState;
@@ -36,7 +36,6 @@ use tracing_subscriber::EnvFilter;
 use crate::background::in_background;
 use crate::cli::Cli;
 use crate::daemon::Daemon;
-use crate::large_pages::LargePages;
 use crate::trim::trim;
 
 #[global_allocator]

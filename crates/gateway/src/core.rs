@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use bifrost_tables::{TokenBucket, exact_map};
 
+use crate::ahead;
 use crate::decision::{Context, Decision, State};
 use crate::nat::Nat;
 use crate::tables::Tables;
@@ -16,6 +17,9 @@ const ANSWERS_AT_ONCE: u64 = 100;
 /// ICMP errors that one core looks into, a second, and at once: each takes a lock.
 const ERRORS_PER_SECOND: u64 = 1000;
 const ERRORS_AT_ONCE: u64 = 100;
+
+/// With fewer sessions, to look ahead costs more than it saves: they take less than 1 MB.
+const MANY: usize = 1 << 13;
 
 /// What becomes of a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -65,6 +69,18 @@ impl Core {
     /// The next hop whose link-layer address was missing last; once.
     pub fn take_missing(&mut self) -> Option<IpAddr> {
         self.state.missing.take()
+    }
+
+    /// Has what the decision about a frame will need come into the processor's caches: to be called for several frames before the first of them is
+    /// [processed](Self::process), so that they wait for memory at the same time. With few sessions, which are in the caches anyway, it does nothing.
+    #[inline]
+    pub fn fetch_ahead(&self, frame: &[u8]) {
+        let sessions = &self.state.sessions;
+        if sessions.len() >= MANY
+            && let Some(flow) = ahead::flow(frame)
+        {
+            sessions.fetch_ahead(&flow);
+        }
     }
 
     /// Decides about a packet and rewrites it. A dropped packet may be rewritten in part.

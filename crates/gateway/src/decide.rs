@@ -8,9 +8,10 @@ use bifrost_wire::{Mac, ethernet, tcp, vxlan};
 use crate::answer;
 use crate::decision::{Change, Decision, Egress, Origin, Plan, admit, fields};
 use crate::encap;
-use crate::nat::{Flow, INTERNET, Seen};
+use crate::nat::{INTERNET, Seen};
 use crate::quoted;
 use crate::rewrite::{self, End};
+use crate::session::Flow;
 use crate::tables::{Route, Vpc, gre_key};
 use crate::{DropReason, Packet, Service};
 
@@ -36,11 +37,7 @@ impl Decision<'_> {
         }
     }
 
-    fn on_vxlan(
-        &mut self,
-        packet: &mut Packet<'_>,
-        outer: &Parsed,
-    ) -> Result<Service, DropReason> {
+    fn on_vxlan(&mut self, packet: &mut Packet<'_>, outer: &Parsed) -> Result<Service, DropReason> {
         let payload = packet.bytes().get(usize::from(outer.payload)..).unwrap_or_default();
         let (vni, _) = vxlan::parse(payload).map_err(|_| DropReason::OuterMalformed)?;
         let vni = vni.get();
@@ -86,11 +83,7 @@ impl Decision<'_> {
         self.inside(packet, inner, vni, vpc, Origin::Idc(place))
     }
 
-    fn on_internet(
-        &mut self,
-        packet: &mut Packet<'_>,
-        parsed: &Parsed,
-    ) -> Result<Service, DropReason> {
+    fn on_internet(&mut self, packet: &mut Packet<'_>, parsed: &Parsed) -> Result<Service, DropReason> {
         let tables = self.tables;
         let mut destination = None;
         let (vni, private, stateful) = if let Some(&(vni, private)) = tables.eip_owners.get(&parsed.dst_ip) {

@@ -6,7 +6,8 @@ use bifrost_nic::Parsed;
 use bifrost_tables::{ExactMap, Fields, TokenBucket};
 use bifrost_wire::Mac;
 
-use crate::nat::{Cache, Nat};
+use crate::cache::Cache;
+use crate::nat::Nat;
 use crate::rewrite::End;
 use crate::tables::{Host, Tables, Vpc};
 use crate::{Counters, DropReason, Service};
@@ -99,4 +100,3 @@ pub(crate) fn admit(vpc: &Vpc, fields: &Fields) -> Result<(), DropReason> {
         _ => Ok(()),
     }
 }
-

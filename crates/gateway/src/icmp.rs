@@ -3,9 +3,10 @@
 use bifrost_nic::Parsed;
 
 use crate::decision::{Change, Decision, Egress, Origin, Plan, admit, fields};
-use crate::nat::{Flow, INTERNET};
+use crate::nat::INTERNET;
 use crate::quoted::{self, Quoted};
 use crate::rewrite::End;
+use crate::session::Flow;
 use crate::tables::{Route, Vpc};
 use crate::{DropReason, Packet, Service};
 

@@ -16,7 +16,9 @@
 #![forbid(unsafe_code)]
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
+mod ahead;
 mod answer;
+mod cache;
 mod core;
 mod counters;
 mod decide;
@@ -28,6 +30,7 @@ mod packet;
 mod quoted;
 mod rewrite;
 mod send;
+mod session;
 mod tables;
 
 #[cfg(test)]

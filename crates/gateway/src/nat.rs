@@ -3,14 +3,13 @@
 //! A session has an *inside* (as the tenant's packets look) and an *outside* (as they leave). All cores of a pod share one [`Nat`]: packets of a
 //! session may come to any core. The sessions lie in as many parts as there are cores. Each part has a block of the ports of every address, so that
 //! the port of a returning packet names its part; a lock guards a part, and is taken when a core sees a session for the first time. After that the core
-//! finds it in a cache of its own ([`Cache`]), and the only shared word that it may write is the time of the session's last packet, once a second.
+//! finds it in a cache of its own ([`Cache`]), and the only shared word that it may write is the time of the session's last packet, every few seconds.
 //!
 //! A mapping depends on address and port of both ends (RFC 4787, section 4.1, address and port-dependent): a port serves many destinations. The
 //! address that an inside address gets is always the same ("paired", RFC 4787, section 4.1).
 
 use std::hash::BuildHasher;
 use std::net::IpAddr;
-use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use bifrost_tables::{ExactMap, exact_map};
@@ -18,7 +17,9 @@ use bifrost_wire::protocol::{TCP, UDP};
 use bifrost_wire::tcp;
 
 use crate::DropReason;
+use crate::cache::Cache;
 use crate::rewrite::End;
+use crate::session::{Flow, Session};
 
 /// The network that is not a VPC's.
 pub const INTERNET: u32 = u32::MAX;
@@ -31,22 +32,6 @@ const TRIES: u16 = 32;
 const SWEEP: usize = 4;
 const SWEEP_WHEN_FULL: usize = 64;
 
-// Seconds without a packet after which a session is over.
-/// RFC 5382, section 5.
-const TCP_ESTABLISHED_S: u32 = 7440;
-const TCP_OPENING_S: u32 = 30;
-const TCP_CLOSING_S: u32 = 30;
-/// RFC 4787, section 4.3.
-const UDP_S: u32 = 120;
-/// RFC 5508, section 3.2.
-const ICMP_S: u32 = 60;
-
-// What was seen of a session.
-const REPLIED: u8 = 1;
-const FIN_INSIDE: u8 = 2;
-const FIN_OUTSIDE: u8 = 4;
-const RESET: u8 = 8;
-
 /// Settings of a [`Nat`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NatConfig {
@@ -58,93 +43,6 @@ pub struct NatConfig {
     pub sessions_per_core: u32,
     /// Secret: of the hash tables, and of the choice of ports.
     pub seed: u64,
-}
-
-/// Packets from one end to another, in a network.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) struct Flow {
-    pub(crate) network: u32,
-    pub(crate) protocol: u8,
-    pub(crate) source: End,
-    pub(crate) destination: End,
-}
-
-impl Flow {
-    /// That of the answers.
-    pub(crate) fn reversed(self) -> Self {
-        Flow { source: self.destination, destination: self.source, ..self }
-    }
-}
-
-/// One conversation through the translation.
-#[derive(Debug)]
-pub(crate) struct Session {
-    /// As the tenant's packets look.
-    pub(crate) inside: Flow,
-    /// As they leave.
-    pub(crate) outside: Flow,
-    /// When the last packet was seen, s.
-    seen_s: AtomicU32,
-    seen: AtomicU8,
-    over: AtomicBool,
-}
-
-impl Session {
-    /// Notes a packet.
-    fn touch(&self, now_s: u32, flags: tcp::Flags, from_inside: bool) {
-        if self.seen_s.load(Relaxed) != now_s {
-            self.seen_s.store(now_s, Relaxed);
-        }
-        let mut bits = if from_inside { 0 } else { REPLIED };
-        if self.inside.protocol == TCP && flags.intersects(tcp::Flags::FIN.with(tcp::Flags::RST)) {
-            bits |= if flags.contains(tcp::Flags::RST) {
-                RESET
-            } else if from_inside {
-                FIN_INSIDE
-            } else {
-                FIN_OUTSIDE
-            };
-        }
-        if self.seen.load(Relaxed) & bits != bits {
-            self.seen.fetch_or(bits, Relaxed);
-        }
-    }
-
-    fn is_over(&self, now_s: u32) -> bool {
-        let seen = self.seen.load(Relaxed);
-        let patience = match self.inside.protocol {
-            TCP if seen & RESET != 0 || seen & (FIN_INSIDE | FIN_OUTSIDE) == FIN_INSIDE | FIN_OUTSIDE => TCP_CLOSING_S,
-            TCP if seen & REPLIED != 0 => TCP_ESTABLISHED_S,
-            TCP => TCP_OPENING_S,
-            UDP => UDP_S,
-            _ => ICMP_S,
-        };
-        now_s.saturating_sub(self.seen_s.load(Relaxed)) > patience
-    }
-}
-
-/// Sessions that a core has seen, by how their packets look on either side: both sides of as many sessions as a part has.
-#[derive(Debug)]
-pub(crate) struct Cache {
-    known: ExactMap<Flow, Arc<Session>>,
-    max: usize,
-}
-
-impl Cache {
-    fn find(&mut self, flow: &Flow) -> Option<&Session> {
-        if self.known.get(flow)?.over.load(Relaxed) {
-            self.known.remove(flow);
-            return None;
-        }
-        self.known.get(flow).map(|session| &**session)
-    }
-
-    fn keep(&mut self, flow: Flow, session: &Arc<Session>) {
-        if self.known.len() >= self.max {
-            self.known.clear();
-        }
-        self.known.insert(flow, Arc::clone(session));
-    }
 }
 
 #[derive(Debug)]
@@ -203,9 +101,9 @@ impl Nat {
         }
     }
 
-    /// An empty cache for a core.
+    /// An empty cache for a core: with room for both sides of as many sessions as a part has.
     pub(crate) fn cache(&self, seed: u64) -> Cache {
-        Cache { known: exact_map(seed), max: 2 * self.config.sessions_per_core.max(1) as usize }
+        Cache::new(2 * self.config.sessions_per_core as usize, seed)
     }
 
     /// Sessions at present.
@@ -227,9 +125,8 @@ impl Nat {
         target: Option<End>,
     ) -> Result<Flow, DropReason> {
         let flow = seen.flow;
-        if let Some(session) = cache.find(&flow) {
-            session.touch(seen.now_s(), seen.flags, true);
-            return Ok(session.outside);
+        if let Some(outside) = cache.find(&flow, seen.now_s(), seen.flags, true) {
+            return Ok(outside);
         }
         let part = self.part_of(&flow);
         let mut guard = lock(&self.parts[part]);
@@ -238,21 +135,21 @@ impl Nat {
             None => self.begin(&mut guard, part as u16, seen, pool, target)?,
         };
         drop(guard);
-        cache.keep(flow, &session);
         session.touch(seen.now_s(), seen.flags, true);
+        cache.keep(flow, session.outside, &session, seen.now_s());
         Ok(session.outside)
     }
 
     /// How a packet from the outside looks inside.
     pub(crate) fn inward(&self, cache: &mut Cache, seen: Seen) -> Result<Flow, DropReason> {
-        if let Some(session) = cache.find(&seen.flow) {
-            session.touch(seen.now_s(), seen.flags, false);
-            return Ok(session.inside.reversed());
+        if let Some(inside) = cache.find(&seen.flow, seen.now_s(), seen.flags, false) {
+            return Ok(inside);
         }
         let session = self.by_outside(&seen.flow).ok_or(DropReason::NatNoSession)?;
-        cache.keep(seen.flow, &session);
         session.touch(seen.now_s(), seen.flags, false);
-        Ok(session.inside.reversed())
+        let inside = session.inside.reversed();
+        cache.keep(seen.flow, inside, &session, seen.now_s());
+        Ok(inside)
     }
 
     /// How a packet from the inside leaves, if it is of a session; for what is said about such a packet, and does not belong to the session.
@@ -321,13 +218,7 @@ impl Nat {
             if part.by_outside.contains_key(&outside.reversed()) {
                 continue;
             }
-            let session = Arc::new(Session {
-                inside: flow,
-                outside,
-                seen_s: AtomicU32::new(now_s),
-                seen: AtomicU8::new(0),
-                over: AtomicBool::new(false),
-            });
+            let session = Arc::new(Session::new(flow, outside, now_s));
             part.sessions.push(Arc::clone(&session));
             part.by_inside.insert(flow, Arc::clone(&session));
             part.by_outside.insert(outside.reversed(), Arc::clone(&session));
@@ -350,7 +241,7 @@ impl Part {
                 continue;
             }
             let session = self.sessions.swap_remove(self.sweep);
-            session.over.store(true, Relaxed);
+            session.end();
             self.by_inside.remove(&session.inside);
             self.by_outside.remove(&session.outside.reversed());
             if let Some(count) = self.by_vpc.get_mut(&session.inside.network) {

@@ -6,8 +6,8 @@ use bifrost_nic::{L3, Parsed};
 use bifrost_wire::protocol::{ICMP, ICMPV6, TCP, UDP};
 use bifrost_wire::{checksum, icmp, ipv4, ipv6};
 
-use crate::nat::Flow;
 use crate::rewrite::{self, End, Side};
+use crate::session::Flow;
 use crate::{DropReason, Packet};
 
 /// Destination unreachable, time exceeded, parameter problem (RFC 792).

@@ -2,7 +2,7 @@
 //!
 //! With a million conversations hardly any packet's record, session or place in an index is in a cache. On pages of 4 KiB the
 //! processor would not even know where in memory they are: for each it would first have to read the page table, which is not in a
-//! cache either.
+//! cache either. Programs make [`LargePages`] their `#[global_allocator]`.
 
 // The allocator is a trait of `unsafe` methods; these pass everything on to the system's.
 #![allow(unsafe_code)]
@@ -18,7 +18,7 @@ const PAGE: usize = 4096;
 
 /// The system's allocator; the kernel is told to use large pages for what is large.
 #[derive(Debug)]
-pub(crate) struct LargePages;
+pub struct LargePages;
 
 // SAFETY: every call is passed on to `System` unchanged; advice changes nothing of what memory holds.
 unsafe impl GlobalAlloc for LargePages {
@@ -65,8 +65,14 @@ fn advise(at: *mut u8, size: usize) {
 }
 
 #[cfg(test)]
+#[allow(clippy::unwrap_used)]
 mod tests {
     use std::fs;
+
+    use super::*;
+
+    #[global_allocator]
+    static ALLOCATOR: LargePages = LargePages;
 
     /// The flags of the mapping that `at` is in, by `/proc/self/smaps`.
     fn flags(at: *const u8) -> String {

@@ -10,6 +10,7 @@ pub mod clock;
 pub mod device;
 pub mod guest;
 mod host;
+pub mod large_pages;
 pub mod memif;
 pub mod panics;
 mod pool;

@@ -27,6 +27,7 @@ pub use limiter::{LimiterConfig, LimiterCounters, PreCheckFull, Rate, Ruling, St
 pub use lpm::{BATCH, Lpm};
 pub use maglev::{Maglev, mix};
 pub use port_set::PortSet;
+pub use prefetch::prefetch;
 pub use resilient::{AfterGap, Choice, Move, PathSet, Resilient};
 pub use routes::{
     ApplyError, FileError, FileErrorKind, FileKind, FileWriter, ROUTE_VALUE_MAX, Record, RouteFile, RoutePrefix,

@@ -3,7 +3,7 @@
 
 /// Begins to bring the cache line where `at` begins, without a wait. Nothing else happens.
 #[inline(always)]
-pub(crate) fn prefetch<T>(at: &T) {
+pub fn prefetch<T>(at: &T) {
     #[cfg(target_arch = "x86_64")]
     // SAFETY: SSE, which the instruction needs, is part of x86-64. It reads nothing and faults nowhere.
     unsafe {

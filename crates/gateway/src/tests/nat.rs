@@ -71,12 +71,12 @@ fn sessions_end() {
     type Case<'a> = (&'a str, &'a [(bool, Flags)], u64, bool);
     let cases: &[Case<'_>] = &[
         ("opening, before its time", &[], 29, true),
-        ("opening", &[], 32, false),
+        ("opening", &[], 36, false),
         ("established", &[(false, Flags::ACK)], 7000, true),
-        ("established, idle", &[(false, Flags::ACK)], 7442, false),
+        ("established, idle", &[(false, Flags::ACK)], 7446, false),
         ("half closed", &[(false, Flags::ACK), (true, Flags::FIN)], 7000, true),
-        ("closed", &[(false, Flags::FIN), (true, Flags::FIN)], 32, false),
-        ("reset", &[(false, Flags::RST)], 32, false),
+        ("closed", &[(false, Flags::FIN), (true, Flags::FIN)], 36, false),
+        ("reset", &[(false, Flags::RST)], 36, false),
     ];
     for (name, packets, idle_s, lives) in cases {
         let mut pod = Pod::new();
@@ -111,4 +111,23 @@ fn a_vpc_gets_half_of_the_sessions() {
     for port in 4000..4500 {
         pod.forward(&out(port, Flags::SYN));
     }
+}
+
+#[test]
+fn a_first_look_finds_the_flow_of_a_session() {
+    use crate::rewrite::End;
+    use crate::session::Flow;
+
+    let end = |address: &str, port| End { address: ip(address), port };
+    let inside = Flow { network: VPC, protocol: 6, source: end("192.168.0.1", 3000), destination: end(REMOTE, 443) };
+    assert_eq!(crate::ahead::flow(&out(3000, Flags::ACK)), Some(inside));
+    let reply = Flow { network: INTERNET, protocol: 6, source: end(REMOTE, 443), destination: end(NAT_ADDRESS, 2000) };
+    assert_eq!(crate::ahead::flow(&back(2000, Flags::ACK)), Some(reply));
+    let other = [
+        tunnelled(HOST_A, VPC, &echo("192.168.0.1", REMOTE, 8, 77)),
+        tunnelled(HOST_A, VPC, &udp_packet(("fd10::1", 1), ("fd11::1", 2), &[0; 64])),
+        out(3000, Flags::ACK)[..87].to_vec(),
+        Vec::new(),
+    ];
+    assert!(other.iter().all(|frame| crate::ahead::flow(frame).is_none()));
 }

@@ -3,6 +3,10 @@
 use std::process::ExitCode;
 
 use bifrost_gatewayd::{pod::GatewayPod, program};
+use bifrost_port::large_pages::LargePages;
+
+#[global_allocator]
+static ALLOCATOR: LargePages = LargePages;
 
 const ABOUT: &str = "\
 A gateway pod: forwards packets between VPCs, to the Internet, to customers' networks and to cloud services.

@@ -3,6 +3,10 @@
 use std::process::ExitCode;
 
 use bifrost_gatewayd::{nicd::Nicd, program};
+use bifrost_port::large_pages::LargePages;
+
+#[global_allocator]
+static ALLOCATOR: LargePages = LargePages;
 
 const ABOUT: &str = "\
 The NIC pipeline in front of gateway pods: sprays packets over cores, restores their order, limits tenants.

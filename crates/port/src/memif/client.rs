@@ -271,6 +271,19 @@ impl Queue {
         Some(Received { buffer, start, len })
     }
 
+    /// A packet that waits behind `ahead` others; nothing if there are not so many [`available`](Self::available).
+    #[inline]
+    pub fn waiting(&mut self, ahead: u16) -> Option<&[u8]> {
+        if ahead >= self.arrived.wrapping_sub(self.next) {
+            return None;
+        }
+        let slot = self.next.wrapping_add(ahead);
+        let index = usize::from(slot & (self.receive.entries() - 1));
+        let len = (self.receive.descriptor(slot).len as usize).min(self.buffer - self.headroom);
+        let start = self.headroom;
+        self.bytes(self.receive_buffers[index]).get(start..start + len)
+    }
+
     /// Sends `len` bytes from `start` on of the buffer that [`received`](Self::received) gave: the buffer changes its place with that of the slot that it
     /// is sent from.
     #[inline]
