@@ -100,7 +100,6 @@ impl Buffers {
         self.registered.iter().enumerate().filter_map(of)
     }
 
-    #[cfg(test)]
     pub(crate) fn registered(&self) -> usize {
         self.registered.iter().flatten().count()
     }

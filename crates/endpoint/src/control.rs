@@ -62,21 +62,34 @@ impl ControlQueue {
     ) -> bool {
         provider.poll(self.queue, usize::from(DEPTH), &mut self.completions);
         let any = !self.completions.is_empty();
+        let mut in_error = false;
         for completion in self.completions.drain(..) {
+            if completion.status != Status::Success {
+                in_error = true;
+                continue;
+            }
             let (CompletionKind::Receive, Some((address, from))) = (completion.kind, completion.source) else {
                 continue;
             };
             let slot = completion.token as u32;
-            if completion.status == Status::Success {
-                let slice = Slice { len: completion.len.min(SLOT), ..self.incoming.slice(slot) };
-                if let Some(bytes) = provider.bytes(slice) {
-                    engine.on_control(now_ns, (address, from.get()), bytes, completion.time_ns, out);
-                }
+            let slice = Slice { len: completion.len.min(SLOT), ..self.incoming.slice(slot) };
+            if let Some(bytes) = provider.bytes(slice) {
+                engine.on_control(now_ns, (address, from.get()), bytes, completion.time_ns, out);
             }
             // Its place is free: the request has just been polled.
             let _ = self.incoming.post(provider, self.queue_pair, 0, slot);
         }
+        if in_error {
+            self.repair(provider);
+        }
         any
+    }
+
+    /// Datagrams need no peer: the queue pair is reset and goes on. What was on its way is lost, as on the network.
+    fn repair(&mut self, provider: &mut impl Provider) {
+        // Neither fails: the queue pair exists, and nothing is posted after the reset.
+        let _ = provider.reset(self.queue_pair);
+        let _ = self.incoming.post_all(provider, self.queue_pair, 0);
     }
 
     /// Sends a datagram.

@@ -225,6 +225,16 @@ impl<P: Provider> Host<P> {
         self.engine.open_messages(connection)
     }
 
+    /// Work requests that are neither acknowledged nor taken to be lost.
+    pub fn open_requests(&self, connection: ConnectionId) -> u32 {
+        self.engine.open_requests(connection)
+    }
+
+    /// Buffers of messages that are under way, in either direction, on all connections.
+    pub fn registered_buffers(&self) -> usize {
+        self.buffers.registered()
+    }
+
     /// Memory of a connection's state in the engine, bytes.
     pub fn connection_bytes(&self, connection: ConnectionId) -> usize {
         self.engine.connection_bytes(connection)
@@ -644,11 +654,6 @@ impl<P: Provider> Host<P> {
     #[cfg(test)]
     pub(crate) fn lane_of(&self, id: ConnectionId, lane: usize) -> Qpn {
         self.bound(id).map(|bound| bound.lanes[lane].queue_pair).unwrap_or_default()
-    }
-
-    #[cfg(test)]
-    pub(crate) fn registered_buffers(&self) -> usize {
-        self.buffers.registered()
     }
 
     /// Sends a control datagram past the engine, with the peer's tag.

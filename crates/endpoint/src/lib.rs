@@ -24,6 +24,8 @@ mod slots;
 mod tests;
 mod worker;
 
+#[cfg(feature = "mutations")]
+pub use bifrost_rdm::Mutation;
 pub use bifrost_rdm::{
     Adaptive, Chunking, Class, CloseReason, Config, Congestion, ConnectionConfig, ConnectionId, Counters, Fixed,
     MessageId, NEVER, Order, SendError, Service, Swift, SwiftConfig, Unlimited,

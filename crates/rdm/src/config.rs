@@ -67,6 +67,9 @@ pub struct ConnectionConfig {
     pub patience_ns: u64,
     /// A peer that has not been heard for that long, though something was asked, is gone, ns.
     pub silence_ns: u64,
+    /// A deliberate mistake.
+    #[cfg(any(test, feature = "mutations"))]
+    pub mutation: Option<crate::mutation::Mutation>,
 }
 
 impl ConnectionConfig {
@@ -90,6 +93,8 @@ impl ConnectionConfig {
             ack_delay_ns: 120 * US,
             patience_ns: 100 * US,
             silence_ns: 3000 * MS,
+            #[cfg(any(test, feature = "mutations"))]
+            mutation: None,
         }
     }
 }

@@ -368,8 +368,7 @@ impl Engine {
             self.timers.pop();
             let id = ConnectionId(id);
             let Some(connection) = self.find(id) else { continue };
-            if connection.armed_ns == due {
-                connection.armed_ns = NEVER;
+            if connection.is_armed_for(due) {
                 self.wake(id);
             }
         }
@@ -383,17 +382,15 @@ impl Engine {
         let nic_now_ns = self.clock.nic_ns(now_ns);
         let (Some(connection), mut context) = self.with(id, now_ns, out) else { return };
         connection.ready = false;
-        if connection.deadline() <= now_ns
+        if connection.deadline().min(connection.silence_ns()) <= now_ns
             && let Some(reason) = connection.advance(&mut context, nic_now_ns)
         {
             context.out.events.push(Event::Closed { connection: id, reason, by_peer: false });
             return;
         }
         connection.emit(&mut context);
-        let deadline = connection.deadline();
-        if deadline < connection.armed_ns {
-            connection.armed_ns = deadline;
-            self.timers.push(Reverse((deadline, id.0)));
+        for due in connection.arm().into_iter().flatten() {
+            self.timers.push(Reverse((due, id.0)));
         }
     }
 
@@ -423,6 +420,15 @@ impl Engine {
     pub fn open_messages(&self, id: ConnectionId) -> usize {
         match self.slots.get(id.index()) {
             Some(Slot::Open(connection)) if connection.id == id => connection.open_messages(),
+            _ => 0,
+        }
+    }
+
+    /// Work requests of a connection that are neither acknowledged nor taken to be lost: at most the peer's credits.
+    #[must_use]
+    pub fn open_requests(&self, id: ConnectionId) -> u32 {
+        match self.slots.get(id.index()) {
+            Some(Slot::Open(connection)) if connection.id == id => connection.flights.open(),
             _ => 0,
         }
     }

@@ -4,8 +4,9 @@ use std::collections::VecDeque;
 
 use bifrost_wire::rdm::{Class, Grant, MAX_EAGER, MessageId, SendHeader, SendKind, Tag};
 
-use crate::config::Order;
+use crate::config::{ConnectionConfig, Order};
 use crate::inbound::Inbound;
+use crate::mutation::mutated;
 use crate::output::{BufferId, ConnectionId, Event, Memory, Output};
 use crate::units::Units;
 
@@ -71,10 +72,7 @@ pub(crate) enum Verdict {
 #[derive(Debug)]
 pub(crate) struct Inbox {
     connection: ConnectionId,
-    order: Order,
-    window: u16,
-    budget: u64,
-    longest: u32,
+    config: ConnectionConfig,
     list: VecDeque<Option<Incoming>>,
     /// All before have arrived.
     pub(crate) base: MessageId,
@@ -84,10 +82,10 @@ pub(crate) struct Inbox {
     unread: u32,
     /// Bytes of long messages that are granted or delivered, and not consumed.
     reserved: u64,
-    /// Announced messages that wait for a grant.
+    /// Announced messages that wait for a grant, in order.
     ungranted: VecDeque<MessageId>,
     /// The message that is expected next, for gaps.
-    expected: MessageId,
+    pub(crate) expected: MessageId,
     /// What its messages count of the host's budget, bytes, and how much of it has been released lately.
     pub(crate) charged: u64,
     released: u64,
@@ -98,16 +96,13 @@ pub(crate) struct Inbox {
 }
 
 impl Inbox {
-    pub(crate) fn new(connection: ConnectionId, order: Order, window: u16, budget: u64, longest: u32) -> Self {
+    pub(crate) fn new(connection: ConnectionId, config: ConnectionConfig) -> Self {
         Self {
             connection,
-            order,
-            window,
-            budget,
-            longest,
+            config,
             list: VecDeque::new(),
             base: MessageId(0),
-            limit: MessageId(u32::from(window)),
+            limit: MessageId(u32::from(config.window)),
             unread: 0,
             reserved: 0,
             ungranted: VecDeque::new(),
@@ -156,7 +151,7 @@ impl Inbox {
         let urgent = header.hint || header.offset != incoming.next && !long;
         incoming.next = header.offset + header.payload_len();
         self.released += incoming.release();
-        let full = incoming.units.is_full();
+        let full = is_whole(&self.config, incoming);
         if full {
             self.complete(ahead, out);
         }
@@ -179,11 +174,14 @@ impl Inbox {
         };
         match header.kind {
             SendKind::Repair => Verdict::Refused,
-            SendKind::Announce if header.length > self.longest => Verdict::Refused,
+            SendKind::Announce if header.length > self.config.longest => Verdict::Refused,
             SendKind::Announce => {
                 incoming.next = 0;
                 self.list[ahead] = Some(incoming);
-                self.ungranted.push_back(header.message);
+                // In the order of messages: were one that is announced late granted last, those before it could use the budget
+                // up and wait for it.
+                let before = self.ungranted.iter().rposition(|other| header.message.distance(*other) > 0);
+                self.ungranted.insert(before.map_or(0, |at| at + 1), header.message);
                 Verdict::Taken { urgent }
             }
             SendKind::Eager => {
@@ -192,7 +190,7 @@ impl Inbox {
                 };
                 incoming.place = Some(Placed { buffer, address, key });
                 incoming.units.insert(header.offset / bifrost_wire::rdm::UNIT);
-                let full = incoming.units.is_full();
+                let full = is_whole(&self.config, &incoming);
                 self.list[ahead] = Some(incoming);
                 if full {
                     self.complete(ahead, out);
@@ -227,11 +225,12 @@ impl Inbox {
         let gap = offset != incoming.next;
         incoming.next = end as u32;
         self.came += u64::from(len);
-        if incoming.units.insert_range(offset, len) == 0 {
+        let counts = if mutated!(self.config, ChunkCountsMore) { len + bifrost_wire::rdm::UNIT } else { len };
+        if incoming.units.insert_range(offset, counts) == 0 {
             return Verdict::Repeated;
         }
         self.released += incoming.release();
-        let full = incoming.units.is_full();
+        let full = is_whole(&self.config, incoming);
         if full {
             self.complete(ahead as usize, out);
         }
@@ -259,8 +258,8 @@ impl Inbox {
             };
             let len = u64::from(incoming.len);
             // In order, nothing else can be delivered before the first; and one at least is always taken.
-            let first = ahead == 0 && self.order == Order::Sent;
-            if self.reserved > 0 && !first && self.reserved + len > self.budget {
+            let first = ahead == 0 && self.config.order == Order::Sent;
+            if self.reserved > 0 && !first && self.reserved + len > self.config.budget {
                 return Granting::None;
             }
             if !inbound.has_room(incoming.len) {
@@ -318,18 +317,22 @@ impl Inbox {
 
     /// The application has done with a delivered message.
     pub(crate) fn consumed(&mut self, len: u32) {
-        self.unread = self.unread.saturating_sub(1);
-        self.reserved = self.reserved.saturating_sub(counted(len));
+        if !mutated!(self.config, ConsumedForgotten) {
+            self.unread = self.unread.saturating_sub(1);
+        }
+        if !mutated!(self.config, BudgetLeaks) {
+            self.reserved = self.reserved.saturating_sub(counted(len));
+        }
     }
 
     /// Raises the limit as far as the window allows; whether the sender should be told now.
     pub(crate) fn raise_limit(&mut self) -> bool {
-        let room = u32::from(self.window).saturating_sub(self.unread);
+        let room = u32::from(self.config.window).saturating_sub(self.unread);
         let limit = self.base.plus(room);
-        if limit.distance(self.limit) <= 0 {
+        if limit.distance(self.limit) <= 0 || mutated!(self.config, LimitNotRaised) {
             return false;
         }
-        let near = self.limit.distance(self.base) <= i32::from(self.window) / 4;
+        let near = self.limit.distance(self.base) <= i32::from(self.config.window) / 4;
         self.limit = limit;
         near
     }
@@ -344,11 +347,11 @@ impl Inbox {
     }
 
     fn complete(&mut self, at: usize, out: &mut Output) {
-        if self.order == Order::Complete {
+        if self.config.order == Order::Complete || mutated!(self.config, OrderIgnored) {
             self.deliver(at, out);
         }
         while let Some(Some(first)) = self.list.front() {
-            if !first.units.is_full() {
+            if !is_whole(&self.config, first) {
                 break;
             }
             self.deliver(0, out);
@@ -375,6 +378,13 @@ impl Inbox {
             call: incoming.call,
         });
     }
+}
+
+/// Whether all of a message is there.
+#[cfg_attr(not(any(test, feature = "mutations")), allow(unused_variables))]
+fn is_whole(config: &ConnectionConfig, incoming: &Incoming) -> bool {
+    let one_is_enough = mutated!(config, DeliveredEarly);
+    incoming.units.is_full() || one_is_enough && incoming.units.missing_bytes() == bifrost_wire::rdm::UNIT
 }
 
 /// What counts against the budget: short messages are bounded by the window.

@@ -27,6 +27,7 @@ mod inbound;
 mod incoming;
 mod lane;
 mod losses;
+mod mutation;
 mod outgoing;
 mod output;
 mod rtt;
@@ -40,6 +41,8 @@ pub use config::{Config, ConnectionConfig, Order};
 pub use congestion::{Congestion, Sample, Unlimited};
 pub use counters::Counters;
 pub use engine::{Arrival, Engine, OpenError, Place, SendError};
+#[cfg(any(test, feature = "mutations"))]
+pub use mutation::Mutation;
 pub use output::{BufferId, ConnectionId, Event, Memory, Output, Work};
 pub use rtt::Rtt;
 pub use swift::{Swift, SwiftConfig};

@@ -137,6 +137,23 @@ fn an_application_that_does_not_read_holds_the_sender_up() {
 }
 
 #[test]
+fn a_nic_that_is_reset_goes_on() {
+    for service in [Service::Uc, Service::Rc] {
+        let options = Options { service, ..Options::default() };
+        let mut world = World::new(5, Link::new(0.0), &options);
+        exchange(&mut world, &[100, 100_000], Order::Sent, 100 * MS).unwrap();
+        for side in &mut world.sides {
+            let nic = side.host.provider_mut();
+            let all: Vec<_> = nic.ready().collect();
+            // Three lanes, and the queue pair of control datagrams.
+            assert_eq!(all.len(), 4);
+            all.into_iter().for_each(|queue_pair| nic.put_into_error(world.now, queue_pair));
+        }
+        exchange(&mut world, &[100, 100_000], Order::Sent, 500 * MS).unwrap();
+    }
+}
+
+#[test]
 fn a_path_that_fails_is_left_for_another() {
     for service in [Service::Uc, Service::Rc] {
         let options = Options { service, ..Options::default() };

@@ -5,6 +5,7 @@ use bifrost_wire::rdm::{Control, LANES, Lane as LaneMessage, LanePhase, MessageI
 use super::{Connection, Context};
 use crate::flight::State;
 use crate::lane::LaneState;
+use crate::mutation::mutated;
 use crate::output::Work;
 
 /// Lane repairs: time between two requests, and how often it doubles.
@@ -19,7 +20,9 @@ impl Connection {
             return;
         }
         let sequence = context.random.u32(..1 << 24);
-        state.generation = state.next_generation(self.config.initiator);
+        if !mutated!(self.config, LaneGenerationKept) {
+            state.generation = state.next_generation(self.config.initiator);
+        }
         state.answered = None;
         state.state = LaneState::Down { sequence, next_try: context.now, tries: 0 };
         context.out.work.push(Work::Reset { connection: self.id, lane });
@@ -34,11 +37,12 @@ impl Connection {
             let Some(flight) = self.flights.get(number).filter(|flight| flight.lane == lane).copied() else { continue };
             let message = MessageId(flight.message);
             if self.flights.left_nic(number)
+                && !mutated!(self.config, LaneKeepsBuffers)
                 && let Some(outgoing) = self.outbox.get_mut(message)
             {
                 outgoing.in_nic -= 1;
             }
-            if flight.state == State::Open {
+            if flight.state == State::Open && !mutated!(self.config, FailedLaneForgotten) {
                 self.lose(context, number);
             }
             self.report(context, message);
@@ -112,6 +116,9 @@ impl Connection {
         let next_try = context.now + (REPAIR_EVERY_NS << tries.min(REPAIR_DOUBLINGS));
         lane.state = LaneState::Down { sequence, next_try, tries: tries.saturating_add(1) };
         let generation = lane.generation;
+        if mutated!(self.config, LanesNotRepaired) {
+            return;
+        }
         let request = LaneMessage { tag: self.peer.tag, index, phase: LanePhase::Request, generation, sequence };
         context.out.work.push(Work::Control { connection: self.id, control: Control::Lane(request) });
     }

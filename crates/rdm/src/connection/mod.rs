@@ -1,13 +1,13 @@
 //! A connection: its two directions, its lanes and its timers.
 
 mod lanes;
+mod receiving;
 mod timers;
 
 use std::net::IpAddr;
 
 use bifrost_wire::rdm::{
-    Ack, Class, Control, Grant, Immediate, LANES, MAX_EAGER, MessageId, Number, SendHeader, SendKind, Service, Tag,
-    UNIT,
+    Ack, Class, Grant, Immediate, LANES, MAX_EAGER, MessageId, Number, SendHeader, SendKind, Service, Tag, UNIT,
 };
 
 use crate::acknowledger::Acknowledger;
@@ -16,12 +16,12 @@ use crate::config::ConnectionConfig;
 use crate::congestion::{Congestion, Sample};
 use crate::counters::Counters;
 use crate::flight::{Flight, Flights, Kind, State};
-use crate::inbound::Inbound;
-use crate::incoming::{Granting, Inbox};
+use crate::incoming::Inbox;
 use crate::lane::Lane;
 use crate::losses::Losses;
+use crate::mutation::mutated;
 use crate::outgoing::{Outbox, Stage};
-use crate::output::{BufferId, ConnectionId, Event, Memory, Output, Work};
+use crate::output::{BufferId, ConnectionId, Event, Output, Work};
 use crate::rtt::Rtt;
 use crate::{MS, NEVER};
 
@@ -48,8 +48,6 @@ const BACKOFF_MAX_NS: u64 = 100 * MS;
 /// Bytes that may wait in the NIC: two of the longest chunks keep it busy. The round trip is measured from where they leave,
 /// so that no controller sees this queue, and short messages wait behind it.
 const BACKLOG_MAX: u32 = 128 * 1024;
-/// Grants that are repeated at once.
-const GRANTS_AGAIN: usize = 16;
 
 #[derive(Debug)]
 pub(crate) struct Connection {
@@ -91,7 +89,9 @@ pub(crate) struct Connection {
     /// In the engine's list of those with something to do.
     pub(crate) ready: bool,
     /// The earliest entry in the engine's timers.
-    pub(crate) armed_ns: u64,
+    armed_ns: u64,
+    /// That for a silent peer.
+    silence_armed_ns: u64,
 }
 
 impl Connection {
@@ -116,7 +116,7 @@ impl Connection {
             rtt: Rtt::default(),
             answers: Rtt::default(),
             losses: Losses::default(),
-            inbox: Inbox::new(id, config.order, config.window, config.budget, config.longest),
+            inbox: Inbox::new(id, config),
             acknowledger: Acknowledger::new(),
             lanes: [Lane::UP; LANES],
             primary: 0,
@@ -133,6 +133,7 @@ impl Connection {
             is_charged: false,
             ready: false,
             armed_ns: NEVER,
+            silence_armed_ns: NEVER,
         }
     }
 
@@ -167,7 +168,7 @@ impl Connection {
             self.heard_ns = now;
         }
         let message = self.outbox.push(buffer, len, class, call);
-        self.outbox.admit(self.peer_limit);
+        self.outbox.admit(if mutated!(self.config, LimitIgnored) { message.plus(1) } else { self.peer_limit });
         message
     }
 
@@ -188,17 +189,25 @@ impl Connection {
         !(self.outbox.repairs.is_empty() && self.outbox.short.is_empty() && self.outbox.long.is_empty())
     }
 
+    /// Whether credits, lane and NIC have room for another work request.
+    fn may_post(&self) -> bool {
+        let credits = if mutated!(self.config, CreditsIgnored) { 1 << 16 } else { u32::from(self.config.credits) };
+        self.flights.open() < credits
+            && self.flights.len() < 4 * credits as usize
+            && self.lanes[usize::from(self.primary)].is_up()
+            // RC reports when the peer has acknowledged, and says nothing about its queue.
+            && (self.config.service == Service::Rc || self.flights.backlog() < BACKLOG_MAX)
+    }
+
+    /// When the window, which is below a unit, lets the next one go, if nothing else holds it up.
+    fn paced_until(&self) -> u64 {
+        let waits = self.has_work() && self.pace_ns > 0 && self.flights.bytes() == 0 && self.may_post();
+        if waits { self.pace_ns } else { NEVER }
+    }
+
     /// Bytes that may be posted now; 0: none.
     fn free(&self, now: u64) -> u32 {
-        let credits = u32::from(self.config.credits);
-        if self.flights.open() >= credits || self.flights.len() >= 4 * credits as usize {
-            return 0;
-        }
-        if !self.lanes[usize::from(self.primary)].is_up() || now < self.pace_ns {
-            return 0;
-        }
-        // RC reports when the peer has acknowledged, and says nothing about its queue.
-        if self.config.service == Service::Uc && self.flights.backlog() >= BACKLOG_MAX {
+        if now < self.pace_ns || !self.may_post() {
             return 0;
         }
         let window = self.congestion.window();
@@ -270,6 +279,7 @@ impl Connection {
         context.counters.send_requests += 1;
         context.counters.repair_requests += u64::from(repair);
         let (connection, lane) = (self.id, self.primary);
+        let offset = if mutated!(self.config, RepairFromStart) && repair { 0 } else { offset };
         context.out.work.push(Work::Send { connection, lane, token, header: header.emit(), buffer, offset, len });
         true
     }
@@ -381,7 +391,10 @@ impl Connection {
         if newer {
             self.peer_ack = Some(ack.sequence);
         }
-        if ack.limit.distance(self.peer_limit) > 0 && ack.limit.distance(self.outbox.first) <= 1 << 20 {
+        if ack.limit.distance(self.peer_limit) > 0
+            && ack.limit.distance(self.outbox.first) <= 1 << 20
+            && !mutated!(self.config, LimitForgotten)
+        {
             self.peer_limit = ack.limit;
             self.waits = 0;
             self.outbox.admit(self.peer_limit);
@@ -471,6 +484,7 @@ impl Connection {
         match flight.kind {
             // A grant says that it has arrived.
             Kind::Announce if outgoing.stage != Stage::Announced => {}
+            _ if mutated!(self.config, LossForgotten) => {}
             _ => self.outbox.repairs.push_back((message, flight.offset, flight.len)),
         }
     }
@@ -483,7 +497,8 @@ impl Connection {
     fn report(&mut self, context: &mut Context<'_>, message: MessageId) {
         let connection = self.id;
         let Some(outgoing) = self.outbox.get_mut(message) else { return };
-        if outgoing.arrived.is_full() && outgoing.in_nic == 0 && !outgoing.reported {
+        let left = outgoing.in_nic == 0 || mutated!(self.config, ReportedEarly);
+        if outgoing.arrived.is_full() && left && !outgoing.reported {
             outgoing.reported = true;
             context.out.events.push(Event::Sent { connection, message, buffer: outgoing.buffer });
             self.outbox.trim();
@@ -501,83 +516,5 @@ impl Connection {
         self.outbox.ungranted -= 1;
         self.waits = 0;
         self.outbox.long.push_back(grant.message);
-    }
-
-    // ---- Receiving
-
-    pub(crate) fn heard(&mut self, now: u64) {
-        self.heard_ns = now;
-        self.probes = 0;
-    }
-
-    /// Notes an arrival, and acknowledges if it is time.
-    pub(crate) fn note(
-        &mut self,
-        context: &mut Context<'_>,
-        number: Number,
-        len: u32,
-        arrived_ns: u64,
-        nic_now_ns: u64,
-        urgent: bool,
-    ) {
-        let due = if urgent { 0 } else { context.now + self.config.ack_delay_ns };
-        self.acknowledger.note(number, len, arrived_ns, due);
-        let (requests, bytes) = self.acknowledger.waiting();
-        if urgent || requests >= self.config.ack_requests || bytes >= self.config.ack_bytes {
-            self.send_ack(context, nic_now_ns);
-        }
-    }
-
-    pub(crate) fn send_ack(&mut self, context: &mut Context<'_>, nic_now_ns: u64) {
-        self.inbox.raise_limit();
-        let (numbers, fresh, sequence, arrived_ns) = self.acknowledger.take();
-        let held = nic_now_ns.saturating_sub(arrived_ns);
-        let held_ns = u32::try_from(held).ok().filter(|held| !numbers.as_slice().is_empty() && *held < u32::MAX);
-        let ack = Ack {
-            tag: self.peer.tag,
-            sequence,
-            fresh,
-            held_ns,
-            base: self.inbox.base,
-            limit: self.inbox.limit,
-            numbers,
-        };
-        context.counters.sent_acks += 1;
-        context.out.work.push(Work::Control { connection: self.id, control: Control::Ack(ack) });
-    }
-
-    /// Grants the next announced message, if there is room for it.
-    pub(crate) fn grant(
-        &mut self,
-        context: &mut Context<'_>,
-        inbound: &mut Inbound,
-        memory: &mut impl Memory,
-    ) -> Granting {
-        let connection = self.id;
-        let granting = self.inbox.grant(self.peer.tag, inbound, memory, |grant| {
-            context.out.work.push(Work::Control { connection, control: Control::Grant(grant) });
-        });
-        if granting == Granting::Granted {
-            context.counters.sent_grants += 1;
-            self.granted_ns = context.now;
-            self.awaits_data = true;
-        }
-        granting
-    }
-
-    pub(crate) fn on_probe(&mut self, context: &mut Context<'_>, nic_now_ns: u64) {
-        self.heard(context.now);
-        // The peer waits for something: it may have been lost, with its path.
-        context.out.work.push(Work::Repath { connection: self.id });
-        self.send_ack(context, nic_now_ns);
-        self.grant_again(context);
-    }
-
-    /// Repeats grants that nothing was written for: they may be lost.
-    pub(crate) fn grant_again(&mut self, context: &mut Context<'_>) {
-        for grant in self.inbox.unused_grants(self.peer.tag, GRANTS_AGAIN) {
-            context.counters.sent_grants += 1;
-            context.out.work.push(Work::Control { connection: self.id, control: Control::Grant(grant) });
-        }
     }
 }

@@ -5,6 +5,7 @@ use bifrost_wire::rdm::{CloseReason, Control, LANES, Service};
 use super::{BACKOFF_MAX_NS, Connection, Context, INITIAL_RTT_NS};
 use crate::NEVER;
 use crate::lane::Lane;
+use crate::mutation::mutated;
 use crate::output::Work;
 
 /// Timeouts in a row after which another lane is used.
@@ -13,7 +14,8 @@ const FLIP_AFTER: u32 = 3;
 impl Connection {
     /// An answer of the peer is due: without any it is gone.
     pub(super) fn expects_answer(&self) -> bool {
-        self.flights.open() > 0 || self.waits_for_leave()
+        // With nothing in flight and something to send, all lanes are down: the peer is asked to repair them.
+        self.flights.open() > 0 || self.waits_for_leave() || self.has_work()
     }
 
     /// The peer's leave is what is missing: a grant, or room in its window.
@@ -27,7 +29,8 @@ impl Connection {
     }
 
     fn timeout_ns(&self) -> u64 {
-        if self.flights.open() == 0 || self.config.service == Service::Rc {
+        let none = self.config.service == Service::Rc || mutated!(self.config, NoTimeout);
+        if self.flights.open() == 0 || none {
             return NEVER;
         }
         let Some(oldest) = self.flights.oldest_open().and_then(|number| self.flights.get(number)) else { return NEVER };
@@ -36,25 +39,49 @@ impl Connection {
     }
 
     pub(super) fn arm_probe(&mut self, now: u64) {
-        if !self.waits_for_leave() {
+        if !self.waits_for_leave() || mutated!(self.config, NoProbes) {
             self.probe_ns = NEVER;
         } else if self.probe_ns == NEVER {
             self.probe_ns = now + (self.answer_within_ns() << self.waits.min(20)).min(BACKOFF_MAX_NS);
         }
     }
 
-    /// When [`Connection::advance`] is due.
+    /// When a peer that is silent is gone.
+    pub(crate) fn silence_ns(&self) -> u64 {
+        let counts = self.expects_answer() && !mutated!(self.config, SilenceIgnored);
+        if counts { self.heard_ns + self.config.silence_ns } else { NEVER }
+    }
+
+    /// When [`Connection::advance`] is due, but for a silent peer.
     pub(crate) fn deadline(&self) -> u64 {
         let lanes = self.lanes.iter().map(Lane::deadline).min().unwrap_or(NEVER);
-        let pace = if self.has_work() && self.pace_ns > 0 && self.flights.bytes() == 0 { self.pace_ns } else { NEVER };
-        self.acknowledger.due.min(self.timeout_ns()).min(self.probe_ns).min(lanes).min(pace)
+        self.acknowledger.due.min(self.timeout_ns()).min(self.probe_ns).min(lanes).min(self.paced_until())
+    }
+
+    /// Entries for the engine's timers, if these have none as early. A silent peer has an entry of its own: it is put off by all
+    /// that is heard, and other deadlines come before it.
+    pub(crate) fn arm(&mut self) -> [Option<u64>; 2] {
+        let (deadline, silence) = (self.deadline(), self.silence_ns());
+        let earlier = |due: u64, armed: &mut u64| (due < *armed).then(|| std::mem::replace(armed, due)).map(|_| due);
+        [earlier(deadline, &mut self.armed_ns), earlier(silence, &mut self.silence_armed_ns)]
+    }
+
+    /// Whether an entry of the engine's timers is one of its own, and not one that was put off. It is used up by that.
+    pub(crate) fn is_armed_for(&mut self, due: u64) -> bool {
+        let mut any = false;
+        for armed in [&mut self.armed_ns, &mut self.silence_armed_ns] {
+            if *armed == due {
+                *armed = NEVER;
+                any = true;
+            }
+        }
+        any
     }
 
     /// Runs the timers; why the connection is to be closed, if it is.
     pub(crate) fn advance(&mut self, context: &mut Context<'_>, nic_now_ns: u64) -> Option<CloseReason> {
         let now = context.now;
-        let silent = now.saturating_sub(self.heard_ns) >= self.config.silence_ns;
-        if silent && self.expects_answer() {
+        if self.silence_ns() <= now {
             return Some(CloseReason::Silence);
         }
         if self.acknowledger.due <= now {

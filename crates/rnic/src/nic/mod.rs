@@ -216,6 +216,25 @@ impl Nic {
         Ok(())
     }
 
+    /// Puts a queue pair into error, as a fault of the hardware does: its open requests complete as flushed (IBTA 10.3.1.7).
+    /// One that is reset, or in error already, stays what it is.
+    pub fn put_into_error(&mut self, now_ns: u64, number: Qpn) {
+        if self.is_ready(number) {
+            self.fail(now_ns, slot(number), Status::Flushed);
+        }
+    }
+
+    /// All queue pairs that take requests.
+    pub fn ready(&self) -> impl Iterator<Item = Qpn> {
+        self.queue_pairs.iter().flatten().filter(|qp| qp.state == State::Ready).map(|qp| qp.number)
+    }
+
+    /// Of these, the connected ones: RC and UC.
+    pub fn connected(&self) -> impl Iterator<Item = Qpn> {
+        let connected = self.queue_pairs.iter().flatten().filter(|qp| qp.init.transport != Transport::Ud);
+        connected.filter(|qp| qp.state == State::Ready).map(|qp| qp.number)
+    }
+
     /// Whether a queue pair takes requests: connected, and not in error.
     #[must_use]
     pub fn is_ready(&self, number: Qpn) -> bool {
