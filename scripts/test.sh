@@ -9,7 +9,7 @@ sudo=""
 [ "$(id -u)" -eq 0 ] || sudo=sudo
 began=$(date +%s)
 number=0
-total=18
+total=20
 
 step() {
     title=$1
@@ -51,6 +51,8 @@ step "fuzz: every mistake of the switch and of vhost-user ports is noticed" carg
 step "swarm: build" cargo build --locked --workspace --bin bifrost-sim --test swarm --features bifrost-sim/mutations
 step "swarm: 2,000 seeds" "$target/debug/bifrost-sim" swarm --seeds 0..2000 --keep "$out/swarm"
 step "swarm: every deliberate mistake is noticed" "$target/debug/bifrost-sim" mutations --seeds 0..2000
+step "swarm: 500 worlds of messages over RDMA" "$target/debug/bifrost-sim" swarm --rdm --seeds 0..500 --keep "$out/swarm"
+step "swarm: every deliberate mistake with messages is noticed" "$target/debug/bifrost-sim" mutations --rdm --seeds 0..500
 # With the benchmark: it brings dependencies of its own, and with them other features of what all share, which else were built twice.
 step "release build" cargo build --release --workspace --locked --bins --bench instructions
 step "studies in the simulator, in short: their bars" "$target/release/bifrost-sim" study all --quick --out "$out/studies"

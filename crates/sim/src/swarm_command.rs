@@ -8,7 +8,7 @@ use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
-use bifrost_sim::{Violation, swarm};
+use bifrost_sim::{Violation, rdma, swarm};
 use clap::Args;
 
 /// How often to say how far it is.
@@ -23,6 +23,9 @@ pub(crate) struct Swarm {
     /// Which: FIRST..END (without END), or one
     #[arg(long, value_parser = seeds, default_value = "0..2000")]
     seeds: Range<u64>,
+    /// Messages between hosts with RDMA NICs instead of guests' packets
+    #[arg(long)]
+    rdm: bool,
     /// Threads; as many as there are processors if not given
     #[arg(long)]
     jobs: Option<usize>,
@@ -38,6 +41,9 @@ pub(crate) struct Swarm {
     /// Only print the scenario of the first seed
     #[arg(long)]
     show: bool,
+    /// With --rdm: run this world, as kept before, instead of those of the seeds
+    #[arg(long, value_name = "FILE", requires = "rdm")]
+    world: Option<PathBuf>,
 }
 
 pub(crate) fn seeds(text: &str) -> Result<Range<u64>, String> {
@@ -63,7 +69,16 @@ pub(crate) fn swarm(args: &Swarm) -> Result<ExitCode> {
         bail!("no seeds in {}..{}", args.seeds.start, args.seeds.end);
     }
     if args.show {
-        print!("{}", swarm::scenario(args.seeds.start).to_toml());
+        print!("{}", world_of(args.rdm, args.seeds.start)?);
+        return Ok(ExitCode::SUCCESS);
+    }
+    if let Some(path) = &args.world {
+        let outcome = rdma::swarm::run_world(&rdma::swarm::load(path)?, args.seeds.start, &|_| ());
+        if let Some(violation) = &outcome.violation {
+            println!("{}", line(violation));
+            return Ok(ExitCode::FAILURE);
+        }
+        println!("no violation; {} events", outcome.events);
         return Ok(ExitCode::SUCCESS);
     }
     let began = Instant::now();
@@ -73,7 +88,8 @@ pub(crate) fn swarm(args: &Swarm) -> Result<ExitCode> {
     let mut said = began;
     // Runs report a panic as a violation; the message is in there.
     std::panic::set_hook(Box::new(|_| ()));
-    let end = parallel(args.seeds.clone(), jobs, until, swarm::run, |seed, took, outcome| {
+    let run = if args.rdm { rdma::swarm::run } else { swarm::run };
+    let end = parallel(args.seeds.clone(), jobs, until, run, |seed, took, outcome| {
         totals.runs += 1;
         totals.events += outcome.events;
         totals.packets += outcome.packets.0;
@@ -113,7 +129,7 @@ pub(crate) fn swarm(args: &Swarm) -> Result<ExitCode> {
             totals.longest.1
         );
         if end < args.seeds.end {
-            println!("not all: go on with  bifrost-sim swarm --seeds {end}..{}", args.seeds.end);
+            println!("not all: go on with  bifrost-sim swarm{} --seeds {end}..{}", flag(args), args.seeds.end);
         }
     }
     if let Some((seed, violation)) = failures.first() {
@@ -127,6 +143,9 @@ pub(crate) fn swarm(args: &Swarm) -> Result<ExitCode> {
 #[cfg(feature = "mutations")]
 #[derive(Args)]
 pub(crate) struct Mutations {
+    /// Mistakes of the message engine instead of the transport's
+    #[arg(long)]
+    rdm: bool,
     /// Seeds that have to notice each: FIRST..END
     #[arg(long, value_parser = seeds, default_value = "0..2000")]
     seeds: Range<u64>,
@@ -140,11 +159,27 @@ pub(crate) struct Mutations {
 
 #[cfg(feature = "mutations")]
 pub(crate) fn mutations(args: &Mutations) -> Result<ExitCode> {
+    use bifrost_endpoint::Mutation as MessageMutation;
     use bifrost_rte::Mutation;
-    let all: Vec<Mutation> = Mutation::ALL.into_iter().filter(|m| format!("{m:?}").contains(&args.only)).collect();
+    if args.rdm {
+        let look = |m: &MessageMutation| rdma::swarm::mutations::first_notice(*m, args.seeds.clone());
+        return notices(args, MessageMutation::ALL.map(|m| (format!("{m:?}"), m)).into_iter(), look);
+    }
+    let look = |m: &Mutation| swarm::mutations::first_notice(*m, args.seeds.clone());
+    notices(args, Mutation::ALL.map(|m| (format!("{m:?}"), m)).into_iter(), look)
+}
+
+/// Looks for the first seed that notices each mistake.
+#[cfg(feature = "mutations")]
+fn notices<M: Sync>(
+    args: &Mutations,
+    all: impl Iterator<Item = (String, M)>,
+    look: impl Fn(&M) -> Option<swarm::mutations::Notice> + Sync,
+) -> Result<ExitCode> {
+    let all: Vec<(String, M)> = all.filter(|(name, _)| name.contains(&args.only)).collect();
     let mut notices = vec![None; all.len()];
     std::panic::set_hook(Box::new(|_| ()));
-    let look = |i: u64| swarm::mutations::first_notice(all[i as usize], args.seeds.clone());
+    let look = |i: u64| look(&all[i as usize].1);
     let jobs = args.jobs.or_else(|| std::thread::available_parallelism().ok().map(Into::into)).unwrap_or(1);
     parallel(0..all.len() as u64, jobs, None, look, |i, took, notice| {
         notices[i as usize] = Some((took, notice));
@@ -153,14 +188,14 @@ pub(crate) fn mutations(args: &Mutations) -> Result<ExitCode> {
     let _ = std::panic::take_hook();
     println!("| mutation | first seed that notices | how | CPU, s |\n|---|---|---|---|");
     let mut unnoticed = 0;
-    for (mutation, found) in all.iter().zip(&notices) {
+    for ((mutation, _), found) in all.iter().zip(&notices) {
         let Some((took, notice)) = found else { continue };
         let (seed, how) = match notice {
             Some(notice) => (notice.seed.to_string(), line(&notice.violation)),
             None => ("none".to_string(), String::new()),
         };
         unnoticed += u32::from(notice.is_none());
-        println!("| {mutation:?} | {seed} | {how} | {:.2} |", took.as_secs_f64());
+        println!("| {mutation} | {seed} | {how} | {:.2} |", took.as_secs_f64());
     }
     println!("\n{} of {} noticed", all.len() as u32 - unnoticed, all.len());
     Ok(if unnoticed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
@@ -170,18 +205,39 @@ fn line(violation: &Violation) -> String {
     format!("{:.3} ms {:?}: {}", violation.at_ns as f64 / 1e6, violation.kind, violation.detail)
 }
 
-/// How to see it again, and a smaller scenario.
+/// The world of a seed, as TOML.
+fn world_of(rdm: bool, seed: u64) -> Result<String> {
+    if rdm {
+        return Ok(toml::to_string(&rdma::swarm::describe(seed))?);
+    }
+    Ok(swarm::scenario(seed).to_toml())
+}
+
+fn flag(args: &Swarm) -> &'static str {
+    if args.rdm { " --rdm" } else { "" }
+}
+
+/// How to see it again, and a smaller world.
 fn report(args: &Swarm, seed: u64, violation: &Violation) -> Result<()> {
-    eprintln!("\nreplay:  bifrost-sim swarm --seeds {seed}");
+    eprintln!("\nreplay:  bifrost-sim swarm{} --seeds {seed}", flag(args));
     let Some(directory) = &args.keep else { return Ok(()) };
     std::panic::set_hook(Box::new(|_| ()));
-    let small = swarm::shrink(&swarm::scenario(seed), seed, violation.kind, SHRINK);
+    let small = if args.rdm {
+        toml::to_string(&rdma::swarm::shrink(&rdma::swarm::describe(seed), seed, violation.kind, SHRINK))?
+    } else {
+        swarm::shrink(&swarm::scenario(seed), seed, violation.kind, SHRINK).to_toml()
+    };
     let _ = std::panic::take_hook();
     std::fs::create_dir_all(directory).with_context(|| format!("cannot make {}", directory.display()))?;
-    let path = directory.join(format!("seed-{seed}.toml"));
-    let text = format!("# seed {seed}: {}\n{}", line(violation), small.to_toml());
+    let name = if args.rdm { "rdm-seed" } else { "seed" };
+    let path = directory.join(format!("{name}-{seed}.toml"));
+    let text = format!("# seed {seed}: {}\n{small}", line(violation));
     std::fs::write(&path, text).with_context(|| format!("cannot write {}", path.display()))?;
-    eprintln!("smaller: bifrost-sim run {} --seed {seed}", path.display());
+    if args.rdm {
+        eprintln!("smaller: bifrost-sim swarm --rdm --seeds {seed} --world {}", path.display());
+    } else {
+        eprintln!("smaller: bifrost-sim run {} --seed {seed}", path.display());
+    }
     Ok(())
 }
 

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use bifrost_sim::{Scenario, swarm};
+use bifrost_sim::{Scenario, rdma, swarm};
 
 /// A few seeds; `scripts/test.sh` runs thousands.
 const SEEDS: u64 = 40;
@@ -39,6 +39,37 @@ fn what_once_failed_does_not_fail_again() {
         let seed = seed.unwrap_or_else(|| panic!("{name} does not begin with its seed"));
         let scenario = Scenario::load(&path).unwrap_or_else(|e| panic!("{e}"));
         let outcome = swarm::run_scenario(&scenario, seed, |_| ());
+        assert!(outcome.violation.is_none(), "{name}: {:?}", outcome.violation);
+        count += 1;
+    }
+    assert!(count > 0, "no regressions were found");
+}
+
+#[test]
+fn a_few_worlds_of_messages_run_without_violations_and_the_same_each_time() {
+    for seed in 0..SEEDS {
+        let outcome = rdma::swarm::run(seed);
+        assert!(outcome.violation.is_none(), "bifrost-sim swarm --rdm --seeds {seed}\n{:?}", outcome.violation);
+        if seed % 8 == 0 {
+            assert_eq!(rdma::swarm::run(seed).hash, outcome.hash, "seed {seed} is not the same each time");
+        }
+    }
+}
+
+/// Each file begins with `# seed N: what went wrong`.
+#[test]
+fn what_once_failed_with_messages_does_not_fail_again() {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("regressions-rdm");
+    let mut count = 0;
+    for path in std::fs::read_dir(folder).expect("regressions").map(|entry| entry.expect("entry").path()) {
+        let text = std::fs::read_to_string(&path).expect("a file");
+        let name = path.display();
+        let seed = text.strip_prefix("# seed ").and_then(|t| t.split_once(':')).and_then(|(seed, _)| seed.parse().ok());
+        let seed = seed.unwrap_or_else(|| panic!("{name} does not begin with its seed"));
+        let world = rdma::swarm::load(&path).unwrap_or_else(|e| panic!("{e:#}"));
+        let again = toml::to_string(&world).expect("TOML");
+        assert_eq!(toml::from_str::<rdma::swarm::Description>(&again).expect("a world"), world, "{name}");
+        let outcome = rdma::swarm::run_world(&world, seed, &|_| ());
         assert!(outcome.violation.is_none(), "{name}: {:?}", outcome.violation);
         count += 1;
     }

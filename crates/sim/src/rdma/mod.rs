@@ -6,6 +6,7 @@
 
 mod messages;
 mod plain_rc;
+pub mod swarm;
 mod uccl;
 
 use std::cmp::Reverse;
@@ -23,6 +24,9 @@ pub use uccl::Uccl;
 
 /// Bytes around a UDP payload: Ethernet with preamble, check sequence and gap, IPv6, UDP.
 pub const AROUND: usize = 38 + 40 + 8;
+
+/// Turns of a host at one time after which it is taken to have no end.
+const TURNS_MAX: u32 = 1 << 16;
 
 /// A host.
 pub trait Node {
@@ -47,6 +51,23 @@ pub struct Fabric {
     pub buffer_bytes: u64,
     /// Priority flow control, if there is any.
     pub pause: Option<Pause>,
+    /// What else goes wrong on the way.
+    pub trouble: Trouble,
+}
+
+/// What goes wrong on the way, besides losses. Shares of the packets that enter the switch are 0..=1.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Trouble {
+    /// Arrive twice.
+    pub duplicated: f64,
+    /// Are held up, so that others overtake them.
+    pub held: f64,
+    /// Those held up, and second copies, are late by up to that, ns.
+    pub held_ns: u64,
+    /// Have one bit flipped, which the NIC's checksum finds.
+    pub corrupted: f64,
+    /// Which of eight paths lose everything: bit i is path i. Addresses and UDP source port choose the path.
+    pub dead_paths: u8,
 }
 
 /// Priority flow control (IEEE 802.1Qbb): bytes of one sender in the switch above which it is paused, and below which it
@@ -68,12 +89,22 @@ pub struct Counts {
     pub damaged_packets: u64,
     /// Those that found no buffer.
     pub dropped_packets: u64,
-    /// Those that came from no known host.
+    /// Those that were for no known host.
     pub stray_packets: u64,
+    /// Those whose link or path was down.
+    pub cut_packets: u64,
+    /// Those that had a bit flipped.
+    pub corrupted_packets: u64,
+    /// Second copies.
+    pub duplicated_packets: u64,
+    /// Those that were held up.
+    pub held_packets: u64,
     /// Most bytes in the buffer.
     pub queue_bytes_max: u64,
     /// Times that a sender was paused.
     pub pauses: u64,
+    /// Times that a host had something to do without end while no time passed.
+    pub livelocks: u64,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -96,6 +127,8 @@ struct Packet {
     bytes: Vec<u8>,
     from: u32,
     to: u32,
+    /// It was held up, or is a second copy: nothing else happens to it.
+    late: bool,
 }
 
 /// A host, its link and its port of the switch.
@@ -107,6 +140,10 @@ struct Station<N> {
     /// The next turn that is in the queue of events, ns.
     turn_at: u64,
     paused: bool,
+    /// Its link is down.
+    down: bool,
+    /// Its process stands still until then, ns; its NIC does not.
+    stalled_until: u64,
     /// Bytes of this sender in the switch, and whether it was told to pause.
     inside_bytes: u64,
     told: bool,
@@ -123,6 +160,8 @@ pub struct RdmaWorld<N> {
     pub now: u64,
     /// What the fabric has counted.
     pub counts: Counts,
+    /// Time stands still after so many events.
+    pub most_events: u64,
     fabric: Fabric,
     stations: Vec<Station<N>>,
     events: BinaryHeap<Reverse<(u64, u64, Event)>>,
@@ -157,6 +196,8 @@ impl<N: Node> RdmaWorld<N> {
             wire_free: 0,
             turn_at: u64::MAX,
             paused: false,
+            down: false,
+            stalled_until: 0,
             inside_bytes: 0,
             told: false,
             urgent: VecDeque::new(),
@@ -166,6 +207,7 @@ impl<N: Node> RdmaWorld<N> {
         let mut world = RdmaWorld {
             now: 0,
             counts: Counts::default(),
+            most_events: u64::MAX,
             fabric,
             stations: stations.collect(),
             events: BinaryHeap::new(),
@@ -198,11 +240,34 @@ impl<N: Node> RdmaWorld<N> {
         self.fabric = fabric;
     }
 
+    /// The fabric as it is.
+    pub fn fabric(&self) -> &Fabric {
+        &self.fabric
+    }
+
+    /// Takes a host's link down, or up again: what is on the way to it or from it is lost.
+    pub fn set_link(&mut self, index: usize, up: bool) {
+        self.stations[index].down = !up;
+    }
+
+    /// A host's process stands still until `until`, ns, while its NIC sends and receives.
+    pub fn stall(&mut self, index: usize, until: u64) {
+        self.stations[index].stalled_until = until;
+    }
+
+    /// Events so far.
+    pub fn events(&self) -> u64 {
+        self.scheduled
+    }
+
     /// Lets time pass until `until`, ns.
     pub fn run_until(&mut self, until: u64) {
         while let Some(&Reverse((at, _, event))) = self.events.peek() {
             if at > until {
                 break;
+            }
+            if self.scheduled > self.most_events {
+                return;
             }
             self.events.pop();
             self.now = at;
@@ -238,7 +303,12 @@ impl<N: Node> RdmaWorld<N> {
             Event::Deliver(packet) => {
                 let Packet { route, bytes, to, .. } = &mut self.packets[packet as usize];
                 let (to, bytes) = (*to, std::mem::take(bytes));
-                self.stations[to as usize].node.nic().receive(self.now, route, &bytes);
+                let station = &mut self.stations[to as usize];
+                if station.down {
+                    self.counts.cut_packets += 1;
+                } else {
+                    station.node.nic().receive(self.now, route, &bytes);
+                }
                 self.packets[packet as usize].bytes = bytes;
                 self.free.push(packet);
                 self.turn(to);
@@ -254,17 +324,25 @@ impl<N: Node> RdmaWorld<N> {
 
     fn turn(&mut self, index: u32) {
         let now = self.now;
+        let mut turns = 0;
         loop {
             let station = &mut self.stations[index as usize];
             station.node.nic().advance(now);
-            let busy = station.node.turn(now);
+            let busy = station.stalled_until <= now && station.node.turn(now);
             self.transmit(index);
+            turns += 1;
             if !busy {
+                break;
+            }
+            if turns == TURNS_MAX {
+                self.counts.livelocks += 1;
                 break;
             }
         }
         let station = &mut self.stations[index as usize];
-        let mut next = station.node.next_deadline(now).min(station.node.nic().next_deadline(now));
+        let stalled = station.stalled_until > now;
+        let own = if stalled { station.stalled_until } else { station.node.next_deadline(now) };
+        let mut next = own.min(station.node.nic().next_deadline(now));
         if station.node.nic().has_packets() && !station.paused {
             next = next.min(station.wire_free);
         }
@@ -289,14 +367,14 @@ impl<N: Node> RdmaWorld<N> {
             station.wire_free = self.now + wire_ns(payload.len(), self.fabric.rate);
             let at = station.wire_free + self.fabric.delay_ns / 2;
             let packet = self.free.pop().unwrap_or_else(|| {
-                let empty = Packet { route: outgoing.route, bytes: Vec::new(), from: 0, to: 0 };
-                self.packets.push(empty);
+                self.packets.push(Packet { route: outgoing.route, bytes: Vec::new(), from: 0, to: 0, late: false });
                 self.packets.len() as u32 - 1
             });
             let slot = &mut self.packets[packet as usize];
             slot.route = outgoing.route;
             slot.from = index;
             slot.to = index_of(outgoing.route.destination);
+            slot.late = false;
             slot.bytes.clear();
             slot.bytes.extend_from_slice(payload);
             self.schedule(at, Event::Enter(packet));
@@ -304,12 +382,16 @@ impl<N: Node> RdmaWorld<N> {
     }
 
     fn enter(&mut self, packet: u32) {
-        let Packet { bytes, from, to, .. } = &self.packets[packet as usize];
+        let Packet { route, bytes, from, to, late } = &self.packets[packet as usize];
         let (len, from, to, urgent) = ((bytes.len() + AROUND) as u64, *from, *to, is_datagram(bytes));
-        self.counts.sent_packets += 1;
+        let (path, late) = (path_of(route), *late);
+        self.counts.sent_packets += u64::from(!late);
+        let is_down = |host: u32| self.stations[host as usize].down;
         let dropped = if to as usize >= self.stations.len() {
             Some(&mut self.counts.stray_packets)
-        } else if self.rng.chance(self.fabric.loss) {
+        } else if is_down(from) || is_down(to) || self.fabric.trouble.dead_paths >> path & 1 == 1 {
+            Some(&mut self.counts.cut_packets)
+        } else if !late && self.rng.chance(self.fabric.loss) {
             Some(&mut self.counts.damaged_packets)
         } else if self.buffered_bytes + len > self.fabric.buffer_bytes {
             Some(&mut self.counts.dropped_packets)
@@ -319,6 +401,9 @@ impl<N: Node> RdmaWorld<N> {
         if let Some(count) = dropped {
             *count += 1;
             self.free.push(packet);
+            return;
+        }
+        if !late && self.meet_trouble(packet) {
             return;
         }
         self.buffered_bytes += len;
@@ -336,6 +421,41 @@ impl<N: Node> RdmaWorld<N> {
         let queue = if urgent { &mut port.urgent } else { &mut port.waiting };
         queue.push_back(packet);
         self.send_next(to);
+    }
+
+    /// Duplicates, damages or holds up a packet; whether it is held up.
+    fn meet_trouble(&mut self, packet: u32) -> bool {
+        let trouble = self.fabric.trouble;
+        if self.rng.chance(trouble.duplicated) {
+            let copy = self.free.pop().unwrap_or_else(|| {
+                let route = self.packets[packet as usize].route;
+                self.packets.push(Packet { route, bytes: Vec::new(), from: 0, to: 0, late: true });
+                self.packets.len() as u32 - 1
+            });
+            let mut bytes = std::mem::take(&mut self.packets[copy as usize].bytes);
+            let original = &self.packets[packet as usize];
+            bytes.clear();
+            bytes.extend_from_slice(&original.bytes);
+            let (route, from, to) = (original.route, original.from, original.to);
+            self.packets[copy as usize] = Packet { route, bytes, from, to, late: true };
+            self.counts.duplicated_packets += 1;
+            let at = self.now + self.rng.below(trouble.held_ns + 1);
+            self.schedule(at, Event::Enter(copy));
+        }
+        let slot = &mut self.packets[packet as usize];
+        if self.rng.chance(trouble.corrupted) {
+            let bit = self.rng.below(slot.bytes.len() as u64 * 8) as usize;
+            slot.bytes[bit / 8] ^= 1 << (bit % 8);
+            self.counts.corrupted_packets += 1;
+        }
+        let held = self.rng.chance(trouble.held);
+        if held {
+            slot.late = true;
+            self.counts.held_packets += 1;
+            let at = self.now + self.rng.below(trouble.held_ns + 1);
+            self.schedule(at, Event::Enter(packet));
+        }
+        held
     }
 
     fn send_next(&mut self, port: u32) {
@@ -363,6 +483,12 @@ impl<N: Node> RdmaWorld<N> {
         self.schedule(self.now + self.fabric.delay_ns / 2, Event::Deliver(packet));
         self.send_next(port);
     }
+}
+
+/// Which of eight paths a packet takes.
+fn path_of(route: &Route) -> u8 {
+    let ends = u64::from(index_of(route.source)) << 32 | u64::from(index_of(route.destination));
+    (crate::mix(ends ^ u64::from(route.source_port) << 16) & 7) as u8
 }
 
 /// Time of a UDP payload on the wire, ns.

@@ -15,7 +15,7 @@ const LONGEST_ROUTE: u64 = 6;
 const LONG_NS: u64 = 5_000_000;
 
 /// Chance, in words.
-pub(super) trait Draw {
+pub(crate) trait Draw {
     /// True once in `n` times.
     fn one_in(&mut self, n: u64) -> bool;
     /// A number in `low..=high`.

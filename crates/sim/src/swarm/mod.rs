@@ -10,6 +10,7 @@ mod run;
 mod shrink;
 mod workloads;
 
+pub(crate) use draw::Draw;
 pub use draw::scenario;
 pub use run::{Outcome, run, run_scenario};
 pub use shrink::shrink;

@@ -1,0 +1,282 @@
+//! A random world of hosts with RDMA NICs. What a seed means may change whenever this file does.
+
+use std::path::Path;
+
+use anyhow::{Context as _, Result, ensure};
+use serde::{Deserialize, Serialize};
+
+use crate::rng::Rng;
+use crate::swarm::Draw;
+
+/// A world: network, connections, what is sent, what goes wrong.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Description {
+    /// Hosts.
+    pub hosts: u32,
+    /// Of each link, bits a second.
+    pub rate: f64,
+    /// From host to host, one way, ns.
+    pub delay_ns: u64,
+    /// Buffer of the switch, bytes.
+    pub buffer_bytes: u64,
+    /// Priority flow control: one sender's bytes in the switch above which it is paused.
+    pub pause_bytes: Option<u64>,
+    /// Share of packets lost.
+    pub loss: f64,
+    /// Share that arrives twice.
+    pub duplicated: f64,
+    /// Share that is held up.
+    pub held: f64,
+    /// For up to that, ns.
+    pub held_ns: u64,
+    /// Share with a flipped bit.
+    pub corrupted: f64,
+    /// Bytes that a host lets be on their way to it.
+    pub inbound: u64,
+    /// An application keeps what it got for that long, ns.
+    pub keep_ns: u64,
+    /// The controller's first window, bytes.
+    pub first_window: u32,
+    /// Connections.
+    pub connections: Vec<ConnectionPlan>,
+    /// What goes wrong.
+    pub faults: Vec<Fault>,
+}
+
+/// A connection, and what both ends send on it.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct ConnectionPlan {
+    /// The host that opens it.
+    pub from: u32,
+    /// The other one.
+    pub to: u32,
+    /// RC rather than UC.
+    pub reliable: bool,
+    /// Payload of a packet, bytes.
+    pub mtu: u16,
+    /// Messages are delivered when complete, rather than in order.
+    pub when_complete: bool,
+    /// Work requests open on a lane.
+    pub credits: u16,
+    /// Messages taken ahead of the application.
+    pub window: u16,
+    /// Bytes of long messages taken ahead of the application.
+    pub budget: u64,
+    /// What the opening end sends, and what the other one does.
+    pub sends: [Sends; 2],
+}
+
+/// Messages of one direction.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Sends {
+    /// When the first is sent, ns.
+    pub begin_ns: u64,
+    /// From one to the next, ns.
+    pub every_ns: u64,
+    /// Bytes of each.
+    pub lens: Vec<u32>,
+}
+
+/// Something that goes wrong for a while.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Fault {
+    /// When, ns.
+    pub at_ns: u64,
+    /// For how long, ns.
+    pub for_ns: u64,
+    /// What.
+    pub what: Trouble,
+}
+
+/// What goes wrong.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Trouble {
+    /// A host's link is down.
+    LinkDown(u32),
+    /// A host's process stands still.
+    Stall(u32),
+    /// Some of eight paths are dead.
+    DeadPaths(u8),
+    /// More is lost: that share.
+    Loss(f64),
+    /// Queue pair number `.1` of those that a host has connected, counted around, goes into error.
+    KillQueuePair(u32, u32),
+    /// All queue pairs of a host go into error.
+    ResetNic(u32),
+    /// A host is never heard of again.
+    Gone(u32),
+}
+
+impl Trouble {
+    /// The host that it happens to.
+    fn host(self) -> Option<u32> {
+        match self {
+            Self::LinkDown(host) | Self::Stall(host) | Self::ResetNic(host) | Self::Gone(host) => Some(host),
+            Self::KillQueuePair(host, _) => Some(host),
+            Self::DeadPaths(_) | Self::Loss(_) => None,
+        }
+    }
+}
+
+impl Description {
+    /// When the last fault is over and the last message has been sent, ns.
+    pub fn over_ns(&self) -> u64 {
+        let faults = self.faults.iter().map(|fault| fault.at_ns + fault.for_ns);
+        let sends = self.connections.iter().flat_map(|connection| &connection.sends);
+        let sends = sends.map(|sends| sends.begin_ns + sends.every_ns * sends.lens.len() as u64);
+        faults.chain(sends).max().unwrap_or(0)
+    }
+
+    /// Bytes of all messages.
+    pub fn bytes(&self) -> u64 {
+        let sends = self.connections.iter().flat_map(|connection| &connection.sends);
+        sends.flat_map(|sends| &sends.lens).map(|len| u64::from(*len)).sum()
+    }
+
+    /// Nothing goes wrong but for full buffers.
+    pub fn is_quiet(&self) -> bool {
+        self.faults.is_empty() && self.loss + self.duplicated + self.held + self.corrupted == 0.0
+    }
+}
+
+/// Reads a world from a TOML file.
+///
+/// # Errors
+/// When the file cannot be read, or is not a world.
+pub fn load(path: &Path) -> Result<Description> {
+    let text = std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
+    let description: Description =
+        toml::from_str(&text).with_context(|| format!("{} is not a world", path.display()))?;
+    let known = |host: &u32| *host < description.hosts;
+    for plan in &description.connections {
+        ensure!(known(&plan.from) && known(&plan.to), "a connection needs hosts below {}", description.hosts);
+    }
+    for fault in &description.faults {
+        ensure!(fault.what.host().is_none_or(|host| known(&host)), "a fault needs a host below {}", description.hosts);
+    }
+    Ok(description)
+}
+
+/// The world of a seed.
+pub fn describe(seed: u64) -> Description {
+    let mut rng = Rng::new(seed ^ 0x5eed_4d3a_0000_0000);
+    let rng = &mut rng;
+    // Some worlds are quiet, so that what happens without any fault is seen, too.
+    let quiet = rng.one_in(10);
+    let hosts = if rng.one_in(4) { rng.range(3, 8) } else { 2 } as u32;
+    let delay_ns = rng.scale(1_000, 1_000_000);
+    let mut share = |most: f64| if quiet || rng.one_in(2) { 0.0 } else { most * rng.unit() * rng.unit() };
+    let (loss, duplicated, held, corrupted) = (share(0.06), share(0.03), share(0.03), share(0.02));
+    let buffer_bytes = rng.scale(128 << 10, 16 << 20);
+    let mut description = Description {
+        hosts,
+        rate: rng.scale(1_000_000_000, 100_000_000_000) as f64,
+        delay_ns,
+        buffer_bytes,
+        pause_bytes: rng.one_in(5).then_some(buffer_bytes / 8),
+        loss,
+        duplicated,
+        held,
+        held_ns: rng.scale(1_000, 4 * delay_ns),
+        corrupted,
+        inbound: rng.scale(64 << 10, 4 << 20),
+        // Longer than a peer may be silent, now and then: waiting for an application is not silence.
+        keep_ns: match rng.below(60) {
+            0 => rng.range(3_200_000_000, 5_000_000_000),
+            1..30 => 0,
+            _ => rng.scale(1_000, 5_000_000),
+        },
+        first_window: rng.scale(1_024, 1 << 20) as u32,
+        connections: Vec::new(),
+        faults: Vec::new(),
+    };
+    let span = rng.scale(10_000, 50_000_000);
+    let incast = rng.one_in(3);
+    let count = if hosts == 2 { rng.range(1, 2) } else { rng.range(2, 12) };
+    // Of all that is sent: few worlds send much.
+    let mut bytes = rng.scale(1 << 10, 6 << 20);
+    for _ in 0..count {
+        let to = if incast { 0 } else { rng.below(u64::from(hosts)) as u32 };
+        let from = (to + 1 + rng.below(u64::from(hosts - 1)) as u32) % hosts;
+        description.connections.push(connection(rng, from, to, span, &mut bytes));
+    }
+    if !quiet {
+        description.faults = faults(rng, hosts, span);
+    }
+    description
+}
+
+fn connection(rng: &mut Rng, from: u32, to: u32, span: u64, bytes: &mut u64) -> ConnectionPlan {
+    let window = rng.scale(1, 1024) as u16;
+    ConnectionPlan {
+        from,
+        to,
+        reliable: rng.one_in(3),
+        mtu: rng.pick(&[256, 512, 1024, 1024, 2048, 4096, 4096]),
+        when_complete: rng.one_in(3),
+        credits: rng.scale(1, 128) as u16,
+        window,
+        budget: rng.scale(64 << 10, 64 << 20),
+        sends: [sends(rng, span, bytes), sends(rng, span, bytes)],
+    }
+}
+
+fn sends(rng: &mut Rng, span: u64, bytes: &mut u64) -> Sends {
+    if rng.one_in(4) {
+        return Sends::default();
+    }
+    let count = rng.scale(1, 100);
+    let mut lens = Vec::new();
+    for _ in 0..count {
+        let len = length(rng);
+        *bytes = bytes.saturating_sub(u64::from(len));
+        // What is left is for short ones.
+        lens.push(if *bytes == 0 { len % 512 } else { len });
+    }
+    let every_ns = if rng.one_in(2) { 0 } else { span / count };
+    Sends { begin_ns: rng.below(span / 2 + 1), every_ns, lens }
+}
+
+/// Bytes of a message: around the boundaries of packets, units and short messages more often than elsewhere.
+fn length(rng: &mut Rng) -> u32 {
+    const BOUNDARIES: [u32; 8] = [1, 256, 1024, 4096, 8192, 32 << 10, 64 << 10, 256 << 10];
+    match rng.below(5) {
+        0 => rng.pick(&BOUNDARIES) + rng.below(3) as u32 - 1,
+        1 => rng.scale(32 << 10, 1 << 20) as u32,
+        _ => rng.scale(1, 64 << 10) as u32,
+    }
+}
+
+fn faults(rng: &mut Rng, hosts: u32, span: u64) -> Vec<Fault> {
+    let mut faults = Vec::new();
+    // A peer that is silent for three seconds is gone: all outages together stay well below.
+    let mut outage = 1_500_000_000u64;
+    let count = if rng.one_in(3) { 0 } else { rng.scale(1, 24) };
+    let kinds = rng.range(1, 63);
+    for _ in 0..count {
+        let host = rng.below(u64::from(hosts)) as u32;
+        let kind = rng.below(6);
+        if kinds >> kind & 1 == 0 {
+            continue;
+        }
+        let what = match kind {
+            0 => Trouble::LinkDown(host),
+            1 => Trouble::Stall(host),
+            2 => Trouble::DeadPaths(rng.range(1, 254) as u8),
+            3 => Trouble::Loss(rng.unit() * 0.5),
+            4 => Trouble::KillQueuePair(host, rng.below(1 << 16) as u32),
+            _ => Trouble::ResetNic(host),
+        };
+        let lasts = kind < 4;
+        let for_ns = if lasts { rng.scale(1_000, 1_000_000_000).min(outage) } else { 0 };
+        outage -= for_ns;
+        faults.push(Fault { at_ns: rng.below(2 * span + 1), for_ns, what });
+    }
+    if rng.one_in(25) {
+        let what = Trouble::Gone(rng.below(u64::from(hosts)) as u32);
+        faults.push(Fault { at_ns: rng.below(span + 1), for_ns: 0, what });
+    }
+    faults.sort_by_key(|fault| fault.at_ns);
+    faults
+}
