@@ -10,6 +10,7 @@ use crate::frame::Frame;
 use crate::groups::{Judgement, Memory, event_of};
 use crate::ids::{Direction, PortId};
 use crate::path_mtu::{Remedy, TooLarge};
+use crate::rewrite::Rewrite;
 use crate::service::{self, Connection, Step};
 use crate::session::{self, Event, Handle, Sessions};
 use crate::verdict::Verdict;
@@ -97,7 +98,7 @@ fn holds_for(record: &Record, frame: Frame<'_>) -> bool {
 /// Whether a packet that is forwarded like this lives on, if it is routed.
 #[inline(always)]
 pub(crate) fn lives_on(verdict: &Verdict, frame: Frame<'_>) -> bool {
-    verdict.rewrite.is_none() || frame.time_to_live() > 1
+    !verdict.rewrite.as_ref().is_some_and(Rewrite::is_hop) || frame.time_to_live() > 1
 }
 
 /// A packet's sessions take their steps, if all of them are there: the tables would find the same ones, since their names are in
@@ -116,8 +117,12 @@ fn step(
         return false;
     }
     let event = event_of(parsed);
-    if touched.has_connection() && !step_connection(sessions, connections, touched, event, epoch) {
-        return false;
+    if touched.has_connection() {
+        let (connection, direction) = touched.connection();
+        let is_settled = connections.is_settled(connection, direction, event, epoch);
+        if !is_settled && !step_connection(sessions, connections, (connection, direction), event, epoch) {
+            return false;
+        }
     }
     if let Some(session) = sender {
         sessions.touch(session.index, Direction::Egress, event, epoch);
@@ -128,19 +133,16 @@ fn step(
     true
 }
 
-/// The same of its connection through a load balancer.
+/// The same of its connection through a load balancer or with the outside, if something about that changes.
+#[cold]
 #[inline(never)]
 fn step_connection(
     sessions: &mut Sessions,
     connections: &mut Sessions<Connection>,
-    touched: &Touched,
+    (connection, direction): (Handle, Direction),
     event: Event,
     epoch: u32,
 ) -> bool {
-    let (connection, direction) = touched.connection();
-    if connections.is_settled(connection, direction, event, epoch) {
-        return true;
-    }
     if !connections.is_there(connection) {
         return false;
     }

@@ -231,7 +231,19 @@ impl Index {
         from: IpAddr,
         to: IpAddr,
     ) -> Option<(NextHop, &'a VpcIndex)> {
-        match vpc.owner_by_route(to)? {
+        self.next_hop_to(vpc, vpc.owner_by_route(to), from, to)
+    }
+
+    /// The same, of what the routes say who has `to`.
+    #[inline(always)]
+    pub(crate) fn next_hop_to<'a>(
+        &'a self,
+        vpc: &'a VpcIndex,
+        owner: Option<Owner>,
+        from: IpAddr,
+        to: IpAddr,
+    ) -> Option<(NextHop, &'a VpcIndex)> {
+        match owner? {
             Owner::Vnic(hop) => Some((hop, vpc)),
             Owner::Peered(other) => self.across(vpc, other, from, to),
             Owner::Outside(uplink) => self.outside(uplink),

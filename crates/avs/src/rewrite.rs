@@ -105,6 +105,12 @@ impl Rewrite {
         }
     }
 
+    /// Whether a router passes the frame on, and takes one from what it has to live.
+    #[inline(always)]
+    pub(crate) fn is_hop(&self) -> bool {
+        self.hop
+    }
+
     /// The destination MAC address after the change.
     pub fn destination(&self) -> Mac {
         self.destination

@@ -11,7 +11,7 @@ use crate::drop_reason::DropReason;
 use crate::rewrite::Rewrite;
 use crate::tables::{GATEWAY_MAC, Reliability};
 use crate::verdict::{Action, Verdict};
-use crate::vpc::{Location, Path, is_host};
+use crate::vpc::{Location, Owner, Path, is_host};
 
 #[inline(always)]
 pub(super) fn outbound(packet: &mut Outbound<'_>) -> Result<(), Stop> {
@@ -90,18 +90,21 @@ fn to_who_asked(packet: &mut Outbound<'_>) -> Result<(), DropReason> {
 fn through_gateway(packet: &mut Outbound<'_>) -> Result<(), Stop> {
     let frame = packet.frame;
     let p = frame.parsed;
-    if packet.vpc.is_gateway(p.dst_ip) {
+    let owner = packet.vpc.owner_by_route(p.dst_ip);
+    if matches!(owner, Some(Owner::Own)) && packet.vpc.is_gateway(p.dst_ip) {
         answer::echo_reply(frame.head, p, packet.answer).ok_or(DropReason::GatewayService)?;
         return Err(Stop::Answer);
     }
-    if !is_routable(p.src_ip) || !is_routable(p.dst_ip) {
+    // The source is one of the guest's addresses, which are those of hosts.
+    if is_link_local(p.src_ip) || !is_routable(p.dst_ip) {
         return Err(DropReason::NotRoutable.into());
     }
     // A head without the byte counts as expired; the parser saw it, so this does not happen.
     if frame.time_to_live() <= 1 {
         return Err(DropReason::TtlExpired.into());
     }
-    let (hop, vpc) = packet.index.next_hop(packet.vpc, p.src_ip, p.dst_ip).ok_or(DropReason::NoRoute)?;
+    let hop = packet.index.next_hop_to(packet.vpc, owner, p.src_ip, p.dst_ip);
+    let (hop, vpc) = hop.ok_or(DropReason::NoRoute)?;
     // A connection of the transport is named by two vNICs of one network.
     let reliable = vpc.vni == packet.vpc.vni && is_reliable(packet);
     let rewrite = Some(Rewrite::hop(p, GATEWAY_MAC, hop.mac));
@@ -110,11 +113,14 @@ fn through_gateway(packet: &mut Outbound<'_>) -> Result<(), Stop> {
 
 /// Whether a router may pass on packets from or to the address (RFC 4291, section 2.5; RFC 3927, section 7).
 fn is_routable(addr: IpAddr) -> bool {
-    let link_local = match addr {
+    is_host(addr) && !is_link_local(addr)
+}
+
+fn is_link_local(addr: IpAddr) -> bool {
+    match addr {
         IpAddr::V4(a) => a.is_link_local(),
         IpAddr::V6(a) => a.is_unicast_link_local(),
-    };
-    is_host(addr) && !link_local
+    }
 }
 
 /// To the port that has the destination MAC address, or that a question is about.
