@@ -1,12 +1,12 @@
 //! Frames that the switch makes itself.
 
-use std::net::{IpAddr, Ipv6Addr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use bifrost_nic::{L3, Parsed};
 use bifrost_wire::ethernet::{self, ethertype};
 use bifrost_wire::icmp::v6::Solicitation;
-use bifrost_wire::protocol::{ICMP, ICMPV6};
-use bifrost_wire::{Mac, arp, checksum, ipv4, ipv6};
+use bifrost_wire::protocol::{ICMP, ICMPV6, UDP};
+use bifrost_wire::{Mac, arp, checksum, ipv4, ipv6, udp};
 
 use crate::tables::GATEWAY_MAC;
 
@@ -80,6 +80,39 @@ pub(crate) fn echo_reply(head: &[u8], parsed: &Parsed, out: &mut Vec<u8>) -> Opt
     out.extend_from_slice(&sum.to_be_bytes());
     out.extend_from_slice(&message[4..]);
     Some(())
+}
+
+/// A UDP datagram from the gateway to a guest, or to everybody. `payload`: at most 65,507 bytes.
+pub(crate) fn datagram(
+    guest: Mac,
+    ((source, source_port), (destination, destination_port)): ((Ipv4Addr, u16), (Ipv4Addr, u16)),
+    payload: &[u8],
+    out: &mut Vec<u8>,
+) {
+    let len = (udp::HEADER_LEN + payload.len()) as u16;
+    let ip = ipv4::Header {
+        header_len: ipv4::HEADER_LEN as u8,
+        traffic_class: 0,
+        total_len: ipv4::HEADER_LEN as u16 + len,
+        // A packet that must not be fragmented needs none (RFC 6864).
+        identification: 0,
+        dont_fragment: true,
+        more_fragments: false,
+        fragment_offset: 0,
+        ttl: 64,
+        protocol: UDP,
+        checksum: 0,
+        source,
+        destination,
+    };
+    let mut udp = udp::Header { source_port, destination_port, len, checksum: 0 }.emit();
+    let pseudo = checksum::pseudo_v4(source, destination, UDP, u32::from(len));
+    let sum = checksum::Sum::starting(pseudo).then(&udp).then(payload).finish();
+    udp::set_checksum(&mut udp, checksum::udp_nonzero(sum));
+    start(out, if destination.is_broadcast() { Mac::BROADCAST } else { guest }, GATEWAY_MAC, ethertype::IPV4);
+    out.extend_from_slice(&ip.emit());
+    out.extend_from_slice(&udp);
+    out.extend_from_slice(payload);
 }
 
 /// Begins a frame.

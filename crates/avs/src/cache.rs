@@ -182,6 +182,11 @@ impl<'a> Recording<'a> {
 }
 
 impl Effects for Recording<'_> {
+    #[cold]
+    fn may_ask(&mut self, port: PortId) -> bool {
+        self.apply.may_ask(port)
+    }
+
     #[inline(always)]
     fn memory(&self) -> Memory<'_> {
         self.apply.memory()

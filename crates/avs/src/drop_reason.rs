@@ -69,6 +69,14 @@ reasons! {
     TtlExpired = "ttl_expired",
     /// To the gateway's own address, but not a ping, or one that cannot be answered.
     GatewayService = "gateway_service",
+    /// To a DHCP server, but not a client's message, or cut short.
+    DhcpMalformed = "dhcp_malformed",
+    /// To a DHCP server, for another MAC address than the guest's.
+    DhcpSpoofed = "dhcp_spoofed",
+    /// To a DHCP server, and needs no answer: an address is released or declined, or another server is asked.
+    DhcpUnanswered = "dhcp_unanswered",
+    /// To a DHCP server, more often than a guest may ask.
+    DhcpRate = "dhcp_rate",
     /// Larger than the path MTU, not to be cut, and its sender is told often enough, or must not be told.
     PathMtu = "path_mtu",
     /// Refused by the network's ACL.

@@ -19,6 +19,8 @@ pub(crate) trait Effects {
     fn has_services(&self) -> bool {
         true
     }
+    /// Whether a guest may be answered a question now that costs more than most; the rate of these is bounded.
+    fn may_ask(&mut self, port: PortId) -> bool;
     /// What security groups remember.
     fn memory(&self) -> Memory<'_>;
     /// What load balancers and NAT remember.
@@ -63,6 +65,11 @@ impl<const SERVICES: bool> Effects for Apply<'_, SERVICES> {
     #[inline(always)]
     fn has_services(&self) -> bool {
         SERVICES
+    }
+
+    #[cold]
+    fn may_ask(&mut self, port: PortId) -> bool {
+        self.ports.get_mut(port.place()).is_some_and(|state| state.questions.take(self.now_ns, 1))
     }
 
     #[inline(always)]

@@ -11,7 +11,7 @@ use crate::groups::GroupPolicy;
 use crate::ids::{LoadBalancerId, PortId, UplinkId, WorkerId};
 use crate::nat::{Source, Uplink};
 use crate::rewrite::Endpoint;
-use crate::tables::{BuildError, Nat, Port, Tables, Workers};
+use crate::tables::{BuildError, Lease, Nat, Port, Tables, Workers};
 use crate::vpc::{Location, NextHop, Owner, Path, VpcId, VpcIndex};
 
 /// The indexes of one configuration.
@@ -39,6 +39,8 @@ pub(crate) struct PortIndex {
     policy: Option<usize>,
     /// The outside is behind it.
     pub(crate) uplink: Option<UplinkId>,
+    /// What its guest is told by DHCP.
+    pub(crate) lease: Option<Box<Lease>>,
 }
 
 impl Index {
@@ -70,6 +72,11 @@ impl Index {
             index.vpcs[vpc.place()].add_balancer(LoadBalancerId(place as u16), balancer)?;
         }
         index.add_ports(tables)?;
+        for lease in &tables.leases {
+            let port = index.ports.get_mut(lease.port.place()).and_then(Option::as_mut);
+            let lent = port.filter(|port| port.lease.is_none()).ok_or(BuildError::Lease(lease.port))?;
+            lent.lease = Some(Box::new(lease.clone()));
+        }
         for route in &tables.routes {
             let vpc = index.vpc_id(route.vni)?;
             index.vpcs[vpc.place()].add_route(route)?;
@@ -107,7 +114,7 @@ impl Index {
                     Some(self.policies.len() - 1)
                 }
             };
-            self.ports[slot] = Some(PortIndex { port: port.clone(), vpc, policy, uplink: None });
+            self.ports[slot] = Some(PortIndex { port: port.clone(), vpc, policy, uplink: None, lease: None });
         }
         Ok(())
     }

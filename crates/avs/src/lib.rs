@@ -50,6 +50,7 @@ mod acl;
 mod answer;
 mod cache;
 mod counters;
+mod dhcp;
 mod drop_reason;
 mod effects;
 mod fields;
@@ -81,6 +82,7 @@ mod vpc;
 pub use bifrost_tables::Pattern;
 pub use cache::VECTOR;
 pub use counters::{Drops, PortCounters, UnderlayCounters};
+pub use dhcp::SERVER_PORT as DHCP_SERVER_PORT;
 pub use drop_reason::DropReason;
 pub use flow::FlowCounters;
 pub use flow_log::{FlowEnd, FlowLogCounters, FlowRecord, Traffic};
@@ -95,7 +97,7 @@ pub use rewrite::Rewrite;
 pub use session::{Class, PortSessions, SessionCounters};
 pub use switch::{Former, Prepared, Switch};
 pub use tables::{
-    AclRule, Affinity, Backend, BuildError, FloatingIp, FlowLogSpec, GATEWAY_MAC, GroupRule, LoadBalancer, Nat,
+    AclRule, Affinity, Backend, BuildError, FloatingIp, FlowLogSpec, GATEWAY_MAC, GroupRule, Lease, LoadBalancer, Nat,
     Ordering, Peering, Port, PortForward, Reliability, Route, SecurityGroup, SourceNat, Tables, Transport, Vpc,
     Workers,
 };

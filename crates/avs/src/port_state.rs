@@ -13,12 +13,19 @@ pub(crate) struct PortState {
     pub(crate) counters: PortCounters,
     /// For ICMP errors about what it sends and gets.
     pub(crate) errors: TokenBucket,
+    /// For what it asks by DHCP.
+    pub(crate) questions: TokenBucket,
 }
+
+/// Questions a second, and how many at once, that a guest may ask: a client repeats each after seconds.
+const QUESTIONS_PER_SECOND: u64 = 10;
+const QUESTIONS_AT_ONCE: u64 = 20;
 
 impl PortState {
     /// Of a vNIC that has just come.
     pub(crate) fn of(vnic: Option<(Vni, Mac)>) -> Self {
-        PortState { vnic, counters: PortCounters::default(), errors: path_mtu::allowance() }
+        let questions = TokenBucket::new(QUESTIONS_PER_SECOND, QUESTIONS_AT_ONCE);
+        PortState { vnic, counters: PortCounters::default(), errors: path_mtu::allowance(), questions }
     }
 }
 

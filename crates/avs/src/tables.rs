@@ -1,6 +1,6 @@
 //! What a switch is built from.
 
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv4Addr};
 
 use bifrost_tables::{IpNet, Pattern};
 use bifrost_wire::protocol::{TCP, UDP};
@@ -101,6 +101,40 @@ pub struct Port {
     /// The worker that alone serves it. `None`: all of the host's workers do, each of them the pairs of vNICs that
     /// [`worker_of_pair`](bifrost_nic::steer::worker_of_pair) gives it.
     pub home: Option<WorkerId>,
+}
+
+/// What the switch tells the guest behind a port that asks by DHCP.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Lease {
+    /// The port.
+    pub port: PortId,
+    /// The guest's address.
+    pub address: Ipv4Addr,
+    /// Its subnet, 0 to 32 bits.
+    pub prefix_len: u8,
+    /// The network's gateway, which is the router and the DHCP server.
+    pub gateway: Ipv4Addr,
+    /// DNS servers, at most [`Lease::MAX_DNS`].
+    pub dns: Vec<Ipv4Addr>,
+    /// Interface MTU, bytes.
+    pub mtu: u16,
+    /// How long the guest may use the address without asking again, s.
+    pub seconds: u32,
+}
+
+impl Lease {
+    /// DNS servers of a guest, at most.
+    pub const MAX_DNS: usize = 8;
+
+    /// The subnet mask.
+    pub(crate) fn mask(&self) -> Ipv4Addr {
+        Ipv4Addr::from_bits(u32::MAX.checked_shl(32 - u32::from(self.prefix_len.min(32))).unwrap_or(0))
+    }
+
+    /// Whether an address is in the guest's subnet.
+    pub(crate) fn is_on_link(&self, address: Ipv4Addr) -> bool {
+        (address.to_bits() ^ self.address.to_bits()) & self.mask().to_bits() == 0
+    }
 }
 
 /// Where addresses of other hosts' vNICs are.
@@ -285,6 +319,8 @@ pub struct Tables {
     pub load_balancers: Vec<LoadBalancer>,
     /// Ways to the outside.
     pub nat: Nat,
+    /// What guests are told that ask by DHCP; the others are not answered.
+    pub leases: Vec<Lease>,
     /// Security groups, each named by its place here.
     pub groups: Vec<SecurityGroup>,
     /// Bounds of what security groups remember.
@@ -350,6 +386,9 @@ pub enum BuildError {
     /// A load balancer and its backend are of two families.
     #[error("{0} is of another family than the load balancer whose backend it is")]
     BackendFamily(IpAddr),
+    /// A guest is to be told an address by a port that does not exist, or twice.
+    #[error("port number {} has two leases, or does not exist", .0.0)]
+    Lease(PortId),
     /// A port that is named as an uplink, and is none.
     #[error("port number {} is used as an uplink, but is none", .0.0)]
     UnknownUplink(PortId),

@@ -236,6 +236,11 @@ impl<'a> Looking<'a> {
 }
 
 impl Effects for Looking<'_> {
+    fn may_ask(&mut self, port: PortId) -> bool {
+        let state = self.switch.ports.get(port.place());
+        state.is_some_and(|state| state.questions.clone().take(self.switch.now_ns, 1))
+    }
+
     fn memory(&self) -> Memory<'_> {
         Memory { sessions: &self.switch.sessions, after: &self.planned, epoch: self.switch.epoch }
     }

@@ -110,6 +110,7 @@ pub(crate) fn tables(config: &Config, names: &Names, health: &Health) -> avs::Ta
         peerings: peerings.collect(),
         load_balancers,
         nat: nat(config, names),
+        leases: leases(config, names).collect(),
         groups: groups.collect(),
         sessions: avs::SessionLimits { total, per_port },
         flows: avs::FlowLimits { records: flow_records, vectors },
@@ -134,6 +135,27 @@ fn load_balancer(balancer: &config::LoadBalancer, health: &Health) -> Option<avs
             config::Affinity::Client => avs::Affinity::Client,
         },
         backends: balancer.backends.iter().map(backend).collect(),
+    })
+}
+
+/// What guests are told by DHCP: the first IPv4 address of each port, and the gateway in its subnet if there is one.
+fn leases(config: &Config, names: &Names) -> impl Iterator<Item = avs::Lease> {
+    let v4 = |addr: &IpAddr| if let IpAddr::V4(addr) = addr { Some(*addr) } else { None };
+    config.ports.iter().filter_map(move |port| {
+        let vpc = config.vpc(port.vni).filter(|vpc| vpc.dhcp)?;
+        let (net, address) = port.addresses.iter().find_map(|net| Some((net, v4(&net.addr())?)))?;
+        let gateways = || vpc.gateway.iter().filter_map(v4);
+        let chosen = || gateways().find(|gateway| port.default_gateway == Some(IpAddr::V4(*gateway)));
+        let near = || gateways().find(|gateway| net.contains(&IpAddr::V4(*gateway)));
+        Some(avs::Lease {
+            port: avs::PortId(names.port(&port.name)?),
+            address,
+            prefix_len: net.prefix_len(),
+            gateway: chosen().or_else(near).or_else(|| gateways().next())?,
+            dns: vpc.dns.iter().filter_map(v4).collect(),
+            mtu: port.mtu,
+            seconds: vpc.dhcp_lease_s,
+        })
     })
 }
 

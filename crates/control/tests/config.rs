@@ -194,6 +194,7 @@ fn every_key_arrives() {
     assert_eq!(c.peers.iter().map(|p| p.transport).collect::<Vec<_>>(), [PeerTransport::Auto, PeerTransport::Plain]);
     assert_eq!((c.vpcs[0].reliability, c.vpcs[0].ordering), (Reliability::Tcp, Ordering::Flow));
     assert_eq!((c.vpcs[1].reliability, c.vpcs[1].ordering), (Reliability::All, Ordering::Strict));
+    assert_eq!((c.vpcs[0].dhcp, c.vpcs[0].dhcp_lease_s, c.vpcs[0].dns.len()), (false, 3600, 0));
     assert_eq!(c.vpcs[0].gateway, ["10.0.0.254".parse::<std::net::IpAddr>().unwrap()]);
     let web1 = c.port("web1").unwrap();
     assert_eq!(
@@ -412,6 +413,25 @@ fn bad_configurations() {
             "gateway = [\"10.0.0.254\"]",
             "gateway = [\"10.0.0.254\", \"10.0.0.254\"]",
             &["41: vpc[0].gateway[1]: 10.0.0.254 is already vpc[0].gateway[0] (line 41)"],
+        ),
+        (
+            "gateway = [\"10.0.0.254\"]",
+            "gateway = [\"fd00::fe\"]\ndhcp = true",
+            &["42: vpc[0].dhcp: VNI 100 has no IPv4 gateway, which is the DHCP server; add one"],
+        ),
+        (
+            "gateway = [\"10.0.0.254\"]",
+            "gateway = [\"10.0.0.254\"]\ndns = [\"9.9.9.9\"]",
+            &["42: vpc[0].dns: guests are told by DHCP alone; add `dhcp = true`"],
+        ),
+        (
+            "gateway = [\"10.0.0.254\"]",
+            "gateway = [\"10.0.0.254\"]\ndhcp = true\ndhcp_lease_s = 59\ndns = [\"fd00::35\", \"9.9.9.9\", \"9.9.9.9\"]",
+            &[
+                "43: vpc[0].dhcp_lease_s: 59 is not in 60..=31536000",
+                "44: vpc[0].dns[0]: fd00::35 is of IPv6, and guests are told by DHCP for IPv4 alone",
+                "44: vpc[0].dns[2]: 9.9.9.9 is already vpc[0].dns[1] (line 44)",
+            ],
         ),
         (
             "socket = \"/run/bifrost/a.sock\"",

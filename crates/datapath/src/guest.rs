@@ -1,6 +1,6 @@
 //! From the guest: fetch, parse, switch, transport.
 
-use bifrost_avs::{Action, PortId, Verdict, WorkerId};
+use bifrost_avs::{Action, DHCP_SERVER_PORT, PortId, Verdict, WorkerId};
 use bifrost_nic::{
     Checksum, L3, Malformed, Parsed, Segments, TooLarge, ecn, open_checksum_is_right, parse,
     transport_checksum_of_parts,
@@ -21,6 +21,9 @@ use crate::work::Stage as At;
 const GUEST_BYTES: usize = 512 << 10;
 /// Bytes waiting to be sent after which the turn sends in between.
 const BATCH_BYTES: usize = 512 << 10;
+
+/// Longest frame with a question to the switch, bytes.
+const MAX_QUESTION: u32 = 1514;
 
 /// What became of a packet that the switch has decided about.
 enum Offered {
@@ -174,6 +177,7 @@ impl<P: GuestPort> Core<P> {
             capture.held(Stage::GuestTx, Note::outwards("fetched", owner), &port.port, frame.handle, frame.len);
         }
         let (head, _) = port.port.bytes(frame.handle);
+        let is_in_part = head.len() < frame.len as usize;
         // What was just written in small pieces is used where it lies, here and below: a copy reads it in large ones, and waits until
         // the small ones are in the cache.
         let parsed = match parsed {
@@ -210,6 +214,14 @@ impl<P: GuestPort> Core<P> {
             let note = Note { vni: Some(port.vni.get()), ..Note::outwards("parsed", owner) };
             capture.held(Stage::Pre, note, &port.port, frame.handle, frame.len);
         }
+        let head = if is_in_part && parsed.dst_port == DHCP_SERVER_PORT && frame.len <= MAX_QUESTION {
+            // The switch answers it, and has to see all of it.
+            self.scratch.clear();
+            port.port.copy(frame.handle, 0, frame.len as usize, &mut self.scratch);
+            &self.scratch
+        } else {
+            head
+        };
         let verdict = self.switch.from_guest(PortId(owner), head, frame.len as usize, frame.offload, parsed);
         if SEEN && let Some(capture) = &mut self.capture {
             let peer = if let Action::Forward { peer, .. } = verdict.action { Some(peer.0) } else { None };

@@ -5,6 +5,7 @@
 //! generic over [`Effects`]: the same code decides about packets, and tells what it would decide.
 
 mod admit;
+mod dhcp;
 mod filter;
 mod mtu;
 mod nat;
@@ -34,7 +35,7 @@ fn outbound_stages(packet: &mut Outbound<'_>, effects: &mut impl Effects) -> Res
     admit::outbound(packet)?;
     resolve::outbound(packet)?;
     service::outbound(packet, effects)?;
-    route::outbound(packet)?;
+    route::outbound(packet, effects)?;
     filter::outbound(packet, effects)?;
     service::outbound_passed(packet, effects)?;
     mtu::outbound(packet, packet.frame, effects)

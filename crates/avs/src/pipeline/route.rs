@@ -5,27 +5,44 @@ use std::net::IpAddr;
 use bifrost_wire::protocol::TCP;
 use bifrost_wire::{Mac, Vni};
 
-use super::{Inbound, Outbound, Stop};
+use super::{Inbound, Outbound, Stop, dhcp};
 use crate::answer;
 use crate::drop_reason::DropReason;
+use crate::effects::Effects;
 use crate::rewrite::Rewrite;
 use crate::tables::{GATEWAY_MAC, Reliability};
 use crate::verdict::{Action, Verdict};
 use crate::vpc::{Location, Owner, Path, is_host};
 
 #[inline(always)]
-pub(super) fn outbound(packet: &mut Outbound<'_>) -> Result<(), Stop> {
+pub(super) fn outbound(packet: &mut Outbound<'_>, effects: &mut impl Effects) -> Result<(), Stop> {
     let p = packet.frame.parsed;
     if packet.is_resolution {
         return Ok(to_who_asked(packet)?);
     }
     if p.dst_mac.is_multicast() {
-        return Err(group(p.dst_mac).into());
+        return to_group(packet, effects);
     }
     if p.dst_mac == GATEWAY_MAC && packet.vpc.has_gateway() {
-        return through_gateway(packet);
+        return through_gateway(packet, effects);
     }
     Ok(switched(packet, is_reliable(packet))?)
+}
+
+/// Nobody is sent it; a DHCP server may be asked so.
+#[cold]
+fn to_group(packet: &mut Outbound<'_>, effects: &mut impl Effects) -> Result<(), Stop> {
+    dhcp::outbound(packet, effects)?;
+    Err(group(packet.frame.parsed.dst_mac).into())
+}
+
+/// To the gateway itself.
+#[cold]
+fn to_gateway(packet: &mut Outbound<'_>, effects: &mut impl Effects) -> Result<(), Stop> {
+    dhcp::outbound(packet, effects)?;
+    let frame = packet.frame;
+    answer::echo_reply(frame.head, frame.parsed, packet.answer).ok_or(DropReason::GatewayService)?;
+    Err(Stop::Answer)
 }
 
 fn group(mac: Mac) -> DropReason {
@@ -87,13 +104,12 @@ fn to_who_asked(packet: &mut Outbound<'_>) -> Result<(), DropReason> {
 
 /// One hop: to the gateway itself, or through it.
 #[inline(always)]
-fn through_gateway(packet: &mut Outbound<'_>) -> Result<(), Stop> {
+fn through_gateway(packet: &mut Outbound<'_>, effects: &mut impl Effects) -> Result<(), Stop> {
     let frame = packet.frame;
     let p = frame.parsed;
     let owner = packet.vpc.owner_by_route(p.dst_ip);
     if matches!(owner, Some(Owner::Own)) && packet.vpc.is_gateway(p.dst_ip) {
-        answer::echo_reply(frame.head, p, packet.answer).ok_or(DropReason::GatewayService)?;
-        return Err(Stop::Answer);
+        return to_gateway(packet, effects);
     }
     // The source is one of the guest's addresses, which are those of hosts.
     if is_link_local(p.src_ip) || !is_routable(p.dst_ip) {

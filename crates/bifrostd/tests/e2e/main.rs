@@ -13,6 +13,7 @@ mod connectivity;
 mod containers;
 mod containment;
 mod crowding;
+mod dhcp;
 mod drain;
 mod ecn;
 mod faults;

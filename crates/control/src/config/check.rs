@@ -10,7 +10,9 @@ use ipnet::IpNet;
 
 use super::peering::Ways;
 use super::section::{Sink, nearest};
-use super::{Config, GATEWAY_MAC, MAX_AFXDP_MTU, Peering, Port, PortKind, Route, UnderlayPort, Vni, overhead_bytes};
+use super::{
+    Config, GATEWAY_MAC, MAX_AFXDP_MTU, Peering, Port, PortKind, Route, UnderlayPort, Vni, Vpc, overhead_bytes,
+};
 use super::{balancer, flow_log, mirror, nat};
 
 pub(super) fn check(config: &Config, sink: &Sink<'_>) {
@@ -134,6 +136,27 @@ fn vpcs(config: &Config, sink: &Sink<'_>) {
             if host_address(sink, &field, *address) {
                 gateways.once(field, address, || format!("{address} is"));
             }
+        }
+        dhcp(sink, i, vpc);
+    }
+}
+
+/// The gateway is the server; what guests are told has to be of use to them.
+fn dhcp(sink: &Sink<'_>, i: usize, vpc: &Vpc) {
+    let at = |key: &str| format!("vpc[{i}].{key}");
+    if vpc.dhcp && !vpc.gateway.iter().any(IpAddr::is_ipv4) && !sink.failed_within(&at("gateway")) {
+        sink.error(at("dhcp"), format!("VNI {} has no IPv4 gateway, which is the DHCP server; add one", vpc.vni));
+    }
+    if !vpc.dhcp && !vpc.dns.is_empty() && !sink.failed(at("dhcp")) {
+        sink.error(at("dns"), "guests are told by DHCP alone; add `dhcp = true`");
+    }
+    let mut servers = Seen::new(sink);
+    for (k, address) in vpc.dns.iter().enumerate() {
+        let field = format!("vpc[{i}].dns[{k}]");
+        if address.is_ipv6() && !sink.failed(&field) {
+            sink.error(&field, format!("{address} is of IPv6, and guests are told by DHCP for IPv4 alone"));
+        } else if host_address(sink, &field, *address) {
+            servers.once(field, address, || format!("{address} is"));
         }
     }
 }

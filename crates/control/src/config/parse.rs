@@ -213,6 +213,9 @@ fn vpc(mut s: Section<'_, '_>) -> Vpc {
         ordering: s
             .choice("ordering", &[("flow", Ordering::Flow), ("strict", Ordering::Strict), ("off", Ordering::Off)]),
         gateway: s.list("gateway", MAX_ADDRESSES),
+        dhcp: s.optional("dhcp").unwrap_or(false),
+        dhcp_lease_s: s.int("dhcp_lease_s", 60..=31_536_000, 3600) as u32,
+        dns: s.list("dns", MAX_ADDRESSES),
         acl: security::acl(&mut s),
     };
     s.finish();

@@ -145,6 +145,26 @@ pub(super) const SWITCH: &[Reason] = &[
         advice: "nothing: the gateway has no other services",
     },
     Reason {
+        name: "dhcp_malformed",
+        what: "to a DHCP server, but not a client's message, or cut short",
+        advice: "an attack, or a broken DHCP client in the guest",
+    },
+    Reason {
+        name: "dhcp_spoofed",
+        what: "to a DHCP server, for another MAC address than the guest's",
+        advice: "an attack, or a guest that bridges other interfaces to this one",
+    },
+    Reason {
+        name: "dhcp_unanswered",
+        what: "to a DHCP server, and needs no answer: an address is released or declined, or another server is asked",
+        advice: "a guest that declines its address has found another user of it: look for that address in the VPC",
+    },
+    Reason {
+        name: "dhcp_rate",
+        what: "to a DHCP server, more often than a guest may ask (10 a second)",
+        advice: "a DHCP client that runs wild; its questions are answered as soon as they are fewer",
+    },
+    Reason {
         name: "path_mtu",
         what: "larger than the path MTU, not to be cut, and its sender is told often enough, or must not be told",
         advice: "see MTU in operations/underlay.md",

@@ -4,6 +4,7 @@ pub(crate) mod api;
 pub(crate) mod bifrost;
 pub(crate) mod config;
 mod cutting;
+mod dhcp;
 pub(crate) mod engine;
 mod forge;
 mod frame;
