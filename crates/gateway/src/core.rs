@@ -86,7 +86,7 @@ impl Core {
     /// Decides about a packet and rewrites it. A dropped packet may be rewritten in part.
     pub fn process(&mut self, context: Context<'_>, packet: &mut Packet<'_>) -> Verdict {
         let Core { tables, nat, state } = self;
-        let decided = Decision { tables, nat, state, context }.decide(packet);
+        let decided = Decision { tables, nat, state, context, steps: None }.decide(packet);
         match decided {
             Ok(service) => {
                 self.state.counters.forward(service);

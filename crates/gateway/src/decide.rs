@@ -6,7 +6,7 @@ use bifrost_wire::protocol::{ICMPV6, UDP};
 use bifrost_wire::{Mac, ethernet, tcp, vxlan};
 
 use crate::answer;
-use crate::decision::{Change, Decision, Egress, Origin, Plan, admit, fields};
+use crate::decision::{Change, Decision, Egress, Origin, Plan, fields};
 use crate::encap;
 use crate::nat::{INTERNET, Seen};
 use crate::quoted;
@@ -24,6 +24,7 @@ impl Decision<'_> {
         if !outer.is_ip() {
             return Err(DropReason::NotForUs);
         }
+        self.note("outer", || format!("{} bytes, {} to {}", outer.packet_len(), outer.src_ip, outer.dst_ip));
         if !self.tables.vteps.contains(&outer.dst_ip) {
             return self.on_internet(packet, &outer);
         }
@@ -46,6 +47,10 @@ impl Decision<'_> {
             None if self.tables.senders.contains_key(&outer.src_ip) => (vni, Origin::Host { vni, vtep: outer.src_ip }),
             None => return Err(DropReason::UnknownSender),
         };
+        self.note("sender", || match origin {
+            Origin::Idc(place) => format!("tunnel {place} of VPC {vni}, VXLAN from {}", outer.src_ip),
+            _ => format!("host {} of VPC {vni}, VXLAN", outer.src_ip),
+        });
         let mark = ecn::of(packet.bytes(), outer);
         packet.pull(usize::from(outer.payload) + vxlan::HEADER_LEN);
         let inner = parse(packet.bytes(), packet.len()).map_err(|_| DropReason::InnerMalformed)?;
@@ -69,6 +74,7 @@ impl Decision<'_> {
         let (key, ethertype, len) = encap::parse_gre(header).ok_or(DropReason::OuterMalformed)?;
         let place = self.tables.tunnels_in.get(&(outer.src_ip, gre_key(key))).ok_or(DropReason::UnknownSender)?;
         let (place, vni) = (*place, self.tables.tunnels[*place as usize].vni);
+        self.note("sender", || format!("tunnel {place} of VPC {vni}, GRE from {}", outer.src_ip));
         let mark = ecn::of(packet.bytes(), outer);
         packet.pull(usize::from(outer.l4) + len);
         // The parser wants Ethernet in front, for which there is room: more was just taken away.
@@ -105,16 +111,20 @@ impl Decision<'_> {
             if quoted::is_error(packet.bytes(), parsed) {
                 return self.error_inward(packet, parsed, INTERNET, Origin::Internet);
             }
-            let inside = self.inward(packet, parsed, INTERNET)?;
+            let inside = self.inward_of(packet, parsed, INTERNET)?;
             destination = Some(Change::End(inside.destination));
             (inside.network, inside.destination, true)
         } else {
             return Err(DropReason::NotForUs);
         };
         let vpc = tables.vpcs.get(&vni).ok_or(DropReason::UnknownVni)?;
+        self.note("route", || match stateful {
+            true => format!("an address of translation: to {private} in VPC {vni}"),
+            false => format!("the public address of {} in VPC {vni}", private.address),
+        });
         if !stateful {
             let fields = Fields { dst: private.address, ..fields(parsed) };
-            admit(vpc, &fields)?;
+            self.admit(vpc, &fields)?;
         }
         self.meter(vni, parsed)?;
         let host = *tables.hosts.get(&(vni, private.address)).ok_or(DropReason::NoHost)?;
@@ -133,6 +143,11 @@ impl Decision<'_> {
         origin: Origin,
     ) -> Result<Service, DropReason> {
         let to = inner.dst_ip;
+        self.note("inner", || {
+            let from = End { address: inner.src_ip, port: inner.src_port };
+            let to = End { address: to, port: inner.dst_port };
+            format!("{} bytes, protocol {}, {from} to {to}", inner.packet_len(), inner.protocol)
+        });
         if !inner.is_ip() || to.is_multicast() || to.is_unspecified() || to.is_loopback() {
             return Err(DropReason::InnerKind);
         }
@@ -170,10 +185,18 @@ impl Decision<'_> {
             let (source, destination) = rewrite::ends(packet.bytes(), inner).ok_or(DropReason::NatProtocol)?;
             let choice = inner.flow_hash as usize % backends.list.len().max(1);
             let &(address, port) = backends.list.get(choice).ok_or(DropReason::NoBackend)?;
+            self.note("service", || {
+                let backend = End { address, port };
+                format!(
+                    "a service with {} backends, of which it gets {backend} in VPC {}",
+                    backends.list.len(),
+                    backends.vni
+                )
+            });
             let flow = Flow { network: vni, protocol: inner.protocol, source, destination };
             let seen = Seen { now: self.context.now, flow, flags: flags(inner) };
             let target = Some(End { address, port });
-            let outside = self.nat.outward(&mut self.state.sessions, seen, backends.pool, target)?;
+            let outside = self.outward(seen, backends.pool, target)?;
             return Ok(Plan {
                 service: Service::CloudService,
                 egress: host(outside.network, outside.destination.address)?,
@@ -182,7 +205,7 @@ impl Decision<'_> {
             });
         }
         if tables.nat_addresses.contains_key(&(vni, inner.dst_ip)) {
-            let inside = self.inward(packet, inner, vni)?;
+            let inside = self.inward_of(packet, inner, vni)?;
             return Ok(Plan {
                 service: Service::CloudService,
                 egress: host(inside.network, inside.destination.address)?,
@@ -190,7 +213,15 @@ impl Decision<'_> {
                 destination: Some(Change::End(inside.destination)),
             });
         }
-        match *vpc.routes.lookup(inner.dst_ip).ok_or(DropReason::NoRoute)? {
+        let route = *vpc.routes.lookup(inner.dst_ip).ok_or(DropReason::NoRoute)?;
+        self.note("route", || match route {
+            Route::Local => format!("{} is in this VPC", inner.dst_ip),
+            Route::Peer(peer) => format!("{} is in VPC {peer}", inner.dst_ip),
+            Route::Idc(place) => format!("{} is behind tunnel {place}", inner.dst_ip),
+            Route::Internet => format!("{} is on the Internet", inner.dst_ip),
+            Route::Blackhole => format!("a route refuses {}", inner.dst_ip),
+        });
+        match route {
             Route::Blackhole => Err(DropReason::NoRoute),
             Route::Local => {
                 let service = if matches!(origin, Origin::Idc(_)) { Service::Idc } else { Service::Vpc };
@@ -199,16 +230,17 @@ impl Decision<'_> {
             Route::Peer(peer) => Ok(unchanged(Service::Vpc, host(peer, inner.dst_ip)?)),
             Route::Idc(place) => Ok(unchanged(Service::Idc, Egress::Tunnel(place))),
             Route::Internet => {
-                admit(vpc, &fields(inner))?;
+                self.admit(vpc, &fields(inner))?;
                 let next_hop = tables.internet(inner.dst_ip).ok_or(DropReason::NoRoute)?;
                 let source = if let Some(&public) = tables.eips.get(&(vni, inner.src_ip)) {
+                    self.note("translation", || format!("its own public address: it leaves from {public}"));
                     (public != inner.src_ip).then_some(Change::Address(public))
                 } else {
                     let pool = vpc.snat.ok_or(DropReason::NoTranslation)?;
                     let (source, destination) = rewrite::ends(packet.bytes(), inner).ok_or(DropReason::NatProtocol)?;
                     let flow = Flow { network: vni, protocol: inner.protocol, source, destination };
                     let seen = Seen { now: self.context.now, flow, flags: flags(inner) };
-                    let outside = self.nat.outward(&mut self.state.sessions, seen, pool, None)?;
+                    let outside = self.outward(seen, pool, None)?;
                     Some(Change::End(outside.source))
                 };
                 self.meter(vni, inner)?;
@@ -218,10 +250,10 @@ impl Decision<'_> {
         }
     }
 
-    fn inward(&mut self, packet: &Packet<'_>, parsed: &Parsed, network: u32) -> Result<Flow, DropReason> {
+    fn inward_of(&mut self, packet: &Packet<'_>, parsed: &Parsed, network: u32) -> Result<Flow, DropReason> {
         let (source, destination) = rewrite::ends(packet.bytes(), parsed).ok_or(DropReason::NatProtocol)?;
         let flow = Flow { network, protocol: parsed.protocol, source, destination };
-        self.nat.inward(&mut self.state.sessions, Seen { now: self.context.now, flow, flags: flags(parsed) })
+        self.inward(Seen { now: self.context.now, flow, flags: flags(parsed) })
     }
 
     /// Combines the marks of both headers (RFC 6040).

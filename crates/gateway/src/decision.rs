@@ -7,9 +7,11 @@ use bifrost_tables::{ExactMap, Fields, TokenBucket};
 use bifrost_wire::Mac;
 
 use crate::cache::Cache;
-use crate::nat::Nat;
+use crate::nat::{Nat, Seen};
 use crate::rewrite::End;
+use crate::session::Flow;
 use crate::tables::{Host, Tables, Vpc};
+use crate::trace::Step;
 use crate::{Counters, DropReason, Service};
 
 /// What a decision needs besides tables.
@@ -29,6 +31,8 @@ pub(crate) struct Decision<'a> {
     pub(crate) nat: &'a Nat,
     pub(crate) state: &'a mut State,
     pub(crate) context: Context<'a>,
+    /// The packet is only described: what is decided is noted here, and no session begins or is told.
+    pub(crate) steps: Option<&'a mut Vec<Step>>,
 }
 
 /// What a core keeps from packet to packet.
@@ -81,7 +85,52 @@ pub(crate) struct Plan {
 }
 
 impl Decision<'_> {
+    /// Notes what a stage has decided, if somebody wants to know.
+    #[inline]
+    pub(crate) fn note(&mut self, stage: &'static str, what: impl FnOnce() -> String) {
+        if let Some(steps) = &mut self.steps {
+            steps.push(Step { stage, passes: true, what: what() });
+        }
+    }
+
+    /// Whether the VPC's ACL lets a packet pass.
+    pub(crate) fn admit(&mut self, vpc: &Vpc, fields: &Fields) -> Result<(), DropReason> {
+        let Some(acl) = &vpc.acl else { return Ok(()) };
+        if !acl.lookup(fields).copied().unwrap_or(false) {
+            return Err(DropReason::Acl);
+        }
+        self.note("acl", || format!("a rule lets {} to {} pass", fields.src, fields.dst));
+        Ok(())
+    }
+
+    /// How a packet from the inside leaves.
+    pub(crate) fn outward(&mut self, seen: Seen, pool: u32, target: Option<End>) -> Result<Flow, DropReason> {
+        if self.steps.is_none() {
+            return self.nat.outward(&mut self.state.sessions, seen, pool, target);
+        }
+        let (outside, is_there) = self.nat.foresee_outward(seen, pool, target)?;
+        let session = if is_there { "its session" } else { "a session would begin" };
+        self.note("translation", || format!("{session}: it leaves as {} to {}", outside.source, outside.destination));
+        Ok(outside)
+    }
+
+    /// How a packet from the outside goes on inside.
+    pub(crate) fn inward(&mut self, seen: Seen) -> Result<Flow, DropReason> {
+        if self.steps.is_none() {
+            return self.nat.inward(&mut self.state.sessions, seen);
+        }
+        let inside = self.nat.known_inward(&seen.flow).ok_or(DropReason::NatNoSession)?;
+        let Flow { network, source, destination, .. } = inside;
+        self.note("translation", || format!("its session: in VNI {network}, from {source} to {destination}"));
+        Ok(inside)
+    }
+
     pub(crate) fn meter(&mut self, vni: u32, parsed: &Parsed) -> Result<(), DropReason> {
+        let tables = self.tables;
+        self.note("meter", || match tables.vpcs.get(&vni).and_then(|vpc| vpc.meter) {
+            Some(rate) => format!("the VPC may send and get {} bytes a second", rate.per_second),
+            None => "the VPC has no rate".to_owned(),
+        });
         let Some(meter) = self.state.meters.get_mut(&vni) else { return Ok(()) };
         if meter.take(self.context.now, parsed.packet_len() as u64) { Ok(()) } else { Err(DropReason::Meter) }
     }
@@ -91,12 +140,4 @@ pub(crate) fn fields(parsed: &Parsed) -> Fields {
     let has_ports = !parsed.is_fragment() && usize::from(parsed.payload) > usize::from(parsed.l4);
     let ports = has_ports.then_some((parsed.src_port, parsed.dst_port));
     Fields { src: parsed.src_ip, dst: parsed.dst_ip, protocol: parsed.protocol, ports }
-}
-
-/// Whether the VPC's ACL lets a packet pass.
-pub(crate) fn admit(vpc: &Vpc, fields: &Fields) -> Result<(), DropReason> {
-    match &vpc.acl {
-        Some(acl) if !acl.lookup(fields).copied().unwrap_or(false) => Err(DropReason::Acl),
-        _ => Ok(()),
-    }
 }

@@ -2,7 +2,7 @@
 
 use bifrost_nic::Parsed;
 
-use crate::decision::{Change, Decision, Egress, Origin, Plan, admit, fields};
+use crate::decision::{Change, Decision, Egress, Origin, Plan, fields};
 use crate::nat::INTERNET;
 use crate::quoted::{self, Quoted};
 use crate::rewrite::End;
@@ -79,7 +79,7 @@ impl Decision<'_> {
         let Some(Flow { network, source, destination, .. }) = outside else { return Ok(None) };
         let source = Some(Change::Address(source.address));
         if network == INTERNET {
-            admit(vpc, &fields(inner))?;
+            self.admit(vpc, &fields(inner))?;
             let next_hop = tables.internet(inner.dst_ip).ok_or(DropReason::NoRoute)?;
             self.meter(vni, inner)?;
             let egress = Egress::Internet { next_hop };

@@ -32,6 +32,7 @@ mod rewrite;
 mod send;
 mod session;
 mod tables;
+mod trace;
 
 #[cfg(test)]
 mod tests;
@@ -42,3 +43,4 @@ pub use decision::Context;
 pub use nat::{INTERNET, Nat, NatConfig};
 pub use packet::{HEADROOM, Packet};
 pub use tables::{Backends, Host, NextHop, Route, Tables, Tunnel, TunnelKind, Vpc};
+pub use trace::{Step, trace};

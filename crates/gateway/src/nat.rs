@@ -140,6 +140,22 @@ impl Nat {
         Ok(session.outside)
     }
 
+    /// How a packet from the inside would leave, and whether its session is there already; nothing changes.
+    #[cold]
+    pub(crate) fn foresee_outward(
+        &self,
+        seen: Seen,
+        pool: u32,
+        target: Option<End>,
+    ) -> Result<(Flow, bool), DropReason> {
+        let number = self.part_of(&seen.flow);
+        let part = lock(&self.parts[number]);
+        match part.by_inside.get(&seen.flow) {
+            Some(session) => Ok((session.outside, true)),
+            None => Ok((self.choose(&part, number as u16, seen, pool, target)?, false)),
+        }
+    }
+
     /// How a packet from the outside looks inside.
     pub(crate) fn inward(&self, cache: &mut Cache, seen: Seen) -> Result<Flow, DropReason> {
         if let Some(inside) = cache.find(&seen.flow, seen.now_s(), seen.flags, false) {
@@ -184,6 +200,22 @@ impl Nat {
         pool: u32,
         target: Option<End>,
     ) -> Result<Arc<Session>, DropReason> {
+        let now_s = seen.now_s();
+        part.sweep(now_s, SWEEP);
+        if part.sessions.len() >= self.config.sessions_per_core as usize {
+            part.sweep(now_s, SWEEP_WHEN_FULL);
+        }
+        let outside = self.choose(part, number, seen, pool, target)?;
+        let session = Arc::new(Session::new(seen.flow, outside, now_s));
+        part.sessions.push(Arc::clone(&session));
+        part.by_inside.insert(seen.flow, Arc::clone(&session));
+        part.by_outside.insert(outside.reversed(), Arc::clone(&session));
+        *part.by_vpc.entry(seen.flow.network).or_insert(0) += 1;
+        Ok(session)
+    }
+
+    /// How the packets of a session that begins with this one leave.
+    fn choose(&self, part: &Part, number: u16, seen: Seen, pool: u32, target: Option<End>) -> Result<Flow, DropReason> {
         let flow = seen.flow;
         let opens = match flow.protocol {
             TCP => seen.flags.contains(tcp::Flags::SYN) && !seen.flags.contains(tcp::Flags::ACK),
@@ -195,12 +227,7 @@ impl Nat {
             return Err(DropReason::NatNoSession);
         }
         let (network, addresses) = self.config.pools.get(pool as usize).ok_or(DropReason::NoTranslation)?;
-        let now_s = seen.now_s();
-        part.sweep(now_s, SWEEP);
         let max = self.config.sessions_per_core as usize;
-        if part.sessions.len() >= max {
-            part.sweep(now_s, SWEEP_WHEN_FULL);
-        }
         let of_vpc = part.by_vpc.get(&flow.network).copied().unwrap_or(0) as usize;
         if part.sessions.len() >= max || of_vpc >= (max / 2).max(1) {
             return Err(DropReason::NatFull);
@@ -210,22 +237,13 @@ impl Nat {
             addresses.iter().copied().filter(|a| a.is_ipv4() == destination.address.is_ipv4()).collect();
         let choice = self.hash.hash_one((flow.network, flow.source.address)) as usize;
         let address = *like.get(choice % like.len().max(1)).ok_or(DropReason::NoTranslation)?;
-        let first = self.hash.hash_one((flow, now_s)) as u16 % self.block;
-        for n in 0..TRIES.min(self.block) {
-            let port = FIRST_PORT + number * self.block + (first + n) % self.block;
+        let first = self.hash.hash_one((flow, seen.now_s())) as u16 % self.block;
+        let ports = (0..TRIES.min(self.block)).map(|n| FIRST_PORT + number * self.block + (first + n) % self.block);
+        let outside = |port| {
             let source = End { address, port };
-            let outside = Flow { network: *network, protocol: flow.protocol, source, destination };
-            if part.by_outside.contains_key(&outside.reversed()) {
-                continue;
-            }
-            let session = Arc::new(Session::new(flow, outside, now_s));
-            part.sessions.push(Arc::clone(&session));
-            part.by_inside.insert(flow, Arc::clone(&session));
-            part.by_outside.insert(outside.reversed(), Arc::clone(&session));
-            *part.by_vpc.entry(flow.network).or_insert(0) += 1;
-            return Ok(session);
-        }
-        Err(DropReason::NatFull)
+            Flow { network: *network, protocol: flow.protocol, source, destination }
+        };
+        ports.map(outside).find(|o| !part.by_outside.contains_key(&o.reversed())).ok_or(DropReason::NatFull)
     }
 }
 

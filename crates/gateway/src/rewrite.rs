@@ -1,6 +1,7 @@
 //! Changes in the headers of an inner packet, with its checksums (RFC 1624).
 
-use std::net::IpAddr;
+use std::fmt;
+use std::net::{IpAddr, SocketAddr};
 
 use bifrost_nic::{L3, Parsed};
 use bifrost_wire::protocol::{ICMP, ICMPV6, TCP, UDP};
@@ -12,6 +13,12 @@ pub(crate) struct End {
     pub(crate) address: IpAddr,
     /// Or the identifier of an ICMP echo.
     pub(crate) port: u16,
+}
+
+impl fmt::Display for End {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        SocketAddr::new(self.address, self.port).fmt(f)
+    }
 }
 
 /// Which end of a packet.

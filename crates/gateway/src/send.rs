@@ -40,6 +40,9 @@ impl Decision<'_> {
         if parsed.packet_len() > room {
             return self.refuse(packet, parsed, origin, vpc, IcmpError::TooLarge(room as u16));
         }
+        self.note("size", || {
+            format!("{} bytes of {room} that fit behind the headers that are added", parsed.packet_len())
+        });
         rewrite::decrement_hop_limit(packet.bytes_mut(), parsed);
         for (side, change) in [(Side::Source, plan.source), (Side::Destination, plan.destination)] {
             match change {
@@ -69,6 +72,11 @@ impl Decision<'_> {
             let source = tables.vtep_like(to).ok_or(DropReason::NoHost)?;
             Ok(Outer { source, destination: to, flow_hash, ecn: mark })
         };
+        self.note("egress", || match egress {
+            Egress::Internet { .. } => "to the Internet".to_owned(),
+            Egress::Host { vni, host } => format!("VXLAN to host {}, VNI {vni}, vNIC {}", host.vtep, host.mac),
+            Egress::Tunnel(place) => format!("tunnel {place}"),
+        });
         let (next_hop, ethertype) = match egress {
             Egress::Internet { next_hop } => (Some(next_hop), inner),
             Egress::Host { vni, host } => {
@@ -102,6 +110,7 @@ impl Decision<'_> {
             self.state.missing = Some(next_hop);
             return Err(DropReason::NoNeighbour);
         };
+        self.note("link", || format!("next hop {next_hop} has {mac}"));
         encap::push_ethernet(packet, mac, self.tables.mac, ethertype)
     }
 

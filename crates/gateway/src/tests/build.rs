@@ -111,6 +111,8 @@ pub(super) fn nat() -> Nat {
 /// Two cores of one pod, to which packets go in turns.
 pub(super) struct Pod {
     cores: [Core; 2],
+    tables: Arc<Tables>,
+    nat: Arc<Nat>,
     turn: usize,
     pub(super) now: u64,
     neighbours: ExactMap<IpAddr, Mac>,
@@ -128,15 +130,40 @@ impl Pod {
         for address in [HOST_A, HOST_B, HOST_6, ISP, "fd00::fffe"] {
             neighbours.insert(ip(address), mac_of(ip(address)));
         }
-        Pod { cores: [core(), core()], turn: 0, now: 1 << 40, neighbours }
+        Pod { cores: [core(), core()], tables, nat, turn: 0, now: 1 << 40, neighbours }
+    }
+
+    /// What would become of a packet; that nothing changes is looked at.
+    pub(super) fn trace(&self, frame: &[u8]) -> (Verdict, Vec<u8>, Vec<Step>) {
+        let mut buffer = [&[0; HEADROOM][..], frame].concat();
+        buffer.resize(buffer.len().max(HEADROOM + 2048), 0);
+        let mut packet = Packet::new(&mut buffer, HEADROOM, HEADROOM + frame.len());
+        let context = Context { now: self.now, neighbours: &self.neighbours };
+        let sessions = self.nat.len();
+        let (verdict, steps) = trace(&self.tables, &self.nat, context, &mut packet);
+        assert_eq!(self.nat.len(), sessions);
+        assert_eq!(steps.last().is_some_and(|step| !step.passes), matches!(verdict, Verdict::Drop(_)), "{steps:?}");
+        (verdict, packet.bytes().to_vec(), steps)
     }
 
     pub(super) fn process(&mut self, frame: &[u8]) -> (Verdict, Vec<u8>) {
         let mut buffer = [&[0; HEADROOM][..], frame].concat();
         buffer.resize(buffer.len().max(HEADROOM + 2048), 0);
         let mut packet = Packet::new(&mut buffer, HEADROOM, HEADROOM + frame.len());
+        let foreseen = self.trace(frame);
         let verdict = self.run(&mut packet);
         let bytes = packet.bytes().to_vec();
+        // Rates are those of cores, and sessions that are over go when others begin.
+        let by_state = |v| {
+            matches!(
+                v,
+                Verdict::Drop(DropReason::Meter | DropReason::AnswerRate | DropReason::ErrorRate | DropReason::NatFull)
+            )
+        };
+        if !by_state(verdict) && !by_state(foreseen.0) {
+            assert_eq!(foreseen.0, verdict, "{:?}", foreseen.2);
+            assert!(matches!(verdict, Verdict::Drop(_)) || foreseen.1 == bytes, "{:?}", foreseen.2);
+        }
         (verdict, bytes)
     }
 

@@ -131,3 +131,24 @@ fn a_first_look_finds_the_flow_of_a_session() {
     ];
     assert!(other.iter().all(|frame| crate::ahead::flow(frame).is_none()));
 }
+
+#[test]
+fn a_trace_says_what_each_stage_decides() {
+    let mut pod = Pod::new();
+    let stages = |steps: &[Step]| steps.iter().map(|step| step.stage).collect::<Vec<_>>();
+    let (verdict, _, steps) = pod.trace(&out(3000, Flags::SYN));
+    assert_eq!(verdict, Verdict::Forward(Service::Internet));
+    assert_eq!(
+        stages(&steps),
+        ["outer", "sender", "inner", "route", "acl", "translation", "meter", "size", "egress", "link"]
+    );
+    assert!(steps[5].what.starts_with("a session would begin: it leaves as 203.0.113.200:"), "{steps:?}");
+    let port = pod.forward(&out(3000, Flags::SYN)).inner.src_port;
+    let (_, _, steps) = pod.trace(&out(3000, Flags::ACK));
+    assert_eq!(steps[5].what, format!("its session: it leaves as {NAT_ADDRESS}:{port} to {REMOTE}:443"));
+    let (_, _, steps) = pod.trace(&back(port, Flags::ACK));
+    assert!(steps.iter().any(|step| step.what.contains("192.168.0.1:3000")), "{steps:?}");
+    let (verdict, _, steps) = pod.trace(&out(1, Flags::ACK));
+    assert_eq!(verdict, Verdict::Drop(DropReason::NatNoSession));
+    assert_eq!(steps.last().map(|step| (step.stage, step.what.as_str())), Some(("translation", "nat no session")));
+}
