@@ -21,6 +21,7 @@
 mod buffers;
 mod config;
 mod counters;
+mod explain;
 mod parse;
 mod pipeline;
 mod pod;
@@ -31,6 +32,7 @@ mod tests;
 pub use bifrost_plb::Mode;
 pub use config::{ConfigError, PipelineConfig, PodConfig};
 pub use counters::{PodCounters, Refusal};
+pub use explain::Explained;
 pub use parse::{Arrival, Flow, look};
 pub use pipeline::{Pipeline, Place};
 pub use pod::{Leaving, Pod, Ring, Rings};

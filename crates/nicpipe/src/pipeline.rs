@@ -21,7 +21,7 @@ pub struct Pipeline {
     pods: Vec<Pod>,
     by_vlan: Box<[Option<Place>]>,
     untagged: Option<Place>,
-    seed: u64,
+    pub(crate) seed: u64,
     malformed: u64,
     no_pod: u64,
 }
@@ -99,7 +99,7 @@ impl Pipeline {
     }
 
     /// Whose a frame is.
-    fn place(&self, arrival: &Arrival) -> Option<Place> {
+    pub(crate) fn place(&self, arrival: &Arrival) -> Option<Place> {
         match arrival.vlan {
             None => self.untagged,
             Some(vlan) => self.by_vlan.get(usize::from(vlan)).copied().flatten(),

@@ -121,6 +121,14 @@ impl Pod {
         self.balancer.queues().map(|(in_use, held)| (self.config.balancer.queue_entries, in_use, held))
     }
 
+    pub(crate) fn order_queue(&self, flow_hash: u32) -> u8 {
+        self.balancer.order_queue(flow_hash)
+    }
+
+    pub(crate) fn core_of_flow(&self, flow_hash: u32) -> u16 {
+        self.balancer.core_of_flow(flow_hash)
+    }
+
     /// The tenants that send most, control traffic excepted.
     pub fn heavy(&self) -> &HeavyHitters {
         &self.heavy

@@ -445,7 +445,8 @@ impl<T> Balancer<T> {
         core
     }
 
-    fn core_of_flow(&self, flow_hash: u32) -> u16 {
+    /// The core of a flow whose packets are not sprayed.
+    pub fn core_of_flow(&self, flow_hash: u32) -> u16 {
         ((u64::from(flow_hash) * u64::from(self.config.cores)) >> 32) as u16
     }
 

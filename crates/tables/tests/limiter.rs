@@ -20,7 +20,10 @@ fn run(limiter: &mut TenantLimiter, start: u64, ns: u64, tenants: &[(u32, u64)])
         if now >= start + ns {
             return passed;
         }
-        passed[i] += u64::from(limiter.admit(now, tenants[i].0, 1).passes);
+        let (stage, tokens) = limiter.foresee(now, tenants[i].0);
+        let ruling = limiter.admit(now, tenants[i].0, 1);
+        assert_eq!(ruling, Ruling { passes: tokens > 0, stage }, "what is foreseen happens");
+        passed[i] += u64::from(ruling.passes);
         next[i] = now + S / tenants[i].1;
     }
 }

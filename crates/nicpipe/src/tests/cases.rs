@@ -2,6 +2,8 @@ use bifrost_plb::Trailer;
 use bifrost_wire::protocol::{ICMP, TCP};
 
 use super::world::*;
+use bifrost_tables::Rate;
+
 use crate::*;
 
 const OWN: [u8; 4] = [10, 0, 0, 1];
@@ -116,4 +118,28 @@ fn header_only_packets_are_short() {
     assert_eq!(bytes.len(), frame.len() - 4 - 1000 + 16);
     world.pass(10_000);
     assert_eq!(world.left, [frame]);
+}
+
+#[test]
+fn what_would_become_of_a_frame() {
+    let mut pod = config(2);
+    pod.limiter.first = Rate { per_second: 0, burst: 2 };
+    pod.limiter.second = Rate { per_second: 0, burst: 1 };
+    pod.limiter.sample_drops = 0;
+    let mut world = World::new(pod);
+    let last = |world: &World, frame: &[u8], room: bool| {
+        let steps = world.pipeline.explain(world.now, frame, |_, _| room);
+        steps.last().map(|step| (step.stage, step.passes)).unwrap()
+    };
+    let frame = packet(1000, 3, 7, 64);
+    for expected in [("core", true), ("core", true), ("core", true), ("limiter", false)] {
+        assert_eq!(last(&world, &frame, true), expected);
+        assert_eq!(world.arrive(&frame).is_ok(), expected.1, "what is foreseen happens");
+    }
+    assert_eq!(last(&world, &packet(1001, 3, 7, 64), false), ("core", false));
+    assert_eq!(last(&world, &tcp(PEER, OWN, 179), true), ("class", true));
+    assert_eq!(last(&world, &framed(Some(9), &datagram(PEER, OWN, (1, 2), b"x")), true), ("pod", false));
+    assert_eq!(last(&world, &[0; 5], true), ("parse", false));
+    world.pod().set_up(0, false);
+    assert_eq!(last(&world, &frame, true), ("pod", false));
 }

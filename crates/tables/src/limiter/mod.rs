@@ -189,15 +189,33 @@ impl TenantLimiter {
             c.color_packets += 1;
             return Ruling { passes: true, stage: Stage::Color };
         }
-        let meter = (u128::from(self.hash.hash_one(vni)) * self.meter.len() as u128) >> 64;
-        let passes = self.meter[meter as usize].take(now, tokens);
+        let place = self.place_of(vni);
+        let passes = self.meter[place].take(now, tokens);
         if passes {
-            c.meter_packets += 1;
+            self.counters.meter_packets += 1;
         } else {
-            c.dropped_meter_packets += 1;
+            self.counters.dropped_meter_packets += 1;
             self.dropped(now, vni);
         }
         Ruling { passes, stage: Stage::Meter }
+    }
+
+    /// Where it would be decided about a packet, and how many tokens are there for it; `u64::MAX`: the tenant is not limited. Nothing changes.
+    pub fn foresee(&self, now: u64, vni: u32) -> (Stage, u64) {
+        if let Some(own) = self.pre_check.foresee(now, vni) {
+            return own.map_or((Stage::Bypass, u64::MAX), |tokens| (Stage::PreMeter, tokens));
+        }
+        let color = self.color[vni as usize % self.color.len()].clone().available(now);
+        if color > 0 {
+            return (Stage::Color, color);
+        }
+        (Stage::Meter, self.meter[self.place_of(vni)].clone().available(now))
+    }
+
+    /// The tenant's place in the second stage.
+    #[inline]
+    fn place_of(&self, vni: u32) -> usize {
+        ((u128::from(self.hash.hash_one(vni)) * self.meter.len() as u128) >> 64) as usize
     }
 
     /// A drop of the second stage, which may be sampled.

@@ -97,6 +97,14 @@ impl PreCheck {
         })
     }
 
+    /// What is known of a tenant: its own meter's tokens, or nothing if it is not limited.
+    pub(super) fn foresee(&self, now: u64, vni: u32) -> Option<Option<u64>> {
+        Some(match &self.entries[self.position(vni)?].kind {
+            Kind::Bypass => None,
+            Kind::Meter(bucket) => Some(bucket.clone().available(now)),
+        })
+    }
+
     /// Gives a tenant a meter of its own, in the place of one that has not exceeded its rate for `keep_ns` if there is no other.
     pub(super) fn promote(
         &mut self,
