@@ -1,10 +1,14 @@
 //! `bifrostctl gw`: looks into a gateway, which is `bifrost-nicd` and a pod behind it.
 
 use std::fmt::Write as _;
+use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 
 use bifrost_control::Client;
-use bifrost_control::api::{Counts, GatewayPod, Pipeline, PipelineCommand, PipelinePod, PipelineStage, SpreadMode};
+use bifrost_control::api::{
+    Counts, GatewayPod, GatewayTraceSpec, Pipeline, PipelineCommand, PipelinePod, PipelineStage, SpreadMode, Trace,
+    TraceSpec, TraceVerdict,
+};
 use bifrost_control::client::ClientError;
 use clap::{Args, Subcommand, ValueEnum};
 
@@ -23,6 +27,10 @@ Examples:
   bifrostctl gw queues                                 how full the order queues are, timeouts, what left out of order
   bifrostctl gw limiter                                who is limited, and who sends most
   bifrostctl gw stages                                 packets and time of each stage, and of each worker of a pod
+  bifrostctl gw trace --host 10.0.0.11 --vni 100 --from 192.168.0.1 --to 198.51.100.1 --tcp 40000:443
+      may that vNIC open a connection, and what becomes of the packet in the pipeline and in the pod?
+  bifrostctl gw trace --from 198.51.100.1 --to 203.0.113.2 --udp 53:5353
+      the same for a packet from the Internet
   bifrostctl gw mode --pod vpc rss                     spread by flow, without reordering any; `plb` goes back
   bifrostctl gw bypass --pod vpc --vni 7               do not limit that tenant; --forget: limit it again
   bifrostctl --json gw queues | jq '.[].order.timed_out_packets'";
@@ -52,10 +60,55 @@ enum GwCommand {
     Limiter,
     /// Packets and time of each stage of the pipeline, and of each worker of the pod
     Stages,
+    /// What would become of a packet that is only described: each stage of the pipeline and of the pod
+    ///
+    /// Nothing is sent and nothing changes: no session begins, no limit is used up. Both programs judge the packet by the code that judges others.
+    Trace(TraceArgs),
     /// Spread a pod's packets in another way
     Mode(ModeArgs),
     /// Exempt a tenant from the limiter, or forget it
     Bypass(BypassArgs),
+}
+
+#[derive(Debug, Args)]
+#[command(group = clap::ArgGroup::new("what").required(true).args(["tcp", "udp", "ping"]))]
+struct TraceArgs {
+    /// The pod that it is for; by default the first one
+    #[arg(long, value_name = "NAME")]
+    pod: Option<String>,
+    /// The host that sends it, in VXLAN; without one it comes from the Internet
+    #[arg(long, value_name = "ADDRESS", requires = "vni")]
+    host: Option<IpAddr>,
+    /// The VNI in which the host sends it
+    #[arg(long, value_name = "N", requires = "host", value_parser = clap::value_parser!(u32).range(..i64::from(FIRST_ADDRESS)))]
+    vni: Option<u32>,
+    /// Its source address
+    #[arg(long, value_name = "ADDRESS")]
+    from: IpAddr,
+    /// Its destination address
+    #[arg(long, value_name = "ADDRESS")]
+    to: IpAddr,
+    /// A TCP segment, from and to these ports
+    #[arg(long, value_name = "FROM:TO", value_parser = crate::trace::ports)]
+    tcp: Option<(u16, u16)>,
+    /// A UDP datagram, from and to these ports
+    #[arg(long, value_name = "FROM:TO", value_parser = crate::trace::ports)]
+    udp: Option<(u16, u16)>,
+    /// An ICMP echo request
+    #[arg(long)]
+    ping: bool,
+    /// Flags of the segment, comma-separated: fin, syn, rst, psh, ack; by default syn, which opens a connection
+    #[arg(long, value_name = "FLAGS", value_delimiter = ',', requires = "tcp")]
+    flags: Vec<String>,
+    /// Bytes of the IP packet, at most 9000; by default the headers alone
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(20..=9000))]
+    size: Option<u32>,
+    /// Nobody may cut it (IPv4)
+    #[arg(long)]
+    df: bool,
+    /// Its time to live, or hop limit
+    #[arg(long, value_name = "N", default_value_t = 64)]
+    ttl: u8,
 }
 
 #[derive(Debug, Args)]
@@ -99,6 +152,20 @@ pub(crate) fn run(args: GwArgs, out: Output) -> Result<(), Failure> {
             let both = serde_json::json!({ "pipeline": pipeline.stages, "workers": pod.workers });
             out.print(&both, |_| format!("{}\n\n{}", stages(&pipeline.stages), workers(&pod)))
         }
+        GwCommand::Trace(trace) => {
+            let spec = trace.spec();
+            let first = nicd()?.trace_gateway(&spec).map_err(|error| known("bifrost-nicd", &args.nicd, error))?;
+            // What the pipeline drops gets to no pod.
+            let second = match first.verdict {
+                TraceVerdict::Dropped => None,
+                _ => {
+                    let pod = Client::new(&args.gw)?.trace_gateway(&spec);
+                    Some(pod.map_err(|error| known("bifrost-gw", &args.gw, error))?)
+                }
+            };
+            let both = serde_json::json!({ "pipeline": first, "pod": second });
+            out.print(&both, |_| traced(&first, second.as_ref()))
+        }
         GwCommand::Mode(ModeArgs { pod, mode }) => {
             let mode = if matches!(mode, ModeName::Plb) { SpreadMode::Plb } else { SpreadMode::Rss };
             let command = PipelineCommand::SetMode { pod, mode };
@@ -111,6 +178,43 @@ pub(crate) fn run(args: GwArgs, out: Output) -> Result<(), Failure> {
             out.print(&done, |_| format!("VNI {vni} is {}", if forget { "limited like others" } else { "not limited" }))
         }
     }
+}
+
+impl TraceArgs {
+    fn spec(self) -> GatewayTraceSpec {
+        let packet = TraceSpec {
+            from_peer: self.host,
+            vni: self.vni,
+            from: Some(self.from),
+            to: Some(self.to),
+            tcp: self.tcp,
+            flags: self.flags,
+            udp: self.udp,
+            ping: self.ping,
+            size_bytes: self.size,
+            dont_fragment: self.df,
+            ttl: self.ttl,
+            ..TraceSpec::default()
+        };
+        GatewayTraceSpec { pod: self.pod, packet }
+    }
+}
+
+/// What both programs say, stage by stage; x marks where the packet ends.
+fn traced(pipeline: &Trace, pod: Option<&Trace>) -> String {
+    let mut out = String::new();
+    for (name, trace) in [("pipeline", Some(pipeline)), ("pod", pod)] {
+        let Some(trace) = trace else { continue };
+        // Writing to a string cannot fail.
+        let _ = writeln!(out, "{name}:");
+        for step in &trace.steps {
+            let mark = if step.passes { ' ' } else { 'x' };
+            let _ = writeln!(out, "{mark} {:<12}{}", step.stage, step.what);
+        }
+        let counter = trace.counter.as_ref().map_or(String::new(), |counter| format!("; counted by {counter}"));
+        let _ = writeln!(out, "  -> {}{counter}", trace.what);
+    }
+    out.trim_end().to_owned()
 }
 
 fn pipeline(socket: &Path) -> Result<Pipeline, Failure> {
@@ -349,6 +453,30 @@ mod tests {
         ] {
             assert!(text.contains(part), "{part}: {text}");
         }
+    }
+
+    #[test]
+    fn a_trace_ends_where_the_packet_does() {
+        let step = |stage: &str, passes| bifrost_control::api::TraceStep {
+            stage: stage.to_owned(),
+            passes,
+            what: "so".to_owned(),
+            ..Default::default()
+        };
+        let trace = |steps, what: &str, counter: Option<&str>| Trace {
+            steps,
+            what: what.to_owned(),
+            counter: counter.map(ToOwned::to_owned),
+            ..Trace::default()
+        };
+        let pipeline = trace(vec![step("parse", true)], "it goes to pod vpc", None);
+        let pod = trace(vec![step("acl", false)], "the pod drops it", Some("dropped_acl_packets"));
+        assert_eq!(
+            traced(&pipeline, Some(&pod)),
+            "pipeline:\n  parse       so\n  -> it goes to pod vpc\npod:\nx acl         so\n  -> the pod drops it; counted by \
+             dropped_acl_packets"
+        );
+        assert!(!traced(&pipeline, None).contains("pod:"));
     }
 
     #[test]

@@ -87,7 +87,8 @@ pub(crate) struct TraceArgs {
     to_mac: Option<String>,
 }
 
-fn ports(text: &str) -> Result<(u16, u16), String> {
+/// Two ports, as in 40000:80.
+pub(crate) fn ports(text: &str) -> Result<(u16, u16), String> {
     let (from, to) = text.split_once(':').ok_or("write both ports, such as 40000:80")?;
     let port = |text: &str| text.parse().map_err(|_| format!("{text:?} is no port"));
     Ok((port(from)?, port(to)?))

@@ -1,6 +1,7 @@
 //! What would become of a packet that is only described, in words.
 
-mod described;
+#[cfg(test)]
+mod described_tests;
 mod rules;
 
 use std::collections::BTreeMap;
@@ -9,7 +10,7 @@ use std::net::IpAddr;
 use bifrost_avs::{Action, By, Check, Direction, DropReason, GATEWAY_MAC, GuestTrace, Permission};
 use bifrost_control::api::{ApiError, Trace, TraceSpec, TraceStep, TraceVerdict};
 use bifrost_control::config::{Config, Port};
-use bifrost_control::counters;
+use bifrost_control::{counters, described};
 use bifrost_datapath::trace::{self, Carriage, End, Step};
 use bifrost_port::{clock, steer};
 use bifrost_rte::Time;

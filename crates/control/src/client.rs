@@ -15,8 +15,8 @@ use tokio::runtime::Runtime;
 
 use crate::api::{
     ApiError, CaptureSpec, Conn, DrainReport, DrainSpec, Drops, ErrorBody, FaultCleared, FaultEntry, FaultSpec,
-    FlowLogStatus, GatewayPod, LoadBalancerStatus, MirrorStatus, NatStatus, Path as ApiPath, Pipeline, PipelineCommand,
-    PortStatus, ReloadReport, Route, Sample, Stats, Status, Trace, TraceSpec,
+    FlowLogStatus, GatewayPod, GatewayTraceSpec, LoadBalancerStatus, MirrorStatus, NatStatus, Path as ApiPath,
+    Pipeline, PipelineCommand, PortStatus, ReloadReport, Route, Sample, Stats, Status, Trace, TraceSpec,
 };
 
 /// How long an answer may take.
@@ -198,6 +198,11 @@ impl Client {
     /// A gateway pod; the socket is that of `bifrost-gw`.
     pub fn gateway_pod(&self) -> Result<GatewayPod, ClientError> {
         self.fetch("/v1/status")
+    }
+
+    /// What one of a gateway's programs would do with a packet; the socket is that of `bifrost-nicd` or `bifrost-gw`.
+    pub fn trace_gateway(&self, spec: &GatewayTraceSpec) -> Result<Trace, ClientError> {
+        self.request(Method::POST, "/v1/trace", Some(spec), TIMEOUT)
     }
 
     /// Captures packets into `out`, as a pcapng file, until the capture is over or `out` takes no more.

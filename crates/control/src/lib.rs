@@ -5,6 +5,7 @@
 //! - [`api`]: the types of the HTTP API, shared by both of its ends.
 //! - [`balance`]: whether every packet is accounted for.
 //! - [`counters`]: what every counter means.
+//! - [`described`]: the frame of a packet that is only described.
 //! - [`server`]: the daemon's end, HTTP/1.1 with JSON over a Unix socket.
 //! - [`client`]: the other end, for `bifrostctl`, the lab and tests.
 
@@ -15,6 +16,7 @@ pub mod balance;
 pub mod client;
 pub mod config;
 pub mod counters;
+pub mod described;
 pub mod diff;
 pub mod server;
 

@@ -4,6 +4,7 @@
 //! |---|---|
 //! | `GET /v1/status` | the state as JSON |
 //! | `POST /v1/command` with a JSON object | what became of it |
+//! | `POST /v1/trace` with a described packet | what each stage would decide about it |
 //! | `GET /metrics` (also over TCP, and there nothing else) | counters, in the text format of OpenMetrics |
 
 use std::collections::BTreeMap;
@@ -19,14 +20,15 @@ use std::time::Duration;
 
 use axum::extract::State;
 use axum::http::{StatusCode, header};
-use axum::response::IntoResponse;
+use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use axum::{Json, Router};
-use bifrost_control::api::ApiError;
+use bifrost_control::api::{ApiError, GatewayTraceSpec, Trace};
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, NoLabelSet, text};
 use prometheus_client::metrics::MetricType;
 use prometheus_client::registry::Registry;
+use serde::Serialize;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpListener, TcpStream, UnixListener};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
@@ -59,6 +61,11 @@ pub trait Source: Send + Sync + 'static {
     /// # Errors
     /// Why it cannot be done.
     fn command(&self, command: serde_json::Value) -> Result<serde_json::Value, ApiError>;
+    /// What would become of a packet.
+    ///
+    /// # Errors
+    /// It cannot be said.
+    fn trace(&self, spec: &GatewayTraceSpec) -> Result<Trace, ApiError>;
 }
 
 /// Answers as long as it lives.
@@ -89,6 +96,7 @@ impl StatusServer {
         let api = Router::new()
             .route("/v1/status", get(status))
             .route("/v1/command", post(command))
+            .route("/v1/trace", post(trace))
             .route("/metrics", get(expose))
             .with_state(Arc::clone(&source));
         runtime.spawn(async move { axum::serve(unix, api).await });
@@ -117,13 +125,25 @@ async fn status(State(source): Shared) -> Json<serde_json::Value> {
     Json(source.status())
 }
 
-async fn command(State(source): Shared, Json(command): Json<serde_json::Value>) -> impl IntoResponse {
-    let done = tokio::task::spawn_blocking(move || source.command(command)).await;
+async fn command(State(source): Shared, Json(command): Json<serde_json::Value>) -> Response {
+    answer(move || source.command(command)).await
+}
+
+async fn trace(State(source): Shared, Json(spec): Json<GatewayTraceSpec>) -> Response {
+    answer(move || source.trace(&spec)).await
+}
+
+/// What `work` gives, or why it failed, from a thread that may wait.
+async fn answer<T: Serialize + Send + 'static>(
+    work: impl FnOnce() -> Result<T, ApiError> + Send + 'static,
+) -> Response {
+    let done = tokio::task::spawn_blocking(work).await;
     match done.unwrap_or_else(|_| Err(ApiError::internal("the command failed").hint("see the log"))) {
-        Ok(done) => (StatusCode::OK, Json(done)),
+        Ok(done) => (StatusCode::OK, Json(done)).into_response(),
         Err(ApiError { kind, what, location, hint }) => {
             let status = StatusCode::from_u16(kind.status()).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
-            (status, Json(serde_json::json!({ "error": { "what": what, "where": location, "hint": hint } })))
+            let error = serde_json::json!({ "error": { "what": what, "where": location, "hint": hint } });
+            (status, Json(error)).into_response()
         }
     }
 }

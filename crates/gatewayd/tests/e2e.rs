@@ -104,3 +104,28 @@ fn a_pod_that_is_killed_is_replaced() {
         assert!(nicd && pod, "both end well when they are told to");
     });
 }
+
+#[test]
+fn a_packet_that_is_only_described_changes_nothing() {
+    in_namespace(|| {
+        let world = World::start(&Options::default());
+        let stages = |name: &str, to: &str| {
+            let packet = format!(
+                r#"{{"from_peer":"10.0.0.11","vni":100,"from":"192.168.0.1","to":"{to}","udp":[1,2],"ttl":64}}"#
+            );
+            let trace = world.post(name, "trace", &format!(r#"{{"packet":{packet}}}"#));
+            let steps = trace["steps"].as_array().unwrap();
+            let stages: Vec<String> = steps.iter().map(|step| step["stage"].as_str().unwrap().to_owned()).collect();
+            (stages.join(" "), trace["verdict"].as_str().unwrap().to_owned())
+        };
+        let dispatched = world.order()("dispatched_packets");
+        let good = ("parse pod class limiter order core".to_owned(), "sent".to_owned());
+        assert_eq!(stages("nicd", "192.168.0.2"), good);
+        let good = ("outer sender inner route size egress link".to_owned(), "sent".to_owned());
+        assert_eq!(stages("gw", "192.168.0.2"), good);
+        let bad = ("outer sender inner route".to_owned(), "dropped".to_owned());
+        assert_eq!(stages("gw", "192.168.0.9"), (bad.0 + " route", bad.1));
+        std::thread::sleep(Duration::from_millis(50));
+        assert_eq!(world.order()("dispatched_packets"), dispatched);
+    });
+}

@@ -5,6 +5,8 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
+use super::TraceSpec;
+
 /// Counters by name; each name ends in its unit.
 pub type Counts = BTreeMap<Cow<'static, str>, u64>;
 
@@ -102,6 +104,16 @@ pub struct GatewayPod {
     pub nat_sessions: u64,
     /// Link-layer addresses of next hops, as far as they are known.
     pub neighbours: BTreeMap<String, Option<String>>,
+}
+
+/// A packet that is only described: `POST /v1/trace` of `bifrost-nicd` and of `bifrost-gw`, which answer with a [`Trace`](super::Trace).
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct GatewayTraceSpec {
+    /// The pod that it is for; none: the pipeline's first. A pod does not look at it.
+    pub pod: Option<String>,
+    /// The packet, with both of its addresses. From [`from_peer`](TraceSpec::from_peer), in VXLAN with its VNI; without these, as it is, from the Internet.
+    pub packet: TraceSpec,
 }
 
 /// A command to `bifrost-nicd`: `POST /v1/command`.

@@ -72,7 +72,6 @@ impl TraceSpec {
     /// The first thing that is wrong.
     pub fn check(&self) -> Result<(), ApiError> {
         let refuse = |what: &str, at: &str| Err(ApiError::bad_request(what).at(at));
-        let kinds = [self.tcp.is_some(), self.udp.is_some(), self.ping].into_iter().filter(|is| *is).count();
         match (&self.port, self.from_peer) {
             (None, None) | (Some(_), Some(_)) => {
                 return refuse("say who sends it: a port, or a peer's address", "port");
@@ -82,6 +81,16 @@ impl TraceSpec {
             (Some(_), None) if self.vni.is_some() => return refuse("a port's network is known", "vni"),
             _ => {}
         }
+        self.check_packet()
+    }
+
+    /// The same for the packet alone, without its sender.
+    ///
+    /// # Errors
+    /// The first thing that is wrong.
+    pub fn check_packet(&self) -> Result<(), ApiError> {
+        let refuse = |what: &str, at: &str| Err(ApiError::bad_request(what).at(at));
+        let kinds = [self.tcp.is_some(), self.udp.is_some(), self.ping].into_iter().filter(|is| *is).count();
         if kinds != 1 {
             return refuse("say what it is, once: tcp, udp or ping", "tcp");
         }

@@ -5,7 +5,7 @@ use std::os::fd::AsFd as _;
 use std::sync::mpsc::{Receiver, SyncSender};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use bifrost_nicpipe::{Mode, Pipeline};
+use bifrost_nicpipe::{Explained, Mode, Pipeline, Place, Ring, Rings as _};
 use bifrost_port::clock::monotonic_ns;
 use bifrost_port::raw::RawDevice;
 use rustix::event::{Timespec, epoll};
@@ -28,10 +28,12 @@ pub(super) enum Command {
     SetMode { pod: usize, mode: Mode },
     /// Do not limit a tenant, or limit it again.
     Bypass { pod: usize, vni: u32, bypass: bool },
+    /// Say what would become of a frame.
+    Trace { frame: Vec<u8> },
 }
 
 /// A command, and where the answer goes.
-pub(super) type Request = (Command, SyncSender<Result<(), String>>);
+pub(super) type Request = (Command, SyncSender<Result<Vec<Explained>, String>>);
 
 /// What the thread owns.
 pub(super) struct Engine {
@@ -212,14 +214,29 @@ impl Engine {
             let result = match command {
                 Command::SetMode { pod, mode } => {
                     self.pipeline.pods_mut()[pod].set_mode(now, mode);
-                    Ok(())
+                    Ok(Vec::new())
                 }
-                Command::Bypass { pod, vni, bypass: true } => {
-                    self.pipeline.pods_mut()[pod].limiter_mut().bypass(vni).map_err(|e| e.to_string())
+                Command::Bypass { pod, vni, bypass: true } => self.pipeline.pods_mut()[pod]
+                    .limiter_mut()
+                    .bypass(vni)
+                    .map(|()| Vec::new())
+                    .map_err(|e| e.to_string()),
+                Command::Trace { frame } => {
+                    // Asking for room looks at rings, and changes nothing else.
+                    let links = std::cell::RefCell::new(&mut self.links);
+                    let has_room = |place: Place, core| {
+                        let links = &mut *links.borrow_mut();
+                        (&mut links[place.pod][place.interface]).has_room(Ring::Core(core))
+                    };
+                    Ok(self.pipeline.explain(now, &frame, has_room))
                 }
                 Command::Bypass { pod, vni, bypass: false } => {
                     let known = self.pipeline.pods_mut()[pod].limiter_mut().forget(vni);
-                    if known { Ok(()) } else { Err(format!("VNI {vni} is neither exempted nor limited by itself")) }
+                    if known {
+                        Ok(Vec::new())
+                    } else {
+                        Err(format!("VNI {vni} is neither exempted nor limited by itself"))
+                    }
                 }
             };
             let _ = answer.try_send(result);

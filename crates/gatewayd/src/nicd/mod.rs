@@ -5,6 +5,7 @@ mod engine;
 mod links;
 mod snapshot;
 
+use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Sender, channel, sync_channel};
@@ -13,11 +14,15 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result};
-use bifrost_control::api::{ApiError, Pipeline as Snapshot, PipelineCommand, SpreadMode};
-use bifrost_nicpipe::{Mode, Pipeline, PipelineConfig, Place};
+use bifrost_control::api::{
+    ApiError, GatewayTraceSpec, Pipeline as Snapshot, PipelineCommand, SpreadMode, Trace, TraceVerdict,
+};
+use bifrost_nicpipe::{Explained, Mode, Pipeline, PipelineConfig, Place};
 use bifrost_port::panics;
 use bifrost_port::raw::RawDevice;
+use bifrost_wire::Mac;
 
+use crate::described;
 use crate::file::FileErrors;
 use crate::program::{self, Program};
 use crate::status::{Sample, Source, StatusServer};
@@ -86,8 +91,13 @@ impl Program for Nicd {
             all_links.push(settings.sockets.iter().map(|_| Link::default()).collect());
         }
         let (state, stop) = (Arc::new(Mutex::new(Snapshot::default())), Arc::new(AtomicBool::new(false)));
-        let names = config.pods.iter().map(|pod| pod.pipeline.name.clone()).collect();
-        let source = Arc::new(NicdSource { state: Arc::clone(&state), commands: Mutex::new(commands_to), names });
+        let known = |pod: &PodSettings| Known {
+            name: pod.pipeline.name.clone(),
+            own: pod.pipeline.rules.own.clone(),
+            vlan: pod.pipeline.interfaces.first().copied().flatten(),
+        };
+        let pods = config.pods.iter().map(known).collect();
+        let source = Arc::new(NicdSource { state: Arc::clone(&state), commands: Mutex::new(commands_to), pods });
         let status = StatusServer::start(&config.control, config.metrics, source)
             .with_context(|| format!("listening on {}", config.control.display()))?;
         let mut engine = Engine {
@@ -134,7 +144,16 @@ impl Program for Nicd {
 struct NicdSource {
     state: Arc<Mutex<Snapshot>>,
     commands: Mutex<Sender<Request>>,
-    names: Vec<String>,
+    pods: Vec<Known>,
+}
+
+/// What is known of a pod without asking the pipeline.
+#[derive(Debug)]
+struct Known {
+    name: String,
+    own: Vec<IpAddr>,
+    /// Of its first interface.
+    vlan: Option<u16>,
 }
 
 impl NicdSource {
@@ -143,9 +162,20 @@ impl NicdSource {
     }
 
     fn pod(&self, name: &str) -> Result<usize, ApiError> {
-        let found = self.names.iter().position(|n| n == name);
+        let found = self.pods.iter().position(|pod| pod.name == name);
         let unknown = || ApiError::not_found(format!("no pod {name:?}")).at("pod");
-        found.ok_or_else(|| unknown().hint(format!("there are: {}", self.names.join(", "))))
+        let names = || self.pods.iter().map(|pod| pod.name.as_str()).collect::<Vec<_>>().join(", ");
+        found.ok_or_else(|| unknown().hint(format!("there are: {}", names())))
+    }
+
+    /// Has the pipeline's thread do something.
+    fn ask(&self, command: Command) -> Result<Vec<Explained>, ApiError> {
+        let (answer_to, answer) = sync_channel(1);
+        let commands = self.commands.lock().unwrap_or_else(PoisonError::into_inner);
+        commands.send((command, answer_to)).map_err(|_| ApiError::unavailable("the pipeline has ended"))?;
+        drop(commands);
+        let answered = answer.recv_timeout(PATIENCE);
+        answered.map_err(|_| ApiError::unavailable("the pipeline does not answer"))?.map_err(ApiError::conflict)
     }
 }
 
@@ -170,12 +200,25 @@ impl Source for NicdSource {
             }
             PipelineCommand::Bypass { pod, vni, bypass } => Command::Bypass { pod: self.pod(&pod)?, vni, bypass },
         };
-        let (answer_to, answer) = sync_channel(1);
-        let commands = self.commands.lock().unwrap_or_else(PoisonError::into_inner);
-        commands.send((command, answer_to)).map_err(|_| ApiError::unavailable("the pipeline has ended"))?;
-        drop(commands);
-        let answered = answer.recv_timeout(PATIENCE);
-        answered.map_err(|_| ApiError::unavailable("the pipeline does not answer"))?.map_err(ApiError::conflict)?;
+        self.ask(command)?;
         Ok(serde_json::json!({}))
+    }
+
+    fn trace(&self, spec: &GatewayTraceSpec) -> Result<Trace, ApiError> {
+        let number = spec.pod.as_ref().map_or(Ok(0), |name| self.pod(name))?;
+        let pod = self.pods.get(number).ok_or_else(|| ApiError::not_found("there is no pod").at("pod"))?;
+        let mut frame = described::frame(spec, &pod.own, Mac([2, 0, 0, 0, 0, 2]))?;
+        if let Some(vlan) = pod.vlan {
+            let [a, b] = vlan.to_be_bytes();
+            frame.splice(12..12, [0x81, 0, a, b]);
+        }
+        let steps = self.ask(Command::Trace { frame })?;
+        let passes = steps.last().is_some_and(|step| step.passes);
+        Ok(Trace {
+            steps: steps.into_iter().map(|step| described::step(step.stage, step.passes, step.what)).collect(),
+            verdict: if passes { TraceVerdict::Sent } else { TraceVerdict::Dropped },
+            what: if passes { format!("it goes to pod {}", pod.name) } else { "the pipeline drops it".to_owned() },
+            ..Trace::default()
+        })
     }
 }

@@ -14,12 +14,13 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result};
 use bifrost_control::api;
-use bifrost_gateway::{Core, Nat};
+use bifrost_gateway::{Context, Core, HEADROOM, Nat, Packet, Tables, Verdict};
 use bifrost_plb::TRAILER_LEN;
 use bifrost_port::clock::monotonic_ns;
 use bifrost_port::memif::{Client, ClientConfig, MemifError, Queue};
 use bifrost_port::panics;
 
+use crate::described;
 use crate::file::FileErrors;
 use crate::program::{self, Program};
 use crate::status::{Sample, Source, StatusServer};
@@ -29,6 +30,8 @@ use worker::{Counts, SharedNeighbours, Worker, originate, wait};
 
 /// Bytes of Ethernet and two tags, and what a packet may grow by behind its front.
 const SLACK: usize = 22 + TRAILER_LEN;
+/// Room for an answer to a packet that is only described.
+const ANSWER: usize = 2048;
 /// How long the first connection may take, and a pause between two tries.
 const PATIENCE: Duration = Duration::from_secs(10);
 const PAUSE: Duration = Duration::from_millis(50);
@@ -111,6 +114,7 @@ impl Program for GatewayPod {
         let mut known = Neighbours::new(tables.mac, tables.vteps.clone());
         config.resolve.into_iter().for_each(|address| known.want(address));
         let told = Told::default();
+        let of_pod = Arc::clone(&neighbours);
         let mut control = Control {
             queues: control,
             known,
@@ -132,7 +136,7 @@ impl Program for GatewayPod {
                 }
             })?);
         }
-        let source = Arc::new(PodSource { counts, nat, told });
+        let source = Arc::new(PodSource { counts, tables, nat, neighbours: of_pod, told });
         let status = StatusServer::start(&config.control, config.metrics, source)
             .with_context(|| format!("listening on {}", config.control.display()))?;
         Ok(GatewayPod { stop, clients, threads, _status: status })
@@ -235,7 +239,9 @@ fn drop_trailer(pod: u16) -> [u8; TRAILER_LEN] {
 #[derive(Debug)]
 struct PodSource {
     counts: Vec<Counts>,
+    tables: Arc<Tables>,
     nat: Arc<Nat>,
+    neighbours: Arc<SharedNeighbours>,
     told: Told,
 }
 
@@ -278,5 +284,30 @@ impl Source for PodSource {
 
     fn command(&self, _: serde_json::Value) -> Result<serde_json::Value, api::ApiError> {
         Err(api::ApiError::bad_request("a pod takes no commands"))
+    }
+
+    fn trace(&self, spec: &api::GatewayTraceSpec) -> Result<api::Trace, api::ApiError> {
+        let frame = described::frame(spec, &self.tables.vteps, self.tables.mac)?;
+        let end = HEADROOM + frame.len();
+        let mut buffer = [&[0; HEADROOM][..], &frame, &[0; ANSWER]].concat();
+        let neighbours = self.neighbours.get();
+        let context = Context { now: monotonic_ns(), neighbours: &neighbours };
+        let mut packet = Packet::new(&mut buffer, HEADROOM, end);
+        let (verdict, steps) = bifrost_gateway::trace(&self.tables, &self.nat, context, &mut packet);
+        let (verdict, what, counter) = match verdict {
+            Verdict::Forward(service) => {
+                let counter = format!("forwarded_{}_packets", service.name());
+                (api::TraceVerdict::Sent, format!("forwarded, {} bytes", packet.bytes().len()), counter)
+            }
+            Verdict::Answer => {
+                (api::TraceVerdict::Answered, "answered".to_owned(), "forwarded_answer_packets".to_owned())
+            }
+            Verdict::Drop(reason) => {
+                let counter = format!("dropped_{}_packets", reason.name());
+                (api::TraceVerdict::Dropped, "the pod drops it".to_owned(), counter)
+            }
+        };
+        let steps = steps.into_iter().map(|step| described::step(step.stage, step.passes, step.what)).collect();
+        Ok(api::Trace { steps, verdict, what, counter: Some(counter), ..api::Trace::default() })
     }
 }

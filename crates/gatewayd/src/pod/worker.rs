@@ -47,7 +47,7 @@ impl SharedNeighbours {
         self.generation.fetch_add(1, Ordering::Release);
     }
 
-    fn get(&self) -> Arc<ExactMap<IpAddr, Mac>> {
+    pub(super) fn get(&self) -> Arc<ExactMap<IpAddr, Mac>> {
         Arc::clone(&self.table.read().unwrap_or_else(PoisonError::into_inner))
     }
 }

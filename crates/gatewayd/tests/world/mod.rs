@@ -305,9 +305,14 @@ hosts = [
     }
 
     pub(crate) fn set_mode(&mut self, mode: &str) {
-        let body = format!(r#"{{"command":"set_mode","pod":"vpc","mode":"{mode}"}}"#);
-        let head = "POST /v1/command HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-type: application/json";
-        self.request("nicd", &format!("{head}\r\ncontent-length: {}\r\n\r\n{body}", body.len()));
+        self.post("nicd", "command", &format!(r#"{{"command":"set_mode","pod":"vpc","mode":"{mode}"}}"#));
+    }
+
+    /// What a program says to a request with a body.
+    pub(crate) fn post(&self, name: &str, what: &str, body: &str) -> serde_json::Value {
+        let head =
+            format!("POST /v1/{what} HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-type: application/json");
+        self.request(name, &format!("{head}\r\ncontent-length: {}\r\n\r\n{body}", body.len()))
     }
 
     /// Counters of the order queues.

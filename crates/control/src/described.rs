@@ -2,12 +2,13 @@
 
 use std::net::IpAddr;
 
-use bifrost_control::api::{ApiError, TraceSpec};
 use bifrost_wire::ethernet::{self, ethertype};
 use bifrost_wire::icmp::v6;
 use bifrost_wire::protocol::{ICMP, ICMPV6, TCP, UDP};
 use bifrost_wire::tcp::Flags;
 use bifrost_wire::{Mac, arp, ipv4, ipv6, tcp, udp};
+
+use crate::api::{ApiError, TraceSpec};
 
 /// ICMP types of an echo request (RFC 792, RFC 4443).
 const V4_ECHO: u8 = 8;
@@ -15,12 +16,10 @@ const V6_ECHO: u8 = 128;
 const ECHO_LEN: usize = 8;
 
 /// The frame, from one vNIC to another, of a packet whose description was checked.
-pub(crate) fn frame(
-    spec: &TraceSpec,
-    source: IpAddr,
-    destination: IpAddr,
-    macs: (Mac, Mac),
-) -> Result<Vec<u8>, ApiError> {
+///
+/// # Errors
+/// It is smaller than its headers, has flags that do not exist, or its ends are of different families.
+pub fn frame(spec: &TraceSpec, source: IpAddr, destination: IpAddr, macs: (Mac, Mac)) -> Result<Vec<u8>, ApiError> {
     let (protocol, mut body) = transport(spec, destination.is_ipv6())?;
     let header = if destination.is_ipv4() { ipv4::HEADER_LEN } else { ipv6::HEADER_LEN };
     let least = header + body.len();
@@ -75,7 +74,7 @@ pub(crate) fn frame(
 }
 
 /// The question who has an address, which comes before the packet where nobody is known to have it.
-pub(crate) fn question(source: IpAddr, target: IpAddr, mac: Mac) -> Vec<u8> {
+pub fn question(source: IpAddr, target: IpAddr, mac: Mac) -> Vec<u8> {
     match (source, target) {
         (IpAddr::V6(source), IpAddr::V6(target)) => {
             let group = v6::solicited_node(target);
@@ -144,53 +143,4 @@ fn flags(names: &[String]) -> Result<Flags, ApiError> {
             ApiError::bad_request(format!("there is no flag {name:?}")).at("flags").hint("fin, syn, rst, psh, ack")
         })
     })
-}
-
-#[cfg(test)]
-mod tests {
-    use bifrost_nic::parse;
-
-    use super::*;
-
-    fn spec(to: &str) -> TraceSpec {
-        TraceSpec { port: Some("a".into()), to: Some(to.parse().unwrap()), ..TraceSpec::default() }
-    }
-
-    #[test]
-    fn frames_are_what_was_described() {
-        let macs = (Mac([2, 0, 0, 0, 0, 1]), Mac([2, 0, 0, 0, 0, 2]));
-        for (from, to) in [("10.0.0.1", "10.0.0.2"), ("fd00::1", "fd00::2")] {
-            let (source, destination) = (from.parse().unwrap(), to.parse().unwrap());
-            let flags = vec!["syn".to_owned(), "ack".to_owned()];
-            let tcp = TraceSpec { tcp: Some((40_000, 6379)), flags, size_bytes: Some(1500), ..spec(to) };
-            let bytes = frame(&tcp, source, destination, macs).unwrap();
-            let parsed = parse(&bytes, bytes.len()).unwrap();
-            assert_eq!(
-                (parsed.src_ip, parsed.dst_ip, parsed.src_mac, parsed.dst_mac),
-                (source, destination, macs.0, macs.1)
-            );
-            assert_eq!((parsed.src_port, parsed.dst_port, parsed.protocol, bytes.len()), (40_000, 6379, TCP, 1514));
-            assert_eq!(parsed.tcp.unwrap().flags, Flags::SYN.with(Flags::ACK));
-            for other in [
-                TraceSpec { udp: Some((1, 53)), size_bytes: Some(65_535), ..spec(to) },
-                TraceSpec { udp: Some((1, 53)), ..spec(to) },
-                TraceSpec { ping: true, ..spec(to) },
-            ] {
-                let bytes = frame(&other, source, destination, macs).unwrap();
-                let parsed = parse(&bytes, bytes.len()).unwrap();
-                assert_eq!(parsed.dst_port, other.udp.map_or(0, |_| 53));
-            }
-            let asked = question(source, destination, macs.0);
-            assert_eq!(parse(&asked, asked.len()).unwrap().src_mac, macs.0);
-        }
-    }
-
-    #[test]
-    fn what_cannot_be_is_refused() {
-        let (from, to) = ("10.0.0.1".parse().unwrap(), "10.0.0.2".parse().unwrap());
-        let small = TraceSpec { tcp: Some((1, 2)), size_bytes: Some(39), ..spec("10.0.0.2") };
-        assert_eq!(frame(&small, from, to, (Mac::ZERO, Mac::ZERO)).unwrap_err().location, "size_bytes");
-        let flag = TraceSpec { tcp: Some((1, 2)), flags: vec!["urgent".into()], ..spec("10.0.0.2") };
-        assert_eq!(frame(&flag, from, to, (Mac::ZERO, Mac::ZERO)).unwrap_err().location, "flags");
-    }
 }
