@@ -22,6 +22,8 @@ const SUSPECT_LOSSES: u16 = 4;
 pub(crate) const SUSPECT_LOSS: f32 = 0.04;
 /// Weight of one packet in the loss rate.
 const LOSS_WEIGHT: f32 = 1.0 / 128.0;
+/// Weight of a probe that is lost: probes are rare, but a single one proves nothing, so this stays below [`SUSPECT_LOSS`].
+const PROBE_LOSS_WEIGHT: f32 = 1.0 / 32.0;
 /// A path that is silent for a shorter time may have had no processor: a software host's scheduler makes noise of that size.
 const SILENCE_MIN_NS: u64 = MS;
 /// Probes in a row that take a suspect path back, at first and at most.
@@ -396,7 +398,7 @@ impl Path {
         self.probes_lost += 1;
         self.unanswered = self.unanswered.saturating_add(1);
         self.clean_probes = 0;
-        self.loss += (1.0 - self.loss) / 16.0;
+        self.loss += (1.0 - self.loss) * PROBE_LOSS_WEIGHT;
         self.losses_in_a_row = self.losses_in_a_row.saturating_add(1);
         self.losses_in_a_row >= SUSPECT_LOSSES && self.suspect(now)
     }

@@ -39,6 +39,30 @@ fn shipped_scenarios_run_without_violations_and_the_same_each_time() {
     }
 }
 
+/// A host that has no processor for a moment answers on no path: that is evidence against the host, and against no path.
+#[test]
+fn a_host_that_stands_still_makes_no_path_suspect() {
+    for length_ms in [4, 8, 15, 20, 25] {
+        let mut text = "duration = \"6s\"\n[topology]\nkind = \"parallel\"\nhosts = 2\npaths = 4\n\
+            link = { rate = \"10Gbit/s\", delay = \"20us\" }\n[[guests]]\nvni = 100\nper_host = 2\n\
+            [[workloads]]\nkind = \"request\"\nfrom = [0]\nto = [2]\nconnections = 6\ncount = 30_000\n\
+            [[workloads]]\nkind = \"packets\"\nfrom = [1]\nto = [3]\npackets = 7_000\ngap = \"200us\"\n"
+            .to_owned();
+        for number in 0..12u64 {
+            let (at_us, host) = (80_000 + number * 101_700, number % 2);
+            let until_us = at_us + length_ms * 1000;
+            text += &format!("[[faults]]\nat = \"{at_us}us\"\nuntil = \"{until_us}us\"\npause = {host}\n");
+        }
+        let scenario = Scenario::parse("text", &text).expect("scenario");
+        let world = run(&scenario, 1);
+        let report = Report::of(&world);
+        assert!(world.violations.is_empty() && report.done, "{length_ms} ms:\n{report}");
+        let text = report.to_string();
+        assert!(text.contains("rte.timeout_packets"), "{length_ms} ms: nobody noticed\n{text}");
+        assert!(!text.contains("rte.suspect_paths"), "{length_ms} ms:\n{text}");
+    }
+}
+
 #[derive(Clone, Default)]
 struct Shared(Rc<RefCell<Vec<u8>>>);
 

@@ -123,9 +123,13 @@ impl Engine {
             return;
         };
         let mut changed = false;
+        let last_arrival = peer.paths.iter().map(|path| path.last_arrival).max().unwrap_or(Time(0));
         for (i, path) in peer.paths.iter_mut().enumerate() {
+            // While all paths are silent, the peer may have no processor: its answer is waited for longer.
+            let is_heard = |sent| last_arrival.since(sent) >= path.total.smoothed_ns() || !path.total.is_known();
             if let Some((_, sent)) = path.probe
                 && now.since(sent) >= path.probe_timeout_ns()
+                && (is_heard(sent) || now.since(sent) >= self.config.best_effort_after_ns)
             {
                 self.counters.probes_lost_packets += 1;
                 if path.on_probe_lost(now) {
