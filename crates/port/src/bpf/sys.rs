@@ -243,16 +243,16 @@ mod tests {
             let mut assembler = Assembler::default();
             assembler.set(Register(0), 2); // XDP_PASS
             assembler.exit();
-            let program = load_program(ProgramKind::Xdp, &assembler.finish(), "test").unwrap();
+            let program = load_program(ProgramKind::Xdp, &assembler.finish(), "test").expect("the verifier takes it");
             // Device 1 of every network namespace is its loopback device.
             let attach = || attach_xdp(program.as_fd(), 1, XdpMode::Generic);
-            let link = attach().unwrap();
-            assert_eq!(attach().unwrap_err().raw_os_error(), Some(libc::EBUSY));
-            let _copy = link.0.try_clone().unwrap();
+            let link = attach().expect("attached");
+            assert_eq!(attach().expect_err("taken").raw_os_error(), Some(libc::EBUSY));
+            let _copy = link.0.try_clone().expect("a copy");
             drop(link);
-            attach().unwrap();
+            attach().expect("free again");
         })
         .join()
-        .unwrap();
+        .expect("the test has passed");
     }
 }
