@@ -174,6 +174,8 @@ pub struct Host<P> {
     buffers: Buffers,
     events: VecDeque<HostEvent>,
     random: fastrand::Rng,
+    /// When it had its last turn, ns.
+    now_ns: u64,
 }
 
 impl<P: Provider> Host<P> {
@@ -197,6 +199,7 @@ impl<P: Provider> Host<P> {
             buffers: Buffers::default(),
             events: VecDeque::new(),
             random,
+            now_ns: 0,
         })
     }
 
@@ -488,6 +491,7 @@ impl<P: Provider> Host<P> {
 
     /// One turn: completions, timers, work requests. Whether there was something to do.
     pub fn turn(&mut self, now_ns: u64) -> bool {
+        self.now_ns = now_ns;
         if self.engine.clock_mut().wants_check(now_ns) {
             let nic_ns = self.provider.clock_ns(now_ns);
             self.engine.clock_mut().check(now_ns, nic_ns);
@@ -515,6 +519,19 @@ impl<P: Provider> Host<P> {
         completions.clear();
         self.completions = completions;
         any
+    }
+
+    /// A reset forgets completions that were not polled. RC has acknowledged what they tell of, so the peer does not send it again.
+    /// Errors of the queue pair itself are known, and left out.
+    fn take_before_reset(&mut self, queue_pair: Qpn) {
+        let mut completions = Vec::new();
+        while self.provider.poll(self.queue, BATCH, &mut completions) > 0 {
+            for completion in completions.drain(..) {
+                if completion.queue_pair != queue_pair || completion.status == Status::Success {
+                    self.on_completion(self.now_ns, &completion);
+                }
+            }
+        }
     }
 
     fn on_completion(&mut self, now_ns: u64, completion: &Completion) {
@@ -611,6 +628,7 @@ impl<P: Provider> Host<P> {
             }
             Work::Reset { connection, lane } => {
                 if let Some(local) = self.bound(connection).map(|bound| bound.lanes[usize::from(lane)]) {
+                    self.take_before_reset(local.queue_pair);
                     let _ = self.provider.reset(local.queue_pair);
                 }
             }
