@@ -90,21 +90,7 @@ pub(crate) fn datagram(
     out: &mut Vec<u8>,
 ) {
     let len = (udp::HEADER_LEN + payload.len()) as u16;
-    let ip = ipv4::Header {
-        header_len: ipv4::HEADER_LEN as u8,
-        traffic_class: 0,
-        total_len: ipv4::HEADER_LEN as u16 + len,
-        // A packet that must not be fragmented needs none (RFC 6864).
-        identification: 0,
-        dont_fragment: true,
-        more_fragments: false,
-        fragment_offset: 0,
-        ttl: 64,
-        protocol: UDP,
-        checksum: 0,
-        source,
-        destination,
-    };
+    let ip = ipv4::Header::new(source, destination, UDP, len);
     let mut udp = udp::Header { source_port, destination_port, len, checksum: 0 }.emit();
     let pseudo = checksum::pseudo_v4(source, destination, UDP, u32::from(len));
     let sum = checksum::Sum::starting(pseudo).then(&udp).then(payload).finish();

@@ -241,20 +241,7 @@ fn segment(
     (source_port, destination_port): (u16, u16),
     flags: tcp::Flags,
 ) -> (Vec<u8>, Parsed) {
-    let ip = ipv4::Header {
-        header_len: ipv4::HEADER_LEN as u8,
-        traffic_class: 0,
-        total_len: (ipv4::HEADER_LEN + tcp::HEADER_LEN) as u16,
-        identification: 0,
-        dont_fragment: true,
-        more_fragments: false,
-        fragment_offset: 0,
-        ttl: 64,
-        protocol: TCP,
-        checksum: 0,
-        source: from.into(),
-        destination: to.into(),
-    };
+    let ip = ipv4::Header::new(from.into(), to.into(), TCP, tcp::HEADER_LEN as u16);
     let segment = tcp::Header {
         source_port,
         destination_port,

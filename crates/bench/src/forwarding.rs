@@ -135,20 +135,7 @@ fn frame(way: Way, flow: u32) -> Vec<u8> {
 
 fn datagram(source: Ipv4Addr, destination: Ipv4Addr, ports: (u16, u16), payload: &[u8]) -> Vec<u8> {
     let len = (udp::HEADER_LEN + payload.len()) as u16;
-    let header = ipv4::Header {
-        header_len: ipv4::HEADER_LEN as u8,
-        traffic_class: 0,
-        total_len: ipv4::HEADER_LEN as u16 + len,
-        identification: 0,
-        dont_fragment: true,
-        more_fragments: false,
-        fragment_offset: 0,
-        ttl: 64,
-        protocol: UDP,
-        checksum: 0,
-        source,
-        destination,
-    };
+    let header = ipv4::Header::new(source, destination, UDP, len);
     let udp = udp::Header { source_port: ports.0, destination_port: ports.1, len, checksum: 1 };
     [&header.emit()[..], &udp.emit(), payload].concat()
 }

@@ -152,20 +152,7 @@ fn datagram(from: IpAddr, to: IpAddr, port: u16) -> Vec<u8> {
             [&ethernet.emit()[..], &ip.emit(), &udp].concat()
         }
         (IpAddr::V4(source), IpAddr::V4(destination)) => {
-            let ip = ipv4::Header {
-                header_len: ipv4::HEADER_LEN as u8,
-                traffic_class: 0,
-                total_len: (ipv4::HEADER_LEN + udp.len()) as u16,
-                identification: 0,
-                dont_fragment: true,
-                more_fragments: false,
-                fragment_offset: 0,
-                ttl: 64,
-                protocol: 17,
-                checksum: 0,
-                source,
-                destination,
-            };
+            let ip = ipv4::Header::new(source, destination, 17, udp.len() as u16);
             let ethernet = ethernet::Header::new(GATEWAY_MAC, MAC, ethernet::ethertype::IPV4);
             [&ethernet.emit()[..], &ip.emit(), &udp].concat()
         }

@@ -39,18 +39,10 @@ pub fn frame(spec: &TraceSpec, source: IpAddr, destination: IpAddr, macs: (Mac, 
         (IpAddr::V4(source), IpAddr::V4(destination)) => {
             frame.extend_from_slice(&ethernet::Header::new(macs.1, macs.0, ethertype::IPV4).emit());
             let ip = ipv4::Header {
-                header_len: ipv4::HEADER_LEN as u8,
-                traffic_class: 0,
                 total_len: size as u16,
-                identification: 0,
                 dont_fragment: spec.dont_fragment,
-                more_fragments: false,
-                fragment_offset: 0,
                 ttl: spec.ttl,
-                protocol,
-                checksum: 0,
-                source,
-                destination,
+                ..ipv4::Header::new(source, destination, protocol, 0)
             };
             frame.extend_from_slice(&ip.emit());
         }

@@ -86,18 +86,10 @@ fn push_ip(packet: &mut Packet<'_>, protocol: u8, outer: Outer) -> Result<(), Dr
         (IpAddr::V4(source), IpAddr::V4(destination)) => {
             let total_len = u16::try_from(packet.len() + ipv4::HEADER_LEN).map_err(|_| DropReason::TooLarge)?;
             let header = ipv4::Header {
-                header_len: ipv4::HEADER_LEN as u8,
                 traffic_class: outer.ecn,
                 total_len,
-                identification: 0,
-                dont_fragment: true,
-                more_fragments: false,
-                fragment_offset: 0,
                 ttl: HOP_LIMIT,
-                protocol,
-                checksum: 0,
-                source,
-                destination,
+                ..ipv4::Header::new(source, destination, protocol, 0)
             };
             packet.push(&header.emit())
         }

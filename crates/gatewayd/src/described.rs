@@ -67,18 +67,8 @@ fn outer(host: IpAddr, own: IpAddr, mac: Mac, datagram: &[u8]) -> Vec<u8> {
         (source, destination) => {
             let v4 = |address| if let IpAddr::V4(v4) = address { v4 } else { std::net::Ipv4Addr::UNSPECIFIED };
             let header = ipv4::Header {
-                header_len: ipv4::HEADER_LEN as u8,
-                traffic_class: 0,
-                total_len: (ipv4::HEADER_LEN + datagram.len()) as u16,
-                identification: 0,
-                dont_fragment: true,
-                more_fragments: false,
-                fragment_offset: 0,
                 ttl: HOP_LIMIT,
-                protocol: UDP,
-                checksum: 0,
-                source: v4(source),
-                destination: v4(destination),
+                ..ipv4::Header::new(v4(source), v4(destination), UDP, datagram.len() as u16)
             };
             [&link(ethertype::IPV4)[..], &header.emit(), datagram].concat()
         }

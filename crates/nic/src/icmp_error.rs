@@ -97,19 +97,9 @@ fn time_exceeded_v6(quoted: &[u8], source: Ipv6Addr, destination: Ipv6Addr) -> [
 
 fn v4_header(source: Ipv4Addr, destination: Ipv4Addr, payload: usize) -> ipv4::Header {
     ipv4::Header {
-        header_len: ipv4::HEADER_LEN as u8,
         // Internetwork control (RFC 1812, section 4.3.2.5).
         traffic_class: 0xc0,
-        total_len: (ipv4::HEADER_LEN + payload) as u16,
-        // A packet that must not be fragmented needs none (RFC 6864).
-        identification: 0,
-        dont_fragment: true,
-        more_fragments: false,
-        fragment_offset: 0,
         ttl: HOP_LIMIT,
-        protocol: ICMP,
-        checksum: 0,
-        source,
-        destination,
+        ..ipv4::Header::new(source, destination, ICMP, payload as u16)
     }
 }

@@ -39,6 +39,26 @@ pub struct Header {
 }
 
 impl Header {
+    /// The header of a whole packet with `payload_len` bytes behind it, without options: not to be fragmented, so that it needs no
+    /// identification (RFC 6864, section 4), hop limit 64, traffic class 0. `payload_len`: 0..=65,515.
+    #[must_use]
+    pub const fn new(source: Ipv4Addr, destination: Ipv4Addr, protocol: u8, payload_len: u16) -> Self {
+        Self {
+            header_len: HEADER_LEN as u8,
+            traffic_class: 0,
+            total_len: (HEADER_LEN as u16).saturating_add(payload_len),
+            identification: 0,
+            dont_fragment: true,
+            more_fragments: false,
+            fragment_offset: 0,
+            ttl: 64,
+            protocol,
+            checksum: 0,
+            source,
+            destination,
+        }
+    }
+
     /// Parses the header at the start of `packet`, which may have padding behind its end. The checksum is not verified;
     /// see [`checksum_is_valid`].
     ///

@@ -82,19 +82,10 @@ fn frame(input: &mut Input<'_>) -> Vec<u8> {
     }
     let broadcast = input.chance(160);
     let len = (udp::HEADER_LEN + message.len()) as u16;
-    let ip = ipv4::Header {
-        header_len: ipv4::HEADER_LEN as u8,
-        traffic_class: 0,
-        total_len: ipv4::HEADER_LEN as u16 + len,
-        identification: 0,
-        dont_fragment: true,
-        more_fragments: false,
-        fragment_offset: 0,
-        ttl: 64,
-        protocol: UDP,
-        checksum: 0,
-        source: if broadcast { Ipv4Addr::UNSPECIFIED } else { ADDRESS },
-        destination: if broadcast { Ipv4Addr::BROADCAST } else { GATEWAY },
+    let ip = {
+        let (source, destination) =
+            if broadcast { (Ipv4Addr::UNSPECIFIED, Ipv4Addr::BROADCAST) } else { (ADDRESS, GATEWAY) };
+        ipv4::Header::new(source, destination, UDP, len)
     };
     let ports = (input.pick(&[68, 68, 68, 69]), input.pick(&[67, 67, 67, 69]));
     let udp = udp::Header { source_port: ports.0, destination_port: ports.1, len, checksum: 0 };

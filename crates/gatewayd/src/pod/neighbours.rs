@@ -122,20 +122,7 @@ impl Neighbours {
         }
         let data = &message[icmp::v4::HEADER_LEN..];
         let reply = icmp::v4::Message::EchoReply { identifier, sequence }.emit(data);
-        let header = ipv4::Header {
-            header_len: ipv4::HEADER_LEN as u8,
-            traffic_class: 0,
-            total_len: (ipv4::HEADER_LEN + message.len()) as u16,
-            identification: 0,
-            dont_fragment: true,
-            more_fragments: false,
-            fragment_offset: 0,
-            ttl: HOP_LIMIT,
-            protocol: ICMP,
-            checksum: 0,
-            source: own,
-            destination: source,
-        };
+        let header = ipv4::Header { ttl: HOP_LIMIT, ..ipv4::Header::new(own, source, ICMP, message.len() as u16) };
         let link = ethernet::Header::new(parsed.src_mac, self.mac, ethertype::IPV4);
         Some([&link.emit()[..], &header.emit(), &reply, data].concat())
     }

@@ -67,20 +67,7 @@ pub fn headers(inner: &Inner, payload: usize) -> Result<[u8; HEADERS]> {
 /// An IPv4 and a UDP header without checksum in front of `payload` bytes.
 fn ip_udp(source: Ipv4Addr, destination: Ipv4Addr, ports: (u16, u16), payload: usize) -> [u8; 28] {
     let len = (udp::HEADER_LEN + payload) as u16;
-    let header = ipv4::Header {
-        header_len: ipv4::HEADER_LEN as u8,
-        traffic_class: 0,
-        total_len: ipv4::HEADER_LEN as u16 + len,
-        identification: 0,
-        dont_fragment: true,
-        more_fragments: false,
-        fragment_offset: 0,
-        ttl: 64,
-        protocol: UDP,
-        checksum: 0,
-        source,
-        destination,
-    };
+    let header = ipv4::Header::new(source, destination, UDP, len);
     let mut bytes = [0; 28];
     bytes[..20].copy_from_slice(&header.emit());
     bytes[20..]

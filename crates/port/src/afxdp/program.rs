@@ -9,7 +9,7 @@ use std::net::IpAddr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use super::parse::{IPV4_PAYLOAD, IPV6_PAYLOAD};
-use crate::bpf::{self, Assembler, Instruction, Jump, ProgramKind, Register, Size};
+use crate::bpf::{self, Assembler, Instruction, Jump, ProgramKind, Register, Size, xdp};
 use crate::steer::{FOLD_MULTIPLIER, FOLD_SHIFT};
 
 /// Bytes of a note, directly in front of the frame.
@@ -21,17 +21,6 @@ pub(crate) const NOTE_MAGIC: u32 = 0xb1f2_0457;
 pub(crate) const NOTE_BIFROST: u32 = 0;
 /// Service in a note: the plain VXLAN port.
 pub(crate) const NOTE_VXLAN: u32 = 1;
-
-// Results of an XDP program and helpers (linux/bpf.h).
-const XDP_PASS: u32 = 2;
-const KTIME_GET_NS: i32 = 5;
-const REDIRECT_MAP: i32 = 51;
-const XDP_ADJUST_META: i32 = 54;
-// Offsets in `struct xdp_md`.
-const DATA: i16 = 0;
-const DATA_END: i16 = 4;
-const DATA_META: i16 = 8;
-const RX_QUEUE_INDEX: i16 = 16;
 
 /// Pkt Type of a connection request, and of a reset (as in [`crate::steer`]).
 const REQUEST: u32 = 3;
@@ -86,8 +75,8 @@ fn assemble(wanted: &Wanted, sockets: BorrowedFd<'_>) -> Vec<Instruction> {
     };
 
     a.copy(CONTEXT, R1);
-    a.load(Size::Word, FRAME, CONTEXT, DATA);
-    a.load(Size::Word, END, CONTEXT, DATA_END);
+    a.load(Size::Word, FRAME, CONTEXT, xdp::DATA);
+    a.load(Size::Word, END, CONTEXT, xdp::DATA_END);
     need(&mut a, FRAME, IPV4_PAYLOAD, pass);
     a.load_big_endian(Size::Half, R1, FRAME, 12);
     // The verifier refuses code that is never reached: a family without addresses has none.
@@ -210,41 +199,29 @@ fn assemble(wanted: &Wanted, sockets: BorrowedFd<'_>) -> Vec<Instruction> {
     // The note; a driver that has no room for it does without.
     a.place(chosen);
     a.copy(PAYLOAD, WORKER);
-    a.load(Size::Word, FRAME, CONTEXT, RX_QUEUE_INDEX);
-    a.call(KTIME_GET_NS);
+    a.load(Size::Word, FRAME, CONTEXT, xdp::RX_QUEUE_INDEX);
+    a.call(xdp::KTIME_GET_NS);
     a.store(Size::Double, STACK, TIME_SLOT, R0);
-    a.copy(R1, CONTEXT);
-    a.set(R2, -(NOTE_BYTES as i32));
-    a.call(XDP_ADJUST_META);
-    a.jump_if(R0, Jump::NotEqual, 0, redirect);
-    a.load(Size::Word, R1, CONTEXT, DATA_META);
-    a.load(Size::Word, R2, CONTEXT, DATA);
-    a.copy(R3, R1);
-    a.add(R3, NOTE_BYTES as i32);
-    a.jump_if_register(R3, Jump::Greater, R2, redirect);
+    xdp::make_room(&mut a, CONTEXT, NOTE_BYTES, redirect);
     a.store_constant(Size::Word, R1, 0, NOTE_MAGIC);
     a.store(Size::Word, R1, 4, PAYLOAD);
     a.load(Size::Word, R3, STACK, OFFSET_SLOT);
     a.store(Size::Word, R1, 8, R3);
     a.load(Size::Word, R3, STACK, SERVICE_SLOT);
     a.store(Size::Word, R1, 12, R3);
-    // In halves: the kernel aligns what is in front of a frame to 4 bytes.
-    a.load(Size::Word, R3, STACK, TIME_SLOT);
-    a.store(Size::Word, R1, 16, R3);
-    a.load(Size::Word, R3, STACK, TIME_SLOT + 4);
-    a.store(Size::Word, R1, 20, R3);
+    xdp::copy_double(&mut a, STACK, TIME_SLOT, 16);
 
     a.place(redirect);
     a.multiply(FRAME, workers);
     a.add_register(FRAME, PAYLOAD);
     a.load_map(R1, sockets);
     a.copy(R2, FRAME);
-    a.set(R3, XDP_PASS as i32);
-    a.call(REDIRECT_MAP);
+    a.set(R3, xdp::PASS);
+    a.call(xdp::REDIRECT_MAP);
     a.exit();
 
     a.place(pass);
-    a.set(R0, XDP_PASS as i32);
+    a.set(R0, xdp::PASS);
     a.exit();
     a.finish()
 }
@@ -265,14 +242,7 @@ impl Steering {
     pub(crate) fn attach(wanted: &Wanted, device: u32, queues: u32, modes: &[bpf::XdpMode]) -> io::Result<Self> {
         let sockets = bpf::create_socket_map(queues * u32::from(wanted.workers))?;
         let program = load(wanted, sockets.as_fd())?;
-        let mut result = Err(io::Error::from(io::ErrorKind::InvalidInput));
-        for &mode in modes {
-            result = bpf::attach_xdp(program.as_fd(), device, mode).map(|link| (link, mode));
-            if result.is_ok() {
-                break;
-            }
-        }
-        let (link, mode) = result?;
+        let (link, mode) = bpf::attach_xdp(program.as_fd(), device, modes)?;
         Ok(Self { sockets, _link: link, native: mode == bpf::XdpMode::Native })
     }
 }

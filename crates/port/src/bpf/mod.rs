@@ -3,8 +3,9 @@
 
 mod assembler;
 mod sys;
+pub(crate) mod xdp;
 
-pub(crate) use assembler::{Assembler, Jump, Register, Size};
+pub(crate) use assembler::{Assembler, Jump, Label, Register, Size};
 #[cfg(test)]
 pub(crate) use sys::test_run;
 pub(crate) use sys::{XdpLink, XdpMode, attach_xdp, create_socket_map, load_program, set_socket};

@@ -142,8 +142,22 @@ pub(crate) fn set_socket(map: BorrowedFd<'_>, index: u32, socket: BorrowedFd<'_>
 #[derive(Debug)]
 pub(crate) struct XdpLink(OwnedFd);
 
-/// Attaches an XDP program to a device. Linux 5.9 or later.
-pub(crate) fn attach_xdp(program: BorrowedFd<'_>, device: u32, mode: XdpMode) -> io::Result<XdpLink> {
+/// Attaches an XDP program to a device, in the first of `modes` that the device can do. Linux 5.9 or later.
+///
+/// # Errors
+/// That of the last of `modes`.
+pub(crate) fn attach_xdp(program: BorrowedFd<'_>, device: u32, modes: &[XdpMode]) -> io::Result<(XdpLink, XdpMode)> {
+    let mut result = Err(io::ErrorKind::InvalidInput.into());
+    for &mode in modes {
+        result = attach_in(program, device, mode).map(|link| (link, mode));
+        if result.is_ok() {
+            break;
+        }
+    }
+    result
+}
+
+fn attach_in(program: BorrowedFd<'_>, device: u32, mode: XdpMode) -> io::Result<XdpLink> {
     let flags = match mode {
         XdpMode::Native => XDP_FLAGS_DRV_MODE,
         XdpMode::Generic => XDP_FLAGS_SKB_MODE,
@@ -233,7 +247,7 @@ mod tests {
     use std::os::fd::AsFd;
 
     use super::*;
-    use crate::bpf::{Assembler, Register};
+    use crate::bpf::{Assembler, Register, xdp};
 
     #[test]
     fn a_program_is_detached_although_its_link_has_another_descriptor() {
@@ -241,11 +255,11 @@ mod tests {
             // SAFETY: no pointers; this thread alone changes its network namespace.
             assert_eq!(unsafe { libc::unshare(libc::CLONE_NEWNET) }, 0, "needs root");
             let mut assembler = Assembler::default();
-            assembler.set(Register(0), 2); // XDP_PASS
+            assembler.set(Register(0), xdp::PASS);
             assembler.exit();
             let program = load_program(ProgramKind::Xdp, &assembler.finish(), "test").expect("the verifier takes it");
             // Device 1 of every network namespace is its loopback device.
-            let attach = || attach_xdp(program.as_fd(), 1, XdpMode::Generic);
+            let attach = || attach_in(program.as_fd(), 1, XdpMode::Generic);
             let link = attach().expect("attached");
             assert_eq!(attach().expect_err("taken").raw_os_error(), Some(libc::EBUSY));
             let _copy = link.0.try_clone().expect("a copy");

@@ -271,7 +271,7 @@ impl Queue {
         Some(Received { buffer, start, len })
     }
 
-    /// A packet that waits behind `ahead` others; nothing if there are not so many [`available`](Self::available).
+    /// The packet behind the next `ahead` ones, without taking it; `None` if fewer are [`available`](Self::available).
     #[inline]
     pub fn waiting(&mut self, ahead: u16) -> Option<&[u8]> {
         if ahead >= self.arrived.wrapping_sub(self.next) {

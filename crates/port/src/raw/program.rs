@@ -4,7 +4,7 @@
 use std::io;
 use std::os::fd::{AsFd as _, OwnedFd};
 
-use crate::bpf::{self, Assembler, Instruction, Jump, ProgramKind, Register, Size, XdpMode};
+use crate::bpf::{self, Assembler, Instruction, ProgramKind, Register, Size, XdpMode, xdp};
 
 /// Bytes of what the program writes directly in front of a frame: [`STAMP_MAGIC`], and in two words the time of arrival, on the
 /// monotonic clock, ns; in native byte order.
@@ -12,15 +12,6 @@ pub(super) const STAMP_BYTES: usize = 12;
 /// Tells the program's words from others that a chunk may hold.
 pub(super) const STAMP_MAGIC: u32 = 0xb1f2_a771;
 
-// linux/bpf.h.
-const XDP_PASS: i32 = 2;
-const KTIME_GET_NS: i32 = 5;
-const REDIRECT_MAP: i32 = 51;
-const XDP_ADJUST_META: i32 = 54;
-// Offsets in `struct xdp_md`.
-const DATA: i16 = 0;
-const DATA_META: i16 = 8;
-const RX_QUEUE_INDEX: i16 = 16;
 /// Where the program keeps the time, from the end of its stack.
 const TIME_SLOT: i16 = -8;
 
@@ -37,14 +28,7 @@ impl Redirect {
     pub(super) fn attach(device: u32, queues: u32, modes: &[XdpMode]) -> io::Result<Self> {
         let sockets = bpf::create_socket_map(queues)?;
         let program = bpf::load_program(ProgramKind::Xdp, &assemble(&sockets), "bifrost_raw")?;
-        let mut result = Err(io::Error::from(io::ErrorKind::InvalidInput));
-        for &mode in modes {
-            result = bpf::attach_xdp(program.as_fd(), device, mode).map(|link| (link, mode));
-            if result.is_ok() {
-                break;
-            }
-        }
-        let (link, mode) = result?;
+        let (link, mode) = bpf::attach_xdp(program.as_fd(), device, modes)?;
         Ok(Redirect { sockets, _link: link, native: mode == XdpMode::Native })
     }
 }
@@ -55,29 +39,17 @@ fn assemble(sockets: &OwnedFd) -> Vec<Instruction> {
     let mut a = Assembler::default();
     let redirect = a.label();
     a.copy(context, first);
-    a.call(KTIME_GET_NS);
+    a.call(xdp::KTIME_GET_NS);
     a.store(Size::Double, stack, TIME_SLOT, result);
-    a.copy(first, context);
-    a.set(second, -(STAMP_BYTES as i32));
-    a.call(XDP_ADJUST_META);
-    // A driver without room in front of frames does without.
-    a.jump_if(result, Jump::NotEqual, 0, redirect);
-    a.load(Size::Word, first, context, DATA_META);
-    a.load(Size::Word, second, context, DATA);
-    a.copy(third, first);
-    a.add(third, STAMP_BYTES as i32);
-    a.jump_if_register(third, Jump::Greater, second, redirect);
+    // Without room in front of the frame there is no time of arrival.
+    xdp::make_room(&mut a, context, STAMP_BYTES, redirect);
     a.store_constant(Size::Word, first, 0, STAMP_MAGIC);
-    // In halves: the kernel aligns what is in front of a frame to 4 bytes.
-    for half in [0, 4] {
-        a.load(Size::Word, third, stack, TIME_SLOT + half);
-        a.store(Size::Word, first, 4 + half, third);
-    }
+    xdp::copy_double(&mut a, stack, TIME_SLOT, 4);
     a.place(redirect);
-    a.load(Size::Word, second, context, RX_QUEUE_INDEX);
+    a.load(Size::Word, second, context, xdp::RX_QUEUE_INDEX);
     a.load_map(first, sockets.as_fd());
-    a.set(third, XDP_PASS);
-    a.call(REDIRECT_MAP);
+    a.set(third, xdp::PASS);
+    a.call(xdp::REDIRECT_MAP);
     a.exit();
     a.finish()
 }

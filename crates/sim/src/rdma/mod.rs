@@ -160,7 +160,7 @@ pub struct RdmaWorld<N> {
     pub now: u64,
     /// What the fabric has counted.
     pub counts: Counts,
-    /// Time stands still after so many events.
+    /// Number of events after which the world stops.
     pub most_events: u64,
     fabric: Fabric,
     stations: Vec<Station<N>>,

@@ -15,9 +15,9 @@ use crate::violation::{Kind, Violation};
 const LOOK_NS: u64 = 20_000_000;
 /// After all faults, and after as long as the bytes may take, everything is done within that time, ns.
 const PATIENCE_NS: u64 = 15_000_000_000;
-/// A world with so many events for each packet of its messages, and this many besides, is taken to be endless.
+/// A world with more events than this, beyond those that its packets need, is taken to be endless.
 const MOST_EVENTS: u64 = 5_000_000;
-/// When all is done, the world is watched for that long, ns, and has at most so many events.
+/// When all is done, the world goes on for this long, ns; it must then have at most [`CALM_EVENTS`] events.
 const CALM_NS: u64 = 2_000_000_000;
 const CALM_EVENTS: u64 = 4_000;
 
