@@ -42,14 +42,17 @@ fn shipped_scenarios_run_without_violations_and_the_same_each_time() {
 /// A host that has no processor for a moment answers on no path: that is evidence against the host, and against no path.
 #[test]
 fn a_host_that_stands_still_makes_no_path_suspect() {
-    for length_ms in [4, 8, 15, 20, 25] {
+    for length_ms in [8, 15, 25] {
         let mut text = "duration = \"6s\"\n[topology]\nkind = \"parallel\"\nhosts = 2\npaths = 4\n\
             link = { rate = \"10Gbit/s\", delay = \"20us\" }\n[[guests]]\nvni = 100\nper_host = 2\n\
-            [[workloads]]\nkind = \"request\"\nfrom = [0]\nto = [2]\nconnections = 6\ncount = 30_000\n\
-            [[workloads]]\nkind = \"packets\"\nfrom = [1]\nto = [3]\npackets = 7_000\ngap = \"200us\"\n"
+            [[workloads]]\nkind = \"request\"\nfrom = [0]\nto = [2]\nconnections = 6\ncount = 40_000\n\
+            [[workloads]]\nkind = \"packets\"\nfrom = [1]\nto = [3]\npackets = 8_000\ngap = \"200us\"\n"
             .to_owned();
+        // Probes are sent at regular times: pauses begin at irregular ones.
+        let mut at_us = 50_000;
         for number in 0..12u64 {
-            let (at_us, host) = (80_000 + number * 101_700, number % 2);
+            at_us += 60_000 + number * 37_919 % 40_000;
+            let host = number % 2;
             let until_us = at_us + length_ms * 1000;
             text += &format!("[[faults]]\nat = \"{at_us}us\"\nuntil = \"{until_us}us\"\npause = {host}\n");
         }
