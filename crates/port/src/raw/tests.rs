@@ -54,6 +54,23 @@ fn receive(device: &mut RawDevice, count: usize) -> Vec<Vec<u8>> {
     all
 }
 
+/// The kernel turns timestamps on some time after the first socket of the machine asks for them. Until then it reports
+/// when a frame was read.
+fn wait_for_stamps(from: &mut RawDevice, to: &mut RawDevice) {
+    let until = Instant::now() + Duration::from_secs(5);
+    loop {
+        from.send(&[&frame(0, false, 60)]);
+        from.flush();
+        std::thread::sleep(Duration::from_millis(5));
+        let count = to.receive().unwrap();
+        let now = monotonic_ns();
+        if count > 0 && to.arrived_at(count - 1, now) + 2_000_000 <= now {
+            return;
+        }
+        assert!(Instant::now() < until, "no frame has a time of arrival");
+    }
+}
+
 #[test]
 fn frames_go_over_in_order_with_their_tags() {
     for (left, right) in [
@@ -86,6 +103,7 @@ fn frames_are_as_old_as_they_have_waited() {
     for mode in [RawMode::Packet, RawMode::XdpGeneric, RawMode::Auto] {
         in_namespace(move || {
             let (mut a, mut b) = (open("left0", mode), open("right0", mode));
+            wait_for_stamps(&mut a, &mut b);
             let began = monotonic_ns();
             for number in 0..3 {
                 a.send(&[&frame(number, false, 60)]);
