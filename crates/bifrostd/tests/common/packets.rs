@@ -117,6 +117,7 @@ impl Listener {
         let (theirs, ready) = (Arc::downgrade(&seen), Arc::new(std::sync::Barrier::new(2)));
         let is_ready = Arc::clone(&ready);
         net.spawn(move || {
+            super::tenants::give_way();
             // ETH_P_ALL, in network byte order.
             let mut socket = Socket::new(Domain::PACKET, Type::RAW, Some(Protocol::from(3 << 8))).unwrap();
             socket.set_recv_buffer_size(4 << 20).unwrap();

@@ -142,6 +142,8 @@ impl Tenants {
     /// Measures alone and beside the attack in turns, and holds what happens to the other tenant to the bar. `attack` starts
     /// threads that go on until they are told to stop. Returns how often they did what they do.
     pub fn judge(&self, what: &str, attack: impl Fn(&Tenants, &Arc<AtomicBool>) -> Threads) -> u64 {
+        // What a build has left in the page cache is written now: the kernel's threads that do it run for a millisecond at a time.
+        rustix::fs::sync();
         let before = self.noticed();
         let (mut alone, mut beside, mut done) = (Pool::new(), Pool::new(), 0);
         for pair in 1..=LOOKS[LOOKS.len() - 1] {
@@ -271,6 +273,7 @@ impl std::fmt::Display for Pool {
 pub fn repeat(stop: &Arc<AtomicBool>, mut step: impl FnMut() -> u64 + Send + 'static) -> JoinHandle<u64> {
     let stop = Arc::clone(stop);
     std::thread::spawn(move || {
+        give_way();
         let mut done = 0;
         while !stop.load(Ordering::Relaxed) {
             done += step();
@@ -290,6 +293,12 @@ pub fn spin(stop: &Arc<AtomicBool>, mut step: impl FnMut() + Send + 'static) -> 
         }
         0
     })
+}
+
+/// The calling thread, and those that it starts, run after those of ordinary priority, as far as the scheduler is fair: what the
+/// attacker does itself takes no time from the daemon's workers, which would have processors of their own.
+pub fn give_way() {
+    rustix::process::setpriority_process(None, 19).unwrap();
 }
 
 /// The calling thread runs when no other wants to.
