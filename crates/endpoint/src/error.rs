@@ -53,6 +53,14 @@ pub enum Error {
     Failure(SocketAddr, String),
 }
 
+impl Error {
+    /// Whether 1024 messages are open: wait for some to arrive.
+    #[must_use]
+    pub fn is_full(&self) -> bool {
+        matches!(self, Self::Send { error: SendError::Full, .. })
+    }
+}
+
 /// A reason in words.
 pub(crate) fn reason(reason: CloseReason, by_peer: bool) -> &'static str {
     match (reason, by_peer) {

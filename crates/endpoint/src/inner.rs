@@ -10,10 +10,10 @@ use bifrost_verbs::Soft;
 use bifrost_wire::rdm::{Setup, SetupKind, SetupRefusal};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
+use crate::config::WorkerConfig;
 use crate::error::{Error, reason, refusal};
 use crate::host::{Host, HostEvent, Limits};
 use crate::setup;
-use crate::worker::WorkerConfig;
 
 #[derive(Debug)]
 pub(crate) struct Inner {
@@ -146,6 +146,25 @@ impl Inner {
             }
         }
         Ok(busy || received > 0)
+    }
+
+    /// Does what there is to do, and waits for something if there is nothing.
+    pub(crate) fn wait(&mut self, timeout: Duration) -> Result<bool, Error> {
+        let begin = Instant::now();
+        loop {
+            if self.poll()? {
+                return Ok(true);
+            }
+            let waited = begin.elapsed();
+            if waited >= timeout {
+                return Ok(false);
+            }
+            if waited >= self.config.spin {
+                self.sleep(timeout - waited)?;
+            } else {
+                std::hint::spin_loop();
+            }
+        }
     }
 
     pub(crate) fn on_event(&mut self, event: HostEvent) {

@@ -14,7 +14,9 @@
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
 mod buffers;
+mod config;
 mod control;
+mod endpoint;
 mod error;
 mod host;
 mod inner;
@@ -30,7 +32,9 @@ pub use bifrost_rdm::{
     Adaptive, Chunking, Class, CloseReason, Config, Congestion, ConnectionConfig, ConnectionId, Counters, Fixed,
     MessageId, NEVER, Order, SendError, Service, Swift, SwiftConfig, Unlimited,
 };
+pub use config::WorkerConfig;
+pub use endpoint::{Endpoint, Message, Request};
 pub use error::Error;
 pub use host::{Host, HostConfig, HostError, HostEvent, Limits};
 pub use setup::Listener;
-pub use worker::{Endpoint, Message, Request, SETUP_PATIENCE, Worker, WorkerConfig};
+pub use worker::{SETUP_PATIENCE, Worker};

@@ -1,0 +1,106 @@
+//! What the engine wants done: work requests for the provider, events for the application.
+
+use bifrost_rdm::{ConnectionId, Event, Work};
+use bifrost_verbs::{INLINE_MAX, Operation, Provider, SendRequest};
+
+use super::{Host, HostEvent};
+use crate::buffers::Store;
+
+impl<P: Provider> Host<P> {
+    pub(super) fn perform(&mut self, now_ns: u64) {
+        self.perform_work();
+        self.collect();
+        // A lane that did not take a request is in error.
+        if !self.out.work.is_empty() {
+            self.turn_engine(now_ns);
+        }
+    }
+
+    pub(super) fn turn_engine(&mut self, now_ns: u64) {
+        let mut store = Store { provider: &mut self.provider, buffers: &mut self.buffers };
+        self.engine.turn(now_ns, &mut store, &mut self.out);
+    }
+
+    pub(super) fn perform_work(&mut self) {
+        let mut work = std::mem::take(&mut self.out.work);
+        for work in &work {
+            self.perform_one(work);
+        }
+        work.clear();
+        // What came in meanwhile follows.
+        work.append(&mut self.out.work);
+        self.out.work = work;
+    }
+
+    fn perform_one(&mut self, work: &Work) {
+        match *work {
+            Work::Send { connection, lane, token, header, buffer, offset, len } => {
+                let mut inline = [0; INLINE_MAX];
+                inline[..header.len()].copy_from_slice(&header);
+                let slice = self.buffers.slice(buffer, offset, len);
+                let (operation, inline_len) = (Operation::Send, header.len() as u8);
+                let request = SendRequest { token, operation, immediate: None, inline, inline_len, slice };
+                self.post(connection, lane, request);
+            }
+            Work::Write { connection, lane, token, buffer, offset, len, address, key, immediate } => {
+                let slice = self.buffers.slice(buffer, offset, len);
+                let operation = Operation::Write { address, key };
+                let (inline, inline_len) = ([0; INLINE_MAX], 0);
+                let request = SendRequest { token, operation, immediate: Some(immediate), inline, inline_len, slice };
+                self.post(connection, lane, request);
+            }
+            Work::Control { connection, ref control } => {
+                let peer = self.bound(connection).and_then(|bound| bound.peer);
+                if let Some(peer) = peer {
+                    self.control.send(&mut self.provider, &peer.control, control);
+                }
+            }
+            Work::Repath { connection } => {
+                let source_port = 0xc000 | self.random.u16(..0x4000);
+                if let Some(peer) = self.bound_mut(connection).and_then(|bound| bound.peer.as_mut()) {
+                    peer.control.source_port = source_port;
+                }
+            }
+            Work::Reset { connection, lane } => {
+                if let Some(local) = self.bound(connection).map(|bound| bound.lanes[usize::from(lane)]) {
+                    self.take_before_reset(local.queue_pair);
+                    let _ = self.provider.reset(local.queue_pair);
+                }
+            }
+            Work::Connect { connection, lane, send_sequence, receive_sequence, source_port } => {
+                // The values are sound, and the queue pair was reset: it does not fail but for a bug, and then the lane
+                // is silent, and another is used.
+                let _ = self.connect_lane(connection, lane, send_sequence, receive_sequence, source_port);
+            }
+        }
+    }
+
+    fn post(&mut self, connection: ConnectionId, lane: u8, request: SendRequest) {
+        let Some(local) = self.bound(connection).map(|bound| bound.lanes[usize::from(lane)]) else { return };
+        if self.provider.post_send(local.queue_pair, request).is_err() {
+            // Not posted, so not sent: the engine resets the lane and repeats what was on it.
+            self.engine.on_sent(0, request.token, false, 0, &mut self.out);
+        }
+    }
+
+    /// Takes the engine's events over: buffers come back from the NIC.
+    pub(super) fn collect(&mut self) {
+        for event in self.out.events.drain(..) {
+            match event {
+                Event::Delivered { connection, buffer, class, call, .. } => {
+                    let Some(data) = self.buffers.deregister(&mut self.provider, buffer) else { continue };
+                    self.events.push_back(HostEvent::Message { connection, class, call, data });
+                }
+                Event::Sent { connection, message, buffer } => {
+                    if let Some(data) = self.buffers.deregister(&mut self.provider, buffer) {
+                        self.buffers.recycle(connection, data);
+                    }
+                    self.events.push_back(HostEvent::Sent { connection, message });
+                }
+                Event::Closed { connection, reason, by_peer } => {
+                    self.events.push_back(HostEvent::Closed { connection, reason, by_peer });
+                }
+            }
+        }
+    }
+}
