@@ -8,7 +8,7 @@ local rdm = Proto("bifrost_rdm", "Bifrost messages over RDMA")
 
 local send_kinds = { [1] = "EAGER", [2] = "REPAIR", [3] = "ANNOUNCE" }
 local control_kinds = { [1] = "ACK", [2] = "GRANT", [3] = "PROBE", [4] = "CLOSE", [5] = "LANE" }
-local classes = { [0] = "message", [1] = "request", [2] = "response", [3] = "failure" }
+local classes = { [0] = "message", [1] = "request", [2] = "response", [3] = "failure", [4] = "write", [5] = "read" }
 local reasons = { [1] = "done", [2] = "protocol error", [3] = "silence" }
 local phases = { [1] = "request", [2] = "response" }
 
@@ -54,7 +54,7 @@ local opcode = Field.new("infiniband.bth.opcode")
 local function is_send(tvb)
     if tvb:len() < SEND_LEN or not send_kinds[tvb(0, 1):uint() - 0x10] then return false end
     local flags, length, offset = tvb(1, 1):uint(), tvb(16, 4):uint(), tvb(20, 4):uint()
-    return bit.band(flags, 0x7f) < 4 and tvb(2, 2):uint() == 0 and offset % UNIT == 0 and (offset < length or offset == 0)
+    return bit.band(flags, 0x7f) < 6 and tvb(2, 2):uint() == 0 and offset % UNIT == 0 and (offset < length or offset == 0)
 end
 
 local function is_control(tvb)

@@ -6,10 +6,11 @@ use std::ops::Deref;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
-use bifrost_rdm::{Class, CloseReason, ConnectionId, MessageId};
+use bifrost_rdm::{Class, CloseReason, ConnectionId, MessageId, SendError};
 
 use crate::error::Error;
 use crate::inner::Inner;
+use crate::remote::RemoteRegion;
 
 /// One end of a connection. Dropping it closes the connection.
 #[derive(Debug)]
@@ -34,7 +35,7 @@ pub struct Message {
 pub struct Request {
     /// What is asked.
     pub message: Message,
-    call: u32,
+    pub(crate) call: u32,
 }
 
 impl Endpoint {
@@ -106,31 +107,44 @@ impl Endpoint {
     /// # Errors
     /// As for [`Endpoint::send`].
     pub fn begin_call(&self, request: Vec<u8>) -> Result<u32, Error> {
-        let call = {
-            let mut inner = self.inner.borrow_mut();
-            let state = inner.connections.get_mut(&self.id).ok_or(self.ended())?;
-            state.next_call = state.next_call.wrapping_add(1);
-            state.calls.insert(state.next_call, None);
-            state.next_call
-        };
-        let sent = self.post(Class::Request, call, request);
-        if sent.is_err()
-            && let Some(state) = self.inner.borrow_mut().connections.get_mut(&self.id)
-        {
-            state.calls.remove(&call);
-        }
-        sent.map(|_| call)
+        self.open_call(None, |inner, now, call| {
+            let sent = inner.host.send(now, self.id, Class::Request, call, request);
+            sent.map(drop).map_err(|(error, _)| error)
+        })
     }
 
-    /// The response to a call, if it has come.
+    /// Begins to write to a region of the peer; [`Endpoint::try_response`] has an empty response once the bytes are there.
+    /// Writes to one region take place in the order in which they were begun.
+    ///
+    /// # Errors
+    /// [`Error::Range`]; and as for [`Endpoint::send`]: `data` may have 24 bytes less than a message.
+    pub fn begin_write(&self, region: &RemoteRegion, offset: u64, data: &[u8]) -> Result<u32, Error> {
+        inside(region, offset, data.len())?;
+        self.open_call(Some(0), |inner, now, call| {
+            inner.host.write_remote(now, self.id, call, (region.key, offset), data)
+        })
+    }
+
+    /// Begins to read from a region of the peer; [`Endpoint::try_response`] has the bytes. It sees writes of this end that
+    /// were begun before.
+    ///
+    /// # Errors
+    /// [`Error::Range`]; and as for [`Endpoint::send`].
+    pub fn begin_read(&self, region: &RemoteRegion, offset: u64, len: u32) -> Result<u32, Error> {
+        inside(region, offset, len as usize)?;
+        self.open_call(Some(len), |inner, now, call| {
+            inner.host.read_remote(now, self.id, call, (region.key, offset), len)
+        })
+    }
+
+    /// The response to a call, to a write or to a read, if it has come.
     ///
     /// # Errors
     /// When the peer says that it has none, or the connection has ended.
     pub fn try_response(&self, call: u32) -> Result<Option<Message>, Error> {
         let taken = self.inner.borrow_mut().take_response(self.id, call);
         match taken {
-            Some((Class::Failure, text)) => Err(Error::Failure(self.peer, String::from_utf8_lossy(&text).into_owned())),
-            Some((_, data)) => Ok(Some(self.message(data))),
+            Some((class, data, expected)) => self.response(class, data, expected).map(Some),
             None => self.inner.borrow().check(self.id, self.peer).map(|()| None),
         }
     }
@@ -141,17 +155,27 @@ impl Endpoint {
     /// When the peer says that it has none, the connection has ended, or `timeout` is over.
     pub fn call(&self, request: Vec<u8>, timeout: Duration) -> Result<Message, Error> {
         let call = self.begin_call(request)?;
-        let response = self.until(timeout, |inner, id| {
-            let come = inner.connections.get(&id)?.calls.get(&call)?.is_some();
-            come.then_some(())
-        });
-        if let Err(error) = response {
-            if let Some(state) = self.inner.borrow_mut().connections.get_mut(&self.id) {
-                state.calls.remove(&call);
-            }
-            return Err(error);
-        }
-        self.try_response(call)?.ok_or(Error::Timeout(self.peer))
+        self.finish(call, timeout)
+    }
+
+    /// Writes to a region of the peer, and waits until the bytes are there. The peer's application has nothing to do with it;
+    /// its worker must be polled.
+    ///
+    /// # Errors
+    /// As for [`Endpoint::begin_write`]; and when the peer refuses, the connection has ended, or `timeout` is over: then the
+    /// bytes may be there or not, or come later.
+    pub fn write(&self, region: &RemoteRegion, offset: u64, data: &[u8], timeout: Duration) -> Result<(), Error> {
+        let call = self.begin_write(region, offset, data)?;
+        self.finish(call, timeout).map(drop)
+    }
+
+    /// Reads from a region of the peer. The peer's application has nothing to do with it; its worker must be polled.
+    ///
+    /// # Errors
+    /// As for [`Endpoint::begin_read`]; and when the peer refuses, the connection has ended, or `timeout` is over.
+    pub fn read(&self, region: &RemoteRegion, offset: u64, len: u32, timeout: Duration) -> Result<Message, Error> {
+        let call = self.begin_read(region, offset, len)?;
+        self.finish(call, timeout)
     }
 
     /// The next request, if there is one.
@@ -192,15 +216,55 @@ impl Endpoint {
         self.post(Class::Failure, request.call, reason.as_bytes().to_vec())
     }
 
-    fn post(&self, class: Class, call: u32, data: Vec<u8>) -> Result<MessageId, Error> {
+    pub(crate) fn post(&self, class: Class, call: u32, data: Vec<u8>) -> Result<MessageId, Error> {
         let mut inner = self.inner.borrow_mut();
         inner.check(self.id, self.peer)?;
         let now = inner.host.provider().now_ns();
         let sent = inner.host.send(now, self.id, class, call, data);
         let message = sent.map_err(|(error, _)| Error::Send { peer: self.peer, error })?;
-        // Out at once; what has come in meanwhile waits for the next poll.
-        inner.host.turn(now);
-        inner.host.provider_mut().transmit();
+        inner.push_out(now);
+        Ok(message)
+    }
+
+    /// Opens a call and sends what begins it.
+    fn open_call(
+        &self,
+        expected: Option<u32>,
+        send: impl FnOnce(&mut Inner, u64, u32) -> Result<(), SendError>,
+    ) -> Result<u32, Error> {
+        let mut inner = self.inner.borrow_mut();
+        inner.check(self.id, self.peer)?;
+        let call = inner.open_call(self.id, expected).ok_or_else(|| self.ended())?;
+        let now = inner.host.provider().now_ns();
+        if let Err(error) = send(&mut inner, now, call) {
+            inner.forget_call(self.id, call);
+            return Err(Error::Send { peer: self.peer, error });
+        }
+        inner.push_out(now);
+        Ok(call)
+    }
+
+    /// Waits for the response to a call.
+    fn finish(&self, call: u32, timeout: Duration) -> Result<Message, Error> {
+        match self.until(timeout, |inner, id| inner.take_response(id, call)) {
+            Ok((class, data, expected)) => self.response(class, data, expected),
+            Err(error) => {
+                self.inner.borrow_mut().forget_call(self.id, call);
+                Err(error)
+            }
+        }
+    }
+
+    /// What a response means.
+    pub(crate) fn response(&self, class: Class, data: Vec<u8>, expected: Option<u32>) -> Result<Message, Error> {
+        // Its memory goes back in any case.
+        let message = self.message(data);
+        if class == Class::Failure {
+            return Err(Error::Failure(self.peer, String::from_utf8_lossy(&message).into_owned()));
+        }
+        if expected.is_some_and(|expected| expected as usize != message.len()) {
+            return Err(Error::Answer(self.peer));
+        }
         Ok(message)
     }
 
@@ -225,13 +289,18 @@ impl Endpoint {
         }
     }
 
-    fn message(&self, data: Vec<u8>) -> Message {
+    pub(crate) fn message(&self, data: Vec<u8>) -> Message {
         Message { data, inner: self.inner.clone(), id: self.id, taken: false }
     }
 
     fn ended(&self) -> Error {
         Error::Closed { peer: self.peer, why: "it was closed here" }
     }
+}
+
+/// Whether an access stays inside of a region, as far as this end knows.
+fn inside(region: &RemoteRegion, offset: u64, len: usize) -> Result<(), Error> {
+    if region.has(offset, len) { Ok(()) } else { Err(Error::Range { offset, len: len as u64, region: region.len }) }
 }
 
 impl Drop for Endpoint {

@@ -48,6 +48,19 @@ pub enum Error {
     /// It took too long.
     #[error("nothing from {0} in time")]
     Timeout(SocketAddr),
+    /// An access to memory that would leave the region.
+    #[error("{len} bytes at offset {offset} are not inside of a region of {region} bytes")]
+    Range {
+        /// Where, bytes.
+        offset: u64,
+        /// How many bytes.
+        len: u64,
+        /// Bytes of the region.
+        region: u64,
+    },
+    /// The peer's response to an access to its memory has another length than was asked for.
+    #[error("{0} answered an access to its memory with another number of bytes")]
+    Answer(SocketAddr),
     /// The peer could not do what it was asked for.
     #[error("{0} says: {1}")]
     Failure(SocketAddr, String),

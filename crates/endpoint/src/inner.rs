@@ -5,7 +5,7 @@ use std::io::Write;
 use std::net::{SocketAddr, TcpStream};
 use std::time::{Duration, Instant};
 
-use bifrost_rdm::{Adaptive, Class, CloseReason, ConnectionConfig, ConnectionId, NEVER, Swift, SwiftConfig};
+use bifrost_rdm::{Adaptive, Class, CloseReason, ConnectionConfig, ConnectionId, MessageId, NEVER, Swift, SwiftConfig};
 use bifrost_verbs::Soft;
 use bifrost_wire::rdm::{Setup, SetupKind, SetupRefusal};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -14,6 +14,7 @@ use crate::config::WorkerConfig;
 use crate::error::{Error, reason, refusal};
 use crate::host::{Host, HostEvent, Limits};
 use crate::setup;
+use crate::wakers::Wakers;
 
 #[derive(Debug)]
 pub(crate) struct Inner {
@@ -21,6 +22,9 @@ pub(crate) struct Inner {
     pub(crate) host: Host<Soft>,
     pub(crate) connections: HashMap<ConnectionId, State>,
     pub(crate) looked: Instant,
+    /// Tasks that wait for a peer to connect, and when they were last woken.
+    pub(crate) acceptors: Wakers,
+    pub(crate) woken: Instant,
 }
 
 /// A connection, as the application sees it.
@@ -29,14 +33,32 @@ pub(crate) struct State {
     pub(crate) stream: TcpStream,
     pub(crate) messages: VecDeque<Vec<u8>>,
     pub(crate) requests: VecDeque<(u32, Vec<u8>)>,
-    /// Calls that are open, and what has come in for them.
-    pub(crate) calls: HashMap<u32, Option<(Class, Vec<u8>)>>,
+    /// Calls and accesses to the peer's memory that are open.
+    pub(crate) calls: HashMap<u32, Call>,
     pub(crate) next_call: u32,
     pub(crate) closed: Option<&'static str>,
+    /// Tasks that wait for a message, for a request, and for room for a message.
+    pub(crate) readers: Wakers,
+    pub(crate) servers: Wakers,
+    pub(crate) senders: Wakers,
+    /// Messages whose arrival a task waits for: whether it has come, and the task.
+    pub(crate) arrivals: HashMap<MessageId, (bool, Wakers)>,
+}
+
+/// A call that is open.
+#[derive(Debug, Default)]
+pub(crate) struct Call {
+    /// Bytes that the response must have.
+    pub(crate) expected: Option<u32>,
+    /// What has come in for it.
+    pub(crate) response: Option<(Class, Vec<u8>)>,
+    pub(crate) waiting: Wakers,
 }
 
 /// How often streams are looked at: peers that have ended.
-const LOOK_EVERY: Duration = Duration::from_millis(100);
+pub(crate) const LOOK_EVERY: Duration = Duration::from_millis(100);
+/// How often tasks that wait for a peer to connect look.
+const ACCEPT_EVERY: Duration = Duration::from_millis(5);
 
 impl Inner {
     pub(crate) fn limits(&self) -> Limits {
@@ -141,9 +163,13 @@ impl Inner {
             self.looked = Instant::now();
             for state in self.connections.values_mut().filter(|state| state.closed.is_none()) {
                 if setup::is_gone(&state.stream) {
-                    state.closed = Some("the peer has ended");
+                    state.close("the peer has ended");
                 }
             }
+        }
+        if self.woken.elapsed() >= ACCEPT_EVERY {
+            self.woken = Instant::now();
+            self.acceptors.wake();
         }
         Ok(busy || received > 0)
     }
@@ -172,36 +198,58 @@ impl Inner {
             HostEvent::Message { connection, class, call, data } => {
                 let Some(state) = self.connections.get_mut(&connection) else { return };
                 match class {
-                    Class::Message => state.messages.push_back(data),
-                    Class::Request => state.requests.push_back((call, data)),
+                    Class::Message => {
+                        state.messages.push_back(data);
+                        state.readers.wake();
+                    }
+                    Class::Request => {
+                        state.requests.push_back((call, data));
+                        state.servers.wake();
+                    }
                     Class::Response | Class::Failure => match state.calls.get_mut(&call) {
-                        Some(slot @ None) => *slot = Some((class, data)),
+                        Some(open) if open.response.is_none() => {
+                            open.response = Some((class, data));
+                            open.waiting.wake();
+                        }
                         // Nobody waits for it any more, or never did.
                         _ => {
                             let now = self.host.provider().now_ns();
                             self.host.consumed_bytes(now, connection, data.len() as u32, data);
                         }
                     },
+                    // The host itself executes and answers these.
+                    Class::Write | Class::Read => {}
                 }
             }
-            HostEvent::Sent { .. } => {}
+            HostEvent::Sent { connection, message } => {
+                let Some(state) = self.connections.get_mut(&connection) else { return };
+                state.senders.wake();
+                if let Some((arrived, waiting)) = state.arrivals.get_mut(&message) {
+                    *arrived = true;
+                    waiting.wake();
+                }
+            }
             HostEvent::Closed { connection, reason: why, by_peer } => {
                 if let Some(state) = self.connections.get_mut(&connection) {
-                    state.closed = state.closed.or(Some(reason(why, by_peer)));
+                    state.close(reason(why, by_peer));
                 }
             }
         }
     }
 
+    /// For how long there is nothing to do if no packet comes.
+    pub(crate) fn due(&self) -> Duration {
+        let now = self.host.provider().now_ns();
+        let look = if self.acceptors.is_empty() { LOOK_EVERY } else { ACCEPT_EVERY };
+        match self.host.next_deadline().min(self.host.provider().next_deadline()) {
+            NEVER => look,
+            due => look.min(Duration::from_nanos(due.saturating_sub(now))),
+        }
+    }
+
     /// Waits for a packet, or until something is due.
     pub(crate) fn sleep(&mut self, at_most: Duration) -> Result<(), Error> {
-        let now = self.host.provider().now_ns();
-        let due = self.host.next_deadline().min(self.host.provider().next_deadline());
-        let wait = match due {
-            NEVER => at_most,
-            due => at_most.min(Duration::from_nanos(due.saturating_sub(now))),
-        };
-        let wait = wait.min(LOOK_EVERY);
+        let wait = self.due().min(at_most);
         let timeout = Timespec { tv_sec: wait.as_secs() as i64, tv_nsec: wait.subsec_nanos().into() };
         let mut descriptors = [PollFd::from_borrowed_fd(self.host.provider().descriptor(), PollFlags::IN)];
         match poll(&mut descriptors, Some(&timeout)) {
@@ -218,10 +266,41 @@ impl Inner {
         self.connections.get_mut(&id)?.requests.pop_front()
     }
 
-    pub(crate) fn take_response(&mut self, id: ConnectionId, call: u32) -> Option<(Class, Vec<u8>)> {
+    /// The response to a call, with the length that it must have.
+    pub(crate) fn take_response(&mut self, id: ConnectionId, call: u32) -> Option<(Class, Vec<u8>, Option<u32>)> {
         let calls = &mut self.connections.get_mut(&id)?.calls;
-        calls.get(&call)?.as_ref()?;
-        calls.remove(&call).flatten()
+        calls.get(&call)?.response.as_ref()?;
+        let Call { expected, response, .. } = calls.remove(&call)?;
+        response.map(|(class, data)| (class, data, expected))
+    }
+
+    /// Opens a call.
+    pub(crate) fn open_call(&mut self, id: ConnectionId, expected: Option<u32>) -> Option<u32> {
+        let state = self.connections.get_mut(&id)?;
+        // Numbers wrap: one that is open is not used again.
+        loop {
+            state.next_call = state.next_call.wrapping_add(1);
+            if !state.calls.contains_key(&state.next_call) {
+                break;
+            }
+        }
+        state.calls.insert(state.next_call, Call { expected, ..Call::default() });
+        Some(state.next_call)
+    }
+
+    /// Nobody waits for a call any more; what has come in for it is given back.
+    pub(crate) fn forget_call(&mut self, id: ConnectionId, call: u32) {
+        let open = self.connections.get_mut(&id).and_then(|state| state.calls.remove(&call));
+        if let Some((_, data)) = open.and_then(|open| open.response) {
+            let now = self.host.provider().now_ns();
+            self.host.consumed_bytes(now, id, data.len() as u32, data);
+        }
+    }
+
+    /// Has what was posted leave; what has come in meanwhile waits for the next poll.
+    pub(crate) fn push_out(&mut self, now_ns: u64) {
+        self.host.turn(now_ns);
+        self.host.provider_mut().transmit();
     }
 
     pub(crate) fn check(&self, id: ConnectionId, peer: SocketAddr) -> Result<(), Error> {
@@ -245,6 +324,20 @@ impl State {
             calls: HashMap::new(),
             next_call: 0,
             closed: None,
+            readers: Wakers::default(),
+            servers: Wakers::default(),
+            senders: Wakers::default(),
+            arrivals: HashMap::new(),
         }
+    }
+
+    /// The connection has ended: all that waits is told.
+    fn close(&mut self, why: &'static str) {
+        self.closed = self.closed.or(Some(why));
+        for wakers in [&mut self.readers, &mut self.servers, &mut self.senders] {
+            wakers.wake();
+        }
+        self.calls.values_mut().for_each(|call| call.waiting.wake());
+        self.arrivals.values_mut().for_each(|(_, waiting)| waiting.wake());
     }
 }

@@ -8,6 +8,121 @@
 //! Calls of a worker and of its endpoints drive the connections; a thread that does something else for long calls
 //! [`Worker::poll`] now and then, or [`Worker::wait`].
 //!
+//! # Messages and calls
+//!
+//! ```
+//! use std::time::Duration;
+//!
+//! use bifrost_endpoint::{Worker, WorkerConfig};
+//!
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let second = Duration::from_secs(1);
+//! let local = std::net::IpAddr::from([0, 0, 0, 0, 0, 0, 0, 1]);
+//! // Several processes of one host: each takes a port of its own, and tells its peers.
+//! let config = WorkerConfig { port: 0, ..WorkerConfig::new(local) };
+//! let (told, address) = std::sync::mpsc::channel();
+//! let server = std::thread::spawn(move || -> Result<(), bifrost_endpoint::Error> {
+//!     let worker = Worker::new(config)?;
+//!     let mut listener = worker.listen((local, 0).into())?;
+//!     let _ = told.send(listener.local_addr()?);
+//!     let endpoint = worker.accept(&mut listener, 10 * second)?;
+//!     let request = endpoint.next_request(10 * second)?;
+//!     let mut response = request.message.to_vec();
+//!     response.reverse();
+//!     endpoint.respond(&request, response)?;
+//! #   // The acknowledgement of the response is not waited for: the peer ends when it has it.
+//! #   let _ = endpoint.recv(10 * second);
+//!     Ok(())
+//! });
+//! let worker = Worker::new(config)?;
+//! let endpoint = worker.connect(address.recv()?, 10 * second)?;
+//! assert_eq!(*endpoint.call(b"tide".to_vec(), 10 * second)?, *b"edit");
+//! # drop(endpoint);
+//! # server.join().map_err(|_| "the server panicked")??;
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! # Memory that peers read and write
+//!
+//! [`Worker::register`] makes a [`Region`]; the peers that [`Region::allow`] lets in use [`Endpoint::write`] and
+//! [`Endpoint::read`], with which the application of the region's end has nothing to do: its worker checks and executes them
+//! when it is polled. A peer can do nothing outside of what it was let in to, whatever it sends.
+//!
+//! ```
+//! # use std::time::Duration;
+//! # use bifrost_endpoint::{RemoteRegion, Rights, Worker, WorkerConfig};
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! # let second = Duration::from_secs(1);
+//! # let local = std::net::IpAddr::from([0, 0, 0, 0, 0, 0, 0, 1]);
+//! # let config = WorkerConfig { port: 0, ..WorkerConfig::new(local) };
+//! # let (told, address) = std::sync::mpsc::channel();
+//! # let server = std::thread::spawn(move || -> Result<Vec<u8>, bifrost_endpoint::Error> {
+//! #     let worker = Worker::new(config)?;
+//! #     let mut listener = worker.listen((local, 0).into())?;
+//! #     let _ = told.send(listener.local_addr()?);
+//! #     let endpoint = worker.accept(&mut listener, 10 * second)?;
+//! // The end that has the memory:
+//! let region = worker.register(vec![0; 4096])?;
+//! let remote = region.allow(&endpoint, Rights::ReadWrite)?;
+//! endpoint.send(remote.to_bytes().to_vec())?;
+//! #     // Until the peer has ended.
+//! #     let _ = endpoint.recv(10 * second);
+//! #     Ok(region.into_vec())
+//! # });
+//! # let worker = Worker::new(config)?;
+//! # let endpoint = worker.connect(address.recv()?, 10 * second)?;
+//! // The other end:
+//! let told = endpoint.recv(10 * second)?;
+//! let remote = RemoteRegion::from_bytes(told.as_array().ok_or("another length")?);
+//! endpoint.write(&remote, 100, b"some bytes", 10 * second)?;
+//! assert_eq!(*endpoint.read(&remote, 105, 5, 10 * second)?, *b"bytes");
+//! # drop(endpoint);
+//! # let memory = server.join().map_err(|_| "the server panicked")??;
+//! # assert_eq!(memory[100..110], *b"some bytes");
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! # Futures
+//!
+//! Each operation that waits exists as a future, too: [`Endpoint::recv_async`], [`Endpoint::send_async`],
+//! [`Endpoint::call_async`], [`Endpoint::write_async`] and so on. They need no particular runtime: [`Worker::block_on`] is
+//! enough, and others poll the worker when its [`Worker::descriptor`] is readable, or [`Worker::due`] is over.
+//!
+//! ```
+//! # use std::time::Duration;
+//! # use bifrost_endpoint::{Error, Worker, WorkerConfig};
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! # let second = Duration::from_secs(1);
+//! # let local = std::net::IpAddr::from([0, 0, 0, 0, 0, 0, 0, 1]);
+//! # let config = WorkerConfig { port: 0, ..WorkerConfig::new(local) };
+//! # let (told, address) = std::sync::mpsc::channel();
+//! # let server = std::thread::spawn(move || -> Result<(), Error> {
+//! #     let worker = Worker::new(config)?;
+//! #     let mut listener = worker.listen((local, 0).into())?;
+//! #     let _ = told.send(listener.local_addr()?);
+//! worker.block_on(async {
+//!     let endpoint = worker.accept_async(&mut listener).await?;
+//!     let message = endpoint.recv_async().await?;
+//!     endpoint.send_async(message.to_vec()).await
+//! })??;
+//! #     Ok(())
+//! # });
+//! # let worker = Worker::new(config)?;
+//! # let endpoint = worker.connect(address.recv()?, 10 * second)?;
+//! # endpoint.send(b"there and back".to_vec())?;
+//! # assert_eq!(*endpoint.recv(10 * second)?, *b"there and back");
+//! # endpoint.worker().wait(Duration::from_millis(50))?;
+//! # drop(endpoint);
+//! # match server.join().map_err(|_| "the server panicked")? {
+//! #     // This end may go before the last acknowledgement has arrived.
+//! #     Ok(()) | Err(Error::Closed { .. }) => Ok(()),
+//! #     Err(error) => Err(error.into()),
+//! # }
+//! # }
+//! ```
+//!
 //! Below, [`Host`] joins the engine (`bifrost-rdm`) and a provider of verbs; it does no I/O of its own.
 
 #![forbid(unsafe_code)]
@@ -18,12 +133,18 @@ mod config;
 mod control;
 mod endpoint;
 mod error;
+mod future;
 mod host;
 mod inner;
+mod region;
+mod regions;
+mod remote;
+mod served;
 mod setup;
 mod slots;
 #[cfg(test)]
 mod tests;
+mod wakers;
 mod worker;
 
 #[cfg(feature = "mutations")]
@@ -35,6 +156,10 @@ pub use bifrost_rdm::{
 pub use config::WorkerConfig;
 pub use endpoint::{Endpoint, Message, Request};
 pub use error::Error;
-pub use host::{Host, HostConfig, HostError, HostEvent, Limits};
+pub use host::{Host, HostConfig, HostError, HostEvent, Limits, MAX_ACCESS};
+pub use region::Region;
+pub use regions::Rights;
+pub use remote::RemoteRegion;
+pub use served::AccessCounters;
 pub use setup::Listener;
 pub use worker::{SETUP_PATIENCE, Worker};

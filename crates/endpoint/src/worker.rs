@@ -2,9 +2,15 @@
 
 use std::cell::RefCell;
 use std::collections::HashMap;
+use std::future::poll_fn;
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::net::SocketAddr;
+use std::os::fd::OwnedFd;
+use std::pin::pin;
 use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::task::{Context, Poll, Wake, Waker};
 use std::time::{Duration, Instant};
 
 use bifrost_rdm::{CloseReason, Counters};
@@ -15,8 +21,11 @@ use crate::config::WorkerConfig;
 use crate::endpoint::Endpoint;
 use crate::error::Error;
 use crate::host::{Host, HostConfig};
-use crate::inner::Inner;
+use crate::inner::{Inner, LOOK_EVERY};
+use crate::region::Region;
+use crate::served::AccessCounters;
 use crate::setup::{self, Listener, PATIENCE};
+use crate::wakers::Wakers;
 
 /// Looks after the connections of one thread. Clones are the same worker.
 #[derive(Clone, Debug)]
@@ -42,7 +51,8 @@ impl Worker {
         let host = HostConfig::new(config.connections, unpredictable());
         let host = Host::new(soft, host).map_err(|error| Error::Host(at, error))?;
         let looked = Instant::now();
-        let inner = Inner { config, host, connections: HashMap::new(), looked };
+        let inner =
+            Inner { config, host, connections: HashMap::new(), looked, acceptors: Wakers::default(), woken: looked };
         Ok(Self { inner: Rc::new(RefCell::new(inner)) })
     }
 
@@ -118,6 +128,24 @@ impl Worker {
         }
     }
 
+    /// Registers memory, for peers to read and write it: [`Region::allow`] lets them in.
+    ///
+    /// # Errors
+    /// When there are 65,536 regions.
+    pub fn register(&self, memory: Vec<u8>) -> Result<Region, Error> {
+        let mut inner = self.inner.borrow_mut();
+        let at = SocketAddr::new(inner.config.address, inner.host.provider().nic_port());
+        let len = memory.len();
+        let key = inner.host.register_memory(memory).map_err(|error| Error::Host(at, error))?;
+        Ok(Region { inner: self.inner.clone(), key, len })
+    }
+
+    /// What peers have done with this worker's regions.
+    #[must_use]
+    pub fn access_counters(&self) -> AccessCounters {
+        *self.inner.borrow().host.access_counters()
+    }
+
     /// Does what there is to do, without waiting. Whether there was something.
     ///
     /// # Errors
@@ -132,6 +160,59 @@ impl Worker {
     /// When the NIC's socket fails.
     pub fn wait(&self, timeout: Duration) -> Result<bool, Error> {
         self.inner.borrow_mut().wait(timeout)
+    }
+
+    /// Runs a future to its end, and the worker beside it. What other threads wake is noticed within 100 ms.
+    ///
+    /// # Errors
+    /// When the NIC's socket fails.
+    pub fn block_on<F: Future>(&self, future: F) -> Result<F::Output, Error> {
+        let woken = Arc::new(Woken(AtomicBool::new(true)));
+        let waker = Waker::from(woken.clone());
+        let mut context = Context::from_waker(&waker);
+        let mut future = pin!(future);
+        loop {
+            if woken.0.swap(false, Ordering::AcqRel)
+                && let Poll::Ready(output) = future.as_mut().poll(&mut context)
+            {
+                return Ok(output);
+            }
+            if woken.0.load(Ordering::Acquire) {
+                self.poll()?;
+            } else {
+                self.wait(LOOK_EVERY)?;
+            }
+        }
+    }
+
+    /// The socket on which packets come in, for an executor that waits on descriptors; a worker is to be polled until
+    /// [`Worker::poll`] has nothing to do when it is readable, and when [`Worker::due`] is over.
+    ///
+    /// # Errors
+    /// When no descriptor is left.
+    pub fn descriptor(&self) -> Result<OwnedFd, Error> {
+        Ok(self.inner.borrow().host.provider().descriptor().try_clone_to_owned()?)
+    }
+
+    /// For how long the worker has nothing to do if no packet comes, at most 100 ms.
+    #[must_use]
+    pub fn due(&self) -> Duration {
+        self.inner.borrow().due()
+    }
+
+    /// The next peer that connects, as a future; see [`Worker::block_on`].
+    ///
+    /// # Errors
+    /// When the listening socket fails.
+    pub async fn accept_async(&self, listener: &mut Listener) -> Result<Endpoint, Error> {
+        poll_fn(|context| {
+            if let Some(endpoint) = self.try_accept(listener)? {
+                return Poll::Ready(Ok(endpoint));
+            }
+            self.inner.borrow_mut().acceptors.add(context.waker());
+            Poll::Pending
+        })
+        .await
     }
 
     /// What the engine has counted.
@@ -153,6 +234,15 @@ impl Endpoint {
     #[must_use]
     pub fn worker(&self) -> Worker {
         Worker { inner: self.inner.clone() }
+    }
+}
+
+/// Whether a future is to be polled.
+struct Woken(AtomicBool);
+
+impl Wake for Woken {
+    fn wake(self: Arc<Self>) {
+        self.0.store(true, Ordering::Release);
     }
 }
 

@@ -415,6 +415,12 @@ impl Engine {
         }
     }
 
+    /// Whether a connection has as many messages open as it may.
+    #[must_use]
+    pub fn is_full(&self, id: ConnectionId) -> bool {
+        self.open_messages(id) >= OPEN_MAX
+    }
+
     /// Messages that a connection has open.
     #[must_use]
     pub fn open_messages(&self, id: ConnectionId) -> usize {

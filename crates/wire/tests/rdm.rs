@@ -5,7 +5,8 @@
 use std::path::Path;
 
 use bifrost_wire::rdm::{
-    Control, Immediate, LanePhase, MessageId, Number, Numbers, Refusal, SendHeader, SendKind, Setup, SetupKind,
+    Access, Class, Control, Immediate, LanePhase, MessageId, Number, Numbers, Refusal, SendHeader, SendKind, Setup,
+    SetupKind,
 };
 use proptest::prelude::*;
 use toml::{Table, Value};
@@ -35,6 +36,11 @@ fn every_vector() {
             "setup" => {
                 let read = Setup::parse(bytes[..].try_into().unwrap());
                 (read.map(|read| setup(&read)), read.map(|read| read.emit().to_vec()))
+            }
+            format @ ("write" | "read") => {
+                let class = if format == "write" { Class::Write } else { Class::Read };
+                let read = Access::parse(class, &bytes);
+                (read.map(|read| access(&read.0)), read.map(|read| [&read.0.emit()[..], read.1].concat()))
             }
             "immediate" => {
                 let bits = u32::from_be_bytes(bytes[..].try_into().unwrap());
@@ -80,6 +86,10 @@ fn send(header: &SendHeader) -> String {
         header.offset,
         header.call
     )
+}
+
+fn access(access: &Access) -> String {
+    format!("key = \"{:#018x}\"\noffset = {}\nlength = {}", access.key, access.offset, access.length)
 }
 
 fn control(control: &Control) -> String {

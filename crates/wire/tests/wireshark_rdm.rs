@@ -208,7 +208,7 @@ fn compare(name: &str, vectors: &[Value], packets: &[Vec<u8>], keys: &[&str], fi
                     number(names, text).unwrap()
                 }
                 (Some(Value::String(text)), "class") => {
-                    number(&["message", "request", "response", "failure"], text).unwrap()
+                    number(&["message", "request", "response", "failure", "write", "read"], text).unwrap()
                 }
                 (Some(Value::String(text)), "reason") => number(&["", "done", "protocol", "silence"], text).unwrap(),
                 (Some(Value::String(text)), "phase") => number(&["", "request", "response"], text).unwrap(),

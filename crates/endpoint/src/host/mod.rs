@@ -2,6 +2,7 @@
 
 mod completions;
 mod lanes;
+mod memory;
 mod settings;
 mod work;
 
@@ -11,9 +12,11 @@ use bifrost_rdm::{BufferId, Class, CloseReason, Config, ConnectionId, Counters, 
 use bifrost_verbs::{Access, Completion, CqId, Provider};
 
 use self::lanes::Bound;
+pub use self::memory::MAX_ACCESS;
 pub use self::settings::{HostConfig, HostError, HostEvent, Limits};
 use crate::buffers::{Buffers, Store, domain};
 use crate::control::ControlQueue;
+use crate::served::Served;
 
 /// The engine and a provider.
 #[derive(Debug)]
@@ -26,6 +29,7 @@ pub struct Host<P> {
     completions: Vec<Completion>,
     bound: Vec<Option<Box<Bound>>>,
     buffers: Buffers,
+    served: Served,
     events: VecDeque<HostEvent>,
     random: fastrand::Rng,
     /// When it had its last turn, ns.
@@ -51,6 +55,7 @@ impl<P: Provider> Host<P> {
             completions: Vec::new(),
             bound: Vec::new(),
             buffers: Buffers::default(),
+            served: Served::default(),
             events: VecDeque::new(),
             random,
             now_ns: 0,
@@ -77,9 +82,14 @@ impl<P: Provider> Host<P> {
         self.engine.measured(connection)
     }
 
-    /// Messages that are sent and not reported.
+    /// Messages that are sent and not reported, but for answers to the peer's accesses to memory.
     pub fn open_messages(&self, connection: ConnectionId) -> usize {
-        self.engine.open_messages(connection)
+        self.engine.open_messages(connection).saturating_sub(self.served.open(connection))
+    }
+
+    /// Whether as many messages are open as may be.
+    pub fn is_full(&self, connection: ConnectionId) -> bool {
+        self.engine.is_full(connection)
     }
 
     /// Work requests that are neither acknowledged nor taken to be lost.
@@ -155,6 +165,7 @@ impl<P: Provider> Host<P> {
             drop(self.buffers.deregister(&mut self.provider, buffer));
         }
         self.buffers.forget(connection);
+        self.served.forget(connection);
     }
 
     /// Takes the next event.
@@ -171,10 +182,11 @@ impl<P: Provider> Host<P> {
         }
         let control = self.control.poll(now_ns, &mut self.provider, &mut self.engine, &mut self.out);
         let data = self.poll_data(now_ns);
+        let answered = self.answer(now_ns);
         self.turn_engine(now_ns);
         let work = !self.out.work.is_empty() || !self.out.events.is_empty();
         self.perform(now_ns);
-        control || data || work
+        control || data || answered || work
     }
 
     /// When [`Host::turn`] is due, ns.

@@ -71,6 +71,9 @@ pub enum HostError {
     /// The engine has no place.
     #[error(transparent)]
     Open(#[from] OpenError),
+    /// There are as many regions of memory as there may be.
+    #[error("65,536 regions of memory are registered")]
+    Regions,
     /// No such connection.
     #[error("no such connection")]
     Unknown,
@@ -93,7 +96,7 @@ pub enum HostEvent {
         /// Its bytes.
         data: Vec<u8>,
     },
-    /// A message has arrived at the peer.
+    /// A message has arrived at the peer. An answer to an access of the peer to memory is a message, too.
     Sent {
         /// On which connection.
         connection: ConnectionId,

@@ -1,6 +1,6 @@
 //! What the engine wants done: work requests for the provider, events for the application.
 
-use bifrost_rdm::{ConnectionId, Event, Work};
+use bifrost_rdm::{Class, ConnectionId, Event, Work};
 use bifrost_verbs::{INLINE_MAX, Operation, Provider, SendRequest};
 
 use super::{Host, HostEvent};
@@ -89,12 +89,18 @@ impl<P: Provider> Host<P> {
             match event {
                 Event::Delivered { connection, buffer, class, call, .. } => {
                     let Some(data) = self.buffers.deregister(&mut self.provider, buffer) else { continue };
+                    if matches!(class, Class::Write | Class::Read) {
+                        self.served.execute(connection, class, call, &data);
+                        self.buffers.recycle(connection, data);
+                        continue;
+                    }
                     self.events.push_back(HostEvent::Message { connection, class, call, data });
                 }
                 Event::Sent { connection, message, buffer } => {
                     if let Some(data) = self.buffers.deregister(&mut self.provider, buffer) {
                         self.buffers.recycle(connection, data);
                     }
+                    self.served.on_sent(connection, message);
                     self.events.push_back(HostEvent::Sent { connection, message });
                 }
                 Event::Closed { connection, reason, by_peer } => {

@@ -4,7 +4,7 @@
 use std::net::{IpAddr, Ipv6Addr};
 
 use bifrost_rnic::{Access, Burst, Config, Connect, Domain, Nic, QpInit, Qpn, ReceiveRequest, Route, Sequence, Slice};
-use bifrost_wire::rdm::{Control, SendHeader, Setup};
+use bifrost_wire::rdm::{self, Class, Control, SendHeader, Setup};
 use bifrost_wire::roce::{Bth, ICRC_LEN, Icrc, Packet, Transport};
 
 use crate::Input;
@@ -30,6 +30,12 @@ fn parsers(bytes: &[u8]) {
     if let Ok(header) = SendHeader::parse(bytes, bytes.len()) {
         assert!(header.offset <= header.length);
         assert_eq!(SendHeader::parse(&header.emit(), bytes.len()), Ok(header));
+    }
+    for class in [Class::Write, Class::Read] {
+        if let Ok((access, data)) = rdm::Access::parse(class, bytes) {
+            assert_eq!([&access.emit()[..], data].concat(), bytes);
+            assert!(class == Class::Read || data.len() == access.length as usize);
+        }
     }
     if let Some(Ok(setup)) = bytes.first_chunk().map(Setup::parse) {
         assert_eq!(Setup::parse(&setup.emit()), Ok(setup));

@@ -1,6 +1,7 @@
 //! Reliable messages over RDMA: what is sent in SENDs, as immediate data, in control datagrams and when a connection is
 //! set up (`docs/RDM.md`, cited as RDM §n).
 
+mod access;
 mod ack;
 mod control;
 mod number;
@@ -8,6 +9,7 @@ mod refusal;
 mod send;
 mod setup;
 
+pub use access::Access;
 pub use ack::{Ack, Number, Numbers};
 pub use control::{Close, CloseReason, Control, Grant, Lane, LanePhase, Tag};
 pub use number::{Immediate, MessageId};

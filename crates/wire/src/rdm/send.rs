@@ -14,7 +14,7 @@ pub enum SendKind {
     Announce = 3,
 }
 
-/// What a message is to the application (RDM §5.4).
+/// What a message is to the receiver (RDM §5.4, §5.8).
 #[repr(u8)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Class {
@@ -27,6 +27,10 @@ pub enum Class {
     Response = 2,
     /// A response that says why there is none: UTF-8 text.
     Failure = 3,
+    /// Bytes for a region of the receiver's memory, behind an [`Access`](super::Access).
+    Write = 4,
+    /// An [`Access`](super::Access) to a region of the receiver's memory, whose bytes the response has.
+    Read = 5,
 }
 
 /// The header of a SEND.
@@ -46,7 +50,7 @@ pub struct SendHeader {
     pub length: u32,
     /// Where the payload belongs, bytes; a multiple of [`UNIT`].
     pub offset: u32,
-    /// The number of the request, for requests and responses.
+    /// The number of the call, for all but messages.
     pub call: u32,
 }
 
@@ -92,6 +96,8 @@ impl SendHeader {
             1 => Class::Request,
             2 => Class::Response,
             3 => Class::Failure,
+            4 => Class::Write,
+            5 => Class::Read,
             _ => return Err(Refusal::Class),
         };
         let header = Self {

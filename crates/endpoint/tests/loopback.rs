@@ -1,0 +1,238 @@
+//! Real sockets on the loopback device: memory that peers read and write, and futures on two executors.
+
+#![allow(clippy::unwrap_used)]
+
+use std::net::{IpAddr, Ipv6Addr, SocketAddr};
+use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc;
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use bifrost_endpoint::{Endpoint, Error, RemoteRegion, Rights, Service, Worker, WorkerConfig};
+use tokio::io::unix::AsyncFd;
+use tokio::task::LocalSet;
+
+/// Nothing here takes this long, on whatever machine.
+const LONG: Duration = Duration::from_secs(60);
+const LOCAL: IpAddr = IpAddr::V6(Ipv6Addr::LOCALHOST);
+
+fn config(service: Service) -> WorkerConfig {
+    WorkerConfig { port: 0, service, ..WorkerConfig::new(LOCAL) }
+}
+
+/// A peer in a thread of its own, which does `what` with the first connection; and where it listens.
+fn peer<T: Send + 'static>(
+    service: Service,
+    what: impl FnOnce(&Worker, Endpoint) -> T + Send + 'static,
+) -> (SocketAddr, JoinHandle<T>) {
+    let (tell, told) = mpsc::channel();
+    let thread = std::thread::spawn(move || {
+        let worker = Worker::new(config(service)).unwrap();
+        let mut listener = worker.listen((LOCAL, 0).into()).unwrap();
+        tell.send(listener.local_addr().unwrap()).unwrap();
+        let endpoint = worker.accept(&mut listener, LONG).unwrap();
+        what(&worker, endpoint)
+    });
+    (told.recv().unwrap(), thread)
+}
+
+/// Registers memory, tells the peer, and is polled until the peer is gone; what is in the memory then.
+fn serve_memory(worker: &Worker, endpoint: &Endpoint, len: usize, rights: Rights) -> Vec<u8> {
+    let region = worker.register(vec![0; len]).unwrap();
+    let remote = region.allow(endpoint, rights).unwrap();
+    endpoint.send(remote.to_bytes().to_vec()).unwrap();
+    // The application does nothing: a peer that ends is what it waits for.
+    assert!(matches!(endpoint.recv(LONG), Err(Error::Closed { .. })));
+    region.into_vec()
+}
+
+fn remote(endpoint: &Endpoint) -> RemoteRegion {
+    RemoteRegion::from_bytes(endpoint.recv(LONG).unwrap().as_array().unwrap())
+}
+
+#[test]
+fn memory_is_written_and_read_without_its_application() {
+    for service in [Service::Uc, Service::Rc] {
+        let len = 3 << 20;
+        let (address, server) = peer(service, move |worker, endpoint| {
+            let memory = serve_memory(worker, &endpoint, len, Rights::ReadWrite);
+            (memory, worker.access_counters())
+        });
+        let worker = Worker::new(config(service)).unwrap();
+        let endpoint = worker.connect(address, LONG).unwrap();
+        let remote = remote(&endpoint);
+        let bytes: Vec<u8> = (0..len).map(|at| (at * 7 + at / 251) as u8).collect();
+        // Long ones and short ones, several open at once.
+        let mut calls = vec![];
+        for piece in [0..2_000_000, 2_000_000..2_000_001, 2_000_001..2_004_097, 2_004_097..len] {
+            calls.push(endpoint.begin_write(&remote, piece.start as u64, &bytes[piece]).unwrap());
+        }
+        // It was begun after the writes, and sees them.
+        let last = endpoint.read(&remote, len as u64 - 1000, 1000, LONG).unwrap();
+        assert_eq!(*last, bytes[len - 1000..]);
+        for call in calls {
+            assert!(endpoint.try_response(call).unwrap().unwrap().is_empty(), "answered before the read");
+        }
+        assert_eq!(*endpoint.read(&remote, 0, len as u32, LONG).unwrap(), bytes[..]);
+        let outside = endpoint.write(&remote, len as u64, b"x", LONG).unwrap_err();
+        assert!(matches!(outside, Error::Range { .. }), "{outside}");
+        // What this end is told can be wrong: the other end does not rely on it.
+        let wrong = RemoteRegion { len: u64::MAX, ..remote };
+        let refused = endpoint.write(&wrong, len as u64, b"x", LONG).unwrap_err().to_string();
+        assert!(refused.contains("not inside"), "{refused}");
+        let refused = endpoint.read(&RemoteRegion { key: remote.key + 1, len: 1 }, 0, 1, LONG).unwrap_err().to_string();
+        assert!(refused.contains("no region with this key"), "{refused}");
+        drop(endpoint);
+        let (memory, counters) = server.join().unwrap();
+        assert!(memory == bytes);
+        assert_eq!((counters.writes, counters.written_bytes, counters.refused), (4, len as u64, 2));
+    }
+}
+
+#[test]
+fn rights_are_those_of_one_connection() {
+    let (address, server) = peer(Service::Uc, |worker, endpoint| serve_memory(worker, &endpoint, 10, Rights::Read));
+    let worker = Worker::new(config(Service::Uc)).unwrap();
+    let endpoint = worker.connect(address, LONG).unwrap();
+    let remote = remote(&endpoint);
+    let refused = endpoint.write(&remote, 0, b"x", LONG).unwrap_err().to_string();
+    assert!(refused.contains("does not grant"), "{refused}");
+    assert_eq!(*endpoint.read(&remote, 0, 10, LONG).unwrap(), [0; 10]);
+    // A region of another worker cannot be given to this endpoint.
+    let other = Worker::new(config(Service::Uc)).unwrap();
+    let region = other.register(vec![1; 10]).unwrap();
+    assert!(region.allow(&endpoint, Rights::Read).is_err());
+    assert!(region.write_at(8, b"12").is_ok() && region.write_at(9, b"12").is_err());
+    assert_eq!(region.into_vec(), *b"\x01\x01\x01\x01\x01\x01\x01\x0112");
+    drop(endpoint);
+    assert_eq!(server.join().unwrap(), [0; 10]);
+}
+
+/// What both executors do: each kind of operation, many calls at once.
+async fn client(endpoint: Rc<Endpoint>) {
+    let remote = RemoteRegion::from_bytes(endpoint.recv_async().await.unwrap().as_array().unwrap());
+    endpoint.write_async(&remote, 10, b"from afar").await.unwrap();
+    assert_eq!(*endpoint.read_async(&remote, 15, 4).await.unwrap(), *b"afar");
+    endpoint.send_async(vec![1; 100_000]).await.unwrap();
+    assert_eq!(endpoint.recv_async().await.unwrap().len(), 100_000);
+    for n in 0..200u32 {
+        let response = endpoint.call_async(n.to_be_bytes().to_vec()).await.unwrap();
+        assert_eq!(*response, (n * 2).to_be_bytes());
+    }
+    let failed = endpoint.call_async(vec![]).await.unwrap_err();
+    assert!(matches!(&failed, Error::Failure(_, text) if text == "no number"), "{failed}");
+}
+
+/// The other end, on the executor that the library has.
+fn server(worker: &Worker, endpoint: &Endpoint) -> Vec<u8> {
+    let region = worker.register(vec![0; 100]).unwrap();
+    let remote = region.allow(endpoint, Rights::ReadWrite).unwrap();
+    let ended = worker.block_on(async {
+        endpoint.send_async(remote.to_bytes().to_vec()).await?;
+        let message = endpoint.recv_async().await?;
+        endpoint.send_async(message.to_vec()).await?;
+        loop {
+            let request = endpoint.next_request_async().await?;
+            match request.message.as_array() {
+                Some(bytes) => endpoint.respond(&request, (u32::from_be_bytes(*bytes) * 2).to_be_bytes().to_vec())?,
+                None => endpoint.refuse(&request, "no number")?,
+            };
+        }
+    });
+    let ended: Result<(), Error> = ended.unwrap();
+    assert!(matches!(ended, Err(Error::Closed { .. })), "{ended:?}");
+    region.into_vec()
+}
+
+#[test]
+fn futures_run_on_the_executor_of_the_worker() {
+    let (address, other) = peer(Service::Uc, |worker, endpoint| server(worker, &endpoint));
+    let worker = Worker::new(config(Service::Uc)).unwrap();
+    let endpoint = Rc::new(worker.connect(address, LONG).unwrap());
+    worker.block_on(client(endpoint)).unwrap();
+    assert_eq!(other.join().unwrap()[10..19], *b"from afar");
+}
+
+#[test]
+fn futures_run_on_tokio() {
+    let (address, other) = peer(Service::Uc, |worker, endpoint| server(worker, &endpoint));
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    runtime.block_on(LocalSet::new().run_until(async move {
+        let worker = Worker::new(config(Service::Uc)).unwrap();
+        let endpoint = Rc::new(worker.connect(address, LONG).unwrap());
+        let driver = tokio::task::spawn_local(drive(worker));
+        client(endpoint.clone()).await;
+        // Calls of several tasks.
+        let tasks: Vec<_> = (0..50u32)
+            .map(|n| {
+                let endpoint = endpoint.clone();
+                tokio::task::spawn_local(async move { endpoint.call_async(n.to_be_bytes().to_vec()).await })
+            })
+            .collect();
+        for (n, task) in tasks.into_iter().enumerate() {
+            assert_eq!(*task.await.unwrap().unwrap(), (n as u32 * 2).to_be_bytes());
+        }
+        driver.abort();
+    }));
+    assert_eq!(other.join().unwrap()[10..19], *b"from afar");
+}
+
+/// What drives a worker on a runtime that waits on descriptors.
+async fn drive(worker: Worker) {
+    // SAFETY: the descriptor is owned by what is registered, and is open until that is dropped.
+    let socket = unsafe { AsyncFd::register(worker.descriptor().unwrap()) }.unwrap();
+    loop {
+        tokio::select! {
+            ready = socket.readable() => {
+                let mut ready = ready.unwrap();
+                while worker.poll().unwrap() {
+                    tokio::task::yield_now().await;
+                }
+                ready.clear_ready();
+            }
+            () = tokio::time::sleep(worker.due()) => while worker.poll().unwrap() {
+                tokio::task::yield_now().await;
+            },
+        }
+    }
+}
+
+#[test]
+fn a_future_ends_with_its_connection_and_a_dropped_one_leaves_nothing() {
+    let stop = Arc::new(AtomicBool::new(false));
+    let stopped = stop.clone();
+    let (address, other) = peer(Service::Uc, move |worker, endpoint| {
+        let request = endpoint.next_request(LONG).unwrap();
+        let _ = worker.wait(Duration::from_millis(1));
+        endpoint.respond(&request, b"late".to_vec()).unwrap();
+        while !stopped.load(Ordering::Acquire) {
+            worker.wait(Duration::from_millis(1)).unwrap();
+        }
+    });
+    let worker = Worker::new(config(Service::Uc)).unwrap();
+    let endpoint = worker.connect(address, LONG).unwrap();
+    let given_up = worker.block_on(async { unless(endpoint.call_async(b"?".to_vec()), std::future::ready(())).await });
+    assert!(given_up.unwrap().is_none(), "it cannot have been answered");
+    // The response comes, and nobody waits: it goes back to the connection.
+    while worker.counters().delivered_messages == 0 {
+        worker.wait(Duration::from_millis(10)).unwrap();
+    }
+    stop.store(true, Ordering::Release);
+    let ended = worker.block_on(endpoint.recv_async()).unwrap();
+    assert!(matches!(ended, Err(Error::Closed { .. })), "{ended:?}");
+    other.join().unwrap();
+}
+
+/// Polls the first once; the second decides when it is dropped.
+async fn unless<T>(first: impl Future<Output = T>, second: impl Future<Output = ()>) -> Option<T> {
+    let (mut first, mut second) = (std::pin::pin!(first), std::pin::pin!(second));
+    std::future::poll_fn(|context| {
+        if let std::task::Poll::Ready(value) = first.as_mut().poll(context) {
+            return std::task::Poll::Ready(Some(value));
+        }
+        second.as_mut().poll(context).map(|()| None)
+    })
+    .await
+}

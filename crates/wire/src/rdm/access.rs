@@ -1,0 +1,48 @@
+//! What begins the message of an access to the peer's memory (RDM §3.8).
+
+use super::{Class, Refusal, long, word};
+
+/// An access to a region of the peer's memory: which bytes are to be read or written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Access {
+    /// The region's key.
+    pub key: u64,
+    /// Where in the region, bytes.
+    pub offset: u64,
+    /// How many bytes.
+    pub length: u32,
+}
+
+impl Access {
+    /// Length of the header, bytes.
+    pub const LEN: usize = 24;
+
+    /// The header.
+    #[must_use]
+    pub fn emit(&self) -> [u8; Self::LEN] {
+        let mut out = [0; Self::LEN];
+        out[..8].copy_from_slice(&self.key.to_be_bytes());
+        out[8..16].copy_from_slice(&self.offset.to_be_bytes());
+        out[16..20].copy_from_slice(&self.length.to_be_bytes());
+        out
+    }
+
+    /// Reads a message of class [`Class::Write`] or [`Class::Read`]: the access, and what is to be written.
+    ///
+    /// # Errors
+    /// A [`Refusal`]: the message is shorter than the header, a reserved bit is set, what follows has another length than the
+    /// header says, or the class is another.
+    pub fn parse(class: Class, message: &[u8]) -> Result<(Self, &[u8]), Refusal> {
+        let (head, data) = message.split_first_chunk::<{ Self::LEN }>().ok_or(Refusal::Length)?;
+        if word(head, 20) != 0 {
+            return Err(Refusal::Value);
+        }
+        let access = Self { key: long(head, 0), offset: long(head, 8), length: word(head, 16) };
+        let expected = match class {
+            Class::Write => access.length as usize,
+            Class::Read => 0,
+            _ => return Err(Refusal::Class),
+        };
+        if data.len() == expected { Ok((access, data)) } else { Err(Refusal::Payload) }
+    }
+}
