@@ -2,12 +2,13 @@
 
 use std::io::{Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream, UdpSocket};
+use std::os::fd::{AsFd as _, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use bifrost_nic::Segments;
 use bifrost_port::tap::{self, PoolSizes, TapConfig, TapError, TapQueue};
-use bifrost_port::{GuestPort, PlaceError, TxFrame, steer};
+use bifrost_port::{GuestPort, PlaceError, PolledPort as _, TxFrame, steer};
 use support::Namespace;
 
 mod support;
@@ -338,4 +339,75 @@ fn a_guest_that_sends_faster_than_it_is_acknowledged_is_held_back() {
     assert_eq!(queue.place(&[0; 2000], false), Err(PlaceError::TooLarge));
     queue.discard(held[0].expect("placed"));
     assert!(queue.place(&[0; 60], false).is_ok());
+}
+
+/// Descriptors of all queues, as another process would hold them.
+fn held(queues: &[TapQueue]) -> Vec<OwnedFd> {
+    queues.iter().map(|queue| queue.fd().try_clone_to_owned().expect("dup")).collect()
+}
+
+#[test]
+fn queues_that_somebody_holds_are_adopted_with_what_waits_in_them() {
+    let ns = Namespace::new();
+    for queues in [1, 2] {
+        let config = TapConfig { queues, ..config(&ns, 1) };
+        let first = tap::create(&config).expect("create");
+        ns.ip("neigh replace 10.77.0.2 lladdr 02:00:00:00:00:02 dev eth0");
+        // What nobody configured stays, too.
+        ns.ip("route add 10.78.0.0/16 via 10.77.0.9");
+        let index = ns.ip("-o link show eth0").split(':').next().expect("index").to_owned();
+        let fds = held(&first);
+        drop(first);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                ns.enter();
+                let socket = UdpSocket::bind("10.77.0.1:0").expect("bind");
+                for n in 0..20u8 {
+                    socket.send_to(&[n; 100], "10.77.0.2:9").expect("send");
+                }
+            });
+        });
+        let copies: Vec<_> = fds.iter().map(|fd| fd.try_clone().expect("dup")).collect();
+        let mut adopted = tap::adopt(&config, copies).expect("adopt");
+        let mut frames = Vec::new();
+        for queue in &mut adopted {
+            queue.fetch(64, &mut frames).expect("fetch");
+        }
+        assert!(frames.iter().filter(|frame| frame.len == 142).count() == 20, "{frames:?}");
+        assert!(ns.ip("-o link show eth0").starts_with(&format!("{index}:")));
+        assert!(ns.ip("route").contains("10.78.0.0/16 via 10.77.0.9"));
+        drop(adopted);
+        assert!(ns.ip("link").contains("eth0"), "somebody holds its queues");
+        tap::remove(fds[0].as_fd()).expect("remove");
+        assert!(!ns.ip("link").contains("eth0"));
+        // It is gone already.
+        tap::remove(fds[0].as_fd()).expect("remove");
+        assert!(matches!(tap::adopt(&config, fds), Err(TapError::Foreign { .. })));
+    }
+}
+
+#[test]
+fn queues_of_another_device_are_not_adopted() {
+    let (ns, other) = (Namespace::new(), Namespace::new());
+    let config = config(&ns, 1);
+    let queues = tap::create(&config).expect("create");
+    let file = || OwnedFd::from(std::fs::File::open("/dev/null").expect("open"));
+    for (name, config, fds) in [
+        ("fewer", TapConfig { queues: 2, ..config.clone() }, held(&queues)),
+        ("none", config.clone(), Vec::new()),
+        ("another name", TapConfig { device: "eth1".into(), ..config.clone() }, held(&queues)),
+        ("another namespace", TapConfig { netns: Some(other.0.clone()), ..config.clone() }, held(&queues)),
+        ("our namespace", TapConfig { netns: None, ..config.clone() }, held(&queues)),
+        ("no such namespace", TapConfig { netns: Some("bft-none".into()), ..config.clone() }, held(&queues)),
+        ("no queue", config.clone(), vec![file()]),
+        (
+            "no further queue",
+            TapConfig { queues: 2, ..config.clone() },
+            held(&queues).into_iter().chain([file()]).collect(),
+        ),
+    ] {
+        let result = tap::adopt(&config, fds);
+        assert!(matches!(result, Err(TapError::Foreign { .. })), "{name}: {result:?}");
+    }
+    tap::adopt(&config, held(&queues)).expect("adopt");
 }

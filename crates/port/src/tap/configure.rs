@@ -12,20 +12,32 @@ use super::{TapConfig, TapError};
 
 /// Configures the device and brings it up.
 pub(crate) fn configure(config: &TapConfig) -> Result<(), TapError> {
-    let failed = |step: &str, source: io::Error| TapError::Configure {
-        device: config.device.clone(),
-        step: step.into(),
-        source,
-    };
+    quiet_ipv6(config);
+    over_netlink(&config.device, async |handle| apply(config, &handle).await)
+}
+
+/// Removes a device, although processes have its queues open.
+pub(crate) fn delete(device: &str) -> Result<(), TapError> {
+    over_netlink(device, async |handle| {
+        let index = index(device).map_err(|e| ("find its index".to_string(), e))?;
+        handle.link().del(index).execute().await.map_err(|e| ("remove it".to_string(), reason(e)))
+    })
+}
+
+fn over_netlink(
+    device: &str,
+    work: impl AsyncFnOnce(Handle) -> Result<(), (String, io::Error)>,
+) -> Result<(), TapError> {
+    let failed =
+        |step: &str, source: io::Error| TapError::Configure { device: device.into(), step: step.into(), source };
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_io()
         .build()
         .map_err(|e| failed("open a netlink socket", e))?;
-    quiet_ipv6(config);
     runtime.block_on(async {
         let (connection, handle, _) = rtnetlink::new_connection().map_err(|e| failed("open a netlink socket", e))?;
         let connection = tokio::spawn(connection);
-        let result = apply(config, &handle).await.map_err(|(step, source)| failed(&step, source));
+        let result = work(handle).await.map_err(|(step, source)| failed(&step, source));
         connection.abort();
         result
     })

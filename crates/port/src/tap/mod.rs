@@ -1,8 +1,10 @@
 //! A TAP device in a container's network namespace, one [`TapQueue`] per worker.
 //!
 //! The guest's kernel hands over packets with partial checksums and unsegmented (virtio headers say so), and takes merged
-//! packets. The device exists as long as its queues are open: when the daemon ends, it is gone.
+//! packets. The device exists as long as one of its queues is open in some process: it is gone when the daemon ends, unless
+//! somebody else holds the queues and the next daemon [adopts](adopt()) them.
 
+mod adopt;
 mod configure;
 mod counters;
 mod netns;
@@ -17,9 +19,11 @@ use std::net::IpAddr;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::PathBuf;
 
+pub use adopt::{adopt, remove};
 pub use counters::TapCounters;
 pub use netns::{NamespaceId, namespace};
 pub use queue::{PoolSizes, TapQueue};
+use statistics::DeviceStatistics;
 
 /// Bytes of an Ethernet header with one VLAN tag.
 const ETHERNET: usize = 18;
@@ -103,6 +107,14 @@ pub enum TapError {
         /// The kernel's answer.
         source: io::Error,
     },
+    /// The queues that were to be adopted are not those of the device that is configured.
+    #[error("TAP device {device}: cannot take over its queues: {problem}")]
+    Foreign {
+        /// Interface name.
+        device: String,
+        /// How they differ.
+        problem: String,
+    },
     /// No thread could be started to work in the namespace.
     #[error("cannot start a thread to enter a network namespace: {0}")]
     Thread(io::Error),
@@ -119,8 +131,17 @@ pub fn create(config: &TapConfig) -> Result<Vec<TapQueue>, TapError> {
             (0..config.queues).map(|queue| open_queue(config, queue == 0)).collect::<Result<_, _>>()?;
         configure::configure(config)?;
         // A counter that cannot be read must not keep a port from working.
-        Ok((queues, statistics::DeviceStatistics::open(&config.device).ok()))
+        Ok((queues, DeviceStatistics::open(&config.device).ok()))
     })?;
+    complete(config, queues, statistics)
+}
+
+/// Has the guest's packets spread over the queues of a configured device.
+fn complete(
+    config: &TapConfig,
+    queues: Vec<OwnedFd>,
+    statistics: Option<DeviceStatistics>,
+) -> Result<Vec<TapQueue>, TapError> {
     if let [first, _, ..] = queues.as_slice() {
         steering::attach(first.as_fd()).map_err(|source| TapError::Configure {
             device: config.device.clone(),

@@ -25,7 +25,7 @@ pub struct NamespaceId {
 /// Its file cannot be looked at.
 pub fn namespace(netns: &str) -> io::Result<Option<NamespaceId>> {
     match std::fs::metadata(path_of(netns)) {
-        Ok(file) => Ok(Some(NamespaceId { device: file.dev(), inode: file.ino() })),
+        Ok(file) => Ok(Some(NamespaceId::of(&file))),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
         Err(error) => Err(error),
     }
@@ -39,6 +39,14 @@ pub(crate) fn within<T: Send>(
     work: impl FnOnce() -> Result<T, TapError> + Send,
 ) -> Result<T, TapError> {
     let namespace = netns.map(open).transpose()?;
+    within_opened(namespace, work)
+}
+
+/// The same for a namespace that is open, with a name for messages; `None`: our own.
+pub(crate) fn within_opened<T: Send>(
+    namespace: Option<(File, PathBuf)>,
+    work: impl FnOnce() -> Result<T, TapError> + Send,
+) -> Result<T, TapError> {
     std::thread::scope(|scope| {
         let thread = std::thread::Builder::new().name("netns".into()).spawn_scoped(scope, || {
             if let Some((file, path)) = namespace {
@@ -52,6 +60,20 @@ pub(crate) fn within<T: Send>(
             Err(panic) => std::panic::resume_unwind(panic),
         }
     })
+}
+
+/// The calling thread's namespace.
+///
+/// # Errors
+/// There is no /proc.
+pub(crate) fn own() -> io::Result<NamespaceId> {
+    std::fs::metadata("/proc/thread-self/ns/net").map(|file| NamespaceId::of(&file))
+}
+
+impl NamespaceId {
+    pub(crate) fn of(file: &std::fs::Metadata) -> Self {
+        NamespaceId { device: file.dev(), inode: file.ino() }
+    }
 }
 
 fn path_of(netns: &str) -> PathBuf {

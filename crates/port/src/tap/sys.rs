@@ -2,7 +2,7 @@
 
 use std::fs::OpenOptions;
 use std::io;
-use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd as _, OwnedFd};
 use std::os::unix::fs::OpenOptionsExt;
 
 /// Where the TAP driver listens.
@@ -11,6 +11,8 @@ pub(crate) const TUN_DEVICE: &str = "/dev/net/tun";
 // linux/if_tun.h. Request numbers hold for x86-64 and arm64.
 const TUNSETIFF: libc::c_ulong = 0x4004_54ca;
 const TUNSETOFFLOAD: libc::c_ulong = 0x4004_54d0;
+const TUNGETIFF: libc::c_ulong = 0x8004_54d2;
+const TUNGETDEVNETNS: libc::c_ulong = 0x54e3;
 const TUNSETVNETHDRSZ: libc::c_ulong = 0x4004_54d8;
 const TUNSETVNETLE: libc::c_ulong = 0x4004_54dc;
 const TUNSETSTEERINGEBPF: libc::c_ulong = 0x8004_54e0;
@@ -32,8 +34,7 @@ pub(crate) fn open_tun() -> io::Result<OwnedFd> {
 /// Makes `fd` the first queue of a new TAP device, or a further queue of it. The device goes with its last queue.
 /// `name` has at most 15 bytes.
 pub(crate) fn attach(fd: BorrowedFd<'_>, name: &str, first: bool, multi_queue: bool) -> io::Result<()> {
-    let mut flags = libc::IFF_TAP | libc::IFF_NO_PI | libc::IFF_VNET_HDR;
-    flags |= if multi_queue { libc::IFF_MULTI_QUEUE } else { 0 };
+    let mut flags = kind(multi_queue);
     flags |= if first { IFF_TUN_EXCL } else { 0 };
     // SAFETY: a C struct of bytes and integers, for which all zeros is a valid value.
     let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
@@ -43,6 +44,35 @@ pub(crate) fn attach(fd: BorrowedFd<'_>, name: &str, first: bool, multi_queue: b
     request.ifr_ifru.ifru_flags = flags as libc::c_short;
     // SAFETY: TUNSETIFF reads and writes one ifreq.
     check(unsafe { libc::ioctl(fd.as_raw_fd(), TUNSETIFF as _, &mut request) })
+}
+
+/// The flags of our devices.
+pub(crate) fn kind(multi_queue: bool) -> libc::c_int {
+    libc::IFF_TAP | libc::IFF_NO_PI | libc::IFF_VNET_HDR | if multi_queue { libc::IFF_MULTI_QUEUE } else { 0 }
+}
+
+/// Name and flags of the device that `fd` is an active queue of, as far as [`kind`] has these flags.
+///
+/// # Errors
+/// `EBADFD`: of none, or of one that is gone. `ENOTTY`: it is no queue at all.
+pub(crate) fn attached(fd: BorrowedFd<'_>) -> io::Result<(String, libc::c_int)> {
+    // SAFETY: a C struct of bytes and integers, for which all zeros is a valid value.
+    let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
+    // SAFETY: TUNGETIFF writes one ifreq.
+    check(unsafe { libc::ioctl(fd.as_raw_fd(), TUNGETIFF as _, &mut request) })?;
+    let name = request.ifr_name.iter().take_while(|c| **c != 0).map(|c| char::from(*c as u8)).collect();
+    // SAFETY: TUNGETIFF has written this field.
+    let flags = libc::c_int::from(unsafe { request.ifr_ifru.ifru_flags });
+    Ok((name, flags & (kind(true) | libc::IFF_TUN)))
+}
+
+/// The network namespace in which the device of this queue is.
+pub(crate) fn network_namespace(fd: BorrowedFd<'_>) -> io::Result<OwnedFd> {
+    // SAFETY: no argument.
+    let namespace = unsafe { libc::ioctl(fd.as_raw_fd(), TUNGETDEVNETNS as _) };
+    check(namespace)?;
+    // SAFETY: the call just made this descriptor, and nobody else knows it.
+    Ok(unsafe { OwnedFd::from_raw_fd(namespace) })
 }
 
 /// Sets the size of the virtio header and little-endian order.

@@ -1,0 +1,57 @@
+//! Queues that outlive the process that opened them, because another one holds them, too.
+
+use std::fs::File;
+use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
+
+use super::configure::delete;
+use super::netns::{NamespaceId, namespace, own, within, within_opened};
+use super::statistics::DeviceStatistics;
+use super::{TapConfig, TapError, TapQueue, complete, queue, sys};
+
+/// Takes over the queues, in worker order, of a device that [`create`](super::create) made for the same `config`, maybe in another
+/// process. The device stays as it is, with its addresses, routes and the packets that wait in its queues.
+///
+/// # Errors
+/// See [`TapError`]. The device is still there; [`remove`] it, or another one of its name cannot be made.
+pub fn adopt(config: &TapConfig, queues: Vec<OwnedFd>) -> Result<Vec<TapQueue>, TapError> {
+    config.check()?;
+    let foreign = |problem: String| TapError::Foreign { device: config.device.clone(), problem };
+    if queues.len() != usize::from(config.queues) {
+        return Err(foreign(format!("there are {} of {}", queues.len(), config.queues)));
+    }
+    let wanted = match config.netns.as_deref() {
+        Some(netns) => namespace(netns),
+        None => own().map(Some),
+    };
+    let wanted = wanted.map_err(|error| foreign(format!("looking for its network namespace: {error}")))?;
+    for fd in &queues {
+        let (name, kind) = sys::attached(fd.as_fd()).map_err(|error| foreign(error.to_string()))?;
+        if (&*name, kind) != (&*config.device, sys::kind(config.queues > 1)) {
+            return Err(foreign(format!("one is of {name}, flags {kind:#x}")));
+        }
+        let found = sys::network_namespace(fd.as_fd()).and_then(|file| File::from(file).metadata());
+        let found = found.map_err(|error| foreign(format!("asking for its network namespace: {error}")))?;
+        if wanted != Some(NamespaceId::of(&found)) {
+            return Err(foreign("it is in another network namespace".to_string()));
+        }
+        let prepared = sys::set_virtio_header(fd.as_fd(), queue::VIRTIO).and_then(|()| sys::set_offload(fd.as_fd()));
+        prepared.map_err(|error| foreign(error.to_string()))?;
+    }
+    let statistics = within(config.netns.as_deref(), || Ok(DeviceStatistics::open(&config.device).ok()))?;
+    complete(config, queues, statistics)
+}
+
+/// Removes the device that `queue` belongs to, although others may hold queues of it. One that is gone is no error.
+///
+/// # Errors
+/// The kernel refuses; the device is still there.
+pub fn remove(queue: BorrowedFd<'_>) -> Result<(), TapError> {
+    let Ok((device, _)) = sys::attached(queue) else { return Ok(()) };
+    let namespace = match sys::network_namespace(queue) {
+        Ok(namespace) => File::from(namespace),
+        Err(source) => {
+            return Err(TapError::Configure { device, step: "ask for its network namespace".into(), source });
+        }
+    };
+    within_opened(Some((namespace, "of the device".into())), || delete(&device))
+}
