@@ -12,6 +12,7 @@ use bifrost_port::tap::{self, NamespaceId};
 use bifrost_port::vhost::Unplugged;
 
 use crate::daemon::State;
+use crate::kept::Held;
 use crate::translate;
 
 /// Where the device of a TAP port with a network namespace is.
@@ -22,6 +23,23 @@ pub(crate) struct Container {
     made_in: Option<NamespaceId>,
     /// Attempts in a row that have failed.
     failures: u32,
+}
+
+/// A device that no worker has any more.
+#[must_use]
+pub(crate) struct GivenUp {
+    queues: Vec<Device>,
+    kept: Option<Held>,
+}
+
+impl GivenUp {
+    /// Has the kernel remove the device.
+    pub(crate) fn remove(self) {
+        drop(self.queues);
+        if let Some(kept) = self.kept {
+            kept.remove();
+        }
+    }
 }
 
 impl Container {
@@ -61,21 +79,24 @@ impl State {
     pub(crate) fn mend_containers(&mut self) -> Result<()> {
         let failed: Vec<u16> = self.on_all(|worker| worker.core_mut().failed_ports())?.concat();
         let mut result = Ok(());
-        for port in self.config.ports.iter().filter(|port| port.kind == PortKind::Tap) {
-            let Some(owner) = self.names.port(&port.name).filter(|owner| failed.contains(owner)) else { continue };
+        let of_taps = self.config.ports.iter().filter(|port| port.kind == PortKind::Tap);
+        let numbered = of_taps.filter_map(|port| Some((self.names.port(&port.name)?, port.clone())));
+        let gone: Vec<_> = numbered.filter(|(owner, _)| failed.contains(owner)).collect();
+        for (owner, port) in gone {
             tracing::info!(port = port.name, "its device was gone");
-            result = result.and(self.unplug(port, owner).and_then(|gone| {
-                drop(gone);
-                self.plug(port, owner)
-            }));
+            let made = self.unplug(&port, owner).and_then(|device| {
+                device.remove();
+                self.plug(&port, owner)
+            });
+            result = result.and(made);
         }
         result
     }
 
-    /// Makes and gives up devices as namespaces have come and gone. The kernel takes its time to remove devices: they are for
-    /// the caller to drop.
+    /// Makes and gives up devices as namespaces have come and gone. The kernel takes its time to remove devices: that is for
+    /// the caller to do.
     #[must_use]
-    pub(crate) fn follow_namespaces(&mut self) -> Vec<Device> {
+    pub(crate) fn follow_namespaces(&mut self) -> Vec<GivenUp> {
         let mut given_up = Vec::new();
         let look = |(name, container): (&String, &Container)| {
             // What cannot be looked at is left as it is.
@@ -91,7 +112,7 @@ impl State {
             if container.made_in.take().is_some() {
                 tracing::info!(port = name, netns, "its network namespace is gone");
                 match self.unplug(&port, owner) {
-                    Ok(devices) => given_up.extend(devices),
+                    Ok(device) => given_up.push(device),
                     Err(error) => tracing::error!(port = name, "giving up its device: {error:#}"),
                 }
             }
@@ -104,7 +125,7 @@ impl State {
                 }
                 Some(Err(error)) => {
                     // Workers that have their queue already would keep the device, and its name taken.
-                    given_up.extend(self.unplug(&port, owner).unwrap_or_default());
+                    given_up.extend(self.unplug(&port, owner));
                     container.failures = container.failures.saturating_add(1);
                     // Not the first one: a name is there a moment before its namespace is.
                     if container.failures == 2 {
@@ -117,18 +138,20 @@ impl State {
         given_up
     }
 
-    /// Makes the device, and gives each worker that serves it its queue.
-    fn plug(&self, port: &Port, owner: u16) -> Result<()> {
-        let queues = tap::create(&translate::tap(&self.config, port)).with_context(|| format!("port {}", port.name))?;
+    /// Makes the device, or takes over the one that outlived an earlier daemon, and gives each worker that serves it its queue.
+    fn plug(&mut self, port: &Port, owner: u16) -> Result<()> {
+        let queues = self.kept.open(&port.name, &translate::tap(&self.config, port));
+        let queues = queues.with_context(|| format!("port {}", port.name))?;
         self.change_devices(port, owner, queues.into_iter().map(|queue| Box::new(queue) as Device)).map(drop)
     }
 
     /// Takes the device from the workers.
-    fn unplug(&self, port: &Port, owner: u16) -> Result<Vec<Device>> {
+    fn unplug(&mut self, port: &Port, owner: u16) -> Result<GivenUp> {
+        let kept = self.kept.give_up(&port.name);
         let serving = self.serving(port, owner).iter();
         let empty: Vec<Device> =
             serving.map(|_| Ok(Box::new(Unplugged::new()?) as Device)).collect::<std::io::Result<_>>()?;
-        self.change_devices(port, owner, empty.into_iter())
+        Ok(GivenUp { queues: self.change_devices(port, owner, empty.into_iter())?, kept })
     }
 
     /// Puts other devices behind a port, one for each worker that serves it, and returns those that were there. The port is a new one, so that

@@ -20,9 +20,10 @@ use bifrost_port::{HostUnderlay, device, panics};
 use bifrost_wire::Vni;
 
 use crate::background::in_background;
-use crate::container::Container;
+use crate::container::{Container, GivenUp};
 use crate::flow_log;
 use crate::health::Health;
+use crate::kept::Kept;
 use crate::machine::Machine;
 use crate::mirror;
 use crate::translate;
@@ -51,6 +52,8 @@ pub(crate) struct State {
     pub(crate) machines: BTreeMap<String, Machine>,
     /// Where the devices of TAP ports are that have a network namespace, by port name.
     pub(crate) containers: BTreeMap<String, Container>,
+    /// What the service manager holds of TAP devices.
+    pub(crate) kept: Kept,
     pub(crate) workers: Vec<Handle<HostUnderlay>>,
     pub(crate) faults: Vec<FaultEntry>,
     /// Paths that the operator has taken out of use, by peer: bit i is path i.
@@ -112,11 +115,11 @@ fn number(old: &BTreeMap<String, u16>, names: &[&str]) -> BTreeMap<String, u16> 
 }
 
 impl Daemon {
-    /// Opens sockets and devices and starts the workers.
+    /// Opens sockets and devices, or takes over those that are `kept`, and starts the workers.
     ///
     /// # Errors
     /// Something cannot be opened; nothing is left behind then.
-    pub(crate) fn start(file: PathBuf, config: Config) -> Result<Daemon> {
+    pub(crate) fn start(file: PathBuf, config: Config, kept: Kept) -> Result<Daemon> {
         let names = Names::default().next(&config);
         let mut tables = translate::tables(&config, &names, &Health::new());
         let underlays = open_underlays(&config)?;
@@ -152,6 +155,7 @@ impl Daemon {
             names,
             machines,
             containers,
+            kept,
             workers,
             faults,
             drained,
@@ -167,6 +171,7 @@ impl Daemon {
         for port in state.config.ports.clone() {
             state.add_port(&port)?;
         }
+        state.kept.remove_rest();
         for peer in &state.config.peers {
             state.set_peer(peer)?;
         }
@@ -203,7 +208,7 @@ impl Daemon {
                 let given_up = state.follow_namespaces();
                 // The lock first, for dropping them takes long.
                 drop(state);
-                drop(given_up);
+                given_up.into_iter().for_each(GivenUp::remove);
                 true
             };
             match panics::contain(look) {
@@ -217,7 +222,7 @@ impl Daemon {
         }
     }
 
-    /// Ends the workers; devices vanish with them.
+    /// Ends the workers; devices vanish with them, unless the service manager keeps them.
     pub(crate) fn stop(&self) {
         let mut state = self.state();
         state.machines.clear();
@@ -260,7 +265,7 @@ impl State {
             if let Some(owner) = self.names.port(&port.name) {
                 self.machines.remove(&port.name);
                 self.containers.remove(&port.name);
-                drop(self.on_all(move |worker| worker.remove_port(owner))?);
+                self.remove_port(&port.name, owner)?;
             }
         }
         for peer in &diff.peers.removed {
@@ -407,9 +412,18 @@ impl State {
             PortKind::Tap => self.open_container(port, owner),
         });
         if opened.is_err() {
-            drop(self.on_all(move |worker| worker.remove_port(owner))?);
+            self.remove_port(&port.name, owner)?;
         }
         opened
+    }
+
+    fn remove_port(&mut self, name: &str, owner: u16) -> Result<()> {
+        let kept = self.kept.give_up(name);
+        drop(self.on_all(move |worker| worker.remove_port(owner))?);
+        if let Some(device) = kept {
+            device.remove();
+        }
+        Ok(())
     }
 
     fn open_machine(&mut self, port: &Port, owner: u16) -> Result<()> {

@@ -12,6 +12,7 @@ mod flow_log;
 mod health;
 #[cfg(debug_assertions)]
 mod inject;
+mod kept;
 mod machine;
 mod mirror;
 mod nat;
@@ -36,6 +37,7 @@ use tracing_subscriber::EnvFilter;
 use crate::background::in_background;
 use crate::cli::Cli;
 use crate::daemon::Daemon;
+use crate::kept::Kept;
 use crate::trim::trim;
 
 #[global_allocator]
@@ -66,10 +68,11 @@ fn run(cli: &Cli) -> Result<ExitCode> {
         println!("{}: good", cli.config.display());
         return Ok(ExitCode::SUCCESS);
     }
+    let kept = Kept::take();
     // Before anything is opened, so that a signal during start-up ends it instead of being lost.
     let mut signals = signal_hook::iterator::Signals::new([SIGHUP, SIGINT, SIGTERM]).context("waiting for signals")?;
     let (socket, metrics) = (config.control.socket.clone(), config.control.metrics);
-    let daemon = Arc::new(Daemon::start(cli.config.clone(), config)?);
+    let daemon = Arc::new(Daemon::start(cli.config.clone(), config, kept)?);
     let server = bifrost_control::serve_with_metrics(&socket, metrics, Arc::clone(&daemon) as _)?;
     let followed = Arc::clone(&daemon);
     let follow = move || followed.follow_namespaces();

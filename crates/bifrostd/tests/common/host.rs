@@ -12,6 +12,7 @@ use bifrost_control::api::{Conn, FaultSpec, FaultTarget, PortStatus, Status};
 use bifrost_control::{Client, balance};
 use bifrost_lab::standstill::Watch;
 
+use super::manager::Manager;
 use super::{Counters, Net, netns};
 
 /// How to join two hosts, and what is the same on both.
@@ -112,6 +113,8 @@ pub struct Host {
     pub directory: PathBuf,
     /// The configuration to be written by [`Host::start`] and [`Host::write_config`].
     pub config: String,
+    /// Keeps what the daemon wants to be kept, if there is one.
+    pub manager: Option<Manager>,
     child: Option<Child>,
 }
 
@@ -141,7 +144,16 @@ impl Host {
     pub fn spawn(&mut self) {
         self.write_config();
         let log = File::options().create(true).append(true).open(self.log_file()).unwrap();
-        let mut command = self.net.command(env!("CARGO_BIN_EXE_bifrostd"));
+        let daemon = env!("CARGO_BIN_EXE_bifrostd");
+        let mut command = match &self.manager {
+            None => self.net.command(daemon),
+            Some(manager) => {
+                let [program, arguments @ ..] = Manager::program(daemon);
+                let mut command = self.net.command(program);
+                manager.hand_over(command.args(arguments));
+                command
+            }
+        };
         command
             .arg("--config")
             .arg(self.config_file())
@@ -352,7 +364,16 @@ impl Lab {
                 (0..count).filter(|other| *other != i).map(|other| (names[other], all(other))).collect();
             let client = Client::new(directory.join(format!("{name}.sock"))).unwrap();
             let config = head(&options, name, &directory, &addresses, &others);
-            hosts.push(Host { net, name, addresses, client, directory: directory.clone(), config, child: None });
+            hosts.push(Host {
+                net,
+                name,
+                addresses,
+                client,
+                directory: directory.clone(),
+                config,
+                manager: None,
+                child: None,
+            });
         }
         // IPv6 needs the carrier, which a new pair of devices has some time after both ends are up.
         for address in hosts[1].addresses.iter().filter(|a| a.is_ipv6()) {

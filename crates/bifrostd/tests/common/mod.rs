@@ -6,6 +6,7 @@
 pub mod front_end;
 pub mod host;
 pub mod machine;
+pub mod manager;
 pub mod netns;
 pub mod packets;
 pub mod raw;

@@ -13,7 +13,7 @@ use crate::common::{Guest, Lab, Options, eventually};
 const SOON_S: f64 = 5.0;
 
 /// The devices in the namespace behind `file`, which may have no name any more.
-fn devices(file: &File) -> String {
+pub fn devices(file: &File) -> String {
     std::thread::scope(|scope| {
         let list = || {
             move_into_link_name_space(file.as_fd(), Some(LinkNameSpaceType::Network)).unwrap();

@@ -23,6 +23,7 @@ mod homes;
 mod hostile;
 mod interop;
 mod isolation;
+mod kept;
 mod limits;
 mod machines;
 mod many_connections;

@@ -127,10 +127,14 @@ fn the_service_manager_is_told_when_guests_have_their_devices() {
     let path = host.directory.join("notify.sock");
     let socket = UnixDatagram::bind(&path).unwrap();
     socket.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
-    let message = || {
+    // Beside what it has the service manager keep.
+    let message = || loop {
         let mut buffer = [0; 256];
         let length = socket.recv(&mut buffer).unwrap();
-        String::from_utf8(buffer[..length].to_vec()).unwrap()
+        let text = String::from_utf8(buffer[..length].to_vec()).unwrap();
+        if !text.starts_with("FDSTORE=1") {
+            break text;
+        }
     };
     let mut command = host.net.command(env!("CARGO_BIN_EXE_bifrostd"));
     let mut child = command

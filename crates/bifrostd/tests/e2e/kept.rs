@@ -1,0 +1,243 @@
+//! A service manager keeps the queues of containers' devices while there is no daemon.
+
+use std::fs::File;
+use std::time::{Duration, Instant};
+
+use crate::common::manager::Manager;
+use crate::common::traffic::{Echo, exchange, ping};
+use crate::common::{Guest, Lab, Net, Options, eventually};
+
+/// How long TCP may stand still beyond the time in which there is no daemon, in half of the cases: in one of them the machine may
+/// have stood still itself.
+const SLACK: Duration = Duration::from_millis(50);
+
+/// Two hosts whose daemons have service managers.
+fn kept(workers: usize) -> Lab {
+    let mut lab = Lab::new(Options { workers, ..Options::default() });
+    lab.add(0, Guest::new("a", 1, &["10.0.0.1/24", "fd00::1/64"]).gateway("10.0.0.254"));
+    lab.add(1, Guest::new("b", 2, &["10.0.0.2/24", "fd00::2/64"]));
+    for host in &mut lab.hosts {
+        host.manager = Some(Manager::start(&host.directory.join(format!("{}.notify", host.name))));
+    }
+    lab.start();
+    lab
+}
+
+fn index(net: &Net) -> String {
+    let text = net.run("ip", &["-o", "link", "show", "eth0"], "").stdout;
+    String::from_utf8_lossy(&text).split(':').next().unwrap().to_owned()
+}
+
+/// What the service manager of a host keeps, once it is `count`.
+fn names(lab: &Lab, host: usize, count: usize) -> Vec<String> {
+    let names = || lab.hosts[host].manager.as_ref().unwrap().names();
+    eventually(5.0, "the service manager has what it is given", || names().len() == count);
+    names()
+}
+
+/// Echoes what comes, as long as the stream is open.
+fn serve_echo(net: &Net, address: &str, port: u16) {
+    let to = std::net::SocketAddr::new(address.parse().unwrap(), port);
+    let listener = net.enter(move || std::net::TcpListener::bind(to).unwrap());
+    std::thread::spawn(move || {
+        let (stream, _) = listener.accept().unwrap();
+        let _ = std::io::copy(&mut &stream, &mut &stream);
+    });
+}
+
+fn survive_kills(workers: usize) {
+    let mut lab = kept(workers);
+    names(&lab, 0, workers);
+    let before = index(lab.net("a"));
+    lab.net("a").ip("route add 10.7.0.0/16 via 10.0.0.9\n");
+    serve_echo(lab.net("b"), "10.0.0.2", 5001);
+    serve_echo(lab.net("a"), "fd00::1", 5001);
+    let echoes = [Echo::start(lab.net("a"), "10.0.0.2", 5001), Echo::start(lab.net("b"), "fd00::1", 5001)];
+    let mut beyond = Vec::new();
+    for kill in 0..4 {
+        let host = kill % 2;
+        echoes.iter().for_each(|echo| echo.wait_for_progress(1 << 20, Duration::from_secs(20)));
+        for echo in &echoes {
+            echo.take_longest_silence();
+        }
+        let began = Instant::now();
+        lab.hosts[host].crash();
+        lab.hosts[host].start();
+        let restart = began.elapsed();
+        echoes.iter().for_each(|echo| echo.wait_for_progress(1 << 20, Duration::from_secs(20)));
+        let silences = echoes.each_ref().map(Echo::take_longest_silence);
+        println!("{workers} workers, kill {kill}: silences {silences:?}, of which the restart took {restart:?}");
+        beyond.extend(silences.map(|silence| silence.saturating_sub(restart)));
+        assert!(lab.hosts[host].log().contains("takes over its device"), "{}", lab.hosts[host].log());
+        names(&lab, host, workers);
+    }
+    beyond.sort();
+    assert!(beyond[beyond.len() / 2] <= SLACK, "silences beyond restarts: {beyond:?}");
+    assert_eq!(index(lab.net("a")), before, "another device");
+    let routes = lab.net("a").run("ip", &["route"], "").stdout;
+    let routes = String::from_utf8_lossy(&routes);
+    assert!(routes.contains("10.7.0.0/16 via 10.0.0.9") && routes.contains("default via 10.0.0.254"), "{routes}");
+    for echo in echoes {
+        assert!(echo.finish() > 8 << 20);
+    }
+    exchange(lab.net("b"), lab.net("a"), "10.0.0.1", 5002, 1 << 20);
+    assert_eq!(ping(lab.net("a"), "10.0.0.2", 3, 56), 3);
+}
+
+#[test]
+fn a_container_keeps_its_device_and_its_streams_when_the_daemon_is_killed() {
+    survive_kills(1);
+}
+
+#[test]
+fn a_container_with_two_queues_keeps_its_device_and_its_streams_when_the_daemon_is_killed() {
+    survive_kills(2);
+}
+
+#[test]
+fn a_device_is_made_again_when_what_it_is_made_of_has_changed() {
+    let mut lab = kept(2);
+    let first = (index(lab.net("a")), names(&lab, 0, 2));
+    // While the daemon runs.
+    lab.hosts[0].config = lab.hosts[0].config.replacen("mtu = 1500", "mtu = 1400", 1);
+    lab.hosts[0].write_config();
+    lab.hosts[0].client.reload().unwrap();
+    let second = (index(lab.net("a")), names(&lab, 0, 2));
+    assert!(second.0 != first.0 && second.1.iter().all(|name| !first.1.contains(name)), "{first:?} {second:?}");
+    assert_eq!(ping(lab.net("a"), "10.0.0.2", 3, 56), 3);
+    // While it does not.
+    lab.hosts[0].crash();
+    assert_eq!(index(lab.net("a")), second.0);
+    lab.hosts[0].config = lab.hosts[0].config.replacen("mtu = 1400", "mtu = 1300", 1);
+    lab.hosts[0].start();
+    let third = (index(lab.net("a")), names(&lab, 0, 2));
+    assert!(third.0 != second.0 && third.1.iter().all(|name| !second.1.contains(name)), "{second:?} {third:?}");
+    assert_eq!(ping(lab.net("a"), "10.0.0.2", 3, 56), 3);
+}
+
+#[test]
+fn a_device_goes_with_its_port() {
+    let mut lab = kept(1);
+    names(&lab, 0, 1);
+    let whole = lab.hosts[0].config.clone();
+    let without = whole.split("[[port]]").next().unwrap().to_owned();
+    // While the daemon runs, and while it does not.
+    for runs in [true, false] {
+        if !runs {
+            lab.hosts[0].crash();
+        }
+        lab.hosts[0].config.clone_from(&without);
+        lab.hosts[0].write_config();
+        if runs {
+            assert_eq!(lab.hosts[0].client.reload().unwrap().ports.removed, ["a"]);
+        } else {
+            assert!(lab.net("a").has_device("eth0"));
+            lab.hosts[0].start();
+        }
+        assert!(!lab.net("a").has_device("eth0"));
+        names(&lab, 0, 0);
+        lab.hosts[0].config.clone_from(&whole);
+        lab.hosts[0].write_config();
+        lab.hosts[0].client.reload().unwrap();
+        names(&lab, 0, 1);
+        eventually(5.0, "it is reached", || ping(lab.net("b"), "10.0.0.1", 1, 56) == 1);
+    }
+}
+
+#[test]
+fn a_device_goes_with_its_namespace() {
+    let mut lab = kept(1);
+    let first = names(&lab, 0, 1);
+    // While the daemon runs, and while it does not.
+    for runs in [true, false] {
+        let former = File::open(format!("/run/netns/{}", lab.net("a").name())).unwrap();
+        if !runs {
+            lab.hosts[0].crash();
+        }
+        lab.delete_net("a");
+        if runs {
+            names(&lab, 0, 0);
+        } else {
+            lab.hosts[0].start();
+            assert!(lab.hosts[0].port("a").waiting);
+        }
+        eventually(5.0, "the old device is gone", || !crate::containers::devices(&former).contains("eth0"));
+        lab.make_net("a");
+        eventually(5.0, "the port has its device", || !lab.hosts[0].port("a").waiting);
+        assert_eq!(names(&lab, 0, 1), first);
+        assert_eq!(ping(lab.net("a"), "10.0.0.2", 3, 56), 3);
+    }
+    // It is made again while the daemon is away.
+    lab.hosts[0].crash();
+    lab.delete_net("a");
+    lab.make_net("a");
+    lab.hosts[0].start();
+    assert_eq!(names(&lab, 0, 1), first);
+    assert_eq!(ping(lab.net("a"), "10.0.0.2", 3, 56), 3);
+}
+
+#[test]
+fn what_is_handed_over_by_mistake_is_let_go() {
+    let mut lab = kept(1);
+    let name = names(&lab, 0, 1).remove(0);
+    lab.hosts[0].crash();
+    let manager = lab.hosts[0].manager.as_ref().unwrap();
+    manager.keep(&name, File::open("/dev/null").unwrap().into());
+    for name in ["tap", "tap.0.00000000.nobody", "socket"] {
+        manager.keep(name, File::open("/dev/zero").unwrap().into());
+    }
+    lab.hosts[0].start();
+    assert_eq!(names(&lab, 0, 1), [name]);
+    assert_eq!(ping(lab.net("a"), "10.0.0.2", 3, 56), 3);
+    let log = lab.hosts[0].log();
+    assert!(log.contains("cannot take over its queues") && !log.contains("takes over its device"), "{log}");
+}
+
+/// Without a service manager nothing outlives the daemon.
+#[test]
+fn the_end_of_a_service_ends_its_devices() {
+    let mut lab = kept(1);
+    names(&lab, 0, 1);
+    assert!(lab.hosts[0].stop().success());
+    assert!(lab.net("a").has_device("eth0"));
+    lab.hosts[0].manager = None;
+    eventually(5.0, "the device is gone", || !lab.net("a").has_device("eth0"));
+}
+
+/// The same with the real service manager and the unit as it is packaged, sandbox included.
+#[test]
+fn the_packaged_unit_keeps_devices_over_a_crash_and_a_restart() {
+    let directory = std::env::temp_dir().join(format!("bifrost-e2e-systemd-{}", std::process::id()));
+    std::fs::create_dir_all(&directory).unwrap();
+    let config = "[host]\nname = \"host\"\n[control]\nsocket = \"/run/bifrost/bifrostd.sock\"\n[underlay]\naddresses = [\"127.0.0.1\"]\n\
+                  [[vpc]]\nvni = 100\n[[port]]\nname = \"a\"\nvni = 100\nmac = \"02:00:00:00:00:01\"\n\
+                  addresses = [\"10.0.0.1/24\"]\nmtu = 1400\nnetns = \"guest\"\ndevice = \"eth0\"\n";
+    std::fs::write(directory.join("bifrostd.toml"), config).unwrap();
+    let sources = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/e2e/systemd.sh");
+    let unit = concat!(env!("CARGO_MANIFEST_DIR"), "/../../packaging/bifrostd.service");
+    let output = std::process::Command::new("timeout")
+        .args(["--kill-after=5", "60", "unshare", "--mount", "--pid", "--net", "--fork", "--kill-child", "sh", sources])
+        .args([directory.as_os_str(), unit.as_ref(), env!("CARGO_BIN_EXE_bifrostd").as_ref()])
+        .output()
+        .unwrap();
+    let cleaned =
+        std::process::Command::new("unshare").args(["--mount", "sh", sources, "clean"]).arg(&directory).status();
+    let steps = std::fs::read_to_string(directory.join("steps")).unwrap_or_default();
+    let log = std::fs::read_to_string(directory.join("daemon.log")).unwrap_or_default();
+    let all = format!("{steps}\n{log}\n{}", String::from_utf8_lossy(&output.stdout));
+    println!("{all}");
+    let step = |name: &str| {
+        let line = steps.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(": device "));
+        line.unwrap_or_else(|| panic!("no line `{name}`")).split_once(", ").unwrap()
+    };
+    let (device, state) = step("started");
+    assert_eq!(state.trim(), "ActiveState=active NFileDescriptorStore=1 NRestarts=0");
+    assert_eq!(step("killed"), (device, "ActiveState=active NFileDescriptorStore=1 NRestarts=1 "));
+    assert_eq!(step("restarted"), (device, "ActiveState=active NFileDescriptorStore=1 NRestarts=0 "));
+    assert_eq!(step("stopped"), ("none", "ActiveState=inactive NFileDescriptorStore=0 NRestarts=0 "));
+    let (again, _) = step("started again");
+    assert!(again != device && again != "none", "{again}");
+    assert_eq!(log.matches("takes over its device").count(), 2);
+    assert!(cleaned.unwrap().success(), "its control groups are still there");
+    std::fs::remove_dir_all(directory).unwrap();
+}

@@ -1,0 +1,93 @@
+# A service manager with the packaged unit, in namespaces of its own: the daemon is killed, restarted, ended and started again.
+#   systemd.sh DIRECTORY UNIT DAEMON     in mount, process and network namespaces of its own
+#   systemd.sh clean DIRECTORY           in a mount namespace of its own, afterwards
+# DIRECTORY has bifrostd.toml, and gets what was seen after each step (steps) and what the daemon said (daemon.log).
+set -eu
+# Whatever the machine has there, the manager finds the one kind that it needs, below a group of its own.
+mount_groups() {
+    umount -R /sys/fs/cgroup 2>/dev/null || true
+    mount -t cgroup2 none /sys/fs/cgroup
+}
+
+mount --make-rprivate /
+if [ "$1" = clean ]; then
+    mount_groups
+    groups=/sys/fs/cgroup/${2##*/}
+    [ ! -d "$groups" ] || find "$groups" -depth -type d -exec rmdir {} +
+    exit
+fi
+if [ -z "${IN_GROUP:-}" ]; then
+    mount -t proc proc /proc
+    mount_groups
+    groups=/sys/fs/cgroup/${1##*/}
+    mkdir "$groups"
+    echo $$ >"$groups/cgroup.procs"
+    IN_GROUP=yes exec unshare --cgroup sh "$0" "$@"
+fi
+directory=$1 unit=$2 daemon=$3
+mount_groups
+mount -t tmpfs tmpfs /run
+ip link set lo up
+mkdir -p /run/netns
+ip netns add guest
+
+# The unit hides /tmp and /home, and makes the rest read-only.
+mkdir -p /run/test /run/systemd/system/bifrostd.service.d
+cp "$directory/bifrostd.toml" /run/test
+cp "$daemon" /run/test/bifrostd
+cp "$unit" /run/systemd/system/bifrostd.service
+cat >/run/systemd/system/bifrostd.service.d/test.conf <<END
+[Unit]
+DefaultDependencies=no
+Wants=
+After=
+[Service]
+ExecStartPre=
+ExecStart=
+ExecStart=/run/test/bifrostd --config /run/test/bifrostd.toml
+StandardError=append:/run/test/daemon.log
+END
+cat >/run/systemd/system/steps.service <<END
+[Unit]
+DefaultDependencies=no
+After=bifrostd.service
+Wants=bifrostd.service
+[Service]
+Type=oneshot
+ExecStart=/bin/sh /run/test/steps
+StandardOutput=append:$directory/steps
+StandardError=append:$directory/steps
+END
+cat >/run/systemd/system/test.target <<END
+[Unit]
+DefaultDependencies=no
+Wants=bifrostd.service steps.service
+END
+cat >/run/test/steps <<END
+look() {
+    # A device that is being removed is there for a moment longer.
+    for _ in 1 2 3 4 5 6 7 8 9 10; do
+        index=\$(ip -n guest -o link show eth0 2>/dev/null | cut -d: -f1)
+        [ "\$1" = stopped ] && [ -n "\$index" ] || break
+        sleep 0.5
+    done
+    echo "\$1: device \${index:-none}, \$(systemctl show bifrostd -p ActiveState -p NRestarts -p NFileDescriptorStore | sort | tr '\n' ' ')"
+}
+look started
+systemctl kill --signal=KILL bifrostd
+for _ in \$(seq 100); do
+    [ "\$(systemctl show bifrostd -p NRestarts -p ActiveState --value | sort | tr -d '\n')" = 1active ] && break
+    sleep 0.1
+done
+look killed
+systemctl restart bifrostd
+look restarted
+systemctl stop bifrostd
+look stopped
+systemctl start bifrostd
+look "started again"
+cp /run/test/daemon.log "$directory"
+systemctl exit 0 --no-block
+END
+export container=other
+exec /lib/systemd/systemd --system --unit=test.target --log-target=console
