@@ -1,36 +1,79 @@
 //! Security groups: whether a conversation may begin, and which packets belong to one that was allowed to.
 
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
 use bifrost_nic::Parsed;
-use bifrost_tables::{Classifier, Fields};
+use bifrost_tables::{Classifier, Fields, Pattern};
+use bifrost_wire::Vni;
 use bifrost_wire::protocol::{ICMP, ICMPV6};
 
 use crate::drop_reason::DropReason;
 use crate::fields::{fields, reversed};
 use crate::ids::{Direction, GroupId, PortId};
+use crate::members::{AddressSet, Members};
 use crate::session::{self, Event, Key, Planned, Quote, Sessions};
-use crate::tables::{BuildError, SecurityGroup};
+use crate::tables::{BuildError, GroupRule, Remote};
 
 /// What one direction's rules say; the same for all ports that have the same groups.
 #[derive(Debug)]
 pub(crate) struct GroupPolicy {
-    ingress: Classifier<()>,
+    ingress: Rules,
     /// `None`: everything may leave.
-    egress: Option<Classifier<()>>,
+    egress: Option<Rules>,
+}
+
+/// Rules of one direction: those about the same other end together, so that a set of addresses is there once, whatever their number.
+#[derive(Debug)]
+struct Rules {
+    direction: Direction,
+    /// Each rule's value is its place among all of the direction. Without a set: about anybody.
+    parts: Vec<(Option<Arc<AddressSet>>, Classifier<usize>)>,
+}
+
+impl Rules {
+    fn new(
+        direction: Direction,
+        rules: &[&GroupRule],
+        vni: Vni,
+        members: &mut Members<'_>,
+    ) -> Result<Self, BuildError> {
+        let mut by_remote: BTreeMap<Remote, Vec<(Pattern, usize)>> = BTreeMap::new();
+        for (place, rule) in rules.iter().enumerate() {
+            by_remote.entry(rule.remote).or_default().push((rule.pattern.clone(), place));
+        }
+        let part = |(remote, rules)| Ok((members.set(vni, remote)?, Classifier::new(rules)));
+        Ok(Rules { direction, parts: by_remote.into_iter().map(part).collect::<Result<_, BuildError>>()? })
+    }
+
+    /// The place of the first rule that allows a conversation.
+    fn first(&self, fields: &Fields) -> Option<usize> {
+        let remote = match self.direction {
+            Direction::Ingress => fields.src,
+            Direction::Egress => fields.dst,
+        };
+        let is_about = |set: &Option<Arc<AddressSet>>| set.as_ref().is_none_or(|set| set.contains(remote));
+        let parts = self.parts.iter().filter(|(set, _)| is_about(set));
+        parts.filter_map(|(_, rules)| rules.lookup(fields).copied()).min()
+    }
 }
 
 impl GroupPolicy {
-    /// Of a port with these groups.
-    pub(crate) fn new(ids: &[GroupId], groups: &[SecurityGroup]) -> Result<Self, BuildError> {
+    /// Of a port of the network `vni` with these groups.
+    pub(crate) fn new(vni: Vni, ids: &[GroupId], members: &mut Members<'_>) -> Result<Self, BuildError> {
         let mut rules: [Vec<_>; 2] = Default::default();
+        let mut restricts_egress = false;
         for &id in ids {
-            let group = groups.get(usize::from(id.0)).ok_or(BuildError::UnknownGroup(id))?;
-            for rule in &group.rules {
-                rules[rule.direction as usize].push((rule.pattern.clone(), ()));
-            }
+            let group = members.group(id)?;
+            group.rules.iter().for_each(|rule| rules[rule.direction as usize].push(rule));
+            restricts_egress |= group.restricts_egress;
         }
         let [egress, ingress] = rules;
-        let egress = (!egress.is_empty()).then(|| Classifier::new(egress));
-        Ok(GroupPolicy { ingress: Classifier::new(ingress), egress })
+        let is_restricted = restricts_egress || !egress.is_empty();
+        Ok(GroupPolicy {
+            ingress: Rules::new(Direction::Ingress, &ingress, vni, members)?,
+            egress: is_restricted.then(|| Rules::new(Direction::Egress, &egress, vni, members)).transpose()?,
+        })
     }
 
     /// What the rules say about conversations that begin with such a packet.
@@ -42,7 +85,7 @@ impl GroupPolicy {
                 None => return Permission::Unrestricted,
             },
         };
-        rules.first(fields).map_or(Permission::None, |(rule, ())| Permission::Rule(rule))
+        rules.first(fields).map_or(Permission::None, Permission::Rule)
     }
 
     /// Whether a packet of `port` may pass: it belongs to a conversation that was allowed to begin, or

@@ -28,6 +28,10 @@ pub struct PeerId(pub u16);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct GroupId(pub u16);
 
+/// Names a set of addresses: its place in [`Tables::address_sets`](crate::Tables::address_sets).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct AddressSetId(pub u16);
+
 /// Names a load balancer: its place in [`Tables::load_balancers`](crate::Tables::load_balancers).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct LoadBalancerId(pub u16);

@@ -9,6 +9,7 @@ use bifrost_wire::{Mac, Vni};
 
 use crate::groups::GroupPolicy;
 use crate::ids::{LoadBalancerId, PortId, UplinkId, WorkerId};
+use crate::members::Members;
 use crate::nat::{Source, Uplink};
 use crate::rewrite::Endpoint;
 use crate::tables::{BuildError, Lease, Nat, Port, Tables, Workers};
@@ -20,7 +21,7 @@ pub(crate) struct Index {
     ports: Vec<Option<PortIndex>>,
     vpcs: Vec<VpcIndex>,
     by_vni: ExactMap<Vni, VpcId>,
-    /// What ports with the same groups have in common.
+    /// What ports of a network with the same groups have in common.
     policies: Vec<GroupPolicy>,
     workers: Workers,
     /// Not every worker of the host may show its guests all that is for them.
@@ -95,6 +96,7 @@ impl Index {
 
     fn add_ports(&mut self, tables: &Tables) -> Result<(), BuildError> {
         let mut policies = BTreeMap::new();
+        let mut members = Members::of(tables);
         for port in &tables.ports {
             let vpc = self.vpc_id(port.vni)?;
             let slot = port.id.place();
@@ -105,12 +107,13 @@ impl Index {
                 return Err(BuildError::DuplicatePort(port.id));
             }
             self.vpcs[vpc.place()].add_port(port)?;
-            let policy = match (port.groups.is_empty(), policies.get(&port.groups)) {
+            let name = (port.vni, &port.groups);
+            let policy = match (port.groups.is_empty(), policies.get(&name)) {
                 (true, _) => None,
                 (false, Some(&known)) => Some(known),
                 (false, None) => {
-                    self.policies.push(GroupPolicy::new(&port.groups, &tables.groups)?);
-                    policies.insert(port.groups.clone(), self.policies.len() - 1);
+                    self.policies.push(GroupPolicy::new(port.vni, &port.groups, &mut members)?);
+                    policies.insert(name, self.policies.len() - 1);
                     Some(self.policies.len() - 1)
                 }
             };

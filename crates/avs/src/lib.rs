@@ -63,6 +63,7 @@ mod ids;
 mod index;
 mod limits;
 mod mapping;
+mod members;
 mod mutation;
 mod nat;
 mod notes;
@@ -88,7 +89,7 @@ pub use flow::FlowCounters;
 pub use flow_log::{FlowEnd, FlowLogCounters, FlowRecord, Traffic};
 pub use fragments::FragmentCounters;
 pub use groups::Permission;
-pub use ids::{Direction, GroupId, LoadBalancerId, PeerId, PortId, UplinkId, WorkerId};
+pub use ids::{AddressSetId, Direction, GroupId, LoadBalancerId, PeerId, PortId, UplinkId, WorkerId};
 pub use limits::{FlowLimits, SessionLimits};
 pub use mapping::NatCounters;
 #[cfg(feature = "mutations")]
@@ -97,9 +98,9 @@ pub use rewrite::Rewrite;
 pub use session::{Class, PortSessions, SessionCounters};
 pub use switch::{Former, Prepared, Switch};
 pub use tables::{
-    AclRule, Affinity, Backend, BuildError, FloatingIp, FlowLogSpec, GATEWAY_MAC, GroupRule, Lease, LoadBalancer, Nat,
-    Ordering, Peering, Port, PortForward, Reliability, Route, SecurityGroup, SourceNat, Tables, Transport, Vpc,
-    Workers,
+    AclRule, Affinity, Backend, BuildError, FloatingIp, FlowLogSpec, GATEWAY_MAC, GroupRule, Lease, LoadBalancer,
+    Member, Nat, Ordering, Peering, Port, PortForward, Reliability, Remote, Route, SecurityGroup, SourceNat, Tables,
+    Transport, Vpc, Workers,
 };
 pub use trace::{By, Check, GuestTrace, Hop, UnderlayTrace, WorkerTrace};
 pub use verdict::{Action, Verdict};

@@ -6,7 +6,7 @@ use bifrost_tables::{IpNet, Pattern};
 use bifrost_wire::protocol::{TCP, UDP};
 use bifrost_wire::{Mac, Vni};
 
-use crate::ids::{Direction, GroupId, PeerId, PortId, WorkerId};
+use crate::ids::{AddressSetId, Direction, GroupId, PeerId, PortId, WorkerId};
 use crate::limits::{FlowLimits, SessionLimits};
 
 /// The gateway's MAC address, the same in every VPC and on every host, so that a guest that moves keeps its neighbour
@@ -67,11 +67,20 @@ pub struct AclRule {
 /// A security group: conversations that may begin. What belongs to one that was allowed to begin passes, in both directions.
 ///
 /// A port with groups lets in what a rule of any of them allows. It lets out everything, unless one of them has a rule about
-/// that. A port without groups lets everything pass.
+/// that, or restricts it without one. A port without groups lets everything pass.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct SecurityGroup {
     /// What it allows.
     pub rules: Vec<GroupRule>,
+    /// Whether its ports' guests may begin only what a rule allows, even if no rule is about that.
+    pub restricts_egress: bool,
+}
+
+impl SecurityGroup {
+    /// With these rules, and what follows from them.
+    pub fn new(rules: Vec<GroupRule>) -> Self {
+        SecurityGroup { rules, restricts_egress: false }
+    }
 }
 
 /// A rule of a security group.
@@ -81,6 +90,38 @@ pub struct GroupRule {
     pub direction: Direction,
     /// Of their first packet.
     pub pattern: Pattern,
+    /// Who is at the other end.
+    pub remote: Remote,
+}
+
+impl GroupRule {
+    /// About anybody.
+    pub fn new(direction: Direction, pattern: Pattern) -> Self {
+        GroupRule { direction, pattern, remote: Remote::Anybody }
+    }
+}
+
+/// The other end of conversations that a rule is about.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Remote {
+    /// Anybody that the pattern allows.
+    #[default]
+    Anybody,
+    /// One of a set of addresses.
+    Set(AddressSetId),
+    /// A vNIC of the same network that has the group: by its addresses, but for link-local ones.
+    Group(GroupId),
+}
+
+/// Addresses of another host's vNIC that has a security group. Those of local vNICs are known from their ports.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Member {
+    /// The network.
+    pub vni: Vni,
+    /// The group.
+    pub group: GroupId,
+    /// The addresses; host bits are ignored.
+    pub prefix: IpNet,
 }
 
 /// A local vNIC.
@@ -94,6 +135,9 @@ pub struct Port {
     pub mac: Mac,
     /// Addresses that its guest may use, besides the IPv6 link-local one that follows from the MAC address.
     pub addresses: Vec<IpAddr>,
+    /// Networks behind its guest, which routes: it may send from their addresses, and gets what is for them. Host bits are ignored; where
+    /// two ports or routes have an address, it belongs to the one with the longer prefix.
+    pub routed: Vec<IpNet>,
     /// Largest IP packet that its guest is given, bytes, 68 and more.
     pub mtu: u16,
     /// Its security groups.
@@ -323,6 +367,10 @@ pub struct Tables {
     pub leases: Vec<Lease>,
     /// Security groups, each named by its place here.
     pub groups: Vec<SecurityGroup>,
+    /// Who else has them, on other hosts.
+    pub members: Vec<Member>,
+    /// Sets of addresses for rules, each named by its place here; host bits are ignored.
+    pub address_sets: Vec<Vec<IpNet>>,
     /// Bounds of what security groups remember.
     pub sessions: SessionLimits,
     /// Bounds of what is remembered about flows.
@@ -373,6 +421,9 @@ pub enum BuildError {
     /// A port has a security group that is not described.
     #[error("security group number {} is used but not described", .0.0)]
     UnknownGroup(GroupId),
+    /// A rule is about a set of addresses that is not described.
+    #[error("address set number {} is used but not described", .0.0)]
+    UnknownSet(AddressSetId),
     /// Two load balancers at one place.
     #[error("two load balancers of VNI {vni} listen at {address} port {port}")]
     DuplicateLoadBalancer {

@@ -108,7 +108,8 @@ impl VpcIndex {
             }
             self.add_prefix(IpNet::from(addr), Owner::Vnic(NextHop { mac: port.mac, path }))?;
         }
-        Ok(())
+        let routed = |&prefix| self.add_prefix(prefix, Owner::Vnic(NextHop { mac: port.mac, path }));
+        port.routed.iter().try_for_each(routed)
     }
 
     pub(crate) fn add_route(&mut self, route: &Route) -> Result<(), BuildError> {

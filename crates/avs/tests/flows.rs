@@ -178,8 +178,8 @@ fn remembering_changes_nothing() {
 /// Both guests here have a group that lets everything begin, both ways.
 fn open() -> Tables {
     let mut tables = tables();
-    let rule = |direction| GroupRule { direction, pattern: Pattern::default() };
-    tables.groups = vec![SecurityGroup { rules: vec![rule(Direction::Egress), rule(Direction::Ingress)] }];
+    let rule = |direction| GroupRule::new(direction, Pattern::default());
+    tables.groups = vec![SecurityGroup::new(vec![rule(Direction::Egress), rule(Direction::Ingress)])];
     tables.ports.iter_mut().for_each(|port| port.groups = vec![GroupId(0)]);
     tables
 }

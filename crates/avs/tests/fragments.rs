@@ -36,8 +36,7 @@ fn without_ssh() -> Tables {
 /// Port 0 lets in UDP to port 53 alone.
 fn dns_server() -> Tables {
     let mut tables = tables();
-    tables.groups =
-        vec![SecurityGroup { rules: vec![GroupRule { direction: Direction::Ingress, pattern: to_port(17, 53) }] }];
+    tables.groups = vec![SecurityGroup::new(vec![GroupRule::new(Direction::Ingress, to_port(17, 53))])];
     tables.ports[0].groups = vec![GroupId(0)];
     tables
 }

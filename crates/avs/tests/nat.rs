@@ -47,6 +47,7 @@ fn world() -> Tables {
         vni: vni(OUTSIDE),
         mac: KERNEL,
         addresses: vec![ip("203.0.113.1")],
+        routed: vec![],
         mtu: 1500,
         groups: vec![],
         home: None,
@@ -251,8 +252,8 @@ fn whoever_is_outside_may_answer_through_a_mapping() {
 fn security_groups_say_who_may() {
     let mut tables = world();
     // Guest 1 may begin anything; others nothing with it.
-    let rule = GroupRule { direction: bifrost_avs::Direction::Egress, pattern: Pattern::default() };
-    tables.groups = vec![SecurityGroup { rules: vec![rule] }];
+    let rule = GroupRule::new(bifrost_avs::Direction::Egress, Pattern::default());
+    tables.groups = vec![SecurityGroup::new(vec![rule])];
     tables.ports[0].groups = vec![GroupId(0)];
     let mut switch = build(&tables);
     let out = leaves(&mut switch, 0, &from_guest(("10.0.0.1", 5001), (REMOTE, 443), None)).unwrap();

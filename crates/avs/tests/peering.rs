@@ -36,12 +36,20 @@ fn peered() -> Tables {
     };
     tables.vpcs.extend([vpc(300, &["10.3.0.254", "fd03::fe"]), vpc(400, &["10.4.0.254"])]);
     let addresses = vec![ip("10.3.0.1"), ip("fd03::1")];
-    let port =
-        Port { id: PortId(7), vni: vni(300), mac: mac(1), addresses, mtu: 1000, groups: vec![GroupId(0)], home: None };
+    let port = Port {
+        id: PortId(7),
+        vni: vni(300),
+        mac: mac(1),
+        addresses,
+        routed: vec![],
+        mtu: 1000,
+        groups: vec![GroupId(0)],
+        home: None,
+    };
     tables.ports.push(port);
-    let open = |direction, pattern| GroupRule { direction, pattern };
+    let open = |direction, pattern| GroupRule::new(direction, pattern);
     let services = Pattern { protocol: Some(6), dst_ports: 0..=0, ..Pattern::default() };
-    tables.groups = vec![SecurityGroup { rules: vec![open(Direction::Ingress, services)] }];
+    tables.groups = vec![SecurityGroup::new(vec![open(Direction::Ingress, services)])];
     let route = |n, prefix: &str, peer, mac_of| {
         let prefix = prefix.parse().unwrap();
         Route { vni: vni(n), prefix, peer: PeerId(peer), mac: mac(mac_of), mtu: 1400 }

@@ -5,9 +5,10 @@
 mod common;
 
 use bifrost_avs::{
-    AclRule, Action, Direction, DropReason, GATEWAY_MAC, GroupId, GroupRule, Pattern, PortId, SecurityGroup,
-    SessionLimits, Switch, Tables, Verdict,
+    AclRule, Action, AddressSetId, BuildError, Direction, DropReason, GATEWAY_MAC, GroupId, GroupRule, Member, Pattern,
+    PortId, Remote, SecurityGroup, SessionLimits, Switch, Tables, Verdict,
 };
+use bifrost_tables::IpNet;
 use bifrost_wire::{Mac, arp};
 use common::*;
 
@@ -16,7 +17,7 @@ const SYN: u8 = 2;
 const ACK: u8 = 16;
 
 fn allow(direction: Direction, pattern: Pattern) -> GroupRule {
-    GroupRule { direction, pattern }
+    GroupRule::new(direction, pattern)
 }
 
 fn tcp_to(port: u16) -> Pattern {
@@ -26,7 +27,7 @@ fn tcp_to(port: u16) -> Pattern {
 /// Port 0 has a group with these rules; port 1 has none.
 fn guarded(rules: Vec<GroupRule>) -> Tables {
     let mut tables = tables();
-    tables.groups = vec![SecurityGroup { rules }];
+    tables.groups = vec![SecurityGroup::new(rules)];
     tables.ports[0].groups = vec![GroupId(0)];
     tables
 }
@@ -110,7 +111,7 @@ fn both_ends_are_asked_when_guests_share_a_host() {
     assert!(matches!(guest(&mut s, 0, &segment(1, 2, (80, 5000), SYN | ACK)).action, Action::Deliver { .. }));
     // A second group, of the other one, that lets nothing out but DNS.
     let dns = Pattern { protocol: Some(17), dst_ports: 53..=53, ..Pattern::default() };
-    tables.groups.push(SecurityGroup { rules: vec![allow(Direction::Egress, dns)] });
+    tables.groups.push(SecurityGroup::new(vec![allow(Direction::Egress, dns)]));
     tables.ports[1].groups = vec![GroupId(1)];
     s.replace(&tables).unwrap();
     assert_eq!(guest(&mut s, 1, &segment(2, 1, (5001, 80), SYN)), Verdict::drop(DropReason::GroupEgress));
@@ -120,7 +121,7 @@ fn both_ends_are_asked_when_guests_share_a_host() {
 #[test]
 fn groups_of_one_port_add_up() {
     let mut tables = guarded(vec![allow(Direction::Ingress, tcp_to(80))]);
-    tables.groups.push(SecurityGroup { rules: vec![allow(Direction::Ingress, tcp_to(22))] });
+    tables.groups.push(SecurityGroup::new(vec![allow(Direction::Ingress, tcp_to(22))]));
     tables.ports[0].groups = vec![GroupId(0), GroupId(1)];
     let mut s = switch_of(&tables);
     let open = [21, 22, 80].map(|port| arrives(&mut s, &segment(3, 1, (5000, port), SYN)).is_ok());
@@ -322,4 +323,112 @@ fn an_acl_looks_at_packets_one_by_one() {
     assert_eq!(guest(&mut s, 1, &datagram(2, 3, (1, 1))), refused);
     assert_eq!(s.session_counters().created, 0);
     assert_eq!(s.port_counters(PortId(1)).unwrap().dropped.packets(DropReason::Acl), 2);
+}
+
+#[test]
+fn a_group_at_the_other_end_is_who_has_it_in_the_same_network() {
+    let from = |remote| GroupRule { remote, ..allow(Direction::Ingress, tcp_to(80)) };
+    let mut tables = guarded(vec![from(Remote::Group(GroupId(1)))]);
+    tables.groups.push(SecurityGroup::default());
+    tables.ports[0].groups = vec![GroupId(0)];
+    // Port 1 has no group that lets it be reached, but is a member; vNIC 3 is one of another network only.
+    tables.ports[1].groups = vec![GroupId(1)];
+    let member = |of, prefix: &str| Member { vni: vni(of), group: GroupId(1), prefix: prefix.parse().unwrap() };
+    tables.members = vec![member(200, "10.0.0.3/32")];
+    let mut s = switch_of(&tables);
+    let knock = |s: &mut Switch, source| guest(s, 1, &segment(2, 1, (source, 80), SYN)).action;
+    assert!(matches!(knock(&mut s, 5000), Action::Deliver { port: PortId(0), .. }));
+    assert_eq!(guest(&mut s, 1, &segment(2, 1, (5000, 81), SYN)), Verdict::drop(DropReason::GroupIngress));
+    assert_eq!(arrives(&mut s, &segment(3, 1, (5000, 80), SYN)), IN, "a member of another network");
+
+    // A vNIC of another host becomes a member, and the local one leaves: its connection ends.
+    tables.members.push(member(100, "10.0.0.3/32"));
+    tables.ports[1].groups.clear();
+    s.replace(&tables).unwrap();
+    assert_eq!(arrives(&mut s, &segment(3, 1, (5000, 80), SYN)), Ok(()));
+    let data = segment(2, 1, (5000, 80), ACK);
+    assert_eq!(guest(&mut s, 1, &data), Verdict::drop(DropReason::GroupIngress), "no member any longer");
+
+    tables.groups[0].rules[0].remote = Remote::Group(GroupId(9));
+    assert!(matches!(s.replace(&tables), Err(BuildError::UnknownGroup(GroupId(9)))));
+}
+
+#[test]
+fn a_set_of_addresses_changes_member_by_member() {
+    let rules = vec![
+        GroupRule { remote: Remote::Set(AddressSetId(0)), ..allow(Direction::Ingress, tcp_to(80)) },
+        GroupRule { remote: Remote::Set(AddressSetId(0)), ..allow(Direction::Egress, tcp_to(443)) },
+        allow(Direction::Ingress, tcp_to(22)),
+    ];
+    let mut tables = guarded(rules);
+    let with = |nets: &[&str]| vec![nets.iter().map(|net| net.parse().unwrap()).collect::<Vec<_>>()];
+    assert!(matches!(Switch::build(&tables, 0), Err(BuildError::UnknownSet(AddressSetId(0)))));
+    tables.address_sets = with(&["10.0.0.2/32"]);
+    let mut s = switch_of(&tables);
+    assert_eq!(arrives(&mut s, &segment(3, 1, (5000, 80), SYN)), IN);
+    assert_eq!(arrives(&mut s, &segment(3, 1, (5000, 22), SYN)), Ok(()), "a rule about anybody");
+    assert_eq!(leaves(&mut s, &segment(1, 3, (5000, 443), SYN)), OUT, "the set is about who is asked");
+    // Twice, and within a wider prefix: sets may overlap.
+    tables.address_sets = with(&["10.0.0.3/32", "10.0.0.3/32", "10.0.0.2/31"]);
+    s.replace(&tables).unwrap();
+    assert_eq!(arrives(&mut s, &segment(3, 1, (5000, 80), SYN)), Ok(()));
+    assert_eq!(leaves(&mut s, &segment(1, 3, (5000, 443), SYN)), Ok(()));
+    tables.address_sets = with(&["10.0.0.2/32"]);
+    s.replace(&tables).unwrap();
+    assert_eq!(arrives(&mut s, &segment(3, 1, (5000, 80), ACK)), IN, "its connection ends");
+    assert_eq!(arrives(&mut s, &segment(3, 1, (5000, 22), ACK)), Ok(()), "the other one goes on");
+}
+
+#[test]
+fn egress_can_be_closed_without_a_rule() {
+    let mut tables = guarded(vec![allow(Direction::Ingress, tcp_to(80))]);
+    tables.groups[0].restricts_egress = true;
+    let mut s = switch_of(&tables);
+    assert_eq!(leaves(&mut s, &segment(1, 3, (5000, 443), SYN)), OUT);
+    assert_eq!(arrives(&mut s, &segment(3, 1, (6000, 80), SYN)), Ok(()));
+    assert_eq!(leaves(&mut s, &segment(1, 3, (80, 6000), SYN | ACK)), Ok(()), "answers pass");
+    // Groups add up: another one's rule opens what it names.
+    tables.groups.push(SecurityGroup::new(vec![allow(Direction::Egress, tcp_to(443))]));
+    tables.ports[0].groups.push(GroupId(1));
+    s.replace(&tables).unwrap();
+    assert_eq!(leaves(&mut s, &segment(1, 3, (5000, 443), SYN)), Ok(()));
+    assert_eq!(leaves(&mut s, &segment(1, 3, (5000, 22), SYN)), OUT);
+}
+
+/// Rules about sets and groups, held against one classifier of all pairs of rule and member: the same rule decides.
+#[test]
+fn rules_about_sets_are_those_of_their_members() {
+    let mut rng = fastrand::Rng::with_seed(7);
+    for round in 0..200 {
+        let address = |rng: &mut fastrand::Rng| format!("10.0.0.{}", rng.u8(2..6));
+        let set = |rng: &mut fastrand::Rng| -> Vec<IpNet> {
+            (0..rng.usize(0..4)).map(|_| format!("{}/{}", address(rng), rng.u8(30..33)).parse().unwrap()).collect()
+        };
+        let sets: Vec<Vec<IpNet>> = (0..3).map(|_| set(&mut rng)).collect();
+        let rule = |rng: &mut fastrand::Rng| {
+            let remote = match rng.u16(0..4) {
+                3 => Remote::Anybody,
+                n => Remote::Set(AddressSetId(n)),
+            };
+            GroupRule { remote, ..allow(Direction::Ingress, tcp_to(rng.u16(80..83))) }
+        };
+        let rules: Vec<GroupRule> = (0..rng.usize(1..6)).map(|_| rule(&mut rng)).collect();
+        let mut named = guarded(rules.clone());
+        named.address_sets = sets.clone();
+        let alternatives = rules.iter().flat_map(|rule| match rule.remote {
+            Remote::Set(id) => sets[usize::from(id.0)]
+                .iter()
+                .map(|net| allow(Direction::Ingress, Pattern { src: Some(*net), ..rule.pattern.clone() }))
+                .collect(),
+            _ => vec![rule.clone()],
+        });
+        let listed = guarded(alternatives.collect());
+        let (mut named, mut listed) = (switch_of(&named), switch_of(&listed));
+        for port in 80..83 {
+            let frame = segment(3, 1, (5000, port), SYN);
+            assert_eq!(arrives(&mut named, &frame), arrives(&mut listed, &frame), "round {round}, port {port}");
+            let frame = segment(2, 1, (5000, port), SYN);
+            assert_eq!(guest(&mut named, 1, &frame), guest(&mut listed, 1, &frame), "round {round}, port {port}");
+        }
+    }
 }

@@ -18,8 +18,8 @@ const FIN: u8 = 0x11;
 fn server(room: u32) -> Tables {
     let mut tables = tables();
     let open = |protocol, port| Pattern { protocol: Some(protocol), dst_ports: port..=port, ..Pattern::default() };
-    let rules = [open(17, 53), open(6, 80)].map(|pattern| GroupRule { direction: Direction::Ingress, pattern });
-    tables.groups = vec![SecurityGroup { rules: rules.to_vec() }];
+    let rules = [open(17, 53), open(6, 80)].map(|pattern| GroupRule::new(Direction::Ingress, pattern));
+    tables.groups = vec![SecurityGroup::new(rules.to_vec())];
     tables.ports[0].groups = vec![GroupId(0)];
     tables.sessions = SessionLimits { per_port: room, ..SessionLimits::default() };
     tables

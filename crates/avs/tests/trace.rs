@@ -86,8 +86,8 @@ fn it_tells_what_happens_then_and_changes_nothing() {
 fn guarded() -> Switch {
     let mut tables = tables();
     let to = |port: u16| Pattern { protocol: Some(6), dst_ports: port..=port, ..Pattern::default() };
-    let ingress = |port| GroupRule { direction: Direction::Ingress, pattern: to(port) };
-    tables.groups = vec![SecurityGroup { rules: vec![ingress(22)] }, SecurityGroup { rules: vec![ingress(80)] }];
+    let ingress = |port| GroupRule::new(Direction::Ingress, to(port));
+    tables.groups = vec![SecurityGroup::new(vec![ingress(22)]), SecurityGroup::new(vec![ingress(80)])];
     tables.ports[0].groups = vec![GroupId(0), GroupId(1)];
     tables.vpcs[0].acl = vec![AclRule { direction: Direction::Ingress, pattern: to(23), allow: false }];
     let mut switch = Switch::build(&tables, 1).unwrap();

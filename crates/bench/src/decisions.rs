@@ -168,6 +168,7 @@ fn tables(Kind { way, acl, groups, remembered }: Kind) -> Tables {
         vni: vni(),
         mac: mac(n),
         addresses: vec![IpAddr::from([10, 0, 0, n])],
+        routed: vec![],
         mtu: 1500,
         groups: if groups { vec![GroupId(0)] } else { vec![] },
         home: None,
@@ -195,7 +196,7 @@ fn tables(Kind { way, acl, groups, remembered }: Kind) -> Tables {
         (0..10).map(move |n| {
             let dst_ports = if n == 9 { 443..=443 } else { 1000 * n..=1000 * n + 10 };
             let pattern = Pattern { protocol: Some(TCP), dst_ports, ..Pattern::default() };
-            GroupRule { direction, pattern }
+            GroupRule::new(direction, pattern)
         })
     });
     Tables {
@@ -209,7 +210,7 @@ fn tables(Kind { way, acl, groups, remembered }: Kind) -> Tables {
         ports: vec![port(0, 1), port(1, 2)],
         routes,
         load_balancers: if way.is_balanced() { vec![balancer()] } else { vec![] },
-        groups: vec![SecurityGroup { rules: rules.collect() }],
+        groups: vec![SecurityGroup::new(rules.collect())],
         flows: if remembered { FlowLimits::default() } else { FlowLimits { records: 0, vectors: false } },
         ..Tables::default()
     }

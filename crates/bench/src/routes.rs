@@ -103,6 +103,7 @@ fn tables(networks: u32, routes: u32) -> Tables {
         vni: vni(network),
         mac: MAC,
         addresses: vec![guest(false), guest(true)],
+        routed: vec![],
         mtu: 1500,
         groups: Vec::new(),
         home: None,

@@ -155,7 +155,7 @@ fn tables(records: u32) -> Tables {
     let net = |addr: [u8; 4], len| IpNet::new(addr.into(), len).unwrap_or_else(|e| unreachable!("{len}: {e}"));
     let route =
         |n: u8| Route { vni, prefix: net([10, 1, n, 0], 24), peer: PeerId(1), mac: Mac([2, 0, 0, 0, 0, 2]), mtu: 1500 };
-    let any = |direction| GroupRule { direction, pattern: Pattern::default() };
+    let any = |direction| GroupRule::new(direction, Pattern::default());
     Tables {
         vpcs: vec![Vpc {
             vni,
@@ -169,12 +169,13 @@ fn tables(records: u32) -> Tables {
             vni,
             mac: MAC,
             addresses: vec![IpAddr::from([10, 0, 0, 1])],
+            routed: vec![],
             mtu: 1500,
             groups: vec![GroupId(0)],
             home: None,
         }],
         routes: (0..=255).map(route).collect(),
-        groups: vec![SecurityGroup { rules: vec![any(Direction::Egress)] }],
+        groups: vec![SecurityGroup::new(vec![any(Direction::Egress)])],
         flows: FlowLimits { records, vectors: true },
         sessions: SessionLimits { total: 1 << 21, per_port: 1 << 21 },
         ..Tables::default()

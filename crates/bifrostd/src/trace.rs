@@ -320,11 +320,14 @@ impl Words<'_> {
 
     /// The longest prefix with the destination, of those that lead to a vNIC.
     fn prefix(&self, vni: u32, mac: Mac) -> Option<ipnet::IpNet> {
-        let Config { routes, ports, .. } = &self.state.config;
+        let config = &self.state.config;
+        let Config { routes, ports, .. } = config;
         let routes = routes.iter().filter(|r| r.vni.value() == vni && r.mac == mac).map(|r| r.prefix);
         let ports = ports.iter().filter(|p| p.vni.value() == vni && p.mac == mac);
         let addresses = ports.flat_map(|p| p.addresses.iter().map(|net| ipnet::IpNet::from(net.addr())));
-        routes.chain(addresses).filter(|net| net.contains(&self.to)).max_by_key(ipnet::IpNet::prefix_len)
+        let routed =
+            config.ports.iter().filter(|p| p.vni.value() == vni && p.mac == mac).flat_map(|p| p.routed.clone());
+        routes.chain(addresses).chain(routed).filter(|net| net.contains(&self.to)).max_by_key(ipnet::IpNet::prefix_len)
     }
 
     fn check(&self, check: &Check) -> TraceStep {

@@ -79,6 +79,7 @@ pub(crate) fn tables(config: &Config, names: &Names, health: &Health) -> avs::Ta
             vni: vni(p.vni)?,
             mac: p.mac,
             addresses: p.addresses.iter().map(|a| a.addr()).collect(),
+            routed: p.routed.clone(),
             mtu: p.mtu,
             groups: p.security_groups.iter().filter_map(|name| group(config, name)).collect(),
             home: home(config, p, id).map(avs::WorkerId),
@@ -92,14 +93,9 @@ pub(crate) fn tables(config: &Config, names: &Names, health: &Health) -> avs::Ta
     let peerings = config.peerings.iter();
     let peerings =
         peerings.filter_map(|p| Some(avs::Peering { vni: vni(p.vni)?, prefix: p.prefix, to: vni(p.to_vni)? }));
-    let groups = config.security_groups.iter().map(|g| {
-        let of = |direction, rules: &[config::Rule]| {
-            let patterns = rules.iter().flat_map(patterns);
-            patterns.map(move |pattern| avs::GroupRule { direction, pattern }).collect::<Vec<_>>()
-        };
-        let mut rules = of(avs::Direction::Ingress, &g.ingress);
-        rules.extend(of(avs::Direction::Egress, &g.egress));
-        avs::SecurityGroup { rules }
+    let members = config.routes.iter().flat_map(|r| {
+        let member = move |name| Some(avs::Member { vni: vni(r.vni)?, group: group(config, name)?, prefix: r.prefix });
+        r.security_groups.iter().filter_map(move |name| member(name))
     });
     let load_balancers = config.load_balancers.iter().filter_map(|b| load_balancer(b, health)).collect();
     let config::Sessions { total, per_port, flow_records, vectors } = config.sessions;
@@ -111,7 +107,9 @@ pub(crate) fn tables(config: &Config, names: &Names, health: &Health) -> avs::Ta
         load_balancers,
         nat: nat(config, names),
         leases: leases(config, names).collect(),
-        groups: groups.collect(),
+        groups: config.security_groups.iter().map(|g| security_group(config, g)).collect(),
+        members: members.collect(),
+        address_sets: config.address_sets.iter().map(|set| set.addresses.clone()).collect(),
         sessions: avs::SessionLimits { total, per_port },
         flows: avs::FlowLimits { records: flow_records, vectors },
         flow_log: config.flow_log.as_ref().map(|log| flow_log(config, log, names)),
@@ -213,6 +211,38 @@ fn flow_log(config: &Config, log: &config::FlowLog, names: &Names) -> avs::FlowL
     }
 }
 
+fn security_group(config: &Config, group: &config::SecurityGroup) -> avs::SecurityGroup {
+    let of = |direction, rules: &[config::Rule]| {
+        let alternatives = rules.iter().flat_map(|rule| alternatives(config, rule));
+        alternatives.map(move |(pattern, remote)| avs::GroupRule { direction, pattern, remote }).collect::<Vec<_>>()
+    };
+    let mut rules = of(avs::Direction::Ingress, &group.ingress);
+    rules.extend(of(avs::Direction::Egress, &group.egress));
+    avs::SecurityGroup { rules, restricts_egress: group.restricts_egress }
+}
+
+/// A group's rule's alternatives, each combination by itself.
+pub(crate) fn alternatives(config: &Config, rule: &config::Rule) -> Vec<(avs::Pattern, avs::Remote)> {
+    let remote = |remote: &config::Remote| match remote {
+        config::Remote::Group(name) => group(config, name).map(avs::Remote::Group),
+        config::Remote::Set(name) => set(config, name).map(avs::Remote::Set),
+    };
+    let is_about_all = rule.remotes.is_empty() || !(rule.from.is_empty() && rule.to.is_empty());
+    let by_prefix = if is_about_all { patterns(rule) } else { Vec::new() };
+    let mut all: Vec<_> = by_prefix.into_iter().map(|pattern| (pattern, avs::Remote::Anybody)).collect();
+    let rest = config::Rule { from: Vec::new(), to: Vec::new(), ..rule.clone() };
+    for remote in rule.remotes.iter().filter_map(remote) {
+        all.extend(patterns(&rest).into_iter().map(|pattern| (pattern, remote)));
+    }
+    all
+}
+
+/// An address set's place in the tables.
+fn set(config: &Config, name: &str) -> Option<avs::AddressSetId> {
+    let place = config.address_sets.iter().position(|s| s.name == name)?;
+    u16::try_from(place).ok().map(avs::AddressSetId)
+}
+
 /// A security group's place in the tables.
 fn group(config: &Config, name: &str) -> Option<avs::GroupId> {
     let place = config.security_groups.iter().position(|g| g.name == name)?;
@@ -228,7 +258,7 @@ fn acl_rules(rule: &config::AclRule) -> impl Iterator<Item = avs::AclRule> {
     patterns(&rule.rule).into_iter().map(move |pattern| avs::AclRule { direction, pattern, allow })
 }
 
-/// A rule's alternatives, each combination by itself.
+/// The alternatives of a rule's prefixes, protocols and ports, each combination by itself.
 pub(crate) fn patterns(rule: &config::Rule) -> Vec<avs::Pattern> {
     fn or_any<T: Clone>(items: &[T]) -> Vec<Option<T>> {
         if items.is_empty() { vec![None] } else { items.iter().cloned().map(Some).collect() }

@@ -8,8 +8,8 @@ use std::collections::HashMap;
 
 use crate::api::{Changed, ReloadReport};
 use crate::config::{
-    BalancedProtocol, Config, FloatingIp, LoadBalancer, Mirror, Peer, Peering, Port, PortForward, Route, SecurityGroup,
-    Sessions, SourceNat, Transport, Uplink, Vpc,
+    AddressSet, BalancedProtocol, Config, FloatingIp, LoadBalancer, Mirror, Peer, Peering, Port, PortForward, Route,
+    SecurityGroup, Sessions, SourceNat, Transport, Uplink, Vpc,
 };
 
 /// The difference between two configurations that a running daemon can take over.
@@ -27,6 +27,8 @@ pub struct ConfigDiff {
     pub vpcs: Changes<Vpc>,
     /// Security groups, by name.
     pub security_groups: Changes<SecurityGroup>,
+    /// Address sets, by name.
+    pub address_sets: Changes<AddressSet>,
     /// Load balancers, by name.
     pub load_balancers: Changes<LoadBalancer>,
     /// Uplinks, by port.
@@ -89,6 +91,7 @@ impl ConfigDiff {
             peers: Changes::between(&old.peers, &new.peers, |p| p.name.clone()),
             vpcs: Changes::between(&old.vpcs, &new.vpcs, |v| v.vni),
             security_groups: Changes::between(&old.security_groups, &new.security_groups, |g| g.name.clone()),
+            address_sets: Changes::between(&old.address_sets, &new.address_sets, |s| s.name.clone()),
             load_balancers: Changes::between(&old.load_balancers, &new.load_balancers, |b| b.name.clone()),
             uplinks: Changes::between(&old.nat.uplinks, &new.nat.uplinks, |u| u.port.clone()),
             nat: Changes::between(&old.nat.sources, &new.nat.sources, |s| s.vni),
@@ -117,6 +120,7 @@ impl ConfigDiff {
             peers: self.peers.names(|p| p.name.clone()),
             vpcs: self.vpcs.names(|v| v.vni.to_string()),
             security_groups: self.security_groups.names(|g| g.name.clone()),
+            address_sets: self.address_sets.names(|s| s.name.clone()),
             load_balancers: self.load_balancers.names(|b| b.name.clone()),
             uplinks: self.uplinks.names(|u| u.port.clone()),
             nat: self.nat.names(|s| format!("vni {}", s.vni)),

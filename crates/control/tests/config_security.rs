@@ -2,7 +2,7 @@
 
 #![allow(clippy::unwrap_used)]
 
-use bifrost_control::config::{Action, Config, Direction, Rule, Sessions};
+use bifrost_control::config::{Action, Config, Direction, Remote, Rule, Sessions};
 
 /// Line numbers in the table below are those of this text.
 const GOOD: &str = r#"[host]
@@ -52,8 +52,14 @@ fn every_key_arrives() {
     assert_eq!((web.name.as_str(), web.ingress.len(), web.egress.len()), ("web", 2, 1));
     let nets = |nets: &[&str]| nets.iter().map(|n| n.parse().unwrap()).collect::<Vec<ipnet::IpNet>>();
     let ports = vec![80..=80, 443..=443, 8000..=8099];
-    assert_eq!(web.ingress[0], Rule { protocols: vec![6], from: nets(&["0.0.0.0/0", "::/0"]), to: vec![], ports });
-    assert_eq!(web.ingress[1], Rule { protocols: vec![1, 58], from: vec![], to: vec![], ports: vec![] });
+    assert_eq!(
+        web.ingress[0],
+        Rule { protocols: vec![6], from: nets(&["0.0.0.0/0", "::/0"]), to: vec![], remotes: vec![], ports }
+    );
+    assert_eq!(
+        web.ingress[1],
+        Rule { protocols: vec![1, 58], from: vec![], to: vec![], remotes: vec![], ports: vec![] }
+    );
     assert_eq!((web.egress[0].protocols.as_slice(), &web.egress[0].to), (&[47][..], &nets(&["10.0.0.0/8"])));
     assert!(c.security_groups[1].ingress.is_empty() && c.security_groups[1].egress.is_empty());
     let acl = &c.vpcs[0].acl;
@@ -67,6 +73,57 @@ fn every_key_arrives() {
     assert_eq!(without.sessions, Sessions { total: 1 << 20, per_port: 100_000, flow_records: 1 << 15, vectors: true });
     let none = Config::parse(&GOOD.replace("per_port = 100\n", "flow_records = 0\nvectors = false\n"), "t").unwrap();
     assert_eq!(none.sessions, Sessions { total: 2048, per_port: 2048, flow_records: 0, vectors: false });
+}
+
+#[test]
+fn rules_name_groups_and_sets() {
+    let text = GOOD
+        .replace("from = [\"0.0.0.0/0\", \"::/0\"]", "from = [\"10.0.0.0/8\", \"group:closed\", \"set:office\"]")
+        .replace(
+            "name = \"closed\"\n",
+            "name = \"closed\"\negress = []\n[[address_set]]\nname = \"office\"\naddresses = [\"10.9.0.0/16\"]\n",
+        );
+    let c = Config::parse(&text, "t").unwrap();
+    let rule = &c.security_groups[0].ingress[0];
+    assert_eq!(rule.from, ["10.0.0.0/8".parse().unwrap()]);
+    assert_eq!(rule.remotes, [Remote::Group("closed".to_owned()), Remote::Set("office".to_owned())]);
+    assert_eq!(c.security_groups.iter().map(|g| g.restricts_egress).collect::<Vec<_>>(), [true, true]);
+    assert!(c.security_groups[1].egress.is_empty());
+    assert_eq!((c.address_sets.len(), c.address_sets[0].addresses.len()), (1, 1));
+    let without = text.replace("egress = []\n", "");
+    assert!(!Config::parse(&without, "t").unwrap().security_groups[1].restricts_egress);
+    for (from, to, expected) in [
+        ("group:closed", "group:clsed", "no security group named \"clsed\"; did you mean \"closed\"?"),
+        ("set:office", "set:nowhere", "no address set named \"nowhere\"; known ones: office"),
+        ("set:office", "sets:office", "is not an address with a prefix length"),
+        ("name = \"office\"", "name = \"of fice\"", "is not 1 to 63 of"),
+        ("10.9.0.0/16", "10.9.0.1/16", "address_set[0].addresses: 10.9.0.1/16 has host bits set; write 10.9.0.0/16"),
+        ("to = [\"192.0.2.53/32\"]", "to = [\"group:web\"]", "vpc[0].acl[0].to[0]"),
+    ] {
+        let errors = Config::parse(&text.replacen(from, to, 1), "t").unwrap_err().to_string();
+        assert!(errors.contains(expected), "{to}: {errors}");
+    }
+}
+
+#[test]
+fn networks_behind_a_guest_are_its_alone() {
+    let port = |n: u8, routed: &str| {
+        format!(
+            "[[port]]\nname = \"p{n}\"\nvni = 100\nmac = \"02:00:00:00:01:{n:02x}\"\naddresses = [\"10.0.1.{n}/24\"]\nrouted = [{routed}]\n"
+        )
+    };
+    let with = |a: &str, b: &str| Config::parse(&format!("{GOOD}{}{}", port(1, a), port(2, b)), "t");
+    let config = with("\"10.5.0.0/16\", \"fd05::/64\"", "\"10.5.1.0/24\"").unwrap();
+    assert_eq!(config.ports[1].routed.len(), 2);
+    for (a, b, expected) in [
+        ("\"10.5.0.0/16\"", "\"10.5.0.0/16\"", "10.5.0.0/16 is, in VNI 100, already port[1].routed"),
+        ("\"10.5.0.1/16\"", "", "10.5.0.1/16 has host bits set; write 10.5.0.0/16"),
+        ("\"10.0.0.1/32\"", "", "10.0.0.1 is the address of the local port \"web1\""),
+        ("\"10.5.0.0\"", "", "lacks a prefix length"),
+    ] {
+        let errors = with(a, b).unwrap_err().to_string();
+        assert!(errors.contains(expected), "{a} {b}: {errors}");
+    }
 }
 
 #[test]

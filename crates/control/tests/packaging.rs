@@ -51,6 +51,7 @@ fn all_keys() -> Vec<(String, Vec<String>)> {
         ["host", "control", "workers", "underlay", "transport", "sessions", "flow_log"].map(|s| (s, format!("[{s}]")));
     let lists = [
         "security_group",
+        "address_set",
         "peer",
         "vpc",
         "port",

@@ -304,6 +304,7 @@ fn hosts(
                     vni: vni(g.vni),
                     mac: Mac(g.mac),
                     addresses: vec![IpAddr::from(g.ip)],
+                    routed: vec![],
                     mtu: scenario.host.mtu,
                     groups: Vec::new(),
                     home: None,

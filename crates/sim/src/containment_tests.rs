@@ -133,6 +133,7 @@ impl Worlds {
                         vni: vni(network),
                         mac: mac(guest),
                         addresses: vec![IpAddr::from(ip(guest))],
+                        routed: vec![],
                         mtu: 3500,
                         groups: Vec::new(),
                         home: None,

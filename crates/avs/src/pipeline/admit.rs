@@ -5,6 +5,7 @@ use std::net::IpAddr;
 use bifrost_nic::{L3, Parsed};
 use bifrost_wire::protocol::{ICMPV6, UDP};
 
+use super::route::is_routable;
 use super::{Inbound, Outbound};
 use crate::drop_reason::DropReason;
 use crate::tables::{GATEWAY_MAC, Port};
@@ -24,7 +25,7 @@ pub(super) fn outbound(packet: &Outbound<'_>) -> Result<(), DropReason> {
         // The next stage looks at it in full.
         L3::Arp => Ok(()),
         L3::Other => Err(DropReason::EtherType),
-        L3::V4 | L3::V6 if is_own(port, p.src_ip) || has_no_address_yet(p) => Ok(()),
+        L3::V4 | L3::V6 if is_own(port, p.src_ip) || has_no_address_yet(p) || is_routed(packet) => Ok(()),
         L3::V4 | L3::V6 => Err(DropReason::SpoofedIp),
     }
 }
@@ -33,6 +34,13 @@ pub(super) fn outbound(packet: &Outbound<'_>) -> Result<(), DropReason> {
 #[inline(always)]
 pub(super) fn is_own(port: &Port, addr: IpAddr) -> bool {
     port.addresses.contains(&addr) || addr == IpAddr::V6(link_local(port.mac))
+}
+
+/// Whether a packet is from a network behind the guest, which routes: nobody else has its source.
+fn is_routed(packet: &Outbound<'_>) -> bool {
+    let (port, from) = (&packet.port.port, packet.frame.parsed.src_ip);
+    let at = |owner| matches!(owner, Owner::Vnic(hop) if hop.path.location == Location::Local(port.id));
+    !port.routed.is_empty() && is_routable(from) && packet.vpc.owner_by_route(from).is_some_and(at)
 }
 
 /// What a guest may say before it has an address: DHCP, duplicate address detection and joining the groups for it.

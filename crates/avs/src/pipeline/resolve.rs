@@ -3,7 +3,7 @@
 use std::net::IpAddr;
 
 use bifrost_nic::L3;
-use bifrost_wire::arp;
+use bifrost_wire::{Mac, arp};
 
 use super::admit::{is_at_peer, is_own};
 use super::{Inbound, Outbound, Stop};
@@ -41,7 +41,7 @@ fn arp(packet: &mut Outbound<'_>) -> Result<(), Stop> {
         packet.is_resolution = true;
         return if frame.parsed.dst_mac.is_multicast() { Err(DropReason::Broadcast.into()) } else { Ok(()) };
     }
-    let mac = packet.vpc.resolve(IpAddr::V4(message.target_ip)).ok_or(DropReason::UnknownNeighbour)?;
+    let mac = neighbour(packet, IpAddr::V4(message.target_ip))?;
     answer::arp_reply(&message, mac, packet.answer);
     Err(Stop::Answer)
 }
@@ -57,7 +57,7 @@ fn neighbor_discovery(packet: &mut Outbound<'_>, message: Message) -> Result<(),
             if is_own(port, target) {
                 return Err(DropReason::OwnAddress.into());
             }
-            let mac = packet.vpc.resolve(target).ok_or(DropReason::UnknownNeighbour)?;
+            let mac = neighbour(packet, target)?;
             answer::advertisement(&solicitation, mac, frame.parsed, packet.answer);
             Err(Stop::Answer)
         }
@@ -70,6 +70,12 @@ fn neighbor_discovery(packet: &mut Outbound<'_>, message: Message) -> Result<(),
             if frame.parsed.dst_mac.is_multicast() { Err(DropReason::OwnAddress.into()) } else { Ok(()) }
         }
     }
+}
+
+/// Who has an address, other than the guest that asks: behind itself it knows better.
+fn neighbour(packet: &Outbound<'_>, address: IpAddr) -> Result<Mac, DropReason> {
+    let found = packet.vpc.resolve(address).filter(|mac| *mac != packet.port.port.mac);
+    found.ok_or(DropReason::UnknownNeighbour)
 }
 
 /// A question, perhaps asked by broadcast, goes to the port that it is about. Peers that run this switch never send them, plain

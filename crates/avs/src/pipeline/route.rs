@@ -128,7 +128,7 @@ fn through_gateway(packet: &mut Outbound<'_>, effects: &mut impl Effects) -> Res
 }
 
 /// Whether a router may pass on packets from or to the address (RFC 4291, section 2.5; RFC 3927, section 7).
-fn is_routable(addr: IpAddr) -> bool {
+pub(super) fn is_routable(addr: IpAddr) -> bool {
     is_host(addr) && !is_link_local(addr)
 }
 

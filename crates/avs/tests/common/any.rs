@@ -81,11 +81,11 @@ pub(crate) fn any_tables(rng: &mut fastrand::Rng, crowded: bool) -> Tables {
     let mut tables = tables();
     for _ in 0..3 {
         let count = rng.usize(0..4);
-        let rule = |_| GroupRule { direction: any_direction(rng), pattern: any_pattern(rng) };
-        tables.groups.push(SecurityGroup { rules: (0..count).map(rule).collect() });
+        let rule = |_| GroupRule::new(any_direction(rng), any_pattern(rng));
+        tables.groups.push(SecurityGroup::new((0..count).map(rule).collect()));
     }
-    let all = |direction| GroupRule { direction, pattern: Pattern::default() };
-    tables.groups.push(SecurityGroup { rules: vec![all(Direction::Egress), all(Direction::Ingress)] });
+    let all = |direction| GroupRule::new(direction, Pattern::default());
+    tables.groups.push(SecurityGroup::new(vec![all(Direction::Egress), all(Direction::Ingress)]));
     for port in &mut tables.ports {
         port.groups = (0..3).filter(|_| rng.u8(0..3) == 0).map(GroupId).collect();
         port.groups.extend(crowded.then_some(GroupId(3)));

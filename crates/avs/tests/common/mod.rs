@@ -34,6 +34,7 @@ pub(crate) fn tables() -> Tables {
         vni: vni(n),
         mac: mac(mac_of),
         addresses: addresses.iter().map(|a| ip(a)).collect(),
+        routed: vec![],
         mtu: 1500,
         groups: vec![],
         home: None,

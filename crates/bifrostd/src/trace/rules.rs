@@ -13,7 +13,8 @@ pub(crate) fn of_acl(config: &Config, port: &Port, direction: Direction, place: 
         Direction::Egress => config::Direction::Egress,
     };
     let of_direction = rules.iter().enumerate().filter(|(_, rule)| rule.direction == wanted);
-    let number = nth(of_direction.map(|(number, rule)| (number, &rule.rule)), place)?;
+    let sizes = of_direction.map(|(number, rule)| (number, translate::patterns(&rule.rule).len()));
+    let number = nth(sizes, place)?;
     let rule = rules.get(number)?;
     let action = if rule.action == Action::Allow { "allow" } else { "deny" };
     Some(format!("[[vpc.acl]] {} of VNI {} ({action}{})", number + 1, port.vni.value(), words(&rule.rule)))
@@ -28,16 +29,17 @@ pub(crate) fn of_group(config: &Config, port: &Port, direction: Direction, place
     };
     let every =
         || all.iter().flat_map(|(group, rules)| rules.iter().enumerate().map(move |(n, rule)| (group, n, rule)));
-    let at = nth(every().enumerate().map(|(at, (_, _, rule))| (at, rule)), place)?;
+    let sizes = every().enumerate().map(|(at, (_, _, rule))| (at, translate::alternatives(config, rule).len()));
+    let at = nth(sizes, place)?;
     let (group, number, rule) = every().nth(at)?;
     Some(format!("{list} rule {} of security group {} ({})", number + 1, group.name, words(rule).trim_start()))
 }
 
-/// The rule of which an alternative is at that place.
-fn nth<'a>(rules: impl Iterator<Item = (usize, &'a Rule)>, place: usize) -> Option<usize> {
+/// The rule of which an alternative is at that place, of rules with so many alternatives.
+fn nth(rules: impl Iterator<Item = (usize, usize)>, place: usize) -> Option<usize> {
     let mut first = 0;
-    for (number, rule) in rules {
-        first += translate::patterns(rule).len();
+    for (number, alternatives) in rules {
+        first += alternatives;
         if place < first {
             return Some(number);
         }
@@ -57,6 +59,10 @@ fn words(rule: &Rule) -> String {
     let mut text: String = rule.protocols.iter().map(protocol).collect();
     text.extend(rule.from.iter().map(|net| format!(" from {net}")));
     text.extend(rule.to.iter().map(|net| format!(" to {net}")));
+    text.extend(rule.remotes.iter().map(|remote| match remote {
+        config::Remote::Group(name) => format!(" group:{name}"),
+        config::Remote::Set(name) => format!(" set:{name}"),
+    }));
     text.extend(rule.ports.iter().map(|ports| match (ports.start(), ports.end()) {
         (first, last) if first == last => format!(" port {first}"),
         (first, last) => format!(" ports {first}-{last}"),
@@ -74,10 +80,12 @@ mod tests {
             protocols: protocols.to_vec(),
             from: vec![],
             to: vec![],
+            remotes: vec![],
             ports: ports.to_vec(),
         };
         let rules = [rule(&[6, 17], &[1..=1, 2..=9]), rule(&[], &[]), rule(&[6], &[22..=22])];
-        let found: Vec<_> = (0..7).map(|place| nth(rules.iter().enumerate(), place)).collect();
+        let sizes = || rules.iter().map(|rule| translate::patterns(rule).len());
+        let found: Vec<_> = (0..7).map(|place| nth(sizes().enumerate(), place)).collect();
         assert_eq!(found, [Some(0), Some(0), Some(0), Some(0), Some(1), Some(2), None]);
         assert_eq!(words(&rules[0]), " tcp udp port 1 ports 2-9");
         assert_eq!(words(&rules[1]), " everything");

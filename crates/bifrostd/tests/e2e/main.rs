@@ -34,6 +34,7 @@ mod nat;
 mod peering;
 mod reload;
 mod restart;
+mod routers;
 mod security;
 mod see;
 mod startup;

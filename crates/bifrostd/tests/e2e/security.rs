@@ -4,6 +4,8 @@ use std::io::{Read as _, Write as _};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::time::Duration;
 
+use bifrost_control::api::TraceSpec;
+
 use crate::common::traffic::{Exchange, exchange, ping};
 use crate::common::{Lab, Options, eventually};
 
@@ -80,6 +82,36 @@ fn a_reload_ends_what_is_allowed_no_longer_and_nothing_else() {
     stream.finish();
     eventually(2.0, "the session is counted", || lab.hosts[0].counter("avs.revoked_sessions") >= 1);
     assert_eq!(index(&lab), device, "the guest's device is the same");
+}
+
+/// What guest a lets in: who has the group "web", on any host, and who is in a set. It may begin nothing itself.
+const NAMED: &str = "[[security_group]]\nname = \"web\"\negress = []\n\
+    [[security_group.ingress]]\nprotocol = \"tcp\"\nports = [5001]\nfrom = [\"group:web\"]\n\
+    [[security_group.ingress]]\nprotocol = \"tcp\"\nports = [5002]\nfrom = [\"set:office\"]\n\
+    [[address_set]]\nname = \"office\"\naddresses = []\n";
+
+#[test]
+fn rules_name_groups_and_sets_of_addresses() {
+    let mut lab = guarded(NAMED);
+    assert!(!connects(&lab, 5001) && !connects(&lab, 5002));
+    assert_eq!(ping(lab.net("a"), "10.0.0.2", 1, 56), 0, "nothing may leave");
+    assert!(lab.hosts[0].drops("a", "group_egress") > 0);
+    // The other host's guest gets the group.
+    let route = lab.hosts[0].config.find("[[route]]\n").unwrap() + "[[route]]\n".len();
+    lab.hosts[0].config.insert_str(route, "security_groups = [\"web\"]\n");
+    lab.hosts[0].write_config();
+    assert_eq!(lab.hosts[0].client.reload().unwrap().routes.changed.len(), 1);
+    assert!(connects(&lab, 5001) && !connects(&lab, 5002));
+    // A set gets a member.
+    lab.hosts[0].config = lab.hosts[0].config.replace("addresses = []", "addresses = [\"10.0.0.2/32\"]");
+    lab.hosts[0].write_config();
+    assert_eq!(lab.hosts[0].client.reload().unwrap().address_sets.changed, ["office"]);
+    assert!(connects(&lab, 5001) && connects(&lab, 5002));
+    let spec = TraceSpec { from_peer: Some("172.31.0.2".parse().unwrap()), vni: Some(100), ..TraceSpec::default() };
+    let (from, to) = ("10.0.0.2".parse().unwrap(), "10.0.0.1".parse().unwrap());
+    let spec = TraceSpec { from: Some(from), to: Some(to), tcp: Some((40_000, 5002)), ..spec };
+    let trace = format!("{:?}", lab.hosts[0].client.trace(&spec).unwrap());
+    assert!(trace.contains("ingress rule 2 of security group web (tcp set:office port 5002)"), "{trace}");
 }
 
 #[test]

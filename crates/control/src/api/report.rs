@@ -23,6 +23,8 @@ pub struct ReloadReport {
     pub vpcs: Changed,
     /// Security groups, by name.
     pub security_groups: Changed,
+    /// Address sets, by name.
+    pub address_sets: Changed,
     /// Load balancers, by name.
     pub load_balancers: Changed,
     /// Uplinks, by port.
@@ -69,7 +71,7 @@ impl ReloadReport {
         !settings && self.kinds().iter().all(|(_, changed)| changed.is_empty())
     }
 
-    fn kinds(&self) -> [(&'static str, &Changed); 12] {
+    fn kinds(&self) -> [(&'static str, &Changed); 13] {
         [
             ("ports", &self.ports),
             ("routes", &self.routes),
@@ -77,6 +79,7 @@ impl ReloadReport {
             ("peerings", &self.peerings),
             ("vpcs", &self.vpcs),
             ("security groups", &self.security_groups),
+            ("address sets", &self.address_sets),
             ("load balancers", &self.load_balancers),
             ("uplinks", &self.uplinks),
             ("nat", &self.nat),

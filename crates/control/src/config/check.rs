@@ -13,7 +13,7 @@ use super::section::{Sink, nearest};
 use super::{
     Config, GATEWAY_MAC, MAX_AFXDP_MTU, Peering, Port, PortKind, Route, UnderlayPort, Vni, Vpc, overhead_bytes,
 };
-use super::{balancer, flow_log, mirror, nat};
+use super::{balancer, flow_log, mirror, nat, security};
 
 pub(super) fn check(config: &Config, sink: &Sink<'_>) {
     workers(config, sink);
@@ -21,7 +21,7 @@ pub(super) fn check(config: &Config, sink: &Sink<'_>) {
     transport(config, sink);
     peers(config, sink);
     vpcs(config, sink);
-    security_groups(config, sink);
+    security::check(config, sink);
     ports(config, sink);
     routes(config, sink);
     balancer::check(config, sink);
@@ -213,28 +213,6 @@ fn ports(config: &Config, sink: &Sink<'_>) {
     }
 }
 
-fn security_groups(config: &Config, sink: &Sink<'_>) {
-    let mut names = Seen::new(sink);
-    for (i, group) in config.security_groups.iter().enumerate() {
-        names.once(format!("security_group[{i}].name"), &group.name, || format!("security group {:?} is", group.name));
-    }
-    let names: Vec<&str> = config.security_groups.iter().map(|g| g.name.as_str()).collect();
-    for (i, port) in config.ports.iter().enumerate() {
-        for (k, name) in port.security_groups.iter().enumerate() {
-            let field = format!("port[{i}].security_groups[{k}]");
-            if names.contains(&name.as_str()) || sink.failed(&field) || sink.failed_within("security_group") {
-                continue;
-            }
-            let known = match nearest(name, &names) {
-                Some(name) => format!("did you mean {name:?}?"),
-                None if names.is_empty() => "there are none; add a [[security_group]]".to_owned(),
-                None => format!("known groups: {}", names.join(", ")),
-            };
-            sink.error(&field, format!("no security group named {name:?}; {known}"));
-        }
-    }
-}
-
 fn port_mtu(config: &Config, sink: &Sink<'_>, i: usize, port: &Port) {
     let field = format!("port[{i}].mtu");
     if port.mtu < 1280 && port.addresses.iter().any(|a| a.addr().is_ipv6()) {
@@ -297,6 +275,17 @@ fn routes(config: &Config, sink: &Sink<'_>) {
         macs.entry((port.vni, port.mac)).or_insert(port);
         for address in &port.addresses {
             addresses.entry((port.vni, address.addr())).or_insert(port);
+        }
+    }
+    for (i, port) in config.ports.iter().enumerate().filter(|(i, _)| !sink.failed_within(&format!("port[{i}].routed")))
+    {
+        let at = || item("port", i, "routed");
+        for prefix in &port.routed {
+            if *prefix != prefix.trunc() {
+                sink.error(at(), format!("{prefix} has host bits set; write {}", prefix.trunc()));
+            }
+            local_destination(&addresses, sink, at(), port.vni, *prefix);
+            prefixes.once(at(), &(port.vni, *prefix), || format!("{prefix} is, in VNI {},", port.vni));
         }
     }
     let path_mtu = config.path_mtu();
@@ -458,13 +447,13 @@ fn source_ports_overflow(config: &Config) -> bool {
 }
 
 /// Values that may occur once only, with the field of their first occurrence.
-struct Seen<'s, K, F = String> {
+pub(super) struct Seen<'s, K, F = String> {
     sink: &'s Sink<'s>,
     first: HashMap<K, F>,
 }
 
 impl<'s, K: Hash + Eq + Clone, F: fmt::Display> Seen<'s, K, F> {
-    fn new(sink: &'s Sink<'s>) -> Seen<'s, K, F> {
+    pub(super) fn new(sink: &'s Sink<'s>) -> Seen<'s, K, F> {
         Seen { sink, first: HashMap::new() }
     }
 
@@ -476,7 +465,7 @@ impl<'s, K: Hash + Eq + Clone, F: fmt::Display> Seen<'s, K, F> {
     }
 
     /// Notes a value; reports its second occurrence as "`what` already `field` (line n)".
-    fn once(&mut self, field: F, value: &K, what: impl FnOnce() -> String) {
+    pub(super) fn once(&mut self, field: F, value: &K, what: impl FnOnce() -> String) {
         if self.sink.failed(&field) {
             return;
         }

@@ -30,7 +30,7 @@ pub use error::{ConfigError, ConfigErrors};
 pub use flow_log::FlowLog;
 pub use mirror::{MAX_MIRRORS, Mirror};
 pub use nat::{FloatingIp, Nat, PortForward, SourceNat, Uplink};
-pub use security::{AclRule, Action, Direction, Rule, SecurityGroup, Sessions};
+pub use security::{AclRule, Action, AddressSet, Direction, Remote, Rule, SecurityGroup, Sessions};
 pub use transport::{Auto, CongestionControl, Transport};
 pub use vni::Vni;
 
@@ -78,6 +78,8 @@ pub struct Config {
     pub sessions: Sessions,
     /// `[[security_group]]`, names unique.
     pub security_groups: Vec<SecurityGroup>,
+    /// `[[address_set]]`, names unique.
+    pub address_sets: Vec<AddressSet>,
     /// `[[peer]]`, names and addresses unique.
     pub peers: Vec<Peer>,
     /// `[[vpc]]`, VNIs unique.
@@ -265,6 +267,8 @@ pub struct Port {
     pub mac: Mac,
     /// The guest's addresses with their subnets; other source addresses are spoofed.
     pub addresses: Vec<IpNet>,
+    /// Networks behind the guest, which routes, unique in the VPC; no host bits are set.
+    pub routed: Vec<IpNet>,
     /// The guest's MTU, bytes.
     pub mtu: u16,
     /// The network namespace's file; none: the daemon's own namespace.
@@ -294,8 +298,8 @@ pub struct Port {
 impl Port {
     /// Whether the other one is the same device, for the same guest: what differs a running port can take over.
     pub fn is_same_device(&self, other: &Port) -> bool {
-        let security_groups = self.security_groups.clone();
-        *self == Port { security_groups, limits: self.limits, ..other.clone() }
+        let (security_groups, routed) = (self.security_groups.clone(), self.routed.clone());
+        *self == Port { security_groups, routed, limits: self.limits, ..other.clone() }
     }
 }
 
@@ -345,6 +349,8 @@ pub struct Route {
     /// The largest IP packet that gets there, bytes, if it is less than what the underlay lets pass
     /// (see [`Config::path_mtu`]).
     pub mtu: Option<u16>,
+    /// Security groups of the remote vNIC, for rules that are about them; they exist in [`Config::security_groups`].
+    pub security_groups: Box<[String]>,
 }
 
 /// A way from the guests of a VPC into another one, through both gateways; there is one back.

@@ -223,7 +223,8 @@ fn uplinks(config: &Config, sink: &Sink<'_>) {
         };
         let vni = port.vni;
         let others = config.ports.iter().filter(|p| p.vni == vni).count() > 1;
-        let routes = config.routes.iter().any(|r| r.vni == vni);
+        let routes = config.routes.iter().any(|r| r.vni == vni)
+            || config.ports.iter().any(|p| p.vni == vni && !p.routed.is_empty());
         let peerings = config.peerings.iter().any(|p| p.vni == vni || p.to_vni == vni);
         let gateway = config.vpc(vni).is_some_and(|vpc| !vpc.gateway.is_empty());
         let balancers = config.load_balancers.iter().any(|b| b.vni == vni);
@@ -316,7 +317,9 @@ impl<'a> Checks<'a> {
             sink.error(field, format!("VNI {vni} has no {family} gateway, through which its guests go out; add one"));
         }
         let is_all = |prefix: &ipnet::IpNet| prefix.prefix_len() == 0 && prefix.addr().is_ipv6() == v6;
-        let route = config.routes.iter().any(|r| r.vni == vni && is_all(&r.prefix));
+        let routed = config.ports.iter().filter(|p| p.vni == vni).flat_map(|p| &p.routed);
+        let mut routes = config.routes.iter().filter(|r| r.vni == vni).map(|r| &r.prefix).chain(routed);
+        let route = routes.any(&is_all);
         if route || config.peerings.iter().any(|p| p.vni == vni && is_all(&p.prefix)) {
             let message = format!("VNI {vni} has another {family} route for all destinations; remove one of them");
             if !sink.failed(field) {

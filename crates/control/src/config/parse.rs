@@ -19,6 +19,8 @@ use super::{
 const MAX_ADDRESSES: usize = 8;
 /// The most security groups of one port.
 const MAX_GROUPS: usize = 8;
+/// The most networks behind one port's guest.
+const MAX_ROUTED: usize = 64;
 /// In the names of files that the daemon keeps beside vhost-user sockets.
 const RECORD: &str = ".inflight";
 /// Bytes of a Unix socket's path (`sun_path`, without its final zero).
@@ -65,6 +67,8 @@ fn document_of(sink: &Sink<'_>, table: &DeTable<'_>) -> Config {
     let sessions = security::sessions(root.section("sessions"));
     let group = |mut s: Section<'_, '_>| security::security_group(port_name(&mut s), s);
     let security_groups = root.sections("security_group").into_iter().map(group).collect();
+    let set = |mut s: Section<'_, '_>| security::address_set(port_name(&mut s), s);
+    let address_sets = root.sections("address_set").into_iter().map(set).collect();
     let peers = root.sections("peer").into_iter().map(peer).collect();
     let vpcs = root.sections("vpc").into_iter().map(vpc).collect();
     let ports = root.sections("port").into_iter().map(|s| port(s, workers.count)).collect();
@@ -93,6 +97,7 @@ fn document_of(sink: &Sink<'_>, table: &DeTable<'_>) -> Config {
         transport,
         sessions,
         security_groups,
+        address_sets,
         peers,
         vpcs,
         ports,
@@ -236,6 +241,7 @@ fn port(mut s: Section<'_, '_>, workers: usize) -> Port {
     if addresses.is_empty() && !s.has_failed("addresses") {
         s.error("addresses", "missing: name at least one address of the guest");
     }
+    let routed = s.list("routed", MAX_ROUTED);
     let mtu = s.int("mtu", 68..=65535, 1500) as u16;
     let limits = PortLimits {
         tx_mbit: s.optional_int("tx_mbit", MBIT),
@@ -249,6 +255,7 @@ fn port(mut s: Section<'_, '_>, workers: usize) -> Port {
         kind,
         mac,
         addresses,
+        routed,
         mtu,
         netns: None,
         device: String::new(),
@@ -301,6 +308,7 @@ fn route(mut s: Section<'_, '_>) -> Route {
         peer: s.required("peer"),
         mac: s.required("mac"),
         mtu: s.optional_int("mtu", 68..=65535).map(|mtu| mtu as u16),
+        security_groups: s.list("security_groups", MAX_GROUPS).into_boxed_slice(),
     };
     s.finish();
     route
@@ -326,7 +334,7 @@ fn host_name(s: &mut Section<'_, '_>) -> String {
     name_of(s, "a-z, 0-9, '-' and '.'", |c| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-' || c == '.')
 }
 
-/// The name of a port or a security group.
+/// The name of a port, a security group, or an address set.
 fn port_name(s: &mut Section<'_, '_>) -> String {
     name_of(s, "a-z, A-Z, 0-9, '-', '_' and '.'", |c| c.is_ascii_alphanumeric() || "-_.".contains(c))
 }

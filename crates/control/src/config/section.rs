@@ -229,6 +229,11 @@ impl<'a, 'i> Section<'a, 'i> {
         self.sink.failed(self.field(key))
     }
 
+    /// Whether a field was written.
+    pub(super) fn has(&self, key: &str) -> bool {
+        self.table.is_some_and(|table| table.contains_key(key))
+    }
+
     /// A field that may be absent.
     pub(super) fn optional<T: FromValue>(&mut self, key: &'static str) -> Option<T> {
         let value = self.take(key)?;
@@ -350,7 +355,7 @@ impl<'a, 'i> Section<'a, 'i> {
 
     /// A table inside that may be absent.
     pub(super) fn optional_section(&mut self, key: &'static str) -> Option<Section<'a, 'i>> {
-        if self.table.is_some_and(|table| table.contains_key(key)) {
+        if self.has(key) {
             return Some(self.section(key));
         }
         self.asked.push(key);

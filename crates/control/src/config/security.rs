@@ -1,16 +1,21 @@
 //! Who may talk to whom: security groups and network ACLs.
 
+use std::collections::HashSet;
 use std::ops::RangeInclusive;
 
 use ipnet::IpNet;
 use toml::de::DeValue;
 
-use super::section::{FromValue, Section, whole_number};
+use super::Config;
+use super::check::Seen;
+use super::section::{FromValue, Section, Sink, nearest, whole_number};
 
 /// Most rules of one list.
 const MAX_RULES: usize = 4096;
 /// Most prefixes, and most port ranges, of one rule.
 const MAX_ALTERNATIVES: usize = 64;
+/// Most prefixes of an address set.
+const MAX_SET: usize = 65_536;
 
 /// Conversations that may begin with a guest, and that it may begin itself.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -19,8 +24,19 @@ pub struct SecurityGroup {
     pub name: String,
     /// What others may begin.
     pub ingress: Vec<Rule>,
-    /// What the guest may begin; empty: everything.
+    /// What the guest may begin.
     pub egress: Vec<Rule>,
+    /// Whether the guest may begin nothing else; otherwise everything, as far as this group is concerned.
+    pub restricts_egress: bool,
+}
+
+/// Addresses that rules name.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct AddressSet {
+    /// Its name.
+    pub name: String,
+    /// Prefixes, at most 65,536; no host bits are set.
+    pub addresses: Vec<IpNet>,
 }
 
 /// Which packets. What is empty or `None` matches everything.
@@ -32,8 +48,19 @@ pub struct Rule {
     pub from: Vec<IpNet>,
     /// Destination prefixes; no host bits are set.
     pub to: Vec<IpNet>,
+    /// Others at the end that `from` or `to` is about; of a security group's rule only.
+    pub remotes: Vec<Remote>,
     /// Destination ports of TCP or UDP.
     pub ports: Vec<RangeInclusive<u16>>,
+}
+
+/// Whom a rule names.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Remote {
+    /// Guests of the same VPC that have this security group.
+    Group(String),
+    /// An [`AddressSet`].
+    Set(String),
 }
 
 /// One rule of a network's ACL.
@@ -93,10 +120,19 @@ pub(super) fn sessions(mut s: Section<'_, '_>) -> Sessions {
 
 /// `name` has been read.
 pub(super) fn security_group(name: String, mut s: Section<'_, '_>) -> SecurityGroup {
-    let ingress = rules(&mut s, "ingress", |s| s.list("from", MAX_ALTERNATIVES), |_| Vec::new());
-    let egress = rules(&mut s, "egress", |_| Vec::new(), |s| s.list("to", MAX_ALTERNATIVES));
+    let ingress = rules(&mut s, "ingress", "from");
+    let restricts_egress = s.has("egress");
+    let egress = rules(&mut s, "egress", "to");
     s.finish();
-    SecurityGroup { name, ingress, egress }
+    SecurityGroup { name, ingress, egress, restricts_egress }
+}
+
+/// `name` has been read.
+pub(super) fn address_set(name: String, mut s: Section<'_, '_>) -> AddressSet {
+    let addresses = s.list("addresses", MAX_SET);
+    no_host_bits(&s, "addresses", &addresses);
+    s.finish();
+    AddressSet { name, addresses }
 }
 
 pub(super) fn acl(s: &mut Section<'_, '_>) -> Vec<AclRule> {
@@ -107,22 +143,25 @@ pub(super) fn acl(s: &mut Section<'_, '_>) -> Vec<AclRule> {
             s.required_choice("direction", &[("ingress", Direction::Ingress), ("egress", Direction::Egress)]);
         let action = s.required_choice("action", &[("deny", Action::Deny), ("allow", Action::Allow)]);
         let (from, to) = (s.list("from", MAX_ALTERNATIVES), s.list("to", MAX_ALTERNATIVES));
-        AclRule { direction, action, rule: rule(s, from, to) }
+        AclRule { direction, action, rule: rule(s, from, to, Vec::new()) }
     };
     sections.into_iter().map(read).collect()
 }
 
-fn rules<'a, 'i>(
-    s: &mut Section<'a, 'i>,
-    key: &'static str,
-    from: impl Fn(&mut Section<'a, 'i>) -> Vec<IpNet>,
-    to: impl Fn(&mut Section<'a, 'i>) -> Vec<IpNet>,
-) -> Vec<Rule> {
-    let sections = s.sections(key);
-    bounded(s, key, sections.len());
+/// Rules of a security group; `key` names the end of conversations that is not the guest's.
+fn rules<'a, 'i>(s: &mut Section<'a, 'i>, list: &'static str, key: &'static str) -> Vec<Rule> {
+    let sections = s.sections(list);
+    bounded(s, list, sections.len());
     let read = |mut s: Section<'a, 'i>| {
-        let (from, to) = (from(&mut s), to(&mut s));
-        rule(s, from, to)
+        let (mut prefixes, mut remotes) = (Vec::new(), Vec::new());
+        for who in s.list(key, MAX_ALTERNATIVES) {
+            match who {
+                Who::Prefix(prefix) => prefixes.push(prefix),
+                Who::Named(remote) => remotes.push(remote),
+            }
+        }
+        let (from, to) = if key == "from" { (prefixes, Vec::new()) } else { (Vec::new(), prefixes) };
+        rule(s, from, to, remotes)
     };
     sections.into_iter().map(read).collect()
 }
@@ -133,12 +172,16 @@ fn bounded(s: &Section<'_, '_>, key: &str, rules: usize) {
     }
 }
 
-fn rule(mut s: Section<'_, '_>, from: Vec<IpNet>, to: Vec<IpNet>) -> Rule {
-    for (key, prefixes) in [("from", &from), ("to", &to)] {
-        if let Some(prefix) = prefixes.iter().find(|p| p.trunc() != **p).filter(|_| !s.has_failed(key)) {
-            s.error(key, format!("{prefix} has host bits set; write {}", prefix.trunc()));
-        }
+/// Prefixes that say more than which addresses.
+fn no_host_bits(s: &Section<'_, '_>, key: &str, prefixes: &[IpNet]) {
+    if let Some(prefix) = prefixes.iter().find(|p| p.trunc() != **p).filter(|_| !s.has_failed(key)) {
+        s.error(key, format!("{prefix} has host bits set; write {}", prefix.trunc()));
     }
+}
+
+fn rule(mut s: Section<'_, '_>, from: Vec<IpNet>, to: Vec<IpNet>, remotes: Vec<Remote>) -> Rule {
+    no_host_bits(&s, "from", &from);
+    no_host_bits(&s, "to", &to);
     let protocols = protocols(&mut s);
     let ports = port_ranges(&mut s, "ports");
     let has_ports = protocols == [TCP] || protocols == [UDP] || s.has_failed("protocol");
@@ -146,7 +189,98 @@ fn rule(mut s: Section<'_, '_>, from: Vec<IpNet>, to: Vec<IpNet>) -> Rule {
         s.error("ports", "only \"tcp\" and \"udp\" have ports; name one of them as protocol");
     }
     s.finish();
-    Rule { protocols, from, to, ports }
+    Rule { protocols, from, to, remotes, ports }
+}
+
+/// That the groups and sets that are named exist.
+pub(super) fn check(config: &Config, sink: &Sink<'_>) {
+    let mut names = Seen::new(sink);
+    for (i, group) in config.security_groups.iter().enumerate() {
+        names.once(format!("security_group[{i}].name"), &group.name, || format!("security group {:?} is", group.name));
+    }
+    let mut names = Seen::new(sink);
+    for (i, set) in config.address_sets.iter().enumerate() {
+        names.once(format!("address_set[{i}].name"), &set.name, || format!("address set {:?} is", set.name));
+    }
+    let groups = Names::new(sink, ("security group", "security_group"), config.security_groups.iter().map(|g| &g.name));
+    let sets = Names::new(sink, ("address set", "address_set"), config.address_sets.iter().map(|s| &s.name));
+    for (i, group) in config.security_groups.iter().enumerate() {
+        for (list, key, rules) in [("ingress", "from", &group.ingress), ("egress", "to", &group.egress)] {
+            for (k, rule) in rules.iter().enumerate() {
+                let field = || format!("security_group[{i}].{list}[{k}].{key}");
+                for remote in &rule.remotes {
+                    match remote {
+                        Remote::Group(name) => groups.check(name, field),
+                        Remote::Set(name) => sets.check(name, field),
+                    }
+                }
+            }
+        }
+    }
+    for (i, port) in config.ports.iter().enumerate() {
+        for (k, name) in port.security_groups.iter().enumerate() {
+            groups.check(name, || format!("port[{i}].security_groups[{k}]"));
+        }
+    }
+    for (i, route) in config.routes.iter().enumerate() {
+        for (k, name) in route.security_groups.iter().enumerate() {
+            groups.check(name, || format!("route[{i}].security_groups[{k}]"));
+        }
+    }
+}
+
+/// The names of one kind of thing.
+struct Names<'a> {
+    sink: &'a Sink<'a>,
+    kind: (&'static str, &'static str),
+    listed: Vec<&'a str>,
+    known: HashSet<&'a str>,
+}
+
+impl<'a> Names<'a> {
+    /// `kind`: in words, and the section's name.
+    fn new(sink: &'a Sink<'a>, kind: (&'static str, &'static str), names: impl Iterator<Item = &'a String>) -> Self {
+        let listed: Vec<&str> = names.map(String::as_str).collect();
+        Names { sink, kind, known: listed.iter().copied().collect(), listed }
+    }
+
+    /// Reports a name that is not among them.
+    fn check(&self, name: &str, field: impl Fn() -> String) {
+        let (words, section) = self.kind;
+        if self.known.contains(name) || self.sink.failed(field()) || self.sink.failed_within(section) {
+            return;
+        }
+        let hint = match nearest(name, &self.listed) {
+            Some(name) => format!("did you mean {name:?}?"),
+            None if self.listed.is_empty() => format!("there are none; add a [[{section}]]"),
+            None => format!("known ones: {}", self.listed.join(", ")),
+        };
+        self.sink.error(field(), format!("no {words} named {name:?}; {hint}"));
+    }
+}
+
+/// A prefix, `"group:NAME"` or `"set:NAME"`.
+enum Who {
+    Prefix(IpNet),
+    Named(Remote),
+}
+
+impl FromValue for Who {
+    fn placeholder() -> Self {
+        Who::Prefix(IpNet::placeholder())
+    }
+
+    fn from_value(value: &DeValue<'_>) -> Result<Self, String> {
+        let text = String::from_value(value)?;
+        if let Some(name) = text.strip_prefix("group:") {
+            return Ok(Who::Named(Remote::Group(name.to_owned())));
+        }
+        if let Some(name) = text.strip_prefix("set:") {
+            return Ok(Who::Named(Remote::Set(name.to_owned())));
+        }
+        let or_names = |message| format!("{message}, nor \"group:NAME\", nor \"set:NAME\"");
+        IpNet::from_value(value).map(Who::Prefix).map_err(|m| if text.contains(':') { or_names(m) } else { m })
+    }
 }
 
 /// The key `protocol`; empty: any.

@@ -63,8 +63,8 @@ fn tables(input: &mut Input<'_>) -> Tables {
         tables.vpcs[0].acl.push(rule);
     }
     for port in 0..2 {
-        let rules = (0..input.below(3)).map(|_| GroupRule { direction: direction(input), pattern: pattern(input) });
-        tables.groups.push(SecurityGroup { rules: rules.collect() });
+        let rules = (0..input.below(3)).map(|_| GroupRule::new(direction(input), pattern(input)));
+        tables.groups.push(SecurityGroup::new(rules.collect()));
         tables.ports[port].groups = if input.chance(128) { vec![GroupId(port as u16)] } else { vec![] };
         tables.ports[port].mtu = 1500;
     }

@@ -43,6 +43,7 @@ fn tables() -> Tables {
         vni: vni(of),
         mac: mac(n),
         addresses,
+        routed: vec![],
         mtu: if n == 2 { 100 } else { 1500 },
         groups: if n == 2 { vec![GroupId(0)] } else { vec![] },
         home: None,
@@ -71,9 +72,7 @@ fn tables() -> Tables {
             floating: vec![floating(0, v4(0, 2)), floating(1, v6(2))],
             forwards: vec![forward(0, v4(0, 1)), forward(1, v6(1))],
         },
-        groups: vec![SecurityGroup {
-            rules: vec![GroupRule { direction: bifrost_avs::Direction::Ingress, pattern: tcp }],
-        }],
+        groups: vec![SecurityGroup::new(vec![GroupRule::new(bifrost_avs::Direction::Ingress, tcp)])],
         sessions: SessionLimits { total: 8, per_port: 4 },
         flows: FlowLimits { records: 8, vectors: true },
         ..Tables::default()

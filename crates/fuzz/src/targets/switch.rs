@@ -31,6 +31,7 @@ fn tables() -> Tables {
         vni: vni(of),
         mac: mac(n),
         addresses: vec![v4(n), v6(u16::from(n))],
+        routed: vec![],
         mtu: if n == 2 { 100 } else { 1500 },
         groups: if n == 2 { vec![GroupId(0)] } else { vec![] },
         home: None,
@@ -51,7 +52,7 @@ fn tables() -> Tables {
     };
     // Tenants' rules: some ports, one protocol; few sessions, so that there is no room at times.
     let tcp = Pattern { protocol: Some(6), dst_ports: 1..=1023, ..Pattern::default() };
-    let rules = vec![GroupRule { direction: Direction::Ingress, pattern: tcp.clone() }];
+    let rules = vec![GroupRule::new(Direction::Ingress, tcp.clone())];
     let acl = vec![AclRule { direction: Direction::Egress, pattern: tcp, allow: false }];
     // Listens where the frames go: with the client itself, its neighbor, and another host for backends.
     let balancer = |address, port, protocol, backends: [IpAddr; 3]| LoadBalancer {
@@ -99,7 +100,7 @@ fn tables() -> Tables {
             peering(200, "10.0.0.0/24", 100),
             peering(200, "10.1.0.0/16", 100),
         ],
-        groups: vec![SecurityGroup { rules }],
+        groups: vec![SecurityGroup::new(rules)],
         sessions: SessionLimits { total: 8, per_port: 4 },
         flows: FlowLimits { records: 8, vectors: true },
         flow_log: Some(FlowLogSpec {

@@ -1,0 +1,86 @@
+//! Sets of addresses that rules of security groups are about: listed ones, and those of a group's members.
+
+use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use bifrost_tables::{IpNet, Lpm};
+use bifrost_wire::Vni;
+
+use crate::ids::GroupId;
+use crate::tables::{BuildError, Remote, SecurityGroup, Tables};
+
+/// Addresses of either family.
+#[derive(Debug)]
+pub(crate) struct AddressSet(Lpm<()>);
+
+impl AddressSet {
+    /// Of prefixes in any order, which may overlap.
+    pub(crate) fn new(prefixes: impl IntoIterator<Item = IpNet>) -> Self {
+        let mut prefixes: Vec<(IpNet, ())> = prefixes.into_iter().map(|prefix| (prefix.trunc(), ())).collect();
+        prefixes.sort_unstable();
+        prefixes.dedup();
+        // Never an error: none is there twice.
+        AddressSet(Lpm::new(prefixes).unwrap_or_default())
+    }
+
+    pub(crate) fn contains(&self, address: IpAddr) -> bool {
+        self.0.lookup(address).is_some()
+    }
+}
+
+/// What rules name, made when it is named first.
+#[derive(Debug)]
+pub(crate) struct Members<'a> {
+    tables: &'a Tables,
+    /// `None`: no rule has named a group yet.
+    by_group: Option<BTreeMap<(Vni, GroupId), Vec<IpNet>>>,
+    sets: BTreeMap<(Option<Vni>, Remote), Arc<AddressSet>>,
+}
+
+impl<'a> Members<'a> {
+    pub(crate) fn of(tables: &'a Tables) -> Self {
+        Members { tables, by_group: None, sets: BTreeMap::new() }
+    }
+
+    pub(crate) fn group(&self, id: GroupId) -> Result<&'a SecurityGroup, BuildError> {
+        self.tables.groups.get(usize::from(id.0)).ok_or(BuildError::UnknownGroup(id))
+    }
+
+    /// Whom a rule of a port in the network `vni` is about; `None`: anybody.
+    pub(crate) fn set(&mut self, vni: Vni, remote: Remote) -> Result<Option<Arc<AddressSet>>, BuildError> {
+        let name = match remote {
+            Remote::Anybody => return Ok(None),
+            Remote::Set(_) => (None, remote),
+            Remote::Group(id) => {
+                self.group(id)?;
+                (Some(vni), remote)
+            }
+        };
+        let entry = match self.sets.entry(name) {
+            Entry::Occupied(known) => return Ok(Some(known.get().clone())),
+            Entry::Vacant(entry) => entry,
+        };
+        let prefixes = match remote {
+            Remote::Anybody => None,
+            Remote::Set(id) => Some(self.tables.address_sets.get(usize::from(id.0)).ok_or(BuildError::UnknownSet(id))?),
+            Remote::Group(id) => self.by_group.get_or_insert_with(|| by_group(self.tables)).get(&(vni, id)),
+        };
+        Ok(Some(entry.insert(Arc::new(AddressSet::new(prefixes.into_iter().flatten().copied()))).clone()))
+    }
+}
+
+/// The addresses of all groups' members.
+fn by_group(tables: &Tables) -> BTreeMap<(Vni, GroupId), Vec<IpNet>> {
+    let mut all: BTreeMap<(Vni, GroupId), Vec<IpNet>> = BTreeMap::new();
+    for port in &tables.ports {
+        for &group in &port.groups {
+            all.entry((port.vni, group)).or_default().extend(port.addresses.iter().copied().map(IpNet::from));
+        }
+    }
+    for member in &tables.members {
+        all.entry((member.vni, member.group)).or_default().push(member.prefix);
+    }
+    all
+}
