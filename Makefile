@@ -42,8 +42,9 @@ demo:
 	$(SUDO) $(TARGET)/demo/bifrost-lab run redis-loss --quick --injectors wire --out $(OUT)/demo
 
 demo-rdma: packages
-	cargo build --profile demo --locked --bins -p bifrost-perf
-	$(SUDO) env OUT=$(OUT) PERF=$(TARGET)/demo/bifrost-perf scripts/demo-rdma.sh
+	cargo build --profile demo --locked --bins -p bifrost-perf -p bifrost-lab
+	$(SUDO) $(TARGET)/demo/bifrost-lab run rdm-loss --quick --out $(OUT)/demo-rdma
+	$(TARGET)/demo/bifrost-lab check rdm-loss --out $(OUT)/demo-rdma
 
 demo-gateway: packages
 	cargo build --profile demo --locked --bins --example gateway-report -p bifrost-gatewayd

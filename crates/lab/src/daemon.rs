@@ -98,6 +98,7 @@ pub struct Binaries {
     pub(crate) bifrostctl: PathBuf,
     /// `bifrost-nicd` and `bifrost-gw`.
     pub(crate) gateway: [PathBuf; 2],
+    pub(crate) perf: PathBuf,
 }
 
 impl Binaries {
@@ -106,13 +107,16 @@ impl Binaries {
     /// # Errors
     /// It is not there.
     pub(crate) fn gateway(&self, name: &str) -> Result<&Path> {
-        let path = self.gateway.iter().find(|path| path.ends_with(name)).filter(|path| path.is_file());
-        let path = path.with_context(|| {
-            format!(
-                "{name} is missing: build the workspace (`cargo build --release`), or name its directory with --bin-dir"
-            )
-        })?;
-        Ok(path)
+        let path = self.gateway.iter().find(|path| path.ends_with(name));
+        built(path.with_context(|| format!("the gateway has no {name}"))?)
+    }
+
+    /// `bifrost-perf`.
+    ///
+    /// # Errors
+    /// It is not there.
+    pub(crate) fn perf(&self) -> Result<&Path> {
+        built(&self.perf)
     }
 
     /// Finds them in `--bin-dir`, or next to the lab's own executable.
@@ -132,6 +136,7 @@ impl Binaries {
             bifrostd: program("bifrostd"),
             bifrostctl: program("bifrostctl"),
             gateway: [program("bifrost-nicd"), program("bifrost-gw")],
+            perf: program("bifrost-perf"),
         };
         if options.modes.iter().any(|mode| mode.is_bifrostd()) {
             for program in [&found.bifrostd, &found.bifrostctl] {
@@ -146,6 +151,17 @@ impl Binaries {
         }
         Ok(found)
     }
+}
+
+/// An error, with what to do, if a program is not there.
+fn built(program: &Path) -> Result<&Path> {
+    if !program.is_file() {
+        bail!(
+            "{} is missing: build the workspace (`cargo build --release`), or name its directory with --bin-dir",
+            program.display()
+        );
+    }
+    Ok(program)
 }
 
 /// One running `bifrostd`. Dropping it ends the process.

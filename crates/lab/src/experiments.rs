@@ -20,6 +20,7 @@ pub mod nat;
 pub mod nginx;
 pub mod outage;
 pub mod path_failure;
+pub mod rdm_loss;
 pub mod redis_loss;
 pub mod route_refresh;
 pub mod slicing;

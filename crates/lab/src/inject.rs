@@ -31,6 +31,16 @@ pub fn wire_drops(topology: &Topology) -> Result<u64> {
     topology.hosts.iter().map(|host| dropped(&host.namespace)).sum()
 }
 
+/// Drops `loss_percent` of every packet that arrives on one device. Replaces what was set before; 0 removes it.
+pub fn namespace_loss(namespace: &Namespace, device: &str, loss_percent: f64) -> Result<()> {
+    set_ingress_loss(namespace, &[device.to_owned()], loss_percent)
+}
+
+/// Packets that [`namespace_loss`] has dropped since it was last set.
+pub fn namespace_drops(namespace: &Namespace) -> Result<u64> {
+    dropped(namespace)
+}
+
 /// Drops `loss_percent` of the packets towards every guest, between its switch and its vNIC. 0 removes it.
 pub fn vnic_loss(topology: &Topology, overlay: &Overlay, loss_percent: f64) -> Result<()> {
     if overlay.mode.is_kernel_vxlan() {

@@ -191,7 +191,8 @@ fn the_command_line_teaches() {
             &with_machines,
             &of_the_switch,
             &more,
-            &of_the_gateway
+            &of_the_gateway,
+            &["rdm-loss"]
         ]
         .concat()
     );

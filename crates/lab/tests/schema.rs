@@ -8,8 +8,9 @@ use std::path::Path;
 use bifrost_lab::experiment;
 use bifrost_lab::experiments::{
     applications, congestion_control, coverage, delayed_release, elephants, flow_records, full_links, granularity,
-    gw_order, gw_overload, gw_services, iperf, isolation, nat, nginx, outage, path_failure, redis_loss, route_refresh,
-    slicing, soak, sockperf, stable, switch_latency, switch_overall, switch_rate, tunnel::Switch, vectors, vhost_rate,
+    gw_order, gw_overload, gw_services, iperf, isolation, nat, nginx, outage, path_failure, rdm_loss, redis_loss,
+    route_refresh, slicing, soak, sockperf, stable, switch_latency, switch_overall, switch_rate, tunnel::Switch,
+    vectors, vhost_rate,
 };
 use bifrost_lab::options::{App, Guests, Injector, Mode, Op, Options};
 use bifrost_lab::results::{HostInfo, Results, SCHEMA_VERSION, to_values};
@@ -179,6 +180,22 @@ fn all() -> Vec<Value> {
         }],
         missing_packets: Some(0),
         bins_rps: vec![1.0],
+    };
+    let rdm_loss = rdm_loss::Row {
+        mode: rdm_loss::Transport::Messages,
+        loss_percent: 100.0 / 256.0,
+        workload: rdm_loss::Workload::Calls,
+        repetition: 0,
+        duration_s: 3.0,
+        gbit_per_s: 2.0,
+        dropped_packets: 1,
+        sender_cpu_s_per_gb: None,
+        receiver_cpu_s_per_gb: Some(1.0),
+        calls: Some(20_000),
+        latency_ms_p50: Some(0.1),
+        latency_ms_p99: Some(0.3),
+        latency_ms_p99_9: Some(0.6),
+        latency_ms_max: None,
     };
     let vhost_rate = vhost_rate::Row {
         mode: vhost_rate::Switch::DpdkVhost,
@@ -447,6 +464,7 @@ fn all() -> Vec<Value> {
         results("delayed-release", delayed_release),
         results("slicing", slicing),
         results("vhost-rate", vhost_rate),
+        results("rdm-loss", rdm_loss),
         results("switch-overall", switch_overall),
         results("switch-rate", switch_rate),
         results("flow-records", flow_records),

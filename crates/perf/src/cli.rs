@@ -36,11 +36,6 @@ enum Command {
     Bw(ClientArgs),
     /// Latency of calls: a request and a response of the same size.
     Lat(ClientArgs),
-    /// Table, plot and bars of what `make demo-rdma` has measured.
-    Compare {
-        /// The directory with its reports.
-        dir: std::path::PathBuf,
-    },
 }
 
 #[derive(Debug, Args)]
@@ -142,7 +137,6 @@ impl Cli {
             }
             Command::Bw(args) => args.run(Test::Bandwidth),
             Command::Lat(args) => args.run(Test::Latency),
-            Command::Compare { dir } => crate::compare::run(&dir),
         }
     }
 }

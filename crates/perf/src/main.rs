@@ -4,7 +4,6 @@
 
 mod bandwidth;
 mod cli;
-mod compare;
 mod latency;
 mod plan;
 mod report;

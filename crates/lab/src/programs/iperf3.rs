@@ -109,6 +109,11 @@ impl Running {
         Ok(Self { server, client, seconds })
     }
 
+    /// Process ids, which are those of process groups: the client's, and the server's.
+    pub fn pids(&self) -> [u32; 2] {
+        [self.client.pid(), self.server.pid()]
+    }
+
     /// Waits for the end and returns what was measured.
     pub fn finish(self) -> Result<Flow> {
         let timeout = Duration::from_secs_f64(self.seconds + 20.0);
