@@ -80,6 +80,8 @@ pub struct Output {
     pub plain: Vec<PlainOut>,
     /// Segments that are acknowledged: (owner, handle), once for each segment of the buffer.
     pub release: Vec<(u16, u32)>,
+    /// Peers that answer again after all paths to them had failed, and on which path: what a caller has kept for such a peer may leave.
+    pub recovered: Vec<(PeerId, PathId)>,
 }
 
 impl Output {
@@ -90,6 +92,7 @@ impl Output {
         self.control.clear();
         self.plain.clear();
         self.release.clear();
+        self.recovered.clear();
     }
 
     /// Whether there is nothing to do.
@@ -99,5 +102,6 @@ impl Output {
             && self.control.is_empty()
             && self.plain.is_empty()
             && self.release.is_empty()
+            && self.recovered.is_empty()
     }
 }
