@@ -4,7 +4,7 @@
 use anyhow::Result;
 use serde_json::{Map, Value, json};
 
-use super::gateway::cache::{Machine, Tables, replay};
+use super::gateway::cache::{Machine, Replayed, Stream, Tables, replay};
 use super::gateway::load::{Bursts, HEAVY, Load};
 use super::gateway::pod::{Outcome as Ran, Pod, Setup};
 use super::gateway::{SERVICES, Service};
@@ -53,48 +53,70 @@ fn caches(quick: bool, outcome: &mut Outcome, data: &mut Map<String, Value>) -> 
         shared_bytes: (105 << 20) * cores.div_ceil(48),
         latency_ns: [5.0, 30.0, 110.0],
         overlap: 4.0,
-        compute_ns: 450.0,
     };
-    let tables = |flows| Tables {
+    let tables = |flows, copied_lines| Tables {
         flows,
-        flow_lines: 16,
+        flow_lines: 16 - copied_lines,
         common_lines: 8,
         common_total: 1 << 20,
         packet_lines: 8,
-        pool_lines: 64 << 10,
+        // A ring of 1,024 packets, and as many that are on their way back.
+        pool_lines: 16 << 10,
+        copied_lines,
     };
     let cores: &[u64] = if quick { &[1, 20] } else { &[1, 3, 20, 44, 92] };
     // From tables that fit into private caches to those of 3 million flows.
     let flows: &[u64] = if quick { &[500_000] } else { &[5_000, 50_000, 500_000, 3_000_000] };
-    let runs: Vec<(u64, u64, bool)> =
-        flows.iter().flat_map(|f| cores.iter().flat_map(move |c| MODES.map(|(_, spray)| (*f, *c, spray)))).collect();
-    let rates = each(&runs, |(flows, cores, spray)| {
+    // Flows, cores, and lines of a session of which each core has a copy: with the paper's flows, two of them, too.
+    let shared = flows.iter().flat_map(|f| cores.iter().map(move |c| (*f, *c, 0)));
+    let copied = cores.iter().filter(|c| **c > 1).map(|c| (u64::from(FLOWS), *c, 2));
+    let pairs: Vec<(u64, u64, u64)> = shared.chain(copied).collect();
+    let runs: Vec<_> = pairs.iter().flat_map(|pair| MODES.map(|(_, spray)| (*pair, spray))).collect();
+    let replayed = each(&runs, |((flows, cores, copied), spray)| {
         let packets = if quick { 600_000 } else { 1_200_000 };
-        Ok(replay(&machine(*cores), &tables(*flows), *cores, *spray, packets))
+        Ok(replay(&machine(*cores), &tables(*flows, *copied), *cores, *spray, packets))
     })?;
+    // What a packet takes without memory is so long that RSS has the rate of table 3 with as many cores and flows as there.
+    let like_paper = (u64::from(FLOWS), if quick { 20 } else { 44 }, 0);
+    let measured = runs.iter().zip(&replayed).find(|(run, _)| **run == (like_paper, false));
+    let compute_ns = internet() - measured.map_or(0.0, |(_, replayed)| replayed.waits_ns);
+    let packet_ns = |replayed: &Replayed| compute_ns + replayed.waits_ns;
     let mut per_core = Panel::new("A core's rate (cache model), 500,000 flows", "cores", "Mpps");
     let mut hits = Panel::new("Hits in the shared cache, 500,000 flows", "cores", "%");
     for (mode, spray) in MODES {
-        let of = |runs: &[(u64, u64, bool)]| {
-            let own = runs.iter().zip(&rates).filter(|((f, _, s), _)| *f == 500_000 && *s == spray);
-            own.map(|((_, c, _), r)| (*c as f64, r.pps / 1e6, r.shared_hits * 100.0)).collect::<Vec<_>>()
-        };
-        per_core = per_core.line(mode, of(&runs).into_iter().map(|(c, pps, _)| (c, pps)));
-        hits = hits.line(mode, of(&runs).into_iter().map(|(c, _, hits)| (c, hits)));
+        let is_own = |((f, _, copied), s): &(_, bool)| *f == u64::from(FLOWS) && *copied == 0 && *s == spray;
+        let own = || runs.iter().zip(&replayed).filter(|(run, _)| is_own(run));
+        per_core = per_core.line(mode, own().map(|(((_, c, _), _), r)| (*c as f64, 1e3 / packet_ns(r))));
+        hits = hits.line(mode, own().map(|(((_, c, _), _), r)| (*c as f64, r.shared_hits * 100.0)));
     }
     outcome.panels.extend([per_core, hits]);
-    for (pair, rates) in runs.as_chunks::<2>().0.iter().zip(rates.as_chunks::<2>().0) {
-        let ((flows, cores, _), [plb, rss]) = (pair[0], rates);
-        let apart = (1.0 - plb.pps / rss.pps) * 100.0;
+    outcome.lines.push(format!("caches: a packet computes for {compute_ns:.0} ns, and waits for the rest"));
+    for ((flows, cores, copied), both) in pairs.iter().zip(replayed.as_chunks::<2>().0) {
+        let [plb, rss] = both;
+        let [plb_pps, rss_pps] = [plb, rss].map(|replayed| 1e9 / packet_ns(replayed));
+        let apart = (1.0 - plb_pps / rss_pps) * 100.0;
+        let copies = if *copied == 0 { "" } else { ", each core with copies of sessions" };
+        let name = format!("caches, {flows} flows, {cores} cores{copies}");
         outcome.lines.push(format!(
-            "caches, {flows} flows, {cores} cores: PLB {:.3} Mpps a core, RSS {:.3}, {apart:.2} % apart; shared cache hits {:.0} and {:.0} %, private {:.0} and {:.0} %",
-            plb.pps / 1e6, rss.pps / 1e6, plb.shared_hits * 100.0, rss.shared_hits * 100.0, plb.private_hits * 100.0, rss.private_hits * 100.0
+            "{name}: PLB {:.3} Mpps a core, RSS {:.3}, {apart:.2} % apart; shared cache hits {:.0} and {:.0} %, private {:.0} and {:.0} %",
+            plb_pps / 1e6, rss_pps / 1e6, plb.shared_hits * 100.0, rss.shared_hits * 100.0, plb.private_hits * 100.0, rss.private_hits * 100.0
         ));
+        for stream in Stream::ALL {
+            let [plb, rss] =
+                [plb, rss].map(|r| r.by_stream[stream as usize].map(|lines| format!("{lines:.2}")).join(", "));
+            outcome.lines.push(format!(
+                "  {stream:?}: lines a packet from private cache, shared cache, memory: PLB {plb}; RSS {rss}"
+            ));
+        }
+        let streams = |r: &Replayed| json!(Stream::ALL.map(|s| (format!("{s:?}"), r.by_stream[s as usize])));
         data.insert(
-            format!("caches, {flows} flows, {cores} cores"),
-            json!({ "plb_pps": plb.pps, "rss_pps": rss.pps, "plb_shared_hits": plb.shared_hits, "rss_shared_hits": rss.shared_hits }),
+            name,
+            json!({
+                "plb_pps": plb_pps, "rss_pps": rss_pps, "plb_shared_hits": plb.shared_hits, "rss_shared_hits": rss.shared_hits,
+                "plb_lines": streams(plb), "rss_lines": streams(rss),
+            }),
         );
-        if flows >= 500_000 {
+        if *flows >= 500_000 && *copied == 0 {
             let name = format!("a core's rate, PLB below RSS, {flows} flows, {cores} cores, %");
             outcome.bars.push(Bar { name, value: apart, limit: 1.0 });
         }

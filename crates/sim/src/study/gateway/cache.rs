@@ -28,9 +28,19 @@ impl Cache {
         set[0] = line;
         found.is_some()
     }
+
+    /// The line is there no more.
+    fn invalidate(&mut self, line: u64) {
+        let set = (mix(line) % self.sets) as usize * self.ways;
+        let set = &mut self.lines[set..set + self.ways];
+        if let Some(found) = set.iter().position(|l| *l == line) {
+            set[found..].rotate_left(1);
+            set[self.ways - 1] = 0;
+        }
+    }
 }
 
-/// A processor and what a packet takes of it, apart from waiting for memory.
+/// A processor.
 #[derive(Clone, Copy, Debug)]
 pub(in super::super) struct Machine {
     /// Of each core, bytes.
@@ -41,8 +51,6 @@ pub(in super::super) struct Machine {
     pub(in super::super) latency_ns: [f64; 3],
     /// Accesses that a core waits for at the same time.
     pub(in super::super) overlap: f64,
-    /// Computing, ns a packet.
-    pub(in super::super) compute_ns: f64,
 }
 
 /// What the tables look like to a packet.
@@ -56,70 +64,97 @@ pub(in super::super) struct Tables {
     pub(in super::super) common_lines: u64,
     /// Lines of that.
     pub(in super::super) common_total: u64,
-    /// Lines that are the packet's own: its buffer and descriptors, of a pool of each core.
+    /// Lines that are the packet's own: its buffer and descriptors, of a pool of each core. The device writes them into the shared cache (DDIO).
     pub(in super::super) packet_lines: u64,
     /// Lines of that pool.
     pub(in super::super) pool_lines: u64,
+    /// Lines of its session, of which each core that sees packets of the flow has a copy of its own.
+    pub(in super::super) copied_lines: u64,
+}
+
+/// What a packet's accesses are for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in super::super) enum Stream {
+    /// Entries of the flow.
+    Flow,
+    /// What all flows share.
+    Common,
+    /// Buffer and descriptors.
+    Packet,
+    /// The core's own copy of the session.
+    Copied,
+}
+
+impl Stream {
+    /// All of them, in the order of [`Replayed::by_stream`].
+    pub(in super::super) const ALL: [Stream; 4] = [Stream::Flow, Stream::Common, Stream::Packet, Stream::Copied];
 }
 
 /// What came of it.
 #[derive(Clone, Copy, Debug)]
-pub(in super::super) struct Rate {
-    /// Packets a second of one core.
-    pub(in super::super) pps: f64,
+pub(in super::super) struct Replayed {
+    /// How long a packet waits for memory, ns.
+    pub(in super::super) waits_ns: f64,
     /// Of the accesses that reached the shared cache, how many it answered.
     pub(in super::super) shared_hits: f64,
     /// Of all accesses, how many the private cache answered.
     pub(in super::super) private_hits: f64,
+    /// By stream: accesses a packet that the private cache, the shared one, and memory answered.
+    pub(in super::super) by_stream: [[f64; 3]; Stream::ALL.len()],
 }
 
 /// Replays the accesses of a pod: packets of random flows go to cores in turn (`spray`), or by flow.
-pub(in super::super) fn replay(machine: &Machine, tables: &Tables, cores: u64, spray: bool, packets: u64) -> Rate {
+pub(in super::super) fn replay(machine: &Machine, tables: &Tables, cores: u64, spray: bool, packets: u64) -> Replayed {
     let mut rng = Rng::new(7);
     let mut private = vec![Cache::new(machine.private_bytes, 16); cores as usize];
     let mut shared = Cache::new(machine.shared_bytes, 16);
-    let (mut answered, mut waited) = ([0u64; 3], 0.0);
+    let mut answered = [[0u64; 3]; Stream::ALL.len()];
     // Two thirds only fill the caches.
     let warm = packets * 2 / 3;
     let mut pools = vec![0u64; cores as usize];
     for n in 0..packets {
         let flow = rng.below(tables.flows);
         let core = if spray { n % cores } else { mix(flow ^ 0xf10e) % cores };
-        let pool = &mut pools[core as usize];
-        let lines = (0..tables.flow_lines + tables.common_lines + tables.packet_lines).map(|i| {
-            if i < tables.flow_lines {
-                1 << 60 | (flow * tables.flow_lines + i)
-            } else if i < tables.flow_lines + tables.common_lines {
-                // Upper levels are small and their lower ones large: half of the accesses each to a sixteenth of the rest.
-                let level = i - tables.flow_lines;
-                let total = (tables.common_total >> (4 * (tables.common_lines - 1 - level).min(15))).max(1);
-                2 << 60 | level << 40 | (mix(flow ^ level << 32) % total)
-            } else {
-                *pool = (*pool + 1) % tables.pool_lines;
-                3 << 60 | core << 40 | *pool
-            }
-        });
-        for line in lines {
-            let level = if private[core as usize].access(line) {
+        let own = &mut private[core as usize];
+        let mut read = |stream: Stream, line: u64, shared: &mut Cache| {
+            let level = if own.access(line) {
                 0
             } else if shared.access(line) {
                 1
             } else {
                 2
             };
-            if n >= warm {
-                answered[level] += 1;
-                waited += machine.latency_ns[level];
-            }
+            answered[stream as usize][level] += u64::from(n >= warm);
+        };
+        (0..tables.flow_lines).for_each(|i| read(Stream::Flow, 1 << 60 | (flow * tables.flow_lines + i), &mut shared));
+        for level in 0..tables.common_lines {
+            // Upper levels are small and their lower ones large: half of the accesses each to a sixteenth of the rest.
+            let total = (tables.common_total >> (4 * (tables.common_lines - 1 - level).min(15))).max(1);
+            read(Stream::Common, 2 << 60 | level << 40 | (mix(flow ^ level << 32) % total), &mut shared);
+        }
+        let copy = |i| 4 << 60 | core << 40 | (flow * tables.copied_lines + i);
+        (0..tables.copied_lines).for_each(|i| read(Stream::Copied, copy(i), &mut shared));
+        for _ in 0..tables.packet_lines {
+            let pool = &mut pools[core as usize];
+            *pool = (*pool + 1) % tables.pool_lines;
+            let line = 3 << 60 | core << 40 | *pool;
+            // The device has just written it.
+            shared.access(line);
+            let own = &mut private[core as usize];
+            own.invalidate(line);
+            own.access(line);
+            answered[Stream::Packet as usize][1] += u64::from(n >= warm);
         }
     }
     let counted = (packets - warm) as f64;
-    let packet_ns = machine.compute_ns + waited / machine.overlap / counted;
-    let all: u64 = answered.iter().sum();
-    Rate {
-        pps: 1e9 / packet_ns,
-        shared_hits: answered[1] as f64 / (answered[1] + answered[2]).max(1) as f64,
-        private_hits: answered[0] as f64 / all.max(1) as f64,
+    let by_stream = answered.map(|stream| stream.map(|count| count as f64 / counted));
+    let [private, shared, memory] = [0, 1, 2].map(|level| by_stream.iter().map(|stream| stream[level]).sum::<f64>());
+    let waits: f64 = [private, shared, memory].iter().zip(machine.latency_ns).map(|(count, ns)| count * ns).sum();
+    Replayed {
+        waits_ns: waits / machine.overlap,
+        shared_hits: shared / (shared + memory).max(f64::MIN_POSITIVE),
+        private_hits: private / (private + shared + memory).max(f64::MIN_POSITIVE),
+        by_stream,
     }
 }
 
@@ -139,23 +174,46 @@ mod tests {
 
     #[test]
     fn small_tables_are_for_the_private_cache_and_large_ones_for_none() {
-        let machine = Machine {
-            private_bytes: 1 << 16,
-            shared_bytes: 1 << 20,
-            latency_ns: [4.0, 20.0, 100.0],
-            overlap: 1.0,
-            compute_ns: 100.0,
+        let machine =
+            Machine { private_bytes: 1 << 16, shared_bytes: 1 << 20, latency_ns: [4.0, 20.0, 100.0], overlap: 1.0 };
+        let tables = |flows| Tables {
+            flows,
+            flow_lines: 4,
+            common_lines: 0,
+            common_total: 0,
+            packet_lines: 0,
+            pool_lines: 1,
+            copied_lines: 0,
         };
-        let tables =
-            |flows| Tables { flows, flow_lines: 4, common_lines: 0, common_total: 0, packet_lines: 0, pool_lines: 1 };
         // 64 flows on each of four cores fit into a private cache, 256 on each do not.
         let [spray, hash] = [true, false].map(|spray| replay(&machine, &tables(512), 4, spray, 200_000));
         assert!(hash.private_hits > 0.95 && spray.private_hits < 0.8, "{hash:?} {spray:?}");
-        assert!(hash.pps > spray.pps * 1.1);
+        assert!(hash.waits_ns * 1.4 < spray.waits_ns, "{hash:?} {spray:?}");
         let [spray, hash] = [true, false].map(|spray| replay(&machine, &tables(1 << 20), 4, spray, 200_000));
-        assert!((hash.pps / spray.pps - 1.0).abs() < 0.01, "{hash:?} {spray:?}");
+        assert!((hash.waits_ns / spray.waits_ns - 1.0).abs() < 0.01, "{hash:?} {spray:?}");
         // One core has no choice.
         let [spray, hash] = [true, false].map(|spray| replay(&machine, &tables(512), 1, spray, 10_000));
-        assert_eq!(spray.pps, hash.pps);
+        assert_eq!(spray.waits_ns, hash.waits_ns);
+    }
+
+    #[test]
+    fn what_the_device_wrote_is_in_the_shared_cache_and_copies_are_for_the_core_that_made_them() {
+        let machine =
+            Machine { private_bytes: 1 << 20, shared_bytes: 1 << 22, latency_ns: [4.0, 20.0, 100.0], overlap: 1.0 };
+        let tables = Tables {
+            flows: 8192,
+            flow_lines: 2,
+            common_lines: 0,
+            common_total: 0,
+            packet_lines: 3,
+            pool_lines: 64,
+            copied_lines: 2,
+        };
+        let of = |stream: Stream, spray| replay(&machine, &tables, 8, spray, 400_000).by_stream[stream as usize];
+        assert_eq!(of(Stream::Packet, true), [0.0, 3.0, 0.0], "though the pool fits into a private cache");
+        // One megabyte of entries is in the shared cache. So is one of copies by flow; by packet there are eight.
+        let [spray, hash] = [true, false].map(|spray| of(Stream::Copied, spray)[2]);
+        assert!(hash < 0.05 && spray > 0.5, "{hash} {spray}");
+        assert!(of(Stream::Flow, true)[2] < of(Stream::Copied, true)[2] / 2.0);
     }
 }
