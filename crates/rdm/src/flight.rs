@@ -43,6 +43,13 @@ impl Flight {
     }
 
     const MIN_COST: u32 = 64;
+
+    /// When it left the NIC, ns, as the software's clock shows `now_ns` and the NIC's `nic_now_ns`. `None`: it has not, for all that
+    /// is known.
+    pub(crate) fn left_at(&self, now_ns: u64, nic_now_ns: u64) -> Option<u64> {
+        let ago_ns = if self.left_ns > 0 { nic_now_ns.saturating_sub(self.left_ns) } else { u64::MAX };
+        (!self.in_nic).then(|| now_ns.saturating_sub(ago_ns).max(self.posted_ns))
+    }
 }
 
 /// All of a connection, by their global numbers.

@@ -34,8 +34,11 @@ impl Connection {
             return NEVER;
         }
         let Some(oldest) = self.flights.oldest_open().and_then(|number| self.flights.get(number)) else { return NEVER };
-        let wait = (self.answer_within_ns() << self.backoff.min(20)).min(BACKOFF_MAX_NS);
-        oldest.posted_ns.max(self.progress_ns) + wait
+        oldest.posted_ns.max(self.progress_ns) + self.wait_ns()
+    }
+
+    fn wait_ns(&self) -> u64 {
+        (self.answer_within_ns() << self.backoff.min(20)).min(BACKOFF_MAX_NS)
     }
 
     pub(super) fn arm_probe(&mut self, now: u64) {
@@ -88,7 +91,7 @@ impl Connection {
             self.send_ack(context, nic_now_ns);
         }
         if self.timeout_ns() <= now {
-            self.time_out(context);
+            self.time_out(context, nic_now_ns);
         }
         if self.probe_ns <= now {
             self.probe_ns = NEVER;
@@ -108,7 +111,16 @@ impl Connection {
         None
     }
 
-    fn time_out(&mut self, context: &mut Context<'_>) {
+    fn time_out(&mut self, context: &mut Context<'_>, nic_now_ns: u64) {
+        let Some(oldest) = self.flights.oldest_open() else { return };
+        let Some(flight) = self.flights.get(oldest) else { return };
+        // An answer takes its time from leaving the NIC on, which on a slow link is long after posting. A NIC that sends nothing at
+        // all ends in silence.
+        let left_ns = flight.left_at(context.now, nic_now_ns).unwrap_or(context.now);
+        if left_ns + self.wait_ns() > context.now {
+            self.progress_ns = left_ns.max(self.progress_ns);
+            return;
+        }
         context.counters.timeouts += 1;
         self.backoff += 1;
         self.congestion.on_timeout(context.now);
@@ -120,10 +132,8 @@ impl Connection {
             }
         }
         // The answer to one tells about all before it.
-        if let Some(oldest) = self.flights.oldest_open() {
-            self.lose(context, oldest);
-            self.flights.trim();
-        }
+        self.lose(context, oldest);
+        self.flights.trim();
         self.progress_ns = context.now;
     }
 }

@@ -40,9 +40,9 @@ impl End {
         self.closed || (self.reported == self.sends.lens.len() && self.received == self.expects.len())
     }
 
-    /// Whether the other end owes an answer.
+    /// Whether something is to be sent, or the other end owes an answer.
     fn waits(&self) -> bool {
-        !self.closed && self.reported < self.sent
+        !self.closed && self.reported < self.sends.lens.len()
     }
 }
 
