@@ -36,6 +36,16 @@ What finds no room in the daemon is counted and not waited for. With `-w -` noth
 
 #[derive(Debug, Args)]
 pub(crate) struct CaptureArgs {
+    #[command(flatten)]
+    what: CaptureWhat,
+    /// Only packets from and to this port; transport control packets belong to none
+    #[arg(long, value_name = "NAME")]
+    port: Option<String>,
+}
+
+/// What every capture can be told.
+#[derive(Debug, Args)]
+pub(crate) struct CaptureWhat {
     /// Where to look, comma-separated; all stages if none is named
     #[arg(long, value_name = "STAGES", value_delimiter = ',')]
     at: Vec<String>,
@@ -45,9 +55,6 @@ pub(crate) struct CaptureArgs {
     /// The file to write, in pcapng; - is stdout
     #[arg(short, long, value_name = "FILE")]
     write: PathBuf,
-    /// Only packets from and to this port; transport control packets belong to none
-    #[arg(long, value_name = "NAME")]
-    port: Option<String>,
     /// Keep this many bytes of each packet
     #[arg(long, value_name = "N", default_value_t = MAX_SNAPLEN,
         value_parser = clap::value_parser!(u32).range(1..=i64::from(MAX_SNAPLEN)))]
@@ -65,27 +72,34 @@ pub(crate) struct CaptureArgs {
 }
 
 /// Captures; tells on stderr what came.
-pub(crate) fn run(client: &Client, args: CaptureArgs) -> Result<(), Failure> {
-    let file: Box<dyn Write> = if args.write == Path::new("-") {
-        Box::new(io::stdout())
-    } else {
-        let file = File::create(&args.write);
-        Box::new(file.map_err(|source| Failure::File { path: args.write.clone(), source })?)
-    };
-    let spec = CaptureSpec {
-        at: args.at,
-        filter: args.filter,
-        port: args.port,
-        snaplen_bytes: args.snaplen,
-        packets: args.count,
-        bytes: args.bytes,
-        seconds: args.seconds,
-    };
-    let mut out = Tally { out: file, blocks: Blocks::default() };
-    client.capture(&spec, &mut out)?;
-    let Blocks { packets, missed, .. } = out.blocks;
-    eprintln!("{} captured, {} found no room", count(packets, "packet"), missed);
-    Ok(())
+pub(crate) fn run(client: &Client, CaptureArgs { what, port }: CaptureArgs) -> Result<(), Failure> {
+    what.capture(client, port)
+}
+
+impl CaptureWhat {
+    pub(crate) fn capture(self, client: &Client, port: Option<String>) -> Result<(), Failure> {
+        let args = self;
+        let file: Box<dyn Write> = if args.write == Path::new("-") {
+            Box::new(io::stdout())
+        } else {
+            let file = File::create(&args.write);
+            Box::new(file.map_err(|source| Failure::File { path: args.write.clone(), source })?)
+        };
+        let spec = CaptureSpec {
+            at: args.at,
+            filter: args.filter,
+            port,
+            snaplen_bytes: args.snaplen,
+            packets: args.count,
+            bytes: args.bytes,
+            seconds: args.seconds,
+        };
+        let mut out = Tally { out: file, blocks: Blocks::default() };
+        client.capture(&spec, &mut out)?;
+        let Blocks { packets, missed, .. } = out.blocks;
+        eprintln!("{} captured, {} found no room", count(packets, "packet"), missed);
+        Ok(())
+    }
 }
 
 /// Writes on, and counts.

@@ -12,6 +12,7 @@ use bifrost_control::api::{
 use bifrost_control::client::ClientError;
 use clap::{Args, Subcommand, ValueEnum};
 
+use crate::capture::CaptureWhat;
 use crate::failure::Failure;
 use crate::output::Output;
 use crate::table::{Column, Number, Text, listing};
@@ -26,11 +27,14 @@ Examples:
   bifrostctl gw pods                                   which pods are there, what they get, what is refused
   bifrostctl gw queues                                 how full the order queues are, timeouts, what left out of order
   bifrostctl gw limiter                                who is limited, and who sends most
-  bifrostctl gw stages                                 packets and time of each stage, and of each worker of a pod
+  bifrostctl gw stages                                 packets, time and cycles of each stage, and of each worker of a pod
   bifrostctl gw trace --host 10.0.0.11 --vni 100 --from 192.168.0.1 --to 198.51.100.1 --tcp 40000:443
       may that vNIC open a connection, and what becomes of the packet in the pipeline and in the pod?
   bifrostctl gw trace --from 198.51.100.1 --to 203.0.113.2 --udp 53:5353
       the same for a packet from the Internet
+  bifrostctl gw capture -w out.pcapng --at drop        what the pod drops, and why
+  bifrostctl gw capture -w out.pcapng --filter 'vni 100 and host 198.51.100.1' --seconds 10
+      packets of that conversation as they came and as they left, before and after translation
   bifrostctl gw mode --pod vpc rss                     spread by flow, without reordering any; `plb` goes back
   bifrostctl gw bypass --pod vpc --vni 7               do not limit that tenant; --forget: limit it again
   bifrostctl --json gw queues | jq '.[].order.timed_out_packets'";
@@ -58,12 +62,21 @@ enum GwCommand {
     Queues,
     /// The limiter: who is limited and why, who is exempted, who sends most
     Limiter,
-    /// Packets and time of each stage of the pipeline, and of each worker of the pod
+    /// Packets, time and cycles of each stage of the pipeline, and of each worker of the pod
+    ///
+    /// Cycles are those of the processor's time stamp counter, which runs at a constant rate whatever the processor's clock does.
     Stages,
     /// What would become of a packet that is only described: each stage of the pipeline and of the pod
     ///
     /// Nothing is sent and nothing changes: no session begins, no limit is used up. Both programs judge the packet by the code that judges others.
     Trace(TraceArgs),
+    /// See the packets of a pod in Wireshark: as they came, as they left, and what was dropped
+    ///
+    /// The result is a pcapng file with an interface for each stage and thread of the pod; every packet has a comment: the service, or the reason of the
+    /// drop, and the VNI. Stages (--at) are rx (as the pipeline gave it to the pod), tx (as the pod returned it) and drop. The filter is that of
+    /// `bifrostctl capture`. It looks at tenants' packets, inside VXLAN; what passes as it came or as it left is captured at both places, so that a translated packet is
+    /// found by either address. Of packets whose payload stays in the pipeline only headers are seen. The capture ends by itself; one at a time can run.
+    Capture(CaptureWhat),
     /// Spread a pod's packets in another way
     Mode(ModeArgs),
     /// Exempt a tenant from the limiter, or forget it
@@ -166,6 +179,10 @@ pub(crate) fn run(args: GwArgs, out: Output) -> Result<(), Failure> {
             let both = serde_json::json!({ "pipeline": first, "pod": second });
             out.print(&both, |_| traced(&first, second.as_ref()))
         }
+        GwCommand::Capture(what) => what.capture(&Client::new(&args.gw)?, None).map_err(|failure| match failure {
+            Failure::Client(error) => known("bifrost-gw", &args.gw, error),
+            other => other,
+        }),
         GwCommand::Mode(ModeArgs { pod, mode }) => {
             let mode = if matches!(mode, ModeName::Plb) { SpreadMode::Plb } else { SpreadMode::Rss };
             let command = PipelineCommand::SetMode { pod, mode };
@@ -340,18 +357,19 @@ fn tenant(vni: u32) -> String {
 }
 
 fn stages(stages: &[PipelineStage]) -> String {
-    const COLUMNS: [Column; 3] = [Text("STAGE"), Number("PACKETS"), Number("NS/PACKET")];
-    let rows = stages
-        .iter()
-        .map(|stage| vec![stage.name.to_string(), stage.packets.to_string(), each(stage.busy_ns, stage.packets)]);
+    const COLUMNS: [Column; 4] = [Text("STAGE"), Number("PACKETS"), Number("NS/PACKET"), Number("CYCLES/PACKET")];
+    let rows = stages.iter().map(|PipelineStage { name, packets, busy_ns, busy_cycles }| {
+        vec![name.to_string(), packets.to_string(), each(*busy_ns, *packets), each(*busy_cycles, *packets)]
+    });
     listing(&COLUMNS, rows, "no stages")
 }
 
 fn workers(pod: &GatewayPod) -> String {
-    const COLUMNS: [Column; 9] = [
+    const COLUMNS: [Column; 10] = [
         Number("WORKER"),
         Number("PACKETS"),
         Number("NS/PACKET"),
+        Number("CYCLES/PACKET"),
         Number("VPC"),
         Number("INTERNET"),
         Number("IDC"),
@@ -364,7 +382,8 @@ fn workers(pod: &GatewayPod) -> String {
         let forwarded = forwarded.map(|name| get(counts, &format!("forwarded_{name}_packets")).to_string());
         let dropped: u64 = counts.iter().filter(|(name, _)| name.starts_with("dropped_")).map(|(_, value)| value).sum();
         let packets = get(counts, "packets");
-        [number.to_string(), packets.to_string(), each(get(counts, "busy_ns"), packets)]
+        let [ns, cycles] = ["busy_ns", "busy_cycles"].map(|name| each(get(counts, name), packets));
+        [number.to_string(), packets.to_string(), ns, cycles]
             .into_iter()
             .chain(forwarded)
             .chain([dropped.to_string()])
@@ -373,9 +392,9 @@ fn workers(pod: &GatewayPod) -> String {
     listing(&COLUMNS, rows, "no workers")
 }
 
-/// Time for each packet.
-fn each(ns: u64, packets: u64) -> String {
-    if packets == 0 { "-".to_owned() } else { format!("{:.0}", ns as f64 / packets as f64) }
+/// How much each packet took; "-" if there was none, or it is not known.
+fn each(total: u64, packets: u64) -> String {
+    if packets == 0 || total == 0 { "-".to_owned() } else { format!("{:.0}", total as f64 / packets as f64) }
 }
 
 #[cfg(test)]
@@ -481,12 +500,23 @@ mod tests {
 
     #[test]
     fn time_of_stages() {
-        let stage = |name: &'static str, packets, busy_ns| PipelineStage { name: name.into(), packets, busy_ns };
-        let text = stages(&[stage("receive", 10, 1234), stage("send", 0, 0)]);
-        assert_eq!(words(&text)[1..], [["receive", "10", "123"], ["send", "0", "-"]]);
-        let worker =
-            counts(&[("packets", 4), ("busy_ns", 2000), ("forwarded_internet_packets", 3), ("dropped_acl_packets", 1)]);
+        let stage = |name: &'static str, packets, busy_ns, busy_cycles| PipelineStage {
+            name: name.into(),
+            packets,
+            busy_ns,
+            busy_cycles,
+        };
+        let text = stages(&[stage("receive", 10, 1234, 2618), stage("send", 0, 0, 0), stage("other", 1, 5, 0)]);
+        let expected = [["receive", "10", "123", "262"], ["send", "0", "-", "-"], ["other", "1", "5", "-"]];
+        assert_eq!(words(&text)[1..], expected, "another architecture counts no cycles");
+        let worker = counts(&[
+            ("packets", 4),
+            ("busy_ns", 2000),
+            ("busy_cycles", 4004),
+            ("forwarded_internet_packets", 3),
+            ("dropped_acl_packets", 1),
+        ]);
         let text = workers(&GatewayPod { workers: vec![worker], ..GatewayPod::default() });
-        assert_eq!(words(&text)[1], ["0", "4", "500", "0", "3", "0", "0", "0", "1"]);
+        assert_eq!(words(&text)[1], ["0", "4", "500", "1001", "0", "3", "0", "0", "0", "1"]);
     }
 }

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use bifrost_control::api::{ApiError, CaptureSpec};
 use bifrost_control::server::CaptureStream;
 use bifrost_datapath::Remote;
-use bifrost_datapath::capture::{CaptureConfig, Chunk, Filter, Note, Stage, Way};
+use bifrost_datapath::capture::{CaptureConfig, Chunk, Filter, Note, Seen, Stage, Way};
 use bifrost_port::HostUnderlay;
 use bifrost_wire::pcapng::{self, Flow, Notes};
 
@@ -183,14 +183,15 @@ impl Running {
                 self.ended = true;
                 break;
             }
-            let Some(at) = self.stages.iter().position(|stage| *stage == record.stage) else { continue };
+            let Seen { stage, note } = record.what;
+            let Some(at) = self.stages.iter().position(|known| *known == stage) else { continue };
             worker.seen[at] += 1;
             self.packets_left -= 1;
             self.bytes_left = self.bytes_left.saturating_sub(bytes.len() as u64);
             let interface = (index * self.stages.len() + at) as u32;
-            let flow = if record.note.way == Way::In { Flow::Inbound } else { Flow::Outbound };
+            let flow = if note.way == Way::In { Flow::Inbound } else { Flow::Outbound };
             comment.clear();
-            describe(&mut comment, record.stage, &record.note, &self.ports, &self.peers);
+            describe(&mut comment, stage, &note, &self.ports, &self.peers);
             let notes = Notes { flow: Some(flow), comment: Some(&comment) };
             pcapng::packet(out, interface, record.at_ns, record.len, bytes, notes);
         }

@@ -45,6 +45,8 @@ use crate::api::{
     MirrorStatus, NatStatus, Path as ApiPath, PortStatus, ReloadReport, Route, Sample, Stats, Status, Trace, TraceSpec,
 };
 
+pub use capture::capture_response;
+
 /// How long a stop waits for requests that are being answered.
 const DRAIN: Duration = Duration::from_secs(2);
 /// How long to wait after a panic of the API's thread, which may come again.

@@ -5,6 +5,7 @@
 //! | `GET /v1/status` | the state as JSON |
 //! | `POST /v1/command` with a JSON object | what became of it |
 //! | `POST /v1/trace` with a described packet | what each stage would decide about it |
+//! | `POST /v1/capture` with what to capture | a pcapng file, as long as the capture runs |
 //! | `GET /metrics` (also over TCP, and there nothing else) | counters, in the text format of OpenMetrics |
 
 use std::collections::BTreeMap;
@@ -15,6 +16,7 @@ use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::pin::Pin;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
@@ -22,8 +24,9 @@ use axum::extract::State;
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
-use axum::{Json, Router};
-use bifrost_control::api::{ApiError, GatewayTraceSpec, Trace};
+use axum::{Extension, Json, Router};
+use bifrost_control::api::{ApiError, CaptureSpec, GatewayTraceSpec, Trace};
+use bifrost_control::server::{CaptureStream, capture_response};
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, NoLabelSet, text};
 use prometheus_client::metrics::MetricType;
@@ -66,12 +69,18 @@ pub trait Source: Send + Sync + 'static {
     /// # Errors
     /// It cannot be said.
     fn trace(&self, spec: &GatewayTraceSpec) -> Result<Trace, ApiError>;
+    /// Begins a capture, which ends when the stream is dropped.
+    ///
+    /// # Errors
+    /// It asks for what there is not, or another one runs.
+    fn capture(&self, spec: &CaptureSpec) -> Result<Box<dyn CaptureStream>, ApiError>;
 }
 
 /// Answers as long as it lives.
 #[derive(Debug)]
 pub struct StatusServer {
     path: PathBuf,
+    stopping: Arc<AtomicBool>,
     _runtime: tokio::runtime::Runtime,
 }
 
@@ -93,11 +102,14 @@ impl StatusServer {
         }
         let unix = UnixListener::bind(path)?;
         std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o600))?;
+        let stopping = Arc::new(AtomicBool::new(false));
         let api = Router::new()
             .route("/v1/status", get(status))
             .route("/v1/command", post(command))
             .route("/v1/trace", post(trace))
+            .route("/v1/capture", post(capture))
             .route("/metrics", get(expose))
+            .layer(Extension(Arc::clone(&stopping)))
             .with_state(Arc::clone(&source));
         runtime.spawn(async move { axum::serve(unix, api).await });
         if let Some(address) = metrics {
@@ -109,12 +121,13 @@ impl StatusServer {
             runtime.spawn(async move { axum::serve(limited, only).await });
         }
         drop(entered);
-        Ok(StatusServer { path: path.to_owned(), _runtime: runtime })
+        Ok(StatusServer { path: path.to_owned(), stopping, _runtime: runtime })
     }
 }
 
 impl Drop for StatusServer {
     fn drop(&mut self) {
+        self.stopping.store(true, Ordering::Relaxed);
         let _ = std::fs::remove_file(&self.path);
     }
 }
@@ -133,19 +146,38 @@ async fn trace(State(source): Shared, Json(spec): Json<GatewayTraceSpec>) -> Res
     answer(move || source.trace(&spec)).await
 }
 
-/// What `work` gives, or why it failed, from a thread that may wait.
+async fn capture(
+    State(source): Shared,
+    Extension(stopping): Extension<Arc<AtomicBool>>,
+    Json(spec): Json<CaptureSpec>,
+) -> Response {
+    match wait(move || source.capture(&spec)).await {
+        Ok(stream) => capture_response(stream, stopping),
+        Err(error) => failure(error),
+    }
+}
+
+/// What `work` gives, or why it failed.
 async fn answer<T: Serialize + Send + 'static>(
     work: impl FnOnce() -> Result<T, ApiError> + Send + 'static,
 ) -> Response {
-    let done = tokio::task::spawn_blocking(work).await;
-    match done.unwrap_or_else(|_| Err(ApiError::internal("the command failed").hint("see the log"))) {
+    match wait(work).await {
         Ok(done) => (StatusCode::OK, Json(done)).into_response(),
-        Err(ApiError { kind, what, location, hint }) => {
-            let status = StatusCode::from_u16(kind.status()).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
-            let error = serde_json::json!({ "error": { "what": what, "where": location, "hint": hint } });
-            (status, Json(error)).into_response()
-        }
+        Err(error) => failure(error),
     }
+}
+
+/// What `work` gives, from a thread that may wait.
+async fn wait<T: Send + 'static>(work: impl FnOnce() -> Result<T, ApiError> + Send + 'static) -> Result<T, ApiError> {
+    let done = tokio::task::spawn_blocking(work).await;
+    done.unwrap_or_else(|_| Err(ApiError::internal("the command failed").hint("see the log")))
+}
+
+fn failure(error: ApiError) -> Response {
+    let ApiError { kind, what, location, hint } = error;
+    let status = StatusCode::from_u16(kind.status()).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
+    let error = serde_json::json!({ "error": { "what": what, "where": location, "hint": hint } });
+    (status, Json(error)).into_response()
 }
 
 async fn expose(State(source): Shared) -> impl IntoResponse {

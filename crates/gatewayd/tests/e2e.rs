@@ -8,6 +8,8 @@ mod world;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+use bifrost_control::api::CaptureSpec;
+use bifrost_wire::vxlan;
 use world::{Options, World, in_namespace};
 
 const PACKETS: u32 = 20_000;
@@ -128,4 +130,46 @@ fn a_packet_that_is_only_described_changes_nothing() {
         std::thread::sleep(Duration::from_millis(50));
         assert_eq!(world.order()("dispatched_packets"), dispatched);
     });
+}
+
+#[test]
+fn a_capture_shows_a_flow_as_it_came_and_as_it_left() {
+    const FLOW: u16 = 8;
+    for header_only in [false, true] {
+        in_namespace(move || {
+            let mut world = World::start(&Options { header_only, ..Options::default() });
+            let filter = format!("vni 100 and udp src port {FLOW} and not host 192.168.0.9");
+            let capture = world.capture(CaptureSpec { filter, packets: 60, ..CaptureSpec::default() });
+            for _ in 0..100 {
+                if capture.is_finished() {
+                    break;
+                }
+                world.exchange(1000, FLOWS, |_, _| {});
+            }
+            let file = capture.join().unwrap();
+            let (mut rest, mut interfaces, mut seen) = (&file[..], 0, [0_u32; 2]);
+            while !rest.is_empty() {
+                let word = |at: usize| u32::from_le_bytes(*rest[at..].first_chunk().unwrap());
+                let (block, behind) = rest.split_at(word(4) as usize);
+                interfaces += u32::from(word(0) == 1);
+                if word(0) == 6 {
+                    // Interface, time, bytes kept, bytes of the packet, bytes.
+                    let (interface, kept, len) = (word(8), word(20) as usize, word(24) as usize);
+                    let frame = &block[28..28 + kept];
+                    let outer = bifrost_nic::parse(frame, len).unwrap();
+                    let (vni, inner) = vxlan::parse(&frame[usize::from(outer.payload)..]).unwrap();
+                    let parsed = bifrost_nic::parse(inner, inner.len() + len - kept).unwrap();
+                    assert_eq!((vni.get(), parsed.src_port, kept < len), (100, FLOW, header_only));
+                    // Stages of each thread: rx, tx, drop. The gateway takes one hop.
+                    let hops = [64, 63][interface as usize % 3];
+                    assert_eq!((inner[22], parsed.packet_len()), (hops, 228));
+                    assert!(String::from_utf8_lossy(&block[28 + kept..]).contains("vpc; vni 100"));
+                    seen[interface as usize % 3] += 1;
+                }
+                rest = behind;
+            }
+            assert_eq!((interfaces, seen[0] + seen[1]), (9, 60), "two workers and the control thread");
+            assert!(seen[0].abs_diff(seen[1]) <= 1, "{seen:?}");
+        });
+    }
 }

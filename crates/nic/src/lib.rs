@@ -10,7 +10,9 @@
 //! Nothing here does I/O, keeps a clock or allocates per packet.
 
 #![forbid(unsafe_code)]
+#![cfg_attr(test, allow(clippy::unwrap_used))]
 
+pub mod capture;
 mod checksum;
 pub mod ecn;
 mod flow;

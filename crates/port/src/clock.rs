@@ -36,6 +36,19 @@ pub fn monotonic_ns() -> u64 {
     nanoseconds(clock_gettime(ClockId::Monotonic))
 }
 
+/// The processor's time stamp counter, which runs at a constant rate whatever the processor's clock does; 0 on other architectures than x86-64.
+/// Differences count only between readings of one thread.
+#[inline]
+pub fn cycles() -> u64 {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: the instruction reads a register, and every x86-64 has it.
+    unsafe {
+        core::arch::x86_64::_rdtsc()
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    0
+}
+
 /// Processor time of the calling thread, ns: a system call.
 pub fn thread_ns() -> u64 {
     nanoseconds(clock_gettime(ClockId::ThreadCPUTime))
@@ -61,6 +74,16 @@ mod tests {
         ] {
             assert_eq!(at.to_monotonic(rx), want, "{name}");
         }
+    }
+
+    #[test]
+    #[cfg(target_arch = "x86_64")]
+    fn cycles_go_on_with_time() {
+        let (since, before) = (monotonic_ns(), cycles());
+        while monotonic_ns() - since < 1_000_000 {}
+        let (ns, cycles) = (monotonic_ns() - since, cycles() - before);
+        // Time stamp counters run at 0.5 to 6 GHz.
+        assert!((ns / 2..ns * 6).contains(&cycles), "{cycles} in {ns} ns");
     }
 
     #[test]

@@ -42,6 +42,8 @@ pub struct PipelineStage {
     pub packets: u64,
     /// Time that this took, ns.
     pub busy_ns: u64,
+    /// The same in cycles of the processor's time stamp counter; 0 where there is none.
+    pub busy_cycles: u64,
 }
 
 /// A pod as the pipeline sees it.
@@ -98,7 +100,7 @@ pub struct TopTenant {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct GatewayPod {
-    /// Counters of each worker; `busy_ns` is the time that it worked on packets.
+    /// Counters of each worker; `busy_ns` is the time that it worked on packets, `busy_cycles` the same by the time stamp counter.
     pub workers: Vec<Counts>,
     /// Sessions of translation.
     pub nat_sessions: u64,

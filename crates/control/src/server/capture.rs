@@ -25,8 +25,8 @@ const PAUSE: Duration = Duration::from_millis(5);
 /// The server is about to stop.
 pub(super) type Stopping = Arc<AtomicBool>;
 
-/// An answer whose body is what the stream gives.
-pub(super) fn answer(stream: Box<dyn CaptureStream>, stopping: Stopping) -> Response {
+/// An answer whose body is what the stream gives, until it is over, nobody reads any more, or `stopping` is set.
+pub fn capture_response(stream: Box<dyn CaptureStream>, stopping: Arc<AtomicBool>) -> Response {
     let (pieces, receiver) = mpsc::channel(PIECES);
     // A thread of its own: the few threads of other calls are not to wait for it.
     let thread = std::thread::Builder::new().name("capture".to_owned());

@@ -13,7 +13,7 @@ use axum::routing::{get, post};
 use serde::{Deserialize, Serialize};
 
 use super::Backend;
-use super::capture::{self, Stopping};
+use super::capture::{Stopping, capture_response};
 use super::connections::{Lasting, whole_body};
 use crate::api::{ApiError, CaptureSpec, DrainSpec, Drops, ErrorBody, FaultCleared, FaultSpec, TraceSpec};
 
@@ -109,7 +109,7 @@ async fn start_capture(
     match tokio::task::spawn_blocking(move || spec.check().and_then(|()| backend.capture(spec))).await {
         Ok(Ok(stream)) => {
             lasting.set();
-            capture::answer(stream, stopping)
+            capture_response(stream, stopping)
         }
         Ok(Err(error)) => failure(error),
         Err(e) => failure(ApiError::internal(format!("the request's handler failed: {e}"))),

@@ -5,7 +5,6 @@
 //! chooses once a turn, and the one without has none of their instructions. What is on never waits: a worker copies into a
 //! [`Chunk`] of fixed size, which another thread exchanges for an empty one between two turns; what finds no room is counted.
 
-mod filter;
 mod mirror;
 mod outer;
 mod record;
@@ -24,11 +23,11 @@ use hashbrown::HashMap;
 use crate::core::Core;
 use crate::peers::Peers;
 
-pub use filter::{Filter, FilterError, MAX_LEN as MAX_FILTER_LEN, Subject};
+pub use bifrost_nic::capture::{Filter, FilterError, MAX_FILTER_LEN, Subject};
 use mirror::Mirrors;
 pub use mirror::{Copies, MAX_MIRRORS, MirrorSpec};
 pub(crate) use outer::Outer;
-pub use record::{Chunk, Note, Record, Stage, Way};
+pub use record::{Chunk, Note, Seen, Stage, Way};
 
 /// TTL that every host sends with.
 const TTL: u8 = 64;
@@ -334,7 +333,7 @@ impl Capture {
         let snaplen = self.config.snaplen as usize;
         let first = &first[..first.len().min(snaplen)];
         let second = &second[..second.len().min(snaplen - first.len())];
-        self.chunk.push((self.config.clock)(), stage, note, len as u32, [first, second]);
+        self.chunk.push((self.config.clock)(), Seen { stage, note }, len as u32, [first, second]);
     }
 }
 

@@ -1,4 +1,4 @@
-//! What a capture keeps of a packet, and the bounded store that a worker fills.
+//! What is known of a packet where a capture looks at it.
 
 /// Where on its way a packet is looked at. The names are those of the stages in the Triton paper (SIGCOMM'24, section 4).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -97,105 +97,21 @@ pub struct Note {
     pub path: Option<u8>,
 }
 
-/// One packet at one stage.
+/// What is known of a packet at one stage.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Record {
-    /// When, ns since the epoch.
-    pub at_ns: u64,
+pub struct Seen {
     /// Where.
     pub stage: Stage,
     /// What is known.
     pub note: Note,
-    /// Bytes of the packet.
-    pub len: u32,
-    start: u32,
-    kept: u32,
 }
 
-/// Records in the order in which they were made, and the bytes that were kept of them. Both are bounded, and allocated once.
-#[derive(Debug, Default)]
-pub struct Chunk {
-    records: Vec<Record>,
-    bytes: Vec<u8>,
-    /// Packets that found no room.
-    missed: u64,
-}
-
-/// Bytes for which there is room for one record.
-const BYTES_PER_RECORD: usize = 128;
-
-impl Chunk {
-    /// Room for `bytes` bytes, and for as many packets as those are when they are small.
-    pub fn new(bytes: usize) -> Self {
-        Chunk {
-            records: Vec::with_capacity(bytes.div_ceil(BYTES_PER_RECORD)),
-            bytes: Vec::with_capacity(bytes),
-            missed: 0,
-        }
-    }
-
-    /// The records, each with the bytes that were kept.
-    pub fn iter(&self) -> impl Iterator<Item = (&Record, &[u8])> {
-        self.records.iter().map(|r| (r, &self.bytes[r.start as usize..(r.start + r.kept) as usize]))
-    }
-
-    /// Packets that found no room.
-    pub fn missed(&self) -> u64 {
-        self.missed
-    }
-
-    /// Forgets everything, and keeps the room.
-    pub fn clear(&mut self) {
-        self.records.clear();
-        self.bytes.clear();
-        self.missed = 0;
-    }
-
-    /// Adds a record of a packet of `len` bytes of which `pieces` are kept; counts it if there is no room.
-    pub(crate) fn push(&mut self, at_ns: u64, stage: Stage, note: Note, len: u32, pieces: [&[u8]; 2]) {
-        let kept = pieces[0].len() + pieces[1].len();
-        let full = self.records.len() == self.records.capacity() || self.bytes.len() + kept > self.bytes.capacity();
-        if full {
-            self.missed += 1;
-            return;
-        }
-        let start = self.bytes.len() as u32;
-        for piece in pieces {
-            self.bytes.extend_from_slice(piece);
-        }
-        self.records.push(Record { at_ns, stage, note, len, start, kept: kept as u32 });
-    }
-}
+/// Packets that a core has captured.
+pub type Chunk = bifrost_nic::capture::Chunk<Seen>;
 
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn what_finds_no_room_is_counted_and_nothing_grows() {
-        let mut chunk = Chunk::new(1000);
-        let (records, bytes) = (chunk.records.capacity(), chunk.bytes.capacity());
-        for i in 0..100u8 {
-            chunk.push(u64::from(i), Stage::Pre, Note::default(), 400, [&[i; 100], &[i; 50]]);
-        }
-        let kept: Vec<u64> = chunk.iter().map(|(r, _)| r.at_ns).collect();
-        assert_eq!(kept, (0..kept.len() as u64).collect::<Vec<_>>(), "the first ones, in order");
-        assert_eq!(kept.len(), bytes / 150);
-        assert_eq!(kept.len() as u64 + chunk.missed(), 100);
-        assert!(
-            chunk.iter().all(|(r, b)| b.len() == 150 && b.iter().all(|x| u64::from(*x) == r.at_ns) && r.len == 400)
-        );
-        assert_eq!((chunk.records.capacity(), chunk.bytes.capacity()), (records, bytes));
-        chunk.clear();
-        assert_eq!((chunk.iter().count(), chunk.missed()), (0, 0));
-        chunk.push(7, Stage::Drop, Note::default(), 0, [&[], &[]]);
-        assert_eq!(chunk.iter().count(), 1);
-        for _ in 0..1000 {
-            chunk.push(8, Stage::Drop, Note::default(), 0, [&[], &[]]);
-        }
-        assert_eq!(chunk.iter().count(), records, "records without bytes are bounded, too");
-        assert_eq!(chunk.records.capacity(), records);
-    }
 
     #[test]
     fn stages_are_known_by_their_names() {

@@ -6,7 +6,7 @@ use std::sync::mpsc::{Receiver, SyncSender};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use bifrost_nicpipe::{Explained, Mode, Pipeline, Place, Ring, Rings as _};
-use bifrost_port::clock::monotonic_ns;
+use bifrost_port::clock::{cycles, monotonic_ns};
 use bifrost_port::raw::RawDevice;
 use rustix::event::{Timespec, epoll};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -64,14 +64,23 @@ pub(super) struct Stages {
 pub(super) struct Stage {
     pub(super) packets: u64,
     pub(super) busy_ns: u64,
+    pub(super) busy_cycles: u64,
+}
+
+/// A moment, by the clock and by the processor's counter.
+#[derive(Clone, Copy, Debug)]
+struct Mark {
+    ns: u64,
+    cycles: u64,
 }
 
 impl Stage {
     /// Adds packets and the time since `mark`, which moves to now.
-    fn add(&mut self, packets: usize, mark: &mut u64) {
-        let now = monotonic_ns();
+    fn add(&mut self, packets: usize, mark: &mut Mark) {
+        let now = Mark { ns: monotonic_ns(), cycles: cycles() };
         self.packets += packets as u64;
-        self.busy_ns += now.saturating_sub(*mark);
+        self.busy_ns += now.ns.saturating_sub(mark.ns);
+        self.busy_cycles += now.cycles.saturating_sub(mark.cycles);
         *mark = now;
     }
 }
@@ -120,7 +129,7 @@ impl Engine {
     /// One turn; the packets that were handled.
     fn turn(&mut self, now: u64) -> io::Result<usize> {
         let Engine { device, pipeline, links, stages, .. } = self;
-        let mut mark = now;
+        let mut mark = Mark { ns: now, cycles: cycles() };
         let arrived = device.receive()?;
         if arrived > 0 {
             stages.receive.add(arrived, &mut mark);

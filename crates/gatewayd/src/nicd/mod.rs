@@ -15,8 +15,9 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result};
 use bifrost_control::api::{
-    ApiError, GatewayTraceSpec, Pipeline as Snapshot, PipelineCommand, SpreadMode, Trace, TraceVerdict,
+    ApiError, CaptureSpec, GatewayTraceSpec, Pipeline as Snapshot, PipelineCommand, SpreadMode, Trace, TraceVerdict,
 };
+use bifrost_control::server::CaptureStream;
 use bifrost_nicpipe::{Explained, Mode, Pipeline, PipelineConfig, Place};
 use bifrost_port::panics;
 use bifrost_port::raw::RawDevice;
@@ -202,6 +203,11 @@ impl Source for NicdSource {
         };
         self.ask(command)?;
         Ok(serde_json::json!({}))
+    }
+
+    fn capture(&self, _: &CaptureSpec) -> Result<Box<dyn CaptureStream>, ApiError> {
+        Err(ApiError::bad_request("the pipeline captures nothing")
+            .hint("capture at the pod: its socket is bifrost-gw's"))
     }
 
     fn trace(&self, spec: &GatewayTraceSpec) -> Result<Trace, ApiError> {

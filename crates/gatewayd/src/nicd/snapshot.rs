@@ -14,7 +14,12 @@ pub(super) fn take(now: u64, engine: &mut Engine) -> Pipeline {
     let (malformed_frames, no_pod_frames) = engine.pipeline.strays();
     let named = |(name, value): (&'static str, u64)| (name.into(), value);
     let stages = engine.stages;
-    let stage = |name: &'static str, Stage { packets, busy_ns }| PipelineStage { name: name.into(), packets, busy_ns };
+    let stage = |name: &'static str, Stage { packets, busy_ns, busy_cycles }| PipelineStage {
+        name: name.into(),
+        packets,
+        busy_ns,
+        busy_cycles,
+    };
     Pipeline {
         device_mode: engine.device.mode().into(),
         turns: engine.turns,
@@ -42,6 +47,7 @@ pub(super) fn samples(state: &Pipeline) -> Vec<Sample> {
     };
     let mut all: Vec<Sample> =
         state.device.iter().map(|(name, value)| sample(format!("device_{name}"), &[], *value, false)).collect();
+    all.push(sample("device_info".to_owned(), &[("mode", state.device_mode.to_string())], 1, true));
     for (name, value) in [
         ("malformed_frames", state.malformed_frames),
         ("no_pod_frames", state.no_pod_frames),
@@ -54,6 +60,7 @@ pub(super) fn samples(state: &Pipeline) -> Vec<Sample> {
         let labels = [("stage", stage.name.to_string())];
         all.push(sample("stage_packets".to_owned(), &labels, stage.packets, false));
         all.push(sample("stage_busy_ns".to_owned(), &labels, stage.busy_ns, false));
+        all.push(sample("stage_busy_cycles".to_owned(), &labels, stage.busy_cycles, false));
     }
     for pod in &state.pods {
         let labels = [("pod", pod.name.clone())];
@@ -62,12 +69,19 @@ pub(super) fn samples(state: &Pipeline) -> Vec<Sample> {
         }
         for (number, queue) in pod.queues.iter().enumerate() {
             let labels = [("pod", pod.name.clone()), ("queue", number.to_string())];
+            all.push(sample("order_places".to_owned(), &labels, queue.entries.into(), true));
             all.push(sample("order_places_in_use".to_owned(), &labels, queue.in_use.into(), true));
             all.push(sample("order_places_held".to_owned(), &labels, queue.held.into(), true));
         }
         let up = pod.interfaces_up.iter().filter(|up| **up).count() as u64;
         all.push(sample("pod_interfaces_up".to_owned(), &labels, up, true));
         all.push(sample("pod_limited_tenants".to_owned(), &labels, pod.limited_vnis.len() as u64, true));
+        all.push(sample("pod_exempted_tenants".to_owned(), &labels, pod.bypassed_vnis.len() as u64, true));
+        for tenant in &pod.top_tenants {
+            let labels = [("pod", pod.name.clone()), ("tenant", tenant.vni.to_string())];
+            all.push(sample("pod_top_tenant_percent".to_owned(), &labels, tenant.percent.round() as u64, true));
+        }
+        all.push(sample("pod_settled".to_owned(), &labels, u64::from(pod.settled), true));
         all.push(sample("pod_sprayed".to_owned(), &labels, u64::from(pod.mode == "plb"), true));
     }
     all
@@ -102,5 +116,59 @@ fn state(now: u64, pod: &Pod, interfaces: usize) -> PipelinePod {
         limited_vnis: checked(false),
         bypassed_vnis: checked(true),
         top_tenants: pod.heavy().top(TOP).into_iter().map(|(vni, percent)| TopTenant { vni, percent }).collect(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Numbers of a state, each in its own place, all different.
+    fn fill(value: &mut serde_json::Value, next: &mut u64) {
+        match value {
+            serde_json::Value::Number(number) => {
+                *next += 1;
+                *number = (*next).into();
+            }
+            serde_json::Value::Array(list) => list.iter_mut().for_each(|value| fill(value, next)),
+            serde_json::Value::Object(map) => map.values_mut().for_each(|value| fill(value, next)),
+            _ => {}
+        }
+    }
+
+    #[test]
+    fn every_number_of_the_state_is_a_metric() {
+        let counts = || [("some_packets".into(), 0)].into();
+        let pod = PipelinePod {
+            name: "vpc".to_owned(),
+            queues: vec![OrderQueue::default(); 2],
+            counters: counts(),
+            order: counts(),
+            limiter: counts(),
+            top_tenants: Vec::new(),
+            ..PipelinePod::default()
+        };
+        let state = Pipeline {
+            device: counts(),
+            stages: vec![PipelineStage::default()],
+            pods: vec![pod],
+            ..Pipeline::default()
+        };
+        let (mut value, mut numbers) = (serde_json::to_value(state).unwrap(), 1000);
+        fill(&mut value, &mut numbers);
+        let mut state: Pipeline = serde_json::from_value(value).unwrap();
+        state.pods[0].top_tenants.push(TopTenant { vni: 7, percent: 61.25 });
+        state.pods[0].limited_vnis = vec![7, 8];
+        state.pods[0].bypassed_vnis = vec![9, 10, 11];
+        let samples = samples(&state);
+        for number in 1001..=numbers {
+            assert_eq!(samples.iter().filter(|sample| sample.value == number).count(), 1, "{number}: {state:?}");
+        }
+        let value = |name: &str| samples.iter().find(|sample| sample.name == name).map(|sample| sample.value);
+        for (name, expected) in
+            [("nicd_pod_limited_tenants", 2), ("nicd_pod_exempted_tenants", 3), ("nicd_pod_top_tenant_percent", 61)]
+        {
+            assert_eq!(value(name), Some(expected), "{name}");
+        }
     }
 }

@@ -14,12 +14,14 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result};
 use bifrost_control::api;
+use bifrost_control::server::CaptureStream;
 use bifrost_gateway::{Context, Core, HEADROOM, Nat, Packet, Tables, Verdict};
 use bifrost_plb::TRAILER_LEN;
 use bifrost_port::clock::monotonic_ns;
 use bifrost_port::memif::{Client, ClientConfig, MemifError, Queue};
 use bifrost_port::panics;
 
+use crate::capture::{Captures, Outcome, Tap};
 use crate::described;
 use crate::file::FileErrors;
 use crate::program::{self, Program};
@@ -91,6 +93,7 @@ impl Program for GatewayPod {
         let mut threads = Vec::new();
         let mut queues = by_core.into_iter();
         let control = queues.next().unwrap_or_default();
+        let mut captures = Captures::default();
         for (number, queues) in queues.enumerate() {
             let of_worker = Counts::default();
             counts.push(Arc::clone(&of_worker));
@@ -104,6 +107,7 @@ impl Program for GatewayPod {
                 pod: config.pod,
                 spin_ns: config.spin_ns,
                 tests: config.tests.of_worker(number),
+                tap: captures.tap(&format!("worker-{number}")),
             };
             let processor = config.processors.get(number).copied();
             threads.push(spawn(format!("worker{number}"), move || {
@@ -123,6 +127,7 @@ impl Program for GatewayPod {
             told: Arc::clone(&told),
             stop: Arc::clone(&stop),
             pod: config.pod,
+            tap: captures.tap("control"),
         };
         threads.push(spawn("control".to_owned(), move || control.run())?);
         for client in &clients {
@@ -136,7 +141,7 @@ impl Program for GatewayPod {
                 }
             })?);
         }
-        let source = Arc::new(PodSource { counts, tables, nat, neighbours: of_pod, told });
+        let source = Arc::new(PodSource { counts, tables, nat, neighbours: of_pod, told, captures });
         let status = StatusServer::start(&config.control, config.metrics, source)
             .with_context(|| format!("listening on {}", config.control.display()))?;
         Ok(GatewayPod { stop, clients, threads, _status: status })
@@ -186,6 +191,7 @@ struct Control {
     told: Told,
     stop: Arc<AtomicBool>,
     pod: u16,
+    tap: Tap,
 }
 
 impl Control {
@@ -193,6 +199,7 @@ impl Control {
         self.queues.iter().for_each(|queue| queue.want_interrupts(true));
         while !self.stop.load(Ordering::Relaxed) {
             let now = monotonic_ns();
+            self.tap.poll();
             for address in self.missing.try_iter().take(64) {
                 self.known.want(address);
             }
@@ -200,11 +207,15 @@ impl Control {
                 for _ in 0..queue.available() {
                     let Some(received) = queue.received() else { break };
                     let end = received.start + received.len.saturating_sub(TRAILER_LEN);
-                    let reply = self.known.on_frame(now, received.buffer.get(received.start..end).unwrap_or_default());
+                    let frame = received.buffer.get(received.start..end).unwrap_or_default();
+                    self.tap.begin(frame, false);
+                    self.tap.end(Outcome::Taken, false);
+                    let reply = self.known.on_frame(now, frame);
                     let (start, trailer) = (received.start, drop_trailer(self.pod));
                     received.buffer[start..start + TRAILER_LEN].copy_from_slice(&trailer);
                     queue.send_received(start, TRAILER_LEN);
                     if let Some(reply) = reply.filter(|_| queue.room() > 0) {
+                        self.tap.originated(&reply);
                         originate(queue, &reply, self.pod);
                     }
                 }
@@ -214,6 +225,7 @@ impl Control {
             for queue in &mut self.queues {
                 for question in &questions {
                     if queue.room() > 0 {
+                        self.tap.originated(question);
                         originate(queue, question, self.pod);
                     }
                 }
@@ -243,6 +255,7 @@ struct PodSource {
     nat: Arc<Nat>,
     neighbours: Arc<SharedNeighbours>,
     told: Told,
+    captures: Captures,
 }
 
 impl PodSource {
@@ -284,6 +297,10 @@ impl Source for PodSource {
 
     fn command(&self, _: serde_json::Value) -> Result<serde_json::Value, api::ApiError> {
         Err(api::ApiError::bad_request("a pod takes no commands"))
+    }
+
+    fn capture(&self, spec: &api::CaptureSpec) -> Result<Box<dyn CaptureStream>, api::ApiError> {
+        self.captures.begin(spec)
     }
 
     fn trace(&self, spec: &api::GatewayTraceSpec) -> Result<api::Trace, api::ApiError> {

@@ -9,13 +9,14 @@ use std::time::Duration;
 use bifrost_control::api;
 use bifrost_gateway::{Context, Core, Packet, Verdict};
 use bifrost_plb::{TRAILER_LEN, Trailer};
-use bifrost_port::clock::monotonic_ns;
+use bifrost_port::clock::{cycles, monotonic_ns};
 use bifrost_port::memif::Queue;
 use bifrost_tables::{ExactMap, exact_map, prefetch};
 use bifrost_wire::Mac;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use super::config::Tests;
+use crate::capture::{Outcome, Tap};
 
 /// Packets of a queue in a turn.
 const BATCH: u16 = 32;
@@ -68,6 +69,7 @@ pub(super) struct Worker {
     pub(super) pod: u16,
     pub(super) spin_ns: u64,
     pub(super) tests: Tests,
+    pub(super) tap: Tap,
 }
 
 impl Worker {
@@ -86,12 +88,17 @@ impl Worker {
             }
             if now >= tick {
                 self.tell(told);
+                self.tap.poll();
                 tick = now + TICK_NS;
             }
             told.turns += 1;
-            let mut done = 0;
+            let (mut done, since) = (0, cycles());
             for index in 0..self.queues.len() {
-                done += self.turn(index, now, &known, pace.allowed(now));
+                let (known, allowed) = (&*known, pace.allowed(now));
+                done += match self.tap.is_on() {
+                    false => self.turn::<false>(index, now, known, allowed),
+                    true => self.turn::<true>(index, now, known, allowed),
+                };
             }
             pace.taken += u64::from(done);
             told.packets += u64::from(done);
@@ -102,6 +109,7 @@ impl Worker {
             if done > 0 {
                 busy_at = monotonic_ns();
                 told.busy_ns += busy_at - now;
+                told.busy_cycles += cycles().saturating_sub(since);
                 if awaited {
                     self.queues.iter().for_each(|queue| queue.want_interrupts(false));
                     awaited = false;
@@ -129,9 +137,9 @@ impl Worker {
         self.tell(told);
     }
 
-    /// Handles the packets of one queue.
-    fn turn(&mut self, index: usize, now: u64, known: &ExactMap<IpAddr, Mac>, allowed: u16) -> u16 {
-        let Worker { core, queues, missing, pod, tests, .. } = self;
+    /// Handles the packets of one queue; `SEEN`: a capture runs.
+    fn turn<const SEEN: bool>(&mut self, index: usize, now: u64, known: &ExactMap<IpAddr, Mac>, allowed: u16) -> u16 {
+        let Worker { core, queues, missing, pod, tests, tap, .. } = self;
         let queue = &mut queues[index];
         let count = queue.available().min(allowed);
         for number in 0..count {
@@ -141,7 +149,8 @@ impl Worker {
             if tests.jitter_us > 0 {
                 std::thread::sleep(Duration::from_nanos(fastrand::u64(..tests.jitter_us.saturating_mul(1000))));
             }
-            handle(core, queue, Context { now, neighbours: known }, *pod, tests.keep_drops);
+            let context = Context { now, neighbours: known };
+            handle::<SEEN>(core, queue, context, *pod, tests.keep_drops, tap);
             if let Some(address) = core.take_missing() {
                 // Somebody will ask again.
                 let _ = missing.try_send(address);
@@ -153,7 +162,8 @@ impl Worker {
 
     fn tell(&self, told: Told) {
         let mut counts = self.counts.lock().unwrap_or_else(PoisonError::into_inner);
-        let own = [("turns", told.turns), ("packets", told.packets), ("busy_ns", told.busy_ns)];
+        let Told { turns, packets, busy_ns, busy_cycles } = told;
+        let own = [("turns", turns), ("packets", packets), ("busy_ns", busy_ns), ("busy_cycles", busy_cycles)];
         counts.extend(own.map(|(name, value)| (name.into(), value)));
         counts.extend(self.core.counters().iter().map(|(name, value)| (name.into(), value)));
     }
@@ -166,6 +176,8 @@ struct Told {
     packets: u64,
     /// Time of the turns that found packets, ns.
     busy_ns: u64,
+    /// The same by the processor's counter.
+    busy_cycles: u64,
 }
 
 /// For tests: how fast a worker may take packets.
@@ -210,7 +222,14 @@ fn fetch_ahead(core: &Core, queue: &mut Queue, count: u16) {
 
 /// One packet, from taking it to returning it. With `keep_drops` the trailer of a dropped packet does not say whose place is free.
 #[inline]
-fn handle(core: &mut Core, queue: &mut Queue, context: Context<'_>, pod: u16, keep_drops: bool) {
+fn handle<const SEEN: bool>(
+    core: &mut Core,
+    queue: &mut Queue,
+    context: Context<'_>,
+    pod: u16,
+    keep_drops: bool,
+    tap: &mut Tap,
+) {
     let Some(received) = queue.received() else { return };
     let (start, end) = (received.start, received.start + received.len);
     let buffer = received.buffer;
@@ -225,7 +244,13 @@ fn handle(core: &mut Core, queue: &mut Queue, context: Context<'_>, pod: u16, ke
         Some(_) => Packet::header_only(buffer, start, end),
         None => Packet::new(buffer, start, end),
     };
+    if SEEN {
+        tap.begin(packet.bytes(), packet.is_header_only());
+    }
     let verdict = core.process(context, &mut packet);
+    if SEEN {
+        tap.end(Outcome::of(verdict, packet.bytes()), packet.is_header_only());
+    }
     let range = packet.range();
     let answer = (verdict == Verdict::Answer && trailer.payload.is_some()).then(|| packet.bytes().to_vec());
     let fits = range.end + TRAILER_LEN <= buffer.len();

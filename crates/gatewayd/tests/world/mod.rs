@@ -6,8 +6,11 @@ use std::io::{Read as _, Write as _};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use bifrost_control::Client;
+use bifrost_control::api::CaptureSpec;
 use bifrost_port::raw::{RawConfig, RawDevice, RawMode};
 use bifrost_wire::ethernet::{self, ethertype};
 use bifrost_wire::protocol::UDP;
@@ -313,6 +316,16 @@ hosts = [
         let head =
             format!("POST /v1/{what} HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-type: application/json");
         self.request(name, &format!("{head}\r\ncontent-length: {}\r\n\r\n{body}", body.len()))
+    }
+
+    /// The capture that runs on the pod, and what comes of it.
+    pub(crate) fn capture(&self, spec: CaptureSpec) -> JoinHandle<Vec<u8>> {
+        let socket = self.dir.path().join("gw.sock");
+        std::thread::spawn(move || {
+            let mut file = Vec::new();
+            Client::new(socket).unwrap().capture(&spec, &mut file).unwrap();
+            file
+        })
     }
 
     /// Counters of the order queues.

@@ -14,9 +14,10 @@
 use std::fmt;
 use std::net::IpAddr;
 
-use bifrost_nic::{L3, Parsed};
 use bifrost_wire::Mac;
 use bifrost_wire::protocol::{ICMP, ICMPV6, TCP, UDP};
+
+use crate::{L3, Parsed};
 
 /// The longest filter, bytes.
 pub const MAX_LEN: usize = 1024;
@@ -351,9 +352,8 @@ impl<'a> Parser<'a> {
 
 #[cfg(test)]
 mod tests {
-    use bifrost_nic::parse;
-
     use super::*;
+    use crate::parse;
 
     /// TCP 10.0.0.1:40000 to 10.0.0.2:6379.
     fn tcp() -> Vec<u8> {

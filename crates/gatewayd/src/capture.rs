@@ -1,0 +1,489 @@
+//! Captures: what a pod's threads see is kept by them, fetched now and then, and written as pcapng.
+//!
+//! What is on never waits: a thread copies into a [`Chunk`] of fixed size, which it exchanges for an empty one when it is asked to, between two turns; what
+//! finds no room is counted.
+
+use std::fmt::Write as _;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{Receiver, Sender, SyncSender, channel, sync_channel};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use bifrost_control::api::{ApiError, CaptureSpec};
+use bifrost_control::server::CaptureStream;
+use bifrost_gateway::Verdict;
+use bifrost_nic::capture::{Chunk, Filter, Subject};
+use bifrost_nic::{MAX_FRAME_LEN, parse};
+use bifrost_wire::pcapng::{self, Flow, Notes};
+use bifrost_wire::protocol::UDP;
+use bifrost_wire::vxlan;
+
+/// How often what was captured is fetched.
+const FETCH_EVERY: Duration = Duration::from_millis(20);
+/// How long a thread may take to give it.
+const PATIENCE: Duration = Duration::from_secs(5);
+/// Room for what comes in between, bytes, for each thread: twice, because one is filled while the other one is written.
+const CHUNK_BYTES: usize = 4 << 20;
+
+/// Where a packet is seen.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Stage {
+    Rx,
+    Tx,
+    Drop,
+}
+
+impl Stage {
+    const ALL: [Self; 3] = [Self::Rx, Self::Tx, Self::Drop];
+
+    const fn name(self) -> &'static str {
+        match self {
+            Self::Rx => "rx",
+            Self::Tx => "tx",
+            Self::Drop => "drop",
+        }
+    }
+
+    /// What it shows, for who opens the file.
+    const fn description(self) -> &'static str {
+        match self {
+            Self::Rx => "packets as the pipeline gave them to the pod, without the trailer",
+            Self::Tx => "packets as the pod returned them",
+            Self::Drop => "packets that were dropped, as they came; the comment has the reason",
+        }
+    }
+}
+
+/// What is known of a packet.
+#[derive(Clone, Copy, Debug)]
+struct Seen {
+    stage: Stage,
+    what: &'static str,
+    vni: Option<u32>,
+}
+
+/// What a thread is told.
+enum Order {
+    Begin(Wanted),
+    /// Exchange the chunk.
+    Fetch(Chunk<Seen>, SyncSender<Chunk<Seen>>),
+    End,
+}
+
+/// What is to be captured.
+#[derive(Clone)]
+struct Wanted {
+    stages: Vec<Stage>,
+    filter: Filter,
+    snaplen: usize,
+}
+
+/// A thread's end of a capture.
+pub(crate) struct Tap {
+    orders: Receiver<Order>,
+    running: Option<Box<Running>>,
+}
+
+struct Running {
+    wanted: Wanted,
+    chunk: Chunk<Seen>,
+    /// The packet that is being worked on, as it came: what is kept of it, and its length.
+    came: Vec<u8>,
+    came_len: usize,
+}
+
+/// What became of a packet.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Outcome<'a> {
+    /// The frame leaves.
+    Sent(&'static str, &'a [u8]),
+    /// Nothing leaves, because of this.
+    Dropped(&'static str),
+    /// It was for the pod itself.
+    Taken,
+}
+
+impl<'a> Outcome<'a> {
+    /// After a verdict, with the frame as it is now.
+    pub(crate) fn of(verdict: Verdict, frame: &'a [u8]) -> Self {
+        match verdict {
+            Verdict::Forward(service) => Outcome::Sent(service.name(), frame),
+            Verdict::Answer => Outcome::Sent("answer", frame),
+            Verdict::Drop(reason) => Outcome::Dropped(reason.name()),
+        }
+    }
+}
+
+impl Tap {
+    /// Whether a capture runs.
+    pub(crate) fn is_on(&self) -> bool {
+        self.running.is_some()
+    }
+
+    /// Does what it is told; to be called now and then.
+    pub(crate) fn poll(&mut self) {
+        for order in self.orders.try_iter() {
+            match order {
+                Order::Begin(wanted) => {
+                    let chunk = Chunk::new(CHUNK_BYTES);
+                    self.running = Some(Box::new(Running { wanted, chunk, came: Vec::new(), came_len: 0 }));
+                }
+                Order::Fetch(mut spare, answer) => {
+                    spare.clear();
+                    let full = self.running.as_mut().map(|running| std::mem::replace(&mut running.chunk, spare));
+                    let _ = answer.try_send(full.unwrap_or_default());
+                }
+                Order::End => self.running = None,
+            }
+        }
+    }
+
+    /// A frame came; `header_only`: its payload is elsewhere.
+    pub(crate) fn begin(&mut self, frame: &[u8], header_only: bool) {
+        let Some(running) = &mut self.running else { return };
+        running.came.clear();
+        // All headers, for the filter.
+        running.came.extend_from_slice(&frame[..frame.len().min(running.wanted.snaplen.max(HEADERS))]);
+        running.came_len = whole_len(frame, header_only);
+    }
+
+    /// The same frame has been dealt with. It is captured, wherever that is wanted, if it passes the filter as it came or as it leaves.
+    pub(crate) fn end(&mut self, outcome: Outcome<'_>, header_only: bool) {
+        let Some(running) = &mut self.running else { return };
+        let came = running.wanted.judge(&running.came, running.came_len);
+        let left = match outcome {
+            Outcome::Sent(what, frame) => Some((what, frame, whole_len(frame, header_only))),
+            _ => None,
+        };
+        let leaves = left.map(|(_, frame, len)| running.wanted.judge(frame, len));
+        if !came.passes && !leaves.is_some_and(|leaves| leaves.passes) {
+            return;
+        }
+        let Running { wanted, chunk, came: bytes, came_len } = &mut **running;
+        let what = match outcome {
+            Outcome::Sent(what, _) => what,
+            Outcome::Dropped(reason) => reason,
+            Outcome::Taken => "for the gateway itself",
+        };
+        keep(wanted, chunk, Seen { stage: Stage::Rx, what, vni: came.vni }, bytes, *came_len);
+        if let Outcome::Dropped(reason) = outcome {
+            keep(wanted, chunk, Seen { stage: Stage::Drop, what: reason, vni: came.vni }, bytes, *came_len);
+        }
+        if let (Some((what, frame, len)), Some(leaves)) = (left, leaves) {
+            keep(wanted, chunk, Seen { stage: Stage::Tx, what, vni: leaves.vni }, frame, len);
+        }
+    }
+
+    /// A frame of the pod's own leaves.
+    pub(crate) fn originated(&mut self, frame: &[u8]) {
+        let Some(running) = &mut self.running else { return };
+        let judged = running.wanted.judge(frame, frame.len());
+        if judged.passes {
+            let seen = Seen { stage: Stage::Tx, what: "its own", vni: judged.vni };
+            keep(&running.wanted, &mut running.chunk, seen, frame, frame.len());
+        }
+    }
+}
+
+/// Bytes that hold the headers of a tunnelled packet: twice what the parser looks at.
+const HEADERS: usize = 2 * bifrost_nic::HEAD_LEN;
+
+/// Bytes of a frame, with a payload that may be elsewhere.
+fn whole_len(frame: &[u8], header_only: bool) -> usize {
+    if !header_only {
+        return frame.len();
+    }
+    parse(frame, MAX_FRAME_LEN).map_or(frame.len(), |parsed| (parsed.end as usize).max(frame.len()))
+}
+
+fn keep(wanted: &Wanted, chunk: &mut Chunk<Seen>, seen: Seen, frame: &[u8], len: usize) {
+    if wanted.stages.contains(&seen.stage) {
+        let kept = &frame[..frame.len().min(wanted.snaplen)];
+        chunk.push(now_ns(), seen, len as u32, [kept, &[]]);
+    }
+}
+
+/// What a filter says about a frame.
+#[derive(Clone, Copy, Debug)]
+struct Judged {
+    passes: bool,
+    vni: Option<u32>,
+}
+
+impl Wanted {
+    /// The filter looks at the tenant's packet: in VXLAN, at what is inside.
+    fn judge(&self, frame: &[u8], len: usize) -> Judged {
+        let outer = parse(frame, len).ok();
+        if let Some(outer) = outer.filter(|o| o.protocol == UDP && o.dst_port == vxlan::UDP_PORT)
+            && let Some(payload) = frame.get(usize::from(outer.payload)..)
+            && let Ok((vni, inner)) = vxlan::parse(payload)
+        {
+            let absent = len.saturating_sub(frame.len());
+            let parsed = parse(inner, inner.len() + absent).ok();
+            let vni = Some(vni.get());
+            return Judged { passes: self.filter.passes(Subject { frame: parsed.as_ref(), vni }), vni };
+        }
+        Judged { passes: self.filter.passes(Subject { frame: outer.as_ref(), vni: None }), vni: None }
+    }
+}
+
+fn now_ns() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_nanos() as u64)
+}
+
+/// The other ends of all taps.
+#[derive(Debug, Default)]
+pub(crate) struct Captures {
+    /// With their names.
+    threads: Vec<(String, Sender<Order>)>,
+    running: Arc<AtomicBool>,
+}
+
+impl Captures {
+    /// The tap of one more thread.
+    pub(crate) fn tap(&mut self, thread: &str) -> Tap {
+        let (sender, orders) = channel();
+        self.threads.push((thread.to_owned(), sender));
+        Tap { orders, running: None }
+    }
+
+    /// Begins a capture, which ends when the stream is dropped.
+    ///
+    /// # Errors
+    /// It asks for what there is not, or another one runs.
+    pub(crate) fn begin(&self, spec: &CaptureSpec) -> Result<Box<dyn CaptureStream>, ApiError> {
+        spec.check()?;
+        if spec.port.is_some() {
+            return Err(ApiError::bad_request("a pod has no ports").at("port").hint("filter by addresses"));
+        }
+        let stages = stages(&spec.at)?;
+        let filter = Filter::parse(&spec.filter).map_err(|error| {
+            let mark = " ".repeat(spec.filter[..error.at.min(spec.filter.len())].chars().count());
+            let hint = format!("{}\n{mark}^", spec.filter);
+            ApiError::bad_request(error.to_string()).at("filter").hint(hint)
+        })?;
+        if self.running.swap(true, Ordering::Relaxed) {
+            return Err(ApiError::conflict("another capture is running").hint("wait for its end, or end it"));
+        }
+        let wanted = Wanted { stages, filter, snaplen: spec.snaplen_bytes as usize };
+        let thread = |(name, orders): &(String, Sender<Order>)| Thread {
+            name: name.clone(),
+            orders: orders.clone(),
+            spare: Chunk::new(CHUNK_BYTES),
+            seen: vec![0; wanted.stages.len()],
+            missed: 0,
+        };
+        // From here on, dropping this ends the capture everywhere.
+        let stream = Stream {
+            threads: self.threads.iter().map(thread).collect(),
+            stages: wanted.stages.clone(),
+            snaplen: spec.snaplen_bytes,
+            until: Instant::now() + Duration::from_secs(spec.seconds),
+            packets_left: spec.packets,
+            bytes_left: spec.bytes,
+            begun: false,
+            ended: false,
+            running: Arc::clone(&self.running),
+        };
+        for thread in &stream.threads {
+            let begun = thread.orders.send(Order::Begin(wanted.clone()));
+            begun.map_err(|_| ApiError::unavailable("a thread of the pod has ended"))?;
+        }
+        Ok(Box::new(stream))
+    }
+}
+
+fn stages(names: &[String]) -> Result<Vec<Stage>, ApiError> {
+    let mut stages: Vec<Stage> = Vec::new();
+    for name in names {
+        let stage = Stage::ALL.into_iter().find(|stage| stage.name() == name).ok_or_else(|| {
+            let known = Stage::ALL.map(Stage::name).join(", ");
+            ApiError::bad_request(format!("there is no stage {name:?}")).at("at").hint(format!("there are {known}"))
+        })?;
+        if !stages.contains(&stage) {
+            stages.push(stage);
+        }
+    }
+    Ok(if stages.is_empty() { Stage::ALL.to_vec() } else { stages })
+}
+
+/// A capture that runs. Dropped, it ends.
+struct Stream {
+    threads: Vec<Thread>,
+    stages: Vec<Stage>,
+    snaplen: u32,
+    until: Instant,
+    packets_left: u64,
+    bytes_left: u64,
+    begun: bool,
+    ended: bool,
+    /// Makes room for the next capture.
+    running: Arc<AtomicBool>,
+}
+
+struct Thread {
+    name: String,
+    orders: Sender<Order>,
+    spare: Chunk<Seen>,
+    /// Packets by stage.
+    seen: Vec<u64>,
+    missed: u64,
+}
+
+impl CaptureStream for Stream {
+    fn next(&mut self) -> Option<Vec<u8>> {
+        if self.ended {
+            return None;
+        }
+        let mut out = Vec::new();
+        if !self.begun {
+            self.begun = true;
+            self.head(&mut out);
+            return Some(out);
+        }
+        std::thread::sleep(FETCH_EVERY.min(self.until.saturating_duration_since(Instant::now())));
+        self.ended = self.until <= Instant::now();
+        // All are asked before the first is waited for.
+        let answers: Vec<_> = self.threads.iter_mut().map(Thread::ask).collect();
+        for (number, answer) in answers.into_iter().enumerate() {
+            match answer.recv_timeout(PATIENCE) {
+                Ok(chunk) => self.write(number, chunk, &mut out),
+                Err(_) => self.ended = true,
+            }
+        }
+        if self.ended {
+            self.tail(&mut out);
+        }
+        Some(out)
+    }
+}
+
+impl Thread {
+    fn ask(&mut self) -> Receiver<Chunk<Seen>> {
+        let (answer_to, answer) = sync_channel(1);
+        // A thread that has ended gives no answer.
+        let _ = self.orders.send(Order::Fetch(std::mem::take(&mut self.spare), answer_to));
+        answer
+    }
+}
+
+impl Stream {
+    /// An interface for each stage of each thread.
+    fn head(&self, out: &mut Vec<u8>) {
+        pcapng::section(out, concat!("bifrost-gw ", env!("CARGO_PKG_VERSION")));
+        for thread in &self.threads {
+            for stage in &self.stages {
+                let name = format!("{}/{}", stage.name(), thread.name);
+                pcapng::interface(out, &name, stage.description(), self.snaplen);
+            }
+        }
+    }
+
+    fn write(&mut self, number: usize, chunk: Chunk<Seen>, out: &mut Vec<u8>) {
+        let thread = &mut self.threads[number];
+        thread.missed += chunk.missed();
+        let mut comment = String::new();
+        for (record, bytes) in chunk.iter() {
+            if self.packets_left == 0 || self.bytes_left == 0 {
+                self.ended = true;
+                break;
+            }
+            let Seen { stage, what, vni } = record.what;
+            let Some(at) = self.stages.iter().position(|known| *known == stage) else { continue };
+            thread.seen[at] += 1;
+            self.packets_left -= 1;
+            self.bytes_left = self.bytes_left.saturating_sub(bytes.len() as u64);
+            comment.clear();
+            comment.push_str(if stage == Stage::Drop { "dropped: " } else { "" });
+            comment.push_str(what);
+            if let Some(vni) = vni {
+                // Writing to a string cannot fail.
+                let _ = write!(comment, "; vni {vni}");
+            }
+            let flow = if stage == Stage::Tx { Flow::Outbound } else { Flow::Inbound };
+            let notes = Notes { flow: Some(flow), comment: Some(&comment) };
+            let interface = (number * self.stages.len() + at) as u32;
+            pcapng::packet(out, interface, record.at_ns, record.len, bytes, notes);
+        }
+        thread.spare = chunk;
+    }
+
+    /// What every interface has seen. Packets that found no room are told once for a thread, at its first interface.
+    fn tail(&self, out: &mut Vec<u8>) {
+        let now = now_ns();
+        for (number, thread) in self.threads.iter().enumerate() {
+            for (at, seen) in thread.seen.iter().enumerate() {
+                let missed = if at == 0 { thread.missed } else { 0 };
+                pcapng::statistics(out, (number * self.stages.len() + at) as u32, now, seen + missed, missed);
+            }
+        }
+    }
+}
+
+impl Drop for Stream {
+    fn drop(&mut self) {
+        for thread in &self.threads {
+            // A thread that has ended captures nothing.
+            let _ = thread.orders.send(Order::End);
+        }
+        self.running.store(false, Ordering::Relaxed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_asked_for_must_be_there() {
+        let mut captures = Captures::default();
+        let _tap = captures.tap("worker-0");
+        let spec = |at: &str, filter: &str, port: Option<&str>| CaptureSpec {
+            at: vec![at.to_owned()],
+            filter: filter.to_owned(),
+            port: port.map(ToOwned::to_owned),
+            ..CaptureSpec::default()
+        };
+        for (spec, location) in [
+            (spec("avs", "", None), "at"),
+            (spec("rx", "tcp prot", None), "filter"),
+            (spec("rx", "", Some("web1")), "port"),
+            (CaptureSpec { packets: 0, ..CaptureSpec::default() }, "packets"),
+        ] {
+            assert_eq!(captures.begin(&spec).err().map(|error| error.location).as_deref(), Some(location));
+        }
+        let first = captures.begin(&spec("rx", "tcp", None)).unwrap();
+        assert!(captures.begin(&CaptureSpec::default()).is_err(), "one at a time");
+        drop(first);
+        assert!(captures.begin(&CaptureSpec::default()).is_ok());
+    }
+
+    #[test]
+    fn a_translated_packet_is_found_by_its_addresses_on_either_side() {
+        let mut captures = Captures::default();
+        let mut tap = captures.tap("worker-0");
+        let frame = |last: u8| {
+            let mut frame = vec![2, 0, 0, 0, 0, 2, 2, 0, 0, 0, 0, 1, 8, 0];
+            frame.extend_from_slice(&[0x45, 0, 0, 28, 0, 0, 0, 0, 64, 17, 0, 0, 10, 0, 0, last, 10, 0, 0, 9]);
+            frame.extend_from_slice(&[0, 53, 0, 53, 0, 8, 0, 0]);
+            frame
+        };
+        for (filter, expected) in [("host 10.0.0.1", 2), ("host 10.0.0.2", 2), ("host 10.0.0.3", 0), ("not ip", 0)] {
+            let spec = CaptureSpec { filter: filter.to_owned(), ..CaptureSpec::default() };
+            let stream = captures.begin(&spec).unwrap();
+            tap.poll();
+            tap.begin(&frame(1), false);
+            tap.end(Outcome::Sent("internet", &frame(2)), false);
+            let running = tap.running.as_ref().unwrap();
+            assert_eq!(running.chunk.iter().count(), expected, "{filter}");
+            tap.begin(&frame(1), false);
+            tap.end(Outcome::Dropped("acl"), false);
+            let stages: Vec<Stage> = tap.running.as_ref().unwrap().chunk.iter().map(|(r, _)| r.what.stage).collect();
+            let both = [Stage::Rx, Stage::Tx, Stage::Rx, Stage::Drop];
+            assert_eq!(stages, if filter == "host 10.0.0.1" { &both[..] } else { &both[..expected] }, "{filter}");
+            drop(stream);
+            tap.poll();
+            assert!(!tap.is_on());
+        }
+    }
+}
