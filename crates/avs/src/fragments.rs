@@ -9,7 +9,7 @@
 
 use std::net::IpAddr;
 
-use bifrost_nic::{Fragment, L3, Parsed};
+use bifrost_nic::{Fragment, L3, Parsed, Stretches};
 use bifrost_wire::Mac;
 
 use crate::drop_reason::DropReason;
@@ -21,8 +21,6 @@ const RECORDS: usize = 64;
 /// How long a record holds, ns. The pieces of a packet leave together; 5 s are what 64 KB take at 100 kbit/s. Receivers wait longer
 /// (RFC 791: 15 s, RFC 8200: 60 s), so nothing passes that they would not put together.
 const LIFETIME_NS: u64 = 5_000_000_000;
-/// Stretches of a packet, with gaps between them, that are kept apart.
-const STRETCHES: usize = 8;
 
 /// Fragments of one switch.
 #[derive(Debug, Default)]
@@ -118,7 +116,7 @@ struct Record {
     protocol: u8,
     first: First,
     born: Born,
-    seen: Seen,
+    seen: Stretches,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -170,7 +168,7 @@ impl Fragments {
         }
         self.counters.made_records += 1;
         let born = Born { at_ns: now.now_ns, epoch: now.epoch };
-        let seen = Seen::first(piece.end);
+        let seen = Stretches::first(piece.end);
         records.push(Record { key: piece.key, protocol: piece.protocol, first, born, seen });
     }
 
@@ -219,7 +217,7 @@ impl Fragments {
     }
 
     /// What has been seen of a packet after a later piece.
-    fn after(&self, record: &Record, piece: &Piece) -> Result<Seen, DropReason> {
+    fn after(&self, record: &Record, piece: &Piece) -> Result<Stretches, DropReason> {
         if mutated!(self, FragmentOverlap) {
             return Ok(record.seen);
         }
@@ -248,64 +246,6 @@ fn victim(records: &[Record], sender: u64) -> usize {
         }
     }
     most.0
-}
-
-/// Which bytes of a packet's payload have passed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Seen {
-    /// From and to, ascending, with gaps between them.
-    stretches: [(u16, u16); STRETCHES],
-    count: u8,
-    /// The end of the payload, once its last piece has passed; otherwise 0.
-    total: u16,
-}
-
-impl Seen {
-    fn first(end: u16) -> Self {
-        let mut stretches = [(0, 0); STRETCHES];
-        stretches[0] = (0, end);
-        Seen { stretches, count: 1, total: 0 }
-    }
-
-    fn is_complete(&self) -> bool {
-        self.count == 1 && self.total != 0 && self.stretches[0] == (0, self.total)
-    }
-
-    /// Adds a piece, if it overlaps nothing, lies before the end, is the last one if it says so, and leaves no more gaps than are kept.
-    fn add(&mut self, start: u16, end: u16, more: bool) -> bool {
-        let stretches = &self.stretches[..usize::from(self.count)];
-        let at = stretches.partition_point(|&(_, to)| to <= start);
-        let next = stretches.get(at).copied();
-        let last = stretches.last().map_or(0, |&(_, to)| to);
-        let overlaps = next.is_some_and(|(from, _)| from < end);
-        let behind = self.total != 0 && (end > self.total || !more);
-        if overlaps || behind || (!more && last > start) {
-            return false;
-        }
-        let joins_last = at > 0 && stretches[at - 1].1 == start;
-        let joins_next = next.is_some_and(|(from, _)| from == end);
-        match (joins_last, joins_next) {
-            (true, true) => {
-                self.stretches[at - 1].1 = self.stretches[at].1;
-                self.stretches[at..usize::from(self.count)].rotate_left(1);
-                self.count -= 1;
-            }
-            (true, false) => self.stretches[at - 1].1 = end,
-            (false, true) => self.stretches[at].0 = start,
-            (false, false) => {
-                if usize::from(self.count) == STRETCHES {
-                    return false;
-                }
-                self.count += 1;
-                self.stretches[at..usize::from(self.count)].rotate_right(1);
-                self.stretches[at] = (start, end);
-            }
-        }
-        if !more {
-            self.total = end;
-        }
-        true
-    }
 }
 
 #[cfg(test)]
@@ -417,7 +357,7 @@ mod tests {
     fn gaps_are_bounded() {
         let mut fragments = begun();
         let far = |n: u16| piece(1, 7, 800 + n * 16, 808 + n * 16, true);
-        for n in 1..STRETCHES as u16 {
+        for n in 1..Stretches::MOST as u16 {
             assert_eq!(fragments.follow(HERE, &far(n), NOW), Ok(()));
         }
         assert_eq!(fragments.follow(HERE, &far(20), NOW), MISMATCH);

@@ -7,6 +7,7 @@ use bifrost_tables::{TokenBucket, exact_map};
 
 use crate::ahead;
 use crate::decision::{Context, Decision, State};
+use crate::fragments::Fragments;
 use crate::nat::Nat;
 use crate::tables::Tables;
 use crate::{Counters, DropReason, Packet, Service};
@@ -56,6 +57,8 @@ impl Core {
             answers: TokenBucket::new(ANSWERS_PER_SECOND, ANSWERS_AT_ONCE),
             errors: TokenBucket::new(ERRORS_PER_SECOND, ERRORS_AT_ONCE),
             missing: None,
+            fragments: Fragments::new(seed),
+            more: Vec::new(),
             counters: Counters::default(),
         };
         Core { tables, nat, state }
@@ -69,6 +72,17 @@ impl Core {
     /// The next hop whose link-layer address was missing last; once.
     pub fn take_missing(&mut self) -> Option<IpAddr> {
         self.state.missing.take()
+    }
+
+    /// Frames that leave beside the packet that was [processed](Self::process) last: the other pieces, if it had to be cut. Each has an allocation
+    /// of its own: it is rare that a packet must be cut.
+    pub fn take_more(&mut self) -> impl Iterator<Item = Vec<u8>> + '_ {
+        self.state.more.drain(..)
+    }
+
+    /// Counts frames of the core's own, or pieces of a packet that was cut, for which there was no room.
+    pub fn lose(&mut self, frames: u64) {
+        (0..frames).for_each(|_| self.state.counters.drop(DropReason::NoRoom));
     }
 
     /// Has what the decision about a frame will need come into the processor's caches: to be called for several frames before the first of them is
@@ -86,6 +100,7 @@ impl Core {
     /// Decides about a packet and rewrites it. A dropped packet may be rewritten in part.
     pub fn process(&mut self, context: Context<'_>, packet: &mut Packet<'_>) -> Verdict {
         let Core { tables, nat, state } = self;
+        state.more.clear();
         let decided = Decision { tables, nat, state, context, steps: None }.decide(packet);
         match decided {
             Ok(service) => {
@@ -93,6 +108,7 @@ impl Core {
                 if service == Service::Answer { Verdict::Answer } else { Verdict::Forward(service) }
             }
             Err(reason) => {
+                self.state.more.clear();
                 self.state.counters.drop(reason);
                 Verdict::Drop(reason)
             }

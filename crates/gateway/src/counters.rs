@@ -51,14 +51,20 @@ reasons! {
     NatNoSession => "nat_no_session",
     /// No free session or port.
     NatFull => "nat_full",
-    /// A protocol, or a fragment, that cannot be translated.
+    /// A protocol that cannot be translated.
     NatProtocol => "nat_protocol",
+    /// A later fragment whose first one was not seen, or was dropped.
+    FragmentWithoutFirst => "fragment_without_first",
+    /// A fragment that overlaps what has passed of its packet, or does not fit it.
+    FragmentMismatch => "fragment_mismatch",
     /// A service without backends.
     NoBackend => "no_backend",
     /// The link-layer address of the next hop is not known (yet).
     NoNeighbour => "no_neighbour",
     /// The buffer has no room in front for the headers.
     NoHeadroom => "no_headroom",
+    /// An answer, or a piece of a packet that was cut, that finds no room in the ring.
+    NoRoom => "no_room",
     /// An answer to a bad packet, beyond the rate of such answers.
     AnswerRate => "answer_rate",
     /// An ICMP error that would have to be translated, beyond the rate of such errors.
@@ -101,11 +107,14 @@ impl Service {
 pub struct Counters {
     forwarded: [u64; Service::ALL.len()],
     dropped: [u64; DropReason::ALL.len()],
+    /// Packets that were cut, and what they became beside the first piece.
+    cut: u64,
+    pieces: u64,
 }
 
 impl Default for Counters {
     fn default() -> Self {
-        Counters { forwarded: [0; Service::ALL.len()], dropped: [0; DropReason::ALL.len()] }
+        Counters { forwarded: [0; Service::ALL.len()], dropped: [0; DropReason::ALL.len()], cut: 0, pieces: 0 }
     }
 }
 
@@ -125,11 +134,18 @@ impl Counters {
         let forwarded =
             Service::ALL.into_iter().map(|s| (format!("forwarded_{}_packets", s.name()), self.forwarded(s)));
         let dropped = DropReason::ALL.iter().map(|r| (format!("dropped_{}_packets", r.name()), self.dropped(*r)));
-        forwarded.chain(dropped)
+        let cut = [("cut_packets", self.cut), ("cut_more_packets", self.pieces)];
+        forwarded.chain(dropped).chain(cut.map(|(name, value)| (name.to_owned(), value)))
     }
 
     pub(crate) fn forward(&mut self, service: Service) {
         self.forwarded[service as usize] += 1;
+    }
+
+    /// A packet was cut, into one piece and `more`.
+    pub(crate) fn cut(&mut self, more: usize) {
+        self.cut += 1;
+        self.pieces += more as u64;
     }
 
     pub(crate) fn drop(&mut self, reason: DropReason) {

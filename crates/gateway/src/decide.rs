@@ -90,13 +90,31 @@ impl Decision<'_> {
     }
 
     fn on_internet(&mut self, packet: &mut Packet<'_>, parsed: &Parsed) -> Result<Service, DropReason> {
+        if parsed.is_fragment() {
+            return self.piece_from_internet(packet, parsed);
+        }
+        let is_nat = self.tables.nat_addresses.contains_key(&(INTERNET, parsed.dst_ip));
+        if is_nat && quoted::is_error(packet.bytes(), parsed) {
+            return self.error_inward(packet, parsed, INTERNET, Origin::Internet);
+        }
+        let (vni, plan) = self.plan_from_internet(packet, parsed)?;
+        let vpc = self.tables.vpcs.get(&vni).ok_or(DropReason::UnknownVni)?;
+        self.carry_out(packet, parsed, Origin::Internet, vpc, plan)
+    }
+
+    /// What is to be done with a packet from the Internet that is no error about a translated one, and its VPC.
+    pub(crate) fn plan_from_internet(
+        &mut self,
+        packet: &mut Packet<'_>,
+        parsed: &Parsed,
+    ) -> Result<(u32, Plan), DropReason> {
         let tables = self.tables;
         let mut destination = None;
         let (vni, private, stateful) = if let Some(&(vni, private)) = tables.eip_owners.get(&parsed.dst_ip) {
             if private != parsed.dst_ip {
                 destination = Some(Change::Address(private));
             }
-            if private != parsed.dst_ip && quoted::is_error(packet.bytes(), parsed) {
+            if private != parsed.dst_ip && !is_later(parsed) && quoted::is_error(packet.bytes(), parsed) {
                 let looked = self.quote(packet, parsed, |quoted| {
                     let private = End { address: private, ..quoted.source };
                     (quoted.source.address == parsed.dst_ip).then_some((private, quoted.destination))
@@ -108,9 +126,6 @@ impl Decision<'_> {
             }
             (vni, End { address: private, port: parsed.dst_port }, false)
         } else if tables.nat_addresses.contains_key(&(INTERNET, parsed.dst_ip)) {
-            if quoted::is_error(packet.bytes(), parsed) {
-                return self.error_inward(packet, parsed, INTERNET, Origin::Internet);
-            }
             let inside = self.inward_of(packet, parsed, INTERNET)?;
             destination = Some(Change::End(inside.destination));
             (inside.network, inside.destination, true)
@@ -123,14 +138,14 @@ impl Decision<'_> {
             false => format!("the public address of {} in VPC {vni}", private.address),
         });
         if !stateful {
+            needs_first(parsed, vpc.acl.is_some())?;
             let fields = Fields { dst: private.address, ..fields(parsed) };
             self.admit(vpc, &fields)?;
         }
         self.meter(vni, parsed)?;
         let host = *tables.hosts.get(&(vni, private.address)).ok_or(DropReason::NoHost)?;
         let egress = Egress::Host { vni, host };
-        let plan = Plan { service: Service::Internet, egress, source: None, destination };
-        self.carry_out(packet, parsed, Origin::Internet, vpc, plan)
+        Ok((vni, Plan { service: Service::Internet, egress, source: None, destination }))
     }
 
     /// A packet of a VPC, from one of its hosts or from the customer's network.
@@ -151,6 +166,9 @@ impl Decision<'_> {
         if !inner.is_ip() || to.is_multicast() || to.is_unspecified() || to.is_loopback() {
             return Err(DropReason::InnerKind);
         }
+        if inner.is_fragment() {
+            return self.piece_inside(packet, &inner, vni, vpc, origin);
+        }
         if quoted::is_error(packet.bytes(), &inner) {
             if self.tables.nat_addresses.contains_key(&(vni, to)) {
                 return self.error_inward(packet, &inner, vni, origin);
@@ -163,7 +181,7 @@ impl Decision<'_> {
         self.carry_out(packet, &inner, origin, vpc, plan)
     }
 
-    fn plan(
+    pub(crate) fn plan(
         &mut self,
         packet: &Packet<'_>,
         inner: &Parsed,
@@ -230,6 +248,8 @@ impl Decision<'_> {
             Route::Peer(peer) => Ok(unchanged(Service::Vpc, host(peer, inner.dst_ip)?)),
             Route::Idc(place) => Ok(unchanged(Service::Idc, Egress::Tunnel(place))),
             Route::Internet => {
+                let translated = !tables.eips.contains_key(&(vni, inner.src_ip));
+                needs_first(inner, translated || vpc.acl.is_some())?;
                 self.admit(vpc, &fields(inner))?;
                 let next_hop = tables.internet(inner.dst_ip).ok_or(DropReason::NoRoute)?;
                 let source = if let Some(&public) = tables.eips.get(&(vni, inner.src_ip)) {
@@ -251,6 +271,7 @@ impl Decision<'_> {
     }
 
     fn inward_of(&mut self, packet: &Packet<'_>, parsed: &Parsed, network: u32) -> Result<Flow, DropReason> {
+        needs_first(parsed, true)?;
         let (source, destination) = rewrite::ends(packet.bytes(), parsed).ok_or(DropReason::NatProtocol)?;
         let flow = Flow { network, protocol: parsed.protocol, source, destination };
         self.inward(Seen { now: self.context.now, flow, flags: flags(parsed) })
@@ -277,6 +298,16 @@ fn discovered(frame: &[u8], inner: &Parsed, mac: Mac, vpc: &Vpc) -> Option<Vec<u
         }
         _ => None,
     }
+}
+
+fn is_later(parsed: &Parsed) -> bool {
+    parsed.fragment.is_some_and(|fragment| fragment.offset > 0)
+}
+
+/// Where ports are needed, a later fragment cannot be decided about without its first one.
+#[inline]
+fn needs_first(parsed: &Parsed, by_ports: bool) -> Result<(), DropReason> {
+    if by_ports && is_later(parsed) { Err(DropReason::FragmentWithoutFirst) } else { Ok(()) }
 }
 
 fn flags(parsed: &Parsed) -> tcp::Flags {

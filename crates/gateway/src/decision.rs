@@ -7,6 +7,7 @@ use bifrost_tables::{ExactMap, Fields, TokenBucket};
 use bifrost_wire::Mac;
 
 use crate::cache::Cache;
+use crate::fragments::Fragments;
 use crate::nat::{Nat, Seen};
 use crate::rewrite::End;
 use crate::session::Flow;
@@ -44,6 +45,9 @@ pub(crate) struct State {
     pub(crate) answers: TokenBucket,
     pub(crate) errors: TokenBucket,
     pub(crate) missing: Option<IpAddr>,
+    pub(crate) fragments: Fragments,
+    /// Frames that leave beside the packet: what it was cut into.
+    pub(crate) more: Vec<Vec<u8>>,
     pub(crate) counters: Counters,
 }
 

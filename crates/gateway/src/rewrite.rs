@@ -79,9 +79,12 @@ pub(crate) fn set_address(frame: &mut [u8], parsed: &Parsed, side: Side, new: Ip
     }
 }
 
-/// Replaces address and port of one side. For ICMP echo the port is the identifier.
+/// Replaces address and port of one side. For ICMP echo the port is the identifier. A later fragment has no port.
 pub(crate) fn set_end(frame: &mut [u8], parsed: &Parsed, side: Side, new: End) {
     set_address(frame, parsed, side, new.address);
+    if parsed.fragment.is_some_and(|fragment| fragment.offset > 0) {
+        return;
+    }
     let l4 = usize::from(parsed.l4);
     let offset = match (parsed.protocol, side) {
         (TCP | UDP, Side::Source) => 0,

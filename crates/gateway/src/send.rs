@@ -37,7 +37,8 @@ impl Decision<'_> {
             }
         };
         let room = usize::from(self.tables.mtu).saturating_sub(overhead);
-        if parsed.packet_len() > room {
+        let may_cut = || answer::may_fragment(packet.bytes(), parsed) && !packet.is_header_only();
+        if parsed.packet_len() > room && !may_cut() {
             return self.refuse(packet, parsed, origin, vpc, IcmpError::TooLarge(room as u16));
         }
         self.note("size", || {
@@ -52,8 +53,14 @@ impl Decision<'_> {
             }
         }
         let mark = ecn::outer_of_plain(ecn::of(packet.bytes(), parsed));
+        let (to, hash) = (parsed.dst_ip, parsed.flow_hash);
+        if parsed.packet_len() > room {
+            let emit = |decision: &mut Self, piece: &mut Packet<'_>| decision.emit(piece, plan.egress, to, hash, mark);
+            let is_cut = self.cut(packet, parsed, room as u16, emit)?;
+            return if is_cut { Ok(plan.service) } else { Err(DropReason::TooLarge) };
+        }
         packet.pull(usize::from(parsed.l3));
-        self.emit(packet, plan.egress, parsed.dst_ip, parsed.flow_hash, mark)?;
+        self.emit(packet, plan.egress, to, hash, mark)?;
         Ok(plan.service)
     }
 

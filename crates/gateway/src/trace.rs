@@ -4,6 +4,7 @@ use bifrost_tables::{TokenBucket, exact_map};
 
 use crate::cache::Cache;
 use crate::decision::{Context, Decision, State};
+use crate::fragments::Fragments;
 use crate::nat::Nat;
 use crate::tables::Tables;
 use crate::{Counters, DropReason, Packet, Service, Verdict};
@@ -29,6 +30,8 @@ pub fn trace(tables: &Tables, nat: &Nat, context: Context<'_>, packet: &mut Pack
         answers: TokenBucket::new(1, 1),
         errors: TokenBucket::new(1, 1),
         missing: None,
+        fragments: Fragments::new(0),
+        more: Vec::new(),
         counters: Counters::default(),
     };
     let mut decision = Decision { tables, nat, state: &mut state, context, steps: Some(&mut steps) };
@@ -49,7 +52,11 @@ fn stage(reason: DropReason) -> &'static str {
     match reason {
         DropReason::OuterMalformed | DropReason::NotForUs => "outer",
         DropReason::UnknownSender | DropReason::UnknownVni => "sender",
-        DropReason::InnerMalformed | DropReason::InnerKind | DropReason::NotEcnCapable => "inner",
+        DropReason::FragmentWithoutFirst
+        | DropReason::FragmentMismatch
+        | DropReason::InnerMalformed
+        | DropReason::InnerKind
+        | DropReason::NotEcnCapable => "inner",
         DropReason::NoBackend => "service",
         DropReason::NoRoute | DropReason::NoHost => "route",
         DropReason::Acl => "acl",
@@ -59,7 +66,11 @@ fn stage(reason: DropReason) -> &'static str {
         | DropReason::NatProtocol
         | DropReason::ErrorRate => "translation",
         DropReason::Meter => "meter",
-        DropReason::HopLimit | DropReason::TooLarge | DropReason::AnswerRate | DropReason::NoHeadroom => "size",
+        DropReason::HopLimit
+        | DropReason::TooLarge
+        | DropReason::AnswerRate
+        | DropReason::NoRoom
+        | DropReason::NoHeadroom => "size",
         DropReason::NoNeighbour => "link",
     }
 }

@@ -23,6 +23,7 @@ mod offload;
 mod parse;
 mod segment;
 pub mod steer;
+mod stretches;
 
 pub use checksum::{
     Checksum, open_checksum_is_right, transport_checksum, transport_checksum_of_parts, verify_transport_checksum,
@@ -33,3 +34,4 @@ pub use merge::{Merged, Merger, Part};
 pub use offload::{Offload, Segment, SegmentKind};
 pub use parse::{Fragment, HEAD_LEN, L3, MAX_FRAME_LEN, Parsed, Tcp, Whole, parse};
 pub use segment::{Segments, TooLarge, copy_of};
+pub use stretches::Stretches;

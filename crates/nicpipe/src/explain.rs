@@ -2,7 +2,7 @@
 
 use bifrost_tables::Stage;
 
-use crate::{Class, Mode, Pipeline, Place, look};
+use crate::{Class, Flow, Mode, Pipeline, Place, look};
 
 /// What a stage would decide.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -61,8 +61,9 @@ impl Pipeline {
         if !note("limiter", tokens > 0, text) {
             return steps;
         }
-        let hash = arrival.flow(frame, self.seed).hash;
+        let Flow { hash, fragment, .. } = arrival.flow(frame, self.seed);
         let (mode, settled) = pod.mode(now);
+        let class = if fragment { Class::Rss } else { class };
         let by_flow = class == Class::Rss || mode == Mode::Rss;
         if class == Class::Plb && !(mode == Mode::Rss && settled) {
             let queue = pod.order_queue(hash);

@@ -26,6 +26,8 @@ pub struct Flow {
     pub hash: u32,
     /// Bytes from the start of the frame to the end of the headers that a gateway needs.
     pub headers: usize,
+    /// It is a fragment: all of a packet have this hash, and must go to one core, in order.
+    pub fragment: bool,
 }
 
 /// Parses the outer headers: all that is needed to drop what exceeds its rate. Nothing if they are malformed: such a frame is nobody's.
@@ -50,9 +52,11 @@ impl Arrival {
         {
             let of_vni = seed ^ u64::from(vni).wrapping_mul(0x9e37_79b9_7f4a_7c15);
             let headers = usize::from(outer.payload) + vxlan::HEADER_LEN + usize::from(parsed.payload);
-            return Flow { hash: of(&parsed, of_vni, parsed.flow_hash ^ vni), headers };
+            let hash = of(&parsed, of_vni, parsed.flow_hash ^ vni);
+            return Flow { hash, headers, fragment: parsed.is_fragment() };
         }
-        Flow { hash: of(outer, seed, outer.flow_hash), headers: usize::from(outer.payload) }
+        let hash = of(outer, seed, outer.flow_hash);
+        Flow { hash, headers: usize::from(outer.payload), fragment: outer.is_fragment() }
     }
 
     /// What is behind the outer headers.

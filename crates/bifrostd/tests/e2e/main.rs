@@ -9,6 +9,7 @@ mod afxdp;
 mod balancing;
 mod bundles;
 mod capture;
+mod cloud_gateway;
 mod connectivity;
 mod containers;
 mod containment;

@@ -99,6 +99,11 @@ fn work(core: &mut Core, context: Context<'_>, given: &[u8]) -> (Vec<u8>, bool) 
         None => Packet::new(&mut buffer, HEADROOM, HEADROOM + at),
     };
     let verdict = core.process(context, &mut packet);
+    for piece in core.take_more() {
+        assert!(matches!(verdict, Verdict::Forward(_)));
+        let parsed = bifrost_nic::parse(&piece, piece.len()).unwrap_or_else(|e| panic!("{e:?}: {piece:02x?}"));
+        assert!(parsed.packet_len() <= 1600 && parsed.end as usize == piece.len());
+    }
     let whole = trailer.payload.is_none() || matches!(verdict, Verdict::Forward(_));
     if matches!(verdict, Verdict::Drop(_)) || !whole {
         return (Trailer { drop: true, ..trailer }.emit().to_vec(), false);

@@ -1,5 +1,6 @@
 mod build;
 mod errors;
+mod fragments;
 mod nat;
 mod properties;
 mod services;

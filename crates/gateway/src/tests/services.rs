@@ -184,11 +184,12 @@ fn hop_limit_and_size_are_answered() {
         assert_eq!((kind, mtu), if family == 4 { (3, 1550) } else { (2, 1550) });
         assert_eq!(pod.process(&tunnelled(HOST_A, VPC, &large)).0, Verdict::Answer);
     }
-    // What may be fragmented is not answered.
+    // What may be fragmented is cut, and not answered.
     let mut large = udp_packet(("192.168.0.1", 1), ("192.168.0.2", 2), &[0; 1523]);
     large[6] = 0;
     bifrost_wire::ipv4::fill_checksum(&mut large[..20]);
-    assert_eq!(Pod::new().dropped(&tunnelled(HOST_A, VPC, &large)), DropReason::TooLarge);
+    let verdict = Pod::new().process(&tunnelled(HOST_A, VPC, &large)).0;
+    assert_eq!(verdict, Verdict::Forward(Service::Vpc));
 }
 
 #[test]

@@ -267,9 +267,20 @@ fn handle<const SEEN: bool>(
         buffer[range.end..range.end + TRAILER_LEN].copy_from_slice(&trailer.emit());
         queue.send_received(range.start, range.len() + TRAILER_LEN);
     }
-    // An answer to a packet whose payload is elsewhere is a packet of the pod's own (GATEWAY-TRAILER §4.3).
-    if let Some(answer) = answer.filter(|_| queue.room() > 0) {
-        originate(queue, &answer, pod);
+    // An answer to a packet whose payload is elsewhere is a packet of the pod's own, and so are the other pieces of one that was cut (GATEWAY-TRAILER §4.3).
+    let mut lost = 0;
+    for frame in answer.into_iter().chain(core.take_more()) {
+        if queue.room() == 0 {
+            lost += 1;
+            continue;
+        }
+        if SEEN {
+            tap.originated(&frame);
+        }
+        originate(queue, &frame, pod);
+    }
+    if lost > 0 {
+        core.lose(lost);
     }
 }
 

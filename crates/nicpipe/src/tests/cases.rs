@@ -121,6 +121,39 @@ fn header_only_packets_are_short() {
 }
 
 #[test]
+fn fragments_of_a_packet_go_to_one_core_whole() {
+    let fragment = |outer: bool, offset: u16| {
+        let mut packet = ip([192, 168, 0, 1], [192, 168, 0, 2], 17, &[1; 400]);
+        let field = offset / 8 | 0x2000;
+        packet[6..8].copy_from_slice(&field.to_be_bytes());
+        if outer {
+            return framed(Some(VLAN), &packet);
+        }
+        let payload =
+            [&bifrost_wire::vxlan::emit(bifrost_wire::Vni::new(7).unwrap())[..], &framed(None, &packet)].concat();
+        // As another flow outside, each.
+        framed(Some(VLAN), &datagram([10, 0, 0, 11], OWN, (50_000 + offset, 4789), &payload))
+    };
+    for outer in [false, true] {
+        let mut world = World::new(PodConfig { header_only_from: Some(100), ..config(4) });
+        let frames: Vec<Vec<u8>> = (0..8).map(|n| fragment(outer, n * 400)).collect();
+        for frame in &frames {
+            let foreseen = world.pipeline.explain(world.now, frame, |_, _| true);
+            assert!(foreseen.last().unwrap().what.ends_with("by its flow"), "{foreseen:?}");
+            world.arrive(frame).unwrap();
+        }
+        let used: Vec<usize> = (0..4_usize).filter(|core| world.ring_of(*core).next().is_some()).collect();
+        assert_eq!(used.len(), 1, "{used:?}");
+        for (bytes, frame) in world.ring_of(used[0]).zip(&frames) {
+            let (bytes, trailer) = bytes.split_at(bytes.len() - 16);
+            let trailer = Trailer::parse(trailer.try_into().unwrap()).unwrap();
+            assert!(trailer.unordered && trailer.payload.is_none());
+            assert_eq!(bytes[12..], frame[16..], "in order, and all of each");
+        }
+    }
+}
+
+#[test]
 fn what_would_become_of_a_frame() {
     let mut pod = config(2);
     pod.limiter.first = Rate { per_second: 0, burst: 2 };
