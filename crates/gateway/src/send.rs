@@ -41,8 +41,9 @@ impl Decision<'_> {
         if parsed.packet_len() > room && !may_cut() {
             return self.refuse(packet, parsed, origin, vpc, IcmpError::TooLarge(room as u16));
         }
-        self.note("size", || {
-            format!("{} bytes of {room} that fit behind the headers that are added", parsed.packet_len())
+        self.note("size", || match parsed.packet_len() {
+            len if len > room => format!("{len} bytes, which are cut into fragments of at most {room}"),
+            len => format!("{len} bytes of {room} that fit behind the headers that are added"),
         });
         rewrite::decrement_hop_limit(packet.bytes_mut(), parsed);
         for (side, change) in [(Side::Source, plan.source), (Side::Destination, plan.destination)] {
