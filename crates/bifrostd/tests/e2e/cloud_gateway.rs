@@ -129,13 +129,14 @@ fn world() -> World {
         host.config = host.config.replace(peer, plain);
         networks.iter().for_each(|(_, route)| host.config.push_str(route));
     }
+    // No packet comes from the Internet that is larger than the guests take.
     let internet = Net::new(&tag, "internet");
     internet.ip(&format!(
-        "link add l0 mtu 1700 type veth peer name internet netns be{tag}-bridges\nlink set l0 up\n\
+        "link add l0 mtu 1500 type veth peer name internet netns be{tag}-bridges\nlink set l0 up\n\
          addr add 172.31.0.9/24 dev l0\naddr add 198.51.100.1/32 dev lo\nroute add 203.0.113.0/24 via 172.31.0.3\n"
     ));
-    let bridge = format!("link set internet master b0\nlink set internet up\n");
-    let done = internet.run("ip", &["-n", &format!("be{tag}-bridges"), "-batch", "-"], &bridge);
+    let bridge = "link set internet master b0\nlink set internet up\n";
+    let done = internet.run("ip", &["-n", &format!("be{tag}-bridges"), "-batch", "-"], bridge);
     assert!(done.status.success(), "{done:?}");
     lab.hosts[2].net.ip("addr flush dev l0\nlink set l0 addrgenmode none\n");
     // A veth pair leaves checksums unfinished, and segments uncut, for the other kernel. A NIC would not, and the gateway is none of these kernels.

@@ -124,7 +124,7 @@ fn header_only_packets_are_short() {
 fn fragments_of_a_packet_go_to_one_core_whole() {
     let fragment = |outer: bool, offset: u16| {
         let mut packet = ip([192, 168, 0, 1], [192, 168, 0, 2], 17, &[1; 400]);
-        let field = offset / 8 | 0x2000;
+        let field = (offset / 8) | 0x2000;
         packet[6..8].copy_from_slice(&field.to_be_bytes());
         if outer {
             return framed(Some(VLAN), &packet);
