@@ -79,11 +79,13 @@ mod tests {
     #[test]
     #[cfg(target_arch = "x86_64")]
     fn cycles_go_on_with_time() {
-        let (since, before) = (monotonic_ns(), cycles());
+        // The processor may be taken away between two readings, so cycles are those of a longer time.
+        let before = cycles();
+        let since = monotonic_ns();
         while monotonic_ns() - since < 1_000_000 {}
-        let (ns, cycles) = (monotonic_ns() - since, cycles() - before);
-        // Time stamp counters run at 0.5 to 6 GHz.
-        assert!((ns / 2..ns * 6).contains(&cycles), "{cycles} in {ns} ns");
+        let ns = monotonic_ns() - since;
+        let passed = cycles() - before;
+        assert!(passed >= ns / 2, "{passed} in {ns} ns: time stamp counters run at more than 0.5 GHz");
     }
 
     #[test]
