@@ -86,7 +86,7 @@ ip netns exec web1 iperf3 -c 10.0.0.1 -p 80 -t 1
 ip netns exec web1 ping -c 1 10.0.0.1
 ip netns exec web1 timeout 3 bash -c '</dev/tcp/10.0.0.1/22' || echo "refused: $?"
 END
-    check host-a "group_ingress.*kept_out_group_ingress_packets" <<'END'
+    check host-a "group_ingress.*ingress_dropped_group_ingress_packets" <<'END'
 bifrostctl ports
 bifrostctl drops
 END

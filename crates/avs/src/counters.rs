@@ -15,7 +15,7 @@ pub struct PortCounters {
     /// From the underlay, to the guest.
     pub from_underlay_packets: u64,
     /// Of these and of those from the guest: larger than their way allows, and cut to fit.
-    pub cut_packets: u64,
+    pub fragmented_packets: u64,
     /// From the guest or for it, larger than the way allows, and not to be cut: their sender was told. Those from the guest are
     /// among the answered ones.
     pub too_big_packets: u64,
@@ -23,7 +23,7 @@ pub struct PortCounters {
     pub dropped: Drops,
     /// From the underlay, or from a guest of this host that another worker serves, and kept from the guest by its security groups or its
     /// network's ACL.
-    pub kept_out: Drops,
+    pub ingress_dropped: Drops,
 }
 
 /// Counters of frames from the underlay, and of frames said to come from a port that does not exist.
@@ -31,10 +31,10 @@ pub struct PortCounters {
 pub struct UnderlayCounters {
     /// Given to a port.
     pub accepted_packets: u64,
-    /// These, and what other workers have handed over: kept from a port by its security groups, its network's ACL or its MTU; [`PortCounters::kept_out`] has the reasons.
-    pub kept_out_packets: u64,
+    /// These, and what other workers have handed over: kept from a port by its security groups, its network's ACL or its MTU; [`PortCounters::ingress_dropped`] has the reasons.
+    pub ingress_dropped_packets: u64,
     /// Larger than the port's guest is given, and not to be cut: their sender was told.
-    pub told_packets: u64,
+    pub too_big_answered_packets: u64,
     /// Dropped; no port is to blame.
     pub dropped: Drops,
 }
@@ -88,12 +88,12 @@ impl PortCounters {
             ("to_local_packets", self.to_local_packets),
             ("answered_packets", self.answered_packets),
             ("from_underlay_packets", self.from_underlay_packets),
-            ("cut_packets", self.cut_packets),
+            ("fragmented_packets", self.fragmented_packets),
             ("too_big_packets", self.too_big_packets),
         ]
         .into_iter()
         .chain(self.dropped.iter().map(|(reason, packets)| (reason.counter(), packets)))
-        .chain(self.kept_out.iter().map(|(reason, packets)| (reason.kept_out_counter(), packets)))
+        .chain(self.ingress_dropped.iter().map(|(reason, packets)| (reason.ingress_dropped_counter(), packets)))
     }
 }
 
@@ -103,8 +103,8 @@ impl UnderlayCounters {
         let dropped = self.dropped.iter().map(|(reason, packets)| (reason.counter(), packets));
         let plain = [
             ("accepted_packets", self.accepted_packets),
-            ("kept_out_packets", self.kept_out_packets),
-            ("told_packets", self.told_packets),
+            ("ingress_dropped_packets", self.ingress_dropped_packets),
+            ("too_big_answered_packets", self.too_big_answered_packets),
         ];
         plain.into_iter().chain(dropped)
     }

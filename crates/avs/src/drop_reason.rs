@@ -19,8 +19,8 @@ macro_rules! reasons {
             }
 
             /// Name of the reason's counter of packets that a port is not given, with its unit.
-            pub const fn kept_out_counter(self) -> &'static str {
-                match self { $(Self::$name => concat!("kept_out_", $text, "_packets"),)* }
+            pub const fn ingress_dropped_counter(self) -> &'static str {
+                match self { $(Self::$name => concat!("ingress_dropped_", $text, "_packets"),)* }
             }
 
             /// Name of the reason's counter, with its unit.
@@ -143,7 +143,7 @@ mod tests {
         for (i, reason) in DropReason::ALL.iter().enumerate() {
             assert_eq!(reason.index(), i);
             assert_eq!(reason.counter(), format!("dropped_{reason}_packets"));
-            assert_eq!(reason.kept_out_counter(), format!("kept_out_{reason}_packets"));
+            assert_eq!(reason.ingress_dropped_counter(), format!("ingress_dropped_{reason}_packets"));
             assert!(DropReason::ALL.iter().filter(|r| r.name() == reason.name()).count() == 1);
         }
     }

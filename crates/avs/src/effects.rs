@@ -122,7 +122,7 @@ impl<const SERVICES: bool> Effects for Apply<'_, SERVICES> {
     fn too_large(&mut self, port: PortId, frame: TooLarge<'_>, answer: &mut Vec<u8>) -> Remedy {
         let Some(state) = self.ports.get_mut(port.place()) else { return Remedy::None };
         let remedy = path_mtu::remedy(frame, &mut state.errors, self.now_ns, answer);
-        state.counters.cut_packets += u64::from(remedy == Remedy::Fragment);
+        state.counters.fragmented_packets += u64::from(remedy == Remedy::Fragment);
         state.counters.too_big_packets += u64::from(remedy == Remedy::Answer);
         remedy
     }

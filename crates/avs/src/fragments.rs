@@ -36,7 +36,7 @@ pub(crate) struct Fragments {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct FragmentCounters {
     /// Records of first fragments, ever.
-    pub made_records: u64,
+    pub created_records: u64,
     /// Records that made room for others before their packet was complete.
     pub evicted_records: u64,
 }
@@ -44,8 +44,8 @@ pub struct FragmentCounters {
 impl FragmentCounters {
     /// Every counter by name; names end in their unit.
     pub fn iter(&self) -> impl Iterator<Item = (&'static str, u64)> {
-        let Self { made_records, evicted_records } = *self;
-        [("fragment_made_records", made_records), ("fragment_evicted_records", evicted_records)].into_iter()
+        let Self { created_records, evicted_records } = *self;
+        [("fragment_created_records", created_records), ("fragment_evicted_records", evicted_records)].into_iter()
     }
 }
 
@@ -166,7 +166,7 @@ impl Fragments {
             records.remove(victim(records, first.sender));
             self.counters.evicted_records += 1;
         }
-        self.counters.made_records += 1;
+        self.counters.created_records += 1;
         let born = Born { at_ns: now.now_ns, epoch: now.epoch };
         let seen = Stretches::first(piece.end);
         records.push(Record { key: piece.key, protocol: piece.protocol, first, born, seen });
@@ -398,7 +398,7 @@ mod tests {
         }
         assert_eq!(fragments.check_later(HERE, &later(1, 1100 - 62), NOW), UNKNOWN, "its own oldest");
         assert_eq!(fragments.counters().evicted_records, 1003 - RECORDS as u64);
-        assert_eq!(fragments.counters().made_records, 1003);
+        assert_eq!(fragments.counters().created_records, 1003);
         // Others get room from those who have most, and what is over goes before what is not.
         fragments.begin(HERE, &piece(4, 5, 0, 800, true), first(4), NOW);
         assert_eq!(fragments.check_later(HERE, &later(4, 5), NOW), Ok(()));

@@ -219,7 +219,7 @@ impl Switch {
         if !lives_on(verdict, frame) {
             return None;
         }
-        self.cache.counters.followed_packets += 1;
+        self.cache.counters.batched_packets += 1;
         self.ports[port.place()].counters.count_from_guest(verdict);
         Some(note)
     }
@@ -318,7 +318,7 @@ impl Switch {
         if self.notes.from_peers.may_know(self.generation(), parsed)
             && let Some(note) = self.notes.from_peers.find(parsed, parsed.packet_len(), Key::of(source, parsed))
         {
-            self.cache.counters.followed_packets += 1;
+            self.cache.counters.batched_packets += 1;
             let Switch { notes, underlay, ports, .. } = self;
             let verdict = notes.from_peers.verdict(note);
             count_accepted(underlay, ports, verdict);
@@ -424,8 +424,8 @@ impl Switch {
         if let Some(reason) = self.verdict.drop_reason() {
             match ports.get_mut(port.place()) {
                 Some(state) => {
-                    state.counters.kept_out.count(reason);
-                    underlay.kept_out_packets += 1;
+                    state.counters.ingress_dropped.count(reason);
+                    underlay.ingress_dropped_packets += 1;
                 }
                 None => underlay.dropped.count(reason),
             }
@@ -619,10 +619,10 @@ fn count_from_underlay(
             underlay.accepted_packets += 1;
         }
         Action::Drop(reason) => {
-            state.counters.kept_out.count(reason);
-            underlay.kept_out_packets += 1;
+            state.counters.ingress_dropped.count(reason);
+            underlay.ingress_dropped_packets += 1;
         }
-        Action::Answer { .. } => underlay.told_packets += 1,
+        Action::Answer { .. } => underlay.too_big_answered_packets += 1,
     }
 }
 

@@ -436,7 +436,7 @@ fn what_is_balanced_goes_by_flow_records() {
         assert_eq!(ends(&out).1, at("10.0.0.3", 8080));
         let back = *switch.from_underlay(vni(100), PeerId(1), &answer, &read(&answer));
         assert_eq!(ends(&rewritten(&answer, &back)).0, at(VIP, 80));
-        assert_eq!((switch.flow_counters().found_packets, switch.flow_counters().followed_packets), (2 * n, 0));
+        assert_eq!((switch.flow_counters().found_packets, switch.flow_counters().batched_packets), (2 * n, 0));
     }
     // They keep it alive.
     for n in 1010..12_000 {

@@ -209,7 +209,7 @@ fn what_finds_no_room_is_counted_and_others_keep_theirs() {
         guest(&mut switch, 0, &outwards(RST, 1000));
     }
     let counters = switch.flow_log_counters();
-    assert_eq!((counters.made_records, counters.lost_records), (17 + 4999, 4999 - 4096));
+    assert_eq!((counters.created_records, counters.lost_records), (17 + 4999, 4999 - 4096));
 }
 
 #[test]
@@ -223,7 +223,7 @@ fn a_log_that_is_switched_off_is_told_to_its_end() {
     assert_eq!(records.iter().map(|r| (r.local_port, r.end)).collect::<Vec<_>>(), [(1000, FlowEnd::Forced)]);
     switch.replace(&logged(spec(&[0]))).unwrap();
     assert!(!switch.take_flow_records(1, 1000 * SECOND, &mut records));
-    assert_eq!(switch.flow_log_counters().made_records, 1, "counters go on");
+    assert_eq!(switch.flow_log_counters().created_records, 1, "counters go on");
 }
 
 #[test]

@@ -165,10 +165,10 @@ fn remembering_changes_nothing() {
             packets += 1;
         }
         let of_slow = slow.flow_counters();
-        assert_eq!((of_slow.found_packets, of_slow.followed_packets, of_slow.made_records), (0, 0, 0));
+        assert_eq!((of_slow.found_packets, of_slow.batched_packets, of_slow.created_records), (0, 0, 0));
         found += quick.flow_counters().found_packets;
-        followed += quick.flow_counters().followed_packets;
-        made += quick.flow_counters().made_records;
+        followed += quick.flow_counters().batched_packets;
+        made += quick.flow_counters().created_records;
     }
     // Worlds in which nothing is remembered would show nothing.
     let shown = format!("{found} found, {followed} followed, {made} made of {packets}");
@@ -194,9 +194,9 @@ fn found(switch: &mut Switch, sent: &Sent) -> bool {
 
 /// Whether nobody looks a packet up.
 fn followed(switch: &mut Switch, sent: &Sent) -> bool {
-    let before = switch.flow_counters().followed_packets;
+    let before = switch.flow_counters().batched_packets;
     sent.to(switch);
-    switch.flow_counters().followed_packets > before
+    switch.flow_counters().batched_packets > before
 }
 
 fn plain(from: u8, frame: Vec<u8>) -> Sent {
@@ -236,7 +236,7 @@ fn networks_without_rules_remember_nothing() {
     let mut switch = switch();
     let sent = plain(1, udp((mac(1), mac(3)), "10.0.0.1", "10.0.0.3", (7, 9)));
     assert_eq!([(); 3].map(|()| found(&mut switch, &sent)), [false; 3]);
-    assert_eq!(switch.flow_counters().made_records, 0);
+    assert_eq!(switch.flow_counters().created_records, 0);
 }
 
 #[test]

@@ -323,7 +323,7 @@ fn a_flood_of_first_fragments_takes_no_other_senders_place() {
     assert_eq!(passes(&mut s, 3, &of(3, 1)[1]), Ok(()));
     assert_eq!(passes(&mut s, 2, &of(2, 1)[1]), Ok(()));
     let counted = *s.fragment_counters();
-    assert_eq!((counted.made_records, counted.evicted_records), (1002, 1002 - 64));
+    assert_eq!((counted.created_records, counted.evicted_records), (1002, 1002 - 64));
 }
 
 #[test]

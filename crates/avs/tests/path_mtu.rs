@@ -116,7 +116,7 @@ fn packets_of_guests() {
             (Action::Forward { .. } | Action::Deliver { .. }, Ok(expected)) => {
                 assert_eq!(got.fragment_to, expected, "{name}");
                 let counters = switch.port_counters(PortId(0)).unwrap();
-                assert_eq!(counters.cut_packets, u64::from(expected.is_some()), "{name}");
+                assert_eq!(counters.fragmented_packets, u64::from(expected.is_some()), "{name}");
             }
             (Action::Answer { .. }, Err(Some((from, address)))) => {
                 let parsed = parse(&frame, frame.len()).unwrap();
@@ -224,7 +224,7 @@ fn packets_from_the_underlay() {
     // Who is not there gets no answer.
     assert_eq!(from(&neighbour(1001), 2).0, Verdict::drop(DropReason::WrongPeer));
     let counters = switch.port_counters(PortId(0)).unwrap();
-    assert_eq!((counters.from_underlay_packets, counters.cut_packets, counters.too_big_packets), (2, 1, 2));
+    assert_eq!((counters.from_underlay_packets, counters.fragmented_packets, counters.too_big_packets), (2, 1, 2));
     let all = switch.underlay_counters();
-    assert_eq!((all.accepted_packets, all.told_packets, all.kept_out_packets), (2, 2, 0));
+    assert_eq!((all.accepted_packets, all.too_big_answered_packets, all.ingress_dropped_packets), (2, 2, 0));
 }

@@ -152,7 +152,7 @@ fn whatever_fills_a_port_keeps_nobody_from_beginning_and_ends_nothing_establishe
             assert!(sessions.current <= room, "{name}: {sessions:?}");
             let port = s.port_counters(PortId(0)).unwrap();
             let refused =
-                port.dropped.packets(DropReason::SessionsFull) + port.kept_out.packets(DropReason::SessionsFull);
+                port.dropped.packets(DropReason::SessionsFull) + port.ingress_dropped.packets(DropReason::SessionsFull);
             assert_eq!(refused, 0, "{name}");
         }
     }
@@ -236,7 +236,7 @@ fn what_ends_when() {
 fn a_record_never_answers_for_the_session_that_has_taken_its_place() {
     let mut s = Switch::build(&server(16), 1).unwrap();
     s.advance(1000 * SECOND);
-    let known = |s: &Switch| s.flow_counters().found_packets + s.flow_counters().followed_packets;
+    let known = |s: &Switch| s.flow_counters().found_packets + s.flow_counters().batched_packets;
     // The guest asks, and the answers have a record.
     NEIGHBOUR.is_told(&mut s, 17, (53, 9), 0).unwrap();
     (0..4).for_each(|_| NEIGHBOUR.says(&mut s, 17, (53, 9), 0).unwrap());

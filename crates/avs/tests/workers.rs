@@ -133,8 +133,8 @@ fn the_receivers_worker_judges_what_may_come_in() {
     // Refused there, and counted there.
     let [sender, receiver] = &host.switches[..] else { unreachable!() };
     assert_eq!(sender.port_counters(PortId(0)).unwrap().to_local_packets, 1);
-    assert_eq!(receiver.port_counters(PortId(1)).unwrap().kept_out.packets(DropReason::GroupIngress), 1);
-    assert_eq!(receiver.underlay_counters().kept_out_packets, 1);
+    assert_eq!(receiver.port_counters(PortId(1)).unwrap().ingress_dropped.packets(DropReason::GroupIngress), 1);
+    assert_eq!(receiver.underlay_counters().ingress_dropped_packets, 1);
     // And foreseen there.
     let parsed = parse(&frame, frame.len()).unwrap();
     let foreseen = receiver.trace_from_worker(PortId(0), PortId(1), &frame, &parsed);

@@ -261,7 +261,7 @@ pub(crate) fn flow_log(log: &FlowLogStatus) -> String {
     if log.on {
         line("ports", if log.ports.is_empty() { "none".to_owned() } else { log.ports.join(", ") });
     }
-    line("workers", format!("{}; {} flows now", written(log.made_records, log.lost_records), log.flows));
+    line("workers", format!("{}; {} flows now", written(log.created_records, log.lost_records), log.flows));
     line("unlogged", format!("{} packets of flows for which there was no room", log.unlogged_packets));
     out
 }

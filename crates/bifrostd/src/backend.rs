@@ -195,7 +195,7 @@ impl Backend for Daemon {
             collector: log.and_then(|log| log.collector),
             ports: log.map_or_else(Vec::new, |log| flow_log::ports(&state.config, log).map(str::to_owned).collect()),
             flows: sum(|c| c.current_flows),
-            made_records: sum(|c| c.made_records),
+            created_records: sum(|c| c.created_records),
             lost_records: sum(|c| c.lost_records),
             unlogged_packets: sum(|c| c.unlogged_packets),
             json_records: done.json_records,

@@ -66,7 +66,7 @@ fn of_port(port: &PortView, device: &str) -> Vec<(String, u64)> {
     let switch = port
         .switch
         .iter()
-        .filter(|(name, value)| *value > 0 || !(name.starts_with("dropped_") || name.starts_with("kept_out_")));
+        .filter(|(name, value)| *value > 0 || !(name.starts_with("dropped_") || name.starts_with("ingress_dropped_")));
     let switch = switch.map(|(name, value)| (format!("avs.{name}"), *value));
     [
         ("port.tx_packets", port.tx_packets),
@@ -82,8 +82,8 @@ fn of_port(port: &PortView, device: &str) -> Vec<(String, u64)> {
         ("port.rest_times", port.rest_times),
         ("port.slow_packets", port.rest_packets),
         ("port.rate_limited_packets", port.rate_limited_packets),
-        ("port.crowded_out_packets", port.crowded_out_packets),
-        ("port.undecided_packets", port.waiting_packets.0),
+        ("port.overload_dropped_packets", port.overload_dropped_packets),
+        ("port.unswitched_packets", port.waiting_packets.0),
         ("port.blocked_packets", port.waiting_packets.1),
         ("port.blocked_destinations", port.waiting_destinations),
     ]

@@ -97,7 +97,7 @@ impl Backend for Fake {
     }
     fn flow_log(&self) -> Result<FlowLogStatus, ApiError> {
         let json = Some("/var/log/bifrost/flows.json".into());
-        Ok(FlowLogStatus { on: true, json, ports: vec!["web1".into()], made_records: 7, ..FlowLogStatus::default() })
+        Ok(FlowLogStatus { on: true, json, ports: vec!["web1".into()], created_records: 7, ..FlowLogStatus::default() })
     }
     fn conns(&self) -> Result<Vec<Conn>, ApiError> {
         Ok(vec![Conn { cid: 1 << 24, state: ConnState::Established, srtt_us: Some(31.5), ..Conn::default() }])

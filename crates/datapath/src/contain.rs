@@ -177,13 +177,13 @@ impl<P: GuestPort> Core<P> {
             port.tx_packets.saturating_sub(decided + way.fault_dropped_packets + way.faulted_packets).min(1);
         way.faulted_packets += at_switch;
         let passed = way.accepted_packets + way.plain_packets + way.local_packets + way.unsegmentable_packets;
-        let gone = way.gone_decided_packets + way.faulted_decided_packets + way.window_full_packets + waiting;
-        let behind = routed.saturating_sub(passed + gone + way.decided_again_packets).min(1);
-        way.faulted_decided_packets += behind;
-        let counted = port.tx_packets + way.malformed_packets + undecided + way.gone_undecided_packets;
+        let gone = way.gone_switched_packets + way.faulted_switched_packets + way.window_full_packets + waiting;
+        let behind = routed.saturating_sub(passed + gone + way.reswitched_packets).min(1);
+        way.faulted_switched_packets += behind;
+        let counted = port.tx_packets + way.malformed_packets + undecided + way.gone_unswitched_packets;
         let before =
-            (way.fetched_packets + way.decided_again_packets).saturating_sub(counted + way.faulted_undecided_packets);
-        way.faulted_undecided_packets += before.min(1);
+            (way.fetched_packets + way.reswitched_packets).saturating_sub(counted + way.faulted_unswitched_packets);
+        way.faulted_unswitched_packets += before.min(1);
     }
 
     /// What was half done is finished, or undone.

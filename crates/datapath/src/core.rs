@@ -185,7 +185,7 @@ impl<P: GuestPort> Core<P> {
         self.engine.remove_owner(owner, &mut self.out);
         self.kept.forget(|flow| flow.owner == owner);
         self.switch.forget_counters(bifrost_avs::PortId(owner));
-        self.counters.former_rx_packets += port.rx_packets
+        self.counters.removed_port_rx_packets += port.rx_packets
             + port.way.answer_packets
             + port.rate_limited
             + port.crowded_out

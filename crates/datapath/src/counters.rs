@@ -22,9 +22,9 @@ pub struct Counters {
     /// Bytes of them, from the VXLAN header on.
     pub underlay_tx_bytes: u64,
     /// Packets that left in the datagram of another.
-    pub joined_packets: u64,
+    pub bundled_packets: u64,
     /// Packets that came in the datagram of another.
-    pub parted_packets: u64,
+    pub unbundled_packets: u64,
     /// Datagrams from an address that is no configured peer.
     pub unknown_peer_packets: u64,
     /// Datagrams whose VXLAN header is short or lacks the I flag.
@@ -44,13 +44,13 @@ pub struct Counters {
     /// BIFROST packets received that carry no frame: ACKs, probes, SKIPs, set-up, RESETs.
     pub control_rx_packets: u64,
     /// Data that the transport did not take: duplicates, and what fits no connection; the transport counts which.
-    pub not_taken_packets: u64,
+    pub not_accepted_packets: u64,
     /// Data placed for the guest and thrown away again, for the transport could not take it after all.
     pub discarded_packets: u64,
     /// Answers of the switch to guests.
     pub answered_packets: u64,
     /// Packets for the guests of ports that were removed since: shown to them, or beyond their limits.
-    pub former_rx_packets: u64,
+    pub removed_port_rx_packets: u64,
     /// Packets to be sent: what the transport asked for, and plain VXLAN.
     pub emitted_packets: u64,
     /// Frames from guests whose finished transport checksum is wrong; they leave as plain VXLAN.
@@ -74,13 +74,13 @@ pub struct Counters {
     /// Frames switched between two ports of this host.
     pub local_packets: u64,
     /// Packets from other hosts that were larger than their guest is given, and cut.
-    pub cut_packets: u64,
+    pub fragmented_packets: u64,
     /// The pieces of these.
-    pub piece_packets: u64,
+    pub fragment_packets: u64,
     /// Plain or local frames for which the guest had no buffer.
     pub no_buffer_packets: u64,
     /// Packets that had to wait for earlier ones while the guest's last buffers were kept for those; they come again.
-    pub no_room_to_wait_packets: u64,
+    pub reorder_full_packets: u64,
     /// Packets from other hosts whose peer or port was removed while they were on their way, or is not on this worker.
     pub gone_packets: u64,
     /// Packets to other hosts whose peer or port was removed while they were on their way.
@@ -120,9 +120,9 @@ pub struct Counters {
     /// Of the duplicated ones: those from other hosts as they arrive.
     pub fault_rx_duplicated_packets: u64,
     /// Packets to other hosts that were taken off their way, to be sent later.
-    pub fault_tx_put_off_packets: u64,
+    pub fault_tx_delayed_packets: u64,
     /// Packets from other hosts that were taken off their way, to arrive later.
-    pub fault_rx_put_off_packets: u64,
+    pub fault_rx_delayed_packets: u64,
     /// Copies that were to wait.
     pub fault_queued_packets: u64,
     /// Packets to other hosts that have waited.
@@ -163,19 +163,19 @@ pub struct WayCounters {
     /// Given to another port of this host.
     pub local_packets: u64,
     /// That the switch is to decide about once more, for the peer was removed while they waited.
-    pub decided_again_packets: u64,
+    pub reswitched_packets: u64,
     /// That waited for the switch when their device was exchanged.
-    pub gone_undecided_packets: u64,
+    pub gone_unswitched_packets: u64,
     /// That waited for the transport when their device was exchanged.
-    pub gone_decided_packets: u64,
+    pub gone_switched_packets: u64,
     /// Answers of the switch that were placed for the guest.
     pub answer_packets: u64,
     /// In hand, before parser and switch, when a panic took the port out of use.
-    pub faulted_undecided_packets: u64,
+    pub faulted_unswitched_packets: u64,
     /// In the switch then.
     pub faulted_packets: u64,
     /// Between switch and transport then.
-    pub faulted_decided_packets: u64,
+    pub faulted_switched_packets: u64,
 }
 
 impl WayCounters {
@@ -190,13 +190,13 @@ impl WayCounters {
             ("accepted_packets", self.accepted_packets),
             ("plain_packets", self.plain_packets),
             ("local_packets", self.local_packets),
-            ("decided_again_packets", self.decided_again_packets),
-            ("gone_undecided_packets", self.gone_undecided_packets),
-            ("gone_decided_packets", self.gone_decided_packets),
+            ("reswitched_packets", self.reswitched_packets),
+            ("gone_unswitched_packets", self.gone_unswitched_packets),
+            ("gone_switched_packets", self.gone_switched_packets),
             ("answer_packets", self.answer_packets),
-            ("faulted_undecided_packets", self.faulted_undecided_packets),
+            ("faulted_unswitched_packets", self.faulted_unswitched_packets),
             ("faulted_packets", self.faulted_packets),
-            ("faulted_decided_packets", self.faulted_decided_packets),
+            ("faulted_switched_packets", self.faulted_switched_packets),
         ]
         .into_iter()
     }
@@ -232,13 +232,13 @@ impl Counters {
             ("drop.wrong_vnic_packets", self.wrong_vnic_packets),
             ("drop.marked_not_ect_packets", self.marked_not_ect_packets),
             ("datapath.control_rx_packets", self.control_rx_packets),
-            ("datapath.not_taken_packets", self.not_taken_packets),
+            ("datapath.not_accepted_packets", self.not_accepted_packets),
             ("datapath.discarded_packets", self.discarded_packets),
             ("datapath.answered_packets", self.answered_packets),
-            ("datapath.former_rx_packets", self.former_rx_packets),
+            ("datapath.removed_port_rx_packets", self.removed_port_rx_packets),
             ("datapath.emitted_packets", self.emitted_packets),
-            ("datapath.joined_packets", self.joined_packets),
-            ("datapath.parted_packets", self.parted_packets),
+            ("datapath.bundled_packets", self.bundled_packets),
+            ("datapath.unbundled_packets", self.unbundled_packets),
             ("datapath.plain_rx_packets", self.plain_rx_packets),
             ("datapath.plain_tx_packets", self.plain_tx_packets),
             ("datapath.kept_packets", self.kept_packets),
@@ -247,10 +247,10 @@ impl Counters {
             ("datapath.plain_returned_buckets", self.plain_returned_buckets),
             ("datapath.plain_moved_flowlets", self.plain_moved_flowlets),
             ("datapath.local_packets", self.local_packets),
-            ("datapath.cut_packets", self.cut_packets),
-            ("datapath.piece_packets", self.piece_packets),
+            ("datapath.fragmented_packets", self.fragmented_packets),
+            ("datapath.fragment_packets", self.fragment_packets),
             ("drop.no_buffer_packets", self.no_buffer_packets),
-            ("drop.no_room_to_wait_packets", self.no_room_to_wait_packets),
+            ("drop.reorder_full_packets", self.reorder_full_packets),
             ("drop.gone_packets", self.gone_packets),
             ("drop.gone_tx_packets", self.gone_tx_packets),
             ("drop.reused_buffer_packets", self.reused_buffer_packets),
@@ -270,8 +270,8 @@ impl Counters {
             ("fault.rx_corrupted_packets", self.fault_rx_corrupted_packets),
             ("fault.tx_duplicated_packets", self.fault_tx_duplicated_packets),
             ("fault.rx_duplicated_packets", self.fault_rx_duplicated_packets),
-            ("fault.tx_put_off_packets", self.fault_tx_put_off_packets),
-            ("fault.rx_put_off_packets", self.fault_rx_put_off_packets),
+            ("fault.tx_delayed_packets", self.fault_tx_delayed_packets),
+            ("fault.rx_delayed_packets", self.fault_rx_delayed_packets),
             ("fault.queued_packets", self.fault_queued_packets),
             ("fault.tx_released_packets", self.fault_tx_released_packets),
             ("fault.rx_released_packets", self.fault_rx_released_packets),

@@ -136,7 +136,7 @@ impl<P: GuestPort> Core<P> {
             let frame = &payload[payload.len() - frame_len.min(payload.len())..];
             capture.frame(Stage::Post, note.of_data(vni, &data.header), frame, frame.len());
         }
-        self.counters.joined_packets += u64::from(joined);
+        self.counters.bundled_packets += u64::from(joined);
         Some(Sent::Left)
     }
 
@@ -157,7 +157,7 @@ impl<P: GuestPort> Core<P> {
             Control::Setup(setup) => buffer.extend_from_slice(&setup.emit()),
             Control::Reset(reset) => buffer.extend_from_slice(&reset.emit()),
         });
-        self.counters.joined_packets += u64::from(joined);
+        self.counters.bundled_packets += u64::from(joined);
         Some(())
     }
 
@@ -334,7 +334,7 @@ impl<P: GuestPort> Core<P> {
         }
         if fate.delay_ns > 0 {
             self.counters.fault_delayed_packets += 1;
-            self.counters.fault_tx_put_off_packets += 1;
+            self.counters.fault_tx_delayed_packets += 1;
             self.put_off(fate.delay_ns, delayed::Packet::Out { lane, ecn, bytes });
         } else {
             self.batch.push(lane, ecn, |buffer| buffer.extend_from_slice(&bytes));

@@ -224,7 +224,7 @@ impl<P: GuestPort> Port<P> {
         for frame in &again {
             self.held[frame.handle.0 as usize] = None;
         }
-        self.way.decided_again_packets += again.len() as u64;
+        self.way.reswitched_packets += again.len() as u64;
         again.append(&mut self.backlog);
         self.backlog = again;
         self.unfinished |= !self.backlog.is_empty();
@@ -233,8 +233,8 @@ impl<P: GuestPort> Port<P> {
     /// Forgets what was fetched and waits, and how much is hidden: the device is another one from now on.
     pub(crate) fn forget_waiting(&mut self) {
         let (undecided, decided) = self.waiting();
-        self.way.gone_undecided_packets += undecided;
-        self.way.gone_decided_packets += decided;
+        self.way.gone_unswitched_packets += undecided;
+        self.way.gone_switched_packets += decided;
         self.backlog.clear();
         (self.waiting, self.unfinished, self.hidden) = (Waiting::default(), false, 0);
     }

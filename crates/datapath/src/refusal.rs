@@ -82,7 +82,7 @@ impl Refusal {
             Refusal::Gone | Refusal::CrowdedOut | Refusal::RateLimited | Refusal::SlowPort => {
                 &mut counters.gone_packets
             }
-            Refusal::NoRoomToWait => &mut counters.no_room_to_wait_packets,
+            Refusal::NoRoomToWait => &mut counters.reorder_full_packets,
             Refusal::NoBuffer => &mut counters.no_buffer_packets,
             Refusal::TooLarge => &mut counters.too_large_packets,
             Refusal::NoPage => &mut counters.discarded_packets,

@@ -92,7 +92,7 @@ pub struct PortView {
     /// Packets for the guest beyond its limits.
     pub rate_limited_packets: u64,
     /// Packets for the guest beyond its share while the worker could not keep up.
-    pub crowded_out_packets: u64,
+    pub overload_dropped_packets: u64,
     /// The switch's drops by reason, and what was more than the guest may get.
     pub drops: BTreeMap<String, u64>,
 }
@@ -102,7 +102,7 @@ impl<P: GuestPort> Core<P> {
         let by_switch = self.switch.port_counters(bifrost_avs::PortId(owner));
         let by_switch = by_switch
             .into_iter()
-            .flat_map(|c| c.dropped.iter().chain(c.kept_out.iter()))
+            .flat_map(|c| c.dropped.iter().chain(c.ingress_dropped.iter()))
             .map(|(reason, n)| (reason.name(), n));
         let all = by_switch.chain(beyond);
         let mut drops = BTreeMap::new();
@@ -163,7 +163,7 @@ impl<P: GuestPort> Core<P> {
             counters: p.port.counters(),
             switch: self.by_switch(bifrost_avs::PortId(p.owner)),
             rate_limited_packets: p.rate_limited,
-            crowded_out_packets: p.crowded_out,
+            overload_dropped_packets: p.crowded_out,
             drops: self.drops(
                 p.owner,
                 [

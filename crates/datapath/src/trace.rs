@@ -446,7 +446,7 @@ fn carriage(state: Option<State>) -> Carriage {
 
 fn underlay_drop(reason: DropReason, port: Option<PortId>) -> End {
     match port {
-        Some(port) => dropped(format!("avs.{}", reason.kept_out_counter()), Some(port.0)),
+        Some(port) => dropped(format!("avs.{}", reason.ingress_dropped_counter()), Some(port.0)),
         None => dropped(format!("avs.underlay_{}", reason.counter()), None),
     }
 }

@@ -98,7 +98,7 @@ impl<P: GuestPort> Core<P> {
 
     /// Packets that have arrived so far, alone or with others.
     fn arrivals(&self) -> u64 {
-        self.counters.underlay_rx_packets + self.counters.parted_packets
+        self.counters.underlay_rx_packets + self.counters.unbundled_packets
     }
 
     /// Tells the guests which of their buffers are theirs again, each once.

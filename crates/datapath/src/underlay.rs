@@ -136,7 +136,7 @@ impl<P: GuestPort> Core<P> {
             return self.accept::<SEEN>(peer, datagram, false);
         }
         self.counters.fault_delayed_packets += 1;
-        self.counters.fault_rx_put_off_packets += 1;
+        self.counters.fault_rx_delayed_packets += 1;
         self.put_off(fate.delay_ns, delayed::Packet::copy_of(datagram));
     }
 
@@ -191,7 +191,7 @@ impl<P: GuestPort> Core<P> {
             return self.on_packet::<SEEN>(inbound, &arrival, packet);
         };
         for (i, packet) in bundle.packets().enumerate() {
-            self.counters.parted_packets += u64::from(i > 0);
+            self.counters.unbundled_packets += u64::from(i > 0);
             self.work.at_shared(At::Arrival);
             match bifrost::parse(packet) {
                 Ok(packet) => self.on_packet::<SEEN>(inbound, &arrival, packet),
@@ -264,7 +264,7 @@ impl<P: GuestPort> Core<P> {
             if checksum == Checksum::Invalid {
                 return self.refuse::<SEEN>(Refusal::BadChecksum, None, None, note, frame);
             }
-            self.counters.not_taken_packets += 1;
+            self.counters.not_accepted_packets += 1;
             if SEEN && let Some(before) = before {
                 let what = capture::verdict(&before, self.engine.counters());
                 self.see_dropped::<SEEN>(note.saying(what), frame);
@@ -427,7 +427,7 @@ impl<P: GuestPort> Core<P> {
         }
         if fate.delay_ns > 0 {
             self.counters.fault_delayed_packets += 1;
-            self.counters.fault_rx_put_off_packets += 1;
+            self.counters.fault_rx_delayed_packets += 1;
             self.put_off(fate.delay_ns, alone());
             return true;
         }
@@ -527,7 +527,7 @@ impl<P: GuestPort> Core<P> {
         }
         self.counters.fault_delayed_packets += u64::from(fate.delay_ns > 0);
         self.counters.fault_duplicated_packets += u64::from(fate.duplicate);
-        self.counters.fault_rx_put_off_packets += 1;
+        self.counters.fault_rx_delayed_packets += 1;
         for _ in 0..1 + usize::from(fate.duplicate) {
             let mut copy = delayed::Packet::at_port(datagram, datagram.payload.to_vec());
             if let (Some(bit), delayed::Packet::In { bytes, .. }) = (fate.corrupt, &mut copy) {
@@ -545,10 +545,10 @@ impl<P: GuestPort> Core<P> {
     fn deliver_fragments<const SEEN: bool>(&mut self, owner: u16, frame: &[u8], mtu: u16) {
         // The switch has seen that it can be cut.
         let Ok(pieces) = Segments::plan_within(frame, frame.len(), Offload::default(), mtu) else { return };
-        self.counters.cut_packets += 1;
+        self.counters.fragmented_packets += 1;
         let mut piece = std::mem::take(&mut self.scratch);
         for index in 0..pieces.count() {
-            self.counters.piece_packets += 1;
+            self.counters.fragment_packets += 1;
             piece.clear();
             pieces.write(index, |from, to, out| copy_of(frame, &[], from, to, out), &mut piece);
             self.deliver_plain::<SEEN>(owner, &piece, false);

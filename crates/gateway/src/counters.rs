@@ -134,7 +134,7 @@ impl Counters {
         let forwarded =
             Service::ALL.into_iter().map(|s| (format!("forwarded_{}_packets", s.name()), self.forwarded(s)));
         let dropped = DropReason::ALL.iter().map(|r| (format!("dropped_{}_packets", r.name()), self.dropped(*r)));
-        let cut = [("cut_packets", self.cut), ("cut_more_packets", self.pieces)];
+        let cut = [("fragmented_packets", self.cut), ("extra_fragment_packets", self.pieces)];
         forwarded.chain(dropped).chain(cut.map(|(name, value)| (name.to_owned(), value)))
     }
 

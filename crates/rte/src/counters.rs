@@ -37,7 +37,7 @@ counters! {
     /// Packets that arrived and were not taken by the peer: for lack of room, for a rate limit, or because they were damaged.
     refused_packets,
     /// Retransmissions put off because the peer has no room.
-    postponed_packets,
+    deferred_packets,
     /// Packets given up after repeated timeouts and sent as plain VXLAN once more.
     given_up_packets,
     /// Packets given up because what they were to consist of was gone when they were to leave.
@@ -51,7 +51,7 @@ counters! {
     /// Data packets whose PSN lies outside the window.
     outside_window_packets,
     /// Data packets that had no place (guest without buffers, injected loss); they come again.
-    not_placed_packets,
+    no_guest_buffer_packets,
     /// Data packets whose content was damaged although the datagram was not; they come again.
     damaged_packets,
     /// Data packets refused because the page pool is exhausted.

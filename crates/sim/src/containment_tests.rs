@@ -295,7 +295,7 @@ impl Worlds {
                 add("port.tx_packets".into(), &at, port.tx_packets);
                 add("port.rx_packets".into(), &at, port.rx_packets);
                 add("port.slow_packets".into(), &at, port.rest_packets);
-                add("port.undecided_packets".into(), &at, port.waiting_packets.0);
+                add("port.unswitched_packets".into(), &at, port.waiting_packets.0);
                 add("port.blocked_packets".into(), &at, port.waiting_packets.1);
                 port.way.iter().for_each(|(name, value)| add(format!("port.{name}"), &at, value));
                 port.switch.iter().for_each(|(name, value)| add(format!("avs.{name}"), &at, *value));

@@ -24,30 +24,30 @@ pub struct FlowCounters {
     /// Packets that had one.
     pub found_packets: u64,
     /// Packets that nobody looked up, for another one of their flow came with them.
-    pub followed_packets: u64,
+    pub batched_packets: u64,
     /// Records made, ever.
-    pub made_records: u64,
+    pub created_records: u64,
     /// Packets for which none was made, since other flows have its places.
-    pub crowded_packets: u64,
+    pub collision_packets: u64,
 }
 
 impl FlowCounters {
     /// Every counter by name; names end in their unit.
     pub fn iter(&self) -> impl Iterator<Item = (&'static str, u64)> {
-        let Self { found_packets, followed_packets, made_records, crowded_packets } = *self;
+        let Self { found_packets, batched_packets, created_records, collision_packets } = *self;
         let all = [
             ("flow_found_packets", found_packets),
-            ("flow_followed_packets", followed_packets),
-            ("flow_made_records", made_records),
-            ("flow_crowded_packets", crowded_packets),
+            ("flow_batched_packets", batched_packets),
+            ("flow_created_records", created_records),
+            ("flow_collision_packets", collision_packets),
         ];
         all.into_iter()
     }
 
     pub(crate) fn count(&mut self, inserted: Inserted) {
         match inserted {
-            Inserted::Kept => self.made_records += 1,
-            Inserted::Crowded => self.crowded_packets += 1,
+            Inserted::Kept => self.created_records += 1,
+            Inserted::Crowded => self.collision_packets += 1,
             Inserted::NoRoom => {}
         }
     }

@@ -17,7 +17,7 @@ pub struct FlowLogCounters {
     /// Conversations that are being counted.
     pub current_flows: u64,
     /// Records that were made.
-    pub made_records: u64,
+    pub created_records: u64,
     /// Records that were lost, because nobody took them in time.
     pub lost_records: u64,
     /// Packets of conversations for which there was no room.
@@ -29,7 +29,7 @@ impl FlowLogCounters {
     pub(crate) fn and(self, other: &FlowLogCounters) -> FlowLogCounters {
         FlowLogCounters {
             current_flows: self.current_flows + other.current_flows,
-            made_records: self.made_records + other.made_records,
+            created_records: self.created_records + other.created_records,
             lost_records: self.lost_records + other.lost_records,
             unlogged_packets: self.unlogged_packets + other.unlogged_packets,
         }
@@ -39,7 +39,7 @@ impl FlowLogCounters {
     pub fn iter(&self) -> impl Iterator<Item = (&'static str, u64)> {
         [
             ("current_flows", self.current_flows),
-            ("made_records", self.made_records),
+            ("created_records", self.created_records),
             ("lost_records", self.lost_records),
             ("unlogged_packets", self.unlogged_packets),
         ]

@@ -242,7 +242,7 @@ impl FlowLog {
             let over = flow.record(FlowEnd::Closed);
             *flow = Flow::begin(name, direction, now_ns);
             flow.count(packet, direction, true, now_ns);
-            self.counters.made_records += 1;
+            self.counters.created_records += 1;
             if self.pending.len() < PENDING {
                 self.pending.push(over);
             } else {
@@ -286,7 +286,7 @@ impl FlowLog {
             let Some(end) = self.end_of(&self.flows[at], now_ns) else { continue };
             let flow = &mut self.flows[at];
             if !flow.traffic_is_empty() {
-                self.counters.made_records += 1;
+                self.counters.created_records += 1;
                 out.push(flow.record(end));
             }
             if end == FlowEnd::Active {

@@ -39,7 +39,7 @@ fn numbers(lab: &Lab, port: u16) -> Vec<u32> {
 
 /// Packets that left `from` in the datagrams of others, and packets that came so to `to`.
 fn shared(lab: &Lab, from: usize, to: usize) -> (u64, u64) {
-    (lab.hosts[from].counter("datapath.joined_packets"), lab.hosts[to].counter("datapath.parted_packets"))
+    (lab.hosts[from].counter("datapath.bundled_packets"), lab.hosts[to].counter("datapath.unbundled_packets"))
 }
 
 #[test]

@@ -34,7 +34,7 @@ fn loss_at_the_port_is_repaired_below_the_guests() {
         // 1 % of at least 5793 packets and their acknowledgements.
         let dropped = counters["fault.dropped_packets"];
         assert!(dropped > 30, "{dropped}");
-        assert_eq!(counters["rte.not_placed_packets"], 0, "what has not arrived is not refused");
+        assert_eq!(counters["rte.no_guest_buffer_packets"], 0, "what has not arrived is not refused");
         assert_eq!(counters["rte.refused_packets"], 0, "what has not arrived is not refused");
         assert!(host.counter("rte.retransmitted_packets") > 20);
         assert_eq!(host.client.faults().unwrap()[0].hits_packets, dropped);

@@ -109,7 +109,7 @@ fn routes_say_what_a_guest_takes() {
         cut.arrives(size);
     }
     let sender = &lab.hosts[0];
-    let fragmented = ports_counted(sender, "avs.cut_packets");
+    let fragmented = ports_counted(sender, "avs.fragmented_packets");
     assert!(fragmented >= 6, "{fragmented} packets cut");
     assert_eq!(ports_counted(sender, "avs.too_big_packets"), 0);
     Datagrams::new(a, b, "10.0.0.2", 6002, Cut::Never).learns(4000, 1500);
@@ -121,7 +121,10 @@ fn routes_say_what_a_guest_takes() {
     exchange(a, b, "10.0.0.2", 5001, 4 * MEGABYTES);
     exchange(b, a, "fd01::1", 5002, 4 * MEGABYTES);
     let receiver = &lab.hosts[1];
-    assert_eq!((ports_counted(receiver, "avs.cut_packets"), ports_counted(receiver, "avs.too_big_packets")), (0, 0));
+    assert_eq!(
+        (ports_counted(receiver, "avs.fragmented_packets"), ports_counted(receiver, "avs.too_big_packets")),
+        (0, 0)
+    );
     assert_eq!(receiver.counter("drop.too_large_packets"), 0);
     lab.assert_nothing_given_up();
 }
@@ -141,7 +144,7 @@ fn jumbo_frames_pass_whole() {
         for counter in ["drop.too_large_packets", "drop.no_buffer_packets"] {
             assert_eq!(host.counter(counter), 0, "{counter} of {}", host.name);
         }
-        for counter in ["avs.cut_packets", "avs.too_big_packets"] {
+        for counter in ["avs.fragmented_packets", "avs.too_big_packets"] {
             assert_eq!(ports_counted(host, counter), 0, "{counter} of {}", host.name);
         }
     }
@@ -154,7 +157,7 @@ fn the_receiving_host(reliability: &str) {
     let (a, b) = (lab.net("a"), lab.net("b"));
     Datagrams::new(a, b, "10.0.0.2", 6001, Cut::OnTheWay).arrives(6000);
     let receiver = &lab.hosts[1];
-    assert!(ports_counted(receiver, "avs.cut_packets") >= 1);
+    assert!(ports_counted(receiver, "avs.fragmented_packets") >= 1);
     Datagrams::new(a, b, "10.0.0.2", 6002, Cut::Never).learns(4000, 1500);
     Datagrams::new(a, b, "fd01::2", 6003, Cut::Never).learns(4000, 1500);
     assert!(ports_counted(receiver, "avs.too_big_packets") >= 2);
@@ -162,7 +165,7 @@ fn the_receiving_host(reliability: &str) {
     lab.assert_nothing_given_up();
     exchange(a, b, "10.0.0.2", 5001, MEGABYTES);
     assert_eq!(
-        ports_counted(&lab.hosts[0], "avs.cut_packets") + ports_counted(&lab.hosts[0], "avs.too_big_packets"),
+        ports_counted(&lab.hosts[0], "avs.fragmented_packets") + ports_counted(&lab.hosts[0], "avs.too_big_packets"),
         0
     );
 }
@@ -186,8 +189,8 @@ fn tcp_is_cut_on_a_way_that_is_smaller_than_both_ends() {
     lab.start();
     let (a, b) = (lab.net("a"), lab.net("b"));
     exchange(a, b, "10.0.0.2", 5001, 2 * MEGABYTES);
-    let cut = ports_counted(&lab.hosts[0], "avs.cut_packets");
+    let cut = ports_counted(&lab.hosts[0], "avs.fragmented_packets");
     assert!(cut > 0, "nothing was cut");
-    assert_eq!(ports_counted(&lab.hosts[1], "avs.cut_packets"), 0);
+    assert_eq!(ports_counted(&lab.hosts[1], "avs.fragmented_packets"), 0);
     lab.assert_nothing_given_up();
 }

@@ -91,7 +91,11 @@ fn every_stage_says_what_it_decides() {
     let rule = &step(&allowed, "group").details["rule"];
     assert!(rule.starts_with("ingress rule 2 of security group web"), "{rule}");
     let denied = near.client.trace(&incoming(5003)).unwrap();
-    assert_eq!(dropped_by(&denied), (TraceVerdict::Dropped, "avs.kept_out_group_ingress_packets"), "{denied:#?}");
+    assert_eq!(
+        dropped_by(&denied),
+        (TraceVerdict::Dropped, "avs.ingress_dropped_group_ingress_packets"),
+        "{denied:#?}"
+    );
     assert!(!step(&denied, "group").passes && !denied.advice.is_empty());
     // And so it is, counted by that name.
     let was = near.drops("a", "group_ingress");

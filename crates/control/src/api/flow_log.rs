@@ -19,7 +19,7 @@ pub struct FlowLogStatus {
     /// Conversations that are being counted.
     pub flows: u64,
     /// Records that the workers have made since the daemon began.
-    pub made_records: u64,
+    pub created_records: u64,
     /// Records that workers have lost: they were not taken in time.
     pub lost_records: u64,
     /// Packets of conversations for which a worker had no room.

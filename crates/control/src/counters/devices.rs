@@ -134,7 +134,7 @@ pub(super) const CHAPTER: Chapter = Chapter {
             "compare the MTUs of both ports",
         ),
         count("tap.rx_discarded_frames", "frames placed and then thrown away by the data path", ""),
-        count("tap.rx_postponed_packets", "packets that the kernel did not take at once; written later", ""),
+        count("tap.rx_deferred_packets", "packets that the kernel did not take at once; written later", ""),
         drop("tap.rx_device_down_frames", "frames dropped: the guest's interface is down or gone", "set it up"),
         drop("tap.rx_refused_frames", "frames dropped: the kernel refused them", "report this"),
         drop("tap.rx_other_error_frames", "frames dropped for any other error", "see the kernel's log"),
@@ -174,7 +174,7 @@ pub(super) const CHAPTER: Chapter = Chapter {
         count("vhost.rx_bytes", "bytes of these", ""),
         count("vhost.rx_merged_frames", "frames that were merged into larger ones of these", ""),
         count(
-            "vhost.rx_postponed_frames",
+            "vhost.rx_deferred_frames",
             "frames that had to wait for the machine's buffers when they were to be shown",
             SLOW_GUEST,
         ),

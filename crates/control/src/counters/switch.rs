@@ -11,7 +11,7 @@ pub(super) const CHAPTER: Chapter = Chapter {
         count("avs.answered_packets", "from the guest, answered by the switch: ARP, neighbour discovery, ping", ""),
         count("avs.from_underlay_packets", "from the underlay, to the guest", ""),
         count(
-            "avs.cut_packets",
+            "avs.fragmented_packets",
             "packets larger than their way allows, from the guest or for it, that were cut to fit",
             "many: a route or a guest has a wrong `mtu`",
         ),
@@ -21,13 +21,13 @@ pub(super) const CHAPTER: Chapter = Chapter {
             "many: a guest lets no ICMP in",
         ),
         count(
-            "avs.underlay_told_packets",
+            "avs.underlay_too_big_answered_packets",
             "packets from other hosts, larger than the guest is given; their sender was told",
             "say `mtu` in the route on the sending host",
         ),
         count("avs.underlay_accepted_packets", "from the underlay, given to a port", ""),
         count(
-            "avs.underlay_kept_out_packets",
+            "avs.underlay_ingress_dropped_packets",
             "from the underlay, kept from ports by ACLs, security groups and their MTU",
             "",
         ),
@@ -105,7 +105,7 @@ pub(super) const CHAPTER: Chapter = Chapter {
             "",
         ),
         count(
-            "avs.fragment_made_records",
+            "avs.fragment_created_records",
             "first fragments that were allowed to pass where rules look at ports; the others of their packets follow them",
             "",
         ),
@@ -130,7 +130,7 @@ pub(super) const CHAPTER: Chapter = Chapter {
             "conversations that flow logs count",
             "at `flow_log.flows` a worker logs no others",
         ),
-        count("avs.flow_log_made_records", "records of flow logs", ""),
+        count("avs.flow_log_created_records", "records of flow logs", ""),
         count(
             "avs.flow_log_lost_records",
             "records of flow logs that nobody has taken in time",
@@ -156,13 +156,13 @@ pub(super) const CHAPTER: Chapter = Chapter {
         count("flow_log.ipfix_messages", "messages to `flow_log.collector`, those with templates among them", ""),
         count("avs.flow_found_packets", "packets whose flow was remembered, so that no table was asked", ""),
         count(
-            "avs.flow_followed_packets",
+            "avs.flow_batched_packets",
             "packets that nobody looked up, for others of their flow came with them and went the same way",
             "",
         ),
-        count("avs.flow_made_records", "flows that were remembered, in networks with an ACL or security groups", ""),
+        count("avs.flow_created_records", "flows that were remembered, in networks with an ACL or security groups", ""),
         count(
-            "avs.flow_crowded_packets",
+            "avs.flow_collision_packets",
             "packets whose flow was not remembered, since others have its place",
             "nearly as many as packets found: more flows than `sessions.flow_records`",
         ),
@@ -177,7 +177,7 @@ pub(super) const CHAPTER: Chapter = Chapter {
             reasons: reasons::SWITCH,
         },
         Family {
-            prefix: "avs.kept_out_",
+            prefix: "avs.ingress_dropped_",
             suffix: "_packets",
             kind: Drop,
             what: "frames from other hosts, kept from the guest",

@@ -36,9 +36,9 @@ pub(super) const CHAPTER: Chapter = Chapter {
         count(
             "rte.refused_packets",
             "packets that arrived and were not taken by the peer; they come again",
-            "a guest there is slow, has a small receive ring or a rate limit: `rte.not_placed_packets` and `port.rate_limited_packets` at the peer",
+            "a guest there is slow, has a small receive ring or a rate limit: `rte.no_guest_buffer_packets` and `port.rate_limited_packets` at the peer",
         ),
-        count("rte.postponed_packets", "retransmissions put off because the peer has no room", ""),
+        count("rte.deferred_packets", "retransmissions put off because the peer has no room", ""),
         count(
             "rte.given_up_packets",
             "packets given up after three timeouts and sent as plain VXLAN once more",
@@ -62,7 +62,7 @@ pub(super) const CHAPTER: Chapter = Chapter {
             "very late datagrams, or a peer that ignores the window",
         ),
         drop(
-            "rte.not_placed_packets",
+            "rte.no_guest_buffer_packets",
             "data packets for which the guest had no buffer; they come again",
             "the guest does not take its packets fast enough",
         ),

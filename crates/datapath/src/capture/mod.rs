@@ -148,7 +148,7 @@ pub(crate) fn verdict(before: &RteCounters, after: &RteCounters) -> &'static str
     // An ACK or RESET that goes out is an answer to the packet, not what became of it.
     let answers = ["acks_sent_packets", "resets_sent_packets", "resets_suppressed_packets", "received_packets"];
     let grown = before.iter().zip(after.iter()).filter(|((_, old), (_, new))| new > old).map(|((name, _), _)| name);
-    grown.filter(|name| !answers.contains(name)).last().unwrap_or("not_taken_packets")
+    grown.filter(|name| !answers.contains(name)).last().unwrap_or("not_accepted_packets")
 }
 
 impl Note {

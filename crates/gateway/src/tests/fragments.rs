@@ -189,7 +189,7 @@ fn what_is_too_large_is_cut_if_that_is_allowed() {
     let inner: Vec<Vec<u8>> = outs.into_iter().map(|out| out.inner_frame[14..].to_vec()).collect();
     let whole = whole(&inner);
     assert_eq!((inner.len(), &whole[28..]), (2, &payload[..]));
-    assert_eq!((pod.counter("cut_packets"), pod.counter("cut_more_packets")), (1, 1));
+    assert_eq!((pod.counter("fragmented_packets"), pod.counter("extra_fragment_packets")), (1, 1));
     // With DF, and in IPv6, its sender is told, about the packet that it sent.
     let out = pod.forward(&link(&large));
     assert_eq!((out.inner.protocol, out.inner.dst_ip), (ICMP, ip(REMOTE)));

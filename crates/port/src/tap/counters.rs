@@ -28,7 +28,7 @@ pub struct TapCounters {
     /// Frames placed and then thrown away by the data path.
     pub rx_discarded_frames: u64,
     /// Packets that the kernel did not take at once (EAGAIN, ENOBUFS, ENOMEM) and that are written later.
-    pub rx_postponed_packets: u64,
+    pub rx_deferred_packets: u64,
     /// Frames dropped because the guest's interface is down or gone (EIO, EBADFD).
     pub rx_device_down_frames: u64,
     /// Frames dropped because the kernel refused them (EINVAL).
@@ -54,7 +54,7 @@ impl TapCounters {
             ("rx_no_buffer_frames", self.rx_no_buffer_frames),
             ("rx_too_large_frames", self.rx_too_large_frames),
             ("rx_discarded_frames", self.rx_discarded_frames),
-            ("rx_postponed_packets", self.rx_postponed_packets),
+            ("rx_deferred_packets", self.rx_deferred_packets),
             ("rx_device_down_frames", self.rx_device_down_frames),
             ("rx_refused_frames", self.rx_refused_frames),
             ("rx_other_error_frames", self.rx_other_error_frames),

@@ -139,7 +139,7 @@ fn what_the_kernel_cannot_take_comes_later_in_order() {
     rustix::net::sockopt::set_socket_send_buffer_size(&queue.fd, 8192).expect("buffer");
     let mut sent = 0u32;
     // More than the socket takes: the rest waits in its slots.
-    while queue.tap_counters().rx_postponed_packets < 5 {
+    while queue.tap_counters().rx_deferred_packets < 5 {
         let placed = queue.place(&[sent as u8; 1000], false).expect("place");
         queue.publish(placed);
         queue.notify().expect("notify");

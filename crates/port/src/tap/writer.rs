@@ -45,7 +45,7 @@ impl Writer {
             return;
         }
         // Out of memory somewhere below us: rare enough to allocate here.
-        counters.rx_postponed_packets += 1;
+        counters.rx_deferred_packets += 1;
         self.waiting.push_back(Waiting {
             virtio: packet.virtio,
             header: packet.header.to_vec(),

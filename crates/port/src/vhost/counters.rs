@@ -53,7 +53,7 @@ pub struct VhostCounters {
     /// Frames that were merged, in these.
     pub rx_merged_frames: u64,
     /// Frames that had to wait for the guest's buffers when they were to be shown.
-    pub rx_postponed_frames: u64,
+    pub rx_deferred_frames: u64,
     /// Receive buffers that they took.
     pub rx_buffers: u64,
     /// Notifications of received packets.
@@ -107,7 +107,7 @@ impl VhostCounters {
             rx_packets,
             rx_bytes,
             rx_merged_frames,
-            rx_postponed_frames,
+            rx_deferred_frames,
             rx_buffers,
             rx_notifications,
             rx_no_buffer_frames,
@@ -129,7 +129,7 @@ impl VhostCounters {
             (&mut self.rx_packets, rx_packets),
             (&mut self.rx_bytes, rx_bytes),
             (&mut self.rx_merged_frames, rx_merged_frames),
-            (&mut self.rx_postponed_frames, rx_postponed_frames),
+            (&mut self.rx_deferred_frames, rx_deferred_frames),
             (&mut self.rx_buffers, rx_buffers),
             (&mut self.rx_notifications, rx_notifications),
             (&mut self.rx_no_buffer_frames, rx_no_buffer_frames),
@@ -164,7 +164,7 @@ impl VhostCounters {
             ("rx_packets", self.rx_packets),
             ("rx_bytes", self.rx_bytes),
             ("rx_merged_frames", self.rx_merged_frames),
-            ("rx_postponed_frames", self.rx_postponed_frames),
+            ("rx_deferred_frames", self.rx_deferred_frames),
             ("rx_buffers", self.rx_buffers),
             ("rx_notifications", self.rx_notifications),
             ("rx_no_buffer_frames", self.rx_no_buffer_frames),

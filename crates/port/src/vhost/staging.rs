@@ -152,7 +152,7 @@ fn show<R: Ring>(
         return done.extend(names);
     }
     // Its ring may never have room for all of a large packet at once.
-    counters.rx_postponed_frames += packet.parts.len() as u64;
+    counters.rx_deferred_frames += packet.parts.len() as u64;
     waiting.extend(names);
 }
 

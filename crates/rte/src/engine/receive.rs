@@ -139,7 +139,7 @@ impl Engine {
         if mutated!(self.config, AckUnplaced) {
             self.take(Time(0), slot, None, &mut Output::default());
         }
-        self.counters.not_placed_packets += 1;
+        self.counters.no_guest_buffer_packets += 1;
         self.refuse(slot.conn, slot.psn);
     }
 

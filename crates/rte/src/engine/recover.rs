@@ -199,7 +199,7 @@ impl Engine {
         }
         let why = Resend { timeout: false, copied: record.is_copied(), postponed: true };
         active.send.resend(&mut self.send_pool, psn, record.path(), now.tick(), why);
-        self.counters.postponed_packets += 1;
+        self.counters.deferred_packets += 1;
         true
     }
 

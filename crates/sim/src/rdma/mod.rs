@@ -92,7 +92,7 @@ pub struct Counts {
     /// Those that were for no known host.
     pub stray_packets: u64,
     /// Those whose link or path was down.
-    pub cut_packets: u64,
+    pub fragmented_packets: u64,
     /// Those that had a bit flipped.
     pub corrupted_packets: u64,
     /// Second copies.
@@ -305,7 +305,7 @@ impl<N: Node> RdmaWorld<N> {
                 let (to, bytes) = (*to, std::mem::take(bytes));
                 let station = &mut self.stations[to as usize];
                 if station.down {
-                    self.counts.cut_packets += 1;
+                    self.counts.fragmented_packets += 1;
                 } else {
                     station.node.nic().receive(self.now, route, &bytes);
                 }
@@ -390,7 +390,7 @@ impl<N: Node> RdmaWorld<N> {
         let dropped = if to as usize >= self.stations.len() {
             Some(&mut self.counts.stray_packets)
         } else if is_down(from) || is_down(to) || self.fabric.trouble.dead_paths >> path & 1 == 1 {
-            Some(&mut self.counts.cut_packets)
+            Some(&mut self.counts.fragmented_packets)
         } else if !late && self.rng.chance(self.fabric.loss) {
             Some(&mut self.counts.damaged_packets)
         } else if self.buffered_bytes + len > self.fabric.buffer_bytes {

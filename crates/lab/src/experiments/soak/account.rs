@@ -128,7 +128,7 @@ mod tests {
             ("rte.sent_packets", 100),
             ("rte.duplicate_packets", 8),
             ("rte.refused_packets", 2),
-            ("drop.no_room_to_wait_packets", 2),
+            ("drop.reorder_full_packets", 2),
             ("refused.length_packets", 2),
             ("drop.bad_checksum_frames", 3),
             ("avs.underlay_dropped_no_route_packets", 0),

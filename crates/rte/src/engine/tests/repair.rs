@@ -100,7 +100,7 @@ fn a_peer_without_room_is_not_flooded() {
         w.run_for(2 * US);
     }
     w.run_for(5 * MS);
-    let wasted = w.sides[1].engine.counters().not_placed_packets;
+    let wasted = w.sides[1].engine.counters().no_guest_buffer_packets;
     assert!((1..=3_000).contains(&wasted), "{wasted} packets for nothing");
     w.sides[1].has_buffers = true;
     w.run_for(100 * MS);
