@@ -3,6 +3,10 @@
 /// Counters of a NIC, since it was made. Every packet that comes in and is not used has its reason here.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counters {
+    /// Send and receive requests that were posted.
+    pub posted_requests: u64,
+    /// Completions that were polled.
+    pub polled_completions: u64,
     /// Packets that left.
     pub sent_packets: u64,
     /// Packets of RC that left again.

@@ -47,6 +47,8 @@ pub struct Nic {
     waiting: VecDeque<u16>,
     /// RC queue pairs with a timer.
     armed: Vec<u16>,
+    /// Only urgent queue pairs send.
+    paused: bool,
     counters: Counters,
 }
 
@@ -83,6 +85,7 @@ impl Nic {
             urgent: VecDeque::new(),
             waiting: VecDeque::new(),
             armed: Vec::new(),
+            paused: false,
             counters: Counters::default(),
         }
     }
@@ -119,6 +122,7 @@ impl Nic {
     pub fn poll(&mut self, queue: CqId, max: usize, out: &mut Vec<Completion>) -> usize {
         let Some(completions) = self.completions.get_mut(usize::from(queue.0)) else { return 0 };
         let count = completions.0.len().min(max);
+        self.counters.polled_completions += count as u64;
         for completion in completions.0.drain(..count) {
             let slot = slot(completion.queue_pair);
             if let Some(Some(qp)) = self.queue_pairs.get_mut(usize::from(slot)) {
@@ -307,6 +311,7 @@ impl Nic {
             return Err(PostError::Full);
         }
         qp.requester.push(request);
+        self.counters.posted_requests += 1;
         schedule(qp, &mut self.urgent, &mut self.waiting);
         Ok(())
     }
@@ -328,25 +333,32 @@ impl Nic {
         }
         qp.responder.queue.push_back(request);
         qp.responder.outstanding += 1;
+        self.counters.posted_requests += 1;
         Ok(())
+    }
+
+    /// Priority flow control (IEEE 802.1Qbb): while paused, only urgent queue pairs send, which are in a class of their own.
+    pub fn set_paused(&mut self, paused: bool) {
+        self.paused = paused;
     }
 
     /// Whether [`Nic::transmit`] has something to send.
     #[must_use]
     pub fn has_packets(&self) -> bool {
-        !(self.answering.is_empty() && self.urgent.is_empty() && self.waiting.is_empty())
+        let data = !(self.answering.is_empty() && self.waiting.is_empty());
+        !self.urgent.is_empty() || (data && !self.paused)
     }
 
     /// Appends up to `max` packets to `burst`: acknowledgements first, then those of urgent queue pairs, then the others in
     /// turn. Returns how many.
     pub fn transmit(&mut self, now_ns: u64, max: usize, burst: &mut Burst) -> usize {
         let mut left = max;
-        while left > 0 {
+        while left > 0 && !self.paused {
             let Some(slot) = self.answering.pop_front() else { break };
             left -= self.answer(slot, burst);
         }
         while left > 0 {
-            let (slot, urgent) = match (self.urgent.pop_front(), self.waiting.is_empty()) {
+            let (slot, urgent) = match (self.urgent.pop_front(), self.paused || self.waiting.is_empty()) {
                 (Some(slot), _) => (slot, true),
                 (None, false) => (self.waiting.pop_front().unwrap_or_default(), false),
                 (None, true) => break,

@@ -71,3 +71,33 @@ fn urgent_queue_pairs_go_first() {
     assert_eq!(a.nic.transmit(0, 20, &mut burst), 20);
     assert_eq!(a.poll()[0].token, 99);
 }
+
+#[test]
+fn while_paused_only_urgent_queue_pairs_send() {
+    let (mut a, mut b) = pair(Transport::Ud);
+    let init = QpInit {
+        transport: Transport::Ud,
+        send_queue: a.queue,
+        receive_queue: a.queue,
+        send_depth: 8,
+        receive_depth: 8,
+        domain: a.domain,
+        queue_key: 77,
+        urgent: true,
+    };
+    let urgent = a.nic.create_queue_pair(init).unwrap();
+    let to_b = to(&b, 77);
+    a.nic.set_paused(true);
+    a.post(0, to_b, None, vec![1; 8]);
+    assert!(!a.nic.has_packets());
+    a.nic.post_send(urgent, request(1, to_b, None, None)).unwrap();
+    assert!(a.nic.has_packets());
+    b.post_receive(0, 50);
+    b.post_receive(1, 50);
+    assert_eq!(carry(0, &mut a.nic, &mut b.nic, |_| true), 1);
+    assert_eq!(b.poll()[0].source, Some((a.nic.address(), urgent)));
+    assert!(!a.nic.has_packets());
+    a.nic.set_paused(false);
+    assert_eq!(carry(0, &mut a.nic, &mut b.nic, |_| true), 1);
+    assert_eq!(b.poll()[0].len, 8);
+}
