@@ -11,6 +11,7 @@ use bifrost_rnic::Nic;
 use bifrost_wire::rdm::SetupKind;
 
 use super::Node;
+use crate::Rng;
 
 /// What the application sends on each connection that it opened.
 #[derive(Clone, Copy, Debug)]
@@ -34,6 +35,8 @@ pub struct MessageOptions {
     pub mtu: u16,
     /// Work requests in flight on a lane.
     pub credits: u16,
+    /// ACK after as many work requests, 1..=16.
+    pub ack_requests: u8,
     /// The controller.
     pub swift: SwiftConfig,
     /// The length of chunks.
@@ -42,9 +45,9 @@ pub struct MessageOptions {
 
 impl Default for MessageOptions {
     fn default() -> Self {
-        let credits = ConnectionConfig::new(Service::Uc, 1024).credits;
+        let ConnectionConfig { credits, ack_requests, .. } = ConnectionConfig::new(Service::Uc, 1024);
         let (swift, chunking) = (SwiftConfig::new(50_000), Adaptive::default());
-        MessageOptions { service: Service::Uc, mtu: 1024, credits, swift, chunking }
+        MessageOptions { service: Service::Uc, mtu: 1024, credits, ack_requests, swift, chunking }
     }
 }
 
@@ -72,6 +75,9 @@ pub struct Received {
 pub struct MessageNode {
     host: Host<Nic>,
     load: Option<Load>,
+    /// The load's depth is that of the host, whose messages go to connections at random.
+    shares_depth: bool,
+    random: Rng,
     sending: Vec<Sending>,
     /// Connections of others to this host.
     receiving: Vec<ConnectionId>,
@@ -79,6 +85,8 @@ pub struct MessageNode {
     /// Messages that were not the next of their connection.
     wrong: u64,
     closed: u64,
+    /// Bytes of messages that have arrived.
+    sent_bytes: u64,
     /// From sending a message until the sender knows that it has arrived, ns.
     latencies_ns: Vec<u64>,
 }
@@ -93,11 +101,14 @@ impl MessageNode {
         Ok(MessageNode {
             host,
             load: None,
+            shares_depth: false,
+            random: Rng::new(seed),
             sending: Vec::new(),
             receiving: Vec::new(),
             received: HashMap::new(),
             wrong: 0,
             closed: 0,
+            sent_bytes: 0,
             latencies_ns: Vec::new(),
         })
     }
@@ -110,6 +121,12 @@ impl MessageNode {
         self.load = Some(load);
     }
 
+    /// From now on the application sends, each message on any of its connections; the load's depth is that of all together.
+    pub fn send_to_any(&mut self, load: Load) {
+        self.shares_depth = true;
+        self.send(load);
+    }
+
     /// What came in, by connection, in the order in which they were opened.
     pub fn received(&self) -> Vec<Received> {
         self.receiving.iter().map(|id| self.received.get(id).copied().unwrap_or_default()).collect()
@@ -118,6 +135,11 @@ impl MessageNode {
     /// Bytes that came in.
     pub fn received_bytes(&self) -> u64 {
         self.received.values().map(|received| received.bytes).sum()
+    }
+
+    /// Bytes of messages that this host has sent and knows to have arrived.
+    pub fn sent_bytes(&self) -> u64 {
+        self.sent_bytes
     }
 
     /// Messages that were not the next of their connection, and connections that ended.
@@ -137,6 +159,9 @@ impl MessageNode {
 
     fn fill(&mut self, now_ns: u64) -> bool {
         let Some(load) = self.load else { return false };
+        if self.shares_depth {
+            return self.fill_any(now_ns, &load);
+        }
         let mut any = false;
         for sending in &mut self.sending {
             while now_ns >= sending.begin_ns && sending.open.len() < load.depth as usize {
@@ -147,6 +172,22 @@ impl MessageNode {
                 sending.open.push((message, now_ns));
                 any = true;
             }
+        }
+        any
+    }
+
+    fn fill_any(&mut self, now_ns: u64, load: &Load) -> bool {
+        let mut open: usize = self.sending.iter().map(|sending| sending.open.len()).sum();
+        let mut any = false;
+        while open < load.depth as usize && !self.sending.is_empty() {
+            let at = self.random.below(self.sending.len() as u64) as usize;
+            let sending = &mut self.sending[at];
+            let mut data = self.host.vector(sending.id, load.len);
+            data[..8].copy_from_slice(&sending.next.to_be_bytes());
+            let Ok(message) = self.host.send(now_ns, sending.id, Class::Message, 0, data) else { break };
+            sending.next += 1;
+            sending.open.push((message, now_ns));
+            (any, open) = (true, open + 1);
         }
         any
     }
@@ -165,6 +206,7 @@ impl MessageNode {
                 let Some(sending) = self.sending.iter_mut().find(|sending| sending.id == connection) else { return };
                 if let Some(at) = sending.open.iter().position(|(open, _)| *open == message) {
                     let (_, since) = sending.open.swap_remove(at);
+                    self.sent_bytes += self.load.map_or(0, |load| load.len as u64);
                     self.latencies_ns.push(now_ns - since);
                 }
             }
@@ -207,6 +249,7 @@ pub fn connect(from: &mut MessageNode, to: &mut MessageNode, options: &MessageOp
     for (host, id, peer, initiator) in [(&mut from.host, a, &welcome, true), (&mut to.host, b, &hello, false)] {
         let mut config = ConnectionConfig::new(options.service, options.mtu);
         config.order = Order::Sent;
+        config.ack_requests = options.ack_requests;
         config.initiator = initiator;
         let chunking: Box<dyn Chunking> = Box::new(options.chunking);
         let congestion: Box<dyn Congestion> = Box::new(Swift::new(options.swift));

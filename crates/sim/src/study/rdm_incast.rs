@@ -7,7 +7,7 @@ use serde_json::json;
 use super::plot::Panel;
 use super::runs::percentile;
 use super::{Bar, Outcome};
-use crate::rdma::{AROUND, Fabric, Load, MessageNode, MessageOptions, RdmaWorld, Trouble, connect, nic};
+use crate::rdma::{AROUND, Fabric, Load, MessageNode, MessageOptions, RdmaWorld, connect, nic};
 
 const RATE: f64 = 50e9;
 const MTU: u16 = 1024;
@@ -81,15 +81,7 @@ fn incast(senders: usize, connections: usize, warm: u64, end: u64) -> Result<Ans
         nodes.push(sender);
     }
     nodes.insert(0, receiver);
-    let fabric = Fabric {
-        rate: RATE,
-        delay_ns: 25_000,
-        loss: 0.0,
-        buffer_bytes: 16 << 20,
-        pause: None,
-        trouble: Trouble::default(),
-    };
-    let mut world = RdmaWorld::new(fabric, nodes, 1);
+    let mut world = RdmaWorld::new(Fabric::new(RATE, 25_000), nodes, 1);
     let mut bins = Vec::new();
     let (mut before, mut counts) = (0, world.counts);
     let mut start = None;

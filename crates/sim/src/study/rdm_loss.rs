@@ -7,9 +7,7 @@ use serde_json::json;
 use super::plot::Panel;
 use super::runs::each;
 use super::{Bar, Outcome};
-use crate::rdma::{
-    Counts, Fabric, Load, MessageNode, MessageOptions, Node, PlainRc, RdmaWorld, Trouble, Uccl, connect, nic,
-};
+use crate::rdma::{Counts, Fabric, Load, MessageNode, MessageOptions, Node, PlainRc, RdmaWorld, Uccl, connect, nic};
 
 const RATE: f64 = 25e9;
 const MTU: u16 = 1024;
@@ -77,7 +75,7 @@ pub(super) fn run(quick: bool) -> Result<Outcome> {
 }
 
 fn fabric(loss: f64) -> Fabric {
-    Fabric { rate: RATE, delay_ns: 25_000, loss, buffer_bytes: 16 << 20, pause: None, trouble: Trouble::default() }
+    Fabric { loss, ..Fabric::new(RATE, 25_000) }
 }
 
 /// Gbit/s of payload between `warm` and `end`, ns.

@@ -269,10 +269,9 @@ impl<'a> Watch<'a> {
 }
 
 fn fabric(description: &Description) -> Fabric {
-    let pause = description.pause_bytes.map(|off_bytes| Pause { off_bytes, on_bytes: off_bytes / 2 });
+    let pause =
+        description.pause_bytes.map(|off_bytes| Pause { off_bytes, on_bytes: off_bytes / 2, between_switches: true });
     Fabric {
-        rate: description.rate,
-        delay_ns: description.delay_ns,
         loss: description.loss,
         buffer_bytes: description.buffer_bytes,
         pause,
@@ -283,5 +282,6 @@ fn fabric(description: &Description) -> Fabric {
             corrupted: description.corrupted,
             dead_paths: 0,
         },
+        ..Fabric::new(description.rate, description.delay_ns)
     }
 }
