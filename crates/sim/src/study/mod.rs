@@ -16,8 +16,13 @@ mod gw_plb;
 mod incast;
 mod oracle;
 mod plot;
+mod rdm_acks;
+mod rdm_hybrid;
 mod rdm_incast;
 mod rdm_loss;
+mod rdm_mesh;
+mod rdm_pfc;
+mod rdm_pods;
 mod recovery;
 mod rto;
 mod runs;
@@ -126,6 +131,26 @@ const STUDIES: &[Study] = &[
         name: "rdm-incast",
         question: "thousands of RDMA connections into one link, without priority flow control",
         run: rdm_incast::run,
+    },
+    Study {
+        name: "rdm-acks",
+        question: "small messages over RDMA when ACKs are sent at once, or for several together",
+        run: rdm_acks::run,
+    },
+    Study {
+        name: "rdm-pfc",
+        question: "RDMA with and without priority flow control: goodput, and what others suffer from incast and a dead host",
+        run: rdm_pfc::run,
+    },
+    Study {
+        name: "rdm-pods",
+        question: "RDMA between two pods of unequal size, without priority flow control in between",
+        run: rdm_pods::run,
+    },
+    Study {
+        name: "rdm-hybrid",
+        question: "NICs of two generations in one network: do they get the same throughput?",
+        run: rdm_hybrid::run,
     },
 ];
 
