@@ -114,7 +114,7 @@ pub struct Counts {
     /// Those that were for no known host.
     pub stray_packets: u64,
     /// Those whose link or path was down.
-    pub fragmented_packets: u64,
+    pub link_down_packets: u64,
     /// Those that had a bit flipped.
     pub corrupted_packets: u64,
     /// Second copies.

@@ -109,9 +109,11 @@ impl Device {
         (self.machine.pcie_rate > 0.0).then(|| wait + (len as f64 * 8e9 / self.machine.pcie_rate) as u64)
     }
 
-    /// Charges the processor for what was posted and polled; `operations` counts from the beginning.
+    /// Charges the processor for what was posted and polled; `operations` counts from the beginning, and from 0 after the NIC was
+    /// replaced.
     pub(super) fn charge(&mut self, now: u64, operations: u64) {
-        let cost = (operations - self.operations) * self.machine.operation_ns;
+        let done = operations.checked_sub(self.operations).unwrap_or(operations);
+        let cost = done * self.machine.operation_ns;
         self.operations = operations;
         self.counts.busy_ns += cost;
         self.busy_until = self.busy_until.max(now) + cost;

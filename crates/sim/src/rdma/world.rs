@@ -57,6 +57,8 @@ struct Packet {
     /// It was held up, or is a second copy: nothing else happens to it.
     late: bool,
     marked: bool,
+    /// It is in the class of acknowledgements, which overtake and are not paused. What damages a packet later leaves that.
+    urgent: bool,
 }
 
 /// A host.
@@ -324,7 +326,7 @@ impl<N: Node> RdmaWorld<N> {
             let slot = &mut self.packets[packet as usize];
             slot.route = outgoing.route;
             (slot.from, slot.to, slot.link) = (index, to, index);
-            (slot.late, slot.marked) = (false, false);
+            (slot.late, slot.marked, slot.urgent) = (false, false, is_datagram(payload));
             slot.bytes.clear();
             slot.bytes.extend_from_slice(payload);
             self.schedule(at, Event::Arrive(packet));
@@ -333,8 +335,8 @@ impl<N: Node> RdmaWorld<N> {
 
     /// A packet comes into a switch.
     fn enter(&mut self, switch: u32, packet: u32) {
-        let Packet { route, bytes, from, to, late, link, .. } = &self.packets[packet as usize];
-        let (len, from, to, urgent) = ((bytes.len() + AROUND) as u64, *from, *to, is_datagram(bytes));
+        let Packet { route, bytes, from, to, late, link, urgent, .. } = &self.packets[packet as usize];
+        let (len, from, to, urgent) = ((bytes.len() + AROUND) as u64, *from, *to, *urgent);
         let (path, late, link) = (path_of(route), *late, *link as usize);
         let is_first = link < self.stations.len();
         self.counts.sent_packets += u64::from(is_first && !late);
@@ -342,7 +344,7 @@ impl<N: Node> RdmaWorld<N> {
         let dropped = if to as usize >= self.stations.len() {
             Some(&mut self.counts.stray_packets)
         } else if is_first && (is_down(from) || is_down(to) || self.fabric.trouble.dead_paths >> (path & 7) & 1 == 1) {
-            Some(&mut self.counts.fragmented_packets)
+            Some(&mut self.counts.link_down_packets)
         } else if is_first && !late && self.rng.chance(self.fabric.loss) {
             Some(&mut self.counts.damaged_packets)
         } else if self.hops.buffered_bytes[switch as usize] + len > self.fabric.buffer_bytes {
@@ -432,7 +434,7 @@ impl<N: Node> RdmaWorld<N> {
         let (Some(packet), Some(switch)) = (link.sending.take(), link.from) else { return };
         let slot = &mut self.packets[packet as usize];
         let len = (slot.bytes.len() + AROUND) as u64;
-        let (before, urgent) = (std::mem::replace(&mut slot.link, port), is_datagram(&slot.bytes));
+        let (before, urgent) = (std::mem::replace(&mut slot.link, port), slot.urgent);
         link.queue_bytes -= len;
         let at = self.now + link.delay_ns(self.fabric.delay_ns / 2);
         self.hops.buffered_bytes[switch as usize] -= len;
@@ -446,10 +448,10 @@ impl<N: Node> RdmaWorld<N> {
     /// A packet comes to its host's NIC.
     fn reach(&mut self, host: u32, packet: u32) {
         let station = &mut self.stations[host as usize];
-        let Packet { bytes, link, .. } = &self.packets[packet as usize];
-        let (len, urgent, link) = (bytes.len() as u64, is_datagram(bytes), *link as usize);
+        let Packet { bytes, link, urgent, .. } = &self.packets[packet as usize];
+        let (len, urgent, link) = (bytes.len() as u64, *urgent, *link as usize);
         if station.down {
-            self.counts.fragmented_packets += 1;
+            self.counts.link_down_packets += 1;
             self.free.push(packet);
         } else if station.device.is_ideal() {
             self.deliver(host, packet);
@@ -482,8 +484,8 @@ impl<N: Node> RdmaWorld<N> {
         let device = &mut self.stations[host as usize].device;
         device.is_writing = false;
         let Some(packet) = device.arrived.pop_front() else { return };
-        let Packet { bytes, link, .. } = &self.packets[packet as usize];
-        let (len, urgent, link) = (bytes.len() as u64, is_datagram(bytes), *link as usize);
+        let Packet { bytes, link, urgent, .. } = &self.packets[packet as usize];
+        let (len, urgent, link) = (bytes.len() as u64, *urgent, *link as usize);
         device.arrived_bytes -= len;
         if !urgent {
             self.let_out(link, len);
@@ -515,8 +517,8 @@ impl<N: Node> RdmaWorld<N> {
             let original = &self.packets[packet as usize];
             bytes.clear();
             bytes.extend_from_slice(&original.bytes);
-            let (from, to, link) = (original.from, original.to, original.link);
-            self.packets[copy as usize] = Packet { route, bytes, from, to, link, late: true, marked: false };
+            let (from, to, link, urgent) = (original.from, original.to, original.link, original.urgent);
+            self.packets[copy as usize] = Packet { route, bytes, from, to, link, late: true, marked: false, urgent };
             self.counts.duplicated_packets += 1;
             let at = self.now + self.rng.below(trouble.held_ns + 1);
             self.schedule(at, Event::Arrive(copy));
@@ -539,7 +541,16 @@ impl<N: Node> RdmaWorld<N> {
 }
 
 fn new_packet(packets: &mut Vec<Packet>, route: Route) -> u32 {
-    packets.push(Packet { route, bytes: Vec::new(), from: 0, to: 0, link: 0, late: false, marked: false });
+    packets.push(Packet {
+        route,
+        bytes: Vec::new(),
+        from: 0,
+        to: 0,
+        link: 0,
+        late: false,
+        marked: false,
+        urgent: false,
+    });
     packets.len() as u32 - 1
 }
 

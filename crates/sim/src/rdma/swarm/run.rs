@@ -36,7 +36,7 @@ pub fn run_world(description: &Description, seed: u64, adjust: &dyn Fn(&mut Conn
         let violation = watch.run();
         let counts = watch.world.counts;
         let lost =
-            counts.damaged_packets + counts.dropped_packets + counts.fragmented_packets + counts.corrupted_packets;
+            counts.damaged_packets + counts.dropped_packets + counts.link_down_packets + counts.corrupted_packets;
         Outcome { violation, hash: watch.hash(), events: watch.world.events(), packets: (counts.sent_packets, lost) }
     }));
     result.unwrap_or_else(|panic| {
