@@ -188,7 +188,7 @@ impl<P: GuestPort> Core<P> {
         self.counters.removed_port_rx_packets += port.rx_packets
             + port.way.answer_packets
             + port.rate_limited
-            + port.crowded_out
+            + port.overload_dropped
             + port.slowness.rest_packets;
         // One that a fault has put aside is what the port was made with.
         Some(port.broken.unwrap_or(port.port))

@@ -118,7 +118,7 @@ pub(crate) struct Port<P> {
     /// What it was lately sent, while the worker cannot keep up.
     pub(crate) load: Load,
     /// Packets to the guest that were more than its share then.
-    pub(crate) crowded_out: u64,
+    pub(crate) overload_dropped: u64,
 }
 
 impl<P: GuestPort> Port<P> {
@@ -156,7 +156,7 @@ impl<P: GuestPort> Port<P> {
             held_back: 0,
             rate_limited: 0,
             load: Load::default(),
-            crowded_out: 0,
+            overload_dropped: 0,
         }
     }
 

@@ -14,7 +14,7 @@ pub(crate) enum Refusal {
     /// A wrong transport checksum.
     BadChecksum,
     /// More than its guest's share, while the worker cannot keep up.
-    CrowdedOut,
+    Overload,
     /// It cannot be parsed.
     Malformed(Malformed),
     /// It is not for the vNIC of its connection.
@@ -26,13 +26,13 @@ pub(crate) enum Refusal {
     /// Its port, or that port's queue on this worker, is not here any more.
     Gone,
     /// It has to wait for others, and they need the room.
-    NoRoomToWait,
+    ReorderFull,
     /// More than its guest may get.
     RateLimited,
     /// Its guest's port rests, for it has kept the worker.
     SlowPort,
     /// The guest has no buffer, and the packet comes again.
-    NotPlaced,
+    NoGuestBuffer,
     /// The guest has no buffer, and nobody sends the packet again.
     NoBuffer,
     /// No buffer of the guest can have it.
@@ -46,16 +46,16 @@ impl Refusal {
     pub(crate) fn name(self) -> &'static str {
         match self {
             Refusal::BadChecksum => "bad_checksum",
-            Refusal::CrowdedOut => "crowded_out",
+            Refusal::Overload => "overload",
             Refusal::Malformed(reason) => reason.name(),
             Refusal::WrongVnic => "wrong_vnic",
             Refusal::Switch(reason) => reason.name(),
             Refusal::MarkedNotEct => "marked_not_ect",
             Refusal::Gone => "gone",
-            Refusal::NoRoomToWait => "no_room_to_wait",
+            Refusal::ReorderFull => "reorder_full",
             Refusal::RateLimited => "rate_limited",
             Refusal::SlowPort => "slow_port",
-            Refusal::NotPlaced => "not_placed",
+            Refusal::NoGuestBuffer => "no_guest_buffer",
             Refusal::NoBuffer => "no_buffer",
             Refusal::TooLarge => "too_large",
             Refusal::NoPage => "no_page",
@@ -65,7 +65,7 @@ impl Refusal {
     /// Counts it. `port`: the one that the frame is for, if it is known and here.
     pub(crate) fn count<P: GuestPort>(self, port: Option<&mut Port<P>>, counters: &mut Counters) {
         let of_port = port.map(|port| match self {
-            Refusal::CrowdedOut => Some(&mut port.crowded_out),
+            Refusal::Overload => Some(&mut port.overload_dropped),
             Refusal::RateLimited => Some(&mut port.rate_limited),
             Refusal::SlowPort => Some(&mut port.slowness.rest_packets),
             _ => None,
@@ -79,15 +79,13 @@ impl Refusal {
             Refusal::Malformed(reason) => &mut counters.malformed_underlay_frames[reason.index()],
             Refusal::WrongVnic => &mut counters.wrong_vnic_packets,
             Refusal::MarkedNotEct => &mut counters.marked_not_ect_packets,
-            Refusal::Gone | Refusal::CrowdedOut | Refusal::RateLimited | Refusal::SlowPort => {
-                &mut counters.gone_packets
-            }
-            Refusal::NoRoomToWait => &mut counters.reorder_full_packets,
+            Refusal::Gone | Refusal::Overload | Refusal::RateLimited | Refusal::SlowPort => &mut counters.gone_packets,
+            Refusal::ReorderFull => &mut counters.reorder_full_packets,
             Refusal::NoBuffer => &mut counters.no_buffer_packets,
             Refusal::TooLarge => &mut counters.too_large_packets,
             Refusal::NoPage => &mut counters.discarded_packets,
             // By the switch, and by the transport.
-            Refusal::Switch(_) | Refusal::NotPlaced => return,
+            Refusal::Switch(_) | Refusal::NoGuestBuffer => return,
         };
         *counter += 1;
     }
@@ -98,7 +96,7 @@ impl Refusal {
             // The datagram's own checksum was right, so the network is not to blame (PROTOCOL §7.1).
             Refusal::BadChecksum => engine.damaged(slot),
             // It slows down, and sends it again.
-            Refusal::CrowdedOut | Refusal::RateLimited | Refusal::SlowPort => engine.rate_limited(slot),
+            Refusal::Overload | Refusal::RateLimited | Refusal::SlowPort => engine.rate_limited(slot),
             // It would be refused again: it must not be repeated (NSDI'26, 7.1).
             Refusal::Malformed(_)
             | Refusal::WrongVnic
@@ -106,7 +104,7 @@ impl Refusal {
             | Refusal::MarkedNotEct
             | Refusal::TooLarge => engine.policy_dropped(now, slot, out),
             Refusal::Gone => engine.gone(slot),
-            Refusal::NoRoomToWait | Refusal::NotPlaced | Refusal::NoBuffer => engine.not_placed(slot),
+            Refusal::ReorderFull | Refusal::NoGuestBuffer | Refusal::NoBuffer => engine.not_placed(slot),
             // The transport has found that itself.
             Refusal::NoPage => {}
         }

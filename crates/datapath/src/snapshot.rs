@@ -163,13 +163,13 @@ impl<P: GuestPort> Core<P> {
             counters: p.port.counters(),
             switch: self.by_switch(bifrost_avs::PortId(p.owner)),
             rate_limited_packets: p.rate_limited,
-            overload_dropped_packets: p.crowded_out,
+            overload_dropped_packets: p.overload_dropped,
             drops: self.drops(
                 p.owner,
                 [
                     ("window_full", p.way.window_full_packets),
                     ("rate_limited", p.rate_limited),
-                    ("crowded_out", p.crowded_out),
+                    ("overload", p.overload_dropped),
                     ("slow_port", p.slowness.rest_packets),
                 ],
             ),

@@ -242,13 +242,13 @@ impl<P: GuestPort> Core<P> {
         if !self.faults.is_empty() && !inbound.at_port && self.port_fault(inbound, header, frame, &parsed) {
             return;
         }
-        let is_crowded_out = self.pressure.is_on() && !inbound.at_port && {
+        let is_overload = self.pressure.is_on() && !inbound.at_port && {
             let owner = self.engine.owner_of(header.cid);
             self.crowds_out(owner, frame)
         };
         // Of what is not shown nothing has to be right.
         let checksum = match &parsed {
-            Ok(parsed) if !is_crowded_out => transport_checksum(frame, parsed),
+            Ok(parsed) if !is_overload => transport_checksum(frame, parsed),
             _ => Checksum::None,
         };
         let note = Note { peer: Some(inbound.peer), ..Note::inwards("").of_data(inbound.vni, header) };
@@ -279,7 +279,7 @@ impl<P: GuestPort> Core<P> {
                 capture.frame(Stage::Rte, note.saying("new"), frame, frame.len());
             }
             match parsed {
-                _ if is_crowded_out => Err(Refusal::CrowdedOut),
+                _ if is_overload => Err(Refusal::Overload),
                 Err(reason) => Err(Refusal::Malformed(reason)),
                 Ok(parsed) => {
                     let data = Data { inbound, frame, parsed: &parsed, checksum, owner, slot };
@@ -344,7 +344,7 @@ impl<P: GuestPort> Core<P> {
         let port = self.ports.get_mut(usize::from(owner)).and_then(Option::as_mut).ok_or(Refusal::Gone)?;
         if port.is_short() && self.engine.must_wait(slot).is_some_and(|ahead| !port.may_wait(ahead)) {
             // What has to come before it needs a place, too, or neither would ever be shown.
-            return Err(Refusal::NoRoomToWait);
+            return Err(Refusal::ReorderFull);
         }
         if port.limits.rx.as_ref().is_some_and(|limit| !limit.take(self.now, frame.len())) {
             return Err(Refusal::RateLimited);
@@ -356,7 +356,7 @@ impl<P: GuestPort> Core<P> {
         let changes = data.changes(rewrite);
         let shown = if changes.is_none() { frame } else { changes.apply(&mut self.changed, frame, parsed) };
         let handle = port.port.place(shown, checksum == Checksum::Valid).map_err(|error| match error {
-            PlaceError::NoBuffer => Refusal::NotPlaced,
+            PlaceError::NoBuffer => Refusal::NoGuestBuffer,
             PlaceError::TooLarge => Refusal::TooLarge,
         })?;
         self.work.at(At::Data, owner);
@@ -470,7 +470,7 @@ impl<P: GuestPort> Core<P> {
             && let Some(&owner) = self.vnics.get(&(vni, Mac(*to)))
             && self.crowds_out(Some(owner), frame)
         {
-            return Err((Refusal::CrowdedOut, Some(owner)));
+            return Err((Refusal::Overload, Some(owner)));
         }
         let parsed = parse(frame, frame.len()).map_err(|reason| (Refusal::Malformed(reason), None))?;
         if SEEN && let Some(capture) = &mut self.capture {

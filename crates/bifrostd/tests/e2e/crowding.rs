@@ -87,7 +87,7 @@ fn flood(lab: &Lab) -> Flood {
     let datagram = raw::vxlan(200, &raw::ethernet(y, x, 0x0800, &packet));
     let [from, to] = [0, 1].map(|host: usize| lab.hosts[host].addresses[0]);
     let flood = Flood::start(&lab.hosts[0].net, SocketAddr::new(from, 0), SocketAddr::new(to, 4789), &datagram);
-    while lab.hosts[1].drops("y", "crowded_out") == 0 {
+    while lab.hosts[1].drops("y", "overload") == 0 {
         std::thread::sleep(Duration::from_millis(100));
         assert!(flood.increase(), "the worker keeps up with everything");
     }
@@ -117,21 +117,21 @@ fn who_is_sent_more_than_a_worker_can_take_past_the_kernel_pays_nearly_alone() {
 fn pays_alone(underlay: &str, least: u32) {
     let lab = lab(underlay);
     let flood = flood(&lab);
-    let crowded_out = |guest| lab.hosts[1].drops(guest, "crowded_out");
-    let before = crowded_out("y");
+    let overload = |guest| lab.hosts[1].drops(guest, "overload");
+    let before = overload("y");
     // Plain VXLAN: what is lost is not repeated.
     let answered = ping(lab.net("a"), "10.0.0.2", 100, 56);
-    let refused = crowded_out("y") - before;
+    let refused = overload("y") - before;
     drop(flood);
     assert!(answered >= least || (answered > least - 10 && lab.stood_still()), "{answered} of 100 pings were answered");
     assert!(refused > 1000, "{refused} packets were refused");
-    assert_eq!(crowded_out("b"), 0);
+    assert_eq!(overload("b"), 0);
     assert!(lab.hosts[1].port("y").rx_packets > 1000, "what the worker can take arrives");
     lab.hosts[1].assert_balanced();
 }
 
 #[test]
-fn what_is_crowded_out_comes_again_and_its_sender_slows_down() {
+fn what_is_dropped_in_overload_comes_again_and_its_sender_slows_down() {
     let lab = lab("");
     let stream = Exchange::start(lab.net("x"), lab.net("y"), "10.9.0.2", 5001, 256 << 20);
     let told = || lab.hosts[1].counter("rte.rate_limited_packets");
@@ -149,7 +149,7 @@ fn what_is_crowded_out_comes_again_and_its_sender_slows_down() {
     let (rate, window) = (packets_in_a_second(), sender().0);
     let flood = flood(&lab);
     let (mut least, mut slowest) = (window, rate);
-    eventually(10.0, "data packets are crowded out, and their sender slows down", || {
+    eventually(10.0, "data packets are dropped early, and their sender slows down", || {
         (least, slowest) = (least.min(sender().0), slowest.min(packets_in_a_second()));
         told() > 100 && least < window / 8 && slowest < rate / 2.0
     });

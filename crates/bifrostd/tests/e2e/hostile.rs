@@ -13,7 +13,7 @@ fn is_refusal(name: &str) -> bool {
     let rte = [
         "duplicate",
         "outside_window",
-        "not_placed",
+        "no_guest_buffer",
         "no_page",
         "policy_dropped",
         "ack_invalid",

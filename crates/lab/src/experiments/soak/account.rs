@@ -34,7 +34,7 @@ const LOSSES: [&str; 22] = [
     "failed",
     "outside_window",
     "duplicate",
-    "not_placed",
+    "no_guest_buffer",
     "given_up",
     "overflow",
 ];
@@ -42,12 +42,13 @@ const LOSSES: [&str; 22] = [
 const INJECTED: [&str; 1] = ["fault."];
 /// Words in the names of counters of packets that came twice or late, that come again, or (policy) that the switch has
 /// counted under its own reason.
-const REPAIRED: [&str; 8] = [
+const REPAIRED: [&str; 9] = [
     "duplicate",
     "outside_window",
-    "not_placed",
-    // Of the receiver, which counts these as not placed, too; and of the sender, when it hears of it.
-    "no_room_to_wait",
+    "no_guest_buffer",
+    // Of the receiver, which counts these as without a buffer of the guest, too; and of the sender, when it hears of it.
+    "reorder_full",
+    "overload_dropped",
     "rte.refused_packets",
     "given_up",
     "stale_setup",
