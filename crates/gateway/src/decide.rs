@@ -15,7 +15,7 @@ use crate::session::Flow;
 use crate::tables::{Route, Vpc, gre_key};
 use crate::{DropReason, Packet, Service};
 
-impl Decision<'_> {
+impl<'a> Decision<'a> {
     pub(crate) fn decide(&mut self, packet: &mut Packet<'_>) -> Result<Service, DropReason> {
         let outer = parse(packet.bytes(), packet.claimed_len()).map_err(|_| DropReason::OuterMalformed)?;
         if !packet.settle(outer.end as usize) {
@@ -93,21 +93,21 @@ impl Decision<'_> {
         if parsed.is_fragment() {
             return self.piece_from_internet(packet, parsed);
         }
-        let is_nat = self.tables.nat_addresses.contains_key(&(INTERNET, parsed.dst_ip));
-        if is_nat && quoted::is_error(packet.bytes(), parsed) {
+        let is_translated = || self.tables.nat_addresses.contains_key(&(INTERNET, parsed.dst_ip));
+        if quoted::is_error(packet.bytes(), parsed) && is_translated() {
             return self.error_inward(packet, parsed, INTERNET, Origin::Internet);
         }
-        let (vni, plan) = self.plan_from_internet(packet, parsed)?;
-        let vpc = self.tables.vpcs.get(&vni).ok_or(DropReason::UnknownVni)?;
+        let (_, vpc, plan) = self.plan_from_internet(packet, parsed)?;
         self.carry_out(packet, parsed, Origin::Internet, vpc, plan)
     }
 
     /// What is to be done with a packet from the Internet that is no error about a translated one, and its VPC.
+    #[inline]
     pub(crate) fn plan_from_internet(
         &mut self,
         packet: &mut Packet<'_>,
         parsed: &Parsed,
-    ) -> Result<(u32, Plan), DropReason> {
+    ) -> Result<(u32, &'a Vpc, Plan), DropReason> {
         let tables = self.tables;
         let mut destination = None;
         let (vni, private, stateful) = if let Some(&(vni, private)) = tables.eip_owners.get(&parsed.dst_ip) {
@@ -145,7 +145,7 @@ impl Decision<'_> {
         self.meter(vni, parsed)?;
         let host = *tables.hosts.get(&(vni, private.address)).ok_or(DropReason::NoHost)?;
         let egress = Egress::Host { vni, host };
-        Ok((vni, Plan { service: Service::Internet, egress, source: None, destination }))
+        Ok((vni, vpc, Plan { service: Service::Internet, egress, source: None, destination }))
     }
 
     /// A packet of a VPC, from one of its hosts or from the customer's network.
@@ -181,6 +181,7 @@ impl Decision<'_> {
         self.carry_out(packet, &inner, origin, vpc, plan)
     }
 
+    #[inline(always)]
     pub(crate) fn plan(
         &mut self,
         packet: &Packet<'_>,

@@ -24,7 +24,7 @@ impl Decision<'_> {
             if is_nat && quoted::is_error(packet.bytes(), seen) {
                 return Err(DropReason::NatProtocol);
             }
-            let (vni, plan) = decision.plan_from_internet(packet, seen)?;
+            let (vni, _, plan) = decision.plan_from_internet(packet, seen)?;
             Ok(Decided { vni, plan })
         })?;
         let vpc = self.tables.vpcs.get(&vni).ok_or(DropReason::UnknownVni)?;

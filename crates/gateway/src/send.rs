@@ -14,6 +14,7 @@ use crate::{DropReason, Packet, Service};
 
 impl Decision<'_> {
     /// Checks hop limit and size, translates, and puts the headers in front.
+    #[inline(always)]
     pub(crate) fn carry_out(
         &mut self,
         packet: &mut Packet<'_>,
@@ -54,18 +55,32 @@ impl Decision<'_> {
             }
         }
         let mark = ecn::outer_of_plain(ecn::of(packet.bytes(), parsed));
-        let (to, hash) = (parsed.dst_ip, parsed.flow_hash);
         if parsed.packet_len() > room {
-            let emit = |decision: &mut Self, piece: &mut Packet<'_>| decision.emit(piece, plan.egress, to, hash, mark);
-            let is_cut = self.cut(packet, parsed, room as u16, emit)?;
-            return if is_cut { Ok(plan.service) } else { Err(DropReason::TooLarge) };
+            return self.carry_in_fragments(packet, parsed, room as u16, &plan, mark);
         }
         packet.pull(usize::from(parsed.l3));
-        self.emit(packet, plan.egress, to, hash, mark)?;
+        self.emit(packet, plan.egress, parsed.dst_ip, parsed.flow_hash, mark)?;
         Ok(plan.service)
     }
 
+    #[cold]
+    #[inline(never)]
+    fn carry_in_fragments(
+        &mut self,
+        packet: &mut Packet<'_>,
+        parsed: &Parsed,
+        room: u16,
+        plan: &Plan,
+        mark: u8,
+    ) -> Result<Service, DropReason> {
+        let (egress, to, hash) = (plan.egress, parsed.dst_ip, parsed.flow_hash);
+        let emit = |decision: &mut Self, piece: &mut Packet<'_>| decision.emit(piece, egress, to, hash, mark);
+        let is_cut = self.cut(packet, parsed, room, emit)?;
+        if is_cut { Ok(plan.service) } else { Err(DropReason::TooLarge) }
+    }
+
     /// Sends an IP packet on its way. `destination` is any address of its family.
+    #[inline(always)]
     fn emit(
         &mut self,
         packet: &mut Packet<'_>,

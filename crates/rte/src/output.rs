@@ -80,7 +80,8 @@ pub struct Output {
     pub plain: Vec<PlainOut>,
     /// Segments that are acknowledged: (owner, handle), once for each segment of the buffer.
     pub release: Vec<(u16, u32)>,
-    /// Peers that answer again after all paths to them had failed, and on which path: what a caller has kept for such a peer may leave.
+    /// Peers that answer again after all paths to them had failed, and on which path: what a caller has kept for such a peer may leave. The
+    /// caller takes them out.
     pub recovered: Vec<(PeerId, PathId)>,
 }
 
@@ -92,7 +93,6 @@ impl Output {
         self.control.clear();
         self.plain.clear();
         self.release.clear();
-        self.recovered.clear();
     }
 
     /// Whether there is nothing to do.

@@ -124,6 +124,7 @@ impl Pages {
     }
 
     /// 32 bits of a per-page 64-bit map, starting at `psn`; bit 31 of the result is `psn`. Missing pages read as 0.
+    #[inline(always)]
     pub(crate) fn word<T: Page>(&self, pool: &Pool<T>, psn: u32, map: impl Fn(&T) -> u64) -> u32 {
         let read = |at: u32| self.find(at).map_or(0, |(id, _)| map(pool.page(id)));
         let shift = psn % PAGE;
