@@ -2,7 +2,7 @@
 
 use bifrost_nic::ecn::{self, NOT_ECT};
 use bifrost_port::{GuestPort, LaneId, TxHandle, Underlay};
-use bifrost_rte::{Control, ControlOut, DataOut, Output, PeerId, PlainOut};
+use bifrost_rte::{Control, ControlOut, DataOut, Output, PlainOut};
 use bifrost_wire::bifrost::{self, Cid, DataHeader, Packet, PathId};
 use bifrost_wire::{Vni, vxlan};
 
@@ -11,7 +11,6 @@ use crate::capture::{self, Note, Stage};
 use crate::core::Core;
 use crate::delayed;
 use crate::fault::Direction;
-use crate::kept::Flow;
 use crate::work::Stage as At;
 
 /// What became of a data packet.
@@ -61,9 +60,6 @@ impl<P: GuestPort> Core<P> {
             leaving.plain += 1;
             leaving.core.send_again_plain::<SEEN>(plain);
         }
-        while let Some((peer, path)) = leaving.out.recovered.pop() {
-            leaving.core.send_kept::<SEEN>(peer, path);
-        }
         // Copies of all bytes are in the batch, so buffers can go back before it is sent.
         while let Some(&(owner, handle)) = leaving.out.release.get(leaving.release) {
             leaving.release += 1;
@@ -82,7 +78,7 @@ impl<P: GuestPort> Core<P> {
             self.counters.reused_buffer_packets += 1;
             self.release(plain.owner, plain.handle);
         } else if let Some(peer) = self.peers.of_engine(plain.peer).map(|p| p.config.id) {
-            self.send_plain::<SEEN>(peer, plain.vni, plain.owner, plain.handle, plain.segment, true);
+            self.send_plain::<SEEN>(peer, plain.vni, plain.owner, plain.handle, plain.segment);
         } else {
             self.counters.gone_tx_packets += 1;
             self.release(plain.owner, plain.handle);
@@ -161,22 +157,11 @@ impl<P: GuestPort> Core<P> {
         Some(())
     }
 
-    /// One segment as plain VXLAN, and its release. If it was to be carried `reliably`, and all paths have failed, a copy is kept.
-    pub(crate) fn send_plain<const SEEN: bool>(
-        &mut self,
-        peer: u16,
-        vni: u32,
-        owner: u16,
-        handle: u32,
-        segment: u8,
-        reliably: bool,
-    ) {
+    /// One segment as plain VXLAN, and its release.
+    pub(crate) fn send_plain<const SEEN: bool>(&mut self, peer: u16, vni: u32, owner: u16, handle: u32, segment: u8) {
         let sent = self.write_plain::<SEEN>(peer, vni, owner, handle, segment);
         if let Some((path, lane, ecn)) = sent {
             self.counters.plain_tx_packets += 1;
-            if reliably {
-                self.keep_last(peer, owner, handle, ecn);
-            }
             if !self.faults.is_empty() {
                 self.spoil_last(peer, PathId::masked(path), lane, ecn);
             }
@@ -184,43 +169,6 @@ impl<P: GuestPort> Core<P> {
             self.counters.gone_tx_packets += 1;
         }
         self.release(owner, handle);
-    }
-
-    /// Keeps a copy of the frame that is last in the batch, if all paths to its peer have failed.
-    #[cold]
-    fn keep_last(&mut self, peer: u16, owner: u16, handle: u32, ecn: u8) {
-        let engine = self.peers.get(peer).and_then(|p| p.engine);
-        if !engine.is_some_and(|id| self.engine.has_fallen(id)) {
-            return;
-        }
-        let port = self.ports.get(usize::from(owner)).and_then(Option::as_ref);
-        let held = port.and_then(|port| port.held.get(handle as usize)?.as_ref());
-        let (Some(held), Some(frame)) = (held, self.batch.last()) else { return };
-        self.kept.keep(self.now, Flow { peer, owner, hash: held.flow }, ecn, frame);
-        self.counters.kept_packets += 1;
-    }
-
-    /// A peer answers again, on `path`: what was kept for it leaves there.
-    #[cold]
-    fn send_kept<const SEEN: bool>(&mut self, peer: PeerId, path: PathId) {
-        let Some(peer) = self.peers.of_engine(peer) else { return };
-        let (id, lane) = (peer.config.id, peer.vxlan.get(path.index()).copied().unwrap_or(peer.vxlan[0]));
-        self.work.at_shared(At::Emit);
-        for frame in self.kept.take(self.now, id) {
-            self.batch.push(lane, frame.ecn, |buffer| buffer.extend_from_slice(&frame.bytes));
-            self.counters.emitted_packets += 1;
-            self.counters.plain_tx_packets += 1;
-            self.counters.kept_tx_packets += 1;
-            if SEEN && let Some(capture) = &mut self.capture {
-                let note =
-                    Note { peer: Some(id), path: Some(path.get()), ..Note::outwards("sent again", frame.flow.owner) };
-                let inner = frame.bytes.get(vxlan::HEADER_LEN..).unwrap_or_default();
-                capture.frame(Stage::Post, note, inner, inner.len());
-            }
-            if !self.faults.is_empty() {
-                self.spoil_last(id, path, lane, frame.ecn);
-            }
-        }
     }
 
     /// The switch's own answer to the sender of a packet from `peer`, of the given flow.

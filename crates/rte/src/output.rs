@@ -80,9 +80,6 @@ pub struct Output {
     pub plain: Vec<PlainOut>,
     /// Segments that are acknowledged: (owner, handle), once for each segment of the buffer.
     pub release: Vec<(u16, u32)>,
-    /// Peers that answer again after all paths to them had failed, and on which path: what a caller has kept for such a peer may leave. The
-    /// caller takes them out.
-    pub recovered: Vec<(PeerId, PathId)>,
 }
 
 impl Output {
@@ -102,6 +99,5 @@ impl Output {
             && self.control.is_empty()
             && self.plain.is_empty()
             && self.release.is_empty()
-            && self.recovered.is_empty()
     }
 }

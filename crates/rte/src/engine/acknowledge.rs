@@ -67,7 +67,7 @@ impl Engine {
                 self.learn(now, index, ack, &progress, fabric, endpoint);
                 self.note_refusal(now, index, ack);
                 if progress.total > 0 || ack.probe {
-                    self.recover_from_best_effort(now, PeerId(peer as u16), ack.path, out);
+                    self.recover_from_best_effort(now, PeerId(peer as u16));
                 }
                 self.detect_losses(now, index, out);
                 self.settle(index, ack);
@@ -305,14 +305,11 @@ impl Engine {
 
     /// The peer is there again: its connections that fell back to best effort are reliable again, whichever of them has
     /// asked. Each tells the receiver soon where to go on, for it may hold packets behind what was given up.
-    fn recover_from_best_effort(&mut self, now: Time, id: PeerId, path: PathId, out: &mut Output) {
+    fn recover_from_best_effort(&mut self, now: Time, id: PeerId) {
         let Some(peer) = self.peers[usize::from(id.0)].as_mut() else { return };
         if !std::mem::take(&mut peer.has_fallen) || mutated!(self.config, BestEffortForEver) {
             return;
         }
-        // Of paths that are all suspect, only those that answer are of use.
-        peer.select(&self.config, now);
-        out.recovered.push((id, path));
         for index in 0..self.places() {
             let Some(conn) = self.conns[index as usize].as_mut() else { continue };
             if conn.peer == id && conn.state == State::BestEffort {

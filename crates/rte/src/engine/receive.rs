@@ -1,6 +1,6 @@
 //! Receiving data: check, place, publish (NSDI'26, 4.2 and 5.2 "RX workflow").
 
-use bifrost_wire::bifrost::{AckHeader, AckKind, Bitmap, Cid, DataHeader, PathId, Psn, Reset, Tick, Version};
+use bifrost_wire::bifrost::{AckHeader, AckKind, Bitmap, Cid, DataHeader, Psn, Reset, Tick, Version};
 
 use super::mend::NOBODY;
 use super::{Engine, RESETS_PER_REFILL};
@@ -165,20 +165,9 @@ impl Engine {
         self.ack_soon(index);
     }
 
-    /// A probe of a peer came on this path. If all paths to it had failed, the path is probed back at once.
-    #[inline(never)]
-    fn hear_again(&mut self, now: Time, peer: PeerId, path: PathId) {
-        if let Some(peer) = self.peers[usize::from(peer.0)].as_mut().filter(|peer| peer.has_fallen) {
-            peer.paths[path.index()].hear_again(now);
-        }
-    }
-
     /// A probe arrived: it is answered at once, on its path.
     pub fn on_probe(&mut self, now: Time, arrival: &Arrival, header: &DataHeader, out: &mut Output) {
         let Some(index) = self.addressed(now, arrival, header.cid, header, out) else { return };
-        let Some(conn) = self.conns[index as usize].as_mut() else { return };
-        let peer = conn.peer;
-        self.hear_again(now, peer, header.path);
         let Some(conn) = self.conns[index as usize].as_mut() else { return };
         let base = conn.active.as_ref().map_or(conn.recv_base, |a| a.recv.base());
         let ack = AckHeader {
