@@ -35,7 +35,7 @@ pub(crate) fn of_group(config: &Config, port: &Port, direction: Direction, place
     Some(format!("{list} rule {} of security group {} ({})", number + 1, group.name, words(rule).trim_start()))
 }
 
-/// The rule of which an alternative is at that place, of rules with so many alternatives.
+/// The number of the rule that owns the alternative at `place`. `rules`: each rule's number and how many alternatives it has.
 fn nth(rules: impl Iterator<Item = (usize, usize)>, place: usize) -> Option<usize> {
     let mut first = 0;
     for (number, alternatives) in rules {

@@ -90,7 +90,7 @@ impl Mark {
     /// The constants of DCQCN (SIGCOMM'15, section 5.2): 5 KB, 200 KB, 1 %.
     pub const DCQCN: Mark = Mark { from_bytes: 5_000, to_bytes: 200_000, share: 0.01 };
 
-    /// The share of packets that is marked with so many bytes in the queue.
+    /// The probability of an ECN mark at a given queue length, bytes; 0 to 1.
     pub(super) fn chance(&self, queue_bytes: u64) -> f64 {
         if queue_bytes >= self.to_bytes {
             return 1.0;

@@ -96,7 +96,7 @@ pub(super) struct Hops {
 }
 
 impl Hops {
-    /// For so many hosts; those that no leaf has are at the last one.
+    /// A fabric for this number of hosts. Hosts beyond the capacity of the leaves are attached to the last leaf.
     pub(super) fn new(hosts: usize, topology: &Topology) -> Self {
         let (sizes, spines, own): (&[u32], u32, _) = match topology {
             Topology::Star => (&[], 0, None),

@@ -44,7 +44,7 @@ struct Incoming {
     notified_ns: Option<u64>,
 }
 
-/// A host that writes messages of one length to random others, so many at a time.
+/// A host that writes messages of one length to random other hosts, with a fixed number in flight.
 #[derive(Debug)]
 pub struct RcMesh {
     nic: Nic,
