@@ -13,6 +13,7 @@
 
 pub mod api;
 pub mod balance;
+pub mod capture;
 pub mod client;
 pub mod config;
 pub mod counters;

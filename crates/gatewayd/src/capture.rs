@@ -7,14 +7,15 @@ use std::fmt::Write as _;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, Sender, SyncSender, channel, sync_channel};
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 
 use bifrost_control::api::{ApiError, CaptureSpec};
+use bifrost_control::capture::{CaptureFile, Packet, bad_filter, now_ns, stages};
 use bifrost_control::server::CaptureStream;
 use bifrost_gateway::Verdict;
 use bifrost_nic::capture::{Chunk, Filter, Subject};
 use bifrost_nic::{MAX_FRAME_LEN, parse};
-use bifrost_wire::pcapng::{self, Flow, Notes};
+use bifrost_wire::pcapng::{Flow, Notes};
 use bifrost_wire::protocol::UDP;
 use bifrost_wire::vxlan;
 
@@ -227,10 +228,6 @@ impl Wanted {
     }
 }
 
-fn now_ns() -> u64 {
-    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_nanos() as u64)
-}
-
 /// The other ends of all taps.
 #[derive(Debug, Default)]
 pub(crate) struct Captures {
@@ -256,33 +253,20 @@ impl Captures {
         if spec.port.is_some() {
             return Err(ApiError::bad_request("a pod has no ports").at("port").hint("filter by addresses"));
         }
-        let stages = stages(&spec.at)?;
-        let filter = Filter::parse(&spec.filter).map_err(|error| {
-            let mark = " ".repeat(spec.filter[..error.at.min(spec.filter.len())].chars().count());
-            let hint = format!("{}\n{mark}^", spec.filter);
-            ApiError::bad_request(error.to_string()).at("filter").hint(hint)
-        })?;
+        let stages = stages(&spec.at, &Stage::ALL, Stage::name)?;
+        let filter = Filter::parse(&spec.filter).map_err(|e| bad_filter(&spec.filter, e.at, &e.to_string()))?;
         if self.running.swap(true, Ordering::Relaxed) {
             return Err(ApiError::conflict("another capture is running").hint("wait for its end, or end it"));
         }
         let wanted = Wanted { stages, filter, snaplen: spec.snaplen_bytes as usize };
-        let thread = |(name, orders): &(String, Sender<Order>)| Thread {
-            name: name.clone(),
-            orders: orders.clone(),
-            spare: Chunk::new(CHUNK_BYTES),
-            seen: vec![0; wanted.stages.len()],
-            missed: 0,
-        };
+        let thread =
+            |(_, orders): &(String, Sender<Order>)| Thread { orders: orders.clone(), spare: Chunk::new(CHUNK_BYTES) };
+        let names = self.threads.iter().map(|(name, _)| name.clone());
         // From here on, dropping this ends the capture everywhere.
         let stream = Stream {
+            file: CaptureFile::new(spec, wanted.stages.clone(), names),
             threads: self.threads.iter().map(thread).collect(),
-            stages: wanted.stages.clone(),
-            snaplen: spec.snaplen_bytes,
-            until: Instant::now() + Duration::from_secs(spec.seconds),
-            packets_left: spec.packets,
-            bytes_left: spec.bytes,
             begun: false,
-            ended: false,
             running: Arc::clone(&self.running),
         };
         for thread in &stream.threads {
@@ -293,66 +277,46 @@ impl Captures {
     }
 }
 
-fn stages(names: &[String]) -> Result<Vec<Stage>, ApiError> {
-    let mut stages: Vec<Stage> = Vec::new();
-    for name in names {
-        let stage = Stage::ALL.into_iter().find(|stage| stage.name() == name).ok_or_else(|| {
-            let known = Stage::ALL.map(Stage::name).join(", ");
-            ApiError::bad_request(format!("there is no stage {name:?}")).at("at").hint(format!("there are {known}"))
-        })?;
-        if !stages.contains(&stage) {
-            stages.push(stage);
-        }
-    }
-    Ok(if stages.is_empty() { Stage::ALL.to_vec() } else { stages })
-}
-
 /// A capture that runs. Dropped, it ends.
 struct Stream {
+    file: CaptureFile<Stage>,
     threads: Vec<Thread>,
-    stages: Vec<Stage>,
-    snaplen: u32,
-    until: Instant,
-    packets_left: u64,
-    bytes_left: u64,
     begun: bool,
-    ended: bool,
     /// Makes room for the next capture.
     running: Arc<AtomicBool>,
 }
 
 struct Thread {
-    name: String,
     orders: Sender<Order>,
     spare: Chunk<Seen>,
-    /// Packets by stage.
-    seen: Vec<u64>,
-    missed: u64,
 }
 
 impl CaptureStream for Stream {
     fn next(&mut self) -> Option<Vec<u8>> {
-        if self.ended {
+        if self.file.has_ended() {
             return None;
         }
         let mut out = Vec::new();
         if !self.begun {
             self.begun = true;
-            self.head(&mut out);
+            let program = concat!("bifrost-gw ", env!("CARGO_PKG_VERSION"));
+            self.file.head(&mut out, program, |stage| (stage.name(), stage.description()));
             return Some(out);
         }
-        std::thread::sleep(FETCH_EVERY.min(self.until.saturating_duration_since(Instant::now())));
-        self.ended = self.until <= Instant::now();
+        std::thread::sleep(FETCH_EVERY.min(self.file.time_left()));
+        if self.file.time_left().is_zero() {
+            self.file.end();
+        }
         // All are asked before the first is waited for.
         let answers: Vec<_> = self.threads.iter_mut().map(Thread::ask).collect();
         for (number, answer) in answers.into_iter().enumerate() {
             match answer.recv_timeout(PATIENCE) {
                 Ok(chunk) => self.write(number, chunk, &mut out),
-                Err(_) => self.ended = true,
+                Err(_) => self.file.end(),
             }
         }
-        if self.ended {
-            self.tail(&mut out);
+        if self.file.has_ended() {
+            self.file.tail(&mut out);
         }
         Some(out)
     }
@@ -368,31 +332,11 @@ impl Thread {
 }
 
 impl Stream {
-    /// An interface for each stage of each thread.
-    fn head(&self, out: &mut Vec<u8>) {
-        pcapng::section(out, concat!("bifrost-gw ", env!("CARGO_PKG_VERSION")));
-        for thread in &self.threads {
-            for stage in &self.stages {
-                let name = format!("{}/{}", stage.name(), thread.name);
-                pcapng::interface(out, &name, stage.description(), self.snaplen);
-            }
-        }
-    }
-
     fn write(&mut self, number: usize, chunk: Chunk<Seen>, out: &mut Vec<u8>) {
-        let thread = &mut self.threads[number];
-        thread.missed += chunk.missed();
+        self.file.missed(number, chunk.missed());
         let mut comment = String::new();
         for (record, bytes) in chunk.iter() {
-            if self.packets_left == 0 || self.bytes_left == 0 {
-                self.ended = true;
-                break;
-            }
             let Seen { stage, what, vni } = record.what;
-            let Some(at) = self.stages.iter().position(|known| *known == stage) else { continue };
-            thread.seen[at] += 1;
-            self.packets_left -= 1;
-            self.bytes_left = self.bytes_left.saturating_sub(bytes.len() as u64);
             comment.clear();
             comment.push_str(if stage == Stage::Drop { "dropped: " } else { "" });
             comment.push_str(what);
@@ -402,21 +346,9 @@ impl Stream {
             }
             let flow = if stage == Stage::Tx { Flow::Outbound } else { Flow::Inbound };
             let notes = Notes { flow: Some(flow), comment: Some(&comment) };
-            let interface = (number * self.stages.len() + at) as u32;
-            pcapng::packet(out, interface, record.at_ns, record.len, bytes, notes);
+            self.file.packet(out, number, stage, Packet { at_ns: record.at_ns, len: record.len, bytes }, notes);
         }
-        thread.spare = chunk;
-    }
-
-    /// What every interface has seen. Packets that found no room are told once for a thread, at its first interface.
-    fn tail(&self, out: &mut Vec<u8>) {
-        let now = now_ns();
-        for (number, thread) in self.threads.iter().enumerate() {
-            for (at, seen) in thread.seen.iter().enumerate() {
-                let missed = if at == 0 { thread.missed } else { 0 };
-                pcapng::statistics(out, (number * self.stages.len() + at) as u32, now, seen + missed, missed);
-            }
-        }
+        self.threads[number].spare = chunk;
     }
 }
 

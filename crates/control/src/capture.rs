@@ -1,0 +1,196 @@
+//! What all captures share: reading the request's stages and filter, and writing the pcapng file within its limits.
+
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use bifrost_wire::pcapng::{self, Notes};
+
+use crate::api::{ApiError, CaptureSpec};
+
+/// The stages that a request names, each once, in its order; all if it names none.
+///
+/// # Errors
+/// There is no such stage.
+pub fn stages<S: Copy + PartialEq>(
+    names: &[String],
+    all: &[S],
+    name_of: impl Fn(S) -> &'static str,
+) -> Result<Vec<S>, ApiError> {
+    let mut stages = Vec::new();
+    for name in names {
+        let stage = all.iter().copied().find(|stage| name_of(*stage) == name).ok_or_else(|| {
+            let known: Vec<&str> = all.iter().map(|stage| name_of(*stage)).collect();
+            let error = ApiError::bad_request(format!("there is no stage {name:?}")).at("at");
+            error.hint(format!("there are {}", known.join(", ")))
+        })?;
+        if !stages.contains(&stage) {
+            stages.push(stage);
+        }
+    }
+    Ok(if stages.is_empty() { all.to_vec() } else { stages })
+}
+
+/// The error about a filter: what is wrong, and a mark below byte `at` of it.
+pub fn bad_filter(filter: &str, at: usize, what: &str) -> ApiError {
+    let before = filter.get(..at).unwrap_or(filter).chars().count();
+    ApiError::bad_request(what).at("filter").hint(format!("{filter}\n{}^", " ".repeat(before)))
+}
+
+/// Nanoseconds since 1970: the clock of a capture file.
+pub fn now_ns() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_nanos() as u64)
+}
+
+/// A pcapng file that is being written: an interface for each stage of each source, until a limit of the request is reached.
+#[derive(Debug)]
+pub struct CaptureFile<S> {
+    stages: Vec<S>,
+    sources: Vec<Source>,
+    until: Instant,
+    packets_left: u64,
+    bytes_left: u64,
+    snaplen: u32,
+    ended: bool,
+}
+
+/// A thread from which packets come.
+#[derive(Debug)]
+struct Source {
+    name: String,
+    /// Packets by stage.
+    seen: Vec<u64>,
+    /// Packets that found no room.
+    missed: u64,
+}
+
+/// One packet for the file.
+#[derive(Clone, Copy, Debug)]
+pub struct Packet<'a> {
+    /// When it was seen, in nanoseconds since 1970.
+    pub at_ns: u64,
+    /// Its length on the wire, in bytes.
+    pub len: u32,
+    /// What was kept of it.
+    pub bytes: &'a [u8],
+}
+
+impl<S: Copy + PartialEq> CaptureFile<S> {
+    /// A file within the request's limits, whose time runs from now.
+    pub fn new(spec: &CaptureSpec, stages: Vec<S>, sources: impl IntoIterator<Item = String>) -> Self {
+        let source = |name| Source { name, seen: vec![0; stages.len()], missed: 0 };
+        Self {
+            sources: sources.into_iter().map(source).collect(),
+            until: Instant::now() + Duration::from_secs(spec.seconds),
+            packets_left: spec.packets,
+            bytes_left: spec.bytes,
+            snaplen: spec.snaplen_bytes,
+            ended: false,
+            stages,
+        }
+    }
+
+    /// Writes the file's beginning: who captures, and the interfaces, named `STAGE/SOURCE`.
+    pub fn head(&self, out: &mut Vec<u8>, program: &str, describe: impl Fn(S) -> (&'static str, &'static str)) {
+        pcapng::section(out, program);
+        for source in &self.sources {
+            for stage in &self.stages {
+                let (name, description) = describe(*stage);
+                pcapng::interface(out, &format!("{name}/{}", source.name), description, self.snaplen);
+            }
+        }
+    }
+
+    /// How long until the capture's time is over.
+    pub fn time_left(&self) -> Duration {
+        self.until.saturating_duration_since(Instant::now())
+    }
+
+    /// Ends the capture: nothing more will come.
+    pub fn end(&mut self) {
+        self.ended = true;
+    }
+
+    /// Whether the capture is over.
+    pub fn has_ended(&self) -> bool {
+        self.ended
+    }
+
+    /// Counts packets of a source that found no room.
+    pub fn missed(&mut self, source: usize, packets: u64) {
+        self.sources[source].missed += packets;
+    }
+
+    /// Writes a packet of a stage that was asked for. Ends the capture instead if a limit is reached.
+    pub fn packet(&mut self, out: &mut Vec<u8>, source: usize, stage: S, packet: Packet<'_>, notes: Notes<'_>) {
+        if self.packets_left == 0 || self.bytes_left == 0 {
+            self.ended = true;
+            return;
+        }
+        let Some(at) = self.stages.iter().position(|known| *known == stage) else { return };
+        self.sources[source].seen[at] += 1;
+        self.packets_left -= 1;
+        self.bytes_left = self.bytes_left.saturating_sub(packet.bytes.len() as u64);
+        pcapng::packet(out, self.interface(source, at), packet.at_ns, packet.len, packet.bytes, notes);
+    }
+
+    /// Writes the file's end: what every interface has seen. Packets that found no room stand at their source's first interface.
+    pub fn tail(&self, out: &mut Vec<u8>) {
+        let now = now_ns();
+        for (number, source) in self.sources.iter().enumerate() {
+            for (at, seen) in source.seen.iter().enumerate() {
+                let missed = if at == 0 { source.missed } else { 0 };
+                pcapng::statistics(out, self.interface(number, at), now, seen + missed, missed);
+            }
+        }
+    }
+
+    fn interface(&self, source: usize, stage: usize) -> u32 {
+        (source * self.stages.len() + stage) as u32
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[derive(Clone, Copy, Debug, PartialEq)]
+    enum Stage {
+        In,
+        Out,
+    }
+    const ALL: [Stage; 2] = [Stage::In, Stage::Out];
+    fn name(stage: Stage) -> &'static str {
+        if stage == Stage::In { "in" } else { "out" }
+    }
+
+    #[test]
+    fn stages_by_name() {
+        let named = |names: &[&str]| stages(&names.iter().map(ToString::to_string).collect::<Vec<_>>(), &ALL, name);
+        assert_eq!(named(&[]).unwrap(), ALL);
+        assert_eq!(named(&["out", "out"]).unwrap(), [Stage::Out]);
+        assert_eq!(named(&["out", "in"]).unwrap(), [Stage::Out, Stage::In]);
+        let error = named(&["nowhere"]).unwrap_err();
+        assert_eq!((error.location.as_str(), error.hint.as_str()), ("at", "there are in, out"));
+    }
+
+    #[test]
+    fn the_mark_stands_below_the_mistake() {
+        assert_eq!(bad_filter("é prot", 3, "what?").hint, "é prot\n  ^");
+        assert_eq!(bad_filter("tcp", 9, "what?").hint, "tcp\n   ^");
+    }
+
+    #[test]
+    fn limits_end_the_capture() {
+        for (packets, bytes, passes) in [(2, 1_000, 2), (1_000, 15, 2), (1_000, 10, 1)] {
+            let spec = CaptureSpec { packets, bytes, ..CaptureSpec::default() };
+            let mut file = CaptureFile::new(&spec, vec![Stage::Out], ["a".to_owned()]);
+            let mut out = Vec::new();
+            for _ in 0..3 {
+                let packet = Packet { at_ns: 1, len: 60, bytes: &[0; 10] };
+                file.packet(&mut out, 0, Stage::In, packet, Notes::default());
+                file.packet(&mut out, 0, Stage::Out, packet, Notes::default());
+            }
+            assert!(file.has_ended());
+            assert_eq!(file.sources[0].seen, [passes], "{packets} packets, {bytes} bytes");
+        }
+    }
+}
