@@ -51,7 +51,7 @@ impl Forwarding {
         let nat = NatConfig {
             pools: vec![(INTERNET, vec![Ipv4Addr::new(203, 0, 113, 1).into()])],
             cores: 1,
-            sessions_per_core: 65_536,
+            sessions: 65_536,
             seed: 5,
         };
         let mut neighbours = exact_map(1);

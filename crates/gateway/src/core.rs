@@ -5,7 +5,6 @@ use std::sync::Arc;
 
 use bifrost_tables::{TokenBucket, exact_map};
 
-use crate::ahead;
 use crate::decision::{Context, Decision, State};
 use crate::fragments::Fragments;
 use crate::nat::Nat;
@@ -18,9 +17,6 @@ const ANSWERS_AT_ONCE: u64 = 100;
 /// ICMP errors that one core looks into, a second, and at once: each takes a lock.
 const ERRORS_PER_SECOND: u64 = 1000;
 const ERRORS_AT_ONCE: u64 = 100;
-
-/// With fewer sessions, to look ahead costs more than it saves: they take less than 1 MB.
-const MANY: usize = 1 << 13;
 
 /// What becomes of a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -42,7 +38,7 @@ pub struct Core {
 }
 
 impl Core {
-    /// One of `cores` that share the work; `seed` is that of its cache of sessions.
+    /// One of `cores` that share the work; `seed` is that of its hash tables.
     pub fn new(tables: Arc<Tables>, nat: Arc<Nat>, cores: u16, seed: u64) -> Self {
         let mut meters = exact_map(seed);
         let share = |rate: u64| rate.div_ceil(u64::from(cores.max(1)));
@@ -52,7 +48,6 @@ impl Core {
             }
         }
         let state = State {
-            sessions: nat.cache(seed),
             meters,
             answers: TokenBucket::new(ANSWERS_PER_SECOND, ANSWERS_AT_ONCE),
             errors: TokenBucket::new(ERRORS_PER_SECOND, ERRORS_AT_ONCE),
@@ -89,12 +84,7 @@ impl Core {
     /// [processed](Self::process), so that they wait for memory at the same time. With few sessions, which are in the caches anyway, it does nothing.
     #[inline]
     pub fn fetch_ahead(&self, frame: &[u8]) {
-        let sessions = &self.state.sessions;
-        if sessions.len() >= MANY
-            && let Some(flow) = ahead::flow(frame)
-        {
-            sessions.fetch_ahead(&flow);
-        }
+        self.nat.fetch_ahead(frame);
     }
 
     /// Decides about a packet and rewrites it. A dropped packet may be rewritten in part.

@@ -6,7 +6,6 @@ use bifrost_nic::Parsed;
 use bifrost_tables::{ExactMap, Fields, TokenBucket};
 use bifrost_wire::Mac;
 
-use crate::cache::Cache;
 use crate::fragments::Fragments;
 use crate::nat::{Nat, Seen};
 use crate::rewrite::End;
@@ -39,7 +38,6 @@ pub(crate) struct Decision<'a> {
 /// What a core keeps from packet to packet.
 #[derive(Debug)]
 pub(crate) struct State {
-    pub(crate) sessions: Cache,
     /// This core's share of each VPC's rate: packets are sprayed evenly.
     pub(crate) meters: ExactMap<u32, TokenBucket>,
     pub(crate) answers: TokenBucket,
@@ -110,7 +108,7 @@ impl Decision<'_> {
     /// How a packet from the inside leaves.
     pub(crate) fn outward(&mut self, seen: Seen, pool: u32, target: Option<End>) -> Result<Flow, DropReason> {
         if self.steps.is_none() {
-            return self.nat.outward(&mut self.state.sessions, seen, pool, target);
+            return self.nat.outward(seen, pool, target);
         }
         let (outside, is_there) = self.nat.foresee_outward(seen, pool, target)?;
         let session = if is_there { "its session" } else { "a session would begin" };
@@ -121,7 +119,7 @@ impl Decision<'_> {
     /// How a packet from the outside goes on inside.
     pub(crate) fn inward(&mut self, seen: Seen) -> Result<Flow, DropReason> {
         if self.steps.is_none() {
-            return self.nat.inward(&mut self.state.sessions, seen);
+            return self.nat.inward(seen);
         }
         let inside = self.nat.known_inward(&seen.flow).ok_or(DropReason::NatNoSession)?;
         let Flow { network, source, destination, .. } = inside;

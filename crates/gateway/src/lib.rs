@@ -18,7 +18,6 @@
 
 mod ahead;
 mod answer;
-mod cache;
 mod core;
 mod counters;
 mod decide;
@@ -33,6 +32,7 @@ mod quoted;
 mod rewrite;
 mod send;
 mod session;
+mod shared;
 mod tables;
 mod trace;
 

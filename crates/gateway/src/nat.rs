@@ -1,25 +1,27 @@
 //! Many private ends behind few addresses: SNAT to the Internet, and the addresses that services see.
 //!
 //! A session has an *inside* (as the tenant's packets look) and an *outside* (as they leave). All cores of a pod share one [`Nat`]: packets of a
-//! session may come to any core. The sessions lie in as many parts as there are cores. Each part has a block of the ports of every address, so that
-//! the port of a returning packet names its part; a lock guards a part, and is taken when a core sees a session for the first time. After that the core
-//! finds it in a cache of its own ([`Cache`]), and the only shared word that it may write is the time of the session's last packet, every few seconds.
+//! session may come to any core, which finds the session in the one [table](Shared) without a lock. Sessions begin and end under the lock of one of as
+//! many *parts* as there are cores. Each part has a block of the ports of every address, so that sessions of two parts never have the same outside.
 //!
 //! A mapping depends on address and port of both ends (RFC 4787, section 4.1, address and port-dependent): a port serves many destinations. The
 //! address that an inside address gets is always the same ("paired", RFC 4787, section 4.1).
 
 use std::hash::BuildHasher;
 use std::net::IpAddr;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::{AtomicBool, AtomicU32};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use bifrost_tables::{ExactMap, exact_map};
 use bifrost_wire::protocol::{TCP, UDP};
 use bifrost_wire::tcp;
 
 use crate::DropReason;
-use crate::cache::Cache;
+use crate::ahead;
 use crate::rewrite::End;
-use crate::session::{Flow, Session};
+use crate::session::{self, Flow};
+use crate::shared::{SESSIONS_MAX, Shared, Side};
 
 /// The network that is not a VPC's.
 pub const INTERNET: u32 = u32::MAX;
@@ -31,6 +33,10 @@ const TRIES: u16 = 32;
 /// Sessions looked at for being over when one begins, and when there is no room.
 const SWEEP: usize = 4;
 const SWEEP_WHEN_FULL: usize = 64;
+/// Locks of the numbers of sessions of VPCs.
+const VPC_LOCKS: usize = 64;
+/// With fewer sessions, to fetch ahead costs more than it saves: they take less than 1 MB.
+const MANY: u32 = 1 << 13;
 
 /// Settings of a [`Nat`].
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -39,32 +45,44 @@ pub struct NatConfig {
     pub pools: Vec<(u32, Vec<IpAddr>)>,
     /// Parts: one for each core, 1 to 1,024.
     pub cores: u16,
-    /// Sessions of a part at most. A VPC gets at most half of them.
-    pub sessions_per_core: u32,
+    /// Sessions of the pod at most, 1 to 16,777,216. A VPC gets at most half of them.
+    pub sessions: u32,
     /// Secret: of the hash tables, and of the choice of ports.
     pub seed: u64,
 }
 
-#[derive(Debug)]
+/// Sessions that begin and end under one lock.
+#[derive(Debug, Default)]
 struct Part {
-    /// In no order.
-    sessions: Vec<Arc<Session>>,
+    /// The places of both flows of each session, inside and outside; in no order.
+    sessions: Vec<(u32, u32)>,
     /// Where the search for those that are over goes on.
     sweep: usize,
-    by_inside: ExactMap<Flow, Arc<Session>>,
-    /// By what comes back.
-    by_outside: ExactMap<Flow, Arc<Session>>,
-    by_vpc: ExactMap<u32, u32>,
 }
 
 /// All sessions.
 #[derive(Debug)]
 pub struct Nat {
     config: NatConfig,
+    shared: Shared,
     parts: Box<[Mutex<Part>]>,
+    /// Sessions of each VPC that has any.
+    vpcs: Box<[Mutex<ExactMap<u32, u32>>]>,
     /// Ports of an address that belong to a part.
     block: u16,
     hash: foldhash::fast::FixedState,
+    /// Whether there are [`MANY`] sessions. It is read for each packet, so it is not where `counts` is, which each new session changes.
+    many: AtomicBool,
+    counts: Counts,
+}
+
+/// In a line of memory of its own.
+#[derive(Debug, Default)]
+#[repr(align(64))]
+struct Counts {
+    sessions: AtomicU32,
+    /// The part that is swept next by others.
+    sweep: AtomicU32,
 }
 
 /// What a packet of a session says.
@@ -80,35 +98,42 @@ impl Seen {
     fn now_s(&self) -> u32 {
         (self.now / 1_000_000_000) as u32
     }
+
+    fn marks(&self, side: Side) -> u8 {
+        session::marks(self.flow.protocol, self.flags, side == Side::Inside)
+    }
+
+    /// Whether the packet may begin a session.
+    fn opens(&self) -> bool {
+        match self.flow.protocol {
+            TCP => self.flags.contains(tcp::Flags::SYN) && !self.flags.contains(tcp::Flags::ACK),
+            UDP => true,
+            // The identifier is on the side of who asks.
+            _ => self.flow.source.port != 0,
+        }
+    }
 }
 
 impl Nat {
-    /// Without sessions. Numbers out of range are brought into it.
+    /// Without sessions. Numbers out of range are brought into it. All memory for sessions of IPv4 is allocated now: 256 to 512 bytes each.
     pub fn new(config: NatConfig) -> Self {
         let cores = config.cores.clamp(1, 1024);
-        let part = || Part {
-            sessions: Vec::new(),
-            sweep: 0,
-            by_inside: exact_map(config.seed),
-            by_outside: exact_map(config.seed),
-            by_vpc: exact_map(config.seed),
-        };
+        let config = NatConfig { cores, sessions: config.sessions.clamp(1, SESSIONS_MAX), ..config };
         Nat {
-            parts: (0..cores).map(|_| Mutex::new(part())).collect(),
+            shared: Shared::new(config.sessions, config.seed),
+            parts: (0..cores).map(|_| Mutex::default()).collect(),
+            vpcs: (0..VPC_LOCKS).map(|_| Mutex::new(exact_map(config.seed))).collect(),
             block: (u16::MAX - FIRST_PORT + 1) / cores,
             hash: foldhash::fast::FixedState::with_seed(config.seed),
+            many: AtomicBool::new(false),
+            counts: Counts::default(),
             config,
         }
     }
 
-    /// An empty cache for a core: with room for both sides of as many sessions as a part has.
-    pub(crate) fn cache(&self, seed: u64) -> Cache {
-        Cache::new(2 * self.config.sessions_per_core as usize, seed)
-    }
-
     /// Sessions at present.
     pub fn len(&self) -> usize {
-        self.parts.iter().map(|part| lock(part).sessions.len()).sum()
+        self.counts.sessions.load(Relaxed) as usize
     }
 
     /// Whether there is no session.
@@ -116,28 +141,24 @@ impl Nat {
         self.len() == 0
     }
 
-    /// How a packet from the inside leaves. It may begin a session, from an address of `pool` to `target`, or where the packet goes.
-    pub(crate) fn outward(
-        &self,
-        cache: &mut Cache,
-        seen: Seen,
-        pool: u32,
-        target: Option<End>,
-    ) -> Result<Flow, DropReason> {
-        let flow = seen.flow;
-        if let Some(outside) = cache.find(&flow, seen.now_s(), seen.flags, true) {
-            return Ok(outside);
+    /// Has what is known of a flow come into the processor's caches. With few sessions, which are there anyway, it does nothing.
+    #[inline]
+    pub(crate) fn fetch_ahead(&self, frame: &[u8]) {
+        if self.many.load(Relaxed)
+            && let Some(flow) = ahead::flow(frame)
+        {
+            self.shared.fetch_ahead(&flow);
         }
-        let part = self.part_of(&flow);
-        let mut guard = lock(&self.parts[part]);
-        let session = match guard.by_inside.get(&flow) {
-            Some(session) => Arc::clone(session),
-            None => self.begin(&mut guard, part as u16, seen, pool, target)?,
-        };
-        drop(guard);
-        session.touch(seen.now_s(), seen.flags, true);
-        cache.keep(flow, session.outside, &session, seen.now_s());
-        Ok(session.outside)
+    }
+
+    /// How a packet from the inside leaves. It may begin a session, from an address of `pool` to `target`, or where the packet goes.
+    #[inline]
+    pub(crate) fn outward(&self, seen: Seen, pool: u32, target: Option<End>) -> Result<Flow, DropReason> {
+        let marks = seen.marks(Side::Inside);
+        match self.shared.find(Side::Inside, &seen.flow, seen.now_s(), marks) {
+            Some(outside) => Ok(outside),
+            None => self.begin(seen, pool, target),
+        }
     }
 
     /// How a packet from the inside would leave, and whether its session is there already; nothing changes.
@@ -148,43 +169,32 @@ impl Nat {
         pool: u32,
         target: Option<End>,
     ) -> Result<(Flow, bool), DropReason> {
-        let number = self.part_of(&seen.flow);
-        let part = lock(&self.parts[number]);
-        match part.by_inside.get(&seen.flow) {
-            Some(session) => Ok((session.outside, true)),
-            None => Ok((self.choose(&part, number as u16, seen, pool, target)?, false)),
+        match self.known_outward(&seen.flow) {
+            Some(outside) => Ok((outside, true)),
+            None => {
+                let outside = self.choose(self.part_of(&seen.flow) as u16, seen, pool, target)?;
+                if self.is_full(seen.flow.network) { Err(DropReason::NatFull) } else { Ok((outside, false)) }
+            }
         }
     }
 
     /// How a packet from the outside looks inside.
-    pub(crate) fn inward(&self, cache: &mut Cache, seen: Seen) -> Result<Flow, DropReason> {
-        if let Some(inside) = cache.find(&seen.flow, seen.now_s(), seen.flags, false) {
-            return Ok(inside);
-        }
-        let session = self.by_outside(&seen.flow).ok_or(DropReason::NatNoSession)?;
-        session.touch(seen.now_s(), seen.flags, false);
-        let inside = session.inside.reversed();
-        cache.keep(seen.flow, inside, &session, seen.now_s());
-        Ok(inside)
+    #[inline]
+    pub(crate) fn inward(&self, seen: Seen) -> Result<Flow, DropReason> {
+        let marks = seen.marks(Side::Outside);
+        self.shared.find(Side::Outside, &seen.flow, seen.now_s(), marks).ok_or(DropReason::NatNoSession)
     }
 
     /// How a packet from the inside leaves, if it is of a session; for what is said about such a packet, and does not belong to the session.
     #[cold]
     pub(crate) fn known_outward(&self, flow: &Flow) -> Option<Flow> {
-        lock(&self.parts[self.part_of(flow)]).by_inside.get(flow).map(|session| session.outside)
+        self.shared.look(Side::Inside, flow)
     }
 
     /// The same of a packet from the outside.
     #[cold]
     pub(crate) fn known_inward(&self, flow: &Flow) -> Option<Flow> {
-        self.by_outside(flow).map(|session| session.inside.reversed())
-    }
-
-    /// The session of a packet from the outside.
-    fn by_outside(&self, flow: &Flow) -> Option<Arc<Session>> {
-        let port = flow.destination.port.checked_sub(FIRST_PORT)?;
-        let part = self.parts.get(usize::from(port / self.block))?;
-        lock(part).by_outside.get(flow).map(Arc::clone)
+        self.shared.look(Side::Outside, flow)
     }
 
     fn part_of(&self, flow: &Flow) -> usize {
@@ -192,87 +202,142 @@ impl Nat {
     }
 
     #[cold]
-    fn begin(
-        &self,
-        part: &mut Part,
-        number: u16,
-        seen: Seen,
-        pool: u32,
-        target: Option<End>,
-    ) -> Result<Arc<Session>, DropReason> {
-        let now_s = seen.now_s();
-        part.sweep(now_s, SWEEP);
-        if part.sessions.len() >= self.config.sessions_per_core as usize {
-            part.sweep(now_s, SWEEP_WHEN_FULL);
+    fn begin(&self, seen: Seen, pool: u32, target: Option<End>) -> Result<Flow, DropReason> {
+        // Before the lock, which a flood of such packets must not hold.
+        if !seen.opens() {
+            return Err(DropReason::NatNoSession);
         }
-        let outside = self.choose(part, number, seen, pool, target)?;
-        let session = Arc::new(Session::new(seen.flow, outside, now_s));
-        part.sessions.push(Arc::clone(&session));
-        part.by_inside.insert(seen.flow, Arc::clone(&session));
-        part.by_outside.insert(outside.reversed(), Arc::clone(&session));
-        *part.by_vpc.entry(seen.flow.network).or_insert(0) += 1;
-        Ok(session)
+        let (flow, now_s) = (seen.flow, seen.now_s());
+        let number = self.part_of(&flow);
+        let mut part = lock(&self.parts[number]);
+        // Another core may have begun it meanwhile.
+        if let Some(outside) = self.shared.find(Side::Inside, &flow, now_s, seen.marks(Side::Inside)) {
+            return Ok(outside);
+        }
+        self.sweep(&mut part, now_s, SWEEP);
+        if self.is_full(flow.network) {
+            self.make_room(&mut part, now_s);
+        }
+        let outside = self.choose(number as u16, seen, pool, target)?;
+        self.reserve(flow.network)?;
+        let inside_marks = seen.marks(Side::Inside);
+        // The outside first: what answers a packet finds it.
+        let places =
+            self.shared.insert(Side::Outside, &outside.reversed(), &flow.reversed(), now_s, 0).and_then(|there| {
+                let here = self.shared.insert(Side::Inside, &flow, &outside, now_s, inside_marks);
+                if here.is_none() {
+                    self.shared.remove(there);
+                }
+                here.map(|here| (here, there))
+            });
+        let Some(places) = places else {
+            self.release(flow.network);
+            return Err(DropReason::NatFull);
+        };
+        part.sessions.push(places);
+        Ok(outside)
     }
 
     /// How the packets of a session that begins with this one leave.
-    fn choose(&self, part: &Part, number: u16, seen: Seen, pool: u32, target: Option<End>) -> Result<Flow, DropReason> {
-        let flow = seen.flow;
-        let opens = match flow.protocol {
-            TCP => seen.flags.contains(tcp::Flags::SYN) && !seen.flags.contains(tcp::Flags::ACK),
-            UDP => true,
-            // The identifier is on the side of who asks.
-            _ => flow.source.port != 0,
-        };
-        if !opens {
+    fn choose(&self, number: u16, seen: Seen, pool: u32, target: Option<End>) -> Result<Flow, DropReason> {
+        if !seen.opens() {
             return Err(DropReason::NatNoSession);
         }
+        let flow = seen.flow;
         let (network, addresses) = self.config.pools.get(pool as usize).ok_or(DropReason::NoTranslation)?;
-        let max = self.config.sessions_per_core as usize;
-        let of_vpc = part.by_vpc.get(&flow.network).copied().unwrap_or(0) as usize;
-        if part.sessions.len() >= max || of_vpc >= (max / 2).max(1) {
-            return Err(DropReason::NatFull);
-        }
         let destination = target.unwrap_or(flow.destination);
-        let like: Vec<IpAddr> =
-            addresses.iter().copied().filter(|a| a.is_ipv4() == destination.address.is_ipv4()).collect();
+        let like = || addresses.iter().copied().filter(|a| a.is_ipv4() == destination.address.is_ipv4());
         let choice = self.hash.hash_one((flow.network, flow.source.address)) as usize;
-        let address = *like.get(choice % like.len().max(1)).ok_or(DropReason::NoTranslation)?;
+        let address = like().nth(choice % like().count().max(1)).ok_or(DropReason::NoTranslation)?;
         let first = self.hash.hash_one((flow, seen.now_s())) as u16 % self.block;
         let ports = (0..TRIES.min(self.block)).map(|n| FIRST_PORT + number * self.block + (first + n) % self.block);
         let outside = |port| {
             let source = End { address, port };
             Flow { network: *network, protocol: flow.protocol, source, destination }
         };
-        ports.map(outside).find(|o| !part.by_outside.contains_key(&o.reversed())).ok_or(DropReason::NatFull)
+        ports.map(outside).find(|o| self.known_inward(&o.reversed()).is_none()).ok_or(DropReason::NatFull)
     }
-}
 
-impl Part {
-    /// Removes those of the next `count` sessions that are over.
-    fn sweep(&mut self, now_s: u32, count: usize) {
-        for _ in 0..count.min(self.sessions.len()) {
-            if self.sweep >= self.sessions.len() {
-                self.sweep = 0;
+    /// Whether there are as many sessions as there may be, in all or in a VPC.
+    fn is_full(&self, vpc: u32) -> bool {
+        let of_vpc = lock(self.vpc(vpc)).get(&vpc).copied().unwrap_or(0);
+        self.counts.sessions.load(Relaxed) >= self.config.sessions || of_vpc >= self.share()
+    }
+
+    /// Sessions of a VPC at most.
+    fn share(&self) -> u32 {
+        (self.config.sessions / 2).max(1)
+    }
+
+    /// Counts a session that begins.
+    fn reserve(&self, vpc: u32) -> Result<(), DropReason> {
+        let mut vpcs = lock(self.vpc(vpc));
+        let of_vpc = vpcs.get(&vpc).copied().unwrap_or(0);
+        let sessions = self.counts.sessions.fetch_add(1, Relaxed);
+        if of_vpc >= self.share() || sessions >= self.config.sessions {
+            self.counts.sessions.fetch_sub(1, Relaxed);
+            return Err(DropReason::NatFull);
+        }
+        vpcs.insert(vpc, of_vpc + 1);
+        if sessions + 1 >= MANY && !self.many.load(Relaxed) {
+            self.many.store(true, Relaxed);
+        }
+        Ok(())
+    }
+
+    /// Counts a session that is over.
+    fn release(&self, vpc: u32) {
+        let mut vpcs = lock(self.vpc(vpc));
+        if let Some(of_vpc) = vpcs.get_mut(&vpc) {
+            *of_vpc -= 1;
+            if *of_vpc == 0 {
+                vpcs.remove(&vpc);
             }
-            if !self.sessions[self.sweep].is_over(now_s) {
-                self.sweep += 1;
+        }
+        // Later than sooner: nothing is to go back and forth for each session.
+        if self.counts.sessions.fetch_sub(1, Relaxed) <= MANY / 2 && self.many.load(Relaxed) {
+            self.many.store(false, Relaxed);
+        }
+    }
+
+    fn vpc(&self, vpc: u32) -> &Mutex<ExactMap<u32, u32>> {
+        &self.vpcs[vpc as usize % VPC_LOCKS]
+    }
+
+    /// Looks for sessions that are over, in this part and in one that no core uses right now.
+    fn make_room(&self, part: &mut Part, now_s: u32) {
+        self.sweep(part, now_s, SWEEP_WHEN_FULL);
+        let other = self.counts.sweep.fetch_add(1, Relaxed) as usize % self.parts.len();
+        // The own part is locked, and waiting for another one with it could last forever.
+        if let Ok(mut other) = self.parts[other].try_lock() {
+            self.sweep(&mut other, now_s, SWEEP_WHEN_FULL);
+        }
+    }
+
+    /// Removes those of the next `count` sessions that are over.
+    fn sweep(&self, part: &mut Part, now_s: u32, count: usize) {
+        for _ in 0..count.min(part.sessions.len()) {
+            if part.sweep >= part.sessions.len() {
+                part.sweep = 0;
+            }
+            let (inside, outside) = part.sessions[part.sweep];
+            let notes = [inside, outside].map(|place| self.shared.note_at(place));
+            let marks = notes[0].marks() | notes[1].marks();
+            let seen_s = notes[0].seconds().max(notes[1].seconds());
+            let flow = self.shared.flow_at(inside);
+            if !session::is_over(flow.protocol, marks, seen_s, now_s) {
+                part.sweep += 1;
                 continue;
             }
-            let session = self.sessions.swap_remove(self.sweep);
-            session.end();
-            self.by_inside.remove(&session.inside);
-            self.by_outside.remove(&session.outside.reversed());
-            if let Some(count) = self.by_vpc.get_mut(&session.inside.network) {
-                *count -= 1;
-                if *count == 0 {
-                    self.by_vpc.remove(&session.inside.network);
-                }
-            }
+            part.sessions.swap_remove(part.sweep);
+            self.shared.remove(inside);
+            self.shared.remove(outside);
+            self.release(flow.network);
         }
     }
 }
 
-/// A panic of another core while it held the lock leaves maps that are valid one by one.
-fn lock(part: &Mutex<Part>) -> MutexGuard<'_, Part> {
-    part.lock().unwrap_or_else(PoisonError::into_inner)
+/// A panic of another core while it held the lock leaves what is valid.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

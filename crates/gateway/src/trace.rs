@@ -2,7 +2,6 @@
 
 use bifrost_tables::{TokenBucket, exact_map};
 
-use crate::cache::Cache;
 use crate::decision::{Context, Decision, State};
 use crate::fragments::Fragments;
 use crate::nat::Nat;
@@ -25,7 +24,6 @@ pub struct Step {
 pub fn trace(tables: &Tables, nat: &Nat, context: Context<'_>, packet: &mut Packet<'_>) -> (Verdict, Vec<Step>) {
     let mut steps = Vec::new();
     let mut state = State {
-        sessions: Cache::new(0, 0),
         meters: exact_map(0),
         answers: TokenBucket::new(1, 1),
         errors: TokenBucket::new(1, 1),

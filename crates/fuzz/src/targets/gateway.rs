@@ -56,7 +56,7 @@ pub(crate) fn run(bytes: &[u8]) {
     let nat = Nat::new(NatConfig {
         pools: vec![(INTERNET, vec![address(203, 1)]), (300, vec![address(100, 9)])],
         cores: 1,
-        sessions_per_core: 8,
+        sessions: 8,
         seed: 2,
     });
     let (tables, neighbours) = known();

@@ -103,7 +103,7 @@ pub(super) fn nat() -> Nat {
     Nat::new(NatConfig {
         pools: vec![(INTERNET, vec![ip(NAT_ADDRESS)]), (SERVICE, vec![ip("100.64.1.1")])],
         cores: 4,
-        sessions_per_core: 1000,
+        sessions: 4000,
         seed: 5,
     })
 }

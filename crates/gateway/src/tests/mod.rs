@@ -4,3 +4,4 @@ mod fragments;
 mod nat;
 mod properties;
 mod services;
+mod shared;

@@ -17,6 +17,10 @@ use crate::program::check_socket;
 /// Groups of the Internet's table: networks with prefixes longer than /24 in them.
 const FIB_GROUPS: u32 = 1 << 16;
 
+/// Sessions of translation, unless the file says how many.
+const SESSIONS_OF_A_CORE: u32 = 65_536;
+const SESSIONS_MAX: u32 = 1 << 24;
+
 /// A checked configuration.
 #[derive(Clone, Debug)]
 pub struct Config {
@@ -121,8 +125,9 @@ struct Gateway {
     mtu: Spanned<u16>,
     on_link: Spanned<Vec<IpNet>>,
     router: Option<IpAddr>,
-    #[serde(default = "default_sessions")]
-    sessions_per_core: u32,
+    sessions: Option<Spanned<u32>>,
+    /// Of older versions: `sessions` of a single core.
+    sessions_per_core: Option<Spanned<u32>>,
     #[serde(default = "default_ring_entries")]
     ring_entries: Spanned<u16>,
 }
@@ -236,10 +241,6 @@ fn default_ring_entries() -> Spanned<u16> {
     Spanned::new(0..0, 1024)
 }
 
-fn default_sessions() -> u32 {
-    65_536
-}
-
 impl Config {
     /// Reads and checks a file.
     ///
@@ -280,12 +281,8 @@ fn check(file: File, checker: &mut Checker<'_>) -> Option<Config> {
     tables.on_link = on_link.map_err(|net| checker.error(&gateway.on_link, format!("{net} twice"))).unwrap_or_default();
     tables.router = gateway.router;
 
-    let mut nat = NatConfig {
-        pools: Vec::new(),
-        cores: *gateway.cores.get_ref(),
-        sessions_per_core: gateway.sessions_per_core,
-        seed: fastrand::u64(..),
-    };
+    let sessions = sessions(&gateway, checker);
+    let mut nat = NatConfig { pools: Vec::new(), cores: *gateway.cores.get_ref(), sessions, seed: fastrand::u64(..) };
     let mut pool_numbers = BTreeMap::new();
     for pool in &pools {
         let network = pool.vni.unwrap_or(INTERNET);
@@ -365,6 +362,27 @@ fn check(file: File, checker: &mut Checker<'_>) -> Option<Config> {
         nat,
         resolve,
     })
+}
+
+/// Sessions of the whole pod.
+fn sessions(gateway: &Gateway, checker: &mut Checker<'_>) -> u32 {
+    let cores = u32::from(*gateway.cores.get_ref());
+    if let Some(each) = &gateway.sessions_per_core {
+        let total = each.get_ref().saturating_mul(cores).clamp(1, SESSIONS_MAX);
+        checker.error(
+            each,
+            format!(
+                "sessions_per_core: all cores share one table now; use sessions = {total}, which is the pod's total"
+            ),
+        );
+    }
+    let Some(sessions) = &gateway.sessions else {
+        return SESSIONS_OF_A_CORE.saturating_mul(cores).clamp(1, SESSIONS_MAX);
+    };
+    if !(1..=SESSIONS_MAX).contains(sessions.get_ref()) {
+        checker.error(sessions, format!("sessions = {}; 1 to {SESSIONS_MAX}", sessions.get_ref()));
+    }
+    *sessions.get_ref()
 }
 
 fn vpc(
@@ -517,6 +535,9 @@ next_hop = "10.0.0.253"
         // The host, the ISP's router, and the way to the customer's.
         assert_eq!(resolve, ["10.0.0.11", "10.0.0.253", "10.0.0.254"]);
         assert_eq!(config.tables.vpcs[&100].snat, Some(0));
+        assert_eq!(config.nat.sessions, 131_072);
+        let config = load(&GOOD.replace("cores = 2", "cores = 2\nsessions = 1000000")).unwrap();
+        assert_eq!(config.nat.sessions, 1_000_000);
     }
 
     #[test]
@@ -524,6 +545,12 @@ next_hop = "10.0.0.253"
         for (from, to, error) in [
             ("cores = 2", "cores = 0", "5: cores = 0; a pod has 1 to 1,024"),
             ("cores = 2", "cores = 2\nring_entries = 1000", "6: ring_entries = 1000; a power of two from 64 to 16384"),
+            ("cores = 2", "cores = 2\nsessions = 0", "6: sessions = 0; 1 to 16777216"),
+            (
+                "cores = 2",
+                "cores = 2\nsessions_per_core = 1000",
+                "6: sessions_per_core: all cores share one table now; use sessions = 2000",
+            ),
             ("02:00:00:00:00:01", "02:00", "8: "),
             ("snat = \"nat\"", "snat = \"x\"", "22: there is no [[pools]] of this name"),
             ("idc:office", "idc:home", "25: \"idc:home\" is none of"),

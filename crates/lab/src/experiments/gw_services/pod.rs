@@ -95,7 +95,7 @@ interfaces = [{memif:?}]
 addresses = ["{GATEWAY}"]
 mac = "{GATEWAY_MAC}"
 on_link = ["10.0.0.0/24"]
-sessions_per_core = 2000000
+sessions = 2000000
 [[pools]]
 name = "nat"
 addresses = [{}]
