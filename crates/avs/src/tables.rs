@@ -11,7 +11,7 @@ use crate::limits::{FlowLimits, SessionLimits};
 
 /// The gateway's MAC address, the same in every VPC and on every host, so that a guest that moves keeps its neighbour
 /// entry. No vNIC may have it.
-pub const GATEWAY_MAC: Mac = Mac([0x02, 0xbf, 0x00, 0x00, 0x00, 0x01]);
+pub const GATEWAY_MAC: Mac = Mac::ROUTER;
 
 /// Which packets of a VPC cross the underlay reliably (NSDI'26 paper, section 4.1). ARP and neighbour discovery never do.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -4,7 +4,7 @@ use bifrost_plb as plb;
 use bifrost_tables::{LimiterConfig, Rate};
 use thiserror::Error;
 
-use crate::Rules;
+use crate::{ReliableConfig, ReliableError, Rules};
 
 /// Settings of a [`Pod`](crate::Pod).
 #[derive(Clone, Debug)]
@@ -23,6 +23,8 @@ pub struct PodConfig {
     pub control: Rate,
     /// Smallest payload, bytes, of packets that are delivered as headers only; `None`: no packet is.
     pub header_only_from: Option<u16>,
+    /// The reliable transport with hosts, if it is spoken.
+    pub reliable: Option<ReliableConfig>,
 }
 
 /// Settings of a [`Pipeline`](crate::Pipeline).
@@ -62,6 +64,9 @@ pub enum ConfigError {
     /// Headers only without payload slots.
     #[error("pod {0}: headers only, but no payload slots")]
     PayloadSlots(String),
+    /// Of the transport.
+    #[error("pod {0}: {1}")]
+    Reliable(String, ReliableError),
 }
 
 fn text(vlan: Option<u16>) -> String {

@@ -1,12 +1,12 @@
 //! What happened at a pod's side of the pipeline. What happened in its order queues is in `bifrost_plb::Counters`.
 
 macro_rules! counters {
-    ($($(#[$doc:meta])* $name:ident),* $(,)?) => {
-        /// Counters of one pod.
+    ($(#[$of:meta])* $group:ident: $($(#[$doc:meta])* $name:ident),* $(,)?) => {
+        $(#[$of])*
         #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-        pub struct PodCounters { $($(#[$doc])* pub $name: u64),* }
+        pub struct $group { $($(#[$doc])* pub $name: u64),* }
 
-        impl PodCounters {
+        impl $group {
             /// All counters with their names, in order of declaration.
             pub fn iter(&self) -> impl Iterator<Item = (&'static str, u64)> {
                 [$((stringify!($name), self.$name)),*].into_iter()
@@ -16,6 +16,8 @@ macro_rules! counters {
 }
 
 counters! {
+    /// Counters of one pod.
+    PodCounters:
     /// Frames for the pod.
     arrived_packets,
     /// Frames put into its rings of cores.
@@ -42,6 +44,62 @@ counters! {
     returned_bad_packets,
     /// Frames that left.
     sent_packets,
+}
+
+counters! {
+    /// Counters of the reliable transport with one host.
+    HostCounters:
+    /// Datagrams of the transport that arrived.
+    rx_datagrams,
+    /// Frames that the transport has brought, each once; they go to the pod, in the order of their flows.
+    rx_frames,
+    /// Frames handed to the pod.
+    delivered_frames,
+    /// Frames dropped behind the transport: the pod was gone, or its buffers are too small.
+    undelivered_frames,
+    /// Frames refused that come again: the pod has no room, or is not there.
+    refused_no_ring_frames,
+    /// Frames refused that come again: the host's share of the memory is used up, or too much is missing before them.
+    refused_no_memory_frames,
+    /// Frames refused that come again: they are damaged, although their datagram is not.
+    refused_damaged_frames,
+    /// Frames dropped and acknowledged: the tenant exceeds its rate.
+    limited_frames,
+    /// Frames dropped and acknowledged: malformed.
+    malformed_frames,
+    /// Frames dropped and acknowledged: their addresses are not those of the connection.
+    wrong_address_frames,
+    /// Packets dropped: the UDP checksum is wrong.
+    bad_checksum_datagrams,
+    /// Packets dropped: no VXLAN header.
+    bad_vxlan_datagrams,
+    /// Packets dropped: not as the protocol says.
+    bad_packets,
+    /// Frames from the pod that the transport carries, repetitions not counted.
+    tx_frames,
+    /// Frames from the pod that leave as plain VXLAN: no connection carries them.
+    plain_frames,
+    /// Frames from the pod that leave as plain VXLAN: the host's share of the memory is used up.
+    plain_no_memory_frames,
+    /// Frames from the pod that leave as plain VXLAN: with the transport's header they are too long.
+    plain_too_long_frames,
+    /// Frames from the pod that leave as plain VXLAN: their checksum is wrong.
+    plain_bad_checksum_frames,
+    /// Frames that leave as plain VXLAN after all: their connection has ended, or they were repeated too often.
+    surrendered_frames,
+    /// Packets that left, repetitions and acknowledgements included.
+    tx_datagrams,
+    /// Packets not sent: nothing is known of the way to the host.
+    unsent_no_link_packets,
+}
+
+counters! {
+    /// Counters of the reliable transport of one pod, with nobody in particular.
+    TransportCounters:
+    /// Datagrams dropped: from an address that no configured host has.
+    unknown_host_datagrams,
+    /// Connection requests refused: for another address than the gateway's, or a VNI that is not configured.
+    refused_requests,
 }
 
 /// Why an arriving frame is dropped.

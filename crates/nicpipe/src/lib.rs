@@ -25,15 +25,17 @@ mod explain;
 mod parse;
 mod pipeline;
 mod pod;
+mod reliable;
 mod rules;
 #[cfg(test)]
 mod tests;
 
 pub use bifrost_plb::Mode;
 pub use config::{ConfigError, PipelineConfig, PodConfig};
-pub use counters::{PodCounters, Refusal};
+pub use counters::{HostCounters, PodCounters, Refusal, TransportCounters};
 pub use explain::Explained;
 pub use parse::{Arrival, Flow, look};
-pub use pipeline::{Pipeline, Place};
+pub use pipeline::{Links, Pipeline, Place};
 pub use pod::{Leaving, Pod, Ring, Rings};
+pub use reliable::{HostState, Reliable, ReliableConfig, ReliableError};
 pub use rules::{Class, Rule, Rules};

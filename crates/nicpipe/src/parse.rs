@@ -60,7 +60,7 @@ impl Arrival {
     }
 
     /// What is behind the outer headers.
-    fn payload<'a>(&self, frame: &'a [u8]) -> &'a [u8] {
+    pub(crate) fn payload<'a>(&self, frame: &'a [u8]) -> &'a [u8] {
         frame.get(usize::from(self.outer.payload)..self.end).unwrap_or_default()
     }
 

@@ -1,6 +1,6 @@
 //! All pods.
 
-use crate::pod::Times;
+use crate::pod::{Charged, Entry, Times};
 use crate::{Arrival, ConfigError, PipelineConfig, Pod, Refusal, Ring, Rings, look};
 
 /// VLAN identifiers.
@@ -13,6 +13,12 @@ pub struct Place {
     pub pod: usize,
     /// The pod's interface.
     pub interface: usize,
+}
+
+/// The rings of all places.
+pub trait Links {
+    /// Those of a place.
+    fn rings(&mut self, place: Place) -> impl Rings;
 }
 
 /// The pipeline. See the [crate].
@@ -74,6 +80,8 @@ impl Pipeline {
     /// Takes a frame from the wire, where it arrived `at`, which is not later than `now`: rates are those of the wire. `rings` gives the rings of a
     /// place.
     ///
+    /// A packet of the reliable transport with hosts is for no ring yet: see [`settle`](Self::settle).
+    ///
     /// # Errors
     /// It is dropped.
     #[inline]
@@ -83,7 +91,7 @@ impl Pipeline {
         at: u64,
         frame: &[u8],
         rings: impl FnOnce(Place) -> R,
-    ) -> Result<(Place, Ring), Refusal> {
+    ) -> Result<(Place, Option<Ring>), Refusal> {
         let Some(arrival) = look(frame) else {
             self.malformed += 1;
             return Err(Refusal::Malformed);
@@ -94,8 +102,27 @@ impl Pipeline {
         };
         let pod = &mut self.pods[place.pod];
         let times = Times { now, at };
-        let ring = pod.arrive(times, self.seed, place.interface, &arrival, frame, &mut rings(place))?;
-        Ok((place, ring))
+        if pod.arrive_reliable(times, self.seed, place.interface, &arrival, frame) {
+            return Ok((place, None));
+        }
+        let rings = &mut rings(place);
+        let entry = Entry { times, interface: place.interface, charged: Charged::No };
+        let ring = pod.arrive(entry, self.seed, &arrival, frame, rings)?;
+        Ok((place, Some(ring)))
+    }
+
+    /// Has the transports do what is due, puts what they have brought into rings, and acknowledges it. To be called after all that arrived at a
+    /// time, and when the [`deadline`](Self::deadline) has come.
+    pub fn settle(&mut self, now: u64, links: &mut impl Links) {
+        let seed = self.seed;
+        for (number, pod) in self.pods.iter_mut().enumerate().filter(|(_, pod)| pod.reliable().is_some()) {
+            pod.settle(now, seed, number, links);
+        }
+    }
+
+    /// Hands `sink` what the transports send, each frame in parts. To be called after all that pods returned at a time.
+    pub fn emit(&mut self, mut sink: impl FnMut(&[&[u8]])) {
+        self.pods.iter_mut().for_each(|pod| pod.emit(&mut sink));
     }
 
     /// Whose a frame is.
@@ -106,7 +133,7 @@ impl Pipeline {
         }
     }
 
-    /// The first time at which a pod's packets must be released.
+    /// The first time at which a pod's packets must be released, or a transport has something to do.
     pub fn deadline(&self) -> Option<u64> {
         self.pods.iter().filter_map(Pod::deadline).min()
     }

@@ -6,7 +6,8 @@ use bifrost_wire::ethernet;
 
 use crate::buffers::Buffers;
 use crate::parse::untagged;
-use crate::{Arrival, Class, ConfigError, Flow, PodConfig, PodCounters, Refusal};
+use crate::reliable::{Delivery, Gate};
+use crate::{Arrival, Class, ConfigError, Flow, Links, Place, PodConfig, PodCounters, Refusal, Reliable, look};
 
 /// Of how many packets one is looked at to find the heaviest tenants.
 const SAMPLED: u64 = 64;
@@ -42,6 +43,23 @@ pub(crate) struct Times {
     pub(crate) at: u64,
 }
 
+/// How a frame comes in.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Entry {
+    pub(crate) times: Times,
+    pub(crate) interface: usize,
+    pub(crate) charged: Charged,
+}
+
+/// Whether a frame has been charged to its tenant.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Charged {
+    /// Not yet.
+    No,
+    /// By the transport. It is offered again if there is no room for it.
+    Yes,
+}
+
 /// A packet that waits for its turn.
 #[derive(Clone, Copy, Debug)]
 struct Held {
@@ -65,6 +83,7 @@ pub struct Pod {
     /// Which interfaces have a client.
     up: Vec<bool>,
     counters: PodCounters,
+    reliable: Option<Box<Reliable>>,
 }
 
 impl Pod {
@@ -81,7 +100,9 @@ impl Pod {
         let plb::Config { order_queues, queue_entries, payload_slots, .. } = config.balancer;
         // What is held has a place; one more is being looked at.
         let places = u32::from(order_queues) * queue_entries + 1;
+        let reliable = config.reliable.as_ref().map(|settings| Reliable::new(settings.clone(), longest)).transpose();
         Ok(Pod {
+            reliable: reliable.map_err(|error| ConfigError::Reliable(name(), error))?.map(Box::new),
             balancer,
             limiter: TenantLimiter::new(config.limiter),
             heavy: HeavyHitters::default(),
@@ -173,22 +194,80 @@ impl Pod {
         self.up.get(interface).copied().unwrap_or(false)
     }
 
-    /// When [`release`](Self::release) has to be called next if nothing comes back until then.
+    /// When [`release`](Self::release) has to be called next if nothing comes back until then, or [`Pipeline::settle`](crate::Pipeline::settle).
     pub fn deadline(&self) -> Option<u64> {
-        self.balancer.deadline()
+        let reliable = self.reliable.as_ref().and_then(|reliable| reliable.deadline());
+        [self.balancer.deadline(), reliable].into_iter().flatten().min()
+    }
+
+    /// The reliable transport with hosts.
+    pub fn reliable(&self) -> Option<&Reliable> {
+        self.reliable.as_deref()
+    }
+
+    /// Whether a frame that arrived at an interface is the transport's; then the transport has it.
+    #[inline]
+    pub(crate) fn arrive_reliable(
+        &mut self,
+        times: Times,
+        seed: u64,
+        interface: usize,
+        arrival: &Arrival,
+        frame: &[u8],
+    ) -> bool {
+        let Pod { reliable: Some(reliable), limiter, heavy, counters, up, .. } = self else { return false };
+        let is_up = up.get(interface).copied().unwrap_or(false);
+        let mut gate = |vni: u32| {
+            if !is_up {
+                return Gate::Closed;
+            }
+            counters.arrived_packets += 1;
+            let tenant = Arrival { vni: Some(vni), ..*arrival }.tenant(seed);
+            if counters.arrived_packets.is_multiple_of(SAMPLED) {
+                heavy.sample(tenant);
+            }
+            if limiter.admit(times.at, tenant, 1).passes {
+                return Gate::Open;
+            }
+            counters.refused_limited_packets += 1;
+            Gate::Limited
+        };
+        reliable.arrive(times, interface, arrival, frame, &mut gate)
+    }
+
+    /// Does what the transport has to do now, and hands the pod what it has brought.
+    pub(crate) fn settle(&mut self, now: u64, seed: u64, number: usize, links: &mut impl Links) {
+        let Some(mut reliable) = self.reliable.take() else { return };
+        reliable.settle(now, |interface, frame| {
+            let Some(arrival) = look(frame) else { return Delivery::Dropped };
+            let entry = Entry { times: Times { now, at: now }, interface, charged: Charged::Yes };
+            match self.arrive(entry, seed, &arrival, frame, &mut links.rings(Place { pod: number, interface })) {
+                Ok(_) => Delivery::Taken,
+                Err(Refusal::RingFull | Refusal::QueueFull) => Delivery::NoRoom,
+                Err(_) => Delivery::Dropped,
+            }
+        });
+        self.reliable = Some(reliable);
+    }
+
+    /// Hands `sink` what the transport sends.
+    pub(crate) fn emit(&mut self, sink: impl FnMut(&[&[u8]])) {
+        if let Some(reliable) = &mut self.reliable {
+            reliable.emit(sink);
+        }
     }
 
     /// Classifies, limits and dispatches a frame that arrived at an interface.
     pub(crate) fn arrive(
         &mut self,
-        Times { now, at }: Times,
+        Entry { times: Times { now, at }, interface, charged }: Entry,
         seed: u64,
-        interface: usize,
         arrival: &Arrival,
         frame: &[u8],
         rings: &mut impl Rings,
     ) -> Result<Ring, Refusal> {
-        self.counters.arrived_packets += 1;
+        let is_charged = charged == Charged::Yes;
+        self.counters.arrived_packets += u64::from(!is_charged);
         if !self.is_up(interface) {
             self.counters.refused_pod_down_packets += 1;
             return Err(Refusal::PodDown);
@@ -202,13 +281,15 @@ impl Pod {
         if class == Class::Priority {
             return self.arrive_priority(at, tagged, arrival, frame, rings);
         }
-        let tenant = arrival.tenant(seed);
-        if self.counters.arrived_packets.is_multiple_of(SAMPLED) {
-            self.heavy.sample(tenant);
-        }
-        if !self.limiter.admit(at, tenant, 1).passes {
-            self.counters.refused_limited_packets += 1;
-            return Err(Refusal::Limited);
+        if !is_charged {
+            let tenant = arrival.tenant(seed);
+            if self.counters.arrived_packets.is_multiple_of(SAMPLED) {
+                self.heavy.sample(tenant);
+            }
+            if !self.limiter.admit(at, tenant, 1).passes {
+                self.counters.refused_limited_packets += 1;
+                return Err(Refusal::Limited);
+            }
         }
         // Only what passes is worth a look inside.
         let Flow { hash, headers, fragment } = arrival.flow(frame, seed);
@@ -225,7 +306,7 @@ impl Pod {
                 Refused::QueueFull => (&mut self.counters.refused_queue_full_packets, Refusal::QueueFull),
                 _ => (&mut self.counters.refused_ring_full_packets, Refusal::RingFull),
             };
-            *counter += 1;
+            *counter += u64::from(!is_charged);
             refusal
         })?;
         let end = if trailer.payload.is_some() { headers } else { arrival.end };
@@ -344,20 +425,35 @@ impl Pod {
     /// The reorder check: hands `sink` the frames that may leave now.
     #[inline]
     pub fn release(&mut self, now: u64, limit: u32, mut sink: impl FnMut(Leaving<'_>)) -> u32 {
-        let Pod { balancer, held, payloads, payload_lens, counters, config, .. } = self;
+        let Pod { balancer, held, payloads, payload_lens, counters, config, reliable, .. } = self;
+        let mut sink = leave_through(reliable, &mut sink);
         balancer.release(now, limit, |egress| {
             deparse(egress, held, payloads, payload_lens, counters, &config.interfaces, &mut sink);
         })
     }
 
     fn leave(&mut self, egress: Egress<Held>, mut sink: impl FnMut(Leaving<'_>)) {
-        let Pod { held, payloads, payload_lens, counters, config, .. } = self;
+        let Pod { held, payloads, payload_lens, counters, config, reliable, .. } = self;
+        let mut sink = leave_through(reliable, &mut sink);
         deparse(egress, held, payloads, payload_lens, counters, &config.interfaces, &mut sink);
     }
 
     #[cfg(test)]
     pub(crate) fn free_buffers(&self) -> usize {
         self.held.free()
+    }
+}
+
+/// Frames that the transport does not take leave as they are.
+#[inline]
+fn leave_through<'a>(
+    reliable: &'a mut Option<Box<Reliable>>,
+    sink: &'a mut impl FnMut(Leaving<'_>),
+) -> impl FnMut(Leaving<'_>) + 'a {
+    move |leaving| {
+        if !reliable.as_mut().is_some_and(|reliable| reliable.depart(&leaving)) {
+            sink(leaving);
+        }
     }
 }
 

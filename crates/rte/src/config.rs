@@ -82,6 +82,8 @@ pub struct Config {
     pub heavy_loss_percent: u8,
     /// Bound on connections.
     pub max_connections: u32,
+    /// Bound on connections with one peer: beyond it the peer's REQUESTs are rejected, and traffic to it is plain VXLAN.
+    pub max_connections_per_peer: u32,
     /// Bound on pages of 64 packets that are in flight or held, over all connections and per direction.
     pub max_pages: u32,
     /// Where both directions of every connection begin, at both ends alike: 0 (PROTOCOL §6.1). Simulations bring the wrap near.
@@ -135,6 +137,7 @@ impl Default for Config {
             swift_noise_ns: MS,
             heavy_loss_percent: 0,
             max_connections: 1 << 20,
+            max_connections_per_peer: u32::MAX,
             max_pages: 1 << 18,
             first_psn: 0,
             #[cfg(any(test, feature = "mutations"))]

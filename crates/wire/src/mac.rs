@@ -18,6 +18,10 @@ impl Mac {
     /// All zeros: "unknown" in ARP, never the address of a station.
     pub const ZERO: Self = Self([0; 6]);
 
+    /// The address of the distributed router of every VPC on every host: the source of frames that a host has routed. No vNIC
+    /// may have it.
+    pub const ROUTER: Self = Self([0x02, 0xbf, 0x00, 0x00, 0x00, 0x01]);
+
     /// The octets in wire order.
     #[must_use]
     pub const fn octets(self) -> [u8; 6] {

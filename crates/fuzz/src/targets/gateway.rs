@@ -47,6 +47,7 @@ pub(crate) fn run(bytes: &[u8]) {
         limiter: LimiterConfig { color_entries: 16, meter_entries: 16, ..LimiterConfig::default() },
         control: Rate { per_second: 1000, burst: 10 },
         header_only_from: (options & 1 != 0).then_some(8),
+        reliable: None,
     };
     let config = PipelineConfig { pods: vec![pod], longest: LONGEST, seed: 1 };
     let mut pipeline = Pipeline::new(config).unwrap_or_else(|e| panic!("{e}"));

@@ -330,6 +330,7 @@ fn check_pod(pod: &Pod, checker: &mut Checker<'_>) -> PodSettings {
             limiter,
             control: Rate { per_second: pod.control_packets_per_second, burst: pod.control_packets_per_second.max(64) },
             header_only_from: pod.header_only_from.as_ref().map(|v| *v.get_ref()),
+            reliable: None,
         },
         sockets: interfaces.iter().map(|i| i.socket.get_ref().clone()).collect(),
         bypass,

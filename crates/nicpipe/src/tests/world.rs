@@ -30,6 +30,7 @@ pub(super) fn config(cores: u16) -> PodConfig {
         limiter: LimiterConfig::default(),
         control: Rate { per_second: 1000, burst: 8 },
         header_only_from: None,
+        reliable: None,
     }
 }
 
@@ -76,6 +77,10 @@ pub(super) fn read(frame: &[u8]) -> (u16, u32) {
     let inner = 18 + 20 + 8 + 8 + 14 + 20;
     let flow = u16::from_be_bytes([frame[inner], frame[inner + 1]]);
     (flow, u32::from_be_bytes(frame[inner + 8..inner + 12].try_into().unwrap()))
+}
+
+fn in_ring((place, ring): (Place, Option<Ring>)) -> (Place, Ring) {
+    (place, ring.unwrap())
 }
 
 /// A packet at a core, and when it will be done.
@@ -152,13 +157,13 @@ impl World {
 
     pub(super) fn arrive(&mut self, frame: &[u8]) -> Result<(Place, Ring), Refusal> {
         let World { pipeline, cores, priority, ring, now, .. } = self;
-        pipeline.arrive(*now, *now, frame, |_| TestRings { cores, priority, size: *ring })
+        pipeline.arrive(*now, *now, frame, |_| TestRings { cores, priority, size: *ring }).map(in_ring)
     }
 
     /// The same of a frame that waited for the pipeline.
     pub(super) fn arrive_late(&mut self, waited_ns: u64, frame: &[u8]) -> Result<(Place, Ring), Refusal> {
         let World { pipeline, cores, priority, ring, now, .. } = self;
-        pipeline.arrive(*now, *now - waited_ns, frame, |_| TestRings { cores, priority, size: *ring })
+        pipeline.arrive(*now, *now - waited_ns, frame, |_| TestRings { cores, priority, size: *ring }).map(in_ring)
     }
 
     /// Time goes by: cores work, and what is done comes back.

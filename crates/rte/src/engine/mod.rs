@@ -266,7 +266,7 @@ impl Engine {
         }
     }
 
-    /// Makes a connection in state `state`; `None` at the bound.
+    /// Makes a connection in state `state`; `None` at a bound.
     fn create(
         &mut self,
         now: Time,
@@ -276,7 +276,10 @@ impl Engine {
         ordering: Ordering,
         state: State,
     ) -> Option<u32> {
-        self.peers.get(usize::from(peer.0))?.as_ref()?;
+        let of_peer = self.peers.get(usize::from(peer.0))?.as_ref()?.connections;
+        if of_peer >= self.config.max_connections_per_peer {
+            return None;
+        }
         let place = match self.free.pop() {
             Some(place) => place,
             None => {
