@@ -21,15 +21,23 @@ use crate::options::Mode;
 use crate::plot::{self, Panel, Series};
 use crate::report::Table;
 use crate::results::from_values;
+use crate::standstill;
 use crate::stats::{Spread, cell, middle};
 use crate::turns;
 
 const FLOWS: u16 = 50;
 const VNIS: [u32; 4] = [100, 101, 102, 103];
 const PAYLOAD: usize = 200;
-/// Packets that leave together, and the time between two such batches.
+/// Packets that leave together, and the least time between two such batches.
 const BATCH: u32 = 32;
 const PAUSE: Duration = Duration::from_micros(2500);
+/// What a worker sleeps with each packet at most, where workers take a random time.
+const JITTER: Duration = Duration::from_micros(100);
+/// Packets at the beginning, sent as fast as the pod returns them, to find out how fast that is: a sleep takes longer than was asked for, by how much depends
+/// on the machine. The others take twice the time. A pod without time to spare would show its own queue, in which all packets wait longer than the timeout.
+const TRIAL: u32 = 3200;
+/// Packets on their way meanwhile.
+const TRIAL_WINDOW: u64 = 128;
 /// Packets on their way at most, unless something is to be held up: a busy machine slows the exchange down.
 const WINDOW: u64 = 512;
 /// Where ACLs drop: one packet in so many.
@@ -68,7 +76,7 @@ impl Case {
 
     fn settings(self, packets: u32) -> Settings {
         let stall = format!("stall = {{ worker = 1, after_packets = {}, ms = 1000 }}\n", packets / 10);
-        let jitter = "jitter_us = 100\n".to_owned();
+        let jitter = format!("jitter_us = {}\n", JITTER.as_micros());
         Settings {
             vnis: VNIS.to_vec(),
             // Threads are away for milliseconds. Packets that are dropped without a word hold others up for so long.
@@ -154,7 +162,14 @@ impl Experiment for GwOrder {
 
     fn run(&self, lab: &Lab) -> Result<Vec<Value>> {
         let packets = (lab.seconds(5.0, 1.6) * f64::from(BATCH) / PAUSE.as_secs_f64()) as u32;
-        turns::each(lab.repetitions(3), &Case::ALL, |case, repetition| measure(lab, *case, repetition, packets))
+        turns::each(lab.repetitions(3), &Case::ALL, |case, repetition| {
+            let attempt = || {
+                let watch = standstill::Watch::start()?;
+                let row = measure(lab, *case, repetition, packets)?;
+                Ok((watch.finish()?, row))
+            };
+            standstill::least_disturbed(1, |row: &Row| row.sent_packets, attempt).map(|(row, _)| row)
+        })
     }
 
     fn report(&self, rows: &[Value]) -> Result<String> {
@@ -258,20 +273,24 @@ fn spread(rows: &[Row], case: Case, field: fn(&Row) -> f64) -> Option<Spread> {
 
 fn measure(lab: &Lab, case: Case, repetition: u32, packets: u32) -> Result<Row> {
     let mut world = World::start(lab, &format!("{case}-{repetition}"), &case.settings(packets))?;
-    let window = if matches!(case, Case::NoDropFlag | Case::StoppedWorker) { u64::MAX } else { WINDOW };
+    let usual_window = if matches!(case, Case::NoDropFlag | Case::StoppedWorker) { u64::MAX } else { WINDOW };
     let mut seen = Seen::default();
-    let (mut next, mut refused) = (Instant::now(), 0u64);
+    let (began, mut pause, mut window) = (Instant::now(), Duration::ZERO, TRIAL_WINDOW);
+    let (mut next, mut refused) = (began, 0u64);
     for number in 0..packets {
+        if number == TRIAL {
+            (pause, window) = ((2 * BATCH * began.elapsed() / TRIAL).max(PAUSE), usual_window);
+        }
         if case == Case::Fallback && number % (packets / 4).max(1) == 0 && number > 0 {
             world.set_mode(if (number / (packets / 4).max(1)) % 2 == 1 { "rss" } else { "plb" })?;
         }
-        let refuse = case.has_drops() && number % ONE_IN == ONE_IN / 2;
+        let refuse = case.has_drops() && number >= TRIAL && number % ONE_IN == ONE_IN / 2;
         refused += u64::from(refuse);
         let (headers, payload) = packet(number, refuse)?;
         world.send(&[&headers, &payload]);
         if number % BATCH == BATCH - 1 {
             world.flush();
-            next = (next + PAUSE).max(Instant::now());
+            next = (next + pause).max(Instant::now());
             let deadline = next + SILENCE;
             while Instant::now() < next
                 || u64::from(number + 1) - refused - seen.packets > window && Instant::now() < deadline

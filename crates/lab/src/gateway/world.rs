@@ -40,7 +40,8 @@ pub struct Settings {
     pub processors: Option<Processors>,
 }
 
-/// Where a gateway's threads run. None of them then waits for packets busily, and they come before other work.
+/// Where a gateway's threads run, before other work. The workers, which share a processor with the lab, then do not wait for packets busily; the
+/// pipeline does, as it does otherwise: each time that it must be woken costs the sender as much as half a frame.
 #[derive(Debug, Clone, Copy)]
 pub struct Processors {
     /// That of the pipeline.
@@ -165,7 +166,7 @@ impl World {
 fn pipeline(settings: &Settings, control: &PathBuf, memif: &PathBuf) -> String {
     let Settings { timeout_ms, queue_entries, limiter, processors, .. } = settings;
     let processor = processors.map_or(String::new(), |Processors { pipeline, .. }| {
-        format!("[pipeline]\nprocessor = {pipeline}\nspin_us = 0\n")
+        format!("[pipeline]\nprocessor = {pipeline}\nspin_us = 50\n")
     });
     let limiter = if limiter.is_empty() { String::new() } else { format!("[pods.limiter]\n{limiter}") };
     format!(
