@@ -22,7 +22,8 @@ run -p bifrost-plb cases
 run -p bifrost-tables
 run -p bifrost-nic
 run -p bifrost-avs
-run -p bifrost-rte --lib -- recv_window send_window pool flow_table path:: rtt cc:: handshake set_up_costs
+run -p bifrost-transport
+run -p bifrost-rte --lib -- recv_window send_window flow_table path:: handshake set_up_costs
 # The table that a gateway's cores share, with threads that race.
 run -p bifrost-gateway --lib -- shared::
 run -p bifrost-fuzz --test replay

@@ -1,8 +1,7 @@
 //! Settings.
 
+use bifrost_transport::time::{MS, US};
 use bifrost_wire::rdm::{MAX_MESSAGE, MAX_WINDOW, Service};
-
-use crate::{MS, US};
 
 /// In which order messages are delivered.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -1,5 +1,7 @@
 //! How much may be in flight.
 
+use bifrost_transport::cc::Unlimited;
+
 /// What an acknowledgement says about the network.
 #[derive(Clone, Copy, Debug)]
 pub struct Sample {
@@ -28,9 +30,6 @@ pub trait Congestion: std::fmt::Debug {
 }
 
 /// No limit but the receiver's credits: where the NIC has a controller of its own.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct Unlimited;
-
 impl Congestion for Unlimited {
     fn on_ack(&mut self, _: u64, _: &Sample) {}
     fn on_loss(&mut self, _: u64, _: f32, _: u64) {}

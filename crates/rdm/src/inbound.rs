@@ -7,8 +7,10 @@
 
 use std::collections::VecDeque;
 
+use bifrost_transport::time::US;
+
+use crate::NEVER;
 use crate::output::ConnectionId;
-use crate::{NEVER, US};
 
 /// A message counts with that many bytes at most: its sender's window keeps it from sending more at once.
 const CHARGE_MAX: u32 = 256 * 1024;

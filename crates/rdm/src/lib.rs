@@ -34,11 +34,12 @@ mod rtt;
 mod swift;
 mod units;
 
+pub use bifrost_transport::cc::Unlimited;
 pub use bifrost_wire::rdm::{Class, CloseReason, LANES, MessageId, Service};
 pub use chunking::{Adaptive, Chunking, Fixed, View};
 pub use clock::Clock;
 pub use config::{Config, ConnectionConfig, Order};
-pub use congestion::{Congestion, Sample, Unlimited};
+pub use congestion::{Congestion, Sample};
 pub use counters::Counters;
 pub use engine::{Arrival, Engine, OpenError, Place, SendError};
 #[cfg(any(test, feature = "mutations"))]
@@ -47,9 +48,5 @@ pub use output::{BufferId, ConnectionId, Event, Memory, Output, Work};
 pub use rtt::Rtt;
 pub use swift::{Swift, SwiftConfig};
 
-/// One microsecond, ns.
-pub const US: u64 = 1_000;
-/// One millisecond, ns.
-pub const MS: u64 = 1_000_000;
 /// No deadline.
 pub const NEVER: u64 = u64::MAX;

@@ -1,10 +1,15 @@
-//! Round-trip times: smoothed (RFC 6298), and the smallest of the last seconds.
+//! Round-trip times: smoothed, and the smallest of the last seconds.
+
+use bifrost_transport::rtt::Smoothed;
+use bifrost_transport::time::S;
 
 /// An estimate of the round-trip time.
+///
+/// The minimum is that of two periods, and not one that is dropped when it is old, as frames have it
+/// ([`bifrost_transport::rtt::Rtt`]): a connection is one path, and its next sample may be taken in a queue.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Rtt {
-    smoothed: u64,
-    variation: u64,
+    smoothed: Smoothed,
     /// The smallest of the period that is over, and of the one that runs.
     before: u64,
     current: u64,
@@ -12,30 +17,27 @@ pub struct Rtt {
 }
 
 /// For how long the smallest time is believed at least, ns.
-const PERIOD_NS: u64 = 5_000_000_000;
+const PERIOD_NS: u64 = 5 * S;
 
 impl Rtt {
     /// Takes a sample, ns.
     pub fn sample(&mut self, now_ns: u64, rtt_ns: u64) {
         let rtt = rtt_ns.max(1);
-        if self.smoothed == 0 {
-            *self = Self { smoothed: rtt, variation: rtt / 2, before: u64::MAX, current: rtt, since: now_ns };
-            return;
-        }
-        self.variation = (3 * self.variation + self.smoothed.abs_diff(rtt)) / 4;
-        self.smoothed = (7 * self.smoothed + rtt) / 8;
-        if now_ns.saturating_sub(self.since) >= PERIOD_NS {
+        if !self.smoothed.is_known() {
+            (self.before, self.current, self.since) = (u64::MAX, rtt, now_ns);
+        } else if now_ns.saturating_sub(self.since) >= PERIOD_NS {
             self.before = self.current;
             self.current = rtt;
             self.since = now_ns;
         }
+        self.smoothed.sample(rtt);
         self.current = self.current.min(rtt);
     }
 
     /// The smoothed time, ns; `None` before the first sample.
     #[must_use]
     pub fn smoothed_ns(&self) -> Option<u64> {
-        (self.smoothed > 0).then_some(self.smoothed)
+        self.smoothed.is_known().then(|| self.smoothed.ns())
     }
 
     /// The smallest of the last 5 to 10 s, ns; 0 before the first sample.
@@ -47,7 +49,7 @@ impl Rtt {
     /// A time within which an answer has come, ns: smoothed and four deviations; `initial` before the first sample.
     #[must_use]
     pub fn bound_ns(&self, initial_ns: u64) -> u64 {
-        if self.smoothed == 0 { initial_ns } else { self.smoothed + 4 * self.variation }
+        self.smoothed.bound_ns(initial_ns)
     }
 }
 

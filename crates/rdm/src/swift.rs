@@ -1,11 +1,14 @@
 //! A controller after Swift (SIGCOMM'20): the window follows the delay.
 //!
-//! The reliable transport for frames (`bifrost-rte`) has another Swift. It counts packets, of paths that many connections
-//! share; this one counts bytes, for chunks are of different lengths, and has a fast start, for a connection is one path.
+//! The reliable transport for frames has another Swift ([`bifrost_transport::cc::Swift`]), with the same arithmetic of
+//! windows. It counts packets, of paths that many connections share, and knows marks and delays of endpoints. This one counts
+//! bytes, because chunks differ in length, and a connection is one path.
 //!
 //! The paper sets the window to its minimum when a packet is dropped. With losses that are no congestion, one connection
 //! then keeps 16 % of 25 Gbit/s at a loss of 1/256. Here a loss counts only if the delay is above the target as well, or
 //! if more is lost than bad links lose.
+
+use bifrost_transport::cc::window::{grown, kept_share};
 
 use crate::congestion::{Congestion, Sample};
 
@@ -89,15 +92,16 @@ impl Congestion for Swift {
             let target = sample.base_rtt_ns + (self.config.queue_ns as f32 * scaling.max(1.0)) as u64;
             self.above = rtt > target;
             if self.above {
-                let excess = (rtt - target) as f32 / rtt as f32;
-                self.decrease(now_ns, sample.smoothed_rtt_ns, 1.0 - self.config.beta * excess);
+                let share = kept_share(rtt, target, self.config.beta, self.config.max_decrease);
+                self.decrease(now_ns, sample.smoothed_rtt_ns, share);
             } else if rtt > sample.base_rtt_ns + self.config.queue_ns / 2 {
                 self.starting = false;
             }
         }
         if !self.above && sample.window_limited {
             let bytes = sample.bytes as f32;
-            self.window += if self.starting { bytes } else { self.config.additive as f32 * bytes / self.window };
+            let grown = grown(self.window, self.config.additive as f32, bytes);
+            self.window = if self.starting { self.window + bytes } else { grown };
             self.clamp();
         }
     }

@@ -2,7 +2,7 @@
 
 use bifrost_wire::bifrost::Psn;
 
-use crate::time::{MS, S, US};
+use bifrost_transport::time::{MS, S, US};
 
 /// RTOs of one packet that can be counted.
 pub(crate) const MAX_RTOS: u8 = 7;

@@ -14,7 +14,7 @@ use crate::output::PeerId;
 use crate::peer::Spray;
 use crate::recv_window::{RECEIVE_WINDOW, RecvWindow};
 use crate::send_window::SendWindow;
-use crate::time::{MS, Time, US};
+use bifrost_transport::time::{MS, Time, US};
 
 /// The two vNICs of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

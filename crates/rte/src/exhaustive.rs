@@ -7,8 +7,8 @@ use bifrost_wire::bifrost::{AckHeader, AckKind, Cid, Packet, PathId, Psn, Tick, 
 
 use crate::config::Ordering;
 use crate::flow_table::FlowTable;
-use crate::pool::Pool;
 use crate::recv_window::{Check, Placed, RecvPage, RecvWindow};
+use bifrost_transport::pool::Pool;
 
 /// PSNs at which something begins: a page, a window's modulus, the numbers themselves.
 const STARTS: [u32; 3] = [62, 4094, u32::MAX - 1];

@@ -16,10 +16,10 @@
 
 #![forbid(unsafe_code)]
 
-pub mod cc;
 mod config;
 mod conn;
 mod counters;
+mod deadline;
 mod engine;
 #[cfg(test)]
 mod exhaustive;
@@ -28,15 +28,12 @@ mod mutation;
 mod output;
 mod path;
 mod peer;
-mod pool;
 mod recv_window;
-mod rtt;
 mod send_window;
 mod snapshot;
-mod time;
-mod timer;
 mod timing;
 
+pub use bifrost_transport::time::{MS, S, Time, US};
 pub use config::{CcKind, Config, Ordering};
 pub use conn::{Pair, State};
 pub use counters::Counters;
@@ -46,4 +43,3 @@ pub use mutation::Mutation;
 pub use output::{Control, ControlOut, DataOut, Output, PeerId, PlainOut};
 pub use path::PathState;
 pub use snapshot::{ConnSnapshot, PathSnapshot};
-pub use time::{MS, S, Time, US};

@@ -2,9 +2,9 @@
 
 use bifrost_wire::bifrost::Tick;
 
-use crate::cc::{AckSample, CongestionControl, Loss, PACE_MAX_NS};
-use crate::rtt::{Rtt, Standing};
-use crate::time::{MS, Time, US};
+use bifrost_transport::cc::{AckSample, CongestionControl, Loss, PACE_MAX_NS};
+use bifrost_transport::rtt::{Rtt, Standing};
+use bifrost_transport::time::{MS, Time, US};
 
 /// Whether a path is used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -435,7 +435,7 @@ mod tests {
     struct Closed;
 
     impl CongestionControl for Closed {
-        fn on_ack(&mut self, _: Time, _: &crate::cc::AckSample) {}
+        fn on_ack(&mut self, _: Time, _: &bifrost_transport::cc::AckSample) {}
         fn on_loss(&mut self, _: Time, _: &Loss) {}
         fn on_spurious(&mut self, _: Time) {}
         fn restart(&mut self) {}

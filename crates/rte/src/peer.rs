@@ -8,12 +8,12 @@ use std::sync::Arc;
 
 use bifrost_wire::bifrost::PathId;
 
-use crate::cc::{CongestionControl, Swift, SwiftConfig, Unlimited};
 use crate::config::{CcKind, Config};
 use crate::path::{Path, PathState, SUSPECT_LOSS};
-use crate::rtt::Rtt;
-use crate::time::{MS, Time, US};
 use crate::timing::{Limits, Measured, Timing};
+use bifrost_transport::cc::{CongestionControl, Swift, SwiftConfig, Unlimited};
+use bifrost_transport::rtt::Rtt;
+use bifrost_transport::time::{MS, Time, US};
 
 /// A peer host.
 #[derive(Debug)]

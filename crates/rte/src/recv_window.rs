@@ -6,7 +6,7 @@
 use bifrost_wire::bifrost::{Bitmap, Psn};
 
 use crate::config::Ordering;
-use crate::pool::{PAGE, Page, Pages, Pool};
+use bifrost_transport::pool::{PAGE, Page, Pages, Pool};
 
 /// Packets beyond `base` that are accepted; the largest send window.
 pub(crate) const RECEIVE_WINDOW: u32 = 4096;

@@ -5,7 +5,7 @@
 
 use bifrost_wire::bifrost::{PathId, Psn, Tick};
 
-use crate::pool::{PAGE, Page, Pages, Pool};
+use bifrost_transport::pool::{PAGE, Page, Pages, Pool};
 
 /// Largest number of PSNs between the oldest unacknowledged and the next one.
 pub(crate) const SEND_WINDOW: u32 = 4096;

@@ -6,7 +6,7 @@ use crate::conn::{Pair, State};
 use crate::engine::Engine;
 use crate::output::PeerId;
 use crate::path::PathState;
-use crate::time::{S, Time};
+use bifrost_transport::time::{S, Time};
 
 /// One connection.
 #[derive(Clone, Copy, Debug)]

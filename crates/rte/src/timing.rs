@@ -1,7 +1,7 @@
 //! RTO and its relatives: how long the loss timers wait (RFC 8985; NSDI'26, 4.3).
 
 use crate::config::{Config, MAX_RTOS};
-use crate::time::US;
+use bifrost_transport::time::US;
 
 /// How the loss timers stand: all ns.
 #[derive(Clone, Copy, Debug)]
@@ -72,7 +72,7 @@ impl Timing {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::time::MS;
+    use bifrost_transport::time::MS;
 
     /// Whatever the settings: the last RTO that can be counted ends after the give-up time.
     #[test]

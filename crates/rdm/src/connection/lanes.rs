@@ -1,5 +1,6 @@
 //! Lanes: leaving one that fails, and its repair in the background (RDM §7).
 
+use bifrost_transport::time::MS;
 use bifrost_wire::rdm::{Control, LANES, Lane as LaneMessage, LanePhase, MessageId};
 
 use super::{Connection, Context};
@@ -9,7 +10,7 @@ use crate::mutation::mutated;
 use crate::output::Work;
 
 /// Lane repairs: time between two requests, and how often it doubles.
-const REPAIR_EVERY_NS: u64 = 5 * crate::MS;
+const REPAIR_EVERY_NS: u64 = 5 * MS;
 const REPAIR_DOUBLINGS: u8 = 6;
 
 impl Connection {

@@ -6,10 +6,13 @@ mod timers;
 
 use std::net::IpAddr;
 
+use bifrost_transport::rtt::Smoothed;
+use bifrost_transport::time::MS;
 use bifrost_wire::rdm::{
     Ack, Class, Grant, Immediate, LANES, MAX_EAGER, MessageId, Number, SendHeader, SendKind, Service, Tag, UNIT,
 };
 
+use crate::NEVER;
 use crate::acknowledger::Acknowledger;
 use crate::chunking::{Chunking, View, whole_units};
 use crate::config::ConnectionConfig;
@@ -23,7 +26,6 @@ use crate::mutation::mutated;
 use crate::outgoing::{Outbox, Stage};
 use crate::output::{BufferId, ConnectionId, Event, Output, Work};
 use crate::rtt::Rtt;
-use crate::{MS, NEVER};
 
 /// The other end.
 #[derive(Clone, Copy, Debug)]
@@ -62,7 +64,7 @@ pub(crate) struct Connection {
     peer_ack: Option<u16>,
     rtt: Rtt,
     /// From posting to acknowledgement, with all that hosts add: what timeouts go by.
-    answers: Rtt,
+    answers: Smoothed,
     losses: Losses,
     pub(crate) inbox: Inbox,
     pub(crate) acknowledger: Acknowledger,
@@ -114,7 +116,7 @@ impl Connection {
             peer_limit: MessageId(u32::from(config.peer_window)),
             peer_ack: None,
             rtt: Rtt::default(),
-            answers: Rtt::default(),
+            answers: Smoothed::default(),
             losses: Losses::default(),
             inbox: Inbox::new(id, config),
             acknowledger: Acknowledger::new(),
@@ -439,7 +441,7 @@ impl Connection {
         self.losses.delivered(self.packets(flight.len));
         // An announcement says nothing about the queue that the data will meet.
         if flight.kind != Kind::Announce {
-            self.answers.sample(context.now, context.now.saturating_sub(flight.posted_ns));
+            self.answers.sample(context.now.saturating_sub(flight.posted_ns).max(1));
         }
         if let Some(rtt) = rtt_ns {
             self.rtt.sample(context.now, rtt);

@@ -8,7 +8,7 @@ use crate::mutation::mutated;
 use crate::output::{Output, PeerId};
 use crate::path::Acked;
 use crate::send_window::Record;
-use crate::time::{Time, US};
+use bifrost_transport::time::{Time, US};
 
 /// Packets newly acknowledged, per path, and how the paths did.
 #[derive(Default)]

@@ -6,7 +6,7 @@ use super::{Arrival, Destination, Engine, LocalVnic, mirrored};
 use crate::conn::{Active, Pair, Pending, State};
 use crate::mutation::mutated;
 use crate::output::{Control, ControlOut, Output, PeerId};
-use crate::time::{S, Time, US};
+use bifrost_transport::time::{S, Time, US};
 
 impl Engine {
     /// A REQUEST, RESPONSE or REJECT arrived. `vnic`: the local vNIC that it names, if this host has it in that VNI.

@@ -8,9 +8,9 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use bifrost_wire::bifrost::Cid;
 
 use super::Engine;
+use crate::deadline::{Key, Timers};
 use crate::output::Output;
-use crate::time::{MS, Time};
-use crate::timer::{Key, Timers};
+use bifrost_transport::time::{MS, Time};
 
 /// No connection is being worked on.
 pub(super) const NOBODY: u32 = u32::MAX;

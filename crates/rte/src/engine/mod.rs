@@ -18,14 +18,14 @@ use hashbrown::HashMap;
 use crate::config::{Config, Ordering};
 use crate::conn::{Active, Conn, Pair, State};
 use crate::counters::Counters;
+use crate::deadline::{Key, Timers};
 use crate::mutation::mutated;
 use crate::output::{Output, PeerId, PlainOut};
 use crate::peer::Peer;
-use crate::pool::Pool;
 use crate::recv_window::{RECEIVE_WINDOW, RecvPage};
 use crate::send_window::SendPage;
-use crate::time::{MS, Time};
-use crate::timer::{Key, Timers};
+use bifrost_transport::pool::Pool;
+use bifrost_transport::time::{MS, Time};
 
 pub use receive::{Arrival, Slot, Verdict};
 pub use send::{Admission, Destination, Outbound};

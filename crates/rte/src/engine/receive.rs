@@ -6,11 +6,11 @@ use super::mend::NOBODY;
 use super::{Engine, RESETS_PER_REFILL};
 use crate::config::Ordering;
 use crate::conn::{AckState, Conn, Echo, Pair, State};
+use crate::deadline::Key;
 use crate::mutation::mutated;
 use crate::output::{Control, ControlOut, Output, PeerId};
 use crate::recv_window::{Check, Placed, RECEIVE_WINDOW};
-use crate::time::{MS, Time, US};
-use crate::timer::Key;
+use bifrost_transport::time::{MS, Time, US};
 
 /// What the outer packet says.
 #[derive(Clone, Copy, Debug)]

@@ -16,8 +16,8 @@ use crate::mutation::mutated;
 use crate::output::{Control, ControlOut, DataOut, Output, PlainOut};
 use crate::peer::Peer;
 use crate::send_window::{Record, Resend};
-use crate::time::{MS, Time, US};
 use crate::timing::Timing;
+use bifrost_transport::time::{MS, Time, US};
 
 /// Packets that one expiry of the RTO sends again.
 const TIMEOUT_BURST: usize = 8;

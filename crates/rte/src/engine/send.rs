@@ -7,12 +7,12 @@ use super::Engine;
 use super::share::Stop;
 use crate::config::{CcKind, Ordering};
 use crate::conn::{Conn, Pair, Pending, State};
+use crate::deadline::Key;
 use crate::mutation::mutated;
 use crate::output::{DataOut, Output, PeerId};
-use crate::pool::PAGE;
 use crate::send_window::SEND_WINDOW;
-use crate::time::{MS, Time};
-use crate::timer::Key;
+use bifrost_transport::pool::PAGE;
+use bifrost_transport::time::{MS, Time};
 
 /// Where a guest's packet goes: the switch's decision.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

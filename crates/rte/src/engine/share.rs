@@ -5,9 +5,9 @@
 use super::Engine;
 use super::send::Admission;
 use crate::conn::{Conn, Pending};
+use crate::deadline::Key;
 use crate::output::{Output, PeerId};
-use crate::time::Time;
-use crate::timer::Key;
+use bifrost_transport::time::Time;
 
 /// Packets that a connection sends in its turn.
 const QUANTUM: u16 = 16;

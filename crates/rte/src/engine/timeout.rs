@@ -5,10 +5,10 @@ use bifrost_wire::bifrost::{AckHeader, PathId, Psn};
 use super::Engine;
 use super::mend::NOBODY;
 use crate::conn::State;
+use crate::deadline::Key;
 use crate::output::{Control, ControlOut, Output, PeerId};
 use crate::path::PathState;
-use crate::time::{MS, S, Time};
-use crate::timer::Key;
+use bifrost_transport::time::{MS, S, Time};
 
 /// A peer without traffic for so long is not probed.
 const PROBE_WHILE_ACTIVE_NS: u64 = S;

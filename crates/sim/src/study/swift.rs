@@ -5,7 +5,7 @@ use std::collections::BinaryHeap;
 
 use anyhow::Result;
 use bifrost_rte::Time;
-use bifrost_rte::cc::{AckSample, CongestionControl, Loss, Swift, SwiftConfig};
+use bifrost_transport::cc::{AckSample, CongestionControl, Loss, Swift, SwiftConfig};
 use serde_json::json;
 
 use super::oracle::{Constants, Oracle};

@@ -1,9 +1,9 @@
 //! After a panic.
 
 use super::*;
+use crate::deadline::Timers;
 use crate::output::Output;
-use crate::pool::Pool;
-use crate::timer::Timers;
+use bifrost_transport::pool::Pool;
 
 /// As if a panic had come while everything that is derived from connections was being changed.
 fn forget_all_that_is_derived(engine: &mut Engine) {

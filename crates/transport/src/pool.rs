@@ -1,30 +1,30 @@
 //! A pool of pages shared by all connections (NSDI'26, 4.4: resource pooling).
 
-/// Packets a page describes.
-pub(crate) const PAGE: u32 = 64;
+/// Packets that a page describes.
+pub const PAGE: u32 = 64;
 
 /// A page that can be handed out again.
-pub(crate) trait Page: Default {
+pub trait Page: Default {
     /// Back to the state of a new page.
     fn reset(&mut self);
 }
 
 /// Pages by number, with a bound. A page once made is reused, never freed.
-#[derive(Debug)]
-#[cfg_attr(test, derive(Clone))]
-pub(crate) struct Pool<T> {
+#[derive(Clone, Debug)]
+pub struct Pool<T> {
     pages: Vec<T>,
     free: Vec<u32>,
     limit: u32,
 }
 
 impl<T: Page> Pool<T> {
-    pub(crate) fn new(limit: u32) -> Self {
+    /// A pool of at most `limit` pages. None is made before it is taken.
+    pub fn new(limit: u32) -> Self {
         Pool { pages: Vec::new(), free: Vec::new(), limit }
     }
 
     /// A fresh page, or `None` at the bound.
-    pub(crate) fn take(&mut self) -> Option<u32> {
+    pub fn take(&mut self) -> Option<u32> {
         if let Some(id) = self.free.pop() {
             return Some(id);
         }
@@ -35,36 +35,38 @@ impl<T: Page> Pool<T> {
         Some(self.pages.len() as u32 - 1)
     }
 
-    pub(crate) fn give(&mut self, id: u32) {
+    /// Takes back a page that [`take`](Self::take) has handed out.
+    pub fn give(&mut self, id: u32) {
         self.pages[id as usize].reset();
         self.free.push(id);
     }
 
+    /// A page that is in use.
     #[inline]
-    pub(crate) fn page(&self, id: u32) -> &T {
+    pub fn page(&self, id: u32) -> &T {
         &self.pages[id as usize]
     }
 
+    /// A page that is in use.
     #[inline]
-    pub(crate) fn page_mut(&mut self, id: u32) -> &mut T {
+    pub fn page_mut(&mut self, id: u32) -> &mut T {
         &mut self.pages[id as usize]
     }
 
     /// Pages in use.
-    pub(crate) fn used(&self) -> u32 {
+    pub fn used(&self) -> u32 {
         (self.pages.len() - self.free.len()) as u32
     }
 
     /// Pages that can still be taken.
-    pub(crate) fn available(&self) -> u32 {
+    pub fn available(&self) -> u32 {
         self.limit - self.used()
     }
 }
 
 /// The pages of one window: a run of consecutive PSNs, 64 a page, aligned to multiples of 64.
-#[derive(Debug, Default)]
-#[cfg_attr(test, derive(Clone))]
-pub(crate) struct Pages {
+#[derive(Clone, Debug, Default)]
+pub struct Pages {
     /// PSN of the first packet of the front page; a multiple of 64.
     first: u32,
     ids: std::collections::VecDeque<u32>,
@@ -73,7 +75,7 @@ pub(crate) struct Pages {
 impl Pages {
     /// The page that holds `psn`, if it exists, and the index inside it.
     #[inline]
-    pub(crate) fn find(&self, psn: u32) -> Option<(u32, usize)> {
+    pub fn find(&self, psn: u32) -> Option<(u32, usize)> {
         let offset = psn.wrapping_sub(self.first);
         self.ids.get((offset / PAGE) as usize).map(|&id| (id, (psn % PAGE) as usize))
     }
@@ -81,7 +83,7 @@ impl Pages {
     /// Like [`find`](Self::find), making pages up to it; `None` when the pool is empty. The caller has checked that
     /// `psn` is inside the window, so that the number of pages is bounded.
     #[inline]
-    pub(crate) fn find_or_make<T: Page>(&mut self, pool: &mut Pool<T>, psn: u32, base: u32) -> Option<(u32, usize)> {
+    pub fn find_or_make<T: Page>(&mut self, pool: &mut Pool<T>, psn: u32, base: u32) -> Option<(u32, usize)> {
         self.find(psn).or_else(|| self.make(pool, psn, base))
     }
 
@@ -98,7 +100,7 @@ impl Pages {
     }
 
     /// Gives back all pages that lie wholly below `base`.
-    pub(crate) fn release_below<T: Page>(&mut self, pool: &mut Pool<T>, base: u32) {
+    pub fn release_below<T: Page>(&mut self, pool: &mut Pool<T>, base: u32) {
         while let Some(&front) = self.ids.front() {
             let end = self.first.wrapping_add(PAGE);
             if (base.wrapping_sub(end) as i32) < 0 {
@@ -111,13 +113,12 @@ impl Pages {
     }
 
     /// What the pages hold, in order.
-    #[cfg(test)]
-    pub(crate) fn content<'a, T: Page>(&'a self, pool: &'a Pool<T>) -> impl Iterator<Item = &'a T> {
+    pub fn content<'a, T: Page>(&'a self, pool: &'a Pool<T>) -> impl Iterator<Item = &'a T> {
         self.ids.iter().map(|&id| pool.page(id))
     }
 
     /// Gives back everything.
-    pub(crate) fn clear<T: Page>(&mut self, pool: &mut Pool<T>) {
+    pub fn clear<T: Page>(&mut self, pool: &mut Pool<T>) {
         for id in self.ids.drain(..) {
             pool.give(id);
         }
@@ -125,7 +126,7 @@ impl Pages {
 
     /// 32 bits of a per-page 64-bit map, starting at `psn`; bit 31 of the result is `psn`. Missing pages read as 0.
     #[inline(always)]
-    pub(crate) fn word<T: Page>(&self, pool: &Pool<T>, psn: u32, map: impl Fn(&T) -> u64) -> u32 {
+    pub fn word<T: Page>(&self, pool: &Pool<T>, psn: u32, map: impl Fn(&T) -> u64) -> u32 {
         let read = |at: u32| self.find(at).map_or(0, |(id, _)| map(pool.page(id)));
         let shift = psn % PAGE;
         let low = read(psn) >> shift;

@@ -2,6 +2,7 @@
 
 mod none;
 mod swift;
+pub mod window;
 
 pub use none::Unlimited;
 pub use swift::{Swift, SwiftConfig};
@@ -10,7 +11,7 @@ use crate::time::{MS, Time};
 
 /// Longest pause between packets of a path with a window below one, ns: a peer that slept for seconds, and so raised the
 /// RTT to seconds, must not close its paths for minutes.
-pub(crate) const PACE_MAX_NS: u64 = 100 * MS;
+pub const PACE_MAX_NS: u64 = 100 * MS;
 
 /// What one ACK says about a path.
 #[derive(Clone, Copy, Debug)]

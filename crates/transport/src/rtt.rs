@@ -1,4 +1,4 @@
-//! Round-trip times of one path (RFC 6298 smoothing) and its windowed minimum.
+//! Round-trip times: smoothed (RFC 6298), the smallest of the last seconds, and that of the last round trip.
 
 use crate::time::{S, Time};
 
@@ -8,30 +8,69 @@ const MIN_WINDOW_NS: u64 = 10 * S;
 /// Largest sample taken seriously; more is a clock that jumped or a peer that lies.
 const SAMPLE_MAX_NS: i64 = 10 * S as i64;
 
-/// Smoothed RTT, its variance, and the minimum of the last ten seconds or more.
+/// A smoothed round-trip time and its mean deviation (RFC 6298, 2).
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Rtt {
-    smoothed_ns: u64,
+pub struct Smoothed {
+    mean_ns: u64,
     variance_ns: u64,
+}
+
+impl Smoothed {
+    /// Takes a sample, ns, which is at least 1.
+    #[inline]
+    pub fn sample(&mut self, sample_ns: u64) {
+        if self.mean_ns == 0 {
+            self.mean_ns = sample_ns;
+            self.variance_ns = sample_ns / 2;
+        } else {
+            let deviation = self.mean_ns.abs_diff(sample_ns);
+            self.variance_ns = (3 * self.variance_ns + deviation) / 4;
+            self.mean_ns = (7 * self.mean_ns + sample_ns) / 8;
+        }
+    }
+
+    /// Whether there was a sample.
+    #[inline]
+    pub fn is_known(&self) -> bool {
+        self.mean_ns != 0
+    }
+
+    /// Smoothed, ns; 0 before the first sample.
+    #[inline]
+    pub fn ns(&self) -> u64 {
+        self.mean_ns
+    }
+
+    /// Smoothed mean deviation, ns.
+    #[inline]
+    pub fn variance_ns(&self) -> u64 {
+        self.variance_ns
+    }
+
+    /// A time within which an answer has come, ns: the mean and four deviations; `initial_ns` before the first sample.
+    #[inline]
+    pub fn bound_ns(&self, initial_ns: u64) -> u64 {
+        if self.is_known() { self.mean_ns + 4 * self.variance_ns } else { initial_ns }
+    }
+}
+
+/// Smoothed RTT of a path, and the minimum of the last ten seconds or more.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Rtt {
+    smoothed: Smoothed,
     min_ns: u64,
     min_at: Time,
 }
 
 impl Rtt {
     /// Takes a sample; returns it if it is plausible.
-    pub(crate) fn sample(&mut self, now: Time, sample_ns: i64) -> Option<u64> {
+    #[inline]
+    pub fn sample(&mut self, now: Time, sample_ns: i64) -> Option<u64> {
         if sample_ns <= 0 || sample_ns > SAMPLE_MAX_NS {
             return None;
         }
         let sample = sample_ns as u64;
-        if self.smoothed_ns == 0 {
-            self.smoothed_ns = sample;
-            self.variance_ns = sample / 2;
-        } else {
-            let deviation = self.smoothed_ns.abs_diff(sample);
-            self.variance_ns = (3 * self.variance_ns + deviation) / 4;
-            self.smoothed_ns = (7 * self.smoothed_ns + sample) / 8;
-        }
+        self.smoothed.sample(sample);
         if self.min_ns == 0 || sample <= self.min_ns || now.since(self.min_at) > MIN_WINDOW_NS {
             self.min_ns = sample;
             self.min_at = now;
@@ -40,22 +79,26 @@ impl Rtt {
     }
 
     /// Whether there was a sample.
-    pub(crate) fn is_known(&self) -> bool {
-        self.smoothed_ns != 0
+    #[inline]
+    pub fn is_known(&self) -> bool {
+        self.smoothed.is_known()
     }
 
     /// Smoothed, ns; 0 before the first sample.
-    pub(crate) fn smoothed_ns(&self) -> u64 {
-        self.smoothed_ns
+    #[inline]
+    pub fn smoothed_ns(&self) -> u64 {
+        self.smoothed.ns()
     }
 
     /// Smoothed mean deviation, ns.
-    pub(crate) fn variance_ns(&self) -> u64 {
-        self.variance_ns
+    #[inline]
+    pub fn variance_ns(&self) -> u64 {
+        self.smoothed.variance_ns()
     }
 
     /// Smallest recent sample, ns; 0 before the first.
-    pub(crate) fn min_ns(&self) -> u64 {
+    #[inline]
+    pub fn min_ns(&self) -> u64 {
         self.min_ns
     }
 }
@@ -63,7 +106,7 @@ impl Rtt {
 /// The smallest sample of the last round trip or so: what every packet of that time has waited. One that a host has held up
 /// raises the largest and not the smallest.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Standing {
+pub struct Standing {
     now_ns: u64,
     before_ns: u64,
     since: Time,
@@ -73,7 +116,8 @@ pub(crate) struct Standing {
 
 impl Standing {
     /// Takes a sample; `rtt_ns` is the smoothed round-trip time.
-    pub(crate) fn sample(&mut self, now: Time, sample_ns: u64, rtt_ns: u64) {
+    #[inline]
+    pub fn sample(&mut self, now: Time, sample_ns: u64, rtt_ns: u64) {
         self.latest = [sample_ns, self.latest[0]];
         if now.since(self.since) < rtt_ns / 2 {
             self.now_ns = self.now_ns.min(sample_ns);
@@ -86,12 +130,14 @@ impl Standing {
     }
 
     /// The smallest sample of the last half to whole round trip, ns; 0 before the first.
-    pub(crate) fn ns(&self) -> u64 {
+    #[inline]
+    pub fn ns(&self) -> u64 {
         self.now_ns.min(self.before_ns)
     }
 
     /// The smaller of the last two samples, ns; 0 before the second.
-    pub(crate) fn latest_ns(&self) -> u64 {
+    #[inline]
+    pub fn latest_ns(&self) -> u64 {
         self.latest[0].min(self.latest[1])
     }
 }

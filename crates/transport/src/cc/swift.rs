@@ -17,6 +17,7 @@
 
 use std::sync::Arc;
 
+use super::window::{grown, kept_share};
 use super::{AckSample, CongestionControl, Loss, PACE_MAX_NS};
 use crate::time::Time;
 
@@ -195,14 +196,8 @@ impl Swift {
         self.config.margin_ns(base_delay_ns, self.longest_endpoint_ns.saturating_sub(ON_TIME_NS))
     }
 
-    fn increase(window: f32, additive: f32, packets: u16) -> f32 {
-        let n = f32::from(packets);
-        if window >= 1.0 { window + additive * n / window } else { window + additive * n }
-    }
-
     fn decrease(&self, window: f32, delay_ns: u64, target_ns: u64) -> f32 {
-        let excess = delay_ns.saturating_sub(target_ns) as f32 / delay_ns.max(1) as f32;
-        window * (1.0 - self.config.beta * excess).max(1.0 - self.config.max_decrease)
+        window * kept_share(delay_ns, target_ns, self.config.beta, self.config.max_decrease)
     }
 
     fn clamp(&mut self) {
@@ -256,13 +251,13 @@ impl Swift {
         if self.doubling && sample.fabric_delay_ns.is_some() {
             self.fabric += f32::from(self.unmeasured);
         } else if !self.above_target {
-            self.fabric = Self::increase(self.fabric, self.config.additive, sample.packets);
+            self.fabric = grown(self.fabric, self.config.additive, f32::from(sample.packets));
         }
         if sample.fabric_delay_ns.is_some() {
             self.unmeasured = 0;
         }
         if self.smoothed_endpoint_ns < self.config.endpoint_target_ns {
-            self.endpoint = Self::increase(self.endpoint, self.config.additive, sample.packets);
+            self.endpoint = grown(self.endpoint, self.config.additive, f32::from(sample.packets));
             if self.config.doubles {
                 self.endpoint = self.endpoint.max(self.fabric);
             }

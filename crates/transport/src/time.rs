@@ -11,16 +11,19 @@ impl Time {
     pub const NEVER: Time = Time(u64::MAX);
 
     /// Nanoseconds from `earlier` to here, 0 if `earlier` is later.
+    #[inline]
     pub fn since(self, earlier: Time) -> u64 {
         self.0.saturating_sub(earlier.0)
     }
 
     /// This time plus `nanos`.
+    #[inline]
     pub fn after(self, nanos: u64) -> Time {
         Time(self.0.saturating_add(nanos))
     }
 
     /// As it goes on the wire (PROTOCOL.md, timestamps).
+    #[inline]
     pub fn tick(self) -> Tick {
         Tick::from_nanos(self.0)
     }

@@ -1,4 +1,4 @@
-//! Deadlines of connections and peers: the next few milliseconds in order, all others in coarse slots.
+//! Deadlines of many owners, such as connections and peers: the next few milliseconds in order, all others in coarse slots.
 //!
 //! What is due soon lies in a heap. What is due later lies unordered in the slot of a wheel, and moves to the heap when
 //! that slot's time begins. So a deadline far away, as every idle connection has one, is set in constant time and makes no
@@ -10,15 +10,6 @@ use std::collections::BinaryHeap;
 
 use crate::time::Time;
 
-/// Whose deadline.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum Key {
-    Conn(u32),
-    Peer(u16),
-    /// A path of this peer opens by time.
-    Share(u16),
-}
-
 /// A slot's length, as a power of two, ns: 4.2 ms.
 const SLOT_BITS: u32 = 22;
 /// Slots of the wheel: 17 s. What is due later goes round again.
@@ -29,31 +20,31 @@ const NONE: u32 = u32::MAX;
 
 /// An entry of a slot's list, or of the list of free ones.
 #[derive(Clone, Copy, Debug)]
-struct Entry {
+struct Entry<K> {
     at: Time,
-    key: Key,
+    key: K,
     next: u32,
 }
 
-/// All deadlines.
+/// All deadlines. `K` says whose they are; of those that are due at the same time, the smaller comes first.
 #[derive(Debug)]
-pub(crate) struct Timers {
+pub struct Timers<K> {
     /// What is due in the current slot, or overdue.
-    soon: BinaryHeap<Reverse<(Time, Key)>>,
+    soon: BinaryHeap<Reverse<(Time, K)>>,
     /// Number of the current slot since the beginning of time; everything in the wheel is later.
     current: u64,
     /// First entry of each slot, by slot number modulo [`SLOTS`].
     heads: Box<[u32]>,
     /// Which slots have one, a bit each.
     occupied: [u64; SLOTS as usize / 64],
-    entries: Vec<Entry>,
+    entries: Vec<Entry<K>>,
     free: u32,
     later: usize,
     /// When the first of the wheel's entries is due, or, if that is beyond its reach, to be placed again.
     first_later: Time,
 }
 
-impl Default for Timers {
+impl<K: Copy + Ord> Default for Timers<K> {
     fn default() -> Self {
         Timers {
             soon: BinaryHeap::new(),
@@ -68,13 +59,14 @@ impl Default for Timers {
     }
 }
 
-impl Timers {
+impl<K: Copy + Ord> Timers<K> {
     /// No deadlines; all that are pushed are from about `now` on.
-    pub(crate) fn beginning(now: Time) -> Self {
+    pub fn beginning(now: Time) -> Self {
         Timers { current: slot_of(now), ..Timers::default() }
     }
 
-    pub(crate) fn push(&mut self, at: Time, key: Key) {
+    /// Adds a deadline. Earlier ones of the same owner remain.
+    pub fn push(&mut self, at: Time, key: K) {
         if slot_of(at) <= self.current {
             self.soon.push(Reverse((at, key)));
         } else {
@@ -83,7 +75,7 @@ impl Timers {
     }
 
     /// The next entry that is due; it may be stale, which its owner knows.
-    pub(crate) fn pop_due(&mut self, now: Time) -> Option<(Time, Key)> {
+    pub fn pop_due(&mut self, now: Time) -> Option<(Time, K)> {
         if self.current < slot_of(now) {
             self.turn(slot_of(now));
         }
@@ -93,18 +85,23 @@ impl Timers {
         }
     }
 
+    /// Whether there is none.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
     /// Entries, stale ones included.
-    pub(crate) fn len(&self) -> usize {
+    pub fn len(&self) -> usize {
         self.soon.len() + self.later
     }
 
     /// When the next entry is due. Earlier if that is more than 17 s away.
-    pub(crate) fn next(&self) -> Option<Time> {
+    pub fn next(&self) -> Option<Time> {
         let soon = self.soon.peek().map(|Reverse((at, _))| *at);
         soon.or_else(|| (self.later > 0).then_some(self.first_later))
     }
 
-    fn push_later(&mut self, at: Time, key: Key) {
+    fn push_later(&mut self, at: Time, key: K) {
         let slot = slot_of(at).min(self.current + SLOTS - 1);
         self.first_later = self.first_later.min(look_at(slot, at));
         let slot = (slot % SLOTS) as usize;
@@ -201,7 +198,7 @@ mod tests {
         let mut now = Time(5 * S);
         for round in 0..20_000u32 {
             let reach = [MS, 10 * MS, S, 60 * S, 3600 * S][random() as usize % 5];
-            let entry = (now.after(random() % reach), Key::Conn(round));
+            let entry = (now.after(random() % reach), round);
             timers.push(entry.0, entry.1);
             expected.insert(entry);
             if random() % 4 == 0 {
@@ -230,15 +227,15 @@ mod tests {
         let mut timers = Timers::default();
         let at = Time(7 * S + 12_345);
         assert_eq!(timers.next(), None);
-        timers.push(at.after(1), Key::Peer(2));
-        timers.push(at, Key::Peer(1));
+        timers.push(at.after(1), 2);
+        timers.push(at, 1);
         assert_eq!(timers.next(), Some(at));
         assert_eq!(timers.pop_due(Time(6 * S)), None);
         assert_eq!(timers.next(), Some(at));
-        assert_eq!(timers.pop_due(at), Some((at, Key::Peer(1))));
+        assert_eq!(timers.pop_due(at), Some((at, 1)));
         assert_eq!(timers.pop_due(at), None);
-        timers.push(Time(60 * S), Key::Peer(3));
-        assert_eq!(timers.pop_due(at.after(1)), Some((at.after(1), Key::Peer(2))));
+        timers.push(Time(60 * S), 3);
+        assert_eq!(timers.pop_due(at.after(1)), Some((at.after(1), 2)));
         let mut looks = 0;
         while let Some(next) = timers.next() {
             looks += 1;

@@ -1,0 +1,13 @@
+//! Whose deadlines the engine keeps.
+
+/// Whose deadline.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Key {
+    Conn(u32),
+    Peer(u16),
+    /// A path of this peer opens by time.
+    Share(u16),
+}
+
+/// All deadlines of an engine.
+pub(crate) type Timers = bifrost_transport::timer::Timers<Key>;
