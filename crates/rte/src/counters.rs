@@ -38,11 +38,13 @@ counters! {
     refused_packets,
     /// Retransmissions put off because the peer has no room.
     deferred_packets,
-    /// Packets given up after repeated timeouts and sent as plain VXLAN once more.
+    /// Packets that were sent and are given up, after repeated timeouts or with their connection, and sent as plain VXLAN once more.
     given_up_packets,
+    /// Packets that were out when their connection was set up again: they are sent once more, and count as sent once more.
+    restarted_packets,
     /// Packets given up because what they were to consist of was gone when they were to leave.
     withdrawn_packets,
-    /// Packets sent as plain VXLAN because no connection could carry them.
+    /// Packets sent as plain VXLAN because no connection could carry them; never sent otherwise in the life of their connection.
     plain_packets,
     /// Data packets accepted.
     received_packets,

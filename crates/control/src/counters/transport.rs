@@ -41,8 +41,13 @@ pub(super) const CHAPTER: Chapter = Chapter {
         count("rte.deferred_packets", "retransmissions put off because the peer has no room", ""),
         count(
             "rte.given_up_packets",
-            "packets given up after three timeouts and sent as plain VXLAN once more",
+            "packets given up after three timeouts, or with their connection, and sent as plain VXLAN once more",
             "a peer was gone for longer than three timeouts",
+        ),
+        count(
+            "rte.restarted_packets",
+            "packets that were out when their connection was set up again: they are sent, and count as sent, once more",
+            "a daemon was restarted, or forgot a connection",
         ),
         drop(
             "rte.withdrawn_packets",

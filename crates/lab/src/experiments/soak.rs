@@ -76,8 +76,8 @@ pub struct Row {
     pub redis_latency_ms_p99_9: f64,
     /// The daemons.
     pub daemons: Vec<DaemonResult>,
-    /// Reliable packets that one daemon sent and the other neither received nor refused, and that were neither given up nor
-    /// left to plain VXLAN, over both directions; null without a reliable transport.
+    /// Reliable packets that one daemon sent and the other did not receive, and that were neither given up nor sent once more by a
+    /// connection that restarted, over both directions; null without a reliable transport.
     pub missing_packets: Option<u64>,
     /// Redis requests answered in each 100 ms, per second.
     pub bins_rps: Vec<f64>,
@@ -393,18 +393,17 @@ fn account(daemon: &Daemon, memory: &[(f64, f64)]) -> Result<DaemonResult> {
     })
 }
 
-/// Packets sent reliably in either direction that were not received and have no excuse: refused by the peer's switch
-/// (which corruption may cause), given up, or handed to plain VXLAN.
+/// Packets sent reliably in either direction that were not received and have no excuse: given up, withdrawn, or sent once more by a
+/// connection that restarted. What the peer's switch refuses counts as received.
 fn missing(daemons: &[DaemonResult]) -> Option<u64> {
     let [a, b] = daemons else { return None };
     let way = |from: &DaemonResult, to: &DaemonResult| {
         let count = |daemon: &DaemonResult, name: &str| daemon.counters.get(name).copied();
         let sent = count(from, "rte.sent_packets")?;
         let received = count(to, "rte.received_packets")?;
-        let refused = count(to, "rte.policy_dropped_packets").unwrap_or(0);
-        let given_up = count(from, "rte.given_up_packets").unwrap_or(0);
-        let plain = count(from, "rte.plain_packets").unwrap_or(0);
-        Some(sent.saturating_sub(received + refused + given_up + plain))
+        let excuses = ["rte.given_up_packets", "rte.withdrawn_packets", "rte.restarted_packets"];
+        let excused: u64 = excuses.iter().filter_map(|name| count(from, name)).sum();
+        Some(sent.saturating_sub(received + excused))
     };
     Some(way(a, b)? + way(b, a)?)
 }

@@ -315,6 +315,7 @@ impl Engine {
         if let Some(active) = conn.active.as_mut() {
             let mut waiting: std::collections::VecDeque<Pending> = std::collections::VecDeque::new();
             let mut flight = [0u32; PathId::MAX];
+            self.counters.restarted_packets += u64::from(active.send.outstanding());
             active.send.drain(&mut self.send_pool, |record, in_flight| {
                 flight[record.path().index()] += u32::from(in_flight);
                 if mutated!(self.config, RestartForgetsSent) {

@@ -389,11 +389,15 @@ impl Engine {
         let (owner, vni, peer) = (conn.owner, conn.pair.vni, conn.peer);
         let plain = |handle, segment| PlainOut { peer, vni, owner, handle, segment };
         let mut flight = [0u32; PathId::MAX];
+        let given_up = u64::from(active.send.outstanding());
+        self.counters.given_up_packets += given_up;
+        conn.given_up_packets += given_up;
         active.send.drain(&mut self.send_pool, |record, in_flight| {
             flight[record.path().index()] += u32::from(in_flight);
             out.plain.push(plain(record.handle, record.segment));
         });
         for waiting in active.pending.drain(..).filter(|_| !mutated!(self.config, EndForgetsWaiting)) {
+            self.counters.plain_packets += u64::from(waiting.count);
             out.plain.extend((0..waiting.count).map(|i| plain(waiting.handle, waiting.first.wrapping_add(i))));
         }
         self.land(peer, flight);

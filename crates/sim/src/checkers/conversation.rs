@@ -74,6 +74,8 @@ struct HostState {
     opened: u64,
     ack_delay: u64,
     give_up: (u16, u64),
+    /// Packets that it had sent reliably, and that left as plain VXLAN since it started.
+    surrendered: u64,
     first_psn: u32,
 }
 
@@ -186,10 +188,12 @@ impl Conversation {
     fn plain_sent(&mut self, at: u64, packet: &Packet, frame: &[u8], violations: &mut Violations) {
         self.check_addresses(at, packet, frame, violations);
         let Some(light) = peek(frame) else { return };
+        let again = self.plain.has(light);
         self.plain.add(frame);
         let Some(&(key, index)) = self.carried.get(&light) else { return };
         let Some(sent) = self.streams.get(&key).and_then(|s| s.packets.get(index)) else { return };
-        let host = &self.hosts[packet.src as usize];
+        let host = &mut self.hosts[packet.src as usize];
+        host.surrendered += u64::from(!again);
         let mut wrong = |what: &str| {
             violations.add(at, Kind::Other("given_up"), || {
                 let (sends, ms) = (sent.sends, (at - sent.first_at) as f64 / 1e6);
@@ -409,6 +413,15 @@ impl Checker for Conversation {
             + counters.reaped_connections;
         host.surrenders = ended != host.ended;
         host.ended = ended;
+        let counted = counters.given_up_packets + counters.restarted_packets;
+        if host.surrendered > counted {
+            violations.add(at, Kind::Other("account"), || {
+                let left = host.surrendered;
+                format!(
+                    "host {id}: {left} packets sent reliably left as plain VXLAN, {counted} are counted as given up"
+                )
+            });
+        }
         let opened = counters.opened_connections + counters.resets_received_packets;
         if opened != host.opened || host.turns.is_multiple_of(64) {
             host.opened = opened;
@@ -431,7 +444,7 @@ impl Checker for Conversation {
             let gone = |key: &Key, stream: &Stream| key.0 == *host || stream.from == *host;
             self.dead.extend(self.streams.extract_if(|key, stream| gone(key, stream)).map(|(key, _)| key));
             let host = &mut self.hosts[*host as usize];
-            (host.ended, host.opened) = (0, u64::MAX);
+            (host.ended, host.opened, host.surrendered) = (0, u64::MAX, 0);
         }
     }
 

@@ -5,6 +5,7 @@
 //! |---|---|
 //! | [`Conversation`] | what the wire shows: PSNs, retransmissions, ACKs that never claim too much or come too late, giving up |
 //! | [`Bounds`] | windows, pages, connections, timers within their bounds at any time; nothing left at the end |
+//! | [`Account`] | every packet that was sent reliably is counted as received, given up, or sent again by a connection that restarted |
 //! | [`Blame`] | no path is suspect in a network that lost nothing |
 //! | [`Patience`] | no buffer is held forever, and while the network is whole everything arrives in time |
 //!
@@ -21,6 +22,7 @@
 //! when the receiver restarts, since it was acknowledged. Otherwise order breaks only with plain VXLAN, or in a network
 //! without order.
 
+mod account;
 mod blame;
 mod bounds;
 mod calm;
@@ -28,6 +30,7 @@ mod conversation;
 mod patience;
 mod seen;
 
+pub use account::Account;
 pub use blame::Blame;
 pub use bounds::Bounds;
 pub use conversation::Conversation;
@@ -57,11 +60,12 @@ pub fn watch(world: &mut World) {
     }
 }
 
-fn all(world: &World) -> [Box<dyn Checker>; 4] {
+fn all(world: &World) -> [Box<dyn Checker>; 5] {
     [
         Box::new(Conversation::new(world)),
         Box::new(Bounds::new(world)),
         Box::new(Patience::new(world)),
         Box::new(Blame::new(world)),
+        Box::new(Account::default()),
     ]
 }

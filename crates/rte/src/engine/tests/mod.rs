@@ -210,6 +210,25 @@ fn all_paths_down_falls_back_and_comes_back() {
     w.offer(0, 1, 1);
     w.run_for(5 * MS);
     assert_eq!(w.sides[1].guest.seen.len(), seen + 1, "reliable delivery goes on past the gap");
+    w.assert_accounted();
+}
+
+/// Several packets are out when all paths fail; each is counted as given up, not only the one whose time it was.
+#[test]
+fn what_an_outage_takes_is_counted() {
+    let mut w = world(91, 4);
+    stream(&mut w, 0, 1_000, 5, 10 * US);
+    w.all_links(|l| l.down = true);
+    for i in 0..200 {
+        w.offer(0, i % 5, 1);
+    }
+    w.run_for(S);
+    assert_eq!(w.sides[0].engine.state_of(World::pair(0)), Some(State::BestEffort));
+    w.all_links(|l| l.down = false);
+    w.run_for(S);
+    let counters = w.sides[0].engine.counters();
+    assert_eq!(counters.sent_packets, w.sides[1].engine.counters().received_packets + counters.given_up_packets);
+    w.assert_accounted();
 }
 
 #[test]

@@ -538,6 +538,16 @@ impl World {
         assert!(receiver.placed.is_empty(), "{} packets never shown", receiver.placed.len());
     }
 
+    /// Of what each side has sent reliably, nothing is without an end that is counted: received, given up, or sent again by a connection that
+    /// restarted.
+    pub(super) fn assert_accounted(&self) {
+        for from in 0..2 {
+            let (sender, receiver) = (self.sides[from].engine.counters(), self.sides[1 - from].engine.counters());
+            let ended = receiver.received_packets + sender.given_up_packets + sender.restarted_packets;
+            assert!(sender.sent_packets <= ended, "side {from}: {} packets sent, {ended} ended", sender.sent_packets);
+        }
+    }
+
     /// No side's guest or engine holds anything that a packet needed.
     pub(super) fn assert_empty(&self) {
         for side in &self.sides {
