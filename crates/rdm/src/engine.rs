@@ -1,10 +1,9 @@
 //! The engine: connections, and their timers.
 
-use std::collections::VecDeque;
+use std::cmp::Reverse;
+use std::collections::{BinaryHeap, VecDeque};
 use std::net::IpAddr;
 
-use bifrost_transport::time::Time;
-use bifrost_transport::timer::Timers;
 use bifrost_wire::rdm::{Class, Close, CloseReason, Control, Immediate, Number, SendHeader, Tag};
 
 use crate::chunking::Chunking;
@@ -90,7 +89,8 @@ pub struct Engine {
     slots: Vec<Slot>,
     free: Vec<u16>,
     ready: VecDeque<ConnectionId>,
-    timers: Timers<u32>,
+    /// A heap and not the wheel of `bifrost_transport::timer`: its lists still grow, and allocate, long after the start.
+    timers: BinaryHeap<Reverse<(u64, u32)>>,
     clock: Clock,
     inbound: Inbound,
     counters: Counters,
@@ -106,7 +106,7 @@ impl Engine {
             slots: Vec::new(),
             free: Vec::new(),
             ready: VecDeque::new(),
-            timers: Timers::default(),
+            timers: BinaryHeap::new(),
             clock: Clock::default(),
             inbound: Inbound::new(config.inbound),
             counters: Counters::default(),
@@ -362,10 +362,14 @@ impl Engine {
             self.settle_charges(now_ns, out);
             self.grant_waiting(now_ns, memory, out);
         }
-        while let Some((due, id)) = self.timers.pop_due(Time(now_ns)) {
+        while let Some(&Reverse((due, id))) = self.timers.peek() {
+            if due > now_ns {
+                break;
+            }
+            self.timers.pop();
             let id = ConnectionId(id);
             let Some(connection) = self.find(id) else { continue };
-            if connection.is_armed_for(due.0) {
+            if connection.is_armed_for(due) {
                 self.wake(id);
             }
         }
@@ -387,7 +391,7 @@ impl Engine {
         }
         connection.emit(&mut context);
         for due in connection.arm().into_iter().flatten() {
-            self.timers.push(Time(due), id.0);
+            self.timers.push(Reverse((due, id.0)));
         }
     }
 
@@ -397,7 +401,7 @@ impl Engine {
         if !self.ready.is_empty() {
             return 0;
         }
-        self.timers.next().map_or(NEVER, |due| due.0).min(self.inbound.deadline())
+        self.timers.peek().map_or(NEVER, |Reverse((due, _))| *due).min(self.inbound.deadline())
     }
 
     /// What a connection has measured: smoothed and smallest round trip, ns; window, bytes; share of packets lost; lane.
