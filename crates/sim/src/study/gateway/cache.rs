@@ -68,8 +68,10 @@ pub(in super::super) struct Tables {
     pub(in super::super) packet_lines: u64,
     /// Lines of that pool.
     pub(in super::super) pool_lines: u64,
-    /// Lines of its session, of which each core that sees packets of the flow has a copy of its own.
-    pub(in super::super) copied_lines: u64,
+    /// Tenants whose flows they are.
+    pub(in super::super) tenants: u64,
+    /// Lines that a packet writes of what each core keeps of a tenant for itself: its share of the tenant's rate.
+    pub(in super::super) private_lines: u64,
 }
 
 /// What a packet's accesses are for.
@@ -81,13 +83,13 @@ pub(in super::super) enum Stream {
     Common,
     /// Buffer and descriptors.
     Packet,
-    /// The core's own copy of the session.
-    Copied,
+    /// What the core keeps of the tenant.
+    Private,
 }
 
 impl Stream {
     /// All of them, in the order of [`Replayed::by_stream`].
-    pub(in super::super) const ALL: [Stream; 4] = [Stream::Flow, Stream::Common, Stream::Packet, Stream::Copied];
+    pub(in super::super) const ALL: [Stream; 4] = [Stream::Flow, Stream::Common, Stream::Packet, Stream::Private];
 }
 
 /// What came of it.
@@ -132,8 +134,9 @@ pub(in super::super) fn replay(machine: &Machine, tables: &Tables, cores: u64, s
             let total = (tables.common_total >> (4 * (tables.common_lines - 1 - level).min(15))).max(1);
             read(Stream::Common, 2 << 60 | level << 40 | (mix(flow ^ level << 32) % total), &mut shared);
         }
-        let copy = |i| 4 << 60 | core << 40 | (flow * tables.copied_lines + i);
-        (0..tables.copied_lines).for_each(|i| read(Stream::Copied, copy(i), &mut shared));
+        let tenant = mix(flow ^ 0x7e4a << 32) % tables.tenants.max(1);
+        let kept = |i| 4 << 60 | core << 40 | (tenant * tables.private_lines + i);
+        (0..tables.private_lines).for_each(|i| read(Stream::Private, kept(i), &mut shared));
         for _ in 0..tables.packet_lines {
             let pool = &mut pools[core as usize];
             *pool = (*pool + 1) % tables.pool_lines;
@@ -183,7 +186,8 @@ mod tests {
             common_total: 0,
             packet_lines: 0,
             pool_lines: 1,
-            copied_lines: 0,
+            tenants: 0,
+            private_lines: 0,
         };
         // 64 flows on each of four cores fit into a private cache, 256 on each do not.
         let [spray, hash] = [true, false].map(|spray| replay(&machine, &tables(512), 4, spray, 200_000));
@@ -197,7 +201,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_device_wrote_is_in_the_shared_cache_and_copies_are_for_the_core_that_made_them() {
+    fn what_the_device_wrote_is_in_the_shared_cache_and_what_a_core_keeps_is_there_for_each_core() {
         let machine =
             Machine { private_bytes: 1 << 20, shared_bytes: 1 << 22, latency_ns: [4.0, 20.0, 100.0], overlap: 1.0 };
         let tables = Tables {
@@ -207,13 +211,15 @@ mod tests {
             common_total: 0,
             packet_lines: 3,
             pool_lines: 64,
-            copied_lines: 2,
+            // Hardly two flows have the same tenant.
+            tenants: 1 << 16,
+            private_lines: 2,
         };
         let of = |stream: Stream, spray| replay(&machine, &tables, 8, spray, 400_000).by_stream[stream as usize];
         assert_eq!(of(Stream::Packet, true), [0.0, 3.0, 0.0], "though the pool fits into a private cache");
-        // One megabyte of entries is in the shared cache. So is one of copies by flow; by packet there are eight.
-        let [spray, hash] = [true, false].map(|spray| of(Stream::Copied, spray)[2]);
+        // One megabyte of entries is in the shared cache. By packet each core keeps a megabyte, of all tenants; by flow an eighth of it.
+        let [spray, hash] = [true, false].map(|spray| of(Stream::Private, spray)[2]);
         assert!(hash < 0.05 && spray > 0.5, "{hash} {spray}");
-        assert!(of(Stream::Flow, true)[2] < of(Stream::Copied, true)[2] / 2.0);
+        assert!(of(Stream::Flow, true)[2] < of(Stream::Private, true)[2] / 2.0);
     }
 }
