@@ -104,10 +104,12 @@ fn multipath_tcp_has_a_subflow_for_each_path_and_says_when_it_is_not_there() {
     let usage: Value = serde_json::from_slice(&std::fs::read(file).unwrap()).unwrap();
     let count = |name: &str| usage[name].as_u64().unwrap();
     // Warm-up, trials and measurement, each of 40 clients and of a connection that asks for the server's settings; four
-    // paths, of which each connection begins on one. The one that asks may be closed before it has the others.
+    // paths, of which each connection begins on one. The kernel opens the other subflows in the background. Warm-up and
+    // trials take some tens of milliseconds, so that connections may close before they have them; in the measurement,
+    // which takes a second and more, all 40 clients get them.
     let (connections, subflows) = (count("connections"), count("subflows"));
     assert!(connections >= 3 * 41 && connections % 41 == 0 && count("plain_connections") == 0, "{usage}");
-    assert!((3 * (connections / 41 * 40)..=3 * connections).contains(&subflows), "{usage}");
+    assert!((3 * 40..=3 * connections).contains(&subflows), "{usage}");
     assert!(usage["fallbacks"].as_object().unwrap().is_empty(), "{usage}");
     let carried = usage["carried_bytes"].as_array().unwrap();
     assert!(carried.len() == 4 && carried.iter().all(|bytes| bytes.as_u64().unwrap() > 100_000), "{usage}");

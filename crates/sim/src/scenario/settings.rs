@@ -91,6 +91,7 @@ settings! {
         heavy_loss_percent: u8,
         give_up_rtos: u8,
         max_connections: u32,
+        max_connections_per_peer: u32,
         max_pages: u32,
         first_psn: u32,
     }
