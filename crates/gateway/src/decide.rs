@@ -2,8 +2,8 @@
 
 use bifrost_nic::{L3, Parsed, ecn, parse};
 use bifrost_tables::Fields;
-use bifrost_wire::protocol::{ICMPV6, UDP};
-use bifrost_wire::{Mac, ethernet, tcp, vxlan};
+use bifrost_wire::protocol::{GRE, ICMPV6, UDP};
+use bifrost_wire::{Mac, ethernet, gre, tcp, vxlan};
 
 use crate::answer;
 use crate::decision::{Change, Decision, Egress, Origin, Plan, fields};
@@ -33,7 +33,7 @@ impl<'a> Decision<'a> {
         }
         match outer.protocol {
             UDP if outer.dst_port == vxlan::UDP_PORT => self.on_vxlan(packet, &outer),
-            encap::GRE => self.on_gre(packet, &outer),
+            GRE => self.on_gre(packet, &outer),
             _ => Err(DropReason::NotForUs),
         }
     }
@@ -70,13 +70,14 @@ impl<'a> Decision<'a> {
     }
 
     fn on_gre(&mut self, packet: &mut Packet<'_>, outer: &Parsed) -> Result<Service, DropReason> {
-        let header = packet.bytes().get(usize::from(outer.l4)..).unwrap_or_default();
-        let (key, ethertype, len) = encap::parse_gre(header).ok_or(DropReason::OuterMalformed)?;
+        let payload = packet.bytes().get(usize::from(outer.l4)..).unwrap_or_default();
+        let (gre::Header { key, ethertype }, _) =
+            gre::Header::parse(payload).map_err(|_| DropReason::OuterMalformed)?;
         let place = self.tables.tunnels_in.get(&(outer.src_ip, gre_key(key))).ok_or(DropReason::UnknownSender)?;
         let (place, vni) = (*place, self.tables.tunnels[*place as usize].vni);
         self.note("sender", || format!("tunnel {place} of VPC {vni}, GRE from {}", outer.src_ip));
         let mark = ecn::of(packet.bytes(), outer);
-        packet.pull(usize::from(outer.l4) + len);
+        packet.pull(usize::from(outer.l4) + gre::HEADER_LEN);
         // The parser wants Ethernet in front, for which there is room: more was just taken away.
         encap::push_ethernet(packet, self.tables.mac, self.tables.mac, ethertype)?;
         let inner = parse(packet.bytes(), packet.len()).map_err(|_| DropReason::InnerMalformed)?;

@@ -3,15 +3,11 @@
 use std::net::IpAddr;
 
 use bifrost_wire::ethernet::{self, ethertype};
-use bifrost_wire::protocol::UDP;
-use bifrost_wire::{Mac, Vni, ipv4, ipv6, udp, vxlan};
+use bifrost_wire::protocol::{GRE, UDP};
+use bifrost_wire::{Mac, Vni, gre, ipv4, ipv6, udp, vxlan};
 
 use crate::{DropReason, Packet};
 
-/// IP protocol number of GRE.
-pub(crate) const GRE: u8 = 47;
-/// The flag that says that a key follows (RFC 2890).
-const GRE_KEY: u16 = 0x2000;
 const HOP_LIMIT: u8 = 64;
 
 /// Between whom an outer packet goes.
@@ -31,7 +27,7 @@ pub(crate) fn vxlan_overhead(outer: IpAddr) -> usize {
 
 /// Bytes that GRE with a key adds.
 pub(crate) fn gre_overhead(outer: IpAddr) -> usize {
-    8 + ip_len(outer)
+    gre::HEADER_LEN + ip_len(outer)
 }
 
 fn ip_len(address: IpAddr) -> usize {
@@ -49,12 +45,8 @@ pub(crate) fn push_vxlan(packet: &mut Packet<'_>, vni: u32, outer: Outer) -> Res
 }
 
 /// Puts GRE and IP in front of an inner IP packet.
-pub(crate) fn push_gre(packet: &mut Packet<'_>, key: u32, inner: u16, outer: Outer) -> Result<(), DropReason> {
-    let mut header = [0; 8];
-    header[..2].copy_from_slice(&GRE_KEY.to_be_bytes());
-    header[2..4].copy_from_slice(&inner.to_be_bytes());
-    header[4..].copy_from_slice(&key.to_be_bytes());
-    packet.push(&header)?;
+pub(crate) fn push_gre(packet: &mut Packet<'_>, header: gre::Header, outer: Outer) -> Result<(), DropReason> {
+    packet.push(&header.emit())?;
     push_ip(packet, GRE, outer)
 }
 
@@ -71,14 +63,6 @@ pub(crate) fn push_ethernet(
 /// The EtherType of a family.
 pub(crate) fn ethertype_of(address: IpAddr) -> u16 {
     if address.is_ipv4() { ethertype::IPV4 } else { ethertype::IPV6 }
-}
-
-/// Key and EtherType of a GRE packet, and how long its header is. Checksums and sequence numbers are not spoken.
-pub(crate) fn parse_gre(bytes: &[u8]) -> Option<(u32, u16, usize)> {
-    let [f0, f1, e0, e1, k0, k1, k2, k3, ..] = *bytes else { return None };
-    // The version is in the low bits, and 0.
-    (u16::from_be_bytes([f0, f1]) == GRE_KEY)
-        .then(|| (u32::from_be_bytes([k0, k1, k2, k3]), u16::from_be_bytes([e0, e1]), 8))
 }
 
 fn push_ip(packet: &mut Packet<'_>, protocol: u8, outer: Outer) -> Result<(), DropReason> {

@@ -4,6 +4,7 @@ use std::net::IpAddr;
 
 use bifrost_nic::icmp_error::{self, IcmpError};
 use bifrost_nic::{Parsed, ecn};
+use bifrost_wire::gre;
 
 use crate::answer;
 use crate::decision::{Change, Decision, Egress, Origin, Plan};
@@ -114,7 +115,9 @@ impl Decision<'_> {
                         encap::push_ethernet(packet, mac, tables.mac, inner)?;
                         encap::push_vxlan(packet, vni, outer(tunnel.remote)?)?;
                     }
-                    TunnelKind::Gre { key } => encap::push_gre(packet, key, inner, outer(tunnel.remote)?)?,
+                    TunnelKind::Gre { key } => {
+                        encap::push_gre(packet, gre::Header { key, ethertype: inner }, outer(tunnel.remote)?)?;
+                    }
                 }
                 (tables.next_hop(tunnel.remote), encap::ethertype_of(tunnel.remote))
             }

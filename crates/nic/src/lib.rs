@@ -32,6 +32,6 @@ pub use flow::FlowKey;
 pub use malformed::Malformed;
 pub use merge::{Merged, Merger, Part};
 pub use offload::{Offload, Segment, SegmentKind};
-pub use parse::{Fragment, HEAD_LEN, L3, MAX_FRAME_LEN, Parsed, Tcp, Whole, parse};
+pub use parse::{Fragment, HEAD_LEN, L3, MAX_FRAME_LEN, Parsed, Tcp, Whole, parse, parse_packet};
 pub use segment::{Segments, TooLarge, copy_of};
 pub use stretches::Stretches;

@@ -105,6 +105,30 @@ pub struct Parsed {
 }
 
 impl Parsed {
+    /// Before anything behind the header of the link is parsed.
+    #[inline(always)]
+    fn at_network_header(ethertype: u16, l3: u16, total_len: usize) -> Self {
+        Parsed {
+            ethertype,
+            vlan: None,
+            kind: L3::Other,
+            l3,
+            l4: l3,
+            payload: l3,
+            end: total_len as u32,
+            src_mac: Mac([0; 6]),
+            dst_mac: Mac([0; 6]),
+            src_ip: IpAddr::V4(Ipv4Addr::UNSPECIFIED),
+            dst_ip: IpAddr::V4(Ipv4Addr::UNSPECIFIED),
+            protocol: 0,
+            fragment: None,
+            src_port: 0,
+            dst_port: 0,
+            tcp: None,
+            flow_hash: 0,
+        }
+    }
+
     /// Bytes of the packet in the frame: from [`l3`](Self::l3) to [`end`](Self::end).
     #[inline(always)]
     pub fn packet_len(&self) -> usize {
@@ -165,25 +189,12 @@ pub fn parse(frame: &[u8], total_len: usize) -> Result<Parsed, Malformed> {
     let bytes = &frame[..frame.len().min(HEAD_LEN).min(total_len)];
     let mut head = Head { bytes, end: total_len };
     let eth = ethernet::Header::parse(bytes).map_err(|_| head.cut(Malformed::EthernetTruncated))?;
-    let l3 = eth.header_len();
+    let vlan = eth.outer.map(|tag| tag.vid);
     let mut parsed = Parsed {
-        ethertype: eth.ethertype,
-        vlan: eth.outer.map(|tag| tag.vid),
-        kind: L3::Other,
-        l3: l3 as u16,
-        l4: l3 as u16,
-        payload: l3 as u16,
-        end: total_len as u32,
+        vlan,
         src_mac: eth.source,
         dst_mac: eth.destination,
-        src_ip: IpAddr::V4(Ipv4Addr::UNSPECIFIED),
-        dst_ip: IpAddr::V4(Ipv4Addr::UNSPECIFIED),
-        protocol: 0,
-        fragment: None,
-        src_port: 0,
-        dst_port: 0,
-        tcp: None,
-        flow_hash: 0,
+        ..Parsed::at_network_header(eth.ethertype, eth.header_len() as u16, total_len)
     };
     match eth.ethertype {
         ethertype::IPV4 => parse_ipv4(&mut head, &mut parsed)?,
@@ -197,6 +208,27 @@ pub fn parse(frame: &[u8], total_len: usize) -> Result<Parsed, Malformed> {
     } else {
         parsed.flow_hash = crate::flow::hash_macs(parsed.src_mac, parsed.dst_mac, eth.ethertype);
     }
+    Ok(parsed)
+}
+
+/// Parses an IP packet that has no Ethernet header, such as one in GRE: offsets are from its start, MAC addresses are 0. Otherwise as
+/// [`parse`]; what `ethertype` says is not IP is [`L3::Other`].
+///
+/// # Errors
+/// As [`parse`].
+pub fn parse_packet(ethertype: u16, packet: &[u8]) -> Result<Parsed, Malformed> {
+    if packet.len() > MAX_FRAME_LEN {
+        return Err(Malformed::FrameTooLong);
+    }
+    let mut head = Head { bytes: &packet[..packet.len().min(HEAD_LEN)], end: packet.len() };
+    let mut parsed = Parsed::at_network_header(ethertype, 0, packet.len());
+    match ethertype {
+        ethertype::IPV4 => parse_ipv4(&mut head, &mut parsed)?,
+        ethertype::IPV6 => parse_ipv6(&mut head, &mut parsed)?,
+        _ => return Ok(parsed),
+    }
+    parse_transport(head, &mut parsed)?;
+    parsed.flow_hash = parsed.flow_key().hash(0);
     Ok(parsed)
 }
 

@@ -2,9 +2,9 @@
 
 use std::net::IpAddr;
 
-use bifrost_nic::{Parsed, parse};
-use bifrost_wire::protocol::UDP;
-use bifrost_wire::{ethernet, vxlan};
+use bifrost_nic::{Parsed, parse, parse_packet};
+use bifrost_wire::protocol::{GRE, TCP, UDP};
+use bifrost_wire::{ethernet, gre, vxlan};
 
 /// What the outer headers of a frame say.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -24,8 +24,9 @@ pub struct Arrival {
 pub struct Flow {
     /// Its hash, under a seed.
     pub hash: u32,
-    /// Bytes from the start of the frame to the end of the headers that a gateway needs.
-    pub headers: usize,
+    /// Bytes from the start of the frame to the end of the headers that a gateway needs. `None` where they are not known to end there:
+    /// of fragments, and of what is neither TCP nor UDP, a gateway may need any part.
+    pub headers: Option<usize>,
     /// It is a fragment: all of a packet have this hash, and must go to one core, in order.
     pub fragment: bool,
 }
@@ -42,21 +43,30 @@ pub fn look(frame: &[u8]) -> Option<Arrival> {
 }
 
 impl Arrival {
-    /// Parses the inner headers, if it is VXLAN.
+    /// Parses the inner headers, if it is VXLAN or GRE.
     #[inline]
     pub fn flow(&self, frame: &[u8], seed: u64) -> Flow {
         let outer = &self.outer;
-        let of = |parsed: &Parsed, seed, other| if parsed.is_ip() { parsed.flow_key().hash(seed) } else { other };
         if let (Some(vni), Ok((_, inner))) = (self.vni, vxlan::parse(self.payload(frame)))
             && let Ok(parsed) = parse(inner, inner.len())
         {
-            let of_vni = seed ^ u64::from(vni).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-            let headers = usize::from(outer.payload) + vxlan::HEADER_LEN + usize::from(parsed.payload);
-            let hash = of(&parsed, of_vni, parsed.flow_hash ^ vni);
-            return Flow { hash, headers, fragment: parsed.is_fragment() };
+            return Flow::inside(&parsed, seed, vni, usize::from(outer.payload) + vxlan::HEADER_LEN);
         }
-        let hash = of(outer, seed, outer.flow_hash);
-        Flow { hash, headers: usize::from(outer.payload), fragment: outer.is_fragment() }
+        if outer.protocol == GRE
+            && !outer.is_fragment()
+            && let Some(flow) = self.flow_in_gre(frame, seed)
+        {
+            return flow;
+        }
+        Flow::inside(outer, seed, 0, 0)
+    }
+
+    /// Apart, to keep the code of VXLAN short.
+    #[inline(never)]
+    fn flow_in_gre(&self, frame: &[u8], seed: u64) -> Option<Flow> {
+        let (header, inner) = gre::Header::parse(self.payload(frame)).ok()?;
+        let parsed = parse_packet(header.ethertype, inner).ok()?;
+        Some(Flow::inside(&parsed, seed, header.key, usize::from(self.outer.payload) + gre::HEADER_LEN))
     }
 
     /// What is behind the outer headers.
@@ -75,6 +85,20 @@ impl Arrival {
             let mixed = u128::from(to ^ seed) * 0x9e37_79b9_7f4a_7c15;
             ADDRESSES | ((mixed >> 64) as u32 ^ mixed as u32) & (ADDRESSES - 1)
         })
+    }
+}
+
+impl Flow {
+    /// Of a packet that begins `at` bytes into the frame, in the network `vni`.
+    #[inline(always)]
+    fn inside(parsed: &Parsed, seed: u64, vni: u32, at: usize) -> Self {
+        let of_vni = seed ^ u64::from(vni).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        let ends = !parsed.is_fragment() && matches!(parsed.protocol, TCP | UDP);
+        Flow {
+            hash: if parsed.is_ip() { parsed.flow_key().hash(of_vni) } else { parsed.flow_hash ^ vni },
+            headers: ends.then(|| at + usize::from(parsed.payload)),
+            fragment: parsed.is_fragment(),
+        }
     }
 }
 

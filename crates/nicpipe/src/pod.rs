@@ -294,9 +294,10 @@ impl Pod {
         // Only what passes is worth a look inside.
         let Flow { hash, headers, fragment } = arrival.flow(frame, seed);
         let class = if fragment { Class::Rss } else { class };
+        let headers = headers.unwrap_or(arrival.end);
         let payload = arrival.end.saturating_sub(headers);
-        // Where the transport header of a fragment ends is not known here.
-        let header_only = !fragment && self.config.header_only_from.is_some_and(|least| payload >= usize::from(least));
+        let header_only =
+            payload > 0 && self.config.header_only_from.is_some_and(|least| payload >= usize::from(least));
         let dispatch = match self.dispatch(now, class, hash, header_only, rings) {
             Err(Refused::NoPayloadSlot) => self.dispatch(now, class, hash, false, rings),
             result => result,

@@ -17,6 +17,7 @@ pub mod arp;
 pub mod bifrost;
 pub mod checksum;
 pub mod ethernet;
+pub mod gre;
 pub mod icmp;
 pub mod ipv4;
 pub mod ipv6;

@@ -6,5 +6,7 @@ pub const ICMP: u8 = 1;
 pub const TCP: u8 = 6;
 /// UDP.
 pub const UDP: u8 = 17;
+/// GRE.
+pub const GRE: u8 = 47;
 /// ICMPv6.
 pub const ICMPV6: u8 = 58;

@@ -320,9 +320,9 @@ impl Out {
             inner.to_vec()
         } else if outer.protocol == 47 {
             let bytes = &frame[usize::from(outer.l4)..];
-            let (key, kind, len) = crate::encap::parse_gre(bytes).unwrap();
-            gre = Some(key);
-            [&ethernet::Header::new(MAC, MAC, kind).emit()[..], &bytes[len..]].concat()
+            let (header, packet) = bifrost_wire::gre::Header::parse(bytes).unwrap();
+            gre = Some(header.key);
+            [&ethernet::Header::new(MAC, MAC, header.ethertype).emit()[..], packet].concat()
         } else {
             frame.to_vec()
         };

@@ -1,5 +1,6 @@
 use bifrost_plb::Trailer;
-use bifrost_wire::protocol::{ICMP, TCP};
+use bifrost_wire::protocol::{GRE, ICMP, TCP};
+use bifrost_wire::{Vni, gre, vxlan};
 
 use super::world::*;
 use bifrost_tables::Rate;
@@ -121,22 +122,64 @@ fn header_only_packets_are_short() {
 }
 
 #[test]
+fn headers_of_a_tunnel_stay_with_the_packet() {
+    let mut world = World::new(PodConfig { header_only_from: Some(100), ..config(1) });
+    let udp = in_gre(&datagram([192, 168, 0, 1], [192, 168, 0, 2], (1, 2), &[5; 400]));
+    // What is neither TCP nor UDP goes whole: where its headers end is not known here.
+    let icmp = in_gre(&ip([192, 168, 0, 1], [192, 168, 0, 2], ICMP, &[0; 400]));
+    let echo = framed(Some(VLAN), &ip([192, 168, 0, 1], [192, 168, 0, 2], ICMP, &[0; 400]));
+    for (frame, kept) in [(&udp, udp.len() - 400), (&icmp, icmp.len()), (&echo, echo.len())] {
+        world.arrive(frame).unwrap();
+        let bytes = world.ring_of(0).last().unwrap();
+        assert_eq!(bytes[..12], frame[..12]);
+        // Without the tag, with the trailer.
+        assert_eq!(bytes[12..bytes.len() - 16], frame[16..kept]);
+    }
+    world.pass(10_000);
+    assert_eq!(world.left, [udp, icmp, echo]);
+}
+
+#[test]
+fn flows_in_gre_have_order_queues_of_their_own() {
+    let flow = |port: u16| {
+        let frame = in_gre(&datagram([192, 168, 0, 1], [192, 168, 0, 2], (port, 2), b"x"));
+        look(&frame).unwrap().flow(&frame, SEED).hash
+    };
+    assert_eq!(flow(1), flow(1));
+    assert_ne!(flow(1), flow(2));
+}
+
+/// A packet in a customer's GRE tunnel.
+fn in_gre(packet: &[u8]) -> Vec<u8> {
+    let header = gre::Header { key: 9, ethertype: 0x0800 };
+    framed(Some(VLAN), &ip([198, 51, 100, 1], OWN, GRE, &[&header.emit()[..], packet].concat()))
+}
+
+#[test]
 fn fragments_of_a_packet_go_to_one_core_whole() {
-    let fragment = |outer: bool, offset: u16| {
+    #[derive(Clone, Copy)]
+    enum Inside {
+        Nothing,
+        Vxlan,
+        Gre,
+    }
+    let fragment = |inside: Inside, offset: u16| {
         let mut packet = ip([192, 168, 0, 1], [192, 168, 0, 2], 17, &[1; 400]);
         let field = (offset / 8) | 0x2000;
         packet[6..8].copy_from_slice(&field.to_be_bytes());
-        if outer {
-            return framed(Some(VLAN), &packet);
+        match inside {
+            Inside::Nothing => framed(Some(VLAN), &packet),
+            Inside::Vxlan => {
+                let payload = [&vxlan::emit(Vni::new(7).unwrap())[..], &framed(None, &packet)].concat();
+                // As another flow outside, each.
+                framed(Some(VLAN), &datagram([10, 0, 0, 11], OWN, (50_000 + offset, 4789), &payload))
+            }
+            Inside::Gre => in_gre(&packet),
         }
-        let payload =
-            [&bifrost_wire::vxlan::emit(bifrost_wire::Vni::new(7).unwrap())[..], &framed(None, &packet)].concat();
-        // As another flow outside, each.
-        framed(Some(VLAN), &datagram([10, 0, 0, 11], OWN, (50_000 + offset, 4789), &payload))
     };
-    for outer in [false, true] {
+    for inside in [Inside::Nothing, Inside::Vxlan, Inside::Gre] {
         let mut world = World::new(PodConfig { header_only_from: Some(100), ..config(4) });
-        let frames: Vec<Vec<u8>> = (0..8).map(|n| fragment(outer, n * 400)).collect();
+        let frames: Vec<Vec<u8>> = (0..8).map(|n| fragment(inside, n * 400)).collect();
         for frame in &frames {
             let foreseen = world.pipeline.explain(world.now, frame, |_, _| true);
             assert!(foreseen.last().unwrap().what.ends_with("by its flow"), "{foreseen:?}");
