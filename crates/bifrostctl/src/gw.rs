@@ -1,13 +1,14 @@
 //! `bifrostctl gw`: looks into a gateway, which is `bifrost-nicd` and a pod behind it.
 
+use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 
 use bifrost_control::Client;
 use bifrost_control::api::{
-    Counts, GatewayPod, GatewayTraceSpec, Pipeline, PipelineCommand, PipelinePod, PipelineStage, SpreadMode, Trace,
-    TraceSpec, TraceVerdict,
+    Counts, GatewayPod, GatewayTraceSpec, GatewayTransport, Pipeline, PipelineCommand, PipelinePod, PipelineStage,
+    SpreadMode, Trace, TraceSpec, TraceVerdict,
 };
 use bifrost_control::client::ClientError;
 use clap::{Args, Subcommand, ValueEnum};
@@ -27,6 +28,7 @@ Examples:
   bifrostctl gw pods                                   which pods are there, what they get, what is refused
   bifrostctl gw queues                                 how full the order queues are, timeouts, what left out of order
   bifrostctl gw limiter                                who is limited, and who sends most
+  bifrostctl gw hosts                                  hosts that use the reliable transport: connections, repairs, paths
   bifrostctl gw stages                                 packets, time and cycles of each stage, and of each worker of a pod
   bifrostctl gw trace --host 10.0.0.11 --vni 100 --from 192.168.0.1 --to 198.51.100.1 --tcp 40000:443
       may that vNIC open a connection, and what becomes of the packet in the pipeline and in the pod?
@@ -62,6 +64,10 @@ enum GwCommand {
     Queues,
     /// The limiter: who is limited and why, who is exempted, who sends most
     Limiter,
+    /// The reliable transport with hosts: connections, packets that were repaired, and each path with its delay, loss and window
+    ///
+    /// `PLAIN` are frames to the host that left as plain VXLAN, whatever the reason; `--json` has one counter for each reason.
+    Hosts,
     /// Packets, time and cycles of each stage of the pipeline, and of each worker of the pod
     ///
     /// Cycles are those of the processor's time stamp counter, which runs at a constant rate whatever the processor's clock does.
@@ -159,6 +165,7 @@ pub(crate) fn run(args: GwArgs, out: Output) -> Result<(), Failure> {
         GwCommand::Pods => out.print(&pipeline(&args.nicd)?.pods, |pods| self::pods(pods)),
         GwCommand::Queues => out.print(&pipeline(&args.nicd)?.pods, |pods| queues(pods)),
         GwCommand::Limiter => out.print(&pipeline(&args.nicd)?.pods, |pods| limiter(pods)),
+        GwCommand::Hosts => out.print(&transports(pipeline(&args.nicd)?.pods), |pods| hosts(pods)),
         GwCommand::Stages => {
             let pipeline = pipeline(&args.nicd)?;
             let pod = Client::new(&args.gw)?.gateway_pod().map_err(|error| known("bifrost-gw", &args.gw, error))?;
@@ -321,6 +328,71 @@ fn queues(pods: &[PipelinePod]) -> String {
     format!("{}\n\n{}", listing(&DEPTHS, depths, "no order queues"), listing(&ORDER, order, "no pods"))
 }
 
+/// The transports of pods that have one, by the pod's name.
+fn transports(pods: Vec<PipelinePod>) -> BTreeMap<String, GatewayTransport> {
+    pods.into_iter().filter_map(|pod| Some((pod.name, pod.transport?))).collect()
+}
+
+fn hosts(pods: &BTreeMap<String, GatewayTransport>) -> String {
+    const HOSTS: [Column; 9] = [
+        Text("POD"),
+        Text("HOST"),
+        Number("CONNECTIONS"),
+        Number("OPEN"),
+        Number("BEST EFFORT"),
+        Number("FROM HOST"),
+        Number("TO HOST"),
+        Number("RETRANSMITTED"),
+        Number("PLAIN"),
+    ];
+    const PATHS: [Column; 10] = [
+        Text("POD"),
+        Text("HOST"),
+        Number("PATH"),
+        Text("STATE"),
+        Number("RTT US"),
+        Number("MIN US"),
+        Number("LOSS %"),
+        Number("WINDOW"),
+        Number("IN FLIGHT"),
+        Number("LOST"),
+    ];
+    let all = || pods.iter().flat_map(|(pod, transport)| transport.hosts.iter().map(move |host| (pod, host)));
+    let rows = all().map(|(pod, host)| {
+        let plain =
+            host.counters.iter().filter(|(name, _)| name.starts_with("plain_") || *name == "surrendered_frames");
+        let numbers = [
+            host.connections.into(),
+            host.open_connections.into(),
+            host.best_effort_connections.into(),
+            get(&host.counters, "rx_frames"),
+            get(&host.counters, "tx_frames"),
+            host.retransmitted_packets,
+            plain.map(|(_, value)| value).sum(),
+        ];
+        let names = [pod.clone(), host.addresses.join(", ")];
+        names.into_iter().chain(numbers.map(|number: u64| number.to_string())).collect()
+    });
+    let paths = all().flat_map(|(pod, host)| {
+        host.paths.iter().enumerate().map(move |(number, path)| {
+            let us = |ns: u64| format!("{:.1}", ns as f64 / 1000.0);
+            vec![
+                pod.clone(),
+                host.addresses.first().cloned().unwrap_or_default(),
+                number.to_string(),
+                path.state.to_string(),
+                us(path.srtt_ns),
+                us(path.min_rtt_ns),
+                format!("{:.2}", f64::from(path.loss_ppm) / 10_000.0),
+                path.window_packets.to_string(),
+                path.in_flight_packets.to_string(),
+                path.lost_packets.to_string(),
+            ]
+        })
+    });
+    format!("{}\n\n{}", listing(&HOSTS, rows, "no pod has a transport"), listing(&PATHS, paths, "no paths"))
+}
+
 fn limiter(pods: &[PipelinePod]) -> String {
     let mut out = String::new();
     for pod in pods {
@@ -399,7 +471,7 @@ fn each(total: u64, packets: u64) -> String {
 
 #[cfg(test)]
 mod tests {
-    use bifrost_control::api::{OrderQueue, TopTenant};
+    use bifrost_control::api::{GatewayHost, GatewayPath, OrderQueue, TopTenant};
 
     use super::*;
 
@@ -458,6 +530,41 @@ mod tests {
         assert_eq!(words(&text)[1], ["vpc", "0", "4096", "17", "3"]);
         assert_eq!(words(&text)[4], ["vpc", "50", "2", "1", "0", "4", "7"]);
         assert_eq!(pods(&[]), "no pods");
+    }
+
+    #[test]
+    fn hosts_and_their_paths() {
+        let path = GatewayPath {
+            state: "usable".into(),
+            srtt_ns: 123_400,
+            min_rtt_ns: 99_000,
+            loss_ppm: 12_300,
+            window_packets: 64,
+            in_flight_packets: 3,
+            lost_packets: 8,
+            ..GatewayPath::default()
+        };
+        let host = GatewayHost {
+            addresses: vec!["10.0.0.11".to_owned()],
+            connections: 3,
+            open_connections: 2,
+            best_effort_connections: 1,
+            retransmitted_packets: 9,
+            paths: vec![path],
+            counters: counts(&[
+                ("rx_frames", 50),
+                ("tx_frames", 40),
+                ("plain_frames", 4),
+                ("plain_too_long_frames", 2),
+                ("surrendered_frames", 1),
+            ]),
+            ..GatewayHost::default()
+        };
+        let transport = Some(GatewayTransport { hosts: vec![host], ..GatewayTransport::default() });
+        let text = hosts(&transports(vec![pod(), PipelinePod { name: "b".to_owned(), transport, ..pod() }]));
+        assert_eq!(words(&text)[1], ["b", "10.0.0.11", "3", "2", "1", "50", "40", "9", "7"]);
+        assert_eq!(words(&text)[4], ["b", "10.0.0.11", "0", "usable", "123.4", "99.0", "1.23", "64", "3", "8"]);
+        assert!(hosts(&transports(vec![pod()])).starts_with("no pod has a transport"));
     }
 
     #[test]

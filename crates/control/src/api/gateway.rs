@@ -72,6 +72,74 @@ pub struct PipelinePod {
     pub bypassed_vnis: Vec<u32>,
     /// The tenants that send most, in samples of what arrived lately.
     pub top_tenants: Vec<TopTenant>,
+    /// The reliable transport with hosts, as it was within the last second, if it is configured.
+    pub transport: Option<GatewayTransport>,
+}
+
+/// The reliable transport between hosts and a pod.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct GatewayTransport {
+    /// Counters of what concerns no host in particular.
+    pub counters: Counts,
+    /// Counters of the transport engine.
+    pub engine: Counts,
+    /// The hosts, in the order of the configuration.
+    pub hosts: Vec<GatewayHost>,
+}
+
+/// A host that may use the transport to a pod.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct GatewayHost {
+    /// Its addresses; the first one of a family is its tunnel end point.
+    pub addresses: Vec<String>,
+    /// Its connections.
+    pub connections: u32,
+    /// Of these, open ones.
+    pub open_connections: u32,
+    /// Of these, connections that have fallen back to plain VXLAN.
+    pub best_effort_connections: u32,
+    /// Packets sent again, on connections that exist.
+    pub retransmitted_packets: u64,
+    /// Packets that arrived more than once, on connections that exist.
+    pub duplicate_packets: u64,
+    /// Packets given up, on connections that exist.
+    pub given_up_packets: u64,
+    /// Frames from it that wait for their turn, or for the pod.
+    pub held_frames: u32,
+    /// Frames to it that are kept until they are acknowledged.
+    pub kept_frames: u32,
+    /// Frames of either kind that it may have.
+    pub share_frames: u32,
+    /// Its paths; the first one is path 0.
+    pub paths: Vec<GatewayPath>,
+    /// What happened.
+    pub counters: Counts,
+}
+
+/// A path to a host.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct GatewayPath {
+    /// `usable`, or `suspect`: it lost packets and is being probed.
+    pub state: Cow<'static, str>,
+    /// Whether packets are sprayed over it.
+    pub selected: bool,
+    /// Smoothed delay of the network, ns.
+    pub srtt_ns: u64,
+    /// Smallest recent delay, ns.
+    pub min_rtt_ns: u64,
+    /// Loss rate, in millionths.
+    pub loss_ppm: u32,
+    /// Congestion window.
+    pub window_packets: u32,
+    /// Packets in flight.
+    pub in_flight_packets: u32,
+    /// Packets sent.
+    pub tx_packets: u64,
+    /// Packets found lost.
+    pub lost_packets: u64,
 }
 
 /// An order queue.

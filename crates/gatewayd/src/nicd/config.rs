@@ -13,6 +13,8 @@ use toml::Spanned;
 use crate::file::{self, Checker, FileErrors};
 use crate::program::check_socket;
 
+use super::transport;
+
 /// A checked configuration.
 #[derive(Clone, Debug)]
 pub struct Config {
@@ -120,6 +122,7 @@ struct Pod {
     #[serde(default)]
     rules: Vec<RuleSection>,
     limiter: Option<Limiter>,
+    transport: Option<transport::Section>,
 }
 
 #[derive(Clone, Copy, Debug, Default, Deserialize)]
@@ -217,7 +220,8 @@ fn check(file: File, checker: &mut Checker<'_>) -> Option<Config> {
     if file.pods.is_empty() {
         checker.general("no [[pods]]: there is nobody to give packets to");
     }
-    let pods = file.pods.iter().map(|pod| check_pod(pod, checker)).collect();
+    let longest = usize::from(*device.mtu.get_ref()) + LINK_BYTES;
+    let pods = file.pods.iter().map(|pod| check_pod(pod, longest, checker)).collect();
     let mut sockets: Vec<&PathBuf> = Vec::new();
     for interface in file.pods.iter().flat_map(|pod| pod.interfaces.get_ref()) {
         if sockets.contains(&interface.socket.get_ref()) {
@@ -236,7 +240,7 @@ fn check(file: File, checker: &mut Checker<'_>) -> Option<Config> {
                 Mode::XdpGeneric => RawMode::XdpGeneric,
                 Mode::Packet => RawMode::Packet,
             },
-            longest: usize::from(*device.mtu.get_ref()) + LINK_BYTES,
+            longest,
             frames: *device.frames.get_ref(),
         },
         processor: file.pipeline.processor,
@@ -245,7 +249,7 @@ fn check(file: File, checker: &mut Checker<'_>) -> Option<Config> {
     })
 }
 
-fn check_pod(pod: &Pod, checker: &mut Checker<'_>) -> PodSettings {
+fn check_pod(pod: &Pod, longest: usize, checker: &mut Checker<'_>) -> PodSettings {
     let defaults = plb::Config::default();
     let get = |value: &Option<Spanned<u64>>, default| value.as_ref().map_or(default, |v| *v.get_ref());
     let entries = pod.queue_entries.as_ref().map_or(defaults.queue_entries, |v| *v.get_ref());
@@ -330,7 +334,7 @@ fn check_pod(pod: &Pod, checker: &mut Checker<'_>) -> PodSettings {
             limiter,
             control: Rate { per_second: pod.control_packets_per_second, burst: pod.control_packets_per_second.max(64) },
             header_only_from: pod.header_only_from.as_ref().map(|v| *v.get_ref()),
-            reliable: None,
+            reliable: pod.transport.as_ref().map(|section| section.check(longest, checker)),
         },
         sockets: interfaces.iter().map(|i| i.socket.get_ref().clone()).collect(),
         bypass,
@@ -399,6 +403,34 @@ second_packets_per_second = 2000
             let error_text = load(&GOOD.replace(from, to)).unwrap_err();
             let wanted = error.replace("an order queue", "a pod has 1 to 8 order queues, not 9");
             assert!(error_text.starts_with(&wanted), "{error_text}");
+        }
+        let transport = "[pods.transport]\naddresses = [\"10.0.0.1\"]\nmac = \"02:00:00:00:00:fe\"\nvnis = [100]\n\
+                         hosts = [[\"10.0.0.11\"], [\"10.0.0.12\", \"10.0.1.12\"]]\n";
+        let with = format!("{GOOD}{transport}memory_mib = 16\n");
+        let config = load(&with).unwrap().pods.remove(0).pipeline.reliable.unwrap();
+        assert_eq!((config.hosts.len(), config.memory_bytes, config.paths, config.port), (2, 16 << 20, 4, 4794));
+        for (from, to, error) in [
+            (
+                "addresses = [\"10",
+                "addresses = [\"10.0.0.3\", \"10",
+                "16: addresses: the gateway has one address, or one of",
+            ),
+            ("02:00:00:00:00:fe", "02:00:00:00:00", "17: mac: "),
+            ("02:00:00:00:00:fe", "03:00:00:00:00:fe", "17: mac: 03:00:00:00:00:fe is not the address of one station"),
+            ("[100]", "[16777216]", "18: vnis: 16777216 is not a VNI; use 0 to 16777215"),
+            ("[100]", "[]", "18: vnis: none; name the VNIs"),
+            ("10.0.1.12", "10.0.0.11", "19: hosts: 10.0.0.11: another host has this address, too"),
+            ("10.0.1.12", "fd00::1", "19: hosts: fd00::1: the gateway has no address of this family"),
+            ("[\"10.0.0.11\"]", "[]", "19: hosts: host 1: a host has 1 to 8 addresses"),
+            ("mib = 16", "mib = 0", "20: memory_mib: 0; use 1 to 65536"),
+            ("mib = 16", "mib = 70000", "20: memory_mib: 70000; use 1 to 65536"),
+            ("memory_mib = 16", "paths = 9", "20: paths: 9 paths; a host has 1 to 8"),
+            ("memory_mib = 16", "connections_per_host = 0", "20: connections_per_host: 0 connections"),
+            ("memory_mib = 16", "port = 4789", "20: port: 4789 is the port of plain VXLAN; use another"),
+            ("memory_mib = 16", "initial_rto_us = 0", "20: initial_rto_us: 0; use 100 to 10000000"),
+        ] {
+            let error_text = load(&with.replace(from, to)).unwrap_err();
+            assert!(error_text.starts_with(error), "{to}: {error_text}");
         }
         let none = load("[control]\nsocket = \"/x\"\n[device]\nname = \"eth0\"\n").unwrap_err();
         assert_eq!(none.trim(), "no [[pods]]: there is nobody to give packets to");

@@ -11,7 +11,7 @@ use bifrost_port::raw::RawDevice;
 use rustix::event::{Timespec, epoll};
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use super::links::{Event, Link};
+use super::links::{AllLinks, Event, Link};
 use super::snapshot;
 use bifrost_control::api::Pipeline as Snapshot;
 
@@ -20,6 +20,8 @@ const RING_BATCH: usize = 32;
 const RELEASE_BATCH: u32 = 256;
 /// How often commands are looked at, and the state is told.
 const TICK_NS: u64 = 10_000_000;
+/// How often the state of transports is told: it says something of every connection.
+const TRANSPORTS_NS: u64 = 1_000_000_000;
 
 /// What the pipeline is asked to do.
 #[derive(Debug)]
@@ -49,6 +51,8 @@ pub(super) struct Engine {
     pub(super) turns: u64,
     pub(super) sleeps: u64,
     pub(super) stages: Stages,
+    /// When the state of transports is told next.
+    pub(super) transports_at: u64,
 }
 
 /// Packets and time of each stage.
@@ -139,8 +143,11 @@ impl Engine {
             let (at, frame) = (device.arrived_at(index, now), device.frame(index));
             let _ = pipeline.arrive(now, at, frame, |place| &mut links[place.pod][place.interface]);
         }
+        // What the transport has brought, and what waited for room.
+        pipeline.settle(now, &mut AllLinks(links));
+        // Does nothing where nothing was put in.
+        links.iter_mut().flatten().for_each(Link::publish);
         if arrived > 0 {
-            links.iter_mut().flatten().for_each(Link::publish);
             stages.dispatch.add(arrived, &mut mark);
         }
         let (mut returned, mut counted, mut released) = (0, 0, 0);
@@ -168,6 +175,7 @@ impl Engine {
                 device.send(&leaving.parts);
             });
         }
+        pipeline.emit(|parts| device.send(parts));
         device.flush();
         if released > 0 {
             stages.send.add(released, &mut mark);
@@ -250,7 +258,17 @@ impl Engine {
             };
             let _ = answer.try_send(result);
         }
-        let snapshot = snapshot::take(now, self);
-        *self.state.lock().unwrap_or_else(PoisonError::into_inner) = snapshot;
+        let is_due = now >= self.transports_at;
+        if is_due {
+            self.transports_at = now + TRANSPORTS_NS;
+        }
+        let mut snapshot = snapshot::take(now, self, is_due);
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        if !is_due {
+            for (pod, earlier) in snapshot.pods.iter_mut().zip(&mut state.pods) {
+                pod.transport = earlier.transport.take();
+            }
+        }
+        *state = snapshot;
     }
 }

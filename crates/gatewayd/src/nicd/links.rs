@@ -6,7 +6,7 @@ use std::thread;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result};
-use bifrost_nicpipe::{Place, Ring, Rings};
+use bifrost_nicpipe::{Links, Place, Ring, Rings};
 use bifrost_port::memif::{FromClient, Server, ServerConfig, ToClient};
 
 /// After which a client that failed may try again.
@@ -83,6 +83,15 @@ impl Link {
             Ring::Core(core) => usize::from(core) + 1,
         };
         self.to_client.get_mut(number)
+    }
+}
+
+/// The rings of all interfaces, by pod and interface.
+pub(super) struct AllLinks<'a>(pub(super) &'a mut [Vec<Link>]);
+
+impl Links for AllLinks<'_> {
+    fn rings(&mut self, place: Place) -> impl Rings {
+        &mut self.0[place.pod][place.interface]
     }
 }
 

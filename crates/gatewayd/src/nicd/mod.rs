@@ -4,6 +4,7 @@ mod config;
 mod engine;
 mod links;
 mod snapshot;
+mod transport;
 
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
@@ -11,7 +12,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Sender, channel, sync_channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context as _, Result};
 use bifrost_control::api::{
@@ -65,6 +66,11 @@ impl Program for Nicd {
             // What tenants must not foretell, and what tells this pipeline's packets from an earlier one's.
             pod.limiter.seed = settings.limiter_seed.unwrap_or_else(|| fastrand::u64(..));
             pod.balancer.first_psn = fastrand::u32(..);
+            if let Some(transport) = &mut pod.reliable {
+                // Hosts tell by it that this is another run of the program.
+                let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+                (transport.instance, transport.salt) = (since.as_micros() as u64, fastrand::u32(..));
+            }
             pods.push(pod);
         }
         let mut pipeline = Pipeline::new(PipelineConfig { pods, longest, seed: fastrand::u64(..) })?;
@@ -113,6 +119,7 @@ impl Program for Nicd {
             turns: 0,
             sleeps: 0,
             stages: Stages::default(),
+            transports_at: 0,
         };
         let work = move || {
             program::pin(config.processor);

@@ -1,7 +1,10 @@
 //! The pipeline's state at one time, for the status server.
 
-use bifrost_control::api::{OrderQueue, Pipeline, PipelinePod, PipelineStage, TopTenant};
-use bifrost_nicpipe::{Mode, Pod};
+use bifrost_control::api::{
+    GatewayHost, GatewayPath, GatewayTransport, OrderQueue, Pipeline, PipelinePod, PipelineStage, TopTenant,
+};
+use bifrost_nicpipe::{HostState, Mode, Pod, Reliable};
+use bifrost_rte::{PathSnapshot, PathState};
 
 use super::engine::{Engine, Stage};
 use crate::status::Sample;
@@ -9,8 +12,8 @@ use crate::status::Sample;
 /// Tenants that are told of.
 const TOP: usize = 10;
 
-/// The state now.
-pub(super) fn take(now: u64, engine: &mut Engine) -> Pipeline {
+/// The state now; that of transports if it is asked for.
+pub(super) fn take(now: u64, engine: &mut Engine, with_transports: bool) -> Pipeline {
     let (malformed_frames, no_pod_frames) = engine.pipeline.strays();
     let named = |(name, value): (&'static str, u64)| (name.into(), value);
     let stages = engine.stages;
@@ -33,7 +36,14 @@ pub(super) fn take(now: u64, engine: &mut Engine) -> Pipeline {
             stage("collect", stages.collect),
             stage("send", stages.send),
         ],
-        pods: engine.pipeline.pods().iter().zip(&engine.links).map(|(pod, l)| state(now, pod, l.len())).collect(),
+        pods: {
+            let pods = engine.pipeline.pods().iter().zip(&engine.links);
+            pods.map(|(pod, links)| {
+                let reliable = if with_transports { pod.reliable() } else { None };
+                PipelinePod { transport: reliable.map(transport), ..state(now, pod, links.len()) }
+            })
+            .collect()
+        },
     }
 }
 
@@ -81,10 +91,106 @@ pub(super) fn samples(state: &Pipeline) -> Vec<Sample> {
             let labels = [("pod", pod.name.clone()), ("tenant", tenant.vni.to_string())];
             all.push(sample("pod_top_tenant_percent".to_owned(), &labels, tenant.percent.round() as u64, true));
         }
+        if let Some(transport) = &pod.transport {
+            transport_samples(&pod.name, transport, &mut |name, labels, value, gauge| {
+                all.push(sample(format!("transport_{name}"), labels, value, gauge));
+            });
+        }
         all.push(sample("pod_settled".to_owned(), &labels, u64::from(pod.settled), true));
         all.push(sample("pod_sprayed".to_owned(), &labels, u64::from(pod.mode == "plb"), true));
     }
     all
+}
+
+fn transport_samples(
+    pod: &str,
+    transport: &GatewayTransport,
+    put: &mut impl FnMut(&str, &[(&'static str, String)], u64, bool),
+) {
+    let labels = [("pod", pod.to_owned())];
+    for (name, value) in &transport.counters {
+        put(name, &labels, *value, false);
+    }
+    for (name, value) in &transport.engine {
+        put(&format!("engine_{name}"), &labels, *value, false);
+    }
+    for host in &transport.hosts {
+        let address = host.addresses.first().cloned().unwrap_or_default();
+        let labels = [("pod", pod.to_owned()), ("host", address.clone())];
+        for (name, value) in &host.counters {
+            put(&format!("host_{name}"), &labels, *value, false);
+        }
+        // Those of connections fall when one ends.
+        for (name, value) in [
+            ("connections", host.connections.into()),
+            ("open_connections", host.open_connections.into()),
+            ("best_effort_connections", host.best_effort_connections.into()),
+            ("retransmitted_packets", host.retransmitted_packets),
+            ("duplicate_packets", host.duplicate_packets),
+            ("given_up_packets", host.given_up_packets),
+            ("held_frames", host.held_frames.into()),
+            ("kept_frames", host.kept_frames.into()),
+            ("share_frames", host.share_frames.into()),
+        ] {
+            put(&format!("host_{name}"), &labels, value, true);
+        }
+        for (number, path) in host.paths.iter().enumerate() {
+            let labels = [("pod", pod.to_owned()), ("host", address.clone()), ("path", number.to_string())];
+            for (name, value, gauge) in [
+                ("usable", u64::from(path.state == "usable"), true),
+                ("selected", u64::from(path.selected), true),
+                ("srtt_ns", path.srtt_ns, true),
+                ("min_rtt_ns", path.min_rtt_ns, true),
+                ("loss_ppm", path.loss_ppm.into(), true),
+                ("window_packets", path.window_packets.into(), true),
+                ("in_flight_packets", path.in_flight_packets.into(), true),
+                ("tx_packets", path.tx_packets, false),
+                ("lost_packets", path.lost_packets, false),
+            ] {
+                put(&format!("path_{name}"), &labels, value, gauge);
+            }
+        }
+    }
+}
+
+fn transport(reliable: &Reliable) -> GatewayTransport {
+    let named = |(name, value): (&'static str, u64)| (name.into(), value);
+    GatewayTransport {
+        counters: reliable.counters().iter().map(named).collect(),
+        engine: reliable.engine_counters().iter().map(named).collect(),
+        hosts: reliable.hosts().iter().map(host).collect(),
+    }
+}
+
+fn host(host: &HostState) -> GatewayHost {
+    GatewayHost {
+        addresses: host.addresses.iter().map(ToString::to_string).collect(),
+        connections: host.connections,
+        open_connections: host.open_connections,
+        best_effort_connections: host.best_effort_connections,
+        retransmitted_packets: host.retransmitted_packets,
+        duplicate_packets: host.duplicate_packets,
+        given_up_packets: host.given_up_packets,
+        held_frames: host.held_frames,
+        kept_frames: host.kept_frames,
+        share_frames: host.share_frames,
+        paths: host.paths.iter().map(path).collect(),
+        counters: host.counters.iter().map(|(name, value)| (name.into(), value)).collect(),
+    }
+}
+
+fn path(path: &PathSnapshot) -> GatewayPath {
+    GatewayPath {
+        state: if path.state == PathState::Usable { "usable" } else { "suspect" }.into(),
+        selected: path.selected,
+        srtt_ns: path.srtt_ns,
+        min_rtt_ns: path.min_rtt_ns,
+        loss_ppm: (path.loss * 1_000_000.0).round() as u32,
+        window_packets: path.window_packets.round() as u32,
+        in_flight_packets: path.in_flight_packets,
+        tx_packets: path.tx_packets,
+        lost_packets: path.lost_packets,
+    }
 }
 
 fn state(now: u64, pod: &Pod, interfaces: usize) -> PipelinePod {
@@ -116,6 +222,7 @@ fn state(now: u64, pod: &Pod, interfaces: usize) -> PipelinePod {
         limited_vnis: checked(false),
         bypassed_vnis: checked(true),
         top_tenants: pod.heavy().top(TOP).into_iter().map(|(vni, percent)| TopTenant { vni, percent }).collect(),
+        transport: None,
     }
 }
 
@@ -146,6 +253,16 @@ mod tests {
             order: counts(),
             limiter: counts(),
             top_tenants: Vec::new(),
+            transport: Some(GatewayTransport {
+                counters: counts(),
+                engine: counts(),
+                hosts: vec![GatewayHost {
+                    addresses: vec!["10.0.0.11".to_owned()],
+                    paths: vec![GatewayPath::default(); 2],
+                    counters: counts(),
+                    ..GatewayHost::default()
+                }],
+            }),
             ..PipelinePod::default()
         };
         let state = Pipeline {

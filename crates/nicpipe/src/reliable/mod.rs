@@ -22,7 +22,7 @@ mod send;
 #[cfg(test)]
 mod tests;
 
-use std::collections::VecDeque;
+use std::collections::{HashSet, VecDeque};
 use std::net::IpAddr;
 
 use bifrost_rte::{Counters, Engine, Output, PathSnapshot, PeerId, Time};
@@ -44,6 +44,8 @@ const RECEIVE_WINDOW: u32 = 1024;
 const PAGE_PACKETS: u32 = 64;
 /// The fewest buffers that a host can have in a direction.
 const LEAST_SHARE: usize = 16;
+/// Hosts of a pod.
+const MOST_HOSTS: usize = 4096;
 
 /// Settings of a pod's transport.
 #[derive(Clone, Debug)]
@@ -80,6 +82,9 @@ pub enum ReliableError {
     /// None.
     #[error("no hosts")]
     NoHosts,
+    /// More than the engine has numbers for.
+    #[error("{0} hosts; a pod has at most 4096")]
+    Hosts(usize),
     /// A host has no address, or more than eight.
     #[error("host {0}: a host has 1 to 8 addresses")]
     Addresses(usize),
@@ -212,19 +217,37 @@ pub struct HostState {
     pub counters: HostCounters,
 }
 
+impl ReliableConfig {
+    /// Whether the settings fit together, for frames of up to `longest` bytes. Takes no memory.
+    ///
+    /// # Errors
+    /// What does not fit.
+    pub fn check(&self, longest: usize) -> Result<(), ReliableError> {
+        check(self)?;
+        if self.memory_bytes / 2 / longest.max(1) / self.hosts.len() < LEAST_SHARE {
+            return Err(ReliableError::Memory(self.memory_bytes, 2 * LEAST_SHARE * longest));
+        }
+        let mut seen = HashSet::new();
+        for (number, addresses) in self.hosts.iter().enumerate() {
+            Host::new(addresses.clone(), &self.addresses, self.paths, PeerId(number as u16))?;
+            if let Some(twice) = addresses.iter().find(|address| !seen.insert(**address)) {
+                return Err(ReliableError::Twice(*twice));
+            }
+        }
+        Ok(())
+    }
+}
+
 impl Reliable {
     /// With all the memory for frames that it ever needs. `longest`: bytes of the longest frame.
     ///
     /// # Errors
     /// Settings that do not fit together.
     pub fn new(config: ReliableConfig, longest: usize) -> Result<Self, ReliableError> {
-        check(&config)?;
+        config.check(longest)?;
         let hosts_count = config.hosts.len();
         let buffers = config.memory_bytes / 2 / longest.max(1);
         let share = buffers / hosts_count;
-        if share < LEAST_SHARE {
-            return Err(ReliableError::Memory(config.memory_bytes, 2 * LEAST_SHARE * longest));
-        }
         let (buffers, share) = (buffers.min(u32::MAX as usize / 2) as u32, share.min(u32::MAX as usize / 2) as u32);
         let connections = config.connections_per_host.saturating_mul(hosts_count as u32);
         // A window that lies anywhere touches one page more.
@@ -240,9 +263,7 @@ impl Reliable {
         let (mut hosts, mut by_address, mut by_engine) = (Vec::new(), HashMap::default(), Vec::new());
         for (number, addresses) in config.hosts.iter().enumerate() {
             for (index, &address) in addresses.iter().enumerate() {
-                if by_address.insert(address, (number as u16, index as u8)).is_some() {
-                    return Err(ReliableError::Twice(address));
-                }
+                by_address.insert(address, (number as u16, index as u8));
             }
             let id = engine.add_peer(config.paths.into());
             by_engine.push(number as u16);
@@ -337,6 +358,9 @@ fn check(config: &ReliableConfig) -> Result<(), ReliableError> {
     }
     if config.hosts.is_empty() {
         return Err(ReliableError::NoHosts);
+    }
+    if config.hosts.len() > MOST_HOSTS {
+        return Err(ReliableError::Hosts(config.hosts.len()));
     }
     if !(1..=PathId::MAX).contains(&usize::from(config.paths)) {
         return Err(ReliableError::Paths(config.paths));
