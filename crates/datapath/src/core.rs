@@ -21,6 +21,7 @@ use crate::counters::Counters;
 use crate::delayed::Delayed;
 use crate::fault::Faults;
 use crate::hand_over::Siblings;
+use crate::kept::Kept;
 use crate::limits::Limits;
 use crate::peers::{PeerConfig, PeerError, Peers, PlainPaths};
 use crate::ports::{Port, PortConfig};
@@ -77,6 +78,8 @@ pub struct Core<P> {
     pub(crate) delayed: Delayed,
     pub(crate) counters: Counters,
     pub(crate) siblings: Siblings,
+    /// What left while all paths to a peer had failed.
+    pub(crate) kept: Kept,
     /// Looks at packets, while somebody wants that.
     pub(crate) capture: Option<Box<Capture>>,
     /// Who gets less while this worker cannot keep up.
@@ -121,6 +124,7 @@ impl<P: GuestPort> Core<P> {
             delayed: Delayed::default(),
             counters: Counters::default(),
             siblings: Siblings::new(u16::from(config.index)),
+            kept: Kept::default(),
             capture: None,
             pressure: Pressure::default(),
             underlay_readable: true,
@@ -179,6 +183,7 @@ impl<P: GuestPort> Core<P> {
         let port = self.ports.get_mut(usize::from(owner)).and_then(Option::take)?;
         self.vnics.remove(&(port.vni, port.mac));
         self.engine.remove_owner(owner, &mut self.out);
+        self.kept.forget(|flow| flow.owner == owner);
         self.switch.forget_counters(bifrost_avs::PortId(owner));
         self.counters.removed_port_rx_packets += port.rx_packets
             + port.way.answer_packets
@@ -389,6 +394,7 @@ impl<P: GuestPort> Core<P> {
         self.publish::<false>();
         self.emit::<false>(underlay);
         self.peers.remove(id);
+        self.kept.forget(|flow| flow.peer == id);
         self.forget_departures(id);
     }
 

@@ -61,6 +61,10 @@ pub struct Counters {
     pub plain_rx_packets: u64,
     /// Frames sent as plain VXLAN.
     pub plain_tx_packets: u64,
+    /// Copies kept of frames that left as plain VXLAN while all paths to their peer had failed.
+    pub kept_packets: u64,
+    /// Of these: sent again when a path answered.
+    pub kept_tx_packets: u64,
     /// Groups of flows that left their path, as plain VXLAN, because it was not good any more.
     pub plain_moved_buckets: u64,
     /// Groups of flows that went back to the path that is theirs while all are good.
@@ -237,6 +241,8 @@ impl Counters {
             ("datapath.unbundled_packets", self.unbundled_packets),
             ("datapath.plain_rx_packets", self.plain_rx_packets),
             ("datapath.plain_tx_packets", self.plain_tx_packets),
+            ("datapath.kept_packets", self.kept_packets),
+            ("datapath.kept_tx_packets", self.kept_tx_packets),
             ("datapath.plain_moved_buckets", self.plain_moved_buckets),
             ("datapath.plain_returned_buckets", self.plain_returned_buckets),
             ("datapath.plain_moved_flowlets", self.plain_moved_flowlets),

@@ -11,6 +11,7 @@ use crate::capture::{self, Note, Stage};
 use crate::core::Core;
 use crate::delayed;
 use crate::fault::Direction;
+use crate::kept::Flow;
 use crate::work::Stage as At;
 
 /// What became of a data packet.
@@ -78,7 +79,7 @@ impl<P: GuestPort> Core<P> {
             self.counters.reused_buffer_packets += 1;
             self.release(plain.owner, plain.handle);
         } else if let Some(peer) = self.peers.of_engine(plain.peer).map(|p| p.config.id) {
-            self.send_plain::<SEEN>(peer, plain.vni, plain.owner, plain.handle, plain.segment);
+            self.send_plain::<SEEN>(peer, plain.vni, plain.owner, plain.handle, plain.segment, true);
         } else {
             self.counters.gone_tx_packets += 1;
             self.release(plain.owner, plain.handle);
@@ -157,11 +158,22 @@ impl<P: GuestPort> Core<P> {
         Some(())
     }
 
-    /// One segment as plain VXLAN, and its release.
-    pub(crate) fn send_plain<const SEEN: bool>(&mut self, peer: u16, vni: u32, owner: u16, handle: u32, segment: u8) {
+    /// One segment as plain VXLAN, and its release. If it was to be carried `reliably`, and all paths have failed, a copy is kept.
+    pub(crate) fn send_plain<const SEEN: bool>(
+        &mut self,
+        peer: u16,
+        vni: u32,
+        owner: u16,
+        handle: u32,
+        segment: u8,
+        reliably: bool,
+    ) {
         let sent = self.write_plain::<SEEN>(peer, vni, owner, handle, segment);
         if let Some((path, lane, ecn)) = sent {
             self.counters.plain_tx_packets += 1;
+            if reliably {
+                self.keep_last(peer, owner, handle, ecn);
+            }
             if !self.faults.is_empty() {
                 self.spoil_last(peer, PathId::masked(path), lane, ecn);
             }
@@ -169,6 +181,63 @@ impl<P: GuestPort> Core<P> {
             self.counters.gone_tx_packets += 1;
         }
         self.release(owner, handle);
+    }
+
+    /// Keeps a copy of the frame that is last in the batch, if all paths to its peer have failed.
+    #[cold]
+    fn keep_last(&mut self, peer: u16, owner: u16, handle: u32, ecn: u8) {
+        if !self.is_silent(peer) {
+            return;
+        }
+        let port = self.ports.get(usize::from(owner)).and_then(Option::as_ref);
+        let held = port.and_then(|port| port.held.get(handle as usize)?.as_ref());
+        let (Some(held), Some(frame)) = (held, self.batch.last()) else { return };
+        self.kept.keep(self.now, Flow { peer, owner, hash: held.flow }, ecn, frame);
+        self.counters.kept_packets += 1;
+    }
+
+    /// What was kept leaves as soon as its peer answers again, on a path that does.
+    #[cold]
+    #[inline(never)]
+    pub(crate) fn send_kept<const SEEN: bool>(&mut self) {
+        while let Some(id) = self.next_answering() {
+            self.send_kept_for::<SEEN>(id);
+        }
+    }
+
+    /// A peer that answers, and for which something is kept.
+    fn next_answering(&self) -> Option<u16> {
+        self.kept.peers().find(|id| !self.is_silent(*id))
+    }
+
+    /// Whether all paths to a peer have failed, and none has answered since.
+    fn is_silent(&self, peer: u16) -> bool {
+        let engine = self.peers.get(peer).and_then(|p| p.engine);
+        engine.is_some_and(|id| self.engine.has_fallen(id))
+    }
+
+    fn send_kept_for<const SEEN: bool>(&mut self, id: u16) {
+        let frames = self.kept.take(self.now, id);
+        let Some(peer) = self.peers.get(id) else { return };
+        let answering = peer.engine.and_then(|engine| self.engine.selected_paths(engine).first().copied());
+        let path = answering.unwrap_or_default();
+        let lane = peer.vxlan.get(path.index()).copied().unwrap_or(peer.vxlan[0]);
+        self.work.at_shared(At::Emit);
+        for frame in frames {
+            self.batch.push(lane, frame.ecn, |buffer| buffer.extend_from_slice(&frame.bytes));
+            self.counters.emitted_packets += 1;
+            self.counters.plain_tx_packets += 1;
+            self.counters.kept_tx_packets += 1;
+            if SEEN && let Some(capture) = &mut self.capture {
+                let note =
+                    Note { peer: Some(id), path: Some(path.get()), ..Note::outwards("sent again", frame.flow.owner) };
+                let inner = frame.bytes.get(vxlan::HEADER_LEN..).unwrap_or_default();
+                capture.frame(Stage::Post, note, inner, inner.len());
+            }
+            if !self.faults.is_empty() {
+                self.spoil_last(id, path, lane, frame.ecn);
+            }
+        }
     }
 
     /// The switch's own answer to the sender of a packet from `peer`, of the given flow.

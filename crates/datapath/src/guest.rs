@@ -359,7 +359,8 @@ impl<P: GuestPort> Core<P> {
                 }
                 for segment in 0..count {
                     self.counters.emitted_packets += 1;
-                    self.send_plain::<SEEN>(departure.peer, departure.vni, owner, handle, segment as u8);
+                    let reliably = departure.reliably.is_some();
+                    self.send_plain::<SEEN>(departure.peer, departure.vni, owner, handle, segment as u8, reliably);
                 }
             }
             Admission::Blocked => return Offered::Blocked,

@@ -30,6 +30,7 @@ pub mod fault;
 mod guest;
 mod hand_over;
 mod handle;
+mod kept;
 mod limits;
 mod peers;
 mod ports;

@@ -117,6 +117,10 @@ impl<P: GuestPort> Core<P> {
             self.work.at_shared(Stage::Timer);
             self.engine.on_timeout(self.now, &mut self.out);
             busy = true;
+            // Of a peer that answers again a timer of the transport is due at once.
+            if !self.kept.is_empty() {
+                self.send_kept::<SEEN>();
+            }
         }
         busy | self.release_delayed::<SEEN>()
     }

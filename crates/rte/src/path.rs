@@ -15,6 +15,17 @@ pub enum PathState {
     Suspect,
 }
 
+/// How far a path is to be trusted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Trust {
+    /// Suspect, and the latest probe has not returned.
+    Silent,
+    /// Suspect, and the latest probe has returned.
+    Answers,
+    /// In use.
+    Usable,
+}
+
 /// Consecutive losses, without an arrival between, after which a path is suspect.
 const SUSPECT_LOSSES: u16 = 4;
 /// Loss rate above which a path is suspect if others do better. The estimate of a path that loses 1 % exceeds 3 % by chance once in
@@ -351,6 +362,25 @@ impl Path {
         true
     }
 
+    /// How far the path is to be trusted.
+    pub(crate) fn trust(&self) -> Trust {
+        match self.state {
+            PathState::Usable => Trust::Usable,
+            PathState::Suspect if self.clean_probes > 0 => Trust::Answers,
+            PathState::Suspect => Trust::Silent,
+        }
+    }
+
+    /// The peer, all paths to which had failed, is heard on this one: a probe that has gone unanswered for long is not waited for any more.
+    pub(crate) fn hear_again(&mut self, now: Time) {
+        if self.state == PathState::Suspect
+            && self.probe.is_none_or(|(_, sent)| now.since(sent) >= self.probe_timeout_ns())
+        {
+            self.probe = None;
+            self.next_probe = now;
+        }
+    }
+
     /// A probe goes out.
     pub(crate) fn on_probe_sent(&mut self, now: Time, interval_ns: u64) {
         self.probe = Some((now.tick(), now));
@@ -358,7 +388,7 @@ impl Path {
         self.next_probe = now.after(match self.state {
             PathState::Suspect => {
                 let doublings = (self.unanswered / UNANSWERED_PROBES).min(UNANSWERED_DOUBLINGS);
-                (self.trial_interval_ns() << doublings).min(interval_ns)
+                self.trial_interval_ns().max(SUSPECT_PROBE_NS << doublings).min(interval_ns)
             }
             PathState::Usable => interval_ns,
         });

@@ -145,7 +145,8 @@ impl Peer {
         }
     }
 
-    fn select(&mut self, config: &Config, now: Time) {
+    /// Chooses them now.
+    pub(crate) fn select(&mut self, config: &Config, now: Time) {
         self.stale = false;
         let known = self.paths.iter().filter(|p| p.fabric.is_known());
         let fastest = known.map(|p| p.fabric.smoothed_ns()).min().unwrap_or(0);
@@ -160,14 +161,14 @@ impl Peer {
             self.next_forgive = now.after(10_000 * MS);
             self.paths.iter_mut().filter(|p| p.state == PathState::Usable).for_each(Path::forgive);
         }
-        let any_usable = self.choosable().any(|i| self.paths[i].state == PathState::Usable);
+        let trusted = self.choosable().map(|i| self.paths[i].trust()).max();
         let stay = |i: usize| if self.selected().iter().any(|p| p.index() == i) { config.stickiness_ns } else { 0 };
         let mut order: [(u64, usize, u64); PathId::MAX] = [(u64::MAX, usize::MAX, u64::MAX); PathId::MAX];
         let mut best = u64::MAX;
         let mut count = 0;
         for i in self.choosable() {
             let path = &self.paths[i];
-            if any_usable && path.state != PathState::Usable {
+            if Some(path.trust()) < trusted {
                 continue;
             }
             // An unmeasured path costs nothing yet: it is tried, and measured by that.

@@ -66,6 +66,35 @@ fn a_host_that_stands_still_makes_no_path_suspect() {
     }
 }
 
+/// All links are down for three seconds, and one returns before the others: what goes on first is what the hosts have kept, long before
+/// a guest's TCP tries again.
+#[test]
+fn requests_go_on_at_once_after_an_outage() {
+    let down_ms = 3_000;
+    for first in 0..4 {
+        let mut text = "duration = \"20s\"\n[topology]\nkind = \"parallel\"\nhosts = 2\npaths = 4\n\
+            link = { rate = \"10Gbit/s\", delay = \"20us\" }\n[[guests]]\nvni = 100\nper_host = 1\n\
+            [[workloads]]\nkind = \"request\"\nfrom = [0]\nto = [1]\nconnections = 6\ncount = 4_000\n"
+            .to_owned();
+        for path in 0..4 {
+            // Another moment of the probes' rhythm each time.
+            let at_us = 100_000 + first * 7_919;
+            let until_us = at_us + 1000 * (down_ms + if path == first { 0 } else { 700 });
+            text += &format!(
+                "[[faults]]\nat = \"{at_us}us\"\nuntil = \"{until_us}us\"\nlinks = \"*/{path}\"\nset = {{ down = true }}\n"
+            );
+        }
+        let scenario = Scenario::parse("text", &text).expect("scenario");
+        let world = run(&scenario, 1 + first);
+        let report = Report::of(&world);
+        assert!(world.violations.is_empty() && report.done, "path {first}:\n{report}");
+        // That of the requests that were under way when the links went down.
+        let longest_ms = report.workloads[0].latency.max_us / 1e3;
+        assert!(longest_ms > down_ms as f64, "path {first}: {longest_ms} ms: the outage hit nobody\n{report}");
+        assert!(longest_ms < (down_ms + 50) as f64, "path {first}: {longest_ms} ms\n{report}");
+    }
+}
+
 #[derive(Clone, Default)]
 struct Shared(Rc<RefCell<Vec<u8>>>);
 

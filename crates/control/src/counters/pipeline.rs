@@ -123,6 +123,12 @@ pub(super) const CHAPTER: Chapter = Chapter {
         count("datapath.plain_rx_packets", "plain VXLAN frames accepted", ""),
         count("datapath.plain_tx_packets", "frames sent as plain VXLAN", ""),
         count(
+            "datapath.kept_packets",
+            "copies kept of frames that left as plain VXLAN while all paths to their peer had failed",
+            "all paths to a peer failed",
+        ),
+        count("datapath.kept_tx_packets", "of these: sent again as soon as a path answered", ""),
+        count(
             "datapath.plain_moved_buckets",
             "groups of flows that left their path, as plain VXLAN, because it was not good any more",
             "`bifrostctl paths`: a path is suspect, slow or drained",

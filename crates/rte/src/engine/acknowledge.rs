@@ -66,7 +66,7 @@ impl Engine {
                 self.note_hold(now, peer, ack, &progress);
                 self.learn(now, index, ack, &progress, fabric, endpoint);
                 self.note_refusal(now, index, ack);
-                if progress.total > 0 || ack.probe {
+                if self.peers[peer].as_ref().is_some_and(|p| p.has_fallen) && (progress.total > 0 || ack.probe) {
                     self.recover_from_best_effort(now, PeerId(peer as u16));
                 }
                 self.detect_losses(now, index, out);
@@ -305,11 +305,15 @@ impl Engine {
 
     /// The peer is there again: its connections that fell back to best effort are reliable again, whichever of them has
     /// asked. Each tells the receiver soon where to go on, for it may hold packets behind what was given up.
+    #[cold]
+    #[inline(never)]
     fn recover_from_best_effort(&mut self, now: Time, id: PeerId) {
         let Some(peer) = self.peers[usize::from(id.0)].as_mut() else { return };
         if !std::mem::take(&mut peer.has_fallen) || mutated!(self.config, BestEffortForEver) {
             return;
         }
+        // Of paths that are all suspect, only those that answer are of use.
+        peer.select(&self.config, now);
         for index in 0..self.places() {
             let Some(conn) = self.conns[index as usize].as_mut() else { continue };
             if conn.peer == id && conn.state == State::BestEffort {

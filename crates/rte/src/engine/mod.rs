@@ -195,6 +195,11 @@ impl Engine {
         self.peers.get(usize::from(peer.0)).and_then(Option::as_ref).map_or(&[], |p| p.selected())
     }
 
+    /// Whether all paths to a peer have failed, and none has answered since: what leaves for it as plain VXLAN is likely lost.
+    pub fn has_fallen(&self, peer: PeerId) -> bool {
+        self.peers.get(usize::from(peer.0)).and_then(Option::as_ref).is_some_and(|p| p.has_fallen)
+    }
+
     /// Takes just these paths of a peer out of use, bit i for path i: none of them is chosen any more, unless all are out of
     /// use. Packets in flight on them are waited for, ACKs answer on the path of what they acknowledge, and probes go on.
     pub fn drain_paths(&mut self, now: Time, peer: PeerId, paths: u8) {

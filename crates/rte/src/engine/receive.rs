@@ -169,6 +169,9 @@ impl Engine {
     pub fn on_probe(&mut self, now: Time, arrival: &Arrival, header: &DataHeader, out: &mut Output) {
         let Some(index) = self.addressed(now, arrival, header.cid, header, out) else { return };
         let Some(conn) = self.conns[index as usize].as_mut() else { return };
+        if let Some(peer) = self.peers[usize::from(conn.peer.0)].as_mut().filter(|peer| peer.has_fallen) {
+            peer.paths[header.path.index()].hear_again(now);
+        }
         let base = conn.active.as_ref().map_or(conn.recv_base, |a| a.recv.base());
         let ack = AckHeader {
             version: conn.version,

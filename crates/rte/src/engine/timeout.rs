@@ -174,8 +174,9 @@ impl Engine {
         if path.probe.is_none_or(|(tick, _)| tick != ack.echo) {
             return;
         }
-        if path.on_probe_returned(now) {
-            self.counters.recovered_paths += 1;
+        let trust = path.trust();
+        self.counters.recovered_paths += u64::from(path.on_probe_returned(now));
+        if path.trust() != trust {
             peer.invalidate();
         }
     }

@@ -188,12 +188,16 @@ impl Conversation {
     fn plain_sent(&mut self, at: u64, packet: &Packet, frame: &[u8], violations: &mut Violations) {
         self.check_addresses(at, packet, frame, violations);
         let Some(light) = peek(frame) else { return };
+        // A copy that was kept through an outage gives nothing up that has not been.
         let again = self.plain.has(light);
         self.plain.add(frame);
+        if again {
+            return;
+        }
         let Some(&(key, index)) = self.carried.get(&light) else { return };
         let Some(sent) = self.streams.get(&key).and_then(|s| s.packets.get(index)) else { return };
         let host = &mut self.hosts[packet.src as usize];
-        host.surrendered += u64::from(!again);
+        host.surrendered += 1;
         let mut wrong = |what: &str| {
             violations.add(at, Kind::Other("given_up"), || {
                 let (sends, ms) = (sent.sends, (at - sent.first_at) as f64 / 1e6);

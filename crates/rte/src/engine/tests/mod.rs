@@ -232,6 +232,31 @@ fn what_an_outage_takes_is_counted() {
 }
 
 #[test]
+fn of_paths_that_all_failed_the_one_that_answers_is_used_at_once() {
+    for path in 0..4 {
+        let mut w = world(90 + path as u64, 4);
+        stream(&mut w, 0, 1_000, 5, 10 * US);
+        w.all_links(|l| l.down = true);
+        for i in 0..1_000 {
+            w.offer(0, i % 5, 1);
+            w.run_for(MS);
+        }
+        assert!(w.sides[0].engine.has_fallen(PeerId(0)));
+        (w.links[0][path].down, w.links[1][path].down) = (false, false);
+        let since = w.now;
+        while w.sides[0].engine.has_fallen(PeerId(0)) {
+            w.run_for(100 * US);
+            assert!(w.now.since(since) < 45 * MS, "path {path} is silent");
+        }
+        assert_eq!(w.sides[0].engine.selected_paths(PeerId(0)), [PathId::masked(path as u8)]);
+        let seen = w.sides[1].guest.seen.len();
+        (0..20).for_each(|i| w.offer(0, i % 5, 1));
+        w.run_for(2 * MS);
+        assert_eq!(w.sides[1].guest.seen.len(), seen + 20, "path {path}");
+    }
+}
+
+#[test]
 fn a_silent_peer_gets_plain_vxlan_and_is_asked_again() {
     let mut w = world(10, 4);
     w.all_links(|l| l.down = true);

@@ -1,0 +1,134 @@
+//! Copies of what left while all paths to a peer had failed. They leave once more as soon as one of them answers: otherwise what goes on
+//! first after an outage is what guests repeat, and a TCP that has been silent for three seconds waits for as long again.
+
+use std::collections::VecDeque;
+
+use bifrost_rte::Time;
+
+/// Frames that are kept at most.
+const MOST: usize = 256;
+/// Of a flow: the oldest, and so many less one of the newest. A request is followed by an acknowledgement, which must not take its place.
+const MOST_OF_FLOW: usize = 4;
+/// For so long at most, ns. A segment of TCP may live two minutes (RFC 9293, 3.4.1).
+const LONGEST_NS: u64 = 30_000_000_000;
+
+/// What frames of one flow have in common.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Flow {
+    /// The host that it goes to.
+    pub(crate) peer: u16,
+    /// The port that it comes from.
+    pub(crate) owner: u16,
+    /// Hash of its addresses and ports.
+    pub(crate) hash: u32,
+}
+
+/// A frame as it left.
+#[derive(Clone, Debug)]
+pub(crate) struct Frame {
+    /// Whose it is.
+    pub(crate) flow: Flow,
+    /// Outer ECN codepoint.
+    pub(crate) ecn: u8,
+    /// UDP payload.
+    pub(crate) bytes: Vec<u8>,
+    since: Time,
+}
+
+/// The oldest frame of each flow and its newest ones; of at most [`MOST`] frames, those that came last.
+#[derive(Debug, Default)]
+pub(crate) struct Kept {
+    frames: VecDeque<Frame>,
+}
+
+impl Kept {
+    /// Keeps a copy of a frame. Where its flow has enough, the second oldest of it goes.
+    pub(crate) fn keep(&mut self, now: Time, flow: Flow, ecn: u8, bytes: &[u8]) {
+        let is_old = |frame: &Frame| now.since(frame.since) > LONGEST_NS;
+        while self.frames.front().is_some_and(is_old) {
+            self.frames.pop_front();
+        }
+        let of_flow = || (0..self.frames.len()).filter(|i| self.frames[*i].flow == flow);
+        let second = of_flow().nth(1).filter(|_| of_flow().nth(MOST_OF_FLOW - 1).is_some());
+        let freed = match second {
+            Some(second) => self.frames.remove(second),
+            None if self.frames.len() >= MOST => self.frames.pop_front(),
+            None => None,
+        };
+        let mut copy = freed.map(|frame| frame.bytes).unwrap_or_default();
+        copy.clear();
+        copy.extend_from_slice(bytes);
+        self.frames.push_back(Frame { flow, ecn, bytes: copy, since: now });
+    }
+
+    /// Whether nothing is kept.
+    #[inline]
+    pub(crate) fn is_empty(&self) -> bool {
+        self.frames.is_empty()
+    }
+
+    /// The peer of each frame.
+    pub(crate) fn peers(&self) -> impl Iterator<Item = u16> {
+        self.frames.iter().map(|frame| frame.flow.peer)
+    }
+
+    /// Takes out what is kept for a peer, in the order in which it left.
+    pub(crate) fn take(&mut self, now: Time, peer: u16) -> Vec<Frame> {
+        let frames = std::mem::take(&mut self.frames).into_iter();
+        let (taken, rest): (Vec<Frame>, Vec<Frame>) = frames.partition(|frame| frame.flow.peer == peer);
+        self.frames = rest.into();
+        taken.into_iter().filter(|frame| now.since(frame.since) <= LONGEST_NS).collect()
+    }
+
+    /// Forgets frames, for the peer or the port has gone.
+    pub(crate) fn forget(&mut self, is_gone: impl Fn(Flow) -> bool) {
+        self.frames.retain(|frame| !is_gone(frame.flow));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const S: u64 = 1_000_000_000;
+
+    fn flow(hash: u32) -> Flow {
+        Flow { peer: 1, owner: 0, hash }
+    }
+
+    fn taken(kept: &mut Kept, now: Time) -> Vec<(u32, u8)> {
+        kept.take(now, 1).iter().map(|frame| (frame.flow.hash, frame.bytes[0])).collect()
+    }
+
+    #[test]
+    fn the_oldest_and_the_newest_frames_of_each_flow_are_kept() {
+        let mut kept = Kept::default();
+        for number in 0..10 {
+            (0..2).for_each(|hash| kept.keep(Time(0), flow(hash), 0, &[number]));
+        }
+        kept.keep(Time(0), Flow { peer: 2, ..flow(0) }, 0, &[77]);
+        assert_eq!(taken(&mut kept, Time(1)), [(0, 0), (1, 0), (0, 7), (1, 7), (0, 8), (1, 8), (0, 9), (1, 9)]);
+        assert_eq!(taken(&mut kept, Time(1)), [], "once");
+        assert_eq!(kept.take(Time(1), 2).len(), 1, "the other peer's");
+    }
+
+    #[test]
+    fn they_are_few_and_young() {
+        let mut kept = Kept::default();
+        (0..10_000).for_each(|hash| kept.keep(Time(0), flow(hash), 0, &[0]));
+        assert_eq!(kept.frames.len(), MOST);
+        kept.keep(Time(31 * S), flow(1), 0, &[1]);
+        assert_eq!((kept.frames.len(), taken(&mut kept, Time(32 * S))), (1, vec![(1, 1)]));
+        kept.keep(Time(0), flow(1), 0, &[1]);
+        assert_eq!(taken(&mut kept, Time(31 * S)), []);
+    }
+
+    #[test]
+    fn a_port_that_has_gone_leaves_nothing() {
+        let mut kept = Kept::default();
+        kept.keep(Time(0), flow(1), 0, &[1]);
+        kept.keep(Time(0), Flow { owner: 5, ..flow(2) }, 0, &[2]);
+        kept.forget(|flow| flow.owner == 5);
+        assert_eq!(taken(&mut kept, Time(0)), [(1, 1)]);
+    }
+}
