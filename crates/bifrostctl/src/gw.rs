@@ -165,7 +165,7 @@ pub(crate) fn run(args: GwArgs, out: Output) -> Result<(), Failure> {
         GwCommand::Pods => out.print(&pipeline(&args.nicd)?.pods, |pods| self::pods(pods)),
         GwCommand::Queues => out.print(&pipeline(&args.nicd)?.pods, |pods| queues(pods)),
         GwCommand::Limiter => out.print(&pipeline(&args.nicd)?.pods, |pods| limiter(pods)),
-        GwCommand::Hosts => out.print(&transports(pipeline(&args.nicd)?.pods), |pods| hosts(pods)),
+        GwCommand::Hosts => out.print(&transports(pipeline(&args.nicd)?.pods), hosts),
         GwCommand::Stages => {
             let pipeline = pipeline(&args.nicd)?;
             let pod = Client::new(&args.gw)?.gateway_pod().map_err(|error| known("bifrost-gw", &args.gw, error))?;

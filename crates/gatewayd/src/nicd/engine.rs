@@ -20,8 +20,9 @@ const RING_BATCH: usize = 32;
 const RELEASE_BATCH: u32 = 256;
 /// How often commands are looked at, and the state is told.
 const TICK_NS: u64 = 10_000_000;
-/// How often the state of transports is told: it says something of every connection.
+/// How often the state of transports is told at most, and what part of the time that may take: it looks at every connection.
 const TRANSPORTS_NS: u64 = 1_000_000_000;
+const TRANSPORTS_SHARE: u64 = 200;
 
 /// What the pipeline is asked to do.
 #[derive(Debug)]
@@ -259,10 +260,11 @@ impl Engine {
             let _ = answer.try_send(result);
         }
         let is_due = now >= self.transports_at;
-        if is_due {
-            self.transports_at = now + TRANSPORTS_NS;
-        }
         let mut snapshot = snapshot::take(now, self, is_due);
+        if is_due {
+            let took = monotonic_ns().saturating_sub(now);
+            self.transports_at = now + TRANSPORTS_NS.max(took.saturating_mul(TRANSPORTS_SHARE));
+        }
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         if !is_due {
             for (pod, earlier) in snapshot.pods.iter_mut().zip(&mut state.pods) {
