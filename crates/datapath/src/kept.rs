@@ -5,9 +5,11 @@ use std::collections::VecDeque;
 
 use bifrost_rte::Time;
 
-/// Frames that are kept at most.
+/// Most frames that are kept.
 const MOST: usize = 256;
-/// Of a flow: the oldest, and so many less one of the newest. A request is followed by an acknowledgement, which must not take its place.
+/// Most frames of one port: a guest with many flows must not displace the frames of others.
+const MOST_OF_PORT: usize = 32;
+/// Most frames of one flow: the oldest and the three newest. The acknowledgement that follows a request must not displace the request.
 const MOST_OF_FLOW: usize = 4;
 /// For so long at most, ns. A segment of TCP may live two minutes (RFC 9293, 3.4.1).
 const LONGEST_NS: u64 = 30_000_000_000;
@@ -35,23 +37,25 @@ pub(crate) struct Frame {
     since: Time,
 }
 
-/// The oldest frame of each flow and its newest ones; of at most [`MOST`] frames, those that came last.
+/// The oldest frame of each flow and its newest ones, within the limits above.
 #[derive(Debug, Default)]
 pub(crate) struct Kept {
     frames: VecDeque<Frame>,
 }
 
 impl Kept {
-    /// Keeps a copy of a frame. Where its flow has enough, the second oldest of it goes.
+    /// Keeps a copy of a frame. It replaces the second oldest of its flow if that has its share, or the oldest of its port.
     pub(crate) fn keep(&mut self, now: Time, flow: Flow, ecn: u8, bytes: &[u8]) {
         let is_old = |frame: &Frame| now.since(frame.since) > LONGEST_NS;
         while self.frames.front().is_some_and(is_old) {
             self.frames.pop_front();
         }
         let of_flow = || (0..self.frames.len()).filter(|i| self.frames[*i].flow == flow);
+        let of_port = || (0..self.frames.len()).filter(|i| self.frames[*i].flow.owner == flow.owner);
         let second = of_flow().nth(1).filter(|_| of_flow().nth(MOST_OF_FLOW - 1).is_some());
-        let freed = match second {
-            Some(second) => self.frames.remove(second),
+        let oldest = || of_port().next().filter(|_| of_port().nth(MOST_OF_PORT - 1).is_some());
+        let freed = match second.or_else(oldest) {
+            Some(replaced) => self.frames.remove(replaced),
             None if self.frames.len() >= MOST => self.frames.pop_front(),
             None => None,
         };
@@ -115,7 +119,12 @@ mod tests {
     #[test]
     fn they_are_few_and_young() {
         let mut kept = Kept::default();
+        let victim = Flow { owner: 9, ..flow(1) };
+        kept.keep(Time(0), victim, 0, &[9]);
         (0..10_000).for_each(|hash| kept.keep(Time(0), flow(hash), 0, &[0]));
+        assert_eq!(kept.frames.len(), MOST_OF_PORT + 1);
+        assert_eq!(kept.frames[0].flow, victim, "one port displaces nothing of another");
+        (0..100).for_each(|owner| (0..99).for_each(|n| kept.keep(Time(0), Flow { owner, ..flow(n) }, 0, &[0])));
         assert_eq!(kept.frames.len(), MOST);
         kept.keep(Time(31 * S), flow(1), 0, &[1]);
         assert_eq!((kept.frames.len(), taken(&mut kept, Time(32 * S))), (1, vec![(1, 1)]));
