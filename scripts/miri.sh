@@ -15,7 +15,8 @@ run() {
 }
 
 # What has `unsafe`: buffers, rings, the reading of control messages. The rest of the crate is system calls.
-run -p bifrost-port --lib -- pool:: udp::receive udp::sys steer:: clock::receive
+run -p bifrost-port --lib -- pool:: steer:: clock::receive
+run -p bifrost-udp
 # What has none, and so can only be let down by what it builds upon.
 run -p bifrost-wire
 run -p bifrost-plb cases

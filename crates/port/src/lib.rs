@@ -14,6 +14,7 @@ pub mod large_pages;
 pub mod memif;
 pub mod panics;
 mod pool;
+mod prefetch;
 pub mod raw;
 pub mod tap;
 pub mod udp;

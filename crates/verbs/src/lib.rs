@@ -4,7 +4,6 @@
 
 mod provider;
 mod soft;
-mod sys;
 
 pub use bifrost_rnic::*;
 pub use provider::{Provider, Software};

@@ -9,15 +9,16 @@
 
 use std::collections::HashMap;
 use std::io;
+use std::iter;
 use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use bifrost_rnic::{Burst, Config, Counters, Nic, Outgoing, Route};
-use socket2::{Domain, Protocol, Socket, Type};
+use bifrost_udp::{Notes, ReceiveBuffers, SendHeaders, datagrams, set_int};
+use socket2::{Domain, Protocol, SockAddr, Socket, Type};
 
 use crate::provider::Software;
-use crate::sys::{self, Outbound, Received};
 
 /// Settings of a software NIC.
 #[derive(Clone, Copy, Debug)]
@@ -55,13 +56,27 @@ pub struct Soft {
     /// Sockets of other source ports, which are other paths; nothing is received on them.
     paths: HashMap<u16, UdpSocket>,
     burst: Burst,
-    received: Received,
-    outbound: Outbound,
+    buffers: ReceiveBuffers,
+    runs: Vec<Run>,
+    headers: SendHeaders,
     epoch: Instant,
     counters: SoftCounters,
     segments: bool,
 }
 
+/// Datagrams of one route and length, but for a last shorter one, that leave in one message.
+#[derive(Debug)]
+struct Run {
+    to: SockAddr,
+    /// First byte in the burst, and how many.
+    start: usize,
+    len: usize,
+    /// Bytes of each datagram, if there are several.
+    segment: Option<u16>,
+}
+
+/// Messages of one receive call; each may be several datagrams, merged.
+const MESSAGES: usize = 16;
 /// Bytes in the sockets' buffers.
 const BUFFER_BYTES: usize = 8 << 20;
 /// Packets that are made before they are sent.
@@ -84,8 +99,8 @@ impl Soft {
     pub fn new(config: SoftConfig) -> io::Result<Self> {
         let socket = bind(SocketAddr::new(config.address, config.port))?;
         let port = socket.local_addr()?.port();
-        sys::merge_datagrams(socket.as_fd())?;
-        sys::timestamps(socket.as_fd())?;
+        set_int(&socket, libc::SOL_UDP, libc::UDP_GRO, 1)?;
+        set_int(&socket, libc::SOL_SOCKET, libc::SO_TIMESTAMPNS, 1)?;
         let nic = Nic::new(Config {
             address: config.address,
             port,
@@ -98,8 +113,9 @@ impl Soft {
             socket,
             paths: HashMap::new(),
             burst: Burst::new(),
-            received: Received::new(),
-            outbound: Outbound::default(),
+            buffers: ReceiveBuffers::new(MESSAGES),
+            runs: Vec::new(),
+            headers: SendHeaders::default(),
             epoch: Instant::now(),
             counters: SoftCounters::default(),
             segments: config.address.is_ipv6(),
@@ -149,7 +165,12 @@ impl Soft {
     pub fn receive(&mut self) -> io::Result<usize> {
         let mut count = 0;
         for _ in 0..RECEIVE_CALLS {
-            if !self.received.fill(self.socket.as_fd())? {
+            let messages = match self.buffers.receive(self.socket.as_fd(), 0) {
+                Ok(messages) => messages,
+                Err(error) if is_passing(&error) => 0,
+                Err(error) => return Err(error),
+            };
+            if messages == 0 {
                 break;
             }
             self.counters.receive_calls += 1;
@@ -157,12 +178,24 @@ impl Soft {
             // How long ago a datagram came in, the kernel's clock says; a step of that clock is no long time.
             let kernel_now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_nanos() as u64);
             let (destination, destination_port) = (self.nic.address(), self.nic.port());
-            for (from, time_ns, datagram) in self.received.datagrams() {
+            for message in 0..messages {
+                let Some(from) = self.buffers.source(message).filter(|_| !self.buffers.truncated(message)) else {
+                    continue;
+                };
                 let (source, source_port) = (from.ip(), from.port());
                 let route = Route { source, destination, source_port, destination_port };
-                let waited = kernel_now.checked_sub(time_ns).filter(|waited| *waited < WAITED_MAX_NS);
-                self.nic.receive(now.saturating_sub(waited.unwrap_or(0)), &route, datagram);
-                count += 1;
+                let Notes { rx_time_ns, segment, .. } = self.buffers.notes(message);
+                let waited = kernel_now.checked_sub(rx_time_ns).filter(|waited| *waited < WAITED_MAX_NS);
+                let arrived = now.saturating_sub(waited.unwrap_or(0));
+                let payload = self.buffers.payload(message);
+                for (start, len) in datagrams(payload.len() as u32, segment) {
+                    self.nic.receive(arrived, &route, &payload[start as usize..][..len as usize]);
+                    count += 1;
+                }
+            }
+            // Less than there was room for was all.
+            if messages < MESSAGES {
+                break;
             }
         }
         let now = self.now_ns();
@@ -191,24 +224,29 @@ impl Soft {
         while let Some(first) = self.burst.packets().get(at).copied() {
             // Everything from here on that leaves on one socket.
             let source_port = first.route.source_port;
-            self.outbound.clear();
+            self.runs.clear();
             while let Some(next) = self.burst.packets().get(at).filter(|p| p.route.source_port == source_port) {
                 let run = if self.segments { run_length(&self.burst.packets()[at..]) } else { 1 };
                 let last = self.burst.packets()[at + run - 1];
                 let (start, end) = (next.start as usize, last.start as usize + usize::from(last.len));
-                let to = SocketAddr::new(next.route.destination, next.route.destination_port);
-                self.outbound.push(to, start, end - start, (run > 1).then_some(next.len));
+                let to = SocketAddr::new(next.route.destination, next.route.destination_port).into();
+                self.runs.push(Run { to, start, len: end - start, segment: (run > 1).then_some(next.len) });
                 at += run;
             }
             let socket = path(&mut self.paths, &self.socket, self.nic.address(), source_port);
             let mut done = 0;
-            while done < self.outbound.len() {
+            while done < self.runs.len() {
                 self.counters.send_calls += 1;
-                match self.outbound.send(socket.as_fd(), self.burst.bytes(), done) {
+                let bytes = self.burst.bytes();
+                let messages = self.runs[done..].iter().map(|run| {
+                    let message = bifrost_udp::Outgoing { to: &run.to, segment: run.segment, ecn: 0 };
+                    (message, iter::once(&bytes[run.start..][..run.len]))
+                });
+                match self.headers.send(socket.as_fd(), messages) {
                     Ok(taken) => done += taken.max(1),
                     Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
                         // No room in the socket: lost, like in any full queue.
-                        self.counters.no_room_runs += (self.outbound.len() - done) as u64;
+                        self.counters.no_room_runs += (self.runs.len() - done) as u64;
                         break;
                     }
                     Err(error) => {
@@ -264,11 +302,32 @@ fn bind(address: SocketAddr) -> io::Result<UdpSocket> {
     if address.is_ipv6() {
         socket.set_only_v6(true)?;
     }
-    // More than the administrator's limit, where that is allowed.
-    sys::set_buffers(socket.as_fd(), BUFFER_BYTES);
-    sys::do_not_fragment(socket.as_fd(), address.is_ipv6())?;
+    set_buffers(&socket);
+    // Datagrams are never fragmented: an identification of 0 over IPv4, and no silent loss of half a packet.
+    if address.is_ipv6() {
+        set_int(&socket, libc::IPPROTO_IPV6, libc::IPV6_MTU_DISCOVER, libc::IPV6_PMTUDISC_PROBE)?;
+    } else {
+        set_int(&socket, libc::IPPROTO_IP, libc::IP_MTU_DISCOVER, libc::IP_PMTUDISC_PROBE)?;
+    }
     socket.bind(&address.into())?;
     Ok(socket.into())
+}
+
+/// Asks for room in both directions, beyond the administrator's limit if this process may.
+fn set_buffers(socket: &Socket) {
+    let bytes = BUFFER_BYTES as i32;
+    for (force, polite) in [(libc::SO_RCVBUFFORCE, libc::SO_RCVBUF), (libc::SO_SNDBUFFORCE, libc::SO_SNDBUF)] {
+        if set_int(socket, libc::SOL_SOCKET, force, bytes).is_err() {
+            // What there is by default does as well, at a lower rate.
+            let _ = set_int(socket, libc::SOL_SOCKET, polite, bytes);
+        }
+    }
+}
+
+/// Nothing has come; or what an ICMP error about an earlier datagram leaves behind: peers come and go.
+fn is_passing(error: &io::Error) -> bool {
+    use io::ErrorKind::{ConnectionRefused, Interrupted, WouldBlock};
+    matches!(error.kind(), WouldBlock | ConnectionRefused | Interrupted)
 }
 
 #[cfg(test)]

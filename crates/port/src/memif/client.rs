@@ -12,6 +12,7 @@ use super::MemifError;
 use super::message::{AddRing, Message, VERSION};
 use super::ring::{self, Descriptor, Memory, Ring};
 use super::socket::Channel;
+use crate::prefetch::{LINE, prefetch_to_write};
 use crate::vhost::mapping::Mapping;
 
 /// How a client sets its interface up.
@@ -282,6 +283,24 @@ impl Queue {
         let len = (self.receive.descriptor(slot).len as usize).min(self.buffer - self.headroom);
         let start = self.headroom;
         self.bytes(self.receive_buffers[index]).get(start..start + len)
+    }
+
+    /// Has the descriptors of the next `count` packets come into the processor's caches, those that they came with and those that they will leave with.
+    ///
+    /// The server wrote what is fetched here and by [`fetch_packet`](Self::fetch_packet), or has read it. It is fetched to be written: were it fetched to be
+    /// read, each first write would wait for the other processor once more, and all writes behind it, for they take effect in order.
+    #[inline]
+    pub fn fetch_descriptors(&self, count: u16) {
+        self.receive.fetch_ahead(self.next, count);
+        self.send.fetch_ahead(self.sent, count);
+    }
+
+    /// Has the first `head` bytes and the last one of the packet behind the next `ahead` ones come into the processor's caches, to be written. Does nothing if
+    /// fewer are [`available`](Self::available).
+    #[inline]
+    pub fn fetch_packet(&mut self, ahead: u16, head: usize) {
+        let Some(packet) = self.waiting(ahead) else { return };
+        packet.iter().step_by(LINE).take(head.div_ceil(LINE)).chain(packet.last()).for_each(|at| prefetch_to_write(at));
     }
 
     /// Sends `len` bytes from `start` on of the buffer that [`received`](Self::received) gave: the buffer changes its place with that of the slot that it

@@ -12,6 +12,7 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU16, Ordering, fence};
 
+use crate::prefetch::{LINE, prefetch_to_write};
 use crate::vhost::mapping::Mapping;
 
 /// Bytes in front of the descriptors.
@@ -154,6 +155,15 @@ impl Ring {
     pub(super) fn wants_interrupts(&self) -> bool {
         fence(Ordering::SeqCst);
         self.word(FLAGS).load(Ordering::Relaxed) & NO_INTERRUPTS == 0
+    }
+
+    /// Has `count` descriptors from `slot` on come into the processor's caches, to be written.
+    pub(super) fn fetch_ahead(&self, slot: u16, count: u16) {
+        let (base, _) = self.memory.base();
+        let in_a_line = LINE / DESCRIPTOR_LEN;
+        // The last one may be in a line that no step meets.
+        let slots = (0..count).step_by(in_a_line).chain(count.checked_sub(1));
+        slots.for_each(|n| prefetch_to_write(base.wrapping_add(self.descriptor_at(slot.wrapping_add(n)))));
     }
 
     fn descriptor_at(&self, slot: u16) -> usize {

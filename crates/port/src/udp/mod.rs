@@ -1,9 +1,7 @@
 //! The underlay over ordinary UDP sockets, with segmentation and coalescing done by the kernel.
 //!
 //! Per local address there are two receive sockets (BIFROST port and VXLAN port), and per path source port one transmit
-//! socket. A batch costs one system call per ready receive socket and one per source port that sends. Of the crates that
-//! do GSO and GRO, none gives receive times, TTLs, several destinations in a system call and sending without a copy, so
-//! the two system calls are wrapped here (`sys.rs`).
+//! socket. A batch costs one system call per ready receive socket and one per source port that sends.
 //!
 //! With several workers, the receive sockets of a port form a reuseport group whose BPF program computes
 //! [`crate::steer`]; the group's order is the order of binding, so workers are opened in order, worker 0 first
@@ -11,19 +9,17 @@
 
 mod counters;
 mod group;
-mod option;
 mod program;
 mod receive;
 mod socket;
-mod sys;
 mod transmit;
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::fd::BorrowedFd;
 
+pub(crate) use bifrost_udp::set_int;
 pub use counters::UdpCounters;
-pub(crate) use option::set_int;
 
 use crate::underlay::{Datagram, LaneId, PolledUnderlay, Service, TxBatch, Underlay};
 use receive::Receiver;

@@ -3,10 +3,10 @@
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 
+use bifrost_udp::{set_int, set_program};
 use rustix::net::sockopt;
 use socket2::{Domain, Protocol, Socket, Type};
 
-use super::option::{set_int, set_program};
 use super::{UdpConfig, UdpError, program};
 use crate::underlay::Service;
 

@@ -4,11 +4,11 @@ use std::io;
 use std::net::SocketAddr;
 use std::os::fd::AsFd;
 
+use bifrost_udp::{Outgoing, SendHeaders};
 use socket2::{SockAddr, Socket};
 
 use super::UdpCounters;
 use super::group::{Groups, Message};
-use super::sys::{Outgoing, SendHeaders};
 use crate::underlay::{LaneId, TxBatch};
 
 /// Messages in one system call at most.

@@ -10,6 +10,7 @@ use vm_memory::{AtomicInteger, VolatileMemory, VolatileSlice};
 
 use super::mapping::{self, Mapping};
 use super::mutation::access;
+use crate::prefetch::{LINE, prefetch, prefetch_to_write};
 
 /// One region of a guest's memory (vhost-user, "memory region description").
 #[derive(Debug)]
@@ -298,36 +299,6 @@ impl Area {
         // by atomics; what the guest does at the same time is as if by another thread's.
         (inside && pointer.is_aligned()).then(|| unsafe { &*pointer })
     }
-}
-
-/// Bytes that a processor fetches at once.
-const LINE: usize = 64;
-
-/// Has the processor fetch a line that is to be written into its cache, if it can be told to.
-#[inline]
-fn prefetch_to_write(at: *const u8) {
-    #[cfg(target_arch = "x86_64")]
-    // SAFETY: a hint: it changes nothing, and an address that is not mapped does no harm. Processors that do not know it take
-    // it for no operation.
-    unsafe {
-        // The intrinsic becomes one for reading unless all of the program is for processors that know this one.
-        std::arch::asm!("prefetchw [{}]", in(reg) at, options(nostack, preserves_flags));
-    }
-    #[cfg(not(target_arch = "x86_64"))]
-    let _ = at;
-}
-
-/// The same for a line that is only read.
-#[inline]
-fn prefetch(at: *const u8) {
-    #[cfg(target_arch = "x86_64")]
-    // SAFETY: a hint: it reads nothing, and an address that is not mapped does no harm.
-    unsafe {
-        use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
-        _mm_prefetch::<_MM_HINT_T0>(at.cast());
-    }
-    #[cfg(not(target_arch = "x86_64"))]
-    let _ = at;
 }
 
 #[cfg(test)]

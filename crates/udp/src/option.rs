@@ -5,12 +5,18 @@ use std::mem::size_of;
 use std::os::fd::{AsFd, AsRawFd};
 
 /// Sets an integer socket option.
-pub(crate) fn set_int(socket: &impl AsFd, level: i32, name: i32, value: i32) -> io::Result<()> {
+///
+/// # Errors
+/// What the kernel says.
+pub fn set_int(socket: &impl AsFd, level: i32, name: i32, value: i32) -> io::Result<()> {
     set(socket, level, name, &value)
 }
 
 /// Attaches a classic BPF program: `SO_ATTACH_FILTER` or `SO_ATTACH_REUSEPORT_CBPF`.
-pub(crate) fn set_program(socket: &impl AsFd, name: i32, program: &[libc::sock_filter]) -> io::Result<()> {
+///
+/// # Errors
+/// When it has more than 65,535 instructions, or what the kernel says.
+pub fn set_program(socket: &impl AsFd, name: i32, program: &[libc::sock_filter]) -> io::Result<()> {
     let len = u16::try_from(program.len()).map_err(|_| io::Error::from(io::ErrorKind::InvalidInput))?;
     // The kernel reads the instructions and keeps a copy; it does not write through this pointer.
     let program = libc::sock_fprog { len, filter: program.as_ptr().cast_mut() };
