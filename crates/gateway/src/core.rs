@@ -3,7 +3,7 @@
 use std::net::IpAddr;
 use std::sync::Arc;
 
-use bifrost_tables::{TokenBucket, exact_map};
+use bifrost_tables::{Meter, TokenBucket};
 
 use crate::decision::{Context, Decision, State};
 use crate::fragments::Fragments;
@@ -40,15 +40,9 @@ pub struct Core {
 impl Core {
     /// One of `cores` that share the work; `seed` is that of its hash tables.
     pub fn new(tables: Arc<Tables>, nat: Arc<Nat>, cores: u16, seed: u64) -> Self {
-        let mut meters = exact_map(seed);
-        let share = |rate: u64| rate.div_ceil(u64::from(cores.max(1)));
-        for (vni, vpc) in &tables.vpcs {
-            if let Some(rate) = vpc.meter {
-                meters.insert(*vni, TokenBucket::new(share(rate.per_second), share(rate.burst).max(65_535)));
-            }
-        }
         let state = State {
-            meters,
+            meters: vec![Meter::default(); tables.meters()].into(),
+            cores: u64::from(cores.max(1)),
             answers: TokenBucket::new(ANSWERS_PER_SECOND, ANSWERS_AT_ONCE),
             errors: TokenBucket::new(ERRORS_PER_SECOND, ERRORS_AT_ONCE),
             missing: None,

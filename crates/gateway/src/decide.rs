@@ -143,7 +143,7 @@ impl<'a> Decision<'a> {
             let fields = Fields { dst: private.address, ..fields(parsed) };
             self.admit(vpc, &fields)?;
         }
-        self.meter(vni, parsed)?;
+        self.meter(vpc, parsed)?;
         let host = *tables.hosts.get(&(vni, private.address)).ok_or(DropReason::NoHost)?;
         let egress = Egress::Host { vni, host };
         Ok((vni, vpc, Plan { service: Service::Internet, egress, source: None, destination }))
@@ -265,7 +265,7 @@ impl<'a> Decision<'a> {
                     let outside = self.outward(seen, pool, None)?;
                     Some(Change::End(outside.source))
                 };
-                self.meter(vni, inner)?;
+                self.meter(vpc, inner)?;
                 let egress = Egress::Internet { next_hop };
                 Ok(Plan { service: Service::Internet, egress, source, destination: None })
             }

@@ -3,16 +3,19 @@
 use std::net::IpAddr;
 
 use bifrost_nic::Parsed;
-use bifrost_tables::{ExactMap, Fields, TokenBucket};
+use bifrost_tables::{ExactMap, Fields, Meter, Rate, TokenBucket};
 use bifrost_wire::Mac;
 
 use crate::fragments::Fragments;
 use crate::nat::{Nat, Seen};
 use crate::rewrite::End;
 use crate::session::Flow;
-use crate::tables::{Host, Tables, Vpc};
+use crate::tables::{Host, Metered, Tables, Vpc};
 use crate::trace::Step;
 use crate::{Counters, DropReason, Service};
+
+/// Bytes of the longest packet.
+const LONGEST: u64 = 65_535;
 
 /// What a decision needs besides tables.
 #[derive(Clone, Copy, Debug)]
@@ -38,8 +41,10 @@ pub(crate) struct Decision<'a> {
 /// What a core keeps from packet to packet.
 #[derive(Debug)]
 pub(crate) struct State {
-    /// This core's share of each VPC's rate: packets are sprayed evenly.
-    pub(crate) meters: ExactMap<u32, TokenBucket>,
+    /// This core's share of each VPC's rate: packets are sprayed evenly. Each core has those of all VPCs, so they are small.
+    pub(crate) meters: Box<[Meter]>,
+    /// That share the rates.
+    pub(crate) cores: u64,
     pub(crate) answers: TokenBucket,
     pub(crate) errors: TokenBucket,
     pub(crate) missing: Option<IpAddr>,
@@ -127,14 +132,18 @@ impl Decision<'_> {
         Ok(inside)
     }
 
-    pub(crate) fn meter(&mut self, vni: u32, parsed: &Parsed) -> Result<(), DropReason> {
-        let tables = self.tables;
-        self.note("meter", || match tables.vpcs.get(&vni).and_then(|vpc| vpc.meter) {
-            Some(rate) => format!("the VPC may send and get {} bytes a second", rate.per_second),
+    pub(crate) fn meter(&mut self, vpc: &Vpc, parsed: &Parsed) -> Result<(), DropReason> {
+        self.note("meter", || match vpc.meter {
+            Some(Metered { rate, .. }) => format!("the VPC may send and get {} bytes a second", rate.per_second),
             None => "the VPC has no rate".to_owned(),
         });
-        let Some(meter) = self.state.meters.get_mut(&vni) else { return Ok(()) };
-        if meter.take(self.context.now, parsed.packet_len() as u64) { Ok(()) } else { Err(DropReason::Meter) }
+        let Some(Metered { rate, place }) = vpc.meter else { return Ok(()) };
+        let State { meters, cores, .. } = &mut *self.state;
+        let Some(meter) = meters.get_mut(place as usize) else { return Ok(()) };
+        // A share of the rate for a packet is the rate for so many packets. The longest one always fits.
+        let rate = Rate { burst: rate.burst.max(LONGEST * *cores), ..rate };
+        let passes = meter.take(rate, self.context.now, parsed.packet_len() as u64 * *cores);
+        if passes { Ok(()) } else { Err(DropReason::Meter) }
     }
 }
 

@@ -37,7 +37,7 @@ impl Decision<'_> {
             _ => (Service::CloudService, Some(Change::Address(source.address))),
         };
         if network == INTERNET {
-            self.meter(vni, parsed)?;
+            self.meter(vpc, parsed)?;
         }
         let destination = Some(Change::Address(destination.address));
         let plan = Plan { service, egress: Egress::Host { vni, host }, source, destination };
@@ -81,7 +81,7 @@ impl Decision<'_> {
         if network == INTERNET {
             self.admit(vpc, &fields(inner))?;
             let next_hop = tables.internet(inner.dst_ip).ok_or(DropReason::NoRoute)?;
-            self.meter(vni, inner)?;
+            self.meter(vpc, inner)?;
             let egress = Egress::Internet { next_hop };
             return Ok(Some(Plan { service: Service::Internet, egress, source, destination: None }));
         }

@@ -44,5 +44,5 @@ pub use counters::{Counters, DropReason, Service};
 pub use decision::Context;
 pub use nat::{INTERNET, Nat, NatConfig};
 pub use packet::{HEADROOM, Packet};
-pub use tables::{Backends, Host, NextHop, Route, Tables, Tunnel, TunnelKind, Vpc};
+pub use tables::{Backends, Host, Metered, NextHop, Route, Tables, Tunnel, TunnelKind, Vpc};
 pub use trace::{Step, trace};

@@ -71,7 +71,8 @@ impl Decision<'_> {
             return Ok((*parsed, decide(self, packet, parsed)?));
         };
         if decided.plan.service == Service::Internet {
-            self.meter(decided.vni, parsed)?;
+            let vpc = self.tables.vpcs.get(&decided.vni).ok_or(DropReason::UnknownVni)?;
+            self.meter(vpc, parsed)?;
         }
         Ok((*parsed, decided))
     }

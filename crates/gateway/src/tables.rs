@@ -29,11 +29,26 @@ pub struct Vpc {
     /// what no rule matches may not.
     pub acl: Option<Classifier<bool>>,
     /// Its Internet traffic, both directions together, in bytes a second (of the inner packets).
-    pub meter: Option<Rate>,
+    pub meter: Option<Metered>,
     /// The number of its pool of SNAT addresses in the [`Nat`](crate::Nat).
     pub snat: Option<u32>,
     /// The gateway's addresses in the VPC: they answer ARP and neighbour discovery, and send ICMP errors.
     pub routers: Vec<IpAddr>,
+}
+
+/// The rate of a VPC, and which meter of each core is for it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Metered {
+    pub(crate) rate: Rate,
+    /// Counts from 0.
+    pub(crate) place: u32,
+}
+
+impl Metered {
+    /// The rate of all cores together.
+    pub fn rate(&self) -> Rate {
+        self.rate
+    }
 }
 
 /// Where a vNIC is.
@@ -102,6 +117,8 @@ pub struct Tables {
     pub mtu: u16,
     /// Tenants' networks by VNI.
     pub vpcs: ExactMap<u32, Vpc>,
+    /// How many VPCs have a rate: all that [`new_meter`](Self::new_meter) has made.
+    meters: u32,
     /// vNICs by VNI and address.
     pub hosts: ExactMap<(u32, IpAddr), Host>,
     /// Who may send VXLAN of the VPCs: the hosts' addresses.
@@ -141,6 +158,7 @@ impl Tables {
             mac,
             mtu,
             vpcs: map(seed),
+            meters: 0,
             hosts: map(seed),
             senders: map(seed),
             eips: map(seed),
@@ -155,6 +173,18 @@ impl Tables {
             on_link: Lpm::default(),
             router: None,
         }
+    }
+
+    /// A rate for one VPC, in bytes a second.
+    pub fn new_meter(&mut self, rate: Rate) -> Metered {
+        let place = self.meters;
+        self.meters += 1;
+        Metered { rate, place }
+    }
+
+    /// Meters that each core needs.
+    pub(crate) fn meters(&self) -> usize {
+        self.meters as usize
     }
 
     /// Enters a vNIC, whose host may send from now on.

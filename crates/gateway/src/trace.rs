@@ -1,6 +1,6 @@
 //! What would become of a packet that is only described.
 
-use bifrost_tables::{TokenBucket, exact_map};
+use bifrost_tables::TokenBucket;
 
 use crate::decision::{Context, Decision, State};
 use crate::fragments::Fragments;
@@ -24,7 +24,8 @@ pub struct Step {
 pub fn trace(tables: &Tables, nat: &Nat, context: Context<'_>, packet: &mut Packet<'_>) -> (Verdict, Vec<Step>) {
     let mut steps = Vec::new();
     let mut state = State {
-        meters: exact_map(0),
+        meters: Box::default(),
+        cores: 1,
         answers: TokenBucket::new(1, 1),
         errors: TokenBucket::new(1, 1),
         missing: None,

@@ -2,8 +2,11 @@
 
 use std::collections::BTreeMap;
 use std::fs;
+use std::sync::atomic::AtomicU32;
+use std::sync::atomic::Ordering::{Acquire, Release};
+use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, anyhow};
+use anyhow::{Context, Result, anyhow, bail};
 use rustix::thread::{CpuSet, sched_setaffinity};
 use thread_priority::{RealtimeThreadSchedulePolicy, ThreadPriority, ThreadSchedulePolicy};
 
@@ -17,6 +20,10 @@ pub type Shares = BTreeMap<String, f64>;
 /// Programs that are told by name: what is told of them, by the beginning of their names as the kernel has them.
 const SWITCHES: [&str; 2] = ["bifrostd", "ovs-vswitchd"];
 const SERVERS: [&str; 1] = ["redis-server"];
+
+/// Rounds of turns for [`transfer_ns`], and turns in a round.
+const ROUNDS: u32 = 9;
+const TURNS: u32 = 2000;
 
 /// In the order of reports.
 pub const PARTS: [&str; 6] = ["switch", "switch's kernel", "server", "load and all else", "interrupts", "idle"];
@@ -62,6 +69,41 @@ pub fn on<T: Send>(processor: usize, work: impl FnOnce() -> Result<T> + Send) ->
             work()
         };
         scope.spawn(bound).join().map_err(|_| anyhow!("a thread on processor {processor} panicked"))?
+    })
+}
+
+/// How long a write of one processor takes to be seen by another, ns: half of a round trip through one word, the median of several rounds of them. On a virtual
+/// machine whose processors are moved about it changes by the minute, and with it everything that two processors do together.
+///
+/// # Errors
+/// There is no such processor, or they do not take turns within a second.
+pub fn transfer_ns(one: usize, other: usize) -> Result<f64> {
+    let word = AtomicU32::new(0);
+    let deadline = Instant::now() + Duration::from_secs(1);
+    // Waits for the other's turn to end, and ends its own.
+    let take_turn = |at: u32| {
+        let mut spins = 0u32;
+        while word.load(Acquire) != at {
+            spins = spins.wrapping_add(1);
+            if spins.is_multiple_of(1 << 16) && Instant::now() > deadline {
+                bail!("processors {one} and {other} do not take turns");
+            }
+        }
+        word.store(at + 1, Release);
+        Ok(())
+    };
+    std::thread::scope(|scope| {
+        let answers = scope.spawn(|| on(other, || (0..ROUNDS * TURNS).try_for_each(|n| take_turn(2 * n + 1))));
+        let measured = on(one, || {
+            let round = |round: u32| {
+                let began = Instant::now();
+                (round * TURNS..(round + 1) * TURNS).try_for_each(|n| take_turn(2 * n))?;
+                Ok(began.elapsed().as_nanos() as f64 / f64::from(2 * TURNS))
+            };
+            (0..ROUNDS).map(round).collect::<Result<Vec<f64>>>()
+        });
+        answers.join().map_err(|_| anyhow!("a thread on processor {other} panicked"))??;
+        median_of(measured?.into_iter()).context("nothing was measured")
     })
 }
 

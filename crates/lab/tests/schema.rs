@@ -428,6 +428,7 @@ fn all() -> Vec<Value> {
         packets_per_s: 1e6,
         busy_percent: 99.5,
         dropped_packets: 0,
+        transfer_ns: 150.0,
     };
     let gw_order = gw_order::Row {
         case: gw_order::Case::StoppedWorker,

@@ -6,7 +6,7 @@ use bifrost_wire::ethernet::{self, ethertype};
 use bifrost_wire::protocol::{TCP, UDP};
 use bifrost_wire::{Mac, Malformed as Wire, arp, ipv4, ipv6, tcp, udp};
 
-use crate::flow::FlowKey;
+use crate::flow::{self, FlowKey};
 use crate::malformed::Malformed;
 
 /// Bytes at the start of a frame that hold every header the parser looks at; see [`parse`].
@@ -147,6 +147,13 @@ impl Parsed {
         }
     }
 
+    /// The hash of [`flow_key`](Self::flow_key).
+    #[inline]
+    pub fn hash(&self, seed: u64) -> u32 {
+        let Parsed { src_ip, dst_ip, src_port, dst_port, protocol, .. } = self;
+        flow::hash((src_ip, dst_ip), (*src_port, *dst_port), *protocol, seed)
+    }
+
     /// Whether the packet is a fragment, the first one included.
     #[inline(always)]
     pub fn is_fragment(&self) -> bool {
@@ -204,9 +211,9 @@ pub fn parse(frame: &[u8], total_len: usize) -> Result<Parsed, Malformed> {
     }
     if parsed.is_ip() {
         parse_transport(head, &mut parsed)?;
-        parsed.flow_hash = parsed.flow_key().hash(0);
+        parsed.flow_hash = parsed.hash(0);
     } else {
-        parsed.flow_hash = crate::flow::hash_macs(parsed.src_mac, parsed.dst_mac, eth.ethertype);
+        parsed.flow_hash = flow::hash_macs(parsed.src_mac, parsed.dst_mac, eth.ethertype);
     }
     Ok(parsed)
 }
@@ -228,7 +235,7 @@ pub fn parse_packet(ethertype: u16, packet: &[u8]) -> Result<Parsed, Malformed> 
         _ => return Ok(parsed),
     }
     parse_transport(head, &mut parsed)?;
-    parsed.flow_hash = parsed.flow_key().hash(0);
+    parsed.flow_hash = parsed.hash(0);
     Ok(parsed)
 }
 

@@ -95,7 +95,7 @@ impl Flow {
         let of_vni = seed ^ u64::from(vni).wrapping_mul(0x9e37_79b9_7f4a_7c15);
         let ends = !parsed.is_fragment() && matches!(parsed.protocol, TCP | UDP);
         Flow {
-            hash: if parsed.is_ip() { parsed.flow_key().hash(of_vni) } else { parsed.flow_hash ^ vni },
+            hash: if parsed.is_ip() { parsed.hash(of_vni) } else { parsed.flow_hash ^ vni },
             headers: ends.then(|| at + usize::from(parsed.payload)),
             fragment: parsed.is_fragment(),
         }

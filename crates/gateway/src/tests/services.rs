@@ -78,8 +78,8 @@ fn eip_both_ways() {
 #[test]
 fn the_meter_limits() {
     let mut tables = tables();
-    let vpc = tables.vpcs.get_mut(&VPC).unwrap();
-    vpc.meter = Some(Rate { per_second: 2_000_000, burst: 131_070 });
+    let meter = tables.new_meter(Rate { per_second: 2_000_000, burst: 131_070 });
+    tables.vpcs.get_mut(&VPC).unwrap().meter = Some(meter);
     let mut pod = Pod::of(tables);
     let frame = tunnelled(HOST_B, VPC, &udp_packet(("192.168.0.2", 9), ("198.51.100.1", 53), &[0; 972]));
     let mut passed = 0;

@@ -453,7 +453,8 @@ fn vpc(
         checker.error(&section.vni, format!("two routes to {net}"));
         Lpm::default()
     });
-    let meter = section.internet_bytes_per_second.map(|rate| Rate { per_second: rate, burst: (rate / 10).max(65_535) });
+    let rate = section.internet_bytes_per_second.map(|rate| Rate { per_second: rate, burst: (rate / 10).max(65_535) });
+    let meter = rate.map(|rate| tables.new_meter(rate));
     let vpc = Vpc { routes, acl, meter, snat, routers: section.routers.clone() };
     if tables.vpcs.insert(vni, vpc).is_some() {
         checker.error(&section.vni, "another VPC has this VNI, too");

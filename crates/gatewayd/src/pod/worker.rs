@@ -11,7 +11,7 @@ use bifrost_gateway::{Context, Core, Packet, Verdict};
 use bifrost_plb::{TRAILER_LEN, Trailer};
 use bifrost_port::clock::{cycles, monotonic_ns};
 use bifrost_port::memif::Queue;
-use bifrost_tables::{ExactMap, exact_map, prefetch};
+use bifrost_tables::{ExactMap, exact_map};
 use bifrost_wire::Mac;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
@@ -20,10 +20,10 @@ use crate::capture::{Outcome, Tap};
 
 /// Packets of a queue in a turn.
 const BATCH: u16 = 32;
-/// Packets whose headers and sessions are fetched together.
+/// Packets that wait for memory together: first their bytes, which another processor has just written, and then what the tables have about them.
 const VECTOR: u16 = 16;
-/// Bytes of a line of memory.
-const LINE: usize = 64;
+/// Bytes of headers.
+const HEAD: usize = 128;
 /// How often a worker that sleeps looks whether it is to end, ns.
 const SLEEP_NS: i64 = 50_000_000;
 /// How often counters are told.
@@ -142,9 +142,16 @@ impl Worker {
         let Worker { core, queues, missing, pod, tests, tap, .. } = self;
         let queue = &mut queues[index];
         let count = queue.available().min(allowed);
+        queue.fetch_descriptors(count);
+        (0..count.min(VECTOR)).for_each(|ahead| queue.fetch_packet(ahead, HEAD));
         for number in 0..count {
             if number % VECTOR == 0 {
-                fetch_ahead(core, queue, (count - number).min(VECTOR));
+                // The next vector's bytes come while this one is worked on.
+                let rest = count - number;
+                (VECTOR..rest.min(2 * VECTOR)).for_each(|ahead| queue.fetch_packet(ahead, HEAD));
+                for ahead in 0..rest.min(VECTOR) {
+                    queue.waiting(ahead).into_iter().for_each(|packet| core.fetch_ahead(packet));
+                }
             }
             if tests.jitter_us > 0 {
                 std::thread::sleep(Duration::from_nanos(fastrand::u64(..tests.jitter_us.saturating_mul(1000))));
@@ -202,21 +209,6 @@ impl Pace {
             return BATCH;
         }
         due.saturating_sub(self.taken).min(BATCH.into()) as u16
-    }
-}
-
-/// Has what the next `count` packets need come into the processor's caches: another processor has just written their bytes, and their sessions are in
-/// none. They wait for memory together, where each would wait alone.
-#[inline]
-fn fetch_ahead(core: &Core, queue: &mut Queue, count: u16) {
-    for number in 0..count {
-        let Some(packet) = queue.waiting(number) else { return };
-        // Headers, and the trailer.
-        packet.iter().step_by(LINE).take(2).chain(packet.last()).for_each(prefetch);
-    }
-    for number in 0..count {
-        let Some(packet) = queue.waiting(number) else { return };
-        core.fetch_ahead(packet);
     }
 }
 

@@ -136,6 +136,8 @@ pub struct Row {
     pub busy_percent: f64,
     /// Packets that were dropped.
     pub dropped_packets: u64,
+    /// How long a write of one of the two processors took to be seen by the other just before, ns.
+    pub transfer_ns: f64,
 }
 
 impl Row {
@@ -147,10 +149,10 @@ impl Row {
 
 impl fmt::Display for Row {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Row { forwarder, service, packets_per_s, busy_percent, .. } = self;
+        let Row { forwarder, service, packets_per_s, busy_percent, transfer_ns, .. } = self;
         write!(
             f,
-            "{forwarder}, {service}: {:.3} million packets a second, core busy {busy_percent:.0} %",
+            "{forwarder}, {service}: {:.3} million packets a second, core busy {busy_percent:.0} %, {transfer_ns:.0} ns between processors",
             packets_per_s / 1e6
         )
     }
@@ -186,6 +188,7 @@ impl Experiment for GwServices {
             "in the paper",
             "ns a packet",
             "core busy, %",
+            "ns between processors",
         ]);
         for Point(forwarder, service) in POINTS {
             let of = |field: fn(&Row) -> f64| spread(&rows, forwarder, service, field);
@@ -205,6 +208,7 @@ impl Experiment for GwServices {
                 paper.to_owned(),
                 cell(of(|r| 1e9 / r.of_a_core())),
                 cell(of(|r| r.busy_percent)),
+                cell(of(|r| r.transfer_ns)),
             ]);
         }
         Ok(format!(
@@ -212,7 +216,8 @@ impl Experiment for GwServices {
              the lab on the other processor, which only copies; so does `dpdk-testpmd`. Linux gets them over a veth pair, whose receive steering (RPS) hands them \
              to its processor, and sends them into another veth pair, at whose end they are dropped. \"Of a core\": packets over the time that the core worked \
              on them; of a worker, the time of turns that found packets; of Linux, all that was not idle on its processor; of `dpdk-testpmd`, all \
-             of it. Linux's figure includes its devices, the other two's do not: there the NIC pipeline has them. Medians, and in brackets the least and \
+             of it. Linux's figure includes its devices, the other two's do not: there the NIC pipeline has them. \"Between processors\": how long a write of one took to \
+             be seen by the other, just before; each packet crosses twice. Medians, and in brackets the least and \
              the most of the repetitions.\n\n{}",
             table.render()
         ))
@@ -270,6 +275,7 @@ fn spread(rows: &[Row], forwarder: Forwarder, service: Service, field: fn(&Row) 
 fn measure(lab: &Lab, point: Point, repetition: u32, time: Duration) -> Result<Row> {
     let logs = lab.logs(&format!("{point}-{repetition}"));
     let Point(forwarder, service) = point;
+    let transfer_ns = processor::transfer_ns(FEEDS, WORKS)?;
     let measured = match forwarder {
         Forwarder::Pod => pod::measure(lab, service, time, &logs)?,
         Forwarder::Kernel => kernel::measure(lab, service, time)?,
@@ -289,6 +295,7 @@ fn measure(lab: &Lab, point: Point, repetition: u32, time: Duration) -> Result<R
         packets_per_s: forwarded as f64 / seconds,
         busy_percent: 100.0 * busy_s / seconds,
         dropped_packets: dropped,
+        transfer_ns,
     })
 }
 
@@ -345,6 +352,7 @@ mod tests {
             packets_per_s: if service == Service::Vpc { 1.2e6 } else { 0.8e6 },
             busy_percent: 100.0,
             dropped_packets: 0,
+            transfer_ns: 60.0,
         };
         let missed = |change: fn(&mut Vec<Row>)| {
             let mut rows: Vec<Row> = POINTS.into_iter().map(row).collect();

@@ -2,6 +2,7 @@
 //! figures 4, 5 and 8 to 12, table 3). The balancer is the real one; cores and caches are models.
 
 use anyhow::Result;
+use bifrost_tables::Meter;
 use serde_json::{Map, Value, json};
 
 use super::gateway::cache::{Machine, Replayed, Stream, Tables, replay};
@@ -66,7 +67,7 @@ fn caches(quick: bool, outcome: &mut Outcome, data: &mut Map<String, Value>) -> 
         // A ring of 1,024 packets, and as many that are on their way back.
         pool_lines: 16 << 10,
         tenants: flows / FLOWS_OF_A_TENANT,
-        private_lines: 2,
+        private_bytes: size_of::<Meter>() as u64,
     };
     let cores: &[u64] = if quick { &[1, 20] } else { &[1, 3, 20, 44, 92] };
     // From tables that fit into private caches to those of 3 million flows.

@@ -3,6 +3,9 @@
 use crate::Rng;
 use crate::rng::mix;
 
+/// Bytes of a line.
+const LINE: u64 = 64;
+
 /// Sets of lines, each replaced by the least recently used.
 #[derive(Clone, Debug)]
 struct Cache {
@@ -14,7 +17,7 @@ struct Cache {
 
 impl Cache {
     fn new(bytes: u64, ways: usize) -> Self {
-        let sets = (bytes / 64 / ways as u64).max(1);
+        let sets = (bytes / LINE / ways as u64).max(1);
         Cache { lines: vec![0; sets as usize * ways], ways, sets }
     }
 
@@ -70,8 +73,8 @@ pub(in super::super) struct Tables {
     pub(in super::super) pool_lines: u64,
     /// Tenants whose flows they are.
     pub(in super::super) tenants: u64,
-    /// Lines that a packet writes of what each core keeps of a tenant for itself: its share of the tenant's rate.
-    pub(in super::super) private_lines: u64,
+    /// Bytes that a packet writes of what each core keeps of a tenant for itself: its share of the tenant's rate. Those of tenants lie side by side.
+    pub(in super::super) private_bytes: u64,
 }
 
 /// What a packet's accesses are for.
@@ -135,8 +138,9 @@ pub(in super::super) fn replay(machine: &Machine, tables: &Tables, cores: u64, s
             read(Stream::Common, 2 << 60 | level << 40 | (mix(flow ^ level << 32) % total), &mut shared);
         }
         let tenant = mix(flow ^ 0x7e4a << 32) % tables.tenants.max(1);
-        let kept = |i| 4 << 60 | core << 40 | (tenant * tables.private_lines + i);
-        (0..tables.private_lines).for_each(|i| read(Stream::Private, kept(i), &mut shared));
+        let kept = tenant * tables.private_bytes..(tenant + 1) * tables.private_bytes;
+        let lines = kept.start / LINE..kept.end.div_ceil(LINE);
+        lines.for_each(|line| read(Stream::Private, 4 << 60 | core << 40 | line, &mut shared));
         for _ in 0..tables.packet_lines {
             let pool = &mut pools[core as usize];
             *pool = (*pool + 1) % tables.pool_lines;
@@ -187,7 +191,7 @@ mod tests {
             packet_lines: 0,
             pool_lines: 1,
             tenants: 0,
-            private_lines: 0,
+            private_bytes: 0,
         };
         // 64 flows on each of four cores fit into a private cache, 256 on each do not.
         let [spray, hash] = [true, false].map(|spray| replay(&machine, &tables(512), 4, spray, 200_000));
@@ -213,7 +217,7 @@ mod tests {
             pool_lines: 64,
             // Hardly two flows have the same tenant.
             tenants: 1 << 16,
-            private_lines: 2,
+            private_bytes: 2 * LINE,
         };
         let of = |stream: Stream, spray| replay(&machine, &tables, 8, spray, 400_000).by_stream[stream as usize];
         assert_eq!(of(Stream::Packet, true), [0.0, 3.0, 0.0], "though the pool fits into a private cache");
