@@ -1,6 +1,6 @@
 //! Packets on their way out: one arena, so that what goes to one destination leaves in few system calls.
 
-use bifrost_wire::roce::{Header, ICRC_LEN, Icrc, Route};
+use bifrost_wire::roce::{Header, ICRC_LEN, IcrcStarts, Route};
 
 /// A packet in a burst: a UDP payload.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -18,6 +18,7 @@ pub struct Outgoing {
 pub struct Burst {
     bytes: Vec<u8>,
     packets: Vec<Outgoing>,
+    starts: IcrcStarts,
 }
 
 impl Burst {
@@ -60,7 +61,7 @@ impl Burst {
         let head_len = header.emit_into(&mut head);
         let total = head_len + len + pad + ICRC_LEN;
         let start = self.bytes.len();
-        let mut icrc = Icrc::new(&route, total);
+        let mut icrc = self.starts.begin(&route, total);
         icrc.header(&head[..head_len]);
         self.bytes.extend_from_slice(&head[..head_len]);
         for piece in [pieces[0], pieces[1], &[0; 3][..pad]] {

@@ -6,8 +6,8 @@ use std::net::IpAddr;
 use std::path::Path;
 
 use bifrost_wire::roce::{
-    Acknowledgement, Aeth, Bth, Deth, Header, ICRC_LEN, Icrc, Opcode, Operation, Packet, Qpn, Refusal, Reth, Route,
-    Sequence, Transport,
+    Acknowledgement, Aeth, Bth, Deth, Header, ICRC_LEN, Icrc, IcrcStarts, Opcode, Operation, Packet, Qpn, Refusal,
+    Reth, Route, Sequence, Transport,
 };
 use proptest::prelude::*;
 use toml::{Table, Value};
@@ -144,6 +144,18 @@ proptest! {
         let other = Route { source_port: 1, ..route };
         bytes[at] ^= 1 << (flip.1 % 8);
         prop_assert!(!Icrc::is_valid(&other, &bytes));
+    }
+
+    #[test]
+    fn kept_begins_are_of_the_same_route_and_length_alone(
+        packets in prop::collection::vec((any::<bool>(), 0u16..3, 0usize..20), 1..60),
+    ) {
+        let mut starts = IcrcStarts::default();
+        for (v6, source_port, words) in packets {
+            let route = Route { source_port, ..route(if v6 { "v6" } else { "v4" }) };
+            let fresh = Icrc::new(&route, 4 * words).finish();
+            prop_assert_eq!(starts.begin(&route, 4 * words).finish(), fresh);
+        }
     }
 
     #[test]

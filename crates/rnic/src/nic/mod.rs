@@ -6,7 +6,8 @@ use std::collections::VecDeque;
 use std::net::IpAddr;
 
 use bifrost_wire::roce::{
-    Acknowledgement, Aeth, Bth, Deth, Header, Opcode, Operation as Op, PATH_MTUS, Qpn, Reth, Route, Sequence, Transport,
+    Acknowledgement, Aeth, Bth, Deth, Header, IcrcStarts, Opcode, Operation as Op, PATH_MTUS, Qpn, Reth, Route,
+    Sequence, Transport,
 };
 
 use crate::burst::Burst;
@@ -49,6 +50,7 @@ pub struct Nic {
     armed: Vec<u16>,
     /// Only urgent queue pairs send.
     paused: bool,
+    starts: IcrcStarts,
     counters: Counters,
 }
 
@@ -86,6 +88,7 @@ impl Nic {
             waiting: VecDeque::new(),
             armed: Vec::new(),
             paused: false,
+            starts: IcrcStarts::default(),
             counters: Counters::default(),
         }
     }

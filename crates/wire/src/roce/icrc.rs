@@ -89,12 +89,42 @@ impl Icrc {
     /// Whether the last four bytes of a UDP payload are its CRC.
     #[must_use]
     pub fn is_valid(route: &Route, payload: &[u8]) -> bool {
+        Self::new(route, payload.len()).fits(payload)
+    }
+
+    /// Whether the last four bytes of the payload that this begins are its CRC.
+    fn fits(mut self, payload: &[u8]) -> bool {
         let Some((covered, icrc)) = payload.split_last_chunk::<ICRC_LEN>() else { return false };
         let Some((bth, rest)) = covered.split_first_chunk::<{ Bth::LEN }>() else { return false };
-        let mut sum = Self::new(route, payload.len());
-        sum.header(bth);
-        sum.payload(rest);
-        sum.finish() == *icrc
+        self.header(bth);
+        self.payload(rest);
+        self.finish() == *icrc
+    }
+}
+
+/// Begins of CRCs that were needed lately. What comes from one peer begins alike if it is of one length, and the IP and UDP
+/// headers are too short for anything but a CRC by tables, which payloads have displaced from the cache meanwhile.
+#[derive(Clone, Debug, Default)]
+pub struct IcrcStarts {
+    kept: [Option<(Route, usize, Icrc)>; 8],
+}
+
+impl IcrcStarts {
+    /// The same as [`Icrc::new`].
+    #[must_use]
+    pub fn begin(&mut self, route: &Route, payload_len: usize) -> Icrc {
+        // Lengths are multiples of 4. The packets of a long message have up to three.
+        let kept = &mut self.kept[payload_len / 4 % 8];
+        match kept {
+            Some((of, len, icrc)) if *len == payload_len && of == route => icrc.clone(),
+            _ => kept.insert((*route, payload_len, Icrc::new(route, payload_len))).2.clone(),
+        }
+    }
+
+    /// The same as [`Icrc::is_valid`].
+    #[must_use]
+    pub fn is_valid(&mut self, route: &Route, payload: &[u8]) -> bool {
+        self.begin(route, payload.len()).fits(payload)
     }
 }
 

@@ -13,7 +13,7 @@ mod packet;
 
 pub use bth::{Bth, Qpn, Sequence};
 pub use extended::{Acknowledgement, Aeth, Deth, Nak, Reth};
-pub use icrc::{Icrc, Route};
+pub use icrc::{Icrc, IcrcStarts, Route};
 pub use opcode::{Opcode, Operation, Transport};
 pub use packet::{Header, Packet, Refusal};
 
