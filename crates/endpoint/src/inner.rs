@@ -21,10 +21,11 @@ pub(crate) struct Inner {
     pub(crate) config: WorkerConfig,
     pub(crate) host: Host<Soft>,
     pub(crate) connections: HashMap<ConnectionId, State>,
-    pub(crate) looked: Instant,
-    /// Tasks that wait for a peer to connect, and when they were last woken.
+    /// When streams were last looked at, ns of the provider's clock.
+    pub(crate) looked_ns: u64,
+    /// Tasks that wait for a peer to connect, and when they were last woken, ns.
     pub(crate) acceptors: Wakers,
-    pub(crate) woken: Instant,
+    pub(crate) woken_ns: u64,
 }
 
 /// A connection, as the application sees it.
@@ -159,16 +160,16 @@ impl Inner {
         while let Some(event) = self.host.next_event() {
             self.on_event(event);
         }
-        if self.looked.elapsed() >= LOOK_EVERY {
-            self.looked = Instant::now();
+        if now.saturating_sub(self.looked_ns) >= LOOK_EVERY.as_nanos() as u64 {
+            self.looked_ns = now;
             for state in self.connections.values_mut().filter(|state| state.closed.is_none()) {
                 if setup::is_gone(&state.stream) {
                     state.close("the peer has ended");
                 }
             }
         }
-        if self.woken.elapsed() >= ACCEPT_EVERY {
-            self.woken = Instant::now();
+        if now.saturating_sub(self.woken_ns) >= ACCEPT_EVERY.as_nanos() as u64 {
+            self.woken_ns = now;
             self.acceptors.wake();
         }
         Ok(busy || received > 0)

@@ -50,9 +50,8 @@ impl Worker {
         let soft = Soft::new(soft).map_err(|error| Error::Bind(at, error))?;
         let host = HostConfig::new(config.connections, unpredictable());
         let host = Host::new(soft, host).map_err(|error| Error::Host(at, error))?;
-        let looked = Instant::now();
-        let inner =
-            Inner { config, host, connections: HashMap::new(), looked, acceptors: Wakers::default(), woken: looked };
+        let (connections, acceptors) = (HashMap::new(), Wakers::default());
+        let inner = Inner { config, host, connections, looked_ns: 0, acceptors, woken_ns: 0 };
         Ok(Self { inner: Rc::new(RefCell::new(inner)) })
     }
 

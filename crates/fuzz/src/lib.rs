@@ -46,4 +46,5 @@ pub const TARGETS: &[Target] = &[
     Target { name: "routes", max_len: 1024, quick_runs: 4_000, run: targets::routes::run },
     Target { name: "roce", max_len: 512, quick_runs: 20_000, run: targets::roce::run },
     Target { name: "rdm", max_len: 1024, quick_runs: 8_000, run: targets::rdm::run },
+    Target { name: "peer", max_len: 1024, quick_runs: 2_000, run: targets::peer::run },
 ];

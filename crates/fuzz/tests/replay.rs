@@ -97,7 +97,7 @@ macro_rules! targets {
     };
 }
 
-targets! { headers bifrost segments merge switch config api engine pair forgery vhost messages rings pods gateway routes roce rdm }
+targets! { headers bifrost segments merge switch config api engine pair forgery vhost messages rings pods gateway routes roce rdm peer }
 
 /// Tests of the tests: each deliberate mistake of the switch is noticed. The mistake is named to another process, for all tests of
 /// this one share its environment.

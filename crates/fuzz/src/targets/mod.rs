@@ -16,6 +16,7 @@ pub(crate) mod merge;
 pub(crate) mod messages;
 mod outside;
 pub(crate) mod pair;
+pub(crate) mod peer;
 pub(crate) mod pods;
 pub(crate) mod rdm;
 pub(crate) mod rings;
