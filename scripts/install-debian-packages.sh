@@ -1,14 +1,14 @@
 #!/bin/sh
 # Installs the Debian packages that bifrost-lab, the instruction counts and the tests run or need. Does nothing, quickly, when all of them are there.
 # No service is left running: the lab starts its own servers, inside its network namespaces.
-# With the word `demo` only what `make demo` runs: no database, no virtual machines, no DPDK.
+# With the word `demo` or `demo-rdma` only what `make` of that name runs: no database, no virtual machines, no DPDK.
 set -eu
 
 what=${1:-all}
 case "$what" in
-all | demo) ;;
+all | demo | demo-rdma) ;;
 *)
-    echo "install-debian-packages.sh: \`$what\` is neither \`all\`, the default, nor \`demo\`" >&2
+    echo "install-debian-packages.sh: \`$what\` is none of \`all\`, the default, \`demo\` and \`demo-rdma\`" >&2
     exit 2
     ;;
 esac
@@ -29,10 +29,10 @@ drivers="net-virtio net-vhost net-pcap net-af-packet mempool-ring net-memif"
 # but for the compiler of queries, which is large and for long ones.
 postgresql=/var/cache/bifrost-lab/postgresql
 
-if [ "$what" = demo ]; then
-    packages="redis-server redis-tools nftables ethtool iproute2"
-    shims=""
-fi
+case "$what" in
+demo) packages="redis-server redis-tools nftables ethtool iproute2" shims="" ;;
+demo-rdma) packages="iperf3 nftables ethtool iproute2" shims="" ;;
+esac
 
 missing=""
 for package in $packages; do
