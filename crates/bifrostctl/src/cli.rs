@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use crate::capture::{self, CaptureArgs};
 use crate::drops::DropsArgs;
 use crate::gw::{self, GwArgs};
+use crate::objects::{self, ApplyArgs, ObjectCommand, ObjectsArgs};
 use crate::trace::{self, TraceArgs};
 use bifrost_control::api::{Direction, DrainSpec, FaultSpec, FaultSpecError, FaultTarget};
 use bifrost_control::config::DEFAULT_SOCKET;
@@ -79,6 +80,24 @@ pub(crate) enum Command {
     /// The file is checked as a whole first; if anything is wrong nothing changes. Ports that did not change lose no
     /// packet. Underlay, workers and control socket only change by a restart.
     Reload,
+    /// Change ports, routes and other objects, all that a file says or nothing
+    ///
+    /// FILE has tables as the configuration file does, such as [[port]] and [[route]], or is a batch as POST /v1/apply takes it (JSON). What it
+    /// does not name stays. Objects of the configuration file belong to the owner `file`, and change there only.
+    #[command(after_help = objects::APPLY_EXAMPLES)]
+    Apply(ApplyArgs),
+    /// The objects in force: whose they are, their versions, and what they say
+    #[command(after_help = objects::LIST_EXAMPLES)]
+    Objects(ObjectsArgs),
+    /// Add, change or delete one port
+    #[command(subcommand, after_help = objects::CHANGE_EXAMPLES)]
+    Port(ObjectCommand),
+    /// Add, change or delete one route; its key is VNI/PREFIX
+    #[command(subcommand, after_help = objects::CHANGE_EXAMPLES)]
+    Route(ObjectCommand),
+    /// Add, change or delete one security group
+    #[command(subcommand, after_help = objects::CHANGE_EXAMPLES)]
+    Sg(ObjectCommand),
     /// Break the network on purpose, to see what happens
     #[command(subcommand, after_help = FAULT_EXAMPLES)]
     Fault(FaultCommand),

@@ -23,6 +23,9 @@ pub(crate) enum Failure {
     File { path: std::path::PathBuf, source: io::Error },
     #[error("{program} is not running: nobody answers on this socket")]
     NoGateway { program: &'static str, socket: std::path::PathBuf },
+    /// What the user wrote makes no sense: what, where, and what to do.
+    #[error("{what}")]
+    Usage { what: String, location: String, hint: &'static str },
     #[error("top needs a terminal")]
     NoTerminal,
     #[error("the terminal failed: {0}")]
@@ -65,6 +68,7 @@ impl Failure {
                 let hint = format!("start it; if its [control].socket is another, name that with --{option}");
                 (self.to_string(), socket.display().to_string(), hint)
             }
+            Failure::Usage { what, location, hint } => (what.clone(), location.clone(), (*hint).to_owned()),
             Failure::NoTerminal => {
                 let hint = "without one: `bifrostctl --json top` prints a line of JSON for each sample";
                 (self.to_string(), String::new(), hint.to_owned())

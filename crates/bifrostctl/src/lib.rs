@@ -8,6 +8,7 @@ mod cli;
 mod drops;
 mod failure;
 mod gw;
+mod objects;
 mod output;
 mod table;
 mod top;
@@ -16,6 +17,7 @@ mod trace;
 use std::process::ExitCode;
 
 use bifrost_control::Client;
+use bifrost_control::config::Kind;
 use clap::{CommandFactory as _, Parser as _};
 
 use cli::{Cli, Command, FaultCommand, PathCommand};
@@ -64,6 +66,11 @@ fn run(cli: Cli) -> Result<(), Failure> {
         }
         Command::Drops(args) => drops::run(&client, &args, out),
         Command::Reload => out.print(&client.reload()?, ToString::to_string),
+        Command::Apply(args) => objects::apply(&client, &args, out),
+        Command::Objects(args) => objects::list(&client, &args, out),
+        Command::Port(command) => objects::change(&client, Kind::Port, command, out),
+        Command::Route(command) => objects::change(&client, Kind::Route, command, out),
+        Command::Sg(command) => objects::change(&client, Kind::SecurityGroup, command, out),
         Command::Fault(FaultCommand::List) => out.print(&client.faults()?, |v| table::faults(v)),
         Command::Fault(FaultCommand::Add(args)) => out.print(&client.add_fault(&args.spec()?)?, table::fault_added),
         Command::Fault(FaultCommand::Clear { id: None }) => out.print(&client.clear_faults()?, table::faults_cleared),

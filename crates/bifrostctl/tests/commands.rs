@@ -127,6 +127,27 @@ impl Backend for Fake {
     fn clear_faults(&self) -> Result<u64, ApiError> {
         Ok(self.0.lock().unwrap().drain(..).count() as u64)
     }
+    fn apply(&self, spec: ApplySpec) -> Result<ApplyReport, ApiError> {
+        match spec.items.iter().find(|item| item.owner == "nobody") {
+            Some(item) => Err(ApiError::conflict("the object belongs to \"agent\"").at(format!("{}", item.kind))),
+            None => Ok(ApplyReport { set: spec.items.len() as u64, took_us: 900, ..ApplyReport::default() }),
+        }
+    }
+    fn objects(&self, query: ObjectsQuery) -> Result<ObjectList, ApiError> {
+        let entry = ObjectEntry {
+            kind: query.kind.unwrap_or(bifrost_control::config::Kind::Port),
+            key: query.key.unwrap_or_else(|| "web1".to_owned()),
+            owner: query.owner.unwrap_or_else(|| "agent".to_owned()),
+            generation: 3,
+            changed_ms: 1,
+            spec: serde_json::json!({"name": "web1", "vni": query.vni.unwrap_or(100), "addresses": ["10.0.0.1/24"]}),
+        };
+        Ok(ObjectList { objects: vec![entry], next: query.from })
+    }
+    fn object_digests(&self, _: ObjectsQuery) -> Result<Vec<ObjectsDigest>, ApiError> {
+        let digest = "00000000000000ff".to_owned();
+        Ok(vec![ObjectsDigest { owner: "agent".into(), vni: Some(100), objects: 3, digest }])
+    }
     fn reload(&self) -> Result<ReloadReport, ApiError> {
         Err(ApiError::bad_request("these need a restart of bifrostd: workers.count: 1 -> 2"))
     }
@@ -328,6 +349,41 @@ fn packets_are_described() {
     ] {
         let text = bad(&r.socket, &args.split_whitespace().collect::<Vec<_>>(), code);
         assert!(text.contains(message), "{args}: {text}");
+    }
+}
+
+#[test]
+fn objects_are_listed_and_changed() {
+    let r = rig();
+    let text = good(&r.socket, &["objects"]);
+    assert!(text.contains("web1") && text.contains("agent") && text.contains("addresses"), "{text}");
+    assert!(good(&r.socket, &["objects", "--digest"]).contains("00000000000000ff"));
+    let directory = tempfile::tempdir().unwrap();
+    let file = |name: &str, text: &str| {
+        let path = directory.path().join(name);
+        std::fs::write(&path, text).unwrap();
+        path.display().to_string()
+    };
+    let tables = file("a.toml", "[[port]]\nname = 'p'\nvni = 1\n[[route]]\nvni = 1\nprefix = '10.0.0.0/8'\n");
+    let text = good(&r.socket, &["apply", "-f", &tables]);
+    assert!(text.contains("2 set, 0 deleted, 0 unchanged"), "{text}");
+    let batch =
+        file("a.json", "{\"items\": [{\"op\": \"delete\", \"kind\": \"port\", \"key\": \"p\", \"owner\": \"x\"}]}");
+    assert!(good(&r.socket, &["apply", "-f", &batch]).contains("1 set"));
+    let add = ["route", "add", "100/10.0.0.9/32", "peer=host-b", "mac=02:00:00:00:00:09", "security_groups=web,db"];
+    assert!(good(&r.socket, &add).contains("1 set"));
+    assert!(good(&r.socket, &["port", "set", "web1", "mtu=1400"]).contains("1 set"));
+    assert!(good(&r.socket, &["sg", "delete", "web"]).contains("1 set"));
+    let refused: [(&[&str], &str); 5] = [
+        (&["port", "delete", "web1", "--owner", "nobody"], "error: port: the object belongs to \"agent\""),
+        (&["port", "add", "web1", "vni"], "\"vni\" is no KEY=VALUE"),
+        (&["apply", "-f", "/nonexistent"], "cannot be read"),
+        (&["apply", "-f", &file("b.toml", "[[prot]]\nname = 'p'\n")], "\"prot\" is no kind of object"),
+        (&["route", "add", "10.0.0.9/32", "peer=b"], "is no key of a route"),
+    ];
+    for (args, says) in refused {
+        let text = bad(&r.socket, args, 1);
+        assert!(text.contains(says), "{args:?}: {text}");
     }
 }
 

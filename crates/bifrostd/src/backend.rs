@@ -5,9 +5,10 @@ use std::net::SocketAddr;
 use std::time::Instant;
 
 use bifrost_control::api::{
-    ApiError, BackendHealth, BackendStatus, CaptureSpec, Conn, ConnState, DrainReport, DrainSpec, FaultEntry,
-    FaultSpec, FlowLogStatus, LoadBalancerStatus, MirrorStatus, NatStatus, Path, PathState, PeerMode, PeerStatus,
-    PortFault, PortStatus, ReloadReport, Route, Sample, Stats, Status, Trace, TraceSpec, WorkerStatus,
+    ApiError, ApplyReport, ApplySpec, BackendHealth, BackendStatus, CaptureSpec, Conn, ConnState, DrainReport,
+    DrainSpec, FaultEntry, FaultSpec, FlowLogStatus, LoadBalancerStatus, MirrorStatus, NatStatus, ObjectList,
+    ObjectsDigest, ObjectsQuery, Path, PathState, PeerMode, PeerStatus, PortFault, PortStatus, ReloadReport, Route,
+    Sample, Stats, Status, Trace, TraceSpec, WorkerStatus,
 };
 use bifrost_control::config::{self, Affinity, BalancedProtocol, Config, LoadBalancer, PeerTransport, PortKind};
 use bifrost_control::server::{Backend, CaptureStream};
@@ -416,7 +417,7 @@ impl Backend for Daemon {
             ApiError::bad_request(errors.to_string()).at(self.file.display().to_string()).hint("nothing was changed")
         })?;
         let mut state = self.state();
-        let diff = state.take_over(config).map_err(|e| ApiError::conflict(format!("{e:#}")))?;
+        let diff = state.apply_file(config)?;
         drop(state);
         Ok(in_background(move || {
             let report = diff.report();
@@ -424,6 +425,21 @@ impl Backend for Daemon {
             trim();
             report
         }))
+    }
+
+    fn apply(&self, spec: ApplySpec) -> Result<ApplyReport, ApiError> {
+        self.state().apply(&spec)
+    }
+
+    fn objects(&self, query: ObjectsQuery) -> Result<ObjectList, ApiError> {
+        // Apart from the lock: there may be very many.
+        let objects = self.state().objects.clone();
+        Ok(in_background(|| objects.list(&query)))
+    }
+
+    fn object_digests(&self, query: ObjectsQuery) -> Result<Vec<ObjectsDigest>, ApiError> {
+        let objects = self.state().objects.clone();
+        Ok(in_background(|| objects.digests(&query)))
     }
 
     fn trace(&self, spec: TraceSpec) -> Result<Trace, ApiError> {

@@ -16,6 +16,9 @@ pub(crate) struct Cli {
     /// The configuration file.
     #[arg(long, short, value_name = "FILE", default_value = "/etc/bifrost/bifrostd.toml")]
     pub(crate) config: PathBuf,
+    /// Where to keep the objects that are applied one at a time, so that they outlive the daemon; without it they do not.
+    #[arg(long, value_name = "DIRECTORY", env = "STATE_DIRECTORY")]
+    pub(crate) state: Option<PathBuf>,
     /// Check the configuration, print all its errors, and exit: 0 if it is good, 1 if not.
     #[arg(long)]
     pub(crate) check: bool,

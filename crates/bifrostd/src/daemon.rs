@@ -1,7 +1,7 @@
 //! The daemon: workers, devices, and the configuration in force.
 
 use std::collections::{BTreeMap, HashSet};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -10,8 +10,9 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use anyhow::{Context, Result, anyhow};
 use bifrost_avs::{Prepared, Switch};
 use bifrost_control::api::FaultEntry;
-use bifrost_control::config::{Config, Port, PortKind, UnderlayPort};
+use bifrost_control::config::{Config, Kind, Port, PortKind, UnderlayPort};
 use bifrost_control::diff::ConfigDiff;
+use bifrost_control::objects::Store;
 use bifrost_datapath::{CoreConfig, Device, Handle, PathSet, PortConfig, Pulse, PulseWatch};
 use bifrost_port::afxdp::AfxdpUnderlay;
 use bifrost_port::udp::UdpUnderlay;
@@ -19,6 +20,7 @@ use bifrost_port::vhost::Unplugged;
 use bifrost_port::{HostUnderlay, device, panics};
 use bifrost_wire::Vni;
 
+use crate::apply::failure;
 use crate::background::in_background;
 use crate::container::{Container, GivenUp};
 use crate::flow_log;
@@ -26,6 +28,7 @@ use crate::health::Health;
 use crate::kept::Kept;
 use crate::machine::Machine;
 use crate::mirror;
+use crate::snapshot::Snapshot;
 use crate::translate;
 
 /// How often containers' network namespaces are looked for: a look costs a system call for each port.
@@ -46,7 +49,12 @@ pub(crate) struct Daemon {
 
 /// What changes.
 pub(crate) struct State {
-    pub(crate) config: Config,
+    /// What is in force: all objects and settings, but for what could not be brought into force.
+    pub(crate) config: Arc<Config>,
+    /// Whose objects these are, and which versions.
+    pub(crate) objects: Store,
+    /// Where the objects are kept that are not the file's.
+    pub(crate) snapshot: Snapshot,
     pub(crate) names: Names,
     /// Sockets of virtual machines, by port name. Dropped before the workers.
     pub(crate) machines: BTreeMap<String, Machine>,
@@ -67,6 +75,20 @@ pub(crate) struct State {
     pub(crate) flow_log: flow_log::Counters,
     /// What became of mirrored packets.
     pub(crate) mirrored: mirror::Counted,
+}
+
+/// What was taken over.
+pub(crate) struct Taken {
+    pub(crate) diff: ConfigDiff,
+    /// What was not: it is not in the configuration in force.
+    pub(crate) failures: Vec<Failure>,
+}
+
+/// Something that could not be brought into force.
+pub(crate) struct Failure {
+    /// Kind and name; none: no single object.
+    pub(crate) object: Option<(Kind, String)>,
+    pub(crate) error: String,
 }
 
 /// Numbers of ports and peers; a name keeps its number while it exists.
@@ -119,7 +141,9 @@ impl Daemon {
     ///
     /// # Errors
     /// Something cannot be opened; nothing is left behind then.
-    pub(crate) fn start(file: PathBuf, config: Config, kept: Kept) -> Result<Daemon> {
+    pub(crate) fn start(file: PathBuf, config: Config, directory: Option<&Path>, kept: Kept) -> Result<Daemon> {
+        let (snapshot, objects) = restore(Arc::new(config), directory)?;
+        let config = Arc::clone(objects.config());
         let names = Names::default().next(&config);
         let mut tables = translate::tables(&config, &names, &Health::new());
         let underlays = open_underlays(&config)?;
@@ -152,6 +176,8 @@ impl Daemon {
         let mirrored = mirror::Counted::default();
         let mut state = State {
             config,
+            objects,
+            snapshot,
             names,
             machines,
             containers,
@@ -168,8 +194,16 @@ impl Daemon {
         state.set_mirrors()?;
         // Ports first: a peer that is heard before them would be told that their vNICs are not here, and believe it for
         // a while.
-        for port in state.config.ports.clone() {
-            state.add_port(&port)?;
+        let config = Arc::clone(&state.config);
+        for port in &config.ports {
+            match state.add_port(port) {
+                // An error of the file's; others' objects come from a file that nobody edits.
+                Err(error) if state.objects.is_other(Kind::Port, &port.name) => {
+                    tracing::error!("not in force, and tried again with the next change: {error:#}");
+                    Arc::make_mut(&mut state.config).ports.retain(|p| p.name != port.name);
+                }
+                result => result?,
+            }
         }
         state.kept.remove_rest();
         for peer in &state.config.peers {
@@ -233,7 +267,7 @@ impl Daemon {
 
 impl State {
     /// Takes over what differs; nothing of it if it contradicts itself or needs a restart.
-    pub(crate) fn take_over(&mut self, config: Config) -> Result<ConfigDiff> {
+    pub(crate) fn take_over(&mut self, config: Arc<Config>) -> Result<Taken> {
         // Built here and first, so that a contradiction changes nothing, and no worker waits while tables grow.
         let workers = self.workers.len() as u16;
         let (diff, names, prepared) = in_background(|| {
@@ -284,8 +318,8 @@ impl State {
         }
         for peer in diff.peers.added.iter().chain(diff.peers.changed.iter().map(|c| &c.new)) {
             if let Err(error) = self.set_peer(peer) {
-                failures.push(format!("{error:#}"));
-                self.config.peers.retain(|p| p.name != peer.name);
+                failures.push(failure(Kind::Peer, &peer.name, &error));
+                Arc::make_mut(&mut self.config).peers.retain(|p| p.name != peer.name);
             }
         }
         let mut former = Vec::new();
@@ -301,12 +335,12 @@ impl State {
         }
         for port in diff.ports.added.iter().chain(remade.iter().map(|(_, new)| new)) {
             if let Err(error) = self.add_port(port) {
-                failures.push(format!("{error:#}"));
-                self.config.ports.retain(|p| p.name != port.name);
+                failures.push(failure(Kind::Port, &port.name, &error));
+                Arc::make_mut(&mut self.config).ports.retain(|p| p.name != port.name);
             }
         }
         if let Err(error) = self.mend_containers() {
-            failures.push(format!("{error:#}"));
+            failures.push(Failure { object: None, error: format!("{error:#}") });
         }
         for port in &self.config.ports {
             if let (Some(owner), Some(vpc)) = (self.names.port(&port.name), self.config.vpc(port.vni)) {
@@ -314,11 +348,7 @@ impl State {
                 self.on_all(move |worker| worker.core_mut().set_policy(owner, ordering, reliable))?;
             }
         }
-        if failures.is_empty() {
-            Ok(diff)
-        } else {
-            Err(anyhow!("taken over but for these, which the next reload tries again: {}", failures.join("; ")))
-        }
+        Ok(Taken { diff, failures })
     }
 
     /// Has workers copy what mirrors want. What was copied before and has not been sent is lost.
@@ -432,6 +462,17 @@ impl State {
         self.machines.insert(port.name.clone(), machine.with_context(|| format!("port {}", port.name))?);
         Ok(())
     }
+}
+
+/// The objects of the file, and what was kept of others.
+fn restore(file: Arc<Config>, directory: Option<&Path>) -> Result<(Snapshot, Store)> {
+    let Some(directory) = directory else { return Ok((Snapshot::default(), Store::new(file))) };
+    let (snapshot, others) = Snapshot::open(directory, file.workers.count)?;
+    let (store, left_out) = Store::restore(file, others);
+    for what in left_out {
+        tracing::error!("left out of what was kept: {what}");
+    }
+    Ok((snapshot, store))
 }
 
 /// Packets that `underlay.mtu` lets pass and a NIC does not would vanish without a trace.

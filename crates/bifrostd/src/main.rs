@@ -2,6 +2,7 @@
 
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
+mod apply;
 mod backend;
 mod background;
 mod capture;
@@ -17,6 +18,7 @@ mod machine;
 mod mirror;
 mod nat;
 mod samples;
+mod snapshot;
 mod trace;
 mod translate;
 mod trim;
@@ -72,7 +74,7 @@ fn run(cli: &Cli) -> Result<ExitCode> {
     // Before anything is opened, so that a signal during start-up ends it instead of being lost.
     let mut signals = signal_hook::iterator::Signals::new([SIGHUP, SIGINT, SIGTERM]).context("waiting for signals")?;
     let (socket, metrics) = (config.control.socket.clone(), config.control.metrics);
-    let daemon = Arc::new(Daemon::start(cli.config.clone(), config, kept)?);
+    let daemon = Arc::new(Daemon::start(cli.config.clone(), config, cli.state.as_deref(), kept)?);
     let server = bifrost_control::serve_with_metrics(&socket, metrics, Arc::clone(&daemon) as _)?;
     let followed = Arc::clone(&daemon);
     let follow = move || followed.follow_namespaces();

@@ -321,7 +321,7 @@ impl Words<'_> {
     /// The longest prefix with the destination, of those that lead to a vNIC.
     fn prefix(&self, vni: u32, mac: Mac) -> Option<ipnet::IpNet> {
         let config = &self.state.config;
-        let Config { routes, ports, .. } = config;
+        let Config { routes, ports, .. } = &**config;
         let routes = routes.iter().filter(|r| r.vni.value() == vni && r.mac == mac).map(|r| r.prefix);
         let ports = ports.iter().filter(|p| p.vni.value() == vni && p.mac == mac);
         let addresses = ports.flat_map(|p| p.addresses.iter().map(|net| ipnet::IpNet::from(net.addr())));

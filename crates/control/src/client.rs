@@ -14,9 +14,10 @@ use tokio::net::UnixStream;
 use tokio::runtime::Runtime;
 
 use crate::api::{
-    ApiError, CaptureSpec, Conn, DrainReport, DrainSpec, Drops, ErrorBody, FaultCleared, FaultEntry, FaultSpec,
-    FlowLogStatus, GatewayPod, GatewayTraceSpec, LoadBalancerStatus, MirrorStatus, NatStatus, Path as ApiPath,
-    Pipeline, PipelineCommand, PortStatus, ReloadReport, Route, Sample, Stats, Status, Trace, TraceSpec,
+    ApiError, ApplyReport, ApplySpec, CaptureSpec, Conn, DrainReport, DrainSpec, Drops, ErrorBody, FaultCleared,
+    FaultEntry, FaultSpec, FlowLogStatus, GatewayPod, GatewayTraceSpec, LoadBalancerStatus, MirrorStatus, NatStatus,
+    ObjectList, ObjectsDigest, ObjectsQuery, Path as ApiPath, Pipeline, PipelineCommand, PortStatus, ReloadReport,
+    Route, Sample, Stats, Status, Trace, TraceSpec,
 };
 
 /// How long an answer may take.
@@ -180,6 +181,21 @@ impl Client {
         self.request(Method::POST, "/v1/reload", None::<&()>, RELOAD_TIMEOUT)
     }
 
+    /// Changes objects: all that the batch says, or nothing.
+    pub fn apply(&self, spec: &ApplySpec) -> Result<ApplyReport, ClientError> {
+        self.request(Method::POST, "/v1/apply", Some(spec), RELOAD_TIMEOUT)
+    }
+
+    /// The objects in force, as far as one answer has them.
+    pub fn objects(&self, query: &ObjectsQuery) -> Result<ObjectList, ClientError> {
+        self.fetch(&objects_target(query))
+    }
+
+    /// Digests of the objects in force.
+    pub fn object_digests(&self, query: &ObjectsQuery) -> Result<Vec<ObjectsDigest>, ClientError> {
+        self.fetch(&objects_target(&ObjectsQuery { digest: Some(String::new()), ..query.clone() }))
+    }
+
     /// What would become of a packet.
     pub fn trace(&self, spec: &TraceSpec) -> Result<Trace, ClientError> {
         self.request(Method::POST, "/v1/trace", Some(spec), TIMEOUT)
@@ -324,6 +340,28 @@ impl Client {
     fn http_error(&self, e: hyper::Error) -> ClientError {
         ClientError::Io { path: self.socket.clone(), source: io::Error::other(e) }
     }
+}
+
+/// Path and query that ask for objects.
+fn objects_target(query: &ObjectsQuery) -> String {
+    let escaped = |text: &str| {
+        let escape = |byte: u8| match byte {
+            b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'-' | b'_' | b'.' | b'/' | b':' => char::from(byte).to_string(),
+            byte => format!("%{byte:02X}"),
+        };
+        text.bytes().map(escape).collect::<String>()
+    };
+    let pairs = [
+        ("kind", query.kind.map(|kind| kind.to_string())),
+        ("key", query.key.clone()),
+        ("owner", query.owner.clone()),
+        ("vni", query.vni.map(|vni| vni.to_string())),
+        ("from", query.from.map(|from| from.to_string())),
+        ("limit", query.limit.map(|limit| limit.to_string())),
+        ("digest", query.digest.clone()),
+    ];
+    let pairs = pairs.into_iter().filter_map(|(name, value)| Some(format!("{name}={}", escaped(&value?))));
+    format!("/v1/objects?{}", pairs.collect::<Vec<_>>().join("&"))
 }
 
 /// A body, as long as one may be.

@@ -2,6 +2,7 @@
 //!
 //! - [`config`]: the TOML file, checked as a whole into types that cannot be wrong.
 //! - [`diff`]: what a reload changes, and what it cannot change.
+//! - [`objects`]: the objects of the file and of others, and changes to them one at a time.
 //! - [`api`]: the types of the HTTP API, shared by both of its ends.
 //! - [`balance`]: whether every packet is accounted for.
 //! - [`counters`]: what every counter means.
@@ -19,6 +20,7 @@ pub mod config;
 pub mod counters;
 pub mod described;
 pub mod diff;
+pub mod objects;
 pub mod server;
 
 pub use client::Client;

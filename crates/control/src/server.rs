@@ -15,6 +15,8 @@
 //! | `PUT /v1/faults` with a [`FaultSpec`] | the [`FaultEntry`] made |
 //! | `DELETE /v1/faults`, `DELETE /v1/faults?id=3` | [`FaultCleared`](crate::api::FaultCleared) |
 //! | `POST /v1/reload` | [`ReloadReport`] |
+//! | `POST /v1/apply` with an [`ApplySpec`] | the [`ApplyReport`] |
+//! | `GET /v1/objects` with an [`ObjectsQuery`] | an [`ObjectList`]; with `?digest` a list of [`ObjectsDigest`] |
 //! | `POST /v1/trace` with a [`TraceSpec`] | the [`Trace`] |
 //! | `POST /v1/capture` with a [`CaptureSpec`] | a pcapng file, as long as the capture runs |
 //!
@@ -41,8 +43,9 @@ use std::time::Duration;
 use tokio::sync::oneshot;
 
 use crate::api::{
-    ApiError, CaptureSpec, Conn, DrainReport, DrainSpec, FaultEntry, FaultSpec, FlowLogStatus, LoadBalancerStatus,
-    MirrorStatus, NatStatus, Path as ApiPath, PortStatus, ReloadReport, Route, Sample, Stats, Status, Trace, TraceSpec,
+    ApiError, ApplyReport, ApplySpec, CaptureSpec, Conn, DrainReport, DrainSpec, FaultEntry, FaultSpec, FlowLogStatus,
+    LoadBalancerStatus, MirrorStatus, NatStatus, ObjectList, ObjectsDigest, ObjectsQuery, Path as ApiPath, PortStatus,
+    ReloadReport, Route, Sample, Stats, Status, Trace, TraceSpec,
 };
 
 pub use capture::capture_response;
@@ -89,6 +92,12 @@ pub trait Backend: Send + Sync + 'static {
     fn clear_faults(&self) -> Result<u64, ApiError>;
     /// Reads the configuration again and takes it over.
     fn reload(&self) -> Result<ReloadReport, ApiError>;
+    /// Changes objects: all that the batch says, or nothing.
+    fn apply(&self, spec: ApplySpec) -> Result<ApplyReport, ApiError>;
+    /// The objects in force.
+    fn objects(&self, query: ObjectsQuery) -> Result<ObjectList, ApiError>;
+    /// Digests of them.
+    fn object_digests(&self, query: ObjectsQuery) -> Result<Vec<ObjectsDigest>, ApiError>;
     /// What would become of a packet; its description makes sense, its names are not looked up yet. Nothing changes.
     fn trace(&self, spec: TraceSpec) -> Result<Trace, ApiError>;
     /// Begins a capture; its values are in range, its names are not looked up yet. It ends when the stream is dropped.

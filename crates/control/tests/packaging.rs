@@ -118,6 +118,7 @@ fn the_unit_has_what_the_daemon_needs() {
     assert_eq!(socket.parent().unwrap(), Path::new("/run").join(value("RuntimeDirectory")));
     // So are sockets of virtual machines and records of their rings, which the next daemon needs.
     assert_eq!(value("RuntimeDirectoryPreserve"), "yes");
+    assert_eq!(value("StateDirectory"), "bifrost", "the postrm script removes /var/lib/bifrost");
 }
 
 /// `make try-guide` tries the guide; this notices a block that it would not know what to do with.

@@ -156,6 +156,27 @@ impl Backend for Fake {
     fn clear_faults(&self) -> Result<u64, ApiError> {
         Ok(self.faults.lock().unwrap().drain(..).count() as u64)
     }
+    fn apply(&self, spec: ApplySpec) -> Result<ApplyReport, ApiError> {
+        match spec.items.iter().find(|item| item.owner == "nobody") {
+            Some(item) => Err(ApiError::conflict("the object belongs to \"agent\"").at(format!("{}", item.kind))),
+            None => Ok(ApplyReport { set: spec.items.len() as u64, took_us: 900, ..ApplyReport::default() }),
+        }
+    }
+    fn objects(&self, query: ObjectsQuery) -> Result<ObjectList, ApiError> {
+        let entry = ObjectEntry {
+            kind: query.kind.unwrap_or(bifrost_control::config::Kind::Port),
+            key: query.key.unwrap_or_else(|| "web1".to_owned()),
+            owner: query.owner.unwrap_or_else(|| "agent".to_owned()),
+            generation: 3,
+            changed_ms: 1,
+            spec: serde_json::json!({"name": "web1", "vni": query.vni.unwrap_or(100), "addresses": ["10.0.0.1/24"]}),
+        };
+        Ok(ObjectList { objects: vec![entry], next: query.from })
+    }
+    fn object_digests(&self, _: ObjectsQuery) -> Result<Vec<ObjectsDigest>, ApiError> {
+        let digest = "00000000000000ff".to_owned();
+        Ok(vec![ObjectsDigest { owner: "agent".into(), vni: Some(100), objects: 3, digest }])
+    }
     fn reload(&self) -> Result<ReloadReport, ApiError> {
         std::thread::sleep(Duration::from_millis(200));
         Ok(ReloadReport { transport_changed: true, ..ReloadReport::default() })

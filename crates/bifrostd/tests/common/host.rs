@@ -131,6 +131,11 @@ impl Host {
         self.directory.join(format!("{}.log", self.name))
     }
 
+    /// Where the daemon keeps objects, if the test has made it.
+    pub fn state_directory(&self) -> PathBuf {
+        self.directory.join(format!("{}.state", self.name))
+    }
+
     /// Where a test says which stage is to panic.
     pub fn injection_file(&self) -> PathBuf {
         self.directory.join(format!("{}.inject", self.name))
@@ -161,6 +166,9 @@ impl Host {
             .stdin(Stdio::null())
             .stdout(log.try_clone().unwrap())
             .stderr(log);
+        if self.state_directory().is_dir() {
+            command.arg("--state").arg(self.state_directory());
+        }
         self.child = Some(command.spawn().unwrap());
     }
 

@@ -32,6 +32,7 @@ mod many_routes;
 mod mirror;
 mod mtu;
 mod nat;
+mod objects;
 mod peering;
 mod reload;
 mod restart;

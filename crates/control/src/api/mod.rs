@@ -12,6 +12,7 @@ mod flow_log;
 mod gateway;
 mod mirror;
 mod nat;
+mod objects;
 mod report;
 mod sample;
 mod trace;
@@ -35,6 +36,10 @@ pub use gateway::{
 };
 pub use mirror::MirrorStatus;
 pub use nat::{NatKind, NatStatus};
+pub use objects::{
+    ApplyItem, ApplyOp, ApplyReport, ApplySpec, FILE_OWNER, MAX_APPLY_BYTES, MAX_APPLY_ITEMS, MAX_LISTED_OBJECTS,
+    ObjectEntry, ObjectList, ObjectsDigest, ObjectsQuery,
+};
 pub use report::{Changed, ReloadReport};
 pub use sample::{DropCount, Drops, Place, Sample};
 pub use trace::{MAX_TRACE_SIZE, Trace, TraceSpec, TraceStep, TraceVerdict};

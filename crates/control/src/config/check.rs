@@ -322,8 +322,8 @@ fn routes(config: &Config, sink: &Sink<'_>) {
         }
         let home = homes.entry((route.vni, route.mac)).or_insert_with(|| (at("mac"), &route.peer));
         if home.1 != route.peer {
-            let line = sink.line_of_field(&home.0.to_string());
-            let message = format!("{} lives on peer {:?} already (line {line}), not on two hosts", route.mac, home.1);
+            let line = in_line(sink.line_of_field(&home.0.to_string()));
+            let message = format!("{} lives on peer {:?} already{line}, not on two hosts", route.mac, home.1);
             sink.error(at("mac"), message);
         }
     }
@@ -446,6 +446,11 @@ fn source_ports_overflow(config: &Config) -> bool {
     config.underlay.source_port_base.checked_add(u16::from(config.underlay.paths)).is_none()
 }
 
+/// Where something is in a file, if there is one.
+fn in_line(line: usize) -> String {
+    if line == 0 { String::new() } else { format!(" (line {line})") }
+}
+
 /// Values that may occur once only, with the field of their first occurrence.
 pub(super) struct Seen<'s, K, F = String> {
     sink: &'s Sink<'s>,
@@ -474,8 +479,8 @@ impl<'s, K: Hash + Eq + Clone, F: fmt::Display> Seen<'s, K, F> {
                 self.first.insert(value.clone(), field);
             }
             Some(first) => {
-                let line = self.sink.line_of_field(&first.to_string());
-                self.sink.error(&field, format!("{} already {first} (line {line})", what()));
+                let line = in_line(self.sink.line_of_field(&first.to_string()));
+                self.sink.error(&field, format!("{} already {first}{line}", what()));
             }
         }
     }

@@ -9,10 +9,10 @@ use toml::de::DeTable;
 
 use super::section::{Section, Sink};
 use super::{
-    Auto, Config, ConfigErrors, CongestionControl, Control, DEFAULT_SOCKET, Host, MAX_PATHS, MAX_QUEUE_PAIRS,
-    MAX_WORKERS, Nat, Ordering, Peer, PeerTransport, Peering, PlainPaths, Port, PortKind, PortLimits, Reliability,
-    Route, Transport, Underlay, UnderlayPort, VhostMode, Vni, Vpc, Workers, XdpMode, balancer, check, flow_log, mirror,
-    nat, security,
+    AddressSet, Auto, Config, ConfigErrors, CongestionControl, Control, DEFAULT_SOCKET, FloatingIp, Host, Kind,
+    LoadBalancer, MAX_PATHS, MAX_QUEUE_PAIRS, MAX_WORKERS, Mirror, Nat, Object, Ordering, Peer, PeerTransport, Peering,
+    PlainPaths, Port, PortForward, PortKind, PortLimits, Reliability, Route, SecurityGroup, SourceNat, Transport,
+    Underlay, UnderlayPort, VhostMode, Vni, Vpc, Workers, XdpMode, balancer, check, flow_log, mirror, nat, security,
 };
 
 /// The most addresses of one thing.
@@ -65,27 +65,20 @@ fn document_of(sink: &Sink<'_>, table: &DeTable<'_>) -> Config {
     let underlay = underlay(root.section("underlay"));
     let transport = transport(root.section("transport"), underlay.paths);
     let sessions = security::sessions(root.section("sessions"));
-    let group = |mut s: Section<'_, '_>| security::security_group(port_name(&mut s), s);
-    let security_groups = root.sections("security_group").into_iter().map(group).collect();
-    let set = |mut s: Section<'_, '_>| security::address_set(port_name(&mut s), s);
-    let address_sets = root.sections("address_set").into_iter().map(set).collect();
+    let security_groups = root.sections("security_group").into_iter().map(security_group).collect();
+    let address_sets = root.sections("address_set").into_iter().map(address_set).collect();
     let peers = root.sections("peer").into_iter().map(peer).collect();
     let vpcs = root.sections("vpc").into_iter().map(vpc).collect();
     let ports = root.sections("port").into_iter().map(|s| port(s, workers.count)).collect();
     let routes = root.sections("route").into_iter().map(route).collect();
     let peerings = root.sections("peering").into_iter().map(peering).collect();
-    let balancer = |mut s: Section<'_, '_>| {
-        let (name, vni) = (port_name(&mut s), vni(&mut s));
-        balancer::load_balancer(name, vni, s)
-    };
-    let load_balancers = root.sections("load_balancer").into_iter().map(balancer).collect();
+    let load_balancers = root.sections("load_balancer").into_iter().map(load_balancer).collect();
     let nat = Nat {
         uplinks: root.sections("uplink").into_iter().map(nat::uplink).collect(),
-        sources: root.sections("nat").into_iter().map(|mut s| nat::source(vni(&mut s), s)).collect(),
-        floating: root.sections("floating_ip").into_iter().map(|mut s| nat::floating(vni(&mut s), s)).collect(),
-        forwards: root.sections("port_forward").into_iter().map(|mut s| nat::forward(vni(&mut s), s)).collect(),
+        sources: root.sections("nat").into_iter().map(source_nat).collect(),
+        floating: root.sections("floating_ip").into_iter().map(floating_ip).collect(),
+        forwards: root.sections("port_forward").into_iter().map(port_forward).collect(),
     };
-    let mirror = |mut s: Section<'_, '_>| mirror::mirror(port_name(&mut s), s);
     let mirrors = root.sections("mirror").into_iter().map(mirror).collect();
     let flow_log = root.optional_section("flow_log").map(flow_log::flow_log);
     root.finish();
@@ -108,6 +101,54 @@ fn document_of(sink: &Sink<'_>, table: &DeTable<'_>) -> Config {
         mirrors,
         flow_log,
     }
+}
+
+/// An object of a kind, of a host with so many workers.
+pub(super) fn object(kind: Kind, s: Section<'_, '_>, workers: usize) -> Object {
+    match kind {
+        Kind::SecurityGroup => Object::SecurityGroup(security_group(s)),
+        Kind::AddressSet => Object::AddressSet(address_set(s)),
+        Kind::Peer => Object::Peer(peer(s)),
+        Kind::Vpc => Object::Vpc(vpc(s)),
+        Kind::Port => Object::Port(Box::new(port(s, workers))),
+        Kind::Route => Object::Route(route(s)),
+        Kind::Peering => Object::Peering(peering(s)),
+        Kind::LoadBalancer => Object::LoadBalancer(load_balancer(s)),
+        Kind::Uplink => Object::Uplink(nat::uplink(s)),
+        Kind::Nat => Object::Nat(source_nat(s)),
+        Kind::FloatingIp => Object::FloatingIp(floating_ip(s)),
+        Kind::PortForward => Object::PortForward(port_forward(s)),
+        Kind::Mirror => Object::Mirror(mirror(s)),
+    }
+}
+
+fn security_group(mut s: Section<'_, '_>) -> SecurityGroup {
+    security::security_group(port_name(&mut s), s)
+}
+
+fn address_set(mut s: Section<'_, '_>) -> AddressSet {
+    security::address_set(port_name(&mut s), s)
+}
+
+fn load_balancer(mut s: Section<'_, '_>) -> LoadBalancer {
+    let (name, vni) = (port_name(&mut s), vni(&mut s));
+    balancer::load_balancer(name, vni, s)
+}
+
+fn source_nat(mut s: Section<'_, '_>) -> SourceNat {
+    nat::source(vni(&mut s), s)
+}
+
+fn floating_ip(mut s: Section<'_, '_>) -> FloatingIp {
+    nat::floating(vni(&mut s), s)
+}
+
+fn port_forward(mut s: Section<'_, '_>) -> PortForward {
+    nat::forward(vni(&mut s), s)
+}
+
+fn mirror(mut s: Section<'_, '_>) -> Mirror {
+    mirror::mirror(port_name(&mut s), s)
 }
 
 fn host(mut s: Section<'_, '_>) -> Host {

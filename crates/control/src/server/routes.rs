@@ -15,9 +15,12 @@ use serde::{Deserialize, Serialize};
 use super::Backend;
 use super::capture::{Stopping, capture_response};
 use super::connections::{Lasting, whole_body};
-use crate::api::{ApiError, CaptureSpec, DrainSpec, Drops, ErrorBody, FaultCleared, FaultSpec, TraceSpec};
+use crate::api::{
+    ApiError, ApplySpec, CaptureSpec, DrainSpec, Drops, ErrorBody, FaultCleared, FaultSpec, MAX_APPLY_BYTES,
+    MAX_LISTED_OBJECTS, ObjectsQuery, TraceSpec,
+};
 
-/// The largest request body, bytes; a fault's specification has a few hundred.
+/// The largest body of most requests, bytes; a fault's specification has a few hundred.
 const MAX_BODY: usize = 64 << 10;
 
 type Shared = Arc<dyn Backend>;
@@ -43,11 +46,16 @@ pub(super) fn router(backend: Shared, stopping: Stopping) -> Router {
             get(|State(b): State<Shared>| call(move || b.faults())).put(add_fault).delete(remove_faults),
         )
         .route("/v1/reload", post(|State(b): State<Shared>| call(move || b.reload())))
+        .route("/v1/apply", post(apply))
+        .route("/v1/objects", get(objects))
         .route("/v1/trace", post(trace))
         .route("/v1/capture", post(start_capture))
         .fallback(unknown_path)
         .method_not_allowed_fallback(unknown_method)
-        .layer(middleware::from_fn(|request: Request, next: Next| whole_body(request, next, MAX_BODY)))
+        .layer(middleware::from_fn(|request: Request, next: Next| {
+            let most = if request.uri().path() == "/v1/apply" { MAX_APPLY_BYTES } else { MAX_BODY };
+            whole_body(request, next, most)
+        }))
         .layer(Extension(stopping))
         .with_state(backend)
 }
@@ -80,6 +88,32 @@ async fn drain(backend: Shared, body: Bytes, drained: bool) -> Response {
             let at = if drained { "body of POST /v1/paths/drain" } else { "body of POST /v1/paths/restore" };
             failure(ApiError::bad_request(e.to_string()).at(at).hint(hint))
         }
+    }
+}
+
+async fn apply(State(backend): State<Shared>, body: Bytes) -> Response {
+    match serde_json::from_slice::<ApplySpec>(&body) {
+        Ok(spec) => call(move || backend.apply(spec)).await,
+        Err(e) => {
+            let hint = "a batch is, for example, {\"items\": [{\"op\": \"delete\", \"kind\": \"port\", \"key\": \"web1\", \
+                        \"owner\": \"agent\"}]}; nothing was changed";
+            failure(ApiError::bad_request(e.to_string()).at("body of POST /v1/apply").hint(hint))
+        }
+    }
+}
+
+async fn objects(State(backend): State<Shared>, query: Result<Query<ObjectsQuery>, QueryRejection>) -> Response {
+    let refuse = |what: String| {
+        let hint = "for example ?kind=port&key=web1, ?owner=agent&limit=100, or ?digest";
+        failure(ApiError::bad_request(what).at("query of GET /v1/objects").hint(hint))
+    };
+    match query {
+        Ok(Query(query)) if query.limit.is_some_and(|limit| !(1..=MAX_LISTED_OBJECTS).contains(&limit)) => {
+            refuse(format!("limit is not in 1..={MAX_LISTED_OBJECTS}"))
+        }
+        Ok(Query(query)) if query.digest.is_some() => call(move || backend.object_digests(query)).await,
+        Ok(Query(query)) => call(move || backend.objects(query)).await,
+        Err(e) => refuse(e.body_text()),
     }
 }
 
@@ -132,7 +166,7 @@ async fn remove_faults(State(backend): State<Shared>, query: Result<Query<FaultQ
 }
 
 async fn unknown_path(uri: Uri) -> Response {
-    let hint = "/v1/ has status, ports, routes, load-balancers, nat, mirrors, flow-log, conns, paths, stats, samples, drops, faults, reload, trace and capture";
+    let hint = "/v1/ has status, ports, routes, load-balancers, nat, mirrors, flow-log, conns, paths, stats, samples, drops, faults, reload, apply, objects, trace and capture";
     failure(ApiError::not_found("no such resource").at(uri.path()).hint(hint))
 }
 

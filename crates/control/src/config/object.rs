@@ -1,0 +1,368 @@
+//! One object of a configuration by itself: what `[[port]]`, `[[route]]` and the other lists of tables describe.
+
+use std::fmt;
+use std::net::IpAddr;
+
+use ipnet::IpNet;
+use serde::{Deserialize, Serialize};
+use toml::de::DeTable;
+
+use super::section::{Section, Sink};
+use super::{
+    AddressSet, BalancedProtocol, Config, FloatingIp, LoadBalancer, Mirror, Peer, Peering, Port, PortForward, Route,
+    SecurityGroup, SourceNat, Uplink, Vni, Vpc, check, parse,
+};
+
+/// The kinds of objects, named as the file's tables are. What refers to others comes after them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Kind {
+    /// `[[security_group]]`; its key is its name.
+    SecurityGroup,
+    /// `[[address_set]]`; its key is its name.
+    AddressSet,
+    /// `[[peer]]`; its key is its name.
+    Peer,
+    /// `[[vpc]]`; its key is its VNI.
+    Vpc,
+    /// `[[port]]`; its key is its name.
+    Port,
+    /// `[[route]]`; its key is `VNI/PREFIX`.
+    Route,
+    /// `[[peering]]`; its key is `VNI/PREFIX`.
+    Peering,
+    /// `[[load_balancer]]`; its key is its name.
+    LoadBalancer,
+    /// `[[uplink]]`; its key is the port's name.
+    Uplink,
+    /// `[[nat]]`; its key is its VNI.
+    Nat,
+    /// `[[floating_ip]]`; its key is `UPLINK/ADDRESS`.
+    FloatingIp,
+    /// `[[port_forward]]`; its key is `UPLINK/PROTOCOL/ADDRESS/PORT`.
+    PortForward,
+    /// `[[mirror]]`; its key is its name.
+    Mirror,
+}
+
+impl Kind {
+    /// All of them.
+    pub const ALL: [Kind; 13] = [
+        Kind::SecurityGroup,
+        Kind::AddressSet,
+        Kind::Peer,
+        Kind::Vpc,
+        Kind::Port,
+        Kind::Route,
+        Kind::Peering,
+        Kind::LoadBalancer,
+        Kind::Uplink,
+        Kind::Nat,
+        Kind::FloatingIp,
+        Kind::PortForward,
+        Kind::Mirror,
+    ];
+
+    /// As the file and the API name it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Kind::SecurityGroup => "security_group",
+            Kind::AddressSet => "address_set",
+            Kind::Peer => "peer",
+            Kind::Vpc => "vpc",
+            Kind::Port => "port",
+            Kind::Route => "route",
+            Kind::Peering => "peering",
+            Kind::LoadBalancer => "load_balancer",
+            Kind::Uplink => "uplink",
+            Kind::Nat => "nat",
+            Kind::FloatingIp => "floating_ip",
+            Kind::PortForward => "port_forward",
+            Kind::Mirror => "mirror",
+        }
+    }
+
+    /// A key in the one way in which objects have it: addresses and numbers may be written in several. `None`: no object of the
+    /// kind can have it.
+    pub fn canonical(self, key: &str) -> Option<String> {
+        let number = |text: &str| text.parse().ok().and_then(Vni::new);
+        Some(match self {
+            Kind::Vpc | Kind::Nat => number(key)?.to_string(),
+            Kind::Route | Kind::Peering => {
+                let (vni, prefix) = key.split_once('/')?;
+                format!("{}/{}", number(vni)?, prefix.parse::<IpNet>().ok()?)
+            }
+            Kind::FloatingIp => {
+                let (uplink, address) = key.split_once('/')?;
+                format!("{uplink}/{}", address.parse::<IpAddr>().ok()?)
+            }
+            Kind::PortForward => {
+                let [uplink, protocol, address, port] = key.split('/').collect::<Vec<_>>()[..] else { return None };
+                let protocol = ["tcp", "udp"].into_iter().find(|known| *known == protocol)?;
+                format!("{uplink}/{protocol}/{}/{}", address.parse::<IpAddr>().ok()?, port.parse::<u16>().ok()?)
+            }
+            _ => (!key.is_empty()).then(|| key.to_owned())?,
+        })
+    }
+
+    /// How keys of the kind are written.
+    pub fn key_form(self) -> &'static str {
+        match self {
+            Kind::Vpc | Kind::Nat => "VNI",
+            Kind::Route | Kind::Peering => "VNI/PREFIX, such as 100/10.0.0.2/32",
+            Kind::Uplink => "the name of its port",
+            Kind::FloatingIp => "UPLINK/ADDRESS",
+            Kind::PortForward => "UPLINK/PROTOCOL/ADDRESS/PORT, such as outside/tcp/203.0.113.1/443",
+            _ => "its name",
+        }
+    }
+
+    /// The kind of that name.
+    pub fn of_name(name: &str) -> Option<Kind> {
+        Kind::ALL.into_iter().find(|kind| kind.name() == name)
+    }
+}
+
+impl fmt::Display for Kind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// An object; by itself its values are in range, and what it refers to may not exist.
+#[derive(Clone, Debug, PartialEq)]
+#[allow(missing_docs, reason = "each is what its kind is")]
+pub enum Object {
+    SecurityGroup(SecurityGroup),
+    AddressSet(AddressSet),
+    Peer(Peer),
+    Vpc(Vpc),
+    Port(Box<Port>),
+    Route(Route),
+    Peering(Peering),
+    LoadBalancer(LoadBalancer),
+    Uplink(Uplink),
+    Nat(SourceNat),
+    FloatingIp(FloatingIp),
+    PortForward(PortForward),
+    Mirror(Mirror),
+}
+
+/// Something wrong with an object.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct FieldError {
+    /// The field, such as `addresses[0]`; empty: the object as a whole.
+    pub field: String,
+    /// What is wrong, and what to do.
+    pub message: String,
+}
+
+/// Something wrong between the objects of a configuration.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RelationError {
+    /// The object; none: no single one.
+    pub object: Option<(Kind, String)>,
+    /// What is wrong with it.
+    pub error: FieldError,
+}
+
+impl Object {
+    /// Reads an object from its description, which has the keys that the file's table has. `workers` is the host's number of them, which
+    /// a TAP port has queues for unless it says otherwise.
+    ///
+    /// # Errors
+    /// Everything that is wrong with it by itself.
+    pub fn parse(kind: Kind, spec: &serde_json::Value, workers: usize) -> Result<Object, Vec<FieldError>> {
+        let error = |message: String| vec![FieldError { field: String::new(), message }];
+        if !spec.is_object() {
+            return Err(error(format!("the spec of a {kind} is an object with the keys of [[{kind}]]")));
+        }
+        // One schema, hence one reader: that of the file.
+        let text = toml::to_string(spec).map_err(|e| error(format!("{e}; leave out what has no value")))?;
+        let document = DeTable::parse(&text).map_err(|e| error(e.message().to_owned()))?;
+        let sink = Sink::new("", &text, document.get_ref());
+        let object = parse::object(kind, Section::root(&sink, document.get_ref()), workers);
+        let errors = sink.into_errors();
+        if errors.is_empty() {
+            return Ok(object);
+        }
+        Err(errors.into_iter().map(|e| FieldError { field: e.field, message: e.message }).collect())
+    }
+
+    /// Which kind.
+    pub fn kind(&self) -> Kind {
+        match self {
+            Object::SecurityGroup(_) => Kind::SecurityGroup,
+            Object::AddressSet(_) => Kind::AddressSet,
+            Object::Peer(_) => Kind::Peer,
+            Object::Vpc(_) => Kind::Vpc,
+            Object::Port(_) => Kind::Port,
+            Object::Route(_) => Kind::Route,
+            Object::Peering(_) => Kind::Peering,
+            Object::LoadBalancer(_) => Kind::LoadBalancer,
+            Object::Uplink(_) => Kind::Uplink,
+            Object::Nat(_) => Kind::Nat,
+            Object::FloatingIp(_) => Kind::FloatingIp,
+            Object::PortForward(_) => Kind::PortForward,
+            Object::Mirror(_) => Kind::Mirror,
+        }
+    }
+
+    /// What names it among those of its kind.
+    pub fn key(&self) -> String {
+        match self {
+            Object::SecurityGroup(group) => group.name.clone(),
+            Object::AddressSet(set) => set.name.clone(),
+            Object::Peer(peer) => peer.name.clone(),
+            Object::Vpc(vpc) => vpc.vni.to_string(),
+            Object::Port(port) => port.name.clone(),
+            Object::Route(route) => format!("{}/{}", route.vni, route.prefix),
+            Object::Peering(peering) => format!("{}/{}", peering.vni, peering.prefix),
+            Object::LoadBalancer(balancer) => balancer.name.clone(),
+            Object::Uplink(uplink) => uplink.port.clone(),
+            Object::Nat(source) => source.vni.to_string(),
+            Object::FloatingIp(floating) => format!("{}/{}", floating.uplink, floating.address),
+            Object::PortForward(forward) => {
+                let protocol = protocol(forward.protocol);
+                format!("{}/{protocol}/{}/{}", forward.uplink, forward.address, forward.port)
+            }
+            Object::Mirror(mirror) => mirror.name.clone(),
+        }
+    }
+
+    /// The VPC that it belongs to, if it is one's.
+    pub fn vni(&self) -> Option<Vni> {
+        match self {
+            Object::Vpc(vpc) => Some(vpc.vni),
+            Object::Port(port) => Some(port.vni),
+            Object::Route(route) => Some(route.vni),
+            Object::Peering(peering) => Some(peering.vni),
+            Object::LoadBalancer(balancer) => Some(balancer.vni),
+            Object::Nat(source) => Some(source.vni),
+            Object::FloatingIp(floating) => Some(floating.vni),
+            Object::PortForward(forward) => Some(forward.vni),
+            Object::SecurityGroup(_) | Object::AddressSet(_) | Object::Peer(_) => None,
+            Object::Uplink(_) | Object::Mirror(_) => None,
+        }
+    }
+}
+
+/// A protocol's word.
+pub(super) fn protocol(protocol: BalancedProtocol) -> &'static str {
+    match protocol {
+        BalancedProtocol::Tcp => "tcp",
+        BalancedProtocol::Udp => "udp",
+    }
+}
+
+impl Config {
+    /// Adds an object, without a check.
+    pub fn push(&mut self, object: Object) {
+        match object {
+            Object::SecurityGroup(group) => self.security_groups.push(group),
+            Object::AddressSet(set) => self.address_sets.push(set),
+            Object::Peer(peer) => self.peers.push(peer),
+            Object::Vpc(vpc) => self.vpcs.push(vpc),
+            Object::Port(port) => self.ports.push(*port),
+            Object::Route(route) => self.routes.push(route),
+            Object::Peering(peering) => self.peerings.push(peering),
+            Object::LoadBalancer(balancer) => self.load_balancers.push(balancer),
+            Object::Uplink(uplink) => self.nat.uplinks.push(uplink),
+            Object::Nat(source) => self.nat.sources.push(source),
+            Object::FloatingIp(floating) => self.nat.floating.push(floating),
+            Object::PortForward(forward) => self.nat.forwards.push(forward),
+            Object::Mirror(mirror) => self.mirrors.push(mirror),
+        }
+    }
+
+    /// How many objects of a kind there are.
+    pub fn count(&self, kind: Kind) -> usize {
+        match kind {
+            Kind::SecurityGroup => self.security_groups.len(),
+            Kind::AddressSet => self.address_sets.len(),
+            Kind::Peer => self.peers.len(),
+            Kind::Vpc => self.vpcs.len(),
+            Kind::Port => self.ports.len(),
+            Kind::Route => self.routes.len(),
+            Kind::Peering => self.peerings.len(),
+            Kind::LoadBalancer => self.load_balancers.len(),
+            Kind::Uplink => self.nat.uplinks.len(),
+            Kind::Nat => self.nat.sources.len(),
+            Kind::FloatingIp => self.nat.floating.len(),
+            Kind::PortForward => self.nat.forwards.len(),
+            Kind::Mirror => self.mirrors.len(),
+        }
+    }
+
+    /// A copy of an object, by its kind and place.
+    pub fn object(&self, kind: Kind, place: usize) -> Option<Object> {
+        Some(match kind {
+            Kind::SecurityGroup => Object::SecurityGroup(self.security_groups.get(place)?.clone()),
+            Kind::AddressSet => Object::AddressSet(self.address_sets.get(place)?.clone()),
+            Kind::Peer => Object::Peer(self.peers.get(place)?.clone()),
+            Kind::Vpc => Object::Vpc(self.vpcs.get(place)?.clone()),
+            Kind::Port => Object::Port(Box::new(self.ports.get(place)?.clone())),
+            Kind::Route => Object::Route(self.routes.get(place)?.clone()),
+            Kind::Peering => Object::Peering(self.peerings.get(place)?.clone()),
+            Kind::LoadBalancer => Object::LoadBalancer(self.load_balancers.get(place)?.clone()),
+            Kind::Uplink => Object::Uplink(self.nat.uplinks.get(place)?.clone()),
+            Kind::Nat => Object::Nat(self.nat.sources.get(place)?.clone()),
+            Kind::FloatingIp => Object::FloatingIp(self.nat.floating.get(place)?.clone()),
+            Kind::PortForward => Object::PortForward(self.nat.forwards.get(place)?.clone()),
+            Kind::Mirror => Object::Mirror(self.mirrors.get(place)?.clone()),
+        })
+    }
+
+    /// Copies of all objects, kind by kind.
+    pub fn objects(&self) -> impl Iterator<Item = Object> + '_ {
+        let of_kind = move |kind| (0..self.count(kind)).filter_map(move |place| self.object(kind, place));
+        Kind::ALL.into_iter().flat_map(of_kind)
+    }
+
+    /// Checks what must hold between objects, as it is checked for a file.
+    ///
+    /// # Errors
+    /// Everything that contradicts itself, each with the object that is to be changed.
+    pub fn check_relations(&self) -> Result<(), Vec<RelationError>> {
+        let nothing = DeTable::new();
+        let sink = Sink::new("", "", &nothing);
+        check::check(self, &sink);
+        let errors = sink.into_errors();
+        if errors.is_empty() {
+            return Ok(());
+        }
+        Err(errors.into_iter().map(|error| self.relation(&error.field, &error.message)).collect())
+    }
+
+    /// An error whose places, such as `port[2].mac`, are told by names.
+    fn relation(&self, field: &str, message: &str) -> RelationError {
+        let message = self.by_names(message);
+        match self.place(field) {
+            Some((kind, key, field)) => {
+                RelationError { object: Some((kind, key)), error: FieldError { field: field.to_owned(), message } }
+            }
+            None => RelationError { object: None, error: FieldError { field: field.to_owned(), message } },
+        }
+    }
+
+    /// The object of a place such as `port[2].mac`, and the field of it.
+    fn place<'f>(&self, field: &'f str) -> Option<(Kind, String, &'f str)> {
+        let (kind, rest) = field.split_once('[')?;
+        let (place, rest) = rest.split_once(']')?;
+        let object = self.object(Kind::of_name(kind)?, place.parse().ok()?)?;
+        Some((object.kind(), object.key(), rest.trim_start_matches('.')))
+    }
+
+    /// A text in which the places of objects are their names.
+    fn by_names(&self, text: &str) -> String {
+        let mut words = Vec::new();
+        for word in text.split(' ') {
+            words.push(match self.place(word) {
+                Some((kind, key, "")) => format!("{kind} {key:?}"),
+                Some((kind, key, field)) => format!("{field} of {kind} {key:?}"),
+                None => word.to_owned(),
+            });
+        }
+        words.join(" ")
+    }
+}

@@ -1,0 +1,273 @@
+//! What an object's table in the file would say: the reverse of reading it. What has its default is left out.
+
+use std::fmt::Display;
+use std::ops::RangeInclusive;
+
+use ipnet::IpNet;
+use serde_json::{Map, Value, json};
+
+use super::object::protocol;
+use super::{
+    AclRule, Action, Affinity, Backend, Direction, HealthCheck, LoadBalancer, Mirror, Object, Ordering, PeerTransport,
+    Port, PortKind, Reliability, Remote, Route, Rule, SecurityGroup, VhostMode, Vpc,
+};
+
+/// The keys of a table.
+#[derive(Default)]
+struct Keys(Map<String, Value>);
+
+impl Keys {
+    fn set(&mut self, key: &str, value: impl Into<Value>) -> &mut Keys {
+        self.0.insert(key.to_owned(), value.into());
+        self
+    }
+
+    fn text(&mut self, key: &str, value: impl Display) -> &mut Keys {
+        self.set(key, value.to_string())
+    }
+
+    /// A value that says something else than its default.
+    fn unless<T: PartialEq + Into<Value>>(&mut self, default: T, key: &str, value: T) -> &mut Keys {
+        if value != default {
+            self.set(key, value);
+        }
+        self
+    }
+
+    fn some<T: Into<Value>>(&mut self, key: &str, value: Option<T>) -> &mut Keys {
+        if let Some(value) = value {
+            self.set(key, value);
+        }
+        self
+    }
+
+    fn list<T: Into<Value>>(&mut self, key: &str, items: impl IntoIterator<Item = T>) -> &mut Keys {
+        let items: Vec<Value> = items.into_iter().map(Into::into).collect();
+        if !items.is_empty() {
+            self.set(key, items);
+        }
+        self
+    }
+
+    fn texts(&mut self, key: &str, items: impl IntoIterator<Item = impl Display>) -> &mut Keys {
+        self.list(key, items.into_iter().map(|item| item.to_string()))
+    }
+
+    fn done(self) -> Value {
+        Value::Object(self.0)
+    }
+}
+
+impl Object {
+    /// The object's description, which [`parse`](Self::parse) reads. Equal objects have equal descriptions.
+    pub fn spec(&self) -> Value {
+        let mut keys = Keys::default();
+        match self {
+            Object::SecurityGroup(group) => security_group(&mut keys, group),
+            Object::AddressSet(set) => {
+                keys.text("name", &set.name).texts("addresses", &set.addresses);
+            }
+            Object::Peer(peer) => {
+                keys.text("name", &peer.name).texts("addresses", &peer.addresses);
+                if peer.transport == PeerTransport::Plain {
+                    keys.set("transport", "plain");
+                }
+            }
+            Object::Vpc(of) => vpc(&mut keys, of),
+            Object::Port(of) => port(&mut keys, of),
+            Object::Route(of) => route(&mut keys, of),
+            Object::Peering(peering) => {
+                keys.set("vni", peering.vni.value()).text("prefix", peering.prefix);
+                keys.set("to_vni", peering.to_vni.value());
+            }
+            Object::LoadBalancer(balancer) => load_balancer(&mut keys, balancer),
+            Object::Uplink(uplink) => {
+                keys.text("port", &uplink.port);
+            }
+            Object::Nat(nat) => {
+                keys.set("vni", nat.vni.value()).text("uplink", &nat.uplink).texts("addresses", &nat.addresses);
+                keys.list("ports", [nat.ports.0, nat.ports.1]).set("ports_per_guest", nat.ports_per_guest);
+            }
+            Object::FloatingIp(floating) => {
+                keys.set("vni", floating.vni.value()).text("uplink", &floating.uplink);
+                keys.text("address", floating.address).text("inside", floating.inside);
+            }
+            Object::PortForward(forward) => {
+                keys.set("vni", forward.vni.value()).text("uplink", &forward.uplink);
+                keys.text("address", forward.address).set("port", forward.port);
+                keys.unless("tcp", "protocol", protocol(forward.protocol));
+                keys.text("inside", forward.inside).set("inside_port", forward.inside_port);
+            }
+            Object::Mirror(of) => mirror(&mut keys, of),
+        }
+        keys.done()
+    }
+}
+
+fn security_group(keys: &mut Keys, group: &SecurityGroup) {
+    keys.text("name", &group.name).list("ingress", group.ingress.iter().map(|of| rule(of, "from")));
+    // A list without rules says that the guest may begin nothing.
+    if group.restricts_egress {
+        keys.set("egress", group.egress.iter().map(|of| rule(of, "to")).collect::<Vec<_>>());
+    }
+}
+
+fn vpc(keys: &mut Keys, vpc: &Vpc) {
+    let reliability = match vpc.reliability {
+        Reliability::Tcp => "tcp",
+        Reliability::All => "all",
+        Reliability::Off => "off",
+    };
+    let ordering = match vpc.ordering {
+        Ordering::Flow => "flow",
+        Ordering::Strict => "strict",
+        Ordering::Off => "off",
+    };
+    keys.set("vni", vpc.vni.value()).unless("tcp", "reliability", reliability).unless("flow", "ordering", ordering);
+    keys.texts("gateway", &vpc.gateway).unless(false, "dhcp", vpc.dhcp);
+    keys.unless(3600, "dhcp_lease_s", vpc.dhcp_lease_s).texts("dns", &vpc.dns).list("acl", vpc.acl.iter().map(acl));
+}
+
+fn acl(acl: &AclRule) -> Value {
+    let mut keys = Keys::default();
+    keys.set("direction", if acl.direction == Direction::Ingress { "ingress" } else { "egress" });
+    keys.set("action", if acl.action == Action::Allow { "allow" } else { "deny" });
+    // It names no others.
+    rule_keys(&mut keys, &acl.rule, "from");
+    keys.done()
+}
+
+/// `end` names the end of conversations that is not the guest's.
+fn rule(rule: &Rule, end: &str) -> Value {
+    let mut keys = Keys::default();
+    rule_keys(&mut keys, rule, end);
+    keys.done()
+}
+
+fn rule_keys(keys: &mut Keys, rule: &Rule, end: &str) {
+    let remote = |remote: &Remote| match remote {
+        Remote::Group(name) => format!("group:{name}"),
+        Remote::Set(name) => format!("set:{name}"),
+    };
+    let ends = |prefixes: &[IpNet]| prefixes.iter().map(IpNet::to_string).collect::<Vec<_>>();
+    let (mut from, mut to) = (ends(&rule.from), ends(&rule.to));
+    let named = if end == "from" { &mut from } else { &mut to };
+    named.extend(rule.remotes.iter().map(remote));
+    keys.list("from", from).list("to", to);
+    protocols(keys, &rule.protocols);
+    port_ranges(keys, "ports", &rule.ports);
+}
+
+fn protocols(keys: &mut Keys, protocols: &[u8]) {
+    match protocols {
+        [] => {}
+        [1, 58] => {
+            keys.set("protocol", "icmp");
+        }
+        [6] => {
+            keys.set("protocol", "tcp");
+        }
+        [17] => {
+            keys.set("protocol", "udp");
+        }
+        [number, ..] => {
+            keys.set("protocol", *number);
+        }
+    }
+}
+
+fn port_ranges(keys: &mut Keys, key: &str, ranges: &[RangeInclusive<u16>]) {
+    keys.list(
+        key,
+        ranges.iter().map(|range| match (range.start(), range.end()) {
+            (first, last) if first == last => json!(first),
+            (first, last) => json!(format!("{first}-{last}")),
+        }),
+    );
+}
+
+fn port(keys: &mut Keys, port: &Port) {
+    keys.text("name", &port.name).set("vni", port.vni.value()).text("mac", port.mac);
+    keys.texts("addresses", &port.addresses).texts("routed", &port.routed).unless(1500, "mtu", port.mtu);
+    keys.list("security_groups", port.security_groups.iter().map(String::as_str));
+    let limits = [
+        ("tx_mbit", port.limits.tx_mbit),
+        ("tx_kpps", port.limits.tx_kpps),
+        ("rx_mbit", port.limits.rx_mbit),
+        ("rx_kpps", port.limits.rx_kpps),
+    ];
+    for (key, limit) in limits {
+        keys.some(key, limit);
+    }
+    keys.set("queues", port.queues);
+    match port.kind {
+        PortKind::Tap => {
+            keys.some("netns", port.netns.as_ref().map(|netns| netns.display().to_string()));
+            keys.text("device", &port.device);
+            keys.some("default_gateway", port.default_gateway.map(|gateway| gateway.to_string()));
+        }
+        PortKind::VhostUser => {
+            keys.set("kind", "vhost-user");
+            keys.some("socket", port.socket.as_ref().map(|socket| socket.display().to_string()));
+            keys.unless("server", "mode", if port.mode == VhostMode::Client { "client" } else { "server" });
+            keys.unless(true, "packed", port.packed).unless(true, "slicing", port.slicing);
+            keys.unless(true, "merged", port.merged);
+        }
+    }
+}
+
+fn route(keys: &mut Keys, route: &Route) {
+    keys.set("vni", route.vni.value()).text("prefix", route.prefix).text("peer", &route.peer).text("mac", route.mac);
+    keys.some("mtu", route.mtu).list("security_groups", route.security_groups.iter().map(String::as_str));
+}
+
+fn load_balancer(keys: &mut Keys, balancer: &LoadBalancer) {
+    let backend = |backend: &Backend| {
+        let mut keys = Keys::default();
+        keys.text("address", backend.address).set("port", backend.port).unless(1, "weight", backend.weight);
+        keys.done()
+    };
+    keys.text("name", &balancer.name).set("vni", balancer.vni.value());
+    keys.text("address", balancer.address).set("port", balancer.port);
+    keys.unless("tcp", "protocol", protocol(balancer.protocol));
+    keys.unless(
+        "connection",
+        "affinity",
+        match balancer.affinity {
+            Affinity::Connection => "connection",
+            Affinity::Client => "client",
+        },
+    );
+    keys.list("backend", balancer.backends.iter().map(backend))
+        .some("check", balancer.check.as_ref().map(health_check));
+}
+
+fn health_check(check: &HealthCheck) -> Value {
+    let mut keys = Keys::default();
+    if let Some(path) = &check.http_path {
+        keys.set("kind", "http").text("path", path);
+    }
+    keys.text("from", &check.from).some("port", check.port);
+    keys.set("interval_ms", check.interval.as_millis() as u64).set("timeout_ms", check.timeout.as_millis() as u64);
+    keys.unless(2, "rise", check.rise).unless(3, "fall", check.fall);
+    keys.done()
+}
+
+fn mirror(keys: &mut Keys, mirror: &Mirror) {
+    keys.text("name", &mirror.name).list("vpcs", mirror.vpcs.iter().map(|vni| vni.value()));
+    keys.list("ports", mirror.ports.iter().map(String::as_str));
+    match (mirror.from_guests, mirror.to_guests) {
+        (true, false) => {
+            keys.set("direction", "egress");
+        }
+        (false, true) => {
+            keys.set("direction", "ingress");
+        }
+        _ => {}
+    }
+    protocols(keys, &mirror.protocols);
+    keys.texts("prefixes", &mirror.prefixes);
+    port_ranges(keys, "l4_ports", &mirror.l4_ports);
+    keys.text("target", mirror.target).set("target_vni", mirror.target_vni.value());
+    keys.unless(1, "one_in", mirror.one_in).unless(256, "truncate", mirror.truncate);
+}

@@ -1,0 +1,456 @@
+//! Which objects there are, and what a batch would make of them.
+
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::fmt;
+use std::sync::Arc;
+
+use super::digest::Digest;
+use super::error::{ApplyError, ItemError};
+use crate::api::{
+    ApplyItem, ApplyOp, FILE_OWNER, MAX_APPLY_ITEMS, MAX_LISTED_OBJECTS, ObjectEntry, ObjectList, ObjectsDigest,
+    ObjectsQuery,
+};
+use crate::config::{Config, Kind, Object, RelationError, Vni};
+
+/// The most objects of all owners but the file.
+pub const MAX_OBJECTS: usize = 2_000_000;
+/// The most ports, and the most peers: their numbers have 16 bits, and what comes gets other ones than what goes.
+const MAX_NUMBERED: usize = 60_000;
+/// How often an object that does not fit is left out when objects are restored, before all are.
+const RESTORE_ROUNDS: usize = 100;
+
+/// What names an object.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Id {
+    /// Its kind.
+    pub kind: Kind,
+    /// Its key, as [`Object::key`] gives it.
+    pub key: String,
+}
+
+impl fmt::Display for Id {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} {:?}", self.kind, self.key)
+    }
+}
+
+impl Id {
+    /// An object's.
+    pub fn of(object: &Object) -> Id {
+        Id { kind: object.kind(), key: object.key() }
+    }
+}
+
+/// An object that is not the file's.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Entry {
+    /// Whose it is.
+    pub owner: String,
+    /// Its version, 1 and more.
+    pub generation: u64,
+    /// When it became what it is, milliseconds since 1970.
+    pub changed_ms: u64,
+    /// What it is.
+    pub object: Object,
+}
+
+/// The objects in force: those of the file, with its settings, and those of other owners.
+#[derive(Clone, Debug)]
+pub struct Store {
+    file: Arc<Config>,
+    others: BTreeMap<Id, Entry>,
+    /// Both together. The same as `file` while there are no others.
+    config: Arc<Config>,
+}
+
+/// What a batch would lead to.
+#[derive(Clone, Debug)]
+pub struct Plan {
+    config: Arc<Config>,
+    file: Option<Arc<Config>>,
+    changes: BTreeMap<Id, Option<Entry>>,
+    unchanged: u64,
+}
+
+impl Plan {
+    /// All objects and settings, once it is done.
+    pub fn config(&self) -> &Arc<Config> {
+        &self.config
+    }
+
+    /// What differs: each object as it is to be, or none.
+    pub fn changes(&self) -> &BTreeMap<Id, Option<Entry>> {
+        &self.changes
+    }
+
+    /// Items that change nothing.
+    pub fn unchanged(&self) -> u64 {
+        self.unchanged
+    }
+}
+
+impl Store {
+    /// The objects of a file, and no others.
+    pub fn new(file: Arc<Config>) -> Store {
+        Store { config: Arc::clone(&file), file, others: BTreeMap::new() }
+    }
+
+    /// The objects of a file, and others that were there before; those that are the file's meanwhile, or do not fit with it, are
+    /// left out, and told.
+    pub fn restore(file: Arc<Config>, mut others: BTreeMap<Id, Entry>) -> (Store, Vec<ItemError>) {
+        let mut left_out = Vec::new();
+        for id in of_file(&file, others.keys()) {
+            left_out.push(is_the_files(None, &id));
+            others.remove(&id);
+        }
+        for round in 0.. {
+            let config = together(&file, &others);
+            let Err(errors) = config.check_relations() else {
+                return (Store { file, others, config }, left_out);
+            };
+            let before = others.len();
+            for error in errors {
+                let named = error.object.clone().map(|(kind, key)| Id { kind, key });
+                if named.is_some_and(|id| others.remove(&id).is_some()) {
+                    left_out.push(of_relation(error, &HashMap::new()));
+                }
+            }
+            if others.len() == before || round == RESTORE_ROUNDS {
+                let alone = |(id, _)| item_error(None, Some(&id), "", "does not fit with the file", "apply it again");
+                left_out.extend(std::mem::take(&mut others).into_iter().map(alone));
+            }
+            if others.is_empty() {
+                break;
+            }
+        }
+        (Store::new(file), left_out)
+    }
+
+    /// All objects and settings.
+    pub fn config(&self) -> &Arc<Config> {
+        &self.config
+    }
+
+    /// The objects that are not the file's.
+    pub fn others(&self) -> &BTreeMap<Id, Entry> {
+        &self.others
+    }
+
+    /// Whether there is such an object, and it is not the file's.
+    pub fn is_other(&self, kind: Kind, key: &str) -> bool {
+        self.others.contains_key(&Id { kind, key: key.to_owned() })
+    }
+
+    /// What a batch would lead to, at a time in milliseconds since 1970. Nothing changes.
+    ///
+    /// # Errors
+    /// Everything that is wrong with it, as far as it can be told.
+    pub fn plan(&self, items: &[ApplyItem], now_ms: u64) -> Result<Plan, ApplyError> {
+        if items.len() > MAX_APPLY_ITEMS {
+            let what = format!("{} items are more than {MAX_APPLY_ITEMS}", items.len());
+            return Err(ApplyError(vec![item_error(None, None, "items", &what, "use several batches")]));
+        }
+        let mut errors = Vec::new();
+        let mut wanted = BTreeMap::new();
+        for (number, item) in items.iter().enumerate() {
+            match self.read(number, item) {
+                Ok((id, object)) => match wanted.insert(id.clone(), (number, item, object)) {
+                    None => {}
+                    Some((first, ..)) => {
+                        let what = format!("is in items[{first}] already");
+                        errors.push(item_error(Some(number), Some(&id), "", &what, "name each object once in a batch"));
+                    }
+                },
+                Err(of_item) => errors.extend(of_item),
+            }
+        }
+        let of_file = of_file(&self.file, wanted.keys());
+        let mut plan = Plan { config: Arc::clone(&self.config), file: None, changes: BTreeMap::new(), unchanged: 0 };
+        let mut places = HashMap::new();
+        for (id, (number, item, object)) in wanted {
+            places.insert(id.clone(), number);
+            if of_file.contains(&id) {
+                errors.push(is_the_files(Some(number), &id));
+                continue;
+            }
+            match self.change(&id, number, item, object, now_ms) {
+                Ok(Some(change)) => drop(plan.changes.insert(id, change)),
+                Ok(None) => plan.unchanged += 1,
+                Err(error) => errors.push(*error),
+            }
+        }
+        if !errors.is_empty() {
+            errors.sort_by_key(|e| e.item);
+            return Err(ApplyError(errors));
+        }
+        if !plan.changes.is_empty() {
+            let mut others = self.others.clone();
+            change(&mut others, plan.changes.clone());
+            plan.config = together(&self.file, &others);
+            check(&plan.config, others.len(), &places)?;
+        }
+        Ok(plan)
+    }
+
+    /// What another file would lead to: a batch of the owner `file`, which sets what it describes and deletes what it no longer does.
+    /// `file` is good by itself.
+    ///
+    /// # Errors
+    /// It describes objects of others, or leaves out what theirs refer to.
+    pub fn plan_file(&self, file: Arc<Config>) -> Result<Plan, ApplyError> {
+        if self.others.is_empty() {
+            let config = Arc::clone(&file);
+            return Ok(Plan { config, file: Some(file), changes: BTreeMap::new(), unchanged: 0 });
+        }
+        let taken = of_file(&file, self.others.keys());
+        if !taken.is_empty() {
+            let mut errors: Vec<_> = taken.iter().filter_map(|id| Some((id, self.others.get(id)?))).collect();
+            errors.sort_by_key(|(id, _)| *id);
+            let error = |(id, entry): (&Id, &Entry)| {
+                let what = format!("is in the file, and belongs to {:?} already", entry.owner);
+                conflict(item_error(None, Some(id), "", &what, "take it out of the file, or have its owner delete it"))
+            };
+            return Err(ApplyError(errors.into_iter().map(error).collect()));
+        }
+        let config = together(&file, &self.others);
+        check(&config, self.others.len(), &HashMap::new())?;
+        Ok(Plan { config, file: Some(file), changes: BTreeMap::new(), unchanged: 0 })
+    }
+
+    /// Takes over what [`plan`](Self::plan) or [`plan_file`](Self::plan_file) of this store gave.
+    pub fn commit(&mut self, plan: Plan) {
+        change(&mut self.others, plan.changes);
+        self.file = plan.file.unwrap_or_else(|| Arc::clone(&self.file));
+        self.config = if self.others.is_empty() { Arc::clone(&self.file) } else { plan.config };
+    }
+
+    /// The objects that are asked for.
+    pub fn list(&self, query: &ObjectsQuery) -> ObjectList {
+        let most = query.limit.unwrap_or(MAX_LISTED_OBJECTS).clamp(1, MAX_LISTED_OBJECTS);
+        let (from, mut list) = (query.from.unwrap_or(0), ObjectList::default());
+        for (place, (owner, generation, changed_ms, object)) in
+            (0..).zip(self.all(query)).skip_while(|(p, _)| *p < from)
+        {
+            if list.objects.len() == most {
+                list.next = Some(place);
+                break;
+            }
+            let owner = owner.to_owned();
+            let (kind, key, spec) = (object.kind(), object.key(), object.spec());
+            list.objects.push(ObjectEntry { kind, key, owner, generation, changed_ms, spec });
+        }
+        list
+    }
+
+    /// Digests of the objects that are asked for, by owner and VPC.
+    pub fn digests(&self, query: &ObjectsQuery) -> Vec<ObjectsDigest> {
+        let mut digests: BTreeMap<(&str, Option<u32>), Digest> = BTreeMap::new();
+        for (owner, generation, _, object) in self.all(query) {
+            digests.entry((owner, object.vni().map(Vni::value))).or_default().add(&object, generation);
+        }
+        let of = |((owner, vni), digest): ((&str, Option<u32>), Digest)| ObjectsDigest {
+            owner: owner.to_owned(),
+            vni,
+            objects: digest.objects,
+            digest: digest.text(),
+        };
+        digests.into_iter().map(of).collect()
+    }
+
+    /// Objects with their owner, generation and time.
+    fn all<'a>(&'a self, query: &'a ObjectsQuery) -> impl Iterator<Item = (&'a str, u64, u64, Object)> {
+        let kinds = Kind::ALL.into_iter().filter(|kind| query.kind.is_none_or(|wanted| wanted == *kind));
+        let all = kinds.flat_map(move |kind| {
+            let of_file = (0..self.file.count(kind)).filter_map(move |place| self.file.object(kind, place));
+            let others =
+                self.others.range(Id { kind, key: String::new() }..).take_while(move |(id, _)| id.kind == kind);
+            let others = others.map(|(_, e)| (&*e.owner, e.generation, e.changed_ms, e.object.clone()));
+            of_file.map(|object| (FILE_OWNER, 0, 0, object)).chain(others)
+        });
+        let key = query.key.as_ref().map(|key| query.kind.and_then(|kind| kind.canonical(key)).unwrap_or(key.clone()));
+        all.filter(move |(owner, _, _, object)| {
+            query.owner.as_ref().is_none_or(|wanted| wanted == owner)
+                && query.vni.is_none_or(|wanted| object.vni().map(Vni::value) == Some(wanted))
+                && key.as_ref().is_none_or(|wanted| *wanted == object.key())
+        })
+    }
+
+    /// An item by itself: which object, and what it is to be.
+    fn read(&self, number: usize, item: &ApplyItem) -> Result<(Id, Option<Object>), Vec<ItemError>> {
+        let kind = item.kind;
+        let named = item.key.clone().map(|key| Id { kind, key });
+        let error = |field: &str, what: &str, hint: &str| {
+            Err(vec![item_error(Some(number), named.as_ref(), field, what, hint)])
+        };
+        let owner = &item.owner;
+        let allowed = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-' || c == '.';
+        if owner == FILE_OWNER {
+            return error(
+                "owner",
+                "\"file\" is the configuration file",
+                "change the file and reload it, or name another",
+            );
+        } else if !(1..=63).contains(&owner.len()) || !owner.chars().all(allowed) {
+            return error("owner", &format!("{owner:?} is not 1 to 63 of a-z, 0-9, '-' and '.'"), "name who says so");
+        } else if item.generation == Some(0) {
+            return error("generation", "0 is what the file's objects have", "begin with 1, or leave it out");
+        }
+        let key = match &item.key {
+            None => None,
+            Some(key) => match kind.canonical(key) {
+                Some(key) => Some(key),
+                None => return error("key", &format!("{key:?} is no key of a {kind}"), kind.key_form()),
+            },
+        };
+        let spec = match (item.op, &item.spec) {
+            (ApplyOp::Delete, None) => {
+                let Some(key) = key else { return error("key", "missing", kind.key_form()) };
+                return Ok((Id { kind, key }, None));
+            }
+            (ApplyOp::Delete, Some(_)) => return error("spec", "a deletion has none", "remove it"),
+            (ApplyOp::Set, None) => {
+                return error("spec", "missing", "describe the object with the keys of its table in the file");
+            }
+            (ApplyOp::Set, Some(spec)) => spec,
+        };
+        let workers = self.file.workers.count;
+        let of_field = |e: crate::config::FieldError| {
+            let field = if e.field.is_empty() { "spec".to_owned() } else { e.field };
+            item_error(Some(number), named.as_ref(), &field, &e.message, "")
+        };
+        let object = Object::parse(kind, spec, workers)
+            .map_err(|errors| errors.into_iter().map(of_field).collect::<Vec<_>>())?;
+        let id = Id::of(&object);
+        match key {
+            Some(key) if key != id.key => {
+                error("key", &format!("the spec is that of {:?}", id.key), "correct one of them, or leave out the key")
+            }
+            _ => Ok((id, Some(object))),
+        }
+    }
+
+    /// What an item changes, if anything.
+    fn change(
+        &self,
+        id: &Id,
+        number: usize,
+        item: &ApplyItem,
+        object: Option<Object>,
+        now_ms: u64,
+    ) -> Result<Option<Option<Entry>>, Box<ItemError>> {
+        let refuse = |field: &str, what: String, hint: &str| {
+            Err(Box::new(conflict(item_error(Some(number), Some(id), field, &what, hint))))
+        };
+        let old = self.others.get(id);
+        if let Some(old) = old.filter(|old| old.owner != item.owner) {
+            let what = format!("the object belongs to {:?}", old.owner);
+            return refuse("owner", what, "have its owner change or delete it");
+        }
+        let known = old.map_or(0, |old| old.generation);
+        let generation = item.generation.unwrap_or(known.saturating_add(1));
+        if generation < known {
+            let what = format!("{generation} is stale: the object has generation {known}");
+            return refuse("generation", what, "ask for the object, and send a later generation");
+        }
+        let Some(object) = object else { return Ok(old.map(|_| None)) };
+        match old {
+            Some(old) if old.object == object && (item.generation.is_none() || generation == known) => Ok(None),
+            Some(_) if generation == known => {
+                let what = format!("{generation} is what the object has already, with another spec");
+                refuse("generation", what, "send a later generation")
+            }
+            _ => Ok(Some(Some(Entry { owner: item.owner.clone(), generation, changed_ms: now_ms, object }))),
+        }
+    }
+}
+
+/// Both together, in an order that depends on nothing else.
+fn together(file: &Arc<Config>, others: &BTreeMap<Id, Entry>) -> Arc<Config> {
+    if others.is_empty() {
+        return Arc::clone(file);
+    }
+    let mut config = Config::clone(file);
+    others.values().for_each(|entry| config.push(entry.object.clone()));
+    Arc::new(config)
+}
+
+fn change(others: &mut BTreeMap<Id, Entry>, changes: BTreeMap<Id, Option<Entry>>) {
+    for (id, entry) in changes {
+        match entry {
+            Some(entry) => drop(others.insert(id, entry)),
+            None => drop(others.remove(&id)),
+        }
+    }
+}
+
+/// What must hold of all objects together. `places` are those of the objects in the batch.
+fn check(config: &Config, others: usize, places: &HashMap<Id, usize>) -> Result<(), ApplyError> {
+    if others > MAX_OBJECTS {
+        let what = format!("there would be {others} objects; at most {MAX_OBJECTS} are kept");
+        return Err(ApplyError(vec![conflict(item_error(None, None, "", &what, "delete some first"))]));
+    }
+    for (kind, count) in [(Kind::Port, config.ports.len()), (Kind::Peer, config.peers.len())] {
+        if count > MAX_NUMBERED {
+            let what = format!("there would be {count} objects of kind {kind}; a host has at most {MAX_NUMBERED}");
+            return Err(ApplyError(vec![conflict(item_error(None, None, "", &what, "delete some first"))]));
+        }
+    }
+    config.check_relations().map_err(|errors| {
+        let mut errors: Vec<_> = errors.into_iter().map(|error| of_relation(error, places)).collect();
+        // What the batch says is what its author can change.
+        errors.sort_by_key(|e| e.item.unwrap_or(usize::MAX));
+        ApplyError(errors)
+    })
+}
+
+/// Which of these objects the file describes.
+fn of_file<'a>(file: &Config, ids: impl Iterator<Item = &'a Id>) -> HashSet<Id> {
+    let mut wanted: HashMap<Kind, HashSet<&str>> = HashMap::new();
+    for id in ids {
+        wanted.entry(id.kind).or_default().insert(&id.key);
+    }
+    let mut found = HashSet::new();
+    for (kind, keys) in wanted {
+        let mut add = |key: String| {
+            if keys.contains(&*key) {
+                found.insert(Id { kind, key });
+            }
+        };
+        if kind == Kind::Route {
+            // They may be very many: no text is made of those that it cannot be.
+            let prefixes: HashSet<_> =
+                keys.iter().filter_map(|key| key.split_once('/')?.1.parse::<ipnet::IpNet>().ok()).collect();
+            let near = file.routes.iter().filter(|route| prefixes.contains(&route.prefix));
+            near.for_each(|route| add(Object::Route(route.clone()).key()));
+        } else {
+            (0..file.count(kind)).filter_map(|place| file.object(kind, place)).for_each(|object| add(object.key()));
+        }
+    }
+    found
+}
+
+fn item_error(item: Option<usize>, id: Option<&Id>, field: &str, what: &str, hint: &str) -> ItemError {
+    ItemError {
+        item,
+        object: id.map(|id| (id.kind, id.key.clone())),
+        field: field.to_owned(),
+        what: what.to_owned(),
+        hint: hint.to_owned(),
+        is_conflict: false,
+    }
+}
+
+fn conflict(error: ItemError) -> ItemError {
+    ItemError { is_conflict: true, ..error }
+}
+
+fn is_the_files(item: Option<usize>, id: &Id) -> ItemError {
+    let hint = "change the file and reload it, or take it out of the file first";
+    conflict(item_error(item, Some(id), "owner", "the object belongs to the configuration file", hint))
+}
+
+fn of_relation(error: RelationError, places: &HashMap<Id, usize>) -> ItemError {
+    let id = error.object.map(|(kind, key)| Id { kind, key });
+    let item = id.as_ref().and_then(|id| places.get(id)).copied();
+    conflict(item_error(item, id.as_ref(), &error.error.field, &error.error.message, ""))
+}
