@@ -140,7 +140,7 @@ impl Flow {
         let (local, remote) = self.name.key.ends();
         let [sent, received] = self.traffic;
         FlowRecord {
-            port: self.name.key.port,
+            port: self.name.key.port(),
             vni: self.name.vni,
             origin: self.origin,
             local: local.address,
@@ -255,7 +255,7 @@ impl FlowLog {
 
     #[inline(never)]
     fn begin(&mut self, hash: u64, name: Name, direction: Direction, packet: Packet, now_ns: u64) {
-        let of_port = &mut self.ports[name.key.port.place()].1;
+        let of_port = &mut self.ports[name.key.port().place()].1;
         if *of_port >= self.per_port || self.counters.current_flows >= u64::from(self.spec.flows) {
             self.counters.unlogged_packets += packet.packets;
             return;
@@ -306,7 +306,7 @@ impl FlowLog {
             return None;
         }
         let silent_ns = now_ns.saturating_sub(flow.end_ns);
-        if !self.ports.get(flow.name.key.port.place()).is_some_and(|(is_logged, _)| *is_logged) {
+        if !self.ports.get(flow.name.key.port().place()).is_some_and(|(is_logged, _)| *is_logged) {
             Some(FlowEnd::Forced)
         } else if flow.is_closed() && silent_ns >= LINGER_NS {
             Some(FlowEnd::Closed)
@@ -326,7 +326,7 @@ impl FlowLog {
         if let Ok(entry) = self.index.find_entry(self.hasher.hash_one(name), |&other| other == at) {
             entry.remove();
         }
-        self.ports[name.key.port.place()].1 -= 1;
+        self.ports[name.key.port().place()].1 -= 1;
         self.counters.current_flows -= 1;
         self.free.push(at);
     }

@@ -2,24 +2,44 @@
 
 use crate::ids::{Direction, PortId};
 use crate::rewrite::Endpoint;
+use std::hash::{Hash, Hasher};
 use std::net::{IpAddr, Ipv6Addr};
+use std::num::NonZeroU64;
 
 use bifrost_nic::{L3, Parsed};
 use bifrost_wire::protocol::{ICMP, ICMPV6, TCP, UDP};
 use bifrost_wire::{ipv4, ipv6};
 
-/// A vNIC and the two ends of a conversation, the guest's first: the same for both directions.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+/// A vNIC and the two ends of a conversation, the guest's first: the same for both directions. Whole words, built, compared and hashed
+/// in registers: a wide load of what was just written in small pieces waits until all that came before has been carried out, so
+/// that no look-up could overlap with the one before.
+#[derive(Clone, Copy, Debug)]
 pub(crate) struct Key {
-    local: [u8; 16],
-    remote: [u8; 16],
-    local_port: u16,
-    remote_port: u16,
-    /// The vNIC's port.
-    pub(crate) port: PortId,
-    protocol: u8,
-    v6: bool,
+    local: [u64; 2],
+    remote: [u64; 2],
+    /// From the top: both ends' ports, 16 bits each, the vNIC's port (16), the protocol (8), and the family, 4 or 6.
+    rest: NonZeroU64,
 }
+
+impl PartialEq for Key {
+    #[inline(always)]
+    fn eq(&self, other: &Key) -> bool {
+        let different = self.words().into_iter().zip(other.words()).fold(0, |different, (a, b)| different | (a ^ b));
+        different == 0
+    }
+}
+
+impl Eq for Key {}
+
+impl Hash for Key {
+    #[inline(always)]
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        self.words().into_iter().for_each(|word| state.write_u64(word));
+    }
+}
+
+const V4: NonZeroU64 = NonZeroU64::new(4).unwrap();
+const V6: NonZeroU64 = NonZeroU64::new(6).unwrap();
 
 /// ICMP types (RFC 792, RFC 4443).
 const V4_REPLY: u8 = 0;
@@ -51,7 +71,16 @@ impl Key {
             Direction::Egress => ((src, src_port), (dst, dst_port)),
             Direction::Ingress => ((dst, dst_port), (src, src_port)),
         };
-        Key { local: bytes(local), remote: bytes(remote), local_port, remote_port, port, protocol, v6: src.is_ipv6() }
+        let ports = u64::from(local_port) << 48 | u64::from(remote_port) << 32;
+        let family = if src.is_ipv6() { V6 } else { V4 };
+        let rest = family | (ports | u64::from(port.0) << 16 | u64::from(protocol) << 8);
+        Key { local: words(local), remote: words(remote), rest }
+    }
+
+    #[inline(always)]
+    fn words(&self) -> [u64; 5] {
+        let ([a, b], [c, d]) = (self.local, self.remote);
+        [a, b, c, d, self.rest.get()]
     }
 }
 
@@ -64,36 +93,51 @@ impl Key {
 
     /// The two ends, the guest's first.
     pub(crate) fn ends(&self) -> (Endpoint, Endpoint) {
-        let address = |bytes: [u8; 16]| {
-            let address = Ipv6Addr::from(bytes);
-            match address.to_ipv4_mapped().filter(|_| !self.v6) {
+        let address = |[high, low]: [u64; 2]| {
+            let address = Ipv6Addr::from(u128::from(high) << 64 | u128::from(low));
+            match address.to_ipv4_mapped().filter(|_| !self.is_v6()) {
                 Some(address) => IpAddr::V4(address),
                 None => IpAddr::V6(address),
             }
         };
-        let local = Endpoint { address: address(self.local), port: self.local_port };
-        (local, Endpoint { address: address(self.remote), port: self.remote_port })
+        let rest = self.rest.get();
+        let local = Endpoint { address: address(self.local), port: (rest >> 48) as u16 };
+        (local, Endpoint { address: address(self.remote), port: (rest >> 32) as u16 })
+    }
+
+    /// The vNIC's port.
+    #[inline(always)]
+    pub(crate) fn port(&self) -> PortId {
+        PortId((self.rest.get() >> 16) as u16)
     }
 
     /// The IP protocol.
     pub(crate) fn protocol(&self) -> u8 {
-        self.protocol
+        (self.rest.get() >> 8) as u8
     }
 
     /// Who is at the other end: an IPv4 address, or the prefix of an IPv6 address, because one host may have all addresses of a
     /// /64. A link-local address is one host's: those of a whole network have the same prefix.
     pub(crate) fn source(&self) -> (bool, u64) {
-        let [prefix, interface] =
-            [&self.remote[..8], &self.remote[8..]].map(|half| half.iter().fold(0, |n, b| n << 8 | u64::from(*b)));
+        let [prefix, interface] = self.remote;
         let is_link_local = prefix >> 54 == 0xfe80 >> 6;
-        (self.v6, if self.v6 && !is_link_local { prefix } else { interface })
+        (self.is_v6(), if self.is_v6() && !is_link_local { prefix } else { interface })
+    }
+
+    fn is_v6(&self) -> bool {
+        self.rest.get() as u8 == V6.get() as u8
     }
 }
 
-fn bytes(addr: IpAddr) -> [u8; 16] {
+/// An address in network order; of IPv4 the mapped one of IPv6.
+#[inline(always)]
+fn words(addr: IpAddr) -> [u64; 2] {
     match addr {
-        IpAddr::V4(a) => a.to_ipv6_mapped().octets(),
-        IpAddr::V6(a) => a.octets(),
+        IpAddr::V4(a) => [0, 0xffff << 32 | u64::from(u32::from(a))],
+        IpAddr::V6(a) => {
+            let bits = u128::from(a);
+            [(bits >> 64) as u64, bits as u64]
+        }
     }
 }
 

@@ -11,6 +11,7 @@
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod fairness;
+mod index;
 mod key;
 mod list;
 mod queue;

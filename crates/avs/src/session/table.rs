@@ -3,9 +3,7 @@
 use std::hash::BuildHasher as _;
 use std::hint::black_box;
 
-use foldhash::fast::FixedState;
-use hashbrown::HashTable;
-
+use super::index::Index;
 use super::key::Key;
 use super::list::{Links, List, NONE};
 use super::queue::{Place, Queues};
@@ -15,6 +13,7 @@ use super::wheel::Wheel;
 use super::{PortSessions, SessionCounters};
 use crate::ids::{Direction, PortId};
 use crate::limits::SessionLimits;
+use foldhash::fast::FixedState;
 
 /// Sessions whose time may have come that are looked at in one go, at most.
 const EXPIRIES: usize = 256;
@@ -73,9 +72,9 @@ pub(crate) struct Sessions<T = ()> {
     limits: SessionLimits,
     counters: SessionCounters,
     hasher: FixedState,
-    index: HashTable<u32>,
+    index: Index,
     /// By their second keys.
-    second: HashTable<u32>,
+    second: Index,
     slab: Vec<Session<T>>,
     free: List,
     ranking: Ranking,
@@ -174,8 +173,8 @@ impl<T: Payload> Sessions<T> {
             limits,
             counters: SessionCounters::default(),
             hasher: FixedState::with_seed(seed),
-            index: HashTable::new(),
-            second: HashTable::new(),
+            index: Index::default(),
+            second: Index::default(),
             slab: Vec::new(),
             free: List::EMPTY,
             ranking: Ranking::default(),
@@ -247,14 +246,14 @@ impl<T: Payload> Sessions<T> {
 
     /// The session of that name.
     pub(crate) fn find(&self, key: &Key) -> Option<u32> {
-        self.index.find(self.hasher.hash_one(key), |&i| self.slab[i as usize].key == *key).copied()
+        self.index.find(self.hasher.hash_one(key), |i| self.slab[i as usize].key == *key)
     }
 
     /// The session that has that name for its second one, `after` something.
     #[inline(always)]
     pub(crate) fn find_second_after(&self, key: &Key, after: &Planned) -> Option<u32> {
-        let is_it = |&i: &u32| self.slab[i as usize].payload.second_key().is_some_and(|second| second == *key);
-        let found = self.second.find(self.hasher.hash_one(Some(key)), is_it).copied();
+        let is_it = |i: u32| self.slab[i as usize].payload.second_key().is_some_and(|second| second == *key);
+        let found = self.second.find(self.hasher.hash_one(key), is_it);
         found.filter(|index| !after.ended.contains(index))
     }
 
@@ -358,7 +357,7 @@ impl<T: Payload> Sessions<T> {
         payload: T,
     ) -> Result<(), Full> {
         let source = self.source(&key);
-        let evicted = if takes_place { None } else { self.evicted_for(key.port, origin, source)? };
+        let evicted = if takes_place { None } else { self.evicted_for(key.port(), origin, source)? };
         if let Some(index) = evicted {
             self.evict(index);
         }
@@ -396,20 +395,18 @@ impl<T: Payload> Sessions<T> {
             }
         };
         self.generation += 1;
-        let Sessions { index: table, second, slab, hasher, .. } = self;
-        table.insert_unique(hasher.hash_one(key), index, |&i| hasher.hash_one(slab[i as usize].key));
+        self.index.insert(self.hasher.hash_one(key), index);
         if let Some(key) = payload.second_key() {
-            let hash = |key: Option<Key>| hasher.hash_one(key);
-            second.insert_unique(hash(Some(key)), index, |&i| hash(slab[i as usize].payload.second_key()));
+            self.second.insert(self.hasher.hash_one(key), index);
         }
         self.counters.current += 1;
         self.counters.created += 1;
         self.schedule(index, self.now_s + state.timeout_s());
-        self.ranking.add(key.port);
-        let account = self.account(key.port);
+        self.ranking.add(key.port());
+        let account = self.account(key.port());
         let mut queues = account.queues.take().unwrap_or_else(Queues::new);
         queues.push(&mut self.slab, index, session.place(), idle);
-        self.account(key.port).queues = Some(queues);
+        self.account(key.port()).queues = Some(queues);
         Ok(())
     }
 
@@ -455,7 +452,7 @@ impl<T: Payload> Sessions<T> {
     /// # Errors
     /// There would be no room.
     pub(crate) fn plan_insert(&self, key: &Key, origin: Direction, plan: &mut Planned) -> Result<(), Full> {
-        plan.ended.extend(self.evicted_for(key.port, origin, self.source(key))?);
+        plan.ended.extend(self.evicted_for(key.port(), origin, self.source(key))?);
         Ok(())
     }
 
@@ -498,7 +495,7 @@ impl<T: Payload> Sessions<T> {
     #[cold]
     fn evict(&mut self, index: u32) {
         let session = &self.slab[index as usize];
-        let (port, class) = (session.key.port, session.state.class());
+        let (port, class) = (session.key.port(), session.state.class());
         self.counters.evicted += 1;
         self.account(port).evicted[class as usize] += 1;
         self.remove(index);
@@ -507,7 +504,7 @@ impl<T: Payload> Sessions<T> {
     /// Does something to the queues that a session is in.
     fn requeue(&mut self, index: u32, change: impl FnOnce(&mut Queues, &mut [Session<T>], &Session<T>)) {
         let session = self.slab[index as usize];
-        if let Some(queues) = &mut self.ports[session.key.port.place()].queues {
+        if let Some(queues) = &mut self.ports[session.key.port().place()].queues {
             change(queues, &mut self.slab, &session);
         }
     }
@@ -546,15 +543,17 @@ impl<T: Payload> Sessions<T> {
     }
 
     /// Room for as many sessions as there may be, at once: growing step by step would rehash all of them each time, and each
-    /// time all guests would wait. Only what is used of it takes memory, but for the index: about ten bytes a session.
+    /// time all guests would wait. Only what is used of it takes memory.
     #[cold]
     fn make_room(&mut self) {
-        let more = (self.limits.total as usize).saturating_sub(self.slab.len()).max(1);
-        self.slab.reserve_exact(more);
-        let Sessions { index: table, second, slab, hasher, .. } = self;
-        table.reserve(more, |&i| hasher.hash_one(slab[i as usize].key));
+        let Sessions { index, second, slab, hasher, limits, .. } = self;
+        let total = (limits.total as usize).max(slab.len() + 1);
+        slab.reserve_exact(total - slab.len());
+        let present = (0..).zip(&*slab).filter(|(_, session)| session.number != 0);
+        index.make_room(total, present.clone().map(|(at, session)| (hasher.hash_one(session.key), at)));
         if size_of::<T>() > 0 {
-            second.reserve(more, |&i| hasher.hash_one(slab[i as usize].payload.second_key()));
+            let named = present.filter_map(|(at, session)| Some((hasher.hash_one(session.payload.second_key()?), at)));
+            second.make_room(total, named);
         }
     }
 
@@ -570,18 +569,13 @@ impl<T: Payload> Sessions<T> {
         self.generation += 1;
         self.slab[index as usize].number = 0;
         self.released.extend(payload.mapping());
-        let found = self.index.find_entry(self.hasher.hash_one(key), |&i| i == index);
-        if let Ok(entry) = found {
-            entry.remove();
-        }
-        if let Some(key) = payload.second_key()
-            && let Ok(entry) = self.second.find_entry(self.hasher.hash_one(Some(key)), |&i| i == index)
-        {
-            entry.remove();
+        self.index.remove(self.hasher.hash_one(key), index);
+        if let Some(key) = payload.second_key() {
+            self.second.remove(self.hasher.hash_one(key), index);
         }
         self.counters.current -= 1;
         self.counters.established -= u64::from(state.is_established());
-        self.ranking.take(key.port);
+        self.ranking.take(key.port());
         self.requeue(index, |queues, slab, session| queues.remove(slab, index, session.place(), idle));
         self.free.push_back(&mut self.slab, index, due);
     }

@@ -77,9 +77,9 @@ fn a_session_takes_no_more_room_than_it_did() {
 #[test]
 fn room_is_made_once() {
     let mut s = sessions(500, 500);
-    assert_eq!((s.slab.capacity(), s.index.capacity()), (0, 0), "none is needed yet");
+    assert_eq!((s.slab.capacity(), s.index.capacity_bytes()), (0, 0), "none is needed yet");
     s.insert(key(1, 0), Direction::Egress, Event::Datagram, 0, false).unwrap();
-    let room = |s: &Sessions| (s.slab.capacity(), s.index.capacity());
+    let room = |s: &Sessions| (s.slab.capacity(), s.index.capacity_bytes());
     let made = room(&s);
     (1..600).for_each(|n| s.insert(key(1, n), Direction::Egress, Event::Datagram, 0, false).unwrap());
     assert_eq!((room(&s), s.slab.len(), s.counters().current), (made, 500, 500));
