@@ -53,8 +53,10 @@ step "swarm: 2,000 seeds" "$target/debug/bifrost-sim" swarm --seeds 0..2000 --ke
 step "swarm: every deliberate mistake is noticed" "$target/debug/bifrost-sim" mutations --seeds 0..2000
 step "swarm: 500 worlds of messages over RDMA" "$target/debug/bifrost-sim" swarm --rdm --seeds 0..500 --keep "$out/swarm"
 step "swarm: every deliberate mistake with messages is noticed" "$target/debug/bifrost-sim" mutations --rdm --seeds 0..500
-# With the benchmark: it brings dependencies of its own, and with them other features of what all share, which else were built twice.
-step "release build" cargo build --release --workspace --locked --bins --bench instructions
+# The programs that the steps below run, alone: linking one with optimisation across crates takes up to half a minute. With the
+# benchmark: it brings dependencies of its own, and with them other features of what all share, which else were built twice.
+step "release build" cargo build --release --workspace --locked --bin bifrostd --bin bifrostctl --bin bifrost-lab \
+    --bin bifrost-sim --bin bifrost-cost --bench instructions
 step "studies in the simulator, in short: their bars" "$target/release/bifrost-sim" study all --quick --out "$out/studies"
 step "cost of the transport" scripts/cost.sh
 step "end to end: redis-loss" end_to_end redis-loss 1 --injectors wire --losses 0,1 --repetitions 5
