@@ -115,6 +115,35 @@ fn a_pod_that_is_killed_is_replaced() {
     });
 }
 
+/// From the start of the pipeline until packets pass again.
+const REPLACED: Duration = Duration::from_secs(2);
+
+#[test]
+fn a_pipeline_that_is_killed_is_replaced_under_traffic_and_its_pod_stays() {
+    in_namespace(|| {
+        let mut world = World::start(&Options::default());
+        assert_eq!(world.exchange(1000, FLOWS, |_, _| {}).len(), 1000);
+        let (pod, mut before) = (world.pod_pid(), world.worker_packets());
+        for away_ms in [0, 400] {
+            let (took, came) = world.replace_pipeline(Duration::from_millis(away_ms), 400);
+            eprintln!("packets pass {took:?} after the start of the pipeline, which was away for {away_ms} ms");
+            assert!(took < REPLACED, "{took:?}");
+            assert!(came > 400, "{came}: nothing is lost once packets pass");
+            assert_eq!(world.pod_pid(), pod);
+            let received = world.exchange(2000, FLOWS, |_, _| {});
+            assert_eq!((received.len(), reordered(&received)), (2000, 0));
+            let order = world.order();
+            assert_eq!((order("timed_out_packets"), order("sent_late_packets")), (0, 0));
+            let now = world.worker_packets();
+            assert!(now.iter().zip(&before).all(|(now, before)| now >= &(before + 900)), "{before:?} {now:?}");
+            before = now;
+        }
+        assert_eq!(world.status("gw")["connected"], true);
+        let (nicd, pod) = world.stop();
+        assert!(nicd && pod, "both end well when they are told to");
+    });
+}
+
 #[test]
 fn a_packet_that_is_only_described_changes_nothing() {
     in_namespace(|| {

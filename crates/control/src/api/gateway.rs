@@ -168,6 +168,8 @@ pub struct TopTenant {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct GatewayPod {
+    /// Whether it is connected with its pipeline.
+    pub connected: bool,
     /// Counters of each worker; `busy_ns` is the time that it worked on packets, `busy_cycles` the same by the time stamp counter.
     pub workers: Vec<Counts>,
     /// Sessions of translation.

@@ -1,16 +1,15 @@
 //! `bifrost-gw`: a gateway pod as a program.
 
 mod config;
+mod life;
 mod neighbours;
 mod worker;
 
 use std::net::IpAddr;
-use std::path::Path;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::path::{Path, PathBuf};
 use std::sync::mpsc::{Receiver, sync_channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{self, JoinHandle};
-use std::time::Duration;
 
 use anyhow::{Context as _, Result};
 use bifrost_control::api;
@@ -18,35 +17,30 @@ use bifrost_control::server::CaptureStream;
 use bifrost_gateway::{Context, Core, HEADROOM, Nat, Packet, Tables, Verdict};
 use bifrost_plb::TRAILER_LEN;
 use bifrost_port::clock::monotonic_ns;
-use bifrost_port::memif::{Client, ClientConfig, MemifError, Queue};
-use bifrost_port::panics;
+use bifrost_port::memif::{ClientConfig, Queue};
 
 use crate::capture::{Captures, Outcome, Tap};
 use crate::described;
 use crate::file::FileErrors;
-use crate::program::{self, Program};
+use crate::program::Program;
 use crate::status::{Sample, Source, StatusServer};
 pub use config::Config;
+use life::{Life, Shared};
 pub use neighbours::Neighbours;
-use worker::{Counts, SharedNeighbours, Worker, originate, wait};
+use worker::{Counts, SharedNeighbours, Told, Worker, originate, wait};
 
 /// Bytes of Ethernet and two tags, and what a packet may grow by behind its front.
 const SLACK: usize = 22 + TRAILER_LEN;
 /// Room for an answer to a packet that is only described.
 const ANSWER: usize = 2048;
-/// How long the first connection may take, and a pause between two tries.
-const PATIENCE: Duration = Duration::from_secs(10);
-const PAUSE: Duration = Duration::from_millis(50);
-
 /// What is known of next hops, for the status server.
-type Told = Arc<Mutex<Vec<(IpAddr, Option<String>)>>>;
+type NextHops = Arc<Mutex<Vec<(IpAddr, Option<String>)>>>;
 
 /// A running pod.
 #[derive(Debug)]
 pub struct GatewayPod {
-    stop: Arc<AtomicBool>,
-    clients: Vec<Arc<Client>>,
-    threads: Vec<JoinHandle<()>>,
+    shared: Arc<Shared>,
+    life: JoinHandle<()>,
     _status: StatusServer,
 }
 
@@ -65,120 +59,75 @@ impl Program for GatewayPod {
 
     /// Connects to the pipeline and starts the workers.
     fn start(config: Config) -> Result<Self> {
-        let stop = Arc::new(AtomicBool::new(false));
-        let (mut clients, mut by_core): (Vec<Arc<Client>>, Vec<Vec<Queue>>) = Default::default();
-        by_core.resize_with(usize::from(config.cores) + 1, Vec::new);
-        for path in &config.interfaces {
-            let longest = usize::from(config.tables.mtu) + SLACK + 128;
-            let client = ClientConfig {
-                path: path.clone(),
-                name: "bifrost-gw".to_owned(),
-                id: 0,
-                queues: config.cores + 1,
-                log2_entries: config.log2_ring_entries,
-                headroom: bifrost_gateway::HEADROOM,
-                longest,
-            };
-            let mut client = connect(&client).with_context(|| format!("connecting to {}", path.display()))?;
-            for (queues, queue) in by_core.iter_mut().zip(client.take_queues()) {
-                queues.push(queue);
-            }
-            clients.push(Arc::new(client));
-        }
+        let shared = Arc::new(Shared::default());
+        let interface = |path: &PathBuf| ClientConfig {
+            path: path.clone(),
+            name: "bifrost-gw".to_owned(),
+            id: 0,
+            queues: config.cores + 1,
+            log2_entries: config.log2_ring_entries,
+            headroom: bifrost_gateway::HEADROOM,
+            longest: usize::from(config.tables.mtu) + SLACK + 128,
+        };
+        let interfaces = config.interfaces.iter().map(interface).collect();
         let neighbours = Arc::new(SharedNeighbours::new());
         let tables = Arc::new(config.tables);
         let nat = Arc::new(Nat::new(config.nat));
         let (missing_to, missing) = sync_channel(64);
-        let mut counts: Vec<Counts> = Vec::new();
-        let mut threads = Vec::new();
-        let mut queues = by_core.into_iter();
-        let control = queues.next().unwrap_or_default();
+        let (mut counts, mut workers): (Vec<Counts>, Vec<_>) = Default::default();
         let mut captures = Captures::default();
-        for (number, queues) in queues.enumerate() {
+        for number in 0..usize::from(config.cores) {
             let of_worker = Counts::default();
             counts.push(Arc::clone(&of_worker));
-            let mut worker = Worker {
+            let worker = Worker {
                 core: Core::new(Arc::clone(&tables), Arc::clone(&nat), config.cores, fastrand::u64(..)),
-                queues,
+                queues: Vec::new(),
                 neighbours: Arc::clone(&neighbours),
                 missing: missing_to.clone(),
                 counts: of_worker,
-                stop: Arc::clone(&stop),
+                told: Told::default(),
+                shared: Arc::clone(&shared),
                 pod: config.pod,
                 spin_ns: config.spin_ns,
                 tests: config.tests.of_worker(number),
                 tap: captures.tap(&format!("worker-{number}")),
             };
-            let processor = config.processors.get(number).copied();
-            threads.push(spawn(format!("worker{number}"), move || {
-                program::pin(processor);
-                worker.run();
-            })?);
+            workers.push((worker, config.processors.get(number).copied()));
         }
         let mut known = Neighbours::new(tables.mac, tables.vteps.clone());
         config.resolve.into_iter().for_each(|address| known.want(address));
-        let told = Told::default();
+        let told = NextHops::default();
         let of_pod = Arc::clone(&neighbours);
-        let mut control = Control {
-            queues: control,
+        let control = Control {
+            queues: Vec::new(),
             known,
             neighbours,
             missing,
             told: Arc::clone(&told),
-            stop: Arc::clone(&stop),
+            shared: Arc::clone(&shared),
             pod: config.pod,
             tap: captures.tap("control"),
         };
-        threads.push(spawn("control".to_owned(), move || control.run())?);
-        for client in &clients {
-            let (client, stop) = (Arc::clone(client), Arc::clone(&stop));
-            threads.push(spawn("memif".to_owned(), move || {
-                let reason = client.wait();
-                if !stop.load(Ordering::Relaxed) {
-                    // A pod without its pipeline has nothing to do; the service manager starts it again.
-                    tracing::error!(reason, "the pipeline is gone; ending");
-                    std::process::exit(1);
-                }
-            })?);
-        }
-        let source = Arc::new(PodSource { counts, tables, nat, neighbours: of_pod, told, captures });
+        let mut life = Life { shared: Arc::clone(&shared), interfaces, workers, control };
+        life.begin()?;
+        let of_status = Arc::clone(&shared);
+        let source = Arc::new(PodSource { shared: of_status, counts, tables, nat, neighbours: of_pod, told, captures });
         let status = StatusServer::start(&config.control, config.metrics, source)
             .with_context(|| format!("listening on {}", config.control.display()))?;
-        Ok(GatewayPod { stop, clients, threads, _status: status })
+        let live = move || {
+            if let Err(error) = life.run() {
+                tracing::error!(%error, "the pod has ended");
+                std::process::exit(1);
+            }
+        };
+        let life = thread::Builder::new().name("pod".to_owned()).spawn(live).context("starting a thread")?;
+        Ok(GatewayPod { shared, life, _status: status })
     }
 
     /// Returns what is being worked on, and leaves.
     fn stop(self) {
-        self.stop.store(true, Ordering::Relaxed);
-        self.clients.iter().for_each(|client| client.close());
-        for thread in self.threads {
-            let _ = thread.join();
-        }
-    }
-}
-
-fn spawn(name: String, work: impl FnOnce() + Send + 'static) -> Result<JoinHandle<()>> {
-    let run = move || {
-        if let Err(panic) = panics::contain(work) {
-            // The pipeline gives the packets of a pod that is gone to nobody; one that lives with a part of its workers loses some of all flows.
-            tracing::error!(%panic, "a panic; ending");
-            std::process::exit(1);
-        }
-    };
-    thread::Builder::new().name(name).spawn(run).context("starting a thread")
-}
-
-/// Connects; the pipeline may be about to start.
-fn connect(config: &ClientConfig) -> Result<Client> {
-    let until = std::time::Instant::now() + PATIENCE;
-    loop {
-        match Client::connect(config) {
-            Err(MemifError::Io(error)) if std::time::Instant::now() < until => {
-                tracing::debug!(%error, "no pipeline yet");
-                thread::sleep(PAUSE);
-            }
-            result => return Ok(result?),
-        }
+        self.shared.stop();
+        let _ = self.life.join();
     }
 }
 
@@ -188,8 +137,8 @@ struct Control {
     known: Neighbours,
     neighbours: Arc<SharedNeighbours>,
     missing: Receiver<IpAddr>,
-    told: Told,
-    stop: Arc<AtomicBool>,
+    told: NextHops,
+    shared: Arc<Shared>,
     pod: u16,
     tap: Tap,
 }
@@ -197,7 +146,7 @@ struct Control {
 impl Control {
     fn run(&mut self) {
         self.queues.iter().for_each(|queue| queue.want_interrupts(true));
-        while !self.stop.load(Ordering::Relaxed) {
+        while !self.shared.is_halted() {
             let now = monotonic_ns();
             self.tap.poll();
             for address in self.missing.try_iter().take(64) {
@@ -250,11 +199,12 @@ fn drop_trailer(pod: u16) -> [u8; TRAILER_LEN] {
 /// What the status server asks.
 #[derive(Debug)]
 struct PodSource {
+    shared: Arc<Shared>,
     counts: Vec<Counts>,
     tables: Arc<Tables>,
     nat: Arc<Nat>,
     neighbours: Arc<SharedNeighbours>,
-    told: Told,
+    told: NextHops,
     captures: Captures,
 }
 
@@ -263,6 +213,7 @@ impl PodSource {
         let told = self.told.lock().unwrap_or_else(PoisonError::into_inner).clone();
         let workers = self.counts.iter().map(|counts| counts.lock().unwrap_or_else(PoisonError::into_inner).clone());
         api::GatewayPod {
+            connected: self.shared.is_connected(),
             workers: workers.collect(),
             nat_sessions: self.nat.len() as u64,
             neighbours: told.into_iter().map(|(address, mac)| (address.to_string(), mac)).collect(),
@@ -286,6 +237,7 @@ impl Source for PodSource {
         }
         let known = state.neighbours.values().filter(|mac| mac.is_some()).count() as u64;
         for (name, value) in [
+            ("gw_connected", u64::from(state.connected)),
             ("gw_nat_sessions", state.nat_sessions),
             ("gw_neighbours", state.neighbours.len() as u64),
             ("gw_known_neighbours", known),

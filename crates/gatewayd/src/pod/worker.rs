@@ -1,7 +1,7 @@
 //! A core of the pod: takes packets from its queues, decides, returns them.
 
 use std::net::IpAddr;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::SyncSender;
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::time::Duration;
@@ -16,6 +16,7 @@ use bifrost_wire::Mac;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use super::config::Tests;
+use super::life::Shared;
 use crate::capture::{Outcome, Tap};
 
 /// Packets of a queue in a turn.
@@ -65,7 +66,8 @@ pub(super) struct Worker {
     /// Next hops to be resolved.
     pub(super) missing: SyncSender<IpAddr>,
     pub(super) counts: Counts,
-    pub(super) stop: Arc<AtomicBool>,
+    pub(super) told: Told,
+    pub(super) shared: Arc<Shared>,
     pub(super) pod: u16,
     pub(super) spin_ns: u64,
     pub(super) tests: Tests,
@@ -73,14 +75,14 @@ pub(super) struct Worker {
 }
 
 impl Worker {
-    /// Works until it is told to stop.
+    /// Works until it is halted.
     pub(super) fn run(&mut self) {
         let mut generation = self.neighbours.generation.load(Ordering::Acquire);
         let mut known = self.neighbours.get();
-        let (mut tick, mut busy_at, mut told) = (0, 0, Told::default());
+        let (mut tick, mut busy_at, mut told) = (0, 0, self.told);
         let mut awaited = false;
         let mut pace = Pace { per_second: self.tests.packets_per_second, since: monotonic_ns(), taken: 0 };
-        while !self.stop.load(Ordering::Relaxed) {
+        while !self.shared.is_halted() {
             let now = monotonic_ns();
             let latest = self.neighbours.generation.load(Ordering::Acquire);
             if latest != generation {
@@ -135,6 +137,7 @@ impl Worker {
             wait(&self.queues);
         }
         self.tell(told);
+        self.told = told;
     }
 
     /// Handles the packets of one queue; `SEEN`: a capture runs.
@@ -178,7 +181,7 @@ impl Worker {
 
 /// What a worker counts itself.
 #[derive(Clone, Copy, Debug, Default)]
-struct Told {
+pub(super) struct Told {
     turns: u64,
     packets: u64,
     /// Time of the turns that found packets, ns.

@@ -169,6 +169,51 @@ hosts = [
         self.wait_until_it_forwards();
     }
 
+    /// Kills the pipeline while packets come, and starts it again `away` later. Returns how long it took from its start until packets passed, and how many
+    /// came from then on until `after` more had been sent, which must be in order.
+    pub(crate) fn replace_pipeline(&mut self, away: Duration, after: u32) -> (Duration, u32) {
+        const EACH: Duration = Duration::from_micros(500);
+        let (mut number, mut next) = (0, Instant::now());
+        let mut step = |world: &mut World| {
+            let frame = packet(100, 7, number);
+            world.wire.send(&[&frame]);
+            world.wire.flush();
+            number += 1;
+            next += EACH;
+            std::thread::sleep(next.saturating_duration_since(Instant::now()));
+            world.drain()
+        };
+        (0..200).for_each(|_| drop(step(self)));
+        self.nicd.kill().unwrap();
+        self.nicd.wait().unwrap();
+        // What it had sent is still on its way.
+        let gone = Instant::now();
+        while gone.elapsed() < away {
+            step(self);
+        }
+        let started = Instant::now();
+        self.nicd = run(env!("CARGO_BIN_EXE_bifrost-nicd"), self.dir.path(), "nicd");
+        let mut came = Vec::new();
+        while came.is_empty() {
+            assert!(started.elapsed() < PATIENCE, "nothing passes any more");
+            came = step(self);
+        }
+        let took = started.elapsed();
+        (0..after).for_each(|_| came.extend(step(self)));
+        let last = Instant::now();
+        while last.elapsed() < Duration::from_millis(500) {
+            came.extend(self.drain());
+        }
+        assert!(came.is_sorted_by(|a, b| a.1 < b.1), "each once, and in order");
+        (took, came.len() as u32)
+    }
+
+    /// The pod's process.
+    pub(crate) fn pod_pid(&mut self) -> u32 {
+        assert!(self.pod.try_wait().unwrap().is_none(), "the pod has ended");
+        self.pod.id()
+    }
+
     /// Ends both programs; whether each ended well.
     pub(crate) fn stop(mut self) -> (bool, bool) {
         let end = |child: &mut Child| {
