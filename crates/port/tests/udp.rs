@@ -41,6 +41,21 @@ fn several_addresses_keep_the_order_of_arrival() {
     assert_eq!(got, (0..200).collect::<Vec<_>>());
 }
 
+/// Over IPv6, too, a tunnel's packets may have no UDP checksum; the transport's must have one.
+#[test]
+fn plain_vxlan_needs_no_checksum() {
+    let ports = UdpConfig { bifrost_port: 24_896, vxlan_port: 24_897, ..UdpConfig::default() };
+    let local = IpAddr::V6(Ipv6Addr::LOCALHOST);
+    let mut receiver = UdpUnderlay::open(UdpConfig { local: vec![local], ..ports }).expect("open");
+    let socket = UdpSocket::bind((local, 0)).expect("bind");
+    bifrost_udp::set_int(&socket, libc::SOL_UDP, libc::UDP_NO_CHECK6_TX, 1).expect("no checksums");
+    for port in [24_896, 24_897] {
+        socket.send_to(&[port as u8; 40], (local, port)).expect("send");
+    }
+    let got = collect(&mut receiver, 2);
+    assert_eq!(got.iter().map(|got| got.service).collect::<Vec<_>>(), [Service::Vxlan]);
+}
+
 /// What arrived, until `count` datagrams did or nothing came for half a second.
 fn collect(underlay: &mut UdpUnderlay, count: usize) -> Vec<Got> {
     let mut out = Vec::new();

@@ -135,7 +135,7 @@ fn assemble(wanted: &Wanted, sockets: BorrowedFd<'_>) -> Vec<Instruction> {
         a.jump(pass);
         a.place(v6_ours);
         a.load(Size::Half, R1, FRAME, 60);
-        a.jump_if(R1, Jump::Equal, 0, pass); // no checksum, which IPv6 demands: the kernel refuses it
+        a.jump_if(R1, Jump::Equal, 0, pass); // no checksum: the kernel lets plain VXLAN pass alone
         a.load_big_endian(Size::Half, R1, FRAME, 18);
         a.copy(R2, R1);
         a.add(R2, 54);

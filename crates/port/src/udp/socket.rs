@@ -52,6 +52,10 @@ pub(crate) fn receive(config: &UdpConfig, local: IpAddr, service: Service) -> Re
             IpAddr::V6(_) => {
                 set_int(&socket, libc::IPPROTO_IPV6, libc::IPV6_RECVTCLASS, 1)?;
                 set_int(&socket, libc::IPPROTO_IPV6, libc::IPV6_RECVHOPLIMIT, 1)?;
+                // Plain VXLAN may come without a checksum (RFC 7348, section 5; RFC 6935), which the kernel would not let pass.
+                if service == Service::Vxlan {
+                    set_int(&socket, libc::SOL_UDP, libc::UDP_NO_CHECK6_RX, 1)?;
+                }
             }
         }
         if sockopt::set_socket_recv_buffer_size_force(&socket, config.receive_buffer_bytes).is_err() {
