@@ -1,8 +1,8 @@
 use super::world::*;
 use bifrost_tables::{LimiterConfig, Rate};
-use bifrost_wire::Mac;
+use bifrost_wire::{Mac, Vni, vxlan};
 
-use crate::HostState;
+use crate::{HostCounters, HostState};
 
 const A: &str = "10.0.0.11";
 const MAC_A: Mac = Mac([2, 0, 0, 0, 1, 1]);
@@ -18,6 +18,14 @@ fn state(world: &World) -> HostState {
 
 fn numbers(world: &World) -> impl Iterator<Item = &[u8]> {
     world.pod_got.iter().map(|(_, frame)| &frame[..])
+}
+
+fn send_from(world: &mut World, from: u32, to: u32) {
+    for number in from..to {
+        let now = world.now;
+        world.hosts[0].send(now, 0, number);
+        world.pass(20_000);
+    }
 }
 
 /// Sends `count` frames of each flow, some in each step.
@@ -53,6 +61,50 @@ fn frames_cross_a_lossy_network_once_and_in_order() {
         let all = 2048 * usize::from(world.reliable().hosts().len() as u16);
         assert_eq!(world.reliable().free_buffers(), (all, all));
     }
+}
+
+#[test]
+fn frames_cross_in_ipv6_behind_tags_and_in_bundles() {
+    const A6: &str = "fd00::11";
+    for (address, vlan, bundles) in
+        [(A6, None, false), (A, Some(100), false), (A, None, true), (A6, Some(4094), true), (A, Some(1), true)]
+    {
+        let mut pod = pod(config(&[&[address]]));
+        pod.interfaces = vec![vlan];
+        let mut world = World::new(pod, vec![Host::new(&[address], MAC_A, 9)]);
+        world.hosts[0].bundles = bundles;
+        world.echo = true;
+        world.network = Network { lost: 30, repeated: 20, jitter_ns: 60_000 };
+        send(&mut world, 4, 500);
+        world.pass(200 * MS);
+        assert_complete(numbers(&world), 4, 500);
+        assert_complete(world.hosts[0].shown.iter().map(|f| &f[..]), 4, 500);
+        assert!(world.hosts[0].plain.is_empty());
+        assert!(world.pod_got.iter().all(|(from, _)| from.to_string() == address));
+        let state = state(&world);
+        assert_eq!((state.connections, state.open_connections, state.given_up_packets), (1, 1, 0));
+        assert!(state.retransmitted_packets > 20 && state.duplicate_packets > 20, "{state:?}");
+        let HostCounters { rx_frames, rx_datagrams, bad_packets, bad_checksum_datagrams, .. } = state.counters;
+        assert_eq!((rx_frames, bad_packets, bad_checksum_datagrams), (2000, 0, 0));
+        let bundled = world.hosts[0].bundled;
+        assert_eq!(bundled > 1000, bundles, "{bundled} of 2000 frames shared {rx_datagrams} datagrams");
+    }
+}
+
+#[test]
+fn a_bundle_that_is_damaged_is_counted_and_takes_nothing_along() {
+    let mut world = one_host();
+    world.hosts[0].bundles = true;
+    send(&mut world, 1, 10);
+    world.pass(5 * MS);
+    // A length that leads beyond the datagram.
+    let tunnel = vxlan::emit(Vni::new(VNI).unwrap());
+    let bundle = [8, 0x30, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0xff, 0xff, 1, 2];
+    assert_eq!(world.arrive(&frame(A, (49_152, PORT), &tunnel, &bundle)).unwrap().1, None);
+    assert_eq!(state(&world).counters.bad_packets, 1);
+    send_from(&mut world, 10, 20);
+    world.pass(5 * MS);
+    assert_complete(numbers(&world), 1, 20);
 }
 
 #[test]
@@ -205,6 +257,7 @@ fn settings_that_do_not_fit() {
     use crate::ReliableError::*;
     let refused = |change: fn(&mut crate::ReliableConfig)| {
         let mut settings = config(&[&[A], &["10.0.0.12"]]);
+        settings.addresses.truncate(1);
         change(&mut settings);
         crate::Reliable::new(settings, LONGEST).unwrap_err()
     };

@@ -8,7 +8,7 @@ use bifrost_plb::{self as plb, Trailer};
 use bifrost_rte as rte;
 use bifrost_rte::{Admission, Control, Destination, Engine, LocalVnic, Outbound, Output, PeerId, Time, Verdict};
 use bifrost_tables::{LimiterConfig, Rate};
-use bifrost_wire::bifrost::{self, Packet, PathId};
+use bifrost_wire::bifrost::{self, Packet, PathId, bundle};
 use bifrost_wire::protocol::UDP;
 use bifrost_wire::{Mac, Vni, ipv4, udp, vxlan};
 
@@ -16,6 +16,7 @@ use crate::reliable::outer::{self, Ends, Link};
 use crate::*;
 
 pub(super) const GATEWAY: &str = "10.0.0.1";
+pub(super) const GATEWAY_6: &str = "fd00::1";
 pub(super) const GATEWAY_MAC: Mac = Mac([2, 0, 0, 0, 0, 0xfe]);
 pub(super) const VNI: u32 = 100;
 pub(super) const LONGEST: usize = 1622;
@@ -44,11 +45,17 @@ pub(super) fn read(inner: &[u8]) -> (u16, u32) {
     (word(at), u32::from(word(at + 8)) << 16 | u32::from(word(at + 10)))
 }
 
+/// The gateway's address of a host's family.
+fn gateway_of(host: IpAddr) -> IpAddr {
+    if host.is_ipv4() { GATEWAY } else { GATEWAY_6 }.parse().unwrap()
+}
+
 /// A frame that a host sends.
 pub(super) fn frame(from: &str, ports: (u16, u16), head: &[u8], tail: &[u8]) -> Vec<u8> {
+    let source = from.parse().unwrap();
     let ends = Ends {
-        source: from.parse().unwrap(),
-        destination: GATEWAY.parse().unwrap(),
+        source,
+        destination: gateway_of(source),
         source_port: ports.0,
         destination_port: ports.1,
         ecn: 2,
@@ -62,7 +69,7 @@ pub(super) fn frame(from: &str, ports: (u16, u16), head: &[u8], tail: &[u8]) -> 
 
 pub(super) fn config(hosts: &[&[&str]]) -> ReliableConfig {
     ReliableConfig {
-        addresses: vec![GATEWAY.parse().unwrap()],
+        addresses: vec![GATEWAY.parse().unwrap(), GATEWAY_6.parse().unwrap()],
         mac: GATEWAY_MAC,
         vnis: vec![VNI],
         hosts: hosts.iter().map(|host| host.iter().map(|address| address.parse().unwrap()).collect()).collect(),
@@ -94,6 +101,9 @@ pub(super) struct Host {
     pub(super) leaving: Vec<Vec<u8>>,
     /// It does not speak the transport.
     pub(super) deaf: bool,
+    /// What leaves for one path shares datagrams; packets that did.
+    pub(super) bundles: bool,
+    pub(super) bundled: u32,
 }
 
 impl Host {
@@ -114,6 +124,8 @@ impl Host {
             plain: Vec::new(),
             leaving: Vec::new(),
             deaf: false,
+            bundles: false,
+            bundled: 0,
         }
     }
 
@@ -187,9 +199,20 @@ impl Host {
         self.pump(now);
         let mut out = std::mem::take(&mut self.out);
         let tunnel = vxlan::emit(Vni::new(VNI).unwrap());
-        for data in &out.data {
-            let head = [&tunnel[..], &data.header.emit()].concat();
-            let bytes = self.on_path(data.header.path, &head, &self.frames[&data.handle]);
+        // A packet with the one that follows it on its path, if two may share a datagram.
+        let mut data = out.data.iter().peekable();
+        while let Some(first) = data.next() {
+            let packet = |data: &rte::DataOut| [&data.header.emit()[..], &self.frames[&data.handle]].concat();
+            let mut bytes = packet(first);
+            if self.bundles
+                && let Some(second) = data.next_if(|second| second.header.path == first.header.path)
+            {
+                assert!(first.header.version.has_bundles());
+                bundle::begin(&mut bytes, 0);
+                bundle::append(&mut bytes, |bytes| bytes.extend_from_slice(&packet(second)));
+                self.bundled += 2;
+            }
+            let bytes = self.on_path(first.header.path, &tunnel, &bytes);
             self.leaving.push(bytes);
         }
         for control in &out.control {
@@ -231,6 +254,8 @@ pub(super) struct Network {
 }
 
 pub(super) struct World {
+    /// The tag of all frames between hosts and gateway, if they have one.
+    tag: Option<[u8; 4]>,
     pub(super) pipeline: Pipeline,
     pub(super) hosts: Vec<Host>,
     pub(super) now: u64,
@@ -283,9 +308,11 @@ pub(super) fn pod(reliable: ReliableConfig) -> PodConfig {
 
 impl World {
     pub(super) fn new(pod: PodConfig, hosts: Vec<Host>) -> Self {
+        let tag = pod.interfaces[0].map(|vlan| [0x81, 0, (vlan >> 8) as u8, vlan as u8]);
         let mut pipeline = Pipeline::new(PipelineConfig { pods: vec![pod], longest: LONGEST, seed: 3 }).unwrap();
         pipeline.pods_mut()[0].set_up(0, true);
         World {
+            tag,
             pipeline,
             hosts,
             now: 1 << 40,
@@ -319,7 +346,14 @@ impl World {
         pipeline.arrive(*now, *now, frame, |_| OneRing(ring, *ring_size))
     }
 
-    fn travel(&mut self, to_gateway: bool, frame: Vec<u8>) {
+    fn travel(&mut self, to_gateway: bool, mut frame: Vec<u8>) {
+        if let Some(tag) = self.tag {
+            if to_gateway {
+                frame.splice(12..12, tag);
+            } else {
+                assert_eq!(frame.drain(12..16).collect::<Vec<_>>(), tag, "what leaves has the tag");
+            }
+        }
         let Network { lost, repeated, jitter_ns } = self.network;
         let copies = if self.random.u32(..1000) < repeated { 2 } else { 1 };
         for _ in 0..copies {
@@ -360,7 +394,8 @@ impl World {
             let end = bytes.len() - plb::TRAILER_LEN;
             self.pod_got.push((arrival.outer.src_ip, bytes[inner_at..end].to_vec()));
             if self.echo {
-                for (a, b, len) in [(0, 6, 6), (26, 30, 4), (inner_at, inner_at + 6, 6)] {
+                let addresses = if arrival.outer.src_ip.is_ipv4() { (26, 30, 4) } else { (22, 38, 16) };
+                for (a, b, len) in [(0, 6, 6), addresses, (inner_at, inner_at + 6, 6)] {
                     (0..len).for_each(|i| bytes.swap(a + i, b + i));
                 }
             } else {
@@ -394,11 +429,11 @@ impl World {
 
     /// The pod sends a frame of its own to a vNIC of a host.
     pub(super) fn pod_sends(&mut self, host: usize, flow: u16, number: u32) {
-        let (to, mac) = (self.hosts[host].addresses[0], self.hosts[host].mac);
+        let (to, mac) = (self.hosts[host].addresses[0].parse().unwrap(), self.hosts[host].mac);
         let inner = inner(mac, GATEWAY_MAC, flow, number);
         let ends = Ends {
-            source: GATEWAY.parse().unwrap(),
-            destination: to.parse().unwrap(),
+            source: gateway_of(to),
+            destination: to,
             source_port: 50_000,
             destination_port: 4789,
             ecn: 0,
