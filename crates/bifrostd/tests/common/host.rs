@@ -308,7 +308,8 @@ static ONE: Mutex<()> = Mutex::new(());
 pub struct Lab {
     pub hosts: Vec<Host>,
     guests: Vec<(Guest, Net)>,
-    _bridges: Option<Net>,
+    /// Where the bridges are, if there are any.
+    pub bridges: Option<Net>,
     tag: String,
     options: Options,
     watch: Watch,
@@ -389,7 +390,7 @@ impl Lab {
                 super::traffic::ping(&hosts[0].net, &address.to_string(), 1, 8) == 1
             });
         }
-        Lab { hosts, guests: Vec::new(), _bridges: bridges, tag, options, watch: Watch::start().unwrap(), _one: one }
+        Lab { hosts, guests: Vec::new(), bridges, tag, options, watch: Watch::start().unwrap(), _one: one }
     }
 
     /// Two hosts with a guest each, running: `a` (10.0.0.1) on the first, `b` (10.0.0.2) on the second.
