@@ -1,11 +1,13 @@
 //! Network ACLs: whether a single packet may pass.
 
+use std::sync::Arc;
+
 use bifrost_nic::{L3, Parsed};
 use bifrost_tables::{Classifier, Pattern};
 
 use crate::fields::fields;
 use crate::ids::Direction;
-use crate::tables::AclRule;
+use crate::tables::{AclRule, RuleName};
 
 /// A network's ACL: the first rule that matches decides; what none matches passes.
 #[derive(Debug)]
@@ -14,7 +16,12 @@ pub(crate) struct Acl {
     /// Whether those of a direction look at what only the first fragment of a packet shows: ports, and in IPv6 the protocol.
     looks_at_ports: [bool; 2],
     looks_at_protocols: [bool; 2],
+    /// What logs call the rules of each direction; `None`: no rule is logged.
+    pub(crate) logs: Option<Box<Logs>>,
 }
+
+/// What logs call rules, by direction and place.
+pub(crate) type Logs = [Vec<Option<Arc<RuleName>>>; 2];
 
 impl Acl {
     /// `None` without rules.
@@ -31,6 +38,10 @@ impl Acl {
             rules: [of(Direction::Egress), of(Direction::Ingress)],
             looks_at_ports: any(|p| [&p.src_ports, &p.dst_ports].into_iter().any(|ports| *ports != (0..=u16::MAX))),
             looks_at_protocols: any(|p| p.protocol.is_some()),
+            logs: rules.iter().any(|rule| rule.log.is_some()).then(|| {
+                let of = |direction| rules.iter().filter(move |rule| rule.direction == direction);
+                Box::new([Direction::Egress, Direction::Ingress].map(|d| of(d).map(|rule| rule.log.clone()).collect()))
+            }),
         })
     }
 

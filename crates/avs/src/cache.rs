@@ -11,6 +11,7 @@ use crate::groups::{Judgement, Memory, event_of};
 use crate::ids::{Direction, PortId};
 use crate::path_mtu::{Remedy, TooLarge};
 use crate::rewrite::Rewrite;
+use crate::rule_log::Ruling;
 use crate::service::{self, Connection, Step};
 use crate::session::{self, Event, Handle, Sessions};
 use crate::verdict::Verdict;
@@ -222,6 +223,11 @@ impl Effects for Recording<'_> {
             _ => self.touched = None,
         }
         self.apply.groups(port, direction, judgement)
+    }
+
+    #[cold]
+    fn log(&mut self, at: (PortId, Direction), frame: Frame<'_>, ruling: Ruling<'_>) {
+        self.apply.log(at, frame, ruling);
     }
 
     #[cold]

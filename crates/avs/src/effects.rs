@@ -4,11 +4,13 @@ use std::net::IpAddr;
 
 use crate::drop_reason::DropReason;
 use crate::fragments::{First, Fragments, Moment, Piece};
+use crate::frame::Frame;
 use crate::groups::{Judgement, Memory};
 use crate::ids::{Direction, PortId};
 use crate::mapping::Mappings;
 use crate::path_mtu::{self, Remedy, TooLarge};
 use crate::port_state::PortState;
+use crate::rule_log::Ruling;
 use crate::service::{self, Connection, Step};
 use crate::session::{Planned, Sessions};
 
@@ -34,6 +36,8 @@ pub(crate) trait Effects {
     fn acl(&mut self, port: PortId, direction: Direction, rule: Option<(usize, bool)>);
     /// The security groups of a port were asked.
     fn groups(&mut self, port: PortId, direction: Direction, judgement: Judgement) -> Result<(), DropReason>;
+    /// A logged rule was looked up for a packet from or to a port; before this, its ACL or groups were asked.
+    fn log(&mut self, at: (PortId, Direction), frame: Frame<'_>, ruling: Ruling<'_>);
     /// A fragment from or to a port is not the first: whether it may pass by what is known of its packet.
     fn later_fragment(&mut self, at: (PortId, Direction), piece: &Piece) -> Result<(), DropReason>;
     /// It is the first: whether it can be.
@@ -99,6 +103,14 @@ impl<const SERVICES: bool> Effects for Apply<'_, SERVICES> {
     #[inline(always)]
     fn groups(&mut self, _: PortId, direction: Direction, judgement: Judgement) -> Result<(), DropReason> {
         judgement.apply(self.sessions, direction, self.epoch)
+    }
+
+    #[cold]
+    fn log(&mut self, at: (PortId, Direction), frame: Frame<'_>, ruling: Ruling<'_>) {
+        let log = self.ports.get_mut(at.0.place()).and_then(|state| state.rules.as_deref_mut());
+        if let Some(log) = log {
+            log.note(at, frame, ruling, self.now_ns);
+        }
     }
 
     #[cold]

@@ -8,6 +8,7 @@ use bifrost_tables::{Classifier, Fields, Pattern};
 use bifrost_wire::Vni;
 use bifrost_wire::protocol::{ICMP, ICMPV6};
 
+use crate::acl::Logs;
 use crate::drop_reason::DropReason;
 use crate::fields::{fields, reversed};
 use crate::ids::{Direction, GroupId, PortId};
@@ -21,6 +22,8 @@ pub(crate) struct GroupPolicy {
     ingress: Rules,
     /// `None`: everything may leave.
     egress: Option<Rules>,
+    /// What logs call the rules; `None`: no rule is logged.
+    pub(crate) logs: Option<Box<Logs>>,
 }
 
 /// Rules of one direction: those about the same other end together, so that a set of addresses is there once, whatever their number.
@@ -68,11 +71,15 @@ impl GroupPolicy {
             group.rules.iter().for_each(|rule| rules[rule.direction as usize].push(rule));
             restricts_egress |= group.restricts_egress;
         }
+        let is_logged = rules.iter().flatten().any(|rule| rule.log.is_some());
+        let names = |rules: &Vec<&GroupRule>| rules.iter().map(|rule| rule.log.clone()).collect();
+        let logs = is_logged.then(|| Box::new([names(&rules[0]), names(&rules[1])]));
         let [egress, ingress] = rules;
         let is_restricted = restricts_egress || !egress.is_empty();
         Ok(GroupPolicy {
             ingress: Rules::new(Direction::Ingress, &ingress, vni, members)?,
             egress: is_restricted.then(|| Rules::new(Direction::Egress, &egress, vni, members)).transpose()?,
+            logs,
         })
     }
 

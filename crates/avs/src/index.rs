@@ -233,6 +233,14 @@ impl Index {
         port.policy.map(|policy| &self.policies[policy])
     }
 
+    /// Whether a rule about a port's packets is logged.
+    pub(crate) fn logs_rules(&self, id: PortId) -> bool {
+        self.port(id).is_some_and(|(port, vpc)| {
+            vpc.acl.as_ref().is_some_and(|acl| acl.logs.is_some())
+                || self.policy(port).is_some_and(|policy| policy.logs.is_some())
+        })
+    }
+
     /// Which vNIC a packet is for that goes through the gateway of `vpc`, and its network.
     #[inline(always)]
     pub(crate) fn next_hop<'a>(

@@ -72,6 +72,8 @@ mod pipeline;
 mod port_state;
 mod resolution;
 mod rewrite;
+mod rule_log;
+mod rule_logs;
 mod service;
 mod session;
 mod switch;
@@ -95,12 +97,13 @@ pub use mapping::NatCounters;
 #[cfg(feature = "mutations")]
 pub use mutation::Mutation;
 pub use rewrite::Rewrite;
+pub use rule_log::{RuleLogCounters, RuleRecord};
 pub use session::{Class, PortSessions, SessionCounters};
 pub use switch::{Former, Prepared, Switch};
 pub use tables::{
     AclRule, Affinity, Backend, BuildError, FloatingIp, FlowLogSpec, GATEWAY_MAC, GroupRule, Lease, LoadBalancer,
-    Member, Nat, Ordering, Peering, Port, PortForward, Reliability, Remote, Route, SecurityGroup, SourceNat, Tables,
-    Transport, Vpc, Workers,
+    Member, Nat, Ordering, Peering, Port, PortForward, Reliability, Remote, Route, RuleLogSpec, RuleName, RuleOwner,
+    SecurityGroup, SourceNat, Tables, Transport, Vpc, Workers,
 };
 pub use trace::{By, Check, GuestTrace, Hop, UnderlayTrace, WorkerTrace};
 pub use verdict::{Action, Verdict};

@@ -5,6 +5,7 @@ use bifrost_wire::{Mac, Vni};
 
 use crate::counters::PortCounters;
 use crate::path_mtu;
+use crate::rule_log::RuleLog;
 
 /// Counters of a port, and of which vNIC.
 #[derive(Clone, Debug)]
@@ -15,6 +16,8 @@ pub(crate) struct PortState {
     pub(crate) errors: TokenBucket,
     /// For what it asks by DHCP.
     pub(crate) questions: TokenBucket,
+    /// What logged rules did with its packets; `None`: no rule about them is logged.
+    pub(crate) rules: Option<Box<RuleLog>>,
 }
 
 /// Questions a second, and how many at once, that a guest may ask: a client repeats each after seconds.
@@ -25,7 +28,7 @@ impl PortState {
     /// Of a vNIC that has just come.
     pub(crate) fn of(vnic: Option<(Vni, Mac)>) -> Self {
         let questions = TokenBucket::new(QUESTIONS_PER_SECOND, QUESTIONS_AT_ONCE);
-        PortState { vnic, counters: PortCounters::default(), errors: path_mtu::allowance(), questions }
+        PortState { vnic, counters: PortCounters::default(), errors: path_mtu::allowance(), questions, rules: None }
     }
 }
 

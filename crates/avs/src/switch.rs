@@ -19,9 +19,11 @@ use crate::mapping::{Mappings, NatCounters};
 use crate::notes::{NoteId, Notes};
 use crate::pipeline::{self, Output};
 use crate::port_state::PortState;
+use crate::rule_log::{RuleLogCounters, RuleRecord};
+use crate::rule_logs::RuleLogs;
 use crate::service::{self, Connection};
 use crate::session::{PortSessions, SessionCounters, Sessions};
-use crate::tables::{BuildError, FlowLogSpec, Port, Tables};
+use crate::tables::{BuildError, FlowLogSpec, Port, RuleLogSpec, Tables};
 use crate::verdict::{Action, Verdict};
 use crate::vpc::{Location, VpcId};
 
@@ -49,6 +51,7 @@ pub struct Switch {
     is_logging: bool,
     /// Of flow logs that have ended.
     logged: FlowLogCounters,
+    rule_logs: RuleLogs,
     secret: u64,
     /// Counts configurations: sessions of an earlier one are looked at again.
     pub(crate) epoch: u32,
@@ -80,6 +83,7 @@ impl Switch {
             flow_log: None,
             is_logging: false,
             logged: FlowLogCounters::default(),
+            rule_logs: RuleLogs::new(tables.rule_log, secret),
             secret,
             epoch: 0,
             verdict: Verdict::drop(DropReason::UnknownPort),
@@ -109,11 +113,12 @@ impl Switch {
     /// [`replace`](Self::replace), with what has been built elsewhere: takes no time that depends on its size, as long as no port's number
     /// comes to mean another vNIC, and room for flow records stays as it is. What was in force is returned: to drop it takes time, too.
     pub fn take_over(&mut self, prepared: Prepared) -> Former {
-        let Prepared { index, sessions, flows, flow_log } = prepared;
+        let Prepared { index, sessions, flows, flow_log, rule_log } = prepared;
         let former = std::mem::replace(&mut self.index, index);
         self.epoch = self.epoch.wrapping_add(1);
         self.sessions.set_limits(sessions);
         self.connections.set_limits(sessions);
+        self.rule_logs.spec = rule_log;
         self.claim_ports();
         self.make_room(flows);
         if self.notes.is_on() != flows.vectors {
@@ -545,6 +550,18 @@ impl Switch {
         true
     }
 
+    /// Counters of the logs of rules.
+    pub fn rule_log_counters(&self) -> RuleLogCounters {
+        self.rule_logs.counters(&self.ports)
+    }
+
+    /// Looks at the logs of rules of the next of `parts` parts of the ports, at `now_ns` of the switch's time, and adds their records.
+    /// Returns whether no rule is logged any more, and all records have been taken.
+    pub fn take_rule_records(&mut self, parts: usize, now_ns: u64, out: &mut Vec<RuleRecord>) -> bool {
+        self.rule_logs.take(&mut self.ports, parts, now_ns, out);
+        self.rule_logs.spec.is_none()
+    }
+
     fn set_flow_log(&mut self, spec: Option<FlowLogSpec>) {
         match (&mut self.flow_log, spec) {
             (Some(log), spec) => log.set_spec(spec),
@@ -583,8 +600,10 @@ impl Switch {
                 self.connections.forget_port(port.id);
                 self.mappings.forget_guest(port.id);
                 self.fragments.forget_port(port.id);
+                self.rule_logs.end(state, self.now_ns);
                 *state = PortState::of(vnic);
             }
+            self.rule_logs.claim(state, self.index.logs_rules(port.id), self.now_ns);
         }
     }
 }
@@ -633,6 +652,7 @@ pub struct Prepared {
     sessions: SessionLimits,
     flows: FlowLimits,
     flow_log: Option<FlowLogSpec>,
+    rule_log: Option<RuleLogSpec>,
 }
 
 /// What was in force before [`Switch::take_over`], to be dropped where there is time.
@@ -647,7 +667,7 @@ impl Prepared {
     /// # Errors
     /// The first contradiction in `tables`.
     pub fn build(tables: &Tables) -> Result<Self, BuildError> {
-        let Tables { sessions, flows, ref flow_log, .. } = *tables;
-        Ok(Prepared { index: Index::build(tables)?, sessions, flows, flow_log: flow_log.clone() })
+        let Tables { sessions, flows, ref flow_log, rule_log, .. } = *tables;
+        Ok(Prepared { index: Index::build(tables)?, sessions, flows, flow_log: flow_log.clone(), rule_log })
     }
 }

@@ -1,6 +1,7 @@
 //! What a switch is built from.
 
 use std::net::{IpAddr, Ipv4Addr};
+use std::sync::Arc;
 
 use bifrost_tables::{IpNet, Pattern};
 use bifrost_wire::protocol::{TCP, UDP};
@@ -62,6 +63,37 @@ pub struct AclRule {
     pub pattern: Pattern,
     /// Whether they pass.
     pub allow: bool,
+    /// What logs call it; `None`: it is not logged.
+    pub log: Option<Arc<RuleName>>,
+}
+
+/// Which rule of the configuration a logged rule is. A rule that names alternatives is several here, of one name.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RuleName {
+    /// Where it is.
+    pub owner: RuleOwner,
+    /// Which packets it is about, seen from the guest.
+    pub direction: Direction,
+    /// Its number in its list, from 1.
+    pub number: u32,
+}
+
+/// Where a rule is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum RuleOwner {
+    /// In the security group of that name.
+    Group(String),
+    /// In the ACL of a network.
+    Acl(Vni),
+}
+
+/// Bounds of the logs of rules.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RuleLogSpec {
+    /// Flows of which a port's log begins to tell, each second.
+    pub records_per_s: u32,
+    /// A rejected flow that goes on has a record after so long, and one of which nothing was heard for so long is another one afterwards, ns.
+    pub interval_ns: u64,
 }
 
 /// A security group: conversations that may begin. What belongs to one that was allowed to begin passes, in both directions.
@@ -92,12 +124,14 @@ pub struct GroupRule {
     pub pattern: Pattern,
     /// Who is at the other end.
     pub remote: Remote,
+    /// What logs call it; `None`: it is not logged.
+    pub log: Option<Arc<RuleName>>,
 }
 
 impl GroupRule {
     /// About anybody.
     pub fn new(direction: Direction, pattern: Pattern) -> Self {
-        GroupRule { direction, pattern, remote: Remote::Anybody }
+        GroupRule { direction, pattern, remote: Remote::Anybody, log: None }
     }
 }
 
@@ -377,6 +411,8 @@ pub struct Tables {
     pub flows: FlowLimits,
     /// Which conversations are logged.
     pub flow_log: Option<FlowLogSpec>,
+    /// How rules are logged that have a name for logs; `None`: they are not.
+    pub rule_log: Option<RuleLogSpec>,
     /// Who else has such a switch.
     pub workers: Workers,
     /// A deliberate mistake, for tests of tests.

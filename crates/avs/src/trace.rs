@@ -14,6 +14,7 @@ use crate::ids::{Direction, LoadBalancerId, PeerId, PortId};
 use crate::index::Index;
 use crate::path_mtu::{self, Remedy, TooLarge};
 use crate::pipeline::{self, Output};
+use crate::rule_log::Ruling;
 use crate::service::{self, Step, Translator};
 use crate::session::Planned;
 use crate::switch::Switch;
@@ -80,6 +81,8 @@ pub struct Check {
     pub by: By,
     /// Whether it passed, or why not.
     pub result: Result<(), DropReason>,
+    /// Whether the rule that decided logs that.
+    pub logged: bool,
 }
 
 /// Who decided whether a packet may pass.
@@ -263,17 +266,17 @@ impl Effects for Looking<'_> {
             }
         };
         let result = step.foresee(&self.switch.connections, &mut self.planned_connections);
-        self.checks.push(Check { port, direction, by, result });
+        self.checks.push(Check { port, direction, by, result, logged: false });
         result
     }
 
     fn readdressed(&mut self, port: PortId, direction: Direction, outside: IpAddr) {
-        self.checks.push(Check { port, direction, by: By::Floating(outside), result: Ok(()) });
+        self.checks.push(Check { port, direction, by: By::Floating(outside), result: Ok(()), logged: false });
     }
 
     fn acl(&mut self, port: PortId, direction: Direction, rule: Option<(usize, bool)>) {
         let result = if rule.is_some_and(|(_, allow)| !allow) { Err(DropReason::Acl) } else { Ok(()) };
-        self.checks.push(Check { port, direction, by: By::Acl(rule.map(|(place, _)| place)), result });
+        self.checks.push(Check { port, direction, by: By::Acl(rule.map(|(place, _)| place)), result, logged: false });
     }
 
     fn groups(&mut self, port: PortId, direction: Direction, judgement: Judgement) -> Result<(), DropReason> {
@@ -291,20 +294,27 @@ impl Effects for Looking<'_> {
             }
         };
         let result = judgement.foresee(sessions, direction, &mut self.planned);
-        self.checks.push(Check { port, direction, by, result });
+        self.checks.push(Check { port, direction, by, result, logged: false });
         result
+    }
+
+    fn log(&mut self, at: (PortId, Direction), _: Frame<'_>, _: Ruling<'_>) {
+        let has_log = self.switch.ports.get(at.0.place()).is_some_and(|state| state.rules.is_some());
+        if let Some(check) = self.checks.last_mut() {
+            check.logged = has_log;
+        }
     }
 
     fn later_fragment(&mut self, at: (PortId, Direction), piece: &Piece) -> Result<(), DropReason> {
         let result = self.switch.fragments.check_later(at, piece, self.moment());
-        self.checks.push(Check { port: at.0, direction: at.1, by: By::Fragments, result });
+        self.checks.push(Check { port: at.0, direction: at.1, by: By::Fragments, result, logged: false });
         result
     }
 
     fn check_first_fragment(&mut self, at: (PortId, Direction), piece: &Piece) -> Result<(), DropReason> {
         let result = self.switch.fragments.check_first(at, piece, self.moment());
         if result.is_err() {
-            self.checks.push(Check { port: at.0, direction: at.1, by: By::Fragments, result });
+            self.checks.push(Check { port: at.0, direction: at.1, by: By::Fragments, result, logged: false });
         }
         result
     }

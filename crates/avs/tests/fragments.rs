@@ -28,7 +28,7 @@ fn switch_of(tables: &Tables) -> Switch {
 /// Network 100 refuses TCP to port 22, both ways.
 fn without_ssh() -> Tables {
     let mut tables = tables();
-    let rule = |direction| AclRule { direction, allow: false, pattern: to_port(6, 22) };
+    let rule = |direction| AclRule { direction, allow: false, pattern: to_port(6, 22), log: None };
     tables.vpcs[0].acl = vec![rule(Direction::Ingress), rule(Direction::Egress)];
     tables
 }
@@ -115,12 +115,12 @@ fn without_rules_about_ports_each_fragment_goes_by_what_it_shows() {
     let later = pieces(&whole, 7, &[24]).remove(1);
     assert_eq!(passes(&mut switch_of(&tables), 1, &later), Ok(()), "no rules");
     let pattern = Pattern { dst: Some("10.0.0.3/32".parse().unwrap()), ..Pattern::default() };
-    tables.vpcs[0].acl = vec![AclRule { direction: Direction::Egress, allow: false, pattern }];
+    tables.vpcs[0].acl = vec![AclRule { direction: Direction::Egress, allow: false, pattern, log: None }];
     assert_eq!(passes(&mut switch_of(&tables), 1, &later), Err(DropReason::Acl), "a rule about addresses");
     assert_eq!(passes(&mut switch_of(&tables), 1, &pieces(&syn(1, 2, false, 22), 7, &[24])[1]), Ok(()));
     // In IPv6 only the first fragment says which protocol it is.
     let tcp = Pattern { protocol: Some(6), ..Pattern::default() };
-    tables.vpcs[0].acl = vec![AclRule { direction: Direction::Egress, allow: false, pattern: tcp }];
+    tables.vpcs[0].acl = vec![AclRule { direction: Direction::Egress, allow: false, pattern: tcp, log: None }];
     assert_eq!(passes(&mut switch_of(&tables), 1, &later), Err(DropReason::Acl));
     let mut lying = pieces(&syn(1, 3, true, 22), 7, &[24]).remove(1);
     lying[54] = 17;
@@ -403,7 +403,7 @@ fn networks_that_are_peered_see_whole_packets() {
     let peering =
         |of, prefix: &str, to| bifrost_avs::Peering { vni: vni(of), prefix: prefix.parse().unwrap(), to: vni(to) };
     tables.peerings = vec![peering(100, "10.2.0.0/16", 200), peering(200, "10.0.0.0/24", 100)];
-    let rule = |direction| AclRule { direction, allow: false, pattern: to_port(17, 54) };
+    let rule = |direction| AclRule { direction, allow: false, pattern: to_port(17, 54), log: None };
     tables.vpcs[1].acl = vec![rule(Direction::Egress)];
     let mut s = switch_of(&tables);
     for (id, (port, first)) in

@@ -16,7 +16,7 @@ use common::*;
 /// Nothing passes, both ways and at both guests.
 fn closed() -> Tables {
     let mut tables = tables();
-    let deny = |direction| AclRule { direction, allow: false, pattern: Pattern::default() };
+    let deny = |direction| AclRule { direction, allow: false, pattern: Pattern::default(), log: None };
     tables.vpcs[0].acl = vec![deny(Direction::Ingress), deny(Direction::Egress)];
     tables.groups = vec![SecurityGroup::default()];
     tables.ports[0].groups = vec![GroupId(0)];

@@ -168,7 +168,7 @@ fn what_is_to_be_segmented() {
 fn nobody_is_told_about_what_must_not_pass() {
     let mut tables = small();
     let pattern = bifrost_avs::Pattern { protocol: Some(17), ..Default::default() };
-    let rule = bifrost_avs::AclRule { direction: bifrost_avs::Direction::Egress, pattern, allow: false };
+    let rule = bifrost_avs::AclRule { direction: bifrost_avs::Direction::Egress, pattern, allow: false, log: None };
     tables.vpcs[0].acl = vec![rule];
     let mut switch = Switch::build(&tables, 0).unwrap();
     let frame = sized(mac(3), "10.0.0.1", "10.0.0.3", 17, &[0, 1, 0, 2], 1401);

@@ -139,6 +139,7 @@ fn guests_of_one_host_meet_under_the_rules_of_both() {
         direction: Direction::Ingress,
         pattern: Pattern { src: from, ..Pattern::default() },
         allow: false,
+        log: None,
     }];
     s.replace(&tables).unwrap();
     assert_eq!(guest(&mut s, 0, &syn(0)), Verdict::drop(DropReason::Acl), "the other network's list");

@@ -308,7 +308,7 @@ fn a_flood_takes_neither_what_is_established_nor_what_is_anothers() {
 #[test]
 fn an_acl_looks_at_packets_one_by_one() {
     let mut tables = tables();
-    let rule = |direction, allow, pattern| AclRule { direction, pattern, allow };
+    let rule = |direction, allow, pattern| AclRule { direction, pattern, allow, log: None };
     let from_three = Pattern { src: Some("10.0.0.3/32".parse().unwrap()), ..tcp_to(80) };
     tables.vpcs[0].acl = vec![
         rule(Direction::Ingress, true, from_three),

@@ -89,7 +89,7 @@ fn guarded() -> Switch {
     let ingress = |port| GroupRule::new(Direction::Ingress, to(port));
     tables.groups = vec![SecurityGroup::new(vec![ingress(22)]), SecurityGroup::new(vec![ingress(80)])];
     tables.ports[0].groups = vec![GroupId(0), GroupId(1)];
-    tables.vpcs[0].acl = vec![AclRule { direction: Direction::Ingress, pattern: to(23), allow: false }];
+    tables.vpcs[0].acl = vec![AclRule { direction: Direction::Ingress, pattern: to(23), allow: false, log: None }];
     let mut switch = Switch::build(&tables, 1).unwrap();
     switch.advance(1000 * SECOND);
     switch
@@ -101,7 +101,7 @@ fn every_judgement_is_told_with_its_rule() {
     let from_peer = |switch: &Switch, frame: &[u8]| {
         switch.trace_from_underlay(vni(100), PeerId(1), frame, &parse(frame, frame.len()).unwrap())
     };
-    let check = |by, result| Check { port: PortId(0), direction: Direction::Ingress, by, result };
+    let check = |by, result| Check { port: PortId(0), direction: Direction::Ingress, by, result, logged: false };
     let groups = |permission| By::Groups { ends: None, permission };
 
     let syn = segment(3, 1, (5000, 80), SYN, 0, true);

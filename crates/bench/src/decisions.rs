@@ -189,7 +189,7 @@ fn tables(Kind { way, acl, groups, remembered }: Kind) -> Tables {
             let n = n as u16;
             let src = Some(net([172, 16 + (n % 16) as u8, (n / 16) as u8, 0], 24));
             let pattern = Pattern { src, dst_ports: n..=n + 9, protocol: Some(TCP), ..Pattern::default() };
-            AclRule { direction, pattern, allow: false }
+            AclRule { direction, pattern, allow: false, log: None }
         })
     });
     let rules = both.into_iter().flat_map(|direction| {

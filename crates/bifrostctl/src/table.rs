@@ -258,11 +258,19 @@ pub(crate) fn flow_log(log: &FlowLogStatus) -> String {
         let sent = written(log.ipfix_records, log.ipfix_lost_records);
         line("IPFIX", format!("{collector}: {sent}, {} messages", log.ipfix_messages));
     }
+    if let Some(json) = &log.rules_json {
+        line("rules", format!("{json}: {}", written(log.rule_json_records, log.rule_json_lost_records)));
+    }
     if log.on {
         line("ports", if log.ports.is_empty() { "none".to_owned() } else { log.ports.join(", ") });
     }
     line("workers", format!("{}; {} flows now", written(log.created_records, log.lost_records), log.flows));
     line("unlogged", format!("{} packets of flows for which there was no room", log.unlogged_packets));
+    if !log.rules.is_empty() {
+        let suppressed = log.rule_suppressed_packets;
+        line("logged", format!("{} records about rules, {suppressed} packets beyond", log.rule_created_records));
+        log.rules.iter().for_each(|rule| line("rule", rule.clone()));
+    }
     out
 }
 

@@ -186,15 +186,22 @@ impl Backend for Daemon {
 
     fn flow_log(&self) -> Result<FlowLogStatus, ApiError> {
         let state = self.state();
-        let workers = state.on_all(|worker| worker.core_mut().switch_mut().flow_log_counters()).map_err(gone)?;
-        let sum = |count: fn(&bifrost_avs::FlowLogCounters) -> u64| workers.iter().map(count).sum();
+        let workers = state.on_all(|worker| {
+            let switch = worker.core_mut().switch_mut();
+            (switch.flow_log_counters(), switch.rule_log_counters())
+        });
+        let (flows, rules): (Vec<_>, Vec<_>) = workers.map_err(gone)?.into_iter().unzip();
+        let sum = |count: fn(&bifrost_avs::FlowLogCounters) -> u64| flows.iter().map(count).sum();
+        let sum_rules = |count: fn(&bifrost_avs::RuleLogCounters) -> u64| rules.iter().map(count).sum();
         let log = state.config.flow_log.as_ref();
         let done = state.flow_log;
         Ok(FlowLogStatus {
             on: log.is_some(),
             json: log.and_then(|log| log.json.as_ref()).map(|path| path.display().to_string()),
             collector: log.and_then(|log| log.collector),
-            ports: log.map_or_else(Vec::new, |log| flow_log::ports(&state.config, log).map(str::to_owned).collect()),
+            ports: log
+                .filter(|log| log.has_flows())
+                .map_or_else(Vec::new, |log| flow_log::ports(&state.config, log).map(str::to_owned).collect()),
             flows: sum(|c| c.current_flows),
             created_records: sum(|c| c.created_records),
             lost_records: sum(|c| c.lost_records),
@@ -204,6 +211,12 @@ impl Backend for Daemon {
             ipfix_records: done.ipfix_records,
             ipfix_lost_records: done.ipfix_lost_records,
             ipfix_messages: done.ipfix_messages,
+            rules_json: log.and_then(|log| log.rules_json.as_ref()).map(|path| path.display().to_string()),
+            rules: if log.is_some() { flow_log::logged_rules(&state.config) } else { Vec::new() },
+            rule_created_records: sum_rules(|c| c.created_records),
+            rule_suppressed_packets: sum_rules(|c| c.suppressed_packets),
+            rule_json_records: done.rule_json_records,
+            rule_json_lost_records: done.rule_json_lost_records,
         })
     }
 

@@ -144,6 +144,7 @@ mod tests {
         names.extend(of("avs.", sessions.iter()));
         names.extend(of("avs.balanced_", sessions.iter()));
         names.extend(of("avs.flow_log_", bifrost_avs::FlowLogCounters::default().iter()));
+        names.extend(of("avs.rule_log_", bifrost_avs::RuleLogCounters::default().iter()));
         names.extend(of("mirror.", crate::mirror::Counters::default().iter()));
         names.extend(of("flow_log.", crate::flow_log::Counters::default().iter()));
         names.extend(of("avs.", bifrost_avs::NatCounters::default().iter()));

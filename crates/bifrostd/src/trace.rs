@@ -331,7 +331,7 @@ impl Words<'_> {
     }
 
     fn check(&self, check: &Check) -> TraceStep {
-        let Check { port, direction, by, result } = check;
+        let Check { port, direction, by, result, logged } = check;
         let name = self.port(port.0);
         let towards = match direction {
             Direction::Egress => "egress",
@@ -418,15 +418,17 @@ impl Words<'_> {
         };
         let session = if matches!(by, By::Session { .. }) { "existing" } else { "none" };
         let session = if result.is_ok() && matches!(by, By::Groups { .. }) { "new" } else { session };
+        let log = if *logged { "; it is logged" } else { "" };
         step(
             stage,
             result.is_ok(),
-            format!("{towards} of {name}: {what}"),
+            format!("{towards} of {name}: {what}{log}"),
             [
                 ("port", name.clone()),
                 ("direction", towards.to_owned()),
                 ("rule", rule),
                 ("session", session.to_owned()),
+                ("logged", logged.to_string()),
             ],
         )
     }

@@ -3,6 +3,7 @@
 use std::net::{IpAddr, SocketAddr};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use bifrost_avs as avs;
 use bifrost_control::config::{self, Auto, Config, CongestionControl};
@@ -69,7 +70,7 @@ pub(crate) fn tables(config: &Config, names: &Names, health: &Health) -> avs::Ta
                 config::Ordering::Off => avs::Ordering::Off,
             },
             gateways: v.gateway.clone(),
-            acl: v.acl.iter().flat_map(acl_rules).collect(),
+            acl: v.acl.iter().enumerate().flat_map(|(n, rule)| acl_rules(rule, acl_rule(v, n))).collect(),
         })
     });
     let ports = config.ports.iter().filter_map(|p| {
@@ -112,7 +113,8 @@ pub(crate) fn tables(config: &Config, names: &Names, health: &Health) -> avs::Ta
         address_sets: config.address_sets.iter().map(|set| set.addresses.clone()).collect(),
         sessions: avs::SessionLimits { total, per_port },
         flows: avs::FlowLimits { records: flow_records, vectors },
-        flow_log: config.flow_log.as_ref().map(|log| flow_log(config, log, names)),
+        flow_log: config.flow_log.as_ref().filter(|log| log.has_flows()).map(|log| flow_log(config, log, names)),
+        rule_log: config.flow_log.as_ref().filter(|log| log.has_rules()).map(rule_log),
         workers: avs::Workers { own: avs::WorkerId(0), count: config.workers.count as u16 },
     }
 }
@@ -199,6 +201,11 @@ fn transport_of(protocol: config::BalancedProtocol) -> avs::Transport {
     }
 }
 
+fn rule_log(log: &config::FlowLog) -> avs::RuleLogSpec {
+    let interval_ns = u64::try_from(log.rules_interval.as_nanos()).unwrap_or(u64::MAX);
+    avs::RuleLogSpec { records_per_s: log.rules_per_s, interval_ns }
+}
+
 fn flow_log(config: &Config, log: &config::FlowLog, names: &Names) -> avs::FlowLogSpec {
     let ns = |d: std::time::Duration| u64::try_from(d.as_nanos()).unwrap_or(u64::MAX);
     avs::FlowLogSpec {
@@ -213,12 +220,36 @@ fn flow_log(config: &Config, log: &config::FlowLog, names: &Names) -> avs::FlowL
 
 fn security_group(config: &Config, group: &config::SecurityGroup) -> avs::SecurityGroup {
     let of = |direction, rules: &[config::Rule]| {
-        let alternatives = rules.iter().flat_map(|rule| alternatives(config, rule));
-        alternatives.map(move |(pattern, remote)| avs::GroupRule { direction, pattern, remote }).collect::<Vec<_>>()
+        let all = rules.iter().enumerate().flat_map(|(n, rule)| {
+            let log = rule.log.then(|| Arc::new(group_rule(group, direction, n)));
+            alternatives(config, rule).into_iter().map(move |alternative| (alternative, log.clone()))
+        });
+        let rule = move |((pattern, remote), log)| avs::GroupRule { direction, pattern, remote, log };
+        all.map(rule).collect::<Vec<_>>()
     };
     let mut rules = of(avs::Direction::Ingress, &group.ingress);
     rules.extend(of(avs::Direction::Egress, &group.egress));
     avs::SecurityGroup { rules, restricts_egress: group.restricts_egress }
+}
+
+/// What logs call the rule of a group at a place in its list.
+pub(crate) fn group_rule(group: &config::SecurityGroup, direction: avs::Direction, place: usize) -> avs::RuleName {
+    let number = u32::try_from(place + 1).unwrap_or(u32::MAX);
+    avs::RuleName { owner: avs::RuleOwner::Group(group.name.clone()), direction, number }
+}
+
+/// The same of the rule of a VPC's ACL at a place.
+pub(crate) fn acl_rule(vpc: &config::Vpc, place: usize) -> Option<avs::RuleName> {
+    let number = u32::try_from(place + 1).unwrap_or(u32::MAX);
+    let direction = direction_of(vpc.acl.get(place)?.direction);
+    Some(avs::RuleName { owner: avs::RuleOwner::Acl(Vni::new(vpc.vni.value())?), direction, number })
+}
+
+fn direction_of(direction: config::Direction) -> avs::Direction {
+    match direction {
+        config::Direction::Ingress => avs::Direction::Ingress,
+        config::Direction::Egress => avs::Direction::Egress,
+    }
 }
 
 /// A group's rule's alternatives, each combination by itself.
@@ -249,13 +280,11 @@ fn group(config: &Config, name: &str) -> Option<avs::GroupId> {
     u16::try_from(place).ok().map(avs::GroupId)
 }
 
-fn acl_rules(rule: &config::AclRule) -> impl Iterator<Item = avs::AclRule> {
-    let direction = match rule.direction {
-        config::Direction::Ingress => avs::Direction::Ingress,
-        config::Direction::Egress => avs::Direction::Egress,
-    };
+fn acl_rules(rule: &config::AclRule, name: Option<avs::RuleName>) -> impl Iterator<Item = avs::AclRule> {
+    let direction = direction_of(rule.direction);
     let allow = rule.action == config::Action::Allow;
-    patterns(&rule.rule).into_iter().map(move |pattern| avs::AclRule { direction, pattern, allow })
+    let log = name.filter(|_| rule.rule.log).map(Arc::new);
+    patterns(&rule.rule).into_iter().map(move |pattern| avs::AclRule { direction, pattern, allow, log: log.clone() })
 }
 
 /// The alternatives of a rule's prefixes, protocols and ports, each combination by itself.

@@ -45,9 +45,30 @@ fn without_the_section_nothing_is_logged_and_a_change_is_taken_over() {
 }
 
 #[test]
+fn rules_are_logged_beside_conversations_or_alone() {
+    let rule = "[[security_group]]\nname = \"g\"\negress = [{ log = true }, {}]\n";
+    let on = |keys: &str| parse(&format!("[flow_log]\n{keys}{rule}")).unwrap_or_else(|e| panic!("{e}"));
+    for (keys, flows) in [
+        ("rules_json = \"/r\"\n", false),
+        ("rules_json = \"/r\"\njson = \"/f\"\n", true),
+        ("collector = \"192.0.2.9:4739\"\n", true),
+        ("collector = \"192.0.2.9:4739\"\nrecord = \"rules\"\n", false),
+    ] {
+        let config = on(keys);
+        let log = config.flow_log.as_ref().unwrap();
+        assert_eq!((log.has_flows(), log.has_rules()), (flows, true), "{keys}");
+        assert_eq!((log.rules_per_s, log.rules_interval), (100, Duration::from_secs(10)));
+        assert_eq!(config.security_groups[0].egress.iter().map(|r| r.log).collect::<Vec<_>>(), [true, false]);
+    }
+}
+
+#[test]
 fn errors_name_line_and_field() {
     for (section, expected) in [
-        ("[flow_log]\n", "flow_log.json: missing: name a file (json), an IPFIX collector (collector), or both"),
+        (
+            "[flow_log]\n",
+            "flow_log.json: missing: name a file (json, rules_json), an IPFIX collector (collector), or both",
+        ),
         ("[flow_log]\njson = \"f\"\n", "flow_log.json: \"f\" is not an absolute path"),
         ("[flow_log]\ncollector = \"192.0.2.9\"\n", "flow_log.collector: \"192.0.2.9\" is no address with a port"),
         ("[flow_log]\ncollector = \"192.0.2.9:0\"\n", "flow_log.collector: \"192.0.2.9:0\" is no address with a port"),
@@ -55,6 +76,13 @@ fn errors_name_line_and_field() {
         ("[flow_log]\njson = \"/f\"\nvpcs = [0]\n", "flow_log.vpcs[0]: 0 is not in 1..="),
         ("[flow_log]\njson = \"/f\"\nports = [\"c\"]\n", "flow_log.ports[0]: no port named \"c\""),
         ("[flow_log]\njson = \"/f\"\nrecord = \"none\"\n", "flow_log.record: \"none\" is not one of"),
+        ("[flow_log]\njson = \"/f\"\nrules_json = \"/f\"\n", "flow_log.rules_json: is the file of conversations"),
+        ("[flow_log]\njson = \"/f\"\nrecord = \"rules\"\n", "flow_log.json: gets nothing with `record"),
+        ("[flow_log]\nrules_json = \"f\"\n", "flow_log.rules_json: \"f\" is not an absolute path"),
+        (
+            "[flow_log]\njson = \"/f\"\n[[security_group]]\nname = \"g\"\ningress = [{}, { log = true }]\n",
+            "security_group[0].ingress[1].log: there is nowhere to log it; set `rules_json`",
+        ),
         ("[flow_log]\njson = \"/f\"\nflows = 1\n", "flow_log.flows: 1 is not in 64..=1048576"),
         ("[flow_log]\njson = \"/f\"\nactive_timeout = 1\n", "flow_log.active_timeout: unknown key; did you mean"),
     ] {

@@ -54,11 +54,11 @@ fn every_key_arrives() {
     let ports = vec![80..=80, 443..=443, 8000..=8099];
     assert_eq!(
         web.ingress[0],
-        Rule { protocols: vec![6], from: nets(&["0.0.0.0/0", "::/0"]), to: vec![], remotes: vec![], ports }
+        Rule { protocols: vec![6], from: nets(&["0.0.0.0/0", "::/0"]), to: vec![], remotes: vec![], ports, log: false }
     );
     assert_eq!(
         web.ingress[1],
-        Rule { protocols: vec![1, 58], from: vec![], to: vec![], remotes: vec![], ports: vec![] }
+        Rule { protocols: vec![1, 58], from: vec![], to: vec![], remotes: vec![], ports: vec![], log: false }
     );
     assert_eq!((web.egress[0].protocols.as_slice(), &web.egress[0].to), (&[47][..], &nets(&["10.0.0.0/8"])));
     assert!(c.security_groups[1].ingress.is_empty() && c.security_groups[1].egress.is_empty());

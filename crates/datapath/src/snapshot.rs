@@ -136,6 +136,8 @@ impl<P: GuestPort> Core<P> {
         counters.extend(self.switch.flow_counters().iter().map(|(name, value)| (format!("avs.{name}"), value)));
         let logged = self.switch.flow_log_counters();
         counters.extend(logged.iter().map(|(name, value)| (format!("avs.flow_log_{name}"), value)));
+        let ruled = self.switch.rule_log_counters();
+        counters.extend(ruled.iter().map(|(name, value)| (format!("avs.rule_log_{name}"), value)));
         let (send, receive) = self.engine.pages_used();
         counters.insert("rte.send_pages".to_string(), u64::from(send));
         counters.insert("rte.receive_pages".to_string(), u64::from(receive));

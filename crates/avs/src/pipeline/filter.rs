@@ -11,11 +11,12 @@ use crate::drop_reason::DropReason;
 use crate::effects::Effects;
 use crate::fragments::{First, Piece};
 use crate::frame::Frame;
-use crate::groups::{About, GroupPolicy};
+use crate::groups::{About, GroupPolicy, Judgement, Permission};
 use crate::ids::{Direction, PortId};
 use crate::index::{Index, PortIndex};
 use crate::mutation::mutated;
 use crate::resolution;
+use crate::rule_log::Ruling;
 use crate::session::{self, Quote};
 use crate::tables::GATEWAY_MAC;
 use crate::verdict::Action;
@@ -70,7 +71,7 @@ fn check_at(
     }
     let exempt = is_exempt(index, frame);
     if let Some(acl) = &vpc.acl {
-        by_acl(acl, port.port.id, direction, frame.parsed, exempt, effects)?;
+        by_acl(acl, (port.port.id, direction), frame, exempt, effects)?;
     }
     let Some(policy) = index.policy(port) else { return Ok(()) };
     by_groups(index, at, policy, direction, frame, exempt, effects)
@@ -92,14 +93,18 @@ fn is_exempt(index: &Index, Frame { head, parsed, .. }: Frame<'_>) -> bool {
 #[inline(always)]
 fn by_acl(
     acl: &Acl,
-    port: PortId,
-    direction: Direction,
-    parsed: &Parsed,
+    (port, direction): (PortId, Direction),
+    frame: Frame<'_>,
     exempt: bool,
     effects: &mut impl Effects,
 ) -> Result<(), DropReason> {
-    let rule = if exempt { None } else { acl.judge(direction, parsed) };
+    let rule = if exempt { None } else { acl.judge(direction, frame.parsed) };
     effects.acl(port, direction, rule);
+    if let (Some(logs), Some((place, accepted))) = (&acl.logs, rule)
+        && let Some(rule) = &logs[direction as usize][place]
+    {
+        effects.log((port, direction), frame, Ruling { rule, accepted, begins: false });
+    }
     if rule.is_some_and(|(_, allow)| !allow) { Err(DropReason::Acl) } else { Ok(()) }
 }
 
@@ -121,7 +126,30 @@ fn by_groups(
         _ => About::Packets,
     };
     let judgement = policy.judge(effects.memory(), id, direction, frame.head, parsed, about);
-    effects.groups(id, direction, judgement)
+    conclude(policy, (id, direction), frame, judgement, effects)
+}
+
+/// Does what follows from a judgement of the groups of a port. What a rule accepts is logged if it does begin.
+#[inline(always)]
+fn conclude(
+    policy: &GroupPolicy,
+    at: (PortId, Direction),
+    frame: Frame<'_>,
+    judgement: Judgement,
+    effects: &mut impl Effects,
+) -> Result<(), DropReason> {
+    let (port, direction) = at;
+    let Some(logs) = &policy.logs else { return effects.groups(port, direction, judgement) };
+    let (rule, begins) = match judgement {
+        Judgement::Begins { permission: Permission::Rule(place), .. } => (Some(place), true),
+        Judgement::Related { known: false, permission: Permission::Rule(place) } => (Some(place), false),
+        _ => (None, false),
+    };
+    effects.groups(port, direction, judgement)?;
+    if let Some(rule) = rule.and_then(|place| logs[direction as usize][place].as_ref()) {
+        effects.log(at, frame, Ruling { rule, accepted: true, begins });
+    }
+    Ok(())
 }
 
 /// What an ICMP message is about, if it is an `error`: one counts for what it quotes if it goes to the sender of that packet, and comes
@@ -151,7 +179,7 @@ fn check_fragment(
     let Some(fragment) = parsed.fragment else { return Ok(()) };
     let (id, policy) = (port.port.id, index.policy(port));
     if policy.is_none() && !vpc.acl.as_ref().is_some_and(|acl| acl.needs_first(direction, parsed)) {
-        return vpc.acl.as_ref().map_or(Ok(()), |acl| by_acl(acl, id, direction, parsed, false, effects));
+        return vpc.acl.as_ref().map_or(Ok(()), |acl| by_acl(acl, (id, direction), frame, false, effects));
     }
     if mutated!(index, FragmentSession)
         && let Some(policy) = policy
@@ -164,15 +192,15 @@ fn check_fragment(
     };
     effects.check_first_fragment((id, direction), &piece)?;
     if let Some(acl) = &vpc.acl {
-        let seen = if mutated!(index, FragmentPortsUnseen) { parsed } else { &whole.parsed };
-        by_acl(acl, id, direction, seen, false, effects)?;
+        let parsed = if mutated!(index, FragmentPortsUnseen) { parsed } else { &whole.parsed };
+        by_acl(acl, (id, direction), Frame { parsed, ..frame }, false, effects)?;
     }
     if let Some(policy) = policy {
         let error = session::error(id, direction, frame.head, &whole.parsed);
         // An error in fragments is about nothing: real ones are short.
         let about = if error.is_some() { About::Error(None) } else { About::Packets };
         let judgement = policy.judge(effects.memory(), id, direction, frame.head, &whole.parsed, about);
-        effects.groups(id, direction, judgement)?;
+        conclude(policy, (id, direction), Frame { parsed: &whole.parsed, ..frame }, judgement, effects)?;
     }
     let sender = sender(index, vpc, parsed);
     effects.first_fragment((id, direction), &piece, First { sender, least_len: whole.least_len });

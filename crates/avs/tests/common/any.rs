@@ -103,7 +103,12 @@ pub(crate) fn any_tables(rng: &mut fastrand::Rng, crowded: bool) -> Tables {
         tables.peerings = vec![peering(100, "10.9.0.0/16", 200), peering(200, "10.0.0.0/24", 100)];
     }
     if rng.u8(0..3) == 0 {
-        let rule = |_| AclRule { direction: any_direction(rng), pattern: any_pattern(rng), allow: rng.u8(0..3) > 0 };
+        let rule = |_| AclRule {
+            direction: any_direction(rng),
+            pattern: any_pattern(rng),
+            allow: rng.u8(0..3) > 0,
+            log: None,
+        };
         tables.vpcs[0].acl = (0..3).map(rule).collect();
     }
     tables.sessions = SessionLimits { total: rng.u32(1..8), per_port: rng.u32(1..6) };

@@ -5,8 +5,10 @@
 
 use std::net::IpAddr;
 
-use super::Entry;
 use bifrost_avs::{Direction, DropReason};
+use bifrost_wire::Vni;
+
+use super::{Entry, rules};
 
 /// Version of IPFIX.
 const VERSION: u16 = 10;
@@ -21,6 +23,9 @@ const OPTIONS_TEMPLATES: u16 = 3;
 const V4: u16 = 256;
 const V6: u16 = 257;
 const ELEMENT_TYPES: u16 = 258;
+/// Templates of records about rules.
+const RULES_V4: u16 = 259;
+const RULES_V6: u16 = 260;
 /// A length that is told with each value.
 const VARIABLE: u16 = 65535;
 /// Reverse elements (RFC 5103, section 6.1).
@@ -29,13 +34,15 @@ const REVERSE: Enterprise = Enterprise::Number(29_305);
 /// Elements of ours: see [`OWN`].
 const HANDSHAKE_US: u16 = 1;
 const DROP_REASON: u16 = 2;
+const RULE_NAME: u16 = 3;
 
 /// Element, data type (RFC 5610, section 3.1), units (RFC 5610, section 3.2), and name.
-const OWN: [(u16, u8, u16, &str); 2] = [
+const OWN: [(u16, u8, u16, &str); 3] = [
     // unsigned32, microseconds.
     (HANDSHAKE_US, 3, 7, "tcpHandshakeMicroseconds"),
     // string, none.
     (DROP_REASON, 13, 0, "dropReason"),
+    (RULE_NAME, 13, 0, "ruleName"),
 ];
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -82,6 +89,29 @@ fn fields(v6: bool) -> [Field; 19] {
     ]
 }
 
+/// The same of a record about a rule.
+fn rule_fields(v6: bool) -> [Field; 14] {
+    let none = Enterprise::None;
+    let (source, destination, address) = if v6 { (27, 28, 16) } else { (8, 12, 4) };
+    [
+        (152, 8, none),
+        (153, 8, none),
+        (source, address, none),
+        (destination, address, none),
+        (7, 2, none),
+        (11, 2, none),
+        (4, 1, none),
+        (2, 8, none),
+        (1, 8, none),
+        // firewallEvent, flowDirection
+        (233, 1, none),
+        (61, 1, none),
+        (351, 8, none),
+        (82, VARIABLE, none),
+        (RULE_NAME, VARIABLE, Enterprise::Own),
+    ]
+}
+
 /// Makes the messages of one observation domain.
 pub(super) struct Exporter {
     domain: u32,
@@ -107,6 +137,12 @@ impl Exporter {
                 fields.into_iter().for_each(|field| self.specifier(out, field));
                 self.specifier(out, (DROP_REASON, VARIABLE, Enterprise::Own));
             }
+            for (id, v6) in [(RULES_V4, false), (RULES_V6, true)] {
+                let fields = rule_fields(v6);
+                put16(out, id);
+                put16(out, fields.len() as u16);
+                fields.into_iter().for_each(|field| self.specifier(out, field));
+            }
         });
         set(&mut message, OPTIONS_TEMPLATES, |out| {
             let none = Enterprise::None;
@@ -131,27 +167,47 @@ impl Exporter {
 
     /// The messages of some records, and how many each has.
     pub(super) fn records(&mut self, entries: &[Entry<'_>], now_s: u32) -> Vec<(Vec<u8>, usize)> {
+        let of = |v6| entries.iter().filter(move |entry| entry.record.local.is_ipv6() == v6);
+        let mut messages = self.data(V4, of(false), write, now_s);
+        messages.extend(self.data(V6, of(true), write, now_s));
+        messages
+    }
+
+    /// The same of records about rules.
+    pub(super) fn rules(&mut self, entries: &[rules::Entry<'_>], now_s: u32) -> Vec<(Vec<u8>, usize)> {
+        let of = |v6| entries.iter().filter(move |entry| entry.record.local.is_ipv6() == v6);
+        let mut messages = self.data(RULES_V4, of(false), write_rule, now_s);
+        messages.extend(self.data(RULES_V6, of(true), write_rule, now_s));
+        messages
+    }
+
+    /// The messages of records of one template.
+    fn data<T>(
+        &mut self,
+        template: u16,
+        entries: impl Iterator<Item = T>,
+        write: impl Fn(&mut Vec<u8>, &T),
+        now_s: u32,
+    ) -> Vec<(Vec<u8>, usize)> {
         let mut messages = Vec::new();
-        for (id, v6) in [(V4, false), (V6, true)] {
-            let mut of_family = entries.iter().filter(|entry| entry.record.local.is_ipv6() == v6).peekable();
-            while of_family.peek().is_some() {
-                let mut message = self.begin(now_s);
-                let mut count = 0;
-                set(&mut message, id, |out| {
-                    while let Some(entry) = of_family.peek() {
-                        let mut record = Vec::with_capacity(192);
-                        write(&mut record, entry);
-                        if out.len() + record.len() > MOST {
-                            break;
-                        }
-                        out.append(&mut record);
-                        count += 1;
-                        of_family.next();
+        let mut entries = entries.peekable();
+        while entries.peek().is_some() {
+            let mut message = self.begin(now_s);
+            let mut count = 0;
+            set(&mut message, template, |out| {
+                while let Some(entry) = entries.peek() {
+                    let mut record = Vec::with_capacity(192);
+                    write(&mut record, entry);
+                    if out.len() + record.len() > MOST {
+                        break;
                     }
-                });
-                self.sequence = self.sequence.wrapping_add(count);
-                messages.push((finish(message), count as usize));
-            }
+                    out.append(&mut record);
+                    count += 1;
+                    entries.next();
+                }
+            });
+            self.sequence = self.sequence.wrapping_add(count);
+            messages.push((finish(message), count as usize));
         }
         messages
     }
@@ -179,7 +235,7 @@ impl Exporter {
     }
 }
 
-fn write(out: &mut Vec<u8>, entry: &Entry<'_>) {
+fn write(out: &mut Vec<u8>, entry: &&Entry<'_>) {
     let record = entry.record;
     let local = (record.local, record.local_port, record.sent);
     let remote = (record.remote, record.remote_port, record.received);
@@ -189,15 +245,7 @@ fn write(out: &mut Vec<u8>, entry: &Entry<'_>) {
     };
     out.extend(entry.start_ms.to_be_bytes());
     out.extend(entry.end_ms.to_be_bytes());
-    for address in [source, destination] {
-        match address {
-            IpAddr::V4(address) => out.extend(address.octets()),
-            IpAddr::V6(address) => out.extend(address.octets()),
-        }
-    }
-    put16(out, source_port);
-    put16(out, destination_port);
-    out.push(record.protocol);
+    ends(out, [(source, source_port), (destination, destination_port)], record.protocol);
     for traffic in [there, back] {
         out.extend(traffic.packets.to_be_bytes());
         out.extend(traffic.bytes.to_be_bytes());
@@ -207,12 +255,43 @@ fn write(out: &mut Vec<u8>, entry: &Entry<'_>) {
     out.push(forwarding_status(record.rejected));
     // Seen from the switch: what a guest sends comes in.
     out.push(if record.origin == Direction::Egress { 0 } else { 1 });
-    // VXLAN, and its 24 bits (IANA, layer2SegmentId).
-    out.extend((1 << 56 | u64::from(record.vni.get())).to_be_bytes());
-    text(out, entry.port);
+    network(out, record.vni, entry.port);
     let micros = record.handshake_ns.map_or(0, |ns| ns / 1000);
     out.extend(u32::try_from(micros).unwrap_or(u32::MAX).to_be_bytes());
     text(out, record.rejected.map_or("", DropReason::name));
+}
+
+fn write_rule(out: &mut Vec<u8>, entry: &&rules::Entry<'_>) {
+    let record = entry.record;
+    out.extend(entry.start_ms.to_be_bytes());
+    out.extend(entry.end_ms.to_be_bytes());
+    ends(out, entry.ends(), record.protocol);
+    out.extend(record.packets.to_be_bytes());
+    out.extend(record.bytes.to_be_bytes());
+    // firewallEvent (IANA): flow created, or denied.
+    out.push(if record.accepted { 1 } else { 3 });
+    out.push(if record.direction == Direction::Egress { 0 } else { 1 });
+    network(out, record.vni, entry.port);
+    text(out, &rules::words(&record.rule));
+}
+
+/// Addresses, then ports, then the protocol.
+fn ends(out: &mut Vec<u8>, ends: [(IpAddr, u16); 2], protocol: u8) {
+    for (address, _) in ends {
+        match address {
+            IpAddr::V4(address) => out.extend(address.octets()),
+            IpAddr::V6(address) => out.extend(address.octets()),
+        }
+    }
+    ends.into_iter().for_each(|(_, port)| put16(out, port));
+    out.push(protocol);
+}
+
+/// The network and the port's name.
+fn network(out: &mut Vec<u8>, vni: Vni, port: &str) {
+    // VXLAN, and its 24 bits (IANA, layer2SegmentId).
+    out.extend((1 << 56 | u64::from(vni.get())).to_be_bytes());
+    text(out, port);
 }
 
 /// `forwardingStatus` (RFC 7270, section 4.12): forwarded, or dropped for what.
@@ -261,8 +340,9 @@ fn finish(mut message: Vec<u8>) -> Vec<u8> {
 mod tests {
     use std::collections::HashMap;
 
-    use bifrost_avs::{FlowEnd, FlowRecord, PortId, Traffic};
-    use bifrost_wire::Vni;
+    use std::sync::Arc;
+
+    use bifrost_avs::{FlowEnd, FlowRecord, PortId, RuleName, RuleOwner, RuleRecord, Traffic};
 
     use super::*;
 
@@ -397,5 +477,51 @@ mod tests {
             assert_eq!(value(source, None).last(), Some(if is_in { &2 } else { &1 }));
         }
         assert_eq!(seen, 100);
+    }
+
+    #[test]
+    fn a_collector_reads_what_rules_did() {
+        let mut exporter = Exporter::new(7, 4242);
+        let mut reader = Reader::default();
+        reader.read(&exporter.templates(99));
+        let records: Vec<_> = (0..100u16)
+            .map(|n| {
+                let flow = record(n, n % 3 == 0, Direction::Egress);
+                let (owner, direction) = (RuleOwner::Group("g".repeat(63)), Direction::Egress);
+                RuleRecord {
+                    rule: Arc::new(RuleName { owner, direction, number: u32::from(n) + 1 }),
+                    port: flow.port,
+                    vni: flow.vni,
+                    direction: if n % 2 == 0 { Direction::Egress } else { Direction::Ingress },
+                    accepted: n % 4 == 0,
+                    local: flow.local,
+                    local_port: n,
+                    remote: flow.remote,
+                    remote_port: 443,
+                    protocol: 6,
+                    packets: 3,
+                    bytes: 180,
+                    start_ns: 0,
+                    end_ns: 0,
+                }
+            })
+            .collect();
+        let entry = |record| rules::Entry { record, port: "web-1", start_ms: 1 << 40, end_ms: (1 << 40) + 5 };
+        let entries: Vec<_> = records.iter().map(entry).collect();
+        let messages = exporter.rules(&entries, 99);
+        assert!(messages.len() > 5 && messages.iter().all(|(message, _)| message.len() <= MOST));
+        messages.iter().for_each(|(message, _)| reader.read(message));
+        let read: Vec<_> = reader.records.iter().filter(|(id, _)| matches!(*id, RULES_V4 | RULES_V6)).collect();
+        assert_eq!(read.len(), 100);
+        for (id, values) in read {
+            let at = |element| reader.templates[id].iter().position(|(e, _, _)| *e == element).unwrap();
+            let big = |element| values[at(element)].iter().fold(0u64, |n, b| n << 8 | u64::from(*b));
+            let is_in = big(61) == 1;
+            let n = if is_in { big(11) } else { big(7) };
+            assert_eq!(is_in, n % 2 == 1);
+            assert_eq!((big(2), big(1), big(233)), (3, 180, if n % 4 == 0 { 1 } else { 3 }));
+            let expected = format!("egress rule {} of security group {}", n + 1, "g".repeat(63));
+            assert_eq!(values[at(RULE_NAME)], expected.as_bytes());
+        }
     }
 }

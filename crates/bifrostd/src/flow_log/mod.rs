@@ -4,6 +4,7 @@
 //! conversations at a time.
 
 mod ipfix;
+mod rules;
 
 use std::collections::BTreeMap;
 use std::fs::{File, OpenOptions};
@@ -14,13 +15,14 @@ use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use bifrost_avs::{Direction, FlowRecord, PortId};
+use bifrost_avs::{Direction, FlowRecord, PortId, RuleRecord};
 use bifrost_control::config::{Config, FlowLog};
 use bifrost_port::clock::monotonic_ns;
 use bifrost_port::panics;
 use serde::Serialize;
 
 use self::ipfix::Exporter;
+pub(crate) use self::rules::logged as logged_rules;
 use crate::daemon::Daemon;
 
 /// How often workers are asked, for a part of their conversations.
@@ -45,6 +47,10 @@ pub(crate) struct Counters {
     pub(crate) ipfix_lost_records: u64,
     /// Messages to the collector, those with templates among them.
     pub(crate) ipfix_messages: u64,
+    /// Records about rules, written to their file.
+    pub(crate) rule_json_records: u64,
+    /// Records about rules, not written to it.
+    pub(crate) rule_json_lost_records: u64,
 }
 
 impl Counters {
@@ -56,8 +62,20 @@ impl Counters {
             ("ipfix_records", self.ipfix_records),
             ("ipfix_lost_records", self.ipfix_lost_records),
             ("ipfix_messages", self.ipfix_messages),
+            ("rule_json_records", self.rule_json_records),
+            ("rule_json_lost_records", self.rule_json_lost_records),
         ]
         .into_iter()
+    }
+
+    fn add(&mut self, other: &Counters) {
+        self.json_records += other.json_records;
+        self.json_lost_records += other.json_lost_records;
+        self.ipfix_records += other.ipfix_records;
+        self.ipfix_lost_records += other.ipfix_lost_records;
+        self.ipfix_messages += other.ipfix_messages;
+        self.rule_json_records += other.rule_json_records;
+        self.rule_json_lost_records += other.rule_json_lost_records;
     }
 }
 
@@ -95,9 +113,11 @@ fn follow(daemon: &Daemon) {
         }
         let now_ns = monotonic_ns();
         let take = move |worker: &mut bifrost_datapath::Worker<_>| {
-            let mut records = Vec::new();
-            let is_over = worker.core_mut().switch_mut().take_flow_records(PARTS, now_ns, &mut records);
-            (records, is_over)
+            let switch = worker.core_mut().switch_mut();
+            let (mut flows, mut rules) = (Vec::new(), Vec::new());
+            let is_over = switch.take_flow_records(PARTS, now_ns, &mut flows);
+            let are_over = switch.take_rule_records(PARTS, now_ns, &mut rules);
+            (Records { flows, rules }, is_over && are_over)
         };
         let taken = match state.on_all(take) {
             Ok(taken) => taken,
@@ -119,14 +139,13 @@ fn follow(daemon: &Daemon) {
         }
         let Some(open) = &mut outputs else { continue };
         let is_over = taken.iter().all(|(_, is_over)| *is_over);
-        let records: Vec<FlowRecord> = taken.into_iter().flat_map(|(records, _)| records).collect();
+        let mut records = Records::default();
+        for (of_worker, _) in taken {
+            records.flows.extend(of_worker.flows);
+            records.rules.extend(of_worker.rules);
+        }
         let counted = open.export(&records, &names, now_ns);
-        let counters = &mut daemon.state().flow_log;
-        counters.json_records += counted.json_records;
-        counters.json_lost_records += counted.json_lost_records;
-        counters.ipfix_records += counted.ipfix_records;
-        counters.ipfix_lost_records += counted.ipfix_lost_records;
-        counters.ipfix_messages += counted.ipfix_messages;
+        daemon.state().flow_log.add(&counted);
         if wanted.is_none() && is_over {
             outputs = None;
         }
@@ -138,35 +157,50 @@ pub(crate) fn ports<'a>(config: &'a Config, log: &'a FlowLog) -> impl Iterator<I
     config.ports.iter().filter(|port| log.has(port)).map(|port| port.name.as_str())
 }
 
+/// What workers have to tell.
+#[derive(Default)]
+struct Records {
+    flows: Vec<FlowRecord>,
+    rules: Vec<RuleRecord>,
+}
+
 /// Where records go.
 struct Outputs {
     spec: FlowLog,
     file: Option<LogFile>,
+    rules_file: Option<LogFile>,
     collector: Option<Collector>,
     trouble: Option<Instant>,
 }
 
 impl Outputs {
     fn new(spec: FlowLog) -> Self {
-        let file = spec.json.clone().map(|path| LogFile { path, open: None });
+        let file = |path: &Option<PathBuf>| path.clone().map(|path| LogFile { path, open: None });
+        let (file, rules_file) = (file(&spec.json), file(&spec.rules_json));
         let exporter = || Exporter::new(spec.domain, spec.enterprise);
         let collector = spec.collector.map(|_| Collector { socket: None, exporter: exporter(), told: None });
-        Outputs { spec, file, collector, trouble: None }
+        Outputs { spec, file, rules_file, collector, trouble: None }
     }
 
-    fn export(&mut self, records: &[FlowRecord], names: &BTreeMap<PortId, String>, now_ns: u64) -> Counters {
+    fn export(&mut self, records: &Records, names: &BTreeMap<PortId, String>, now_ns: u64) -> Counters {
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let now_ms = now.as_millis() as u64;
         let wall_ms = |at_ns: u64| now_ms.saturating_sub(now_ns.saturating_sub(at_ns) / 1_000_000);
-        let entries = records.iter().map(|record| {
-            let port = names.get(&record.port).map_or("", String::as_str);
-            Entry { record, port, start_ms: wall_ms(record.start_ns), end_ms: wall_ms(record.end_ns) }
+        let name = |port| names.get(port).map_or("", String::as_str);
+        let entries = records.flows.iter().map(|record| {
+            let (start_ms, end_ms) = (wall_ms(record.start_ns), wall_ms(record.end_ns));
+            Entry { record, port: name(&record.port), start_ms, end_ms }
         });
         let entries: Vec<Entry<'_>> = entries.collect();
+        let rules = records.rules.iter().map(|record| {
+            let (start_ms, end_ms) = (wall_ms(record.start_ns), wall_ms(record.end_ns));
+            rules::Entry { record, port: name(&record.port), start_ms, end_ms }
+        });
+        let rules: Vec<rules::Entry<'_>> = rules.collect();
         let mut counted = Counters::default();
         let count = entries.len() as u64;
         if let Some(file) = self.file.as_mut().filter(|_| count > 0) {
-            match file.write(&entries) {
+            match file.write(entries.iter().map(Line::of)) {
                 Ok(()) => counted.json_records = count,
                 Err(error) => {
                     counted.json_lost_records = count;
@@ -174,11 +208,21 @@ impl Outputs {
                 }
             }
         }
+        if let Some(file) = self.rules_file.as_mut().filter(|_| !rules.is_empty()) {
+            match file.write(rules.iter().map(rules::Line::of)) {
+                Ok(()) => counted.rule_json_records = rules.len() as u64,
+                Err(error) => {
+                    counted.rule_json_lost_records = rules.len() as u64;
+                    trouble(&mut self.trouble, &format!("{}: {error}", file.path.display()));
+                }
+            }
+        }
         if let Some(collector) = &mut self.collector {
-            if let Err(error) = collector.send(&self.spec, &entries, now.as_secs() as u32, &mut counted) {
+            let now_s = now.as_secs() as u32;
+            if let Err(error) = collector.send(&self.spec, (&entries, &rules), now_s, &mut counted) {
                 trouble(&mut self.trouble, &format!("the IPFIX collector: {error}"));
             }
-            counted.ipfix_lost_records = count - counted.ipfix_records;
+            counted.ipfix_lost_records = count + rules.len() as u64 - counted.ipfix_records;
         }
         counted
     }
@@ -198,10 +242,10 @@ struct LogFile {
 }
 
 impl LogFile {
-    fn write(&mut self, entries: &[Entry<'_>]) -> std::io::Result<()> {
-        let mut text = Vec::with_capacity(entries.len() * 400);
-        for entry in entries {
-            serde_json::to_writer(&mut text, &Line::of(entry))?;
+    fn write(&mut self, lines: impl ExactSizeIterator<Item: Serialize>) -> std::io::Result<()> {
+        let mut text = Vec::with_capacity(lines.len() * 400);
+        for line in lines {
+            serde_json::to_writer(&mut text, &line)?;
             text.push(b'\n');
         }
         let there = identity(&self.path).ok();
@@ -298,7 +342,7 @@ impl Collector {
     fn send(
         &mut self,
         spec: &FlowLog,
-        entries: &[Entry<'_>],
+        (entries, rules): (&[Entry<'_>], &[rules::Entry<'_>]),
         now_s: u32,
         counted: &mut Counters,
     ) -> std::io::Result<()> {
@@ -320,7 +364,9 @@ impl Collector {
             self.told = Some(Instant::now());
         }
         let mut result = Ok(());
-        for (message, count) in self.exporter.records(entries, now_s) {
+        let mut messages = self.exporter.records(entries, now_s);
+        messages.extend(self.exporter.rules(rules, now_s));
+        for (message, count) in messages {
             match socket.send(&message) {
                 Ok(_) => {
                     counted.ipfix_messages += 1;

@@ -82,6 +82,7 @@ mod tests {
             to: vec![],
             remotes: vec![],
             ports: ports.to_vec(),
+            log: false,
         };
         let rules = [rule(&[6, 17], &[1..=1, 2..=9]), rule(&[], &[]), rule(&[6], &[22..=22])];
         let sizes = || rules.iter().map(|rule| translate::patterns(rule).len());

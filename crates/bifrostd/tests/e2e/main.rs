@@ -37,6 +37,7 @@ mod peering;
 mod reload;
 mod restart;
 mod routers;
+mod rule_log;
 mod security;
 mod see;
 mod startup;

@@ -34,4 +34,16 @@ pub struct FlowLogStatus {
     pub ipfix_lost_records: u64,
     /// Messages sent to the collector, those with templates among them.
     pub ipfix_messages: u64,
+    /// The file for JSON lines about rules that are logged.
+    pub rules_json: Option<String>,
+    /// The rules that are logged, such as `ingress rule 2 of security group web`.
+    pub rules: Vec<String>,
+    /// Records that the workers have made about rules.
+    pub rule_created_records: u64,
+    /// Packets that a logged rule was looked up for and that are in no record: beyond `rules_per_s`, or too many flows.
+    pub rule_suppressed_packets: u64,
+    /// Records about rules written to their file.
+    pub rule_json_records: u64,
+    /// Records about rules that could not be written.
+    pub rule_json_lost_records: u64,
 }

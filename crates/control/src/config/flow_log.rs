@@ -13,8 +13,10 @@ const MAX_LIST: usize = 4096;
 /// What flow logs have, and who gets them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FlowLog {
-    /// A file for one JSON object a line; none: no file.
+    /// A file for one JSON object a line about each conversation; none: no file.
     pub json: Option<PathBuf>,
+    /// The same about rules that are logged; none: no file.
+    pub rules_json: Option<PathBuf>,
     /// Who gets IPFIX over UDP (RFC 7011); none: nobody.
     pub collector: Option<SocketAddr>,
     /// Ports of these VPCs are logged.
@@ -29,6 +31,10 @@ pub struct FlowLog {
     pub active_timeout: Duration,
     /// One of which nothing is heard for so long has ended.
     pub idle_timeout: Duration,
+    /// Flows of which rules that are logged begin to tell, of each port and worker, a second.
+    pub rules_per_s: u32,
+    /// After so long there is a record of a rejected flow that goes on.
+    pub rules_interval: Duration,
     /// Conversations that a worker counts at a time.
     pub flows: u32,
     /// How often the collector is told what records look like.
@@ -45,13 +51,29 @@ impl FlowLog {
         let all = self.vpcs.is_empty() && self.ports.is_empty();
         all || self.vpcs.contains(&port.vni) || self.ports.contains(&port.name)
     }
+
+    /// Whether conversations are logged, whatever rules say.
+    pub fn has_flows(&self) -> bool {
+        (self.accepted || self.rejected) && (self.json.is_some() || self.collector.is_some())
+    }
+
+    /// Whether there is somewhere to log what rules do.
+    pub fn has_rules(&self) -> bool {
+        self.rules_json.is_some() || self.collector.is_some()
+    }
 }
 
 /// `[flow_log]`, if it is there.
 pub(super) fn flow_log(mut s: Section<'_, '_>) -> FlowLog {
     let json: Option<String> = s.optional("json");
-    if let Some(json) = json.as_ref().filter(|json| !json.starts_with('/')) {
-        s.error("json", format!("{json:?} is not an absolute path"));
+    let rules_json: Option<String> = s.optional("rules_json");
+    for (key, file) in [("json", &json), ("rules_json", &rules_json)] {
+        if let Some(file) = file.as_ref().filter(|file| !file.starts_with('/')) {
+            s.error(key, format!("{file:?} is not an absolute path"));
+        }
+    }
+    if json.is_some() && json == rules_json {
+        s.error("rules_json", "is the file of conversations; name another one");
     }
     let collector: Option<String> = s.optional("collector");
     let collector = collector.and_then(|text| {
@@ -61,16 +83,21 @@ pub(super) fn flow_log(mut s: Section<'_, '_>) -> FlowLog {
         }
         address
     });
-    if json.is_none() && collector.is_none() && !s.has_failed("json") && !s.has_failed("collector") {
-        s.error("json", "missing: name a file (json), an IPFIX collector (collector), or both");
+    let has_failed = ["json", "rules_json", "collector"].into_iter().any(|key| s.has_failed(key));
+    if json.is_none() && rules_json.is_none() && collector.is_none() && !has_failed {
+        s.error("json", "missing: name a file (json, rules_json), an IPFIX collector (collector), or both");
     }
-    let (accepted, rejected) =
-        s.choice("record", &[("all", (true, true)), ("accepted", (true, false)), ("rejected", (false, true))]);
+    let (all, accepted, rejected) = (("all", (true, true)), ("accepted", (true, false)), ("rejected", (false, true)));
+    let (accepted, rejected) = s.choice("record", &[all, accepted, rejected, ("rules", (false, false))]);
+    if json.is_some() && !accepted && !rejected {
+        s.error("json", "gets nothing with `record = \"rules\"`; rules are logged in `rules_json`");
+    }
     let vpcs = s.int_list("vpcs", MAX_LIST, 1..=u64::from(Vni::MAX));
     // In range, or 1 after a reported error.
     let vpcs = vpcs.into_iter().map(|vni| Vni::new(vni as u32).unwrap_or(Vni::MIN)).collect();
     let log = FlowLog {
         json: json.map(PathBuf::from),
+        rules_json: rules_json.map(PathBuf::from),
         collector,
         vpcs,
         ports: s.list("ports", MAX_LIST),
@@ -78,6 +105,8 @@ pub(super) fn flow_log(mut s: Section<'_, '_>) -> FlowLog {
         rejected,
         active_timeout: Duration::from_secs(s.int("active_timeout_s", 1..=3600, 60)),
         idle_timeout: Duration::from_secs(s.int("idle_timeout_s", 1..=600, 15)),
+        rules_per_s: s.int("rules_per_s", 1..=100_000, 100) as u32,
+        rules_interval: Duration::from_secs(s.int("rules_interval_s", 1..=3600, 10)),
         flows: s.int("flows", 64..=1 << 20, 1 << 16) as u32,
         template_interval: Duration::from_secs(s.int("template_interval_s", 1..=3600, 60)),
         domain: s.int("domain", 0..=u64::from(u32::MAX), 1) as u32,

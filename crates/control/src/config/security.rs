@@ -6,9 +6,9 @@ use std::ops::RangeInclusive;
 use ipnet::IpNet;
 use toml::de::DeValue;
 
-use super::Config;
 use super::check::Seen;
 use super::section::{FromValue, Section, Sink, nearest, whole_number};
+use super::{Config, FlowLog};
 
 /// Most rules of one list.
 const MAX_RULES: usize = 4096;
@@ -52,6 +52,8 @@ pub struct Rule {
     pub remotes: Vec<Remote>,
     /// Destination ports of TCP or UDP.
     pub ports: Vec<RangeInclusive<u16>>,
+    /// Whether there are records of what it accepts and rejects.
+    pub log: bool,
 }
 
 /// Whom a rule names.
@@ -188,12 +190,36 @@ fn rule(mut s: Section<'_, '_>, from: Vec<IpNet>, to: Vec<IpNet>, remotes: Vec<R
     if !ports.is_empty() && !has_ports {
         s.error("ports", "only \"tcp\" and \"udp\" have ports; name one of them as protocol");
     }
+    let log = s.optional("log").unwrap_or(false);
     s.finish();
-    Rule { protocols, from, to, remotes, ports }
+    Rule { protocols, from, to, remotes, ports, log }
 }
 
-/// That the groups and sets that are named exist.
+/// That rules are logged only if there is somewhere to log them.
+fn check_logs(config: &Config, sink: &Sink<'_>) {
+    if config.flow_log.as_ref().is_some_and(FlowLog::has_rules) || sink.failed_within("flow_log") {
+        return;
+    }
+    let fields = |list: String, rules: Vec<&Rule>| {
+        let logged = rules.into_iter().enumerate().filter(|(_, rule)| rule.log);
+        logged.map(|(k, _)| format!("{list}[{k}].log")).collect::<Vec<_>>()
+    };
+    let of_group = |(i, group): (usize, &SecurityGroup)| {
+        let ingress = fields(format!("security_group[{i}].ingress"), group.ingress.iter().collect());
+        [ingress, fields(format!("security_group[{i}].egress"), group.egress.iter().collect())].concat()
+    };
+    let of_groups = config.security_groups.iter().enumerate().flat_map(of_group);
+    let acls = config.vpcs.iter().enumerate();
+    let of_acls = acls.flat_map(|(i, vpc)| fields(format!("vpc[{i}].acl"), vpc.acl.iter().map(|a| &a.rule).collect()));
+    for field in of_groups.chain(of_acls) {
+        let message = "there is nowhere to log it; set `rules_json` or `collector` in [flow_log]";
+        sink.error(field, message);
+    }
+}
+
+/// That the groups and sets that are named exist, and that there is somewhere to log what is logged.
 pub(super) fn check(config: &Config, sink: &Sink<'_>) {
+    check_logs(config, sink);
     let mut names = Seen::new(sink);
     for (i, group) in config.security_groups.iter().enumerate() {
         names.once(format!("security_group[{i}].name"), &group.name, || format!("security group {:?} is", group.name));

@@ -156,6 +156,7 @@ fn rule_keys(keys: &mut Keys, rule: &Rule, end: &str) {
     keys.list("from", from).list("to", to);
     protocols(keys, &rule.protocols);
     port_ranges(keys, "ports", &rule.ports);
+    keys.unless(false, "log", rule.log);
 }
 
 fn protocols(keys: &mut Keys, protocols: &[u8]) {

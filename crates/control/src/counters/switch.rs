@@ -154,6 +154,19 @@ pub(super) const CHAPTER: Chapter = Chapter {
             "the log says why: no route, nobody listens, or a full queue",
         ),
         count("flow_log.ipfix_messages", "messages to `flow_log.collector`, those with templates among them", ""),
+        count("avs.rule_log_created_records", "records of rules with `log = true`", ""),
+        count(
+            "avs.rule_log_suppressed_packets",
+            "packets that a rule with `log = true` accepted or rejected, and that are in no record: the port has begun \
+             `flow_log.rules_per_s` records in this second, or 1024 flows are being told of",
+            "a scan or a flood; or raise `flow_log.rules_per_s`",
+        ),
+        count("flow_log.rule_json_records", "records written to `flow_log.rules_json`", ""),
+        count(
+            "flow_log.rule_json_lost_records",
+            "records that could not be written to `flow_log.rules_json`",
+            "the log says why: no space, no directory, no permission",
+        ),
         count("avs.flow_found_packets", "packets whose flow was remembered, so that no table was asked", ""),
         count(
             "avs.flow_batched_packets",

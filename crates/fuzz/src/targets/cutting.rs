@@ -59,7 +59,7 @@ fn tables(input: &mut Input<'_>) -> Tables {
     };
     let direction = |input: &mut Input<'_>| input.pick(&[Direction::Ingress, Direction::Egress]);
     for _ in 0..input.below(4) {
-        let rule = AclRule { direction: direction(input), pattern: pattern(input), allow: input.chance(64) };
+        let rule = AclRule { direction: direction(input), pattern: pattern(input), allow: input.chance(64), log: None };
         tables.vpcs[0].acl.push(rule);
     }
     for port in 0..2 {

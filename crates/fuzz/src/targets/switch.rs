@@ -1,11 +1,12 @@
 //! The switch decides about arbitrary frames of guests and peers, and never lets anybody speak for somebody else.
 
 use std::net::IpAddr;
+use std::sync::Arc;
 
 use bifrost_avs::{
     AclRule, Action, Affinity, Backend, Direction, FlowLimits, FlowLogSpec, GATEWAY_MAC, GroupId, GroupRule,
-    LoadBalancer, Ordering, Pattern, PeerId, Peering, Port, PortId, Reliability, Route, SecurityGroup, SessionLimits,
-    Switch, Tables, Transport, Verdict, Vpc,
+    LoadBalancer, Ordering, Pattern, PeerId, Peering, Port, PortId, Reliability, Route, RuleLogSpec, RuleName,
+    RuleOwner, SecurityGroup, SessionLimits, Switch, Tables, Transport, Verdict, Vpc,
 };
 use bifrost_nic::{L3, Offload, Parsed, parse};
 use bifrost_wire::{Mac, Vni};
@@ -52,8 +53,11 @@ fn tables() -> Tables {
     };
     // Tenants' rules: some ports, one protocol; few sessions, so that there is no room at times.
     let tcp = Pattern { protocol: Some(6), dst_ports: 1..=1023, ..Pattern::default() };
-    let rules = vec![GroupRule::new(Direction::Ingress, tcp.clone())];
-    let acl = vec![AclRule { direction: Direction::Egress, pattern: tcp, allow: false }];
+    let name = |owner, direction| Some(Arc::new(RuleName { owner, direction, number: 1 }));
+    let log = name(RuleOwner::Group("g".to_owned()), Direction::Ingress);
+    let rules = vec![GroupRule { log, ..GroupRule::new(Direction::Ingress, tcp.clone()) }];
+    let log = name(RuleOwner::Acl(vni(200)), Direction::Egress);
+    let acl = vec![AclRule { direction: Direction::Egress, pattern: tcp, allow: false, log }];
     // Listens where the frames go: with the client itself, its neighbor, and another host for backends.
     let balancer = |address, port, protocol, backends: [IpAddr; 3]| LoadBalancer {
         vni: vni(100),
@@ -111,6 +115,7 @@ fn tables() -> Tables {
             active_ns: 50 << 30,
             idle_ns: 20 << 30,
         }),
+        rule_log: Some(RuleLogSpec { records_per_s: 4, interval_ns: 20 << 30 }),
         ..Tables::default()
     }
 }
@@ -123,7 +128,7 @@ pub(super) fn plain_tables() -> Tables {
     tables.routes.retain(|route| route.vni == vni(100));
     tables.peerings.clear();
     tables.load_balancers.clear();
-    tables.flow_log = None;
+    (tables.flow_log, tables.rule_log) = (None, None);
     tables.groups.clear();
     tables.ports.iter_mut().for_each(|port| port.groups.clear());
     tables
@@ -175,6 +180,18 @@ fn logged(switch: &mut Switch, now_ns: u64) {
         assert!(record.start_ns <= record.end_ns && record.end_ns <= now_ns);
         assert!(record.sent.packets + record.received.packets > 0 && record.local.is_ipv4() == record.remote.is_ipv4());
         assert!(switch.port(record.port).is_some(), "of a port that there is not");
+    }
+    let mut records = Vec::new();
+    switch.take_rule_records(1, now_ns, &mut records);
+    for record in records {
+        assert!(record.start_ns <= record.end_ns && record.end_ns <= now_ns && record.packets > 0);
+        assert_eq!(record.local.is_ipv4(), record.remote.is_ipv4());
+        // The rule of the group accepts TCP, that of the ACL rejects it.
+        let is_of_group = matches!(record.rule.owner, RuleOwner::Group(_));
+        assert_eq!((record.accepted, record.direction), (is_of_group, record.rule.direction));
+        assert_eq!((record.protocol, record.vni == vni(100)), (6, is_of_group));
+        let port = if record.direction == Direction::Egress { record.remote_port } else { record.local_port };
+        assert!((1..=1023).contains(&port), "no rule is about port {port}");
     }
 }
 

@@ -1,0 +1,62 @@
+//! The logs of rules of all ports of a switch.
+
+use crate::port_state::PortState;
+use crate::rule_log::{RuleLog, RuleLogCounters, RuleRecord};
+use crate::tables::RuleLogSpec;
+
+/// Records of logs that have ended, from which on those of further ports are lost: a port's are all kept, or none.
+const MOST_PAST: usize = 1 << 16;
+
+/// How rules are logged, and what is left of logs that have ended.
+#[derive(Debug)]
+pub(crate) struct RuleLogs {
+    /// `None`: rules are not logged.
+    pub(crate) spec: Option<RuleLogSpec>,
+    /// Secret, for hashes of what tenants choose.
+    seed: u64,
+    past: Vec<RuleRecord>,
+    ended: RuleLogCounters,
+    /// The port whose records are taken next.
+    cursor: usize,
+}
+
+impl RuleLogs {
+    pub(crate) fn new(spec: Option<RuleLogSpec>, seed: u64) -> Self {
+        RuleLogs { spec, seed, past: Vec::new(), ended: RuleLogCounters::default(), cursor: 0 }
+    }
+
+    /// Ends the log of a port, if it has one. Its records wait to be taken.
+    pub(crate) fn end(&mut self, state: &mut PortState, now_ns: u64) {
+        let (Some(mut log), Some((vni, _))) = (state.rules.take(), state.vnic) else { return };
+        if self.past.len() < MOST_PAST {
+            log.take(vni, true, now_ns, &mut self.past);
+        }
+        self.ended = self.ended.and(&log.counters);
+    }
+
+    /// Gives a port that stays a log or another bound of it, or ends it. `is_wanted`: a rule about the port's packets is logged.
+    pub(crate) fn claim(&mut self, state: &mut PortState, is_wanted: bool, now_ns: u64) {
+        match (&mut state.rules, self.spec.filter(|_| is_wanted)) {
+            (_, None) => self.end(state, now_ns),
+            (Some(log), Some(spec)) => log.set_spec(spec, now_ns),
+            (none, Some(spec)) => *none = Some(Box::new(RuleLog::new(spec, self.seed))),
+        }
+    }
+
+    /// Adds the records of the next of `parts` parts of the ports.
+    pub(crate) fn take(&mut self, ports: &mut [PortState], parts: usize, now_ns: u64, out: &mut Vec<RuleRecord>) {
+        out.append(&mut self.past);
+        let end = ports.len().min(self.cursor + ports.len().div_ceil(parts.max(1)));
+        for state in ports.get_mut(self.cursor..end).unwrap_or_default() {
+            if let (Some(log), Some((vni, _))) = (&mut state.rules, state.vnic) {
+                log.take(vni, false, now_ns, out);
+            }
+        }
+        self.cursor = if end == ports.len() { 0 } else { end };
+    }
+
+    pub(crate) fn counters(&self, ports: &[PortState]) -> RuleLogCounters {
+        let logs = ports.iter().filter_map(|state| state.rules.as_deref());
+        logs.fold(self.ended, |sum, log| sum.and(&log.counters))
+    }
+}
