@@ -197,7 +197,7 @@ fn record(name: &Name, entry: &Entry, vni: Vni) -> RuleRecord {
     let (local, remote) = name.key.ends();
     RuleRecord {
         rule: Arc::clone(&name.rule),
-        port: name.key.port,
+        port: name.key.port(),
         vni,
         direction: name.direction,
         accepted: name.accepted,
