@@ -102,13 +102,13 @@ pub struct Binaries {
 }
 
 impl Binaries {
-    /// A program of the gateway, by its name.
+    /// A program of the gateway, or `bifrostd`, by its name.
     ///
     /// # Errors
     /// It is not there.
     pub(crate) fn gateway(&self, name: &str) -> Result<&Path> {
-        let path = self.gateway.iter().find(|path| path.ends_with(name));
-        built(path.with_context(|| format!("the gateway has no {name}"))?)
+        let path = self.gateway.iter().chain([&self.bifrostd]).find(|path| path.ends_with(name));
+        built(path.with_context(|| format!("there is no {name}"))?)
     }
 
     /// `bifrost-perf`.

@@ -11,6 +11,7 @@ pub mod elephants;
 pub mod flow_records;
 pub mod full_links;
 pub mod granularity;
+pub mod gw_hosts;
 pub mod gw_order;
 pub mod gw_overload;
 pub mod gw_services;

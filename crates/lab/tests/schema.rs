@@ -8,9 +8,9 @@ use std::path::Path;
 use bifrost_lab::experiment;
 use bifrost_lab::experiments::{
     applications, congestion_control, coverage, delayed_release, elephants, flow_records, full_links, granularity,
-    gw_order, gw_overload, gw_services, iperf, isolation, nat, nginx, outage, path_failure, rdm_loss, redis_loss,
-    route_refresh, slicing, soak, sockperf, stable, switch_latency, switch_overall, switch_rate, tunnel::Switch,
-    vectors, vhost_rate,
+    gw_hosts, gw_order, gw_overload, gw_services, iperf, isolation, nat, nginx, outage, path_failure, rdm_loss,
+    redis_loss, route_refresh, slicing, soak, sockperf, stable, switch_latency, switch_overall, switch_rate,
+    tunnel::Switch, vectors, vhost_rate,
 };
 use bifrost_lab::options::{App, Guests, Injector, Mode, Op, Options};
 use bifrost_lab::results::{HostInfo, Results, SCHEMA_VERSION, to_values};
@@ -430,6 +430,19 @@ fn all() -> Vec<Value> {
         dropped_packets: 0,
         transfer_ns: 150.0,
     };
+    let gw_hosts = gw_hosts::Row {
+        over: gw_hosts::Over::Transport,
+        loss_percent: 1.0,
+        repetition: 0,
+        duration_s: 5.0,
+        throughput_gbit_per_s: 1.5,
+        guest_retransmits: 3,
+        requests: 5000,
+        latency_ms_p50: 0.1,
+        latency_ms_p99: 0.2,
+        latency_ms_p99_9: 3.0,
+        lost_packets: 700,
+    };
     let gw_order = gw_order::Row {
         case: gw_order::Case::StoppedWorker,
         repetition: 1,
@@ -454,6 +467,7 @@ fn all() -> Vec<Value> {
     };
     vec![
         results("gw-services", gw_services),
+        results("gw-hosts", gw_hosts),
         results("gw-order", gw_order),
         results("gw-overload", gw_overload),
         results("redis-loss", redis_loss),

@@ -1,8 +1,10 @@
 //! A gateway (`bifrost-nicd` and `bifrost-gw`) and the network around it, for the experiments `gw-...`.
 //!
-//! Frames come from the lab itself: over a veth pair to the whole gateway ([`world`]), or over memif to a pod alone ([`feeder`]).
+//! Frames come from the lab itself: over a veth pair to the whole gateway ([`world`]), or over memif to a pod alone ([`feeder`]); or it is a host
+//! whose guest talks to the Internet ([`site`]).
 
 pub mod feeder;
 pub mod frames;
 pub mod programs;
+pub mod site;
 pub mod world;
