@@ -30,15 +30,7 @@ pub(crate) fn advertisement(solicitation: &Solicitation, mac: Mac, parsed: &Pars
     let mut advertisement = solicitation.answer(mac, to == ALL_NODES);
     advertisement.router = mac == GATEWAY_MAC;
     let (body, len) = advertisement.emit(solicitation.target, to);
-    let ip = ipv6::Header {
-        traffic_class: 0,
-        flow_label: 0,
-        payload_len: len as u16,
-        next_header: ICMPV6,
-        hop_limit: 255,
-        source: solicitation.target,
-        destination: to,
-    };
+    let ip = ipv6::Header { hop_limit: 255, ..ipv6::Header::new(solicitation.target, to, ICMPV6, len as u16) };
     start(out, to_mac, mac, ethertype::IPV6);
     out.extend_from_slice(&ip.emit());
     out.extend_from_slice(&body[..len]);

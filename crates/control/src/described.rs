@@ -48,15 +48,8 @@ pub fn frame(spec: &TraceSpec, source: IpAddr, destination: IpAddr, macs: (Mac, 
         }
         (IpAddr::V6(source), IpAddr::V6(destination)) => {
             frame.extend_from_slice(&ethernet::Header::new(macs.1, macs.0, ethertype::IPV6).emit());
-            let ip = ipv6::Header {
-                traffic_class: 0,
-                flow_label: 0,
-                payload_len: body.len() as u16,
-                next_header: protocol,
-                hop_limit: spec.ttl,
-                source,
-                destination,
-            };
+            let ip = ipv6::Header::new(source, destination, protocol, body.len() as u16);
+            let ip = ipv6::Header { hop_limit: spec.ttl, ..ip };
             frame.extend_from_slice(&ip.emit());
         }
         _ => return Err(ApiError::bad_request("source and destination are of different families").at("from")),
@@ -72,15 +65,7 @@ pub fn question(source: IpAddr, target: IpAddr, mac: Mac) -> Vec<u8> {
             let group = v6::solicited_node(target);
             let [.., a, b, c, d] = group.octets();
             let (body, len) = v6::Solicitation { target, source_mac: Some(mac) }.emit(source, group);
-            let ip = ipv6::Header {
-                traffic_class: 0,
-                flow_label: 0,
-                payload_len: len as u16,
-                next_header: ICMPV6,
-                hop_limit: 255,
-                source,
-                destination: group,
-            };
+            let ip = ipv6::Header { hop_limit: 255, ..ipv6::Header::new(source, group, ICMPV6, len as u16) };
             let link = ethernet::Header::new(Mac([0x33, 0x33, a, b, c, d]), mac, ethertype::IPV6);
             [&link.emit()[..], &ip.emit(), &body[..len]].concat()
         }

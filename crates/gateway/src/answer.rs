@@ -44,13 +44,5 @@ pub(crate) fn advertisement(frame: &[u8], parsed: &Parsed, mac: Mac, mine: &[IpA
 }
 
 fn ipv6_header(source: Ipv6Addr, destination: Ipv6Addr, payload: usize) -> ipv6::Header {
-    ipv6::Header {
-        traffic_class: 0,
-        flow_label: 0,
-        payload_len: payload as u16,
-        next_header: ICMPV6,
-        hop_limit: ND_HOP_LIMIT,
-        source,
-        destination,
-    }
+    ipv6::Header { hop_limit: ND_HOP_LIMIT, ..ipv6::Header::new(source, destination, ICMPV6, payload as u16) }
 }

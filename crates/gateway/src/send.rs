@@ -4,7 +4,7 @@ use std::net::IpAddr;
 
 use bifrost_nic::icmp_error::{self, IcmpError};
 use bifrost_nic::{Parsed, ecn};
-use bifrost_wire::gre;
+use bifrost_wire::{gre, ip};
 
 use crate::answer;
 use crate::decision::{Change, Decision, Egress, Origin, Plan};
@@ -90,7 +90,7 @@ impl Decision<'_> {
         flow_hash: u32,
         mark: u8,
     ) -> Result<(), DropReason> {
-        let inner = encap::ethertype_of(destination);
+        let inner = ip::ethertype_of(destination);
         let tables = self.tables;
         let outer = |to: IpAddr| {
             let source = tables.vtep_like(to).ok_or(DropReason::NoHost)?;
@@ -106,7 +106,7 @@ impl Decision<'_> {
             Egress::Host { vni, host } => {
                 encap::push_ethernet(packet, host.mac, tables.mac, inner)?;
                 encap::push_vxlan(packet, vni, outer(host.vtep)?)?;
-                (tables.next_hop(host.vtep), encap::ethertype_of(host.vtep))
+                (tables.next_hop(host.vtep), ip::ethertype_of(host.vtep))
             }
             Egress::Tunnel(place) => {
                 let tunnel = *tables.tunnels.get(place as usize).ok_or(DropReason::NoRoute)?;
@@ -119,7 +119,7 @@ impl Decision<'_> {
                         encap::push_gre(packet, gre::Header { key, ethertype: inner }, outer(tunnel.remote)?)?;
                     }
                 }
-                (tables.next_hop(tunnel.remote), encap::ethertype_of(tunnel.remote))
+                (tables.next_hop(tunnel.remote), ip::ethertype_of(tunnel.remote))
             }
         };
         self.push_link(packet, next_hop, ethertype)
@@ -195,7 +195,7 @@ impl Decision<'_> {
         let (destination, flow_hash) = (outer.src_ip, outer.flow_hash);
         encap::push_vxlan(packet, vni, Outer { source, destination, flow_hash, ecn: ecn::NOT_ECT })?;
         let next_hop = self.tables.next_hop(destination);
-        self.push_link(packet, next_hop, encap::ethertype_of(destination))?;
+        self.push_link(packet, next_hop, ip::ethertype_of(destination))?;
         Ok(Service::Answer)
     }
 }

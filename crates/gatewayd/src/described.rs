@@ -4,16 +4,14 @@ use std::net::IpAddr;
 
 use bifrost_control::api::{ApiError, GatewayTraceSpec, TraceStep};
 use bifrost_control::described;
-use bifrost_wire::ethernet::{self, ethertype};
 use bifrost_wire::protocol::UDP;
-use bifrost_wire::{Mac, Vni, ipv4, ipv6, udp, vxlan};
+use bifrost_wire::{Mac, Vni, ethernet, ip, udp, vxlan};
 
 /// Bytes of an inner IP packet at most: networks of gateways carry no larger ones.
 const LARGEST: u32 = 9000;
 /// Who sends it on the link.
 const SENDER: Mac = Mac([2, 0, 0, 0, 0, 1]);
 const SOURCE_PORT: u16 = 50_000;
-const HOP_LIMIT: u8 = 64;
 
 /// The frame for a gateway with these addresses, which has `mac` outside and inside of tunnels.
 ///
@@ -41,38 +39,17 @@ pub(crate) fn frame(spec: &GatewayTraceSpec, gateway: &[IpAddr], mac: Mac) -> Re
     let len = (udp::HEADER_LEN + vxlan::HEADER_LEN + inner.len()) as u16;
     let header = udp::Header { source_port: SOURCE_PORT, destination_port: vxlan::UDP_PORT, len, checksum: 0 };
     let datagram = [&header.emit()[..], &vxlan::emit(vni), &inner].concat();
-    Ok(outer(host, own, mac, &datagram))
+    let link = ethernet::Header::new(mac, SENDER, ip::ethertype_of(own)).emit();
+    match ip::Header::new(host, own, UDP, datagram.len()) {
+        Some(ip::Header::V4(header)) => Ok([&link[..], &header.emit(), &datagram].concat()),
+        Some(ip::Header::V6(header)) => Ok([&link[..], &header.emit(), &datagram].concat()),
+        None => Err(missing("it is too long for a tunnel", "size_bytes")),
+    }
 }
 
 /// What each stage said, for the API.
 pub(crate) fn step(stage: &str, passes: bool, what: String) -> TraceStep {
     TraceStep { stage: stage.to_owned(), passes, what, ..TraceStep::default() }
-}
-
-fn outer(host: IpAddr, own: IpAddr, mac: Mac, datagram: &[u8]) -> Vec<u8> {
-    let link = |kind| ethernet::Header::new(mac, SENDER, kind).emit();
-    match (host, own) {
-        (IpAddr::V6(source), IpAddr::V6(destination)) => {
-            let header = ipv6::Header {
-                traffic_class: 0,
-                flow_label: 0,
-                payload_len: datagram.len() as u16,
-                next_header: UDP,
-                hop_limit: HOP_LIMIT,
-                source,
-                destination,
-            };
-            [&link(ethertype::IPV6)[..], &header.emit(), datagram].concat()
-        }
-        (source, destination) => {
-            let v4 = |address| if let IpAddr::V4(v4) = address { v4 } else { std::net::Ipv4Addr::UNSPECIFIED };
-            let header = ipv4::Header {
-                ttl: HOP_LIMIT,
-                ..ipv4::Header::new(v4(source), v4(destination), UDP, datagram.len() as u16)
-            };
-            [&link(ethertype::IPV4)[..], &header.emit(), datagram].concat()
-        }
-    }
 }
 
 #[cfg(test)]

@@ -69,16 +69,8 @@ pub fn write(error: IcmpError, source: IpAddr, destination: IpAddr, quoted: &[u8
                     icmp::v6::emit_packet_too_big(u32::from(mtu.max(1280)), quoted, source, destination)
                 }
             };
-            let header = ipv6::Header {
-                traffic_class: 0,
-                flow_label: 0,
-                payload_len: (message.len() + quoted.len()) as u16,
-                next_header: ICMPV6,
-                hop_limit: HOP_LIMIT,
-                source,
-                destination,
-            };
-            out.extend_from_slice(&header.emit());
+            let len = (message.len() + quoted.len()) as u16;
+            out.extend_from_slice(&ipv6::Header::new(source, destination, ICMPV6, len).emit());
             out.extend_from_slice(&message);
             out.extend_from_slice(quoted);
         }

@@ -54,6 +54,12 @@ pub struct Fragment {
 pub const NO_NEXT_HEADER: u8 = 59;
 
 impl Header {
+    /// The header of a packet with `payload_len` bytes behind it: hop limit 64, traffic class and flow label 0.
+    #[must_use]
+    pub const fn new(source: Ipv6Addr, destination: Ipv6Addr, next_header: u8, payload_len: u16) -> Self {
+        Self { traffic_class: 0, flow_label: 0, payload_len, next_header, hop_limit: 64, source, destination }
+    }
+
     /// Parses the fixed header at the start of `packet`, which may have padding behind its end.
     ///
     /// # Errors

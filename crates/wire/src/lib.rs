@@ -19,6 +19,7 @@ pub mod checksum;
 pub mod ethernet;
 pub mod gre;
 pub mod icmp;
+pub mod ip;
 pub mod ipv4;
 pub mod ipv6;
 pub mod mac;

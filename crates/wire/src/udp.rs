@@ -7,6 +7,12 @@ pub const HEADER_LEN: usize = 8;
 /// Where the checksum lies in the header, bytes.
 pub const CHECKSUM_OFFSET: usize = 6;
 
+/// A source port of 49152 to 65535, the range of ephemeral ports (RFC 6335, section 6), that the low 14 of `bits` choose. Networks spread flows by it.
+#[must_use]
+pub const fn ephemeral_port(bits: u16) -> u16 {
+    0xc000 | bits
+}
+
 /// A header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Header {

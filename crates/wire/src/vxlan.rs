@@ -2,7 +2,7 @@
 
 use core::fmt;
 
-use crate::Malformed;
+use crate::{Malformed, udp};
 
 /// Length of a header, bytes.
 pub const HEADER_LEN: usize = 8;
@@ -53,6 +53,12 @@ impl From<Vni> for u32 {
     fn from(vni: Vni) -> Self {
         vni.0
     }
+}
+
+/// The UDP source port of a flow's packets (RFC 7348, section 5).
+#[must_use]
+pub const fn source_port(flow_hash: u32) -> u16 {
+    udp::ephemeral_port((flow_hash >> 16) as u16)
 }
 
 /// Splits a UDP payload into its VNI and what follows the VXLAN header. Reserved bits are ignored, as the RFC demands.

@@ -5,6 +5,7 @@ use std::net::IpAddr;
 use bifrost_rdm::{Chunking, CloseReason, Congestion, ConnectionConfig, ConnectionId};
 use bifrost_verbs::{Connect, Provider, QpInit, Qpn, Sequence, Transport};
 use bifrost_wire::rdm::{LANES, LaneAddress, SendHeader, Service, Setup, SetupKind, Tag, UNIT};
+use bifrost_wire::udp::ephemeral_port;
 
 use super::{Host, HostError, Limits};
 use crate::buffers::domain;
@@ -179,7 +180,7 @@ impl<P: Provider> Host<P> {
         let control = ControlPeer {
             address,
             port: peer.port,
-            source_port: 0xc000 | self.random.u16(..0x4000),
+            source_port: ephemeral_port(self.random.u16(..0x4000)),
             queue_pair: Qpn::new(peer.control),
             queue_key: peer.queue_key,
         };
@@ -194,7 +195,7 @@ impl<P: Provider> Host<P> {
         }
         for lane in 0..LANES as u8 {
             let send_sequence = self.bound(id).map_or(0, |bound| bound.lanes[usize::from(lane)].sequence);
-            let source_port = 0xc000 | self.random.u16(..0x4000);
+            let source_port = ephemeral_port(self.random.u16(..0x4000));
             self.connect_lane(id, lane, send_sequence, peer.lanes[usize::from(lane)].sequence, source_port)?;
         }
         self.engine.open(now_ns, id, (address, peer.control), peer.tag, config, chunking, congestion)?;

@@ -2,6 +2,7 @@
 
 use bifrost_rdm::{Class, ConnectionId, Event, Work};
 use bifrost_verbs::{INLINE_MAX, Operation, Provider, SendRequest};
+use bifrost_wire::udp::ephemeral_port;
 
 use super::{Host, HostEvent};
 use crate::buffers::Store;
@@ -56,7 +57,7 @@ impl<P: Provider> Host<P> {
                 }
             }
             Work::Repath { connection } => {
-                let source_port = 0xc000 | self.random.u16(..0x4000);
+                let source_port = ephemeral_port(self.random.u16(..0x4000));
                 if let Some(peer) = self.bound_mut(connection).and_then(|bound| bound.peer.as_mut()) {
                     peer.control.source_port = source_port;
                 }

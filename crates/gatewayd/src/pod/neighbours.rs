@@ -204,15 +204,8 @@ fn question(mac: Mac, own: &[IpAddr], address: IpAddr) -> Option<Vec<u8>> {
 }
 
 fn v6_frame(to: Mac, mac: Mac, source: Ipv6Addr, destination: Ipv6Addr, hop_limit: u8, message: &[u8]) -> Vec<u8> {
-    let header = ipv6::Header {
-        traffic_class: 0,
-        flow_label: 0,
-        payload_len: message.len() as u16,
-        next_header: ICMPV6,
-        hop_limit,
-        source,
-        destination,
-    };
+    let header = ipv6::Header::new(source, destination, ICMPV6, message.len() as u16);
+    let header = ipv6::Header { hop_limit, ..header };
     [&ethernet::Header::new(to, mac, ethertype::IPV6).emit()[..], &header.emit(), message].concat()
 }
 

@@ -4,7 +4,7 @@ use std::net::IpAddr;
 
 use bifrost_wire::ethernet::ethertype;
 use bifrost_wire::protocol::UDP;
-use bifrost_wire::{checksum, ipv4, ipv6, udp, vxlan};
+use bifrost_wire::{checksum, ip, ipv4, ipv6, udp, vxlan};
 
 /// Both MAC addresses, and the VLAN tag if there is one: the start of a frame on its way out.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -53,37 +53,24 @@ pub(super) struct Ends {
 
 /// Bytes from the start of the IP header to the end of the UDP header.
 pub(super) fn ip_udp_len(address: IpAddr) -> usize {
-    udp::HEADER_LEN + if address.is_ipv4() { ipv4::HEADER_LEN } else { ipv6::HEADER_LEN }
+    udp::HEADER_LEN + ip::header_len(address)
 }
 
 /// Appends all headers and `head` to `frame`; `tail` is what the caller sends behind them. Nothing if that is too long, or the families differ.
 pub(super) fn write(frame: &mut Vec<u8>, link: &Link, ends: &Ends, head: &[u8], tail: &[u8]) -> Option<()> {
     let len = u16::try_from(udp::HEADER_LEN + head.len() + tail.len()).ok()?;
     frame.extend_from_slice(link.bytes());
-    let pseudo = match (ends.source, ends.destination) {
-        (IpAddr::V4(source), IpAddr::V4(destination)) => {
-            let mut header = ipv4::Header::new(source, destination, UDP, 0);
-            header.total_len = len.checked_add(ipv4::HEADER_LEN as u16)?;
-            header.traffic_class = ends.ecn;
+    let pseudo = match ip::Header::new(ends.source, ends.destination, UDP, len.into())? {
+        ip::Header::V4(header) => {
             frame.extend_from_slice(&ethertype::IPV4.to_be_bytes());
-            frame.extend_from_slice(&header.emit());
-            checksum::pseudo_v4(source, destination, UDP, len.into())
+            frame.extend_from_slice(&ipv4::Header { traffic_class: ends.ecn, ..header }.emit());
+            header.pseudo_sum()
         }
-        (IpAddr::V6(source), IpAddr::V6(destination)) => {
-            let header = ipv6::Header {
-                traffic_class: ends.ecn,
-                flow_label: 0,
-                payload_len: len,
-                next_header: UDP,
-                hop_limit: 64,
-                source,
-                destination,
-            };
+        ip::Header::V6(header) => {
             frame.extend_from_slice(&ethertype::IPV6.to_be_bytes());
-            frame.extend_from_slice(&header.emit());
-            checksum::pseudo_v6(source, destination, UDP, len.into())
+            frame.extend_from_slice(&ipv6::Header { traffic_class: ends.ecn, ..header }.emit());
+            header.pseudo_sum(UDP, len.into())
         }
-        _ => return None,
     };
     let Ends { source_port, destination_port, .. } = *ends;
     let mut header = udp::Header { source_port, destination_port, len, checksum: 0 };
@@ -147,9 +134,4 @@ pub(super) fn tunnelled(rest: &[u8], more: usize) -> Option<Tunnelled> {
         inner,
         len,
     })
-}
-
-/// The source port of plain VXLAN: underlay networks spread flows by it (RFC 7348, section 5). 49152 to 65535, the range of ephemeral ports.
-pub(super) fn entropy(flow: u32) -> u16 {
-    0xc000 | (flow >> 16) as u16 & 0x3fff
 }

@@ -196,7 +196,7 @@ impl Reliable {
         let ends = Ends {
             source,
             destination: parsed.dst_ip,
-            source_port: outer::entropy(flow),
+            source_port: vxlan::source_port(flow),
             destination_port: vxlan::UDP_PORT,
             ecn,
             is_summed: false,

@@ -236,7 +236,7 @@ impl Reliable {
         let ends = Ends {
             source,
             destination,
-            source_port: outer::entropy(kept.flow),
+            source_port: vxlan::source_port(kept.flow),
             destination_port: vxlan::UDP_PORT,
             ecn: ecn::outer_of_plain(kept.ecn),
             is_summed: false,

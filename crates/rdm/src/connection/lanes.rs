@@ -2,6 +2,7 @@
 
 use bifrost_transport::time::MS;
 use bifrost_wire::rdm::{Control, LANES, Lane as LaneMessage, LanePhase, MessageId};
+use bifrost_wire::udp::ephemeral_port;
 
 use super::{Connection, Context};
 use crate::flight::State;
@@ -63,7 +64,7 @@ impl Connection {
         let (index, connection) = (message.index, self.id);
         let Some(lane) = self.lanes.get_mut(usize::from(index)) else { return };
         let newer = (message.generation.wrapping_sub(lane.generation) as i16) > 0;
-        let source_port = 0xc000 | context.random.u16(..0x4000);
+        let source_port = ephemeral_port(context.random.u16(..0x4000));
         let receive_sequence = message.sequence;
         match message.phase {
             LanePhase::Request if newer => {
