@@ -1,4 +1,4 @@
-//! ICMPv6 (RFC 4443) and the two neighbour discovery messages that answer "who has this address" (RFC 4861).
+//! ICMPv6 (RFC 4443), the two neighbour discovery messages that answer "who has this address", and the question for routers (RFC 4861).
 
 use core::net::Ipv6Addr;
 
@@ -32,6 +32,11 @@ pub enum Message {
     PacketTooBig {
         /// MTU of the next hop, bytes.
         mtu: u32,
+    },
+    /// Which routers are there?
+    RouterSolicitation {
+        /// Link-layer address of the sender.
+        source_mac: Option<Mac>,
     },
     /// Who has the target address?
     Solicitation(Solicitation),
@@ -85,6 +90,9 @@ impl Message {
             (ECHO_REPLY, 0) => Self::EchoReply { identifier: high, sequence: low },
             // The code is to be ignored (RFC 4443, section 3.2).
             (PACKET_TOO_BIG, _) => Self::PacketTooBig { mtu: u32::from(high) << 16 | u32::from(low) },
+            (ROUTER_SOLICITATION, 0) => {
+                Self::RouterSolicitation { source_mac: link_layer(&bytes[HEADER_LEN..], SOURCE_LINK_LAYER)? }
+            }
             (SOLICITATION, 0) => {
                 let (target, options) = target(bytes)?;
                 Self::Solicitation(Solicitation { target, source_mac: link_layer(options, SOURCE_LINK_LAYER)? })
@@ -169,6 +177,7 @@ pub const fn solicited_node(address: Ipv6Addr) -> Ipv6Addr {
 const PACKET_TOO_BIG: u8 = 2;
 const ECHO_REQUEST: u8 = 128;
 const ECHO_REPLY: u8 = 129;
+const ROUTER_SOLICITATION: u8 = 133;
 const SOLICITATION: u8 = 135;
 const ADVERTISEMENT: u8 = 136;
 
@@ -273,7 +282,18 @@ mod tests {
             Ok(Message::EchoRequest { identifier: 1, sequence: 2 })
         );
         assert_eq!(Message::parse(&[129, 0, 0, 0, 0, 1, 0, 2]), Ok(Message::EchoReply { identifier: 1, sequence: 2 }));
-        assert_eq!(Message::parse(&[133, 0, 0, 0, 0, 0, 0, 0]), Ok(Message::Other { kind: 133, code: 0 }));
+        assert_eq!(Message::parse(&[134, 0, 0, 0, 0, 0, 0, 0]), Ok(Message::Other { kind: 134, code: 0 }));
+    }
+
+    #[test]
+    fn router_solicitations() {
+        let fixed = [133, 0, 0, 0, 0, 0, 0, 0];
+        let solicitation = |source_mac| Ok(Message::RouterSolicitation { source_mac });
+        assert_eq!(Message::parse(&fixed), solicitation(None));
+        let option = [&[1, 1][..], &MAC.0].concat();
+        assert_eq!(Message::parse(&[&fixed[..], &option].concat()), solicitation(Some(MAC)));
+        assert_eq!(Message::parse(&[&fixed[..], &option[..7]].concat()), Err(Malformed::Length));
+        assert_eq!(Message::parse(&[133, 1, 0, 0, 0, 0, 0, 0]), Ok(Message::Other { kind: 133, code: 1 }));
     }
 
     #[test]
