@@ -8,7 +8,9 @@ use bifrost_wire::icmp::v6::Solicitation;
 use bifrost_wire::protocol::{ICMP, ICMPV6, UDP};
 use bifrost_wire::{Mac, arp, checksum, ipv4, ipv6, udp};
 
-use crate::tables::GATEWAY_MAC;
+use crate::router;
+use crate::tables::{GATEWAY_MAC, Ipv6Lease};
+use crate::vpc::link_local;
 
 /// All nodes on the link, and the MAC address of that group (RFC 4291, 2.7.1; RFC 2464, 7).
 const ALL_NODES: Ipv6Addr = Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 1);
@@ -30,10 +32,25 @@ pub(crate) fn advertisement(solicitation: &Solicitation, mac: Mac, parsed: &Pars
     let mut advertisement = solicitation.answer(mac, to == ALL_NODES);
     advertisement.router = mac == GATEWAY_MAC;
     let (body, len) = advertisement.emit(solicitation.target, to);
-    let ip = ipv6::Header { hop_limit: 255, ..ipv6::Header::new(solicitation.target, to, ICMPV6, len as u16) };
-    start(out, to_mac, mac, ethertype::IPV6);
-    out.extend_from_slice(&ip.emit());
+    start_v6(out, (to_mac, mac), (solicitation.target, to), ICMPV6, len, 255);
     out.extend_from_slice(&body[..len]);
+}
+
+/// What the router says to the guest of a lease, or of a lease that is no more: to `asked`, the sender of a solicitation, or to all nodes,
+/// of which there is one behind a port.
+pub(crate) fn router_advertisement(lease: Option<&Ipv6Lease>, asked: Option<(IpAddr, Mac)>, out: &mut Vec<u8>) {
+    let (to, to_mac) = match asked {
+        Some((IpAddr::V6(asker), mac)) if !asker.is_unspecified() => (asker, mac),
+        _ => (ALL_NODES, ALL_NODES_MAC),
+    };
+    let mut body = Vec::new();
+    router::advertisement(lease, &mut body);
+    let source = link_local(GATEWAY_MAC);
+    let pseudo = checksum::pseudo_v6(source, to, ICMPV6, body.len() as u32);
+    let sum = checksum::Sum::starting(pseudo).then(&body).finish();
+    body[2..4].copy_from_slice(&sum.to_be_bytes());
+    start_v6(out, (to_mac, GATEWAY_MAC), (source, to), ICMPV6, body.len(), 255);
+    out.extend_from_slice(&body);
 }
 
 /// The gateway's answer to a ping; `None` when the packet is no ping, or is a fragment, has options or extension headers,
@@ -91,6 +108,38 @@ pub(crate) fn datagram(
     out.extend_from_slice(&ip.emit());
     out.extend_from_slice(&udp);
     out.extend_from_slice(payload);
+}
+
+/// A UDP datagram from the gateway to a guest, over IPv6. `payload`: at most 65,527 bytes.
+pub(crate) fn datagram_v6(
+    guest: Mac,
+    ((source, source_port), (destination, destination_port)): ((Ipv6Addr, u16), (Ipv6Addr, u16)),
+    payload: &[u8],
+    out: &mut Vec<u8>,
+) {
+    let len = (udp::HEADER_LEN + payload.len()) as u16;
+    let mut udp = udp::Header { source_port, destination_port, len, checksum: 0 }.emit();
+    let pseudo = checksum::pseudo_v6(source, destination, UDP, u32::from(len));
+    let sum = checksum::Sum::starting(pseudo).then(&udp).then(payload).finish();
+    udp::set_checksum(&mut udp, checksum::udp_nonzero(sum));
+    start_v6(out, (guest, GATEWAY_MAC), (source, destination), UDP, usize::from(len), 64);
+    out.extend_from_slice(&udp);
+    out.extend_from_slice(payload);
+}
+
+/// Begins a frame with an IPv6 packet of `len` bytes behind its header. Of both ends first the receiver's MAC address, and first the
+/// sender's IP address.
+fn start_v6(
+    out: &mut Vec<u8>,
+    (to_mac, from_mac): (Mac, Mac),
+    (source, destination): (Ipv6Addr, Ipv6Addr),
+    next_header: u8,
+    len: usize,
+    hop_limit: u8,
+) {
+    let ip = ipv6::Header { hop_limit, ..ipv6::Header::new(source, destination, next_header, len as u16) };
+    start(out, to_mac, from_mac, ethertype::IPV6);
+    out.extend_from_slice(&ip.emit());
 }
 
 /// Begins a frame.

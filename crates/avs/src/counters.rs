@@ -12,6 +12,8 @@ pub struct PortCounters {
     pub to_local_packets: u64,
     /// From the guest, answered by the switch.
     pub answered_packets: u64,
+    /// Router advertisements for the guest that it had not asked for.
+    pub advertised_packets: u64,
     /// From the underlay, to the guest.
     pub from_underlay_packets: u64,
     /// Of these and of those from the guest: larger than their way allows, and cut to fit.
@@ -87,6 +89,7 @@ impl PortCounters {
             ("to_remote_packets", self.to_remote_packets),
             ("to_local_packets", self.to_local_packets),
             ("answered_packets", self.answered_packets),
+            ("advertised_packets", self.advertised_packets),
             ("from_underlay_packets", self.from_underlay_packets),
             ("fragmented_packets", self.fragmented_packets),
             ("too_big_packets", self.too_big_packets),

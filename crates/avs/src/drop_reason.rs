@@ -77,6 +77,10 @@ reasons! {
     DhcpUnanswered = "dhcp_unanswered",
     /// To a DHCP server, more often than a guest may ask.
     DhcpRate = "dhcp_rate",
+    /// To a DHCP client, from a guest: only the switch speaks as a server.
+    DhcpServer = "dhcp_server",
+    /// To routers, more often than a guest may ask.
+    SolicitationRate = "solicitation_rate",
     /// Larger than the path MTU, not to be cut, and its sender is told often enough, or must not be told.
     PathMtu = "path_mtu",
     /// Refused by the network's ACL.

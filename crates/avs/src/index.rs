@@ -12,7 +12,7 @@ use crate::ids::{LoadBalancerId, PortId, UplinkId, WorkerId};
 use crate::members::Members;
 use crate::nat::{Source, Uplink};
 use crate::rewrite::Endpoint;
-use crate::tables::{BuildError, Lease, Nat, Port, Tables, Workers};
+use crate::tables::{BuildError, Ipv6Lease, Lease, Nat, Port, Tables, Workers};
 use crate::vpc::{Location, NextHop, Owner, Path, VpcId, VpcIndex};
 
 /// The indexes of one configuration.
@@ -42,6 +42,8 @@ pub(crate) struct PortIndex {
     pub(crate) uplink: Option<UplinkId>,
     /// What its guest is told by DHCP.
     pub(crate) lease: Option<Box<Lease>>,
+    /// What it is told about IPv6.
+    pub(crate) ipv6_lease: Option<Box<Ipv6Lease>>,
 }
 
 impl Index {
@@ -77,6 +79,11 @@ impl Index {
             let port = index.ports.get_mut(lease.port.place()).and_then(Option::as_mut);
             let lent = port.filter(|port| port.lease.is_none()).ok_or(BuildError::Lease(lease.port))?;
             lent.lease = Some(Box::new(lease.clone()));
+        }
+        for lease in &tables.ipv6_leases {
+            let port = index.ports.get_mut(lease.port.place()).and_then(Option::as_mut);
+            let lent = port.filter(|port| port.ipv6_lease.is_none()).ok_or(BuildError::Lease(lease.port))?;
+            lent.ipv6_lease = Some(Box::new(lease.clone()));
         }
         for route in &tables.routes {
             let vpc = index.vpc_id(route.vni)?;
@@ -117,7 +124,8 @@ impl Index {
                     Some(self.policies.len() - 1)
                 }
             };
-            self.ports[slot] = Some(PortIndex { port: port.clone(), vpc, policy, uplink: None, lease: None });
+            let (port, lease, ipv6_lease) = (port.clone(), None, None);
+            self.ports[slot] = Some(PortIndex { port, vpc, policy, uplink: None, lease, ipv6_lease });
         }
         Ok(())
     }
@@ -177,6 +185,14 @@ impl Index {
     /// Every port.
     pub(crate) fn ports(&self) -> impl Iterator<Item = &Port> {
         self.ports.iter().flatten().map(|index| &index.port)
+    }
+
+    /// The ports whose guests this worker tells about routers without being asked, and what it tells them: of several workers one does.
+    pub(crate) fn advertised(&self) -> impl Iterator<Item = (&Port, &Ipv6Lease)> {
+        let Workers { own, count } = self.workers;
+        let worker = move |port: &Port| port.home.unwrap_or(WorkerId(port.id.0 % count.max(1)));
+        let ports = self.ports.iter().flatten().filter(move |index| worker(&index.port) == own);
+        ports.filter_map(|index| Some((&index.port, index.ipv6_lease.as_deref()?)))
     }
 
     /// Port numbers are below this.

@@ -1,8 +1,8 @@
 //! The virtual switch: match and action.
 //!
 //! A [`Switch`] decides where a frame goes: [`Switch::from_guest`] for what a vNIC sends, [`Switch::from_underlay`] for
-//! what a peer sent in VXLAN. Both return a [`Verdict`]. The switch answers ARP, neighbor discovery and pings of a VPC's gateway
-//! itself, and lets nobody use an address that is not theirs. It does no I/O and allocates nothing per packet. What it changes in a frame
+//! what a peer sent in VXLAN. Both return a [`Verdict`]. The switch answers ARP, neighbor discovery, DHCP and pings of a VPC's gateway
+//! itself, is the router that advertises itself to guests, and lets nobody use an address that is not theirs. It does no I/O and allocates nothing per packet. What it changes in a frame
 //! it returns as a [`Rewrite`], to be applied to the bytes when they leave.
 //!
 //! # One pipeline
@@ -47,10 +47,12 @@
 #![forbid(unsafe_code)]
 
 mod acl;
+mod advertiser;
 mod answer;
 mod cache;
 mod counters;
 mod dhcp;
+mod dhcpv6;
 mod drop_reason;
 mod effects;
 mod fields;
@@ -72,6 +74,7 @@ mod pipeline;
 mod port_state;
 mod resolution;
 mod rewrite;
+mod router;
 mod rule_log;
 mod rule_logs;
 mod service;
@@ -86,6 +89,7 @@ pub use bifrost_tables::Pattern;
 pub use cache::VECTOR;
 pub use counters::{Drops, PortCounters, UnderlayCounters};
 pub use dhcp::SERVER_PORT as DHCP_SERVER_PORT;
+pub use dhcpv6::SERVER_PORT as DHCPV6_SERVER_PORT;
 pub use drop_reason::DropReason;
 pub use flow::FlowCounters;
 pub use flow_log::{FlowEnd, FlowLogCounters, FlowRecord, Traffic};
@@ -101,9 +105,9 @@ pub use rule_log::{RuleLogCounters, RuleRecord};
 pub use session::{Class, PortSessions, SessionCounters};
 pub use switch::{Former, Prepared, Switch};
 pub use tables::{
-    AclRule, Affinity, Backend, BuildError, FloatingIp, FlowLogSpec, GATEWAY_MAC, GroupRule, Lease, LoadBalancer,
-    Member, Nat, Ordering, Peering, Port, PortForward, Reliability, Remote, Route, RuleLogSpec, RuleName, RuleOwner,
-    SecurityGroup, SourceNat, Tables, Transport, Vpc, Workers,
+    AclRule, Affinity, Backend, BuildError, FloatingIp, FlowLogSpec, GATEWAY_MAC, GroupRule, Ipv6Lease, Lease,
+    LoadBalancer, Member, Nat, Ordering, Peering, Port, PortForward, Reliability, Remote, Route, RuleLogSpec, RuleName,
+    RuleOwner, SecurityGroup, SourceNat, Tables, Transport, Vpc, Workers,
 };
 pub use trace::{By, Check, GuestTrace, Hop, UnderlayTrace, WorkerTrace};
 pub use verdict::{Action, Verdict};

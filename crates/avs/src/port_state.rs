@@ -14,7 +14,7 @@ pub(crate) struct PortState {
     pub(crate) counters: PortCounters,
     /// For ICMP errors about what it sends and gets.
     pub(crate) errors: TokenBucket,
-    /// For what it asks by DHCP.
+    /// For what it asks by DHCP, and asks routers.
     pub(crate) questions: TokenBucket,
     /// What logged rules did with its packets; `None`: no rule about them is logged.
     pub(crate) rules: Option<Box<RuleLog>>,

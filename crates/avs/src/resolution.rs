@@ -12,10 +12,9 @@ use bifrost_wire::protocol::ICMPV6;
 use bifrost_wire::{arp, ipv6};
 
 use crate::drop_reason::DropReason;
+use crate::router;
 
 /// ICMPv6 types (RFC 4861, section 4).
-const ROUTER_SOLICITATION: u8 = 133;
-const ROUTER_ADVERTISEMENT: u8 = 134;
 const SOLICITATION: u8 = 135;
 const ADVERTISEMENT: u8 = 136;
 const REDIRECT: u8 = 137;
@@ -53,8 +52,8 @@ fn of_icmpv6(head: &[u8], parsed: &Parsed) -> Result<Option<Message>, DropReason
     let fixed = bytes.first_chunk::<{ v6::HEADER_LEN }>().ok_or(DropReason::MalformedNeighbour)?;
     let (kind, code) = (fixed[0], fixed[1]);
     match kind {
-        ROUTER_ADVERTISEMENT | REDIRECT => Err(DropReason::SpoofedNeighbour),
-        ROUTER_SOLICITATION | SOLICITATION | ADVERTISEMENT if parsed.is_fragment() => {
+        router::ADVERTISEMENT | REDIRECT => Err(DropReason::SpoofedNeighbour),
+        router::SOLICITATION | SOLICITATION | ADVERTISEMENT if parsed.is_fragment() => {
             Err(DropReason::MalformedNeighbour)
         }
         SOLICITATION | ADVERTISEMENT => {

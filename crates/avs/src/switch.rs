@@ -4,6 +4,8 @@ use bifrost_nic::{Offload, Parsed};
 use bifrost_wire::protocol::{ICMP, ICMPV6, TCP, UDP};
 use bifrost_wire::{Mac, Vni};
 
+use crate::advertiser::{Advertised, Advertiser};
+use crate::answer;
 use crate::cache::{self, Cache, Recording, VECTOR, lives_on};
 use crate::counters::{PortCounters, UnderlayCounters};
 use crate::drop_reason::DropReason;
@@ -13,7 +15,7 @@ use crate::flow_log::{FlowLog, FlowLogCounters, FlowRecord, observe};
 use crate::fragments::{FragmentCounters, Fragments};
 use crate::frame::Frame;
 use crate::ids::{PeerId, PortId, WorkerId};
-use crate::index::Index;
+use crate::index::{Index, PortIndex};
 use crate::limits::{FlowLimits, SessionLimits};
 use crate::mapping::{Mappings, NatCounters};
 use crate::notes::{NoteId, Notes};
@@ -45,6 +47,8 @@ pub struct Switch {
     cache: Cache,
     /// What became of the packets that came together with the next ones.
     notes: Notes,
+    /// When guests are told about their router without having asked.
+    advertiser: Advertiser,
     /// Conversations that are logged; `None`: none are.
     flow_log: Option<Box<FlowLog>>,
     /// Whether there is one, and the packet is not in it yet.
@@ -80,6 +84,7 @@ impl Switch {
             fragments: Fragments::default(),
             cache: Cache::new(),
             notes: Notes::new(tables.flows.vectors),
+            advertiser: Advertiser::new(secret),
             flow_log: None,
             is_logging: false,
             logged: FlowLogCounters::default(),
@@ -94,7 +99,7 @@ impl Switch {
         {
             switch.fragments.mutation = tables.mutation;
         }
-        switch.claim_ports();
+        switch.claim_ports(None);
         switch.make_room(tables.flows);
         switch.set_flow_log(tables.flow_log.clone());
         Ok(switch)
@@ -119,7 +124,7 @@ impl Switch {
         self.sessions.set_limits(sessions);
         self.connections.set_limits(sessions);
         self.rule_logs.spec = rule_log;
-        self.claim_ports();
+        self.claim_ports(Some(&former));
         self.make_room(flows);
         if self.notes.is_on() != flows.vectors {
             self.notes = Notes::new(flows.vectors);
@@ -588,8 +593,28 @@ impl Switch {
         self.cache.make_room(if self.index.has_records() { limits.rounded() } else { 0 }, self.secret);
     }
 
+    /// When a guest is to be told about its router without having asked, ns; 0: now.
+    #[inline]
+    pub fn next_advertisement_ns(&self) -> Option<u64> {
+        self.advertiser.next_ns()
+    }
+
+    /// Makes the router advertisement that is due next at the time that was told last; the guest behind the returned port is to be given
+    /// [`answer`](Self::answer). `None`: none is due.
+    pub fn advertise(&mut self) -> Option<PortId> {
+        while let Some(port) = self.advertiser.take(self.now_ns) {
+            // Of one that is gone there is nobody to be told of the end.
+            let Some((index, _)) = self.index.port(port) else { continue };
+            let Some(state) = self.ports.get_mut(port.place()) else { continue };
+            state.counters.advertised_packets += 1;
+            answer::router_advertisement(index.ipv6_lease.as_deref(), None, &mut self.answer);
+            return Some(port);
+        }
+        None
+    }
+
     /// Gives every port its state: its own again, or a new one.
-    fn claim_ports(&mut self) {
+    fn claim_ports(&mut self, former: Option<&Index>) {
         let count = self.index.port_numbers().max(self.ports.len());
         self.ports.resize_with(count, PortState::default);
         for port in self.index.ports() {
@@ -605,6 +630,14 @@ impl Switch {
             }
             self.rule_logs.claim(state, self.index.logs_rules(port.id), self.now_ns);
         }
+        let Switch { index, advertiser, .. } = self;
+        advertiser.set(index.advertised().map(|(port, lease)| {
+            let before = former.and_then(|former| former.port(port.id));
+            let is_same = |(of, _): (&PortIndex, _)| {
+                (of.port.vni, of.port.mac) == (port.vni, port.mac) && of.ipv6_lease.as_deref() == Some(lease)
+            };
+            Advertised { port: port.id, interval_s: lease.interval_s, is_same: before.is_some_and(is_same) }
+        }));
     }
 }
 

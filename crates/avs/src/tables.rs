@@ -1,6 +1,6 @@
 //! What a switch is built from.
 
-use std::net::{IpAddr, Ipv4Addr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::sync::Arc;
 
 use bifrost_tables::{IpNet, Pattern};
@@ -215,6 +215,58 @@ impl Lease {
     }
 }
 
+/// What the switch tells the guest behind a port about IPv6: by router advertisements, asked for or not, and by DHCPv6. The router and
+/// the server have the link-local address of the network's gateway.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Ipv6Lease {
+    /// The port.
+    pub port: PortId,
+    /// The guest's addresses, each with the length of its subnet's prefix, 0 to 128 bits; at most [`Ipv6Lease::MAX_ADDRESSES`]. Without
+    /// link-local ones: those a guest has by itself.
+    pub addresses: Vec<(Ipv6Addr, u8)>,
+    /// DNS servers, at most [`Lease::MAX_DNS`].
+    pub dns: Vec<Ipv6Addr>,
+    /// Interface MTU, bytes.
+    pub mtu: u16,
+    /// How long the guest may use an address without asking again, s.
+    pub seconds: u32,
+    /// Time from one advertisement that nobody has asked for to the next, at most, 4 to 1800 s (RFC 4861, section 6.2.1).
+    pub interval_s: u16,
+}
+
+impl Ipv6Lease {
+    /// Addresses of a guest, at most.
+    pub const MAX_ADDRESSES: usize = 8;
+
+    /// How long a guest may rely on what an advertisement says, s: that of three intervals (RFC 4861, section 6.2.1).
+    pub(crate) fn router_lifetime_s(&self) -> u16 {
+        self.interval_s.saturating_mul(3)
+    }
+
+    /// The guest's addresses.
+    pub(crate) fn addresses(&self) -> impl Iterator<Item = Ipv6Addr> {
+        self.addresses.iter().take(Self::MAX_ADDRESSES).map(|(address, _)| *address)
+    }
+
+    /// The subnets of these addresses, each once: prefix and length.
+    pub(crate) fn subnets(&self) -> impl Iterator<Item = (Ipv6Addr, u8)> {
+        let all = || self.addresses.iter().take(Self::MAX_ADDRESSES).map(|&(address, len)| subnet(address, len));
+        all().enumerate().filter(move |(at, subnet)| !all().take(*at).any(|other| other == *subnet)).map(|(_, net)| net)
+    }
+
+    /// Whether an address is in one of these subnets.
+    pub(crate) fn is_on_link(&self, address: Ipv6Addr) -> bool {
+        self.subnets().any(|(prefix, len)| subnet(address, len).0 == prefix)
+    }
+}
+
+/// The subnet of an address, whose host bits are zero, and the length of its prefix.
+fn subnet(address: Ipv6Addr, len: u8) -> (Ipv6Addr, u8) {
+    let len = len.min(128);
+    let mask = u128::MAX.checked_shl(128 - u32::from(len)).unwrap_or(0);
+    (Ipv6Addr::from_bits(address.to_bits() & mask), len)
+}
+
 /// Where addresses of other hosts' vNICs are.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Route {
@@ -399,6 +451,8 @@ pub struct Tables {
     pub nat: Nat,
     /// What guests are told that ask by DHCP; the others are not answered.
     pub leases: Vec<Lease>,
+    /// What guests are told about IPv6; the others are not.
+    pub ipv6_leases: Vec<Ipv6Lease>,
     /// Security groups, each named by its place here.
     pub groups: Vec<SecurityGroup>,
     /// Who else has them, on other hosts.
@@ -473,8 +527,8 @@ pub enum BuildError {
     /// A load balancer and its backend are of two families.
     #[error("{0} is of another family than the load balancer whose backend it is")]
     BackendFamily(IpAddr),
-    /// A guest is to be told an address by a port that does not exist, or twice.
-    #[error("port number {} has two leases, or does not exist", .0.0)]
+    /// A guest is to be told an address of one family by a port that does not exist, or twice.
+    #[error("port number {} has two leases of one family, or does not exist", .0.0)]
     Lease(PortId),
     /// A port that is named as an uplink, and is none.
     #[error("port number {} is used as an uplink, but is none", .0.0)]

@@ -108,6 +108,7 @@ pub(crate) fn tables(config: &Config, names: &Names, health: &Health) -> avs::Ta
         load_balancers,
         nat: nat(config, names),
         leases: leases(config, names).collect(),
+        ipv6_leases: ipv6_leases(config, names).collect(),
         groups: config.security_groups.iter().map(|g| security_group(config, g)).collect(),
         members: members.collect(),
         address_sets: config.address_sets.iter().map(|set| set.addresses.clone()).collect(),
@@ -155,6 +156,27 @@ fn leases(config: &Config, names: &Names) -> impl Iterator<Item = avs::Lease> {
             dns: vpc.dns.iter().filter_map(v4).collect(),
             mtu: port.mtu,
             seconds: vpc.dhcp_lease_s,
+        })
+    })
+}
+
+/// What guests are told about IPv6: all addresses of each port that has some, where there is a gateway.
+fn ipv6_leases(config: &Config, names: &Names) -> impl Iterator<Item = avs::Ipv6Lease> {
+    let v6 = |addr: &IpAddr| if let IpAddr::V6(addr) = addr { Some(*addr) } else { None };
+    config.ports.iter().filter_map(move |port| {
+        let vpc = config.vpc(port.vni).filter(|vpc| vpc.dhcp && vpc.gateway.iter().any(IpAddr::is_ipv6))?;
+        let own = port.addresses.iter().filter_map(|net| Some((v6(&net.addr())?, net.prefix_len())));
+        let addresses: Vec<_> = own.filter(|(address, _)| !address.is_unicast_link_local()).collect();
+        if addresses.is_empty() {
+            return None;
+        }
+        Some(avs::Ipv6Lease {
+            port: avs::PortId(names.port(&port.name)?),
+            addresses,
+            dns: vpc.dns.iter().filter_map(v6).collect(),
+            mtu: port.mtu,
+            seconds: vpc.dhcp_lease_s,
+            interval_s: vpc.ra_interval_s,
         })
     })
 }

@@ -195,6 +195,7 @@ fn every_key_arrives() {
     assert_eq!((c.vpcs[0].reliability, c.vpcs[0].ordering), (Reliability::Tcp, Ordering::Flow));
     assert_eq!((c.vpcs[1].reliability, c.vpcs[1].ordering), (Reliability::All, Ordering::Strict));
     assert_eq!((c.vpcs[0].dhcp, c.vpcs[0].dhcp_lease_s, c.vpcs[0].dns.len()), (false, 3600, 0));
+    assert_eq!(c.vpcs[0].ra_interval_s, 600);
     assert_eq!(c.vpcs[0].gateway, ["10.0.0.254".parse::<std::net::IpAddr>().unwrap()]);
     let web1 = c.port("web1").unwrap();
     assert_eq!(
@@ -416,8 +417,8 @@ fn bad_configurations() {
         ),
         (
             "gateway = [\"10.0.0.254\"]",
-            "gateway = [\"fd00::fe\"]\ndhcp = true",
-            &["42: vpc[0].dhcp: VNI 100 has no IPv4 gateway, which is the DHCP server; add one"],
+            "gateway = []\ndhcp = true\ndns = [\"9.9.9.9\"]",
+            &["42: vpc[0].dhcp: VNI 100 has no gateway, which is the DHCP server; add one"],
         ),
         (
             "gateway = [\"10.0.0.254\"]",
@@ -429,8 +430,17 @@ fn bad_configurations() {
             "gateway = [\"10.0.0.254\"]\ndhcp = true\ndhcp_lease_s = 59\ndns = [\"fd00::35\", \"9.9.9.9\", \"9.9.9.9\"]",
             &[
                 "43: vpc[0].dhcp_lease_s: 59 is not in 60..=31536000",
-                "44: vpc[0].dns[0]: fd00::35 is of IPv6, and guests are told by DHCP for IPv4 alone",
+                "44: vpc[0].dns[0]: VNI 100 has no IPv6 gateway, which tells guests of fd00::35; add one",
                 "44: vpc[0].dns[2]: 9.9.9.9 is already vpc[0].dns[1] (line 44)",
+            ],
+        ),
+        (
+            "gateway = [\"10.0.0.254\"]",
+            "gateway = [\"fd00::fe\"]\ndhcp = true\nra_interval_s = 3\ndns = [\"fd00::35\", \"9.9.9.9\", \"ff02::1\"]",
+            &[
+                "43: vpc[0].ra_interval_s: 3 is not in 4..=1800",
+                "44: vpc[0].dns[1]: VNI 100 has no IPv4 gateway, which tells guests of 9.9.9.9; add one",
+                "44: vpc[0].dns[2]: ff02::1 is no address of one host",
             ],
         ),
         (

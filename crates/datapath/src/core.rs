@@ -235,7 +235,8 @@ impl<P: GuestPort> Core<P> {
         let postponed = self.ports.iter().flatten().any(|p| p.dirty).then(|| self.now.after(POSTPONED_NS));
         let held_back = if self.has_limits { self.next_of_held_back() } else { None };
         let held = self.ports.iter().flatten().filter_map(|p| p.held_until(self.now)).min();
-        [self.engine.next_timeout(), self.delayed.next(), postponed, held_back, held, self.next_rested()]
+        let advertisement = self.switch.next_advertisement_ns().map(Time);
+        [self.engine.next_timeout(), self.delayed.next(), postponed, held_back, held, self.next_rested(), advertisement]
             .into_iter()
             .flatten()
             .min()

@@ -47,7 +47,7 @@ pub struct Counters {
     pub not_accepted_packets: u64,
     /// Data placed for the guest and thrown away again, for the transport could not take it after all.
     pub discarded_packets: u64,
-    /// Answers of the switch to guests.
+    /// Answers of the switch to guests, and router advertisements that they had not asked for.
     pub answered_packets: u64,
     /// Packets for the guests of ports that were removed since: shown to them, or beyond their limits.
     pub removed_port_rx_packets: u64,
@@ -168,7 +168,7 @@ pub struct WayCounters {
     pub gone_unswitched_packets: u64,
     /// That waited for the transport when their device was exchanged.
     pub gone_switched_packets: u64,
-    /// Answers of the switch that were placed for the guest.
+    /// Answers of the switch, and router advertisements, that were placed for the guest.
     pub answer_packets: u64,
     /// In hand, before parser and switch, when a panic took the port out of use.
     pub faulted_unswitched_packets: u64,

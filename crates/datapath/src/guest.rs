@@ -1,6 +1,6 @@
 //! From the guest: fetch, parse, switch, transport.
 
-use bifrost_avs::{Action, DHCP_SERVER_PORT, PortId, Verdict, WorkerId};
+use bifrost_avs::{Action, DHCP_SERVER_PORT, DHCPV6_SERVER_PORT, PortId, Verdict, WorkerId};
 use bifrost_nic::{
     Checksum, L3, Malformed, Parsed, Segments, TooLarge, ecn, open_checksum_is_right, parse,
     transport_checksum_of_parts,
@@ -21,6 +21,9 @@ use crate::work::Stage as At;
 const GUEST_BYTES: usize = 512 << 10;
 /// Bytes waiting to be sent after which the turn sends in between.
 const BATCH_BYTES: usize = 512 << 10;
+
+/// Router advertisements of one turn, at most, that nobody has asked for.
+const ADVERTISEMENTS: usize = 16;
 
 /// Longest frame with a question to the switch, bytes.
 const MAX_QUESTION: u32 = 1514;
@@ -214,7 +217,8 @@ impl<P: GuestPort> Core<P> {
             let note = Note { vni: Some(port.vni.get()), ..Note::outwards("parsed", owner) };
             capture.held(Stage::Pre, note, &port.port, frame.handle, frame.len);
         }
-        let head = if is_in_part && parsed.dst_port == DHCP_SERVER_PORT && frame.len <= MAX_QUESTION {
+        let is_question = matches!(parsed.dst_port, DHCP_SERVER_PORT | DHCPV6_SERVER_PORT);
+        let head = if is_in_part && is_question && frame.len <= MAX_QUESTION {
             // The switch answers it, and has to see all of it.
             self.scratch.clear();
             port.port.copy(frame.handle, 0, frame.len as usize, &mut self.scratch);
@@ -368,10 +372,28 @@ impl<P: GuestPort> Core<P> {
         Offered::Taken
     }
 
-    /// Gives the switch's own answer to the guest that asked.
+    /// Gives guests the router advertisements that are due, a few of them in one turn.
+    pub(crate) fn advertise<const SEEN: bool>(&mut self) -> bool {
+        let mut busy = false;
+        for _ in 0..ADVERTISEMENTS {
+            if self.switch.next_advertisement_ns().is_none_or(|at| at > self.now.0) {
+                break;
+            }
+            let Some(port) = self.switch.advertise() else { break };
+            self.answer::<SEEN>(port.0);
+            busy = true;
+        }
+        busy
+    }
+
+    /// Gives the switch's own answer, or what it says by itself, to a guest.
     fn answer<const SEEN: bool>(&mut self, owner: u16) {
-        let Some(port) = self.ports[usize::from(owner)].as_mut() else { return };
         self.counters.answered_packets += 1;
+        let Some(port) = self.ports.get_mut(usize::from(owner)).and_then(Option::as_mut) else {
+            // Its device has no queue on this worker.
+            self.counters.gone_packets += 1;
+            return;
+        };
         self.work.at(At::Place, owner);
         match port.port.place(self.switch.answer(), true) {
             Ok(handle) => {

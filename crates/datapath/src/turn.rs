@@ -110,7 +110,7 @@ impl<P: GuestPort> Core<P> {
         }
     }
 
-    /// Does what time has brought: the transport's timers and delayed packets.
+    /// Does what time has brought: the transport's timers, router advertisements and delayed packets.
     fn on_time<const SEEN: bool>(&mut self) -> bool {
         let mut busy = false;
         if self.engine.next_timeout().is_some_and(|at| at <= self.now) {
@@ -122,6 +122,7 @@ impl<P: GuestPort> Core<P> {
                 self.send_kept::<SEEN>();
             }
         }
+        busy |= self.advertise::<SEEN>();
         busy | self.release_delayed::<SEEN>()
     }
 }

@@ -7,7 +7,9 @@ use bifrost_wire::protocol::{ICMPV6, UDP};
 
 use super::route::is_routable;
 use super::{Inbound, Outbound};
+use crate::dhcpv6;
 use crate::drop_reason::DropReason;
+use crate::frame::Frame;
 use crate::tables::{GATEWAY_MAC, Port};
 use crate::vpc::{Location, Owner, VpcId, link_local};
 
@@ -25,9 +27,23 @@ pub(super) fn outbound(packet: &Outbound<'_>) -> Result<(), DropReason> {
         // The next stage looks at it in full.
         L3::Arp => Ok(()),
         L3::Other => Err(DropReason::EtherType),
+        L3::V6 if is_to_dhcpv6_client(packet.frame) => Err(DropReason::DhcpServer),
         L3::V4 | L3::V6 if is_own(port, p.src_ip) || has_no_address_yet(p) || is_routed(packet) => Ok(()),
         L3::V4 | L3::V6 => Err(DropReason::SpoofedIp),
     }
+}
+
+/// Whether a packet, or the first of its fragments, goes where only servers and relays send (RFC 7610).
+#[inline(always)]
+fn is_to_dhcpv6_client(frame: Frame<'_>) -> bool {
+    let p = frame.parsed;
+    p.protocol == UDP && (p.dst_port == dhcpv6::CLIENT_PORT || (p.is_fragment() && is_begun_to_client(frame)))
+}
+
+#[cold]
+fn is_begun_to_client(frame: Frame<'_>) -> bool {
+    let whole = frame.parsed.as_whole(frame.head);
+    whole.is_some_and(|whole| whole.parsed.dst_port == dhcpv6::CLIENT_PORT)
 }
 
 /// Whether the guest of a port has an address.

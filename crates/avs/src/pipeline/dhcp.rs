@@ -1,5 +1,5 @@
-//! What a guest asks a DHCP server, at a broadcast address or the gateway's. What is answered is in `dhcp.rs`. Security groups and ACLs are
-//! not asked, as for ARP: nothing leaves the host.
+//! What a guest asks a DHCP server, at a broadcast or multicast address or the gateway's. What is answered is in `dhcp.rs` and
+//! `dhcpv6.rs`. Security groups and ACLs are not asked, as for ARP: nothing leaves the host.
 
 use std::net::{IpAddr, Ipv4Addr};
 
@@ -7,29 +7,66 @@ use bifrost_nic::L3;
 use bifrost_wire::protocol::UDP;
 
 use super::{Outbound, Stop};
-use crate::answer;
-use crate::dhcp::{self, CLIENT_PORT, SERVER_PORT};
 use crate::drop_reason::DropReason;
 use crate::effects::Effects;
+use crate::tables::GATEWAY_MAC;
+use crate::vpc::link_local;
+use crate::{answer, dhcp, dhcpv6};
 
 /// Answers, if a packet is a question to a DHCP server, and the guest has a lease. Called only for packets that go to a group or to the
 /// gateway: others pay nothing.
 #[cold]
 pub(super) fn outbound(packet: &mut Outbound<'_>, effects: &mut impl Effects) -> Result<(), Stop> {
-    let (port, frame) = (packet.port, packet.frame);
-    let p = frame.parsed;
-    let Some(lease) = &port.lease else { return Ok(()) };
-    let to = [IpAddr::V4(Ipv4Addr::BROADCAST), IpAddr::V4(lease.gateway)];
-    let is_question = p.kind == L3::V4 && p.protocol == UDP && (p.src_port, p.dst_port) == (CLIENT_PORT, SERVER_PORT);
-    if !is_question || p.is_fragment() || !to.contains(&p.dst_ip) {
+    let p = packet.frame.parsed;
+    if p.protocol != UDP || p.is_fragment() {
         return Ok(());
     }
-    if !effects.may_ask(port.port.id) {
-        return Err(DropReason::DhcpRate.into());
+    match (p.kind, p.src_port, p.dst_port) {
+        (L3::V4, dhcp::CLIENT_PORT, dhcp::SERVER_PORT) => v4(packet, effects),
+        // A client may send from any port (RFC 8415, section 7.2).
+        (L3::V6, _, dhcpv6::SERVER_PORT) => v6(packet, effects),
+        _ => Ok(()),
     }
-    let message = frame.head.get(usize::from(p.payload)..p.end as usize).ok_or(DropReason::DhcpMalformed)?;
+}
+
+fn v4(packet: &mut Outbound<'_>, effects: &mut impl Effects) -> Result<(), Stop> {
+    let port = packet.port;
+    let Some(lease) = &port.lease else { return Ok(()) };
+    if ![IpAddr::V4(Ipv4Addr::BROADCAST), IpAddr::V4(lease.gateway)].contains(&packet.frame.parsed.dst_ip) {
+        return Ok(());
+    }
+    let message = question(packet, effects)?;
     let reply = dhcp::answer(lease, port.port.mac, message)?;
-    let ends = ((lease.gateway, SERVER_PORT), (reply.to, CLIENT_PORT));
+    let ends = ((lease.gateway, dhcp::SERVER_PORT), (reply.to, dhcp::CLIENT_PORT));
     answer::datagram(port.port.mac, ends, &reply.payload, packet.answer);
     Err(Stop::Answer)
+}
+
+fn v6(packet: &mut Outbound<'_>, effects: &mut impl Effects) -> Result<(), Stop> {
+    let (port, p) = (packet.port, packet.frame.parsed);
+    let Some(lease) = &port.ipv6_lease else { return Ok(()) };
+    let server = link_local(GATEWAY_MAC);
+    let to_group = p.dst_ip == IpAddr::V6(dhcpv6::SERVERS);
+    if !to_group && p.dst_ip != IpAddr::V6(server) {
+        return Ok(());
+    }
+    let message = question(packet, effects)?;
+    // Clients are known by their link-local addresses (RFC 8415, section 17.1).
+    let IpAddr::V6(client) = p.src_ip else { return Err(DropReason::DhcpMalformed.into()) };
+    if !client.is_unicast_link_local() {
+        return Err(DropReason::DhcpMalformed.into());
+    }
+    let payload = dhcpv6::answer(lease, message, to_group)?;
+    let ends = ((server, dhcpv6::SERVER_PORT), (client, dhcpv6::CLIENT_PORT));
+    answer::datagram_v6(port.port.mac, ends, &payload, packet.answer);
+    Err(Stop::Answer)
+}
+
+/// What is asked, if it is all there, and the guest does not ask too often.
+fn question<'a>(packet: &Outbound<'a>, effects: &mut impl Effects) -> Result<&'a [u8], DropReason> {
+    if !effects.may_ask(packet.port.port.id) {
+        return Err(DropReason::DhcpRate);
+    }
+    let (frame, p) = (packet.frame, packet.frame.parsed);
+    frame.head.get(usize::from(p.payload)..p.end as usize).ok_or(DropReason::DhcpMalformed)
 }

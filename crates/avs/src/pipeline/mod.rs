@@ -11,6 +11,7 @@ mod mtu;
 mod nat;
 mod resolve;
 mod route;
+mod router;
 mod service;
 
 use std::cell::OnceCell;

@@ -5,7 +5,7 @@ use std::net::IpAddr;
 use bifrost_wire::protocol::TCP;
 use bifrost_wire::{Mac, Vni};
 
-use super::{Inbound, Outbound, Stop, dhcp};
+use super::{Inbound, Outbound, Stop, dhcp, router};
 use crate::answer;
 use crate::drop_reason::DropReason;
 use crate::effects::Effects;
@@ -29,10 +29,11 @@ pub(super) fn outbound(packet: &mut Outbound<'_>, effects: &mut impl Effects) ->
     Ok(switched(packet, is_reliable(packet))?)
 }
 
-/// Nobody is sent it; a DHCP server may be asked so.
+/// Nobody is sent it; a DHCP server and routers may be asked so.
 #[cold]
 fn to_group(packet: &mut Outbound<'_>, effects: &mut impl Effects) -> Result<(), Stop> {
     dhcp::outbound(packet, effects)?;
+    router::outbound(packet, effects)?;
     Err(group(packet.frame.parsed.dst_mac).into())
 }
 
@@ -40,6 +41,7 @@ fn to_group(packet: &mut Outbound<'_>, effects: &mut impl Effects) -> Result<(),
 #[cold]
 fn to_gateway(packet: &mut Outbound<'_>, effects: &mut impl Effects) -> Result<(), Stop> {
     dhcp::outbound(packet, effects)?;
+    router::outbound(packet, effects)?;
     let frame = packet.frame;
     answer::echo_reply(frame.head, frame.parsed, packet.answer).ok_or(DropReason::GatewayService)?;
     Err(Stop::Answer)

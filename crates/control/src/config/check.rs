@@ -144,8 +144,9 @@ fn vpcs(config: &Config, sink: &Sink<'_>) {
 /// The gateway is the server; what guests are told has to be of use to them.
 fn dhcp(sink: &Sink<'_>, i: usize, vpc: &Vpc) {
     let at = |key: &str| format!("vpc[{i}].{key}");
-    if vpc.dhcp && !vpc.gateway.iter().any(IpAddr::is_ipv4) && !sink.failed_within(&at("gateway")) {
-        sink.error(at("dhcp"), format!("VNI {} has no IPv4 gateway, which is the DHCP server; add one", vpc.vni));
+    let gateways_known = !sink.failed_within(&at("gateway"));
+    if vpc.dhcp && vpc.gateway.is_empty() && gateways_known {
+        sink.error(at("dhcp"), format!("VNI {} has no gateway, which is the DHCP server; add one", vpc.vni));
     }
     if !vpc.dhcp && !vpc.dns.is_empty() && !sink.failed(at("dhcp")) {
         sink.error(at("dns"), "guests are told by DHCP alone; add `dhcp = true`");
@@ -153,11 +154,18 @@ fn dhcp(sink: &Sink<'_>, i: usize, vpc: &Vpc) {
     let mut servers = Seen::new(sink);
     for (k, address) in vpc.dns.iter().enumerate() {
         let field = format!("vpc[{i}].dns[{k}]");
-        if address.is_ipv6() && !sink.failed(&field) {
-            sink.error(&field, format!("{address} is of IPv6, and guests are told by DHCP for IPv4 alone"));
-        } else if host_address(sink, &field, *address) {
-            servers.once(field, address, || format!("{address} is"));
+        if !host_address(sink, &field, *address) {
+            continue;
         }
+        let is_told = vpc.gateway.iter().any(|gateway| gateway.is_ipv4() == address.is_ipv4());
+        // No gateway at all is an error of its own.
+        if vpc.dhcp && !vpc.gateway.is_empty() && !is_told && gateways_known {
+            let family = if address.is_ipv4() { "IPv4" } else { "IPv6" };
+            let message = format!("VNI {} has no {family} gateway, which tells guests of {address}; add one", vpc.vni);
+            sink.error(&field, message);
+            continue;
+        }
+        servers.once(field, address, || format!("{address} is"));
     }
 }
 

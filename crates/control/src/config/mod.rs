@@ -225,11 +225,14 @@ pub struct Vpc {
     pub ordering: Ordering,
     /// Addresses for which the switch answers ARP and ND, as the router.
     pub gateway: Vec<IpAddr>,
-    /// Whether guests on this host that ask by DHCP are told their addresses; there is an IPv4 gateway then.
+    /// Whether guests on this host that ask by DHCP are told their addresses, of each family of which there is a gateway: one at
+    /// least. Those of IPv6 are told of their router, too, without asking.
     pub dhcp: bool,
     /// How long a guest may use an address without asking again, s.
     pub dhcp_lease_s: u32,
-    /// DNS servers that guests are told of; IPv4, at most 8.
+    /// Time from one router advertisement that no guest has asked for to the next, at most, s.
+    pub ra_interval_s: u16,
+    /// DNS servers that guests are told of, of families of which there is a gateway; at most 8.
     pub dns: Vec<IpAddr>,
     /// `[[vpc.acl]]`: the first rule that matches a packet decides; what none matches passes.
     pub acl: Vec<AclRule>,

@@ -261,6 +261,7 @@ fn vpc(mut s: Section<'_, '_>) -> Vpc {
         gateway: s.list("gateway", MAX_ADDRESSES),
         dhcp: s.optional("dhcp").unwrap_or(false),
         dhcp_lease_s: s.int("dhcp_lease_s", 60..=31_536_000, 3600) as u32,
+        ra_interval_s: s.int("ra_interval_s", 4..=1800, 600) as u16,
         dns: s.list("dns", MAX_ADDRESSES),
         acl: security::acl(&mut s),
     };

@@ -125,7 +125,8 @@ fn vpc(keys: &mut Keys, vpc: &Vpc) {
     };
     keys.set("vni", vpc.vni.value()).unless("tcp", "reliability", reliability).unless("flow", "ordering", ordering);
     keys.texts("gateway", &vpc.gateway).unless(false, "dhcp", vpc.dhcp);
-    keys.unless(3600, "dhcp_lease_s", vpc.dhcp_lease_s).texts("dns", &vpc.dns).list("acl", vpc.acl.iter().map(acl));
+    keys.unless(3600, "dhcp_lease_s", vpc.dhcp_lease_s).unless(600, "ra_interval_s", vpc.ra_interval_s);
+    keys.texts("dns", &vpc.dns).list("acl", vpc.acl.iter().map(acl));
 }
 
 fn acl(acl: &AclRule) -> Value {

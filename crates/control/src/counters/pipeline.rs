@@ -61,7 +61,11 @@ pub(super) const CHAPTER: Chapter = Chapter {
             FAULT,
         ),
         count("port.fault_times", "times that a fault took the port out of use", FAULT),
-        count("port.answer_packets", "answers of the switch that were placed for the guest", ""),
+        count(
+            "port.answer_packets",
+            "answers of the switch, and router advertisements, that were placed for the guest",
+            "",
+        ),
         gauge("port.held_packets", "packets of the guest that are kept until they are acknowledged", ""),
         count("port.held_back_times", "times that the guest's packets had to wait for its limits", ""),
         gauge(
@@ -106,7 +110,11 @@ pub(super) const CHAPTER: Chapter = Chapter {
         ),
         count("datapath.not_accepted_packets", "data that the transport did not take; `rte.*` says why", ""),
         count("datapath.discarded_packets", "data placed and thrown away again; `rte.*` says why", ""),
-        count("datapath.answered_packets", "answers of the switch to guests", ""),
+        count(
+            "datapath.answered_packets",
+            "answers of the switch to guests, and router advertisements that they had not asked for",
+            "",
+        ),
         count("datapath.removed_port_rx_packets", "packets for the guests of ports that were removed since", ""),
         count("datapath.emitted_packets", "packets to be sent: what the transport asked for, and plain VXLAN", ""),
         count(

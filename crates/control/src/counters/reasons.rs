@@ -156,13 +156,23 @@ pub(super) const SWITCH: &[Reason] = &[
     },
     Reason {
         name: "dhcp_unanswered",
-        what: "to a DHCP server, and needs no answer: an address is released or declined, or another server is asked",
+        what: "to a DHCP server, and needs no answer: an IPv4 address is released or declined, or another server is asked",
         advice: "a guest that declines its address has found another user of it: look for that address in the VPC",
     },
     Reason {
         name: "dhcp_rate",
         what: "to a DHCP server, more often than a guest may ask (10 a second)",
         advice: "a DHCP client that runs wild; its questions are answered as soon as they are fewer",
+    },
+    Reason {
+        name: "dhcp_server",
+        what: "to a DHCPv6 client, as only servers and relays send",
+        advice: "a DHCPv6 server in the guest, or an attack from within it: only the switch is a server",
+    },
+    Reason {
+        name: "solicitation_rate",
+        what: "to routers, more often than a guest may ask (10 a second)",
+        advice: "a guest that runs wild; its questions are answered as soon as they are fewer",
     },
     Reason {
         name: "path_mtu",

@@ -8,7 +8,12 @@ pub(super) const CHAPTER: Chapter = Chapter {
     entries: &[
         count("avs.to_remote_packets", "from the guest, to another host", ""),
         count("avs.to_local_packets", "from the guest, to another port of this host", ""),
-        count("avs.answered_packets", "from the guest, answered by the switch: ARP, neighbour discovery, ping", ""),
+        count(
+            "avs.answered_packets",
+            "from the guest, answered by the switch: ARP, neighbour and router discovery, DHCP, ping",
+            "",
+        ),
+        count("avs.advertised_packets", "router advertisements for the guest that it had not asked for", ""),
         count("avs.from_underlay_packets", "from the underlay, to the guest", ""),
         count(
             "avs.fragmented_packets",
