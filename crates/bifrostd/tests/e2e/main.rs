@@ -5,6 +5,7 @@
 #[path = "../common/mod.rs"]
 mod common;
 
+mod advertisements;
 mod afxdp;
 mod balancing;
 mod bundles;
