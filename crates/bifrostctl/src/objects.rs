@@ -129,7 +129,7 @@ pub(crate) fn list(client: &Client, args: &ObjectsArgs, out: Output) -> Result<(
         let list = client.objects(&query)?;
         objects.extend(list.objects);
         // Where it does not go on, it ends.
-        if list.next <= query.from {
+        if list.next.is_none() || list.next == query.from {
             break;
         }
         query.from = list.next;

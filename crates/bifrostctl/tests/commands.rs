@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use bifrost_control::api::*;
-use bifrost_control::server::CaptureStream;
+use bifrost_control::server::{CaptureStream, Pages, one_page};
 use bifrost_control::{Backend, Client, ServerHandle, serve};
 
 #[derive(Default)]
@@ -20,11 +20,11 @@ impl Backend for Fake {
         let peers = vec![PeerStatus { name: "host-b".into(), transport: PeerMode::Plain, ..PeerStatus::default() }];
         Ok(Status { host: "host-a".into(), version: "9.9".into(), pid: 7, ports: 1, peers, ..Status::default() })
     }
-    fn ports(&self) -> Result<Vec<PortStatus>, ApiError> {
-        Ok(vec![PortStatus { name: "web1".into(), vni: 100, rx_packets: 12345, ..PortStatus::default() }])
+    fn ports(&self) -> Result<Pages<PortStatus>, ApiError> {
+        Ok(one_page(vec![PortStatus { name: "web1".into(), vni: 100, rx_packets: 12345, ..PortStatus::default() }]))
     }
-    fn routes(&self) -> Result<Vec<Route>, ApiError> {
-        Ok(Vec::new())
+    fn routes(&self) -> Result<Pages<Route>, ApiError> {
+        Ok(one_page(Vec::new()))
     }
     fn mirrors(&self) -> Result<Vec<MirrorStatus>, ApiError> {
         Ok(vec![MirrorStatus {
@@ -74,11 +74,16 @@ impl Backend for Fake {
         let json = Some("/var/log/bifrost/flows.json".into());
         Ok(FlowLogStatus { on: true, json, ports: vec!["web1".into()], created_records: 7, ..FlowLogStatus::default() })
     }
-    fn conns(&self) -> Result<Vec<Conn>, ApiError> {
-        Ok(vec![Conn { cid: 0x0100_0001, peer: "host-b".into(), ..Conn::default() }])
+    fn conns(&self) -> Result<Pages<Conn>, ApiError> {
+        Ok(one_page(vec![Conn { cid: 0x0100_0001, peer: "host-b".into(), ..Conn::default() }]))
     }
-    fn paths(&self) -> Result<Vec<Path>, ApiError> {
-        Ok(vec![Path { peer: "host-b".into(), srtt_us: Some(31.5), state: PathState::Active, ..Path::default() }])
+    fn paths(&self) -> Result<Pages<Path>, ApiError> {
+        Ok(one_page(vec![Path {
+            peer: "host-b".into(),
+            srtt_us: Some(31.5),
+            state: PathState::Active,
+            ..Path::default()
+        }]))
     }
     fn drain_path(&self, spec: DrainSpec, drained: bool) -> Result<DrainReport, ApiError> {
         match (spec.peer.as_str(), spec.path) {
@@ -98,10 +103,10 @@ impl Backend for Fake {
         let counters = [("drop_spoofed_packets", 3), ("drop_no_route_packets", 0), ("tx_packets", 5)];
         Ok(Stats { counters: counters.map(|(name, value)| (name.to_owned(), value)).into() })
     }
-    fn samples(&self) -> Result<Vec<Sample>, ApiError> {
+    fn samples(&self) -> Result<Pages<Sample>, ApiError> {
         let port = |port: &str| Place { worker: Some(0), port: Some(port.to_owned()), ..Place::default() };
         let sample = |counter: &str, at, value| Sample { counter: counter.to_owned(), at, value };
-        Ok(vec![
+        Ok(one_page(vec![
             sample("port.tx_packets", port("web1"), 5),
             sample("avs.dropped_spoofed_ip_packets", port("web1"), 3),
             sample("drop.unknown_peer_packets", Place { worker: Some(0), ..Place::default() }, 2),
@@ -110,7 +115,7 @@ impl Backend for Fake {
                 Place { peer: Some("host-b".to_owned()), path: Some(1), ..Place::default() },
                 31_500,
             ),
-        ])
+        ]))
     }
     fn faults(&self) -> Result<Vec<FaultEntry>, ApiError> {
         Ok(self.0.lock().unwrap().clone())

@@ -2,27 +2,24 @@
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
+use std::sync::Arc;
 use std::time::Instant;
 
 use bifrost_control::api::{
-    ApiError, ApplyReport, ApplySpec, BackendHealth, BackendStatus, CaptureSpec, Conn, ConnState, DrainReport,
-    DrainSpec, FaultEntry, FaultSpec, FlowLogStatus, LoadBalancerStatus, MirrorStatus, NatStatus, ObjectList,
-    ObjectsDigest, ObjectsQuery, Path, PathState, PeerMode, PeerStatus, PortFault, PortStatus, ReloadReport, Route,
-    Sample, Stats, Status, Trace, TraceSpec, WorkerStatus,
+    ApiError, ApplyReport, ApplySpec, BackendHealth, BackendStatus, CaptureSpec, Conn, DrainReport, DrainSpec,
+    FaultEntry, FaultSpec, FlowLogStatus, LoadBalancerStatus, MirrorStatus, NatStatus, ObjectList, ObjectsDigest,
+    ObjectsQuery, Path, PeerMode, PeerStatus, PortStatus, ReloadReport, Route, Sample, Stats, Status, Trace, TraceSpec,
+    WorkerStatus,
 };
-use bifrost_control::config::{self, Affinity, BalancedProtocol, Config, LoadBalancer, PeerTransport, PortKind};
-use bifrost_control::server::{Backend, CaptureStream};
-use bifrost_datapath::WorkerView;
-use bifrost_port::HostUnderlay;
-use bifrost_port::afxdp::AfxdpCounters;
-use bifrost_port::clock::monotonic_ns;
-use bifrost_rte::State as RteState;
+use bifrost_control::config::{self, Affinity, BalancedProtocol, Config, LoadBalancer, PeerTransport};
+use bifrost_control::server::{Backend, CaptureStream, Pages};
+use bifrost_datapath::Totals;
 
 use crate::background::in_background;
-use crate::container::Container;
 use crate::daemon::{Daemon, State};
 use crate::flow_log;
 use crate::health::Health;
+use crate::lists::{self, Sight};
 use crate::mirror;
 use crate::nat;
 use crate::samples;
@@ -46,14 +43,31 @@ fn backend_status(health: &Health, balancer: &LoadBalancer, backend: &config::Ba
 
 impl Backend for Daemon {
     fn status(&self) -> Result<Status, ApiError> {
-        let mut state = self.state();
-        let views = views(&state, true)?;
-        let workers = workers(&mut state, &views);
-        let config = &state.config;
+        let (sight, faults) = {
+            let state = self.state();
+            (Sight::of(&state), state.faults.len() as u64)
+        };
+        let mut views = Vec::new();
+        for worker in &sight.workers {
+            let totals = worker.ask(|worker| worker.totals()).map_err(lists::gone)?;
+            let mut guests = (0, 0);
+            for page in worker.traffic() {
+                for (tx, rx) in page.map_err(lists::gone)? {
+                    guests = (guests.0 + tx, guests.1 + rx);
+                }
+            }
+            views.push(WorkerView { totals, guests });
+        }
+        let modes = sight.peer_modes()?;
+        let config = &sight.config;
         let peers = config.peers.iter().map(|p| PeerStatus {
             name: p.name.clone(),
             addresses: p.addresses.clone(),
-            transport: peer_mode(&state, &views, p),
+            transport: match sight.names.peer(&p.name) {
+                _ if p.transport == PeerTransport::Plain => PeerMode::Plain,
+                Some(id) => modes.get(&id).copied().unwrap_or_default(),
+                None => PeerMode::Idle,
+            },
         });
         Ok(Status {
             host: config.host.name.clone(),
@@ -62,87 +76,28 @@ impl Backend for Daemon {
             uptime_s: self.started.elapsed().as_secs_f64(),
             config_file: self.file.display().to_string(),
             underlay: config.underlay.addresses.clone(),
-            workers,
+            workers: workers(&mut self.state(), &views),
             peers: peers.collect(),
             ports: config.ports.len() as u64,
             routes: config.routes.len() as u64,
-            conns: views.iter().map(|v| v.connections.len() as u64).sum(),
-            faults: state.faults.len() as u64,
+            conns: views.iter().map(|v| v.totals.connections as u64).sum(),
+            faults,
         })
     }
 
-    fn ports(&self) -> Result<Vec<PortStatus>, ApiError> {
-        let state = self.state();
-        let views = views(&state, true)?;
-        let ports = state.config.ports.iter().map(|p| {
-            let owner = state.names.port(&p.name);
-            let mut status = PortStatus {
-                name: p.name.clone(),
-                vni: p.vni.value(),
-                kind: translate::kind(p.kind).to_string(),
-                mac: p.mac.to_string(),
-                addresses: p.addresses.clone(),
-                mtu_bytes: u32::from(p.mtu),
-                netns: p.netns.as_ref().map(|n| n.display().to_string()),
-                device: p.socket.as_ref().map_or_else(|| p.device.clone(), |s| s.display().to_string()),
-                waiting: state.machines.get(&p.name).is_some_and(|m| !m.is_running())
-                    || state.containers.get(&p.name).is_some_and(Container::is_waiting),
-                queues: p.queues as u32,
-                ..PortStatus::default()
-            };
-            for view in &views {
-                for port in view.ports.iter().filter(|v| Some(v.owner) == owner) {
-                    status.rx_packets += port.rx_packets;
-                    status.rx_bytes += port.rx_bytes;
-                    status.tx_packets += port.tx_packets;
-                    status.tx_bytes += port.tx_bytes;
-                    status.tx_held_packets += port.held_packets;
-                    status.tx_held_back_times += port.held_back_times;
-                    status.failed |= port.failed;
-                    status.slow_turns += port.slow_turns;
-                    status.rest_times += port.rest_times;
-                    status.fault_times = status.fault_times.max(port.fault_times);
-                    status.fault = status.fault.or_else(|| port.fault.as_ref().map(fault));
-                    for (name, count) in &port.switch {
-                        let class = name.strip_prefix("evicted_").and_then(|name| name.strip_suffix("_sessions"));
-                        if let Some(class) = class.filter(|_| *count > 0) {
-                            *status.evicted_sessions.entry(class.to_owned()).or_default() += count;
-                        } else if *name == "port_current_sessions" {
-                            status.sessions += count;
-                        }
-                    }
-                    for (reason, count) in &port.drops {
-                        *status.drops_packets.entry(reason.clone()).or_default() += count;
-                    }
-                }
-                let conns = view.connections.iter().filter(|(_, c)| Some(c.owner) == owner);
-                status.rx_held_packets += conns.map(|(_, c)| u64::from(c.held_packets)).sum::<u64>();
-            }
-            status
-        });
-        Ok(ports.collect())
+    fn ports(&self) -> Result<Pages<PortStatus>, ApiError> {
+        let (sight, waiting) = {
+            let state = self.state();
+            let machines = state.machines.iter().filter(|(_, m)| !m.is_running()).map(|(name, _)| name);
+            let containers = state.containers.iter().filter(|(_, c)| c.is_waiting()).map(|(name, _)| name);
+            (Sight::of(&state), machines.chain(containers).cloned().collect())
+        };
+        lists::ports(sight, waiting)
     }
 
-    fn routes(&self) -> Result<Vec<Route>, ApiError> {
-        let state = self.state();
-        let path_mtu = state.config.path_mtu();
-        let routes = state.config.routes.iter().map(|r| Route {
-            vni: r.vni.value(),
-            prefix: r.prefix,
-            peer: r.peer.clone(),
-            mac: r.mac.to_string(),
-            mtu_bytes: u32::from(path_mtu(r)),
-            to_vni: None,
-        });
-        let peerings = state.config.peerings.iter().map(|p| Route {
-            vni: p.vni.value(),
-            prefix: p.prefix,
-            peer: String::new(),
-            mac: String::new(),
-            mtu_bytes: 0,
-            to_vni: Some(p.to_vni.value()),
-        });
-        Ok(routes.chain(peerings).collect())
+    fn routes(&self) -> Result<Pages<Route>, ApiError> {
+        let config = Arc::clone(&self.state().config);
+        Ok(lists::routes(config))
     }
 
     fn load_balancers(&self) -> Result<Vec<LoadBalancerStatus>, ApiError> {
@@ -160,23 +115,29 @@ impl Backend for Daemon {
     }
 
     fn nat(&self) -> Result<Vec<NatStatus>, ApiError> {
-        let state = self.state();
+        let sight = Sight::of(&self.state());
         let mut shared = Vec::new();
-        for source in &state.config.nat.sources {
-            let uplink = state.names.port(&source.uplink).map(bifrost_avs::PortId);
+        for source in &sight.config.nat.sources {
+            let uplink = sight.names.port(&source.uplink).map(bifrost_avs::PortId);
             let uplink = uplink.ok_or_else(|| ApiError::internal(format!("no port named {:?}", source.uplink)))?;
             shared.extend(source.addresses.iter().map(|address| (uplink, *address)));
         }
-        let asked = shared.clone();
-        let used = state.on_all(move |worker| {
-            let switch = worker.core_mut().switch_mut();
-            asked.iter().map(|(uplink, address)| switch.nat_ports(*uplink, *address)).collect::<Vec<_>>()
-        });
-        let used = used.map_err(gone)?;
+        let mut used = vec![[0; 3]; shared.len()];
+        for worker in &sight.workers {
+            let asked = shared.clone();
+            let pages = worker.each(asked.len() as u32, move |core, at| {
+                let (uplink, address) = asked[at as usize];
+                core.switch().nat_ports(uplink, address)
+            });
+            let mut told = 0..used.len();
+            for page in pages {
+                for (ports, at) in page.map_err(lists::gone)?.into_iter().zip(told.by_ref()) {
+                    (0..3).for_each(|kind| used[at][kind] += ports[kind]);
+                }
+            }
+        }
         // Only the worker of an uplink gives its ports out.
-        let mut sums = (0..shared.len())
-            .map(|at| used.iter().fold([0; 3], |sum, of| std::array::from_fn(|kind| sum[kind] + of[at][kind])));
-        Ok(nat::status(&state.config, &mut sums))
+        Ok(nat::status(&sight.config, &mut used.into_iter()))
     }
 
     fn mirrors(&self) -> Result<Vec<MirrorStatus>, ApiError> {
@@ -220,90 +181,14 @@ impl Backend for Daemon {
         })
     }
 
-    fn conns(&self) -> Result<Vec<Conn>, ApiError> {
-        let state = self.state();
-        let mut conns = Vec::new();
-        for view in views(&state, true)? {
-            for (peer, c) in &view.connections {
-                let srtt = view.paths.iter().filter(|p| p.peer == *peer && p.snapshot.selected);
-                let srtt_ns = srtt.map(|p| p.snapshot.total_rtt_ns).filter(|ns| *ns > 0).max();
-                conns.push(Conn {
-                    cid: c.local_cid.0,
-                    peer_cid: c.peer_cid.0,
-                    state: match c.state {
-                        RteState::Opening { .. } => ConnState::Connecting,
-                        RteState::Open if c.is_idle => ConnState::Idle,
-                        RteState::Open => ConnState::Established,
-                        RteState::BestEffort => ConnState::Fallback,
-                        RteState::Plain { .. } => ConnState::Plain,
-                    },
-                    vni: c.pair.vni,
-                    local_mac: c.pair.local.to_string(),
-                    remote_mac: c.pair.remote.to_string(),
-                    peer: state.names.peer_name(*peer).unwrap_or("?").to_string(),
-                    version: c.version,
-                    in_flight_packets: u64::from(c.in_flight_packets),
-                    window_packets: u64::from(c.room_packets),
-                    waiting_packets: u64::from(c.pending_packets),
-                    held_packets: u64::from(c.held_packets),
-                    srtt_us: srtt_ns.map(us),
-                    rto_us: (c.rto_ns > 0).then(|| us(c.rto_ns)),
-                    tx_packets: c.tx_packets,
-                    rx_packets: c.rx_packets - c.duplicate_packets.min(c.rx_packets),
-                    retransmitted_packets: c.retransmitted_packets,
-                    duplicates_packets: c.duplicate_packets,
-                    given_up_packets: c.given_up_packets,
-                    idle_s: c.idle_ns as f64 / 1e9,
-                });
-            }
-        }
-        Ok(conns)
+    fn conns(&self) -> Result<Pages<Conn>, ApiError> {
+        let sight = Sight::of(&self.state());
+        Ok(lists::conns(sight))
     }
 
-    fn paths(&self) -> Result<Vec<Path>, ApiError> {
-        let state = self.state();
-        let mut paths = Vec::new();
-        for view in views(&state, false)? {
-            let recent = |peer: u16| {
-                let of_peer = view.paths.iter().filter(move |p| p.peer == peer);
-                of_peer.map(|p| p.snapshot.recent_packets).sum::<f64>()
-            };
-            for p in &view.paths {
-                let s = &p.snapshot;
-                let known = |ns: u64| (ns > 0).then(|| us(ns));
-                paths.push(Path {
-                    peer: state.names.peer_name(p.peer).unwrap_or("?").to_string(),
-                    path: s.path.get(),
-                    local: p.local,
-                    remote: p.remote,
-                    source_port: p.source_port,
-                    state: match (s.state, s.selected) {
-                        (bifrost_rte::PathState::Suspect, _) if s.is_silent => PathState::Down,
-                        (bifrost_rte::PathState::Suspect, _) => PathState::Suspect,
-                        (bifrost_rte::PathState::Usable, true) => PathState::Active,
-                        (bifrost_rte::PathState::Usable, false) => PathState::Standby,
-                    },
-                    drained: s.drained,
-                    srtt_us: known(s.srtt_ns),
-                    total_srtt_us: known(s.total_rtt_ns),
-                    min_rtt_us: known(s.min_rtt_ns),
-                    rttvar_us: known(s.rttvar_ns),
-                    loss_percent: f64::from(s.loss) * 100.0,
-                    share_percent: match recent(p.peer) {
-                        total if total > 0.0 => s.recent_packets / total * 100.0,
-                        _ => 0.0,
-                    },
-                    cwnd_packets: f64::from(s.window_packets).min(1e9),
-                    in_flight_packets: u64::from(s.in_flight_packets),
-                    tx_packets: s.tx_packets,
-                    lost_packets: s.lost_packets,
-                    probes_packets: s.probes_sent,
-                    probes_lost_packets: s.probes_lost,
-                    ..Path::default()
-                });
-            }
-        }
-        Ok(paths)
+    fn paths(&self) -> Result<Pages<Path>, ApiError> {
+        let sight = Sight::of(&self.state());
+        Ok(lists::paths(sight))
     }
 
     fn drain_path(&self, DrainSpec { peer, path }: DrainSpec, drained: bool) -> Result<DrainReport, ApiError> {
@@ -336,46 +221,28 @@ impl Backend for Daemon {
     }
 
     fn stats(&self) -> Result<Stats, ApiError> {
-        let state = self.state();
+        let pages = samples::sums(&self.state());
         let mut counters: BTreeMap<String, u64> = BTreeMap::new();
-        for view in views(&state, false)? {
-            for (name, value) in view.counters {
+        for page in pages {
+            for (name, value) in page? {
                 *counters.entry(name).or_default() += value;
-            }
-            for port in view.ports {
-                let config = state.config.ports.iter().find(|p| state.names.port(&p.name) == Some(port.owner));
-                let group = if config.is_some_and(|p| p.kind == PortKind::VhostUser) { "vhost" } else { "tap" };
-                for (name, value) in port.counters {
-                    *counters.entry(format!("{group}.{name}")).or_default() += value;
-                }
-            }
-        }
-        let of_underlay = |worker: &mut bifrost_datapath::Worker<HostUnderlay>| {
-            let underlay = worker.underlay();
-            (*underlay.udp_counters(), underlay.afxdp_counters())
-        };
-        for (udp, afxdp) in state.on_all(of_underlay).map_err(gone)? {
-            for (name, value) in udp.iter() {
-                *counters.entry(format!("udp.{name}")).or_default() += value;
-            }
-            for (name, value) in afxdp.iter().flat_map(AfxdpCounters::iter) {
-                *counters.entry(format!("afxdp.{name}")).or_default() += value;
             }
         }
         Ok(Stats { counters })
     }
 
-    fn samples(&self) -> Result<Vec<Sample>, ApiError> {
-        samples::of(&self.state()).map_err(gone)
+    fn samples(&self) -> Result<Pages<Sample>, ApiError> {
+        Ok(samples::of(&self.state()))
     }
 
     fn faults(&self) -> Result<Vec<FaultEntry>, ApiError> {
         let state = self.state();
-        let views = views(&state, false)?;
+        let hits = state.on_all(|worker| worker.core_mut().faults_mut().iter().copied().collect::<Vec<_>>());
+        let hits = hits.map_err(gone)?;
         let mut faults = state.faults.clone();
         for fault in &mut faults {
-            let hits = views.iter().flat_map(|v| &v.faults).filter(|(f, _)| u64::from(f.id) == fault.id);
-            fault.hits_packets = hits.map(|(_, hits)| hits).sum();
+            let of_it = hits.iter().flatten().filter(|(f, _)| u64::from(f.id) == fault.id);
+            fault.hits_packets = of_it.map(|(_, hits)| hits).sum();
         }
         Ok(faults)
     }
@@ -447,7 +314,7 @@ impl Backend for Daemon {
     fn objects(&self, query: ObjectsQuery) -> Result<ObjectList, ApiError> {
         // Apart from the lock: there may be very many.
         let objects = self.state().objects.clone();
-        Ok(in_background(|| objects.list(&query)))
+        in_background(|| objects.list(&query))
     }
 
     fn object_digests(&self, query: ObjectsQuery) -> Result<Vec<ObjectsDigest>, ApiError> {
@@ -464,47 +331,38 @@ impl Backend for Daemon {
     }
 }
 
-fn views(state: &State, connections: bool) -> Result<Vec<WorkerView>, ApiError> {
-    state.on_all(move |worker| worker.view(connections)).map_err(gone)
+/// What the status says of a worker.
+struct WorkerView {
+    totals: Totals,
+    /// Packets from and to guests.
+    guests: (u64, u64),
 }
 
 fn workers(state: &mut State, views: &[WorkerView]) -> Vec<WorkerStatus> {
     let now = Instant::now();
     let cpus = state.config.workers.cpus.clone();
-    let status = views.iter().enumerate().map(|(i, view)| {
-        let (at, busy_ns, percent) = &mut state.busy[i];
+    let status = views.iter().zip(&mut state.busy).enumerate().map(|(i, (WorkerView { totals, guests }, busy))| {
+        let own = &totals.own;
+        let (at, busy_ns, percent) = busy;
         let elapsed = now.duration_since(*at).as_nanos() as f64;
         // Asked again too soon, the last answer is the better one.
         if elapsed > 1e8 {
-            *percent = (view.busy_ns - *busy_ns) as f64 / elapsed * 100.0;
-            (*at, *busy_ns) = (now, view.busy_ns);
+            *percent = own.busy_ns.saturating_sub(*busy_ns) as f64 / elapsed * 100.0;
+            (*at, *busy_ns) = (now, own.busy_ns);
         }
         WorkerStatus {
             index: i as u32,
             cpu: cpus.get(i).map(|c| *c as u32),
-            loops: view.loops,
-            sleeps: view.loops - view.busy_loops.min(view.loops),
+            loops: own.loops,
+            sleeps: own.loops - own.busy_loops.min(own.loops),
             busy_percent: percent.min(100.0),
-            guest_tx_packets: view.ports.iter().map(|p| p.tx_packets).sum(),
-            guest_rx_packets: view.ports.iter().map(|p| p.rx_packets).sum(),
-            underlay_tx_packets: view.underlay_packets.1,
-            underlay_rx_packets: view.underlay_packets.0,
+            guest_tx_packets: guests.0,
+            guest_rx_packets: guests.1,
+            underlay_tx_packets: own.underlay_tx_packets,
+            underlay_rx_packets: own.underlay_rx_packets,
         }
     });
     status.collect()
-}
-
-fn peer_mode(state: &State, views: &[WorkerView], peer: &bifrost_control::config::Peer) -> PeerMode {
-    if peer.transport == PeerTransport::Plain {
-        return PeerMode::Plain;
-    }
-    let id = state.names.peer(&peer.name);
-    let states = views.iter().flat_map(|v| &v.connections).filter(|(p, _)| Some(*p) == id).map(|(_, c)| c.state);
-    states.fold(PeerMode::Idle, |mode, state| match state {
-        RteState::Open => PeerMode::Bifrost,
-        RteState::Plain { .. } | RteState::BestEffort if mode != PeerMode::Bifrost => PeerMode::Plain,
-        _ => mode,
-    })
 }
 
 fn unknown_target(state: &State, spec: &FaultSpec) -> ApiError {
@@ -526,18 +384,4 @@ fn unknown<'a>(what: &str, name: &str, known: impl Iterator<Item = &'a str>) -> 
 
 fn gone(error: anyhow::Error) -> ApiError {
     ApiError::unavailable(error.to_string()).hint("the daemon is ending, or a worker has crashed; see its log")
-}
-
-/// A port's fault, as the API shows it.
-fn fault(fault: &bifrost_datapath::PortFault) -> PortFault {
-    PortFault {
-        stage: fault.stage.name().to_owned(),
-        message: fault.panic.message.clone(),
-        location: fault.panic.location.clone(),
-        ago_s: monotonic_ns().saturating_sub(fault.at.0) as f64 / 1e9,
-    }
-}
-
-fn us(ns: u64) -> f64 {
-    ns as f64 / 1000.0
 }

@@ -1,10 +1,10 @@
 //! The daemon: workers, devices, and the configuration in force.
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError, RwLock};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, Result, anyhow};
@@ -55,7 +55,7 @@ pub(crate) struct State {
     pub(crate) objects: Store,
     /// Where the objects are kept that are not the file's.
     pub(crate) snapshot: Snapshot,
-    pub(crate) names: Names,
+    pub(crate) names: NamesInForce,
     /// Sockets of virtual machines, by port name. Dropped before the workers.
     pub(crate) machines: BTreeMap<String, Machine>,
     /// Where the devices of TAP ports are that have a network namespace, by port name.
@@ -96,6 +96,42 @@ pub(crate) struct Failure {
 pub(crate) struct Names {
     ports: BTreeMap<String, u16>,
     peers: BTreeMap<String, u16>,
+    /// The other way round.
+    of_ports: HashMap<u16, String>,
+    of_peers: HashMap<u16, String>,
+}
+
+/// The numbers in force, which lists look at without the daemon's lock.
+#[derive(Debug, Default)]
+pub(crate) struct NamesInForce {
+    now: Arc<Names>,
+    shared: Arc<RwLock<Arc<Names>>>,
+}
+
+impl NamesInForce {
+    /// These from now on. What they no longer name is gone from the workers, and what is new is not there yet.
+    fn set(&mut self, names: Names) {
+        self.now = Arc::new(names);
+        *self.shared.write().unwrap_or_else(PoisonError::into_inner) = Arc::clone(&self.now);
+    }
+
+    /// Those of this moment.
+    pub(crate) fn now(&self) -> &Arc<Names> {
+        &self.now
+    }
+
+    /// Those in force, whenever that is looked at.
+    pub(crate) fn in_force(&self) -> Arc<RwLock<Arc<Names>>> {
+        Arc::clone(&self.shared)
+    }
+}
+
+impl std::ops::Deref for NamesInForce {
+    type Target = Names;
+
+    fn deref(&self) -> &Names {
+        &self.now
+    }
 }
 
 impl Names {
@@ -108,14 +144,20 @@ impl Names {
     }
 
     pub(crate) fn peer_name(&self, id: u16) -> Option<&str> {
-        self.peers.iter().find(|(_, n)| **n == id).map(|(name, _)| name.as_str())
+        self.of_peers.get(&id).map(String::as_str)
+    }
+
+    pub(crate) fn port_name(&self, owner: u16) -> Option<&str> {
+        self.of_ports.get(&owner).map(String::as_str)
     }
 
     /// The names of `config`, with numbers of these where they have one.
     fn next(&self, config: &Config) -> Names {
         let port_names: Vec<&str> = config.ports.iter().map(|p| p.name.as_str()).collect();
         let peer_names: Vec<&str> = config.peers.iter().map(|p| p.name.as_str()).collect();
-        Names { ports: number(&self.ports, &port_names), peers: number(&self.peers, &peer_names) }
+        let (ports, peers) = (number(&self.ports, &port_names), number(&self.peers, &peer_names));
+        let of = |names: &BTreeMap<String, u16>| names.iter().map(|(name, number)| (*number, name.clone())).collect();
+        Names { of_ports: of(&ports), of_peers: of(&peers), ports, peers }
     }
 }
 
@@ -144,7 +186,8 @@ impl Daemon {
     pub(crate) fn start(file: PathBuf, config: Config, directory: Option<&Path>, kept: Kept) -> Result<Daemon> {
         let (snapshot, objects) = restore(Arc::new(config), directory)?;
         let config = Arc::clone(objects.config());
-        let names = Names::default().next(&config);
+        let mut names = NamesInForce::default();
+        names.set(Names::default().next(&config));
         let mut tables = translate::tables(&config, &names, &Health::new());
         let underlays = open_underlays(&config)?;
         warn_of_small_devices(&config);
@@ -159,6 +202,7 @@ impl Daemon {
                 plain_paths: translate::plain_paths(&config),
                 bundle_bytes: translate::bundle_bytes(&config),
                 slow_port_percent: config.workers.slow_port_percent,
+                answer_us: config.workers.answer_us,
             };
             let secret = u64::from(random()?) << 32 | u64::from(random()?);
             tables.workers.own = bifrost_avs::WorkerId(index as u16);
@@ -307,8 +351,9 @@ impl State {
                 self.on_all(move |worker| worker.remove_peer(id))?;
             }
         }
+        let policies = self.changed_policies(&config, &kept, &names);
         let before = std::mem::replace(&mut self.config, config);
-        self.names = names;
+        self.names.set(names);
         // Peers before routes that name them, the switch before ports that it must know. What fails is taken out of the
         // configuration in force, so that the next reload tries it again, and does not keep the rest from working.
         let mut failures = Vec::new();
@@ -342,13 +387,27 @@ impl State {
         if let Err(error) = self.mend_containers() {
             failures.push(Failure { object: None, error: format!("{error:#}") });
         }
-        for port in &self.config.ports {
-            if let (Some(owner), Some(vpc)) = (self.names.port(&port.name), self.config.vpc(port.vni)) {
-                let (ordering, reliable) = translate::policy(vpc);
-                self.on_all(move |worker| worker.core_mut().set_policy(owner, ordering, reliable))?;
-            }
+        if !policies.is_empty() {
+            self.on_all(move |worker| {
+                for (owner, (ordering, reliable)) in &policies {
+                    worker.core_mut().set_policy(*owner, *ordering, *reliable);
+                }
+            })?;
         }
         Ok(Taken { diff, failures })
+    }
+
+    /// By number, those of the ports that are kept as they are whose network is to treat their packets otherwise, and how.
+    fn changed_policies(&self, config: &Config, kept: &[(Port, Port)], names: &Names) -> Vec<(u16, translate::Policy)> {
+        let of = |config: &Config| -> HashMap<_, _> {
+            config.vpcs.iter().map(|vpc| (vpc.vni, translate::policy(vpc))).collect()
+        };
+        let (before, after) = (of(&self.config), of(config));
+        let changed = kept.iter().filter_map(|(old, new)| {
+            let policy = after.get(&new.vni).filter(|policy| before.get(&old.vni) != Some(policy))?;
+            Some((names.port(&new.name)?, *policy))
+        });
+        changed.collect()
     }
 
     /// Has workers copy what mirrors want. What was copied before and has not been sent is lost.

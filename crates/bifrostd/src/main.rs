@@ -14,6 +14,7 @@ mod health;
 #[cfg(debug_assertions)]
 mod inject;
 mod kept;
+mod lists;
 mod machine;
 mod mirror;
 mod nat;

@@ -1,53 +1,122 @@
 //! Every counter of every room, with where it was counted.
 
-use anyhow::Result;
-use bifrost_control::api::{Place, Sample};
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use bifrost_control::api::{ApiError, Place, Sample};
 use bifrost_control::config::PortKind;
-use bifrost_datapath::{PathView, PortView};
+use bifrost_control::server::Pages;
+use bifrost_datapath::{PathView, PortView, Remote, Totals};
+use bifrost_port::HostUnderlay;
 use bifrost_port::afxdp::AfxdpCounters;
+use bifrost_port::udp::UdpCounters;
 
 use crate::daemon::State;
+use crate::lists::{Sight, gone};
 
-/// What the workers count now. Those of one worker are of one moment: between two turns.
-pub(crate) fn of(state: &State) -> Result<Vec<Sample>> {
-    let views = state.on_all(|worker| {
-        let underlay = worker.underlay();
-        (worker.view(false), *underlay.udp_counters(), underlay.afxdp_counters())
-    })?;
-    let mut samples = Vec::new();
-    for (index, (view, udp, afxdp)) in views.into_iter().enumerate() {
-        let at = Place { worker: Some(index as u32), ..Place::default() };
-        let mut add = |counter: String, value| samples.push(Sample { counter, at: at.clone(), value });
-        view.counters.into_iter().for_each(|(name, value)| add(name, value));
-        udp.iter().for_each(|(name, value)| add(format!("udp.{name}"), value));
-        afxdp.iter().flat_map(AfxdpCounters::iter).for_each(|(name, value)| add(format!("afxdp.{name}"), value));
-        for port in &view.ports {
+/// What the workers count. A worker's own counters are of one moment, between two turns, and so are those of each port and each peer.
+pub(crate) fn of(state: &State) -> Pages<Sample> {
+    let sight = Arc::new(Sight::of(state));
+    let devices = Arc::new(devices(&sight));
+    let of_daemon = of_daemon(state);
+    let workers = sight.workers.clone().into_iter().zip(0..).flat_map(move |(worker, index)| {
+        let at = Place { worker: Some(index), ..Place::default() };
+        let (totals, totals_at) = (worker.clone(), at.clone());
+        let own = std::iter::once_with(move || of_worker(&totals, &totals_at));
+        let (seen, devices, ports_at) = (Arc::clone(&sight), Arc::clone(&devices), at.clone());
+        let ports = worker.ports().map(move |page| -> Result<Vec<Sample>, ApiError> {
+            let (page, now) = (page.map_err(gone)?, seen.names_now());
             // One that is on its way out has no name any more.
-            let Some(config) = state.config.ports.iter().find(|p| state.names.port(&p.name) == Some(port.owner)) else {
-                continue;
-            };
-            let at = Place { port: Some(config.name.clone()), ..at.clone() };
-            let device = if config.kind == PortKind::VhostUser { "vhost" } else { "tap" };
-            let named = of_port(port, device).into_iter();
-            samples.extend(named.map(|(counter, value)| Sample { counter, at: at.clone(), value }));
-        }
-        for path in &view.paths {
-            let peer = state.names.peer_name(path.peer).map(str::to_owned);
-            let at = Place { peer, path: Some(path.snapshot.path.get()), ..at.clone() };
-            let named = of_path(path).map(|(name, value)| (name.to_owned(), value)).into_iter();
-            samples.extend(named.map(|(counter, value)| Sample { counter, at: at.clone(), value }));
-        }
+            let named = page.iter().filter_map(|port| Some((port, seen.port(&now, port.owner)?)));
+            Ok(named.flat_map(|(port, name)| of_named_port(port, name, &devices, &ports_at)).collect())
+        });
+        let seen = Arc::clone(&sight);
+        let paths = worker.paths().map(move |page| -> Result<Vec<Sample>, ApiError> {
+            let (page, now) = (page.map_err(gone)?, seen.names_now());
+            Ok(page.iter().flat_map(|path| of_named_path(path, seen.peer(&now, path.peer), &at)).collect())
+        });
+        own.chain(ports).chain(paths)
+    });
+    Box::new(workers.chain(std::iter::once(Ok(of_daemon))))
+}
+
+/// What the workers count as a whole, and by port, whichever they are.
+pub(crate) fn sums(state: &State) -> impl Iterator<Item = Result<Vec<(String, u64)>, ApiError>> + use<> {
+    let sight = Arc::new(Sight::of(state));
+    let devices = Arc::new(devices(&sight));
+    sight.workers.clone().into_iter().flat_map(move |worker| {
+        let totals = worker.clone();
+        let own = std::iter::once_with(move || Totalled::of(&totals).map(|totals| totals.counters()));
+        let devices = Arc::clone(&devices);
+        let ports = worker.ports().map(move |page| -> Result<Vec<(String, u64)>, ApiError> {
+            Ok(page.map_err(gone)?.iter().flat_map(|port| of_device(port, device(&devices, port.owner))).collect())
+        });
+        own.chain(ports)
+    })
+}
+
+/// A worker as a whole, with its sockets.
+struct Totalled(Totals, UdpCounters, Option<AfxdpCounters>);
+
+impl Totalled {
+    fn of(worker: &Remote<HostUnderlay>) -> Result<Totalled, ApiError> {
+        let totals = worker.ask(|worker| {
+            let underlay = worker.underlay();
+            Totalled(worker.totals(), *underlay.udp_counters(), underlay.afxdp_counters())
+        });
+        totals.map_err(gone)
     }
-    samples.extend(state.flow_log.iter().map(|(counter, value)| Sample {
-        counter: format!("flow_log.{counter}"),
-        at: Place::default(),
-        value,
-    }));
-    samples.extend(state.mirrored.all.iter().map(|(counter, value)| Sample {
-        counter: format!("mirror.{counter}"),
-        at: Place::default(),
-        value,
-    }));
+
+    fn counters(&self) -> Vec<(String, u64)> {
+        let Totalled(totals, udp, afxdp) = self;
+        let udp = udp.iter().map(|(name, value)| (format!("udp.{name}"), value));
+        let afxdp = afxdp.iter().flat_map(AfxdpCounters::iter);
+        let afxdp = afxdp.map(|(name, value)| (format!("afxdp.{name}"), value));
+        totals.counters().into_iter().chain(udp).chain(afxdp).collect()
+    }
+}
+
+fn of_worker(worker: &Remote<HostUnderlay>, at: &Place) -> Result<Vec<Sample>, ApiError> {
+    let counters = Totalled::of(worker)?.counters().into_iter();
+    Ok(counters.map(|(counter, value)| Sample { counter, at: at.clone(), value }).collect())
+}
+
+/// What each port's device is called in counters, by the port's number.
+fn devices(sight: &Sight) -> HashMap<u16, &'static str> {
+    let device = |kind| if kind == PortKind::VhostUser { "vhost" } else { "tap" };
+    sight.config.ports.iter().filter_map(|p| Some((sight.names.port(&p.name)?, device(p.kind)))).collect()
+}
+
+fn device(devices: &HashMap<u16, &'static str>, owner: u16) -> &'static str {
+    devices.get(&owner).copied().unwrap_or("tap")
+}
+
+fn of_named_port<'a>(
+    port: &PortView,
+    name: &'a str,
+    devices: &HashMap<u16, &'static str>,
+    of_worker: &'a Place,
+) -> impl Iterator<Item = Sample> + use<'a> {
+    let named = of_port(port, device(devices, port.owner)).into_iter();
+    named.map(move |(counter, value)| {
+        let at = Place { port: Some(name.to_owned()), ..of_worker.clone() };
+        Sample { counter, at, value }
+    })
+}
+
+fn of_named_path(path: &PathView, peer: Option<&str>, of_worker: &Place) -> impl Iterator<Item = Sample> + use<> {
+    let (peer, path_number) = (peer.map(str::to_owned), path.snapshot.path.get());
+    let at = Place { peer, path: Some(path_number), ..of_worker.clone() };
+    let named = of_path(path).into_iter();
+    named.map(move |(name, value)| Sample { counter: name.to_owned(), at: at.clone(), value })
+}
+
+/// What is counted beside the workers.
+fn of_daemon(state: &State) -> Vec<Sample> {
+    let nowhere = |counter, value| Sample { counter, at: Place::default(), value };
+    let mut samples: Vec<Sample> =
+        state.flow_log.iter().map(|(counter, value)| nowhere(format!("flow_log.{counter}"), value)).collect();
+    samples.extend(state.mirrored.all.iter().map(|(counter, value)| nowhere(format!("mirror.{counter}"), value)));
     for (name, machine) in &state.machines {
         let at = Place { port: Some(name.clone()), ..Place::default() };
         let named = machine.counters();
@@ -57,17 +126,22 @@ pub(crate) fn of(state: &State) -> Result<Vec<Sample>> {
             value,
         }));
     }
-    Ok(samples)
+    samples
 }
 
-fn of_port(port: &PortView, device: &str) -> Vec<(String, u64)> {
-    let own = port.counters.iter().map(|(name, value)| (format!("{device}.{name}"), *value));
+/// What the device counts, and the kernel of it.
+fn of_device(port: &PortView, device: &'static str) -> impl Iterator<Item = (String, u64)> {
+    let own = port.device.iter().map(move |(name, value)| (format!("{device}.{name}"), *value));
+    let kernel = port.kernel.iter().flat_map(|kernel| kernel.read());
+    own.chain(kernel.map(move |(name, value)| (format!("{device}.{name}"), value)))
+}
+
+fn of_port(port: &PortView, device: &'static str) -> Vec<(String, u64)> {
     // Reasons for which nothing was dropped are many, and say nothing.
     let switch = port
-        .switch
-        .iter()
+        .switch()
         .filter(|(name, value)| *value > 0 || !(name.starts_with("dropped_") || name.starts_with("ingress_dropped_")));
-    let switch = switch.map(|(name, value)| (format!("avs.{name}"), *value));
+    let switch = switch.map(|(name, value)| (format!("avs.{name}"), value));
     [
         ("port.tx_packets", port.tx_packets),
         ("port.tx_bytes", port.tx_bytes),
@@ -91,7 +165,7 @@ fn of_port(port: &PortView, device: &str) -> Vec<(String, u64)> {
     .map(|(name, value)| (name.to_owned(), value))
     .chain(port.way.iter().map(|(name, value)| (format!("port.{name}"), value)))
     .chain(switch)
-    .chain(own)
+    .chain(of_device(port, device))
     .collect()
 }
 
@@ -134,9 +208,7 @@ mod tests {
         }
         let switch = bifrost_avs::UnderlayCounters::default();
         let sessions = bifrost_avs::SessionCounters::default();
-        let by_port = bifrost_avs::PortCounters::default();
-        let by_port = by_port.iter().chain(bifrost_avs::PortSessions::default().iter()).collect();
-        let port = PortView { switch: by_port, ..PortView::default() };
+        let port = PortView::counted_by_switch();
         let snapshot = bifrost_rte::PathSnapshot::unmeasured(bifrost_wire::bifrost::PathId::masked(0));
         let nowhere = std::net::IpAddr::V4(std::net::Ipv4Addr::UNSPECIFIED);
         let path = PathView { peer: 0, local: nowhere, remote: nowhere, source_port: 0, snapshot };
@@ -150,7 +222,7 @@ mod tests {
         names.extend(of("avs.", bifrost_avs::NatCounters::default().iter()));
         names.extend(of("avs.", bifrost_avs::FragmentCounters::default().iter()));
         names.extend(of("avs.", bifrost_avs::FlowCounters::default().iter()));
-        names.extend(of("avs.", port.switch.clone().into_iter()));
+        names.extend(of("avs.", port.switch()));
         names.extend(of_port(&port, "").into_iter().map(|(name, _)| name));
         names.extend(of("", of_path(&path).into_iter()));
         names.extend(of("rte.", bifrost_rte::Counters::default().iter()));

@@ -329,8 +329,11 @@ pub(crate) fn patterns(rule: &config::Rule) -> Vec<avs::Pattern> {
     patterns
 }
 
+/// How packets of a port become visible, and whether they are reliable.
+pub(crate) type Policy = (rte::Ordering, bool);
+
 /// How a VPC's packets become visible, and whether it is reliable at all.
-pub(crate) fn policy(vpc: &config::Vpc) -> (rte::Ordering, bool) {
+pub(crate) fn policy(vpc: &config::Vpc) -> Policy {
     let ordering = match vpc.ordering {
         config::Ordering::Flow => rte::Ordering::Flow,
         config::Ordering::Strict => rte::Ordering::Strict,

@@ -1,8 +1,8 @@
 //! Whether every packet is accounted for: what entered a stage has left it, was dropped for a reason that is counted, or is
 //! still there.
 //!
-//! Each stage is one equation over counters. Those of one worker are read between two turns of its loop, so they hold at any
-//! time and under any load, but for what is between two workers.
+//! Each stage is one equation over counters of one place. Those of a worker as a whole are read together, between two turns of its
+//! loop, and so are those of one of its ports, so equations hold at any time and under any load, but for what is between two workers.
 
 use std::collections::BTreeMap;
 
@@ -15,7 +15,7 @@ use crate::api::{Place, Sample};
 enum Scope {
     /// Those of one port on one worker.
     Port,
-    /// All of one worker, those of its ports, too.
+    /// Those of one worker as a whole. Not those of its ports, which are read later, one after the other.
     Worker,
     /// All of the daemon: holds while nothing is between two workers.
     Daemon,
@@ -138,12 +138,7 @@ const STAGES: [Stage; 9] = [
             "fault.guest_dropped_packets",
         ],
         left: &[
-            "port.rx_packets",
-            "port.answer_packets",
-            "port.rate_limited_packets",
-            "port.overload_dropped_packets",
-            "port.slow_packets",
-            "datapath.removed_port_rx_packets",
+            "datapath.guest_rx_packets",
             "datapath.handed_over_packets",
             "datapath.control_rx_packets",
             "datapath.not_accepted_packets",
@@ -265,7 +260,7 @@ impl Scope {
         }
         match self {
             Scope::Port => at.port.is_some().then(|| at.clone()),
-            Scope::Worker => Some(Place { worker: at.worker, ..Place::default() }),
+            Scope::Worker => at.port.is_none().then(|| Place { worker: at.worker, ..Place::default() }),
             Scope::Daemon => Some(Place::default()),
         }
     }
@@ -328,21 +323,22 @@ mod tests {
     }
 
     #[test]
-    fn a_worker_has_what_its_ports_have_and_a_path_is_nobodys() {
+    fn a_worker_has_its_own_account_and_ports_and_paths_are_no_part_of_it() {
         let mut all = samples(
             0,
             None,
             &[
                 ("udp.rx_datagrams", 20),
                 ("datapath.control_rx_packets", 4),
+                ("datapath.guest_rx_packets", 13),
                 ("refused.version_packets", 1),
                 ("malformed.underlay_tcp_header_frames", 2),
             ],
         );
-        all.extend(samples(0, Some("a"), &[("port.rx_packets", 5)]));
-        all.extend(samples(0, Some("b"), &[("port.rx_packets", 7), ("port.rate_limited_packets", 1)]));
+        // Meanwhile there were more.
+        all.extend(samples(0, Some("a"), &[("datapath.guest_rx_packets", 50)]));
         all.push(Sample {
-            counter: "port.rx_packets".into(),
+            counter: "datapath.guest_rx_packets".into(),
             at: Place { worker: Some(0), peer: Some("p".into()), ..Place::default() },
             value: 99,
         });

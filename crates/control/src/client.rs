@@ -356,7 +356,7 @@ fn objects_target(query: &ObjectsQuery) -> String {
         ("key", query.key.clone()),
         ("owner", query.owner.clone()),
         ("vni", query.vni.map(|vni| vni.to_string())),
-        ("from", query.from.map(|from| from.to_string())),
+        ("from", query.from.clone()),
         ("limit", query.limit.map(|limit| limit.to_string())),
         ("digest", query.digest.clone()),
     ];

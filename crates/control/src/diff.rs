@@ -199,6 +199,7 @@ fn fixed_fields(old: &Config, new: &Config) -> Vec<String> {
     compare("workers.cpus", cpus(old), cpus(new));
     let share = |c: &Config| c.workers.slow_port_percent.to_string();
     compare("workers.slow_port_percent", share(old), share(new));
+    compare("workers.answer_us", old.workers.answer_us.to_string(), new.workers.answer_us.to_string());
     let addresses = |c: &Config| list(c.underlay.addresses.iter().map(ToString::to_string).collect());
     compare("underlay.addresses", addresses(old), addresses(new));
     let (o, n) = (&old.underlay, &new.underlay);

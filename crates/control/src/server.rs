@@ -27,6 +27,7 @@
 mod capture;
 mod connections;
 mod exposition;
+mod list;
 mod metrics;
 mod routes;
 mod socket;
@@ -55,14 +56,22 @@ const DRAIN: Duration = Duration::from_secs(2);
 /// How long to wait after a panic of the API's thread, which may come again.
 const RESTART: Duration = Duration::from_secs(1);
 
+/// A list, page by page: each is made when it is asked for, and ends with the first error. Pages may be empty.
+pub type Pages<T> = Box<dyn Iterator<Item = Result<Vec<T>, ApiError>> + Send>;
+
+/// A list of one page.
+pub fn one_page<T: Send + 'static>(page: Vec<T>) -> Pages<T> {
+    Box::new(std::iter::once(Ok(page)))
+}
+
 /// What answers the requests. Calls come from the server's threads, several at a time; they may block for a while.
 pub trait Backend: Send + Sync + 'static {
     /// The daemon as a whole.
     fn status(&self) -> Result<Status, ApiError>;
     /// All ports.
-    fn ports(&self) -> Result<Vec<PortStatus>, ApiError>;
+    fn ports(&self) -> Result<Pages<PortStatus>, ApiError>;
     /// All routes.
-    fn routes(&self) -> Result<Vec<Route>, ApiError>;
+    fn routes(&self) -> Result<Pages<Route>, ApiError>;
     /// All load balancers.
     fn load_balancers(&self) -> Result<Vec<LoadBalancerStatus>, ApiError>;
     /// All addresses outside.
@@ -72,16 +81,16 @@ pub trait Backend: Send + Sync + 'static {
     /// What is logged of conversations, and what became of the records.
     fn flow_log(&self) -> Result<FlowLogStatus, ApiError>;
     /// All reliable connections.
-    fn conns(&self) -> Result<Vec<Conn>, ApiError>;
+    fn conns(&self) -> Result<Pages<Conn>, ApiError>;
     /// All paths to all peers.
-    fn paths(&self) -> Result<Vec<ApiPath>, ApiError>;
+    fn paths(&self) -> Result<Pages<ApiPath>, ApiError>;
     /// Takes a path out of use, or back; its names are not looked up yet.
     /// [`ErrorKind::Conflict`](crate::api::ErrorKind::Conflict) if no path would be left.
     fn drain_path(&self, spec: DrainSpec, drained: bool) -> Result<DrainReport, ApiError>;
     /// All counters.
     fn stats(&self) -> Result<Stats, ApiError>;
     /// All counters and gauges, each with where it was counted.
-    fn samples(&self) -> Result<Vec<Sample>, ApiError>;
+    fn samples(&self) -> Result<Pages<Sample>, ApiError>;
     /// All faults in force.
     fn faults(&self) -> Result<Vec<FaultEntry>, ApiError>;
     /// Injects a fault; its values are in range, its names are not looked up yet.

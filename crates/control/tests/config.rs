@@ -216,6 +216,7 @@ fn the_least_gives_the_defaults() {
     let c = Config::parse("host.name = 'a'\nunderlay.addresses = ['192.0.2.1']", "t").unwrap();
     assert_eq!(c.control.socket.to_str(), Some("/run/bifrost/bifrostd.sock"));
     assert_eq!((c.workers.count, c.workers.cpus.len(), c.workers.slow_port_percent), (1, 0, 10));
+    assert_eq!(c.workers.answer_us, 20);
     let u = &c.underlay;
     assert_eq!(
         (u.bifrost_port, u.vxlan_port, u.paths, u.source_port_base, u.mtu, u.gso),
@@ -324,6 +325,7 @@ fn bad_configurations() {
             &["2: host.name: \"Host A\" is not 1 to 63 of a-z, 0-9, '-' and '.'"],
         ),
         ("count = 2", "count = 2\nslow_port_percent = 101", &["7: workers.slow_port_percent: 101 is not in 0..=100"]),
+        ("count = 2", "count = 2\nanswer_us = 4", &["7: workers.answer_us: 4 is not in 5..=10000"]),
         ("count = 2", "count = 33", &["6: workers.count: 33 is not in 1..=32"]),
         ("cpus = [0, 1]", "cpus = [0]", &["7: workers.cpus: 1 CPUs for 2 workers; name one for each, or none"]),
         ("cpus = [0, 1]", "cpus = [1, 1]", &["7: workers.cpus[1]: CPU 1 is already workers.cpus[0] (line 7)"]),

@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use bifrost_control::api::*;
 use bifrost_control::client::ClientError;
-use bifrost_control::server::{CaptureStream, ServeError};
+use bifrost_control::server::{CaptureStream, Pages, ServeError, one_page};
 use bifrost_control::{Backend, Client, ServerHandle, serve, serve_with_metrics};
 
 #[derive(Default)]
@@ -20,6 +20,11 @@ struct Fake {
     faults: Mutex<Vec<FaultEntry>>,
     next_id: AtomicU64,
     captures_ended: Arc<AtomicU64>,
+}
+
+/// All of a list.
+fn whole<T>(pages: Result<Pages<T>, ApiError>) -> Vec<T> {
+    pages.unwrap().flat_map(Result::unwrap).collect()
 }
 
 impl Backend for Fake {
@@ -32,24 +37,24 @@ impl Backend for Fake {
             ..Status::default()
         })
     }
-    fn ports(&self) -> Result<Vec<PortStatus>, ApiError> {
+    fn ports(&self) -> Result<Pages<PortStatus>, ApiError> {
         let drops_packets = [("spoofed_mac".to_owned(), 3)].into();
-        Ok(vec![PortStatus {
+        Ok(one_page(vec![PortStatus {
             name: "web1".into(),
             addresses: vec!["10.0.0.1/24".parse().unwrap()],
             drops_packets,
             ..PortStatus::default()
-        }])
+        }]))
     }
-    fn routes(&self) -> Result<Vec<Route>, ApiError> {
-        Ok(vec![Route {
+    fn routes(&self) -> Result<Pages<Route>, ApiError> {
+        Ok(one_page(vec![Route {
             vni: 1,
             prefix: "10.0.0.2/32".parse().unwrap(),
             peer: "b".into(),
             mac: "02:00:00:00:00:02".into(),
             mtu_bytes: 1500,
             to_vni: None,
-        }])
+        }]))
     }
     fn mirrors(&self) -> Result<Vec<MirrorStatus>, ApiError> {
         Ok(vec![MirrorStatus {
@@ -99,10 +104,10 @@ impl Backend for Fake {
         let json = Some("/var/log/bifrost/flows.json".into());
         Ok(FlowLogStatus { on: true, json, ports: vec!["web1".into()], created_records: 7, ..FlowLogStatus::default() })
     }
-    fn conns(&self) -> Result<Vec<Conn>, ApiError> {
-        Ok(vec![Conn { cid: 1 << 24, state: ConnState::Established, srtt_us: Some(31.5), ..Conn::default() }])
+    fn conns(&self) -> Result<Pages<Conn>, ApiError> {
+        Ok(one_page(vec![Conn { cid: 1 << 24, state: ConnState::Established, srtt_us: Some(31.5), ..Conn::default() }]))
     }
-    fn paths(&self) -> Result<Vec<bifrost_control::api::Path>, ApiError> {
+    fn paths(&self) -> Result<Pages<bifrost_control::api::Path>, ApiError> {
         Err(ApiError::unavailable("worker 0 does not answer").at("worker[0]").hint("wait"))
     }
     fn drain_path(&self, spec: DrainSpec, drained: bool) -> Result<DrainReport, ApiError> {
@@ -122,10 +127,10 @@ impl Backend for Fake {
     fn stats(&self) -> Result<Stats, ApiError> {
         panic!("made to fail")
     }
-    fn samples(&self) -> Result<Vec<Sample>, ApiError> {
+    fn samples(&self) -> Result<Pages<Sample>, ApiError> {
         let port = |port: &str| Place { worker: Some(0), port: Some(port.to_owned()), ..Place::default() };
         let sample = |counter: &str, at, value| Sample { counter: counter.to_owned(), at, value };
-        Ok(vec![
+        Ok(one_page(vec![
             sample("port.tx_packets", port("web1"), 5),
             sample("avs.dropped_spoofed_ip_packets", port("web1"), 3),
             sample("drop.unknown_peer_packets", Place { worker: Some(0), ..Place::default() }, 2),
@@ -134,7 +139,7 @@ impl Backend for Fake {
                 Place { peer: Some("host-b".to_owned()), path: Some(1), ..Place::default() },
                 31_500,
             ),
-        ])
+        ]))
     }
     fn faults(&self) -> Result<Vec<FaultEntry>, ApiError> {
         Ok(self.faults.lock().unwrap().clone())
@@ -289,10 +294,10 @@ fn answers_arrive() {
     let r = rig();
     let status = r.client.status().unwrap();
     assert_eq!((status.host.as_str(), status.pid, status.uptime_s, status.workers.len()), ("host-a", 7, 1.5, 1));
-    assert_eq!(r.client.ports().unwrap(), Fake::default().ports().unwrap());
+    assert_eq!(r.client.ports().unwrap(), whole(Fake::default().ports()));
     assert_eq!(r.client.flow_log().unwrap(), Fake::default().flow_log().unwrap());
-    assert_eq!(r.client.routes().unwrap(), Fake::default().routes().unwrap());
-    assert_eq!(r.client.conns().unwrap(), Fake::default().conns().unwrap());
+    assert_eq!(r.client.routes().unwrap(), whole(Fake::default().routes()));
+    assert_eq!(r.client.conns().unwrap(), whole(Fake::default().conns()));
     assert!(r.client.reload().unwrap().transport_changed);
 }
 

@@ -50,6 +50,8 @@ pub struct CoreConfig {
     pub bundle_bytes: u16,
     /// Of the worker's time, what a port may use beyond what its packets need, percent; 0: as much as it likes. Asked by a worker alone.
     pub slow_port_percent: u8,
+    /// Of each turn, what questions about what there is may take, us. Asked by a worker alone.
+    pub answer_us: u16,
 }
 
 /// Everything of a worker but its way to other hosts, its thread and its clock: one code for the daemon and for
@@ -143,6 +145,11 @@ impl<P: GuestPort> Core<P> {
         &mut self.switch
     }
 
+    /// The switch.
+    pub fn switch(&self) -> &Switch {
+        &self.switch
+    }
+
     /// The transport.
     pub fn engine(&self) -> &Engine {
         &self.engine
@@ -185,11 +192,6 @@ impl<P: GuestPort> Core<P> {
         self.engine.remove_owner(owner, &mut self.out);
         self.kept.forget(|flow| flow.owner == owner);
         self.switch.forget_counters(bifrost_avs::PortId(owner));
-        self.counters.removed_port_rx_packets += port.rx_packets
-            + port.way.answer_packets
-            + port.rate_limited
-            + port.overload_dropped
-            + port.slowness.rest_packets;
         // One that a fault has put aside is what the port was made with.
         Some(port.broken.unwrap_or(port.port))
     }

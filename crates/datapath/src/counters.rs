@@ -49,8 +49,8 @@ pub struct Counters {
     pub discarded_packets: u64,
     /// Answers of the switch to guests, and router advertisements that they had not asked for.
     pub answered_packets: u64,
-    /// Packets for the guests of ports that were removed since: shown to them, or beyond their limits.
-    pub removed_port_rx_packets: u64,
+    /// Packets for guests of this host: placed for them, or beyond what they may get.
+    pub guest_rx_packets: u64,
     /// Packets to be sent: what the transport asked for, and plain VXLAN.
     pub emitted_packets: u64,
     /// Frames from guests whose finished transport checksum is wrong; they leave as plain VXLAN.
@@ -235,7 +235,7 @@ impl Counters {
             ("datapath.not_accepted_packets", self.not_accepted_packets),
             ("datapath.discarded_packets", self.discarded_packets),
             ("datapath.answered_packets", self.answered_packets),
-            ("datapath.removed_port_rx_packets", self.removed_port_rx_packets),
+            ("datapath.guest_rx_packets", self.guest_rx_packets),
             ("datapath.emitted_packets", self.emitted_packets),
             ("datapath.bundled_packets", self.bundled_packets),
             ("datapath.unbundled_packets", self.unbundled_packets),

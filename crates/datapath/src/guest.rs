@@ -399,6 +399,7 @@ impl<P: GuestPort> Core<P> {
             Ok(handle) => {
                 port.hidden += 1;
                 port.way.answer_packets += 1;
+                self.counters.guest_rx_packets += 1;
                 if SEEN && let Some(capture) = &mut self.capture {
                     let note = Note { port: Some(owner), ..Note::inwards("the switch's answer") };
                     capture.placed(note, handle.0, self.switch.answer());
@@ -527,6 +528,7 @@ fn place_plain<const SEEN: bool, P: GuestPort>(
                 capture.placed(note, handle.0, frame);
             }
             port.rx_packets += 1;
+            counters.guest_rx_packets += 1;
             port.rx_bytes += frame.len() as u64;
             port.hidden += 1;
             out.publish.push((port.owner, handle.0));

@@ -4,7 +4,7 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::mpsc::{Sender, channel, sync_channel};
+use std::sync::mpsc::{Receiver, Sender, channel, sync_channel};
 use std::thread::JoinHandle;
 
 use bifrost_avs::Switch;
@@ -12,15 +12,27 @@ use bifrost_port::PolledUnderlay;
 use rustix::event::{EventfdFlags, eventfd};
 
 use crate::core::CoreConfig;
+use crate::lists::Share;
 use crate::pulse::Pulse;
 use crate::worker::Worker;
 
 /// What a worker is asked to do.
 pub(crate) type Command<U> = Box<dyn FnOnce(&mut Worker<U>) + Send>;
 
+/// What a worker is asked about what there is. Commands come first, and questions have to wait for turns that have time for them: it is called until
+/// it returns that it is answered.
+pub(crate) type Question<U> = Box<dyn FnMut(&mut Worker<U>, &Share<'_>) -> bool + Send>;
+
+/// The worker's ends of the channels.
+pub(crate) struct Letters<U> {
+    pub(crate) commands: Receiver<Command<U>>,
+    pub(crate) questions: Receiver<Question<U>>,
+}
+
 /// Where a worker finds its commands.
 pub(crate) struct Mailbox<U> {
     commands: Sender<Command<U>>,
+    questions: Sender<Question<U>>,
     wake: Arc<OwnedFd>,
     /// Datagrams from other workers that are still to be looked at.
     waiting: Arc<AtomicUsize>,
@@ -55,16 +67,46 @@ impl<U> Mailbox<U> {
         result.recv().map_err(|_| Gone)
     }
 
+    /// Leaves a question and waits for its answer, for which `answer` is called, in one turn after the other, until it gives one.
+    pub(crate) fn ask<T: Send + 'static>(
+        &self,
+        mut answer: impl FnMut(&mut Worker<U>, &Share<'_>) -> Option<T> + Send + 'static,
+    ) -> Result<T, Gone>
+    where
+        U: 'static,
+    {
+        let (reply, result) = sync_channel(1);
+        let question: Question<U> = Box::new(move |worker, share| match answer(worker, share) {
+            Some(answer) => {
+                let _ = reply.send(answer);
+                true
+            }
+            None => false,
+        });
+        self.questions.send(question).map_err(|_| Gone)?;
+        self.wake()?;
+        result.recv().map_err(|_| Gone)
+    }
+
     /// Leaves a command, to be run between two batches.
     pub(crate) fn send(&self, command: Command<U>) -> Result<(), Gone> {
         self.commands.send(command).map_err(|_| Gone)?;
+        self.wake()
+    }
+
+    fn wake(&self) -> Result<(), Gone> {
         rustix::io::write(&*self.wake, &1u64.to_ne_bytes()).map(drop).map_err(|_| Gone)
     }
 }
 
 impl<U> Clone for Mailbox<U> {
     fn clone(&self) -> Self {
-        Mailbox { commands: self.commands.clone(), wake: Arc::clone(&self.wake), waiting: Arc::clone(&self.waiting) }
+        Mailbox {
+            commands: self.commands.clone(),
+            questions: self.questions.clone(),
+            wake: Arc::clone(&self.wake),
+            waiting: Arc::clone(&self.waiting),
+        }
     }
 }
 
@@ -98,9 +140,10 @@ pub fn start<U: PolledUnderlay + Send + 'static>(
     cpu: Option<usize>,
 ) -> io::Result<Handle<U>> {
     let wake = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
-    let (commands, receiver) = channel();
+    let ((commands, commands_end), (questions, questions_end)) = (channel(), channel());
+    let letters = Letters { commands: commands_end, questions: questions_end };
     let name = format!("worker-{}", config.index);
-    let worker = Worker::new(config, underlay, switch, Arc::clone(&wake), receiver)?;
+    let worker = Worker::new(config, underlay, switch, Arc::clone(&wake), letters)?;
     let pulse = worker.pulse();
     let thread = std::thread::Builder::new().name(name).spawn(move || {
         if let Some(cpu) = cpu {
@@ -112,7 +155,7 @@ pub fn start<U: PolledUnderlay + Send + 'static>(
         }
         worker.run();
     })?;
-    Ok(Handle { mailbox: Mailbox { commands, wake, waiting: Arc::default() }, pulse, thread: Some(thread) })
+    Ok(Handle { mailbox: Mailbox { commands, questions, wake, waiting: Arc::default() }, pulse, thread: Some(thread) })
 }
 
 /// A way to a running worker that does not keep it running.
@@ -131,6 +174,19 @@ impl<U: PolledUnderlay + 'static> Remote<U> {
     /// The worker has ended.
     pub fn run<T: Send + 'static>(&self, work: impl FnOnce(&mut Worker<U>) -> T + Send + 'static) -> Result<T, Gone> {
         self.0.run(work)
+    }
+
+    /// Runs `answer` on the worker when a turn has time for questions, and returns its result.
+    ///
+    /// # Errors
+    /// The worker has ended.
+    pub fn ask<T: Send + 'static>(&self, answer: impl FnOnce(&Worker<U>) -> T + Send + 'static) -> Result<T, Gone> {
+        let mut answer = Some(answer);
+        self.0.ask(move |worker, _| answer.take().map(|answer| answer(worker)))
+    }
+
+    pub(crate) fn mailbox(&self) -> &Mailbox<U> {
+        &self.0
     }
 }
 

@@ -231,6 +231,11 @@ impl Peers {
         self.by_id.get(usize::from(id))?.as_ref()
     }
 
+    /// Numbers of peers are below this.
+    pub(crate) fn places(&self) -> usize {
+        self.by_id.len()
+    }
+
     pub(crate) fn iter(&self) -> impl Iterator<Item = &Peer> {
         self.by_id.iter().flatten()
     }

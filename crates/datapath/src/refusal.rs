@@ -72,6 +72,7 @@ impl Refusal {
         });
         if let Some(Some(counter)) = of_port {
             *counter += 1;
+            counters.guest_rx_packets += 1;
             return;
         }
         let counter = match self {

@@ -1,36 +1,69 @@
 //! What an operator sees of a worker.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
-use bifrost_port::GuestPort;
+use bifrost_avs::{
+    FlowCounters, FlowLogCounters, FragmentCounters, NatCounters, PortCounters, PortId, PortSessions, RuleLogCounters,
+    SessionCounters, UnderlayCounters,
+};
+use bifrost_port::{GuestPort, KernelCounters};
 use bifrost_rte::{ConnSnapshot, PathSnapshot};
 
 use crate::contain::PortFault;
 use crate::core::Core;
-use crate::counters::WayCounters;
+use crate::counters::{Counters, WayCounters};
 use crate::fault::Fault;
+use crate::ports::Port;
 
-/// One worker.
+/// A worker as a whole, of one moment. Making it takes the same time however much there is.
 #[derive(Clone, Debug, Default)]
-pub struct WorkerView {
-    /// Counters by name, units last.
-    pub counters: BTreeMap<String, u64>,
-    /// Turns of the loop.
-    pub loops: u64,
-    /// Turns that found something to do.
-    pub busy_loops: u64,
-    /// Time in those, ns.
-    pub busy_ns: u64,
-    /// Datagrams from and to the underlay.
-    pub underlay_packets: (u64, u64),
-    /// Ports.
-    pub ports: Vec<PortView>,
-    /// Connections, with the number of the peer.
-    pub connections: Vec<(u16, ConnSnapshot)>,
-    /// Paths, with the number of the peer.
-    pub paths: Vec<PathView>,
+pub struct Totals {
+    /// What the data path counts itself.
+    pub own: Counters,
+    /// Connections that there are.
+    pub connections: usize,
     /// Injected faults and their hits.
     pub faults: Vec<(Fault, u64)>,
+    transport: bifrost_rte::Counters,
+    underlay: UnderlayCounters,
+    sessions: SessionCounters,
+    balanced: SessionCounters,
+    nat: NatCounters,
+    fragments: FragmentCounters,
+    flows: FlowCounters,
+    flow_log: FlowLogCounters,
+    rule_log: RuleLogCounters,
+    /// Of sending and receiving windows.
+    pages: (u32, u32),
+    unread_datagrams: usize,
+    delayed_packets: usize,
+}
+
+impl Totals {
+    /// All of it by name, units last.
+    pub fn counters(&self) -> BTreeMap<String, u64> {
+        // Reasons that never came up are many, and say nothing.
+        let by_reason = |name: &str| name.starts_with("refused.") || name.starts_with("malformed.");
+        let mut counters: BTreeMap<String, u64> =
+            self.own.iter().filter(|(name, value)| *value > 0 || !by_reason(name)).collect();
+        counters.extend(self.transport.iter().map(|(name, value)| (format!("rte.{name}"), value)));
+        counters.extend(self.underlay.iter().map(|(name, value)| (format!("avs.underlay_{name}"), value)));
+        counters.extend(self.sessions.iter().map(|(name, value)| (format!("avs.{name}"), value)));
+        counters.extend(self.balanced.iter().map(|(name, value)| (format!("avs.balanced_{name}"), value)));
+        counters.extend(self.nat.iter().map(|(name, value)| (format!("avs.{name}"), value)));
+        counters.extend(self.fragments.iter().map(|(name, value)| (format!("avs.{name}"), value)));
+        counters.extend(self.flows.iter().map(|(name, value)| (format!("avs.{name}"), value)));
+        counters.extend(self.flow_log.iter().map(|(name, value)| (format!("avs.flow_log_{name}"), value)));
+        counters.extend(self.rule_log.iter().map(|(name, value)| (format!("avs.rule_log_{name}"), value)));
+        let (send, receive) = self.pages;
+        counters.insert("rte.send_pages".to_string(), u64::from(send));
+        counters.insert("rte.receive_pages".to_string(), u64::from(receive));
+        counters.insert("datapath.unread_datagrams".to_string(), self.unread_datagrams as u64);
+        counters.insert("fault.waiting_packets".to_string(), self.delayed_packets as u64);
+        counters.insert("rte.connections".to_string(), self.connections as u64);
+        counters
+    }
 }
 
 /// One path.
@@ -48,7 +81,7 @@ pub struct PathView {
     pub snapshot: PathSnapshot,
 }
 
-/// One port.
+/// One port, of one moment.
 #[derive(Clone, Debug, Default)]
 pub struct PortView {
     /// Its number.
@@ -85,67 +118,90 @@ pub struct PortView {
     pub rest_times: u64,
     /// Packets for it that came while it rested.
     pub rest_packets: u64,
-    /// What the device's queue counts itself.
-    pub counters: Vec<(String, u64)>,
-    /// What the switch counts of it, units last.
-    pub switch: Vec<(&'static str, u64)>,
     /// Packets for the guest beyond its limits.
     pub rate_limited_packets: u64,
     /// Packets for the guest beyond its share while the worker could not keep up.
     pub overload_dropped_packets: u64,
-    /// The switch's drops by reason, and what was more than the guest may get.
-    pub drops: BTreeMap<String, u64>,
+    /// What the device's queue counts itself.
+    pub device: Vec<(String, u64)>,
+    /// Who knows what the kernel counts of the device.
+    pub kernel: Option<Arc<dyn KernelCounters>>,
+    switch: Option<PortCounters>,
+    sessions: Option<PortSessions>,
 }
 
-impl<P: GuestPort> Core<P> {
-    fn drops(&self, owner: u16, beyond: [(&'static str, u64); 4]) -> BTreeMap<String, u64> {
-        let by_switch = self.switch.port_counters(bifrost_avs::PortId(owner));
-        let by_switch = by_switch
-            .into_iter()
-            .flat_map(|c| c.dropped.iter().chain(c.ingress_dropped.iter()))
-            .map(|(reason, n)| (reason.name(), n));
-        let all = by_switch.chain(beyond);
+impl PortView {
+    /// What the switch counts of it, units last.
+    pub fn switch(&self) -> impl Iterator<Item = (&'static str, u64)> {
+        let packets = self.switch.iter().flat_map(PortCounters::iter);
+        packets.chain(self.sessions.iter().flat_map(PortSessions::iter))
+    }
+
+    /// [`switch`](Self::switch) with all there is to count, for what has to know the names.
+    pub fn counted_by_switch() -> PortView {
+        PortView {
+            switch: Some(PortCounters::default()),
+            sessions: Some(PortSessions::default()),
+            ..PortView::default()
+        }
+    }
+
+    /// The switch's drops by reason, and what was more than the guest may get.
+    pub fn drops(&self) -> BTreeMap<String, u64> {
+        let by_switch = self.switch.iter().flat_map(|c| c.dropped.iter().chain(c.ingress_dropped.iter()));
+        let beyond = [
+            ("window_full", self.way.window_full_packets),
+            ("rate_limited", self.rate_limited_packets),
+            ("overload", self.overload_dropped_packets),
+            ("slow_port", self.rest_packets),
+        ];
+        let all = by_switch.map(|(reason, n)| (reason.name(), n)).chain(beyond);
         let mut drops = BTreeMap::new();
         for (reason, n) in all.filter(|(_, n)| *n > 0) {
             *drops.entry(reason.to_string()).or_default() += n;
         }
         drops
     }
+}
 
-    fn by_switch(&self, port: bifrost_avs::PortId) -> Vec<(&'static str, u64)> {
-        let packets = self.switch.port_counters(port).into_iter().flat_map(|counters| counters.iter());
-        let sessions = self.switch.port_sessions(port).into_iter().flat_map(|sessions| sessions.iter());
-        packets.chain(sessions).collect()
+impl<P: GuestPort> Core<P> {
+    /// The worker as a whole.
+    pub fn totals(&self) -> Totals {
+        Totals {
+            own: self.counters.clone(),
+            connections: self.engine.connections(),
+            faults: self.faults.iter().copied().collect(),
+            transport: *self.engine.counters(),
+            underlay: self.switch.underlay_counters().clone(),
+            sessions: *self.switch.session_counters(),
+            balanced: *self.switch.connection_counters(),
+            nat: *self.switch.nat_counters(),
+            fragments: *self.switch.fragment_counters(),
+            flows: *self.switch.flow_counters(),
+            flow_log: self.switch.flow_log_counters(),
+            rule_log: self.switch.rule_log_counters(),
+            pages: self.engine.pages_used(),
+            unread_datagrams: self.arrived.len(),
+            delayed_packets: self.delayed.len(),
+        }
     }
 
-    /// A picture of everything. `connections`: also of each connection, which may be many.
-    pub fn view(&self, connections: bool) -> WorkerView {
-        // Reasons that never came up are many, and say nothing.
-        let by_reason = |name: &str| name.starts_with("refused.") || name.starts_with("malformed.");
-        let mut counters: BTreeMap<String, u64> =
-            self.counters.iter().filter(|(name, value)| *value > 0 || !by_reason(name)).collect();
-        counters.extend(self.engine.counters().iter().map(|(name, value)| (format!("rte.{name}"), value)));
-        counters.extend(
-            self.switch.underlay_counters().iter().map(|(name, value)| (format!("avs.underlay_{name}"), value)),
-        );
-        counters.extend(self.switch.session_counters().iter().map(|(name, value)| (format!("avs.{name}"), value)));
-        let balanced = self.switch.connection_counters().iter();
-        counters.extend(balanced.map(|(name, value)| (format!("avs.balanced_{name}"), value)));
-        counters.extend(self.switch.nat_counters().iter().map(|(name, value)| (format!("avs.{name}"), value)));
-        counters.extend(self.switch.fragment_counters().iter().map(|(name, value)| (format!("avs.{name}"), value)));
-        counters.extend(self.switch.flow_counters().iter().map(|(name, value)| (format!("avs.{name}"), value)));
-        let logged = self.switch.flow_log_counters();
-        counters.extend(logged.iter().map(|(name, value)| (format!("avs.flow_log_{name}"), value)));
-        let ruled = self.switch.rule_log_counters();
-        counters.extend(ruled.iter().map(|(name, value)| (format!("avs.rule_log_{name}"), value)));
-        let (send, receive) = self.engine.pages_used();
-        counters.insert("rte.send_pages".to_string(), u64::from(send));
-        counters.insert("rte.receive_pages".to_string(), u64::from(receive));
-        counters.insert("datapath.unread_datagrams".to_string(), self.arrived.len() as u64);
-        counters.insert("fault.waiting_packets".to_string(), self.delayed.len() as u64);
-        counters.insert("rte.connections".to_string(), self.engine.connections() as u64);
-        let ports = self.ports.iter().flatten().map(|p| PortView {
-            owner: p.owner,
+    /// All ports at once, for tests and simulations: they may be many.
+    pub fn port_views(&self) -> impl Iterator<Item = PortView> {
+        (0..self.port_places()).filter_map(|owner| self.port_view(owner as u16))
+    }
+
+    /// Ports have numbers below this.
+    pub(crate) fn port_places(&self) -> u32 {
+        self.ports.len() as u32
+    }
+
+    /// One port.
+    pub(crate) fn port_view(&self, owner: u16) -> Option<PortView> {
+        let p = self.port(owner)?;
+        let switch = self.switch.port_counters(PortId(owner)).cloned();
+        Some(PortView {
+            owner,
             tx_packets: p.tx_packets,
             tx_bytes: p.tx_bytes,
             rx_packets: p.rx_packets,
@@ -162,44 +218,44 @@ impl<P: GuestPort> Core<P> {
             slow_ns: p.slowness.slow_ns,
             rest_times: p.slowness.rest_times,
             rest_packets: p.slowness.rest_packets,
-            counters: p.port.counters(),
-            switch: self.by_switch(bifrost_avs::PortId(p.owner)),
             rate_limited_packets: p.rate_limited,
             overload_dropped_packets: p.overload_dropped,
-            drops: self.drops(
-                p.owner,
-                [
-                    ("window_full", p.way.window_full_packets),
-                    ("rate_limited", p.rate_limited),
-                    ("overload", p.overload_dropped),
-                    ("slow_port", p.slowness.rest_packets),
-                ],
-            ),
-        });
-        let of_transport = self.engine.path_snapshots(self.now);
-        let known = of_transport.filter_map(|snapshot| Some((self.peers.of_engine(snapshot.peer)?, snapshot)));
-        let plain = self.peers.iter().flat_map(|peer| peer.unmeasured().map(move |snapshot| (peer, snapshot)));
-        let paths = known.chain(plain).filter_map(|(peer, snapshot)| {
-            let (local, remote) = *peer.config.paths.get(snapshot.path.index())?;
-            let source_port = peer.config.source_port_base.wrapping_add(snapshot.path.index() as u16);
-            Some(PathView { peer: peer.config.id, local, remote, source_port, snapshot })
-        });
-        let connections = connections.then(|| {
-            self.engine
-                .connection_snapshots(self.now)
-                .filter_map(|c| Some((self.peers.of_engine(c.peer)?.config.id, c)))
-                .collect()
-        });
-        WorkerView {
-            counters,
-            loops: self.counters.loops,
-            busy_loops: self.counters.busy_loops,
-            busy_ns: self.counters.busy_ns,
-            underlay_packets: (self.counters.underlay_rx_packets, self.counters.underlay_tx_packets),
-            ports: ports.collect(),
-            connections: connections.unwrap_or_default(),
-            paths: paths.collect(),
-            faults: self.faults.iter().copied().collect(),
-        }
+            device: p.port.counters(),
+            kernel: p.port.kernel_counters(),
+            switch,
+            sessions: self.switch.port_sessions(PortId(owner)),
+        })
+    }
+
+    /// Packets from and to the guest of one port.
+    pub(crate) fn port_traffic(&self, owner: u16) -> Option<(u64, u64)> {
+        self.port(owner).map(|p| (p.tx_packets, p.rx_packets))
+    }
+
+    /// One of the connections' places, with the number of the peer.
+    pub(crate) fn connection_view(&self, place: u32) -> Option<(u16, ConnSnapshot)> {
+        let snapshot = self.engine.connection_snapshot(self.now, place)?;
+        Some((self.peers.of_engine(snapshot.peer)?.config.id, snapshot))
+    }
+
+    /// Peers have numbers below this.
+    pub(crate) fn peer_places(&self) -> u32 {
+        self.peers.places() as u32
+    }
+
+    /// The paths to one peer, at most 8.
+    pub(crate) fn path_views(&self, peer: u16) -> impl Iterator<Item = PathView> {
+        self.peers.get(peer).into_iter().flat_map(move |peer| {
+            let measured = peer.engine.into_iter().flat_map(move |id| self.engine.path_snapshots_to(self.now, id));
+            measured.chain(peer.unmeasured()).filter_map(move |snapshot| {
+                let (local, remote) = *peer.config.paths.get(snapshot.path.index())?;
+                let source_port = peer.config.source_port_base.wrapping_add(snapshot.path.index() as u16);
+                Some(PathView { peer: peer.config.id, local, remote, source_port, snapshot })
+            })
+        })
+    }
+
+    fn port(&self, owner: u16) -> Option<&Port<P>> {
+        self.ports.get(usize::from(owner))?.as_ref()
     }
 }

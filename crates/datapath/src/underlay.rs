@@ -370,6 +370,7 @@ impl<P: GuestPort> Core<P> {
             return Err(Refusal::NoPage);
         }
         port.rx_packets += 1;
+        self.counters.guest_rx_packets += 1;
         port.rx_bytes += frame.len() as u64;
         Ok(())
     }

@@ -1,9 +1,10 @@
 //! A thread that turns a core, again and again, and sleeps in between. What a turn does is in [`Core::turn`].
 
+use std::collections::VecDeque;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
-use std::sync::mpsc::{Receiver, TryRecvError};
+use std::sync::mpsc::TryRecvError;
 
 use bifrost_avs::Switch;
 use bifrost_port::clock::{monotonic_ns, thread_ns};
@@ -16,11 +17,12 @@ use rustix::event::{Timespec, epoll};
 use crate::contain::{PortFault, Recovery};
 use crate::core::{Core, CoreConfig};
 use crate::courtesy::Courtesy;
-use crate::handle::{Command, Mailbox};
+use crate::handle::{Letters, Mailbox, Question};
+use crate::lists::Share;
 use crate::peers::{PeerConfig, PeerError};
 use crate::ports::PortConfig;
 use crate::pulse::Pulse;
-use crate::snapshot::WorkerView;
+use crate::snapshot::Totals;
 use crate::watchdog::WatchdogConfig;
 
 /// Tokens of the epoll set: ports by number, then these.
@@ -36,7 +38,13 @@ pub struct Worker<U> {
     pub(crate) underlay: U,
     epoll: OwnedFd,
     wake: Arc<OwnedFd>,
-    commands: Receiver<Command<U>>,
+    letters: Letters<U>,
+    /// Of a turn, for questions, ns.
+    answer_ns: u64,
+    /// Those that are to be answered, in turns.
+    questions: VecDeque<Question<U>>,
+    /// There was no time for all of them.
+    has_questions: bool,
     /// All workers of this host in order, if there are several.
     pub(crate) others: Vec<Mailbox<U>>,
     courtesy: Courtesy,
@@ -54,15 +62,16 @@ impl<U> Worker<U> {
 }
 
 impl<U: PolledUnderlay> Worker<U> {
-    /// A worker without ports and peers; `wake` is an eventfd that announces `commands`.
+    /// A worker without ports and peers; `wake` is an eventfd that announces `letters`.
     pub(crate) fn new(
         config: CoreConfig,
         underlay: U,
         switch: Switch,
         wake: Arc<OwnedFd>,
-        commands: Receiver<Command<U>>,
+        letters: Letters<U>,
     ) -> io::Result<Self> {
         let (clock, share_percent) = (monotonic_ns, config.slow_port_percent);
+        let answer_ns = u64::from(config.answer_us) * 1000;
         let mut core = Core::new(config, switch);
         let pulse = core.pulse();
         core.watch_time(WatchdogConfig { clock, processor_time: thread_ns, share_percent });
@@ -76,7 +85,10 @@ impl<U: PolledUnderlay> Worker<U> {
             underlay,
             epoll,
             wake,
-            commands,
+            letters,
+            answer_ns,
+            questions: VecDeque::new(),
+            has_questions: false,
             others: Vec::new(),
             courtesy: Courtesy::default(),
             pulse,
@@ -197,7 +209,7 @@ impl<U: PolledUnderlay> Worker<U> {
     /// Sleeps until a descriptor is ready or a timer is due; only looks when there is more to do.
     fn wait(&mut self, busy: bool) {
         let timeout_ns = match self.core.next_deadline() {
-            _ if busy && self.core.has_more() => Some(0),
+            _ if self.has_questions || busy && self.core.has_more() => Some(0),
             Some(at) => Some(at.since(Time(monotonic_ns()))),
             None => None,
         };
@@ -221,6 +233,9 @@ impl<U: PolledUnderlay> Worker<U> {
         if woken {
             self.obey();
         }
+        if woken || self.has_questions {
+            self.answer();
+        }
     }
 
     /// Runs what other threads have sent.
@@ -228,7 +243,7 @@ impl<U: PolledUnderlay> Worker<U> {
         let mut count = [0u8; 8];
         let _ = rustix::io::read(self.wake.as_fd(), &mut count);
         loop {
-            match self.commands.try_recv() {
+            match self.letters.commands.try_recv() {
                 Ok(command) => {
                     self.core.begin_command();
                     let _ = self.contained(command);
@@ -238,6 +253,24 @@ impl<U: PolledUnderlay> Worker<U> {
                     self.stopping = true;
                     return;
                 }
+            }
+        }
+    }
+
+    /// Answers questions of other threads, as far as a turn has time for them. Each is a small piece of work.
+    fn answer(&mut self) {
+        let share = Share::new(&monotonic_ns, self.answer_ns);
+        self.questions.extend(self.letters.questions.try_iter());
+        self.has_questions = false;
+        while let Some(mut question) = self.questions.pop_front() {
+            self.core.begin_command();
+            // After a panic in it, who asks is told that there is no answer.
+            if self.contained(|worker| question(worker, &share)) == Some(false) {
+                self.questions.push_back(question);
+            }
+            if share.is_used_up() {
+                self.has_questions = !self.questions.is_empty();
+                return;
             }
         }
     }
@@ -257,9 +290,9 @@ impl<U: PolledUnderlay> Worker<U> {
         &self.underlay
     }
 
-    /// A picture of everything. `connections`: also of each connection, which may be many.
-    pub fn view(&self, connections: bool) -> WorkerView {
-        self.core.view(connections)
+    /// The worker as a whole.
+    pub fn totals(&self) -> Totals {
+        self.core.totals()
     }
 
     /// Adds a port; its number must be free.

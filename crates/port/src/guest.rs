@@ -2,6 +2,7 @@
 
 use std::io;
 use std::os::fd::BorrowedFd;
+use std::sync::Arc;
 
 use bifrost_nic::Offload;
 
@@ -110,6 +111,16 @@ pub trait GuestPort {
     fn counters(&self) -> Vec<(String, u64)> {
         Vec::new()
     }
+    /// Who knows what the kernel counts of the device: asking it takes long, so that is for another thread.
+    fn kernel_counters(&self) -> Option<Arc<dyn KernelCounters>> {
+        None
+    }
+}
+
+/// What the kernel counts of a device.
+pub trait KernelCounters: std::fmt::Debug + Send + Sync {
+    /// The counters by name, units last; none once the device is gone. System calls, some of them long.
+    fn read(&self) -> Vec<(&'static str, u64)>;
 }
 
 /// A guest port that a thread can wait for.
@@ -213,6 +224,10 @@ impl<T: GuestPort + ?Sized> GuestPort for Box<T> {
 
     fn counters(&self) -> Vec<(String, u64)> {
         (**self).counters()
+    }
+
+    fn kernel_counters(&self) -> Option<Arc<dyn KernelCounters>> {
+        (**self).kernel_counters()
     }
 }
 

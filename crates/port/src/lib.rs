@@ -22,6 +22,6 @@ pub mod underlay;
 pub mod vhost;
 
 pub use bifrost_nic::steer;
-pub use guest::{GuestPort, PlaceError, PolledPort, RxHandle, TxFrame, TxHandle};
+pub use guest::{GuestPort, KernelCounters, PlaceError, PolledPort, RxHandle, TxFrame, TxHandle};
 pub use host::HostUnderlay;
 pub use underlay::{Datagram, LaneId, PolledUnderlay, Service, TxBatch, Underlay};

@@ -125,38 +125,46 @@ impl PathSnapshot {
 impl Engine {
     /// All connections, as of `now`.
     pub fn connection_snapshots(&self, now: Time) -> impl Iterator<Item = ConnSnapshot> {
-        (0..self.places()).filter_map(move |index| {
-            let c = self.conn(index)?;
-            let active = c.active.as_ref();
-            Some(ConnSnapshot {
-                pair: c.pair,
-                owner: c.owner,
-                peer: c.peer,
-                local_cid: c.local_cid,
-                peer_cid: c.peer_cid,
-                state: c.state,
-                version: c.version.number(),
-                in_flight_packets: active.map_or(0, |a| u32::from(a.send.outstanding())),
-                landed_packets: active.map_or(0, |a| u32::from(a.send.landed())),
-                window_packets: u32::from(c.window.min(c.peer_window)),
-                room_packets: u32::from(active.map_or(u16::MAX, |a| a.room).min(c.window).min(c.peer_window)),
-                pending_packets: active.map_or(0, |a| a.pending.iter().map(|p| u32::from(p.count)).sum()),
-                held_packets: active.map_or(0, |a| u32::from(a.recv.held())),
-                tx_packets: c.tx_packets,
-                rx_packets: c.rx_packets,
-                retransmitted_packets: c.retransmitted_packets,
-                duplicate_packets: c.duplicate_packets,
-                given_up_packets: c.given_up_packets,
-                idle_ns: now.since(c.last_activity),
-                is_idle: active.is_none(),
-                rto_ns: self.rto_ns(now, index),
-            })
+        (0..self.places()).filter_map(move |place| self.connection_snapshot(now, place))
+    }
+
+    /// The connection at one of [`places`](Self::places), as of `now`. While it exists it stays at its place.
+    pub fn connection_snapshot(&self, now: Time, place: u32) -> Option<ConnSnapshot> {
+        let c = self.conn(place)?;
+        let active = c.active.as_ref();
+        Some(ConnSnapshot {
+            pair: c.pair,
+            owner: c.owner,
+            peer: c.peer,
+            local_cid: c.local_cid,
+            peer_cid: c.peer_cid,
+            state: c.state,
+            version: c.version.number(),
+            in_flight_packets: active.map_or(0, |a| u32::from(a.send.outstanding())),
+            landed_packets: active.map_or(0, |a| u32::from(a.send.landed())),
+            window_packets: u32::from(c.window.min(c.peer_window)),
+            room_packets: u32::from(active.map_or(u16::MAX, |a| a.room).min(c.window).min(c.peer_window)),
+            pending_packets: active.map_or(0, |a| a.pending.iter().map(|p| u32::from(p.count)).sum()),
+            held_packets: active.map_or(0, |a| u32::from(a.recv.held())),
+            tx_packets: c.tx_packets,
+            rx_packets: c.rx_packets,
+            retransmitted_packets: c.retransmitted_packets,
+            duplicate_packets: c.duplicate_packets,
+            given_up_packets: c.given_up_packets,
+            idle_ns: now.since(c.last_activity),
+            is_idle: active.is_none(),
+            rto_ns: self.rto_ns(now, place),
         })
     }
 
     /// All paths of all peers, as of `now`.
     pub fn path_snapshots(&self, now: Time) -> impl Iterator<Item = PathSnapshot> {
-        self.peer_slots().flat_map(move |(id, peer)| {
+        self.peer_slots().flat_map(move |(id, _)| self.path_snapshots_to(now, id))
+    }
+
+    /// The paths to one peer, as of `now`; none if there is no such peer.
+    pub fn path_snapshots_to(&self, now: Time, id: PeerId) -> impl Iterator<Item = PathSnapshot> {
+        self.peer(id).into_iter().flat_map(move |peer| {
             peer.paths.iter().enumerate().map(move |(i, p)| {
                 let path = PathId::masked(i as u8);
                 PathSnapshot {

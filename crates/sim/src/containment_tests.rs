@@ -278,19 +278,19 @@ impl Worlds {
     #[track_caller]
     fn assert_balanced(&self, why: &str) {
         for host in &self.hosts {
-            let view = host.core().unwrap().view(false);
+            let core = host.core().unwrap();
+            let (totals, counters) = (core.totals(), core.totals().counters());
             let at = Place { worker: Some(0), ..Place::default() };
-            let mut samples: Vec<Sample> = view
-                .counters
+            let mut samples: Vec<Sample> = counters
                 .iter()
                 .map(|(counter, value)| Sample { counter: counter.clone(), at: at.clone(), value: *value })
                 .collect();
             let mut add = |counter: String, at: &Place, value| samples.push(Sample { counter, at: at.clone(), value });
             let sent = host.underlay.lanes().iter().map(|lane| lane.packets).sum();
             add("udp.tx_datagrams".into(), &at, sent);
-            let unread = view.counters["datapath.unread_datagrams"];
-            add("udp.rx_datagrams".into(), &at, view.underlay_packets.0 + unread);
-            for port in &view.ports {
+            let unread = counters["datapath.unread_datagrams"];
+            add("udp.rx_datagrams".into(), &at, totals.own.underlay_rx_packets + unread);
+            for port in core.port_views() {
                 let at = Place { port: Some(port.owner.to_string()), ..at.clone() };
                 add("port.tx_packets".into(), &at, port.tx_packets);
                 add("port.rx_packets".into(), &at, port.rx_packets);
@@ -298,7 +298,7 @@ impl Worlds {
                 add("port.unswitched_packets".into(), &at, port.waiting_packets.0);
                 add("port.blocked_packets".into(), &at, port.waiting_packets.1);
                 port.way.iter().for_each(|(name, value)| add(format!("port.{name}"), &at, value));
-                port.switch.iter().for_each(|(name, value)| add(format!("avs.{name}"), &at, *value));
+                port.switch().for_each(|(name, value)| add(format!("avs.{name}"), &at, value));
             }
             let unexplained = balance::unexplained(&samples);
             assert!(unexplained.is_empty(), "{why}: host {}: {unexplained:#?}", host.id());
@@ -352,11 +352,10 @@ fn a_panic_in_a_ports_own_stage_takes_that_port_out_of_use_and_nothing_else() {
             }
             other => panic!("{why}: {other:?}"),
         }
-        let view = worlds.hosts[0].core().unwrap().view(false);
-        let port = view.ports.iter().find(|port| port.owner == VICTIM).unwrap();
+        let port = victim(&worlds);
         assert!(port.failed && port.fault_times == 1 && port.fault.is_some(), "{why}");
         assert_eq!(worlds.hosts[0].core().unwrap().failed_ports(), [VICTIM], "{why}");
-        assert_eq!(view.counters["datapath.caught_panics"], 1, "{why}");
+        assert_eq!(worlds.hosts[0].core().unwrap().counters().caught_panics, 1, "{why}");
         worlds.drain();
         for flow in flows_of_b() {
             worlds.assert_complete(flow, why);
@@ -490,7 +489,7 @@ fn watched(share_percent: u8, victim: fn(usize)) -> Worlds {
 }
 
 fn victim(worlds: &Worlds) -> PortView {
-    worlds.hosts[0].core().unwrap().view(false).ports.into_iter().find(|port| port.owner == VICTIM).unwrap()
+    worlds.hosts[0].core().unwrap().port_views().find(|port| port.owner == VICTIM).unwrap()
 }
 
 #[test]
@@ -510,7 +509,7 @@ fn a_port_whose_packets_take_milliseconds_gets_its_share_of_the_worker_and_no_mo
         assert!(port.slow_turns > 3 && port.slow_ns > 10_000_000, "{port:?}");
         assert_eq!(port.rest_times > 0, share > 0);
         if share > 0 {
-            assert!(port.drops["slow_port"] > 0);
+            assert!(port.drops()["slow_port"] > 0);
         }
         worlds.port_of(1).on_packets = None;
         worlds.drain();

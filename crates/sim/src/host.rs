@@ -103,6 +103,7 @@ impl Host {
                 plain_paths,
                 bundle_bytes: BUNDLE_BYTES,
                 slow_port_percent: 0,
+                answer_us: 0,
             },
             switch,
         );
@@ -205,6 +206,7 @@ mod tests {
                 plain_paths,
                 bundle_bytes: BUNDLE_BYTES,
                 slow_port_percent: 0,
+                answer_us: 0,
             },
             switch,
         );
@@ -217,7 +219,7 @@ mod tests {
         core.add_port(PortConfig { owner: 0, vni, mac, ordering: Ordering::Flow, reliable: true, port }).unwrap();
         let mut underlay = SimUnderlay::new(0, 1 << 20, 0);
         let decided = |core: &Core<SimPort>| {
-            let port = &core.view(false).ports[0];
+            let port = core.port_views().next().unwrap();
             port.way.fetched_packets - port.waiting_packets.0
         };
         let mut before = 0;

@@ -271,7 +271,7 @@ impl Report {
             busy_ns: h.busy_ns,
             counters: h
                 .core()
-                .map(|core| core.view(false).counters.into_iter().filter(|(_, n)| *n > 0).collect())
+                .map(|core| core.totals().counters().into_iter().filter(|(_, n)| *n > 0).collect())
                 .unwrap_or_default(),
         });
         Report {

@@ -86,9 +86,9 @@ pub struct ObjectsQuery {
     /// Of this VPC.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub vni: Option<u32>,
-    /// From this place on, which [`ObjectList::next`] of an earlier answer had.
+    /// From here on: what [`ObjectList::next`] of an earlier answer was.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub from: Option<u64>,
+    pub from: Option<String>,
     /// At most so many, 1 to [`MAX_LISTED_OBJECTS`].
     #[serde(skip_serializing_if = "Option::is_none")]
     pub limit: Option<usize>,
@@ -102,9 +102,9 @@ pub struct ObjectsQuery {
 pub struct ObjectList {
     /// Those that were asked for, kind by kind.
     pub objects: Vec<ObjectEntry>,
-    /// Where the rest begins, if there is more.
+    /// Where the rest begins, if there is more: the `from` to ask for it with. What is in force then is told.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub next: Option<u64>,
+    pub next: Option<String>,
 }
 
 /// An object.

@@ -128,6 +128,8 @@ pub struct Workers {
     pub cpus: Vec<usize>,
     /// Of a worker's time, what a port may use beyond what its packets need, percent, 0 to 100; 0: as much as it likes.
     pub slow_port_percent: u8,
+    /// Of each turn of a worker's loop, what questions of the API may take, us, 5 to 10,000.
+    pub answer_us: u16,
 }
 
 /// The network between hosts.

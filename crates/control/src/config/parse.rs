@@ -182,8 +182,9 @@ fn workers(mut s: Section<'_, '_>) -> Workers {
         s.error("cpus", format!("{} CPUs for {count} workers; name one for each, or none", cpus.len()));
     }
     let slow_port_percent = s.int("slow_port_percent", 0..=100, 10) as u8;
+    let answer_us = s.int("answer_us", 5..=10_000, 20) as u16;
     s.finish();
-    Workers { count, cpus, slow_port_percent }
+    Workers { count, cpus, slow_port_percent, answer_us }
 }
 
 fn underlay(mut s: Section<'_, '_>) -> Underlay {

@@ -115,7 +115,12 @@ pub(super) const CHAPTER: Chapter = Chapter {
             "answers of the switch to guests, and router advertisements that they had not asked for",
             "",
         ),
-        count("datapath.removed_port_rx_packets", "packets for the guests of ports that were removed since", ""),
+        count(
+            "datapath.guest_rx_packets",
+            "packets for guests of this host: placed for them, or beyond what they may get (`port.rx_packets`, `port.answer_packets`, \
+             `port.rate_limited_packets`, `port.overload_dropped_packets`, `port.slow_packets`), also of ports that were removed since",
+            "",
+        ),
         count("datapath.emitted_packets", "packets to be sent: what the transport asked for, and plain VXLAN", ""),
         count(
             "datapath.bundled_packets",

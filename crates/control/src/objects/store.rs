@@ -4,13 +4,9 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fmt;
 use std::sync::Arc;
 
-use super::digest::Digest;
 use super::error::{ApplyError, ItemError};
-use crate::api::{
-    ApplyItem, ApplyOp, FILE_OWNER, MAX_APPLY_ITEMS, MAX_LISTED_OBJECTS, ObjectEntry, ObjectList, ObjectsDigest,
-    ObjectsQuery,
-};
-use crate::config::{Config, Kind, Object, RelationError, Vni};
+use crate::api::{ApplyItem, ApplyOp, FILE_OWNER, MAX_APPLY_ITEMS};
+use crate::config::{Config, Kind, Object, RelationError};
 
 /// The most objects of all owners but the file.
 pub const MAX_OBJECTS: usize = 2_000_000;
@@ -54,11 +50,13 @@ pub struct Entry {
     pub object: Object,
 }
 
-/// The objects in force: those of the file, with its settings, and those of other owners.
+/// The objects in force: those of the file, with its settings, and those of other owners. A clone shares them all, and takes no time.
 #[derive(Clone, Debug)]
 pub struct Store {
-    file: Arc<Config>,
-    others: BTreeMap<Id, Entry>,
+    pub(super) file: Arc<Config>,
+    /// How many other files there were before.
+    pub(super) former_files: u64,
+    pub(super) others: Arc<BTreeMap<Id, Entry>>,
     /// Both together. The same as `file` while there are no others.
     config: Arc<Config>,
 }
@@ -68,6 +66,8 @@ pub struct Store {
 pub struct Plan {
     config: Arc<Config>,
     file: Option<Arc<Config>>,
+    /// The objects that are not the file's, then.
+    others: Arc<BTreeMap<Id, Entry>>,
     changes: BTreeMap<Id, Option<Entry>>,
     unchanged: u64,
 }
@@ -92,7 +92,7 @@ impl Plan {
 impl Store {
     /// The objects of a file, and no others.
     pub fn new(file: Arc<Config>) -> Store {
-        Store { config: Arc::clone(&file), file, others: BTreeMap::new() }
+        Store { config: Arc::clone(&file), file, former_files: 0, others: Arc::default() }
     }
 
     /// The objects of a file, and others that were there before; those that are the file's meanwhile, or do not fit with it, are
@@ -106,7 +106,7 @@ impl Store {
         for round in 0.. {
             let config = together(&file, &others);
             let Err(errors) = config.check_relations() else {
-                return (Store { file, others, config }, left_out);
+                return (Store { file, former_files: 0, others: Arc::new(others), config }, left_out);
             };
             let before = others.len();
             for error in errors {
@@ -165,7 +165,7 @@ impl Store {
             }
         }
         let of_file = of_file(&self.file, wanted.keys());
-        let mut plan = Plan { config: Arc::clone(&self.config), file: None, changes: BTreeMap::new(), unchanged: 0 };
+        let mut plan = self.no_change();
         let mut places = HashMap::new();
         for (id, (number, item, object)) in wanted {
             places.insert(id.clone(), number);
@@ -184,10 +184,9 @@ impl Store {
             return Err(ApplyError(errors));
         }
         if !plan.changes.is_empty() {
-            let mut others = self.others.clone();
-            change(&mut others, plan.changes.clone());
-            plan.config = together(&self.file, &others);
-            check(&plan.config, others.len(), &places)?;
+            change(Arc::make_mut(&mut plan.others), plan.changes.clone());
+            plan.config = together(&self.file, &plan.others);
+            check(&plan.config, plan.others.len(), &places)?;
         }
         Ok(plan)
     }
@@ -200,7 +199,7 @@ impl Store {
     pub fn plan_file(&self, file: Arc<Config>) -> Result<Plan, ApplyError> {
         if self.others.is_empty() {
             let config = Arc::clone(&file);
-            return Ok(Plan { config, file: Some(file), changes: BTreeMap::new(), unchanged: 0 });
+            return Ok(Plan { config, file: Some(file), ..self.no_change() });
         }
         let taken = of_file(&file, self.others.keys());
         if !taken.is_empty() {
@@ -214,65 +213,22 @@ impl Store {
         }
         let config = together(&file, &self.others);
         check(&config, self.others.len(), &HashMap::new())?;
-        Ok(Plan { config, file: Some(file), changes: BTreeMap::new(), unchanged: 0 })
+        Ok(Plan { config, file: Some(file), ..self.no_change() })
+    }
+
+    fn no_change(&self) -> Plan {
+        let (config, others) = (Arc::clone(&self.config), Arc::clone(&self.others));
+        Plan { config, file: None, others, changes: BTreeMap::new(), unchanged: 0 }
     }
 
     /// Takes over what [`plan`](Self::plan) or [`plan_file`](Self::plan_file) of this store gave.
     pub fn commit(&mut self, plan: Plan) {
-        change(&mut self.others, plan.changes);
-        self.file = plan.file.unwrap_or_else(|| Arc::clone(&self.file));
+        self.others = plan.others;
+        if let Some(file) = plan.file {
+            self.file = file;
+            self.former_files += 1;
+        }
         self.config = if self.others.is_empty() { Arc::clone(&self.file) } else { plan.config };
-    }
-
-    /// The objects that are asked for.
-    pub fn list(&self, query: &ObjectsQuery) -> ObjectList {
-        let most = query.limit.unwrap_or(MAX_LISTED_OBJECTS).clamp(1, MAX_LISTED_OBJECTS);
-        let (from, mut list) = (query.from.unwrap_or(0), ObjectList::default());
-        for (place, (owner, generation, changed_ms, object)) in
-            (0..).zip(self.all(query)).skip_while(|(p, _)| *p < from)
-        {
-            if list.objects.len() == most {
-                list.next = Some(place);
-                break;
-            }
-            let owner = owner.to_owned();
-            let (kind, key, spec) = (object.kind(), object.key(), object.spec());
-            list.objects.push(ObjectEntry { kind, key, owner, generation, changed_ms, spec });
-        }
-        list
-    }
-
-    /// Digests of the objects that are asked for, by owner and VPC.
-    pub fn digests(&self, query: &ObjectsQuery) -> Vec<ObjectsDigest> {
-        let mut digests: BTreeMap<(&str, Option<u32>), Digest> = BTreeMap::new();
-        for (owner, generation, _, object) in self.all(query) {
-            digests.entry((owner, object.vni().map(Vni::value))).or_default().add(&object, generation);
-        }
-        let of = |((owner, vni), digest): ((&str, Option<u32>), Digest)| ObjectsDigest {
-            owner: owner.to_owned(),
-            vni,
-            objects: digest.objects,
-            digest: digest.text(),
-        };
-        digests.into_iter().map(of).collect()
-    }
-
-    /// Objects with their owner, generation and time.
-    fn all<'a>(&'a self, query: &'a ObjectsQuery) -> impl Iterator<Item = (&'a str, u64, u64, Object)> {
-        let kinds = Kind::ALL.into_iter().filter(|kind| query.kind.is_none_or(|wanted| wanted == *kind));
-        let all = kinds.flat_map(move |kind| {
-            let of_file = (0..self.file.count(kind)).filter_map(move |place| self.file.object(kind, place));
-            let others =
-                self.others.range(Id { kind, key: String::new() }..).take_while(move |(id, _)| id.kind == kind);
-            let others = others.map(|(_, e)| (&*e.owner, e.generation, e.changed_ms, e.object.clone()));
-            of_file.map(|object| (FILE_OWNER, 0, 0, object)).chain(others)
-        });
-        let key = query.key.as_ref().map(|key| query.kind.and_then(|kind| kind.canonical(key)).unwrap_or(key.clone()));
-        all.filter(move |(owner, _, _, object)| {
-            query.owner.as_ref().is_none_or(|wanted| wanted == owner)
-                && query.vni.is_none_or(|wanted| object.vni().map(Vni::value) == Some(wanted))
-                && key.as_ref().is_none_or(|wanted| *wanted == object.key())
-        })
     }
 
     /// An item by itself: which object, and what it is to be.

@@ -5,7 +5,7 @@ use proptest::prelude::*;
 use serde_json::json;
 
 use super::*;
-use crate::api::{ApplyItem, ApplyOp, ObjectsQuery};
+use crate::api::{ApplyItem, ApplyOp, ErrorKind, ObjectsQuery};
 use crate::config::{Config, Kind, Object};
 
 const FILE: &str = r#"
@@ -83,7 +83,7 @@ fn objects_come_and_go_beside_those_of_the_file() {
     assert_eq!((store.config().ports.len(), store.config().routes.len()), (2, 2));
     // The file's come first: places in tables follow from the order.
     assert_eq!(store.config().ports[0].name, "web1");
-    let list = store.list(&ObjectsQuery { owner: Some("agent".into()), ..ObjectsQuery::default() });
+    let list = store.list(&ObjectsQuery { owner: Some("agent".into()), ..ObjectsQuery::default() }).unwrap();
     let listed: Vec<_> = list.objects.iter().map(|o| (o.kind, &*o.key, o.generation, o.changed_ms)).collect();
     assert_eq!(listed, [(Kind::Port, "p4", 1, 1234), (Kind::Route, "100/10.1.0.3/32", 1, 1234)]);
     apply(&mut store, &[delete(Kind::Port, "agent", "p4")]).unwrap();
@@ -271,7 +271,7 @@ fn lists_come_in_parts() {
     let mut query = ObjectsQuery { kind: Some(Kind::Route), limit: Some(4), ..ObjectsQuery::default() };
     let mut keys = Vec::new();
     loop {
-        let list = store.list(&query);
+        let list = store.list(&query).unwrap();
         assert!(list.objects.len() <= 4);
         keys.extend(list.objects.into_iter().map(|o| o.key));
         query.from = list.next;
@@ -283,7 +283,63 @@ fn lists_come_in_parts() {
     wanted.insert(0, "100/10.0.0.2/32".to_owned());
     assert_eq!(keys, wanted);
     let one = ObjectsQuery { kind: Some(Kind::Route), key: Some("100/10.1.0.3/32".into()), ..ObjectsQuery::default() };
-    assert_eq!(store.list(&one).objects.len(), 1);
+    assert_eq!(store.list(&one).unwrap().objects.len(), 1);
+}
+
+#[test]
+fn a_list_goes_on_where_it_was_though_objects_come_and_go() {
+    let mut store = store();
+    apply(&mut store, &(1..60).step_by(2).map(|n| route("agent", n)).collect::<Vec<_>>()).unwrap();
+    let key = |n: u8| format!("100/10.1.0.{n}/32");
+    let mut stays: Vec<_> = (1..60).step_by(2).map(key).collect();
+    stays.push("100/10.0.0.2/32".to_owned());
+    for limit in [1, 3, 7] {
+        let mut query = ObjectsQuery { limit: Some(limit), ..ObjectsQuery::default() };
+        let (mut keys, mut round) = (Vec::new(), 0);
+        loop {
+            let list = store.list(&query).unwrap();
+            keys.extend(list.objects.into_iter().map(|o| (o.kind, o.key)));
+            query.from = list.next;
+            if query.from.is_none() {
+                break;
+            }
+            round += 1;
+            let change = |n| if round % 2 == 1 { route("agent", n) } else { delete(Kind::Route, "agent", &key(n)) };
+            apply(&mut store, &(2..60).step_by(2).map(change).collect::<Vec<_>>()).unwrap();
+        }
+        let told = |key: &String| keys.iter().filter(|(kind, told)| *kind == Kind::Route && told == key).count();
+        assert!(stays.iter().all(|key| told(key) == 1), "{limit} at a time: {keys:?}");
+    }
+}
+
+#[test]
+fn a_list_ends_with_the_file_that_it_is_of() {
+    let mut store = store();
+    apply(&mut store, &[route("agent", 1)]).unwrap();
+    let mut query = ObjectsQuery { limit: Some(1), ..ObjectsQuery::default() };
+    query.from = store.list(&query).unwrap().next;
+    assert!(store.list(&query).is_ok());
+    let plan = store.plan_file(Arc::clone(&store.file)).unwrap();
+    store.commit(plan);
+    let refused = store.list(&query).unwrap_err();
+    assert_eq!((refused.kind, &*refused.location), (ErrorKind::Conflict, "from"));
+    for nonsense in ["", ".", "port", "port.", "port.1", "port.1.x", "port.x.1", "cat..x", "port.1.-1"] {
+        query.from = Some(nonsense.to_owned());
+        assert_eq!(store.list(&query).unwrap_err().kind, ErrorKind::BadRequest, "{nonsense:?}");
+    }
+    query.from = Some(format!("route.{}.{}", store.former_files, usize::MAX));
+    assert_eq!(store.list(&query).unwrap().objects[0].owner, "agent", "behind the file's");
+}
+
+#[test]
+fn a_list_does_not_keep_a_change_waiting_nor_see_it() {
+    let mut store = store();
+    apply(&mut store, &[route("agent", 1)]).unwrap();
+    let seen = store.clone();
+    assert!(Arc::ptr_eq(&seen.others, &store.others), "nothing is copied");
+    apply(&mut store, &[route("agent", 2)]).unwrap();
+    let routes = ObjectsQuery { kind: Some(Kind::Route), ..ObjectsQuery::default() };
+    assert_eq!((seen.list(&routes).unwrap().objects.len(), store.list(&routes).unwrap().objects.len()), (2, 3));
 }
 
 fn lines(batches: &[BTreeMap<Id, Option<Entry>>]) -> Vec<u8> {

@@ -83,8 +83,8 @@ async fn answer(request: Request<Incoming>, backend: Arc<dyn Backend>) -> Result
     }
     // Asking the workers blocks.
     let text = tokio::task::spawn_blocking(move || {
-        let samples = backend.samples().map_err(|e| e.to_string())?;
-        exposition(samples).map_err(|e| e.to_string())
+        let pages = backend.samples().and_then(Iterator::collect::<Result<Vec<_>, _>>);
+        exposition(pages.map_err(|e| e.to_string())?.concat()).map_err(|e| e.to_string())
     });
     Ok(match text.await {
         Ok(Ok(text)) => respond(StatusCode::OK, FORMAT, text),

@@ -15,6 +15,7 @@ use serde::{Deserialize, Serialize};
 use super::Backend;
 use super::capture::{Stopping, capture_response};
 use super::connections::{Lasting, whole_body};
+use super::list::list;
 use crate::api::{
     ApiError, ApplySpec, CaptureSpec, DrainSpec, Drops, ErrorBody, FaultCleared, FaultSpec, MAX_APPLY_BYTES,
     MAX_LISTED_OBJECTS, ObjectsQuery, TraceSpec,
@@ -28,18 +29,18 @@ type Shared = Arc<dyn Backend>;
 pub(super) fn router(backend: Shared, stopping: Stopping) -> Router {
     Router::new()
         .route("/v1/status", get(|State(b): State<Shared>| call(move || b.status())))
-        .route("/v1/ports", get(|State(b): State<Shared>| call(move || b.ports())))
-        .route("/v1/routes", get(|State(b): State<Shared>| call(move || b.routes())))
+        .route("/v1/ports", get(|State(b): State<Shared>| list(move || b.ports())))
+        .route("/v1/routes", get(|State(b): State<Shared>| list(move || b.routes())))
         .route("/v1/load-balancers", get(|State(b): State<Shared>| call(move || b.load_balancers())))
         .route("/v1/nat", get(|State(b): State<Shared>| call(move || b.nat())))
         .route("/v1/mirrors", get(|State(b): State<Shared>| call(move || b.mirrors())))
         .route("/v1/flow-log", get(|State(b): State<Shared>| call(move || b.flow_log())))
-        .route("/v1/conns", get(|State(b): State<Shared>| call(move || b.conns())))
-        .route("/v1/paths", get(|State(b): State<Shared>| call(move || b.paths())))
+        .route("/v1/conns", get(|State(b): State<Shared>| list(move || b.conns())))
+        .route("/v1/paths", get(|State(b): State<Shared>| list(move || b.paths())))
         .route("/v1/paths/drain", post(|State(b): State<Shared>, body: Bytes| drain(b, body, true)))
         .route("/v1/paths/restore", post(|State(b): State<Shared>, body: Bytes| drain(b, body, false)))
         .route("/v1/stats", get(|State(b): State<Shared>| call(move || b.stats())))
-        .route("/v1/samples", get(|State(b): State<Shared>| call(move || b.samples())))
+        .route("/v1/samples", get(|State(b): State<Shared>| list(move || b.samples())))
         .route("/v1/drops", get(|State(b): State<Shared>| call(move || drops(&*b))))
         .route(
             "/v1/faults",
@@ -61,7 +62,8 @@ pub(super) fn router(backend: Shared, stopping: Stopping) -> Router {
 }
 
 fn drops(backend: &dyn Backend) -> Result<Drops, ApiError> {
-    Ok(Drops::of(backend.status()?.uptime_s, &backend.samples()?))
+    let samples = backend.samples()?.collect::<Result<Vec<_>, _>>()?;
+    Ok(Drops::of(backend.status()?.uptime_s, &samples.concat()))
 }
 
 #[derive(Deserialize)]

@@ -18,6 +18,7 @@ use std::io;
 use std::net::IpAddr;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::PathBuf;
+use std::sync::Arc;
 
 pub use adopt::{adopt, remove};
 pub use counters::TapCounters;
@@ -152,7 +153,7 @@ fn complete(
     let max_frame = usize::from(config.mtu) + ETHERNET;
     let mut queues: Vec<TapQueue> = queues.into_iter().map(|fd| TapQueue::new(fd, config.pools, max_frame)).collect();
     if let Some(first) = queues.first_mut() {
-        first.statistics = statistics;
+        first.statistics = statistics.map(Arc::new);
     }
     Ok(queues)
 }

@@ -2,6 +2,7 @@
 
 use std::io::{self, IoSliceMut};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
 
 use bifrost_nic::{Malformed, Merger, Offload, parse};
 use bifrost_wire::virtio_net;
@@ -9,7 +10,7 @@ use bifrost_wire::virtio_net;
 use super::TapCounters;
 use super::statistics::DeviceStatistics;
 use super::writer::Writer;
-use crate::guest::{GuestPort, PlaceError, PolledPort, RxHandle, TxFrame, TxHandle};
+use crate::guest::{GuestPort, KernelCounters, PlaceError, PolledPort, RxHandle, TxFrame, TxHandle};
 use crate::pool::Pool;
 
 /// Bytes of a head buffer: virtio header and the first part of the frame. Most frames fit it whole.
@@ -51,7 +52,7 @@ pub struct TapQueue {
     writer: Writer,
     counters: TapCounters,
     /// Of the whole device; on its first queue only.
-    pub(super) statistics: Option<DeviceStatistics>,
+    pub(super) statistics: Option<Arc<DeviceStatistics>>,
 }
 
 /// A packet from the guest in head buffer and, when it is large, spill buffer.
@@ -92,13 +93,6 @@ impl TapQueue {
     /// What happened since the queue was created.
     pub fn tap_counters(&self) -> &TapCounters {
         &self.counters
-    }
-
-    /// Packets that the guest sent on any queue of the device and that the kernel dropped because they were not fetched in
-    /// time. Known to the device's first queue; `None` for the others, and once the device is gone. Reads a file: for
-    /// statistics, not for the data path.
-    pub fn overrun_packets(&self) -> Option<u64> {
-        self.statistics.as_ref()?.transmit_drops().ok()
     }
 
     /// Reads one packet. `None`: nothing is waiting.
@@ -255,10 +249,12 @@ impl GuestPort for TapQueue {
     fn counters(&self) -> Vec<(String, u64)> {
         let own = self.counters.iter();
         let held = ("rx_held_frames".to_string(), u64::from(self.slots.capacity() - self.slots.free()));
-        own.chain([held])
-            .chain(self.overrun_packets().map(|n| ("tx_overrun_packets".to_string(), n)))
-            .filter(|c| c.1 > 0)
-            .collect()
+        own.chain([held]).filter(|c| c.1 > 0).collect()
+    }
+
+    /// Known to the device's first queue alone: the kernel counts for all of them.
+    fn kernel_counters(&self) -> Option<Arc<dyn KernelCounters>> {
+        self.statistics.clone().map(|statistics| statistics as Arc<dyn KernelCounters>)
     }
 }
 

@@ -4,6 +4,8 @@ use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
 
+use crate::guest::KernelCounters;
+
 /// An open table of the namespace's devices; it stays that namespace's, whichever thread reads it.
 #[derive(Debug)]
 pub(crate) struct DeviceStatistics {
@@ -30,6 +32,14 @@ impl DeviceStatistics {
         }
         transmit_drops(&String::from_utf8_lossy(&text), &self.device)
             .ok_or_else(|| io::Error::new(io::ErrorKind::NotFound, format!("no device {} any more", self.device)))
+    }
+}
+
+impl KernelCounters for DeviceStatistics {
+    /// Packets that the guest sent on any queue of the device and that the kernel dropped because they were not fetched in time.
+    fn read(&self) -> Vec<(&'static str, u64)> {
+        let dropped = self.transmit_drops().ok().filter(|packets| *packets > 0);
+        dropped.map(|packets| ("tx_overrun_packets", packets)).into_iter().collect()
     }
 }
 

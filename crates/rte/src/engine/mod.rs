@@ -232,7 +232,7 @@ impl Engine {
     }
 
     /// Places for connections, taken or free.
-    pub(crate) fn places(&self) -> u32 {
+    pub fn places(&self) -> u32 {
         self.conns.len() as u32
     }
 
@@ -242,6 +242,10 @@ impl Engine {
 
     pub(crate) fn peer_slots(&self) -> impl Iterator<Item = (PeerId, &Peer)> {
         self.peers.iter().enumerate().filter_map(|(i, p)| p.as_ref().map(|p| (PeerId(i as u16), p)))
+    }
+
+    pub(crate) fn peer(&self, id: PeerId) -> Option<&Peer> {
+        self.peers.get(usize::from(id.0))?.as_ref()
     }
 
     pub(crate) fn conn(&self, index: u32) -> Option<&Conn> {

@@ -1,0 +1,347 @@
+//! Lists of what may be many, page by page: made from the workers while the API sends them, without the daemon's lock.
+
+use std::collections::{HashMap, HashSet};
+use std::sync::{Arc, PoisonError, RwLock};
+
+use bifrost_control::api::{ApiError, Conn, ConnState, Path, PathState, PeerMode, PortFault, PortStatus, Route};
+use bifrost_control::config::{Config, Port};
+use bifrost_control::server::Pages;
+use bifrost_datapath::{Gone, PathView, PortView, Remote};
+use bifrost_port::HostUnderlay;
+use bifrost_port::clock::monotonic_ns;
+use bifrost_rte::{ConnSnapshot, State as RteState};
+
+use crate::daemon::{Names, State};
+use crate::translate;
+
+/// Ports of a page.
+const PORTS: usize = 256;
+/// Routes of a page.
+const ROUTES: usize = 4096;
+
+/// A page, or why there is none.
+type Page<T> = Result<Vec<T>, ApiError>;
+
+/// What lists are made from: the configuration of one moment, and ways to the workers.
+#[derive(Clone)]
+pub(crate) struct Sight {
+    pub(crate) config: Arc<Config>,
+    /// Names when the list began.
+    pub(crate) names: Arc<Names>,
+    /// Names now.
+    in_force: Arc<RwLock<Arc<Names>>>,
+    pub(crate) workers: Vec<Remote<HostUnderlay>>,
+}
+
+impl Sight {
+    /// As things are now.
+    pub(crate) fn of(state: &State) -> Sight {
+        Sight {
+            config: Arc::clone(&state.config),
+            names: Arc::clone(state.names.now()),
+            in_force: state.names.in_force(),
+            workers: state.workers.iter().map(bifrost_datapath::Handle::remote).collect(),
+        }
+    }
+
+    /// Names now: what has another number than when the list began is not what a worker has told about.
+    pub(crate) fn names_now(&self) -> Arc<Names> {
+        Arc::clone(&self.in_force.read().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// The peer of that number, if it was the same all the while.
+    pub(crate) fn peer<'a>(&'a self, now: &Names, id: u16) -> Option<&'a str> {
+        self.names.peer_name(id).filter(|name| now.peer(name) == Some(id))
+    }
+
+    /// The port of that number, if it was the same all the while.
+    pub(crate) fn port<'a>(&'a self, now: &Names, owner: u16) -> Option<&'a str> {
+        self.names.port_name(owner).filter(|name| now.port(name) == Some(owner))
+    }
+
+    /// How packets reach each peer that has connections, by number.
+    pub(crate) fn peer_modes(&self) -> Result<HashMap<u16, PeerMode>, ApiError> {
+        let mut modes = HashMap::new();
+        for worker in &self.workers {
+            // The same thing is told once.
+            let mut told = HashMap::new();
+            let news = worker.connections(move |peer, c| {
+                let mode = match c.state {
+                    RteState::Open => PeerMode::Bifrost,
+                    RteState::Plain { .. } | RteState::BestEffort if !told.contains_key(&peer) => PeerMode::Plain,
+                    _ => return None,
+                };
+                (told.insert(peer, mode) != Some(mode)).then_some((peer, mode))
+            });
+            for page in news {
+                for (peer, mode) in page.map_err(gone)? {
+                    if mode == PeerMode::Bifrost || !modes.contains_key(&peer) {
+                        modes.insert(peer, mode);
+                    }
+                }
+            }
+        }
+        Ok(modes)
+    }
+
+    /// Received packets that wait for earlier ones, by port.
+    fn held(&self) -> Result<HashMap<u16, u64>, ApiError> {
+        let mut held = HashMap::new();
+        for worker in &self.workers {
+            let some = |_, c: &ConnSnapshot| (c.held_packets > 0).then_some((c.owner, u64::from(c.held_packets)));
+            for page in worker.connections(some) {
+                page.map_err(gone)?.into_iter().for_each(|(owner, packets)| *held.entry(owner).or_default() += packets);
+            }
+        }
+        Ok(held)
+    }
+}
+
+/// All connections, of one worker after the other.
+pub(crate) fn conns(sight: Sight) -> Pages<Conn> {
+    let sight = Arc::new(sight);
+    let workers = sight.workers.clone();
+    Box::new(workers.into_iter().flat_map(move |worker| {
+        let sight = Arc::clone(&sight);
+        let pages: Pages<Conn> = match round_trips(&worker) {
+            Err(error) => Box::new(std::iter::once(Err(error))),
+            Ok(round_trips) => {
+                Box::new(worker.connections(|peer, c| Some((peer, *c))).map(move |page| -> Page<Conn> {
+                    let (page, now) = (page.map_err(gone)?, sight.names_now());
+                    let told = page.iter().map(|(peer, c)| {
+                        let name = sight.peer(&now, *peer).unwrap_or("?");
+                        conn(c, name, round_trips.get(peer).copied())
+                    });
+                    Ok(told.collect())
+                }))
+            }
+        };
+        pages
+    }))
+}
+
+/// Of each peer the longest round trip of the paths in use, ns.
+fn round_trips(worker: &Remote<HostUnderlay>) -> Result<HashMap<u16, u64>, ApiError> {
+    let mut round_trips = HashMap::new();
+    for page in worker.paths() {
+        for path in page.map_err(gone)?.into_iter().filter(|p| p.snapshot.selected && p.snapshot.total_rtt_ns > 0) {
+            let of_peer: &mut u64 = round_trips.entry(path.peer).or_default();
+            *of_peer = (*of_peer).max(path.snapshot.total_rtt_ns);
+        }
+    }
+    Ok(round_trips)
+}
+
+fn conn(c: &ConnSnapshot, peer: &str, srtt_ns: Option<u64>) -> Conn {
+    Conn {
+        cid: c.local_cid.0,
+        peer_cid: c.peer_cid.0,
+        state: match c.state {
+            RteState::Opening { .. } => ConnState::Connecting,
+            RteState::Open if c.is_idle => ConnState::Idle,
+            RteState::Open => ConnState::Established,
+            RteState::BestEffort => ConnState::Fallback,
+            RteState::Plain { .. } => ConnState::Plain,
+        },
+        vni: c.pair.vni,
+        local_mac: c.pair.local.to_string(),
+        remote_mac: c.pair.remote.to_string(),
+        peer: peer.to_owned(),
+        version: c.version,
+        in_flight_packets: u64::from(c.in_flight_packets),
+        window_packets: u64::from(c.room_packets),
+        waiting_packets: u64::from(c.pending_packets),
+        held_packets: u64::from(c.held_packets),
+        srtt_us: srtt_ns.map(us),
+        rto_us: (c.rto_ns > 0).then(|| us(c.rto_ns)),
+        tx_packets: c.tx_packets,
+        rx_packets: c.rx_packets - c.duplicate_packets.min(c.rx_packets),
+        retransmitted_packets: c.retransmitted_packets,
+        duplicates_packets: c.duplicate_packets,
+        given_up_packets: c.given_up_packets,
+        idle_s: c.idle_ns as f64 / 1e9,
+    }
+}
+
+/// All paths, of one worker after the other.
+pub(crate) fn paths(sight: Sight) -> Pages<Path> {
+    let sight = Arc::new(sight);
+    let workers = sight.workers.clone();
+    Box::new(workers.into_iter().flat_map(move |worker| {
+        let sight = Arc::clone(&sight);
+        worker.paths().map(move |page| -> Page<Path> {
+            let (page, now) = (page.map_err(gone)?, sight.names_now());
+            // Those to one peer are next to each other.
+            let of_peers = page.chunk_by(|a, b| a.peer == b.peer);
+            Ok(of_peers
+                .flat_map(|paths| {
+                    let total = paths.iter().map(|p| p.snapshot.recent_packets).sum::<f64>();
+                    let name = sight.peer(&now, paths[0].peer).unwrap_or("?");
+                    paths.iter().map(move |p| path(p, name, total))
+                })
+                .collect())
+        })
+    }))
+}
+
+/// `total`: packets lately sent on all paths to the peer.
+fn path(p: &PathView, peer: &str, total: f64) -> Path {
+    let s = &p.snapshot;
+    let known = |ns: u64| (ns > 0).then(|| us(ns));
+    Path {
+        peer: peer.to_owned(),
+        path: s.path.get(),
+        local: p.local,
+        remote: p.remote,
+        source_port: p.source_port,
+        state: match (s.state, s.selected) {
+            (bifrost_rte::PathState::Suspect, _) if s.is_silent => PathState::Down,
+            (bifrost_rte::PathState::Suspect, _) => PathState::Suspect,
+            (bifrost_rte::PathState::Usable, true) => PathState::Active,
+            (bifrost_rte::PathState::Usable, false) => PathState::Standby,
+        },
+        drained: s.drained,
+        srtt_us: known(s.srtt_ns),
+        total_srtt_us: known(s.total_rtt_ns),
+        min_rtt_us: known(s.min_rtt_ns),
+        rttvar_us: known(s.rttvar_ns),
+        loss_percent: f64::from(s.loss) * 100.0,
+        share_percent: if total > 0.0 { s.recent_packets / total * 100.0 } else { 0.0 },
+        cwnd_packets: f64::from(s.window_packets).min(1e9),
+        in_flight_packets: u64::from(s.in_flight_packets),
+        tx_packets: s.tx_packets,
+        lost_packets: s.lost_packets,
+        probes_packets: s.probes_sent,
+        probes_lost_packets: s.probes_lost,
+        ..Path::default()
+    }
+}
+
+/// All ports, in the configuration's order. `waiting`: the names of those that have no guest yet.
+pub(crate) fn ports(sight: Sight, waiting: HashSet<String>) -> Result<Pages<PortStatus>, ApiError> {
+    let held = sight.held()?;
+    let mut from = 0;
+    Ok(Box::new(std::iter::from_fn(move || {
+        let ports = sight.config.ports.get(from..)?;
+        let ports = &ports[..ports.len().min(PORTS)];
+        from += ports.len();
+        if ports.is_empty() {
+            return None;
+        }
+        Some(some_ports(&sight, ports, &waiting, &held))
+    })))
+}
+
+fn some_ports(sight: &Sight, ports: &[Port], waiting: &HashSet<String>, held: &HashMap<u16, u64>) -> Page<PortStatus> {
+    let mut all: Vec<PortStatus> = ports.iter().map(|port| described(port, waiting.contains(&port.name))).collect();
+    let places = ports.iter().zip(0..).filter_map(|(port, at)| Some((sight.names.port(&port.name)?, at)));
+    let places: HashMap<u16, usize> = places.collect();
+    for worker in &sight.workers {
+        for page in worker.ports_of(places.keys().copied().collect()) {
+            let (page, now) = (page.map_err(gone)?, sight.names_now());
+            for view in page.iter().filter(|view| sight.port(&now, view.owner).is_some()) {
+                if let Some(status) = places.get(&view.owner).and_then(|at| all.get_mut(*at)) {
+                    add(status, view);
+                }
+            }
+        }
+    }
+    for (owner, at) in &places {
+        all[*at].rx_held_packets = held.get(owner).copied().unwrap_or(0);
+    }
+    Ok(all)
+}
+
+/// What the configuration says of a port.
+fn described(p: &Port, waiting: bool) -> PortStatus {
+    PortStatus {
+        name: p.name.clone(),
+        vni: p.vni.value(),
+        kind: translate::kind(p.kind).to_string(),
+        mac: p.mac.to_string(),
+        addresses: p.addresses.clone(),
+        mtu_bytes: u32::from(p.mtu),
+        netns: p.netns.as_ref().map(|n| n.display().to_string()),
+        device: p.socket.as_ref().map_or_else(|| p.device.clone(), |s| s.display().to_string()),
+        waiting,
+        queues: p.queues as u32,
+        ..PortStatus::default()
+    }
+}
+
+/// What a worker says of a port.
+fn add(status: &mut PortStatus, port: &PortView) {
+    status.rx_packets += port.rx_packets;
+    status.rx_bytes += port.rx_bytes;
+    status.tx_packets += port.tx_packets;
+    status.tx_bytes += port.tx_bytes;
+    status.tx_held_packets += port.held_packets;
+    status.tx_held_back_times += port.held_back_times;
+    status.failed |= port.failed;
+    status.slow_turns += port.slow_turns;
+    status.rest_times += port.rest_times;
+    status.fault_times = status.fault_times.max(port.fault_times);
+    status.fault = status.fault.take().or_else(|| port.fault.as_ref().map(fault));
+    for (name, count) in port.switch() {
+        let class = name.strip_prefix("evicted_").and_then(|name| name.strip_suffix("_sessions"));
+        if let Some(class) = class.filter(|_| count > 0) {
+            *status.evicted_sessions.entry(class.to_owned()).or_default() += count;
+        } else if name == "port_current_sessions" {
+            status.sessions += count;
+        }
+    }
+    for (reason, count) in port.drops() {
+        *status.drops_packets.entry(reason).or_default() += count;
+    }
+}
+
+/// A port's fault, as the API shows it.
+fn fault(fault: &bifrost_datapath::PortFault) -> PortFault {
+    PortFault {
+        stage: fault.stage.name().to_owned(),
+        message: fault.panic.message.clone(),
+        location: fault.panic.location.clone(),
+        ago_s: monotonic_ns().saturating_sub(fault.at.0) as f64 / 1e9,
+    }
+}
+
+/// All routes, and then all ways into other VPCs.
+pub(crate) fn routes(config: Arc<Config>) -> Pages<Route> {
+    let (count, mut from) = (config.routes.len() + config.peerings.len(), 0);
+    Box::new(std::iter::from_fn(move || {
+        let places = from..count.min(from + ROUTES);
+        from = places.end;
+        (!places.is_empty()).then(|| -> Page<Route> { Ok(some_routes(&config, places)) })
+    }))
+}
+
+fn some_routes(config: &Config, places: std::ops::Range<usize>) -> Vec<Route> {
+    let path_mtu = config.path_mtu();
+    let route = |place: usize| match config.routes.get(place) {
+        Some(r) => Some(Route {
+            vni: r.vni.value(),
+            prefix: r.prefix,
+            peer: r.peer.clone(),
+            mac: r.mac.to_string(),
+            mtu_bytes: u32::from(path_mtu(r)),
+            to_vni: None,
+        }),
+        None => config.peerings.get(place - config.routes.len()).map(|p| Route {
+            vni: p.vni.value(),
+            prefix: p.prefix,
+            peer: String::new(),
+            mac: String::new(),
+            mtu_bytes: 0,
+            to_vni: Some(p.to_vni.value()),
+        }),
+    };
+    places.filter_map(route).collect()
+}
+
+pub(crate) fn gone(error: Gone) -> ApiError {
+    ApiError::unavailable(error.to_string()).hint("the daemon is ending, or a worker has crashed; see its log")
+}
+
+fn us(ns: u64) -> f64 {
+    ns as f64 / 1000.0
+}

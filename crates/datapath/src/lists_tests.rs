@@ -1,0 +1,334 @@
+use std::cell::Cell;
+use std::collections::HashMap;
+use std::io;
+use std::net::{Ipv4Addr, SocketAddr};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::time::{Duration, Instant};
+
+use bifrost_avs::{Switch, Tables};
+use bifrost_port::clock::monotonic_ns;
+use bifrost_port::vhost::Unplugged;
+use bifrost_port::{Datagram, LaneId, TxBatch, Underlay};
+use bifrost_rte::{Destination, Outbound, PeerId, Time};
+use bifrost_wire::bifrost::Cid;
+use bifrost_wire::{Mac, Vni};
+use rustix::event::{EventfdFlags, eventfd};
+
+use super::*;
+use crate::{CoreConfig, PeerConfig, PlainPaths, PortConfig, start};
+
+const MANY: u32 = 100_000;
+/// What a place costs on the clock of these tests, ns.
+const PLACE_NS: u64 = 100;
+const TURN_NS: u64 = 20_000;
+/// The number of the peer.
+const PEER: u16 = 7;
+
+/// An underlay that brings nothing, and takes everything.
+struct Nowhere(OwnedFd);
+
+impl Nowhere {
+    fn new() -> Self {
+        Nowhere(eventfd(0, EventfdFlags::CLOEXEC).unwrap())
+    }
+}
+
+impl Underlay for Nowhere {
+    fn lane(&mut self, _: SocketAddr, _: SocketAddr) -> io::Result<LaneId> {
+        Ok(LaneId(0))
+    }
+
+    fn recv(&mut self) -> io::Result<usize> {
+        Ok(0)
+    }
+
+    fn received_at_ns(&self) -> u64 {
+        0
+    }
+
+    fn datagram(&self, _: usize) -> Datagram<'_> {
+        unreachable!("there is none")
+    }
+
+    fn send(&mut self, batch: &mut TxBatch) {
+        batch.clear();
+    }
+}
+
+impl PolledUnderlay for Nowhere {
+    fn fds(&self) -> Vec<BorrowedFd<'_>> {
+        vec![self.0.as_fd()]
+    }
+}
+
+fn config() -> CoreConfig {
+    CoreConfig {
+        index: 0,
+        // However slow the machine is, they stay.
+        transport: bifrost_rte::Config { idle_reap_ns: 86_400 * bifrost_rte::S, ..Default::default() },
+        instance: 1,
+        salt: 1,
+        plain_paths: PlainPaths::default(),
+        bundle_bytes: 0,
+        slow_port_percent: 0,
+        answer_us: (TURN_NS / 1000) as u16,
+    }
+}
+
+fn switch() -> Switch {
+    Switch::build(&Tables::default(), 0).unwrap()
+}
+
+fn add_peer(core: &mut Core<Device>) {
+    let path = (Ipv4Addr::LOCALHOST.into(), Ipv4Addr::LOCALHOST.into());
+    let peer = PeerConfig {
+        id: PEER,
+        addresses: vec![path.1],
+        paths: vec![path; 4],
+        source_port_base: 50_000,
+        bifrost_port: 4794,
+        vxlan_port: 4789,
+        plain: false,
+    };
+    core.set_peer(peer, &mut Nowhere::new()).unwrap();
+}
+
+/// Has connection number `n` begin.
+fn begin(core: &mut Core<Device>, n: u32) -> Cid {
+    let mac = |first: u8| {
+        let [a, b, c, d] = n.to_be_bytes();
+        Mac([2, first, a, b, c, d])
+    };
+    let (local, remote) = (mac(0), mac(1));
+    let to = Destination {
+        vni: 100,
+        owner: (n % 1000) as u16,
+        local,
+        remote,
+        peer: PeerId(0),
+        ordering: Default::default(),
+    };
+    core.engine.transmit(Time(monotonic_ns()), &to, Outbound { handle: n, segments: 1, flow: n }, &mut core.out);
+    core.out.control.clear();
+    core.engine.cid_of(bifrost_rte::Pair { vni: 100, local, remote }).unwrap()
+}
+
+/// A core with so many connections.
+fn crowded(connections: u32) -> (Core<Device>, Vec<Cid>) {
+    let mut core = Core::new(config(), switch());
+    add_peer(&mut core);
+    let cids = (0..connections).map(|n| begin(&mut core, n)).collect();
+    (core, cids)
+}
+
+/// The next piece of the list of connections, with a clock that goes on by what each place costs; and how long it took.
+fn piece(core: &Core<Device>, from: u32, cids: &mut Vec<Cid>) -> (Option<u32>, u64) {
+    let now = Cell::new(0);
+    let clock = || now.get();
+    let share = Share::new(&clock, TURN_NS);
+    let next = connections(core, from, &share, cids, &mut |peer, connection| {
+        now.set(now.get() + PLACE_NS);
+        assert_eq!(peer, PEER);
+        Some(connection.local_cid)
+    });
+    (next, now.get())
+}
+
+#[test]
+fn no_piece_of_a_long_list_takes_longer_than_its_share_of_a_turn() {
+    let (core, cids) = crowded(MANY);
+    let (mut told, mut from, mut pieces) = (Vec::new(), 0, 0);
+    loop {
+        let mut page = Vec::new();
+        let (next, took) = piece(&core, from, &mut page);
+        assert!(took <= TURN_NS + u64::from(CONNECTIONS) * PLACE_NS, "{took} ns from place {from} on");
+        told.extend(page);
+        pieces += 1;
+        match next {
+            Some(next) => from = next,
+            None => break,
+        }
+    }
+    assert_eq!(told, cids);
+    assert_eq!(pieces, u64::from(MANY) * PLACE_NS / TURN_NS);
+}
+
+#[test]
+fn what_is_there_all_the_while_is_told_once() {
+    let mut random = fastrand::Rng::with_seed(1);
+    let (mut core, first) = crowded(20_000);
+    let (mut told, mut from, mut n) = (Vec::new(), Some(0), 20_000);
+    while let Some(place) = from {
+        let mut page = Vec::new();
+        from = piece(&core, place, &mut page).0;
+        told.extend(page);
+        // Ports come and go, with their connections: of every thousand ports every other one.
+        let gone = random.u16(0..500) * 2;
+        core.engine.remove_owner(gone, &mut core.out);
+        for _ in 0..random.u32(0..50) {
+            begin(&mut core, n);
+            n += 1;
+        }
+    }
+    let mut times: HashMap<Cid, u32> = HashMap::new();
+    told.iter().for_each(|cid| *times.entry(*cid).or_default() += 1);
+    assert!(times.values().all(|times| *times == 1), "none is told twice");
+    let stays = |n: &usize| n % 1000 % 2 == 1;
+    assert!((0..first.len()).filter(stays).all(|n| times.contains_key(&first[n])));
+}
+
+#[test]
+fn a_page_has_a_bound_and_free_places_take_time_too() {
+    let never = || 0;
+    let share = Share::new(&never, 1);
+    let mut page = Vec::new();
+    assert_eq!(share.look(0, MANY, CONNECTIONS, &mut page, |place, page| page.push(place)), Some(PAGE as u32));
+    assert_eq!(page.len(), PAGE);
+    let mut none: Vec<u32> = Vec::new();
+    assert_eq!(share.look(7, MANY, CONNECTIONS, &mut none, |_, _| {}), Some(7 + PLACES));
+    let late = || 5;
+    let used_up = Share { clock: &late, until: 5 };
+    assert_eq!(used_up.look(3, MANY, PORTS, &mut none, |_, _| {}), Some(4), "one at least, or it would never end");
+    assert_eq!(used_up.look(9, 9, PORTS, &mut none, |_, _| unreachable!("there is none")), None);
+}
+
+/// A worker with connections and ports.
+fn worker(connections: u32, ports: u16) -> crate::Handle<Nowhere> {
+    let worker = start(config(), Nowhere::new(), switch(), None).unwrap();
+    let fill = move |worker: &mut crate::Worker<Nowhere>| {
+        add_peer(worker.core_mut());
+        for n in 0..connections {
+            begin(worker.core_mut(), n);
+        }
+        let vni = Vni::new(100).unwrap();
+        for owner in 0..ports {
+            let [a, b] = owner.to_be_bytes();
+            let port: Device = Box::new(Unplugged::new().unwrap());
+            let (mac, ordering) = (Mac([2, 9, 9, 9, a, b]), Default::default());
+            worker.core_mut().add_port(PortConfig { owner, vni, mac, ordering, reliable: true, port }).unwrap();
+        }
+    };
+    worker.run(fill).unwrap();
+    worker
+}
+
+#[test]
+fn several_ask_one_worker_at_a_time_and_some_of_them_go_away() {
+    let worker = worker(10_000, 50);
+    std::thread::scope(|scope| {
+        for _ in 0..3 {
+            let remote = worker.remote();
+            scope.spawn(move || {
+                let connections = || remote.connections(|peer, c| (peer == PEER).then_some(c.local_cid));
+                drop(connections().next());
+                let all: Vec<Cid> = connections().flat_map(Result::unwrap).collect();
+                assert_eq!(all.len(), 10_000);
+                let ports: Vec<u16> = remote.ports().flat_map(Result::unwrap).map(|port| port.owner).collect();
+                assert!(ports.into_iter().eq(0..50));
+                let some: Vec<u16> =
+                    remote.ports_of(vec![7, 900, 3]).flat_map(Result::unwrap).map(|port| port.owner).collect();
+                assert_eq!(some, [7, 3]);
+                assert_eq!(
+                    remote.paths().flat_map(Result::unwrap).map(|path| path.peer).collect::<Vec<_>>(),
+                    [PEER; 4]
+                );
+                assert_eq!(remote.traffic().flat_map(Result::unwrap).count(), 50);
+                assert_eq!(remote.each(3, |_, n| n * 2).flat_map(Result::unwrap).collect::<Vec<_>>(), [0, 2, 4]);
+                assert_eq!(remote.ask(|worker| worker.totals().connections).unwrap(), 10_000);
+            });
+        }
+    });
+    let (remote, mut begun) = (worker.remote(), worker.remote().connections(|_, c| Some(c.local_cid)));
+    begun.next().unwrap().unwrap();
+    drop(worker);
+    let left: Vec<_> = begun.collect();
+    assert!(matches!(left[..], [Err(Gone)]), "an error, and nothing after it: {left:?}");
+    assert_eq!(remote.ask(|_| ()), Err(Gone));
+}
+
+#[test]
+fn a_turn_answers_no_more_than_it_has_time_for() {
+    const QUESTIONS: usize = 100;
+    const ANSWER: Duration = Duration::from_micros(5);
+    let worker = worker(0, 0);
+    let remote = worker.remote();
+    let (begin, begun) = std::sync::mpsc::channel::<()>();
+    let (tell, told) = std::sync::mpsc::channel();
+    // Until all of them wait, it does something else.
+    remote.mailbox().send(Box::new(move |_| assert!(begun.recv().is_err()))).unwrap();
+    let askers: Vec<_> = (0..QUESTIONS)
+        .map(|_| {
+            let (remote, tell) = (remote.clone(), tell.clone());
+            std::thread::spawn(move || {
+                let answer = move |worker: &crate::Worker<Nowhere>| {
+                    let began = Instant::now();
+                    while began.elapsed() < ANSWER {}
+                    let _ = tell.send(worker.core.counters().loops);
+                };
+                remote.ask(answer).unwrap();
+            })
+        })
+        .collect();
+    std::thread::sleep(Duration::from_millis(200));
+    drop((begin, tell));
+    askers.into_iter().for_each(|asker| asker.join().unwrap());
+    let mut by_turn: HashMap<u64, u64> = HashMap::new();
+    told.iter().for_each(|turn| *by_turn.entry(turn).or_default() += 1);
+    assert_eq!(by_turn.values().sum::<u64>(), QUESTIONS as u64);
+    let most = by_turn.values().max().copied().unwrap();
+    assert!(most <= TURN_NS / ANSWER.as_nanos() as u64 + 1, "{most} in one turn");
+}
+
+/// How long a turn is with a list in it: `cargo test --release -p bifrost-datapath -- --ignored --nocapture longest_turn`.
+#[test]
+#[ignore = "measures time"]
+fn longest_turn() {
+    let worker = worker(MANY, 1000);
+    let remote = worker.remote();
+    let told = |what: &str, mut took: Vec<Duration>| {
+        took.sort_unstable();
+        let at = |percent: usize| took[(took.len() * percent / 100).min(took.len() - 1)];
+        println!("{what}: {}, median {:?}, P99 {:?}, longest {:?}", took.len(), at(50), at(99), at(100));
+    };
+    let whole = |worker: &crate::Worker<Nowhere>| {
+        let (began, core) = (Instant::now(), &worker.core);
+        let all = (0..core.engine().places()).filter_map(|place| core.connection_view(place)).collect::<Vec<_>>();
+        assert_eq!(all.len(), MANY as usize);
+        began.elapsed()
+    };
+    told("all connections at once", (0..20).map(|_| remote.ask(whole).unwrap()).collect());
+    let (mut took, began) = (Vec::new(), Instant::now());
+    for _ in 0..20 {
+        let mut from = Some(0);
+        while let Some(place) = from {
+            let piece = remote.mailbox().ask(move |worker, share| {
+                let (began, mut page) = (Instant::now(), Vec::with_capacity(PAGE));
+                let next = connections(&worker.core, place, share, &mut page, &mut |_, c| Some(*c));
+                Some((next, began.elapsed()))
+            });
+            let (next, piece) = piece.unwrap();
+            from = next;
+            took.push(piece);
+        }
+    }
+    told("in pieces", took);
+    println!("a list of pieces took {:?}", began.elapsed() / 20);
+    let began = Instant::now();
+    for _ in 0..20 {
+        assert_eq!(remote.connections(|_, c| Some(*c)).flat_map(Result::unwrap).count(), MANY as usize);
+    }
+    println!("a list of pages took {:?}", began.elapsed() / 20);
+    let one = |place: u16| {
+        let view = move |worker: &crate::Worker<Nowhere>| {
+            let (began, view) = (Instant::now(), worker.core.port_view(place));
+            (began.elapsed(), view)
+        };
+        remote.ask(view).unwrap().0
+    };
+    told("ports one by one", (0..1000).map(one).collect());
+    let totals = |worker: &crate::Worker<Nowhere>| {
+        let (began, totals) = (Instant::now(), worker.totals());
+        (began.elapsed(), totals)
+    };
+    told("the worker as a whole", (0..1000).map(|_| remote.ask(totals).unwrap().0).collect());
+}
