@@ -59,6 +59,14 @@ fn main() -> ExitCode {
     }
 }
 
+/// Keeps the program in memory, and the libraries: the kernel may drop what was not used for a while, and packets would wait, for tens
+/// of milliseconds, until it is read from disk again. What is allocated from now on is not locked.
+fn lock_program() {
+    if let Err(error) = rustix::mm::mlockall(rustix::mm::MlockAllFlags::CURRENT) {
+        tracing::warn!(%error, "cannot lock the program in memory; when memory is scarce, packets may wait for the disk");
+    }
+}
+
 fn run(cli: &Cli) -> Result<ExitCode> {
     let config = match Config::load(&cli.config) {
         Ok(config) => config,
@@ -72,6 +80,7 @@ fn run(cli: &Cli) -> Result<ExitCode> {
         return Ok(ExitCode::SUCCESS);
     }
     let kept = Kept::take();
+    lock_program();
     // Before anything is opened, so that a signal during start-up ends it instead of being lost.
     let mut signals = signal_hook::iterator::Signals::new([SIGHUP, SIGINT, SIGTERM]).context("waiting for signals")?;
     let (socket, metrics) = (config.control.socket.clone(), config.control.metrics);

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use bifrost_lab::options::Op;
 use bifrost_lab::programs::key_value_client::{self, Load};
 use bifrost_lab::programs::key_value_protocol::Protocol;
-use bifrost_lab::standstill::{self, Watch};
+use bifrost_lab::standstill::{self, Standstill, Watch};
 use hdrhistogram::Histogram;
 
 use super::front_end::{FrontEnd, Kind};
@@ -170,13 +170,19 @@ impl Tenants {
         done
     }
 
-    /// A measurement, again if the machine stood still in it, at most twice: what decides is what processors saw that did not run,
-    /// not what was measured. The one with the shortest standstills counts. Also returns how often it was measured.
+    /// A measurement, again if the machine stood still in it, at most twice: what decides is what processors saw that did not run, and
+    /// whether the kernel had dropped a part of Redis or of its client, which then waits for the disk; not what was measured. The one with
+    /// the shortest standstills counts. Also returns how often it was measured.
     fn least_disturbed(&self, mut measure: impl FnMut() -> Histogram<u64>) -> (Histogram<u64>, u32) {
+        let pages = || [self.redis.id(), std::process::id()].map(pages_read_back);
         let attempt = || {
-            let watch = Watch::start()?;
+            let (watch, before, began) = (Watch::start()?, pages(), Instant::now());
             let measured = measure();
-            Ok((watch.finish()?, measured))
+            let mut seen = watch.finish()?;
+            if pages() != before {
+                seen.push(Standstill { began, length: DURATION });
+            }
+            Ok((seen, measured))
         };
         standstill::least_disturbed(CONNECTIONS, Histogram::len, attempt).expect("the machine can be watched")
     }
@@ -235,6 +241,14 @@ impl Drop for Tenants {
         let _ = self.redis.kill();
         let _ = self.redis.wait();
     }
+}
+
+/// Pages for which a process had to wait for the disk so far (proc_pid_stat(5), `majflt`).
+fn pages_read_back(pid: u32) -> u64 {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
+    // Behind the program's name, which may hold anything: the state is field 3.
+    let behind_name = stat.rsplit(')').next().unwrap();
+    behind_name.split_whitespace().nth(12 - 3).unwrap().parse().unwrap()
 }
 
 /// Latencies of all measurements of one kind together. P99.9 of a single one is its third largest latency, which jumps by
