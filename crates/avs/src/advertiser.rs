@@ -11,7 +11,7 @@ use bifrost_tables::mix;
 use crate::ids::PortId;
 
 const SECOND_NS: u64 = 1_000_000_000;
-/// So many first advertisements come soon (RFC 4861, section 10: `MAX_INITIAL_RTR_ADVERTISEMENTS`), with at most so much between two of
+/// How many advertisements come soon at first (RFC 4861, section 10: `MAX_INITIAL_RTR_ADVERTISEMENTS`), and the longest time between two of
 /// them (`MAX_INITIAL_RTR_ADVERT_INTERVAL`).
 const SOON: u32 = 3;
 const SOON_NS: u64 = 16 * SECOND_NS;

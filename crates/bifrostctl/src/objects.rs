@@ -59,7 +59,7 @@ pub(crate) struct How {
     /// Who says so: only the owner of an object changes it. A batch in JSON says it itself
     #[arg(long, value_name = "NAME", default_value = "cli")]
     owner: String,
-    /// Wait until the ports that were set are in use, for at most so many seconds
+    /// Wait until the ports that were set are in use, for at most SECONDS
     #[arg(long, value_name = "SECONDS")]
     wait: Option<u64>,
 }

@@ -113,7 +113,7 @@ fn begin(core: &mut Core<Device>, n: u32) -> Cid {
     core.engine.cid_of(bifrost_rte::Pair { vni: 100, local, remote }).unwrap()
 }
 
-/// A core with so many connections.
+/// A core with a given number of connections.
 fn crowded(connections: u32) -> (Core<Device>, Vec<Cid>) {
     let mut core = Core::new(config(), switch());
     add_peer(&mut core);

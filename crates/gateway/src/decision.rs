@@ -140,7 +140,7 @@ impl Decision<'_> {
         let Some(Metered { rate, place }) = vpc.meter else { return Ok(()) };
         let State { meters, cores, .. } = &mut *self.state;
         let Some(meter) = meters.get_mut(place as usize) else { return Ok(()) };
-        // A share of the rate for a packet is the rate for so many packets. The longest one always fits.
+        // A packet against one core's share of the rate is one packet for each core against the whole rate. The longest one always fits.
         let rate = Rate { burst: rate.burst.max(LONGEST * *cores), ..rate };
         let passes = meter.take(rate, self.context.now, parsed.packet_len() as u64 * *cores);
         if passes { Ok(()) } else { Err(DropReason::Meter) }

@@ -89,7 +89,7 @@ pub struct ObjectsQuery {
     /// From here on: what [`ObjectList::next`] of an earlier answer was.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub from: Option<String>,
-    /// At most so many, 1 to [`MAX_LISTED_OBJECTS`].
+    /// How many objects to list at most, 1 to [`MAX_LISTED_OBJECTS`].
     #[serde(skip_serializing_if = "Option::is_none")]
     pub limit: Option<usize>,
     /// Present: digests instead of the objects.

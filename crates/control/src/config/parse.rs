@@ -103,7 +103,7 @@ fn document_of(sink: &Sink<'_>, table: &DeTable<'_>) -> Config {
     }
 }
 
-/// An object of a kind, of a host with so many workers.
+/// An object of a kind, of a host with `workers` workers.
 pub(super) fn object(kind: Kind, s: Section<'_, '_>, workers: usize) -> Object {
     match kind {
         Kind::SecurityGroup => Object::SecurityGroup(security_group(s)),

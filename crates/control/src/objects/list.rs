@@ -11,7 +11,7 @@ use crate::config::{Kind, Object, Vni};
 /// Where a list goes on. It says what comes next, not how much was before: what comes and goes meanwhile moves nothing else.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Cursor {
-    /// At a place of a kind in the file, after so many other files.
+    /// At a place of a kind in the file, after a number of other files.
     File { kind: Kind, former_files: u64, place: usize },
     /// Behind an object that is not the file's.
     Behind(Id),
