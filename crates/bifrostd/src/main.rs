@@ -59,8 +59,8 @@ fn main() -> ExitCode {
     }
 }
 
-/// Keeps the program in memory, and the libraries: the kernel may drop what was not used for a while, and packets would wait, for tens
-/// of milliseconds, until it is read from disk again. What is allocated from now on is not locked.
+/// Keeps the program in memory, and the libraries: the kernel may drop what was not used for a while, and packets would wait until it
+/// is read from disk again. What is allocated from now on is not locked.
 fn lock_program() {
     if let Err(error) = rustix::mm::mlockall(rustix::mm::MlockAllFlags::CURRENT) {
         tracing::warn!(%error, "cannot lock the program in memory; when memory is scarce, packets may wait for the disk");

@@ -225,7 +225,7 @@ impl Experiment for GwHosts {
                 "one TCP flow over the transport at 1 % loss, of that without loss",
                 ratio((transport, 1.0), (transport, 0.0), throughput),
                 Sense::AtLeast,
-                0.8,
+                0.85,
                 "x",
             ),
             Bar::new(
