@@ -1,0 +1,356 @@
+//! Messages whose contents are within the limits.
+
+use prost::bytes::Bytes;
+
+use crate::limits::{
+    MAX_CHANGES, MAX_HOST, MAX_KEY, MAX_KIND, MAX_PROBLEM_TEXT, MAX_PROBLEMS, MAX_SPEC, MAX_TEXT, VERSION,
+};
+use crate::pb;
+
+/// What an agent says.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum FromAgent {
+    /// First of all.
+    Hello(Hello),
+    /// What is in force.
+    Report(Report),
+}
+
+/// Who the agent is.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Hello {
+    /// The versions that it speaks, lowest and highest.
+    pub versions: (u32, u32),
+    /// The host's name.
+    pub host: String,
+    /// Another text with each start of the agent.
+    pub instance: String,
+    /// Name and version of the program.
+    pub software: String,
+}
+
+/// What is in force on a host.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Report {
+    /// All changes up to this revision are, but for the problems.
+    pub revision: u64,
+    /// How many objects of the fleet are.
+    pub objects: u64,
+    /// What is not, at most [`MAX_PROBLEMS`].
+    pub problems: Vec<Problem>,
+    /// How many more problems there are.
+    pub more_problems: u64,
+}
+
+/// An object that is not as it is to be.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Problem {
+    /// Its kind.
+    pub kind: String,
+    /// Its key.
+    pub key: String,
+    /// Why, and what to do.
+    pub what: String,
+}
+
+/// What a relay says.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ToAgent {
+    /// First of all.
+    Welcome(Welcome),
+    /// Part of what changes.
+    Changes(Vec<Change>),
+    /// All changes up to this revision were sent.
+    InSync(u64),
+}
+
+/// The relay speaks with this host.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Welcome {
+    /// The version that both speak from here on.
+    pub version: u32,
+    /// Name and version of the relay.
+    pub relay: String,
+}
+
+/// What an object of the host is to be. Kind and spec may be ones that the host's release does not know.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Change {
+    /// Its kind.
+    pub kind: String,
+    /// Its key.
+    pub key: String,
+    /// JSON with the keys of `bifrostd`'s table; none: it is to go.
+    pub spec: Option<Bytes>,
+    /// When the intent behind it was committed, milliseconds since 1970; 0: unknown.
+    pub committed_ms: u64,
+}
+
+impl Change {
+    /// About how many bytes of a message it is.
+    pub fn bytes(&self) -> usize {
+        self.kind.len() + self.key.len() + self.spec.as_ref().map_or(0, Bytes::len) + 32
+    }
+}
+
+/// Why a message breaks the protocol. The end that gets one ends the stream with `INVALID_ARGUMENT` and this text.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{field}: {what}")]
+pub struct Invalid {
+    /// The field.
+    pub field: &'static str,
+    /// What is wrong with it.
+    pub what: String,
+}
+
+/// The version that is spoken with an end that speaks these, lowest and highest.
+///
+/// # Errors
+/// There is none that both speak.
+pub fn agree(versions: (u32, u32)) -> Result<u32, Invalid> {
+    if (versions.0..=versions.1).contains(&VERSION) {
+        return Ok(VERSION);
+    }
+    let what = format!("{} to {} are spoken there, and {VERSION} here; upgrade the older one", versions.0, versions.1);
+    Err(invalid("version_min", what))
+}
+
+impl TryFrom<pb::FromAgent> for FromAgent {
+    type Error = Invalid;
+
+    fn try_from(message: pb::FromAgent) -> Result<FromAgent, Invalid> {
+        match message.message {
+            None => Err(unknown()),
+            Some(pb::from_agent::Message::Hello(hello)) => {
+                let pb::Hello { version_min, version_max, host, instance, software } = hello;
+                let versions = (version_min, version_max);
+                let instance = text("hello.instance", instance, 0, MAX_TEXT)?;
+                let software = text("hello.software", software, 0, MAX_TEXT)?;
+                Ok(FromAgent::Hello(Hello { versions, host: host_name(host)?, instance, software }))
+            }
+            Some(pb::from_agent::Message::Report(report)) => {
+                let pb::Report { revision, objects, problems, more_problems } = report;
+                if problems.len() > MAX_PROBLEMS {
+                    let what = format!("{} are more than {MAX_PROBLEMS}", problems.len());
+                    return Err(invalid("report.problems", what));
+                }
+                let problems = problems.into_iter().map(Problem::try_from).collect::<Result<_, _>>()?;
+                Ok(FromAgent::Report(Report { revision, objects, problems, more_problems }))
+            }
+        }
+    }
+}
+
+impl From<FromAgent> for pb::FromAgent {
+    fn from(message: FromAgent) -> pb::FromAgent {
+        let message = match message {
+            FromAgent::Hello(Hello { versions: (version_min, version_max), host, instance, software }) => {
+                pb::from_agent::Message::Hello(pb::Hello { version_min, version_max, host, instance, software })
+            }
+            FromAgent::Report(Report { revision, objects, problems, more_problems }) => {
+                let problems = problems.into_iter().map(pb::Problem::from).collect();
+                pb::from_agent::Message::Report(pb::Report { revision, objects, problems, more_problems })
+            }
+        };
+        pb::FromAgent { message: Some(message) }
+    }
+}
+
+impl TryFrom<pb::Problem> for Problem {
+    type Error = Invalid;
+
+    fn try_from(problem: pb::Problem) -> Result<Problem, Invalid> {
+        Ok(Problem {
+            kind: kind(problem.kind)?,
+            key: text("key", problem.key, 1, MAX_KEY)?,
+            what: bounded("problem.what", problem.what, 0, MAX_PROBLEM_TEXT)?,
+        })
+    }
+}
+
+impl From<Problem> for pb::Problem {
+    /// What is longer than it may be is cut off.
+    fn from(Problem { kind, key, mut what }: Problem) -> pb::Problem {
+        what.truncate(what.floor_char_boundary(MAX_PROBLEM_TEXT));
+        pb::Problem { kind, key, what }
+    }
+}
+
+impl TryFrom<pb::ToAgent> for ToAgent {
+    type Error = Invalid;
+
+    fn try_from(message: pb::ToAgent) -> Result<ToAgent, Invalid> {
+        match message.message {
+            None => Err(unknown()),
+            Some(pb::to_agent::Message::Welcome(pb::Welcome { version, relay })) => {
+                Ok(ToAgent::Welcome(Welcome { version, relay: text("welcome.relay", relay, 0, MAX_TEXT)? }))
+            }
+            Some(pb::to_agent::Message::Changes(pb::Changes { changes })) => {
+                if changes.len() > MAX_CHANGES {
+                    return Err(invalid("changes", format!("{} are more than {MAX_CHANGES}", changes.len())));
+                }
+                Ok(ToAgent::Changes(changes.into_iter().map(Change::try_from).collect::<Result<_, _>>()?))
+            }
+            Some(pb::to_agent::Message::InSync(pb::InSync { revision })) => Ok(ToAgent::InSync(revision)),
+        }
+    }
+}
+
+impl From<ToAgent> for pb::ToAgent {
+    fn from(message: ToAgent) -> pb::ToAgent {
+        let message = match message {
+            ToAgent::Welcome(Welcome { version, relay }) => {
+                pb::to_agent::Message::Welcome(pb::Welcome { version, relay })
+            }
+            ToAgent::Changes(changes) => {
+                let changes = changes.into_iter().map(pb::Change::from).collect();
+                pb::to_agent::Message::Changes(pb::Changes { changes })
+            }
+            ToAgent::InSync(revision) => pb::to_agent::Message::InSync(pb::InSync { revision }),
+        };
+        pb::ToAgent { message: Some(message) }
+    }
+}
+
+impl TryFrom<pb::Change> for Change {
+    type Error = Invalid;
+
+    fn try_from(change: pb::Change) -> Result<Change, Invalid> {
+        let pb::Change { kind: name, key, spec, committed_ms } = change;
+        let bytes = spec.as_ref().map_or(0, Bytes::len);
+        if bytes > MAX_SPEC {
+            return Err(invalid("change.spec", format!("{bytes} bytes are more than {MAX_SPEC}")));
+        }
+        Ok(Change { kind: kind(name)?, key: text("key", key, 1, MAX_KEY)?, spec, committed_ms })
+    }
+}
+
+impl From<Change> for pb::Change {
+    fn from(Change { kind, key, spec, committed_ms }: Change) -> pb::Change {
+        pb::Change { kind, key, spec, committed_ms }
+    }
+}
+
+/// A message that a later version may have.
+fn unknown() -> Invalid {
+    invalid("message", "is empty, or of a kind that this version does not have".to_owned())
+}
+
+/// A host's name: 1 to 63 of `a-z`, `0-9`, `-` and `.`.
+fn host_name(name: String) -> Result<String, Invalid> {
+    let plain = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit();
+    let is_good = (1..=MAX_HOST).contains(&name.len())
+        && name.chars().all(|c| plain(c) || c == '-' || c == '.')
+        && name.starts_with(plain)
+        && name.ends_with(plain);
+    if is_good {
+        return Ok(name);
+    }
+    let what = format!("a host's name is 1 to {MAX_HOST} of a-z, 0-9, '-' and '.', between letters or digits");
+    Err(invalid("hello.host", what))
+}
+
+fn kind(name: String) -> Result<String, Invalid> {
+    let is_good = (1..=MAX_KIND).contains(&name.len()) && name.chars().all(|c| c.is_ascii_lowercase() || c == '_');
+    if is_good { Ok(name) } else { Err(invalid("kind", format!("is 1 to {MAX_KIND} of a-z and '_'"))) }
+}
+
+/// One line.
+fn text(field: &'static str, text: String, least: usize, most: usize) -> Result<String, Invalid> {
+    match text.chars().any(char::is_control) {
+        true => Err(invalid(field, "has control characters".to_owned())),
+        false => bounded(field, text, least, most),
+    }
+}
+
+fn bounded(field: &'static str, text: String, least: usize, most: usize) -> Result<String, Invalid> {
+    if (least..=most).contains(&text.len()) {
+        return Ok(text);
+    }
+    Err(invalid(field, format!("has {} bytes; {least} to {most} are allowed", text.len())))
+}
+
+fn invalid(field: &'static str, what: String) -> Invalid {
+    Invalid { field, what }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn hello(host: &str) -> pb::FromAgent {
+        FromAgent::Hello(Hello { versions: (1, 1), host: host.into(), ..Hello::default() }).into()
+    }
+
+    fn change(kind: &str, key: &str, spec: usize) -> pb::ToAgent {
+        let spec = Some(vec![b' '; spec].into());
+        ToAgent::Changes(vec![Change { kind: kind.into(), key: key.into(), spec, committed_ms: 7 }]).into()
+    }
+
+    #[test]
+    fn what_was_sent_arrives() {
+        let problem = Problem { kind: "port".into(), key: "p".into(), what: "no such\nnamespace".into() };
+        let report = Report { revision: 7, objects: 8, problems: vec![problem], more_problems: 9 };
+        let versions = (1, 3);
+        let hello = Hello { versions, host: "host-a".into(), instance: "1".into(), software: "bifrost-agent 1".into() };
+        for message in [FromAgent::Report(report), FromAgent::Hello(hello)] {
+            assert_eq!(FromAgent::try_from(pb::FromAgent::from(message.clone())), Ok(message));
+        }
+        let gone = Change { kind: "vpc".into(), key: "1".into(), spec: None, committed_ms: 3 };
+        let welcome = Welcome { version: 1, relay: "bifrost-relay 1".into() };
+        for message in [ToAgent::Welcome(welcome), ToAgent::Changes(vec![gone]), ToAgent::InSync(u64::MAX)] {
+            assert_eq!(ToAgent::try_from(pb::ToAgent::from(message.clone())), Ok(message));
+        }
+    }
+
+    #[test]
+    fn hosts_have_plain_names() {
+        for good in ["host-a", "h", "a.example.com", &"x".repeat(63)] {
+            assert!(FromAgent::try_from(hello(good)).is_ok(), "{good}");
+        }
+        for bad in ["", "-a", "a-", ".a", "Host", "a b", "a/b", "ä", "../etc", &"x".repeat(64)] {
+            let error = FromAgent::try_from(hello(bad)).unwrap_err();
+            assert_eq!(error.field, "hello.host", "{bad}");
+        }
+    }
+
+    #[test]
+    fn what_is_too_much_is_refused() {
+        let field = |message: pb::ToAgent| ToAgent::try_from(message).unwrap_err().field;
+        assert!(ToAgent::try_from(change("port", "p", MAX_SPEC)).is_ok());
+        assert_eq!(field(change("port", "p", MAX_SPEC + 1)), "change.spec");
+        assert_eq!(field(change("port", &"x".repeat(MAX_KEY + 1), 1)), "key");
+        assert_eq!(field(change("port", "", 1)), "key");
+        assert_eq!(field(change("port", "a\nb", 1)), "key");
+        assert_eq!(field(change("", "p", 1)), "kind");
+        assert_eq!(field(change("Port", "p", 1)), "kind");
+        assert_eq!(field(change(&"k".repeat(33), "p", 1)), "kind");
+        assert_eq!(field(pb::ToAgent::default()), "message");
+        let one = Change { kind: "vpc".into(), key: "1".into(), ..Change::default() };
+        assert_eq!(field(ToAgent::Changes(vec![one; MAX_CHANGES + 1]).into()), "changes");
+        let problem = Problem { kind: "vpc".into(), key: "1".into(), what: String::new() };
+        let many = Report { problems: vec![problem; MAX_PROBLEMS + 1], ..Report::default() };
+        assert_eq!(
+            FromAgent::try_from(pb::FromAgent::from(FromAgent::Report(many))).unwrap_err().field,
+            "report.problems"
+        );
+    }
+
+    #[test]
+    fn a_long_problem_is_cut_between_characters() {
+        let problem = Problem { kind: "vpc".into(), key: "1".into(), what: format!("x{}", "ä".repeat(1000)) };
+        let report = FromAgent::Report(Report { problems: vec![problem], ..Report::default() });
+        let FromAgent::Report(arrived) = FromAgent::try_from(pb::FromAgent::from(report)).unwrap() else {
+            unreachable!()
+        };
+        assert_eq!(arrived.problems[0].what.len(), MAX_PROBLEM_TEXT - 1);
+    }
+
+    #[test]
+    fn versions_have_to_meet() {
+        assert_eq!((agree((1, 1)), agree((0, 9))), (Ok(1), Ok(1)));
+        for none in [(0, 0), (2, 3), (9, 0)] {
+            assert!(agree(none).is_err(), "{none:?}");
+        }
+    }
+}

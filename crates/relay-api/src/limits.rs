@@ -1,0 +1,30 @@
+//! The limits of messages (docs/FLEET.md 3.8).
+
+/// The only version of the protocol that there is.
+pub const VERSION: u32 = 1;
+/// The port that relays listen on, TCP.
+pub const PORT: u16 = 4790;
+/// The longest name of a host, bytes: one label of DNS, or several.
+pub const MAX_HOST: usize = 63;
+/// The longest text about a program or its start, bytes.
+pub const MAX_TEXT: usize = 200;
+/// The longest name of a kind, bytes.
+pub const MAX_KIND: usize = 32;
+/// The longest key, bytes.
+pub const MAX_KEY: usize = 512;
+/// The largest spec, bytes.
+pub const MAX_SPEC: usize = 1 << 20;
+/// The most changes of a piece.
+pub const MAX_CHANGES: usize = 1000;
+/// At how many bytes of keys and specs a piece ends; one change alone may be more.
+pub const PIECE_BYTES: usize = 1 << 20;
+/// The largest message, bytes: a full piece and the largest change behind it, with room for the names of fields.
+pub const MAX_MESSAGE: usize = 4 << 20;
+/// The most problems of a report.
+pub const MAX_PROBLEMS: usize = 100;
+/// The longest text of a problem, bytes.
+pub const MAX_PROBLEM_TEXT: usize = 1000;
+/// How often an end that hears nothing asks whether the other is still there, seconds (HTTP/2 PING).
+pub const KEEP_ALIVE_S: u64 = 10;
+/// How long the answer to that may take, seconds.
+pub const KEEP_ALIVE_TIMEOUT_S: u64 = 10;
