@@ -1,0 +1,207 @@
+//! The types of the relay's HTTP API, for both of its ends.
+
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use crate::key::{Key, Kind};
+
+/// The most objects of one answer.
+pub const MAX_LISTED: usize = 1000;
+/// The longest time that a request waits, milliseconds.
+pub const MAX_WAIT_MS: u64 = 60_000;
+/// The largest body of a request, bytes.
+pub const MAX_BODY: usize = 4 << 20;
+
+/// How `POST /v1/apply` is to be carried out.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct ApplyQuery {
+    /// Only say what would change.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub dry_run: bool,
+}
+
+/// The answer to `POST /v1/apply`.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Applied {
+    /// The store's revision with the changes; with `dry_run` the one now.
+    pub revision: u64,
+    /// What differs, each as it is now.
+    pub changed: Vec<ChangedObject>,
+    /// Changes that changed nothing.
+    pub unchanged: u64,
+}
+
+/// An object that a batch has changed.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct ChangedObject {
+    /// Its key.
+    pub key: Key,
+    /// Its generation; 0: it is gone.
+    pub generation: u64,
+    /// What it is, with what was chosen for it; none: it is gone.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub spec: Option<Value>,
+}
+
+/// Which objects `GET /v1/objects` is about; what is absent means any.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct ObjectsQuery {
+    /// Of this kind.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub kind: Option<Kind>,
+    /// Of this project.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub project: Option<String>,
+    /// This one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub key: Option<Key>,
+    /// From this one on: `next` of an earlier answer.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub from: Option<Key>,
+    /// At most so many, 1 to [`MAX_LISTED`].
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub limit: Option<usize>,
+}
+
+/// The answer to `GET /v1/objects`.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Objects {
+    /// The store's revision.
+    pub revision: u64,
+    /// Kind by kind, by project and name.
+    pub objects: Vec<ObjectEntry>,
+    /// Where the rest begins, if there is more.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub next: Option<Key>,
+}
+
+/// An object.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct ObjectEntry {
+    /// Its key.
+    pub key: Key,
+    /// Its version, 1 and more.
+    pub generation: u64,
+    /// When it became what it is, milliseconds since 1970.
+    pub committed_ms: u64,
+    /// What it is. Defaults are left out.
+    pub spec: Value,
+}
+
+/// The answer to `GET /v1/status`.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Status {
+    /// The relay's version.
+    pub version: String,
+    /// Where objects are kept.
+    pub store: String,
+    /// Whether the relay follows the store; otherwise it has what it had, and takes no changes.
+    pub in_sync: bool,
+    /// The store's revision that the relay has.
+    pub revision: u64,
+    /// How many objects there are.
+    pub objects: u64,
+    /// Hosts that are known, that are connected to this relay, and of those the ones that have everything.
+    pub hosts: HostCounts,
+    /// Records that this relay does not understand, each with the reason: another program, or a later version, has written them.
+    pub unreadable: Vec<(String, String)>,
+}
+
+/// How many hosts there are.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct HostCounts {
+    /// Known.
+    pub known: u64,
+    /// Connected to this relay.
+    pub connected: u64,
+    /// Connected, and everything is in force.
+    pub in_sync: u64,
+}
+
+/// A host, as `GET /v1/hosts` lists it.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct HostStatus {
+    /// Its name.
+    pub name: String,
+    /// Whether its agent is connected to this relay.
+    pub connected: bool,
+    /// Since when, or when it was last, milliseconds since 1970; 0: never since the relay's start.
+    pub since_ms: u64,
+    /// The agent's version.
+    pub software: String,
+    /// The revision of the last change that concerns it.
+    pub changed: u64,
+    /// The revision up to which everything is in force, as its agent says.
+    pub applied: u64,
+    /// How many objects it has, as its agent says.
+    pub objects: u64,
+    /// What its `bifrostd` refuses.
+    pub problems: Vec<HostProblem>,
+    /// How many more it refuses.
+    pub more_problems: u64,
+}
+
+impl HostStatus {
+    /// Whether everything that concerns the host is in force.
+    pub fn is_in_sync(&self) -> bool {
+        self.connected && self.applied >= self.changed && self.problems.is_empty() && self.more_problems == 0
+    }
+}
+
+/// What a host's `bifrostd` refuses.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct HostProblem {
+    /// The kind of object, one of `bifrostd`'s.
+    pub kind: String,
+    /// Its key there.
+    pub key: String,
+    /// Why.
+    pub what: String,
+}
+
+/// What `GET /v1/wait` waits for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct WaitQuery {
+    /// That hosts have everything up to this revision.
+    pub revision: u64,
+    /// At most so long, milliseconds, up to [`MAX_WAIT_MS`].
+    pub timeout_ms: u64,
+}
+
+/// The answer to `GET /v1/wait`.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Waited {
+    /// Hosts that do not have everything yet; empty: all have.
+    pub waiting: Vec<HostStatus>,
+}
+
+/// Which object `GET /v1/why` is about.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct WhyQuery {
+    /// Its key.
+    pub key: Key,
+}
+
+/// Where an object has come to.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Why {
+    /// The object.
+    pub object: ObjectEntry,
+    /// The hosts that need it.
+    pub hosts: Vec<WhyHost>,
+}
+
+/// A host that needs an object.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct WhyHost {
+    /// Its name.
+    pub host: String,
+    /// Why it needs it, in words.
+    pub reason: String,
+    /// What has become of it there, in words.
+    pub state: String,
+}

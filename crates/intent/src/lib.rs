@@ -1,0 +1,28 @@
+//! What a network of many hosts is to be (intent), and what each host needs to know of it (its span).
+//!
+//! Pure: no I/O, no clock, no thread, no global state.
+//!
+//! - [`key`]: kinds and names of objects.
+//! - [`spec`]: what each kind of object says.
+//! - [`Model`]: all objects, with their indexes. [`Model::plan`] checks a batch of changes, fills in what the author left open
+//!   (VNIs, addresses, MAC addresses), and says what the store is to write.
+//! - [`compile`]: objects as a host's `bifrostd` takes them (`POST /v1/apply`).
+//! - [`api`]: the types of the HTTP API of the relay, which carries this out.
+//! - [`Spans`]: which host needs which of them, kept up to date change by change. Its cost is that of what changes.
+
+#![cfg_attr(test, allow(clippy::unwrap_used))]
+
+mod allocate;
+pub mod api;
+pub mod compile;
+pub mod key;
+pub mod model;
+mod plan;
+mod span;
+pub mod spec;
+
+pub use key::{Key, Kind};
+pub use model::{Model, Stored};
+pub use plan::{Batch, Change, MAX_CHANGES, MAX_OBJECTS, Op, Plan, PlanError, Problem};
+pub use span::{HostChanges, Item, ItemId, Reason, Spans};
+pub use spec::Spec;

@@ -1,0 +1,306 @@
+//! All objects, with the indexes that checks, allocation and spans need.
+//!
+//! A model takes whatever the store has, also what contradicts itself because another program wrote it: it must never lose step
+//! with the store. What may be written is checked when a change is planned.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::net::IpAddr;
+
+use bifrost_wire::Mac;
+use ipnet::IpNet;
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use crate::key::{Key, Kind};
+use crate::spec::{PortSpec, Spec, SubnetSpec};
+
+/// An object as the store has it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Stored {
+    /// What it says.
+    pub spec: Spec,
+    /// Its version, 1 and more: one more with each change.
+    pub generation: u64,
+    /// When it became what it is, milliseconds since 1970.
+    pub committed_ms: u64,
+}
+
+/// The value of a record.
+#[derive(Serialize, Deserialize)]
+struct RecordValue {
+    generation: u64,
+    committed_ms: u64,
+    spec: Value,
+}
+
+impl Stored {
+    /// The value that the store keeps.
+    pub fn encode(&self) -> Vec<u8> {
+        let (generation, committed_ms) = (self.generation, self.committed_ms);
+        let value = RecordValue { generation, committed_ms, spec: self.spec.value() };
+        // Texts, numbers and maps with texts as keys: JSON has them all.
+        serde_json::to_vec(&value).unwrap_or_default()
+    }
+
+    /// The object of a value that the store keeps.
+    ///
+    /// # Errors
+    /// What is wrong with it.
+    pub fn decode(kind: Kind, value: &[u8]) -> Result<Stored, String> {
+        let value: RecordValue = serde_json::from_slice(value).map_err(|e| format!("is not a record: {e}"))?;
+        let spec = Spec::parse(kind, &value.spec).map_err(|(field, what)| format!("{field}: {what}"))?;
+        Ok(Stored { spec, generation: value.generation, committed_ms: value.committed_ms })
+    }
+}
+
+/// Where an object is found other than by its key.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub(crate) enum Index {
+    /// A VPC of that VNI.
+    Vni(u32),
+    /// A host of that underlay address.
+    Underlay(IpAddr),
+    /// A port or a router of a VPC with that address.
+    Address(Key, IpAddr),
+    /// A port of a VPC with that MAC address.
+    Mac(Key, Mac),
+    /// A port of a VPC behind whose guest that prefix is.
+    Routed(Key, IpNet),
+    /// A port whose guest is attached there: a host, and what is attached to on it.
+    Attachment(String, String),
+    /// What refers to that object.
+    Referrer(Key),
+}
+
+impl Index {
+    /// Where a prefix behind a guest is entered: one that is a single address with the addresses.
+    pub(crate) fn routed(vpc: &Key, prefix: IpNet) -> Index {
+        match prefix.prefix_len() == prefix.max_prefix_len() {
+            true => Index::Address(vpc.clone(), prefix.addr()),
+            false => Index::Routed(vpc.clone(), prefix),
+        }
+    }
+}
+
+/// What is found in one place of the index: one, but for referrers.
+#[derive(Debug)]
+enum Found {
+    One(Key),
+    Many(BTreeSet<Key>),
+}
+
+impl Found {
+    fn insert(&mut self, key: &Key) {
+        match self {
+            Found::One(known) if known == key => {}
+            Found::One(known) => *self = Found::Many([known.clone(), key.clone()].into()),
+            Found::Many(keys) => drop(keys.insert(key.clone())),
+        }
+    }
+
+    /// Whether that was the last one.
+    fn remove(&mut self, key: &Key) -> bool {
+        match self {
+            Found::One(known) => known == key,
+            Found::Many(keys) => {
+                keys.remove(key);
+                keys.is_empty()
+            }
+        }
+    }
+
+    fn iter(&self) -> impl Iterator<Item = &Key> {
+        let (one, many) = match self {
+            Found::One(key) => (Some(key), None),
+            Found::Many(keys) => (None, Some(keys)),
+        };
+        one.into_iter().chain(many.into_iter().flatten())
+    }
+}
+
+#[derive(Debug)]
+struct Object {
+    stored: Stored,
+    /// Where it is entered.
+    entered: Box<[Index]>,
+}
+
+/// All objects.
+#[derive(Debug, Default)]
+pub struct Model {
+    objects: BTreeMap<Key, Object>,
+    index: BTreeMap<Index, Found>,
+    /// The highest address that each subnet has given to a port: freed addresses are used again only when there are no later ones.
+    cursors: HashMap<Key, IpAddr>,
+}
+
+impl Model {
+    /// The object of a key.
+    pub fn get(&self, key: &Key) -> Option<&Stored> {
+        self.objects.get(key).map(|object| &object.stored)
+    }
+
+    /// All objects, kind by kind, then by project and name.
+    pub fn iter(&self) -> impl Iterator<Item = (&Key, &Stored)> {
+        self.objects.iter().map(|(key, object)| (key, &object.stored))
+    }
+
+    /// How many objects there are.
+    pub fn len(&self) -> usize {
+        self.objects.len()
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.objects.is_empty()
+    }
+
+    /// What refers to an object, which need not exist.
+    pub fn referrers<'m>(&'m self, key: &Key) -> impl Iterator<Item = &'m Key> + use<'m> {
+        self.found(&Index::Referrer(key.clone()))
+    }
+
+    /// Takes over an object as the store has it; gives what it was before.
+    pub fn set(&mut self, key: Key, stored: Stored) -> Option<Stored> {
+        let before = self.take(&key);
+        self.put(key.clone(), stored);
+        if key.kind() == Kind::Subnet && before.is_none() {
+            self.enter_ports_again(&key);
+        }
+        before
+    }
+
+    /// Takes over that an object is gone; gives what it was.
+    pub fn remove(&mut self, key: &Key) -> Option<Stored> {
+        let before = self.take(key)?;
+        if key.kind() == Kind::Subnet {
+            self.enter_ports_again(key);
+        }
+        Some(before)
+    }
+
+    pub(crate) fn found<'m>(&'m self, index: &Index) -> impl Iterator<Item = &'m Key> + use<'m> {
+        self.index.get(index).into_iter().flat_map(Found::iter)
+    }
+
+    /// The VNIs in use, from one on, in order.
+    pub(crate) fn vnis_from(&self, first: u32) -> impl Iterator<Item = u32> {
+        let range = self.index.range(Index::Vni(first)..);
+        range.map_while(|(index, _)| if let Index::Vni(vni) = index { Some(*vni) } else { None })
+    }
+
+    /// The addresses of a VPC in use within a prefix, in order.
+    pub(crate) fn addresses_in(&self, vpc: &Key, prefix: IpNet) -> impl DoubleEndedIterator<Item = IpAddr> {
+        let (first, last) = (prefix.network(), prefix.broadcast());
+        let range = self.index.range(Index::Address(vpc.clone(), first)..=Index::Address(vpc.clone(), last));
+        range.filter_map(|(index, _)| if let Index::Address(_, address) = index { Some(*address) } else { None })
+    }
+
+    /// The highest address that a subnet has given to a port.
+    pub(crate) fn cursor(&self, subnet: &Key) -> Option<IpAddr> {
+        self.cursors.get(subnet).copied()
+    }
+
+    pub(crate) fn subnet(&self, key: &Key) -> Option<&SubnetSpec> {
+        match self.get(key).map(|stored| &stored.spec) {
+            Some(Spec::Subnet(spec)) => Some(spec),
+            _ => None,
+        }
+    }
+
+    pub(crate) fn port(&self, key: &Key) -> Option<&PortSpec> {
+        match self.get(key).map(|stored| &stored.spec) {
+            Some(Spec::Port(spec)) => Some(spec),
+            _ => None,
+        }
+    }
+
+    /// The VNI of a VPC that has one.
+    pub(crate) fn vni(&self, vpc: &Key) -> Option<u32> {
+        match self.get(vpc).map(|stored| &stored.spec) {
+            Some(Spec::Vpc(spec)) => spec.vni,
+            _ => None,
+        }
+    }
+
+    /// The VPC of a port: that of its first subnet.
+    pub(crate) fn vpc_of(&self, key: &Key, spec: &PortSpec) -> Option<Key> {
+        let subnet = self.subnet(&key.sibling(Kind::Subnet, spec.subnets.first()?))?;
+        Some(key.sibling(Kind::Vpc, &subnet.vpc))
+    }
+
+    fn put(&mut self, key: Key, stored: Stored) {
+        let entered = self.entries(&key, &stored.spec);
+        for index in &entered {
+            match self.index.get_mut(index) {
+                Some(found) => found.insert(&key),
+                None => drop(self.index.insert(index.clone(), Found::One(key.clone()))),
+            }
+        }
+        if let Spec::Port(spec) = &stored.spec {
+            self.advance_cursors(&key, spec);
+        }
+        self.objects.insert(key, Object { stored, entered });
+    }
+
+    fn take(&mut self, key: &Key) -> Option<Stored> {
+        let object = self.objects.remove(key)?;
+        for index in object.entered {
+            if self.index.get_mut(&index).is_some_and(|found| found.remove(key)) {
+                self.index.remove(&index);
+            }
+        }
+        if key.kind() == Kind::Subnet {
+            self.cursors.remove(key);
+        }
+        Some(object.stored)
+    }
+
+    /// The addresses of ports are entered by their VPC, which their subnet names.
+    fn enter_ports_again(&mut self, subnet: &Key) {
+        let ports: Vec<Key> = self.referrers(subnet).filter(|key| key.kind() == Kind::Port).cloned().collect();
+        for port in ports {
+            if let Some(stored) = self.take(&port) {
+                self.put(port, stored);
+            }
+        }
+    }
+
+    fn entries(&self, key: &Key, spec: &Spec) -> Box<[Index]> {
+        // Keys of objects that exist are shared.
+        let shared = |key: Key| self.objects.get_key_value(&key).map_or(key, |(known, _)| known.clone());
+        let references = spec.references(key).into_iter();
+        let mut all: Vec<Index> = references.map(|(_, to)| Index::Referrer(shared(to))).collect();
+        match spec {
+            Spec::Host(host) => all.extend(host.addresses.iter().map(|address| Index::Underlay(*address))),
+            Spec::Vpc(vpc) => all.extend(vpc.vni.map(Index::Vni)),
+            Spec::Subnet(subnet) => {
+                let vpc = key.sibling(Kind::Vpc, &subnet.vpc);
+                all.extend(subnet.gateway.map(|gateway| Index::Address(vpc, gateway)));
+            }
+            Spec::Port(port) => {
+                if let Some(vpc) = self.vpc_of(key, port).map(shared) {
+                    all.extend(port.addresses.iter().map(|address| Index::Address(vpc.clone(), *address)));
+                    all.extend(port.routed.iter().map(|prefix| Index::routed(&vpc, *prefix)));
+                    all.extend(port.mac.map(|mac| Index::Mac(vpc, mac)));
+                }
+                all.extend(port.attachment().map(|to| Index::Attachment(port.host.clone(), to)));
+            }
+            Spec::AddressSet(_) | Spec::SecurityGroup(_) | Spec::Peering(_) => {}
+        }
+        all.sort_unstable();
+        all.dedup();
+        all.into_boxed_slice()
+    }
+
+    fn advance_cursors(&mut self, key: &Key, port: &PortSpec) {
+        for name in &port.subnets {
+            let subnet = key.sibling(Kind::Subnet, name);
+            let Some(prefix) = self.subnet(&subnet).map(|subnet| subnet.prefix) else { continue };
+            let highest = port.addresses.iter().copied().filter(|address| prefix.contains(address)).max();
+            let Some(highest) = highest else { continue };
+            let cursor = self.cursors.entry(subnet).or_insert(highest);
+            *cursor = highest.max(*cursor);
+        }
+    }
+}

@@ -1,0 +1,219 @@
+//! Which host needs which items.
+//!
+//! Objects contribute items to *topics* ([`topic`]): a VPC's routes, a host's ports, a group's rules. A host needs the topics that
+//! follow from the ports on it ([`placement`]). So an item is kept once, however many hosts need it, and a change costs what it
+//! changes: an item more in a VPC's topic reaches the hosts of that topic, and what topics a host needs is found again only when a
+//! VPC comes to a host or leaves it, or a group comes to a VPC or leaves it.
+
+mod placement;
+#[cfg(test)]
+mod tests;
+mod topic;
+
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+use std::sync::Arc;
+
+use bifrost_control::config::Kind as HostKind;
+
+use crate::compile::{Contribution, contributions};
+use crate::key::{Key, Kind};
+use crate::model::{Model, Stored};
+use crate::spec::Spec;
+use placement::{Dirty, May, Placement};
+pub(crate) use topic::Topic;
+use topic::{Told, Topics, Visible};
+
+/// What names an item among those of a host.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct ItemId {
+    /// Its kind, one of `bifrostd`'s.
+    pub kind: HostKind,
+    /// Its key, one of `bifrostd`'s.
+    pub key: String,
+}
+
+/// An object as a host's `bifrostd` takes it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Item {
+    /// What it says: JSON with the keys of `bifrostd`'s configuration.
+    pub spec: Arc<str>,
+    /// When the object that it follows from was changed last, milliseconds since 1970.
+    pub committed_ms: u64,
+}
+
+/// What changes on a host: items as they are to be, or none.
+pub type HostChanges = BTreeMap<ItemId, Option<Item>>;
+
+/// Why a host has items of an object.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Reason {
+    /// It is the host itself, or a port on it.
+    OnThisHost,
+    /// A VPC, group or set of a port on it.
+    UsedHere,
+    /// A port, or the host of one, that guests of this host can reach.
+    Reachable,
+}
+
+/// Which host needs which items.
+#[derive(Debug, Default)]
+pub struct Spans {
+    topics: Topics,
+    placement: Placement,
+    /// What each object has contributed.
+    contributed: HashMap<Arc<Key>, Vec<(Topic, ItemId)>>,
+}
+
+impl Spans {
+    /// Those of all objects of a model.
+    pub fn of(model: &Model) -> Spans {
+        let mut spans = Spans::default();
+        for (key, _) in model.iter() {
+            spans.take(model, key, &mut Effect::default());
+        }
+        let hosts: Vec<Arc<str>> = spans.placement.hosts().cloned().collect();
+        for host in hosts {
+            let wanted = spans.placement.topics_of(&host);
+            spans.topics.subscribe(&host, wanted);
+        }
+        spans
+    }
+
+    /// Takes over changes of objects, once the model has them: each with what it was before. Gives the hosts that are concerned, and
+    /// for those that `wants` names what changes there; a host that is told nothing item by item has no items.
+    pub fn change(
+        &mut self,
+        model: &Model,
+        changed: &[(Key, Option<Stored>)],
+        wants: &dyn Fn(&str) -> bool,
+    ) -> BTreeMap<Arc<str>, HostChanges> {
+        let mut effect = Effect::default();
+        for key in affected(model, changed) {
+            self.take(model, &key, &mut effect);
+        }
+        // What a topic has lost is told to all that needed it. What a host no longer needs goes then, and what it needs comes last:
+        // an item that moves between topics stays.
+        let mut told = Told::new(wants);
+        self.topics.publish(&effect.items, &mut told);
+        let mut added = Vec::new();
+        for (host, may) in &effect.hosts.0 {
+            let new = match may {
+                May::All => self.topics.unsubscribe(host, &self.placement.topics_of(host), &mut told),
+                May::These(topics) => {
+                    let needs = |topic: &Topic| self.placement.needs(host, topic);
+                    self.topics.unsubscribe_from(host, topics, needs, &mut told)
+                }
+            };
+            added.push((host, new));
+        }
+        if !added.is_empty() {
+            self.topics.publish(&effect.items, &mut told);
+        }
+        for (host, new) in added {
+            self.topics.subscribe_to(host, new, &mut told);
+        }
+        told.into_changes()
+    }
+
+    /// Everything that a host is to have.
+    pub fn of_host(&self, host: &str) -> HostChanges {
+        self.topics.of_host(host).map(|(id, item)| (id.clone(), Some(item.clone()))).collect()
+    }
+
+    /// The hosts that have items of an object, and why; in order.
+    pub fn why(&self, model: &Model, key: &Key) -> Vec<(Arc<str>, Reason)> {
+        let Some(contributed) = self.contributed.get(key) else { return Vec::new() };
+        let own = match model.get(key).map(|stored| &stored.spec) {
+            Some(Spec::Port(spec)) => Some(spec.host.as_str()),
+            Some(Spec::Host(_)) => Some(key.name()),
+            _ => None,
+        };
+        let reachable = matches!(key.kind(), Kind::Port | Kind::Host);
+        let mut hosts = BTreeSet::new();
+        for (topic, _) in contributed {
+            hosts.extend(self.topics.subscribers(topic).cloned());
+        }
+        let reason = |host: &Arc<str>| match () {
+            () if own == Some(&**host) => Reason::OnThisHost,
+            () if reachable => Reason::Reachable,
+            () => Reason::UsedHere,
+        };
+        hosts.into_iter().map(|host| (Arc::clone(&host), reason(&host))).collect()
+    }
+
+    /// Takes over what an object contributes, and where it is.
+    fn take(&mut self, model: &Model, key: &Key, effect: &mut Effect) {
+        let now = contributions(model, key);
+        let committed_ms = model.get(key).map_or(0, |stored| stored.committed_ms);
+        let kept: HashSet<(&Topic, &ItemId)> = now.iter().map(|c| (&c.topic, &c.id)).collect();
+        let (by, contributed) = self.contributed.remove_entry(key).unwrap_or_else(|| (key.clone().into(), Vec::new()));
+        for (topic, id) in contributed {
+            if !kept.contains(&(&topic, &id))
+                && let Some(before) = self.topics.remove(&topic, &id, &by)
+            {
+                effect.items.push((topic, id, before));
+            }
+        }
+        drop(kept);
+        let mut entries = Vec::with_capacity(now.len());
+        for Contribution { topic, id, spec, except } in now {
+            let item = Item { spec: spec.to_string().into(), committed_ms };
+            let visible = Visible { item, except: except.map(Into::into) };
+            entries.push((topic.clone(), id.clone()));
+            if let Some(before) = self.topics.set(&topic, &id, &by, visible) {
+                effect.items.push((topic, id, before));
+            }
+        }
+        if !entries.is_empty() {
+            self.contributed.insert(by, entries);
+        }
+        self.placement.take(model, key, &mut effect.hosts);
+    }
+}
+
+/// What changes of objects lead to.
+#[derive(Debug, Default)]
+struct Effect {
+    /// Items that differ, each with what it was.
+    items: Vec<(Topic, ItemId, Option<Visible>)>,
+    hosts: Dirty,
+}
+
+/// The objects whose items may differ: those that changed, and those whose items say something of them.
+fn affected(model: &Model, changed: &[(Key, Option<Stored>)]) -> BTreeSet<Key> {
+    let mut all = BTreeSet::new();
+    for (key, before) in changed {
+        all.insert(key.clone());
+        let now = model.get(key);
+        // Gateways and ways between VPCs follow from subnets.
+        let specs = [before.as_ref().map(|stored| &stored.spec), now.map(|stored| &stored.spec)];
+        for spec in specs.into_iter().flatten() {
+            if let Spec::Subnet(spec) = spec {
+                let vpc = key.sibling(Kind::Vpc, &spec.vpc);
+                all.extend(model.referrers(&vpc).filter(|key| key.kind() == Kind::Peering).cloned());
+                all.insert(vpc);
+            }
+        }
+        // What refers to something that does not exist contributes nothing, or less.
+        let is_same = match (before.as_ref().map(|stored| &stored.spec), now.map(|stored| &stored.spec)) {
+            (Some(Spec::Vpc(before)), Some(Spec::Vpc(now))) => before.vni == now.vni,
+            (Some(before @ Spec::Subnet(_)), Some(now)) => before == now,
+            (before, now) => before.is_some() == now.is_some(),
+        };
+        if !is_same {
+            add_referrers(model, key, &mut all);
+        }
+    }
+    all
+}
+
+/// Everything that refers to an object, and what refers to that.
+fn add_referrers(model: &Model, key: &Key, all: &mut BTreeSet<Key>) {
+    for referrer in model.referrers(key) {
+        all.insert(referrer.clone());
+        // Of a VPC: its subnets' ports. Others are not looked through: what names a group does not depend on what the group names.
+        if matches!(key.kind(), Kind::Vpc) {
+            add_referrers(model, referrer, all);
+        }
+    }
+}

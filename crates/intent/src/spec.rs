@@ -1,0 +1,312 @@
+//! What each kind of object says.
+//!
+//! Settings that a host's `bifrostd` has a word for have the same word here, and are not described again: [`VpcSpec::settings`],
+//! [`PortSpec::settings`] and the rules of groups are read by `bifrostd`'s own reader, when a change is planned.
+
+use std::collections::BTreeSet;
+use std::net::IpAddr;
+
+use bifrost_wire::Mac;
+use ipnet::IpNet;
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
+
+use crate::key::{Key, Kind};
+
+/// The most addresses of a host, and of a port.
+pub const MAX_ADDRESSES: usize = 8;
+/// The most security groups of a port.
+pub const MAX_GROUPS: usize = 16;
+/// The most prefixes behind a port.
+pub const MAX_ROUTED: usize = 16;
+
+/// An object.
+#[derive(Clone, Debug, PartialEq)]
+#[allow(missing_docs, reason = "each is what its kind is")]
+pub enum Spec {
+    Host(HostSpec),
+    Vpc(VpcSpec),
+    Subnet(SubnetSpec),
+    AddressSet(AddressSetSpec),
+    SecurityGroup(SecurityGroupSpec),
+    Port(Box<PortSpec>),
+    Peering(PeeringSpec),
+}
+
+/// A host that runs `bifrostd` and an agent.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct HostSpec {
+    /// Its underlay addresses, 1 to [`MAX_ADDRESSES`], in the order of its paths. Only one host has an address.
+    pub addresses: Vec<IpAddr>,
+    /// How other hosts talk to it.
+    #[serde(default, skip_serializing_if = "HostTransport::is_auto")]
+    pub transport: HostTransport,
+}
+
+/// How other hosts talk to a host.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum HostTransport {
+    /// Reliably, where it can.
+    #[default]
+    Auto,
+    /// By plain VXLAN.
+    Plain,
+}
+
+impl HostTransport {
+    fn is_auto(&self) -> bool {
+        *self == HostTransport::Auto
+    }
+
+    /// The word of it.
+    pub fn name(self) -> &'static str {
+        match self {
+            HostTransport::Auto => "auto",
+            HostTransport::Plain => "plain",
+        }
+    }
+}
+
+/// A network of a tenant.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct VpcSpec {
+    /// Its VXLAN network identifier, 1 to 16,777,215. Absent: the lowest free one from 4,096 on. It does not change.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub vni: Option<u32>,
+    /// All other keys of `[[vpc]]` but `gateway`, which the subnets give.
+    #[serde(flatten)]
+    pub settings: Map<String, Value>,
+}
+
+/// Addresses of a VPC.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct SubnetSpec {
+    /// The VPC's name. It does not change.
+    pub vpc: String,
+    /// Which addresses; no host bits are set. It does not change, and overlaps with no other of the VPC.
+    pub prefix: IpNet,
+    /// The router's address. Absent: the first of the prefix. It does not change.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub gateway: Option<IpAddr>,
+}
+
+/// Addresses that rules name.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct AddressSetSpec {
+    /// Prefixes; no host bits are set.
+    #[serde(default)]
+    pub addresses: BTreeSet<IpNet>,
+}
+
+/// A rule, with the keys of `bifrostd`'s configuration.
+pub type RuleSpec = Map<String, Value>;
+
+/// Conversations that may begin with a guest, and that it may begin.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct SecurityGroupSpec {
+    /// Rules as in `[[security_group.ingress]]`. `group:NAME` and `set:NAME` are those of the project.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub ingress: Vec<RuleSpec>,
+    /// Rules as in `[[security_group.egress]]`. Absent: the guest may begin everything; empty: nothing.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub egress: Option<Vec<RuleSpec>>,
+}
+
+/// A port of a guest.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct PortSpec {
+    /// The subnets' names, 1 or more, of one VPC. They do not change.
+    pub subnets: Vec<String>,
+    /// The host that it is on.
+    pub host: String,
+    /// Its addresses, each of one of the subnets. Absent: the lowest free one of each subnet. They do not change unless they are named.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub addresses: Vec<IpAddr>,
+    /// Its MAC address. Absent: one that follows from the first address.
+    #[serde(default, skip_serializing_if = "Option::is_none", with = "mac_text")]
+    pub mac: Option<Mac>,
+    /// Its security groups, of its project.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub security_groups: Vec<String>,
+    /// Prefixes behind the guest, which routes.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub routed: Vec<IpNet>,
+    /// All other keys of `[[port]]`, such as `netns`, `device`, `kind`, `socket`, `mtu` and limits.
+    #[serde(flatten)]
+    pub settings: Map<String, Value>,
+}
+
+/// A connection between two VPCs of a project: guests of each reach those of the other through their routers.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct PeeringSpec {
+    /// The two VPCs' names. They do not change.
+    pub vpcs: [String; 2],
+}
+
+impl Spec {
+    /// Reads an object's description.
+    ///
+    /// # Errors
+    /// The field, and what is wrong with it.
+    pub fn parse(kind: Kind, value: &Value) -> Result<Spec, (String, String)> {
+        Ok(match kind {
+            Kind::Host => Spec::Host(read(value)?),
+            Kind::Vpc => Spec::Vpc(read(value)?),
+            Kind::Subnet => Spec::Subnet(read(value)?),
+            Kind::AddressSet => Spec::AddressSet(read(value)?),
+            Kind::SecurityGroup => Spec::SecurityGroup(read(value)?),
+            Kind::Port => Spec::Port(Box::new(read(value)?)),
+            Kind::Peering => Spec::Peering(read(value)?),
+        })
+    }
+
+    /// Its description. Defaults are left out.
+    pub fn value(&self) -> Value {
+        let value = match self {
+            Spec::Host(spec) => serde_json::to_value(spec),
+            Spec::Vpc(spec) => serde_json::to_value(spec),
+            Spec::Subnet(spec) => serde_json::to_value(spec),
+            Spec::AddressSet(spec) => serde_json::to_value(spec),
+            Spec::SecurityGroup(spec) => serde_json::to_value(spec),
+            Spec::Port(spec) => serde_json::to_value(spec),
+            Spec::Peering(spec) => serde_json::to_value(spec),
+        };
+        // Maps with texts as keys, which JSON has.
+        value.unwrap_or(Value::Null)
+    }
+
+    /// Its kind.
+    pub fn kind(&self) -> Kind {
+        match self {
+            Spec::Host(_) => Kind::Host,
+            Spec::Vpc(_) => Kind::Vpc,
+            Spec::Subnet(_) => Kind::Subnet,
+            Spec::AddressSet(_) => Kind::AddressSet,
+            Spec::SecurityGroup(_) => Kind::SecurityGroup,
+            Spec::Port(_) => Kind::Port,
+            Spec::Peering(_) => Kind::Peering,
+        }
+    }
+
+    /// The objects that it refers to, each with the field.
+    pub fn references(&self, key: &Key) -> Vec<(String, Key)> {
+        let sibling = |field: String, kind, name: &str| (field, key.sibling(kind, name));
+        match self {
+            Spec::Host(_) | Spec::Vpc(_) | Spec::AddressSet(_) => Vec::new(),
+            Spec::Subnet(spec) => vec![sibling("vpc".into(), Kind::Vpc, &spec.vpc)],
+            Spec::SecurityGroup(spec) => {
+                let named = spec.remotes().into_iter();
+                named.map(|(field, kind, name)| sibling(field, kind, &name)).collect()
+            }
+            Spec::Port(spec) => {
+                let mut all: Vec<_> = (spec.subnets.iter().enumerate())
+                    .map(|(i, name)| sibling(format!("subnets[{i}]"), Kind::Subnet, name))
+                    .collect();
+                let groups = spec.security_groups.iter().enumerate();
+                all.extend(groups.map(|(i, name)| sibling(format!("security_groups[{i}]"), Kind::SecurityGroup, name)));
+                // A name that no host can have refers to nothing, which the check of references says.
+                all.push(("host".into(), Key::unchecked_host(&spec.host)));
+                all
+            }
+            Spec::Peering(spec) => {
+                let vpcs = spec.vpcs.iter().enumerate();
+                vpcs.map(|(i, name)| sibling(format!("vpcs[{i}]"), Kind::Vpc, name)).collect()
+            }
+        }
+    }
+}
+
+impl PortSpec {
+    /// The interface of a container's port that does not name it, within a namespace of its own. A name of 63 bytes is none of an
+    /// interface.
+    pub(crate) const DEVICE: &str = "eth0";
+
+    /// Whether its guest is a container, which gets an interface; otherwise a machine, which has a socket.
+    pub(crate) fn is_container(&self) -> bool {
+        self.settings.get("kind").is_none_or(|kind| kind == "tap")
+    }
+
+    /// What its guest is attached to: an interface of a namespace, or a socket. None: what it says is no such thing.
+    pub(crate) fn attachment(&self) -> Option<String> {
+        let text = |key: &str| self.settings.get(key).and_then(Value::as_str);
+        if !self.is_container() {
+            return text("socket").map(str::to_owned);
+        }
+        let netns = match text("netns") {
+            None => return text("device").map(|device| format!("interface {device}")),
+            Some(path) if path.starts_with('/') => path.to_owned(),
+            // As `bifrostd` reads it.
+            Some(name) => format!("/run/netns/{name}"),
+        };
+        Some(format!("interface {} in {netns}", text("device").unwrap_or(PortSpec::DEVICE)))
+    }
+}
+
+impl SecurityGroupSpec {
+    /// The lists of rules: their name, the key of the remote end, the rules.
+    pub(crate) fn lists(&self) -> [(&'static str, &'static str, &[RuleSpec]); 2] {
+        [("ingress", "from", &self.ingress), ("egress", "to", self.egress.as_deref().unwrap_or_default())]
+    }
+
+    /// The groups and sets that its rules name: the field, the kind, the name.
+    pub(crate) fn remotes(&self) -> Vec<(String, Kind, String)> {
+        let mut named = Vec::new();
+        for (list, end, rules) in self.lists() {
+            for (i, rule) in rules.iter().enumerate() {
+                for who in texts(rule.get(end)) {
+                    if let Some((kind, name)) = remote(who) {
+                        named.push((format!("{list}[{i}].{end}"), kind, name.to_owned()));
+                    }
+                }
+            }
+        }
+        named
+    }
+}
+
+/// A group or set that a rule names, if it is one.
+pub(crate) fn remote(who: &str) -> Option<(Kind, &str)> {
+    let group = who.strip_prefix("group:").map(|name| (Kind::SecurityGroup, name));
+    group.or_else(|| who.strip_prefix("set:").map(|name| (Kind::AddressSet, name)))
+}
+
+/// A text, or the texts of a list.
+fn texts(value: Option<&Value>) -> Vec<&str> {
+    match value {
+        Some(Value::String(text)) => vec![text],
+        Some(Value::Array(all)) => all.iter().filter_map(Value::as_str).collect(),
+        _ => Vec::new(),
+    }
+}
+
+fn read<T: for<'de> Deserialize<'de>>(value: &Value) -> Result<T, (String, String)> {
+    serde_path_to_error::deserialize(value).map_err(|error| {
+        let path = error.path().to_string();
+        let field = if path == "." { String::new() } else { path };
+        (field, error.into_inner().to_string())
+    })
+}
+
+mod mac_text {
+    use bifrost_wire::Mac;
+    use serde::{Deserialize, Deserializer, Serializer};
+
+    pub(super) fn serialize<S: Serializer>(mac: &Option<Mac>, serializer: S) -> Result<S::Ok, S::Error> {
+        match mac {
+            Some(mac) => serializer.collect_str(mac),
+            None => serializer.serialize_none(),
+        }
+    }
+
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Mac>, D::Error> {
+        let Some(text) = Option::<String>::deserialize(deserializer)? else { return Ok(None) };
+        let wrong = || serde::de::Error::custom(format!("{text:?} is not a MAC address, such as 02:00:00:00:00:01"));
+        text.parse().map(Some).map_err(|_| wrong())
+    }
+}
