@@ -90,6 +90,21 @@ impl Client {
         &self.socket
     }
 
+    /// Asks for something that this client has no method for, of a daemon with an API of its own.
+    pub fn get<T: DeserializeOwned>(&self, target: &str, after: Duration) -> Result<T, ClientError> {
+        self.request(Method::GET, target, None::<&()>, after)
+    }
+
+    /// Sends something that this client has no method for, to a daemon with an API of its own.
+    pub fn post<T: DeserializeOwned>(
+        &self,
+        target: &str,
+        body: &impl Serialize,
+        after: Duration,
+    ) -> Result<T, ClientError> {
+        self.request(Method::POST, target, Some(body), after)
+    }
+
     /// The daemon as a whole.
     pub fn status(&self) -> Result<Status, ClientError> {
         self.fetch("/v1/status")

@@ -225,6 +225,26 @@ pub fn serve_with_metrics(
     Ok(ServerHandle { stop: Some(stop), thread: Some(thread), socket: path.to_owned() })
 }
 
+/// Offers other requests than [`serve`]'s on a Unix socket, with the same bounds, until `stopped`.
+///
+/// # Errors
+/// As of [`serve`].
+pub async fn serve_router(
+    path: impl AsRef<Path>,
+    router: axum::Router,
+    most_bytes: usize,
+    stopped: oneshot::Receiver<()>,
+) -> Result<(), ServeError> {
+    let path = path.as_ref();
+    let (socket, listener) = socket::bind(path)?;
+    let listener = tokio::net::UnixListener::from_std(listener);
+    let listener = listener.map_err(|source| ServeError::Io { what: "cannot listen on", path: path.into(), source })?;
+    let body = move |request, next| connections::whole_body(request, next, most_bytes);
+    connections::run(listener, router.layer(axum::middleware::from_fn(body)), stopped).await;
+    socket.remove();
+    Ok(())
+}
+
 impl ServerHandle {
     /// The socket's path.
     pub fn socket(&self) -> &Path {

@@ -193,6 +193,12 @@ where
 }
 
 pub(super) fn failure(error: ApiError) -> Response {
-    let status = StatusCode::from_u16(error.kind.status()).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
-    (status, Json(ErrorBody::from(error))).into_response()
+    error.into_response()
+}
+
+impl IntoResponse for ApiError {
+    fn into_response(self) -> Response {
+        let status = StatusCode::from_u16(self.kind.status()).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
+        (status, Json(ErrorBody::from(self))).into_response()
+    }
 }
