@@ -1,0 +1,157 @@
+//! The end of the protocol with agents (docs/FLEET.md): a stream for each host.
+
+use std::pin::Pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bifrost_intent::api::HostProblem;
+use bifrost_intent::{Item, ItemId};
+use bifrost_relay_api::limits::KEEP_ALIVE_TIMEOUT_S;
+use bifrost_relay_api::{Change, FromAgent, Hello, ToAgent, Welcome, agree, pb, pieces, tls};
+use tokio::sync::mpsc;
+use tokio_stream::Stream;
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::{Request, Response, Status, Streaming};
+
+use crate::feed::Next;
+use crate::fleet::{Attached, Report};
+use crate::relay::{Relay, now_ms};
+
+/// How long an agent may take to say who it is.
+const HELLO_TIME: Duration = Duration::from_secs(KEEP_ALIVE_TIMEOUT_S);
+/// How long an agent may take to read a piece.
+const READ_TIME: Duration = Duration::from_secs(60);
+/// Pieces that are made before they are read.
+const AHEAD: usize = 2;
+
+/// What agents speak with.
+#[derive(Debug)]
+pub(crate) struct Agents {
+    pub(crate) relay: Arc<Relay>,
+    /// Whether agents show certificates; otherwise an agent is believed whose host it is.
+    pub(crate) is_secure: bool,
+}
+
+type Messages = Pin<Box<dyn Stream<Item = Result<pb::ToAgent, Status>> + Send>>;
+
+#[tonic::async_trait]
+impl pb::relay_server::Relay for Agents {
+    type FollowStream = Messages;
+
+    async fn follow(&self, request: Request<Streaming<pb::FromAgent>>) -> Result<Response<Messages>, Status> {
+        let certificates = request.peer_certs();
+        let mut incoming = request.into_inner();
+        let hello = tokio::time::timeout(HELLO_TIME, incoming.message()).await;
+        let hello = hello.map_err(|_| Status::deadline_exceeded("no Hello came"))??;
+        let hello = match hello.map(FromAgent::try_from) {
+            Some(Ok(FromAgent::Hello(hello))) => hello,
+            Some(Err(error)) => return Err(Status::invalid_argument(error.to_string())),
+            Some(Ok(FromAgent::Report(_))) | None => {
+                return Err(Status::invalid_argument("the first message is Hello"));
+            }
+        };
+        if self.is_secure && !certificates.is_some_and(|all| tls::is_of_host(&all, &hello.host)) {
+            let what = format!("the certificate is not that of host {:?}: it has no such DNS name", hello.host);
+            return Err(Status::permission_denied(what));
+        }
+        let version = agree(hello.versions).map_err(|error| Status::failed_precondition(error.to_string()))?;
+        // What is not known yet must not be taken for what is to go.
+        if self.relay.position().borrow().revision == 0 {
+            return Err(Status::unavailable("the relay has not read the store yet; try again soon"));
+        }
+        let attached = self.relay.with(|fleet| fleet.attach(&hello.host, &hello.software, now_ms()));
+        let attached = attached.map_err(Status::not_found)?;
+        tracing::info!(host = hello.host, software = hello.software, "an agent has connected");
+        let (send, receive) = mpsc::channel(AHEAD);
+        tokio::spawn(converse(Arc::clone(&self.relay), hello, version, attached, incoming, send));
+        Ok(Response::new(Box::pin(ReceiverStream::new(receive))))
+    }
+}
+
+/// One agent, from the first message to the last.
+async fn converse(
+    relay: Arc<Relay>,
+    hello: Hello,
+    version: u32,
+    attached: Attached,
+    incoming: Streaming<pb::FromAgent>,
+    send: mpsc::Sender<Result<pb::ToAgent, Status>>,
+) {
+    let number = attached.number;
+    let ended = tokio::select! {
+        ended = speak(&relay, version, attached, &send) => ended,
+        ended = listen(&relay, &hello.host, number, incoming) => ended,
+    };
+    relay.with(|fleet| fleet.detach(&hello.host, number, now_ms()));
+    tracing::info!(host = hello.host, "the agent's connection has ended: {}", ended.message());
+    // Who has gone does not read it.
+    let _ = send.try_send(Err(ended));
+}
+
+/// Sends everything, and then what changes; gives why that ended.
+async fn speak(
+    relay: &Relay,
+    version: u32,
+    attached: Attached,
+    send: &mpsc::Sender<Result<pb::ToAgent, Status>>,
+) -> Status {
+    let Attached { feed, all, revision, .. } = attached;
+    let welcome = ToAgent::Welcome(Welcome { version, relay: relay.name().to_owned() });
+    if let Err(ended) = put(send, welcome).await {
+        return ended;
+    }
+    let (mut changes, mut revision) = (all, revision);
+    loop {
+        for piece in pieces(changes.into_iter().map(change)) {
+            if let Err(ended) = put(send, ToAgent::Changes(piece)).await {
+                return ended;
+            }
+        }
+        if let Err(ended) = put(send, ToAgent::InSync(revision)).await {
+            return ended;
+        }
+        match feed.next().await {
+            Next::Changes(next, at) => (changes, revision) = (next, at),
+            Next::End(why) => return Status::aborted(why),
+        }
+    }
+}
+
+async fn put(send: &mpsc::Sender<Result<pb::ToAgent, Status>>, message: ToAgent) -> Result<(), Status> {
+    match tokio::time::timeout(READ_TIME, send.send(Ok(message.into()))).await {
+        Ok(Ok(())) => Ok(()),
+        Ok(Err(_)) => Err(Status::cancelled("the agent has gone")),
+        Err(_) => Err(Status::deadline_exceeded("the agent has read nothing for a minute")),
+    }
+}
+
+/// Takes what the agent reports; gives why that ended.
+async fn listen(relay: &Relay, host: &str, number: u64, mut incoming: Streaming<pb::FromAgent>) -> Status {
+    loop {
+        let message = match incoming.message().await {
+            Ok(Some(message)) => message,
+            Ok(None) => return Status::ok("the agent has said goodbye"),
+            Err(error) => return error,
+        };
+        match FromAgent::try_from(message) {
+            Ok(FromAgent::Report(report)) => {
+                let problem = |p: bifrost_relay_api::Problem| HostProblem { kind: p.kind, key: p.key, what: p.what };
+                let report = Report {
+                    revision: report.revision,
+                    objects: report.objects,
+                    problems: report.problems.into_iter().map(problem).collect(),
+                    more_problems: report.more_problems,
+                };
+                relay.with(|fleet| fleet.report(host, number, report));
+            }
+            Ok(FromAgent::Hello(_)) => return Status::invalid_argument("Hello comes once"),
+            Err(error) => return Status::invalid_argument(error.to_string()),
+        }
+    }
+}
+
+fn change((ItemId { kind, key }, item): (ItemId, Option<Item>)) -> Change {
+    let committed_ms = item.as_ref().map_or(0, |item| item.committed_ms);
+    let spec = item.map(|item| item.spec.as_bytes().to_vec().into());
+    Change { kind: kind.name().to_owned(), key, spec, committed_ms }
+}

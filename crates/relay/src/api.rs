@@ -1,0 +1,127 @@
+//! The API for people and programs: HTTP/1.1 with JSON over a Unix socket.
+//!
+//! | request | answer |
+//! |---|---|
+//! | `GET /v1/status` | [`Status`] |
+//! | `POST /v1/apply` with a [`Batch`]; `?dry_run=true` changes nothing | [`Applied`](bifrost_intent::api::Applied) |
+//! | `GET /v1/objects` with an [`ObjectsQuery`] | [`Objects`](bifrost_intent::api::Objects) |
+//! | `GET /v1/hosts` | a list of [`HostStatus`](bifrost_intent::api::HostStatus) |
+//! | `GET /v1/wait` with a [`WaitQuery`] | [`Waited`] |
+//! | `GET /v1/why` with a [`WhyQuery`] | [`Why`](bifrost_intent::api::Why) |
+//! | `GET /metrics` | counters and gauges in the text format of Prometheus |
+//!
+//! Errors are those of `bifrostd`'s API: `{"error": {"what", "where", "hint"}}`.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::Router;
+use axum::body::Bytes;
+use axum::extract::{Query, State, rejection::QueryRejection};
+use axum::http::{Uri, header};
+use axum::response::{IntoResponse, Json, Response};
+use axum::routing::{get, post};
+use bifrost_control::api::ApiError;
+use bifrost_intent::Batch;
+use bifrost_intent::api::{ApplyQuery, MAX_WAIT_MS, ObjectsQuery, Status, WaitQuery, Waited, WhyQuery};
+
+use crate::metrics;
+use crate::relay::{Relay, SubmitError};
+
+/// The most unreadable records that are told.
+const MAX_TOLD: usize = 100;
+/// How often it is looked whether hosts have everything.
+const LOOK: Duration = Duration::from_millis(10);
+
+type Shared = Arc<Relay>;
+type Answer<T> = Result<Json<T>, ApiError>;
+
+pub(crate) fn router(relay: Shared) -> Router {
+    Router::new()
+        .route("/v1/status", get(status))
+        .route("/v1/apply", post(apply))
+        .route("/v1/objects", get(objects))
+        .route("/v1/hosts", get(|State(relay): State<Shared>| async move { Json(relay.with(|fleet| fleet.hosts())) }))
+        .route("/v1/wait", get(wait))
+        .route("/v1/why", get(why))
+        .route("/metrics", get(counted))
+        .fallback(unknown)
+        .with_state(relay)
+}
+
+async fn status(State(relay): State<Shared>) -> Json<Status> {
+    let position = *relay.position().borrow();
+    Json(relay.with(|fleet| Status {
+        version: env!("CARGO_PKG_VERSION").to_owned(),
+        store: relay.store_name().to_owned(),
+        in_sync: position.in_sync,
+        revision: position.revision,
+        objects: fleet.len() as u64,
+        hosts: fleet.host_counts(),
+        unreadable: fleet.unreadable().take(MAX_TOLD).map(|(key, why)| (key.clone(), why.clone())).collect(),
+    }))
+}
+
+async fn apply(
+    State(relay): State<Shared>,
+    query: Result<Query<ApplyQuery>, QueryRejection>,
+    body: Bytes,
+) -> Answer<bifrost_intent::api::Applied> {
+    let Query(query) = query.map_err(|e| bad_query("POST /v1/apply", &e))?;
+    let batch: Batch = serde_json::from_slice(&body).map_err(|e| {
+        let hint =
+            "a batch is, for example, {\"changes\": [{\"op\": \"set\", \"key\": \"vpc/demo/net\", \"spec\": {}}]}";
+        ApiError::bad_request(e.to_string()).at("body of POST /v1/apply").hint(hint)
+    })?;
+    let result = if query.dry_run { relay.try_out(&batch) } else { relay.submit(&batch).await };
+    result.map(Json).map_err(|error| match error {
+        SubmitError::Plan(problems) if problems.0.iter().any(|p| p.is_conflict) => {
+            ApiError::conflict(problems.to_string())
+        }
+        SubmitError::Plan(problems) => ApiError::bad_request(problems.to_string()),
+        other => ApiError::unavailable(other.to_string()),
+    })
+}
+
+async fn objects(
+    State(relay): State<Shared>,
+    query: Result<Query<ObjectsQuery>, QueryRejection>,
+) -> Answer<bifrost_intent::api::Objects> {
+    let Query(query) = query.map_err(|e| bad_query("GET /v1/objects", &e))?;
+    Ok(Json(relay.with(|fleet| fleet.objects(&query))))
+}
+
+async fn wait(State(relay): State<Shared>, query: Result<Query<WaitQuery>, QueryRejection>) -> Answer<Waited> {
+    let Query(query) = query.map_err(|e| bad_query("GET /v1/wait", &e))?;
+    let until = tokio::time::Instant::now() + Duration::from_millis(query.timeout_ms.min(MAX_WAIT_MS));
+    loop {
+        let waiting = relay.with(|fleet| fleet.waiting(query.revision));
+        if waiting.is_empty() || tokio::time::Instant::now() >= until {
+            return Ok(Json(Waited { waiting }));
+        }
+        tokio::time::sleep(LOOK).await;
+    }
+}
+
+async fn why(
+    State(relay): State<Shared>,
+    query: Result<Query<WhyQuery>, QueryRejection>,
+) -> Answer<bifrost_intent::api::Why> {
+    let Query(query) = query.map_err(|e| bad_query("GET /v1/why", &e))?;
+    let found = relay.with(|fleet| fleet.why(&query.key));
+    found.map(Json).ok_or_else(|| ApiError::not_found("there is no such object").at(query.key.to_string()))
+}
+
+async fn counted(State(relay): State<Shared>) -> Result<Response, ApiError> {
+    let text = metrics::text(&relay).map_err(|e| ApiError::internal(e.to_string()))?;
+    Ok(([(header::CONTENT_TYPE, metrics::CONTENT_TYPE)], text).into_response())
+}
+
+async fn unknown(uri: Uri) -> ApiError {
+    let hint = "/v1/ has status, apply, objects, hosts, wait and why";
+    ApiError::not_found("no such resource").at(uri.path()).hint(hint)
+}
+
+fn bad_query(request: &str, error: &QueryRejection) -> ApiError {
+    ApiError::bad_request(error.body_text()).at(format!("query of {request}"))
+}

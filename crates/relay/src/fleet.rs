@@ -1,0 +1,331 @@
+//! Everything that a relay knows: the objects of the store, which host needs which, and what each host has.
+//!
+//! No I/O and no clock. The store is the truth: a change is planned here, written to the store, and taken over when the store's
+//! watch brings it, as another relay's changes are.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use bifrost_intent::api::{
+    HostCounts, HostProblem, HostStatus, MAX_LISTED, ObjectEntry, Objects, ObjectsQuery, Why, WhyHost,
+};
+use bifrost_intent::key::PREFIX;
+use bifrost_intent::{Batch, HostChanges, Key, Kind, Model, Plan, PlanError, Reason, Spans, Stored};
+use bifrost_store::{Events, Revision, Snapshot, Txn, Write};
+
+use crate::feed::Feed;
+
+/// Everything of ours in the store.
+pub(crate) const ALL: &str = "/bifrost/v1/";
+/// A record that every commit writes, and of which every commit expects that nobody else has written it: commits are one after
+/// the other, so that what was checked holds.
+const SERIAL: &str = "/bifrost/v1/serial";
+
+/// What a relay knows.
+#[derive(Debug, Default)]
+pub(crate) struct Fleet {
+    model: Model,
+    spans: Spans,
+    revision: Revision,
+    /// Who wrote the last commit, and the revision of it.
+    serial: (Vec<u8>, Revision),
+    hosts: BTreeMap<Arc<str>, Host>,
+    unreadable: BTreeMap<String, String>,
+    connections: u64,
+}
+
+/// A host that is known, or that an agent has spoken for.
+#[derive(Debug, Default)]
+struct Host {
+    /// The connection of its agent: its number, and what is to be sent.
+    connection: Option<(u64, Arc<Feed>)>,
+    since_ms: u64,
+    software: String,
+    changed: Revision,
+    applied: Revision,
+    objects: u64,
+    problems: Vec<HostProblem>,
+    more_problems: u64,
+}
+
+/// What an agent says of its host; its sizes were checked.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Report {
+    pub(crate) revision: Revision,
+    pub(crate) objects: u64,
+    pub(crate) problems: Vec<HostProblem>,
+    pub(crate) more_problems: u64,
+}
+
+/// A connection of an agent.
+#[derive(Debug)]
+pub(crate) struct Attached {
+    /// Its number, by which it is told from an earlier one of the host.
+    pub(crate) number: u64,
+    /// What is to be sent, after the following.
+    pub(crate) feed: Arc<Feed>,
+    /// Everything that the host is to have at this revision.
+    pub(crate) all: HostChanges,
+    pub(crate) revision: Revision,
+}
+
+impl Fleet {
+    /// Takes over all that the store has. Hosts are told what differs from before.
+    pub(crate) fn load(&mut self, snapshot: Snapshot) {
+        let mut seen = BTreeSet::new();
+        let mut changes = Vec::with_capacity(snapshot.records.len());
+        for record in snapshot.records {
+            seen.insert(record.key.clone());
+            if record.key == SERIAL {
+                self.serial = (record.value, record.revision);
+            } else {
+                changes.push((record.key, Some(record.value)));
+            }
+        }
+        let gone = self.model.iter().map(|(key, _)| key.in_store()).filter(|key| !seen.contains(key));
+        changes.extend(gone.collect::<Vec<_>>().into_iter().map(|key| (key, None)));
+        self.unreadable.retain(|key, _| seen.contains(key));
+        self.take(changes, snapshot.revision);
+    }
+
+    /// Takes over what the store's watch brings.
+    pub(crate) fn follow(&mut self, events: Events) {
+        let (serial, changes) = events.changes.into_iter().partition(|(key, _)| key == SERIAL);
+        let serial: Vec<(String, Option<Vec<u8>>)> = serial;
+        for (_, value) in serial {
+            // Absent: somebody has removed it, and the next commit writes it.
+            self.serial = value.map_or((Vec::new(), 0), |value| (value, events.revision));
+        }
+        self.take(changes, events.revision);
+    }
+
+    /// What a batch comes to, and the transaction for it; `by` tells this commit from all others.
+    pub(crate) fn plan(&mut self, batch: &Batch, now_ms: u64, by: &[u8]) -> Result<(Plan, Txn), PlanError> {
+        let plan = self.model.plan(batch, now_ms)?;
+        let mut writes = vec![Write::Put { key: SERIAL.to_owned(), value: by.to_vec() }];
+        writes.extend(plan.writes.iter().map(|(key, stored)| match stored {
+            Some(stored) => Write::Put { key: key.in_store(), value: stored.encode() },
+            None => Write::Delete { key: key.in_store() },
+        }));
+        Ok((plan, Txn { expect: vec![(SERIAL.to_owned(), self.serial.1)], writes }))
+    }
+
+    /// The revision that is known, and who wrote the last commit.
+    pub(crate) fn position(&self) -> (Revision, &[u8]) {
+        (self.revision, &self.serial.0)
+    }
+
+    /// An agent comes for a host; an earlier one of the host is ended.
+    ///
+    /// # Errors
+    /// The host is not known.
+    pub(crate) fn attach(&mut self, host: &str, software: &str, now_ms: u64) -> Result<Attached, String> {
+        let is_known = Key::host(host).is_ok_and(|key| self.model.get(&key).is_some());
+        if !is_known {
+            return Err(format!("host {host:?} is not known; add it: bifrostctl fleet add host/{host} addresses=..."));
+        }
+        self.connections += 1;
+        let (number, feed) = (self.connections, Arc::new(Feed::default()));
+        let entry = self.hosts.entry(host.into()).or_default();
+        if let Some((_, earlier)) = entry.connection.replace((number, Arc::clone(&feed))) {
+            earlier.end("another agent has connected for this host");
+        }
+        entry.since_ms = now_ms;
+        entry.software = software.to_owned();
+        // What is in force is known when the agent says it.
+        (entry.applied, entry.objects, entry.more_problems) = (0, 0, 0);
+        entry.problems.clear();
+        entry.changed = entry.changed.max(1);
+        Ok(Attached { number, feed, all: self.spans.of_host(host), revision: self.revision })
+    }
+
+    /// An agent has gone.
+    pub(crate) fn detach(&mut self, host: &str, number: u64, now_ms: u64) {
+        let Some(entry) = self.hosts.get_mut(host) else { return };
+        if entry.connection.as_ref().is_some_and(|(known, _)| *known == number) {
+            entry.connection = None;
+            entry.since_ms = now_ms;
+        }
+    }
+
+    /// An agent says what its host has.
+    pub(crate) fn report(&mut self, host: &str, number: u64, report: Report) {
+        let revision = self.revision;
+        let Some(entry) = self.hosts.get_mut(host) else { return };
+        if entry.connection.as_ref().is_none_or(|(known, _)| *known != number) {
+            return;
+        }
+        // It cannot have what there is not yet.
+        entry.applied = report.revision.min(revision);
+        entry.objects = report.objects;
+        entry.problems = report.problems;
+        entry.more_problems = report.more_problems;
+    }
+
+    /// All hosts that are known, or connected.
+    pub(crate) fn hosts(&self) -> Vec<HostStatus> {
+        let known = self.model.iter().map(|(key, _)| key).take_while(|key| key.kind() == Kind::Host);
+        let names: BTreeSet<&str> = known.map(Key::name).collect();
+        names.into_iter().map(|name| self.host(name)).collect()
+    }
+
+    /// The hosts that do not have everything up to a revision.
+    pub(crate) fn waiting(&self, revision: Revision) -> Vec<HostStatus> {
+        let lacks = |host: &HostStatus| {
+            let concerned = host.changed > 0;
+            concerned && (!host.connected || host.applied < host.changed.min(revision))
+        };
+        self.hosts().into_iter().filter(lacks).collect()
+    }
+
+    /// How many hosts there are.
+    pub(crate) fn host_counts(&self) -> HostCounts {
+        let hosts = self.hosts();
+        HostCounts {
+            known: hosts.len() as u64,
+            connected: hosts.iter().filter(|host| host.connected).count() as u64,
+            in_sync: hosts.iter().filter(|host| host.is_in_sync()).count() as u64,
+        }
+    }
+
+    /// How many changes wait to be sent.
+    pub(crate) fn backlog(&self) -> usize {
+        self.hosts.values().filter_map(|host| host.connection.as_ref()).map(|(_, feed)| feed.len()).sum()
+    }
+
+    /// How many objects there are.
+    pub(crate) fn len(&self) -> usize {
+        self.model.len()
+    }
+
+    /// Records that are not understood, and why.
+    pub(crate) fn unreadable(&self) -> impl Iterator<Item = (&String, &String)> {
+        self.unreadable.iter()
+    }
+
+    /// Objects, page by page.
+    pub(crate) fn objects(&self, query: &ObjectsQuery) -> Objects {
+        let limit = query.limit.unwrap_or(MAX_LISTED).clamp(1, MAX_LISTED);
+        let wanted = |key: &&Key| {
+            query.from.as_ref().is_none_or(|from| **key >= *from)
+                && query.kind.is_none_or(|kind| key.kind() == kind)
+                && query.project.as_ref().is_none_or(|project| key.project() == project)
+                && query.key.as_ref().is_none_or(|wanted| *key == wanted)
+        };
+        let mut found = self.model.iter().filter(|(key, _)| wanted(key));
+        let objects = found.by_ref().take(limit).map(|(key, stored)| entry(key, stored)).collect();
+        Objects { revision: self.revision, objects, next: found.next().map(|(key, _)| key.clone()) }
+    }
+
+    /// Where an object has come to.
+    pub(crate) fn why(&self, key: &Key) -> Option<Why> {
+        let stored = self.model.get(key)?;
+        let of_host = |(name, reason): (Arc<str>, Reason)| {
+            let host = self.host(&name);
+            let about = |problem: &&HostProblem| problem.key == key.on_host() || problem.key == key.name();
+            let state = match host.problems.iter().find(about) {
+                Some(problem) => format!("refused: {}", problem.what),
+                None if !host.connected => "unknown: the host's agent is not connected to this relay".to_owned(),
+                None if host.applied < host.changed => "on its way".to_owned(),
+                None => "in force".to_owned(),
+            };
+            let reason = match reason {
+                Reason::OnThisHost => "it is on this host",
+                Reason::UsedHere => "a port of this host uses it",
+                Reason::Reachable => "a port of this host can reach it",
+            };
+            WhyHost { host: name.to_string(), reason: reason.to_owned(), state }
+        };
+        let hosts = self.spans.why(&self.model, key).into_iter().map(of_host).collect();
+        Some(Why { object: entry(key, stored), hosts })
+    }
+
+    fn host(&self, name: &str) -> HostStatus {
+        let Some(host) = self.hosts.get(name) else {
+            return HostStatus { name: name.to_owned(), ..HostStatus::default() };
+        };
+        HostStatus {
+            name: name.to_owned(),
+            connected: host.connection.is_some(),
+            since_ms: host.since_ms,
+            software: host.software.clone(),
+            changed: host.changed,
+            applied: host.applied,
+            objects: host.objects,
+            problems: host.problems.clone(),
+            more_problems: host.more_problems,
+        }
+    }
+
+    fn take(&mut self, changes: Vec<(String, Option<Vec<u8>>)>, revision: Revision) {
+        self.revision = self.revision.max(revision);
+        let mut wanted = BTreeMap::new();
+        for (name, value) in changes {
+            match read(&name, value.as_deref()) {
+                Ok((key, stored)) => {
+                    self.unreadable.remove(&name);
+                    if self.model.get(&key) != stored.as_ref() {
+                        wanted.insert(key, stored);
+                    }
+                }
+                Err(_) if value.is_none() => drop(self.unreadable.remove(&name)),
+                // What was there before stays: a later version may have written what it knows how to read.
+                Err(why) => drop(self.unreadable.insert(name, why)),
+            }
+        }
+        let mut changed = Vec::with_capacity(wanted.len());
+        // What is referred to comes first, and goes last.
+        let (sets, deletions): (Vec<_>, Vec<_>) = wanted.into_iter().partition(|(_, stored)| stored.is_some());
+        for (key, _) in deletions.into_iter().rev() {
+            let before = self.model.remove(&key);
+            changed.push((key, before));
+        }
+        for (key, stored) in sets {
+            if let Some(stored) = stored {
+                let before = self.model.set(key.clone(), stored);
+                changed.push((key, before));
+            }
+        }
+        let hosts = &self.hosts;
+        let is_connected = |host: &str| hosts.get(host).is_some_and(|host| host.connection.is_some());
+        let concerned = self.spans.change(&self.model, &changed, &is_connected);
+        for (host, changes) in concerned {
+            let entry = self.hosts.entry(host).or_default();
+            entry.changed = self.revision;
+            if let Some((_, feed)) = &entry.connection {
+                feed.add(changes, self.revision);
+            }
+        }
+        self.forget_hosts(&changed);
+    }
+
+    /// Hosts that are gone need no connection.
+    fn forget_hosts(&mut self, changed: &[(Key, Option<Stored>)]) {
+        for (key, _) in changed.iter().filter(|(key, _)| key.kind() == Kind::Host) {
+            if self.model.get(key).is_none()
+                && let Some(host) = self.hosts.remove(key.name())
+                && let Some((_, feed)) = host.connection
+            {
+                feed.end("the host was deleted");
+            }
+        }
+    }
+}
+
+/// The object of a record.
+fn read(name: &str, value: Option<&[u8]>) -> Result<(Key, Option<Stored>), String> {
+    let Some(key) = Key::of_store(name) else {
+        return Err(format!("is not the key of an object; those are {PREFIX}KIND/PROJECT/NAME"));
+    };
+    let stored = value.map(|value| Stored::decode(key.kind(), value)).transpose()?;
+    Ok((key, stored))
+}
+
+fn entry(key: &Key, stored: &Stored) -> ObjectEntry {
+    ObjectEntry {
+        key: key.clone(),
+        generation: stored.generation,
+        committed_ms: stored.committed_ms,
+        spec: stored.spec.value(),
+    }
+}

@@ -1,0 +1,111 @@
+//! `bifrost-relay`: takes what a network of many hosts is to be, keeps it in a store, and gives each host what concerns it.
+
+#![cfg_attr(test, allow(clippy::unwrap_used))]
+
+mod agents;
+mod api;
+mod cli;
+mod feed;
+mod fleet;
+mod metrics;
+mod relay;
+#[cfg(test)]
+mod tests;
+
+use std::net::SocketAddr;
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Context, Result, anyhow};
+use bifrost_control::server::{ServeError, serve_router};
+use bifrost_intent::api::MAX_BODY;
+use bifrost_relay_api::limits::{KEEP_ALIVE_S, KEEP_ALIVE_TIMEOUT_S, MAX_MESSAGE};
+use bifrost_relay_api::pb::relay_server::RelayServer;
+use clap::Parser as _;
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::oneshot;
+use tonic::transport::Server;
+use tonic::transport::server::TcpIncoming;
+use tracing_subscriber::EnvFilter;
+
+use crate::agents::Agents;
+use crate::cli::Cli;
+use crate::relay::Relay;
+
+fn main() -> ExitCode {
+    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("info"));
+    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).init();
+    let cli = Cli::parse();
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build();
+    let result = runtime.context("cannot start threads").and_then(|runtime| runtime.block_on(run(cli)));
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("bifrost-relay: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+async fn run(cli: Cli) -> Result<()> {
+    let mut ends = signal(SignalKind::terminate()).context("waiting for signals")?;
+    let mut interrupts = signal(SignalKind::interrupt()).context("waiting for signals")?;
+    let tls = cli.tls()?;
+    let store = cli.store.open()?;
+    let relay = Relay::new(cli.name(), cli.store.to_string(), store);
+    let following = tokio::spawn(Arc::clone(&relay).follow());
+
+    let agents = RelayServer::new(Agents { relay: Arc::clone(&relay), is_secure: tls.is_some() })
+        .max_decoding_message_size(MAX_MESSAGE)
+        .max_encoding_message_size(MAX_MESSAGE);
+    let mut server = Server::builder()
+        .http2_keepalive_interval(Some(Duration::from_secs(KEEP_ALIVE_S)))
+        .http2_keepalive_timeout(Some(Duration::from_secs(KEEP_ALIVE_TIMEOUT_S)));
+    if let Some(files) = &tls {
+        server = server.tls_config(files.server()).context("the certificates do not fit together")?;
+    }
+    let listener = listen(cli.listen).await?;
+    let (stop_agents, agents_stopped) = oneshot::channel::<()>();
+    let agents = server.add_service(agents).serve_with_incoming_shutdown(listener, async {
+        // Dropped, it says the same.
+        let _ = agents_stopped.await;
+    });
+    let agents = tokio::spawn(agents);
+
+    let (stop_api, api_stopped) = oneshot::channel();
+    let socket = cli.socket.clone();
+    let api = tokio::spawn(serve_router(socket.clone(), api::router(Arc::clone(&relay)), MAX_BODY, api_stopped));
+    tracing::info!(socket = %socket.display(), agents = %cli.listen, store = %cli.store, "ready");
+    let mut api = api;
+    let mut agents = agents;
+    tokio::select! {
+        _ = ends.recv() => tracing::info!("ending"),
+        _ = interrupts.recv() => tracing::info!("ending"),
+        ended = &mut api => return match ended.context("the API has ended")? {
+            Ok(()) => Err(anyhow!("the API has ended")),
+            Err(ServeError::AlreadyRunning(path)) => {
+                Err(anyhow!("another program listens on {}; stop it, or name another socket with --socket", path.display()))
+            }
+            Err(error) => Err(error.into()),
+        },
+        ended = &mut agents => return match ended.context("the server of agents has ended")? {
+            Ok(()) => Err(anyhow!("the server of agents has ended")),
+            Err(error) => Err(error).context("the server of agents has ended"),
+        },
+    }
+    // Agents keep streams open forever; they connect again, here or elsewhere.
+    drop(stop_agents);
+    agents.abort();
+    following.abort();
+    let _ = stop_api.send(());
+    let _ = tokio::time::timeout(Duration::from_secs(2), api).await;
+    Ok(())
+}
+
+async fn listen(address: SocketAddr) -> Result<TcpIncoming> {
+    let listener = tokio::net::TcpListener::bind(address).await.with_context(|| {
+        format!("cannot listen on {address} for agents; is it an address of this host, and free? See --listen")
+    })?;
+    Ok(TcpIncoming::from(listener).with_nodelay(Some(true)))
+}

@@ -1,0 +1,45 @@
+//! Counters and gauges in the text format that Prometheus reads (OpenMetrics 1.0).
+
+use std::fmt;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use prometheus_client::encoding::text::encode;
+use prometheus_client::metrics::counter::ConstCounter;
+use prometheus_client::metrics::gauge::ConstGauge;
+use prometheus_client::registry::Registry;
+
+use crate::relay::Relay;
+
+/// The format's media type.
+pub(crate) const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+
+/// All of them.
+pub(crate) fn text(relay: &Relay) -> Result<String, fmt::Error> {
+    let mut registry = Registry::with_prefix("bifrost_relay");
+    let mut gauge = |name: &str, help: &str, value: u64| {
+        registry.register(name, help, ConstGauge::new(i64::try_from(value).unwrap_or(i64::MAX)));
+    };
+    let position = *relay.position().borrow();
+    gauge("in_sync", "1 if the relay follows the store", position.in_sync.into());
+    gauge("revision", "The store's revision that the relay has", position.revision);
+    let (hosts, objects, unreadable, backlog) = relay.with(|fleet| {
+        (fleet.host_counts(), fleet.len() as u64, fleet.unreadable().count() as u64, fleet.backlog() as u64)
+    });
+    gauge("hosts_known", "Hosts that are known", hosts.known);
+    gauge("hosts_connected", "Hosts whose agent is connected to this relay", hosts.connected);
+    gauge("hosts_in_sync", "Connected hosts on which everything is in force", hosts.in_sync);
+    gauge("objects", "Objects in the store", objects);
+    gauge("unreadable_records", "Records that the relay does not understand. See bifrostctl fleet status", unreadable);
+    gauge("backlog_changes", "Changes that wait to be sent to hosts", backlog);
+    let mut counter = |name: &str, help: &str, value: &AtomicU64| {
+        registry.register(name, help, ConstCounter::new(value.load(Ordering::Relaxed)));
+    };
+    let counts = &relay.counts;
+    counter("batches_made", "Batches of changes that were made", &counts.commits);
+    counter("batches_refused", "Batches of changes that were refused", &counts.refused);
+    counter("conflicts", "Commits that were planned again, because another relay was first", &counts.conflicts);
+    counter("store_losses", "How often the store was lost", &counts.store_losses);
+    let mut text = String::new();
+    encode(&mut text, &registry)?;
+    Ok(text)
+}

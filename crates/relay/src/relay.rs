@@ -1,0 +1,241 @@
+//! The relay around its core: follows the store, and writes to it.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use bifrost_intent::api::{Applied, ChangedObject};
+use bifrost_intent::{Batch, Plan, PlanError};
+use bifrost_store::{CommitError, Revision, Store, StoreError, WatchError};
+use tokio::sync::watch;
+
+use crate::fleet::{ALL, Fleet};
+
+/// How often a batch is planned again, because another relay was first.
+const TRIES: u32 = 20;
+/// How long a change may take to come back from the store.
+const RETURN_TIME: Duration = Duration::from_secs(10);
+/// Between attempts to reach the store.
+const LEAST_PAUSE: Duration = Duration::from_millis(100);
+const MOST_PAUSE: Duration = Duration::from_secs(5);
+
+/// A relay.
+#[derive(Debug)]
+pub(crate) struct Relay {
+    /// Its name among relays: a text that no other process has.
+    name: String,
+    store: Store,
+    store_name: String,
+    fleet: Mutex<Fleet>,
+    /// One batch at a time: a second one would only be planned again.
+    gate: tokio::sync::Mutex<()>,
+    position: watch::Sender<Position>,
+    pub(crate) counts: Counts,
+}
+
+/// What was counted since the start.
+#[derive(Debug, Default)]
+pub(crate) struct Counts {
+    pub(crate) commits: AtomicU64,
+    pub(crate) conflicts: AtomicU64,
+    pub(crate) refused: AtomicU64,
+    pub(crate) store_losses: AtomicU64,
+}
+
+/// How far the relay has followed the store.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Position {
+    pub(crate) revision: Revision,
+    /// Whether it follows; otherwise what it has may be old.
+    pub(crate) in_sync: bool,
+}
+
+/// Why a batch was not made.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum SubmitError {
+    #[error(transparent)]
+    Plan(#[from] PlanError),
+    #[error("the relay does not follow the store now, and makes no changes; see its log")]
+    NotInSync,
+    #[error("other relays were first {TRIES} times; try again")]
+    Busy,
+    #[error("the store does not answer: {0}; nothing was changed")]
+    Store(StoreError),
+    #[error(
+        "the store did not say whether the change was made ({0}); look, and try again: to make a change twice does no harm"
+    )]
+    Unknown(String),
+}
+
+impl Relay {
+    /// A relay that keeps objects in a store. It has none until [`follow`](Self::follow) runs.
+    pub(crate) fn new(name: String, store_name: String, store: Store) -> Arc<Relay> {
+        let (position, _) = watch::channel(Position::default());
+        Arc::new(Relay {
+            name,
+            store,
+            store_name,
+            fleet: Mutex::default(),
+            gate: tokio::sync::Mutex::default(),
+            position,
+            counts: Counts::default(),
+        })
+    }
+
+    /// Its name.
+    pub(crate) fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Where objects are kept.
+    pub(crate) fn store_name(&self) -> &str {
+        &self.store_name
+    }
+
+    /// Looks at what it knows, or changes it. Must not wait.
+    pub(crate) fn with<T>(&self, f: impl FnOnce(&mut Fleet) -> T) -> T {
+        f(&mut self.fleet.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// How far it has come; waits for changes of that.
+    pub(crate) fn position(&self) -> watch::Receiver<Position> {
+        self.position.subscribe()
+    }
+
+    /// Follows the store, forever.
+    pub(crate) async fn follow(self: Arc<Self>) {
+        let mut pause = LEAST_PAUSE;
+        loop {
+            match self.follow_once().await {
+                // What was compacted away is in the next list.
+                WatchError::Compacted => pause = LEAST_PAUSE,
+                WatchError::Lost(why) => {
+                    tracing::warn!("the store is lost: {why}; hosts keep what they have, and changes wait");
+                    self.counts.store_losses.fetch_add(1, Ordering::Relaxed);
+                    if self.position.borrow().in_sync {
+                        pause = LEAST_PAUSE;
+                    }
+                }
+            }
+            self.position.send_modify(|position| position.in_sync = false);
+            tokio::time::sleep(pause).await;
+            pause = (pause * 2).min(MOST_PAUSE);
+        }
+    }
+
+    /// Lists everything, and follows from there; gives why that ended.
+    async fn follow_once(&self) -> WatchError {
+        let snapshot = match self.store.snapshot(ALL).await {
+            Ok(snapshot) => snapshot,
+            Err(error) => return WatchError::Lost(error),
+        };
+        let (revision, records) = (snapshot.revision, snapshot.records.len());
+        // Many objects take a while.
+        tokio::task::block_in_place(|| self.with(|fleet| fleet.load(snapshot)));
+        let mut watch = match self.store.watch(ALL, revision).await {
+            Ok(watch) => watch,
+            Err(error) => return WatchError::Lost(error),
+        };
+        tracing::info!(revision, records, "following the store");
+        self.position.send_replace(Position { revision, in_sync: true });
+        loop {
+            match watch.next().await {
+                Ok(events) => {
+                    let revision = events.revision;
+                    self.with(|fleet| fleet.follow(events));
+                    self.position.send_replace(Position { revision, in_sync: true });
+                }
+                Err(error) => return error,
+            }
+        }
+    }
+
+    /// Says what a batch would change.
+    pub(crate) fn try_out(&self, batch: &Batch) -> Result<Applied, SubmitError> {
+        if !self.position.borrow().in_sync {
+            return Err(SubmitError::NotInSync);
+        }
+        let (plan, revision) = self.with(|fleet| {
+            let (plan, _) = fleet.plan(batch, now_ms(), b"")?;
+            Ok::<_, PlanError>((plan, fleet.position().0))
+        })?;
+        Ok(applied(plan, revision))
+    }
+
+    /// Makes a batch of changes: when it returns, the store has them, and this relay has told all hosts that are connected.
+    pub(crate) async fn submit(&self, batch: &Batch) -> Result<Applied, SubmitError> {
+        let result = self.submit_one(batch).await;
+        let counted = if result.is_ok() { &self.counts.commits } else { &self.counts.refused };
+        counted.fetch_add(1, Ordering::Relaxed);
+        result
+    }
+
+    async fn submit_one(&self, batch: &Batch) -> Result<Applied, SubmitError> {
+        let _alone = self.gate.lock().await;
+        for _ in 0..TRIES {
+            if !self.position.borrow().in_sync {
+                return Err(SubmitError::NotInSync);
+            }
+            let by = format!("{} {:016x}", self.name, fastrand::u64(..));
+            let (plan, txn, seen) = self.with(|fleet| {
+                let (plan, txn) = fleet.plan(batch, now_ms(), by.as_bytes())?;
+                Ok::<_, PlanError>((plan, txn, fleet.position().0))
+            })?;
+            if plan.writes.is_empty() {
+                return Ok(applied(plan, seen));
+            }
+            match self.store.commit(&txn).await {
+                Ok(revision) => {
+                    if !self.reached(revision).await {
+                        return Err(SubmitError::Unknown("it does not come back from the store".to_owned()));
+                    }
+                    return Ok(applied(plan, revision));
+                }
+                Err(CommitError::Conflict { .. }) => {
+                    self.counts.conflicts.fetch_add(1, Ordering::Relaxed);
+                    if !self.reached(seen + 1).await {
+                        return Err(SubmitError::NotInSync);
+                    }
+                }
+                Err(CommitError::Store(error)) => return Err(SubmitError::Store(error)),
+                Err(CommitError::Unknown(error)) => return self.find_out(plan, &by, seen, &error.to_string()).await,
+            }
+        }
+        Err(SubmitError::Busy)
+    }
+
+    /// After a commit whose answer was lost: every commit says who wrote it, and none can follow without having seen it.
+    async fn find_out(&self, plan: Plan, by: &str, seen: Revision, why: &str) -> Result<Applied, SubmitError> {
+        if self.reached(seen + 1).await {
+            let (revision, ours) = self.with(|fleet| {
+                let (revision, last) = fleet.position();
+                (revision, last == by.as_bytes())
+            });
+            if ours {
+                return Ok(applied(plan, revision));
+            }
+        }
+        Err(SubmitError::Unknown(why.to_owned()))
+    }
+
+    /// Waits until the relay has come so far; whether it has.
+    async fn reached(&self, revision: Revision) -> bool {
+        let mut position = self.position.subscribe();
+        let reached = position.wait_for(|position| position.revision >= revision);
+        tokio::time::timeout(RETURN_TIME, reached).await.is_ok_and(|result| result.is_ok())
+    }
+}
+
+/// Milliseconds since 1970.
+pub(crate) fn now_ms() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_millis() as u64)
+}
+
+fn applied(plan: Plan, revision: Revision) -> Applied {
+    let changed = |(key, stored): (_, Option<bifrost_intent::Stored>)| ChangedObject {
+        key,
+        generation: stored.as_ref().map_or(0, |stored| stored.generation),
+        spec: stored.map(|stored| stored.spec.value()),
+    };
+    Applied { revision, changed: plan.writes.into_iter().map(changed).collect(), unchanged: plan.unchanged }
+}
