@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use crate::capture::{self, CaptureArgs};
 use crate::drops::DropsArgs;
+use crate::fleet::FleetArgs;
 use crate::gw::{self, GwArgs};
 use crate::objects::{self, ApplyArgs, ObjectCommand, ObjectsArgs};
 use crate::trace::{self, TraceArgs};
@@ -118,6 +119,10 @@ pub(crate) enum Command {
     /// A gateway is bifrost-nicd and a bifrost-gw behind it, which have control sockets of their own.
     #[command(after_help = gw::EXAMPLES)]
     Gw(GwArgs),
+    /// A network of many hosts: what it is to be, and what its hosts have
+    ///
+    /// This talks with bifrost-relay, which keeps the objects and gives each host what concerns it.
+    Fleet(FleetArgs),
     /// A live view of paths and connections; q quits
     Top(TopArgs),
 }

@@ -23,6 +23,8 @@ pub(crate) enum Failure {
     File { path: std::path::PathBuf, source: io::Error },
     #[error("{program} is not running: nobody answers on this socket")]
     NoGateway { program: &'static str, socket: std::path::PathBuf },
+    #[error("bifrost-relay is not running: nobody answers on this socket")]
+    NoRelay { socket: std::path::PathBuf },
     /// What the user wrote makes no sense: what, where, and what to do.
     #[error("{what}")]
     Usage { what: String, location: String, hint: &'static str },
@@ -67,6 +69,10 @@ impl Failure {
                 let option = program.strip_prefix("bifrost-").unwrap_or(program);
                 let hint = format!("start it; if its [control].socket is another, name that with --{option}");
                 (self.to_string(), socket.display().to_string(), hint)
+            }
+            Failure::NoRelay { socket } => {
+                let hint = "start it, or name the socket that it has with --relay; see `bifrost-relay --help`";
+                (self.to_string(), socket.display().to_string(), hint.to_owned())
             }
             Failure::Usage { what, location, hint } => (what.clone(), location.clone(), (*hint).to_owned()),
             Failure::NoTerminal => {

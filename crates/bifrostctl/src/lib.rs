@@ -7,6 +7,7 @@ mod capture;
 mod cli;
 mod drops;
 mod failure;
+mod fleet;
 mod gw;
 mod objects;
 mod output;
@@ -80,6 +81,7 @@ fn run(cli: Cli) -> Result<(), Failure> {
         Command::Capture(args) => capture::run(&client, args),
         Command::Trace(args) => trace::run(&client, args, out),
         Command::Gw(args) => gw::run(args, out),
+        Command::Fleet(args) => fleet::run(args, out),
         Command::Top(args) => top::run(client, args, out),
     }
 }

@@ -207,7 +207,7 @@ fn named(kind: Kind, key: &str, spec: &mut Map<String, Value>) {
 }
 
 /// A value as the file would have it, where it is one; otherwise a text, or a list of them.
-fn value_of(key: &str, text: &str) -> Value {
+pub(crate) fn value_of(key: &str, text: &str) -> Value {
     let literal = |text: &str| {
         let table = toml::from_str::<Map<String, Value>>(&format!("value = {text}")).ok();
         table.and_then(|mut table| table.remove("value")).filter(|value| !value.is_object())

@@ -494,7 +494,7 @@ pub(crate) fn listing(columns: &[Column], rows: impl Iterator<Item = Vec<String>
     if rows.peek().is_none() { none.to_owned() } else { table(columns, rows) }
 }
 
-fn table(columns: &[Column], rows: impl Iterator<Item = Vec<String>>) -> String {
+pub(crate) fn table(columns: &[Column], rows: impl Iterator<Item = Vec<String>>) -> String {
     let mut table = Table::new();
     table.load_style(presets::NOTHING);
     table.set_header(columns.iter().map(|column| column.name()));

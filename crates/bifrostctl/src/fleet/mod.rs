@@ -1,0 +1,300 @@
+//! A network of many hosts: what it is to be, and what its hosts have. It talks with `bifrost-relay`.
+
+mod file;
+mod view;
+
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use bifrost_control::Client;
+use bifrost_control::client::ClientError;
+use bifrost_intent::api::{Applied, HostStatus, MAX_WAIT_MS, ObjectEntry, Objects, ObjectsQuery, Status, Waited, Why};
+use bifrost_intent::{Batch, Change, Key, Kind, MAX_CHANGES, Op};
+use clap::{Args, Subcommand};
+use serde_json::{Map, Value, json};
+
+use crate::failure::Failure;
+use crate::objects::value_of;
+use crate::output::Output;
+
+pub(crate) const EXAMPLES: &str = "\
+Objects have keys: host/NAME, and KIND/PROJECT/NAME with the kinds vpc, subnet, address_set, security_group, port and peering.
+Values are written as in bifrostd's configuration file; a list is written with commas.
+
+Examples: two hosts, a network, and a port of a container on each
+  bifrostctl fleet add host/h1 addresses=192.0.2.1
+  bifrostctl fleet add host/h2 addresses=192.0.2.2
+  bifrostctl fleet add vpc/demo/net && bifrostctl fleet add subnet/demo/a vpc=net prefix=10.0.0.0/24
+  bifrostctl fleet add port/demo/web subnets=a host=h1 netns=web
+  bifrostctl fleet add port/demo/db subnets=a host=h2 netns=db --wait 10
+
+  bifrostctl fleet apply -f network.yaml --wait 10     the objects of the file are to be as it says
+  bifrostctl fleet diff -f network.yaml                what that would change
+  bifrostctl fleet why port/demo/web                   which hosts need it, and whether they have it
+  bifrostctl fleet hosts                               who is connected, and has everything
+  bifrostctl fleet delete port/demo/web";
+
+const FILE_HELP: &str = "\
+A file is YAML or JSON: documents, each an object or a list of them, with its key and what it says:
+
+  key: vpc/demo/net
+  ---
+  key: subnet/demo/a
+  vpc: net
+  prefix: 10.0.0.0/24";
+
+/// Lists, besides those of a host's objects.
+const LISTS: [&str; 2] = ["subnets", "vpcs"];
+/// How long the relay may take for an answer, beyond what it was asked to wait.
+const ANSWER: Duration = Duration::from_secs(15);
+
+#[derive(Debug, Args)]
+#[command(after_help = EXAMPLES)]
+pub(crate) struct FleetArgs {
+    /// The relay's control socket
+    #[arg(long, value_name = "PATH", global = true, env = "BIFROST_RELAY", default_value = "/run/bifrost/relay.sock")]
+    relay: PathBuf,
+    #[command(subcommand)]
+    command: FleetCommand,
+}
+
+#[derive(Debug, Subcommand)]
+enum FleetCommand {
+    /// The relay: its store, how many objects and hosts there are, and what it does not understand
+    Status,
+    /// Objects: all, those of a kind, those of a project, or one
+    Get {
+        /// A kind, such as port, or a key, such as port/demo/web
+        what: Option<String>,
+        /// Only those of this project
+        #[arg(long, value_name = "NAME")]
+        project: Option<String>,
+    },
+    /// Add one; refused if there is one of that key
+    Add(ChangeArgs),
+    /// Change what is named, and leave the rest of the object as it is; `KEY=` takes a key out
+    Set(ChangeArgs),
+    /// Delete some, all or none
+    Delete {
+        /// Their keys
+        #[arg(required = true)]
+        keys: Vec<Key>,
+        #[command(flatten)]
+        how: How,
+    },
+    /// Have objects as a file says; what it does not name stays
+    #[command(after_help = FILE_HELP)]
+    Apply {
+        /// The file; `-` is standard input
+        #[arg(long, short, value_name = "FILE")]
+        file: PathBuf,
+        #[command(flatten)]
+        how: How,
+    },
+    /// What `apply` would change
+    #[command(after_help = FILE_HELP)]
+    Diff {
+        /// The file; `-` is standard input
+        #[arg(long, short, value_name = "FILE")]
+        file: PathBuf,
+    },
+    /// Hosts: whether their agents are connected, what is in force there, and what is refused
+    Hosts,
+    /// Which hosts need an object, why, and whether they have it
+    Why {
+        /// Its key
+        key: Key,
+    },
+}
+
+#[derive(Debug, Args)]
+struct ChangeArgs {
+    /// Its key
+    key: Key,
+    /// What it says
+    #[arg(value_name = "KEY=VALUE")]
+    pairs: Vec<String>,
+    #[command(flatten)]
+    how: How,
+}
+
+#[derive(Debug, Args)]
+struct How {
+    /// Wait until the hosts that need it have the change, for at most SECONDS
+    #[arg(long, value_name = "SECONDS")]
+    wait: Option<u64>,
+}
+
+/// `bifrostctl fleet`
+pub(crate) fn run(args: FleetArgs, out: Output) -> Result<(), Failure> {
+    let relay = Relay(Client::new(&args.relay)?);
+    match args.command {
+        FleetCommand::Status => out.print(&relay.get::<Status>("/v1/status", ANSWER)?, view::status),
+        FleetCommand::Hosts => out.print(&relay.get::<Vec<HostStatus>>("/v1/hosts", ANSWER)?, |v| view::hosts(v)),
+        FleetCommand::Get { what, project } => {
+            out.print(&relay.objects(what.as_deref(), project)?, |v| view::objects(v))
+        }
+        FleetCommand::Why { key } => out.print(&relay.get::<Why>(&format!("/v1/why?key={key}"), ANSWER)?, view::why),
+        FleetCommand::Add(args) => {
+            let spec = with_pairs(Map::new(), &args)?;
+            let change = Change { op: Op::Set, key: args.key, spec: Some(spec), if_generation: Some(0) };
+            relay.change(vec![change], &args.how, out)
+        }
+        FleetCommand::Set(args) => {
+            let old = relay.one(&args.key)?;
+            let spec = with_pairs(old.spec.as_object().cloned().unwrap_or_default(), &args)?;
+            // What is changed is what was looked at.
+            let if_generation = Some(old.generation);
+            relay.change(vec![Change { op: Op::Set, key: args.key, spec: Some(spec), if_generation }], &args.how, out)
+        }
+        FleetCommand::Delete { keys, how } => {
+            let delete = |key| Change { op: Op::Delete, key, spec: None, if_generation: None };
+            relay.change(keys.into_iter().map(delete).collect(), &how, out)
+        }
+        FleetCommand::Apply { file, how } => relay.change(file::read(&file)?, &how, out),
+        FleetCommand::Diff { file } => {
+            let changes = file::read(&file)?;
+            let before = relay.objects(None, None)?;
+            let mut applied = Applied::default();
+            for changes in chunks(changes) {
+                let part: Applied = relay.post("/v1/apply?dry_run=true", &Batch { changes })?;
+                applied.changed.extend(part.changed);
+                applied.unchanged += part.unchanged;
+            }
+            out.print(&applied, |applied| view::diff(&before, applied))
+        }
+    }
+}
+
+/// A relay's API.
+struct Relay(Client);
+
+impl Relay {
+    fn get<T: serde::de::DeserializeOwned>(&self, target: &str, after: Duration) -> Result<T, Failure> {
+        self.0.get(target, after).map_err(of_relay)
+    }
+
+    fn post<T: serde::de::DeserializeOwned>(&self, target: &str, body: &impl serde::Serialize) -> Result<T, Failure> {
+        self.0.post(target, body, ANSWER).map_err(of_relay)
+    }
+
+    /// Objects, page by page.
+    fn objects(&self, what: Option<&str>, project: Option<String>) -> Result<Vec<ObjectEntry>, Failure> {
+        let mut query = ObjectsQuery { project, ..ObjectsQuery::default() };
+        match what {
+            None => {}
+            Some(what) if what.contains('/') => query.key = Some(what.parse().map_err(|e| usage(what, e))?),
+            Some(what) => query.kind = Some(what.parse::<Kind>().map_err(|e| usage(what, e))?),
+        }
+        let mut objects = Vec::new();
+        loop {
+            let page: Objects = self.get(&target(&query), ANSWER)?;
+            objects.extend(page.objects);
+            // Where it does not go on, it ends.
+            if page.next.is_none() || page.next == query.from {
+                return Ok(objects);
+            }
+            query.from = page.next;
+        }
+    }
+
+    fn one(&self, key: &Key) -> Result<ObjectEntry, Failure> {
+        let found = self.objects(Some(&key.to_string()), None)?.into_iter().next();
+        found.ok_or_else(|| usage(&key.to_string(), "there is no such object; add it with `add`".to_owned()))
+    }
+
+    /// Makes changes, and waits for hosts if that is wanted.
+    fn change(&self, changes: Vec<Change>, how: &How, out: Output) -> Result<(), Failure> {
+        let mut applied = Applied::default();
+        for changes in chunks(changes) {
+            let part: Applied = self.post("/v1/apply", &Batch { changes })?;
+            applied.revision = part.revision;
+            applied.changed.extend(part.changed);
+            applied.unchanged += part.unchanged;
+        }
+        if let Some(seconds) = how.wait {
+            self.wait(applied.revision, Duration::from_secs(seconds))?;
+        }
+        out.print(&applied, view::applied)
+    }
+
+    /// Waits until all hosts have everything up to a revision.
+    fn wait(&self, revision: u64, limit: Duration) -> Result<(), Failure> {
+        let until = Instant::now() + limit;
+        loop {
+            let left = until.saturating_duration_since(Instant::now());
+            let timeout_ms = (left.as_millis() as u64).min(MAX_WAIT_MS / 2);
+            let target = format!("/v1/wait?revision={revision}&timeout_ms={timeout_ms}");
+            let Waited { waiting } = self.get(&target, ANSWER + Duration::from_millis(timeout_ms))?;
+            let Some(first) = waiting.first() else { return Ok(()) };
+            if Instant::now() >= until {
+                let (more, are) = match waiting.len() - 1 {
+                    0 => (String::new(), "is"),
+                    more => (format!(" and {more} more"), "are"),
+                };
+                let what = match first.connected {
+                    true => format!("made, but not in force within {} s on {}{more}", limit.as_secs(), first.name),
+                    false => format!("made, but {}{more} {are} not connected", first.name),
+                };
+                let hint =
+                    "the hosts get the change as soon as they can; `bifrostctl fleet hosts` shows what they wait for";
+                return Err(Failure::Usage { what, location: String::new(), hint });
+            }
+        }
+    }
+}
+
+/// As many changes as a batch takes. What one batch refers to is in it or in an earlier one: sorted by kind.
+fn chunks(mut changes: Vec<Change>) -> impl Iterator<Item = Vec<Change>> {
+    if changes.len() > MAX_CHANGES {
+        changes.sort_by_key(|change| change.key.kind());
+    }
+    let mut rest = changes.into_iter().peekable();
+    std::iter::from_fn(move || {
+        let chunk: Vec<Change> = rest.by_ref().take(MAX_CHANGES).collect();
+        (!chunk.is_empty()).then_some(chunk)
+    })
+}
+
+/// An object's keys with those that are given; an empty value takes a key out.
+fn with_pairs(mut spec: Map<String, Value>, args: &ChangeArgs) -> Result<Value, Failure> {
+    for pair in &args.pairs {
+        let Some((name, value)) = pair.split_once('=') else {
+            return Err(usage(&args.key.to_string(), format!("{pair:?} is no KEY=VALUE")));
+        };
+        let value = match value_of(name, value) {
+            _ if value.is_empty() => {
+                spec.remove(name);
+                continue;
+            }
+            Value::String(text) if LISTS.contains(&name) => json!(text.split(',').collect::<Vec<_>>()),
+            value => value,
+        };
+        spec.insert(name.to_owned(), value);
+    }
+    Ok(Value::Object(spec))
+}
+
+/// Path and query that ask for objects. Keys and names have no character that a query would take for something else.
+fn target(query: &ObjectsQuery) -> String {
+    let pairs = [
+        ("kind", query.kind.map(|kind| kind.to_string())),
+        ("project", query.project.clone()),
+        ("key", query.key.as_ref().map(Key::to_string)),
+        ("from", query.from.as_ref().map(Key::to_string)),
+    ];
+    let pairs = pairs.into_iter().filter_map(|(name, value)| Some(format!("{name}={}", value?)));
+    format!("/v1/objects?{}", pairs.collect::<Vec<_>>().join("&"))
+}
+
+fn of_relay(error: ClientError) -> Failure {
+    match error {
+        ClientError::NotRunning(socket) => Failure::NoRelay { socket },
+        error => error.into(),
+    }
+}
+
+fn usage(location: &str, what: String) -> Failure {
+    let hint = "keys are host/NAME and KIND/PROJECT/NAME; see `bifrostctl fleet --help`";
+    Failure::Usage { what, location: location.to_owned(), hint }
+}
