@@ -28,7 +28,7 @@ mod capture;
 mod connections;
 mod exposition;
 mod list;
-mod metrics;
+pub mod metrics;
 mod routes;
 mod socket;
 
@@ -198,7 +198,7 @@ pub fn serve_with_metrics(
         .name("api".to_owned())
         .spawn(move || {
             if let Some(listener) = metrics {
-                runtime.spawn(metrics::run(listener, Arc::clone(&backend)));
+                runtime.spawn(metrics::run(listener, metrics::of_backend(Arc::clone(&backend))));
             }
             let mut stopped = stopped;
             // A request that panics is answered with an error; this is for what is around requests.

@@ -87,7 +87,7 @@ impl Store {
         let of = |((owner, vni), digest): ((&str, Option<u32>), Digest)| ObjectsDigest {
             owner: owner.to_owned(),
             vni,
-            objects: digest.objects,
+            objects: digest.objects(),
             digest: digest.text(),
         };
         digests.into_iter().map(of).collect()

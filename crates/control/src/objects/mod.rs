@@ -12,5 +12,6 @@ mod store;
 #[cfg(test)]
 mod tests;
 
+pub use digest::Digest;
 pub use error::{ApplyError, ItemError};
 pub use store::{Entry, Id, MAX_OBJECTS, Plan, Store};

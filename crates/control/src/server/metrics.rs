@@ -23,6 +23,9 @@ use tokio::sync::Semaphore;
 use super::Backend;
 use super::exposition::{CONTENT_TYPE as FORMAT, exposition};
 
+/// Gives what is counted, in the text format of Prometheus (OpenMetrics 1.0), or says why not. It may block.
+pub type Source = Arc<dyn Fn() -> Result<String, String> + Send + Sync>;
+
 /// Connections at a time.
 const MAX_CONNECTIONS: usize = 8;
 /// Bytes of a request's head.
@@ -34,15 +37,26 @@ const CONNECTION_TIME: Duration = Duration::from_secs(20);
 /// After which the listener is tried again when it fails, such as for want of descriptors.
 const PAUSE: Duration = Duration::from_millis(100);
 
+/// What a backend has counted.
+pub(super) fn of_backend(backend: Arc<dyn Backend>) -> Source {
+    Arc::new(move || {
+        let pages = backend.samples().and_then(Iterator::collect::<Result<Vec<_>, _>>);
+        exposition(pages.map_err(|e| e.to_string())?.concat()).map_err(|e| e.to_string())
+    })
+}
+
 /// Listens on an address, nonblocking.
-pub(super) fn bind(address: SocketAddr) -> io::Result<StdListener> {
+///
+/// # Errors
+/// It is not this host's, or not free.
+pub fn bind(address: SocketAddr) -> io::Result<StdListener> {
     let listener = StdListener::bind(address)?;
     listener.set_nonblocking(true)?;
     Ok(listener)
 }
 
 /// Answers until it is dropped.
-pub(super) async fn run(listener: TcpListener, backend: Arc<dyn Backend>) {
+pub async fn run(listener: TcpListener, source: Source) {
     let places = Arc::new(Semaphore::new(MAX_CONNECTIONS));
     loop {
         // Never closed, so this waits and nothing else.
@@ -51,18 +65,18 @@ pub(super) async fn run(listener: TcpListener, backend: Arc<dyn Backend>) {
             tokio::time::sleep(PAUSE).await;
             continue;
         };
-        let backend = Arc::clone(&backend);
+        let source = Arc::clone(&source);
         tokio::spawn(async move {
             // Whatever goes wrong on a connection is the other side's affair.
-            let _ = tokio::time::timeout(CONNECTION_TIME, converse(stream, backend)).await;
+            let _ = tokio::time::timeout(CONNECTION_TIME, converse(stream, source)).await;
             drop(place);
         });
     }
 }
 
 /// One request on one connection.
-async fn converse(stream: TcpStream, backend: Arc<dyn Backend>) -> hyper::Result<()> {
-    let service = service_fn(move |request| answer(request, Arc::clone(&backend)));
+async fn converse(stream: TcpStream, source: Source) -> hyper::Result<()> {
+    let service = service_fn(move |request| answer(request, Arc::clone(&source)));
     http1::Builder::new()
         .keep_alive(false)
         .max_buf_size(MAX_HEAD)
@@ -72,7 +86,7 @@ async fn converse(stream: TcpStream, backend: Arc<dyn Backend>) -> hyper::Result
         .await
 }
 
-async fn answer(request: Request<Incoming>, backend: Arc<dyn Backend>) -> Result<Response<Full<Bytes>>, Infallible> {
+async fn answer(request: Request<Incoming>, source: Source) -> Result<Response<Full<Bytes>>, Infallible> {
     if request.uri().path() != "/metrics" {
         return Ok(respond(StatusCode::NOT_FOUND, "text/plain", "there is /metrics\n".to_owned()));
     }
@@ -82,10 +96,7 @@ async fn answer(request: Request<Incoming>, backend: Arc<dyn Backend>) -> Result
         return Ok(response);
     }
     // Asking the workers blocks.
-    let text = tokio::task::spawn_blocking(move || {
-        let pages = backend.samples().and_then(Iterator::collect::<Result<Vec<_>, _>>);
-        exposition(pages.map_err(|e| e.to_string())?.concat()).map_err(|e| e.to_string())
-    });
+    let text = tokio::task::spawn_blocking(move || source());
     Ok(match text.await {
         Ok(Ok(text)) => respond(StatusCode::OK, FORMAT, text),
         Ok(Err(error)) => respond(StatusCode::SERVICE_UNAVAILABLE, "text/plain", error + "\n"),

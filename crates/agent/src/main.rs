@@ -1,0 +1,57 @@
+//! `bifrost-agent`: brings what a relay says into a host's `bifrostd`.
+
+use std::process::ExitCode;
+use std::sync::Arc;
+
+use anyhow::{Context as _, Result, anyhow};
+use bifrost_agent::cli::Cli;
+use bifrost_agent::metrics::Metrics;
+use bifrost_agent::run::run;
+use bifrost_control::server::metrics;
+use clap::Parser as _;
+use sd_notify::NotifyState;
+use tokio::signal::unix::{SignalKind, signal};
+use tracing_subscriber::EnvFilter;
+
+fn main() -> ExitCode {
+    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("info"));
+    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).init();
+    match work(Cli::parse()) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("bifrost-agent: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn work(cli: Cli) -> Result<()> {
+    let address = cli.metrics;
+    let settings = cli.settings().map_err(|what| anyhow!(what))?;
+    if let Some(files) = &settings.follow.tls {
+        // Said now rather than with each connection.
+        files.read()?;
+    }
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().context("starting")?;
+    runtime.block_on(async {
+        let mut term = signal(SignalKind::terminate()).context("waiting for signals")?;
+        let mut int = signal(SignalKind::interrupt()).context("waiting for signals")?;
+        let counted = Arc::new(Metrics::default());
+        if let Some(address) = address {
+            let listener = metrics::bind(address).with_context(|| format!("cannot listen on {address} for metrics"))?;
+            tokio::spawn(metrics::run(tokio::net::TcpListener::from_std(listener)?, counted.source()));
+        }
+        let stop = async {
+            tokio::select! {
+                _ = term.recv() => {}
+                _ = int.recv() => {}
+            }
+        };
+        tracing::info!(host = settings.follow.host, socket = %settings.socket.display(), "ready");
+        // Without a service manager that wants to know, this does nothing.
+        sd_notify::notify(&[NotifyState::Ready]).context("telling systemd")?;
+        run(settings, counted, stop).await?;
+        tracing::info!("ending; what is in force stays");
+        Ok(())
+    })
+}

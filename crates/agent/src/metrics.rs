@@ -1,0 +1,116 @@
+//! What the agent counts, for Prometheus.
+
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+
+use bifrost_control::server::metrics::Source;
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::gauge::Gauge;
+use prometheus_client::metrics::histogram::Histogram;
+use prometheus_client::registry::{Registry, Unit};
+
+use crate::state::{Core, Observed};
+
+/// Upper bounds of the buckets of `propagation_seconds`.
+const BUCKETS: [f64; 14] = [0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 300.0];
+
+/// A number of the last moment.
+type Number = Gauge<u64, AtomicU64>;
+
+/// Counters and gauges.
+#[derive(Debug)]
+pub struct Metrics {
+    registry: Registry,
+    in_sync: Number,
+    bifrostd_up: Number,
+    revision: Number,
+    objects: Number,
+    problems: Number,
+    propagation: Histogram,
+    applied: Counter,
+    refused: Counter,
+    drift: Counter,
+    reconnects: Counter,
+}
+
+impl Default for Metrics {
+    fn default() -> Metrics {
+        let mut registry = Registry::with_prefix("bifrost_agent");
+        let metrics = Metrics {
+            in_sync: Number::default(),
+            bifrostd_up: Number::default(),
+            revision: Number::default(),
+            objects: Number::default(),
+            problems: Number::default(),
+            propagation: Histogram::new(BUCKETS),
+            applied: Counter::default(),
+            refused: Counter::default(),
+            drift: Counter::default(),
+            reconnects: Counter::default(),
+            registry: Registry::default(),
+        };
+        let m = &metrics;
+        let help = "1: a relay has sent everything, and everything that can be is in force";
+        registry.register("in_sync", help, m.in_sync.clone());
+        registry.register("bifrostd_up", "1: bifrostd answers", m.bifrostd_up.clone());
+        registry.register("revision", "Up to which revision the relay has sent changes", m.revision.clone());
+        registry.register("objects", "Objects of the fleet that bifrostd has", m.objects.clone());
+        registry.register("problems", "Objects that are not as they are to be; the log says why", m.problems.clone());
+        let help = "From the commit of intent until it is in force here";
+        registry.register_with_unit("propagation", help, Unit::Seconds, m.propagation.clone());
+        registry.register("applied_objects", "Objects that were set or deleted", m.applied.clone());
+        registry.register("refused_batches", "Batches that bifrostd refused", m.refused.clone());
+        registry.register(
+            "drift_objects",
+            "Objects that somebody else had changed, and that were repaired",
+            m.drift.clone(),
+        );
+        registry.register(
+            "reconnects",
+            "Streams with relays that were lost, or could not be made",
+            m.reconnects.clone(),
+        );
+        Metrics { registry, ..metrics }
+    }
+}
+
+impl Metrics {
+    /// A stream was lost.
+    pub fn lost(&self) {
+        self.reconnects.inc();
+    }
+
+    /// Takes over how it is, and what has happened.
+    pub fn update(&self, core: &Core, observed: &Observed) {
+        let in_sync = core.desired().is_in_sync() && core.is_settled();
+        self.in_sync.set(u64::from(in_sync));
+        self.bifrostd_up.set(u64::from(core.is_answered()));
+        self.revision.set(core.desired().revision().unwrap_or(0));
+        self.objects.set(core.object_count() as u64);
+        self.problems.set(core.problem_count() as u64);
+        for ms in &observed.propagation_ms {
+            self.propagation.observe(*ms as f64 / 1e3);
+        }
+        self.applied.inc_by(observed.applied);
+        self.refused.inc_by(observed.refused);
+        self.drift.inc_by(observed.drifted);
+    }
+
+    /// Objects that somebody else had changed.
+    pub fn drifted(&self) -> u64 {
+        self.drift.get()
+    }
+
+    /// All of them as text.
+    pub fn text(&self) -> Result<String, String> {
+        let mut text = String::new();
+        prometheus_client::encoding::text::encode(&mut text, &self.registry).map_err(|e| e.to_string())?;
+        Ok(text)
+    }
+
+    /// For a server.
+    pub fn source(self: &Arc<Self>) -> Source {
+        let metrics = Arc::clone(self);
+        Arc::new(move || metrics.text())
+    }
+}

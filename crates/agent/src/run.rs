@@ -1,0 +1,129 @@
+//! The agent at work: clocks, the stream, `bifrostd` and metrics around [`Core`].
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use bifrost_control::client::ClientError;
+use bifrost_relay_api::Report;
+use tokio::sync::{Notify, mpsc, watch};
+use tokio::task::JoinHandle;
+
+use crate::desired::TooMuch;
+use crate::follow::{self, Event, follow};
+use crate::metrics::Metrics;
+use crate::plan::Limits;
+use crate::state::{Answer, Core, Next};
+use crate::switch::{Switch, SwitchError};
+
+/// Messages of the relay that wait to be taken over. What waits longer stays with the relay.
+const EVENTS: usize = 4;
+/// The most lines that the log gets at a time.
+const MAX_NOTES: usize = 20;
+
+/// What an agent needs.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    /// Whom to follow.
+    pub follow: follow::Settings,
+    /// `bifrostd`'s socket.
+    pub socket: PathBuf,
+}
+
+/// A question that is being answered.
+type Asked = Option<JoinHandle<Result<Answer, ClientError>>>;
+
+/// Runs until `stop` says so. What is in force stays.
+///
+/// # Errors
+/// `bifrostd` cannot be asked at all, even later.
+pub async fn run(settings: Settings, metrics: Arc<Metrics>, stop: impl Future<Output = ()>) -> Result<(), SwitchError> {
+    let switch = Switch::new(&settings.socket)?;
+    let (events, mut happened) = mpsc::channel(EVENTS);
+    let (reports, to_report) = watch::channel(None);
+    let end_stream = Arc::new(Notify::new());
+    let following = tokio::spawn(follow(settings.follow, events, to_report, Arc::clone(&end_stream)));
+    let started = Instant::now();
+    let mut core = Core::new(Limits::default(), fastrand::f64);
+    let mut asked: Asked = None;
+    tokio::pin!(stop);
+    loop {
+        let until = match core.next(started.elapsed()) {
+            Next::Wait(until) => until,
+            Next::Ask(question) => {
+                let switch = switch.clone();
+                asked = Some(tokio::spawn(async move { switch.ask(question).await }));
+                continue;
+            }
+        };
+        tell(&mut core, &metrics, &reports);
+        tokio::select! {
+            () = &mut stop => break,
+            event = happened.recv() => {
+                let Some(event) = event else { break };
+                if let Err(error) = on_event(&mut core, &metrics, event, started.elapsed()) {
+                    tracing::error!(%error, "the stream is ended; what is in force stays");
+                    core.lost();
+                    end_stream.notify_one();
+                }
+            }
+            answer = answer(&mut asked) => {
+                asked = None;
+                let now_ms = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_millis() as u64);
+                core.answer(answer, started.elapsed(), now_ms);
+            }
+            () = tokio::time::sleep_until((started + until).into()), if asked.is_none() => {}
+        }
+    }
+    following.abort();
+    Ok(())
+}
+
+/// Waits for an answer; forever, if nothing was asked.
+async fn answer(asked: &mut Asked) -> Result<Answer, ClientError> {
+    match asked {
+        Some(asked) => asked.await.unwrap_or_else(|e| Err(ClientError::Protocol(e.to_string()))),
+        None => std::future::pending().await,
+    }
+}
+
+fn on_event(core: &mut Core, metrics: &Metrics, event: Event, now: Duration) -> Result<(), TooMuch> {
+    match event {
+        Event::Connected(relay, software) => {
+            tracing::info!(relay, software, "following a relay");
+            core.connected();
+        }
+        Event::Changes(changes) => core.changes(changes)?,
+        Event::InSync(revision) => {
+            let is_first = !core.desired().is_in_sync();
+            core.in_sync(revision, now)?;
+            if is_first {
+                tracing::info!(revision, objects = core.desired().count(), "the relay has sent everything");
+            }
+        }
+        Event::Lost(why) => {
+            tracing::warn!("{why}; what is in force stays, and another connection is tried");
+            metrics.lost();
+            core.lost();
+        }
+    }
+    Ok(())
+}
+
+/// Tells the relay, people and Prometheus.
+fn tell(core: &mut Core, metrics: &Metrics, reports: &watch::Sender<Option<Report>>) {
+    let observed = core.take_observed();
+    for note in observed.notes.iter().take(MAX_NOTES) {
+        tracing::warn!("{note}");
+    }
+    if observed.notes.len() > MAX_NOTES {
+        tracing::warn!("and {} more", observed.notes.len() - MAX_NOTES);
+    }
+    if observed.applied > 0 {
+        tracing::debug!(objects = observed.applied, "in force");
+    }
+    metrics.update(core, &observed);
+    if let Some(report) = core.take_report() {
+        reports.send_replace(Some(report));
+    }
+}
