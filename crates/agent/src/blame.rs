@@ -71,8 +71,7 @@ mod tests {
 
     #[test]
     fn errors_name_items_or_objects() {
-        let spec =
-            json!({"name": "p9", "vni": 1, "mac": "02:00:00:00:00:01", "security_groups": ["web"], "netns": "n"});
+        let spec = json!({"name": "p9", "vni": 1, "mac": "02:00:00:00:00:01", "addresses": ["10.0.0.1/24"], "security_groups": ["web"]});
         let p9 = Arc::new(Object::parse(Kind::Port, &spec, 1).unwrap());
         let known = |id: &Id| (id.key == "p9").then_some(&*p9);
         let batch = [change(Kind::Port, "p1"), change(Kind::SecurityGroup, "web"), change(Kind::Vpc, "7")];

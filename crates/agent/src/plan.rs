@@ -5,7 +5,7 @@
 //! (an address from one port to another) stay together.
 
 use std::cmp::Reverse;
-use std::collections::{BTreeSet, HashMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
 
 use bifrost_control::api::{ApplyItem, ApplyOp, MAX_APPLY_ITEMS};
@@ -45,7 +45,7 @@ impl Change {
     }
 }
 
-/// How large batches may be.
+/// How large batches are to be. What has to stay together may be more, up to what `bifrostd` takes.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
     /// Items.
@@ -76,8 +76,8 @@ pub fn batches(changes: Vec<Change>, limits: Limits) -> Vec<Vec<Change>> {
             (items, bytes) = (0, 0);
         }
         for (change, size) in group.into_iter().zip(sizes) {
-            // Only what belongs together and is more than a batch is torn apart.
-            if items > 0 && (items == limits.items || bytes + size > limits.bytes) {
+            // Only what belongs together and is more than a request may have is torn apart.
+            if items > 0 && (items == MAX_APPLY_ITEMS || bytes + size > limits.bytes.max(BATCH_BYTES)) {
                 all.push(std::mem::take(&mut batch));
                 (items, bytes) = (0, 0);
             }
@@ -146,25 +146,16 @@ impl<'a> Graph<'a> {
             let of = |object: &Option<Arc<Object>>| object.iter().flat_map(|o| needs(o)).collect::<HashSet<_>>();
             let (old, new) = (of(&change.old), of(&change.new));
             for needed in changed(&new) {
-                let is_both = old.contains(&self.changes[needed].id);
-                // Groups name each other. What a gateway is to a port may change with both.
-                let is_group = [change.id.kind, self.changes[needed].id.kind] == [Kind::SecurityGroup; 2];
-                if is_group || is_both && change.id.kind != Kind::Route {
+                // What a gateway is to a port may change with both.
+                if old.contains(&self.changes[needed].id) && change.id.kind != Kind::Route {
                     self.join(place, needed);
                 } else {
                     self.before.push((needed, place));
                 }
             }
-            for needed in changed(&old) {
-                if new.contains(&self.changes[needed].id) {
-                    continue;
-                }
-                let is_group = [change.id.kind, self.changes[needed].id.kind] == [Kind::SecurityGroup; 2];
-                match is_group {
-                    true => self.join(place, needed),
-                    false => self.before.push((place, needed)),
-                }
-            }
+            let no_longer = changed(&old).into_iter().filter(|needed| !new.contains(&self.changes[*needed].id));
+            let pairs: Vec<_> = no_longer.map(|needed| (place, needed)).collect();
+            self.before.extend(pairs);
         }
     }
 
@@ -181,46 +172,89 @@ impl<'a> Graph<'a> {
         self.parents[one.max(other)] = one.min(other);
     }
 
-    /// The groups in an order that respects all pairs. Where there is none, because they go round in a circle, kinds decide.
+    /// The groups in an order that respects all pairs. What goes round in a circle is one group.
     fn order(mut self) -> Vec<Vec<usize>> {
-        let count = self.changes.len();
-        let roots: Vec<usize> = (0..count).map(|place| self.root(place)).collect();
-        let mut groups: HashMap<usize, Vec<usize>> = HashMap::new();
-        let mut ranks: HashMap<usize, Rank> = HashMap::new();
-        for (place, root) in roots.iter().enumerate() {
-            groups.entry(*root).or_default().push(place);
-            let rank = rank(&self.changes[place], place);
-            ranks.entry(*root).and_modify(|known| *known = (*known).min(rank)).or_insert(rank);
+        for circle in circles(&self.followers()) {
+            circle[1..].iter().for_each(|place| self.join(circle[0], *place));
         }
-        let mut waits: HashMap<usize, usize> = HashMap::new();
-        let mut followers: HashMap<usize, Vec<usize>> = HashMap::new();
-        for (first, second) in &self.before {
-            let (first, second) = (roots[*first], roots[*second]);
-            if first != second {
-                *waits.entry(second).or_default() += 1;
-                followers.entry(first).or_default().push(second);
-            }
+        let followers = self.followers();
+        let mut groups: BTreeMap<usize, Vec<usize>> = BTreeMap::new();
+        let mut ranks = vec![None; self.changes.len()];
+        for place in 0..self.changes.len() {
+            let (root, rank) = (self.root(place), rank(&self.changes[place], place));
+            groups.entry(root).or_default().push(place);
+            ranks[root] = ranks[root].map_or(Some(rank), |known: Rank| Some(known.min(rank)));
         }
-        let mut left: BTreeSet<(Rank, usize)> = ranks.iter().map(|(root, rank)| (*rank, *root)).collect();
-        let mut ready: BTreeSet<(Rank, usize)> =
-            left.iter().filter(|(_, root)| !waits.contains_key(root)).copied().collect();
+        let mut waits = vec![0usize; self.changes.len()];
+        followers.iter().flatten().for_each(|follower| waits[*follower] += 1);
+        let mut ready: BTreeSet<(Option<Rank>, usize)> =
+            groups.keys().filter(|root| waits[**root] == 0).map(|root| (ranks[*root], *root)).collect();
         let mut order = Vec::new();
-        // The first of a circle goes although it ought to wait.
-        while let Some(next) = ready.pop_first().or_else(|| left.first().copied()) {
-            if !left.remove(&next) {
-                continue;
-            }
-            order.extend(groups.remove(&next.1));
-            for follower in followers.remove(&next.1).unwrap_or_default() {
-                let waiting = waits.entry(follower).or_insert(1);
-                *waiting = waiting.saturating_sub(1);
-                if *waiting == 0 {
-                    ready.insert((ranks[&follower], follower));
+        while let Some((_, root)) = ready.pop_first() {
+            order.extend(groups.remove(&root));
+            for follower in &followers[root] {
+                waits[*follower] -= 1;
+                if waits[*follower] == 0 {
+                    ready.insert((ranks[*follower], *follower));
                 }
             }
         }
         order
     }
+
+    /// By group: those that come after it.
+    fn followers(&mut self) -> Vec<Vec<usize>> {
+        let mut followers = vec![Vec::new(); self.changes.len()];
+        for (first, second) in self.before.clone() {
+            let (first, second) = (self.root(first), self.root(second));
+            if first != second {
+                followers[first].push(second);
+            }
+        }
+        followers
+    }
+}
+
+/// The strongly connected components of more than one node (Tarjan's algorithm, without recursion).
+fn circles(followers: &[Vec<usize>]) -> Vec<Vec<usize>> {
+    const NEW: usize = usize::MAX;
+    let count = followers.len();
+    let (mut numbers, mut lows, mut is_open) = (vec![NEW; count], vec![NEW; count], vec![false; count]);
+    let (mut open, mut found, mut next) = (Vec::new(), Vec::new(), 0);
+    for start in 0..count {
+        // Each with how many of its followers were looked at.
+        let mut walk = if numbers[start] == NEW { vec![(start, 0)] } else { Vec::new() };
+        while let Some((node, seen)) = walk.last_mut() {
+            let node = *node;
+            if *seen == 0 && numbers[node] == NEW {
+                (numbers[node], lows[node], is_open[node]) = (next, next, true);
+                next += 1;
+                open.push(node);
+            }
+            if let Some(follower) = followers[node].get(*seen).copied() {
+                *seen += 1;
+                if numbers[follower] == NEW {
+                    walk.push((follower, 0));
+                } else if is_open[follower] {
+                    lows[node] = lows[node].min(numbers[follower]);
+                }
+                continue;
+            }
+            walk.pop();
+            if let Some((parent, _)) = walk.last() {
+                lows[*parent] = lows[*parent].min(lows[node]);
+            }
+            if lows[node] == numbers[node] {
+                let at = open.iter().rposition(|other| *other == node).unwrap_or(0);
+                let component = open.split_off(at);
+                component.iter().for_each(|node| is_open[*node] = false);
+                if component.len() > 1 {
+                    found.push(component);
+                }
+            }
+        }
+    }
+    found
 }
 
 /// Deletions come first, the last kinds before the first ones; then the rest, the first kinds first.

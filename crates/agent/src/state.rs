@@ -28,6 +28,9 @@ const LOOK: Duration = Duration::from_secs(2);
 /// The pauses after `bifrostd` did not answer, first and longest.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(5));
 
+/// What `bifrostd` says of an object that has another owner: of its field `owner`.
+const OF_ANOTHER: &str = ": owner: ";
+
 /// A time since any fixed one.
 pub type Time = Duration;
 
@@ -502,7 +505,10 @@ impl Core {
             return;
         }
         loop {
-            let is_missing = |id: &Id| self.refused.contains_key(id) && !self.actual.contains_key(id);
+            // What belongs to somebody else was refused, and is there.
+            let is_missing = |id: &Id| {
+                self.refused.get(id).is_some_and(|what| !what.contains(OF_ANOTHER)) && !self.actual.contains_key(id)
+            };
             let lacks = |change: &Change| change.new.as_ref().and_then(|new| needs(new).into_iter().find(is_missing));
             let (lacking, rest): (Vec<_>, Vec<_>) =
                 changes.drain(..).map(|c| (lacks(&c), c)).partition(|c| c.0.is_some());
