@@ -24,7 +24,7 @@ use crate::run::Settings;
 #[command(after_help = "EXAMPLES:
   A host of a fleet, with certificates:
     bifrost-agent --relay https://relay1:4790,https://relay2:4790 --host host-a \\
-        --ca /etc/bifrost/ca.pem --cert /etc/bifrost/host-a.pem --key /etc/bifrost/host-a.key
+        --ca /etc/bifrost/ca.pem --certificate /etc/bifrost/host-a.pem --key /etc/bifrost/host-a.key
   A trial on one machine:
     bifrost-agent --relay http://127.0.0.1:4790 --host host-a --insecure --socket /tmp/a.sock")]
 pub struct Cli {
@@ -41,13 +41,19 @@ pub struct Cli {
     #[arg(long, value_name = "FILE", env = "BIFROST_CA", required_unless_present = "insecure")]
     pub ca: Option<PathBuf>,
     /// PEM file of this host's certificate, and of those between it and the authority.
-    #[arg(long, value_name = "FILE", env = "BIFROST_CERT", required_unless_present = "insecure")]
-    pub cert: Option<PathBuf>,
+    #[arg(
+        long,
+        visible_alias = "cert",
+        value_name = "FILE",
+        env = "BIFROST_CERTIFICATE",
+        required_unless_present = "insecure"
+    )]
+    pub certificate: Option<PathBuf>,
     /// PEM file of the certificate's private key.
     #[arg(long, value_name = "FILE", env = "BIFROST_KEY", required_unless_present = "insecure")]
     pub key: Option<PathBuf>,
     /// No TLS: anyone on the way to the relay may read and change everything. For trials.
-    #[arg(long, conflicts_with_all = ["ca", "cert", "key"])]
+    #[arg(long, conflicts_with_all = ["ca", "certificate", "key"])]
     pub insecure: bool,
     /// Where to serve metrics for Prometheus (GET /metrics), such as 127.0.0.1:9791; anyone who reaches it may read.
     #[arg(long, value_name = "ADDRESS:PORT", env = "BIFROST_AGENT_METRICS")]
@@ -80,7 +86,7 @@ impl Cli {
         if relays.is_empty() {
             return Err("--relay: name at least one relay, such as https://relay1:4790".to_owned());
         }
-        let tls = match (self.ca, self.cert, self.key) {
+        let tls = match (self.ca, self.certificate, self.key) {
             (Some(ca), Some(certificate), Some(key)) => Some(Files { ca, certificate, key }),
             _ => None,
         };

@@ -13,6 +13,8 @@ use tokio_stream::wrappers::ReceiverStream;
 use tonic::Streaming;
 use tonic::transport::{Channel, Endpoint};
 
+/// What the relay may send ahead, bytes: a piece.
+const WINDOW: u32 = 1 << 20;
 /// How long a connection, the stream and its welcome each may take.
 const PATIENCE: Duration = Duration::from_secs(10);
 /// The pauses between connections, first and longest.
@@ -158,6 +160,8 @@ async fn connect(settings: &Settings, relay: &str) -> Result<Channel, Ended> {
     let endpoint = Endpoint::from_shared(relay.to_owned())?
         .connect_timeout(PATIENCE)
         .tcp_nodelay(true)
+        .initial_stream_window_size(WINDOW)
+        .initial_connection_window_size(WINDOW)
         .http2_keep_alive_interval(Duration::from_secs(KEEP_ALIVE_S))
         .keep_alive_timeout(Duration::from_secs(KEEP_ALIVE_TIMEOUT_S))
         .keep_alive_while_idle(true);

@@ -32,7 +32,9 @@ fn work(cli: Cli) -> Result<()> {
         // Said now rather than with each connection.
         files.read()?;
     }
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().context("starting")?;
+    // Reading a hundred thousand objects takes a while, in which the relay's questions are to be answered.
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
+    let runtime = runtime.context("starting")?;
     runtime.block_on(async {
         let mut term = signal(SignalKind::terminate()).context("waiting for signals")?;
         let mut int = signal(SignalKind::interrupt()).context("waiting for signals")?;

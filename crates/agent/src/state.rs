@@ -110,6 +110,10 @@ pub struct Core {
     /// What may differ.
     dirty: BTreeSet<Id>,
     queue: VecDeque<Vec<Change>>,
+    /// The batch that `bifrostd` was asked for, and what `plans` was then.
+    asked: Option<(u64, Vec<Change>)>,
+    /// How often everything that was planned was put aside.
+    plans: u64,
     refused: BTreeMap<Id, String>,
     /// When the intent behind what is not in force yet was committed.
     committed: BTreeMap<Id, u64>,
@@ -138,6 +142,8 @@ impl Core {
             is_drift: false,
             dirty: BTreeSet::new(),
             queue: VecDeque::new(),
+            asked: None,
+            plans: 0,
             refused: BTreeMap::new(),
             committed: BTreeMap::new(),
             limits,
@@ -236,8 +242,10 @@ impl Core {
         if self.queue.is_empty() {
             self.plan();
         }
-        if let Some(batch) = self.queue.front() {
-            return Some(Ask::Apply(ApplySpec { items: batch.iter().map(Change::item).collect() }));
+        if let Some(batch) = self.queue.pop_front() {
+            let items = batch.iter().map(Change::item).collect();
+            self.asked = Some((self.plans, batch));
+            return Some(Ask::Apply(ApplySpec { items }));
         }
         if now >= self.compare_at {
             self.compare_at = now + COMPARE.mul_f64(0.9 + 0.2 * (self.jitter)());
@@ -249,26 +257,30 @@ impl Core {
     /// What `bifrostd` said to what was asked, at a time in milliseconds since 1970.
     pub fn answer(&mut self, answer: Result<Answer, ClientError>, now: Time, now_ms: u64) {
         self.is_asking = false;
-        match answer {
-            Ok(answer) => {
+        let batch = self.asked.take();
+        match (answer, batch) {
+            (Ok(answer), batch) => {
                 self.failures = 0;
                 self.look_at = now + LOOK;
                 match answer {
                     Answer::Status(status) => self.status(&status),
                     Answer::List(list) => self.list(list),
                     Answer::Digests(digests) => self.digests(digests),
-                    Answer::Apply(report) => self.applied(&report, now_ms),
+                    Answer::Apply(report) => {
+                        self.applied(batch.map(|(_, batch)| batch).unwrap_or_default(), &report, now_ms);
+                    }
                 }
             }
-            Err(ClientError::Api(error))
-                if !matches!(error.kind, ErrorKind::Internal | ErrorKind::Unavailable)
-                    && matches!(self.knowledge, Knowledge::All)
-                    && !self.queue.is_empty() =>
+            (Err(ClientError::Api(error)), Some((plans, batch)))
+                if !matches!(error.kind, ErrorKind::Internal | ErrorKind::Unavailable) =>
             {
                 self.failures = 0;
-                self.refuse(&error.to_string(), now);
+                self.refuse(batch, plans == self.plans, &error.to_string(), now);
             }
-            Err(error) => self.failed(&error, now),
+            (Err(error), batch) => {
+                self.dirty.extend(batch.into_iter().flat_map(|(_, batch)| batch).map(|change| change.id));
+                self.failed(&error, now);
+            }
         }
     }
 
@@ -303,7 +315,8 @@ impl Core {
 
     /// Whether everything that can be is in force.
     pub fn is_settled(&self) -> bool {
-        matches!(self.knowledge, Knowledge::All) && self.dirty.is_empty() && self.queue.is_empty()
+        let is_idle = self.dirty.is_empty() && self.queue.is_empty() && self.asked.is_none();
+        matches!(self.knowledge, Knowledge::All) && is_idle
     }
 
     /// Whether `bifrostd` answered the last question.
@@ -331,6 +344,7 @@ impl Core {
 
     /// Plans again what is queued.
     fn redo(&mut self) {
+        self.plans += 1;
         for change in self.queue.drain(..).flatten() {
             self.dirty.insert(change.id);
         }
@@ -446,13 +460,11 @@ impl Core {
         }
     }
 
-    fn applied(&mut self, report: &ApplyReport, now_ms: u64) {
-        let Some(batch) = self.queue.pop_front() else { return };
+    fn applied(&mut self, batch: Vec<Change>, report: &ApplyReport, now_ms: u64) {
         let changed = report.set + report.deleted;
         self.observed.applied += changed;
         if changed != batch.len() as u64 {
             // Somebody was faster: what there is is not what was thought.
-            self.queue.clear();
             self.ask_for_all(false);
             return;
         }
@@ -463,15 +475,14 @@ impl Core {
         }
     }
 
-    /// A batch was refused: those to blame are left out, or half of it is tried by itself.
-    fn refuse(&mut self, error: &str, now: Time) {
+    /// A batch was refused: those to blame are left out, or half of it is tried by itself. `is_current`: nothing has changed since.
+    fn refuse(&mut self, mut batch: Vec<Change>, is_current: bool, error: &str, now: Time) {
         self.observed.refused += 1;
-        let Some(mut batch) = self.queue.pop_front() else { return };
         let mut blamed = blame(error, &batch, |id| self.actual.get(id).map(|(_, object)| &**object));
         if blamed.is_empty() && batch.len() == 1 {
             blamed.insert(0, error.to_owned());
         }
-        if blamed.is_empty() {
+        if blamed.is_empty() && is_current {
             let rest = batch.split_off(batch.len() / 2);
             self.queue.push_front(rest);
             self.queue.push_front(batch);
@@ -480,18 +491,14 @@ impl Core {
         if self.refused.is_empty() {
             self.retry_at = now + RETRY;
         }
-        let mut good = Vec::new();
         for (place, change) in batch.into_iter().enumerate() {
             match blamed.remove(&place) {
-                Some(what) => self.set_aside(change.id, what),
-                None => good.push(change),
+                // There may be another version by now.
+                Some(what) if is_current => self.set_aside(change.id, what),
+                _ => drop(self.dirty.insert(change.id)),
             }
         }
-        self.leave_out_dependents(&mut good);
-        let mut queue: Vec<Vec<Change>> = std::mem::take(&mut self.queue).into();
-        queue.iter_mut().for_each(|batch| self.leave_out_dependents(batch));
-        queue.insert(0, good);
-        self.queue = queue.into_iter().filter(|batch| !batch.is_empty()).collect();
+        self.redo();
     }
 
     fn set_aside(&mut self, id: Id, what: String) {
@@ -530,7 +537,8 @@ impl Core {
         let doubled = PAUSES.0.saturating_mul(1 << self.failures.min(10)).min(PAUSES.1);
         self.ask_at = now + doubled;
         self.failures += 1;
-        if let ClientError::Api(_) = error {
+        if matches!(error, ClientError::Api(_)) && matches!(self.knowledge, Knowledge::All) {
+            // It changed nothing, and is asked for again.
             return;
         }
         // Whether a batch was done is not known.
