@@ -52,7 +52,13 @@ const ANSWER: Duration = Duration::from_secs(15);
 #[command(after_help = EXAMPLES)]
 pub(crate) struct FleetArgs {
     /// The relay's control socket
-    #[arg(long, value_name = "PATH", global = true, env = "BIFROST_RELAY", default_value = "/run/bifrost/relay.sock")]
+    #[arg(
+        long,
+        value_name = "PATH",
+        global = true,
+        env = "BIFROST_RELAY_SOCKET",
+        default_value = "/run/bifrost/relay.sock"
+    )]
     relay: PathBuf,
     #[command(subcommand)]
     command: FleetCommand,
