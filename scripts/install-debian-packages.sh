@@ -1,14 +1,14 @@
 #!/bin/sh
 # Installs the Debian packages that bifrost-lab, the instruction counts and the tests run or need. Does nothing, quickly, when all of them are there.
 # No service is left running: the lab starts its own servers, inside its network namespaces.
-# With the word `demo` or `demo-rdma` only what `make` of that name runs: no database, no virtual machines, no DPDK.
+# With the word `demo`, `demo-rdma` or `demo-fleet` only what `make` of that name runs: no database, no virtual machines, no DPDK.
 set -eu
 
 what=${1:-all}
 case "$what" in
-all | demo | demo-rdma) ;;
+all | demo | demo-rdma | demo-fleet) ;;
 *)
-    echo "install-debian-packages.sh: \`$what\` is none of \`all\`, the default, \`demo\` and \`demo-rdma\`" >&2
+    echo "install-debian-packages.sh: \`$what\` is none of \`all\`, the default, \`demo\`, \`demo-rdma\` and \`demo-fleet\`" >&2
     exit 2
     ;;
 esac
@@ -32,6 +32,7 @@ postgresql=/var/cache/bifrost-lab/postgresql
 case "$what" in
 demo) packages="redis-server redis-tools nftables ethtool iproute2" shims="" ;;
 demo-rdma) packages="iperf3 nftables ethtool iproute2" shims="" ;;
+demo-fleet) packages="iperf3 iproute2" shims="" ;;
 esac
 
 missing=""
