@@ -1,6 +1,8 @@
 //! Kinds and names of objects.
 
+use std::cmp::Ordering;
 use std::fmt;
+use std::hash::{Hash, Hasher};
 use std::str::FromStr;
 use std::sync::Arc;
 
@@ -73,7 +75,7 @@ impl FromStr for Kind {
 }
 
 /// What names an object: `host/NAME`, or `KIND/PROJECT/NAME`. A clone shares it, because indexes have each key many times.
-#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Clone, Debug, Eq)]
 pub struct Key(Arc<Parts>);
 
 #[derive(Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -82,6 +84,31 @@ struct Parts {
     /// Empty for hosts.
     project: Box<str>,
     name: Box<str>,
+}
+
+impl PartialEq for Key {
+    fn eq(&self, other: &Key) -> bool {
+        // Mostly they are shared.
+        Arc::ptr_eq(&self.0, &other.0) || self.0 == other.0
+    }
+}
+
+impl Hash for Key {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        self.0.hash(state);
+    }
+}
+
+impl Ord for Key {
+    fn cmp(&self, other: &Key) -> Ordering {
+        if Arc::ptr_eq(&self.0, &other.0) { Ordering::Equal } else { self.0.cmp(&other.0) }
+    }
+}
+
+impl PartialOrd for Key {
+    fn partial_cmp(&self, other: &Key) -> Option<Ordering> {
+        Some(self.cmp(other))
+    }
 }
 
 impl Key {

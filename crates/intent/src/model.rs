@@ -128,7 +128,9 @@ struct Object {
 /// All objects.
 #[derive(Debug, Default)]
 pub struct Model {
-    objects: BTreeMap<Key, Object>,
+    objects: HashMap<Key, Object, foldhash::fast::RandomState>,
+    /// Their keys, in order: a map in order would compare texts at each look-up.
+    keys: BTreeSet<Key>,
     index: BTreeMap<Index, Found>,
     /// The highest address that each subnet has given to a port: freed addresses are used again only when there are no later ones.
     cursors: HashMap<Key, IpAddr>,
@@ -142,7 +144,12 @@ impl Model {
 
     /// All objects, kind by kind, then by project and name.
     pub fn iter(&self) -> impl Iterator<Item = (&Key, &Stored)> {
-        self.objects.iter().map(|(key, object)| (key, &object.stored))
+        self.keys.iter().filter_map(|key| Some((key, self.get(key)?)))
+    }
+
+    /// All objects from a key on, in the same order.
+    pub fn iter_from(&self, from: &Key) -> impl Iterator<Item = (&Key, &Stored)> {
+        self.keys.range(from..).filter_map(|key| Some((key, self.get(key)?)))
     }
 
     /// How many objects there are.
@@ -163,6 +170,7 @@ impl Model {
     /// Takes over an object as the store has it; gives what it was before.
     pub fn set(&mut self, key: Key, stored: Stored) -> Option<Stored> {
         let before = self.take(&key);
+        self.keys.insert(key.clone());
         self.put(key.clone(), stored);
         if key.kind() == Kind::Subnet && before.is_none() {
             self.enter_ports_again(&key);
@@ -173,6 +181,7 @@ impl Model {
     /// Takes over that an object is gone; gives what it was.
     pub fn remove(&mut self, key: &Key) -> Option<Stored> {
         let before = self.take(key)?;
+        self.keys.remove(key);
         if key.kind() == Kind::Subnet {
             self.enter_ports_again(key);
         }

@@ -207,12 +207,15 @@ impl Fleet {
     pub(crate) fn objects(&self, query: &ObjectsQuery) -> Objects {
         let limit = query.limit.unwrap_or(MAX_LISTED).clamp(1, MAX_LISTED);
         let wanted = |key: &&Key| {
-            query.from.as_ref().is_none_or(|from| **key >= *from)
-                && query.kind.is_none_or(|kind| key.kind() == kind)
+            query.kind.is_none_or(|kind| key.kind() == kind)
                 && query.project.as_ref().is_none_or(|project| key.project() == project)
                 && query.key.as_ref().is_none_or(|wanted| *key == wanted)
         };
-        let mut found = self.model.iter().filter(|(key, _)| wanted(key));
+        let all: Box<dyn Iterator<Item = (&Key, &Stored)>> = match query.from.as_ref().or(query.key.as_ref()) {
+            Some(from) => Box::new(self.model.iter_from(from)),
+            None => Box::new(self.model.iter()),
+        };
+        let mut found = all.filter(|(key, _)| wanted(key));
         let objects = found.by_ref().take(limit).map(|(key, stored)| entry(key, stored)).collect();
         Objects { revision: self.revision, objects, next: found.next().map(|(key, _)| key.clone()) }
     }
@@ -258,6 +261,8 @@ impl Fleet {
     }
 
     fn take(&mut self, changes: Vec<(String, Option<Vec<u8>>)>, revision: Revision) {
+        // Everything at once is less work than change by change. Agents cannot be connected yet.
+        let is_first = self.model.is_empty() && self.hosts.is_empty();
         self.revision = self.revision.max(revision);
         let mut wanted = BTreeMap::new();
         for (name, value) in changes {
@@ -285,6 +290,13 @@ impl Fleet {
                 let before = self.model.set(key.clone(), stored);
                 changed.push((key, before));
             }
+        }
+        if is_first {
+            self.spans = Spans::of(&self.model);
+            for host in self.spans.hosts() {
+                self.hosts.entry(Arc::clone(host)).or_default().changed = self.revision;
+            }
+            return;
         }
         let hosts = &self.hosts;
         let is_connected = |host: &str| hosts.get(host).is_some_and(|host| host.connection.is_some());

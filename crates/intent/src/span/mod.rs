@@ -61,15 +61,18 @@ pub struct Spans {
     topics: Topics,
     placement: Placement,
     /// What each object has contributed.
-    contributed: HashMap<Arc<Key>, Vec<(Topic, ItemId)>>,
+    contributed: HashMap<Key, Vec<(Topic, ItemId)>, foldhash::fast::RandomState>,
 }
 
 impl Spans {
     /// Those of all objects of a model.
     pub fn of(model: &Model) -> Spans {
         let mut spans = Spans::default();
+        let mut effect = Effect::default();
+        effect.hosts.is_everything = true;
         for (key, _) in model.iter() {
-            spans.take(model, key, &mut Effect::default());
+            spans.take(model, key, &mut effect);
+            effect.items.clear();
         }
         let hosts: Vec<Arc<str>> = spans.placement.hosts().cloned().collect();
         for host in hosts {
@@ -96,7 +99,7 @@ impl Spans {
         let mut told = Told::new(wants);
         self.topics.publish(&effect.items, &mut told);
         let mut added = Vec::new();
-        for (host, may) in &effect.hosts.0 {
+        for (host, may) in &effect.hosts.hosts {
             let new = match may {
                 May::All => self.topics.unsubscribe(host, &self.placement.topics_of(host), &mut told),
                 May::These(topics) => {
@@ -113,6 +116,11 @@ impl Spans {
             self.topics.subscribe_to(host, new, &mut told);
         }
         told.into_changes()
+    }
+
+    /// The hosts that have anything.
+    pub fn hosts(&self) -> impl Iterator<Item = &Arc<str>> {
+        self.placement.hosts()
     }
 
     /// Everything that a host is to have.
@@ -146,7 +154,7 @@ impl Spans {
         let now = contributions(model, key);
         let committed_ms = model.get(key).map_or(0, |stored| stored.committed_ms);
         let kept: HashSet<(&Topic, &ItemId)> = now.iter().map(|c| (&c.topic, &c.id)).collect();
-        let (by, contributed) = self.contributed.remove_entry(key).unwrap_or_else(|| (key.clone().into(), Vec::new()));
+        let (by, contributed) = self.contributed.remove_entry(key).unwrap_or_else(|| (key.clone(), Vec::new()));
         for (topic, id) in contributed {
             if !kept.contains(&(&topic, &id))
                 && let Some(before) = self.topics.remove(&topic, &id, &by)

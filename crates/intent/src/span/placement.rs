@@ -10,11 +10,15 @@ use crate::model::Model;
 use crate::spec::Spec;
 
 /// How often something is counted, by what counts it.
-type Counts<K, V> = HashMap<K, BTreeMap<V, u32>>;
+type Counts<K, V> = HashMap<K, BTreeMap<V, u32>, foldhash::fast::RandomState>;
 
 /// Hosts that may need other topics than before.
 #[derive(Debug, Default)]
-pub(super) struct Dirty(pub(super) BTreeMap<Arc<str>, May>);
+pub(super) struct Dirty {
+    pub(super) hosts: BTreeMap<Arc<str>, May>,
+    /// All hosts are looked at in the end: none is noted.
+    pub(super) is_everything: bool,
+}
 
 /// Of which topics it is to be found out whether a host needs them.
 #[derive(Debug)]
@@ -27,11 +31,15 @@ pub(super) enum May {
 
 impl Dirty {
     fn all(&mut self, host: &Arc<str>) {
-        self.0.insert(Arc::clone(host), May::All);
+        if !self.is_everything {
+            self.hosts.insert(Arc::clone(host), May::All);
+        }
     }
 
     fn one(&mut self, host: &Arc<str>, topic: Topic) {
-        if let May::These(topics) = self.0.entry(Arc::clone(host)).or_insert(May::These(BTreeSet::new())) {
+        if !self.is_everything
+            && let May::These(topics) = self.hosts.entry(Arc::clone(host)).or_insert(May::These(BTreeSet::new()))
+        {
             topics.insert(topic);
         }
     }
@@ -48,7 +56,7 @@ struct Placed {
 /// Where ports are, counted in the ways that topics follow from.
 #[derive(Debug, Default)]
 pub(super) struct Placement {
-    ports: HashMap<Key, Placed>,
+    ports: HashMap<Key, Placed, foldhash::fast::RandomState>,
     vpcs_of_host: Counts<Arc<str>, Key>,
     hosts_of_vpc: Counts<Key, Arc<str>>,
     groups_of_host: Counts<Arc<str>, Key>,
@@ -102,7 +110,7 @@ impl Placement {
             }
         }
         let mut names: BTreeSet<&Key> = BTreeSet::new();
-        let mut others: HashSet<&Arc<str>> = HashSet::new();
+        let mut others: HashSet<&Arc<str>, foldhash::fast::RandomState> = HashSet::default();
         for vpc in vpcs {
             topics.insert(Topic::Vpc(vpc.clone()));
             others.extend(counted(&self.hosts_of_vpc, vpc));
@@ -170,7 +178,7 @@ impl Placement {
         if count(&mut self.vpcs_of_host, host, vpc, by) {
             dirty.all(host);
         }
-        if count(&mut self.hosts_of_vpc, vpc, host, by) {
+        if count(&mut self.hosts_of_vpc, vpc, host, by) && !dirty.is_everything {
             self.hosts_that_see(vpc, |other| dirty.one(other, Topic::Peer(host.to_string())));
         }
         for group in groups {
@@ -178,7 +186,7 @@ impl Placement {
                 dirty.all(host);
             }
             count(&mut self.hosts_of_group, group, host, by);
-            if count(&mut self.groups_of_vpc, vpc, group, by) {
+            if count(&mut self.groups_of_vpc, vpc, group, by) && !dirty.is_everything {
                 self.hosts_that_see(vpc, |other| dirty.one(other, Topic::GroupName(group.clone())));
             }
         }

@@ -41,19 +41,19 @@ impl Visible {
 
 /// What objects say of an item: one, unless the store contradicts itself. Then the first of them counts, in the order of their keys.
 #[derive(Debug, Default)]
-struct Claims(Vec<(Arc<Key>, Visible)>);
+struct Claims(Vec<(Key, Visible)>);
 
 impl Claims {
     fn first(&self) -> Option<&Visible> {
         self.0.first().map(|(_, visible)| visible)
     }
 
-    fn set(&mut self, by: &Arc<Key>, visible: Visible) {
+    fn set(&mut self, by: &Key, visible: Visible) {
         match self.0.binary_search_by_key(&by, |(by, _)| by) {
             Ok(at) => self.0[at].1 = visible,
             Err(at) => {
                 self.0.reserve_exact(1);
-                self.0.insert(at, (Arc::clone(by), visible));
+                self.0.insert(at, (by.clone(), visible));
             }
         }
     }
@@ -91,23 +91,17 @@ struct Entry {
 /// All topics. They have numbers, because a host that can reach a thousand others needs a topic of each.
 #[derive(Debug, Default)]
 pub(super) struct Topics {
-    numbers: HashMap<Topic, u32>,
+    numbers: HashMap<Topic, u32, foldhash::fast::RandomState>,
     entries: Vec<Entry>,
     /// Numbers that no topic has.
     free: Vec<u32>,
     /// What each host needs, in order.
-    subscriptions: HashMap<Arc<str>, Vec<u32>>,
+    subscriptions: HashMap<Arc<str>, Vec<u32>, foldhash::fast::RandomState>,
 }
 
 impl Topics {
     /// An object sets an item. Gives what it was, if it differs.
-    pub(super) fn set(
-        &mut self,
-        topic: &Topic,
-        id: &ItemId,
-        by: &Arc<Key>,
-        visible: Visible,
-    ) -> Option<Option<Visible>> {
+    pub(super) fn set(&mut self, topic: &Topic, id: &ItemId, by: &Key, visible: Visible) -> Option<Option<Visible>> {
         let number = self.number(topic);
         let claims = self.entries[number as usize].items.entry(id.clone()).or_default();
         let before = claims.first().cloned();
@@ -116,7 +110,7 @@ impl Topics {
     }
 
     /// An object says no more of an item. Gives what it was, if it differs.
-    pub(super) fn remove(&mut self, topic: &Topic, id: &ItemId, by: &Arc<Key>) -> Option<Option<Visible>> {
+    pub(super) fn remove(&mut self, topic: &Topic, id: &ItemId, by: &Key) -> Option<Option<Visible>> {
         let number = *self.numbers.get(topic)?;
         let items = &mut self.entries[number as usize].items;
         let claims = items.get_mut(id)?;
