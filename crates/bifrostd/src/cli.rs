@@ -22,4 +22,7 @@ pub(crate) struct Cli {
     /// Check the configuration, print all its errors, and exit: 0 if it is good, 1 if not.
     #[arg(long)]
     pub(crate) check: bool,
+    /// Remove the containers' devices that a daemon with this configuration has left behind, and exit: 0 if none is left.
+    #[arg(long, conflicts_with = "check")]
+    pub(crate) remove_devices: bool,
 }

@@ -49,6 +49,12 @@ impl Container {
     }
 }
 
+/// Whether the device of a changed port may be changed in its place.
+pub(crate) fn may_have_same_tap(old: &Port, new: &Port) -> bool {
+    let of = |port: &Port| (port.kind, port.netns.clone(), port.device.clone());
+    new.kind == PortKind::Tap && of(old) == of(new)
+}
+
 impl State {
     /// Gives the TAP port `port`, number `owner`, its device; the workers have empty ports for it. Without its namespace, it waits.
     ///
@@ -69,6 +75,25 @@ impl State {
             );
         }
         self.containers.insert(port.name.clone(), Container { netns, made_in: found, failures: 0 });
+        Ok(())
+    }
+
+    /// Takes a port from the workers, to be added again with the same device.
+    ///
+    /// # Errors
+    /// A worker does not answer.
+    pub(crate) fn set_port_aside(&mut self, name: &str, owner: u16) -> Result<()> {
+        let devices: Vec<Device> =
+            self.on_all(move |worker| worker.remove_port(owner))?.into_iter().flatten().collect();
+        let queues = devices.iter().map(|device| device.fd().try_clone_to_owned()).collect::<std::io::Result<_>>();
+        if self.kept.set_aside(name, queues.unwrap_or_default()) {
+            return Ok(());
+        }
+        let kept = self.kept.give_up(name);
+        drop(devices);
+        if let Some(device) = kept {
+            device.remove();
+        }
         Ok(())
     }
 

@@ -22,7 +22,8 @@ use bifrost_wire::Vni;
 
 use crate::apply::failure;
 use crate::background::in_background;
-use crate::container::{Container, GivenUp};
+use crate::container::{Container, GivenUp, may_have_same_tap};
+use crate::devices;
 use crate::flow_log;
 use crate::health::Health;
 use crate::kept::Kept;
@@ -60,7 +61,7 @@ pub(crate) struct State {
     pub(crate) machines: BTreeMap<String, Machine>,
     /// Where the devices of TAP ports are that have a network namespace, by port name.
     pub(crate) containers: BTreeMap<String, Container>,
-    /// What the service manager holds of TAP devices.
+    /// TAP devices that outlive the daemon.
     pub(crate) kept: Kept,
     pub(crate) workers: Vec<Handle<HostUnderlay>>,
     pub(crate) faults: Vec<FaultEntry>,
@@ -182,8 +183,8 @@ impl Daemon {
     /// Opens sockets and devices, or takes over those that are `kept`, and starts the workers.
     ///
     /// # Errors
-    /// Something cannot be opened; nothing is left behind then.
-    pub(crate) fn start(file: PathBuf, config: Config, directory: Option<&Path>, kept: Kept) -> Result<Daemon> {
+    /// Something cannot be opened; nothing is left behind then that was not there before.
+    pub(crate) fn start(file: PathBuf, config: Config, directory: Option<&Path>, mut kept: Kept) -> Result<Daemon> {
         let (snapshot, objects) = restore(Arc::new(config), directory)?;
         let config = Arc::clone(objects.config());
         let mut names = NamesInForce::default();
@@ -191,6 +192,8 @@ impl Daemon {
         let mut tables = translate::tables(&config, &names, &Health::new());
         let underlays = open_underlays(&config)?;
         warn_of_small_devices(&config);
+        // After the sockets: a second daemon is told about those.
+        kept.remember(&devices::directory(&config.control.socket), config.host.keep_devices)?;
         let instance = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_micros() as u64);
         let mut workers = Vec::new();
         for (index, underlay) in underlays.into_iter().enumerate() {
@@ -249,10 +252,12 @@ impl Daemon {
                 result => result?,
             }
         }
-        state.kept.remove_rest();
+        let taps = config.ports.iter().filter(|port| port.kind == PortKind::Tap);
+        state.kept.remove_rest(taps.map(|port| &*port.name));
         for peer in &state.config.peers {
             state.set_peer(peer)?;
         }
+        state.kept.started();
         let pulses = state.workers.iter().map(Handle::pulse).collect();
         Ok(Daemon { file, started: now, capturing: Arc::default(), pulses, state: Mutex::new(state) })
     }
@@ -300,7 +305,7 @@ impl Daemon {
         }
     }
 
-    /// Ends the workers; devices vanish with them, unless the service manager keeps them.
+    /// Ends the workers; devices vanish with them if they are not to be kept.
     pub(crate) fn stop(&self) {
         let mut state = self.state();
         state.machines.clear();
@@ -330,8 +335,8 @@ impl State {
         if diff.transport.is_some() {
             tracing::warn!("changed [transport] settings apply to connections after the next restart");
         }
-        // The data path keeps VNI and MAC with a port, its device addresses and MTU: where these changed it is recreated. So it is where
-        // other workers are to serve it, for which its network may be the reason.
+        // The data path keeps VNI and MAC with a port, its device addresses and MTU: where these changed the port is recreated, with the same device
+        // if that is kept. So it is where other workers are to serve it, for which its network may be the reason.
         let old_ports: BTreeMap<&str, &Port> = self.config.ports.iter().map(|port| (&*port.name, port)).collect();
         let pairs = config.ports.iter().filter_map(|new| Some((*old_ports.get(&*new.name)?, new)));
         let is_kept = |old: &Port, new: &Port| {
@@ -339,11 +344,16 @@ impl State {
         };
         let (kept, remade): (Vec<_>, Vec<_>) =
             pairs.map(|(old, new)| (old.clone(), new.clone())).partition(|(old, new)| is_kept(old, new));
-        for port in diff.ports.removed.iter().chain(remade.iter().map(|(old, _)| old)) {
+        for (port, next) in
+            diff.ports.removed.iter().map(|old| (old, None)).chain(remade.iter().map(|(old, new)| (old, Some(new))))
+        {
             if let Some(owner) = self.names.port(&port.name) {
                 self.machines.remove(&port.name);
                 self.containers.remove(&port.name);
-                self.remove_port(&port.name, owner)?;
+                match next.filter(|next| may_have_same_tap(port, next)) {
+                    Some(_) => self.set_port_aside(&port.name, owner)?,
+                    None => self.remove_port(&port.name, owner)?,
+                }
             }
         }
         for peer in &diff.peers.removed {

@@ -9,6 +9,7 @@ mod capture;
 mod cli;
 mod container;
 mod daemon;
+mod devices;
 mod flow_log;
 mod health;
 #[cfg(debug_assertions)]
@@ -77,6 +78,10 @@ fn run(cli: &Cli) -> Result<ExitCode> {
     };
     if cli.check {
         println!("{}: good", cli.config.display());
+        return Ok(ExitCode::SUCCESS);
+    }
+    if cli.remove_devices {
+        kept::remove_all(&devices::directory(&config.control.socket))?;
         return Ok(ExitCode::SUCCESS);
     }
     let kept = Kept::take();

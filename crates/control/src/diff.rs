@@ -191,6 +191,7 @@ fn fixed_fields(old: &Config, new: &Config) -> Vec<String> {
     };
     let list = |items: Vec<String>| format!("[{}]", items.join(", "));
     compare("host.name", old.host.name.clone(), new.host.name.clone());
+    compare("host.keep_devices", old.host.keep_devices.to_string(), new.host.keep_devices.to_string());
     compare("control.socket", old.control.socket.display().to_string(), new.control.socket.display().to_string());
     let metrics = |c: &Config| c.control.metrics.map_or("off".to_owned(), |address| address.to_string());
     compare("control.metrics", metrics(old), metrics(new));
@@ -301,6 +302,7 @@ mod tests {
             ("[underlay]", "[workers]\ncount = 2\n[underlay]", "workers.count: 1 -> 2"),
             ("[underlay]", "[control]\nsocket = '/x'\n[underlay]", "control.socket: /run/bifrost/bifrostd.sock -> /x"),
             ("name = \"a\"", "name = \"c\"", "host.name: a -> c"),
+            ("name = \"a\"", "name = \"a\"\nkeep_devices = false", "host.keep_devices: true -> false"),
         ];
         for (from, to, message) in cases {
             let error = ConfigDiff::between(&parse(BASE), &parse(&BASE.replace(from, to))).unwrap_err();

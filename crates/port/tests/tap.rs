@@ -2,12 +2,12 @@
 
 use std::io::{Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream, UdpSocket};
-use std::os::fd::{AsFd as _, OwnedFd};
+use std::os::fd::{AsFd as _, AsRawFd as _, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use bifrost_nic::Segments;
-use bifrost_port::tap::{self, PoolSizes, TapConfig, TapError, TapQueue};
+use bifrost_port::tap::{self, DeviceId, PoolSizes, TapConfig, TapError, TapQueue};
 use bifrost_port::{GuestPort, PlaceError, PolledPort as _, TxFrame, steer};
 use support::Namespace;
 
@@ -370,7 +370,7 @@ fn queues_that_somebody_holds_are_adopted_with_what_waits_in_them() {
             });
         });
         let copies: Vec<_> = fds.iter().map(|fd| fd.try_clone().expect("dup")).collect();
-        let mut adopted = tap::adopt(&config, copies).expect("adopt");
+        let mut adopted = tap::adopt(&config, &config, copies).expect("adopt");
         let mut frames = Vec::new();
         for queue in &mut adopted {
             queue.fetch(64, &mut frames).expect("fetch");
@@ -384,7 +384,7 @@ fn queues_that_somebody_holds_are_adopted_with_what_waits_in_them() {
         assert!(!ns.ip("link").contains("eth0"));
         // It is gone already.
         tap::remove(fds[0].as_fd()).expect("remove");
-        assert!(matches!(tap::adopt(&config, fds), Err(TapError::Foreign { .. })));
+        assert!(matches!(tap::adopt(&config, &config, fds), Err(TapError::Foreign { .. })));
     }
 }
 
@@ -394,7 +394,7 @@ fn queues_of_another_device_are_not_adopted() {
     let config = config(&ns, 1);
     let queues = tap::create(&config).expect("create");
     let file = || OwnedFd::from(std::fs::File::open("/dev/null").expect("open"));
-    for (name, config, fds) in [
+    for (name, wanted, fds) in [
         ("fewer", TapConfig { queues: 2, ..config.clone() }, held(&queues)),
         ("none", config.clone(), Vec::new()),
         ("another name", TapConfig { device: "eth1".into(), ..config.clone() }, held(&queues)),
@@ -408,8 +408,184 @@ fn queues_of_another_device_are_not_adopted() {
             held(&queues).into_iter().chain([file()]).collect(),
         ),
     ] {
-        let result = tap::adopt(&config, fds);
+        let result = tap::adopt(&wanted, &config, fds);
         assert!(matches!(result, Err(TapError::Foreign { .. })), "{name}: {result:?}");
     }
-    tap::adopt(&config, held(&queues)).expect("adopt");
+    tap::adopt(&config, &config, held(&queues)).expect("adopt");
+}
+
+/// The index of a device, with its colon.
+fn index(ns: &Namespace, device: &str) -> String {
+    ns.ip(&format!("-o link show {device}")).split(' ').next().expect("index").to_owned()
+}
+
+/// Makes a device that nobody has any more.
+fn abandoned(config: &TapConfig) -> DeviceId {
+    let queues = tap::create(config).expect("create");
+    let id = queues[0].device().expect("the kernel says which");
+    assert_eq!(tap::identify(queues[0].fd()).expect("identify"), id);
+    tap::set_persistent(queues[0].fd(), true).expect("persistent");
+    id
+}
+
+fn soon() -> Instant {
+    Instant::now() + Duration::from_millis(200)
+}
+
+#[test]
+fn a_persistent_device_is_taken_up_with_what_nobody_configured() {
+    let ns = Namespace::new();
+    for queues in [1, 3] {
+        let config = TapConfig { queues, ..config(&ns, 1) };
+        let id = abandoned(&config);
+        let before = index(&ns, "eth0");
+        ns.ip("route add 10.78.0.0/16 via 10.77.0.9");
+        ns.ip("addr add 10.79.0.1/24 dev eth0");
+        ns.ip("link set eth0 mtu 1300");
+        assert!(ns.ip("-o link show eth0").contains("NO-CARRIER"));
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                ns.enter();
+                let socket = UdpSocket::bind("10.77.0.1:0").expect("bind");
+                assert!(socket.send_to(&[1; 100], "10.77.0.2:9").is_ok(), "the guest is not told");
+            });
+        });
+        let mut again = tap::reattach(&config, &config, id, soon()).expect("reattach").expect("it is there");
+        assert_eq!((again.len(), again[0].device()), (usize::from(queues), Some(id)));
+        assert_eq!(index(&ns, "eth0"), before);
+        let link = ns.ip("-o link show eth0");
+        assert!(!link.contains("NO-CARRIER") && link.contains("mtu 1300"), "{link}");
+        let routes = ns.ip("route");
+        let all = ["10.78.0.0/16 via 10.77.0.9", "default via 10.77.0.254", "10.79.0.0/24"];
+        assert!(all.iter().all(|route| routes.contains(route)), "{routes}");
+        ns.ip("neigh replace 10.77.0.2 lladdr 02:00:00:00:00:02 dev eth0");
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                ns.enter();
+                let socket = UdpSocket::bind("10.77.0.1:0").expect("bind");
+                (0..20u8).for_each(|n| assert!(socket.send_to(&[n; 100], "10.77.0.2:9").is_ok()));
+            });
+        });
+        let mut frames = Vec::new();
+        for queue in &mut again {
+            queue.fetch(64, &mut frames).expect("fetch");
+        }
+        assert_eq!(frames.iter().filter(|frame| frame.len == 142).count(), 20, "{frames:?}");
+        drop(again);
+        assert!(tap::remove_device(Some(&ns.0), id).expect("remove"));
+        assert!(!tap::remove_device(Some(&ns.0), id).expect("remove again"));
+        assert!(tap::reattach(&config, &config, id, soon()).expect("reattach").is_none());
+    }
+}
+
+#[test]
+fn a_device_becomes_what_is_configured_now() {
+    let ns = Namespace::new();
+    let former = TapConfig { queues: 2, ..config(&ns, 1) };
+    let id = abandoned(&former);
+    ns.ip("addr add 10.79.0.1/24 dev eth0");
+    let config = TapConfig {
+        mac: [2, 0, 0, 0, 0, 9],
+        mtu: 1400,
+        addresses: vec![(IpAddr::from([10, 77, 0, 5]), 24), (IpAddr::from([10, 80, 0, 1]), 16)],
+        default_gateway: Some(IpAddr::from([10, 77, 0, 253])),
+        queues: 4,
+        ..former.clone()
+    };
+    for device in [&config, &former, &config] {
+        let before = if *device == former { &config } else { &former };
+        let queues = tap::reattach(device, before, id, soon()).expect("reattach").expect("it is there");
+        assert_eq!(queues.len(), usize::from(device.queues));
+        let addresses = ns.ip("-o addr show eth0");
+        let all: Vec<_> = device.addresses.iter().map(|(address, prefix)| format!("{address}/{prefix}")).collect();
+        let hand = "10.79.0.1/24".to_owned();
+        assert!(all.iter().chain([&hand]).all(|address| addresses.contains(address)), "{all:?}: {addresses}");
+        let gone = before.addresses.iter().filter(|address| !device.addresses.contains(address));
+        assert!(!gone.clone().any(|(address, _)| addresses.contains(&format!(" {address}/"))), "{addresses}");
+        let link = ns.ip("-o link show eth0");
+        let [.., last] = device.mac;
+        assert!(link.contains(&format!("mtu {}", device.mtu)) && link.contains(&format!(":{last:02x} ")), "{link}");
+        let routes = ns.ip("route show default");
+        assert_eq!(routes.lines().count(), 1, "{routes}");
+        assert!(routes.contains(&format!("via {}", device.default_gateway.expect("one"))), "{routes}");
+        drop(queues);
+    }
+    tap::remove_device(Some(&ns.0), id).expect("remove");
+}
+
+#[test]
+fn only_the_very_device_is_taken_up() {
+    let (ns, other) = (Namespace::new(), Namespace::new());
+    let config = config(&ns, 1);
+    let id = abandoned(&config);
+    let reattach = |config: &TapConfig, id| tap::reattach(config, config, id, soon());
+    // Its guest gives it another name, or makes one of its name.
+    ns.ip("link set eth0 down");
+    ns.ip("link set eth0 name mine");
+    ns.ip("link add eth0 type veth peer name peer");
+    let queues = reattach(&config, id).expect("reattach").expect("it is there");
+    assert_eq!(sys_name(&queues[0]), "mine");
+    // While somebody uses it.
+    let busy = reattach(&config, id);
+    assert!(matches!(&busy, Err(error @ TapError::Foreign { .. }) if error.to_string().contains("another process")));
+    // One that only just ends is waited for.
+    let later = std::thread::scope(|scope| {
+        scope.spawn(move || {
+            std::thread::sleep(Duration::from_millis(50));
+            drop(queues);
+        });
+        tap::reattach(&config, &config, id, Instant::now() + Duration::from_secs(10))
+    });
+    drop(later.expect("reattach").expect("it is there"));
+    let several = TapConfig { queues: 2, ..config.clone() };
+    let other_several = TapConfig { device: "eth2".into(), ..several.clone() };
+    let of_several = abandoned(&other_several);
+    let queue = reattach(&other_several, of_several).expect("reattach");
+    assert!(matches!(reattach(&other_several, of_several), Err(TapError::Foreign { .. })), "in use");
+    drop(queue);
+    assert!(matches!(reattach(&several, id), Err(TapError::Foreign { .. })));
+    // Other devices, other namespaces.
+    let veth = DeviceId { index: number(&ns, "eth0"), ..id };
+    assert!(reattach(&config, veth).expect("reattach").is_none());
+    assert!(!tap::remove_device(Some(&ns.0), veth).expect("remove"));
+    for (netns, id) in [
+        (Some(ns.0.clone()), DeviceId { index: 999, ..id }),
+        (Some(ns.0.clone()), DeviceId { namespace: id.namespace + 1, ..id }),
+        (Some(other.0.clone()), id),
+        (Some("bft-none".into()), id),
+        (None, id),
+    ] {
+        let config = TapConfig { netns: netns.clone(), ..config.clone() };
+        assert!(reattach(&config, id).expect("reattach").is_none(), "{netns:?} {id:?}");
+        assert!(!tap::remove_device(netns.as_deref(), id).expect("remove"), "{netns:?} {id:?}");
+    }
+    // Its guest takes it elsewhere.
+    ns.ip(&format!("link set mine netns {}", other.0));
+    assert!(reattach(&config, id).expect("reattach").is_none());
+    assert!(ns.ip("link").contains("eth0"), "the guest's own device is left alone");
+}
+
+/// A namespace of the same name is another one, although the kernel gives inode numbers again.
+#[test]
+fn a_namespace_that_is_made_again_is_another_one() {
+    let ns = Namespace::new();
+    let config = config(&ns, 1);
+    let id = abandoned(&config);
+    ns.again();
+    let second = abandoned(&config);
+    assert!(second.namespace != id.namespace);
+    assert!(tap::reattach(&config, &config, id, soon()).expect("reattach").is_none());
+    assert!(tap::reattach(&config, &config, second, soon()).expect("reattach").is_some());
+}
+
+fn number(ns: &Namespace, device: &str) -> u32 {
+    index(ns, device).trim_end_matches(':').parse().expect("a number")
+}
+
+/// What the kernel calls the device of a queue.
+fn sys_name(queue: &TapQueue) -> String {
+    let id = tap::identify(queue.fd()).expect("identify");
+    let info = std::fs::read_to_string(format!("/proc/self/fdinfo/{}", queue.fd().as_raw_fd())).expect("fdinfo");
+    assert!(id == queue.device().expect("known"));
+    info.lines().find_map(|line| line.strip_prefix("iff:")).expect("iff").trim().to_owned()
 }

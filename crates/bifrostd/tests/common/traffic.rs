@@ -246,6 +246,58 @@ impl Echo {
     }
 }
 
+/// Requests of one byte with their answers, one at a time, for as long as the test wants.
+pub struct Requests {
+    asking: JoinHandle<()>,
+    shared: Arc<EchoState>,
+}
+
+impl Requests {
+    /// To an echo service.
+    pub fn start(client: &Net, address: &str, port: u16) -> Requests {
+        let to = SocketAddr::new(address.parse().unwrap(), port);
+        let shared = Arc::new(EchoState::default());
+        let theirs = Arc::clone(&shared);
+        let asking = client.spawn(move || {
+            let stream = TcpStream::connect_timeout(&to, PATIENCE).unwrap();
+            stream.set_read_timeout(Some(PATIENCE)).unwrap();
+            stream.set_nodelay(true).unwrap();
+            let mut number = 0u8;
+            while !theirs.stop.load(Ordering::Relaxed) {
+                let (asked, mut answer) = (Instant::now(), [0]);
+                number = number.wrapping_add(1);
+                (&stream).write_all(&[number]).unwrap();
+                (&stream).read_exact(&mut answer).unwrap_or_else(|e| panic!("no answer: {e}"));
+                assert_eq!(answer, [number], "a wrong answer");
+                theirs.silence.fetch_max(asked.elapsed().as_micros() as u64, Ordering::Relaxed);
+                theirs.bytes.fetch_add(1, Ordering::Relaxed);
+                std::thread::sleep(Duration::from_millis(1));
+            }
+        });
+        Requests { asking, shared }
+    }
+
+    /// The longest time until an answer since this was asked last.
+    pub fn take_longest(&self) -> Duration {
+        Duration::from_micros(self.shared.silence.swap(0, Ordering::Relaxed))
+    }
+
+    /// Waits until `count` more were answered.
+    pub fn wait_for(&self, count: u64) {
+        let goal = self.shared.bytes.load(Ordering::Relaxed) + count;
+        super::eventually(PATIENCE.as_secs_f64(), "requests are answered", || {
+            self.shared.bytes.load(Ordering::Relaxed) >= goal
+        });
+    }
+
+    pub fn finish(self) {
+        self.shared.stop.store(true, Ordering::Relaxed);
+        if let Err(panic) = self.asking.join() {
+            std::panic::resume_unwind(panic);
+        }
+    }
+}
+
 fn both_ways(stream: &TcpStream, bytes: u64, send: u64, expect: u64) {
     stream.set_read_timeout(Some(PATIENCE)).unwrap();
     stream.set_write_timeout(Some(PATIENCE)).unwrap();

@@ -1,10 +1,10 @@
-//! A service manager keeps the queues of containers' devices while there is no daemon.
+//! A service manager keeps the queues of containers' devices while there is no daemon. Without one: `persistent.rs`.
 
 use std::fs::File;
 use std::time::{Duration, Instant};
 
 use crate::common::manager::Manager;
-use crate::common::traffic::{Echo, exchange, ping};
+use crate::common::traffic::{Echo, Requests, exchange, ping};
 use crate::common::{Guest, Lab, Net, Options, eventually};
 
 /// How long TCP may stand still beyond the time in which there is no daemon, in half of the cases: in one of them the machine may
@@ -23,7 +23,8 @@ fn kept(workers: usize) -> Lab {
     lab
 }
 
-fn index(net: &Net) -> String {
+/// The index of a guest's device.
+pub fn index(net: &Net) -> String {
     let text = net.run("ip", &["-o", "link", "show", "eth0"], "").stdout;
     String::from_utf8_lossy(&text).split(':').next().unwrap().to_owned()
 }
@@ -36,7 +37,7 @@ fn names(lab: &Lab, host: usize, count: usize) -> Vec<String> {
 }
 
 /// Echoes what comes, as long as the stream is open.
-fn serve_echo(net: &Net, address: &str, port: u16) {
+pub fn serve_echo(net: &Net, address: &str, port: u16) {
     let to = std::net::SocketAddr::new(address.parse().unwrap(), port);
     let listener = net.enter(move || std::net::TcpListener::bind(to).unwrap());
     std::thread::spawn(move || {
@@ -53,19 +54,25 @@ fn survive_kills(workers: usize) {
     serve_echo(lab.net("b"), "10.0.0.2", 5001);
     serve_echo(lab.net("a"), "fd00::1", 5001);
     let echoes = [Echo::start(lab.net("a"), "10.0.0.2", 5001), Echo::start(lab.net("b"), "fd00::1", 5001)];
+    serve_echo(lab.net("b"), "10.0.0.2", 5003);
+    let requests = Requests::start(lab.net("a"), "10.0.0.2", 5003);
     let mut beyond = Vec::new();
-    for kill in 0..4 {
+    for kill in 0..6 {
         let host = kill % 2;
         echoes.iter().for_each(|echo| echo.wait_for_progress(1 << 20, Duration::from_secs(20)));
+        requests.wait_for(20);
         for echo in &echoes {
             echo.take_longest_silence();
         }
+        requests.take_longest();
         let began = Instant::now();
         lab.hosts[host].crash();
         lab.hosts[host].start();
         let restart = began.elapsed();
         echoes.iter().for_each(|echo| echo.wait_for_progress(1 << 20, Duration::from_secs(20)));
-        let silences = echoes.each_ref().map(Echo::take_longest_silence);
+        requests.wait_for(20);
+        let [to, from] = echoes.each_ref().map(Echo::take_longest_silence);
+        let silences = [to, from, requests.take_longest()];
         println!("{workers} workers, kill {kill}: silences {silences:?}, of which the restart took {restart:?}");
         beyond.extend(silences.map(|silence| silence.saturating_sub(restart)));
         assert!(lab.hosts[host].log().contains("takes over its device"), "{}", lab.hosts[host].log());
@@ -80,6 +87,7 @@ fn survive_kills(workers: usize) {
     for echo in echoes {
         assert!(echo.finish() > 8 << 20);
     }
+    requests.finish();
     exchange(lab.net("b"), lab.net("a"), "10.0.0.1", 5002, 1 << 20);
     assert_eq!(ping(lab.net("a"), "10.0.0.2", 3, 56), 3);
 }
@@ -95,24 +103,36 @@ fn a_container_with_two_queues_keeps_its_device_and_its_streams_when_the_daemon_
 }
 
 #[test]
-fn a_device_is_made_again_when_what_it_is_made_of_has_changed() {
+fn a_device_becomes_what_is_configured_now() {
     let mut lab = kept(2);
     let first = (index(lab.net("a")), names(&lab, 0, 2));
-    // While the daemon runs.
-    lab.hosts[0].config = lab.hosts[0].config.replacen("mtu = 1500", "mtu = 1400", 1);
-    lab.hosts[0].write_config();
-    lab.hosts[0].client.reload().unwrap();
-    let second = (index(lab.net("a")), names(&lab, 0, 2));
-    assert!(second.0 != first.0 && second.1.iter().all(|name| !first.1.contains(name)), "{first:?} {second:?}");
-    assert_eq!(ping(lab.net("a"), "10.0.0.2", 3, 56), 3);
-    // While it does not.
-    lab.hosts[0].crash();
-    assert_eq!(index(lab.net("a")), second.0);
-    lab.hosts[0].config = lab.hosts[0].config.replacen("mtu = 1400", "mtu = 1300", 1);
-    lab.hosts[0].start();
-    let third = (index(lab.net("a")), names(&lab, 0, 2));
-    assert!(third.0 != second.0 && third.1.iter().all(|name| !second.1.contains(name)), "{second:?} {third:?}");
-    assert_eq!(ping(lab.net("a"), "10.0.0.2", 3, 56), 3);
+    let mtu = |lab: &Lab| {
+        let link = lab.net("a").run("ip", &["-o", "link", "show", "eth0"], "").stdout;
+        String::from_utf8_lossy(&link).split(' ').skip_while(|word| *word != "mtu").nth(1).unwrap().to_owned()
+    };
+    for next in ["1400", "1300"] {
+        lab.hosts[0].crash();
+        let before = format!("mtu = {}", mtu(&lab));
+        lab.hosts[0].config = lab.hosts[0].config.replacen(&before, &format!("mtu = {next}"), 1);
+        lab.hosts[0].start();
+        assert_eq!(
+            (index(lab.net("a")), names(&lab, 0, 2), mtu(&lab)),
+            (first.0.clone(), first.1.clone(), next.into())
+        );
+        assert_eq!(ping(lab.net("a"), "10.0.0.2", 3, 56), 3);
+    }
+    // More workers, and fewer. One alone has another kind of device.
+    for (before, workers, same) in [(2, 3, true), (3, 2, true), (2, 1, false)] {
+        lab.hosts[0].crash();
+        let device = index(lab.net("a"));
+        let of = |workers: usize| format!("count = {workers}\n");
+        lab.hosts[0].config = lab.hosts[0].config.replacen(&of(before), &of(workers), 1);
+        lab.hosts[0].start();
+        names(&lab, 0, workers);
+        assert_eq!(index(lab.net("a")) == device, same, "{workers} workers");
+        assert_eq!(ping(lab.net("a"), "10.0.0.2", 3, 56), 3);
+        exchange(lab.net("b"), lab.net("a"), "10.0.0.1", 5002, 1 << 20);
+    }
 }
 
 #[test]
@@ -190,17 +210,26 @@ fn what_is_handed_over_by_mistake_is_let_go() {
     assert_eq!(names(&lab, 0, 1), [name]);
     assert_eq!(ping(lab.net("a"), "10.0.0.2", 3, 56), 3);
     let log = lab.hosts[0].log();
-    assert!(log.contains("cannot take over its queues") && !log.contains("takes over its device"), "{log}");
+    assert!(log.contains("cannot take over its queues") && log.contains("takes over its device"), "{log}");
 }
 
-/// Without a service manager nothing outlives the daemon.
 #[test]
-fn the_end_of_a_service_ends_its_devices() {
+fn the_end_of_a_service_ends_no_device_that_is_kept() {
     let mut lab = kept(1);
     names(&lab, 0, 1);
+    let before = index(lab.net("a"));
     assert!(lab.hosts[0].stop().success());
-    assert!(lab.net("a").has_device("eth0"));
     lab.hosts[0].manager = None;
+    std::thread::sleep(Duration::from_millis(200));
+    assert_eq!(index(lab.net("a")), before);
+    // Not kept any more: the next end is its end, with or without a service manager.
+    lab.hosts[0].config = lab.hosts[0].config.replacen("[host]\n", "[host]\nkeep_devices = false\n", 1);
+    lab.hosts[0].manager = Some(Manager::start(&lab.hosts[0].directory.join("again.notify")));
+    lab.hosts[0].start();
+    assert_eq!(index(lab.net("a")), before);
+    assert_eq!(ping(lab.net("a"), "10.0.0.2", 3, 56), 3);
+    names(&lab, 0, 0);
+    lab.hosts[0].crash();
     eventually(5.0, "the device is gone", || !lab.net("a").has_device("eth0"));
 }
 
@@ -234,10 +263,10 @@ fn the_packaged_unit_keeps_devices_over_a_crash_and_a_restart() {
     assert_eq!(state.trim(), "ActiveState=active NFileDescriptorStore=1 NRestarts=0");
     assert_eq!(step("killed"), (device, "ActiveState=active NFileDescriptorStore=1 NRestarts=1 "));
     assert_eq!(step("restarted"), (device, "ActiveState=active NFileDescriptorStore=1 NRestarts=0 "));
-    assert_eq!(step("stopped"), ("none", "ActiveState=inactive NFileDescriptorStore=0 NRestarts=0 "));
-    let (again, _) = step("started again");
-    assert!(again != device && again != "none", "{again}");
-    assert_eq!(log.matches("takes over its device").count(), 2);
+    assert_eq!(step("stopped"), (device, "ActiveState=inactive NFileDescriptorStore=0 NRestarts=0 "));
+    assert_eq!(step("started again"), (device, "ActiveState=active NFileDescriptorStore=1 NRestarts=0 "));
+    assert_eq!(step("removed"), ("none", "ActiveState=inactive NFileDescriptorStore=0 NRestarts=0 "));
+    assert_eq!(log.matches("takes over its device").count(), 3);
     assert!(cleaned.unwrap().success(), "its control groups are still there");
     std::fs::remove_dir_all(directory).unwrap();
 }

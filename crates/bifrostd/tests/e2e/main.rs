@@ -35,6 +35,7 @@ mod mtu;
 mod nat;
 mod objects;
 mod peering;
+mod persistent;
 mod reload;
 mod restart;
 mod routers;

@@ -12,9 +12,7 @@ fn crash_and_restart(options: Options) {
     let before = lab.hosts[0].conns_with(lab.guest("b"));
     assert_eq!(before.len(), 1);
     lab.hosts[1].crash();
-    assert!(!lab.net("b").has_device("eth0"), "the device lives as long as the daemon");
     lab.hosts[1].start();
-    assert!(lab.net("b").has_device("eth0"));
     // The surviving side speaks first, to a CID that nobody knows any more; the connection of the guests goes on.
     let took = talk.say(1000);
     assert!(took.as_millis() < 1000, "{took:?}");

@@ -95,8 +95,12 @@ fn a_second_daemon_does_not_disturb_the_first() {
 }
 
 #[test]
-fn a_clean_end_removes_devices_and_socket() {
-    let mut lab = Lab::running(Options::default());
+fn a_clean_end_removes_the_socket_and_devices_that_are_not_to_be_kept() {
+    let mut lab = Lab::new(Options::default());
+    lab.add(0, Guest::new("a", 1, &["10.0.0.1/24"]));
+    lab.add(1, Guest::new("b", 2, &["10.0.0.2/24"]));
+    lab.hosts[0].config = lab.hosts[0].config.replacen("[host]\n", "[host]\nkeep_devices = false\n", 1);
+    lab.start();
     assert!(lab.net("a").has_device("eth0"));
     assert!(lab.hosts[0].stop().success());
     assert!(!lab.hosts[0].socket().exists());

@@ -65,12 +65,7 @@ Wants=bifrostd.service steps.service
 END
 cat >/run/test/steps <<END
 look() {
-    # A device that is being removed is there for a moment longer.
-    for _ in 1 2 3 4 5 6 7 8 9 10; do
-        index=\$(ip -n guest -o link show eth0 2>/dev/null | cut -d: -f1)
-        [ "\$1" = stopped ] && [ -n "\$index" ] || break
-        sleep 0.5
-    done
+    index=\$(ip -n guest -o link show eth0 2>/dev/null | cut -d: -f1)
     echo "\$1: device \${index:-none}, \$(systemctl show bifrostd -p ActiveState -p NRestarts -p NFileDescriptorStore | sort | tr '\n' ' ')"
 }
 look started
@@ -86,6 +81,9 @@ systemctl stop bifrostd
 look stopped
 systemctl start bifrostd
 look "started again"
+systemctl stop bifrostd
+/run/test/bifrostd --config /run/test/bifrostd.toml --remove-devices
+look removed
 cp /run/test/daemon.log "$directory"
 systemctl exit 0 --no-block
 END

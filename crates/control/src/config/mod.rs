@@ -108,6 +108,8 @@ pub struct Config {
 pub struct Host {
     /// Its name, 1 to 63 of `[a-z0-9-.]`.
     pub name: String,
+    /// Whether devices of TAP ports outlive the daemon.
+    pub keep_devices: bool,
 }
 
 /// The API's end.

@@ -153,8 +153,9 @@ fn mirror(mut s: Section<'_, '_>) -> Mirror {
 
 fn host(mut s: Section<'_, '_>) -> Host {
     let name = host_name(&mut s);
+    let keep_devices = s.optional("keep_devices").unwrap_or(true);
     s.finish();
-    Host { name }
+    Host { name, keep_devices }
 }
 
 fn control(mut s: Section<'_, '_>) -> Control {

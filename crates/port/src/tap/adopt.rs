@@ -5,30 +5,32 @@ use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 
 use super::configure::delete;
 use super::netns::{NamespaceId, namespace, own, within, within_opened};
-use super::statistics::DeviceStatistics;
+use super::persist::renew;
 use super::{TapConfig, TapError, TapQueue, complete, queue, sys};
 
-/// Takes over the queues, in worker order, of a device that [`create`](super::create) made for the same `config`, maybe in another
-/// process. The device stays as it is, with its addresses, routes and the packets that wait in its queues.
+/// Takes over queues, in worker order, of a device that was made for `former`, maybe in another process. What differs in `config` is changed,
+/// and missing queues are opened; everything else stays as it is: addresses, routes, the packets that wait in its queues, and the name if it is
+/// the guest that has changed that.
 ///
 /// # Errors
 /// See [`TapError`]. The device is still there; [`remove`] it, or another one of its name cannot be made.
-pub fn adopt(config: &TapConfig, queues: Vec<OwnedFd>) -> Result<Vec<TapQueue>, TapError> {
+pub fn adopt(config: &TapConfig, former: &TapConfig, mut queues: Vec<OwnedFd>) -> Result<Vec<TapQueue>, TapError> {
     config.check()?;
     let foreign = |problem: String| TapError::Foreign { device: config.device.clone(), problem };
-    if queues.len() != usize::from(config.queues) {
-        return Err(foreign(format!("there are {} of {}", queues.len(), config.queues)));
-    }
+    queues.truncate(usize::from(config.queues));
     let wanted = match config.netns.as_deref() {
         Some(netns) => namespace(netns),
         None => own().map(Some),
     };
     let wanted = wanted.map_err(|error| foreign(format!("looking for its network namespace: {error}")))?;
+    let mut name = None;
     for fd in &queues {
-        let (name, kind) = sys::attached(fd.as_fd()).map_err(|error| foreign(error.to_string()))?;
-        if (&*name, kind) != (&*config.device, sys::kind(config.queues > 1)) {
-            return Err(foreign(format!("one is of {name}, flags {kind:#x}")));
+        let (its_name, kind) = sys::attached(fd.as_fd()).map_err(|error| foreign(error.to_string()))?;
+        let other = name.as_ref().is_some_and(|name| *name != its_name);
+        if other || former.device != config.device || kind != sys::kind(config.queues > 1) {
+            return Err(foreign(format!("one is of {its_name}, flags {kind:#x}")));
         }
+        name = Some(its_name);
         let found = sys::network_namespace(fd.as_fd()).and_then(|file| File::from(file).metadata());
         let found = found.map_err(|error| foreign(format!("asking for its network namespace: {error}")))?;
         if wanted != Some(NamespaceId::of(&found)) {
@@ -37,8 +39,12 @@ pub fn adopt(config: &TapConfig, queues: Vec<OwnedFd>) -> Result<Vec<TapQueue>, 
         let prepared = sys::set_virtio_header(fd.as_fd(), queue::VIRTIO).and_then(|()| sys::set_offload(fd.as_fd()));
         prepared.map_err(|error| foreign(error.to_string()))?;
     }
-    let statistics = within(config.netns.as_deref(), || Ok(DeviceStatistics::open(&config.device).ok()))?;
-    complete(config, queues, statistics)
+    let Some(name) = name else { return Err(foreign("there is none".to_string())) };
+    let (queues, (statistics, id)) = within(config.netns.as_deref(), || {
+        let renewed = renew(config, former, &name, &mut queues)?;
+        Ok((queues, renewed))
+    })?;
+    complete(config, queues, statistics, id)
 }
 
 /// Removes the device that `queue` belongs to, although others may hold queues of it. One that is gone is no error.

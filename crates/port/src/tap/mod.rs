@@ -1,13 +1,14 @@
 //! A TAP device in a container's network namespace, one [`TapQueue`] per worker.
 //!
 //! The guest's kernel hands over packets with partial checksums and unsegmented (virtio headers say so), and takes merged
-//! packets. The device exists as long as one of its queues is open in some process: it is gone when the daemon ends, unless
-//! somebody else holds the queues and the next daemon [adopts](adopt()) them.
+//! packets. The device exists as long as one of its queues is open in some process, unless it is [persistent](set_persistent): the next daemon
+//! [adopts](adopt()) queues that another process has held, and [takes up](reattach()) a device that has none.
 
 mod adopt;
 mod configure;
 mod counters;
 mod netns;
+mod persist;
 mod queue;
 mod statistics;
 mod steering;
@@ -23,6 +24,7 @@ use std::sync::Arc;
 pub use adopt::{adopt, remove};
 pub use counters::TapCounters;
 pub use netns::{NamespaceId, namespace};
+pub use persist::{DeviceId, identify, reattach, remove_device, set_persistent};
 pub use queue::{PoolSizes, TapQueue};
 use statistics::DeviceStatistics;
 
@@ -30,7 +32,7 @@ use statistics::DeviceStatistics;
 const ETHERNET: usize = 18;
 
 /// How to create a TAP device.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TapConfig {
     /// Interface name, 1..=15 bytes.
     pub device: String,
@@ -127,14 +129,14 @@ pub enum TapError {
 /// See [`TapError`]. Nothing remains of a device that could not be completed.
 pub fn create(config: &TapConfig) -> Result<Vec<TapQueue>, TapError> {
     config.check()?;
-    let (queues, statistics) = netns::within(config.netns.as_deref(), || {
-        let queues: Vec<OwnedFd> =
-            (0..config.queues).map(|queue| open_queue(config, queue == 0)).collect::<Result<_, _>>()?;
+    let (queues, statistics, id) = netns::within(config.netns.as_deref(), || {
+        let open = |queue| open_queue(config, &config.device, queue == 0);
+        let queues: Vec<OwnedFd> = (0..config.queues).map(open).collect::<Result<_, _>>()?;
         configure::configure(config)?;
         // A counter that cannot be read must not keep a port from working.
-        Ok((queues, DeviceStatistics::open(&config.device).ok()))
+        Ok((queues, DeviceStatistics::open(&config.device).ok(), DeviceId::of(&config.device).ok()))
     })?;
-    complete(config, queues, statistics)
+    complete(config, queues, statistics, id)
 }
 
 /// Has the guest's packets spread over the queues of a configured device.
@@ -142,6 +144,7 @@ fn complete(
     config: &TapConfig,
     queues: Vec<OwnedFd>,
     statistics: Option<DeviceStatistics>,
+    id: Option<DeviceId>,
 ) -> Result<Vec<TapQueue>, TapError> {
     if let [first, _, ..] = queues.as_slice() {
         steering::attach(first.as_fd()).map_err(|source| TapError::Configure {
@@ -154,11 +157,13 @@ fn complete(
     let mut queues: Vec<TapQueue> = queues.into_iter().map(|fd| TapQueue::new(fd, config.pools, max_frame)).collect();
     if let Some(first) = queues.first_mut() {
         first.statistics = statistics.map(Arc::new);
+        first.device = id;
     }
     Ok(queues)
 }
 
-fn open_queue(config: &TapConfig, first: bool) -> Result<OwnedFd, TapError> {
+/// Opens a queue of the device `name`: the first one of a new device, or one more.
+fn open_queue(config: &TapConfig, name: &str, first: bool) -> Result<OwnedFd, TapError> {
     let failed = |source: io::Error| TapError::Create {
         device: config.device.clone(),
         place: config.netns.as_ref().map_or_else(|| "here".into(), |n| format!("in network namespace {n}")),
@@ -172,7 +177,7 @@ fn open_queue(config: &TapConfig, first: bool) -> Result<OwnedFd, TapError> {
         source,
     };
     let fd = sys::open_tun().map_err(|source| TapError::NoDriver { source })?;
-    sys::attach(fd.as_fd(), &config.device, first, config.queues > 1).map_err(failed)?;
+    sys::attach(fd.as_fd(), name, first, config.queues > 1).map_err(failed)?;
     sys::set_virtio_header(fd.as_fd(), queue::VIRTIO).map_err(failed)?;
     sys::set_offload(fd.as_fd()).map_err(failed)?;
     Ok(fd)

@@ -7,9 +7,9 @@ use std::sync::Arc;
 use bifrost_nic::{Malformed, Merger, Offload, parse};
 use bifrost_wire::virtio_net;
 
-use super::TapCounters;
 use super::statistics::DeviceStatistics;
 use super::writer::Writer;
+use super::{DeviceId, TapCounters};
 use crate::guest::{GuestPort, KernelCounters, PlaceError, PolledPort, RxHandle, TxFrame, TxHandle};
 use crate::pool::Pool;
 
@@ -53,6 +53,8 @@ pub struct TapQueue {
     counters: TapCounters,
     /// Of the whole device; on its first queue only.
     pub(super) statistics: Option<Arc<DeviceStatistics>>,
+    /// On its first queue only.
+    pub(super) device: Option<DeviceId>,
 }
 
 /// A packet from the guest in head buffer and, when it is large, spill buffer.
@@ -87,12 +89,18 @@ impl TapQueue {
             writer: Writer::default(),
             counters: TapCounters::default(),
             statistics: None,
+            device: None,
         }
     }
 
     /// What happened since the queue was created.
     pub fn tap_counters(&self) -> &TapCounters {
         &self.counters
+    }
+
+    /// Which device it belongs to; known to the device's first queue alone, unless the kernel did not tell.
+    pub fn device(&self) -> Option<DeviceId> {
+        self.device
     }
 
     /// Reads one packet. `None`: nothing is waiting.

@@ -10,6 +10,7 @@ pub(crate) const TUN_DEVICE: &str = "/dev/net/tun";
 
 // linux/if_tun.h. Request numbers hold for x86-64 and arm64.
 const TUNSETIFF: libc::c_ulong = 0x4004_54ca;
+const TUNSETPERSIST: libc::c_ulong = 0x4004_54cb;
 const TUNSETOFFLOAD: libc::c_ulong = 0x4004_54d0;
 const TUNGETIFF: libc::c_ulong = 0x8004_54d2;
 const TUNGETDEVNETNS: libc::c_ulong = 0x54e3;
@@ -21,6 +22,8 @@ const TUN_F_TSO4: libc::c_ulong = 0x02;
 const TUN_F_TSO6: libc::c_ulong = 0x04;
 const TUN_F_TSO_ECN: libc::c_ulong = 0x08;
 const TUN_F_USO: libc::c_ulong = 0x20 | 0x40;
+/// Since Linux 5.14.
+const SO_NETNS_COOKIE: libc::c_int = 71;
 /// Fail instead of joining a device that exists.
 const IFF_TUN_EXCL: libc::c_int = 0x8000;
 
@@ -73,6 +76,22 @@ pub(crate) fn network_namespace(fd: BorrowedFd<'_>) -> io::Result<OwnedFd> {
     check(namespace)?;
     // SAFETY: the call just made this descriptor, and nobody else knows it.
     Ok(unsafe { OwnedFd::from_raw_fd(namespace) })
+}
+
+/// Whether the device of this queue stays when its last queue is closed.
+pub(crate) fn set_persistent(fd: BorrowedFd<'_>, persistent: bool) -> io::Result<()> {
+    // SAFETY: the argument is a number.
+    check(unsafe { libc::ioctl(fd.as_raw_fd(), TUNSETPERSIST as _, libc::c_ulong::from(persistent)) })
+}
+
+/// The cookie of the calling thread's network namespace.
+pub(crate) fn namespace_cookie() -> io::Result<u64> {
+    let socket = rustix::net::socket(rustix::net::AddressFamily::INET, rustix::net::SocketType::DGRAM, None)?;
+    let (mut cookie, mut len) = (0u64, size_of::<u64>() as libc::socklen_t);
+    let to = (&raw mut cookie).cast();
+    // SAFETY: the kernel writes at most `len` bytes, which `cookie` has.
+    check(unsafe { libc::getsockopt(socket.as_raw_fd(), libc::SOL_SOCKET, SO_NETNS_COOKIE, to, &mut len) })?;
+    Ok(cookie)
 }
 
 /// Sets the size of the virtio header and little-endian order.

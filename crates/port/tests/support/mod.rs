@@ -18,6 +18,13 @@ impl Namespace {
         Self(name)
     }
 
+    /// Ends it, and makes another one of its name.
+    #[allow(dead_code, reason = "not every test needs it")]
+    pub(crate) fn again(&self) {
+        ip(&["netns", "del", &self.0]);
+        ip(&["netns", "add", &self.0]);
+    }
+
     /// Moves the calling thread into the namespace, for good.
     pub(crate) fn enter(&self) {
         let file = std::fs::File::open(format!("/run/netns/{}", self.0)).expect("namespace file");

@@ -1,0 +1,163 @@
+//! Devices that outlive all processes that had their queues open (`TUNSETPERSIST`).
+//!
+//! While no process has a queue, the kernel takes the carrier away and drops what the guest sends; index, addresses and routes stay.
+
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
+use std::time::{Duration, Instant};
+
+use super::configure::{self, Link, index};
+use super::statistics::DeviceStatistics;
+use super::{TapConfig, TapError, TapQueue, complete, netns, open_queue, sys};
+
+/// How often a device is looked at that a process still uses.
+const LOOK: Duration = Duration::from_millis(5);
+
+/// Which device it is: until the host boots again, no other one has the same, unless a guest has removed ours and has asked for
+/// its index for one of its own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DeviceId {
+    /// The cookie of its network namespace (`SO_NETNS_COOKIE`), which the kernel gives out once. Inode numbers come again.
+    pub namespace: u64,
+    /// Its index there, which stays when its name changes.
+    pub index: u32,
+}
+
+impl DeviceId {
+    /// A device of the calling thread's namespace, by its name.
+    pub(crate) fn of(device: &str) -> io::Result<DeviceId> {
+        Ok(DeviceId { namespace: sys::namespace_cookie()?, index: index(device)? })
+    }
+}
+
+/// Which device this is a queue of.
+///
+/// # Errors
+/// Of none, or of one that is gone.
+pub fn identify(queue: BorrowedFd<'_>) -> io::Result<DeviceId> {
+    let (device, _) = sys::attached(queue)?;
+    let namespace = File::from(sys::network_namespace(queue)?);
+    let id = netns::within_opened(Some((namespace, "of the device".into())), || Ok(DeviceId::of(&device)));
+    id.unwrap_or_else(|error| Err(io::Error::other(error)))
+}
+
+/// Has the device of this queue outlive its queues, or go with the last one.
+///
+/// # Errors
+/// The device is gone.
+pub fn set_persistent(queue: BorrowedFd<'_>, persistent: bool) -> io::Result<()> {
+    sys::set_persistent(queue, persistent)
+}
+
+/// Takes up a device that was made for `former` and has no queues any more. What differs in `config` is changed, and nothing else:
+/// what the guest has changed itself stays, its name for the device, too. `None`: the device is gone, or elsewhere.
+/// Another process may have its queues until `deadline`: one that was killed takes a moment to end.
+///
+/// # Errors
+/// [`TapError::Foreign`]: the device is there, and cannot be what `config` says, or it has queues of another process.
+/// Others: see [`TapError`].
+pub fn reattach(
+    config: &TapConfig,
+    former: &TapConfig,
+    id: DeviceId,
+    deadline: Instant,
+) -> Result<Option<Vec<TapQueue>>, TapError> {
+    config.check()?;
+    let foreign = |problem: String| TapError::Foreign { device: config.device.clone(), problem };
+    let attached = in_namespace(config.netns.as_deref(), id, || {
+        let Some(link) = unused(config, id, deadline)? else { return Ok(None) };
+        if link.multi_queue != (config.queues > 1) {
+            return Err(foreign("devices of one queue and of several cannot become each other".to_string()));
+        }
+        let mut queues = Vec::new();
+        for _ in 0..config.queues {
+            queues.push(open_unused(config, &link.name, deadline)?);
+            // Had it just got another name, this would be a new device, or another one.
+            if index(&link.name).ok() != Some(id.index) {
+                return Err(foreign("its name changes".to_string()));
+            }
+        }
+        configure::update(&link.name, former, config)?;
+        Ok(Some((queues, DeviceStatistics::open(&link.name).ok())))
+    })?;
+    attached.map(|(queues, statistics)| complete(config, queues, statistics, Some(id))).transpose()
+}
+
+/// Removes a device of namespace `netns`, even if a process has its queues open. Returns whether it was there.
+///
+/// # Errors
+/// The namespace cannot be entered, or the kernel refuses.
+pub fn remove_device(netns: Option<&str>, id: DeviceId) -> Result<bool, TapError> {
+    let removed = in_namespace(netns, id, || {
+        let Some(link) = configure::look(id.index)? else { return Ok(None) };
+        configure::delete(&link.name).map(Some)
+    })?;
+    Ok(removed.is_some())
+}
+
+/// Works in the namespace if it is still the same one.
+fn in_namespace<T: Send>(
+    netns: Option<&str>,
+    id: DeviceId,
+    work: impl FnOnce() -> Result<Option<T>, TapError> + Send,
+) -> Result<Option<T>, TapError> {
+    let result = netns::within(netns, || match sys::namespace_cookie() {
+        Ok(namespace) if namespace == id.namespace => work(),
+        _ => Ok(None),
+    });
+    match result {
+        Err(TapError::NoNamespace { .. }) => Ok(None),
+        result => result,
+    }
+}
+
+/// The device once no process has a queue of it. Of devices with one queue the kernel does not tell.
+fn unused(config: &TapConfig, id: DeviceId, deadline: Instant) -> Result<Option<Link>, TapError> {
+    loop {
+        let link = configure::look(id.index)?;
+        match link {
+            Some(link) if link.queues > 0 && Instant::now() < deadline => std::thread::sleep(LOOK),
+            Some(link) if link.queues > 0 => return Err(in_use(config)),
+            link => return Ok(link),
+        }
+    }
+}
+
+/// A queue of the device `name`, once no process has the only one.
+fn open_unused(config: &TapConfig, name: &str, deadline: Instant) -> Result<OwnedFd, TapError> {
+    loop {
+        match open_queue(config, name, false) {
+            Err(TapError::Create { source, .. }) if source.raw_os_error() == Some(libc::EBUSY) => {}
+            opened => return opened,
+        }
+        if Instant::now() >= deadline {
+            return Err(in_use(config));
+        }
+        std::thread::sleep(LOOK);
+    }
+}
+
+fn in_use(config: &TapConfig) -> TapError {
+    TapError::Foreign { device: config.device.clone(), problem: "another process has them open".to_string() }
+}
+
+/// Makes an adopted device what `config` says, and gives it the queues that it lacks.
+pub(super) fn renew(
+    config: &TapConfig,
+    former: &TapConfig,
+    name: &str,
+    queues: &mut Vec<OwnedFd>,
+) -> Result<(Option<DeviceStatistics>, Option<DeviceId>), TapError> {
+    let id = DeviceId::of(name).ok();
+    while queues.len() < usize::from(config.queues) {
+        queues.push(open_queue(config, name, false)?);
+        let added = queues.last().map(|queue| sys::attached(queue.as_fd()));
+        if DeviceId::of(name).ok() != id || !matches!(added, Some(Ok(_))) {
+            let problem = "its name changes".to_string();
+            return Err(TapError::Foreign { device: config.device.clone(), problem });
+        }
+    }
+    configure::update(name, former, config)?;
+    Ok((DeviceStatistics::open(name).ok(), id))
+}
