@@ -167,7 +167,23 @@ impl State {
     fn plug(&mut self, port: &Port, owner: u16) -> Result<()> {
         let queues = self.kept.open(&port.name, &translate::tap(&self.config, port));
         let queues = queues.with_context(|| format!("port {}", port.name))?;
-        self.change_devices(port, owner, queues.into_iter().map(|queue| Box::new(queue) as Device)).map(drop)
+        let devices: Vec<Device> = queues.into_iter().map(|queue| Box::new(queue) as Device).collect();
+        if let Some(waiting) = &mut self.not_served {
+            waiting.push((port.clone(), owner, devices));
+            return Ok(());
+        }
+        self.change_devices(port, owner, devices.into_iter()).map(drop)
+    }
+
+    /// Gives workers the devices that were opened before they knew all peers.
+    ///
+    /// # Errors
+    /// A worker cannot serve one.
+    pub(crate) fn serve_devices(&mut self) -> Result<()> {
+        for (port, owner, devices) in self.not_served.take().unwrap_or_default() {
+            drop(self.change_devices(&port, owner, devices.into_iter())?);
+        }
+        Ok(())
     }
 
     /// Takes the device from the workers.

@@ -63,6 +63,8 @@ pub(crate) struct State {
     pub(crate) containers: BTreeMap<String, Container>,
     /// TAP devices that outlive the daemon.
     pub(crate) kept: Kept,
+    /// Devices that are open, and that no worker serves yet, with their ports and the ports' numbers; `None` once the daemon has started.
+    pub(crate) not_served: Option<Vec<(Port, u16, Vec<Device>)>>,
     pub(crate) workers: Vec<Handle<HostUnderlay>>,
     pub(crate) faults: Vec<FaultEntry>,
     /// Paths that the operator has taken out of use, by peer: bit i is path i.
@@ -229,6 +231,7 @@ impl Daemon {
             machines,
             containers,
             kept,
+            not_served: Some(Vec::new()),
             workers,
             faults,
             drained,
@@ -257,6 +260,8 @@ impl Daemon {
         for peer in &state.config.peers {
             state.set_peer(peer)?;
         }
+        // What waits in devices that have outlived a daemon can leave only now.
+        state.serve_devices()?;
         state.kept.started();
         let pulses = state.workers.iter().map(Handle::pulse).collect();
         Ok(Daemon { file, started: now, capturing: Arc::default(), pulses, state: Mutex::new(state) })
