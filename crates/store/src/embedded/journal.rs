@@ -1,241 +1,367 @@
-//! The journal: what the store is, line by line.
+//! The form of the journal: a line that says what it is, then frames, each with what changed together.
 //!
-//! Each line is the CRC-32 (IEEE 802.3) of the rest in 8 hexadecimal digits, a space, and JSON. First comes a base: a `record` line
-//! for each record, and a `base` line that ends it. Then a `commit` line for each transaction. A last line that is not whole was never
-//! acknowledged, and is cut off; anything else that is not as written is an error.
+//! A frame is 12 bytes and a body: the body's length, its CRC-32, and the CRC-32 of those 8 bytes (IEEE 802.3), each 32 bits,
+//! little-endian; then a [`Batch`] in the encoding of protocol buffers. Transactions that are committed at the same time share a frame, and
+//! none is acknowledged before it is on disk as a whole. So only the last frame can be incomplete: the host went down while it was
+//! written. Everything else that does not read is damage.
 
-use std::fs::{File, OpenOptions, TryLockError};
-use std::io::{self, BufRead as _, BufReader, BufWriter, Seek as _, SeekFrom, Write as _};
-use std::path::{Path, PathBuf};
+use std::collections::BTreeMap;
+use std::io::{self, Read};
+use std::sync::Arc;
 
-use serde::{Deserialize, Serialize};
+use prost::Message as _;
 
-use super::Records;
-use crate::{OpenError, Revision, Write};
+use super::state::{Planned, State, Stored};
+use crate::Revision;
 
-const FILE: &str = "journal";
-const NEW_FILE: &str = "journal.new";
-const LOCK: &str = "lock";
-/// The journal is written again when it is larger than this, bytes, and than so many times what it says.
-const LEAST_REWRITE: u64 = 4 << 20;
-const REWRITE_FACTOR: u64 = 4;
-/// The longest line, bytes: the largest transaction, in hexadecimal digits.
-const MAX_LINE: u64 = 4 << 30;
+/// How a journal begins.
+pub(super) const HEADER: &[u8] = b"bifrost-store 1\n";
+/// What the headers of all versions begin with.
+const NAME: &[u8] = b"bifrost-store ";
+/// Bytes before a body.
+const FRAME_HEADER: usize = 12;
+/// The longest body, bytes. Larger than what [`Frame::is_full`] and one transaction more make.
+const MAX_BODY: usize = 8 << 20;
+/// A frame with this many bytes takes no more.
+const FULL: usize = 2 << 20;
+/// What disks write as a whole, bytes.
+const SECTOR: u64 = 512;
 
+/// What a frame has.
+#[derive(Clone, PartialEq, prost::Message)]
+struct Batch {
+    /// The store's revision before it.
+    #[prost(uint64, tag = "1")]
+    before: u64,
+    /// And afterwards: 0 in all but the last frame that a rewriting makes.
+    #[prost(uint64, tag = "2")]
+    after: u64,
+    /// In the order in which they were made.
+    #[prost(message, repeated, tag = "3")]
+    changes: Vec<Changed>,
+}
+
+/// A key and what it has become.
+#[derive(Clone, PartialEq, prost::Message)]
+struct Changed {
+    #[prost(uint64, tag = "1")]
+    revision: u64,
+    #[prost(string, tag = "2")]
+    key: String,
+    /// None: deleted.
+    #[prost(bytes = "vec", optional, tag = "3")]
+    value: Option<Vec<u8>>,
+}
+
+/// A frame that is being filled.
 #[derive(Debug)]
-pub(super) struct Journal {
-    directory: PathBuf,
-    file: File,
-    bytes: u64,
-    /// The file may have part of a line that was not acknowledged; nothing more can be written.
-    is_broken: bool,
-    /// Held as long as the store is open.
-    _lock: File,
+pub(super) struct Frame {
+    batch: Batch,
+    bytes: usize,
 }
 
-#[derive(Serialize, Deserialize)]
-#[serde(rename_all = "snake_case", deny_unknown_fields)]
-enum Line {
-    Record { key: String, value: Bytes, revision: Revision },
-    Base { revision: Revision, records: u64 },
-    Commit { revision: Revision, writes: Vec<(String, Option<Bytes>)> },
+/// Why a journal does not read.
+#[derive(Debug)]
+pub(super) enum JournalError {
+    Io(io::Error),
+    NotAJournal(String),
+    Damaged { offset: u64, what: String },
 }
 
-/// Bytes as a text, which they mostly are; otherwise as hexadecimal digits.
-#[derive(Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-enum Bytes {
-    Text(String),
-    Hex(String),
+/// What a journal has.
+pub(super) struct Loaded {
+    pub(super) state: State,
+    /// Bytes that are whole: what follows is to be cut off.
+    pub(super) len: u64,
 }
 
-impl Bytes {
-    fn of(bytes: &[u8]) -> Bytes {
-        match std::str::from_utf8(bytes) {
-            Ok(text) => Bytes::Text(text.to_owned()),
-            Err(_) => Bytes::Hex(bytes.iter().map(|byte| format!("{byte:02x}")).collect()),
+impl Frame {
+    /// An empty one, for a store of this revision.
+    pub(super) fn new(before: Revision) -> Frame {
+        Frame { batch: Batch { before, after: before, changes: Vec::new() }, bytes: 0 }
+    }
+
+    /// Adds a transaction.
+    pub(super) fn add(&mut self, planned: &Planned) {
+        self.batch.after = planned.revision;
+        for (key, value) in &planned.changes {
+            self.push(key, planned.revision, value.as_deref());
         }
     }
 
-    fn bytes(self) -> Option<Vec<u8>> {
-        match self {
-            Bytes::Text(text) => Some(text.into_bytes()),
-            Bytes::Hex(digits) => {
-                let digit = |digit: u8| char::from(digit).to_digit(16).map(|digit| digit as u8);
-                let byte = |pair: &[u8]| match *pair {
-                    [high, low] => Some(digit(high)? << 4 | digit(low)?),
-                    _ => None,
-                };
-                digits.as_bytes().chunks(2).map(byte).collect()
+    /// Whether the next transaction has to go into another.
+    pub(super) fn is_full(&self) -> bool {
+        self.bytes >= FULL
+    }
+
+    /// As it is in the file; None, if nothing was added.
+    pub(super) fn encode(&self) -> Option<Vec<u8>> {
+        if self.batch.changes.is_empty() {
+            return None;
+        }
+        Some(self.encode_always())
+    }
+
+    fn encode_always(&self) -> Vec<u8> {
+        let mut frame = vec![0; FRAME_HEADER];
+        frame.reserve(self.batch.encoded_len());
+        // Its only error is missing room, and a `Vec` has always some.
+        let _ = self.batch.encode(&mut frame);
+        let body = &frame[FRAME_HEADER..];
+        debug_assert!(body.len() <= MAX_BODY);
+        let (len, crc) = (body.len() as u32, crc32fast::hash(body));
+        frame[..4].copy_from_slice(&len.to_le_bytes());
+        frame[4..8].copy_from_slice(&crc.to_le_bytes());
+        let crc = crc32fast::hash(&frame[..8]);
+        frame[8..FRAME_HEADER].copy_from_slice(&crc.to_le_bytes());
+        frame
+    }
+
+    fn push(&mut self, key: &str, revision: Revision, value: Option<&[u8]>) {
+        self.bytes += key.len() + value.map_or(0, <[u8]>::len) + 32;
+        self.batch.changes.push(Changed { revision, key: key.to_owned(), value: value.map(<[u8]>::to_vec) });
+    }
+}
+
+/// A whole journal, piece by piece, of these records alone.
+pub(super) fn whole(records: &BTreeMap<Arc<str>, Stored>, revision: Revision) -> impl Iterator<Item = Vec<u8>> {
+    let mut rest = records.iter().peekable();
+    let mut is_done = revision == 0;
+    let frames = std::iter::from_fn(move || {
+        if is_done {
+            return None;
+        }
+        let mut frame = Frame::new(0);
+        while !frame.is_full()
+            && let Some((key, stored)) = rest.next()
+        {
+            frame.push(key, stored.revision, Some(&stored.value));
+        }
+        is_done = rest.peek().is_none();
+        frame.batch.after = if is_done { revision } else { 0 };
+        Some(frame.encode_always())
+    });
+    std::iter::once(HEADER.to_vec()).chain(frames)
+}
+
+/// Reads a journal of `len` bytes.
+pub(super) fn read(mut file: impl Read, len: u64) -> Result<Loaded, JournalError> {
+    let mut header = vec![0; HEADER.len().min(usize::try_from(len).unwrap_or(usize::MAX))];
+    file.read_exact(&mut header)?;
+    if header.len() < HEADER.len() && HEADER.starts_with(&header) {
+        // Nothing was ever written whole.
+        return Ok(Loaded { state: State::default(), len: 0 });
+    }
+    if header != HEADER {
+        return Err(JournalError::NotAJournal(match header.strip_prefix(NAME) {
+            Some(version) => {
+                let version = String::from_utf8_lossy(version).trim().to_owned();
+                format!(
+                    "its format is version {version}, and this release reads version 1: run the release that has written it"
+                )
+            }
+            None => "it is not a journal of a store: move it away".to_owned(),
+        }));
+    }
+    let mut offset = HEADER.len() as u64;
+    let mut records = BTreeMap::new();
+    let mut revision = 0;
+    let mut is_rewriting_incomplete = false;
+    while let Some(body) = body(&mut file, offset, len)? {
+        let damaged = |what: &str| JournalError::Damaged { offset, what: what.to_owned() };
+        let batch =
+            Batch::decode(body.as_slice()).map_err(|error| damaged(&format!("a frame does not read: {error}")))?;
+        if batch.before != revision {
+            return Err(damaged(&format!("it goes on after revision {}, and not {revision}", batch.before)));
+        }
+        add(&mut records, batch.changes);
+        is_rewriting_incomplete = batch.after == 0;
+        revision = batch.after;
+        offset += (FRAME_HEADER + body.len()) as u64;
+    }
+    if is_rewriting_incomplete {
+        let what = "the journal ends before its first part does".to_owned();
+        return Err(JournalError::Damaged { offset, what });
+    }
+    Ok(Loaded { state: State::with(records, revision), len: offset })
+}
+
+/// The body of the frame at `offset`; None at the end, and where the file ends before the frame does.
+fn body(file: &mut impl Read, offset: u64, len: u64) -> Result<Option<Vec<u8>>, JournalError> {
+    let damaged = |what: &str| JournalError::Damaged { offset, what: what.to_owned() };
+    let rest = len.saturating_sub(offset);
+    if rest < FRAME_HEADER as u64 {
+        return Ok(None);
+    }
+    let mut frame = vec![0; FRAME_HEADER];
+    file.read_exact(&mut frame)?;
+    let word = |at: usize| u32::from_le_bytes([frame[at], frame[at + 1], frame[at + 2], frame[at + 3]]);
+    let (body_len, body_crc, crc) = (word(0) as usize, word(4), word(8));
+    if crc32fast::hash(&frame[..8]) != crc {
+        // The file was made longer and what it was made longer for is not there: zeros, from here or the next sector on.
+        let mut limited = file.take(MAX_BODY as u64 + 1);
+        limited.read_to_end(&mut frame)?;
+        let is_all = frame.len() as u64 == rest;
+        let zeros =
+            sectors(&frame, offset).map_while(|sector| sector.iter().any(|byte| *byte != 0).then_some(sector.len()));
+        let written: usize = zeros.sum();
+        let is_torn = written < FRAME_HEADER && frame.iter().skip(written).all(|byte| *byte == 0);
+        return if is_all && is_torn { Ok(None) } else { Err(damaged("the header of a frame has a wrong checksum")) };
+    }
+    if body_len > MAX_BODY {
+        return Err(damaged(&format!("a frame of {body_len} bytes, and at most {MAX_BODY} are possible")));
+    }
+    if rest - (FRAME_HEADER as u64) < body_len as u64 {
+        return Ok(None);
+    }
+    frame.resize(FRAME_HEADER + body_len, 0);
+    file.read_exact(&mut frame[FRAME_HEADER..])?;
+    if crc32fast::hash(&frame[FRAME_HEADER..]) != body_crc {
+        // Of the last frame some sectors may be missing: the file's length reached the disk before them.
+        let is_last = rest == (FRAME_HEADER + body_len) as u64;
+        let is_torn = is_last && sectors(&frame, offset).any(|sector| sector.iter().all(|byte| *byte == 0));
+        return if is_torn { Ok(None) } else { Err(damaged("a frame has a wrong checksum")) };
+    }
+    Ok(Some(frame.split_off(FRAME_HEADER)))
+}
+
+/// What begins at `offset` of a file, cut where its sectors begin.
+fn sectors(mut bytes: &[u8], mut offset: u64) -> impl Iterator<Item = &[u8]> {
+    std::iter::from_fn(move || {
+        let len = usize::try_from(SECTOR - offset % SECTOR).unwrap_or(usize::MAX).min(bytes.len());
+        let (sector, rest) = bytes.split_at_checked(len)?;
+        (bytes, offset) = (rest, offset + len as u64);
+        (!sector.is_empty()).then_some(sector)
+    })
+}
+
+fn add(records: &mut BTreeMap<Arc<str>, Stored>, changes: Vec<Changed>) {
+    for Changed { revision, key, value } in changes {
+        match value {
+            Some(value) => drop(records.insert(key.into(), Stored { value: value.into(), revision })),
+            None => drop(records.remove(key.as_str())),
+        }
+    }
+}
+
+impl From<io::Error> for JournalError {
+    fn from(error: io::Error) -> JournalError {
+        JournalError::Io(error)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A journal, and where each frame ends.
+    fn journal(values: &[&[u8]]) -> (Vec<u8>, Vec<usize>) {
+        let mut bytes = HEADER.to_vec();
+        let mut ends = vec![bytes.len()];
+        for (revision, value) in (1..).zip(values) {
+            let mut frame = Frame::new(revision - 1);
+            frame.add(&Planned { revision, changes: vec![("key".into(), Some((*value).into()))] });
+            bytes.extend(frame.encode().unwrap());
+            ends.push(bytes.len());
+        }
+        (bytes, ends)
+    }
+
+    fn load(bytes: &[u8]) -> Result<(Revision, u64), JournalError> {
+        read(bytes, bytes.len() as u64).map(|loaded| (loaded.state.revision(), loaded.len))
+    }
+
+    #[test]
+    fn cut_at_any_byte_it_has_the_frames_that_are_whole() {
+        let (bytes, ends) = journal(&[b"one", &[7; 1500], b"three"]);
+        for len in 0..=bytes.len() {
+            let whole = ends.iter().filter(|end| **end <= len).count();
+            let expected = if whole == 0 { (0, 0) } else { (whole as u64 - 1, ends[whole - 1] as u64) };
+            assert_eq!(load(&bytes[..len]).unwrap(), expected, "{len} bytes");
+        }
+    }
+
+    #[test]
+    fn a_changed_byte_anywhere_is_damage_at_the_frame_that_has_it() {
+        let (bytes, ends) = journal(&[b"one", &[7; 1500], b"three"]);
+        for at in 0..bytes.len() {
+            let mut bytes = bytes.clone();
+            bytes[at] ^= 0x20;
+            match load(&bytes) {
+                Err(JournalError::NotAJournal(_)) => assert!(at < HEADER.len()),
+                Err(JournalError::Damaged { offset, .. }) => {
+                    let begin = *ends.iter().rev().find(|end| **end <= at).unwrap();
+                    assert_eq!(offset, begin as u64, "byte {at}");
+                }
+                other => panic!("byte {at}: {other:?}"),
             }
         }
     }
-}
 
-impl Journal {
-    /// Opens the journal of a directory, or begins one.
-    pub(super) fn open(directory: &Path) -> Result<(Journal, Records), OpenError> {
-        let failed = |what, path: &Path| {
-            let path = path.to_owned();
-            move |source| OpenError::Io { what, path, source }
+    #[test]
+    fn a_frame_that_is_missing_is_damage() {
+        let (bytes, ends) = journal(&[b"one", b"two", b"three"]);
+        let without = [&bytes[..ends[1]], &bytes[ends[2]..]].concat();
+        assert!(matches!(load(&without), Err(JournalError::Damaged { offset, .. }) if offset == ends[1] as u64));
+    }
+
+    #[test]
+    fn sectors_that_did_not_reach_the_disk_are_an_end_and_elsewhere_damage() {
+        let (bytes, ends) = journal(&[&[7; 3000], &[8; 3000]]);
+        for sector in ends[1].div_ceil(512)..bytes.len() / 512 {
+            let mut torn = bytes.clone();
+            torn[sector * 512..(sector + 1) * 512].fill(0);
+            assert_eq!(load(&torn).unwrap(), (1, ends[1] as u64), "sector {sector}");
+            // With another frame behind it, it was written, and is damaged now.
+            let mut frame = Frame::new(2);
+            frame.add(&Planned { revision: 3, changes: vec![("key".into(), None)] });
+            torn.extend(frame.encode().unwrap());
+            assert!(matches!(load(&torn), Err(JournalError::Damaged { .. })), "sector {sector}");
+        }
+        for written in (ends[1]..bytes.len()).filter(|at| at % 512 == 0 || *at == ends[1]) {
+            let mut torn = bytes.clone();
+            torn[written..].fill(0);
+            assert_eq!(load(&torn).unwrap(), (1, ends[1] as u64), "from {written}");
+        }
+    }
+
+    #[test]
+    fn a_header_over_the_end_of_a_sector_may_be_half_there() {
+        // The second frame begins 5 bytes before a sector's end.
+        let (bytes, ends) =
+            (1..600).map(|len| journal(&[&vec![7; len], &[8; 1000]])).find(|(_, ends)| ends[1] % 512 == 507).unwrap();
+        let mut torn = bytes.clone();
+        torn[ends[1] + 5..].fill(0);
+        assert_eq!(load(&torn).unwrap(), (1, ends[1] as u64));
+    }
+
+    #[test]
+    fn other_files_and_versions_are_told() {
+        let told = |bytes: &[u8]| match load(bytes) {
+            Err(JournalError::NotAJournal(what)) => what,
+            other => panic!("{other:?}"),
         };
-        std::fs::create_dir_all(directory).map_err(failed("cannot make the directory", directory))?;
-        let lock_path = directory.join(LOCK);
-        let lock = OpenOptions::new().create(true).truncate(false).write(true).open(&lock_path);
-        let lock = lock.map_err(failed("cannot open", &lock_path))?;
-        match lock.try_lock() {
-            Ok(()) => {}
-            Err(TryLockError::WouldBlock) => return Err(OpenError::InUse),
-            Err(TryLockError::Error(source)) => {
-                return Err(OpenError::Io { what: "cannot lock", path: lock_path, source });
-            }
-        }
-        let path = directory.join(FILE);
-        let file = OpenOptions::new().create(true).truncate(false).read(true).write(true).open(&path);
-        let mut file = file.map_err(failed("cannot open", &path))?;
-        let (records, good) = read(&path, &file)?;
-        let length = file.metadata().map_err(failed("cannot look at", &path))?.len();
-        if good < length {
-            let cut = length - good;
-            tracing::warn!(path = %path.display(), "the last {cut} bytes are part of a change that was never acknowledged; cut off");
-            file.set_len(good).and_then(|()| file.sync_all()).map_err(failed("cannot cut", &path))?;
-        }
-        file.seek(SeekFrom::Start(good)).map_err(failed("cannot go to the end of", &path))?;
-        let mut journal = Journal { directory: directory.to_owned(), file, bytes: good, is_broken: false, _lock: lock };
-        if good == 0 {
-            journal.rewrite(&records).map_err(failed("cannot write", &path))?;
-        }
-        Ok((journal, records))
+        assert!(told(b"bifrost-store 2\nrest").contains("version 2"));
+        assert!(told(b"#!/bin/sh and some more").contains("not a journal"));
+        assert!(told(b"x").contains("not a journal"));
     }
 
-    /// Puts a transaction on disk. `before` is what there is without it.
-    ///
-    /// # Errors
-    /// It is not on disk, and why.
-    pub(super) fn append(&mut self, revision: Revision, writes: &[Write], before: &Records) -> Result<(), String> {
-        if self.is_broken {
-            self.rewrite(before).map_err(|e| format!("cannot write the store's file: {e}"))?;
-        }
-        let write = |write: &Write| match write {
-            Write::Put { key, value } => (key.clone(), Some(Bytes::of(value))),
-            Write::Delete { key } => (key.clone(), None),
-        };
-        let line = line(&Line::Commit { revision, writes: writes.iter().map(write).collect() });
-        let written = line.and_then(|line| {
-            self.file.write_all(&line)?;
-            self.file.sync_data()?;
-            Ok(line.len() as u64)
-        });
-        match written {
-            Ok(bytes) => self.bytes += bytes,
-            Err(error) => {
-                // What of it is on disk is not known: it must not be there, because it is not acknowledged.
-                self.is_broken = true;
-                let again = self.rewrite(before);
-                return Err(match again {
-                    Ok(()) => format!("cannot write to the store's file: {error}"),
-                    Err(again) => format!("cannot write to the store's file: {error}; nor write it again: {again}"),
-                });
-            }
-        }
-        if self.bytes > LEAST_REWRITE.max(before.bytes as u64 * REWRITE_FACTOR) {
-            let mut after = before.clone();
-            after.apply(revision, writes);
-            if let Err(error) = self.rewrite(&after) {
-                // The one there is has everything.
-                tracing::warn!(%error, "cannot write the store's file again; it goes on growing");
-            }
-        }
-        Ok(())
+    #[test]
+    fn a_whole_one_has_the_same_records_and_revision() {
+        let stored = |revision: u64| Stored { value: vec![revision as u8; 1 << 20].into(), revision };
+        let records: BTreeMap<Arc<str>, Stored> = (1..=5).map(|i| (Arc::from(format!("k{i}")), stored(i))).collect();
+        let pieces: Vec<_> = whole(&records, 9).collect();
+        assert_eq!(pieces.len(), 4, "a line and three frames: two records fill one");
+        let bytes = pieces.concat();
+        let loaded = read(bytes.as_slice(), bytes.len() as u64).ok().unwrap();
+        assert_eq!((loaded.state.revision(), loaded.len), (9, bytes.len() as u64));
+        let revisions: Vec<u64> = loaded.state.records().values().map(|stored| stored.revision).collect();
+        assert_eq!(revisions, [1, 2, 3, 4, 5]);
+        // It is written under another name first: a part of it alone is not what a crash leaves.
+        let part = pieces[..3].concat();
+        assert!(matches!(load(&part), Err(JournalError::Damaged { .. })));
+        // A store in which everything was deleted keeps its revision.
+        assert_eq!(load(&whole(&BTreeMap::new(), 7).collect::<Vec<_>>().concat()).unwrap().0, 7);
+        assert_eq!(load(&whole(&BTreeMap::new(), 0).collect::<Vec<_>>().concat()).unwrap(), (0, HEADER.len() as u64));
     }
-
-    /// Writes a new file that says what there is, and puts it in place of the old one.
-    fn rewrite(&mut self, records: &Records) -> io::Result<()> {
-        let path = self.directory.join(NEW_FILE);
-        let mut out = BufWriter::new(File::create(&path)?);
-        let mut bytes = 0;
-        let mut put = |out: &mut BufWriter<File>, said: &Line| {
-            let line = line(said)?;
-            bytes += line.len() as u64;
-            out.write_all(&line)
-        };
-        for (key, (value, revision)) in &records.all {
-            put(&mut out, &Line::Record { key: key.clone(), value: Bytes::of(value), revision: *revision })?;
-        }
-        put(&mut out, &Line::Base { revision: records.revision, records: records.all.len() as u64 })?;
-        let file = out.into_inner().map_err(io::IntoInnerError::into_error)?;
-        file.sync_all()?;
-        std::fs::rename(&path, self.directory.join(FILE))?;
-        File::open(&self.directory)?.sync_all()?;
-        (self.file, self.bytes, self.is_broken) = (file, bytes, false);
-        Ok(())
-    }
-}
-
-fn line(said: &Line) -> io::Result<Vec<u8>> {
-    let json = serde_json::to_string(said)?;
-    Ok(format!("{:08x} {json}\n", crc32fast::hash(json.as_bytes())).into_bytes())
-}
-
-/// Everything that a journal says, and how many bytes of it are whole lines.
-fn read(path: &Path, file: &File) -> Result<(Records, u64), OpenError> {
-    let mut reader = BufReader::with_capacity(1 << 20, file);
-    let mut records = Records::default();
-    let (mut good, mut number, mut has_base) = (0, 0, false);
-    let mut text = Vec::new();
-    loop {
-        number += 1;
-        text.clear();
-        let io = |source| OpenError::Io { what: "cannot read", path: path.to_owned(), source };
-        let bytes = io::Read::take(&mut reader, MAX_LINE).read_until(b'\n', &mut text).map_err(io)?;
-        if bytes == 0 {
-            break;
-        }
-        let damaged = |what: &str| OpenError::Damaged { path: path.to_owned(), line: number, what: what.to_owned() };
-        let is_last = reader.fill_buf().map_err(io)?.is_empty();
-        let said = match parse(&text) {
-            Ok(said) => said,
-            // A line that was being written when the machine stopped.
-            Err(_) if is_last && has_base => break,
-            Err(what) => return Err(damaged(what)),
-        };
-        match said {
-            Line::Record { key, value, revision } if !has_base => {
-                let value = value.bytes().ok_or_else(|| damaged("has digits that are not hexadecimal"))?;
-                records.put(&key, &value, revision);
-            }
-            Line::Base { revision, records: count } if !has_base && count == records.all.len() as u64 => {
-                records.revision = revision;
-                has_base = true;
-            }
-            Line::Commit { revision, writes } if has_base && revision == records.revision + 1 => {
-                let write = |(key, value): (String, Option<Bytes>)| match value {
-                    None => Some(Write::Delete { key }),
-                    Some(value) => value.bytes().map(|value| Write::Put { key, value }),
-                };
-                let writes: Option<Vec<Write>> = writes.into_iter().map(write).collect();
-                let writes = writes.ok_or_else(|| damaged("has digits that are not hexadecimal"))?;
-                records.apply(revision, &writes);
-            }
-            _ => return Err(damaged("does not follow the line before it")),
-        }
-        good += bytes as u64;
-    }
-    if !has_base && good > 0 {
-        // A base is put in place as a whole.
-        let what = "the file ends before its base does".to_owned();
-        return Err(OpenError::Damaged { path: path.to_owned(), line: number, what });
-    }
-    Ok((records, good))
-}
-
-fn parse(line: &[u8]) -> Result<Line, &'static str> {
-    let line = line.strip_suffix(b"\n").ok_or("is not whole")?;
-    let (checksum, json) = line.split_at_checked(9).ok_or("is not whole")?;
-    let checksum = std::str::from_utf8(checksum).ok().and_then(|text| text.strip_suffix(' '));
-    let checksum = checksum.and_then(|text| u32::from_str_radix(text, 16).ok()).ok_or("has no checksum")?;
-    if crc32fast::hash(json) != checksum {
-        return Err("its checksum is not that of its text");
-    }
-    serde_json::from_slice(json).map_err(|_| "is not of the store's format")
 }

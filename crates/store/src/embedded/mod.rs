@@ -1,189 +1,229 @@
-//! A store of one process: everything in memory, and a journal on disk if there is a directory.
+//! The embedded store: one process has it, in memory, or with a journal on disk.
 
+mod file;
 mod journal;
-#[cfg(test)]
-mod tests;
+mod state;
 
-use std::collections::{BTreeMap, VecDeque};
 use std::path::Path;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
 
-use tokio::sync::watch;
+use tokio::sync::{mpsc, oneshot, watch};
 
-use crate::{CommitError, Events, OpenError, Record, Revision, Snapshot, StoreError, Txn, WatchError, Write};
-use journal::Journal;
+use self::file::Journal;
+use self::journal::Frame;
+use self::state::{Next, State};
+use crate::{CommitError, Events, Revision, Snapshot, StoreError, Txn, WatchError};
 
-/// How many transactions are kept for watches that come back, and how many bytes of them.
-const KEPT_TRANSACTIONS: usize = 10_000;
-const KEPT_BYTES: usize = 64 << 20;
+/// Transactions that wait for the disk. Those that come then wait for room.
+const QUEUE: usize = 1024;
+/// The most transactions of a frame.
+const TOGETHER: usize = 256;
+
+/// An embedded store.
+#[derive(Clone, Debug)]
+pub(crate) struct Embedded(Arc<Inner>);
 
 #[derive(Debug)]
-pub(crate) struct Embedded {
-    state: Mutex<State>,
-    revision: watch::Sender<Revision>,
+struct Inner {
+    shared: Arc<Shared>,
+    /// None in memory alone.
+    writer: Option<Writer>,
 }
 
-/// What there is.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct Records {
-    pub(crate) revision: Revision,
-    pub(crate) all: BTreeMap<String, (Arc<[u8]>, Revision)>,
-    /// How many bytes keys and values are.
-    pub(crate) bytes: usize,
-}
-
-#[derive(Debug, Default)]
-struct State {
-    records: Records,
-    /// The last transactions, in order.
-    kept: VecDeque<Arc<Kept>>,
-    kept_bytes: usize,
-    journal: Option<Journal>,
-}
-
-/// A transaction that was made.
+/// The thread that writes the journal. Others only read what it has made.
 #[derive(Debug)]
-struct Kept {
-    revision: Revision,
-    changes: Vec<(String, Option<Arc<[u8]>>)>,
-    bytes: usize,
+struct Writer {
+    queue: Option<mpsc::Sender<Request>>,
+    thread: Option<JoinHandle<()>>,
 }
 
-impl Records {
-    pub(crate) fn apply(&mut self, revision: Revision, writes: &[Write]) {
-        self.revision = revision;
-        for write in writes {
-            match write {
-                Write::Put { key, value } => self.put(key, value, revision),
-                Write::Delete { key } => {
-                    if let Some((value, _)) = self.all.remove(key) {
-                        self.bytes -= key.len() + value.len();
-                    }
-                }
-            }
-        }
-    }
+#[derive(Debug)]
+struct Shared {
+    state: Arc<Mutex<State>>,
+    /// Tells watches that there is something new. They end when it goes.
+    changed: watch::Sender<Revision>,
+}
 
-    pub(crate) fn put(&mut self, key: &str, value: &[u8], revision: Revision) {
-        self.bytes += key.len() + value.len();
-        if let Some((before, _)) = self.all.insert(key.to_owned(), (value.into(), revision)) {
-            self.bytes -= key.len() + before.len();
-        }
-    }
+struct Request {
+    txn: Txn,
+    answer: oneshot::Sender<Result<Revision, CommitError>>,
+}
+
+/// Changes of an embedded store. It keeps nothing but a revision: it reads what the store knows of the last ones.
+#[derive(Debug)]
+pub(crate) struct Watch {
+    state: Arc<Mutex<State>>,
+    changed: watch::Receiver<Revision>,
+    prefix: String,
+    after: Revision,
 }
 
 impl Embedded {
     pub(crate) fn memory() -> Embedded {
-        Embedded::with(State::default())
+        Embedded(Arc::new(Inner { shared: Arc::new(Shared::new(State::default())), writer: None }))
     }
 
-    pub(crate) fn open(directory: &Path) -> Result<Embedded, OpenError> {
-        let (journal, records) = Journal::open(directory)?;
-        Ok(Embedded::with(State { records, journal: Some(journal), ..State::default() }))
-    }
-
-    fn with(state: State) -> Embedded {
-        let (revision, _) = watch::channel(state.records.revision);
-        Embedded { state: Mutex::new(state), revision }
+    pub(crate) fn open(directory: &Path) -> Result<Embedded, StoreError> {
+        let (journal, state) = Journal::open(directory)?;
+        let shared = Arc::new(Shared::new(state));
+        let (queue, requests) = mpsc::channel(QUEUE);
+        let of_thread = shared.clone();
+        let thread = std::thread::Builder::new()
+            .name("store-journal".to_owned())
+            .spawn(move || write(journal, &of_thread, requests))
+            .map_err(|error| {
+                let (doing, path) = ("starting a thread for", directory.to_owned());
+                StoreError::Io { doing, path, why: error.to_string() }
+            })?;
+        let writer = Writer { queue: Some(queue), thread: Some(thread) };
+        Ok(Embedded(Arc::new(Inner { shared, writer: Some(writer) })))
     }
 
     pub(crate) fn snapshot(&self, prefix: &str) -> Snapshot {
-        let records = {
-            let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-            let with_prefix =
-                state.records.all.range(prefix.to_owned()..).take_while(|(key, _)| key.starts_with(prefix));
-            let all: Vec<_> = with_prefix.map(|(key, value)| (key.clone(), value.clone())).collect();
-            (state.records.revision, all)
-        };
-        // Copied without the lock.
-        let record =
-            |(key, (value, revision)): (String, (Arc<[u8]>, Revision))| Record { key, value: value.to_vec(), revision };
-        Snapshot { revision: records.0, records: records.1.into_iter().map(record).collect() }
+        self.0.shared.state().snapshot(prefix)
     }
 
-    /// Waits for the disk.
-    pub(crate) fn commit(&self, txn: &Txn) -> Result<Revision, CommitError> {
-        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        let is_not = |(key, expected): &&(String, Revision)| {
-            state.records.all.get(key).map_or(0, |(_, revision)| *revision) != *expected
-        };
-        if let Some((key, _)) = txn.expect.iter().find(is_not) {
-            return Err(CommitError::Conflict { key: key.clone() });
+    pub(crate) async fn commit(&self, txn: &Txn) -> Result<Revision, CommitError> {
+        let Some(writer) = &self.0.writer else { return self.0.shared.commit(txn) };
+        let gone = || CommitError::Unknown("the thread that writes the journal has ended".to_owned());
+        let queue = writer.queue.as_ref().ok_or_else(gone)?;
+        let (answer, answered) = oneshot::channel();
+        queue.send(Request { txn: txn.clone(), answer }).await.map_err(|_| gone())?;
+        answered.await.map_err(|_| gone())?
+    }
+
+    pub(crate) fn watch(&self, prefix: &str, after: Revision) -> Watch {
+        let shared = &self.0.shared;
+        let changed = shared.changed.subscribe();
+        Watch { state: shared.state.clone(), changed, prefix: prefix.to_owned(), after }
+    }
+}
+
+impl Watch {
+    pub(crate) async fn next(&mut self) -> Result<Events, WatchError> {
+        loop {
+            // First, so that what comes after the look below is noticed.
+            self.changed.mark_unchanged();
+            match lock(&self.state).next(&self.prefix, self.after) {
+                Next::Events(events) => {
+                    self.after = events.revision;
+                    return Ok(events);
+                }
+                Next::Nothing(revision) => self.after = revision,
+                Next::Compacted => return Err(WatchError::Compacted),
+            }
+            self.changed.changed().await.map_err(|_| WatchError::Lost(StoreError::Closed))?;
         }
-        let revision = state.records.revision + 1;
-        let State { journal, records, .. } = &mut *state;
-        if let Some(journal) = journal {
-            journal.append(revision, &txn.writes, records).map_err(|e| CommitError::Store(StoreError(e)))?;
-        }
-        state.records.apply(revision, &txn.writes);
-        state.keep(revision, &txn.writes);
+    }
+
+    pub(crate) fn revision(&self) -> Revision {
+        self.after
+    }
+}
+
+impl Shared {
+    fn new(state: State) -> Shared {
+        let changed = watch::Sender::new(state.revision());
+        Shared { state: Arc::new(Mutex::new(state)), changed }
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        lock(&self.state)
+    }
+
+    fn commit(&self, txn: &Txn) -> Result<Revision, CommitError> {
+        let mut state = self.state();
+        let mut ahead = state.ahead();
+        let planned = state.plan(&mut ahead, txn)?;
+        let revision = planned.revision;
+        state.apply(planned);
         drop(state);
-        self.revision.send_replace(revision);
+        self.changed.send_replace(revision);
         Ok(revision)
     }
 }
 
-impl State {
-    fn keep(&mut self, revision: Revision, writes: &[Write]) {
-        let change = |write: &Write| match write {
-            Write::Put { key, value } => (key.clone(), Some(Arc::from(&**value))),
-            Write::Delete { key } => (key.clone(), None),
-        };
-        let changes: Vec<(String, Option<Arc<[u8]>>)> = writes.iter().map(change).collect();
-        let bytes = changes.iter().map(|(key, value)| key.len() + value.as_ref().map_or(0, |value| value.len())).sum();
-        self.kept.push_back(Arc::new(Kept { revision, changes, bytes }));
-        self.kept_bytes += bytes;
-        while self.kept.len() > KEPT_TRANSACTIONS || self.kept_bytes > KEPT_BYTES && self.kept.len() > 1 {
-            self.kept_bytes -= self.kept.pop_front().map_or(0, |kept| kept.bytes);
+impl Drop for Writer {
+    /// Waits until the directory may be opened again.
+    fn drop(&mut self) {
+        self.queue = None;
+        if let Some(thread) = self.thread.take() {
+            // It ends by its queue alone, and a panic of it was told.
+            let _ = thread.join();
         }
     }
 }
 
-/// Changes after a revision.
-#[derive(Debug)]
-pub(crate) struct Watch {
-    store: Arc<Embedded>,
-    prefix: String,
-    after: Revision,
-    news: watch::Receiver<Revision>,
+/// What the thread does: it takes all transactions that wait, and writes them together.
+fn write(mut journal: Journal, shared: &Shared, mut requests: mpsc::Receiver<Request>) {
+    let mut batch = Vec::new();
+    while requests.blocking_recv_many(&mut batch, TOGETHER) > 0 {
+        let mut rest = batch.drain(..).peekable();
+        while rest.peek().is_some() {
+            write_frame(&mut journal, shared, &mut rest);
+        }
+        drop(rest);
+        if journal.is_rewriting_due() {
+            // Values are shared; so reading goes on meanwhile.
+            let copy = {
+                let state = shared.state();
+                State::with(state.records().clone(), state.revision())
+            };
+            if let Err(error) = journal.rewrite(&copy) {
+                // What there is stays good, only longer.
+                tracing::error!("{error}");
+                journal.put_off();
+            }
+        }
+    }
 }
 
-impl Watch {
-    pub(crate) fn new(store: Arc<Embedded>, prefix: &str, after: Revision) -> Watch {
-        let news = store.revision.subscribe();
-        Watch { store, prefix: prefix.to_owned(), after, news }
-    }
-
-    pub(crate) async fn next(&mut self) -> Result<Events, WatchError> {
-        loop {
-            // Marked as seen before the look, so that nothing is missed in between.
-            self.news.borrow_and_update();
-            while let Some(kept) = self.one()? {
-                self.after = kept.revision;
-                let wanted = kept.changes.iter().filter(|(key, _)| key.starts_with(&self.prefix));
-                let changes: Vec<_> =
-                    wanted.map(|(key, value)| (key.clone(), value.as_ref().map(|value| value.to_vec()))).collect();
-                if !changes.is_empty() {
-                    return Ok(Events { revision: kept.revision, changes });
+/// Takes what fits a frame, writes it, and answers.
+fn write_frame(journal: &mut Journal, shared: &Shared, requests: &mut impl Iterator<Item = Request>) {
+    let (frame, done) = {
+        let state = shared.state();
+        let mut ahead = state.ahead();
+        let mut frame = Frame::new(state.revision());
+        let mut done = Vec::new();
+        while !frame.is_full()
+            && let Some(Request { txn, answer }) = requests.next()
+        {
+            match state.plan(&mut ahead, &txn) {
+                Ok(planned) => {
+                    frame.add(&planned);
+                    done.push((planned, answer));
                 }
-            }
-            if self.news.changed().await.is_err() {
-                return Err(WatchError::Lost(StoreError("the store was closed".to_owned())));
+                // It was compared with what is not yet on disk. If that fails, the answer is wrong in a way that does no harm: who gets it
+                // lists again.
+                Err(error) => drop(answer.send(Err(error))),
             }
         }
+        (frame.encode(), done)
+    };
+    // Nobody else changes the state; readers see it as it was until the disk has what is new.
+    if let Some(Err(error)) = frame.map(|frame| journal.append(&frame)) {
+        tracing::error!("{error}");
+        for (_, answer) in done {
+            drop(answer.send(Err(error.clone())));
+        }
+        return;
     }
+    let mut answers = Vec::with_capacity(done.len());
+    let mut state = shared.state();
+    for (planned, answer) in done {
+        answers.push((planned.revision, answer));
+        state.apply(planned);
+    }
+    let revision = state.revision();
+    drop(state);
+    shared.changed.send_replace(revision);
+    for (revision, answer) in answers {
+        drop(answer.send(Ok(revision)));
+    }
+}
 
-    /// The first transaction after the last one that was looked at.
-    fn one(&self) -> Result<Option<Arc<Kept>>, WatchError> {
-        let state = self.store.state.lock().unwrap_or_else(PoisonError::into_inner);
-        if self.after >= state.records.revision {
-            return Ok(None);
-        }
-        // Revisions are without gaps.
-        let first = state.records.revision + 1 - state.kept.len() as u64;
-        match (self.after + 1).checked_sub(first) {
-            None => Err(WatchError::Compacted),
-            Some(at) => Ok(state.kept.get(at as usize).cloned()),
-        }
-    }
+/// A panic elsewhere while it was locked has changed nothing by halves: what may panic comes before what changes.
+fn lock(state: &Mutex<State>) -> MutexGuard<'_, State> {
+    state.lock().unwrap_or_else(PoisonError::into_inner)
 }
