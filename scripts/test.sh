@@ -9,7 +9,7 @@ sudo=""
 [ "$(id -u)" -eq 0 ] || sudo=sudo
 began=$(date +%s)
 number=0
-total=20
+total=21
 
 step() {
     title=$1
@@ -45,6 +45,11 @@ step "plain words" scripts/check-prose.sh
 step "lints" cargo clippy --workspace --all-targets --locked -- -D warnings
 step "documentation" env RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --locked
 step "tests" cargo test --workspace --locked
+# Those that need etcd, which `cargo test` leaves out.
+in_etcd() {
+    etcd=$(scripts/install-etcd.sh) && BIFROST_ETCD=$etcd cargo test --locked -p bifrost-store --test etcd -- --ignored --test-threads 2
+}
+step "the store in etcd: members and networks that fail" in_etcd
 step "fuzz: every mistake of the switch and of vhost-user ports is noticed" cargo test --locked -p bifrost-fuzz --features mutations
 # For 2,000 seeds, a build of its own as the million has (scripts/swarm.sh) would take longer than it saves. A test is
 # named as well because dependencies then have the features that they have for the tests, and are there already.

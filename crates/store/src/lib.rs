@@ -1,6 +1,6 @@
 //! Where intent is kept: keys with values, changed by transactions, watched from any revision that is still known.
 //!
-//! A [`Store`] is embedded in one process, in memory or with a journal on disk.
+//! A [`Store`] is one of two with the same meaning: embedded in one process, in memory or with a journal on disk; or etcd, for many.
 //! Each transaction that changes something makes a revision of the whole store, higher than all before. A reader takes a
 //! [`Snapshot`] and watches what comes after its revision; when a [`Watch`] tells [`WatchError::Compacted`], it takes another.
 
@@ -8,11 +8,13 @@
 
 mod embedded;
 mod error;
+mod etcd;
 mod types;
 
 use std::path::Path;
 
 pub use error::{CommitError, StoreError, WatchError};
+pub use etcd::{EtcdOptions, EtcdTls, EtcdUser};
 pub use types::{Events, Record, Revision, Snapshot, Txn, Write, limits};
 
 /// A store. Clones are the same store.
@@ -22,6 +24,7 @@ pub struct Store(Kind);
 #[derive(Clone, Debug)]
 enum Kind {
     Embedded(embedded::Embedded),
+    Etcd(etcd::Etcd),
 }
 
 /// Changes under a prefix, in the order in which they were made. See [`Store::watch`].
@@ -31,6 +34,7 @@ pub struct Watch(Watching);
 #[derive(Debug)]
 enum Watching {
     Embedded(embedded::Watch),
+    Etcd(Box<etcd::Watch>),
 }
 
 impl Store {
@@ -48,6 +52,15 @@ impl Store {
         embedded::Embedded::open(directory.as_ref()).map(|embedded| Store(Kind::Embedded(embedded)))
     }
 
+    /// A store in etcd, 3.6 or later, started with `--max-txn-ops=1025 --max-request-bytes=6291456`: it has to take the largest transaction
+    /// of [`limits`].
+    ///
+    /// # Errors
+    /// Nobody answers, or refuses; or the options make no sense.
+    pub async fn etcd(options: EtcdOptions) -> Result<Store, StoreError> {
+        etcd::Etcd::connect(options).await.map(|etcd| Store(Kind::Etcd(etcd)))
+    }
+
     /// All keys that begin with `prefix` (all, if it is empty), in order, as of one revision. It is the newest: it has what was committed, by
     /// this or another process, before this was called.
     ///
@@ -56,6 +69,7 @@ impl Store {
     pub async fn snapshot(&self, prefix: &str) -> Result<Snapshot, StoreError> {
         match &self.0 {
             Kind::Embedded(embedded) => Ok(embedded.snapshot(prefix)),
+            Kind::Etcd(etcd) => etcd.snapshot(prefix).await,
         }
     }
 
@@ -72,6 +86,7 @@ impl Store {
         txn.check()?;
         match &self.0 {
             Kind::Embedded(embedded) => embedded.commit(txn).await,
+            Kind::Etcd(etcd) => etcd.commit(txn).await,
         }
     }
 
@@ -82,6 +97,7 @@ impl Store {
     pub async fn watch(&self, prefix: &str, after: Revision) -> Result<Watch, StoreError> {
         match &self.0 {
             Kind::Embedded(embedded) => Ok(Watch(Watching::Embedded(embedded.watch(prefix, after)))),
+            Kind::Etcd(etcd) => Ok(Watch(Watching::Etcd(Box::new(etcd.watch(prefix, after).await?)))),
         }
     }
 }
@@ -95,6 +111,7 @@ impl Watch {
     pub async fn next(&mut self) -> Result<Events, WatchError> {
         match &mut self.0 {
             Watching::Embedded(watch) => watch.next().await,
+            Watching::Etcd(watch) => watch.next().await,
         }
     }
 
@@ -102,6 +119,7 @@ impl Watch {
     pub fn revision(&self) -> Revision {
         match &self.0 {
             Watching::Embedded(watch) => watch.revision(),
+            Watching::Etcd(watch) => watch.revision(),
         }
     }
 }
