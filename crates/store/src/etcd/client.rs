@@ -222,10 +222,13 @@ pub(super) fn judge(status: &Status) -> Verdict {
             "{text}: start etcd with --max-txn-ops={}",
             crate::limits::TXN_WRITES + 1
         ))),
-        Code::InvalidArgument if has("request is too large") => Verdict::Final(StoreError::Refused(format!(
-            "{text}: start etcd with --max-request-bytes={}",
-            crate::limits::TXN_BYTES * 3 / 2
-        ))),
+        // The second is said by gRPC.
+        Code::InvalidArgument | Code::ResourceExhausted if has("request is too large") || has("larger than max") => {
+            Verdict::Final(StoreError::Refused(format!(
+                "{text}: start etcd with --max-request-bytes={}",
+                crate::limits::TXN_BYTES * 3 / 2
+            )))
+        }
         Code::InvalidArgument if has("user name is empty") => {
             Verdict::Final(StoreError::Refused(format!("{text}: etcd has authentication enabled, so give a user")))
         }

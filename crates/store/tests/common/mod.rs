@@ -9,7 +9,7 @@ use proptest::prelude::*;
 const KEYS: [&str; 7] = ["a", "a/", "a/1", "a/2", "ab", "b/1", "ü/1"];
 const PREFIXES: [&str; 6] = ["", "a", "a/", "b", "nothing", "ü"];
 /// What is to happen happens within this.
-const SOON: Duration = Duration::from_secs(20);
+const SOON: Duration = Duration::from_secs(60);
 
 /// One thing to do.
 #[derive(Clone, Debug)]

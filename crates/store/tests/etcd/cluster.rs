@@ -68,7 +68,7 @@ impl Cluster {
 
     pub(crate) fn options(&self, root: &str) -> EtcdOptions {
         let endpoints = self.members.iter().map(|member| member.endpoint.clone()).collect();
-        EtcdOptions { endpoints, root: root.to_owned(), ..EtcdOptions::default() }
+        EtcdOptions { endpoints, root: root.to_owned(), timeout: START, ..EtcdOptions::default() }
     }
 
     pub(crate) fn address(&self) -> SocketAddr {

@@ -35,7 +35,9 @@ impl Subject for InEtcd<'_> {
     }
 
     async fn compact(&mut self, revision: Revision) -> bool {
-        self.cluster.borrow().ctl(&["compaction", &revision.to_string()]);
+        // etcd keeps the revision itself that it is told. The next one has to be there.
+        self.cluster.borrow().ctl(&["put", "/elsewhere", ""]);
+        self.cluster.borrow().ctl(&["compaction", &(revision + 1).to_string()]);
         true
     }
 
@@ -137,7 +139,7 @@ fn a_watch_that_was_away_goes_on_or_is_told_that_it_cannot() {
         let other = direct.commit(&txn(&[], vec![put("b", b"3")])).await.unwrap();
         let begin = Instant::now();
         while watch.revision() < other {
-            assert!(begin.elapsed() < Duration::from_secs(15), "{} of {other}", watch.revision());
+            assert!(begin.elapsed() < Duration::from_secs(30), "{} of {other}", watch.revision());
             assert!(tokio::time::timeout(Duration::from_millis(100), watch.next()).await.is_err());
             // It is the next call that says how far it is.
         }
@@ -197,7 +199,7 @@ fn members_that_are_killed_or_stand_still_cost_time_and_no_transaction() {
             let begin = Instant::now();
             // The rest goes on, whichever it was.
             soon(async { while store.commit(&txn(&[], vec![put("other", &[member as u8])])).await.is_err() {} }).await;
-            assert!(begin.elapsed() < Duration::from_secs(10), "{:?}", begin.elapsed());
+            assert!(begin.elapsed() < Duration::from_secs(20), "{:?}", begin.elapsed());
             cluster.stop(member, false);
         }
         end.send_replace(true);
