@@ -121,11 +121,12 @@ impl Watch {
         if response.fragment {
             return;
         }
+        let before = self.received;
         for event in std::mem::take(&mut live.piece) {
             let Some(kv) = event.kv else { continue };
             let at = kv.mod_revision.max(0) as u64;
             // A member that goes on where another was does not repeat; should one, it is told once.
-            if at <= self.received && self.pending.back().is_none_or(|events| events.revision != at) {
+            if at <= before {
                 continue;
             }
             self.received = self.received.max(at);

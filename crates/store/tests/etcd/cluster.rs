@@ -174,8 +174,10 @@ impl Proxy {
         Proxy { endpoint, network }
     }
 
-    pub(crate) fn set(&self, network: Network) {
+    /// Connections are as told when this returns.
+    pub(crate) async fn set(&self, network: Network) {
         self.network.store(network as u8, Ordering::SeqCst);
+        tokio::time::sleep(Duration::from_millis(50)).await;
     }
 }
 

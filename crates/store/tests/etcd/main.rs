@@ -89,7 +89,7 @@ fn an_answer_that_is_lost_is_found_out_and_nothing_is_made_twice() {
             // A connection that is there.
             let first = store.commit(&txn(&[], vec![put("first", &[round])])).await.unwrap();
             assert_eq!(soon(watch.next()).await.unwrap().revision, first);
-            proxy.set(Network::LosesAnswers);
+            proxy.set(Network::LosesAnswers).await;
             // Expected to be absent: made a second time, it were a conflict. Without a condition, it were made twice.
             let key = format!("k{round}");
             let expect: &[(&str, Revision)] = if round % 2 == 0 { &[(&key, 0)] } else { &[] };
@@ -97,7 +97,7 @@ fn an_answer_that_is_lost_is_found_out_and_nothing_is_made_twice() {
             let changes = vec![(key, Some(vec![round]))];
             assert_eq!(soon(watch.next()).await, Ok(Events { revision, changes }));
             // A conflict whose answer is lost is one.
-            proxy.set(Network::LosesAnswers);
+            proxy.set(Network::LosesAnswers).await;
             let conflict = store.commit(&txn(&[("first", first + 1)], vec![put("first", b"wrong")])).await;
             assert!(matches!(conflict, Err(CommitError::Conflict { key }) if key == "first"));
         }
@@ -106,7 +106,7 @@ fn an_answer_that_is_lost_is_found_out_and_nothing_is_made_twice() {
             "nothing was made twice"
         );
         // Nobody is there: it was not made, and that is known.
-        proxy.set(Network::Down);
+        proxy.set(Network::Down).await;
         let options = EtcdOptions {
             endpoints: vec![proxy.endpoint.clone()],
             timeout: Duration::from_millis(500),
@@ -129,10 +129,10 @@ fn a_watch_that_was_away_goes_on_or_is_told_that_it_cannot() {
         let first = direct.commit(&txn(&[], vec![put("a", b"1")])).await.unwrap();
         assert_eq!(soon(watch.next()).await.unwrap().revision, first);
         // What happened meanwhile is told afterwards.
-        proxy.set(Network::Down);
+        proxy.set(Network::Down).await;
         let second = direct.commit(&txn(&[], vec![put("a", b"2"), put("b", b"2")])).await.unwrap();
         assert!(tokio::time::timeout(Duration::from_millis(100), watch.next()).await.is_err());
-        proxy.set(Network::Good);
+        proxy.set(Network::Good).await;
         let events = Events { revision: second, changes: vec![("a".to_owned(), Some(b"2".to_vec()))] };
         assert_eq!(soon(watch.next()).await, Ok(events));
         // Nothing of its own for a while: it learns that there was nothing, so that a compaction does not matter.
@@ -143,19 +143,19 @@ fn a_watch_that_was_away_goes_on_or_is_told_that_it_cannot() {
             assert!(tokio::time::timeout(Duration::from_millis(100), watch.next()).await.is_err());
             // It is the next call that says how far it is.
         }
-        proxy.set(Network::Down);
+        proxy.set(Network::Down).await;
         assert!(tokio::time::timeout(Duration::from_millis(100), watch.next()).await.is_err());
         cluster.ctl(&["compaction", &other.to_string()]);
-        proxy.set(Network::Good);
+        proxy.set(Network::Good).await;
         let fourth = direct.commit(&txn(&[], vec![put("a", b"4")])).await.unwrap();
         assert_eq!(soon(watch.next()).await.unwrap().revision, fourth);
         // What is compacted while it is away is lost, and it is told so.
-        proxy.set(Network::Down);
+        proxy.set(Network::Down).await;
         assert!(tokio::time::timeout(Duration::from_millis(100), watch.next()).await.is_err());
         direct.commit(&txn(&[], vec![put("a", b"5")])).await.unwrap();
         let sixth = direct.commit(&txn(&[], vec![put("a", b"6")])).await.unwrap();
         cluster.ctl(&["compaction", &sixth.to_string()]);
-        proxy.set(Network::Good);
+        proxy.set(Network::Good).await;
         assert_eq!(soon(watch.next()).await, Err(WatchError::Compacted));
         assert_eq!(watch.next().await, Err(WatchError::Compacted));
     });
