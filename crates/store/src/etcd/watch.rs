@@ -40,7 +40,7 @@ pub(crate) struct Watch {
 enum Connection {
     /// It goes on being made if a future of [`Watch::next`] is dropped.
     Connecting(Connecting),
-    Live(Live),
+    Live(Box<Live>),
     Ended(WatchError),
 }
 
@@ -67,7 +67,7 @@ impl Watch {
     pub(super) async fn begin(client: &Arc<Client>, prefix: &str, after: Revision) -> Result<Watch, StoreError> {
         let prefix = format!("{}{prefix}", client.root);
         let connection = match connect(client.clone(), prefix.clone(), after, client.timeout).await {
-            Ok(live) => Connection::Live(live),
+            Ok(live) => Connection::Live(Box::new(live)),
             Err(End::Watch(error)) => Connection::Ended(error),
             Err(End::Store(error)) => return Err(error),
         };
@@ -86,7 +86,7 @@ impl Watch {
                 Connection::Ended(error) => return Err(error.clone()),
                 Connection::Connecting(connecting) => {
                     self.connection = match connecting.await {
-                        Ok(live) => Connection::Live(live),
+                        Ok(live) => Connection::Live(Box::new(live)),
                         Err(End::Watch(error)) => Connection::Ended(error),
                         Err(End::Store(error)) => Connection::Ended(WatchError::Lost(error)),
                     };

@@ -68,7 +68,8 @@ fn it_does_what_the_model_does() {
     let result = TestRunner::new(config).run(&steps(40), |steps| {
         *case.borrow_mut() += 1;
         runtime.block_on(async {
-            let store = cluster.borrow().store(&format!("/{}/", case.borrow())).await;
+            let options = cluster.borrow().options(&format!("/{}/", case.borrow()));
+            let store = connect(options).await;
             run(steps, &mut InEtcd { store, cluster: &cluster }).await;
         });
         Ok(())
