@@ -13,7 +13,7 @@ use clap::Parser;
 
 const EXAMPLES: &str = "\
 Examples:
-  bifrost-relay --store file:/var/lib/bifrost-relay --ca ca.pem --cert relay.pem --key relay.key
+  bifrost-relay --store file:/var/lib/bifrost-relay --ca ca.pem --certificate relay.pem --key relay.key
                                       one relay, which keeps what it is told in a directory
   bifrost-relay --store memory --insecure --listen 127.0.0.1:4790
                                       to try it out: nothing is kept, and agents are believed
@@ -34,13 +34,13 @@ pub(crate) struct Cli {
     #[arg(long, value_name = "PATH", default_value = "/run/bifrost/relay.sock")]
     pub(crate) socket: PathBuf,
     /// The authority whose certificates agents have, PEM
-    #[arg(long, value_name = "FILE", requires_all = ["cert", "key"])]
+    #[arg(long, value_name = "FILE", requires_all = ["certificate", "key"])]
     ca: Option<PathBuf>,
     /// This relay's certificate, PEM
-    #[arg(long, value_name = "FILE", requires_all = ["ca", "key"])]
-    cert: Option<PathBuf>,
+    #[arg(long, visible_alias = "cert", value_name = "FILE", requires_all = ["ca", "key"])]
+    certificate: Option<PathBuf>,
     /// The key of the certificate, PEM
-    #[arg(long, value_name = "FILE", requires_all = ["ca", "cert"])]
+    #[arg(long, value_name = "FILE", requires_all = ["ca", "certificate"])]
     key: Option<PathBuf>,
     /// Neither encrypt nor ask agents for certificates: each is believed which host it is for
     #[arg(long, conflicts_with = "ca")]
@@ -53,13 +53,13 @@ pub(crate) struct Cli {
 impl Cli {
     /// The certificates to use; none with `--insecure`.
     pub(crate) fn tls(&self) -> Result<Option<Material>> {
-        match (&self.ca, &self.cert, &self.key) {
+        match (&self.ca, &self.certificate, &self.key) {
             (Some(ca), Some(certificate), Some(key)) => {
                 let files = Files { ca: ca.clone(), certificate: certificate.clone(), key: key.clone() };
                 Ok(Some(files.read()?))
             }
             _ if self.insecure => Ok(None),
-            _ => bail!("name certificates with --ca, --cert and --key; without them, to try it out: --insecure"),
+            _ => bail!("name certificates with --ca, --certificate and --key; without them, to try it out: --insecure"),
         }
     }
 
