@@ -8,13 +8,15 @@ use std::str::FromStr;
 use anyhow::{Context, Result, bail};
 use bifrost_relay_api::limits::PORT;
 use bifrost_relay_api::tls::{Files, Material};
-use bifrost_store::Store;
+use bifrost_store::{EtcdOptions, EtcdTls, EtcdUser, Store};
 use clap::Parser;
 
 const EXAMPLES: &str = "\
 Examples:
   bifrost-relay --store file:/var/lib/bifrost-relay --ca ca.pem --certificate relay.pem --key relay.key
                                       one relay, which keeps what it is told in a directory
+  bifrost-relay --store etcd:https://10.0.0.1:2379,https://10.0.0.2:2379 --etcd-ca etcd-ca.pem --ca ca.pem ...
+                                      one of several relays, with members of one etcd
   bifrost-relay --store memory --insecure --listen 127.0.0.1:4790
                                       to try it out: nothing is kept, and agents are believed
 
@@ -24,7 +26,7 @@ Then: bifrostctl fleet --help";
 #[derive(Debug, Parser)]
 #[command(version, after_help = EXAMPLES)]
 pub(crate) struct Cli {
-    /// Where objects are kept: `memory`, or `file:DIRECTORY`
+    /// Where objects are kept: `memory`, `file:DIRECTORY`, or `etcd:URL,URL,...`
     #[arg(long, value_name = "STORE")]
     pub(crate) store: Kept,
     /// The address that agents connect to
@@ -45,6 +47,18 @@ pub(crate) struct Cli {
     /// Neither encrypt nor ask agents for certificates: each is believed which host it is for
     #[arg(long, conflicts_with = "ca")]
     insecure: bool,
+    /// The authority of etcd's certificates, PEM; for `https`
+    #[arg(long, value_name = "FILE")]
+    etcd_ca: Option<PathBuf>,
+    /// A certificate to show to etcd, PEM
+    #[arg(long, value_name = "FILE", requires_all = ["etcd_ca", "etcd_key"])]
+    etcd_certificate: Option<PathBuf>,
+    /// The key of that certificate, PEM
+    #[arg(long, value_name = "FILE", requires = "etcd_certificate")]
+    etcd_key: Option<PathBuf>,
+    /// A user of etcd; the password is in the environment, BIFROST_ETCD_PASSWORD
+    #[arg(long, value_name = "NAME")]
+    etcd_user: Option<String>,
     /// A name that no other relay has; by default the host's, with the process's number
     #[arg(long, value_name = "NAME")]
     name: Option<String>,
@@ -63,6 +77,29 @@ impl Cli {
         }
     }
 
+    /// Opens the store.
+    pub(crate) async fn open_store(&self) -> Result<Store> {
+        match &self.store {
+            Kept::Memory => Ok(Store::memory()),
+            Kept::Directory(path) => Ok(Store::open(path)?),
+            Kept::Etcd(endpoints) => Ok(Store::etcd(self.etcd_options(endpoints)?).await?),
+        }
+    }
+
+    fn etcd_options(&self, endpoints: &[String]) -> Result<EtcdOptions> {
+        let identity = self.etcd_certificate.clone().zip(self.etcd_key.clone());
+        let tls = self.etcd_ca.clone().map(|ca| EtcdTls { ca, identity, name: None });
+        let user = match &self.etcd_user {
+            Some(name) => {
+                let password = std::env::var("BIFROST_ETCD_PASSWORD");
+                let password = password.context("--etcd-user: put the password into BIFROST_ETCD_PASSWORD")?;
+                Some(EtcdUser { name: name.clone(), password })
+            }
+            None => None,
+        };
+        Ok(EtcdOptions { endpoints: endpoints.to_vec(), tls, user, ..EtcdOptions::default() })
+    }
+
     /// The relay's name.
     pub(crate) fn name(&self) -> String {
         self.name.clone().unwrap_or_else(|| {
@@ -77,18 +114,7 @@ impl Cli {
 pub(crate) enum Kept {
     Memory,
     Directory(PathBuf),
-}
-
-impl Kept {
-    /// Opens the store.
-    pub(crate) fn open(&self) -> Result<Store> {
-        match self {
-            Kept::Memory => Ok(Store::memory()),
-            Kept::Directory(path) => {
-                Store::open(path).with_context(|| format!("cannot open the store in {}", path.display()))
-            }
-        }
-    }
+    Etcd(Vec<String>),
 }
 
 impl FromStr for Kept {
@@ -98,7 +124,10 @@ impl FromStr for Kept {
         match text.split_once(':') {
             None if text == "memory" => Ok(Kept::Memory),
             Some(("file", path)) if !path.is_empty() => Ok(Kept::Directory(path.into())),
-            _ => Err(format!("{text:?} is neither memory nor file:DIRECTORY")),
+            Some(("etcd", endpoints)) if endpoints.split(',').all(is_url) => {
+                Ok(Kept::Etcd(endpoints.split(',').map(str::to_owned).collect()))
+            }
+            _ => Err(format!("{text:?} is none of memory, file:DIRECTORY, and etcd:http://ADDRESS:PORT,...")),
         }
     }
 }
@@ -108,6 +137,11 @@ impl fmt::Display for Kept {
         match self {
             Kept::Memory => f.write_str("memory"),
             Kept::Directory(path) => write!(f, "file:{}", path.display()),
+            Kept::Etcd(endpoints) => write!(f, "etcd:{}", endpoints.join(",")),
         }
     }
+}
+
+fn is_url(endpoint: &str) -> bool {
+    endpoint.starts_with("http://") || endpoint.starts_with("https://")
 }

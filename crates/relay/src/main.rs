@@ -52,7 +52,7 @@ async fn run(cli: Cli) -> Result<()> {
     let mut ends = signal(SignalKind::terminate()).context("waiting for signals")?;
     let mut interrupts = signal(SignalKind::interrupt()).context("waiting for signals")?;
     let tls = cli.tls()?;
-    let store = cli.store.open()?;
+    let store = cli.open_store().await?;
     let relay = Relay::new(cli.name(), cli.store.to_string(), store);
     let following = tokio::spawn(Arc::clone(&relay).follow());
 
