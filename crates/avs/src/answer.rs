@@ -1,6 +1,6 @@
 //! Frames that the switch makes itself.
 
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::net::{IpAddr, Ipv6Addr};
 
 use bifrost_nic::{L3, Parsed};
 use bifrost_wire::ethernet::{self, ethertype};
@@ -91,38 +91,30 @@ pub(crate) fn echo_reply(head: &[u8], parsed: &Parsed, out: &mut Vec<u8>) -> Opt
     Some(())
 }
 
-/// A UDP datagram from the gateway to a guest, or to everybody. `payload`: at most 65,507 bytes.
+/// A UDP datagram from the gateway to a guest, or with IPv4 to everybody; both addresses are of one family. `payload`: at most 65,507 bytes.
 pub(crate) fn datagram(
     guest: Mac,
-    ((source, source_port), (destination, destination_port)): ((Ipv4Addr, u16), (Ipv4Addr, u16)),
+    ((source, source_port), (destination, destination_port)): ((IpAddr, u16), (IpAddr, u16)),
     payload: &[u8],
     out: &mut Vec<u8>,
 ) {
     let len = (udp::HEADER_LEN + payload.len()) as u16;
-    let ip = ipv4::Header::new(source, destination, UDP, len);
+    let pseudo = match (source, destination) {
+        (IpAddr::V4(source), IpAddr::V4(destination)) => {
+            let mac = if destination.is_broadcast() { Mac::BROADCAST } else { guest };
+            start(out, mac, GATEWAY_MAC, ethertype::IPV4);
+            out.extend_from_slice(&ipv4::Header::new(source, destination, UDP, len).emit());
+            checksum::pseudo_v4(source, destination, UDP, u32::from(len))
+        }
+        (IpAddr::V6(source), IpAddr::V6(destination)) => {
+            start_v6(out, (guest, GATEWAY_MAC), (source, destination), UDP, usize::from(len), 64);
+            checksum::pseudo_v6(source, destination, UDP, u32::from(len))
+        }
+        _ => return out.clear(),
+    };
     let mut udp = udp::Header { source_port, destination_port, len, checksum: 0 }.emit();
-    let pseudo = checksum::pseudo_v4(source, destination, UDP, u32::from(len));
     let sum = checksum::Sum::starting(pseudo).then(&udp).then(payload).finish();
     udp::set_checksum(&mut udp, checksum::udp_nonzero(sum));
-    start(out, if destination.is_broadcast() { Mac::BROADCAST } else { guest }, GATEWAY_MAC, ethertype::IPV4);
-    out.extend_from_slice(&ip.emit());
-    out.extend_from_slice(&udp);
-    out.extend_from_slice(payload);
-}
-
-/// A UDP datagram from the gateway to a guest, over IPv6. `payload`: at most 65,527 bytes.
-pub(crate) fn datagram_v6(
-    guest: Mac,
-    ((source, source_port), (destination, destination_port)): ((Ipv6Addr, u16), (Ipv6Addr, u16)),
-    payload: &[u8],
-    out: &mut Vec<u8>,
-) {
-    let len = (udp::HEADER_LEN + payload.len()) as u16;
-    let mut udp = udp::Header { source_port, destination_port, len, checksum: 0 }.emit();
-    let pseudo = checksum::pseudo_v6(source, destination, UDP, u32::from(len));
-    let sum = checksum::Sum::starting(pseudo).then(&udp).then(payload).finish();
-    udp::set_checksum(&mut udp, checksum::udp_nonzero(sum));
-    start_v6(out, (guest, GATEWAY_MAC), (source, destination), UDP, usize::from(len), 64);
     out.extend_from_slice(&udp);
     out.extend_from_slice(payload);
 }

@@ -3,7 +3,7 @@
 use bifrost_nic::Parsed;
 
 use crate::drop_reason::DropReason;
-use crate::effects::{Apply, Effects};
+use crate::effects::{Apply, Asked, Effects};
 use crate::flow::{FlowCounters, Flows, Key, NONE, Record, RecordId, Source, Touched};
 use crate::fragments::{First, Piece};
 use crate::frame::Frame;
@@ -184,8 +184,8 @@ impl<'a> Recording<'a> {
 
 impl Effects for Recording<'_> {
     #[cold]
-    fn may_ask(&mut self, port: PortId) -> bool {
-        self.apply.may_ask(port)
+    fn may_ask(&mut self, port: PortId, what: Asked) -> bool {
+        self.apply.may_ask(port, what)
     }
 
     #[inline(always)]

@@ -28,6 +28,7 @@ mod option {
     pub(super) const SUBNET_MASK: u8 = 1;
     pub(super) const ROUTER: u8 = 3;
     pub(super) const DNS: u8 = 6;
+    pub(super) const DOMAIN: u8 = 15;
     pub(super) const MTU: u8 = 26;
     pub(super) const REQUESTED_ADDRESS: u8 = 50;
     pub(super) const LEASE_TIME: u8 = 51;
@@ -168,6 +169,9 @@ fn options(lease: &Lease, request: &Request<'_>, is_inform: bool) -> Vec<(u8, Ve
     if !lease.dns.is_empty() {
         all.push((option::DNS, lease.dns.iter().take(Lease::MAX_DNS).flat_map(|server| server.octets()).collect()));
     }
+    if let Some(domain) = lease.domain.as_ref().filter(|domain| domain.len() <= usize::from(u8::MAX)) {
+        all.push((option::DOMAIN, domain.as_bytes().to_vec()));
+    }
     all.push((option::MTU, lease.mtu.to_be_bytes().to_vec()));
     if request.wants_routes {
         let mut routes = Vec::new();
@@ -198,7 +202,16 @@ mod tests {
 
     fn lease() -> Lease {
         let dns = vec![Ipv4Addr::new(10, 0, 0, 53), Ipv4Addr::new(10, 0, 1, 53)];
-        Lease { port: PortId(0), address: ADDRESS, prefix_len: 24, gateway: GATEWAY, dns, mtu: 1400, seconds: 3600 }
+        Lease {
+            port: PortId(0),
+            address: ADDRESS,
+            prefix_len: 24,
+            gateway: GATEWAY,
+            dns,
+            domain: Some("vpc.internal".into()),
+            mtu: 1400,
+            seconds: 3600,
+        }
     }
 
     /// A client's message, with options behind its kind.
@@ -244,6 +257,7 @@ mod tests {
             (1, &[255, 255, 255, 0]),
             (3, &[10, 0, 0, 254]),
             (6, &[10, 0, 0, 53, 10, 0, 1, 53]),
+            (15, b"vpc.internal"),
             (26, &[0x05, 0x78]),
             (121, &[0, 10, 0, 0, 254]),
             (61, &[1, 9, 9]),

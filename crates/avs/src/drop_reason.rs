@@ -81,6 +81,10 @@ reasons! {
     DhcpServer = "dhcp_server",
     /// To routers, more often than a guest may ask.
     SolicitationRate = "solicitation_rate",
+    /// To the gateway's name server, but not a question, or cut short.
+    DnsMalformed = "dns_malformed",
+    /// To the gateway's name server, more often than a guest may ask.
+    DnsRate = "dns_rate",
     /// Larger than the path MTU, not to be cut, and its sender is told often enough, or must not be told.
     PathMtu = "path_mtu",
     /// Refused by the network's ACL.

@@ -14,6 +14,14 @@ use crate::rule_log::Ruling;
 use crate::service::{self, Connection, Step};
 use crate::session::{Planned, Sessions};
 
+/// What a guest asks the switch itself.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Asked {
+    Dhcp,
+    Router,
+    Dns,
+}
+
 /// What follows from decisions on a packet's way.
 pub(crate) trait Effects {
     /// Whether there may be load balancers or uplinks.
@@ -22,7 +30,7 @@ pub(crate) trait Effects {
         true
     }
     /// Whether a guest may be answered a question now that costs more than most; the rate of these is bounded.
-    fn may_ask(&mut self, port: PortId) -> bool;
+    fn may_ask(&mut self, port: PortId, what: Asked) -> bool;
     /// What security groups remember.
     fn memory(&self) -> Memory<'_>;
     /// What load balancers and NAT remember.
@@ -72,8 +80,8 @@ impl<const SERVICES: bool> Effects for Apply<'_, SERVICES> {
     }
 
     #[cold]
-    fn may_ask(&mut self, port: PortId) -> bool {
-        self.ports.get_mut(port.place()).is_some_and(|state| state.questions.take(self.now_ns, 1))
+    fn may_ask(&mut self, port: PortId, what: Asked) -> bool {
+        self.ports.get_mut(port.place()).is_some_and(|state| state.questions(what == Asked::Dns).take(self.now_ns, 1))
     }
 
     #[inline(always)]

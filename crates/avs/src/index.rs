@@ -7,6 +7,7 @@ use bifrost_nic::steer;
 use bifrost_tables::{ExactMap, exact_map};
 use bifrost_wire::{Mac, Vni};
 
+use crate::dns::Names;
 use crate::groups::GroupPolicy;
 use crate::ids::{LoadBalancerId, PortId, UplinkId, WorkerId};
 use crate::members::Members;
@@ -84,6 +85,10 @@ impl Index {
             let port = index.ports.get_mut(lease.port.place()).and_then(Option::as_mut);
             let lent = port.filter(|port| port.ipv6_lease.is_none()).ok_or(BuildError::Lease(lease.port))?;
             lent.ipv6_lease = Some(Box::new(lease.clone()));
+        }
+        for zone in &tables.zones {
+            let vpc = index.vpc_id(zone.vni)?;
+            index.vpcs[vpc.place()].names = Some(Names::new(zone));
         }
         for route in &tables.routes {
             let vpc = index.vpc_id(route.vni)?;

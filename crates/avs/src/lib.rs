@@ -53,6 +53,7 @@ mod cache;
 mod counters;
 mod dhcp;
 mod dhcpv6;
+mod dns;
 mod drop_reason;
 mod effects;
 mod fields;
@@ -90,6 +91,7 @@ pub use cache::VECTOR;
 pub use counters::{Drops, PortCounters, UnderlayCounters};
 pub use dhcp::SERVER_PORT as DHCP_SERVER_PORT;
 pub use dhcpv6::SERVER_PORT as DHCPV6_SERVER_PORT;
+pub use dns::SERVER_PORT as DNS_SERVER_PORT;
 pub use drop_reason::DropReason;
 pub use flow::FlowCounters;
 pub use flow_log::{FlowEnd, FlowLogCounters, FlowRecord, Traffic};
@@ -107,7 +109,7 @@ pub use switch::{Former, Prepared, Switch};
 pub use tables::{
     AclRule, Affinity, Backend, BuildError, FloatingIp, FlowLogSpec, GATEWAY_MAC, GroupRule, Ipv6Lease, Lease,
     LoadBalancer, Member, Nat, Ordering, Peering, Port, PortForward, Reliability, Remote, Route, RuleLogSpec, RuleName,
-    RuleOwner, SecurityGroup, SourceNat, Tables, Transport, Vpc, Workers,
+    RuleOwner, SecurityGroup, SourceNat, Tables, Transport, Vpc, Workers, Zone,
 };
 pub use trace::{By, Check, GuestTrace, Hop, UnderlayTrace, WorkerTrace};
 pub use verdict::{Action, Verdict};

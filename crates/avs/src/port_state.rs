@@ -15,7 +15,9 @@ pub(crate) struct PortState {
     /// For ICMP errors about what it sends and gets.
     pub(crate) errors: TokenBucket,
     /// For what it asks by DHCP, and asks routers.
-    pub(crate) questions: TokenBucket,
+    questions: TokenBucket,
+    /// For what it asks by DNS.
+    names: TokenBucket,
     /// What logged rules did with its packets; `None`: no rule about them is logged.
     pub(crate) rules: Option<Box<RuleLog>>,
 }
@@ -23,12 +25,22 @@ pub(crate) struct PortState {
 /// Questions a second, and how many at once, that a guest may ask: a client repeats each after seconds.
 const QUESTIONS_PER_SECOND: u64 = 10;
 const QUESTIONS_AT_ONCE: u64 = 20;
+/// The same of names: a program may ask for many, and an answer costs some microseconds.
+const NAMES_PER_SECOND: u64 = 1000;
+const NAMES_AT_ONCE: u64 = 1000;
 
 impl PortState {
     /// Of a vNIC that has just come.
     pub(crate) fn of(vnic: Option<(Vni, Mac)>) -> Self {
         let questions = TokenBucket::new(QUESTIONS_PER_SECOND, QUESTIONS_AT_ONCE);
-        PortState { vnic, counters: PortCounters::default(), errors: path_mtu::allowance(), questions, rules: None }
+        let names = TokenBucket::new(NAMES_PER_SECOND, NAMES_AT_ONCE);
+        let (counters, errors) = (PortCounters::default(), path_mtu::allowance());
+        PortState { vnic, counters, errors, questions, names, rules: None }
+    }
+
+    /// What bounds questions: by DNS, or by DHCP.
+    pub(crate) fn questions(&mut self, by_dns: bool) -> &mut TokenBucket {
+        if by_dns { &mut self.names } else { &mut self.questions }
     }
 }
 

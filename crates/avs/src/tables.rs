@@ -194,6 +194,8 @@ pub struct Lease {
     pub gateway: Ipv4Addr,
     /// DNS servers, at most [`Lease::MAX_DNS`].
     pub dns: Vec<Ipv4Addr>,
+    /// The domain in which it looks for names first, at most 253 characters.
+    pub domain: Option<String>,
     /// Interface MTU, bytes.
     pub mtu: u16,
     /// How long the guest may use the address without asking again, s.
@@ -265,6 +267,19 @@ fn subnet(address: Ipv6Addr, len: u8) -> (Ipv6Addr, u8) {
     let len = len.min(128);
     let mask = u128::MAX.checked_shl(128 - u32::from(len)).unwrap_or(0);
     (Ipv6Addr::from_bits(address.to_bits() & mask), len)
+}
+
+/// Names of a network's guests, which the switch tells guests of this host that ask its gateways by DNS.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Zone {
+    /// The network; it has one zone at most.
+    pub vni: Vni,
+    /// The domain, such as `vpc1.internal`, of at most 253 characters; the switch knows all names in it.
+    pub domain: String,
+    /// Names without the domain, and addresses. A name may have several. What is not a name is left out.
+    pub names: Vec<(String, IpAddr)>,
+    /// Prefixes of which the switch knows all addresses that have names.
+    pub subnets: Vec<IpNet>,
 }
 
 /// Where addresses of other hosts' vNICs are.
@@ -453,6 +468,8 @@ pub struct Tables {
     pub leases: Vec<Lease>,
     /// What guests are told about IPv6; the others are not.
     pub ipv6_leases: Vec<Ipv6Lease>,
+    /// What guests are told that ask by DNS; in other networks they are not answered.
+    pub zones: Vec<Zone>,
     /// Security groups, each named by its place here.
     pub groups: Vec<SecurityGroup>,
     /// Who else has them, on other hosts.

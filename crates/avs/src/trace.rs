@@ -6,7 +6,7 @@ use bifrost_nic::{Offload, Parsed};
 use bifrost_wire::{Mac, Vni};
 
 use crate::drop_reason::DropReason;
-use crate::effects::Effects;
+use crate::effects::{Asked, Effects};
 use crate::fragments::{First, Moment, Piece};
 use crate::frame::Frame;
 use crate::groups::{Judgement, Memory, Permission, Why};
@@ -239,9 +239,9 @@ impl<'a> Looking<'a> {
 }
 
 impl Effects for Looking<'_> {
-    fn may_ask(&mut self, port: PortId) -> bool {
+    fn may_ask(&mut self, port: PortId, what: Asked) -> bool {
         let state = self.switch.ports.get(port.place());
-        state.is_some_and(|state| state.questions.clone().take(self.switch.now_ns, 1))
+        state.is_some_and(|state| state.clone().questions(what == Asked::Dns).take(self.switch.now_ns, 1))
     }
 
     fn memory(&self) -> Memory<'_> {

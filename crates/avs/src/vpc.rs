@@ -6,6 +6,7 @@ use bifrost_tables::{ExactMap, IpNet, Lpm, exact_map};
 use bifrost_wire::{Mac, Vni};
 
 use crate::acl::Acl;
+use crate::dns::Names;
 use crate::ids::LoadBalancerId;
 use crate::ids::{PeerId, PortId, UplinkId};
 use crate::service::Balancers;
@@ -52,6 +53,8 @@ pub(crate) struct VpcIndex {
     pub(crate) reliability: Reliability,
     pub(crate) ordering: Ordering,
     pub(crate) acl: Option<Acl>,
+    /// What its guests are told by DNS.
+    pub(crate) names: Option<Names>,
     /// Whether its packets have flow records, because more is asked than where they go: there is an ACL, or one of its ports has security
     /// groups; or there are load balancers in any network, since answers to their clients may come from any.
     pub(crate) has_records: bool,
@@ -88,6 +91,7 @@ impl VpcIndex {
             reliability: vpc.reliability,
             ordering: vpc.ordering,
             acl: Acl::new(&vpc.acl),
+            names: None,
             has_records: has_balancers || !vpc.acl.is_empty(),
             gateways: vpc.gateways.clone(),
             balancers: None,

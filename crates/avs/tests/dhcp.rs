@@ -18,6 +18,7 @@ fn lease(port: u16) -> Lease {
         prefix_len: 24,
         gateway: Ipv4Addr::new(10, 0, 0, 254),
         dns: vec![],
+        domain: None,
         mtu: 1500,
         seconds: 3600,
     }

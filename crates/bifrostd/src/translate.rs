@@ -109,6 +109,7 @@ pub(crate) fn tables(config: &Config, names: &Names, health: &Health) -> avs::Ta
         nat: nat(config, names),
         leases: leases(config, names).collect(),
         ipv6_leases: ipv6_leases(config, names).collect(),
+        zones: zones(config),
         groups: config.security_groups.iter().map(|g| security_group(config, g)).collect(),
         members: members.collect(),
         address_sets: config.address_sets.iter().map(|set| set.addresses.clone()).collect(),
@@ -148,12 +149,15 @@ fn leases(config: &Config, names: &Names) -> impl Iterator<Item = avs::Lease> {
         let gateways = || vpc.gateway.iter().filter_map(v4);
         let chosen = || gateways().find(|gateway| port.default_gateway == Some(IpAddr::V4(*gateway)));
         let near = || gateways().find(|gateway| net.contains(&IpAddr::V4(*gateway)));
+        let gateway = chosen().or_else(near).or_else(|| gateways().next())?;
+        let dns = vpc.dns.iter().filter_map(v4).collect();
         Some(avs::Lease {
             port: avs::PortId(names.port(&port.name)?),
             address,
             prefix_len: net.prefix_len(),
-            gateway: chosen().or_else(near).or_else(|| gateways().next())?,
-            dns: vpc.dns.iter().filter_map(v4).collect(),
+            gateway,
+            dns: if vpc.dns.is_empty() && vpc.domain.is_some() { vec![gateway] } else { dns },
+            domain: vpc.domain.clone(),
             mtu: port.mtu,
             seconds: vpc.dhcp_lease_s,
         })
@@ -179,6 +183,33 @@ fn ipv6_leases(config: &Config, names: &Names) -> impl Iterator<Item = avs::Ipv6
             interval_s: vpc.ra_interval_s,
         })
     })
+}
+
+/// The names of guests, for each VPC with a domain: of this host's by their ports, of other hosts' by their routes.
+fn zones(config: &Config) -> Vec<avs::Zone> {
+    let zone = |vpc: &config::Vpc| {
+        let (vni, domain) = (Vni::new(vpc.vni.value())?, vpc.domain.clone()?);
+        Some((vpc.vni, avs::Zone { vni, domain, names: Vec::new(), subnets: Vec::new() }))
+    };
+    let mut zones: BTreeMap<_, _> = config.vpcs.iter().filter_map(zone).collect();
+    if zones.is_empty() {
+        return Vec::new();
+    }
+    for port in &config.ports {
+        let Some(zone) = zones.get_mut(&port.vni) else { continue };
+        zone.names.extend(port.addresses.iter().map(|net| (port.name.clone(), net.addr())));
+        zone.subnets.extend(port.addresses.iter().map(IpNet::trunc));
+    }
+    for route in &config.routes {
+        let (Some(name), Some(zone)) = (&route.name, zones.get_mut(&route.vni)) else { continue };
+        zone.names.push((name.to_string(), route.prefix.addr()));
+    }
+    let tidy = |mut zone: avs::Zone| {
+        zone.subnets.sort_unstable();
+        zone.subnets.dedup();
+        zone
+    };
+    zones.into_values().map(tidy).collect()
 }
 
 fn nat(config: &Config, names: &Names) -> avs::Nat {

@@ -1,6 +1,8 @@
 //! From the guest: fetch, parse, switch, transport.
 
-use bifrost_avs::{Action, DHCP_SERVER_PORT, DHCPV6_SERVER_PORT, PortId, Verdict, WorkerId};
+use bifrost_avs::{
+    Action, DHCP_SERVER_PORT, DHCPV6_SERVER_PORT, DNS_SERVER_PORT, PortId, Verdict, WorkerId,
+};
 use bifrost_nic::{
     Checksum, L3, Malformed, Parsed, Segments, TooLarge, ecn, open_checksum_is_right, parse,
     transport_checksum_of_parts,
@@ -217,7 +219,7 @@ impl<P: GuestPort> Core<P> {
             let note = Note { vni: Some(port.vni.get()), ..Note::outwards("parsed", owner) };
             capture.held(Stage::Pre, note, &port.port, frame.handle, frame.len);
         }
-        let is_question = matches!(parsed.dst_port, DHCP_SERVER_PORT | DHCPV6_SERVER_PORT);
+        let is_question = matches!(parsed.dst_port, DHCP_SERVER_PORT | DHCPV6_SERVER_PORT | DNS_SERVER_PORT);
         let head = if is_in_part && is_question && frame.len <= MAX_QUESTION {
             // The switch answers it, and has to see all of it.
             self.scratch.clear();

@@ -8,7 +8,7 @@ use bifrost_wire::protocol::UDP;
 
 use super::{Outbound, Stop};
 use crate::drop_reason::DropReason;
-use crate::effects::Effects;
+use crate::effects::{Asked, Effects};
 use crate::tables::GATEWAY_MAC;
 use crate::vpc::link_local;
 use crate::{answer, dhcp, dhcpv6};
@@ -37,7 +37,7 @@ fn v4(packet: &mut Outbound<'_>, effects: &mut impl Effects) -> Result<(), Stop>
     }
     let message = question(packet, effects)?;
     let reply = dhcp::answer(lease, port.port.mac, message)?;
-    let ends = ((lease.gateway, dhcp::SERVER_PORT), (reply.to, dhcp::CLIENT_PORT));
+    let ends = ((lease.gateway.into(), dhcp::SERVER_PORT), (reply.to.into(), dhcp::CLIENT_PORT));
     answer::datagram(port.port.mac, ends, &reply.payload, packet.answer);
     Err(Stop::Answer)
 }
@@ -57,14 +57,14 @@ fn v6(packet: &mut Outbound<'_>, effects: &mut impl Effects) -> Result<(), Stop>
         return Err(DropReason::DhcpMalformed.into());
     }
     let payload = dhcpv6::answer(lease, message, to_group)?;
-    let ends = ((server, dhcpv6::SERVER_PORT), (client, dhcpv6::CLIENT_PORT));
-    answer::datagram_v6(port.port.mac, ends, &payload, packet.answer);
+    let ends = ((server.into(), dhcpv6::SERVER_PORT), (client.into(), dhcpv6::CLIENT_PORT));
+    answer::datagram(port.port.mac, ends, &payload, packet.answer);
     Err(Stop::Answer)
 }
 
 /// What is asked, if it is all there, and the guest does not ask too often.
 fn question<'a>(packet: &Outbound<'a>, effects: &mut impl Effects) -> Result<&'a [u8], DropReason> {
-    if !effects.may_ask(packet.port.port.id) {
+    if !effects.may_ask(packet.port.port.id, Asked::Dhcp) {
         return Err(DropReason::DhcpRate);
     }
     let (frame, p) = (packet.frame, packet.frame.parsed);

@@ -6,6 +6,7 @@
 
 mod admit;
 mod dhcp;
+mod dns;
 mod filter;
 mod mtu;
 mod nat;

@@ -7,7 +7,7 @@ use bifrost_wire::protocol::ICMPV6;
 use super::{Outbound, Stop};
 use crate::answer;
 use crate::drop_reason::DropReason;
-use crate::effects::Effects;
+use crate::effects::{Asked, Effects};
 use crate::router::{self, SOLICITATION};
 
 /// Answers at once, if a packet is a router solicitation, and the guest is told about IPv6. Called only for packets that go to a group or to
@@ -25,7 +25,7 @@ pub(super) fn outbound(packet: &mut Outbound<'_>, effects: &mut impl Effects) ->
     if !is_question {
         return Ok(());
     }
-    if !effects.may_ask(port.port.id) {
+    if !effects.may_ask(port.port.id, Asked::Router) {
         return Err(DropReason::SolicitationRate.into());
     }
     router::check_solicitation(frame.head, p, port.port.mac)?;

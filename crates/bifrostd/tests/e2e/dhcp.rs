@@ -35,7 +35,7 @@ fn value<'a>(told: &[(&str, &'a str)], name: &str) -> &'a str {
 
 /// One lab: building one takes a second.
 fn guests_are_told_their_addresses(workers: usize) {
-    let more = "gateway = [\"10.0.0.254\", \"10.9.0.254\"]\ndhcp = true\ndns = [\"10.0.0.53\", \"9.9.9.9\"]\ndhcp_lease_s = 600\n";
+    let more = "gateway = [\"10.0.0.254\", \"10.9.0.254\"]\ndhcp = true\ndomain = \"vpc1.internal\"\ndns = [\"10.0.0.53\", \"9.9.9.9\"]\ndhcp_lease_s = 600\n";
     let vpcs = format!("{}{more}{}", vpc(100, "tcp", "flow"), vpc(200, "tcp", "flow"));
     let mut lab = Lab::new(Options { workers, vpcs, ..Options::default() });
     lab.add(0, Guest::new("a", 1, &["10.0.0.1/24"]).mtu(1400));
@@ -51,6 +51,7 @@ fn guests_are_told_their_addresses(workers: usize) {
         ("mask", "24"),
         ("router", "10.0.0.254"),
         ("dns", "10.0.0.53 9.9.9.9"),
+        ("domain", "vpc1.internal"),
         ("mtu", "1400"),
         ("lease", "600"),
         ("serverid", "10.0.0.254"),

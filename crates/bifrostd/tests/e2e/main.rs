@@ -16,6 +16,7 @@ mod containers;
 mod containment;
 mod crowding;
 mod dhcp;
+mod dns;
 mod drain;
 mod ecn;
 mod faults;

@@ -8,6 +8,7 @@ use std::path::PathBuf;
 
 use ipnet::IpNet;
 
+use super::parse::is_dns_name;
 use super::peering::Ways;
 use super::section::{Sink, nearest};
 use super::{
@@ -138,6 +139,39 @@ fn vpcs(config: &Config, sink: &Sink<'_>) {
             }
         }
         dhcp(sink, i, vpc);
+        if vpc.domain.is_some() && vpc.gateway.is_empty() && !sink.failed_within(&format!("vpc[{i}].gateway")) {
+            let message = format!("VNI {} has no gateway, which is the name server; add one", vpc.vni);
+            sink.error(format!("vpc[{i}].domain"), message);
+        }
+    }
+    dns_names(config, sink);
+}
+
+/// Names of guests have to be names in their VPC's domain, if it has one.
+fn dns_names(config: &Config, sink: &Sink<'_>) {
+    let domain = |vni| config.vpc(vni).is_some_and(|vpc| vpc.domain.is_some());
+    for (i, port) in config.ports.iter().enumerate().filter(|(_, port)| domain(port.vni)) {
+        let field = format!("port[{i}].name");
+        if !is_dns_name(&port.name) && !sink.failed(&field) {
+            sink.error(
+                field,
+                format!("{:?} has an empty part, and guests of a VPC with a domain have DNS names", port.name),
+            );
+        }
+    }
+    for (i, route) in config.routes.iter().enumerate() {
+        let Some(name) = &route.name else { continue };
+        let field = format!("route[{i}].name");
+        if sink.failed(&field) || sink.failed(format!("route[{i}].vni")) {
+            continue;
+        }
+        if !domain(route.vni) {
+            sink.error(field, format!("VNI {} has no domain; add `domain` to its [[vpc]]", route.vni));
+        } else if route.prefix.prefix_len() != route.prefix.max_prefix_len() {
+            sink.error(field, format!("{} is more than one address, and a name is one guest's", route.prefix));
+        } else if !is_dns_name(name) {
+            sink.error(field, format!("{name:?} has an empty part, and is a DNS name"));
+        }
     }
 }
 

@@ -238,6 +238,8 @@ pub struct Vpc {
     pub ra_interval_s: u16,
     /// DNS servers that guests are told of, of families of which there is a gateway; at most 8.
     pub dns: Vec<IpAddr>,
+    /// The domain of which the gateways tell guests on this host all names by DNS; none: they tell nothing.
+    pub domain: Option<String>,
     /// `[[vpc.acl]]`: the first rule that matches a packet decides; what none matches passes.
     pub acl: Vec<AclRule>,
 }
@@ -359,6 +361,8 @@ pub struct Route {
     /// The largest IP packet that gets there, bytes, if it is less than what the underlay lets pass
     /// (see [`Config::path_mtu`]).
     pub mtu: Option<u16>,
+    /// The remote vNIC's name in the VPC's domain.
+    pub name: Option<Box<str>>,
     /// Security groups of the remote vNIC, for rules that are about them; they exist in [`Config::security_groups`].
     pub security_groups: Box<[String]>,
 }

@@ -265,10 +265,29 @@ fn vpc(mut s: Section<'_, '_>) -> Vpc {
         dhcp_lease_s: s.int("dhcp_lease_s", 60..=31_536_000, 3600) as u32,
         ra_interval_s: s.int("ra_interval_s", 4..=1800, 600) as u16,
         dns: s.list("dns", MAX_ADDRESSES),
+        domain: domain(&mut s),
         acl: security::acl(&mut s),
     };
     s.finish();
     vpc
+}
+
+/// Longest domain: a name of 63 characters and a dot before it make 253, which is the most (RFC 1035, section 2.3.4).
+const LONGEST_DOMAIN: usize = 189;
+
+fn domain(s: &mut Section<'_, '_>) -> Option<String> {
+    let domain: String = s.optional("domain")?;
+    let is_good = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-' || c == '_' || c == '.';
+    if !is_dns_name(&domain) || domain.len() > LONGEST_DOMAIN || !domain.chars().all(is_good) {
+        let form = "labels of 1 to 63 of a-z, 0-9, '-' and '_' with dots between";
+        s.error("domain", format!("{domain:?} is not a domain: {form}, at most {LONGEST_DOMAIN} characters"));
+    }
+    Some(domain)
+}
+
+/// Whether there is no empty label in a name, and none that is too long.
+pub(super) fn is_dns_name(name: &str) -> bool {
+    name.split('.').all(|label| (1..=63).contains(&label.len()))
 }
 
 /// Rates of a port's limits.
@@ -352,6 +371,7 @@ fn route(mut s: Section<'_, '_>) -> Route {
         peer: s.required("peer"),
         mac: s.required("mac"),
         mtu: s.optional_int("mtu", 68..=65535).map(|mtu| mtu as u16),
+        name: if s.has("name") { Some(port_name(&mut s).into_boxed_str()) } else { None },
         security_groups: s.list("security_groups", MAX_GROUPS).into_boxed_slice(),
     };
     s.finish();

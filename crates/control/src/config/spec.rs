@@ -126,7 +126,7 @@ fn vpc(keys: &mut Keys, vpc: &Vpc) {
     keys.set("vni", vpc.vni.value()).unless("tcp", "reliability", reliability).unless("flow", "ordering", ordering);
     keys.texts("gateway", &vpc.gateway).unless(false, "dhcp", vpc.dhcp);
     keys.unless(3600, "dhcp_lease_s", vpc.dhcp_lease_s).unless(600, "ra_interval_s", vpc.ra_interval_s);
-    keys.texts("dns", &vpc.dns).list("acl", vpc.acl.iter().map(acl));
+    keys.texts("dns", &vpc.dns).some("domain", vpc.domain.clone()).list("acl", vpc.acl.iter().map(acl));
 }
 
 fn acl(acl: &AclRule) -> Value {
@@ -220,7 +220,9 @@ fn port(keys: &mut Keys, port: &Port) {
 
 fn route(keys: &mut Keys, route: &Route) {
     keys.set("vni", route.vni.value()).text("prefix", route.prefix).text("peer", &route.peer).text("mac", route.mac);
-    keys.some("mtu", route.mtu).list("security_groups", route.security_groups.iter().map(String::as_str));
+    keys.some("mtu", route.mtu)
+        .some("name", route.name.as_deref())
+        .list("security_groups", route.security_groups.iter().map(String::as_str));
 }
 
 fn load_balancer(keys: &mut Keys, balancer: &LoadBalancer) {

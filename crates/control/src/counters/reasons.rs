@@ -141,8 +141,8 @@ pub(super) const SWITCH: &[Reason] = &[
     },
     Reason {
         name: "gateway_service",
-        what: "to the gateway's own address, but not a ping, or one that cannot be answered",
-        advice: "nothing: the gateway has no other services",
+        what: "to the gateway's own address, but neither a ping nor a question by DHCP or DNS, or one that cannot be answered",
+        advice: "nothing: the gateway has no other services; a name server only with `domain` in `[[vpc]]`",
     },
     Reason {
         name: "dhcp_malformed",
@@ -173,6 +173,16 @@ pub(super) const SWITCH: &[Reason] = &[
         name: "solicitation_rate",
         what: "to routers, more often than a guest may ask (10 a second)",
         advice: "a guest that runs wild; its questions are answered as soon as they are fewer",
+    },
+    Reason {
+        name: "dns_malformed",
+        what: "to the gateway's name server, but not a question, or cut short",
+        advice: "an attack, or a broken resolver in the guest",
+    },
+    Reason {
+        name: "dns_rate",
+        what: "to the gateway's name server, more often than a guest may ask (1000 a second)",
+        advice: "a guest that keeps no answers; a caching resolver in it helps",
     },
     Reason {
         name: "path_mtu",

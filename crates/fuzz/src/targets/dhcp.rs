@@ -15,9 +15,18 @@ const GATEWAY: Ipv4Addr = Ipv4Addr::new(10, 0, 0, 254);
 
 pub(super) fn run(input: &mut Input<'_>) {
     let dns = vec![GATEWAY; input.below(Lease::MAX_DNS + 2)];
+    let domain = input.chance(100).then(|| "d".repeat(usize::from(input.u8())));
     let (prefix_len, mtu) = (input.below(34) as u8, input.u16());
-    let lease =
-        Lease { port: PortId(0), address: ADDRESS, prefix_len, gateway: GATEWAY, dns, mtu, seconds: input.u32() };
+    let lease = Lease {
+        port: PortId(0),
+        address: ADDRESS,
+        prefix_len,
+        gateway: GATEWAY,
+        dns,
+        domain,
+        mtu,
+        seconds: input.u32(),
+    };
     let tables = Tables { leases: vec![lease], ..plain_tables() };
     let mut switch = Switch::build(&tables, 0).unwrap_or_else(|e| panic!("{e}"));
     let mut now_ns = 0;

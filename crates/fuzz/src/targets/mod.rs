@@ -5,6 +5,7 @@ pub(crate) mod bifrost;
 pub(crate) mod config;
 mod cutting;
 mod dhcp;
+mod dns;
 pub(crate) mod engine;
 mod forge;
 mod frame;

@@ -12,7 +12,7 @@ use bifrost_nic::{L3, Offload, Parsed, parse};
 use bifrost_wire::{Mac, Vni};
 
 use super::frame::frame;
-use super::{cutting, dhcp, outside};
+use super::{cutting, dhcp, dns, outside};
 use crate::Input;
 
 pub(super) const fn mac(n: u8) -> Mac {
@@ -147,6 +147,10 @@ pub(crate) fn run(bytes: &[u8]) {
     if bytes.first().is_some_and(|first| *first >= 0x50) {
         let _ = input.u8();
         return dhcp::run(input);
+    }
+    if bytes.first().is_some_and(|first| *first >= 0x48) {
+        let _ = input.u8();
+        return dns::run(input);
     }
     let mut switch = Switch::build(&tables(), 0).unwrap_or_else(|e| panic!("{e}"));
     let mut now_s = 0;

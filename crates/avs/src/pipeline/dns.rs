@@ -1,0 +1,33 @@
+//! What a guest asks its gateway by DNS. What is answered is in `dns`. Security groups and ACLs are not asked, as for ARP: nothing leaves
+//! the host.
+
+use bifrost_wire::protocol::UDP;
+
+use super::{Outbound, Stop};
+use crate::answer;
+use crate::dns::{self, SERVER_PORT};
+use crate::drop_reason::DropReason;
+use crate::effects::{Asked, Effects};
+
+/// Bytes of the headers of IPv4 and UDP. With IPv6 there are twenty more, and no path with less than 1280 bytes.
+const HEADERS: usize = 28;
+
+/// Answers, if a packet is a question to a name server, and the network has names. Called only for packets that go to the gateway.
+#[cold]
+pub(super) fn outbound(packet: &mut Outbound<'_>, effects: &mut impl Effects) -> Result<(), Stop> {
+    let (port, frame) = (&packet.port.port, packet.frame);
+    let p = frame.parsed;
+    let Some(names) = &packet.vpc.names else { return Ok(()) };
+    if (p.protocol, p.dst_port) != (UDP, SERVER_PORT) || p.is_fragment() {
+        return Ok(());
+    }
+    if !effects.may_ask(port.id, Asked::Dns) {
+        return Err(DropReason::DnsRate.into());
+    }
+    let message = frame.head.get(usize::from(p.payload)..p.end as usize).filter(|_| !p.src_ip.is_unspecified());
+    let limit = usize::from(port.mtu).saturating_sub(HEADERS);
+    let reply = dns::answer(names, message.ok_or(DropReason::DnsMalformed)?, limit)?;
+    let ends = ((p.dst_ip, SERVER_PORT), (p.src_ip, p.src_port));
+    answer::datagram(port.mac, ends, &reply, packet.answer);
+    Err(Stop::Answer)
+}
