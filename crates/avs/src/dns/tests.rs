@@ -155,11 +155,15 @@ fn what_is_no_question_is_refused_or_dropped() {
             },
             RCODE::FormatError,
         ),
-        ("another version", &|m| m[end - 5] = 1, RCODE::BADVERS),
         ("another class", &|m| m[end - 12] = 3, RCODE::Refused),
     ] {
         assert_eq!(with(change), Ok(code), "{name}");
     }
+    // Another version of EDNS: the code's upper bits are in the OPT record (RFC 6891, section 6.1.3), and the answer is of version 0.
+    let mut other = good.clone();
+    other[end - 5] = 1;
+    let reply = answer(&names(), &other, 1232).unwrap();
+    assert_eq!((reply[3] & 15, &reply[reply.len() - 11..]), (0, &[0, 0, 41, 4, 0xd0, 1, 0, 0, 0, 0, 0][..]));
     // A type that nobody knows.
     assert_eq!(with(&|m| m[end - 15..end - 13].copy_from_slice(&[0xff, 0])), Ok(RCODE::NoError));
     assert_eq!(with(&|m| m[2] |= 0x80), Err(DropReason::DnsMalformed), "an answer");
