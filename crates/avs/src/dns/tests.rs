@@ -165,7 +165,10 @@ fn what_is_no_question_is_refused_or_dropped() {
     let reply = answer(&names(), &other, 1232).unwrap();
     assert_eq!((reply[3] & 15, &reply[reply.len() - 11..]), (0, &[0, 0, 41, 4, 0xd0, 1, 0, 0, 0, 0, 0][..]));
     // A type that nobody knows.
-    assert_eq!(with(&|m| m[end - 15..end - 13].copy_from_slice(&[0xff, 0])), Ok(RCODE::NoError));
+    let mut unknown = good.clone();
+    unknown[end - 15..end - 13].copy_from_slice(&[0xff, 0]);
+    let reply = answer(&names(), &unknown, 1232).unwrap();
+    assert_eq!((reply[3] & 15, &reply[4..12]), (0, &[0, 1, 0, 0, 0, 1, 0, 1][..]));
     assert_eq!(with(&|m| m[2] |= 0x80), Err(DropReason::DnsMalformed), "an answer");
     assert_eq!(with(&|m| m.truncate(11)), Err(DropReason::DnsMalformed));
     assert_eq!(with(&|m| m.clear()), Err(DropReason::DnsMalformed));
