@@ -22,7 +22,7 @@ fn a_vpc_has_a_domain_and_other_hosts_guests_have_names() {
     let config = parse(VPC, "web.1", ROUTE).unwrap_or_else(|e| panic!("{e}"));
     assert_eq!(config.vpcs[0].domain.as_deref(), Some("vpc-1.internal"));
     assert_eq!(config.routes[0].name.as_deref(), Some("Db_1.x"));
-    let config = parse("", "..", "prefix = \"10.0.0.2/32\"\n").unwrap_or_else(|e| panic!("{e}"));
+    let config = parse("", "a..b", "prefix = \"10.0.0.2/32\"\n").unwrap_or_else(|e| panic!("{e}"));
     assert_eq!((&config.vpcs[0].domain, &config.routes[0].name), (&None, &None));
 }
 
