@@ -37,12 +37,16 @@ pub enum Mutation {
     NeighboursExempt,
     /// An ICMP error passes from any sender to any receiver, as long as it quotes a conversation of the guest.
     ErrorOfAnybody,
+    /// A guest may speak as a router.
+    RouterUnseen,
+    /// A guest may speak as a DHCPv6 server.
+    DhcpServerUnseen,
 }
 
 #[cfg(feature = "mutations")]
 impl Mutation {
     /// Every mutation.
-    pub const ALL: [Mutation; 7] = [
+    pub const ALL: [Mutation; 9] = [
         Mutation::FragmentPortsUnseen,
         Mutation::FragmentSession,
         Mutation::FragmentWithoutFirst,
@@ -50,5 +54,7 @@ impl Mutation {
         Mutation::FragmentOfAnybody,
         Mutation::NeighboursExempt,
         Mutation::ErrorOfAnybody,
+        Mutation::RouterUnseen,
+        Mutation::DhcpServerUnseen,
     ];
 }

@@ -10,6 +10,7 @@ use super::{Inbound, Outbound};
 use crate::dhcpv6;
 use crate::drop_reason::DropReason;
 use crate::frame::Frame;
+use crate::mutation::mutated;
 use crate::tables::{GATEWAY_MAC, Port};
 use crate::vpc::{Location, Owner, VpcId, link_local};
 
@@ -27,7 +28,9 @@ pub(super) fn outbound(packet: &Outbound<'_>) -> Result<(), DropReason> {
         // The next stage looks at it in full.
         L3::Arp => Ok(()),
         L3::Other => Err(DropReason::EtherType),
-        L3::V6 if is_to_dhcpv6_client(packet.frame) => Err(DropReason::DhcpServer),
+        L3::V6 if is_to_dhcpv6_client(packet.frame) && !mutated!(packet.index, DhcpServerUnseen) => {
+            Err(DropReason::DhcpServer)
+        }
         L3::V4 | L3::V6 if is_own(port, p.src_ip) || has_no_address_yet(p) || is_routed(packet) => Ok(()),
         L3::V4 | L3::V6 => Err(DropReason::SpoofedIp),
     }

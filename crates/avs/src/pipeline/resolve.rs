@@ -10,6 +10,7 @@ use super::{Inbound, Outbound, Stop};
 use crate::answer;
 use crate::drop_reason::DropReason;
 use crate::ids::PortId;
+use crate::mutation::mutated;
 use crate::resolution::{self, Message};
 use crate::vpc::Location;
 
@@ -20,9 +21,11 @@ pub(super) fn outbound(packet: &mut Outbound<'_>) -> Result<(), Stop> {
     if p.kind == L3::Arp {
         return arp(packet);
     }
-    match resolution::message(packet.frame.head, p)? {
-        Some(message) => neighbor_discovery(packet, message),
-        None => Ok(()),
+    match resolution::message(packet.frame.head, p) {
+        Ok(None) => Ok(()),
+        Ok(Some(message)) => neighbor_discovery(packet, message),
+        Err(DropReason::SpoofedNeighbour) if mutated!(packet.index, RouterUnseen) => Ok(()),
+        Err(reason) => Err(reason.into()),
     }
 }
 

@@ -80,7 +80,7 @@ fn tables(input: &mut Input<'_>) -> Tables {
 
 /// The mistake that the environment variable `MUTATION` names.
 #[cfg(feature = "mutations")]
-fn mutation() -> Option<bifrost_avs::Mutation> {
+pub(super) fn mutation() -> Option<bifrost_avs::Mutation> {
     let name = std::env::var("MUTATION").ok()?;
     bifrost_avs::Mutation::ALL.into_iter().find(|m| format!("{m:?}") == name)
 }

@@ -22,6 +22,7 @@ pub(crate) mod pods;
 pub(crate) mod rdm;
 pub(crate) mod rings;
 pub(crate) mod roce;
+mod router;
 pub(crate) mod routes;
 pub(crate) mod segments;
 pub(crate) mod switch;

@@ -12,7 +12,7 @@ use bifrost_nic::{L3, Offload, Parsed, parse};
 use bifrost_wire::{Mac, Vni};
 
 use super::frame::frame;
-use super::{cutting, dhcp, dns, outside};
+use super::{cutting, dhcp, dns, outside, router};
 use crate::Input;
 
 pub(super) const fn mac(n: u8) -> Mac {
@@ -136,21 +136,17 @@ pub(super) fn plain_tables() -> Tables {
 
 pub(crate) fn run(bytes: &[u8]) {
     let input = &mut Input::new(bytes);
-    if bytes.first().is_some_and(|first| *first >= 0x80) {
+    let part: Option<fn(&mut Input<'_>)> = match bytes.first() {
+        Some(0x80..) => Some(cutting::run),
+        Some(0x60..) => Some(outside::run),
+        Some(0x58..) => Some(dhcp::run),
+        Some(0x50..) => Some(router::run),
+        Some(0x48..) => Some(dns::run),
+        _ => None,
+    };
+    if let Some(run) = part {
         let _ = input.u8();
-        return cutting::run(input);
-    }
-    if bytes.first().is_some_and(|first| *first >= 0x60) {
-        let _ = input.u8();
-        return outside::run(input);
-    }
-    if bytes.first().is_some_and(|first| *first >= 0x50) {
-        let _ = input.u8();
-        return dhcp::run(input);
-    }
-    if bytes.first().is_some_and(|first| *first >= 0x48) {
-        let _ = input.u8();
-        return dns::run(input);
+        return run(input);
     }
     let mut switch = Switch::build(&tables(), 0).unwrap_or_else(|e| panic!("{e}"));
     let mut now_s = 0;
