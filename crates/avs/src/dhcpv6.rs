@@ -6,6 +6,7 @@
 
 use std::net::Ipv6Addr;
 
+use crate::dns;
 use crate::drop_reason::DropReason;
 use crate::tables::{GATEWAY_MAC, Ipv6Lease, Lease};
 
@@ -57,6 +58,7 @@ mod option {
     pub(super) const STATUS: u16 = 13;
     pub(super) const RAPID_COMMIT: u16 = 14;
     pub(super) const DNS: u16 = 23;
+    pub(super) const SEARCH: u16 = 24;
     pub(super) const REFRESH_TIME: u16 = 32;
 }
 
@@ -86,6 +88,7 @@ struct Request<'a> {
     associations: Vec<Association>,
     wants_rapid_commit: bool,
     wants_dns: bool,
+    wants_search: bool,
     wants_refresh_time: bool,
 }
 
@@ -173,6 +176,9 @@ pub(crate) fn answer(lease: &Ipv6Lease, message: &[u8], to_group: bool) -> Resul
         let servers = lease.dns.iter().take(Lease::MAX_DNS).flat_map(|server| server.octets());
         put(&mut out, option::DNS, |out| out.extend(servers));
     }
+    if let Some(domain) = lease.domain.as_deref().filter(|_| request.wants_search).and_then(dns::wire) {
+        put(&mut out, option::SEARCH, |out| out.extend(domain));
+    }
     Ok(out)
 }
 
@@ -197,6 +203,7 @@ impl<'a> Request<'a> {
                     let (wanted, []) = data.as_chunks::<2>() else { return Err(DropReason::DhcpMalformed) };
                     let wants = |kind: u16| wanted.contains(&kind.to_be_bytes());
                     request.wants_dns |= wants(option::DNS);
+                    request.wants_search |= wants(option::SEARCH);
                     request.wants_refresh_time |= wants(option::REFRESH_TIME);
                 }
                 option::RAPID_COMMIT => request.wants_rapid_commit = true,

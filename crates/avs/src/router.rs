@@ -6,6 +6,7 @@ use bifrost_nic::Parsed;
 use bifrost_wire::icmp::v6;
 use bifrost_wire::{Mac, ipv6};
 
+use crate::dns;
 use crate::drop_reason::DropReason;
 use crate::tables::{GATEWAY_MAC, Ipv6Lease, Lease};
 
@@ -23,12 +24,13 @@ const ON_LINK: u8 = 0x80;
 /// The smallest MTU of IPv6, bytes.
 const LEAST_MTU: u16 = 1280;
 
-/// Options (RFC 4861, section 4.6; RFC 8106, section 5.1).
+/// Options (RFC 4861, section 4.6; RFC 8106, sections 5.1 and 5.2).
 mod option {
     pub(super) const SOURCE_MAC: u8 = 1;
     pub(super) const PREFIX: u8 = 3;
     pub(super) const MTU: u8 = 5;
     pub(super) const DNS: u8 = 25;
+    pub(super) const SEARCH: u8 = 31;
 }
 
 /// Whether a packet of the guest with the MAC address `mac` is a valid router solicitation (RFC 4861, section 6.1.1). Its checksum is not
@@ -83,5 +85,11 @@ pub(crate) fn advertisement(lease: Option<&Ipv6Lease>, out: &mut Vec<u8>) {
         out.extend([option::DNS, 1 + 2 * servers.len() as u8, 0, 0]);
         out.extend(lifetime);
         out.extend(servers.iter().flat_map(|server| server.octets()));
+    }
+    if let Some(mut domain) = lease.domain.as_deref().and_then(dns::wire) {
+        domain.resize(domain.len().next_multiple_of(8), 0);
+        out.extend([option::SEARCH, 1 + (domain.len() / 8) as u8, 0, 0]);
+        out.extend(lifetime);
+        out.extend(domain);
     }
 }

@@ -228,6 +228,8 @@ pub struct Ipv6Lease {
     pub addresses: Vec<(Ipv6Addr, u8)>,
     /// DNS servers, at most [`Lease::MAX_DNS`].
     pub dns: Vec<Ipv6Addr>,
+    /// The domain in which names are searched.
+    pub domain: Option<String>,
     /// Interface MTU, bytes.
     pub mtu: u16,
     /// How long the guest may use an address without asking again, s.

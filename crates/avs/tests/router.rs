@@ -25,7 +25,7 @@ const START_NS: u64 = 1 << 40;
 
 fn lease(port: u16) -> Ipv6Lease {
     let addresses = vec![(Ipv6Addr::new(0xfd00, 0, 0, 0, 0, 0, 0, 1 + port), 64)];
-    Ipv6Lease { port: PortId(port), addresses, dns: vec![], mtu: 1400, seconds: 3600, interval_s: 600 }
+    Ipv6Lease { port: PortId(port), addresses, dns: vec![], domain: None, mtu: 1400, seconds: 3600, interval_s: 600 }
 }
 
 fn world() -> Tables {
@@ -73,7 +73,8 @@ fn read(frame: &[u8]) -> Heard {
 fn a_solicitation_is_answered_at_once() {
     let dns = v6_addr("fd00::53");
     let addresses = ["fd00::1", "fd00::9", "fd00:1::1", "fd00:2::1"].map(v6_addr).into_iter().zip([64, 64, 48, 128]);
-    let lease = Ipv6Lease { addresses: addresses.collect(), dns: vec![dns], ..lease(0) };
+    let domain = Some("vpc1.internal".into());
+    let lease = Ipv6Lease { addresses: addresses.collect(), dns: vec![dns], domain, ..lease(0) };
     let mut switch = switch_of(&Tables { ipv6_leases: vec![lease], ..tables() });
     let (lifetime, nothing) = (1800u32.to_be_bytes(), [0; 4]);
     let prefix =
@@ -84,6 +85,7 @@ fn a_solicitation_is_answered_at_once() {
         prefix("fd00::", 64),
         prefix("fd00:1::", 48),
         (25, [&[0, 0][..], &lifetime, &dns.octets()].concat()),
+        (31, [&[0, 0][..], &lifetime, b"\x04vpc1\x08internal\0\0"].concat()),
     ];
     for (name, frame, to) in [
         ("to all routers", solicit(MINE, ROUTERS, &own_mac()), (ME, MINE)),

@@ -1,5 +1,6 @@
 //! From the configuration's words to the rooms' own.
 
+use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -15,6 +16,7 @@ use bifrost_port::udp::UdpConfig;
 use bifrost_port::vhost::{self, VhostConfig};
 use bifrost_rte as rte;
 use bifrost_wire::Vni;
+use ipnet::IpNet;
 
 use crate::daemon::Names;
 use crate::health::Health;
@@ -150,13 +152,13 @@ fn leases(config: &Config, names: &Names) -> impl Iterator<Item = avs::Lease> {
         let chosen = || gateways().find(|gateway| port.default_gateway == Some(IpAddr::V4(*gateway)));
         let near = || gateways().find(|gateway| net.contains(&IpAddr::V4(*gateway)));
         let gateway = chosen().or_else(near).or_else(|| gateways().next())?;
-        let dns = vpc.dns.iter().filter_map(v4).collect();
+        let named = vpc.dns.iter().filter_map(v4).collect();
         Some(avs::Lease {
             port: avs::PortId(names.port(&port.name)?),
             address,
             prefix_len: net.prefix_len(),
             gateway,
-            dns: if vpc.dns.is_empty() && vpc.domain.is_some() { vec![gateway] } else { dns },
+            dns: if is_name_server(vpc) { vec![gateway] } else { named },
             domain: vpc.domain.clone(),
             mtu: port.mtu,
             seconds: vpc.dhcp_lease_s,
@@ -174,15 +176,22 @@ fn ipv6_leases(config: &Config, names: &Names) -> impl Iterator<Item = avs::Ipv6
         if addresses.is_empty() {
             return None;
         }
+        let servers = if is_name_server(vpc) { &vpc.gateway } else { &vpc.dns };
         Some(avs::Ipv6Lease {
             port: avs::PortId(names.port(&port.name)?),
             addresses,
-            dns: vpc.dns.iter().filter_map(v6).collect(),
+            dns: servers.iter().filter_map(v6).collect(),
+            domain: vpc.domain.clone(),
             mtu: port.mtu,
             seconds: vpc.dhcp_lease_s,
             interval_s: vpc.ra_interval_s,
         })
     })
+}
+
+/// Whether guests are told that the gateways are their DNS servers.
+fn is_name_server(vpc: &config::Vpc) -> bool {
+    vpc.domain.is_some() && vpc.dns.is_empty()
 }
 
 /// The names of guests, for each VPC with a domain: of this host's by their ports, of other hosts' by their routes.

@@ -1,8 +1,6 @@
 //! From the guest: fetch, parse, switch, transport.
 
-use bifrost_avs::{
-    Action, DHCP_SERVER_PORT, DHCPV6_SERVER_PORT, DNS_SERVER_PORT, PortId, Verdict, WorkerId,
-};
+use bifrost_avs::{Action, DHCP_SERVER_PORT, DHCPV6_SERVER_PORT, DNS_SERVER_PORT, PortId, Verdict, WorkerId};
 use bifrost_nic::{
     Checksum, L3, Malformed, Parsed, Segments, TooLarge, ecn, open_checksum_is_right, parse,
     transport_checksum_of_parts,

@@ -17,7 +17,8 @@ const OTHER_SERVER: [u8; 10] = [0, 3, 0, 1, 2, 0xbf, 0, 0, 0, 2];
 fn lease() -> Ipv6Lease {
     let dns = vec![Ipv6Addr::new(0xfd00, 0, 0, 0, 0, 0, 0, 0x53)];
     let addresses = vec![(OWN, 64), (SECOND, 128)];
-    Ipv6Lease { port: PortId(0), addresses, dns, mtu: 1400, seconds: 3600, interval_s: 600 }
+    let domain = Some("vpc.internal".into());
+    Ipv6Lease { port: PortId(0), addresses, dns, domain, mtu: 1400, seconds: 3600, interval_s: 600 }
 }
 
 fn message(kind: u8, options: &[(u16, Vec<u8>)]) -> Vec<u8> {
@@ -115,11 +116,12 @@ fn given() -> Vec<(Ipv6Addr, u32)> {
 fn a_guest_gets_the_addresses_of_its_port() {
     use option::{DNS, IA_NA, PREFERENCE, RAPID_COMMIT};
     let dns = (DNS, lease().dns[0].octets().to_vec());
+    let search = (option::SEARCH, b"\x03vpc\x08internal\0".to_vec());
     // A client's first message asks for other things as well (RFC 8415, section 21).
     let solicit = [client(), ia(IA_NA, 7, &[]), (8, vec![0, 0]), wants(&[24, 23, 39])];
     let said = ask(1, &solicit).unwrap();
     let associations = || vec![(IA_NA, 7, given(), None)];
-    let more = vec![(PREFERENCE, vec![255]), dns.clone()];
+    let more = vec![(PREFERENCE, vec![255]), dns.clone(), search];
     assert_eq!(said, Said { kind: 2, associations: associations(), status: None, more });
     let rapid = [client(), ia(IA_NA, 7, &[]), (RAPID_COMMIT, vec![])];
     let more = vec![(RAPID_COMMIT, vec![])];
@@ -135,6 +137,67 @@ fn a_guest_gets_the_addresses_of_its_port() {
     assert_eq!(said, Said { kind: 7, associations: vec![], status: None, more });
     // It is asked for nothing, and says nothing.
     assert_eq!(ask(11, &[client(), server()]).unwrap(), Said { kind: 7, ..Said::default() });
+}
+
+/// What ISC dhclient 4.4.3-P1 sends with `-D LL`, in the order in which it does, taken from its interface. Its server had this switch's
+/// identifier and gave it the first of the addresses alone.
+const DHCLIENT: [(&str, &str); 7] = [
+    ("solicit", "014588c50001000a0003000102000000000100060004001700180008000200000003000c0000000100000e1000001518"),
+    (
+        "request",
+        "031cc4480001000a000300010200000000010002000a0003000102bf0000000100060004001700180008000200000003002800000001\
+         00000e100000151800050018fd00000000000000000000000000000100001c2000001d4c",
+    ),
+    (
+        "confirm",
+        "0457f9800001000a00030001020000000001000600040017001800080002000000030028000000010000000000000000\
+         00050018fd0000000000000000000000000000010000000000000000",
+    ),
+    (
+        "renew",
+        "05b3e41a0001000a000300010200000000010002000a0003000102bf0000000100060004001700180008000200000003002800000001\
+         00000e100000151800050018fd00000000000000000000000000000100001c2000001d4c",
+    ),
+    (
+        "rebind",
+        "06fdc6680001000a00030001020000000001000600040017001800080002000000030028000000010000\
+         0e100000151800050018fd00000000000000000000000000000100001c2000001d4c",
+    ),
+    (
+        "release",
+        "08d4fbe60001000a000300010200000000010002000a0003000102bf0000000100060004001700180008000200000003002800000001\
+         000000000000000000050018fd0000000000000000000000000000010000000000000000",
+    ),
+    ("information request", "0b7b23c60001000a000300010200000000010006000400170018000800020000"),
+];
+
+#[test]
+fn a_real_client_is_answered() {
+    use option::{DNS, IA_NA, PREFERENCE, SEARCH};
+    let more = || vec![(DNS, lease().dns[0].octets().to_vec()), (SEARCH, b"\x03vpc\x08internal\0".to_vec())];
+    let given = || vec![(IA_NA, 1, given(), None)];
+    let preferred = [vec![(PREFERENCE, vec![255])], more()].concat();
+    let expected = [
+        Said { kind: 2, associations: given(), status: None, more: preferred },
+        Said { kind: 7, associations: given(), status: None, more: more() },
+        Said { kind: 7, status: Some(0), ..Said::default() },
+        Said { kind: 7, associations: given(), status: None, more: more() },
+        Said { kind: 7, associations: given(), status: None, more: more() },
+        Said { kind: 7, status: Some(0), ..Said::default() },
+        Said { kind: 7, more: more(), ..Said::default() },
+    ];
+    for ((name, hex), expected) in DHCLIENT.into_iter().zip(expected) {
+        let byte = |at: usize| u8::from_str_radix(&hex[at..at + 2], 16).unwrap();
+        let mut sent: Vec<u8> = (0..hex.len()).step_by(2).map(byte).collect();
+        let mut reply = answer(&lease(), &sent, true).unwrap();
+        assert_eq!(reply[1..4], sent[1..4], "{name}: which message is answered");
+        reply[1..4].copy_from_slice(&[1, 2, 3]);
+        assert_eq!(read(&reply), expected, "{name}");
+        // Cut anywhere: an error, or a reply to what is left.
+        while sent.pop().is_some() {
+            let _ = answer(&lease(), &sent, true);
+        }
+    }
 }
 
 #[test]
@@ -251,8 +314,9 @@ fn what_is_not_answered_has_a_reason() {
 #[test]
 fn the_longest_reply_fits_the_smallest_mtu() {
     let own = (0..20).map(|n| (Ipv6Addr::new(0xfd00, 0, 0, 0, 0, 0, 0, n), 64)).collect();
-    let lease = Ipv6Lease { addresses: own, dns: vec![OWN; 20], ..lease() };
-    let mut options = vec![(1, vec![7; 130]), wants(&[23]), ia(option::IA_NA, 0, &[ELSEWHERE; MOST_NAMED])];
+    let domain = Some(["d"; 127].join("."));
+    let lease = Ipv6Lease { addresses: own, dns: vec![OWN; 20], domain, ..lease() };
+    let mut options = vec![(1, vec![7; 130]), wants(&[23, 24]), ia(option::IA_NA, 0, &[ELSEWHERE; MOST_NAMED])];
     options.extend((1..8).map(|id| ia(option::IA_NA, id, &[])));
     let reply = answer(&lease, &message(6, &options), true).unwrap();
     assert!((900..=MOST_LEN).contains(&reply.len()), "{}", reply.len());

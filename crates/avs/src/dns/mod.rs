@@ -102,7 +102,7 @@ pub(crate) fn answer(names: &Names, message: &[u8], limit: usize) -> Result<Vec<
 }
 
 /// A name as it is in messages, in lower case; `None`: it is too long, or has an empty label.
-fn wire(name: &str) -> Option<Vec<u8>> {
+pub(crate) fn wire(name: &str) -> Option<Vec<u8>> {
     let mut wire = Vec::with_capacity(name.len() + 2);
     for label in name.split('.') {
         let len = u8::try_from(label.len()).ok().filter(|len| (1..=LONGEST_LABEL).contains(&usize::from(*len)))?;

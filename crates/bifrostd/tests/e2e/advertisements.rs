@@ -62,9 +62,9 @@ fn dhclient(net: &Net, directory: &Path, more: &[&str]) -> std::process::Command
     command
 }
 
-/// One lab: building one takes a second.
-fn guests_find_their_router_and_addresses(workers: usize) {
-    let more = "gateway = [\"fd00::fe\"]\ndhcp = true\ndns = [\"fd00::53\", \"fd00::54\"]\ndhcp_lease_s = 600\nra_interval_s = 4\n";
+/// One lab: building one takes a second. `names`: settings of DNS; then what the client says of servers and of the domain.
+fn guests_find_their_router_and_addresses(workers: usize, (names, servers, domain): (&str, &str, &str)) {
+    let more = format!("gateway = [\"fd00::fe\"]\ndhcp = true\ndhcp_lease_s = 600\nra_interval_s = 4\n{names}\n");
     let vpcs = format!("{}{more}{}", vpc(100, "tcp", "flow"), vpc(200, "tcp", "flow"));
     let mut lab = Lab::new(Options { workers, vpcs, ..Options::default() });
     lab.add(0, Guest::new("a", 1, &["fd00::1/64"]).mtu(1400));
@@ -99,7 +99,7 @@ fn guests_find_their_router_and_addresses(workers: usize) {
     let text = std::fs::read_to_string(&told).unwrap();
     let value = |name: &str| text.lines().find_map(|line| line.strip_prefix(&format!("{name}="))).unwrap_or_default();
     assert_eq!(value("new_ip6_address"), "fd00::1", "{text}");
-    assert_eq!(value("new_dhcp6_name_servers"), "fd00::53 fd00::54", "{text}");
+    assert_eq!((value("new_dhcp6_name_servers"), value("new_dhcp6_domain_search")), (servers, domain), "{text}");
     assert_eq!((value("new_max_life"), value("new_preferred_life")), ("600", "600"), "{text}");
     // What it was told works: to a guest of this host and of the other, both behind the router.
     assert_eq!(ping(a, "fd00:9::3", 2, 100), 2);
@@ -132,10 +132,11 @@ fn guests_find_their_router_and_addresses(workers: usize) {
 
 #[test]
 fn guests_find_their_router() {
-    guests_find_their_router_and_addresses(1);
+    guests_find_their_router_and_addresses(1, ("dns = [\"fd00::53\", \"fd00::54\"]", "fd00::53 fd00::54", ""));
 }
 
 #[test]
 fn guests_find_their_router_with_two_workers() {
-    guests_find_their_router_and_addresses(2);
+    // The gateway is the DNS server of a network that has names and no other.
+    guests_find_their_router_and_addresses(2, ("domain = \"vpc1.internal\"", "fd00::fe", "vpc1.internal."));
 }

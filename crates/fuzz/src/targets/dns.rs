@@ -85,11 +85,7 @@ fn frame(input: &mut Input<'_>) -> (Vec<u8>, Vec<u8>) {
     let len = (udp::HEADER_LEN + message.len()) as u16;
     let udp = udp::Header { source_port: input.pick(&[53, 5000]), destination_port: 53, len, checksum: 0 };
     let (ethertype, ip) = if input.chance(128) {
-        let (payload_len, next_header) = (len, UDP);
-        let [source, destination] = V6;
-        let (traffic_class, flow_label, hop_limit) = (0, 0, 64);
-        let ip = ipv6::Header { traffic_class, flow_label, payload_len, next_header, hop_limit, source, destination };
-        (ethernet::ethertype::IPV6, ip.emit().to_vec())
+        (ethernet::ethertype::IPV6, ipv6::Header::new(V6[0], V6[1], UDP, len).emit().to_vec())
     } else {
         (ethernet::ethertype::IPV4, ipv4::Header::new(V4[0], V4[1], UDP, len).emit().to_vec())
     };

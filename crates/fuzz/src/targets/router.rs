@@ -64,6 +64,7 @@ fn tables(input: &mut Input<'_>) -> Tables {
         port: PortId(0),
         addresses: addresses.collect(),
         dns: vec![address(0, 53); input.below(Lease::MAX_DNS + 2)],
+        domain: input.chance(128).then(|| "d".repeat(input.below(80))),
         mtu: input.pick(&[1500, 1280, 1279, 0, 65_535]),
         seconds: input.pick(&[3600, 60, 0, u32::MAX]),
         interval_s: input.pick(&[600, 4, 1800]),
@@ -184,13 +185,8 @@ fn frame(input: &mut Input<'_>) -> Vec<u8> {
     let fragment = [protocol, 0, 0, input.pick(&[0, 1, 8]), 0, 0, 0, 7];
     let payload = if next_header == 44 { [&fragment[..], &payload].concat() } else { payload };
     let ip = ipv6::Header {
-        traffic_class: 0,
-        flow_label: 0,
-        payload_len: payload.len() as u16,
-        next_header,
         hop_limit: input.pick(&[255, 255, 255, 64]),
-        source,
-        destination,
+        ..ipv6::Header::new(source, destination, next_header, payload.len() as u16)
     };
     let mut all =
         [&ethernet::Header::new(to, mac(1), ethernet::ethertype::IPV6).emit()[..], &ip.emit(), &payload].concat();
@@ -230,7 +226,7 @@ fn request(input: &mut Input<'_>) -> Vec<u8> {
                 }
                 put(&mut message, kind, &data);
             }
-            5 => put(&mut message, 6, &[0, 23, 0, 32]),
+            5 => put(&mut message, 6, &[0, 23, 0, 24, 0, 32]),
             6 => put(&mut message, 14, &[]),
             _ => {
                 let (kind, len) = (u16::from(input.u8() % 40), input.below(140));
