@@ -243,7 +243,7 @@ impl<P: GuestPort> Core<P> {
     /// The switch's own answer to the sender of a packet from `peer`, of the given flow.
     #[cold]
     pub(crate) fn send_answer<const SEEN: bool>(&mut self, peer: u16, vni: Vni, flow: u32) {
-        let Some((path, lane, moved)) = self.peers.plain_lane(peer, flow, &self.engine, self.now) else { return };
+        let Some((path, lane, moved)) = self.peers.plain_lane(peer, flow, &mut self.engine, self.now) else { return };
         self.counters.on_plain_path(moved);
         let answer = self.switch.answer();
         self.batch.push(lane, NOT_ECT, |buffer| {
@@ -292,7 +292,7 @@ impl<P: GuestPort> Core<P> {
         let vni = Vni::new(vni)?;
         let port = self.ports.get(usize::from(owner))?.as_ref()?;
         let held = port.held.get(handle as usize)?.as_ref()?;
-        let (path, lane, moved) = self.peers.plain_lane(peer, held.flow, &self.engine, self.now)?;
+        let (path, lane, moved) = self.peers.plain_lane(peer, held.flow, &mut self.engine, self.now)?;
         self.counters.on_plain_path(moved);
         let ecn = ecn::outer_of_plain(held.ecn);
         self.batch.push(lane, ecn, |buffer| {

@@ -211,10 +211,13 @@ impl Peers {
         &mut self,
         id: u16,
         flow: u32,
-        engine: &Engine,
+        engine: &mut Engine,
         now: Time,
     ) -> Option<(u8, LaneId, Option<Move>)> {
         let peer = self.by_id.get_mut(usize::from(id))?.as_mut()?;
+        if let Some(peer) = peer.engine {
+            engine.note_plain(now, peer);
+        }
         let choice = peer.plain.choose(flow, peer.good(engine), now.0);
         Some((choice.path, peer.vxlan[usize::from(choice.path)], choice.moved))
     }

@@ -315,8 +315,8 @@ pub(crate) struct LossState {
     pub(crate) last_progress: Time,
     /// When the peer was last heard, or last given a reason to answer: silence is counted from here.
     pub(crate) heard: Time,
-    /// A tail probe is out since the last acknowledgement.
-    pub(crate) probed: bool,
+    /// Tail probes since the last acknowledgement.
+    pub(crate) probes: u8,
     /// When the last tail probe left.
     pub(crate) probed_at: Time,
     /// When the next loss can be found by time.
@@ -354,7 +354,7 @@ impl Default for LossState {
             newest_acked: None,
             last_progress: Time(0),
             heard: Time(0),
-            probed: false,
+            probes: 0,
             probed_at: Time(0),
             deadline: Time::NEVER,
             patience_ns: 0,

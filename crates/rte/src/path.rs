@@ -22,6 +22,8 @@ pub(crate) enum Trust {
     Silent,
     /// Suspect, and the latest probe has returned.
     Answers,
+    /// Not suspect yet, but the answer to what left on it is overdue.
+    Quiet,
     /// In use.
     Usable,
 }
@@ -100,9 +102,15 @@ pub(crate) struct Path {
     pub(crate) last_sent: Time,
     pub(crate) last_arrival: Time,
     pub(crate) pace_until: Time,
+    /// Usable, and no answer is overdue: what is sent first may take it.
+    pub(crate) is_open: bool,
+    /// There is something that an arrival ends: losses in a row, or an answer that is waited for.
+    is_troubled: bool,
+    /// When the first packet left that has not been answered in time, or that asks for an answer because others have not.
+    asked: Option<Tick>,
     losses_in_a_row: u16,
     /// When the first packet left that was lost since the last arrival, whether the path is to blame or not.
-    pub(crate) lost_since: Option<Tick>,
+    lost_since: Option<Tick>,
     /// It was left for its queue.
     pub(crate) is_left: bool,
     /// When the loss rate last rose.
@@ -141,6 +149,9 @@ impl Path {
             last_sent: Time(0),
             last_arrival: Time(0),
             pace_until: Time(0),
+            is_open: true,
+            is_troubled: false,
+            asked: None,
             losses_in_a_row: 0,
             lost_since: None,
             is_left: false,
@@ -323,9 +334,69 @@ impl Path {
     /// `packets` that were sent once on this path have arrived.
     pub(crate) fn on_arrivals(&mut self, now: Time, packets: u16) {
         self.last_arrival = now;
-        self.losses_in_a_row = 0;
-        self.lost_since = None;
+        if self.is_troubled {
+            self.end_trouble();
+        }
         self.loss *= (1.0 - LOSS_WEIGHT).powi(i32::from(packets));
+    }
+
+    #[cold]
+    fn end_trouble(&mut self) {
+        self.is_troubled = false;
+        self.is_open = self.state == PathState::Usable;
+        (self.asked, self.lost_since, self.losses_in_a_row) = (None, None, 0);
+    }
+
+    /// A packet that left at `sent` is known to have arrived on this path, though the ACK tells no more of it.
+    #[cold]
+    pub(crate) fn hear(&mut self, now: Time, sent: Tick) {
+        self.last_arrival = now;
+        if self.asked.is_some_and(|asked| sent.since(asked) >= 0) {
+            self.asked = None;
+            self.is_open = self.state == PathState::Usable;
+        }
+    }
+
+    /// A packet leaves that asks for an answer, because others are overdue.
+    pub(crate) fn ask(&mut self, now: Time) {
+        self.is_troubled = true;
+        self.asked.get_or_insert(now.tick());
+    }
+
+    /// Whether something has arrived that was acknowledged since `sent`, or lately: a path with nothing under way is silent, and has no queue.
+    pub(crate) fn is_heard(&self, now: Time, sent: Time) -> bool {
+        self.last_arrival >= sent || now.since(self.last_arrival) < SILENCE_MIN_NS
+    }
+
+    /// Whether an answer has been asked for, and has not come.
+    pub(crate) fn is_asked(&self) -> bool {
+        self.asked.is_some()
+    }
+
+    /// Whether the answer to what was asked for is overdue after `wait_ns`.
+    pub(crate) fn is_overdue(&self, now: Time, wait_ns: u64) -> bool {
+        self.asked.is_some_and(|asked| now.tick().since(asked) >= wait_ns as i64)
+    }
+
+    /// The answer to a packet that left `sent_ago_ns` ago is overdue: the path carries nothing new until it is heard again. Returns
+    /// whether that is news. Not so if something has arrived that was acknowledged since: then the packet alone is lost.
+    pub(crate) fn close(&mut self, now: Time, sent_ago_ns: u64) -> bool {
+        if now.since(self.last_arrival) < sent_ago_ns {
+            return false;
+        }
+        self.is_troubled = true;
+        self.asked.get_or_insert(Time(now.0.saturating_sub(sent_ago_ns)).tick());
+        let is_news = std::mem::replace(&mut self.is_open, false);
+        if is_news {
+            self.next_probe = now;
+        }
+        is_news
+    }
+
+    /// When the first packet left that was lost since the last arrival, given that one was lost that left at `sent`.
+    pub(crate) fn lost_since(&mut self, sent: Tick) -> Tick {
+        self.is_troubled = true;
+        *self.lost_since.get_or_insert(sent)
     }
 
     /// A packet was lost on this path, and not by its queue; `overtaken`: one that left later has arrived. Returns whether the path
@@ -344,6 +415,7 @@ impl Path {
                 self.losses_since = now;
             }
             self.losses_in_a_row = self.losses_in_a_row.saturating_add(1);
+            self.is_troubled = true;
         }
         // One burst may be late as a whole; a dead path goes on losing.
         let lasting = now.since(self.losses_since) >= self.total.smoothed_ns().max(200 * US);
@@ -356,6 +428,7 @@ impl Path {
             return false;
         }
         self.state = PathState::Suspect;
+        self.is_open = false;
         self.clean_probes = 0;
         self.probe = None;
         self.next_probe = now;
@@ -365,7 +438,8 @@ impl Path {
     /// How far the path is to be trusted.
     pub(crate) fn trust(&self) -> Trust {
         match self.state {
-            PathState::Usable => Trust::Usable,
+            PathState::Usable if self.is_open => Trust::Usable,
+            PathState::Usable => Trust::Quiet,
             PathState::Suspect if self.clean_probes > 0 => Trust::Answers,
             PathState::Suspect => Trust::Silent,
         }
@@ -415,9 +489,9 @@ impl Path {
             return false;
         }
         self.state = PathState::Usable;
+        self.is_open = true;
         self.congestion(|cc| cc.restart());
         self.loss = self.loss.min(SUSPECT_LOSS / 2.0);
-        self.losses_in_a_row = 0;
         self.clean_needed = (self.clean_needed * 2).min(CLEAN_PROBES_MAX);
         true
     }
@@ -430,6 +504,11 @@ impl Path {
         self.clean_probes = 0;
         self.loss += (1.0 - self.loss) * PROBE_LOSS_WEIGHT;
         self.losses_in_a_row = self.losses_in_a_row.saturating_add(1);
+        self.is_troubled = true;
+        if self.state == PathState::Usable {
+            self.is_open = false;
+            self.next_probe = self.next_probe.min(now.after(SUSPECT_PROBE_NS));
+        }
         self.losses_in_a_row >= SUSPECT_LOSSES && self.suspect(now)
     }
 

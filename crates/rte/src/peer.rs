@@ -3,6 +3,7 @@
 //! Paths belong to the pair of hosts, not to a connection: all connections to a peer share what is known of its paths,
 //! so a new connection starts informed and an idle one costs no probes.
 
+use std::cmp::Reverse;
 use std::collections::VecDeque;
 use std::sync::Arc;
 
@@ -199,21 +200,34 @@ impl Peer {
         self.update_rtt();
     }
 
-    /// A path other than `not`, for what was lost on `not`: a selected one with room and little in flight; if there is none, the
-    /// usable or else the suspect one from which something arrived last. `not` itself only if no other may be chosen.
-    pub(crate) fn other_than(&self, now: Time, not: PathId) -> PathId {
-        let selected = self.selected().iter().copied().filter(|p| *p != not);
-        let load = |p: &PathId| (!self.paths[p.index()].has_room(now), self.paths[p.index()].in_flight);
-        let selected = selected.min_by_key(load);
-        let others = || {
-            let others = self.choosable().filter(|i| *i != not.index());
-            let best = others.max_by_key(|i| {
-                let path = &self.paths[*i];
-                (path.state == PathState::Usable, path.last_arrival)
-            });
-            best.map(|i| PathId::masked(i as u8))
+    /// A path that is none of `not` (bit i is path i), for a packet that left at `sent` and was lost: one that delivers, as far as is
+    /// known; of those one that is sprayed over, and has delivered since `sent` or lately, and then one with room and little in flight. One
+    /// of `not` if these alone deliver, or no other may be chosen. Where none is known to deliver, the usable come before the suspect, and
+    /// those that have not been asked before those that have.
+    pub(crate) fn other_than(&self, now: Time, not: u8, sent: Time) -> PathId {
+        let rank = |i: &usize| {
+            let path = &self.paths[*i];
+            let is_selected = self.selected().iter().any(|p| p.index() == *i);
+            let known = (!path.is_open, not >> i & 1 == 1, path.state == PathState::Suspect, path.is_asked());
+            let is_heard = path.is_heard(now, sent);
+            (known, !is_selected, !is_heard, !path.has_room(now), path.in_flight, Reverse(path.last_arrival))
         };
-        selected.or_else(others).unwrap_or(not)
+        self.choosable().min_by_key(rank).map_or(PathId::default(), |i| PathId::masked(i as u8))
+    }
+
+    /// Whether a path may be chosen that is not suspect, and from which no answer is waited for.
+    pub(crate) fn has_unasked(&self) -> bool {
+        self.choosable().any(|i| self.paths[i].is_open && !self.paths[i].is_asked())
+    }
+
+    /// Closes the paths that have been asked for an answer and have not given it in `wait_ns`. Returns whether there are any.
+    pub(crate) fn close_overdue(&mut self, now: Time, wait_ns: u64) -> bool {
+        let mut is_news = false;
+        for path in self.paths.iter_mut().filter(|path| path.is_open && path.is_overdue(now, wait_ns)) {
+            (path.is_open, path.next_probe) = (false, now);
+            is_news = true;
+        }
+        is_news
     }
 
     /// Traffic of connection `index` keeps the paths under observation; `leads`: probes may travel on it. Returns whether
@@ -252,9 +266,15 @@ impl Peer {
         let totals = self.selected().iter().map(|p| &self.paths[p.index()].total);
         self.rtt = totals.filter(|r| r.is_known()).map(|r| (r.smoothed_ns(), r.variance_ns())).max();
         let fabrics = self.selected().iter().map(|p| &self.paths[p.index()].fabric).filter(|r| r.is_known());
-        let answer = |r: &Rtt| r.smoothed_ns() + (r.smoothed_ns() / 2).max(4 * r.variance_ns()).max(20 * US);
-        self.answer_ns = fabrics.map(answer).max();
+        self.answer_ns = fabrics.map(answer_ns).max();
         self.update_timing();
+    }
+
+    /// Time until the fastest path would have answered a packet that asks for an ACK at once, ns.
+    #[cold]
+    pub(crate) fn quickest_answer_ns(&self) -> u64 {
+        let known = self.choosable().map(|i| &self.paths[i].fabric).filter(|fabric| fabric.is_known());
+        known.map(answer_ns).min().unwrap_or(u64::MAX)
     }
 
     /// The longest that it holds ACKs back, as it said, ns.
@@ -287,6 +307,12 @@ impl Peer {
             None => Timing::unknown(self.limits),
         };
     }
+}
+
+/// Time until the ACK of a packet that asks for it at once, on a path with this fabric delay.
+#[inline(always)]
+fn answer_ns(fabric: &Rtt) -> u64 {
+    fabric.smoothed_ns() + (fabric.smoothed_ns() / 2).max(4 * fabric.variance_ns()).max(20 * US)
 }
 
 /// How long the longest hold of an ACK is remembered, at least; at most twice as long.
@@ -350,7 +376,7 @@ impl Spray {
     ) -> Option<(PathId, u16)> {
         if self.left > 0 {
             let path = &peer.paths[self.path.index()];
-            if path.state == PathState::Usable && path.fits(packets) {
+            if path.is_open && path.fits(packets) {
                 self.left = self.left.saturating_sub(packets);
                 return Some((self.path, packets));
             }
@@ -364,7 +390,7 @@ impl Spray {
             // What is left of the path's room is too small for all.
             let path = &peer.paths[self.path.index()];
             let room = path.room(now);
-            if path.state == PathState::Usable && room > 0 {
+            if path.is_open && room > 0 {
                 let taken = u32::from(packets).min(room) as u16;
                 self.left = self.left.saturating_sub(taken);
                 return Some((self.path, taken));

@@ -95,6 +95,33 @@ fn requests_go_on_at_once_after_an_outage() {
     }
 }
 
+/// A bulk flow fills the queues of four paths, and requests follow it. Then three of the paths die together: what round-trip times were in
+/// the bulk flow, and which of the dead paths the transport tries first, holds no request up.
+#[test]
+fn paths_that_die_after_a_bulk_flow_hold_nothing_up() {
+    let mut longest_ms = 0.0f64;
+    for survivor in 0..4 {
+        for after_us in [300, 1_100, 5_300, 20_700] {
+            let mut text = "duration = \"20s\"\n[topology]\nkind = \"parallel\"\nhosts = 2\npaths = 4\n\
+                link = { rate = \"1Gbit/s\", delay = \"20us\" }\n[[guests]]\nvni = 100\nper_host = 1\n\
+                [[workloads]]\nkind = \"bulk\"\nfrom = [0]\nto = [1]\nconnections = 4\nbytes = \"8MB\"\n\
+                [[workloads]]\nkind = \"request\"\nfrom = [0]\nto = [1]\nstart = \"150ms\"\ncount = 2_000\n"
+                .to_owned();
+            for path in (0..4).filter(|path| *path != survivor) {
+                let at_us = 150_000 + after_us;
+                text += &format!("[[faults]]\nat = \"{at_us}us\"\nlinks = \"*/{path}\"\nset = {{ down = true }}\n");
+            }
+            let scenario = Scenario::parse("text", &text).expect("scenario");
+            let world = run(&scenario, 1);
+            let report = Report::of(&world);
+            let what = format!("path {survivor} lives, the others for {after_us} us");
+            assert!(world.violations.is_empty() && report.done, "{what}:\n{report}");
+            longest_ms = longest_ms.max(report.workloads[1].latency.max_us / 1e3);
+        }
+    }
+    assert!((1.0..10.0).contains(&longest_ms), "{longest_ms} ms");
+}
+
 #[derive(Clone, Default)]
 struct Shared(Rc<RefCell<Vec<u8>>>);
 

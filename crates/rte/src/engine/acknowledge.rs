@@ -167,7 +167,7 @@ impl Engine {
                         self.counters.spurious_packets += 1;
                         peer.paths[ack.path.index()].congestion(|cc| cc.on_spurious(now));
                         // A probe that left because an ACK was lost was not hasty.
-                        if named || !loss.probed {
+                        if named || loss.probes == 0 {
                             loss.be_patient(now, rtt);
                         }
                     }
@@ -179,6 +179,10 @@ impl Engine {
                 let owner = if every_64th && mutated!(self.config, WrongOwner) { !*owner } else { *owner };
                 out.release.push((owner, before.handle));
             }
+        }
+        if progress.by_path[ack.path.index()] == 0 {
+            // A packet that was sent again has arrived, or a copy, on a path of its own.
+            peer.paths[ack.path.index()].hear(now, ack.echo);
         }
         if progress.total == 0 {
             return progress;
@@ -194,7 +198,7 @@ impl Engine {
         send.advance(&mut self.send_pool);
         loss.last_progress = now;
         loss.heard = now;
-        loss.probed = false;
+        loss.probes = 0;
         progress
     }
 

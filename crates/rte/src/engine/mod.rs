@@ -495,6 +495,17 @@ impl Engine {
         }
     }
 
+    /// A packet leaves for a peer past the engine, as plain VXLAN: its paths are observed as long as some do, by a connection with it if
+    /// there is one.
+    #[inline]
+    pub fn note_plain(&mut self, now: Time, peer: PeerId) {
+        if let Some(of_peer) = self.peers.get_mut(usize::from(peer.0)).and_then(Option::as_mut)
+            && of_peer.touch(now, 0, false)
+        {
+            self.timers.push(now.after(MS), Key::Peer(peer.0));
+        }
+    }
+
     /// The connection of `pair` whose other end is worker `worker` of the peer (or is not known yet).
     fn of_pair(&self, pair: &Pair, worker: u8) -> Option<u32> {
         let mut at = self.by_pair.get(pair).copied();

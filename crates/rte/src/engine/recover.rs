@@ -14,6 +14,7 @@ use crate::config::MAX_RTOS;
 use crate::conn::{Active, Conn, LossState, Skip, State};
 use crate::mutation::mutated;
 use crate::output::{Control, ControlOut, DataOut, Output, PlainOut};
+use crate::path::Trust;
 use crate::peer::Peer;
 use crate::send_window::{Record, Resend};
 use crate::timing::Timing;
@@ -21,6 +22,8 @@ use bifrost_transport::time::{MS, Time, US};
 
 /// Packets that one expiry of the RTO sends again.
 const TIMEOUT_BURST: usize = 8;
+/// Tail probes without an acknowledgement between.
+const TAIL_PROBES: u8 = 4;
 
 impl Engine {
     /// Looks for losses by rules (a) and (b) and sends them again.
@@ -35,7 +38,10 @@ impl Engine {
         while let Some((path, psn, record, why)) = self.find_loss(now, index, first, timing) {
             match why {
                 Why::SamePath => self.counters.lost_same_path_packets += 1,
-                Why::Time => self.counters.lost_by_time_packets += 1,
+                Why::Time => {
+                    self.counters.lost_by_time_packets += 1;
+                    self.close_late(now, index, timing, out);
+                }
                 Why::Timeout => {}
             }
             if !self.postpone(now, index, psn, &record) {
@@ -63,6 +69,7 @@ impl Engine {
                 let Some((psn, record)) = self.most_overdue(now, index, timing) else { break };
                 expired = true;
                 self.counters.timeout_packets += 1;
+                self.close(now, index, psn, &record, timing, out);
                 self.blame(now, index, psn, &record, Why::Timeout);
                 // RTO, 2 RTO, 4 RTO: what was waited altogether.
                 let altogether = timing.rto.saturating_mul((2 << record.rtos()) - 1);
@@ -119,7 +126,7 @@ impl Engine {
             }
             return;
         }
-        let Some(timing) = self.timing(now, index) else { return };
+        let Some(mut timing) = self.timing(now, index) else { return };
         let Some(conn) = self.conns[index as usize].as_mut() else { return };
         let Some(active) = conn.active.as_mut() else { return };
         let mut at = Time::NEVER;
@@ -127,6 +134,10 @@ impl Engine {
         if active.send.outstanding() > 0 {
             let soon = now.after(US);
             let may_expire = active.loss.heard.after(timing.rto).max(soon);
+            let mut asks = true;
+            if active.loss.probes > 0 {
+                (asks, timing.tail_probe) = (may_ask_again(active, peer), timing.after_probe(peer));
+            }
             let may_probe = timing.may_probe(&active.loss).max(soon);
             for path in PathId::all() {
                 let Some((_, record)) = active.send.oldest_on(&self.send_pool, path) else { continue };
@@ -134,7 +145,7 @@ impl Engine {
                 at = at.min(now.after((timing.rto << record.rtos()).saturating_sub(waited)).max(may_expire));
                 if active.loss.newest_acked.is_some_and(|t| t.since(record.sent) > 0) {
                     at = at.min(now.after(timing.rack_on(peer, path).saturating_sub(waited)).max(soon));
-                } else if !active.loss.probed {
+                } else if asks {
                     at = at.min(now.after(timing.overdue(&record).saturating_sub(waited)).max(may_probe));
                 }
             }
@@ -232,7 +243,7 @@ impl Engine {
         // Time alone proves nothing against a path: the peer may be asleep, or slow to look at what has come. If others
         // have delivered what left a good while after this path began to lose, or a later packet of this very path has
         // arrived, it does. Else a probe will tell.
-        let first = *path.lost_since.get_or_insert(record.sent);
+        let first = path.lost_since(record.sent);
         let newest = active.loss.newest_acked.map_or(0, |t| t.since(first));
         let proven = why == Why::SamePath || newest >= (rtt as i64).max(200 * US as i64);
         if !proven {
@@ -247,12 +258,66 @@ impl Engine {
         false
     }
 
+    /// The answer to a packet is overdue. Its path carries nothing new until it is heard again, and a probe asks it; so it is with paths
+    /// that were asked before and have not answered. Not so if the peer has received the packet and not taken it.
+    fn close(&mut self, now: Time, index: u32, psn: Psn, record: &Record, timing: Timing, out: &mut Output) {
+        let Some(conn) = self.conns[index as usize].as_ref() else { return };
+        let in_flight = |a: &Active| a.room == u16::MAX && a.send.is_in_flight(&self.send_pool, psn);
+        if !conn.active.as_deref().is_some_and(in_flight) {
+            return;
+        }
+        let Some(peer) = self.peers[usize::from(conn.peer.0)].as_mut() else { return };
+        let is_news = peer.paths[record.path().index()].close(now, age(now, record));
+        if peer.close_overdue(now, timing.tail_probe - timing.hold) || is_news {
+            peer.select(&self.config, now);
+        }
+        self.probe_closed(now, index, out);
+    }
+
+    /// Closes the paths whose oldest packet is late while others have arrived that left after it.
+    #[cold]
+    fn close_late(&mut self, now: Time, index: u32, timing: Timing, out: &mut Output) {
+        let Some(conn) = self.conns[index as usize].as_ref() else { return };
+        let Some(active) = conn.active.as_deref().filter(|a| a.room == u16::MAX) else { return };
+        let Some(peer) = self.peers[usize::from(conn.peer.0)].as_mut() else { return };
+        let Some(newest) = active.loss.newest_acked else { return };
+        let mut is_news = false;
+        for path in PathId::all().take(peer.paths.len()) {
+            let Some((psn, record)) = active.send.oldest_on(&self.send_pool, path) else { continue };
+            let late = newest.since(record.sent) > 0 && age(now, &record) >= timing.rack_on(peer, path);
+            if late && active.send.is_in_flight(&self.send_pool, psn) {
+                is_news |= peer.paths[path.index()].close(now, age(now, &record));
+            }
+        }
+        if is_news {
+            peer.select(&self.config, now);
+        }
+        self.probe_closed(now, index, out);
+    }
+
+    /// Asks the paths that have just been closed.
+    fn probe_closed(&mut self, now: Time, index: u32, out: &mut Output) {
+        let Some(conn) = self.conns[index as usize].as_ref() else { return };
+        let Some(peer) = self.peers[usize::from(conn.peer.0)].as_mut() else { return };
+        for (i, path) in peer.paths.iter_mut().enumerate() {
+            if path.trust() == Trust::Quiet && path.probe.is_none() && now >= path.next_probe {
+                self.counters.probes_sent_packets += 1;
+                Self::probe(now, conn, path, PathId::masked(i as u8), self.config.probe_interval_ns, out);
+            }
+        }
+    }
+
     /// Rule (c): nothing that left later has arrived, and the answer to the oldest packet is overdue. It goes out again and
-    /// asks for an ACK, which by rule (b) shows what else is missing.
-    fn tail_probe(&mut self, now: Time, index: u32, timing: Timing, out: &mut Output) {
+    /// asks for an ACK, which by rule (b) shows what else is missing. Where that is not answered either, it goes out on paths that have
+    /// not been asked yet, until all have.
+    fn tail_probe(&mut self, now: Time, index: u32, mut timing: Timing, out: &mut Output) {
         let Some(conn) = self.conns[index as usize].as_mut() else { return };
         let Some(active) = conn.active.as_mut() else { return };
-        if active.loss.probed || now < timing.may_probe(&active.loss) {
+        let Some(peer) = self.peers[usize::from(conn.peer.0)].as_ref() else { return };
+        if active.loss.probes > 0 {
+            timing.tail_probe = timing.after_probe(peer);
+        }
+        if active.loss.probes > 0 && !may_ask_again(active, peer) || now < timing.may_probe(&active.loss) {
             return;
         }
         let overdue = |(_, record): &(Psn, Record)| {
@@ -262,11 +327,12 @@ impl Engine {
         let lowest = active.send.lowest(&self.send_pool).filter(overdue);
         let heads = || PathId::all().filter_map(|path| active.send.oldest_on(&self.send_pool, path));
         let oldest = || heads().filter(overdue).max_by_key(|(_, record)| age(now, record));
-        let Some((psn, _)) = lowest.or_else(oldest) else { return };
-        active.loss.probed = true;
+        let Some((psn, record)) = lowest.or_else(oldest) else { return };
+        active.loss.probes += 1;
         active.loss.probed_at = now;
         active.loss.heard = now;
         self.counters.tail_probe_packets += 1;
+        self.close(now, index, psn, &record, timing, out);
         self.resend(now, index, psn, Again::Probe, out);
     }
 
@@ -384,6 +450,12 @@ impl Timing {
         }
     }
 
+    /// Age at which an answer is overdue when a tail probe is out, ns: what it asked may be dead, and what is known of such paths old.
+    #[cold]
+    fn after_probe(&self, peer: &Peer) -> u64 {
+        self.tail_probe.min(self.hold.saturating_add(peer.quickest_answer_ns()))
+    }
+
     /// Age at which a packet's answer is overdue, ns.
     fn overdue(&self, record: &Record) -> u64 {
         if record.is_retransmitted() { self.tail_probe - self.hold } else { self.tail_probe }
@@ -394,6 +466,13 @@ impl Timing {
     fn may_probe(&self, loss: &LossState) -> Time {
         loss.last_progress.after(self.hold).max(loss.probed_at.after(self.tail_probe - self.hold))
     }
+}
+
+/// Whether a further tail probe may leave without an acknowledgement between: one that asks further paths.
+#[cold]
+fn may_ask_again(active: &Active, peer: &Peer) -> bool {
+    let is_left = active.loss.probes < TAIL_PROBES && active.room == u16::MAX && active.send.landed() == 0;
+    is_left && peer.has_unasked()
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -297,7 +297,8 @@ impl Engine {
         let Some(peer) = self.peers[usize::from(peer_id.0)].as_mut() else { return };
         let Some(before) = active.send.record(&self.send_pool, psn) else { return };
         let in_flight = active.send.is_in_flight(&self.send_pool, psn);
-        let path = peer.other_than(now, before.path());
+        let left = Time(now.0.saturating_sub(now.tick().since(before.sent).max(0) as u64));
+        let path = peer.other_than(now, 1 << before.path().get(), left);
         // It goes out on two paths at once, where congestion control would not rather have less: waiting for it once more
         // costs more than the few copies. What is late already goes out so in any case; and when two paths have not
         // helped, on all.
@@ -310,13 +311,17 @@ impl Engine {
             let others = peer.selected().iter().filter(|other| **other != path);
             others.zip(&mut copies).for_each(|(other, copy)| *copy = Some(*other));
         } else {
-            copies[0] = second_path(peer, now, path).filter(|second| late || peer.paths[second.index()].has_room(now));
+            let second = peer.other_than(now, 1 << path.get(), left);
+            copies[0] = (second != path && (late || peer.paths[second.index()].has_room(now))).then_some(second);
         }
         let why = crate::send_window::Resend { timeout, copied: copies[0].is_some(), postponed: false };
         let tick = now.tick();
         active.send.resend(&mut self.send_pool, psn, path, tick, why);
         peer.paths[before.path().index()].on_done(u32::from(in_flight));
         peer.paths[path.index()].on_sent(now, 1);
+        if late && in_flight && active.room == u16::MAX {
+            copies.into_iter().flatten().chain([path]).for_each(|asked| peer.paths[asked.index()].ask(now));
+        }
         let header = DataHeader {
             version: conn.version,
             cc: peer.paths[path.index()].wire_type(),
@@ -371,9 +376,4 @@ pub(super) enum Again {
     Timeout,
     /// The same, of a packet that the peer has received and not taken, and the next one is not to be longer.
     Refused,
-}
-
-fn second_path(peer: &crate::peer::Peer, now: Time, first: PathId) -> Option<PathId> {
-    let second = peer.other_than(now, first);
-    (second != first).then_some(second)
 }

@@ -4,10 +4,11 @@ use bifrost_wire::bifrost::{AckHeader, PathId, Psn};
 
 use super::Engine;
 use super::mend::NOBODY;
-use crate::conn::State;
+use crate::conn::{Conn, State};
 use crate::deadline::Key;
 use crate::output::{Control, ControlOut, Output, PeerId};
-use crate::path::PathState;
+use crate::path::Path;
+use crate::peer::Peer;
 use bifrost_transport::time::{MS, S, Time};
 
 /// A peer without traffic for so long is not probed.
@@ -84,8 +85,11 @@ impl Engine {
         }
         let quiet = conn.active.as_ref().is_none_or(|a| a.is_quiet());
         let idle = now.since(conn.last_activity);
-        // Quiet or not: a peer that died leaves gaps behind which packets wait, and SKIPs that nobody answers.
-        if idle >= self.config.idle_reap_ns {
+        // What carries the probes of a peer stays as long as plain VXLAN goes there.
+        let probes = |p: &Peer| p.probe_conn == Some(index) && now.since(p.last_active) < self.config.idle_reap_ns;
+        let is_needed = quiet && self.peers[usize::from(conn.peer.0)].as_ref().is_some_and(probes);
+        // Else quiet or not: a peer that died leaves gaps behind which packets wait, and SKIPs that nobody answers.
+        if idle >= self.config.idle_reap_ns && !is_needed {
             self.counters.reaped_connections += 1;
             self.remove(index, out);
             return;
@@ -94,7 +98,8 @@ impl Engine {
         let next = if conn.active.is_some() && !shrink {
             now.after(self.config.idle_shrink_ns)
         } else {
-            conn.last_activity.after(self.config.idle_reap_ns).max(now.after(MS))
+            let soonest = if is_needed { self.config.idle_shrink_ns } else { MS };
+            conn.last_activity.after(self.config.idle_reap_ns).max(now.after(soonest))
         };
         if shrink {
             self.deactivate(index);
@@ -122,6 +127,7 @@ impl Engine {
             self.timers.push(now.after(PROBE_TICK_NS), Key::Peer(id));
             return;
         };
+        let interval = self.config.probe_interval_ns;
         let mut changed = false;
         let last_arrival = peer.paths.iter().map(|path| path.last_arrival).max().unwrap_or(Time(0));
         for (i, path) in peer.paths.iter_mut().enumerate() {
@@ -132,37 +138,37 @@ impl Engine {
                 && (is_heard(sent) || now.since(sent) >= self.config.best_effort_after_ns)
             {
                 self.counters.probes_lost_packets += 1;
-                if path.on_probe_lost(now) {
-                    self.counters.suspect_paths += 1;
-                    changed = true;
-                }
+                let trust = path.trust();
+                self.counters.suspect_paths += u64::from(path.on_probe_lost(now));
+                changed |= path.trust() != trust;
             }
-            // Idle, on trial, left for its queue, silent although packets went out on it, or never measured, because ACKs happened
+            // Idle, on trial, closed, left for its queue, silent although packets went out on it, or never measured, because ACKs happened
             // to echo packets of other paths.
             let silent = path.in_flight > 0 && now.since(path.last_arrival) >= PROBE_TICK_NS;
-            let idle = now.since(path.last_sent) >= self.config.probe_interval_ns;
-            let wanted = path.state == PathState::Suspect || idle || silent || path.is_left || !path.total.is_known();
+            let idle = now.since(path.last_sent) >= interval;
+            let wanted = !path.is_open || path.is_asked() || idle || silent || path.is_left || !path.total.is_known();
             if path.probe.is_none() && wanted && now >= path.next_probe {
-                path.on_probe_sent(now, self.config.probe_interval_ns);
                 self.counters.probes_sent_packets += 1;
-                let id = PathId::masked(i as u8);
-                let mut header = Self::bare_header(conn, id, Psn(0), now);
-                header.probe = true;
-                out.control.push(ControlOut {
-                    peer: conn.peer,
-                    vni: conn.pair.vni,
-                    path: id,
-                    packet: Control::Probe(header),
-                });
+                Self::probe(now, conn, path, PathId::masked(i as u8), interval, out);
             }
         }
         if changed {
-            peer.invalidate();
+            // Plain VXLAN goes by the selection, too, and makes none.
+            peer.select(&self.config, now);
         }
         // Looked at often only while something is out or on trial.
-        let busy = peer.paths.iter().any(|p| p.probe.is_some() || p.state == PathState::Suspect || p.is_left);
-        let next = if busy { PROBE_TICK_NS } else { (self.config.probe_interval_ns / 4).max(PROBE_TICK_NS) };
-        self.timers.push(now.after(next), Key::Peer(id));
+        let is_watched = |path: &Path| path.probe.is_some() || !path.is_open || path.is_asked() || path.is_left;
+        let wait = if peer.paths.iter().any(is_watched) { PROBE_TICK_NS } else { (interval / 4).max(PROBE_TICK_NS) };
+        self.timers.push(now.after(wait), Key::Peer(id));
+    }
+
+    /// Sends a probe on a path, by the identity of a connection.
+    pub(super) fn probe(now: Time, conn: &Conn, path: &mut Path, id: PathId, interval_ns: u64, out: &mut Output) {
+        path.on_probe_sent(now, interval_ns);
+        let mut header = Self::bare_header(conn, id, Psn(0), now);
+        header.probe = true;
+        let packet = Control::Probe(header);
+        out.control.push(ControlOut { peer: conn.peer, vni: conn.pair.vni, path: id, packet });
     }
 
     /// The answer to a probe.
@@ -177,7 +183,7 @@ impl Engine {
         let trust = path.trust();
         self.counters.recovered_paths += u64::from(path.on_probe_returned(now));
         if path.trust() != trust {
-            peer.invalidate();
+            peer.select(&self.config, now);
         }
     }
 }

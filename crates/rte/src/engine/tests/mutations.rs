@@ -81,6 +81,19 @@ fn silence(mutation: Option<Mutation>) {
     assert_drained(&mut w);
 }
 
+/// A packet is lost so often that no tail probe is left for it, but for less time than it takes to give up.
+fn lost_again_and_again(mutation: Option<Mutation>) {
+    let mut w = world(13, mutation);
+    stream(&mut w, 200);
+    w.run_for(5 * MS);
+    w.doomed = Some(w.sides[0].engine.config.first_psn().add(200));
+    w.offer(0, 1, 1);
+    w.run_for(10 * MS);
+    w.doomed = None;
+    w.run_for(150 * MS);
+    w.assert_complete(0);
+}
+
 fn guest_without_buffers(mutation: Option<Mutation>) {
     let mut w = world(5, mutation);
     stream(&mut w, 100);
@@ -226,7 +239,7 @@ const NOTICED: [(Mutation, Scenario); Mutation::ALL.len()] = [
     (Mutation::WrongOwner, nothing_goes_wrong),
     (Mutation::ReleaseBeforeAck, nothing_goes_wrong),
     (Mutation::PsnWrapForgotten, losses),
-    (Mutation::TimeoutSendsNothing, silence),
+    (Mutation::TimeoutSendsNothing, lost_again_and_again),
     (Mutation::RetransmissionDistance, heavy_losses),
     (Mutation::LossTimerNotRearmed, silence),
     (Mutation::NeverGiveUp, blackout),

@@ -136,3 +136,72 @@ fn a_peer_that_takes_nothing_is_given_up_in_bounded_time() {
     w.run_for(1_000 * MS);
     assert_eq!((w.sides[0].engine.counters().given_up_packets, w.rogue.held()), (8, 0));
 }
+
+/// A bulk flow has made round trips long, requests follow it, one in a millisecond, and from the `outage`-th on all paths but `survivors` are
+/// dead. Returns the world, and how much data had left on each path of side 0 when they died.
+fn after_a_bulk_flow(survivors: &[usize], outage: u32) -> (World, Vec<u64>) {
+    let mut w = world(716, 4);
+    w.all_links(|l| (l.delay_ns, l.jitter_ns) = (300 * US, 500 * US));
+    stream(&mut w, 0, 4_000, 8, 10 * US);
+    w.all_links(|l| (l.delay_ns, l.jitter_ns) = (50 * US, 0));
+    w.run_for(20 * MS);
+    let mut sent = Vec::new();
+    for i in 0..200 {
+        if i == outage {
+            let links = w.links.iter_mut().flat_map(|links| links.iter_mut().enumerate());
+            links.filter(|(path, _)| !survivors.contains(path)).for_each(|(_, link)| link.down = true);
+            sent = w.data_sent[0].clone();
+        }
+        w.offer(0, 0, 1);
+        w.run_for(MS);
+    }
+    w.run_for(20 * MS);
+    w.assert_complete(0);
+    (w, sent)
+}
+
+#[test]
+fn paths_that_die_together_hold_nothing_up() {
+    for survivor in 0..4 {
+        for outage in [3, 20, 47] {
+            let (w, _) = after_a_bulk_flow(&[survivor], outage);
+            // Of the requests: they follow the 500 packets that this flow had in the bulk flow.
+            let sent = &w.sides[0].guest.sent_at;
+            let requests = w.sides[1].guest.seen.iter().filter(|(flow, seq, _)| *flow == 0 && *seq >= 500);
+            let longest = requests.map(|(flow, seq, at)| at.since(sent[&(*flow, *seq)])).max().unwrap_or_default();
+            // The answer of the slowest path as it was in the bulk flow, then that of the fastest: 3.6 and 1.6 ms.
+            assert!(longest < 6 * MS, "path {survivor} lives: {} us", longest / US);
+        }
+    }
+}
+
+#[test]
+fn a_path_that_is_silent_while_another_delivers_loses_its_turn() {
+    let mut all = 0;
+    for dead in 0..4 {
+        let survivors: Vec<usize> = (0..4).filter(|path| *path != dead).collect();
+        let (w, before) = after_a_bulk_flow(&survivors, 1);
+        // The requests before the answer to the first was overdue; none if a probe was lost before.
+        let wasted = w.data_sent[0][dead] - before[dead];
+        assert!(wasted <= 4, "path {dead} is dead: {wasted} packets");
+        all += wasted;
+    }
+    assert!(all > 0);
+}
+
+#[test]
+fn plain_vxlan_keeps_its_paths_observed() {
+    let mut w = world(719, 4);
+    stream(&mut w, 0, 500, 5, 10 * US);
+    for i in 0..120_000 {
+        // Side 1 answers.
+        (0..2).for_each(|side| w.sides[side].engine.note_plain(w.now, PeerId(0)));
+        w.run_for(MS);
+        if i == 100_000 {
+            (0..2).for_each(|side| w.links[side][2].down = true);
+        }
+        let dead = PathId::masked(2);
+        let is_used = w.sides[0].engine.selected_paths(PeerId(0)).contains(&dead);
+        assert!(i < 100_150 && i != 99_999 || is_used == (i < 100_150), "{i} ms");
+    }
+}
