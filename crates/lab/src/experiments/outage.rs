@@ -1,4 +1,5 @@
-//! `outage`: requests while one, two or three of four links flap, after all of them were down, and after a daemon was killed.
+//! `outage`: requests while one, two or three of four links flap, and after a bulk flow, too; after all of them were down, and after a
+//! daemon was killed.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -15,6 +16,7 @@ use crate::frame::Experiment;
 use crate::lab::{Lab, Network};
 use crate::options::Mode;
 use crate::plot::{self, Panel};
+use crate::programs::iperf3;
 use crate::programs::key_value_client::{self, Load, Report, Request};
 use crate::programs::key_value_protocol::Protocol;
 use crate::programs::redis_server::{PORT, RedisServer};
@@ -32,6 +34,9 @@ const AFTERWARDS: Duration = Duration::from_millis(1500);
 /// A link that flaps is down for so long, and up for so long.
 const DOWN: Duration = Duration::from_millis(200);
 const UP: Duration = Duration::from_millis(500);
+/// How long a bulk flow lasts, s, and how long after it links flap: requests that it held up have been answered then.
+const BULK_S: f64 = 1.0;
+const AFTER_BULK: Duration = Duration::from_millis(50);
 /// How often links flap, and how often in a quick run.
 const FLAPS: (u32, u32) = (6, 3);
 /// How long all links are down.
@@ -65,6 +70,8 @@ pub enum Case {
     TwoFlap,
     /// Three links flap, at once.
     ThreeFlap,
+    /// Three links flap, at once, after a TCP flow that took what it could get of all of them.
+    ThreeFlapAfterBulk,
     /// All links are down, and return one before the others.
     AllDown,
     /// The daemon of the server's host is killed, and started again.
@@ -73,14 +80,15 @@ pub enum Case {
 
 impl Case {
     /// In the order of reports.
-    pub const ALL: [Case; 5] = [Case::OneFlaps, Case::TwoFlap, Case::ThreeFlap, Case::AllDown, Case::Killed];
+    pub const ALL: [Case; 6] =
+        [Case::OneFlaps, Case::TwoFlap, Case::ThreeFlap, Case::ThreeFlapAfterBulk, Case::AllDown, Case::Killed];
 
     /// Links that flap.
     fn flapping(self) -> Option<u8> {
         match self {
             Case::OneFlaps => Some(1),
             Case::TwoFlap => Some(2),
-            Case::ThreeFlap => Some(3),
+            Case::ThreeFlap | Case::ThreeFlapAfterBulk => Some(3),
             Case::AllDown | Case::Killed => None,
         }
     }
@@ -92,6 +100,7 @@ impl fmt::Display for Case {
             Case::OneFlaps => "one link flaps",
             Case::TwoFlap => "two links flap",
             Case::ThreeFlap => "three links flap",
+            Case::ThreeFlapAfterBulk => "three links flap after a bulk flow",
             Case::AllDown => "all links down",
             Case::Killed => "daemon killed",
         })
@@ -129,7 +138,7 @@ pub struct Row {
 impl fmt::Display for Row {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Row { mode, case, requests, failed_requests, longest_ms, .. } = self;
-        write!(f, "{mode:<12} {case:<16}: {requests} requests, {failed_requests} failed, longest {longest_ms:.1} ms")?;
+        write!(f, "{mode:<12} {case:<34}: {requests} requests, {failed_requests} failed, longest {longest_ms:.1} ms")?;
         if let (Some(first), Some(every)) = (self.first_answer_ms, self.every_client_ms) {
             write!(f, ", first answer after {first:.1} ms, every client's after {every:.1} ms")?;
         }
@@ -186,12 +195,13 @@ impl Experiment for Outage {
         let again = rows.iter().filter(|row| row.attempts > 1).count();
         Ok(format!(
             "Redis clients, {REQUESTS_PER_S:.0} requests a second together, each timed from when it was due. Links flap: they lose everything, both ways, \
-             for {} ms, and nothing for {} ms. All links: down for {} s, then one returns, and {} ms later the others. The daemon of the server's \
+             for {} ms, and nothing for {} ms. A bulk flow: one TCP flow for {BULK_S} s, which ends {} ms before the first flap. All links: down for {} s, then one returns, and {} ms later the others. The daemon of the server's \
              host: killed (SIGKILL), and started again {} ms later. There a request has failed after {} ms, and its client connects again; \
              where links flap, after {} ms. *First answer*, *every client*: since the first link's return, or the new daemon's start. Medians, and in \
              brackets the least and the most of the repetitions. {again} of {} measurements were repeated because the machine stood still in them.\n\n{}",
             DOWN.as_millis(),
             UP.as_millis(),
+            AFTER_BULK.as_millis(),
             ALL_DOWN.as_secs(),
             OTHERS_LATER.as_millis(),
             AWAY.as_millis(),
@@ -302,10 +312,16 @@ fn start(lab: &Lab, network: &Network, case: Case) -> Result<Clients> {
 
 fn break_it(lab: &Lab, network: &mut Network, case: Case) -> Result<Broken> {
     interrupt::sleep(SETTLE)?;
+    if case == Case::ThreeFlapAfterBulk {
+        let [client, server] = [0, 1].map(|host| &network.topology.hosts[host].guest);
+        let logs = lab.logs(&format!("{}-bulk", network.overlay.mode));
+        iperf3::Running::start((client, server), iperf3::Load::one_flow(BULK_S), &logs, "iperf3")?.finish()?;
+        interrupt::sleep(AFTER_BULK)?;
+    }
     let since = Instant::now();
     let paths: Vec<u8> = (0..lab.options.paths).collect();
     let returned = match case {
-        Case::OneFlaps | Case::TwoFlap | Case::ThreeFlap => {
+        Case::OneFlaps | Case::TwoFlap | Case::ThreeFlap | Case::ThreeFlapAfterBulk => {
             let links = &paths[..usize::from(case.flapping().unwrap_or(1))];
             for _ in 0..if lab.options.quick { FLAPS.1 } else { FLAPS.0 } {
                 inject::wire_loss(&network.topology, links, 100.0)?;
@@ -419,12 +435,12 @@ mod tests {
             let rows = Case::ALL.map(|case| of(case, change));
             Outage.bars(&to_values(&rows).unwrap()).unwrap().iter().map(Bar::passes).collect()
         };
-        assert_eq!(passed(|_| ()), [true; 13]);
-        let flaps = |of: [bool; 3]| [of.repeat(3), vec![true; 4]].concat();
+        assert_eq!(passed(|_| ()), [true; 16]);
+        let flaps = |of: [bool; 3]| [of.repeat(4), vec![true; 4]].concat();
         assert_eq!(passed(|row| row.longest_ms = 10.0), flaps([false, true, true]));
         assert_eq!(passed(|row| row.failed_requests = 1), flaps([true, false, true]));
         assert_eq!(passed(|row| row.wrong_answers = 1), flaps([true, true, false]));
-        let ends = |of: [bool; 4]| [vec![true; 9], of.to_vec()].concat();
+        let ends = |of: [bool; 4]| [vec![true; 12], of.to_vec()].concat();
         assert_eq!(passed(|row| row.first_answer_ms = Some(50.0)), ends([false, true, true, true]));
         assert_eq!(passed(|row| row.first_answer_ms = None), ends([false, true, false, true]));
         assert_eq!(passed(|row| row.every_client_ms = Some(300.0)), ends([true, false, true, false]));
