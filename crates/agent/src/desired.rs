@@ -38,10 +38,24 @@ struct Wanted {
     committed_ms: u64,
 }
 
-/// There is more than is kept.
+/// Why a stream has to end. What held before does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("the relay sends more objects than a host can have: {MAX_OBJECTS}, and {MAX_BYTES} bytes")]
-pub struct TooMuch;
+pub enum Refused {
+    /// There is more than is kept.
+    #[error("the relay sends more objects than a host can have: {MAX_OBJECTS}, and {MAX_BYTES} bytes")]
+    TooMuch,
+    /// The relay knows less than an earlier one did: what it leaves out need not be stale.
+    #[error(
+        "the relay has revision {revision} of its store, and an earlier one had {known}; if the store was restored from a backup, \
+         restart the agent"
+    )]
+    Behind {
+        /// The relay's.
+        revision: u64,
+        /// The highest that was seen.
+        known: u64,
+    },
+}
 
 /// Where the stream is.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -96,7 +110,7 @@ impl Desired {
     ///
     /// # Errors
     /// There is more than is kept. The stream has to end.
-    pub fn take(&mut self, changes: Vec<Change>) -> Result<(), TooMuch> {
+    pub fn take(&mut self, changes: Vec<Change>) -> Result<(), Refused> {
         if self.phase == Phase::Away {
             return Ok(());
         }
@@ -110,7 +124,7 @@ impl Desired {
             }
             self.pending.insert(name, wanted);
             if self.pending.len() > MAX_OBJECTS || self.pending_bytes > MAX_BYTES {
-                return Err(TooMuch);
+                return Err(Refused::TooMuch);
             }
         }
         Ok(())
@@ -119,14 +133,17 @@ impl Desired {
     /// All changes up to a revision were sent: they hold from now on. Gives those that differ. Of a stream that is over it is nothing.
     ///
     /// # Errors
-    /// There is more than is kept. The stream has to end, and what held before does.
-    pub fn in_sync(&mut self, revision: u64) -> Result<Vec<Changed>, TooMuch> {
+    /// There is more than is kept, or everything is of an older revision than what holds.
+    pub fn in_sync(&mut self, revision: u64) -> Result<Vec<Changed>, Refused> {
         if self.phase == Phase::Away {
             return Ok(Vec::new());
         }
         let mut changes = std::mem::take(&mut self.pending);
         self.pending_bytes = 0;
         let is_snapshot = self.phase != Phase::Following;
+        if let Some(known) = self.revision.filter(|known| revision < *known) {
+            return Err(Refused::Behind { revision, known });
+        }
         if is_snapshot {
             // Stale: it was not sent.
             let gone: Vec<Name> = self.held.keys().filter(|name| !changes.contains_key(name)).cloned().collect();
@@ -139,7 +156,7 @@ impl Desired {
             bytes = bytes + wanted.as_ref().map_or(0, |w| size(name, Some(w))) - old.map_or(0, |w| size(name, Some(w)));
         }
         if objects > MAX_OBJECTS || bytes > MAX_BYTES {
-            return Err(TooMuch);
+            return Err(Refused::TooMuch);
         }
         self.held_bytes = bytes;
         let mut changed = Vec::new();

@@ -65,8 +65,8 @@ enum Ended {
     Invalid(#[from] Invalid),
     #[error("the relay breaks the protocol: {0} came {1}")]
     Order(&'static str, &'static str),
-    #[error("the relay sent more than a host can have")]
-    TooMuch,
+    #[error("what the relay sent is not taken over")]
+    Refused,
     /// Nobody takes events any more.
     #[error("ended")]
     Done,
@@ -90,7 +90,7 @@ pub async fn follow(
         let started = Instant::now();
         let ended = tokio::select! {
             ended = stream(&settings, relay, &events, reports.clone()) => ended,
-            () = end.notified() => Err(Ended::TooMuch),
+            () = end.notified() => Err(Ended::Refused),
         };
         let ended = match ended {
             Err(Ended::Done) | Ok(()) => return,

@@ -9,7 +9,7 @@ use bifrost_relay_api::Report;
 use tokio::sync::{Notify, mpsc, watch};
 use tokio::task::JoinHandle;
 
-use crate::desired::TooMuch;
+use crate::desired::Refused;
 use crate::follow::{self, Event, follow};
 use crate::metrics::Metrics;
 use crate::plan::Limits;
@@ -87,7 +87,7 @@ async fn answer(asked: &mut Asked) -> Result<Answer, ClientError> {
     }
 }
 
-fn on_event(core: &mut Core, metrics: &Metrics, event: Event, now: Duration) -> Result<(), TooMuch> {
+fn on_event(core: &mut Core, metrics: &Metrics, event: Event, now: Duration) -> Result<(), Refused> {
     match event {
         Event::Connected(relay, software) => {
             tracing::info!(relay, software, "following a relay");

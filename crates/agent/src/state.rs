@@ -13,7 +13,7 @@ use bifrost_relay_api::{Change as Sent, Problem, Report};
 
 use crate::OWNER;
 use crate::blame::blame;
-use crate::desired::{Desired, TooMuch};
+use crate::desired::{Desired, Refused};
 use crate::plan::{Change, Limits, batches};
 use crate::relations::needs;
 
@@ -182,15 +182,15 @@ impl Core {
     ///
     /// # Errors
     /// There is more than is kept; the stream has to end.
-    pub fn changes(&mut self, changes: Vec<Sent>) -> Result<(), TooMuch> {
+    pub fn changes(&mut self, changes: Vec<Sent>) -> Result<(), Refused> {
         self.desired.take(changes)
     }
 
     /// All changes up to a revision were sent.
     ///
     /// # Errors
-    /// There is more than is kept; the stream has to end.
-    pub fn in_sync(&mut self, revision: u64, now: Time) -> Result<(), TooMuch> {
+    /// There is more than is kept, or less is known than before; the stream has to end.
+    pub fn in_sync(&mut self, revision: u64, now: Time) -> Result<(), Refused> {
         let is_first = !self.desired.is_in_sync();
         let changed = self.desired.in_sync(revision)?;
         self.redo();

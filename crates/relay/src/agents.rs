@@ -55,9 +55,9 @@ impl pb::relay_server::Relay for Agents {
             return Err(Status::permission_denied(what));
         }
         let version = agree(hello.versions).map_err(|error| Status::failed_precondition(error.to_string()))?;
-        // What is not known yet must not be taken for what is to go.
-        if self.relay.position().borrow().revision == 0 {
-            return Err(Status::unavailable("the relay has not read the store yet; try again soon"));
+        // What is not known must not be taken for what is to go.
+        if !self.relay.position().borrow().in_sync {
+            return Err(Status::unavailable("the relay does not follow its store now; try another, or again soon"));
         }
         let attached = self.relay.with(|fleet| fleet.attach(&hello.host, &hello.software, now_ms()));
         let attached = attached.map_err(Status::not_found)?;

@@ -4,7 +4,7 @@ use bifrost_control::config::Kind;
 use bifrost_control::objects::Id;
 use bifrost_relay_api::Change;
 
-use crate::desired::{Desired, Name};
+use crate::desired::{Desired, Name, Refused};
 
 pub(super) fn set(kind: &str, key: &str, spec: &str) -> Change {
     Change { kind: kind.into(), key: key.into(), spec: Some(spec.as_bytes().to_vec().into()), committed_ms: 5 }
@@ -94,4 +94,21 @@ fn what_is_not_understood_is_kept_as_a_problem() {
     desired.take(vec![vpc(2), gone("teapot", "x")]).unwrap();
     desired.in_sync(2).unwrap();
     assert_eq!((keys(&desired), desired.bad().len()), (vec!["1", "2"], 4));
+}
+
+#[test]
+fn a_relay_that_knows_less_than_an_earlier_one_is_not_believed() {
+    let mut desired = following(vec![vpc(1)]);
+    desired.take(vec![vpc(2)]).unwrap();
+    desired.in_sync(7).unwrap();
+    desired.lost();
+    desired.connected();
+    // Everything is missing: of a store that was lost, or of a relay that has not followed it.
+    assert_eq!(desired.in_sync(6), Err(Refused::Behind { revision: 6, known: 7 }));
+    desired.lost();
+    assert_eq!(keys(&desired), ["1", "2"]);
+    desired.connected();
+    desired.take(vec![vpc(2)]).unwrap();
+    assert_eq!(desired.in_sync(7).unwrap().len(), 1);
+    assert_eq!(keys(&desired), ["2"]);
 }
