@@ -19,7 +19,7 @@ const FRAME: usize = 64;
 /// Packets that are judged before the clock is looked at: some milliseconds, so that the machine is as fast for both of a pair.
 const PACKETS: usize = 1 << 15;
 /// Switches that are built one after the other, and pairs with each. How fast memory answers depends on which pages a switch has got.
-const BUILDS: usize = 5;
+const BUILDS: usize = 15;
 const PAIRS: usize = 33;
 /// Conversations with each address.
 const PORTS: u32 = 16;
@@ -56,36 +56,44 @@ const LOADS: [(u32, u32); 4] = [(256, 1 << 16), (1 << 15, 1 << 16), (MANY, 1 << 
 
 const MANY: u32 = 1 << 20;
 
-/// Measures all loads; seconds each.
+/// Measures all loads, in turns: how fast memory answers changes within seconds, with what else the machine's host has to do. Half a minute.
 pub fn times() -> Vec<Times> {
-    let measure = |(conversations, records)| {
-        let mut runs = Vec::with_capacity(BUILDS * PAIRS);
-        for _ in 0..BUILDS {
-            let mut bench = Bench::new(conversations, records);
-            let mut timed = |together| {
-                let began = Instant::now();
-                assert!(bench.run(together, PACKETS), "all pass");
-                began.elapsed().as_nanos() as f64 / PACKETS as f64
-            };
-            runs.extend((0..PAIRS).map(|pair| {
-                let vectors_first = pair % 2 == 1;
-                let [first, second] = [vectors_first, !vectors_first].map(&mut timed);
-                if vectors_first { [second, first] } else { [first, second] }
-            }));
+    let mut runs = LOADS.map(|_| Vec::with_capacity(BUILDS * PAIRS));
+    for _ in 0..BUILDS {
+        for ((conversations, records), runs) in LOADS.into_iter().zip(&mut runs) {
+            measure(conversations, records, runs);
         }
-        let mut median = |of: fn(&[f64; 2]) -> f64| {
-            runs.sort_unstable_by(|a, b| of(a).total_cmp(&of(b)));
-            of(&runs[runs.len() / 2])
-        };
-        Times {
-            many: conversations >= MANY && records >= conversations,
-            name: format!("vectors.{conversations}_conversations.{records}_records"),
-            alone_ns: median(|run| run[0]),
-            vectors_ns: median(|run| run[1]),
-            percent: median(|run| 100.0 * run[1] / run[0]),
-        }
+    }
+    LOADS.into_iter().zip(runs).map(|(load, runs)| summary(load, runs)).collect()
+}
+
+/// Pairs of one switch, ns a packet: one by one, and in vectors.
+fn measure(conversations: u32, records: u32, runs: &mut Vec<[f64; 2]>) {
+    let mut bench = Bench::new(conversations, records);
+    let mut timed = |together| {
+        let began = Instant::now();
+        assert!(bench.run(together, PACKETS), "all pass");
+        began.elapsed().as_nanos() as f64 / PACKETS as f64
     };
-    LOADS.into_iter().map(measure).collect()
+    runs.extend((0..PAIRS).map(|pair| {
+        let vectors_first = pair % 2 == 1;
+        let [first, second] = [vectors_first, !vectors_first].map(&mut timed);
+        if vectors_first { [second, first] } else { [first, second] }
+    }));
+}
+
+fn summary((conversations, records): (u32, u32), mut runs: Vec<[f64; 2]>) -> Times {
+    let mut median = |of: fn(&[f64; 2]) -> f64| {
+        runs.sort_unstable_by(|a, b| of(a).total_cmp(&of(b)));
+        of(&runs[runs.len() / 2])
+    };
+    Times {
+        many: conversations >= MANY && records >= conversations,
+        name: format!("vectors.{conversations}_conversations.{records}_records"),
+        alone_ns: median(|run| run[0]),
+        vectors_ns: median(|run| run[1]),
+        percent: median(|run| 100.0 * run[1] / run[0]),
+    }
 }
 
 impl Bench {
