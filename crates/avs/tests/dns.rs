@@ -64,7 +64,7 @@ fn what_is_not_answered_has_a_reason() {
     let offload = bifrost_nic::Offload::default();
     let verdict = switch.from_guest(PortId(0), &good[..60], good.len(), offload, &parsed);
     assert_eq!(verdict.drop_reason(), Some(DropReason::DnsMalformed));
-    // Without names there is no name server.
+    // A VPC without a domain has no name server.
     let mut switch = Switch::build(&tables(), 0).unwrap();
     assert_eq!(guest(&mut switch, 0, &good).drop_reason(), Some(DropReason::GatewayService));
 }

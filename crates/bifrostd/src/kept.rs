@@ -198,7 +198,7 @@ impl Kept {
         }
     }
 
-    /// What the service manager has handed over of a port's device: its first queues in worker order, at most so many. It is asked to let
+    /// What the service manager has handed over of a port's device: its first queues in worker order, up to the given number. It is asked to let
     /// go of the others.
     fn take_handed(&mut self, port: &str, queues: u16) -> Vec<(String, OwnedFd)> {
         let of_port: Vec<_> = self.found.extract_if(.., |name, _| port_of(name) == Some(port)).collect();

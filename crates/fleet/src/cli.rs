@@ -52,7 +52,7 @@ pub(crate) struct Size {
     /// Ports, spread over the hosts
     #[arg(long, default_value_t = 10_000)]
     pub(crate) ports: usize,
-    /// Ports of a VPC; each VPC is on as many hosts as it has ports, if there are so many
+    /// Ports of a VPC; each is on a host of its own as far as there are enough hosts
     #[arg(long, default_value_t = 50)]
     pub(crate) ports_per_vpc: usize,
 }

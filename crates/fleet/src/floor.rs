@@ -41,7 +41,7 @@ impl pb::relay_server::Relay for Teller {
     }
 }
 
-/// The times that agents take, if so many of them are told of each change.
+/// How long each agent takes to receive a change that `told` agents are sent.
 pub(crate) async fn run(hosts: usize, told: usize, rate: u32) -> Result<Vec<Duration>> {
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await?;
     let endpoint = format!("http://{}", listener.local_addr()?);

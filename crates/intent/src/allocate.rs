@@ -86,7 +86,8 @@ pub(crate) fn mac(model: &Model, vpc: &Key, address: IpAddr) -> Mac {
 pub(crate) fn hosts(prefix: IpNet) -> Option<(u128, u128)> {
     let (network, broadcast) = (number(prefix.network()), number(prefix.broadcast()));
     let last = if prefix.addr().is_ipv4() { broadcast.checked_sub(1)? } else { broadcast };
-    let first = network + 1;
+    // The last address of IPv6 has none after it.
+    let first = network.checked_add(1)?;
     (first < last).then_some((first, last))
 }
 

@@ -60,7 +60,7 @@ pub struct ObjectsQuery {
     /// From this one on: `next` of an earlier answer.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub from: Option<Key>,
-    /// At most so many, 1 to [`MAX_LISTED`].
+    /// The most objects to list, 1 to [`MAX_LISTED`].
     #[serde(skip_serializing_if = "Option::is_none")]
     pub limit: Option<usize>,
 }
@@ -167,7 +167,7 @@ pub struct HostProblem {
 pub struct WaitQuery {
     /// That hosts have everything up to this revision.
     pub revision: u64,
-    /// At most so long, milliseconds, up to [`MAX_WAIT_MS`].
+    /// The longest time to wait, milliseconds, up to [`MAX_WAIT_MS`].
     pub timeout_ms: u64,
 }
 

@@ -149,6 +149,10 @@ fn bad_batches_are_refused_and_change_nothing() {
             "subnet/demo/b: prefix: 10.1.0.0/31 has no room for a router and a port",
         ),
         (
+            vec![set("subnet/demo/b", json!({"vpc": "net", "prefix": "ffff:ffff:ffff:ffff:ffff:ffff:ffff:ffff/128"}))],
+            "/128 has no room for a router and a port",
+        ),
+        (
             vec![set("subnet/demo/b", json!({"vpc": "net", "prefix": "10.1.0.0/24", "gateway": "10.1.0.255"}))],
             "subnet/demo/b: gateway: 10.1.0.255 is not the address of a host in 10.1.0.0/24",
         ),

@@ -109,7 +109,7 @@ async fn a_host_is_known_by_its_certificate() {
     for name in ["host-a", "host-b.example.com"] {
         assert!(matches!(greet_with(&host, address, name).await, Ok(ToAgent::Welcome(_))), "{name}");
     }
-    // A common name is no name; a wildcard names no host.
+    // Neither the common name nor a wildcard identifies a host.
     let wild = authority.issue(&["*.example.com"], "wild");
     for (files, name) in [(&host, "host-c"), (&host, "host-d"), (&host, "host-b"), (&wild, "host-b.example.com")] {
         assert_eq!(greet_with(files, address, name).await.unwrap_err().code(), Code::PermissionDenied, "{name}");

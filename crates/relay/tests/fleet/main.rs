@@ -156,7 +156,7 @@ fn eventually(seconds: f64, what: &str, mut holds: impl FnMut() -> bool) {
     }
 }
 
-/// How many of so many pings are answered.
+/// Sends `count` pings; gives how many are answered.
 fn ping(from: &Net, to: &str, count: u32) -> u32 {
     traffic::ping(from, to, count, 56)
 }
