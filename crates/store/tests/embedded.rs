@@ -36,6 +36,10 @@ impl Subject for Embedded {
     fn remembers(&self) -> bool {
         false
     }
+
+    fn lags(&self) -> bool {
+        false
+    }
 }
 
 fn runtime() -> tokio::runtime::Runtime {

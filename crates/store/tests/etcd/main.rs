@@ -44,6 +44,10 @@ impl Subject for InEtcd<'_> {
     fn remembers(&self) -> bool {
         true
     }
+
+    fn lags(&self) -> bool {
+        true
+    }
 }
 
 fn runtime() -> tokio::runtime::Runtime {
