@@ -22,7 +22,7 @@ pub(crate) const NONE: u32 = u32::MAX;
 
 /// The records of one direction. `T`: what is done with a packet.
 pub(crate) struct Flows<T = Verdict> {
-    sets: Box<[[Entry; WAYS]]>,
+    sets: Box<[Set]>,
     /// Made when they are needed, so that memory is touched for as many flows as there are.
     records: Vec<Record<T>>,
     /// Odd.
@@ -48,6 +48,11 @@ struct Entry {
     flow_hash: u32,
     record: u32,
 }
+
+/// Aligned, so that none lies in two lines of a cache.
+#[derive(Clone, Copy)]
+#[repr(align(32))]
+struct Set([Entry; WAYS]);
 
 /// Names a record, until the next one is inserted.
 #[derive(Clone, Copy, Debug)]
@@ -120,7 +125,7 @@ impl<T: Copy> Flows<T> {
         let sets = records as usize / WAYS;
         let empty = Entry { flow_hash: 0, record: NONE };
         Flows {
-            sets: vec![[empty; WAYS]; sets].into_boxed_slice(),
+            sets: vec![Set([empty; WAYS]); sets].into_boxed_slice(),
             records: Vec::with_capacity(sets * WAYS),
             // Of any number, one with bits at all places.
             secret: FixedState::with_seed(secret).hash_one(secret) | 1,
@@ -136,7 +141,7 @@ impl<T: Copy> Flows<T> {
     /// The record of a flow, if it is of this configuration.
     #[inline(always)]
     pub(crate) fn find(&self, key: &Key, flow_hash: u32, epoch: u32) -> Option<RecordId> {
-        let set = self.sets.get(self.set(key, flow_hash))?;
+        let Set(set) = self.sets.get(self.set(key, flow_hash))?;
         let known = set.iter().filter(|entry| entry.flow_hash == flow_hash);
         let mut records = known.filter_map(|entry| Some((entry.record, self.records.get(entry.record as usize)?)));
         records.find(|(_, record)| record.key.is(key) && record.epoch == epoch).map(|(id, _)| RecordId(id))
@@ -157,17 +162,8 @@ impl<T: Copy> Flows<T> {
     #[inline(always)]
     pub(crate) fn candidate(&self, key: &Key, flow_hash: u32) -> u32 {
         let set = self.sets.get(self.set(key, flow_hash));
-        let entry = set.and_then(|set| set.iter().find(|entry| entry.flow_hash == flow_hash));
+        let entry = set.and_then(|Set(set)| set.iter().find(|entry| entry.flow_hash == flow_hash));
         entry.map_or(NONE, |entry| entry.record)
-    }
-
-    /// Reads what is looked at first of a [`candidate`](Self::candidate), and says which sessions its packets belong to.
-    #[inline(always)]
-    pub(crate) fn fetch(&self, candidate: u32) -> [u32; 2] {
-        let Some(record) = self.records.get(candidate as usize) else { return [NONE; 2] };
-        black_box(record.key.0[0]);
-        let [sender, receiver, _] = record.touched.indexes;
-        [sender, receiver]
     }
 
     /// Keeps a record, in the place of an older one of the same flow, or where there is none. If its set is full of others', they stay,
@@ -183,7 +179,7 @@ impl<T: Copy> Flows<T> {
         verdict: T,
     ) -> Inserted {
         let place = self.set(key, flow_hash);
-        let Some(set) = self.sets.get_mut(place) else { return Inserted::NoRoom };
+        let Some(Set(set)) = self.sets.get_mut(place) else { return Inserted::NoRoom };
         let record = Record { key: *key, epoch, mtu, touched: *touched, verdict };
         let records = &self.records;
         let own = |entry: &Entry| {
@@ -215,6 +211,17 @@ impl<T: Copy> Flows<T> {
     }
 }
 
+impl Flows {
+    /// Reads all three lines of a [`candidate`](Self::candidate), and says which sessions its packets belong to.
+    #[inline(always)]
+    pub(crate) fn fetch(&self, candidate: u32) -> [u32; 2] {
+        let Some(record) = self.records.get(candidate as usize) else { return [NONE; 2] };
+        black_box((record.key.0[0], record.verdict.rewrite.is_some()));
+        let [sender, receiver, _] = record.touched.indexes;
+        [sender, receiver]
+    }
+}
+
 impl<T> fmt::Debug for Flows<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Flows").field("made", &self.records.len()).finish_non_exhaustive()
@@ -232,7 +239,7 @@ mod tests {
     #[test]
     fn a_record_is_three_lines_of_a_cache() {
         assert_eq!(size_of::<Record>(), 192);
-        assert_eq!(size_of::<[Entry; WAYS]>(), 32);
+        assert_eq!(size_of::<Set>(), 32);
     }
 
     /// A flow of port 0; `n` tells flows apart.
