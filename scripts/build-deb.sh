@@ -3,7 +3,7 @@
 # dissector. The last line that it prints is the package's path. Needs the Rust toolchain and debhelper.
 #   OUT=DIRECTORY      where the package goes (out)
 #   DEB_VERSION=TEXT   the package's version (that of Cargo.toml)
-#   BIN_DIR=DIRECTORY  take bifrostd and bifrostctl from there instead of building them
+#   BIN_DIR=DIRECTORY  take bifrostd, bifrostctl and bifrost-cni from there instead of building them
 set -eu
 cd "$(dirname "$0")/.."
 
@@ -21,7 +21,7 @@ version=${DEB_VERSION:-$(sed -n 's/^version = "\(.*\)"$/\1/p' Cargo.toml | head 
 date=$(git log -1 --format=%cd --date=rfc2822 2>/dev/null || date -R)
 
 if [ -z "${BIN_DIR:-}" ]; then
-    cargo build --release --locked -p bifrostd -p bifrostctl
+    cargo build --release --locked -p bifrostd -p bifrostctl -p bifrost-cni
     BIN_DIR=$target/release
 fi
 cargo build --locked --workspace --example manual
@@ -33,7 +33,7 @@ cp -R packaging/debian "$build/debian"
 cp packaging/bifrostd.service "$build/debian/bifrost.bifrostd.service"
 cp packaging/bifrostd.toml packaging/wireshark/bifrost.lua docs/OPERATIONS.md docs/COUNTERS.md docs/PROTOCOL.md "$build"
 cp -R docs/operations "$build"
-cp "$BIN_DIR/bifrostd" "$BIN_DIR/bifrostctl" "$build"
+cp "$BIN_DIR/bifrostd" "$BIN_DIR/bifrostctl" "$BIN_DIR/bifrost-cni" "$build"
 "$target/debug/examples/manual" "$build"
 cat >"$build/debian/changelog" <<END
 bifrost ($version) unstable; urgency=medium

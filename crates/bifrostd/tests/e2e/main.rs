@@ -11,6 +11,7 @@ mod balancing;
 mod bundles;
 mod capture;
 mod cloud_gateway;
+mod cni;
 mod connectivity;
 mod containers;
 mod containment;
