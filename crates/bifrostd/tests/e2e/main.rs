@@ -4,6 +4,8 @@
 
 #[path = "../common/mod.rs"]
 mod common;
+#[path = "../../../agent/tests/common/relay.rs"]
+mod relay;
 
 mod advertisements;
 mod afxdp;
@@ -21,6 +23,7 @@ mod dns;
 mod drain;
 mod ecn;
 mod faults;
+mod fleet;
 mod flow_log;
 mod gateway;
 mod homes;
