@@ -14,7 +14,7 @@ use bifrost_relay_api::Change;
 use serde_json::json;
 use tokio::runtime::Runtime;
 
-use crate::common::host::Host;
+use crate::common::host::{Host, PATIENT};
 use crate::common::traffic::{exchange, ping};
 use crate::common::{Lab, Net, Options, eventually};
 use crate::relay::{Relay, Session, gone, set};
@@ -113,7 +113,7 @@ struct Fleet {
 
 impl Fleet {
     fn new() -> Fleet {
-        let lab = Lab::running(Options::default());
+        let lab = Lab::running(Options { transport: PATIENT.to_owned(), ..Options::default() });
         let nets = [Net::new(lab.tag(), "c"), Net::new(lab.tag(), "d")];
         let relay = Relay::start(0, None);
         let agents = lab.hosts.iter().map(|host| Agent::start(&relay, host)).collect();
