@@ -9,7 +9,7 @@ sudo=""
 [ "$(id -u)" -eq 0 ] || sudo=sudo
 began=$(date +%s)
 number=0
-total=22
+total=23
 
 step() {
     title=$1
@@ -73,7 +73,7 @@ step "swarm: 500 worlds of messages over RDMA" "$target/debug/bifrost-sim" swarm
 step "swarm: every deliberate mistake with messages is noticed" "$target/debug/bifrost-sim" mutations --rdm --seeds 0..500
 # The programs that the steps below run, alone: linking one with optimisation across crates takes up to half a minute. With the
 # benchmark: it brings dependencies of its own, and with them other features of what all share, which else were built twice.
-step "release build" cargo build --release --workspace --locked --bin bifrostd --bin bifrostctl --bin bifrost-lab \
+step "release build" cargo build --release --workspace --locked --bin bifrostd --bin bifrostctl --bin bifrost-lab --bin bifrost-cni \
     --bin bifrost-sim --bin bifrost-cost --bench instructions
 step "studies in the simulator, in short: their bars" "$target/release/bifrost-sim" study all --quick --out "$out/studies"
 step "cost of the transport" scripts/cost.sh
@@ -81,5 +81,6 @@ step "end to end: redis-loss" end_to_end redis-loss 1 --injectors wire --losses 
 step "end to end: path-failure" end_to_end path-failure 1 --modes bifrost --repetitions 3
 step "end to end: a second time, beside what the first has left" experiment redis-loss 2 --injectors wire --losses 1 --modes bifrost
 step "end to end: iperf" end_to_end iperf 1 --modes bifrost --repetitions 5
+step "end to end: cni" end_to_end cni 1
 step "end to end: a minute of faults" end_to_end soak 1
 echo "== all $total steps passed in $(($(date +%s) - began)) s"

@@ -99,6 +99,7 @@ pub struct Binaries {
     /// `bifrost-nicd` and `bifrost-gw`.
     pub(crate) gateway: [PathBuf; 2],
     pub(crate) perf: PathBuf,
+    pub(crate) cni: PathBuf,
 }
 
 impl Binaries {
@@ -119,6 +120,14 @@ impl Binaries {
         built(&self.perf)
     }
 
+    /// `bifrost-cni`.
+    ///
+    /// # Errors
+    /// It is not there.
+    pub(crate) fn cni(&self) -> Result<&Path> {
+        built(&self.cni)
+    }
+
     /// Finds them in `--bin-dir`, or next to the lab's own executable.
     ///
     /// # Errors
@@ -137,6 +146,7 @@ impl Binaries {
             bifrostctl: program("bifrostctl"),
             gateway: [program("bifrost-nicd"), program("bifrost-gw")],
             perf: program("bifrost-perf"),
+            cni: program("bifrost-cni"),
         };
         if options.modes.iter().any(|mode| mode.is_bifrostd()) {
             for program in [&found.bifrostd, &found.bifrostctl] {
@@ -182,6 +192,11 @@ pub struct Remote {
 }
 
 impl Remote {
+    /// The daemon's control socket.
+    pub(crate) fn socket(&self) -> &Path {
+        &self.socket
+    }
+
     /// Runs `bifrostctl --json` with `arguments` against the daemon.
     ///
     /// # Errors

@@ -1,8 +1,8 @@
 //! The list of experiments.
 
 use crate::experiments::{
-    applications::Applications, capacity::Capacity, congestion_control::CongestionControl, coverage::Coverage,
-    delayed_release::DelayedRelease, ecn::Ecn, elephants::Elephants, flow_records::FlowRecords,
+    applications::Applications, capacity::Capacity, cni::Cni, congestion_control::CongestionControl,
+    coverage::Coverage, delayed_release::DelayedRelease, ecn::Ecn, elephants::Elephants, flow_records::FlowRecords,
     granularity::Granularity, gw_hosts::GwHosts, gw_order::GwOrder, gw_overload::GwOverload, gw_services::GwServices,
     iperf::Iperf, isolation::Isolation, nat::NatExperiment, nginx::NginxExperiment, outage::Outage,
     path_failure::PathFailure, rdm_loss::RdmLoss, redis_loss::RedisLoss, route_refresh::RouteRefresh, slicing::Slicing,
@@ -31,6 +31,7 @@ pub fn all() -> Vec<Box<dyn Experiment>> {
         Box::new(Vectors),
         Box::new(RouteRefresh),
         Box::new(NatExperiment),
+        Box::new(Cni),
         Box::new(NginxExperiment),
         Box::new(Applications),
         Box::new(Isolation),

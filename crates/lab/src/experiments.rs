@@ -3,6 +3,7 @@
 pub mod applications;
 pub mod capacity;
 mod circle;
+pub mod cni;
 pub mod congestion_control;
 pub mod coverage;
 pub mod delayed_release;

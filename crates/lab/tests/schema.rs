@@ -7,7 +7,7 @@ use std::path::Path;
 
 use bifrost_lab::experiment;
 use bifrost_lab::experiments::{
-    applications, congestion_control, coverage, delayed_release, elephants, flow_records, full_links, granularity,
+    applications, cni, congestion_control, coverage, delayed_release, elephants, flow_records, full_links, granularity,
     gw_hosts, gw_order, gw_overload, gw_services, iperf, isolation, nat, nginx, outage, path_failure, rdm_loss,
     redis_loss, route_refresh, slicing, soak, sockperf, stable, switch_latency, switch_overall, switch_rate,
     tunnel::Switch, vectors, vhost_rate,
@@ -253,6 +253,7 @@ fn all() -> Vec<Value> {
         bin_ends_s: vec![0.2, 0.4],
         packets_per_s: vec![5e5, 4e5],
     };
+    let cni = cni::Row { plugin: cni::Plugin::Bridge, standing: 100, repetition: 3, add_ms: 10.5, del_ms: 30.0 };
     let nat = nat::Row {
         through: nat::Through::SharedAddress,
         connections: nat::Connections::Short,
@@ -487,6 +488,7 @@ fn all() -> Vec<Value> {
         results("route-refresh", route_refresh),
         results("switch-latency", switch_latency),
         results("nat", nat),
+        results("cni", cni),
         results("nginx", nginx),
         results("applications", applications),
         results("isolation", isolation),
