@@ -54,7 +54,7 @@ in_etcd() {
     BIFROST_ETCD=$etcd cargo test --locked -p bifrost-store --test etcd -- --ignored --test-threads 2
 }
 step "the store in etcd: members and networks that fail" in_etcd
-# Those that need cnitool and Podman.
+# Those that need cnitool, Podman and containerd.
 in_runtimes() {
     if ! tools=$(scripts/install-cni.sh); then
         echo "SKIPPED: the tests of the CNI plugin under runtimes, because cnitool cannot be built here (see above)"
@@ -62,7 +62,7 @@ in_runtimes() {
     fi
     BIFROST_CNI_TOOLS=$tools cargo test --locked --workspace --test e2e -- cni --ignored
 }
-step "containers of runtimes: cnitool and Podman" in_runtimes
+step "containers of runtimes: cnitool, Podman, containerd" in_runtimes
 step "fuzz: every mistake of the switch and of vhost-user ports is noticed" cargo test --locked -p bifrost-fuzz --features mutations
 # For 2,000 seeds, a build of its own as the million has (scripts/swarm.sh) would take longer than it saves. A test is
 # named as well because dependencies then have the features that they have for the tests, and are there already.

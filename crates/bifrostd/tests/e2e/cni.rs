@@ -1,10 +1,10 @@
-//! Containers that a runtime attaches, through the CNI plugin: the plugin alone, cnitool, and Podman.
+//! Containers that a runtime attaches, through the CNI plugin: the plugin alone, cnitool, Podman, and containerd.
 //!
-//! The last two need tools: `BIFROST_CNI_TOOLS=$(scripts/install-cni.sh) cargo test -p bifrostd --test e2e cni -- --ignored`.
+//! The last three need tools: `BIFROST_CNI_TOOLS=$(scripts/install-cni.sh) cargo test -p bifrostd --test e2e cni -- --ignored`.
 
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output, Stdio};
+use std::process::{Child, Command, Output, Stdio};
 use std::sync::OnceLock;
 
 use bifrost_control::api::{ApplyItem, ApplyOp, ApplySpec, ObjectsQuery};
@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 
 use crate::common::host::{Guest, Host, PATIENT};
 use crate::common::traffic::{exchange, ping};
-use crate::common::{Lab, Net, Options, netns};
+use crate::common::{Lab, Net, Options, eventually, netns};
 
 /// The plugin, built as it is now.
 fn plugin() -> &'static Path {
@@ -326,18 +326,23 @@ impl Podman {
         if output.status.success() { Ok(text(&output.stdout)) } else { Err(text(&output.stderr)) }
     }
 
-    /// An image with nothing but a static shell.
     fn make_image(&self) {
-        let (files, archive) = (self.directory.join("files"), self.directory.join("image.tar"));
-        std::fs::create_dir_all(files.join("bin")).unwrap();
-        std::fs::copy("/bin/busybox", files.join("bin/busybox")).unwrap();
-        for name in ["sh", "sleep", "ping", "ip"] {
-            std::os::unix::fs::symlink("busybox", files.join("bin").join(name)).unwrap();
-        }
+        let (files, archive) = (shell(&self.directory), self.directory.join("image.tar"));
         let [files, archive] = [&files, &archive].map(|path| path.to_str().unwrap());
         netns::run("tar", &["-C", files, "-cf", archive, "."], "");
         self.run(&["import", "-", "shell"], Some(Path::new(archive))).unwrap();
     }
+}
+
+/// A container's files, with nothing but a static shell.
+fn shell(directory: &Path) -> PathBuf {
+    let files = directory.join("files");
+    std::fs::create_dir_all(files.join("bin")).unwrap();
+    std::fs::copy("/bin/busybox", files.join("bin/busybox")).unwrap();
+    for name in ["sh", "sleep", "ping", "ip"] {
+        std::os::unix::fs::symlink("busybox", files.join("bin").join(name)).unwrap();
+    }
+    files
 }
 
 impl Drop for Podman {
@@ -381,4 +386,105 @@ fn podman_runs_containers() {
     podman.run(&["rm", "--force", "--time", "0", "one"], None).unwrap();
     assert!(lab.hosts[0].client.ports().unwrap().is_empty());
     lab.hosts[0].stop();
+}
+
+/// containerd with a storage of its own. Dropping it ends the process.
+struct Containerd {
+    directory: PathBuf,
+    child: Child,
+}
+
+impl Containerd {
+    fn start(lab: &Lab) -> Containerd {
+        let directory = netns::directory(lab.tag()).join("containerd");
+        std::fs::create_dir_all(&directory).unwrap();
+        let of = |name: &str| directory.join(name);
+        let settings = format!(
+            "version = 2\nroot = {:?}\nstate = {:?}\ndisabled_plugins = [\"io.containerd.grpc.v1.cri\"]\n[grpc]\naddress = {:?}\n",
+            of("root"),
+            of("state"),
+            of("containerd.sock")
+        );
+        std::fs::write(of("config.toml"), settings).unwrap();
+        let log = std::fs::File::create(of("log")).unwrap();
+        let child = Command::new("setpriv")
+            .args(["--pdeathsig", "KILL", "containerd", "--config"])
+            .arg(of("config.toml"))
+            .stdin(Stdio::null())
+            .stdout(log.try_clone().unwrap())
+            .stderr(log)
+            .spawn()
+            .unwrap();
+        let socket = of("containerd.sock");
+        eventually(20.0, "containerd answers", || {
+            Command::new("ctr").arg("--address").arg(&socket).arg("version").output().unwrap().status.success()
+        });
+        Containerd { directory, child }
+    }
+
+    /// Runs a program in a container on the networks of a directory. ctr looks for networks and plugins in fixed places: it gets
+    /// its own /etc and /opt.
+    fn run(&self, networks: &Path, plugins: &Path, name: &str, program: &[&str]) -> Result<String, String> {
+        let script = "mount -t tmpfs none /etc && mount -t tmpfs none /opt && mkdir /etc/cni /opt/cni && \
+                      ln -s \"$1\" /etc/cni/net.d && ln -s \"$2\" /opt/cni/bin && shift 2 && exec \"$@\"";
+        let output = Command::new("timeout")
+            .args(["60", "unshare", "--mount", "sh", "-c", script, "sh"])
+            .args([networks, plugins])
+            .args(["ctr", "--address"])
+            .arg(self.directory.join("containerd.sock"))
+            .args(["run", "--rm", "--cni", "--rootfs"])
+            .arg(self.directory.join("files"))
+            .arg(name)
+            .args(program)
+            .output()
+            .unwrap();
+        let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+        if output.status.success() {
+            Ok(text(&output.stdout))
+        } else {
+            Err(text(&output.stdout) + &text(&output.stderr))
+        }
+    }
+}
+
+impl Drop for Containerd {
+    fn drop(&mut self) {
+        // What holds a container outlives containerd, and so does a container that could not be attached.
+        let socket = self.directory.join("containerd.sock");
+        let ctr = || {
+            let mut ctr = Command::new("ctr");
+            ctr.arg("--address").arg(&socket).arg("tasks").stderr(Stdio::null());
+            ctr
+        };
+        let tasks = ctr().args(["list", "--quiet"]).output().unwrap().stdout;
+        for task in String::from_utf8_lossy(&tasks).lines() {
+            let _ = ctr().args(["remove", "--force", task]).stdout(Stdio::null()).status();
+        }
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+#[test]
+#[ignore = "needs BIFROST_CNI_TOOLS"]
+fn containerd_runs_containers() {
+    let lab = lab();
+    let networks = configure(&lab, "1.0.0");
+    let plugins = netns::directory(lab.tag()).join("plugins");
+    let containerd = Containerd::start(&lab);
+    shell(&containerd.directory);
+    // host-local gives out addresses in order.
+    for (name, address) in [("one", "10.0.0.10"), ("two", "10.0.0.11")] {
+        route(&lab.hosts[1], "host-a", address, &format!("02:42:0a:00:00:{}", if name == "one" { "0a" } else { "0b" }));
+        let pings =
+            containerd.run(&networks, &plugins, name, &["/bin/ping", "-c", "2", "-W", "2", "10.0.0.2"]).unwrap();
+        assert!(pings.contains("2 packets received"), "{pings}");
+        assert!(lab.hosts[0].client.ports().unwrap().is_empty(), "the container is gone, and its port with it");
+    }
+    // What the switch refuses, the runtime tells.
+    let file = networks.join("10-pods.conflist");
+    let network = std::fs::read_to_string(&file).unwrap().replace("\"vni\":100", "\"vni\":999");
+    std::fs::write(&file, network).unwrap();
+    let error = containerd.run(&networks, &plugins, "three", &["/bin/ip", "link"]).unwrap_err();
+    assert!(error.contains("999"), "{error}");
 }
