@@ -56,16 +56,23 @@ impl Cache {
         if flows.made().max(sessions.counters().current as usize) < MANY {
             return;
         }
+        // Each step asks for what the next one reads, of all packets, before it is read of the first.
+        for parsed in packets.clone() {
+            if let Some(key) = Key::of(Source::Guest(port), parsed) {
+                flows.fetch_set(&key, parsed.flow_hash);
+            }
+        }
         let mut records = [NONE; VECTOR];
         for (record, parsed) in records.iter_mut().zip(packets.clone()) {
             if let Some(key) = Key::of(Source::Guest(port), parsed) {
                 *record = flows.candidate(&key, parsed.flow_hash);
+                flows.fetch(*record);
             }
         }
         let mut touched = [[NONE; 2]; VECTOR];
         for ((touched, record), parsed) in touched.iter_mut().zip(records).zip(packets) {
             if record != NONE {
-                *touched = flows.fetch(record);
+                *touched = flows.sessions(record);
             } else if parsed.src_port != 0 {
                 let key = session::Key::of(port, Direction::Egress, &[], parsed);
                 touched[0] = sessions.find(&key).unwrap_or(NONE);

@@ -2,8 +2,8 @@
 
 use std::fmt;
 use std::hash::BuildHasher as _;
-use std::hint::black_box;
 
+use bifrost_tables::prefetch;
 use foldhash::fast::FixedState;
 
 use super::key::Key;
@@ -158,12 +158,28 @@ impl<T: Copy> Flows<T> {
         self.records.len()
     }
 
+    /// Has a flow's set come into the caches.
+    #[inline(always)]
+    pub(crate) fn fetch_set(&self, key: &Key, flow_hash: u32) {
+        if let Some(set) = self.sets.get(self.set(key, flow_hash)) {
+            prefetch(set);
+        }
+    }
+
     /// Which record may be that of a flow, by what is beside its set.
     #[inline(always)]
     pub(crate) fn candidate(&self, key: &Key, flow_hash: u32) -> u32 {
         let set = self.sets.get(self.set(key, flow_hash));
         let entry = set.and_then(|Set(set)| set.iter().find(|entry| entry.flow_hash == flow_hash));
         entry.map_or(NONE, |entry| entry.record)
+    }
+
+    /// Which sessions a candidate's packets belong to.
+    #[inline(always)]
+    pub(crate) fn sessions(&self, candidate: u32) -> [u32; 2] {
+        let Some(record) = self.records.get(candidate as usize) else { return [NONE; 2] };
+        let [sender, receiver, _] = record.touched.indexes;
+        [sender, receiver]
     }
 
     /// Keeps a record, in the place of an older one of the same flow, or where there is none. If its set is full of others', they stay,
@@ -212,13 +228,14 @@ impl<T: Copy> Flows<T> {
 }
 
 impl Flows {
-    /// Reads all three lines of a [`candidate`](Self::candidate), and says which sessions its packets belong to.
+    /// Has all three lines of a [`candidate`](Self::candidate) come into the caches.
     #[inline(always)]
-    pub(crate) fn fetch(&self, candidate: u32) -> [u32; 2] {
-        let Some(record) = self.records.get(candidate as usize) else { return [NONE; 2] };
-        black_box((record.key.0[0], record.verdict.rewrite.is_some()));
-        let [sender, receiver, _] = record.touched.indexes;
-        [sender, receiver]
+    pub(crate) fn fetch(&self, candidate: u32) {
+        if let Some(record) = self.records.get(candidate as usize) {
+            prefetch(&record.key);
+            prefetch(&record.touched);
+            prefetch(&record.verdict.rewrite);
+        }
     }
 }
 

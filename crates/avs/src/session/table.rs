@@ -1,7 +1,6 @@
 //! The sessions of one switch.
 
 use std::hash::BuildHasher as _;
-use std::hint::black_box;
 
 use super::index::Index;
 use super::key::Key;
@@ -13,6 +12,7 @@ use super::wheel::Wheel;
 use super::{PortSessions, SessionCounters};
 use crate::ids::{Direction, PortId};
 use crate::limits::SessionLimits;
+use bifrost_tables::prefetch;
 use foldhash::fast::FixedState;
 
 /// Sessions whose time may have come that are looked at in one go, at most.
@@ -280,11 +280,12 @@ impl<T: Payload> Sessions<T> {
         self.slab.get(index as usize).is_some_and(|session| session.number == number)
     }
 
-    /// Reads what a packet of a session needs of it, if there is one at that place.
+    /// Has what a packet of a session needs of it come into the caches, if there is one at that place.
     #[inline(always)]
     pub(crate) fn fetch(&self, index: u32) {
         if let Some(session) = self.slab.get(index as usize) {
-            black_box((session.number, session.state));
+            prefetch(&session.number);
+            prefetch(&session.state);
         }
     }
 
