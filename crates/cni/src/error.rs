@@ -37,6 +37,8 @@ pub enum Code {
     Refused = 100,
     /// Something is not as it was when the container was attached.
     Changed = 101,
+    /// The container has such an attachment already.
+    Exists = 102,
 }
 
 #[derive(Serialize)]

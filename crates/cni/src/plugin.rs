@@ -66,9 +66,14 @@ impl Plugin<'_> {
             Some(ipam) => ipam.add()?,
             None => attachment::chosen(&self.network.addresses),
         };
-        self.attach(interface, netns, &namespace, given).inspect_err(|_| {
-            // What fails now as well is found by GC, and by the runtime's DEL.
-            let _ = self.ipam.map(|ipam| ipam.tell("DEL"));
+        self.attach(interface, netns, &namespace, given).map_err(|error| {
+            // The attachment that there is keeps its port and its addresses. Otherwise addresses are free only when it is known
+            // that no port has them: an answer may have been lost.
+            if error.code == Code::Exists || self.del(interface).is_ok() {
+                return error;
+            }
+            let message = format!("{}; what was begun could not be undone, and DEL will", error.message);
+            Error { message, ..error }
         })
     }
 
@@ -86,11 +91,9 @@ impl Plugin<'_> {
                 "container {} has the interface {} in this network already",
                 interface.container, interface.name
             );
-            return Err(Error::new(Code::Refused, text));
+            return Err(Error::new(Code::Exists, text));
         }
-        namespace.add_routes(&interface.name, &routes).inspect_err(|_| {
-            let _ = self.remove(vec![attachment::port_name(&self.network.name, interface)]);
-        })?;
+        namespace.add_routes(&interface.name, &routes)?;
         Ok(attached)
     }
 

@@ -89,15 +89,12 @@ fn answer(output: &Output) -> Result<Value, Value> {
 
 /// How a host gets to a container of another one.
 fn route(host: &Host, peer: &str, address: &str, mac: &str) {
-    let spec = json!({"vni": 100, "prefix": format!("{address}/32"), "peer": peer, "mac": mac});
-    let item = ApplyItem {
-        op: ApplyOp::Set,
-        kind: Kind::Route,
-        key: None,
-        generation: None,
-        owner: "test".into(),
-        spec: Some(spec),
-    };
+    set(host, Kind::Route, json!({"vni": 100, "prefix": format!("{address}/32"), "peer": peer, "mac": mac}));
+}
+
+fn set(host: &Host, kind: Kind, spec: Value) {
+    let (op, owner) = (ApplyOp::Set, "test".to_owned());
+    let item = ApplyItem { op, kind, key: None, generation: None, owner, spec: Some(spec) };
     host.client.apply(&ApplySpec { items: vec![item] }).unwrap();
 }
 
@@ -128,7 +125,7 @@ fn a_container_is_attached_and_taken_away() {
 
     // A second time it is an error, and what is there stays.
     let again = container.call("ADD").unwrap_err();
-    assert!(again["code"] == 100 && again["msg"].as_str().unwrap().contains("already"), "{again}");
+    assert!(again["code"] == 102 && again["msg"].as_str().unwrap().contains("already"), "{again}");
     assert_eq!(ping(&net, "10.0.0.2", 1, 56), 1);
     // Somebody takes an address away, then the device.
     net.ip("addr del 10.0.0.5/24 dev eth0\n");
@@ -214,6 +211,20 @@ fn what_a_runtime_has_forgotten_is_collected() {
     assert!(error["code"] == 50 && error["msg"].as_str().unwrap().contains("not running"), "{error}");
 }
 
+#[test]
+fn a_port_of_the_host_reaches_its_containers() {
+    let lab = lab();
+    let net = Net::new(lab.tag(), "c");
+    let container = Container::new(&lab.hosts[0], "c1", &net, "10.0.0.5/24");
+    container.call("ADD").unwrap();
+    let spec = json!({"name": "node", "vni": 100, "mac": "02:00:00:00:00:64", "addresses": ["10.0.0.100/24"], "device": "vpc0"});
+    set(&lab.hosts[0], Kind::Port, spec);
+    let node = &lab.hosts[0].net;
+    assert_eq!(ping(node, "10.0.0.5", 3, 56), 3);
+    exchange(node, &net, "10.0.0.5", 8080, 1 << 20);
+    exchange(&net, node, "10.0.0.100", 8081, 1 << 20);
+}
+
 /// A network in a directory of its own, as a runtime reads it: with both families, and addresses from host-local.
 fn configure(lab: &Lab, version: &str) -> PathBuf {
     let directory = netns::directory(lab.tag()).join(format!("net.d-{version}"));
@@ -281,6 +292,12 @@ fn cnitool_attaches_in_every_version() {
         tool("del", &[]).unwrap();
         assert!(!net.has_device("eth0"));
         assert!(lab.hosts[0].client.objects(&query).unwrap().objects.is_empty());
+        // One that the switch refuses keeps no address.
+        let file = directory.join("10-pods.conflist");
+        let network = std::fs::read_to_string(&file).unwrap();
+        std::fs::write(&file, network.replace("\"vni\":100", "\"vni\":999")).unwrap();
+        let error = tool("add", &[]).unwrap_err();
+        assert!(error.contains("999"), "{error}");
         // host-local has the addresses back.
         let leases = std::fs::read_dir(netns::directory(lab.tag()).join("addresses/pods")).unwrap();
         let leases: Vec<_> =
