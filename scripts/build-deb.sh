@@ -32,7 +32,7 @@ mkdir -p "$build"
 cp -R packaging/debian "$build/debian"
 cp packaging/bifrostd.service "$build/debian/bifrost.bifrostd.service"
 cp packaging/bifrostd.toml packaging/wireshark/bifrost.lua docs/OPERATIONS.md docs/COUNTERS.md docs/PROTOCOL.md "$build"
-cp -R docs/operations "$build"
+cp -R docs/operations packaging/prometheus packaging/grafana "$build"
 cp "$BIN_DIR/bifrostd" "$BIN_DIR/bifrostctl" "$BIN_DIR/bifrost-cni" "$build"
 "$target/debug/examples/manual" "$build"
 cat >"$build/debian/changelog" <<END

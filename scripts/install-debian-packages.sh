@@ -29,6 +29,9 @@ drivers="net-virtio net-vhost net-pcap net-af-packet mempool-ring net-memif"
 # but for the compiler of queries, which is large and for long ones.
 postgresql=/var/cache/bifrost-lab/postgresql
 
+# Where promtool is unpacked: the package that has it would start a server.
+prometheus=/var/cache/bifrost-lab/prometheus
+
 case "$what" in
 demo) packages="redis-server redis-tools nftables ethtool iproute2" shims="" ;;
 demo-rdma) packages="iperf3 nftables ethtool iproute2" shims="" ;;
@@ -45,6 +48,7 @@ done
 command -v cc >/dev/null 2>&1 || missing="$missing gcc libc6-dev"
 if [ "$what" = all ]; then
     [ -d "$kernel" ] || unpack_kernel=yes
+    [ -x "$prometheus/usr/bin/promtool" ] || unpack_prometheus=yes
     if ! [ -d "$dpdk" ] || ldd "$dpdk/usr/bin/dpdk-testpmd" | grep -q "not found"; then
         unpack_dpdk=yes
     fi
@@ -101,6 +105,14 @@ if [ -n "${unpack_dpdk:-}" ]; then
     (cd "$dpdk.new" && apt-get download -qq dpdk-dev && dpkg-deb -x ./*.deb . && rm ./*.deb)
     rm -rf "$dpdk"
     mv "$dpdk.new" "$dpdk"
+fi
+
+if [ -n "${unpack_prometheus:-}" ]; then
+    rm -rf "$prometheus.new"
+    mkdir -p "$prometheus.new"
+    (cd "$prometheus.new" && apt-get download -qq prometheus && dpkg-deb -x ./*.deb . && rm ./*.deb)
+    rm -rf "$prometheus"
+    mv "$prometheus.new" "$prometheus"
 fi
 
 if [ -n "${unpack_postgresql:-}" ]; then

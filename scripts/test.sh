@@ -9,7 +9,7 @@ sudo=""
 [ "$(id -u)" -eq 0 ] || sudo=sudo
 began=$(date +%s)
 number=0
-total=23
+total=24
 
 step() {
     title=$1
@@ -45,6 +45,12 @@ step "plain words" scripts/check-prose.sh
 step "lints" cargo clippy --workspace --all-targets --locked -- -D warnings
 step "documentation" env RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --locked
 step "tests" cargo test --workspace --locked
+alerts() {
+    promtool=/var/cache/bifrost-lab/prometheus/usr/bin/promtool
+    "$promtool" check rules packaging/prometheus/bifrost.rules.yml &&
+        "$promtool" test rules packaging/prometheus/bifrost.test.yml
+}
+step "alert rules" alerts
 # Those that need etcd, which `cargo test` leaves out.
 in_etcd() {
     if ! etcd=$(scripts/install-etcd.sh); then

@@ -2,10 +2,11 @@
 
 #![allow(clippy::unwrap_used)]
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use bifrost_control::Config;
+use bifrost_control::{Config, counters};
 
 fn repository() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
@@ -147,6 +148,53 @@ fn every_block_of_the_guide_is_tried_or_says_why_not() {
         }
     }
     assert!(opened > tried && tried > 15, "{tried} of {opened} blocks are tried");
+}
+
+/// The name that Prometheus knows a counter by.
+fn metric(counter: &str, kind: counters::Kind) -> String {
+    let unit = counters::unit(counter);
+    let name = counter.strip_suffix(unit).unwrap().replace('.', "_");
+    let unit = match unit {
+        "ns" => "seconds",
+        "ppm" => "ratio",
+        unit => unit,
+    };
+    let end = if kind == counters::Kind::Gauge { "" } else { "_total" };
+    format!("bifrost_{name}{unit}{end}")
+}
+
+#[test]
+fn alerts_and_dashboards_ask_for_counters_that_there_are() {
+    let known: BTreeSet<String> = counters::all().map(|(counter, meaning)| metric(&counter, meaning.kind)).collect();
+    let mut asked = 0;
+    for file in ["prometheus/bifrost.rules.yml", "grafana/bifrost-hosts.json", "grafana/bifrost-fleet.json"] {
+        let text = read(&format!("packaging/{file}"));
+        let words = text.split(|c: char| !c.is_ascii_alphanumeric() && c != '_');
+        let others = ["bifrost_relay_", "bifrost_agent_"];
+        for word in words.filter(|w| w.starts_with("bifrost_") && !others.iter().any(|other| w.starts_with(other))) {
+            asked += 1;
+            assert!(known.contains(word), "{file}: {word}");
+        }
+    }
+    assert!(asked >= 30, "{asked}");
+}
+
+#[test]
+fn dashboards_are_such_as_grafana_reads() {
+    for name in ["hosts", "fleet"] {
+        let board: serde_json::Value =
+            serde_json::from_str(&read(&format!("packaging/grafana/bifrost-{name}.json"))).unwrap();
+        assert_eq!(board["uid"], format!("bifrost-{name}"));
+        let panels = board["panels"].as_array().unwrap();
+        let ids: BTreeSet<_> = panels.iter().map(|panel| panel["id"].as_u64().unwrap()).collect();
+        assert!(panels.len() > 5 && ids.len() == panels.len());
+        for panel in panels {
+            let place = &panel["gridPos"];
+            assert!(place["x"].as_u64().unwrap() + place["w"].as_u64().unwrap() <= 24, "{panel}");
+            assert!(!panel["fieldConfig"]["defaults"]["unit"].as_str().unwrap().is_empty());
+            assert!(!panel["targets"].as_array().unwrap().is_empty());
+        }
+    }
 }
 
 /// A link that leads nowhere is found here, not by the reader.

@@ -43,3 +43,29 @@ pub(crate) fn text(relay: &Relay) -> Result<String, fmt::Error> {
     encode(&mut text, &registry)?;
     Ok(text)
 }
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use bifrost_store::Store;
+
+    use super::*;
+
+    #[test]
+    fn what_alerts_and_dashboards_ask_for_is_there() {
+        let relay = Relay::new("r".into(), "memory".into(), Store::memory());
+        let text = text(&relay).unwrap();
+        let names: Vec<_> = text.lines().filter_map(|line| line.split([' ', '{']).next()).collect();
+        let packaging = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../packaging");
+        let mut asked = 0;
+        for file in ["prometheus/bifrost.rules.yml", "grafana/bifrost-fleet.json"] {
+            let text = std::fs::read_to_string(packaging.join(file)).unwrap();
+            let words = text.split(|c: char| !c.is_ascii_alphanumeric() && c != '_');
+            for word in words.filter(|word| word.starts_with("bifrost_relay_")) {
+                asked += 1;
+                assert!(names.contains(&word), "{file}: {word}");
+            }
+        }
+        assert!(asked > 5, "{asked}");
+    }
+}
