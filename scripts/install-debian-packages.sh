@@ -63,7 +63,7 @@ build=""
 for shim in $shims; do
     [ "$shim_directory/$shim.so" -nt "$source_directory/$shim.c" ] || build="$build $shim"
 done
-unpack=${unpack_kernel:-}${unpack_dpdk:-}${unpack_postgresql:-}
+unpack=${unpack_kernel:-}${unpack_dpdk:-}${unpack_postgresql:-}${unpack_prometheus:-}
 if [ -z "$missing$unpack$build" ]; then
     exit 0
 fi
@@ -72,7 +72,7 @@ if [ "$(id -u)" -ne 0 ]; then
     echo "install-debian-packages.sh: needs root to install:$missing and to write to ${kernel%/*}" >&2
     exit 1
 fi
-echo "Installing:$missing${unpack_kernel:+ $kernel}${unpack_dpdk:+ $dpdk}${unpack_postgresql:+ $postgresql}$build"
+echo "Installing:$missing${unpack_kernel:+ $kernel}${unpack_dpdk:+ $dpdk}${unpack_postgresql:+ $postgresql}${unpack_prometheus:+ $prometheus}$build"
 
 # invoke-rc.d asks policy-rc.d whether a package may start its service: 101 forbids it. One that is there
 # already is the administrator's, and stays.
