@@ -90,7 +90,8 @@ impl Store {
         }
     }
 
-    /// Tells what changes after revision `after` under a prefix. `after` is that of a [`Snapshot`] or of [`Events`].
+    /// Tells what changes after revision `after` under a prefix. `after` is that of a [`Snapshot`] or of [`Events`]. If the store has no such
+    /// revision, because it was restored from a backup, the watch tells [`WatchError::Compacted`].
     ///
     /// # Errors
     /// The store does not answer, or refuses.

@@ -30,6 +30,20 @@ pub(super) async fn snapshot(client: &Client, prefix: &str) -> Result<Snapshot, 
     ))
 }
 
+/// The store's revision, the newest.
+pub(super) async fn current(client: &Client) -> Result<Revision, StoreError> {
+    // Which key does not matter; it has to be one that is allowed.
+    let key = client.markers.clone().into_bytes();
+    let request = pb::RangeRequest { key, limit: 1, keys_only: true, ..Default::default() };
+    match client.ask(request, range).await {
+        Ok(answer) => Ok(revision(answer.header.as_ref())),
+        Err(Failure::Store(error)) => Err(error),
+        Err(Failure::Compacted | Failure::TooLarge) => {
+            Err(StoreError::Refused("etcd's answer is not what was asked for".to_owned()))
+        }
+    }
+}
+
 async fn pages(client: &Client, prefix: &str) -> Result<Snapshot, Failure> {
     let (key, range_end) = range_of(&format!("{}{prefix}", client.root));
     let mut request = pb::RangeRequest { key, range_end, limit: PAGE, ..Default::default() };

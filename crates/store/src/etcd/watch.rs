@@ -261,9 +261,19 @@ async fn open(
             return Err(ended(&response).map_or_else(Opened::Status, Opened::Ended));
         }
         if response.created {
+            // A member may be behind. A store that is behind was restored from a backup: what it makes next is not what came next.
+            if revision(response.header.as_ref()) < after && is_ahead(client, after).await? {
+                return Err(Opened::Ended(WatchError::Compacted));
+            }
             return Ok((responses, requests));
         }
     }
+}
+
+/// Whether a revision is not one of the store's yet.
+async fn is_ahead(client: &Client, after: Revision) -> Result<bool, Opened> {
+    let now = read::current(client).await.map_err(|error| Opened::Status(Status::unavailable(error.to_string())))?;
+    Ok(now < after)
 }
 
 /// What a watch that the member has ended means: an end, or a failure to be judged.
