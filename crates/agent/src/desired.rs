@@ -91,11 +91,16 @@ pub struct Desired {
     pending: BTreeMap<Name, Option<Wanted>>,
     pending_bytes: usize,
     revision: Option<u64>,
+    /// No lower revision is believed.
+    least: u64,
 }
 
 impl Desired {
-    /// A stream begins: everything comes.
-    pub fn connected(&mut self) {
+    /// A stream begins: everything comes. `is_restored`: the store was restored from a backup, and revisions begin again.
+    pub fn connected(&mut self, is_restored: bool) {
+        if is_restored {
+            self.least = 0;
+        }
         self.drop_pending();
         self.phase = Phase::Snapshot;
     }
@@ -141,8 +146,8 @@ impl Desired {
         let mut changes = std::mem::take(&mut self.pending);
         self.pending_bytes = 0;
         let is_snapshot = self.phase != Phase::Following;
-        if let Some(known) = self.revision.filter(|known| revision < *known) {
-            return Err(Refused::Behind { revision, known });
+        if revision < self.least {
+            return Err(Refused::Behind { revision, known: self.least });
         }
         if is_snapshot {
             // Stale: it was not sent.
@@ -167,7 +172,7 @@ impl Desired {
             }
         }
         self.phase = Phase::Following;
-        self.revision = Some(revision);
+        (self.revision, self.least) = (Some(revision), revision);
         Ok(changed)
     }
 

@@ -1,12 +1,13 @@
 //! The stream with a relay: connect, follow, and connect again.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use bifrost_relay_api::limits::{KEEP_ALIVE_S, KEEP_ALIVE_TIMEOUT_S, MAX_MESSAGE, VERSION};
 use bifrost_relay_api::pb::relay_client::RelayClient;
 use bifrost_relay_api::tls::{Files, TlsError};
-use bifrost_relay_api::{Change, FromAgent, Hello, Invalid, Report, ToAgent, agree, pb};
+use bifrost_relay_api::{Change, FromAgent, Hello, Invalid, Report, ToAgent, Welcome, agree, pb};
 use tokio::sync::{Notify, mpsc, watch};
 use tokio::time::{Instant, timeout};
 use tokio_stream::wrappers::ReceiverStream;
@@ -38,8 +39,15 @@ pub struct Settings {
 /// What happens with the stream.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Event {
-    /// A relay has welcomed us, and says who it is: its address, and its program.
-    Connected(String, String),
+    /// A relay has welcomed us.
+    Connected {
+        /// Its address.
+        relay: String,
+        /// Its program.
+        software: String,
+        /// Whether its store was restored from a backup, and has not come to the last revision that we had.
+        is_restored: bool,
+    },
     /// Part of what changes.
     Changes(Vec<Change>),
     /// All changes up to this revision were sent.
@@ -78,9 +86,11 @@ impl From<tonic::Status> for Ended {
     }
 }
 
-/// Follows one relay after the other until `events` is closed. Each time `reports` changes, the relay is told; `end` ends a stream.
+/// Follows one relay after the other until `events` is closed. `known` has the last revision that was taken over. Each time `reports` changes,
+/// the relay is told; `end` ends a stream.
 pub async fn follow(
     settings: Settings,
+    known: Arc<AtomicU64>,
     events: mpsc::Sender<Event>,
     reports: watch::Receiver<Option<Report>>,
     end: Arc<Notify>,
@@ -89,7 +99,7 @@ pub async fn follow(
     for relay in settings.relays.iter().cycle() {
         let started = Instant::now();
         let ended = tokio::select! {
-            ended = stream(&settings, relay, &events, reports.clone()) => ended,
+            ended = stream(&settings, relay, &known, &events, reports.clone()) => ended,
             () = end.notified() => Err(Ended::Refused),
         };
         let ended = match ended {
@@ -115,6 +125,7 @@ pub async fn follow(
 async fn stream(
     settings: &Settings,
     relay: &str,
+    known: &AtomicU64,
     events: &mpsc::Sender<Event>,
     mut reports: watch::Receiver<Option<Report>>,
 ) -> Result<(), Ended> {
@@ -124,7 +135,8 @@ async fn stream(
     let versions = (VERSION, VERSION);
     let software = format!("bifrost-agent {}", env!("CARGO_PKG_VERSION"));
     let (host, instance) = (settings.host.clone(), settings.instance.clone());
-    let hello = FromAgent::Hello(Hello { versions, host, instance, software });
+    let revision = known.load(Ordering::Relaxed);
+    let hello = FromAgent::Hello(Hello { versions, host, instance, software, revision });
     say.send(hello.into()).await.map_err(|_| Ended::Closed)?;
     // What was in force before is of another stream.
     reports.borrow_and_update();
@@ -136,7 +148,8 @@ async fn stream(
     let (first, mut answers) = timeout(PATIENCE, answers).await.map_err(|_| Ended::Late)??;
     let ToAgent::Welcome(welcome) = first else { return Err(Ended::Order("another message", "before the welcome")) };
     agree((welcome.version, welcome.version))?;
-    tell(events, Event::Connected(relay.to_owned(), welcome.relay)).await?;
+    let Welcome { relay: software, restored: is_restored, .. } = welcome;
+    tell(events, Event::Connected { relay: relay.to_owned(), software, is_restored }).await?;
     loop {
         tokio::select! {
             message = hear(&mut answers) => match message? {

@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use bifrost_control::client::ClientError;
@@ -42,7 +43,9 @@ pub async fn run(settings: Settings, metrics: Arc<Metrics>, stop: impl Future<Ou
     let (events, mut happened) = mpsc::channel(EVENTS);
     let (reports, to_report) = watch::channel(None);
     let end_stream = Arc::new(Notify::new());
-    let following = tokio::spawn(follow(settings.follow, events, to_report, Arc::clone(&end_stream)));
+    let known = Arc::new(AtomicU64::new(0));
+    let streams = follow(settings.follow, Arc::clone(&known), events, to_report, Arc::clone(&end_stream));
+    let following = tokio::spawn(streams);
     let started = Instant::now();
     let mut core = Core::new(Limits::default(), fastrand::f64);
     let mut asked: Asked = None;
@@ -61,7 +64,7 @@ pub async fn run(settings: Settings, metrics: Arc<Metrics>, stop: impl Future<Ou
             () = &mut stop => break,
             event = happened.recv() => {
                 let Some(event) = event else { break };
-                if let Err(error) = on_event(&mut core, &metrics, event, started.elapsed()) {
+                if let Err(error) = on_event(&mut core, &metrics, &known, event, started.elapsed()) {
                     tracing::error!(%error, "the stream is ended; what is in force stays");
                     core.lost();
                     end_stream.notify_one();
@@ -87,16 +90,20 @@ async fn answer(asked: &mut Asked) -> Result<Answer, ClientError> {
     }
 }
 
-fn on_event(core: &mut Core, metrics: &Metrics, event: Event, now: Duration) -> Result<(), Refused> {
+fn on_event(core: &mut Core, metrics: &Metrics, known: &AtomicU64, event: Event, now: Duration) -> Result<(), Refused> {
     match event {
-        Event::Connected(relay, software) => {
+        Event::Connected { relay, software, is_restored } => {
             tracing::info!(relay, software, "following a relay");
-            core.connected();
+            if is_restored {
+                tracing::warn!("its store was restored from a backup: an earlier state is brought into force");
+            }
+            core.connected(is_restored);
         }
         Event::Changes(changes) => core.changes(changes)?,
         Event::InSync(revision) => {
             let is_first = !core.desired().is_in_sync();
             core.in_sync(revision, now)?;
+            known.store(revision, Ordering::Relaxed);
             if is_first {
                 tracing::info!(revision, objects = core.desired().count(), "the relay has sent everything");
             }

@@ -165,9 +165,9 @@ impl Core {
         &self.desired
     }
 
-    /// A stream with a relay begins.
-    pub fn connected(&mut self) {
-        self.desired.connected();
+    /// A stream with a relay begins. `is_restored`: the store was restored from a backup, and has not come to the last revision.
+    pub fn connected(&mut self, is_restored: bool) {
+        self.desired.connected(is_restored);
         self.reported = None;
     }
 

@@ -142,7 +142,7 @@ fn a_relay_that_breaks_the_protocol_changes_nothing() {
     let changes = |changes: Vec<pb::Change>| pb::ToAgent {
         message: Some(pb::to_agent::Message::Changes(pb::Changes { changes })),
     };
-    let welcome = |version| ToAgent::Welcome(Welcome { version, relay: String::new() }).into();
+    let welcome = |version| ToAgent::Welcome(Welcome { version, ..Welcome::default() }).into();
     // Each ends the stream, and nothing is deleted although an `InSync` without the object follows.
     let after_welcome = [
         pb::ToAgent::default(),
@@ -177,6 +177,32 @@ fn a_relay_that_breaks_the_protocol_changes_nothing() {
     let report = session.reported(10);
     assert_eq!((report.objects, report.problems.len()), (1, 3), "{report:?}");
     assert_eq!(daemon.keys(), ["vpc 2"]);
+}
+
+#[test]
+fn an_agent_says_what_it_has_seen_and_follows_a_store_that_was_restored() {
+    let directory = tempfile::tempdir().unwrap();
+    let daemon = Daemon::start(&directory.path().join("sock"), 1);
+    let relay = Relay::start(0, None);
+    let _agent = Agent::start(directory.path(), &[&insecure(&[&relay]), "--insecure"]);
+    let session = relay.session();
+    assert_eq!(session.hello.revision, 0);
+    session.send(vec![vpc(1), vpc(2)], 7);
+    session.reported(7);
+    drop(session);
+    let session = relay.session();
+    assert_eq!(session.hello.revision, 7);
+    session.send(vec![vpc(1)], 3);
+    assert!(session.is_ended(), "nothing says why there is less");
+    assert_eq!(daemon.keys(), ["vpc 1", "vpc 2"]);
+    let session = relay.greeted();
+    assert_eq!(session.hello.revision, 7);
+    session.say(ToAgent::Welcome(Welcome { version: 1, restored: true, ..Welcome::default() }));
+    session.send(vec![vpc(1)], 3);
+    session.reported(3);
+    assert_eq!(daemon.keys(), ["vpc 1"]);
+    drop(session);
+    assert_eq!(relay.session().hello.revision, 3);
 }
 
 /// An authority's certificates.

@@ -33,7 +33,7 @@ impl pb::relay_server::Relay for Teller {
         let mut incoming = request.into_inner();
         // Reports are read, and what they say is dropped.
         tokio::spawn(async move { while let Ok(Some(_)) = incoming.message().await {} });
-        for message in [ToAgent::Welcome(Welcome { version: 1, relay: String::new() }), ToAgent::InSync(1)] {
+        for message in [ToAgent::Welcome(Welcome { version: 1, ..Welcome::default() }), ToAgent::InSync(1)] {
             send.send(Ok(message.into())).await.map_err(|e| Status::internal(e.to_string()))?;
         }
         lock(&self.0).push(send);

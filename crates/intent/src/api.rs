@@ -103,7 +103,7 @@ pub struct Status {
     pub revision: u64,
     /// How many objects there are.
     pub objects: u64,
-    /// Hosts that are known, that are connected to this relay, and of those the ones that have everything.
+    /// Hosts that are known, that are connected to a relay, and of those the ones that have everything.
     pub hosts: HostCounts,
     /// Records that this relay does not understand, each with the reason: another program, or a later version, has written them.
     pub unreadable: Vec<(String, String)>,
@@ -114,7 +114,7 @@ pub struct Status {
 pub struct HostCounts {
     /// Known.
     pub known: u64,
-    /// Connected to this relay.
+    /// Connected to a relay.
     pub connected: u64,
     /// Connected, and everything is in force.
     pub in_sync: u64,
@@ -125,8 +125,11 @@ pub struct HostCounts {
 pub struct HostStatus {
     /// Its name.
     pub name: String,
-    /// Whether its agent is connected to this relay.
+    /// Whether its agent is connected to a relay.
     pub connected: bool,
+    /// The relay, if it is another one of the same store.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub relay: Option<String>,
     /// Since when, or when it was last, milliseconds since 1970; 0: never since the relay's start.
     pub since_ms: u64,
     /// The agent's version.
@@ -169,6 +172,9 @@ pub struct WaitQuery {
     pub revision: u64,
     /// The longest time to wait, milliseconds, up to [`MAX_WAIT_MS`].
     pub timeout_ms: u64,
+    /// The first revision of what was changed, if that is another one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub since: Option<u64>,
 }
 
 /// The answer to `GET /v1/wait`.
@@ -176,6 +182,9 @@ pub struct WaitQuery {
 pub struct Waited {
     /// Hosts that do not have everything yet; empty: all have.
     pub waiting: Vec<HostStatus>,
+    /// Hosts that what was changed concerns, and whose `bifrostd` refuses something, of that or of something else.
+    #[serde(default)]
+    pub refusing: Vec<HostStatus>,
 }
 
 /// Which object `GET /v1/why` is about.

@@ -27,6 +27,8 @@ pub struct Hello {
     pub instance: String,
     /// Name and version of the program.
     pub software: String,
+    /// The highest revision that it has had an InSync of; 0: none.
+    pub revision: u64,
 }
 
 /// What is in force on a host.
@@ -71,6 +73,8 @@ pub struct Welcome {
     pub version: u32,
     /// Name and version of the relay.
     pub relay: String,
+    /// Whether the store has not come to the agent's revision: it was restored from a backup.
+    pub restored: bool,
 }
 
 /// What an object of the host is to be. Kind and spec may be ones that the host's release does not know.
@@ -122,11 +126,11 @@ impl TryFrom<pb::FromAgent> for FromAgent {
         match message.message {
             None => Err(unknown()),
             Some(pb::from_agent::Message::Hello(hello)) => {
-                let pb::Hello { version_min, version_max, host, instance, software } = hello;
+                let pb::Hello { version_min, version_max, host, instance, software, revision } = hello;
                 let versions = (version_min, version_max);
                 let instance = text("hello.instance", instance, 0, MAX_TEXT)?;
                 let software = text("hello.software", software, 0, MAX_TEXT)?;
-                Ok(FromAgent::Hello(Hello { versions, host: host_name(host)?, instance, software }))
+                Ok(FromAgent::Hello(Hello { versions, host: host_name(host)?, instance, software, revision }))
             }
             Some(pb::from_agent::Message::Report(report)) => {
                 let pb::Report { revision, objects, problems, more_problems } = report;
@@ -144,8 +148,9 @@ impl TryFrom<pb::FromAgent> for FromAgent {
 impl From<FromAgent> for pb::FromAgent {
     fn from(message: FromAgent) -> pb::FromAgent {
         let message = match message {
-            FromAgent::Hello(Hello { versions: (version_min, version_max), host, instance, software }) => {
-                pb::from_agent::Message::Hello(pb::Hello { version_min, version_max, host, instance, software })
+            FromAgent::Hello(Hello { versions: (version_min, version_max), host, instance, software, revision }) => {
+                let hello = pb::Hello { version_min, version_max, host, instance, software, revision };
+                pb::from_agent::Message::Hello(hello)
             }
             FromAgent::Report(Report { revision, objects, problems, more_problems }) => {
                 let problems = problems.into_iter().map(pb::Problem::from).collect();
@@ -182,8 +187,9 @@ impl TryFrom<pb::ToAgent> for ToAgent {
     fn try_from(message: pb::ToAgent) -> Result<ToAgent, Invalid> {
         match message.message {
             None => Err(unknown()),
-            Some(pb::to_agent::Message::Welcome(pb::Welcome { version, relay })) => {
-                Ok(ToAgent::Welcome(Welcome { version, relay: text("welcome.relay", relay, 0, MAX_TEXT)? }))
+            Some(pb::to_agent::Message::Welcome(pb::Welcome { version, relay, restored })) => {
+                let relay = text("welcome.relay", relay, 0, MAX_TEXT)?;
+                Ok(ToAgent::Welcome(Welcome { version, relay, restored }))
             }
             Some(pb::to_agent::Message::Changes(pb::Changes { changes })) => {
                 if changes.len() > MAX_CHANGES {
@@ -199,8 +205,8 @@ impl TryFrom<pb::ToAgent> for ToAgent {
 impl From<ToAgent> for pb::ToAgent {
     fn from(message: ToAgent) -> pb::ToAgent {
         let message = match message {
-            ToAgent::Welcome(Welcome { version, relay }) => {
-                pb::to_agent::Message::Welcome(pb::Welcome { version, relay })
+            ToAgent::Welcome(Welcome { version, relay, restored }) => {
+                pb::to_agent::Message::Welcome(pb::Welcome { version, relay, restored })
             }
             ToAgent::Changes(changes) => {
                 let changes = changes.into_iter().map(pb::Change::from).collect();
@@ -292,12 +298,13 @@ mod tests {
         let problem = Problem { kind: "port".into(), key: "p".into(), what: "no such\nnamespace".into() };
         let report = Report { revision: 7, objects: 8, problems: vec![problem], more_problems: 9 };
         let versions = (1, 3);
-        let hello = Hello { versions, host: "host-a".into(), instance: "1".into(), software: "bifrost-agent 1".into() };
+        let (host, software) = ("host-a".into(), "bifrost-agent 1".into());
+        let hello = Hello { versions, host, instance: "1".into(), software, revision: 7 };
         for message in [FromAgent::Report(report), FromAgent::Hello(hello)] {
             assert_eq!(FromAgent::try_from(pb::FromAgent::from(message.clone())), Ok(message));
         }
         let gone = Change { kind: "vpc".into(), key: "1".into(), spec: None, committed_ms: 3 };
-        let welcome = Welcome { version: 1, relay: "bifrost-relay 1".into() };
+        let welcome = Welcome { version: 1, relay: "bifrost-relay 1".into(), restored: true };
         for message in [ToAgent::Welcome(welcome), ToAgent::Changes(vec![gone]), ToAgent::InSync(u64::MAX)] {
             assert_eq!(ToAgent::try_from(pb::ToAgent::from(message.clone())), Ok(message));
         }

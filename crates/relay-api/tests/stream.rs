@@ -36,7 +36,7 @@ impl Relay for Doorman {
         if certificates.is_some_and(|certificates| !is_of_host(&certificates, &hello.host)) {
             return Err(Status::permission_denied("the certificate is another host's"));
         }
-        let welcome = ToAgent::Welcome(Welcome { version: 1, relay: "test".into() });
+        let welcome = ToAgent::Welcome(Welcome { version: 1, relay: "test".into(), ..Welcome::default() });
         Ok(Response::new(Box::pin(tokio_stream::once(Ok(welcome.into())))))
     }
 }
@@ -56,7 +56,7 @@ async fn serve(tls: Option<ServerTlsConfig>) -> SocketAddr {
 /// The first answer to a hello of that host.
 async fn greet(endpoint: Endpoint, host: &str, software: String) -> Result<ToAgent, Status> {
     let channel = endpoint.connect().await.map_err(|e| Status::unavailable(format!("{e:?}")))?;
-    let hello = Hello { versions: (1, 1), host: host.into(), instance: "1".into(), software };
+    let hello = Hello { versions: (1, 1), host: host.into(), instance: "1".into(), software, revision: 0 };
     let said = tokio_stream::once(FromAgent::Hello(hello).into());
     let mut answers = RelayClient::new(channel).follow(said).await?.into_inner();
     Ok(answers.next().await.unwrap()?.try_into().unwrap())

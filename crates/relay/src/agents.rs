@@ -7,14 +7,17 @@ use std::time::Duration;
 use bifrost_intent::api::HostProblem;
 use bifrost_intent::{Item, ItemId};
 use bifrost_relay_api::limits::KEEP_ALIVE_TIMEOUT_S;
-use bifrost_relay_api::{Change, FromAgent, Hello, ToAgent, Welcome, agree, pb, pieces, tls};
+use bifrost_relay_api::{Change, FromAgent, ToAgent, Welcome, agree, pb, pieces, tls};
 use tokio::sync::mpsc;
 use tokio_stream::Stream;
 use tokio_stream::wrappers::ReceiverStream;
+use tonic::transport::CertificateDer;
+use tonic::transport::server::TlsConnectInfo;
 use tonic::{Request, Response, Status, Streaming};
 
 use crate::feed::Next;
 use crate::fleet::{Attached, Report};
+use crate::quiet::{Link, Speaking};
 use crate::relay::{Relay, now_ms};
 
 /// How long an agent may take to say who it is.
@@ -32,6 +35,7 @@ pub(crate) struct Agents {
     pub(crate) is_secure: bool,
 }
 
+type Certificates = Option<Arc<Vec<CertificateDer<'static>>>>;
 type Messages = Pin<Box<dyn Stream<Item = Result<pb::ToAgent, Status>> + Send>>;
 
 #[tonic::async_trait]
@@ -39,7 +43,7 @@ impl pb::relay_server::Relay for Agents {
     type FollowStream = Messages;
 
     async fn follow(&self, request: Request<Streaming<pb::FromAgent>>) -> Result<Response<Messages>, Status> {
-        let certificates = request.peer_certs();
+        let (link, certificates) = of_connection(&request)?;
         let mut incoming = request.into_inner();
         let hello = tokio::time::timeout(HELLO_TIME, incoming.message()).await;
         let hello = hello.map_err(|_| Status::deadline_exceeded("no Hello came"))??;
@@ -59,45 +63,57 @@ impl pb::relay_server::Relay for Agents {
         if !self.relay.position().borrow().in_sync {
             return Err(Status::unavailable("the relay does not follow its store now; try another, or again soon"));
         }
-        let attached = self.relay.with(|fleet| fleet.attach(&hello.host, &hello.software, now_ms()));
+        let restored = self.relay.catch_up(hello.revision).await.map_err(|e| Status::unavailable(e.to_string()))?;
+        if restored {
+            tracing::warn!(host = hello.host, "the agent had a later revision: the store was restored from a backup");
+        }
+        let attached = self.relay.update(|fleet| fleet.attach(&hello.host, &hello.software, now_ms()));
         let attached = attached.map_err(Status::not_found)?;
+        let speaking = link.speaks();
         tracing::info!(host = hello.host, software = hello.software, "an agent has connected");
+        let welcome = Welcome { version, relay: self.relay.name().to_owned(), restored };
         let (send, receive) = mpsc::channel(AHEAD);
-        tokio::spawn(converse(Arc::clone(&self.relay), hello, version, attached, incoming, send));
+        tokio::spawn(converse(Arc::clone(&self.relay), hello.host, welcome, attached, incoming, send, speaking));
         Ok(Response::new(Box::pin(ReceiverStream::new(receive))))
     }
+}
+
+/// What is known of the connection of a request: with TLS, whose it is.
+fn of_connection(request: &Request<Streaming<pb::FromAgent>>) -> Result<(Link, Certificates), Status> {
+    let extensions = request.extensions();
+    if let Some(tls) = extensions.get::<TlsConnectInfo<Link>>() {
+        return Ok((tls.get_ref().clone(), tls.peer_certs()));
+    }
+    let link = extensions.get::<Link>().cloned().ok_or_else(|| Status::internal("a connection of another server"))?;
+    Ok((link, None))
 }
 
 /// One agent, from the first message to the last.
 async fn converse(
     relay: Arc<Relay>,
-    hello: Hello,
-    version: u32,
+    host: String,
+    welcome: Welcome,
     attached: Attached,
     incoming: Streaming<pb::FromAgent>,
     send: mpsc::Sender<Result<pb::ToAgent, Status>>,
+    speaking: Speaking,
 ) {
     let number = attached.number;
     let ended = tokio::select! {
-        ended = speak(&relay, version, attached, &send) => ended,
-        ended = listen(&relay, &hello.host, number, incoming) => ended,
+        ended = speak(welcome, attached, &send) => ended,
+        ended = listen(&relay, &host, number, incoming) => ended,
     };
-    relay.with(|fleet| fleet.detach(&hello.host, number, now_ms()));
-    tracing::info!(host = hello.host, "the agent's connection has ended: {}", ended.message());
+    relay.update(|fleet| fleet.detach(&host, number, now_ms()));
+    tracing::info!(host, "the agent's connection has ended: {}", ended.message());
     // Who has gone does not read it.
     let _ = send.try_send(Err(ended));
+    drop(speaking);
 }
 
 /// Sends everything, and then what changes; gives why that ended.
-async fn speak(
-    relay: &Relay,
-    version: u32,
-    attached: Attached,
-    send: &mpsc::Sender<Result<pb::ToAgent, Status>>,
-) -> Status {
+async fn speak(welcome: Welcome, attached: Attached, send: &mpsc::Sender<Result<pb::ToAgent, Status>>) -> Status {
     let Attached { feed, all, revision, .. } = attached;
-    let welcome = ToAgent::Welcome(Welcome { version, relay: relay.name().to_owned() });
-    if let Err(ended) = put(send, welcome).await {
+    if let Err(ended) = put(send, ToAgent::Welcome(welcome)).await {
         return ended;
     }
     let (mut changes, mut revision) = (all, revision);
@@ -142,7 +158,7 @@ async fn listen(relay: &Relay, host: &str, number: u64, mut incoming: Streaming<
                     problems: report.problems.into_iter().map(problem).collect(),
                     more_problems: report.more_problems,
                 };
-                relay.with(|fleet| fleet.report(host, number, report));
+                relay.update(|fleet| fleet.report(host, number, report));
             }
             Ok(FromAgent::Hello(_)) => return Status::invalid_argument("Hello comes once"),
             Err(error) => return Status::invalid_argument(error.to_string()),

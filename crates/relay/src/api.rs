@@ -30,8 +30,8 @@ use crate::relay::{Relay, SubmitError};
 
 /// The most unreadable records that are told.
 const MAX_TOLD: usize = 100;
-/// How often it is looked whether hosts have everything.
-const LOOK: Duration = Duration::from_millis(10);
+/// How long a request that waits lets hosts' reports gather.
+const GATHER: Duration = Duration::from_millis(2);
 
 type Shared = Arc<Relay>;
 type Answer<T> = Result<Json<T>, ApiError>;
@@ -57,7 +57,7 @@ async fn status(State(relay): State<Shared>) -> Json<Status> {
         in_sync: position.in_sync,
         revision: position.revision,
         objects: fleet.len() as u64,
-        hosts: fleet.host_counts(),
+        hosts: fleet.host_counts(false),
         unreadable: fleet.unreadable().take(MAX_TOLD).map(|(key, why)| (key.clone(), why.clone())).collect(),
     }))
 }
@@ -94,13 +94,20 @@ async fn objects(
 async fn wait(State(relay): State<Shared>, query: Result<Query<WaitQuery>, QueryRejection>) -> Answer<Waited> {
     let Query(query) = query.map_err(|e| bad_query("GET /v1/wait", &e))?;
     let until = tokio::time::Instant::now() + Duration::from_millis(query.timeout_ms.min(MAX_WAIT_MS));
-    loop {
-        let waiting = relay.with(|fleet| fleet.waiting(query.revision));
-        if waiting.is_empty() || tokio::time::Instant::now() >= until {
-            return Ok(Json(Waited { waiting }));
-        }
-        tokio::time::sleep(LOOK).await;
+    let mut progress = relay.progress();
+    let mut waiting = relay.with(|fleet| fleet.waiting(query.revision));
+    while !waiting.is_empty()
+        && tokio::time::Instant::now() < until
+        && tokio::time::timeout_at(until, progress.changed()).await.is_ok()
+    {
+        relay.with(|fleet| waiting.retain(|host| fleet.is_waiting(host, query.revision)));
+        // Many hosts say that they have it at about the same time.
+        tokio::time::sleep(GATHER).await;
     }
+    Ok(Json(relay.with(|fleet| Waited {
+        waiting: waiting.iter().map(|host| fleet.host(host)).collect(),
+        refusing: fleet.refusing(query.since.unwrap_or(query.revision)),
+    })))
 }
 
 async fn why(

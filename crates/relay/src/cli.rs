@@ -4,6 +4,7 @@ use std::fmt;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 use std::str::FromStr;
+use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use bifrost_relay_api::limits::PORT;
@@ -21,6 +22,9 @@ Examples:
                                       to try it out: nothing is kept, and agents are believed
 
 Then: bifrostctl fleet --help";
+
+/// How long etcd may take for a request, with all that is tried again: longer than it takes to elect a leader.
+const STORE_TIME: Duration = Duration::from_secs(8);
 
 /// Takes what a network of many hosts is to be, keeps it in a store, and gives each host's agent what concerns that host
 #[derive(Debug, Parser)]
@@ -97,7 +101,7 @@ impl Cli {
             }
             None => None,
         };
-        Ok(EtcdOptions { endpoints: endpoints.to_vec(), tls, user, ..EtcdOptions::default() })
+        Ok(EtcdOptions { endpoints: endpoints.to_vec(), tls, user, timeout: STORE_TIME, ..EtcdOptions::default() })
     }
 
     /// The relay's name.

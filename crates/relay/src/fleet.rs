@@ -14,12 +14,13 @@ use bifrost_intent::{Batch, HostChanges, Key, Kind, Model, Plan, PlanError, Reas
 use bifrost_store::{Events, Revision, Snapshot, Txn, Write};
 
 use crate::feed::Feed;
+use crate::peers::Peers;
 
 /// Everything of ours in the store.
 pub(crate) const ALL: &str = "/bifrost/v1/";
 /// A record that every commit writes, and of which every commit expects that nobody else has written it: commits are one after
 /// the other, so that what was checked holds.
-const SERIAL: &str = "/bifrost/v1/serial";
+pub(crate) const SERIAL: &str = "/bifrost/v1/serial";
 
 /// What a relay knows.
 #[derive(Debug, Default)]
@@ -32,6 +33,20 @@ pub(crate) struct Fleet {
     hosts: BTreeMap<Arc<str>, Host>,
     unreadable: BTreeMap<String, String>,
     connections: u64,
+    peers: Peers,
+    /// Hosts of which other relays are to be told.
+    untold: BTreeSet<Arc<str>>,
+}
+
+/// What other relays are to be told.
+#[derive(Debug)]
+pub(crate) struct ToTell {
+    /// Up to which revision it is true.
+    pub(crate) position: Revision,
+    /// Hosts whose agents follow this relay.
+    pub(crate) here: Vec<HostStatus>,
+    /// Hosts whose agents do not, although the store says so, and the revisions of these records.
+    pub(crate) gone: Vec<(String, Revision)>,
 }
 
 /// A host that is known, or that an agent has spoken for.
@@ -70,8 +85,14 @@ pub(crate) struct Attached {
 }
 
 impl Fleet {
-    /// Takes over all that the store has. Hosts are told what differs from before.
-    pub(crate) fn load(&mut self, snapshot: Snapshot) {
+    /// Takes over all that the store has. Hosts are told what differs from before. Gives whether the store has gone back to an earlier
+    /// revision: it was restored from a backup. Connections are ended then, since agents believe no lower revision on them.
+    pub(crate) fn load(&mut self, snapshot: Snapshot) -> bool {
+        let is_back = snapshot.revision < self.revision;
+        if is_back {
+            self.go_back(snapshot.revision);
+        }
+        self.serial = (Vec::new(), 0);
         let mut seen = BTreeSet::new();
         let mut changes = Vec::with_capacity(snapshot.records.len());
         for record in snapshot.records {
@@ -86,6 +107,17 @@ impl Fleet {
         changes.extend(gone.collect::<Vec<_>>().into_iter().map(|key| (key, None)));
         self.unreadable.retain(|key, _| seen.contains(key));
         self.take(changes, snapshot.revision);
+        is_back
+    }
+
+    /// The store is at a revision, and nothing has changed since the serial record of another: that of [`SERIAL`] there. Whether that is
+    /// so is known when this has it.
+    pub(crate) fn advance(&mut self, revision: Revision, serial: Revision) -> bool {
+        let is_here = self.serial.1 >= serial;
+        if is_here {
+            self.revision = self.revision.max(revision);
+        }
+        is_here
     }
 
     /// Takes over what the store's watch brings.
@@ -136,6 +168,7 @@ impl Fleet {
         (entry.applied, entry.objects, entry.more_problems) = (0, 0, 0);
         entry.problems.clear();
         entry.changed = entry.changed.max(1);
+        self.untold.insert(host.into());
         Ok(Attached { number, feed, all: self.spans.of_host(host), revision: self.revision })
     }
 
@@ -160,6 +193,33 @@ impl Fleet {
         entry.objects = report.objects;
         entry.problems = report.problems;
         entry.more_problems = report.more_problems;
+        self.untold.insert(host.into());
+    }
+
+    /// To take over what other relays say.
+    pub(crate) fn peers_mut(&mut self) -> &mut Peers {
+        &mut self.peers
+    }
+
+    /// Other relays are to be told everything again.
+    pub(crate) fn tell_all(&mut self) {
+        let here = self.hosts.iter().filter(|(_, host)| host.connection.is_some());
+        self.untold = here.map(|(name, _)| Arc::clone(name)).collect();
+    }
+
+    /// What other relays are to be told since this was asked last, by a relay of this name.
+    pub(crate) fn take_untold(&mut self, me: &str) -> ToTell {
+        if !self.peers.knows(me) {
+            // The first time; or others took it for gone.
+            self.tell_all();
+        }
+        let is_here = |host: &str| self.hosts.get(host).is_some_and(|host| host.connection.is_some());
+        let of_me = self.peers.records_of(me).filter(|(host, _)| !is_here(host));
+        let gone = of_me.map(|(host, revision)| (host.to_owned(), revision)).collect();
+        let mut untold = std::mem::take(&mut self.untold);
+        untold.extend(self.hosts.keys().filter(|host| is_here(host) && !self.peers.has_record(host)).cloned());
+        let here = untold.into_iter().filter(|host| is_here(host)).map(|host| self.host(&host)).collect();
+        ToTell { position: self.revision, here, gone }
     }
 
     /// All hosts that are known, or connected.
@@ -169,22 +229,38 @@ impl Fleet {
         names.into_iter().map(|name| self.host(name)).collect()
     }
 
-    /// The hosts that do not have everything up to a revision.
-    pub(crate) fn waiting(&self, revision: Revision) -> Vec<HostStatus> {
-        let lacks = |host: &HostStatus| {
-            let concerned = host.changed > 0;
-            concerned && (!host.connected || host.applied < host.changed.min(revision))
+    /// Whether a host does not have everything up to a revision.
+    pub(crate) fn is_waiting(&self, host: &str, revision: Revision) -> bool {
+        let (changed, applied) = match self.hosts.get(host) {
+            None => return false,
+            Some(host) if host.connection.is_some() => (host.changed, host.applied),
+            Some(Host { changed, .. }) => match self.peers.host(host, *changed) {
+                Some(status) => (*changed, status.applied),
+                None => return *changed > 0,
+            },
         };
-        self.hosts().into_iter().filter(lacks).collect()
+        applied < changed.min(revision)
     }
 
-    /// How many hosts there are.
-    pub(crate) fn host_counts(&self) -> HostCounts {
+    /// The hosts that do not have everything up to a revision.
+    pub(crate) fn waiting(&self, revision: Revision) -> Vec<Arc<str>> {
+        self.hosts.keys().filter(|host| self.is_waiting(host, revision)).cloned().collect()
+    }
+
+    /// Hosts that a change since a revision concerns, and that refuse something.
+    pub(crate) fn refusing(&self, since: Revision) -> Vec<HostStatus> {
+        let concerned = self.hosts.iter().filter(|(_, host)| host.changed >= since).map(|(name, _)| self.host(name));
+        concerned.filter(|host| host.connected && !host.problems.is_empty()).collect()
+    }
+
+    /// How many hosts there are; `is_here`: connected to this relay.
+    pub(crate) fn host_counts(&self, is_here: bool) -> HostCounts {
         let hosts = self.hosts();
+        let counts = |host: &&HostStatus| host.connected && (host.relay.is_none() || !is_here);
         HostCounts {
             known: hosts.len() as u64,
-            connected: hosts.iter().filter(|host| host.connected).count() as u64,
-            in_sync: hosts.iter().filter(|host| host.is_in_sync()).count() as u64,
+            connected: hosts.iter().filter(counts).count() as u64,
+            in_sync: hosts.iter().filter(counts).filter(|host| host.is_in_sync()).count() as u64,
         }
     }
 
@@ -228,7 +304,7 @@ impl Fleet {
             let about = |problem: &&HostProblem| problem.key == key.on_host() || problem.key == key.name();
             let state = match host.problems.iter().find(about) {
                 Some(problem) => format!("refused: {}", problem.what),
-                None if !host.connected => "unknown: the host's agent is not connected to this relay".to_owned(),
+                None if !host.connected => "unknown: the host's agent is not connected".to_owned(),
                 None if host.applied < host.changed => "on its way".to_owned(),
                 None => "in force".to_owned(),
             };
@@ -243,12 +319,19 @@ impl Fleet {
         Some(Why { object: entry(key, stored), hosts })
     }
 
-    fn host(&self, name: &str) -> HostStatus {
+    /// What is known of a host.
+    pub(crate) fn host(&self, name: &str) -> HostStatus {
         let Some(host) = self.hosts.get(name) else {
             return HostStatus { name: name.to_owned(), ..HostStatus::default() };
         };
+        if host.connection.is_none()
+            && let Some(status) = self.peers.host(name, host.changed)
+        {
+            return status;
+        }
         HostStatus {
             name: name.to_owned(),
+            relay: None,
             connected: host.connection.is_some(),
             since_ms: host.since_ms,
             software: host.software.clone(),
@@ -302,13 +385,26 @@ impl Fleet {
         let is_connected = |host: &str| hosts.get(host).is_some_and(|host| host.connection.is_some());
         let concerned = self.spans.change(&self.model, &changed, &is_connected);
         for (host, changes) in concerned {
-            let entry = self.hosts.entry(host).or_default();
+            let entry = self.hosts.entry(Arc::clone(&host)).or_default();
             entry.changed = self.revision;
             if let Some((_, feed)) = &entry.connection {
                 feed.add(changes, self.revision);
+                self.untold.insert(host);
             }
         }
         self.forget_hosts(&changed);
+    }
+
+    /// The store's revisions begin again after this one.
+    fn go_back(&mut self, revision: Revision) {
+        self.revision = revision;
+        for host in self.hosts.values_mut() {
+            host.changed = host.changed.min(revision);
+            host.applied = 0;
+            if let Some((_, feed)) = host.connection.take() {
+                feed.end("the store was restored from a backup; connect again");
+            }
+        }
     }
 
     /// Hosts that are gone need no connection.

@@ -8,10 +8,14 @@ mod cli;
 mod feed;
 mod fleet;
 mod metrics;
+mod peers;
+mod publish;
+mod quiet;
 mod relay;
 #[cfg(test)]
 mod tests;
 
+use std::io;
 use std::net::SocketAddr;
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -25,13 +29,17 @@ use bifrost_relay_api::pb::relay_server::RelayServer;
 use clap::Parser as _;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::oneshot;
+use tokio_stream::wrappers::ReceiverStream;
 use tonic::transport::Server;
-use tonic::transport::server::TcpIncoming;
 use tracing_subscriber::EnvFilter;
 
 use crate::agents::Agents;
-use crate::cli::Cli;
+use crate::cli::{Cli, Kept};
+use crate::quiet::{Connection, Quiet};
 use crate::relay::Relay;
+
+/// Streams of one connection: an agent has one.
+const MAX_STREAMS: u32 = 8;
 
 fn main() -> ExitCode {
     let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("info"));
@@ -55,11 +63,14 @@ async fn run(cli: Cli) -> Result<()> {
     let store = cli.open_store().await?;
     let relay = Relay::new(cli.name(), cli.store.to_string(), store);
     let following = tokio::spawn(Arc::clone(&relay).follow());
+    // A directory and memory are of one relay.
+    let telling = matches!(cli.store, Kept::Etcd(_)).then(|| tokio::spawn(publish::run(Arc::clone(&relay))));
 
     let agents = RelayServer::new(Agents { relay: Arc::clone(&relay), is_secure: tls.is_some() })
         .max_decoding_message_size(MAX_MESSAGE)
         .max_encoding_message_size(MAX_MESSAGE);
     let mut server = Server::builder()
+        .max_concurrent_streams(MAX_STREAMS)
         .http2_keepalive_interval(Some(Duration::from_secs(KEEP_ALIVE_S)))
         .http2_keepalive_timeout(Some(Duration::from_secs(KEEP_ALIVE_TIMEOUT_S)));
     if let Some(files) = &tls {
@@ -98,14 +109,17 @@ async fn run(cli: Cli) -> Result<()> {
     drop(stop_agents);
     agents.abort();
     following.abort();
+    if let Some(telling) = telling {
+        telling.abort();
+    }
     let _ = stop_api.send(());
     let _ = tokio::time::timeout(Duration::from_secs(2), api).await;
     Ok(())
 }
 
-async fn listen(address: SocketAddr) -> Result<TcpIncoming> {
+async fn listen(address: SocketAddr) -> Result<ReceiverStream<io::Result<Connection>>> {
     let listener = tokio::net::TcpListener::bind(address).await.with_context(|| {
         format!("cannot listen on {address} for agents; is it an address of this host, and free? See --listen")
     })?;
-    Ok(TcpIncoming::from(listener).with_nodelay(Some(true)))
+    Ok(Quiet::new(quiet::MOST, quiet::QUIET_TIME).incoming(listener))
 }

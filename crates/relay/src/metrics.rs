@@ -23,11 +23,11 @@ pub(crate) fn text(relay: &Relay) -> Result<String, fmt::Error> {
     gauge("in_sync", "1 if the relay follows the store", position.in_sync.into());
     gauge("revision", "The store's revision that the relay has", position.revision);
     let (hosts, objects, unreadable, backlog) = relay.with(|fleet| {
-        (fleet.host_counts(), fleet.len() as u64, fleet.unreadable().count() as u64, fleet.backlog() as u64)
+        (fleet.host_counts(true), fleet.len() as u64, fleet.unreadable().count() as u64, fleet.backlog() as u64)
     });
     gauge("hosts_known", "Hosts that are known", hosts.known);
     gauge("hosts_connected", "Hosts whose agent is connected to this relay", hosts.connected);
-    gauge("hosts_in_sync", "Connected hosts on which everything is in force", hosts.in_sync);
+    gauge("hosts_in_sync", "Hosts connected to this relay on which everything is in force", hosts.in_sync);
     gauge("objects", "Objects in the store", objects);
     gauge("unreadable_records", "Records that the relay does not understand. See bifrostctl fleet status", unreadable);
     gauge("backlog_changes", "Changes that wait to be sent to hosts", backlog);

@@ -9,12 +9,17 @@ use bifrost_intent::{Batch, Plan, PlanError};
 use bifrost_store::{CommitError, Revision, Store, StoreError, WatchError};
 use tokio::sync::watch;
 
-use crate::fleet::{ALL, Fleet};
+use crate::fleet::{ALL, Fleet, SERIAL};
 
 /// How often a batch is planned again, because another relay was first.
 const TRIES: u32 = 20;
 /// How long a change may take to come back from the store.
 const RETURN_TIME: Duration = Duration::from_secs(10);
+/// How long it is waited for a change of which it is not known whether it was made. With the time that the store itself takes, and with
+/// that for earlier changes, an answer comes before those who asked give up.
+const FIND_TIME: Duration = Duration::from_secs(4);
+/// How long a change waits for earlier ones.
+const TURN_TIME: Duration = Duration::from_secs(10);
 /// Between attempts to reach the store.
 const LEAST_PAUSE: Duration = Duration::from_millis(100);
 const MOST_PAUSE: Duration = Duration::from_secs(5);
@@ -30,6 +35,10 @@ pub(crate) struct Relay {
     /// One batch at a time: a second one would only be planned again.
     gate: tokio::sync::Mutex<()>,
     position: watch::Sender<Position>,
+    /// Changes whenever it may have become known that a host has more.
+    progress: watch::Sender<()>,
+    /// Its name with a number that each start has of its own.
+    instance: String,
     pub(crate) counts: Counts,
 }
 
@@ -57,6 +66,8 @@ pub(crate) enum SubmitError {
     Plan(#[from] PlanError),
     #[error("the relay does not follow the store now, and makes no changes; see its log")]
     NotInSync,
+    #[error("changes that came before take longer than {} s; the store may not answer. Nothing was changed", TURN_TIME.as_secs())]
+    NoTurn,
     #[error("other relays were first {TRIES} times; try again")]
     Busy,
     #[error("the store does not answer: {0}; nothing was changed")]
@@ -67,12 +78,25 @@ pub(crate) enum SubmitError {
     Unknown(String),
 }
 
+/// Why it is not known whether the relay has everything.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum NotCaughtUp {
+    #[error("the relay's store does not answer now: {0}; try another, or again soon")]
+    Store(#[from] StoreError),
+    #[error("the relay is behind its store; try another, or again soon")]
+    Late,
+}
+
 impl Relay {
     /// A relay that keeps objects in a store. It has none until [`follow`](Self::follow) runs.
     pub(crate) fn new(name: String, store_name: String, store: Store) -> Arc<Relay> {
         let (position, _) = watch::channel(Position::default());
+        let (progress, _) = watch::channel(());
+        let instance = format!("{name}:{:08x}", fastrand::u32(..));
         Arc::new(Relay {
             name,
+            instance,
+            progress,
             store,
             store_name,
             fleet: Mutex::default(),
@@ -87,7 +111,17 @@ impl Relay {
         &self.name
     }
 
+    /// Its name, another one with each start.
+    pub(crate) fn instance(&self) -> &str {
+        &self.instance
+    }
+
     /// Where objects are kept.
+    pub(crate) fn store(&self) -> &Store {
+        &self.store
+    }
+
+    /// Where objects are kept, in words.
     pub(crate) fn store_name(&self) -> &str {
         &self.store_name
     }
@@ -95,6 +129,18 @@ impl Relay {
     /// Looks at what it knows, or changes it. Must not wait.
     pub(crate) fn with<T>(&self, f: impl FnOnce(&mut Fleet) -> T) -> T {
         f(&mut self.fleet.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// Changes what is known of hosts, and tells those who wait for that. Must not wait.
+    pub(crate) fn update<T>(&self, f: impl FnOnce(&mut Fleet) -> T) -> T {
+        let result = self.with(f);
+        self.progress.send_replace(());
+        result
+    }
+
+    /// Changes with what is known of hosts.
+    pub(crate) fn progress(&self) -> watch::Receiver<()> {
+        self.progress.subscribe()
     }
 
     /// How far it has come; waits for changes of that.
@@ -131,7 +177,12 @@ impl Relay {
         };
         let (revision, records) = (snapshot.revision, snapshot.records.len());
         // Many objects take a while.
-        tokio::task::block_in_place(|| self.with(|fleet| fleet.load(snapshot)));
+        if tokio::task::block_in_place(|| self.update(|fleet| fleet.load(snapshot))) {
+            tracing::warn!(
+                revision,
+                "the store has gone back: it was restored from a backup; hosts are told what it has"
+            );
+        }
         let mut watch = match self.store.watch(ALL, revision).await {
             Ok(watch) => watch,
             Err(error) => return WatchError::Lost(error),
@@ -141,8 +192,10 @@ impl Relay {
         loop {
             match watch.next().await {
                 Ok(events) => {
-                    let revision = events.revision;
-                    self.with(|fleet| fleet.follow(events));
+                    let revision = self.update(|fleet| {
+                        fleet.follow(events);
+                        fleet.position().0
+                    });
                     self.position.send_replace(Position { revision, in_sync: true });
                 }
                 Err(error) => return error,
@@ -171,7 +224,8 @@ impl Relay {
     }
 
     async fn submit_one(&self, batch: &Batch) -> Result<Applied, SubmitError> {
-        let _alone = self.gate.lock().await;
+        let turn = tokio::time::timeout(TURN_TIME, self.gate.lock()).await;
+        let _alone = turn.map_err(|_| SubmitError::NoTurn)?;
         for _ in 0..TRIES {
             if !self.position.borrow().in_sync {
                 return Err(SubmitError::NotInSync);
@@ -206,7 +260,7 @@ impl Relay {
 
     /// After a commit whose answer was lost: every commit says who wrote it, and none can follow without having seen it.
     async fn find_out(&self, plan: Plan, by: &str, seen: Revision, why: &str) -> Result<Applied, SubmitError> {
-        if self.reached(seen + 1).await {
+        if self.reached_within(seen + 1, FIND_TIME).await {
             let (revision, ours) = self.with(|fleet| {
                 let (revision, last) = fleet.position();
                 (revision, last == by.as_bytes())
@@ -218,11 +272,34 @@ impl Relay {
         Err(SubmitError::Unknown(why.to_owned()))
     }
 
+    /// Has everything up to a revision that somebody has seen. Gives whether there is no such revision: the store was restored from a
+    /// backup.
+    ///
+    /// Only what concerns objects moves the relay's position, and the store's revision may grow by other things.
+    pub(crate) async fn catch_up(&self, revision: Revision) -> Result<bool, NotCaughtUp> {
+        if self.with(|fleet| fleet.position().0) >= revision {
+            return Ok(false);
+        }
+        let now = self.store.snapshot(SERIAL).await?;
+        if now.revision < revision {
+            return Ok(true);
+        }
+        let serial = now.records.iter().find(|record| record.key == SERIAL).map_or(0, |record| record.revision);
+        if !self.reached(serial).await || !self.with(|fleet| fleet.advance(now.revision, serial)) {
+            return Err(NotCaughtUp::Late);
+        }
+        Ok(false)
+    }
+
     /// Waits until the relay has come so far; whether it has.
     async fn reached(&self, revision: Revision) -> bool {
+        self.reached_within(revision, RETURN_TIME).await
+    }
+
+    async fn reached_within(&self, revision: Revision, time: Duration) -> bool {
         let mut position = self.position.subscribe();
         let reached = position.wait_for(|position| position.revision >= revision);
-        tokio::time::timeout(RETURN_TIME, reached).await.is_ok_and(|result| result.is_ok())
+        tokio::time::timeout(time, reached).await.is_ok_and(|result| result.is_ok())
     }
 }
 

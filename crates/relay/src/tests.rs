@@ -3,13 +3,15 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use bifrost_intent::api::{HostProblem, ObjectsQuery};
+use bifrost_intent::api::{HostProblem, HostStatus, ObjectsQuery};
 use bifrost_intent::{Batch, Change, HostChanges, Key, Op};
-use bifrost_store::{Events, Record, Snapshot, Write};
+use bifrost_store::{Events, Record, Snapshot, Store, Txn, Write};
 use serde_json::{Value, json};
 
 use crate::feed::{Feed, Next};
 use crate::fleet::{Fleet, Report};
+use crate::peers::{HostRecord, RelayRecord, host_key, relay_key};
+use crate::relay::Relay;
 
 fn set(key: &str, spec: Value) -> Change {
     Change { op: Op::Set, key: key.parse().unwrap(), spec: Some(spec), if_generation: None }
@@ -145,7 +147,7 @@ fn it_is_known_who_has_what() {
     let mut world = World::new();
     world.make(vec![port("web", "h1"), port("db", "h2")]);
     let waiting =
-        |world: &World, revision| world.fleet.waiting(revision).into_iter().map(|host| host.name).collect::<Vec<_>>();
+        |world: &World, revision| world.fleet.waiting(revision).iter().map(|host| host.to_string()).collect::<Vec<_>>();
     assert_eq!(waiting(&world, 2), ["h1", "h2"]);
     let h1 = Told::new(&mut world, "h1");
     let h2 = Told::new(&mut world, "h2");
@@ -167,7 +169,7 @@ fn it_is_known_who_has_what() {
     let problem = HostProblem { kind: "port".into(), key: "demo.web".into(), what: "no such namespace".into() };
     world.fleet.report("h1", h1.number, Report { problems: vec![problem], ..report(2) });
     assert_eq!(why(&world)[0], "h1: it is on this host, refused: no such namespace");
-    assert_eq!(world.fleet.host_counts().in_sync, 1);
+    assert_eq!(world.fleet.host_counts(true).in_sync, 1);
     // Another connection of the host is another agent, and what the earlier one says does not count.
     let mut earlier = h2;
     let later = Told::new(&mut world, "h2");
@@ -179,10 +181,7 @@ fn it_is_known_who_has_what() {
     world.fleet.report("h2", later.number, report(2));
     world.fleet.detach("h2", later.number, 5);
     assert!(!world.fleet.hosts()[1].connected);
-    assert_eq!(
-        why(&world)[1],
-        "h2: a port of this host can reach it, unknown: the host's agent is not connected to this relay"
-    );
+    assert_eq!(why(&world)[1], "h2: a port of this host can reach it, unknown: the host's agent is not connected");
 }
 
 #[test]
@@ -206,6 +205,106 @@ fn what_was_missed_is_made_up_for_by_a_list() {
     other.fleet.load(world.snapshot());
     assert_eq!((h2.feed.len(), h2.take()), (0, None));
     assert_eq!(other.fleet.position(), world.fleet.position());
+}
+
+#[test]
+fn a_store_that_was_restored_is_followed() {
+    let mut world = World::new();
+    world.make(vec![port("web", "h1")]);
+    let backup = world.snapshot();
+    world.make(vec![port("db", "h2")]);
+    world.make(vec![delete("port/demo/web")]);
+    let mut h1 = Told::new(&mut world, "h1");
+    world.fleet.report("h1", h1.number, Report { revision: 4, ..Report::default() });
+    assert!(world.fleet.load(backup));
+    assert_eq!(h1.take().unwrap(), "the store was restored from a backup; connect again");
+    assert_eq!(world.fleet.position().0, 2);
+    let mut h1 = Told::new(&mut world, "h1");
+    assert_eq!((h1.ids(), h1.revision), (vec!["vpc 4096".to_owned(), "port demo.web".to_owned()], 2));
+    assert_eq!(world.fleet.hosts()[0].changed, 2, "no revision that there is not");
+    // And goes on from there: commits expect what is in the store now.
+    let (_, txn) = world.fleet.plan(&Batch { changes: vec![port("db", "h2")] }, 7, b"test").unwrap();
+    assert_eq!(txn.expect, [("/bifrost/v1/serial".to_owned(), 2)]);
+    world.revision = 2;
+    world.make(vec![port("db", "h2")]);
+    assert_eq!((h1.take(), h1.revision), (None, 3));
+    assert!(!world.fleet.load(world.snapshot()), "the same revision is not an earlier one");
+}
+
+/// Two relays of one store, each with the agent of one host.
+#[test]
+fn relays_know_the_hosts_of_each_other() {
+    let mut world = World::new();
+    world.make(vec![port("web", "h1"), port("db", "h2")]);
+    let mut other = Fleet::default();
+    other.load(world.snapshot());
+    let h1 = Told::new(&mut world, "h1");
+    let h2 = other.attach("h2", "agent 1", 1).unwrap();
+    world.fleet.report("h1", h1.number, Report { revision: 2, ..Report::default() });
+    assert_eq!(world.fleet.waiting(2), ["h2".into()]);
+    let now = std::time::Instant::now();
+    // What one tells comes back to it, and to the other.
+    let mut revision = 10;
+    let mut tell = |from: &mut Fleet, name: &str, to: &mut Fleet| {
+        let told = from.take_untold(name);
+        let put = |status: &HostStatus| {
+            let record = HostRecord::new(name, told.position, status.clone());
+            (host_key(&status.name), Some(serde_json::to_vec(&record).unwrap()))
+        };
+        let mut changes: Vec<_> = told.here.iter().map(put).collect();
+        changes.extend(told.gone.iter().map(|(host, _)| (host_key(host), None)));
+        changes.push((relay_key(name), Some(serde_json::to_vec(&RelayRecord::new(told.position)).unwrap())));
+        revision += 1;
+        let events = Events { revision, changes };
+        from.peers_mut().follow(events.clone(), now);
+        to.peers_mut().follow(events, now);
+        told.here.len()
+    };
+    assert_eq!(tell(&mut other, "r2", &mut world.fleet), 1);
+    assert_eq!(world.fleet.waiting(2), ["h2".into()], "its agent has not said that it has everything");
+    other.report("h2", h2.number, Report { revision: 2, ..Report::default() });
+    assert_eq!(tell(&mut other, "r2", &mut world.fleet), 1);
+    assert_eq!(world.fleet.waiting(2), [] as [Arc<str>; 0]);
+    let host = world.fleet.hosts()[1].clone();
+    assert_eq!((host.relay.as_deref(), host.connected, host.is_in_sync()), (Some("r2"), true, true));
+    assert_eq!((world.fleet.host_counts(true).connected, world.fleet.host_counts(false).connected), (1, 2));
+    assert_eq!(tell(&mut other, "r2", &mut world.fleet), 0, "nothing is told twice");
+    // A change that the other relay has not seen yet, and then has.
+    world.make(vec![set("vpc/demo/net", json!({"dhcp": true}))]);
+    assert!(world.fleet.is_waiting("h2", 3));
+    other.load(world.snapshot());
+    tell(&mut other, "r2", &mut world.fleet);
+    assert!(world.fleet.is_waiting("h2", 3));
+    let problem = HostProblem { kind: "vpc".into(), key: "4096".into(), what: "no".into() };
+    other.report("h2", h2.number, Report { revision: 3, problems: vec![problem], ..Report::default() });
+    tell(&mut other, "r2", &mut world.fleet);
+    assert!(!world.fleet.is_waiting("h2", 3));
+    assert_eq!(world.fleet.refusing(3).iter().map(|host| host.name.as_str()).collect::<Vec<_>>(), ["h2"]);
+    // The agent goes; what was said of it goes, too.
+    other.detach("h2", h2.number, 5);
+    tell(&mut other, "r2", &mut world.fleet);
+    assert!(!world.fleet.hosts()[1].connected && world.fleet.is_waiting("h2", 3));
+}
+
+/// Others write to the same store: its revision grows, and what a relay knows stays everything.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_an_agent_has_seen_is_waited_for() {
+    let store = Store::memory();
+    let relay = Relay::new("test".into(), "memory".into(), store.clone());
+    let following = tokio::spawn(Arc::clone(&relay).follow());
+    relay.position().wait_for(|position| position.in_sync).await.unwrap();
+    let made = relay.submit(&Batch { changes: network() }).await.unwrap().revision;
+    for _ in 0..5 {
+        let put = Write::Put { key: "/other".into(), value: Vec::new() };
+        store.commit(&Txn { writes: vec![put], ..Txn::default() }).await.unwrap();
+    }
+    assert!(!relay.catch_up(made).await.unwrap());
+    assert_eq!(relay.with(|fleet| fleet.position().0), made);
+    // Another relay began after the others, and has told an agent so.
+    assert!(!relay.catch_up(made + 5).await.unwrap());
+    assert_eq!(relay.with(|fleet| fleet.attach("h1", "", 0)).unwrap().revision, made + 5);
+    assert!(relay.catch_up(made + 6).await.unwrap(), "there is no such revision");
+    following.abort();
 }
 
 #[test]

@@ -25,7 +25,7 @@ fn keys(desired: &Desired) -> Vec<&str> {
 fn following(changes: Vec<Change>) -> Desired {
     let mut desired = Desired::default();
     desired.set_workers(1);
-    desired.connected();
+    desired.connected(false);
     desired.take(changes).unwrap();
     desired.in_sync(1).unwrap();
     desired
@@ -52,12 +52,12 @@ fn what_was_not_sent_before_the_first_in_sync_is_stale() {
     let mut desired = following(vec![vpc(1), vpc(2)]);
     desired.lost();
     assert!(!desired.is_in_sync());
-    desired.connected();
+    desired.connected(false);
     desired.take(vec![vpc(2)]).unwrap();
     assert_eq!(keys(&desired), ["1", "2"], "nothing is stale before the relay has sent everything");
     // A stream that ends halfway says nothing.
     desired.lost();
-    desired.connected();
+    desired.connected(false);
     desired.take(vec![vpc(2), vpc(3)]).unwrap();
     let changed: Vec<_> = desired.in_sync(9).unwrap().into_iter().map(|c| c.name.key).collect();
     assert_eq!(changed, ["1", "3"]);
@@ -102,13 +102,20 @@ fn a_relay_that_knows_less_than_an_earlier_one_is_not_believed() {
     desired.take(vec![vpc(2)]).unwrap();
     desired.in_sync(7).unwrap();
     desired.lost();
-    desired.connected();
+    desired.connected(false);
     // Everything is missing: of a store that was lost, or of a relay that has not followed it.
     assert_eq!(desired.in_sync(6), Err(Refused::Behind { revision: 6, known: 7 }));
     desired.lost();
     assert_eq!(keys(&desired), ["1", "2"]);
-    desired.connected();
+    desired.connected(false);
     desired.take(vec![vpc(2)]).unwrap();
     assert_eq!(desired.in_sync(7).unwrap().len(), 1);
     assert_eq!(keys(&desired), ["2"]);
+    // A relay that says that its store was restored from a backup is, and revisions begin again.
+    desired.connected(true);
+    desired.take(vec![vpc(1)]).unwrap();
+    assert_eq!(desired.in_sync(3).unwrap().len(), 2);
+    assert_eq!(keys(&desired), ["1"]);
+    desired.connected(false);
+    assert_eq!(desired.in_sync(2), Err(Refused::Behind { revision: 2, known: 3 }));
 }

@@ -130,7 +130,7 @@ impl Rig {
     }
 
     fn connect(&mut self, changes: Vec<Change>) {
-        self.core.connected();
+        self.core.connected(false);
         self.send(changes);
     }
 
@@ -191,7 +191,7 @@ fn nothing_is_deleted_before_the_relay_has_sent_everything() {
     // Another agent, with the same daemon: it knows nothing yet.
     rig.core = Core::new(Limits::default(), || 0.5);
     rig.work(100);
-    rig.core.connected();
+    rig.core.connected(false);
     rig.core.changes(vec![port("b", 2)]).unwrap();
     rig.work(100);
     assert_eq!(rig.model.keys(), ["port a", "port b"]);
@@ -353,7 +353,7 @@ fn an_end_of_disk_is_waited_for() {
 #[test]
 fn a_relay_that_sends_without_end_is_stopped() {
     let mut core = Core::new(Limits::default(), || 0.5);
-    core.connected();
+    core.connected(false);
     let spec = vec![b' '; 1 << 20];
     let endless = (0..2000).map(|n| set("route", &n.to_string(), std::str::from_utf8(&spec).unwrap()));
     let mut sent = 0usize;

@@ -91,7 +91,7 @@ impl Relay {
     /// The next agent that comes, welcomed.
     pub fn session(&self) -> Session {
         let session = self.greeted();
-        session.say(ToAgent::Welcome(Welcome { version: 1, relay: "test".into() }));
+        session.say(ToAgent::Welcome(Welcome { version: 1, relay: "test".into(), ..Welcome::default() }));
         session
     }
 }

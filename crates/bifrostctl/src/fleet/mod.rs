@@ -46,7 +46,7 @@ A file is YAML or JSON: documents, each an object or a list of them, with its ke
 /// Lists, besides those of a host's objects.
 const LISTS: [&str; 2] = ["subnets", "vpcs"];
 /// How long the relay may take for an answer, beyond what it was asked to wait.
-const ANSWER: Duration = Duration::from_secs(15);
+const ANSWER: Duration = Duration::from_secs(30);
 
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
@@ -212,27 +212,30 @@ impl Relay {
     /// Makes changes, and waits for hosts if that is wanted.
     fn change(&self, changes: Vec<Change>, how: &How, out: Output) -> Result<(), Failure> {
         let mut applied = Applied::default();
+        let mut first = None;
         for changes in chunks(changes) {
             let part: Applied = self.post("/v1/apply", &Batch { changes })?;
             applied.revision = part.revision;
+            first.get_or_insert(part.revision);
             applied.changed.extend(part.changed);
             applied.unchanged += part.unchanged;
         }
         if let Some(seconds) = how.wait {
-            self.wait(applied.revision, Duration::from_secs(seconds))?;
+            self.wait(&applied, first.unwrap_or(applied.revision), Duration::from_secs(seconds))?;
         }
         out.print(&applied, view::applied)
     }
 
-    /// Waits until all hosts have everything up to a revision.
-    fn wait(&self, revision: u64, limit: Duration) -> Result<(), Failure> {
+    /// Waits until all hosts have everything of changes that were made since a revision.
+    fn wait(&self, applied: &Applied, since: u64, limit: Duration) -> Result<(), Failure> {
+        let revision = applied.revision;
         let until = Instant::now() + limit;
         loop {
             let left = until.saturating_duration_since(Instant::now());
             let timeout_ms = (left.as_millis() as u64).min(MAX_WAIT_MS / 2);
-            let target = format!("/v1/wait?revision={revision}&timeout_ms={timeout_ms}");
-            let Waited { waiting } = self.get(&target, ANSWER + Duration::from_millis(timeout_ms))?;
-            let Some(first) = waiting.first() else { return Ok(()) };
+            let target = format!("/v1/wait?revision={revision}&since={since}&timeout_ms={timeout_ms}");
+            let Waited { waiting, refusing } = self.get(&target, ANSWER + Duration::from_millis(timeout_ms))?;
+            let Some(first) = waiting.first() else { return refused(applied, &refusing) };
             if Instant::now() >= until {
                 let (more, are) = match waiting.len() - 1 {
                     0 => (String::new(), "is"),
@@ -248,6 +251,21 @@ impl Relay {
             }
         }
     }
+}
+
+/// Tells the first of what hosts refuse, if something is of what was changed.
+fn refused(applied: &Applied, refusing: &[HostStatus]) -> Result<(), Failure> {
+    let is_changed = |key: &str| applied.changed.iter().any(|c| c.key.on_host() == key || c.key.name() == key);
+    let all = refusing.iter().flat_map(|host| host.problems.iter().map(move |problem| (host, problem)));
+    let mut ours = all.filter(|(_, problem)| is_changed(&problem.key));
+    let Some((host, problem)) = ours.next() else { return Ok(()) };
+    let more = match ours.count() {
+        0 => String::new(),
+        more => format!(", and {more} more"),
+    };
+    let what = format!("made, but refused on {}: {}{more}", host.name, problem.what);
+    let hint = "correct it with `bifrostctl fleet set`, or remove what is in its way; hosts try again by themselves";
+    Err(Failure::Usage { what, location: format!("{} {}", problem.kind, problem.key), hint })
 }
 
 /// As many changes as a batch takes. What one batch refers to is in it or in an earlier one: sorted by kind.
