@@ -54,12 +54,13 @@ step "alert rules" alerts
 # Those that need etcd, which `cargo test` leaves out.
 in_etcd() {
     if ! etcd=$(scripts/install-etcd.sh); then
-        echo "SKIPPED: the tests of the store in etcd, because etcd cannot be built here (see above)"
+        echo "SKIPPED: tests in etcd, because etcd cannot be built here (see above)"
         return 0
     fi
-    BIFROST_ETCD=$etcd cargo test --locked -p bifrost-store --test etcd -- --ignored --test-threads 2
+    BIFROST_ETCD=$etcd cargo test --locked --workspace "$@"
 }
-step "the store in etcd: members and networks that fail" in_etcd
+step "the store in etcd: members and networks that fail" in_etcd --test etcd -- --ignored --test-threads 2
+step "relays in etcd: relays, hosts and members that fail" in_etcd --test fleet -- --ignored
 # Those that need cnitool, Podman and containerd.
 in_runtimes() {
     if ! tools=$(scripts/install-cni.sh); then

@@ -2,6 +2,8 @@
 
 #![allow(clippy::unwrap_used, missing_docs)]
 
+mod etcd;
+mod matrix;
 #[path = "../../../bifrostd/tests/common/netns.rs"]
 #[allow(dead_code, unreachable_pub)]
 mod netns;
@@ -75,7 +77,10 @@ fn five_commands_make_a_network() {
     }
     // What bifrostd refuses is told, and holds up nothing else.
     let other = world.guest("other");
-    world.fleet("add port/demo/bad subnets=a host=h1 netns=there-is-no-such-namespace");
+    let refused = world.tool(0).run("add port/demo/bad subnets=a host=h1 netns=/etc/hostname --wait 20");
+    let refused = refused.unwrap_err();
+    assert!(refused.contains("refused on h1") && refused.contains("/etc/hostname"), "{refused}");
+    world.fleet("set vpc/demo/net dhcp_lease_s=1000 --wait 20");
     world.fleet(&format!("add port/demo/good subnets=a host=h1 netns={}", other.name()));
     eventually(20.0, "the good port is there", || other.has_device("eth0"));
 }
@@ -100,7 +105,7 @@ fn traffic_needs_no_relay() {
     world.hosts_mut()[0].kill_daemon();
     world.hosts_mut()[0].start_daemon();
     world.hosts_mut()[0].kill_agent();
-    world.hosts_mut()[0].start_agent();
+    world.start_agent(0);
     eventually(20.0, "the network works again", || ping(&web, "10.0.0.3", 1) == 1);
     assert_eq!(ping(&web, "10.0.0.3", 50), 50);
 
@@ -114,7 +119,7 @@ fn traffic_needs_no_relay() {
     assert!(db.has_device("eth0"), "nobody has told the host");
     world.kill_relay();
     world.start_relay();
-    world.hosts_mut()[1].start_agent();
+    world.start_agent(1);
     let address = world.fleet_json("get port/demo/new")[0]["spec"]["addresses"][0].as_str().unwrap().to_owned();
     assert_eq!(address, "10.0.0.4", "that of the deleted one rests");
     eventually(20.0, "the deleted port is gone", || !db.has_device("eth0"));

@@ -1,4 +1,4 @@
-//! Hosts with a daemon and an agent each, joined by a bridge, and a relay on it.
+//! Hosts with a daemon and an agent each, joined by a bridge, and relays on it: one with a directory, or several with an etcd.
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -9,20 +9,19 @@ use std::time::{Duration, Instant};
 use bifrost_control::Client;
 use bifrost_control::api::ObjectsQuery;
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair};
-use serde_json::Value;
+use serde_json::{Value, json};
 
+use crate::etcd::Etcd;
 use crate::netns::{self, Net};
-
-/// Where the relay is.
-const RELAY: &str = "192.0.2.254";
 
 /// Six programs and the work of several kernels are all that two processors carry.
 static ONE: Mutex<()> = Mutex::new(());
 
 pub(crate) struct World {
     hosts: Vec<Host>,
-    relay: Option<Running>,
-    switch: Net,
+    relays: Vec<Relay>,
+    pub(crate) etcd: Option<Etcd>,
+    _switch: Net,
     tag: String,
     directory: PathBuf,
     _one: MutexGuard<'static, ()>,
@@ -36,8 +35,22 @@ pub(crate) struct Host {
     agent: Option<Running>,
 }
 
+struct Relay {
+    net: Net,
+    address: String,
+    tool: Tool,
+    log: PathBuf,
+    program: Option<Running>,
+}
+
+/// `bifrostctl fleet`, which asks one relay.
+#[derive(Clone)]
+pub(crate) struct Tool {
+    socket: PathBuf,
+}
+
 /// A program, which ends with this.
-struct Running(Child);
+pub(crate) struct Running(Child);
 
 impl Drop for Running {
     fn drop(&mut self) {
@@ -47,18 +60,30 @@ impl Drop for Running {
 }
 
 impl World {
-    /// Hosts h1, h2, ... with addresses 192.0.2.1, ...; nothing runs yet.
+    /// Hosts h1, h2, ... with addresses 192.0.2.1, ..., and a relay that keeps objects in a directory; nothing runs yet.
     pub(crate) fn new(hosts: usize) -> World {
+        World::with(hosts, 1, false)
+    }
+
+    /// The same with several relays, and an etcd of three members that runs.
+    pub(crate) fn in_etcd(hosts: usize, relays: usize) -> World {
+        World::with(hosts, relays, true)
+    }
+
+    fn with(hosts: usize, relays: usize, is_in_etcd: bool) -> World {
         // A test that failed has cleaned up, too.
         let one = ONE.lock().unwrap_or_else(PoisonError::into_inner);
         let tag = netns::tag();
         let directory = netns::directory(&tag);
         std::fs::create_dir_all(&directory).unwrap();
         let switch = Net::new(&tag, "sw");
-        switch.ip(&format!("link add br0 type bridge\nlink set br0 mtu 1700 up\naddr add {RELAY}/24 dev br0\n"));
+        switch.ip("link add br0 type bridge\nlink set br0 mtu 1700 up\n");
         let hosts: Vec<Host> = (1..=hosts).map(|n| Host::new(n, &tag, &directory, &switch)).collect();
-        certify(&directory, hosts.iter().map(|host| host.name.as_str()));
-        World { hosts, relay: None, switch, tag, directory, _one: one }
+        let relays: Vec<Relay> = (1..=relays).map(|n| Relay::new(n, &tag, &directory, &switch)).collect();
+        let names = hosts.iter().map(|host| host.name.as_str());
+        certify(&directory, names.chain(relays.iter().map(|relay| relay.address.as_str())));
+        let etcd = is_in_etcd.then(|| Etcd::start(cable(&tag, "et", &switch), &directory));
+        World { hosts, relays, etcd, _switch: switch, tag, directory, _one: one }
     }
 
     pub(crate) fn hosts(&self) -> &[Host] {
@@ -75,9 +100,13 @@ impl World {
     }
 
     pub(crate) fn run_all(&mut self) {
-        self.start_relay();
+        for relay in 0..self.relays.len() {
+            self.start_relay_of(relay);
+        }
         self.start_daemons();
-        self.hosts.iter_mut().for_each(Host::start_agent);
+        for host in 0..self.hosts.len() {
+            self.start_agent(host);
+        }
     }
 
     pub(crate) fn start_daemons(&mut self) {
@@ -85,43 +114,84 @@ impl World {
     }
 
     pub(crate) fn start_relay(&mut self) {
+        self.start_relay_of(0);
+    }
+
+    pub(crate) fn start_relay_of(&mut self, number: usize) {
         let file = |name: &str| self.directory.join(name).display().to_string();
-        let mut command = self.switch.command(env!("CARGO_BIN_EXE_bifrost-relay"));
-        command.args(["--store", &format!("file:{}", file("store")), "--listen", &format!("{RELAY}:4790")]);
-        command.args(["--ca", &file("ca.pem"), "--cert", &file("relay.pem"), "--key", &file("relay.key")]);
-        command.args(["--socket", &file("relay.sock")]);
-        self.relay = Some(spawn(command, &self.directory.join("relay.log")));
+        let relay = &self.relays[number];
+        let store = match &self.etcd {
+            Some(etcd) => format!("etcd:{}", etcd.endpoints()),
+            None => format!("file:{}", file("store")),
+        };
+        let mut command = relay.net.command(env!("CARGO_BIN_EXE_bifrost-relay"));
+        command.args(["--store", &store, "--listen", &format!("{}:4790", relay.address)]);
+        let (certificate, key) = (file(&format!("{}.pem", relay.address)), file(&format!("{}.key", relay.address)));
+        command.args(["--ca", &file("ca.pem"), "--cert", &certificate, "--key", &key]);
+        command.arg("--socket").arg(&relay.tool.socket);
+        self.relays[number].program = Some(spawn(command, &self.relays[number].log));
         let deadline = Instant::now() + Duration::from_secs(20);
-        while self.try_fleet("status").is_err() {
-            assert!(Instant::now() < deadline, "the relay is not ready\n{}", self.logs());
+        while self.relays[number].tool.json("status").is_none_or(|status| status["in_sync"] == false) {
+            assert!(Instant::now() < deadline, "relay {number} is not ready\n{}", self.logs());
             std::thread::sleep(Duration::from_millis(20));
         }
     }
 
     /// `kill -9`.
     pub(crate) fn kill_relay(&mut self) {
-        self.relay = None;
+        self.kill_relay_of(0);
+    }
+
+    pub(crate) fn kill_relay_of(&mut self, number: usize) {
+        self.relays[number].program = None;
+    }
+
+    /// Whether packets of a relay reach a member of etcd; those to hosts do in any case.
+    pub(crate) fn join(&self, relay: usize, member: usize, is_joined: bool) {
+        let what = if is_joined { "del" } else { "add" };
+        self.relays[relay].net.ip(&format!("route {what} blackhole {}/32\n", Etcd::address(member)));
+    }
+
+    /// What asks a relay.
+    pub(crate) fn tool(&self, relay: usize) -> Tool {
+        self.relays[relay].tool.clone()
+    }
+
+    pub(crate) fn start_agent(&mut self, host: usize) {
+        self.start_agent_with(host, 0);
+    }
+
+    /// The agent of a host, with a relay that it tries first.
+    pub(crate) fn start_agent_with(&mut self, host: usize, relay: usize) {
+        let mut relays: Vec<_> = self.relays.iter().map(|relay| format!("https://{}:4790", relay.address)).collect();
+        relays.rotate_left(relay);
+        let host = &mut self.hosts[host];
+        let tls = tls(&self.directory, &relays.join(","), &host.name);
+        host.agent = Some(spawn(host.agent(&tls), &host.directory.join("agent.log")));
     }
 
     /// The agent of a host, which says that it is this host and has the certificate of another. Where its log is.
     pub(crate) fn start_agent_as(&mut self, host: usize, certificate: &str) -> PathBuf {
+        let relay = format!("https://{}:4790", self.relays[0].address);
         let host = &mut self.hosts[host];
         let log = host.directory.join("wrong.log");
-        host.agent = Some(spawn(host.agent(&tls(&self.directory, certificate)), &log));
+        host.agent = Some(spawn(host.agent(&tls(&self.directory, &relay, certificate)), &log));
         log
     }
 
     pub(crate) fn start_agent_without_tls(&mut self, host: usize) -> PathBuf {
+        let relay = format!("http://{}:4790", self.relays[0].address);
         let host = &mut self.hosts[host];
         let log = host.directory.join("plain.log");
-        let arguments = ["--relay", &format!("http://{RELAY}:4790"), "--insecure"].map(str::to_owned);
+        let arguments = ["--relay", &relay, "--insecure"].map(str::to_owned);
         host.agent = Some(spawn(host.agent(&arguments), &log));
         log
     }
 
     /// Has `bifrostctl fleet` do something.
     pub(crate) fn fleet(&self, command: &str) -> String {
-        self.try_fleet(command).unwrap_or_else(|error| panic!("{command}: {error}\n{}", self.logs()))
+        let result = self.relays[0].tool.run(command);
+        result.unwrap_or_else(|error| panic!("{command}: {error}\n{}", self.logs()))
     }
 
     pub(crate) fn fleet_json(&self, command: &str) -> Value {
@@ -135,20 +205,9 @@ impl World {
         self.fleet(&format!("apply -f {} --wait 20", file.display()));
     }
 
-    fn try_fleet(&self, command: &str) -> Result<String, String> {
-        let mut tool = Command::new(sibling("bifrostctl"));
-        tool.args(["fleet", "--relay"]).arg(self.directory.join("relay.sock")).args(command.split(' '));
-        let output =
-            tool.output().unwrap_or_else(|e| panic!("cannot run {tool:?}: {e}; cargo build --workspace --bins"));
-        match output.status.success() {
-            true => Ok(String::from_utf8(output.stdout).unwrap()),
-            false => Err(String::from_utf8_lossy(&output.stderr).into_owned()),
-        }
-    }
-
     /// What all programs have said.
     pub(crate) fn logs(&self) -> String {
-        let mut files = vec![self.directory.join("relay.log")];
+        let mut files: Vec<_> = self.relays.iter().map(|relay| relay.log.clone()).collect();
         for host in &self.hosts {
             files.extend(["agent.log", "daemon.log"].map(|file| host.directory.join(file)));
         }
@@ -161,7 +220,8 @@ impl World {
 impl Drop for World {
     fn drop(&mut self) {
         self.hosts.clear();
-        self.relay = None;
+        self.relays.clear();
+        self.etcd = None;
         let _ = std::fs::remove_dir_all(&self.directory);
     }
 }
@@ -169,12 +229,10 @@ impl Drop for World {
 impl Host {
     fn new(number: usize, tag: &str, directory: &Path, switch: &Net) -> Host {
         let name = format!("h{number}");
-        let net = Net::new(tag, &name);
-        switch.ip(&format!("link add {name} mtu 1700 type veth peer name up0 mtu 1700 netns {}\n", net.name()));
-        switch.ip(&format!("link set {name} master br0 up\n"));
-        net.ip(&format!("addr add 192.0.2.{number}/24 dev up0\nlink set up0 up\n"));
+        let net = cable(tag, &name, switch);
+        net.ip(&format!("addr add 192.0.2.{number}/24 dev up0\n"));
         let directory = directory.join(&name);
-        std::fs::create_dir_all(directory.join("state")).unwrap();
+        std::fs::create_dir_all(&directory).unwrap();
         let socket = directory.join("daemon.sock");
         let config = format!(
             "[host]\nname = \"{name}\"\n[control]\nsocket = \"{}\"\n[underlay]\naddresses = [\"192.0.2.{number}\"]\n\
@@ -194,6 +252,7 @@ impl Host {
     }
 
     pub(crate) fn start_daemon(&mut self) {
+        std::fs::create_dir_all(self.directory.join("state")).unwrap();
         let mut command = self.net.command(&sibling("bifrostd"));
         command.arg("--config").arg(self.directory.join("bifrostd.toml"));
         command.arg("--state").arg(self.directory.join("state"));
@@ -206,9 +265,9 @@ impl Host {
         self.daemon = None;
     }
 
-    pub(crate) fn start_agent(&mut self) {
-        let tls = tls(self.directory.parent().unwrap(), &self.name);
-        self.agent = Some(spawn(self.agent(&tls), &self.directory.join("agent.log")));
+    /// What `bifrostd` keeps over a restart.
+    pub(crate) fn lose_state(&mut self) {
+        std::fs::remove_dir_all(self.directory.join("state")).unwrap();
     }
 
     /// `kill -9`.
@@ -223,6 +282,12 @@ impl Host {
         objects.into_iter().map(|object| format!("{} {}", object.kind, object.key)).collect()
     }
 
+    /// What these objects say.
+    pub(crate) fn specs(&self) -> Vec<Value> {
+        let query = ObjectsQuery { owner: Some("fleet".into()), ..ObjectsQuery::default() };
+        self.client().objects(&query).unwrap().objects.into_iter().map(|object| json!(object.spec)).collect()
+    }
+
     fn agent(&self, arguments: &[String]) -> Command {
         let mut command = self.net.command(&sibling("bifrost-agent"));
         command.args(["--host", &self.name, "--socket"]).arg(self.directory.join("daemon.sock")).args(arguments);
@@ -230,26 +295,62 @@ impl Host {
     }
 }
 
-/// How an agent is to find and to trust the relay, with the certificate of a host.
-fn tls(directory: &Path, certificate: &str) -> Vec<String> {
-    let file = |name: &str| directory.join(name).display().to_string();
-    let (pem, key) = (file(&format!("{certificate}.pem")), file(&format!("{certificate}.key")));
-    let relay = format!("https://{RELAY}:4790");
-    ["--relay", &relay, "--ca", &file("ca.pem"), "--cert", &pem, "--key", &key].map(str::to_owned).to_vec()
+impl Relay {
+    fn new(number: usize, tag: &str, directory: &Path, switch: &Net) -> Relay {
+        let net = cable(tag, &format!("r{number}"), switch);
+        let address = format!("192.0.2.{}", 255 - number);
+        net.ip(&format!("addr add {address}/24 dev up0\n"));
+        let tool = Tool { socket: directory.join(format!("relay{number}.sock")) };
+        Relay { net, address, tool, log: directory.join(format!("relay{number}.log")), program: None }
+    }
 }
 
-/// An authority, and what it has signed: for the relay its address, for hosts their names.
-fn certify<'n>(directory: &Path, hosts: impl Iterator<Item = &'n str>) {
+impl Tool {
+    pub(crate) fn run(&self, command: &str) -> Result<String, String> {
+        let mut tool = Command::new(sibling("bifrostctl"));
+        tool.args(["fleet", "--relay"]).arg(&self.socket).args(command.split(' '));
+        let output =
+            tool.output().unwrap_or_else(|e| panic!("cannot run {tool:?}: {e}; cargo build --workspace --bins"));
+        match output.status.success() {
+            true => Ok(String::from_utf8(output.stdout).unwrap()),
+            false => Err(String::from_utf8_lossy(&output.stderr).into_owned()),
+        }
+    }
+
+    /// What a command answers, if it does.
+    pub(crate) fn json(&self, command: &str) -> Option<Value> {
+        self.run(&format!("--json {command}")).ok().and_then(|text| serde_json::from_str(&text).ok())
+    }
+}
+
+/// A namespace with a device `up0` on the switch.
+fn cable(tag: &str, name: &str, switch: &Net) -> Net {
+    let net = Net::new(tag, name);
+    switch.ip(&format!("link add {name} mtu 1700 type veth peer name up0 mtu 1700 netns {}\n", net.name()));
+    switch.ip(&format!("link set {name} master br0 up\n"));
+    net.ip("link set up0 up\n");
+    net
+}
+
+/// How an agent is to find and to trust relays, with the certificate of a host.
+fn tls(directory: &Path, relays: &str, certificate: &str) -> Vec<String> {
+    let file = |name: &str| directory.join(name).display().to_string();
+    let (pem, key) = (file(&format!("{certificate}.pem")), file(&format!("{certificate}.key")));
+    ["--relay", relays, "--ca", &file("ca.pem"), "--cert", &pem, "--key", &key].map(str::to_owned).to_vec()
+}
+
+/// An authority, and what it has signed: for relays their addresses, for hosts their names.
+fn certify<'n>(directory: &Path, names: impl Iterator<Item = &'n str>) {
     let write = |name: &str, text: String| std::fs::write(directory.join(name), text).unwrap();
     let mut params = CertificateParams::new(Vec::new()).unwrap();
     params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
     let authority = CertifiedIssuer::self_signed(params, KeyPair::generate().unwrap()).unwrap();
     write("ca.pem", authority.pem());
-    for (file, name) in hosts.map(|name| (name, name)).chain([("relay", RELAY)]) {
+    for name in names {
         let key = KeyPair::generate().unwrap();
         let certificate = CertificateParams::new(vec![name.to_owned()]).unwrap().signed_by(&key, &authority).unwrap();
-        write(&format!("{file}.pem"), certificate.pem());
-        write(&format!("{file}.key"), key.serialize_pem());
+        write(&format!("{name}.pem"), certificate.pem());
+        write(&format!("{name}.key"), key.serialize_pem());
     }
 }
 
@@ -258,7 +359,7 @@ fn sibling(name: &str) -> String {
     Path::new(env!("CARGO_BIN_EXE_bifrost-relay")).with_file_name(name).display().to_string()
 }
 
-fn spawn(mut command: Command, log: &Path) -> Running {
+pub(crate) fn spawn(mut command: Command, log: &Path) -> Running {
     let log = File::options().create(true).append(true).open(log).unwrap();
     command.stdin(Stdio::null()).stdout(log.try_clone().unwrap()).stderr(log);
     Running(command.spawn().unwrap_or_else(|e| panic!("cannot run {command:?}: {e}; cargo build --workspace --bins")))
