@@ -12,7 +12,7 @@ help:
 	@echo "make demo       build three programs, compare Redis over three networks while packets are lost: five minutes"
 	@echo "make demo-rdma  messages over RoCEv2 in software beside TCP, while packets are lost: two minutes, and a build"
 	@echo "make demo-gateway  four tenants' packets through a gateway pod while one of them bursts: a minute, and a build"
-	@echo "make demo-fleet three hosts from one place: a relay, agents, containers by six commands: half a minute, and a build"
+	@echo "make demo-fleet three hosts from one place: a relay, agents, containers by six commands: half a minute, and a build. ETCD=1: with a real etcd"
 	@echo "make test       formatting, lints, documentation, all tests, end-to-end runs"
 	@echo "make bench      every experiment in full that is not there yet, and one report of all: $(OUT)/bench/report"
 	@echo "make cost       what the transport costs: instructions a packet, bytes a connection (docs/COST.md)"
@@ -61,7 +61,7 @@ demo-gateway: packages
 demo-fleet:
 	@$(SUDO) scripts/install-debian-packages.sh demo-fleet
 	cargo build --profile demo --locked --bins -p bifrostd -p bifrostctl -p bifrost-relay -p bifrost-agent
-	$(SUDO) env OUT=$(OUT) BIN=$(TARGET)/demo scripts/demo-fleet.sh
+	$(SUDO) env OUT=$(OUT) BIN=$(TARGET)/demo scripts/demo-fleet.sh $(if $(ETCD),--etcd)
 
 test:
 	@scripts/test.sh

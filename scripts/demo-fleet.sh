@@ -1,8 +1,14 @@
 #!/bin/sh
 # Three hosts from one place: a relay, and an agent and a daemon on each host, in network namespaces on a bridge. Commands make a
 # network; then its relay is killed while a stream runs. Half a minute; results go to $OUT/demo-fleet; needs root.
+# With --etcd the relay keeps objects in an etcd, which is built with Go, instead of a directory.
 set -eu
 cd "$(dirname "$0")/.."
+case "${1:-}" in
+"") etcd="" ;;
+--etcd) etcd=$(scripts/install-etcd.sh) ;;
+*) echo "usage: demo-fleet.sh [--etcd]" >&2 && exit 2 ;;
+esac
 bin=$(cd "${BIN:-${CARGO_TARGET_DIR:-target}/release}" && pwd)
 out=${OUT:-out}/demo-fleet
 mkdir -p "$out"
@@ -60,10 +66,19 @@ done
 ip -n "$n-sw" link add br0 mtu 1700 type bridge
 ip -n "$n-sw" link set br0 up
 ip -n "$n-sw" addr add 192.0.2.254/24 dev br0
+store=file:$work/store
+if [ -n "$etcd" ]; then
+    echo "   What it keeps is in an etcd beside it."
+    client=http://192.0.2.254:2379 peer=http://192.0.2.254:2380
+    start sw etcd "$etcd" --name m --data-dir "$work/etcd" --listen-client-urls $client --advertise-client-urls $client \
+        --listen-peer-urls $peer --initial-advertise-peer-urls $peer --initial-cluster m=$peer \
+        --max-txn-ops=1025 --max-request-bytes=6291456 --log-level=warn
+    store=etcd:$client
+fi
 relay() {
-    start sw relay "$bin/bifrost-relay" --store "file:$work/store" --listen 192.0.2.254:4790 --insecure --socket "$work/relay.sock"
+    start sw relay "$bin/bifrost-relay" --store "$store" --listen 192.0.2.254:4790 --insecure --socket "$work/relay.sock"
     relay=$last
-    await 10 "the relay" "$bin/bifrostctl" fleet --relay "$work/relay.sock" status
+    await 20 "the relay" "$bin/bifrostctl" fleet --relay "$work/relay.sock" status
 }
 relay
 for h in 1 2 3; do
