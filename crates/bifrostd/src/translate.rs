@@ -395,6 +395,7 @@ pub(crate) fn transport(config: &Config) -> rte::Config {
         rto_floor_ns: auto(t.rto_floor),
         ack_delay_ns: auto(t.ack_delay),
         ack_threshold: t.ack_threshold,
+        give_up_after_ns: auto(t.give_up),
         initial_window: t.initial_window,
         max_window: t.max_window,
         setup_tries: t.setup_tries,

@@ -6,6 +6,11 @@ use bifrost_transport::time::{MS, S, US};
 
 /// RTOs of one packet that can be counted.
 pub(crate) const MAX_RTOS: u8 = 7;
+/// What a packet waits in all until the RTO after these, in first RTOs: each is twice the one before.
+pub(crate) const COUNTED_RTOS: u64 = (2 << MAX_RTOS) - 1;
+
+/// A packet is kept longer for each path that delivers, up to so many.
+pub(crate) const GIVE_UP_PATHS: usize = 4;
 
 /// A peer that answers and takes nothing has so many times as long as one that is silent: half a second with the defaults.
 const REFUSED_PATIENCE: u64 = 16;
@@ -45,7 +50,8 @@ pub struct Config {
     pub stickiness_ns: u64,
     /// RTO before the first RTT sample (NSDI'26, 4.3: 4 ms). The first REQUEST is repeated after a quarter of it.
     pub initial_rto_ns: u64,
-    /// Smallest RTO, raised so far that seven doublings of it reach the give-up time; `None` adapts it to the measured RTT.
+    /// Smallest RTO, raised so far that eight RTOs, each twice the one before, reach the give-up time of one path; `None` adapts it
+    /// to the measured RTT.
     pub rto_floor_ns: Option<u64>,
     /// Largest RTO, before doubling per packet.
     pub rto_ceiling_ns: u64,
@@ -65,6 +71,10 @@ pub struct Config {
     pub plain_retry_ns: u64,
     /// RTOs of one packet before it is given up (NSDI'26, 7.4: 3).
     pub give_up_rtos: u8,
+    /// No packet is given up before this, or before 255 times the initial RTO if that is less. `None`: `give_up_rtos` doublings of
+    /// the initial RTO (28 ms with the defaults) for each path that delivers, up to four: where more deliver, another try is
+    /// likelier to arrive.
+    pub give_up_after_ns: Option<u64>,
     /// All paths silent for so long while packets are lost: best effort (NSDI'26, 7.2 and 7.4: about 28 ms).
     pub best_effort_after_ns: u64,
     /// A connection without traffic for so long shrinks to its minimum.
@@ -94,15 +104,21 @@ pub struct Config {
 }
 
 impl Config {
-    /// Before this a packet is not given up, ns: with the defaults three RTOs, 4 + 8 + 16 ms (NSDI'26, 7.4).
-    pub(crate) fn give_up_ns(&self) -> u64 {
-        let doublings = (1u64 << self.give_up_rtos.min(MAX_RTOS)) - 1;
-        self.initial_rto_ns.saturating_mul(doublings)
+    /// No packet is given up before this while so many paths deliver, ns: with the defaults three RTOs, 4 + 8 + 16 ms (NSDI'26,
+    /// 7.4), for each of them.
+    pub fn give_up_ns(&self, living_paths: usize) -> u64 {
+        let by_itself = || self.doublings_ns().saturating_mul(living_paths.clamp(1, GIVE_UP_PATHS) as u64);
+        self.give_up_after_ns.unwrap_or_else(by_itself).min(self.initial_rto_ns.saturating_mul(COUNTED_RTOS))
     }
 
     /// A packet that the peer has received and not taken is not given up before the peer has taken nothing for so long, ns.
     pub(crate) fn give_up_refused_ns(&self) -> u64 {
-        self.give_up_ns().saturating_mul(REFUSED_PATIENCE)
+        self.doublings_ns().saturating_mul(REFUSED_PATIENCE).max(self.give_up_ns(1))
+    }
+
+    /// What a packet waits until it is given up if its RTOs begin with the initial one, ns.
+    fn doublings_ns(&self) -> u64 {
+        self.initial_rto_ns.saturating_mul((1u64 << self.give_up_rtos.min(MAX_RTOS)) - 1)
     }
 
     /// The first PSN of either direction of a connection (PROTOCOL §6.1).
@@ -129,6 +145,7 @@ impl Default for Config {
             setup_tries: 7,
             plain_retry_ns: 30 * S,
             give_up_rtos: 3,
+            give_up_after_ns: None,
             best_effort_after_ns: 28 * MS,
             idle_shrink_ns: S,
             idle_reap_ns: 60 * S,

@@ -1,6 +1,6 @@
 //! RTO and its relatives: how long the loss timers wait (RFC 8985; NSDI'26, 4.3).
 
-use crate::config::{Config, MAX_RTOS};
+use crate::config::{COUNTED_RTOS, Config, GIVE_UP_PATHS};
 use bifrost_transport::time::US;
 
 /// How the loss timers stand: all ns.
@@ -36,13 +36,13 @@ pub(crate) struct Limits {
 
 impl Limits {
     pub(crate) fn new(config: &Config) -> Self {
-        // So many doublings as can be counted reach the give-up time: no packet is given up before it.
-        let countable = config.give_up_ns().div_ceil((1 << MAX_RTOS) - 1);
+        // As many RTOs as can be counted reach the give-up time: no packet is given up before it.
+        let countable = |living_paths| config.give_up_ns(living_paths).div_ceil(COUNTED_RTOS);
         Limits {
             initial: config.initial_rto_ns,
-            floor: config.rto_floor_ns.map(|floor| floor.max(countable)),
+            floor: config.rto_floor_ns.map(|floor| floor.max(countable(1))),
             // Half a millisecond: a software host's scheduler makes noise of that size.
-            least: (500 * US).max(countable).min(config.initial_rto_ns),
+            least: (500 * US).max(countable(GIVE_UP_PATHS)).min(config.initial_rto_ns),
             ceiling: config.rto_ceiling_ns,
         }
     }
@@ -89,8 +89,10 @@ mod tests {
             };
             let measured = Measured { rtt: 20 * US, variance: US, answer: None, hold: 0 };
             let timing = Timing::of(measured, Limits::new(&config));
-            let longest = timing.rto * ((1 << MAX_RTOS) - 1);
-            assert!(longest >= config.give_up_ns(), "{config:?}: {longest}");
+            let longest = timing.rto * COUNTED_RTOS;
+            // A floor that is set is kept, and may end the packet sooner where several paths deliver.
+            let living_paths = if floor.is_none() { GIVE_UP_PATHS } else { 1 };
+            assert!(longest >= config.give_up_ns(living_paths), "{config:?}: {longest}");
         }
     }
 }

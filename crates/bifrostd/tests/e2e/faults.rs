@@ -1,5 +1,7 @@
 //! Losses, delays, duplicates, corruption and outages, which guests must not notice.
 
+use std::time::{Duration, Instant};
+
 use crate::common::host::vpc;
 use crate::common::traffic::{Exchange, Talk, exchange, ping};
 use crate::common::{Guest, Lab, Options, eventually};
@@ -144,7 +146,7 @@ fn when_all_paths_fail_traffic_goes_on_and_comes_back() {
         assert!(host.net.run("nft", &["-f", "-"], rules).status.success());
     }
     let conn = || lab.hosts[0].conns_with(lab.guest("b"))[0].clone();
-    let started = std::time::Instant::now();
+    let started = Instant::now();
     eventually(5.0, "best effort", || {
         talk.say(1000);
         conn().state == ConnState::Fallback
@@ -181,7 +183,7 @@ fn a_total_outage_ends_where_it_began() {
     }];
     let outage = std::thread::scope(|scope| {
         let talking = scope.spawn(|| talk.say(10_000));
-        std::thread::sleep(std::time::Duration::from_millis(500));
+        std::thread::sleep(Duration::from_millis(500));
         for (host, id) in lab.hosts.iter().zip(ids) {
             host.client.remove_fault(id).unwrap();
         }
@@ -192,5 +194,34 @@ fn a_total_outage_ends_where_it_began() {
     assert!(outage.as_millis() < 2500, "{outage:?}");
     for _ in 0..20 {
         talk.say(10_000);
+    }
+}
+
+#[test]
+fn a_packet_is_kept_through_an_outage_for_as_long_as_is_set() {
+    for give_up_ms in [10, 1000] {
+        let lab = Lab::running(Options { transport: format!("give_up_ms = {give_up_ms}\n"), ..Options::default() });
+        let mut talk = Talk::start(lab.net("a"), lab.net("b"), "10.0.0.2", 5001);
+        talk.say(10_000);
+        let began = Instant::now();
+        let ids = [lab.hosts[0].path_fault("host-b", None, |f| f.down = true), {
+            lab.hosts[1].path_fault("host-a", None, |f| f.down = true)
+        }];
+        let given_up = || lab.hosts.iter().map(|host| host.counter("rte.given_up_packets")).sum::<u64>();
+        std::thread::scope(|scope| {
+            let talking = scope.spawn(|| talk.say(10_000));
+            if give_up_ms == 10 {
+                eventually(5.0, "packets are given up", || given_up() > 0);
+            } else {
+                std::thread::sleep(Duration::from_millis(300));
+                let (given_up, lasted) = (given_up(), began.elapsed());
+                // Read in time, nothing can have been given up.
+                assert!(given_up == 0 || lasted.as_millis() >= give_up_ms, "{given_up} given up within {lasted:?}");
+            }
+            for (host, id) in lab.hosts.iter().zip(ids) {
+                host.client.remove_fault(id).unwrap();
+            }
+            talking.join().unwrap()
+        });
     }
 }

@@ -92,6 +92,14 @@ fn transport(config: &Config, sink: &Sink<'_>) {
         let message = format!("{} is more than initial_rto_us ({})", floor.as_micros(), t.initial_rto.as_micros());
         sink.error("transport.rto_floor_us", message);
     }
+    if let Some(give_up) = t.give_up.fixed()
+        && give_up > 255 * t.initial_rto
+        && !sink.failed("transport.initial_rto_us")
+    {
+        let most = (255 * t.initial_rto).as_millis();
+        let message = format!("{} is more than 255 times initial_rto_us ({most} ms)", give_up.as_millis());
+        sink.error("transport.give_up_ms", message);
+    }
 }
 
 fn peers(config: &Config, sink: &Sink<'_>) {

@@ -225,6 +225,7 @@ fn transport(mut s: Section<'_, '_>, paths: u8) -> Transport {
         rto_floor: fixed(s.auto_int("rto_floor_us", 50..=10_000_000)),
         ack_delay: fixed(s.auto_int("ack_delay_us", 0..=65535)),
         ack_threshold: s.int("ack_threshold", 1..=256, d.ack_threshold.into()) as u16,
+        give_up: s.auto_int("give_up_ms", 1..=1000).map_or(Auto::Auto, |ms| Auto::Fixed(Duration::from_millis(ms))),
         initial_window: s.int("initial_window", 1..=4096, d.initial_window.into()) as u16,
         max_window: s.int("max_window", 1..=4096, d.max_window.into()) as u16,
         setup_tries: s.int("setup_tries", 1..=20, d.setup_tries.into()) as u8,

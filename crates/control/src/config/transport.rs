@@ -22,6 +22,9 @@ pub struct Transport {
     pub ack_delay: Auto<Duration>,
     /// Published packets after which an ACK is sent at once, 1 to 256 (what one bitmap reports).
     pub ack_threshold: u16,
+    /// How long a packet without acknowledgement is sent again before it is given up, 1 ms to 1 s, at most 255 times `initial_rto`.
+    /// [`Auto::Auto`]: 28 ms (NSDI'26 paper, section 7.4) for each path that delivers, up to four.
+    pub give_up: Auto<Duration>,
     /// Packets in flight per connection at first. 512: NSDI'26 paper, section 7.4.
     pub initial_window: u16,
     /// Most packets in flight per connection, at most 4096, the default: the largest guest ring (section 7.4).
@@ -49,6 +52,7 @@ impl Default for Transport {
             rto_floor: Auto::Auto,
             ack_delay: Auto::Auto,
             ack_threshold: 32,
+            give_up: Auto::Auto,
             initial_window: 512,
             max_window: 4096,
             setup_tries: 7,
@@ -63,7 +67,7 @@ impl Default for Transport {
 /// A setting that may be left to the transport's own measurements.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Auto<T> {
-    /// It follows the measured round-trip time.
+    /// It follows what is measured.
     Auto,
     /// It is this.
     Fixed(T),

@@ -69,23 +69,28 @@ impl Engine {
                 let Some((psn, record)) = self.most_overdue(now, index, timing) else { break };
                 expired = true;
                 self.counters.timeout_packets += 1;
+                let give_up_ns = self.config.give_up_ns(self.living_paths(index));
                 self.close(now, index, psn, &record, timing, out);
                 self.blame(now, index, psn, &record, Why::Timeout);
                 // RTO, 2 RTO, 4 RTO: what was waited altogether.
                 let altogether = timing.rto.saturating_mul((2 << record.rtos()) - 1);
                 let rtos = record.rtos() + 1;
                 let refused_for = self.refused_for_ns(now, index, psn);
-                let give_up = (rtos >= self.config.give_up_rtos && altogether >= self.config.give_up_ns()
-                    || rtos >= MAX_RTOS)
-                    && refused_for.is_none_or(|ns| ns >= self.config.give_up_refused_ns())
-                    || mutated!(self.config, GiveUpAtOnce);
+                let is_enough = rtos >= self.config.give_up_rtos;
+                // Where the peer has received the packet, RTOs end here, and are not counted any more.
+                let is_at_ceiling = is_enough && timing.rto << rtos > self.config.rto_ceiling_ns;
+                let is_due = is_enough && altogether >= give_up_ns || rtos > MAX_RTOS;
+                let give_up = match refused_for {
+                    None => is_due,
+                    Some(ns) => (is_due || is_at_ceiling) && ns >= self.config.give_up_refused_ns(),
+                } || mutated!(self.config, GiveUpAtOnce);
                 if give_up && !mutated!(self.config, NeverGiveUp) {
                     self.give_up(now, index, psn, out);
                     if !self.conn(index).is_some_and(Conn::is_open) {
                         return;
                     }
                 } else if !mutated!(self.config, TimeoutSendsNothing) {
-                    let again = match refused_for.is_some() && timing.rto << rtos > self.config.rto_ceiling_ns {
+                    let again = match refused_for.is_some() && is_at_ceiling {
                         true => Again::Refused,
                         false => Again::Timeout,
                     };
@@ -97,6 +102,12 @@ impl Engine {
             }
         }
         self.tail_probe(now, index, timing, out);
+    }
+
+    /// Paths to a connection's peer from which no answer is overdue.
+    fn living_paths(&self, index: u32) -> usize {
+        let peer = self.conn(index).and_then(|conn| self.peer(conn.peer));
+        peer.map_or(0, |peer| peer.paths.iter().filter(|path| path.is_open).count())
     }
 
     /// If the peer has received what was sent last of a packet and not taken it, or has no room for it yet: how long it has taken
@@ -352,8 +363,10 @@ impl Engine {
             segment: record.segment,
         });
         let last_arrival = peer.paths.iter().map(|p| p.last_arrival).max().unwrap_or_default();
-        // A refusal is an answer, even if it was the last one and is old.
-        if !is_refused && now.since(last_arrival) >= self.config.best_effort_after_ns {
+        // What arrived after the packet had left for the last time shows that paths deliver, although little is sent meanwhile. A refusal is
+        // an answer, even if it was the last one and is old.
+        let silence_ns = self.config.best_effort_after_ns.max(age(now, &record));
+        if !is_refused && now.since(last_arrival) >= silence_ns {
             self.fall_back(now, index, out);
         }
     }

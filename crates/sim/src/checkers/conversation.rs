@@ -437,8 +437,7 @@ impl Checker for Conversation {
         host.turn_at = at;
         host.first_psn = config.first_psn;
         host.ack_delay = config.ack_delay_ns.unwrap_or(ACK_DELAY_NS);
-        let doublings = (1u64 << config.give_up_rtos.min(7)) - 1;
-        host.give_up = (config.give_up_rtos.min(7).into(), config.initial_rto_ns.saturating_mul(doublings));
+        host.give_up = (config.give_up_rtos.min(7).into(), config.give_up_ns(1));
         self.check_answers(at, id, core, violations);
     }
 

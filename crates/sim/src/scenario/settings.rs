@@ -78,6 +78,7 @@ settings! {
     optional_times {
         rto_floor => rto_floor_ns,
         ack_delay => ack_delay_ns,
+        give_up_after => give_up_after_ns,
     }
     numbers {
         version_max: u8,

@@ -311,6 +311,10 @@ fn transport(rng: &mut Rng) -> TransportSettings {
         // Just before the wrap, or before the sign changes.
         t.first_psn = Some((rng.pick(&[0, 1 << 31]) as u32).wrapping_sub(rng.scale(1, 2_000) as u32));
     }
+    // Takes no random number: older seeds keep their worlds otherwise.
+    if let Some(Ns(retry)) = t.plain_retry.filter(|retry| retry.0.is_multiple_of(4)) {
+        t.give_up_after = Some(Ns(5_000_000 + retry % 200_000_000));
+    }
     t
 }
 

@@ -59,7 +59,7 @@ fn candidates(s: &Scenario) -> Vec<Scenario> {
     }
     settings!(stickiness initial_rto rto_ceiling plain_retry best_effort_after idle_shrink idle_reap probe_interval
         swift_noise rto_floor ack_delay version_max group_packets spray_paths ack_threshold initial_window max_window
-        setup_queue_packets setup_tries heavy_loss_percent give_up_rtos max_connections max_connections_per_peer max_pages
+        setup_queue_packets setup_tries heavy_loss_percent give_up_rtos give_up_after max_connections max_connections_per_peer max_pages
         first_psn congestion_control);
     for i in 0..s.workloads.len() {
         with(&|s| match &mut s.workloads[i] {

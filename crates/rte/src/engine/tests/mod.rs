@@ -647,7 +647,7 @@ fn what_waits_behind_a_given_up_packet_is_not_overtaken_by_its_own_flow() {
     w.offer(0, 2, 1);
     // Nor does the SKIP that would tell to go on.
     w.lose_skips = true;
-    w.run_for(100 * MS);
+    w.run_for(300 * MS);
     assert_eq!(w.sides[0].engine.counters().given_up_packets, 1);
     let seen = w.sides[1].guest.seen.len();
     w.offer(0, 1, 1);

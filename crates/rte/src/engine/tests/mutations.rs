@@ -111,7 +111,7 @@ fn giving_up(mutation: Option<Mutation>) {
     w.run_for(5 * MS);
     w.doomed = Some(w.sides[0].engine.config.first_psn().add(200));
     (0..10).for_each(|_| w.offer(0, 1, 1));
-    w.run_for(150 * MS);
+    w.run_for(300 * MS);
     assert_eq!(w.sides[0].engine.counters().given_up_packets, 1);
     assert_eq!(w.sides[0].engine.counters().best_effort_connections, 0);
     w.doomed = None;

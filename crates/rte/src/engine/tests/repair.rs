@@ -127,14 +127,18 @@ fn a_peer_that_takes_packets_now_and_then_is_given_time() {
 
 #[test]
 fn a_peer_that_takes_nothing_is_given_up_in_bounded_time() {
-    let mut w = world(715, 4);
-    w.all_links(|l| l.delay_ns = 50 * US);
-    w.rogue.misdeed = Some(|_, _, _| Misdeed::NoBuffer);
-    w.offer_rogue(8);
-    w.run_for(28 * MS);
-    assert_eq!(w.sides[0].engine.counters().given_up_packets, 0, "a guest that pauses loses nothing");
-    w.run_for(1_000 * MS);
-    assert_eq!((w.sides[0].engine.counters().given_up_packets, w.rogue.held()), (8, 0));
+    // With a long way its RTO does not double three times before it ends, and what is set is longer than that doubles.
+    for (delay_ns, give_up_after_ns) in [(50 * US, None), (10 * MS, None), (50 * US, Some(400 * MS))] {
+        let config = Config { give_up_after_ns, ..Config::default() };
+        let mut w = World::new(715, 4, [config.clone(), config]);
+        w.all_links(|l| l.delay_ns = delay_ns);
+        w.rogue.misdeed = Some(|_, _, _| Misdeed::NoBuffer);
+        w.offer_rogue(8);
+        w.run_for(28 * MS);
+        assert_eq!(w.sides[0].engine.counters().given_up_packets, 0, "a guest that pauses loses nothing");
+        w.run_for(1_200 * MS);
+        assert_eq!((w.sides[0].engine.counters().given_up_packets, w.rogue.held()), (8, 0), "{delay_ns} ns each way");
+    }
 }
 
 /// A bulk flow has made round trips long, requests follow it, one in a millisecond, and from the `outage`-th on all paths but `survivors` are
@@ -203,5 +207,40 @@ fn plain_vxlan_keeps_its_paths_observed() {
         let dead = PathId::masked(2);
         let is_used = w.sides[0].engine.selected_paths(PeerId(0)).contains(&dead);
         assert!(i < 100_150 && i != 99_999 || is_used == (i < 100_150), "{i} ms");
+    }
+}
+
+/// How long a packet that nothing lets through is kept, ms, while so many of four paths deliver everything else.
+fn kept_for_ms(living_paths: usize, give_up_after_ns: Option<u64>) -> u64 {
+    let config = Config { give_up_after_ns, ..Config::default() };
+    let mut w = World::new(720, 4, [config.clone(), config]);
+    w.all_links(|l| l.delay_ns = 50 * US);
+    stream(&mut w, 0, 200, 4, 10 * US);
+    w.doomed = Some(w.sides[0].engine.config.first_psn().add(200));
+    w.links.iter_mut().for_each(|links| links[living_paths..].iter_mut().for_each(|link| link.down = true));
+    w.offer(0, 1, 1);
+    let mut ms = 0;
+    while w.sides[0].engine.counters().given_up_packets == 0 {
+        assert!(ms < 2_000, "it is kept for good");
+        w.run_for(MS);
+        ms += 1;
+    }
+    ms
+}
+
+#[test]
+fn the_more_paths_deliver_the_longer_a_packet_is_kept() {
+    let kept = [0, 1, 2, 4].map(|living_paths| kept_for_ms(living_paths, None));
+    // RTOs double: what is due at 28, 56 and 112 ms happens within twice that.
+    for (kept, at_least) in kept.into_iter().zip([28, 28, 56, 112]) {
+        assert!((at_least..2 * at_least).contains(&kept), "{kept} ms, not {at_least}");
+    }
+}
+
+#[test]
+fn a_packet_is_kept_for_as_long_as_is_set() {
+    for (living_paths, ms) in [(0, 10), (4, 10), (0, 300), (4, 300)] {
+        let kept = kept_for_ms(living_paths, Some(ms * MS));
+        assert!((ms..2 * ms + 1).contains(&kept), "{kept} ms, not {ms}");
     }
 }
