@@ -39,6 +39,9 @@ pub(crate) struct Cli {
     /// The Unix socket of the API, for `bifrostctl fleet`; all who may open it may change everything
     #[arg(long, value_name = "PATH", default_value = "/run/bifrost/relay.sock")]
     pub(crate) socket: PathBuf,
+    /// Where to serve metrics for Prometheus (GET /metrics), such as 127.0.0.1:9790; anyone who reaches it may read
+    #[arg(long, value_name = "ADDRESS:PORT")]
+    pub(crate) metrics: Option<SocketAddr>,
     /// The authority whose certificates agents have, PEM
     #[arg(long, value_name = "FILE", requires_all = ["certificate", "key"])]
     ca: Option<PathBuf>,

@@ -22,7 +22,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow};
-use bifrost_control::server::{ServeError, serve_router};
+use bifrost_control::server::{self as control_server, ServeError, serve_router};
 use bifrost_intent::api::MAX_BODY;
 use bifrost_relay_api::limits::{KEEP_ALIVE_S, KEEP_ALIVE_TIMEOUT_S, MAX_MESSAGE};
 use bifrost_relay_api::pb::relay_server::RelayServer;
@@ -65,6 +65,14 @@ async fn run(cli: Cli) -> Result<()> {
     let following = tokio::spawn(Arc::clone(&relay).follow());
     // A directory and memory are of one relay.
     let telling = matches!(cli.store, Kept::Etcd(_)).then(|| tokio::spawn(publish::run(Arc::clone(&relay))));
+
+    if let Some(address) = cli.metrics {
+        let listener = control_server::metrics::bind(address)
+            .with_context(|| format!("cannot listen on {address} for metrics"))?;
+        let relay = Arc::clone(&relay);
+        let source = Arc::new(move || metrics::text(&relay).map_err(|error| error.to_string()));
+        tokio::spawn(control_server::metrics::run(tokio::net::TcpListener::from_std(listener)?, source));
+    }
 
     let agents = RelayServer::new(Agents { relay: Arc::clone(&relay), is_secure: tls.is_some() })
         .max_decoding_message_size(MAX_MESSAGE)

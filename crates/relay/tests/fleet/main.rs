@@ -51,6 +51,9 @@ fn five_commands_make_a_network() {
     let hosts: Vec<_> = why["hosts"].as_array().unwrap().iter().map(|h| (&h["host"], &h["state"])).collect();
     assert_eq!(hosts, [(&Value::from("h1"), &Value::from("in force")), (&Value::from("h2"), &Value::from("in force"))]);
 
+    let metrics = world.metrics(0);
+    assert!(metrics.contains("\nbifrost_relay_hosts_known 2"), "{metrics}");
+
     // A group: only its port is open.
     world.fleet("add security_group/demo/closed egress=[]");
     world.fleet("set port/demo/db security_groups=closed --wait 20");

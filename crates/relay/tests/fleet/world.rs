@@ -1,6 +1,8 @@
 //! Hosts with a daemon and an agent each, joined by a bridge, and relays on it: one with a directory, or several with an etcd.
 
 use std::fs::File;
+use std::io::{Read as _, Write as _};
+use std::net::TcpStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -128,13 +130,26 @@ impl World {
         command.args(["--store", &store, "--listen", &format!("{}:4790", relay.address)]);
         let (certificate, key) = (file(&format!("{}.pem", relay.address)), file(&format!("{}.key", relay.address)));
         command.args(["--ca", &file("ca.pem"), "--cert", &certificate, "--key", &key]);
-        command.arg("--socket").arg(&relay.tool.socket);
+        command.args(["--metrics", &format!("{}:9790", relay.address)]).arg("--socket").arg(&relay.tool.socket);
         self.relays[number].program = Some(spawn(command, &self.relays[number].log));
         let deadline = Instant::now() + Duration::from_secs(20);
         while self.relays[number].tool.json("status").is_none_or(|status| status["in_sync"] == false) {
             assert!(Instant::now() < deadline, "relay {number} is not ready\n{}", self.logs());
             std::thread::sleep(Duration::from_millis(20));
         }
+    }
+
+    /// What Prometheus would read of a relay.
+    pub(crate) fn metrics(&self, relay: usize) -> String {
+        let Relay { net, address, .. } = &self.relays[relay];
+        let address = format!("{address}:9790");
+        net.enter(move || {
+            let mut stream = TcpStream::connect(address).unwrap();
+            stream.write_all(b"GET /metrics HTTP/1.1\r\nHost: relay\r\nConnection: close\r\n\r\n").unwrap();
+            let mut text = String::new();
+            stream.read_to_string(&mut text).unwrap();
+            text
+        })
     }
 
     /// `kill -9`.
