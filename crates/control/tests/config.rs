@@ -394,7 +394,7 @@ fn bad_configurations() {
         (
             "addresses = [\"192.0.2.3\"]",
             "addresses = [\"192.0.2.2\"]",
-            &["38: peer[1].addresses[0]: 192.0.2.2 is already peer[0].addresses[0] (line 34)"],
+            &["38: peer[1].addresses[0]: 192.0.2.2 is already peer[0].addresses[0] (line 35)"],
         ),
         (
             "addresses = [\"192.0.2.2\"]",
@@ -423,7 +423,7 @@ fn bad_configurations() {
         (
             "gateway = [\"10.0.0.254\"]",
             "gateway = [\"10.0.0.254\", \"10.0.0.254\"]",
-            &["42: vpc[0].gateway[1]: 10.0.0.254 is already vpc[0].gateway[0] (line 41)"],
+            &["42: vpc[0].gateway[1]: 10.0.0.254 is already vpc[0].gateway[0] (line 42)"],
         ),
         (
             "gateway = [\"10.0.0.254\"]",
@@ -441,7 +441,7 @@ fn bad_configurations() {
             &[
                 "44: vpc[0].dhcp_lease_s: 59 is not in 60..=31536000",
                 "45: vpc[0].dns[0]: VNI 100 has no IPv6 gateway, which tells guests of fd00::35; add one",
-                "45: vpc[0].dns[2]: 9.9.9.9 is already vpc[0].dns[1] (line 44)",
+                "45: vpc[0].dns[2]: 9.9.9.9 is already vpc[0].dns[1] (line 45)",
             ],
         ),
         (
@@ -462,7 +462,7 @@ fn bad_configurations() {
         (
             "name = \"kernel\"",
             "name = \"host-b\"",
-            &["37: peer[1].name: peer \"host-b\" is already peer[0].name (line 33)"],
+            &["37: peer[1].name: peer \"host-b\" is already peer[0].name (line 34)"],
         ),
         ("name = \"kernel\"", "name = \"host-a\"", &["37: peer[1].name: \"host-a\" is this host's own name"]),
         (
@@ -484,9 +484,9 @@ fn bad_configurations() {
         (
             "vni = 200\nreliability",
             "vni = 100\nreliability",
-            &["44: vpc[1].vni: VNI 100 is already vpc[0].vni (line 40)"],
+            &["44: vpc[1].vni: VNI 100 is already vpc[0].vni (line 41)"],
         ),
-        ("name = \"web2\"", "name = \"web1\"", &["59: port[1].name: port \"web1\" is already port[0].name (line 47)"]),
+        ("name = \"web2\"", "name = \"web1\"", &["59: port[1].name: port \"web1\" is already port[0].name (line 48)"]),
         (
             "name = \"web2\"",
             "name = \"web/2\"",
@@ -507,19 +507,19 @@ fn bad_configurations() {
             "vni = 200\nmac",
             "vni = 100\nmac",
             &[
-                "61: port[1].mac: 02:00:00:00:00:01 is, in VNI 100, already port[0].mac (line 50)",
-                "62: port[1].addresses[0]: 10.0.0.1 is, in VNI 100, already port[0].addresses[0] (line 51)",
+                "61: port[1].mac: 02:00:00:00:00:01 is, in VNI 100, already port[0].mac (line 51)",
+                "62: port[1].addresses[0]: 10.0.0.1 is, in VNI 100, already port[0].addresses[0] (line 52)",
             ],
         ),
         (
             "gateway = [\"10.0.0.254\"]",
             "gateway = [\"10.0.0.1\"]",
-            &["52: port[0].addresses[0]: 10.0.0.1 is, in VNI 100, already vpc[0].gateway[0] (line 41)"],
+            &["52: port[0].addresses[0]: 10.0.0.1 is, in VNI 100, already vpc[0].gateway[0] (line 42)"],
         ),
         (
             "name = \"web2\"",
             "name = \"web2\"\nnetns = \"/run/netns/web1\"\ndevice = \"eth0\"",
-            &["61: port[1].device: interface \"eth0\" of the same namespace is already port[0].device (line 54)"],
+            &["61: port[1].device: interface \"eth0\" of the same namespace is already port[0].device (line 55)"],
         ),
         // Ports.
         (
@@ -637,7 +637,7 @@ fn bad_configurations() {
         (
             "prefix = \"10.0.1.0/24\"",
             "prefix = \"10.0.0.2/32\"",
-            &["70: route[1].prefix: 10.0.0.2/32 is, in VNI 100, already route[0].prefix (line 64)"],
+            &["70: route[1].prefix: 10.0.0.2/32 is, in VNI 100, already route[0].prefix (line 65)"],
         ),
         (
             "prefix = \"10.0.1.0/24\"",
@@ -647,7 +647,7 @@ fn bad_configurations() {
         (
             "mac = \"02:00:00:00:00:03\"",
             "mac = \"02:00:00:00:00:02\"",
-            &["72: route[1].mac: 02:00:00:00:00:02 lives on peer \"host-b\" already (line 66), not on two hosts"],
+            &["72: route[1].mac: 02:00:00:00:00:02 lives on peer \"host-b\" already (line 67), not on two hosts"],
         ),
         (
             "mac = \"02:00:00:00:00:03\"",
@@ -695,7 +695,7 @@ fn all_errors_at_once_in_order() {
         .replace("peer = \"kernel\"", "peer = \"nobody\"");
     let errors = Config::parse(&text, "/etc/bifrost/bifrostd.toml").unwrap_err();
     let fields: Vec<_> = errors.errors().iter().map(|e| (e.line, e.field.as_str())).collect();
-    assert_eq!(fields, [(2, "host.name"), (12, "underlay.paths"), (70, "route[1].peer")]);
+    assert_eq!(fields, [(2, "host.name"), (12, "underlay.paths"), (71, "route[1].peer")]);
     assert!(errors.to_string().starts_with("/etc/bifrost/bifrostd.toml:2: host.name: "), "{errors}");
 }
 
