@@ -6,7 +6,7 @@ use std::ops::Deref;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
-use bifrost_rdm::{Class, CloseReason, ConnectionId, MessageId, SendError};
+use bifrost_rdm::{Class, CloseReason, ConnectionId, MessageId, SendError, Service};
 
 use crate::error::Error;
 use crate::inner::Inner;
@@ -56,6 +56,28 @@ impl Endpoint {
     #[must_use]
     pub fn measured(&self) -> Option<(u64, u64, u32, f32, u8)> {
         self.inner.borrow().host.measured(self.id)
+    }
+
+    /// What this end sends from now on goes by the queue pairs of `service`, UC or RC, of a connection that has both
+    /// ([`Service::Both`], which begins with UC). Messages on their way arrive all the same, each once and in order.
+    ///
+    /// # Errors
+    /// When the connection has no such queue pairs, or has ended.
+    pub fn switch(&self, service: Service) -> Result<(), Error> {
+        let mut inner = self.inner.borrow_mut();
+        inner.check(self.id, self.peer)?;
+        let now = inner.host.provider().now_ns();
+        if !inner.host.switch(now, self.id, service) {
+            return Err(Error::Service(self.peer));
+        }
+        inner.push_out(now);
+        Ok(())
+    }
+
+    /// The service of the queue pairs that this end sends by: UC or RC. `None`: the connection has ended.
+    #[must_use]
+    pub fn service(&self) -> Option<Service> {
+        self.inner.borrow().host.service_in_use(self.id)
     }
 
     /// Messages that were sent and have not arrived.

@@ -45,6 +45,9 @@ pub enum Error {
         /// Why.
         error: SendError,
     },
+    /// The connection has no queue pairs of that service.
+    #[error("the connection with {0} has no queue pairs of that service: both ends must set up both")]
+    Service(SocketAddr),
     /// It took too long.
     #[error("nothing from {0} in time")]
     Timeout(SocketAddr),

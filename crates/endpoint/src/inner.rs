@@ -1,7 +1,6 @@
 //! What a worker and its endpoints share: the host, and what has come in for the application.
 
 use std::collections::{HashMap, VecDeque};
-use std::io::Write;
 use std::net::{SocketAddr, TcpStream};
 use std::time::{Duration, Instant};
 
@@ -99,9 +98,9 @@ impl Inner {
         &mut self,
         mut stream: TcpStream,
         peer: SocketAddr,
-        hello: &[u8; Setup::LEN],
+        hello: &setup::Told,
     ) -> Option<ConnectionId> {
-        let hello = Setup::parse(hello).ok().filter(|hello| hello.kind == SetupKind::Hello)?;
+        let hello = Setup::parse(&hello.0[..hello.1]).ok().filter(|hello| hello.kind == SetupKind::Hello)?;
         let limits = self.limits();
         let refused = if !setup::is_own_address(&hello, peer) {
             Some(SetupRefusal::Policy)
@@ -116,8 +115,7 @@ impl Inner {
         };
         match prepared {
             Ok((id, welcome)) => {
-                // 76 bytes fit into the buffer of a stream on which nothing has been sent.
-                let told = self.complete(id, peer, &hello, false).is_ok() && stream.write_all(&welcome.emit()).is_ok();
+                let told = self.complete(id, peer, &hello, false).is_ok() && setup::tell(&mut stream, &welcome).is_ok();
                 if told {
                     self.connections.insert(id, State::new(stream));
                     return Some(id);
@@ -127,7 +125,7 @@ impl Inner {
             }
             Err(refusal) => {
                 // A courtesy: the peer may be gone.
-                let _ = stream.write_all(&Setup { kind: SetupKind::Refused(refusal), ..hello }.emit());
+                let _ = setup::tell(&mut stream, &Setup { kind: SetupKind::Refused(refusal), ..hello });
                 None
             }
         }
@@ -138,9 +136,9 @@ impl Inner {
         id: ConnectionId,
         peer: SocketAddr,
         stream: TcpStream,
-        answer: &[u8; Setup::LEN],
+        answer: &setup::Told,
     ) -> Result<(), Error> {
-        let answer = Setup::parse(answer).map_err(|error| Error::Protocol(peer, error))?;
+        let answer = Setup::parse(&answer.0[..answer.1]).map_err(|error| Error::Protocol(peer, error))?;
         match answer.kind {
             SetupKind::Welcome if setup::is_own_address(&answer, peer) => {}
             SetupKind::Welcome => return Err(Error::Refused(peer, refusal(SetupRefusal::Policy))),

@@ -16,10 +16,13 @@ pub(crate) const PATIENCE: Duration = Duration::from_secs(5);
 struct Pending {
     stream: TcpStream,
     peer: SocketAddr,
-    bytes: [u8; Setup::LEN],
+    bytes: [u8; Setup::MAX_LEN],
     len: usize,
     until: Instant,
 }
+
+/// A set-up message: its bytes, and how many count.
+pub(crate) type Told = ([u8; Setup::MAX_LEN], usize);
 
 /// A socket where connections are set up.
 #[derive(Debug)]
@@ -45,13 +48,13 @@ impl Listener {
     }
 
     /// The next peer whose message is complete. Slow ones hold nobody up, and are given up.
-    pub(crate) fn next(&mut self) -> io::Result<Option<(TcpStream, SocketAddr, [u8; Setup::LEN])>> {
+    pub(crate) fn next(&mut self) -> io::Result<Option<(TcpStream, SocketAddr, Told)>> {
         while self.pending.len() < PENDING_MAX {
             match self.socket.accept() {
                 Ok((stream, peer)) => {
                     stream.set_nonblocking(true)?;
                     let until = Instant::now() + PATIENCE;
-                    self.pending.push(Pending { stream, peer, bytes: [0; Setup::LEN], len: 0, until });
+                    self.pending.push(Pending { stream, peer, bytes: [0; Setup::MAX_LEN], len: 0, until });
                 }
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
                 // A peer that has gone meanwhile.
@@ -61,12 +64,13 @@ impl Listener {
         }
         let mut at = 0;
         while let Some(pending) = self.pending.get_mut(at) {
-            match pending.stream.read(&mut pending.bytes[pending.len..]) {
+            let due = Setup::len_of(&pending.bytes[..pending.len]);
+            match pending.stream.read(&mut pending.bytes[pending.len..due]) {
                 Ok(count) if count > 0 => {
                     pending.len += count;
-                    if pending.len == Setup::LEN {
+                    if pending.len == Setup::len_of(&pending.bytes[..pending.len]) {
                         let done = self.pending.swap_remove(at);
-                        return Ok(Some((done.stream, canonical(done.peer), done.bytes)));
+                        return Ok(Some((done.stream, canonical(done.peer), (done.bytes, done.len))));
                     }
                 }
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock && Instant::now() < pending.until => at += 1,
@@ -78,15 +82,24 @@ impl Listener {
 }
 
 /// Sends a message and waits for the answer.
-pub(crate) fn ask(peer: SocketAddr, hello: &Setup, timeout: Duration) -> io::Result<(TcpStream, [u8; Setup::LEN])> {
+pub(crate) fn ask(peer: SocketAddr, hello: &Setup, timeout: Duration) -> io::Result<(TcpStream, Told)> {
     let mut stream = TcpStream::connect_timeout(&peer, timeout)?;
     stream.set_read_timeout(Some(timeout))?;
     stream.set_write_timeout(Some(timeout))?;
-    stream.write_all(&hello.emit())?;
-    let mut answer = [0; Setup::LEN];
-    stream.read_exact(&mut answer)?;
+    tell(&mut stream, hello)?;
+    let mut answer = [0; Setup::MAX_LEN];
+    stream.read_exact(&mut answer[..Setup::LEN])?;
+    let len = Setup::len_of(&answer);
+    stream.read_exact(&mut answer[Setup::LEN..len])?;
     stream.set_nonblocking(true)?;
-    Ok((stream, answer))
+    Ok((stream, (answer, len)))
+}
+
+/// Sends a message: at most 100 bytes, which fit into the buffer of a stream on which nothing has been sent.
+pub(crate) fn tell(stream: &mut TcpStream, setup: &Setup) -> io::Result<()> {
+    let mut bytes = [0; Setup::MAX_LEN];
+    let len = setup.emit_into(&mut bytes);
+    stream.write_all(&bytes[..len])
 }
 
 /// Whether the peer has closed its end of a stream, on which nothing more is to come.

@@ -54,7 +54,7 @@ fn remote(endpoint: &Endpoint) -> RemoteRegion {
 
 #[test]
 fn memory_is_written_and_read_without_its_application() {
-    for service in [Service::Uc, Service::Rc] {
+    for service in [Service::Uc, Service::Rc, Service::Both] {
         let len = 3 << 20;
         let (address, server) = peer(service, move |worker, endpoint| {
             let memory = serve_memory(worker, &endpoint, len, Rights::ReadWrite);
@@ -69,6 +69,9 @@ fn memory_is_written_and_read_without_its_application() {
         for piece in [0..2_000_000, 2_000_000..2_000_001, 2_000_001..2_004_097, 2_004_097..len] {
             calls.push(endpoint.begin_write(&remote, piece.start as u64, &bytes[piece]).unwrap());
         }
+        let switched = endpoint.switch(Service::Rc);
+        assert_eq!(switched.is_ok(), service != Service::Uc, "{switched:?}");
+        assert_eq!(endpoint.service() == Some(Service::Rc), switched.is_ok());
         // It was begun after the writes, and sees them.
         let last = endpoint.read(&remote, len as u64 - 1000, 1000, LONG).unwrap();
         assert_eq!(*last, bytes[len - 1000..]);

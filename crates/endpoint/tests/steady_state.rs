@@ -65,6 +65,10 @@ fn allocations(service: Service, len: usize, one_in: u32, measured: u64) -> u64 
     let (mut now, mut open, mut arrived, mut before) = (0u64, 0, 0, 0);
     while arrived < 2 * measured {
         now += 10_000;
+        if service == Service::Both && now.is_multiple_of(1_000_000) {
+            let other = if now.is_multiple_of(2_000_000) { Service::Uc } else { Service::Rc };
+            assert!(hosts[0].switch(now, a, other));
+        }
         assert!(now < 60_000_000_000, "{arrived} have arrived");
         while open < 8 {
             let data = hosts[0].vector(a, len);
@@ -104,7 +108,7 @@ fn allocations(service: Service, len: usize, one_in: u32, measured: u64) -> u64 
 
 #[test]
 fn nothing_is_allocated() {
-    for service in [Service::Uc, Service::Rc] {
+    for service in [Service::Uc, Service::Rc, Service::Both] {
         for len in [64, 5000, 32_768, 1 << 20] {
             let measured = if len > 100_000 { 50 } else { 500 };
             assert_eq!(allocations(service, len, 0, measured), 0, "{service:?}, {len} bytes");

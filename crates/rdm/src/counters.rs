@@ -31,7 +31,9 @@ pub struct Counters {
     pub sent_probes: u64,
     /// Timers that ran out with something in flight.
     pub timeouts: u64,
-    /// Changes of the lane in use.
+    /// Switches from one service to the other.
+    pub switches: u64,
+    /// Changes of the lane in use because it failed.
     pub lane_flips: u64,
     /// Lanes that were repaired.
     pub lane_repairs: u64,

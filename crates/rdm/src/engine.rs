@@ -4,7 +4,7 @@ use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
 use std::net::IpAddr;
 
-use bifrost_wire::rdm::{Class, Close, CloseReason, Control, Immediate, Number, SendHeader, Tag};
+use bifrost_wire::rdm::{Class, Close, CloseReason, Control, Immediate, Number, SendHeader, Service, Tag};
 
 use crate::chunking::Chunking;
 use crate::clock::Clock;
@@ -228,6 +228,25 @@ impl Engine {
         self.counters.sent_messages += 1;
         self.wake(id);
         Ok(message)
+    }
+
+    /// What this end sends from now on goes by the lanes of `service`, UC or RC; the rest of messages that were begun, too.
+    /// Nothing is lost, repeated or reordered by that. Whether the connection has such lanes: one of [`Service::Both`] has
+    /// both, and begins with UC.
+    pub fn switch(&mut self, now_ns: u64, id: ConnectionId, service: Service, out: &mut Output) -> bool {
+        let (Some(connection), mut context) = self.with(id, now_ns, out) else { return false };
+        let switched = connection.switch(&mut context, service);
+        self.wake(id);
+        switched
+    }
+
+    /// The service that a connection uses: UC or RC.
+    #[must_use]
+    pub fn service_in_use(&self, id: ConnectionId) -> Option<Service> {
+        match self.slots.get(id.index())? {
+            Slot::Open(connection) if connection.id == id => Some(connection.in_use()),
+            _ => None,
+        }
     }
 
     /// The application has done with a delivered message of `len` bytes.

@@ -27,6 +27,8 @@ pub(crate) struct Flight {
     pub(crate) len: u32,
     pub(crate) kind: Kind,
     pub(crate) lane: u8,
+    /// The NIC repeats what is lost on the lane.
+    pub(crate) reliable: bool,
     pub(crate) state: State,
     /// The NIC has not reported it as sent: it may read the buffer.
     pub(crate) in_nic: bool,
@@ -44,6 +46,11 @@ impl Flight {
 
     const MIN_COST: u32 = 64;
 
+    /// What it takes of what may wait in the NIC.
+    fn queued(&self) -> u32 {
+        if self.reliable { 0 } else { self.cost() }
+    }
+
     /// When it left the NIC, ns, as the software's clock shows `now_ns` and the NIC's `nic_now_ns`. `None`: it has not, for all that
     /// is known.
     pub(crate) fn left_at(&self, now_ns: u64, nic_now_ns: u64) -> Option<u64> {
@@ -60,7 +67,7 @@ pub(crate) struct Flights {
     first: u64,
     open: u32,
     bytes: u32,
-    /// Bytes that the NIC has not reported as sent.
+    /// Bytes on unreliable lanes that the NIC has not reported as sent.
     backlog: u32,
 }
 
@@ -68,7 +75,7 @@ impl Flights {
     pub(crate) fn push(&mut self, flight: Flight) {
         self.open += 1;
         self.bytes += flight.cost();
-        self.backlog += flight.cost();
+        self.backlog += flight.queued();
         self.list.push_back(flight);
     }
 
@@ -95,7 +102,8 @@ impl Flights {
         self.bytes
     }
 
-    /// Bytes that wait in the NIC.
+    /// Bytes that wait in the NIC, but for reliable lanes: there it reports what the peer has acknowledged, and says nothing
+    /// about its queue.
     pub(crate) fn backlog(&self) -> u32 {
         self.backlog
     }
@@ -106,7 +114,7 @@ impl Flights {
         if !std::mem::replace(&mut flight.in_nic, false) {
             return false;
         }
-        self.backlog -= self.get(number).map_or(0, Flight::cost);
+        self.backlog -= self.get(number).map_or(0, Flight::queued);
         true
     }
 
@@ -128,6 +136,21 @@ impl Flights {
     /// The oldest that is open.
     pub(crate) fn oldest_open(&self) -> Option<u64> {
         Some(self.first + self.list.iter().position(|flight| flight.state == State::Open)? as u64)
+    }
+
+    /// The oldest that is open on unreliable lanes.
+    pub(crate) fn oldest_unreliable(&self) -> Option<&Flight> {
+        self.list.iter().find(|flight| flight.state == State::Open && !flight.reliable)
+    }
+
+    /// The oldest that the NIC has not delivered on reliable lanes but `primary`.
+    pub(crate) fn oldest_left(&self, primary: u8) -> Option<&Flight> {
+        self.list.iter().find(|flight| flight.in_nic && flight.reliable && flight.lane != primary)
+    }
+
+    /// Those that are open on a lane, the newest first.
+    pub(crate) fn open_on(&self, lane: u8) -> impl Iterator<Item = &Flight> {
+        self.list.iter().rev().filter(move |flight| flight.state == State::Open && flight.lane == lane)
     }
 
     /// Settles one; what it was, if it was not acknowledged before.

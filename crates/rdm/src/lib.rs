@@ -35,7 +35,7 @@ mod swift;
 mod units;
 
 pub use bifrost_transport::cc::Unlimited;
-pub use bifrost_wire::rdm::{Class, CloseReason, LANES, MessageId, Service};
+pub use bifrost_wire::rdm::{Class, CloseReason, LANES, MAX_LANES, MessageId, Service};
 pub use chunking::{Adaptive, Chunking, Fixed, View};
 pub use clock::Clock;
 pub use config::{Config, ConnectionConfig, Order};

@@ -72,12 +72,18 @@ pub enum Mutation {
     BudgetLeaks,
     /// Grants are not repeated. Shows: a lost grant that is waited for forever.
     GrantsNotRepeated,
+    /// A switch of services takes what is open to be lost, and does not repeat it. Shows: messages that never arrive.
+    SwitchForgetsOpen,
+    /// The last unit of a lane that was left is not sent again. Shows: longer pauses in `bifrost-sim study rdm-upgrade`.
+    TailNotRepeated,
+    /// A reliable lane that was left waits for its NIC's timer. Shows: the same.
+    StalledLaneKept,
 }
 
 #[cfg(any(test, feature = "mutations"))]
 impl Mutation {
-    /// Every mutation.
-    pub const ALL: [Mutation; 24] = [
+    /// Every mutation that breaks what was promised, and not only how fast it is.
+    pub const ALL: [Mutation; 25] = [
         Mutation::LossForgotten,
         Mutation::NoTimeout,
         Mutation::RepairFromStart,
@@ -102,5 +108,6 @@ impl Mutation {
         Mutation::ConsumedForgotten,
         Mutation::BudgetLeaks,
         Mutation::GrantsNotRepeated,
+        Mutation::SwitchForgetsOpen,
     ];
 }

@@ -36,6 +36,12 @@ pub(crate) struct Outgoing {
     pub(crate) reported: bool,
 }
 
+impl Outgoing {
+    pub(crate) fn is_granted(&self) -> bool {
+        matches!(self.stage, Stage::Granted { .. })
+    }
+}
+
 /// The messages that are open, and what of them is to be posted next.
 #[derive(Debug, Default)]
 pub(crate) struct Outbox {

@@ -34,8 +34,10 @@ fn every_vector() {
                 (read.map(|read| control(&read)), again)
             }
             "setup" => {
-                let read = Setup::parse(bytes[..].try_into().unwrap());
-                (read.map(|read| setup(&read)), read.map(|read| read.emit().to_vec()))
+                let read = Setup::parse(&bytes);
+                let mut out = [0; Setup::MAX_LEN];
+                let again = read.map(|read| read.emit_into(&mut out)).map(|len| out[..len].to_vec());
+                (read.map(|read| setup(&read)), again)
             }
             format @ ("write" | "read") => {
                 let class = if format == "write" { Class::Write } else { Class::Read };
@@ -132,7 +134,9 @@ fn setup(setup: &Setup) -> String {
         SetupKind::Welcome => "welcome".to_owned(),
         SetupKind::Refused(reason) => format!("refused {}", lower(reason)),
     };
-    let lanes = setup.lanes.map(|lane| format!("\"{:#08x} {:#08x}\"", lane.queue_pair, lane.sequence)).join(", ");
+    let lanes = setup.lanes[..setup.service.lanes()].iter();
+    let lanes = lanes.map(|lane| format!("\"{:#08x} {:#08x}\"", lane.queue_pair, lane.sequence));
+    let lanes = lanes.collect::<Vec<_>>().join(", ");
     format!(
         "kind = \"{kind}\"\nservice = \"{}\"\naddress = \"{}\"\nport = {}\nmtu = {}\nqueue_pair = {}\n\
          queue_key = \"{:#010x}\"\ntag = \"{:#010x}\"\ncredits = {}\nwindow = {}\nlongest = {}\nlanes = [{lanes}]",
@@ -173,8 +177,10 @@ proptest! {
             prop_assert_eq!(SendHeader::parse(&header.emit(), total), Ok(header));
             prop_assert!(header.offset <= header.length && header.payload_len() <= 4096);
         }
-        if let Some(bytes) = bytes.first_chunk() {
-            let _ = Setup::parse(bytes);
+        if let Ok(setup) = Setup::parse(&bytes) {
+            let mut out = [0; Setup::MAX_LEN];
+            let len = setup.emit_into(&mut out);
+            prop_assert_eq!(Setup::parse(&out[..len]), Ok(setup));
         }
     }
 

@@ -4,7 +4,7 @@ use std::net::IpAddr;
 
 use bifrost_rdm::{Chunking, CloseReason, Congestion, ConnectionConfig, ConnectionId};
 use bifrost_verbs::{Connect, Provider, QpInit, Qpn, Sequence, Transport};
-use bifrost_wire::rdm::{LANES, LaneAddress, SendHeader, Service, Setup, SetupKind, Tag, UNIT};
+use bifrost_wire::rdm::{LaneAddress, MAX_LANES, SendHeader, Setup, SetupKind, Tag, UNIT};
 use bifrost_wire::udp::ephemeral_port;
 
 use super::{Host, HostError, Limits};
@@ -18,7 +18,7 @@ pub(super) struct Bound {
     pub(super) id: ConnectionId,
     pub(super) limits: Limits,
     pub(super) tag: Tag,
-    pub(super) lanes: [Lane; LANES],
+    pub(super) lanes: Box<[Lane]>,
     pub(super) peer: Option<Remote>,
     #[cfg(test)]
     pub(super) peer_tag: Option<Tag>,
@@ -36,7 +36,7 @@ pub(super) struct Lane {
 pub(super) struct Remote {
     pub(super) address: IpAddr,
     pub(super) port: u16,
-    pub(super) lanes: [Qpn; LANES],
+    pub(super) lanes: [Qpn; MAX_LANES],
     pub(super) control: ControlPeer,
 }
 
@@ -83,7 +83,10 @@ impl<P: Provider> Host<P> {
             IpAddr::V4(v4) => v4.to_ipv6_mapped(),
             IpAddr::V6(v6) => v6,
         };
-        let lane = |lane: &Lane| LaneAddress { queue_pair: lane.queue_pair.get(), sequence: lane.sequence };
+        let mut lanes = [LaneAddress::default(); MAX_LANES];
+        for (told, lane) in lanes.iter_mut().zip(&bound.lanes) {
+            *told = LaneAddress { queue_pair: lane.queue_pair.get(), sequence: lane.sequence };
+        }
         Some(Setup {
             kind,
             service: bound.limits.service,
@@ -96,14 +99,15 @@ impl<P: Provider> Host<P> {
             credits: bound.limits.credits,
             window: bound.limits.window,
             longest: bound.limits.longest,
-            lanes: [lane(&bound.lanes[0]), lane(&bound.lanes[1]), lane(&bound.lanes[2])],
+            lanes,
         })
     }
 
-    fn make_lanes(&mut self, id: ConnectionId, limits: &Limits) -> Result<[Lane; LANES], HostError> {
-        let mut made = Vec::with_capacity(LANES);
-        for _ in 0..LANES {
-            match self.make_lane(id, limits) {
+    fn make_lanes(&mut self, id: ConnectionId, limits: &Limits) -> Result<Box<[Lane]>, HostError> {
+        let count = limits.service.lanes();
+        let mut made = Vec::with_capacity(count);
+        for lane in 0..count as u8 {
+            match self.make_lane(id, limits, lane) {
                 Ok(lane) => made.push(lane),
                 Err(error) => {
                     for lane in made {
@@ -113,12 +117,12 @@ impl<P: Provider> Host<P> {
                 }
             }
         }
-        Ok([made[0], made[1], made[2]])
+        Ok(made.into_boxed_slice())
     }
 
-    fn make_lane(&mut self, id: ConnectionId, limits: &Limits) -> Result<Lane, HostError> {
+    fn make_lane(&mut self, id: ConnectionId, limits: &Limits, lane: u8) -> Result<Lane, HostError> {
         let count = limits.credits.saturating_add(SPARE_SLOTS);
-        let transport = if limits.service == Service::Rc { Transport::Rc } else { Transport::Uc };
+        let transport = if limits.service.is_reliable(lane) { Transport::Rc } else { Transport::Uc };
         let init = QpInit {
             transport,
             send_queue: self.queue,
@@ -193,7 +197,7 @@ impl<P: Provider> Host<P> {
                 bound.peer_tag = Some(peer.tag);
             }
         }
-        for lane in 0..LANES as u8 {
+        for lane in 0..limits.service.lanes() as u8 {
             let send_sequence = self.bound(id).map_or(0, |bound| bound.lanes[usize::from(lane)].sequence);
             let source_port = ephemeral_port(self.random.u16(..0x4000));
             self.connect_lane(id, lane, send_sequence, peer.lanes[usize::from(lane)].sequence, source_port)?;

@@ -10,6 +10,7 @@ use std::collections::VecDeque;
 
 use bifrost_rdm::{BufferId, Class, CloseReason, Config, ConnectionId, Counters, Engine, MessageId, Output, SendError};
 use bifrost_verbs::{Access, Completion, CqId, Provider};
+use bifrost_wire::rdm::Service;
 
 use self::lanes::Bound;
 pub use self::memory::MAX_ACCESS;
@@ -148,6 +149,16 @@ impl<P: Provider> Host<P> {
         if self.bound(connection).is_some() {
             self.buffers.recycle(connection, data);
         }
+    }
+
+    /// What this end sends from now on goes by queue pairs of `service`, UC or RC; whether the connection has such.
+    pub fn switch(&mut self, now_ns: u64, connection: ConnectionId, service: Service) -> bool {
+        self.engine.switch(now_ns, connection, service, &mut self.out)
+    }
+
+    /// The service that this end uses for what it sends: UC or RC.
+    pub fn service_in_use(&self, connection: ConnectionId) -> Option<Service> {
+        self.engine.service_in_use(connection)
     }
 
     /// Ends a connection.

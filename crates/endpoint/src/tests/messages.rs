@@ -9,7 +9,7 @@ use crate::{HostEvent, SendError};
 const MS: u64 = 1_000_000;
 
 /// Sends messages of the given lengths in both directions, checks each that arrives, and returns when all have.
-fn exchange(world: &mut World, lens: &[usize], order: Order, within_ns: u64) -> Result<u64, String> {
+pub(super) fn exchange(world: &mut World, lens: &[usize], order: Order, within_ns: u64) -> Result<u64, String> {
     let mut sent = [0usize; 2];
     let mut reported = [0usize; 2];
     let mut got: [Vec<usize>; 2] = [vec![], vec![]];
@@ -138,15 +138,15 @@ fn an_application_that_does_not_read_holds_the_sender_up() {
 
 #[test]
 fn a_nic_that_is_reset_goes_on() {
-    for service in [Service::Uc, Service::Rc] {
+    for service in [Service::Uc, Service::Rc, Service::Both] {
         let options = Options { service, ..Options::default() };
         let mut world = World::new(5, Link::new(0.0), &options);
         exchange(&mut world, &[100, 100_000], Order::Sent, 100 * MS).unwrap();
         for side in &mut world.sides {
             let nic = side.host.provider_mut();
             let all: Vec<_> = nic.ready().collect();
-            // Three lanes, and the queue pair of control datagrams.
-            assert_eq!(all.len(), 4);
+            // Its lanes, and the queue pair of control datagrams.
+            assert_eq!(all.len(), service.lanes() + 1);
             all.into_iter().for_each(|queue_pair| nic.put_into_error(world.now, queue_pair));
         }
         exchange(&mut world, &[100, 100_000], Order::Sent, 500 * MS).unwrap();
@@ -249,17 +249,20 @@ proptest! {
         loss in prop::sample::select(vec![0.0, 0.001, 0.01, 0.05]),
         twice in prop::sample::select(vec![0.0, 0.02]),
         mtu in prop::sample::select(vec![256u16, 1024, 4096]),
-        reliable in any::<bool>(),
+        service in prop::sample::select(vec![Service::Uc, Service::Rc, Service::Both]),
+        switch_every_ns in prop::sample::select(vec![1_000u64, 30_000, 200_000, 3_000_000]),
         unordered in any::<bool>(),
     ) {
-        let service = if reliable { Service::Rc } else { Service::Uc };
+        let switch_every_ns = if service == Service::Both { switch_every_ns } else { 0 };
         let order = if unordered { Order::Complete } else { Order::Sent };
         let options = Options { service, order, mtu, ..Options::default() };
         let mut world = World::new(u64::from(seed), Link { twice, ..Link::new(loss) }, &options);
+        world.switch_every_ns = switch_every_ns;
         let done = exchange(&mut world, &lens, order, 20_000 * MS);
         prop_assert!(done.is_ok(), "{}", done.unwrap_err());
         // A seed replays a run.
         let mut again = World::new(u64::from(seed), Link { twice, ..Link::new(loss) }, &options);
+        again.switch_every_ns = switch_every_ns;
         prop_assert_eq!(exchange(&mut again, &lens, order, 20_000 * MS), done);
     }
 }

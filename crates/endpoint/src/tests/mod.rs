@@ -3,5 +3,6 @@
 mod hostile;
 mod memory;
 mod messages;
+mod switching;
 mod throughput;
 mod world;

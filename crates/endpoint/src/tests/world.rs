@@ -59,6 +59,9 @@ pub(super) struct World {
     /// Which UDP source ports are lost: a path that fails.
     pub(super) dead_port: Option<u16>,
     pub(super) last_port: u16,
+    /// Both ends switch to the other service at random times, so many ns apart on average; 0: never.
+    pub(super) switch_every_ns: u64,
+    next_switch: u64,
 }
 
 pub(super) struct Options {
@@ -111,11 +114,18 @@ impl World {
             loss_back: None,
             dead_port: None,
             last_port: 0,
+            switch_every_ns: 0,
+            next_switch: 0,
         }
     }
 
     /// Goes on to the next thing that happens, or to `until`; `false` when `until` is reached.
     pub(super) fn step(&mut self, until: u64) -> bool {
+        if self.switch_every_ns > 0 && self.now >= self.next_switch {
+            self.next_switch = self.now + 1 + self.random.u64(..2 * self.switch_every_ns);
+            let side = self.random.usize(..2);
+            self.switch(side);
+        }
         for side in 0..2 {
             loop {
                 let now = self.now;
@@ -135,6 +145,9 @@ impl World {
                 next = next.min(side.wire_free);
             }
         }
+        if self.switch_every_ns > 0 {
+            next = next.min(self.next_switch);
+        }
         if next > until {
             self.now = until;
             return false;
@@ -151,6 +164,13 @@ impl World {
             }
         }
         true
+    }
+
+    /// One end uses the other service from now on.
+    pub(super) fn switch(&mut self, side: usize) {
+        let Side { host, id, .. } = &mut self.sides[side];
+        let other = if host.service_in_use(*id) == Some(Service::Uc) { Service::Rc } else { Service::Uc };
+        assert!(host.switch(self.now, *id, other));
     }
 
     /// The NIC sends when the wire is free: what waits, waits in the NIC; what is in the switch's queue is the link's.

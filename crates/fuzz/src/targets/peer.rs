@@ -12,8 +12,8 @@ use bifrost_endpoint::{
 };
 use bifrost_rnic::{Burst, Config, Nic, Qpn, Route, Sequence};
 use bifrost_wire::rdm::{
-    Access, Ack, Close, Control, Grant, Immediate, Lane, LaneAddress, LanePhase, MAX_EAGER, MessageId, Number, Numbers,
-    SendHeader, SendKind, Setup, SetupKind, Tag, UNIT,
+    Access, Ack, Close, Control, Grant, Immediate, Lane, LaneAddress, LanePhase, MAX_EAGER, MAX_LANES, MessageId,
+    Number, Numbers, SendHeader, SendKind, Setup, SetupKind, Tag, UNIT,
 };
 use bifrost_wire::roce::{Bth, Deth, Header, Icrc, Opcode, Operation, Packet, Reth, Transport};
 
@@ -34,7 +34,8 @@ const WINDOW: u16 = 16;
 
 pub(crate) fn run(bytes: &[u8]) {
     let input = &mut Input::new(bytes);
-    let mut world = World::new();
+    let service = if input.chance(128) { Service::Both } else { Service::Uc };
+    let mut world = World::new(service);
     for _ in 0..60 {
         if input.is_empty() {
             break;
@@ -61,7 +62,7 @@ struct World {
     own: ConnectionId,
     /// What the hostile peer was told, and the numbers of its next packets.
     told: Setup,
-    sequences: [u32; 3],
+    sequences: [u32; MAX_LANES],
     /// Tags and grants, of either connection.
     tags: [Tag; 2],
     grants: Vec<Grant>,
@@ -78,12 +79,12 @@ struct World {
 /// A host with a NIC of its own.
 fn host(number: u16) -> Host<Nic> {
     let seed = u64::from(number);
-    let nic = Config { address: address(number), port: PORT, queue_pairs: 8, regions: 512, seed };
+    let nic = Config { address: address(number), port: PORT, queue_pairs: 16, regions: 512, seed };
     Host::new(Nic::new(nic), HostConfig::new(2, seed)).expect("room")
 }
 
 fn complete(host: &mut Host<Nic>, id: ConnectionId, peer: &Setup, initiator: bool) {
-    let mut config = ConnectionConfig::new(Service::Uc, MTU);
+    let mut config = ConnectionConfig::new(peer.service, MTU);
     config.initiator = initiator;
     let (chunking, swift) = (Box::new(Adaptive::default()), Box::new(Swift::new(SwiftConfig::new(50_000))));
     host.complete(0, id, peer, config, chunking, swift).expect("room");
@@ -98,19 +99,19 @@ fn secret(number: u32) -> Vec<u8> {
 }
 
 impl World {
-    fn new() -> World {
+    fn new(service: Service) -> World {
         let (mut victim, mut honest) = (host(1), host(3));
-        let mut limits = Limits::new(Service::Uc, MTU);
+        let mut limits = Limits::new(service, MTU);
         (limits.credits, limits.window, limits.longest) = (16, WINDOW, 1 << 20);
         let (hostile, told) = victim.prepare(SetupKind::Welcome, limits).expect("room");
-        let lane = |index| LaneAddress { queue_pair: LANE + index, sequence: 0 };
+        let lane = |index| LaneAddress { queue_pair: LANE + index as u32, sequence: 0 };
         let IpAddr::V6(own_address) = address(2) else { unreachable!("it is one of IPv6") };
         let hello = Setup {
             kind: SetupKind::Hello,
             address: own_address,
             control: CONTROL,
             tag: Tag(1),
-            lanes: [lane(0), lane(1), lane(2)],
+            lanes: std::array::from_fn(lane),
             ..told
         };
         complete(&mut victim, hostile, &hello, false);
@@ -151,6 +152,7 @@ impl World {
                 let data = vec![0x33; input.below(256) * 300];
                 // Too many may be open, and the connection may be closed.
                 let _ = self.victim.send(self.now, self.hostile, Class::Message, 0, data);
+                self.switch(input);
             }
             4 | 5 => self.access(input),
             6 => self.any_send(input),
@@ -159,6 +161,19 @@ impl World {
                 let control = self.control(input);
                 self.say(&control);
             }
+        }
+    }
+
+    /// One end of a connection with both services uses the other one, perhaps.
+    fn switch(&mut self, input: &mut Input<'_>) {
+        if self.told.service == Service::Both && input.chance(128) {
+            let service = if input.chance(128) { Service::Rc } else { Service::Uc };
+            let (host, connection) = match input.below(3) {
+                0 => (&mut self.victim, self.hostile),
+                1 => (&mut self.victim, self.friend),
+                _ => (&mut self.honest, self.own),
+            };
+            host.switch(self.now, connection, service);
         }
     }
 
@@ -197,7 +212,7 @@ impl World {
             call: u32::from(input.u8()),
         };
         self.next += 1;
-        let lane = input.below(3);
+        let lane = input.below(self.told.service.lanes());
         self.carry(lane, None, None, &[&header.emit()[..], &message].concat());
     }
 
@@ -219,7 +234,7 @@ impl World {
         self.next += u32::from(header.message == MessageId(self.next));
         let payload = if kind == SendKind::Announce { 0 } else { header.payload_len() as usize };
         let payload = if input.chance(16) { input.below(200) } else { payload };
-        let lane = input.below(3);
+        let lane = input.below(self.told.service.lanes());
         self.carry(lane, None, None, &[&header.emit()[..], &vec![0x55; payload]].concat());
     }
 
@@ -237,7 +252,7 @@ impl World {
         let reth = Reth { address: address.wrapping_add(offset), key, length: claimed };
         let message = grant.filter(|_| !input.chance(32)).map_or_else(|| self.near(input), |grant| grant.message.0);
         let immediate = Immediate::new(MessageId(message), offset as u32 / UNIT * UNIT, input.chance(128)).bits();
-        let lane = input.below(3);
+        let lane = input.below(self.told.service.lanes());
         self.carry(lane, Some(reth), Some(immediate), &vec![0x66; len as usize]);
     }
 
@@ -283,7 +298,7 @@ impl World {
             }
             4 => Control::Lane(Lane {
                 tag,
-                index: input.below(3) as u8,
+                index: input.below(self.told.service.lanes()) as u8,
                 phase: if input.chance(128) { LanePhase::Request } else { LanePhase::Response },
                 generation: u16::from(input.u8() & 7),
                 sequence: input.u32() & 0xff_ffff,
@@ -296,6 +311,8 @@ impl World {
     /// Packets of a message from the hostile peer on one of its lanes.
     fn carry(&mut self, lane: usize, write: Option<Reth>, immediate: Option<u32>, bytes: &[u8]) {
         let count = bytes.len().div_ceil(usize::from(MTU)).max(1);
+        let reliable = self.told.service.is_reliable(lane as u8);
+        let transport = if reliable { Transport::Rc } else { Transport::Uc };
         for index in 0..count {
             let start = index * usize::from(MTU);
             let payload = &bytes[start..bytes.len().min(start + usize::from(MTU))];
@@ -304,7 +321,7 @@ impl World {
             let operation = Operation::of(write.is_some(), first, last, immediate.is_some());
             let header = Header {
                 bth: Bth {
-                    opcode: Opcode { transport: Transport::Uc, operation }.byte(),
+                    opcode: Opcode { transport, operation }.byte(),
                     destination: Qpn::new(self.told.lanes[lane].queue_pair),
                     sequence: Sequence::new(self.sequences[lane]),
                     ..Bth::default()

@@ -27,7 +27,11 @@ const WORK_MAX: usize = 1024;
 
 pub(crate) fn run(bytes: &[u8]) {
     let input = &mut Input::new(bytes);
-    let service = if input.chance(64) { Service::Rc } else { Service::Uc };
+    let service = match input.u8() {
+        192.. => Service::Rc,
+        128.. => Service::Both,
+        _ => Service::Uc,
+    };
     let order = if input.chance(128) { Order::Complete } else { Order::Sent };
     let mut world = World::new(service, order);
     for _ in 0..200 {
@@ -74,6 +78,7 @@ impl Memory for Buffers {
 struct World {
     engine: Engine,
     id: ConnectionId,
+    service: Service,
     now: u64,
     out: Output,
     buffers: Buffers,
@@ -107,6 +112,7 @@ impl World {
         World {
             engine,
             id,
+            service,
             now: 0,
             out: Output::new(),
             buffers: Buffers::default(),
@@ -160,7 +166,13 @@ impl World {
                 let len = self.unread.swap_remove(0);
                 self.engine.consumed(now, self.id, len, &mut self.buffers, &mut self.out);
             }
-            _ => self.engine.turn(now, &mut self.buffers, &mut self.out),
+            _ => {
+                if self.service == Service::Both && input.chance(128) {
+                    let other = if input.chance(128) { Service::Rc } else { Service::Uc };
+                    assert!(self.engine.switch(now, self.id, other, &mut self.out));
+                }
+                self.engine.turn(now, &mut self.buffers, &mut self.out);
+            }
         }
     }
 
@@ -315,7 +327,7 @@ impl World {
             }
             6 if input.chance(128) => Control::Lane(Lane {
                 tag,
-                index: input.below(3) as u8,
+                index: input.below(self.service.lanes()) as u8,
                 phase: if input.chance(128) { LanePhase::Request } else { LanePhase::Response },
                 generation: u16::from(input.u8() & 3),
                 sequence: input.u32() & 0xff_ffff,

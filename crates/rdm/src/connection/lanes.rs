@@ -1,7 +1,7 @@
 //! Lanes: leaving one that fails, and its repair in the background (RDM §7).
 
 use bifrost_transport::time::MS;
-use bifrost_wire::rdm::{Control, LANES, Lane as LaneMessage, LanePhase, MessageId};
+use bifrost_wire::rdm::{Control, Lane as LaneMessage, LanePhase, MessageId};
 use bifrost_wire::udp::ephemeral_port;
 
 use super::{Connection, Context};
@@ -51,18 +51,18 @@ impl Connection {
         }
         self.flights.trim();
         if self.primary == lane {
-            let others = (1..LANES as u8).map(|step| (lane + step) % LANES as u8);
-            if let Some(next) = others.into_iter().find(|next| self.lanes[usize::from(*next)].is_up()) {
-                self.primary = next;
-                context.counters.lane_flips += 1;
-            }
+            self.leave_lane(context);
         }
     }
 
     pub(crate) fn on_lane(&mut self, context: &mut Context<'_>, message: &LaneMessage) {
         self.heard(context.now);
         let (index, connection) = (message.index, self.id);
-        let Some(lane) = self.lanes.get_mut(usize::from(index)) else { return };
+        let count = self.config.service.lanes();
+        let Some(lane) = self.lanes[..count].get_mut(usize::from(index)) else {
+            context.counters.refused += 1;
+            return;
+        };
         let newer = (message.generation.wrapping_sub(lane.generation) as i16) > 0;
         let source_port = ephemeral_port(context.random.u16(..0x4000));
         let receive_sequence = message.sequence;
@@ -79,6 +79,7 @@ impl Connection {
                 context.out.work.push(connect);
                 context.counters.lane_repairs += 1;
                 self.answer_lane(context, index, message.generation, send_sequence);
+                self.return_to(index);
             }
             LanePhase::Request if message.generation == lane.generation => {
                 if let Some(sequence) = lane.answered {
@@ -92,9 +93,7 @@ impl Connection {
                         Work::Connect { connection, lane: index, send_sequence, receive_sequence, source_port };
                     context.out.work.push(connect);
                     context.counters.lane_repairs += 1;
-                    if !self.lanes[usize::from(self.primary)].is_up() {
-                        self.primary = index;
-                    }
+                    self.return_to(index);
                 }
             }
             _ => {}

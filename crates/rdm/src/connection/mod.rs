@@ -2,6 +2,7 @@
 
 mod lanes;
 mod receiving;
+mod switching;
 mod timers;
 
 use std::net::IpAddr;
@@ -9,7 +10,7 @@ use std::net::IpAddr;
 use bifrost_transport::rtt::Smoothed;
 use bifrost_transport::time::MS;
 use bifrost_wire::rdm::{
-    Ack, Class, Grant, Immediate, LANES, MAX_EAGER, MessageId, Number, SendHeader, SendKind, Service, Tag, UNIT,
+    Ack, Class, Grant, Immediate, MAX_EAGER, MAX_LANES, MessageId, Number, SendHeader, SendKind, Service, Tag, UNIT,
 };
 
 use crate::NEVER;
@@ -26,6 +27,7 @@ use crate::mutation::mutated;
 use crate::outgoing::{Outbox, Stage};
 use crate::output::{BufferId, ConnectionId, Event, Output, Work};
 use crate::rtt::Rtt;
+use switching::Tail;
 
 /// The other end.
 #[derive(Clone, Copy, Debug)]
@@ -68,10 +70,15 @@ pub(crate) struct Connection {
     losses: Losses,
     pub(crate) inbox: Inbox,
     pub(crate) acknowledger: Acknowledger,
-    lanes: [Lane; LANES],
+    /// Of which the service's count.
+    lanes: [Lane; MAX_LANES],
     primary: u8,
-    /// When something was last acknowledged; timeouts since.
-    progress_ns: u64,
+    /// Of which service lanes are used if one is up: UC or RC.
+    in_use: Service,
+    /// The lane that a switch has left, and whose last unit is sent again.
+    tail: Option<Tail>,
+    /// When something was last acknowledged, of unreliable lanes and of reliable ones; timeouts since.
+    progress_ns: [u64; 2],
     backoff: u32,
     /// When the next probe is due; how many went unanswered; and how many were sent since the peer gave leave last, which is what
     /// the time between them grows with: a peer that has others to serve first says so by every answer.
@@ -120,9 +127,11 @@ impl Connection {
             losses: Losses::default(),
             inbox: Inbox::new(id, config),
             acknowledger: Acknowledger::new(),
-            lanes: [Lane::UP; LANES],
+            lanes: [Lane::UP; MAX_LANES],
             primary: 0,
-            progress_ns: now,
+            in_use: if config.service == Service::Rc { Service::Rc } else { Service::Uc },
+            tail: None,
+            progress_ns: [now; 2],
             backoff: 0,
             probe_ns: NEVER,
             probes: 0,
@@ -183,6 +192,9 @@ impl Connection {
 
     /// Posts what window, credits and pace allow.
     pub(crate) fn emit(&mut self, context: &mut Context<'_>) {
+        if self.tail.is_some() {
+            self.post_tail(context);
+        }
         while self.has_work() && self.emit_one(context) {}
         self.arm_probe(context.now);
     }
@@ -197,8 +209,7 @@ impl Connection {
         self.flights.open() < credits
             && self.flights.len() < 4 * credits as usize
             && self.lanes[usize::from(self.primary)].is_up()
-            // RC reports when the peer has acknowledged, and says nothing about its queue.
-            && (self.config.service == Service::Rc || self.flights.backlog() < BACKLOG_MAX)
+            && (self.is_reliable(self.primary) || self.flights.backlog() < BACKLOG_MAX)
     }
 
     /// When the window, which is below a unit, lets the next one go, if nothing else holds it up.
@@ -223,7 +234,7 @@ impl Connection {
             return false;
         }
         if let Some((message, offset)) = self.outbox.next_repair() {
-            return self.post_send(context, message, offset, true);
+            return self.post_send(context, self.primary, message, offset, true);
         }
         if let Some(&message) = self.outbox.short.front() {
             let Some(outgoing) = self.outbox.get_mut(message) else {
@@ -242,7 +253,7 @@ impl Connection {
             if posted {
                 self.outbox.short.pop_front();
             }
-            return self.post_send(context, message, offset, false);
+            return self.post_send(context, self.primary, message, offset, false);
         }
         let Some(&message) = self.outbox.long.front() else { return false };
         self.post_write(context, message, free)
@@ -254,7 +265,14 @@ impl Connection {
             || self.flights.bytes().saturating_add(cost) >= self.congestion.window()
     }
 
-    fn post_send(&mut self, context: &mut Context<'_>, message: MessageId, offset: u32, repair: bool) -> bool {
+    fn post_send(
+        &mut self,
+        context: &mut Context<'_>,
+        lane: u8,
+        message: MessageId,
+        offset: u32,
+        repair: bool,
+    ) -> bool {
         let last = self.is_last(UNIT);
         let global = self.flights.next_number();
         let Some(outgoing) = self.outbox.get_mut(message) else { return true };
@@ -277,10 +295,10 @@ impl Connection {
         outgoing.in_nic += 1;
         let buffer = outgoing.buffer;
         let kind = if kind == SendKind::Announce { Kind::Announce } else { Kind::Send };
-        let token = self.fly(context.now, message, offset, len, kind);
+        let token = self.fly(context.now, lane, message, offset, len, kind);
         context.counters.send_requests += 1;
         context.counters.repair_requests += u64::from(repair);
-        let (connection, lane) = (self.id, self.primary);
+        let connection = self.id;
         let offset = if mutated!(self.config, RepairFromStart) && repair { 0 } else { offset };
         context.out.work.push(Work::Send { connection, lane, token, header: header.emit(), buffer, offset, len });
         true
@@ -315,7 +333,7 @@ impl Connection {
         outgoing.in_nic += 1;
         let buffer = outgoing.buffer;
         let immediate = Immediate::new(message, offset, last);
-        let token = self.fly(context.now, message, offset, len, Kind::Write(immediate.name()));
+        let token = self.fly(context.now, self.primary, message, offset, len, Kind::Write(immediate.name()));
         context.counters.write_requests += 1;
         context.out.work.push(Work::Write {
             connection: self.id,
@@ -332,12 +350,12 @@ impl Connection {
     }
 
     /// Notes a work request, and returns its token.
-    fn fly(&mut self, now: u64, message: MessageId, offset: u32, len: u32, kind: Kind) -> u64 {
+    fn fly(&mut self, now: u64, lane: u8, message: MessageId, offset: u32, len: u32, kind: Kind) -> u64 {
         let number = self.flights.next_number();
         if self.flights.open() == 0 {
-            self.progress_ns = now;
+            self.progress_ns = [now; 2];
         }
-        let (lane, state) = (self.primary, State::Open);
+        let (reliable, state) = (self.is_reliable(lane), State::Open);
         let (posted_ns, left_ns) = (now, 0);
         self.flights.push(Flight {
             message: message.0,
@@ -345,6 +363,7 @@ impl Connection {
             len,
             kind,
             lane,
+            reliable,
             state,
             in_nic: true,
             posted_ns,
@@ -365,7 +384,8 @@ impl Connection {
         let first = self.flights.first_number();
         let number = first.wrapping_add(u64::from(low.wrapping_sub(first as u32)));
         let Some(flight) = self.flights.get_mut(number) else { return };
-        let (message, posted_ns, lane) = (MessageId(flight.message), flight.posted_ns, flight.lane);
+        let (message, posted_ns, lane, reliable) =
+            (MessageId(flight.message), flight.posted_ns, flight.lane, flight.reliable);
         flight.left_ns = left_ns;
         if self.flights.left_nic(number)
             && let Some(outgoing) = self.outbox.get_mut(message)
@@ -374,7 +394,7 @@ impl Connection {
         }
         if !success {
             self.fail_lane(context, lane);
-        } else if self.config.service == Service::Rc {
+        } else if reliable {
             // The NIC's own acknowledgement.
             let delay = context.now.saturating_sub(posted_ns);
             self.heard(context.now);
@@ -436,7 +456,8 @@ impl Connection {
         let window_limited = self.flights.bytes().saturating_add(2 * UNIT) * 2 >= self.congestion.window();
         let Some(flight) = self.flights.settle(number, State::Acknowledged) else { return };
         context.counters.spurious_losses += u64::from(flight.state == State::Lost);
-        self.progress_ns = context.now;
+        self.progress_ns[usize::from(flight.reliable)] = context.now;
+        // Of either service: what is heard of one says that the path works for the other.
         self.backoff = 0;
         self.losses.delivered(self.packets(flight.len));
         // An announcement says nothing about the queue that the data will meet.
@@ -455,7 +476,7 @@ impl Connection {
             self.report(context, message);
         }
         // UC delivers in order or not at all: what left earlier on the same lane and is not acknowledged was lost.
-        if self.config.service == Service::Uc {
+        if !flight.reliable {
             self.lose_before(context, number, flight.lane);
         }
     }

@@ -1,6 +1,6 @@
 //! Time: ACKs that are due, answers that are overdue, probes (RDM §6.5, §6.9).
 
-use bifrost_wire::rdm::{CloseReason, Control, LANES, Service};
+use bifrost_wire::rdm::{CloseReason, Control, Service};
 
 use super::{BACKOFF_MAX_NS, Connection, Context, INITIAL_RTT_NS};
 use crate::NEVER;
@@ -33,8 +33,8 @@ impl Connection {
         if self.flights.open() == 0 || none {
             return NEVER;
         }
-        let Some(oldest) = self.flights.oldest_open().and_then(|number| self.flights.get(number)) else { return NEVER };
-        oldest.posted_ns.max(self.progress_ns) + self.wait_ns()
+        let Some(oldest) = self.flights.oldest_unreliable() else { return NEVER };
+        oldest.posted_ns.max(self.progress_ns[0]) + self.wait_ns()
     }
 
     fn wait_ns(&self) -> u64 {
@@ -57,8 +57,9 @@ impl Connection {
 
     /// When [`Connection::advance`] is due, but for a silent peer.
     pub(crate) fn deadline(&self) -> u64 {
-        let lanes = self.lanes.iter().map(Lane::deadline).min().unwrap_or(NEVER);
-        self.acknowledger.due.min(self.timeout_ns()).min(self.probe_ns).min(lanes).min(self.paced_until())
+        let lanes = self.lanes[..self.config.service.lanes()].iter().map(Lane::deadline).min().unwrap_or(NEVER);
+        let switch = if self.config.service == Service::Both { self.switch_deadline() } else { NEVER };
+        self.acknowledger.due.min(self.timeout_ns()).min(self.probe_ns).min(lanes).min(self.paced_until()).min(switch)
     }
 
     /// Entries for the engine's timers, if these have none as early. A silent peer has an entry of its own: it is put off by all
@@ -93,6 +94,9 @@ impl Connection {
         if self.timeout_ns() <= now {
             self.time_out(context, nic_now_ns);
         }
+        if self.config.service == Service::Both {
+            self.drop_stalled(context);
+        }
         if self.probe_ns <= now {
             self.probe_ns = NEVER;
             self.probes += 1;
@@ -105,20 +109,19 @@ impl Connection {
             context.out.work.push(Work::Control { connection: self.id, control });
             self.arm_probe(now);
         }
-        for index in 0..LANES as u8 {
+        for index in 0..self.config.service.lanes() as u8 {
             self.retry_lane(context, index);
         }
         None
     }
 
     fn time_out(&mut self, context: &mut Context<'_>, nic_now_ns: u64) {
-        let Some(oldest) = self.flights.oldest_open() else { return };
-        let Some(flight) = self.flights.get(oldest) else { return };
+        let Some(flight) = self.flights.oldest_unreliable().copied() else { return };
         // An answer takes its time from leaving the NIC on, which on a slow link is long after posting. A NIC that sends nothing at
         // all ends in silence.
         let left_ns = flight.left_at(context.now, nic_now_ns).unwrap_or(context.now);
         if left_ns + self.wait_ns() > context.now {
-            self.progress_ns = left_ns.max(self.progress_ns);
+            self.progress_ns[0] = left_ns.max(self.progress_ns[0]);
             return;
         }
         context.counters.timeouts += 1;
@@ -127,13 +130,12 @@ impl Connection {
         if self.backoff.is_multiple_of(FLIP_AFTER) {
             let up = self.lanes.iter().filter(|lane| lane.is_up()).count();
             if up > 1 {
-                self.fail_lane(context, self.primary);
+                self.fail_lane(context, flight.lane);
                 return;
             }
         }
-        // The answer to one tells about all before it.
-        self.lose(context, oldest);
+        self.lose_oldest(context, &flight);
         self.flights.trim();
-        self.progress_ns = context.now;
+        self.progress_ns[0] = context.now;
     }
 }

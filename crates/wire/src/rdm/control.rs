@@ -1,6 +1,6 @@
 //! Control datagrams (RDM §3.3 to §3.7), which go from UD queue pair to UD queue pair.
 
-use super::{Ack, LANES, MAX_MESSAGE, MessageId, Refusal, VERSION, first_byte, half, long, word};
+use super::{Ack, MAX_LANES, MAX_MESSAGE, MessageId, Refusal, VERSION, first_byte, half, long, word};
 
 pub(super) const ACK: u8 = 1;
 const GRANT: u8 = 2;
@@ -63,7 +63,7 @@ pub enum LanePhase {
 pub struct Lane {
     /// The receiver's name for the connection.
     pub tag: Tag,
-    /// Which of the connection's queue pairs, 0..=2.
+    /// Which of the connection's queue pairs, 0..=5.
     pub index: u8,
     /// Request or response.
     pub phase: LanePhase,
@@ -168,7 +168,7 @@ impl Control {
                     2 => LanePhase::Response,
                     _ => return Err(Refusal::Lane),
                 };
-                if usize::from(index) >= LANES || generation == 0 {
+                if usize::from(index) >= MAX_LANES || generation == 0 {
                     return Err(Refusal::Lane);
                 }
                 Ok(Self::Lane(Lane { tag, index, phase, generation, sequence: word(b, 8) & 0xff_ffff }))

@@ -15,7 +15,7 @@ pub use control::{Close, CloseReason, Control, Grant, Lane, LanePhase, Tag};
 pub use number::{Immediate, MessageId};
 pub use refusal::Refusal;
 pub use send::{Class, SendHeader, SendKind};
-pub use setup::{LANES, LaneAddress, Service, Setup, SetupKind, SetupRefusal};
+pub use setup::{LANES, LaneAddress, MAX_LANES, Service, Setup, SetupKind, SetupRefusal};
 
 /// The version of everything here.
 pub const VERSION: u8 = 1;

@@ -5,8 +5,11 @@ use core::net::Ipv6Addr;
 
 use super::{MAX_WINDOW, Refusal, Tag, UNIT, VERSION, half, word};
 
-/// Queue pairs of a connection: one that is used and two in reserve (RDM §7).
+/// Queue pairs of a connection with one service: one that is used and two in reserve (RDM §7).
 pub const LANES: usize = 3;
+
+/// The most queue pairs of a connection: as many of each service.
+pub const MAX_LANES: usize = 2 * LANES;
 
 /// The transport service under a connection's lanes.
 #[repr(u8)]
@@ -16,6 +19,29 @@ pub enum Service {
     Rc = 1,
     /// Unreliable connections: the engine repeats.
     Uc = 2,
+    /// Both, of which each end uses one or the other at a time (RDM §7.5): first the lanes of UC, then those of RC.
+    Both = 3,
+}
+
+impl Service {
+    /// How many lanes a connection has.
+    #[must_use]
+    pub const fn lanes(self) -> usize {
+        match self {
+            Self::Rc | Self::Uc => LANES,
+            Self::Both => MAX_LANES,
+        }
+    }
+
+    /// Whether the NIC repeats what is lost on a lane.
+    #[must_use]
+    pub const fn is_reliable(self, lane: u8) -> bool {
+        match self {
+            Self::Rc => true,
+            Self::Uc => false,
+            Self::Both => lane as usize >= LANES,
+        }
+    }
 }
 
 /// Why a connection is refused.
@@ -77,21 +103,28 @@ pub struct Setup {
     pub window: u16,
     /// The longest message that this end takes, bytes.
     pub longest: u32,
-    /// The lanes.
-    pub lanes: [LaneAddress; LANES],
+    /// The lanes, of which [`Service::lanes`] count.
+    pub lanes: [LaneAddress; MAX_LANES],
 }
 
 impl Setup {
-    /// Length, bytes.
+    /// Length with one service, bytes.
     pub const LEN: usize = 76;
+    /// Length with both.
+    pub const MAX_LEN: usize = Self::LEN + 8 * LANES;
     const MARK: [u8; 4] = *b"BRDM";
     /// The most credits.
     pub const MAX_CREDITS: u16 = 4096;
 
-    /// The message.
+    /// Length of a message that begins so, bytes: known with its first 8 bytes, and until then the least that it has.
     #[must_use]
-    pub fn emit(&self) -> [u8; Self::LEN] {
-        let mut out = [0; Self::LEN];
+    pub fn len_of(begin: &[u8]) -> usize {
+        if begin.get(7) == Some(&(Service::Both as u8)) { Self::MAX_LEN } else { Self::LEN }
+    }
+
+    /// Writes the message; how long it is.
+    #[must_use]
+    pub fn emit_into(&self, out: &mut [u8; Self::MAX_LEN]) -> usize {
         let (kind, reason) = match self.kind {
             SetupKind::Hello => (1, 0),
             SetupKind::Welcome => (2, 0),
@@ -112,14 +145,19 @@ impl Setup {
         for (slot, lane) in out[52..].as_chunks_mut::<8>().0.iter_mut().zip(self.lanes) {
             *slot = (u64::from(lane.queue_pair) << 32 | u64::from(lane.sequence)).to_be_bytes();
         }
-        out
+        52 + 8 * self.service.lanes()
     }
 
     /// Reads a message.
     ///
     /// # Errors
     /// A [`Refusal`].
-    pub fn parse(bytes: &[u8; Self::LEN]) -> Result<Self, Refusal> {
+    pub fn parse(message: &[u8]) -> Result<Self, Refusal> {
+        if message.len() != Self::len_of(message) {
+            return Err(Refusal::Length);
+        }
+        let bytes = &mut [0; Self::MAX_LEN];
+        bytes[..message.len()].copy_from_slice(message);
         if bytes[..4] != Self::MARK {
             return Err(Refusal::Mark);
         }
@@ -139,11 +177,12 @@ impl Setup {
         let service = match bytes[7] {
             1 => Service::Rc,
             2 => Service::Uc,
+            3 => Service::Both,
             _ => return Err(Refusal::Value),
         };
         let mut address = [0; 16];
         address.copy_from_slice(&bytes[8..24]);
-        let mut lanes = [LaneAddress::default(); LANES];
+        let mut lanes = [LaneAddress::default(); MAX_LANES];
         for (at, lane) in lanes.iter_mut().enumerate() {
             *lane = LaneAddress { queue_pair: word(bytes, 52 + 8 * at), sequence: word(bytes, 56 + 8 * at) };
         }

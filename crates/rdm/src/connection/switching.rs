@@ -1,0 +1,218 @@
+//! Which lane is used, and what becomes of one that a switch of services has left (RDM §7.5).
+
+use bifrost_wire::rdm::{MessageId, Service, UNIT};
+
+use super::{Connection, Context, INITIAL_RTT_NS};
+use crate::NEVER;
+use crate::flight::{Flight, Kind, State};
+use crate::mutation::mutated;
+
+/// The last unit of a lane that was left is sent again, so that the peer, or its NIC, sees what is missing before it.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Tail {
+    lane: u8,
+    due_ns: u64,
+    tries: u8,
+}
+
+/// How often at most: two a round trip.
+const TAIL_TRIES: u8 = 4;
+
+impl Connection {
+    pub(super) fn is_reliable(&self, lane: u8) -> bool {
+        self.config.service.is_reliable(lane)
+    }
+
+    fn is_up(&self, lane: u8) -> bool {
+        self.lanes[usize::from(lane)].is_up()
+    }
+
+    /// Whether a lane is of the service in use.
+    fn is_wanted(&self, lane: u8) -> bool {
+        self.is_reliable(lane) == (self.in_use == Service::Rc)
+    }
+
+    /// Lanes but the primary one, from the next one on.
+    fn others(&self) -> impl Iterator<Item = u8> + use<> {
+        let (primary, count) = (self.primary, self.config.service.lanes() as u8);
+        (1..count).map(move |step| (primary + step) % count)
+    }
+
+    /// Which service's lanes are used.
+    pub(crate) fn in_use(&self) -> Service {
+        self.in_use
+    }
+
+    /// What is posted from now on goes by lanes of `service`; whether the connection has such.
+    pub(crate) fn switch(&mut self, context: &mut Context<'_>, service: Service) -> bool {
+        if self.config.service != Service::Both || service == Service::Both {
+            return service == self.in_use;
+        }
+        if service != self.in_use {
+            self.in_use = service;
+            context.counters.switches += 1;
+            // One that has nothing open does not wait for what its NIC may still have to repeat. While none is up, what there
+            // is serves; the repair of a lane ends that.
+            let this = &*self;
+            let find = |quiet: bool| {
+                let fits = |lane: &u8| !quiet || this.flights.open_on(*lane).next().is_none();
+                this.others().find(|lane| this.is_up(*lane) && this.is_wanted(*lane) && fits(lane))
+            };
+            if let Some(next) = find(true).or_else(|| find(false)) {
+                self.tail = Some(Tail { lane: self.primary, due_ns: context.now, tries: 0 });
+                self.primary = next;
+            }
+            if mutated!(self.config, SwitchForgetsOpen) {
+                let numbers = self.flights.first_number()..self.flights.next_number();
+                for number in numbers {
+                    self.flights.settle(number, State::Lost);
+                }
+            }
+        }
+        true
+    }
+
+    /// The primary lane has failed: another is used, of the other service if there is none of the one in use.
+    pub(super) fn leave_lane(&mut self, context: &mut Context<'_>) {
+        let next = self.others().find(|lane| self.is_up(*lane) && self.is_wanted(*lane));
+        if let Some(next) = next.or_else(|| self.others().find(|lane| self.is_up(*lane))) {
+            self.primary = next;
+            context.counters.lane_flips += 1;
+        }
+    }
+
+    /// A lane is repaired: it is used if the one in use is down, or of the wrong service.
+    pub(super) fn return_to(&mut self, lane: u8) {
+        if !self.is_up(self.primary) || self.is_wanted(lane) && !self.is_wanted(self.primary) {
+            self.primary = lane;
+        }
+    }
+
+    /// Sends the last unit of the lane that was left again, if it is time.
+    pub(super) fn post_tail(&mut self, context: &mut Context<'_>) {
+        let Some(tail) = self.tail.filter(|tail| tail.due_ns <= context.now) else { return };
+        // The next acknowledgement makes room.
+        if self.flights.open() >= u32::from(self.config.credits) {
+            return;
+        }
+        self.tail = None;
+        let left = tail.lane != self.primary && self.is_up(tail.lane) && tail.tries < TAIL_TRIES;
+        if !left || mutated!(self.config, TailNotRepeated) {
+            return;
+        }
+        let last = |flight: &Flight| {
+            (flight.kind, MessageId(flight.message), flight.offset + flight.len.saturating_sub(1) / UNIT * UNIT)
+        };
+        let Some((kind, message, offset)) = self.flights.open_on(tail.lane).next().map(last) else { return };
+        let Some(outgoing) = self.outbox.get_mut(message) else { return };
+        // What has arrived by another way, or was granted, needs no more.
+        if outgoing.arrived.contains(offset / UNIT) || kind == Kind::Announce && outgoing.is_granted() {
+            return;
+        }
+        self.post_send(context, tail.lane, message, offset, true);
+        let due_ns = context.now + self.rtt.smoothed_ns().unwrap_or(INITIAL_RTT_NS) / 2;
+        self.tail = Some(Tail { due_ns, tries: tail.tries + 1, ..tail });
+    }
+
+    /// When something is to be done about a lane that was left.
+    pub(super) fn switch_deadline(&self) -> u64 {
+        let tail = self.tail.filter(|_| self.flights.open() < u32::from(self.config.credits));
+        tail.map_or(NEVER, |tail| tail.due_ns).min(self.stalled_ns())
+    }
+
+    /// When a reliable lane that was left, and on which nothing arrives, is taken to have lost something: its NIC would wait
+    /// for longer, with the buffers, and repeat it when nobody needs it.
+    fn stalled_ns(&self) -> u64 {
+        let Some(oldest) = self.flights.oldest_left(self.primary) else { return NEVER };
+        if mutated!(self.config, StalledLaneKept) {
+            return NEVER;
+        }
+        // It may have waited in the NIC; behind what is acknowledged it does not.
+        let since_posted = oldest.posted_ns + self.answers.bound_ns(INITIAL_RTT_NS);
+        since_posted.max(self.progress_ns[1] + self.rtt.bound_ns(INITIAL_RTT_NS))
+    }
+
+    /// Resets a reliable lane that was left and is stalled: what is on it is repeated at once by the lane in use.
+    pub(super) fn drop_stalled(&mut self, context: &mut Context<'_>) {
+        if self.stalled_ns() > context.now {
+            return;
+        }
+        let Some(lane) = self.flights.oldest_left(self.primary).map(|flight| flight.lane) else { return };
+        context.counters.timeouts += 1;
+        self.fail_lane(context, lane);
+    }
+
+    /// The oldest of an unreliable lane is lost. In use, the answer to it tells about all before it; on a lane that was left there
+    /// is none, and all of it is lost.
+    pub(super) fn lose_oldest(&mut self, context: &mut Context<'_>, oldest: &Flight) {
+        let left = oldest.lane != self.primary;
+        for number in self.flights.first_number()..self.flights.next_number() {
+            let open = |flight: &&Flight| flight.state == State::Open && flight.lane == oldest.lane;
+            if self.flights.get(number).filter(open).is_some() {
+                self.lose(context, number);
+                if !left {
+                    break;
+                }
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::{IpAddr, Ipv6Addr};
+
+    use bifrost_transport::time::MS;
+    use bifrost_wire::rdm::{Class, Service, Tag};
+
+    use crate::{
+        BufferId, Config, ConnectionConfig, ConnectionId, Engine, Fixed, Memory, Mutation, Output, Unlimited, Work,
+    };
+
+    struct NoMemory;
+
+    impl Memory for NoMemory {
+        fn allocate(&mut self, _: ConnectionId, _: u32, _: bool) -> Option<(BufferId, u64, u32)> {
+            None
+        }
+    }
+
+    /// A message is sent by `first` and then nothing is heard; after a switch, the lanes of SENDs, and those that are reset, within
+    /// 3 ms.
+    fn after_a_switch(first: Service, mutation: Option<Mutation>) -> (Vec<u8>, Vec<u8>) {
+        let (mut engine, mut out) = (Engine::new(Config::new(1, 1)), Output::new());
+        let (id, _) = engine.reserve().unwrap();
+        let config = ConnectionConfig { mutation, ..ConnectionConfig::new(Service::Both, 1024) };
+        let peer = (IpAddr::V6(Ipv6Addr::LOCALHOST), 7);
+        engine.open(0, id, peer, Tag(1), config, Box::new(Fixed(4096)), Box::new(Unlimited)).unwrap();
+        assert!(engine.switch(0, id, first, &mut out));
+        engine.send(0, id, BufferId(1), 100, Class::Message, 0).unwrap();
+        engine.turn(0, &mut NoMemory, &mut out);
+        out.clear();
+        let other = if first == Service::Uc { Service::Rc } else { Service::Uc };
+        assert!(engine.switch(0, id, other, &mut out));
+        let now = if first == Service::Uc { 0 } else { 3 * MS };
+        engine.turn(now, &mut NoMemory, &mut out);
+        let mut lanes = (vec![], vec![]);
+        for work in &out.work {
+            match work {
+                Work::Send { lane, .. } => lanes.0.push(*lane),
+                Work::Reset { lane, .. } => lanes.1.push(*lane),
+                _ => {}
+            }
+        }
+        lanes
+    }
+
+    #[test]
+    fn the_end_of_the_old_lane_is_sent_again() {
+        assert_eq!(after_a_switch(Service::Uc, None), (vec![0], vec![]));
+        assert_eq!(after_a_switch(Service::Uc, Some(Mutation::TailNotRepeated)), (vec![], vec![]));
+    }
+
+    #[test]
+    fn a_reliable_lane_that_is_stalled_is_reset() {
+        assert_eq!(after_a_switch(Service::Rc, None), (vec![0], vec![3]));
+        assert_eq!(after_a_switch(Service::Rc, Some(Mutation::StalledLaneKept)).1, Vec::<u8>::new());
+    }
+}
