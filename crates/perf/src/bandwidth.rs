@@ -12,6 +12,7 @@ pub(crate) fn run(worker: &Worker, endpoint: &Endpoint, plan: &Plan) -> Result<R
     let mut progress = Progress::begin(plan);
     let mut sent = 0u64;
     while progress.goes_on(sent) {
+        progress.switch(endpoint)?;
         while endpoint.open_messages() < plan.depth && sent < plan.iters {
             endpoint.send(endpoint.buffer(plan.size))?;
             sent += 1;

@@ -70,6 +70,9 @@ struct ClientArgs {
         help = "Messages, or calls, open at once [default: 16 for bw, 1 for lat]"
     )]
     tx_depth: usize,
+    /// Use the other service every that many ms: needs --connection both.
+    #[arg(long, value_name = "MS", value_parser = clap::value_parser!(u64).range(1..=3_600_000))]
+    switch_every: Option<u64>,
     /// Over TCP instead.
     #[arg(long)]
     tcp: bool,
@@ -109,6 +112,8 @@ enum Connection {
     Uc,
     /// Reliable connections: the NIC repeats, and software behind it.
     Rc,
+    /// Both in one connection: unreliable at first, and --switch-every changes that.
+    Both,
 }
 
 impl Common {
@@ -121,6 +126,7 @@ impl Common {
         config.service = match self.connection {
             Connection::Uc => Service::Uc,
             Connection::Rc => Service::Rc,
+            Connection::Both => Service::Both,
         };
         Ok(Worker::new(config)?)
     }
@@ -145,6 +151,8 @@ impl ClientArgs {
     fn run(&self, test: Test) -> Result<()> {
         ensure!(self.size <= 256 << 20, "messages have at most 256 MiB");
         ensure!(self.duration.is_none_or(|s| s.is_finite() && s > 0.0), "--duration must be more than 0");
+        let both = !self.tcp && matches!(self.common.connection, Connection::Both);
+        ensure!(self.switch_every.is_none() || both, "--switch-every needs --connection both");
         let default_depth = if test == Test::Bandwidth { 16 } else { 1 };
         let depth = if self.tx_depth == 0 { default_depth } else { self.tx_depth.min(1000) };
         let plan = Plan {
@@ -153,6 +161,7 @@ impl ClientArgs {
             depth,
             iters: if self.duration.is_some() { u64::MAX } else { self.iters.max(1) },
             seconds: self.duration.unwrap_or(f64::MAX),
+            switch_every: self.switch_every.map(Duration::from_millis),
         };
         let port = self.common.port;
         let peer =

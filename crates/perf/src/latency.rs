@@ -22,6 +22,7 @@ pub(crate) fn run(worker: &Worker, endpoint: &Endpoint, plan: &Plan) -> Result<R
     let mut open: VecDeque<(u32, Instant)> = VecDeque::new();
     let (mut done, mut begun) = (0u64, 0u64);
     while progress.goes_on(done) {
+        progress.switch(endpoint)?;
         while open.len() < plan.depth && begun < plan.iters {
             let call = endpoint.begin_call(endpoint.buffer(plan.size))?;
             open.push_back((call, Instant::now()));

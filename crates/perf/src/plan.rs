@@ -2,6 +2,8 @@
 
 use std::time::{Duration, Instant};
 
+use anyhow::Result;
+use bifrost_endpoint::{Endpoint, Service};
 use indicatif::{ProgressBar, ProgressStyle};
 use serde::{Deserialize, Serialize};
 
@@ -23,6 +25,8 @@ pub(crate) struct Plan {
     /// It ends after that many, or that time, whichever is first.
     pub(crate) iters: u64,
     pub(crate) seconds: f64,
+    /// The connection changes its service so often.
+    pub(crate) switch_every: Option<Duration>,
 }
 
 /// Its progress, on a terminal's standard error.
@@ -31,6 +35,7 @@ pub(crate) struct Progress {
     begin: Instant,
     plan: Plan,
     drawn: Instant,
+    switched: Instant,
 }
 
 impl Progress {
@@ -39,7 +44,7 @@ impl Progress {
         let style = ProgressStyle::with_template("{wide_bar} {msg}").unwrap_or_else(|_| ProgressStyle::default_bar());
         bar.set_style(style);
         let now = Instant::now();
-        Self { bar, begin: now, plan: *plan, drawn: now }
+        Self { bar, begin: now, plan: *plan, drawn: now, switched: now }
     }
 
     /// Whether it goes on after `done` messages.
@@ -52,6 +57,16 @@ impl Progress {
             self.bar.set_message(format!("{done} done"));
         }
         done < self.plan.iters && elapsed.as_secs_f64() < self.plan.seconds
+    }
+
+    /// Has the connection use its other service, if it is time.
+    pub(crate) fn switch(&mut self, endpoint: &Endpoint) -> Result<()> {
+        if self.plan.switch_every.is_some_and(|every| self.switched.elapsed() >= every) {
+            self.switched = Instant::now();
+            let other = if endpoint.service() == Some(Service::Uc) { Service::Rc } else { Service::Uc };
+            endpoint.switch(other)?;
+        }
+        Ok(())
     }
 
     pub(crate) fn elapsed(&self) -> f64 {

@@ -45,6 +45,7 @@ pub(crate) struct Engine {
     pub(crate) lost: u64,
     pub(crate) timeouts: u64,
     pub(crate) lane_flips: u64,
+    pub(crate) switches: u64,
     pub(crate) packets_per_call: f64,
 }
 
@@ -63,6 +64,7 @@ impl Engine {
             lost: counters.lost_requests,
             timeouts: counters.timeouts,
             lane_flips: counters.lane_flips,
+            switches: counters.switches,
             packets_per_call: nic.sent_packets as f64 / socket.send_calls.max(1) as f64,
         })
     }
@@ -107,12 +109,13 @@ impl fmt::Display for Report {
             )?;
             writeln!(
                 f,
-                "loss {:.3} %, {} requests lost, {} repaired units, {} timeouts, {} changes of queue pair",
+                "loss {:.3} %, {} requests lost, {} repaired units, {} timeouts, {} changes of queue pair, {} of service",
                 e.loss * 100.0,
                 e.lost,
                 e.repairs,
                 e.timeouts,
-                e.lane_flips
+                e.lane_flips,
+                e.switches
             )?;
             writeln!(f, "{:.1} packets sent in a system call", e.packets_per_call)?;
         }

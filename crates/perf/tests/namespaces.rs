@@ -100,13 +100,16 @@ fn run(program: &str, args: &[&str]) {
 #[test]
 fn messages_and_calls_survive_losses() {
     let network = Network::new("loss", 1500, 100);
-    for connection in ["uc", "rc"] {
+    for connection in ["uc", "rc", "both"] {
         let server = network.serve(&["server", "-b", "fd00:9::2", "-c", connection]);
         let common = ["fd00:9::2", "-b", "fd00:9::1", "-c", connection];
+        let switch: &[&str] = if connection == "both" { &["--switch-every", "2"] } else { &[] };
         for (test, size, iters) in [("bw", "1000000", "60"), ("bw", "100", "3000"), ("lat", "32768", "300")] {
-            let report = network.measure(&[&[test], &common[..], &["-s", size, "-n", iters]].concat());
+            let report = network.measure(&[&[test], &common[..], switch, &["-s", size, "-n", iters]].concat());
             let name = format!("{connection} {test} {size}: {report}");
             assert_eq!(report["messages"].as_u64().unwrap().to_string(), iters, "{name}");
+            let switches = report["engine"]["switches"].as_u64().unwrap();
+            assert!((switches > 0) == (connection == "both"), "{name}");
             if test == "lat" {
                 let latency = &report["latency_us"];
                 let at = |key: &str| latency[key].as_f64().unwrap();
