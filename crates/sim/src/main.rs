@@ -62,6 +62,9 @@ enum Command {
         /// Fewer and shorter runs
         #[arg(long)]
         quick: bool,
+        /// How many seeds, of a study for which that can be chosen: rdm-upgrade
+        #[arg(long, value_parser = clap::value_parser!(u64).range(1..=1_000_000))]
+        seeds: Option<u64>,
     },
     /// Run random worlds, each made from a seed, and report what must not happen
     Swarm(swarm_command::Swarm),
@@ -94,7 +97,7 @@ fn run(command: Command) -> Result<ExitCode> {
             print(&Scenario::load(&scenario)?.to_toml())?;
             Ok(ExitCode::SUCCESS)
         }
-        Command::Study { name, list, out, quick } => studies(name.as_deref(), list, &out, quick),
+        Command::Study { name, list, out, quick, seeds } => studies(name.as_deref(), list, &out, quick, seeds),
         Command::Run { scenario, seed, json, trace } => {
             let scenario = Scenario::load(&scenario)?;
             let mut world = World::new(&scenario, seed)?;
@@ -121,7 +124,7 @@ fn print(text: &str) -> Result<()> {
     }
 }
 
-fn studies(name: Option<&str>, list: bool, out: &std::path::Path, quick: bool) -> Result<ExitCode> {
+fn studies(name: Option<&str>, list: bool, out: &std::path::Path, quick: bool, seeds: Option<u64>) -> Result<ExitCode> {
     if list {
         for study in study::all() {
             println!("{:<12} {}", study.name, study.question);
@@ -136,7 +139,7 @@ fn studies(name: Option<&str>, list: bool, out: &std::path::Path, quick: bool) -
     let mut missed = 0;
     for study in chosen {
         let began = std::time::Instant::now();
-        let bars = study::run(study, out, quick)?;
+        let bars = study::run(study, out, quick, seeds)?;
         missed += bars.iter().filter(|bar| !bar.holds()).count();
         println!("{}: done in {:.1} s", study.name, began.elapsed().as_secs_f64());
     }

@@ -89,6 +89,8 @@ pub struct MessageNode {
     sent_bytes: u64,
     /// From sending a message until the sender knows that it has arrived, ns.
     latencies_ns: Vec<u64>,
+    /// When messages came in, ns, if that is kept.
+    arrivals_ns: Option<Vec<u64>>,
 }
 
 impl MessageNode {
@@ -110,6 +112,7 @@ impl MessageNode {
             closed: 0,
             sent_bytes: 0,
             latencies_ns: Vec::new(),
+            arrivals_ns: None,
         })
     }
 
@@ -125,6 +128,33 @@ impl MessageNode {
     pub fn send_to_any(&mut self, load: Load) {
         self.shares_depth = true;
         self.send(load);
+    }
+
+    /// The application sends nothing more.
+    pub fn stop(&mut self) {
+        self.load = None;
+    }
+
+    /// From now on the first connection that this host opened uses `service`. How many messages it was given until now.
+    pub fn switch(&mut self, now_ns: u64, service: Service) -> u64 {
+        let Some(sending) = self.sending.first() else { return 0 };
+        self.host.switch(now_ns, sending.id, service);
+        sending.next
+    }
+
+    /// Messages that the application gave to the first connection.
+    pub fn given(&self) -> u64 {
+        self.sending.first().map_or(0, |sending| sending.next)
+    }
+
+    /// From now on it is kept when messages come in.
+    pub fn keep_arrivals(&mut self) {
+        self.arrivals_ns = Some(Vec::new());
+    }
+
+    /// When messages came in, ns, in order.
+    pub fn arrivals_ns(&self) -> &[u64] {
+        self.arrivals_ns.as_deref().unwrap_or_default()
     }
 
     /// What came in, by connection, in the order in which they were opened.
@@ -200,6 +230,7 @@ impl MessageNode {
                 self.wrong += u64::from(number != Some(received.messages));
                 received.messages += 1;
                 received.bytes += data.len() as u64;
+                self.arrivals_ns.iter_mut().for_each(|arrivals| arrivals.push(now_ns));
                 self.host.consumed(now_ns, connection, data);
             }
             HostEvent::Sent { connection, message } => {

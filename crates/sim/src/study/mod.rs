@@ -23,6 +23,7 @@ mod rdm_loss;
 mod rdm_mesh;
 mod rdm_pfc;
 mod rdm_pods;
+mod rdm_upgrade;
 mod recovery;
 mod rto;
 mod runs;
@@ -33,7 +34,7 @@ mod watch;
 
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, bail};
 use serde_json::{Value, json};
 
 use plot::Panel;
@@ -46,6 +47,14 @@ pub struct Study {
     /// What it asks.
     pub question: &'static str,
     run: fn(quick: bool) -> Result<Outcome>,
+    /// The same with that many seeds, where that can be chosen.
+    with_seeds: Option<fn(quick: bool, seeds: u64) -> Result<Outcome>>,
+}
+
+impl Study {
+    const fn new(name: &'static str, question: &'static str, run: fn(quick: bool) -> Result<Outcome>) -> Self {
+        Self { name, question, run, with_seeds: None }
+    }
 }
 
 /// Something that must hold.
@@ -76,81 +85,65 @@ struct Outcome {
 }
 
 const STUDIES: &[Study] = &[
-    Study { name: "elephants", question: "two large flows against ECMP and probe-and-switch", run: elephants::run },
+    Study::new("elephants", "two large flows against ECMP and probe-and-switch", elephants::run),
+    Study::new("failure", "a path loses 10 % or dies: throughput by 1 s, 100 ms, 10 ms", failure::run),
+    Study::new("incast", "up to 1000 senders and one receiver, with and without Swift", incast::run),
+    Study::new("blocking", "small requests beside a bulk flow: publication strict, by flow, off", blocking::run),
+    Study::new("rto", "the smallest RTO: latency against needless repetitions", rto::run),
+    Study::new("granularity", "packets sent on one path before the next", granularity::run),
+    Study::new("unequal", "eight paths of unequal delay and rate, sprayed over 1 to 8", unequal::run),
+    Study::new("clos", "1,024 hosts, all to all, 1 % of the fabric's links flap", clos::run),
+    Study::new("swift", "Swift beside a plain version of the paper's pseudo-code", swift::run),
+    Study::new("recovery", "how long until a lost packet arrives; what a dead path costs", recovery::run),
+    Study::new("capacity", "links that are the bottleneck: how much of them TCP gets, and their queues", capacity::run),
+    Study::new(
+        "aggregation",
+        "connections by pair of vNICs instead of by 5-tuple, of generated flows",
+        aggregation::run,
+    ),
+    Study::new(
+        "gw-plb",
+        "a gateway pod whose packets are sprayed over its cores, against flows hashed to them",
+        gw_plb::run,
+    ),
+    Study::new(
+        "gw-overload",
+        "a tenant that overloads a gateway pod, with and without the limiter of tenants",
+        gw_overload::run,
+    ),
+    Study::new("rdm-loss", "messages over RDMA that loses packets, beside go-back-N and whole chunks", rdm_loss::run),
+    Study::new(
+        "rdm-incast",
+        "thousands of RDMA connections into one link, without priority flow control",
+        rdm_incast::run,
+    ),
+    Study::new(
+        "rdm-acks",
+        "small messages over RDMA when ACKs are sent at once, or for several together",
+        rdm_acks::run,
+    ),
+    Study::new(
+        "rdm-pfc",
+        "RDMA with and without priority flow control: goodput, and what others suffer from incast and a dead host",
+        rdm_pfc::run,
+    ),
+    Study::new(
+        "rdm-pods",
+        "RDMA between two pods of unequal size, without priority flow control in between",
+        rdm_pods::run,
+    ),
+    Study::new(
+        "rdm-hybrid",
+        "NICs of two generations in one network: do they get the same throughput?",
+        rdm_hybrid::run,
+    ),
     Study {
-        name: "failure",
-        question: "a path loses 10 % or dies: throughput by 1 s, 100 ms, 10 ms",
-        run: failure::run,
-    },
-    Study { name: "incast", question: "up to 1000 senders and one receiver, with and without Swift", run: incast::run },
-    Study {
-        name: "blocking",
-        question: "small requests beside a bulk flow: publication strict, by flow, off",
-        run: blocking::run,
-    },
-    Study { name: "rto", question: "the smallest RTO: latency against needless repetitions", run: rto::run },
-    Study { name: "granularity", question: "packets sent on one path before the next", run: granularity::run },
-    Study {
-        name: "unequal",
-        question: "eight paths of unequal delay and rate, sprayed over 1 to 8",
-        run: unequal::run,
-    },
-    Study { name: "clos", question: "1,024 hosts, all to all, 1 % of the fabric's links flap", run: clos::run },
-    Study { name: "swift", question: "Swift beside a plain version of the paper's pseudo-code", run: swift::run },
-    Study {
-        name: "recovery",
-        question: "how long until a lost packet arrives; what a dead path costs",
-        run: recovery::run,
-    },
-    Study {
-        name: "capacity",
-        question: "links that are the bottleneck: how much of them TCP gets, and their queues",
-        run: capacity::run,
-    },
-    Study {
-        name: "aggregation",
-        question: "connections by pair of vNICs instead of by 5-tuple, of generated flows",
-        run: aggregation::run,
-    },
-    Study {
-        name: "gw-plb",
-        question: "a gateway pod whose packets are sprayed over its cores, against flows hashed to them",
-        run: gw_plb::run,
-    },
-    Study {
-        name: "gw-overload",
-        question: "a tenant that overloads a gateway pod, with and without the limiter of tenants",
-        run: gw_overload::run,
-    },
-    Study {
-        name: "rdm-loss",
-        question: "messages over RDMA that loses packets, beside go-back-N and whole chunks",
-        run: rdm_loss::run,
-    },
-    Study {
-        name: "rdm-incast",
-        question: "thousands of RDMA connections into one link, without priority flow control",
-        run: rdm_incast::run,
-    },
-    Study {
-        name: "rdm-acks",
-        question: "small messages over RDMA when ACKs are sent at once, or for several together",
-        run: rdm_acks::run,
-    },
-    Study {
-        name: "rdm-pfc",
-        question: "RDMA with and without priority flow control: goodput, and what others suffer from incast and a dead host",
-        run: rdm_pfc::run,
-    },
-    Study {
-        name: "rdm-pods",
-        question: "RDMA between two pods of unequal size, without priority flow control in between",
-        run: rdm_pods::run,
-    },
-    Study {
-        name: "rdm-hybrid",
-        question: "NICs of two generations in one network: do they get the same throughput?",
-        run: rdm_hybrid::run,
+        with_seeds: Some(rdm_upgrade::run_seeds),
+        ..Study::new(
+            "rdm-upgrade",
+            "an RDMA connection with both services that changes from one to the other under load",
+            rdm_upgrade::run,
+        )
     },
 ];
 
@@ -159,13 +152,17 @@ pub fn all() -> &'static [Study] {
     STUDIES
 }
 
-/// Runs a study; writes NAME.svg and NAME.json into `out`. Returns its bars.
+/// Runs a study, with that many seeds if it can be chosen; writes NAME.svg and NAME.json into `out`. Returns its bars.
 ///
 /// # Errors
 /// Something cannot be written, or a scenario does not fit the study.
-pub fn run(study: &Study, out: &Path, quick: bool) -> Result<Vec<Bar>> {
+pub fn run(study: &Study, out: &Path, quick: bool, seeds: Option<u64>) -> Result<Vec<Bar>> {
     std::fs::create_dir_all(out).with_context(|| format!("cannot create {}", out.display()))?;
-    let outcome = (study.run)(quick)?;
+    let outcome = match (seeds, study.with_seeds) {
+        (None, _) => (study.run)(quick)?,
+        (Some(seeds), Some(run)) => run(quick, seeds)?,
+        (Some(_), None) => bail!("study {} has seeds of its own: leave --seeds out", study.name),
+    };
     for line in &outcome.lines {
         println!("{}: {line}", study.name);
     }

@@ -14,6 +14,9 @@ use super::draw::{ConnectionPlan, Description, Sends};
 use crate::rdma::Node;
 use crate::violation::{Kind, Violations};
 
+/// Changes of an end's service, at most.
+const SWITCHES_MAX: u32 = 1000;
+
 /// One end of a connection.
 #[derive(Debug)]
 struct End {
@@ -26,6 +29,10 @@ struct End {
     expects: Vec<u32>,
     order: Order,
     credits: u32,
+    /// It changes its service so often, ns, if at all; and when it is to do so next.
+    switch_every_ns: u64,
+    switch_at_ns: u64,
+    switches: u32,
     sent: usize,
     open: HashMap<MessageId, usize>,
     reported: usize,
@@ -38,6 +45,11 @@ struct End {
 impl End {
     fn is_done(&self) -> bool {
         self.closed || (self.reported == self.sends.lens.len() && self.received == self.expects.len())
+    }
+
+    /// Whether it changes its service again: not without end when the peer is gone.
+    fn switches(&self) -> bool {
+        self.switch_every_ns > 0 && self.switches < SWITCHES_MAX && !self.is_done()
     }
 
     /// Whether something is to be sent, or the other end owes an answer.
@@ -227,6 +239,24 @@ impl Application {
         any
     }
 
+    /// Ends with something to do change their services, if it is time.
+    fn switch(&mut self, now_ns: u64) -> bool {
+        let mut any = false;
+        for end in &mut self.ends {
+            if !end.switches() || now_ns < end.switch_at_ns {
+                continue;
+            }
+            end.switches += 1;
+            end.switch_at_ns = now_ns + end.switch_every_ns;
+            let other = if self.host.service_in_use(end.id) == Some(Service::Uc) { Service::Rc } else { Service::Uc };
+            if !self.host.switch(now_ns, end.id, other) {
+                self.violations.add(now_ns, Kind::Connection, || "it has not both services".to_owned());
+            }
+            any = true;
+        }
+        any
+    }
+
     fn note(&mut self, now_ns: u64, what: u64) {
         self.hash = crate::mix(self.hash ^ crate::mix(now_ns) ^ what);
     }
@@ -244,7 +274,8 @@ impl Node for Application {
             self.on_event(now_ns, event);
             any = true;
         }
-        self.send(now_ns) || busy || any
+        let switched = self.switch(now_ns);
+        self.send(now_ns) || busy || any || switched
     }
 
     fn next_deadline(&mut self, now_ns: u64) -> u64 {
@@ -254,8 +285,10 @@ impl Node for Application {
             (end.sent < end.sends.lens.len() && !end.closed && due > now_ns).then_some(due)
         };
         let sends = self.ends.iter().filter_map(next).min().unwrap_or(u64::MAX);
+        let switches = self.ends.iter().filter(|end| end.switches());
+        let switches = switches.map(|end| end.switch_at_ns).min().unwrap_or(u64::MAX);
         let kept = self.kept.front().map_or(u64::MAX, |kept| kept.until_ns);
-        self.host.next_deadline().min(sends).min(kept)
+        self.host.next_deadline().min(sends).min(kept).min(switches)
     }
 }
 
@@ -267,7 +300,7 @@ pub(super) fn connect(
     first_window: u32,
     adjust: &dyn Fn(&mut ConnectionConfig),
 ) -> Result<()> {
-    let service = if plan.reliable { Service::Rc } else { Service::Uc };
+    let service = plan.service();
     let mut limits = Limits::new(service, plan.mtu);
     (limits.credits, limits.window) = (plan.credits, plan.window);
     let [a, b] = ends;
@@ -296,6 +329,9 @@ pub(super) fn connect(
             expects,
             order,
             credits: u32::from(plan.credits),
+            switch_every_ns: plan.switch_every_ns,
+            switch_at_ns: plan.switch_every_ns / (2 + way as u64),
+            switches: 0,
             sent: 0,
             open: HashMap::new(),
             reported: 0,

@@ -3,6 +3,7 @@
 use std::path::Path;
 
 use anyhow::{Context as _, Result, ensure};
+use bifrost_endpoint::Service;
 use serde::{Deserialize, Serialize};
 
 use crate::rng::Rng;
@@ -52,6 +53,9 @@ pub struct ConnectionPlan {
     pub to: u32,
     /// RC rather than UC.
     pub reliable: bool,
+    /// Both, and each end changes to the other so often, ns; 0: never, and one of them only.
+    #[serde(default)]
+    pub switch_every_ns: u64,
     /// Payload of a packet, bytes.
     pub mtu: u16,
     /// Messages are delivered when complete, rather than in order.
@@ -115,6 +119,17 @@ impl Trouble {
             Self::LinkDown(host) | Self::Stall(host) | Self::ResetNic(host) | Self::Gone(host) => Some(host),
             Self::KillQueuePair(host, _) => Some(host),
             Self::DeadPaths(_) | Self::Loss(_) => None,
+        }
+    }
+}
+
+impl ConnectionPlan {
+    /// What carries it.
+    pub fn service(&self) -> Service {
+        match (self.switch_every_ns, self.reliable) {
+            (1.., _) => Service::Both,
+            (0, true) => Service::Rc,
+            (0, false) => Service::Uc,
         }
     }
 }
@@ -204,6 +219,14 @@ pub fn describe(seed: u64) -> Description {
     if !quiet {
         description.faults = faults(rng, hosts, span);
     }
+    // With numbers of its own, so that everything else is what it is without. Where all is UC, queue pairs are looked at more
+    // closely: that stays.
+    let mut rng = Rng::new(seed ^ 0x5eed_b074_0000_0000);
+    for plan in &mut description.connections {
+        if plan.reliable && rng.one_in(2) {
+            plan.switch_every_ns = rng.scale(1_000, 100_000_000);
+        }
+    }
     description
 }
 
@@ -213,6 +236,7 @@ fn connection(rng: &mut Rng, from: u32, to: u32, span: u64, bytes: &mut u64) -> 
         from,
         to,
         reliable: rng.one_in(3),
+        switch_every_ns: 0,
         mtu: rng.pick(&[256, 512, 1024, 1024, 2048, 4096, 4096]),
         when_complete: rng.one_in(3),
         credits: rng.scale(1, 128) as u16,

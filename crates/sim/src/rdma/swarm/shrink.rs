@@ -43,6 +43,7 @@ fn candidates(description: &Description) -> Vec<Description> {
     with(&|d| d.pause_bytes = None);
     with(&|d| d.keep_ns = 0);
     for at in 0..description.connections.len() {
+        with(&|d| d.connections[at].switch_every_ns = 0);
         for way in 0..2 {
             let count = description.connections[at].sends[way].lens.len();
             with(&|d| d.connections[at].sends[way].lens.truncate(count / 2));
