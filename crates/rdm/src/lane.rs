@@ -22,10 +22,12 @@ pub(crate) struct Lane {
     pub(crate) generation: u16,
     /// What this end answered to the last request.
     pub(crate) answered: Option<u32>,
+    /// When its NIC last reported something as delivered, if it is reliable, ns.
+    pub(crate) progress_ns: u64,
 }
 
 impl Lane {
-    pub(crate) const UP: Self = Self { state: LaneState::Up, generation: 0, answered: None };
+    pub(crate) const UP: Self = Self { state: LaneState::Up, generation: 0, answered: None, progress_ns: 0 };
 
     pub(crate) fn is_up(&self) -> bool {
         self.state == LaneState::Up

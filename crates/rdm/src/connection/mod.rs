@@ -77,9 +77,11 @@ pub(crate) struct Connection {
     in_use: Service,
     /// The lane that a switch has left, and whose last unit is sent again.
     tail: Option<Tail>,
-    /// When something was last acknowledged, of unreliable lanes and of reliable ones; timeouts since.
-    progress_ns: [u64; 2],
+    /// When something of unreliable lanes was last acknowledged; timeouts since.
+    progress_ns: u64,
     backoff: u32,
+    /// When the newest of all that is acknowledged was posted, ns.
+    overtaking_ns: u64,
     /// When the next probe is due; how many went unanswered; and how many were sent since the peer gave leave last, which is what
     /// the time between them grows with: a peer that has others to serve first says so by every answer.
     probe_ns: u64,
@@ -131,8 +133,9 @@ impl Connection {
             primary: 0,
             in_use: if config.service == Service::Rc { Service::Rc } else { Service::Uc },
             tail: None,
-            progress_ns: [now; 2],
+            progress_ns: now,
             backoff: 0,
+            overtaking_ns: now,
             probe_ns: NEVER,
             probes: 0,
             waits: 0,
@@ -353,7 +356,7 @@ impl Connection {
     fn fly(&mut self, now: u64, lane: u8, message: MessageId, offset: u32, len: u32, kind: Kind) -> u64 {
         let number = self.flights.next_number();
         if self.flights.open() == 0 {
-            self.progress_ns = [now; 2];
+            self.progress_ns = now;
         }
         let (reliable, state) = (self.is_reliable(lane), State::Open);
         let (posted_ns, left_ns) = (now, 0);
@@ -398,6 +401,7 @@ impl Connection {
             // The NIC's own acknowledgement.
             let delay = context.now.saturating_sub(posted_ns);
             self.heard(context.now);
+            self.lanes[usize::from(lane)].progress_ns = context.now;
             self.acknowledge(context, number, Some(delay));
         }
         self.report(context, message);
@@ -456,7 +460,10 @@ impl Connection {
         let window_limited = self.flights.bytes().saturating_add(2 * UNIT) * 2 >= self.congestion.window();
         let Some(flight) = self.flights.settle(number, State::Acknowledged) else { return };
         context.counters.spurious_losses += u64::from(flight.state == State::Lost);
-        self.progress_ns[usize::from(flight.reliable)] = context.now;
+        if !flight.reliable {
+            self.progress_ns = context.now;
+        }
+        self.overtaking_ns = self.overtaking_ns.max(flight.posted_ns);
         // Of either service: what is heard of one says that the path works for the other.
         self.backoff = 0;
         self.losses.delivered(self.packets(flight.len));

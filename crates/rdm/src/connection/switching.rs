@@ -120,16 +120,17 @@ impl Connection {
         tail.map_or(NEVER, |tail| tail.due_ns).min(self.stalled_ns())
     }
 
-    /// When a reliable lane that was left, and on which nothing arrives, is taken to have lost something: its NIC would wait
-    /// for longer, with the buffers, and repeat it when nobody needs it.
+    /// When a reliable lane that was left is known to have lost something: its NIC would wait for longer, with the buffers, and
+    /// repeat it when nobody needs it. No clock says so, as a queue may hold up everything: something was acknowledged that was
+    /// posted as much later as answers take.
     fn stalled_ns(&self) -> u64 {
         let Some(oldest) = self.flights.oldest_left(self.primary) else { return NEVER };
         if mutated!(self.config, StalledLaneKept) {
             return NEVER;
         }
-        // It may have waited in the NIC; behind what is acknowledged it does not.
-        let since_posted = oldest.posted_ns + self.answers.bound_ns(INITIAL_RTT_NS);
-        since_posted.max(self.progress_ns[1] + self.rtt.bound_ns(INITIAL_RTT_NS))
+        let since_ns = oldest.posted_ns.max(self.lanes[usize::from(oldest.lane)].progress_ns);
+        let overtaken = self.overtaking_ns >= since_ns + self.answers.bound_ns(INITIAL_RTT_NS);
+        if overtaken { since_ns } else { NEVER }
     }
 
     /// Resets a reliable lane that was left and is stalled: what is on it is repeated at once by the lane in use.
@@ -163,7 +164,7 @@ mod tests {
     use std::net::{IpAddr, Ipv6Addr};
 
     use bifrost_transport::time::MS;
-    use bifrost_wire::rdm::{Class, Service, Tag};
+    use bifrost_wire::rdm::{Ack, Class, Control, MessageId, Number, Numbers, Service, Tag};
 
     use crate::{
         BufferId, Config, ConnectionConfig, ConnectionId, Engine, Fixed, Memory, Mutation, Output, Unlimited, Work,
@@ -177,11 +178,11 @@ mod tests {
         }
     }
 
-    /// A message is sent by `first` and then nothing is heard; after a switch, the lanes of SENDs, and those that are reset, within
-    /// 3 ms.
-    fn after_a_switch(first: Service, mutation: Option<Mutation>) -> (Vec<u8>, Vec<u8>) {
+    /// A message is sent by `first`, and nothing is heard of it; after a switch another follows, `later_ns` later, and is
+    /// acknowledged, if that is known. The lanes of SENDs after the switch, and those that are reset.
+    fn after_a_switch(first: Service, later_ns: Option<u64>, mutation: Option<Mutation>) -> (Vec<u8>, Vec<u8>) {
         let (mut engine, mut out) = (Engine::new(Config::new(1, 1)), Output::new());
-        let (id, _) = engine.reserve().unwrap();
+        let (id, tag) = engine.reserve().unwrap();
         let config = ConnectionConfig { mutation, ..ConnectionConfig::new(Service::Both, 1024) };
         let peer = (IpAddr::V6(Ipv6Addr::LOCALHOST), 7);
         engine.open(0, id, peer, Tag(1), config, Box::new(Fixed(4096)), Box::new(Unlimited)).unwrap();
@@ -191,28 +192,52 @@ mod tests {
         out.clear();
         let other = if first == Service::Uc { Service::Rc } else { Service::Uc };
         assert!(engine.switch(0, id, other, &mut out));
-        let now = if first == Service::Uc { 0 } else { 3 * MS };
-        engine.turn(now, &mut NoMemory, &mut out);
+        engine.turn(0, &mut NoMemory, &mut out);
         let mut lanes = (vec![], vec![]);
-        for work in &out.work {
-            match work {
-                Work::Send { lane, .. } => lanes.0.push(*lane),
-                Work::Reset { lane, .. } => lanes.1.push(*lane),
-                _ => {}
+        let mut note = |out: &mut Output| {
+            let mut number = None;
+            for work in out.work.drain(..) {
+                match work {
+                    Work::Send { lane, token, .. } => {
+                        number = Some(Number::Send(token & 0xffff_ffff));
+                        lanes.0.push(lane);
+                    }
+                    Work::Reset { lane, .. } => lanes.1.push(lane),
+                    _ => {}
+                }
             }
+            number
+        };
+        note(&mut out);
+        if let Some(now) = later_ns {
+            engine.send(now, id, BufferId(2), 100, Class::Message, 0).unwrap();
+            engine.turn(now, &mut NoMemory, &mut out);
+            let mut numbers = Numbers::new();
+            numbers.push(note(&mut out).unwrap());
+            let (base, limit) = (MessageId(0), MessageId(100));
+            let ack = Control::Ack(Ack { tag, sequence: 0, fresh: 1, held_ns: None, base, limit, numbers });
+            let mut bytes = [0; Control::MAX_LEN];
+            let len = ack.emit_into(&mut bytes);
+            engine.on_control(now + MS, peer, &bytes[..len], now + MS, &mut out);
+            engine.turn(now + MS, &mut NoMemory, &mut out);
+            note(&mut out);
         }
         lanes
     }
 
     #[test]
     fn the_end_of_the_old_lane_is_sent_again() {
-        assert_eq!(after_a_switch(Service::Uc, None), (vec![0], vec![]));
-        assert_eq!(after_a_switch(Service::Uc, Some(Mutation::TailNotRepeated)), (vec![], vec![]));
+        assert_eq!(after_a_switch(Service::Uc, None, None), (vec![0], vec![]));
+        assert_eq!(after_a_switch(Service::Uc, None, Some(Mutation::TailNotRepeated)), (vec![], vec![]));
     }
 
     #[test]
-    fn a_reliable_lane_that_is_stalled_is_reset() {
-        assert_eq!(after_a_switch(Service::Rc, None), (vec![0], vec![3]));
-        assert_eq!(after_a_switch(Service::Rc, Some(Mutation::StalledLaneKept)).1, Vec::<u8>::new());
+    fn a_reliable_lane_that_later_messages_overtake_is_reset() {
+        let no_tail = Some(Mutation::TailNotRepeated);
+        // The message that follows, and the first one again.
+        assert_eq!(after_a_switch(Service::Rc, Some(3 * MS), None).1, vec![3]);
+        // What was posted at about the same time may have come by a shorter queue.
+        assert_eq!(after_a_switch(Service::Rc, Some(0), no_tail), (vec![0], vec![]));
+        assert_eq!(after_a_switch(Service::Rc, Some(3 * MS), Some(Mutation::StalledLaneKept)).1, Vec::<u8>::new());
     }
 }

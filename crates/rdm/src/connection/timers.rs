@@ -34,7 +34,7 @@ impl Connection {
             return NEVER;
         }
         let Some(oldest) = self.flights.oldest_unreliable() else { return NEVER };
-        oldest.posted_ns.max(self.progress_ns[0]) + self.wait_ns()
+        oldest.posted_ns.max(self.progress_ns) + self.wait_ns()
     }
 
     fn wait_ns(&self) -> u64 {
@@ -121,7 +121,7 @@ impl Connection {
         // all ends in silence.
         let left_ns = flight.left_at(context.now, nic_now_ns).unwrap_or(context.now);
         if left_ns + self.wait_ns() > context.now {
-            self.progress_ns[0] = left_ns.max(self.progress_ns[0]);
+            self.progress_ns = left_ns.max(self.progress_ns);
             return;
         }
         context.counters.timeouts += 1;
@@ -136,6 +136,6 @@ impl Connection {
         }
         self.lose_oldest(context, &flight);
         self.flights.trim();
-        self.progress_ns[0] = context.now;
+        self.progress_ns = context.now;
     }
 }
