@@ -69,6 +69,8 @@ pub(crate) struct Flights {
     bytes: u32,
     /// Bytes on unreliable lanes that the NIC has not reported as sent.
     backlog: u32,
+    /// How many the NIC has not delivered on reliable lanes.
+    delivering: u32,
 }
 
 impl Flights {
@@ -76,6 +78,7 @@ impl Flights {
         self.open += 1;
         self.bytes += flight.cost();
         self.backlog += flight.queued();
+        self.delivering += u32::from(flight.reliable);
         self.list.push_back(flight);
     }
 
@@ -114,7 +117,9 @@ impl Flights {
         if !std::mem::replace(&mut flight.in_nic, false) {
             return false;
         }
-        self.backlog -= self.get(number).map_or(0, Flight::queued);
+        let (queued, reliable) = self.get(number).map_or((0, false), |flight| (flight.queued(), flight.reliable));
+        self.backlog -= queued;
+        self.delivering -= u32::from(reliable);
         true
     }
 
@@ -143,9 +148,17 @@ impl Flights {
         self.list.iter().find(|flight| flight.state == State::Open && !flight.reliable)
     }
 
-    /// The oldest that the NIC has not delivered on reliable lanes but `primary`.
-    pub(crate) fn oldest_left(&self, primary: u8) -> Option<&Flight> {
-        self.list.iter().find(|flight| flight.in_nic && flight.reliable && flight.lane != primary)
+    /// The oldest that the NIC has not delivered on reliable lanes.
+    pub(crate) fn oldest_reliable(&self) -> Option<&Flight> {
+        if self.delivering == 0 {
+            return None;
+        }
+        self.list.iter().find(|flight| flight.in_nic && flight.reliable)
+    }
+
+    /// Those that are open on a lane, the oldest first.
+    pub(crate) fn oldest_open_on(&self, lane: u8) -> impl Iterator<Item = &Flight> {
+        self.list.iter().filter(move |flight| flight.state == State::Open && flight.lane == lane)
     }
 
     /// Those that are open on a lane, the newest first.

@@ -76,7 +76,7 @@ pub enum Mutation {
     SwitchForgetsOpen,
     /// The last unit of a lane that was left is not sent again. Shows: longer pauses in `bifrost-sim study rdm-upgrade`.
     TailNotRepeated,
-    /// A reliable lane that was left waits for its NIC's timer. Shows: the same.
+    /// A reliable lane that has lost something waits for its NIC's timer. Shows: the same.
     StalledLaneKept,
 }
 

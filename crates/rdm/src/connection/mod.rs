@@ -27,7 +27,7 @@ use crate::mutation::mutated;
 use crate::outgoing::{Outbox, Stage};
 use crate::output::{BufferId, ConnectionId, Event, Output, Work};
 use crate::rtt::Rtt;
-use switching::Tail;
+use switching::{Overtaking, Tail};
 
 /// The other end.
 #[derive(Clone, Copy, Debug)]
@@ -58,6 +58,8 @@ pub(crate) struct Connection {
     pub(crate) id: ConnectionId,
     pub(crate) peer: Peer,
     config: ConnectionConfig,
+    /// The peer's, but for one that is kept, with both services, for what tells about a silent lane.
+    credits: u32,
     chunking: Box<dyn Chunking>,
     congestion: Box<dyn Congestion>,
     outbox: Outbox,
@@ -80,8 +82,9 @@ pub(crate) struct Connection {
     /// When something of unreliable lanes was last acknowledged; timeouts since.
     progress_ns: u64,
     backoff: u32,
-    /// When the newest of all that is acknowledged was posted, ns.
-    overtaking_ns: u64,
+    /// What has arrived later than what a silent lane owes, and when it may next be sent by another one.
+    overtaking: Overtaking,
+    witness_ns: u64,
     /// When the next probe is due; how many went unanswered; and how many were sent since the peer gave leave last, which is what
     /// the time between them grows with: a peer that has others to serve first says so by every answer.
     probe_ns: u64,
@@ -118,6 +121,7 @@ impl Connection {
             id,
             peer,
             config,
+            credits: u32::from(config.credits - u16::from(config.service == Service::Both && config.credits > 1)),
             chunking,
             congestion,
             outbox: Outbox::default(),
@@ -135,7 +139,8 @@ impl Connection {
             tail: None,
             progress_ns: now,
             backoff: 0,
-            overtaking_ns: now,
+            overtaking: Overtaking::default(),
+            witness_ns: now,
             probe_ns: NEVER,
             probes: 0,
             waits: 0,
@@ -195,8 +200,9 @@ impl Connection {
 
     /// Posts what window, credits and pace allow.
     pub(crate) fn emit(&mut self, context: &mut Context<'_>) {
-        if self.tail.is_some() {
+        if self.config.service == Service::Both {
             self.post_tail(context);
+            self.post_witness(context);
         }
         while self.has_work() && self.emit_one(context) {}
         self.arm_probe(context.now);
@@ -208,7 +214,7 @@ impl Connection {
 
     /// Whether credits, lane and NIC have room for another work request.
     fn may_post(&self) -> bool {
-        let credits = if mutated!(self.config, CreditsIgnored) { 1 << 16 } else { u32::from(self.config.credits) };
+        let credits = if mutated!(self.config, CreditsIgnored) { 1 << 16 } else { self.credits };
         self.flights.open() < credits
             && self.flights.len() < 4 * credits as usize
             && self.lanes[usize::from(self.primary)].is_up()
@@ -264,8 +270,7 @@ impl Connection {
 
     /// Whether this is the last that may be posted for now.
     fn is_last(&self, cost: u32) -> bool {
-        self.flights.open() + 1 >= u32::from(self.config.credits)
-            || self.flights.bytes().saturating_add(cost) >= self.congestion.window()
+        self.flights.open() + 1 >= self.credits || self.flights.bytes().saturating_add(cost) >= self.congestion.window()
     }
 
     fn post_send(
@@ -463,7 +468,9 @@ impl Connection {
         if !flight.reliable {
             self.progress_ns = context.now;
         }
-        self.overtaking_ns = self.overtaking_ns.max(flight.posted_ns);
+        if self.config.service == Service::Both {
+            self.note_overtaking(&flight);
+        }
         // Of either service: what is heard of one says that the path works for the other.
         self.backoff = 0;
         self.losses.delivered(self.packets(flight.len));

@@ -15,6 +15,24 @@ pub(super) struct Tail {
     tries: u8,
 }
 
+/// A reliable lane on which nothing is delivered.
+#[derive(Clone, Copy, Debug)]
+struct Silence {
+    lane: u8,
+    since_ns: u64,
+    /// An answer would have come by then.
+    overdue_ns: u64,
+    /// Of its oldest work request.
+    bytes: u32,
+}
+
+/// What has arrived by other lanes during a silence that began then, of what was posted later.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Overtaking {
+    since_ns: u64,
+    bytes: u32,
+}
+
 /// How often at most: two a round trip.
 const TAIL_TRIES: u8 = 4;
 
@@ -110,37 +128,98 @@ impl Connection {
             return;
         }
         self.post_send(context, tail.lane, message, offset, true);
+        if tail.tries == 0
+            && let Some(silence) = self.silence().filter(|silence| silence.lane == tail.lane)
+        {
+            self.bear_witness(context, &silence);
+        }
         let due_ns = context.now + self.rtt.smoothed_ns().unwrap_or(INITIAL_RTT_NS) / 2;
         self.tail = Some(Tail { due_ns, tries: tail.tries + 1, ..tail });
     }
 
-    /// When something is to be done about a lane that was left.
+    /// When something is to be done about a lane that was left, or is silent.
     pub(super) fn switch_deadline(&self) -> u64 {
-        let tail = self.tail.filter(|_| self.flights.open() < u32::from(self.config.credits));
-        tail.map_or(NEVER, |tail| tail.due_ns).min(self.stalled_ns())
+        let room = self.flights.open() < u32::from(self.config.credits);
+        let tail = self.tail.filter(|_| room).map_or(NEVER, |tail| tail.due_ns);
+        let Some(silence) = self.silence() else { return tail };
+        let witness = if room { silence.overdue_ns.max(self.witness_ns) } else { NEVER };
+        tail.min(if self.is_overtaken(&silence) { silence.overdue_ns } else { witness })
     }
 
-    /// When a reliable lane that was left is known to have lost something: its NIC would wait for longer, with the buffers, and
-    /// repeat it when nobody needs it. No clock says so, as a queue may hold up everything: something was acknowledged that was
-    /// posted as much later as answers take.
-    fn stalled_ns(&self) -> u64 {
-        let Some(oldest) = self.flights.oldest_left(self.primary) else { return NEVER };
+    /// The reliable lane that has waited longest for its NIC, if any.
+    fn silence(&self) -> Option<Silence> {
+        let oldest = self.flights.oldest_reliable()?;
         if mutated!(self.config, StalledLaneKept) {
-            return NEVER;
+            return None;
         }
         let since_ns = oldest.posted_ns.max(self.lanes[usize::from(oldest.lane)].progress_ns);
-        let overtaken = self.overtaking_ns >= since_ns + self.answers.bound_ns(INITIAL_RTT_NS);
-        if overtaken { since_ns } else { NEVER }
+        let bytes = if let Kind::Write(_) = oldest.kind { oldest.len.saturating_sub(UNIT) } else { oldest.len };
+        let overdue_ns = since_ns + self.answers.bound_ns(INITIAL_RTT_NS);
+        Some(Silence { lane: oldest.lane, since_ns, overdue_ns, bytes: bytes.max(1) })
     }
 
-    /// Resets a reliable lane that was left and is stalled: what is on it is repeated at once by the lane in use.
-    pub(super) fn drop_stalled(&mut self, context: &mut Context<'_>) {
-        if self.stalled_ns() > context.now {
-            return;
+    /// Whether as many bytes as the lane owes went out later by other lanes, by more than answers scatter, and have arrived. No
+    /// clock alone says that something was lost: a queue that holds up one lane holds up the others, and a NIC that serves its
+    /// queue pairs in turn sends as much of one as of another.
+    fn is_overtaken(&self, silence: &Silence) -> bool {
+        self.overtaking.since_ns == silence.since_ns && self.overtaking.bytes >= silence.bytes
+    }
+
+    /// Something was acknowledged: it may have overtaken what is silent.
+    pub(super) fn note_overtaking(&mut self, flight: &Flight) {
+        let Some(silence) = self.silence() else { return };
+        if self.overtaking.since_ns != silence.since_ns {
+            self.overtaking = Overtaking { since_ns: silence.since_ns, bytes: 0 };
         }
-        let Some(lane) = self.flights.oldest_left(self.primary).map(|flight| flight.lane) else { return };
-        context.counters.timeouts += 1;
-        self.fail_lane(context, lane);
+        let later_ns = if self.answers.is_known() { 4 * self.answers.variance_ns() } else { INITIAL_RTT_NS };
+        if flight.lane != silence.lane && flight.posted_ns >= silence.since_ns + later_ns {
+            self.overtaking.bytes = self.overtaking.bytes.saturating_add(flight.cost());
+        }
+    }
+
+    /// Resets a reliable lane that has lost something: its NIC would wait for longer, with the buffers. What is on it is repeated at
+    /// once, by the lane in use.
+    pub(super) fn drop_stalled(&mut self, context: &mut Context<'_>) {
+        let Some(silence) = self.silence() else { return };
+        if silence.overdue_ns <= context.now && self.is_overtaken(&silence) {
+            context.counters.timeouts += 1;
+            self.fail_lane(context, silence.lane);
+        }
+    }
+
+    /// Sends what a silent lane owes by another one, if it is time: what is acknowledged of it has overtaken that lane.
+    pub(super) fn post_witness(&mut self, context: &mut Context<'_>) {
+        let Some(silence) = self.silence() else { return };
+        if silence.overdue_ns.max(self.witness_ns) <= context.now && !self.is_overtaken(&silence) {
+            self.bear_witness(context, &silence);
+        }
+    }
+
+    fn bear_witness(&mut self, context: &mut Context<'_>, silence: &Silence) {
+        let waited_ns = context.now.saturating_sub(silence.since_ns);
+        self.witness_ns = context.now + waited_ns.max(self.answers.bound_ns(INITIAL_RTT_NS));
+        let others = || std::iter::once(self.primary).chain(self.others());
+        let up = |lane: &u8| *lane != silence.lane && self.is_up(*lane);
+        // One of UC is acknowledged by software, whatever was lost before on it.
+        let unreliable = others().find(|lane| up(lane) && !self.is_reliable(*lane));
+        let Some(other) = unreliable.or_else(|| others().find(up)) else { return };
+        // Never all of a chunk: a message that is complete takes its memory away from a WRITE that is only late.
+        let spare =
+            |flight: &Flight| if let Kind::Write(_) = flight.kind { flight.len.saturating_sub(UNIT) } else { 1 };
+        let open = self.flights.oldest_open_on(silence.lane).find(|flight| spare(flight) > 0).copied();
+        let Some(flight) = open else { return };
+        let message = MessageId(flight.message);
+        let mut offset = flight.offset;
+        let end = flight.offset + spare(&flight);
+        while offset < end && self.flights.open() < u32::from(self.config.credits) {
+            let Some(outgoing) = self.outbox.get_mut(message) else { return };
+            let granted = flight.kind == Kind::Announce && outgoing.is_granted();
+            let again = outgoing.arrived.contains(offset / UNIT) && flight.kind != Kind::Send;
+            if !granted && !again {
+                self.post_send(context, other, message, offset, true);
+            }
+            offset += UNIT;
+        }
     }
 
     /// The oldest of an unreliable lane is lost. In use, the answer to it tells about all before it; on a lane that was left there
@@ -229,12 +308,13 @@ mod tests {
     fn the_end_of_the_old_lane_is_sent_again() {
         assert_eq!(after_a_switch(Service::Uc, None, None), (vec![0], vec![]));
         assert_eq!(after_a_switch(Service::Uc, None, Some(Mutation::TailNotRepeated)), (vec![], vec![]));
+        // What a lane of RC owes goes by the new lane, too.
+        assert_eq!(after_a_switch(Service::Rc, None, None), (vec![3, 0], vec![]));
     }
 
     #[test]
     fn a_reliable_lane_that_later_messages_overtake_is_reset() {
         let no_tail = Some(Mutation::TailNotRepeated);
-        // The message that follows, and the first one again.
         assert_eq!(after_a_switch(Service::Rc, Some(3 * MS), None).1, vec![3]);
         // What was posted at about the same time may have come by a shorter queue.
         assert_eq!(after_a_switch(Service::Rc, Some(0), no_tail), (vec![0], vec![]));

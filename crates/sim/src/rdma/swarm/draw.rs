@@ -134,6 +134,9 @@ impl ConnectionPlan {
     }
 }
 
+/// RDM §6.5 doubles timeouts up to that, ns.
+const LONGEST_TIMEOUT_NS: f64 = 1e8;
+
 impl Description {
     /// When the last fault is over and the last message has been sent, ns.
     pub fn over_ns(&self) -> u64 {
@@ -147,6 +150,17 @@ impl Description {
     pub fn bytes(&self) -> u64 {
         let sends = self.connections.iter().flat_map(|connection| &connection.sends);
         sends.flat_map(|sends| &sends.lens).map(|len| u64::from(*len)).sum()
+    }
+
+    /// What losses that last may take, ns: with few credits, a timeout for each time that a unit is lost.
+    pub fn repetitions_ns(&self) -> u64 {
+        let lost = (self.loss + self.corrupted).min(0.9);
+        let plan = |plan: &ConnectionPlan| {
+            let units: u32 = plan.sends.iter().flat_map(|sends| &sends.lens).map(|len| len.div_ceil(4096).max(1)).sum();
+            let arrives = (1.0 - lost).powi(i32::from(4096 / plan.mtu)).max(0.01);
+            f64::from(units) / f64::from(plan.credits) * (1.0 / arrives - 1.0) * LONGEST_TIMEOUT_NS
+        };
+        self.connections.iter().map(plan).sum::<f64>() as u64
     }
 
     /// Nothing goes wrong but for full buffers.

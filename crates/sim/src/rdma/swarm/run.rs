@@ -112,7 +112,7 @@ impl<'a> Watch<'a> {
     fn run(&mut self) -> Option<Violation> {
         let wire_ns = (self.description.bytes() as f64 * 8e9 / self.description.rate) as u64;
         let until = self.description.over_ns() + PATIENCE_NS + 50 * wire_ns;
-        let until = until + 200 * self.description.keep_ns;
+        let until = until + 200 * self.description.keep_ns + self.description.repetitions_ns();
         self.world.most_events = MOST_EVENTS + self.description.bytes();
         let mut next = 0;
         loop {
