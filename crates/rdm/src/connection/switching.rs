@@ -1,4 +1,4 @@
-//! Which lane is used, and what becomes of one that a switch of services has left (RDM §7.5).
+//! Which lane is used, and what becomes of one that a switch of services has left, or that is silent (RDM §7.5 to §7.7).
 
 use bifrost_wire::rdm::{MessageId, Service, UNIT};
 
