@@ -156,6 +156,13 @@ impl Flights {
         self.list.iter().find(|flight| flight.in_nic && flight.reliable)
     }
 
+    /// Whether the NIC has a chunk with that unit, for all that is known.
+    pub(crate) fn is_being_written(&self, message: u32, offset: u32) -> bool {
+        let covers = |flight: &Flight| (flight.offset..flight.offset + flight.len).contains(&offset);
+        let is = |flight: &&Flight| flight.in_nic && flight.message == message && matches!(flight.kind, Kind::Write(_));
+        self.list.iter().filter(is).any(covers)
+    }
+
     /// Those that are open on a lane, the oldest first.
     pub(crate) fn oldest_open_on(&self, lane: u8) -> impl Iterator<Item = &Flight> {
         self.list.iter().filter(move |flight| flight.state == State::Open && flight.lane == lane)

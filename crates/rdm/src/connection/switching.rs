@@ -203,14 +203,18 @@ impl Connection {
         // One of UC is acknowledged by software, whatever was lost before on it.
         let unreliable = others().find(|lane| up(lane) && !self.is_reliable(*lane));
         let Some(other) = unreliable.or_else(|| others().find(up)) else { return };
-        // Never all of a chunk: a message that is complete takes its memory away from a WRITE that is only late.
-        let spare =
-            |flight: &Flight| if let Kind::Write(_) = flight.kind { flight.len.saturating_sub(UNIT) } else { 1 };
-        let open = self.flights.oldest_open_on(silence.lane).find(|flight| spare(flight) > 0).copied();
-        let Some(flight) = open else { return };
+        // Never all of a chunk, nor a copy of its end: a message that is complete takes its memory away from a WRITE that is only
+        // late.
+        let spare = |flight: &Flight| match flight.kind {
+            Kind::Write(_) => flight.len.saturating_sub(UNIT),
+            _ => u32::from(!self.flights.is_being_written(flight.message, flight.offset)),
+        };
+        let on_lane = self.flights.oldest_open_on(silence.lane);
+        let found = on_lane.map(|flight| (*flight, spare(flight))).find(|(_, spare)| *spare > 0);
+        let Some((flight, spare)) = found else { return };
         let message = MessageId(flight.message);
         let mut offset = flight.offset;
-        let end = flight.offset + spare(&flight);
+        let end = flight.offset + spare;
         while offset < end && self.flights.open() < u32::from(self.config.credits) {
             let Some(outgoing) = self.outbox.get_mut(message) else { return };
             let granted = flight.kind == Kind::Announce && outgoing.is_granted();
