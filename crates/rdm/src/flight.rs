@@ -201,3 +201,35 @@ impl Flights {
         self.list.capacity() * size_of::<Flight>()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn flights(kinds: &[(Kind, u32, u32)]) -> Flights {
+        let mut flights = Flights::default();
+        for &(kind, offset, len) in kinds {
+            let (message, lane, reliable, state) = (7, 3, true, State::Open);
+            let (in_nic, posted_ns, left_ns) = (true, 0, 0);
+            let flight = Flight { message, offset, len, kind, lane, reliable, state, in_nic, posted_ns, left_ns };
+            flights.push(flight);
+        }
+        flights
+    }
+
+    #[test]
+    fn a_unit_is_being_written_while_the_nic_has_a_chunk_with_it() {
+        let mut flights = flights(&[(Kind::Write(1), 4096, 8192), (Kind::Send, 16384, 4096), (Kind::Announce, 0, 0)]);
+        let written =
+            |flights: &Flights| [0, 4095, 4096, 12287, 12288, 16384].map(|offset| flights.is_being_written(7, offset));
+        assert_eq!(written(&flights), [false, false, true, true, false, false]);
+        assert!(!flights.is_being_written(8, 4096));
+        // That it is lost, or has arrived by another way, does not take it from the NIC.
+        flights.settle(0, State::Lost);
+        assert_eq!(written(&flights), [false, false, true, true, false, false]);
+        flights.settle(0, State::Acknowledged);
+        assert!(flights.is_being_written(7, 4096));
+        assert!(flights.left_nic(0));
+        assert_eq!(written(&flights), [false; 6]);
+    }
+}
