@@ -76,6 +76,8 @@ pub enum Mutation {
     SwitchForgetsOpen,
     /// The last unit of a lane that was left is not sent again. Shows: longer pauses in `bifrost-sim study rdm-upgrade`.
     TailNotRepeated,
+    /// What a lane of UC that was left has lost goes by the reliable lane in use. Shows: the same.
+    RepairsBehindWindow,
     /// A reliable lane that has lost something waits for its NIC's timer. Shows: the same.
     StalledLaneKept,
 }

@@ -42,6 +42,16 @@ impl Outgoing {
     }
 }
 
+/// A piece to be repeated.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Repair {
+    pub(crate) message: MessageId,
+    pub(crate) offset: u32,
+    pub(crate) len: u32,
+    /// The lane that lost it, if that has delivered what was sent later.
+    pub(crate) lane: Option<u8>,
+}
+
 /// The messages that are open, and what of them is to be posted next.
 #[derive(Debug, Default)]
 pub(crate) struct Outbox {
@@ -53,8 +63,8 @@ pub(crate) struct Outbox {
     pub(crate) short: VecDeque<MessageId>,
     /// Granted messages with chunks to post.
     pub(crate) long: VecDeque<MessageId>,
-    /// Pieces to be repeated: message, offset, bytes.
-    pub(crate) repairs: VecDeque<(MessageId, u32, u32)>,
+    /// Pieces to be repeated.
+    pub(crate) repairs: VecDeque<Repair>,
     /// Announced messages without a grant.
     pub(crate) ungranted: u32,
 }
@@ -100,13 +110,14 @@ impl Outbox {
     }
 
     /// Takes the next piece to repeat, one unit, if it has not arrived.
-    pub(crate) fn next_repair(&mut self) -> Option<(MessageId, u32)> {
-        while let Some((message, offset, len)) = self.repairs.pop_front() {
+    pub(crate) fn next_repair(&mut self) -> Option<Repair> {
+        while let Some(repair) = self.repairs.pop_front() {
+            let Repair { message, offset, len, .. } = repair;
             if len > UNIT {
-                self.repairs.push_front((message, offset + UNIT, len - UNIT));
+                self.repairs.push_front(Repair { offset: offset + UNIT, len: len - UNIT, ..repair });
             }
             if self.get_mut(message).is_some_and(|outgoing| !outgoing.arrived.contains(offset / UNIT)) {
-                return Some((message, offset));
+                return Some(Repair { len: len.min(UNIT), ..repair });
             }
         }
         None
@@ -129,6 +140,6 @@ impl Outbox {
     pub(crate) fn heap_bytes(&self) -> usize {
         self.messages.capacity() * size_of::<Outgoing>()
             + (self.short.capacity() + self.long.capacity()) * size_of::<MessageId>()
-            + self.repairs.capacity() * size_of::<(MessageId, u32, u32)>()
+            + self.repairs.capacity() * size_of::<Repair>()
     }
 }

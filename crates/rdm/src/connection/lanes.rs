@@ -45,7 +45,7 @@ impl Connection {
                 outgoing.in_nic -= 1;
             }
             if flight.state == State::Open && !mutated!(self.config, FailedLaneForgotten) {
-                self.lose(context, number);
+                self.lose(context, number, None);
             }
             self.report(context, message);
         }

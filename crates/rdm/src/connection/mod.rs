@@ -24,7 +24,7 @@ use crate::incoming::Inbox;
 use crate::lane::Lane;
 use crate::losses::Losses;
 use crate::mutation::mutated;
-use crate::outgoing::{Outbox, Stage};
+use crate::outgoing::{Outbox, Repair, Stage};
 use crate::output::{BufferId, ConnectionId, Event, Output, Work};
 use crate::rtt::Rtt;
 use switching::{Overtaking, Tail};
@@ -242,8 +242,9 @@ impl Connection {
         if free == 0 {
             return false;
         }
-        if let Some((message, offset)) = self.outbox.next_repair() {
-            return self.post_send(context, self.primary, message, offset, true);
+        if let Some(repair) = self.outbox.next_repair() {
+            let lane = self.lane_of(context.now, &repair);
+            return self.post_send(context, lane, repair.message, repair.offset, true);
         }
         if let Some(&message) = self.outbox.short.front() {
             let Some(outgoing) = self.outbox.get_mut(message) else {
@@ -500,7 +501,7 @@ impl Connection {
         let mut any = false;
         while at < number {
             if self.flights.get(at).is_some_and(|f| f.lane == lane && f.state == State::Open) {
-                self.lose(context, at);
+                self.lose(context, at, Some(lane));
                 any = true;
             }
             at += 1;
@@ -511,8 +512,9 @@ impl Connection {
         }
     }
 
-    /// A work request is taken to be lost: what it carried is to be repeated.
-    fn lose(&mut self, context: &mut Context<'_>, number: u64) {
+    /// A work request is taken to be lost: what it carried is to be repeated. `lane`: its own, if that has delivered what was sent
+    /// later.
+    fn lose(&mut self, context: &mut Context<'_>, number: u64, lane: Option<u8>) {
         let Some(flight) = self.flights.settle(number, State::Lost) else { return };
         context.counters.lost_requests += 1;
         self.losses.lost(self.packets(flight.len));
@@ -522,7 +524,7 @@ impl Connection {
             // A grant says that it has arrived.
             Kind::Announce if outgoing.stage != Stage::Announced => {}
             _ if mutated!(self.config, LossForgotten) => {}
-            _ => self.outbox.repairs.push_back((message, flight.offset, flight.len)),
+            _ => self.outbox.repairs.push_back(Repair { message, offset: flight.offset, len: flight.len, lane }),
         }
     }
 

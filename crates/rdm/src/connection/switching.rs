@@ -6,6 +6,7 @@ use super::{Connection, Context, INITIAL_RTT_NS};
 use crate::NEVER;
 use crate::flight::{Flight, Kind, State};
 use crate::mutation::mutated;
+use crate::outgoing::Repair;
 
 /// The last unit of a lane that was left is sent again, so that the peer, or its NIC, sees what is missing before it.
 #[derive(Clone, Copy, Debug)]
@@ -104,6 +105,18 @@ impl Connection {
         if !self.is_up(self.primary) || self.is_wanted(lane) && !self.is_wanted(self.primary) {
             self.primary = lane;
         }
+    }
+
+    /// The lane by which a piece is repeated. On one of UC that was left, and delivers, it waits behind nothing; on a reliable one
+    /// that is in use it would wait behind a window, and whatever is lost of that. The last such is the end of its lane.
+    pub(super) fn lane_of(&mut self, now: u64, repair: &Repair) -> u8 {
+        let left = |lane: &u8| *lane != self.primary && self.is_up(*lane) && self.is_reliable(self.primary);
+        let Some(lane) = repair.lane.filter(left).filter(|_| !mutated!(self.config, RepairsBehindWindow)) else {
+            return self.primary;
+        };
+        let due_ns = now + self.rtt.smoothed_ns().unwrap_or(INITIAL_RTT_NS) / 2;
+        self.tail = Some(Tail { lane, due_ns, tries: 0 });
+        lane
     }
 
     /// Sends the last unit of the lane that was left again, if it is time.
@@ -233,7 +246,7 @@ impl Connection {
         for number in self.flights.first_number()..self.flights.next_number() {
             let open = |flight: &&Flight| flight.state == State::Open && flight.lane == oldest.lane;
             if self.flights.get(number).filter(open).is_some() {
-                self.lose(context, number);
+                self.lose(context, number, None);
                 if !left {
                     break;
                 }
@@ -323,5 +336,46 @@ mod tests {
         // What was posted at about the same time may have come by a shorter queue.
         assert_eq!(after_a_switch(Service::Rc, Some(0), no_tail), (vec![0], vec![]));
         assert_eq!(after_a_switch(Service::Rc, Some(3 * MS), Some(Mutation::StalledLaneKept)).1, Vec::<u8>::new());
+    }
+
+    /// Two messages are sent by UC; after a switch to RC only the second is heard of, or nothing. The lanes of SENDs since then.
+    fn lanes_of_repairs(is_acknowledged: bool, mutation: Option<Mutation>) -> Vec<u8> {
+        let (mut engine, mut out) = (Engine::new(Config::new(1, 1)), Output::new());
+        let (id, tag) = engine.reserve().unwrap();
+        let config = ConnectionConfig { mutation, ..ConnectionConfig::new(Service::Both, 1024) };
+        let peer = (IpAddr::V6(Ipv6Addr::LOCALHOST), 7);
+        engine.open(0, id, peer, Tag(1), config, Box::new(Fixed(4096)), Box::new(Unlimited)).unwrap();
+        for buffer in 1..=2 {
+            engine.send(0, id, BufferId(buffer), 100, Class::Message, 0).unwrap();
+        }
+        engine.turn(0, &mut NoMemory, &mut out);
+        for work in std::mem::take(&mut out.work) {
+            let Work::Send { token, .. } = work else { panic!("{work:?}") };
+            engine.on_sent(0, token, true, 0, &mut out);
+        }
+        assert!(engine.switch(0, id, Service::Rc, &mut out));
+        engine.turn(0, &mut NoMemory, &mut out);
+        out.clear();
+        let now = if is_acknowledged { MS / 100 } else { 300 * MS };
+        if is_acknowledged {
+            let mut numbers = Numbers::new();
+            numbers.push(Number::Send(1));
+            let (base, limit) = (MessageId(0), MessageId(100));
+            let ack = Control::Ack(Ack { tag, sequence: 0, fresh: 1, held_ns: None, base, limit, numbers });
+            let mut bytes = [0; Control::MAX_LEN];
+            let len = ack.emit_into(&mut bytes);
+            engine.on_control(now, peer, &bytes[..len], now, &mut out);
+        }
+        engine.turn(now, &mut NoMemory, &mut out);
+        let lane = |work: &Work| if let Work::Send { lane, .. } = work { Some(*lane) } else { None };
+        out.work.iter().filter_map(lane).collect()
+    }
+
+    #[test]
+    fn what_the_old_lane_is_known_to_have_lost_goes_by_it_again() {
+        assert_eq!(lanes_of_repairs(true, None), [0]);
+        assert_eq!(lanes_of_repairs(true, Some(Mutation::RepairsBehindWindow)), [3]);
+        // A lane of which nothing is heard may deliver nothing.
+        assert!(lanes_of_repairs(false, None).contains(&3));
     }
 }
