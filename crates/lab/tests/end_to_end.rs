@@ -180,6 +180,7 @@ fn the_command_line_teaches() {
         "vectors",
         "route-refresh",
         "nat",
+        "cni",
         "nginx",
         "applications",
         "isolation",
