@@ -50,6 +50,7 @@ use crate::api::{
 };
 
 pub use capture::capture_response;
+pub use connections::Peer;
 
 /// How long a stop waits for requests that are being answered.
 const DRAIN: Duration = Duration::from_secs(2);
@@ -225,7 +226,8 @@ pub fn serve_with_metrics(
     Ok(ServerHandle { stop: Some(stop), thread: Some(thread), socket: path.to_owned() })
 }
 
-/// Offers other requests than [`serve`]'s on a Unix socket, with the same bounds, until `stopped`.
+/// Offers other requests than [`serve`]'s on a Unix socket, with the same bounds, until `stopped`. Handlers have a [`Peer`] as an
+/// extension.
 ///
 /// # Errors
 /// As of [`serve`].

@@ -17,16 +17,17 @@ use std::time::Duration;
 
 use axum::Router;
 use axum::body::Bytes;
-use axum::extract::{Query, State, rejection::QueryRejection};
+use axum::extract::{Extension, Query, State, rejection::QueryRejection};
 use axum::http::{Uri, header};
 use axum::response::{IntoResponse, Json, Response};
 use axum::routing::{get, post};
 use bifrost_control::api::ApiError;
+use bifrost_control::server::Peer;
 use bifrost_intent::Batch;
 use bifrost_intent::api::{ApplyQuery, MAX_WAIT_MS, ObjectsQuery, Status, WaitQuery, Waited, WhyQuery};
 
 use crate::metrics;
-use crate::relay::{Relay, SubmitError};
+use crate::relay::{Relay, SubmitError, now_ms};
 
 /// The most unreadable records that are told.
 const MAX_TOLD: usize = 100;
@@ -64,6 +65,7 @@ async fn status(State(relay): State<Shared>) -> Json<Status> {
 
 async fn apply(
     State(relay): State<Shared>,
+    Extension(peer): Extension<Peer>,
     query: Result<Query<ApplyQuery>, QueryRejection>,
     body: Bytes,
 ) -> Answer<bifrost_intent::api::Applied> {
@@ -71,9 +73,18 @@ async fn apply(
     let batch: Batch = serde_json::from_slice(&body).map_err(|e| {
         let hint =
             "a batch is, for example, {\"changes\": [{\"op\": \"set\", \"key\": \"vpc/demo/net\", \"spec\": {}}]}";
+        if let Some(audit) = relay.audit().filter(|_| !query.dry_run) {
+            tokio::task::block_in_place(|| audit.unreadable(peer, &format!("not a batch: {e}"), now_ms()));
+        }
         ApiError::bad_request(e.to_string()).at("body of POST /v1/apply").hint(hint)
     })?;
-    let result = if query.dry_run { relay.try_out(&batch) } else { relay.submit(&batch).await };
+    let result = if query.dry_run {
+        relay.try_out(&batch)
+    } else {
+        // On a task of its own: this one ends when the connection does.
+        let made = tokio::spawn(async move { relay.submit(&batch, peer).await });
+        made.await.map_err(|e| ApiError::internal(e.to_string()))?
+    };
     result.map(Json).map_err(|error| match error {
         SubmitError::Plan(problems) if problems.0.iter().any(|p| p.is_conflict) => {
             ApiError::conflict(problems.to_string())

@@ -12,6 +12,8 @@ use bifrost_relay_api::tls::{Files, Material};
 use bifrost_store::{EtcdOptions, EtcdTls, EtcdUser, Store};
 use clap::Parser;
 
+use crate::audit::Audit;
+
 const EXAMPLES: &str = "\
 Examples:
   bifrost-relay --store file:/var/lib/bifrost-relay --ca ca.pem --certificate relay.pem --key relay.key
@@ -42,6 +44,12 @@ pub(crate) struct Cli {
     /// Where to serve metrics for Prometheus (GET /metrics), such as 127.0.0.1:9790; anyone who reaches it may read
     #[arg(long, value_name = "ADDRESS:PORT")]
     pub(crate) metrics: Option<SocketAddr>,
+    /// A file that gets a line of JSON for each change that is made or refused: who, what, when
+    #[arg(long, value_name = "FILE")]
+    audit: Option<PathBuf>,
+    /// Change nothing while that file cannot be written
+    #[arg(long, requires = "audit")]
+    audit_required: bool,
     /// The authority whose certificates agents have, PEM
     #[arg(long, value_name = "FILE", requires_all = ["certificate", "key"])]
     ca: Option<PathBuf>,
@@ -82,6 +90,14 @@ impl Cli {
             _ if self.insecure => Ok(None),
             _ => bail!("name certificates with --ca, --certificate and --key; without them, to try it out: --insecure"),
         }
+    }
+
+    /// Opens the audit log, if there is to be one.
+    pub(crate) fn open_audit(&self, relay: &str) -> Result<Option<Audit>> {
+        let Some(path) = &self.audit else { return Ok(None) };
+        let audit = Audit::open(path, relay, self.audit_required);
+        let audit = audit.with_context(|| format!("--audit: {} cannot be opened for appending", path.display()))?;
+        Ok(Some(audit))
     }
 
     /// Opens the store.

@@ -142,6 +142,11 @@ impl Fleet {
         Ok((plan, Txn { expect: vec![(SERIAL.to_owned(), self.serial.1)], writes }))
     }
 
+    /// The generations that the objects of a batch have, in its order; 0: there is none.
+    pub(crate) fn generations(&self, batch: &Batch) -> Vec<u64> {
+        batch.changes.iter().map(|c| self.model.get(&c.key).map_or(0, |stored| stored.generation)).collect()
+    }
+
     /// The revision that is known, and who wrote the last commit.
     pub(crate) fn position(&self) -> (Revision, &[u8]) {
         (self.revision, &self.serial.0)

@@ -4,6 +4,7 @@
 
 mod agents;
 mod api;
+mod audit;
 mod cli;
 mod feed;
 mod fleet;
@@ -60,8 +61,10 @@ async fn run(cli: Cli) -> Result<()> {
     let mut ends = signal(SignalKind::terminate()).context("waiting for signals")?;
     let mut interrupts = signal(SignalKind::interrupt()).context("waiting for signals")?;
     let tls = cli.tls()?;
+    let name = cli.name();
+    let audit = cli.open_audit(&name)?;
     let store = cli.open_store().await?;
-    let relay = Relay::new(cli.name(), cli.store.to_string(), store);
+    let relay = Relay::new(name, cli.store.to_string(), store, audit);
     let following = tokio::spawn(Arc::clone(&relay).follow());
     // A directory and memory are of one relay.
     let telling = matches!(cli.store, Kept::Etcd(_)).then(|| tokio::spawn(publish::run(Arc::clone(&relay))));

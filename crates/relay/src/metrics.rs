@@ -8,6 +8,7 @@ use prometheus_client::metrics::counter::ConstCounter;
 use prometheus_client::metrics::gauge::ConstGauge;
 use prometheus_client::registry::Registry;
 
+use crate::audit::Audit;
 use crate::relay::Relay;
 
 /// The format's media type.
@@ -39,6 +40,10 @@ pub(crate) fn text(relay: &Relay) -> Result<String, fmt::Error> {
     counter("batches_refused", "Batches of changes that were refused", &counts.refused);
     counter("conflicts", "Commits that were planned again, because another relay was first", &counts.conflicts);
     counter("store_losses", "How often the store was lost", &counts.store_losses);
+    let mut counter = |name: &str, help: &str, value: u64| registry.register(name, help, ConstCounter::new(value));
+    let (written, lost) = relay.audit().map_or((0, 0), Audit::counts);
+    counter("audit_lines", "Lines that were written to the audit log", written);
+    counter("audit_lines_lost", "Lines that could not be written to the audit log", lost);
     let mut text = String::new();
     encode(&mut text, &registry)?;
     Ok(text)
@@ -53,7 +58,7 @@ mod tests {
 
     #[test]
     fn what_alerts_and_dashboards_ask_for_is_there() {
-        let relay = Relay::new("r".into(), "memory".into(), Store::memory());
+        let relay = Relay::new("r".into(), "memory".into(), Store::memory(), None);
         let text = text(&relay).unwrap();
         let names: Vec<_> = text.lines().filter_map(|line| line.split([' ', '{']).next()).collect();
         let packaging = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../packaging");

@@ -4,11 +4,13 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use bifrost_control::server::Peer;
 use bifrost_intent::api::{Applied, ChangedObject};
 use bifrost_intent::{Batch, Plan, PlanError};
 use bifrost_store::{CommitError, Revision, Store, StoreError, WatchError};
 use tokio::sync::watch;
 
+use crate::audit::{Audit, Request};
 use crate::fleet::{ALL, Fleet, SERIAL};
 
 /// How often a batch is planned again, because another relay was first.
@@ -39,6 +41,7 @@ pub(crate) struct Relay {
     progress: watch::Sender<()>,
     /// Its name with a number that each start has of its own.
     instance: String,
+    audit: Option<Audit>,
     pub(crate) counts: Counts,
 }
 
@@ -76,6 +79,8 @@ pub(crate) enum SubmitError {
         "the store did not say whether the change was made ({0}); look, and try again: to make a change twice does no harm"
     )]
     Unknown(String),
+    #[error("the audit log cannot be written: {0}; without it this relay changes nothing (--audit-required)")]
+    Audit(String),
 }
 
 /// Why it is not known whether the relay has everything.
@@ -89,7 +94,7 @@ pub(crate) enum NotCaughtUp {
 
 impl Relay {
     /// A relay that keeps objects in a store. It has none until [`follow`](Self::follow) runs.
-    pub(crate) fn new(name: String, store_name: String, store: Store) -> Arc<Relay> {
+    pub(crate) fn new(name: String, store_name: String, store: Store, audit: Option<Audit>) -> Arc<Relay> {
         let (position, _) = watch::channel(Position::default());
         let (progress, _) = watch::channel(());
         let instance = format!("{name}:{:08x}", fastrand::u32(..));
@@ -102,6 +107,7 @@ impl Relay {
             fleet: Mutex::default(),
             gate: tokio::sync::Mutex::default(),
             position,
+            audit,
             counts: Counts::default(),
         })
     }
@@ -114,6 +120,11 @@ impl Relay {
     /// Its name, another one with each start.
     pub(crate) fn instance(&self) -> &str {
         &self.instance
+    }
+
+    /// Where it is logged who has changed what.
+    pub(crate) fn audit(&self) -> Option<&Audit> {
+        self.audit.as_ref()
     }
 
     /// Where objects are kept.
@@ -216,22 +227,47 @@ impl Relay {
     }
 
     /// Makes a batch of changes: when it returns, the store has them, and this relay has told all hosts that are connected.
-    pub(crate) async fn submit(&self, batch: &Batch) -> Result<Applied, SubmitError> {
-        let result = self.submit_one(batch).await;
+    ///
+    /// It must run to its end, also when those who asked are gone: otherwise they could change something without a line in the log.
+    pub(crate) async fn submit(&self, batch: &Batch, peer: Peer) -> Result<Applied, SubmitError> {
+        let result = self.submit_in_turn(batch, peer).await;
         let counted = if result.is_ok() { &self.counts.commits } else { &self.counts.refused };
         counted.fetch_add(1, Ordering::Relaxed);
         result
     }
 
-    async fn submit_one(&self, batch: &Batch) -> Result<Applied, SubmitError> {
+    async fn submit_in_turn(&self, batch: &Batch, peer: Peer) -> Result<Applied, SubmitError> {
+        // Held until the log has it, so that lines are in the order of revisions.
         let turn = tokio::time::timeout(TURN_TIME, self.gate.lock()).await;
-        let _alone = turn.map_err(|_| SubmitError::NoTurn)?;
+        let turn = turn.map_err(|_| SubmitError::NoTurn);
+        let mut before = Vec::new();
+        let Some(audit) = &self.audit else {
+            let _alone = turn?;
+            return self.submit_one(batch, &mut before).await;
+        };
+        let request = Request::new(batch, peer);
+        // A disk may be slow.
+        let begun = turn.and_then(|alone| {
+            tokio::task::block_in_place(|| audit.begin(&request, now_ms()))?;
+            Ok(alone)
+        });
+        let (result, _alone) = match begun {
+            Ok(alone) => (self.submit_one(batch, &mut before).await, Some(alone)),
+            Err(error) => (Err(error), None),
+        };
+        tokio::task::block_in_place(|| audit.end(&request, &before, &result, now_ms()));
+        result
+    }
+
+    /// `before` gets the generations that the objects of the batch have.
+    async fn submit_one(&self, batch: &Batch, before: &mut Vec<u64>) -> Result<Applied, SubmitError> {
         for _ in 0..TRIES {
             if !self.position.borrow().in_sync {
                 return Err(SubmitError::NotInSync);
             }
             let by = format!("{} {:016x}", self.name, fastrand::u64(..));
             let (plan, txn, seen) = self.with(|fleet| {
+                *before = fleet.generations(batch);
                 let (plan, txn) = fleet.plan(batch, now_ms(), by.as_bytes())?;
                 Ok::<_, PlanError>((plan, txn, fleet.position().0))
             })?;

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use bifrost_control::server::Peer;
 use bifrost_intent::api::{HostProblem, HostStatus, ObjectsQuery};
 use bifrost_intent::{Batch, Change, HostChanges, Key, Op};
 use bifrost_store::{Events, Record, Snapshot, Store, Txn, Write};
@@ -290,10 +291,10 @@ fn relays_know_the_hosts_of_each_other() {
 #[tokio::test(flavor = "multi_thread")]
 async fn what_an_agent_has_seen_is_waited_for() {
     let store = Store::memory();
-    let relay = Relay::new("test".into(), "memory".into(), store.clone());
+    let relay = Relay::new("test".into(), "memory".into(), store.clone(), None);
     let following = tokio::spawn(Arc::clone(&relay).follow());
     relay.position().wait_for(|position| position.in_sync).await.unwrap();
-    let made = relay.submit(&Batch { changes: network() }).await.unwrap().revision;
+    let made = relay.submit(&Batch { changes: network() }, Peer { uid: 0, gid: 0, pid: None }).await.unwrap().revision;
     for _ in 0..5 {
         let put = Write::Put { key: "/other".into(), value: Vec::new() };
         store.commit(&Txn { writes: vec![put], ..Txn::default() }).await.unwrap();

@@ -34,6 +34,17 @@ const CONNECTION_TIME: Duration = Duration::from_secs(120);
 const PAUSE: Duration = Duration::from_millis(100);
 const ROOT: u32 = 0;
 
+/// Who made a connection (`SO_PEERCRED`, unix(7)). Handlers of requests have it as an extension.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Peer {
+    /// The user.
+    pub uid: u32,
+    /// The group.
+    pub gid: u32,
+    /// The process, as this one's PID namespace numbers it; none: it is of no process there.
+    pub pid: Option<i32>,
+}
+
 /// Connections there are, by user.
 #[derive(Debug, Default)]
 pub(super) struct Users(Mutex<HashMap<u32, usize>>);
@@ -86,8 +97,10 @@ pub(super) async fn run(listener: UnixListener, router: Router, mut stopped: one
             _ = &mut stopped => break,
         };
         // A user with too many connections is cut off without an answer: waiting until it is read is what an attacker wants.
-        let Some(place) = stream.peer_cred().ok().and_then(|peer| users.enter(peer.uid())) else { continue };
-        converse(stream, router.clone(), place, &graceful);
+        let Ok(peer) = stream.peer_cred() else { continue };
+        let peer = Peer { uid: peer.uid(), gid: peer.gid(), pid: peer.pid() };
+        let Some(place) = users.enter(peer.uid) else { continue };
+        converse(stream, router.clone().layer(axum::Extension(peer)), place, &graceful);
     }
     graceful.shutdown().await;
 }

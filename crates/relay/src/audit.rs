@@ -1,0 +1,291 @@
+//! The audit log: who has changed what, or was refused, as a JSON object a line.
+//!
+//! There is a line for each change of a batch, written before the answer is given. The file is only appended to. When it is renamed
+//! or removed, as logrotate does, a new one begins.
+
+use std::collections::HashMap;
+use std::fs::{File, OpenOptions};
+use std::io::{self, Read as _, Seek as _, SeekFrom, Write as _};
+use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use bifrost_control::server::Peer;
+use bifrost_intent::api::Applied;
+use bifrost_intent::{Batch, Key, MAX_CHANGES, Op, PlanError};
+use serde::Serialize;
+
+use crate::relay::SubmitError;
+
+/// The longest line, bytes with its end. What does not fit is cut off from the reason.
+const MAX_LINE: usize = 2048;
+/// The longest name of a relay, bytes as JSON has them.
+const MAX_RELAY: usize = 256;
+/// The longest reason, bytes as JSON has them. All else takes less than the rest.
+const MAX_WHY: usize = MAX_LINE - MAX_RELAY - 512;
+/// The same trouble is told once in this time.
+const TROUBLE_AGAIN: Duration = Duration::from_secs(60);
+
+/// The log of a relay.
+#[derive(Debug)]
+pub(crate) struct Audit {
+    relay: String,
+    /// Whether nothing is changed that cannot be logged.
+    is_required: bool,
+    file: Mutex<LogFile>,
+    written: AtomicU64,
+    lost: AtomicU64,
+}
+
+/// A request to change something.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Request<'a> {
+    number: u64,
+    peer: Peer,
+    batch: &'a Batch,
+}
+
+impl<'a> Request<'a> {
+    /// With a number of its own.
+    pub(crate) fn new(batch: &'a Batch, peer: Peer) -> Self {
+        Request { number: fastrand::u64(..), peer, batch }
+    }
+}
+
+impl Audit {
+    /// The log of a relay in a file.
+    ///
+    /// # Errors
+    /// The file cannot be opened or made.
+    pub(crate) fn open(path: &Path, relay: &str, is_required: bool) -> io::Result<Audit> {
+        let mut file = LogFile { path: path.to_owned(), open: None, trouble: None };
+        file.reopen()?;
+        let relay = shorten(relay, MAX_RELAY);
+        Ok(Audit { relay, is_required, file: Mutex::new(file), written: AtomicU64::new(0), lost: AtomicU64::new(0) })
+    }
+
+    /// Lines that were written, and that were not.
+    pub(crate) fn counts(&self) -> (u64, u64) {
+        (self.written.load(Ordering::Relaxed), self.lost.load(Ordering::Relaxed))
+    }
+
+    /// Before something is changed: if nothing may be changed without a log, it says what is to be.
+    ///
+    /// # Errors
+    /// The log cannot be written, and nothing may be changed.
+    pub(crate) fn begin(&self, request: &Request<'_>, now_ms: u64) -> Result<(), SubmitError> {
+        if !self.is_required {
+            return Ok(());
+        }
+        let lines = self.lines(request, now_ms, |line, _| line.outcome = "begun");
+        self.write(&lines).map_err(|error| SubmitError::Audit(error.to_string()))
+    }
+
+    /// Says what has become of it. `before` has the generations that the objects had, in the order of the batch; empty: not known.
+    pub(crate) fn end(
+        &self,
+        request: &Request<'_>,
+        before: &[u64],
+        result: &Result<Applied, SubmitError>,
+        now_ms: u64,
+    ) {
+        let generations: HashMap<&Key, u64> = match result {
+            Ok(applied) => applied.changed.iter().map(|changed| (&changed.key, changed.generation)).collect(),
+            Err(_) => HashMap::new(),
+        };
+        let mut reasons = HashMap::new();
+        if let Err(SubmitError::Plan(error)) = result {
+            reasons = by_key(error);
+        }
+        let lines = self.lines(request, now_ms, |line, item| {
+            line.generation_before = item.and_then(|item| before.get(item).copied());
+            match result {
+                Ok(applied) => {
+                    line.revision = Some(applied.revision);
+                    let generation = line.key.and_then(|key| generations.get(key).copied());
+                    line.outcome = if generation.is_some() { "made" } else { "unchanged" };
+                    line.generation = generation.or(line.generation_before);
+                }
+                Err(error) => {
+                    line.outcome = if matches!(error, SubmitError::Unknown(_)) { "unknown" } else { "refused" };
+                    let why = match (error, line.key.and_then(|key| reasons.get(key))) {
+                        (_, Some(why)) => why.clone(),
+                        (SubmitError::Plan(PlanError(problems)), None) => {
+                            problems.first().map_or(String::new(), |first| format!("with the batch: {first}"))
+                        }
+                        (error, None) => error.to_string(),
+                    };
+                    line.why = Some(shorten(&why, MAX_WHY));
+                }
+            }
+        });
+        // It was told and counted; what was changed is changed.
+        let _ = self.write(&lines);
+    }
+
+    /// Says that a request was refused because it is no batch.
+    pub(crate) fn unreadable(&self, peer: Peer, why: &str, now_ms: u64) {
+        let batch = Batch::default();
+        let lines = self.lines(&Request::new(&batch, peer), now_ms, |line, _| {
+            line.outcome = "refused";
+            line.why = Some(shorten(why, MAX_WHY));
+        });
+        // As above.
+        let _ = self.write(&lines);
+    }
+
+    /// A line for each change, which `finish` completes; one without a key for a batch that has none, or more than are allowed.
+    fn lines<'a>(
+        &'a self,
+        request: &Request<'a>,
+        now_ms: u64,
+        finish: impl Fn(&mut Line<'a>, Option<usize>),
+    ) -> Vec<Line<'a>> {
+        let Request { number, peer, batch } = *request;
+        let line = Line {
+            time_ms: now_ms,
+            relay: &self.relay,
+            batch: format!("{number:016x}"),
+            uid: peer.uid,
+            gid: peer.gid,
+            pid: peer.pid,
+            op: None,
+            key: None,
+            generation_before: None,
+            generation: None,
+            revision: None,
+            outcome: "",
+            why: None,
+        };
+        let one_by_one = if (1..=MAX_CHANGES).contains(&batch.changes.len()) { &*batch.changes } else { &[] };
+        let mut lines: Vec<_> =
+            one_by_one.iter().map(|c| Line { op: Some(c.op), key: Some(&c.key), ..line.clone() }).collect();
+        lines.iter_mut().enumerate().for_each(|(item, line)| finish(line, Some(item)));
+        if lines.is_empty() {
+            let mut line = line;
+            finish(&mut line, None);
+            lines.push(line);
+        }
+        lines
+    }
+
+    fn write(&self, lines: &[Line<'_>]) -> io::Result<()> {
+        let mut file = self.file.lock().unwrap_or_else(PoisonError::into_inner);
+        let written = file.write(lines);
+        let counted = if written.is_ok() { &self.written } else { &self.lost };
+        counted.fetch_add(lines.len() as u64, Ordering::Relaxed);
+        if let Err(error) = &written
+            && file.trouble.is_none_or(|last| last.elapsed() >= TROUBLE_AGAIN)
+        {
+            file.trouble = Some(Instant::now());
+            let effect = if self.is_required { "nothing is changed" } else { "lines are lost" };
+            tracing::error!(path = %file.path.display(), %error, "the audit log cannot be written; {effect}");
+        }
+        written
+    }
+}
+
+/// The first problem of each object, and how many more it has.
+fn by_key(error: &PlanError) -> HashMap<&Key, String> {
+    let mut first: HashMap<&Key, (String, u64)> = HashMap::new();
+    for problem in &error.0 {
+        let Some(key) = &problem.key else { continue };
+        first.entry(key).and_modify(|(_, more)| *more += 1).or_insert_with(|| (problem.to_string(), 0));
+    }
+    let told = |(why, more)| if more > 0 { format!("{why}, and {more} more") } else { why };
+    first.into_iter().map(|(key, problems)| (key, told(problems))).collect()
+}
+
+/// A change, as the log has it. What is absent is not known, or is nothing.
+#[derive(Clone, Debug, Serialize)]
+struct Line<'a> {
+    time_ms: u64,
+    relay: &'a str,
+    /// The same in all lines of a batch.
+    batch: String,
+    uid: u32,
+    gid: u32,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pid: Option<i32>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    op: Option<Op>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    key: Option<&'a Key>,
+    /// 0: it did not exist.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    generation_before: Option<u64>,
+    /// 0: it is gone.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    generation: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    revision: Option<u64>,
+    outcome: &'static str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    why: Option<String>,
+}
+
+/// A text that takes at most so many bytes as JSON; one that is cut ends with "...".
+fn shorten(text: &str, most: usize) -> String {
+    let mut bytes = 0;
+    for (at, c) in text.char_indices() {
+        // The most that is written for it.
+        bytes += match c {
+            '"' | '\\' => 2,
+            c if c.is_ascii_control() => 6,
+            c => c.len_utf8(),
+        };
+        if bytes > most.saturating_sub(3) {
+            return format!("{}...", &text[..at]);
+        }
+    }
+    text.to_owned()
+}
+
+/// The file, and which one is open.
+#[derive(Debug)]
+struct LogFile {
+    path: PathBuf,
+    open: Option<(File, (u64, u64))>,
+    trouble: Option<Instant>,
+}
+
+impl LogFile {
+    fn write(&mut self, lines: &[Line<'_>]) -> io::Result<()> {
+        let mut text = Vec::with_capacity(lines.len() * 256);
+        for line in lines {
+            serde_json::to_writer(&mut text, line)?;
+            text.push(b'\n');
+        }
+        let there = std::fs::metadata(&self.path).map(|m| (m.dev(), m.ino())).ok();
+        if self.open.as_ref().is_none_or(|(_, opened)| there != Some(*opened)) {
+            self.reopen()?;
+        }
+        let written = self.open.as_mut().map_or(Ok(()), |(file, _)| file.write_all(&text));
+        if written.is_err() {
+            self.open = None;
+        }
+        written
+    }
+
+    /// Opens the file of that name. A line that was written in part stays for itself.
+    fn reopen(&mut self) -> io::Result<()> {
+        self.open = None;
+        let mut file = OpenOptions::new().create(true).read(true).append(true).mode(0o640).open(&self.path)?;
+        let metadata = file.metadata()?;
+        if metadata.is_file() && metadata.len() > 0 {
+            let mut last = [0];
+            file.seek(SeekFrom::End(-1))?;
+            file.read_exact(&mut last)?;
+            if last != *b"\n" {
+                file.write_all(b"\n")?;
+            }
+        }
+        self.open = Some((file, (metadata.dev(), metadata.ino())));
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests;
