@@ -275,6 +275,7 @@ impl Swift {
         // What left before the last cut does not know of it.
         if self.last_fabric_decrease < loss.sent {
             self.last_fabric_decrease = now;
+            self.before_loss = Some(self.before_loss.unwrap_or(0.0).max(self.fabric));
             self.fabric = (self.fabric * OVERFLOW_KEEPS).min(1.0);
             self.end_doubling();
             self.clamp();
@@ -445,6 +446,7 @@ impl CongestionControl for Swift {
     fn on_spurious(&mut self, _now: Time) {
         // Where packets are merely late, what is counted as lost proves nothing.
         self.lost = 0.0;
+        self.full_ns = 0;
         if let Some(before) = self.before_loss.take() {
             self.fabric = self.fabric.max(before);
             self.clamp();

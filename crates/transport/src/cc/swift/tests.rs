@@ -123,6 +123,20 @@ fn heavy_loss_is_congestion_where_that_is_wanted() {
 }
 
 #[test]
+fn losses_on_all_paths_that_were_none_open_the_window_again() {
+    let mut s = Swift::new(SwiftConfig::new(128, 4096, MS));
+    s.on_ack(Time(MS), &sample(60 * US));
+    let before = s.window();
+    for ms in 2..5 {
+        s.on_loss(Time(ms * MS + US), &Loss { everywhere: true, ..damage(ms * MS) });
+    }
+    assert!(s.window() < 1.0, "{}", s.window());
+    // Packets that overtake each other on their way are late, not lost.
+    s.on_spurious(Time(6 * MS));
+    assert_eq!((s.window(), s.full_ns), (before, 0));
+}
+
+#[test]
 fn what_all_paths_lose_closes_the_window_and_says_how_long_a_full_queue_is() {
     let mut s = Swift::new(SwiftConfig::new(128, 4096, MS));
     // The queue was never seen empty.
