@@ -351,12 +351,17 @@ impl Podman {
     }
 }
 
+/// A runtime that cannot run a container without a network, such as for want of control groups, says nothing about the plugin.
+fn skip(runtime: &str, why: &str) {
+    println!("SKIPPED: {runtime} runs no containers on this machine: {why}");
+}
+
 /// A container's files, with nothing but a static shell.
 fn shell(directory: &Path) -> PathBuf {
     let files = directory.join("files");
     std::fs::create_dir_all(files.join("bin")).unwrap();
     std::fs::copy("/bin/busybox", files.join("bin/busybox")).unwrap();
-    for name in ["sh", "sleep", "ping", "ip"] {
+    for name in ["sh", "sleep", "ping", "ip", "true"] {
         std::os::unix::fs::symlink("busybox", files.join("bin").join(name)).unwrap();
     }
     files
@@ -375,9 +380,15 @@ fn podman_runs_containers() {
     let lab = lab();
     let podman = Podman::new(&lab, configure(&lab, "0.4.0"));
     podman.make_image();
+    // Without limits of its own, which a container that runs the tests may not raise.
+    let limits = ["--ulimit", "nofile=1024:1024", "--ulimit", "nproc=1024:1024"];
+    let mut alone = vec!["run", "--rm", "--network", "none"];
+    alone.extend(limits);
+    alone.extend(["localhost/shell", "true"]);
+    if let Err(why) = podman.run(&alone, None) {
+        return skip("Podman", &why);
+    }
     for name in ["one", "two"] {
-        // Without limits of its own, which a container that runs the tests may not raise.
-        let limits = ["--ulimit", "nofile=1024:1024", "--ulimit", "nproc=1024:1024"];
         let mut arguments = vec!["run", "--detach", "--name", name, "--network", "pods", "--cap-add", "NET_RAW"];
         arguments.extend(limits);
         arguments.extend(["localhost/shell", "sleep", "600"]);
@@ -442,6 +453,17 @@ impl Containerd {
     /// Runs a program in a container on the networks of a directory. ctr looks for networks and plugins in fixed places: it gets
     /// its own /etc and /opt.
     fn run(&self, networks: &Path, plugins: &Path, name: &str, program: &[&str]) -> Result<String, String> {
+        self.ctr(networks, plugins, &["--cni"], name, program)
+    }
+
+    fn ctr(
+        &self,
+        networks: &Path,
+        plugins: &Path,
+        options: &[&str],
+        name: &str,
+        program: &[&str],
+    ) -> Result<String, String> {
         let script = "mount -t tmpfs none /etc && mount -t tmpfs none /opt && mkdir /etc/cni /opt/cni && \
                       ln -s \"$1\" /etc/cni/net.d && ln -s \"$2\" /opt/cni/bin && shift 2 && exec \"$@\"";
         let output = Command::new("timeout")
@@ -449,7 +471,9 @@ impl Containerd {
             .args([networks, plugins])
             .args(["ctr", "--address"])
             .arg(self.directory.join("containerd.sock"))
-            .args(["run", "--rm", "--cni", "--rootfs"])
+            .args(["run", "--rm"])
+            .args(options)
+            .arg("--rootfs")
             .arg(self.directory.join("files"))
             .arg(name)
             .args(program)
@@ -490,6 +514,9 @@ fn containerd_runs_containers() {
     let plugins = netns::directory(lab.tag()).join("plugins");
     let containerd = Containerd::start(&lab);
     shell(&containerd.directory);
+    if let Err(why) = containerd.ctr(&networks, &plugins, &[], "alone", &["/bin/true"]) {
+        return skip("containerd", &why);
+    }
     // host-local gives out addresses in order.
     for (name, address) in [("one", "10.0.0.10"), ("two", "10.0.0.11")] {
         route(&lab.hosts[1], "host-a", address, &format!("02:42:0a:00:00:{}", if name == "one" { "0a" } else { "0b" }));
