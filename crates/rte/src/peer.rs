@@ -200,24 +200,6 @@ impl Peer {
         self.update_rtt();
     }
 
-    /// Whether much is lost on all paths that are sprayed over, as far as they have delivered anything: what they share is full.
-    pub(crate) fn loses_everywhere(&self) -> bool {
-        let paths = || self.selected().iter().map(|path| &self.paths[path.index()]);
-        let loses = |path: &Path| path.lost_share() > HEAVY_LOSS;
-        paths().any(loses) && paths().all(|path| loses(path) || path.delivered_packets() < NO_PROOF_PACKETS)
-    }
-
-    /// Whether there are open paths besides those that are sprayed over.
-    pub(crate) fn has_spare(&self) -> bool {
-        let is_spare = |i: usize| self.selected().iter().all(|path| path.index() != i);
-        self.choosable().any(|i| self.paths[i].is_open && is_spare(i))
-    }
-
-    /// Whether the windows of all paths that are sprayed over are below one packet.
-    pub(crate) fn is_throttled(&self) -> bool {
-        self.selected().iter().all(|path| self.paths[path.index()].window() < 1.0)
-    }
-
     /// A path that is none of `not` (bit i is path i), for a packet that left at `sent` and was lost: one that delivers, as far as is
     /// known; of those one that is sprayed over, and has delivered since `sent` or lately, and then one with room and little in flight. One
     /// of `not` if these alone deliver, or no other may be chosen. Where none is known to deliver, the usable come before the suspect, and
@@ -431,16 +413,6 @@ impl Spray {
     }
 }
 
-/// Share of lost packets that no link loses by itself while others of the same peer lose as much.
-const HEAVY_LOSS: f32 = 0.25;
-/// A path that has delivered fewer packets, and lost none as far as is known, proves nothing: the losses of a first window are not all
-/// found at once.
-const NO_PROOF_PACKETS: u64 = 100;
-
-/// Windows grow gently below this, packets, and pause for ten round trips at most.
-const GENTLE_WINDOW: f32 = 8.0;
-const SMALLEST_WINDOW: f32 = 0.1;
-
 /// First window of a path, packets: what a short queue of a slow link takes. It doubles each round trip.
 const FIRST_WINDOW: u16 = 32;
 
@@ -448,7 +420,7 @@ fn swift_config(config: &Config) -> SwiftConfig {
     // Each of k paths starts with its share of the connection's first window, or less.
     let share = (config.initial_window / u16::from(config.spray_paths.max(1))).clamp(1, FIRST_WINDOW);
     let swift = SwiftConfig::new(share, config.max_window, config.swift_noise_ns);
-    let swift = SwiftConfig { doubles: true, gentle_window: GENTLE_WINDOW, min_window: SMALLEST_WINDOW, ..swift };
+    let swift = SwiftConfig { doubles: true, ..swift };
     match config.heavy_loss_percent {
         0 => swift,
         percent => SwiftConfig { heavy_loss: f32::from(percent) / 100.0, ..swift },

@@ -6,7 +6,6 @@ mod connect;
 mod mend;
 mod receive;
 mod recover;
-mod repair;
 mod send;
 mod share;
 mod timeout;

@@ -1,7 +1,6 @@
 //! How long repairs take: round trips of 100 us, and everything that can be lost.
 
 use super::*;
-use crate::PathState;
 use crate::engine::tests::pair::Misdeed;
 
 /// Repairs of all packets that took longer than one way, ns.
@@ -244,48 +243,4 @@ fn a_packet_is_kept_for_as_long_as_is_set() {
         let kept = kept_for_ms(living_paths, Some(ms * MS));
         assert!((ms..2 * ms + 1).contains(&kept), "{kept} ms, not {ms}");
     }
-}
-
-/// Where most of what all paths carry is lost, their common queue is full: repairs wait for their turn.
-#[test]
-fn what_all_paths_lose_is_not_sent_again_at_once() {
-    let mut w = world(730, 4);
-    w.all_links(|l| l.delay_ns = 50 * US);
-    stream(&mut w, 0, 500, 8, 20 * US);
-    let before = *w.sides[0].engine.counters();
-    w.links[0].iter_mut().for_each(|l| l.loss = 0.7);
-    for i in 0..400 {
-        w.offer(0, i % 8, 1);
-    }
-    w.run_for(20 * MS);
-    let engine = &w.sides[0].engine;
-    let c = engine.counters();
-    let repairs = c.retransmitted_packets + c.copied_packets - before.retransmitted_packets - before.copied_packets;
-    assert!(c.deferred_packets > before.deferred_packets, "none waits");
-    assert!(repairs < 1_000, "{repairs} in 200 round trips");
-    assert!(engine.path_snapshots(w.now).all(|p| p.state == PathState::Usable), "a full queue is no dead path");
-    assert!(engine.path_snapshots(w.now).all(|p| p.window_packets < 4.0), "windows close");
-    w.all_links(|l| l.loss = 0.0);
-    w.run_for(500 * MS);
-    w.assert_complete(0);
-}
-
-/// The paths in use share a link that loses half of their packets; others do not.
-#[test]
-fn paths_that_lose_together_are_left_for_others() {
-    let mut w = world(731, 8);
-    w.all_links(|l| l.delay_ns = 100 * US);
-    w.links[0][..4].iter_mut().for_each(|l| l.delay_ns = 50 * US);
-    stream(&mut w, 0, 5_000, 8, 20 * US);
-    let selected = |w: &World| w.sides[0].engine.selected_paths(PeerId(0)).iter().map(|p| p.get()).max();
-    assert_eq!(selected(&w), Some(3));
-    w.links[0][..4].iter_mut().for_each(|l| l.loss = 0.5);
-    for i in 0..1_000 {
-        w.offer(0, i % 8, 1);
-        w.run_for(20 * US);
-    }
-    let paths = w.sides[0].engine.selected_paths(PeerId(0));
-    assert!(paths.iter().all(|path| path.get() >= 4), "{paths:?}");
-    w.run_for(500 * MS);
-    w.assert_complete(0);
 }
