@@ -210,7 +210,9 @@ fn named(kind: Kind, key: &str, spec: &mut Map<String, Value>) {
 pub(crate) fn value_of(key: &str, text: &str) -> Value {
     let literal = |text: &str| {
         let table = toml::from_str::<Map<String, Value>>(&format!("value = {text}")).ok();
-        table.and_then(|mut table| table.remove("value")).filter(|value| !value.is_object())
+        // TOML's dates are objects, too, and meant as texts.
+        let is_table = text.trim_start().starts_with('{');
+        table.and_then(|mut table| table.remove("value")).filter(|value| is_table || !value.is_object())
     };
     let one = |text: &str| literal(text).unwrap_or_else(|| Value::from(text));
     match one(text) {
@@ -291,4 +293,26 @@ fn digests(digests: &[ObjectsDigest]) -> String {
     };
     let lines: Vec<String> = digests.iter().map(line).collect();
     if lines.is_empty() { "no objects".to_owned() } else { lines.join("\n") }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn values_are_read_as_in_the_configuration_file() {
+        for (key, text, expected) in [
+            ("mtu", "1500", json!(1500)),
+            ("netns", "web", json!("web")),
+            ("addresses", "10.0.0.1,10.0.0.2", json!(["10.0.0.1", "10.0.0.2"])),
+            ("ingress", "[{protocol=\"icmp\"}]", json!([{"protocol": "icmp"}])),
+            ("quota", "{vpcs=2,ports=100}", json!({"vpcs": 2, "ports": 100})),
+            // A name, though TOML has dates.
+            ("netns", "2026-01-01", json!("2026-01-01")),
+        ] {
+            assert_eq!(value_of(key, text), expected, "{key}={text}");
+        }
+    }
 }

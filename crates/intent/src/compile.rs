@@ -47,7 +47,7 @@ pub(crate) fn contributions(model: &Model, key: &Key) -> Vec<Contribution> {
             }
             vec![one(Topic::Vpc(key.clone()), HostKind::Vpc, &vni.to_string(), Value::Object(item))]
         }
-        Spec::Subnet(_) => Vec::new(),
+        Spec::Project(_) | Spec::Subnet(_) => Vec::new(),
         Spec::AddressSet(spec) => {
             let name = key.on_host();
             let item = json!({"name": name, "addresses": spec.addresses});

@@ -21,6 +21,8 @@ pub const MAX_HOST_NAME: usize = 63;
 pub enum Kind {
     /// A host that runs `bifrostd`. Hosts belong to no project.
     Host,
+    /// What a project may have. Without it a project has no limits.
+    Project,
     /// A network of tenants.
     Vpc,
     /// Addresses of a VPC.
@@ -37,13 +39,22 @@ pub enum Kind {
 
 impl Kind {
     /// All of them.
-    pub const ALL: [Kind; 7] =
-        [Kind::Host, Kind::Vpc, Kind::Subnet, Kind::AddressSet, Kind::SecurityGroup, Kind::Port, Kind::Peering];
+    pub const ALL: [Kind; 8] = [
+        Kind::Host,
+        Kind::Project,
+        Kind::Vpc,
+        Kind::Subnet,
+        Kind::AddressSet,
+        Kind::SecurityGroup,
+        Kind::Port,
+        Kind::Peering,
+    ];
 
     /// As keys, files and the API name it.
     pub fn name(self) -> &'static str {
         match self {
             Kind::Host => "host",
+            Kind::Project => "project",
             Kind::Vpc => "vpc",
             Kind::Subnet => "subnet",
             Kind::AddressSet => "address_set",
@@ -55,7 +66,7 @@ impl Kind {
 
     /// Whether its objects belong to a project.
     pub fn has_project(self) -> bool {
-        self != Kind::Host
+        !matches!(self, Kind::Host | Kind::Project)
     }
 }
 
@@ -74,14 +85,14 @@ impl FromStr for Kind {
     }
 }
 
-/// What names an object: `host/NAME`, or `KIND/PROJECT/NAME`. A clone shares it, because indexes have each key many times.
+/// What names an object: `host/NAME`, `project/NAME`, or `KIND/PROJECT/NAME`. A clone shares it, because indexes have each key many times.
 #[derive(Clone, Debug, Eq)]
 pub struct Key(Arc<Parts>);
 
 #[derive(Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 struct Parts {
     kind: Kind,
-    /// Empty for hosts.
+    /// Empty for hosts and projects.
     project: Box<str>,
     name: Box<str>,
 }
@@ -120,13 +131,16 @@ impl Key {
         Key::new(Kind::Host, "", name)
     }
 
-    /// That of an object of a project; of a host `project` is empty.
+    /// That of an object of a project; of a host or a project itself `project` is empty.
     ///
     /// # Errors
     /// What is wrong with the names.
     pub fn new(kind: Kind, project: &str, name: &str) -> Result<Key, String> {
-        let (longest, what) = if kind.has_project() { (MAX_NAME, "name") } else { (MAX_HOST_NAME, "name of a host") };
-        check(name, longest, what, if kind.has_project() { "" } else { "." })?;
+        match kind {
+            Kind::Host => check(name, MAX_HOST_NAME, "name of a host", ".")?,
+            Kind::Project => check(name, MAX_NAME, "name of a project", "")?,
+            _ => check(name, MAX_NAME, "name", "")?,
+        }
         match (kind.has_project(), project.is_empty()) {
             (true, true) => return Err(format!("a {kind} belongs to a project; name it")),
             (false, false) => return Err(format!("a {kind} belongs to no project, and {project:?} is given")),
@@ -145,6 +159,11 @@ impl Key {
         Key::of_parts(kind, &self.0.project, name)
     }
 
+    /// The key of the project that it belongs to.
+    pub(crate) fn of_project(&self) -> Option<Key> {
+        self.kind().has_project().then(|| Key::of_parts(Kind::Project, "", &self.0.project))
+    }
+
     /// The key of a host of that name, which may be no name of a host.
     pub(crate) fn unchecked_host(name: &str) -> Key {
         Key::of_parts(Kind::Host, "", name)
@@ -155,7 +174,7 @@ impl Key {
         self.0.kind
     }
 
-    /// Its project; empty for hosts.
+    /// The name of the project that it belongs to; empty for hosts and projects.
     pub fn project(&self) -> &str {
         &self.0.project
     }
@@ -198,7 +217,9 @@ impl FromStr for Key {
         match *text.split('/').collect::<Vec<_>>() {
             [kind, name] => Key::new(kind.parse()?, "", name),
             [kind, project, name] => Key::new(kind.parse()?, project, name),
-            _ => Err(format!("{text:?} is not a key: write host/NAME, or KIND/PROJECT/NAME, such as port/demo/web1")),
+            _ => Err(format!(
+                "{text:?} is not a key: write host/NAME, project/NAME, or KIND/PROJECT/NAME, such as port/demo/web1"
+            )),
         }
     }
 }
@@ -241,7 +262,8 @@ mod tests {
 
     #[test]
     fn keys_are_read_as_they_are_written() {
-        for text in ["host/h1", "host/rack1.h1", "vpc/demo/net", "security_group/a/b-1", "peering/a/b"] {
+        for text in ["host/h1", "host/rack1.h1", "project/demo", "vpc/demo/net", "security_group/a/b-1", "peering/a/b"]
+        {
             let key: Key = text.parse().unwrap();
             assert_eq!(key.to_string(), text);
             assert_eq!(Key::of_store(&key.in_store()), Some(key));

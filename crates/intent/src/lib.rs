@@ -18,6 +18,7 @@ pub mod compile;
 pub mod key;
 pub mod model;
 mod plan;
+mod quota;
 mod span;
 pub mod spec;
 
@@ -25,4 +26,4 @@ pub use key::{Key, Kind};
 pub use model::{Model, Stored};
 pub use plan::{Batch, Change, MAX_CHANGES, MAX_OBJECTS, Op, Plan, PlanError, Problem};
 pub use span::{HostChanges, Item, ItemId, Reason, Spans};
-pub use spec::Spec;
+pub use spec::{Quota, Spec};

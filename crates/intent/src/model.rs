@@ -134,6 +134,8 @@ pub struct Model {
     index: BTreeMap<Index, Found>,
     /// The highest address that each subnet has given to a port: freed addresses are used again only when there are no later ones.
     cursors: HashMap<Key, IpAddr>,
+    /// How many objects of each kind a project has, in the order of [`Kind::ALL`].
+    counts: HashMap<Box<str>, [u64; Kind::ALL.len()]>,
 }
 
 impl Model {
@@ -162,6 +164,11 @@ impl Model {
         self.objects.is_empty()
     }
 
+    /// How many objects of a kind belong to a project.
+    pub fn count(&self, project: &str, kind: Kind) -> u64 {
+        self.counts.get(project).map_or(0, |counts| counts[kind as usize])
+    }
+
     /// What refers to an object, which need not exist.
     pub fn referrers<'m>(&'m self, key: &Key) -> impl Iterator<Item = &'m Key> + use<'m> {
         self.found(&Index::Referrer(key.clone()))
@@ -170,7 +177,9 @@ impl Model {
     /// Takes over an object as the store has it; gives what it was before.
     pub fn set(&mut self, key: Key, stored: Stored) -> Option<Stored> {
         let before = self.take(&key);
-        self.keys.insert(key.clone());
+        if self.keys.insert(key.clone()) {
+            self.counts.entry(key.project().into()).or_default()[key.kind() as usize] += 1;
+        }
         self.put(key.clone(), stored);
         if key.kind() == Kind::Subnet && before.is_none() {
             self.enter_ports_again(&key);
@@ -181,7 +190,9 @@ impl Model {
     /// Takes over that an object is gone; gives what it was.
     pub fn remove(&mut self, key: &Key) -> Option<Stored> {
         let before = self.take(key)?;
-        self.keys.remove(key);
+        if self.keys.remove(key) {
+            self.count_less(key);
+        }
         if key.kind() == Kind::Subnet {
             self.enter_ports_again(key);
         }
@@ -236,6 +247,14 @@ impl Model {
     pub(crate) fn vpc_of(&self, key: &Key, spec: &PortSpec) -> Option<Key> {
         let subnet = self.subnet(&key.sibling(Kind::Subnet, spec.subnets.first()?))?;
         Some(key.sibling(Kind::Vpc, &subnet.vpc))
+    }
+
+    fn count_less(&mut self, key: &Key) {
+        let Some(counts) = self.counts.get_mut(key.project()) else { return };
+        counts[key.kind() as usize] -= 1;
+        if counts.iter().all(|count| *count == 0) {
+            self.counts.remove(key.project());
+        }
     }
 
     fn put(&mut self, key: Key, stored: Stored) {
@@ -295,7 +314,7 @@ impl Model {
                 }
                 all.extend(port.attachment().map(|to| Index::Attachment(port.host.clone(), to)));
             }
-            Spec::AddressSet(_) | Spec::SecurityGroup(_) | Spec::Peering(_) => {}
+            Spec::Project(_) | Spec::AddressSet(_) | Spec::SecurityGroup(_) | Spec::Peering(_) => {}
         }
         all.sort_unstable();
         all.dedup();

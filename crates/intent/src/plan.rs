@@ -12,6 +12,7 @@ use crate::allocate;
 use crate::compile;
 use crate::key::{Key, Kind};
 use crate::model::{Index, Model, Stored};
+use crate::quota;
 use crate::spec::{MAX_ADDRESSES, MAX_GROUPS, MAX_ROUTED, PortSpec, Spec};
 
 /// The most changes of a batch.
@@ -278,6 +279,7 @@ impl Trial<'_> {
             let what = format!("there would be more than {MAX_OBJECTS} objects; delete some first");
             self.problems.push(problem(None, "", what, true));
         }
+        self.problems.extend(quota::problems(self.model, &self.before));
         for key in self.before.iter().map(|(key, _)| key.clone()).collect::<Vec<_>>() {
             match self.model.get(&key).map(|stored| stored.spec.clone()) {
                 None => self.check_deleted(&key),
@@ -327,7 +329,7 @@ impl Trial<'_> {
             Spec::Subnet(_) => self.check_subnet(key),
             Spec::Port(spec) => self.check_port(key, spec),
             Spec::Peering(spec) => self.check_peering(key, &spec.vpcs),
-            Spec::AddressSet(_) | Spec::SecurityGroup(_) => {}
+            Spec::Project(_) | Spec::AddressSet(_) | Spec::SecurityGroup(_) => {}
         }
     }
 

@@ -25,6 +25,7 @@ pub const MAX_ROUTED: usize = 16;
 #[allow(missing_docs, reason = "each is what its kind is")]
 pub enum Spec {
     Host(HostSpec),
+    Project(ProjectSpec),
     Vpc(VpcSpec),
     Subnet(SubnetSpec),
     AddressSet(AddressSetSpec),
@@ -66,6 +67,67 @@ impl HostTransport {
             HostTransport::Auto => "auto",
             HostTransport::Plain => "plain",
         }
+    }
+}
+
+/// A project.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ProjectSpec {
+    /// How many objects it may have.
+    #[serde(default, skip_serializing_if = "Quota::is_empty")]
+    pub quota: Quota,
+}
+
+/// The most objects of a project, kind by kind. Absent: no limit.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+#[allow(missing_docs, reason = "each is of its kind")]
+pub struct Quota {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub vpcs: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub subnets: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub address_sets: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub security_groups: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub ports: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub peerings: Option<u64>,
+}
+
+impl Quota {
+    /// The most objects of a kind; none: no limit.
+    pub fn of(&self, kind: Kind) -> Option<u64> {
+        match kind {
+            Kind::Host | Kind::Project => None,
+            Kind::Vpc => self.vpcs,
+            Kind::Subnet => self.subnets,
+            Kind::AddressSet => self.address_sets,
+            Kind::SecurityGroup => self.security_groups,
+            Kind::Port => self.ports,
+            Kind::Peering => self.peerings,
+        }
+    }
+
+    /// What it calls objects of a kind.
+    pub(crate) fn name(kind: Kind) -> &'static str {
+        match kind {
+            Kind::Host => "hosts",
+            Kind::Project => "projects",
+            Kind::Vpc => "vpcs",
+            Kind::Subnet => "subnets",
+            Kind::AddressSet => "address_sets",
+            Kind::SecurityGroup => "security_groups",
+            Kind::Port => "ports",
+            Kind::Peering => "peerings",
+        }
+    }
+
+    fn is_empty(&self) -> bool {
+        *self == Quota::default()
     }
 }
 
@@ -157,6 +219,7 @@ impl Spec {
     pub fn parse(kind: Kind, value: &Value) -> Result<Spec, (String, String)> {
         Ok(match kind {
             Kind::Host => Spec::Host(read(value)?),
+            Kind::Project => Spec::Project(read(value)?),
             Kind::Vpc => Spec::Vpc(read(value)?),
             Kind::Subnet => Spec::Subnet(read(value)?),
             Kind::AddressSet => Spec::AddressSet(read(value)?),
@@ -170,6 +233,7 @@ impl Spec {
     pub fn value(&self) -> Value {
         let value = match self {
             Spec::Host(spec) => serde_json::to_value(spec),
+            Spec::Project(spec) => serde_json::to_value(spec),
             Spec::Vpc(spec) => serde_json::to_value(spec),
             Spec::Subnet(spec) => serde_json::to_value(spec),
             Spec::AddressSet(spec) => serde_json::to_value(spec),
@@ -185,6 +249,7 @@ impl Spec {
     pub fn kind(&self) -> Kind {
         match self {
             Spec::Host(_) => Kind::Host,
+            Spec::Project(_) => Kind::Project,
             Spec::Vpc(_) => Kind::Vpc,
             Spec::Subnet(_) => Kind::Subnet,
             Spec::AddressSet(_) => Kind::AddressSet,
@@ -198,7 +263,7 @@ impl Spec {
     pub fn references(&self, key: &Key) -> Vec<(String, Key)> {
         let sibling = |field: String, kind, name: &str| (field, key.sibling(kind, name));
         match self {
-            Spec::Host(_) | Spec::Vpc(_) | Spec::AddressSet(_) => Vec::new(),
+            Spec::Host(_) | Spec::Project(_) | Spec::Vpc(_) | Spec::AddressSet(_) => Vec::new(),
             Spec::Subnet(spec) => vec![sibling("vpc".into(), Kind::Vpc, &spec.vpc)],
             Spec::SecurityGroup(spec) => {
                 let named = spec.remotes().into_iter();

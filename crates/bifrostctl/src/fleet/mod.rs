@@ -18,7 +18,7 @@ use crate::objects::value_of;
 use crate::output::Output;
 
 pub(crate) const EXAMPLES: &str = "\
-Objects have keys: host/NAME, and KIND/PROJECT/NAME with the kinds vpc, subnet, address_set, security_group, port and peering.
+Objects have keys: host/NAME, project/NAME, and KIND/PROJECT/NAME with the kinds vpc, subnet, address_set, security_group, port and peering.
 Values are written as in bifrostd's configuration file; a list is written with commas.
 
 Examples: two hosts, a network, and a port of a container on each
@@ -319,6 +319,6 @@ fn of_relay(error: ClientError) -> Failure {
 }
 
 fn usage(location: &str, what: String) -> Failure {
-    let hint = "keys are host/NAME and KIND/PROJECT/NAME; see `bifrostctl fleet --help`";
+    let hint = "keys are host/NAME, project/NAME and KIND/PROJECT/NAME; see `bifrostctl fleet --help`";
     Failure::Usage { what, location: location.to_owned(), hint }
 }

@@ -90,7 +90,7 @@ impl Placement {
                     self.named.retain(|_, named| !named.is_empty());
                 }
             }
-            Kind::Host | Kind::Vpc | Kind::Subnet | Kind::AddressSet => {}
+            Kind::Host | Kind::Project | Kind::Vpc | Kind::Subnet | Kind::AddressSet => {}
         }
     }
 
