@@ -110,7 +110,7 @@ fn check_interface(name: &str) -> Result<(), String> {
         return Ok(());
     }
     Err(format!(
-        "CNI_IFNAME {name:?} is no name for an interface: at most {MAX_INTERFACE} characters, no '/', ':' or space"
+        "CNI_IFNAME {name:?} is not an interface name: at most {MAX_INTERFACE} characters, without '/', ':' or spaces"
     ))
 }
 

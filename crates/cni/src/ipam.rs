@@ -92,7 +92,10 @@ impl Ipam<'_> {
 
     fn find(self) -> Result<PathBuf, Error> {
         if self.kind.contains('/') || self.kind.starts_with('.') {
-            return Err(Error::new(Code::Configuration, format!("ipam.type {:?} is no name of a plugin", self.kind)));
+            return Err(Error::new(
+                Code::Configuration,
+                format!("ipam.type {:?} is not the name of a plugin", self.kind),
+            ));
         }
         let mut candidates = self.path.iter().map(|directory| directory.join(self.kind));
         candidates.find(|file| file.is_file()).ok_or_else(|| {

@@ -497,7 +497,7 @@ fn bad_configurations() {
             "name = \"a-very-long-name\"",
             &["58: port[1].device: \"a-very-long-name\" has 16 bytes; an interface's name has at most 15"],
         ),
-        ("device = \"eth0\"", "device = \"eth0:1\"", &["55: port[0].device: \"eth0:1\" is no name of an interface"]),
+        ("device = \"eth0\"", "device = \"eth0:1\"", &["55: port[0].device: \"eth0:1\" is not an interface name"]),
         (
             "netns = \"web1\"",
             "netns = \"a/b\"",

@@ -226,7 +226,7 @@ struct Line<'a> {
     why: Option<String>,
 }
 
-/// A text that takes at most so many bytes as JSON; one that is cut ends with "...".
+/// Shortens a text to at most `most` bytes of JSON; a shortened text ends with "...".
 fn shorten(text: &str, most: usize) -> String {
     let mut bytes = 0;
     for (at, c) in text.char_indices() {

@@ -74,7 +74,7 @@ struct Place {
 pub(crate) struct Speaking(Link);
 
 impl Quiet {
-    /// At most so many, for at most so long.
+    /// Accepts at most `most` connections that have said nothing; each of them for at most `time`.
     pub(crate) fn new(most: usize, time: Duration) -> Arc<Quiet> {
         Arc::new(Quiet { most, time, state: Mutex::default() })
     }
@@ -250,7 +250,7 @@ mod tests {
 
     use super::*;
 
-    /// Connections of a listener that takes so many quiet ones, both ends.
+    /// Both ends of `count` connections to a listener that `quiet` guards.
     async fn connect(quiet: &Arc<Quiet>, count: usize) -> (Vec<(TcpStream, Connection)>, impl Sized) {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();

@@ -9,10 +9,11 @@ pub(crate) const MAX_RTOS: u8 = 7;
 /// What a packet waits in all until the RTO after these, in first RTOs: each is twice the one before.
 pub(crate) const COUNTED_RTOS: u64 = (2 << MAX_RTOS) - 1;
 
-/// A packet is kept longer for each path that delivers, up to so many.
+/// The give-up time grows with the number of paths that deliver, up to this number.
 pub(crate) const GIVE_UP_PATHS: usize = 4;
 
-/// A peer that answers and takes nothing has so many times as long as one that is silent: half a second with the defaults.
+/// How many times longer a packet is kept for a peer that answers and takes nothing than for a silent one: half a second with
+/// the defaults.
 const REFUSED_PATIENCE: u64 = 16;
 
 /// How received packets become visible to the guest; negotiated by nobody, a local decision per VNI.
@@ -104,8 +105,8 @@ pub struct Config {
 }
 
 impl Config {
-    /// No packet is given up before this while so many paths deliver, ns: with the defaults three RTOs, 4 + 8 + 16 ms (NSDI'26,
-    /// 7.4), for each of them.
+    /// No packet is given up before this while `living_paths` paths deliver, ns: with the defaults three RTOs,
+    /// 4 + 8 + 16 ms (NSDI'26, 7.4), for each of them.
     pub fn give_up_ns(&self, living_paths: usize) -> u64 {
         let by_itself = || self.doublings_ns().saturating_mul(living_paths.clamp(1, GIVE_UP_PATHS) as u64);
         self.give_up_after_ns.unwrap_or_else(by_itself).min(self.initial_rto_ns.saturating_mul(COUNTED_RTOS))

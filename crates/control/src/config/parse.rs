@@ -447,7 +447,7 @@ fn check_socket(s: &Section<'_, '_>, socket: &str) {
 fn check_device(s: &Section<'_, '_>, device: &str) {
     let refused = |c: char| !c.is_ascii_graphic() || c == '/' || c == ':';
     if device.is_empty() || device == "." || device == ".." || device.chars().any(refused) {
-        s.error("device", format!("{device:?} is no name of an interface"));
+        s.error("device", format!("{device:?} is not an interface name"));
     } else if device.len() > MAX_DEVICE_NAME {
         s.error(
             "device",

@@ -59,7 +59,7 @@ pub(super) struct World {
     /// Which UDP source ports are lost: a path that fails.
     pub(super) dead_port: Option<u16>,
     pub(super) last_port: u16,
-    /// Both ends switch to the other service at random times, so many ns apart on average; 0: never.
+    /// Both ends switch to the other service at random times, this many ns apart on average; 0: never.
     pub(super) switch_every_ns: u64,
     next_switch: u64,
 }

@@ -210,7 +210,7 @@ fn plain_vxlan_keeps_its_paths_observed() {
     }
 }
 
-/// How long a packet that nothing lets through is kept, ms, while so many of four paths deliver everything else.
+/// How long a packet that nothing lets through is kept, ms, while some of four paths deliver everything else.
 fn kept_for_ms(living_paths: usize, give_up_after_ns: Option<u64>) -> u64 {
     let config = Config { give_up_after_ns, ..Config::default() };
     let mut w = World::new(720, 4, [config.clone(), config]);
