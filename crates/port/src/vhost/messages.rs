@@ -1,6 +1,6 @@
 //! vhost-user messages: a header, a payload, file descriptors beside (vhost-user, "Message Specification").
 //!
-//! Read here and not by the `vhost` crate: see "Decisions" in `ARCHITECTURE.md`.
+//! Read here and not by the `vhost` crate: see `docs/DECISIONS.md`.
 
 use std::fs::File;
 use std::io::{self, IoSlice, IoSliceMut};
