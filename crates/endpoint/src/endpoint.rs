@@ -86,6 +86,12 @@ impl Endpoint {
         self.inner.borrow().host.open_messages(self.id)
     }
 
+    /// Whether 1024 messages are open: [`Endpoint::send`] takes none before one has arrived.
+    #[must_use]
+    pub fn is_full(&self) -> bool {
+        self.inner.borrow().host.is_full(self.id)
+    }
+
     /// Sends a message. It is on its way when this returns, and has arrived when it is no longer one of
     /// [`Endpoint::open_messages`].
     ///
@@ -169,6 +175,17 @@ impl Endpoint {
             Some((class, data, expected)) => self.response(class, data, expected).map(Some),
             None => self.inner.borrow().check(self.id, self.peer).map(|()| None),
         }
+    }
+
+    /// Whether a call, a write or a read is open: it was begun, and its response was neither taken nor forgotten.
+    #[must_use]
+    pub fn is_open(&self, call: u32) -> bool {
+        self.inner.borrow().connections.get(&self.id).is_some_and(|state| state.calls.contains_key(&call))
+    }
+
+    /// Gives up waiting for the response to a call, a write or a read. What was asked for may happen all the same.
+    pub fn forget(&self, call: u32) {
+        self.inner.borrow_mut().forget_call(self.id, call);
     }
 
     /// Asks the peer, and waits for its response.

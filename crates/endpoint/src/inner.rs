@@ -22,7 +22,7 @@ pub(crate) struct Inner {
     pub(crate) connections: HashMap<ConnectionId, State>,
     /// When streams were last looked at, ns of the provider's clock.
     pub(crate) looked_ns: u64,
-    /// Tasks that wait for a peer to connect, and when they were last woken, ns.
+    /// Tasks that wait for a peer to connect or to answer, and when they were last woken, ns.
     pub(crate) acceptors: Wakers,
     pub(crate) woken_ns: u64,
 }
@@ -57,7 +57,7 @@ pub(crate) struct Call {
 
 /// How often streams are looked at: peers that have ended.
 pub(crate) const LOOK_EVERY: Duration = Duration::from_millis(100);
-/// How often tasks that wait for a peer to connect look.
+/// How often tasks that wait for a peer to connect or to answer look.
 const ACCEPT_EVERY: Duration = Duration::from_millis(5);
 
 impl Inner {

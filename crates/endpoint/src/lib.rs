@@ -87,7 +87,7 @@
 //! # Futures
 //!
 //! Each operation that waits exists as a future, too: [`Endpoint::recv_async`], [`Endpoint::send_async`],
-//! [`Endpoint::call_async`], [`Endpoint::write_async`] and so on. They need no particular runtime: [`Worker::block_on`] is
+//! [`Endpoint::call_async`], [`Endpoint::write_async`], [`Worker::connect_async`] and so on. They need no particular runtime: [`Worker::block_on`] is
 //! enough, and others poll the worker when its [`Worker::descriptor`] is readable, or [`Worker::due`] is over.
 //!
 //! ```
@@ -130,6 +130,7 @@
 
 mod buffers;
 mod config;
+mod connecting;
 mod control;
 mod endpoint;
 mod error;
@@ -154,6 +155,7 @@ pub use bifrost_rdm::{
     MessageId, NEVER, Order, SendError, Service, Swift, SwiftConfig, Unlimited,
 };
 pub use config::WorkerConfig;
+pub use connecting::Connecting;
 pub use endpoint::{Endpoint, Message, Request};
 pub use error::Error;
 pub use host::{Host, HostConfig, HostError, HostEvent, Limits, MAX_ACCESS};

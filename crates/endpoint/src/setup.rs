@@ -5,6 +5,8 @@ use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
 use std::time::{Duration, Instant};
 
 use bifrost_wire::rdm::Setup;
+use rustix::io::Errno;
+use socket2::{Domain, Protocol, Socket, Type};
 
 /// Peers that are in the middle of their first message, at most.
 const PENDING_MAX: usize = 64;
@@ -93,6 +95,26 @@ pub(crate) fn ask(peer: SocketAddr, hello: &Setup, timeout: Duration) -> io::Res
     stream.read_exact(&mut answer[Setup::LEN..len])?;
     stream.set_nonblocking(true)?;
     Ok((stream, (answer, len)))
+}
+
+/// Begins to open a stream to a peer, without waiting; [`is_open`] says when it is.
+pub(crate) fn open(peer: SocketAddr) -> io::Result<TcpStream> {
+    let socket = Socket::new(Domain::for_address(peer), Type::STREAM.nonblocking(), Some(Protocol::TCP))?;
+    match socket.connect(&peer.into()) {
+        Err(error) if error.raw_os_error() != Some(Errno::INPROGRESS.raw_os_error()) => Err(error),
+        _ => Ok(socket.into()),
+    }
+}
+
+/// Whether a stream of [`open`] is open.
+pub(crate) fn is_open(stream: &TcpStream) -> io::Result<bool> {
+    if let Some(error) = stream.take_error()? {
+        return Err(error);
+    }
+    match stream.peer_addr() {
+        Err(error) if error.kind() == io::ErrorKind::NotConnected => Ok(false),
+        other => other.map(|_| true),
+    }
 }
 
 /// Sends a message: at most 100 bytes, which fit into the buffer of a stream on which nothing has been sent.

@@ -18,6 +18,7 @@ use bifrost_verbs::{Soft, SoftConfig, SoftCounters};
 use bifrost_wire::rdm::SetupKind;
 
 use crate::config::WorkerConfig;
+use crate::connecting::Connecting;
 use crate::endpoint::Endpoint;
 use crate::error::Error;
 use crate::host::{Host, HostConfig};
@@ -127,6 +128,14 @@ impl Worker {
         }
     }
 
+    /// Begins to connect to a peer that listens, without waiting: [`Connecting::try_finish`] goes on with it.
+    ///
+    /// # Errors
+    /// When this end has no room, or no stream can be opened.
+    pub fn begin_connect(&self, peer: SocketAddr, timeout: Duration) -> Result<Connecting, Error> {
+        Connecting::new(self, peer, timeout)
+    }
+
     /// Registers memory, for peers to read and write it: [`Region::allow`] lets them in.
     ///
     /// # Errors
@@ -206,6 +215,22 @@ impl Worker {
     pub async fn accept_async(&self, listener: &mut Listener) -> Result<Endpoint, Error> {
         poll_fn(|context| {
             if let Some(endpoint) = self.try_accept(listener)? {
+                return Poll::Ready(Ok(endpoint));
+            }
+            self.inner.borrow_mut().acceptors.add(context.waker());
+            Poll::Pending
+        })
+        .await
+    }
+
+    /// Connects to a peer that listens, as a future; see [`Worker::block_on`].
+    ///
+    /// # Errors
+    /// As for [`Worker::connect`].
+    pub async fn connect_async(&self, peer: SocketAddr, timeout: Duration) -> Result<Endpoint, Error> {
+        let mut connecting = self.begin_connect(peer, timeout)?;
+        poll_fn(|context| {
+            if let Some(endpoint) = connecting.try_finish()? {
                 return Poll::Ready(Ok(endpoint));
             }
             self.inner.borrow_mut().acceptors.add(context.waker());

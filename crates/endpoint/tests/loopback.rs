@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc;
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use bifrost_endpoint::{Endpoint, Error, RemoteRegion, Rights, Service, Worker, WorkerConfig};
 use tokio::io::unix::AsyncFd;
@@ -199,6 +199,56 @@ async fn drive(worker: Worker) {
                 tokio::task::yield_now().await;
             },
         }
+    }
+}
+
+#[test]
+fn connecting_waits_for_nobody() {
+    // Two workers of one thread connect to each other: neither may wait for the other one.
+    let workers = [(); 2].map(|()| Worker::new(config(Service::Both)).unwrap());
+    let mut listeners = [0, 1].map(|n: usize| workers[n].listen((LOCAL, 0).into()).unwrap());
+    let addresses = [0, 1].map(|n: usize| listeners[n].local_addr().unwrap());
+    let mut connecting = [0, 1].map(|n: usize| workers[n].begin_connect(addresses[1 - n], LONG).unwrap());
+    let (mut out, mut into) = ([None, None], [None, None]);
+    let until = Instant::now() + LONG;
+    while out.iter().chain(&into).any(Option::is_none) {
+        assert!(Instant::now() < until, "{out:?} {into:?}");
+        for n in 0..2 {
+            if out[n].is_none() {
+                out[n] = connecting[n].try_finish().unwrap();
+            }
+            if into[n].is_none() {
+                into[n] = workers[n].try_accept(&mut listeners[n]).unwrap();
+            }
+        }
+    }
+    assert!(matches!(connecting[0].try_finish(), Err(Error::Closed { .. })), "it has ended");
+    let message = out[0].as_ref().unwrap().send(b"from 0".to_vec());
+    assert!(message.is_ok());
+    let other = into[1].as_ref().unwrap();
+    while out[0].as_ref().unwrap().open_messages() > 0 {
+        workers[0].poll().unwrap();
+        workers[1].poll().unwrap();
+    }
+    assert_eq!(*other.try_recv().unwrap().unwrap(), *b"from 0");
+}
+
+#[test]
+fn connecting_ends_when_nobody_answers() {
+    let worker = Worker::new(config(Service::Uc)).unwrap();
+    // A listener that nobody accepts from; and none at all.
+    let listener = worker.listen((LOCAL, 0).into()).unwrap();
+    let address = listener.local_addr().unwrap();
+    let silent = worker.block_on(worker.connect_async(address, Duration::from_millis(50))).unwrap();
+    assert!(matches!(silent, Err(Error::Timeout(_))), "{silent:?}");
+    drop(listener);
+    let nobody = worker.block_on(worker.connect_async(address, LONG)).unwrap();
+    assert!(matches!(nobody, Err(Error::Setup(..))), "{nobody:?}");
+    // As often as one likes: nothing is left of those that were given up.
+    let listener = worker.listen((LOCAL, 0).into()).unwrap();
+    for _ in 0..300 {
+        let connecting = worker.begin_connect(listener.local_addr().unwrap(), LONG).unwrap();
+        drop(connecting);
     }
 }
 

@@ -1,0 +1,121 @@
+//! Connecting without waiting: for applications that do something else meanwhile, and for two that connect to each other in one
+//! thread each.
+
+use std::cell::RefCell;
+use std::io::{self, Read};
+use std::net::{SocketAddr, TcpStream};
+use std::rc::Rc;
+use std::time::{Duration, Instant};
+
+use bifrost_rdm::{CloseReason, ConnectionId};
+use bifrost_wire::rdm::{Setup, SetupKind};
+
+use crate::endpoint::Endpoint;
+use crate::error::Error;
+use crate::inner::Inner;
+use crate::setup::{self, Told};
+use crate::worker::Worker;
+
+/// A connection that is being set up. Dropping it gives up.
+#[derive(Debug)]
+pub struct Connecting {
+    inner: Rc<RefCell<Inner>>,
+    id: ConnectionId,
+    peer: SocketAddr,
+    hello: Setup,
+    /// Until the connection has it.
+    stream: Option<TcpStream>,
+    told: bool,
+    answer: Told,
+    until: Instant,
+}
+
+impl Connecting {
+    pub(crate) fn new(worker: &Worker, peer: SocketAddr, timeout: Duration) -> Result<Self, Error> {
+        let inner = worker.inner.clone();
+        let stream = setup::open(peer).map_err(|error| Error::Setup(peer, error))?;
+        let prepared = {
+            let mut inner = inner.borrow_mut();
+            let limits = inner.limits();
+            inner.host.prepare(SetupKind::Hello, limits)
+        };
+        let (id, hello) = prepared.map_err(|error| Error::Host(peer, error))?;
+        let (answer, until) = (([0; Setup::MAX_LEN], 0), Instant::now() + timeout);
+        Ok(Self { inner, id, peer, hello, stream: Some(stream), told: false, answer, until })
+    }
+
+    /// The peer's address.
+    #[must_use]
+    pub fn peer(&self) -> SocketAddr {
+        self.peer
+    }
+
+    /// Goes on, without waiting; the endpoint, once the peer has answered. The worker is polled by that.
+    ///
+    /// # Errors
+    /// When the peer cannot be reached, or refuses, or does not fit, or the time is over. It has ended then, and so has it once
+    /// the endpoint was given.
+    pub fn try_finish(&mut self) -> Result<Option<Endpoint>, Error> {
+        self.inner.borrow_mut().poll()?;
+        let peer = self.peer;
+        let Some(stream) = &mut self.stream else {
+            return Err(Error::Closed { peer, why: "setting it up has ended" });
+        };
+        let failed = match advance(stream, &self.hello, &mut self.told, &mut self.answer) {
+            Ok(true) => None,
+            Ok(false) if Instant::now() < self.until => return Ok(None),
+            Ok(false) => Some(Error::Timeout(peer)),
+            Err(error) => Some(Error::Setup(peer, error)),
+        };
+        let stream = self.stream.take();
+        let connected = match (failed, stream) {
+            (None, Some(stream)) => self.inner.borrow_mut().on_answer(self.id, peer, stream, &self.answer),
+            (Some(error), _) => Err(error),
+            (None, None) => Err(Error::Timeout(peer)),
+        };
+        match connected {
+            Ok(()) => Ok(Some(Endpoint { inner: self.inner.clone(), id: self.id, peer })),
+            Err(error) => {
+                self.give_up();
+                Err(error)
+            }
+        }
+    }
+
+    fn give_up(&mut self) {
+        self.inner.borrow_mut().host.close(self.id, CloseReason::Done);
+    }
+}
+
+impl Drop for Connecting {
+    fn drop(&mut self) {
+        if self.stream.take().is_some() {
+            self.give_up();
+        }
+    }
+}
+
+/// Tells the peer once the stream is open, and takes what it answers; whether that is complete.
+fn advance(stream: &mut TcpStream, hello: &Setup, told: &mut bool, answer: &mut Told) -> io::Result<bool> {
+    if !*told {
+        if !setup::is_open(stream)? {
+            return Ok(false);
+        }
+        setup::tell(stream, hello)?;
+        *told = true;
+    }
+    let (bytes, len) = answer;
+    loop {
+        let due = Setup::len_of(&bytes[..*len]);
+        if *len == due {
+            return Ok(true);
+        }
+        match stream.read(&mut bytes[*len..due]) {
+            Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
+            Ok(count) => *len += count,
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(false),
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+        }
+    }
+}
