@@ -1,0 +1,47 @@
+//! The header that is in the repository is the one that cbindgen makes of the sources.
+
+#![allow(clippy::unwrap_used)]
+
+use std::fs;
+use std::path::Path;
+
+#[test]
+fn the_header_is_up_to_date() {
+    let crate_directory = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let mut builder = cbindgen::Builder::new()
+        .with_config(cbindgen::Config::from_file(crate_directory.join("cbindgen.toml")).unwrap());
+    let mut sources: Vec<_> =
+        fs::read_dir(crate_directory.join("src")).unwrap().map(|entry| entry.unwrap().path()).collect();
+    sources.sort();
+    for source in sources {
+        builder = builder.with_src(source);
+    }
+    let mut made = Vec::new();
+    builder.generate().unwrap().write(&mut made);
+    let made = for_c(&String::from_utf8(made).unwrap());
+    let path = crate_directory.join("include/bifrost_rdm.h");
+    if std::env::var_os("BIFROST_WRITE_DOCS").is_some() {
+        fs::write(&path, &made).unwrap();
+    }
+    let there = fs::read_to_string(&path).unwrap_or_default();
+    assert!(there == made, "{path:?} is old: BIFROST_WRITE_DOCS=1 cargo test -p bifrost-capi --test header");
+}
+
+/// Without what only Rust has: sections about safety, and marks of its documentation.
+fn for_c(header: &str) -> String {
+    let mut lines: Vec<&str> = vec![];
+    let mut safety = false;
+    for line in header.lines() {
+        let text = line.trim_start();
+        if text == "* # Safety" {
+            safety = true;
+            // The empty line before.
+            lines.pop();
+        }
+        safety &= !text.starts_with("*/");
+        if !safety {
+            lines.push(line);
+        }
+    }
+    lines.iter().map(|line| line.replace('`', "") + "\n").collect()
+}
