@@ -278,8 +278,7 @@ impl<P: GuestPort> Core<P> {
                     self.counters.bad_guest_checksum_frames += 1;
                     reliable = false;
                 }
-                let engine_peer = self.peers.get(peer.0).and_then(|p| p.engine).filter(|_| reliable);
-                let reliably = engine_peer.map(|peer| Destination {
+                let destination = self.peers.get(peer.0).and_then(|p| p.engine).map(|peer| Destination {
                     vni: vni.get(),
                     owner,
                     local,
@@ -287,6 +286,16 @@ impl<P: GuestPort> Core<P> {
                     peer,
                     ordering: ordering_of(ordering),
                 });
+                // A peer refuses connections of a network that is not the port's.
+                if !reliable
+                    && port.reliable
+                    && vni == port.vni
+                    && let Some(to) = &destination
+                    && self.engine.lacks_observer(self.now, to.peer)
+                {
+                    self.engine.observe(self.now, to, &mut self.out);
+                }
+                let reliably = destination.filter(|_| reliable);
                 if !port.waiting.is_empty() {
                     port.waiting.passed(self.now, remote);
                 }

@@ -37,6 +37,8 @@ pub(crate) struct Peer {
     /// The connection that last sent or received; probes travel on it.
     pub(crate) probe_conn: Option<u32>,
     pub(crate) last_active: Time,
+    /// Before this no connection is set up for the probes alone.
+    pub(crate) observe_at: Time,
     /// Until then the peer counts as plain VXLAN.
     pub(crate) plain_until: Time,
     /// Set-ups that it did not answer, since it last did.
@@ -84,6 +86,7 @@ impl Peer {
             stale: true,
             probe_conn: None,
             last_active: Time(0),
+            observe_at: Time(0),
             plain_until: Time(0),
             unanswered: 0,
             ack_delay_ns: MS,

@@ -122,6 +122,23 @@ fn paths_that_die_after_a_bulk_flow_hold_nothing_up() {
     assert!((1.0..10.0).contains(&longest_ms), "{longest_ms} ms");
 }
 
+/// Packets that nothing repeats leave a path that dies as soon as a probe has found out, although the transport has long carried nothing.
+#[test]
+fn plain_vxlan_leaves_a_path_that_dies() {
+    let text = "duration = \"12s\"\n[topology]\nkind = \"parallel\"\nhosts = 2\npaths = 4\n\
+                link = { rate = \"1Gbit/s\", delay = \"20us\" }\n\
+                [[vnis]]\nid = 100\nreliability = \"tcp\"\n[[vnis]]\nid = 200\nreliability = \"off\"\n\
+                [[guests]]\nvni = 100\nper_host = 1\n[[guests]]\nvni = 200\nper_host = 1\n\
+                [[workloads]]\nkind = \"request\"\nfrom = [0]\nto = [1]\ncount = 10\n\
+                [[workloads]]\nkind = \"packets\"\nfrom = [2]\nto = [3]\npackets = 20_000\nflows = 64\ngap = \"500us\"\n\
+                [[faults]]\nat = \"3s\"\nlinks = \"*/2\"\nset = { down = true }\n";
+    let world = run(&Scenario::parse("text", text).expect("scenario"), 1);
+    let report = Report::of(&world);
+    let lost = 20_000 - report.workloads[1].messages;
+    // A quarter of 2,000 packets a second, for 100 ms until the next probe and as long as it takes to be lost.
+    assert!(world.violations.is_empty() && (1..100).contains(&lost), "{lost} lost\n{report}");
+}
+
 #[derive(Clone, Default)]
 struct Shared(Rc<RefCell<Vec<u8>>>);
 

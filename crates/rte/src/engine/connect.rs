@@ -43,6 +43,32 @@ impl Engine {
         self.reopen(now, index, false, out);
     }
 
+    /// Whether no connection carries the probes of a peer's paths, and [`observe`](Self::observe) may set one up for that.
+    #[inline]
+    pub fn lacks_observer(&self, now: Time, peer: PeerId) -> bool {
+        self.peer(peer).is_some_and(|peer| peer.probe_conn.is_none() && now >= peer.observe_at)
+    }
+
+    /// Sets up the connection of a pair that carries nothing reliably, for its probes: so plain VXLAN, too, leaves a path that dies.
+    /// Nothing waits for it. Tries once in [`plain_retry_ns`](crate::Config::plain_retry_ns), whatever becomes of it.
+    #[cold]
+    pub fn observe(&mut self, now: Time, to: &Destination, out: &mut Output) {
+        let retry = self.config.plain_retry_ns;
+        let Some(peer) = self.peers.get_mut(usize::from(to.peer.0)).and_then(Option::as_mut) else { return };
+        peer.observe_at = now.after(retry);
+        if now < peer.plain_until {
+            return;
+        }
+        let pair = Pair { vni: to.vni, local: to.local, remote: to.remote };
+        let known = self.by_pair.get(&pair).copied();
+        match known.and_then(|index| Some((index, self.conn(index)?.state))) {
+            None => drop(self.open(now, pair, to, out)),
+            Some((index, State::Plain { until, .. })) if now >= until => self.reopen(now, index, true, out),
+            Some((index, State::Open | State::BestEffort)) => self.touch(now, index),
+            Some(_) => {}
+        }
+    }
+
     /// Makes a connection for a pair and sends the first REQUEST.
     pub(super) fn open(&mut self, now: Time, pair: Pair, to: &Destination, out: &mut Output) -> Option<u32> {
         let state = State::Opening { tries: 0, turn: self.attempt(to.peer), next: now, background: false };

@@ -496,7 +496,7 @@ impl Engine {
     }
 
     /// A packet leaves for a peer past the engine, as plain VXLAN: its paths are observed as long as some do, by a connection with it if
-    /// there is one.
+    /// there is one. See [`lacks_observer`](Self::lacks_observer).
     #[inline]
     pub fn note_plain(&mut self, now: Time, peer: PeerId) {
         if let Some(of_peer) = self.peers.get_mut(usize::from(peer.0)).and_then(Option::as_mut)

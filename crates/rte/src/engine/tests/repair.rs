@@ -195,19 +195,33 @@ fn a_path_that_is_silent_while_another_delivers_loses_its_turn() {
 
 #[test]
 fn plain_vxlan_keeps_its_paths_observed() {
-    let mut w = world(719, 4);
-    stream(&mut w, 0, 500, 5, 10 * US);
-    for i in 0..120_000 {
-        // Side 1 answers.
-        (0..2).for_each(|side| w.sides[side].engine.note_plain(w.now, PeerId(0)));
-        w.run_for(MS);
-        if i == 100_000 {
-            (0..2).for_each(|side| w.links[side][2].down = true);
+    // Both send; one alone, whose peer forgets the connection after a minute; and one that never sent anything reliably.
+    for (reliably, senders) in [(500, 2), (500, 1), (0, 1)] {
+        let mut w = world(719, 4);
+        stream(&mut w, 0, reliably, 5, 10 * US);
+        for i in 0..120_000 {
+            (0..senders).for_each(|side| w.send_plain(side));
+            w.run_for(MS);
+            if i == 100_000 {
+                (0..2).for_each(|side| w.links[side][2].down = true);
+            }
+            let dead = PathId::masked(2);
+            let is_used = w.sides[0].engine.selected_paths(PeerId(0)).contains(&dead);
+            assert!(i < 100_150 && i != 99_999 || is_used == (i < 100_150), "{i} ms, {senders} senders");
         }
-        let dead = PathId::masked(2);
-        let is_used = w.sides[0].engine.selected_paths(PeerId(0)).contains(&dead);
-        assert!(i < 100_150 && i != 99_999 || is_used == (i < 100_150), "{i} ms");
     }
+}
+
+#[test]
+fn a_peer_that_refuses_is_not_asked_for_each_plain_packet() {
+    let mut w = world(722, 4);
+    w.sides[1].vnic = None;
+    for _ in 0..60_000 {
+        w.send_plain(0);
+        w.run_for(MS);
+    }
+    let counters = w.sides[0].engine.counters();
+    assert!((1..=4).contains(&counters.rejects_received_packets), "{} in a minute", counters.rejects_received_packets);
 }
 
 /// How long a packet that nothing lets through is kept, ms, while some of four paths deliver everything else.
