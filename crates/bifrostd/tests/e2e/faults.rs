@@ -134,6 +134,22 @@ fn a_dead_path_is_left_and_taken_back() {
 }
 
 #[test]
+fn a_dead_path_is_left_where_plain_vxlan_is_all_that_is_sent() {
+    let lab = Lab::running(Options::default());
+    assert_eq!(ping(lab.net("a"), "10.0.0.2", 10, 56), 10);
+    lab.hosts[1].path_fault("host-a", Some(1), |f| f.down = true);
+    let state = |host: usize| lab.hosts[host].client.paths().unwrap().into_iter().find(|p| p.path == 1).unwrap().state;
+    eventually(5.0, "the dead path is suspect on both sides", || {
+        ping(lab.net("a"), "10.0.0.2", 5, 56);
+        is_out(state(0)) && is_out(state(1))
+    });
+    assert_eq!(ping(lab.net("a"), "10.0.0.2", 100, 56), 100);
+    for host in &lab.hosts {
+        assert_eq!(host.counter("rte.sent_packets"), 0, "something was sent reliably: this shows nothing");
+    }
+}
+
+#[test]
 fn when_all_paths_fail_traffic_goes_on_and_comes_back() {
     // BIFROST's port is blocked, plain VXLAN passes: the guests keep talking.
     let lab = Lab::running(Options::default());
