@@ -18,7 +18,7 @@ help:
 	@echo "make cost       what the transport costs: instructions a packet, bytes a connection (docs/COST.md)"
 	@echo "make studies    questions about the transport, many simulated worlds each: plots and bars (docs/STUDIES.md)"
 	@echo "make build      release build"
-	@echo "make deb        the Debian package, in $(OUT)"
+	@echo "make deb        the Debian packages, in $(OUT)"
 	@echo "make try-guide  the operator's guide, step by step on two clean, emulated machines (minutes)"
 	@echo "make swarm      random worlds, a million unless SEEDS=n says otherwise; goes on where it was stopped"
 	@echo "make fuzz       every fuzz target for a minute, guided by coverage; SECONDS=n for longer"
@@ -93,8 +93,9 @@ miri:
 
 deb:
 	@command -v dh >/dev/null || $(SUDO) apt-get install -y -qq --no-install-recommends debhelper
-	@rm -f $(OUT)/bifrost_*.deb
+	@rm -f $(OUT)/bifrost_*.deb $(OUT)/libbifrost-rdm*.deb
 	@OUT=$(OUT) scripts/build-deb.sh
+	@OUT=$(OUT) scripts/try-library-debs.sh
 
 try-guide: packages deb
 	@{ command -v debootstrap && command -v ssh; } >/dev/null || $(SUDO) apt-get install -y -qq --no-install-recommends debootstrap openssh-client

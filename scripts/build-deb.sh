@@ -1,9 +1,10 @@
 #!/bin/sh
-# Builds bifrost_VERSION_ARCHITECTURE.deb: programs, systemd unit, configuration, guide, manual pages, completions,
-# dissector. The last line that it prints is the package's path. Needs the Rust toolchain and debhelper.
+# Builds the Debian packages: `bifrost` (programs, systemd unit, configuration, guide, manual pages, completions, dissector),
+# `libbifrost-rdm0` and `libbifrost-rdm-dev` (messages over RDMA for C). The last line that it prints is the path of
+# `bifrost`; the others are beside it. Needs the Rust toolchain and debhelper.
 #   OUT=DIRECTORY      where the package goes (out)
 #   DEB_VERSION=TEXT   the package's version (that of Cargo.toml)
-#   BIN_DIR=DIRECTORY  take bifrostd, bifrostctl and bifrost-cni from there instead of building them
+#   BIN_DIR=DIRECTORY  take bifrostd, bifrostctl, bifrost-cni and libbifrost_rdm from there instead of building them
 set -eu
 cd "$(dirname "$0")/.."
 
@@ -21,7 +22,7 @@ version=${DEB_VERSION:-$(sed -n 's/^version = "\(.*\)"$/\1/p' Cargo.toml | head 
 date=$(git log -1 --format=%cd --date=rfc2822 2>/dev/null || date -R)
 
 if [ -z "${BIN_DIR:-}" ]; then
-    cargo build --release --locked -p bifrostd -p bifrostctl -p bifrost-cni
+    cargo build --release --locked -p bifrostd -p bifrostctl -p bifrost-cni -p bifrost-capi
     BIN_DIR=$target/release
 fi
 cargo build --locked --workspace --example manual
@@ -35,6 +36,12 @@ cp packaging/bifrostd.toml packaging/wireshark/bifrost.lua docs/OPERATIONS.md do
 cp -R docs/operations packaging/prometheus packaging/grafana "$build"
 cp "$BIN_DIR/bifrostd" "$BIN_DIR/bifrostctl" "$BIN_DIR/bifrost-cni" "$build"
 "$target/debug/examples/manual" "$build"
+
+multiarch=$(dpkg-architecture -qDEB_HOST_MULTIARCH)
+cp "$BIN_DIR/libbifrost_rdm.so" "$build/libbifrost_rdm.so.0"
+cp "$BIN_DIR/libbifrost_rdm.a" crates/capi/include/bifrost_rdm.h crates/capi/examples/pingpong.c docs/RDM-LIBRARY.md docs/RDM.md "$build"
+sed -e "s|@PREFIX@|/usr|; s|@LIBDIR@|/usr/lib/$multiarch|; s|@VERSION@|$version|" crates/capi/bifrost-rdm.pc.in \
+    >"$build/bifrost-rdm.pc"
 cat >"$build/debian/changelog" <<END
 bifrost ($version) unstable; urgency=medium
 
@@ -47,6 +54,6 @@ END
     exit 1
 }
 package=$(ls "$out"/deb/bifrost_*.deb)
-mv "$package" "$out"
+mv "$out"/deb/*.deb "$out"
 rm -rf "$build"
 echo "$out/${package##*/}"

@@ -1,0 +1,53 @@
+#!/bin/sh
+# Tries the packages libbifrost-rdm0 and libbifrost-rdm-dev, as `make deb` has built them, without installing them: unpacks
+# both, compiles the example from the second one with what pkg-config says, against the shared and the static library, and
+# has two processes talk over the loopback device.
+#   OUT=DIRECTORY  where the packages are (out)
+set -eu
+cd "$(dirname "$0")/.."
+out=${OUT:-out}
+
+for tool in cc pkg-config dpkg-deb; do
+    if ! command -v "$tool" >/dev/null; then
+        echo "try-library-debs.sh: there is no $tool: apt-get install gcc libc6-dev pkgconf dpkg" >&2
+        exit 1
+    fi
+done
+root=$(mktemp -d)
+server=""
+trap '[ -z "$server" ] || kill "$server" 2>/dev/null || true; rm -rf "$root"' EXIT
+for package in libbifrost-rdm0 libbifrost-rdm-dev; do
+    set -- "$out/$package"_*.deb
+    if [ $# -ne 1 ] || ! [ -e "$1" ]; then
+        echo "try-library-debs.sh: not one $package in $out: run \`make deb\`" >&2
+        exit 1
+    fi
+    dpkg-deb -x "$1" "$root"
+done
+dpkg-deb -f "$1" Depends | grep -q "libbifrost-rdm0 (= $(dpkg-deb -f "$1" Version))"
+
+libraries=$root/usr/lib/$(dpkg-architecture -qDEB_HOST_MULTIARCH)
+# As if the packages' root were this machine's.
+export PKG_CONFIG_LIBDIR="$libraries/pkgconfig" PKG_CONFIG_SYSROOT_DIR="$root"
+export PKG_CONFIG_ALLOW_SYSTEM_CFLAGS=1 PKG_CONFIG_ALLOW_SYSTEM_LIBS=1
+source=$root/usr/share/doc/libbifrost-rdm-dev/examples/pingpong.c
+strict="-std=c11 -Wall -Wextra -pedantic -Werror"
+# shellcheck disable=SC2046,SC2086 # lists of words
+{
+    cc $strict "$source" -o "$root/shared" $(pkg-config --cflags --libs bifrost-rdm)
+    cc $strict $(pkg-config --cflags bifrost-rdm) "$source" -o "$root/static" "$libraries/libbifrost_rdm.a" \
+        $(pkg-config --static --libs-only-l bifrost-rdm | sed 's/-lbifrost_rdm//')
+}
+if LD_LIBRARY_PATH=$libraries ldd "$root/static" | grep -q bifrost; then
+    echo "try-library-debs.sh: the static program needs the shared library" >&2
+    exit 1
+fi
+export LD_LIBRARY_PATH="$libraries"
+mkfifo "$root/port"
+"$root/shared" serve ::1 >"$root/port" &
+server=$!
+read -r port <"$root/port"
+"$root/static" ask ::1 ::1 "$port" 100 100000
+wait "$server"
+server=""
+echo "the library's packages work: $(pkg-config --modversion bifrost-rdm)"
