@@ -62,13 +62,18 @@ impl Plugin<'_> {
     fn add(&self, interface: &Interface, netns: &str) -> Result<Attached, Error> {
         // bifrostd would wait for a namespace that is not there.
         let namespace = Namespace::open(netns)?;
+        // Asked before anything is begun: a failed call undoes what it has begun, and must leave an earlier attachment alone.
+        let key = attachment::port_name(&self.network.name, interface);
+        if !self.ports(Some(key))?.is_empty() {
+            return Err(exists(interface));
+        }
         let given = match self.ipam {
             Some(ipam) => ipam.add()?,
             None => attachment::chosen(&self.network.addresses),
         };
         self.attach(interface, netns, &namespace, given).map_err(|error| {
-            // The attachment that there is keeps its port and its addresses. Otherwise addresses are free only when it is known
-            // that no port has them: an answer may have been lost.
+            // What another call has attached meanwhile keeps its port and its addresses. Otherwise addresses are free only when
+            // it is known that no port has them: an answer may have been lost.
             if error.code == Code::Exists || self.del(interface).is_ok() {
                 return error;
             }
@@ -87,11 +92,7 @@ impl Plugin<'_> {
         let Attachment { item, attached, routes } = Attachment::new(self.network, interface, netns, given)?;
         let report = self.client.apply(&ApplySpec { items: vec![item] }).map_err(refused)?;
         if report.set == 0 {
-            let text = format!(
-                "container {} has the interface {} in this network already",
-                interface.container, interface.name
-            );
-            return Err(Error::new(Code::Exists, text));
+            return Err(exists(interface));
         }
         namespace.add_routes(&interface.name, &routes)?;
         Ok(attached)
@@ -158,6 +159,12 @@ impl Plugin<'_> {
         }
         Ok(())
     }
+}
+
+fn exists(interface: &Interface) -> Error {
+    let text =
+        format!("container {} has the interface {} in this network already", interface.container, interface.name);
+    Error::new(Code::Exists, text)
 }
 
 fn refused(error: ClientError) -> Error {
