@@ -42,16 +42,16 @@ reasons! {
     SpoofedMac = "spoofed_mac",
     /// Source IP address of somebody else.
     SpoofedIp = "spoofed_ip",
-    /// ARP that speaks for somebody else.
+    /// ARP that claims an address of another port.
     SpoofedArp = "spoofed_arp",
     /// Neighbour discovery that speaks for somebody else, or as a router.
     SpoofedNeighbour = "spoofed_neighbour",
-    /// ARP or neighbour discovery that is cut short, damaged, or makes no sense.
+    /// ARP or neighbour discovery that is truncated, damaged or invalid.
     MalformedNeighbour = "malformed_neighbour",
     /// ARP or neighbour discovery about the sender's own address that nobody asked for: announcements, probes, and answers to guests
     /// whom the switch has answered.
     OwnAddress = "own_address",
-    /// ARP or neighbour discovery for an address that nobody has.
+    /// ARP or neighbour discovery for an unknown address.
     UnknownNeighbour = "unknown_neighbour",
     /// Broadcast that is not ARP.
     Broadcast = "broadcast",
@@ -123,7 +123,7 @@ reasons! {
     SessionsFull = "sessions_full",
     /// From the underlay, of a network that is not on this host.
     UnknownVni = "unknown_vni",
-    /// From the underlay, with a source that is not at that peer.
+    /// From the underlay, with a source address that is not behind that peer.
     WrongPeer = "wrong_peer",
     /// From the underlay, to a vNIC that is not on this host.
     NotHere = "not_here",

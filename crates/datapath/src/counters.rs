@@ -11,7 +11,7 @@ pub struct Counters {
     pub loops: u64,
     /// Turns that found something to do.
     pub busy_loops: u64,
-    /// Time spent in turns that found something to do, ns.
+    /// Time spent in turns with work, ns.
     pub busy_ns: u64,
     /// Datagrams received on the underlay.
     pub underlay_rx_packets: u64,
@@ -95,7 +95,7 @@ pub struct Counters {
     pub taken_over_packets: u64,
     /// The same, dropped because too many wait for the worker that owns them.
     pub hand_over_overflow_packets: u64,
-    /// RESETs dropped because too many wait for another worker.
+    /// RESETs dropped because the queue to another worker was full.
     pub reset_overflow_packets: u64,
     /// Packets that an injected fault dropped.
     pub fault_dropped_packets: u64,

@@ -24,9 +24,9 @@ macro_rules! reasons {
 reasons! {
     /// Shorter than an Ethernet header with its tag.
     EthernetTruncated = "ethernet_truncated",
-    /// ARP that is cut short.
+    /// Truncated ARP.
     ArpTruncated = "arp_truncated",
-    /// ARP for something else than IPv4 over Ethernet.
+    /// ARP other than IPv4 over Ethernet.
     ArpKind = "arp_kind",
     /// IPv4 header cut short.
     Ipv4Truncated = "ipv4_truncated",
@@ -40,7 +40,7 @@ reasons! {
     Ipv6Header = "ipv6_header",
     /// IPv6 payload length beyond the frame.
     Ipv6Length = "ipv6_length",
-    /// IPv6 extension headers that are cut short, too many, or too long to look behind.
+    /// IPv6 extension headers that are truncated, too many, or too long.
     Ipv6Extensions = "ipv6_extensions",
     /// IPv4 options that do not fit the header.
     Ipv4Options = "ipv4_options",
@@ -52,9 +52,9 @@ reasons! {
     TinyFragment = "tiny_fragment",
     /// An IPv6 fragment with a second fragment header, or with extension headers behind the first.
     FragmentExtensions = "fragment_extensions",
-    /// TCP header cut short, or a data offset that does not fit.
+    /// Truncated TCP header, or an invalid data offset.
     TcpHeader = "tcp_header",
-    /// UDP header cut short, or a length that does not fit.
+    /// Truncated UDP header, or an invalid length.
     UdpHeader = "udp_header",
     /// A partial checksum outside of the frame, or in its headers but not the transport's.
     ChecksumRange = "checksum_range",

@@ -68,7 +68,7 @@ counters! {
     acks_sent_packets,
     /// ACKs received and used.
     acks_received_packets,
-    /// ACKs that acknowledge what was never sent.
+    /// ACKs for packets that were never sent.
     ack_invalid_packets,
     /// Packets with a CID that nobody owns.
     unknown_cid_packets,

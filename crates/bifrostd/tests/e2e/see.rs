@@ -107,7 +107,10 @@ fn drops_and_metrics_say_what_became_of_packets() {
     let of = |counter: &str| drops.drops.iter().find(|d| d.counter == counter).unwrap_or_else(|| panic!("{drops:#?}"));
     let spoofed = of("avs.dropped_spoofed_ip_packets");
     assert_eq!((spoofed.count, spoofed.at.to_string().as_str()), (3, "port a, worker 0"));
-    assert!(spoofed.what.contains("source IP address of somebody else") && spoofed.advice.contains("`addresses`"));
+    assert!(
+        spoofed.what.contains("with a source IP address that is not the port's")
+            && spoofed.advice.contains("`addresses`")
+    );
     assert!(of("avs.dropped_unknown_neighbour_packets").count > 0);
 
     // Others may come up for the first time in between.

@@ -1,8 +1,8 @@
 //! What every counter means, and what to do when it grows: one table for `bifrostctl drops`, for Prometheus and for
 //! `docs/COUNTERS.md`.
 //!
-//! The rooms of the data path count; this is what is said about it. A test of the daemon, which knows both, shows that no
-//! counter is left out and none is here that nobody counts.
+//! The crates of the data path count; this table describes the counters. A test of the daemon, which knows both, checks that
+//! every counter is described and every described counter exists.
 
 mod devices;
 mod pipeline;
@@ -20,9 +20,9 @@ use reasons::Reason;
 pub enum Kind {
     /// Packets (datagrams, frames, messages) that go no further; it only grows.
     Drop,
-    /// Something else that is counted; it only grows.
+    /// Any other event; it only grows.
     Count,
-    /// How much there is of something now.
+    /// A current value.
     Gauge,
 }
 
@@ -33,7 +33,7 @@ pub struct Meaning {
     pub kind: Kind,
     /// What is counted, in a line.
     pub what: Cow<'static, str>,
-    /// What to do if it grows and should not; empty: nothing.
+    /// What to do if it grows unexpectedly; empty: nothing.
     pub advice: &'static str,
 }
 
@@ -105,7 +105,7 @@ pub fn all() -> impl Iterator<Item = (String, Meaning)> {
     CHAPTERS.iter().flat_map(Chapter::all)
 }
 
-/// What a counter means. `None`: nobody counts that.
+/// What a counter means. `None`: there is no such counter.
 pub fn meaning(name: &str) -> Option<Meaning> {
     let chapters = || CHAPTERS.iter();
     if let Some(entry) = chapters().flat_map(|c| c.entries).find(|e| e.name == name) {

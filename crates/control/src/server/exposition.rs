@@ -126,7 +126,7 @@ mod tests {
             assert!(text.lines().any(|l| l == line), "{line}\n{text}");
         }
         let help = text.lines().find(|l| l.starts_with("# HELP bifrost_avs_dropped_acl_packets ")).unwrap();
-        assert!(help.contains("refused by the network's ACL. What to do: see "), "{help}");
+        assert!(help.contains("denied by the network's ACL. What to do: see "), "{help}");
         assert!(text.ends_with("\n# EOF\n") && !text.contains("nobody"));
         assert_eq!(text.matches("# TYPE bifrost_avs_dropped_acl_packets ").count(), 1);
     }

@@ -6,7 +6,7 @@
 pub struct AfxdpCounters {
     /// Datagrams handed up.
     pub rx_datagrams: u64,
-    /// UDP payload bytes handed up.
+    /// UDP payload bytes delivered to the worker.
     pub rx_bytes: u64,
     /// Datagrams whose outer headers were parsed here, as the XDP program could not leave a note.
     pub rx_parsed_datagrams: u64,

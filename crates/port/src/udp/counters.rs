@@ -8,7 +8,7 @@
 pub struct UdpCounters {
     /// Datagrams handed up.
     pub rx_datagrams: u64,
-    /// UDP payload bytes handed up.
+    /// UDP payload bytes delivered to the worker.
     pub rx_bytes: u64,
     /// Messages received, coalesced ones counted once.
     pub rx_messages: u64,
@@ -25,7 +25,7 @@ pub struct UdpCounters {
     pub rx_failed_calls: u64,
     /// Datagrams taken by the kernel.
     pub tx_datagrams: u64,
-    /// UDP payload bytes taken by the kernel.
+    /// UDP payload bytes accepted by the kernel.
     pub tx_bytes: u64,
     /// Messages taken by the kernel.
     pub tx_messages: u64,
