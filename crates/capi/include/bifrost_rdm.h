@@ -147,7 +147,7 @@ typedef enum {
    */
   BIFROST_RDM_STATUS_RESOURCES = 13,
   /**
-   * This connection, or this library, cannot do that.
+   * This connection, this library, or this host without a suitable RDMA NIC, cannot do that.
    */
   BIFROST_RDM_STATUS_UNSUPPORTED = 14,
   /**
@@ -189,7 +189,7 @@ typedef struct {
    */
   uint32_t size;
   /**
-   * What carries packets: BIFROST_RDM_PROVIDER_AUTO, which is the default, or _SOFT. This version has no _VERBS.
+   * What carries packets: BIFROST_RDM_PROVIDER_AUTO, which is the default, _SOFT, or _VERBS, the RDMA NIC of the address.
    */
   uint32_t provider;
   /**

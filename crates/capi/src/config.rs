@@ -3,10 +3,12 @@
 use std::net::IpAddr;
 use std::time::Duration;
 
-use bifrost_endpoint::{Order, Service, WorkerConfig};
+use bifrost_endpoint::{Choice, Order, Service, WorkerConfig};
 
 use crate::status::{Failed, Status};
-use crate::{ORDER_COMPLETE, ORDER_SENT, PROVIDER_AUTO, PROVIDER_VERBS, SERVICE_BOTH, SERVICE_RC, SERVICE_UC};
+use crate::{
+    ORDER_COMPLETE, ORDER_SENT, PROVIDER_AUTO, PROVIDER_SOFT, PROVIDER_VERBS, SERVICE_BOTH, SERVICE_RC, SERVICE_UC,
+};
 
 /// Settings of a worker. `bifrost_rdm_config_init` fills in the defaults.
 #[repr(C)]
@@ -14,7 +16,7 @@ use crate::{ORDER_COMPLETE, ORDER_SENT, PROVIDER_AUTO, PROVIDER_VERBS, SERVICE_B
 pub struct Config {
     /// Bytes of this structure, as the caller knows it. Later versions of it are longer.
     pub size: u32,
-    /// What carries packets: `BIFROST_RDM_PROVIDER_AUTO`, which is the default, or `_SOFT`. This version has no `_VERBS`.
+    /// What carries packets: `BIFROST_RDM_PROVIDER_AUTO`, which is the default, `_SOFT`, or `_VERBS`, the RDMA NIC of the address.
     pub provider: u32,
     /// Who repeats what is lost: `BIFROST_RDM_SERVICE_UC`, which is the default, `_RC` or `_BOTH`. Both ends need the same.
     pub service: u32,
@@ -68,11 +70,11 @@ impl Config {
             let fits = (from..=to).contains(&value);
             if fits { Ok(value) } else { Err(named(name, &format!("{value} is not from {from} to {to}"))) }
         };
-        if self.provider == PROVIDER_VERBS {
-            let text = "config.provider: this library has no provider for RDMA NICs; use 0 or 1";
-            return Err(Failed(Status::Unsupported, text.to_owned()));
-        }
-        within("provider", self.provider, PROVIDER_AUTO, PROVIDER_VERBS)?;
+        let provider = match within("provider", self.provider, PROVIDER_AUTO, PROVIDER_VERBS)? {
+            PROVIDER_VERBS => Choice::Verbs,
+            PROVIDER_SOFT => Choice::Soft,
+            _ => Choice::Auto,
+        };
         let service = match self.service {
             SERVICE_RC => Service::Rc,
             SERVICE_UC => Service::Uc,
@@ -89,6 +91,7 @@ impl Config {
         let time =
             |name, value, from| within(name, value, from, MICROSECONDS_MAX).map(|us| Duration::from_micros(us.into()));
         let mut config = WorkerConfig::new(address);
+        config.provider = provider;
         config.port = within("port", self.port, 0, 65_535)? as u16;
         config.service = service;
         config.mtu = mtu;

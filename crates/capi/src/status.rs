@@ -38,7 +38,7 @@ pub enum Status {
     Failure = 12,
     /// No memory, descriptor, connection or region is left.
     Resources = 13,
-    /// This connection, or this library, cannot do that.
+    /// This connection, this library, or this host without a suitable RDMA NIC, cannot do that.
     Unsupported = 14,
     /// A system call failed.
     System = 15,
@@ -68,7 +68,7 @@ impl From<Error> for Failed {
             Error::Closed { .. } | Error::Send { error: SendError::Closed, .. } => Status::Closed,
             Error::Send { error: SendError::Full, .. } => Status::Full,
             Error::Send { error: SendError::TooLong, .. } => Status::TooLong,
-            Error::Service(_) => Status::Unsupported,
+            Error::Service(_) | Error::Provider(..) => Status::Unsupported,
             Error::Timeout(_) => Status::Timeout,
             Error::Range { .. } => Status::Range,
             Error::Failure(..) => Status::Failure,

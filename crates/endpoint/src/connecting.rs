@@ -33,7 +33,8 @@ pub struct Connecting {
 impl Connecting {
     pub(crate) fn new(worker: &Worker, peer: SocketAddr, timeout: Duration) -> Result<Self, Error> {
         let inner = worker.inner.clone();
-        let stream = setup::open(peer).map_err(|error| Error::Setup(peer, error))?;
+        let local = inner.borrow().config.address;
+        let stream = setup::open(local, peer).map_err(|error| Error::Setup(peer, error))?;
         let prepared = {
             let mut inner = inner.borrow_mut();
             let limits = inner.limits();

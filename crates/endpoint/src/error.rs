@@ -4,6 +4,7 @@ use std::io;
 use std::net::SocketAddr;
 
 use bifrost_rdm::{CloseReason, SendError};
+use bifrost_verbs::AnyError;
 use bifrost_wire::rdm::{Refusal, SetupRefusal};
 
 use crate::host::HostError;
@@ -14,6 +15,9 @@ pub enum Error {
     /// A socket could not be made.
     #[error("cannot bind {0}: {1}")]
     Bind(SocketAddr, io::Error),
+    /// There is no RDMA NIC that can be used.
+    #[error("no RDMA NIC for {0}: {1}")]
+    Provider(SocketAddr, AnyError),
     /// The peer cannot be reached to set a connection up.
     #[error("cannot set up a connection with {0}: {1}")]
     Setup(SocketAddr, io::Error),

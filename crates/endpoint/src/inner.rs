@@ -5,7 +5,7 @@ use std::net::{SocketAddr, TcpStream};
 use std::time::{Duration, Instant};
 
 use bifrost_rdm::{Adaptive, Class, CloseReason, ConnectionConfig, ConnectionId, MessageId, NEVER, Swift, SwiftConfig};
-use bifrost_verbs::Soft;
+use bifrost_verbs::Any;
 use bifrost_wire::rdm::{Setup, SetupKind, SetupRefusal};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
@@ -18,13 +18,15 @@ use crate::wakers::Wakers;
 #[derive(Debug)]
 pub(crate) struct Inner {
     pub(crate) config: WorkerConfig,
-    pub(crate) host: Host<Soft>,
+    pub(crate) host: Host<Any>,
     pub(crate) connections: HashMap<ConnectionId, State>,
     /// When streams were last looked at, ns of the provider's clock.
     pub(crate) looked_ns: u64,
     /// Tasks that wait for a peer to connect or to answer, and when they were last woken, ns.
     pub(crate) acceptors: Wakers,
     pub(crate) woken_ns: u64,
+    /// Somebody else waits on the provider's descriptor.
+    pub(crate) watched: bool,
 }
 
 /// A connection, as the application sees it.
@@ -89,7 +91,8 @@ impl Inner {
         let mut swift = SwiftConfig::new(self.config.queue.as_nanos() as u64);
         swift.max = WINDOW_MAX;
         let now = self.host.provider().now_ns();
-        let (chunking, congestion) = (Box::new(Adaptive::default()), Box::new(Swift::new(swift)));
+        let chunking = Adaptive { longest: self.config.chunk, ..Adaptive::default() };
+        let (chunking, congestion) = (Box::new(chunking), Box::new(Swift::new(swift)));
         self.host.complete(now, id, setup, config, chunking, congestion).map_err(|error| Error::Host(peer, error))
     }
 
@@ -170,7 +173,8 @@ impl Inner {
             self.woken_ns = now;
             self.acceptors.wake();
         }
-        Ok(busy || received > 0)
+        let busy = busy || received > 0;
+        Ok(busy || (self.watched && self.host.provider_mut().arm()))
     }
 
     /// Does what there is to do, and waits for something if there is nothing.
@@ -248,6 +252,9 @@ impl Inner {
 
     /// Waits for a packet, or until something is due.
     pub(crate) fn sleep(&mut self, at_most: Duration) -> Result<(), Error> {
+        if self.host.provider_mut().arm() {
+            return Ok(());
+        }
         let wait = self.due().min(at_most);
         let timeout = Timespec { tv_sec: wait.as_secs() as i64, tv_nsec: wait.subsec_nanos().into() };
         let mut descriptors = [PollFd::from_borrowed_fd(self.host.provider().descriptor(), PollFlags::IN)];

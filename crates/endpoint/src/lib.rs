@@ -2,8 +2,9 @@
 //!
 //! A [`Worker`], one for each thread, has connections with peers, each an [`Endpoint`]: [`Endpoint::send`] and
 //! [`Endpoint::recv`] for messages of up to 256 MiB, [`Endpoint::call`] and [`Endpoint::next_request`] for calls. Nothing is
-//! lost, repeated or (by default) reordered, whatever the network drops. There need be no RDMA NIC: packets are RoCEv2 all
-//! the same, over UDP sockets ([`Worker::provider`] says so).
+//! lost, repeated or (by default) reordered, whatever the network drops. A host's RDMA NIC is used if it has the worker's
+//! address ([`Choice`]). There need be none: packets are RoCEv2 all the same, over UDP sockets. [`Worker::provider`] says
+//! which it is, and why.
 //!
 //! Calls of a worker and of its endpoints drive the connections; a thread that does something else for long calls
 //! [`Worker::poll`] now and then, or [`Worker::wait`].
@@ -154,6 +155,7 @@ pub use bifrost_rdm::{
     Adaptive, Chunking, Class, CloseReason, Config, Congestion, ConnectionConfig, ConnectionId, Counters, Fixed,
     MessageId, NEVER, Order, SendError, Service, Swift, SwiftConfig, Unlimited,
 };
+pub use bifrost_verbs::Choice;
 pub use config::WorkerConfig;
 pub use connecting::Connecting;
 pub use endpoint::{Endpoint, Message, Request};

@@ -83,9 +83,20 @@ impl Listener {
     }
 }
 
+/// A socket for a stream from the address that the set-up message names, as peers want it: hosts have several.
+fn socket_at(local: IpAddr, peer: SocketAddr) -> io::Result<Socket> {
+    let socket = Socket::new(Domain::for_address(peer), Type::STREAM, Some(Protocol::TCP))?;
+    if local.is_ipv4() == peer.is_ipv4() {
+        socket.bind(&SocketAddr::new(local, 0).into())?;
+    }
+    Ok(socket)
+}
+
 /// Sends a message and waits for the answer.
-pub(crate) fn ask(peer: SocketAddr, hello: &Setup, timeout: Duration) -> io::Result<(TcpStream, Told)> {
-    let mut stream = TcpStream::connect_timeout(&peer, timeout)?;
+pub(crate) fn ask(local: IpAddr, peer: SocketAddr, hello: &Setup, timeout: Duration) -> io::Result<(TcpStream, Told)> {
+    let socket = socket_at(local, peer)?;
+    socket.connect_timeout(&peer.into(), timeout)?;
+    let mut stream = TcpStream::from(socket);
     stream.set_read_timeout(Some(timeout))?;
     stream.set_write_timeout(Some(timeout))?;
     tell(&mut stream, hello)?;
@@ -98,8 +109,9 @@ pub(crate) fn ask(peer: SocketAddr, hello: &Setup, timeout: Duration) -> io::Res
 }
 
 /// Begins to open a stream to a peer, without waiting; [`is_open`] says when it is.
-pub(crate) fn open(peer: SocketAddr) -> io::Result<TcpStream> {
-    let socket = Socket::new(Domain::for_address(peer), Type::STREAM.nonblocking(), Some(Protocol::TCP))?;
+pub(crate) fn open(local: IpAddr, peer: SocketAddr) -> io::Result<TcpStream> {
+    let socket = socket_at(local, peer)?;
+    socket.set_nonblocking(true)?;
     match socket.connect(&peer.into()) {
         Err(error) if error.raw_os_error() != Some(Errno::INPROGRESS.raw_os_error()) => Err(error),
         _ => Ok(socket.into()),

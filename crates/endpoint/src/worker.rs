@@ -14,7 +14,7 @@ use std::task::{Context, Poll, Wake, Waker};
 use std::time::{Duration, Instant};
 
 use bifrost_rdm::{CloseReason, Counters};
-use bifrost_verbs::{Soft, SoftConfig, SoftCounters};
+use bifrost_verbs::{Any, AnyError, Provider, RdmaCoreCounters, SoftConfig, SoftCounters};
 use bifrost_wire::rdm::SetupKind;
 
 use crate::config::WorkerConfig;
@@ -35,10 +35,10 @@ pub struct Worker {
 }
 
 impl Worker {
-    /// A worker with a software NIC of its own: RoCEv2 over UDP sockets.
+    /// A worker with the RDMA NIC that has the address, or a software NIC of its own: RoCEv2 over UDP sockets.
     ///
     /// # Errors
-    /// When the address or the port cannot be bound.
+    /// When there is no NIC as wanted, or the address or the port cannot be bound.
     pub fn new(config: WorkerConfig) -> Result<Self, Error> {
         let at = SocketAddr::new(config.address, config.port);
         let soft = SoftConfig {
@@ -48,20 +48,22 @@ impl Worker {
             regions: 65_536,
             seed: unpredictable(),
         };
-        let soft = Soft::new(soft).map_err(|error| Error::Bind(at, error))?;
+        let nic = Any::new(config.provider, soft, config.mtu).map_err(|error| match error {
+            AnyError::Bind(at, error) => Error::Bind(at, error),
+            error => Error::Provider(at, error),
+        })?;
         let host = HostConfig::new(config.connections, unpredictable());
-        let host = Host::new(soft, host).map_err(|error| Error::Host(at, error))?;
+        let host = Host::new(nic, host).map_err(|error| Error::Host(at, error))?;
         let (connections, acceptors) = (HashMap::new(), Wakers::default());
-        let inner = Inner { config, host, connections, looked_ns: 0, acceptors, woken_ns: 0 };
+        let inner = Inner { config, host, connections, looked_ns: 0, acceptors, woken_ns: 0, watched: false };
         Ok(Self { inner: Rc::new(RefCell::new(inner)) })
     }
 
-    /// What carries the packets, in words.
+    /// What carries the packets, in words; with software, also why.
     #[must_use]
     pub fn provider(&self) -> String {
         let inner = self.inner.borrow();
-        let at = SocketAddr::new(inner.config.address, inner.host.provider().nic_port());
-        format!("soft: RoCEv2 over UDP at {at}, MTU {}", inner.config.mtu)
+        format!("{}, MTU {}", inner.host.provider(), inner.config.mtu)
     }
 
     /// Listens for peers that want to set a connection up, over TCP.
@@ -109,12 +111,13 @@ impl Worker {
     /// # Errors
     /// When it cannot be reached, or refuses, or does not fit.
     pub fn connect(&self, peer: SocketAddr, timeout: Duration) -> Result<Endpoint, Error> {
-        let (id, hello) = {
+        let (local, id, hello) = {
             let mut inner = self.inner.borrow_mut();
             let limits = inner.limits();
-            inner.host.prepare(SetupKind::Hello, limits).map_err(|error| Error::Host(peer, error))?
+            let (id, hello) = inner.host.prepare(SetupKind::Hello, limits).map_err(|error| Error::Host(peer, error))?;
+            (inner.config.address, id, hello)
         };
-        let answer = setup::ask(peer, &hello, timeout);
+        let answer = setup::ask(local, peer, &hello, timeout);
         let mut inner = self.inner.borrow_mut();
         let connected = answer
             .map_err(|error| Error::Setup(peer, error))
@@ -142,7 +145,7 @@ impl Worker {
     /// When there are 65,536 regions.
     pub fn register(&self, memory: Vec<u8>) -> Result<Region, Error> {
         let mut inner = self.inner.borrow_mut();
-        let at = SocketAddr::new(inner.config.address, inner.host.provider().nic_port());
+        let at = SocketAddr::new(inner.config.address, inner.host.provider().port());
         let len = memory.len();
         let key = inner.host.register_memory(memory).map_err(|error| Error::Host(at, error))?;
         Ok(Region { inner: self.inner.clone(), key, len })
@@ -193,13 +196,16 @@ impl Worker {
         }
     }
 
-    /// The socket on which packets come in, for an executor that waits on descriptors; a worker is to be polled until
-    /// [`Worker::poll`] has nothing to do when it is readable, and when [`Worker::due`] is over.
+    /// The descriptor that is readable when something has come in, for an executor that waits on descriptors; a worker is to be
+    /// polled until [`Worker::poll`] has nothing to do when it is readable, and when [`Worker::due`] is over; and once before the
+    /// first wait.
     ///
     /// # Errors
     /// When no descriptor is left.
     pub fn descriptor(&self) -> Result<OwnedFd, Error> {
-        Ok(self.inner.borrow().host.provider().descriptor().try_clone_to_owned()?)
+        let mut inner = self.inner.borrow_mut();
+        inner.watched = true;
+        Ok(inner.host.provider().descriptor().try_clone_to_owned()?)
     }
 
     /// For how long the worker has nothing to do if no packet comes, at most 100 ms.
@@ -245,11 +251,16 @@ impl Worker {
         *self.inner.borrow().host.counters()
     }
 
-    /// What the NIC and its socket have counted.
+    /// What the software NIC and its socket have counted; 0 if an RDMA NIC is used.
     #[must_use]
     pub fn nic_counters(&self) -> (bifrost_verbs::Counters, SoftCounters) {
-        let inner = self.inner.borrow();
-        (*inner.host.provider().nic_counters(), *inner.host.provider().counters())
+        self.inner.borrow().host.provider().soft_counters()
+    }
+
+    /// What has been counted about the RDMA NIC, if one is used.
+    #[must_use]
+    pub fn verbs_counters(&self) -> Option<RdmaCoreCounters> {
+        self.inner.borrow().host.provider().verbs().map(|nic| *nic.counters())
     }
 }
 

@@ -10,7 +10,7 @@ use std::sync::mpsc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use bifrost_endpoint::{Endpoint, Error, RemoteRegion, Rights, Service, Worker, WorkerConfig};
+use bifrost_endpoint::{Choice, Endpoint, Error, RemoteRegion, Rights, Service, Worker, WorkerConfig};
 use tokio::io::unix::AsyncFd;
 use tokio::task::LocalSet;
 
@@ -288,4 +288,39 @@ async fn unless<T>(first: impl Future<Output = T>, second: impl Future<Output = 
         second.as_mut().poll(context).map(|()| None)
     })
     .await
+}
+
+#[test]
+fn a_host_with_several_addresses_connects_from_the_workers() {
+    let [here, there] = [2, 1].map(|last| IpAddr::from([127, 0, 0, last]));
+    let worker_at = |address| Worker::new(WorkerConfig { port: 0, ..WorkerConfig::new(address) }).unwrap();
+    let (tell, told) = mpsc::channel();
+    let server = std::thread::spawn(move || {
+        let worker = worker_at(there);
+        let mut listener = worker.listen((there, 0).into()).unwrap();
+        tell.send(listener.local_addr().unwrap()).unwrap();
+        let endpoint = worker.accept(&mut listener, LONG).unwrap();
+        let peer = endpoint.peer().ip();
+        assert_eq!(endpoint.recv(LONG).unwrap().to_vec(), b"from another address");
+        peer
+    });
+    let worker = worker_at(here);
+    let endpoint = worker.connect(told.recv().unwrap(), LONG).unwrap();
+    endpoint.send(b"from another address".to_vec()).unwrap();
+    // The peer may end before its last acknowledgement has arrived.
+    let _ = endpoint.flush(LONG);
+    assert_eq!(server.join().unwrap(), here);
+}
+
+#[test]
+fn a_worker_says_what_carries_its_packets() {
+    let worker = Worker::new(WorkerConfig { provider: Choice::Soft, ..config(Service::Uc) }).unwrap();
+    let said = worker.provider();
+    assert!(said.starts_with("soft: RoCEv2 over UDP at [::1]:") && said.ends_with("MTU 1024"), "{said}");
+    assert!(worker.verbs_counters().is_none());
+    // No RDMA NIC has the loopback address, if there is one at all.
+    let wanted = WorkerConfig { provider: Choice::Verbs, ..WorkerConfig::new(LOCAL) };
+    let error = Worker::new(wanted).map(|_| ()).unwrap_err();
+    assert!(matches!(error, Error::Provider(..)), "{error}");
+    assert!(error.to_string().starts_with("no RDMA NIC for [::1]:4791: "), "{error}");
 }

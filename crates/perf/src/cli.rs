@@ -4,7 +4,7 @@ use std::net::{IpAddr, Ipv6Addr, SocketAddr, ToSocketAddrs};
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use bifrost_endpoint::{Order, Service, Worker, WorkerConfig};
+use bifrost_endpoint::{Choice, Order, Service, Worker, WorkerConfig};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
 use crate::plan::{Plan, Test};
@@ -12,7 +12,7 @@ use crate::{bandwidth, latency, server, tcp};
 
 /// Measures bandwidth and latency of messages between two hosts.
 ///
-/// Without an RDMA NIC, packets are RoCEv2 over UDP sockets. Start `bifrost-perf server` on one host, then `bw` or `lat`
+/// An RDMA NIC that has the local address is used; without one, packets are RoCEv2 over UDP sockets. Start `bifrost-perf server` on one host, then `bw` or `lat`
 /// with its address on the other; the server takes one client after the other.
 #[derive(Debug, Parser)]
 #[command(
@@ -89,13 +89,19 @@ struct Common {
     /// TCP port of the server, where connections are set up. The next one is for --tcp.
     #[arg(short, long, default_value_t = 18_515)]
     port: u16,
-    /// UDP port of RoCEv2; 0: any that is free. Peers tell each other.
+    /// What carries packets: the RDMA NIC that has the local address, or software. The first line of the report says what it is.
+    #[arg(long, value_enum, default_value_t = Provider::Auto)]
+    provider: Provider,
+    /// UDP port of RoCEv2; 0: any that is free. Peers tell each other. RDMA NICs have 4791.
     #[arg(long, default_value_t = 4791)]
     roce_port: u16,
     /// Payload of a packet, bytes; both ends need the same.
     #[arg(short, long, default_value_t = 1024, value_parser = clap::builder::PossibleValuesParser::new(["256", "512", "1024", "2048", "4096"])
         .map(|text| text.parse::<u16>().unwrap_or(1024)))]
     mtu: u16,
+    /// The longest piece of a message that is written at once, bytes. To the kernel's soft-RoCE, which needs it with UC: 4096, with --mtu 4096.
+    #[arg(long, default_value_t = 65_536, value_parser = clap::value_parser!(u32).range(4096..=65_536))]
+    chunk: u32,
     /// Look for packets that long before sleeping, us. With a processor to spare, more is faster; without one, 0 is.
     #[arg(long, default_value_t = 30, value_parser = clap::value_parser!(u64).range(0..=1_000_000))]
     spin: u64,
@@ -105,6 +111,16 @@ struct Common {
 }
 
 use clap::builder::TypedValueParser;
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum Provider {
+    /// The RDMA NIC if there is one that can be used, or software.
+    Auto,
+    /// The RDMA NIC.
+    Verbs,
+    /// RoCEv2 over UDP sockets.
+    Soft,
+}
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
 enum Connection {
@@ -119,7 +135,13 @@ enum Connection {
 impl Common {
     fn worker(&self, order: Order) -> Result<Worker> {
         let mut config = WorkerConfig::new(self.bind);
+        config.provider = match self.provider {
+            Provider::Auto => Choice::Auto,
+            Provider::Verbs => Choice::Verbs,
+            Provider::Soft => Choice::Soft,
+        };
         config.port = self.roce_port;
+        config.chunk = self.chunk;
         config.mtu = self.mtu;
         config.order = order;
         config.spin = Duration::from_micros(self.spin);

@@ -9,6 +9,20 @@ use bifrost_wire::roce::Qpn;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct CqId(pub(crate) u16);
 
+impl CqId {
+    /// The queue of that number, for providers.
+    #[must_use]
+    pub const fn new(index: u16) -> Self {
+        Self(index)
+    }
+
+    /// Its number.
+    #[must_use]
+    pub const fn index(self) -> u16 {
+        self.0
+    }
+}
+
 /// What has been done.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CompletionKind {

@@ -171,4 +171,7 @@ pub enum VerbsError {
     /// A value is out of range.
     #[error("value is out of range: {0}")]
     Value(&'static str),
+    /// The system refused: what, and its error number.
+    #[error("{0}: {text}", text = std::io::Error::from_raw_os_error(*.1))]
+    System(&'static str, i32),
 }

@@ -1,10 +1,17 @@
-//! RDMA verbs behind one trait, [`Provider`].
+//! RDMA verbs behind one trait, [`Provider`]: [`RdmaCore`] is a NIC of this host, by the system's libibverbs; [`Soft`] is
+//! RoCEv2 in software, over UDP sockets; [`Any`] is the one that suits.
 //!
 //! [`bifrost_rnic::Nic`] is a provider by itself, whose packets the caller carries: in virtual time, for instance.
 
+#![cfg_attr(test, allow(clippy::unwrap_used))]
+
+mod any;
 mod provider;
+pub mod rdma_core;
 mod soft;
 
+pub use any::{Any, AnyError, Choice};
 pub use bifrost_rnic::*;
 pub use provider::{Provider, Software};
+pub use rdma_core::{OpenError, RdmaCore, RdmaCoreConfig, RdmaCoreCounters};
 pub use soft::{Soft, SoftConfig, SoftCounters};

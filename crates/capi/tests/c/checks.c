@@ -62,7 +62,11 @@ static void configurations(void)
     REFUSED(size, 0, INVALID);
     REFUSED(size, 4096, INVALID);
     REFUSED(provider, 3, INVALID);
-    REFUSED(provider, BIFROST_RDM_PROVIDER_VERBS, UNSUPPORTED);
+    /* No RDMA NIC has the loopback address. */
+    config = good;
+    config.provider = BIFROST_RDM_PROVIDER_VERBS;
+    EXPECT(UNSUPPORTED, bifrost_rdm_worker_new("::1", &config, &worker));
+    TRUE(strstr(bifrost_rdm_last_error(), "RDMA NIC") != NULL);
     REFUSED(service, 0, INVALID);
     REFUSED(service, UINT32_MAX, INVALID);
     REFUSED(mtu, 1500, INVALID);
