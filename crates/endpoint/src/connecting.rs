@@ -1,5 +1,5 @@
-//! Connecting without waiting: for applications that do something else meanwhile, and for two that connect to each other in one
-//! thread each.
+//! Connecting without waiting: for applications that do something else meanwhile, and for two that
+//! connect to each other in one thread each.
 
 use std::cell::RefCell;
 use std::io::{self, Read};
@@ -51,11 +51,12 @@ impl Connecting {
         self.peer
     }
 
-    /// Goes on, without waiting; the endpoint, once the peer has answered. The worker is polled by that.
+    /// Goes on, without waiting; the endpoint, once the peer has answered. The worker is polled by
+    /// that.
     ///
     /// # Errors
-    /// When the peer cannot be reached, or refuses, or does not fit, or the time is over. It has ended then, and so has it once
-    /// the endpoint was given.
+    /// When the peer cannot be reached, or refuses, or does not fit, or the time is over. It has
+    /// ended then, and so has it once the endpoint was given.
     pub fn try_finish(&mut self) -> Result<Option<Endpoint>, Error> {
         self.inner.borrow_mut().poll()?;
         let peer = self.peer;

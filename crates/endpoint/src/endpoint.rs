@@ -122,6 +122,18 @@ impl Endpoint {
         }
     }
 
+    /// The next message, if one has come in when the worker was polled last: it is not polled by this.
+    ///
+    /// # Errors
+    /// When the connection has ended, and nothing is left to be read.
+    pub fn next_queued(&self) -> Result<Option<Message>, Error> {
+        let mut inner = self.inner.borrow_mut();
+        match inner.take_message(self.id) {
+            Some(data) => Ok(Some(self.message(data))),
+            None => inner.check(self.id, self.peer).map(|()| None),
+        }
+    }
+
     /// Waits for the next message.
     ///
     /// # Errors

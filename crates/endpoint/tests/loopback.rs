@@ -234,6 +234,24 @@ fn connecting_waits_for_nobody() {
 }
 
 #[test]
+fn a_worker_talks_to_itself() {
+    let worker = Worker::new(config(Service::Uc)).unwrap();
+    let mut listener = worker.listen((LOCAL, 0).into()).unwrap();
+    let mut connecting = worker.begin_connect(listener.local_addr().unwrap(), LONG).unwrap();
+    let (mut out, mut into) = (None, None);
+    while out.is_none() || into.is_none() {
+        out = out.or_else(|| connecting.try_finish().unwrap());
+        into = into.or_else(|| worker.try_accept(&mut listener).unwrap());
+    }
+    let (out, into) = (out.unwrap(), into.unwrap());
+    out.send(vec![7; 100_000]).unwrap();
+    assert_eq!(*into.recv(LONG).unwrap(), [7; 100_000]);
+    into.send(b"back".to_vec()).unwrap();
+    assert!(out.next_queued().unwrap().is_none(), "nobody has polled");
+    assert_eq!(*out.recv(LONG).unwrap(), *b"back");
+}
+
+#[test]
 fn connecting_ends_when_nobody_answers() {
     let worker = Worker::new(config(Service::Uc)).unwrap();
     // A listener that nobody accepts from; and none at all.
