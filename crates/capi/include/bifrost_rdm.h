@@ -16,8 +16,8 @@
 #include <stdint.h>
 
 /**
- * The version of this interface. It grows with what is added; what is taken away or changed changes the library's name, which
- * now ends with .so.0.
+ * The version of this interface. It grows with what is added; what is taken away or changed
+ * changes the library's name, which now ends with .so.0.
  */
 #define BIFROST_RDM_ABI 1
 
@@ -193,15 +193,18 @@ typedef struct {
    */
   uint32_t provider;
   /**
-   * Who repeats what is lost: BIFROST_RDM_SERVICE_UC, which is the default, _RC or _BOTH. Both ends need the same.
+   * Who repeats what is lost: BIFROST_RDM_SERVICE_UC, which is the default, _RC or _BOTH.
+   * Both ends need the same.
    */
   uint32_t service;
   /**
-   * Payload of a packet, bytes: 256, 512, 1024, 2048 or 4096. Both ends need the same. Default: 1024.
+   * Payload of a packet, bytes: 256, 512, 1024, 2048 or 4096. Both ends need the same. Default:
+   * 1024.
    */
   uint32_t mtu;
   /**
-   * In which order messages are delivered: BIFROST_RDM_ORDER_SENT, which is the default, or _COMPLETE.
+   * In which order messages are delivered: BIFROST_RDM_ORDER_SENT, which is the default, or
+   * _COMPLETE.
    */
   uint32_t order;
   /**
@@ -353,8 +356,7 @@ extern "C" {
 /**
  * Fills in the defaults.
  */
-bifrost_rdm_status bifrost_rdm_config_init(bifrost_rdm_config *config,
-                                           size_t size);
+bifrost_rdm_status bifrost_rdm_config_init(bifrost_rdm_config *config, size_t size);
 
 /**
  * Listens for peers that want to connect, over TCP. Port 0: any that is free. Status: BIND.
@@ -375,15 +377,16 @@ bifrost_rdm_status bifrost_rdm_listener_port(const bifrost_rdm_listener *listene
 bifrost_rdm_status bifrost_rdm_listener_close(bifrost_rdm_listener *listener);
 
 /**
- * Waits for a peer to connect. Peers that do not fit are refused, and waited on. Status: TIMEOUT.
+ * Waits for a peer to connect. Peers that do not fit are refused, and waited on. Status:
+ * TIMEOUT.
  */
 bifrost_rdm_status bifrost_rdm_accept(bifrost_rdm_listener *listener,
                                       uint64_t timeout_us,
                                       bifrost_rdm_endpoint **out);
 
 /**
- * Connects to a peer that listens. Other connections of the worker go on meanwhile. Status: UNREACHABLE, REFUSED, TIMEOUT,
- * RESOURCES.
+ * Connects to a peer that listens. Other connections of the worker go on meanwhile. Status:
+ * UNREACHABLE, REFUSED, TIMEOUT, RESOURCES.
  */
 bifrost_rdm_status bifrost_rdm_connect(const bifrost_rdm_worker *worker,
                                        const char *address,
@@ -392,17 +395,16 @@ bifrost_rdm_status bifrost_rdm_connect(const bifrost_rdm_worker *worker,
                                        bifrost_rdm_endpoint **out);
 
 /**
- * Closes a connection. What was sent and has not arrived is lost: bifrost_rdm_flush waits for it. Null is nothing to close.
+ * Closes a connection. What was sent and has not arrived is lost: bifrost_rdm_flush waits for
+ * it. Null is nothing to close.
  */
 bifrost_rdm_status bifrost_rdm_close(bifrost_rdm_endpoint *endpoint);
 
 /**
- * Writes the peer's address, such as [fd00::2]:7000, into text, which has room for size bytes; what does not fit is left out,
- * and the last byte is 0.
+ * Writes the peer's address, such as [fd00::2]:7000, into text, which has room for size
+ * bytes; what does not fit is left out, and the last byte is 0.
  */
-bifrost_rdm_status bifrost_rdm_peer(const bifrost_rdm_endpoint *endpoint,
-                                    char *text,
-                                    size_t size);
+bifrost_rdm_status bifrost_rdm_peer(const bifrost_rdm_endpoint *endpoint, char *text, size_t size);
 
 /**
  * What is measured on a connection. Status: CLOSED.
@@ -411,17 +413,15 @@ bifrost_rdm_status bifrost_rdm_measured(const bifrost_rdm_endpoint *endpoint,
                                         bifrost_rdm_measured_data *measured);
 
 /**
- * What this end sends from now on goes by queue pairs of BIFROST_RDM_SERVICE_RC or _UC, on a connection that has both. Status: UNSUPPORTED if it
- * has not.
+ * What this end sends from now on goes by queue pairs of BIFROST_RDM_SERVICE_RC or _UC, on a
+ * connection that has both. Status: UNSUPPORTED if it has not.
  */
-bifrost_rdm_status bifrost_rdm_switch(const bifrost_rdm_endpoint *endpoint,
-                                      uint32_t service);
+bifrost_rdm_status bifrost_rdm_switch(const bifrost_rdm_endpoint *endpoint, uint32_t service);
 
 /**
  * Fills in the defaults.
  */
-bifrost_rdm_status bifrost_rdm_config_init(bifrost_rdm_config *config,
-                                           size_t size);
+bifrost_rdm_status bifrost_rdm_config_init(bifrost_rdm_config *config, size_t size);
 
 /**
  * Listens for peers that want to connect, over TCP. Port 0: any that is free. Status: BIND.
@@ -442,15 +442,16 @@ bifrost_rdm_status bifrost_rdm_listener_port(const bifrost_rdm_listener *listene
 bifrost_rdm_status bifrost_rdm_listener_close(bifrost_rdm_listener *listener);
 
 /**
- * Waits for a peer to connect. Peers that do not fit are refused, and waited on. Status: TIMEOUT.
+ * Waits for a peer to connect. Peers that do not fit are refused, and waited on. Status:
+ * TIMEOUT.
  */
 bifrost_rdm_status bifrost_rdm_accept(bifrost_rdm_listener *listener,
                                       uint64_t timeout_us,
                                       bifrost_rdm_endpoint **out);
 
 /**
- * Connects to a peer that listens. Other connections of the worker go on meanwhile. Status: UNREACHABLE, REFUSED, TIMEOUT,
- * RESOURCES.
+ * Connects to a peer that listens. Other connections of the worker go on meanwhile. Status:
+ * UNREACHABLE, REFUSED, TIMEOUT, RESOURCES.
  */
 bifrost_rdm_status bifrost_rdm_connect(const bifrost_rdm_worker *worker,
                                        const char *address,
@@ -459,17 +460,16 @@ bifrost_rdm_status bifrost_rdm_connect(const bifrost_rdm_worker *worker,
                                        bifrost_rdm_endpoint **out);
 
 /**
- * Closes a connection. What was sent and has not arrived is lost: bifrost_rdm_flush waits for it. Null is nothing to close.
+ * Closes a connection. What was sent and has not arrived is lost: bifrost_rdm_flush waits for
+ * it. Null is nothing to close.
  */
 bifrost_rdm_status bifrost_rdm_close(bifrost_rdm_endpoint *endpoint);
 
 /**
- * Writes the peer's address, such as [fd00::2]:7000, into text, which has room for size bytes; what does not fit is left out,
- * and the last byte is 0.
+ * Writes the peer's address, such as [fd00::2]:7000, into text, which has room for size
+ * bytes; what does not fit is left out, and the last byte is 0.
  */
-bifrost_rdm_status bifrost_rdm_peer(const bifrost_rdm_endpoint *endpoint,
-                                    char *text,
-                                    size_t size);
+bifrost_rdm_status bifrost_rdm_peer(const bifrost_rdm_endpoint *endpoint, char *text, size_t size);
 
 /**
  * What is measured on a connection. Status: CLOSED.
@@ -478,15 +478,15 @@ bifrost_rdm_status bifrost_rdm_measured(const bifrost_rdm_endpoint *endpoint,
                                         bifrost_rdm_measured_data *measured);
 
 /**
- * What this end sends from now on goes by queue pairs of BIFROST_RDM_SERVICE_RC or _UC, on a connection that has both. Status: UNSUPPORTED if it
- * has not.
+ * What this end sends from now on goes by queue pairs of BIFROST_RDM_SERVICE_RC or _UC, on a
+ * connection that has both. Status: UNSUPPORTED if it has not.
  */
-bifrost_rdm_status bifrost_rdm_switch(const bifrost_rdm_endpoint *endpoint,
-                                      uint32_t service);
+bifrost_rdm_status bifrost_rdm_switch(const bifrost_rdm_endpoint *endpoint, uint32_t service);
 
 /**
- * Registers len bytes of memory, all 0, for peers to read and write: bifrost_rdm_region_allow lets them in. Peers need nothing of
- * this application but that its worker is polled. Status: RESOURCES.
+ * Registers len bytes of memory, all 0, for peers to read and write: bifrost_rdm_region_allow
+ * lets them in. Peers need nothing of this application but that its worker is polled. Status:
+ * RESOURCES.
  */
 bifrost_rdm_status bifrost_rdm_register(const bifrost_rdm_worker *worker,
                                         size_t len,
@@ -498,9 +498,9 @@ bifrost_rdm_status bifrost_rdm_register(const bifrost_rdm_worker *worker,
 bifrost_rdm_status bifrost_rdm_deregister(bifrost_rdm_region *region);
 
 /**
- * Lets the peer of an endpoint in, or changes what it may do: rights is a sum of BIFROST_RDM_RIGHT_READ and _WRITE, or
- * 0: nothing any more. remote is what the peer
- * must know; it may be null if rights is 0.
+ * Lets the peer of an endpoint in, or changes what it may do: rights is a sum of
+ * BIFROST_RDM_RIGHT_READ and _WRITE, or 0: nothing any more. remote is what the peer must
+ * know; it may be null if rights is 0.
  */
 bifrost_rdm_status bifrost_rdm_region_allow(const bifrost_rdm_region *region,
                                             const bifrost_rdm_endpoint *endpoint,
@@ -534,8 +534,9 @@ bifrost_rdm_status bifrost_rdm_remote_encode(const bifrost_rdm_remote *remote, v
 bifrost_rdm_status bifrost_rdm_remote_decode(const void *bytes, bifrost_rdm_remote *remote);
 
 /**
- * Writes to a region of the peer, and waits until the bytes are there. The peer's application has nothing to do with it. Status:
- * RANGE, FAILURE when the peer refuses, TIMEOUT, FULL, CLOSED.
+ * Writes to a region of the peer, and waits until the bytes are there. The peer's application has
+ * nothing to do with it. Status: RANGE, FAILURE when the peer refuses, TIMEOUT, FULL,
+ * CLOSED.
  */
 bifrost_rdm_status bifrost_rdm_write(const bifrost_rdm_endpoint *endpoint,
                                      const bifrost_rdm_remote *remote,
@@ -545,7 +546,8 @@ bifrost_rdm_status bifrost_rdm_write(const bifrost_rdm_endpoint *endpoint,
                                      uint64_t timeout_us);
 
 /**
- * Reads from a region of the peer. The peer's application has nothing to do with it. Status: as for bifrost_rdm_write.
+ * Reads from a region of the peer. The peer's application has nothing to do with it. Status: as
+ * for bifrost_rdm_write.
  */
 bifrost_rdm_status bifrost_rdm_read(const bifrost_rdm_endpoint *endpoint,
                                     const bifrost_rdm_remote *remote,
@@ -555,8 +557,8 @@ bifrost_rdm_status bifrost_rdm_read(const bifrost_rdm_endpoint *endpoint,
                                     uint64_t timeout_us);
 
 /**
- * Begins to write to a region of the peer; bifrost_rdm_finish has an empty message once the bytes are there. Writes to one region
- * take place in the order in which they were begun.
+ * Begins to write to a region of the peer; bifrost_rdm_finish has an empty message once the
+ * bytes are there. Writes to one region take place in the order in which they were begun.
  */
 bifrost_rdm_status bifrost_rdm_begin_write(const bifrost_rdm_endpoint *endpoint,
                                            const bifrost_rdm_remote *remote,
@@ -566,7 +568,8 @@ bifrost_rdm_status bifrost_rdm_begin_write(const bifrost_rdm_endpoint *endpoint,
                                            uint32_t *call);
 
 /**
- * Begins to read from a region of the peer; bifrost_rdm_finish has the bytes. It sees writes of this end that were begun before.
+ * Begins to read from a region of the peer; bifrost_rdm_finish has the bytes. It sees writes of
+ * this end that were begun before.
  */
 bifrost_rdm_status bifrost_rdm_begin_read(const bifrost_rdm_endpoint *endpoint,
                                           const bifrost_rdm_remote *remote,
@@ -575,8 +578,9 @@ bifrost_rdm_status bifrost_rdm_begin_read(const bifrost_rdm_endpoint *endpoint,
                                           uint32_t *call);
 
 /**
- * Sends a message, and waits up to timeout_us for room if 1024 are open. The bytes are copied. The message is on its way when this
- * returns, and has arrived when it is no longer one of bifrost_rdm_open_messages. Status: FULL, TOO_LONG, CLOSED.
+ * Sends a message, and waits up to timeout_us for room if 1024 are open. The bytes are copied.
+ * The message is on its way when this returns, and has arrived when it is no longer one of
+ * bifrost_rdm_open_messages. Status: FULL, TOO_LONG, CLOSED.
  */
 bifrost_rdm_status bifrost_rdm_send(const bifrost_rdm_endpoint *endpoint,
                                     const void *data,
@@ -601,15 +605,15 @@ bifrost_rdm_status bifrost_rdm_recv(const bifrost_rdm_endpoint *endpoint,
                                     bifrost_rdm_message *out);
 
 /**
- * Gives a message back, whose bytes are then no longer there, and makes room for another one of its connection. Its token becomes 0;
- * one whose token is 0 is nothing to give back.
+ * Gives a message back, whose bytes are then no longer there, and makes room for another one of
+ * its connection. Its token becomes 0; one whose token is 0 is nothing to give back.
  */
 bifrost_rdm_status bifrost_rdm_release(const bifrost_rdm_worker *worker,
                                        bifrost_rdm_message *message);
 
 /**
- * Asks the peer, and waits for its response. Status: FAILURE when the peer says that it has none, with its text; TIMEOUT,
- * FULL, TOO_LONG, CLOSED.
+ * Asks the peer, and waits for its response. Status: FAILURE when the peer says that it has
+ * none, with its text; TIMEOUT, FULL, TOO_LONG, CLOSED.
  */
 bifrost_rdm_status bifrost_rdm_call(const bifrost_rdm_endpoint *endpoint,
                                     const void *data,
@@ -626,8 +630,8 @@ bifrost_rdm_status bifrost_rdm_begin_call(const bifrost_rdm_endpoint *endpoint,
                                           uint32_t *call);
 
 /**
- * Waits for the response to a call, a write or a read that was begun; with a timeout of 0 it only looks. After TIMEOUT it is still
- * open; after anything else it is not.
+ * Waits for the response to a call, a write or a read that was begun; with a timeout of 0 it only
+ * looks. After TIMEOUT it is still open; after anything else it is not.
  */
 bifrost_rdm_status bifrost_rdm_finish(const bifrost_rdm_endpoint *endpoint,
                                       uint32_t call,
@@ -635,14 +639,15 @@ bifrost_rdm_status bifrost_rdm_finish(const bifrost_rdm_endpoint *endpoint,
                                       bifrost_rdm_message *out);
 
 /**
- * Gives up waiting for the response to a call, a write or a read. What was asked for may happen all the same.
+ * Gives up waiting for the response to a call, a write or a read. What was asked for may happen
+ * all the same.
  */
-bifrost_rdm_status bifrost_rdm_forget(const bifrost_rdm_endpoint *endpoint,
-                                      uint32_t call);
+bifrost_rdm_status bifrost_rdm_forget(const bifrost_rdm_endpoint *endpoint, uint32_t call);
 
 /**
- * Waits for the next request; with a timeout of 0 it only looks. It is answered by bifrost_rdm_respond or bifrost_rdm_refuse, and
- * then given back by bifrost_rdm_release. Status: TIMEOUT, CLOSED.
+ * Waits for the next request; with a timeout of 0 it only looks. It is answered by
+ * bifrost_rdm_respond or bifrost_rdm_refuse, and then given back by bifrost_rdm_release.
+ * Status: TIMEOUT, CLOSED.
  */
 bifrost_rdm_status bifrost_rdm_next_request(const bifrost_rdm_endpoint *endpoint,
                                             uint64_t timeout_us,
@@ -669,7 +674,8 @@ bifrost_rdm_status bifrost_rdm_refuse(const bifrost_rdm_endpoint *endpoint,
 const char *bifrost_rdm_status_text(int32_t status);
 
 /**
- * What the last call of this thread that failed has to say: the peer, the cause. It stays until another call of this thread fails.
+ * What the last call of this thread that failed has to say: the peer, the cause. It stays until
+ * another call of this thread fails.
  */
 const char *bifrost_rdm_last_error(void);
 
@@ -684,7 +690,8 @@ uint32_t bifrost_rdm_abi(void);
 const char *bifrost_rdm_version(void);
 
 /**
- * Makes a worker whose packets have the address address, such as "fd00::1" or "10.0.0.1". Without config: the defaults.
+ * Makes a worker whose packets have the address address, such as "fd00::1" or "10.0.0.1".
+ * Without config: the defaults.
  *
  * Status: BIND when the address or the port cannot be bound; RESOURCES.
  */
@@ -693,24 +700,24 @@ bifrost_rdm_status bifrost_rdm_worker_new(const char *address,
                                           bifrost_rdm_worker **out);
 
 /**
- * Frees a worker. Its endpoints, listeners and regions stay until they are closed themselves; messages that came in do not. Null is
- * nothing to free.
+ * Frees a worker. Its endpoints, listeners and regions stay until they are closed themselves;
+ * messages that came in do not. Null is nothing to free.
  */
 bifrost_rdm_status bifrost_rdm_worker_free(bifrost_rdm_worker *worker);
 
 /**
- * Writes what carries the packets, in words, into text, which has room for size bytes; what does not fit is left out, and the
- * last byte is 0.
+ * Writes what carries the packets, in words, into text, which has room for size bytes; what
+ * does not fit is left out, and the last byte is 0.
  */
 bifrost_rdm_status bifrost_rdm_worker_provider(const bifrost_rdm_worker *worker,
                                                char *text,
                                                size_t size);
 
 /**
- * Does what there is to do, without waiting. busy, unless it is null: 1 if there was something, 0 if not.
+ * Does what there is to do, without waiting. busy, unless it is null: 1 if there was something,
+ * 0 if not.
  */
-bifrost_rdm_status bifrost_rdm_poll(const bifrost_rdm_worker *worker,
-                                    int32_t *busy);
+bifrost_rdm_status bifrost_rdm_poll(const bifrost_rdm_worker *worker, int32_t *busy);
 
 /**
  * Does what there is to do, and waits for something if there is nothing. Status: TIMEOUT.
@@ -718,11 +725,11 @@ bifrost_rdm_status bifrost_rdm_poll(const bifrost_rdm_worker *worker,
 bifrost_rdm_status bifrost_rdm_wait(const bifrost_rdm_worker *worker, uint64_t timeout_us);
 
 /**
- * The descriptor on which packets come in, for poll(2) or epoll(7). When it is readable, and when due_us of bifrost_rdm_due are
- * over, call bifrost_rdm_poll until there is nothing to do. It is the library's, and closed with the worker.
+ * The descriptor on which packets come in, for poll(2) or epoll(7). When it is readable, and when
+ * due_us of bifrost_rdm_due are over, call bifrost_rdm_poll until there is nothing to do. It
+ * is the library's, and closed with the worker.
  */
-bifrost_rdm_status bifrost_rdm_descriptor(const bifrost_rdm_worker *worker,
-                                          int32_t *descriptor);
+bifrost_rdm_status bifrost_rdm_descriptor(const bifrost_rdm_worker *worker, int32_t *descriptor);
 
 /**
  * For how long the worker has nothing to do if no packet comes, us, at most 100,000.
@@ -730,15 +737,17 @@ bifrost_rdm_status bifrost_rdm_descriptor(const bifrost_rdm_worker *worker,
 bifrost_rdm_status bifrost_rdm_due(const bifrost_rdm_worker *worker, uint64_t *due_us);
 
 /**
- * What the worker has counted. size: bytes of the structure, as the caller knows it; later versions of it are longer.
+ * What the worker has counted. size: bytes of the structure, as the caller knows it; later
+ * versions of it are longer.
  */
 bifrost_rdm_status bifrost_rdm_counters(const bifrost_rdm_worker *worker,
                                         bifrost_rdm_counters_data *counters,
                                         size_t size);
 
 /**
- * Registers len bytes of memory, all 0, for peers to read and write: bifrost_rdm_region_allow lets them in. Peers need nothing of
- * this application but that its worker is polled. Status: RESOURCES.
+ * Registers len bytes of memory, all 0, for peers to read and write: bifrost_rdm_region_allow
+ * lets them in. Peers need nothing of this application but that its worker is polled. Status:
+ * RESOURCES.
  */
 bifrost_rdm_status bifrost_rdm_register(const bifrost_rdm_worker *worker,
                                         size_t len,
@@ -750,9 +759,9 @@ bifrost_rdm_status bifrost_rdm_register(const bifrost_rdm_worker *worker,
 bifrost_rdm_status bifrost_rdm_deregister(bifrost_rdm_region *region);
 
 /**
- * Lets the peer of an endpoint in, or changes what it may do: rights is a sum of BIFROST_RDM_RIGHT_READ and _WRITE, or
- * 0: nothing any more. remote is what the peer
- * must know; it may be null if rights is 0.
+ * Lets the peer of an endpoint in, or changes what it may do: rights is a sum of
+ * BIFROST_RDM_RIGHT_READ and _WRITE, or 0: nothing any more. remote is what the peer must
+ * know; it may be null if rights is 0.
  */
 bifrost_rdm_status bifrost_rdm_region_allow(const bifrost_rdm_region *region,
                                             const bifrost_rdm_endpoint *endpoint,
@@ -786,8 +795,9 @@ bifrost_rdm_status bifrost_rdm_remote_encode(const bifrost_rdm_remote *remote, v
 bifrost_rdm_status bifrost_rdm_remote_decode(const void *bytes, bifrost_rdm_remote *remote);
 
 /**
- * Writes to a region of the peer, and waits until the bytes are there. The peer's application has nothing to do with it. Status:
- * RANGE, FAILURE when the peer refuses, TIMEOUT, FULL, CLOSED.
+ * Writes to a region of the peer, and waits until the bytes are there. The peer's application has
+ * nothing to do with it. Status: RANGE, FAILURE when the peer refuses, TIMEOUT, FULL,
+ * CLOSED.
  */
 bifrost_rdm_status bifrost_rdm_write(const bifrost_rdm_endpoint *endpoint,
                                      const bifrost_rdm_remote *remote,
@@ -797,7 +807,8 @@ bifrost_rdm_status bifrost_rdm_write(const bifrost_rdm_endpoint *endpoint,
                                      uint64_t timeout_us);
 
 /**
- * Reads from a region of the peer. The peer's application has nothing to do with it. Status: as for bifrost_rdm_write.
+ * Reads from a region of the peer. The peer's application has nothing to do with it. Status: as
+ * for bifrost_rdm_write.
  */
 bifrost_rdm_status bifrost_rdm_read(const bifrost_rdm_endpoint *endpoint,
                                     const bifrost_rdm_remote *remote,
@@ -807,8 +818,8 @@ bifrost_rdm_status bifrost_rdm_read(const bifrost_rdm_endpoint *endpoint,
                                     uint64_t timeout_us);
 
 /**
- * Begins to write to a region of the peer; bifrost_rdm_finish has an empty message once the bytes are there. Writes to one region
- * take place in the order in which they were begun.
+ * Begins to write to a region of the peer; bifrost_rdm_finish has an empty message once the
+ * bytes are there. Writes to one region take place in the order in which they were begun.
  */
 bifrost_rdm_status bifrost_rdm_begin_write(const bifrost_rdm_endpoint *endpoint,
                                            const bifrost_rdm_remote *remote,
@@ -818,7 +829,8 @@ bifrost_rdm_status bifrost_rdm_begin_write(const bifrost_rdm_endpoint *endpoint,
                                            uint32_t *call);
 
 /**
- * Begins to read from a region of the peer; bifrost_rdm_finish has the bytes. It sees writes of this end that were begun before.
+ * Begins to read from a region of the peer; bifrost_rdm_finish has the bytes. It sees writes of
+ * this end that were begun before.
  */
 bifrost_rdm_status bifrost_rdm_begin_read(const bifrost_rdm_endpoint *endpoint,
                                           const bifrost_rdm_remote *remote,
@@ -827,8 +839,9 @@ bifrost_rdm_status bifrost_rdm_begin_read(const bifrost_rdm_endpoint *endpoint,
                                           uint32_t *call);
 
 /**
- * Sends a message, and waits up to timeout_us for room if 1024 are open. The bytes are copied. The message is on its way when this
- * returns, and has arrived when it is no longer one of bifrost_rdm_open_messages. Status: FULL, TOO_LONG, CLOSED.
+ * Sends a message, and waits up to timeout_us for room if 1024 are open. The bytes are copied.
+ * The message is on its way when this returns, and has arrived when it is no longer one of
+ * bifrost_rdm_open_messages. Status: FULL, TOO_LONG, CLOSED.
  */
 bifrost_rdm_status bifrost_rdm_send(const bifrost_rdm_endpoint *endpoint,
                                     const void *data,
@@ -853,15 +866,15 @@ bifrost_rdm_status bifrost_rdm_recv(const bifrost_rdm_endpoint *endpoint,
                                     bifrost_rdm_message *out);
 
 /**
- * Gives a message back, whose bytes are then no longer there, and makes room for another one of its connection. Its token becomes 0;
- * one whose token is 0 is nothing to give back.
+ * Gives a message back, whose bytes are then no longer there, and makes room for another one of
+ * its connection. Its token becomes 0; one whose token is 0 is nothing to give back.
  */
 bifrost_rdm_status bifrost_rdm_release(const bifrost_rdm_worker *worker,
                                        bifrost_rdm_message *message);
 
 /**
- * Asks the peer, and waits for its response. Status: FAILURE when the peer says that it has none, with its text; TIMEOUT,
- * FULL, TOO_LONG, CLOSED.
+ * Asks the peer, and waits for its response. Status: FAILURE when the peer says that it has
+ * none, with its text; TIMEOUT, FULL, TOO_LONG, CLOSED.
  */
 bifrost_rdm_status bifrost_rdm_call(const bifrost_rdm_endpoint *endpoint,
                                     const void *data,
@@ -878,8 +891,8 @@ bifrost_rdm_status bifrost_rdm_begin_call(const bifrost_rdm_endpoint *endpoint,
                                           uint32_t *call);
 
 /**
- * Waits for the response to a call, a write or a read that was begun; with a timeout of 0 it only looks. After TIMEOUT it is still
- * open; after anything else it is not.
+ * Waits for the response to a call, a write or a read that was begun; with a timeout of 0 it only
+ * looks. After TIMEOUT it is still open; after anything else it is not.
  */
 bifrost_rdm_status bifrost_rdm_finish(const bifrost_rdm_endpoint *endpoint,
                                       uint32_t call,
@@ -887,14 +900,15 @@ bifrost_rdm_status bifrost_rdm_finish(const bifrost_rdm_endpoint *endpoint,
                                       bifrost_rdm_message *out);
 
 /**
- * Gives up waiting for the response to a call, a write or a read. What was asked for may happen all the same.
+ * Gives up waiting for the response to a call, a write or a read. What was asked for may happen
+ * all the same.
  */
-bifrost_rdm_status bifrost_rdm_forget(const bifrost_rdm_endpoint *endpoint,
-                                      uint32_t call);
+bifrost_rdm_status bifrost_rdm_forget(const bifrost_rdm_endpoint *endpoint, uint32_t call);
 
 /**
- * Waits for the next request; with a timeout of 0 it only looks. It is answered by bifrost_rdm_respond or bifrost_rdm_refuse, and
- * then given back by bifrost_rdm_release. Status: TIMEOUT, CLOSED.
+ * Waits for the next request; with a timeout of 0 it only looks. It is answered by
+ * bifrost_rdm_respond or bifrost_rdm_refuse, and then given back by bifrost_rdm_release.
+ * Status: TIMEOUT, CLOSED.
  */
 bifrost_rdm_status bifrost_rdm_next_request(const bifrost_rdm_endpoint *endpoint,
                                             uint64_t timeout_us,
@@ -921,7 +935,8 @@ bifrost_rdm_status bifrost_rdm_refuse(const bifrost_rdm_endpoint *endpoint,
 const char *bifrost_rdm_status_text(int32_t status);
 
 /**
- * What the last call of this thread that failed has to say: the peer, the cause. It stays until another call of this thread fails.
+ * What the last call of this thread that failed has to say: the peer, the cause. It stays until
+ * another call of this thread fails.
  */
 const char *bifrost_rdm_last_error(void);
 
@@ -936,7 +951,8 @@ uint32_t bifrost_rdm_abi(void);
 const char *bifrost_rdm_version(void);
 
 /**
- * Makes a worker whose packets have the address address, such as "fd00::1" or "10.0.0.1". Without config: the defaults.
+ * Makes a worker whose packets have the address address, such as "fd00::1" or "10.0.0.1".
+ * Without config: the defaults.
  *
  * Status: BIND when the address or the port cannot be bound; RESOURCES.
  */
@@ -945,24 +961,24 @@ bifrost_rdm_status bifrost_rdm_worker_new(const char *address,
                                           bifrost_rdm_worker **out);
 
 /**
- * Frees a worker. Its endpoints, listeners and regions stay until they are closed themselves; messages that came in do not. Null is
- * nothing to free.
+ * Frees a worker. Its endpoints, listeners and regions stay until they are closed themselves;
+ * messages that came in do not. Null is nothing to free.
  */
 bifrost_rdm_status bifrost_rdm_worker_free(bifrost_rdm_worker *worker);
 
 /**
- * Writes what carries the packets, in words, into text, which has room for size bytes; what does not fit is left out, and the
- * last byte is 0.
+ * Writes what carries the packets, in words, into text, which has room for size bytes; what
+ * does not fit is left out, and the last byte is 0.
  */
 bifrost_rdm_status bifrost_rdm_worker_provider(const bifrost_rdm_worker *worker,
                                                char *text,
                                                size_t size);
 
 /**
- * Does what there is to do, without waiting. busy, unless it is null: 1 if there was something, 0 if not.
+ * Does what there is to do, without waiting. busy, unless it is null: 1 if there was something,
+ * 0 if not.
  */
-bifrost_rdm_status bifrost_rdm_poll(const bifrost_rdm_worker *worker,
-                                    int32_t *busy);
+bifrost_rdm_status bifrost_rdm_poll(const bifrost_rdm_worker *worker, int32_t *busy);
 
 /**
  * Does what there is to do, and waits for something if there is nothing. Status: TIMEOUT.
@@ -970,11 +986,11 @@ bifrost_rdm_status bifrost_rdm_poll(const bifrost_rdm_worker *worker,
 bifrost_rdm_status bifrost_rdm_wait(const bifrost_rdm_worker *worker, uint64_t timeout_us);
 
 /**
- * The descriptor on which packets come in, for poll(2) or epoll(7). When it is readable, and when due_us of bifrost_rdm_due are
- * over, call bifrost_rdm_poll until there is nothing to do. It is the library's, and closed with the worker.
+ * The descriptor on which packets come in, for poll(2) or epoll(7). When it is readable, and when
+ * due_us of bifrost_rdm_due are over, call bifrost_rdm_poll until there is nothing to do. It
+ * is the library's, and closed with the worker.
  */
-bifrost_rdm_status bifrost_rdm_descriptor(const bifrost_rdm_worker *worker,
-                                          int32_t *descriptor);
+bifrost_rdm_status bifrost_rdm_descriptor(const bifrost_rdm_worker *worker, int32_t *descriptor);
 
 /**
  * For how long the worker has nothing to do if no packet comes, us, at most 100,000.
@@ -982,7 +998,8 @@ bifrost_rdm_status bifrost_rdm_descriptor(const bifrost_rdm_worker *worker,
 bifrost_rdm_status bifrost_rdm_due(const bifrost_rdm_worker *worker, uint64_t *due_us);
 
 /**
- * What the worker has counted. size: bytes of the structure, as the caller knows it; later versions of it are longer.
+ * What the worker has counted. size: bytes of the structure, as the caller knows it; later
+ * versions of it are longer.
  */
 bifrost_rdm_status bifrost_rdm_counters(const bifrost_rdm_worker *worker,
                                         bifrost_rdm_counters_data *counters,

@@ -16,13 +16,17 @@ use crate::{
 pub struct Config {
     /// Bytes of this structure, as the caller knows it. Later versions of it are longer.
     pub size: u32,
-    /// What carries packets: `BIFROST_RDM_PROVIDER_AUTO`, which is the default, `_SOFT`, or `_VERBS`, the RDMA NIC of the address.
+    /// What carries packets: `BIFROST_RDM_PROVIDER_AUTO`, which is the default, `_SOFT`, or
+    /// `_VERBS`, the RDMA NIC of the address.
     pub provider: u32,
-    /// Who repeats what is lost: `BIFROST_RDM_SERVICE_UC`, which is the default, `_RC` or `_BOTH`. Both ends need the same.
+    /// Who repeats what is lost: `BIFROST_RDM_SERVICE_UC`, which is the default, `_RC` or `_BOTH`.
+    /// Both ends need the same.
     pub service: u32,
-    /// Payload of a packet, bytes: 256, 512, 1024, 2048 or 4096. Both ends need the same. Default: 1024.
+    /// Payload of a packet, bytes: 256, 512, 1024, 2048 or 4096. Both ends need the same. Default:
+    /// 1024.
     pub mtu: u32,
-    /// In which order messages are delivered: `BIFROST_RDM_ORDER_SENT`, which is the default, or `_COMPLETE`.
+    /// In which order messages are delivered: `BIFROST_RDM_ORDER_SENT`, which is the default, or
+    /// `_COMPLETE`.
     pub order: u32,
     /// UDP port of RoCEv2; 0: any that is free. Peers are told. Default: 4791.
     pub port: u32,
@@ -109,7 +113,8 @@ impl Config {
 /// Fills in the defaults.
 ///
 /// # Safety
-/// `config` must be null or writable, for `size` bytes: those of the structure as the caller knows it.
+/// `config` must be null or writable, for `size` bytes: those of the structure as the caller knows
+/// it.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn bifrost_rdm_config_init(config: *mut Config, size: usize) -> Status {
     crate::status::run(|| {

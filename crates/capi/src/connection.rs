@@ -80,7 +80,8 @@ pub unsafe extern "C" fn bifrost_rdm_listener_close(listener: *mut ListenerHandl
     run(|| unsafe { close(listener) })
 }
 
-/// Waits for a peer to connect. Peers that do not fit are refused, and waited on. Status: `TIMEOUT`.
+/// Waits for a peer to connect. Peers that do not fit are refused, and waited on. Status:
+/// `TIMEOUT`.
 ///
 /// # Safety
 /// `listener` must be a listener, `out` writable.
@@ -95,7 +96,8 @@ pub unsafe extern "C" fn bifrost_rdm_accept(
         // SAFETY: the caller's.
         let shared = unsafe { get(listener, "listener") }?.shared.clone();
         let state = shared.lock()?;
-        // SAFETY: the caller's; the lock keeps other threads out, so this is the only reference to the listener's insides.
+        // SAFETY: the caller's; the lock keeps other threads out, so this is the only reference to
+        // the listener's insides.
         let listener = unsafe { &mut (*listener).listener };
         let endpoint = state.worker.accept(listener, Duration::from_micros(timeout_us))?;
         // SAFETY: it is writable.
@@ -104,8 +106,8 @@ pub unsafe extern "C" fn bifrost_rdm_accept(
     })
 }
 
-/// Connects to a peer that listens. Other connections of the worker go on meanwhile. Status: `UNREACHABLE`, `REFUSED`, `TIMEOUT`,
-/// `RESOURCES`.
+/// Connects to a peer that listens. Other connections of the worker go on meanwhile. Status:
+/// `UNREACHABLE`, `REFUSED`, `TIMEOUT`, `RESOURCES`.
 ///
 /// # Safety
 /// `worker` must be a worker, `address` a text that ends with 0, `out` writable.
@@ -137,7 +139,8 @@ pub unsafe extern "C" fn bifrost_rdm_connect(
     })
 }
 
-/// Closes a connection. What was sent and has not arrived is lost: `bifrost_rdm_flush` waits for it. Null is nothing to close.
+/// Closes a connection. What was sent and has not arrived is lost: `bifrost_rdm_flush` waits for
+/// it. Null is nothing to close.
 ///
 /// # Safety
 /// `endpoint` must be null or an endpoint that is not closed.
@@ -147,8 +150,8 @@ pub unsafe extern "C" fn bifrost_rdm_close(endpoint: *mut EndpointHandle) -> Sta
     run(|| unsafe { close(endpoint) })
 }
 
-/// Writes the peer's address, such as `[fd00::2]:7000`, into `text`, which has room for `size` bytes; what does not fit is left out,
-/// and the last byte is 0.
+/// Writes the peer's address, such as `[fd00::2]:7000`, into `text`, which has room for `size`
+/// bytes; what does not fit is left out, and the last byte is 0.
 ///
 /// # Safety
 /// `endpoint` must be an endpoint, `text` writable for `size` bytes.
@@ -184,8 +187,8 @@ pub unsafe extern "C" fn bifrost_rdm_measured(endpoint: *const EndpointHandle, m
     })
 }
 
-/// What this end sends from now on goes by queue pairs of `BIFROST_RDM_SERVICE_RC` or `_UC`, on a connection that has both. Status: `UNSUPPORTED` if it
-/// has not.
+/// What this end sends from now on goes by queue pairs of `BIFROST_RDM_SERVICE_RC` or `_UC`, on a
+/// connection that has both. Status: `UNSUPPORTED` if it has not.
 ///
 /// # Safety
 /// `endpoint` must be an endpoint.

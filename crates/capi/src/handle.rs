@@ -50,9 +50,10 @@ pub(crate) struct State {
     pub(crate) descriptor: Option<OwnedFd>,
 }
 
-// SAFETY: what is not `Send` in here are counted references (`Rc`) to one worker. All of them are in `State` or in handles of this
-// `Shared`; they are cloned, used and dropped only while the lock is held (`Shared::lock`, and `close` for handles), so by one
-// thread at a time, with the lock's ordering in between. The last drop of a `Shared` is alone.
+// SAFETY: what is not `Send` in here are counted references (`Rc`) to one worker. All of them are
+// in `State` or in handles of this `Shared`; they are cloned, used and dropped only while the lock
+// is held (`Shared::lock`, and `close` for handles), so by one thread at a time, with the lock's
+// ordering in between. The last drop of a `Shared` is alone.
 unsafe impl Send for Shared {}
 // SAFETY: as above.
 unsafe impl Sync for Shared {}

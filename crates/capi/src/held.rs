@@ -27,12 +27,14 @@ pub(crate) enum Kept {
 
 #[derive(Debug, Default)]
 struct Slot {
-    /// How many messages have been here: part of the token, so that one which was released names nothing.
+    /// How many messages have been here: part of the token, so that one which was released names
+    /// nothing.
     generation: u32,
     kept: Option<Kept>,
 }
 
-/// All messages that the application has. Once there are as many places as it ever has at once, nothing is allocated.
+/// All messages that the application has. Once there are as many places as it ever has at once,
+/// nothing is allocated.
 #[derive(Debug, Default)]
 pub(crate) struct Held {
     slots: Vec<Slot>,

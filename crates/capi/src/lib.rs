@@ -1,16 +1,18 @@
-//! `libbifrost_rdm`: the library `bifrost-endpoint` for C. The header is `include/bifrost_rdm.h`, made from this crate; the guide is
-//! `docs/RDM-LIBRARY.md`.
+//! `libbifrost_rdm`: the library `bifrost-endpoint` for C. The header is `include/bifrost_rdm.h`,
+//! made from this crate; the guide is `docs/RDM-LIBRARY.md`.
 //!
 //! Rules that hold for all functions:
 //!
-//! - They return a [`Status`], and say more in the text of [`bifrost_rdm_last_error`]. What they give is behind their last
-//!   arguments, which are written only if the status is `OK`.
-//! - A null pointer where there must be something, a number out of range and a text that is not UTF-8 are refused. Beyond that, pointers
-//!   must be what the caller says they are, as everywhere in C.
-//! - Nothing is called of the application, no signal is taken, no thread started. A panic of the library does not leave it: the call
-//!   returns `BROKEN`, and so do all later ones of that worker.
-//! - A worker and all that was made with it may be used by any thread, but by one at a time: a call that finds another one at work
-//!   returns `BUSY`, and has done nothing. Threads that work side by side have a worker each.
+//! - They return a [`Status`], and say more in the text of [`bifrost_rdm_last_error`]. What they
+//!   give is behind their last arguments, which are written only if the status is `OK`.
+//! - A null pointer where there must be something, a number out of range and a text that is not
+//!   UTF-8 are refused. Beyond that, pointers must be what the caller says they are, as everywhere
+//!   in C.
+//! - Nothing is called of the application, no signal is taken, no thread started. A panic of the
+//!   library does not leave it: the call returns `BROKEN`, and so do all later ones of that worker.
+//! - A worker and all that was made with it may be used by any thread, but by one at a time: a call
+//!   that finds another one at work returns `BUSY`, and has done nothing. Threads that work side by
+//!   side have a worker each.
 
 mod config;
 mod connection;
@@ -30,8 +32,8 @@ pub use message::*;
 pub use status::{Status, bifrost_rdm_last_error, bifrost_rdm_status_text};
 pub use worker::*;
 
-/// The version of this interface. It grows with what is added; what is taken away or changed changes the library's name, which
-/// now ends with `.so.0`.
+/// The version of this interface. It grows with what is added; what is taken away or changed
+/// changes the library's name, which now ends with `.so.0`.
 pub const ABI: u32 = 1;
 
 /// `config.provider`: whatever there is.

@@ -24,8 +24,9 @@ pub struct Remote {
 /// Bytes of what `bifrost_rdm_remote_encode` writes.
 pub const REMOTE_LEN: usize = 16;
 
-/// Registers `len` bytes of memory, all 0, for peers to read and write: `bifrost_rdm_region_allow` lets them in. Peers need nothing of
-/// this application but that its worker is polled. Status: `RESOURCES`.
+/// Registers `len` bytes of memory, all 0, for peers to read and write: `bifrost_rdm_region_allow`
+/// lets them in. Peers need nothing of this application but that its worker is polled. Status:
+/// `RESOURCES`.
 ///
 /// # Safety
 /// `worker` must be a worker, `out` writable.
@@ -61,9 +62,9 @@ pub unsafe extern "C" fn bifrost_rdm_deregister(region: *mut RegionHandle) -> St
     run(|| unsafe { close(region) })
 }
 
-/// Lets the peer of an endpoint in, or changes what it may do: `rights` is a sum of `BIFROST_RDM_RIGHT_READ` and `_WRITE`, or
-/// 0: nothing any more. `remote` is what the peer
-/// must know; it may be null if `rights` is 0.
+/// Lets the peer of an endpoint in, or changes what it may do: `rights` is a sum of
+/// `BIFROST_RDM_RIGHT_READ` and `_WRITE`, or 0: nothing any more. `remote` is what the peer must
+/// know; it may be null if `rights` is 0.
 ///
 /// # Safety
 /// `region` must be a region, `endpoint` an endpoint, `remote` null or writable.
@@ -120,8 +121,8 @@ pub unsafe extern "C" fn bifrost_rdm_region_get(
         }
         writable(into)?;
         let _state = region.shared.lock()?;
-        // SAFETY: it is not null, the caller says that it is writable, and `len` is at most that of a vector. All bytes are written
-        // before they are read: by `read_at`, or not at all.
+        // SAFETY: it is not null, the caller says that it is writable, and `len` is at most that of
+        // a vector. All bytes are written before they are read: by `read_at`, or not at all.
         Ok(region.region.read_at(offset, unsafe { slice::from_raw_parts_mut(into.cast::<u8>(), len) })?)
     })
 }
@@ -189,8 +190,9 @@ pub unsafe extern "C" fn bifrost_rdm_remote_decode(bytes: *const c_void, remote:
     })
 }
 
-/// Writes to a region of the peer, and waits until the bytes are there. The peer's application has nothing to do with it. Status:
-/// `RANGE`, `FAILURE` when the peer refuses, `TIMEOUT`, `FULL`, `CLOSED`.
+/// Writes to a region of the peer, and waits until the bytes are there. The peer's application has
+/// nothing to do with it. Status: `RANGE`, `FAILURE` when the peer refuses, `TIMEOUT`, `FULL`,
+/// `CLOSED`.
 ///
 /// # Safety
 /// `endpoint` must be an endpoint, `remote` readable, `data` readable for `len` bytes.
@@ -213,7 +215,8 @@ pub unsafe extern "C" fn bifrost_rdm_write(
     })
 }
 
-/// Reads from a region of the peer. The peer's application has nothing to do with it. Status: as for `bifrost_rdm_write`.
+/// Reads from a region of the peer. The peer's application has nothing to do with it. Status: as
+/// for `bifrost_rdm_write`.
 ///
 /// # Safety
 /// `endpoint` must be an endpoint, `remote` readable, `into` writable for `len` bytes.
@@ -236,17 +239,19 @@ pub unsafe extern "C" fn bifrost_rdm_read(
         }
         let _state = handle.shared.lock()?;
         let message = handle.endpoint.read(&remote, offset, len, Duration::from_micros(timeout_us))?;
-        // SAFETY: the message has `len` bytes, or it would have been refused; they are the library's, so they do not overlap.
+        // SAFETY: the message has `len` bytes, or it would have been refused; they are the
+        // library's, so they do not overlap.
         unsafe { into.cast::<u8>().copy_from_nonoverlapping(message.as_ptr(), message.len()) };
         Ok(())
     })
 }
 
-/// Begins to write to a region of the peer; `bifrost_rdm_finish` has an empty message once the bytes are there. Writes to one region
-/// take place in the order in which they were begun.
+/// Begins to write to a region of the peer; `bifrost_rdm_finish` has an empty message once the
+/// bytes are there. Writes to one region take place in the order in which they were begun.
 ///
 /// # Safety
-/// `endpoint` must be an endpoint, `remote` readable, `data` readable for `len` bytes, `call` writable.
+/// `endpoint` must be an endpoint, `remote` readable, `data` readable for `len` bytes, `call`
+/// writable.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn bifrost_rdm_begin_write(
     endpoint: *const EndpointHandle,
@@ -271,7 +276,8 @@ pub unsafe extern "C" fn bifrost_rdm_begin_write(
     })
 }
 
-/// Begins to read from a region of the peer; `bifrost_rdm_finish` has the bytes. It sees writes of this end that were begun before.
+/// Begins to read from a region of the peer; `bifrost_rdm_finish` has the bytes. It sees writes of
+/// this end that were begun before.
 ///
 /// # Safety
 /// `endpoint` must be an endpoint, `remote` readable, `call` writable.

@@ -14,8 +14,9 @@ use crate::status::{Failed, Status, run};
 /// The longest message, bytes.
 pub const MAX_MESSAGE: usize = 256 << 20;
 
-/// Sends a message, and waits up to `timeout_us` for room if 1024 are open. The bytes are copied. The message is on its way when this
-/// returns, and has arrived when it is no longer one of `bifrost_rdm_open_messages`. Status: `FULL`, `TOO_LONG`, `CLOSED`.
+/// Sends a message, and waits up to `timeout_us` for room if 1024 are open. The bytes are copied.
+/// The message is on its way when this returns, and has arrived when it is no longer one of
+/// `bifrost_rdm_open_messages`. Status: `FULL`, `TOO_LONG`, `CLOSED`.
 ///
 /// # Safety
 /// `endpoint` must be an endpoint, `data` readable for `len` bytes.
@@ -89,8 +90,8 @@ pub unsafe extern "C" fn bifrost_rdm_recv(
     })
 }
 
-/// Gives a message back, whose bytes are then no longer there, and makes room for another one of its connection. Its `token` becomes 0;
-/// one whose token is 0 is nothing to give back.
+/// Gives a message back, whose bytes are then no longer there, and makes room for another one of
+/// its connection. Its `token` becomes 0; one whose token is 0 is nothing to give back.
 ///
 /// # Safety
 /// `worker` must be the worker with which the message came in, `message` null or writable.
@@ -106,8 +107,8 @@ pub unsafe extern "C" fn bifrost_rdm_release(worker: *const WorkerHandle, messag
     })
 }
 
-/// Asks the peer, and waits for its response. Status: `FAILURE` when the peer says that it has none, with its text; `TIMEOUT`,
-/// `FULL`, `TOO_LONG`, `CLOSED`.
+/// Asks the peer, and waits for its response. Status: `FAILURE` when the peer says that it has
+/// none, with its text; `TIMEOUT`, `FULL`, `TOO_LONG`, `CLOSED`.
 ///
 /// # Safety
 /// `endpoint` must be an endpoint, `data` readable for `len` bytes, `out` writable.
@@ -154,8 +155,8 @@ pub unsafe extern "C" fn bifrost_rdm_begin_call(
     })
 }
 
-/// Waits for the response to a call, a write or a read that was begun; with a timeout of 0 it only looks. After `TIMEOUT` it is still
-/// open; after anything else it is not.
+/// Waits for the response to a call, a write or a read that was begun; with a timeout of 0 it only
+/// looks. After `TIMEOUT` it is still open; after anything else it is not.
 ///
 /// # Safety
 /// `endpoint` must be an endpoint, `out` writable.
@@ -178,7 +179,8 @@ pub unsafe extern "C" fn bifrost_rdm_finish(
     })
 }
 
-/// Gives up waiting for the response to a call, a write or a read. What was asked for may happen all the same.
+/// Gives up waiting for the response to a call, a write or a read. What was asked for may happen
+/// all the same.
 ///
 /// # Safety
 /// `endpoint` must be an endpoint.
@@ -193,8 +195,9 @@ pub unsafe extern "C" fn bifrost_rdm_forget(endpoint: *const EndpointHandle, cal
     })
 }
 
-/// Waits for the next request; with a timeout of 0 it only looks. It is answered by `bifrost_rdm_respond` or `bifrost_rdm_refuse`, and
-/// then given back by `bifrost_rdm_release`. Status: `TIMEOUT`, `CLOSED`.
+/// Waits for the next request; with a timeout of 0 it only looks. It is answered by
+/// `bifrost_rdm_respond` or `bifrost_rdm_refuse`, and then given back by `bifrost_rdm_release`.
+/// Status: `TIMEOUT`, `CLOSED`.
 ///
 /// # Safety
 /// `endpoint` must be an endpoint, `out` writable.
@@ -219,7 +222,8 @@ pub unsafe extern "C" fn bifrost_rdm_next_request(
 /// Answers a request. Status: `FULL`, `TOO_LONG`, `CLOSED`.
 ///
 /// # Safety
-/// `endpoint` must be the endpoint of the request, `request` readable, `data` readable for `len` bytes.
+/// `endpoint` must be the endpoint of the request, `request` readable, `data` readable for `len`
+/// bytes.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn bifrost_rdm_respond(
     endpoint: *const EndpointHandle,
@@ -242,7 +246,8 @@ pub unsafe extern "C" fn bifrost_rdm_respond(
 /// Answers a request that cannot be met with the reason.
 ///
 /// # Safety
-/// `endpoint` must be the endpoint of the request, `request` readable, `reason` a text that ends with 0.
+/// `endpoint` must be the endpoint of the request, `request` readable, `reason` a text that ends
+/// with 0.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn bifrost_rdm_refuse(
     endpoint: *const EndpointHandle,

@@ -149,7 +149,8 @@ pub extern "C" fn bifrost_rdm_status_text(status: i32) -> *const c_char {
     known.map_or(c"unknown code", Status::text).as_ptr()
 }
 
-/// What the last call of this thread that failed has to say: the peer, the cause. It stays until another call of this thread fails.
+/// What the last call of this thread that failed has to say: the peer, the cause. It stays until
+/// another call of this thread fails.
 #[unsafe(no_mangle)]
 pub extern "C" fn bifrost_rdm_last_error() -> *const c_char {
     LAST.try_with(|last| last.borrow().as_ptr()).unwrap_or(c"".as_ptr())

@@ -57,7 +57,8 @@ pub extern "C" fn bifrost_rdm_version() -> *const c_char {
     VERSION.as_ptr()
 }
 
-/// Makes a worker whose packets have the address `address`, such as "fd00::1" or "10.0.0.1". Without `config`: the defaults.
+/// Makes a worker whose packets have the address `address`, such as "fd00::1" or "10.0.0.1".
+/// Without `config`: the defaults.
 ///
 /// Status: `BIND` when the address or the port cannot be bound; `RESOURCES`.
 ///
@@ -88,8 +89,8 @@ pub unsafe extern "C" fn bifrost_rdm_worker_new(
     })
 }
 
-/// Frees a worker. Its endpoints, listeners and regions stay until they are closed themselves; messages that came in do not. Null is
-/// nothing to free.
+/// Frees a worker. Its endpoints, listeners and regions stay until they are closed themselves;
+/// messages that came in do not. Null is nothing to free.
 ///
 /// # Safety
 /// `worker` must be null or a worker that is not freed.
@@ -99,8 +100,8 @@ pub unsafe extern "C" fn bifrost_rdm_worker_free(worker: *mut WorkerHandle) -> S
     run(|| unsafe { close(worker) })
 }
 
-/// Writes what carries the packets, in words, into `text`, which has room for `size` bytes; what does not fit is left out, and the
-/// last byte is 0.
+/// Writes what carries the packets, in words, into `text`, which has room for `size` bytes; what
+/// does not fit is left out, and the last byte is 0.
 ///
 /// # Safety
 /// `worker` must be a worker, `text` writable for `size` bytes.
@@ -120,7 +121,8 @@ pub unsafe extern "C" fn bifrost_rdm_worker_provider(
     })
 }
 
-/// Does what there is to do, without waiting. `busy`, unless it is null: 1 if there was something, 0 if not.
+/// Does what there is to do, without waiting. `busy`, unless it is null: 1 if there was something,
+/// 0 if not.
 ///
 /// # Safety
 /// `worker` must be a worker, `busy` null or writable.
@@ -154,8 +156,9 @@ pub unsafe extern "C" fn bifrost_rdm_wait(worker: *const WorkerHandle, timeout_u
     })
 }
 
-/// The descriptor on which packets come in, for poll(2) or epoll(7). When it is readable, and when `due_us` of `bifrost_rdm_due` are
-/// over, call `bifrost_rdm_poll` until there is nothing to do. It is the library's, and closed with the worker.
+/// The descriptor on which packets come in, for poll(2) or epoll(7). When it is readable, and when
+/// `due_us` of `bifrost_rdm_due` are over, call `bifrost_rdm_poll` until there is nothing to do. It
+/// is the library's, and closed with the worker.
 ///
 /// # Safety
 /// `worker` must be a worker, `descriptor` writable.
@@ -195,7 +198,8 @@ pub unsafe extern "C" fn bifrost_rdm_due(worker: *const WorkerHandle, due_us: *m
     })
 }
 
-/// What the worker has counted. `size`: bytes of the structure, as the caller knows it; later versions of it are longer.
+/// What the worker has counted. `size`: bytes of the structure, as the caller knows it; later
+/// versions of it are longer.
 ///
 /// # Safety
 /// `worker` must be a worker, `counters` writable for `size` bytes.

@@ -11,7 +11,8 @@ use std::process::{Child, Command, Stdio};
 
 const CRATE: &str = env!("CARGO_MANIFEST_DIR");
 const STRICT: [&str; 6] = ["-std=c11", "-Wall", "-Wextra", "-pedantic", "-Werror", "-O1"];
-/// What the static library needs of the system; `Libs.private` of the file for pkg-config has the same.
+/// What the static library needs of the system; `Libs.private` of the file for pkg-config has the
+/// same.
 const SYSTEM: [&str; 5] = ["-lgcc_s", "-lpthread", "-lm", "-ldl", "-lc"];
 
 /// Where cargo has put the libraries: beside this test.

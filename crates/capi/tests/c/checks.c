@@ -10,20 +10,20 @@
 
 #define SECOND UINT64_C(1000000)
 
-#define EXPECT(expected, call)                                                                                          \
-    do {                                                                                                               \
-        bifrost_rdm_status got = (call);                                                                               \
-        if (got != BIFROST_RDM_STATUS_##expected) {                                                                    \
-            fprintf(stderr, "line %d: %s is %d: %s\n", __LINE__, #call, (int)got, bifrost_rdm_last_error());           \
-            exit(1);                                                                                                   \
-        }                                                                                                              \
+#define EXPECT(expected, call) \
+    do { \
+        bifrost_rdm_status got = (call); \
+        if (got != BIFROST_RDM_STATUS_##expected) { \
+            fprintf(stderr, "line %d: %s is %d: %s\n", __LINE__, #call, (int)got, bifrost_rdm_last_error()); \
+            exit(1); \
+        } \
     } while (0)
-#define TRUE(what)                                                                                                     \
-    do {                                                                                                               \
-        if (!(what)) {                                                                                                 \
-            fprintf(stderr, "line %d: not so: %s (%s)\n", __LINE__, #what, bifrost_rdm_last_error());                  \
-            exit(1);                                                                                                   \
-        }                                                                                                              \
+#define TRUE(what) \
+    do { \
+        if (!(what)) { \
+            fprintf(stderr, "line %d: not so: %s (%s)\n", __LINE__, #what, bifrost_rdm_last_error()); \
+            exit(1); \
+        } \
     } while (0)
 
 static bifrost_rdm_worker *new_worker(void)
@@ -54,10 +54,10 @@ static void configurations(void)
     EXPECT(INVALID, bifrost_rdm_worker_new("::1", &good, NULL));
     EXPECT(BIND, bifrost_rdm_worker_new("2001:db8::1", &good, &worker));
     /* Each field, with values that it must not have. */
-#define REFUSED(field, value, status)                                                                                  \
-    config = good;                                                                                                     \
-    config.field = (value);                                                                                            \
-    EXPECT(status, bifrost_rdm_worker_new("::1", &config, &worker));                                                   \
+#define REFUSED(field, value, status) \
+    config = good; \
+    config.field = (value); \
+    EXPECT(status, bifrost_rdm_worker_new("::1", &config, &worker)); \
     TRUE(strstr(bifrost_rdm_last_error(), #field) != NULL)
     REFUSED(size, 0, INVALID);
     REFUSED(size, 4096, INVALID);
