@@ -93,7 +93,7 @@ miri:
 
 deb:
 	@command -v dh >/dev/null || $(SUDO) apt-get install -y -qq --no-install-recommends debhelper
-	@rm -f $(OUT)/bifrost_*.deb $(OUT)/libbifrost-rdm*.deb
+	@rm -f $(OUT)/bifrost_*.deb $(OUT)/libbifrost-rdm*.deb $(OUT)/libnccl-net-bifrost_*.deb
 	@OUT=$(OUT) scripts/build-deb.sh
 	@OUT=$(OUT) scripts/try-library-debs.sh
 

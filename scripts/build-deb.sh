@@ -1,10 +1,11 @@
 #!/bin/sh
 # Builds the Debian packages: `bifrost` (programs, systemd unit, configuration, guide, manual pages, completions, dissector),
-# `libbifrost-rdm0` and `libbifrost-rdm-dev` (messages over RDMA for C). The last line that it prints is the path of
+# `libbifrost-rdm0` and `libbifrost-rdm-dev` (messages over RDMA for C), `libnccl-net-bifrost` (a plugin for NCCL). The last line that it prints is the path of
 # `bifrost`; the others are beside it. Needs the Rust toolchain and debhelper.
 #   OUT=DIRECTORY      where the package goes (out)
 #   DEB_VERSION=TEXT   the package's version (that of Cargo.toml)
-#   BIN_DIR=DIRECTORY  take bifrostd, bifrostctl, bifrost-cni and libbifrost_rdm from there instead of building them
+#   BIN_DIR=DIRECTORY  take bifrostd, bifrostctl, bifrost-cni, libbifrost_rdm and libnccl_net_bifrost
+#                      from there instead of building them
 set -eu
 cd "$(dirname "$0")/.."
 
@@ -22,7 +23,7 @@ version=${DEB_VERSION:-$(sed -n 's/^version = "\(.*\)"$/\1/p' Cargo.toml | head 
 date=$(git log -1 --format=%cd --date=rfc2822 2>/dev/null || date -R)
 
 if [ -z "${BIN_DIR:-}" ]; then
-    cargo build --release --locked -p bifrostd -p bifrostctl -p bifrost-cni -p bifrost-capi
+    cargo build --release --locked -p bifrostd -p bifrostctl -p bifrost-cni -p bifrost-capi -p bifrost-nccl-net
     BIN_DIR=$target/release
 fi
 cargo build --locked --workspace --example manual
@@ -39,6 +40,7 @@ cp "$BIN_DIR/bifrostd" "$BIN_DIR/bifrostctl" "$BIN_DIR/bifrost-cni" "$build"
 
 multiarch=$(dpkg-architecture -qDEB_HOST_MULTIARCH)
 cp "$BIN_DIR/libbifrost_rdm.so" "$build/libbifrost_rdm.so.0"
+cp "$BIN_DIR/libnccl_net_bifrost.so" "$build/libnccl-net-bifrost.so"
 cp "$BIN_DIR/libbifrost_rdm.a" crates/capi/include/bifrost_rdm.h crates/capi/examples/pingpong.c docs/RDM-LIBRARY.md docs/RDM.md "$build"
 sed -e "s|@PREFIX@|/usr|; s|@LIBDIR@|/usr/lib/$multiarch|; s|@VERSION@|$version|" crates/capi/bifrost-rdm.pc.in \
     >"$build/bifrost-rdm.pc"

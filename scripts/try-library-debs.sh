@@ -1,7 +1,7 @@
 #!/bin/sh
-# Tries the packages libbifrost-rdm0 and libbifrost-rdm-dev, as `make deb` has built them, without installing them: unpacks
-# both, compiles the example from the second one with what pkg-config says, against the shared and the static library, and
-# has two processes talk over the loopback device.
+# Tries the packages libbifrost-rdm0, libbifrost-rdm-dev and libnccl-net-bifrost, as `make deb` has built them, without
+# installing them: unpacks them; compiles the example from the second one with what pkg-config says, against the shared and the
+# static library, and has two processes talk over the loopback device; has two ranks use the plugin for NCCL.
 #   OUT=DIRECTORY  where the packages are (out)
 set -eu
 cd "$(dirname "$0")/.."
@@ -16,7 +16,7 @@ done
 root=$(mktemp -d)
 server=""
 trap '[ -z "$server" ] || kill "$server" 2>/dev/null || true; rm -rf "$root"' EXIT
-for package in libbifrost-rdm0 libbifrost-rdm-dev; do
+for package in libnccl-net-bifrost libbifrost-rdm0 libbifrost-rdm-dev; do
     set -- "$out/$package"_*.deb
     if [ $# -ne 1 ] || ! [ -e "$1" ]; then
         echo "try-library-debs.sh: not one $package in $out: run \`make deb\`" >&2
@@ -50,4 +50,16 @@ read -r port <"$root/port"
 "$root/static" ask ::1 ::1 "$port" 100 100000
 wait "$server"
 server=""
+
+# The same driver that the tests have, with each version of the interface.
+# shellcheck disable=SC2086 # a list of words
+cc $strict crates/nccl-net/tests/c/driver.c -o "$root/driver" -ldl
+export BIFROST_NCCL_ADDRESSES=::1
+for version in 8 9 10 11 12; do
+    "$root/driver" "$libraries/libnccl-net-bifrost.so" "$version" 0 "$root" 20 &
+    server=$!
+    "$root/driver" "$libraries/libnccl-net-bifrost.so" "$version" 1 "$root" 20
+    wait "$server"
+    server=""
+done
 echo "the library's packages work: $(pkg-config --modversion bifrost-rdm)"

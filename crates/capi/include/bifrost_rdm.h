@@ -189,7 +189,8 @@ typedef struct {
    */
   uint32_t size;
   /**
-   * What carries packets: BIFROST_RDM_PROVIDER_AUTO, which is the default, _SOFT, or _VERBS, the RDMA NIC of the address.
+   * What carries packets: BIFROST_RDM_PROVIDER_AUTO, which is the default, _SOFT, or
+   * _VERBS, the RDMA NIC of the address.
    */
   uint32_t provider;
   /**

@@ -1,0 +1,155 @@
+//! Two ranks that do with the plugin what NCCL does, as C programs that load it (`c/driver.c`).
+
+#![allow(clippy::unwrap_used)]
+
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+const CRATE: &str = env!("CARGO_MANIFEST_DIR");
+
+fn run(command: &mut Command) {
+    let output = command.output().unwrap();
+    assert!(output.status.success(), "{command:?}: {}", String::from_utf8_lossy(&output.stderr));
+}
+
+/// The driver, compiled, and the plugin, where cargo has put it: beside this test.
+fn driver(directory: &Path) -> (PathBuf, PathBuf) {
+    let program = directory.join("driver");
+    run(Command::new("cc")
+        .args(["-std=c11", "-Wall", "-Wextra", "-pedantic", "-Werror", "-O1"])
+        .args([&format!("{CRATE}/tests/c/driver.c"), "-o"])
+        .arg(&program)
+        .arg("-ldl"));
+    let plugin = std::env::current_exe().unwrap().parent().unwrap().join("libnccl_net_bifrost.so");
+    assert!(plugin.exists(), "{plugin:?}");
+    (program, plugin)
+}
+
+/// Both ranks, running; `command` makes a rank's command of the driver's path.
+fn start(directory: &Path, version: u32, groups: u32, command: impl Fn(usize, &Path) -> Command) -> Vec<Child> {
+    let (program, plugin) = driver(directory);
+    let start = |rank| {
+        let mut command = command(rank, &program);
+        command.arg(&plugin).args([version.to_string(), rank.to_string()]).arg(directory).arg(groups.to_string());
+        command.stderr(Stdio::piped()).spawn().unwrap()
+    };
+    (0..2).map(start).collect()
+}
+
+/// Runs both ranks to their ends.
+fn both(directory: &Path, version: u32, groups: u32, command: impl Fn(usize, &Path) -> Command) {
+    let ranks = start(directory, version, groups, command);
+    let outputs: Vec<_> = ranks.into_iter().map(|rank| rank.wait_with_output().unwrap()).collect();
+    let errors: Vec<_> = outputs.iter().map(|output| String::from_utf8_lossy(&output.stderr)).collect();
+    assert!(outputs.iter().all(|output| output.status.success()), "{errors:?}");
+}
+
+fn local(address: &'static str) -> impl Fn(usize, &Path) -> Command {
+    move |_, program| {
+        let mut command = Command::new(program);
+        command.env("BIFROST_NCCL_ADDRESSES", address);
+        command
+    }
+}
+
+#[test]
+fn every_version_carries_what_nccl_sends() {
+    for version in 8..=12 {
+        let directory = tempfile::tempdir().unwrap();
+        let address = if version == 9 { "127.0.0.1" } else { "::1" };
+        both(directory.path(), version, if version == 11 { 40 } else { 15 }, local(address));
+    }
+}
+
+#[test]
+fn connections_stay_while_nccl_computes() {
+    let directory = tempfile::tempdir().unwrap();
+    both(directory.path(), 11, 12, |rank, program| {
+        let mut command = local("::1")(rank, program);
+        command.env("DRIVER_PAUSE", "1").env("BIFROST_NCCL_WORKERS", "3");
+        command
+    });
+}
+
+#[test]
+fn a_rank_that_dies_is_reported() {
+    let directory = tempfile::tempdir().unwrap();
+    let mut ranks = start(directory.path(), 12, 1_000_000, local("::1"));
+    let until = Instant::now() + Duration::from_secs(60);
+    while (0..2).any(|rank| !directory.path().join(format!("connected-{rank}")).exists()) {
+        assert!(Instant::now() < until, "no connections");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    let mut dead = ranks.remove(1);
+    dead.kill().unwrap();
+    dead.wait().unwrap();
+    // The other one notices within seconds, and not by the driver's own patience of two minutes.
+    let killed = Instant::now();
+    let output = ranks.remove(0).wait_with_output().unwrap();
+    let error = String::from_utf8_lossy(&output.stderr);
+    assert!(!output.status.success() && error.contains("has ended"), "{error}");
+    assert!(killed.elapsed() < Duration::from_secs(30), "{:?}", killed.elapsed());
+}
+
+/// Two network namespaces and a link between them that drops packets (root). Removed at the end.
+struct Lossy([String; 2]);
+
+impl Lossy {
+    fn new(one_in: u32) -> Self {
+        let names = ["a", "b"].map(|end| format!("nccl-{}-{end}", std::process::id()));
+        for name in &names {
+            // What is left of a process with the same id.
+            let _ = Command::new("ip").args(["netns", "del", name]).stderr(Stdio::null()).status();
+            run(Command::new("ip").args(["netns", "add", name]));
+        }
+        let lossy = Self(names);
+        let [a, b] = &lossy.0;
+        let link = ["link", "add", "e0", "netns", a, "type", "veth", "peer", "name", "e0", "netns", b];
+        run(Command::new("ip").args(link));
+        for (n, name) in lossy.0.iter().enumerate() {
+            let address = format!("fd00:9::{}/64", n + 1);
+            run(Command::new("ip").args(["-n", name, "addr", "add", &address, "dev", "e0", "nodad"]));
+            run(Command::new("ip").args(["-n", name, "link", "set", "e0", "up"]));
+            // One packet, one decision: without offloads.
+            let off = ["gso", "off", "tso", "off", "gro", "off", "tx-udp-segmentation", "off"];
+            run(lossy.command(n, "ethtool").args(["-K", "e0"]).args(off));
+            let table = "table inet t { chain c { type filter hook input priority 0; }; }";
+            run(lossy.command(n, "nft").arg(table));
+            let rule = format!("add rule inet t c meta l4proto udp numgen random mod {one_in} 0 counter drop");
+            run(lossy.command(n, "nft").arg(rule));
+        }
+        lossy
+    }
+
+    fn command(&self, end: usize, program: impl AsRef<Path>) -> Command {
+        let mut command = Command::new("ip");
+        command.args(["netns", "exec", &self.0[end]]).arg(program.as_ref());
+        command
+    }
+
+    /// Packets that were dropped at an end.
+    fn dropped(&self, end: usize) -> u64 {
+        let output = self.command(end, "nft").args(["list", "table", "inet", "t"]).output().unwrap();
+        let text = String::from_utf8_lossy(&output.stdout).into_owned();
+        let (_, after) = text.split_once("counter packets ").unwrap();
+        after.split(' ').next().unwrap().parse().unwrap()
+    }
+}
+
+impl Drop for Lossy {
+    fn drop(&mut self) {
+        for name in &self.0 {
+            let _ = Command::new("ip").args(["netns", "del", name]).status();
+        }
+    }
+}
+
+#[test]
+fn one_packet_in_256_may_be_lost() {
+    let directory = tempfile::tempdir().unwrap();
+    let lossy = Lossy::new(256);
+    // Without a list of addresses: the device is found.
+    both(directory.path(), 11, 40, |rank, program| lossy.command(rank, program));
+    assert!(lossy.dropped(0) > 50 && lossy.dropped(1) > 50, "{} {}", lossy.dropped(0), lossy.dropped(1));
+}
