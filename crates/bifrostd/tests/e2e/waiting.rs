@@ -17,13 +17,24 @@ struct Stream {
     threads: Vec<JoinHandle<()>>,
 }
 
+/// The client's end of a connection and the server's.
+type Ends = (TcpStream, TcpStream);
+
 impl Stream {
     fn start(from: &Net, to: &Net, address: &str, port: u16) -> Stream {
+        Stream::run(Stream::connect(from, to, address, port))
+    }
+
+    fn connect(from: &Net, to: &Net, address: &str, port: u16) -> Ends {
         let to_address = SocketAddr::new(address.parse().unwrap(), port);
-        let (received, stop) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicBool::new(false)));
         let listener = to.enter(move || TcpListener::bind(to_address).unwrap());
-        let mut client = from.enter(move || TcpStream::connect_timeout(&to_address, Duration::from_secs(10)).unwrap());
-        let (mut server, _) = listener.accept().unwrap();
+        let client = from.enter(move || TcpStream::connect_timeout(&to_address, Duration::from_secs(10)).unwrap());
+        let (server, _) = listener.accept().unwrap();
+        (client, server)
+    }
+
+    fn run((mut client, mut server): Ends) -> Stream {
+        let (received, stop) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicBool::new(false)));
         for end in [&client, &server] {
             end.set_read_timeout(Some(Duration::from_millis(50))).unwrap();
             end.set_write_timeout(Some(Duration::from_millis(50))).unwrap();
@@ -77,7 +88,9 @@ fn a_destination_that_takes_little_holds_up_no_other() {
     let to_b = Stream::start(lab.net("a"), lab.net("b"), "10.0.0.2", 5001);
     let alone = to_b.rate().min(to_b.rate());
 
-    let to_c: Vec<Stream> = (0..16).map(|n| Stream::start(lab.net("a"), lab.net("c"), "10.0.0.3", 6001 + n)).collect();
+    // All connect before the first one sends: behind its packets the others' would wait for seconds.
+    let to_c: Vec<Ends> = (0..16).map(|n| Stream::connect(lab.net("a"), lab.net("c"), "10.0.0.3", 6001 + n)).collect();
+    let to_c: Vec<Stream> = to_c.into_iter().map(Stream::run).collect();
     let waits = || lab.hosts[0].sample("port.blocked_packets");
     eventually(10.0, "packets for c wait", || waits() > 20);
     let mut rates = Vec::new();
