@@ -100,6 +100,40 @@ fn what_is_no_packet_is_refused_with_its_reason() {
     assert_eq!(Packet::parse(&padded), Err(Refusal::Pad), "more pad than payload");
 }
 
+/// Other implementations number their IPv4 packets, and a socket does not show the number.
+#[test]
+fn the_identification_of_ipv4_follows_from_the_icrc() {
+    let route = route("v4");
+    for (id, len) in
+        [0, 1, 0x100, 0x1234, 0x8000, u16::MAX].into_iter().flat_map(|id| [0, 5, 64, 4096].map(|len| (id, len)))
+    {
+        let sent = header(Transport::Rc, Operation::of(false, true, true, false), 7);
+        let mut bytes = emit(&route, sent, &vec![0xa5; len]);
+        let udp_len = bytes.len() as u16 + 8;
+        // IBTA A17.3.3: ones for what routers change, and the rest as it is.
+        let mut covered = vec![0xff; 8];
+        covered.extend([0x45, 0xff]);
+        covered.extend((udp_len + 20).to_be_bytes());
+        covered.extend(id.to_be_bytes());
+        covered.extend([0x40, 0, 0xff, 17, 0xff, 0xff, 192, 0, 2, 1, 192, 0, 2, 2]);
+        covered.extend(49_152u16.to_be_bytes());
+        covered.extend(4791u16.to_be_bytes());
+        covered.extend(udp_len.to_be_bytes());
+        covered.extend([0xff, 0xff]);
+        covered.extend(&bytes[..bytes.len() - ICRC_LEN]);
+        covered[8 + 20 + 8 + Bth::VARIANT_BYTE] = 0xff;
+        let crc = crc32fast::hash(&covered).to_le_bytes();
+        let at = bytes.len() - ICRC_LEN;
+        bytes[at..].copy_from_slice(&crc);
+        assert_eq!(Icrc::is_valid(&route, &bytes), id == 0, "{id} {len}");
+        assert_eq!(Icrc::identification(&route, &bytes), Some(id), "{id} {len}");
+        bytes[at] ^= 1;
+        assert_eq!(Icrc::identification(&route, &bytes), None, "{id} {len}");
+    }
+    assert_eq!(Icrc::identification(&self::route("v6"), &[0; 60]), None);
+    assert_eq!(Icrc::identification(&route, &[0; 15]), None);
+}
+
 fn header(transport: Transport, operation: Operation, seed: u32) -> Header {
     let bth = Bth {
         opcode: Opcode { transport, operation }.byte(),

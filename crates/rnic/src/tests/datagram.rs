@@ -101,3 +101,31 @@ fn while_paused_only_urgent_queue_pairs_send() {
     assert_eq!(carry(0, &mut a.nic, &mut b.nic, |_| true), 1);
     assert_eq!(b.poll()[0].len, 8);
 }
+
+/// A NIC in hardware numbers its IPv4 packets; the ICRC covers the number.
+#[test]
+fn ipv4_packets_with_an_identification_are_taken() {
+    let address = |last| IpAddr::from([192, 0, 2, last]);
+    let route = Route { source: address(1), destination: address(2), source_port: 49_152, destination_port: 4791 };
+    let mut nic = Nic::new(Config { address: address(2), port: 4791, queue_pairs: 1, regions: 1, seed: 1 });
+    let bth = bifrost_wire::roce::Bth { opcode: 0x24, destination: Qpn::new(5), ..Default::default() };
+    let header = bifrost_wire::roce::Header { bth, ..Default::default() };
+    let mut head = [0; 32];
+    let len = header.emit_into(&mut head);
+    let mut bytes = head[..len].to_vec();
+    let mut icrc = bifrost_wire::roce::Icrc::new(&route, bytes.len() + 4);
+    icrc.header(&bytes);
+    // A CRC is linear: that of the number alone, with all that follows it as zeros, is what the number changes.
+    let behind = 14 + 8 + bytes.len();
+    let changed = [&[0x12u8, 0x34][..], &vec![0; behind]].concat().iter().fold(0u32, |crc, byte| {
+        (0..8).fold(crc ^ u32::from(*byte), |crc, _| if crc & 1 == 1 { crc >> 1 ^ 0xedb8_8320 } else { crc >> 1 })
+    });
+    let icrc = u32::from_le_bytes(icrc.finish()) ^ changed;
+    bytes.extend(icrc.to_le_bytes());
+    nic.receive(0, &route, &bytes);
+    let counters = nic.counters();
+    assert_eq!((counters.bad_icrc_packets, counters.unknown_queue_pair_packets), (0, 1));
+    bytes[13] ^= 1;
+    nic.receive(0, &route, &bytes);
+    assert_eq!(nic.counters().bad_icrc_packets, 1);
+}

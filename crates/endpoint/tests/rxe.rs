@@ -1,0 +1,320 @@
+//! Against another implementation of RoCEv2: the kernel's soft-RoCE (rxe), by way of its verbs, in user-mode Linux. The kernel is
+//! built by scripts/build-rxe-kernel.sh, and these tests are ignored unless asked for (docs/VERIFICATION.md).
+//!
+//! The tests whose names begin with `inside` run in the machine: `machine` starts them there.
+
+#![allow(clippy::unwrap_used)]
+
+use std::fs::File;
+use std::net::{IpAddr, SocketAddr};
+use std::os::fd::AsFd as _;
+use std::path::Path;
+use std::process::Command;
+use std::sync::mpsc;
+use std::time::{Duration, Instant};
+
+use bifrost_endpoint::{
+    Adaptive, Choice, ConnectionConfig, Host, HostConfig, HostEvent, Limits, Order, Service, Swift, SwiftConfig,
+    Worker, WorkerConfig,
+};
+use bifrost_verbs::{RdmaCore, RdmaCoreConfig};
+use bifrost_wire::rdm::SetupKind;
+use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
+
+/// A slow machine is still right.
+const LONG: Duration = Duration::from_secs(100);
+/// What the kernel's soft-RoCE receives by UC: WRITEs of one packet (RDM §11.6).
+const ONE_PACKET: u32 = 4096;
+
+/// One end of a connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct End {
+    address: &'static str,
+    provider: Choice,
+    /// In the network namespace `peer`.
+    apart: bool,
+}
+
+const fn verbs(address: &'static str) -> End {
+    End { address, provider: Choice::Verbs, apart: false }
+}
+
+const fn soft(address: &'static str) -> End {
+    End { address, provider: Choice::Soft, apart: true }
+}
+
+const RXE_4: End = verbs("10.9.0.1");
+const RXE_6: End = verbs("fd00:9::1");
+const SOFT_4: End = soft("10.9.0.2");
+const SOFT_6: End = soft("fd00:9::2");
+
+/// Client and server.
+const PAIRS: [[End; 2]; 5] =
+    [[verbs("10.9.1.1"), verbs("10.9.1.2")], [RXE_6, SOFT_6], [SOFT_6, RXE_6], [RXE_4, SOFT_4], [SOFT_4, RXE_4]];
+
+impl End {
+    fn worker(self, service: Service) -> Worker {
+        if self.apart {
+            let namespace = File::open("/run/netns/peer").unwrap();
+            move_into_link_name_space(namespace.as_fd(), Some(LinkNameSpaceType::Network)).unwrap();
+        }
+        let address: IpAddr = self.address.parse().unwrap();
+        let worker = Worker::new(WorkerConfig {
+            provider: self.provider,
+            service,
+            mtu: 4096,
+            chunk: ONE_PACKET,
+            order: Order::Sent,
+            ..WorkerConfig::new(address)
+        });
+        let worker = worker.unwrap();
+        let begin = if self.provider == Choice::Verbs { "verbs: rxe" } else { "soft: " };
+        assert!(worker.provider().starts_with(begin), "{}", worker.provider());
+        worker
+    }
+}
+
+fn pattern(len: usize, seed: u64) -> Vec<u8> {
+    let mut bytes = vec![0; len];
+    fastrand::Rng::with_seed(seed).fill(&mut bytes);
+    bytes
+}
+
+/// The lengths of messages, in the order in which they are sent.
+const SIZES: [usize; 10] = [0, 1, 100, 4096, 4097, 12_288, 32_768, 32_769, 65_536, 500_001];
+
+/// Calls with bytes that are known, and responses with others; then messages one behind another. Counters of the client.
+fn talk(pair: [End; 2], service: Service, rounds: u64) -> bifrost_endpoint::Counters {
+    let (tell, told) = mpsc::channel();
+    let [client, server] = pair;
+    let serving = std::thread::spawn(move || {
+        let worker = server.worker(service);
+        let mut listener = worker.listen(SocketAddr::new(server.address.parse().unwrap(), 0)).unwrap();
+        tell.send(listener.local_addr().unwrap()).unwrap();
+        let endpoint = worker.accept(&mut listener, LONG).unwrap();
+        for round in 0..rounds {
+            for size in SIZES {
+                let request = endpoint.next_request(LONG).unwrap();
+                assert!(*request.message == *pattern(size, round), "request of {size} bytes");
+                endpoint.respond(&request, pattern(size, !round)).unwrap();
+            }
+        }
+        for round in 0..rounds {
+            for size in SIZES {
+                assert!(*endpoint.recv(LONG).unwrap() == *pattern(size, round ^ 0xff), "message of {size} bytes");
+            }
+        }
+        endpoint.send(b"all".to_vec()).unwrap();
+        // The peer ends when it has it.
+        let _ = endpoint.recv(LONG);
+    });
+    let calling = std::thread::spawn(move || {
+        let worker = client.worker(service);
+        let endpoint = worker.connect(told.recv().unwrap(), LONG).unwrap();
+        for round in 0..rounds {
+            for size in SIZES {
+                let response = endpoint.call(pattern(size, round), LONG).unwrap();
+                assert!(*response == *pattern(size, !round), "response of {size} bytes");
+            }
+        }
+        for round in 0..rounds {
+            for size in SIZES {
+                endpoint.send(pattern(size, round ^ 0xff)).unwrap();
+                if endpoint.open_messages() > 16 {
+                    endpoint.flush(LONG).unwrap();
+                }
+            }
+        }
+        assert_eq!(*endpoint.recv(LONG).unwrap(), *b"all");
+        worker.counters()
+    });
+    let counters = calling.join().unwrap();
+    serving.join().unwrap();
+    counters
+}
+
+/// By the queues of this end of the devices.
+fn dropped_packets() -> u64 {
+    let output = Command::new("tc").args(["-s", "qdisc"]).output().unwrap();
+    let said = String::from_utf8_lossy(&output.stdout).into_owned();
+    let counts = said.split("(dropped ").skip(1).filter_map(|rest| rest.split(',').next()?.trim().parse::<u64>().ok());
+    counts.sum()
+}
+
+fn is_inside() -> bool {
+    let inside = std::env::var_os("BIFROST_RXE").is_some();
+    if !inside {
+        eprintln!("SKIPPED: this runs in the machine, which `machine` starts");
+    }
+    inside
+}
+
+#[test]
+#[ignore = "runs in a machine with soft-RoCE"]
+fn inside_all_pairs_and_services() {
+    if !is_inside() {
+        return;
+    }
+    let rounds = std::env::var("ROUNDS").map_or(3, |rounds| rounds.parse().unwrap());
+    let mut lost = 0;
+    for service in [Service::Uc, Service::Rc, Service::Both] {
+        for pair in PAIRS {
+            let begin = Instant::now();
+            let counters = talk(pair, service, rounds);
+            lost += counters.lost_requests;
+            let [client, server] = pair.map(|end| format!("{:?} {}", end.provider, end.address));
+            println!(
+                "{service:?}: {client} -> {server}: {:.1} s, {} lost, {} timeouts, {} flips",
+                begin.elapsed().as_secs_f64(),
+                counters.lost_requests,
+                counters.timeouts,
+                counters.lane_flips
+            );
+        }
+    }
+    let dropped = dropped_packets();
+    println!("netem has dropped {dropped} packets; {lost} requests of clients were taken to be lost");
+    let losses = std::env::var("LOSSES").is_ok();
+    assert!(losses == (dropped > 20) && (lost > 0 || !losses), "{dropped} {lost}");
+}
+
+/// Hosts around two rxe devices. Queue pairs that carry data are put into error again and again.
+#[test]
+#[ignore = "runs in a machine with soft-RoCE"]
+fn inside_killed_queue_pairs() {
+    if !is_inside() {
+        return;
+    }
+    for service in [Service::Uc, Service::Rc] {
+        let mut hosts = ["10.9.1.1", "10.9.1.2"].map(|address| {
+            let address = address.parse().unwrap();
+            let nic = RdmaCore::new(RdmaCoreConfig { address, queue_pairs: 16, regions: 4096, seed: 7 }).unwrap();
+            Host::new(nic, HostConfig::new(4, 7)).unwrap()
+        });
+        let limits = Limits { timeout_ns: 20_000_000, ..Limits::new(service, 4096) };
+        let (a, hello) = hosts[0].prepare(SetupKind::Hello, limits).unwrap();
+        let (b, welcome) = hosts[1].prepare(SetupKind::Welcome, limits).unwrap();
+        for (host, id, peer, initiator) in [(0, a, &welcome, true), (1, b, &hello, false)] {
+            let mut config = ConnectionConfig::new(service, 4096);
+            config.initiator = initiator;
+            config.patience_ns = 500_000;
+            let chunking = Box::new(Adaptive { longest: ONE_PACKET, ..Adaptive::default() });
+            let swift = Box::new(Swift::new(SwiftConfig::new(500_000)));
+            let now = hosts[host].provider().now_ns();
+            hosts[host].complete(now, id, peer, config, chunking, swift).unwrap();
+        }
+        let (mut sent, mut received, mut kills) = (0u64, 0u64, 0u64);
+        let (messages, begin) = (600, Instant::now());
+        let mut killed = Instant::now();
+        while received < messages {
+            assert!(begin.elapsed() < LONG, "{service:?}: {received} of {messages} after {kills} kills");
+            if sent < messages && hosts[0].open_messages(a) < 8 {
+                let now = hosts[0].provider().now_ns();
+                let data = pattern(SIZES[sent as usize % SIZES.len()], sent);
+                hosts[0].send(now, a, bifrost_endpoint::Class::Message, 0, data).map_err(|(error, _)| error).unwrap();
+                sent += 1;
+            }
+            for host in &mut hosts {
+                host.provider_mut().disarm();
+                let now = host.provider().now_ns();
+                host.turn(now);
+                host.provider_mut().transmit();
+            }
+            while let Some(event) = hosts[0].next_event() {
+                assert!(!matches!(event, HostEvent::Closed { .. }), "{service:?}: {event:?}");
+            }
+            while let Some(event) = hosts[1].next_event() {
+                let HostEvent::Message { connection, data, .. } = event else { panic!("{event:?}") };
+                let size = SIZES[received as usize % SIZES.len()];
+                assert!(data == pattern(size, received), "{service:?}: message {received} of {size} bytes");
+                received += 1;
+                let now = hosts[1].provider().now_ns();
+                hosts[1].consumed(now, connection, data);
+            }
+            // The lane in use is the one that has gone furthest; all that are ready are hit in turn.
+            if killed.elapsed() > Duration::from_millis(150) {
+                killed = Instant::now();
+                let end = kills as usize / 3 % 2;
+                let ready: Vec<_> = hosts[end].provider().connected().collect();
+                if let Some(queue_pair) = ready.get(kills as usize % ready.len().max(1)) {
+                    hosts[end].provider_mut().put_into_error(*queue_pair).unwrap();
+                    kills += 1;
+                }
+            }
+            std::thread::yield_now();
+        }
+        let counters = *hosts[0].counters();
+        let in_error = hosts.each_ref().map(|host| host.provider().counters().queue_pairs_in_error);
+        println!(
+            "{service:?}: {messages} messages, {kills} queue pairs killed ({in_error:?} seen in error), {} flips, {:.1} s",
+            counters.lane_flips,
+            begin.elapsed().as_secs_f64()
+        );
+        assert!(kills > 3 && in_error.iter().sum::<u64>() > 0 && counters.lane_flips > 0, "{kills} {counters:?}");
+    }
+}
+
+/// Runs a test of this program in the machine; what it says. `None`: there is no such machine here.
+fn machine(test: &str, variables: &[(&str, &str)], capture: Option<&Path>) -> Option<String> {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    let program = std::env::current_exe().unwrap();
+    let mut command = Command::new(root.join("scripts/rxe-run.sh"));
+    command.args(["-t", "280"]).envs(variables.iter().copied());
+    let capturing = match capture {
+        Some(directory) => {
+            command.env("SHARE", directory);
+            "dumpcap -q -i e0 -i e1 -f 'udp port 4791' -w /mnt/rxe.pcapng 2>/dev/null & sleep 2; "
+        }
+        None => "",
+    };
+    let variables: String = variables.iter().map(|(name, value)| format!("{name}={value} ")).collect();
+    let program = program.display();
+    let script = format!(
+        "{capturing}BIFROST_RXE=1 {variables}'{program}' --exact {test} --ignored --nocapture 2>&1; s=$?; sync; sleep 1; exit $s"
+    );
+    let output = command.args(["sh", "-c", &script]).output().unwrap();
+    let said = String::from_utf8_lossy(&output.stdout).into_owned();
+    println!("{said}");
+    if output.status.code() == Some(77) {
+        eprintln!("{}", String::from_utf8_lossy(&output.stderr));
+        return None;
+    }
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    assert!(said.contains("1 passed"), "the test did not run");
+    Some(said)
+}
+
+#[test]
+#[ignore = "boots a machine with soft-RoCE: scripts/build-rxe-kernel.sh"]
+fn rxe_and_we_understand_each_other() {
+    let directory = std::env::temp_dir().join(format!("bifrost-rxe-{}", std::process::id()));
+    std::fs::create_dir_all(&directory).unwrap();
+    let Some(_) = machine("inside_all_pairs_and_services", &[], Some(&directory)) else { return };
+    // What another implementation has sent and taken is not malformed, as a third reads it.
+    let count = |filter: &str| {
+        let mut command = Command::new("tshark");
+        command.arg("-r").arg(directory.join("rxe.pcapng")).args(["-Y", filter]);
+        // What it guesses about the payload is not asked for: random bytes look like many things.
+        command.args(["-o", "infiniband.identify_payload:FALSE"]);
+        command.args(["--disable-protocol", "rpcordma", "--disable-protocol", "smb_direct"]);
+        let output = command.output().unwrap();
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        String::from_utf8_lossy(&output.stdout).lines().count()
+    };
+    let (all, malformed) = (count("infiniband"), count("_ws.malformed"));
+    println!("{all} RoCEv2 packets, {malformed} malformed");
+    assert!(all > 1000 && malformed == 0, "{all} packets, {malformed} malformed");
+    std::fs::remove_dir_all(&directory).unwrap();
+}
+
+#[test]
+#[ignore = "boots a machine with soft-RoCE: scripts/build-rxe-kernel.sh"]
+fn losses_are_repaired_between_rxe_and_us() {
+    machine("inside_all_pairs_and_services", &[("LOSS", "1"), ("LOSSES", "1"), ("ROUNDS", "2")], None);
+}
+
+#[test]
+#[ignore = "boots a machine with soft-RoCE: scripts/build-rxe-kernel.sh"]
+fn killed_queue_pairs_are_left_and_repaired() {
+    machine("inside_killed_queue_pairs", &[], None);
+}
