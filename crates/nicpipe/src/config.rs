@@ -2,6 +2,7 @@
 
 use bifrost_plb as plb;
 use bifrost_tables::{LimiterConfig, Rate};
+use bifrost_wire::Mac;
 use thiserror::Error;
 
 use crate::{ReliableConfig, ReliableError, Rules};
@@ -15,6 +16,9 @@ pub struct PodConfig {
     pub balancer: plb::Config,
     /// Its interfaces, 1 to 4: the VLAN of each, or `None` for frames without a tag.
     pub interfaces: Vec<Option<u16>>,
+    /// Its MAC address. Pods with one share VLANs: frames find them by their destination, and leave them only with this source.
+    /// `None`: all frames of its VLANs are the pod's.
+    pub mac: Option<Mac>,
     /// The class of each packet.
     pub rules: Rules,
     /// What tenants may send, in packets.
@@ -48,13 +52,24 @@ pub enum ConfigError {
     #[error("pod {0}: {1} interfaces; a pod has 1 to 4")]
     Interfaces(String, usize),
     /// Two interfaces have it.
-    #[error("pod {pod}: {}: another interface has it, too", text(*.vlan))]
+    #[error("pod {pod}: {}: another interface has it, too; pods share a VLAN if each has a mac", text(*.vlan))]
     Vlan {
         /// The second one's pod.
         pod: String,
         /// The VLAN.
         vlan: Option<u16>,
     },
+    /// Two pods of a VLAN have it.
+    #[error("pod {pod}: {mac}: another pod has this MAC address, too")]
+    Mac {
+        /// The second one.
+        pod: String,
+        /// The address.
+        mac: Mac,
+    },
+    /// Of a group, or zero.
+    #[error("pod {0}: {1} is not the address of one station")]
+    NoStation(String, Mac),
     /// Beyond 12 bits.
     #[error("pod {0}: VLAN {1}; VLANs are 1 to 4094")]
     NoVlan(String, u16),

@@ -42,6 +42,8 @@ counters! {
     returned_packets,
     /// Frames dropped that came back shorter than an Ethernet header and a trailer, or longer than the longest frame.
     returned_bad_packets,
+    /// Frames dropped that came back with another source than the pod's MAC address, or as ARP of another's address.
+    returned_wrong_address_packets,
     /// Frames that left.
     sent_packets,
 }

@@ -1,7 +1,14 @@
 //! All pods.
 
+use std::net::IpAddr;
+
+use bifrost_nic::L3;
+use bifrost_tables::{ExactMap, exact_map};
+use bifrost_wire::Mac;
+use bifrost_wire::icmp::v6::solicited_node;
+
 use crate::pod::{Charged, Entry, Times};
-use crate::{Arrival, ConfigError, PipelineConfig, Pod, Refusal, Ring, Rings, look};
+use crate::{Arrival, ConfigError, PipelineConfig, Pod, PodConfig, Refusal, Ring, Rings, look};
 
 /// VLAN identifiers.
 const VLANS: usize = 4096;
@@ -27,6 +34,9 @@ pub struct Pipeline {
     pods: Vec<Pod>,
     by_vlan: Box<[Option<Place>]>,
     untagged: Option<Place>,
+    /// Of pods with MAC addresses, which share VLANs.
+    by_mac: ExactMap<(Option<u16>, Mac), Place>,
+    longest: usize,
     pub(crate) seed: u64,
     malformed: u64,
     no_pod: u64,
@@ -38,31 +48,90 @@ impl Pipeline {
     /// # Errors
     /// Settings that do not fit together.
     pub fn new(config: PipelineConfig) -> Result<Self, ConfigError> {
-        let mut by_vlan = vec![None; VLANS];
-        let mut untagged = None;
-        let mut pods: Vec<Pod> = Vec::with_capacity(config.pods.len());
-        for (pod, settings) in config.pods.into_iter().enumerate() {
-            let name = settings.name.clone();
-            for (interface, vlan) in settings.interfaces.iter().enumerate() {
-                let slot = match *vlan {
-                    None => &mut untagged,
-                    Some(vlan) if !(1..4095).contains(&vlan) => return Err(ConfigError::NoVlan(name, vlan)),
-                    Some(vlan) => &mut by_vlan[usize::from(vlan)],
-                };
-                if slot.replace(Place { pod, interface }).is_some() {
-                    return Err(ConfigError::Vlan { pod: name, vlan: *vlan });
-                }
-            }
-            let number = settings.balancer.pod;
-            if pods.iter().any(|other| other.config.balancer.pod == number) {
-                return Err(ConfigError::Number(name, number));
-            }
-            pods.push(Pod::new(settings, config.longest)?);
+        let mut pipeline = Pipeline {
+            pods: Vec::with_capacity(config.pods.len()),
+            by_vlan: vec![None; VLANS].into(),
+            untagged: None,
+            by_mac: exact_map(config.seed),
+            longest: config.longest,
+            seed: config.seed,
+            malformed: 0,
+            no_pod: 0,
+        };
+        for settings in config.pods {
+            pipeline.check(&settings)?;
+            let pod = Pod::new(settings, config.longest)?;
+            pipeline.add(pod)?;
         }
-        Ok(Pipeline { pods, by_vlan: by_vlan.into(), untagged, seed: config.seed, malformed: 0, no_pod: 0 })
+        Ok(pipeline)
     }
 
-    /// The pods, in the order of the configuration.
+    /// Bytes of the longest frame.
+    pub fn longest(&self) -> usize {
+        self.longest
+    }
+
+    /// Whether a pod with these settings can be added now.
+    ///
+    /// # Errors
+    /// Another pod has its number, one of its VLANs, or its MAC address.
+    pub fn check(&self, settings: &PodConfig) -> Result<(), ConfigError> {
+        let PodConfig { name, interfaces, mac, balancer, .. } = settings;
+        for (number, vlan) in interfaces.iter().enumerate() {
+            if let Some(vlan) = vlan.filter(|vlan| !(1..4095).contains(vlan)) {
+                return Err(ConfigError::NoVlan(name.clone(), vlan));
+            }
+            let shared = self.by_mac.keys().find(|(of, other)| of == vlan && mac.is_none_or(|mac| mac == *other));
+            if let (Some((_, other)), Some(_)) = (shared, mac) {
+                return Err(ConfigError::Mac { pod: name.clone(), mac: *other });
+            }
+            if shared.is_some() || self.sole(*vlan).is_some() || interfaces[..number].contains(vlan) {
+                return Err(ConfigError::Vlan { pod: name.clone(), vlan: *vlan });
+            }
+        }
+        let number = balancer.pod;
+        if self.pods.iter().any(|other| !other.is_vacant() && other.config.balancer.pod == number) {
+            return Err(ConfigError::Number(name.clone(), number));
+        }
+        Ok(())
+    }
+
+    /// Adds a pod, and says which number it has here. What it needs was allocated when it was made; the others go on.
+    ///
+    /// # Errors
+    /// See [`check`](Self::check).
+    pub fn add(&mut self, pod: Pod) -> Result<usize, ConfigError> {
+        self.check(&pod.config)?;
+        let number = self.pods.iter().position(Pod::is_vacant).unwrap_or(self.pods.len());
+        for (interface, vlan) in pod.config.interfaces.iter().enumerate() {
+            let place = Place { pod: number, interface };
+            match (pod.config.mac, *vlan) {
+                (Some(mac), vlan) => drop(self.by_mac.insert((vlan, mac), place)),
+                (None, None) => self.untagged = Some(place),
+                (None, Some(vlan)) => self.by_vlan[usize::from(vlan)] = Some(place),
+            }
+        }
+        match self.pods.get_mut(number) {
+            Some(vacant) => *vacant = pod,
+            None => self.pods.push(pod),
+        }
+        Ok(number)
+    }
+
+    /// Takes a pod away, with what waits for it. The others keep their numbers; this one's is given to the next pod that is added.
+    /// Nothing if there is no pod of this number.
+    pub fn remove(&mut self, number: usize) -> Option<Pod> {
+        let pod = self.pods.get_mut(number).filter(|pod| !pod.is_vacant())?;
+        let removed = std::mem::replace(pod, Pod::vacant().ok()?);
+        let others = |place: &Option<Place>| place.is_some_and(|place| place.pod != number);
+        self.by_vlan.iter_mut().for_each(|place| *place = place.filter(|_| others(place)));
+        self.untagged = self.untagged.filter(|place| place.pod != number);
+        self.by_mac.retain(|_, place| place.pod != number);
+        Some(removed)
+    }
+
+    /// The pods by their numbers: those of the configuration in their order, and those that were added. A removed one is
+    /// [vacant](Pod::is_vacant).
     pub fn pods(&self) -> &[Pod] {
         &self.pods
     }
@@ -126,11 +195,40 @@ impl Pipeline {
     }
 
     /// Whose a frame is.
+    #[inline]
     pub(crate) fn place(&self, arrival: &Arrival) -> Option<Place> {
-        match arrival.vlan {
+        let sole = self.sole(arrival.vlan);
+        if sole.is_some() || self.by_mac.is_empty() {
+            return sole;
+        }
+        self.by_mac.get(&(arrival.vlan, arrival.outer.dst_mac)).copied().or_else(|| self.asked(arrival))
+    }
+
+    /// Who has all frames of a VLAN.
+    #[inline]
+    fn sole(&self, vlan: Option<u16>) -> Option<Place> {
+        match vlan {
             None => self.untagged,
             Some(vlan) => self.by_vlan.get(usize::from(vlan)).copied().flatten(),
         }
+    }
+
+    /// Whose address ARP or neighbour discovery asks all stations of a VLAN for.
+    #[cold]
+    fn asked(&self, arrival: &Arrival) -> Option<Place> {
+        if arrival.outer.dst_mac.is_unicast() {
+            return None;
+        }
+        let asked = |own: &IpAddr| match (own, arrival.outer.dst_ip) {
+            (IpAddr::V6(own), IpAddr::V6(group)) => group == solicited_node(*own),
+            (IpAddr::V4(own), IpAddr::V4(target)) => arrival.outer.kind == L3::Arp && *own == target,
+            _ => false,
+        };
+        let found = self.by_mac.iter().filter(|((vlan, _), place)| {
+            *vlan == arrival.vlan && self.pods[place.pod].config.rules.own.iter().any(asked)
+        });
+        // Of pods that share an address always the same one answers.
+        found.map(|(_, place)| *place).min_by_key(|place| (place.pod, place.interface))
     }
 
     /// The first time at which a pod's packets must be released, or a transport has something to do.

@@ -1,13 +1,16 @@
 //! One pod: what goes to it, and what it returns.
 
+use std::net::IpAddr;
+
 use bifrost_plb::{self as plb, Balancer, Counters, Dispatch, Egress, Mode, Refused, TRAILER_LEN, Trailer};
-use bifrost_tables::{HeavyHitters, TenantLimiter, TokenBucket};
-use bifrost_wire::ethernet;
+use bifrost_tables::{HeavyHitters, LimiterConfig, Rate, TenantLimiter, TokenBucket};
+use bifrost_wire::ethernet::{self, ethertype};
+use bifrost_wire::{Mac, arp};
 
 use crate::buffers::Buffers;
 use crate::parse::untagged;
 use crate::reliable::{Delivery, Gate};
-use crate::{Arrival, Class, ConfigError, Flow, Links, Place, PodConfig, PodCounters, Refusal, Reliable, look};
+use crate::{Arrival, Class, ConfigError, Flow, Links, Place, PodConfig, PodCounters, Refusal, Reliable, Rules, look};
 
 /// Of how many packets one is looked at to find the heaviest tenants.
 const SAMPLED: u64 = 64;
@@ -87,12 +90,52 @@ pub struct Pod {
 }
 
 impl Pod {
-    /// With all the memory that it ever needs: a buffer for each place of an order queue and for each payload slot.
-    pub(crate) fn new(config: PodConfig, longest: usize) -> Result<Self, ConfigError> {
+    /// With all the memory that it ever needs: a buffer for each place of an order queue and for each payload slot. `longest`: bytes of the longest
+    /// frame.
+    ///
+    /// # Errors
+    /// Settings that do not fit together.
+    pub fn new(config: PodConfig, longest: usize) -> Result<Self, ConfigError> {
         let name = || config.name.clone();
         if !(1..=4).contains(&config.interfaces.len()) {
             return Err(ConfigError::Interfaces(name(), config.interfaces.len()));
         }
+        if let Some(mac) = config.mac.filter(|mac| !mac.is_unicast()) {
+            return Err(ConfigError::NoStation(name(), mac));
+        }
+        Self::with(config, longest)
+    }
+
+    /// What is at the place of a pod that was removed: it has no interface, and next to no memory.
+    pub(crate) fn vacant() -> Result<Self, ConfigError> {
+        let nothing = Rate { per_second: 1, burst: 1 };
+        let config = PodConfig {
+            name: String::new(),
+            balancer: plb::Config {
+                cores: 1,
+                order_queues: 1,
+                queue_entries: 16,
+                payload_slots: 0,
+                ..plb::Config::default()
+            },
+            interfaces: Vec::new(),
+            mac: None,
+            rules: Rules::default(),
+            limiter: LimiterConfig::default(),
+            control: nothing,
+            header_only_from: None,
+            reliable: None,
+        };
+        Self::with(config, 0)
+    }
+
+    /// Whether a pod was removed here, and none was added in its place.
+    pub fn is_vacant(&self) -> bool {
+        self.config.interfaces.is_empty()
+    }
+
+    fn with(config: PodConfig, longest: usize) -> Result<Self, ConfigError> {
+        let name = || config.name.clone();
         if config.header_only_from.is_some() && config.balancer.payload_slots == 0 {
             return Err(ConfigError::PayloadSlots(name()));
         }
@@ -409,11 +452,17 @@ impl Pod {
         let (packet_len, mut trailer) = (len - TRAILER_LEN, [0; TRAILER_LEN]);
         trailer.copy_from_slice(&bytes[packet_len..len]);
         // Nothing that is no Ethernet frame may leave; what is dropped may be empty.
-        if packet_len < ethernet::HEADER_LEN
+        let bad = if packet_len < ethernet::HEADER_LEN {
+            Some(&mut self.counters.returned_bad_packets)
+        } else {
+            let spoofed = |mac| !is_own(&bytes[..packet_len], mac, &self.config.rules.own);
+            self.config.mac.is_some_and(spoofed).then_some(&mut self.counters.returned_wrong_address_packets)
+        };
+        if let Some(counter) = bad
             && let Ok(parsed) = Trailer::parse(trailer)
             && !parsed.drop
         {
-            self.counters.returned_bad_packets += 1;
+            *counter += 1;
             trailer = Trailer { drop: true, ..parsed }.emit();
         }
         let held = Held { buffer, len: packet_len as u16, interface: interface as u8 };
@@ -442,6 +491,22 @@ impl Pod {
     #[cfg(test)]
     pub(crate) fn free_buffers(&self) -> usize {
         self.held.free()
+    }
+}
+
+/// Whether a frame of a VLAN that pods share says that it is its pod's: its source is `mac`, and for ARP its sender one of the
+/// addresses `own` with that. Otherwise the switch would send another pod's packets here. A tag would lead to another VLAN.
+#[inline]
+fn is_own(frame: &[u8], mac: Mac, own: &[IpAddr]) -> bool {
+    let (Some(source), Some(kind)) = (frame.get(6..12), frame.get(12..14)) else { return false };
+    match u16::from_be_bytes([kind[0], kind[1]]) {
+        _ if source != mac.0 => false,
+        ethertype::VLAN | ethertype::SERVICE_VLAN => false,
+        ethertype::ARP => {
+            let packet = arp::Packet::parse(frame.get(ethernet::HEADER_LEN..).unwrap_or_default());
+            packet.is_ok_and(|arp| arp.sender_mac == mac && own.contains(&IpAddr::V4(arp.sender_ip)))
+        }
+        _ => true,
     }
 }
 

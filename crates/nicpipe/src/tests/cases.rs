@@ -83,8 +83,14 @@ fn vlans_are_told_apart() {
         seed: SEED,
     };
     let error = |vlans: &[&[Option<u16>]]| Pipeline::new(pods(vlans)).unwrap_err().to_string();
-    assert_eq!(error(&[&[Some(1)], &[Some(2), Some(1)]]), "pod pod1: VLAN 1: another interface has it, too");
-    assert_eq!(error(&[&[None], &[None]]), "pod pod1: untagged: another interface has it, too");
+    assert_eq!(
+        error(&[&[Some(1)], &[Some(2), Some(1)]]),
+        "pod pod1: VLAN 1: another interface has it, too; pods share a VLAN if each has a mac"
+    );
+    assert_eq!(
+        error(&[&[None], &[None]]),
+        "pod pod1: untagged: another interface has it, too; pods share a VLAN if each has a mac"
+    );
     assert_eq!(error(&[&[Some(4095)]]), "pod pod0: VLAN 4095; VLANs are 1 to 4094");
     assert_eq!(error(&[&[]]), "pod pod0: 0 interfaces; a pod has 1 to 4");
     let pipeline = Pipeline::new(pods(&[&[Some(1), None], &[Some(2)]])).unwrap();

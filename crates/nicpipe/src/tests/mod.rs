@@ -1,4 +1,5 @@
 mod cases;
 mod hostile;
 mod order;
+mod shared;
 mod world;

@@ -26,6 +26,7 @@ pub(super) fn config(cores: u16) -> PodConfig {
             ..plb::Config::default()
         },
         interfaces: vec![Some(VLAN)],
+        mac: None,
         rules: Rules { own: vec!["10.0.0.1".parse().unwrap()], list: vec![] },
         limiter: LimiterConfig::default(),
         control: Rate { per_second: 1000, burst: 8 },

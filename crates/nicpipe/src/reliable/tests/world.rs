@@ -298,6 +298,7 @@ pub(super) fn pod(reliable: ReliableConfig) -> PodConfig {
         name: "pod".to_owned(),
         balancer: plb::Config { pod: POD, cores: 1, order_queues: 1, queue_entries: 4096, ..plb::Config::default() },
         interfaces: vec![None],
+        mac: None,
         rules: Rules { own: vec![GATEWAY.parse().unwrap()], list: vec![] },
         limiter: LimiterConfig { first: rate, second: rate, ..LimiterConfig::default() },
         control: Rate { per_second: 1000, burst: 8 },
