@@ -21,6 +21,11 @@ pub(crate) enum Failure {
     Json(#[from] serde_json::Error),
     #[error("cannot write {}: {source}", path.display())]
     File { path: std::path::PathBuf, source: io::Error },
+    #[error("cannot read {}: {source}", path.display())]
+    ReadFile { path: std::path::PathBuf, source: io::Error },
+    /// A gateway's pod: what, where, and what to do.
+    #[error("{what}")]
+    Pod { what: String, location: String, hint: String },
     #[error("{program} is not running: nobody answers on this socket")]
     NoGateway { program: &'static str, socket: std::path::PathBuf },
     #[error("bifrost-relay is not running: nobody answers on this socket")]
@@ -74,6 +79,7 @@ impl Failure {
                 let hint = "start it, or name the socket that it has with --relay; see `bifrost-relay --help`";
                 (self.to_string(), socket.display().to_string(), hint.to_owned())
             }
+            Failure::Pod { what, location, hint } => (what.clone(), location.clone(), hint.clone()),
             Failure::Usage { what, location, hint } => (what.clone(), location.clone(), (*hint).to_owned()),
             Failure::NoTerminal => {
                 let hint = "without one: `bifrostctl --json top` prints a line of JSON for each sample";

@@ -16,8 +16,8 @@ use tokio::runtime::Runtime;
 use crate::api::{
     ApiError, ApplyReport, ApplySpec, CaptureSpec, Conn, DrainReport, DrainSpec, Drops, ErrorBody, FaultCleared,
     FaultEntry, FaultSpec, FlowLogStatus, GatewayPod, GatewayTraceSpec, LoadBalancerStatus, MirrorStatus, NatStatus,
-    ObjectList, ObjectsDigest, ObjectsQuery, Path as ApiPath, Pipeline, PipelineCommand, PortStatus, ReloadReport,
-    Route, Sample, Stats, Status, Trace, TraceSpec,
+    ObjectList, ObjectsDigest, ObjectsQuery, Path as ApiPath, Pipeline, PipelineCommand, PodCommand, PortStatus,
+    ReloadReport, Route, Sample, Stats, Status, Trace, TraceSpec,
 };
 
 /// How long an answer may take.
@@ -223,6 +223,11 @@ impl Client {
 
     /// Gives the gateway's NIC pipeline a command; the socket is that of `bifrost-nicd`.
     pub fn command_pipeline(&self, command: &PipelineCommand) -> Result<serde_json::Value, ClientError> {
+        self.request(Method::POST, "/v1/command", Some(command), TIMEOUT)
+    }
+
+    /// Gives a gateway pod a command; the socket is that of `bifrost-gw`.
+    pub fn command_pod(&self, command: &PodCommand) -> Result<serde_json::Value, ClientError> {
         self.request(Method::POST, "/v1/command", Some(command), TIMEOUT)
     }
 

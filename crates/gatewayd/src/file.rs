@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::fs;
+use std::io;
 use std::path::{Path, PathBuf};
 
 use serde::de::DeserializeOwned;
@@ -62,13 +63,25 @@ pub fn load<T: DeserializeOwned, U>(
     path: &Path,
     check: impl FnOnce(T, &mut Checker<'_>) -> Option<U>,
 ) -> Result<U, FileErrors> {
+    let fail = |error: io::Error| FileErrors { path: path.to_owned(), list: vec![(0, error.to_string())] };
+    parse(path, &fs::read_to_string(path).map_err(fail)?, check)
+}
+
+/// The same of a text. Errors name `path`.
+///
+/// # Errors
+/// What is wrong with it.
+pub fn parse<T: DeserializeOwned, U>(
+    path: &Path,
+    text: &str,
+    check: impl FnOnce(T, &mut Checker<'_>) -> Option<U>,
+) -> Result<U, FileErrors> {
     let fail = |list| FileErrors { path: path.to_owned(), list };
-    let text = fs::read_to_string(path).map_err(|error| fail(vec![(0, error.to_string())]))?;
-    let file: T = toml::from_str(&text).map_err(|error| {
-        let line = error.span().map_or(0, |span| line(&text, span.start));
+    let file: T = toml::from_str(text).map_err(|error| {
+        let line = error.span().map_or(0, |span| line(text, span.start));
         fail(vec![(line, error.message().to_owned())])
     })?;
-    let mut checker = Checker { text: &text, list: Vec::new() };
+    let mut checker = Checker { text, list: Vec::new() };
     let value = check(file, &mut checker);
     match value {
         Some(value) if checker.list.is_empty() => Ok(value),

@@ -3,6 +3,7 @@
 
 #![allow(clippy::unwrap_used, missing_docs)]
 
+mod podman;
 mod world;
 
 use std::collections::BTreeMap;
@@ -10,6 +11,7 @@ use std::time::Duration;
 
 use bifrost_control::api::CaptureSpec;
 use bifrost_wire::vxlan;
+use serde_json::json;
 use world::{Options, World, in_namespace};
 
 /// Where no packet may time out, even if a worker does not run for a while.
@@ -209,4 +211,54 @@ fn a_capture_shows_a_flow_as_it_came_and_as_it_left() {
             assert!(seen[0].abs_diff(seen[1]) <= 1, "{seen:?}");
         });
     }
+}
+
+#[test]
+fn pods_come_hang_die_and_go_while_another_one_loses_nothing() {
+    in_namespace(|| {
+        let mut world = World::start(&Options { timeout_us: PATIENT_US, ..Options::default() });
+        let add = |settings: String| json!({ "command": "add_pod", "settings": settings });
+        let mut others = Vec::new();
+        let received = world.exchange(PACKETS, FLOWS, |world, number| match number {
+            2_000 => {
+                assert_eq!(world.command(&add(world.settings_of("two", 2))), (200, "{}".to_owned()));
+                others.push(world.start_another("two", 2));
+            }
+            6_000 => {
+                assert_eq!(world.command(&add(world.settings_of("three", 3))).0, 200);
+                others.push(world.start_another("three", 3));
+                world.until_up("two", Some(&[true]));
+            }
+            10_000 => {
+                world.until_up("three", Some(&[true]));
+                others[0].hang();
+            }
+            12_000 => drop(others.pop()),
+            16_000 => assert_eq!(world.command(&json!({ "command": "remove_pod", "pod": "two" })).0, 200),
+            _ => {}
+        });
+        assert_eq!((received.len(), reordered(&received)), (PACKETS as usize, 0));
+        assert_eq!(["timed_out_packets", "sent_late_packets"].map(world.order()), [0, 0]);
+        world.until_up("three", Some(&[false]));
+        assert_eq!((world.up("two"), world.has("two.sock"), world.has("pods/two.toml")), (None, false, false));
+        // What was added is there again when the pipeline is, and what was removed is not.
+        let third = world.start_another("three", 3);
+        world.until_up("three", Some(&[true]));
+        world.restart_pipeline();
+        world.until_up("three", Some(&[true]));
+        assert_eq!(world.up("two"), None);
+        drop(third);
+        for (command, status, text) in [
+            (add("name = \"x\"\n".to_owned()), 400, "settings:1: missing field `number`"),
+            (add(world.settings_of("three", 4)), 409, "there is a pod \\\"three\\\" already"),
+            (add(world.settings_of("four", 3)), 409, "another pod has this MAC address, too"),
+            (json!({ "command": "remove_pod", "pod": "vpc" }), 409, "is in the configuration file"),
+            (json!({ "command": "remove_pod", "pod": "two" }), 404, "there are: vpc, three"),
+            (json!({ "command": "set_mode", "pod": "two", "mode": "rss" }), 404, "no pod"),
+        ] {
+            let (code, answer) = world.command(&command);
+            assert!(code == status && answer.contains(text), "{command}: {code} {answer}");
+        }
+        assert!(!world.has("four.sock") && !world.has("pods/four.toml"));
+    });
 }

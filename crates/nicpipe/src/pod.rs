@@ -160,6 +160,16 @@ impl Pod {
         })
     }
 
+    /// How many interfaces it has.
+    pub fn interfaces(&self) -> usize {
+        self.config.interfaces.len()
+    }
+
+    /// Its settings.
+    pub fn config(&self) -> &PodConfig {
+        &self.config
+    }
+
     /// Its name.
     pub fn name(&self) -> &str {
         &self.config.name

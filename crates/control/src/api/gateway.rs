@@ -52,6 +52,12 @@ pub struct PipelineStage {
 pub struct PipelinePod {
     /// Its name.
     pub name: String,
+    /// Its number, in trailers.
+    pub number: u16,
+    /// Its MAC address, if it shares VLANs with others.
+    pub mac: Option<String>,
+    /// Its own addresses: those for which it gets control traffic.
+    pub own: Vec<String>,
     /// Which of its interfaces are connected.
     pub interfaces_up: Vec<bool>,
     /// By what its packets are spread: `plb` (by packet) or `rss` (by flow).
@@ -176,6 +182,39 @@ pub struct GatewayPod {
     pub nat_sessions: u64,
     /// Link-layer addresses of next hops, as far as they are known.
     pub neighbours: BTreeMap<String, Option<String>>,
+    /// Whether it is to announce nothing.
+    pub draining: bool,
+    /// Whether its addresses are announced: its workers work, its router answers, and it is not draining.
+    pub announcing: bool,
+    /// Its BGP sessions, in the order of the configuration.
+    pub bgp: Vec<GatewayPeer>,
+    /// Packets of BGP and BFD dropped: their hop limit is not 255, so that they may come from further away than the link.
+    pub refused_hop_limit_packets: u64,
+}
+
+/// A BGP session of a pod.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct GatewayPeer {
+    /// The proxy.
+    pub address: String,
+    /// `idle`, `open-sent`, `open-confirm` or `established`.
+    pub state: Cow<'static, str>,
+    /// The state of BFD, if there is BFD: `down`, `init` or `up`.
+    pub bfd: Option<Cow<'static, str>>,
+    /// What it was told.
+    pub announced: Vec<String>,
+}
+
+/// A command to `bifrost-gw`: `POST /v1/command`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "snake_case", tag = "command")]
+pub enum PodCommand {
+    /// Withdraws what the pod announces, or announces it again. It forwards what comes in either case.
+    Drain {
+        /// Whether it is withdrawn.
+        drain: bool,
+    },
 }
 
 /// A packet that is only described: `POST /v1/trace` of `bifrost-nicd` and of `bifrost-gw`, which answer with a [`Trace`](super::Trace).
@@ -207,6 +246,16 @@ pub enum PipelineCommand {
         vni: u32,
         /// Whether it is exempted.
         bypass: bool,
+    },
+    /// Adds a pod while the others work. It stays until it is removed, also when `bifrost-nicd` starts again, if it has a directory for that.
+    AddPod {
+        /// TOML: what is in a `[[pods]]` of the configuration file.
+        settings: String,
+    },
+    /// Removes a pod that was added. Who was connected is disconnected, and what waited for the pod is dropped.
+    RemovePod {
+        /// The pod's name.
+        pod: String,
     },
 }
 

@@ -31,8 +31,8 @@ pub use error::{ApiError, ErrorKind};
 pub use fault::{Direction, FaultCleared, FaultEntry, FaultSpec, FaultSpecError, FaultTarget, MAX_FAULT_DELAY_US};
 pub use flow_log::FlowLogStatus;
 pub use gateway::{
-    Counts, GatewayHost, GatewayPath, GatewayPod, GatewayTraceSpec, GatewayTransport, OrderQueue, Pipeline,
-    PipelineCommand, PipelinePod, PipelineStage, SpreadMode, TopTenant,
+    Counts, GatewayHost, GatewayPath, GatewayPeer, GatewayPod, GatewayTraceSpec, GatewayTransport, OrderQueue,
+    Pipeline, PipelineCommand, PipelinePod, PipelineStage, PodCommand, SpreadMode, TopTenant,
 };
 pub use mirror::MirrorStatus;
 pub use nat::{NatKind, NatStatus};

@@ -7,6 +7,7 @@ use bifrost_nicpipe::{Class, PodConfig, Rule, Rules};
 use bifrost_plb as plb;
 use bifrost_port::raw::{RawConfig, RawMode};
 use bifrost_tables::{LimiterConfig, Rate};
+use bifrost_wire::Mac;
 use serde::Deserialize;
 use toml::Spanned;
 
@@ -30,6 +31,8 @@ pub struct Config {
     pub spin_ns: u64,
     /// The pods.
     pub pods: Vec<PodSettings>,
+    /// Where pods are kept that are added at run time, each in a file.
+    pub pods_directory: Option<PathBuf>,
 }
 
 /// A pod.
@@ -56,6 +59,7 @@ struct File {
     pipeline: PipelineSection,
     #[serde(default)]
     pods: Vec<Pod>,
+    pods_directory: Option<Spanned<PathBuf>>,
 }
 
 #[derive(Debug, Deserialize)]
@@ -119,6 +123,7 @@ struct Pod {
     #[serde(default)]
     mode: Spread,
     interfaces: Spanned<Vec<Interface>>,
+    mac: Option<Spanned<String>>,
     #[serde(default)]
     rules: Vec<RuleSection>,
     limiter: Option<Limiter>,
@@ -189,6 +194,8 @@ fn default_control() -> u64 {
     10_000
 }
 
+/// Bytes of the name of a pod that is added.
+const LONGEST_NAME: usize = 31;
 /// Ethernet and two tags.
 const LINK_BYTES: usize = 22;
 
@@ -207,6 +214,24 @@ impl Config {
     }
 }
 
+impl PodSettings {
+    /// The settings of a pod that is added: `text` is TOML as in a `[[pods]]`. `longest`: bytes of the longest frame.
+    ///
+    /// # Errors
+    /// All that is wrong with them; errors name `path`.
+    pub fn parse(path: &Path, text: &str, longest: usize) -> Result<Self, FileErrors> {
+        file::parse(path, text, |pod: Pod, checker| {
+            let name = pod.name.get_ref();
+            let good = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-';
+            if !(1..=LONGEST_NAME).contains(&name.len()) || !name.bytes().all(good) || name.starts_with('-') {
+                let text = format!("name: {name:?} is not a pod's name; use 1 to {LONGEST_NAME} of a-z, 0-9 and -");
+                checker.error(&pod.name, text);
+            }
+            Some(check_pod(&pod, longest, checker))
+        })
+    }
+}
+
 fn check(file: File, checker: &mut Checker<'_>) -> Option<Config> {
     let control = file.control.socket;
     checker.check(&control, check_socket(control.get_ref()));
@@ -217,8 +242,13 @@ fn check(file: File, checker: &mut Checker<'_>) -> Option<Config> {
     if !device.frames.get_ref().is_power_of_two() || !(64..=16_384).contains(device.frames.get_ref()) {
         checker.error(&device.frames, "frames is a power of two from 64 to 16384");
     }
-    if file.pods.is_empty() {
-        checker.general("no [[pods]]: there is nobody to give packets to");
+    if file.pods.is_empty() && file.pods_directory.is_none() {
+        checker.general(
+            "no [[pods]]: there is nobody to give packets to; with a pods_directory, pods can be added at run time",
+        );
+    }
+    if let Some(directory) = file.pods_directory.as_ref().filter(|directory| !directory.get_ref().is_absolute()) {
+        checker.error(directory, format!("pods_directory: {} is not an absolute path", directory.get_ref().display()));
     }
     let longest = usize::from(*device.mtu.get_ref()) + LINK_BYTES;
     let pods = file.pods.iter().map(|pod| check_pod(pod, longest, checker)).collect();
@@ -246,6 +276,7 @@ fn check(file: File, checker: &mut Checker<'_>) -> Option<Config> {
         processor: file.pipeline.processor,
         spin_ns: file.pipeline.spin_us.saturating_mul(1000),
         pods,
+        pods_directory: file.pods_directory.map(Spanned::into_inner),
     })
 }
 
@@ -330,6 +361,10 @@ fn check_pod(pod: &Pod, longest: usize, checker: &mut Checker<'_>) -> PodSetting
             name: pod.name.get_ref().clone(),
             balancer,
             interfaces: interfaces.iter().map(|i| i.vlan).collect(),
+            mac: pod.mac.as_ref().and_then(|text| {
+                let mac = text.get_ref().parse::<Mac>().map_err(|error| format!("mac: {error}"));
+                checker.check(text, mac)
+            }),
             rules: Rules { own: pod.own.clone(), list: pod.rules.iter().map(rule).collect() },
             limiter,
             control: Rate { per_second: pod.control_packets_per_second, burst: pod.control_packets_per_second.max(64) },
@@ -389,6 +424,26 @@ second_packets_per_second = 2000
     }
 
     #[test]
+    fn pods_that_are_added() {
+        let (_, text) = GOOD.split_once("[[pods]]\n").unwrap();
+        let text = text.replace("[pods.limiter]", "mac = \"02:00:00:00:00:0a\"\n[limiter]");
+        let parse = |text: &str| PodSettings::parse(Path::new("pod"), text, 1622).map_err(|error| error.to_string());
+        let pod = parse(&text).unwrap();
+        assert_eq!((&*pod.pipeline.name, pod.pipeline.mac), ("vpc", Some(Mac([2, 0, 0, 0, 0, 10]))));
+        for (from, to, error) in [
+            ("\"vpc\"", "\"../vpc\"", "pod:1: name: \"../vpc\" is not a pod's name; use 1 to 31 of a-z, 0-9 and -"),
+            ("\"vpc\"", "\"\"", "pod:1: name: \"\" is not"),
+            ("00:0a", "zz", "pod:6: mac: not a MAC address"),
+            ("cores = 2", "cores = 0", "pod:3: a pod has 1 to 1,024 data cores, not 0"),
+        ] {
+            let text = parse(&text.replacen(from, to, 1)).unwrap_err();
+            assert!(text.starts_with(error), "{text}");
+        }
+        let with = format!("pods_directory = \"pods\"\n{GOOD}");
+        assert_eq!(load(&with).unwrap_err().trim(), "1: pods_directory: pods is not an absolute path");
+    }
+
+    #[test]
     fn errors_name_their_lines() {
         for (from, to, error) in [
             ("mtu = 1600", "mtu = 99", "5: mtu = 99; 576 to 9000 can be had"),
@@ -433,6 +488,9 @@ second_packets_per_second = 2000
             assert!(error_text.starts_with(error), "{to}: {error_text}");
         }
         let none = load("[control]\nsocket = \"/x\"\n[device]\nname = \"eth0\"\n").unwrap_err();
-        assert_eq!(none.trim(), "no [[pods]]: there is nobody to give packets to");
+        assert!(
+            none.trim().starts_with("no [[pods]]: there is nobody to give packets to; with a pods_directory"),
+            "{none}"
+        );
     }
 }

@@ -5,13 +5,13 @@ use std::os::fd::AsFd as _;
 use std::sync::mpsc::{Receiver, SyncSender};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use bifrost_nicpipe::{Explained, Mode, Pipeline, Place, Ring, Rings as _};
+use bifrost_nicpipe::{Explained, Mode, Pipeline, Place, Pod, Ring, Rings as _};
 use bifrost_port::clock::{cycles, monotonic_ns};
 use bifrost_port::raw::RawDevice;
 use rustix::event::{Timespec, epoll};
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use super::links::{AllLinks, Event, Link};
+use super::links::{AllLinks, Change, Event, Link};
 use super::snapshot;
 use bifrost_control::api::Pipeline as Snapshot;
 
@@ -33,10 +33,25 @@ pub(super) enum Command {
     Bypass { pod: usize, vni: u32, bypass: bool },
     /// Say what would become of a frame.
     Trace { frame: Vec<u8> },
+    /// Add a pod; `id` tells it from others that had its place.
+    Add { pod: Box<Pod>, id: u64 },
+    /// Remove one.
+    Remove { pod: usize },
+}
+
+/// What became of a command.
+#[derive(Debug)]
+pub(super) enum Answer {
+    Done,
+    Traced(Vec<Explained>),
+    /// Added, with this number.
+    Added(usize),
+    /// Taken away, to be freed by another thread than the pipeline's.
+    Removed(Box<Pod>, Vec<Link>),
 }
 
 /// A command, and where the answer goes.
-pub(super) type Request = (Command, SyncSender<Result<Vec<Explained>, String>>);
+pub(super) type Request = (Command, SyncSender<Result<Answer, String>>);
 
 /// What the thread owns.
 pub(super) struct Engine {
@@ -44,6 +59,8 @@ pub(super) struct Engine {
     pub(super) pipeline: Pipeline,
     /// By pod and interface.
     pub(super) links: Vec<Vec<Link>>,
+    /// Of each pod: which of those that had its place. What is told of an earlier one is not its.
+    pub(super) ids: Vec<u64>,
     pub(super) events: Receiver<Event>,
     pub(super) commands: Receiver<Request>,
     pub(super) state: Arc<Mutex<Snapshot>>,
@@ -201,9 +218,12 @@ impl Engine {
     }
 
     fn tick(&mut self, now: u64, poll: &impl std::os::fd::AsFd) {
-        for event in self.events.try_iter() {
-            let (place, link) = match event {
-                Event::Up(place, to_client, from_client) => {
+        for Event { place, id, what } in self.events.try_iter() {
+            if self.ids.get(place.pod) != Some(&id) {
+                continue;
+            }
+            let link = match what {
+                Change::Up(to_client, from_client) => {
                     for ring in &from_client {
                         // Edges: reading a counter that a pod shares may block.
                         let flags = epoll::EventFlags::IN | epoll::EventFlags::ET;
@@ -212,9 +232,9 @@ impl Engine {
                             tracing::warn!(%error, "a ring cannot be waited for; it is looked at now and then");
                         }
                     }
-                    (place, Link { to_client, from_client })
+                    Link { to_client, from_client }
                 }
-                Event::Down(place) => (place, Link::default()),
+                Change::Down => Link::default(),
             };
             self.pipeline.pods_mut()[place.pod].set_up(place.interface, !link.to_client.is_empty());
             self.links[place.pod][place.interface] = link;
@@ -228,36 +248,8 @@ impl Engine {
                 }
             }
         }
-        for (command, answer) in self.commands.try_iter() {
-            let result = match command {
-                Command::SetMode { pod, mode } => {
-                    self.pipeline.pods_mut()[pod].set_mode(now, mode);
-                    Ok(Vec::new())
-                }
-                Command::Bypass { pod, vni, bypass: true } => self.pipeline.pods_mut()[pod]
-                    .limiter_mut()
-                    .bypass(vni)
-                    .map(|()| Vec::new())
-                    .map_err(|e| e.to_string()),
-                Command::Trace { frame } => {
-                    // Asking for room looks at rings, and changes nothing else.
-                    let links = std::cell::RefCell::new(&mut self.links);
-                    let has_room = |place: Place, core| {
-                        let links = &mut *links.borrow_mut();
-                        (&mut links[place.pod][place.interface]).has_room(Ring::Core(core))
-                    };
-                    Ok(self.pipeline.explain(now, &frame, has_room))
-                }
-                Command::Bypass { pod, vni, bypass: false } => {
-                    let known = self.pipeline.pods_mut()[pod].limiter_mut().forget(vni);
-                    if known {
-                        Ok(Vec::new())
-                    } else {
-                        Err(format!("VNI {vni} is neither exempted nor limited by itself"))
-                    }
-                }
-            };
-            let _ = answer.try_send(result);
+        while let Ok((command, answer)) = self.commands.try_recv() {
+            let _ = answer.try_send(self.command(now, command));
         }
         let is_due = now >= self.transports_at;
         let mut snapshot = snapshot::take(now, self, is_due);
@@ -267,10 +259,60 @@ impl Engine {
         }
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         if !is_due {
-            for (pod, earlier) in snapshot.pods.iter_mut().zip(&mut state.pods) {
-                pod.transport = earlier.transport.take();
+            for pod in &mut snapshot.pods {
+                let earlier = state.pods.iter_mut().find(|earlier| earlier.name == pod.name);
+                pod.transport = earlier.and_then(|earlier| earlier.transport.take());
             }
         }
         *state = snapshot;
     }
+
+    fn command(&mut self, now: u64, command: Command) -> Result<Answer, String> {
+        match command {
+            Command::SetMode { pod, mode } => {
+                self.pod(pod)?.set_mode(now, mode);
+                Ok(Answer::Done)
+            }
+            Command::Bypass { pod, vni, bypass: true } => {
+                let bypassed = self.pod(pod)?.limiter_mut().bypass(vni);
+                bypassed.map(|()| Answer::Done).map_err(|error| error.to_string())
+            }
+            Command::Bypass { pod, vni, bypass: false } => match self.pod(pod)?.limiter_mut().forget(vni) {
+                true => Ok(Answer::Done),
+                false => Err(format!("VNI {vni} is neither exempted nor limited by itself")),
+            },
+            Command::Trace { frame } => {
+                // Asking for room looks at rings, and changes nothing else.
+                let links = std::cell::RefCell::new(&mut self.links);
+                let has_room = |place: Place, core| {
+                    let links = &mut *links.borrow_mut();
+                    (&mut links[place.pod][place.interface]).has_room(Ring::Core(core))
+                };
+                Ok(Answer::Traced(self.pipeline.explain(now, &frame, has_room)))
+            }
+            Command::Add { pod, id } => {
+                let interfaces = pod.interfaces();
+                let number = self.pipeline.add(*pod).map_err(|error| error.to_string())?;
+                let all = self.links.len().max(number + 1);
+                self.links.resize_with(all, Vec::new);
+                self.ids.resize(all, 0);
+                self.links[number].resize_with(interfaces, Link::default);
+                self.ids[number] = id;
+                Ok(Answer::Added(number))
+            }
+            Command::Remove { pod } => {
+                let removed = self.pipeline.remove(pod).ok_or_else(gone)?;
+                self.ids[pod] = 0;
+                Ok(Answer::Removed(Box::new(removed), std::mem::take(&mut self.links[pod])))
+            }
+        }
+    }
+
+    fn pod(&mut self, number: usize) -> Result<&mut Pod, String> {
+        self.pipeline.pods_mut().get_mut(number).filter(|pod| !pod.is_vacant()).ok_or_else(gone)
+    }
+}
+
+fn gone() -> String {
+    "the pod is gone".to_owned()
 }

@@ -1,8 +1,9 @@
 //! The pods' memif interfaces: threads that wait for clients, and rings for the pipeline.
 
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::sync::mpsc::Sender;
-use std::thread;
+use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use anyhow::{Context as _, Result};
@@ -14,41 +15,75 @@ const PAUSE: Duration = Duration::from_millis(100);
 
 /// An interface's client comes or goes.
 #[derive(Debug)]
-pub(super) enum Event {
-    Up(Place, Vec<ToClient>, Vec<FromClient>),
-    Down(Place),
+pub(super) struct Event {
+    pub(super) place: Place,
+    /// Which pod of those that had this place: see [`Listener::start`].
+    pub(super) id: u64,
+    pub(super) what: Change,
 }
 
-/// Listens for the client of an interface, in a thread of its own.
-pub(super) fn listen(place: Place, name: &str, path: PathBuf, rings: u16, events: Sender<Event>) -> Result<()> {
-    let shown = path.display().to_string();
-    let config = ServerConfig { path, name: name.chars().take(31).collect(), id: 0, rings };
-    let server = Server::bind(config).with_context(|| format!("listening on {shown}"))?;
-    let name = name.to_owned();
-    let work = move || {
-        loop {
-            let mut client = match server.accept() {
-                Ok(client) => client,
-                Err(error) => {
-                    tracing::warn!(pod = name, interface = place.interface, %error, "a client was refused");
-                    thread::sleep(PAUSE);
-                    continue;
-                }
-            };
-            let (to_client, from_client) = client.take_rings();
-            tracing::info!(pod = name, interface = place.interface, client = client.client, "connected");
-            if events.send(Event::Up(place, to_client, from_client)).is_err() {
-                return;
+#[derive(Debug)]
+pub(super) enum Change {
+    Up(Vec<ToClient>, Vec<FromClient>),
+    Down,
+}
+
+/// Listens for the clients of an interface, in a thread of its own.
+#[derive(Debug)]
+pub(super) struct Listener {
+    server: Arc<Server>,
+    thread: JoinHandle<()>,
+}
+
+impl Listener {
+    /// `id` tells this pod from another one that had its place before.
+    pub(super) fn start(
+        place: Place,
+        id: u64,
+        name: &str,
+        path: PathBuf,
+        rings: u16,
+        events: Sender<Event>,
+    ) -> Result<Self> {
+        let shown = path.display().to_string();
+        let config = ServerConfig { path, name: name.chars().take(31).collect(), id: 0, rings };
+        let server = Arc::new(Server::bind(config).with_context(|| format!("listening on {shown}"))?);
+        let (name, listening) = (name.to_owned(), Arc::clone(&server));
+        let work = move || listen(&listening, place, id, &name, &events);
+        let thread = thread::Builder::new().name("memif".to_owned()).spawn(work).context("starting a thread")?;
+        Ok(Listener { server, thread })
+    }
+
+    /// Disconnects the client, and removes the socket.
+    pub(super) fn stop(self) {
+        self.server.close();
+        let _ = self.thread.join();
+    }
+}
+
+fn listen(server: &Server, place: Place, id: u64, name: &str, events: &Sender<Event>) {
+    let tell = |what| events.send(Event { place, id, what }).is_ok();
+    while !server.is_closed() {
+        let mut client = match server.accept() {
+            Ok(client) => client,
+            Err(_) if server.is_closed() => return,
+            Err(error) => {
+                tracing::warn!(pod = name, interface = place.interface, %error, "a client was refused");
+                thread::sleep(PAUSE);
+                continue;
             }
-            let reason = client.wait();
-            tracing::info!(pod = name, interface = place.interface, reason, "disconnected");
-            if events.send(Event::Down(place)).is_err() {
-                return;
-            }
+        };
+        let (to_client, from_client) = client.take_rings();
+        tracing::info!(pod = name, interface = place.interface, client = client.client, "connected");
+        if !tell(Change::Up(to_client, from_client)) {
+            return;
         }
-    };
-    thread::Builder::new().name("memif".to_owned()).spawn(work).context("starting a thread")?;
-    Ok(())
+        let reason = client.wait();
+        tracing::info!(pod = name, interface = place.interface, reason, "disconnected");
+        if !tell(Change::Down) {
+            return;
+        }
+    }
 }
 
 /// The rings of one interface: that of control traffic first, then those of the cores.

@@ -37,10 +37,10 @@ pub(super) fn take(now: u64, engine: &mut Engine, with_transports: bool) -> Pipe
             stage("send", stages.send),
         ],
         pods: {
-            let pods = engine.pipeline.pods().iter().zip(&engine.links);
-            pods.map(|(pod, links)| {
+            let pods = engine.pipeline.pods().iter().filter(|pod| !pod.is_vacant());
+            pods.map(|pod| {
                 let reliable = if with_transports { pod.reliable() } else { None };
-                PipelinePod { transport: reliable.map(transport), ..state(now, pod, links.len()) }
+                PipelinePod { transport: reliable.map(transport), ..state(now, pod) }
             })
             .collect()
         },
@@ -84,6 +84,7 @@ pub(super) fn samples(state: &Pipeline) -> Vec<Sample> {
             all.push(sample("order_places_held".to_owned(), &labels, queue.held.into(), true));
         }
         let up = pod.interfaces_up.iter().filter(|up| **up).count() as u64;
+        all.push(sample("pod_number".to_owned(), &labels, pod.number.into(), true));
         all.push(sample("pod_interfaces_up".to_owned(), &labels, up, true));
         all.push(sample("pod_limited_tenants".to_owned(), &labels, pod.limited_vnis.len() as u64, true));
         all.push(sample("pod_exempted_tenants".to_owned(), &labels, pod.bypassed_vnis.len() as u64, true));
@@ -193,14 +194,17 @@ fn path(path: &PathSnapshot) -> GatewayPath {
     }
 }
 
-fn state(now: u64, pod: &Pod, interfaces: usize) -> PipelinePod {
+fn state(now: u64, pod: &Pod) -> PipelinePod {
     let (mode, settled) = pod.mode(now);
     let limiter = pod.limiter().counters();
     let checked = |bypass| pod.limiter().pre_checked().filter(|c| c.1 == bypass).map(|c| c.0).collect();
     let named = |(name, value): (&'static str, u64)| (name.into(), value);
     PipelinePod {
         name: pod.name().to_owned(),
-        interfaces_up: (0..interfaces).map(|n| pod.is_up(n)).collect(),
+        number: pod.config().balancer.pod,
+        mac: pod.config().mac.map(|mac| mac.to_string()),
+        own: pod.config().rules.own.iter().map(ToString::to_string).collect(),
+        interfaces_up: (0..pod.interfaces()).map(|n| pod.is_up(n)).collect(),
         mode: if mode == Mode::Plb { "plb" } else { "rss" }.into(),
         settled,
         queues: pod.queues().map(|(entries, in_use, held)| OrderQueue { entries, in_use, held }).collect(),

@@ -1,18 +1,20 @@
 //! The configuration of `bifrost-gw`.
 
 use std::collections::BTreeMap;
-use std::net::{IpAddr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 
 use bifrost_gateway::{Backends, Host, INTERNET, NatConfig, NextHop, Route, Tables, Tunnel, TunnelKind, Vpc};
 use bifrost_tables::{Classifier, Dir24, Lpm, Pattern, Rate};
 use bifrost_wire::Mac;
-use ipnet::IpNet;
+use ipnet::{IpNet, Ipv4Net};
 use serde::Deserialize;
 use toml::Spanned;
 
 use crate::file::{self, Checker, FileErrors};
 use crate::program::check_socket;
+
+use super::announcer::BgpSettings;
 
 /// Groups of the Internet's table: networks with prefixes longer than /24 in them.
 const FIB_GROUPS: u32 = 1 << 16;
@@ -48,6 +50,10 @@ pub struct Config {
     pub nat: NatConfig,
     /// Next hops to be resolved from the start.
     pub resolve: Vec<IpAddr>,
+    /// The pod's own addresses on the network of the switch, if those of tunnels are reached through it.
+    pub link_addresses: Vec<IpAddr>,
+    /// What it announces by BGP.
+    pub bgp: Option<BgpSettings>,
 }
 
 /// What tests make the workers do; nothing of it unless the section `[tests]` asks for it.
@@ -100,6 +106,29 @@ struct File {
     pools: Vec<Pool>,
     #[serde(default)]
     internet: Vec<InternetRoute>,
+    bgp: Option<Bgp>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Bgp {
+    asn: Spanned<u32>,
+    peers: Spanned<Vec<Ipv4Addr>>,
+    announce: Option<Vec<Ipv4Net>>,
+    #[serde(default = "default_hold")]
+    hold_s: Spanned<u16>,
+    bfd: Option<BfdSection>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct BfdSection {
+    interval_ms: Spanned<u32>,
+    multiplier: Spanned<u8>,
+}
+
+fn default_hold() -> Spanned<u16> {
+    Spanned::new(0..0, 3)
 }
 
 #[derive(Debug, Deserialize)]
@@ -120,6 +149,7 @@ struct Gateway {
     spin_us: u64,
     interfaces: Spanned<Vec<Spanned<PathBuf>>>,
     addresses: Spanned<Vec<IpAddr>>,
+    link_addresses: Option<Spanned<Vec<IpAddr>>>,
     mac: Spanned<String>,
     #[serde(default = "default_mtu")]
     mtu: Spanned<u16>,
@@ -252,7 +282,7 @@ impl Config {
 }
 
 fn check(file: File, checker: &mut Checker<'_>) -> Option<Config> {
-    let File { control, gateway, tests, vpcs, tunnels, services, pools, internet } = file;
+    let File { control, gateway, tests, vpcs, tunnels, services, pools, internet, bgp } = file;
     checker.check(&control.socket, check_socket(control.socket.get_ref()));
     if !(1..=1024).contains(gateway.cores.get_ref()) {
         checker.error(&gateway.cores, format!("cores = {}; a pod has 1 to 1,024", gateway.cores.get_ref()));
@@ -267,6 +297,12 @@ fn check(file: File, checker: &mut Checker<'_>) -> Option<Config> {
     let of_family = |v4: bool| addresses.iter().filter(|a| a.is_ipv4() == v4).count();
     if addresses.is_empty() || of_family(true) > 1 || of_family(false) > 1 {
         checker.error(&gateway.addresses, "a gateway has one address of each family at most, and one at least");
+    }
+    if let Some(links) = &gateway.link_addresses {
+        let links_of = |v4: bool| links.get_ref().iter().filter(|a| a.is_ipv4() == v4).count();
+        if links_of(true) > 1 || links_of(false) > 1 {
+            checker.error(links, "link_addresses: a pod has one of each family at most");
+        }
     }
     if !(576..=9000).contains(gateway.mtu.get_ref()) {
         checker.error(&gateway.mtu, format!("mtu = {}; 576 to 9000 can be had", gateway.mtu.get_ref()));
@@ -348,7 +384,9 @@ fn check(file: File, checker: &mut Checker<'_>) -> Option<Config> {
     resolve.extend(tables.next_hops.iter().map(|hop| hop.address));
     resolve.sort_unstable();
     resolve.dedup();
+    let bgp = bgp.as_ref().and_then(|section| check_bgp(section, &gateway, checker));
     Some(Config {
+        bgp,
         control: control.socket.into_inner(),
         metrics: control.metrics,
         pod: gateway.pod,
@@ -361,7 +399,43 @@ fn check(file: File, checker: &mut Checker<'_>) -> Option<Config> {
         tables,
         nat,
         resolve,
+        link_addresses: gateway.link_addresses.map(Spanned::into_inner).unwrap_or_default(),
     })
+}
+
+/// What is announced, and to whom.
+fn check_bgp(section: &Bgp, gateway: &Gateway, checker: &mut Checker<'_>) -> Option<BgpSettings> {
+    let (peers, hold_s) = (section.peers.get_ref(), *section.hold_s.get_ref());
+    if *section.asn.get_ref() == 0 {
+        checker.error(&section.asn, "asn: 0 is not an AS; private ones are 64512 to 65534");
+    }
+    if !(1..=8).contains(&peers.len()) {
+        checker.error(&section.peers, format!("peers: {} of them; a pod has 1 to 8 proxies", peers.len()));
+    }
+    if hold_s < 3 {
+        checker.error(&section.hold_s, format!("hold_s = {hold_s}; 3 to 65535 (RFC 4271, section 4.2)"));
+    }
+    let bfd = section.bfd.as_ref().map(|bfd| {
+        if !(10..=10_000).contains(bfd.interval_ms.get_ref()) {
+            checker.error(&bfd.interval_ms, format!("interval_ms = {}; use 10 to 10000", bfd.interval_ms.get_ref()));
+        }
+        if *bfd.multiplier.get_ref() == 0 {
+            checker.error(&bfd.multiplier, "multiplier = 0; use 1 to 255");
+        }
+        (bfd.interval_ms.get_ref().saturating_mul(1000), *bfd.multiplier.get_ref())
+    });
+    let v4 = |address: &IpAddr| match address {
+        IpAddr::V4(address) => Some(*address),
+        IpAddr::V6(_) => None,
+    };
+    let links = gateway.link_addresses.as_ref().map_or(&[][..], |links| links.get_ref());
+    let Some(address) = links.iter().find_map(v4) else {
+        checker.error(&section.asn, "[bgp] needs an IPv4 address among [gateway] link_addresses: it is the next hop");
+        return None;
+    };
+    let own = gateway.addresses.get_ref().iter().filter_map(v4).map(Ipv4Net::from);
+    let routes = section.announce.clone().unwrap_or_else(|| own.collect());
+    Some(BgpSettings { asn: *section.asn.get_ref(), peers: peers.clone(), routes, hold_s, bfd, address })
 }
 
 /// Sessions of the whole pod.

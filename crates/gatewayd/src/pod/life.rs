@@ -25,6 +25,10 @@ pub(super) struct Shared {
     stop: AtomicBool,
     /// Workers are to return: a connection is gone.
     halt: AtomicBool,
+    /// The pod is to announce nothing.
+    draining: AtomicBool,
+    /// The pod is about to end: its sessions are to end before it.
+    leaving: AtomicBool,
     /// The connections, one for each interface; none while there is no pipeline.
     clients: Mutex<Vec<Arc<Client>>>,
 }
@@ -38,6 +42,24 @@ impl Shared {
 
     pub(super) fn is_connected(&self) -> bool {
         !self.clients().is_empty()
+    }
+
+    /// Has the pod announce nothing, or what it is to announce again. It goes on forwarding.
+    pub(super) fn drain(&self, draining: bool) {
+        self.draining.store(draining, Ordering::Relaxed);
+    }
+
+    /// Has the pod end its BGP sessions.
+    pub(super) fn leave(&self) {
+        self.leaving.store(true, Ordering::Relaxed);
+    }
+
+    pub(super) fn is_leaving(&self) -> bool {
+        self.leaving.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn is_draining(&self) -> bool {
+        self.draining.load(Ordering::Relaxed)
     }
 
     /// Ends the pod.

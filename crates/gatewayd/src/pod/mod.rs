@@ -1,6 +1,8 @@
 //! `bifrost-gw`: a gateway pod as a program.
 
+mod announcer;
 mod config;
+mod health;
 mod life;
 mod neighbours;
 mod worker;
@@ -10,6 +12,7 @@ use std::path::{Path, PathBuf};
 use std::sync::mpsc::{Receiver, sync_channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result};
 use bifrost_control::api;
@@ -24,7 +27,10 @@ use crate::described;
 use crate::file::FileErrors;
 use crate::program::Program;
 use crate::status::{Sample, Source, StatusServer};
+use announcer::Announcer;
+pub use announcer::BgpSettings;
 pub use config::Config;
+use health::Health;
 use life::{Life, Shared};
 pub use neighbours::Neighbours;
 use worker::{Counts, SharedNeighbours, Told, Worker, originate, wait};
@@ -33,14 +39,39 @@ use worker::{Counts, SharedNeighbours, Told, Worker, originate, wait};
 const SLACK: usize = 22 + TRAILER_LEN;
 /// Room for an answer to a packet that is only described.
 const ANSWER: usize = 2048;
+/// How long the control thread sleeps at most: it looks whether the pod is to end.
+const WAIT: Duration = Duration::from_millis(50);
 /// What is known of next hops, for the status server.
 type NextHops = Arc<Mutex<Vec<(IpAddr, Option<String>)>>>;
+
+/// How long a pod that ends waits until its proxies have been told.
+const LEAVE: Duration = Duration::from_millis(500);
+/// How long it forwards after that.
+const LINGER: Duration = Duration::from_millis(300);
+
+/// How the BGP sessions are, for the status server.
+type SharedSessions = Arc<Mutex<Sessions>>;
+
+#[derive(Debug, Default)]
+struct Sessions {
+    announcing: bool,
+    refused_hop_limit_packets: u64,
+    peers: Vec<api::GatewayPeer>,
+}
+
+impl Sessions {
+    /// Whether a proxy knows of an address.
+    fn announces(&self) -> bool {
+        self.peers.iter().any(|peer| !peer.announced.is_empty())
+    }
+}
 
 /// A running pod.
 #[derive(Debug)]
 pub struct GatewayPod {
     shared: Arc<Shared>,
     life: JoinHandle<()>,
+    sessions: SharedSessions,
     _status: StatusServer,
 }
 
@@ -94,13 +125,21 @@ impl Program for GatewayPod {
             };
             workers.push((worker, config.processors.get(number).copied()));
         }
-        let mut known = Neighbours::new(tables.mac, tables.vteps.clone());
+        // The pod asks from its address on the link, if it has one: others there know nothing of tunnels.
+        let own = config.link_addresses.iter().chain(&tables.vteps).copied().collect();
+        let mut known = Neighbours::new(tables.mac, own);
         config.resolve.into_iter().for_each(|address| known.want(address));
+        let announcer = config.bgp.map(|settings| Announcer::new(settings, tables.mac));
+        announcer.iter().flat_map(Announcer::peers).for_each(|address| known.want(address));
         let told = NextHops::default();
+        let sessions = Arc::new(Mutex::new(Sessions::default()));
         let of_pod = Arc::clone(&neighbours);
         let control = Control {
             queues: Vec::new(),
             known,
+            announcer,
+            health: Health::new(counts.clone(), tables.router),
+            sessions: Arc::clone(&sessions),
             neighbours,
             missing,
             told: Arc::clone(&told),
@@ -111,7 +150,16 @@ impl Program for GatewayPod {
         let mut life = Life { shared: Arc::clone(&shared), interfaces, workers, control };
         life.begin()?;
         let of_status = Arc::clone(&shared);
-        let source = Arc::new(PodSource { shared: of_status, counts, tables, nat, neighbours: of_pod, told, captures });
+        let source = Arc::new(PodSource {
+            shared: of_status,
+            counts,
+            tables,
+            nat,
+            neighbours: of_pod,
+            told,
+            sessions: Arc::clone(&sessions),
+            captures,
+        });
         let status = StatusServer::start(&config.control, config.metrics, source)
             .with_context(|| format!("listening on {}", config.control.display()))?;
         let live = move || {
@@ -121,11 +169,21 @@ impl Program for GatewayPod {
             }
         };
         let life = thread::Builder::new().name("pod".to_owned()).spawn(live).context("starting a thread")?;
-        Ok(GatewayPod { shared, life, _status: status })
+        Ok(GatewayPod { shared, life, sessions, _status: status })
     }
 
-    /// Returns what is being worked on, and leaves.
+    /// Withdraws what it announces, returns what is being worked on, and leaves.
     fn stop(self) {
+        let sessions = || self.sessions.lock().unwrap_or_else(PoisonError::into_inner);
+        if sessions().announces() {
+            self.shared.leave();
+            let until = Instant::now() + LEAVE;
+            while Instant::now() < until && sessions().announces() {
+                thread::sleep(Duration::from_millis(10));
+            }
+            // Switches need a moment until nothing comes any more.
+            thread::sleep(LINGER);
+        }
         self.shared.stop();
         let _ = self.life.join();
     }
@@ -135,6 +193,9 @@ impl Program for GatewayPod {
 struct Control {
     queues: Vec<Queue>,
     known: Neighbours,
+    announcer: Option<Announcer>,
+    health: Health,
+    sessions: SharedSessions,
     neighbours: Arc<SharedNeighbours>,
     missing: Receiver<IpAddr>,
     told: NextHops,
@@ -160,6 +221,9 @@ impl Control {
                     self.tap.begin(frame, false);
                     self.tap.end(Outcome::Taken, false);
                     let reply = self.known.on_frame(now, frame);
+                    if let Some(announcer) = &mut self.announcer {
+                        announcer.on_frame(now, frame);
+                    }
                     let (start, trailer) = (received.start, drop_trailer(self.pod));
                     received.buffer[start..start + TRAILER_LEN].copy_from_slice(&trailer);
                     queue.send_received(start, TRAILER_LEN);
@@ -180,13 +244,40 @@ impl Control {
                 }
                 queue.publish();
             }
+            self.announce(now);
             if let Some(known) = self.known.changes() {
                 self.neighbours.set(known);
                 let all = self.known.iter().map(|(address, mac)| (address, mac.map(|mac| mac.to_string())));
                 *self.told.lock().unwrap_or_else(PoisonError::into_inner) = all.collect();
             }
-            wait(&self.queues);
+            let due = self.announcer.as_ref().and_then(Announcer::deadline);
+            wait(&self.queues, due.map_or(WAIT, |due| WAIT.min(Duration::from_nanos(due.saturating_sub(now)))));
         }
+    }
+
+    /// Has the proxies know what they are to know.
+    fn announce(&mut self, now: u64) {
+        let Some(announcer) = &mut self.announcer else { return };
+        let mac = |address| self.known.get(address);
+        let healthy = self.health.check(now, |router| mac(router).is_some()) && !self.shared.is_draining();
+        if self.shared.is_leaving() {
+            announcer.shut_down(now);
+        }
+        let frames = announcer.poll(now, healthy, mac);
+        // All interfaces lead to the link; the first one that has room will do.
+        for frame in frames {
+            let with_room = |queue: &mut Queue| queue.room() > 0;
+            if let Some(number) = self.queues.iter_mut().position(with_room) {
+                let queue = &mut self.queues[number];
+                self.tap.originated(&frame);
+                originate(queue, &frame, self.pod);
+            }
+        }
+        self.queues.iter_mut().for_each(Queue::publish);
+        let mut sessions = self.sessions.lock().unwrap_or_else(PoisonError::into_inner);
+        sessions.announcing = announcer.is_announcing();
+        sessions.refused_hop_limit_packets = announcer.refused_hop_limit_packets();
+        sessions.peers = announcer.state();
     }
 }
 
@@ -205,6 +296,7 @@ struct PodSource {
     nat: Arc<Nat>,
     neighbours: Arc<SharedNeighbours>,
     told: NextHops,
+    sessions: SharedSessions,
     captures: Captures,
 }
 
@@ -212,8 +304,13 @@ impl PodSource {
     fn state(&self) -> api::GatewayPod {
         let told = self.told.lock().unwrap_or_else(PoisonError::into_inner).clone();
         let workers = self.counts.iter().map(|counts| counts.lock().unwrap_or_else(PoisonError::into_inner).clone());
+        let sessions = self.sessions.lock().unwrap_or_else(PoisonError::into_inner);
         api::GatewayPod {
             connected: self.shared.is_connected(),
+            draining: self.shared.is_draining(),
+            announcing: sessions.announcing,
+            bgp: sessions.peers.clone(),
+            refused_hop_limit_packets: sessions.refused_hop_limit_packets,
             workers: workers.collect(),
             nat_sessions: self.nat.len() as u64,
             neighbours: told.into_iter().map(|(address, mac)| (address.to_string(), mac)).collect(),
@@ -241,14 +338,28 @@ impl Source for PodSource {
             ("gw_nat_sessions", state.nat_sessions),
             ("gw_neighbours", state.neighbours.len() as u64),
             ("gw_known_neighbours", known),
+            ("gw_announcing", u64::from(state.announcing)),
+            ("gw_draining", u64::from(state.draining)),
+            ("gw_bgp_established", state.bgp.iter().filter(|peer| peer.state == "established").count() as u64),
+            ("gw_bgp_peers", state.bgp.len() as u64),
         ] {
             all.push(Sample { name: name.to_owned(), labels: vec![], value, gauge: true });
         }
+        all.push(Sample {
+            name: "gw_refused_hop_limit_packets".to_owned(),
+            labels: vec![],
+            value: state.refused_hop_limit_packets,
+            gauge: false,
+        });
         all
     }
 
-    fn command(&self, _: serde_json::Value) -> Result<serde_json::Value, api::ApiError> {
-        Err(api::ApiError::bad_request("a pod takes no commands"))
+    fn command(&self, command: serde_json::Value) -> Result<serde_json::Value, api::ApiError> {
+        let asked = serde_json::from_value(command).map_err(|error| api::ApiError::bad_request(error.to_string()))?;
+        match asked {
+            api::PodCommand::Drain { drain } => self.shared.drain(drain),
+        }
+        Ok(serde_json::json!({}))
     }
 
     fn capture(&self, spec: &api::CaptureSpec) -> Result<Box<dyn CaptureStream>, api::ApiError> {

@@ -63,6 +63,11 @@ impl Neighbours {
         self.wanted.iter().map(|(address, entry)| (*address, entry.mac))
     }
 
+    /// The link-layer address of one that is wanted, if it is known.
+    pub fn get(&self, address: IpAddr) -> Option<Mac> {
+        self.wanted.get(&address).and_then(|entry| entry.mac)
+    }
+
     /// Questions that are due.
     pub fn questions(&mut self, now: u64) -> Vec<Vec<u8>> {
         let mut all = Vec::new();

@@ -25,8 +25,8 @@ const BATCH: u16 = 32;
 const VECTOR: u16 = 16;
 /// Bytes of headers.
 const HEAD: usize = 128;
-/// How often a worker that sleeps looks whether it is to end, ns.
-const SLEEP_NS: i64 = 50_000_000;
+/// How often a worker that sleeps looks whether it is to end.
+const SLEEP: Duration = Duration::from_millis(50);
 /// How often counters are told.
 const TICK_NS: u64 = 20_000_000;
 
@@ -134,7 +134,7 @@ impl Worker {
                 std::thread::sleep(Duration::from_micros(200));
                 continue;
             }
-            wait(&self.queues);
+            wait(&self.queues, SLEEP);
         }
         self.tell(told);
         self.told = told;
@@ -292,9 +292,10 @@ pub(super) fn originate(queue: &mut Queue, frame: &[u8], pod: u16) {
 }
 
 /// Sleeps until something comes, or for a while.
-pub(super) fn wait(queues: &[Queue]) {
+pub(super) fn wait(queues: &[Queue], at_most: Duration) {
     let events: Vec<_> = queues.iter().map(Queue::event).collect();
     let mut fds: Vec<PollFd<'_>> = events.iter().map(|fd| PollFd::new(fd, PollFlags::IN)).collect();
-    let _ = poll(&mut fds, Some(&Timespec { tv_sec: 0, tv_nsec: SLEEP_NS }));
+    let _ =
+        poll(&mut fds, Some(&Timespec { tv_sec: at_most.as_secs() as i64, tv_nsec: at_most.subsec_nanos().into() }));
     queues.iter().for_each(Queue::clear_event);
 }

@@ -72,6 +72,24 @@ pub(crate) struct World {
     window: usize,
 }
 
+/// A second pod's process, which ends with this.
+pub(crate) struct Another(Child);
+
+impl Another {
+    /// Keeps it from running.
+    pub(crate) fn hang(&self) {
+        rustix::process::kill_process(rustix::process::Pid::from_child(&self.0), rustix::process::Signal::STOP)
+            .unwrap();
+    }
+}
+
+impl Drop for Another {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
 impl Drop for World {
     fn drop(&mut self) {
         for child in [&mut self.pod, &mut self.nicd] {
@@ -94,7 +112,8 @@ impl World {
         let timeout_us = if options.timeout_us > 0 { options.timeout_us } else { 100_000 };
         let (first, second) = options.limiter.unwrap_or((1_000_000, 1_000_000));
         let nicd = format!(
-            r#"control = {{ socket = "{}" }}
+            r#"pods_directory = "{}"
+control = {{ socket = "{}" }}
 device = {{ name = "gw0", mtu = 1600, frames = 4096 }}
 [[pods]]
 name = "vpc"
@@ -107,6 +126,7 @@ timeout_us = {timeout_us}
 interfaces = [{{ socket = "{}" }}]
 limiter = {{ first_packets_per_second = {first}, second_packets_per_second = {second}, burst_packets = {} }}
 "#,
+            at("pods"),
             at("nicd.sock"),
             at("vpc.sock"),
             first.min(1000),
@@ -212,6 +232,74 @@ hosts = [
     pub(crate) fn pod_pid(&mut self) -> u32 {
         assert!(self.pod.try_wait().unwrap().is_none(), "the pod has ended");
         self.pod.id()
+    }
+
+    /// What a second pod is at the pipeline, `name`, whose frames have VLAN 9.
+    pub(crate) fn settings_of(&self, name: &str, number: u16) -> String {
+        let socket = self.dir.path().join(format!("{name}.sock"));
+        format!(
+            "name = \"{name}\"\nnumber = {number}\ncores = 1\nmac = \"02:00:00:00:00:0{number}\"\nown = [\"10.9.0.{number}\"]\n\
+             interfaces = [{{ vlan = 9, socket = {socket:?} }}]\n"
+        )
+    }
+
+    /// Starts a second pod, for a pipeline that has [added](Self::settings_of) it.
+    pub(crate) fn start_another(&self, name: &str, number: u16) -> Another {
+        let at = |name: &str| self.dir.path().join(name);
+        let text = format!(
+            "control = {{ socket = {:?} }}\n[gateway]\npod = {number}\ncores = 1\ninterfaces = [{:?}]\n\
+             addresses = [\"10.9.0.{number}\"]\nmac = \"02:00:00:00:00:0{number}\"\non_link = [\"10.9.0.0/24\"]\n",
+            at(&format!("{name}-control.sock")),
+            at(&format!("{name}.sock")),
+        );
+        std::fs::write(at(&format!("{name}.toml")), text).unwrap();
+        Another(run(env!("CARGO_BIN_EXE_bifrost-gw"), self.dir.path(), name))
+    }
+
+    /// Whether each interface of a pod is connected; nothing if the pipeline has no such pod.
+    pub(crate) fn up(&self, pod: &str) -> Option<Vec<bool>> {
+        let status = self.status("nicd");
+        let found = status["pods"].as_array().unwrap().iter().find(|found| found["name"] == pod)?;
+        Some(found["interfaces_up"].as_array().unwrap().iter().map(|up| up == true).collect())
+    }
+
+    pub(crate) fn until_up(&mut self, pod: &str, up: Option<&[bool]>) {
+        self.until("the pod comes or goes", |world| world.up(pod).as_deref() == up);
+    }
+
+    /// A command to the pipeline: the status of the answer, and its text.
+    pub(crate) fn command(&self, command: &serde_json::Value) -> (u16, String) {
+        let mut stream = UnixStream::connect(self.dir.path().join("nicd.sock")).unwrap();
+        let body = command.to_string();
+        write!(
+            stream,
+            "POST /v1/command HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-type: application/json\r\n\
+             content-length: {}\r\n\r\n{body}",
+            body.len()
+        )
+        .unwrap();
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).unwrap();
+        let status = answer.split(' ').nth(1).unwrap().parse().unwrap();
+        (status, answer.split_once("\r\n\r\n").unwrap().1.to_owned())
+    }
+
+    /// Kills the pipeline, and starts it again.
+    pub(crate) fn restart_pipeline(&mut self) {
+        self.nicd.kill().unwrap();
+        self.nicd.wait().unwrap();
+        self.nicd = run(env!("CARGO_BIN_EXE_bifrost-nicd"), self.dir.path(), "nicd");
+        self.until("the pipeline answers", |world| UnixStream::connect(world.dir.path().join("nicd.sock")).is_ok());
+    }
+
+    /// Where a file, or socket, of this name is.
+    pub(crate) fn path(&self, name: &str) -> PathBuf {
+        self.dir.path().join(name)
+    }
+
+    /// Whether there is a file, or socket, of this name.
+    pub(crate) fn has(&self, name: &str) -> bool {
+        self.path(name).exists()
     }
 
     /// Ends both programs; whether each ended well.

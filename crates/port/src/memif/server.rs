@@ -5,6 +5,8 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::{FileTypeExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, PoisonError};
 
 use rustix::net::SocketAddrUnix;
 
@@ -43,6 +45,9 @@ pub struct Server {
     config: ServerConfig,
     listener: OwnedFd,
     helper: Helper,
+    closed: AtomicBool,
+    /// The connection of the client that is there, or was the last one.
+    connection: Mutex<Option<OwnedFd>>,
 }
 
 /// A client that is there: until [`wait`](Self::wait) returns.
@@ -83,7 +88,13 @@ impl Server {
         rustix::net::bind(&listener, &SocketAddrUnix::new(&config.path)?)?;
         fs::set_permissions(&config.path, fs::Permissions::from_mode(0o600))?;
         rustix::net::listen(&listener, 1)?;
-        Ok(Server { config, listener, helper: Helper::default() })
+        Ok(Server {
+            config,
+            listener,
+            helper: Helper::default(),
+            closed: AtomicBool::new(false),
+            connection: Mutex::new(None),
+        })
     }
 
     /// Where it listens.
@@ -91,10 +102,26 @@ impl Server {
         &self.config.path
     }
 
+    /// Ends it, from any thread: no client gets in any more, and the one that is there is disconnected.
+    pub fn close(&self) {
+        let connection = self.connection.lock().unwrap_or_else(PoisonError::into_inner);
+        self.closed.store(true, Ordering::Release);
+        // Both calls wake who waits; what is not connected has nobody waiting.
+        let _ = rustix::net::shutdown(&self.listener, rustix::net::Shutdown::Both);
+        if let Some(connection) = &*connection {
+            let _ = rustix::net::shutdown(connection, rustix::net::Shutdown::Both);
+        }
+    }
+
+    /// Whether it was [closed](Self::close).
+    pub fn is_closed(&self) -> bool {
+        self.closed.load(Ordering::Acquire)
+    }
+
     /// Waits for the next client, and sets its interface up.
     ///
     /// # Errors
-    /// The client did not follow the protocol, or wants something else than is offered; it has been told.
+    /// The client did not follow the protocol, or wants something else than is offered; it has been told. Or the server was closed.
     pub fn accept(&self) -> Result<Attached, MemifError> {
         let fd = loop {
             match rustix::net::accept_with(&self.listener, rustix::net::SocketFlags::CLOEXEC) {
@@ -102,6 +129,13 @@ impl Server {
                 result => break result.map_err(io::Error::from)?,
             }
         };
+        {
+            let mut connection = self.connection.lock().unwrap_or_else(PoisonError::into_inner);
+            if self.is_closed() {
+                return Err(io::Error::from(io::ErrorKind::ConnectionAborted).into());
+            }
+            *connection = Some(fd.try_clone()?);
+        }
         let channel = Channel::new(fd)?;
         self.set_up(&channel).and_then(|mut parts| {
             channel.wait_forever()?;

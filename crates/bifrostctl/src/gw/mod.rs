@@ -1,5 +1,8 @@
 //! `bifrostctl gw`: looks into a gateway, which is `bifrost-nicd` and a pod behind it.
 
+mod pod;
+mod template;
+
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::net::IpAddr;
@@ -26,6 +29,9 @@ const FIRST_ADDRESS: u32 = 1 << 24;
 pub(crate) const EXAMPLES: &str = "\
 Examples:
   bifrostctl gw pods                                   which pods are there, what they get, what is refused
+  bifrostctl gw pod create vpc-1 --template vpc.toml --cpus 2-3
+      one more pod, in a container; `list` shows all, `delete` removes one
+  bifrostctl gw pod scale vpc 4 --template vpc.toml    four pods: vpc-1, vpc-2 and so on
   bifrostctl gw queues                                 how full the order queues are, timeouts, what left out of order
   bifrostctl gw limiter                                who is limited, and who sends most
   bifrostctl gw hosts                                  hosts that use the reliable transport: connections, repairs, paths
@@ -57,6 +63,11 @@ pub(crate) struct GwArgs {
 enum GwCommand {
     /// The pods behind the pipeline: interfaces, how packets are spread, what was delivered, sent and refused
     Pods,
+    /// Pods in containers: create, list, scale, delete
+    ///
+    /// A pod is a container of Podman, with processors and memory of its own, and an entry of bifrost-nicd, which gives it queues, order queues and a limiter of its own. Which
+    /// pods there are is what these two say.
+    Pod(pod::PodArgs),
     /// The order queues: depth, timeouts, packets that left late, aliases, drops
     ///
     /// A timeout is a packet whose place was given up: it took longer than `timeout_us`. `LATE` are those that came back after
@@ -163,6 +174,7 @@ pub(crate) fn run(args: GwArgs, out: Output) -> Result<(), Failure> {
     let nicd = || Client::new(&args.nicd);
     match args.command {
         GwCommand::Pods => out.print(&pipeline(&args.nicd)?.pods, |pods| self::pods(pods)),
+        GwCommand::Pod(pod) => pod::run(pod, &args.nicd, out),
         GwCommand::Queues => out.print(&pipeline(&args.nicd)?.pods, |pods| queues(pods)),
         GwCommand::Limiter => out.print(&pipeline(&args.nicd)?.pods, |pods| limiter(pods)),
         GwCommand::Hosts => out.print(&transports(pipeline(&args.nicd)?.pods), hosts),

@@ -1,0 +1,290 @@
+//! BFD for one hop in asynchronous mode (RFC 5880, 5881), without authentication and echo.
+
+use thiserror::Error;
+
+/// Bytes of a control packet without authentication (RFC 5880, section 4.1).
+pub const LEN: usize = 24;
+/// The destination port of control packets (RFC 5881, section 4).
+pub const PORT: u16 = 3784;
+/// Before a session is up, packets are sent no faster than this, ns (RFC 5880, section 6.8.3).
+const SLOW_NS: u64 = 1_000_000_000;
+const US: u64 = 1000;
+
+/// Settings of a session.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BfdConfig {
+    /// How often packets are to be sent, and may come, us.
+    pub interval_us: u32,
+    /// After how many packets that did not come the other end is gone, 1 to 255.
+    pub multiplier: u8,
+    /// This end's discriminator, not 0.
+    pub discriminator: u32,
+}
+
+/// The state of a session (RFC 5880, section 6.2).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum BfdState {
+    /// Kept down by an administrator.
+    AdminDown,
+    /// The other end is not there.
+    Down,
+    /// The other end is there, and does not know yet that this one is.
+    Init,
+    /// Both ends know of each other.
+    Up,
+}
+
+/// Why a packet was dropped (RFC 5880, section 6.8.6).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+pub enum BfdError {
+    /// Too short, another version, or lengths that do not fit.
+    #[error("malformed")]
+    Malformed,
+    /// For another session.
+    #[error("for another session")]
+    OtherSession,
+    /// It has authentication, or is for several points.
+    #[error("with what is not supported")]
+    Unsupported,
+}
+
+/// One end of a session.
+#[derive(Clone, Debug)]
+pub struct Bfd {
+    config: BfdConfig,
+    state: BfdState,
+    diagnostic: u8,
+    remote: u32,
+    remote_min_rx_ns: u64,
+    /// Its multiplier times the interval at which it sends, ns.
+    detection_ns: u64,
+    heard_at: u64,
+    send_at: u64,
+    /// The other end has polled.
+    finish: bool,
+    random: u64,
+}
+
+impl Bfd {
+    /// A session that is down.
+    pub fn new(config: BfdConfig) -> Self {
+        Bfd {
+            config,
+            state: BfdState::Down,
+            diagnostic: 0,
+            remote: 0,
+            remote_min_rx_ns: 1000,
+            detection_ns: 0,
+            heard_at: 0,
+            send_at: 0,
+            finish: false,
+            random: u64::from(config.discriminator) | 1,
+        }
+    }
+
+    /// Its state.
+    pub fn state(&self) -> BfdState {
+        self.state
+    }
+
+    /// When [`poll`](Self::poll) is to be called next.
+    pub fn deadline(&self) -> u64 {
+        self.send_at
+    }
+
+    /// A control packet has come; it must have come with a hop limit of 255.
+    ///
+    /// # Errors
+    /// It is dropped.
+    pub fn received(&mut self, now: u64, packet: &[u8]) -> Result<(), BfdError> {
+        let packet: &[u8; LEN] = packet.first_chunk().ok_or(BfdError::Malformed)?;
+        let word = |at: usize| u32::from_be_bytes([packet[at], packet[at + 1], packet[at + 2], packet[at + 3]]);
+        let (version, flags) = (packet[0] >> 5, packet[1] & 0x3f);
+        let (multiplier, length, mine, yours) = (packet[2], packet[3], word(4), word(8));
+        if version != 1 || usize::from(length) < LEN || multiplier == 0 || mine == 0 {
+            return Err(BfdError::Malformed);
+        }
+        const AUTHENTICATION: u8 = 1 << 2;
+        const MULTIPOINT: u8 = 1;
+        const POLL: u8 = 1 << 5;
+        if flags & (AUTHENTICATION | MULTIPOINT) != 0 {
+            return Err(BfdError::Unsupported);
+        }
+        let theirs = match packet[1] >> 6 {
+            0 => BfdState::AdminDown,
+            1 => BfdState::Down,
+            2 => BfdState::Init,
+            _ => BfdState::Up,
+        };
+        let is_down = matches!(theirs, BfdState::Down | BfdState::AdminDown);
+        if yours != self.config.discriminator && (yours != 0 || !is_down) {
+            return Err(BfdError::OtherSession);
+        }
+        self.remote = mine;
+        let before = self.remote_min_rx_ns;
+        self.remote_min_rx_ns = u64::from(word(16)) * US;
+        let sends_ns = u64::from(word(12).max(self.config.interval_us)) * US;
+        self.detection_ns = u64::from(multiplier) * sends_ns;
+        self.heard_at = now;
+        self.finish |= flags & POLL != 0;
+        let (next, diagnostic) = match (self.state, theirs) {
+            (BfdState::AdminDown, _) => (BfdState::AdminDown, self.diagnostic),
+            // 3: neighbour signaled session down.
+            (BfdState::Init | BfdState::Up, BfdState::AdminDown) => (BfdState::Down, 3),
+            (BfdState::Up, BfdState::Down) => (BfdState::Down, 3),
+            (BfdState::Down, BfdState::Down) => (BfdState::Init, 0),
+            (BfdState::Down, BfdState::Init) | (BfdState::Init, BfdState::Init | BfdState::Up) => (BfdState::Up, 0),
+            (state, _) => (state, self.diagnostic),
+        };
+        // What has changed is told at once.
+        if next != self.state || self.finish || before > self.remote_min_rx_ns {
+            self.send_at = now;
+        }
+        (self.state, self.diagnostic) = (next, diagnostic);
+        Ok(())
+    }
+
+    /// The packet to be sent now, if one is due; and the other end may be found gone.
+    pub fn poll(&mut self, now: u64) -> Option<[u8; LEN]> {
+        let silent = self.detection_ns > 0 && now.saturating_sub(self.heard_at) >= self.detection_ns;
+        if silent && matches!(self.state, BfdState::Init | BfdState::Up) {
+            // 1: control detection time expired.
+            (self.state, self.diagnostic, self.remote) = (BfdState::Down, 1, 0);
+            self.send_at = now;
+        }
+        // An end that wants no packets gets none (section 6.8.7).
+        if now < self.send_at || self.remote_min_rx_ns == 0 && self.remote != 0 {
+            return None;
+        }
+        let own_ns = u64::from(self.interval_us()) * US;
+        let every_ns = own_ns.max(self.remote_min_rx_ns);
+        // 75 % to 100 % of it, or 90 % at most with a multiplier of 1 (section 6.8.7).
+        self.random = self.random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        let spread = if self.config.multiplier == 1 { 15 } else { 25 };
+        let percent = 75 + (self.random >> 33) % spread;
+        self.send_at = now + every_ns * percent / 100;
+        Some(self.packet())
+    }
+
+    /// The interval at which this end sends, us.
+    fn interval_us(&self) -> u32 {
+        let slow = (SLOW_NS / US) as u32;
+        if self.state == BfdState::Up { self.config.interval_us } else { self.config.interval_us.max(slow) }
+    }
+
+    fn packet(&mut self) -> [u8; LEN] {
+        let state = match self.state {
+            BfdState::AdminDown => 0,
+            BfdState::Down => 1,
+            BfdState::Init => 2,
+            BfdState::Up => 3,
+        };
+        const FINAL: u8 = 1 << 4;
+        let finish = if std::mem::take(&mut self.finish) { FINAL } else { 0 };
+        let mut packet = [0; LEN];
+        packet[0] = 1 << 5 | self.diagnostic;
+        packet[1] = state << 6 | finish;
+        (packet[2], packet[3]) = (self.config.multiplier.max(1), LEN as u8);
+        packet[4..8].copy_from_slice(&self.config.discriminator.to_be_bytes());
+        packet[8..12].copy_from_slice(&self.remote.to_be_bytes());
+        packet[12..16].copy_from_slice(&self.interval_us().to_be_bytes());
+        packet[16..20].copy_from_slice(&self.config.interval_us.to_be_bytes());
+        // No echo.
+        packet
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const MS: u64 = 1_000_000;
+
+    fn end(discriminator: u32) -> Bfd {
+        Bfd::new(BfdConfig { interval_us: 50_000, multiplier: 3, discriminator })
+    }
+
+    /// Time goes by, `alive` says whether the second end runs; returns when the first one was no longer up.
+    fn run(a: &mut Bfd, b: &mut Bfd, from: u64, to: u64, alive: bool) -> Option<u64> {
+        let (mut sent, mut down) = ([0, 0], None);
+        for now in (from..to).step_by(MS as usize) {
+            if let Some(packet) = a.poll(now) {
+                sent[0] += 1;
+                if alive {
+                    b.received(now, &packet).unwrap();
+                }
+            }
+            if alive && let Some(packet) = b.poll(now) {
+                sent[1] += 1;
+                a.received(now, &packet).unwrap();
+            }
+            if a.state() != BfdState::Up && down.is_none() {
+                down = Some(now);
+            }
+        }
+        down
+    }
+
+    #[test]
+    fn two_ends_find_each_other_and_one_that_goes_is_missed_soon() {
+        let (mut a, mut b) = (end(7), end(9));
+        run(&mut a, &mut b, 0, 5000 * MS, true);
+        assert_eq!((a.state(), b.state()), (BfdState::Up, BfdState::Up));
+        assert_eq!(run(&mut a, &mut b, 5000 * MS, 65_000 * MS, true), None, "a minute without a flap");
+        let down = run(&mut a, &mut b, 65_000 * MS, 66_000 * MS, false).unwrap();
+        assert!((100 * MS..=151 * MS).contains(&(down - 65_000 * MS)), "{down}");
+        // It comes back, as another run of the program.
+        let mut b = end(11);
+        run(&mut a, &mut b, 66_000 * MS, 72_000 * MS, true);
+        assert_eq!((a.state(), b.state()), (BfdState::Up, BfdState::Up));
+        assert_eq!(a.remote, 11);
+    }
+
+    #[test]
+    fn a_poll_is_answered() {
+        let (mut a, mut b) = (end(7), end(9));
+        run(&mut a, &mut b, 0, 5000 * MS, true);
+        let mut poll = b.packet();
+        poll[1] |= 1 << 5;
+        a.received(5000 * MS, &poll).unwrap();
+        let answer = a.poll(5000 * MS).unwrap();
+        assert_eq!(answer[1], 3 << 6 | 1 << 4, "up, and final");
+    }
+
+    #[test]
+    fn what_is_dropped() {
+        let (mut a, mut b) = (end(7), end(9));
+        let good = b.packet();
+        let mut with = |at: usize, value: u8| {
+            let mut packet = good;
+            packet[at] = value;
+            a.received(0, &packet)
+        };
+        assert_eq!(with(0, 0), Err(BfdError::Malformed), "version 0");
+        assert_eq!(with(2, 0), Err(BfdError::Malformed), "no multiplier");
+        assert_eq!(with(3, 23), Err(BfdError::Malformed), "short");
+        assert_eq!(with(7, 0), Err(BfdError::Malformed), "no discriminator");
+        assert_eq!(with(1, 1 << 6 | 1 << 2), Err(BfdError::Unsupported), "authentication");
+        assert_eq!(with(11, 8), Err(BfdError::OtherSession));
+        assert_eq!(with(1, 3 << 6), Err(BfdError::OtherSession), "up without knowing of this end");
+        assert_eq!(a.received(0, &good[..23]), Err(BfdError::Malformed));
+        assert_eq!((a.state(), a.received(0, &good), a.state()), (BfdState::Down, Ok(()), BfdState::Init));
+    }
+
+    proptest! {
+        #[test]
+        fn hostile_packets(packets in proptest::collection::vec(proptest::collection::vec(any::<u8>(), 0..40), 0..50)) {
+            let mut a = end(7);
+            for (now, mut packet) in (0..).step_by(10_000_000).zip(packets) {
+                if let [first, rest @ ..] = &mut packet[..] {
+                    *first = 1 << 5;
+                    rest.get_mut(7..11).into_iter().for_each(|yours| yours.copy_from_slice(&[0, 0, 0, 7]));
+                }
+                let _ = a.received(now, &packet);
+                a.poll(now);
+            }
+        }
+    }
+}

@@ -1,0 +1,489 @@
+//! The session with one proxy (RFC 4271, section 8), without the parts that routes from it would need.
+
+use std::collections::BTreeSet;
+use std::net::Ipv4Addr;
+
+use bytes::Bytes;
+use ipnet::Ipv4Net;
+use rustbgpd_wire::{
+    Afi, AsPath, Capability, Ipv4NlriEntry, Ipv4Prefix, Ipv4UnicastMode, MAX_MESSAGE_LEN, Message, NotificationCode,
+    NotificationMessage, OpenMessage, Origin, PathAttribute, Safi, UpdateMessage, decode_message, encode_message,
+    peek_message_length,
+};
+
+const S: u64 = 1_000_000_000;
+/// Between two attempts to connect.
+const RETRY_NS: u64 = S;
+/// How long the peer may take for its OPEN and the first KEEPALIVE.
+const OPEN_NS: u64 = 10 * S;
+/// What stands for AS numbers above 16 bits in an OPEN (RFC 6793, section 9).
+const AS_TRANS: u16 = 23_456;
+/// Of iBGP, if nobody says otherwise.
+const LOCAL_PREF: u32 = 100;
+/// Prefixes in one UPDATE: 4096 bytes have room for them and the attributes.
+const PREFIXES: usize = 500;
+/// Subcodes of Cease (RFC 4486): administrative shutdown.
+const SHUTDOWN: u8 = 2;
+
+/// Settings of a [`Speaker`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SpeakerConfig {
+    /// The AS, which is the peer's, too.
+    pub asn: u32,
+    /// The BGP identifier.
+    pub router_id: Ipv4Addr,
+    /// The next hop of all that is announced: the pod's address on the link.
+    pub next_hop: Ipv4Addr,
+    /// The hold time to propose, s: 3 or more.
+    pub hold_s: u16,
+}
+
+/// How far the session has come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum State {
+    /// There is no connection.
+    Idle,
+    /// OPEN was sent.
+    OpenSent,
+    /// OPEN has come, and KEEPALIVE is awaited.
+    OpenConfirm,
+    /// Routes are told.
+    Established,
+}
+
+/// What happened to the session.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Event {
+    /// It is established.
+    Up,
+    /// It has ended, and why.
+    Down(String),
+}
+
+/// One end of a session.
+#[derive(Debug)]
+pub struct Speaker {
+    config: SpeakerConfig,
+    state: State,
+    /// What is to be announced.
+    routes: BTreeSet<Ipv4Net>,
+    /// What the peer was told.
+    told: BTreeSet<Ipv4Net>,
+    input: Vec<u8>,
+    output: Vec<u8>,
+    /// The connection is to be closed when `output` is sent.
+    closing: bool,
+    /// Agreed with the peer, ns; 0: none.
+    hold_ns: u64,
+    /// When the peer must have said something.
+    expires_at: u64,
+    keepalive_at: u64,
+    retry_at: u64,
+    events: Vec<Event>,
+}
+
+impl Speaker {
+    /// Without a connection, and with nothing to announce.
+    pub fn new(config: SpeakerConfig) -> Self {
+        Speaker {
+            config,
+            state: State::Idle,
+            routes: BTreeSet::new(),
+            told: BTreeSet::new(),
+            input: Vec::new(),
+            output: Vec::new(),
+            closing: false,
+            hold_ns: 0,
+            expires_at: 0,
+            keepalive_at: 0,
+            retry_at: 0,
+            events: Vec::new(),
+        }
+    }
+
+    /// How far the session has come.
+    pub fn state(&self) -> State {
+        self.state
+    }
+
+    /// What is announced from now on. The peer is told what that changes by the next [`poll`](Self::poll).
+    pub fn announce(&mut self, routes: impl IntoIterator<Item = Ipv4Net>) {
+        self.routes = routes.into_iter().map(|net| net.trunc()).collect();
+    }
+
+    /// What the peer was told, and not told otherwise since.
+    pub fn announced(&self) -> impl Iterator<Item = Ipv4Net> + '_ {
+        self.told.iter().copied()
+    }
+
+    /// Whether a connection is to be opened now.
+    pub fn wants_connection(&self, now: u64) -> bool {
+        self.state == State::Idle && !self.closing && now >= self.retry_at
+    }
+
+    /// A connection is being opened: should it fail, the next one waits a while.
+    pub fn connecting(&mut self, now: u64) {
+        self.retry_at = now.saturating_add(RETRY_NS);
+    }
+
+    /// There is a connection.
+    pub fn connected(&mut self, now: u64) {
+        let SpeakerConfig { asn, router_id, hold_s, .. } = self.config;
+        self.reset();
+        self.state = State::OpenSent;
+        self.expires_at = now.saturating_add(OPEN_NS);
+        self.send(&Message::Open(OpenMessage {
+            version: 4,
+            my_as: u16::try_from(asn).unwrap_or(AS_TRANS),
+            hold_time: hold_s.max(3),
+            bgp_identifier: router_id,
+            // Without graceful restart (RFC 4724): a pod that is gone forwards nothing.
+            capabilities: vec![
+                Capability::MultiProtocol { afi: Afi::Ipv4, safi: Safi::Unicast },
+                Capability::RouteRefresh,
+                Capability::FourOctetAs { asn },
+            ],
+        }));
+    }
+
+    /// The connection is gone.
+    pub fn closed(&mut self, now: u64, why: &str) {
+        if self.state != State::Idle {
+            self.down(now, why.to_owned());
+        }
+        self.reset();
+    }
+
+    /// Bytes have come over the connection.
+    pub fn received(&mut self, now: u64, bytes: &[u8]) {
+        if self.state == State::Idle || self.closing {
+            return;
+        }
+        self.input.extend_from_slice(bytes);
+        loop {
+            let len = match peek_message_length(&self.input, MAX_MESSAGE_LEN) {
+                Ok(Some(len)) if self.input.len() >= usize::from(len) => usize::from(len),
+                Ok(_) => return,
+                Err(error) => {
+                    return self.refuse(now, NotificationCode::MessageHeader, 0, format!("a bad header: {error}"));
+                }
+            };
+            let mut message = Bytes::from(self.input.drain(..len).collect::<Vec<_>>());
+            match decode_message(&mut message, MAX_MESSAGE_LEN) {
+                Ok(message) => self.on_message(now, message),
+                Err(error) if self.state == State::OpenSent => {
+                    self.refuse(now, NotificationCode::OpenMessage, 0, format!("a bad OPEN: {error}"));
+                }
+                Err(error) => self.refuse(now, NotificationCode::MessageHeader, 0, format!("a bad message: {error}")),
+            }
+            if self.closing || self.state == State::Idle {
+                return;
+            }
+        }
+    }
+
+    /// Does what is due. To be called at least every quarter of a second, and after each [`announce`](Self::announce).
+    pub fn poll(&mut self, now: u64) {
+        match self.state {
+            State::Idle => return,
+            _ if self.closing => return,
+            _ if self.expires_at > 0 && now >= self.expires_at => {
+                return self.refuse(now, NotificationCode::HoldTimerExpired, 0, "the peer is silent".to_owned());
+            }
+            State::OpenSent => return,
+            State::OpenConfirm | State::Established => {}
+        }
+        if self.hold_ns > 0 && now >= self.keepalive_at {
+            self.keepalive_at = now.saturating_add(self.hold_ns / 3);
+            self.send(&Message::Keepalive);
+        }
+        if self.state == State::Established && self.told != self.routes {
+            self.tell();
+        }
+    }
+
+    /// Ends the session: routes go with it at once.
+    pub fn shut_down(&mut self, now: u64) {
+        if self.state != State::Idle {
+            self.refuse(now, NotificationCode::Cease, SHUTDOWN, "shut down".to_owned());
+        }
+        self.closing = true;
+    }
+
+    /// What is to be sent; the caller takes from its front what it has sent.
+    pub fn output(&mut self) -> &mut Vec<u8> {
+        &mut self.output
+    }
+
+    /// Whether the connection is to be closed when all output is sent.
+    pub fn is_closing(&self) -> bool {
+        self.closing
+    }
+
+    /// What happened since the last call.
+    pub fn events(&mut self) -> impl Iterator<Item = Event> + '_ {
+        self.events.drain(..)
+    }
+
+    fn on_message(&mut self, now: u64, message: Message) {
+        self.expires_at = if self.hold_ns > 0 { now.saturating_add(self.hold_ns) } else { 0 };
+        match (self.state, message) {
+            (_, Message::Notification(told)) => {
+                self.down(now, format!("the peer says {}, subcode {}", told.code, told.subcode));
+                self.output.clear();
+                self.closing = true;
+            }
+            (State::OpenSent, Message::Open(open)) => self.on_open(now, &open),
+            (State::OpenConfirm, Message::Keepalive) => {
+                self.state = State::Established;
+                self.events.push(Event::Up);
+            }
+            (State::Established, Message::Keepalive | Message::Update(_)) => {}
+            // All of it again (RFC 2918).
+            (State::Established, Message::RouteRefresh(_)) => self.told.clear(),
+            (state, message) => {
+                let what = format!("{message} while {state:?}");
+                self.refuse(now, NotificationCode::FsmError, 0, what);
+            }
+        }
+    }
+
+    fn on_open(&mut self, now: u64, open: &OpenMessage) {
+        // RFC 4271, section 6.2.
+        const BAD_PEER_AS: u8 = 2;
+        const BAD_IDENTIFIER: u8 = 3;
+        const BAD_HOLD_TIME: u8 = 6;
+        let (asn, id) = (open.four_byte_as(), open.bgp_identifier);
+        let bad = if asn != self.config.asn {
+            Some((BAD_PEER_AS, format!("the peer is in AS {asn}, and not {}", self.config.asn)))
+        } else if id.is_unspecified() || id == self.config.router_id {
+            Some((BAD_IDENTIFIER, format!("the peer's identifier is {id}")))
+        } else if [1, 2].contains(&open.hold_time) {
+            Some((BAD_HOLD_TIME, format!("a hold time of {} s", open.hold_time)))
+        } else {
+            None
+        };
+        if let Some((subcode, what)) = bad {
+            return self.refuse(now, NotificationCode::OpenMessage, subcode, what);
+        }
+        self.hold_ns = u64::from(open.hold_time.min(self.config.hold_s.max(3))) * S;
+        self.expires_at = if self.hold_ns > 0 { now.saturating_add(self.hold_ns) } else { 0 };
+        self.keepalive_at = now.saturating_add(self.hold_ns / 3);
+        self.state = State::OpenConfirm;
+        self.send(&Message::Keepalive);
+    }
+
+    /// Tells the peer what has changed.
+    fn tell(&mut self) {
+        let entry = |net: &Ipv4Net| Ipv4NlriEntry { path_id: 0, prefix: Ipv4Prefix::new(net.addr(), net.prefix_len()) };
+        let gone: Vec<_> = self.told.difference(&self.routes).map(entry).collect();
+        let new: Vec<_> = self.routes.difference(&self.told).map(entry).collect();
+        let attributes = [
+            PathAttribute::Origin(Origin::Igp),
+            PathAttribute::AsPath(AsPath { segments: Vec::new() }),
+            PathAttribute::NextHop(self.config.next_hop),
+            PathAttribute::LocalPref(LOCAL_PREF),
+        ];
+        let withdrawn = gone.chunks(PREFIXES).map(|gone| (&[][..], gone, &[][..]));
+        let updates = withdrawn.chain(new.chunks(PREFIXES).map(|new| (new, &[][..], &attributes[..])));
+        for (new, gone, attributes) in updates {
+            let update = UpdateMessage::try_build(new, gone, attributes, true, false, Ipv4UnicastMode::Body);
+            if let Ok(update) = update {
+                self.send(&Message::Update(update));
+            }
+        }
+        self.told = self.routes.clone();
+    }
+
+    /// Tells the peer why, and ends the session.
+    fn refuse(&mut self, now: u64, code: NotificationCode, subcode: u8, what: String) {
+        self.send(&Message::Notification(NotificationMessage::new(code, subcode, Bytes::new())));
+        self.closing = true;
+        self.down(now, what);
+    }
+
+    fn down(&mut self, now: u64, why: String) {
+        self.state = State::Idle;
+        self.told.clear();
+        self.retry_at = now.saturating_add(RETRY_NS);
+        self.events.push(Event::Down(why));
+    }
+
+    fn reset(&mut self) {
+        self.state = State::Idle;
+        self.input.clear();
+        self.output.clear();
+        self.told.clear();
+        self.closing = false;
+        self.hold_ns = 0;
+        self.expires_at = 0;
+    }
+
+    fn send(&mut self, message: &Message) {
+        // What this end makes is always short enough.
+        if let Ok(bytes) = encode_message(message) {
+            self.output.extend_from_slice(&bytes);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn speaker(last: u8, asn: u32) -> Speaker {
+        let address = Ipv4Addr::new(10, 1, 0, last);
+        Speaker::new(SpeakerConfig { asn, router_id: address, next_hop: address, hold_s: 3 })
+    }
+
+    /// What each says goes to the other one, until both are silent.
+    fn exchange(now: u64, a: &mut Speaker, b: &mut Speaker) {
+        for _ in 0..20 {
+            let (from_a, from_b) = (std::mem::take(a.output()), std::mem::take(b.output()));
+            b.received(now, &from_a);
+            a.received(now, &from_b);
+        }
+    }
+
+    fn established() -> (Speaker, Speaker) {
+        let (mut a, mut b) = (speaker(11, 64_512), speaker(2, 64_512));
+        assert!(a.wants_connection(0));
+        a.connected(0);
+        b.connected(0);
+        exchange(0, &mut a, &mut b);
+        assert_eq!((a.state(), b.state()), (State::Established, State::Established));
+        assert_eq!(a.events().collect::<Vec<_>>(), [Event::Up]);
+        (a, b)
+    }
+
+    fn nets(texts: &[&str]) -> Vec<Ipv4Net> {
+        texts.iter().map(|text| text.parse().unwrap()).collect()
+    }
+
+    /// The next UPDATE of a speaker: announced with their next hop, and withdrawn.
+    fn update(speaker: &mut Speaker) -> (Vec<String>, Vec<String>, Option<Ipv4Addr>) {
+        let bytes = std::mem::take(speaker.output());
+        let mut bytes = Bytes::from(bytes);
+        let Message::Update(update) = decode_message(&mut bytes, MAX_MESSAGE_LEN).unwrap() else { panic!() };
+        assert!(bytes.is_empty());
+        let parsed = update.parse(true, false, &[]).unwrap();
+        let texts = |list: &[Ipv4NlriEntry]| list.iter().map(|entry| entry.prefix.to_string()).collect();
+        let hop = parsed.attributes.iter().find_map(|attribute| match attribute {
+            PathAttribute::NextHop(hop) => Some(*hop),
+            _ => None,
+        });
+        (texts(&parsed.announced), texts(&parsed.withdrawn), hop)
+    }
+
+    #[test]
+    fn the_peer_is_told_what_changes() {
+        let (mut a, _) = established();
+        a.announce(nets(&["10.0.0.1/32", "203.0.113.7/24"]));
+        a.poll(1);
+        let (announced, withdrawn, hop) = update(&mut a);
+        assert_eq!((announced, withdrawn.len()), (vec!["10.0.0.1/32".to_owned(), "203.0.113.0/24".to_owned()], 0));
+        assert_eq!(hop, Some([10, 1, 0, 11].into()));
+        a.poll(2);
+        assert!(a.output().is_empty(), "it has been told");
+        a.announce(nets(&["203.0.113.0/24"]));
+        a.poll(3);
+        let (announced, withdrawn, _) = update(&mut a);
+        assert_eq!((announced.len(), withdrawn), (0, vec!["10.0.0.1/32".to_owned()]));
+        assert_eq!(a.announced().collect::<Vec<_>>(), nets(&["203.0.113.0/24"]));
+    }
+
+    #[test]
+    fn a_silent_peer_is_given_up() {
+        let (mut a, mut b) = established();
+        for tenth in 1..=60 {
+            let now = tenth * S / 10;
+            a.poll(now);
+            b.poll(now);
+            exchange(now, &mut a, &mut b);
+        }
+        assert_eq!(a.state(), State::Established, "each has said that it is there");
+        a.poll(6 * S + 2 * S);
+        assert_eq!(a.state(), State::Established);
+        a.poll(6 * S + 3 * S);
+        assert_eq!((a.state(), a.is_closing()), (State::Idle, true));
+        assert_eq!(a.events().last(), Some(Event::Down("the peer is silent".to_owned())));
+        assert!(!a.wants_connection(9 * S), "the connection is still there");
+        a.closed(9 * S, "closed");
+        assert!(!a.wants_connection(9 * S) && a.wants_connection(10 * S));
+        // And again from the start.
+        a.announce(nets(&["10.0.0.1/32"]));
+        a.connected(10 * S);
+        b.closed(10 * S, "closed");
+        b.connected(10 * S);
+        exchange(10 * S, &mut a, &mut b);
+        a.poll(10 * S);
+        assert_eq!(update(&mut a).0, ["10.0.0.1/32"]);
+    }
+
+    #[test]
+    fn peers_that_do_not_fit() {
+        for (id, asn, hold_s, text) in [
+            (2, 64_513, 3, "the peer is in AS 64513, and not 64512"),
+            (11, 64_512, 3, "the peer's identifier is 10.1.0.11"),
+            (2, 64_512, 1, "a hold time of 1 s"),
+        ] {
+            let mut a = speaker(11, 64_512);
+            a.connected(0);
+            a.output().clear();
+            let open = OpenMessage {
+                version: 4,
+                my_as: asn as u16,
+                hold_time: hold_s,
+                bgp_identifier: [10, 1, 0, id].into(),
+                capabilities: Vec::new(),
+            };
+            a.received(0, &encode_message(&Message::Open(open)).unwrap());
+            assert_eq!(a.events().collect::<Vec<_>>(), [Event::Down(text.to_owned())]);
+            assert!(a.is_closing() && !a.output().is_empty());
+        }
+        let (mut a, mut b) = established();
+        b.shut_down(1);
+        exchange(1, &mut a, &mut b);
+        let told = a.events().last();
+        assert!(matches!(&told, Some(Event::Down(why)) if why.contains("subcode 2")), "{told:?}");
+        assert!(!b.wants_connection(100 * S), "it was shut down");
+    }
+
+    #[test]
+    fn a_refresh_brings_all_routes_again() {
+        let (mut a, _) = established();
+        a.announce(nets(&["10.0.0.1/32"]));
+        a.poll(1);
+        a.output().clear();
+        let mut refresh = vec![0xff; 16];
+        refresh.extend([0, 23, 5, 0, 1, 0, 1]);
+        a.received(2, &refresh);
+        a.poll(2);
+        assert_eq!(update(&mut a).0, ["10.0.0.1/32"]);
+    }
+
+    proptest! {
+        /// Whatever a peer says, in whatever pieces: the memory is bounded, and nothing panics.
+        #[test]
+        fn hostile_peers(pieces in proptest::collection::vec((0u8..4, proptest::collection::vec(any::<u8>(), 0..300)), 0..60)) {
+            let (mut a, _) = established();
+            for (kind, bytes) in pieces {
+                let mut message = vec![0xff; 16];
+                if kind > 0 {
+                    message.extend(((bytes.len() + 19) as u16).to_be_bytes());
+                    message.push(kind);
+                }
+                message.extend(bytes);
+                a.received(5, &message);
+                a.poll(5);
+                prop_assert!(a.input.len() <= 2 * usize::from(MAX_MESSAGE_LEN) && a.output.len() < 100_000);
+                if a.is_closing() {
+                    a.closed(5, "closed");
+                    a.connected(5);
+                }
+            }
+        }
+    }
+}
