@@ -6,7 +6,7 @@ TARGET := $(or $(CARGO_TARGET_DIR),target)
 LAB := $(SUDO) $(TARGET)/release/bifrost-lab
 OUT ?= out
 
-.PHONY: help packages build demo demo-rdma demo-gateway demo-fleet test bench cost cost-accept studies swarm fuzz prove miri deb try-guide clean-lab
+.PHONY: help packages build demo demo-rdma demo-gateway demo-fleet test bench cost cost-accept studies swarm fuzz prove miri deb gw-image try-guide clean-lab
 
 help:
 	@echo "make demo       build three programs, compare Redis over three networks while packets are lost: five minutes"
@@ -19,6 +19,7 @@ help:
 	@echo "make studies    questions about the transport, many simulated worlds each: plots and bars (docs/STUDIES.md)"
 	@echo "make build      release build"
 	@echo "make deb        the Debian packages, in $(OUT)"
+	@echo "make gw-image   the OCI image of a gateway pod, localhost/bifrost-gw, by Podman (docs/GATEWAY.md)"
 	@echo "make try-guide  the operator's guide, step by step on two clean, emulated machines (minutes)"
 	@echo "make swarm      random worlds, a million unless SEEDS=n says otherwise; goes on where it was stopped"
 	@echo "make fuzz       every fuzz target for a minute, guided by coverage; SECONDS=n for longer"
@@ -96,6 +97,11 @@ deb:
 	@rm -f $(OUT)/bifrost_*.deb $(OUT)/libbifrost-rdm*.deb $(OUT)/libnccl-net-bifrost_*.deb
 	@OUT=$(OUT) scripts/build-deb.sh
 	@OUT=$(OUT) scripts/try-library-debs.sh
+
+gw-image:
+	@command -v podman >/dev/null || $(SUDO) apt-get install -y -qq --no-install-recommends podman runc
+	cargo build --release --locked -p bifrost-gatewayd --bin bifrost-gw
+	$(SUDO) scripts/gw-image.sh $(TARGET)/release/bifrost-gw
 
 try-guide: packages deb
 	@{ command -v debootstrap && command -v ssh; } >/dev/null || $(SUDO) apt-get install -y -qq --no-install-recommends debootstrap openssh-client

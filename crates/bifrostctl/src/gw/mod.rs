@@ -1,5 +1,6 @@
 //! `bifrostctl gw`: looks into a gateway, which is `bifrost-nicd` and a pod behind it.
 
+mod frr;
 mod pod;
 mod template;
 
@@ -32,6 +33,8 @@ Examples:
   bifrostctl gw pod create vpc-1 --template vpc.toml --cpus 2-3
       one more pod, in a container; `list` shows all, `delete` removes one
   bifrostctl gw pod scale vpc 4 --template vpc.toml    four pods: vpc-1, vpc-2 and so on
+  bifrostctl gw bgp config proxy --asn 64512 --proxy 10.1.0.2 --pods 10.1.0.0/24 --switch-asn 65000 --switch 10.1.0.254 --vips 10.0.0.0/24
+      FRR's configuration of the proxy through which pods announce themselves
   bifrostctl gw queues                                 how full the order queues are, timeouts, what left out of order
   bifrostctl gw limiter                                who is limited, and who sends most
   bifrostctl gw hosts                                  hosts that use the reliable transport: connections, repairs, paths
@@ -68,6 +71,9 @@ enum GwCommand {
     /// A pod is a container of Podman, with processors and memory of its own, and an entry of bifrost-nicd, which gives it queues, order queues and a limiter of its own. Which
     /// pods there are is what these two say.
     Pod(pod::PodArgs),
+    /// BGP between pods, the proxy of their server, and the switch
+    #[command(subcommand)]
+    Bgp(frr::BgpCommand),
     /// The order queues: depth, timeouts, packets that left late, aliases, drops
     ///
     /// A timeout is a packet whose place was given up: it took longer than `timeout_us`. `LATE` are those that came back after
@@ -175,6 +181,7 @@ pub(crate) fn run(args: GwArgs, out: Output) -> Result<(), Failure> {
     match args.command {
         GwCommand::Pods => out.print(&pipeline(&args.nicd)?.pods, |pods| self::pods(pods)),
         GwCommand::Pod(pod) => pod::run(pod, &args.nicd, out),
+        GwCommand::Bgp(command) => out.print(&command.text(), |text| text.trim_end().to_owned()),
         GwCommand::Queues => out.print(&pipeline(&args.nicd)?.pods, |pods| queues(pods)),
         GwCommand::Limiter => out.print(&pipeline(&args.nicd)?.pods, |pods| limiter(pods)),
         GwCommand::Hosts => out.print(&transports(pipeline(&args.nicd)?.pods), hosts),

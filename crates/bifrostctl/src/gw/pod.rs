@@ -1,5 +1,7 @@
 //! `bifrostctl gw pod`: pods in containers of Podman. Which pods there are is what Podman and `bifrost-nicd` say; nothing else is kept.
 
+mod migrate;
+
 use std::collections::BTreeMap;
 use std::fs;
 use std::io;
@@ -53,6 +55,13 @@ enum PodCommand {
     List,
     /// Have COUNT pods of a service, named SERVICE-1, SERVICE-2 and so on: create those that are missing, or delete the last ones
     Scale(ScaleArgs),
+    /// Have a pod withdraw what it announces by BGP, and wait until nothing comes to it any more; it goes on forwarding
+    Drain(DrainArgs),
+    /// Replace a pod by a new one without losing a packet: create the new one, watch it for a while, drain the old one, delete it
+    ///
+    /// Both announce the same addresses in the meantime. If the new pod does not announce what the old one does, or stops doing so while it is watched, it is deleted, and the old
+    /// one stays as it was. Sessions of translation are a pod's own and do not move.
+    Migrate(MigrateArgs),
     /// Stop a pod's container, and take the pod out of the pipeline. Other pods lose nothing by it; what is under way in this one is lost
     Delete(DeleteArgs),
 }
@@ -79,6 +88,32 @@ struct ScaleArgs {
     /// What the service's pods have in common
     #[arg(long, value_name = "FILE")]
     template: PathBuf,
+}
+
+#[derive(Debug, Args)]
+struct DrainArgs {
+    /// Its name
+    name: String,
+    /// Announce again
+    #[arg(long)]
+    undo: bool,
+}
+
+#[derive(Debug, Args)]
+struct MigrateArgs {
+    /// The old pod
+    from: String,
+    /// The new pod's name
+    to: String,
+    /// What both have in common
+    #[arg(long, value_name = "FILE")]
+    template: PathBuf,
+    /// The processors of the new pod's container
+    #[arg(long, value_name = "LIST")]
+    cpus: Option<String>,
+    /// How long the new pod is watched before the old one withdraws
+    #[arg(long, value_name = "SECONDS", default_value_t = 30, value_parser = clap::value_parser!(u16).range(0..=3600))]
+    watch_seconds: u16,
 }
 
 #[derive(Debug, Args)]
@@ -111,6 +146,8 @@ struct Container {
 #[derive(Debug, Default, Serialize)]
 struct Done {
     created: Vec<Created>,
+    drained: Vec<String>,
+    announcing: Vec<String>,
     deleted: Vec<String>,
 }
 
@@ -144,6 +181,20 @@ pub(crate) fn run(args: PodArgs, nicd: &Path, out: Output) -> Result<(), Failure
                 done.deleted.push(name);
             }
         }
+        PodCommand::Drain(DrainArgs { name, undo: true }) => {
+            site.announce(&name)?;
+            done.announcing.push(name);
+        }
+        PodCommand::Drain(DrainArgs { name, undo: false }) => {
+            site.drain(&name)?;
+            done.drained.push(name);
+        }
+        PodCommand::Migrate(MigrateArgs { from, to, template, cpus, watch_seconds }) => {
+            let watch = Duration::from_secs(watch_seconds.into());
+            done.created.push(site.migrate(&from, &to, &read(&template)?, cpus.as_deref(), watch)?);
+            done.drained.push(from.clone());
+            done.deleted.push(from);
+        }
         PodCommand::Delete(DeleteArgs { name }) => {
             site.delete(&name)?;
             done.deleted.push(name);
@@ -151,8 +202,10 @@ pub(crate) fn run(args: PodArgs, nicd: &Path, out: Output) -> Result<(), Failure
     }
     out.print(&done, |done| {
         let created = done.created.iter().map(|pod| format!("{} is connected after {} ms", pod.name, pod.took_ms));
+        let drained = done.drained.iter().map(|name| format!("{name} is drained: nothing comes any more"));
+        let announcing = done.announcing.iter().map(|name| format!("{name} announces its addresses again"));
         let deleted = done.deleted.iter().map(|name| format!("{name} is deleted"));
-        let lines: Vec<_> = created.chain(deleted).collect();
+        let lines: Vec<_> = created.chain(announcing).chain(drained).chain(deleted).collect();
         if lines.is_empty() { "nothing to do".to_owned() } else { lines.join("\n") }
     })
 }
@@ -227,14 +280,7 @@ impl Site {
     }
 
     fn delete(&self, name: &str) -> Result<(), Failure> {
-        check_name(name)?;
-        if !self.rows()?.iter().any(|row| row.name == name) {
-            return Err(failure(
-                name,
-                "there is no such pod",
-                "`bifrostctl gw pod list` shows those that there are".to_owned(),
-            ));
-        }
+        self.check_exists(name)?;
         self.remove(name)
     }
 
@@ -284,16 +330,17 @@ impl Site {
         })?;
         let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).trim().to_owned();
         if output.status.success() {
-            return Ok(text(&output.stdout));
+            // What a container has logged comes as it was written: to standard error.
+            let logs = arguments.first().is_some_and(|command| command == "logs");
+            return Ok(text(if logs { &output.stderr } else { &output.stdout }));
         }
         let errors = text(&output.stderr);
-        let hint = if errors.contains("no such image") || errors.contains("did not resolve to an alias") {
-            "`make gw-image` builds the image"
-        } else {
-            "the command was: "
+        let no_image = ["image not known", "no such image", "did not resolve to an alias"];
+        let hint = match no_image.iter().any(|text| errors.contains(text)) {
+            true => "`make gw-image` builds the image localhost/bifrost-gw".to_owned(),
+            false => format!("the command was: {shown} {}", arguments.join(" ")),
         };
-        let command = if hint.ends_with(": ") { format!("{shown} {}", arguments.join(" ")) } else { String::new() };
-        Err(failure(&shown, errors, format!("{hint}{command}")))
+        Err(failure(&shown, errors, hint))
     }
 }
 
@@ -312,6 +359,7 @@ fn container(name: &str, template: &Template, cpus: Option<&str>, directory: &Pa
         "--cap-drop=all",
         "--security-opt=no-new-privileges",
         "--pids-limit=1024",
+        "--env=NO_COLOR=1",
     ]
     .map(str::to_owned)
     .to_vec();

@@ -247,6 +247,12 @@ routes = [{ prefix = "192.168.0.0/24", to = "local" }]
     }
 
     #[test]
+    fn the_shipped_template() {
+        let template = Template::parse(include_str!("../../../../packaging/gateway/vpc.toml")).unwrap();
+        assert_eq!(template.pod.links.len(), 4);
+    }
+
+    #[test]
     fn errors_say_where() {
         for (from, to, error) in [
             ("[pod]", "[pods]", "no section [pod]"),

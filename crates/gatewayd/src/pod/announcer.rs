@@ -30,7 +30,8 @@ const QUEUE: usize = 64;
 /// Bytes of each direction of a connection: some messages.
 const BUFFER: usize = 16_384;
 const MTU: usize = 1500;
-const MAX_PEERS: usize = 8;
+/// Proxies of a pod.
+pub(super) const MAX_PEERS: usize = 8;
 
 /// What a pod announces, and to whom.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -334,5 +335,74 @@ impl TxToken for Sending<'_> {
         let result = f(&mut packet);
         self.0.push(packet);
         result
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const OWN: Mac = Mac([2, 0, 0, 0, 0, 11]);
+    const PROXY: Mac = Mac([2, 0, 0, 0, 0, 2]);
+    const MS: u64 = 1_000_000;
+
+    fn announcer() -> Announcer {
+        let settings = BgpSettings {
+            asn: 64_512,
+            peers: vec![[10, 1, 0, 2].into()],
+            routes: vec!["10.0.0.1/32".parse().unwrap()],
+            hold_s: 3,
+            bfd: Some((50_000, 3)),
+            address: [10, 1, 0, 11].into(),
+        };
+        Announcer::new(settings, OWN)
+    }
+
+    fn known(address: IpAddr) -> Option<Mac> {
+        (address == IpAddr::from([10, 1, 0, 2])).then_some(PROXY)
+    }
+
+    /// A datagram of BFD to the pod.
+    fn bfd(from: u8, ttl: u8) -> Vec<u8> {
+        let mut other = Bfd::new(BfdConfig { interval_us: 50_000, multiplier: 3, discriminator: 5 });
+        let packet = other.poll(0).unwrap();
+        let mut packet =
+            bfd_packet([10, 1, 0, from].into(), [10, 1, 0, 11].into(), (50_000, MULTIHOP_BFD_PORT), &packet);
+        packet[8] = ttl;
+        // The header's checksum changes with it.
+        let mut header = ipv4::Header::parse(&packet).unwrap();
+        (header.ttl, header.checksum) = (ttl, 0);
+        packet[..20].copy_from_slice(&header.emit());
+        [&ethernet::Header::new(OWN, PROXY, ethertype::IPV4).emit()[..], &packet].concat()
+    }
+
+    #[test]
+    fn both_protocols_begin_and_say_that_they_are_on_the_link() {
+        let mut announcer = announcer();
+        assert!(announcer.poll(0, true, |_| None).is_empty(), "nobody knows where the proxy is");
+        let frames = announcer.poll(2000 * MS, true, known);
+        let parsed: Vec<_> = frames.iter().map(|frame| parse(frame, frame.len()).unwrap()).collect();
+        let ports: Vec<_> = parsed.iter().map(|packet| (packet.protocol, packet.dst_port)).collect();
+        assert_eq!(ports, [(UDP, BFD_PORT), (TCP, BGP_PORT)]);
+        for (frame, packet) in frames.iter().zip(&parsed) {
+            assert_eq!((packet.dst_mac, packet.src_mac, frame[14 + 8]), (PROXY, OWN, HOP_LIMIT));
+        }
+        assert_eq!((announcer.is_announcing(), announcer.state()[0].announced.len()), (true, 0));
+    }
+
+    #[test]
+    fn who_is_further_away_is_not_heard() {
+        let mut announcer = announcer();
+        let state = |announcer: &Announcer| announcer.state()[0].bfd.clone();
+        for (from, ttl, refused, expected) in [(2, 254, 1, "down"), (3, 255, 1, "down"), (2, 255, 1, "init")] {
+            announcer.on_frame(MS, &bfd(from, ttl));
+            assert_eq!(announcer.refused_hop_limit_packets(), refused);
+            assert_eq!(state(&announcer).as_deref(), Some(expected), "from {from}, {ttl}");
+        }
+        // It answers where the peer wants it.
+        let frames = announcer.poll(2 * MS, true, known);
+        let ports: Vec<_> = frames.iter().map(|frame| parse(frame, frame.len()).unwrap().dst_port).collect();
+        assert!(ports.contains(&MULTIHOP_BFD_PORT), "{ports:?}");
+        (0..1000).for_each(|len| announcer.on_frame(MS, &vec![0x45; len]));
     }
 }

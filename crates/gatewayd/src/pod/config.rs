@@ -1,13 +1,15 @@
 //! The configuration of `bifrost-gw`.
 
+mod bgp;
+
 use std::collections::BTreeMap;
-use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
 
 use bifrost_gateway::{Backends, Host, INTERNET, NatConfig, NextHop, Route, Tables, Tunnel, TunnelKind, Vpc};
 use bifrost_tables::{Classifier, Dir24, Lpm, Pattern, Rate};
 use bifrost_wire::Mac;
-use ipnet::{IpNet, Ipv4Net};
+use ipnet::IpNet;
 use serde::Deserialize;
 use toml::Spanned;
 
@@ -106,29 +108,7 @@ struct File {
     pools: Vec<Pool>,
     #[serde(default)]
     internet: Vec<InternetRoute>,
-    bgp: Option<Bgp>,
-}
-
-#[derive(Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct Bgp {
-    asn: Spanned<u32>,
-    peers: Spanned<Vec<Ipv4Addr>>,
-    announce: Option<Vec<Ipv4Net>>,
-    #[serde(default = "default_hold")]
-    hold_s: Spanned<u16>,
-    bfd: Option<BfdSection>,
-}
-
-#[derive(Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct BfdSection {
-    interval_ms: Spanned<u32>,
-    multiplier: Spanned<u8>,
-}
-
-fn default_hold() -> Spanned<u16> {
-    Spanned::new(0..0, 3)
+    bgp: Option<bgp::Section>,
 }
 
 #[derive(Debug, Deserialize)]
@@ -384,7 +364,8 @@ fn check(file: File, checker: &mut Checker<'_>) -> Option<Config> {
     resolve.extend(tables.next_hops.iter().map(|hop| hop.address));
     resolve.sort_unstable();
     resolve.dedup();
-    let bgp = bgp.as_ref().and_then(|section| check_bgp(section, &gateway, checker));
+    let links = gateway.link_addresses.as_ref().map_or(&[][..], |links| links.get_ref());
+    let bgp = bgp.as_ref().and_then(|section| section.check(links, gateway.addresses.get_ref(), checker));
     Some(Config {
         bgp,
         control: control.socket.into_inner(),
@@ -401,41 +382,6 @@ fn check(file: File, checker: &mut Checker<'_>) -> Option<Config> {
         resolve,
         link_addresses: gateway.link_addresses.map(Spanned::into_inner).unwrap_or_default(),
     })
-}
-
-/// What is announced, and to whom.
-fn check_bgp(section: &Bgp, gateway: &Gateway, checker: &mut Checker<'_>) -> Option<BgpSettings> {
-    let (peers, hold_s) = (section.peers.get_ref(), *section.hold_s.get_ref());
-    if *section.asn.get_ref() == 0 {
-        checker.error(&section.asn, "asn: 0 is not an AS; private ones are 64512 to 65534");
-    }
-    if !(1..=8).contains(&peers.len()) {
-        checker.error(&section.peers, format!("peers: {} of them; a pod has 1 to 8 proxies", peers.len()));
-    }
-    if hold_s < 3 {
-        checker.error(&section.hold_s, format!("hold_s = {hold_s}; 3 to 65535 (RFC 4271, section 4.2)"));
-    }
-    let bfd = section.bfd.as_ref().map(|bfd| {
-        if !(10..=10_000).contains(bfd.interval_ms.get_ref()) {
-            checker.error(&bfd.interval_ms, format!("interval_ms = {}; use 10 to 10000", bfd.interval_ms.get_ref()));
-        }
-        if *bfd.multiplier.get_ref() == 0 {
-            checker.error(&bfd.multiplier, "multiplier = 0; use 1 to 255");
-        }
-        (bfd.interval_ms.get_ref().saturating_mul(1000), *bfd.multiplier.get_ref())
-    });
-    let v4 = |address: &IpAddr| match address {
-        IpAddr::V4(address) => Some(*address),
-        IpAddr::V6(_) => None,
-    };
-    let links = gateway.link_addresses.as_ref().map_or(&[][..], |links| links.get_ref());
-    let Some(address) = links.iter().find_map(v4) else {
-        checker.error(&section.asn, "[bgp] needs an IPv4 address among [gateway] link_addresses: it is the next hop");
-        return None;
-    };
-    let own = gateway.addresses.get_ref().iter().filter_map(v4).map(Ipv4Net::from);
-    let routes = section.announce.clone().unwrap_or_else(|| own.collect());
-    Some(BgpSettings { asn: *section.asn.get_ref(), peers: peers.clone(), routes, hold_s, bfd, address })
 }
 
 /// Sessions of the whole pod.

@@ -514,7 +514,7 @@ fn run(program: &str, dir: &Path, name: &str) -> Child {
     command.spawn().unwrap()
 }
 
-fn ip_udp(source: [u8; 4], destination: [u8; 4], ports: (u16, u16), payload: &[u8]) -> Vec<u8> {
+pub(crate) fn ip_udp(source: [u8; 4], destination: [u8; 4], ports: (u16, u16), payload: &[u8]) -> Vec<u8> {
     let len = (8 + payload.len()) as u16;
     let datagram = udp::Header { source_port: ports.0, destination_port: ports.1, len, checksum: 0 }.emit();
     let header = ipv4::Header {

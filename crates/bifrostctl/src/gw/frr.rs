@@ -1,0 +1,274 @@
+//! Configurations of FRR for a BGP proxy in front of gateway pods, and for the switch behind it (*Albatross*, SIGCOMM'25, section 5).
+//!
+//! Pods come and go; the switch has one session for each proxy. The proxy passes on what pods announce, with their own next hops: it is not on the
+//! way of any packet.
+
+use std::fmt::Write as _;
+use std::net::Ipv4Addr;
+
+use clap::{Args, Subcommand, ValueEnum};
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum BgpCommand {
+    /// Print the configuration of FRR (8.4 and later) for one end of the session between proxy and switch
+    ///
+    /// Both ends get the same options. Pods speak iBGP with the proxy, which passes their addresses on with their own next hops. It prints, and changes nothing:
+    /// `vtysh -f FILE` has FRR read it.
+    Config(BgpConfigArgs),
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct BgpConfigArgs {
+    /// Which end
+    end: BgpEnd,
+    /// The AS of proxy and pods
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    asn: u32,
+    /// The proxy's address on the link, where pods and switch are, too
+    #[arg(long, value_name = "ADDRESS")]
+    proxy: Ipv4Addr,
+    /// The network of the pods' addresses on the link
+    #[arg(long, value_name = "PREFIX", value_parser = Prefix::parse)]
+    pods: Prefix,
+    /// The AS of the switch
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    switch_asn: u32,
+    /// The switch's address on the link
+    #[arg(long, value_name = "ADDRESS")]
+    switch: Ipv4Addr,
+    /// Networks from which pods may announce addresses, comma-separated
+    #[arg(long, value_name = "PREFIX", value_delimiter = ',', required = true, value_parser = Prefix::parse)]
+    vips: Vec<Prefix>,
+    /// Pods that the proxy serves at most
+    #[arg(long, value_name = "N", default_value_t = 64, value_parser = clap::value_parser!(u16).range(1..=4096))]
+    max_pods: u16,
+    /// Addresses that each pod may announce; who announces more is cut off
+    #[arg(long, value_name = "N", default_value_t = 16, value_parser = clap::value_parser!(u16).range(1..))]
+    max_prefixes: u16,
+    /// The interval of BFD; an end that is silent for three of them is given up
+    #[arg(long, value_name = "MS", default_value_t = 50, value_parser = clap::value_parser!(u16).range(10..))]
+    bfd_ms: u16,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+pub(crate) enum BgpEnd {
+    Proxy,
+    Switch,
+}
+
+impl BgpCommand {
+    /// What is to be printed.
+    pub(crate) fn text(self) -> String {
+        let BgpCommand::Config(args) = self;
+        let BgpConfigArgs { end, asn, proxy, pods, switch_asn, switch, vips, max_pods, max_prefixes, bfd_ms } = args;
+        let site = Site { asn, proxy, pods, switch_asn, switch, vips, max_pods, max_prefixes, bfd_ms };
+        match end {
+            BgpEnd::Proxy => self::proxy(&site),
+            BgpEnd::Switch => self::switch(&site),
+        }
+    }
+}
+
+/// A prefix, as it is written: FRR checks it, too.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Prefix {
+    address: Ipv4Addr,
+    len: u8,
+}
+
+/// What both ends of the session between proxy and switch know.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Site {
+    /// The AS of proxy and pods.
+    pub(crate) asn: u32,
+    /// The proxy's address on the link.
+    pub(crate) proxy: Ipv4Addr,
+    /// The network of the pods' addresses on the link.
+    pub(crate) pods: Prefix,
+    pub(crate) switch_asn: u32,
+    pub(crate) switch: Ipv4Addr,
+    /// Networks from which addresses may be announced, each as /32.
+    pub(crate) vips: Vec<Prefix>,
+    /// Pods that a proxy serves at most.
+    pub(crate) max_pods: u16,
+    /// Addresses that each pod may announce.
+    pub(crate) max_prefixes: u16,
+    /// The interval of BFD, ms; an end is given up after three.
+    pub(crate) bfd_ms: u16,
+}
+
+impl Prefix {
+    /// Reads a prefix such as `10.0.0.0/24`.
+    ///
+    /// # Errors
+    /// It is none.
+    pub(crate) fn parse(text: &str) -> Result<Self, String> {
+        let bad = || format!("{text:?} is not an IPv4 prefix such as 10.0.0.0/24");
+        let (address, len) = text.split_once('/').ok_or_else(bad)?;
+        let (address, len): (Ipv4Addr, u8) = (address.parse().map_err(|_| bad())?, len.parse().map_err(|_| bad())?);
+        if len > 32 {
+            return Err(bad());
+        }
+        let mask = u32::MAX.checked_shl(32 - u32::from(len)).unwrap_or(0);
+        let network = Ipv4Addr::from_bits(address.to_bits() & mask);
+        if network != address {
+            return Err(format!("{text}: bits are set behind the prefix; the network is {network}/{len}"));
+        }
+        Ok(Prefix { address, len })
+    }
+}
+
+impl std::fmt::Display for Prefix {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}/{}", self.address, self.len)
+    }
+}
+
+/// The configuration of the proxy.
+pub(crate) fn proxy(site: &Site) -> String {
+    let Site { asn, proxy, pods, switch_asn, switch, max_pods, max_prefixes, .. } = site;
+    format!(
+        "\
+frr defaults traditional
+!
+! What pods may announce, and the switch may learn; neither proxy nor pods learn anything.
+{filters}!
+router bgp {asn}
+ bgp router-id {proxy}
+ bgp log-neighbor-changes
+ no bgp default ipv4-unicast
+ bgp graceful-restart
+ neighbor pods peer-group
+ neighbor pods remote-as {asn}
+ neighbor pods timers 1 3
+ ! GTSM (RFC 5082): who is further away than the link cannot speak to it.
+ neighbor pods ttl-security hops 1
+ ! A pod that is gone forwards nothing.
+ neighbor pods graceful-restart-disable
+ neighbor pods bfd profile bifrost
+ bgp listen limit {max_pods}
+ bgp listen range {pods} peer-group pods
+ neighbor {switch} remote-as {switch_asn}
+ neighbor {switch} timers 1 3
+ neighbor {switch} timers connect 1
+ neighbor {switch} ttl-security hops 1
+ neighbor {switch} bfd profile bifrost
+ address-family ipv4 unicast
+  neighbor pods activate
+  neighbor pods prefix-list vips in
+  neighbor pods prefix-list none out
+  neighbor pods maximum-prefix {max_prefixes}
+  neighbor {switch} activate
+  neighbor {switch} prefix-list none in
+  neighbor {switch} prefix-list vips out
+  ! Packets go to the pods themselves, and to all that announce an address.
+  neighbor {switch} attribute-unchanged next-hop
+  neighbor {switch} addpath-tx-all-paths
+ exit-address-family
+exit
+!
+{bfd}",
+        filters = filters(site),
+        bfd = bfd(site),
+    )
+}
+
+/// The configuration of the switch, as far as it concerns this proxy.
+pub(crate) fn switch(site: &Site) -> String {
+    let Site { asn, proxy, switch_asn, switch, max_pods, max_prefixes, .. } = site;
+    let all = u32::from(*max_pods) * u32::from(*max_prefixes);
+    format!(
+        "\
+frr defaults traditional
+!
+{filters}!
+router bgp {switch_asn}
+ bgp router-id {switch}
+ bgp log-neighbor-changes
+ no bgp default ipv4-unicast
+ ! While a proxy starts again, packets go on to its pods.
+ bgp graceful-restart
+ bgp bestpath as-path multipath-relax
+ neighbor {proxy} remote-as {asn}
+ neighbor {proxy} timers 1 3
+ neighbor {proxy} timers connect 1
+ neighbor {proxy} ttl-security hops 1
+ neighbor {proxy} bfd profile bifrost
+ address-family ipv4 unicast
+  maximum-paths 64
+  neighbor {proxy} activate
+  neighbor {proxy} prefix-list vips in
+  neighbor {proxy} prefix-list none out
+  neighbor {proxy} maximum-prefix {all}
+ exit-address-family
+exit
+!
+{bfd}",
+        filters = filters(site),
+        bfd = bfd(site),
+    )
+}
+
+fn filters(site: &Site) -> String {
+    let mut text = String::new();
+    for (number, prefix) in (1..).zip(&site.vips) {
+        // Nothing shorter: a pod that announces a network would get what is for others.
+        let longer = if prefix.len < 32 { " ge 32" } else { "" };
+        // Writing to a string cannot fail.
+        let _ = writeln!(text, "ip prefix-list vips seq {} permit {prefix}{longer}", 5 * number);
+    }
+    text.push_str("ip prefix-list none seq 5 deny any\n");
+    text
+}
+
+/// Behind `router bgp`: in front of it, FRR 8 would have the neighbours' sessions without their profile.
+fn bfd(site: &Site) -> String {
+    let ms = site.bfd_ms;
+    format!(
+        "bfd\n profile bifrost\n  detect-multiplier 3\n  receive-interval {ms}\n  transmit-interval {ms}\n exit\nexit\n"
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn site() -> Site {
+        Site {
+            asn: 64_512,
+            proxy: [10, 1, 0, 2].into(),
+            pods: Prefix::parse("10.1.0.0/24").unwrap(),
+            switch_asn: 65_000,
+            switch: [10, 1, 0, 254].into(),
+            vips: ["10.0.0.0/24", "203.0.113.7/32"].map(|text| Prefix::parse(text).unwrap()).to_vec(),
+            max_pods: 64,
+            max_prefixes: 16,
+            bfd_ms: 50,
+        }
+    }
+
+    #[test]
+    fn configurations_are_as_they_were_tried() {
+        for (text, file, golden) in [
+            (proxy(&site()), "proxy.conf", include_str!("golden/proxy.conf")),
+            (switch(&site()), "switch.conf", include_str!("golden/switch.conf")),
+        ] {
+            if std::env::var_os("BIFROST_WRITE_DOCS").is_some() {
+                let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("src/gw/golden").join(file);
+                std::fs::write(path, &text).unwrap();
+            } else {
+                assert_eq!(text, golden, "{file}; BIFROST_WRITE_DOCS=1 writes it again");
+            }
+        }
+    }
+
+    #[test]
+    fn prefixes() {
+        for good in ["10.0.0.0/24", "0.0.0.0/0", "1.2.3.4/32"] {
+            assert_eq!(Prefix::parse(good).unwrap().to_string(), good);
+        }
+        for bad in ["10.0.0.0", "10.0.0.1/24", "10.0.0.0/33", "fd00::/8", "/8", "a/b"] {
+            assert!(Prefix::parse(bad).is_err(), "{bad}");
+        }
+    }
+}
