@@ -467,7 +467,9 @@ mod tests {
     proptest! {
         /// Whatever a peer says, in whatever pieces: the memory is bounded, and nothing panics.
         #[test]
-        fn hostile_peers(pieces in proptest::collection::vec((0u8..4, proptest::collection::vec(any::<u8>(), 0..300)), 0..60)) {
+        fn hostile_peers(
+            pieces in proptest::collection::vec((0u8..4, proptest::collection::vec(any::<u8>(), 0..300)), 0..60),
+        ) {
             let (mut a, _) = established();
             for (kind, bytes) in pieces {
                 let mut message = vec![0xff; 16];

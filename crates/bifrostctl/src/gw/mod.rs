@@ -33,8 +33,9 @@ Examples:
   bifrostctl gw pod create vpc-1 --template vpc.toml --cpus 2-3
       one more pod, in a container; `list` shows all, `delete` removes one
   bifrostctl gw pod scale vpc 4 --template vpc.toml    four pods: vpc-1, vpc-2 and so on
-  bifrostctl gw bgp config proxy --asn 64512 --proxy 10.1.0.2 --pods 10.1.0.0/24 --switch-asn 65000 --switch 10.1.0.254 --vips 10.0.0.0/24
-      FRR's configuration of the proxy through which pods announce themselves
+  bifrostctl gw bgp config proxy --asn 64512 --proxy 10.1.0.2 --pods 10.1.0.0/24 --vips 10.0.0.0/24 \\
+      --switch-asn 65000 --switch 10.1.0.254
+      FRR's configuration of the proxy through which pods announce themselves; `config switch` is the other end
   bifrostctl gw queues                                 how full the order queues are, timeouts, what left out of order
   bifrostctl gw limiter                                who is limited, and who sends most
   bifrostctl gw hosts                                  hosts that use the reliable transport: connections, repairs, paths

@@ -59,9 +59,12 @@ mod tests {
         let counts = [Counts::default(), Counts::default()];
         let router = IpAddr::from([10, 1, 0, 254]);
         let mut health = Health::new(counts.to_vec(), Some(router));
-        let turn = |worker: usize, turns| drop(counts[worker].lock().unwrap().insert("turns".into(), turns));
+        let turn = |worker: usize, turns| {
+            counts[worker].lock().unwrap().insert("turns".into(), turns);
+        };
         assert!(!health.check(0, |_| true), "no worker has begun");
-        (turn(0, 1), turn(1, 1));
+        turn(0, 1);
+        turn(1, 1);
         assert!(!health.check(100 * MS, |_| false) && health.check(100 * MS, |address| address == router));
         turn(0, 2);
         assert!(health.check(1000 * MS, |_| true));

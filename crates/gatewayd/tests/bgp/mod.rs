@@ -185,7 +185,8 @@ impl Site {
 
     fn start_nicd(&mut self) {
         let text = format!(
-            "pods_directory = {:?}\ncontrol = {{ socket = {:?} }}\ndevice = {{ name = \"gw0\", mtu = 1600, mode = \"packet\", frames = 4096 }}\n",
+            "pods_directory = {:?}\ncontrol = {{ socket = {:?} }}\n\
+             device = {{ name = \"gw0\", mtu = 1600, mode = \"packet\", frames = 4096 }}\n",
             self.path("nicd-pods"),
             self.path("nicd.sock")
         );
