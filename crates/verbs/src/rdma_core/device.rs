@@ -45,9 +45,6 @@ pub(super) fn gid(address: IpAddr) -> Gid {
 impl Port {
     /// Opens the device that has `address` for RoCE v2.
     pub(super) fn open(functions: &'static Functions, address: IpAddr) -> Result<Self, OpenError> {
-        if !is_any() {
-            return Err(OpenError::NoDevice);
-        }
         let mut count = 0;
         // SAFETY: `count` lives as long as the call.
         let list = unsafe { (functions.get_device_list)(&raw mut count) };
