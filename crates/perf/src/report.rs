@@ -46,7 +46,10 @@ pub(crate) struct Engine {
     pub(crate) timeouts: u64,
     pub(crate) lane_flips: u64,
     pub(crate) switches: u64,
+    /// Packets sent in a system call; with an RDMA NIC requests posted at once.
     pub(crate) packets_per_call: f64,
+    /// Whether an RDMA NIC is used.
+    pub(crate) verbs: bool,
 }
 
 impl Engine {
@@ -65,7 +68,11 @@ impl Engine {
             timeouts: counters.timeouts,
             lane_flips: counters.lane_flips,
             switches: counters.switches,
-            packets_per_call: nic.sent_packets as f64 / socket.send_calls.max(1) as f64,
+            packets_per_call: match worker.verbs_counters() {
+                Some(nic) => nic.posted_requests as f64 / nic.batches.max(1) as f64,
+                None => nic.sent_packets as f64 / socket.send_calls.max(1) as f64,
+            },
+            verbs: worker.verbs_counters().is_some(),
         })
     }
 }
@@ -117,7 +124,8 @@ impl fmt::Display for Report {
                 e.lane_flips,
                 e.switches
             )?;
-            writeln!(f, "{:.1} packets sent in a system call", e.packets_per_call)?;
+            let what = if e.verbs { "requests posted at once" } else { "packets sent in a system call" };
+            writeln!(f, "{:.1} {what}", e.packets_per_call)?;
         }
         Ok(())
     }

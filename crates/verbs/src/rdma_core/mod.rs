@@ -8,6 +8,7 @@
 //! - packets go to UDP port 4791, so the peer must receive there;
 //! - a path's source port is told to it as a flow label, from which Linux and the drivers compute it;
 //! - requests reach it in batches: [`RdmaCore::transmit`];
+//! - urgent queue pairs have no precedence: that would be a matter of traffic classes;
 //! - times are those of its own clock if it has one for completions, and otherwise the time at which they were polled.
 //!
 //! Connecting asks the kernel for the peer's link-layer address, which takes up to a second if nobody answers.
