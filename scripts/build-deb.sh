@@ -4,7 +4,7 @@
 # `bifrost`; the others are beside it. Needs the Rust toolchain and debhelper.
 #   OUT=DIRECTORY      where the package goes (out)
 #   DEB_VERSION=TEXT   the package's version (that of Cargo.toml)
-#   BIN_DIR=DIRECTORY  take bifrostd, bifrostctl, bifrost-cni, libbifrost_rdm and libnccl_net_bifrost
+#   BIN_DIR=DIRECTORY  take bifrostd, bifrostctl, bifrost-cni, libbifrost_capi and libnccl_net_bifrost
 #                      from there instead of building them
 set -eu
 cd "$(dirname "$0")/.."
@@ -39,9 +39,10 @@ cp "$BIN_DIR/bifrostd" "$BIN_DIR/bifrostctl" "$BIN_DIR/bifrost-cni" "$build"
 "$target/debug/examples/manual" "$build"
 
 multiarch=$(dpkg-architecture -qDEB_HOST_MULTIARCH)
-cp "$BIN_DIR/libbifrost_rdm.so" "$build/libbifrost_rdm.so.0"
+cp "$BIN_DIR/libbifrost_capi.so" "$build/libbifrost_rdm.so.0"
+cp "$BIN_DIR/libbifrost_capi.a" "$build/libbifrost_rdm.a"
 cp "$BIN_DIR/libnccl_net_bifrost.so" "$build/libnccl-net-bifrost.so"
-cp "$BIN_DIR/libbifrost_rdm.a" crates/capi/include/bifrost_rdm.h crates/capi/examples/pingpong.c docs/RDM-LIBRARY.md docs/RDM.md "$build"
+cp crates/capi/include/bifrost_rdm.h crates/capi/examples/pingpong.c docs/RDM-LIBRARY.md docs/RDM.md "$build"
 sed -e "s|@PREFIX@|/usr|; s|@LIBDIR@|/usr/lib/$multiarch|; s|@VERSION@|$version|" crates/capi/bifrost-rdm.pc.in \
     >"$build/bifrost-rdm.pc"
 cat >"$build/debian/changelog" <<END

@@ -746,6 +746,17 @@ bifrost_rdm_status bifrost_rdm_counters(const bifrost_rdm_worker *worker,
                                         size_t size);
 
 /**
+ * Writes all that the worker has counted into text, in the text format that Prometheus reads. It has
+ * room for size bytes; what does not fit is left out, and the last byte is 0. needed, unless it is
+ * null: how much room the whole text needs. With a size of 0 nothing is written, and text may be
+ * null.
+ */
+bifrost_rdm_status bifrost_rdm_statistics(const bifrost_rdm_worker *worker,
+                                          char *text,
+                                          size_t size,
+                                          size_t *needed);
+
+/**
  * Registers len bytes of memory, all 0, for peers to read and write: bifrost_rdm_region_allow
  * lets them in. Peers need nothing of this application but that its worker is polled. Status:
  * RESOURCES.
@@ -1005,6 +1016,17 @@ bifrost_rdm_status bifrost_rdm_due(const bifrost_rdm_worker *worker, uint64_t *d
 bifrost_rdm_status bifrost_rdm_counters(const bifrost_rdm_worker *worker,
                                         bifrost_rdm_counters_data *counters,
                                         size_t size);
+
+/**
+ * Writes all that the worker has counted into text, in the text format that Prometheus reads. It has
+ * room for size bytes; what does not fit is left out, and the last byte is 0. needed, unless it is
+ * null: how much room the whole text needs. With a size of 0 nothing is written, and text may be
+ * null.
+ */
+bifrost_rdm_status bifrost_rdm_statistics(const bifrost_rdm_worker *worker,
+                                          char *text,
+                                          size_t size,
+                                          size_t *needed);
 
 #ifdef __cplusplus
 }  // extern "C"

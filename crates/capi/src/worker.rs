@@ -5,7 +5,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::os::fd::AsRawFd;
 use std::time::Duration;
 
-use bifrost_endpoint::Worker;
+use bifrost_endpoint::{Worker, exposition};
 
 use crate::config::Config;
 use crate::handle::{Shared, WorkerHandle, close, get, give, writable};
@@ -220,6 +220,37 @@ pub unsafe extern "C" fn bifrost_rdm_counters(
         // SAFETY: the caller's.
         unsafe { counters.write(counted) };
         Ok(())
+    })
+}
+
+/// Writes all that the worker has counted into `text`, in the text format that Prometheus reads. It has
+/// room for `size` bytes; what does not fit is left out, and the last byte is 0. `needed`, unless it is
+/// null: how much room the whole text needs. With a size of 0 nothing is written, and `text` may be
+/// null.
+///
+/// # Safety
+/// `worker` must be a worker, `text` writable for `size` bytes, `needed` null or writable.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn bifrost_rdm_statistics(
+    worker: *const WorkerHandle,
+    text: *mut c_char,
+    size: usize,
+    needed: *mut usize,
+) -> Status {
+    run(|| {
+        // SAFETY: the caller's.
+        let worker = unsafe { get(worker, "worker") }?;
+        let counted = exposition(&worker.shared.lock()?.worker.statistics());
+        if !needed.is_null() {
+            // SAFETY: the caller's.
+            unsafe { needed.write(counted.len() + 1) };
+        }
+        if size == 0 {
+            return Ok(());
+        }
+        writable(text)?;
+        // SAFETY: the caller's.
+        unsafe { write_text(&counted, text, size) }
     })
 }
 

@@ -37,8 +37,8 @@ fn compile(directory: &Path, source: impl AsRef<Path>) -> PathBuf {
         fs::create_dir_all(path).unwrap();
     }
     // The linker finds one name, the loader the other one, which the library itself tells.
-    let _ = symlink(built("libbifrost_rdm.so"), link.join("libbifrost_rdm.so"));
-    let _ = symlink(built("libbifrost_rdm.so"), load.join("libbifrost_rdm.so.0"));
+    let _ = symlink(built("libbifrost_capi.so"), link.join("libbifrost_rdm.so"));
+    let _ = symlink(built("libbifrost_capi.so"), load.join("libbifrost_rdm.so.0"));
     let program = directory.join(source.file_stem().unwrap());
     run(Command::new("cc")
         .args(STRICT)
@@ -84,7 +84,7 @@ fn the_static_library_does_without_the_shared_one() {
         .args(STRICT)
         .args([&format!("-I{CRATE}/include"), &format!("{CRATE}/tests/c/checks.c"), "-o"])
         .arg(&program)
-        .arg(built("libbifrost_rdm.a"))
+        .arg(built("libbifrost_capi.a"))
         .args(SYSTEM));
     assert_eq!(run(&mut Command::new(&program)), "as expected\n");
     assert!(!run(Command::new("ldd").arg(&program)).contains("bifrost"));
@@ -98,7 +98,7 @@ fn the_shared_library_exports_what_the_header_declares() {
     let declared: BTreeSet<&str> = { header.split(|c: char| !c.is_ascii_alphanumeric() && c != '_') }
         .filter(|word| header.contains(&format!("{word}(")) && word.starts_with("bifrost_rdm_"))
         .collect();
-    let symbols = run(Command::new("nm").args(["-D", "--defined-only"]).arg(built("libbifrost_rdm.so")));
+    let symbols = run(Command::new("nm").args(["-D", "--defined-only"]).arg(built("libbifrost_capi.so")));
     let exported: BTreeSet<&str> = symbols.lines().filter_map(|line| line.split(' ').nth(2)).collect();
     assert_eq!(exported, declared);
     assert!(exported.len() > 30);

@@ -144,6 +144,7 @@ mod remote;
 mod served;
 mod setup;
 mod slots;
+mod statistics;
 #[cfg(test)]
 mod tests;
 mod wakers;
@@ -166,4 +167,5 @@ pub use regions::Rights;
 pub use remote::RemoteRegion;
 pub use served::AccessCounters;
 pub use setup::Listener;
+pub use statistics::{Statistic, exposition};
 pub use worker::{SETUP_PATIENCE, Worker};

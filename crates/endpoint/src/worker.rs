@@ -26,6 +26,7 @@ use crate::inner::{Inner, LOOK_EVERY};
 use crate::region::Region;
 use crate::served::AccessCounters;
 use crate::setup::{self, Listener, PATIENCE};
+use crate::statistics::{self, Statistic};
 use crate::wakers::Wakers;
 
 /// Looks after the connections of one thread. Clones are the same worker.
@@ -255,6 +256,16 @@ impl Worker {
     #[must_use]
     pub fn nic_counters(&self) -> (bifrost_verbs::Counters, SoftCounters) {
         self.inner.borrow().host.provider().soft_counters()
+    }
+
+    /// All that has been counted, with names, meanings and advice; [`exposition`](crate::exposition) makes a
+    /// text for Prometheus of it.
+    #[must_use]
+    pub fn statistics(&self) -> Vec<Statistic> {
+        let verbs = self.verbs_counters();
+        let (nic, socket) = self.nic_counters();
+        let software = verbs.is_none().then_some((&nic, &socket));
+        statistics::all(&self.counters(), &self.access_counters(), software, verbs.as_ref())
     }
 
     /// What has been counted about the RDMA NIC, if one is used.

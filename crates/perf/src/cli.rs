@@ -1,6 +1,7 @@
 //! The command line: option names are perftest's, where there is one.
 
 use std::net::{IpAddr, Ipv6Addr, SocketAddr, ToSocketAddrs};
+use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
@@ -8,7 +9,7 @@ use bifrost_endpoint::{Choice, Order, Service, Worker, WorkerConfig};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
 use crate::plan::{Plan, Test};
-use crate::{bandwidth, latency, server, tcp};
+use crate::{bandwidth, latency, server, stats, tcp};
 
 /// Measures bandwidth and latency of messages between two hosts.
 ///
@@ -81,7 +82,7 @@ struct ClientArgs {
     json: bool,
 }
 
-#[derive(Clone, Copy, Debug, Args)]
+#[derive(Clone, Debug, Args)]
 struct Common {
     /// The local address to bind; for a server also where it listens. IPv6 is faster: see docs/RDM.md.
     #[arg(short, long, default_value_t = IpAddr::V6(Ipv6Addr::LOCALHOST))]
@@ -105,6 +106,10 @@ struct Common {
     /// Look for packets that long before sleeping, us. With a processor to spare, more is faster; without one, 0 is.
     #[arg(long, default_value_t = 30, value_parser = clap::value_parser!(u64).range(0..=1_000_000))]
     spin: u64,
+    /// Write what was counted into that file, as Prometheus reads it: at the end, and on a server when a client has gone;
+    /// `-`: standard output.
+    #[arg(long, value_name = "FILE")]
+    stats: Option<PathBuf>,
     /// Transport service; both ends need the same.
     #[arg(short, long, value_enum, default_value_t = Connection::Uc, ignore_case = true)]
     connection: Connection,
@@ -161,7 +166,7 @@ impl Cli {
                 let worker = args.common.worker(Order::Complete)?;
                 eprintln!("{}", worker.provider());
                 let at = SocketAddr::new(args.common.bind, args.common.port);
-                server::run(&worker, at, args.clients)
+                server::run(&worker, at, args.clients, args.common.stats.as_deref())
             }
             Command::Bw(args) => args.run(Test::Bandwidth),
             Command::Lat(args) => args.run(Test::Latency),
@@ -174,6 +179,7 @@ impl ClientArgs {
         ensure!(self.size <= 256 << 20, "messages have at most 256 MiB");
         ensure!(self.duration.is_none_or(|s| s.is_finite() && s > 0.0), "--duration must be more than 0");
         let both = !self.tcp && matches!(self.common.connection, Connection::Both);
+        ensure!(!self.tcp || self.common.stats.is_none(), "--stats has nothing to say about --tcp");
         ensure!(self.switch_every.is_none() || both, "--switch-every needs --connection both");
         let default_depth = if test == Test::Bandwidth { 16 } else { 1 };
         let depth = if self.tx_depth == 0 { default_depth } else { self.tx_depth.min(1000) };
@@ -197,10 +203,12 @@ impl ClientArgs {
         } else {
             let worker = self.common.worker(Order::Complete)?;
             let endpoint = worker.connect(peer, Duration::from_secs(5))?;
-            match test {
+            let report = match test {
                 Test::Bandwidth => bandwidth::run(&worker, &endpoint, &plan)?,
                 Test::Latency => latency::run(&worker, &endpoint, &plan)?,
-            }
+            };
+            stats::write(&worker, self.common.stats.as_deref())?;
+            report
         };
         if self.json {
             println!("{}", serde_json::to_string(&report)?);

@@ -8,6 +8,7 @@ mod latency;
 mod plan;
 mod report;
 mod server;
+mod stats;
 mod tcp;
 
 use std::process::ExitCode;

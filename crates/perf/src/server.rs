@@ -1,22 +1,23 @@
 //! The server: reads messages, and answers calls with what they brought.
 
 use std::net::{SocketAddr, TcpListener};
+use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
 use bifrost_endpoint::{Endpoint, Error, Worker};
 
-use crate::tcp;
+use crate::{stats, tcp};
 
-/// Serves clients until `clients` have gone, or forever.
-pub(crate) fn run(worker: &Worker, at: SocketAddr, clients: u32) -> Result<()> {
+/// Serves clients until `clients` have gone, or forever. Writes statistics when one has gone.
+pub(crate) fn run(worker: &Worker, at: SocketAddr, clients: u32, statistics: Option<&Path>) -> Result<()> {
     let mut listener = worker.listen(at)?;
     let plain = SocketAddr::new(at.ip(), at.port().wrapping_add(1));
     let plain = TcpListener::bind(plain).with_context(|| format!("cannot bind {plain} for --tcp"))?;
     std::thread::Builder::new().name("tcp".to_owned()).spawn(move || tcp::serve(&plain))?;
     eprintln!("listening at {at}");
     let mut endpoints: Vec<Endpoint> = Vec::new();
-    let mut gone = 0;
+    let (mut gone, mut written) = (0, 0);
     loop {
         if let Some(endpoint) = worker.try_accept(&mut listener)? {
             eprintln!("{} has connected", endpoint.peer());
@@ -30,6 +31,10 @@ pub(crate) fn run(worker: &Worker, at: SocketAddr, clients: u32) -> Result<()> {
                 false
             }
         });
+        if gone > written {
+            written = gone;
+            stats::write(worker, statistics)?;
+        }
         if clients > 0 && gone >= clients {
             return Ok(());
         }

@@ -101,8 +101,12 @@ fn run(program: &str, args: &[&str]) {
 fn messages_and_calls_survive_losses() {
     let network = Network::new("loss", 1500, 100);
     for connection in ["uc", "rc", "both"] {
-        let server = network.serve(&["server", "-b", "fd00:9::2", "-c", connection]);
-        let common = ["fd00:9::2", "-b", "fd00:9::1", "-c", connection];
+        let directory = std::env::temp_dir().join(format!("perf-stats-{}", std::process::id()));
+        std::fs::create_dir_all(&directory).unwrap();
+        let [served, asked] =
+            ["server", "client"].map(|end| directory.join(end).into_os_string().into_string().unwrap());
+        let server = network.serve(&["server", "-b", "fd00:9::2", "-c", connection, "--stats", &served]);
+        let common = ["fd00:9::2", "-b", "fd00:9::1", "-c", connection, "--stats", &asked];
         let switch: &[&str] = if connection == "both" { &["--switch-every", "2"] } else { &[] };
         for (test, size, iters) in [("bw", "1000000", "60"), ("bw", "100", "3000"), ("lat", "32768", "300")] {
             let report = network.measure(&[&[test], &common[..], switch, &["-s", size, "-n", iters]].concat());
@@ -121,10 +125,27 @@ fn messages_and_calls_survive_losses() {
                 assert!(lost > 100, "{name}");
                 let packets = report["engine"]["packets_per_call"].as_f64().unwrap();
                 assert!(packets > 1.5, "segmentation by the kernel: {name}");
+                // The same for Prometheus.
+                assert_eq!(statistic(&asked, "lost_requests"), Some(lost), "{name}");
+                assert!(statistic(&asked, "socket_send_calls") > Some(0), "{name}");
             }
         }
+        // The server writes when it has seen that a client has gone.
+        let until = Instant::now() + Duration::from_secs(10);
+        while statistic(&served, "delivered_messages") < Some(3360) {
+            assert!(Instant::now() < until, "{connection}: {:?}", std::fs::read_to_string(&served));
+            std::thread::sleep(Duration::from_millis(20));
+        }
         drop(server);
+        std::fs::remove_dir_all(&directory).unwrap();
     }
+}
+
+/// A counter in a file for Prometheus.
+fn statistic(file: &str, name: &str) -> Option<u64> {
+    let text = std::fs::read_to_string(file).ok()?;
+    let line = text.lines().find_map(|line| line.strip_prefix(&format!("bifrost_rdm_{name}_total ")))?;
+    line.parse().ok()
 }
 
 #[test]

@@ -35,6 +35,12 @@ pub struct Counters {
     pub switches: u64,
     /// Changes of the lane in use because it failed.
     pub lane_flips: u64,
+    /// Lanes that failed because their queue pair was in error.
+    pub lane_errors: u64,
+    /// Lanes that failed because three timers ran out in a row.
+    pub lane_timeouts: u64,
+    /// Reliable lanes that failed because they delivered nothing while others did.
+    pub lane_silences: u64,
     /// Lanes that were repaired.
     pub lane_repairs: u64,
     /// SENDs, WRITEs and control datagrams that break the protocol, or are of no connection.

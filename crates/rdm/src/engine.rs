@@ -10,7 +10,7 @@ use crate::chunking::Chunking;
 use crate::clock::Clock;
 use crate::config::{Config, ConnectionConfig};
 use crate::congestion::Congestion;
-use crate::connection::{Connection, Context, Peer};
+use crate::connection::{Connection, Context, LaneFailure, Peer};
 use crate::counters::Counters;
 use crate::inbound::Inbound;
 use crate::incoming::{Granting, Verdict};
@@ -336,7 +336,7 @@ impl Engine {
     /// A lane of a connection is in error, as a receive that was flushed says.
     pub fn on_lane_error(&mut self, now_ns: u64, id: ConnectionId, lane: u8, out: &mut Output) {
         let (Some(connection), mut context) = self.with(id, now_ns, out) else { return };
-        connection.fail_lane(&mut context, lane);
+        connection.fail_lane(&mut context, lane, LaneFailure::Error);
         self.wake(id);
     }
 

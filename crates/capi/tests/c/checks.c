@@ -317,6 +317,12 @@ static void connections(void)
     EXPECT(INVALID, bifrost_rdm_switch(endpoint, 7));
     EXPECT(OK, bifrost_rdm_switch(endpoint, BIFROST_RDM_SERVICE_RC));
 
+    EXPECT(INVALID, bifrost_rdm_statistics(NULL, text, sizeof text, &count));
+    EXPECT(INVALID, bifrost_rdm_statistics(one, NULL, 1, &count));
+    EXPECT(OK, bifrost_rdm_statistics(one, NULL, 0, &count));
+    EXPECT(OK, bifrost_rdm_statistics(one, text, sizeof text, NULL));
+    TRUE(count > 1000 && strlen(text) == sizeof text - 1 && strncmp(text, "# HELP bifrost_rdm_", 19) == 0);
+
     /* More messages than may be open, to a peer that does nothing. */
     for (count = 0; (status = bifrost_rdm_send(endpoint, "x", 1, 0)) == BIFROST_RDM_STATUS_OK; count++)
         TRUE(count < 1024);

@@ -14,13 +14,29 @@ use crate::output::Work;
 const REPAIR_EVERY_NS: u64 = 5 * MS;
 const REPAIR_DOUBLINGS: u8 = 6;
 
+/// Why a lane has failed (RDM §7.2, §7.7).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum LaneFailure {
+    /// Its queue pair is in error.
+    Error,
+    /// Several timers ran out in a row.
+    Timeouts,
+    /// It delivers nothing, while others do.
+    Silence,
+}
+
 impl Connection {
     /// A lane does not work: what is on it is lost, another is used, and this one is repaired.
-    pub(crate) fn fail_lane(&mut self, context: &mut Context<'_>, lane: u8) {
+    pub(crate) fn fail_lane(&mut self, context: &mut Context<'_>, lane: u8, why: LaneFailure) {
         let Some(state) = self.lanes.get_mut(usize::from(lane)) else { return };
         if !state.is_up() {
             return;
         }
+        *match why {
+            LaneFailure::Error => &mut context.counters.lane_errors,
+            LaneFailure::Timeouts => &mut context.counters.lane_timeouts,
+            LaneFailure::Silence => &mut context.counters.lane_silences,
+        } += 1;
         let sequence = context.random.u32(..1 << 24);
         if !mutated!(self.config, LaneGenerationKept) {
             state.generation = state.next_generation(self.config.initiator);

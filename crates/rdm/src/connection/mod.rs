@@ -27,6 +27,7 @@ use crate::mutation::mutated;
 use crate::outgoing::{Outbox, Repair, Stage};
 use crate::output::{BufferId, ConnectionId, Event, Output, Work};
 use crate::rtt::Rtt;
+pub(crate) use lanes::LaneFailure;
 use switching::{Overtaking, Tail};
 
 /// The other end.
@@ -402,7 +403,7 @@ impl Connection {
             outgoing.in_nic -= 1;
         }
         if !success {
-            self.fail_lane(context, lane);
+            self.fail_lane(context, lane, LaneFailure::Error);
         } else if reliable {
             // The NIC's own acknowledgement.
             let delay = context.now.saturating_sub(posted_ns);

@@ -2,7 +2,7 @@
 
 use bifrost_wire::rdm::{MessageId, Service, UNIT};
 
-use super::{Connection, Context, INITIAL_RTT_NS};
+use super::{Connection, Context, INITIAL_RTT_NS, LaneFailure};
 use crate::NEVER;
 use crate::flight::{Flight, Kind, State};
 use crate::mutation::mutated;
@@ -196,7 +196,7 @@ impl Connection {
         let Some(silence) = self.silence() else { return };
         if silence.overdue_ns <= context.now && self.is_overtaken(&silence) {
             context.counters.timeouts += 1;
-            self.fail_lane(context, silence.lane);
+            self.fail_lane(context, silence.lane, LaneFailure::Silence);
         }
     }
 

@@ -2,7 +2,7 @@
 
 use bifrost_wire::rdm::{CloseReason, Control, Service};
 
-use super::{BACKOFF_MAX_NS, Connection, Context, INITIAL_RTT_NS};
+use super::{BACKOFF_MAX_NS, Connection, Context, INITIAL_RTT_NS, LaneFailure};
 use crate::NEVER;
 use crate::lane::Lane;
 use crate::mutation::mutated;
@@ -130,7 +130,7 @@ impl Connection {
         if self.backoff.is_multiple_of(FLIP_AFTER) {
             let up = self.lanes.iter().filter(|lane| lane.is_up()).count();
             if up > 1 {
-                self.fail_lane(context, flight.lane);
+                self.fail_lane(context, flight.lane, LaneFailure::Timeouts);
                 return;
             }
         }
