@@ -51,6 +51,14 @@ alerts() {
         "$promtool" test rules packaging/prometheus/bifrost.test.yml
 }
 step "alert rules" alerts
+# The programs that the experiments below run, alone: linking one with optimisation across crates takes up to half a minute. With the
+# benchmark: it brings dependencies of its own, and with them other features of what all share, which else were built twice.
+# They are built while the next tests wait for timeouts of stores and runtimes, at the lowest priority.
+mkdir -p "$out"
+nice -n 19 cargo build --release --workspace --locked --bin bifrostd --bin bifrostctl --bin bifrost-lab --bin bifrost-cni \
+    --bin bifrost-sim --bin bifrost-cost --bench instructions >"$out/release-build.log" 2>&1 &
+release=$!
+trap 'kill "$release" 2>/dev/null || true' EXIT
 # Those that need etcd, which `cargo test` leaves out.
 in_etcd() {
     if ! etcd=$(scripts/install-etcd.sh); then
@@ -78,10 +86,13 @@ step "swarm: 2,000 seeds" "$target/debug/bifrost-sim" swarm --seeds 0..2000 --ke
 step "swarm: every deliberate mistake is noticed" "$target/debug/bifrost-sim" mutations --seeds 0..2000
 step "swarm: 500 worlds of messages over RDMA" "$target/debug/bifrost-sim" swarm --rdm --seeds 0..500 --keep "$out/swarm"
 step "swarm: every deliberate mistake with messages is noticed" "$target/debug/bifrost-sim" mutations --rdm --seeds 0..500
-# The programs that the steps below run, alone: linking one with optimisation across crates takes up to half a minute. With the
-# benchmark: it brings dependencies of its own, and with them other features of what all share, which else were built twice.
-step "release build" cargo build --release --workspace --locked --bin bifrostd --bin bifrostctl --bin bifrost-lab --bin bifrost-cni \
-    --bin bifrost-sim --bin bifrost-cost --bench instructions
+release_build() {
+    wait "$release" || {
+        cat "$out/release-build.log" >&2
+        return 1
+    }
+}
+step "release build, begun above" release_build
 step "studies in the simulator, in short: their bars" "$target/release/bifrost-sim" study all --quick --out "$out/studies"
 step "cost of the transport" scripts/cost.sh
 step "end to end: redis-loss" end_to_end redis-loss 1 --injectors wire --losses 0,1 --repetitions 5
