@@ -50,6 +50,7 @@ mod acl;
 mod advertiser;
 mod answer;
 mod cache;
+mod carry;
 mod counters;
 mod dhcp;
 mod dhcpv6;
@@ -88,6 +89,7 @@ mod vpc;
 
 pub use bifrost_tables::Pattern;
 pub use cache::VECTOR;
+pub use carry::{CarryError, TakenOver};
 pub use counters::{Drops, PortCounters, UnderlayCounters};
 pub use dhcp::SERVER_PORT as DHCP_SERVER_PORT;
 pub use dhcpv6::SERVER_PORT as DHCPV6_SERVER_PORT;

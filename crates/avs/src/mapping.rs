@@ -262,6 +262,13 @@ impl Mappings {
         }
     }
 
+    /// All mappings, with their numbers; the ones that were replaced first, so that those in force come to replace them again.
+    pub(crate) fn carried(&self) -> Vec<(u32, Pair)> {
+        let mut all: Vec<(u32, Pair)> = self.by_outside.values().map(|&index| (index, *self.pair(index))).collect();
+        all.sort_by_key(|(index, pair)| (self.by_inside.get(&pair.inside) == Some(index), *index));
+        all
+    }
+
     /// Time has come to `now_s`: mappings that have had no conversation for long enough end, some at a time.
     pub(crate) fn advance(&mut self, now_s: u32) {
         self.now_s = self.now_s.max(now_s);

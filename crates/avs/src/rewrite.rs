@@ -129,6 +129,11 @@ impl Translation {
         Translation { source: end(source), destination: end(destination), with_ports: false }
     }
 
+    /// Ends of another switch's packets.
+    pub(crate) fn carried(source: Endpoint, destination: Endpoint, with_ports: bool) -> Self {
+        Translation { source, destination, with_ports }
+    }
+
     /// Whether ports change with the addresses.
     pub(crate) fn is_with_ports(&self) -> bool {
         self.with_ports

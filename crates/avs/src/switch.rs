@@ -143,6 +143,11 @@ impl Switch {
         }
     }
 
+    /// Connections that have ended hold no mappings any more.
+    pub(crate) fn leave_mappings(&mut self) {
+        service::leave_mappings(&mut self.connections, &mut self.mappings);
+    }
+
     /// Mappings of connections that have ended end, too, in time.
     #[inline(never)]
     fn end_mappings(&mut self) {

@@ -614,3 +614,114 @@ proptest! {
         }
     }
 }
+
+/// What a switch remembers, as bytes.
+fn memory(switch: &mut Switch) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    switch.carry_memory(&mut bytes);
+    bytes
+}
+
+#[test]
+fn another_switch_goes_on_with_translated_connections() {
+    let mut first = build(&world());
+    let mut sent = Vec::new();
+    for (own, remote) in [("10.0.0.1", REMOTE), ("fd00::1", REMOTE6)] {
+        for (port, tcp) in [(5001, Some(SYN)), (5002, None), (5003, Some(SYN))] {
+            let frame = from_guest((own, port), (remote, 443), tcp);
+            let out = leaves(&mut first, 0, &frame).unwrap();
+            sent.push((own, port, remote, tcp, out));
+        }
+    }
+    let forward = frame(outside(), (REMOTE, 7000), (SHARED, 8080), Some(SYN));
+    assert_eq!(comes(&mut first, &forward).unwrap().0, 0);
+    let bytes = memory(&mut first);
+    let mut second = Switch::build(&world(), 2).unwrap();
+    let taken = second.take_over_memory(1010 * SECOND, &bytes).unwrap();
+    assert_eq!((taken.mappings, taken.left_out), (6, 0));
+    assert_eq!(taken.sessions, first.session_counters().current + first.connection_counters().current);
+    assert_eq!(second.nat_ports(PortId(UPLINK), ip(SHARED)), first.nat_ports(PortId(UPLINK), ip(SHARED)));
+    for (own, port, remote, tcp, out) in &sent {
+        let flags = tcp.map(|_| SYN | ACK);
+        assert_eq!(comes(&mut second, &answer_to(out, outside(), flags)).unwrap().0, 0, "{own} {port}");
+        let next = from_guest((own, *port), (remote, 443), tcp.map(|_| ACK));
+        assert_eq!(ends(&leaves(&mut second, 0, &next).unwrap()), ends(out), "{own} {port}");
+    }
+    let next = frame(outside(), (REMOTE, 7000), (SHARED, 8080), Some(ACK));
+    assert_eq!(comes(&mut second, &next).unwrap().0, 0);
+    // A new conversation gets an outside end that nobody has.
+    let out = leaves(&mut second, 0, &from_guest(("10.0.0.1", 5009), (REMOTE, 443), None)).unwrap();
+    assert!(sent.iter().all(|(.., other)| ends(other).0 != ends(&out).0));
+    // Once more, and back: it is the same.
+    let (again, mut third) = (memory(&mut second), Switch::build(&world(), 3).unwrap());
+    third.take_over_memory(1010 * SECOND, &again).unwrap();
+    assert_eq!(memory(&mut third).len(), again.len());
+    // All of it ends in time.
+    third.advance(20_000 * SECOND);
+    (20_001..20_400).for_each(|s| third.advance(s * SECOND));
+    assert_eq!((third.connection_counters().current, third.nat_counters().current), (0, 0));
+}
+
+#[test]
+fn memory_of_a_later_release_is_read_and_damaged_memory_is_refused() {
+    let mut first = build(&world());
+    leaves(&mut first, 0, &from_guest(("10.0.0.1", 5001), (REMOTE, 443), Some(SYN))).unwrap();
+    let bytes = memory(&mut first);
+    // Records are longer there, and there is another kind.
+    let mut later = vec![9, 0, 1, 0, 3, 0, 0, 0, 1, 2, 3];
+    let mut rest = &bytes[..];
+    while let Some((head, behind)) = rest.split_first_chunk::<8>() {
+        let len = u16::from_le_bytes([head[2], head[3]]);
+        let count = u32::from_le_bytes([head[4], head[5], head[6], head[7]]) as usize;
+        later.extend(&head[..2]);
+        later.extend((len + 3).to_le_bytes());
+        later.extend(&head[4..]);
+        for record in behind[..count * usize::from(len)].chunks(usize::from(len)) {
+            later.extend(record);
+            later.extend([7; 3]);
+        }
+        rest = &behind[count * usize::from(len)..];
+    }
+    let mut second = Switch::build(&world(), 2).unwrap();
+    let taken = second.take_over_memory(1010 * SECOND, &later).unwrap();
+    assert_eq!((taken.mappings, taken.left_out, second.connection_counters().current), (1, 0, 1));
+    for len in (0..bytes.len()).filter(|len| *len > 0) {
+        let mut other = Switch::build(&world(), 2).unwrap();
+        let result = other.take_over_memory(1010 * SECOND, &bytes[..len]);
+        // It ends between two sections, or is refused.
+        assert!(result.is_err() || [52, 60].contains(&len), "{len} bytes: {result:?}");
+    }
+}
+
+proptest! {
+    /// Whatever is damaged: nothing panics, no number grows beyond its bounds, and the switch goes on.
+    #[test]
+    fn damaged_memory_does_no_harm(
+        changes in proptest::collection::vec((any::<proptest::sample::Index>(), any::<u8>()), 1..12),
+        cut in any::<Option<proptest::sample::Index>>(),
+    ) {
+        let mut first = build(&world());
+        for port in 0..4 {
+            leaves(&mut first, 0, &from_guest(("10.0.0.1", 5000 + port), (REMOTE, 443), Some(SYN))).unwrap();
+            leaves(&mut first, 0, &from_guest(("fd00::1", 5000 + port), (REMOTE6, 443), None)).unwrap();
+        }
+        let mut bytes = memory(&mut first);
+        for (at, to) in &changes {
+            let at = at.index(bytes.len());
+            bytes[at] = *to;
+        }
+        if let Some(cut) = cut {
+            bytes.truncate(cut.index(bytes.len()));
+        }
+        let mut second = Switch::build(&world(), 2).unwrap();
+        let _ = second.take_over_memory(1010 * SECOND, &bytes);
+        prop_assert!(second.connection_counters().current <= 8 && second.nat_counters().current <= 8);
+        for port in 0..8 {
+            let _ = leaves(&mut second, 0, &from_guest(("10.0.0.1", 5000 + port), (REMOTE, 443), Some(ACK)));
+        }
+        (1011..1400).for_each(|s| second.advance(s * SECOND));
+        second.advance(20_000 * SECOND);
+        (20_001..20_400).for_each(|s| second.advance(s * SECOND));
+        prop_assert_eq!((second.connection_counters().current, second.nat_counters().current), (0, 0));
+    }
+}

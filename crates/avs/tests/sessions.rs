@@ -253,3 +253,33 @@ fn a_record_never_answers_for_the_session_that_has_taken_its_place() {
     assert_eq!(NEIGHBOUR.says(&mut s, 17, (53, 9), 0), Err(DropReason::GroupIngress));
     assert_eq!(known(&s), before);
 }
+
+#[test]
+fn another_switch_goes_on_with_what_was_let_in() {
+    let tables = server(4096);
+    let mut first = Switch::build(&tables, 1).unwrap();
+    first.advance(1000 * SECOND);
+    // The guest may ask anybody, and nobody may ask it at these ports.
+    for from in 1..=20 {
+        NEIGHBOUR.is_connected(&mut first, from).unwrap();
+    }
+    half_closed(&mut first, NEIGHBOUR, 7000).unwrap();
+    let mut bytes = Vec::new();
+    first.carry_memory(&mut bytes);
+    let mut second = Switch::build(&tables, 2).unwrap();
+    assert_eq!(NEIGHBOUR.says(&mut second, 6, (443, 1), ACK), Err(DropReason::GroupIngress), "not let in before");
+    let taken = second.take_over_memory(1000 * SECOND, &bytes).unwrap();
+    assert_eq!((taken.sessions, taken.left_out), (21, 0));
+    let counters = *second.session_counters();
+    assert_eq!((counters.current, counters.established), (21, first.session_counters().established));
+    for from in 1..=20 {
+        NEIGHBOUR.says(&mut second, 6, (443, from), ACK).unwrap();
+    }
+    assert_eq!(NEIGHBOUR.says(&mut second, 6, (443, 21), ACK), Err(DropReason::GroupIngress));
+    // What is there already stays, and timeouts go on from the last packet.
+    assert_eq!(second.take_over_memory(1000 * SECOND, &bytes).unwrap().left_out, 21);
+    second.advance(1200 * SECOND);
+    second.advance(1300 * SECOND);
+    assert_eq!(second.session_counters().current, 20, "the half-closed one has ended");
+    assert_eq!(second.session_counters().revoked, 0);
+}

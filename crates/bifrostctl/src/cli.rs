@@ -81,6 +81,11 @@ pub(crate) enum Command {
     /// The file is checked as a whole first; if anything is wrong nothing changes. Ports that did not change lose no
     /// packet. Underlay, workers and control socket only change by a restart.
     Reload,
+    /// Have another program go on with the daemon's work, such as the one that a package has just installed
+    ///
+    /// The new daemon prepares while the running one works; then that one stops for some milliseconds, hands over, and ends. Containers' TCP
+    /// connections go on. If anything goes wrong the running daemon goes on, and says what it was. Only for root.
+    Upgrade(UpgradeArgs),
     /// Change ports, routes and other objects, all that a file says or nothing
     ///
     /// FILE has tables as the configuration file does, such as [[port]] and [[route]], or is a batch as POST /v1/apply takes it (JSON). What it
@@ -125,6 +130,13 @@ pub(crate) enum Command {
     Fleet(FleetArgs),
     /// A live view of paths and connections; q quits
     Top(TopArgs),
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct UpgradeArgs {
+    /// The program; by default the one that lies where the running one was started from
+    #[arg(long, value_name = "PATH")]
+    pub(crate) binary: Option<PathBuf>,
 }
 
 #[derive(Debug, Args)]

@@ -18,6 +18,8 @@ mod trace;
 use std::process::ExitCode;
 
 use bifrost_control::Client;
+use bifrost_control::api::UpgradeSpec;
+use bifrost_control::client::ClientError;
 use bifrost_control::config::Kind;
 use clap::{CommandFactory as _, Parser as _};
 
@@ -67,6 +69,12 @@ fn run(cli: Cli) -> Result<(), Failure> {
         }
         Command::Drops(args) => drops::run(&client, &args, out),
         Command::Reload => out.print(&client.reload()?, ToString::to_string),
+        Command::Upgrade(args) => {
+            // The daemon has another working directory.
+            let binary = args.binary.map(std::path::absolute).transpose();
+            let binary = binary.map_err(ClientError::Output)?;
+            out.print(&client.upgrade(&UpgradeSpec { binary })?, ToString::to_string)
+        }
         Command::Apply(args) => objects::apply(&client, &args, out),
         Command::Objects(args) => objects::list(&client, &args, out),
         Command::Port(command) => objects::change(&client, Kind::Port, command, out),

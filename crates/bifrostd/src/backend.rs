@@ -9,7 +9,7 @@ use bifrost_control::api::{
     ApiError, ApplyReport, ApplySpec, BackendHealth, BackendStatus, CaptureSpec, Conn, DrainReport, DrainSpec,
     FaultEntry, FaultSpec, FlowLogStatus, LoadBalancerStatus, MirrorStatus, NatStatus, ObjectList, ObjectsDigest,
     ObjectsQuery, Path, PeerMode, PeerStatus, PortStatus, ReloadReport, Route, Sample, Stats, Status, Trace, TraceSpec,
-    WorkerStatus,
+    UpgradeReport, UpgradeSpec, WorkerStatus,
 };
 use bifrost_control::config::{self, Affinity, BalancedProtocol, Config, LoadBalancer, PeerTransport};
 use bifrost_control::server::{Backend, CaptureStream, Pages};
@@ -305,6 +305,10 @@ impl Backend for Daemon {
             trim();
             report
         }))
+    }
+
+    fn upgrade(&self, spec: UpgradeSpec) -> Result<UpgradeReport, ApiError> {
+        self.hand_over(&spec)
     }
 
     fn apply(&self, spec: ApplySpec) -> Result<ApplyReport, ApiError> {

@@ -25,4 +25,7 @@ pub(crate) struct Cli {
     /// Remove the containers' devices that a daemon with this configuration has left behind, and exit: 0 if none is left.
     #[arg(long, conflicts_with = "check")]
     pub(crate) remove_devices: bool,
+    /// Go on with the work of the daemon that starts this one, as `bifrostctl upgrade` has it do; standard input is that one's socket.
+    #[arg(long, conflicts_with_all = ["check", "remove_devices"])]
+    pub(crate) take_over: bool,
 }

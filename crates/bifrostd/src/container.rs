@@ -83,6 +83,7 @@ impl State {
     /// # Errors
     /// A worker does not answer.
     pub(crate) fn set_port_aside(&mut self, name: &str, owner: u16) -> Result<()> {
+        self.forget_carried(name);
         let devices: Vec<Device> =
             self.on_all(move |worker| worker.remove_port(owner))?.into_iter().flatten().collect();
         let queues = devices.iter().map(|device| device.fd().try_clone_to_owned()).collect::<std::io::Result<_>>();
@@ -188,6 +189,7 @@ impl State {
 
     /// Takes the device from the workers.
     fn unplug(&mut self, port: &Port, owner: u16) -> Result<GivenUp> {
+        self.forget_carried(&port.name);
         let kept = self.kept.give_up(&port.name);
         let serving = self.serving(port, owner).iter();
         let empty: Vec<Device> =

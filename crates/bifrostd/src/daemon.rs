@@ -10,18 +10,18 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use anyhow::{Context, Result, anyhow};
 use bifrost_avs::{Prepared, Switch};
 use bifrost_control::api::FaultEntry;
-use bifrost_control::config::{Config, Kind, Port, PortKind, UnderlayPort};
+use bifrost_control::config::{Config, Kind, Port, PortKind};
 use bifrost_control::diff::ConfigDiff;
 use bifrost_control::objects::Store;
 use bifrost_datapath::{CoreConfig, Device, Handle, PathSet, PortConfig, Pulse, PulseWatch};
-use bifrost_port::afxdp::AfxdpUnderlay;
-use bifrost_port::udp::UdpUnderlay;
 use bifrost_port::vhost::Unplugged;
-use bifrost_port::{HostUnderlay, device, panics};
+use bifrost_port::{HostUnderlay, panics};
 use bifrost_wire::Vni;
 
 use crate::apply::failure;
 use crate::background::in_background;
+use crate::beginning::{Before, adopt_underlays, open_underlays, restore, restore_handed, warn_of_small_devices};
+use crate::carried::Carried;
 use crate::container::{Container, GivenUp, may_have_same_tap};
 use crate::devices;
 use crate::flow_log;
@@ -31,6 +31,7 @@ use crate::machine::Machine;
 use crate::mirror;
 use crate::snapshot::Snapshot;
 use crate::translate;
+use crate::upgrade::{Handed, Progress};
 
 /// How often containers' network namespaces are looked for: a look costs a system call for each port.
 const LOOK_FOR_NAMESPACES: Duration = Duration::from_millis(250);
@@ -40,6 +41,11 @@ const AFTER_PANIC: Duration = Duration::from_secs(10);
 /// A running daemon. All changes go through one lock; the data path never waits for it.
 pub(crate) struct Daemon {
     pub(crate) file: PathBuf,
+    /// Where objects are kept.
+    pub(crate) state_directory: Option<PathBuf>,
+    pub(crate) progress: Progress,
+    /// Names this start among all of the host's; later ones are larger (PROTOCOL §4.6).
+    pub(crate) instance: u64,
     pub(crate) started: Instant,
     /// Somebody captures packets.
     pub(crate) capturing: Arc<AtomicBool>,
@@ -78,6 +84,8 @@ pub(crate) struct State {
     pub(crate) flow_log: flow_log::Counters,
     /// What became of mirrored packets.
     pub(crate) mirrored: mirror::Counted,
+    /// What an earlier daemon has counted.
+    pub(crate) carried: Arc<Carried>,
 }
 
 /// What was taken over.
@@ -138,6 +146,20 @@ impl std::ops::Deref for NamesInForce {
 }
 
 impl Names {
+    /// Of these numbers, of which each is given once; others are left out.
+    pub(crate) fn of_numbers(ports: BTreeMap<String, u16>, peers: BTreeMap<String, u16>) -> Names {
+        let once = |numbers: BTreeMap<String, u16>| {
+            let mut given = HashSet::new();
+            numbers.into_iter().filter(|(_, number)| given.insert(*number)).collect::<BTreeMap<_, _>>()
+        };
+        Names { ports: once(ports), peers: once(peers), ..Names::default() }
+    }
+
+    /// The numbers of ports and peers.
+    pub(crate) fn numbers(&self) -> (BTreeMap<String, u16>, BTreeMap<String, u16>) {
+        (self.ports.clone(), self.peers.clone())
+    }
+
     pub(crate) fn port(&self, name: &str) -> Option<u16> {
         self.ports.get(name).copied()
     }
@@ -182,21 +204,44 @@ fn number(old: &BTreeMap<String, u16>, names: &[&str]) -> BTreeMap<String, u16> 
 }
 
 impl Daemon {
-    /// Opens sockets and devices, or takes over those that are `kept`, and starts the workers.
+    /// Opens sockets and devices, or takes over those that are `kept`, and starts the workers. With what another daemon has `handed` over, that one
+    /// works until [`Successor::go_on`](crate::upgrade::Successor::go_on): workers do nothing, and [`settle`](Self::settle) is to be called after that.
     ///
     /// # Errors
     /// Something cannot be opened; nothing is left behind then that was not there before.
-    pub(crate) fn start(file: PathBuf, config: Config, directory: Option<&Path>, mut kept: Kept) -> Result<Daemon> {
-        let (snapshot, objects) = restore(Arc::new(config), directory)?;
+    pub(crate) fn start(
+        file: PathBuf,
+        config: Config,
+        directory: Option<&Path>,
+        mut kept: Kept,
+        handed: Option<Handed>,
+    ) -> Result<Daemon> {
+        let is_handed = handed.is_some();
+        let (snapshot, objects) = match &handed {
+            None => restore(Arc::new(config), directory)?,
+            Some(handed) => (Snapshot::default(), restore_handed(Arc::new(config), handed)?),
+        };
         let config = Arc::clone(objects.config());
+        let Before { names: former, instance: before, sockets, lock, queues, faults, next_fault, drained, health } =
+            Before::of(handed);
         let mut names = NamesInForce::default();
-        names.set(Names::default().next(&config));
-        let mut tables = translate::tables(&config, &names, &Health::new());
-        let underlays = open_underlays(&config)?;
+        names.set(former.next(&config));
+        let mut tables = translate::tables(&config, &names, &health);
+        let underlays = match sockets {
+            None => open_underlays(&config)?,
+            Some(sockets) => adopt_underlays(&config, sockets)?,
+        };
         warn_of_small_devices(&config);
         // After the sockets: a second daemon is told about those.
-        kept.remember(&devices::directory(&config.control.socket), config.host.keep_devices)?;
+        let records = devices::directory(&config.control.socket);
+        if is_handed {
+            kept.remember_handed(&records, config.host.keep_devices, lock, queues)?;
+        } else {
+            kept.remember(&records, config.host.keep_devices)?;
+        }
         let instance = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_micros() as u64);
+        // Also if the clock has been set back.
+        let instance = instance.max(before + 1);
         let mut workers = Vec::new();
         for (index, underlay) in underlays.into_iter().enumerate() {
             let worker = CoreConfig {
@@ -213,15 +258,14 @@ impl Daemon {
             tables.workers.own = bifrost_avs::WorkerId(index as u16);
             let switch = Switch::build(&tables, secret).context("building the switch")?;
             let cpu = config.workers.cpus.get(index).copied();
-            workers.push(bifrost_datapath::start(worker, underlay, switch, cpu).context("starting a worker")?);
+            let start = if is_handed { bifrost_datapath::start_paused } else { bifrost_datapath::start };
+            workers.push(start(worker, underlay, switch, cpu).context("starting a worker")?);
         }
         bifrost_datapath::join(&workers)?;
         let now = Instant::now();
         let busy = vec![(now, 0, 0.0); workers.len()];
-        let (machines, containers, drained) = (BTreeMap::new(), BTreeMap::new(), BTreeMap::new());
-        let faults = Vec::new();
-        let health = Health::new();
-        let (next_fault, flow_log) = (1, flow_log::Counters::default());
+        let (machines, containers) = (BTreeMap::new(), BTreeMap::new());
+        let flow_log = flow_log::Counters::default();
         let mirrored = mirror::Counted::default();
         let mut state = State {
             config,
@@ -240,6 +284,7 @@ impl Daemon {
             health,
             flow_log,
             mirrored,
+            carried: Arc::default(),
         };
         state.set_mirrors()?;
         // Ports first: a peer that is heard before them would be told that their vNICs are not here, and believe it for
@@ -260,11 +305,27 @@ impl Daemon {
         for peer in &state.config.peers {
             state.set_peer(peer)?;
         }
+        state.set_again()?;
         // What waits in devices that have outlived a daemon can leave only now.
         state.serve_devices()?;
-        state.kept.started();
+        if !is_handed {
+            state.kept.started();
+        }
         let pulses = state.workers.iter().map(Handle::pulse).collect();
-        Ok(Daemon { file, started: now, capturing: Arc::default(), pulses, state: Mutex::new(state) })
+        let (state_directory, progress) = (directory.map(Path::to_owned), Progress::new());
+        let state = Mutex::new(state);
+        Ok(Daemon { file, state_directory, progress, instance, started: now, capturing: Arc::default(), pulses, state })
+    }
+
+    /// The daemon that had this one's work before has ended, or will: what both had is this one's now.
+    pub(crate) fn settle(&self) {
+        let mut state = self.state();
+        state.kept.started();
+        let Some(directory) = &self.state_directory else { return };
+        match Snapshot::open(directory, state.workers.len()) {
+            Ok((snapshot, _)) => state.snapshot = snapshot,
+            Err(error) => tracing::error!("objects that are applied from now on do not outlive the daemon: {error:#}"),
+        }
     }
 
     /// The state; changes that panicked half-way are seen as they are.
@@ -472,6 +533,25 @@ impl State {
             .collect()
     }
 
+    /// A port's device is another one from now on: what an earlier daemon has counted of it is of the past.
+    pub(crate) fn forget_carried(&mut self, port: &str) {
+        Arc::make_mut(&mut self.carried).forget(port);
+    }
+
+    /// Faults and drained paths that another daemon had.
+    fn set_again(&self) -> Result<()> {
+        for entry in &self.faults {
+            let Some(fault) = translate::fault(entry.id as u32, &entry.spec, &self.names) else { continue };
+            let seed = entry.spec.seed;
+            self.on_all(move |worker| worker.core_mut().faults_mut().set(fault, seed))?;
+        }
+        for (peer, &paths) in &self.drained {
+            let Some(id) = self.names.peer(peer) else { continue };
+            self.on_all(move |worker| worker.core_mut().drain_paths(id, paths))?;
+        }
+        Ok(())
+    }
+
     fn set_peer(&self, peer: &bifrost_control::config::Peer) -> Result<()> {
         let id = self.names.peer(&peer.name).ok_or_else(|| anyhow!("peer {} has no number", peer.name))?;
         let config = translate::peer(&self.config, peer, id);
@@ -522,6 +602,7 @@ impl State {
     }
 
     fn remove_port(&mut self, name: &str, owner: u16) -> Result<()> {
+        self.forget_carried(name);
         let kept = self.kept.give_up(name);
         drop(self.on_all(move |worker| worker.remove_port(owner))?);
         if let Some(device) = kept {
@@ -536,50 +617,6 @@ impl State {
         self.machines.insert(port.name.clone(), machine.with_context(|| format!("port {}", port.name))?);
         Ok(())
     }
-}
-
-/// The objects of the file, and what was kept of others.
-fn restore(file: Arc<Config>, directory: Option<&Path>) -> Result<(Snapshot, Store)> {
-    let Some(directory) = directory else { return Ok((Snapshot::default(), Store::new(file))) };
-    let (snapshot, others) = Snapshot::open(directory, file.workers.count)?;
-    let (store, left_out) = Store::restore(file, others);
-    for what in left_out {
-        tracing::error!("left out of what was kept: {what}");
-    }
-    Ok((snapshot, store))
-}
-
-/// Packets that `underlay.mtu` lets pass and a NIC does not would vanish without a trace.
-fn warn_of_small_devices(config: &Config) {
-    let devices = match device::find(&config.underlay.addresses) {
-        Ok(Ok(devices)) => devices,
-        // They were bound to a moment ago: nothing is known of a device that goes away.
-        Ok(Err(_)) => return,
-        Err(error) => return tracing::warn!(%error, "cannot ask for the MTU of the underlay's devices"),
-    };
-    let mtu = u32::from(config.underlay.mtu);
-    for small in devices.iter().filter(|device| device.mtu < mtu) {
-        tracing::warn!(
-            device = small.name,
-            "its MTU is {}, underlay.mtu is {mtu}: larger packets between hosts will be lost (ip link set dev {} mtu {mtu})",
-            small.mtu,
-            small.name,
-        );
-    }
-}
-
-/// The underlay of each worker, in order.
-fn open_underlays(config: &Config) -> Result<Vec<HostUnderlay>> {
-    Ok(match config.underlay.port {
-        UnderlayPort::Udp => {
-            let all = UdpUnderlay::open_all(&translate::udp(config))?;
-            all.into_iter().map(|udp| HostUnderlay::Udp(Box::new(udp))).collect()
-        }
-        UnderlayPort::Afxdp => {
-            let all = AfxdpUnderlay::open_all(&translate::afxdp(config))?;
-            all.into_iter().map(|afxdp| HostUnderlay::Afxdp(Box::new(afxdp))).collect()
-        }
-    })
 }
 
 /// A random number from the kernel.

@@ -8,6 +8,7 @@ use std::collections::BTreeMap;
 use std::fs::{DirBuilder, File, OpenOptions, TryLockError};
 use std::io::{self, Read as _, Write as _};
 use std::net::IpAddr;
+use std::os::fd::OwnedFd;
 use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -36,7 +37,8 @@ pub(crate) struct Devices {
     directory: PathBuf,
     records: BTreeMap<String, Record>,
     boot: String,
-    _lock: File,
+    /// The process that has this file locked has the records.
+    lock: File,
 }
 
 /// A device that outlives the daemon.
@@ -133,6 +135,15 @@ impl Devices {
         let ours = found.is_dir() && found.uid() == rustix::process::geteuid().as_raw() && found.mode() & 0o022 == 0;
         ensure!(ours, "{} must be a directory into which only this user can write", directory.display());
         let lock = lock(&directory.join(LOCK)).with_context(|| doing("taking"))?;
+        Devices::open_locked(directory, lock)
+    }
+
+    /// [`open`](Self::open) with the lock of a daemon that runs, and whose records these are, too.
+    ///
+    /// # Errors
+    /// They cannot be read.
+    pub(crate) fn open_locked(directory: &Path, lock: File) -> Result<Devices> {
+        let doing = |what: &str| format!("{what} {}", directory.display());
         let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").context("asking for the boot id")?;
         let boot = boot.trim().to_owned();
         let mut records = BTreeMap::new();
@@ -152,7 +163,15 @@ impl Devices {
                 remove(&path);
             }
         }
-        Ok(Devices { directory: directory.to_owned(), records, boot, _lock: lock })
+        Ok(Devices { directory: directory.to_owned(), records, boot, lock })
+    }
+
+    /// A copy of the lock, which both hold then.
+    ///
+    /// # Errors
+    /// The process has no more descriptors.
+    pub(crate) fn lock(&self) -> io::Result<OwnedFd> {
+        self.lock.try_clone().map(OwnedFd::from)
     }
 
     pub(crate) fn get(&self, port: &str) -> Option<&Record> {

@@ -35,6 +35,8 @@ pub(crate) struct Kept {
     /// Devices that are new and not persistent yet: those of a daemon that cannot start go with it.
     fresh: Option<BTreeMap<String, (DeviceId, TapConfig)>>,
     deadline: Instant,
+    /// Another daemon still uses the devices: none of them may be removed, or made again.
+    is_shared: bool,
 }
 
 /// A device that is there until it is removed.
@@ -56,20 +58,54 @@ impl Kept {
                     // SAFETY: the service manager opened these for this process alone (LISTEN_PID), and this is the only
                     // place that asks for them.
                     let fd = unsafe { OwnedFd::from_raw_fd(fd) };
+                    // Nor are they for programs that this one starts. It cannot fail for an open descriptor.
+                    let _ = rustix::io::fcntl_setfd(&fd, rustix::io::FdFlags::CLOEXEC);
                     found.insert(name, fd);
                 }
             }
             Err(error) => tracing::warn!(%error, "what the service manager hands over cannot be read"),
         }
+        Kept { found, ..Kept::nothing() }
+    }
+
+    /// Nothing has outlived a daemon.
+    pub(crate) fn nothing() -> Kept {
         Kept {
-            found,
+            found: BTreeMap::new(),
             held: BTreeMap::new(),
             manager: std::env::var_os("NOTIFY_SOCKET").is_some(),
             keep: true,
             devices: None,
             fresh: Some(BTreeMap::new()),
             deadline: Instant::now() + PATIENCE,
+            is_shared: false,
         }
+    }
+
+    /// [`remember`](Self::remember), with what a daemon that runs has handed over: its `lock` of the records, and its devices' `queues` by name. Until
+    /// [`started`](Self::started) both have them.
+    ///
+    /// # Errors
+    /// They cannot be read.
+    pub(crate) fn remember_handed(
+        &mut self,
+        directory: &Path,
+        keep: bool,
+        lock: Option<OwnedFd>,
+        queues: BTreeMap<String, OwnedFd>,
+    ) -> Result<()> {
+        (self.keep, self.is_shared) = (keep, true);
+        self.devices = lock.map(|lock| Devices::open_locked(directory, lock.into())).transpose()?;
+        self.found.extend(queues);
+        Ok(())
+    }
+
+    /// A copy of the lock of the records, for another daemon.
+    ///
+    /// # Errors
+    /// The process has no more descriptors.
+    pub(crate) fn lock(&self) -> std::io::Result<Option<OwnedFd>> {
+        self.devices.as_ref().map(Devices::lock).transpose()
     }
 
     /// Takes the records of persistent devices in `directory`. Without `keep` the devices of this daemon are to end with it; those of
@@ -95,13 +131,15 @@ impl Kept {
         let handed = self.take_handed(port, config.queues);
         let mut stored: Vec<String> = handed.iter().map(|(name, _)| name.clone()).collect();
         let mut queues = None;
-        if !handed.is_empty() {
+        if !handed.is_empty() && self.is_shared {
+            queues = Some(tap::adopt(config, config, handed.into_iter().map(|(_, queue)| queue).collect())?);
+        } else if !handed.is_empty() {
             queues = adopt(port, config, record.as_ref(), handed, &names);
             if queues.is_none() {
                 stored.drain(..).for_each(|name| forget(&name));
             }
         }
-        if let (None, Some(record)) = (&queues, &record) {
+        if let (None, Some(record), false) = (&queues, &record, self.is_shared) {
             queues = self.reattach(port, config, record);
         }
         let is_new = queues.is_none();
@@ -157,6 +195,7 @@ impl Kept {
 
     /// The daemon has started: from now on its devices outlive it.
     pub(crate) fn started(&mut self) {
+        self.is_shared = false;
         for (port, (id, config)) in self.fresh.take().unwrap_or_default() {
             if let Some(held) = self.held.remove(&port) {
                 self.persist(&port, id, &config, held.queue.as_fd());
@@ -185,6 +224,9 @@ impl Kept {
 
     /// Removes devices of earlier daemons that no port has taken over; `ports` are the TAP ports that there are, maybe without a device.
     pub(crate) fn remove_rest<'a>(&mut self, ports: impl Iterator<Item = &'a str>) {
+        if self.is_shared {
+            return;
+        }
         for (name, queue) in std::mem::take(&mut self.found) {
             forget(&name);
             if port_of(&name).is_some() {
@@ -328,7 +370,7 @@ fn queue_of(name: &str) -> Option<u16> {
 }
 
 /// The service manager's name for a queue: all that a new device depends on is in it, as a checksum. 255 characters at most, no colon.
-fn name(port: &str, queue: u16, config: &TapConfig) -> String {
+pub(crate) fn name(port: &str, queue: u16, config: &TapConfig) -> String {
     let TapConfig { device, netns, mac, addresses, mtu, default_gateway, queues, tx_queue_packets, pools: _ } = config;
     let all = format!("{device} {netns:?} {mac:?} {addresses:?} {mtu} {default_gateway:?} {queues} {tx_queue_packets}");
     format!("tap.{queue}.{:08x}.{port}", crc32fast::hash(all.as_bytes()))

@@ -11,6 +11,7 @@ use bifrost_port::HostUnderlay;
 use bifrost_port::clock::monotonic_ns;
 use bifrost_rte::{ConnSnapshot, State as RteState};
 
+use crate::carried::Carried;
 use crate::daemon::{Names, State};
 use crate::translate;
 
@@ -31,6 +32,8 @@ pub(crate) struct Sight {
     /// Names now.
     in_force: Arc<RwLock<Arc<Names>>>,
     pub(crate) workers: Vec<Remote<HostUnderlay>>,
+    /// What an earlier daemon has counted.
+    carried: Arc<Carried>,
 }
 
 impl Sight {
@@ -41,6 +44,7 @@ impl Sight {
             names: Arc::clone(state.names.now()),
             in_force: state.names.in_force(),
             workers: state.workers.iter().map(bifrost_datapath::Handle::remote).collect(),
+            carried: Arc::clone(&state.carried),
         }
     }
 
@@ -245,6 +249,13 @@ fn some_ports(sight: &Sight, ports: &[Port], waiting: &HashSet<String>, held: &H
                 }
             }
         }
+    }
+    for status in &mut all {
+        let before = |counter| sight.carried.of_port(&status.name, counter);
+        let [tx, tx_bytes, rx, rx_bytes] =
+            ["port.tx_packets", "port.tx_bytes", "port.rx_packets", "port.rx_bytes"].map(before);
+        (status.tx_packets, status.tx_bytes) = (status.tx_packets + tx, status.tx_bytes + tx_bytes);
+        (status.rx_packets, status.rx_bytes) = (status.rx_packets + rx, status.rx_bytes + rx_bytes);
     }
     for (owner, at) in &places {
         all[*at].rx_held_packets = held.get(owner).copied().unwrap_or(0);

@@ -37,14 +37,25 @@ pub(crate) fn of(state: &State) -> Pages<Sample> {
         });
         own.chain(ports).chain(paths)
     });
-    Box::new(workers.chain(std::iter::once(Ok(of_daemon))))
+    let mut all = workers.chain(std::iter::once(Ok(of_daemon)));
+    let mut carried = Some(state.carried.as_ref().clone());
+    Box::new(std::iter::from_fn(move || match (all.next(), &mut carried) {
+        (Some(Ok(mut page)), Some(carried)) => {
+            carried.add_to(&mut page);
+            Some(Ok(page))
+        }
+        (None, carried) => carried.take().map(|carried| Ok(carried.rest())),
+        (page, None) => page,
+        (Some(Err(error)), _) => Some(Err(error)),
+    }))
 }
 
 /// What the workers count as a whole, and by port, whichever they are.
 pub(crate) fn sums(state: &State) -> impl Iterator<Item = Result<Vec<(String, u64)>, ApiError>> + use<> {
     let sight = Arc::new(Sight::of(state));
     let devices = Arc::new(devices(&sight));
-    sight.workers.clone().into_iter().flat_map(move |worker| {
+    let carried = state.carried.sums();
+    let counted = sight.workers.clone().into_iter().flat_map(move |worker| {
         let totals = worker.clone();
         let own = std::iter::once_with(move || Totalled::of(&totals).map(|totals| totals.counters()));
         let devices = Arc::clone(&devices);
@@ -52,7 +63,8 @@ pub(crate) fn sums(state: &State) -> impl Iterator<Item = Result<Vec<(String, u6
             Ok(page.map_err(gone)?.iter().flat_map(|port| of_device(port, device(&devices, port.owner))).collect())
         });
         own.chain(ports)
-    })
+    });
+    counted.chain(std::iter::once(Ok(carried)))
 }
 
 /// A worker as a whole, with its sockets.

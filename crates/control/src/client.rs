@@ -2,7 +2,7 @@
 
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use http_body_util::{BodyExt, Full, Limited};
 use hyper::body::{Bytes, Incoming};
@@ -17,7 +17,7 @@ use crate::api::{
     ApiError, ApplyReport, ApplySpec, CaptureSpec, Conn, DrainReport, DrainSpec, Drops, ErrorBody, FaultCleared,
     FaultEntry, FaultSpec, FlowLogStatus, GatewayPod, GatewayTraceSpec, LoadBalancerStatus, MirrorStatus, NatStatus,
     ObjectList, ObjectsDigest, ObjectsQuery, Path as ApiPath, Pipeline, PipelineCommand, PodCommand, PortStatus,
-    ReloadReport, Route, Sample, Stats, Status, Trace, TraceSpec,
+    ReloadReport, Route, Sample, Stats, Status, Trace, TraceSpec, UpgradeReport, UpgradeSpec,
 };
 
 /// How long an answer may take.
@@ -194,6 +194,24 @@ impl Client {
     /// Has the daemon read its configuration again.
     pub fn reload(&self) -> Result<ReloadReport, ClientError> {
         self.request(Method::POST, "/v1/reload", None::<&()>, RELOAD_TIMEOUT)
+    }
+
+    /// Has another program go on with the daemon's work; returns once that one answers.
+    ///
+    /// # Errors
+    /// Why the running daemon goes on itself; or the new one does not answer.
+    pub fn upgrade(&self, spec: &UpgradeSpec) -> Result<UpgradeReport, ClientError> {
+        let report: UpgradeReport = self.request(Method::POST, "/v1/upgrade", Some(spec), RELOAD_TIMEOUT)?;
+        let deadline = Instant::now() + TIMEOUT;
+        loop {
+            match self.status() {
+                Ok(status) if status.pid == report.pid => return Ok(report),
+                // The old one still answers what it had taken.
+                _ if Instant::now() < deadline => std::thread::sleep(Duration::from_millis(5)),
+                Ok(_) => return Ok(report),
+                Err(error) => return Err(error),
+            }
+        }
     }
 
     /// Changes objects: all that the batch says, or nothing.

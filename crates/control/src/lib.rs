@@ -26,4 +26,4 @@ pub mod server;
 pub use client::Client;
 pub use config::Config;
 pub use diff::ConfigDiff;
-pub use server::{Backend, ServerHandle, serve, serve_with_metrics};
+pub use server::{Backend, Listeners, ServerHandle, serve, serve_handed, serve_with_metrics};

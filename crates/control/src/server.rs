@@ -17,6 +17,7 @@
 //! | `POST /v1/reload` | [`ReloadReport`] |
 //! | `POST /v1/apply` with an [`ApplySpec`] | the [`ApplyReport`] |
 //! | `GET /v1/objects` with an [`ObjectsQuery`] | an [`ObjectList`]; with `?digest` a list of [`ObjectsDigest`] |
+//! | `POST /v1/upgrade` with an [`UpgradeSpec`], from root or the daemon's own user | the [`UpgradeReport`] |
 //! | `POST /v1/trace` with a [`TraceSpec`] | the [`Trace`] |
 //! | `POST /v1/capture` with a [`CaptureSpec`] | a pcapng file, as long as the capture runs |
 //!
@@ -33,7 +34,8 @@ mod routes;
 mod socket;
 
 use std::io;
-use std::net::SocketAddr;
+use std::net::{SocketAddr, TcpListener};
+use std::os::unix::net::UnixListener;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -46,7 +48,7 @@ use tokio::sync::oneshot;
 use crate::api::{
     ApiError, ApplyReport, ApplySpec, CaptureSpec, Conn, DrainReport, DrainSpec, FaultEntry, FaultSpec, FlowLogStatus,
     LoadBalancerStatus, MirrorStatus, NatStatus, ObjectList, ObjectsDigest, ObjectsQuery, Path as ApiPath, PortStatus,
-    ReloadReport, Route, Sample, Stats, Status, Trace, TraceSpec,
+    ReloadReport, Route, Sample, Stats, Status, Trace, TraceSpec, UpgradeReport, UpgradeSpec,
 };
 
 pub use capture::capture_response;
@@ -108,6 +110,10 @@ pub trait Backend: Send + Sync + 'static {
     fn objects(&self, query: ObjectsQuery) -> Result<ObjectList, ApiError>;
     /// Digests of them.
     fn object_digests(&self, query: ObjectsQuery) -> Result<Vec<ObjectsDigest>, ApiError>;
+    /// Has another program go on with the daemon's work. When this returns without an error, that program answers requests from now on.
+    fn upgrade(&self, _spec: UpgradeSpec) -> Result<UpgradeReport, ApiError> {
+        Err(ApiError::bad_request("this daemon cannot be upgraded while it runs").hint("restart it"))
+    }
     /// What would become of a packet; its description makes sense, its names are not looked up yet. Nothing changes.
     fn trace(&self, spec: TraceSpec) -> Result<Trace, ApiError>;
     /// Begins a capture; its values are in range, its names are not looked up yet. It ends when the stream is dropped.
@@ -157,6 +163,29 @@ pub struct ServerHandle {
     stop: Option<oneshot::Sender<()>>,
     thread: Option<JoinHandle<()>>,
     socket: PathBuf,
+    listeners: Listeners,
+    /// Another process answers on the socket: its file stays.
+    is_left: Arc<AtomicBool>,
+}
+
+/// What requests come to.
+#[derive(Debug)]
+pub struct Listeners {
+    /// The Unix socket.
+    pub api: UnixListener,
+    /// For metrics, if there is such an address.
+    pub metrics: Option<TcpListener>,
+}
+
+impl Listeners {
+    /// Copies of them, for another process that is to answer.
+    ///
+    /// # Errors
+    /// The process has no more descriptors.
+    pub fn try_clone(&self) -> io::Result<Listeners> {
+        let metrics = self.metrics.as_ref().map(TcpListener::try_clone).transpose()?;
+        Ok(Listeners { api: self.api.try_clone()?, metrics })
+    }
 }
 
 /// Offers the API on the Unix socket `path` (mode 0660, its directory is made if need be). When this returns, requests
@@ -175,8 +204,32 @@ pub fn serve_with_metrics(
     backend: Arc<dyn Backend>,
 ) -> Result<ServerHandle, ServeError> {
     let path = path.as_ref();
+    let (socket, api) = socket::bind(path)?;
+    let bind = |address| metrics::bind(address).map_err(|source| ServeError::Metrics { address, source });
+    let metrics = metrics.map(bind).transpose()?;
+    answer(path, socket, Listeners { api, metrics }, backend)
+}
+
+/// [`serve_with_metrics`] on sockets of another process, which listens on `path` and is about to [leave](ServerHandle::leave).
+///
+/// # Errors
+/// There is no socket at `path` any more, or the system refuses.
+pub fn serve_handed(
+    path: impl AsRef<Path>,
+    listeners: Listeners,
+    backend: Arc<dyn Backend>,
+) -> Result<ServerHandle, ServeError> {
+    let path = path.as_ref();
+    answer(path, socket::adopt(path)?, listeners, backend)
+}
+
+fn answer(
+    path: &Path,
+    socket: socket::BoundSocket,
+    listeners: Listeners,
+    backend: Arc<dyn Backend>,
+) -> Result<ServerHandle, ServeError> {
     let failed = |what| move |source| ServeError::Io { what, path: path.to_owned(), source };
-    let (socket, listener) = socket::bind(path)?;
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_io()
         .enable_time()
@@ -185,15 +238,16 @@ pub fn serve_with_metrics(
         .thread_name("api-call")
         .build()
         .map_err(failed("cannot start the API's runtime for"))?;
+    let Listeners { api: listener, metrics } = listeners.try_clone().map_err(failed("cannot listen on"))?;
     let metrics = match metrics {
-        Some(address) => {
-            let failed = |source| ServeError::Metrics { address, source };
-            let listener = metrics::bind(address).map_err(failed)?;
+        Some(listener) => {
             let _inside = runtime.enter();
-            Some(tokio::net::TcpListener::from_std(listener).map_err(failed)?)
+            Some(tokio::net::TcpListener::from_std(listener).map_err(failed("cannot offer metrics beside"))?)
         }
         None => None,
     };
+    let is_left = Arc::new(AtomicBool::new(false));
+    let is_left_now = Arc::clone(&is_left);
     let (stop, stopped) = oneshot::channel();
     let thread = thread::Builder::new()
         .name("api".to_owned())
@@ -220,10 +274,12 @@ pub fn serve_with_metrics(
             }
             // A backend call that hangs must not keep the daemon from leaving.
             runtime.shutdown_timeout(DRAIN);
-            socket.remove();
+            if !is_left_now.load(Ordering::Relaxed) {
+                socket.remove();
+            }
         })
         .map_err(failed("cannot start the API's thread for"))?;
-    Ok(ServerHandle { stop: Some(stop), thread: Some(thread), socket: path.to_owned() })
+    Ok(ServerHandle { stop: Some(stop), thread: Some(thread), socket: path.to_owned(), listeners, is_left })
 }
 
 /// Offers other requests than [`serve`]'s on a Unix socket, with the same bounds, until `stopped`. Handlers have a [`Peer`] as an
@@ -251,6 +307,17 @@ impl ServerHandle {
     /// The socket's path.
     pub fn socket(&self) -> &Path {
         &self.socket
+    }
+
+    /// What requests come to.
+    pub fn listeners(&self) -> &Listeners {
+        &self.listeners
+    }
+
+    /// [`stop`](Self::stop), but the socket stays: another process answers on it.
+    pub fn leave(mut self) {
+        self.is_left.store(true, Ordering::Relaxed);
+        self.finish();
     }
 
     /// Stops taking requests, finishes those being answered (for at most a few seconds), removes the socket.

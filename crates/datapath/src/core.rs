@@ -101,6 +101,8 @@ pub struct Core<P> {
     rewatch: Vec<u16>,
     /// Some guest may not send as much as it likes.
     has_limits: bool,
+    /// Nothing is fetched from guests: another process is to go on with them.
+    pub(crate) guests_wait: bool,
 }
 
 impl<P: GuestPort> Core<P> {
@@ -137,6 +139,7 @@ impl<P: GuestPort> Core<P> {
             unowned_panics: Strikes::default(),
             rewatch: Vec::new(),
             has_limits: false,
+            guests_wait: false,
         }
     }
 

@@ -39,6 +39,9 @@ impl<P: GuestPort> Core<P> {
     /// Fetches from every guest that may have something, within its budget.
     pub(crate) fn fetch_from_guests<const SEEN: bool>(&mut self, underlay: &mut impl Underlay) -> bool {
         let mut busy = false;
+        if self.guests_wait {
+            return false;
+        }
         // Ports whose peers are the same share the windows of paths: another one is first each time.
         let ports = self.ports.len();
         let first = self.counters.loops as usize % ports.max(1);

@@ -139,11 +139,35 @@ pub fn start<U: PolledUnderlay + Send + 'static>(
     switch: Switch,
     cpu: Option<usize>,
 ) -> io::Result<Handle<U>> {
+    begin(config, underlay, switch, cpu, false)
+}
+
+/// [`start`] of a worker that runs nothing but commands until it is told to [resume](Worker::resume): its sockets and devices are still another process's.
+///
+/// # Errors
+/// As of [`start`].
+pub fn start_paused<U: PolledUnderlay + Send + 'static>(
+    config: CoreConfig,
+    underlay: U,
+    switch: Switch,
+    cpu: Option<usize>,
+) -> io::Result<Handle<U>> {
+    begin(config, underlay, switch, cpu, true)
+}
+
+fn begin<U: PolledUnderlay + Send + 'static>(
+    config: CoreConfig,
+    underlay: U,
+    switch: Switch,
+    cpu: Option<usize>,
+    paused: bool,
+) -> io::Result<Handle<U>> {
     let wake = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
     let ((commands, commands_end), (questions, questions_end)) = (channel(), channel());
     let letters = Letters { commands: commands_end, questions: questions_end };
     let name = format!("worker-{}", config.index);
-    let worker = Worker::new(config, underlay, switch, Arc::clone(&wake), letters)?;
+    let mut worker = Worker::new(config, underlay, switch, Arc::clone(&wake), letters)?;
+    worker.paused = paused;
     let pulse = worker.pulse();
     let thread = std::thread::Builder::new().name(name).spawn(move || {
         if let Some(cpu) = cpu {

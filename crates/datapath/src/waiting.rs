@@ -267,6 +267,11 @@ impl Waiting {
         }
     }
 
+    /// What waits, destination by destination, oldest of each first.
+    pub(crate) fn frames(&self) -> impl Iterator<Item = &TxFrame> {
+        self.order.iter().filter_map(|place| self.queues.get(usize::from(*place))).flat_map(|queue| &queue.frames)
+    }
+
     /// Whether there is one queue, and enough in it to stop its guest.
     fn is_long(&self) -> bool {
         let Some(&place) = self.order.front().filter(|_| self.order.len() == 1) else { return false };

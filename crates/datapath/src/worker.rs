@@ -12,7 +12,7 @@ use bifrost_port::panics::{self, Panic};
 use bifrost_port::vhost::Unplugged;
 use bifrost_port::{PolledPort, PolledUnderlay};
 use bifrost_rte::Time;
-use rustix::event::{Timespec, epoll};
+use rustix::event::{PollFd, PollFlags, Timespec, epoll};
 
 use crate::contain::{PortFault, Recovery};
 use crate::core::{Core, CoreConfig};
@@ -51,6 +51,8 @@ pub struct Worker<U> {
     pulse: Arc<Pulse>,
     /// For a port that a fault takes out of use: descriptors may be short then.
     spare: Option<Device>,
+    /// Nothing but commands is run: another process has what is to be done, or is about to hand it over.
+    pub(crate) paused: bool,
     stopping: bool,
 }
 
@@ -93,6 +95,7 @@ impl<U: PolledUnderlay> Worker<U> {
             courtesy: Courtesy::default(),
             pulse,
             spare: Some(unplugged()?),
+            paused: false,
             stopping: false,
         })
     }
@@ -102,6 +105,10 @@ impl<U: PolledUnderlay> Worker<U> {
         // Timers of microseconds: the default slack of 50 us would be most of an ACK delay.
         let _ = rustix::thread::set_current_timer_slack(std::num::NonZeroU64::new(1));
         while !self.stopping {
+            if self.paused {
+                self.rest();
+                continue;
+            }
             let busy = self.contained(Worker::turn).unwrap_or(true);
             if busy {
                 self.give_way();
@@ -110,7 +117,7 @@ impl<U: PolledUnderlay> Worker<U> {
         }
     }
 
-    fn turn(&mut self) -> bool {
+    pub(crate) fn turn(&mut self) -> bool {
         let started = monotonic_ns();
         self.core.begin_turn(Time(started));
         let others = &self.others;
@@ -236,6 +243,18 @@ impl<U: PolledUnderlay> Worker<U> {
         if woken || self.has_questions {
             self.answer();
         }
+    }
+
+    /// Waits for commands and questions alone.
+    fn rest(&mut self) {
+        let wake = Arc::clone(&self.wake);
+        let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+        self.pulse.rest();
+        let mut fds = [PollFd::new(&*wake, PollFlags::IN)];
+        let _ = rustix::event::poll(&mut fds, self.has_questions.then_some(&now));
+        self.pulse.wake();
+        self.obey();
+        self.answer();
     }
 
     /// Runs what other threads have sent.

@@ -54,6 +54,16 @@ pub trait GuestPort {
     }
     /// The packet may have to leave more than once. A port that cannot rely on what it would read later keeps a copy now.
     fn keep(&mut self, _handle: TxHandle) {}
+    /// Appends a fetched packet as the guest's side has handed it over, for [`put_in_front`](Self::put_in_front) of the same kind of port in
+    /// another process. Returns false if the port cannot.
+    fn raw(&self, _handle: TxHandle, _out: &mut Vec<u8>) -> bool {
+        false
+    }
+    /// Has [`fetch`](Self::fetch) bring this packet before everything that the guest has sent since, and behind those that were put there before. Returns
+    /// false if the port cannot, or holds as many as it may.
+    fn put_in_front(&mut self, _packet: Vec<u8>) -> bool {
+        false
+    }
     /// Makes sure that all bytes of a fetched packet belong to the port: from now on [`bytes`](Self::bytes) returns the whole
     /// packet and [`copy`](Self::copy) the same bytes each time. What was verified once then stays true.
     fn freeze(&mut self, _handle: TxHandle) {}
@@ -148,6 +158,14 @@ impl<T: GuestPort + ?Sized> GuestPort for Box<T> {
 
     fn keep(&mut self, handle: TxHandle) {
         (**self).keep(handle);
+    }
+
+    fn raw(&self, handle: TxHandle, out: &mut Vec<u8>) -> bool {
+        (**self).raw(handle, out)
+    }
+
+    fn put_in_front(&mut self, packet: Vec<u8>) -> bool {
+        (**self).put_in_front(packet)
     }
 
     fn freeze(&mut self, handle: TxHandle) {

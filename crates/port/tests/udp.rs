@@ -366,3 +366,45 @@ fn bad_configurations_say_what_to_do() {
     let clash = underlay.lane(SocketAddr::new(a, 4794), SocketAddr::new(a, 4794)).expect_err("clash");
     assert!(clash.to_string().contains("source_port_base"), "{clash}");
 }
+
+/// Another process's worker goes on with the sockets of one: what waits in them, and the ports that it sends from.
+#[test]
+fn sockets_are_taken_over_with_what_waits_in_them() {
+    let (a, b) = (address(), address());
+    let ports = UdpConfig { bifrost_port: 24_996, vxlan_port: 24_997, ..UdpConfig::default() };
+    let own = UdpConfig { local: vec![a], ..ports.clone() };
+    let mut first = UdpUnderlay::open(own.clone()).expect("open");
+    let peer = UdpSocket::bind((b, 0)).expect("bind");
+    let to = peer.local_addr().expect("bound");
+    let lane = |underlay: &mut UdpUnderlay, port| underlay.open_lane(SocketAddr::new(a, port), to).expect("a lane");
+    lane(&mut first, 25_100);
+    peer.send_to(b"before", (a, 24_996)).expect("send");
+    let mut second = UdpUnderlay::adopt(own.clone(), first.sockets().expect("copies")).expect("adopt");
+    // As long as both are open, both may be asked.
+    drop(first);
+    peer.send_to(b"after", (a, 24_997)).expect("send");
+    let got = collect(&mut second, 2);
+    let of = |service| got.iter().find(|got| got.service == service).map(|got| &got.payload[..]);
+    assert_eq!((of(Service::Bifrost), of(Service::Vxlan)), (Some(&b"before"[..]), Some(&b"after"[..])));
+    // The same port again, which nobody else could bind to, and another one.
+    for port in [25_100, 25_101] {
+        let lane = lane(&mut second, port);
+        let mut batch = TxBatch::default();
+        batch.push(lane, 0, |out| out.extend(b"hello"));
+        second.send(&mut batch);
+        let mut buffer = [0; 16];
+        peer.set_read_timeout(Some(Duration::from_secs(2))).expect("timeout");
+        let (len, from) = peer.recv_from(&mut buffer).expect("sent");
+        assert_eq!((&buffer[..len], from), (&b"hello"[..], SocketAddr::new(a, port)));
+    }
+    // Others are refused.
+    let sockets = || second.sockets().expect("copies");
+    let other = UdpConfig { local: vec![b], ..own.clone() };
+    assert!(matches!(UdpUnderlay::adopt(other, sockets()), Err(UdpError::Config(_))));
+    let mut less = sockets();
+    less.receive.pop();
+    assert!(matches!(UdpUnderlay::adopt(own.clone(), less), Err(UdpError::Config(_))));
+    let mut foreign = sockets();
+    foreign.receive[0] = std::fs::File::open("/dev/null").expect("open").into();
+    assert!(UdpUnderlay::adopt(own, foreign).is_err());
+}

@@ -67,6 +67,18 @@ impl Connection {
         Connection { by, known, sent, reply, is_hairpin: false }
     }
 
+    /// What another switch needs to go on with it: the ends that the guest knows, those that the other side knows, the name of answers, and
+    /// whether the guest is its own backend.
+    pub(crate) fn parts(&self) -> (Translation, Translation, Key, bool) {
+        (self.known, self.sent, self.reply, self.is_hairpin)
+    }
+
+    /// A connection of another switch, of its [`parts`](Self::parts).
+    pub(crate) fn of_parts(by: Translator, parts: (Translation, Translation, Key, bool)) -> Self {
+        let (known, sent, reply, is_hairpin) = parts;
+        Connection { by, known, sent, reply, is_hairpin }
+    }
+
     /// The backend.
     pub(crate) fn backend(&self) -> Endpoint {
         self.sent.destination

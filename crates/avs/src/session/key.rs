@@ -91,6 +91,19 @@ impl Key {
         Key::new(port, Direction::Egress, addresses, ports, protocol)
     }
 
+    /// As words, for another switch.
+    pub(crate) fn to_words(self) -> [u64; 5] {
+        self.words()
+    }
+
+    /// The key of these words, if there is such a one.
+    pub(crate) fn of_words([a, b, c, d, rest]: [u64; 5]) -> Option<Key> {
+        let rest = NonZeroU64::new(rest)?;
+        let family = rest.get() as u8;
+        let is_known = family == V4.get() as u8 || family == V6.get() as u8;
+        is_known.then_some(Key { local: [a, b], remote: [c, d], rest })
+    }
+
     /// The two ends, the guest's first.
     pub(crate) fn ends(&self) -> (Endpoint, Endpoint) {
         let address = |[high, low]: [u64; 2]| {

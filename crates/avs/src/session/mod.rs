@@ -8,6 +8,7 @@
 //! makes room. So a flood takes its own sessions: those of its class, then of its source ([`queue`]). At the bound of all vNICs the one
 //! with most sessions gives, so none that has no more than its share ([`rank`]).
 
+mod carry;
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod fairness;
@@ -20,9 +21,10 @@ mod state;
 mod table;
 mod wheel;
 
+pub(crate) use carry::Carried;
 pub(crate) use key::{Key, Quote, echo, error};
 pub use state::Class;
-pub(crate) use state::Event;
+pub(crate) use state::{Event, State};
 pub(crate) use table::{Handle, Payload, Planned, Sessions};
 
 /// Counters of sessions.

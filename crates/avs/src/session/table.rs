@@ -2,6 +2,7 @@
 
 use std::hash::BuildHasher as _;
 
+use super::carry::Carried;
 use super::index::Index;
 use super::key::Key;
 use super::list::{Links, List, NONE};
@@ -359,6 +360,35 @@ impl<T: Payload> Sessions<T> {
         takes_place: bool,
         payload: T,
     ) -> Result<(), Full> {
+        let (seen_s, heard) = (self.now_s, period(self.now_s));
+        let state = State::first(event);
+        let begun = Carried { key, origin, state, seen_s, answered_s: 0, heard, payload };
+        self.add(&begun, epoch, takes_place)
+    }
+
+    /// Adds a session of another switch, whose name is not known here. Returns false if there is no room.
+    pub(super) fn insert_carried(&mut self, session: &Carried<T>, epoch: u32) -> bool {
+        // A time to come would keep it forever.
+        let session = Carried { seen_s: session.seen_s.min(self.now_s), ..*session };
+        self.add(&session, epoch, false).is_ok()
+    }
+
+    /// All sessions, in no particular order.
+    pub(super) fn all(&self) -> impl Iterator<Item = Carried<T>> {
+        let is_there = |session: &&Session<T>| session.number != 0;
+        self.slab.iter().filter(is_there).map(|session| Carried {
+            key: session.key,
+            origin: session.origin,
+            state: session.state,
+            seen_s: session.seen_s,
+            answered_s: session.answered_s,
+            heard: session.heard,
+            payload: session.payload,
+        })
+    }
+
+    fn add(&mut self, begun: &Carried<T>, epoch: u32, takes_place: bool) -> Result<(), Full> {
+        let Carried { key, origin, state, seen_s, answered_s, heard, payload } = *begun;
         let source = self.source(&key);
         let evicted = if takes_place { None } else { self.evicted_for(key.port(), origin, source)? };
         if let Some(index) = evicted {
@@ -367,7 +397,6 @@ impl<T: Payload> Sessions<T> {
         if self.counters.current == 0 {
             self.wheel.start_at(self.now_s);
         }
-        let state = State::first(event);
         let session = Session {
             key,
             payload,
@@ -375,13 +404,13 @@ impl<T: Payload> Sessions<T> {
             due: Links::UNLINKED,
             idle: Links::UNLINKED,
             epoch,
-            seen_s: self.now_s,
+            seen_s,
             slot: 0,
-            answered_s: 0,
+            answered_s,
             state,
             origin,
             source,
-            heard: period(self.now_s),
+            heard,
         };
         let index = match self.free.head {
             NONE => {
@@ -404,7 +433,8 @@ impl<T: Payload> Sessions<T> {
         }
         self.counters.current += 1;
         self.counters.created += 1;
-        self.schedule(index, self.now_s + state.timeout_s());
+        self.counters.established += u64::from(state.is_established());
+        self.schedule(index, seen_s + state.timeout_s());
         self.ranking.add(key.port());
         let account = self.account(key.port());
         let mut queues = account.queues.take().unwrap_or_else(Queues::new);

@@ -3,12 +3,13 @@
 use std::fmt::Write as _;
 use std::fs::File;
 use std::net::IpAddr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Child, ExitStatus, Stdio};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use bifrost_control::api::{Conn, FaultSpec, FaultTarget, PortStatus, Status};
+use bifrost_control::api::{Conn, FaultSpec, FaultTarget, PortStatus, Status, UpgradeReport, UpgradeSpec};
+use bifrost_control::client::ClientError;
 use bifrost_control::{Client, balance};
 use bifrost_lab::standstill::Watch;
 
@@ -116,6 +117,8 @@ pub struct Host {
     /// Keeps what the daemon wants to be kept, if there is one.
     pub manager: Option<Manager>,
     child: Option<Child>,
+    /// The process that goes on with the work of the child, which has ended.
+    heir: Option<u32>,
 }
 
 impl Host {
@@ -194,11 +197,46 @@ impl Host {
     }
 
     pub fn pid(&self) -> u32 {
-        self.child.as_ref().unwrap().id()
+        self.heir.unwrap_or_else(|| self.child.as_ref().unwrap().id())
+    }
+
+    /// An upgrade that the test has asked for itself is done.
+    pub fn has_heir(&mut self, pid: u32) {
+        self.heir = Some(pid);
+        if let Some(mut child) = self.child.take() {
+            let _ = child.wait();
+        }
+    }
+
+    /// Has another program, or the same once more, go on with the daemon's work.
+    pub fn upgrade(&mut self, binary: Option<&Path>) -> Result<UpgradeReport, ClientError> {
+        let before = self.pid();
+        let report = self.client.upgrade(&UpgradeSpec { binary: binary.map(Path::to_owned) })?;
+        self.heir = Some(report.pid);
+        match self.child.take() {
+            Some(mut child) => {
+                let mut status = None;
+                super::eventually(10.0, "the old daemon ends", || {
+                    status = child.try_wait().unwrap();
+                    status.is_some()
+                });
+                assert!(status.unwrap().success(), "{}", self.log());
+            }
+            None => super::eventually(10.0, "the old daemon ends", || !is_alive(before)),
+        }
+        Ok(report)
     }
 
     /// `kill -9`.
     pub fn crash(&mut self) {
+        if let Some(pid) = self.heir.take() {
+            // It is no child of this process.
+            let _ = rustix::process::kill_process(
+                rustix::process::Pid::from_raw(pid as i32).unwrap(),
+                rustix::process::Signal::KILL,
+            );
+            super::eventually(10.0, "the daemon ends", || !is_alive(pid));
+        }
         if let Some(mut child) = self.child.take() {
             let _ = child.kill();
             let _ = child.wait();
@@ -293,6 +331,12 @@ impl Host {
     }
 }
 
+/// Whether a process runs; one that nobody has waited for does not.
+fn is_alive(pid: u32) -> bool {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    stat.rsplit(") ").next().is_some_and(|rest| !rest.is_empty() && !rest.starts_with('Z'))
+}
+
 impl Drop for Host {
     fn drop(&mut self) {
         self.crash();
@@ -382,6 +426,7 @@ impl Lab {
                 config,
                 manager: None,
                 child: None,
+                heir: None,
             });
         }
         // IPv6 needs the carrier, which a new pair of devices has some time after both ends are up.
@@ -510,7 +555,9 @@ impl Drop for Lab {
         if std::thread::panicking() {
             self.stood_still();
         }
-        for host in self.hosts.iter().filter(|host| host.child.is_some() && !std::thread::panicking()) {
+        for host in
+            self.hosts.iter().filter(|host| (host.child.is_some() || host.heir.is_some()) && !std::thread::panicking())
+        {
             host.assert_balanced();
         }
         for host in &mut self.hosts {

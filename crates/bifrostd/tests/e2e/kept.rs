@@ -268,10 +268,18 @@ fn the_packaged_unit_keeps_devices_over_a_crash_and_a_restart() {
     assert_eq!(state.trim(), "ActiveState=active NFileDescriptorStore=1 NRestarts=0");
     assert_eq!(step("killed"), (device, "ActiveState=active NFileDescriptorStore=1 NRestarts=1 "));
     assert_eq!(step("restarted"), (device, "ActiveState=active NFileDescriptorStore=1 NRestarts=0 "));
+    assert_eq!(step("upgraded"), (device, "ActiveState=active NFileDescriptorStore=1 NRestarts=0 "));
+    let pids = steps.lines().find_map(|line| line.strip_prefix("main process: ")).unwrap();
+    let [former, pid, _, _, answered, alive] = pids.split([' ', ',']).filter(|w| !w.is_empty()).collect::<Vec<_>>()[..]
+    else {
+        panic!("{pids}")
+    };
+    assert!(former != pid && pid == answered && alive == "alive", "{pids}");
+    assert_eq!(step("killed again").0, device, "the service manager starts the one that goes on again");
     assert_eq!(step("stopped"), (device, "ActiveState=inactive NFileDescriptorStore=0 NRestarts=0 "));
     assert_eq!(step("started again"), (device, "ActiveState=active NFileDescriptorStore=1 NRestarts=0 "));
     assert_eq!(step("removed"), ("none", "ActiveState=inactive NFileDescriptorStore=0 NRestarts=0 "));
-    assert_eq!(log.matches("takes over its device").count(), 3);
+    assert_eq!(log.matches("takes over its device").count(), 5);
     assert!(cleaned.unwrap().success(), "its control groups are still there");
     std::fs::remove_dir_all(directory).unwrap();
 }

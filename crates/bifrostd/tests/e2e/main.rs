@@ -49,6 +49,7 @@ mod security;
 mod see;
 mod startup;
 mod trace;
+mod upgrade;
 mod user_space;
 mod waiting;
 mod workers;

@@ -1,4 +1,4 @@
-# A service manager with the packaged unit, in namespaces of its own: the daemon is killed, restarted, ended and started again.
+# A service manager with the packaged unit, in namespaces of its own: the daemon is killed, restarted, upgraded, ended and started again.
 #   systemd.sh DIRECTORY UNIT DAEMON     in mount, process and network namespaces of its own
 #   systemd.sh clean DIRECTORY           in a mount namespace of its own, afterwards
 # DIRECTORY has bifrostd.toml, and gets what was seen after each step (steps) and what the daemon said (daemon.log).
@@ -77,6 +77,22 @@ done
 look killed
 systemctl restart bifrostd
 look restarted
+former=\$(systemctl show bifrostd -p MainPID --value)
+curl --silent --show-error --unix-socket /run/bifrost/bifrostd.sock --data '{}' http://bifrostd/v1/upgrade >/run/test/upgrade.json
+for _ in \$(seq 100); do
+    kill -0 "\$former" 2>/dev/null || break
+    sleep 0.1
+done
+look "upgraded"
+pid=\$(systemctl show bifrostd -p MainPID --value)
+echo "main process: \$former \$pid, which answers \$(sed 's/.*"pid":\([0-9]*\).*/\1/' /run/test/upgrade.json) \$(kill -0 "\$pid" && echo alive)"
+systemctl kill --signal=KILL bifrostd
+for _ in \$(seq 100); do
+    [ "\$(systemctl show bifrostd -p NRestarts -p ActiveState --value | sort | tr -d '\n')" = 1active ] && break
+    sleep 0.1
+done
+look "killed again"
+systemctl reset-failed bifrostd
 systemctl stop bifrostd
 look stopped
 systemctl start bifrostd

@@ -16,6 +16,7 @@ mod objects;
 mod report;
 mod sample;
 mod trace;
+mod upgrade;
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr};
@@ -43,6 +44,7 @@ pub use objects::{
 pub use report::{Changed, ReloadReport};
 pub use sample::{DropCount, Drops, Place, Sample};
 pub use trace::{MAX_TRACE_SIZE, Trace, TraceSpec, TraceStep, TraceVerdict};
+pub use upgrade::{UpgradeReport, UpgradeSpec};
 
 /// The daemon as a whole: `GET /v1/status`.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]

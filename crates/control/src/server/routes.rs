@@ -14,11 +14,11 @@ use serde::{Deserialize, Serialize};
 
 use super::Backend;
 use super::capture::{Stopping, capture_response};
-use super::connections::{Lasting, whole_body};
+use super::connections::{Lasting, Peer, whole_body};
 use super::list::list;
 use crate::api::{
     ApiError, ApplySpec, CaptureSpec, DrainSpec, Drops, ErrorBody, FaultCleared, FaultSpec, MAX_APPLY_BYTES,
-    MAX_LISTED_OBJECTS, ObjectsQuery, TraceSpec,
+    MAX_LISTED_OBJECTS, ObjectsQuery, TraceSpec, UpgradeSpec,
 };
 
 /// The largest body of most requests, bytes; a fault's specification has a few hundred.
@@ -47,6 +47,7 @@ pub(super) fn router(backend: Shared, stopping: Stopping) -> Router {
             get(|State(b): State<Shared>| call(move || b.faults())).put(add_fault).delete(remove_faults),
         )
         .route("/v1/reload", post(|State(b): State<Shared>| call(move || b.reload())))
+        .route("/v1/upgrade", post(upgrade))
         .route("/v1/apply", post(apply))
         .route("/v1/objects", get(objects))
         .route("/v1/trace", post(trace))
@@ -100,6 +101,21 @@ async fn apply(State(backend): State<Shared>, body: Bytes) -> Response {
             let hint = "a batch is, for example, {\"items\": [{\"op\": \"delete\", \"kind\": \"port\", \"key\": \"web1\", \
                         \"owner\": \"agent\"}]}; nothing was changed";
             failure(ApiError::bad_request(e.to_string()).at("body of POST /v1/apply").hint(hint))
+        }
+    }
+}
+
+/// The program that a client names runs with the daemon's rights: members of the socket's group may not name one.
+async fn upgrade(State(backend): State<Shared>, Extension(peer): Extension<Peer>, body: Bytes) -> Response {
+    if peer.uid != 0 && peer.uid != rustix::process::geteuid().as_raw() {
+        let error = ApiError::bad_request("an upgrade can be asked for by root and the daemon's own user alone");
+        return failure(error.at("POST /v1/upgrade").hint("use sudo"));
+    }
+    match serde_json::from_slice::<UpgradeSpec>(&body) {
+        Ok(spec) => call(move || backend.upgrade(spec)).await,
+        Err(e) => {
+            let hint = "for example {}, or {\"binary\": \"/usr/bin/bifrostd\"}; nothing was changed";
+            failure(ApiError::bad_request(e.to_string()).at("body of POST /v1/upgrade").hint(hint))
         }
     }
 }
@@ -168,7 +184,7 @@ async fn remove_faults(State(backend): State<Shared>, query: Result<Query<FaultQ
 }
 
 async fn unknown_path(uri: Uri) -> Response {
-    let hint = "/v1/ has status, ports, routes, load-balancers, nat, mirrors, flow-log, conns, paths, stats, samples, drops, faults, reload, apply, objects, trace and capture";
+    let hint = "/v1/ has status, ports, routes, load-balancers, nat, mirrors, flow-log, conns, paths, stats, samples, drops, faults, reload, upgrade, apply, objects, trace and capture";
     failure(ApiError::not_found("no such resource").at(uri.path()).hint(hint))
 }
 

@@ -53,6 +53,16 @@ pub(super) fn bind(path: &Path) -> Result<(BoundSocket, UnixListener), ServeErro
     Ok((BoundSocket { path: path.to_owned(), inode: (meta.dev(), meta.ino()) }, listener))
 }
 
+/// The file of a socket that another process made, and listens on for this one, too.
+pub(super) fn adopt(path: &Path) -> Result<BoundSocket, ServeError> {
+    let failed = |source| ServeError::Io { what: "cannot look at", path: path.to_owned(), source };
+    let meta = fs::symlink_metadata(path).map_err(failed)?;
+    if !meta.file_type().is_socket() {
+        return Err(ServeError::NotASocket(path.to_owned()));
+    }
+    Ok(BoundSocket { path: path.to_owned(), inode: (meta.dev(), meta.ino()) })
+}
+
 /// Others hold the lock for a moment only, unless somebody else uses the directory's lock for something of their own.
 fn lock_soon(file: &File) -> io::Result<()> {
     let deadline = Instant::now() + LOCK_WAIT;

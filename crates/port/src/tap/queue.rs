@@ -1,5 +1,6 @@
 //! One queue of a TAP device as a guest port.
 
+use std::collections::VecDeque;
 use std::io::{self, IoSliceMut};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
@@ -46,6 +47,8 @@ pub struct TapQueue {
     spare: Option<u32>,
     /// By head buffer, as far as they were ever used.
     sent: Vec<Sent>,
+    /// What another process has fetched from the device, and is fetched first; with virtio headers.
+    in_front: VecDeque<Vec<u8>>,
     slots: Pool,
     placed: Vec<Placed>,
     merger: Merger,
@@ -83,6 +86,7 @@ impl TapQueue {
             spare: spills.take(),
             spills,
             sent: Vec::new(),
+            in_front: VecDeque::new(),
             slots: Pool::new(sizes.slots, max_frame.next_multiple_of(64)),
             placed: vec![Placed::default(); sizes.slots as usize],
             merger: Merger::new(),
@@ -105,6 +109,13 @@ impl TapQueue {
 
     /// Reads one packet. `None`: nothing is waiting.
     fn read(&mut self, head: u32, spill: u32) -> io::Result<Option<usize>> {
+        if let Some(packet) = self.in_front.pop_front() {
+            let first = packet.len().min(HEAD_BYTES);
+            let rest = (packet.len() - first).min(SPILL_BYTES);
+            self.heads.bytes_mut(head)[..first].copy_from_slice(&packet[..first]);
+            self.spills.bytes_mut(spill)[..rest].copy_from_slice(&packet[first..first + rest]);
+            return Ok(Some(first + rest));
+        }
         let mut buffers = [IoSliceMut::new(self.heads.bytes_mut(head)), IoSliceMut::new(self.spills.bytes_mut(spill))];
         loop {
             match rustix::io::readv(&self.fd, &mut buffers) {
@@ -169,6 +180,22 @@ impl GuestPort for TapQueue {
             Some(tail) if tail > 0 && sent.spill != NONE => (head, &self.spills.bytes(sent.spill)[..tail]),
             _ => (&head[..(sent.len as usize).min(head.len())], &[]),
         }
+    }
+
+    fn raw(&self, handle: TxHandle, out: &mut Vec<u8>) -> bool {
+        let (head, tail) = self.bytes(handle);
+        out.extend_from_slice(&self.heads.bytes(handle.0)[..VIRTIO]);
+        out.extend_from_slice(head);
+        out.extend_from_slice(tail);
+        true
+    }
+
+    fn put_in_front(&mut self, packet: Vec<u8>) -> bool {
+        let fits = packet.len() <= HEAD_BYTES + SPILL_BYTES && self.in_front.len() < self.heads.capacity() as usize;
+        if fits {
+            self.in_front.push_back(packet);
+        }
+        fits
     }
 
     fn complete(&mut self, handle: TxHandle) {

@@ -220,3 +220,45 @@ proptest! {
         prop_assert_eq!(queue.slots.free(), 64);
     }
 }
+
+#[test]
+fn another_queue_goes_on_with_what_one_holds_before_what_waits_in_the_device() {
+    let (mut first, guest) = queue();
+    let header = Header { flags: virtio_net::F_NEEDS_CSUM, csum_start: 34, csum_offset: 16, ..Header::default() };
+    let lengths = [0, HEAD_BYTES, 3000];
+    for (n, len) in (1..).zip(lengths) {
+        send(&guest, header, &tcp(n, len));
+    }
+    let mut out = Vec::new();
+    first.fetch(64, &mut out).expect("fetch");
+    let raw = |frame: &TxFrame| {
+        let mut bytes = Vec::new();
+        assert!(first.raw(frame.handle, &mut bytes));
+        bytes
+    };
+    let packets: Vec<Vec<u8>> = out.iter().map(raw).collect();
+    let (mut second, guest) = queue();
+    send(&guest, Header::default(), &tcp(9, 10));
+    for packet in packets {
+        assert!(second.put_in_front(packet));
+    }
+    let mut again = Vec::new();
+    assert!(second.fetch(1, &mut again).expect("fetch"), "more may be waiting");
+    second.fetch(64, &mut again).expect("fetch");
+    assert_eq!(again.len(), 4);
+    for ((frame, n), len) in again.iter().zip([1, 2, 3, 9]).zip([0, HEAD_BYTES, 3000, 10]) {
+        let (head, tail) = second.bytes(frame.handle);
+        assert_eq!([head, tail].concat(), tcp(n, len));
+        assert_eq!(frame.offload, if n == 9 { Offload::default() } else { out[0].offload });
+    }
+    // Bounds: of one packet, and of all.
+    assert!(!second.put_in_front(vec![0; HEAD_BYTES + SPILL_BYTES + 1]));
+    for _ in 0..SIZES.heads {
+        assert!(second.put_in_front(vec![0; VIRTIO]));
+    }
+    assert!(!second.put_in_front(vec![0; VIRTIO]));
+    // One without a whole header is no packet, and does no harm.
+    let (mut third, _guest) = queue();
+    assert!(third.put_in_front(Vec::new()) && third.put_in_front(vec![1; 5]));
+    third.fetch(64, &mut Vec::new()).expect("fetch");
+}

@@ -16,7 +16,7 @@ mod transmit;
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
-use std::os::fd::BorrowedFd;
+use std::os::fd::{BorrowedFd, OwnedFd};
 
 pub(crate) use bifrost_udp::set_int;
 pub use counters::UdpCounters;
@@ -79,6 +79,15 @@ pub enum UdpError {
     Io(#[from] io::Error),
 }
 
+/// The sockets of one worker.
+#[derive(Debug, Default)]
+pub struct Sockets {
+    /// Those that datagrams come to, in the order of opening.
+    pub receive: Vec<OwnedFd>,
+    /// Those that they leave from.
+    pub transmit: Vec<OwnedFd>,
+}
+
 /// The underlay side of one worker, over UDP sockets.
 pub struct UdpUnderlay {
     config: UdpConfig,
@@ -91,22 +100,45 @@ impl UdpUnderlay {
     /// Opens the receive sockets of one worker. With several workers, worker 0 comes first and the others in order.
     pub fn open(config: UdpConfig) -> Result<Self, UdpError> {
         config.check()?;
-        // One socket for all addresses of a family: its queue keeps the order in which packets of different paths came,
-        // which a socket per address would not, and the transport would take that for delay or loss on a path.
-        let mut sockets = Vec::with_capacity(4);
-        for any in [IpAddr::from(Ipv4Addr::UNSPECIFIED), IpAddr::from(Ipv6Addr::UNSPECIFIED)] {
-            let family: Vec<IpAddr> = config.local.iter().copied().filter(|a| a.is_ipv4() == any.is_ipv4()).collect();
-            let bind = match family[..] {
-                [] => continue,
-                [only] => only,
-                _ => any,
-            };
-            for service in [Service::Bifrost, Service::Vxlan] {
-                sockets.push((socket::receive(&config, bind, service)?, service));
-            }
-        }
-        let receiver = Receiver::new(sockets, config.receive_messages)?;
+        let open = |(address, service)| Ok((socket::receive(&config, address, service)?, service));
+        let sockets = config.bindings().map(open).collect::<Result<_, UdpError>>()?;
+        let receiver = Receiver::new(sockets, config.receive_messages, Some(0))?;
         Ok(Self { config, receiver, transmitter: Transmitter::default(), counters: UdpCounters::default() })
+    }
+
+    /// Takes over the [sockets](Self::sockets) of another process's worker of the same number, which was opened with the same addresses, ports and number
+    /// of workers. Datagrams that wait in them stay there; as long as both processes receive, each gets some.
+    ///
+    /// # Errors
+    /// They are others than `config` asks for.
+    pub fn adopt(config: UdpConfig, Sockets { receive, transmit }: Sockets) -> Result<Self, UdpError> {
+        config.check()?;
+        let foreign = |what: String| UdpError::Config(format!("the sockets that were handed over: {what}"));
+        let wanted: Vec<(IpAddr, Service)> = config.bindings().collect();
+        if wanted.len() != receive.len() {
+            return Err(foreign(format!("{} to receive from, instead of {}", receive.len(), wanted.len())));
+        }
+        let mut sockets = Vec::with_capacity(wanted.len());
+        for (fd, (address, service)) in receive.into_iter().zip(wanted) {
+            let wanted = SocketAddr::new(address, config.port(service));
+            let (socket, bound) = socket::adopt(fd)?;
+            if bound != wanted {
+                return Err(foreign(format!("one is bound to {bound}, instead of {wanted}")));
+            }
+            sockets.push((socket, service));
+        }
+        let transmit = transmit.into_iter().map(socket::adopt).collect::<Result<_, _>>()?;
+        let receiver = Receiver::new(sockets, config.receive_messages, None)?;
+        let transmitter = Transmitter::of_handed(transmit);
+        Ok(Self { config, receiver, transmitter, counters: UdpCounters::default() })
+    }
+
+    /// Copies of the descriptors of its sockets, for [`adopt`](Self::adopt) in another process.
+    ///
+    /// # Errors
+    /// The process has no more descriptors.
+    pub fn sockets(&self) -> io::Result<Sockets> {
+        Ok(Sockets { receive: self.receiver.sockets()?, transmit: self.transmitter.sockets()? })
     }
 
     /// Opens the underlays of all `config.workers` workers, in the order that steering needs; `config.worker` is ignored.
@@ -130,7 +162,11 @@ impl UdpUnderlay {
                 local.port()
             )));
         }
-        self.transmitter.lane(local, remote, || socket::transmit(&self.config, local))
+        let Self { config, transmitter, .. } = self;
+        transmitter.lane(local, remote, |handed| match handed {
+            Some(socket) => Ok(socket::segments(config, socket)),
+            None => socket::transmit(config, local),
+        })
     }
 }
 
@@ -185,6 +221,26 @@ impl Default for UdpConfig {
 }
 
 impl UdpConfig {
+    /// Where the receive sockets are bound, in order. One socket for all addresses of a family: its queue keeps the order in which packets of
+    /// different paths came, which a socket per address would not, and the transport would take that for delay or loss on a path.
+    fn bindings(&self) -> impl Iterator<Item = (IpAddr, Service)> + use<> {
+        let of_family = |any: IpAddr| {
+            let mut family = self.local.iter().copied().filter(|a| a.is_ipv4() == any.is_ipv4());
+            let first = family.next()?;
+            Some(family.next().map_or(first, |_| any))
+        };
+        let families = [IpAddr::from(Ipv4Addr::UNSPECIFIED), IpAddr::from(Ipv6Addr::UNSPECIFIED)].map(of_family);
+        let services = |address| [Service::Bifrost, Service::Vxlan].map(|service| (address, service));
+        families.into_iter().flatten().flat_map(services)
+    }
+
+    fn port(&self, service: Service) -> u16 {
+        match service {
+            Service::Bifrost => self.bifrost_port,
+            Service::Vxlan => self.vxlan_port,
+        }
+    }
+
     fn check(&self) -> Result<(), UdpError> {
         let problem = if self.local.is_empty() || self.local.len() > 8 {
             format!("{} local addresses; give 1 to 8", self.local.len())

@@ -34,8 +34,9 @@ pub(crate) struct Receiver {
 struct Source {
     socket: Socket,
     service: Service,
-    /// The kernel's count of datagrams dropped at this socket, as last seen.
-    dropped: u32,
+    /// The kernel's count of datagrams dropped at this socket, as last seen. `None`: what it was when another process handed it over is not
+    /// known.
+    dropped: Option<u32>,
 }
 
 /// What a message's datagrams have in common.
@@ -59,13 +60,14 @@ struct Part {
 }
 
 impl Receiver {
-    pub(crate) fn new(sockets: Vec<(Socket, Service)>, messages: usize) -> io::Result<Self> {
+    /// `dropped`: what the kernel has dropped at each socket so far.
+    pub(crate) fn new(sockets: Vec<(Socket, Service)>, messages: usize, dropped: Option<u32>) -> io::Result<Self> {
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         for (i, (socket, _)) in sockets.iter().enumerate() {
             epoll::add(&epoll, socket, epoll::EventData::new_u64(i as u64), epoll::EventFlags::IN)?;
         }
         Ok(Self {
-            sockets: sockets.into_iter().map(|(socket, service)| Source { socket, service, dropped: 0 }).collect(),
+            sockets: sockets.into_iter().map(|(socket, service)| Source { socket, service, dropped }).collect(),
             epoll,
             ready: Vec::with_capacity(MAX_READY),
             buffers: ReceiveBuffers::new(messages),
@@ -74,6 +76,11 @@ impl Receiver {
             turn: 0,
             clock: RealtimeOffset::sample(),
         })
+    }
+
+    /// Copies of the descriptors of its sockets.
+    pub(crate) fn sockets(&self) -> io::Result<Vec<OwnedFd>> {
+        self.sockets.iter().map(|source| source.socket.as_fd().try_clone_to_owned()).collect()
     }
 
     pub(crate) fn receive(&mut self, counters: &mut UdpCounters) -> io::Result<usize> {
@@ -104,8 +111,8 @@ impl Receiver {
             for buffer in used..used + count {
                 let notes = self.buffers.notes(buffer);
                 if let Some(dropped) = notes.dropped {
-                    counters.rx_buffer_full_messages += u64::from(dropped.wrapping_sub(source.dropped));
-                    source.dropped = dropped;
+                    let before = source.dropped.replace(dropped).unwrap_or(dropped);
+                    counters.rx_buffer_full_messages += u64::from(dropped.wrapping_sub(before));
                 }
                 if self.buffers.truncated(buffer) {
                     counters.rx_truncated_messages += 1;

@@ -2,6 +2,7 @@
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};
+use std::os::fd::OwnedFd;
 
 use bifrost_udp::{set_int, set_program};
 use rustix::net::sockopt;
@@ -18,11 +19,7 @@ const PMTUDISC_PROBE: i32 = 3;
 
 /// A socket on one of the two well-known ports, for all local addresses of the family of `local`.
 pub(crate) fn receive(config: &UdpConfig, local: IpAddr, service: Service) -> Result<Socket, UdpError> {
-    let port = match service {
-        Service::Bifrost => config.bifrost_port,
-        Service::Vxlan => config.vxlan_port,
-    };
-    let address = SocketAddr::new(local, port);
+    let address = SocketAddr::new(local, config.port(service));
     let shared = config.workers > 1;
     if shared && config.worker == 0 {
         // Sharing the port with other workers would also share it with another daemon: find that one first.
@@ -89,8 +86,24 @@ pub(crate) fn transmit(config: &UdpConfig, local: SocketAddr) -> Result<(Socket,
         Ok(())
     };
     setup().map_err(|e: io::Error| UdpError::option(local, &e))?;
+    Ok(segments(config, socket))
+}
+
+/// A transmit socket, and whether the kernel segments on it.
+pub(crate) fn segments(config: &UdpConfig, socket: Socket) -> (Socket, bool) {
     let segments = config.gso && set_int(&socket, libc::SOL_UDP, libc::UDP_SEGMENT, 0).is_ok();
-    Ok((socket, segments))
+    (socket, segments)
+}
+
+/// A UDP socket that another process has opened, and where it is bound.
+pub(crate) fn adopt(fd: OwnedFd) -> Result<(Socket, SocketAddr), UdpError> {
+    let socket = Socket::from(fd);
+    if socket.r#type()? != Type::DGRAM {
+        return Err(UdpError::Config("a descriptor that was handed over is not a UDP socket".to_owned()));
+    }
+    let bound = socket.local_addr()?.as_socket();
+    let bound = bound.ok_or_else(|| UdpError::Config("a socket that was handed over has no address".to_owned()))?;
+    Ok((socket, bound))
 }
 
 fn bind(address: SocketAddr, shared: bool) -> io::Result<Socket> {

@@ -2,7 +2,7 @@
 
 use std::io;
 use std::net::SocketAddr;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, OwnedFd};
 
 use bifrost_udp::{Outgoing, SendHeaders};
 use socket2::{SockAddr, Socket};
@@ -18,6 +18,8 @@ const MESSAGES_PER_CALL: usize = 64;
 #[derive(Default)]
 pub(crate) struct Transmitter {
     sockets: Vec<Exit>,
+    /// Sockets of another process that no lane uses yet.
+    handed: Vec<(Socket, SocketAddr)>,
     lanes: Vec<Lane>,
     groups: Groups,
     /// Messages of the socket at hand, as positions in `groups`.
@@ -51,12 +53,24 @@ enum Refusal {
 }
 
 impl Transmitter {
-    /// The lane from `local` to `remote`, made if it is new; `open` makes a socket for a local address not seen before.
+    /// Uses sockets of another process, which are bound to these addresses, before any is opened.
+    pub(crate) fn of_handed(handed: Vec<(Socket, SocketAddr)>) -> Self {
+        Self { handed, ..Self::default() }
+    }
+
+    /// Copies of the descriptors of its sockets.
+    pub(crate) fn sockets(&self) -> io::Result<Vec<OwnedFd>> {
+        let own = self.sockets.iter().map(|exit| &exit.socket);
+        own.chain(self.handed.iter().map(|(socket, _)| socket)).map(|s| s.as_fd().try_clone_to_owned()).collect()
+    }
+
+    /// The lane from `local` to `remote`, made if it is new; `open` makes a socket for a local address not seen before, of the one that was
+    /// handed over for it if there is one.
     pub(crate) fn lane<E: From<io::Error>>(
         &mut self,
         local: SocketAddr,
         remote: SocketAddr,
-        open: impl FnOnce() -> Result<(Socket, bool), E>,
+        open: impl FnOnce(Option<Socket>) -> Result<(Socket, bool), E>,
     ) -> Result<LaneId, E> {
         let known = self.sockets.iter().position(|s| s.local == local);
         if let Some(lane) = self.lanes.iter().position(|l| Some(l.socket) == known && l.remote == remote) {
@@ -68,7 +82,8 @@ impl Transmitter {
         let socket = match known {
             Some(socket) => socket,
             None => {
-                let (socket, segments) = open()?;
+                let handed = self.handed.iter().position(|(_, bound)| *bound == local);
+                let (socket, segments) = open(handed.map(|at| self.handed.swap_remove(at).0))?;
                 self.sockets.push(Exit { local, socket, segments });
                 self.sockets.len() - 1
             }
@@ -105,7 +120,7 @@ impl Transmitter {
 
     /// Sends the pending messages through one socket.
     fn send_pending(&mut self, socket: usize, batch: &TxBatch, counters: &mut UdpCounters) {
-        let Self { sockets, lanes, groups, pending, headers } = self;
+        let Self { sockets, lanes, groups, pending, headers, .. } = self;
         let exit = &mut sockets[socket];
         let messages = groups.messages();
         let mut at = 0;

@@ -7,6 +7,7 @@ mod mend;
 mod receive;
 mod recover;
 mod send;
+mod set_aside;
 mod share;
 mod timeout;
 

@@ -126,6 +126,11 @@ impl Guest {
         self.placed.clear();
     }
 
+    /// Buffers of packets that have not been released.
+    pub(super) fn unreleased(&self) -> usize {
+        self.held.len()
+    }
+
     /// Whether everything that was placed has been shown.
     pub(super) fn holds_nothing(&self) -> bool {
         self.placed.is_empty()
@@ -138,7 +143,7 @@ pub(super) struct Side {
     pub(super) vnic: Option<LocalVnic>,
     pub(super) has_buffers: bool,
     pub(super) ordering: Ordering,
-    out: Output,
+    pub(super) out: Output,
 }
 
 pub(super) struct World {

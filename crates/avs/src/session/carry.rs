@@ -1,0 +1,77 @@
+//! Sessions as another switch takes them over: what each is, without where it lies.
+
+use super::key::Key;
+use super::state::State;
+use super::table::{Payload, Sessions};
+use crate::ids::Direction;
+
+/// All that another switch needs to go on with a session.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Carried<T> {
+    pub(crate) key: Key,
+    pub(crate) origin: Direction,
+    pub(crate) state: State,
+    /// Its last packet, s of the switch's time.
+    pub(crate) seen_s: u32,
+    pub(crate) answered_s: u16,
+    pub(crate) heard: u8,
+    pub(crate) payload: T,
+}
+
+/// States by the numbers that are carried. A number is never given to another state.
+const STATES: [State; 10] = [
+    State::Opening,
+    State::Answered,
+    State::Established,
+    State::Closing { by_originator: false },
+    State::Closing { by_originator: true },
+    State::Closed,
+    State::Asked,
+    State::Exchange,
+    State::Assured,
+    State::Icmp,
+];
+
+impl State {
+    /// Its number.
+    pub(crate) fn code(self) -> u8 {
+        STATES.iter().position(|state| *state == self).unwrap_or(0) as u8
+    }
+
+    /// The state of that number, if there is one.
+    pub(crate) fn of_code(code: u8) -> Option<State> {
+        STATES.get(usize::from(code)).copied()
+    }
+}
+
+impl<T: Payload> Sessions<T> {
+    /// All sessions; the ones that have been silent longest come first, for they make room first.
+    pub(crate) fn carried(&self) -> Vec<Carried<T>> {
+        let mut all: Vec<_> = self.all().collect();
+        all.sort_by_key(|session| session.seen_s);
+        all
+    }
+
+    /// Goes on with a session of another switch. The rules are asked again with its next packet: `epoch` is not that of the configuration
+    /// in force. Returns false if there is no room, or one of that name is there.
+    pub(crate) fn take_over(&mut self, session: &Carried<T>, epoch: u32) -> bool {
+        let is_known = |key: &Key| self.find(key).is_some();
+        let second = session.payload.second_key();
+        let second_is_known =
+            second.is_some_and(|second| self.find_second_after(&second, &super::Planned::NOTHING).is_some());
+        !is_known(&session.key) && !second_is_known && self.insert_carried(session, epoch)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_state_has_a_number_of_its_own() {
+        for (code, state) in (0..).zip(STATES) {
+            assert_eq!((state.code(), State::of_code(code)), (code, Some(state)));
+        }
+        assert_eq!(State::of_code(STATES.len() as u8), None);
+    }
+}

@@ -1,0 +1,250 @@
+//! What two daemons say to each other while one goes on with the work of the other, as bytes.
+//!
+//! A message is a head of 20 bytes (magic number, version, kind, bytes of the body, descriptors), the body, and then the descriptors. Numbers are
+//! little-endian. The body of an [`Offer`](Kind::Offer) and of [`Ready`](Kind::Ready) is JSON; that of a [`State`](Kind::State) has sections, each
+//! with its kind (16 bits), its worker (16) and its length (64).
+//!
+//! Within a version fields of JSON, fields at the end of records, and kinds of sections may be added; who does not know them passes over them, and
+//! what is missing has a default. So neighbouring releases understand each other in both directions. Anything else takes another version, and is
+//! refused: the old daemon goes on.
+
+use anyhow::{Result, bail, ensure};
+
+/// The version that is spoken here.
+pub(crate) const VERSION: u16 = 1;
+/// Bytes of a head.
+pub(crate) const HEAD_BYTES: usize = 20;
+/// The longest body, bytes: a million sessions have 50 MB.
+pub(crate) const MAX_BYTES: u64 = 1 << 30;
+/// The most descriptors of a message.
+pub(crate) const MAX_DESCRIPTORS: u32 = 1 << 18;
+const MAGIC: u32 = u32::from_le_bytes(*b"BFup");
+/// Bytes in front of a section, and in front of a packet.
+const SECTION_BYTES: usize = 12;
+const PACKET_BYTES: usize = 6;
+/// The longest packet with its virtio header, bytes.
+const MAX_PACKET: usize = 68 << 10;
+/// Sections: what a switch remembers of conversations, and what guests have sent.
+const MEMORY: u16 = 1;
+const PACKETS: u16 = 2;
+
+/// What a message is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kind {
+    /// From the old daemon: all that is needed to prepare, with descriptors.
+    Offer = 1,
+    /// From the new one: it is prepared, and needs only what changes with every packet.
+    Ready = 2,
+    /// From the old one, which does nothing any more: that.
+    State = 3,
+    /// From the new one: it works.
+    Running = 4,
+    /// From the new one: it ends, and why.
+    Failed = 5,
+    /// From the old one, last of all: what it has counted. JSON.
+    Counters = 6,
+}
+
+/// The head of a message.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Head {
+    pub(crate) kind: Kind,
+    /// Of the body.
+    pub(crate) bytes: u64,
+    pub(crate) descriptors: u32,
+}
+
+impl Head {
+    pub(crate) fn emit(&self) -> [u8; HEAD_BYTES] {
+        let mut out = [0; HEAD_BYTES];
+        out[..4].copy_from_slice(&MAGIC.to_le_bytes());
+        out[4..6].copy_from_slice(&VERSION.to_le_bytes());
+        out[6..8].copy_from_slice(&(self.kind as u16).to_le_bytes());
+        out[8..16].copy_from_slice(&self.bytes.to_le_bytes());
+        out[16..].copy_from_slice(&self.descriptors.to_le_bytes());
+        out
+    }
+
+    /// # Errors
+    /// It is no head, is of another version, or has more than a message may have.
+    pub(crate) fn parse(bytes: &[u8; HEAD_BYTES]) -> Result<Head> {
+        let mut fields = Fields(bytes);
+        let (magic, version, kind) = (fields.u32()?, fields.u16()?, fields.u16()?);
+        let (bytes, descriptors) = (fields.u64()?, fields.u32()?);
+        ensure!(magic == MAGIC, "that is not a message of another bifrostd");
+        ensure!(version == VERSION, "the other bifrostd hands over in version {version}, and this one in {VERSION}");
+        let kinds = [Kind::Offer, Kind::Ready, Kind::State, Kind::Running, Kind::Failed, Kind::Counters];
+        let Some(kind) = kinds.into_iter().find(|known| *known as u16 == kind) else {
+            bail!("a message of kind {kind} is not known");
+        };
+        ensure!(bytes <= MAX_BYTES, "a message of {bytes} bytes; {MAX_BYTES} are the most");
+        ensure!(descriptors <= MAX_DESCRIPTORS, "{descriptors} descriptors; {MAX_DESCRIPTORS} are the most");
+        Ok(Head { kind, bytes, descriptors })
+    }
+}
+
+/// What a worker hands over when it stops.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct WorkerState {
+    /// What its switch remembers: `Switch::carry_memory`.
+    pub(crate) memory: Vec<u8>,
+    /// Guests' packets by port number, in the order in which they are to leave.
+    pub(crate) packets: Vec<(u16, Vec<u8>)>,
+}
+
+/// The body of a [`Kind::State`].
+pub(crate) fn emit_state(workers: &[WorkerState]) -> Vec<u8> {
+    let of = |worker: &WorkerState| {
+        let packets: usize = worker.packets.iter().map(|(_, packet)| PACKET_BYTES + packet.len()).sum();
+        2 * SECTION_BYTES + worker.memory.len() + packets
+    };
+    let mut out = Vec::with_capacity(workers.iter().map(of).sum());
+    for (number, worker) in (0u16..).zip(workers) {
+        let mut section = |kind: u16, write: &dyn Fn(&mut Vec<u8>)| {
+            out.extend(kind.to_le_bytes());
+            out.extend(number.to_le_bytes());
+            let at = out.len();
+            out.extend([0; 8]);
+            write(&mut out);
+            let len = (out.len() - at - 8) as u64;
+            out[at..at + 8].copy_from_slice(&len.to_le_bytes());
+        };
+        section(MEMORY, &|out| out.extend_from_slice(&worker.memory));
+        section(PACKETS, &|out| {
+            for (port, packet) in &worker.packets {
+                out.extend(port.to_le_bytes());
+                out.extend((packet.len() as u32).to_le_bytes());
+                out.extend_from_slice(packet);
+            }
+        });
+    }
+    out
+}
+
+/// What a [`Kind::State`] says of so many `workers`.
+///
+/// # Errors
+/// It is cut short, names a worker that is not there, or has a packet that no port can have had.
+pub(crate) fn parse_state(bytes: &[u8], workers: usize) -> Result<Vec<WorkerState>> {
+    let mut states = vec![WorkerState::default(); workers];
+    let mut rest = Fields(bytes);
+    while !rest.0.is_empty() {
+        let (kind, number, len) = (rest.u16()?, rest.u16()?, rest.u64()?);
+        let section = rest.bytes(len)?;
+        let Some(state) = states.get_mut(usize::from(number)) else { bail!("there is no worker {number}") };
+        match kind {
+            MEMORY => state.memory = section.to_vec(),
+            PACKETS => {
+                let mut packets = Fields(section);
+                while !packets.0.is_empty() {
+                    let (port, len) = (packets.u16()?, packets.u32()?);
+                    ensure!(len as usize <= MAX_PACKET, "a packet of {len} bytes");
+                    state.packets.push((port, packets.bytes(len.into())?.to_vec()));
+                }
+            }
+            _ => {}
+        }
+    }
+    Ok(states)
+}
+
+/// What is left to read.
+struct Fields<'a>(&'a [u8]);
+
+impl<'a> Fields<'a> {
+    fn bytes(&mut self, len: u64) -> Result<&'a [u8]> {
+        let split = usize::try_from(len).ok().and_then(|len| self.0.split_at_checked(len));
+        let Some((first, rest)) = split else { bail!("it ends {len} bytes before it should") };
+        self.0 = rest;
+        Ok(first)
+    }
+
+    fn array<const N: usize>(&mut self) -> Result<[u8; N]> {
+        Ok(self.bytes(N as u64)?.try_into()?)
+    }
+
+    fn u16(&mut self) -> Result<u16> {
+        self.array().map(u16::from_le_bytes)
+    }
+
+    fn u32(&mut self) -> Result<u32> {
+        self.array().map(u32::from_le_bytes)
+    }
+
+    fn u64(&mut self) -> Result<u64> {
+        self.array().map(u64::from_le_bytes)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn random_state(random: &mut fastrand::Rng) -> WorkerState {
+        let mut bytes = |most: usize| (0..random.usize(..most)).map(|_| random.u8(..)).collect::<Vec<u8>>();
+        let memory = bytes(500);
+        let packets = (0..memory.len() % 7).map(|port| (port as u16 * 9000, bytes(2000))).collect();
+        WorkerState { memory, packets }
+    }
+
+    #[test]
+    fn what_is_written_is_read_and_what_is_cut_is_refused() {
+        let mut random = fastrand::Rng::with_seed(1);
+        for workers in 0..6 {
+            for _ in 0..20 {
+                let states: Vec<_> = (0..workers).map(|_| random_state(&mut random)).collect();
+                let bytes = emit_state(&states);
+                assert_eq!(parse_state(&bytes, workers).unwrap(), states);
+                if workers > 0 {
+                    let cut = random.usize(1..bytes.len());
+                    // Or it ends between two sections, and something is missing.
+                    assert!(
+                        parse_state(&bytes[..cut], workers).map_or(true, |read| read != states || cut == bytes.len())
+                    );
+                    assert!(parse_state(&bytes, workers - 1).is_err());
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn sections_of_a_later_release_are_passed_over() {
+        let states = [WorkerState { memory: vec![1, 2, 3], packets: vec![(4, vec![5; 60])] }];
+        let mut bytes = vec![99, 0, 0, 0, 3, 0, 0, 0, 0, 0, 0, 0, 1, 2, 3];
+        bytes.extend(emit_state(&states));
+        assert_eq!(parse_state(&bytes, 1).unwrap(), states);
+    }
+
+    #[test]
+    fn damage_does_no_harm() {
+        let mut random = fastrand::Rng::with_seed(2);
+        for _ in 0..5000 {
+            let states = [random_state(&mut random), random_state(&mut random)];
+            let mut bytes = emit_state(&states);
+            for _ in 0..random.usize(1..5) {
+                let at = random.usize(..bytes.len());
+                bytes[at] = random.u8(..);
+            }
+            if let Ok(read) = parse_state(&bytes, 2) {
+                let size: usize = read.iter().flat_map(|state| &state.packets).map(|(_, packet)| packet.len()).sum();
+                assert!(size <= bytes.len());
+            }
+        }
+    }
+
+    #[test]
+    fn heads_are_read_back_and_others_refused() {
+        let head = Head { kind: Kind::State, bytes: 12345, descriptors: 678 };
+        assert_eq!(Head::parse(&head.emit()).unwrap(), head);
+        let changed = |at: usize, to: u8| {
+            let mut bytes = head.emit();
+            bytes[at] = to;
+            format!("{:#}", Head::parse(&bytes).unwrap_err())
+        };
+        assert!(changed(0, 0).contains("not a message"));
+        assert!(changed(4, 2).contains("in version 2"));
+        assert!(changed(6, 9).contains("kind 9"));
+        assert!(changed(14, 1).contains("the most"));
+        assert!(changed(19, 1).contains("descriptors"));
+    }
+}

@@ -1,0 +1,132 @@
+//! What the new daemon needs to prepare, while the old one works.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::net::SocketAddr;
+use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
+
+use anyhow::{Context as _, Result, ensure};
+use bifrost_control::Listeners;
+use bifrost_control::api::FaultEntry;
+use bifrost_port::udp::Sockets;
+use serde::{Deserialize, Serialize};
+
+/// The body of an offer: everything in words and numbers, and which descriptors follow, in the order of [`Descriptors`].
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub(crate) struct Offer {
+    /// The old daemon's version.
+    pub(crate) release: String,
+    /// CRC-32 of the configuration file that is in force.
+    pub(crate) file_crc: u32,
+    /// The objects of other owners than the file, as a journal.
+    pub(crate) journal: String,
+    /// The numbers of ports and peers.
+    pub(crate) ports: BTreeMap<String, u16>,
+    pub(crate) peers: BTreeMap<String, u16>,
+    /// What the old daemon tells peers of itself; the new one's has to be larger.
+    pub(crate) instance: u64,
+    /// Faults that are injected, and the number of the next one.
+    pub(crate) faults: Vec<FaultEntry>,
+    pub(crate) next_fault: u64,
+    /// Paths that are out of use, by peer.
+    pub(crate) drained: BTreeMap<String, u8>,
+    /// Backends of load balancers, by balancer: whether they work.
+    pub(crate) health: Vec<(String, SocketAddr, bool)>,
+    /// Whether there is a listener for metrics, and a lock of the devices' records.
+    pub(crate) has_metrics: bool,
+    pub(crate) has_lock: bool,
+    /// By worker: sockets to receive from, and to send from.
+    pub(crate) sockets: Vec<(usize, usize)>,
+    /// Queues of devices, as the service manager names them.
+    pub(crate) queues: Vec<String>,
+}
+
+/// What comes with an [`Offer`].
+#[derive(Debug)]
+pub(crate) struct Descriptors {
+    pub(crate) listeners: Listeners,
+    /// Who holds this has the records of devices.
+    pub(crate) lock: Option<OwnedFd>,
+    pub(crate) sockets: Vec<Sockets>,
+    pub(crate) queues: BTreeMap<String, OwnedFd>,
+}
+
+impl Descriptors {
+    /// In the order in which they are sent.
+    pub(super) fn all(&self) -> Vec<BorrowedFd<'_>> {
+        let Listeners { api, metrics } = &self.listeners;
+        let mut all = vec![api.as_fd()];
+        all.extend(metrics.iter().map(std::os::fd::AsFd::as_fd));
+        all.extend(self.lock.iter().map(std::os::fd::AsFd::as_fd));
+        for sockets in &self.sockets {
+            all.extend(sockets.receive.iter().chain(&sockets.transmit).map(std::os::fd::AsFd::as_fd));
+        }
+        all.extend(self.queues.values().map(std::os::fd::AsFd::as_fd));
+        all
+    }
+
+    /// Notes in an offer which there are.
+    pub(super) fn describe(&self, offer: &mut Offer) {
+        offer.has_metrics = self.listeners.metrics.is_some();
+        offer.has_lock = self.lock.is_some();
+        offer.sockets = self.sockets.iter().map(|s| (s.receive.len(), s.transmit.len())).collect();
+        offer.queues = self.queues.keys().cloned().collect();
+    }
+
+    /// Those of an offer.
+    ///
+    /// # Errors
+    /// They are fewer or more than it says.
+    pub(super) fn of(offer: &Offer, descriptors: Vec<OwnedFd>) -> Result<Descriptors> {
+        let mut rest = VecDeque::from(descriptors);
+        let mut next = || rest.pop_front().context("the offer has fewer descriptors than it says");
+        let api = next()?.into();
+        let metrics = offer.has_metrics.then(&mut next).transpose()?.map(Into::into);
+        let lock = offer.has_lock.then(&mut next).transpose()?;
+        let mut several = |count: usize| (0..count).map(|_| next()).collect::<Result<Vec<_>>>();
+        let of_worker = |&(receive, transmit): &(usize, usize)| {
+            Ok(Sockets { receive: several(receive)?, transmit: several(transmit)? })
+        };
+        let sockets = offer.sockets.iter().map(of_worker).collect::<Result<_>>()?;
+        let queues = offer.queues.iter().map(|name| Ok((name.clone(), next()?))).collect::<Result<_>>()?;
+        ensure!(rest.is_empty(), "the offer has {} descriptors more than it says", rest.len());
+        Ok(Descriptors { listeners: Listeners { api, metrics }, lock, sockets, queues })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn files(count: usize) -> Vec<OwnedFd> {
+        (0..count).map(|_| std::fs::File::open("/dev/null").unwrap().into()).collect()
+    }
+
+    #[test]
+    fn descriptors_are_those_that_the_offer_says() {
+        let mut offer = Offer {
+            has_lock: true,
+            sockets: vec![(2, 3), (2, 0)],
+            queues: vec!["a".to_owned(), "b".to_owned()],
+            ..Offer::default()
+        };
+        let all = Descriptors::of(&offer, files(11)).unwrap();
+        assert_eq!((all.sockets[0].transmit.len(), all.queues.len(), all.all().len()), (3, 2, 11));
+        let before = offer.clone();
+        all.describe(&mut offer);
+        assert_eq!(offer, before);
+        for count in [0, 1, 10, 12] {
+            assert!(Descriptors::of(&offer, files(count)).is_err(), "{count}");
+        }
+        // A number that nothing could hold is an error, and no memory.
+        offer.sockets = vec![(usize::MAX, usize::MAX)];
+        assert!(Descriptors::of(&offer, files(11)).is_err());
+    }
+
+    #[test]
+    fn an_offer_of_another_release_is_read_as_far_as_it_is_known() {
+        let later = "{\"release\": \"9.9\", \"file_crc\": 7, \"something\": [1], \"sockets\": [[1, 2]]}";
+        let offer: Offer = serde_json::from_str(later).unwrap();
+        assert_eq!((offer.file_crc, offer.sockets, offer.next_fault), (7, vec![(1, 2)], 0));
+    }
+}

@@ -1,0 +1,184 @@
+//! The new daemon's side: it prepares, waits for the old one to stop, and works.
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::os::fd::AsFd as _;
+use std::os::unix::net::UnixStream;
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, anyhow, bail, ensure};
+use bifrost_control::api::{FaultEntry, Sample};
+use bifrost_control::objects::journal;
+use bifrost_control::objects::{Entry, Id};
+use bifrost_port::clock::monotonic_ns;
+use serde::{Deserialize, Serialize};
+
+use super::channel::{Channel, Message};
+use super::format::{Kind, WorkerState, parse_state};
+use super::offer::{Descriptors, Offer};
+use crate::carried::Carried;
+use crate::daemon::{Daemon, Names, State};
+
+/// How long the old daemon may take for each step: it makes the offer at once, and then needs some milliseconds.
+const PATIENCE: Duration = Duration::from_secs(10);
+/// How long for its counters, while requests wait.
+const COUNTERS: Duration = Duration::from_secs(2);
+
+/// What both of the new daemon's good answers say.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub(super) struct Ready {
+    /// Its version and process.
+    pub(super) release: String,
+    pub(super) pid: u32,
+    /// Sessions that it has taken over, and packets and sessions that it has not.
+    pub(super) sessions: u64,
+    pub(super) left_out: u64,
+    #[serde(skip)]
+    pub(super) is_running: bool,
+}
+
+impl Ready {
+    /// # Errors
+    /// It has failed, and says why; or that is no answer.
+    pub(super) fn of(Message { kind, body, .. }: &Message) -> Result<Ready> {
+        let is_running = match kind {
+            Kind::Ready => false,
+            Kind::Running => true,
+            Kind::Failed => bail!("the new daemon says: {}", String::from_utf8_lossy(body).escape_debug()),
+            other => bail!("the new daemon answers with {other:?}"),
+        };
+        let ready: Ready = serde_json::from_slice(body).context("reading the new daemon's answer")?;
+        Ok(Ready { is_running, ..ready })
+    }
+}
+
+/// A new daemon that is about to go on with the work of its parent.
+#[derive(Debug)]
+pub(crate) struct Successor {
+    channel: Channel,
+}
+
+/// What the old daemon has handed to a new one for its start.
+#[derive(Debug)]
+pub(crate) struct Handed {
+    pub(crate) descriptors: Descriptors,
+    pub(crate) others: BTreeMap<Id, Entry>,
+    pub(crate) names: Names,
+    pub(crate) instance: u64,
+    pub(crate) faults: Vec<FaultEntry>,
+    pub(crate) next_fault: u64,
+    pub(crate) drained: BTreeMap<String, u8>,
+    pub(crate) health: Vec<(String, SocketAddr, bool)>,
+}
+
+impl Successor {
+    /// The parent has put a socket between both in the place of this process's standard input.
+    ///
+    /// # Errors
+    /// It is not such a socket.
+    pub(crate) fn of_stdin() -> Result<Successor> {
+        let stdin = std::io::stdin().as_fd().try_clone_to_owned().context("taking standard input")?;
+        let kind = rustix::net::sockopt::socket_type(&stdin);
+        let hint = "--take-over is for `bifrostctl upgrade`, which starts it";
+        ensure!(matches!(kind, Ok(rustix::net::SocketType::STREAM)), "standard input is not a daemon's socket; {hint}");
+        fault("begin");
+        Ok(Successor { channel: Channel::new(UnixStream::from(stdin)) })
+    }
+
+    /// What the old daemon offers. `file_crc`: of the configuration file; `workers`: how many it asks for.
+    ///
+    /// # Errors
+    /// The offer does not come, is not understood, or is of another configuration.
+    pub(crate) fn offer(&self, file_crc: u32, workers: usize) -> Result<Handed> {
+        let Message { kind, body, descriptors } = self.channel.receive(PATIENCE)?;
+        ensure!(kind == Kind::Offer, "the old daemon begins with {kind:?}");
+        let offer: Offer = serde_json::from_slice(&body).context("reading the old daemon's offer")?;
+        ensure!(offer.file_crc == file_crc, "the configuration file has changed meanwhile");
+        ensure!(offer.sockets.len() == workers, "the old daemon has {} workers", offer.sockets.len());
+        let descriptors = Descriptors::of(&offer, descriptors)?;
+        let loaded = journal::read(offer.journal.as_bytes(), workers).context("reading others' objects")?;
+        if let Some(what) = loaded.not_understood.first() {
+            bail!("an object of the old daemon is not understood: {what}");
+        }
+        let Offer { ports, peers, instance, faults, next_fault, drained, health, release, .. } = offer;
+        tracing::info!(release, "prepares to go on with the work of another bifrostd");
+        let names = Names::of_numbers(ports, peers);
+        fault("offered");
+        Ok(Handed { descriptors, others: loaded.objects, names, instance, faults, next_fault, drained, health })
+    }
+
+    /// All is prepared: waits until the old daemon has stopped, and works from there. When this returns, it is this daemon that works.
+    ///
+    /// # Errors
+    /// The old daemon goes on itself; this one has to end.
+    pub(crate) fn go_on(&self, daemon: &Daemon) -> Result<()> {
+        fault("prepared");
+        let release = env!("CARGO_PKG_VERSION").to_owned();
+        let mut ready = Ready { release, pid: std::process::id(), ..Ready::default() };
+        self.channel.send(Kind::Ready, &serde_json::to_vec(&ready)?, &[], PATIENCE)?;
+        let Message { kind, body, .. } = self.channel.receive(PATIENCE)?;
+        ensure!(kind == Kind::State, "the old daemon goes on with {kind:?}");
+        fault("stopped");
+        let mut state = daemon.state();
+        let workers = parse_state(&body, state.workers.len())?;
+        (ready.sessions, ready.left_out) = state.take_over_workers(workers)?;
+        fault("taken");
+        state.on_all(|worker| worker.resume())?;
+        fault("working");
+        self.channel.send(Kind::Running, &serde_json::to_vec(&ready)?, &[], PATIENCE)?;
+        match self.counters() {
+            Ok(carried) => state.carried = carried.into(),
+            Err(error) => tracing::warn!("counters begin at zero: {error:#}"),
+        }
+        Ok(())
+    }
+
+    /// What the old daemon has counted.
+    fn counters(&self) -> Result<Carried> {
+        let Message { kind, body, .. } = self.channel.receive(COUNTERS)?;
+        ensure!(kind == Kind::Counters, "the old daemon ends with {kind:?}");
+        let counters: Vec<Sample> = serde_json::from_slice(&body).context("reading the old daemon's counters")?;
+        Ok(Carried::told(counters))
+    }
+
+    /// Tells the old daemon why this one ends.
+    pub(crate) fn fail(&self, error: &anyhow::Error) {
+        // It finds out anyway.
+        let _ = self.channel.send(Kind::Failed, format!("{error:#}").as_bytes(), &[], Duration::from_secs(1));
+    }
+}
+
+impl State {
+    /// Gives workers what those of another daemon had. Returns how many sessions they have taken, and what they have left out.
+    fn take_over_workers(&self, states: Vec<WorkerState>) -> Result<(u64, u64)> {
+        let (mut sessions, mut left_out) = (0, 0);
+        for (worker, WorkerState { memory, packets }) in self.workers.iter().zip(states) {
+            let taken = worker.run(move |worker| {
+                let taken = worker.core_mut().switch_mut().take_over_memory(monotonic_ns(), &memory);
+                let refused = packets.into_iter().map(|(owner, packet)| worker.put_in_front(owner, packet));
+                (taken, refused.filter(|is_taken| !is_taken).count() as u64)
+            })?;
+            let (taken, refused) = taken;
+            let taken = taken.map_err(|error| anyhow!("{error}"))?;
+            sessions += taken.sessions;
+            left_out += taken.left_out + refused;
+        }
+        Ok((sessions, left_out))
+    }
+}
+
+/// Has a test's daemon fail here, if the environment names this step: it ends (`exit`), is killed (`kill`), or stops for a while (`hang`).
+#[cfg(debug_assertions)]
+fn fault(step: &str) {
+    let Ok(wanted) = std::env::var("BIFROST_UPGRADE_FAULT") else { return };
+    match wanted.split_once(' ') {
+        Some(("exit", at)) if at == step => std::process::exit(7),
+        Some(("kill", at)) if at == step => std::process::abort(),
+        Some(("hang", at)) if at == step => std::thread::sleep(Duration::from_secs(120)),
+        _ => {}
+    }
+}
+
+#[cfg(not(debug_assertions))]
+fn fault(_step: &str) {}
