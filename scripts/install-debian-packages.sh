@@ -13,7 +13,7 @@ all | demo | demo-rdma | demo-fleet) ;;
     ;;
 esac
 
-packages="redis-server redis-tools nginx apache2-utils nftables iperf3 ethtool iproute2 mptcpize valgrind user-mode-linux kmod qemu-system-x86 busybox-static isc-dhcp-client tshark openvswitch-switch openvswitch-switch-dpdk systemd sockperf memcached mariadb-server-core mariadb-client-core sysbench nghttp2-client podman containerd runc containernetworking-plugins libibverbs-dev frr"
+packages="redis-server redis-tools nginx apache2-utils nftables iperf3 ethtool iproute2 mptcpize valgrind user-mode-linux kmod qemu-system-x86 busybox-static isc-dhcp-client tshark openvswitch-switch openvswitch-switch-dpdk systemd sockperf memcached mariadb-server-core mariadb-client-core sysbench nghttp2-client podman containerd runc containernetworking-plugins libibverbs-dev frr curl"
 # Where the kernel of QEMU's guests is unpacked: installing it would make it this machine's own.
 kernel=/var/cache/bifrost-lab/kernel
 # What user-mode Linux needs on some processors, and with some vhost-user ports; their sources say why.

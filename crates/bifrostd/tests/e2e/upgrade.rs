@@ -1,5 +1,6 @@
 //! Another daemon goes on with the work of one that runs, and guests go on, too.
 
+use std::io::{Read as _, Write as _};
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
@@ -255,7 +256,11 @@ fn what_cannot_be_handed_over_is_refused() {
 /// What the operator has set while the old daemon ran is in force in the new one.
 #[test]
 fn faults_drained_paths_and_objects_of_others_are_kept() {
-    let mut lab = running(1);
+    let mut lab = Lab::new(Options::default());
+    lab.add(0, Guest::new("a", 1, &["10.0.0.1/24"]));
+    let metrics = "[control]\nmetrics = \"127.0.0.1:9795\"\n";
+    lab.hosts[0].config = lab.hosts[0].config.replacen("[control]\n", metrics, 1);
+    lab.start();
     let host = &mut lab.hosts[0];
     let fault = host.port_fault("a", |fault| fault.loss_percent = 0.5);
     let drain = bifrost_control::api::DrainSpec { peer: "host-b".to_owned(), path: 1 };
@@ -268,6 +273,15 @@ fn faults_drained_paths_and_objects_of_others_are_kept() {
     assert_eq!(host.client.faults().unwrap()[0].id, fault);
     assert!(host.client.paths().unwrap().iter().any(|path| path.drained && path.path == 1));
     assert_eq!(host.client.routes().unwrap(), routes);
+    host.net.ip("link set lo up\n");
+    let shown = host.net.enter(|| {
+        let mut stream = std::net::TcpStream::connect("127.0.0.1:9795").unwrap();
+        stream.write_all(b"GET /metrics HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n").unwrap();
+        let mut shown = Vec::new();
+        stream.read_to_end(&mut shown).unwrap();
+        shown
+    });
+    assert!(String::from_utf8_lossy(&shown).contains("bifrost_port_tx_packets"), "{}", host.log());
     assert!(host.port_fault("a", |fault| fault.loss_percent = 0.1) > fault);
     host.client.clear_faults().unwrap();
 }
