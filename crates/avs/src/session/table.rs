@@ -387,6 +387,7 @@ impl<T: Payload> Sessions<T> {
         })
     }
 
+    #[inline(always)]
     fn add(&mut self, begun: &Carried<T>, epoch: u32, takes_place: bool) -> Result<(), Full> {
         let Carried { key, origin, state, seen_s, answered_s, heard, payload } = *begun;
         let source = self.source(&key);
