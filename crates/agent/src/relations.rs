@@ -29,8 +29,8 @@ pub(crate) enum Claim {
     Outside(String, IpAddr),
     /// A guest that has an address outside.
     Inside(Vni, IpAddr),
-    /// The ways between two VPCs: there is none without one back.
-    Ways(Vni, Vni),
+    /// A peering of two VPCs, in both directions.
+    Peering(Vni, Vni),
     /// Where a load balancer listens, and through which uplink a VPC goes out.
     Service(Vni, String),
 }
@@ -96,7 +96,7 @@ pub(crate) fn claims(object: &Object) -> Vec<(Claim, String)> {
         }
         Object::Peering(peering) => {
             let (vni, other) = (peering.vni, peering.to_vni);
-            claims.push((Claim::Ways(vni.min(other), vni.max(other)), own()));
+            claims.push((Claim::Peering(vni.min(other), vni.max(other)), own()));
             claims.push((Claim::Prefix(peering.vni, peering.prefix), own()));
             claims.extend(host(peering.vni, &peering.prefix).map(|claim| (claim, own())));
         }

@@ -16,9 +16,9 @@ pub struct PortCounters {
     pub advertised_packets: u64,
     /// From the underlay, to the guest.
     pub from_underlay_packets: u64,
-    /// Of these and of those from the guest: larger than their way allows, and cut to fit.
+    /// Of these and of those from the guest: larger than the path MTU, and fragmented.
     pub fragmented_packets: u64,
-    /// From the guest or for it, larger than the way allows, and not to be cut: their sender was told. Those from the guest are
+    /// From or to the guest, larger than the path MTU, with DF: the sender got an ICMP error. Those from the guest are
     /// among the answered ones.
     pub too_big_packets: u64,
     /// From the guest, dropped. Of what one guest sends to another of the same host and worker, the sender's port counts either's refusal.

@@ -1,4 +1,4 @@
-//! What follows from decisions on a packet's way: it is done, or only noted.
+//! Side effects of decisions along a packet's path: carried out, or only recorded.
 
 use std::net::IpAddr;
 
@@ -22,7 +22,7 @@ pub(crate) enum Asked {
     Dns,
 }
 
-/// What follows from decisions on a packet's way.
+/// Side effects of decisions along a packet's path.
 pub(crate) trait Effects {
     /// Whether there may be load balancers or uplinks.
     #[inline(always)]

@@ -290,7 +290,7 @@ impl Index {
         }
     }
 
-    /// The way to an uplink.
+    /// The route to an uplink.
     #[cold]
     fn outside(&self, uplink: UplinkId) -> Option<(NextHop, &VpcIndex)> {
         let uplink = self.uplink(uplink)?;

@@ -299,7 +299,7 @@ pub struct Route {
     pub mtu: u16,
 }
 
-/// A way from a network's guests into another network. Packets pass if there is one back as well: with their source's address, from that
+/// A peering from a network to another one. Packets pass if there is a peering back as well: with their source's address, from that
 /// network into this one. No packet goes through more than two networks.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Peering {
@@ -359,7 +359,7 @@ impl Transport {
     }
 }
 
-/// Ways to the outside, and how guests are seen there.
+/// Uplinks to the outside, and NAT.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Nat {
     /// Ports behind which the outside is. Each is alone in its network.
@@ -460,11 +460,11 @@ pub struct Tables {
     pub ports: Vec<Port>,
     /// Remote vNICs.
     pub routes: Vec<Route>,
-    /// Ways into other networks.
+    /// Peerings with other networks.
     pub peerings: Vec<Peering>,
     /// Load balancers, each named by its place here.
     pub load_balancers: Vec<LoadBalancer>,
-    /// Ways to the outside.
+    /// Uplinks to the outside.
     pub nat: Nat,
     /// What guests are told that ask by DHCP; the others are not answered.
     pub leases: Vec<Lease>,
@@ -502,7 +502,7 @@ pub enum BuildError {
     /// A port or route in a network that is not described.
     #[error("VNI {0} is used but not described")]
     UnknownVni(Vni),
-    /// A way from a network into itself.
+    /// A peering of a network with itself.
     #[error("VNI {0} has a peering with itself")]
     PeeringWithItself(Vni),
     /// Two ports with one name.

@@ -39,7 +39,7 @@ pub(crate) struct Path {
     pub(crate) mtu: u16,
 }
 
-/// A vNIC that a packet goes to, and the way there.
+/// The vNIC that a packet goes to, and the route to it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct NextHop {
     pub(crate) mac: Mac,
@@ -72,7 +72,7 @@ pub(crate) struct VpcIndex {
 pub(crate) enum Owner {
     /// A vNIC of the network.
     Vnic(NextHop),
-    /// One of another network, if that network has a way back.
+    /// One of another network, if that network has a route back.
     Peered(VpcId),
     /// Somebody outside, behind an uplink.
     Outside(UplinkId),

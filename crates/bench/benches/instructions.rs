@@ -5,8 +5,8 @@
 
 use std::hint::black_box;
 
-use bifrost_bench::decisions::{self, Decisions, Kind, Way};
-use bifrost_bench::forwarding::{self, Forwarding, Way as Service};
+use bifrost_bench::decisions::{self, Case, Decisions, Kind};
+use bifrost_bench::forwarding::{self, Forwarding, Service};
 use bifrost_bench::gateway::{self, Limiting, Routes, Spraying};
 use bifrost_bench::messages::{self, Messages};
 use bifrost_bench::round::{Load, Round};
@@ -117,38 +117,38 @@ fn lone_packets(mut round: Round) -> Round {
 }
 
 /// Packets of 64 flows that the switch has seen before.
-fn decisions(way: Way, acl: u32, groups: bool) -> Decisions {
-    Decisions::new(Kind { way, acl, groups, remembered: true }, 64)
+fn decisions(case: Case, acl: u32, groups: bool) -> Decisions {
+    Decisions::new(Kind { case, acl, groups, remembered: true }, 64)
 }
 
 /// Packets of one flow.
-fn vectors(way: Way, groups: bool) -> Decisions {
-    Decisions::new(Kind { way, acl: 0, groups, remembered: true }, 1)
+fn vectors(case: Case, groups: bool) -> Decisions {
+    Decisions::new(Kind { case, acl: 0, groups, remembered: true }, 1)
 }
 
 #[library_benchmark]
-#[bench::remote(decisions(Way::Remote, 0, false))]
-#[bench::routed(decisions(Way::Routed, 0, false))]
-#[bench::local(decisions(Way::Local, 0, false))]
-#[bench::incoming(decisions(Way::In, 0, false))]
-#[bench::remote_acl_10(decisions(Way::Remote, 10, false))]
-#[bench::remote_acl_1000(decisions(Way::Remote, 1000, false))]
-#[bench::remote_groups(decisions(Way::Remote, 0, true))]
-#[bench::local_groups(decisions(Way::Local, 0, true))]
-#[bench::local_groups_acl_1000(decisions(Way::Local, 1000, true))]
-#[bench::routed_groups_acl_1000(decisions(Way::Routed, 1000, true))]
-#[bench::incoming_groups(decisions(Way::In, 0, true))]
-#[bench::incoming_groups_acl_1000(decisions(Way::In, 1000, true))]
-#[bench::balanced(decisions(Way::Balanced, 0, false))]
-#[bench::balanced_groups(decisions(Way::Balanced, 0, true))]
-#[bench::balanced_incoming(decisions(Way::BalancedIn, 0, false))]
-#[bench::balanced_incoming_groups(decisions(Way::BalancedIn, 0, true))]
-#[bench::remote_vector(vectors(Way::Remote, false))]
-#[bench::local_vector(vectors(Way::Local, false))]
-#[bench::incoming_vector(vectors(Way::In, false))]
-#[bench::remote_groups_vector(vectors(Way::Remote, true))]
-#[bench::local_groups_vector(vectors(Way::Local, true))]
-#[bench::incoming_groups_vector(vectors(Way::In, true))]
+#[bench::remote(decisions(Case::Remote, 0, false))]
+#[bench::routed(decisions(Case::Routed, 0, false))]
+#[bench::local(decisions(Case::Local, 0, false))]
+#[bench::incoming(decisions(Case::In, 0, false))]
+#[bench::remote_acl_10(decisions(Case::Remote, 10, false))]
+#[bench::remote_acl_1000(decisions(Case::Remote, 1000, false))]
+#[bench::remote_groups(decisions(Case::Remote, 0, true))]
+#[bench::local_groups(decisions(Case::Local, 0, true))]
+#[bench::local_groups_acl_1000(decisions(Case::Local, 1000, true))]
+#[bench::routed_groups_acl_1000(decisions(Case::Routed, 1000, true))]
+#[bench::incoming_groups(decisions(Case::In, 0, true))]
+#[bench::incoming_groups_acl_1000(decisions(Case::In, 1000, true))]
+#[bench::balanced(decisions(Case::Balanced, 0, false))]
+#[bench::balanced_groups(decisions(Case::Balanced, 0, true))]
+#[bench::balanced_incoming(decisions(Case::BalancedIn, 0, false))]
+#[bench::balanced_incoming_groups(decisions(Case::BalancedIn, 0, true))]
+#[bench::remote_vector(vectors(Case::Remote, false))]
+#[bench::local_vector(vectors(Case::Local, false))]
+#[bench::incoming_vector(vectors(Case::In, false))]
+#[bench::remote_groups_vector(vectors(Case::Remote, true))]
+#[bench::local_groups_vector(vectors(Case::Local, true))]
+#[bench::incoming_groups_vector(vectors(Case::In, true))]
 fn decide(mut decisions: Decisions) -> Decisions {
     black_box(&mut decisions).run(decisions::PACKETS);
     decisions

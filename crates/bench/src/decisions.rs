@@ -20,8 +20,8 @@ const ROUTES: u32 = 1000;
 /// Where packets go, and who is asked about them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Kind {
-    /// The way.
-    pub way: Way,
+    /// The case.
+    pub case: Case,
     /// Rules of the network's ACL for each direction; all of them are about other packets.
     pub acl: u32,
     /// Whether ports have a security group; of ten rules for each direction, the last of which lets in or out what is asked.
@@ -32,7 +32,7 @@ pub struct Kind {
 
 /// Where packets go.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Way {
+pub enum Case {
     /// From a guest to another host, by MAC address.
     Remote,
     /// From a guest to another host, through the gateway, by one of a thousand routes.
@@ -47,13 +47,13 @@ pub enum Way {
     BalancedIn,
 }
 
-impl Way {
+impl Case {
     fn is_in(self) -> bool {
-        matches!(self, Way::In | Way::BalancedIn)
+        matches!(self, Case::In | Case::BalancedIn)
     }
 
     fn is_balanced(self) -> bool {
-        matches!(self, Way::Balanced | Way::BalancedIn)
+        matches!(self, Case::Balanced | Case::BalancedIn)
     }
 }
 
@@ -62,7 +62,7 @@ impl Way {
 pub struct Decisions {
     switch: Switch,
     /// `In`, or any other.
-    way: Way,
+    case: Case,
     packets: Vec<(Vec<u8>, Parsed)>,
     now_ns: u64,
 }
@@ -75,17 +75,17 @@ impl Decisions {
         switch.advance(now_ns);
         let here = [10, 0, 0, 1];
         // Where packets go, and where answers come from.
-        let (there, from) = match kind.way {
-            Way::Remote | Way::In => ([10, 0, 0, 3], [10, 0, 0, 3]),
-            Way::Routed => ([10, 1, 0, 77], [10, 1, 0, 77]),
-            Way::Local => ([10, 0, 0, 2], [10, 0, 0, 2]),
-            Way::Balanced | Way::BalancedIn => (BALANCER, [10, 0, 0, 3]),
+        let (there, from) = match kind.case {
+            Case::Remote | Case::In => ([10, 0, 0, 3], [10, 0, 0, 3]),
+            Case::Routed => ([10, 1, 0, 77], [10, 1, 0, 77]),
+            Case::Local => ([10, 0, 0, 2], [10, 0, 0, 2]),
+            Case::Balanced | Case::BalancedIn => (BALANCER, [10, 0, 0, 3]),
         };
-        let (mac_there, mac_from) = match kind.way {
-            Way::Remote | Way::In => (mac(3), mac(3)),
-            Way::Routed => (GATEWAY_MAC, GATEWAY_MAC),
-            Way::Local => (mac(2), mac(2)),
-            Way::Balanced | Way::BalancedIn => (GATEWAY_MAC, mac(3)),
+        let (mac_there, mac_from) = match kind.case {
+            Case::Remote | Case::In => (mac(3), mac(3)),
+            Case::Routed => (GATEWAY_MAC, GATEWAY_MAC),
+            Case::Local => (mac(2), mac(2)),
+            Case::Balanced | Case::BalancedIn => (GATEWAY_MAC, mac(3)),
         };
         let both = |flow: u32, flags| {
             let port = 1024 + flow as u16;
@@ -95,7 +95,7 @@ impl Decisions {
         };
         let mut decisions = Decisions {
             switch,
-            way: if kind.way.is_in() { Way::In } else { Way::Remote },
+            case: if kind.case.is_in() { Case::In } else { Case::Remote },
             packets: Vec::new(),
             now_ns,
         };
@@ -105,8 +105,8 @@ impl Decisions {
             [(tcp::Flags::SYN, syn_ack), (tcp::Flags::ACK, tcp::Flags::ACK), (tcp::Flags::ACK, tcp::Flags::ACK)]
         {
             for flow in 0..flows {
-                let outwards = if kind.way.is_in() { Way::Remote } else { kind.way };
-                let backwards = if kind.way == Way::Local { Way::Local } else { Way::In };
+                let outwards = if kind.case.is_in() { Case::Remote } else { kind.case };
+                let backwards = if kind.case == Case::Local { Case::Local } else { Case::In };
                 decisions.decide(outwards, 0, &both(flow, out_flags).0);
                 decisions.decide(backwards, 1, &both(flow, back_flags).1);
             }
@@ -114,7 +114,7 @@ impl Decisions {
         decisions.packets = (0..flows)
             .map(|flow| {
                 let (out, back) = both(flow, tcp::Flags::ACK);
-                if kind.way.is_in() { back } else { out }
+                if kind.case.is_in() { back } else { out }
             })
             .collect();
         assert!(decisions.run(flows.max(PACKETS)), "all pass");
@@ -124,24 +124,24 @@ impl Decisions {
     /// Decides about so many packets, in turns of a [`VECTOR`]. Returns whether all of them passed.
     #[inline(never)]
     pub fn run(&mut self, count: u32) -> bool {
-        let Decisions { switch, way, packets, now_ns } = self;
+        let Decisions { switch, case, packets, now_ns } = self;
         let mut all = true;
         for (n, (head, parsed)) in packets.iter().cycle().take(count as usize).enumerate() {
             if n % VECTOR == 0 {
                 *now_ns += 1;
                 switch.advance(*now_ns);
             }
-            all &= match way {
-                Way::In => black_box(switch.from_underlay(vni(), PeerId(1), black_box(head), parsed)).passes(),
+            all &= match case {
+                Case::In => black_box(switch.from_underlay(vni(), PeerId(1), black_box(head), parsed)).passes(),
                 _ => black_box(switch.from_guest(PortId(0), black_box(head), 64, Offload::default(), parsed)).passes(),
             };
         }
         all
     }
 
-    fn decide(&mut self, way: Way, port: u16, (head, parsed): &(Vec<u8>, Parsed)) {
-        match way {
-            Way::In => {
+    fn decide(&mut self, case: Case, port: u16, (head, parsed): &(Vec<u8>, Parsed)) {
+        match case {
+            Case::In => {
                 // What comes back through the gateway is of the host behind it.
                 let peer = PeerId(if parsed.src_mac == GATEWAY_MAC { 2 } else { 1 });
                 self.switch.from_underlay(vni(), peer, head, parsed);
@@ -162,7 +162,7 @@ const fn mac(n: u8) -> Mac {
 }
 
 /// Guests 10.0.0.1 and 10.0.0.2 here, 10.0.0.3 at peer 1, and networks 10.1.x.0/24 and others behind vNIC 4 at peer 2.
-fn tables(Kind { way, acl, groups, remembered }: Kind) -> Tables {
+fn tables(Kind { case, acl, groups, remembered }: Kind) -> Tables {
     let port = |id: u16, n: u8| Port {
         id: PortId(id),
         vni: vni(),
@@ -209,7 +209,7 @@ fn tables(Kind { way, acl, groups, remembered }: Kind) -> Tables {
         }],
         ports: vec![port(0, 1), port(1, 2)],
         routes,
-        load_balancers: if way.is_balanced() { vec![balancer()] } else { vec![] },
+        load_balancers: if case.is_balanced() { vec![balancer()] } else { vec![] },
         groups: vec![SecurityGroup::new(rules.collect())],
         flows: if remembered { FlowLimits::default() } else { FlowLimits { records: 0, vectors: false } },
         ..Tables::default()

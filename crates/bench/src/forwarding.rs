@@ -24,7 +24,7 @@ const MAC: Mac = Mac([2, 0, 0, 0, 0, 1]);
 
 /// Which service.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Way {
+pub enum Service {
     /// From a VPC to another one.
     Vpc,
     /// To the Internet, from an address of its own (EIP).
@@ -47,7 +47,7 @@ pub struct Forwarding {
 
 impl Forwarding {
     /// In steady state: every conversation is known.
-    pub fn new(way: Way) -> Self {
+    pub fn new(service: Service) -> Self {
         let nat = NatConfig {
             pools: vec![(INTERNET, vec![Ipv4Addr::new(203, 0, 113, 1).into()])],
             cores: 1,
@@ -56,9 +56,9 @@ impl Forwarding {
         };
         let mut neighbours = exact_map(1);
         neighbours.insert(ROUTER.into(), Mac([2, 0, 0, 0, 0, 2]));
-        let frames = (0..FLOWS).map(|flow| frame(way, flow)).collect();
+        let frames = (0..FLOWS).map(|flow| frame(service, flow)).collect();
         let mut forwarding = Forwarding {
-            core: Core::new(Arc::new(tables(way)), Arc::new(Nat::new(nat)), 1, 3),
+            core: Core::new(Arc::new(tables(service)), Arc::new(Nat::new(nat)), 1, 3),
             neighbours,
             frames,
             buffer: vec![0; 2048],
@@ -93,7 +93,7 @@ fn vtep(host: u32) -> Ipv4Addr {
     Ipv4Addr::from_bits(0x0a01_0000 | host)
 }
 
-fn tables(way: Way) -> Tables {
+fn tables(service: Service) -> Tables {
     let net = |text: &str| text.parse::<IpNet>().unwrap_or_else(|e| unreachable!("{text}: {e}"));
     let mut tables = Tables::new(vec![GATEWAY.into()], MAC, 1600, 7);
     for vni in 1..=2 * VPCS {
@@ -106,7 +106,7 @@ fn tables(way: Way) -> Tables {
         for host in 0..HOSTS {
             let mac = Mac([2, 0, 0, vni as u8, 0, host as u8]);
             tables.add_host(vni, private(host).into(), Host { vtep: vtep(host).into(), mac });
-            if way == Way::Eip {
+            if service == Service::Eip {
                 tables.add_eip(vni, private(host).into(), Ipv4Addr::from_bits(0xcb00_0000 | vni << 8 | host).into());
             }
         }
@@ -121,11 +121,11 @@ fn tables(way: Way) -> Tables {
     tables
 }
 
-fn frame(way: Way, flow: u32) -> Vec<u8> {
+fn frame(service: Service, flow: u32) -> Vec<u8> {
     let (vni, host) = (1 + flow % VPCS, flow % HOSTS);
-    let to = match way {
-        Way::Vpc => private((host + 1) % HOSTS),
-        Way::Eip | Way::Snat => Ipv4Addr::from_bits(0x0808_0000 | flow),
+    let to = match service {
+        Service::Vpc => private((host + 1) % HOSTS),
+        Service::Eip | Service::Snat => Ipv4Addr::from_bits(0x0808_0000 | flow),
     };
     let link = |packet: &[u8]| [&ethernet::Header::new(MAC, MAC, ethertype::IPV4).emit()[..], packet].concat();
     let inner = link(&datagram(private(host), to, (10_000 + flow as u16, 443), &[0; 64]));
@@ -146,10 +146,10 @@ mod tests {
 
     #[test]
     fn every_packet_is_forwarded() {
-        for way in [Way::Vpc, Way::Eip, Way::Snat] {
-            let mut forwarding = Forwarding::new(way);
+        for service in [Service::Vpc, Service::Eip, Service::Snat] {
+            let mut forwarding = Forwarding::new(service);
             forwarding.run(PACKETS);
-            assert_eq!(forwarding.forwarded, PACKETS, "{way:?}");
+            assert_eq!(forwarding.forwarded, PACKETS, "{service:?}");
         }
     }
 }

@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use bifrost_rte::{Ordering, US};
 
-use crate::decisions::{Decisions, Kind, Way};
+use crate::decisions::{Case, Decisions, Kind};
 use crate::round::{Load, Round};
 use crate::stages::{PACKETS, Prepared};
 
@@ -43,17 +43,17 @@ pub fn times() -> Vec<(&'static str, f64)> {
 /// Name, and nanoseconds a packet, of the switch's decision, for flows that it remembers and for those that it may not remember.
 pub fn decisions() -> Vec<(String, f64)> {
     let kinds = [
-        ("remote", Way::Remote, 0, false),
-        ("remote_acl_10", Way::Remote, 10, false),
-        ("remote_groups", Way::Remote, 0, true),
-        ("local_groups", Way::Local, 0, true),
-        ("routed_groups_acl_1000", Way::Routed, 1000, true),
-        ("incoming_groups_acl_1000", Way::In, 1000, true),
+        ("remote", Case::Remote, 0, false),
+        ("remote_acl_10", Case::Remote, 10, false),
+        ("remote_groups", Case::Remote, 0, true),
+        ("local_groups", Case::Local, 0, true),
+        ("routed_groups_acl_1000", Case::Routed, 1000, true),
+        ("incoming_groups_acl_1000", Case::In, 1000, true),
     ];
     let each = kinds.into_iter().flat_map(|kind| FLOWS.map(|flows| (kind, flows)));
     let both = each.flat_map(|(kind, flows)| [(kind, flows, false), (kind, flows, true)]);
-    let timed = both.map(|((name, way, acl, groups), flows, remembered)| {
-        let mut decisions = Decisions::new(Kind { way, acl, groups, remembered }, flows);
+    let timed = both.map(|((name, case, acl, groups), flows, remembered)| {
+        let mut decisions = Decisions::new(Kind { case, acl, groups, remembered }, flows);
         let ns = median(|| {
             let start = Instant::now();
             decisions.run(DECISIONS);

@@ -1,4 +1,4 @@
-//! `bifrostctl capture`: writes what the daemon captures, and counts it on the way.
+//! `bifrostctl capture`: writes and counts what the daemon captures.
 
 use std::fs::File;
 use std::io::{self, Write};
@@ -12,13 +12,13 @@ use crate::failure::Failure;
 use crate::table::count;
 
 pub(crate) const EXAMPLES: &str = "\
-Stages (--at), in the order of a packet's way out and in:
+Stages (--at), in order, outbound and inbound:
   guest-tx     a frame as fetched from a guest: not segmented yet, checksums perhaps left to be finished
   pre          parsed; from the underlay: decapsulated, its checksum verified
   avs          the virtual switch has decided; the comment says what
   rte          the reliable transport took it, made it wait, or left it to plain VXLAN; from the underlay: it is new
   post         each finished segment: cut, rewritten, checksums complete, with connection, PSN and path
-  underlay-tx  datagrams on their way to other hosts (outer headers made up)
+  underlay-tx  datagrams to other hosts (synthetic outer headers)
   underlay-rx  datagrams as they came in (outer headers made up)
   guest-rx     a frame that a guest is shown, in the order in which it sees them
   drop         whatever is dropped; the comment has the reason

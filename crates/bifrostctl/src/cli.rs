@@ -107,7 +107,7 @@ pub(crate) enum Command {
     /// Break the network on purpose, to see what happens
     #[command(subcommand, after_help = FAULT_EXAMPLES)]
     Fault(FaultCommand),
-    /// See packets at every stage of their way through the daemon, in Wireshark
+    /// Capture packets at every stage of the daemon, for Wireshark
     ///
     /// The result is a pcapng file with an interface for each stage and worker; every packet has a comment: what was done with
     /// it, port, peer, network, path, PSN, connection and flow. The capture ends by itself; one at a time can run.
@@ -237,8 +237,8 @@ pub(crate) struct FaultArgs {
         value_parser = clap::value_parser!(u8).range(0..=7))]
     path: Option<u8>,
     /// Packets received (at a port: towards the guest) or sent (from the guest)
-    #[arg(long, value_enum, default_value_t = Way::Rx)]
-    direction: Way,
+    #[arg(long, value_enum, default_value_t = FaultDirection::Rx)]
+    direction: FaultDirection,
     /// Drop this share of packets, percent
     #[arg(long, value_name = "PCT", value_parser = percent)]
     loss: Option<f64>,
@@ -266,7 +266,7 @@ pub(crate) struct FaultArgs {
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
-enum Way {
+enum FaultDirection {
     Rx,
     Tx,
 }
@@ -281,8 +281,8 @@ impl FaultArgs {
         };
         let spec = FaultSpec {
             direction: match self.direction {
-                Way::Rx => Direction::Rx,
-                Way::Tx => Direction::Tx,
+                FaultDirection::Rx => Direction::Rx,
+                FaultDirection::Tx => Direction::Tx,
             },
             loss_percent: self.loss.unwrap_or(0.0),
             delay_us: self.delay_us.unwrap_or(0),

@@ -11,7 +11,7 @@ use crate::failure::Failure;
 use crate::output::Output;
 
 pub(crate) const EXAMPLES: &str = "\
-Stages, in the order of a packet's way; each line says what is decided there, and x marks where the packet ends:
+Stages, in order; each line shows the decision of a stage, and x marks where the packet is dropped:
   underlay    which peer has the address that it arrives from
   parse       its headers
   fault       injected faults that may hit it
@@ -23,12 +23,12 @@ Stages, in the order of a packet's way; each line says what is decided there, an
   size        how it is cut if it is larger than the path MTU, or that its sender is told
   rewrite     what routing changes
   transport   reliably, on which connection and with what in flight, or as plain VXLAN, and why
-  path        the ways between the hosts that it may take: outer addresses and ports
+  path        the paths between the hosts that it may take: outer addresses and ports
   room        the receive buffers of the guest that would be shown it
 
 Examples:
   bifrostctl trace --port web1 --to 10.0.0.2 --tcp 40000:6379
-      may web1 open a connection to Redis on 10.0.0.2, and which way does it go?
+      may web1 open a connection to Redis on 10.0.0.2, and which path does it take?
   bifrostctl trace --port web1 --to 10.0.0.2 --tcp 40000:6379 --flags ack --size 9000 --df
       a full jumbo segment of it
   bifrostctl trace --from-peer 192.0.2.12 --vni 100 --from 10.0.0.2 --to 10.0.0.1 --udp 5353:53

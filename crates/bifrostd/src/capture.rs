@@ -10,7 +10,7 @@ use bifrost_control::api::{ApiError, CaptureSpec};
 use bifrost_control::capture::{CaptureFile, Packet, bad_filter, now_ns, stages};
 use bifrost_control::server::CaptureStream;
 use bifrost_datapath::Remote;
-use bifrost_datapath::capture::{CaptureConfig, Chunk, Filter, Note, Seen, Stage, Way};
+use bifrost_datapath::capture::{CaptureConfig, Chunk, Direction, Filter, Note, Seen, Stage};
 use bifrost_port::HostUnderlay;
 use bifrost_wire::pcapng::{Flow, Notes};
 
@@ -31,7 +31,7 @@ fn description(stage: Stage) -> &'static str {
         Stage::Post => "finished segments: cut, rewritten, checksums complete",
         Stage::GuestRx => "frames that a guest is shown",
         Stage::GuestTx => "frames as fetched from a guest: not segmented, checksums perhaps incomplete",
-        Stage::UnderlayTx => "datagrams on their way to the underlay; outer headers made up",
+        Stage::UnderlayTx => "datagrams to the underlay; synthetic outer headers",
         Stage::Drop => "what is dropped, wherever; the comment has the reason",
     }
 }
@@ -137,7 +137,7 @@ impl Running {
         let mut comment = String::new();
         for (record, bytes) in chunk.iter() {
             let Seen { stage, note } = record.what;
-            let flow = if note.way == Way::In { Flow::Inbound } else { Flow::Outbound };
+            let flow = if note.direction == Direction::In { Flow::Inbound } else { Flow::Outbound };
             comment.clear();
             describe(&mut comment, stage, &note, &self.ports, &self.peers);
             let notes = Notes { flow: Some(flow), comment: Some(&comment) };

@@ -175,7 +175,7 @@ fn of_port(port: &PortView, device: &'static str) -> Vec<(String, u64)> {
     ]
     .into_iter()
     .map(|(name, value)| (name.to_owned(), value))
-    .chain(port.way.iter().map(|(name, value)| (format!("port.{name}"), value)))
+    .chain(port.outbound.iter().map(|(name, value)| (format!("port.{name}"), value)))
     .chain(switch)
     .chain(of_device(port, device))
     .collect()

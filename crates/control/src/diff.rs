@@ -21,7 +21,7 @@ pub struct ConfigDiff {
     pub routes: Changes<Route>,
     /// Peers, by name.
     pub peers: Changes<Peer>,
-    /// Ways into other VPCs, by VPC and prefix.
+    /// Peerings with other VPCs, by VPC and prefix.
     pub peerings: Changes<Peering>,
     /// VPCs, by VNI.
     pub vpcs: Changes<Vpc>,

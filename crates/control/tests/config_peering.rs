@@ -57,31 +57,31 @@ fn peerings_lead_there_and_back_through_gateways() {
             GOOD,
             there.clone(),
             &[
-                "peering[0].to_vni: there is no way back; add a [[peering]] with vni = 200, an IPv4 prefix and to_vni = 100",
+                "peering[0].to_vni: the peering in the other direction is missing; add a [[peering]] with vni = 200, an IPv4 prefix and to_vni = 100",
             ],
         ),
         (
             GOOD,
             format!("{there}{}", peering(200, "fd01::/16", 100)),
             &[
-                "peering[0].to_vni: there is no way back; add a [[peering]] with vni = 200, an IPv4 prefix and to_vni = 100",
-                "peering[1].vni: VNI 200 has no IPv6 gateway, through which the way would lead; add one",
-                "peering[1].to_vni: VNI 100 has no IPv6 gateway, through which the way would lead; add one",
-                "peering[1].to_vni: there is no way back; add a [[peering]] with vni = 100, an IPv6 prefix and to_vni = 200",
+                "peering[0].to_vni: the peering in the other direction is missing; add a [[peering]] with vni = 200, an IPv4 prefix and to_vni = 100",
+                "peering[1].vni: VNI 200 has no IPv6 gateway, which the peering needs; add one",
+                "peering[1].to_vni: VNI 100 has no IPv6 gateway, which the peering needs; add one",
+                "peering[1].to_vni: the peering in the other direction is missing; add a [[peering]] with vni = 100, an IPv6 prefix and to_vni = 200",
             ],
         ),
         (
             lame,
             format!("{there}{back}"),
             &[
-                "peering[0].to_vni: VNI 200 has no IPv4 gateway, through which the way would lead; add one",
-                "peering[1].vni: VNI 200 has no IPv4 gateway, through which the way would lead; add one",
+                "peering[0].to_vni: VNI 200 has no IPv4 gateway, which the peering needs; add one",
+                "peering[1].vni: VNI 200 has no IPv4 gateway, which the peering needs; add one",
             ],
         ),
         (
             GOOD,
             peering(100, "10.2.0.0/16", 100),
-            &["peering[0].to_vni: a VPC needs no way into itself; name another one than 100"],
+            &["peering[0].to_vni: a VPC cannot be peered with itself; name a VPC other than 100"],
         ),
         (
             GOOD,

@@ -1,15 +1,15 @@
 //! Which packets leave together in one datagram (PROTOCOL §12.5).
 //!
 //! Kernels do as much for a datagram with one small packet as for one with many. So packets that leave in one turn, one
-//! after the other and on the same way, share a datagram. Nothing waits for that.
+//! after the other and with the same encapsulation, share a datagram. Nothing waits for that.
 
 use bifrost_port::{LaneId, TxBatch};
 use bifrost_wire::bifrost::{Bundle, Cid, Version, bundle};
 use bifrost_wire::{Vni, vxlan};
 
-/// A packet's way out: who shares all of it may share a datagram.
+/// How a packet is encapsulated: packets with the same values may share a datagram.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Way {
+pub(crate) struct Encap {
     pub(crate) lane: LaneId,
     pub(crate) ecn: u8,
     pub(crate) vni: Vni,
@@ -23,8 +23,8 @@ pub(crate) struct Way {
 pub(crate) struct Bundler {
     /// The longest datagram, UDP payload in bytes; 0: each packet goes alone.
     max_bytes: usize,
-    /// The way of the datagram that the batch ends with, if others may join it.
-    open: Option<Way>,
+    /// The encapsulation of the datagram that the batch ends with, if others may join it.
+    open: Option<Encap>,
     /// It is a bundle already.
     is_bundle: bool,
     /// It is being made one.
@@ -51,8 +51,14 @@ impl Bundler {
     /// Adds a packet of `len` bytes, which `write` appends, to `batch`: into the last datagram if it may join that. Returns whether it
     /// did.
     #[inline]
-    pub(crate) fn push(&mut self, batch: &mut TxBatch, way: Way, len: usize, write: impl FnOnce(&mut Vec<u8>)) -> bool {
-        if self.may_join(batch, &way, len) {
+    pub(crate) fn push(
+        &mut self,
+        batch: &mut TxBatch,
+        encap: Encap,
+        len: usize,
+        write: impl FnOnce(&mut Vec<u8>),
+    ) -> bool {
+        if self.may_join(batch, &encap, len) {
             let is_first = !std::mem::replace(&mut self.is_bundle, true);
             self.is_beginning = is_first;
             batch.extend_last(|buffer, start| {
@@ -64,27 +70,27 @@ impl Bundler {
             self.is_beginning = false;
             return true;
         }
-        batch.push(way.lane, way.ecn, |buffer| {
-            buffer.extend_from_slice(&vxlan::emit(way.vni));
+        batch.push(encap.lane, encap.ecn, |buffer| {
+            buffer.extend_from_slice(&vxlan::emit(encap.vni));
             write(buffer);
         });
-        self.open = Some(way).filter(|way| way.version.is_some_and(Version::has_bundles));
+        self.open = Some(encap).filter(|encap| encap.version.is_some_and(Version::has_bundles));
         self.is_bundle = false;
         false
     }
 
     #[inline]
-    fn may_join(&self, batch: &TxBatch, way: &Way, len: usize) -> bool {
+    fn may_join(&self, batch: &TxBatch, encap: &Encap, len: usize) -> bool {
         let Some(open) = &self.open else { return false };
-        let worker = |way: &Way| way.cid.0 >> 24;
+        let worker = |encap: &Encap| encap.cid.0 >> 24;
         let more = if self.is_bundle { 0 } else { Bundle::FIXED + Bundle::PER_PACKET };
         let fits = batch.last().map_or(0, <[u8]>::len) + more + Bundle::PER_PACKET + len <= self.max_bytes;
         // A packet without ECN may be in an ECN-capable datagram: marks count for DATA alone.
-        fits && open.lane == way.lane
-            && open.vni == way.vni
-            && worker(open) == worker(way)
-            && (way.ecn == open.ecn || way.ecn == 0)
-            && way.version.is_some_and(Version::has_bundles)
+        fits && open.lane == encap.lane
+            && open.vni == encap.vni
+            && worker(open) == worker(encap)
+            && (encap.ecn == open.ecn || encap.ecn == 0)
+            && encap.version.is_some_and(Version::has_bundles)
     }
 }
 
@@ -96,8 +102,8 @@ mod tests {
     use super::*;
 
     /// A DATA packet with a frame of `len` bytes, or an ACK.
-    fn packet(way: &Way, number: u32, len: Option<usize>) -> Vec<u8> {
-        let version = way.version.unwrap_or(Version::LATEST);
+    fn packet(encap: &Encap, number: u32, len: Option<usize>) -> Vec<u8> {
+        let version = encap.version.unwrap_or(Version::LATEST);
         let mut bytes = Vec::new();
         match len {
             Some(len) => {
@@ -107,12 +113,12 @@ mod tests {
                     probe: false,
                     ack_now: false,
                     from_responder: false,
-                    ecn: way.ecn != 0,
+                    ecn: encap.ecn != 0,
                     retransmit: false,
                     path: PathId::default(),
                     distance: 0,
                     psn: Psn(number),
-                    cid: way.cid,
+                    cid: encap.cid,
                     timestamp: Tick(0),
                 };
                 bytes.extend_from_slice(&header.emit());
@@ -126,7 +132,7 @@ mod tests {
                 hops: 0,
                 kind: AckKind::Cumulative,
                 psn: Psn(number),
-                cid: way.cid,
+                cid: encap.cid,
                 sent: Tick(0),
                 echo: Tick(0),
                 nic_rx: Tick(0),
@@ -150,23 +156,23 @@ mod tests {
     }
 
     prop_compose! {
-        fn way()(lane in 0u16..2, ecn: bool, vni in 1u32..3, worker in 0u32..2, cid in 1u32..3, version in 0u8..5) -> Way {
+        fn encap()(lane in 0u16..2, ecn: bool, vni in 1u32..3, worker in 0u32..2, cid in 1u32..3, version in 0u8..5) -> Encap {
             let (ecn, vni) = (u8::from(ecn) * 2, Vni::new(vni).unwrap());
-            Way { lane: LaneId(lane), ecn, vni, cid: Cid(worker << 24 | cid), version: Version::try_from(version).ok() }
+            Encap { lane: LaneId(lane), ecn, vni, cid: Cid(worker << 24 | cid), version: Version::try_from(version).ok() }
         }
     }
 
     proptest! {
-        /// Every packet leaves, once, in order, on its own way; and only those together that may.
+        /// Every packet leaves, once, in order, with its own encapsulation; and only those together that may.
         #[test]
         fn what_leaves_is_what_was_added(
-            packets in proptest::collection::vec((way(), proptest::option::of(14usize..600)), 1..40), max in 0u16..1500,
+            packets in proptest::collection::vec((encap(), proptest::option::of(14usize..600)), 1..40), max in 0u16..1500,
         ) {
             let (mut batch, mut bundler) = (TxBatch::default(), Bundler::new(max));
             let mut joined = 0;
-            for (number, (way, len)) in packets.iter().enumerate() {
-                let bytes = packet(way, number as u32, *len);
-                joined += usize::from(bundler.push(&mut batch, *way, bytes.len(), |out| out.extend_from_slice(&bytes)));
+            for (number, (encap, len)) in packets.iter().enumerate() {
+                let bytes = packet(encap, number as u32, *len);
+                joined += usize::from(bundler.push(&mut batch, *encap, bytes.len(), |out| out.extend_from_slice(&bytes)));
             }
             prop_assert_eq!(batch.len() + joined, packets.len());
             let mut added = (0u32..).zip(&packets);
@@ -176,12 +182,12 @@ mod tests {
                 let count = inside.len();
                 let mut workers = Vec::new();
                 for (vni, bytes) in inside {
-                    let (number, (way, len)) = added.next().unwrap();
-                    prop_assert_eq!(&bytes, &packet(way, number, *len));
-                    prop_assert_eq!((lane, vni), (way.lane, way.vni));
-                    prop_assert!(ecn == way.ecn || way.ecn == 0);
-                    prop_assert!(count == 1 || way.version.is_some_and(Version::has_bundles));
-                    workers.push(way.cid.0 >> 24);
+                    let (number, (encap, len)) = added.next().unwrap();
+                    prop_assert_eq!(&bytes, &packet(encap, number, *len));
+                    prop_assert_eq!((lane, vni), (encap.lane, encap.vni));
+                    prop_assert!(ecn == encap.ecn || encap.ecn == 0);
+                    prop_assert!(count == 1 || encap.version.is_some_and(Version::has_bundles));
+                    workers.push(encap.cid.0 >> 24);
                 }
                 prop_assert!(workers.windows(2).all(|w| w[0] == w[1]));
             }
@@ -192,10 +198,11 @@ mod tests {
     #[test]
     fn what_fits_shares_a_datagram_and_a_closed_one_is_left_alone() {
         let vni = Vni::new(7).unwrap();
-        let way = Way { lane: LaneId(0), ecn: 2, vni, cid: Cid(1), version: Some(Version::V3) };
-        let bytes = packet(&way, 1, Some(84));
+        let encap = Encap { lane: LaneId(0), ecn: 2, vni, cid: Cid(1), version: Some(Version::V3) };
+        let bytes = packet(&encap, 1, Some(84));
         let (mut batch, mut bundler) = (TxBatch::default(), Bundler::new(1452));
-        let mut push = |bundler: &mut Bundler| bundler.push(&mut batch, way, 100, |out| out.extend_from_slice(&bytes));
+        let mut push =
+            |bundler: &mut Bundler| bundler.push(&mut batch, encap, 100, |out| out.extend_from_slice(&bytes));
         // 8 + 12 + 14 * (2 + 100) = 1448.
         let joined: Vec<bool> = (0..16).map(|_| push(&mut bundler)).collect();
         assert_eq!(joined.iter().filter(|joined| !**joined).count(), 2);
@@ -208,17 +215,17 @@ mod tests {
     #[test]
     fn a_packet_whose_writing_panics_leaves_the_others_whole() {
         let vni = Vni::new(7).unwrap();
-        let way = Way { lane: LaneId(0), ecn: 2, vni, cid: Cid(1), version: Some(Version::V3) };
+        let encap = Encap { lane: LaneId(0), ecn: 2, vni, cid: Cid(1), version: Some(Version::V3) };
         // As the first packet of a datagram, the second one, and a later one.
         for before in 0..4 {
             let (mut batch, mut bundler) = (TxBatch::default(), Bundler::new(1452));
             let write = |batch: &mut TxBatch, bundler: &mut Bundler, number| {
-                let bytes = packet(&way, number, Some(84));
-                bundler.push(batch, way, bytes.len(), |out| out.extend_from_slice(&bytes));
+                let bytes = packet(&encap, number, Some(84));
+                bundler.push(batch, encap, bytes.len(), |out| out.extend_from_slice(&bytes));
             };
             (0..before).for_each(|number| write(&mut batch, &mut bundler, number));
             let panic = bifrost_port::panics::contain(|| {
-                bundler.push(&mut batch, way, 100, |out| {
+                bundler.push(&mut batch, encap, 100, |out| {
                     out.extend_from_slice(&[0xff; 50]);
                     panic!("half of it is written");
                 })
@@ -227,7 +234,7 @@ mod tests {
             bundler.undo(&mut batch);
             (before..before + 3).for_each(|number| write(&mut batch, &mut bundler, number));
             let left: Vec<_> = batch.iter().flat_map(|(_, _, payload)| split(payload)).collect();
-            let expected: Vec<_> = (0..before + 3).map(|number| (vni, packet(&way, number, Some(84)))).collect();
+            let expected: Vec<_> = (0..before + 3).map(|number| (vni, packet(&encap, number, Some(84)))).collect();
             assert_eq!(left, expected, "after {before} packets");
             assert_eq!(batch.iter().map(|(_, _, payload)| payload.len()).sum::<usize>(), batch.bytes());
         }

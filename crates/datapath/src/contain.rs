@@ -171,19 +171,23 @@ impl<P: GuestPort> Core<P> {
         let decided = routed + switch.answered_packets + switch.dropped.total_packets();
         let Some(port) = self.port_mut(owner) else { return };
         let (undecided, waiting) = port.waiting();
-        let way = &mut port.way;
+        let outbound = &mut port.outbound;
         // One packet at most is in hand: whatever else is missing stays so, for a balance to show it.
         let at_switch =
-            port.tx_packets.saturating_sub(decided + way.fault_dropped_packets + way.faulted_packets).min(1);
-        way.faulted_packets += at_switch;
-        let passed = way.accepted_packets + way.plain_packets + way.local_packets + way.unsegmentable_packets;
-        let gone = way.gone_switched_packets + way.faulted_switched_packets + way.window_full_packets + waiting;
-        let behind = routed.saturating_sub(passed + gone + way.reswitched_packets).min(1);
-        way.faulted_switched_packets += behind;
-        let counted = port.tx_packets + way.malformed_packets + undecided + way.gone_unswitched_packets;
-        let before =
-            (way.fetched_packets + way.reswitched_packets).saturating_sub(counted + way.faulted_unswitched_packets);
-        way.faulted_unswitched_packets += before.min(1);
+            port.tx_packets.saturating_sub(decided + outbound.fault_dropped_packets + outbound.faulted_packets).min(1);
+        outbound.faulted_packets += at_switch;
+        let passed = outbound.accepted_packets
+            + outbound.plain_packets
+            + outbound.local_packets
+            + outbound.unsegmentable_packets;
+        let gone =
+            outbound.gone_switched_packets + outbound.faulted_switched_packets + outbound.window_full_packets + waiting;
+        let behind = routed.saturating_sub(passed + gone + outbound.reswitched_packets).min(1);
+        outbound.faulted_switched_packets += behind;
+        let counted = port.tx_packets + outbound.malformed_packets + undecided + outbound.gone_unswitched_packets;
+        let before = (outbound.fetched_packets + outbound.reswitched_packets)
+            .saturating_sub(counted + outbound.faulted_unswitched_packets);
+        outbound.faulted_unswitched_packets += before.min(1);
     }
 
     /// What was half done is finished, or undone.

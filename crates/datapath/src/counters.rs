@@ -143,24 +143,24 @@ pub struct Counters {
     pub fetch_errors: u64,
 }
 
-/// What became of a guest's packets on one worker, stage by stage.
+/// A guest's packets on one worker, by stage and result.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct WayCounters {
+pub struct OutboundCounters {
     /// Fetched from its device.
     pub fetched_packets: u64,
     /// That cannot be parsed.
     pub malformed_packets: u64,
     /// Dropped by an injected fault before the switch.
     pub fault_dropped_packets: u64,
-    /// For which the switch had a way, and that cannot be segmented.
+    /// Accepted by the switch, but cannot be segmented.
     pub unsegmentable_packets: u64,
     /// Dropped: too many waited for a window to the same destination.
     pub window_full_packets: u64,
-    /// Taken by the transport.
+    /// Accepted by the transport.
     pub accepted_packets: u64,
-    /// Left to plain VXLAN.
+    /// Sent as plain VXLAN.
     pub plain_packets: u64,
-    /// Given to another port of this host.
+    /// To another port of this host.
     pub local_packets: u64,
     /// That the switch is to decide about once more, for the peer was removed while they waited.
     pub reswitched_packets: u64,
@@ -178,7 +178,7 @@ pub struct WayCounters {
     pub faulted_switched_packets: u64,
 }
 
-impl WayCounters {
+impl OutboundCounters {
     /// All counters with their names, units last.
     pub fn iter(&self) -> impl Iterator<Item = (&'static str, u64)> {
         [

@@ -6,7 +6,7 @@ use bifrost_rte::{Control, ControlOut, DataOut, Output, PlainOut};
 use bifrost_wire::bifrost::{self, Cid, DataHeader, Packet, PathId};
 use bifrost_wire::{Vni, vxlan};
 
-use crate::bundle::Way;
+use crate::bundle::Encap;
 use crate::capture::{self, Note, Stage};
 use crate::core::Core;
 use crate::delayed;
@@ -116,9 +116,9 @@ impl<P: GuestPort> Core<P> {
         let held = port.held.get(data.handle as usize)?.as_ref()?;
         let flow = held.flow;
         let ecn = if data.header.ecn { ecn::outer_of_reliable(held.ecn) } else { NOT_ECT };
-        let way = Way { lane, ecn, vni, cid, version };
+        let encap = Encap { lane, ecn, vni, cid, version };
         let frame_len = held.segments.len(u16::from(data.segment));
-        let joined = self.bundler.push(&mut self.batch, way, DataHeader::LEN + frame_len, |buffer| {
+        let joined = self.bundler.push(&mut self.batch, encap, DataHeader::LEN + frame_len, |buffer| {
             buffer.extend_from_slice(&data.header.emit());
             let frame = buffer.len();
             let copy = |from, to, out: &mut Vec<u8>| port.port.copy(TxHandle(data.handle), from, to, out);
@@ -146,8 +146,8 @@ impl<P: GuestPort> Core<P> {
             // They may be for any worker of the peer.
             Control::Setup(_) | Control::Reset(_) => (None, Cid::NONE, 0),
         };
-        let way = Way { lane: peer.lane(control.path), ecn: NOT_ECT, vni, cid, version };
-        let joined = self.bundler.push(&mut self.batch, way, len, |buffer| match &control.packet {
+        let encap = Encap { lane: peer.lane(control.path), ecn: NOT_ECT, vni, cid, version };
+        let joined = self.bundler.push(&mut self.batch, encap, len, |buffer| match &control.packet {
             Control::Ack(ack) => ack.emit(buffer),
             Control::Probe(header) => buffer.extend_from_slice(&header.emit()),
             Control::Skip(header) => buffer.extend_from_slice(&header.emit_skip()),
@@ -255,7 +255,7 @@ impl<P: GuestPort> Core<P> {
         if SEEN && let Some(capture) = &mut self.capture {
             let (vni, path) = (Some(vni.get()), Some(path));
             let note = Note {
-                way: capture::Way::Out,
+                direction: capture::Direction::Out,
                 peer: Some(peer),
                 vni,
                 path,

@@ -98,7 +98,7 @@ impl<P: GuestPort> Core<P> {
             if let Some(limit) = &port.limits.tx {
                 charge(limit, self.now, &self.frames);
             }
-            port.way.fetched_packets += self.frames.len() as u64;
+            port.outbound.fetched_packets += self.frames.len() as u64;
             port.backlog.extend(self.frames.drain(..));
         }
         let mut parsed = std::mem::take(&mut self.parsed);
@@ -190,7 +190,7 @@ impl<P: GuestPort> Core<P> {
             Ok(parsed) => parsed,
             &Err(reason) => {
                 self.counters.malformed_guest_frames[reason.index()] += 1;
-                port.way.malformed_packets += 1;
+                port.outbound.malformed_packets += 1;
                 if SEEN && let Some(capture) = &mut self.capture {
                     capture.held(
                         Stage::Drop,
@@ -209,7 +209,7 @@ impl<P: GuestPort> Core<P> {
         if !self.faults.is_empty() && self.faults.at_port(owner, Direction::Tx).drop {
             self.counters.fault_dropped_packets += 1;
             self.counters.fault_guest_dropped_packets += 1;
-            port.way.fault_dropped_packets += 1;
+            port.outbound.fault_dropped_packets += 1;
             if SEEN && let Some(capture) = &mut self.capture {
                 capture.held(Stage::Drop, Note::outwards("fault", owner), &port.port, frame.handle, frame.len);
             }
@@ -258,7 +258,7 @@ impl<P: GuestPort> Core<P> {
             Ok(segments) => segments,
             Err(reason) => {
                 self.counters.malformed_guest_frames[reason.index()] += 1;
-                port.way.unsegmentable_packets += 1;
+                port.outbound.unsegmentable_packets += 1;
                 if SEEN && let Some(capture) = &mut self.capture {
                     let note = Note::outwards(reason.name(), owner);
                     capture.held(Stage::Drop, note, &port.port, frame.handle, frame.len);
@@ -305,7 +305,7 @@ impl<P: GuestPort> Core<P> {
                 self.hand_to_transport::<SEEN>(owner, frame, Departure { vni: vni.get(), peer: peer.0, reliably });
             }
             Action::Deliver { port: to, worker } => {
-                port.way.local_packets += 1;
+                port.outbound.local_packets += 1;
                 if !port.waiting.is_empty() {
                     port.waiting.passed(self.now, parsed.dst_mac);
                 }
@@ -325,7 +325,7 @@ impl<P: GuestPort> Core<P> {
         let Some(port) = self.ports[usize::from(owner)].as_mut() else { return };
         let room = port.room();
         if port.waiting.push(self.now, frame, departure, room).is_err() {
-            port.way.window_full_packets += 1;
+            port.outbound.window_full_packets += 1;
             if SEEN && let Some(capture) = &mut self.capture {
                 let note = Note { peer: Some(departure.peer), ..Note::outwards("window_full", owner) };
                 let note = Note { vni: Some(departure.vni), ..note };
@@ -366,12 +366,12 @@ impl<P: GuestPort> Core<P> {
         match admission {
             Admission::Accepted => {
                 if let Some(port) = self.port_mut(owner) {
-                    port.way.accepted_packets += 1;
+                    port.outbound.accepted_packets += 1;
                 }
             }
             Admission::Plain => {
                 if let Some(port) = self.port_mut(owner) {
-                    port.way.plain_packets += 1;
+                    port.outbound.plain_packets += 1;
                 }
                 for segment in 0..count {
                     self.counters.emitted_packets += 1;
@@ -410,7 +410,7 @@ impl<P: GuestPort> Core<P> {
         match port.port.place(self.switch.answer(), true) {
             Ok(handle) => {
                 port.hidden += 1;
-                port.way.answer_packets += 1;
+                port.outbound.answer_packets += 1;
                 self.counters.guest_rx_packets += 1;
                 if SEEN && let Some(capture) = &mut self.capture {
                     let note = Note { port: Some(owner), ..Note::inwards("the switch's answer") };

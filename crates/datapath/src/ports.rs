@@ -10,7 +10,7 @@ use bifrost_wire::{Mac, Vni};
 
 use crate::budget::Budget;
 use crate::contain::{PortFault, Strikes};
-use crate::counters::WayCounters;
+use crate::counters::OutboundCounters;
 use crate::limits::Limits;
 use crate::pressure::Load;
 use crate::waiting::{Room, Waiting};
@@ -101,7 +101,7 @@ pub(crate) struct Port<P> {
     /// The device that was behind it at the last fault, until it gets another one: to be dropped elsewhere.
     pub(crate) broken: Option<P>,
     /// What became of its packets.
-    pub(crate) way: WayCounters,
+    pub(crate) outbound: OutboundCounters,
     pub(crate) tx_packets: u64,
     pub(crate) tx_bytes: u64,
     pub(crate) rx_packets: u64,
@@ -145,7 +145,7 @@ impl<P: GuestPort> Port<P> {
             slowness: Slowness::default(),
             strikes: Strikes::default(),
             broken: None,
-            way: WayCounters::default(),
+            outbound: OutboundCounters::default(),
             tx_packets: 0,
             tx_bytes: 0,
             rx_packets: 0,
@@ -224,7 +224,7 @@ impl<P: GuestPort> Port<P> {
         for frame in &again {
             self.held[frame.handle.0 as usize] = None;
         }
-        self.way.reswitched_packets += again.len() as u64;
+        self.outbound.reswitched_packets += again.len() as u64;
         again.append(&mut self.backlog);
         self.backlog = again;
         self.unfinished |= !self.backlog.is_empty();
@@ -233,8 +233,8 @@ impl<P: GuestPort> Port<P> {
     /// Forgets what was fetched and waits, and how much is hidden: the device is another one from now on.
     pub(crate) fn forget_waiting(&mut self) {
         let (undecided, decided) = self.waiting();
-        self.way.gone_unswitched_packets += undecided;
-        self.way.gone_switched_packets += decided;
+        self.outbound.gone_unswitched_packets += undecided;
+        self.outbound.gone_switched_packets += decided;
         self.backlog.clear();
         (self.waiting, self.unfinished, self.hidden) = (Waiting::default(), false, 0);
     }

@@ -12,7 +12,7 @@ use bifrost_rte::{ConnSnapshot, PathSnapshot};
 
 use crate::contain::PortFault;
 use crate::core::Core;
-use crate::counters::{Counters, WayCounters};
+use crate::counters::{Counters, OutboundCounters};
 use crate::fault::Fault;
 use crate::ports::Port;
 
@@ -95,7 +95,7 @@ pub struct PortView {
     /// Bytes of them.
     pub rx_bytes: u64,
     /// What became of the guest's packets.
-    pub way: WayCounters,
+    pub outbound: OutboundCounters,
     /// Fetched packets for which the switch has not decided, and those that wait for a window, now.
     pub waiting_packets: (u64, u64),
     /// Destinations for which packets wait for a window, now.
@@ -150,7 +150,7 @@ impl PortView {
     pub fn drops(&self) -> BTreeMap<String, u64> {
         let by_switch = self.switch.iter().flat_map(|c| c.dropped.iter().chain(c.ingress_dropped.iter()));
         let beyond = [
-            ("window_full", self.way.window_full_packets),
+            ("window_full", self.outbound.window_full_packets),
             ("rate_limited", self.rate_limited_packets),
             ("overload", self.overload_dropped_packets),
             ("slow_port", self.rest_packets),
@@ -206,7 +206,7 @@ impl<P: GuestPort> Core<P> {
             tx_bytes: p.tx_bytes,
             rx_packets: p.rx_packets,
             rx_bytes: p.rx_bytes,
-            way: p.way,
+            outbound: p.outbound,
             waiting_packets: p.waiting(),
             waiting_destinations: p.waiting.destinations() as u64,
             held_packets: p.held_packets(),

@@ -130,7 +130,7 @@ pub enum Step {
         /// The new destination.
         destination: Mac,
     },
-    /// Ways between the hosts that it may take.
+    /// Paths between the hosts that it may take.
     Outer(Vec<Lane>),
     /// The guest's receive buffers: packets that are in them and not shown yet, and how many there are.
     Room {

@@ -244,7 +244,7 @@ impl<P: GuestPort> Core<P> {
         }
         let is_overload = self.pressure.is_on() && !inbound.at_port && {
             let owner = self.engine.owner_of(header.cid);
-            self.crowds_out(owner, frame)
+            self.exceeds_share(owner, frame)
         };
         // Of what is not shown nothing has to be right.
         let checksum = match &parsed {
@@ -395,7 +395,7 @@ impl<P: GuestPort> Core<P> {
 
     /// Whether a frame is more than its guest may have while this worker cannot keep up.
     #[cold]
-    fn crowds_out(&mut self, owner: Option<u16>, frame: &[u8]) -> bool {
+    fn exceeds_share(&mut self, owner: Option<u16>, frame: &[u8]) -> bool {
         let port = owner.and_then(|owner| self.ports.get_mut(usize::from(owner))).and_then(Option::as_mut);
         port.is_some_and(|port| !self.pressure.admits(&mut port.load, frame.len()))
     }
@@ -469,7 +469,7 @@ impl<P: GuestPort> Core<P> {
             && !at_port
             && let Some(to) = frame.first_chunk()
             && let Some(&owner) = self.vnics.get(&(vni, Mac(*to)))
-            && self.crowds_out(Some(owner), frame)
+            && self.exceeds_share(Some(owner), frame)
         {
             return Err((Refusal::Overload, Some(owner)));
         }

@@ -243,7 +243,7 @@ impl<P: GuestPort> Core<P> {
 impl<P> Port<P> {
     /// Packets that it was served for, in either direction.
     fn all_packets(&self) -> u64 {
-        self.way.fetched_packets + self.rx_packets + self.way.answer_packets
+        self.outbound.fetched_packets + self.rx_packets + self.outbound.answer_packets
     }
 }
 

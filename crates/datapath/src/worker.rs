@@ -16,7 +16,6 @@ use rustix::event::{PollFd, PollFlags, Timespec, epoll};
 
 use crate::contain::{PortFault, Recovery};
 use crate::core::{Core, CoreConfig};
-use crate::courtesy::Courtesy;
 use crate::handle::{Letters, Mailbox, Question};
 use crate::lists::Share;
 use crate::peers::{PeerConfig, PeerError};
@@ -24,6 +23,7 @@ use crate::ports::PortConfig;
 use crate::pulse::Pulse;
 use crate::snapshot::Totals;
 use crate::watchdog::WatchdogConfig;
+use crate::yielding::Yielding;
 
 /// Tokens of the epoll set: ports by number, then these.
 const UNDERLAY_TOKEN: u64 = 1 << 32;
@@ -47,7 +47,7 @@ pub struct Worker<U> {
     has_questions: bool,
     /// All workers of this host in order, if there are several.
     pub(crate) others: Vec<Mailbox<U>>,
-    courtesy: Courtesy,
+    yielding: Yielding,
     pulse: Arc<Pulse>,
     /// For a port that a fault takes out of use: descriptors may be short then.
     spare: Option<Device>,
@@ -92,7 +92,7 @@ impl<U: PolledUnderlay> Worker<U> {
             questions: VecDeque::new(),
             has_questions: false,
             others: Vec::new(),
-            courtesy: Courtesy::default(),
+            yielding: Yielding::default(),
             pulse,
             spare: Some(unplugged()?),
             paused: false,
@@ -111,7 +111,7 @@ impl<U: PolledUnderlay> Worker<U> {
             }
             let busy = self.contained(Worker::turn).unwrap_or(true);
             if busy {
-                self.give_way();
+                self.yield_processor();
             }
             self.wait(busy);
         }
@@ -197,11 +197,11 @@ impl<U: PolledUnderlay> Worker<U> {
     }
 
     /// Lets guests' threads on this processor answer what they were shown in this turn.
-    fn give_way(&mut self) {
+    fn yield_processor(&mut self) {
         let from = monotonic_ns();
-        if self.courtesy.is_due(from) {
+        if self.yielding.is_due(from) {
             rustix::thread::sched_yield();
-            self.courtesy.gave_way(from, monotonic_ns());
+            self.yielding.yielded(from, monotonic_ns());
         }
     }
 

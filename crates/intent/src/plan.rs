@@ -411,7 +411,7 @@ impl Trial<'_> {
 
     fn check_peering(&mut self, key: &Key, vpcs: &[String; 2]) {
         if vpcs[0] == vpcs[1] {
-            return self.wrong(key, "vpcs", "a VPC needs no peering with itself; name two".into());
+            return self.wrong(key, "vpcs", "a VPC cannot be peered with itself; name two VPCs".into());
         }
         let [a, b] = vpcs.each_ref().map(|name| {
             let vpc = key.sibling(Kind::Vpc, name);

@@ -191,7 +191,10 @@ fn bad_batches_are_refused_and_change_nothing() {
             vec![set("security_group/demo/x", json!({"ingress": [{"from": ["set:gone"]}]}))],
             "security_group/demo/x: ingress[0].from: there is no address_set/demo/gone",
         ),
-        (vec![set("peering/demo/x", json!({"vpcs": ["net", "net"]}))], "a VPC needs no peering with itself; name two"),
+        (
+            vec![set("peering/demo/x", json!({"vpcs": ["net", "net"]}))],
+            "a VPC cannot be peered with itself; name two VPCs",
+        ),
         (vec![delete("vpc/demo/x"), delete("vpc/demo/x")], "vpc/demo/x: is in the batch twice; keep one"),
         (
             vec![Change { spec: None, ..set("vpc/demo/x", json!({})) }],

@@ -297,7 +297,7 @@ impl Worlds {
                 add("port.slow_packets".into(), &at, port.rest_packets);
                 add("port.unswitched_packets".into(), &at, port.waiting_packets.0);
                 add("port.blocked_packets".into(), &at, port.waiting_packets.1);
-                port.way.iter().for_each(|(name, value)| add(format!("port.{name}"), &at, value));
+                port.outbound.iter().for_each(|(name, value)| add(format!("port.{name}"), &at, value));
                 port.switch().for_each(|(name, value)| add(format!("avs.{name}"), &at, value));
             }
             let unexplained = balance::unexplained(&samples);

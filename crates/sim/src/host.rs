@@ -220,7 +220,7 @@ mod tests {
         let mut underlay = SimUnderlay::new(0, 1 << 20, 0);
         let decided = |core: &Core<SimPort>| {
             let port = core.port_views().next().unwrap();
-            port.way.fetched_packets - port.waiting_packets.0
+            port.outbound.fetched_packets - port.waiting_packets.0
         };
         let mut before = 0;
         for turn in 1.. {

@@ -65,7 +65,7 @@ fn inbound_stages(packet: &mut Inbound<'_>, effects: &mut impl Effects) -> Resul
     mtu::inbound(packet, effects)
 }
 
-/// A packet of a guest on its way through the stages.
+/// A packet of a guest passing through the stages.
 pub(crate) struct Outbound<'a> {
     pub(crate) index: &'a Index,
     /// The port that it comes from.
@@ -87,7 +87,7 @@ pub(crate) struct Outbound<'a> {
     pub(crate) verdict: &'a mut Verdict,
 }
 
-/// A packet of a peer on its way through the stages.
+/// A packet of a peer passing through the stages.
 pub(crate) struct Inbound<'a> {
     pub(crate) index: &'a Index,
     /// The network in which it comes.

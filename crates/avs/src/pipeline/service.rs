@@ -144,7 +144,7 @@ fn translate_back_at(
 pub(crate) struct Translated {
     /// What its connection does, if it has one.
     step: Option<Step>,
-    /// The guest whose connection it is, and which way the packet goes, seen from it.
+    /// The guest whose connection it is, and the direction of the packet as seen by it.
     at: (PortId, Direction),
     translation: Translation,
     pub(super) parsed: Parsed,

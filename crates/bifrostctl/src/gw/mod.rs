@@ -101,7 +101,7 @@ enum GwCommand {
     /// `bifrostctl capture`. It looks at tenants' packets, inside VXLAN; what passes as it came or as it left is captured at both places, so that a translated packet is
     /// found by either address. Of packets whose payload stays in the pipeline only headers are seen. The capture ends by itself; one at a time can run.
     Capture(CaptureWhat),
-    /// Spread a pod's packets in another way
+    /// Change how a pod's packets are spread
     Mode(ModeArgs),
     /// Exempt a tenant from the limiter, or forget it
     Bypass(BypassArgs),

@@ -1,4 +1,4 @@
-//! Injected faults: a test's way to break the network at a known place.
+//! Injected faults: a test breaks the network at a known point.
 
 use serde::{Deserialize, Serialize};
 

@@ -26,7 +26,7 @@ pub struct Pipeline {
     pub malformed_frames: u64,
     /// Frames that are for no pod.
     pub no_pod_frames: u64,
-    /// The stages, in the order of a packet's way.
+    /// The stages, in order.
     pub stages: Vec<PipelineStage>,
     /// The pods, in the order of the configuration.
     pub pods: Vec<PipelinePod>,
@@ -231,7 +231,7 @@ pub struct GatewayTraceSpec {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "snake_case", tag = "command")]
 pub enum PipelineCommand {
-    /// Spreads a pod's packets in another way.
+    /// Changes how a pod's packets are spread.
     SetMode {
         /// The pod's name.
         pod: String,

@@ -17,7 +17,7 @@ pub struct ReloadReport {
     pub routes: Changed,
     /// Peers, by name.
     pub peers: Changed,
-    /// Ways into other VPCs.
+    /// Peerings with other VPCs.
     pub peerings: Changed,
     /// VPCs, by VNI.
     pub vpcs: Changed,

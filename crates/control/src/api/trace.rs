@@ -102,7 +102,7 @@ impl TraceSpec {
             return refuse("source and destination are of different families", "from");
         }
         if self.dont_fragment && to.is_ipv6() {
-            return refuse("IPv6 has no such flag: nobody on the way may cut its packets", "dont_fragment");
+            return refuse("IPv6 has no such flag: routers do not fragment IPv6 packets", "dont_fragment");
         }
         match self.size_bytes {
             Some(size) if size > MAX_TRACE_SIZE => refuse("an IP packet has at most 65535 bytes", "size_bytes"),
@@ -119,7 +119,7 @@ pub struct Trace {
     pub packet: String,
     /// The worker that was asked: the one that would get it.
     pub worker: u32,
-    /// What each stage says, in the order of the packet's way.
+    /// The decision of each stage, in order.
     pub steps: Vec<TraceStep>,
     /// What becomes of it.
     pub verdict: TraceVerdict,

@@ -9,7 +9,7 @@ use std::path::PathBuf;
 use ipnet::IpNet;
 
 use super::parse::is_dns_name;
-use super::peering::Ways;
+use super::peering::Peerings;
 use super::section::{Sink, nearest};
 use super::{
     Config, GATEWAY_MAC, MAX_AFXDP_MTU, Peering, Port, PortKind, Route, UnderlayPort, Vni, Vpc, overhead_bytes,
@@ -377,7 +377,7 @@ fn routes(config: &Config, sink: &Sink<'_>) {
             sink.error(at("mac"), message);
         }
     }
-    let ways = Ways::new(config, sink);
+    let peerings = Peerings::new(config, sink);
     for (i, peering) in config.peerings.iter().enumerate() {
         let Peering { vni, prefix, to_vni } = *peering;
         let at = |key| item("peering", i, key);
@@ -391,7 +391,7 @@ fn routes(config: &Config, sink: &Sink<'_>) {
             prefixes.once(at("prefix"), &(vni, prefix), || format!("{prefix} is, in VNI {vni},"));
         }
         if known == [true, true] {
-            ways.check(sink, at, peering);
+            peerings.check(sink, at, peering);
         }
     }
 }

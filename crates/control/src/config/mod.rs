@@ -91,7 +91,7 @@ pub struct Config {
     pub ports: Vec<Port>,
     /// `[[route]]`, prefixes unique in their VPC.
     pub routes: Vec<Route>,
-    /// Ways into other VPCs.
+    /// Peerings with other VPCs.
     pub peerings: Vec<Peering>,
     /// `[[load_balancer]]`
     pub load_balancers: Vec<LoadBalancer>,
@@ -367,7 +367,7 @@ pub struct Route {
     pub security_groups: Box<[String]>,
 }
 
-/// A way from the guests of a VPC into another one, through both gateways; there is one back.
+/// Lets guests of a VPC reach another one through both gateways; the other VPC needs a peering back.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Peering {
     /// The VPC.

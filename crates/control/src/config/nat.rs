@@ -14,7 +14,7 @@ const MAX_ADDRESSES: usize = 256;
 /// The first port of an address that is given out without further settings (RFC 4787, REQ-3: not a well-known one).
 const FIRST_PORT: u64 = 1024;
 
-/// Ways to the outside, and how guests are seen there.
+/// Uplinks to the outside, and NAT.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Nat {
     /// `[[uplink]]`, ports unique.

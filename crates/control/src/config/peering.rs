@@ -1,4 +1,4 @@
-//! What `[[peering]]` sections need to be of use: gateways on both sides, and a way back.
+//! Checks of `[[peering]]` sections: gateways on both sides, and a peering in the other direction.
 
 use std::collections::HashSet;
 use std::fmt::Display;
@@ -6,47 +6,48 @@ use std::fmt::Display;
 use super::section::Sink;
 use super::{Config, Peering, Vni};
 
-/// Ways between VPCs, as the configuration has them.
-pub(super) struct Ways {
+/// The peerings of a configuration.
+pub(super) struct Peerings {
     /// VPCs that have gateways, of IPv6 or not.
     gateways: HashSet<(Vni, bool)>,
-    /// From where to where, IPv6 or not.
-    ways: HashSet<(Vni, Vni, bool)>,
-    /// Nothing is wrong with what the VPCs say.
+    /// From VPC, to VPC, IPv6 or not.
+    peerings: HashSet<(Vni, Vni, bool)>,
+    /// No error in the VPCs.
     gateways_are_known: bool,
-    /// Nothing is wrong with what the peerings say.
-    ways_are_known: bool,
+    /// No error in the peerings.
+    peerings_are_known: bool,
 }
 
-impl Ways {
-    pub(super) fn new(config: &Config, sink: &Sink<'_>) -> Ways {
+impl Peerings {
+    pub(super) fn new(config: &Config, sink: &Sink<'_>) -> Peerings {
         let gateways = config.vpcs.iter().flat_map(|vpc| vpc.gateway.iter().map(|addr| (vpc.vni, addr.is_ipv6())));
-        let ways = config.peerings.iter().map(|p| (p.vni, p.to_vni, p.prefix.addr().is_ipv6()));
-        Ways {
+        let peerings = config.peerings.iter().map(|p| (p.vni, p.to_vni, p.prefix.addr().is_ipv6()));
+        Peerings {
             gateways: gateways.collect(),
-            ways: ways.collect(),
+            peerings: peerings.collect(),
             gateways_are_known: !sink.failed_within("vpc"),
-            ways_are_known: !sink.failed_within("peering"),
+            peerings_are_known: !sink.failed_within("peering"),
         }
     }
 
-    /// Checks a peering between VPCs that there are. `at` names a key of it.
+    /// Checks a peering between existing VPCs. `at` names one of its keys.
     pub(super) fn check<F: Display>(&self, sink: &Sink<'_>, at: impl Fn(&'static str) -> F, peering: &Peering) {
         let Peering { vni, prefix, to_vni } = *peering;
         let is_v6 = prefix.addr().is_ipv6();
         let family = if is_v6 { "IPv6" } else { "IPv4" };
         if vni == to_vni {
-            return sink.error(at("to_vni"), format!("a VPC needs no way into itself; name another one than {vni}"));
+            return sink
+                .error(at("to_vni"), format!("a VPC cannot be peered with itself; name a VPC other than {vni}"));
         }
         for (key, vni) in [("vni", vni), ("to_vni", to_vni)] {
             if self.gateways_are_known && !self.gateways.contains(&(vni, is_v6)) {
-                let lacks = format!("VNI {vni} has no {family} gateway, through which the way would lead; add one");
+                let lacks = format!("VNI {vni} has no {family} gateway, which the peering needs; add one");
                 sink.error(at(key), lacks);
             }
         }
-        if self.ways_are_known && !self.ways.contains(&(to_vni, vni, is_v6)) {
+        if self.peerings_are_known && !self.peerings.contains(&(to_vni, vni, is_v6)) {
             let lacks = format!(
-                "there is no way back; add a [[peering]] with vni = {to_vni}, an {family} prefix and to_vni = {vni}"
+                "the peering in the other direction is missing; add a [[peering]] with vni = {to_vni}, an {family} prefix and to_vni = {vni}"
             );
             sink.error(at("to_vni"), lacks);
         }

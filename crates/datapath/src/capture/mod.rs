@@ -27,7 +27,7 @@ pub use bifrost_nic::capture::{Filter, FilterError, MAX_FILTER_LEN, Subject};
 use mirror::Mirrors;
 pub use mirror::{Copies, MAX_MIRRORS, MirrorSpec};
 pub(crate) use outer::Outer;
-pub use record::{Chunk, Note, Seen, Stage, Way};
+pub use record::{Chunk, Direction, Note, Seen, Stage};
 
 /// TTL that every host sends with.
 const TTL: u8 = 64;
@@ -154,12 +154,12 @@ pub(crate) fn verdict(before: &RteCounters, after: &RteCounters) -> &'static str
 impl Note {
     /// Something on its way in.
     pub(crate) fn inwards(what: &'static str) -> Self {
-        Note { way: Way::In, what, ..Note::default() }
+        Note { direction: Direction::In, what, ..Note::default() }
     }
 
     /// Something on its way out of a port.
     pub(crate) fn outwards(what: &'static str, port: u16) -> Self {
-        Note { way: Way::Out, what, port: Some(port), ..Note::default() }
+        Note { direction: Direction::Out, what, port: Some(port), ..Note::default() }
     }
 
     /// The same, saying something else.

@@ -59,9 +59,9 @@ impl Stage {
     }
 }
 
-/// Which way a packet goes.
+/// The direction of a packet.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Way {
+pub enum Direction {
     /// From a guest, towards the underlay or another guest.
     #[default]
     Out,
@@ -72,8 +72,8 @@ pub enum Way {
 /// What is known of a packet where it is looked at.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Note {
-    /// Which way it goes.
-    pub way: Way,
+    /// Its direction.
+    pub direction: Direction,
     /// What is done with it; of a drop: the reason.
     pub what: &'static str,
     /// The port.

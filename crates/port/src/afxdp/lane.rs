@@ -1,4 +1,4 @@
-//! Ways out: the outer headers of what is sent to one destination, written once and completed for each datagram.
+//! Outer headers for one destination, written once and completed for each datagram.
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;

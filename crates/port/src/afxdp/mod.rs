@@ -146,7 +146,7 @@ impl AfxdpUnderlay {
 
     /// Whether what goes to `lane` can leave in frames now, past the kernel.
     pub fn is_resolved(&self, lane: LaneId) -> bool {
-        self.lanes.get(usize::from(lane.0)).is_some_and(|lane| lane.hop.way().is_some())
+        self.lanes.get(usize::from(lane.0)).is_some_and(|lane| lane.hop.resolved().is_some())
     }
 
     /// Gives the kernel the frames of the last batch.
@@ -275,7 +275,7 @@ impl Underlay for AfxdpUnderlay {
     fn send(&mut self, batch: &mut TxBatch) {
         let Self { sockets, exits, lanes, aside, counters, .. } = self;
         for (id, ecn, payload) in batch.iter() {
-            let known = lanes.get(usize::from(id.0)).and_then(|lane| Some((lane, lane.hop.way()?)));
+            let known = lanes.get(usize::from(id.0)).and_then(|lane| Some((lane, lane.hop.resolved()?)));
             let exit = known.and_then(|(lane, way)| Some((lane, way, exits.get(way.device)?)));
             let exit = exit.filter(|(lane, _, exit)| lane.header_bytes() + payload.len() <= exit.longest);
             let Some((lane, way, exit)) = exit else {

@@ -42,22 +42,22 @@ pub(crate) struct NextHop {
 
 /// A known next hop.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Way {
+pub(crate) struct Resolved {
     /// Position of the device among those that the resolver was given.
     pub(crate) device: usize,
     pub(crate) mac: [u8; 6],
 }
 
 impl NextHop {
-    /// The way, if it is known and the kernel does not need a datagram to confirm it.
-    pub(crate) fn way(&self) -> Option<Way> {
+    /// The address and device, if known and the kernel does not need a datagram to confirm it.
+    pub(crate) fn resolved(&self) -> Option<Resolved> {
         let state = self.state.load(Ordering::Relaxed);
         if state & (KNOWN | ASK) != KNOWN {
             self.state.fetch_and(!ASK, Ordering::Relaxed);
             return None;
         }
         let [_, device, mac @ ..] = state.to_be_bytes();
-        Some(Way { device: usize::from(device), mac })
+        Some(Resolved { device: usize::from(device), mac })
     }
 
     fn set(&self, way: Option<(u8, [u8; 6], bool)>) {
@@ -78,7 +78,7 @@ pub(crate) struct Resolver {
 
 #[derive(Debug)]
 struct Shared {
-    /// Device numbers, in the order of [`Way::device`].
+    /// Device numbers, in the order of [`Resolved::device`].
     devices: Vec<u32>,
     state: Mutex<State>,
     changed: Condvar,
@@ -263,14 +263,14 @@ mod tests {
     fn a_doubted_neighbour_is_asked_for_once() {
         let address = SocketAddr::from(([192, 0, 2, 1], 1));
         let hop = NextHop { local: address, remote: address, state: AtomicU64::new(0) };
-        assert_eq!(hop.way(), None);
+        assert_eq!(hop.resolved(), None);
         let mac = [0xfe, 1, 2, 3, 4, 5];
         hop.set(Some((7, mac, false)));
-        assert_eq!(hop.way(), Some(Way { device: 7, mac }));
+        assert_eq!(hop.resolved(), Some(Resolved { device: 7, mac }));
         hop.set(Some((7, mac, true)));
-        assert_eq!(hop.way(), None, "this one goes through the kernel");
-        assert_eq!(hop.way(), Some(Way { device: 7, mac }));
+        assert_eq!(hop.resolved(), None, "this one goes through the kernel");
+        assert_eq!(hop.resolved(), Some(Resolved { device: 7, mac }));
         hop.set(None);
-        assert_eq!(hop.way(), None);
+        assert_eq!(hop.resolved(), None);
     }
 }

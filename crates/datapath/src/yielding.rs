@@ -1,4 +1,4 @@
-//! When a worker gives up its processor for a moment.
+//! When a worker yields its processor.
 //!
 //! Guests' threads that share it answer what they were just shown, before they are shown more: otherwise what arrives together is
 //! answered together, and hosts take turns in waiting for each other. The scheduler would not do that by itself: a worker that has
@@ -10,20 +10,20 @@ const LONG_NS: u64 = 1_000_000;
 /// So many times as long as it was away the worker then keeps its processor: it loses about 3 % of its time so.
 const KEPT: u64 = 32;
 
-/// Whether to give way.
+/// When to yield.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Courtesy {
+pub(crate) struct Yielding {
     not_before_ns: u64,
 }
 
-impl Courtesy {
-    /// Whether it is time to.
+impl Yielding {
+    /// Whether it is time to yield.
     pub(crate) fn is_due(self, now_ns: u64) -> bool {
         now_ns >= self.not_before_ns
     }
 
-    /// The worker gave way from `from_ns` to `to_ns`.
-    pub(crate) fn gave_way(&mut self, from_ns: u64, to_ns: u64) {
+    /// The worker yielded from `from_ns` to `to_ns`.
+    pub(crate) fn yielded(&mut self, from_ns: u64, to_ns: u64) {
         let away = to_ns.saturating_sub(from_ns);
         if away > LONG_NS {
             self.not_before_ns = to_ns.saturating_add(KEPT * away);
@@ -37,21 +37,21 @@ mod tests {
 
     #[test]
     fn who_answers_is_let_and_who_computes_is_not() {
-        let (mut courtesy, mut now, mut away) = (Courtesy::default(), 0, 0);
+        let (mut yielding, mut now, mut away) = (Yielding::default(), 0, 0);
         // Turns of 50 us for a second; each time others want 300 us.
-        let mut run = |courtesy: &mut Courtesy, wanted: u64| {
+        let mut run = |yielding: &mut Yielding, wanted: u64| {
             (away, now) = (0, 0);
             while now < 1_000_000_000 {
                 now += 50_000;
-                if courtesy.is_due(now) {
-                    courtesy.gave_way(now, now + wanted);
+                if yielding.is_due(now) {
+                    yielding.yielded(now, now + wanted);
                     (away, now) = (away + wanted, now + wanted);
                 }
             }
             away
         };
-        assert!(run(&mut courtesy, 300_000) > 800_000_000);
-        let lost = run(&mut courtesy, 3_000_000);
+        assert!(run(&mut yielding, 300_000) > 800_000_000);
+        let lost = run(&mut yielding, 3_000_000);
         assert!((20_000_000..50_000_000).contains(&lost), "{lost}");
     }
 }
