@@ -8,8 +8,8 @@ use std::path::Path;
 use bifrost_lab::experiment;
 use bifrost_lab::experiments::{
     applications, cni, congestion_control, coverage, delayed_release, elephants, flow_records, full_links, granularity,
-    gw_hosts, gw_order, gw_overload, gw_services, iperf, isolation, nat, nginx, outage, path_failure, rdm_loss,
-    redis_loss, route_refresh, slicing, soak, sockperf, stable, switch_latency, switch_overall, switch_rate,
+    gw_elastic, gw_hosts, gw_order, gw_overload, gw_services, iperf, isolation, nat, nginx, outage, path_failure,
+    rdm_loss, redis_loss, route_refresh, slicing, soak, sockperf, stable, switch_latency, switch_overall, switch_rate,
     tunnel::Switch, vectors, vhost_rate,
 };
 use bifrost_lab::options::{App, Guests, Injector, Mode, Op, Options};
@@ -444,6 +444,17 @@ fn all() -> Vec<Value> {
         latency_ms_p99_9: 3.0,
         lost_packets: 700,
     };
+    let gw_elastic = gw_elastic::Row {
+        pods: gw_elastic::Pods::Podman,
+        repetition: 0,
+        connected_ms: 300.0,
+        first_packet_ms: 500.0,
+        migration_s: 7.5,
+        sent_probes: 80_000,
+        lost_probes: 0,
+        hung_ms: 180.0,
+        killed_lost_probes: 500,
+    };
     let gw_order = gw_order::Row {
         case: gw_order::Case::StoppedWorker,
         repetition: 1,
@@ -469,6 +480,7 @@ fn all() -> Vec<Value> {
     vec![
         results("gw-services", gw_services),
         results("gw-hosts", gw_hosts),
+        results("gw-elastic", gw_elastic),
         results("gw-order", gw_order),
         results("gw-overload", gw_overload),
         results("redis-loss", redis_loss),

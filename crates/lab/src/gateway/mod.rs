@@ -1,8 +1,9 @@
 //! A gateway (`bifrost-nicd` and `bifrost-gw`) and the network around it, for the experiments `gw-...`.
 //!
 //! Frames come from the lab itself: over a veth pair to the whole gateway ([`world`]), or over memif to a pod alone ([`feeder`]); or it is a host
-//! whose guest talks to the Internet ([`site`]).
+//! whose guest talks to the Internet ([`site`]); or the kernel's, to pods that a switch finds by BGP ([`fabric`]).
 
+pub mod fabric;
 pub mod feeder;
 pub mod frames;
 pub mod programs;

@@ -1,0 +1,230 @@
+//! `gw-elastic`: how soon a new pod works, what moving an address to another pod costs, and how soon one that is gone is
+//! missed.
+
+use std::fmt;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result};
+use rustix::process::Signal;
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use crate::bars::{Bar, Sense};
+use crate::frame::Experiment;
+use crate::gateway::fabric::{Fabric, until};
+use crate::interrupt;
+use crate::lab::Lab;
+use crate::options::Mode;
+use crate::plot::{self, Panel, Series};
+use crate::report::Table;
+use crate::results::{from_values, to_values};
+use crate::stats::{Spread, cell};
+
+/// Probes a second while an address moves, and while a pod is awaited.
+const PROBES: u32 = 10_000;
+const FEW_PROBES: u32 = 1000;
+
+/// A number of a row.
+type Field = fn(&Row) -> f64;
+
+/// The experiment.
+#[derive(Debug, Clone, Copy)]
+pub struct GwElastic;
+
+/// What pods were.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Pods {
+    /// Containers of Podman.
+    Podman,
+}
+
+/// A pod that is created, moved, and lost.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Row {
+    /// What pods were.
+    #[serde(rename = "mode")]
+    pub pods: Pods,
+    /// Counts from 0.
+    pub repetition: u32,
+    /// From the command that creates the first pod until it is connected with the pipeline, ms.
+    pub connected_ms: f64,
+    /// From that command until the first packet has come through it, which the switch has sent by the pod's route, ms.
+    pub first_packet_ms: f64,
+    /// How long moving the address to another pod took, with all waiting, s.
+    pub migration_s: f64,
+    /// Probes sent meanwhile.
+    pub sent_probes: u32,
+    /// Of these, probes that did not come.
+    pub lost_probes: u32,
+    /// From SIGSTOP of one of two pods until the switch sends nothing to it any more, ms.
+    pub hung_ms: f64,
+    /// Probes lost of 10,000 a second when one of two pods is killed, which comes back by itself.
+    pub killed_lost_probes: u32,
+}
+
+impl fmt::Display for Row {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Row { connected_ms, first_packet_ms, sent_probes, lost_probes, hung_ms, killed_lost_probes, .. } = self;
+        write!(
+            f,
+            "connected after {connected_ms:.0} ms, first packet after {first_packet_ms:.0} ms; moved: \
+             {lost_probes} of {sent_probes} probes lost; one that hangs is missed after {hung_ms:.0} ms, \
+             one that is killed costs {killed_lost_probes} probes"
+        )
+    }
+}
+
+impl Experiment for GwElastic {
+    fn name(&self) -> &'static str {
+        "gw-elastic"
+    }
+
+    fn summary(&self) -> &'static str {
+        "Gateway pods in containers behind BGP: how soon a new one works, an address moves, a lost one is missed"
+    }
+
+    /// None: it builds its own network.
+    fn modes(&self) -> Vec<Mode> {
+        Vec::new()
+    }
+
+    fn run(&self, lab: &Lab) -> Result<Vec<Value>> {
+        let mut rows = Vec::new();
+        for repetition in 0..lab.repetitions(3) {
+            let row = measure(lab, repetition).with_context(|| format!("repetition {repetition}"))?;
+            println!("{row}");
+            rows.push(row);
+        }
+        to_values(&rows)
+    }
+
+    fn report(&self, rows: &[Value]) -> Result<String> {
+        let rows: Vec<Row> = from_values(rows)?;
+        let mut table = Table::new(&["what", "measured"]);
+        let all: [(&str, Field); 7] = [
+            ("`pod create` to connected [ms]", |row| row.connected_ms),
+            ("`pod create` to first packet [ms]", |row| row.first_packet_ms),
+            ("an address moves [s]", |row| row.migration_s),
+            ("probes meanwhile", |row| row.sent_probes.into()),
+            ("probes lost", |row| row.lost_probes.into()),
+            ("a pod that hangs is missed after [ms]", |row| row.hung_ms),
+            ("probes lost when one of two pods is killed", |row| row.killed_lost_probes.into()),
+        ];
+        for (what, field) in all {
+            table.row(vec![what.to_owned(), cell(spread(&rows, field))]);
+        }
+        Ok(format!(
+            "Pods are containers of Podman, made by `bifrostctl gw pod`. They announce an address to a proxy (FRR), \
+             and that to a switch (FRR), whose kernel forwards probes to them. `gw pod migrate` moves the address while \
+             {PROBES} probes a second are under way. BFD has intervals of 50 ms, and gives up after three. A pod that is \
+             killed is started again by Podman. Medians, and in brackets the least and the most of the repetitions.\n\n{}",
+            table.render()
+        ))
+    }
+
+    fn plots(&self, rows: &[Value], directory: &Path) -> Result<Vec<PathBuf>> {
+        let rows: Vec<Row> = from_values(rows)?;
+        let series = [(Series::off("connected"), false), (Series::on("first packet"), true)];
+        let repetitions: Vec<u32> = rows.iter().map(|row| row.repetition).collect();
+        let panel =
+            Panel::over("a new pod", ("repetition", &repetitions), ("time [ms]", false), &series, |first, of| {
+                let row = rows.iter().find(|row| row.repetition == *of)?;
+                Spread::of([if first { row.first_packet_ms } else { row.connected_ms }].into_iter())
+            });
+        Ok(vec![plot::draw(&directory.join("elastic.svg"), &[panel], 1)?])
+    }
+
+    fn bars(&self, rows: &[Value]) -> Result<Vec<Bar>> {
+        let rows: Vec<Row> = from_values(rows)?;
+        let most = |field: Field| spread(&rows, field).map(|spread| spread.most);
+        let median = |field: Field| spread(&rows, field).map(|spread| spread.median);
+        let least_probes = spread(&rows, |row| row.sent_probes.into()).map(|spread| spread.least);
+        Ok(vec![
+            Bar::new(
+                "`pod create` to the first packet",
+                most(|row| row.first_packet_ms),
+                Sense::AtMost,
+                10_000.0,
+                "ms",
+            ),
+            Bar::new(
+                "probes lost while an address moves",
+                most(|row| row.lost_probes.into()),
+                Sense::AtMost,
+                0.0,
+                "probes",
+            )
+            .exact(),
+            Bar::new("probes meanwhile", least_probes, Sense::AtLeast, 20_000.0, "probes"),
+            Bar::new("a pod that hangs is missed after", median(|row| row.hung_ms), Sense::AtMost, 300.0, "ms"),
+            // As many as would be lost in 300 ms if all went to that pod.
+            Bar::new(
+                "probes lost when one of two pods is killed",
+                median(|row| row.killed_lost_probes.into()),
+                Sense::AtMost,
+                3000.0,
+                "probes",
+            ),
+        ])
+    }
+}
+
+fn spread(rows: &[Row], field: Field) -> Option<Spread> {
+    Spread::of(rows.iter().map(field))
+}
+
+fn measure(lab: &Lab, repetition: u32) -> Result<Row> {
+    let fabric = Fabric::start(lab, &format!("elastic-{repetition}"))?;
+    let ms = |duration: Duration| duration.as_secs_f64() * 1e3;
+
+    let probes = fabric.probe(FEW_PROBES)?;
+    let began = Instant::now();
+    let created = std::thread::scope(|scope| {
+        let create = scope.spawn(|| fabric.pod(&["create", "one"]));
+        let first = until("the first packet comes", || Ok(probes.has_come().then(|| ms(began.elapsed()))));
+        create.join().map(|created| (created, first))
+    });
+    let (created, first) = created.map_err(|_| anyhow::anyhow!("creating a pod panicked"))?;
+    let connected_ms = created?["created"][0]["took_ms"].as_f64().context("how long it took")?;
+    let first_packet_ms = first?;
+    probes.stop()?;
+
+    let watch = lab.seconds(5.0, 2.0).ceil().to_string();
+    let probes = fabric.probe(PROBES)?;
+    interrupt::sleep(Duration::from_millis(500))?;
+    let began = Instant::now();
+    fabric.pod(&["migrate", "one", "two", "--watch-seconds", &watch])?;
+    let migration_s = began.elapsed().as_secs_f64();
+    interrupt::sleep(Duration::from_millis(500))?;
+    let (sent_probes, received) = probes.stop()?;
+
+    fabric.pod(&["create", "three"])?;
+    fabric.until_next_hops(2)?;
+    fabric.until_watched("three")?;
+    fabric.signal("three", Signal::STOP)?;
+    let hung_ms = ms(fabric.until_next_hops(1)?);
+    fabric.pod(&["delete", "three"])?;
+    fabric.pod(&["create", "four"])?;
+    fabric.until_next_hops(2)?;
+    fabric.until_watched("four")?;
+    let probes = fabric.probe(PROBES)?;
+    interrupt::sleep(Duration::from_secs(1))?;
+    fabric.signal("four", Signal::KILL)?;
+    interrupt::sleep(Duration::from_secs(2))?;
+    let (sent, came) = probes.stop()?;
+    let killed_lost_probes = sent.saturating_sub(came);
+    let lost_probes = sent_probes.saturating_sub(received);
+    Ok(Row {
+        pods: Pods::Podman,
+        repetition,
+        connected_ms,
+        first_packet_ms,
+        migration_s,
+        sent_probes,
+        lost_probes,
+        hung_ms,
+        killed_lost_probes,
+    })
+}
