@@ -33,6 +33,8 @@ const PREPARE: Duration = Duration::from_secs(30);
 const COMMIT: Duration = Duration::from_secs(2);
 /// How long acknowledgements are waited for: some round trips. What is not acknowledged then is handed over.
 const SETTLE: Duration = Duration::from_millis(2);
+/// How long a new daemon that has failed may take to end, so that it can be told how.
+const EXPLAIN: Duration = Duration::from_millis(100);
 /// How often it is looked whether all have come.
 const LOOK: Duration = Duration::from_micros(100);
 
@@ -295,7 +297,7 @@ impl Heir {
 
     /// What became of it is often the better explanation.
     fn explain(&mut self, error: anyhow::Error) -> anyhow::Error {
-        let deadline = Instant::now() + Duration::from_millis(20);
+        let deadline = Instant::now() + EXPLAIN;
         let status: Option<ExitStatus> = loop {
             match self.0.try_wait() {
                 Ok(None) if Instant::now() < deadline => std::thread::sleep(Duration::from_millis(1)),
