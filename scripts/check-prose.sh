@@ -11,3 +11,13 @@ if found=$(git grep -nwiE -e "$words" -- '*.rs' '*.md' '*.toml' '*.sh' '*.lua' '
     echo "check-prose.sh: say these plainly; CONTRIBUTING.md has the rules" >&2
     exit 1
 fi
+
+# Lines of documents, but not of tables, code and what one link fills. docs/COUNTERS.md is generated.
+if found=$(git ls-files '*.md' ':!docs/COUNTERS.md' | xargs perl -CSD -ne '
+    $code = !$code if /^\s*```/;
+    print "$ARGV:$.: ", length() - 1, " columns\n" if !$code && length() > 101 && !/^\s*[|<]|^#|^ {4}|^\S*$/;
+    close ARGV if eof;' | grep .); then
+    echo "$found"
+    echo "check-prose.sh: wrap these lines at 100 columns" >&2
+    exit 1
+fi
