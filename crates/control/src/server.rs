@@ -213,7 +213,7 @@ pub fn serve_with_metrics(
 /// [`serve_with_metrics`] on sockets of another process, which listens on `path` and is about to [leave](ServerHandle::leave).
 ///
 /// # Errors
-/// There is no socket at `path` any more, or the system refuses.
+/// The socket at `path` is gone, or the system refused the operation.
 pub fn serve_handed(
     path: impl AsRef<Path>,
     listeners: Listeners,

@@ -21,7 +21,7 @@ const AT_ONCE: usize = 128;
 #[derive(Debug)]
 pub(super) struct Channel(UnixStream);
 
-/// A message that has come.
+/// A received message.
 #[derive(Debug)]
 pub(super) struct Message {
     pub(super) kind: Kind,
@@ -34,7 +34,7 @@ impl Channel {
         Channel(stream)
     }
 
-    /// Sends a message; the other end may take so long to take it.
+    /// Sends a message. Fails if the other end does not read for `patience`.
     pub(super) fn send(
         &self,
         kind: Kind,
@@ -57,7 +57,7 @@ impl Channel {
         Ok(())
     }
 
-    /// The next message; it may take so long to begin, and as long for each of its parts.
+    /// The next message. Fails if nothing arrives for `patience`, at its start or within it.
     pub(super) fn receive(&self, patience: Duration) -> Result<Message> {
         self.0.set_read_timeout(Some(patience))?;
         let mut stream = &self.0;

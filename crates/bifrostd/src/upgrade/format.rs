@@ -121,7 +121,7 @@ pub(crate) fn emit_state(workers: &[WorkerState]) -> Vec<u8> {
     out
 }
 
-/// What a [`Kind::State`] says of so many `workers`.
+/// The content of a [`Kind::State`] for the given number of `workers`.
 ///
 /// # Errors
 /// It is cut short, names a worker that is not there, or has a packet that no port can have had.

@@ -427,7 +427,7 @@ impl QueuePair {
         Ok(())
     }
 
-    /// Whether so many requests wait that the NIC is to be told.
+    /// Whether enough requests wait for the NIC to be notified.
     pub(super) fn is_batch(&self) -> bool {
         self.waiting_sends.len() >= BATCH || self.waiting_receives.len() >= BATCH
     }

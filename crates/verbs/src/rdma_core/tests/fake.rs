@@ -63,7 +63,7 @@ pub(super) struct Fake {
     waiting: VecDeque<Sent>,
     /// Requests are kept, and nothing is sent.
     pub(super) hold: bool,
-    /// After so many requests no more is taken.
+    /// The number of requests that are accepted; later ones are refused.
     pub(super) refuse_after: Option<usize>,
     pub(super) has_clock: bool,
     pub(super) ticks: u64,
