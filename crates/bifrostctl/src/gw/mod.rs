@@ -1,5 +1,6 @@
 //! `bifrostctl gw`: looks into a gateway, which is `bifrost-nicd` and a pod behind it.
 
+mod cost;
 mod frr;
 mod pod;
 mod template;
@@ -36,6 +37,7 @@ Examples:
   bifrostctl gw bgp config proxy --asn 64512 --proxy 10.1.0.2 --pods 10.1.0.0/24 --vips 10.0.0.0/24 \\
       --switch-asn 65000 --switch 10.1.0.254
       FRR's configuration of the proxy through which pods announce themselves; `config switch` is the other end
+  bifrostctl gw cost                                   what gateways cost as pods on servers, and as devices
   bifrostctl gw queues                                 how full the order queues are, timeouts, what left out of order
   bifrostctl gw limiter                                who is limited, and who sends most
   bifrostctl gw hosts                                  hosts that use the reliable transport: connections, repairs, paths
@@ -75,6 +77,13 @@ enum GwCommand {
     /// BGP between pods, the proxy of their server, and the switch
     #[command(subcommand)]
     Bgp(frr::BgpCommand),
+    /// What the gateways of a zone cost in devices, money and power, with pods and without
+    ///
+    /// It computes Fig. 15 and Table 6 of Albatross (SIGCOMM'25) from inputs, which are the paper's unless you change them. Prices are multiples of that of a physical gateway.
+    /// CHANGE is against the zone as it is today; SWITCH SESSIONS are the BGP sessions of a switch all of whose servers are such devices. Gateways of a cluster are on devices
+    /// of their own. `no BGP proxies` has only as many pods a server as the switch has sessions for. No program needs to run.
+    #[command(after_help = cost::EXAMPLES)]
+    Cost(cost::CostArgs),
     /// The order queues: depth, timeouts, packets that left late, aliases, drops
     ///
     /// A timeout is a packet whose place was given up: it took longer than `timeout_us`. `LATE` are those that came back after
@@ -183,6 +192,7 @@ pub(crate) fn run(args: GwArgs, out: Output) -> Result<(), Failure> {
         GwCommand::Pods => out.print(&pipeline(&args.nicd)?.pods, |pods| self::pods(pods)),
         GwCommand::Pod(pod) => pod::run(pod, &args.nicd, out),
         GwCommand::Bgp(command) => out.print(&command.text(), |text| text.trim_end().to_owned()),
+        GwCommand::Cost(args) => cost::run(&args, out),
         GwCommand::Queues => out.print(&pipeline(&args.nicd)?.pods, |pods| queues(pods)),
         GwCommand::Limiter => out.print(&pipeline(&args.nicd)?.pods, |pods| limiter(pods)),
         GwCommand::Hosts => out.print(&transports(pipeline(&args.nicd)?.pods), hosts),
