@@ -94,7 +94,7 @@ miri:
 
 deb:
 	@command -v dh >/dev/null || $(SUDO) apt-get install -y -qq --no-install-recommends debhelper
-	@rm -f $(OUT)/bifrost_*.deb $(OUT)/libbifrost-rdm*.deb $(OUT)/libnccl-net-bifrost_*.deb
+	@rm -f $(OUT)/bifrost_*.deb $(OUT)/bifrost-*.deb $(OUT)/libbifrost-rdm*.deb $(OUT)/libnccl-net-bifrost_*.deb
 	@OUT=$(OUT) scripts/build-deb.sh
 	@OUT=$(OUT) scripts/try-library-debs.sh
 
@@ -105,7 +105,7 @@ gw-image:
 
 try-guide: packages deb
 	@{ command -v debootstrap && command -v ssh; } >/dev/null || $(SUDO) apt-get install -y -qq --no-install-recommends debootstrap openssh-client
-	@$(SUDO) env OUT=$(OUT) scripts/try-guide.sh $(OUT)/bifrost_*.deb
+	@$(SUDO) env OUT=$(OUT) scripts/try-guide.sh $(OUT)/bifrost_*.deb $(OUT)/bifrost-agent_*.deb $(OUT)/bifrost-relay_*.deb
 
 clean-lab:
 	$(LAB) clean

@@ -1,11 +1,11 @@
 #!/bin/sh
 # Builds the Debian packages: `bifrost` (programs, systemd unit, configuration, guide, manual pages, completions, dissector),
-# `libbifrost-rdm0` and `libbifrost-rdm-dev` (messages over RDMA for C), `libnccl-net-bifrost` (a plugin for NCCL). The last line that it prints is the path of
-# `bifrost`; the others are beside it. Needs the Rust toolchain and debhelper.
+# `bifrost-agent` and `bifrost-relay` (many hosts from one place), `bifrost-gateway`, `libbifrost-rdm0` and `libbifrost-rdm-dev`
+# (messages over RDMA for C), `libnccl-net-bifrost` (a plugin for NCCL). The last line that it prints is the path of `bifrost`; the
+# others are beside it. Needs the Rust toolchain and debhelper.
 #   OUT=DIRECTORY      where the package goes (out)
 #   DEB_VERSION=TEXT   the package's version (that of Cargo.toml)
-#   BIN_DIR=DIRECTORY  take bifrostd, bifrostctl, bifrost-cni, libbifrost_capi and libnccl_net_bifrost
-#                      from there instead of building them
+#   BIN_DIR=DIRECTORY  take programs and libraries from there instead of building them
 set -eu
 cd "$(dirname "$0")/.."
 
@@ -23,7 +23,8 @@ version=${DEB_VERSION:-$(sed -n 's/^version = "\(.*\)"$/\1/p' Cargo.toml | head 
 date=$(git log -1 --format=%cd --date=rfc2822 2>/dev/null || date -R)
 
 if [ -z "${BIN_DIR:-}" ]; then
-    cargo build --release --locked -p bifrostd -p bifrostctl -p bifrost-cni -p bifrost-capi -p bifrost-nccl-net
+    cargo build --release --locked -p bifrostd -p bifrostctl -p bifrost-cni -p bifrost-agent -p bifrost-relay -p bifrost-gatewayd \
+        -p bifrost-capi -p bifrost-nccl-net
     BIN_DIR=$target/release
 fi
 cargo build --locked --workspace --example manual
@@ -35,7 +36,15 @@ cp -R packaging/debian "$build/debian"
 cp packaging/bifrostd.service "$build/debian/bifrost.bifrostd.service"
 cp packaging/bifrostd.toml packaging/wireshark/bifrost.lua docs/OPERATIONS.md docs/COUNTERS.md docs/PROTOCOL.md "$build"
 cp -R docs/operations packaging/prometheus packaging/grafana "$build"
-cp "$BIN_DIR/bifrostd" "$BIN_DIR/bifrostctl" "$BIN_DIR/bifrost-cni" "$build"
+for program in bifrostd bifrostctl bifrost-cni bifrost-agent bifrost-relay bifrost-nicd bifrost-gw; do
+    cp "$BIN_DIR/$program" "$build"
+done
+cp packaging/bifrost-agent.service packaging/bifrost-relay.service "$build/debian"
+cp packaging/gateway/bifrost-nicd.service "$build/debian/bifrost-gateway.bifrost-nicd.service"
+cp packaging/agent.env packaging/relay.env "$build"
+cp packaging/gateway/nicd.toml packaging/gateway/vpc.toml packaging/gateway/kubernetes.yaml \
+    packaging/gateway/bifrost-gw@.container "$build"
+cp docs/FLEET.md docs/GATEWAY.md docs/GATEWAY-TRAILER.md docs/ROUTES-FILE.md "$build"
 "$target/debug/examples/manual" "$build"
 
 multiarch=$(dpkg-architecture -qDEB_HOST_MULTIARCH)

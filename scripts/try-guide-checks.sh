@@ -14,7 +14,9 @@ after() {
     "Firewall") after_firewall ;;
     "Trace" | "Capture") after_trace ;;
     "Faults") after_faults ;;
-    "the guide") after_the_guide ;;
+    "one host") after_one_host ;;
+    "Certificates") after_certificates ;;
+    "Create a network") after_fleet ;;
     *) return ;;
     esac
     total=$((total + checks))
@@ -58,7 +60,7 @@ END
 }
 
 after_virtual_machines() {
-    # It starts while the rest is tried: after_the_guide looks at it.
+    # It starts while the rest is tried: after_one_host looks at it.
     "$vm/package/usr/bin/bifrostctl" --socket "$vm/bifrostd.sock" ports >"$vm/ports" || fail "no daemon: $(cat "$vm/log")"
 }
 
@@ -140,7 +142,7 @@ END
 }
 
 # Reload and restart has no blocks of its own, nor has removal.
-after_the_guide() {
+after_one_host() {
     virtual_machine
     after_prometheus
     # An error in the file: nothing changes, and the tool says which.
@@ -185,5 +187,30 @@ ls /etc/bifrost/bifrostd.toml >/dev/null
 apt-get purge -y bifrost >/dev/null
 ls /etc/bifrost /usr/share/doc/bifrost /lib/systemd/system/bifrostd.service 2>/dev/null || echo no configuration
 systemctl list-unit-files bifrostd.service --no-legend || true
+END
+}
+
+# The copy that the guide describes in words.
+after_certificates() {
+    for file in ca.pem host-b.pem host-b.key; do
+        ssh -F "$out/ssh" host-a cat "/etc/bifrost/$file" >"$out/file" || fail "host-a has no $file"
+        ssh -F "$out/ssh" host-b "umask 077; cat >/etc/bifrost/$file" <"$out/file" || fail "$file cannot be copied to host-b"
+    done
+    rm "$out/file"
+}
+
+after_fleet() {
+    check host-b "3 received" <<'END'
+systemctl stop bifrost-agent
+ip netns exec db ping -c 3 10.0.0.2
+systemctl start bifrost-agent
+END
+    check host-a "3 received.*0 received" <<'END'
+systemctl stop bifrost-relay
+ip netns exec web ping -c 3 10.0.0.3
+systemctl start bifrost-relay
+bifrostctl fleet add security_group/demo/closed
+bifrostctl fleet set port/demo/db 'security_groups=[closed]' --wait 30
+ip netns exec web ping -c 1 -W 1 10.0.0.3 || true
 END
 }

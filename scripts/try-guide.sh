@@ -7,7 +7,7 @@
 #   <!-- tried on HOST, put behind: LINE -->            put behind the first such line of the configuration
 #   <!-- not tried: REASON -->
 # Between the blocks come what the guide says in words: the functions after_N, by the heading of the section.
-# try-guide.sh PACKAGE (make try-guide). Needs root, debootstrap, openssh-client and what
+# try-guide.sh PACKAGES (make try-guide). Needs root, debootstrap, openssh-client and what
 # install-debian-packages.sh installs; no virtualization hardware; minutes.
 #   OUT=DIRECTORY   results (out): try-guide/ in it has each step's output and the machines' consoles
 #   KEEP=SECONDS    leave the machines running for so long after a failure, to look at them
@@ -18,7 +18,7 @@ out=$(realpath -m "${OUT:-out}")/try-guide
 # The clean machine: a Debian root, made once.
 cache=/var/cache/bifrost-lab/guide
 packages=systemd,systemd-sysv,dbus,udev,kmod,iproute2,iputils-ping,nftables,openssh-server,curl,iperf3,initramfs-tools,linux-image-cloud-amd64
-later="tshark"
+later="tshark openssl"
 # The whole trial, s.
 limit=2400
 config=/etc/bifrost/bifrostd.toml
@@ -101,7 +101,7 @@ boot() {
 # the MTU says what to do. So the NIC stays as it is, the configuration says so, and packets as long as can be are shorter.
 fit() {
     sed -e "s|^ip link set dev eth1 mtu 1600.*|sed -i -e 's/^.underlay.\$/\&\\\\nmtu = 1500/' -e 's/^netns = .*/\&\\\\nmtu = 1434/' $config|" \
-        -e 's/-s 1472/-s 1406/; s/-s 1572/-s 1472/' -e 's/^mtu = 1500$/mtu = 1434/' -e 's/^netns = "\(web2\|db1\)"$/&\nmtu = 1434/'
+        -e 's/-s 1472/-s 1406/; s/-s 1572/-s 1472/' -e 's/^mtu = 1500$/mtu = 1434/' -e 's/^netns = "\(web2\|db1\)"$/&\nmtu = 1434/' -e 's/^bifrostctl fleet add port.* netns=[a-z]*/& mtu=1434/'
 }
 
 # on HOST: runs standard input there. No connection of ours waits forever.
@@ -138,7 +138,7 @@ END
         for device in m1 u1 m2 u2; do
             ethtool -K $device tso off gso off gro off >/dev/null 2>&1 || true
         done
-        scp -q -F "$out/ssh" "$package" "$host:" || fail "$host: no package"
+        scp -q -F "$out/ssh" "$out"/packages/*.deb "$host:" || fail "$host: no packages"
         say "$host is up: $(cat "$out/$host.state")"
     done
 }
@@ -276,11 +276,14 @@ try_guide() {
         if [ "$section" != "$previous" ] && [ -n "$previous" ]; then
             after "$previous"
         fi
+        # The pages about one host end with its removal; the page about many begins without it.
+        if [ "$section" = "Set up a relay and agents" ] && [ "$section" != "$previous" ]; then
+            after "one host"
+        fi
         previous=$section
         try_block
     done
     after "$previous"
-    after "the guide"
 }
 
 # Machines, their link and our connections are in namespaces of their own: all ends with this process, and nobody else sees any of it.
@@ -306,10 +309,10 @@ rm -rf "$out"
 mkdir -p "$out"
 exec 9>"$out.lock"
 flock -n 9 || fail "a trial is under way"
-[ -f "${1:-}" ] || fail "usage: try-guide.sh PACKAGE"
+[ -f "${1:-}" ] || fail "usage: try-guide.sh PACKAGES"
 mkdir "$out/packages"
-cp "$1" "$out/packages"
-package=$(ls "$out"/packages/*.deb)
+cp "$@" "$out/packages"
+package=$(ls "$out"/packages/bifrost_*.deb)
 # The same as a newer version, to upgrade to.
 dpkg-deb -R "$package" "$out/next"
 sed -i 's/^Version: .*/&+next/' "$out/next/DEBIAN/control"

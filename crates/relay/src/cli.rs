@@ -33,49 +33,49 @@ const STORE_TIME: Duration = Duration::from_secs(8);
 #[command(version, after_help = EXAMPLES)]
 pub(crate) struct Cli {
     /// Where objects are kept: `memory`, `file:DIRECTORY`, or `etcd:URL,URL,...`
-    #[arg(long, value_name = "STORE")]
+    #[arg(long, value_name = "STORE", env = "BIFROST_RELAY_STORE")]
     pub(crate) store: Kept,
     /// The address that agents connect to
-    #[arg(long, value_name = "ADDRESS:PORT", default_value_t = SocketAddr::from((Ipv4Addr::LOCALHOST, PORT)))]
+    #[arg(long, value_name = "ADDRESS:PORT", env = "BIFROST_RELAY_LISTEN", default_value_t = SocketAddr::from((Ipv4Addr::LOCALHOST, PORT)))]
     pub(crate) listen: SocketAddr,
     /// The Unix socket of the API, for `bifrostctl fleet`; all who may open it may change everything
-    #[arg(long, value_name = "PATH", default_value = "/run/bifrost/relay.sock")]
+    #[arg(long, value_name = "PATH", env = "BIFROST_RELAY_SOCKET", default_value = "/run/bifrost/relay.sock")]
     pub(crate) socket: PathBuf,
     /// Where to serve metrics for Prometheus (GET /metrics), such as 127.0.0.1:9790; anyone who reaches it may read
-    #[arg(long, value_name = "ADDRESS:PORT")]
+    #[arg(long, value_name = "ADDRESS:PORT", env = "BIFROST_RELAY_METRICS")]
     pub(crate) metrics: Option<SocketAddr>,
     /// A file that gets a line of JSON for each change that is made or refused: who, what, when
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", env = "BIFROST_RELAY_AUDIT")]
     audit: Option<PathBuf>,
     /// Change nothing while that file cannot be written
     #[arg(long, requires = "audit")]
     audit_required: bool,
     /// The authority whose certificates agents have, PEM
-    #[arg(long, value_name = "FILE", requires_all = ["certificate", "key"])]
+    #[arg(long, value_name = "FILE", env = "BIFROST_CA", requires_all = ["certificate", "key"])]
     ca: Option<PathBuf>,
     /// This relay's certificate, PEM
-    #[arg(long, visible_alias = "cert", value_name = "FILE", requires_all = ["ca", "key"])]
+    #[arg(long, visible_alias = "cert", value_name = "FILE", env = "BIFROST_CERTIFICATE", requires_all = ["ca", "key"])]
     certificate: Option<PathBuf>,
     /// The key of the certificate, PEM
-    #[arg(long, value_name = "FILE", requires_all = ["ca", "certificate"])]
+    #[arg(long, value_name = "FILE", env = "BIFROST_KEY", requires_all = ["ca", "certificate"])]
     key: Option<PathBuf>,
     /// Neither encrypt nor ask agents for certificates: each is believed which host it is for
     #[arg(long, conflicts_with = "ca")]
     insecure: bool,
     /// The authority of etcd's certificates, PEM; for `https`
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", env = "BIFROST_ETCD_CA")]
     etcd_ca: Option<PathBuf>,
     /// A certificate to show to etcd, PEM
-    #[arg(long, value_name = "FILE", requires_all = ["etcd_ca", "etcd_key"])]
+    #[arg(long, value_name = "FILE", env = "BIFROST_ETCD_CERTIFICATE", requires_all = ["etcd_ca", "etcd_key"])]
     etcd_certificate: Option<PathBuf>,
     /// The key of that certificate, PEM
-    #[arg(long, value_name = "FILE", requires = "etcd_certificate")]
+    #[arg(long, value_name = "FILE", env = "BIFROST_ETCD_KEY", requires = "etcd_certificate")]
     etcd_key: Option<PathBuf>,
     /// A user of etcd; the password is in the environment, BIFROST_ETCD_PASSWORD
-    #[arg(long, value_name = "NAME")]
+    #[arg(long, value_name = "NAME", env = "BIFROST_ETCD_USER")]
     etcd_user: Option<String>,
     /// A name that no other relay has; by default the host's, with the process's number
-    #[arg(long, value_name = "NAME")]
+    #[arg(long, value_name = "NAME", env = "BIFROST_RELAY_NAME")]
     name: Option<String>,
 }
 

@@ -28,6 +28,7 @@ use bifrost_intent::api::MAX_BODY;
 use bifrost_relay_api::limits::{KEEP_ALIVE_S, KEEP_ALIVE_TIMEOUT_S, MAX_MESSAGE};
 use bifrost_relay_api::pb::relay_server::RelayServer;
 use clap::Parser as _;
+use sd_notify::NotifyState;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::oneshot;
 use tokio_stream::wrappers::ReceiverStream;
@@ -99,6 +100,8 @@ async fn run(cli: Cli) -> Result<()> {
     let socket = cli.socket.clone();
     let api = tokio::spawn(serve_router(socket.clone(), api::router(Arc::clone(&relay)), MAX_BODY, api_stopped));
     tracing::info!(socket = %socket.display(), agents = %cli.listen, store = %cli.store, "ready");
+    // Without a service manager that wants to know, this does nothing.
+    sd_notify::notify(&[NotifyState::Ready]).context("telling systemd")?;
     let mut api = api;
     let mut agents = agents;
     tokio::select! {
