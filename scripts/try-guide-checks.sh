@@ -210,7 +210,7 @@ systemctl stop bifrost-relay
 ip netns exec web ping -c 3 10.0.0.3
 systemctl start bifrost-relay
 bifrostctl fleet add security_group/demo/closed
-bifrostctl fleet set port/demo/db 'security_groups=[closed]' --wait 30
+bifrostctl fleet set port/demo/db security_groups=closed --wait 30
 ip netns exec web ping -c 1 -W 1 10.0.0.3 || true
 END
 }
