@@ -1,5 +1,8 @@
 //! The types of the relay's HTTP API, for both of its ends.
 
+use std::collections::BTreeMap;
+
+use ipnet::IpNet;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
@@ -213,4 +216,43 @@ pub struct WhyHost {
     pub reason: String,
     /// What has become of it there, in words.
     pub state: String,
+}
+
+/// The answer to `GET /v1/overview`: a summary of all objects.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Overview {
+    /// The store's revision.
+    pub revision: u64,
+    /// How many objects there are, by kind.
+    pub objects: BTreeMap<Kind, u64>,
+    /// The networks, by project and name.
+    pub vpcs: Vec<VpcOverview>,
+}
+
+/// A network.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct VpcOverview {
+    /// Its key.
+    pub key: Key,
+    /// Its VXLAN network identifier.
+    pub vni: Option<u32>,
+    /// How many ports it has.
+    pub ports: u64,
+    /// How many of them each host has.
+    pub hosts: BTreeMap<String, u64>,
+    /// Its subnets.
+    pub subnets: Vec<SubnetOverview>,
+    /// Names of the networks that it has a peering with.
+    pub peers: Vec<String>,
+}
+
+/// A subnet.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct SubnetOverview {
+    /// Its name.
+    pub name: String,
+    /// Its addresses.
+    pub prefix: IpNet,
+    /// How many ports have addresses of it.
+    pub ports: u64,
 }

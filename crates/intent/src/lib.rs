@@ -17,6 +17,7 @@ pub mod api;
 pub mod compile;
 pub mod key;
 pub mod model;
+mod overview;
 mod plan;
 mod quota;
 mod span;

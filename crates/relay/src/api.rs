@@ -6,6 +6,7 @@
 //! | `POST /v1/apply` with a [`Batch`]; `?dry_run=true` changes nothing | [`Applied`](bifrost_intent::api::Applied) |
 //! | `GET /v1/objects` with an [`ObjectsQuery`] | [`Objects`](bifrost_intent::api::Objects) |
 //! | `GET /v1/hosts` | a list of [`HostStatus`](bifrost_intent::api::HostStatus) |
+//! | `GET /v1/overview` | [`Overview`](bifrost_intent::api::Overview) |
 //! | `GET /v1/wait` with a [`WaitQuery`] | [`Waited`] |
 //! | `GET /v1/why` with a [`WhyQuery`] | [`Why`](bifrost_intent::api::Why) |
 //! | `GET /metrics` | counters and gauges in the text format of Prometheus |
@@ -37,15 +38,21 @@ const GATHER: Duration = Duration::from_millis(2);
 type Shared = Arc<Relay>;
 type Answer<T> = Result<Json<T>, ApiError>;
 
+/// The whole API.
 pub(crate) fn router(relay: Shared) -> Router {
+    let changing =
+        Router::new().route("/v1/apply", post(apply)).route("/v1/wait", get(wait)).route("/metrics", get(counted));
+    changing.with_state(Arc::clone(&relay)).merge(reading(relay))
+}
+
+/// The part that only reads, and answers at once.
+pub(crate) fn reading(relay: Shared) -> Router {
     Router::new()
         .route("/v1/status", get(status))
-        .route("/v1/apply", post(apply))
         .route("/v1/objects", get(objects))
         .route("/v1/hosts", get(|State(relay): State<Shared>| async move { Json(relay.with(|fleet| fleet.hosts())) }))
-        .route("/v1/wait", get(wait))
+        .route("/v1/overview", get(overview))
         .route("/v1/why", get(why))
-        .route("/metrics", get(counted))
         .fallback(unknown)
         .with_state(relay)
 }
@@ -102,6 +109,10 @@ async fn objects(
     Ok(Json(relay.with(|fleet| fleet.objects(&query))))
 }
 
+async fn overview(State(relay): State<Shared>) -> Response {
+    ([(header::CONTENT_TYPE, "application/json")], relay.overview()).into_response()
+}
+
 async fn wait(State(relay): State<Shared>, query: Result<Query<WaitQuery>, QueryRejection>) -> Answer<Waited> {
     let Query(query) = query.map_err(|e| bad_query("GET /v1/wait", &e))?;
     let until = tokio::time::Instant::now() + Duration::from_millis(query.timeout_ms.min(MAX_WAIT_MS));
@@ -136,7 +147,7 @@ async fn counted(State(relay): State<Shared>) -> Result<Response, ApiError> {
 }
 
 async fn unknown(uri: Uri) -> ApiError {
-    let hint = "/v1/ has status, apply, objects, hosts, wait and why";
+    let hint = "/v1/ has status, apply, objects, hosts, overview, wait and why";
     ApiError::not_found("no such resource").at(uri.path()).hint(hint)
 }
 

@@ -44,6 +44,10 @@ pub(crate) struct Cli {
     /// Where to serve metrics for Prometheus (GET /metrics), such as 127.0.0.1:9790; anyone who reaches it may read
     #[arg(long, value_name = "ADDRESS:PORT", env = "BIFROST_RELAY_METRICS")]
     pub(crate) metrics: Option<SocketAddr>,
+    /// Where to serve the console, a web page that shows hosts, networks and ports, such as 127.0.0.1:4791; anyone who
+    /// reaches it may read
+    #[arg(long, value_name = "ADDRESS:PORT", env = "BIFROST_RELAY_CONSOLE")]
+    pub(crate) console: Option<SocketAddr>,
     /// A file that gets a line of JSON for each change that is made or refused: who, what, when
     #[arg(long, value_name = "FILE", env = "BIFROST_RELAY_AUDIT")]
     audit: Option<PathBuf>,

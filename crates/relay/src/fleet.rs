@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use bifrost_intent::api::{
-    HostCounts, HostProblem, HostStatus, MAX_LISTED, ObjectEntry, Objects, ObjectsQuery, Why, WhyHost,
+    HostCounts, HostProblem, HostStatus, MAX_LISTED, ObjectEntry, Objects, ObjectsQuery, Overview, Why, WhyHost,
 };
 use bifrost_intent::key::PREFIX;
 use bifrost_intent::{Batch, HostChanges, Key, Kind, Model, Plan, PlanError, Reason, Spans, Stored};
@@ -299,6 +299,11 @@ impl Fleet {
         let mut found = all.filter(|(key, _)| wanted(key));
         let objects = found.by_ref().take(limit).map(|(key, stored)| entry(key, stored)).collect();
         Objects { revision: self.revision, objects, next: found.next().map(|(key, _)| key.clone()) }
+    }
+
+    /// A summary of all objects.
+    pub(crate) fn overview(&self) -> Overview {
+        Overview { revision: self.revision, ..self.model.overview() }
     }
 
     /// Where an object has come to.

@@ -6,9 +6,11 @@ mod agents;
 mod api;
 mod audit;
 mod cli;
+mod console;
 mod feed;
 mod fleet;
 mod metrics;
+mod overview;
 mod peers;
 mod publish;
 mod quiet;
@@ -76,6 +78,12 @@ async fn run(cli: Cli) -> Result<()> {
         let relay = Arc::clone(&relay);
         let source = Arc::new(move || metrics::text(&relay).map_err(|error| error.to_string()));
         tokio::spawn(control_server::metrics::run(tokio::net::TcpListener::from_std(listener)?, source));
+    }
+
+    if let Some(address) = cli.console {
+        let listener = console::bind(address).await?;
+        tracing::info!("the console is at http://{}/", listener.local_addr()?);
+        tokio::spawn(console::run(listener, Arc::clone(&relay)));
     }
 
     let agents = RelayServer::new(Agents { relay: Arc::clone(&relay), is_secure: tls.is_some() })

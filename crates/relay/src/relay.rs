@@ -4,14 +4,17 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use axum::body::Bytes;
 use bifrost_control::server::Peer;
 use bifrost_intent::api::{Applied, ChangedObject};
 use bifrost_intent::{Batch, Plan, PlanError};
 use bifrost_store::{CommitError, Revision, Store, StoreError, WatchError};
 use tokio::sync::watch;
+use tokio::time::Instant;
 
 use crate::audit::{Audit, Request};
 use crate::fleet::{ALL, Fleet, SERIAL};
+use crate::overview::Latest;
 
 /// How often a batch is planned again, because another relay was first.
 const TRIES: u32 = 20;
@@ -42,6 +45,7 @@ pub(crate) struct Relay {
     /// Its name with a number that each start has of its own.
     instance: String,
     audit: Option<Audit>,
+    overview: Latest,
     pub(crate) counts: Counts,
 }
 
@@ -108,6 +112,7 @@ impl Relay {
             gate: tokio::sync::Mutex::default(),
             position,
             audit,
+            overview: Latest::default(),
             counts: Counts::default(),
         })
     }
@@ -140,6 +145,11 @@ impl Relay {
     /// Looks at what it knows, or changes it. Must not wait.
     pub(crate) fn with<T>(&self, f: impl FnOnce(&mut Fleet) -> T) -> T {
         f(&mut self.fleet.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// A summary of all objects, as JSON.
+    pub(crate) fn overview(&self) -> Bytes {
+        self.with(|fleet| self.overview.get(Instant::now(), fleet))
     }
 
     /// Changes what is known of hosts, and tells those who wait for that. Must not wait.

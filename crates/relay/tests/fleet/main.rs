@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used, missing_docs)]
 
+mod browser;
 mod etcd;
 mod matrix;
 #[path = "../../../bifrostd/tests/common/netns.rs"]

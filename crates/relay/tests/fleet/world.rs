@@ -96,6 +96,35 @@ impl World {
         &mut self.hosts
     }
 
+    /// Where its files are.
+    pub(crate) fn directory(&self) -> &Path {
+        &self.directory
+    }
+
+    /// What a Chromium beside the first relay makes of a page of its console; and a picture of it, if there is to be one.
+    pub(crate) fn browse(&self, browser: &str, page: &str, picture: Option<PathBuf>) -> String {
+        let relay = &self.relays[0];
+        let run = |arguments: &[String]| {
+            let mut command = relay.net.command(browser);
+            // Root has no sandbox; two polls fit into six seconds of the page's time.
+            command.args([
+                "--headless",
+                "--no-sandbox",
+                "--disable-gpu",
+                "--window-size=1200,900",
+                "--virtual-time-budget=6000",
+            ]);
+            command.arg(format!("--user-data-dir={}", self.directory.join("browser").display()));
+            let output = command.args(arguments).arg(format!("http://{}:4791/{page}", relay.address)).output().unwrap();
+            assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+            String::from_utf8_lossy(&output.stdout).into_owned()
+        };
+        if let Some(picture) = picture {
+            run(&[format!("--screenshot={}", picture.display())]);
+        }
+        run(&["--dump-dom".to_owned()])
+    }
+
     /// A namespace for a guest.
     pub(crate) fn guest(&self, role: &str) -> Net {
         Net::new(&self.tag, role)
@@ -130,6 +159,7 @@ impl World {
         command.args(["--store", &store, "--listen", &format!("{}:4790", relay.address)]);
         let (certificate, key) = (file(&format!("{}.pem", relay.address)), file(&format!("{}.key", relay.address)));
         command.args(["--ca", &file("ca.pem"), "--cert", &certificate, "--key", &key]);
+        command.args(["--console", &format!("{}:4791", relay.address)]);
         command.args(["--metrics", &format!("{}:9790", relay.address)]).arg("--socket").arg(&relay.tool.socket);
         self.relays[number].program = Some(spawn(command, &self.relays[number].log));
         let deadline = Instant::now() + Duration::from_secs(20);

@@ -1,0 +1,370 @@
+// The console: shows what the relay's API says, and changes nothing. Names and texts come from users and hosts: they are only
+// ever set as text, never as HTML.
+"use strict";
+
+const POLL_MS = 2000;
+const KEPT_SAMPLES = 300;
+const MAX_ROWS = 500;
+const MAX_PORTS = 5000;
+
+const KINDS = {
+  project: "projects", vpc: "networks (VPCs)", subnet: "subnets", address_set: "address sets", security_group: "security groups",
+  port: "ports", peering: "peerings",
+};
+
+const now = { status: null, hosts: [], overview: null, error: null };
+const history = [];
+const filters = new Map();
+
+// ---- Elements ----------------------------------------------------------------------------------------------------------------
+
+/** An element with attributes and children. Strings and numbers become text; null children are left out. */
+function el(tag, attributes = {}, ...children) {
+  const element = document.createElement(tag);
+  for (const [name, value] of Object.entries(attributes)) {
+    if (name.startsWith("on")) element.addEventListener(name.slice(2), value);
+    else if (value !== null && value !== undefined) element.setAttribute(name, value);
+  }
+  element.append(...children.flat(Infinity).filter((child) => child !== null && child !== undefined).map(asNode));
+  return element;
+}
+
+function asNode(child) {
+  return child instanceof Node ? child : document.createTextNode(String(child));
+}
+
+function svg(tag, attributes = {}, ...children) {
+  const element = document.createElementNS("http://www.w3.org/2000/svg", tag);
+  for (const [name, value] of Object.entries(attributes)) element.setAttribute(name, value);
+  element.append(...children);
+  return element;
+}
+
+function section(title, ...children) {
+  return [el("h2", {}, title), el("section", {}, ...children)];
+}
+
+function table(columns, rows) {
+  const heads = columns.map(([title, kind]) => el("th", { scope: "col", class: kind }, title));
+  const cells = (row) => row.map((cell, i) => el("td", { class: columns[i][1] }, cell));
+  const body = rows.slice(0, MAX_ROWS).map((row) => el("tr", {}, cells(row)));
+  const rest = rows.length > MAX_ROWS ? el("p", { class: "faint" }, `${rows.length - MAX_ROWS} more; use the filter`) : null;
+  return el("div", { class: "scroll" }, el("table", {}, el("thead", {}, el("tr", {}, heads)), el("tbody", {}, body)), rest);
+}
+
+function link(key, text = key) {
+  return el("a", { href: "#" + encodeURI(key) }, text);
+}
+
+/** A field that filters what `draw` shows: it gets a function that says whether a text matches. */
+function filtered(name, label, draw) {
+  const out = el("div");
+  const show = () => {
+    const wanted = (filters.get(name) ?? "").toLowerCase();
+    out.replaceChildren(draw((text) => text.toLowerCase().includes(wanted)));
+  };
+  const field = el("input", {
+    type: "search", placeholder: label, "aria-label": label, value: filters.get(name) ?? "",
+    oninput: (event) => { filters.set(name, event.target.value); show(); },
+  });
+  field.dataset.keep = name;
+  show();
+  return [field, out];
+}
+
+// ---- The API -----------------------------------------------------------------------------------------------------------------
+
+async function ask(path, query = {}) {
+  const parameters = new URLSearchParams(Object.entries(query).filter(([, value]) => value !== null && value !== undefined));
+  const response = await fetch(`v1/${path}?${parameters}`, { cache: "no-store" });
+  const body = await response.json();
+  if (!response.ok) throw new Error(body.error?.what ?? response.statusText);
+  return body;
+}
+
+/** Objects of a kind and project, page by page, at most `most`. */
+async function objects(kind, project, most = MAX_PORTS) {
+  const found = [];
+  let from = null;
+  do {
+    const page = await ask("objects", { kind, project, from });
+    found.push(...page.objects);
+    from = page.next ?? null;
+  } while (from !== null && found.length < most);
+  return { found, isCut: from !== null };
+}
+
+// ---- States ------------------------------------------------------------------------------------------------------------------
+
+/** A host's state: class, word. The worst one counts. */
+function hostState(host) {
+  if (!host.connected) return ["bad", host.since_ms ? "agent disconnected" : "agent never connected"];
+  if (host.problems.length + host.more_problems > 0) return ["bad", "refuses objects"];
+  if (host.applied < host.changed) return ["warn", "changes in progress"];
+  return ["good", "in sync"];
+}
+
+function alarms() {
+  const list = [];
+  if (now.status && !now.status.in_sync) {
+    list.push(["bad", "The relay does not follow its store: it shows old objects and accepts no changes."]);
+  }
+  for (const host of now.hosts) {
+    const [level, word] = hostState(host);
+    if (level !== "bad") continue;
+    const more = host.more_problems ? ` and ${host.more_problems} more` : "";
+    const first = host.connected ? `: ${host.problems[0]?.kind} ${host.problems[0]?.key}: ${host.problems[0]?.what}${more}` : "";
+    list.push([level, link("host/" + host.name), ` ${word}${first}`]);
+  }
+  for (const [key, why] of now.status?.unreadable ?? []) list.push(["warn", `Record ${key} in the store is unreadable: ${why}`]);
+  return list;
+}
+
+function ago(ms) {
+  if (!ms) return "never";
+  const s = Math.max(0, Math.round((Date.now() - ms) / 1000));
+  if (s < 120) return `${s} s ago`;
+  if (s < 7200) return `${Math.round(s / 60)} min ago`;
+  return new Date(ms).toISOString().replace("T", " ").slice(0, 16) + " UTC";
+}
+
+// ---- Views -------------------------------------------------------------------------------------------------------------------
+
+function overviewView() {
+  const { status, overview } = now;
+  const list = alarms();
+  const shown = list.slice(0, 50).map(([level, ...text]) => el("li", { class: level }, ...text));
+  const hosts = status.hosts;
+  const card = (value, text, level) => el("div", { class: "card" }, el("b", { class: level }, value), el("span", {}, text));
+  const kinds = Object.entries(overview?.objects ?? {}).filter(([kind]) => kind !== "host");
+  return [
+    ...section("Alarms", list.length === 0 ? el("p", { class: "good" }, "None") : el("ul", { class: "alarms" }, shown),
+      list.length > shown.length ? el("p", {}, `${list.length - shown.length} more: see `, link("hosts", "hosts")) : null),
+    el("h2", {}, "Now"),
+    el("div", { class: "cards" },
+      card(`${hosts.in_sync} / ${hosts.known}`, "hosts in sync", hosts.in_sync === hosts.known ? "good" : "warn"),
+      card(`${hosts.connected} / ${hosts.known}`, "agents connected", hosts.connected === hosts.known ? "good" : "bad"),
+      kinds.map(([kind, n]) => card(n, KINDS[kind] ?? kind.replaceAll("_", " ")))),
+    ...section("Propagation", historyView()),
+    ...networksView(),
+  ];
+}
+
+/** How many hosts were in sync in the last minutes, as this page has seen it. */
+function historyView() {
+  const most = Math.max(1, ...history.map((sample) => sample.known));
+  const x = (i) => (i / Math.max(1, KEPT_SAMPLES - 1)) * 1000;
+  const y = (n) => 95 - (n / most) * 90;
+  const path = (of) => svg("path", {
+    d: history.map((sample, i) => `${i ? "L" : "M"}${x(i).toFixed(1)},${y(sample[of]).toFixed(1)}`).join(" "), class: of,
+  });
+  const latest = history.at(-1);
+  const text = latest ? `${latest.inSync} of ${latest.known} hosts have every change that concerns them` : "no samples yet";
+  return [
+    svg("svg", { class: "history", viewBox: "0 0 1000 100", preserveAspectRatio: "none", role: "img", "aria-label": text },
+      path("known"), path("inSync")),
+    el("p", { class: "faint" }, `Hosts in sync (of known hosts) while this page was open, up to ${KEPT_SAMPLES * POLL_MS / 60000} min. ${text}.`),
+  ];
+}
+
+function hostsView() {
+  const order = { bad: 0, warn: 1, good: 2 };
+  const hosts = now.hosts.map((host) => [host, ...hostState(host)]);
+  hosts.sort((a, b) => order[a[1]] - order[b[1]] || a[0].name.localeCompare(b[0].name));
+  const row = ([host, level, word]) => [
+    link("host/" + host.name, host.name), el("span", { class: level }, word), ago(host.since_ms), host.software,
+    `${host.applied} / ${host.changed}`, host.objects, host.problems.length + host.more_problems,
+  ];
+  const columns = [["Host"], ["State"], ["Since"], ["Agent"], ["Revision applied / needed", "number"], ["Objects", "number"], ["Refused", "number"]];
+  const draw = (matches) => table(columns, hosts.filter(([host, , word]) => matches(host.name + " " + word)).map(row));
+  return section(`Hosts (${hosts.length})`, ...filtered("hosts", "Filter by name or state", draw));
+}
+
+function networksView() {
+  const vpcs = now.overview?.vpcs ?? [];
+  const row = (vpc) => [
+    link(vpc.key), vpc.vni ?? "", vpc.subnets.map((s) => el("div", { class: "mono" }, s.prefix)), vpc.ports, Object.keys(vpc.hosts).length,
+    vpc.peers.map((name) => el("div", {}, link(sibling(vpc.key, "vpc", name), name))),
+  ];
+  const columns = [["Network"], ["VNI", "number"], ["Subnets"], ["Ports", "number"], ["Hosts", "number"], ["Peerings"]];
+  const draw = (matches) => table(columns, vpcs.filter((vpc) => matches(vpc.key + " " + vpc.subnets.map((s) => s.prefix))).map(row));
+  return section(`Networks (${vpcs.length})`, ...filtered("networks", "Filter by name or prefix", draw));
+}
+
+function hostView(name) {
+  const host = now.hosts.find((host) => host.name === name);
+  if (!host) return section(name, el("p", {}, "There is no such host."));
+  const [level, word] = hostState(host);
+  const networks = (now.overview?.vpcs ?? []).filter((vpc) => vpc.hosts[name]);
+  const problems = host.problems.map((problem) => [problem.kind, problem.key, problem.what]);
+  return [
+    ...section("host/" + name, el("dl", {},
+      el("dt", {}, "State"), el("dd", { class: level }, word),
+      el("dt", {}, "Since"), el("dd", {}, ago(host.since_ms)),
+      el("dt", {}, "Agent"), el("dd", {}, host.software || "unknown"),
+      host.relay ? [el("dt", {}, "Follows relay"), el("dd", {}, host.relay)] : null,
+      el("dt", {}, "Revision"), el("dd", {}, `${host.applied} applied, ${host.changed} needed, ${now.status.revision} in the store`),
+      el("dt", {}, "Objects"), el("dd", {}, host.objects))),
+    ...section("Networks with ports here", table([["Network"], ["Ports here", "number"]],
+      networks.map((vpc) => [link(vpc.key), vpc.hosts[name]]))),
+    ...section("Objects that this host refuses",
+      problems.length ? table([["Kind"], ["Key"], ["Reason"]], problems) : el("p", { class: "good" }, "None"),
+      host.more_problems ? el("p", {}, `and ${host.more_problems} more`) : null),
+  ];
+}
+
+/** The key of another object of the same project. */
+function sibling(key, kind, name) {
+  return `${kind}/${key.split("/")[1]}/${name}`;
+}
+
+async function vpcView(key) {
+  const vpc = (now.overview?.vpcs ?? []).find((vpc) => vpc.key === key);
+  if (!vpc) return section(key, el("p", {}, "There is no such network."));
+  const [{ object }, { found, isCut }] = await Promise.all([ask("why", { key }), objects("port", key.split("/")[1])]);
+  const subnets = new Set(vpc.subnets.map((subnet) => subnet.name));
+  const ports = found.filter((port) => port.spec.subnets.some((name) => subnets.has(name)));
+  const byHost = new Map();
+  for (const port of ports) byHost.set(port.spec.host, [...(byHost.get(port.spec.host) ?? []), port]);
+  const box = ([name, here]) => {
+    const host = now.hosts.find((host) => host.name === name);
+    const [level, word] = host ? hostState(host) : ["bad", "unknown host"];
+    const chips = here.slice(0, 30).map((port) => el("span", { class: "chip" }, link(port.key, port.key.split("/")[2])));
+    return el("div", { class: `host ${level}` }, el("h3", {}, link("host/" + name, name), " ", el("span", { class: `faint ${level}` }, word)),
+      chips, here.length > chips.length ? el("span", { class: "faint" }, `and ${here.length - chips.length} more`) : null);
+  };
+  const row = (port) => [
+    link(port.key, port.key.split("/")[2]), (port.spec.addresses ?? []).map((a) => el("div", { class: "mono" }, a)),
+    el("span", { class: "mono" }, port.spec.mac ?? ""), link("host/" + port.spec.host, port.spec.host),
+    (port.spec.security_groups ?? []).join(", "), ago(port.committed_ms),
+  ];
+  const text = (port) => [port.key, port.spec.host, port.spec.mac, ...(port.spec.addresses ?? []), ...(port.spec.security_groups ?? [])].join(" ");
+  const columns = [["Port"], ["Addresses"], ["MAC"], ["Host"], ["Security groups"], ["Changed"]];
+  return [
+    ...section(key, el("dl", {},
+      el("dt", {}, "VNI"), el("dd", {}, vpc.vni ?? "none"),
+      el("dt", {}, "Changed"), el("dd", {}, ago(object.committed_ms)),
+      el("dt", {}, "Peerings"), el("dd", {}, vpc.peers.length ? vpc.peers.map((name) => [link(sibling(key, "vpc", name), name), " "]) : "none"),
+      el("dt", {}, "Definition"), el("dd", {}, el("pre", {}, JSON.stringify(object.spec, null, 2))))),
+    ...section("Subnets", table([["Subnet"], ["Prefix"], ["Ports", "number"], ["In use"]],
+      vpc.subnets.map((subnet) => [subnet.name, el("span", { class: "mono" }, subnet.prefix), subnet.ports, useBar(subnet)]))),
+    isCut ? el("p", { class: "warn" }, `The project has more than ${MAX_PORTS} ports; only these are searched.`) : null,
+    ...section("Hosts and ports", el("div", { class: "network" }, [...byHost].sort().slice(0, 200).map(box))),
+    ...section(`Ports (${ports.length})`, ...filtered("ports", "Filter by name, address, host or group",
+      (matches) => table(columns, ports.filter((port) => matches(text(port))).map(row)))),
+  ];
+}
+
+/** How much of a subnet is in use; without one for prefixes of which a share says nothing. */
+function useBar(subnet) {
+  const [address, length] = subnet.prefix.split("/");
+  const bits = (address.includes(":") ? 128 : 32) - Number(length);
+  if (bits > 24) return el("span", { class: "faint" }, "large");
+  const share = Math.min(1, (subnet.ports + 1) / Math.max(1, 2 ** bits - 2));
+  const bar = el("i");
+  bar.style.width = `${(share * 100).toFixed(1)}%`;
+  return [el("span", { class: "use", role: "img", "aria-label": `${Math.round(share * 100)} %` }, bar), ` ${Math.round(share * 100)} %`];
+}
+
+async function portView(key) {
+  const project = key.split("/")[1];
+  const [why, groups, ports] = await Promise.all([ask("why", { key }), objects("security_group", project), objects("port", project)]);
+  const spec = why.object.spec;
+  const mine = (spec.security_groups ?? []).map((name) => groups.found.find((group) => group.key === `security_group/${project}/${name}`));
+  const members = (name) => ports.found.filter((port) => (port.spec.security_groups ?? []).includes(name));
+  const end = (text) => {
+    if (!text.startsWith("group:")) return el("div", { class: "mono" }, text);
+    const who = members(text.slice(6));
+    return el("div", {}, text, ": ", who.length === 0 ? "no ports" : who.slice(0, 20).map((port) => [link(port.key, port.key.split("/")[2]), " "]),
+      who.length > 20 ? `and ${who.length - 20} more` : null);
+  };
+  const rows = (direction, which) => mine.filter(Boolean).flatMap((group) => (group.spec[direction] ?? []).map((rule) => [
+    group.key.split("/")[2], rule.protocol ?? "any", [rule.ports ?? []].flat().join(", ") || "all",
+    (rule[which] ?? []).length ? [rule[which]].flat().map(end) : "anyone",
+  ]));
+  const open = mine.length === 0;
+  const ingress = rows("ingress", "from");
+  const egressOpen = open || mine.some((group) => group && group.spec.egress === undefined);
+  const egress = rows("egress", "to");
+  const columns = (last) => [["Group"], ["Protocol"], ["Ports"], [last]];
+  const others = Object.entries(spec).filter(([name]) => !["addresses", "mac", "host", "subnets", "security_groups"].includes(name));
+  return [
+    ...section(key, el("dl", {},
+      el("dt", {}, "Addresses"), el("dd", { class: "mono" }, (spec.addresses ?? []).join(", ")),
+      el("dt", {}, "MAC"), el("dd", { class: "mono" }, spec.mac ?? ""),
+      el("dt", {}, "Host"), el("dd", {}, link("host/" + spec.host, spec.host)),
+      el("dt", {}, "Subnets"), el("dd", {}, spec.subnets.join(", ")),
+      el("dt", {}, "Security groups"), el("dd", {}, (spec.security_groups ?? []).join(", ") || "none"),
+      el("dt", {}, "Changed"), el("dd", {}, ago(why.object.committed_ms)),
+      others.length ? [el("dt", {}, "Other settings"), el("dd", {}, el("pre", {}, JSON.stringify(Object.fromEntries(others), null, 2)))] : null)),
+    ...section("Who may open connections to this port",
+      open ? el("p", {}, "Everyone in the network: the port has no security group.")
+        : ingress.length ? table(columns("From"), ingress) : el("p", {}, "Nobody: its security groups have no ingress rule.")),
+    ...section("Where this port may open connections to",
+      egressOpen ? el("p", {}, "Everywhere: no egress rules restrict it.")
+        : egress.length ? table(columns("To"), egress) : el("p", {}, "Nowhere: its security groups have no egress rule.")),
+    ...section("State on hosts", table([["Host"], ["Why it needs the port"], ["State"]],
+      why.hosts.map((host) => [link("host/" + host.host, host.host), host.reason,
+        el("span", { class: { "in force": "good", "on its way": "warn" }[host.state] ?? "bad" }, host.state)]))),
+  ];
+}
+
+// ---- The loop ----------------------------------------------------------------------------------------------------------------
+
+async function view() {
+  const hash = decodeURI(location.hash.slice(1));
+  if (hash === "hosts") return hostsView();
+  if (hash === "networks") return networksView();
+  if (hash.startsWith("host/")) return hostView(hash.slice(5));
+  if (hash.startsWith("vpc/")) return vpcView(hash);
+  if (hash.startsWith("port/")) return portView(hash);
+  return overviewView();
+}
+
+let drawing = 0;
+
+async function draw() {
+  const number = ++drawing;
+  let content;
+  try {
+    content = await view();
+  } catch (error) {
+    content = section("Error", el("p", { class: "bad" }, error.message));
+  }
+  // A later one has begun meanwhile.
+  if (number !== drawing) return;
+  const main = document.getElementById("view");
+  const field = document.activeElement?.dataset?.keep;
+  main.replaceChildren(...content.flat(Infinity).filter((child) => child !== null).map(asNode));
+  if (field) main.querySelector(`[data-keep="${CSS.escape(field)}"]`)?.focus();
+}
+
+function showRelay() {
+  const relay = document.getElementById("relay");
+  const { status, error } = now;
+  relay.className = error ? "bad" : "";
+  relay.textContent = error ? `The relay does not answer: ${error}`
+    : `relay ${status.version}, ${status.store.split(":")[0]} store, revision ${status.revision}`;
+}
+
+async function poll() {
+  const before = JSON.stringify([now.status?.revision, now.hosts, now.error]);
+  try {
+    [now.status, now.hosts] = await Promise.all([ask("status"), ask("hosts")]);
+    if (now.overview?.revision !== now.status.revision) now.overview = await ask("overview");
+    now.error = null;
+    history.push({ known: now.status.hosts.known, inSync: now.status.hosts.in_sync });
+    if (history.length > KEPT_SAMPLES) history.shift();
+  } catch (error) {
+    now.error = error.message;
+  }
+  if (now.status || now.error) showRelay();
+  const isOverview = location.hash.length <= 1;
+  if (now.status && (isOverview || before !== JSON.stringify([now.status.revision, now.hosts, now.error]))) await draw();
+  setTimeout(poll, POLL_MS);
+}
+
+addEventListener("hashchange", () => {
+  draw().then(() => document.getElementById("view").focus());
+});
+poll();

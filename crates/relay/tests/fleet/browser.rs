@@ -1,0 +1,56 @@
+//! The console in a real browser, beside real agents and daemons.
+
+use std::path::Path;
+
+use crate::eventually;
+use crate::world::World;
+
+/// `BIFROST_BROWSER` is a Chromium; with `BIFROST_SCREENSHOTS=DIRECTORY` it leaves pictures of the pages there.
+#[test]
+#[ignore = "needs BIFROST_BROWSER"]
+fn a_browser_shows_the_fleet() {
+    let browser = std::env::var("BIFROST_BROWSER").expect("BIFROST_BROWSER: the path of chromium");
+    let mut world = World::new(3);
+    world.run_all();
+    let (web, db) = (world.guest("web"), world.guest("db"));
+    world.apply(&format!(
+        "- {{key: host/h1, addresses: [192.0.2.1]}}\n- {{key: host/h2, addresses: [192.0.2.2]}}\n\
+         - {{key: host/h3, addresses: [192.0.2.3]}}\n- key: vpc/shop/net\n- key: vpc/shop/office\n\
+         - {{key: peering/shop/p, vpcs: [net, office]}}\n- {{key: subnet/shop/front, vpc: net, prefix: 10.0.0.0/28}}\n\
+         - {{key: subnet/shop/desk, vpc: office, prefix: 10.1.0.0/24}}\n\
+         - {{key: security_group/shop/web, ingress: [{{protocol: tcp, ports: [80, 443]}}]}}\n\
+         - {{key: security_group/shop/db, ingress: [{{protocol: tcp, ports: [5432], from: [\"group:web\"]}}]}}\n\
+         - {{key: port/shop/web1, subnets: [front], host: h1, netns: {}, security_groups: [web]}}\n\
+         - {{key: port/shop/db1, subnets: [front], host: h2, netns: {}, security_groups: [db]}}\n",
+        web.name(),
+        db.name()
+    ));
+    eventually(20.0, "two hosts are in sync", || world.fleet_json("status")["hosts"]["in_sync"] == 3);
+    // A port that its host refuses, with a reason that is HTML, and an agent that is gone.
+    let file = world.directory().join("<b>hostname");
+    std::fs::write(&file, "no namespace").unwrap();
+    let refused = format!("add port/shop/bad subnets=front host=h2 netns={} --wait 20", file.display());
+    world.tool(0).run(&refused).unwrap_err();
+    world.hosts_mut()[2].kill_agent();
+    eventually(20.0, "the relay has noticed", || world.fleet_json("status")["hosts"]["connected"] == 2);
+
+    let pictures = std::env::var("BIFROST_SCREENSHOTS").ok();
+    let show = |page: &str, name: &str, expected: &[&str]| {
+        let dom = world.browse(&browser, page, pictures.as_deref().map(Path::new).map(|to| to.join(name)));
+        for text in expected {
+            assert!(dom.contains(text), "{page}: {text:?} is missing\n{dom}");
+        }
+        assert!(!dom.contains("<b>hostname"), "a text of a host became HTML\n{dom}");
+    };
+    show(
+        "",
+        "console-overview.png",
+        &["1 / 3", "2 / 3", "&lt;b&gt;hostname", "agent disconnected", "#vpc/shop/office"],
+    );
+    show("#hosts", "console-hosts.png", &["refuses objects", "in sync", "agent disconnected"]);
+    show("#host/h2", "console-host.png", &["&lt;b&gt;hostname", "#vpc/shop/net"]);
+    show("#vpc/shop/net", "console-network.png", &["10.0.0.0/28", "Ports (3)", "web1", "29 %"]);
+    let port = ["Who may open connections", "5432", "group:web: ", "#port/shop/web1", "Everywhere", "in force"];
+    show("#port/shop/db1", "console-port.png", &port);
+    show("#port/shop/none", "console-none.png", &["there is no such object"]);
+}
