@@ -53,6 +53,10 @@ pub struct Settings {
     pub flowlets: bool,
     /// `underlay.port = "afxdp"`.
     pub af_xdp: bool,
+    /// `workers.count`; `None`: one.
+    pub workers: Option<u8>,
+    /// Lets several packets cross a link as one buffer, as `--wire-offload` does.
+    pub wire_offload: bool,
     /// The guests' MTU, bytes; `None`: [`GUEST_MTU`](crate::topology::GUEST_MTU).
     pub guest_mtu: Option<u32>,
     /// `port.slicing` of virtual machines; `None`: the default.
@@ -454,12 +458,13 @@ fn configuration(
         "# Written by bifrost-lab.\n\
          [host]\nname = \"{name}\"\n\n\
          [control]\nsocket = \"{socket}\"\n\n\
-         [workers]\ncount = 1\n\n\
+         [workers]\ncount = {workers}\n\n\
          [underlay]\naddresses = {addresses:?}\npaths = {paths}\nmtu = {underlay_mtu}\n{underlay_port}{flowlets}\n\
          {group}{transport}[[vpc]]\nvni = {VNI}\nreliability = \"{reliability}\"\n{ordering}\n\
          [[port]]\nname = \"{port}\"\nvni = {VNI}\nmac = \"{mac}\"\naddresses = [\"{address}/24\"]\n\
          mtu = {guest_mtu}\n{groups}{device}",
         name = host.name,
+        workers = settings.workers.unwrap_or(1),
         socket = socket.display(),
         addresses = host.underlay.iter().map(ToString::to_string).collect::<Vec<_>>(),
         paths = number.and_then(|number| settings.paths.get(number)).unwrap_or(&topology.plan.paths),

@@ -4,10 +4,11 @@ use crate::experiments::{
     applications::Applications, capacity::Capacity, cni::Cni, congestion_control::CongestionControl,
     coverage::Coverage, delayed_release::DelayedRelease, ecn::Ecn, elephants::Elephants, flow_records::FlowRecords,
     granularity::Granularity, gw_elastic::GwElastic, gw_hosts::GwHosts, gw_order::GwOrder, gw_overload::GwOverload,
-    gw_services::GwServices, iperf::Iperf, isolation::Isolation, nat::NatExperiment, nginx::NginxExperiment,
-    outage::Outage, path_failure::PathFailure, rdm_loss::RdmLoss, redis_loss::RedisLoss, route_refresh::RouteRefresh,
-    slicing::Slicing, soak::Soak, sockperf::Sockperf, stable::Stable, switch_latency::SwitchLatency,
-    switch_overall::SwitchOverall, switch_rate::SwitchRate, vectors::Vectors, vhost_rate::VhostRate,
+    gw_services::GwServices, iperf::Iperf, isolation::Isolation, lossless::Lossless, nat::NatExperiment,
+    nginx::NginxExperiment, outage::Outage, path_failure::PathFailure, rdm_loss::RdmLoss, redis_loss::RedisLoss,
+    route_refresh::RouteRefresh, slicing::Slicing, soak::Soak, sockperf::Sockperf, stable::Stable,
+    switch_latency::SwitchLatency, switch_overall::SwitchOverall, switch_rate::SwitchRate, vectors::Vectors,
+    vhost_rate::VhostRate,
 };
 use crate::frame::Experiment;
 
@@ -18,6 +19,7 @@ pub fn all() -> Vec<Box<dyn Experiment>> {
         Box::new(PathFailure),
         Box::new(Outage),
         Box::new(Iperf),
+        Box::new(Lossless),
         Box::new(Soak),
         Box::new(Granularity),
         Box::new(Coverage),

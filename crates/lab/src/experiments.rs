@@ -19,6 +19,7 @@ pub mod gw_overload;
 pub mod gw_services;
 pub mod iperf;
 pub mod isolation;
+pub mod lossless;
 pub mod nat;
 pub mod nginx;
 pub mod outage;

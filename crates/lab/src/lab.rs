@@ -94,6 +94,7 @@ impl Lab {
             spread_flows: settings.spread_flows || mode == Mode::Mptcp,
             multipath_tcp: mode == Mode::Mptcp,
             guest_mtu: settings.guest_mtu.unwrap_or(GUEST_MTU),
+            wire_packets: !(settings.wire_offload || self.options.wire_offload),
             ..self.plan()
         };
         let part = self.run.part()?;

@@ -111,7 +111,14 @@ pub struct Guest {
 
 impl Guest {
     /// Makes the namespace of a guest of the host with this number, from 0; it has no device yet.
-    fn create(run: &Run, name: String, address: Ipv4Addr, mac: String, host: u8, plan: Plan) -> Result<Self> {
+    pub(crate) fn create(
+        run: &Run,
+        name: String,
+        address: Ipv4Addr,
+        mac: String,
+        host: u8,
+        plan: Plan,
+    ) -> Result<Self> {
         let mut namespace = Namespace::create(format!("{}-{name}", run.id()))?;
         pin(&mut namespace, host, plan);
         if plan.multipath_tcp {

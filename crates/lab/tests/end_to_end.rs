@@ -190,7 +190,7 @@ fn the_command_line_teaches() {
     assert_eq!(
         names,
         [
-            &["redis-loss", "path-failure", "outage", "iperf", "soak"][..],
+            &["redis-loss", "path-failure", "outage", "iperf", "lossless", "soak"][..],
             &with_machines,
             &of_the_switch,
             &more,

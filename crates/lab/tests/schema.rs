@@ -8,9 +8,9 @@ use std::path::Path;
 use bifrost_lab::experiment;
 use bifrost_lab::experiments::{
     applications, cni, congestion_control, coverage, delayed_release, elephants, flow_records, full_links, granularity,
-    gw_elastic, gw_hosts, gw_order, gw_overload, gw_services, iperf, isolation, nat, nginx, outage, path_failure,
-    rdm_loss, redis_loss, route_refresh, slicing, soak, sockperf, stable, switch_latency, switch_overall, switch_rate,
-    tunnel::Switch, vectors, vhost_rate,
+    gw_elastic, gw_hosts, gw_order, gw_overload, gw_services, iperf, isolation, lossless, nat, nginx, outage,
+    path_failure, rdm_loss, redis_loss, route_refresh, slicing, soak, sockperf, stable, switch_latency, switch_overall,
+    switch_rate, tunnel::Switch, vectors, vhost_rate,
 };
 use bifrost_lab::options::{App, Guests, Injector, Mode, Op, Options};
 use bifrost_lab::results::{HostInfo, Results, SCHEMA_VERSION, to_values};
@@ -205,6 +205,19 @@ fn all() -> Vec<Value> {
         packets_per_s: 5e6,
         cycles_per_packet: 350.0,
         lost_packets: 0,
+    };
+    let lossless = lossless::Row {
+        mode: Mode::KernelVxlan,
+        place: lossless::Place::OneHost,
+        workers: 0,
+        wire_offload: false,
+        load: lossless::Load::OneFlow,
+        repetition: 0,
+        duration_s: 3.0,
+        per_s: 6e9,
+        latency_ms_p50: None,
+        latency_ms_p99_9: None,
+        processor_percent: [("idle".to_owned(), 12.5)].into(),
     };
     let switch_overall = switch_overall::Row {
         mode: Mode::OpenVswitch,
@@ -486,6 +499,7 @@ fn all() -> Vec<Value> {
         results("redis-loss", redis_loss),
         results("path-failure", path_failure),
         results("iperf", iperf),
+        results("lossless", lossless),
         results("soak", soak),
         results("granularity", granularity),
         results("coverage", coverage),
@@ -532,6 +546,7 @@ fn every_network_of_an_experiment_matches() {
             "redis-loss",
             "path-failure",
             "iperf",
+            "lossless",
             "soak",
             "switch-overall",
             "switch-latency",

@@ -171,7 +171,7 @@ fn measure(lab: &Lab, network: &Network, control: Control, repetition: u32) -> R
     let guests = [&network.topology.hosts[0].guest, &network.topology.hosts[1].guest];
     let seconds = lab.seconds(10.0, 3.0);
     let run = |requests, name: &str| {
-        let load = Load { op: Op::Set, clients: CLIENTS, requests, keep_alive: true };
+        let load = Load { op: Op::Set, clients: CLIENTS, requests, keep_alive: true, pipeline: 1 };
         let log = lab.logs(&label(control, repetition)).join(format!("redis-benchmark-{name}.txt"));
         redis_benchmark::run(guests[0], guests[1], load, Duration::from_secs_f64(60.0 + 10.0 * seconds), &log)
     };

@@ -338,7 +338,7 @@ fn measure(lab: &Lab, mode: Mode, neighbour: Neighbour, repetition: u32) -> Resu
     let duration_s = lab.seconds(3.0, 1.0);
     let timeout = Duration::from_secs_f64(60.0 + 10.0 * duration_s);
     let run = |requests, name: &str| {
-        let load = Load { op: Op::Get, clients: lab.options.clients, requests, keep_alive: true };
+        let load = Load { op: Op::Get, clients: lab.options.clients, requests, keep_alive: true, pipeline: 1 };
         redis_benchmark::run(guests[0], guests[1], load, timeout, &logs.join(format!("redis-benchmark-{name}.txt")))
     };
     let trial = run(redis_benchmark::TRIAL_REQUESTS, "trial")?;

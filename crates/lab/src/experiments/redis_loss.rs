@@ -492,7 +492,7 @@ impl Bench {
         let hosts = &self.network.topology.hosts;
         let timeout = Duration::from_secs_f64(60.0 + 10.0 * lab.seconds(2.0, 1.5));
         let log = lab.logs(&self.label).join(format!("redis-benchmark-{name}.txt"));
-        let load = Load { op, clients: lab.options.clients, requests, keep_alive: true };
+        let load = Load { op, clients: lab.options.clients, requests, keep_alive: true, pipeline: 1 };
         if let Some(machine) = self.network.machines.first_mut() {
             let server = &hosts[1].guest;
             return redis_benchmark::run_in_machine(machine, server, load, timeout, &log);

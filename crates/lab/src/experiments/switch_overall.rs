@@ -227,7 +227,7 @@ fn requests(
     let name = if keep_alive { "persistent" } else { "new" };
     let timeout = Duration::from_secs_f64(60.0 + 10.0 * duration_s);
     let run = |requests, name: &str| {
-        let load = Load { op: Op::Get, clients: lab.options.clients, requests, keep_alive };
+        let load = Load { op: Op::Get, clients: lab.options.clients, requests, keep_alive, pipeline: 1 };
         let log = lab.logs(label).join(format!("redis-benchmark-{name}.txt"));
         redis_benchmark::run(guests[0], guests[1], load, timeout, &log)
     };

@@ -46,9 +46,11 @@ pub struct Load {
     pub requests: u64,
     /// Whether a client keeps its connection, or opens one for each request.
     pub keep_alive: bool,
+    /// Requests that a client sends before it waits for their answers, 1 or more.
+    pub pipeline: u32,
 }
 
-/// Runs `load` from `client` to the server at `server`, closed loop, no pipelining.
+/// Runs `load` from `client` to the server at `server`, closed loop.
 ///
 /// # Errors
 /// When the benchmark fails, takes longer than `timeout` or prints what this does not understand.
@@ -77,9 +79,9 @@ pub fn run_in_machine(
 }
 
 fn arguments(server: &Guest, load: Load) -> Vec<String> {
-    let Load { op, clients, requests, keep_alive } = load;
+    let Load { op, clients, requests, keep_alive, pipeline } = load;
     let (address, port) = (server.address.to_string(), PORT.to_string());
-    let (clients, requests) = (clients.to_string(), requests.to_string());
+    let (clients, requests, pipeline) = (clients.to_string(), requests.to_string(), pipeline.to_string());
     let keep_alive = if keep_alive { "1" } else { "0" };
     [
         "-h",
@@ -94,6 +96,8 @@ fn arguments(server: &Guest, load: Load) -> Vec<String> {
         op.name(),
         "-k",
         keep_alive,
+        "-P",
+        &pipeline,
         "--precision",
         "3",
     ]

@@ -120,7 +120,7 @@ impl Overlay {
 
 /// Cubic but where BBR is asked for, as most guests have it: another default of this machine would measure that (BBR, for one,
 /// all but stops for 200 ms every ten seconds to find its smallest RTT). By route, for a namespace may not choose its default.
-pub(super) fn choose_congestion_control(guest: &Guest, algorithm: &str) -> Result<()> {
+pub(crate) fn choose_congestion_control(guest: &Guest, algorithm: &str) -> Result<()> {
     let octets = guest.address.octets();
     let batch = format!(
         "route change {}.{}.{}.0/24 dev eth0 proto kernel scope link src {} congctl {algorithm}\n",
