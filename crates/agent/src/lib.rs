@@ -9,6 +9,7 @@ mod blame;
 pub mod cli;
 pub mod desired;
 pub mod follow;
+mod health;
 pub mod metrics;
 pub mod plan;
 mod relations;

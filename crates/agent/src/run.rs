@@ -6,12 +6,13 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use bifrost_control::client::ClientError;
-use bifrost_relay_api::Report;
+use bifrost_relay_api::{PathHealth, Report};
 use tokio::sync::{Notify, mpsc, watch};
 use tokio::task::JoinHandle;
 
 use crate::desired::Refused;
 use crate::follow::{self, Event, follow};
+use crate::health;
 use crate::metrics::Metrics;
 use crate::plan::Limits;
 use crate::state::{Answer, Core, Next};
@@ -46,6 +47,8 @@ pub async fn run(settings: Settings, metrics: Arc<Metrics>, stop: impl Future<Ou
     let known = Arc::new(AtomicU64::new(0));
     let streams = follow(settings.follow, Arc::clone(&known), events, to_report, Arc::clone(&end_stream));
     let following = tokio::spawn(streams);
+    let (health, mut healths) = watch::channel(PathHealth::default());
+    let looking = tokio::spawn(health::watch(settings.socket.clone(), health));
     let started = Instant::now();
     let mut core = Core::new(Limits::default(), fastrand::f64);
     let mut asked: Asked = None;
@@ -75,10 +78,12 @@ pub async fn run(settings: Settings, metrics: Arc<Metrics>, stop: impl Future<Ou
                 let now_ms = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_millis() as u64);
                 core.answer(answer, started.elapsed(), now_ms);
             }
+            Ok(()) = healths.changed() => core.paths(healths.borrow_and_update().clone()),
             () = tokio::time::sleep_until((started + until).into()), if asked.is_none() => {}
         }
     }
     following.abort();
+    looking.abort();
     Ok(())
 }
 

@@ -9,7 +9,7 @@ use bifrost_control::client::ClientError;
 use bifrost_control::config::{Object, Vni};
 use bifrost_control::objects::{Digest, Id};
 use bifrost_relay_api::limits::MAX_PROBLEMS;
-use bifrost_relay_api::{Change as Sent, Problem, Report};
+use bifrost_relay_api::{Change as Sent, PathHealth, Problem, Report};
 
 use crate::OWNER;
 use crate::blame::blame;
@@ -121,6 +121,7 @@ pub struct Core {
     is_asking: bool,
     report_due: bool,
     reported: Option<Report>,
+    paths: PathHealth,
     failures: u32,
     ask_at: Time,
     look_at: Time,
@@ -150,6 +151,7 @@ impl Core {
             is_asking: false,
             report_due: false,
             reported: None,
+            paths: PathHealth::default(),
             failures: 0,
             ask_at: Duration::ZERO,
             look_at: Duration::ZERO,
@@ -284,7 +286,12 @@ impl Core {
         }
     }
 
-    /// What is in force, if the relay is to be told: once after each group, and when problems come or go.
+    /// How the paths to other hosts are; the next report says it.
+    pub fn paths(&mut self, paths: PathHealth) {
+        self.paths = paths;
+    }
+
+    /// What is in force, if the relay is to be told: once after each group, and when problems or the health of paths change.
     pub fn take_report(&mut self) -> Option<Report> {
         let revision = self.desired.revision().filter(|_| self.desired.is_in_sync())?;
         if !self.is_settled() {
@@ -294,7 +301,8 @@ impl Core {
         let more_problems = problems.split_off(problems.len().min(MAX_PROBLEMS)).len() as u64;
         let not_in_force = problems.len() as u64 + more_problems;
         let objects = (self.desired.count() as u64).saturating_sub(not_in_force);
-        let report = Report { revision, objects, problems, more_problems };
+        let paths = self.paths.clone();
+        let report = Report { revision, objects, problems, more_problems, paths };
         if !self.report_due && self.reported.as_ref() == Some(&report) {
             return None;
         }

@@ -147,6 +147,31 @@ pub struct HostStatus {
     pub problems: Vec<HostProblem>,
     /// How many more it refuses.
     pub more_problems: u64,
+    /// How its paths to other hosts are, as its agent says.
+    #[serde(default)]
+    pub paths: PathHealth,
+}
+
+/// How the paths from a host to others are.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PathHealth {
+    /// How many hosts it has connections with.
+    pub peers: u64,
+    /// Those of them with paths that do not work.
+    pub impaired: Vec<ImpairedPeer>,
+    /// How many more of these there are.
+    pub more_impaired: u64,
+}
+
+/// A host to which not all paths work.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ImpairedPeer {
+    /// Its name.
+    pub peer: String,
+    /// How many paths to it are not drained.
+    pub paths: u32,
+    /// How many of them carry traffic or could.
+    pub working: u32,
 }
 
 impl HostStatus {

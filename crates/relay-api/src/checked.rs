@@ -3,7 +3,7 @@
 use prost::bytes::Bytes;
 
 use crate::limits::{
-    MAX_CHANGES, MAX_HOST, MAX_KEY, MAX_KIND, MAX_PROBLEM_TEXT, MAX_PROBLEMS, MAX_SPEC, MAX_TEXT, VERSION,
+    MAX_CHANGES, MAX_HOST, MAX_IMPAIRED, MAX_KEY, MAX_KIND, MAX_PROBLEM_TEXT, MAX_PROBLEMS, MAX_SPEC, MAX_TEXT, VERSION,
 };
 use crate::pb;
 
@@ -42,6 +42,30 @@ pub struct Report {
     pub problems: Vec<Problem>,
     /// How many more problems there are.
     pub more_problems: u64,
+    /// How the paths to other hosts are.
+    pub paths: PathHealth,
+}
+
+/// How the paths from a host to others are.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct PathHealth {
+    /// How many hosts it has connections with.
+    pub peers: u64,
+    /// Those of them with paths that do not work, at most [`MAX_IMPAIRED`].
+    pub impaired: Vec<ImpairedPeer>,
+    /// How many more of these there are.
+    pub more_impaired: u64,
+}
+
+/// A host to which not all paths work.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ImpairedPeer {
+    /// Its name.
+    pub peer: String,
+    /// How many paths to it are not drained.
+    pub paths: u32,
+    /// How many of them carry traffic or could.
+    pub working: u32,
 }
 
 /// An object that is not as it is to be.
@@ -133,13 +157,14 @@ impl TryFrom<pb::FromAgent> for FromAgent {
                 Ok(FromAgent::Hello(Hello { versions, host: host_name(host)?, instance, software, revision }))
             }
             Some(pb::from_agent::Message::Report(report)) => {
-                let pb::Report { revision, objects, problems, more_problems } = report;
+                let pb::Report { revision, objects, problems, more_problems, paths } = report;
                 if problems.len() > MAX_PROBLEMS {
                     let what = format!("{} are more than {MAX_PROBLEMS}", problems.len());
                     return Err(invalid("report.problems", what));
                 }
                 let problems = problems.into_iter().map(Problem::try_from).collect::<Result<_, _>>()?;
-                Ok(FromAgent::Report(Report { revision, objects, problems, more_problems }))
+                let paths = paths.map(PathHealth::try_from).transpose()?.unwrap_or_default();
+                Ok(FromAgent::Report(Report { revision, objects, problems, more_problems, paths }))
             }
         }
     }
@@ -152,12 +177,38 @@ impl From<FromAgent> for pb::FromAgent {
                 let hello = pb::Hello { version_min, version_max, host, instance, software, revision };
                 pb::from_agent::Message::Hello(hello)
             }
-            FromAgent::Report(Report { revision, objects, problems, more_problems }) => {
+            FromAgent::Report(Report { revision, objects, problems, more_problems, paths }) => {
                 let problems = problems.into_iter().map(pb::Problem::from).collect();
-                pb::from_agent::Message::Report(pb::Report { revision, objects, problems, more_problems })
+                let paths = Some(paths.into());
+                pb::from_agent::Message::Report(pb::Report { revision, objects, problems, more_problems, paths })
             }
         };
         pb::FromAgent { message: Some(message) }
+    }
+}
+
+impl TryFrom<pb::PathHealth> for PathHealth {
+    type Error = Invalid;
+
+    fn try_from(health: pb::PathHealth) -> Result<PathHealth, Invalid> {
+        let pb::PathHealth { peers, impaired, more_impaired } = health;
+        if impaired.len() > MAX_IMPAIRED {
+            let what = format!("{} are more than {MAX_IMPAIRED}", impaired.len());
+            return Err(invalid("report.paths.impaired", what));
+        }
+        let impaired = impaired.into_iter().map(|pb::ImpairedPeer { peer, paths, working }| {
+            Ok(ImpairedPeer { peer: text("report.paths.impaired.peer", peer, 1, MAX_HOST)?, paths, working })
+        });
+        Ok(PathHealth { peers, impaired: impaired.collect::<Result<_, _>>()?, more_impaired })
+    }
+}
+
+impl From<PathHealth> for pb::PathHealth {
+    fn from(health: PathHealth) -> pb::PathHealth {
+        let PathHealth { peers, impaired, more_impaired } = health;
+        let impaired = impaired.into_iter();
+        let impaired = impaired.map(|ImpairedPeer { peer, paths, working }| pb::ImpairedPeer { peer, paths, working });
+        pb::PathHealth { peers, impaired: impaired.collect(), more_impaired }
     }
 }
 
@@ -296,7 +347,9 @@ mod tests {
     #[test]
     fn what_was_sent_arrives() {
         let problem = Problem { kind: "port".into(), key: "p".into(), what: "no such\nnamespace".into() };
-        let report = Report { revision: 7, objects: 8, problems: vec![problem], more_problems: 9 };
+        let impaired = vec![ImpairedPeer { peer: "h2".into(), paths: 4, working: 2 }];
+        let paths = PathHealth { peers: 3, impaired, more_impaired: 1 };
+        let report = Report { revision: 7, objects: 8, problems: vec![problem], more_problems: 9, paths };
         let versions = (1, 3);
         let (host, software) = ("host-a".into(), "bifrost-agent 1".into());
         let hello = Hello { versions, host, instance: "1".into(), software, revision: 7 };
@@ -341,6 +394,21 @@ mod tests {
             FromAgent::try_from(pb::FromAgent::from(FromAgent::Report(many))).unwrap_err().field,
             "report.problems"
         );
+        let refused = |impaired: Vec<ImpairedPeer>| {
+            let paths = PathHealth { impaired, ..PathHealth::default() };
+            let report = FromAgent::Report(Report { paths, ..Report::default() });
+            FromAgent::try_from(pb::FromAgent::from(report)).unwrap_err().field
+        };
+        let impaired = |peer: &str| ImpairedPeer { peer: peer.into(), ..ImpairedPeer::default() };
+        assert_eq!(refused(vec![impaired("h2"); MAX_IMPAIRED + 1]), "report.paths.impaired");
+        for name in ["", "h\n2", &"h".repeat(MAX_HOST + 1)] {
+            assert_eq!(refused(vec![impaired(name)]), "report.paths.impaired.peer");
+        }
+        // Agents of earlier releases do not report paths.
+        let report = pb::Report { revision: 1, ..pb::Report::default() };
+        let message = pb::FromAgent { message: Some(pb::from_agent::Message::Report(report)) };
+        let expected = FromAgent::Report(Report { revision: 1, ..Report::default() });
+        assert_eq!(FromAgent::try_from(message), Ok(expected));
     }
 
     #[test]

@@ -10,7 +10,9 @@ pub mod limits;
 mod pieces;
 pub mod tls;
 
-pub use checked::{Change, FromAgent, Hello, Invalid, Problem, Report, ToAgent, Welcome, agree};
+pub use checked::{
+    Change, FromAgent, Hello, ImpairedPeer, Invalid, PathHealth, Problem, Report, ToAgent, Welcome, agree,
+};
 pub use pieces::pieces;
 
 /// As it is on the wire, unchecked: messages, and tonic's client and server.

@@ -24,6 +24,8 @@ pub const MAX_MESSAGE: usize = 4 << 20;
 pub const MAX_PROBLEMS: usize = 100;
 /// The longest text of a problem, bytes.
 pub const MAX_PROBLEM_TEXT: usize = 1000;
+/// The most impaired peers of a report.
+pub const MAX_IMPAIRED: usize = 100;
 /// How often an end that hears nothing asks whether the other is still there, seconds (HTTP/2 PING).
 pub const KEEP_ALIVE_S: u64 = 10;
 /// How long the answer to that may take, seconds.

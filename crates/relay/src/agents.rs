@@ -4,7 +4,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use bifrost_intent::api::HostProblem;
+use bifrost_intent::api::{HostProblem, ImpairedPeer, PathHealth};
 use bifrost_intent::{Item, ItemId};
 use bifrost_relay_api::limits::KEEP_ALIVE_TIMEOUT_S;
 use bifrost_relay_api::{Change, FromAgent, ToAgent, Welcome, agree, pb, pieces, tls};
@@ -157,6 +157,7 @@ async fn listen(relay: &Relay, host: &str, number: u64, mut incoming: Streaming<
                     objects: report.objects,
                     problems: report.problems.into_iter().map(problem).collect(),
                     more_problems: report.more_problems,
+                    paths: health(report.paths),
                 };
                 relay.update(|fleet| fleet.report(host, number, report));
             }
@@ -164,6 +165,12 @@ async fn listen(relay: &Relay, host: &str, number: u64, mut incoming: Streaming<
             Err(error) => return Status::invalid_argument(error.to_string()),
         }
     }
+}
+
+fn health(health: bifrost_relay_api::PathHealth) -> PathHealth {
+    let peer = |p: bifrost_relay_api::ImpairedPeer| ImpairedPeer { peer: p.peer, paths: p.paths, working: p.working };
+    let impaired = health.impaired.into_iter().map(peer).collect();
+    PathHealth { peers: health.peers, impaired, more_impaired: health.more_impaired }
 }
 
 fn change((ItemId { kind, key }, item): (ItemId, Option<Item>)) -> Change {

@@ -7,7 +7,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use bifrost_intent::api::{
-    HostCounts, HostProblem, HostStatus, MAX_LISTED, ObjectEntry, Objects, ObjectsQuery, Overview, Why, WhyHost,
+    HostCounts, HostProblem, HostStatus, MAX_LISTED, ObjectEntry, Objects, ObjectsQuery, Overview, PathHealth, Why,
+    WhyHost,
 };
 use bifrost_intent::key::PREFIX;
 use bifrost_intent::{Batch, HostChanges, Key, Kind, Model, Plan, PlanError, Reason, Spans, Stored};
@@ -61,6 +62,7 @@ struct Host {
     objects: u64,
     problems: Vec<HostProblem>,
     more_problems: u64,
+    paths: PathHealth,
 }
 
 /// What an agent says of its host; its sizes were checked.
@@ -70,6 +72,7 @@ pub(crate) struct Report {
     pub(crate) objects: u64,
     pub(crate) problems: Vec<HostProblem>,
     pub(crate) more_problems: u64,
+    pub(crate) paths: PathHealth,
 }
 
 /// A connection of an agent.
@@ -172,6 +175,7 @@ impl Fleet {
         // What is in force is known when the agent says it.
         (entry.applied, entry.objects, entry.more_problems) = (0, 0, 0);
         entry.problems.clear();
+        entry.paths = PathHealth::default();
         entry.changed = entry.changed.max(1);
         self.untold.insert(host.into());
         Ok(Attached { number, feed, all: self.spans.of_host(host), revision: self.revision })
@@ -198,6 +202,7 @@ impl Fleet {
         entry.objects = report.objects;
         entry.problems = report.problems;
         entry.more_problems = report.more_problems;
+        entry.paths = report.paths;
         self.untold.insert(host.into());
     }
 
@@ -350,6 +355,7 @@ impl Fleet {
             objects: host.objects,
             problems: host.problems.clone(),
             more_problems: host.more_problems,
+            paths: host.paths.clone(),
         }
     }
 

@@ -48,6 +48,9 @@ impl HostRecord {
         let more = status.problems.len().saturating_sub(MAX_PROBLEMS);
         status.problems.truncate(MAX_PROBLEMS);
         status.more_problems += more as u64;
+        let more = status.paths.impaired.len().saturating_sub(MAX_PROBLEMS);
+        status.paths.impaired.truncate(MAX_PROBLEMS);
+        status.paths.more_impaired += more as u64;
         HostRecord { by: relay.to_owned(), position, status }
     }
 }
@@ -139,7 +142,7 @@ impl Peers {
 
 #[cfg(test)]
 mod tests {
-    use bifrost_intent::api::HostProblem;
+    use bifrost_intent::api::{HostProblem, ImpairedPeer, PathHealth};
 
     use super::*;
 
@@ -197,11 +200,14 @@ mod tests {
     #[test]
     fn a_record_is_of_bounded_size() {
         let problem = HostProblem { kind: "port".into(), key: "p".into(), what: "x".repeat(1000) };
-        let many = HostStatus { problems: vec![problem; 100], more_problems: 7, ..status(4, 4) };
+        let impaired = vec![ImpairedPeer { peer: "h".repeat(63), paths: 8, working: 1 }; 100];
+        let paths = PathHealth { peers: 1000, impaired, more_impaired: 1 };
+        let many = HostStatus { problems: vec![problem; 100], more_problems: 7, paths, ..status(4, 4) };
         let record = HostRecord::new("r1", 5, many);
         assert_eq!((record.status.problems.len(), record.status.more_problems), (10, 97));
+        assert_eq!((record.status.paths.impaired.len(), record.status.paths.more_impaired), (10, 91));
         let text = serde_json::to_vec(&record).unwrap();
-        assert!(text.len() < 12_000);
+        assert!(text.len() < 14_000);
         assert_eq!(serde_json::from_slice::<HostRecord>(&text).unwrap(), record);
     }
 }

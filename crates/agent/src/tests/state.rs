@@ -8,7 +8,7 @@ use bifrost_control::api::{ApiError, ApplyItem, ApplyOp, ApplyReport, Status, Wo
 use bifrost_control::client::ClientError;
 use bifrost_control::config::Kind;
 use bifrost_control::objects::{Id, Store};
-use bifrost_relay_api::{Change, Report};
+use bifrost_relay_api::{Change, ImpairedPeer, PathHealth, Report};
 use proptest::prelude::*;
 use serde_json::json;
 
@@ -161,6 +161,32 @@ fn route(n: u8, peer: &str) -> Change {
     let (prefix, mac) = (format!("10.0.0.{n}/32"), format!("02:00:00:00:01:{n:02x}"));
     let spec = json!({"vni": 100, "prefix": prefix, "peer": peer, "mac": mac});
     set("route", &format!("100/{prefix}"), &spec.to_string())
+}
+
+#[test]
+fn the_health_of_paths_is_reported_when_it_changes_and_never_ahead_of_what_is_in_force() {
+    let health = |working| PathHealth {
+        peers: 2,
+        impaired: vec![ImpairedPeer { peer: "host-b".into(), paths: 4, working }],
+        more_impaired: 0,
+    };
+    let mut rig = Rig::new(10_000);
+    rig.core.paths(health(3));
+    rig.work(1);
+    assert_eq!(rig.reports, [], "no relay has said what the host is to have");
+    rig.connect(vec![port("a", 1)]);
+    rig.work(1);
+    assert_eq!(rig.last(), &Report { revision: 1, objects: 1, paths: health(3), ..Report::default() });
+    for (working, reports) in [(3, 1), (2, 2), (2, 2)] {
+        rig.core.paths(health(working));
+        rig.work(1);
+        assert_eq!((rig.reports.len(), &rig.last().paths), (reports, &health(working)));
+    }
+    // A relay whose store has gone back must not get an earlier report.
+    rig.core.connected(true);
+    rig.core.paths(health(1));
+    rig.work(1);
+    assert_eq!(rig.reports.len(), 2);
 }
 
 #[test]

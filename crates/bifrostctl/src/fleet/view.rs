@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::fmt::Write as _;
 
 use bifrost_intent::Key;
-use bifrost_intent::api::{Applied, ChangedObject, HostStatus, ObjectEntry, Status, Why};
+use bifrost_intent::api::{Applied, ChangedObject, HostStatus, ImpairedPeer, ObjectEntry, Status, Why};
 use serde_json::Value;
 
 use crate::table::{Number, Text, table};
@@ -51,6 +51,12 @@ pub(super) fn hosts(hosts: &[HostStatus]) -> String {
         }
         if host.more_problems > 0 {
             let _ = write!(out, "\n{}: and {} more", host.name, host.more_problems);
+        }
+        for ImpairedPeer { peer, paths, working } in &host.paths.impaired {
+            let _ = write!(out, "\n{}: {working} of {paths} paths to {peer} work", host.name);
+        }
+        if host.paths.more_impaired > 0 {
+            let _ = write!(out, "\n{}: and {} more hosts with impaired paths", host.name, host.paths.more_impaired);
         }
     }
     out

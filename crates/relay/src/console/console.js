@@ -116,6 +116,12 @@ function alarms() {
     const first = host.connected ? `: ${host.problems[0]?.kind} ${host.problems[0]?.key}: ${host.problems[0]?.what}${more}` : "";
     list.push([level, link("host/" + host.name), ` ${word}${first}`]);
   }
+  for (const host of now.hosts) {
+    for (const peer of host.paths?.impaired ?? []) {
+      const text = ` ${peer.working} of ${peer.paths} paths to ${peer.peer} work`;
+      list.push([peer.working === 0 ? "bad" : "warn", link("host/" + host.name), text]);
+    }
+  }
   for (const [key, why] of now.status?.unreadable ?? []) list.push(["warn", `Record ${key} in the store is unreadable: ${why}`]);
   return list;
 }
@@ -205,11 +211,26 @@ function hostView(name) {
       host.relay ? [el("dt", {}, "Follows relay"), el("dd", {}, host.relay)] : null,
       el("dt", {}, "Revision"), el("dd", {}, `${host.applied} applied, ${host.changed} needed, ${now.status.revision} in the store`),
       el("dt", {}, "Objects"), el("dd", {}, host.objects))),
+    ...section("Paths to other hosts", ...pathsOf(host)),
     ...section("Networks with ports here", table([["Network"], ["Ports here", "number"]],
       networks.map((vpc) => [link(vpc.key), vpc.hosts[name]]))),
     ...section("Objects that this host refuses",
       problems.length ? table([["Kind"], ["Key"], ["Reason"]], problems) : el("p", { class: "good" }, "None"),
       host.more_problems ? el("p", {}, `and ${host.more_problems} more`) : null),
+  ];
+}
+
+/** How the paths from a host to others are. */
+function pathsOf(host) {
+  const { peers, impaired, more_impaired: more } = host.paths;
+  if (peers === 0) return [el("p", { class: "faint" }, "No paths are known.")];
+  const good = peers - impaired.length - more;
+  const rows = impaired.map((peer) => [link("host/" + peer.peer, peer.peer),
+    el("span", { class: peer.working ? "warn" : "bad" }, `${peer.working} of ${peer.paths}`)]);
+  return [
+    el("p", { class: rows.length ? "" : "good" }, `All paths to ${good} of ${peers} hosts work.`),
+    rows.length ? table([["Host"], ["Paths that work"]], rows) : null,
+    more ? el("p", {}, `and ${more} more hosts with impaired paths`) : null,
   ];
 }
 

@@ -2,8 +2,11 @@
 
 use std::path::Path;
 
-use crate::eventually;
+use bifrost_control::api::{Direction, FaultSpec, FaultTarget};
+use serde_json::json;
+
 use crate::world::World;
+use crate::{eventually, ping};
 
 /// `BIFROST_BROWSER` is a Chromium; with `BIFROST_SCREENSHOTS=DIRECTORY` it leaves pictures of the pages there.
 #[test]
@@ -18,14 +21,22 @@ fn a_browser_shows_the_fleet() {
          - {{key: host/h3, addresses: [192.0.2.3]}}\n- key: vpc/shop/net\n- key: vpc/shop/office\n\
          - {{key: peering/shop/p, vpcs: [net, office]}}\n- {{key: subnet/shop/front, vpc: net, prefix: 10.0.0.0/28}}\n\
          - {{key: subnet/shop/desk, vpc: office, prefix: 10.1.0.0/24}}\n\
-         - {{key: security_group/shop/web, ingress: [{{protocol: tcp, ports: [80, 443]}}]}}\n\
-         - {{key: security_group/shop/db, ingress: [{{protocol: tcp, ports: [5432], from: [\"group:web\"]}}]}}\n\
+         - {{key: security_group/shop/web, ingress: [{{protocol: tcp, ports: [80, 443]}}, {{protocol: icmp}}]}}\n\
+         - {{key: security_group/shop/db, ingress: [{{protocol: tcp, ports: [5432], from: [\"group:web\"]}}, {{protocol: icmp}}]}}\n\
          - {{key: port/shop/web1, subnets: [front], host: h1, netns: {}, security_groups: [web]}}\n\
          - {{key: port/shop/db1, subnets: [front], host: h2, netns: {}, security_groups: [db]}}\n",
         web.name(),
         db.name()
     ));
     eventually(20.0, "two hosts are in sync", || world.fleet_json("status")["hosts"]["in_sync"] == 3);
+    // A path that fails while there is traffic.
+    let target = FaultTarget::Peer { name: "h2".into(), path: Some(1) };
+    let fault = FaultSpec { direction: Direction::Tx, down: true, ..FaultSpec::new(target) };
+    world.hosts()[0].client().add_fault(&fault).unwrap();
+    eventually(40.0, "the path that fails is reported", || {
+        ping(&web, "10.0.0.3", 20);
+        world.fleet_json("hosts")[0]["paths"]["impaired"] == json!([{"peer": "h2", "paths": 4, "working": 3}])
+    });
     // A port that its host refuses, with a reason that is HTML, and an agent that is gone.
     let file = world.directory().join("<b>hostname");
     std::fs::write(&file, "no namespace").unwrap();
@@ -45,7 +56,7 @@ fn a_browser_shows_the_fleet() {
     show(
         "",
         "console-overview.png",
-        &["1 / 3", "2 / 3", "&lt;b&gt;hostname", "agent disconnected", "#vpc/shop/office"],
+        &["1 / 3", "2 / 3", "&lt;b&gt;hostname", "agent disconnected", "#vpc/shop/office", "3 of 4 paths to h2 work"],
     );
     show("#hosts", "console-hosts.png", &["refuses objects", "in sync", "agent disconnected"]);
     show("#host/h2", "console-host.png", &["&lt;b&gt;hostname", "#vpc/shop/net"]);

@@ -292,7 +292,7 @@ impl Host {
         &self.name
     }
 
-    fn client(&self) -> Client {
+    pub(crate) fn client(&self) -> Client {
         Client::new(self.directory.join("daemon.sock")).unwrap()
     }
 
