@@ -39,11 +39,33 @@ experiment() {
         [ -z "$(ip netns list | grep '^bl[0-9]*x' || true)" ]
 }
 
-step "Debian packages" $sudo scripts/install-debian-packages.sh
+# Programs that only tests run are installed and built while the workspace is checked, which takes no more than a compiler.
+mkdir -p "$out"
+prepare() {
+    $sudo scripts/install-debian-packages.sh || return
+    # Without these, the tests that need them are skipped below, and say why.
+    nice -n 19 scripts/install-etcd.sh || true
+    nice -n 19 scripts/install-cni.sh || true
+}
+packages() {
+    [ -z "${installed:-}" ] || return 0
+    installed=yes
+    wait "$preparing" || {
+        cat "$out/prepare.log" >&2
+        return 1
+    }
+}
+# Asks for a password, if it takes one, while somebody looks.
+$sudo true
+prepare >"$out/prepare.log" 2>&1 &
+preparing=$!
+trap 'kill "$preparing" 2>/dev/null || true' EXIT
+command -v cc >/dev/null || packages
 step "formatting" cargo fmt --all --check
 step "plain words" scripts/check-prose.sh
 step "lints" cargo clippy --workspace --all-targets --locked -- -D warnings
 step "documentation" env RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --locked
+step "Debian packages, begun above" packages
 step "tests" cargo test --workspace --locked
 alerts() {
     promtool=/var/cache/bifrost-lab/prometheus/usr/bin/promtool
@@ -54,7 +76,6 @@ step "alert rules" alerts
 # The programs that the experiments below run, alone: linking one with optimisation across crates takes up to half a minute. With the
 # benchmark: it brings dependencies of its own, and with them other features of what all share, which else were built twice.
 # They are built while the next tests wait for timeouts of stores and runtimes, at the lowest priority.
-mkdir -p "$out"
 nice -n 19 cargo build --release --workspace --locked --bin bifrostd --bin bifrostctl --bin bifrost-lab --bin bifrost-cni \
     --bin bifrost-sim --bin bifrost-cost --bench instructions >"$out/release-build.log" 2>&1 &
 release=$!
@@ -78,10 +99,16 @@ in_runtimes() {
     BIFROST_CNI_TOOLS=$tools cargo test --locked --workspace --test e2e -- cni --ignored
 }
 step "containers of runtimes: cnitool, Podman, containerd" in_runtimes
-step "fuzz: every mistake of the switch and of vhost-user ports is noticed" cargo test --locked -p bifrost-fuzz --features mutations
-# For 2,000 seeds, a build of its own as the million has (scripts/swarm.sh) would take longer than it saves. A test is
-# named as well because dependencies then have the features that they have for the tests, and are there already.
-step "swarm: build" cargo build --locked --workspace --bin bifrost-sim --test swarm --features bifrost-sim/mutations
+# Both of the following with the same features, and of the whole workspace: so dependencies are those of the tests, and what
+# has deliberate mistakes is built once.
+mistakes="--locked --workspace --features bifrost-fuzz/mutations,bifrost-sim/mutations"
+# shellcheck disable=SC2086 # a list of words
+step "fuzz: every mistake of the switch and of vhost-user ports is noticed" \
+    cargo test $mistakes --test messages --test replay --test rings
+# For 2,000 seeds, a build of its own as the million has (scripts/swarm.sh) would take longer than it saves. A test is named as
+# well, so that dependencies have the features that they have for tests.
+# shellcheck disable=SC2086 # a list of words
+step "swarm: build" cargo build $mistakes --bin bifrost-sim --test swarm
 step "swarm: 2,000 seeds" "$target/debug/bifrost-sim" swarm --seeds 0..2000 --keep "$out/swarm"
 step "swarm: every deliberate mistake is noticed" "$target/debug/bifrost-sim" mutations --seeds 0..2000
 step "swarm: 500 worlds of messages over RDMA" "$target/debug/bifrost-sim" swarm --rdm --seeds 0..500 --keep "$out/swarm"
