@@ -19,7 +19,7 @@
  * The version of this interface. It grows with what is added; what is taken away or changed
  * changes the library's name, which now ends with .so.0.
  */
-#define BIFROST_RDM_ABI 1
+#define BIFROST_RDM_ABI 2
 
 /**
  * config.provider: whatever there is.
@@ -659,6 +659,15 @@ bifrost_rdm_status bifrost_rdm_poll(const bifrost_rdm_worker *worker, int32_t *b
  * Does what there is to do, and waits for something if there is nothing. Status: TIMEOUT.
  */
 bifrost_rdm_status bifrost_rdm_wait(const bifrost_rdm_worker *worker, uint64_t timeout_us);
+
+/**
+ * Has a file choose the service: what this end sends on all connections of the worker, those that
+ * are made later, too, goes by uc or rc, as the file says. It is read now and every 100 ms
+ * while the worker is called: replace the file to move running processes. The worker needs
+ * BIFROST_RDM_SERVICE_BOTH. Status: INVALID if it has not, or the file cannot be read or says
+ * something else; if that happens later, the service stays. Since version 2.
+ */
+bifrost_rdm_status bifrost_rdm_follow(const bifrost_rdm_worker *worker, const char *path);
 
 /**
  * The descriptor on which packets come in, for poll(2) or epoll(7). When it is readable, and when

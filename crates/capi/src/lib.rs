@@ -34,7 +34,7 @@ pub use worker::*;
 
 /// The version of this interface. It grows with what is added; what is taken away or changed
 /// changes the library's name, which now ends with `.so.0`.
-pub const ABI: u32 = 1;
+pub const ABI: u32 = 2;
 
 /// `config.provider`: whatever there is.
 pub const PROVIDER_AUTO: u32 = 0;

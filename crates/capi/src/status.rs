@@ -69,6 +69,7 @@ impl From<Error> for Failed {
             Error::Send { error: SendError::Full, .. } => Status::Full,
             Error::Send { error: SendError::TooLong, .. } => Status::TooLong,
             Error::Service(_) | Error::Provider(..) => Status::Unsupported,
+            Error::Flag(_) => Status::Invalid,
             Error::Timeout(_) => Status::Timeout,
             Error::Range { .. } => Status::Range,
             Error::Failure(..) => Status::Failure,

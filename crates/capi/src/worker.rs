@@ -1,8 +1,9 @@
 //! Workers.
 
-use std::ffi::{CStr, c_char};
+use std::ffi::{CStr, OsStr, c_char};
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::AsRawFd;
+use std::os::unix::ffi::OsStrExt;
 use std::time::Duration;
 
 use bifrost_endpoint::{Worker, exposition};
@@ -153,6 +154,29 @@ pub unsafe extern "C" fn bifrost_rdm_wait(worker: *const WorkerHandle, timeout_u
             true => Ok(()),
             false => Err(Failed(Status::Timeout, "nothing happened in time".to_owned())),
         }
+    })
+}
+
+/// Has a file choose the service: what this end sends on all connections of the worker, those that
+/// are made later, too, goes by `uc` or `rc`, as the file says. It is read now and every 100 ms
+/// while the worker is called: replace the file to move running processes. The worker needs
+/// `BIFROST_RDM_SERVICE_BOTH`. Status: `INVALID` if it has not, or the file cannot be read or says
+/// something else; if that happens later, the service stays. Since version 2.
+///
+/// # Safety
+/// `worker` must be a worker, `path` a text that ends with 0.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn bifrost_rdm_follow(worker: *const WorkerHandle, path: *const c_char) -> Status {
+    run(|| {
+        // SAFETY: the caller's.
+        let worker = unsafe { get(worker, "worker") }?;
+        if path.is_null() {
+            return Err(Failed::invalid("the path is null"));
+        }
+        // SAFETY: the caller's.
+        let path = OsStr::from_bytes(unsafe { CStr::from_ptr(path) }.to_bytes());
+        worker.shared.lock()?.worker.follow(path)?;
+        Ok(())
     })
 }
 

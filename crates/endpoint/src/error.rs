@@ -52,6 +52,9 @@ pub enum Error {
     /// The connection has no queue pairs of that service.
     #[error("the connection with {0} has no queue pairs of that service: both ends must set up both")]
     Service(SocketAddr),
+    /// A file cannot choose the service.
+    #[error("the file that chooses the service: {0}")]
+    Flag(String),
     /// It took too long.
     #[error("nothing from {0} in time")]
     Timeout(SocketAddr),

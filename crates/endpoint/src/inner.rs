@@ -4,13 +4,16 @@ use std::collections::{HashMap, VecDeque};
 use std::net::{SocketAddr, TcpStream};
 use std::time::{Duration, Instant};
 
-use bifrost_rdm::{Adaptive, Class, CloseReason, ConnectionConfig, ConnectionId, MessageId, NEVER, Swift, SwiftConfig};
+use bifrost_rdm::{
+    Adaptive, Class, CloseReason, ConnectionConfig, ConnectionId, MessageId, NEVER, Service, Swift, SwiftConfig,
+};
 use bifrost_verbs::Any;
 use bifrost_wire::rdm::{Setup, SetupKind, SetupRefusal};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use crate::config::WorkerConfig;
 use crate::error::{Error, reason, refusal};
+use crate::flag::Flag;
 use crate::host::{Host, HostEvent, Limits};
 use crate::setup;
 use crate::wakers::Wakers;
@@ -27,6 +30,8 @@ pub(crate) struct Inner {
     pub(crate) woken_ns: u64,
     /// Somebody else waits on the provider's descriptor.
     pub(crate) watched: bool,
+    /// What chooses the service of all connections.
+    pub(crate) flag: Option<Flag>,
 }
 
 /// A connection, as the application sees it.
@@ -57,7 +62,7 @@ pub(crate) struct Call {
     pub(crate) waiting: Wakers,
 }
 
-/// How often streams are looked at: peers that have ended.
+/// How often streams and flags are looked at: peers that have ended, and services to be changed to.
 pub(crate) const LOOK_EVERY: Duration = Duration::from_millis(100);
 /// How often tasks that wait for a peer to connect or to answer look.
 const ACCEPT_EVERY: Duration = Duration::from_millis(5);
@@ -93,7 +98,11 @@ impl Inner {
         let now = self.host.provider().now_ns();
         let chunking = Adaptive { longest: self.config.chunk, ..Adaptive::default() };
         let (chunking, congestion) = (Box::new(chunking), Box::new(Swift::new(swift)));
-        self.host.complete(now, id, setup, config, chunking, congestion).map_err(|error| Error::Host(peer, error))
+        self.host.complete(now, id, setup, config, chunking, congestion).map_err(|error| Error::Host(peer, error))?;
+        if let Some(flag) = &self.flag {
+            self.host.switch(now, id, flag.service);
+        }
+        Ok(())
     }
 
     /// A peer's wish; `None` if it is refused.
@@ -156,12 +165,16 @@ impl Inner {
     pub(crate) fn poll(&mut self) -> Result<bool, Error> {
         let received = self.host.provider_mut().receive()?;
         let now = self.host.provider().now_ns();
+        let is_time_to_look = now.saturating_sub(self.looked_ns) >= LOOK_EVERY.as_nanos() as u64;
+        if is_time_to_look && let Some(service) = self.flag.as_mut().and_then(Flag::look) {
+            self.switch_all(now, service);
+        }
         let busy = self.host.turn(now);
         self.host.provider_mut().transmit();
         while let Some(event) = self.host.next_event() {
             self.on_event(event);
         }
-        if now.saturating_sub(self.looked_ns) >= LOOK_EVERY.as_nanos() as u64 {
+        if is_time_to_look {
             self.looked_ns = now;
             for state in self.connections.values_mut().filter(|state| state.closed.is_none()) {
                 if setup::is_gone(&state.stream) {
@@ -175,6 +188,13 @@ impl Inner {
         }
         let busy = busy || received > 0;
         Ok(busy || (self.watched && self.host.provider_mut().arm()))
+    }
+
+    /// What is sent from now on goes by `service` on all connections.
+    pub(crate) fn switch_all(&mut self, now_ns: u64, service: Service) {
+        for id in self.connections.keys() {
+            self.host.switch(now_ns, *id, service);
+        }
     }
 
     /// Does what there is to do, and waits for something if there is nothing.

@@ -135,6 +135,7 @@ mod connecting;
 mod control;
 mod endpoint;
 mod error;
+mod flag;
 mod future;
 mod host;
 mod inner;

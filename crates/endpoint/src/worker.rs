@@ -6,6 +6,7 @@ use std::future::poll_fn;
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
+use std::path::PathBuf;
 use std::pin::pin;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -13,7 +14,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll, Wake, Waker};
 use std::time::{Duration, Instant};
 
-use bifrost_rdm::{CloseReason, Counters};
+use bifrost_rdm::{CloseReason, Counters, Service};
 use bifrost_verbs::{Any, AnyError, Provider, RdmaCoreCounters, SoftConfig, SoftCounters};
 use bifrost_wire::rdm::SetupKind;
 
@@ -21,6 +22,7 @@ use crate::config::WorkerConfig;
 use crate::connecting::Connecting;
 use crate::endpoint::Endpoint;
 use crate::error::Error;
+use crate::flag::Flag;
 use crate::host::{Host, HostConfig};
 use crate::inner::{Inner, LOOK_EVERY};
 use crate::region::Region;
@@ -56,7 +58,8 @@ impl Worker {
         let host = HostConfig::new(config.connections, unpredictable());
         let host = Host::new(nic, host).map_err(|error| Error::Host(at, error))?;
         let (connections, acceptors) = (HashMap::new(), Wakers::default());
-        let inner = Inner { config, host, connections, looked_ns: 0, acceptors, woken_ns: 0, watched: false };
+        let inner =
+            Inner { config, host, connections, looked_ns: 0, acceptors, woken_ns: 0, watched: false, flag: None };
         Ok(Self { inner: Rc::new(RefCell::new(inner)) })
     }
 
@@ -156,6 +159,38 @@ impl Worker {
     #[must_use]
     pub fn access_counters(&self) -> AccessCounters {
         *self.inner.borrow().host.access_counters()
+    }
+
+    /// Has a file choose the service: what this end sends on all connections of the worker, those
+    /// that are made later, too, goes by `uc` or `rc`, as the file says. It is read now and every
+    /// 100 ms while the worker is called. So an operator moves running processes from one service
+    /// to the other by replacing a file, which should be on a local file system. Messages on their
+    /// way arrive all the same, each once and in order; [`Endpoint::switch`] holds until the file
+    /// says something else than before. What the file says now.
+    ///
+    /// # Errors
+    /// [`Error::Flag`] if the worker has not both services ([`Service::Both`]), or the file cannot
+    /// be read or says something else. If that happens later, the service stays, and
+    /// [`Worker::followed`] says why.
+    pub fn follow(&self, path: impl Into<PathBuf>) -> Result<Service, Error> {
+        let mut inner = self.inner.borrow_mut();
+        if inner.config.service != Service::Both {
+            return Err(Error::Flag("the worker has only one service: set up both".to_owned()));
+        }
+        let flag = Flag::new(path.into()).map_err(Error::Flag)?;
+        let service = flag.service;
+        inner.flag = Some(flag);
+        let now = inner.host.provider().now_ns();
+        inner.switch_all(now, service);
+        inner.push_out(now);
+        Ok(service)
+    }
+
+    /// The service that the file of [`Worker::follow`] said last, and why it could not be used when
+    /// it was last read, if it could not. `None`: no file is followed.
+    #[must_use]
+    pub fn followed(&self) -> Option<(Service, Option<String>)> {
+        self.inner.borrow().flag.as_ref().map(|flag| (flag.service, flag.problem.clone()))
     }
 
     /// Does what there is to do, without waiting. Whether there was something.

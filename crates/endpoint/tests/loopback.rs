@@ -309,6 +309,54 @@ async fn unless<T>(first: impl Future<Output = T>, second: impl Future<Output = 
 }
 
 #[test]
+fn a_file_moves_all_connections_while_they_are_used() {
+    let path = std::env::temp_dir().join(format!("bifrost-follow-{}", std::process::id()));
+    std::fs::write(&path, "rc").unwrap();
+    let followed = path.clone();
+    let (address, server) = peer(Service::Both, move |worker, first| {
+        // What the file says now counts for connections that are there.
+        assert_eq!(worker.follow(followed).unwrap(), Service::Rc);
+        assert_eq!(first.service(), Some(Service::Rc));
+        let mut services = vec![];
+        while let Ok(request) = first.next_request(LONG) {
+            first.respond(&request, request.message.to_vec()).unwrap();
+            if services.last() != Some(&first.service()) {
+                services.push(first.service());
+            }
+        }
+        services
+    });
+    let worker = Worker::new(config(Service::Both)).unwrap();
+    assert!(worker.followed().is_none());
+    assert!(matches!(worker.follow("/nonexistent"), Err(Error::Flag(_))));
+    worker.follow(&path).unwrap();
+    // And for those that are made later.
+    let endpoint = worker.connect(address, LONG).unwrap();
+    assert_eq!(endpoint.service(), Some(Service::Rc));
+    let until = Instant::now() + LONG;
+    let mut sequence = 0u64;
+    for (text, service) in [("uc", Service::Uc), ("rc", Service::Rc), ("nonsense", Service::Rc), ("uc", Service::Uc)] {
+        std::fs::write(&path, text).unwrap();
+        // The other end looks by itself, within 100 ms.
+        let seen = Instant::now() + Duration::from_millis(300);
+        while endpoint.service() != Some(service) || Instant::now() < seen {
+            assert!(Instant::now() < until, "{text}: {:?}", worker.followed());
+            sequence += 1;
+            let bytes = sequence.to_be_bytes();
+            assert_eq!(*endpoint.call(bytes.to_vec(), LONG).unwrap(), bytes);
+        }
+        let (followed, problem) = worker.followed().unwrap();
+        assert_eq!((followed, problem.is_some()), (service, text == "nonsense"));
+    }
+    drop(endpoint);
+    let services: Vec<_> = server.join().unwrap().into_iter().flatten().collect();
+    assert_eq!(services, [Service::Rc, Service::Uc, Service::Rc, Service::Uc]);
+    std::fs::remove_file(&path).unwrap();
+    // A worker that has only one service has nothing to choose.
+    assert!(matches!(Worker::new(config(Service::Uc)).unwrap().follow(&path), Err(Error::Flag(_))));
+}
+
+#[test]
 fn a_host_with_several_addresses_connects_from_the_workers() {
     let [here, there] = [2, 1].map(|last| IpAddr::from([127, 0, 0, last]));
     let worker_at = |address| Worker::new(WorkerConfig { port: 0, ..WorkerConfig::new(address) }).unwrap();

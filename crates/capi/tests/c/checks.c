@@ -7,6 +7,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #define SECOND UINT64_C(1000000)
 
@@ -166,6 +167,8 @@ static void connections(void)
     bifrost_rdm_listener *listener;
     bifrost_rdm_message message = {NULL, 0, 0}, request = {NULL, 0, 0}, stale;
     bifrost_rdm_measured_data measured;
+    char path[] = "/tmp/bifrost-checks-XXXXXX";
+    int file;
     bifrost_rdm_region *region;
     bifrost_rdm_remote remote, decoded;
     bifrost_rdm_status status;
@@ -316,6 +319,15 @@ static void connections(void)
     EXPECT(INVALID, bifrost_rdm_peer(endpoint, text, 0));
     EXPECT(INVALID, bifrost_rdm_switch(endpoint, 7));
     EXPECT(OK, bifrost_rdm_switch(endpoint, BIFROST_RDM_SERVICE_RC));
+    EXPECT(INVALID, bifrost_rdm_follow(NULL, "/dev/null"));
+    EXPECT(INVALID, bifrost_rdm_follow(one, NULL));
+    EXPECT(INVALID, bifrost_rdm_follow(one, "/nonexistent"));
+    EXPECT(INVALID, bifrost_rdm_follow(one, "/dev/null"));
+    TRUE(strstr(bifrost_rdm_last_error(), "neither `uc` nor `rc`"));
+    file = mkstemp(path);
+    TRUE(file >= 0 && write(file, "uc\n", 3) == 3 && close(file) == 0);
+    EXPECT(OK, bifrost_rdm_follow(one, path));
+    TRUE(remove(path) == 0);
 
     EXPECT(INVALID, bifrost_rdm_statistics(NULL, text, sizeof text, &count));
     EXPECT(INVALID, bifrost_rdm_statistics(one, NULL, 1, &count));
