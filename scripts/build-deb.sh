@@ -51,7 +51,7 @@ multiarch=$(dpkg-architecture -qDEB_HOST_MULTIARCH)
 cp "$BIN_DIR/libbifrost_capi.so" "$build/libbifrost_rdm.so.0"
 cp "$BIN_DIR/libbifrost_capi.a" "$build/libbifrost_rdm.a"
 cp "$BIN_DIR/libnccl_net_bifrost.so" "$build/libnccl-net-bifrost.so"
-cp crates/capi/include/bifrost_rdm.h crates/capi/examples/pingpong.c docs/RDM-LIBRARY.md docs/RDM.md "$build"
+cp crates/capi/include/bifrost_rdm.h crates/capi/examples/*.c docs/RDM-LIBRARY.md docs/RDM.md "$build"
 sed -e "s|@PREFIX@|/usr|; s|@LIBDIR@|/usr/lib/$multiarch|; s|@VERSION@|$version|" crates/capi/bifrost-rdm.pc.in \
     >"$build/bifrost-rdm.pc"
 cat >"$build/debian/changelog" <<END

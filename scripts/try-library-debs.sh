@@ -38,6 +38,8 @@ strict="-std=c11 -Wall -Wextra -pedantic -Werror"
     cc $strict $(pkg-config --cflags bifrost-rdm) "$source" -o "$root/static" "$libraries/libbifrost_rdm.a" \
         $(pkg-config --static --libs-only-l bifrost-rdm | sed 's/-lbifrost_rdm//')
 }
+# shellcheck disable=SC2046,SC2086 # lists of words
+cc $strict "${source%/*}/upgrade.c" -o "$root/upgrade" $(pkg-config --cflags bifrost-rdm) -ldl
 if LD_LIBRARY_PATH=$libraries ldd "$root/static" | grep -q bifrost; then
     echo "try-library-debs.sh: the static program needs the shared library" >&2
     exit 1

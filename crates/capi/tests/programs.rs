@@ -8,6 +8,12 @@ use std::io::{BufRead, BufReader};
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+#[path = "../../endpoint/tests/common/lossy.rs"]
+mod lossy;
+
+use lossy::{Lossy, run};
 
 const CRATE: &str = env!("CARGO_MANIFEST_DIR");
 const STRICT: [&str; 6] = ["-std=c11", "-Wall", "-Wextra", "-pedantic", "-Werror", "-O1"];
@@ -22,11 +28,12 @@ fn built(library: &str) -> PathBuf {
     path
 }
 
-fn run(command: &mut Command) -> String {
-    let output = command.output().unwrap();
-    let text = String::from_utf8_lossy(&output.stdout).into_owned();
-    assert!(output.status.success(), "{command:?}: {text}{}", String::from_utf8_lossy(&output.stderr));
-    text
+/// A program's file in `directory`, and a compiler that is told everything but libraries.
+fn compiler(directory: &Path, source: &Path) -> (PathBuf, Command) {
+    let program = directory.join(source.file_stem().unwrap());
+    let mut command = Command::new("cc");
+    command.args(STRICT).arg(format!("-I{CRATE}/include")).args([source, Path::new("-o"), &program]);
+    (program, command)
 }
 
 /// Compiles a program in `directory`, where the shared library is as it is installed.
@@ -39,11 +46,8 @@ fn compile(directory: &Path, source: impl AsRef<Path>) -> PathBuf {
     // The linker finds one name, the loader the other one, which the library itself tells.
     let _ = symlink(built("libbifrost_capi.so"), link.join("libbifrost_rdm.so"));
     let _ = symlink(built("libbifrost_capi.so"), load.join("libbifrost_rdm.so.0"));
-    let program = directory.join(source.file_stem().unwrap());
-    run(Command::new("cc")
-        .args(STRICT)
-        .arg(format!("-I{CRATE}/include"))
-        .args([&source, Path::new("-o"), &program])
+    let (program, mut compiler) = compiler(directory, &source);
+    run(compiler
         .args([&format!("-L{}", link.display()), "-lbifrost_rdm", "-lpthread"])
         .arg(format!("-Wl,-rpath,{}", load.display())));
     program
@@ -127,58 +131,54 @@ fn two_processes_talk() {
     }
 }
 
-/// Two network namespaces and a link between them that drops packets (root). Removed at the end.
-struct Lossy([String; 2]);
-
-impl Lossy {
-    fn new(one_in: u32) -> Self {
-        let names = ["a", "b"].map(|end| format!("capi-{}-{end}", std::process::id()));
-        for name in &names {
-            // What is left of a process with the same id.
-            let _ = Command::new("ip").args(["netns", "del", name]).stderr(Stdio::null()).status();
-            run(Command::new("ip").args(["netns", "add", name]));
-        }
-        let lossy = Self(names);
-        let [a, b] = &lossy.0;
-        let link = ["link", "add", "e0", "netns", a, "type", "veth", "peer", "name", "e0", "netns", b];
-        run(Command::new("ip").args(link));
-        for (n, name) in lossy.0.iter().enumerate() {
-            let address = format!("fd00:9::{}/64", n + 1);
-            run(Command::new("ip").args(["-n", name, "addr", "add", &address, "dev", "e0", "nodad"]));
-            run(Command::new("ip").args(["-n", name, "link", "set", "e0", "up"]));
-            // One packet, one decision: without offloads.
-            let off = ["gso", "off", "tso", "off", "gro", "off", "tx-udp-segmentation", "off"];
-            run(lossy.command(n, "ethtool").args(["-K", "e0"]).args(off));
-            let table = "table inet t { chain c { type filter hook input priority 0; }; }";
-            run(lossy.command(n, "nft").arg(table));
-            let rule = format!("add rule inet t c meta l4proto udp numgen random mod {one_in} 0 counter drop");
-            run(lossy.command(n, "nft").arg(rule));
-        }
-        lossy
-    }
-
-    fn command(&self, end: usize, program: impl AsRef<Path>) -> Command {
-        let mut command = Command::new("ip");
-        command.args(["netns", "exec", &self.0[end]]).arg(program.as_ref());
-        command
-    }
-}
-
-impl Drop for Lossy {
-    fn drop(&mut self) {
-        for name in &self.0 {
-            let _ = Command::new("ip").args(["netns", "del", name]).status();
-        }
-    }
-}
-
 #[test]
 fn nothing_is_lost_where_packets_are() {
     let directory = tempfile::tempdir().unwrap();
     let program = compile(directory.path(), "examples/pingpong.c");
-    let lossy = Lossy::new(64);
+    let lossy = Lossy::new("capi", 1500, 64);
     let told =
         pingpong(lossy.command(1, &program), lossy.command(0, &program), ["fd00:9::1", "fd00:9::2"], "100", "200000");
     let lost = told.lines().find_map(|line| line.strip_prefix("lost and sent again: ")).unwrap();
     assert!(lost.parse::<u64>().unwrap() > 50, "{told}");
+}
+
+#[test]
+fn calls_move_between_two_libraries_of_a_process() {
+    let directory = tempfile::tempdir().unwrap();
+    let (program, mut compiler) = compiler(directory.path(), &Path::new(CRATE).join("examples/upgrade.c"));
+    run(compiler.arg("-ldl"));
+    // Another file is another library to the loader, with memory of its own.
+    let libraries = ["old.so", "new.so"].map(|name| directory.path().join(name));
+    for library in &libraries {
+        fs::copy(built("libbifrost_capi.so"), library).unwrap();
+    }
+    let lossy = Lossy::new("capi2", 1500, 256);
+    let mut server = lossy.command(1, &program);
+    let mut server =
+        Running(server.arg("serve").args(&libraries).arg("fd00:9::2").stdout(Stdio::piped()).spawn().unwrap());
+    let mut served = BufReader::new(server.0.stdout.take().unwrap()).lines().map(|line| line.unwrap());
+    let ports = served.next().unwrap();
+    let mut client = lossy.command(0, &program);
+    client.arg("ask").args(&libraries).args(["fd00:9::1", "fd00:9::2"]).args(ports.split_whitespace());
+    let mut client = Running(client.args(["3", "8192"]).stdout(Stdio::piped()).spawn().unwrap());
+    let mut asked = BufReader::new(client.0.stdout.take().unwrap()).lines().map(|line| line.unwrap());
+    assert_eq!(asked.next().unwrap(), "connected");
+    for _ in 0..2 {
+        std::thread::sleep(Duration::from_millis(500));
+        // `ip netns exec` becomes the program: its process is the child.
+        run(Command::new("kill").args(["-USR1", &client.0.id().to_string()]));
+    }
+    let told = asked.next().unwrap();
+    let number = |text: &str, before: &str| -> u64 {
+        let (_, after) = text.split_once(before).unwrap();
+        after.split(|c: char| !c.is_ascii_digit()).next().unwrap().parse().unwrap()
+    };
+    let (all, first, second) = (number(&told, ""), number(&told, "first library "), number(&told, "second "));
+    assert!(first > 0 && second > 0 && first + second == all && told.contains("moved 2 times"), "{told}");
+    assert!(client.0.wait().unwrap().success());
+    assert_eq!(served.next().unwrap(), format!("{all} requests, 0 of them twice"));
+    assert!(server.0.wait().unwrap().success());
+    // One file is one library, however often it is loaded.
+    let same = Command::new(&program).arg("serve").args([&libraries[0], &libraries[0]]).arg("::1").output().unwrap();
+    assert!(String::from_utf8_lossy(&same.stderr).contains("both are the same library"), "{same:?}");
 }

@@ -6,12 +6,12 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-const CRATE: &str = env!("CARGO_MANIFEST_DIR");
+#[path = "../../endpoint/tests/common/lossy.rs"]
+mod lossy;
 
-fn run(command: &mut Command) {
-    let output = command.output().unwrap();
-    assert!(output.status.success(), "{command:?}: {}", String::from_utf8_lossy(&output.stderr));
-}
+use lossy::{Lossy, run};
+
+const CRATE: &str = env!("CARGO_MANIFEST_DIR");
 
 /// The driver, compiled, and the plugin, where cargo has put it: beside this test.
 fn driver(directory: &Path) -> (PathBuf, PathBuf) {
@@ -92,63 +92,10 @@ fn a_rank_that_dies_is_reported() {
     assert!(killed.elapsed() < Duration::from_secs(30), "{:?}", killed.elapsed());
 }
 
-/// Two network namespaces and a link between them that drops packets (root). Removed at the end.
-struct Lossy([String; 2]);
-
-impl Lossy {
-    fn new(one_in: u32) -> Self {
-        let names = ["a", "b"].map(|end| format!("nccl-{}-{end}", std::process::id()));
-        for name in &names {
-            // What is left of a process with the same id.
-            let _ = Command::new("ip").args(["netns", "del", name]).stderr(Stdio::null()).status();
-            run(Command::new("ip").args(["netns", "add", name]));
-        }
-        let lossy = Self(names);
-        let [a, b] = &lossy.0;
-        let link = ["link", "add", "e0", "netns", a, "type", "veth", "peer", "name", "e0", "netns", b];
-        run(Command::new("ip").args(link));
-        for (n, name) in lossy.0.iter().enumerate() {
-            let address = format!("fd00:9::{}/64", n + 1);
-            run(Command::new("ip").args(["-n", name, "addr", "add", &address, "dev", "e0", "nodad"]));
-            run(Command::new("ip").args(["-n", name, "link", "set", "e0", "up"]));
-            // One packet, one decision: without offloads.
-            let off = ["gso", "off", "tso", "off", "gro", "off", "tx-udp-segmentation", "off"];
-            run(lossy.command(n, "ethtool").args(["-K", "e0"]).args(off));
-            let table = "table inet t { chain c { type filter hook input priority 0; }; }";
-            run(lossy.command(n, "nft").arg(table));
-            let rule = format!("add rule inet t c meta l4proto udp numgen random mod {one_in} 0 counter drop");
-            run(lossy.command(n, "nft").arg(rule));
-        }
-        lossy
-    }
-
-    fn command(&self, end: usize, program: impl AsRef<Path>) -> Command {
-        let mut command = Command::new("ip");
-        command.args(["netns", "exec", &self.0[end]]).arg(program.as_ref());
-        command
-    }
-
-    /// Packets that were dropped at an end.
-    fn dropped(&self, end: usize) -> u64 {
-        let output = self.command(end, "nft").args(["list", "table", "inet", "t"]).output().unwrap();
-        let text = String::from_utf8_lossy(&output.stdout).into_owned();
-        let (_, after) = text.split_once("counter packets ").unwrap();
-        after.split(' ').next().unwrap().parse().unwrap()
-    }
-}
-
-impl Drop for Lossy {
-    fn drop(&mut self) {
-        for name in &self.0 {
-            let _ = Command::new("ip").args(["netns", "del", name]).status();
-        }
-    }
-}
-
 #[test]
 fn one_packet_in_256_may_be_lost() {
     let directory = tempfile::tempdir().unwrap();
-    let lossy = Lossy::new(256);
+    let lossy = Lossy::new("nccl", 1500, 256);
     // Without a list of addresses: the device is found.
     both(directory.path(), 11, 40, |rank, program| lossy.command(rank, program));
     assert!(lossy.dropped(0) > 50 && lossy.dropped(1) > 50, "{} {}", lossy.dropped(0), lossy.dropped(1));

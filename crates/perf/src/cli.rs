@@ -1,5 +1,6 @@
 //! The command line: option names are perftest's, where there is one.
 
+use std::fmt::Display;
 use std::net::{IpAddr, Ipv6Addr, SocketAddr, ToSocketAddrs};
 use std::path::PathBuf;
 use std::time::Duration;
@@ -7,9 +8,10 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use bifrost_endpoint::{Choice, Order, Service, Worker, WorkerConfig};
 use clap::{Args, Parser, Subcommand, ValueEnum};
+use serde::Serialize;
 
 use crate::plan::{Plan, Test};
-use crate::{bandwidth, latency, server, stats, tcp};
+use crate::{bandwidth, latency, numbered, server, stats, tcp, upgrade};
 
 /// Measures bandwidth and latency of messages between two hosts.
 ///
@@ -22,7 +24,9 @@ use crate::{bandwidth, latency, server, stats, tcp};
   bifrost-perf server -b fd00::2
   bifrost-perf bw fd00::2 -b fd00::1 -s 1048576 -D 10     one-way bandwidth of 1 MiB messages for 10 s
   bifrost-perf lat fd00::2 -b fd00::1 -s 32768 -n 10000   times of 10,000 calls of 32 KiB, answered with as much
-  bifrost-perf lat fd00::2 --tcp -s 32768 -n 10000        the same calls over TCP"
+  bifrost-perf lat fd00::2 --tcp -s 32768 -n 10000        the same calls over TCP
+  bifrost-perf server -b fd00::2 -c both --follow FILE --in-order
+  bifrost-perf upgrade fd00::2 -b fd00::1 --follow FILE   calls at a steady rate, while `echo rc >FILE` changes their service"
 )]
 pub(crate) struct Cli {
     #[command(subcommand)]
@@ -37,6 +41,9 @@ enum Command {
     Bw(ClientArgs),
     /// Latency of calls: a request and a response of the same size.
     Lat(ClientArgs),
+    /// Calls at a steady rate, while a file has running processes change their service: what is lost or out of order, and how
+    /// throughput deviates.
+    Upgrade(UpgradeArgs),
 }
 
 #[derive(Debug, Args)]
@@ -82,6 +89,29 @@ struct ClientArgs {
     json: bool,
 }
 
+#[derive(Debug, Args)]
+struct UpgradeArgs {
+    /// The server: a name or an address. It has the same --follow, or another file, and --in-order.
+    host: String,
+    #[command(flatten)]
+    common: Common,
+    /// Bytes of a request, and of its response.
+    #[arg(short, long, default_value_t = 32_768, value_parser = clap::value_parser!(u32).range(numbered::SHORTEST as i64..=16 << 20))]
+    size: u32,
+    /// Calls a second that are begun, whether earlier ones are answered or not; 900 are open at most.
+    #[arg(long, default_value_t = 1000, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
+    rate: u32,
+    /// Seconds.
+    #[arg(short = 'D', long, default_value_t = 20, value_parser = clap::value_parser!(u32).range(1..=86_400))]
+    duration: u32,
+    /// Throughput is that of windows of so many ms.
+    #[arg(long, default_value_t = 1000, value_parser = clap::value_parser!(u32).range(100..=60_000))]
+    window_ms: u32,
+    /// One JSON object instead of text.
+    #[arg(long)]
+    json: bool,
+}
+
 #[derive(Clone, Debug, Args)]
 struct Common {
     /// The local address to bind; for a server also where it listens. IPv6 is faster: see docs/RDM.md.
@@ -113,6 +143,12 @@ struct Common {
     /// Transport service; both ends need the same.
     #[arg(short, long, value_enum, default_value_t = Connection::Uc, ignore_case = true)]
     connection: Connection,
+    /// Send by the service that a file says, `uc` or `rc`, and change when it says the other one: needs --connection both.
+    #[arg(long, value_name = "FILE")]
+    follow: Option<PathBuf>,
+    /// Deliver messages in the order in which they were sent, and not as they are complete.
+    #[arg(long)]
+    in_order: bool,
 }
 
 use clap::builder::TypedValueParser;
@@ -133,12 +169,12 @@ enum Connection {
     Uc,
     /// Reliable connections: the NIC repeats, and software behind it.
     Rc,
-    /// Both in one connection: unreliable at first, and --switch-every changes that.
+    /// Both in one connection: unreliable at first, and --switch-every or --follow changes that.
     Both,
 }
 
 impl Common {
-    fn worker(&self, order: Order) -> Result<Worker> {
+    fn worker(&self) -> Result<Worker> {
         let mut config = WorkerConfig::new(self.bind);
         config.provider = match self.provider {
             Provider::Auto => Choice::Auto,
@@ -148,28 +184,44 @@ impl Common {
         config.port = self.roce_port;
         config.chunk = self.chunk;
         config.mtu = self.mtu;
-        config.order = order;
+        config.order = if self.in_order { Order::Sent } else { Order::Complete };
         config.spin = Duration::from_micros(self.spin);
         config.service = match self.connection {
             Connection::Uc => Service::Uc,
             Connection::Rc => Service::Rc,
             Connection::Both => Service::Both,
         };
-        Ok(Worker::new(config)?)
+        let worker = Worker::new(config)?;
+        if let Some(path) = &self.follow {
+            worker.follow(path)?;
+        }
+        Ok(worker)
+    }
+
+    /// The server's address, of the family of --bind.
+    fn peer(&self, host: &str) -> Result<SocketAddr> {
+        let all = (host, self.port).to_socket_addrs().with_context(|| format!("{host}: no such host"))?;
+        { all }
+            .find(|at| at.is_ipv4() == self.bind.is_ipv4())
+            .with_context(|| format!("{host} has no address of the family of {} (--bind)", self.bind))
     }
 }
+
+/// How long it may take to connect.
+const SETUP: Duration = Duration::from_secs(5);
 
 impl Cli {
     pub(crate) fn run(self) -> Result<()> {
         match self.command {
             Command::Server(args) => {
-                let worker = args.common.worker(Order::Complete)?;
+                let worker = args.common.worker()?;
                 eprintln!("{}", worker.provider());
                 let at = SocketAddr::new(args.common.bind, args.common.port);
                 server::run(&worker, at, args.clients, args.common.stats.as_deref())
             }
             Command::Bw(args) => args.run(Test::Bandwidth),
             Command::Lat(args) => args.run(Test::Latency),
+            Command::Upgrade(args) => args.run(),
         }
     }
 }
@@ -191,18 +243,12 @@ impl ClientArgs {
             seconds: self.duration.unwrap_or(f64::MAX),
             switch_every: self.switch_every.map(Duration::from_millis),
         };
-        let port = self.common.port;
-        let peer =
-            (self.host.as_str(), port).to_socket_addrs().with_context(|| format!("{}: no such host", self.host))?;
-        let family = |at: &SocketAddr| at.is_ipv4() == self.common.bind.is_ipv4();
-        let peer = { peer }
-            .find(family)
-            .with_context(|| format!("{} has no address of the family of {} (--bind)", self.host, self.common.bind))?;
+        let peer = self.common.peer(&self.host)?;
         let report = if self.tcp {
-            tcp::run(SocketAddr::new(peer.ip(), port.wrapping_add(1)), &plan)?
+            tcp::run(SocketAddr::new(peer.ip(), peer.port().wrapping_add(1)), &plan)?
         } else {
-            let worker = self.common.worker(Order::Complete)?;
-            let endpoint = worker.connect(peer, Duration::from_secs(5))?;
+            let worker = self.common.worker()?;
+            let endpoint = worker.connect(peer, SETUP)?;
             let report = match test {
                 Test::Bandwidth => bandwidth::run(&worker, &endpoint, &plan)?,
                 Test::Latency => latency::run(&worker, &endpoint, &plan)?,
@@ -210,11 +256,35 @@ impl ClientArgs {
             stats::write(&worker, self.common.stats.as_deref())?;
             report
         };
-        if self.json {
-            println!("{}", serde_json::to_string(&report)?);
-        } else {
-            print!("{report}");
-        }
-        Ok(())
+        print(&report, self.json)
     }
+}
+
+impl UpgradeArgs {
+    fn run(mut self) -> Result<()> {
+        ensure!(self.common.follow.is_some(), "upgrade needs --follow: the file that says when to change");
+        self.common.connection = Connection::Both;
+        self.common.in_order = true;
+        let load = upgrade::Load {
+            size: self.size as usize,
+            rate: f64::from(self.rate),
+            duration: Duration::from_secs(self.duration.into()),
+            window: Duration::from_millis(self.window_ms.into()),
+        };
+        let worker = self.common.worker()?;
+        let endpoint = worker.connect(self.common.peer(&self.host)?, SETUP)?;
+        let report = upgrade::run(&worker, &endpoint, &load)?;
+        stats::write(&worker, self.common.stats.as_deref())?;
+        print(&report, self.json)
+    }
+}
+
+/// Prints a report, as text or as JSON.
+fn print(report: &(impl Display + Serialize), json: bool) -> Result<()> {
+    if json {
+        println!("{}", serde_json::to_string(report)?);
+    } else {
+        print!("{report}");
+    }
+    Ok(())
 }

@@ -5,11 +5,13 @@
 mod bandwidth;
 mod cli;
 mod latency;
+mod numbered;
 mod plan;
 mod report;
 mod server;
 mod stats;
 mod tcp;
+mod upgrade;
 
 use std::process::ExitCode;
 

@@ -7,7 +7,7 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use bifrost_endpoint::{Endpoint, Error, Worker};
 
-use crate::{stats, tcp};
+use crate::{numbered, stats, tcp};
 
 /// Serves clients until `clients` have gone, or forever. Writes statistics when one has gone.
 pub(crate) fn run(worker: &Worker, at: SocketAddr, clients: u32, statistics: Option<&Path>) -> Result<()> {
@@ -16,14 +16,16 @@ pub(crate) fn run(worker: &Worker, at: SocketAddr, clients: u32, statistics: Opt
     let plain = TcpListener::bind(plain).with_context(|| format!("cannot bind {plain} for --tcp"))?;
     std::thread::Builder::new().name("tcp".to_owned()).spawn(move || tcp::serve(&plain))?;
     eprintln!("listening at {at}");
-    let mut endpoints: Vec<Endpoint> = Vec::new();
+    // With the numbered calls of each.
+    let mut endpoints: Vec<(Endpoint, u64)> = Vec::new();
+    let mut followed = worker.followed();
     let (mut gone, mut written) = (0, 0);
     loop {
         if let Some(endpoint) = worker.try_accept(&mut listener)? {
             eprintln!("{} has connected", endpoint.peer());
-            endpoints.push(endpoint);
+            endpoints.push((endpoint, 0));
         }
-        endpoints.retain(|endpoint| match serve(endpoint) {
+        endpoints.retain_mut(|(endpoint, counted)| match serve(endpoint, counted) {
             Ok(()) => true,
             Err(error) => {
                 eprintln!("{error}");
@@ -31,6 +33,15 @@ pub(crate) fn run(worker: &Worker, at: SocketAddr, clients: u32, statistics: Opt
                 false
             }
         });
+        let now = worker.followed();
+        if now != followed {
+            followed = now;
+            match &followed {
+                Some((_, Some(problem))) => eprintln!("--follow: {problem}; the service stays"),
+                Some((service, None)) => eprintln!("sending by {service:?}"),
+                None => {}
+            }
+        }
         if gone > written {
             written = gone;
             stats::write(worker, statistics)?;
@@ -42,11 +53,12 @@ pub(crate) fn run(worker: &Worker, at: SocketAddr, clients: u32, statistics: Opt
     }
 }
 
-fn serve(endpoint: &Endpoint) -> Result<(), Error> {
+fn serve(endpoint: &Endpoint, counted: &mut u64) -> Result<(), Error> {
     while endpoint.try_recv()?.is_some() {}
     while let Some(request) = endpoint.try_request()? {
         let mut response = endpoint.buffer(request.message.len());
         response.copy_from_slice(&request.message);
+        numbered::answer(&mut response, counted);
         match endpoint.respond(&request, response) {
             Ok(_) => {}
             // The client has more calls open than may be: it gets no answer, and sees that as a timeout.

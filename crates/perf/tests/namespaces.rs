@@ -7,47 +7,22 @@ use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
-/// Two namespaces and a pair of veth devices between them, removed at the end. The names have the process in them, so that
-/// two runs do not meet; what a crash leaves is removed by the next run of a process with the same id, or by a reboot.
-struct Network {
-    names: [String; 2],
-}
+#[path = "../../endpoint/tests/common/lossy.rs"]
+mod lossy;
+
+use lossy::Lossy;
+
+/// Two ends of a link; one serves, and the other one measures.
+struct Network(Lossy);
 
 impl Network {
-    /// Packets of both directions are lost one in `one_in`; 0: none.
     fn new(test: &str, mtu: u32, one_in: u32) -> Self {
-        let names = ["a", "b"].map(|end| format!("perf-{test}-{}-{end}", std::process::id()));
-        for name in &names {
-            // What is left of a process with the same id.
-            let _ = Command::new("ip").args(["netns", "del", name]).stderr(Stdio::null()).status();
-            run("ip", &["netns", "add", name]);
-        }
-        let network = Self { names };
-        let [a, b] = &network.names;
-        run("ip", &["link", "add", "e0", "netns", a, "type", "veth", "peer", "name", "e0", "netns", b]);
-        for (n, name) in network.names.iter().enumerate() {
-            for (family, bits) in [("fd00:9::", 64), ("10.9.0.", 24)] {
-                let address = format!("{family}{}/{bits}", n + 1);
-                let flags: &[&str] = if bits == 64 { &["nodad"] } else { &[] };
-                run("ip", &[&["-n", name, "addr", "add", &address, "dev", "e0"], flags].concat());
-            }
-            run("ip", &["-n", name, "link", "set", "e0", "mtu", &mtu.to_string(), "up"]);
-            // One packet, one decision: without offloads.
-            run("ip", &["netns", "exec", name, "ethtool", "-K", "e0", "gso", "off", "tso", "off", "gro", "off"]);
-            run("ip", &["netns", "exec", name, "ethtool", "-K", "e0", "tx-udp-segmentation", "off"]);
-            if one_in > 0 {
-                let rules = "table inet t { chain c { type filter hook input priority 0; }; }";
-                run("ip", &["netns", "exec", name, "nft", rules]);
-                let rule = format!("add rule inet t c meta l4proto udp numgen random mod {one_in} 0 counter drop");
-                run("ip", &["netns", "exec", name, "nft", &rule]);
-            }
-        }
-        network
+        Self(Lossy::new(&format!("perf-{test}"), mtu, one_in))
     }
 
     fn command(&self, end: usize, args: &[&str]) -> Command {
-        let mut command = Command::new("ip");
-        command.args(["netns", "exec", &self.names[end], env!("CARGO_BIN_EXE_bifrost-perf")]).args(args);
+        let mut command = self.0.command(end, env!("CARGO_BIN_EXE_bifrost-perf"));
+        command.args(args);
         command
     }
 
@@ -56,10 +31,7 @@ impl Network {
         let child = command.stdin(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
         let server = Server(child);
         // Until it listens for both.
-        let listening = || {
-            let output = Command::new("ip").args(["netns", "exec", &self.names[1], "ss", "-Htln"]).output().unwrap();
-            String::from_utf8_lossy(&output.stdout).contains(":18516")
-        };
+        let listening = || lossy::run(self.0.command(1, "ss").arg("-Htln")).contains(":18516");
         let until = Instant::now() + Duration::from_secs(10);
         while !listening() {
             assert!(Instant::now() < until, "the server does not listen");
@@ -75,14 +47,6 @@ impl Network {
     }
 }
 
-impl Drop for Network {
-    fn drop(&mut self) {
-        for name in &self.names {
-            let _ = Command::new("ip").args(["netns", "del", name]).status();
-        }
-    }
-}
-
 struct Server(Child);
 
 impl Drop for Server {
@@ -90,11 +54,6 @@ impl Drop for Server {
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
-}
-
-fn run(program: &str, args: &[&str]) {
-    let output = Command::new(program).args(args).output().unwrap();
-    assert!(output.status.success(), "{program} {args:?}: {}", String::from_utf8_lossy(&output.stderr));
 }
 
 #[test]
@@ -164,4 +123,45 @@ fn ipv4_and_other_ports_work_too() {
     let output = network.command(0, &common).output().unwrap();
     let error = String::from_utf8_lossy(&output.stderr);
     assert!(!output.status.success() && error.contains("cannot set up a connection with 10.9.0.2"), "{error}");
+}
+
+#[test]
+fn running_processes_change_their_service_by_a_file() {
+    let network = Network::new("up", 4200, 256);
+    let directory = std::env::temp_dir().join(format!("perf-upgrade-{}", std::process::id()));
+    std::fs::create_dir_all(&directory).unwrap();
+    let path = directory.join("service").into_os_string().into_string().unwrap();
+    let say = |text: &str| {
+        // As `mv` does: no reader sees half of it.
+        std::fs::write(directory.join("new"), text).unwrap();
+        std::fs::rename(directory.join("new"), &path).unwrap();
+    };
+    say("rc");
+    let both = ["-c", "both", "--follow", &path, "-m", "4096"];
+    let served = directory.join("served").into_os_string().into_string().unwrap();
+    let server = network.serve(&[&["server", "-b", "fd00:9::2", "--in-order", "--stats", &served], &both[..]].concat());
+    let load = ["upgrade", "fd00:9::2", "-b", "fd00:9::1", "-D", "4", "--rate", "500", "--window-ms", "500", "--json"];
+    let client = network.command(0, &[&load[..], &both].concat()).stdout(Stdio::piped()).spawn().unwrap();
+    for text in ["uc", "rc", "uc"] {
+        std::thread::sleep(Duration::from_millis(1200));
+        say(text);
+    }
+    let output = client.wait_with_output().unwrap();
+    assert!(output.status.success());
+    let report: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!((&report["lost"], &report["out_of_order"]), (&0.into(), &0.into()), "{report}");
+    assert!(report["calls"].as_u64() > Some(1000) && report["windows"].as_array().unwrap().len() == 8, "{report}");
+    let changes: Vec<_> = report["changes"].as_array().unwrap().iter().map(|change| &change["service"]).collect();
+    assert_eq!(changes, ["uc", "rc", "uc"], "{report}");
+    assert!(report["engine"]["lost"].as_u64() > Some(0), "{report}");
+    // The server has followed, too.
+    let until = Instant::now() + Duration::from_secs(10);
+    while statistic(&served, "switches") < Some(4) {
+        assert!(Instant::now() < until, "{:?}", std::fs::read_to_string(&served));
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    drop(server);
+    std::fs::remove_dir_all(&directory).unwrap();
+    let output = network.command(0, &["upgrade", "fd00:9::2"]).output().unwrap();
+    assert!(String::from_utf8_lossy(&output.stderr).contains("needs --follow"));
 }
