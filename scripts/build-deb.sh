@@ -36,11 +36,13 @@ cp -R packaging/debian "$build/debian"
 cp packaging/bifrostd.service "$build/debian/bifrost.bifrostd.service"
 cp packaging/bifrostd.toml packaging/wireshark/bifrost.lua docs/OPERATIONS.md docs/COUNTERS.md docs/PROTOCOL.md "$build"
 cp -R docs/operations packaging/prometheus packaging/grafana "$build"
-for program in bifrostd bifrostctl bifrost-cni bifrost-agent bifrost-relay bifrost-nicd bifrost-gw; do
+for program in bifrostd bifrostctl bifrost-cni bifrost-agent bifrost-relay bifrost-nicd bifrost-gw \
+    bifrost-gw-console; do
     cp "$BIN_DIR/$program" "$build"
 done
 cp packaging/bifrost-agent.service packaging/bifrost-relay.service "$build/debian"
 cp packaging/gateway/bifrost-nicd.service "$build/debian/bifrost-gateway.bifrost-nicd.service"
+cp packaging/gateway/bifrost-gw-console.service "$build/debian/bifrost-gateway.bifrost-gw-console.service"
 cp packaging/agent.env packaging/relay.env "$build"
 cp packaging/gateway/nicd.toml packaging/gateway/vpc.toml packaging/gateway/kubernetes.yaml \
     packaging/gateway/bifrost-gw@.container "$build"

@@ -32,6 +32,7 @@ mod list;
 pub mod metrics;
 mod routes;
 mod socket;
+pub mod web;
 
 use std::io;
 use std::net::{SocketAddr, TcpListener};

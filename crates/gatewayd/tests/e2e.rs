@@ -4,6 +4,7 @@
 #![allow(clippy::unwrap_used, missing_docs)]
 
 mod bgp;
+mod console;
 mod podman;
 mod world;
 

@@ -1,86 +1,18 @@
-// The console: shows what the relay's API says, and changes nothing. Names and texts come from users and hosts: they are only
-// ever set as text, never as HTML.
-"use strict";
+// The relay's console: shows what its API says, and changes nothing.
 
-const POLL_MS = 2000;
+import { ago, ask, curves, el, filtered, link, run, section, table } from "./base.js";
+
 const KEPT_SAMPLES = 300;
-const MAX_ROWS = 500;
 const MAX_PORTS = 5000;
-
 const KINDS = {
   project: "projects", vpc: "networks (VPCs)", subnet: "subnets", address_set: "address sets", security_group: "security groups",
   port: "ports", peering: "peerings",
 };
 
-const now = { status: null, hosts: [], overview: null, error: null };
+const now = { status: null, hosts: [], overview: null };
 const history = [];
-const filters = new Map();
-
-// ---- Elements ----------------------------------------------------------------------------------------------------------------
-
-/** An element with attributes and children. Strings and numbers become text; null children are left out. */
-function el(tag, attributes = {}, ...children) {
-  const element = document.createElement(tag);
-  for (const [name, value] of Object.entries(attributes)) {
-    if (name.startsWith("on")) element.addEventListener(name.slice(2), value);
-    else if (value !== null && value !== undefined) element.setAttribute(name, value);
-  }
-  element.append(...children.flat(Infinity).filter((child) => child !== null && child !== undefined).map(asNode));
-  return element;
-}
-
-function asNode(child) {
-  return child instanceof Node ? child : document.createTextNode(String(child));
-}
-
-function svg(tag, attributes = {}, ...children) {
-  const element = document.createElementNS("http://www.w3.org/2000/svg", tag);
-  for (const [name, value] of Object.entries(attributes)) element.setAttribute(name, value);
-  element.append(...children);
-  return element;
-}
-
-function section(title, ...children) {
-  return [el("h2", {}, title), el("section", {}, ...children)];
-}
-
-function table(columns, rows) {
-  const heads = columns.map(([title, kind]) => el("th", { scope: "col", class: kind }, title));
-  const cells = (row) => row.map((cell, i) => el("td", { class: columns[i][1] }, cell));
-  const body = rows.slice(0, MAX_ROWS).map((row) => el("tr", {}, cells(row)));
-  const rest = rows.length > MAX_ROWS ? el("p", { class: "faint" }, `${rows.length - MAX_ROWS} more; use the filter`) : null;
-  return el("div", { class: "scroll" }, el("table", {}, el("thead", {}, el("tr", {}, heads)), el("tbody", {}, body)), rest);
-}
-
-function link(key, text = key) {
-  return el("a", { href: "#" + encodeURI(key) }, text);
-}
-
-/** A field that filters what `draw` shows: it gets a function that says whether a text matches. */
-function filtered(name, label, draw) {
-  const out = el("div");
-  const show = () => {
-    const wanted = (filters.get(name) ?? "").toLowerCase();
-    out.replaceChildren(draw((text) => text.toLowerCase().includes(wanted)));
-  };
-  const field = el("input", {
-    type: "search", placeholder: label, "aria-label": label, value: filters.get(name) ?? "",
-    oninput: (event) => { filters.set(name, event.target.value); show(); },
-  });
-  field.dataset.keep = name;
-  show();
-  return [field, out];
-}
 
 // ---- The API -----------------------------------------------------------------------------------------------------------------
-
-async function ask(path, query = {}) {
-  const parameters = new URLSearchParams(Object.entries(query).filter(([, value]) => value !== null && value !== undefined));
-  const response = await fetch(`v1/${path}?${parameters}`, { cache: "no-store" });
-  const body = await response.json();
-  if (!response.ok) throw new Error(body.error?.what ?? response.statusText);
-  return body;
-}
 
 /** Objects of a kind and project, page by page, at most `most`. */
 async function objects(kind, project, most = MAX_PORTS) {
@@ -126,14 +58,6 @@ function alarms() {
   return list;
 }
 
-function ago(ms) {
-  if (!ms) return "never";
-  const s = Math.max(0, Math.round((Date.now() - ms) / 1000));
-  if (s < 120) return `${s} s ago`;
-  if (s < 7200) return `${Math.round(s / 60)} min ago`;
-  return new Date(ms).toISOString().replace("T", " ").slice(0, 16) + " UTC";
-}
-
 // ---- Views -------------------------------------------------------------------------------------------------------------------
 
 function overviewView() {
@@ -158,18 +82,13 @@ function overviewView() {
 
 /** How many hosts were in sync in the last minutes, as this page has seen it. */
 function historyView() {
-  const most = Math.max(1, ...history.map((sample) => sample.known));
-  const x = (i) => (i / Math.max(1, KEPT_SAMPLES - 1)) * 1000;
-  const y = (n) => 95 - (n / most) * 90;
-  const path = (of) => svg("path", {
-    d: history.map((sample, i) => `${i ? "L" : "M"}${x(i).toFixed(1)},${y(sample[of]).toFixed(1)}`).join(" "), class: of,
-  });
   const latest = history.at(-1);
   const text = latest ? `${latest.inSync} of ${latest.known} hosts have every change that concerns them` : "no samples yet";
+  const most = Math.max(1, ...history.map((sample) => sample.known));
+  const lines = [["known", history.map((sample) => sample.known)], ["inSync", history.map((sample) => sample.inSync)]];
   return [
-    svg("svg", { class: "history", viewBox: "0 0 1000 100", preserveAspectRatio: "none", role: "img", "aria-label": text },
-      path("known"), path("inSync")),
-    el("p", { class: "faint" }, `Hosts in sync (of known hosts) while this page was open, up to ${KEPT_SAMPLES * POLL_MS / 60000} min. ${text}.`),
+    curves(text, KEPT_SAMPLES, most, lines),
+    el("p", { class: "faint" }, `Hosts in sync (of known hosts) while this page was open, up to 10 min. ${text}.`),
   ];
 }
 
@@ -332,8 +251,7 @@ async function portView(key) {
 
 // ---- The loop ----------------------------------------------------------------------------------------------------------------
 
-async function view() {
-  const hash = decodeURI(location.hash.slice(1));
+function view(hash) {
   if (hash === "hosts") return hostsView();
   if (hash === "networks") return networksView();
   if (hash.startsWith("host/")) return hostView(hash.slice(5));
@@ -342,50 +260,17 @@ async function view() {
   return overviewView();
 }
 
-let drawing = 0;
-
-async function draw() {
-  const number = ++drawing;
-  let content;
-  try {
-    content = await view();
-  } catch (error) {
-    content = section("Error", el("p", { class: "bad" }, error.message));
-  }
-  // A later one has begun meanwhile.
-  if (number !== drawing) return;
-  const main = document.getElementById("view");
-  const field = document.activeElement?.dataset?.keep;
-  main.replaceChildren(...content.flat(Infinity).filter((child) => child !== null).map(asNode));
-  if (field) main.querySelector(`[data-keep="${CSS.escape(field)}"]`)?.focus();
+async function load() {
+  const before = JSON.stringify([now.status?.revision, now.hosts]);
+  [now.status, now.hosts] = await Promise.all([ask("status"), ask("hosts")]);
+  if (now.overview?.revision !== now.status.revision) now.overview = await ask("overview");
+  history.push({ known: now.status.hosts.known, inSync: now.status.hosts.in_sync });
+  if (history.length > KEPT_SAMPLES) history.shift();
+  return location.hash.length <= 1 || before !== JSON.stringify([now.status.revision, now.hosts]);
 }
 
-function showRelay() {
-  const relay = document.getElementById("relay");
-  const { status, error } = now;
-  relay.className = error ? "bad" : "";
-  relay.textContent = error ? `The relay does not answer: ${error}`
-    : `relay ${status.version}, ${status.store.split(":")[0]} store, revision ${status.revision}`;
+function headline() {
+  return `relay ${now.status.version}, ${now.status.store.split(":")[0]} store, revision ${now.status.revision}`;
 }
 
-async function poll() {
-  const before = JSON.stringify([now.status?.revision, now.hosts, now.error]);
-  try {
-    [now.status, now.hosts] = await Promise.all([ask("status"), ask("hosts")]);
-    if (now.overview?.revision !== now.status.revision) now.overview = await ask("overview");
-    now.error = null;
-    history.push({ known: now.status.hosts.known, inSync: now.status.hosts.in_sync });
-    if (history.length > KEPT_SAMPLES) history.shift();
-  } catch (error) {
-    now.error = error.message;
-  }
-  if (now.status || now.error) showRelay();
-  const isOverview = location.hash.length <= 1;
-  if (now.status && (isOverview || before !== JSON.stringify([now.status.revision, now.hosts, now.error]))) await draw();
-  setTimeout(poll, POLL_MS);
-}
-
-addEventListener("hashchange", () => {
-  draw().then(() => document.getElementById("view").focus());
-});
-poll();
+run({ load, headline, view });

@@ -1,0 +1,122 @@
+//! Web pages for people over TCP: a page with its script, and answers in JSON that only read.
+//!
+//! There is no authentication, so nothing that is served here may change anything. A few connections at a time, each of bounded
+//! time. Requests that name the server by anything but an address or `localhost` are refused: a page of another site whose name leads
+//! to this address (DNS rebinding) could otherwise read what is here with a visitor's browser.
+
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::Router;
+use axum::extract::Request;
+use axum::http::{HeaderMap, HeaderName, HeaderValue, StatusCode, header};
+use axum::middleware::{Next, from_fn};
+use axum::response::{IntoResponse, Response};
+use axum::routing::get;
+use hyper::server::conn::http1;
+use hyper_util::rt::{TokioIo, TokioTimer};
+use hyper_util::service::TowerToHyperService;
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::Semaphore;
+
+/// Connections at a time; others wait in the listener's queue.
+const MAX_CONNECTIONS: usize = 64;
+/// How long the head of a request may take to arrive.
+const HEAD_TIME: Duration = Duration::from_secs(5);
+/// How long a connection may last. Browsers make another one.
+const CONNECTION_TIME: Duration = Duration::from_secs(60);
+/// After which the listener is tried again when it fails, such as for want of descriptors.
+const PAUSE: Duration = Duration::from_millis(100);
+/// What a browser may load for the page, and from where: nothing but from here, and no script or style inside the page.
+const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self'; \
+                      base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
+/// The answer to a request with a foreign name.
+const WRONG_NAME: &str = "This server answers only to an address or to localhost, such as http://192.0.2.1:4791/.\n";
+
+/// The page at `/`: its HTML, which refers to `console.css` and `console.js`, and the latter, a module that may import `base.js`.
+pub fn page(html: &'static str, script: &'static str) -> Router {
+    let file =
+        |kind: &'static str, text: &'static str| get(move || async move { ([(header::CONTENT_TYPE, kind)], text) });
+    Router::new()
+        .route("/", file("text/html; charset=utf-8", html))
+        .route("/console.js", file("text/javascript; charset=utf-8", script))
+        .route("/base.js", file("text/javascript; charset=utf-8", include_str!("web/base.js")))
+        .route("/console.css", file("text/css; charset=utf-8", include_str!("web/console.css")))
+}
+
+/// Answers until it is dropped.
+pub async fn run(listener: TcpListener, router: Router) {
+    let (router, places) = (router.layer(from_fn(guarded)), Arc::new(Semaphore::new(MAX_CONNECTIONS)));
+    loop {
+        // Never closed, so this only waits.
+        let Ok(place) = Arc::clone(&places).acquire_owned().await else { return };
+        let Ok((stream, _)) = listener.accept().await else {
+            tokio::time::sleep(PAUSE).await;
+            continue;
+        };
+        let router = router.clone();
+        tokio::spawn(async move {
+            // An error on a connection is the client's affair.
+            let _ = tokio::time::timeout(CONNECTION_TIME, converse(stream, router)).await;
+            drop(place);
+        });
+    }
+}
+
+async fn converse(stream: TcpStream, router: Router) -> hyper::Result<()> {
+    http1::Builder::new()
+        .timer(TokioTimer::new())
+        .header_read_timeout(HEAD_TIME)
+        .serve_connection(TokioIo::new(stream), TowerToHyperService::new(router))
+        .await
+}
+
+/// Refuses foreign names, and tells browsers to be strict.
+async fn guarded(request: Request, next: Next) -> Response {
+    let mut response = match is_named_well(request.headers()) {
+        true => next.run(request).await,
+        false => (StatusCode::MISDIRECTED_REQUEST, WRONG_NAME).into_response(),
+    };
+    let headers = [
+        (header::CONTENT_SECURITY_POLICY, POLICY),
+        (header::X_CONTENT_TYPE_OPTIONS, "nosniff"),
+        (header::REFERRER_POLICY, "no-referrer"),
+        (header::CACHE_CONTROL, "no-store"),
+        (HeaderName::from_static("cross-origin-resource-policy"), "same-origin"),
+    ];
+    for (name, value) in headers {
+        response.headers_mut().insert(name, HeaderValue::from_static(value));
+    }
+    response
+}
+
+/// Whether `Host` is an address or `localhost`.
+fn is_named_well(headers: &HeaderMap) -> bool {
+    let Some(Ok(host)) = headers.get(header::HOST).map(HeaderValue::to_str) else { return false };
+    let name = match host.strip_prefix('[').and_then(|rest| rest.split_once(']')) {
+        Some((address, _)) => address,
+        None => host.split(':').next().unwrap_or_default(),
+    };
+    name.eq_ignore_ascii_case("localhost") || name.parse::<IpAddr>().is_ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_addresses_and_localhost_are_good_names() {
+        let is_good =
+            |host: &str| is_named_well(&HeaderMap::from_iter([(header::HOST, HeaderValue::from_str(host).unwrap())]));
+        for good in ["127.0.0.1", "127.0.0.1:4791", "[::1]:4791", "[2001:db8::1]", "localhost", "LocalHost:4791"] {
+            assert!(is_good(good), "{good}");
+        }
+        for bad in
+            ["", "evil.example", "evil.example:4791", "127.0.0.1.evil.example", "[evil]", "localhost.evil.example:80"]
+        {
+            assert!(!is_good(bad), "{bad}");
+        }
+        assert!(!is_named_well(&HeaderMap::new()));
+    }
+}

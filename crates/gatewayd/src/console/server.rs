@@ -1,0 +1,79 @@
+//! This server: what `bifrost-nicd` and the pods say of themselves.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::sync::{Mutex, PoisonError};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use bifrost_control::Client;
+use bifrost_control::api::{GatewayPod, Pipeline};
+use serde::Serialize;
+
+use super::history::{History, View as Hour};
+
+/// The programs of this server.
+#[derive(Debug)]
+pub(super) struct Server {
+    name: String,
+    nicd: PathBuf,
+    pods: PathBuf,
+    history: Mutex<History>,
+    latest: Mutex<View>,
+}
+
+/// What the page shows of a server.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub(super) struct View {
+    /// Its name.
+    name: String,
+    /// When it was asked, milliseconds since 1970; 0: not yet.
+    time_ms: u64,
+    /// Why `bifrost-nicd` says nothing.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    error: Option<String>,
+    /// What `bifrost-nicd` says.
+    pipeline: Pipeline,
+    /// What each pod says.
+    pods: BTreeMap<String, GatewayPod>,
+    /// Why pods say nothing.
+    pod_errors: BTreeMap<String, String>,
+    /// The last hour.
+    history: Hour,
+}
+
+impl Server {
+    pub(super) fn new(name: String, nicd: PathBuf, pods: PathBuf) -> Server {
+        let latest = Mutex::new(View { name: name.clone(), ..View::default() });
+        Server { name, nicd, pods, history: Mutex::default(), latest }
+    }
+
+    /// What was seen last.
+    pub(super) fn view(&self) -> View {
+        self.latest.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Asks all programs. Blocks.
+    pub(super) fn look(&self) {
+        let time_ms = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_millis() as u64);
+        let asked = Client::new(&self.nicd).and_then(|client| client.pipeline());
+        let (pipeline, error) = match asked {
+            Ok(pipeline) => (pipeline, None),
+            Err(error) => (Pipeline::default(), Some(error.to_string())),
+        };
+        let (mut pods, mut pod_errors) = (BTreeMap::new(), BTreeMap::new());
+        for pod in &pipeline.pods {
+            let socket = self.pods.join(&pod.name).join("gw.sock");
+            match Client::new(socket).and_then(|client| client.gateway_pod()) {
+                Ok(said) => drop(pods.insert(pod.name.clone(), said)),
+                Err(error) => drop(pod_errors.insert(pod.name.clone(), error.to_string())),
+            }
+        }
+        let history = match error {
+            None => self.history.lock().unwrap_or_else(PoisonError::into_inner).add(time_ms, &pipeline, &pods),
+            Some(_) => self.view().history,
+        };
+        let name = self.name.clone();
+        let view = View { name, time_ms, error, pipeline, pods, pod_errors, history };
+        *self.latest.lock().unwrap_or_else(PoisonError::into_inner) = view;
+    }
+}
