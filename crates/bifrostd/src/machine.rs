@@ -8,7 +8,7 @@ use bifrost_datapath::{Device, Handle, PortFault, Remote, Stage};
 use bifrost_port::HostUnderlay;
 use bifrost_port::clock::monotonic_ns;
 use bifrost_port::panics::Panic;
-use bifrost_port::vhost::{QueueOwner, Unplugged, VhostConfig, VhostPort, VhostQueue};
+use bifrost_port::vhost::{DirtyLog, QueueOwner, Unplugged, VhostConfig, VhostPort, VhostQueue};
 use bifrost_rte::Time;
 
 /// A served vhost-user socket; dropped, it ends, and the worker has an empty port.
@@ -21,7 +21,8 @@ impl Machine {
     /// Serves the socket for port `owner` of `worker`, which must have an [`Unplugged`] device.
     pub(crate) fn open(config: VhostConfig, owner: u16, worker: &Handle<HostUnderlay>) -> Result<Machine> {
         let running = Arc::new(AtomicBool::new(false));
-        let plug = Plug { owner, worker: worker.remote(), running: Arc::clone(&running) };
+        let (running_too, has_arrived) = (Arc::clone(&running), false);
+        let plug = Plug { owner, worker: worker.remote(), running: running_too, has_arrived };
         Ok(Machine { running, port: VhostPort::open(config, Box::new(plug))? })
     }
 
@@ -41,6 +42,8 @@ struct Plug {
     owner: u16,
     worker: Remote<HostUnderlay>,
     running: Arc<AtomicBool>,
+    /// The guest has come from another host, and has not ended since.
+    has_arrived: bool,
 }
 
 impl Plug {
@@ -60,6 +63,19 @@ impl QueueOwner for Plug {
         }
     }
 
+    fn log_writes(&mut self, log: Option<DirtyLog>) -> bool {
+        let owner = self.owner;
+        let run = self.worker.run(move |worker| worker.core_mut().device_mut(owner).map(|d| d.log_writes(log)));
+        matches!(run, Ok(Some(())))
+    }
+
+    fn arrived(&mut self) {
+        // Its front-end says so several times.
+        if !std::mem::replace(&mut self.has_arrived, true) {
+            tracing::info!(port = self.owner, "a guest has arrived from another host");
+        }
+    }
+
     fn fault(&mut self, panic: &Panic) {
         let fault = PortFault { stage: Stage::Message, panic: panic.clone(), at: Time(monotonic_ns()) };
         let owner = self.owner;
@@ -69,6 +85,7 @@ impl QueueOwner for Plug {
 
     fn stop(&mut self) {
         self.running.store(false, Ordering::Relaxed);
+        self.has_arrived = false;
         // A worker that has ended has dropped the queue; a port that was removed, too.
         let unplugged = Unplugged::new().map_err(anyhow::Error::from);
         if let Err(error) = unplugged.and_then(|device| self.swap(Box::new(device))) {

@@ -1,4 +1,5 @@
-//! Each deliberate mistake in vhost-user rings is noticed by the target `rings`, by an input of its corpus or by one made up.
+//! Each deliberate mistake in vhost-user rings is noticed by the target `rings`, by an input of its corpus or by one made up; those in
+//! the log of written pages by `vhost`.
 
 #![cfg(feature = "mutations")]
 
@@ -21,6 +22,10 @@ fn corpus() -> Vec<(String, Vec<u8>)> {
     all
 }
 
+fn target(name: &str) -> Target {
+    *TARGETS.iter().find(|t| t.name == name).expect("the target")
+}
+
 /// The first input with which the target fails. It runs in a thread of its own, whose port ends with it.
 fn first_failure(target: Target, inputs: impl Iterator<Item = (String, Vec<u8>)> + Send + 'static) -> Option<String> {
     let (sender, receiver) = std::sync::mpsc::channel();
@@ -40,11 +45,12 @@ fn first_failure(target: Target, inputs: impl Iterator<Item = (String, Vec<u8>)>
 
 #[test]
 fn every_mistake_is_noticed() {
-    let target = *TARGETS.iter().find(|t| t.name == "rings").expect("the target");
     Mutation::switch(None);
-    assert_eq!(first_failure(target, corpus().into_iter()), None, "without a mistake it fails");
+    assert_eq!(first_failure(target("rings"), corpus().into_iter()), None, "without a mistake it fails");
     let mut missed = Vec::new();
-    for mutation in Mutation::RINGS {
+    let all = Mutation::RINGS.map(|m| (m, "rings")).into_iter().chain(Mutation::LOG.map(|m| (m, "vhost")));
+    for (mutation, name) in all {
+        let target = target(name);
         Mutation::switch(Some(mutation));
         let made_up = (0..MADE_UP).map(move |n| {
             let mut rng = Rng::with_seed(u64::from(n));
@@ -53,7 +59,8 @@ fn every_mistake_is_noticed() {
             (format!("{mutation:?}-{n}"), bytes)
         });
         let began = std::time::Instant::now();
-        match first_failure(target, corpus().into_iter().chain(made_up)) {
+        let corpus = if name == "rings" { corpus() } else { Vec::new() };
+        match first_failure(target, corpus.into_iter().chain(made_up)) {
             Some(name) => println!("{mutation:?}: noticed with {name}, {:?}", began.elapsed()),
             None => missed.push(mutation),
         }

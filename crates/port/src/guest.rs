@@ -6,6 +6,8 @@ use std::sync::Arc;
 
 use bifrost_nic::Offload;
 
+use crate::vhost::DirtyLog;
+
 /// Names a packet that the guest wants to send. The port keeps its bytes until [`GuestPort::complete`].
 /// Always below [`GuestPort::tx_capacity`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -95,6 +97,9 @@ pub trait GuestPort {
     /// Ends the port after a fault in it. Its state may be inconsistent from now on: nothing more is read from or written to the guest,
     /// not even when it is dropped, and what it holds does not go back. A port that has somebody at its other end tells them.
     fn abandon(&mut self) {}
+    /// From now on marks each page of the guest's memory that it writes in `log`; `None`: no more. For ports whose guest can be
+    /// moved while it runs.
+    fn log_writes(&mut self, _log: Option<DirtyLog>) {}
     /// How many transmit packets can be held at once.
     fn tx_capacity(&self) -> u32;
     /// How many received packets can be placed and not yet visible at once.
@@ -210,6 +215,10 @@ impl<T: GuestPort + ?Sized> GuestPort for Box<T> {
 
     fn abandon(&mut self) {
         (**self).abandon();
+    }
+
+    fn log_writes(&mut self, log: Option<DirtyLog>) {
+        (**self).log_writes(log);
     }
 
     fn tx_capacity(&self) -> u32 {

@@ -2,9 +2,13 @@
 //! with nothing but Busybox.
 
 use std::fs::File;
+use std::io::{BufRead as _, BufReader, Write as _};
+use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
+
+use serde_json::{Value, json};
 
 /// What the guest's kernel starts.
 const INIT: &str = r#"#!/bin/sh
@@ -106,6 +110,36 @@ impl Machine {
         device: &str,
         script: &str,
     ) -> Machine {
+        Machine::qemu_with(directory, name, socket, address, queues, device, script, &[])
+    }
+
+    /// The same with a control socket, where [`Control`] finds it; `incoming`: it waits there for a machine that moves.
+    pub fn movable(
+        directory: &Path,
+        name: &'static str,
+        socket: &Path,
+        address: &str,
+        device: &str,
+        incoming: Option<&Path>,
+        script: &str,
+    ) -> Machine {
+        let control = format!("unix:{},server=on,wait=off", Control::path(directory, name).display());
+        let mut more = vec!["-qmp".to_owned(), control];
+        more.extend(incoming.iter().flat_map(|at| ["-incoming".to_owned(), format!("unix:{}", at.display())]));
+        Machine::qemu_with(directory, name, socket, address, 1, device, script, &more)
+    }
+
+    #[allow(clippy::too_many_arguments)]
+    fn qemu_with(
+        directory: &Path,
+        name: &'static str,
+        socket: &Path,
+        address: &str,
+        queues: usize,
+        device: &str,
+        script: &str,
+        more: &[String],
+    ) -> Machine {
         let file = |what: &str| directory.join(format!("{name}.{what}"));
         let kernel = glob(&Path::new(KERNEL).join("boot"), "vmlinuz-");
         let modules = glob(&Path::new(KERNEL).join("lib/modules"), "").join("kernel");
@@ -144,6 +178,7 @@ impl Machine {
             .arg("-initrd")
             .arg(file("initrd"))
             .args(["-append", &format!("console=ttyS0 quiet bf_address={address} bf_mtu=1450")])
+            .args(more)
             .stdin(Stdio::null())
             .stdout(console.try_clone().unwrap())
             .stderr(console)
@@ -177,6 +212,63 @@ impl Machine {
         let text = self.console();
         let value = text.lines().filter_map(|l| l.trim().strip_prefix(name)?.strip_prefix('=')).next_back();
         value.and_then(|v| v.parse().ok()).unwrap_or_else(|| panic!("no {name}= in\n{text}"))
+    }
+}
+
+/// What controls a QEMU machine (QMP).
+pub struct Control {
+    stream: BufReader<UnixStream>,
+}
+
+impl Control {
+    fn path(directory: &Path, name: &str) -> PathBuf {
+        directory.join(format!("{name}.qmp"))
+    }
+
+    pub fn of(directory: &Path, name: &str) -> Control {
+        let mut stream = None;
+        super::eventually(30.0, "QEMU has a control socket", || {
+            stream = UnixStream::connect(Control::path(directory, name)).ok();
+            stream.is_some()
+        });
+        let stream = stream.unwrap();
+        stream.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
+        let mut control = Control { stream: BufReader::new(stream) };
+        control.next();
+        control.ask(json!({"execute": "qmp_capabilities"}));
+        control
+    }
+
+    /// What a command returns. Events are passed over.
+    pub fn ask(&mut self, command: Value) -> Value {
+        self.stream.get_mut().write_all(format!("{command}\n").as_bytes()).unwrap();
+        loop {
+            let mut answer = self.next();
+            if let Some(error) = answer.get("error") {
+                panic!("{command}: {error}");
+            }
+            if answer.get("return").is_some() {
+                return answer["return"].take();
+            }
+        }
+    }
+
+    fn next(&mut self) -> Value {
+        let mut line = String::new();
+        self.stream.read_line(&mut line).unwrap();
+        serde_json::from_str(&line).unwrap_or_else(|error| panic!("QEMU has ended ({error}): {line:?}"))
+    }
+
+    /// Moves the machine to one that waits; returns what QEMU says of that once it runs there.
+    pub fn migrate(&mut self, to: &Path) -> Value {
+        self.ask(json!({"execute": "migrate", "arguments": {"uri": format!("unix:{}", to.display())}}));
+        let mut said = Value::Null;
+        super::eventually(120.0, "the machine has moved", || {
+            said = self.ask(json!({"execute": "query-migrate"}));
+            assert!(said["status"] != "failed" && said["status"] != "cancelled", "{said}");
+            said["status"] == "completed"
+        });
+        said
     }
 }
 

@@ -12,8 +12,8 @@ use std::sync::mpsc::channel;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use bifrost_port::vhost::{Mode, QueueOwner, VhostConfig, VhostPort, VhostQueue};
-use bifrost_port::{RxHandle, TxFrame};
+use bifrost_port::vhost::{DirtyLog, Mode, QueueOwner, VhostConfig, VhostPort, VhostQueue};
+use bifrost_port::{GuestPort, RxHandle, TxFrame};
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::fs::{MemfdFlags, memfd_create};
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
@@ -33,9 +33,10 @@ pub(super) const PACKED: u64 = 1 << 34;
 const PATIENCE: Duration = Duration::from_secs(20);
 
 pub(super) const GET_FEATURES: u32 = 1;
-const SET_FEATURES: u32 = 2;
+pub(super) const SET_FEATURES: u32 = 2;
 const SET_OWNER: u32 = 3;
 const SET_MEM_TABLE: u32 = 5;
+pub(super) const SET_LOG_BASE: u32 = 6;
 const SET_VRING_NUM: u32 = 8;
 const SET_VRING_ADDR: u32 = 9;
 const SET_VRING_BASE: u32 = 10;
@@ -44,7 +45,7 @@ const SET_VRING_CALL: u32 = 13;
 const SET_PROTOCOL_FEATURES: u32 = 16;
 const SET_VRING_ENABLE: u32 = 18;
 /// Requests that are always answered.
-const ANSWERED: [u32; 7] = [GET_FEATURES, 11, 15, 17, 24, 31, 36];
+const ANSWERED: [u32; 8] = [GET_FEATURES, SET_LOG_BASE, 11, 15, 17, 24, 31, 36];
 
 /// What the worker has of a guest.
 pub(super) struct Running {
@@ -72,6 +73,10 @@ impl QueueOwner for Worker {
 
     fn stop(&mut self) {
         assert!(self.running().take().is_some(), "stopped and not started");
+    }
+
+    fn log_writes(&mut self, log: Option<DirtyLog>) -> bool {
+        self.running().as_mut().map(|running| running.queue.log_writes(log)).is_some()
     }
 }
 
@@ -264,7 +269,7 @@ impl FrontEnd {
                 self.packed = features & PACKED != 0;
                 self.ask(request, 1, &words(&[features]), &[])
             }
-            SET_PROTOCOL_FEATURES => self.ask(request, 1, &words(&[1 << 3 | 1 << 12]), &[]),
+            SET_PROTOCOL_FEATURES => self.ask(request, 1, &words(&[1 << 1 | 1 << 2 | 1 << 3 | 1 << 12]), &[]),
             SET_MEM_TABLE => self.ask(request, 9, &words(&[1, GUEST, MEMORY, USER, OFFSET]), &[file.as_fd()]),
             SET_VRING_NUM => self.ask(request, 9, &pair(u32::from(SIZE)), &[]),
             SET_VRING_BASE => self.ask(request, 9, &pair(0), &[]),

@@ -16,12 +16,17 @@ use rustix::fs::{
 };
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 
-use super::machine::{BUFFERS, FrontEnd, GUEST, MEMORY, Machine, OFFSET, Running, SIZE, USER, with};
+use super::machine::{
+    BUFFERS, FrontEnd, GUEST, MEMORY, Machine, OFFSET, Running, SET_FEATURES, SET_LOG_BASE, SIZE, USER, with,
+};
 use crate::Input;
 
 /// Virtio 1, protocol features.
 const PLAIN: u64 = 1 << 32 | 1 << 30;
+/// What is written is logged.
+const LOG_ALL: u64 = 1 << 26;
 const SET_MEM_TABLE: u32 = 5;
+const SET_LOG_FD: u32 = 7;
 const SET_VRING_KICK: u32 = 12;
 const SET_VRING_CALL: u32 = 13;
 const SET_VRING_ENABLE: u32 = 18;
@@ -89,8 +94,12 @@ impl Attacker {
             9 => self.front.half(input.bytes(20)),
             10 => self.linger(input),
             _ => {
-                let ring = input.below(4) as u64;
-                self.front.ask(SET_VRING_ENABLE, ANSWERED, &words(&[ring | u64::from(input.u8() & 1) << 32]), &[])
+                let (ring, bits) = (input.below(4) as u64, input.u8());
+                if bits >> 5 == 5 {
+                    self.log(input)
+                } else {
+                    self.front.ask(SET_VRING_ENABLE, ANSWERED, &words(&[ring | u64::from(bits & 1) << 32]), &[])
+                }
             }
         };
         if !goes_on {
@@ -151,6 +160,23 @@ impl Attacker {
             self.mapped = GUEST + at;
         }
         taken
+    }
+
+    /// Gives a log, or has it written, or names who is to be told.
+    fn log(&mut self, input: &mut Input<'_>) -> bool {
+        let (kind, file) = self.pool.pick(input);
+        let files = [file.as_fd()];
+        match input.below(4) {
+            0 => self.front.ask(SET_LOG_FD, ANSWERED, &[], &files),
+            1 => self.front.ask(SET_FEATURES, ANSWERED, &words(&[PLAIN | LOG_ALL]), &[]),
+            _ => {
+                let size = input.pick(&[(GUEST + MEMORY) >> 15, 1 << 20, 8 << 30, (8 << 30) + 1, 1 << 41, 0, u64::MAX]);
+                let offset = input.pick(&[0, 4096, 1, 1 << 45, u64::MAX]);
+                let taken = self.front.ask(SET_LOG_BASE, ANSWERED, &words(&[size, offset]), &files);
+                assert!(!taken || kind.is_memory(), "a file of kind {kind:?} is a log");
+                taken
+            }
+        }
     }
 
     /// Gives a descriptor whose closing takes long.

@@ -1,5 +1,6 @@
 //! A virtual machine that does what it likes, with messages and in its own memory: the port behind it neither ends nor
-//! hangs, keeps its promises to the worker, touches nothing but the guest's memory, and serves the next machine well.
+//! hangs, keeps its promises to the worker, touches nothing but the guest's memory, marks what it writes there if that is logged,
+//! and serves the next machine well.
 
 use std::fs::File;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -7,15 +8,22 @@ use std::os::unix::fs::FileExt;
 
 use bifrost_nic::MAX_FRAME_LEN;
 use bifrost_port::GuestPort;
+use bifrost_port::vhost::LOG_PAGE;
 
 use super::machine::{
-    AVAILABLE, BUFFERS, DESCRIPTORS, FrontEnd, GUEST, MEMORY, Machine, NOBODYS, OFFSET, PACKED, Running, SIZE, USED,
-    USER, event, memory, ring_at, with,
+    AVAILABLE, BUFFERS, DESCRIPTORS, FrontEnd, GUEST, MEMORY, Machine, NOBODYS, OFFSET, PACKED, Running, SET_FEATURES,
+    SET_LOG_BASE, SIZE, USED, USER, event, memory, ring_at, with,
 };
 use crate::Input;
 
 /// Virtio 1, protocol features.
 const PLAIN: u64 = 1 << 32 | 1 << 30;
+/// What is written is logged.
+const LOG_ALL: u64 = 1 << 26;
+/// Bytes of a log that has a bit for each page.
+const LOG: u64 = (GUEST + MEMORY) / (8 * LOG_PAGE);
+/// A request that wants to be answered.
+const ANSWERED: u32 = 9;
 /// Mergeable buffers, indirect descriptors, event indexes, checksums, segmentation, packed rings.
 const OPTIONS: [u64; 6] = [1 << 15, 1 << 28, 1 << 29, 1 << 0 | 1 << 1, 1 << 0 | 1 << 11 | 1 << 12, PACKED];
 
@@ -38,13 +46,18 @@ pub(crate) fn run(bytes: &[u8]) {
 struct Hostile {
     /// Up to where it has offered buffers in each ring.
     offered: [u16; 2],
+    /// What the driver has chosen.
+    features: u64,
+    /// Where everything that the device writes is marked.
+    log: Option<File>,
     acts: u32,
 }
 
 impl Hostile {
     /// Sets everything up as it should be, with some buffers for the device.
     fn begin(&mut self, input: &mut Input<'_>, front: &mut FrontEnd) -> bool {
-        let up = front.set_up(features(input.u8()));
+        self.features = features(input.u8());
+        let up = front.set_up(self.features);
         for _ in 0..input.below(6) {
             self.receive(2048, front);
         }
@@ -54,7 +67,12 @@ impl Hostile {
     /// Does something. `false`: the connection is over.
     fn act(&mut self, input: &mut Input<'_>, machine: &Machine, front: &mut FrontEnd) -> bool {
         self.acts += 1;
-        match input.below(20) {
+        let act = input.below(20);
+        if act < 3 || act == 11 {
+            // What may end the log, or take memory away.
+            self.log = None;
+        }
+        match act {
             0 if input.chance(60) => return front.set_up(PLAIN),
             1 if input.chance(60) => return front.set_up_step(PLAIN),
             2 if input.chance(60) => return message(input, front),
@@ -84,9 +102,36 @@ impl Hostile {
             11 if input.chance(60) => cut(input, &front.file),
             12 if input.chance(10) => return false,
             13 if input.chance(60) => front.kick(),
-            what => machine.work(|running| work(what, input, running)),
+            14 if input.chance(40) => return self.begin_log(input, front),
+            what => {
+                let before = self.log.as_ref().and_then(|_| contents(front));
+                machine.work(|running| {
+                    work(what, input, running);
+                    if before.is_some() {
+                        // Used entries are marked when they are shown.
+                        work(19, input, running);
+                    }
+                });
+                if let (Some(log), Some(before), Some(after)) = (&self.log, before, contents(front)) {
+                    check_marks(log, &before, &after);
+                }
+            }
         }
         true
+    }
+
+    /// Has what is written logged, in a log that is long enough or not.
+    fn begin_log(&mut self, input: &mut Input<'_>, front: &mut FrontEnd) -> bool {
+        let log = memory();
+        let bytes = input.pick(&[LOG, LOG, LOG, LOG, LOG + 1, LOG - 1, 0, MEMORY + OFFSET, u64::MAX]);
+        let offset = input.pick(&[0, 0, 0, 1, OFFSET + MEMORY - LOG, u64::MAX]);
+        let words = |words: &[u64]| words.iter().flat_map(|w| w.to_le_bytes()).collect::<Vec<u8>>();
+        let is_begun = front.ask(SET_LOG_BASE, ANSWERED, &words(&[bytes, offset]), &[log.as_fd()])
+            && front.ask(SET_FEATURES, ANSWERED, &words(&[self.features | LOG_ALL]), &[]);
+        // What was there in front of its bits is nobody's business.
+        let is_simple = is_begun && offset == 0 && log.write_all_at(&[0; LOG as usize], 0).is_ok();
+        self.log = is_simple.then_some(log);
+        is_begun
     }
 
     /// Offers a buffer of `len` bytes.
@@ -169,6 +214,23 @@ fn work(what: usize, input: &mut Input<'_>, running: &mut Running) {
             queue.flush();
             let _ = queue.notify().map_err(|e| panic!("notifying fails: {e}"));
         }
+    }
+}
+
+/// The guest's memory; `None`: it was cut.
+fn contents(front: &FrontEnd) -> Option<Vec<u8>> {
+    let mut bytes = vec![0; MEMORY as usize];
+    front.read_at(0, &mut bytes).then_some(bytes)
+}
+
+/// Each page that the device has changed is marked.
+fn check_marks(log: &File, before: &[u8], after: &[u8]) {
+    let page = LOG_PAGE as usize;
+    let mut bits = [0; LOG as usize];
+    assert!(log.read_exact_at(&mut bits, 0).is_ok());
+    for (n, (before, after)) in (GUEST / LOG_PAGE..).zip(before.chunks(page).zip(after.chunks(page))) {
+        let is_marked = bits[(n / 8) as usize] >> (n % 8) & 1 != 0;
+        assert!(is_marked || before == after, "page {n:#x} was changed and is not marked");
     }
 }
 

@@ -19,9 +19,9 @@ use super::ring::WRAP;
 use super::*;
 use crate::guest::GuestPort;
 
-const KIND: Kind = Kind { packed: false, size: 16, event_idx: true, mergeable: true };
+pub(super) const KIND: Kind = Kind { packed: false, size: 16, event_idx: true, mergeable: true };
 /// VERSION_1, event index, indirect descriptors, mergeable buffers, MAC.
-const FEATURES: u64 = 1 << 32 | 1 << 29 | 1 << 28 | 1 << 15 | 1 << 5;
+pub(super) const FEATURES: u64 = 1 << 32 | 1 << 29 | 1 << 28 | 1 << 15 | 1 << 5;
 
 /// A worker that does nothing by itself.
 struct Bench {
@@ -61,7 +61,7 @@ impl Worker {
     }
 }
 
-fn config(socket: &Path, mode: Mode) -> VhostConfig {
+pub(super) fn config(socket: &Path, mode: Mode) -> VhostConfig {
     VhostConfig {
         name: "test".into(),
         socket: socket.to_owned(),
@@ -77,13 +77,13 @@ fn config(socket: &Path, mode: Mode) -> VhostConfig {
     }
 }
 
-const PACKED: u64 = 1 << 34;
+pub(super) const PACKED: u64 = 1 << 34;
 
 fn set_up(front: &mut Frontend) {
     set_up_with(front, FEATURES);
 }
 
-fn set_up_with(front: &mut Frontend, features: u64) {
+pub(super) fn set_up_with(front: &mut Frontend, features: u64) {
     front.set_owner().expect("owner");
     let offered = front.get_features().expect("features");
     assert_eq!(offered & features, features);
@@ -94,7 +94,7 @@ fn set_up_with(front: &mut Frontend, features: u64) {
 }
 
 /// Gives memory and rings; they start at `base`.
-fn give(front: &mut Frontend, guest: &Guest, base: [u16; 2]) {
+pub(super) fn give(front: &mut Frontend, guest: &Guest, base: [u16; 2]) {
     let region = VhostUserMemoryRegionInfo {
         guest_phys_addr: GUEST,
         memory_size: MEMORY,

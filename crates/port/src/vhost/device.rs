@@ -1,6 +1,8 @@
 //! The device as the front-end's messages make it: features, memory, rings. Runs on the port's own thread; rings that are
 //! complete are handed over as a [`VhostQueue`].
 
+mod logging;
+
 use std::fs::File;
 use std::ops::Range;
 use std::os::fd::{AsFd, OwnedFd};
@@ -8,6 +10,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use super::call::{Call, Target};
+use super::dirty_log::DirtyLog;
 use super::features::{self, Features};
 use super::helper::{Foreign, Helper};
 use super::index::MAX_SIZE;
@@ -32,6 +35,8 @@ const SET_FEATURES: u32 = 2;
 const SET_OWNER: u32 = 3;
 const RESET_OWNER: u32 = 4;
 const SET_MEM_TABLE: u32 = 5;
+const SET_LOG_BASE: u32 = 6;
+const SET_LOG_FD: u32 = 7;
 const SET_VRING_NUM: u32 = 8;
 const SET_VRING_ADDR: u32 = 9;
 const SET_VRING_BASE: u32 = 10;
@@ -43,6 +48,7 @@ const GET_PROTOCOL_FEATURES: u32 = 15;
 const SET_PROTOCOL_FEATURES: u32 = 16;
 const GET_QUEUE_NUM: u32 = 17;
 const SET_VRING_ENABLE: u32 = 18;
+const SEND_RARP: u32 = 19;
 const SET_BACKEND_REQ_FD: u32 = 21;
 const GET_CONFIG: u32 = 24;
 const GET_INFLIGHT_FD: u32 = 31;
@@ -51,6 +57,9 @@ const RESET_DEVICE: u32 = 34;
 const GET_MAX_MEM_SLOTS: u32 = 36;
 const ADD_MEM_REG: u32 = 37;
 const REM_MEM_REG: u32 = 38;
+
+/// In a ring's flags: what is written to its used ring is logged at the address that comes with it.
+const RING_LOGS: u32 = 1;
 
 /// In the number of a ring whose descriptor is passed: there is none.
 const NO_FILE: u64 = 1 << 8;
@@ -83,6 +92,10 @@ pub(super) struct VhostDevice {
     /// Of pair `n`, receive and transmit are `2n` and `2n + 1`.
     rings: Vec<RingState>,
     inflight: Option<Arc<Memory>>,
+    /// The front-end's log of written pages.
+    log: Option<DirtyLog>,
+    /// Who is told of new pages in it.
+    log_call: Arc<Call>,
     /// Who is connected, if that can be said.
     front_end: Option<FrontEnd>,
     /// Its socket, for a queue that has to end the connection.
@@ -101,6 +114,8 @@ struct RingState {
     size: u16,
     /// Addresses of descriptors, used ring and available ring in the front-end.
     tables: Option<[u64; 3]>,
+    /// The used ring's address in the log, if it was given.
+    used_in_log: Option<u64>,
     base: u16,
     kick: Option<Arc<OwnedFd>>,
     call: Arc<Call>,
@@ -113,6 +128,8 @@ impl VhostDevice {
     pub(super) fn new(config: VhostConfig, owner: Owner, helper: Helper) -> Self {
         VhostDevice {
             rings: new_rings(&config, &helper),
+            log: None,
+            log_call: Arc::new(Call::new(&helper)),
             config,
             owner,
             helper,
@@ -146,6 +163,8 @@ impl VhostDevice {
         self.memory = Arc::default();
         self.rings = new_rings(&self.config, &self.helper);
         (self.inflight, self.front_end, self.socket, self.requests) = (None, None, None, None);
+        self.log = None;
+        self.log_call.set(None);
     }
 
     /// Whether a fault in a queue has ended the connection.
@@ -226,6 +245,20 @@ impl VhostDevice {
                 fields.u64()?;
                 self.remove_memory(&mut fields)?;
             }
+            SET_LOG_BASE => {
+                self.set_log_base(&mut fields, message.file()?)?;
+                // Always answered. The specification does not say with what: QEMU takes anything, rust-vmm wants the same back.
+                return Ok(Answer::Payload(payload.get(..16).unwrap_or_default().to_vec()));
+            }
+            SET_LOG_FD => {
+                self.log_call.set(message.file()?.map(target).transpose()?);
+                self.log_call.notify_soon();
+            }
+            // The address is the port's own, which is known.
+            SEND_RARP => {
+                fields.u64()?;
+                self.owner.arrived();
+            }
             SET_VRING_NUM => {
                 let (ring, size) = (fields.u32()?, fields.u32()?);
                 let fits = |n: &u16| (1..=MAX_SIZE).contains(n) && (self.features.packed() || n.is_power_of_two());
@@ -242,10 +275,14 @@ impl VhostDevice {
                 self.change(ring, |ring| ring.base = base as u16)?;
             }
             SET_VRING_ADDR => {
-                let (index, _flags) = (fields.u32()?, fields.u32()?);
-                let tables = Some([fields.u64()?, fields.u64()?, fields.u64()?]);
-                if self.ring_mut(index)?.tables != tables {
-                    self.change(index, |ring| ring.tables = tables)?;
+                let (index, flags) = (fields.u32()?, fields.u32()?);
+                let tables = [fields.u64()?, fields.u64()?, fields.u64()?];
+                let in_log = if flags & RING_LOGS != 0 { Some(fields.u64()?) } else { None };
+                // The same as its own address: nothing to change for it.
+                let in_log = in_log.filter(|at| self.memory.guest_address(tables[1]) != Some(*at));
+                let ring = self.ring_mut(index)?;
+                if (ring.tables, ring.used_in_log) != (Some(tables), in_log) {
+                    self.change(index, |ring| (ring.tables, ring.used_in_log) = (Some(tables), in_log))?;
                 }
             }
             SET_VRING_ENABLE => {
@@ -268,7 +305,6 @@ impl VhostDevice {
             SET_VRING_CALL => {
                 let index = fields.u64()?;
                 let file = message.file()?.filter(|_| index & NO_FILE == 0);
-                let target = |file| Target::of(file).ok_or("its descriptor is neither an event counter nor a socket");
                 let target = file.map(target).transpose()?;
                 let ring = self.ring_mut(index as u32 & 0xff)?;
                 ring.call.set(target);
@@ -324,10 +360,13 @@ impl VhostDevice {
         if !features.version_1() {
             return Err("a driver older than virtio 1 is not served");
         }
-        if features != self.features {
+        if features.without_logging() != self.features.without_logging() {
             self.stop();
             self.features = features;
             self.start()?;
+        } else if features != self.features {
+            self.features = features;
+            self.log_writes()?;
         }
         Ok(())
     }
@@ -455,6 +494,7 @@ impl VhostDevice {
             guest_checksum: self.features.guest_checksum(),
             merged: self.features.merged(),
             max_frame: usize::from(self.config.mtu) + ETHERNET,
+            log: self.log(),
             ends,
         });
         queue.ok_or("a ring that is not in the guest's memory")
@@ -516,6 +556,8 @@ impl VhostDevice {
             used,
             base: ring.base,
             event_idx: self.features.event_idx(),
+            log: self.log(),
+            used_in_log: ring.used_in_log,
             call: Arc::clone(&ring.call),
             record,
         })
@@ -541,6 +583,11 @@ impl VhostDevice {
         }
         tracing::info!(port = self.config.name, "a guest has stopped");
     }
+}
+
+/// Who is told by a descriptor.
+fn target(file: Foreign) -> Outcome<Target> {
+    Target::of(file).ok_or("its descriptor is neither an event counter nor a socket")
 }
 
 /// The next region that a message describes.

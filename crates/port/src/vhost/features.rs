@@ -14,6 +14,8 @@ const NET_HOST_ECN: u32 = 13;
 const NET_MRG_RXBUF: u32 = 15;
 const NET_STATUS: u32 = 16;
 const NET_MQ: u32 = 22;
+/// Not the driver's: the front-end takes it while it wants to know which pages are written.
+const LOG_ALL: u32 = 26;
 const RING_INDIRECT_DESC: u32 = 28;
 const RING_EVENT_IDX: u32 = 29;
 const PROTOCOL_FEATURES: u32 = 30;
@@ -33,6 +35,7 @@ const ALWAYS: Features = Features(
         | 1 << NET_HOST_ECN
         | 1 << NET_MRG_RXBUF
         | 1 << NET_STATUS
+        | 1 << LOG_ALL
         | 1 << RING_INDIRECT_DESC
         | 1 << RING_EVENT_IDX
         | 1 << PROTOCOL_FEATURES
@@ -76,6 +79,16 @@ impl Features {
         self.has(NET_GUEST_TSO4) && self.has(NET_GUEST_TSO6)
     }
 
+    /// Whether what is written to the guest's memory is logged.
+    pub(super) fn logs(self) -> bool {
+        self.has(LOG_ALL)
+    }
+
+    /// The same but for logging.
+    pub(super) fn without_logging(self) -> Features {
+        Features(self.0 & !(1 << LOG_ALL))
+    }
+
     /// Whether rings are enabled by message, and not by their kick.
     pub(super) fn protocol(self) -> bool {
         self.has(PROTOCOL_FEATURES)
@@ -87,6 +100,10 @@ impl Features {
 }
 
 const MQ: u64 = 1;
+/// Protocol feature: the log of written pages is shared memory, and giving it is answered.
+pub(super) const LOG_SHMFD: u64 = 1 << 1;
+/// Protocol feature: the front-end tells when a guest has moved here, so that its network can be told.
+const RARP: u64 = 1 << 2;
 /// Protocol feature: the front-end may ask whether a message has succeeded.
 pub(super) const REPLY_ACK: u64 = 1 << 3;
 const BACKEND_REQ: u64 = 1 << 5;
@@ -97,7 +114,7 @@ const CONFIGURE_MEM_SLOTS: u64 = 1 << 15;
 
 /// What the front-end may make use of.
 pub(super) const PROTOCOL: u64 =
-    MQ | REPLY_ACK | BACKEND_REQ | CONFIG | INFLIGHT_SHMFD | RESET_DEVICE | CONFIGURE_MEM_SLOTS;
+    MQ | LOG_SHMFD | RARP | REPLY_ACK | BACKEND_REQ | CONFIG | INFLIGHT_SHMFD | RESET_DEVICE | CONFIGURE_MEM_SLOTS;
 
 /// `struct virtio_net_config`: MAC address, status, queue pairs, MTU; zeros behind.
 pub(super) fn config_space(config: &VhostConfig) -> [u8; 256] {

@@ -8,6 +8,7 @@ use std::sync::atomic::Ordering;
 
 use vm_memory::{AtomicInteger, VolatileMemory, VolatileSlice};
 
+use super::dirty_log::DirtyLog;
 use super::mapping::{self, Mapping};
 use super::mutation::access;
 use crate::prefetch::{LINE, prefetch, prefetch_to_write};
@@ -139,6 +140,21 @@ impl Memory {
     /// Regions.
     pub fn regions(&self) -> usize {
         self.regions.len()
+    }
+
+    /// The first guest address behind all of it; 0 if there is none.
+    pub(super) fn end(&self) -> u64 {
+        self.regions.last().map_or(0, |r| r.guest + r.size)
+    }
+
+    /// The guest address of what is at `user` in the front-end's process.
+    pub(super) fn guest_address(&self, user: u64) -> Option<u64> {
+        self.regions.iter().find_map(|r| user.checked_sub(r.user).filter(|at| *at < r.size).map(|at| r.guest + at))
+    }
+
+    /// Marks all of it as written.
+    pub(super) fn mark_all(&self, log: &DirtyLog) {
+        self.regions.iter().for_each(|r| log.mark(r.guest, r.size));
     }
 
     /// Bytes that are mapped for its regions.
@@ -280,6 +296,14 @@ impl Area {
     pub(crate) fn store<T: vm_memory::AtomicAccess>(&self, at: usize, value: T, order: Ordering) {
         if let Some(a) = self.atomic::<T>(at) {
             a.store(value.into(), order);
+        }
+    }
+
+    /// Sets bits of a byte, atomically; whatever was written before is written when they are seen.
+    #[inline]
+    pub(super) fn set_bits(&self, at: usize, bits: u8) {
+        if let Some(byte) = self.atomic::<u8>(at) {
+            byte.fetch_or(bits, Ordering::AcqRel);
         }
     }
 

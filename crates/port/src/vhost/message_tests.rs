@@ -58,10 +58,10 @@ fn config(socket: &Path) -> VhostConfig {
     }
 }
 
-struct FrontEnd(UnixStream);
+pub(super) struct FrontEnd(UnixStream);
 
 impl FrontEnd {
-    fn connect(socket: &Path) -> FrontEnd {
+    pub(super) fn connect(socket: &Path) -> FrontEnd {
         let stream = UnixStream::connect(socket).expect("the port listens");
         stream.set_read_timeout(Some(MOMENT)).expect("an option");
         FrontEnd(stream)
@@ -80,7 +80,7 @@ impl FrontEnd {
     }
 
     /// Whether the message is taken, and not refused.
-    fn ask(&mut self, request: u32, words: &[u64], files: &[BorrowedFd<'_>]) -> bool {
+    pub(super) fn ask(&mut self, request: u32, words: &[u64], files: &[BorrowedFd<'_>]) -> bool {
         self.send(request, ANSWERED, words, files) && self.answer() == Some(0)
     }
 
@@ -97,7 +97,7 @@ impl FrontEnd {
     }
 
     /// Answers are agreed on.
-    fn begin(&mut self) {
+    pub(super) fn begin(&mut self) {
         assert!(self.send(SET_FEATURES, PLAIN, &[1 << 32 | 1 << 30], &[]));
         assert!(self.send(SET_PROTOCOL_FEATURES, PLAIN, &[1 << 3], &[]));
     }

@@ -11,6 +11,7 @@ use bifrost_wire::virtio_net::Header;
 use rustix::event::{EventfdFlags, eventfd};
 
 use super::call::{Call, Target};
+use super::dirty_log::DirtyLog;
 use super::memory::{Area, Memory, RegionSpec};
 use super::queue::{self, Ends, QueueSpec, VhostQueue};
 use super::ring::{RingSpec, WRAP};
@@ -130,17 +131,33 @@ impl Guest {
         }
     }
 
+    /// The guest in the memory of another one, where all of its own was copied.
+    pub(super) fn moved_to(self, there: Guest) -> Guest {
+        let memory = there.memory;
+        let of = |side: Side| Side { memory: Arc::clone(&memory), ..side };
+        Guest { file: there.file, rx: of(self.rx), tx: of(self.tx), memory: Arc::clone(&memory), ..self }
+    }
+
     /// The device, from where the rings are.
     pub(super) fn queue(&self) -> VhostQueue {
         self.queue_from(self.rx.base(), self.tx.base())
     }
 
     pub(super) fn queue_from(&self, receive: u16, transmit: u16) -> VhostQueue {
+        self.open(receive, transmit, None)
+    }
+
+    /// The same of a guest whose memory is logged.
+    pub(super) fn logged_queue_from(&self, receive: u16, transmit: u16, log: DirtyLog) -> VhostQueue {
+        self.open(receive, transmit, Some(log))
+    }
+
+    fn open(&self, receive: u16, transmit: u16, log: Option<DirtyLog>) -> VhostQueue {
         queue::open(QueueSpec {
             memory: Arc::clone(&self.memory),
             packed: self.kind.packed,
-            receive: self.rx.spec(receive),
-            transmit: self.tx.spec(transmit),
+            receive: RingSpec { log: log.clone(), ..self.rx.spec(receive) },
+            transmit: RingSpec { log: log.clone(), ..self.tx.spec(transmit) },
             kick: Arc::new(eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC).expect("an eventfd")),
             in_order: self.in_order,
             slicing: self.slicing,
@@ -148,6 +165,7 @@ impl Guest {
             guest_checksum: true,
             merged: self.merged,
             max_frame: 9018,
+            log,
             ends: Arc::clone(&self.ends),
         })
         .expect("rings are in memory")
@@ -322,6 +340,8 @@ impl Side {
             used: user(self.used),
             base,
             event_idx: self.event_idx,
+            log: None,
+            used_in_log: None,
             call: Arc::clone(&self.notify),
             record: self.inflight.then(|| self.record()),
         }

@@ -17,6 +17,7 @@ pub(crate) mod counter;
 mod counters;
 mod credit;
 mod device;
+mod dirty_log;
 mod features;
 pub(crate) mod helper;
 #[cfg(test)]
@@ -32,6 +33,8 @@ mod memory;
 #[cfg(test)]
 mod message_tests;
 mod messages;
+#[cfg(test)]
+mod migration_tests;
 #[cfg(test)]
 mod mock;
 mod moved;
@@ -65,6 +68,7 @@ use std::path::PathBuf;
 use crate::panics::Panic;
 
 pub use counters::VhostCounters;
+pub use dirty_log::{DirtyLog, LOG_PAGE};
 pub use memory::{Memory, MemoryError, RegionSpec};
 #[cfg(feature = "mutations")]
 pub use mutation::{Mutation, interfere};
@@ -123,6 +127,13 @@ pub trait QueueOwner: Send {
     fn start(&mut self, queue: VhostQueue);
     /// The guest stops: the queue that was started must have been dropped when this returns.
     fn stop(&mut self);
+    /// Has the queue that was started [log](crate::GuestPort::log_writes) what it writes from when this returns, or no more.
+    /// `false`: that cannot be; the queue is then stopped, and another one started.
+    fn log_writes(&mut self, _log: Option<DirtyLog>) -> bool {
+        false
+    }
+    /// The guest has come from another host and runs here now.
+    fn arrived(&mut self) {}
     /// A message of the front-end made its handler panic; the device was [stopped](Self::stop), and starts from nothing.
     fn fault(&mut self, _panic: &Panic) {}
 }

@@ -65,6 +65,8 @@ mod switch {
         ClosedInPlace,
         /// Any file is mapped as memory. Shows: files on a disk, or a FUSE file system, are.
         AnyFileMapped,
+        /// No page is marked in a front-end's log. Shows: a page that differs after a guest has moved.
+        NothingMarked,
         /// Any file at the record's path is written to, and where it links to. Shows: other files lose their content.
         RecordNotChecked,
     }
@@ -91,6 +93,9 @@ mod switch {
             Mutation::RecordNotChecked,
         ];
 
+        /// Every mutation of the log of written pages.
+        pub const LOG: [Mutation; 1] = [Mutation::NothingMarked];
+
         /// Switches one on in the whole process, or all off. Until then the one that the environment variable `MUTATION`
         /// names is on.
         pub fn switch(to: Option<Mutation>) {
@@ -107,8 +112,8 @@ mod switch {
         static ON: OnceLock<AtomicU8> = OnceLock::new();
         ON.get_or_init(|| {
             let name = std::env::var("MUTATION").unwrap_or_default();
-            let named =
-                Mutation::RINGS.into_iter().chain(Mutation::BACK_END).find(|mutation| format!("{mutation:?}") == name);
+            let all = Mutation::RINGS.into_iter().chain(Mutation::BACK_END).chain(Mutation::LOG);
+            let named = all.into_iter().find(|mutation| format!("{mutation:?}") == name);
             AtomicU8::new(named.map_or(0, |mutation| mutation as u8))
         })
     }

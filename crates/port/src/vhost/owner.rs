@@ -4,6 +4,7 @@ use std::fmt::{self, Debug, Formatter};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::QueueOwner;
+use super::dirty_log::DirtyLog;
 use super::queue::VhostQueue;
 use crate::panics::Panic;
 
@@ -36,6 +37,18 @@ impl Owner {
             && let Some(owner) = &mut state.owner
         {
             owner.stop();
+        }
+    }
+
+    /// Whether the queue that runs logs from now on what it writes, or no more.
+    pub(super) fn log_writes(&self, log: Option<DirtyLog>) -> bool {
+        self.state().owner.as_mut().is_some_and(|owner| owner.log_writes(log))
+    }
+
+    /// The guest has come from another host.
+    pub(super) fn arrived(&self) {
+        if let Some(owner) = &mut self.state().owner {
+            owner.arrived();
         }
     }
 

@@ -15,6 +15,7 @@ use std::sync::atomic::{Ordering, fence};
 use super::arena::{Arena, List};
 use super::call::Call;
 use super::chain::{DESCRIPTOR, Descriptor, F_INDIRECT, F_NEXT, F_WRITE, Pieces, max_pieces};
+use super::dirty_log::DirtyLog;
 use super::index::{Index, Size, Table};
 use super::memory::{Area, Memory};
 use super::mutation::mutated;
@@ -103,6 +104,10 @@ pub(crate) struct Packed {
     device_event: Area,
     call: Arc<Call>,
     inflight: Option<PackedInflight>,
+    log: Option<DirtyLog>,
+    /// Where the ring and the device's event suppression structure are in the log.
+    ring_in_log: u64,
+    event_in_log: u64,
     recovered: Vec<Index>,
     size: Size,
     event_idx: bool,
@@ -157,6 +162,29 @@ impl Packed {
                 self.ring.store(place, (flags ^ F_USED).to_le(), Ordering::Relaxed);
             }
             at = at.after(1, self.size);
+        }
+    }
+
+    /// Descriptors from `old` up to `used` may have been written.
+    #[cold]
+    fn mark_used(&self, old: Position) {
+        let Some(log) = &self.log else { return };
+        let bytes = DESCRIPTOR as u64;
+        let [from, to] = [old, self.used].map(|place| place.slot.at(DESCRIPTOR) as u64);
+        if old.wrap == self.used.wrap {
+            log.mark(self.ring_in_log + from, to - from);
+        } else {
+            log.mark(self.ring_in_log + from, bytes * u64::from(self.size.get()) - from);
+            log.mark(self.ring_in_log, to);
+        }
+        log.tell();
+    }
+
+    /// The device's event suppression structure was written.
+    #[cold]
+    fn mark_event(&self) {
+        if let Some(log) = &self.log {
+            log.mark(self.event_in_log, EVENT as u64);
         }
     }
 
@@ -238,6 +266,8 @@ impl Ring for Packed {
             buffers[id] = Taken { count, last: None, first: *first, rest: list };
             recovered.push(id);
         }
+        let ring_in_log = memory.guest_address(spec.descriptors)?;
+        let event_in_log = spec.used_in_log.or_else(|| memory.guest_address(spec.used))?;
         let packed = Packed {
             ring,
             driver_event: area(spec.available, EVENT, 4)?,
@@ -245,6 +275,9 @@ impl Ring for Packed {
             memory: Arc::clone(memory),
             call: spec.call,
             inflight,
+            log: spec.log,
+            ring_in_log,
+            event_in_log,
             recovered,
             size,
             event_idx: spec.event_idx,
@@ -263,6 +296,10 @@ impl Ring for Packed {
         packed.scrub();
         // The previous owner of the ring may have suppressed notifications.
         packed.device_event.store(0, ENABLE << 16, Ordering::Relaxed);
+        if let Some(log) = &packed.log {
+            log.mark(ring_in_log, (DESCRIPTOR * usize::from(size.get())) as u64);
+            packed.mark_event();
+        }
         Some(packed)
     }
 
@@ -396,6 +433,9 @@ impl Ring for Packed {
         }
         let old = std::mem::replace(&mut self.shown, self.used);
         self.unshown_count = 0;
+        if self.log.is_some() {
+            self.mark_used(old);
+        }
         // The driver asks for notifications and then looks at the ring; here it is the other way round.
         fence(Ordering::SeqCst);
         let wanted = self.is_notification_wanted(old);
@@ -414,6 +454,9 @@ impl Ring for Packed {
         }
         self.kicks = true;
         fence(Ordering::SeqCst);
+        if self.log.is_some() {
+            self.mark_event();
+        }
         Ok(self.is_something_available())
     }
 
@@ -421,8 +464,13 @@ impl Ring for Packed {
         // With event indexes, the one asked for last is enough: it lies behind, and nothing moves it.
         if self.kicks && !self.event_idx {
             self.device_event.store(0, (DISABLE << 16).to_le(), Ordering::Relaxed);
+            self.mark_event();
         }
         self.kicks = false;
+    }
+
+    fn set_log(&mut self, log: Option<DirtyLog>) {
+        self.log = log;
     }
 
     fn descriptor_bytes(&self) -> usize {

@@ -10,6 +10,7 @@ use bifrost_nic::{FlowKey, HEAD_LEN, parse};
 use rustix::event::epoll;
 
 use super::VhostCounters;
+use super::dirty_log::DirtyLog;
 use super::queue::{self, GuestQueue, VhostQueue};
 use crate::guest::{GuestPort, PlaceError, PolledPort, RxHandle, TxFrame, TxHandle};
 
@@ -164,6 +165,10 @@ impl GuestPort for Pairs {
 
     fn abandon(&mut self) {
         self.queues.iter_mut().for_each(|queue| queue.abandon());
+    }
+
+    fn log_writes(&mut self, log: Option<DirtyLog>) {
+        self.queues.iter_mut().for_each(|queue| queue.log_writes(log.clone()));
     }
 
     fn tx_capacity(&self) -> u32 {

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use super::counters::VhostCounters;
+use super::dirty_log::DirtyLog;
 use super::helper::Foreign;
 use super::memory::Memory;
 use super::packed::Packed;
@@ -37,6 +38,8 @@ pub(crate) struct QueueSpec {
     pub(crate) merged: bool,
     /// Longest frame for the guest, bytes.
     pub(crate) max_frame: usize,
+    /// Where pages that are written are marked.
+    pub(crate) log: Option<DirtyLog>,
     /// Where to leave the ends.
     pub(crate) ends: Arc<Ends>,
 }
@@ -121,7 +124,7 @@ impl<R: Ring> Queue<R> {
         let buffers = receive.size().get();
         Some(Queue {
             staging: merges.then(|| Staging::new(buffers, spec.max_frame)),
-            receive: Receive::new(receive, spec.mergeable, spec.guest_checksum, spec.max_frame),
+            receive: Receive::new(receive, spec.mergeable, spec.guest_checksum, spec.max_frame, spec.log),
             transmit: Transmit::new(R::open(&spec.memory, spec.transmit)?, spec.in_order, spec.slicing),
             kick: spec.kick,
             broken: None,
@@ -288,6 +291,11 @@ impl<R: Ring> GuestPort for Queue<R> {
         if self.transmit.ring.has_unshown() {
             self.flush();
         }
+    }
+
+    fn log_writes(&mut self, log: Option<DirtyLog>) {
+        self.transmit.ring.set_log(log.clone());
+        self.receive.set_log(log);
     }
 
     fn tx_capacity(&self) -> u32 {

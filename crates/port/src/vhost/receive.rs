@@ -5,6 +5,7 @@ use bifrost_wire::virtio_net;
 
 use super::counters::VhostCounters;
 use super::credit::{self, Credit, PACKET_WORK};
+use super::dirty_log::DirtyLog;
 use super::index::{Index, Table};
 use super::memory::Memory;
 use super::mutation::mutated;
@@ -98,6 +99,8 @@ pub(crate) struct Receive<R> {
     header: Vec<Piece>,
     credit: Credit,
     broken: Option<Broken>,
+    /// Where pages that are written are marked.
+    log: Option<DirtyLog>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -111,7 +114,7 @@ enum Buffer {
 }
 
 impl<R: Ring> Receive<R> {
-    pub(crate) fn new(ring: R, mergeable: bool, guest_checksum: bool, max_frame: usize) -> Self {
+    pub(crate) fn new(ring: R, mergeable: bool, guest_checksum: bool, max_frame: usize, log: Option<DirtyLog>) -> Self {
         let mut ring = ring;
         let size = ring.size();
         let mut buffers = size.table(Buffer::Drivers);
@@ -134,8 +137,15 @@ impl<R: Ring> Receive<R> {
             header: Vec::with_capacity(HEADER),
             credit: Credit::new(size),
             broken: None,
+            log,
             ring,
         }
+    }
+
+    /// From now on, marks what is written in `log`, or nothing.
+    pub(crate) fn set_log(&mut self, log: Option<DirtyLog>) {
+        self.ring.set_log(log.clone());
+        self.log = log;
     }
 
     /// Writes a frame into the next free buffers.
@@ -202,12 +212,19 @@ impl<R: Ring> Receive<R> {
             let len = room.min(total - written);
             self.buffers[head] = Buffer::Placed { len: len as u32, next: None, first: written == 0 };
             self.fill(written, len, frame);
+            if self.log.is_some() {
+                self.mark(&self.pieces, len);
+            }
             written += len;
         }
         self.link();
         let first = self.taken[0];
         if !self.write_header(virtio) {
             return Err(self.give_up(PlaceError::NoBuffer, counters));
+        }
+        if self.log.is_some() {
+            // Once more: it was written after the others.
+            self.mark(if self.taken.len() > 1 { &self.header } else { &self.pieces }, HEADER);
         }
         self.taken.clear();
         self.credit.earn();
@@ -365,6 +382,17 @@ impl<R: Ring> Receive<R> {
                 frame.write(self.ring.memory(), piece.guest + skip as u64, at + skip - HEADER, next - HEADER);
             }
             at = next;
+        }
+    }
+
+    /// Marks the first `len` bytes of a buffer.
+    #[cold]
+    fn mark(&self, pieces: &[Piece], len: usize) {
+        let (Some(log), mut left) = (&self.log, len as u64) else { return };
+        for piece in pieces {
+            let here = left.min(piece.len.into());
+            log.mark(piece.guest, here);
+            left -= here;
         }
     }
 

@@ -8,6 +8,7 @@ use std::fmt::Debug;
 use std::sync::Arc;
 
 use super::call::Call;
+use super::dirty_log::DirtyLog;
 use super::index::{Index, Size};
 use super::memory::{Area, Memory};
 
@@ -63,6 +64,9 @@ pub(crate) trait Ring: Sized + Debug + Send + 'static {
     /// Asks the driver not to notify, since the caller polls anyway.
     fn ask_for_silence(&mut self);
 
+    /// From now on, marks what it writes to the ring in `log`, or nothing.
+    fn set_log(&mut self, log: Option<DirtyLog>);
+
     /// Bytes of this process that copies of descriptors take.
     fn descriptor_bytes(&self) -> usize;
 }
@@ -102,6 +106,10 @@ pub(crate) struct RingSpec {
     pub(crate) base: u16,
     /// `VIRTIO_F_EVENT_IDX`.
     pub(crate) event_idx: bool,
+    /// Where to log what is written.
+    pub(crate) log: Option<DirtyLog>,
+    /// The guest address that stands for `used` in the log; `None`: its own.
+    pub(crate) used_in_log: Option<u64>,
     /// Tells the driver of used buffers.
     pub(crate) call: Arc<Call>,
     /// Where to note what is in flight: as many bytes as the ring's format takes.

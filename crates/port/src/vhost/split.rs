@@ -5,6 +5,7 @@ use std::sync::atomic::{Ordering, fence};
 
 use super::call::Call;
 use super::chain::{DESCRIPTOR, Descriptor, F_INDIRECT, F_NEXT, F_WRITE, Pieces};
+use super::dirty_log::DirtyLog;
 use super::index::{Index, Size};
 use super::inflight::Inflight;
 use super::memory::{Area, Memory};
@@ -31,6 +32,9 @@ pub(crate) struct Split {
     used: Area,
     call: Arc<Call>,
     inflight: Option<Inflight>,
+    log: Option<DirtyLog>,
+    /// Where the used ring is in the log.
+    used_in_log: u64,
     /// What an earlier life of this daemon had taken, in that order.
     recovered: Vec<Index>,
     size: Size,
@@ -121,6 +125,29 @@ impl Split {
         Err(BadChain::Link)
     }
 
+    /// Used entries `old..new` and the index behind them were written.
+    #[cold]
+    fn mark_used(&self, old: u16, new: u16) {
+        let Some(log) = &self.log else { return };
+        let (size, count) = (u64::from(self.size.get()), u64::from(new.wrapping_sub(old)));
+        let first = u64::from(old) % size;
+        let here = count.min(size - first);
+        let entries = self.used_in_log + 4;
+        log.mark(entries + 8 * first, 8 * here);
+        log.mark(entries, 8 * (count - here));
+        self.mark_control();
+        log.tell();
+    }
+
+    /// Flags, index, or the available event were written.
+    #[cold]
+    fn mark_control(&self) {
+        if let Some(log) = &self.log {
+            log.mark(self.used_in_log, 4);
+            log.mark(self.used_in_log + 4 + 8 * u64::from(self.size.get()), 2);
+        }
+    }
+
     /// A descriptor and its successor.
     #[inline]
     fn descriptor(&self, index: u16) -> Option<(Descriptor, u16)> {
@@ -150,13 +177,17 @@ impl Ring for Split {
         let in_flight = recovered.len() as u16;
         // Buffers are taken in the ring's order: each that was taken came back, or is in flight.
         let base = if recovered.is_empty() { spec.base } else { next_used.wrapping_add(in_flight) };
-        Some(Split {
+        let used_in_log = spec.used_in_log.or_else(|| memory.guest_address(spec.used))?;
+        used_in_log.checked_add(6 + 8 * n as u64)?;
+        let split = Split {
             descriptors: area(spec.descriptors, DESCRIPTOR * n, 16)?,
             available: area(spec.available, 6 + 2 * n, 2)?,
             used,
             memory: Arc::clone(memory),
             call: spec.call,
             inflight,
+            log: spec.log,
+            used_in_log,
             recovered,
             size,
             event_idx: spec.event_idx,
@@ -166,7 +197,9 @@ impl Ring for Split {
             shown_used: next_used,
             ahead: base.wrapping_sub(next_used).wrapping_sub(in_flight),
             kicks: true,
-        })
+        };
+        split.mark_control();
+        Some(split)
     }
 
     #[inline]
@@ -249,6 +282,9 @@ impl Ring for Split {
             inflight.after_show(new);
         }
         self.shown_used = new;
+        if self.log.is_some() {
+            self.mark_used(old, new);
+        }
         // The driver asks for notifications and then looks at the index; here it is the other way round.
         fence(Ordering::SeqCst);
         let wanted = if self.event_idx {
@@ -271,6 +307,9 @@ impl Ring for Split {
         }
         self.kicks = true;
         fence(Ordering::SeqCst);
+        if self.log.is_some() {
+            self.mark_control();
+        }
         self.look()
     }
 
@@ -278,8 +317,13 @@ impl Ring for Split {
         // With event indexes, the one asked for last is enough: it lies behind, and nothing moves it.
         if self.kicks && !self.event_idx {
             self.used.store(0, NO_NOTIFY.to_le(), Ordering::Relaxed);
+            self.mark_control();
         }
         self.kicks = false;
+    }
+
+    fn set_log(&mut self, log: Option<DirtyLog>) {
+        self.log = log;
     }
 
     /// They stay in the guest's memory.
