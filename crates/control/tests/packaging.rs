@@ -170,7 +170,7 @@ fn alerts_and_dashboards_ask_for_counters_that_there_are() {
     for file in ["prometheus/bifrost.rules.yml", "grafana/bifrost-hosts.json", "grafana/bifrost-fleet.json"] {
         let text = read(&format!("packaging/{file}"));
         let words = text.split(|c: char| !c.is_ascii_alphanumeric() && c != '_');
-        let others = ["bifrost_relay_", "bifrost_agent_"];
+        let others = ["bifrost_relay_", "bifrost_agent_", "bifrost_nicd_", "bifrost_gw_"];
         for word in words.filter(|w| w.starts_with("bifrost_") && !others.iter().any(|other| w.starts_with(other))) {
             asked += 1;
             assert!(known.contains(word), "{file}: {word}");
@@ -181,7 +181,7 @@ fn alerts_and_dashboards_ask_for_counters_that_there_are() {
 
 #[test]
 fn dashboards_are_such_as_grafana_reads() {
-    for name in ["hosts", "fleet"] {
+    for name in ["hosts", "fleet", "gateway"] {
         let board: serde_json::Value =
             serde_json::from_str(&read(&format!("packaging/grafana/bifrost-{name}.json"))).unwrap();
         assert_eq!(board["uid"], format!("bifrost-{name}"));

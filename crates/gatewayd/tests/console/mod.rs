@@ -3,6 +3,7 @@
 use std::io::{Read as _, Write as _};
 use std::net::{SocketAddr, TcpStream};
 use std::os::unix::fs::symlink;
+use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -105,6 +106,37 @@ fn the_console_shows_the_pods_of_all_servers_and_their_load() {
             assert!(Instant::now() < deadline);
             std::thread::sleep(Duration::from_millis(100));
         }
+    });
+}
+
+#[test]
+fn alerts_and_dashboards_ask_for_metrics_that_there_are() {
+    in_namespace(|| {
+        let world = World::start(&Options::default());
+        let names: Vec<String> = ["nicd.sock", "gw.sock"]
+            .iter()
+            .flat_map(|socket| {
+                let mut stream = UnixStream::connect(world.path(socket)).unwrap();
+                write!(stream, "GET /metrics HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n").unwrap();
+                let mut text = String::new();
+                stream.read_to_string(&mut text).unwrap();
+                let name = |line: &str| line.split([' ', '{']).next().map(str::to_owned);
+                text.lines().filter_map(name).collect::<Vec<_>>()
+            })
+            .collect();
+        let packaging = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../packaging");
+        let mut asked = 0;
+        for file in ["prometheus/bifrost.rules.yml", "grafana/bifrost-gateway.json"] {
+            let text = std::fs::read_to_string(packaging.join(file)).unwrap();
+            let words = text.split(|c: char| !c.is_ascii_alphanumeric() && c != '_');
+            let is_ours = |word: &&str| word.starts_with("bifrost_nicd_") || word.starts_with("bifrost_gw_");
+            // Tenants are there once some have sent much.
+            for word in words.filter(is_ours).filter(|word| !word.ends_with("_top_tenant_percent")) {
+                asked += 1;
+                assert!(names.iter().any(|name| name == word), "{file}: {word}\n{names:?}");
+            }
+        }
+        assert!(asked > 20, "{asked}");
     });
 }
 
