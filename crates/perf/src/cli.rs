@@ -10,6 +10,7 @@ use bifrost_endpoint::{Choice, Order, Service, Worker, WorkerConfig};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use serde::Serialize;
 
+use crate::applications::{BlockCommand, SortCommand};
 use crate::plan::{Plan, Test};
 use crate::{bandwidth, latency, numbered, server, stats, tcp, upgrade};
 
@@ -44,6 +45,12 @@ enum Command {
     /// Calls at a steady rate, while a file has running processes change their service: what is lost or out of order, and how
     /// throughput deviates.
     Upgrade(UpgradeArgs),
+    /// A distributed sort: mappers send records to the reducers that have their keys.
+    #[command(subcommand)]
+    Sort(SortCommand),
+    /// Block storage: a front end that reads one of several back ends, and writes all.
+    #[command(subcommand)]
+    Block(BlockCommand),
 }
 
 #[derive(Debug, Args)]
@@ -113,13 +120,13 @@ struct UpgradeArgs {
 }
 
 #[derive(Clone, Debug, Args)]
-struct Common {
+pub(crate) struct Common {
     /// The local address to bind; for a server also where it listens. IPv6 is faster: see docs/RDM.md.
     #[arg(short, long, default_value_t = IpAddr::V6(Ipv6Addr::LOCALHOST))]
-    bind: IpAddr,
+    pub(crate) bind: IpAddr,
     /// TCP port of the server, where connections are set up. The next one is for --tcp.
     #[arg(short, long, default_value_t = 18_515)]
-    port: u16,
+    pub(crate) port: u16,
     /// What carries packets: the RDMA NIC that has the local address, or software. The first line of the report says what it is.
     #[arg(long, value_enum, default_value_t = Provider::Auto)]
     provider: Provider,
@@ -139,7 +146,7 @@ struct Common {
     /// Write what was counted into that file, as Prometheus reads it: at the end, and on a server when a client has gone;
     /// `-`: standard output.
     #[arg(long, value_name = "FILE")]
-    stats: Option<PathBuf>,
+    pub(crate) stats: Option<PathBuf>,
     /// Transport service; both ends need the same.
     #[arg(short, long, value_enum, default_value_t = Connection::Uc, ignore_case = true)]
     connection: Connection,
@@ -174,7 +181,7 @@ enum Connection {
 }
 
 impl Common {
-    fn worker(&self) -> Result<Worker> {
+    pub(crate) fn worker(&self) -> Result<Worker> {
         let mut config = WorkerConfig::new(self.bind);
         config.provider = match self.provider {
             Provider::Auto => Choice::Auto,
@@ -222,6 +229,8 @@ impl Cli {
             Command::Bw(args) => args.run(Test::Bandwidth),
             Command::Lat(args) => args.run(Test::Latency),
             Command::Upgrade(args) => args.run(),
+            Command::Sort(command) => command.run(),
+            Command::Block(command) => command.run(),
         }
     }
 }
@@ -280,7 +289,7 @@ impl UpgradeArgs {
 }
 
 /// Prints a report, as text or as JSON.
-fn print(report: &(impl Display + Serialize), json: bool) -> Result<()> {
+pub(crate) fn print(report: &(impl Display + Serialize), json: bool) -> Result<()> {
     if json {
         println!("{}", serde_json::to_string(report)?);
     } else {

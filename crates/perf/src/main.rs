@@ -2,13 +2,18 @@
 
 #![forbid(unsafe_code)]
 
+mod applications;
 mod bandwidth;
+mod block;
 mod cli;
 mod latency;
+mod link;
 mod numbered;
 mod plan;
+mod random;
 mod report;
 mod server;
+mod sort;
 mod stats;
 mod tcp;
 mod upgrade;

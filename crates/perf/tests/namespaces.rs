@@ -165,3 +165,55 @@ fn running_processes_change_their_service_by_a_file() {
     let output = network.command(0, &["upgrade", "fd00:9::2"]).output().unwrap();
     assert!(String::from_utf8_lossy(&output.stderr).contains("needs --follow"));
 }
+
+#[test]
+fn a_sort_over_lossy_links_gives_all_records_in_order() {
+    let network = Network::new("sort", 4200, 256);
+    for tcp in [&[][..], &["--tcp"]] {
+        let spawn = |end: usize, what: &str, args: &[&str]| {
+            let bind = ["fd00:9::1", "fd00:9::2"][end];
+            let all = [&["sort", what, "-b", bind, "--roce-port", "0", "-m", "4096", "--json"], args, tcp].concat();
+            network.command(end, &all).stdout(Stdio::piped()).spawn().unwrap()
+        };
+        let reduce = |number: &str, port: &str| {
+            spawn(1, "reduce", &["-p", port, "--mappers", "2", "--reducers", "2", "--number", number])
+        };
+        let reducers = [reduce("0", "7000"), reduce("1", "7001")];
+        let to = "[fd00:9::2]:7000,[fd00:9::2]:7001";
+        let map = |seed: &str| spawn(0, "map", &["--reducers", to, "--records", "30000", "--seed", seed]);
+        let mappers = [map("1"), map("2")];
+        let report = |child: Child| -> Value {
+            let output = child.wait_with_output().unwrap();
+            assert!(output.status.success(), "{tcp:?}");
+            serde_json::from_slice(&output.stdout).unwrap()
+        };
+        let (mapped, reduced) = (mappers.map(report), reducers.map(report));
+        let sum = |reports: &[Value], field: &str| {
+            reports.iter().map(|report| report[field].as_u64().unwrap()).fold(0, u64::wrapping_add)
+        };
+        assert!(reduced.iter().all(|report| report["sorted"] == true), "{reduced:?}");
+        assert_eq!(sum(&reduced, "records"), 60_000);
+        assert_eq!(sum(&reduced, "checksum"), sum(&mapped, "checksum"), "{tcp:?}: other records than were made");
+        assert!(mapped.iter().all(|report| report["run_s"].as_f64() >= report["block_s"].as_f64()), "{mapped:?}");
+    }
+}
+
+#[test]
+fn block_storage_over_lossy_links_reads_what_was_written() {
+    let network = Network::new("block", 4200, 256);
+    for tcp in [&[][..], &["--tcp"]] {
+        let backends = ["7000", "7001", "7002"].map(|port| {
+            let all =
+                ["block", "serve", "-b", "fd00:9::2", "--roce-port", "0", "-m", "4096", "-p", port, "--disk-mib", "2"];
+            Server(network.command(1, &[&all, tcp].concat()).stderr(Stdio::null()).spawn().unwrap())
+        });
+        let to = "[fd00:9::2]:7000,[fd00:9::2]:7001,[fd00:9::2]:7002";
+        let all = ["block", "run", "-b", "fd00:9::1", "-m", "4096", "--backends", to, "--disk-mib", "2", "-D", "1"];
+        // It ends with an error when it reads something else than it wrote.
+        let report = network.measure(&[&all, tcp].concat());
+        assert!(report["reads"].as_u64() > Some(100) && report["writes"].as_u64() > Some(50), "{report}");
+        let at = |of: &str, key: &str| report[of][key].as_f64().unwrap();
+        assert!(at("read_latency_us", "p50") <= at("read_latency_us", "p99_9"), "{report}");
+        drop(backends);
+    }
+}
