@@ -471,7 +471,7 @@ impl Connection {
             self.progress_ns = context.now;
         }
         if self.config.service == Service::Both {
-            self.note_overtaking(&flight);
+            self.note_overtaking(context.now, &flight);
         }
         // Of either service: what is heard of one says that the path works for the other.
         self.backoff = 0;

@@ -23,8 +23,10 @@ struct Silence {
     since_ns: u64,
     /// An answer would have come by then.
     overdue_ns: u64,
-    /// Of its oldest work request.
+    /// Of its oldest work request: as many as another lane may send of it.
     bytes: u32,
+    /// The others: the last unit of a WRITE.
+    rest: u32,
 }
 
 /// What has arrived by other lanes during a silence that began then, of what was posted later.
@@ -32,10 +34,23 @@ struct Silence {
 pub(super) struct Overtaking {
     since_ns: u64,
     bytes: u32,
+    /// When the first of it was posted, and the last acknowledged.
+    from_ns: u64,
+    until_ns: u64,
+}
+
+impl Overtaking {
+    /// When a lane that gets a turn of the NIC as often has sent `rest` bytes more. The round trip does not take longer for these.
+    fn settled_ns(&self, rest: u32, round_trip_ns: u64) -> u64 {
+        let shares = u64::from(rest.div_ceil(self.bytes.max(1)).min(MOST_SHARES));
+        self.until_ns + (self.until_ns - self.from_ns).saturating_sub(round_trip_ns) * shares
+    }
 }
 
 /// How often at most: two a round trip.
 const TAIL_TRIES: u8 = 4;
+/// How many times as long as others have taken a silent lane is waited for, at most: little that has arrived says little about much.
+const MOST_SHARES: u32 = 8;
 
 impl Connection {
     pub(super) fn is_reliable(&self, lane: u8) -> bool {
@@ -156,7 +171,7 @@ impl Connection {
         let tail = self.tail.filter(|_| room).map_or(NEVER, |tail| tail.due_ns);
         let Some(silence) = self.silence() else { return tail };
         let witness = if room { silence.overdue_ns.max(self.witness_ns) } else { NEVER };
-        tail.min(if self.is_overtaken(&silence) { silence.overdue_ns } else { witness })
+        tail.min(if self.is_overtaken(&silence) { self.lost_ns(&silence) } else { witness })
     }
 
     /// The reliable lane that has waited longest for its NIC, if any.
@@ -166,9 +181,9 @@ impl Connection {
             return None;
         }
         let since_ns = oldest.posted_ns.max(self.lanes[usize::from(oldest.lane)].progress_ns);
-        let bytes = if let Kind::Write(_) = oldest.kind { oldest.len.saturating_sub(UNIT) } else { oldest.len };
+        let rest = if let Kind::Write(_) = oldest.kind { oldest.len.min(UNIT) } else { 0 };
         let overdue_ns = since_ns + self.answers.bound_ns(INITIAL_RTT_NS);
-        Some(Silence { lane: oldest.lane, since_ns, overdue_ns, bytes: bytes.max(1) })
+        Some(Silence { lane: oldest.lane, since_ns, overdue_ns, bytes: (oldest.len - rest).max(1), rest })
     }
 
     /// Whether as many bytes as the lane owes went out later by other lanes, by more than answers scatter, and have arrived. No
@@ -178,15 +193,23 @@ impl Connection {
         self.overtaking.since_ns == silence.since_ns && self.overtaking.bytes >= silence.bytes
     }
 
+    /// When a lane that is overtaken has lost something: its last unit has had the time that others took for as much.
+    fn lost_ns(&self, silence: &Silence) -> u64 {
+        silence.overdue_ns.max(self.overtaking.settled_ns(silence.rest, self.rtt.smoothed_ns().unwrap_or(0)))
+    }
+
     /// Something was acknowledged: it may have overtaken what is silent.
-    pub(super) fn note_overtaking(&mut self, flight: &Flight) {
+    pub(super) fn note_overtaking(&mut self, now: u64, flight: &Flight) {
         let Some(silence) = self.silence() else { return };
         if self.overtaking.since_ns != silence.since_ns {
-            self.overtaking = Overtaking { since_ns: silence.since_ns, bytes: 0 };
+            self.overtaking = Overtaking { since_ns: silence.since_ns, ..Overtaking::default() };
         }
         let later_ns = if self.answers.is_known() { 4 * self.answers.variance_ns() } else { INITIAL_RTT_NS };
         if flight.lane != silence.lane && flight.posted_ns >= silence.since_ns + later_ns {
+            let from_ns = if self.overtaking.bytes == 0 { u64::MAX } else { self.overtaking.from_ns };
             self.overtaking.bytes = self.overtaking.bytes.saturating_add(flight.cost());
+            self.overtaking.from_ns = from_ns.min(flight.posted_ns);
+            self.overtaking.until_ns = now.max(flight.posted_ns);
         }
     }
 
@@ -194,7 +217,7 @@ impl Connection {
     /// once, by the lane in use.
     pub(super) fn drop_stalled(&mut self, context: &mut Context<'_>) {
         let Some(silence) = self.silence() else { return };
-        if silence.overdue_ns <= context.now && self.is_overtaken(&silence) {
+        if self.is_overtaken(&silence) && self.lost_ns(&silence) <= context.now {
             context.counters.timeouts += 1;
             self.fail_lane(context, silence.lane, LaneFailure::Silence);
         }
