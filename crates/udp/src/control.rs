@@ -4,10 +4,11 @@ use std::mem::size_of;
 
 use crate::send::Outgoing;
 
-/// Room for the ECN and the segment size of a message, words.
+/// Space for the control messages (ECN and segment size) of a message, words.
 pub(crate) const SEND_CONTROL_WORDS: usize = 8;
 
-/// Iterates over control messages as the kernel lays them out: length (a word, header included), level, type, value, padding.
+/// Iterates over control messages as the kernel lays them out: length (a word, header included), level, type, value,
+/// padding.
 #[inline]
 pub(crate) fn control_messages(mut rest: &[u8]) -> impl Iterator<Item = (i32, i32, &[u8])> {
     const HEADER: usize = size_of::<libc::cmsghdr>();

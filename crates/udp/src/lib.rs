@@ -1,8 +1,8 @@
 //! Batches of datagrams through UDP sockets: `recvmmsg` and `sendmmsg`, with segmentation and merging by the kernel.
 //!
-//! Of the crates that do GSO and GRO, none gives receive times, TTLs, several destinations in a system call and sending
-//! without a copy, so the two system calls are wrapped here, behind buffers that own what the kernel is given. The
-//! caller owns the sockets and decides what its options are and what an error means.
+//! No crate that does GSO and GRO also offers receive times, TTLs, several destinations in one system call and sending
+//! without a copy. So this crate wraps the two system calls, behind buffers that own the memory given to the kernel.
+//! The caller owns the sockets, chooses their options and handles errors.
 
 mod control;
 mod notes;

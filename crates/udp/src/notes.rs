@@ -1,17 +1,17 @@
-//! What the kernel says about a message, and where its datagrams are.
+//! Metadata that the kernel attaches to a message, and the position of its datagrams.
 
-/// What control messages say about a message. What the socket's options do not ask for is 0, or `None`.
+/// Metadata from control messages. What the socket's options do not enable is 0, or `None`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Notes {
     /// ECN codepoint.
     pub ecn: u8,
     /// Time to live, or hop limit.
     pub ttl: u8,
-    /// When the kernel got it, CLOCK_REALTIME, ns.
+    /// When the kernel received it, CLOCK_REALTIME, ns.
     pub rx_time_ns: u64,
-    /// Bytes of each of the datagrams that were merged, but for a last shorter one.
+    /// Length of each merged datagram, bytes; only the last may be shorter.
     pub segment: Option<u32>,
-    /// Datagrams that this socket had no room for since it was made, modulo 2^32.
+    /// Datagrams that this socket dropped for lack of room since it was created, modulo 2^32.
     pub dropped: Option<u32>,
 }
 
@@ -36,7 +36,7 @@ impl Notes {
     }
 }
 
-/// Start and length of each datagram in a message of `len` bytes. Without a segment size, or with an absurd one, the
+/// Start and length of each datagram in a message of `len` bytes. Without a segment size, or with an invalid one, the
 /// message is one datagram.
 #[inline]
 pub fn datagrams(len: u32, segment: Option<u32>) -> impl Iterator<Item = (u32, u32)> {
@@ -59,7 +59,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn runs_are_cut_where_the_kernel_joined_them() {
+    fn merged_datagrams_are_split_at_their_boundaries() {
         type Parts = &'static [(u32, u32)];
         let cases: &[(u32, Option<u32>, Parts)] = &[
             (100, None, &[(0, 100)]),

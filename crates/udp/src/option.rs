@@ -1,4 +1,4 @@
-//! Socket options that no crate at hand offers.
+//! Socket options that no crate in use offers.
 
 use std::io;
 use std::mem::size_of;
@@ -7,7 +7,7 @@ use std::os::fd::{AsFd, AsRawFd};
 /// Sets an integer socket option.
 ///
 /// # Errors
-/// What the kernel says.
+/// The kernel's error.
 pub fn set_int(socket: &impl AsFd, level: i32, name: i32, value: i32) -> io::Result<()> {
     set(socket, level, name, &value)
 }
@@ -15,7 +15,7 @@ pub fn set_int(socket: &impl AsFd, level: i32, name: i32, value: i32) -> io::Res
 /// Attaches a classic BPF program: `SO_ATTACH_FILTER` or `SO_ATTACH_REUSEPORT_CBPF`.
 ///
 /// # Errors
-/// When it has more than 65,535 instructions, or what the kernel says.
+/// If it has more than 65,535 instructions, or the kernel's error.
 pub fn set_program(socket: &impl AsFd, name: i32, program: &[libc::sock_filter]) -> io::Result<()> {
     let len = u16::try_from(program.len()).map_err(|_| io::Error::from(io::ErrorKind::InvalidInput))?;
     // The kernel reads the instructions and keeps a copy; it does not write through this pointer.

@@ -1,4 +1,4 @@
-//! Receiving: `recvmmsg` into buffers that this process keeps.
+//! Receiving: `recvmmsg` into buffers that this process owns.
 
 use std::io;
 use std::mem::{size_of, zeroed};
@@ -8,12 +8,13 @@ use std::os::fd::{AsRawFd, BorrowedFd};
 use crate::control::control_messages;
 use crate::notes::Notes;
 
-/// Room for the control messages that a receive socket asks for (about 130 bytes), as words: the kernel wants them aligned.
+/// Space for the control messages that a receive socket enables (about 130 bytes), as words, because the kernel
+/// requires alignment.
 const RECEIVE_CONTROL_WORDS: usize = 32;
-/// Bytes of a receive buffer: more than a UDP payload, or a coalesced run of them, can be.
+/// Bytes of a receive buffer: larger than any UDP payload or coalesced run of datagrams.
 pub const RECEIVE_BUFFER_BYTES: usize = 65_536;
 
-/// Buffers of one receive batch: messages, each a datagram or several that the kernel has merged.
+/// Buffers of one receive batch. Each message is one datagram, or several that the kernel has merged.
 pub struct ReceiveBuffers {
     slab: Vec<u8>,
     names: Vec<libc::sockaddr_storage>,
@@ -22,7 +23,8 @@ pub struct ReceiveBuffers {
     iovecs: Vec<libc::iovec>,
 }
 
-// SAFETY: the raw pointers in `headers` and `iovecs` are written and used inside one `receive` call and never read after it.
+// SAFETY: the raw pointers in `headers` and `iovecs` are written and used inside one `receive` call and never read
+// after it.
 unsafe impl Send for ReceiveBuffers {}
 
 impl ReceiveBuffers {
@@ -40,16 +42,16 @@ impl ReceiveBuffers {
         }
     }
 
-    /// Messages that fit.
+    /// Maximum number of messages.
     #[must_use]
     pub fn capacity(&self) -> usize {
         self.headers.len()
     }
 
-    /// Receives into the buffers from `from` on; returns how many messages came. It does not wait.
+    /// Receives into the buffers from `from` on and returns the number of messages. Does not block.
     ///
     /// # Errors
-    /// What the kernel says; `WouldBlock` if nothing has come.
+    /// The kernel's error; `WouldBlock` if nothing has arrived.
     pub fn receive(&mut self, socket: BorrowedFd<'_>, from: usize) -> io::Result<usize> {
         let Some(count) = self.capacity().checked_sub(from).filter(|&n| n > 0) else { return Ok(0) };
         for i in from..self.capacity() {
@@ -78,7 +80,7 @@ impl ReceiveBuffers {
         usize::try_from(received).map_err(|_| io::Error::last_os_error())
     }
 
-    /// Payload of message `i`, cut to the buffer.
+    /// Payload of message `i`, truncated to the buffer.
     #[must_use]
     #[inline]
     pub fn payload(&self, i: usize) -> &[u8] {
@@ -89,28 +91,29 @@ impl ReceiveBuffers {
     /// Bytes `start..start + len` of message `i`'s buffer.
     ///
     /// # Panics
-    /// When they end behind the slab.
+    /// If they end behind the slab.
     #[must_use]
     #[inline]
     pub fn part(&self, i: usize, start: usize, len: usize) -> &[u8] {
         &self.slab[i * RECEIVE_BUFFER_BYTES + start..][..len]
     }
 
-    /// Whether the message or its control messages did not fit.
+    /// Whether the message or its control messages were truncated.
     #[must_use]
     #[inline]
     pub fn truncated(&self, i: usize) -> bool {
         self.headers[i].msg_hdr.msg_flags & (libc::MSG_TRUNC | libc::MSG_CTRUNC) != 0
     }
 
-    /// Who sent message `i`.
+    /// Sender of message `i`.
     #[must_use]
     #[inline]
     pub fn source(&self, i: usize) -> Option<SocketAddr> {
         let (name, len) = (&self.names[i], self.headers[i].msg_hdr.msg_namelen as usize);
         match i32::from(name.ss_family) {
             libc::AF_INET if len >= size_of::<libc::sockaddr_in>() => {
-                // SAFETY: sockaddr_storage is larger than sockaddr_in, at least as aligned, initialised, and tagged as one.
+                // SAFETY: sockaddr_storage is larger than sockaddr_in, at least as aligned, initialised, and tagged as
+                // one.
                 let v4 = unsafe { &*std::ptr::from_ref(name).cast::<libc::sockaddr_in>() };
                 let ip = Ipv4Addr::from(u32::from_be(v4.sin_addr.s_addr));
                 Some(SocketAddr::V4(SocketAddrV4::new(ip, u16::from_be(v4.sin_port))))
@@ -125,7 +128,7 @@ impl ReceiveBuffers {
         }
     }
 
-    /// What the kernel says about message `i`. Malformed control messages end the list.
+    /// The metadata of message `i`. A malformed control message ends the list.
     #[must_use]
     #[inline]
     pub fn notes(&self, i: usize) -> Notes {

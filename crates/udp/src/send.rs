@@ -1,4 +1,4 @@
-//! Sending: `sendmmsg` from where the bytes are.
+//! Sending: `sendmmsg` directly from the payload's memory.
 
 use std::io;
 use std::mem::zeroed;
@@ -11,9 +11,9 @@ use crate::control::{SEND_CONTROL_WORDS, write_control};
 /// A message to be sent.
 #[derive(Clone, Copy, Debug)]
 pub struct Outgoing<'a> {
-    /// Where to.
+    /// Destination.
     pub to: &'a SockAddr,
-    /// Cut into datagrams of this many bytes; `None`: one datagram.
+    /// Segment size: the kernel splits the payload into datagrams of this length, bytes; `None`: one datagram.
     pub segment: Option<u16>,
     /// ECN codepoint.
     pub ecn: u8,
@@ -29,15 +29,17 @@ pub struct SendHeaders {
     ranges: Vec<(usize, usize)>,
 }
 
-// SAFETY: the raw pointers in `headers` and `iovecs` are written and used inside one `send` call and never read after it.
+// SAFETY: the raw pointers in `headers` and `iovecs` are written and used inside one `send` call and never read after
+// it.
 unsafe impl Send for SendHeaders {}
 
 impl SendHeaders {
-    /// Sends messages in one system call, and returns how many the kernel took from the front. `messages` yields each
-    /// message and the pieces of its payload; pieces that follow each other in memory become one. It does not wait.
+    /// Sends messages in one system call, and returns how many of them, from the first on, the kernel accepted.
+    /// `messages` yields each message and the pieces of its payload; pieces that are adjacent in memory are merged.
+    /// Does not block.
     ///
     /// # Errors
-    /// What the kernel says about the first message; `WouldBlock` if the socket's buffer is full.
+    /// The kernel's error for the first message; `WouldBlock` if the socket's buffer is full.
     pub fn send<'a, Pieces: Iterator<Item = &'a [u8]>>(
         &mut self,
         socket: BorrowedFd<'_>,
@@ -70,7 +72,7 @@ impl SendHeaders {
             header.msg_hdr.msg_controllen = control_len as _;
             self.headers.push(header);
         }
-        // Only now, as the vectors no longer move.
+        // Only now, because the vectors no longer move.
         for ((header, control), &(start, len)) in self.headers.iter_mut().zip(&mut self.controls).zip(&self.ranges) {
             header.msg_hdr.msg_iov = self.iovecs[start..].as_mut_ptr();
             header.msg_hdr.msg_iovlen = len as _;

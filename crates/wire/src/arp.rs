@@ -7,20 +7,20 @@ use crate::{Mac, Malformed};
 /// Length of a packet, bytes.
 pub const LEN: usize = 28;
 
-/// What an ARP packet wants.
+/// Operation of an ARP packet.
 #[repr(u16)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Operation {
-    /// Who has the target address?
+    /// Request: who has the target address?
     Request = 1,
-    /// The sender has it.
+    /// Reply: the sender has it.
     Reply = 2,
 }
 
 /// An ARP packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Packet {
-    /// What it wants.
+    /// Operation.
     pub operation: Operation,
     /// Sender's hardware address.
     pub sender_mac: Mac,
@@ -33,7 +33,7 @@ pub struct Packet {
 }
 
 impl Packet {
-    /// Parses what follows the Ethernet header; padding behind the packet is ignored.
+    /// Parses the bytes after the Ethernet header; padding behind the packet is ignored.
     ///
     /// # Errors
     /// [`Malformed::Truncated`]; [`Malformed::Kind`] for other address families, address lengths or operations.
@@ -69,7 +69,7 @@ impl Packet {
         out
     }
 
-    /// The reply that tells the sender of this request that `mac` has the target address.
+    /// The reply to this request: `mac` has the target address.
     #[must_use]
     pub const fn reply(&self, mac: Mac) -> Self {
         Self {

@@ -10,8 +10,8 @@ use core::net::{Ipv4Addr, Ipv6Addr};
 #[must_use]
 pub fn sum(bytes: &[u8]) -> u32 {
     let (blocks, tail) = bytes.as_chunks::<BLOCK>();
-    // Words of 64 bits in memory order: one's-complement sums do not care for byte order until the very end (RFC 1071,
-    // section 2 (B)). Halves are summed apart, so 2^32 blocks fit before anything can overflow.
+    // Words of 64 bits in memory order: one's-complement sums do not depend on byte order until the very end (RFC 1071,
+    // section 2 (B)). The halves are summed separately, so 2^32 blocks fit before anything can overflow.
     let (mut low, mut high) = ([0u64; LANES], [0u64; LANES]);
     for block in blocks {
         for (lane, word) in block.as_chunks::<8>().0.iter().enumerate() {
@@ -29,8 +29,8 @@ pub fn sum(bytes: &[u8]) -> u32 {
     u32::from(u16::from_be(fold64(blocks_sum + rest)))
 }
 
-/// Copies `from` to the start of `to` and returns the partial sum of what was copied, in steps that stay in the first
-/// cache level. Copies only what fits when `to` is shorter.
+/// Copies `from` to the start of `to` and returns the partial sum of the copied bytes, in steps that fit the L1 cache.
+/// Copies only what fits when `to` is shorter.
 pub fn copy_and_sum(from: &[u8], to: &mut [u8]) -> u32 {
     let mut total = 0u64;
     // An even step keeps every piece but the last aligned to words.
@@ -48,7 +48,7 @@ pub const fn fold(sum: u32) -> u16 {
     fold64(sum as u64)
 }
 
-/// The checksum that a partial sum asks for: its complement.
+/// The checksum for a partial sum: its complement.
 #[must_use]
 pub const fn finish(sum: u32) -> u16 {
     !fold(sum)
@@ -60,7 +60,7 @@ pub fn checksum(bytes: &[u8]) -> u16 {
     finish(sum(bytes))
 }
 
-/// Whether `bytes`, their checksum field included, sum up right.
+/// Whether `bytes`, which include their checksum field, have a valid checksum.
 #[must_use]
 pub fn is_valid(bytes: &[u8]) -> bool {
     sum(bytes) == 0xffff
@@ -98,13 +98,13 @@ pub fn pseudo_v6(source: Ipv6Addr, destination: Ipv6Addr, protocol: u8, len: u32
     u32::from(fold64(words.map(u64::from).sum::<u64>() + u64::from(protocol) + u64::from(len)))
 }
 
-/// What to send as a UDP checksum: zero would mean "none" (RFC 768).
+/// The UDP checksum to send: zero would mean "none" (RFC 768).
 #[must_use]
 pub const fn udp_nonzero(checksum: u16) -> u16 {
     if checksum == 0 { 0xffff } else { checksum }
 }
 
-/// Sums pieces of a packet one after the other, whatever their lengths.
+/// Sums the pieces of a packet one after the other; they may have any length.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Sum {
     // Below 2^16.
@@ -113,7 +113,7 @@ pub struct Sum {
 }
 
 impl Sum {
-    /// Of nothing.
+    /// The sum of nothing.
     #[must_use]
     pub const fn new() -> Self {
         Self { total: 0, odd: false }
@@ -135,7 +135,7 @@ impl Sum {
     #[must_use]
     pub const fn then_sum(self, partial: u32, len: usize) -> Self {
         let piece = fold(partial);
-        // After an odd number of bytes every byte of the piece lies in the other half of its word.
+        // After an odd number of bytes, every byte of the piece is in the other half of its word.
         let piece = if self.odd { piece.swap_bytes() } else { piece };
         Self { total: fold(self.total + piece as u32) as u32, odd: self.odd ^ (len % 2 == 1) }
     }

@@ -30,7 +30,7 @@ pub struct Tag {
     pub service: bool,
     /// Priority code point, 0..=7.
     pub priority: u8,
-    /// Drop eligible.
+    /// Drop eligible indicator.
     pub drop_eligible: bool,
     /// VLAN identifier, 0..=4095; 0 is a priority tag.
     pub vid: u16,
@@ -39,15 +39,15 @@ pub struct Tag {
 /// A header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Header {
-    /// Where the frame goes.
+    /// Destination address.
     pub destination: Mac,
-    /// Where it comes from.
+    /// Source address.
     pub source: Mac,
     /// Outer tag.
     pub outer: Option<Tag>,
     /// Second tag; never without an outer one in a parsed header.
     pub inner: Option<Tag>,
-    /// EtherType behind the tags. A third tag stays here as its EtherType.
+    /// EtherType after the tags. A third tag is not parsed: its TPID is reported here.
     pub ethertype: u16,
 }
 

@@ -8,7 +8,7 @@ pub const HEADER_LEN: usize = 8;
 /// A header with a key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Header {
-    /// Tells tunnels between the same addresses apart.
+    /// Distinguishes tunnels between the same addresses.
     pub key: u32,
     /// EtherType of the packet that follows.
     pub ethertype: u16,
@@ -18,7 +18,8 @@ impl Header {
     /// Splits the payload of an IP packet into a header and the packet that follows it.
     ///
     /// # Errors
-    /// [`Malformed::Truncated`]; [`Malformed::Version`] for a version other than 0; [`Malformed::Kind`] without a key, or with other fields.
+    /// [`Malformed::Truncated`]; [`Malformed::Version`] for a version other than 0; [`Malformed::Kind`] without a key,
+    /// or with other fields.
     pub fn parse(payload: &[u8]) -> Result<(Self, &[u8]), Malformed> {
         let (header, rest) = payload.split_first_chunk::<HEADER_LEN>().ok_or(Malformed::Truncated)?;
         let [f0, f1, e0, e1, key @ ..] = *header;
@@ -29,7 +30,7 @@ impl Header {
         }
     }
 
-    /// Its bytes.
+    /// The encoded header.
     #[must_use]
     pub const fn emit(self) -> [u8; HEADER_LEN] {
         ((FLAG_KEY as u64) << 48 | (self.ethertype as u64) << 32 | self.key as u64).to_be_bytes()
@@ -59,7 +60,7 @@ mod tests {
             (&[0x20, 0, 8, 0, 1, 2, 3], Malformed::Truncated),
             (&[0x20, 1, 8, 0, 0, 0, 0, 0], Malformed::Version),
             (&[0x00, 0, 8, 0, 0, 0, 0, 0], Malformed::Kind),
-            // With a checksum, whose place is that of the key.
+            // With a checksum, which sits where the key is expected.
             (&[0xa0, 0, 8, 0, 0, 0, 0, 0], Malformed::Kind),
         ];
         for (bytes, error) in table {

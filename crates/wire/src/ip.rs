@@ -1,4 +1,4 @@
-//! IP headers of either family: what tunnels are written with.
+//! IP headers of either family, for writing tunnel headers.
 
 use core::net::IpAddr;
 
@@ -8,15 +8,15 @@ use crate::{ipv4, ipv6};
 /// A header without options or extension headers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Header {
-    /// Of IPv4.
+    /// IPv4.
     V4(ipv4::Header),
-    /// Of IPv6.
+    /// IPv6.
     V6(ipv6::Header),
 }
 
 impl Header {
-    /// The header in front of `payload_len` bytes, as [`ipv4::Header::new`] and [`ipv6::Header::new`] make it. `None`: the packet would be longer than an IP
-    /// packet can be, or the addresses are of different families.
+    /// The header in front of `payload_len` bytes, as [`ipv4::Header::new`] and [`ipv6::Header::new`] make it. `None`
+    /// if the packet would exceed the maximum length of an IP packet, or the addresses are of different families.
     #[must_use]
     #[inline(always)]
     pub fn new(source: IpAddr, destination: IpAddr, protocol: u8, payload_len: usize) -> Option<Self> {
@@ -34,7 +34,7 @@ impl Header {
     }
 }
 
-/// Bytes of the header of a packet to `address`.
+/// Length of the IP header of a packet to `address`, bytes.
 #[must_use]
 pub const fn header_len(address: IpAddr) -> usize {
     if address.is_ipv4() { ipv4::HEADER_LEN } else { ipv6::HEADER_LEN }

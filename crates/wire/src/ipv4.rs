@@ -9,7 +9,7 @@ pub const HEADER_LEN: usize = 20;
 /// Length of the longest header, bytes.
 pub const MAX_HEADER_LEN: usize = 60;
 
-/// A header; options are skipped, not read.
+/// A header; options are skipped, not parsed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Header {
     /// Length of the header with its options, bytes: 20..=60. The transport header starts here.
@@ -20,27 +20,27 @@ pub struct Header {
     pub total_len: u16,
     /// Identification of the fragments of one packet.
     pub identification: u16,
-    /// DF.
+    /// Don't fragment (DF).
     pub dont_fragment: bool,
-    /// MF.
+    /// More fragments (MF).
     pub more_fragments: bool,
-    /// Where the fragment's payload belongs, bytes: a multiple of 8, at most 65528.
+    /// Fragment offset, bytes: a multiple of 8, at most 65528.
     pub fragment_offset: u16,
     /// Time to live.
     pub ttl: u8,
     /// Protocol of the payload; see [`crate::protocol`].
     pub protocol: u8,
-    /// Header checksum as found; [`Header::emit`] computes its own.
+    /// Header checksum as received; [`Header::emit`] computes its own.
     pub checksum: u16,
-    /// Where the packet comes from.
+    /// Source address.
     pub source: Ipv4Addr,
-    /// Where it goes.
+    /// Destination address.
     pub destination: Ipv4Addr,
 }
 
 impl Header {
-    /// The header of a whole packet with `payload_len` bytes behind it, without options: not to be fragmented, so that it needs no
-    /// identification (RFC 6864, section 4), hop limit 64, traffic class 0. `payload_len`: 0..=65,515.
+    /// The header of an unfragmented packet with `payload_len` bytes of payload and no options. DF is set, so it needs
+    /// no identification (RFC 6864, section 4). TTL 64, type of service 0. `payload_len`: 0..=65,515.
     #[must_use]
     pub const fn new(source: Ipv4Addr, destination: Ipv4Addr, protocol: u8, payload_len: u16) -> Self {
         Self {
@@ -73,7 +73,7 @@ impl Header {
         Ok(header)
     }
 
-    /// As [`Header::parse`], but the payload may be cut short: what an ICMP error quotes.
+    /// As [`Header::parse`], but the payload may be truncated, as in packets that ICMP errors quote.
     ///
     /// # Errors
     /// As for [`Header::parse`].
@@ -159,8 +159,9 @@ impl Header {
 /// Checks the options in `header` (exactly `header_len` bytes).
 ///
 /// # Errors
-/// [`Malformed::SourceRoute`] for a loose or strict source route (RFC 791, section 3.1; RFC 7126, sections 4.3 and 4.4): the
-/// destination in the header is not where such a packet ends. [`Malformed::Options`] for a length that does not fit.
+/// [`Malformed::SourceRoute`] for a loose or strict source route (RFC 791, section 3.1; RFC 7126, sections 4.3 and
+/// 4.4): the destination in the header is not the packet's final destination. [`Malformed::Options`] for a length that
+/// does not fit.
 pub fn check_options(header: &[u8]) -> Result<(), Malformed> {
     let mut options = header.get(HEADER_LEN..).unwrap_or_default();
     loop {
@@ -221,14 +222,14 @@ pub fn set_ecn(header: &mut [u8; HEADER_LEN], ecn: u8) {
     set_u16(header, 0, u16::from_be_bytes([version, traffic_class]));
 }
 
-/// Changes the source address in place, and the header checksum with it; a transport checksum is the caller's.
+/// Changes the source address and the header checksum in place; the caller updates the transport checksum.
 pub fn set_source(header: &mut [u8; HEADER_LEN], source: Ipv4Addr) {
     let [a, b, c, d] = source.octets();
     set_u16(header, 12, u16::from_be_bytes([a, b]));
     set_u16(header, 14, u16::from_be_bytes([c, d]));
 }
 
-/// Changes the destination address in place, and the header checksum with it; a transport checksum is the caller's.
+/// Changes the destination address and the header checksum in place; the caller updates the transport checksum.
 pub fn set_destination(header: &mut [u8; HEADER_LEN], destination: Ipv4Addr) {
     let [a, b, c, d] = destination.octets();
     set_u16(header, 16, u16::from_be_bytes([a, b]));
@@ -307,7 +308,7 @@ mod tests {
         for (at, value, expected) in cases {
             let mut bad = good;
             bad[at] = value;
-            // 0x46 asks for 24 bytes: take the last one away.
+            // 0x46 means 24 bytes: remove the last one.
             let len = if value == 0x46 { 23 } else { 24 };
             assert_eq!(Header::parse(&bad[..len]), Err(expected), "byte {at} = {value:#x}");
         }
@@ -320,7 +321,7 @@ mod tests {
             (&[], Ok(())),
             (&[1, 1, 1, 0], Ok(())),
             (&[7, 4, 4, 0], Ok(())),
-            // What is behind the end is padding.
+            // Bytes behind the end are padding.
             (&[0, 131, 3, 4], Ok(())),
             (&[131, 3, 4, 0], Err(Malformed::SourceRoute)),
             (&[7, 3, 4, 137], Err(Malformed::SourceRoute)),

@@ -6,7 +6,7 @@ use crate::{Malformed, checksum};
 
 /// Length of the fixed header, bytes.
 pub const HEADER_LEN: usize = 40;
-/// How many extension headers are looked through. RFC 8200, section 4.1 knows at most seven in one packet.
+/// Maximum number of extension headers walked. RFC 8200, section 4.1 allows at most seven in one packet.
 pub const MAX_EXTENSIONS: usize = 8;
 
 /// A fixed header.
@@ -16,24 +16,25 @@ pub struct Header {
     pub traffic_class: u8,
     /// Flow label, 20 bits.
     pub flow_label: u32,
-    /// Length of everything behind the fixed header, bytes.
+    /// Length of everything after the fixed header, bytes.
     pub payload_len: u16,
-    /// Kind of what follows: an extension header or a transport protocol.
+    /// Next header: the extension header or transport protocol that follows.
     pub next_header: u8,
     /// Hop limit.
     pub hop_limit: u8,
-    /// Where the packet comes from.
+    /// Source address.
     pub source: Ipv6Addr,
-    /// Where it goes.
+    /// Destination address.
     pub destination: Ipv6Addr,
 }
 
 /// Where the transport header of a packet is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Transport {
-    /// Its protocol number; see [`crate::protocol`]. [`NO_NEXT_HEADER`] when there is none.
+    /// Its protocol number; see [`crate::protocol`]. [`NO_NEXT_HEADER`] if nothing follows.
     pub protocol: u8,
-    /// Its offset from the start of the packet, bytes: at most the packet's end. In a fragment, where its payload starts.
+    /// Its offset from the start of the packet, bytes: at most the packet's end. In a fragment, where its payload
+    /// starts.
     pub offset: usize,
     /// The fragment header, if there is one.
     pub fragment: Option<Fragment>,
@@ -42,7 +43,7 @@ pub struct Transport {
 /// A fragment header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Fragment {
-    /// Where the fragment's payload belongs, bytes: a multiple of 8.
+    /// Fragment offset, bytes: a multiple of 8.
     pub offset: u16,
     /// More fragments follow.
     pub more: bool,
@@ -63,7 +64,8 @@ impl Header {
     /// Parses the fixed header at the start of `packet`, which may have padding behind its end.
     ///
     /// # Errors
-    /// [`Malformed::Truncated`], [`Malformed::Version`]; [`Malformed::Length`] when the payload reaches beyond `packet`.
+    /// [`Malformed::Truncated`], [`Malformed::Version`]; [`Malformed::Length`] when the payload reaches beyond
+    /// `packet`.
     pub fn parse(packet: &[u8]) -> Result<Self, Malformed> {
         let header = Self::parse_quoted(packet)?;
         if header.total_len() > packet.len() {
@@ -72,7 +74,7 @@ impl Header {
         Ok(header)
     }
 
-    /// As [`Header::parse`], but the payload may be cut short: what an ICMPv6 error quotes.
+    /// As [`Header::parse`], but the payload may be truncated, as in packets that ICMPv6 errors quote.
     ///
     /// # Errors
     /// [`Malformed::Truncated`], [`Malformed::Version`].
@@ -120,17 +122,18 @@ impl Header {
     }
 
     /// Walks the extension headers of `packet`, the packet that this header was parsed from. Stops at the first header
-    /// that is none of hop-by-hop, routing, fragment, destination options or AH, and at the payload of a later fragment.
+    /// that is not a hop-by-hop, routing, fragment, destination options or AH header, and at the payload of a fragment
+    /// other than the first.
     ///
     /// # Errors
-    /// [`Malformed::Truncated`] when one of them is cut short, by the packet's end or by that of `packet`;
-    /// [`Malformed::Extensions`] for more than [`MAX_EXTENSIONS`];
-    /// [`Malformed::Fragment`] for a second fragment header, and for an extension header in the first piece of a packet: other
-    /// pieces could overlap it, and with it what the packet is. A packet whose only piece has a fragment header, too ("atomic
-    /// fragment", RFC 6946), is whole, and may have them;
-    /// [`Malformed::SourceRoute`] for a routing header of type 0, 1 or 2 that names further destinations (RFC 5095, RFC 6275):
-    /// the packet does not end where its header says. Those of other types are walked over: who follows them sends a packet of
-    /// its own.
+    /// - [`Malformed::Truncated`] if a header extends beyond the packet's end or beyond `packet`;
+    /// - [`Malformed::Extensions`] for more than [`MAX_EXTENSIONS`];
+    /// - [`Malformed::Fragment`] for a second fragment header, and for an extension header in the first fragment: other
+    ///   fragments could overlap it and so change what the packet is. An atomic fragment (RFC 6946) is a whole packet
+    ///   and may have them;
+    /// - [`Malformed::SourceRoute`] for a routing header of type 0, 1 or 2 that lists further destinations (RFC 5095,
+    ///   RFC 6275): the packet does not end where its header says. Other types are skipped: a node that processes them
+    ///   sends a packet of its own.
     pub fn transport(&self, packet: &[u8]) -> Result<Transport, Malformed> {
         let packet = packet.get(..self.total_len()).unwrap_or(packet);
         let mut at = Transport { protocol: self.next_header, offset: HEADER_LEN, fragment: None };
@@ -192,19 +195,19 @@ pub fn set_ecn(header: &mut [u8; HEADER_LEN], ecn: u8) {
     header[1] = header[1] & !0x30 | (ecn & 3) << 4;
 }
 
-/// Changes the source address in place; a transport checksum is the caller's.
+/// Changes the source address in place; the caller updates the transport checksum.
 pub fn set_source(header: &mut [u8; HEADER_LEN], source: Ipv6Addr) {
     header[8..24].copy_from_slice(&source.octets());
 }
 
-/// Changes the destination address in place; a transport checksum is the caller's.
+/// Changes the destination address in place; the caller updates the transport checksum.
 pub fn set_destination(header: &mut [u8; HEADER_LEN], destination: Ipv6Addr) {
     header[24..40].copy_from_slice(&destination.octets());
 }
 
 const HOP_BY_HOP: u8 = 0;
 const ROUTING: u8 = 43;
-/// Routing headers up to this type name addresses to be visited.
+/// Routing headers up to this type list addresses to visit.
 const MAX_SOURCE_ROUTE: u8 = 2;
 const FRAGMENT: u8 = 44;
 const AUTHENTICATION: u8 = 51;
@@ -272,7 +275,7 @@ mod tests {
         assert_eq!((found.protocol, found.offset), (6, 56));
         let twice = [&[44, 0, 0, 0, 0, 0, 0, 9][..], &options].concat();
         assert_eq!(transport(44, &twice), Err(Malformed::Fragment));
-        // Behind a later fragment's header comes payload, not another header.
+        // After the header of a later fragment comes payload, not another header.
         let later = [60, 0, 0, 8, 0, 0, 0, 9, 255, 255];
         let found = transport(44, &later).unwrap();
         assert_eq!(found.fragment, Some(Fragment { offset: 8, more: false, identification: 9 }));
@@ -280,7 +283,7 @@ mod tests {
     }
 
     #[test]
-    fn routes_of_the_sender_are_refused() {
+    fn source_routes_are_refused() {
         let routing = |kind, left| transport(43, &[6, 0, kind, left, 0, 0, 0, 0]).map(|t| t.protocol);
         for kind in 0..=2 {
             assert_eq!(routing(kind, 1), Err(Malformed::SourceRoute), "type {kind}");

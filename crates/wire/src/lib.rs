@@ -1,11 +1,12 @@
-//! Every header on a wire, parsed once into typed values.
+//! Parses every packet header once into typed values, and emits it.
 //!
 //! Nothing here allocates on its own, does I/O, reads a clock or keeps state: parsers take a slice and return small
 //! `Copy` values (plus offsets where something follows), emitters fill arrays or slices that the caller owns. All input
-//! is taken to be hostile; a parser answers every byte string with a value or a reason and never panics.
+//! is treated as hostile: for any byte string a parser returns a value or a reason, and never panics.
 //!
-//! [`bifrost`] is the reliable transport's own format, specified in `docs/PROTOCOL.md`, and [`rdm`] that of messages over
-//! RDMA, specified in `docs/RDM.md`; the other modules follow the standards that they name. [`pcapng`] is no header, but how all of them are written into a file to be looked at.
+//! [`bifrost`] is the format of the reliable transport, specified in `docs/PROTOCOL.md`, and [`rdm`] that of messages
+//! over RDMA, specified in `docs/RDM.md`; the other modules follow the standards that they cite. [`pcapng`] writes
+//! packets to capture files.
 
 #![no_std]
 #![forbid(unsafe_code)]

@@ -7,7 +7,7 @@ use core::str::FromStr;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Mac(pub [u8; 6]);
 
-/// A string that is no MAC address of the form `02:00:00:00:00:01` (or with `-`).
+/// A string that is not a MAC address of the form `02:00:00:00:00:01` (or with `-`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("not a MAC address: expected six two-digit hexadecimal octets separated by ':' or '-'")]
 pub struct ParseMacError;
@@ -15,11 +15,11 @@ pub struct ParseMacError;
 impl Mac {
     /// The broadcast address.
     pub const BROADCAST: Self = Self([0xff; 6]);
-    /// All zeros: "unknown" in ARP, never the address of a station.
+    /// All zeros: "unknown" in ARP, never the address of an interface.
     pub const ZERO: Self = Self([0; 6]);
 
-    /// The address of the distributed router of every VPC on every host: the source of frames that a host has routed. No vNIC
-    /// may have it.
+    /// The address of the distributed router of every VPC on every host: the source of frames that a host has routed.
+    /// No vNIC may have it.
     pub const ROUTER: Self = Self([0x02, 0xbf, 0x00, 0x00, 0x00, 0x01]);
 
     /// The octets in wire order.
@@ -40,7 +40,7 @@ impl Mac {
         self.as_u64() == 0xffff_ffff_ffff
     }
 
-    /// Whether a station can have this address: neither a group address nor all zeros.
+    /// Whether an interface can have this address: neither a group address nor all zeros.
     #[must_use]
     pub const fn is_unicast(self) -> bool {
         !self.is_multicast() && self.as_u64() != 0

@@ -1,4 +1,4 @@
-//! Why a standard header cannot be what it claims to be.
+//! Why a standard header is invalid.
 
 /// Why a header was refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, thiserror::Error)]
@@ -12,17 +12,17 @@ pub enum Malformed {
     /// The header's own length field is below the minimum.
     #[error("header length field is below the minimum")]
     HeaderLength,
-    /// A length field is shorter than the header, or reaches beyond the bytes there are.
-    #[error("length field does not fit header and bytes")]
+    /// A length field is shorter than the header, or reaches beyond the available bytes.
+    #[error("length field is shorter than the header or exceeds the available bytes")]
     Length,
-    /// Well-formed, but for other hardware, protocol or message types than those known here.
+    /// Well-formed, but of a hardware, protocol or message type that is not supported.
     #[error("kind is not supported")]
     Kind,
-    /// More IPv6 extension headers, or longer ones, than are looked through.
+    /// More IPv6 extension headers, or longer ones, than the parser walks.
     #[error("too many IPv6 extension headers")]
     Extensions,
-    /// A second fragment header, or an extension header behind the fragment header of a packet in pieces.
-    #[error("a header behind an IPv6 fragment header")]
+    /// A second fragment header, or an extension header behind the fragment header of a fragmented packet.
+    #[error("extension header behind an IPv6 fragment header")]
     Fragment,
     /// The sender chooses the route: loose or strict source route of IPv4, routing headers of types 0 to 2 of IPv6.
     #[error("source route")]

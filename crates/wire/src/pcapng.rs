@@ -1,5 +1,5 @@
-//! Blocks of the capture format pcapng (draft-ietf-opsawg-pcapng), little endian, appended to a buffer of the caller's. Time stamps
-//! are in nanoseconds.
+//! Blocks of the capture format pcapng (draft-ietf-opsawg-pcapng), little endian, appended to the caller's buffer.
+//! Timestamps are in nanoseconds.
 
 use alloc::vec::Vec;
 
@@ -9,7 +9,7 @@ const INTERFACE_STATISTICS: u32 = 5;
 const ENHANCED_PACKET: u32 = 6;
 const ETHERNET: u16 = 1;
 
-/// Options: those of the blocks here, by their codes.
+/// Codes of the options in the blocks here.
 const COMMENT: u16 = 1;
 const USER_APPLICATION: u16 = 4;
 const NAME: u16 = 2;
@@ -19,7 +19,7 @@ const FLAGS: u16 = 2;
 const RECEIVED: u16 = 4;
 const DROPPED: u16 = 5;
 
-/// Which way a packet went: the values of the direction in a packet's flags.
+/// Direction of a packet: the values of the direction bits in a packet's flags.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Flow {
     /// Received.
@@ -28,16 +28,16 @@ pub enum Flow {
     Outbound = 2,
 }
 
-/// What is known of a packet beside its bytes.
+/// Metadata of a packet.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Notes<'a> {
-    /// Which way it went.
+    /// Direction of the packet.
     pub flow: Option<Flow>,
-    /// For people.
+    /// Comment for people.
     pub comment: Option<&'a str>,
 }
 
-/// Begins a file, version 1.0, of unknown length; `application` writes it.
+/// Starts a file, version 1.0, of unknown length; `application` is the name of its writer.
 pub fn section(out: &mut Vec<u8>, application: &str) {
     block(out, SECTION_HEADER, |body| {
         body.extend_from_slice(&0x1a2b_3c4du32.to_le_bytes());
@@ -48,7 +48,8 @@ pub fn section(out: &mut Vec<u8>, application: &str) {
     });
 }
 
-/// Describes the next interface, the first being number 0: Ethernet; of packets, `snaplen` bytes are kept at most, 0 for all.
+/// Describes the next interface, with link type Ethernet; the first one is number 0. `snaplen` is the maximum number of
+/// bytes kept per packet, 0 for no limit.
 pub fn interface(out: &mut Vec<u8>, name: &str, description: &str, snaplen: u32) {
     block(out, INTERFACE, |body| {
         body.extend_from_slice(&ETHERNET.to_le_bytes());
@@ -61,7 +62,7 @@ pub fn interface(out: &mut Vec<u8>, name: &str, description: &str, snaplen: u32)
     });
 }
 
-/// Adds a packet of `len` bytes of which `bytes` were kept, seen at `at_ns` since the epoch.
+/// Adds a packet of `len` bytes, of which `bytes` were kept, seen at `at_ns` since the epoch.
 pub fn packet(out: &mut Vec<u8>, interface: u32, at_ns: u64, len: u32, bytes: &[u8], notes: Notes<'_>) {
     block(out, ENHANCED_PACKET, |body| {
         body.extend_from_slice(&interface.to_le_bytes());
@@ -80,7 +81,7 @@ pub fn packet(out: &mut Vec<u8>, interface: u32, at_ns: u64, len: u32, bytes: &[
     });
 }
 
-/// Says how many packets an interface has seen, and how many of them found no room.
+/// Reports how many packets an interface has seen, and how many of them were dropped for lack of room.
 pub fn statistics(out: &mut Vec<u8>, interface: u32, at_ns: u64, received: u64, dropped: u64) {
     block(out, INTERFACE_STATISTICS, |body| {
         body.extend_from_slice(&interface.to_le_bytes());
@@ -96,7 +97,7 @@ fn time(body: &mut Vec<u8>, at_ns: u64) {
     body.extend_from_slice(&(at_ns as u32).to_le_bytes());
 }
 
-/// Blocks are multiples of four bytes, and have their length at both ends.
+/// Blocks are multiples of four bytes, with their length at both ends.
 fn block(out: &mut Vec<u8>, kind: u32, write: impl FnOnce(&mut Vec<u8>)) {
     let mut body = Vec::new();
     write(&mut body);
@@ -126,7 +127,7 @@ fn pad(body: &mut Vec<u8>) {
 mod tests {
     use super::*;
 
-    /// Kinds and bodies of the blocks of a file.
+    /// Types and bodies of the blocks of a file.
     fn blocks(mut file: &[u8]) -> Vec<(u32, &[u8])> {
         let number = |bytes: &[u8]| u32::from_le_bytes(bytes.try_into().unwrap());
         let mut blocks = Vec::new();
@@ -140,7 +141,7 @@ mod tests {
     }
 
     #[test]
-    fn blocks_have_their_length_at_both_ends_and_what_belongs_into_them() {
+    fn blocks_have_their_length_at_both_ends_and_the_expected_content() {
         let mut file = Vec::new();
         section(&mut file, "test");
         interface(&mut file, "eth0", "a wire", 0);

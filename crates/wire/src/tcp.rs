@@ -6,7 +6,7 @@ use crate::Malformed;
 pub const HEADER_LEN: usize = 20;
 /// Length of the longest header, bytes.
 pub const MAX_HEADER_LEN: usize = 60;
-/// Where the checksum lies in the header, bytes.
+/// Offset of the checksum in the header, bytes.
 pub const CHECKSUM_OFFSET: usize = 16;
 
 /// The eight flag bits.
@@ -22,9 +22,9 @@ impl Flags {
     pub const RST: Self = Self(0x04);
     /// Push.
     pub const PSH: Self = Self(0x08);
-    /// The acknowledgment number counts.
+    /// The acknowledgment number is valid.
     pub const ACK: Self = Self(0x10);
-    /// The urgent pointer counts.
+    /// The urgent pointer is valid.
     pub const URG: Self = Self(0x20);
     /// ECN echo.
     pub const ECE: Self = Self(0x40);
@@ -43,7 +43,7 @@ impl Flags {
         self.0 & flags.0 != 0
     }
 
-    /// These flags and `flags`.
+    /// The union of these flags and `flags`.
     #[must_use]
     pub const fn with(self, flags: Self) -> Self {
         Self(self.0 | flags.0)
@@ -59,9 +59,9 @@ impl Flags {
 /// A header; its options are read by [`options`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Header {
-    /// Where the segment comes from.
+    /// Source port.
     pub source_port: u16,
-    /// Where it goes.
+    /// Destination port.
     pub destination_port: u16,
     /// Sequence number.
     pub sequence: u32,
@@ -130,7 +130,7 @@ pub enum TcpOption<'a> {
     MaximumSegmentSize(u16),
     /// Window scale, bits.
     WindowScale(u8),
-    /// Selective acknowledgments are welcome.
+    /// Selective acknowledgments are permitted.
     SackPermitted,
     /// Timestamps: value and echo reply.
     Timestamps {
@@ -139,12 +139,12 @@ pub enum TcpOption<'a> {
         /// TSecr.
         echo: u32,
     },
-    /// Any other, or one of the above with a length that is not its own: kind and data.
+    /// Any other option, or one of the above with a wrong length: kind and data.
     Other(u8, &'a [u8]),
 }
 
-/// The options of the segment whose header `header` was parsed from the start of `segment`. Ends at the end of the
-/// options, and at the first whose length does not fit.
+/// The options of the segment whose header `header` was parsed from the start of `segment`. Stops at the end of the
+/// options, and at the first option whose length does not fit.
 pub fn options<'a>(header: &Header, segment: &'a [u8]) -> impl Iterator<Item = TcpOption<'a>> + use<'a> {
     let mut rest = segment.get(HEADER_LEN..usize::from(header.header_len)).unwrap_or_default();
     core::iter::from_fn(move || {
@@ -270,7 +270,7 @@ mod tests {
     }
 
     #[test]
-    fn hostile_options_end_the_walk() {
+    fn malformed_options_end_the_walk() {
         assert_eq!(read(&with_options(&[8, 0, 0, 0])), []);
         assert_eq!(read(&with_options(&[8, 1, 0, 0])), []);
         assert_eq!(read(&with_options(&[1, 1, 1, 8])), []);

@@ -4,10 +4,11 @@ use crate::Malformed;
 
 /// Length of a header, bytes.
 pub const HEADER_LEN: usize = 8;
-/// Where the checksum lies in the header, bytes.
+/// Offset of the checksum in the header, bytes.
 pub const CHECKSUM_OFFSET: usize = 6;
 
-/// A source port of 49152 to 65535, the range of ephemeral ports (RFC 6335, section 6), that the low 14 of `bits` choose. Networks spread flows by it.
+/// A source port from the ephemeral range, 49152 to 65535 (RFC 6335, section 6), chosen by the low 14 of `bits`.
+/// Networks spread flows by it.
 #[must_use]
 pub const fn ephemeral_port(bits: u16) -> u16 {
     0xc000 | bits
@@ -16,9 +17,9 @@ pub const fn ephemeral_port(bits: u16) -> u16 {
 /// A header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Header {
-    /// Where the datagram comes from.
+    /// Source port.
     pub source_port: u16,
-    /// Where it goes.
+    /// Destination port.
     pub destination_port: u16,
     /// Length of header and payload, bytes; at least 8.
     pub len: u16,

@@ -1,5 +1,5 @@
 //! `struct virtio_net_hdr`, in front of every frame on a virtio network queue and on a TAP device with `IFF_VNET_HDR`
-//! (virtio 1.3, section 5.1.6). Little endian, as virtio 1 has it.
+//! (virtio 1.3, section 5.1.6). Little endian, as in virtio 1.
 
 use crate::Malformed;
 
@@ -8,12 +8,12 @@ pub const SHORT_LEN: usize = 10;
 /// Length with `num_buffers` (virtio 1, mergeable receive buffers), bytes.
 pub const LEN: usize = 12;
 
-/// Flag: the checksum is to be finished from `csum_start` on.
+/// Flag: the receiver of the frame must complete the checksum from `csum_start` on.
 pub const F_NEEDS_CSUM: u8 = 1;
 /// Flag: the checksum has been verified.
 pub const F_DATA_VALID: u8 = 2;
 
-/// Not to be segmented.
+/// No segmentation.
 pub const GSO_NONE: u8 = 0;
 /// TCP over IPv4.
 pub const GSO_TCPV4: u8 = 1;
@@ -21,19 +21,19 @@ pub const GSO_TCPV4: u8 = 1;
 pub const GSO_UDP: u8 = 3;
 /// TCP over IPv6.
 pub const GSO_TCPV6: u8 = 4;
-/// UDP, by datagram (USO).
+/// UDP segmentation offload (USO).
 pub const GSO_UDP_L4: u8 = 5;
 /// Added to the others: the TCP segment has ECN set.
 pub const GSO_ECN: u8 = 0x80;
 
-/// The header's fields as its writer gave them: nothing in it is checked.
+/// The header's fields as written; nothing is validated.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Header {
     /// [`F_NEEDS_CSUM`], [`F_DATA_VALID`].
     pub flags: u8,
     /// One of the `GSO_` values, perhaps with [`GSO_ECN`].
     pub gso_type: u8,
-    /// Length of all headers of the frame, bytes; a hint.
+    /// Length of all headers of the frame, bytes; only a hint.
     pub hdr_len: u16,
     /// Payload of one segment, bytes.
     pub gso_size: u16,
@@ -41,7 +41,7 @@ pub struct Header {
     pub csum_start: u16,
     /// Where the checksum goes, bytes from `csum_start`.
     pub csum_offset: u16,
-    /// Receive buffers that the frame fills; only in the 12-byte form.
+    /// Number of receive buffers that the frame fills; only in the 12-byte form.
     pub num_buffers: u16,
 }
 

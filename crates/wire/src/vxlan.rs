@@ -13,7 +13,7 @@ pub const UDP_PORT: u16 = 4789;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Vni(u32);
 
-/// A number that is no VNI.
+/// A number that is not a VNI.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("VNI {0} is out of range: at most 16777215 (24 bits)")]
 pub struct VniOutOfRange(pub u32);
@@ -62,7 +62,8 @@ pub const fn source_port(flow_hash: u32) -> u16 {
 }
 
 /// Splits a UDP payload into its VNI and what follows the VXLAN header. Reserved bits are ignored, as the RFC demands.
-///
+/// Splits a UDP payload into its VNI and the bytes after the VXLAN header. Reserved bits are ignored, as the RFC
+/// requires.
 /// # Errors
 /// [`Malformed::Truncated`]; [`Malformed::VniFlag`] when the I flag is clear.
 pub fn parse(payload: &[u8]) -> Result<(Vni, &[u8]), Malformed> {

@@ -4,8 +4,8 @@
 
 use bifrost_wire::bifrost::{Bitmap, Psn, Tick};
 
-/// All 2^32 differences between two PSNs: order and distance are those of integers, whichever way they are asked for.
-/// The functions see nothing but the difference, which the next test shows.
+/// All 2^32 differences between two PSNs: order and distance are those of integers, in either direction. The functions
+/// depend only on the difference, which the next test shows.
 #[test]
 #[ignore = "seconds with optimisation, minutes without: make prove"]
 fn every_difference() {
@@ -26,7 +26,7 @@ fn every_difference() {
     }
 }
 
-/// A window of 4,096 and more slid over the wrap, over the middle, and over every power of two: within it PSNs are
+/// A window of 4,096 and more slides over the wrap, over the middle, and over every power of two: within it PSNs are
 /// ordered as integers are. 66 starts, 4,200 offsets, 5 anchors each.
 #[test]
 fn a_window_is_ordered_wherever_it_lies() {

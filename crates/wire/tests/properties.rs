@@ -1,4 +1,4 @@
-//! Properties of the transport's packets: what is emitted is what is parsed, and nothing that is parsed panics.
+//! Properties of the transport's packets: parsing reverses emitting, and no input makes a parser panic.
 
 #![allow(missing_docs, clippy::unwrap_used)]
 
@@ -213,9 +213,9 @@ proptest! {
         }
     }
 
-    /// Whatever is accepted means the same when it is sent again.
+    /// Every accepted packet has the same meaning after it is emitted again.
     #[test]
-    fn whatever_is_accepted_survives_sending(bytes in prop_oneof![vec(any::<u8>(), 0..100), almost_a_packet()]) {
+    fn an_accepted_packet_survives_emitting(bytes in prop_oneof![vec(any::<u8>(), 0..100), almost_a_packet()]) {
         if let Ok(packet) = parse(&bytes) {
             let again = match packet {
                 Packet::Data(header, frame) => [&header.emit()[..], frame].concat(),

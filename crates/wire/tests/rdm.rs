@@ -1,4 +1,4 @@
-//! The vectors of `docs/vectors/rdm.toml`: each is parsed, compared with what it says, and emitted again.
+//! The vectors of `docs/vectors/rdm.toml`: each is parsed, compared with its fields, and emitted again.
 
 #![allow(missing_docs, clippy::unwrap_used)]
 
@@ -158,9 +158,9 @@ fn lower(value: impl std::fmt::Debug) -> String {
 }
 
 proptest! {
-    /// Any bytes are a value or a refusal; a value that is emitted is read again as itself.
+    /// Any bytes give a value or a refusal; a value survives emitting and parsing.
     #[test]
-    fn what_is_read_is_emitted_and_read_again(
+    fn a_parsed_value_survives_emitting_and_parsing(
         mut bytes in prop::collection::vec(any::<u8>(), 0..200),
         first in prop::sample::select(vec![0x11u8, 0x12, 0x13, 0x14, 0x15, 0x00]),
         total in 0usize..40_000,
@@ -184,7 +184,7 @@ proptest! {
         }
     }
 
-    /// Numbers that do not fit are left out, with all behind them; the others are read as they were.
+    /// Numbers that do not fit are left out, and so are all behind them; the others are unchanged.
     #[test]
     fn distant_numbers_are_left_out(globals in prop::collection::vec(0u64..1 << 34, 0..40)) {
         let mut numbers = Numbers::new();

@@ -77,7 +77,7 @@ fn packets_of_another_implementation() {
 }
 
 #[test]
-fn what_is_no_packet_is_refused_with_its_reason() {
+fn invalid_packets_are_refused_with_their_reason() {
     let whole = emit(&route("v6"), header(Transport::Uc, Operation::WriteOnlyImm, 1), &[7; 5]);
     for len in 0..Header::MAX_LEN + ICRC_LEN {
         assert_eq!(Packet::parse(&whole[..len]), Err(Refusal::Truncated), "{len}");
@@ -110,7 +110,7 @@ fn the_identification_of_ipv4_follows_from_the_icrc() {
         let sent = header(Transport::Rc, Operation::of(false, true, true, false), 7);
         let mut bytes = emit(&route, sent, &vec![0xa5; len]);
         let udp_len = bytes.len() as u16 + 8;
-        // IBTA A17.3.3: ones for what routers change, and the rest as it is.
+        // IBTA A17.3.3: ones for the fields that routers change, the rest as it is.
         let mut covered = vec![0xff; 8];
         covered.extend([0x45, 0xff]);
         covered.extend((udp_len + 20).to_be_bytes());
@@ -181,7 +181,7 @@ proptest! {
     }
 
     #[test]
-    fn kept_begins_are_of_the_same_route_and_length_alone(
+    fn cached_starts_match_only_the_same_route_and_length(
         packets in prop::collection::vec((any::<bool>(), 0u16..3, 0usize..20), 1..60),
     ) {
         let mut starts = IcrcStarts::default();

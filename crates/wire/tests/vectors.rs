@@ -207,7 +207,7 @@ fn bundle_vectors() {
         bundle::begin(&mut emitted, 0);
         packets[1..].iter().for_each(|packet| bundle::append(&mut emitted, |out| out.extend_from_slice(packet)));
         assert_eq!(emitted, v.emits.as_deref().map_or_else(|| bytes.clone(), hex), "{}", v.name);
-        // Without its end it is refused as a whole, unless just packets are missing.
+        // A truncated bundle is refused as a whole, unless it ends at a packet boundary.
         for len in 0..bytes.len() {
             let Ok(Packet::Bundle(rest)) = parse(&bytes[..len]) else { continue };
             let rest: Vec<_> = rest.packets().collect();
@@ -259,7 +259,7 @@ impl Common {
                     assert!(matches!(expected, Packet::Data(whole, _) if whole == header), "{}", self.name);
                     assert_eq!(frame, &bytes[16..len], "{}", self.name);
                 }
-                Ok(other) => panic!("{}: {len} bytes gave {other:?}", self.name),
+                Ok(other) => panic!("{}: {len} bytes returned {other:?}", self.name),
             }
         }
     }

@@ -1,6 +1,6 @@
-//! The Wireshark dissector against the test vectors: what `tshark` reads from each packet is what the vector says.
+//! The Wireshark dissector against the test vectors: `tshark` must show what each vector says.
 
-// Miri runs no other program.
+// Miri cannot run other programs.
 #![cfg(not(miri))]
 #![allow(missing_docs, clippy::unwrap_used)]
 
@@ -50,7 +50,7 @@ const FIELDS: [(&str, &str); 33] = [
 fn every_field_of_every_vector_is_dissected() {
     let files = ["data.toml", "ack.toml", "setup.toml", "reset.toml"];
     let vectors: Vec<Value> = files.iter().flat_map(|file| load(file)).collect();
-    // Behind the vectors' own fields: what the dissector says of the whole, and what Wireshark makes of the inner frame.
+    // After the vectors' own fields: the dissector's fields for the whole packet, and Wireshark's for the inner frame.
     let mut fields =
         vec!["bifrost.refusal", "bifrost.vni", "eth.dst", "eth.src", "bifrost.bitmap.psn", "bifrost.previous"];
     let others = fields.len();
@@ -112,7 +112,7 @@ fn each_packet_of_a_bundle_is_dissected() {
 }
 
 #[test]
-fn what_must_be_refused_is_marked_with_its_reason() {
+fn refused_packets_are_marked_with_the_reason() {
     let vectors = load("refused.toml");
     let rows = dissect("refused", &vectors, &["bifrost.refusal", "_ws.expert.severity", "_ws.lua.error"]);
     for (vector, row) in vectors.iter().zip(&rows) {
@@ -191,7 +191,7 @@ fn run(args: &[&str]) -> String {
         .args(args)
         .stdin(Stdio::null())
         .output()
-        .expect("tshark is there: scripts/install-debian-packages.sh installs it");
+        .expect("tshark runs: scripts/install-debian-packages.sh installs it");
     let errors = String::from_utf8_lossy(&output.stderr).into_owned();
     let wrong = errors.lines().find(|line| !line.starts_with("Running as user"));
     assert!(output.status.success() && wrong.is_none(), "{errors}");

@@ -1,6 +1,6 @@
-//! What tshark reads: RoCEv2 by Wireshark's own dissector, messages over RDMA by `packaging/wireshark/bifrost-rdm.lua`.
+//! What tshark shows: RoCEv2 by Wireshark's own dissector, messages over RDMA by `packaging/wireshark/bifrost-rdm.lua`.
 
-// Miri runs no other program.
+// Miri cannot run other programs.
 #![cfg(not(miri))]
 #![allow(missing_docs, clippy::unwrap_used)]
 
@@ -89,7 +89,7 @@ fn wireshark_reads_our_rocev2() {
         "17,0x0abcde,1193046,0,,,,,,,2,7",
     ];
     for (row, expected) in rows.iter().zip(expected) {
-        // Immediate data is shown twice, as digits of 16.
+        // Immediate data is shown twice, as hexadecimal digits.
         let once = |value: &String| value.split_once(',').map_or(value.clone(), |(first, _)| format!("0x{first}"));
         let row: Vec<String> = row.iter().map(once).collect();
         let numbers = |text: &str| -> Vec<Option<u64>> {
@@ -101,7 +101,7 @@ fn wireshark_reads_our_rocev2() {
         };
         assert_eq!(numbers(&row.join(",")), numbers(expected), "{row:?}");
     }
-    // The ICRC as Wireshark shows it, which is the last four bytes, and not taken for payload.
+    // The ICRC as Wireshark shows it: the last four bytes, not part of the payload.
     let crc = dissect("icrc", &packets, &["infiniband.invariant.crc"]);
     for (row, packet) in crc.iter().zip(&packets) {
         let last: String = packet[packet.len() - 4..].iter().map(|byte| format!("{byte:02x}")).collect();
@@ -185,7 +185,7 @@ fn every_field_of_every_vector_is_dissected() {
     }
 }
 
-/// Compares what a vector says with what is shown; a field that it does not have is not shown.
+/// Compares a vector with the fields shown; a field that the vector does not have is not shown.
 fn compare(name: &str, vectors: &[Value], packets: &[Vec<u8>], keys: &[&str], fields: &[String]) {
     let fields: Vec<&str> = fields.iter().map(String::as_str).collect();
     let rows = dissect(name, packets, &fields);
@@ -193,7 +193,7 @@ fn compare(name: &str, vectors: &[Value], packets: &[Vec<u8>], keys: &[&str], fi
         for (key, shown) in keys.iter().zip(row) {
             let number = |names: &[&str], name: &str| names.iter().position(|n| *n == name).map(|n| n.to_string());
             let expected = match (vector.get(key), *key) {
-                // A lane's is the number of a packet, and has a field of its own.
+                // A lane's number is a packet's, and has a separate field.
                 (Some(_), "sequence") if vector["kind"].as_str() == Some("lane") => String::new(),
                 (None, "held_ns") if vector["kind"].as_str() == Some("ack") => u32::MAX.to_string(),
                 (None, _) => String::new(),
@@ -236,7 +236,7 @@ fn dissect(name: &str, packets: &[Vec<u8>], fields: &[&str]) -> Vec<Vec<String>>
     ]);
     command.args(fields.iter().flat_map(|field| ["-e", *field]));
     let output =
-        command.stdin(Stdio::null()).output().expect("tshark is there: scripts/install-debian-packages.sh installs it");
+        command.stdin(Stdio::null()).output().expect("tshark runs: scripts/install-debian-packages.sh installs it");
     let errors = String::from_utf8_lossy(&output.stderr).into_owned();
     let wrong = errors.lines().find(|line| !line.starts_with("Running as user"));
     assert!(output.status.success() && wrong.is_none(), "{errors}");

@@ -5,25 +5,25 @@ use alloc::vec::Vec;
 use super::field::{byte, word};
 use super::{Bitmap, Cid, PacketType, PathId, Psn, Refusal, Tick, Version};
 
-/// What the bitmap of an ACK says (ACK Type).
+/// Meaning of the bitmap of an ACK (ACK Type).
 #[repr(u8)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum AckKind {
-    /// Everything before the base is published; set bits are in the guest's memory, or held for it.
+    /// Everything before the base is published; packets with set bits are in the guest's memory, or held for it.
     Cumulative = 0,
-    /// Set bits as above; nothing is said about numbers before the base.
+    /// Set bits as above; says nothing about packets before the base.
     Selective = 1,
-    /// Set bits were dropped by a rate limit of the receiver: retransmit, and slow down.
+    /// Packets with set bits were dropped by a rate limiter of the receiver: retransmit, and slow down.
     RateLimited = 2,
-    /// Set bits have arrived and were not taken, for lack of room or because their content is damaged: their paths are not
-    /// to blame; retransmit once there is room. From version 4 on.
+    /// Packets with set bits arrived but were not accepted, because there was no room or their content was damaged.
+    /// Their paths are not at fault; retransmit once there is room. Since version 4.
     NotTaken = 3,
 }
 
 /// An ACK packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct AckHeader {
-    /// The version that the two sides agreed on.
+    /// The negotiated version.
     pub version: Version,
     /// CC Type, 4 bits; see [`super::cc`].
     pub cc: u8,
@@ -33,9 +33,9 @@ pub struct AckHeader {
     pub path: PathId,
     /// Hops that the echoed packet took, 0..=15 (15 = 15 or more).
     pub hops: u8,
-    /// What the bitmap says.
+    /// Meaning of the bitmap.
     pub kind: AckKind,
-    /// The number of the packet whose timestamp is echoed.
+    /// PSN of the packet whose timestamp is echoed.
     pub psn: Psn,
     /// The receiver's connection identifier; never [`Cid::NONE`] in a parsed header.
     pub cid: Cid,
@@ -43,15 +43,15 @@ pub struct AckHeader {
     pub sent: Tick,
     /// The echoed timestamp, the receiver's own clock (t1).
     pub echo: Tick,
-    /// When the echoed packet came in, the ACK sender's clock (t2).
+    /// When the echoed packet arrived, the ACK sender's clock (t2).
     pub nic_rx: Tick,
     /// Packets received since the previous ACK, 0..=2047 (saturates).
     pub num_ack: u16,
-    /// Of these, how many were CE-marked, 0..=2047 (saturates).
+    /// How many of these were CE-marked, 0..=2047 (saturates).
     pub num_ece: u16,
-    /// PSN_base: what bit 0 stands for.
+    /// PSN_base: the PSN of bit 0.
     pub base: Psn,
-    /// State of the numbers from the base on.
+    /// State of the PSNs from the base on.
     pub bitmap: Bitmap,
 }
 
@@ -108,7 +108,7 @@ impl AckHeader {
         self.len()
     }
 
-    /// Reads a whole datagram; the type byte is the caller's.
+    /// Parses a whole datagram; the caller has checked the type byte.
     pub(super) fn parse(bytes: &[u8]) -> Result<Self, Refusal> {
         let (fixed, rest) = bytes.split_first_chunk::<{ Self::FIXED_LEN }>().ok_or(Refusal::ShortDatagram)?;
         let version = Version::try_from(fixed[1] >> 4)?;

@@ -3,24 +3,24 @@
 /// Up to 256 bits in words of 32, the most significant bit of a word first: bit `i` stands for PSN_base + `i`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
 pub struct Bitmap {
-    // Words from `len` on are zero, so that equality is what it seems.
+    // Words from `len` on are zero, so the derived equality is correct.
     words: [u32; Self::MAX_WORDS],
     len: u8,
 }
 
 impl Bitmap {
-    /// The most words.
+    /// Maximum number of words.
     pub const MAX_WORDS: usize = 8;
-    /// The most bits.
+    /// Maximum number of bits.
     pub const MAX_BITS: usize = Self::MAX_WORDS * 32;
 
-    /// A bitmap of no words.
+    /// An empty bitmap.
     #[must_use]
     pub const fn empty() -> Self {
         Self { words: [0; Self::MAX_WORDS], len: 0 }
     }
 
-    /// A bitmap of these words, or `None` for more than [`Bitmap::MAX_WORDS`].
+    /// A bitmap of these words, or `None` if there are more than [`Bitmap::MAX_WORDS`].
     #[must_use]
     pub fn from_words(words: &[u32]) -> Option<Self> {
         let mut bitmap = Self::empty();
@@ -53,7 +53,7 @@ impl Bitmap {
         self.words.get(i / 32).is_some_and(|word| word & mask(i) != 0)
     }
 
-    /// Sets bit `i`, adding words up to it. Returns false, and does nothing, from [`Bitmap::MAX_BITS`] on.
+    /// Sets bit `i`, adding words up to it. Does nothing and returns false if `i` is [`Bitmap::MAX_BITS`] or more.
     pub fn set(&mut self, i: usize) -> bool {
         let Some(word) = self.words.get_mut(i / 32) else { return false };
         *word |= mask(i);
@@ -67,7 +67,7 @@ impl Bitmap {
         self.words.iter().map(|word| word.count_ones()).sum()
     }
 
-    /// Runs of set bits, ascending: the first one's index and how many there are. A run ends with its word.
+    /// Runs of set bits, ascending: index of the first bit and length. A run ends with its word.
     pub fn runs(&self) -> impl Iterator<Item = (usize, u32)> + '_ {
         self.words().iter().enumerate().flat_map(|(w, &word)| {
             let (mut rest, mut at) = (word, 0);

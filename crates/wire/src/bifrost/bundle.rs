@@ -9,26 +9,26 @@ use super::{Cid, PacketType, Refusal, STEERING_OFFSET, Version};
 const HEADER_LEN: usize = 12;
 /// Bytes before each packet: its length.
 const LENGTH_LEN: usize = 2;
-/// The version of this header. Later versions keep it, so that a host need not know which its packets have.
+/// Version of the bundle header. Later versions keep it, so a host need not know the versions of the packets inside.
 const FORMAT: Version = Version::V3;
-/// The shortest packet that may be in a bundle has the Destination CID at least.
+/// Minimum length of a packet in a bundle: it reaches at least to the end of the Destination CID.
 const MIN_PACKET_LEN: usize = HEADER_LEN;
 
-/// The packets of one datagram, whose lengths and destination are right; nothing else in them has been looked at.
+/// The packets of one datagram. Their lengths and destination are verified; the rest of them is not parsed yet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Bundle<'a> {
-    /// Destination CID of the first packet; its first byte, the worker, is that of all.
+    /// Destination CID of the first packet; all packets share its first byte, the worker.
     pub cid: Cid,
     packets: &'a [u8],
 }
 
 impl<'a> Bundle<'a> {
-    /// Bytes that a bundle has more than its packets: so many, and [`PER_PACKET`](Self::PER_PACKET) for each.
+    /// Overhead of a bundle, bytes: this once, and [`PER_PACKET`](Self::PER_PACKET) for each packet.
     pub const FIXED: usize = HEADER_LEN;
     /// See [`FIXED`](Self::FIXED).
     pub const PER_PACKET: usize = LENGTH_LEN;
 
-    /// The packets in order, at least one, each to be parsed by [`super::parse`]. None of them is a bundle.
+    /// The packets in order, at least one; parse each with [`super::parse`]. None of them is a bundle.
     pub fn packets(&self) -> impl Iterator<Item = &'a [u8]> + use<'a> {
         let mut rest = self.packets;
         core::iter::from_fn(move || {
@@ -65,8 +65,8 @@ impl<'a> Bundle<'a> {
     }
 }
 
-/// Makes a bundle of the one packet that `buffer` ends with, which begins at `at`: DATA, ACK or SKIP of a connection of a
-/// version that [has bundles](Version::has_bundles), shorter than 64 KiB.
+/// Turns the packet at the end of `buffer`, which starts at `at`, into a bundle of one. It must be a DATA, ACK or SKIP
+/// packet, shorter than 64 KiB, of a connection whose version [has bundles](Version::has_bundles).
 pub fn begin(buffer: &mut Vec<u8>, at: usize) {
     let len = buffer.len() - at;
     let mut header = [0; HEADER_LEN + LENGTH_LEN];
@@ -79,8 +79,8 @@ pub fn begin(buffer: &mut Vec<u8>, at: usize) {
     buffer[at..at + header.len()].copy_from_slice(&header);
 }
 
-/// Appends a packet, which `write` appends, to the bundle that `buffer` ends with. It is one that [`begin`] could begin with,
-/// and for the same worker.
+/// Appends a packet, which `write` writes, to the bundle at the end of `buffer`. The packet must satisfy the conditions
+/// of [`begin`] and be for the same worker.
 pub fn append(buffer: &mut Vec<u8>, write: impl FnOnce(&mut Vec<u8>)) {
     let at = buffer.len();
     buffer.extend_from_slice(&[0; LENGTH_LEN]);
@@ -89,7 +89,7 @@ pub fn append(buffer: &mut Vec<u8>, write: impl FnOnce(&mut Vec<u8>)) {
     buffer[at..at + LENGTH_LEN].copy_from_slice(&(len as u16).to_be_bytes());
 }
 
-/// The first packet and what is behind it; `None` if it is shorter than any, or longer than what there is.
+/// The first packet and the bytes behind it; `None` if its length is below the minimum or exceeds the bytes left.
 #[inline]
 fn split(bytes: &[u8]) -> Option<(&[u8], &[u8])> {
     let (len, rest) = bytes.split_first_chunk::<LENGTH_LEN>()?;
@@ -132,7 +132,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_joined_is_what_is_parted() {
+    fn a_bundle_splits_into_its_packets() {
         let packets: Vec<_> = (0..5).map(|i| data(0x0300_0001 + i, i, 14 + 100 * i as usize)).collect();
         for count in 1..=packets.len() {
             let bytes = bundle_of(&packets[..count]);
@@ -145,7 +145,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_bundle_is_refused_as_a_whole() {
+    fn a_malformed_bundle_is_refused_as_a_whole() {
         let good = bundle_of(&[data(0x0300_0001, 0, 20), data(0x0300_0002, 1, 20)]);
         let changed = |change: fn(&mut Vec<u8>)| {
             let mut bytes = good.clone();

@@ -2,18 +2,18 @@
 
 use core::fmt;
 
-/// A connection identifier, chosen by the side that receives packets which carry it. The top 8 bits are the index of
-/// the worker that owns the connection, so that steering needs no table; the other 24 are that worker's own.
+/// A connection identifier, chosen by the receiver of the packets that carry it. The top 8 bits are the index of the
+/// worker that owns the connection, so steering needs no table; that worker chooses the other 24.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
 pub struct Cid(pub u32);
 
 impl Cid {
-    /// "None": no connection has this identifier. Worker 0 therefore never gives out index 0.
+    /// "None": no connection has this identifier, so worker 0 never assigns index 0.
     pub const NONE: Self = Self(0);
     /// The largest index (24 bits).
     pub const MAX_INDEX: u32 = 0x00ff_ffff;
 
-    /// The identifier of connection `index` (only its low 24 bits count) of `worker`.
+    /// The identifier of connection `index` (low 24 bits) of `worker`.
     #[must_use]
     pub const fn new(worker: u8, index: u32) -> Self {
         Self((worker as u32) << 24 | index & Self::MAX_INDEX)
@@ -25,7 +25,7 @@ impl Cid {
         (self.0 >> 24) as u8
     }
 
-    /// The owner's index of the connection (24 bits).
+    /// The connection's index within its worker (24 bits).
     #[must_use]
     pub const fn index(self) -> u32 {
         self.0 & Self::MAX_INDEX

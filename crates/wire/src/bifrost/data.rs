@@ -12,15 +12,15 @@ const RETRANSMIT: u8 = 0x08;
 /// The header of a DATA packet, a path probe or a SKIP.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct DataHeader {
-    /// The version that the two sides agreed on.
+    /// The negotiated version.
     pub version: Version,
     /// CC Type, 4 bits: the sender's congestion control; see [`super::cc`].
     pub cc: u8,
     /// `se`: a path probe, outside the sequence and without a frame.
     pub probe: bool,
-    /// `ack`: the receiver shall acknowledge at once.
+    /// `ack`: the receiver must acknowledge at once.
     pub ack_now: bool,
-    /// `dir`: sent by the side that did not ask for the connection.
+    /// `dir`: sent by the side that accepted the connection, not the one that requested it.
     pub from_responder: bool,
     /// `ece`: the outer packet was sent ECN-capable.
     pub ecn: bool,
@@ -31,7 +31,7 @@ pub struct DataHeader {
     /// Flow distance, PSNs (PROTOCOL §8.2): 0 = publish after everything before, 1..=254 = after the packet that far
     /// back, 255 = after everything up to 255 back. Always 0 in version 1.
     pub distance: u8,
-    /// The packet's number; in a SKIP the first number that is not given up.
+    /// PSN of the packet; in a SKIP, the first PSN after those given up.
     pub psn: Psn,
     /// The receiver's connection identifier; never [`Cid::NONE`] in a parsed header.
     pub cid: Cid,
@@ -56,7 +56,7 @@ impl DataHeader {
         self.emit_as(PacketType::Skip)
     }
 
-    /// Reads the fields that DATA and SKIP share; the type byte is the caller's.
+    /// Parses the fields that DATA and SKIP share; the caller has checked the type byte.
     #[inline]
     pub(super) fn parse(bytes: &[u8; Self::LEN]) -> Result<Self, Refusal> {
         let version = Version::try_from(bytes[1] >> 4)?;
@@ -83,7 +83,7 @@ impl DataHeader {
 
     #[inline]
     fn emit_as(&self, kind: PacketType) -> [u8; Self::LEN] {
-        // A product, for it costs no branch.
+        // Multiplication avoids a branch.
         let flag = |set: bool, bit: u8| u8::from(set) * bit;
         let flags = flag(self.probe, PROBE)
             | flag(self.ack_now, ACK_NOW)

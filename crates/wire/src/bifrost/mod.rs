@@ -30,19 +30,19 @@ pub use setup::{RejectReason, Setup, SetupKind};
 pub use tick::Tick;
 pub use version::Version;
 
-/// The UDP destination port of BIFROST packets unless configured otherwise (PROTOCOL §1.3): a port of its own, so
-/// that plain VXLAN on 4789 stays untouched and the two are told apart before anything is parsed.
+/// The UDP destination port of BIFROST packets unless configured otherwise (PROTOCOL §1.3). It is not that of plain
+/// VXLAN (4789), so plain VXLAN is unaffected and the port alone tells the two apart.
 pub const UDP_PORT: u16 = 4794;
 
-/// Where the most significant byte of the Destination CID, the worker, lies in every packet (bytes from the start of the
-/// BIFROST header; PROTOCOL §1.4): receive steering reads this one byte.
+/// Offset of the most significant byte of the Destination CID, the worker, in every packet (bytes from the start of the
+/// BIFROST header; PROTOCOL §1.4). Receive steering reads only this byte.
 pub const STEERING_OFFSET: usize = 8;
 
-/// Values of the CC Type field (PROTOCOL §13.1). It informs; a receiver refuses none.
+/// Values of the CC Type field (PROTOCOL §13.1). It is informational: a receiver accepts every value.
 pub mod cc {
     /// No congestion control.
     pub const NONE: u8 = 0;
-    /// Swift (SIGCOMM 2020), one window a path.
+    /// Swift (SIGCOMM 2020), one window per path.
     pub const SWIFT: u8 = 1;
 }
 
@@ -51,17 +51,17 @@ pub mod cc {
 pub enum Packet<'a> {
     /// A guest's frame (at least an Ethernet header) and its header.
     Data(DataHeader, &'a [u8]),
-    /// Measures a path; outside the sequence.
+    /// A path probe; outside the sequence.
     Probe(DataHeader),
-    /// Says what has arrived.
+    /// Acknowledges packets.
     Ack(AckHeader),
-    /// Sets a connection up, or refuses to.
+    /// Sets up a connection, or refuses to.
     Setup(Setup),
     /// The sender owns no such connection.
     Reset(Reset),
     /// The sender gave up everything before the header's PSN.
     Skip(DataHeader),
-    /// Several packets.
+    /// Several packets in one datagram.
     Bundle(Bundle<'a>),
 }
 
@@ -82,7 +82,7 @@ impl Packet<'_> {
 /// Parses what follows the VXLAN header of a datagram to the BIFROST port.
 ///
 /// # Errors
-/// The first reason, in the order of the specification (PROTOCOL §16.1), that makes the datagram no packet.
+/// The first reason, in the order of the specification (PROTOCOL §16.1), why the datagram is not a valid packet.
 pub fn parse(bytes: &[u8]) -> Result<Packet<'_>, Refusal> {
     let packet_type = PacketType::try_from(*bytes.first().ok_or(Refusal::ShortDatagram)?)?;
     match packet_type {
@@ -106,8 +106,8 @@ pub fn parse(bytes: &[u8]) -> Result<Packet<'_>, Refusal> {
     }
 }
 
-/// Parses the most frequent packet, DATA with a frame, at a lower price than [`parse`]; `None` for every other one, and for
-/// what must be refused: [`parse`] says which.
+/// Parses the most frequent packet, DATA with a frame, faster than [`parse`]. Returns `None` for any other packet and
+/// for malformed ones: call [`parse`] for those.
 #[inline]
 #[must_use]
 pub fn parse_data_packet(bytes: &[u8]) -> Option<(DataHeader, &[u8])> {

@@ -1,6 +1,6 @@
 //! Path identifiers (PROTOCOL §12.1).
 
-/// One of the at most eight paths of a connection; each is an outer UDP source port.
+/// One of up to eight paths of a connection; each is an outer UDP source port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
 pub struct PathId(u8);
 
@@ -14,7 +14,7 @@ impl PathId {
         if (id as usize) < Self::MAX { Some(Self(id)) } else { None }
     }
 
-    /// The path that the low 3 bits of `bits` name.
+    /// The path in the low 3 bits of `bits`.
     #[must_use]
     pub const fn masked(bits: u8) -> Self {
         Self(bits & 7)
@@ -23,7 +23,7 @@ impl PathId {
     /// The path's index, below [`PathId::MAX`].
     #[must_use]
     pub const fn index(self) -> usize {
-        // Always below; written so that compilers see it.
+        // Always true; written this way so that the compiler knows it.
         self.0 as usize % Self::MAX
     }
 

@@ -36,7 +36,7 @@ impl Psn {
         self.0.wrapping_sub(earlier.0) as i32
     }
 
-    /// Whether `self` was numbered before `other`. A number is not before itself.
+    /// Whether `self` comes before `other`; false if they are equal.
     #[must_use]
     pub const fn is_before(self, other: Self) -> bool {
         self.distance_from(other) < 0

@@ -1,4 +1,4 @@
-//! Why a datagram is no packet (PROTOCOL §16.1).
+//! Why a datagram is not a valid packet (PROTOCOL §16.1).
 
 /// Why a datagram was refused. The reasons carry no data, so that a counter can be kept for each.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, thiserror::Error)]
@@ -9,13 +9,13 @@ pub enum Refusal {
     /// A packet type that no version defines.
     #[error("unknown packet type")]
     PacketType,
-    /// Version 0, or one that this implementation does not speak where only a spoken one can stand.
-    #[error("protocol version is 0 or not spoken here")]
+    /// Version 0, or a version that this implementation does not speak where the packet must have a known one.
+    #[error("protocol version is 0 or not supported")]
     Version,
     /// A REQUEST whose lowest accepted version is 0 or above its highest.
     #[error("connection request accepts no version: its lowest is 0 or above its highest")]
     VersionRange,
-    /// Destination (or, in set-up and RESET, local) connection identifier 0 where one is needed.
+    /// Destination (or, in set-up and RESET, local) connection identifier 0 where one is required.
     #[error("connection identifier is 0")]
     ZeroCid,
     /// A DATA packet whose inner frame is shorter than an Ethernet header.
@@ -45,11 +45,11 @@ pub enum Refusal {
     /// Bytes after the end of a packet of fixed size.
     #[error("bytes follow the end of the packet")]
     TrailingBytes,
-    /// A bundle without a packet, or with one that is shorter than any or longer than the datagram.
+    /// An empty bundle, or one with a packet whose length is below the minimum or exceeds the datagram.
     #[error("a packet's length does not fit into its bundle")]
     BundleLength,
-    /// A bundle with a packet of a type that goes alone, or of another worker than the first.
-    #[error("a packet may not be in this bundle")]
+    /// A bundle with a packet of a type that may not be bundled, or of a worker other than the first packet's.
+    #[error("bundle contains a packet of a forbidden type or of another worker")]
     BundleContent,
 }
 
@@ -74,7 +74,7 @@ impl Refusal {
         Self::BundleContent,
     ];
 
-    /// The reason's place in [`Refusal::ALL`].
+    /// Index of the reason in [`Refusal::ALL`].
     #[must_use]
     pub const fn index(self) -> usize {
         self as usize

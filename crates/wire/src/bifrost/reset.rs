@@ -6,7 +6,7 @@ use super::{Cid, PacketType, Refusal, Version};
 /// A RESET packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Reset {
-    /// The identifier that its sender does not own: the Destination CID of the packet that it answers.
+    /// The unknown identifier: the Destination CID of the packet that this one answers.
     pub unknown: Cid,
 }
 
@@ -14,7 +14,7 @@ impl Reset {
     /// Length of the packet, bytes.
     pub const LEN: usize = 12;
 
-    /// The packet. Its version is the oldest: its sender knows of no agreement.
+    /// The packet. Its version is the oldest, because none has been negotiated.
     #[must_use]
     pub fn emit(&self) -> [u8; Self::LEN] {
         let mut out = [0; Self::LEN];
@@ -24,10 +24,10 @@ impl Reset {
         out
     }
 
-    /// Reads a whole datagram; the type byte is the caller's.
+    /// Parses a whole datagram; the caller has checked the type byte.
     pub(super) fn parse(bytes: &[u8]) -> Result<Self, Refusal> {
         let (fixed, rest) = bytes.split_first_chunk::<{ Self::LEN }>().ok_or(Refusal::ShortDatagram)?;
-        // The layout is the same in all versions, so any but 0 will do.
+        // The layout is the same in all versions, so any version but 0 is accepted.
         if fixed[1] >> 4 == 0 {
             return Err(Refusal::Version);
         }

@@ -11,11 +11,11 @@ use super::{Cid, PacketType, Refusal, Version};
 pub enum RejectReason {
     /// No version that both sides accept.
     Version = 1,
-    /// The destination vNIC is not here, or not in that VNI.
+    /// The destination vNIC is not on this host, or not in that VNI.
     UnknownVnic = 2,
     /// No room for another connection.
     Resources = 3,
-    /// The VNI is not carried reliably here.
+    /// This host does not carry the VNI reliably.
     Policy = 4,
 }
 
@@ -65,8 +65,9 @@ pub enum SetupKind {
 pub struct Setup {
     /// Which of the three.
     pub kind: SetupKind,
-    /// REQUEST: the highest version that the sender speaks; RESPONSE: the chosen one; REJECT: the highest of the
-    /// rejecter. 1..=15, for a later version than ours may ask or reject; in a parsed RESPONSE a [`Version`] of ours.
+    /// REQUEST: the highest version that the sender speaks; RESPONSE: the chosen version; REJECT: the rejecter's
+    /// highest version. 1..=15, because a peer of a later version than ours may ask or reject; in a parsed RESPONSE a
+    /// [`Version`] of ours.
     pub version: u8,
     /// CC Type, 4 bits: the sender's congestion control; see [`super::cc`].
     pub cc: u8,
@@ -74,7 +75,7 @@ pub struct Setup {
     pub worker: u8,
     /// The sender's identifier of the connection; [`Cid::NONE`] in a REJECT.
     pub local: Cid,
-    /// The receiver's identifier, as far as known; never none in a parsed RESPONSE or REJECT.
+    /// The receiver's identifier, if known; never none in a parsed RESPONSE or REJECT.
     pub destination: Cid,
     /// The receiver's vNIC.
     pub to: Mac,
@@ -82,7 +83,7 @@ pub struct Setup {
     pub from: Mac,
     /// When the sending daemon started, µs since the Unix epoch.
     pub instance: u64,
-    /// Grows with each connection attempt of that daemon.
+    /// Incremented with each connection attempt of that daemon.
     pub generation: u32,
     /// Receive window, packets; never 0 in a parsed REQUEST or RESPONSE.
     pub window: u16,
@@ -117,7 +118,7 @@ impl Setup {
         out
     }
 
-    /// Reads a whole datagram of one of the three types; the type byte is the caller's.
+    /// Parses a whole datagram of one of the three types; the caller has checked the type byte.
     pub(super) fn parse(packet_type: PacketType, bytes: &[u8]) -> Result<Self, Refusal> {
         if bytes.len() < Self::HEADER_LEN {
             return Err(Refusal::ShortDatagram);

@@ -15,7 +15,7 @@ impl Tick {
         Self((nanos / Self::NANOS) as u32)
     }
 
-    /// ns from `earlier` to `self`, negative when `self` is before it; right as long as the two are less than half a
+    /// Nanoseconds from `earlier` to `self`, negative when `self` is before it; correct if the two are less than half a
     /// wrap (137.4 s) apart.
     #[must_use]
     pub const fn since(self, earlier: Self) -> i64 {
@@ -39,7 +39,7 @@ mod tests {
     }
 
     #[test]
-    fn parts_of_a_tick_are_cut_off() {
+    fn fractions_of_a_tick_are_truncated() {
         assert_eq!(Tick::from_nanos(63), Tick(0));
         assert_eq!(Tick::from_nanos(64), Tick(1));
     }

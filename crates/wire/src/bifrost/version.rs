@@ -10,9 +10,9 @@ pub enum Version {
     V1 = 1,
     /// Version 1 with the flow distance in the data header's reserved byte.
     V2 = 2,
-    /// Version 2, and packets may come several in one datagram.
+    /// Version 2, plus bundles: several packets in one datagram.
     V3 = 3,
-    /// Version 3, and ACKs name what has arrived and was not taken.
+    /// Version 3, plus ACKs that name packets that arrived but were not accepted.
     V4 = 4,
 }
 
@@ -40,7 +40,7 @@ impl Version {
         matches!(self, Self::V3 | Self::V4)
     }
 
-    /// Whether ACKs name packets that arrived and were [not taken](super::AckKind::NotTaken).
+    /// Whether ACKs name packets that arrived but were [not accepted](super::AckKind::NotTaken).
     #[must_use]
     pub const fn has_refusals(self) -> bool {
         matches!(self, Self::V4)

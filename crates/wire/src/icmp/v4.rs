@@ -5,7 +5,7 @@ use crate::{Malformed, checksum};
 /// Length of the header that all messages share, bytes.
 pub const HEADER_LEN: usize = 8;
 
-/// A message, as far as a switch cares.
+/// A message, as far as a switch needs it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Message {
     /// Echo request.
@@ -27,7 +27,7 @@ pub enum Message {
         /// MTU of the next hop, bytes; 0 from routers older than RFC 1191.
         mtu: u16,
     },
-    /// Any other.
+    /// Any other message.
     Other {
         /// Type.
         kind: u8,
@@ -53,8 +53,8 @@ impl Message {
         })
     }
 
-    /// The header, with the checksum over it and `rest`, what follows it. [`Message::Other`] has zeros in the four bytes
-    /// that depend on the type.
+    /// The header, with the checksum over it and `rest`, the bytes that follow. [`Message::Other`] has zeros in the
+    /// four type-specific bytes.
     #[must_use]
     pub fn emit(&self, rest: &[u8]) -> [u8; HEADER_LEN] {
         let (kind, code, high, low) = match *self {

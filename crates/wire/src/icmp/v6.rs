@@ -1,4 +1,4 @@
-//! ICMPv6 (RFC 4443), the two neighbour discovery messages that answer "who has this address", and the question for routers (RFC 4861).
+//! ICMPv6 (RFC 4443), with neighbour solicitations, neighbour advertisements and router solicitations (RFC 4861).
 
 use core::net::Ipv6Addr;
 
@@ -8,10 +8,10 @@ use crate::{Mac, Malformed, checksum, protocol};
 pub const HEADER_LEN: usize = 8;
 /// Length of a neighbour solicitation or advertisement with one link-layer address option, bytes.
 pub const NEIGHBOUR_LEN: usize = 32;
-/// How many options of a neighbour message are looked at.
+/// Maximum number of options parsed in a neighbour discovery message.
 pub const MAX_OPTIONS: usize = 16;
 
-/// A message, as far as a switch cares.
+/// A message, as far as a switch needs it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Message {
     /// Echo request.
@@ -33,16 +33,16 @@ pub enum Message {
         /// MTU of the next hop, bytes.
         mtu: u32,
     },
-    /// Which routers are there?
+    /// Router solicitation.
     RouterSolicitation {
         /// Link-layer address of the sender.
         source_mac: Option<Mac>,
     },
-    /// Who has the target address?
+    /// Neighbour solicitation: who has the target address?
     Solicitation(Solicitation),
-    /// The sender has it.
+    /// Neighbour advertisement: the sender has the address.
     Advertisement(Advertisement),
-    /// Any other.
+    /// Any other message.
     Other {
         /// Type.
         kind: u8,
@@ -54,7 +54,7 @@ pub enum Message {
 /// A neighbour solicitation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Solicitation {
-    /// The address asked for.
+    /// The address to resolve.
     pub target: Ipv6Addr,
     /// Link-layer address of the sender; `None` in duplicate address detection.
     pub source_mac: Option<Mac>,
@@ -63,11 +63,11 @@ pub struct Solicitation {
 /// A neighbour advertisement.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Advertisement {
-    /// The sender is a router.
+    /// Router flag: the sender is a router.
     pub router: bool,
-    /// Answers a solicitation.
+    /// Solicited flag: answers a solicitation.
     pub solicited: bool,
-    /// Replaces what a cache holds.
+    /// Override flag: replaces a cached entry.
     pub overrides: bool,
     /// The address that the sender has.
     pub target: Ipv6Addr,
@@ -76,8 +76,8 @@ pub struct Advertisement {
 }
 
 impl Message {
-    /// Parses a whole message. The checksum is not verified (see [`checksum_is_valid`]), nor is the hop limit, which must
-    /// be 255 for the neighbour messages (RFC 4861, section 7.1).
+    /// Parses a whole message. The checksum is not verified (see [`checksum_is_valid`]), nor is the hop limit, which
+    /// must be 255 for the neighbour messages (RFC 4861, section 7.1).
     ///
     /// # Errors
     /// [`Malformed::Truncated`]; [`Malformed::Length`] when a neighbour option has length 0 or reaches beyond the
@@ -113,16 +113,16 @@ impl Message {
 }
 
 impl Solicitation {
-    /// The message from `source` to `destination`, with its checksum; without a source address it has no option and is 8
-    /// bytes shorter.
+    /// The message from `source` to `destination`, with its checksum; without a source address it has no option and is
+    /// 8 bytes shorter.
     #[must_use]
     pub fn emit(&self, source: Ipv6Addr, destination: Ipv6Addr) -> ([u8; NEIGHBOUR_LEN], usize) {
         let option = self.source_mac.map(|mac| (SOURCE_LINK_LAYER, mac));
         neighbour([SOLICITATION, 0], self.target, option, source, destination)
     }
 
-    /// The advertisement that answers it for `mac`: solicited, unless it asks from the unspecified address (duplicate
-    /// address detection; RFC 4861, section 7.2.4).
+    /// The advertisement that answers this solicitation for `mac`. The solicited flag is set unless the solicitation
+    /// comes from the unspecified address (duplicate address detection; RFC 4861, section 7.2.4).
     #[must_use]
     pub const fn answer(&self, mac: Mac, from_unspecified: bool) -> Advertisement {
         Advertisement {
@@ -136,8 +136,8 @@ impl Solicitation {
 }
 
 impl Advertisement {
-    /// The message from `source` to `destination`, with its checksum, and its length; without a link-layer address it has
-    /// no option and is 8 bytes shorter.
+    /// The message from `source` to `destination`, with its checksum, and its length; without a link-layer address it
+    /// has no option and is 8 bytes shorter.
     #[must_use]
     pub fn emit(&self, source: Ipv6Addr, destination: Ipv6Addr) -> ([u8; NEIGHBOUR_LEN], usize) {
         let flag = |set: bool, bit: u8| if set { bit } else { 0 };
@@ -147,8 +147,8 @@ impl Advertisement {
     }
 }
 
-/// The header of a "packet too big" from `source` to `destination`, with the checksum over it and `quoted`, the start of
-/// the packet that was too big.
+/// The header of a "packet too big" from `source` to `destination`, with the checksum over it and `quoted`, the start
+/// of the packet that was too big.
 #[must_use]
 pub fn emit_packet_too_big(mtu: u32, quoted: &[u8], source: Ipv6Addr, destination: Ipv6Addr) -> [u8; HEADER_LEN] {
     let mut out = [PACKET_TOO_BIG, 0, 0, 0, 0, 0, 0, 0];

@@ -1,15 +1,15 @@
-//! What begins the message of an access to the peer's memory (RDM §3.8).
+//! The header of a message that accesses the peer's memory (RDM §3.8).
 
 use super::{Class, Refusal, long, word};
 
-/// An access to a region of the peer's memory: which bytes are to be read or written.
+/// An access to a region of the peer's memory: the bytes to read or write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Access {
     /// The region's key.
     pub key: u64,
-    /// Where in the region, bytes.
+    /// Offset in the region, bytes.
     pub offset: u64,
-    /// How many bytes.
+    /// Length, bytes.
     pub length: u32,
 }
 
@@ -27,11 +27,11 @@ impl Access {
         out
     }
 
-    /// Reads a message of class [`Class::Write`] or [`Class::Read`]: the access, and what is to be written.
+    /// Parses a message of class [`Class::Write`] or [`Class::Read`] into the access and the data to write.
     ///
     /// # Errors
-    /// A [`Refusal`]: the message is shorter than the header, a reserved bit is set, what follows has another length than the
-    /// header says, or the class is another.
+    /// A [`Refusal`]: the message is shorter than the header, a reserved bit is set, the length of the data differs
+    /// from the header's, or the class is another.
     pub fn parse(class: Class, message: &[u8]) -> Result<(Self, &[u8]), Refusal> {
         let (head, data) = message.split_first_chunk::<{ Self::LEN }>().ok_or(Refusal::Length)?;
         if word(head, 20) != 0 {

@@ -3,7 +3,7 @@
 use super::control::{ACK, Tag};
 use super::{MessageId, Refusal, first_byte, half, long, word};
 
-/// The name of a work request that has arrived.
+/// Identifies a work request that has arrived.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Number {
     /// A SEND, by its global number.
@@ -12,7 +12,7 @@ pub enum Number {
     Write(u32),
 }
 
-/// At most 32 numbers.
+/// Up to 32 numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Numbers {
     list: [Number; Self::MAX],
@@ -20,10 +20,10 @@ pub struct Numbers {
 }
 
 impl Numbers {
-    /// The most that an ACK has.
+    /// Maximum number of entries.
     pub const MAX: usize = 32;
 
-    /// None.
+    /// An empty list.
     #[must_use]
     pub const fn new() -> Self {
         Self { list: [Number::Write(0); Self::MAX], len: 0 }
@@ -55,18 +55,18 @@ impl Default for Numbers {
 pub struct Ack {
     /// The receiver's name for the connection.
     pub tag: Tag,
-    /// Counts the ACKs of a connection; wraps.
+    /// Sequence number of the ACK in its connection; wraps.
     pub sequence: u16,
-    /// How many of the numbers, from the first on, were in no ACK before.
+    /// How many of the numbers, from the first on, appear in an ACK for the first time.
     pub fresh: u8,
-    /// Time from the arrival of the first number to this ACK (T3' - T2), ns; `None` if there is no number, or it is more
-    /// than 4 s.
+    /// Time from the arrival of the first number to this ACK (T3' - T2), ns; `None` if there is no number or the time
+    /// exceeds 4 s.
     pub held_ns: Option<u32>,
     /// All messages before this one have arrived.
     pub base: MessageId,
-    /// The sender may begin messages before this one.
+    /// The sender may start messages before this one.
     pub limit: MessageId,
-    /// What has arrived, the last first.
+    /// Work requests that arrived, the last first.
     pub numbers: Numbers,
 }
 
@@ -77,8 +77,8 @@ impl Ack {
     pub const MAX_LEN: usize = Self::FIXED_LEN + 4 * Numbers::MAX;
     const NOT_HELD: u32 = u32::MAX;
 
-    /// Writes the ACK to the start of `out` and returns its length. Global numbers 2^32 or more above the smallest are
-    /// left out (the paper's rule); so are all numbers behind the first of these.
+    /// Writes the ACK to the start of `out` and returns its length. The first global number that is 2^32 or more above
+    /// the smallest is left out (the paper's rule), and so are all numbers behind it.
     pub fn emit_into(&self, out: &mut [u8; Self::MAX_LEN]) -> usize {
         let global = |number: &Number| match number {
             Number::Send(global) => Some(*global),
@@ -113,7 +113,7 @@ impl Ack {
         Self::FIXED_LEN + 4 * usize::from(count)
     }
 
-    /// Reads a whole datagram; version and kind are the caller's.
+    /// Parses a whole datagram; the caller has checked version and kind.
     pub(super) fn parse(bytes: &[u8]) -> Result<Self, Refusal> {
         let (fixed, list) = bytes.split_first_chunk::<{ Self::FIXED_LEN }>().ok_or(Refusal::Length)?;
         let (list, rest) = list.as_chunks::<4>();

@@ -12,14 +12,14 @@ const LANE: u8 = 5;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Tag(pub u32);
 
-/// Leave to write a long message into the granter's memory (RDM §3.4).
+/// Permission to write a long message into the granter's memory (RDM §3.4).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Grant {
     /// The receiver's name for the connection.
     pub tag: Tag,
     /// The message.
     pub message: MessageId,
-    /// Where it goes.
+    /// Address to write to.
     pub address: u64,
     /// The key of the memory there.
     pub key: u32,
@@ -27,11 +27,11 @@ pub struct Grant {
     pub length: u32,
 }
 
-/// Why an end closes a connection (RDM §3.6).
+/// Why one end closes a connection (RDM §3.6).
 #[repr(u8)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum CloseReason {
-    /// The application has.
+    /// The application closed it.
     Done = 1,
     /// The peer broke the protocol.
     Protocol = 2,
@@ -39,22 +39,22 @@ pub enum CloseReason {
     Silence = 3,
 }
 
-/// The end of a connection.
+/// Closes a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Close {
     /// The receiver's name for the connection.
     pub tag: Tag,
-    /// Why.
+    /// The reason.
     pub reason: CloseReason,
 }
 
-/// How far the repair of a lane is (RDM §7.3).
+/// Phase of the repair of a lane (RDM §7.3).
 #[repr(u8)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum LanePhase {
-    /// Reset your end, and answer.
+    /// Asks the peer to reset its end and respond.
     Request = 1,
-    /// The answer.
+    /// The response.
     Response = 2,
 }
 
@@ -63,35 +63,35 @@ pub enum LanePhase {
 pub struct Lane {
     /// The receiver's name for the connection.
     pub tag: Tag,
-    /// Which of the connection's queue pairs, 0..=5.
+    /// Index of the queue pair in the connection, 0..=5.
     pub index: u8,
     /// Request or response.
     pub phase: LanePhase,
     /// Counts the repairs of the lane: odd from the end that connected, even from the other.
     pub generation: u16,
-    /// The number of the sender's next packet on the lane, 24 bits.
+    /// PSN of the sender's next packet on the lane, 24 bits.
     pub sequence: u32,
 }
 
 /// A control datagram.
-// A box would be an allocation for each ACK.
+// Boxing would mean an allocation for each ACK.
 #[allow(clippy::large_enum_variant)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Control {
-    /// What has arrived.
+    /// Acknowledges work requests.
     Ack(Ack),
-    /// Leave to write.
+    /// Grants permission to write.
     Grant(Grant),
     /// Send an ACK at once (RDM §3.5).
     Probe(Tag),
-    /// The end.
+    /// Closes the connection.
     Close(Close),
-    /// The repair of a queue pair.
+    /// Repairs a queue pair.
     Lane(Lane),
 }
 
 impl Control {
-    /// The longest, bytes.
+    /// Maximum length, bytes.
     pub const MAX_LEN: usize = Ack::MAX_LEN;
 
     /// Writes the datagram to the start of `out` and returns its length.
@@ -146,7 +146,7 @@ impl Control {
                 }
                 let grant =
                     Grant { tag, message: MessageId(word(b, 8)), address: long(b, 12), key: word(b, 20), length };
-                // The last byte has an address, too.
+                // The last byte needs a valid address, too.
                 grant.address.checked_add(u64::from(length)).ok_or(Refusal::Value)?;
                 Ok(Self::Grant(grant))
             }

@@ -1,5 +1,5 @@
-//! Reliable messages over RDMA: what is sent in SENDs, as immediate data, in control datagrams and when a connection is
-//! set up (`docs/RDM.md`, cited as RDM §n).
+//! Reliable messages over RDMA: the formats of SENDs, immediate data, control datagrams and connection set-up
+//! (`docs/RDM.md`, cited as RDM §n).
 
 mod access;
 mod ack;
@@ -20,13 +20,13 @@ pub use setup::{LANES, LaneAddress, MAX_LANES, Service, Setup, SetupKind, SetupR
 /// The version of everything here.
 pub const VERSION: u8 = 1;
 
-/// Bytes of a unit, the smallest piece of a message that is repeated (RDM §2.3).
+/// Bytes of a unit, the smallest piece of a message that is retransmitted (RDM §2.3).
 pub const UNIT: u32 = 4096;
 
-/// The longest message, bytes: as many units as an immediate can name (RDM §2.3).
+/// Maximum length of a message, bytes: as many units as an immediate can name (RDM §2.3).
 pub const MAX_MESSAGE: u32 = UNIT << 16;
 
-/// The longest message that is sent without a grant, bytes (RDM §5.1).
+/// Maximum length of a message that is sent without a grant, bytes (RDM §5.1).
 pub const MAX_EAGER: u32 = 32 * 1024;
 
 /// Messages that may be open at once, in each direction of a connection (RDM §2.2).

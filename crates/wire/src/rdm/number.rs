@@ -1,4 +1,4 @@
-//! Numbers of messages, and what the immediate data of a WRITE says (RDM §2.2, §3.2).
+//! Message numbers, and the immediate data of a WRITE (RDM §2.2, §3.2).
 
 use super::UNIT;
 
@@ -27,14 +27,14 @@ pub struct Immediate {
     pub hint: bool,
     /// The low 15 bits of the message's number.
     message: u16,
-    /// Where the chunk begins, units.
+    /// Offset of the chunk, units.
     pub unit: u16,
 }
 
 impl Immediate {
     const MESSAGE_MASK: u16 = 0x7fff;
 
-    /// Of the chunk of `message` that begins at `offset` bytes, a multiple of [`UNIT`].
+    /// The immediate data of the chunk of `message` that starts at `offset` bytes, a multiple of [`UNIT`].
     #[must_use]
     pub const fn new(message: MessageId, offset: u32, hint: bool) -> Self {
         Self { hint, message: message.0 as u16 & Self::MESSAGE_MASK, unit: (offset / UNIT) as u16 }
@@ -46,27 +46,27 @@ impl Immediate {
         (self.hint as u32) << 31 | (self.message as u32) << 16 | self.unit as u32
     }
 
-    /// What 32 bits say.
+    /// Decodes 32 bits.
     #[must_use]
     pub const fn from_bits(bits: u32) -> Self {
         Self { hint: bits >> 31 != 0, message: (bits >> 16) as u16 & Self::MESSAGE_MASK, unit: bits as u16 }
     }
 
-    /// The chunk's name in an ACK: without the hint.
+    /// Identifies the chunk in an ACK: the immediate data without the hint.
     #[must_use]
     pub const fn name(self) -> u32 {
         self.bits() & 0x7fff_ffff
     }
 
-    /// The message's whole number: the one at or behind `base`, or the nearest before it.
+    /// The full message number: the candidate that is nearest to `base`.
     #[must_use]
     pub const fn message(self, base: MessageId) -> MessageId {
-        // Sign-extended from 15 bits: half of the range is behind `base`.
+        // Sign-extended from 15 bits: half of the range is before `base`.
         let ahead = (self.message.wrapping_sub(base.0 as u16) << 1) as i16 >> 1;
         MessageId(base.0.wrapping_add(ahead as u32))
     }
 
-    /// Where the chunk begins, bytes.
+    /// Offset of the chunk, bytes.
     #[must_use]
     pub const fn offset(self) -> u32 {
         self.unit as u32 * UNIT
@@ -78,7 +78,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_message_is_found_again_around_the_base() {
+    fn message_numbers_are_resolved_around_the_base() {
         for base in [0u32, 5, 0x7fff, 0x8000, 0x1234_5678, u32::MAX] {
             for ahead in [0i32, 1, 1023, 0x3fff, -1, -0x4000] {
                 let message = MessageId(base.wrapping_add(ahead as u32));

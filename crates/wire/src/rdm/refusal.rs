@@ -1,4 +1,4 @@
-//! Why something is refused (RDM §9).
+//! Why a header is refused (RDM §9).
 
 /// Why a receiver refuses a header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, thiserror::Error)]

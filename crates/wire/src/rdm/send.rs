@@ -1,8 +1,8 @@
-//! The header at the begin of each SEND (RDM §3.1).
+//! The header at the beginning of each SEND (RDM §3.1).
 
 use super::{MAX_EAGER, MAX_MESSAGE, MessageId, Refusal, UNIT, VERSION, first_byte, long, word};
 
-/// What a SEND carries.
+/// Kind of a SEND.
 #[repr(u8)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum SendKind {
@@ -14,7 +14,7 @@ pub enum SendKind {
     Announce = 3,
 }
 
-/// What a message is to the receiver (RDM §5.4, §5.8).
+/// Class of a message (RDM §5.4, §5.8).
 #[repr(u8)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Class {
@@ -25,22 +25,22 @@ pub enum Class {
     Request = 1,
     /// The response to a request.
     Response = 2,
-    /// A response that says why there is none: UTF-8 text.
+    /// A response that reports a failure: UTF-8 text with the reason.
     Failure = 3,
-    /// Bytes for a region of the receiver's memory, behind an [`Access`](super::Access).
+    /// Bytes to write into a region of the receiver's memory, behind an [`Access`](super::Access).
     Write = 4,
-    /// An [`Access`](super::Access) to a region of the receiver's memory, whose bytes the response has.
+    /// An [`Access`](super::Access) that reads from a region of the receiver's memory; the response carries the bytes.
     Read = 5,
 }
 
 /// The header of a SEND.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct SendHeader {
-    /// What follows.
+    /// Kind of the SEND.
     pub kind: SendKind,
-    /// The last that the sender's window allows: acknowledge at once.
+    /// The last SEND that the sender's window allows: acknowledge at once.
     pub hint: bool,
-    /// What the message is.
+    /// Class of the message.
     pub class: Class,
     /// The message.
     pub message: MessageId,
@@ -48,9 +48,9 @@ pub struct SendHeader {
     pub global: u64,
     /// Length of the whole message, bytes.
     pub length: u32,
-    /// Where the payload belongs, bytes; a multiple of [`UNIT`].
+    /// Offset of the payload in the message, bytes; a multiple of [`UNIT`].
     pub offset: u32,
-    /// The number of the call, for all but messages.
+    /// Number of the call; unused in plain messages.
     pub call: u32,
 }
 
@@ -73,7 +73,7 @@ impl SendHeader {
         out
     }
 
-    /// Reads the header at the begin of a SEND of `total` bytes, the header included. What is returned satisfies RDM
+    /// Parses the header at the beginning of a SEND of `total` bytes, header included. A parsed header satisfies RDM
     /// §3.1: the offset is that of a unit of the message, and the payload is that unit.
     ///
     /// # Errors

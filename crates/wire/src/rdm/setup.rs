@@ -1,25 +1,24 @@
-//! What the two ends of a connection tell each other before it exists (RDM §4.1): one message in each direction, over
-//! TCP or any other reliable stream.
+//! The set-up messages of a connection (RDM §4.1): one in each direction, over TCP or any other reliable stream.
 
 use core::net::Ipv6Addr;
 
 use super::{MAX_WINDOW, Refusal, Tag, UNIT, VERSION, half, word};
 
-/// Queue pairs of a connection with one service: one that is used and two in reserve (RDM §7).
+/// Queue pairs of a connection with one service: one in use and two spares (RDM §7).
 pub const LANES: usize = 3;
 
-/// The most queue pairs of a connection: as many of each service.
+/// Maximum number of queue pairs of a connection: three of each service.
 pub const MAX_LANES: usize = 2 * LANES;
 
-/// The transport service under a connection's lanes.
+/// Transport service of a connection's lanes.
 #[repr(u8)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Service {
-    /// Reliable connections: the NIC repeats.
+    /// Reliable connections: the NIC retransmits.
     Rc = 1,
-    /// Unreliable connections: the engine repeats.
+    /// Unreliable connections: the engine retransmits.
     Uc = 2,
-    /// Both, of which each end uses one or the other at a time (RDM §7.5): first the lanes of UC, then those of RC.
+    /// Both services. Each end uses one at a time (RDM §7.5). The UC lanes come first, then the RC lanes.
     Both = 3,
 }
 
@@ -33,7 +32,7 @@ impl Service {
         }
     }
 
-    /// Whether the NIC repeats what is lost on a lane.
+    /// Whether the NIC retransmits packets lost on a lane.
     #[must_use]
     pub const fn is_reliable(self, lane: u8) -> bool {
         match self {
@@ -50,79 +49,79 @@ impl Service {
 pub enum SetupRefusal {
     /// No version in common.
     Version = 1,
-    /// Another service, unit or path MTU.
+    /// The services, units or path MTUs differ.
     Parameters = 2,
     /// Too many connections.
     Resources = 3,
-    /// Not from this address.
+    /// Connections from this address are not allowed.
     Policy = 4,
 }
 
-/// What a set-up message is.
+/// Kind of a set-up message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum SetupKind {
-    /// The wish of the end that connects.
+    /// Request of the end that connects.
     Hello,
-    /// The answer of the end that listens.
+    /// The listening end accepts.
     Welcome,
-    /// The other answer.
+    /// The listening end refuses.
     Refused(SetupRefusal),
 }
 
-/// A queue pair, and the number of its first packet.
+/// A queue pair, and the PSN of its first packet.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct LaneAddress {
     /// The queue pair, 24 bits.
     pub queue_pair: u32,
-    /// The first packet's number, 24 bits.
+    /// PSN of the first packet, 24 bits.
     pub sequence: u32,
 }
 
 /// A set-up message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Setup {
-    /// What it is.
+    /// Kind of the message.
     pub kind: SetupKind,
     /// The service of the lanes.
     pub service: Service,
-    /// Where packets for this end go; IPv4 as a mapped address.
+    /// Address of this end for packets; IPv4 as a mapped address.
     pub address: Ipv6Addr,
-    /// The UDP port there.
+    /// UDP port of this end.
     pub port: u16,
     /// Path MTU, bytes: one of [`crate::roce::PATH_MTUS`].
     pub mtu: u16,
     /// The UD queue pair for control datagrams, 24 bits.
     pub control: u32,
-    /// Its key.
+    /// Queue key of that queue pair.
     pub queue_key: u32,
-    /// What this end calls the connection.
+    /// This end's tag for the connection.
     pub tag: Tag,
-    /// Work requests that this end has room for on each lane, 1..=4096 (RDM §6.1).
+    /// Receive credits: work requests that this end can hold on each lane, 1..=4096 (RDM §6.1).
     pub credits: u16,
-    /// Messages that this end takes ahead of its application, 1..=1024 (RDM §5.3).
+    /// Messages that this end accepts before its application takes them, 1..=1024 (RDM §5.3).
     pub window: u16,
-    /// The longest message that this end takes, bytes.
+    /// Maximum length of a message that this end accepts, bytes.
     pub longest: u32,
-    /// The lanes, of which [`Service::lanes`] count.
+    /// The lanes; the first [`Service::lanes`] are valid.
     pub lanes: [LaneAddress; MAX_LANES],
 }
 
 impl Setup {
     /// Length with one service, bytes.
     pub const LEN: usize = 76;
-    /// Length with both.
+    /// Length with both services.
     pub const MAX_LEN: usize = Self::LEN + 8 * LANES;
     const MARK: [u8; 4] = *b"BRDM";
-    /// The most credits.
+    /// Maximum number of credits.
     pub const MAX_CREDITS: u16 = 4096;
 
-    /// Length of a message that begins so, bytes: known with its first 8 bytes, and until then the least that it has.
+    /// Length of the message that starts with these bytes. It is known from the first 8 bytes; with fewer, the minimum.
     #[must_use]
     pub fn len_of(begin: &[u8]) -> usize {
         if begin.get(7) == Some(&(Service::Both as u8)) { Self::MAX_LEN } else { Self::LEN }
     }
 
-    /// Writes the message; how long it is.
+    /// Writes the message and returns its length.
     #[must_use]
     pub fn emit_into(&self, out: &mut [u8; Self::MAX_LEN]) -> usize {
         let (kind, reason) = match self.kind {
@@ -148,7 +147,7 @@ impl Setup {
         52 + 8 * self.service.lanes()
     }
 
-    /// Reads a message.
+    /// Parses a message.
     ///
     /// # Errors
     /// A [`Refusal`].
@@ -208,7 +207,7 @@ impl Setup {
             && (1..=Self::MAX_CREDITS).contains(&setup.credits)
             && (1..=MAX_WINDOW).contains(&setup.window)
             && lanes.iter().all(|lane| number(lane.queue_pair) && number(lane.sequence));
-        // A refusal's other values mean nothing.
+        // The other fields of a refusal are meaningless.
         if sound || matches!(kind, SetupKind::Refused(_)) { Ok(setup) } else { Err(Refusal::Value) }
     }
 }

@@ -58,7 +58,7 @@ impl Sequence {
 pub struct Bth {
     /// The opcode's byte; see [`super::Opcode::from_byte`].
     pub opcode: u8,
-    /// The receiver shall raise a solicited event.
+    /// The receiver must raise a solicited event.
     pub solicited: bool,
     /// Pad bytes behind the payload, 0..=3.
     pub pad: u8,
@@ -66,7 +66,7 @@ pub struct Bth {
     pub partition: u16,
     /// The receiver's queue pair.
     pub destination: Qpn,
-    /// The receiver shall acknowledge. RC alone.
+    /// The receiver must acknowledge. RC only.
     pub acknowledge: bool,
     /// The packet's number.
     pub sequence: Sequence,
@@ -75,10 +75,10 @@ pub struct Bth {
 impl Bth {
     /// Length of the header, bytes.
     pub const LEN: usize = 12;
-    /// The byte that routers may change, which the ICRC therefore takes as all ones (IBTA A17.3.3): FECN and BECN.
+    /// The byte that routers may change (FECN and BECN): the ICRC treats it as all ones (IBTA A17.3.3).
     pub const VARIANT_BYTE: usize = 4;
 
-    /// Reads a header; `None` if its version is not 0.
+    /// Parses a header; `None` if its version is not 0.
     #[must_use]
     #[inline]
     pub fn parse(bytes: &[u8; Self::LEN]) -> Option<Self> {
@@ -96,8 +96,8 @@ impl Bth {
         })
     }
 
-    /// The header. The migration bit is set, as of a queue pair in its migrated state (IBTA 17.2.8), the one without
-    /// automatic path migration.
+    /// The encoded header. The migration bit is set, as in a queue pair in the migrated state (IBTA 17.2.8), the state
+    /// without automatic path migration.
     #[must_use]
     #[inline]
     pub fn emit(&self) -> [u8; Self::LEN] {

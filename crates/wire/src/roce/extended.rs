@@ -5,7 +5,7 @@ use super::Qpn;
 /// Datagram extended transport header (IBTA 9.3.1).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Deth {
-    /// The key that the receiving queue pair asks for.
+    /// Queue key; the receiving queue pair checks it.
     pub queue_key: u32,
     /// The sender's queue pair.
     pub source: Qpn,
@@ -28,7 +28,7 @@ impl Deth {
 /// RDMA extended transport header (IBTA 9.3.3).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Reth {
-    /// Where in the receiver's address space the message begins.
+    /// Start address of the message in the receiver's address space.
     pub address: u64,
     /// The key of the memory region there.
     pub key: u32,
@@ -55,35 +55,35 @@ impl Reth {
     }
 }
 
-/// Why a request is refused for good, or must come again (IBTA table 45).
+/// Why a request fails, or must be retried (IBTA table 45).
 #[repr(u8)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Nak {
-    /// A packet before this one is missing: repeat from the acknowledgement's sequence number on.
+    /// A packet before this one is missing: retransmit from the acknowledgement's PSN on.
     Sequence = 0,
-    /// The request is not one that this queue pair takes.
+    /// This queue pair does not accept the request.
     InvalidRequest = 1,
-    /// Key, address or length are not those of a region that the requester may write.
+    /// Key, address or length do not match a region that the requester may write.
     RemoteAccess = 2,
     /// The responder failed.
     RemoteOperational = 3,
 }
 
-/// What an acknowledgement says (IBTA table 44).
+/// Syndrome of an acknowledgement (IBTA table 44).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Acknowledgement {
     /// Everything up to the packet's sequence number has arrived.
     Ack,
-    /// The receiver has no receive request; try again after the timer's code (IBTA table 46).
+    /// The receiver has no receive request; retry after the time with this code (IBTA table 46).
     NotReady(u8),
-    /// Refused.
+    /// The request is refused.
     Nak(Nak),
 }
 
 /// ACK extended transport header (IBTA 9.3.5).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Aeth {
-    /// What is said.
+    /// Syndrome.
     pub what: Acknowledgement,
     /// Messages that the responder has completed, 24 bits.
     pub messages: u32,

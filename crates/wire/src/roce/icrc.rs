@@ -1,5 +1,5 @@
-//! The invariant CRC (IBTA 7.8.1, A17.3.3): the Ethernet polynomial over everything that routers do not change, with
-//! what they do change taken as ones.
+//! The invariant CRC (IBTA 7.8.1, A17.3.3): the Ethernet polynomial over the packet, with the fields that routers
+//! change set to ones.
 
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -12,14 +12,14 @@ pub struct Route {
     pub source: IpAddr,
     /// Receiver.
     pub destination: IpAddr,
-    /// UDP source port: which path the packet takes.
+    /// UDP source port: selects the path.
     pub source_port: u16,
     /// UDP destination port.
     pub destination_port: u16,
 }
 
 impl Route {
-    /// The way back.
+    /// The reverse direction.
     #[must_use]
     pub const fn reversed(&self) -> Self {
         Self {
@@ -31,15 +31,15 @@ impl Route {
     }
 }
 
-/// A CRC in the making.
+/// An ICRC under construction.
 #[derive(Clone, Debug)]
 pub struct Icrc(crc32fast::Hasher);
 
 impl Icrc {
-    /// Begins with the IP and UDP headers of a datagram whose UDP payload, ICRC included, has `payload_len` bytes.
+    /// Starts with the IP and UDP headers of a datagram whose UDP payload, ICRC included, has `payload_len` bytes.
     ///
-    /// IPv4 headers are taken to have no options, identification 0 and "don't fragment": a receiver's socket does not
-    /// show the identification, so senders that want to be verified leave it 0. IPv6 has no such field.
+    /// IPv4 headers are assumed to have no options, identification 0 and "don't fragment". A receiver's socket does not
+    /// show the identification, so senders must leave it 0 to be verified. IPv6 has no such field.
     #[must_use]
     pub fn new(route: &Route, payload_len: usize) -> Self {
         let mut head = [0xff; 8 + 40 + 8];
@@ -80,39 +80,40 @@ impl Icrc {
         self.0.update(bytes);
     }
 
-    /// The CRC, as it follows the packet.
+    /// The ICRC, as it follows the packet.
     #[must_use]
     pub fn finish(self) -> [u8; ICRC_LEN] {
         self.0.finalize().to_le_bytes()
     }
 
-    /// Whether the last four bytes of a UDP payload are its CRC.
+    /// Whether the last four bytes of a UDP payload are its valid ICRC.
     #[must_use]
     pub fn is_valid(route: &Route, payload: &[u8]) -> bool {
         Self::new(route, payload.len()).fits(payload)
     }
 
-    /// The identification of the IPv4 header with which the last four bytes of a UDP payload are its CRC: the only one, if there
-    /// is one. Sockets do not show it, and other implementations do not leave it 0. A damaged packet has one by chance in one of
-    /// 65,536 cases.
+    /// The identification in the IPv4 header for which the last four bytes of a UDP payload are a valid ICRC; at most
+    /// one value fits. Sockets do not show it, and other implementations do not leave it 0. For a damaged packet one
+    /// fits by chance in one of 65,536 cases.
     #[must_use]
     pub fn identification(route: &Route, payload: &[u8]) -> Option<u16> {
         if !route.source.is_ipv4() || !route.destination.is_ipv4() {
             return None;
         }
         let difference = Self::new(route, payload.len()).difference(payload)?;
-        // A CRC is linear: the difference is that of the two bytes, moved on by all that follow them.
+        // A CRC is linear: the difference is that of the two bytes, shifted by all bytes behind them.
         let behind = payload.len() - ICRC_LEN + AFTER_IDENTIFICATION;
         let bytes = times(difference, back(behind + 2));
         u16::try_from(bytes).ok().map(u16::swap_bytes)
     }
 
-    /// Whether the last four bytes of the payload that this begins are its CRC.
+    /// Whether the last four bytes of `payload`, whose IP and UDP headers are already added, are its valid ICRC.
     fn fits(self, payload: &[u8]) -> bool {
         self.difference(payload) == Some(0)
     }
 
-    /// In what the last four bytes of the payload that this begins differ from its CRC.
+    /// XOR of the ICRC in the last four bytes of `payload` and the computed one. The IP and UDP headers are already
+    /// added.
     fn difference(mut self, payload: &[u8]) -> Option<u32> {
         let (covered, icrc) = payload.split_last_chunk::<ICRC_LEN>()?;
         let (bth, rest) = covered.split_first_chunk::<{ Bth::LEN }>()?;
@@ -142,7 +143,7 @@ const fn times(a: u32, mut b: u32) -> u32 {
     product
 }
 
-/// Takes a CRC back by 2^n bytes, if it is multiplied by the n-th.
+/// Multiplying by the n-th factor steps a CRC back by 2^n bytes.
 const BACK: [u32; 17] = {
     // x to the power of -1, 8 times.
     let mut byte: u32 = 1 << 31;
@@ -160,14 +161,15 @@ const BACK: [u32; 17] = {
     all
 };
 
-/// The factor that takes a CRC back by up to 131,071 bytes.
+/// The factor that steps a CRC back by `bytes`, up to 131,071.
 fn back(bytes: usize) -> u32 {
     let chosen = BACK.iter().enumerate().filter(|(n, _)| bytes >> n & 1 != 0);
     chosen.fold(1 << 31, |product, (_, factor)| times(product, *factor))
 }
 
-/// Begins of CRCs that were needed lately. What comes from one peer begins alike if it is of one length, and the IP and UDP
-/// headers are too short for anything but a CRC by tables, which payloads have displaced from the cache meanwhile.
+/// Caches the state after the IP and UDP headers for recent routes and lengths: it is the same for all packets of one
+/// length from a peer. These headers are too short for carry-less multiplication, and payloads evict the tables of the
+/// table-driven CRC from the CPU cache.
 #[derive(Clone, Debug, Default)]
 pub struct IcrcStarts {
     kept: [Option<(Route, usize, Icrc)>; 8],
@@ -177,7 +179,7 @@ impl IcrcStarts {
     /// The same as [`Icrc::new`].
     #[must_use]
     pub fn begin(&mut self, route: &Route, payload_len: usize) -> Icrc {
-        // Lengths are multiples of 4. The packets of a long message have up to three.
+        // Lengths are multiples of 4. The packets of a long message have up to three different lengths.
         let kept = &mut self.kept[payload_len / 4 % 8];
         match kept {
             Some((of, len, icrc)) if *len == payload_len && of == route => icrc.clone(),
@@ -192,7 +194,7 @@ impl IcrcStarts {
     }
 }
 
-/// Mixed families do not happen on a socket; they are written as mapped addresses.
+/// Mixed families do not occur on a socket; they are written as mapped addresses.
 fn v6(address: IpAddr) -> Ipv6Addr {
     match address {
         IpAddr::V4(v4) => v4.to_ipv6_mapped(),
@@ -200,7 +202,7 @@ fn v6(address: IpAddr) -> Ipv6Addr {
     }
 }
 
-/// An IPv4 header; type of service, TTL and checksum stay ones.
+/// An IPv4 header; type of service, TTL and checksum are set to ones.
 fn put_v4(out: &mut [u8], source: Ipv4Addr, destination: Ipv4Addr, udp_len: u16) {
     out[0] = 0x45;
     out[2..4].copy_from_slice(&(udp_len + 20).to_be_bytes());
@@ -210,7 +212,7 @@ fn put_v4(out: &mut [u8], source: Ipv4Addr, destination: Ipv4Addr, udp_len: u16)
     out[16..20].copy_from_slice(&destination.octets());
 }
 
-/// An IPv6 header; traffic class, flow label and hop limit stay ones.
+/// An IPv6 header; traffic class, flow label and hop limit are set to ones.
 fn put_v6(out: &mut [u8], source: Ipv6Addr, destination: Ipv6Addr, udp_len: u16) {
     out[0] = 0x6f;
     out[4..6].copy_from_slice(&udp_len.to_be_bytes());

@@ -23,7 +23,7 @@ pub const UDP_PORT: u16 = 4791;
 /// Length of the invariant CRC behind each packet, bytes.
 pub const ICRC_LEN: usize = 4;
 
-/// The path MTUs that there are: payload bytes of a packet (IBTA 9.2, PMTU).
+/// Valid path MTUs: payload bytes of a packet (IBTA 9.2, PMTU).
 pub const PATH_MTUS: [u16; 5] = [256, 512, 1024, 2048, 4096];
 
 /// The default partition (IBTA 10.9.1.2), the one that RoCE uses.

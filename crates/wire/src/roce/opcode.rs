@@ -4,7 +4,7 @@
 #[repr(u8)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Transport {
-    /// Reliable connection: the NIC acknowledges and repeats.
+    /// Reliable connection: the NIC acknowledges and retransmits.
     Rc = 0,
     /// Unreliable connection: a message that lost a packet is dropped.
     Uc = 1,
@@ -12,7 +12,7 @@ pub enum Transport {
     Ud = 3,
 }
 
-/// What a packet does, and which part of its message it is.
+/// Operation of a packet, and the part of its message that it carries.
 #[repr(u8)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Operation {
@@ -40,7 +40,7 @@ pub enum Operation {
     WriteOnly = 0x0a,
     /// The only packet of an RDMA WRITE with immediate data.
     WriteOnlyImm = 0x0b,
-    /// An acknowledgement, positive or negative. RC alone.
+    /// An acknowledgement, positive or negative. RC only.
     Acknowledge = 0x11,
 }
 
@@ -61,7 +61,7 @@ impl Operation {
         Self::Acknowledge,
     ];
 
-    /// The part of a request message, by what is asked for and where the packet is in its message.
+    /// The operation of a request packet, by the kind of request and the packet's position in its message.
     #[must_use]
     pub const fn of(write: bool, first: bool, last: bool, immediate: bool) -> Self {
         match (write, first, last, immediate) {
@@ -119,18 +119,18 @@ impl Operation {
 pub struct Opcode {
     /// The service.
     pub transport: Transport,
-    /// The operation, one that the service has.
+    /// The operation, one that the service supports.
     pub operation: Operation,
 }
 
 impl Opcode {
-    /// As it is in the first byte of a packet.
+    /// The opcode as the first byte of a packet.
     #[must_use]
     pub const fn byte(self) -> u8 {
         (self.transport as u8) << 5 | self.operation as u8
     }
 
-    /// The opcode that a byte stands for; `None` if it is not supported.
+    /// Decodes an opcode byte; `None` if it is not supported.
     #[must_use]
     pub fn from_byte(byte: u8) -> Option<Self> {
         let transport = match byte >> 5 {

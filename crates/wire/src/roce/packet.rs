@@ -2,7 +2,7 @@
 
 use super::{Aeth, Bth, Deth, ICRC_LEN, Opcode, Operation, Reth, Transport};
 
-/// Why a UDP payload is no packet.
+/// Why a UDP payload is not a valid packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, thiserror::Error)]
 pub enum Refusal {
     /// It ends before its headers and the ICRC do.
@@ -14,7 +14,7 @@ pub enum Refusal {
     /// The opcode is not one that is supported.
     #[error("opcode is not supported")]
     Opcode,
-    /// More pad bytes than payload, or headers, pad and payload are no multiple of four bytes.
+    /// More pad bytes than payload, or the length of headers, payload and pad is not a multiple of four bytes.
     #[error("pad count does not fit the payload")]
     Pad,
     /// The acknowledgement's syndrome is reserved.
@@ -27,18 +27,18 @@ pub enum Refusal {
 pub struct Header {
     /// The base header.
     pub bth: Bth,
-    /// Of datagrams.
+    /// Datagram header, in datagrams.
     pub deth: Option<Deth>,
-    /// Of the first packet of an RDMA WRITE.
+    /// RDMA header, in the first packet of an RDMA WRITE.
     pub reth: Option<Reth>,
-    /// Of acknowledgements.
+    /// ACK header, in acknowledgements.
     pub aeth: Option<Aeth>,
     /// Immediate data: 32 bits that the receiver's completion shows.
     pub immediate: Option<u32>,
 }
 
 impl Header {
-    /// The longest there is, bytes: BTH, RETH and immediate data.
+    /// Maximum length, bytes: BTH, RETH and immediate data.
     pub const MAX_LEN: usize = Bth::LEN + Reth::LEN + 4;
 
     /// Writes the headers to the start of `out` and returns their length.
@@ -70,7 +70,7 @@ impl Header {
 /// A packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Packet<'a> {
-    /// What it does.
+    /// Its opcode.
     pub opcode: Opcode,
     /// Its headers.
     pub header: Header,
@@ -79,10 +79,10 @@ pub struct Packet<'a> {
 }
 
 impl<'a> Packet<'a> {
-    /// Reads a UDP payload. The ICRC is not verified here: see [`super::Icrc::is_valid`].
+    /// Parses a UDP payload. The ICRC is not verified here: see [`super::Icrc::is_valid`].
     ///
     /// # Errors
-    /// A [`Refusal`]. With [`Refusal::Opcode`] the base header is sound, and [`Bth::parse`] reads it.
+    /// A [`Refusal`]. After [`Refusal::Opcode`] the base header is valid: parse it with [`Bth::parse`].
     #[inline]
     pub fn parse(bytes: &'a [u8]) -> Result<Self, Refusal> {
         let (covered, _) = bytes.split_last_chunk::<ICRC_LEN>().ok_or(Refusal::Truncated)?;
