@@ -6,14 +6,15 @@ use crate::parse::{L3, Parsed};
 
 /// ECN codepoints (RFC 3168, section 5).
 pub const NOT_ECT: u8 = 0;
-/// ECN-capable, for networks that mark in the same way as they would drop; used by those for L4S (RFC 9331).
+/// ECT(1): ECN-capable, used by L4S, whose networks mark earlier than they drop (RFC 9331).
 pub const ECT_1: u8 = 1;
-/// ECN-capable.
+/// ECT(0): ECN-capable.
 pub const ECT_0: u8 = 2;
 /// Congestion experienced.
 pub const CE: u8 = 3;
 
-/// The codepoint of a frame that was parsed as `parsed`; [`NOT_ECT`] if it is not IP. `head`: the bytes from which it was parsed.
+/// The codepoint of a frame that was parsed as `parsed`; [`NOT_ECT`] if it is not IP. `head`: the bytes that were
+/// parsed.
 #[inline]
 pub fn of(head: &[u8], parsed: &Parsed) -> u8 {
     let l3 = usize::from(parsed.l3);
@@ -24,22 +25,23 @@ pub fn of(head: &[u8], parsed: &Parsed) -> u8 {
     }
 }
 
-/// The outer codepoint of a packet that no transport of ours carries: the same (RFC 6040, section 4.1, normal mode).
+/// The outer codepoint of a packet that is not carried reliably: a copy of the inner one (RFC 6040, section 4.1, normal
+/// mode).
 #[inline]
 pub fn outer_of_plain(inner: u8) -> u8 {
     inner & 3
 }
 
-/// The outer codepoint of a packet that the transport carries. The transport itself responds to marks, so its datagrams are ECN-capable
-/// whatever the guest is; what was marked before is not marked out here, so that marks tell of this way alone (RFC 3168, section 9.1.1, full
-/// functionality). A guest that asks for L4S gets it.
+/// The outer codepoint of a packet that the transport carries. The transport itself responds to marks, so its datagrams
+/// are ECN-capable whatever the guest uses. An earlier mark is not copied, so that marks tell only about this path (RFC
+/// 3168, section 9.1.1, full functionality). A guest that asks for L4S gets it.
 #[inline]
 pub fn outer_of_reliable(inner: u8) -> u8 {
     if inner == ECT_1 { ECT_1 } else { ECT_0 }
 }
 
-/// The codepoint with which a frame goes on behind a tunnel (RFC 6040, figure 4); `None`: it is to be dropped, because it has met congestion
-/// and its sender would not learn that in another way.
+/// The codepoint of a frame after decapsulation (RFC 6040, figure 4); `None`: drop the frame, because it met congestion
+/// and its sender would not learn that otherwise.
 #[inline]
 pub fn decapsulate(inner: u8, outer: u8) -> Option<u8> {
     match (inner, outer) {
@@ -50,8 +52,8 @@ pub fn decapsulate(inner: u8, outer: u8) -> Option<u8> {
     }
 }
 
-/// Changes the codepoint of a frame that was parsed as `parsed`, and IPv4's header checksum with it (RFC 1624): damage stays visible. What
-/// is not IP stays as it is.
+/// Changes the codepoint of a frame that was parsed as `parsed`, and updates IPv4's header checksum incrementally (RFC
+/// 1624), so a damaged header stays invalid. Frames that are not IP are unchanged.
 pub fn set(frame: &mut [u8], parsed: &Parsed, ecn: u8) {
     let Some(packet) = frame.get_mut(usize::from(parsed.l3)..) else { return };
     match parsed.kind {

@@ -20,16 +20,17 @@ pub struct FlowKey {
 }
 
 impl FlowKey {
-    /// A fast hash, well mixed in all bits, that tells directions apart. Not proof against someone who chooses keys and
-    /// knows the seed.
+    /// A fast hash with well-mixed bits, different for the two directions. Not secure against an attacker who chooses
+    /// keys and knows the seed.
     #[inline]
     pub fn hash(&self, seed: u64) -> u32 {
         hash((&self.src, &self.dst), (self.src_port, self.dst_port), self.protocol, seed)
     }
 }
 
-/// [`FlowKey::hash`] of a key that is nowhere as a whole. Addresses are borrowed: a copy of one that was just written in two pieces, of a byte and four, waits
-/// until everything before has left the store buffer, which takes hundreds of nanoseconds if other processors have the lines.
+/// [`FlowKey::hash`] of a key that is not in memory as a whole. Addresses are borrowed: copying one that was just
+/// written in two pieces, of one byte and four, stalls until the store buffer drains, which takes hundreds of
+/// nanoseconds if other processors have the lines.
 #[inline]
 pub(crate) fn hash((src, dst): (&IpAddr, &IpAddr), (src_port, dst_port): (u16, u16), protocol: u8, seed: u64) -> u32 {
     let ports = u64::from(src_port) << 16 | u64::from(dst_port) | u64::from(protocol) << 32;

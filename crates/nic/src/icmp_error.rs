@@ -1,4 +1,4 @@
-//! ICMP errors about packets that cannot go on: which packets may be answered so, and what the answer is.
+//! ICMP errors about packets that cannot be forwarded: which packets may cause one, and its content.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -7,7 +7,7 @@ use bifrost_wire::{checksum, icmp, ipv4, ipv6};
 
 use crate::{L3, Parsed};
 
-/// Longest packets with an ICMP error (RFC 1812, section 4.3.2.3; RFC 4443, section 2.4 c).
+/// Maximum length of packets with an ICMP error (RFC 1812, section 4.3.2.3; RFC 4443, section 2.4 c).
 const MAX_V4_ERROR: usize = 576;
 const MAX_V6_ERROR: usize = 1280;
 const HOP_LIMIT: u8 = 64;
@@ -15,17 +15,18 @@ const HOP_LIMIT: u8 = 64;
 const V4_TIME_EXCEEDED: u8 = 11;
 const V6_TIME_EXCEEDED: u8 = 3;
 
-/// What an ICMP error says.
+/// The error.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum IcmpError {
-    /// The hop limit is used up.
+    /// Time exceeded: the hop limit is used up.
     HopLimit,
-    /// Larger than this many bytes of an IP packet.
+    /// Packet too big: the next hop's MTU, bytes of an IP packet.
     TooLarge(u16),
 }
 
-/// Whether an ICMP error may be sent about an IP packet: never about an ICMP error, to a group, from or about an address that is not one
-/// host's, or for a later fragment (RFC 1122, section 3.2.2; RFC 4443, section 2.4 e, which does not exclude later fragments).
+/// Whether an ICMP error may be sent about an IP packet. Never about an ICMP error, to a multicast or broadcast
+/// address, if an address is not that of a single host, or for a later fragment (RFC 1122, section 3.2.2; RFC 4443,
+/// section 2.4 e, which does not exclude later fragments).
 pub fn may_be_answered(head: &[u8], parsed: &Parsed) -> bool {
     let single = |addr: IpAddr| match addr {
         IpAddr::V4(a) => !(a.is_unspecified() || a.is_multicast() || a.is_broadcast() || a.is_loopback()),
@@ -36,7 +37,7 @@ pub fn may_be_answered(head: &[u8], parsed: &Parsed) -> bool {
     let about = match (parsed.kind, parsed.protocol) {
         // Destination unreachable, source quench, redirect, time exceeded, parameter problem.
         (L3::V4, ICMP) => !matches!(kind, None | Some(3..=5 | 11 | 12)),
-        // Errors, redirect, and neighbour discovery, which may go to another port than it says.
+        // Errors, redirect, and neighbour discovery, which may go to another port than its address suggests.
         (L3::V6, ICMPV6) => !matches!(kind, None | Some(0..=127 | 133..=137)),
         (L3::V4 | L3::V6, _) => true,
         _ => false,
@@ -46,8 +47,8 @@ pub fn may_be_answered(head: &[u8], parsed: &Parsed) -> bool {
     unicast && about && !later
 }
 
-/// Appends an IP packet with an error about the packet that begins with `quoted`. `None`: source and destination are of different families, and
-/// nothing is appended.
+/// Appends an IP packet with an error about the packet that starts with `quoted`. Returns `None` and appends nothing if
+/// source and destination are of different families.
 pub fn write(error: IcmpError, source: IpAddr, destination: IpAddr, quoted: &[u8], out: &mut Vec<u8>) -> Option<()> {
     match (source, destination) {
         (IpAddr::V4(source), IpAddr::V4(destination)) => {
@@ -65,7 +66,7 @@ pub fn write(error: IcmpError, source: IpAddr, destination: IpAddr, quoted: &[u8
             let message = match error {
                 IcmpError::HopLimit => time_exceeded_v6(quoted, source, destination),
                 IcmpError::TooLarge(mtu) => {
-                    // RFC 8200, section 5: no link has less.
+                    // RFC 8200, section 5: every link has at least this MTU.
                     icmp::v6::emit_packet_too_big(u32::from(mtu.max(1280)), quoted, source, destination)
                 }
             };

@@ -1,11 +1,12 @@
 //! Pre-Processor and Post-Processor (Triton): parse and validate, segment, merge, checksum.
 //!
-//! A frame is parsed once when it enters ([`parse`]), with what a guest says about it checked against it
-//! ([`Offload::from_virtio`]). It crosses the switch whole, however large; segmentation and checksums are the last thing
-//! done on its way out ([`Segments`]), and so is cutting what is larger than its way allows. Received TCP segments are merged before they are written to a guest that takes
-//! large packets ([`Merger`]).
+//! A frame is parsed once when it enters ([`parse`]), and the guest's virtio header is checked against it
+//! ([`Offload::from_virtio`]). It crosses the switch whole, however large. Segmentation, fragmentation to the path MTU
+//! and checksums are the last steps before it leaves ([`Segments`]). Received TCP segments are merged before they are
+//! written to a guest that accepts large packets ([`Merger`]).
 //!
-//! What the two IP headers of a tunnelled packet say about congestion is settled in one place ([`ecn`]). Which worker of a host a packet is for is one rule, too ([`steer`]).
+//! One module handles congestion marks in the two IP headers of a tunnelled packet ([`ecn`]). One rule selects the
+//! worker of a packet ([`steer`]).
 //!
 //! Nothing here does I/O, keeps a clock or allocates per packet.
 

@@ -1,10 +1,10 @@
-//! Why a frame, or what was said about it, is refused.
+//! Why a frame, or its virtio header, is refused.
 
 use std::fmt;
 
 macro_rules! reasons {
     ($($(#[$doc:meta])* $name:ident = $text:literal,)*) => {
-        /// Why a frame, or the offload asked for with it, is refused. Every reason is a counter.
+        /// Why a frame, or the offload requested for it, is refused. Every reason is a counter.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
         #[repr(u8)]
         pub enum Malformed { $($(#[$doc])* $name,)* }
@@ -28,13 +28,13 @@ reasons! {
     ArpTruncated = "arp_truncated",
     /// ARP other than IPv4 over Ethernet.
     ArpKind = "arp_kind",
-    /// IPv4 header cut short.
+    /// Truncated IPv4 header.
     Ipv4Truncated = "ipv4_truncated",
     /// IPv4 by EtherType, not by version, or a header length below 20 bytes.
     Ipv4Header = "ipv4_header",
     /// IPv4 total length that does not fit header and frame.
     Ipv4Length = "ipv4_length",
-    /// IPv6 header cut short.
+    /// Truncated IPv6 header.
     Ipv6Truncated = "ipv6_truncated",
     /// IPv6 by EtherType, not by version.
     Ipv6Header = "ipv6_header",
@@ -46,9 +46,11 @@ reasons! {
     Ipv4Options = "ipv4_options",
     /// A source route: IPv4 options, or an IPv6 routing header of type 0, 1 or 2 with further destinations.
     SourceRoute = "source_route",
-    /// A fragment without payload, that does not end at a multiple of 8 bytes although others follow, or beyond the longest packet.
+    /// A fragment without payload; one whose end is not a multiple of 8 bytes although others follow; or one that ends
+    /// beyond the maximum packet length.
     FragmentLength = "fragment_length",
-    /// A first fragment without the whole transport header (RFC 1858, RFC 7112), or a later one that begins inside of it (RFC 3128).
+    /// A first fragment without the whole transport header (RFC 1858, RFC 7112), or a later one that starts inside the
+    /// header (RFC 3128).
     TinyFragment = "tiny_fragment",
     /// An IPv6 fragment with a second fragment header, or with extension headers behind the first.
     FragmentExtensions = "fragment_extensions",
@@ -56,19 +58,19 @@ reasons! {
     TcpHeader = "tcp_header",
     /// Truncated UDP header, or an invalid length.
     UdpHeader = "udp_header",
-    /// A partial checksum outside of the frame, or in its headers but not the transport's.
+    /// A partial checksum outside the frame, or in its headers but not in the transport's checksum field.
     ChecksumRange = "checksum_range",
     /// A segmentation type that is unknown or does not fit the frame.
     GsoType = "gso_type",
-    /// Segmentation without the transport checksum left open.
+    /// Segmentation without a partial transport checksum.
     GsoChecksum = "gso_checksum",
-    /// Segmentation into segments of no bytes.
+    /// Segmentation with a segment size of 0.
     GsoSize = "gso_size",
-    /// More segments than one frame may become.
+    /// More segments than allowed for one frame.
     GsoSegments = "gso_segments",
-    /// Larger than any frame can be.
+    /// Longer than the maximum frame.
     FrameTooLong = "frame_too_long",
-    /// The part of the frame that must hold all headers does not.
+    /// The part of the frame that must contain all headers does not.
     HeadTooShort = "head_too_short",
 }
 
@@ -92,7 +94,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_reason_has_its_index_and_a_name_of_its_own() {
+    fn every_reason_has_its_index_and_a_unique_name() {
         for (i, reason) in Malformed::ALL.iter().enumerate() {
             assert_eq!(reason.index(), i);
             assert!(Malformed::ALL.iter().filter(|r| r.name() == reason.name()).count() == 1);

@@ -1,4 +1,4 @@
-//! Receive merging (GRO): in-order TCP segments of a flow become one large packet for a guest that takes them.
+//! Receive merging (GRO): in-order TCP segments of a flow become one large packet for a guest that accepts it.
 
 use std::net::{IpAddr, Ipv4Addr};
 
@@ -10,35 +10,35 @@ use crate::checksum::pseudo;
 use crate::flow::FlowKey;
 use crate::parse::{L3, Parsed, parse};
 
-/// A piece of a packet, in a buffer that the caller named.
+/// A piece of a packet, in a buffer named by the caller.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Part {
     /// The caller's name for the buffer.
     pub buffer: u32,
     /// Where the piece starts, bytes from the start of the frame in that buffer.
     pub offset: u32,
-    /// Bytes.
+    /// Length, bytes.
     pub len: u32,
 }
 
 /// A packet for the guest: `header` followed by all `parts`.
 #[derive(Clone, Copy, Debug)]
 pub struct Merged<'a> {
-    /// What to say about the packet; `num_buffers` is left 0 for the port to fill in.
+    /// The virtio header; `num_buffers` is left 0 for the port to fill in.
     pub virtio: virtio_net::Header,
     /// New headers; empty when the packet is one frame as it was received.
     pub header: &'a [u8],
-    /// Pieces, 1..=[`Merger::MAX_PARTS`]; each names another buffer.
+    /// Pieces, 1..=[`Merger::MAX_PARTS`]; each in a different buffer.
     pub parts: &'a [Part],
 }
 
-/// Merges published frames of one guest. Frames go in in the order in which the guest shall see them; packets come out
-/// of `emit`, in that order within each flow. Payload is never touched, and nothing is allocated after [`Self::new`].
+/// Merges published frames of one guest. Frames go in in the order in which the guest must see them; packets come out
+/// of `emit` in that order within each flow. The payload is not touched, and nothing is allocated after [`Self::new`].
 ///
 /// Segments merge under the rules of Linux's TCP GRO: verified checksum, no IP options or extension headers, equal
-/// Ethernet and IP fields, TTL included, equal TCP acknowledgment, window and options, no flags but ACK and PSH, the next
-/// sequence number, and the first one's payload size until a shorter one or PSH ends the packet. IPv4 identifications
-/// must count up unless "don't fragment" makes them meaningless (RFC 6864).
+/// Ethernet and IP fields, TTL included, equal TCP acknowledgment, window and options, no flags but ACK and PSH, the
+/// next sequence number, and the first one's payload size until a shorter one or PSH ends the packet. IPv4
+/// identifications must count up unless "don't fragment" makes them meaningless (RFC 6864).
 #[derive(Debug)]
 pub struct Merger {
     slots: Box<[Slot; SLOTS]>,
@@ -51,9 +51,9 @@ pub struct Merger {
     clock: u64,
 }
 
-/// Flows that can be open at once.
+/// Maximum number of open flows.
 const SLOTS: usize = 16;
-/// Longest headers that can merge: Ethernet, IPv6, TCP with all options.
+/// Maximum length of headers that can merge: Ethernet, IPv6, TCP with all options.
 const HEADER_MAX: usize = V6_L4 + tcp::MAX_HEADER_LEN;
 const IP: usize = ethernet::HEADER_LEN;
 const V4_L4: usize = IP + ipv4::HEADER_LEN;
@@ -94,7 +94,7 @@ impl Default for Merger {
 }
 
 impl Merger {
-    /// Most frames in one packet.
+    /// Maximum number of frames in one packet.
     pub const MAX_PARTS: usize = 64;
 
     /// An empty merger (about 17 KiB).
@@ -117,8 +117,8 @@ impl Merger {
         Self { slots: Box::new([slot; SLOTS]), hashes: [0; SLOTS], open: 0, stamps: [0; SLOTS], clock: 0 }
     }
 
-    /// Takes the next frame, in buffer `buffer`. The buffer is the merger's until a packet with it comes out of `emit`,
-    /// now or later. `checksum_valid`: the transport checksum has been verified; without that nothing merges.
+    /// Takes the next frame, in buffer `buffer`. The merger owns the buffer until a packet with it comes out of `emit`,
+    /// now or later. `checksum_valid`: the transport checksum has been verified; other frames do not merge.
     pub fn push(&mut self, buffer: u32, frame: &[u8], checksum_valid: bool, emit: &mut impl FnMut(Merged<'_>)) {
         let whole = Part { buffer, offset: 0, len: frame.len() as u32 };
         let Ok(parsed) = parse(frame, frame.len()) else {
@@ -159,9 +159,9 @@ impl Merger {
         }
     }
 
-    /// Emits everything that is held: the end of a batch.
+    /// Emits all held packets, at the end of a batch.
     pub fn flush(&mut self, emit: &mut impl FnMut(Merged<'_>)) {
-        // Oldest first, so that flows alternate as they came in.
+        // Oldest first, so that flows alternate in their order of arrival.
         while self.open != 0 {
             let i = self.oldest();
             self.close(i, emit);
@@ -181,7 +181,7 @@ impl Merger {
         (0..SLOTS).filter(|i| self.open >> i & 1 != 0).min_by_key(|&i| self.stamps[i]).unwrap_or(0)
     }
 
-    /// A free slot, after emitting the oldest when there is none.
+    /// A free slot; if there is none, emits the oldest packet first.
     fn vacate(&mut self, emit: &mut impl FnMut(Merged<'_>)) -> usize {
         if self.open == u16::MAX {
             let i = self.oldest();
@@ -212,7 +212,7 @@ impl Slot {
         self.parts[0] = c.part;
     }
 
-    /// Whether the segment is what comes next in the open packet.
+    /// Whether the segment continues the open packet.
     fn accepts(&self, frame: &[u8], c: &Candidate) -> bool {
         let header_len = usize::from(self.header_len);
         let own = &self.header[..header_len];
@@ -229,17 +229,17 @@ impl Slot {
         let (ip, own_ip) = (&frame[IP..header_len], &own[IP..]);
         let l4 = if self.v6 { ipv6::HEADER_LEN } else { ipv4::HEADER_LEN };
         let same_ip = if self.v6 {
-            // All but the payload length.
+            // All fields except the payload length.
             ip[..4] == own_ip[..4] && ip[6..40] == own_ip[6..40]
         } else {
-            // All but total length, identification, checksum.
+            // All fields except total length, identification and checksum.
             ip[..2] == own_ip[..2]
                 && ip[6..10] == own_ip[6..10]
                 && ip[12..20] == own_ip[12..20]
                 && (ip[6] & 0x40 != 0 || be16(&ip[4..]) == self.next_id)
         };
         let (tcp, own_tcp) = (&ip[l4..], &own_ip[l4..]);
-        // All but sequence number, PSH, checksum.
+        // All fields except sequence number, PSH and checksum.
         same_ip
             && tcp[..4] == own_tcp[..4]
             && tcp[8..13] == own_tcp[8..13]
@@ -248,7 +248,7 @@ impl Slot {
             && tcp[18..] == own_tcp[18..]
     }
 
-    /// Adds an accepted segment; whether the packet is complete with it.
+    /// Adds an accepted segment; returns whether the packet is complete with it.
     fn append(&mut self, c: &Candidate) -> bool {
         self.parts[usize::from(self.count)] = c.part;
         self.count += 1;
@@ -303,7 +303,7 @@ fn candidate(buffer: u32, frame: &[u8], parsed: &Parsed) -> Option<Candidate> {
     let payload = u32::from(parsed.payload);
     let plain_ip = usize::from(parsed.l3) == IP
         && match parsed.kind {
-            // The reserved bit would be lost on some receivers; nobody sets it in earnest.
+            // Some receivers would lose the reserved bit; no real stack sets it.
             L3::V4 => {
                 usize::from(parsed.l4) == V4_L4 && frame[20] & 0x80 == 0 && ipv4::checksum_is_valid(&frame[IP..V4_L4])
             }

@@ -1,4 +1,4 @@
-//! What a guest leaves to the network side: virtio network headers, checked against the frame they came with.
+//! Offloads that a guest requests: virtio network headers, checked against their frames.
 
 use bifrost_wire::protocol::{ICMP, ICMPV6, TCP, UDP};
 use bifrost_wire::{tcp, udp, virtio_net};
@@ -7,7 +7,7 @@ use crate::checksum;
 use crate::malformed::Malformed;
 use crate::parse::{L3, Parsed};
 
-/// Work that a guest left to the network side, from its virtio header (virtio 1.3, 5.1.6.2), checked against the frame.
+/// Work that a guest left to the switch, from its virtio header (virtio 1.3, 5.1.6.2), checked against the frame.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Offload {
     /// The transport checksum is partial: start of the summed area and offset of the field from there, bytes.
@@ -39,15 +39,14 @@ pub enum SegmentKind {
 impl Offload {
     /// Checks the header that a guest wrote against the frame it describes; `len` is the frame's length in bytes.
     ///
-    /// `hdr_len` is ignored (the frame's own headers decide), and so is `DATA_VALID`: the guest only speaks for what
-    /// it left undone.
+    /// `hdr_len` is ignored (the frame's own headers decide), and so is `DATA_VALID`, which a guest cannot vouch for.
     ///
     /// # Errors
-    /// [`Malformed::ChecksumRange`] when the checksum area does not lie inside the frame behind the Ethernet header, or when, without
-    /// segmentation, what is to be written is not the transport's checksum and lies before the payload, in an ICMP message or in a
-    /// fragment: it would change what the packet has been judged by;
+    /// [`Malformed::ChecksumRange`] when the checksum area is not inside the frame behind the Ethernet header, or when,
+    /// without segmentation, the field is not the transport's checksum and is before the payload, in an ICMP message or
+    /// in a fragment: writing it would change bytes that the switch has filtered by;
     /// [`Malformed::GsoType`] for an unknown type or one that does not fit the frame's protocols;
-    /// [`Malformed::GsoChecksum`] when a frame to be segmented does not have its transport checksum left open;
+    /// [`Malformed::GsoChecksum`] when a frame to be segmented does not have a partial transport checksum;
     /// [`Malformed::GsoSize`] for a segment size of zero.
     pub fn from_virtio(hdr: virtio_net::Header, parsed: &Parsed, len: usize) -> Result<Self, Malformed> {
         let checksum = (hdr.flags & virtio_net::F_NEEDS_CSUM != 0).then_some((hdr.csum_start, hdr.csum_offset));
@@ -74,8 +73,8 @@ impl Offload {
         Ok(offload)
     }
 
-    /// Bytes of the largest IP packet that a frame of `len` bytes becomes; of what is behind the network header's start, if the
-    /// frame is not to be segmented.
+    /// Bytes of the largest IP packet that a frame of `len` bytes becomes; if it is not to be segmented, all bytes from
+    /// the start of the network header.
     pub fn largest_packet(&self, parsed: &Parsed, len: usize) -> usize {
         let l3 = usize::from(parsed.l3);
         match self.segment {
@@ -87,7 +86,7 @@ impl Offload {
         }
     }
 
-    /// Whether the segmentation asked for, if any, fits the frame.
+    /// Whether the requested segmentation, if any, fits the frame.
     pub(crate) fn check_segment(&self, parsed: &Parsed) -> Result<(), Malformed> {
         let Some(segment) = self.segment else { return Ok(()) };
         let (fits, field) = match segment.kind {
@@ -108,9 +107,9 @@ impl Offload {
     }
 }
 
-/// Whether a checksum may be written there: it is the transport's, or belongs to something inside of the payload, such as a tunnel's.
-/// Nothing by which a packet is judged may change afterwards: not its headers, not the packet that an ICMP error quotes, and in a
-/// fragment, whose headers are another one's, nothing at all.
+/// Whether a checksum may be written at this position: it is the transport's, or belongs to something inside the
+/// payload, such as a tunnel's. The bytes that the switch filters by must not change afterwards: the headers, the
+/// packet that an ICMP error quotes, and in a later fragment everything.
 fn may_be_written(parsed: &Parsed, (start, offset): (u16, u16)) -> bool {
     if !parsed.is_ip() || parsed.is_fragment() {
         return false;

@@ -1,4 +1,4 @@
-//! The Pre-Processor's parser: one look at a frame's headers, everything later rooms need to know.
+//! The Pre-Processor's parser: parses a frame's headers once, for all later stages.
 
 use std::net::{IpAddr, Ipv4Addr};
 
@@ -9,10 +9,10 @@ use bifrost_wire::{Mac, Malformed as Wire, arp, ipv4, ipv6, tcp, udp};
 use crate::flow::{self, FlowKey};
 use crate::malformed::Malformed;
 
-/// Bytes at the start of a frame that hold every header the parser looks at; see [`parse`].
+/// Number of bytes at the start of a frame that contain every header the parser reads; see [`parse`].
 pub const HEAD_LEN: usize = 256;
 
-/// Longest frame: an Ethernet header, two tags, and the longest IP packet.
+/// Maximum length of a frame: an Ethernet header, two tags, and the longest IP packet.
 pub const MAX_FRAME_LEN: usize = ethernet::MAX_HEADER_LEN + ipv6::HEADER_LEN + 65_535;
 
 /// Network-layer kind of a frame.
@@ -39,33 +39,33 @@ pub struct Tcp {
     pub flags: tcp::Flags,
 }
 
-/// A piece of an IP packet that was cut into several.
+/// A fragment of an IP packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Fragment {
-    /// The same for all pieces of a packet; 16 bits in IPv4.
+    /// Identification: the same for all fragments of a packet; 16 bits in IPv4.
     pub identification: u32,
-    /// Where its payload, from [`Parsed::l4`] to [`Parsed::end`], belongs in that of the packet, bytes: a multiple of 8.
+    /// Fragment offset of its payload, from [`Parsed::l4`] to [`Parsed::end`], bytes: a multiple of 8.
     pub offset: u16,
-    /// Others follow.
+    /// More fragments follow.
     pub more: bool,
 }
 
-/// What the headers of a packet in pieces say: they are in its first fragment.
+/// The headers of a fragmented packet, from its first fragment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Whole {
-    /// As of a packet that is not in pieces, but that it ends where the fragment does.
+    /// As for an unfragmented packet, except that it ends where the fragment does.
     pub parsed: Parsed,
-    /// Bytes that all fragments have together at least: the transport header, or the UDP datagram.
+    /// Minimum payload of all fragments together, bytes: the transport header, or the UDP datagram.
     pub least_len: u16,
 }
 
-/// What the headers of a frame say. All offsets are from the start of the frame and lie inside it:
-/// `l3 <= l4 <= payload <= end`.
+/// The parsed headers of a frame. All offsets are from the start of the frame and inside it: `l3 <= l4 <= payload <=
+/// end`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Parsed {
-    /// EtherType behind the tags, if there are any.
+    /// EtherType after the tags, if any.
     pub ethertype: u16,
-    /// VLAN identifier 0..=4095 of the outermost 802.1Q or 802.1ad tag; up to two are looked behind.
+    /// VLAN identifier 0..=4095 of the outermost 802.1Q or 802.1ad tag; up to two tags are parsed.
     pub vlan: Option<u16>,
     /// Network-layer kind.
     pub kind: L3,
@@ -85,8 +85,8 @@ pub struct Parsed {
     pub src_ip: IpAddr,
     /// Destination address; ARP: the target's protocol address; unspecified for [`L3::Other`].
     pub dst_ip: IpAddr,
-    /// Transport protocol number behind extension headers; 0 when `kind` is not IP. What a later IPv6 fragment says here counts for
-    /// nothing: the first one's holds (RFC 8200, section 4.5).
+    /// Transport protocol number after extension headers; 0 when `kind` is not IP. Ignore it in a later IPv6 fragment:
+    /// the first one's holds (RFC 8200, section 4.5).
     pub protocol: u8,
     /// Set if the packet is a fragment, the first one included. Fragments have no ports and no TCP fields here:
     /// [`Self::as_whole`] reads those of the first.
@@ -105,7 +105,7 @@ pub struct Parsed {
 }
 
 impl Parsed {
-    /// Before anything behind the header of the link is parsed.
+    /// The state before anything after the link header is parsed.
     #[inline(always)]
     fn at_network_header(ethertype: u16, l3: u16, total_len: usize) -> Self {
         Parsed {
@@ -160,8 +160,8 @@ impl Parsed {
         self.fragment.is_some()
     }
 
-    /// What a first fragment says about the packet that it begins. `head`: the bytes from which this was parsed. `None` for everything
-    /// else.
+    /// The headers of the packet that a first fragment starts. `head`: the bytes that were parsed. `None` for all other
+    /// frames.
     pub fn as_whole(&self, head: &[u8]) -> Option<Whole> {
         self.fragment.filter(|fragment| fragment.offset == 0)?;
         let bytes = &head[..head.len().min(HEAD_LEN).min(self.end as usize)];
@@ -181,14 +181,14 @@ impl Parsed {
     }
 }
 
-/// Parses the headers of an Ethernet frame of `total_len` bytes. `frame` holds at least the first
-/// `min(total_len, HEAD_LEN)` bytes of it; nothing behind [`HEAD_LEN`] is looked at.
+/// Parses the headers of an Ethernet frame of `total_len` bytes. `frame` holds at least the first `min(total_len,
+/// HEAD_LEN)` bytes of it; nothing after [`HEAD_LEN`] is read.
 ///
-/// Neither the IPv4 header checksum nor any transport checksum is looked at; see
+/// Neither the IPv4 header checksum nor any transport checksum is verified; see
 /// [`transport_checksum`](crate::transport_checksum).
 ///
 /// # Errors
-/// The first reason why the frame cannot be what its headers say it is.
+/// The first reason why the headers are invalid.
 pub fn parse(frame: &[u8], total_len: usize) -> Result<Parsed, Malformed> {
     if total_len > MAX_FRAME_LEN {
         return Err(Malformed::FrameTooLong);
@@ -218,8 +218,8 @@ pub fn parse(frame: &[u8], total_len: usize) -> Result<Parsed, Malformed> {
     Ok(parsed)
 }
 
-/// Parses an IP packet that has no Ethernet header, such as one in GRE: offsets are from its start, MAC addresses are 0. Otherwise as
-/// [`parse`]; what `ethertype` says is not IP is [`L3::Other`].
+/// Parses an IP packet without an Ethernet header, such as one in GRE: offsets are from its start, MAC addresses are 0.
+/// Otherwise as [`parse`]; if `ethertype` is not IP, the result is [`L3::Other`].
 ///
 /// # Errors
 /// As [`parse`].
@@ -239,8 +239,8 @@ pub fn parse_packet(ethertype: u16, packet: &[u8]) -> Result<Parsed, Malformed> 
     Ok(parsed)
 }
 
-/// The bytes that may be looked at, and where the layer being parsed ends: beyond the bytes, when only the start of a
-/// frame was given.
+/// The bytes that may be read, and the end of the layer being parsed, which may be beyond these bytes if only the start
+/// of a frame was given.
 #[derive(Clone, Copy)]
 struct Head<'a> {
     bytes: &'a [u8],
@@ -248,12 +248,12 @@ struct Head<'a> {
 }
 
 impl<'a> Head<'a> {
-    /// What there is of the layer that starts at `at`.
+    /// The available bytes of the layer that starts at `at`.
     fn from(self, at: u16) -> &'a [u8] {
         self.bytes.get(usize::from(at)..self.end.min(self.bytes.len())).unwrap_or_default()
     }
 
-    /// The reason for a header that is cut short: the frame's fault, unless the caller gave only a part of it.
+    /// The reason for a truncated header: the frame's fault, unless the caller gave only a part of it.
     fn cut(self, reason: Malformed) -> Malformed {
         if self.bytes.len() < self.end { Malformed::HeadTooShort } else { reason }
     }
@@ -292,7 +292,7 @@ fn parse_ipv4(head: &mut Head<'_>, parsed: &mut Parsed) -> Result<(), Malformed>
     Ok(())
 }
 
-/// `packet` begins with an IPv4 header that ends at `l4`, and has options.
+/// `packet` starts with an IPv4 header that ends at `l4` and has options.
 #[cold]
 fn check_options(packet: &[u8], parsed: &Parsed) -> Result<(), Malformed> {
     let header = packet.get(..usize::from(parsed.l4 - parsed.l3)).unwrap_or(packet);
@@ -347,21 +347,21 @@ fn parse_transport(head: Head<'_>, parsed: &mut Parsed) -> Result<(), Malformed>
         return check_fragment(head, parsed);
     }
     let header = transport(head, parsed)?;
-    // A datagram may be longer than the bytes at hand, so its length is checked against the layer instead.
+    // A datagram may be longer than the given bytes, so its length is checked against the layer instead.
     if parsed.protocol == UDP && usize::from(parsed.l4) + usize::from(header.least_len) > head.end {
         return Err(Malformed::UdpHeader);
     }
     Ok(())
 }
 
-/// How long a transport header says it is.
+/// Length of the transport header.
 struct Lengths {
     header_len: u16,
-    /// Of the packet behind the IP headers.
+    /// Length from the end of the IP headers.
     least_len: u16,
 }
 
-/// Reads the transport header of a packet that is not in pieces, or of a first fragment.
+/// Parses the transport header of an unfragmented packet, or of a first fragment.
 #[inline(always)]
 fn transport(head: Head<'_>, parsed: &mut Parsed) -> Result<Lengths, Malformed> {
     let bytes = head.from(parsed.l4);
@@ -392,13 +392,13 @@ fn transport(head: Head<'_>, parsed: &mut Parsed) -> Result<Lengths, Malformed> 
     Ok(Lengths { header_len, least_len })
 }
 
-/// Whether a fragment can be a piece of a packet, and cannot be one that hides what the packet is.
+/// Checks that a fragment is valid, and does not hide the transport header from filters.
 #[cold]
 fn check_fragment(head: Head<'_>, parsed: &Parsed) -> Result<(), Malformed> {
     let Some(fragment) = parsed.fragment else { return Ok(()) };
     let payload = parsed.end - u32::from(parsed.l4);
     let headers = match parsed.kind {
-        // The total length counts the header; the payload length of the packet all but the fixed and the fragment header.
+        // The total length includes the header; a packet's payload length excludes the fixed and the fragment header.
         L3::V4 => parsed.l4 - parsed.l3,
         _ => parsed.l4 - parsed.l3 - (ipv6::HEADER_LEN as u16 + 8),
     };
@@ -410,7 +410,7 @@ fn check_fragment(head: Head<'_>, parsed: &Parsed) -> Result<(), Malformed> {
         let inside = parsed.protocol == TCP && usize::from(fragment.offset) < tcp::HEADER_LEN;
         return if inside { Err(Malformed::TinyFragment) } else { Ok(()) };
     }
-    // Of other protocols 8 bytes are enough, which each first fragment has: ICMP's type, code and identifier.
+    // For other protocols 8 bytes are enough, which each first fragment has: ICMP's type, code and identifier.
     match transport(head, &mut parsed.clone()) {
         Ok(lengths) if u32::from(lengths.header_len) <= payload => Ok(()),
         Err(Malformed::HeadTooShort) => Err(Malformed::HeadTooShort),

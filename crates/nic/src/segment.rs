@@ -1,5 +1,5 @@
-//! The Post-Processor's postponed work: segmentation (TSO, USO), fragmentation and checksum completion, done last, on the
-//! way out.
+//! The Post-Processor: segmentation (TSO, USO), fragmentation and checksum completion, the last steps before a frame
+//! leaves.
 
 mod fragment;
 
@@ -16,16 +16,16 @@ use crate::parse::{L3, parse};
 
 pub use fragment::TooLarge;
 
-/// How one frame of a guest leaves: the plan is made once, every resulting frame can be written any number of times
-/// (a retransmission writes it again), in any order.
+/// How one frame of a guest leaves. The plan is made once; every resulting frame can be written any number of times (a
+/// retransmission writes it again), in any order.
 ///
-/// The plan keeps offsets only. [`Self::write`] reads the bytes again and trusts none of the lengths in them, so a guest
-/// that rewrites its buffer in between gets a wrong frame out, never a wrong access.
+/// The plan keeps offsets only. [`Self::write`] reads the bytes again and trusts none of their lengths, so a guest that
+/// rewrites its buffer meanwhile gets a corrupted frame, but no out-of-bounds access.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Segments {
     /// Bytes of the whole frame.
     len: u32,
-    /// Bytes per payload slice, 0 when the frame is not to be segmented.
+    /// Payload bytes per segment, 0 when the frame is not to be segmented.
     mss: u16,
     count: u16,
     l3: u16,
@@ -38,21 +38,21 @@ pub struct Segments {
     udp: bool,
     /// Partial checksum of a frame that is not segmented: start, offset.
     partial: Option<(u16, u16)>,
-    /// Bytes behind the IP header of each fragment but the last, a multiple of 8; 0: nothing is fragmented.
+    /// Bytes after the IP header of each fragment but the last, a multiple of 8; 0: no fragmentation.
     fragment: u16,
     /// Fragments of each datagram but the last.
     fragments: u8,
 }
 
 impl Segments {
-    /// Most frames that one frame may become.
+    /// Maximum number of frames that one frame may become.
     pub const MAX: u16 = 255;
 
-    /// Plans a frame of `len` bytes that starts with `head` (all headers at least); `offload` is checked against it once
-    /// more.
+    /// Plans a frame of `len` bytes that starts with `head` (at least all headers); `offload` is checked against it
+    /// again.
     ///
     /// # Errors
-    /// What [`parse`] and [`Offload::from_virtio`] refuse, and [`Malformed::GsoSegments`] for more than [`Self::MAX`]
+    /// The errors of [`parse`] and [`Offload::from_virtio`], and [`Malformed::GsoSegments`] for more than [`Self::MAX`]
     /// segments.
     #[inline]
     pub fn plan(head: &[u8], len: usize, offload: Offload) -> Result<Self, Malformed> {
@@ -107,12 +107,12 @@ impl Segments {
         self.fragment != 0
     }
 
-    /// Whether the frame leaves as it is: one, with nothing left to be done.
+    /// Whether the frame leaves unchanged.
     pub fn is_unchanged(&self) -> bool {
         self.mss == 0 && self.partial.is_none() && self.fragment == 0
     }
 
-    /// This frame in segments.
+    /// The plan with segmentation.
     fn segmented(self, head: &[u8], offload: Offload, segment: Segment) -> Result<Self, Malformed> {
         let parsed = parse(head, self.len as usize)?;
         offload.check_segment(&parsed)?;
@@ -143,12 +143,12 @@ impl Segments {
         })
     }
 
-    /// Bytes of the frame that is planned for.
+    /// Length of the planned frame, bytes.
     pub fn frame_len(&self) -> usize {
         self.len as usize
     }
 
-    /// Whether the plan makes no frame at all; never so.
+    /// Always false: a plan makes at least one frame.
     pub fn is_empty(&self) -> bool {
         false
     }
@@ -156,8 +156,8 @@ impl Segments {
     /// Appends frame `index` to `out`, complete: lengths, IPv4 identification and header checksum, TCP sequence number
     /// and flags, UDP length, transport checksum. Appends nothing when there is no such frame.
     ///
-    /// `copy` appends bytes from..to of the original frame; what it leaves out becomes zeros. Checksums are of what it
-    /// appended, so memory that somebody else writes to in between does no harm.
+    /// `copy` appends bytes from..to of the original frame; bytes that it omits become zeros. Checksums cover the bytes
+    /// that it appended, so concurrent writes to the original do no harm.
     pub fn write(&self, index: u16, mut copy: impl FnMut(usize, usize, &mut Vec<u8>), out: &mut Vec<u8>) {
         if index >= self.count {
             return;
@@ -174,7 +174,7 @@ impl Segments {
         }
     }
 
-    /// Appends segment `index`, or the frame, before anything is fragmented.
+    /// Appends segment `index`, or the frame, before fragmentation.
     fn write_segment(&self, index: u16, copy: &mut impl FnMut(usize, usize, &mut Vec<u8>), out: &mut Vec<u8>) {
         let start = out.len();
         if self.mss == 0 {
@@ -235,13 +235,13 @@ impl Segments {
     }
 }
 
-/// Finishes a partial checksum: the field holds the sum of the pseudo header, the rest is summed now (virtio 1.3,
+/// Completes a partial checksum: the field holds the sum of the pseudo header, the rest is summed now (virtio 1.3,
 /// 5.1.6.2.1).
 fn finish_partial(frame: &mut [u8], start: usize, offset: usize) {
     let Some(area) = frame.get_mut(start..) else { return };
     if area.len() >= offset + 2 {
         let sum = checksum::checksum(area);
-        // Whatever the protocol, all ones is as good as zero; and UDP needs it.
+        // For any protocol, all ones is equivalent to zero; and UDP requires it.
         put16(area, offset, checksum::udp_nonzero(sum));
     }
 }
@@ -260,7 +260,7 @@ where
     octets.into()
 }
 
-/// Appends bytes `from..to` of `head` followed by `tail`, as far as there are any: a `copy` for [`Segments::write`].
+/// Appends bytes `from..to` of `head` followed by `tail`, as far as they exist: a `copy` for [`Segments::write`].
 pub fn copy_of(head: &[u8], tail: &[u8], from: usize, to: usize, out: &mut Vec<u8>) {
     let split = head.len();
     if from < split {

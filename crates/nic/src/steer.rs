@@ -1,8 +1,8 @@
-//! Which worker owns a packet: one rule, computed alike by the underlay's socket filter, the TAP's steering program and
-//! by everyone who places a connection.
+//! Which worker owns a packet: one rule, shared by the underlay's socket filter, the TAP's steering program and all
+//! code that assigns connections to workers.
 //!
-//! A vNIC pair belongs to the worker that [`worker_of_pair`] names, in both directions. A connection's CID carries its
-//! owner's worker in the top byte, so that an established connection needs no table.
+//! A vNIC pair belongs to the worker that [`worker_of_pair`] returns, in both directions. A connection's CID carries
+//! its owner's worker in the top byte, so an established connection needs no table.
 
 /// Multiplier of [`fold`]: the 32-bit golden-ratio constant of multiplicative hashing.
 pub const FOLD_MULTIPLIER: u32 = 0x9E37_79B1;
@@ -21,7 +21,7 @@ pub const fn fold(value: u32) -> u32 {
     (value ^ (value >> FOLD_SHIFT)).wrapping_mul(FOLD_MULTIPLIER) >> FOLD_SHIFT
 }
 
-/// Worker that owns the pair of two vNICs, whichever of them sends. Below `workers`, or 0 when `workers` is 0.
+/// Worker that owns the pair of two vNICs, independent of direction. Below `workers`, or 0 when `workers` is 0.
 pub const fn worker_of_pair(a: [u8; 6], b: [u8; 6], workers: u16) -> u16 {
     let low = u32::from_be_bytes([a[2], a[3], a[4], a[5]]) ^ u32::from_be_bytes([b[2], b[3], b[4], b[5]]);
     match workers {
@@ -36,8 +36,8 @@ pub const fn worker_of_cid(cid: u32, workers: u16) -> u16 {
     if worker < workers { worker } else { 0 }
 }
 
-/// Worker to which a datagram (UDP payload) on the BIFROST port goes. Truncated datagrams and resets, whose owner only
-/// a look-up can tell, go to worker 0.
+/// Worker for a datagram (UDP payload) on the BIFROST port. Truncated datagrams go to worker 0, and so do resets,
+/// because only a lookup finds their owner.
 pub fn worker_of_bifrost(payload: &[u8], workers: u16) -> u16 {
     let (Some(&kind), Some(cid)) = (payload.get(VXLAN), word(payload, VXLAN + 8)) else { return 0 };
     match kind {
@@ -47,8 +47,8 @@ pub fn worker_of_bifrost(payload: &[u8], workers: u16) -> u16 {
     }
 }
 
-/// Whether a datagram (UDP payload) on the BIFROST port asks for a connection, and says of none that there is one: its worker
-/// follows from its pair.
+/// Whether a datagram (UDP payload) on the BIFROST port requests a connection without naming an existing one: its vNIC
+/// pair selects the worker.
 pub fn is_first_request(payload: &[u8]) -> bool {
     payload.get(VXLAN) == Some(&REQUEST) && word(payload, VXLAN + 8) == Some(0)
 }
@@ -58,12 +58,12 @@ pub fn is_reset(payload: &[u8]) -> bool {
     payload.get(VXLAN) == Some(&RESET)
 }
 
-/// Worker to which a datagram (UDP payload) on the plain VXLAN port goes; truncated ones go to worker 0.
+/// Worker for a datagram (UDP payload) on the plain VXLAN port; truncated ones go to worker 0.
 pub fn worker_of_vxlan(payload: &[u8], workers: u16) -> u16 {
     pair_at(payload, VXLAN, workers)
 }
 
-/// The pair whose two MAC addresses stand at `offset`.
+/// The pair of MAC addresses at `offset`.
 fn pair_at(payload: &[u8], offset: usize, workers: u16) -> u16 {
     match (word(payload, offset + 2), word(payload, offset + 8)) {
         (Some(a), Some(b)) if workers > 0 => (fold(a ^ b) % u32::from(workers)) as u16,

@@ -1,20 +1,20 @@
-//! What has passed of a packet in fragments.
+//! Which parts of a fragmented packet have passed.
 
-/// Which bytes of the payload of a packet in fragments have passed. What passes never overlaps (RFC 5722).
+/// Byte ranges of a fragmented packet's payload that have passed. Overlapping fragments do not pass (RFC 5722).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Stretches {
     /// From and to, ascending, with gaps between them.
     stretches: [(u16, u16); Stretches::MOST],
     count: u8,
-    /// The end of the payload, once its last piece has passed; otherwise 0.
+    /// The end of the payload, once its last fragment has passed; otherwise 0.
     total: u16,
 }
 
 impl Stretches {
-    /// Stretches of a packet, with gaps between them, that are kept apart.
+    /// Maximum number of ranges with gaps between them.
     pub const MOST: usize = 8;
 
-    /// Of a first fragment, which ends at `end`.
+    /// The range of a first fragment, which ends at `end`.
     pub fn first(end: u16) -> Self {
         let mut stretches = [(0, 0); Self::MOST];
         stretches[0] = (0, end);
@@ -26,7 +26,8 @@ impl Stretches {
         self.count == 1 && self.total != 0 && self.stretches[0] == (0, self.total)
     }
 
-    /// Adds a piece, if it overlaps nothing, lies before the end, is the last one if it says so, and leaves no more gaps than are kept.
+    /// Adds a fragment if it overlaps nothing, is before the end, is the last one if it says so, and does not leave too
+    /// many gaps.
     pub fn add(&mut self, start: u16, end: u16, more: bool) -> bool {
         let stretches = &self.stretches[..usize::from(self.count)];
         let at = stretches.partition_point(|&(_, to)| to <= start);

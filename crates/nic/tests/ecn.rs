@@ -32,7 +32,7 @@ fn decapsulation_is_figure_4() {
 fn plain_encapsulation_is_the_normal_mode() {
     for inner in ORDER {
         assert_eq!(ecn::outer_of_plain(inner), inner);
-        // Nothing is lost or invented on a way without congestion.
+        // Without congestion, the codepoint is unchanged.
         assert_eq!(ecn::decapsulate(inner, ecn::outer_of_plain(inner)), Some(inner));
     }
 }
@@ -41,7 +41,7 @@ fn plain_encapsulation_is_the_normal_mode() {
 fn the_transport_is_ecn_capable_and_hides_nothing() {
     for inner in ORDER {
         let outer = ecn::outer_of_reliable(inner);
-        assert!(outer == ECT_0 || outer == ECT_1, "marks on this way can be told from earlier ones");
+        assert!(outer == ECT_0 || outer == ECT_1, "marks of this path are distinguishable from earlier ones");
         assert_eq!(ecn::decapsulate(inner, outer), Some(inner));
         let behind_congestion = if inner == NOT_ECT { None } else { Some(CE) };
         assert_eq!(ecn::decapsulate(inner, CE), behind_congestion);
@@ -58,7 +58,7 @@ fn packets() -> impl Strategy<Value = Packet> {
 
 proptest! {
     #[test]
-    fn a_frame_that_is_marked_is_right_and_otherwise_the_same(packet in packets(), ecn in 0..4u8) {
+    fn marking_a_frame_changes_only_the_mark_and_checksum(packet in packets(), ecn in 0..4u8) {
         let frame = packet.build();
         let before = parse(&frame, frame.len()).unwrap();
         prop_assert_eq!(ecn::of(&frame, &before), packet.tos & 3);
@@ -71,7 +71,7 @@ proptest! {
         prop_assert_ne!(transport_checksum(&marked, &after), Checksum::Invalid);
     }
 
-    /// A header that was damaged on the way stays one that its receiver refuses.
+    /// A header that was damaged in flight remains one that its receiver refuses.
     #[test]
     fn damage_stays_visible(packet in packets().prop_filter("IPv4", |p| !p.v6), bit in 0..160usize, ecn in 0..4u8) {
         let (mut frame, l3) = (packet.build(), packet.l3());

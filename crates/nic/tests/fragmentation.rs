@@ -1,4 +1,4 @@
-//! What is larger than its way allows, against the slow, obvious way to put it together again.
+//! Packets larger than the path MTU, against a slow and simple reassembly.
 
 #![allow(clippy::unwrap_used)]
 
@@ -10,7 +10,7 @@ use bifrost_nic::{Malformed, Offload, Segment, SegmentKind, Segments, TooLarge, 
 use common::{Packet, naive_check, naive_checksum};
 use proptest::prelude::*;
 
-/// The offload that a guest asks for with [`Packet::build_partial`]; `mss` 0: the checksum alone.
+/// The offload that a guest requests with [`Packet::build_partial`]; `mss` 0: the checksum alone.
 fn offload(p: &Packet, mss: u16) -> Offload {
     let kind = match (p.udp, p.v6) {
         (true, _) => SegmentKind::Udp,
@@ -23,7 +23,7 @@ fn offload(p: &Packet, mss: u16) -> Offload {
 
 fn written(plan: &Segments, head: &[u8], tail: &[u8]) -> Vec<Vec<u8>> {
     let one = |index| {
-        // What was in the buffer before stays.
+        // Existing content of the buffer stays.
         let mut out = vec![7; 3];
         plan.write(index, |from, to, out| copy_of(head, tail, from, to, out), &mut out);
         assert_eq!(out[..3], [7; 3]);
@@ -37,11 +37,11 @@ fn word(bytes: &[u8], at: usize) -> u16 {
     u16::from_be_bytes([bytes[at], bytes[at + 1]])
 }
 
-/// The first fragment's header, the payload as far as it has come, and where it ends.
+/// The first fragment's header, the payload so far, and its end.
 type Pieces = (Vec<u8>, Vec<Option<u8>>, Option<usize>);
 
-/// Puts IPv4 fragments together by identification; each must fit `mtu`. Returns headers and payload of each packet, the first
-/// fragment's header made that of a whole packet again.
+/// Reassembles IPv4 fragments by identification; each must fit `mtu`. Returns headers and payload of each packet, with
+/// the first fragment's header rewritten for the whole packet.
 fn reassembled(frames: &[Vec<u8>], l3: usize, mtu: u16) -> BTreeMap<u16, Vec<u8>> {
     let mut packets: BTreeMap<u16, Pieces> = BTreeMap::new();
     for frame in frames {
@@ -51,7 +51,7 @@ fn reassembled(frames: &[Vec<u8>], l3: usize, mtu: u16) -> BTreeMap<u16, Vec<u8>
         let header = usize::from(ip[0] & 15) * 4;
         assert_eq!(naive_checksum(&ip[..header]), 0, "header checksum");
         let (flags, id) = (word(ip, 6), word(ip, 4));
-        assert_eq!(flags & 0xc000, 0, "a fragment that must not be cut");
+        assert_eq!(flags & 0xc000, 0, "a fragment with DF or a reserved flag");
         let (more, at) = (flags & 0x2000 != 0, usize::from(flags & 0x1fff) * 8);
         let payload = &ip[header..];
         assert!(!payload.is_empty() && (!more || payload.len() % 8 == 0), "{} bytes, more {more}", payload.len());
@@ -61,7 +61,7 @@ fn reassembled(frames: &[Vec<u8>], l3: usize, mtu: u16) -> BTreeMap<u16, Vec<u8>
         }
         bytes.resize(bytes.len().max(at + payload.len()), None);
         for (to, from) in bytes[at..].iter_mut().zip(payload) {
-            assert_eq!(to.replace(*from), None, "bytes that came twice");
+            assert_eq!(to.replace(*from), None, "duplicate bytes");
         }
         if !more {
             assert_eq!(end.replace(at + payload.len()), None, "two last fragments");
@@ -102,7 +102,7 @@ fn packet(df: bool) -> impl Strategy<Value = Packet> {
 
 proptest! {
     #[test]
-    fn fragments_make_the_packet_again(
+    fn fragments_reassemble_to_the_packet(
         p in packet(false), mtu in 100u16..3000, smaller in 80u16..1500, open in any::<bool>(), split in 0usize..9000,
     ) {
         let (frame, offload) =
@@ -110,7 +110,7 @@ proptest! {
         let (head, tail) = frame.split_at((p.header_len() + split).min(frame.len()));
         let plan = Segments::plan_within(head, frame.len(), offload, mtu);
         let Ok(plan) = plan else {
-            // 80 bytes of a fragment are 60 of a header and 16 of payload.
+            // A fragment of 80 bytes has a header of 60 and a payload of 16.
             prop_assert_eq!(plan, Err(TooLarge::Uncuttable));
             prop_assert!(frame.len() > 255 * 24);
             return Ok(());
@@ -160,7 +160,7 @@ proptest! {
     }
 
     #[test]
-    fn whatever_a_guest_says_nothing_panics(
+    fn no_offload_request_panics(
         p in packet(false), mtu in 0u16..3000, mss in any::<u16>(), checksum in any::<(u16, u16)>(),
         flags in any::<u16>(), options in proptest::collection::vec(any::<u8>(), 40),
         changed in proptest::collection::vec(any::<u8>(), 0..300),
@@ -176,7 +176,7 @@ proptest! {
             let mut out = Vec::new();
             for i in 0..=plan.count() {
                 out.clear();
-                // The guest has changed its buffer since.
+                // The guest has changed its buffer meanwhile.
                 plan.write(i, |from, to, out| copy_of(&changed, &[], from, to, out), &mut out);
                 prop_assert_eq!(out.len(), plan.len(i));
                 out.clear();
@@ -189,7 +189,7 @@ proptest! {
 }
 
 #[test]
-fn what_fits_and_what_does_not() {
+fn packets_that_fit_and_packets_that_do_not() {
     let udp = |bytes: usize, df| Packet { udp: true, df, payload: vec![1; bytes], ..Packet::default() };
     let tcp = |bytes: usize, v6, df| Packet { v6, df, payload: vec![1; bytes], ..Packet::default() };
     type Case = (&'static str, Packet, u16, u16, Result<u16, TooLarge>);
@@ -225,17 +225,17 @@ fn what_fits_and_what_does_not() {
 
 #[test]
 fn odd_frames() {
-    // A fragment that would end beyond the longest packet is nothing to make more of.
+    // A fragment that would end beyond the maximum packet length cannot be fragmented.
     let mut beyond = Packet { udp: true, df: false, payload: vec![1; 3000], ..Packet::default() }.build();
     beyond[20..22].copy_from_slice(&0x1ffeu16.to_be_bytes());
     let got = Segments::plan_within(&beyond, beyond.len(), Offload::default(), 1500);
     assert_eq!(got, Err(TooLarge::Malformed(Malformed::FragmentLength)));
-    // Bytes behind the packet are nobody's: they are cut off, whatever DF says.
+    // Bytes behind the packet are removed, with or without DF.
     let p = Packet { payload: vec![1; 100], ..Packet::default() };
     let padded = [p.build(), vec![0; 3000]].concat();
     let plan = Segments::plan_within(&padded, padded.len(), Offload::default(), 1500).unwrap();
     assert_eq!(written(&plan, &padded, &[]), [p.build()]);
-    // Neither IP nor small.
+    // Not IP, but large.
     let mut other = vec![2; 2000];
     other[12..14].copy_from_slice(&[0x88, 0xcc]);
     assert_eq!(Segments::plan_within(&other, other.len(), Offload::default(), 1500), Err(TooLarge::Uncuttable));
@@ -247,7 +247,7 @@ fn odd_frames() {
 }
 
 #[test]
-fn options_that_are_not_copied_are_only_in_the_first_fragment() {
+fn options_without_the_copied_flag_are_only_in_the_first_fragment() {
     // Record route (RFC 791, section 3.1), then router alert (RFC 2113), which has the copied flag.
     let ip_options = vec![7, 7, 4, 0, 0, 0, 0, 148, 4, 0, 0, 0];
     let p =
@@ -264,7 +264,7 @@ fn options_that_are_not_copied_are_only_in_the_first_fragment() {
 
 #[test]
 fn the_first_fragment_has_the_whole_transport_header() {
-    // A TCP header of 60 bytes, and routes of which fragments have 56 and 64 bytes behind the IP header.
+    // A TCP header of 60 bytes, and MTUs that leave 56 and 64 bytes after the IP header of a fragment.
     let p = Packet { df: false, tcp_options: vec![1; 40], payload: vec![1; 3000], ..Packet::default() };
     let frame = p.build();
     let plan = |mtu| Segments::plan_within(&frame, frame.len(), Offload::default(), mtu);
@@ -272,7 +272,7 @@ fn the_first_fragment_has_the_whole_transport_header() {
     let fragments = written(&plan(20 + 64).unwrap(), &frame, &[]);
     let first = bifrost_nic::parse(&fragments[0], fragments[0].len()).unwrap();
     assert_eq!(first.as_whole(&fragments[0]).unwrap().parsed.payload, 34 + 60);
-    // Nor does a first fragment become smaller than that.
+    // Splitting a first fragment does not make it smaller than that either.
     let again = Segments::plan_within(&fragments[0], fragments[0].len(), Offload::default(), 20 + 56);
     assert_eq!(again, Err(TooLarge::Uncuttable));
 }

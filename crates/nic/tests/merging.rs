@@ -1,4 +1,4 @@
-//! Receive merging: what comes out, cut into segments again, is what went in.
+//! Receive merging: segmenting the output again gives the input.
 
 #![allow(clippy::unwrap_used)]
 
@@ -9,7 +9,7 @@ use bifrost_wire::virtio_net;
 use common::{Packet, naive_check};
 use proptest::prelude::*;
 
-/// What a guest gets: virtio header and bytes, with the number of frames in it.
+/// A packet for a guest: virtio header and bytes, with the number of frames in it.
 #[derive(Debug)]
 struct Received {
     virtio: virtio_net::Header,
@@ -40,7 +40,7 @@ fn run(frames: &[Vec<u8>], valid: impl Fn(usize) -> bool, batch: usize) -> Vec<R
     out
 }
 
-/// The frames that a packet stands for.
+/// The frames that a packet contains.
 fn cut(r: &Received) -> Vec<Vec<u8>> {
     if r.virtio.gso_type == virtio_net::GSO_NONE {
         return vec![r.bytes.clone()];
@@ -92,7 +92,7 @@ fn a_train_becomes_one_packet() {
         };
         assert_eq!(r.virtio, expected);
         assert_eq!(r.buffers, (0..10).collect::<Vec<_>>());
-        // The large packet is what a sender without segmentation would have built.
+        // The large packet equals one that a sender without segmentation would have built.
         let payload = packets.iter().flat_map(|p| p.payload.clone()).collect();
         assert_eq!(r.bytes, Packet { payload, flags: 0x18, ..packets[0].clone() }.build_partial());
         assert_eq!(cut(r), frames);
@@ -100,7 +100,7 @@ fn a_train_becomes_one_packet() {
 }
 
 #[test]
-fn what_ends_a_packet_and_what_does_not() {
+fn events_that_end_a_packet() {
     let base = Packet::default();
     let with = |change: fn(&mut Packet)| {
         let mut packets = stream(0, 4, &base);
@@ -123,7 +123,7 @@ fn what_ends_a_packet_and_what_does_not() {
         change(&mut packets[2]);
         packets
     };
-    // Buffers of each packet that comes out.
+    // Buffers of each packet in the output.
     type Case = (&'static str, Vec<Packet>, &'static [&'static [u32]]);
     let cases: &[Case] = &[
         ("nothing", with(|_| ()), &[&[0, 1, 2, 3]]),
@@ -174,11 +174,11 @@ fn unverified_and_damaged_frames_stay_single() {
     assert_eq!(run(&damaged, |_| true, 64).len(), 3, "IPv4 header checksum");
     let mut malformed = frames.clone();
     malformed[2][14] = 0x41;
-    assert_eq!(run(&malformed, |_| true, 64).len(), 3, "goes past the open packet; segment 3 is then out of sequence");
+    assert_eq!(run(&malformed, |_| true, 64).len(), 3, "bypasses the open packet; segment 3 is then out of sequence");
 }
 
 #[test]
-fn frames_between_other_stations_do_not_merge() {
+fn frames_with_other_mac_addresses_do_not_merge() {
     for at in [5, 11] {
         let mut frames = build(&stream(0, 4, &Packet::default()));
         frames[2][at] ^= 1;
@@ -202,19 +202,19 @@ fn bounds_of_one_packet() {
 }
 
 #[test]
-fn more_flows_than_fit_push_out_the_oldest() {
+fn too_many_flows_evict_the_oldest() {
     let flow = |n: u16| stream(0, 2, &Packet { ports: (n, 80), ..Packet::default() });
     let flows: Vec<_> = (0..17).map(flow).collect();
     let packets: Vec<_> = (0..2).flat_map(|i| flows.iter().map(move |f| f[i].clone())).collect();
     let out = run(&build(&packets), |_| true, 1000);
-    // Flow 0 was pushed out by flow 16, and then every flow by its successor: round robin defeats the table.
+    // Flow 16 evicts flow 0, and then each flow evicts the next: round robin defeats the table.
     assert_eq!(out.len(), 34);
     let packets: Vec<_> = (0..2).flat_map(|i| flows[..16].iter().map(move |f| f[i].clone())).collect();
     assert_eq!(run(&build(&packets), |_| true, 1000).len(), 16);
 }
 
 #[test]
-fn fragments_push_everything_out_before_them() {
+fn fragments_flush_all_open_packets() {
     let mut frames = build(&stream(0, 2, &Packet::default()));
     let mut fragment = Packet { df: false, payload: vec![0; 100], ..Packet::default() }.build();
     fragment[20] |= 0x20;
@@ -222,7 +222,7 @@ fn fragments_push_everything_out_before_them() {
     frames.extend(build(&stream(2, 3, &Packet::default())));
     let out = run(&frames, |_| true, 64);
     assert_eq!(out.iter().map(|r| r.buffers.clone()).collect::<Vec<_>>(), [vec![0, 1], vec![2], vec![3]]);
-    assert_eq!(out[1].virtio.flags, 0, "nobody can have verified a fragment");
+    assert_eq!(out[1].virtio.flags, 0, "a fragment's checksum cannot be verified");
 }
 
 /// One step of a stream: mostly the next segment, sometimes something that does not fit.
@@ -237,7 +237,7 @@ fn step() -> impl Strategy<Value = (u8, u8, u16, bool)> {
 
 proptest! {
     #[test]
-    fn merging_then_cutting_gives_the_frames_back(
+    fn merging_and_segmenting_again_returns_the_frames(
         steps in proptest::collection::vec(step(), 1..if cfg!(miri) { 20 } else { 200 }),
         v6 in any::<[bool; 4]>(),
         df in any::<[bool; 4]>(),
@@ -292,7 +292,7 @@ proptest! {
             for (frame, &b) in back.iter().zip(&r.buffers) {
                 naive_check(frame);
                 let blind = |f: &[u8]| {
-                    // Under DF the identification means nothing and need not survive.
+                    // With DF the identification is meaningless and need not survive.
                     let mut f = f.to_vec();
                     if f[12] == 8 && f[20] & 0x40 != 0 {
                         f[18..20].fill(0);

@@ -1,4 +1,4 @@
-//! The parser: what it reads, what it refuses, and that nothing makes it panic.
+//! The parser: what it reads, what it refuses, and that no input makes it panic.
 
 #![allow(clippy::unwrap_used)]
 
@@ -18,7 +18,7 @@ fn tcp() -> Packet {
 fn reads_every_field() {
     for (v6, vlan) in [(false, None), (false, Some(7)), (true, None), (true, Some(0))] {
         let p = Packet { v6, vlan, flags: 0x18, ..tcp() };
-        // Ethernet padding belongs to no layer.
+        // Ethernet padding does not belong to a layer.
         let mut frame = p.build();
         let end = frame.len();
         frame.extend([0; 9]);
@@ -54,7 +54,7 @@ fn reads_arp() {
 }
 
 #[test]
-fn looks_behind_ipv6_extension_headers() {
+fn walks_ipv6_extension_headers() {
     let p = Packet { v6: true, ..tcp() };
     let plain = p.build();
     let with = |first: u8, chain: &[u8]| {
@@ -89,7 +89,7 @@ fn looks_behind_ipv6_extension_headers() {
     let mut long = vec![6, 40];
     long.extend([0; 41 * 8 - 2]);
     let frame = with(60, &long);
-    assert_eq!(parse(&frame, frame.len()), Err(Malformed::HeadTooShort), "behind the first 256 bytes");
+    assert_eq!(parse(&frame, frame.len()), Err(Malformed::HeadTooShort), "after the first 256 bytes");
 }
 
 #[test]
@@ -99,24 +99,24 @@ fn refuses_with_the_right_reason() {
     let v6: fn() -> Packet = || Packet { v6: true, ..tcp() };
     let udp: fn() -> Packet = || Packet { udp: true, ..tcp() };
     let vlan: fn() -> Packet = || Packet { vlan: Some(1), ..tcp() };
-    // Packet, length to cut it to (0: whole), bytes to change, reason.
+    // Packet, length to truncate it to (0: whole), bytes to change, reason.
     let cases: &[Case] = &[
-        ("Ethernet cut", v4, 13, &[], Malformed::EthernetTruncated),
-        ("tag cut", vlan, 17, &[], Malformed::EthernetTruncated),
-        ("IPv4 cut", v4, 33, &[], Malformed::Ipv4Truncated),
+        ("Ethernet truncated", v4, 13, &[], Malformed::EthernetTruncated),
+        ("tag truncated", vlan, 17, &[], Malformed::EthernetTruncated),
+        ("IPv4 truncated", v4, 33, &[], Malformed::Ipv4Truncated),
         ("IPv4 version", v4, 0, &[(14, 0x65)], Malformed::Ipv4Header),
         ("IPv4 header length", v4, 0, &[(14, 0x44)], Malformed::Ipv4Header),
         ("IPv4 total below header", v4, 0, &[(17, 19), (16, 0)], Malformed::Ipv4Length),
         ("IPv4 total just beyond frame", v4, 0, &[(17, 58)], Malformed::Ipv4Length),
         ("IPv4 total beyond frame", v4, 0, &[(16, 1)], Malformed::Ipv4Length),
         ("IPv4 options beyond total", v4, 0, &[(14, 0x4e), (17, 52)], Malformed::Ipv4Length),
-        ("IPv6 cut", v6, 53, &[], Malformed::Ipv6Truncated),
+        ("IPv6 truncated", v6, 53, &[], Malformed::Ipv6Truncated),
         ("IPv6 version", v6, 0, &[(14, 0x40)], Malformed::Ipv6Header),
         ("IPv6 length", v6, 0, &[(18, 1)], Malformed::Ipv6Length),
-        ("TCP cut", v4, 0, &[(17, 39)], Malformed::TcpHeader),
+        ("TCP truncated", v4, 0, &[(17, 39)], Malformed::TcpHeader),
         ("TCP offset small", v4, 0, &[(46, 0x40)], Malformed::TcpHeader),
         ("TCP offset beyond packet", v4, 0, &[(46, 0xf0)], Malformed::TcpHeader),
-        ("UDP cut", udp, 0, &[(17, 27)], Malformed::UdpHeader),
+        ("UDP truncated", udp, 0, &[(17, 27)], Malformed::UdpHeader),
         ("UDP length small", udp, 0, &[(39, 7)], Malformed::UdpHeader),
         ("UDP length beyond packet", udp, 0, &[(39, 14)], Malformed::UdpHeader),
     ];
@@ -136,7 +136,7 @@ fn refuses_with_the_right_reason() {
 }
 
 #[test]
-fn a_first_fragment_says_what_the_packet_is() {
+fn a_first_fragment_has_the_headers_of_the_packet() {
     let mut frame = Packet { udp: true, df: false, payload: vec![1; 64], ..Packet::default() }.build();
     frame[20] = 0x20;
     // Of the whole datagram.
@@ -154,7 +154,7 @@ fn a_first_fragment_says_what_the_packet_is() {
 }
 
 #[test]
-fn fragments_that_hide_what_the_packet_is_are_refused() {
+fn fragments_that_hide_the_transport_header_are_refused() {
     let v4 = |udp, field: u16, payload: usize| {
         let mut f = Packet { udp, df: false, payload: vec![1; 200], ..Packet::default() }.build();
         f.truncate(34 + payload);
@@ -174,7 +174,7 @@ fn fragments_that_hide_what_the_packet_is_are_refused() {
         ("TCP without flags", v4(false, more, 8), tiny),
         ("TCP without urgent pointer", v4(false, more, 16), tiny),
         (
-            "TCP whose options are elsewhere",
+            "TCP with options in another fragment",
             {
                 let mut f = v4(false, more, 24);
                 f[46] = 0xf0;
@@ -183,7 +183,7 @@ fn fragments_that_hide_what_the_packet_is_are_refused() {
             tiny,
         ),
         (
-            "TCP whose header is none",
+            "TCP with an invalid header",
             {
                 let mut f = v4(false, more, 24);
                 f[46] = 0x10;
@@ -192,25 +192,25 @@ fn fragments_that_hide_what_the_packet_is_are_refused() {
             tiny,
         ),
         ("TCP over the flags", v4(false, 1, 40), tiny),
-        ("TCP behind the flags, over the header's end", v4(false, 2 | more, 40), tiny),
-        ("TCP behind the header", v4(false, 3 | more, 40), Ok(())),
+        ("TCP after the flags, over the header's end", v4(false, 2 | more, 40), tiny),
+        ("TCP after the header", v4(false, 3 | more, 40), Ok(())),
         ("UDP, all of the header", v4(true, more, 8), Ok(())),
-        ("UDP behind the header", v4(true, 1, 40), Ok(())),
-        ("a first fragment of no multiple of 8", v4(true, more, 20), length),
-        ("a later one of no multiple of 8", v4(true, 1 | more, 20), length),
+        ("UDP after the header", v4(true, 1, 40), Ok(())),
+        ("a first fragment whose length is not a multiple of 8", v4(true, more, 20), length),
+        ("a later one whose length is not a multiple of 8", v4(true, 1 | more, 20), length),
         ("the last one may be", v4(true, 1, 20), Ok(())),
         ("without payload", v4(true, 1, 0), length),
         ("without payload, the first", v4(true, more, 0), length),
-        ("behind the longest packet", v4(true, 0x1fff, 1), length),
-        ("up to the end of the longest packet", v4(true, 0x1ffd, 3), Ok(())),
+        ("beyond the maximum length", v4(true, 0x1fff, 1), length),
+        ("up to the maximum length", v4(true, 0x1ffd, 3), Ok(())),
         ("one byte further", v4(true, 0x1ffd, 4), length),
         ("ICMP", protocol(v4(true, more, 8), 1), Ok(())),
-        ("of a protocol without ports", protocol(v4(true, more, 8), 47), Ok(())),
+        ("a protocol without ports", protocol(v4(true, more, 8), 47), Ok(())),
     ];
     for (name, frame, expected) in cases {
         assert_eq!(parse(&frame, frame.len()).map(|_| ()), expected, "{name}");
     }
-    // Fewer bytes than the header has: the caller's fault.
+    // Fewer bytes than the header: the caller's fault.
     let frame = v4(false, more, 24);
     assert_eq!(parse(&frame[..50], frame.len()), Err(Malformed::HeadTooShort));
 }
@@ -242,7 +242,7 @@ fn fragments_of_a_datagram_are_one_flow() {
 
 proptest! {
     #[test]
-    fn any_bytes_get_an_answer(bytes in proptest::collection::vec(any::<u8>(), 0..300), extra in 0usize..70_000) {
+    fn parsing_any_bytes_does_not_panic(bytes in proptest::collection::vec(any::<u8>(), 0..300), extra in 0usize..70_000) {
         for total in [bytes.len(), bytes.len() + extra] {
             if let Ok(p) = parse(&bytes, total) {
                 prop_assert!(p.l3 <= p.l4 && p.l4 <= p.payload && u32::from(p.payload) <= p.end && p.end as usize <= total);
@@ -251,7 +251,7 @@ proptest! {
     }
 
     #[test]
-    fn damaged_frames_get_an_answer_and_the_head_is_enough(
+    fn damaged_frames_do_not_panic_and_the_head_is_enough(
         v6 in any::<bool>(), udp in any::<bool>(), payload in 0usize..600,
         flips in proptest::collection::vec((0usize..80, any::<u8>()), 0..4),
     ) {

@@ -1,4 +1,4 @@
-//! Segmentation and checksum completion against the slow, obvious way.
+//! Segmentation and checksum completion against slow and simple code.
 
 #![allow(clippy::unwrap_used)]
 
@@ -54,7 +54,7 @@ fn packet() -> impl Strategy<Value = Packet> {
 
 proptest! {
     #[test]
-    fn segments_carry_the_payload_and_are_complete(p in packet(), mss in 40u16..3000, split in 0usize..9000) {
+    fn segments_carry_the_payload_and_are_valid(p in packet(), mss in 40u16..3000, split in 0usize..9000) {
         let frame = p.build_partial();
         let parsed = parse(&frame, frame.len()).unwrap();
         let offload = Offload::from_virtio(virtio(&p, mss), &parsed, frame.len()).unwrap();
@@ -64,7 +64,7 @@ proptest! {
         prop_assert_eq!(usize::from(plan.count()), expected);
         let mut payload = Vec::new();
         for i in 0..plan.count() {
-            // What was in the buffer before stays.
+            // Existing content of the buffer stays.
             let mut out = vec![7; 3];
             plan.write(i, |from, to, out| copy_of(head, tail, from, to, out), &mut out);
             prop_assert_eq!(&out[..3], &[7; 3]);
@@ -99,7 +99,7 @@ proptest! {
     }
 
     #[test]
-    fn partial_checksums_are_finished(p in packet(), split in 0usize..9000) {
+    fn partial_checksums_are_completed(p in packet(), split in 0usize..9000) {
         let frame = p.build_partial();
         let parsed = parse(&frame, frame.len()).unwrap();
         let offload = Offload::from_virtio(virtio(&p, 0), &parsed, frame.len()).unwrap();
@@ -112,7 +112,7 @@ proptest! {
     }
 
     #[test]
-    fn plain_frames_leave_as_they_are(p in packet(), split in 0usize..9000) {
+    fn frames_without_offloads_are_unchanged(p in packet(), split in 0usize..9000) {
         let frame = p.build();
         let (head, tail) = frame.split_at(split.min(frame.len()));
         let plan = Segments::plan(head, head.len() + tail.len(), Offload::default()).unwrap();
@@ -136,7 +136,7 @@ proptest! {
         let found = transport_checksum(&frame, &parsed);
         let (head, tail) = frame.split_at((l4 + 20 + split).min(frame.len()));
         prop_assert_eq!(transport_checksum_of_parts(head, tail, &parsed), found, "in two parts");
-        // UDP: a changed length may point elsewhere, and a checksum may become "none".
+        // UDP: a changed length may move the payload's end, and a checksum may become "none".
         prop_assert!(found == Checksum::Invalid || (p.udp && (found == Checksum::None || at < l4 + 8)));
     }
 
@@ -192,7 +192,7 @@ fn offloads_that_do_not_fit_are_refused() {
         ("ECN alone", &tcp4, virtio_net::Header { gso_type: 0x80, ..ok(&tcp4) }, Err(Malformed::GsoType)),
         ("USO with ECN", &udp4, virtio_net::Header { gso_type: 0x85, ..ok(&udp4) }, Err(Malformed::GsoType)),
         ("no segment size", &tcp4, virtio_net::Header { gso_size: 0, ..ok(&tcp4) }, Err(Malformed::GsoSize)),
-        ("no open checksum", &tcp4, virtio_net::Header { flags: 0, ..ok(&tcp4) }, Err(Malformed::GsoChecksum)),
+        ("no partial checksum", &tcp4, virtio_net::Header { flags: 0, ..ok(&tcp4) }, Err(Malformed::GsoChecksum)),
         ("checksum elsewhere", &tcp4, virtio_net::Header { csum_start: 36, ..ok(&tcp4) }, Err(Malformed::GsoChecksum)),
         (
             "checksum outside",
@@ -222,10 +222,11 @@ fn offloads_that_do_not_fit_are_refused() {
 }
 
 #[test]
-fn an_open_checksum_is_the_transports_or_in_the_payload() {
+fn a_partial_checksum_is_the_transports_or_in_the_payload() {
     let tcp = Packet { payload: vec![7; 100], ..Packet::default() };
     let udp = Packet { udp: true, ..tcp.clone() };
-    // Of a frame with Ethernet and IPv4 headers of 34 bytes: start, offset, whether it may be written there, and is right then.
+    // For a frame with Ethernet and IPv4 headers of 34 bytes: start, offset, whether it is allowed, and whether the
+    // result is valid.
     let cases = [
         (&tcp, (34, 16), true, true),
         (&udp, (34, 6), true, true),
@@ -234,7 +235,7 @@ fn an_open_checksum_is_the_transports_or_in_the_payload() {
         (&tcp, (34, 0), false, false),
         (&udp, (34, 2), false, false),
         (&tcp, (36, 14), false, false),
-        // A tunnel's, behind the outer headers.
+        // A tunnel's, after the outer headers.
         (&udp, (42, 16), true, false),
         (&tcp, (34, 30), true, false),
     ];
@@ -251,7 +252,7 @@ fn an_open_checksum_is_the_transports_or_in_the_payload() {
         assert_eq!(got.is_ok(), allowed, "{start}+{offset}: {got:?}");
         let is_right = |frame: &[u8], len| bifrost_nic::open_checksum_is_right(frame, len, &parsed, (start, offset));
         assert_eq!(is_right(&frame, frame.len()), right, "{start}+{offset}");
-        // Another sum than the pseudo header's, padding, headers cut short.
+        // A sum that is not the pseudo header's, padding, truncated headers.
         let mut changed = frame.clone();
         changed[usize::from(parsed.l4) + if parsed.is_tcp() { 16 } else { 6 }] ^= 1;
         assert!(
@@ -269,7 +270,7 @@ fn an_open_checksum_is_the_transports_or_in_the_payload() {
 }
 
 #[test]
-fn what_a_packet_is_judged_by_has_no_open_checksum() {
+fn partial_checksums_cannot_change_filtered_fields() {
     let open = |frame: &[u8], csum_start, csum_offset| {
         let parsed = parse(frame, frame.len()).unwrap();
         let flags = virtio_net::F_NEEDS_CSUM;
@@ -277,7 +278,7 @@ fn what_a_packet_is_judged_by_has_no_open_checksum() {
         Offload::from_virtio(header, &parsed, frame.len()).map(|_| ())
     };
     let refused = Err(Malformed::ChecksumRange);
-    // A first fragment: ports, the checksum itself, which is of more than this, payload. A later one.
+    // A first fragment: ports, the checksum itself, which covers other fragments too, payload. A later one.
     let mut fragment = Packet { udp: true, df: false, payload: vec![5; 64], ..Packet::default() }.build();
     fragment[20] = 0x20;
     for (start, offset) in [(34, 2), (34, 6), (42, 16)] {
@@ -285,7 +286,7 @@ fn what_a_packet_is_judged_by_has_no_open_checksum() {
     }
     fragment[21] = 3;
     assert_eq!(open(&fragment, 34, 2), refused);
-    // An ICMP error: its identifier's place, and ports of the packet that it quotes.
+    // An ICMP error: the position of its identifier, and ports of the packet that it quotes.
     let mut error = Packet { udp: true, payload: vec![0; 64], ..Packet::default() }.build();
     (error[23], error[34]) = (1, 3);
     for (start, offset) in [(34, 4), (42, 20), (62, 2)] {

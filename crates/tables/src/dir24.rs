@@ -1,5 +1,5 @@
-//! Longest-prefix match for one large IPv4 table: DIR-24-8 (Gupta, Lin, McKeown: *Routing Lookups in Hardware at Memory Access
-//! Speeds*, INFOCOM'98).
+//! Longest-prefix match for one large IPv4 table: DIR-24-8 (Gupta, Lin, McKeown: *Routing Lookups in Hardware at Memory
+//! Access Speeds*, INFOCOM'98).
 
 use std::net::Ipv4Addr;
 
@@ -10,33 +10,34 @@ use crate::pages::on_huge_pages;
 use crate::prefetch::prefetch;
 use crate::{ExactMap, exact_map};
 
-/// Look-ups that [`Dir24::lookup_batch`] does at once.
+/// Lookups that [`Dir24::lookup_batch`] does at once.
 pub const FIB_BATCH: usize = 16;
 
 /// The largest value of a prefix.
 pub const FIB_VALUE_MAX: u32 = (1 << 24) - 1;
 
 const NONE: u32 = 0;
-/// The rest is the number of a group.
+/// Flag: the other bits are the number of a group.
 const GROUP: u32 = 1 << 31;
 const GROUP_LEN: usize = 256;
 
-/// Why a prefix cannot be entered.
+/// Why a prefix cannot be added.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum FibError {
-    /// A value that does not fit.
+    /// The value is too large.
     #[error("value {0} does not fit into 24 bits")]
     Value(u32),
     /// Prefixes longer than /24 need another group of 256 addresses.
-    #[error("no room for {0}: there are prefixes longer than /24 in {1} networks of that length already")]
+    #[error("no room for {0}: {1} networks of length /24 have longer prefixes already")]
     Full(Ipv4Net, u32),
 }
 
-/// Values by IPv4 prefix: one access to memory a look-up, two below prefixes longer than /24. It takes 64 MB and 1 KB for each /24 with longer
-/// prefixes in it, and is therefore for the one table of the Internet, not for one of each tenant ([`Lpm`](crate::Lpm)).
+/// Values by IPv4 prefix: a lookup takes one memory access, or two below prefixes longer than /24. The table takes 64
+/// MB, and 1 KB for each /24 that contains longer prefixes. Use it for the one table of the Internet;
+/// [`Lpm`](crate::Lpm) suits a table per tenant.
 ///
-/// Prefixes can be added and removed one by one. That takes time by the number of addresses: 16 million steps for 0.0.0.0/0, at
-/// most 256 for those from /16 to /32.
+/// Prefixes can be added and removed one by one. The time is proportional to the number of addresses: 16 million steps
+/// for 0.0.0.0/0, at most 256 for /16 to /32.
 #[derive(Clone, Debug)]
 pub struct Dir24 {
     /// By the first 24 bits.
@@ -48,19 +49,19 @@ pub struct Dir24 {
     prefixes: ExactMap<(u32, u8), u32>,
 }
 
-/// A value, with the length of its prefix plus one: what overlaps it and is shorter must not replace it.
+/// A value, with the length of its prefix plus one: a shorter prefix that overlaps must not replace it.
 fn entry(value: u32, len: u8) -> u32 {
     (u32::from(len) + 1) << 24 | value
 }
 
-/// The length of the prefix plus one; 0: none.
+/// The length of the prefix plus one; 0 if there is none.
 fn rank(entry: u32) -> u32 {
     entry >> 24
 }
 
 impl Dir24 {
-    /// Without prefixes. `groups_max`, at most 2^23, bounds the /24 networks with longer prefixes in them, of 1 KB each. `seed` is that of the
-    /// table of prefixes, which looks up what neighbours announce.
+    /// An empty table. `groups_max`, at most 2^23, bounds the number of /24 networks that contain longer prefixes (1 KB
+    /// each). `seed` seeds the hash table of prefixes, because BGP peers choose the prefixes.
     pub fn new(groups_max: u32, seed: u64) -> Self {
         Dir24 {
             top: on_huge_pages(vec![NONE; 1 << 24]).into(),
@@ -76,20 +77,20 @@ impl Dir24 {
         self.prefixes.len()
     }
 
-    /// Whether there is no prefix.
+    /// Whether there are no prefixes.
     pub fn is_empty(&self) -> bool {
         self.prefixes.is_empty()
     }
 
-    /// Bytes of the tables that look-ups use.
+    /// Bytes of the lookup tables.
     pub fn bytes(&self) -> usize {
         size_of_val::<[u32]>(&self.top) + self.groups.capacity() * size_of::<[u32; GROUP_LEN]>()
     }
 
-    /// Adds a prefix, or gives it another value. Host bits are ignored.
+    /// Adds a prefix, or changes its value. Host bits are ignored.
     ///
     /// # Errors
-    /// It does not fit; nothing has changed.
+    /// It does not fit; nothing has changed then.
     pub fn insert(&mut self, net: Ipv4Net, value: u32) -> Result<(), FibError> {
         if value > FIB_VALUE_MAX {
             return Err(FibError::Value(value));
@@ -117,13 +118,13 @@ impl Dir24 {
         Ok(())
     }
 
-    /// Removes a prefix. False if it is not there.
+    /// Removes a prefix. Returns false if it does not exist.
     pub fn remove(&mut self, net: Ipv4Net) -> bool {
         let (first, len) = (net.network().to_bits(), net.prefix_len());
         if self.prefixes.remove(&(first, len)).is_none() {
             return false;
         }
-        // What its addresses have then.
+        // What covers its addresses afterwards.
         let shorter = (0..len).rev().find_map(|len| {
             let around = first & mask(len);
             self.prefixes.get(&(around, len)).map(|value| entry(*value, len))
@@ -138,7 +139,7 @@ impl Dir24 {
             let top = (first >> 8) as usize;
             let group = (self.top[top] ^ GROUP) as usize;
             self.groups[group][within(first, len)].iter_mut().for_each(replace);
-            // Without longer prefixes, all have the same.
+            // Without longer prefixes, all entries are equal.
             if self.groups[group].iter().all(|e| rank(*e) <= 25) {
                 self.top[top] = self.groups[group][0];
                 self.free.push(group as u32);
@@ -175,14 +176,14 @@ impl Dir24 {
         Ok(group as usize)
     }
 
-    /// The value of the longest prefix that holds `addr`.
+    /// The value of the longest prefix that contains `addr`.
     #[inline]
     pub fn lookup(&self, addr: Ipv4Addr) -> Option<u32> {
         let addr = addr.to_bits();
         self.second(self.top[(addr >> 8) as usize], addr)
     }
 
-    /// [`lookup`](Self::lookup) of several addresses, whose waits for memory overlap.
+    /// [`lookup`](Self::lookup) of several addresses, with overlapping memory accesses.
     #[inline]
     pub fn lookup_batch(&self, addrs: &[Ipv4Addr; FIB_BATCH]) -> [Option<u32>; FIB_BATCH] {
         let places = addrs.map(|addr| (addr.to_bits() >> 8) as usize);
@@ -205,13 +206,13 @@ fn mask(len: u8) -> u32 {
     u32::MAX.checked_shl(32 - u32::from(len)).unwrap_or(0)
 }
 
-/// The places of a prefix of at most 24 bits.
+/// The entries of a prefix of at most 24 bits.
 fn range(first: u32, len: u8) -> std::ops::Range<usize> {
     let start = (first >> 8) as usize;
     start..start + (1 << (24 - len))
 }
 
-/// The places of a longer one in its group.
+/// The entries of a longer prefix in its group.
 fn within(first: u32, len: u8) -> std::ops::Range<usize> {
     let start = (first & 0xff) as usize;
     start..start + (1 << (32 - len))

@@ -2,10 +2,10 @@
 
 use foldhash::fast::FixedState;
 
-/// A hash table with a fast hash under a seed of the caller's choice.
+/// A hash table with a fast hash and a seed that the caller chooses.
 ///
-/// The hash does not withstand someone who knows the seed and chooses keys: give tables whose keys come from tenants a
-/// random one.
+/// The hash does not resist an attacker who knows the seed and chooses keys: use a random seed for tables whose keys
+/// come from tenants.
 pub type ExactMap<K, V> = hashbrown::HashMap<K, V, FixedState>;
 
 /// An empty table.
@@ -18,7 +18,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn keeps_what_was_put_in() {
+    fn returns_inserted_entries() {
         let mut map = exact_map(1);
         for n in 0..1000u32 {
             map.insert(n, n * 2);

@@ -1,13 +1,14 @@
-//! Who sends most: a sketch of constant size (*Space-Saving*, Metwally et al., ICDT 2005).
+//! Heavy hitters: a sketch of constant size (*Space-Saving*, Metwally et al., ICDT 2005).
 
-/// Tenants that are kept.
+/// Maximum number of tenants in the sketch.
 const PLACES: usize = 64;
-/// Samples after which all counts are halved: what is long ago counts less.
+/// Samples after which all counts are halved, so that old samples weigh less.
 const HALVED_AT: u32 = 1 << 16;
 
-/// The heaviest of many tenants, found in samples of their packets.
+/// The heaviest tenants, found in samples of their packets.
 ///
-/// A tenant with more than a 64th of the samples is always in it; what is counted for it is at most a 64th of all samples too much.
+/// A tenant with more than a 64th of the samples is always included. Its count is too high by at most a 64th of all
+/// samples.
 #[derive(Clone, Debug, Default)]
 pub struct HeavyHitters {
     /// Tenant and count; at most [`PLACES`].
@@ -28,7 +29,7 @@ impl HeavyHitters {
         } else if self.counts.len() < PLACES {
             self.counts.push((tenant, 1));
         } else if let Some(least) = self.counts.iter_mut().min_by_key(|(_, count)| *count) {
-            // The newcomer inherits the count: it may have been there before.
+            // The new tenant inherits the count, because it may have been counted before.
             *least = (tenant, least.1 + 1);
         }
     }
@@ -47,13 +48,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_heavy_are_found_among_very_many() {
+    fn heavy_tenants_are_found_among_a_million() {
         let mut sketch = HeavyHitters::default();
         let mut random = 1u64;
         let mut sent = 0;
         for n in 0..200_000u32 {
             random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
-            // A tenth of one tenant, a twentieth of another, and the rest of a million.
+            // A tenth from one tenant, a twentieth from another, and the rest from a million.
             let tenant = match (random >> 33) % 20 {
                 0 | 1 => 7,
                 2 => 8,
@@ -70,7 +71,7 @@ mod tests {
     }
 
     #[test]
-    fn few_are_counted_exactly() {
+    fn few_tenants_are_counted_exactly() {
         let mut sketch = HeavyHitters::default();
         assert!(sketch.top(5).is_empty());
         [1, 2, 1, 1].iter().for_each(|tenant| sketch.sample(*tenant));

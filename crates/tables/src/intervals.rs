@@ -1,4 +1,4 @@
-//! Nested ranges as intervals side by side, and a fast search for the interval of a key.
+//! Nested ranges as adjacent intervals, and a fast search for the interval of a key.
 
 use crate::pages::on_huge_pages;
 use crate::prefetch::prefetch;
@@ -28,20 +28,20 @@ impl Key for u128 {
     }
 }
 
-/// A key that is in no range.
+/// Slot of a key that is in no range.
 pub(crate) const NO_SLOT: u32 = u32::MAX;
 
-/// A static tree of nodes of `N` keys, without pointers: below key i of a level is node i of the next.
+/// A static B-tree of nodes of `N` keys, without pointers: below key i of a level is node i of the next.
 #[derive(Clone, Debug)]
 pub(crate) struct Intervals<K, const N: usize> {
-    /// The last level has where each interval begins, the level above it the first key of each of those nodes, and so on.
-    /// What the last node of a level has too much is the largest key.
+    /// The last level has the start of each interval, the level above it the first key of each of those nodes, and so
+    /// on. The last node of a level is padded with the largest key.
     levels: Vec<Level<K, N>>,
-    /// By interval: the slot of the narrowest range that holds it.
+    /// By interval: the slot of the narrowest range that contains it.
     slots: Vec<u32>,
 }
 
-/// Keys of a node, in as few cache lines as hold them: a node that begins in the middle of one costs another miss.
+/// Keys of a node, aligned to cache lines: a node that crosses one costs another miss.
 #[derive(Clone, Debug)]
 #[repr(align(64))]
 struct Node<K, const N: usize>([K; N]);
@@ -49,15 +49,16 @@ struct Node<K, const N: usize>([K; N]);
 #[derive(Clone, Debug)]
 struct Level<K, const N: usize> {
     nodes: Vec<Node<K, N>>,
-    /// Keys that count.
+    /// Number of keys without padding.
     keys: usize,
 }
 
 impl<K: Key, const N: usize> Intervals<K, N> {
-    /// Of (first, last, slot), where ranges nest or are apart, ascending, and a range comes before those inside of it.
+    /// Builds from (first, last, slot). Ranges must nest or be disjoint, and be in ascending order; a range comes
+    /// before those inside it.
     pub(crate) fn new(ranges: impl IntoIterator<Item = (K, K, u32)>) -> Self {
         let mut starts = Starts { keys: vec![K::MIN], slots: vec![NO_SLOT] };
-        // Ranges around the current place, the narrowest last.
+        // Ranges around the current position, the narrowest last.
         let mut around: Vec<(K, u32)> = Vec::new();
         let close = |around: &mut Vec<(K, u32)>, starts: &mut Starts<K>, before: Option<K>| {
             while let Some((last, _)) = around.pop_if(|&mut (last, _)| before.is_none_or(|place| last < place)) {
@@ -76,7 +77,7 @@ impl<K: Key, const N: usize> Intervals<K, N> {
         Intervals { levels: levels(starts.keys), slots: on_huge_pages(starts.slots) }
     }
 
-    /// The slot of the narrowest range that holds `key`, or [`NO_SLOT`].
+    /// The slot of the narrowest range that contains `key`, or [`NO_SLOT`].
     pub(crate) fn slot(&self, key: K) -> u32 {
         let mut place = 0;
         for level in &self.levels {
@@ -85,7 +86,7 @@ impl<K: Key, const N: usize> Intervals<K, N> {
         self.slots[place]
     }
 
-    /// [`slot`](Self::slot) of several keys, level by level: their waits for memory overlap.
+    /// [`slot`](Self::slot) of several keys, level by level, with overlapping memory accesses.
     pub(crate) fn slots<const B: usize>(&self, keys: &[K; B]) -> [u32; B] {
         let mut places = [0; B];
         for (depth, level) in self.levels.iter().enumerate() {
@@ -103,17 +104,17 @@ impl<K: Key, const N: usize> Intervals<K, N> {
 }
 
 impl<K: Key, const N: usize> Level<K, N> {
-    /// Where a key belongs in the level below, or, in the last one, its interval.
+    /// Index of the key's node in the level below, or, in the last one, its interval.
     #[inline]
     fn below(&self, place: usize, key: K) -> usize {
-        // All of them: nothing to guess, and for small keys one instruction compares several.
+        // Compares all keys: no branch to predict, and one instruction compares several small keys.
         let below = self.nodes[place].0.iter().fold(0, |count, &k| count + usize::from(k <= key));
-        // The first key of a node is the one above it, and that is not larger than `key`.
+        // The first key of a node equals the one above it, which is not larger than `key`.
         (place * N + below - 1).min(self.keys - 1)
     }
 }
 
-/// Where intervals begin, ascending.
+/// Starts of the intervals, ascending.
 struct Starts<K> {
     keys: Vec<K>,
     slots: Vec<u32>,
@@ -122,7 +123,7 @@ struct Starts<K> {
 impl<K: Key> Starts<K> {
     fn push(&mut self, key: K, slot: u32) {
         match (self.keys.last(), self.slots.last_mut()) {
-            // Of an interval without addresses nothing is left.
+            // An interval without addresses disappears.
             (Some(&last), Some(old)) if last == key => *old = slot,
             (_, Some(&mut old)) if old == slot => {}
             _ => {

@@ -1,5 +1,5 @@
-//! Structures that a forwarding decision needs: longest-prefix match, exact match, the first match of an ordered list of
-//! rules, which of several paths, and meters; and route files.
+//! Lookup structures for forwarding: longest-prefix match, exact match, first match of an ordered list of rules, path
+//! selection, and meters; and route files.
 
 #![deny(unsafe_code)]
 

@@ -8,43 +8,43 @@ use crate::intervals::{Intervals, NO_SLOT};
 use crate::pages::on_huge_pages;
 use crate::prefetch::prefetch;
 
-/// Keys of a node: what a cache line (IPv4) or two (IPv6) hold.
+/// Keys of a node: one cache line (IPv4) or two (IPv6).
 const V4_KEYS: usize = 16;
 const V6_KEYS: usize = 8;
 
-/// Look-ups that [`Lpm::lookup_batch`] does at once. Fewer leave the memory idle, and more do not fit into its queue.
+/// Lookups that [`Lpm::lookup_batch`] does at once. Fewer leave the memory idle, and more exceed its queue.
 pub const BATCH: usize = 16;
 
-/// Values by IP prefix, both families. Built once, for any number of prefixes.
+/// Values by IP prefix, both families. Immutable; holds any number of prefixes.
 ///
-/// Prefixes cut the addresses into at most twice as many intervals and one, each with the longest prefix that holds it. A
-/// search for the interval looks at log₁₆ (IPv4) or log₈ (IPv6) of their number of places, the last one or two of which may be
-/// out of the cache. Memory is 17 bytes (IPv4) or 45 (IPv6) a prefix at most, and its value.
+/// n prefixes split the addresses into at most 2n + 1 intervals, each with the longest prefix that contains it. A
+/// lookup searches for the interval: it visits log₁₆ (IPv4) or log₈ (IPv6) of the number of intervals nodes, of which
+/// the last one or two may miss the cache. Memory is at most 17 bytes (IPv4) or 45 (IPv6) per prefix, plus its value.
 ///
-/// `cargo bench -p bifrost-bench --bench tables` measures what it costs.
+/// `cargo bench -p bifrost-bench --bench tables` measures the cost.
 #[derive(Clone, Debug)]
 pub struct Lpm<T> {
-    /// By slot: in the order of prefixes.
+    /// By slot, in the order of prefixes.
     values: Vec<T>,
     v4: Intervals<u32, V4_KEYS>,
     v6: Intervals<u128, V6_KEYS>,
 }
 
 impl<T> Default for Lpm<T> {
-    /// Without prefixes.
+    /// An empty table.
     fn default() -> Self {
         Self { values: Vec::new(), v4: Intervals::new([]), v6: Intervals::new([]) }
     }
 }
 
 impl<T> Lpm<T> {
-    /// Of prefixes in any order. Host bits are ignored: `10.0.0.1/24` and `10.0.0.0/24` are the same.
+    /// Builds a table from prefixes in any order. Host bits are ignored: `10.0.0.1/24` and `10.0.0.0/24` are the same.
     ///
     /// # Errors
-    /// The least prefix that is there more than once.
+    /// The smallest prefix that occurs more than once.
     pub fn new(prefixes: impl IntoIterator<Item = (IpNet, T)>) -> Result<Self, IpNet> {
         let mut all: Vec<(IpNet, T)> = prefixes.into_iter().map(|(net, value)| (net.trunc(), value)).collect();
-        // A prefix comes before those inside of it.
+        // A prefix comes before those inside it.
         all.sort_unstable_by_key(|&(net, _)| net);
         if let Some(twice) = all.array_windows().find(|[a, b]| a.0 == b.0) {
             return Err(twice[0].0);
@@ -59,13 +59,13 @@ impl<T> Lpm<T> {
             IpNet::V4(_) => None,
         });
         let (v4, v6) = (Intervals::new(v4), Intervals::new(v6));
-        // Collected in place: without, the prefixes' room would be kept.
+        // Collected in place; otherwise the prefixes' memory would stay allocated.
         let mut values: Vec<T> = all.into_iter().map(|(_, value)| value).collect();
         values.shrink_to_fit();
         Ok(Self { values: on_huge_pages(values), v4, v6 })
     }
 
-    /// The value of the longest prefix that holds `addr`.
+    /// The value of the longest prefix that contains `addr`.
     pub fn lookup(&self, addr: IpAddr) -> Option<&T> {
         let slot = match addr {
             IpAddr::V4(addr) => self.v4.slot(addr.to_bits()),
@@ -74,8 +74,8 @@ impl<T> Lpm<T> {
         self.values.get(slot as usize)
     }
 
-    /// [`lookup`](Self::lookup) of several addresses, whose waits for memory overlap: where the table is in no cache, a fifth of the time.
-    /// Both families may be mixed; each that is there costs a search of its own.
+    /// [`lookup`](Self::lookup) of several addresses, with overlapping memory accesses: a fifth of the time if the
+    /// table is not in a cache. The families may be mixed; each family that occurs costs a separate search.
     pub fn lookup_batch(&self, addrs: &[IpAddr; BATCH]) -> [Option<&T>; BATCH] {
         let (mut v4, mut v6) = ([0; BATCH], [0; BATCH]);
         let mut v6_count = 0;
@@ -104,7 +104,7 @@ impl<T> Lpm<T> {
         self.values.len()
     }
 
-    /// Whether there is no prefix.
+    /// Whether there are no prefixes.
     pub fn is_empty(&self) -> bool {
         self.values.is_empty()
     }

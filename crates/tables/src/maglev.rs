@@ -1,11 +1,11 @@
-//! Which of several backends a key belongs to, so that few keys move when backends come and go: Maglev hashing (Eisenbud et al.,
+//! Selects a backend for a key so that few keys move when backends come and go: Maglev hashing (Eisenbud et al.,
 //! "Maglev: A Fast and Reliable Software Network Load Balancer", NSDI 2016, section 3.4), with weights.
 //!
-//! Each backend has an order of its own in which it wants the slots of the table, which follows from its name alone. In turns, and as
-//! often as its weight says, each takes the next slot of its order that is free. So the table depends on the set of backends and on
-//! nothing else: all hosts have the same.
+//! Each backend has its own permutation of the table's slots, which depends only on its name. In turns, as often as its
+//! weight says, each backend takes the next free slot of its permutation. So the table depends only on the set of
+//! backends, and is the same on all hosts.
 
-/// Slots of a table; a prime, so that each order has all of them.
+/// Slots of a table; a prime, so that each permutation contains all of them.
 const SLOTS: usize = 16_381;
 
 /// A table of backends.
@@ -16,12 +16,12 @@ pub struct Maglev {
 }
 
 impl Maglev {
-    /// Most backends of a table: each still has 64 slots.
+    /// Maximum number of backends: each still has 64 slots.
     pub const MAX_BACKENDS: usize = 256;
 
-    /// A table of backends, each with a name and a weight. Those with weight 0 get no keys, and what comes after
-    /// [`MAX_BACKENDS`](Self::MAX_BACKENDS) of the others is left out. Names are compared, so no two should be the same; their bits need
-    /// not be spread.
+    /// A table of backends, each with a name and a weight. Backends with weight 0 get no keys. Of the others, those
+    /// after the first [`MAX_BACKENDS`](Self::MAX_BACKENDS) are left out. Names identify backends, so they must differ;
+    /// their bits need not be uniform.
     pub fn new(backends: &[(u64, u16)]) -> Self {
         let mut order: Vec<usize> = (0..backends.len().min(usize::from(u16::MAX))).collect();
         order.retain(|&at| backends[at].1 > 0);
@@ -52,8 +52,8 @@ impl Maglev {
         Maglev { slots }
     }
 
-    /// The place of a key's backend in the list that the table was made of; `None` without backends. `hash`: of the key, all of its bits
-    /// as good as random.
+    /// Index of a key's backend in the list that the table was made from; `None` without backends. `hash` is the key's
+    /// hash; all of its bits must be uniform.
     #[inline]
     pub fn pick(&self, hash: u64) -> Option<usize> {
         let slot = (u128::from(hash) * self.slots.len() as u128) >> 64;
@@ -61,11 +61,11 @@ impl Maglev {
     }
 }
 
-/// The order in which a backend wants slots.
+/// A backend's permutation of the slots.
 struct Wanted {
     next: usize,
     step: usize,
-    /// Sum of its weight over the turns so far, less what it took slots for.
+    /// Sum of its weight over the turns so far, minus the cost of the slots that it took.
     credit: u32,
 }
 
@@ -81,7 +81,8 @@ impl Wanted {
     }
 }
 
-/// Spreads the bits of a number (the finalizer of SplitMix64; Steele et al., OOPSLA 2014). The same on all hosts and in all versions.
+/// Mixes the bits of a number (the finalizer of SplitMix64; Steele et al., OOPSLA 2014). The same on all hosts and in
+/// all versions.
 pub const fn mix(number: u64) -> u64 {
     let n = number.wrapping_add(0x9e37_79b9_7f4a_7c15);
     let n = (n ^ (n >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -114,7 +115,7 @@ mod tests {
     }
 
     #[test]
-    fn without_backends_there_is_none() {
+    fn an_empty_table_selects_no_backend() {
         for backends in [&[][..], &[(1, 0), (2, 0)]] {
             assert_eq!(Maglev::new(backends).pick(u64::MAX), None);
         }
@@ -133,7 +134,7 @@ mod tests {
         }
     }
 
-    /// Keys of a backend that goes have to move; of the others few do (the paper's figure 12: a few per cent).
+    /// Keys of a removed backend must move; of the others few do (the paper's figure 12: a few per cent).
     #[test]
     fn few_keys_move_between_backends_that_stay() {
         for count in [2usize, 3, 10, 50] {

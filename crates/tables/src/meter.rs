@@ -1,26 +1,26 @@
-//! A meter in few bytes.
+//! A compact meter.
 
 use crate::Rate;
 
 /// Nanoseconds in a second.
 const S: u64 = 1_000_000_000;
 
-/// As a [`TokenBucket`](crate::TokenBucket), without what is the same for many or is read anyway: rate and burst are arguments. Four of them are in
-/// a line of memory, for tables of very many that every core keeps for itself.
+/// A [`TokenBucket`](crate::TokenBucket) without the values that many meters share or that the caller has anyway: rate
+/// and burst are arguments. Four meters fit a cache line, for the large tables that every core keeps for itself.
 ///
-/// It is the time at which the bucket is full again (the *virtual scheduling* form of ATM's GCRA, ITU-T I.371, annex A), exactly: nothing is rounded. `now`
-/// is the time in ns on any clock that does not go back; where it goes back nevertheless, less passes.
+/// The state is the time at which the bucket is full again (the *virtual scheduling* form of ATM's GCRA, ITU-T I.371,
+/// annex A), without rounding. `now` is the time in ns on any monotonic clock; if it does go back, less passes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Meter {
-    /// ns, and beside them parts of a nanosecond, of which there are as many as the rate says.
+    /// ns, and fractions of a nanosecond in units of 1/rate.
     full_at: u64,
     parts: u64,
 }
 
 impl Meter {
-    /// Takes `amount` tokens if there are that many; otherwise none. With a rate of 0 nothing ever passes, nor what the rate would take until the end of the clock
-    /// to make up for. The rate has to be the same each time:
-    /// after a change the parts of a nanosecond are wrong.
+    /// Takes `amount` tokens if there are enough; otherwise none. Nothing passes with a rate of 0, nor an amount that
+    /// takes the rate longer than the clock's range. The rate must be the same each time, because the unit of the
+    /// fractions depends on it.
     #[inline]
     pub fn take(&mut self, rate: Rate, now: u64, amount: u64) -> bool {
         if rate.per_second == 0 {
@@ -41,7 +41,7 @@ impl Meter {
     }
 }
 
-/// Whole nanoseconds, if that few, and parts in which `amount` tokens come, and `parts` before them.
+/// The time in which `amount` tokens arrive, plus `parts`: whole nanoseconds, if they fit, and the remaining parts.
 #[cold]
 fn wide(amount: u64, parts: u64, rate: u64) -> (Option<u64>, u64) {
     let all = u128::from(amount) * u128::from(S) + u128::from(parts);
@@ -58,7 +58,7 @@ mod tests {
     use crate::TokenBucket;
 
     proptest! {
-        /// What passes is what a token bucket lets pass.
+        /// It passes exactly what a token bucket passes.
         #[test]
         fn is_a_token_bucket(
             per_second in prop_oneof![1..100u64, 1..20_000_000_000u64],
@@ -68,7 +68,7 @@ mod tests {
                 1..200,
             ),
         ) {
-            // What takes longer than the clock goes does not pass.
+            // An amount that takes longer than the clock's range does not pass.
             let burst = burst.min(per_second.saturating_mul(S));
             let rate = Rate { per_second, burst };
             let (mut meter, mut bucket) = (Meter::default(), TokenBucket::new(per_second, burst));

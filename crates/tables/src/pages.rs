@@ -1,11 +1,11 @@
-//! Huge pages for what is large: a look-up at random waits for the page's address as well, unless 2 MiB share one.
+//! Huge pages for large tables: a random access also waits for the address translation, unless 2 MiB share one.
 #![allow(unsafe_code)]
 
 /// Bytes of a huge page.
 const HUGE: usize = 2 << 20;
 
-/// The same elements, in huge pages if they take several of those and the kernel has them to give. Advice has to be given before
-/// memory is touched, so they move; the vector's capacity is its length.
+/// The same elements, in huge pages if they fill several and the kernel has some free. The advice must precede the
+/// first access to the memory, so the elements are moved; the vector's capacity is its length.
 pub(crate) fn on_huge_pages<T>(elements: Vec<T>) -> Vec<T> {
     if size_of_val(&*elements) < 4 * HUGE {
         return elements;
@@ -22,7 +22,7 @@ fn advise<T>(memory: &mut [std::mem::MaybeUninit<T>]) {
     let skip = range.start.addr().wrapping_neg() % HUGE;
     let Some(len) = size_of_val(memory).checked_sub(skip) else { return };
     let at = range.start.wrapping_byte_add(skip);
-    // SAFETY: whole pages of our own memory, whose contents the advice does not change. That it is not taken is no error.
+    // SAFETY: whole pages of our own memory; the advice does not change their contents. A failure has no effect.
     let _ = unsafe { rustix::mm::madvise(at.cast(), len / HUGE * HUGE, rustix::mm::Advice::LinuxHugepage) };
 }
 
@@ -34,7 +34,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn elements_stay_what_they_are() {
+    fn elements_are_unchanged() {
         for count in [0, 10, HUGE, 3 * HUGE + 7] {
             let elements: Vec<u64> = (0..count as u64).collect();
             let moved = on_huge_pages(elements.clone());

@@ -1,10 +1,10 @@
-//! Which ports of an address are in use, and which one is free.
+//! The ports of an address that are in use, and the search for a free one.
 
 use std::ops::RangeInclusive;
 
-/// The ports of one address and protocol that are in use: one bit a port, 8 KiB.
+/// The ports of one address and protocol that are in use: one bit per port, 8 KiB.
 ///
-/// To find a free one takes at most as many steps as a block of ports has words of 64 ports, however full it is.
+/// Finding a free port takes at most one step per 64 ports of a block, however full the block is.
 #[derive(Clone, Debug)]
 pub struct PortSet {
     words: Box<[u64]>,
@@ -12,7 +12,7 @@ pub struct PortSet {
 }
 
 const WORDS: usize = 1024;
-/// Ports of one parity in a word.
+/// The ports of one parity in a word.
 const EVEN: u64 = 0x5555_5555_5555_5555;
 
 impl Default for PortSet {
@@ -22,7 +22,7 @@ impl Default for PortSet {
 }
 
 impl PortSet {
-    /// Ports in use.
+    /// Number of ports in use.
     pub fn used(&self) -> u32 {
         self.used
     }
@@ -33,7 +33,7 @@ impl PortSet {
         self.words[word] & bit != 0
     }
 
-    /// Takes a port. `false`: it is in use already.
+    /// Takes a port. Returns false if it is in use already.
     pub fn take(&mut self, port: u16) -> bool {
         let (word, bit) = place(port);
         let is_free = self.words[word] & bit == 0;
@@ -42,7 +42,7 @@ impl PortSet {
         is_free
     }
 
-    /// Gives a port back. `false`: it was not in use.
+    /// Frees a port. Returns false if it was not in use.
     pub fn give_back(&mut self, port: u16) -> bool {
         let (word, bit) = place(port);
         let is_used = self.words[word] & bit != 0;
@@ -51,14 +51,14 @@ impl PortSet {
         is_used
     }
 
-    /// The first free port of a block, from `start` on and round the block's end; of the parity of `like` if there is one
-    /// (RFC 4787, REQ-4), and of any other if not.
+    /// The first free port of a block, from `start` on, wrapping at the block's end. Prefers the parity of `like` (RFC
+    /// 4787, REQ-4); otherwise any port.
     pub fn find_free(&self, block: &RangeInclusive<u16>, start: u16, like: u16) -> Option<u16> {
         let same = if like.is_multiple_of(2) { EVEN } else { !EVEN };
         self.find(block, start, same).or_else(|| self.find(block, start, !same))
     }
 
-    /// The same, of the ports in `mask` of each word.
+    /// The same, limited to the ports in `mask` of each word.
     fn find(&self, block: &RangeInclusive<u16>, start: u16, mask: u64) -> Option<u16> {
         let (&first, &last) = (block.start(), block.end());
         let start = if block.contains(&start) { start } else { first };

@@ -1,11 +1,12 @@
 //! A hint to the processor.
 #![allow(unsafe_code)]
 
-/// Begins to bring the cache line where `at` begins, without a wait. Nothing else happens.
+/// Prefetches the cache line that contains the start of `at`. Does not wait.
 #[inline(always)]
 pub fn prefetch<T>(at: &T) {
     #[cfg(target_arch = "x86_64")]
-    // SAFETY: SSE, which the instruction needs, is part of x86-64. It reads nothing and faults nowhere.
+    // SAFETY: SSE, which the instruction needs, is part of x86-64. A prefetch has no architectural effect and never
+    // faults.
     unsafe {
         use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
         _mm_prefetch::<_MM_HINT_T0>(std::ptr::from_ref(at).cast());

@@ -1,50 +1,50 @@
-//! Flows to paths, such that few flows move when a path goes or comes.
+//! Maps flows to paths so that few flows move when a path fails or recovers.
 
-/// Buckets of a table. A flow's is its hash modulo that.
+/// Buckets of a table. A flow's bucket is its hash modulo this.
 const BUCKETS: usize = 256;
-/// The most paths that a table knows.
+/// Maximum number of paths.
 const MAX_PATHS: u8 = 8;
 
 /// A set of paths: bit i is path i.
 pub type PathSet = u8;
 
-/// What a bucket does that has been idle for at least the gap.
+/// Behaviour of a bucket that has been idle for at least the gap.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum AfterGap {
-    /// It goes to its home, if that is good and it is elsewhere.
+    /// It returns to its home path, if that is good.
     #[default]
     Home,
-    /// It takes a good path at random: flowlets, as LetFlow has them (NSDI'17).
+    /// It picks a good path at random: flowlets, as in LetFlow (NSDI'17).
     Random,
 }
 
-/// Why a bucket's packets take another path than before.
+/// Why a bucket's packets change path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Move {
-    /// Its path was not good.
+    /// The previous path was not good.
     Left,
     /// Its home is good again.
     Returned,
-    /// A new flowlet drew another path.
+    /// A new flowlet picked another path.
     Drawn,
 }
 
 /// The path for a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Choice {
-    /// Its number.
+    /// Its index.
     pub path: u8,
-    /// Whether, and why, it is another than that of the bucket's last packet.
+    /// Whether, and why, it differs from the path of the bucket's last packet.
     pub moved: Option<Move>,
 }
 
-/// Which path each flow takes, as in Linux's resilient next-hop groups.
+/// The path of each flow, as in Linux's resilient next-hop groups.
 ///
-/// A flow belongs to one of 256 buckets, and a bucket has a home: its number modulo the paths. A bucket leaves its path at
-/// once when that is not good any more: for its home if that is good, else for the good path with the fewest buckets.
-/// Otherwise it moves only after a gap in its packets, so that none overtakes an earlier one if the gap is longer than
-/// paths differ in delay. While all paths are good and [`AfterGap::Home`] is in force nothing moves. Nothing is known of the
-/// rest: a flow that shares a moving bucket moves with it.
+/// A flow belongs to one of 256 buckets, and a bucket has a home path: its number modulo the number of paths. A bucket
+/// leaves its path at once when the path is no longer good: for its home if that is good, otherwise for the good path
+/// with the fewest buckets. In all other cases it moves only after a gap in its packets, so packets are not reordered
+/// if the gap is longer than the difference in path delay. While all paths are good and [`AfterGap::Home`] applies,
+/// nothing moves. There is no state per flow: a flow that shares a moving bucket moves with it.
 ///
 /// It reads no clock: `now` is the time in ns on any clock. Time that goes back counts as no gap.
 #[derive(Clone, Debug)]
@@ -60,14 +60,14 @@ pub struct Resilient {
 
 #[derive(Clone, Copy, Debug)]
 struct Bucket {
-    /// When its last packet came.
+    /// Time of its last packet.
     used: u64,
     path: u8,
 }
 
 impl Resilient {
-    /// A table for `paths` paths (1..=8; others count as the nearest of these), with every bucket at home. `seed`: any number,
-    /// for [`AfterGap::Random`].
+    /// A table for `paths` paths (1..=8; other values are clamped), with every bucket at home. `seed`: any number, for
+    /// [`AfterGap::Random`].
     pub fn new(paths: usize, after_gap: AfterGap, gap_ns: u64, seed: u64) -> Self {
         let paths = paths.clamp(1, usize::from(MAX_PATHS)) as u8;
         let mut on_path = [0; MAX_PATHS as usize];
@@ -79,8 +79,8 @@ impl Resilient {
         Resilient { buckets, paths, after_gap, gap_ns, on_path, random: seed }
     }
 
-    /// The path for a packet of the flow with this hash, of those in `good`. If none of the paths is good, the one that it
-    /// has.
+    /// The path for a packet of the flow with this hash, out of those in `good`. If no path is good, the bucket keeps
+    /// its path.
     #[inline]
     pub fn choose(&mut self, hash: u32, good: PathSet, now: u64) -> Choice {
         let number = hash as usize % BUCKETS;
@@ -95,8 +95,7 @@ impl Resilient {
         self.move_bucket(number, good, idle)
     }
 
-    /// What [`choose`](Self::choose) would say, without what follows from it. A path that would be drawn at random is not
-    /// foreseen: `None`.
+    /// The result of [`choose`](Self::choose), without changing anything. `None` if the path would be picked at random.
     pub fn foresee(&self, hash: u32, good: PathSet, now: u64) -> Option<u8> {
         let number = hash as usize % BUCKETS;
         let bucket = &self.buckets[number];
@@ -111,7 +110,7 @@ impl Resilient {
         }
     }
 
-    /// Not inlined: it is taken when paths change and when bursts begin.
+    /// Not inlined: called when paths change and when bursts start.
     #[cold]
     fn move_bucket(&mut self, number: usize, good: PathSet, idle: bool) -> Choice {
         let good = self.known(good);
@@ -132,7 +131,7 @@ impl Resilient {
         Choice { path, moved }
     }
 
-    /// Where a bucket belongs that does not draw; some path is good.
+    /// The path of a bucket that does not pick at random; at least one path is good.
     fn settle(&self, number: usize, good: PathSet, idle: bool) -> u8 {
         let (path, home) = (self.buckets[number].path, home(number, self.paths));
         let stays = contains(good, path);
@@ -146,9 +145,9 @@ impl Resilient {
         candidates.min_by_key(|path| self.on_path[usize::from(*path)]).unwrap_or(path)
     }
 
-    /// One of the good paths, of which there is one.
+    /// A random good path; there is at least one.
     fn draw(&mut self, good: PathSet) -> u8 {
-        // SplitMix64: any state will do, and a few instructions.
+        // SplitMix64: any state is valid, and it takes a few instructions.
         self.random = self.random.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mixed = (self.random ^ (self.random >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
         let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
@@ -160,7 +159,7 @@ impl Resilient {
         rest.trailing_zeros() as u8
     }
 
-    /// Paths that there are.
+    /// The existing paths.
     fn known(&self, good: PathSet) -> PathSet {
         good & (PathSet::MAX >> (MAX_PATHS - self.paths))
     }
@@ -184,7 +183,7 @@ mod tests {
     fn only_flows_of_a_lost_path_move_and_they_spread() {
         let mut table = Resilient::new(4, AfterGap::Home, GAP, 0);
         let before: Vec<u8> = (0..256).map(|hash| table.choose(hash, 0b1111, 1).path).collect();
-        assert_eq!(before[..5], [0, 1, 2, 3, 0], "everybody at home");
+        assert_eq!(before[..5], [0, 1, 2, 3, 0], "every bucket at home");
         let after: Vec<Choice> = (0..256).map(|hash| table.choose(hash, 0b1011, 2)).collect();
         for (hash, (before, after)) in before.iter().zip(&after).enumerate() {
             let moved = (*before == 2).then_some(Move::Left);
@@ -218,7 +217,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_good_changes_nothing() {
+    fn without_a_good_path_nothing_changes() {
         for after_gap in [AfterGap::Home, AfterGap::Random] {
             let mut table = Resilient::new(3, after_gap, GAP, 7);
             let path = table.choose(2, 0b111, GAP).path;
@@ -230,7 +229,7 @@ mod tests {
     }
 
     #[test]
-    fn bursts_draw_all_good_paths_alike_and_stay_together() {
+    fn bursts_pick_good_paths_uniformly_and_stay_together() {
         let mut table = Resilient::new(5, AfterGap::Random, GAP, 42);
         let (mut now, mut drawn, mut moved) = (0, [0u32; 5], 0);
         for _ in 0..4000 {

@@ -1,33 +1,34 @@
 //! A meter.
 
-/// Nanoseconds in a second: a token is that many parts, so that a rate a second is one of parts a nanosecond, exactly.
+/// Nanoseconds in a second. A token is divided into this many parts, so that a rate per second is exactly that number
+/// of parts per nanosecond.
 const PARTS: i128 = 1_000_000_000;
 
-/// Lets a rate pass, and a burst above it: tokens (bytes, packets) flow in at the rate until the bucket is full, and what
-/// passes takes its number of them.
+/// Passes a rate, and a burst above it: tokens (bytes, packets) flow in at the rate until the bucket is full, and what
+/// passes takes its number of tokens.
 ///
-/// In any interval of t seconds it lets pass at most burst + rate · t, and, if always asked, it lets pass not less over long
-/// times: nothing is rounded away. Any rate, burst and idle time will do, without overflow. It reads no clock: `now` is
-/// the time in ns on any clock. Time that stands still or goes back brings no tokens and takes none away; what it went back
-/// by is time that does not count.
+/// In any interval of t seconds it passes at most burst + rate · t. If there is always demand, it passes no less than
+/// the rate over long times: nothing is rounded. Any rate, burst and idle time is valid, without overflow. It reads no
+/// clock: `now` is the time in ns on any clock. Time that stands still or goes back neither adds nor removes tokens;
+/// the repeated time does not count.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TokenBucket {
     rate: u64,
     burst: u64,
-    /// Parts of tokens; negative: owed.
+    /// Parts of tokens; negative: debt.
     level: i128,
-    /// The latest time that it was told.
+    /// The latest time seen.
     last: u64,
 }
 
 impl TokenBucket {
-    /// A full bucket: `rate` tokens a second, of which at most `burst` are kept. A rate of 0 lets the first burst pass, and
-    /// then nothing.
+    /// A full bucket: `rate` tokens per second, of which at most `burst` are kept. With a rate of 0 only the first
+    /// burst passes.
     pub fn new(rate: u64, burst: u64) -> Self {
         TokenBucket { rate, burst, level: i128::from(burst) * PARTS, last: 0 }
     }
 
-    /// Takes `amount` tokens if there are that many; otherwise none. More than the burst is never there.
+    /// Takes `amount` tokens if there are enough; otherwise none. There are never more than the burst.
     pub fn take(&mut self, now: u64, amount: u64) -> bool {
         self.fill(now);
         let wanted = i128::from(amount) * PARTS;
@@ -38,22 +39,22 @@ impl TokenBucket {
         enough
     }
 
-    /// Takes `amount` tokens whether they are there or not: what has passed already. Until the debt is paid nothing else
-    /// passes.
+    /// Takes `amount` tokens even if there are not enough, for packets that have passed already. Nothing else passes
+    /// until the debt is paid.
     pub fn charge(&mut self, now: u64, amount: u64) {
         self.fill(now);
         self.level = self.level.saturating_sub(i128::from(amount) * PARTS);
     }
 
-    /// Whole tokens that are there.
+    /// Whole tokens available.
     pub fn available(&mut self, now: u64) -> u64 {
         self.fill(now);
         // At most the burst.
         (self.level.max(0) / PARTS) as u64
     }
 
-    /// How long until there are `amount` tokens if nobody takes any, ns, rounded up: 0 if they are there, `u64::MAX` if they
-    /// never will be.
+    /// Time until `amount` tokens are available if none are taken, ns, rounded up: 0 if they are available now,
+    /// `u64::MAX` if they never will be.
     pub fn until(&mut self, now: u64, amount: u64) -> u64 {
         self.fill(now);
         let missing = i128::from(amount) * PARTS - self.level;
@@ -62,19 +63,19 @@ impl TokenBucket {
         } else if amount > self.burst || self.rate == 0 {
             u64::MAX
         } else {
-            // Both positive.
+            // Both are positive.
             u64::try_from(missing.unsigned_abs().div_ceil(u128::from(self.rate))).unwrap_or(u64::MAX)
         }
     }
 
-    /// Another rate and burst from `now` on. What has flowed in stays, as far as the new burst has room for it.
+    /// Changes rate and burst from `now` on. Tokens stay, up to the new burst.
     pub fn set_rate(&mut self, now: u64, rate: u64, burst: u64) {
         self.fill(now);
         (self.rate, self.burst) = (rate, burst);
         self.level = self.level.min(i128::from(burst) * PARTS);
     }
 
-    /// Tokens a second, and how many are kept at most.
+    /// Tokens per second, and the maximum kept.
     pub fn rate(&self) -> (u64, u64) {
         (self.rate, self.burst)
     }
@@ -109,7 +110,7 @@ mod tests {
     }
 
     #[test]
-    fn what_can_never_be_had() {
+    fn an_unreachable_amount_never_comes() {
         let mut bucket = TokenBucket::new(1000, 10);
         assert!(!bucket.take(S, 11));
         assert_eq!(bucket.until(S, 11), u64::MAX);
@@ -152,7 +153,7 @@ mod tests {
         let mut bucket = TokenBucket::new(1000, 10);
         assert!(bucket.take(S, 10));
         assert!(!bucket.take(S - 500_000, 1));
-        assert!(!bucket.take(S + 500_000, 1), "time that came twice counts once");
+        assert!(!bucket.take(S + 500_000, 1), "repeated time counts once");
         assert!(bucket.take(S + 1_000_000, 1));
     }
 

@@ -1,4 +1,4 @@
-//! First match against trying one rule after the other.
+//! First match against trying the rules one by one.
 #![allow(clippy::unwrap_used)]
 
 use std::net::IpAddr;
@@ -26,7 +26,7 @@ fn naive(rules: &[Pattern], fields: &Fields) -> Option<usize> {
     rules.iter().position(|pattern| matches(pattern, fields))
 }
 
-/// Few of them, in both families, that nest, touch, and have their first and last address among those of the packets.
+/// A few networks in both families that nest and touch; their first and last addresses are among those of the packets.
 const NETS: [&str; 14] = [
     "0.0.0.0/0",
     "10.0.0.0/8",
@@ -68,7 +68,7 @@ fn net() -> impl Strategy<Value = Option<IpNet>> {
 
 fn ports() -> impl Strategy<Value = RangeInclusive<u16>> {
     let port = || prop_oneof![select(&PORTS[..]), any::<u16>()];
-    // Some of them empty.
+    // Some of the ranges are empty.
     prop_oneof![Just(0..=u16::MAX), port().prop_map(|p| p..=p), (port(), port()).prop_map(|(a, b)| a..=b)]
 }
 
@@ -90,7 +90,7 @@ fn fields() -> impl Strategy<Value = Fields> {
 
 proptest! {
     #[test]
-    fn agrees_with_trying_one_after_the_other(
+    fn agrees_with_trying_the_rules_one_by_one(
         rules in prop_oneof![prop::collection::vec(pattern(), 0..12), prop::collection::vec(pattern(), 0..if cfg!(miri) { 30 } else { 300 })],
         packets in prop::collection::vec(fields(), 60),
     ) {
@@ -105,7 +105,7 @@ proptest! {
     }
 }
 
-/// Prefixes of all lengths, in ranges that cross: what copies most.
+/// Prefixes of all lengths, in ranges that cross: the list that causes the most copies.
 fn hostile(random: &mut fastrand::Rng, count: usize, v6: bool) -> Vec<Pattern> {
     let mut range = || {
         let (a, b) = (random.u16(..), random.u16(..));
@@ -115,7 +115,7 @@ fn hostile(random: &mut fastrand::Rng, count: usize, v6: bool) -> Vec<Pattern> {
     let mut net = || {
         let addr =
             if v6 { IpAddr::from(random.u128(..).to_be_bytes()) } else { IpAddr::from(random.u32(..).to_be_bytes()) };
-        // Around a few places only, so that they nest.
+        // Around a few points only, so that they nest.
         let addr = match addr {
             IpAddr::V4(a) => IpAddr::V4((a.to_bits() & 0x0101_0101).into()),
             IpAddr::V6(a) => IpAddr::V6((a.to_bits() & 0x0101_0001 << 96).into()),
@@ -134,7 +134,7 @@ fn hostile(random: &mut fastrand::Rng, count: usize, v6: bool) -> Vec<Pattern> {
 fn hostile_lists_stay_within_the_bound() {
     let mut random = fastrand::Rng::with_seed(1);
     let mut lists = vec![hostile(&mut random, 3000, false), hostile(&mut random, 3000, true)];
-    // Each inside of the one before, in both port fields, and the other way round in one of them.
+    // Each range is inside the one before, in both port fields, and in reverse order in one of them.
     lists.push((0..3000).map(|i| pattern_of(i..=65535 - i, i..=65535 - i)).collect());
     lists.push((0..3000).map(|i| pattern_of(i..=65535 - i, 3000 - i..=62535 + i)).collect());
     lists.push((0..3000).map(|i| pattern_of(i..=i + 30000, 3000 - i..=33000 - i)).collect());
@@ -166,7 +166,7 @@ fn packet(src: &str, dst: &str, protocol: u8, ports: Option<(u16, u16)>) -> Fiel
 }
 
 #[test]
-fn the_edges_of_what_a_pattern_matches() {
+fn the_edges_of_a_pattern() {
     let net = |s: &str| Some(s.parse::<IpNet>().unwrap());
     let any = Pattern::default;
     let cases: [(&str, Pattern, Fields, bool); 17] = [
@@ -198,7 +198,7 @@ fn the_edges_of_what_a_pattern_matches() {
             false,
         ),
         (
-            "protocol 0 is one, too",
+            "protocol 0 is a protocol, too",
             Pattern { protocol: Some(0), ..any() },
             packet("1.2.3.4", "5.6.7.8", 6, Some((1, 2))),
             false,
@@ -206,7 +206,7 @@ fn the_edges_of_what_a_pattern_matches() {
     ];
     for (name, pattern, fields, expected) in cases {
         assert_eq!(matches(&pattern, &fields), expected, "{name}: the oracle");
-        // Alone, and behind others that make a tree of it.
+        // Alone, and after other rules that make a tree necessary.
         let alone = Classifier::new([(pattern.clone(), 0)]);
         assert_eq!(alone.lookup(&fields).is_some(), expected, "{name}");
         let other = |i: u16| Pattern { protocol: Some(200), dst_ports: i..=i + 7, ..Pattern::default() };

@@ -1,4 +1,4 @@
-//! DIR-24-8 against a linear search, through changes in any order.
+//! DIR-24-8 against a linear search, with changes in any order.
 #![allow(clippy::unwrap_used)]
 
 use std::collections::BTreeMap;
@@ -18,7 +18,7 @@ fn naive(all: &BTreeMap<(u8, u32), u32>, addr: u32) -> Option<u32> {
     all.iter().rev().find(|((len, first), _)| holds(*len, *first)).map(|(_, value)| *value)
 }
 
-/// Few distinct bits, so that prefixes nest; and around the border of /24.
+/// Few distinct bits, so that prefixes nest; lengths around /24.
 fn random_net(random: &mut fastrand::Rng) -> ipnet::Ipv4Net {
     let mut addr = 0u32;
     for bit in [31, 24, 16, 9, 8, 7, 4, 1, 0] {
@@ -67,7 +67,7 @@ fn agrees_with_a_linear_search_through_all_changes() {
 }
 
 #[test]
-fn what_does_not_fit_changes_nothing() {
+fn a_prefix_that_does_not_fit_changes_nothing() {
     let mut fib = Dir24::new(2, 1);
     let all = net(0, 0);
     fib.insert(all, 1).unwrap();
@@ -78,7 +78,7 @@ fn what_does_not_fit_changes_nothing() {
     let full = fib.insert(net(0x0c00_0000, 25), 5);
     assert_eq!(
         full.unwrap_err().to_string(),
-        "no room for 12.0.0.0/25: there are prefixes longer than /24 in 2 networks of that length already"
+        "no room for 12.0.0.0/25: 2 networks of length /24 have longer prefixes already"
     );
     let found = |fib: &Dir24, addr: [u8; 4]| fib.lookup(addr.into());
     assert_eq!(found(&fib, [12, 0, 0, 1]), Some(1));

@@ -1,4 +1,4 @@
-//! The tenant limiter: what tenants get, alone, together, and in each other's meters.
+//! The tenant limiter: what tenants get alone, together, and when they share meters.
 #![allow(clippy::unwrap_used)]
 
 use bifrost_tables::{LimiterConfig, PreCheckFull, Rate, Ruling, Stage, TenantLimiter};
@@ -11,7 +11,7 @@ fn rates(first: u64, second: u64) -> LimiterConfig {
     LimiterConfig { first: Rate::per_second(first), second: Rate::per_second(second), seed: 7, ..Default::default() }
 }
 
-/// Lets tenants send at their rates (packets a second) from `start` for `ns`; returns what passed of each.
+/// Lets tenants send at their rates (packets per second) from `start` for `ns`; returns the packets passed per tenant.
 fn run(limiter: &mut TenantLimiter, start: u64, ns: u64, tenants: &[(u32, u64)]) -> Vec<u64> {
     let mut next: Vec<u64> = tenants.iter().map(|_| start).collect();
     let mut passed = vec![0; tenants.len()];
@@ -22,14 +22,14 @@ fn run(limiter: &mut TenantLimiter, start: u64, ns: u64, tenants: &[(u32, u64)])
         }
         let (stage, tokens) = limiter.foresee(now, tenants[i].0);
         let ruling = limiter.admit(now, tenants[i].0, 1);
-        assert_eq!(ruling, Ruling { passes: tokens > 0, stage }, "what is foreseen happens");
+        assert_eq!(ruling, Ruling { passes: tokens > 0, stage }, "the prediction is right");
         passed[i] += u64::from(ruling.passes);
         next[i] = now + S / tenants[i].1;
     }
 }
 
 #[test]
-fn a_burst_is_as_long_as_it_is_said_to_be() {
+fn a_burst_has_the_configured_length() {
     for (per_second, ns, burst) in [
         (8_000_000, 100_000, 800),
         (80_000, 10_000_000, 800),
@@ -46,7 +46,7 @@ fn a_burst_is_as_long_as_it_is_said_to_be() {
 fn a_tenant_alone_gets_the_sum_of_both_stages() {
     let mut limiter = TenantLimiter::new(rates(8_000, 2_000));
     let passed = run(&mut limiter, S, S, &[(5, 34_000)]);
-    // Both bursts, of 32 packets each, on top.
+    // Plus both bursts of 32 packets.
     assert!((9_990..=10_064).contains(&passed[0]), "{passed:?}");
     assert_eq!(limiter.pre_checked().collect::<Vec<_>>(), [(5, false)], "found, and limited early");
     let before = limiter.counters().dropped_meter_packets;
@@ -56,19 +56,19 @@ fn a_tenant_alone_gets_the_sum_of_both_stages() {
 }
 
 #[test]
-fn who_keeps_to_its_rate_loses_nothing_beside_a_heavy_tenant() {
+fn a_tenant_within_its_rate_loses_nothing_beside_a_heavy_one() {
     let mut limiter = TenantLimiter::new(rates(8_000, 2_000));
     let passed = run(&mut limiter, S, 2 * S, &[(1, 34_000), (2, 3_000), (3, 2_000), (4, 1_000)]);
-    // 3,000 a second are one each 333,333 ns.
+    // 3,000 per second are one every 333,333 ns.
     assert_eq!(passed[1..], [6_001, 4_000, 2_000]);
 }
 
-/// A VNI that shares both stages with `vni`, found by trying: nobody outside knows the seed.
+/// A VNI that shares both stages with `vni`, found by trying: tenants do not know the seed.
 fn collision(config: LimiterConfig, vni: u32) -> u32 {
     let candidates = (1..4000).map(|n| vni + n * config.color_entries);
     let shares_meter = |other: &u32| {
         let mut limiter = TenantLimiter::new(LimiterConfig { sample_drops: 1 << 30, sample_ns: u64::MAX, ..config });
-        // Empties what `vni` has in both stages.
+        // Drains both of `vni`'s stages.
         while limiter.admit(1, vni, 1).passes {}
         let found: Vec<u32> = limiter.pre_checked().map(|(vni, _)| vni).collect();
         found.into_iter().for_each(|vni| assert!(limiter.forget(vni)));
@@ -78,7 +78,7 @@ fn collision(config: LimiterConfig, vni: u32) -> u32 {
 }
 
 #[test]
-fn a_collision_lasts_where_no_drop_is_sampled() {
+fn a_collision_lasts_if_no_drop_is_sampled() {
     let config = LimiterConfig { meter_entries: 64, sample_drops: 0, ..rates(800, 200) };
     let mut limiter = TenantLimiter::new(config);
     let tenants = [(9, 34_000), (collision(config, 9), 97)];
@@ -92,7 +92,7 @@ fn a_collision_lasts_where_no_drop_is_sampled() {
 fn a_collision_clears_within_a_second() {
     let config = LimiterConfig { meter_entries: 64, ..rates(800, 200) };
     let innocent = collision(config, 9);
-    // At rates so low that samples are rare: by the number of drops alone it would take half a second.
+    // At such low rates samples are rare: the number of drops alone would take half a second to cause one.
     let mut limiter = TenantLimiter::new(config);
     let heavy = (9, 3_400);
     run(&mut limiter, S, S, &[heavy, (innocent, 100)]);
@@ -102,7 +102,7 @@ fn a_collision_clears_within_a_second() {
 }
 
 #[test]
-fn a_seed_decides_who_shares_a_meter() {
+fn the_seed_decides_which_tenants_share_a_meter() {
     let config = LimiterConfig { meter_entries: 64, ..rates(800, 200) };
     let other = collision(config, 9);
     let differs = (8..40).any(|seed| collision(LimiterConfig { seed, ..config }, 9) != other);
@@ -119,7 +119,7 @@ fn bypassed_tenants_are_not_limited() {
 }
 
 #[test]
-fn pre_check_has_128_places_and_gives_none_away_that_is_needed() {
+fn pre_check_has_128_entries_and_keeps_those_in_use() {
     let config = LimiterConfig { keep_ns: S, ..rates(1_000, 1) };
     let mut limiter = TenantLimiter::new(config);
     for vni in 0..128 {
@@ -133,12 +133,12 @@ fn pre_check_has_128_places_and_gives_none_away_that_is_needed() {
     }
     assert_eq!(limiter.limit_early(2 * S + 1, 700), Err(PreCheckFull));
     assert!(limiter.pre_checked().any(|(vni, _)| vni == 60));
-    // Whom the operator exempts comes first.
+    // Tenants that the operator exempts come first.
     for vni in 1000..1128 {
         limiter.bypass(vni).unwrap();
     }
     assert_eq!(limiter.bypass(2000), Err(PreCheckFull));
-    assert_eq!(limiter.bypass(1000), Ok(()), "it is there");
+    assert_eq!(limiter.bypass(1000), Ok(()), "it exists already");
     assert_eq!(limiter.limit_early(u64::MAX, 2000), Err(PreCheckFull));
     assert!(limiter.pre_checked().count() == 128 && limiter.pre_checked().all(|(_, bypassed)| bypassed));
 }
@@ -180,10 +180,10 @@ fn extremes_do_no_harm() {
 }
 
 proptest! {
-    /// Whatever is sent: a tenant gets at most the rates and bursts of the meters that it can be measured by, and what is counted is what
-    /// was ruled.
+    /// With any traffic: a tenant gets at most the rates and bursts of the meters that may apply to it, and the
+    /// counters match the decisions.
     #[test]
-    fn nobody_gets_more_than_its_meters_have(
+    fn no_tenant_gets_more_than_its_meters_allow(
         packets in prop::collection::vec((0u32..40, 1u64..5, 0u64..400_000), 1..800),
         entries in 1u32..8,
         seed: u64,
@@ -210,7 +210,7 @@ proptest! {
         ]);
         let elapsed = now - start;
         for (vni, tokens) in passed {
-            // Both stages until it is found, then its own: their sum, and no burst for being found.
+            // Both stages until it is detected, then its own meter: their sum, and no additional burst.
             let most = 50_000 * elapsed / S + 64 + 1;
             prop_assert!(tokens <= most + 64, "{vni}: {tokens} of {most} in {} ms", elapsed / MS);
         }

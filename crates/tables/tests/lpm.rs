@@ -6,7 +6,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use bifrost_tables::{BATCH, IpNet, Lpm};
 use proptest::prelude::*;
 
-/// Few distinct bits, so that prefixes nest and addresses hit them.
+/// Few distinct bits, so that prefixes nest and contain the addresses.
 fn net() -> impl Strategy<Value = IpNet> {
     prop_oneof![
         (addr_v4(), 0u8..=32).prop_map(|(a, len)| IpNet::new(a, len).unwrap()),
@@ -53,13 +53,13 @@ proptest! {
         let lpm = Lpm::new(all.iter().copied()).unwrap();
         prop_assert_eq!(lpm.len(), all.len());
         prop_assert_eq!(lpm.is_empty(), all.is_empty());
-        // Those of the list, and the first and last of each prefix with their neighbours.
+        // Those of the list, and the first and last address of each prefix with the adjacent ones.
         let edges = all.iter().flat_map(|(net, _)| around(net.network()).into_iter().chain(around(net.broadcast())));
         let addrs: Vec<IpAddr> = addrs.into_iter().chain(edges).collect();
         for &addr in &addrs {
             prop_assert_eq!(lpm.lookup(addr).copied(), naive(&all, addr), "{}", addr);
         }
-        // Of both families mixed, and of each alone.
+        // Both families mixed, and each alone.
         let family = |v6| addrs.iter().copied().filter(|a| a.is_ipv6() == v6).collect::<Vec<_>>();
         for addrs in [family(false), family(true), addrs.clone()] {
             for chunk in addrs.as_chunks::<BATCH>().0 {
@@ -70,7 +70,7 @@ proptest! {
     }
 }
 
-/// An address and the two beside it.
+/// An address and the two adjacent ones.
 fn around(addr: IpAddr) -> [IpAddr; 3] {
     [u128::MAX, 0, 1].map(|step| match addr {
         IpAddr::V4(a) => IpAddr::V4(Ipv4Addr::from_bits(a.to_bits().wrapping_add(step as u32))),

@@ -1,4 +1,4 @@
-//! The table of buckets against one that keeps no more than each flow's last packet, and counts everything again each time.
+//! The table of buckets against an oracle that stores only each bucket's path and last packet, and recounts every time.
 
 use bifrost_tables::{AfterGap, Choice, Move, Resilient};
 use proptest::prelude::*;
@@ -42,7 +42,7 @@ fn set(good: &[u8]) -> u8 {
     good.iter().fold(0, |set, path| set | 1 << path)
 }
 
-/// What happens: paths that are good from then on, or a packet after a pause.
+/// Events: a new set of good paths, or a packet after a pause.
 #[derive(Clone, Debug)]
 enum Event {
     Good(u8),
@@ -51,7 +51,7 @@ enum Event {
 
 fn events() -> impl Strategy<Value = Vec<Event>> {
     let pause = prop_oneof![8 => 0u64..20, 1 => GAP - 2..GAP + 2, 1 => Just(3 * GAP)];
-    // Few flows, so that they come again within the gap and after it.
+    // Few flows, so that packets of a flow come within the gap and after it.
     let hash = prop_oneof![0u32..24, 256u32..264, any::<u32>()];
     let event =
         prop_oneof![1 => any::<u8>().prop_map(Event::Good), 20 => (hash, pause).prop_map(|(h, p)| Event::Packet(h, p))];
@@ -60,7 +60,7 @@ fn events() -> impl Strategy<Value = Vec<Event>> {
 
 proptest! {
     #[test]
-    fn it_chooses_as_the_oracle_does(paths in 1u8..=8, events in events()) {
+    fn chooses_like_the_oracle(paths in 1u8..=8, events in events()) {
         let mut table = Resilient::new(usize::from(paths), AfterGap::Home, GAP, 0);
         let mut oracle = Oracle::new(paths);
         let mut good: Vec<u8> = (0..paths).collect();

@@ -1,4 +1,4 @@
-//! Route files: what is written is read, damage is told with its place, changes are applied as a whole or not at all.
+//! Route files: what is written can be read, damage is reported with its offset, a file is applied whole or not at all.
 #![allow(clippy::unwrap_used)]
 
 use std::collections::BTreeMap;
@@ -51,7 +51,7 @@ fn the_test_vector() {
 }
 
 #[test]
-fn what_is_written_is_read() {
+fn a_written_file_is_read_back() {
     let bytes = file(FileKind::Full, 9, &sample());
     let parsed = RouteFile::new(&bytes).unwrap();
     assert_eq!((parsed.kind(), parsed.generation(), parsed.promised()), (FileKind::Full, 9, 7));
@@ -60,7 +60,7 @@ fn what_is_written_is_read() {
 }
 
 #[test]
-fn more_records_than_a_block_has() {
+fn more_records_than_fit_a_block() {
     let records: Vec<Record> = (0..140_000u32)
         .map(|n| Record {
             table: TableId { vni: 5, v6: false },
@@ -79,7 +79,7 @@ fn more_records_than_a_block_has() {
     assert_eq!(lpm.lookup([255, 7, 9, 200].into()), None);
 }
 
-/// Writes `bytes` at a place and makes the checksums right again.
+/// Writes `bytes` at an offset and corrects the checksums.
 fn forged(at: usize, bytes: &[u8]) -> Vec<u8> {
     let mut file = file(FileKind::Full, 9, &sample());
     file[at..at + bytes.len()].copy_from_slice(bytes);
@@ -103,7 +103,7 @@ fn errors_say_where() {
         ("version", forged(8, &[2]), 8, Kind::Version(2)),
         ("kind", forged(10, &[2]), 10, Kind::Kind(2)),
         ("reserved", forged(13, &[1]), 13, Kind::NotZero),
-        ("a base of a full file", forged(24, &[1]), 24, Kind::NotZero),
+        ("a base in a full file", forged(24, &[1]), 24, Kind::NotZero),
         ("more promised", forged(32, &[8]), right.len() as u64, Kind::Records { expected: 8, found: 7 }),
         ("fewer promised", forged(32, &[6]), right.len() as u64 - 37, Kind::Trailing),
         ("VNI of 25 bits", forged(48, &[0, 0, 0, 1]), 48, Kind::Vni(1 << 24)),
@@ -132,11 +132,11 @@ fn errors_say_where() {
 }
 
 #[test]
-fn writers_refuse_what_readers_would() {
+fn writers_refuse_what_readers_refuse() {
     let refused = |records: &[Record]| {
         let mut writer = FileWriter::new(FileKind::Full, 1);
         let results: Vec<_> = records.iter().map(|r| writer.push(*r)).collect();
-        assert_eq!(read(&writer.finish()).unwrap().len(), records.len() - 1, "the rest is right");
+        assert_eq!(read(&writer.finish()).unwrap().len(), records.len() - 1, "the rest is valid");
         results.last().unwrap().unwrap_err().kind
     };
     let a = record(1, "10.0.0.0/8", Some(1));
@@ -163,7 +163,7 @@ fn a_delta_is_applied_as_a_whole_or_not_at_all() {
     let error = apply(&mut set, 8, &[gone]).unwrap_err();
     assert_eq!(error, ApplyError::Base { base: 8, generation: 9 });
     let error = apply(&mut set, 9, &[gone, record(TableId::INTERNET, "192.0.3.0/24", None)]).unwrap_err();
-    assert_eq!(error.to_string(), "route file, byte 98: withdraws a prefix that is not there");
+    assert_eq!(error.to_string(), "route file, byte 98: withdraws a prefix that does not exist");
     assert_eq!(set, before);
     let changes = [record(1, "10.0.0.0/16", Some(20)), record(1, "10.2.0.0/16", Some(21)), gone];
     let changed = apply(&mut set, 9, &changes).unwrap();

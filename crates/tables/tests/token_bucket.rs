@@ -1,4 +1,4 @@
-//! What a token bucket promises about every interval.
+//! Guarantees of a token bucket for every interval.
 
 use bifrost_tables::TokenBucket;
 use proptest::prelude::*;
@@ -11,7 +11,7 @@ fn rate() -> impl Strategy<Value = u64> {
 
 proptest! {
     #[test]
-    fn no_interval_has_more_than_burst_and_rate(
+    fn no_interval_exceeds_burst_and_rate(
         rate in rate(),
         burst in 1u64..1_000_000,
         asks in prop::collection::vec((-2_000i64..20_000, 1u64..200_000, prop::bool::weighted(0.05)), 1..120),
@@ -41,8 +41,8 @@ proptest! {
     }
 
     #[test]
-    fn who_always_asks_gets_the_rate(rate in rate(), burst in 1000u64..100_000, part in 1u64..=90, rounds in 1u32..2000) {
-        // Room above an amount for what flows in during the nanosecond that a wait is rounded up by.
+    fn constant_demand_gets_the_rate(rate in rate(), burst in 1000u64..100_000, part in 1u64..=90, rounds in 1u32..2000) {
+        // A margin above the amount for the tokens of the nanosecond that a wait is rounded up by.
         let amount = (burst * part / 100).max(1);
         let mut bucket = TokenBucket::new(rate, burst);
         let start = 7_000_000_000u64;
@@ -53,10 +53,10 @@ proptest! {
                 prop_assert!(!bucket.take(now + wait - 1, amount), "a nanosecond early");
             }
             now += wait;
-            prop_assert!(bucket.take(now, amount), "when it said");
+            prop_assert!(bucket.take(now, amount), "at the predicted time");
             sum += u128::from(amount);
         }
-        // All that has flowed in has passed, but for what is there: less than one amount, or what is left of the burst.
+        // All tokens have passed, except those still available: less than one amount, or the rest of the burst.
         let inflow = u128::from(now - start) * u128::from(rate);
         let left = u128::from(bucket.available(now)) + 1;
         prop_assert!((sum + left) * S >= u128::from(burst) * S + inflow, "{sum} in {} ns", now - start);

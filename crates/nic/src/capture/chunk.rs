@@ -1,11 +1,11 @@
-//! The bounded store that a worker fills with what is captured.
+//! The bounded buffer that a worker fills with captured packets.
 
 /// One packet at one stage.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Record<T> {
-    /// When, ns since the epoch.
+    /// Time, ns since the epoch.
     pub at_ns: u64,
-    /// Where it was seen, and what is known of it.
+    /// Where the packet was seen, and its metadata.
     pub what: T,
     /// Bytes of the packet.
     pub len: u32,
@@ -13,19 +13,19 @@ pub struct Record<T> {
     kept: u32,
 }
 
-/// Records in the order in which they were made, and the bytes that were kept of them. Both are bounded, and allocated once.
+/// Records in order, and the captured bytes of their packets. Both are bounded, and allocated once.
 #[derive(Debug)]
 pub struct Chunk<T> {
     records: Vec<Record<T>>,
     bytes: Vec<u8>,
-    /// Packets that found no room.
+    /// Packets that did not fit.
     missed: u64,
 }
 
-/// Bytes for which there is room for one record.
+/// Bytes reserved per record.
 const BYTES_PER_RECORD: usize = 128;
 
-/// Without room.
+/// Without capacity.
 impl<T: Copy> Default for Chunk<T> {
     fn default() -> Self {
         Self::new(0)
@@ -33,7 +33,7 @@ impl<T: Copy> Default for Chunk<T> {
 }
 
 impl<T: Copy> Chunk<T> {
-    /// Room for `bytes` bytes, and for as many packets as those are when they are small.
+    /// Capacity for `bytes` bytes, and for as many small packets as these hold.
     pub fn new(bytes: usize) -> Self {
         Chunk {
             records: Vec::with_capacity(bytes.div_ceil(BYTES_PER_RECORD)),
@@ -42,24 +42,24 @@ impl<T: Copy> Chunk<T> {
         }
     }
 
-    /// The records, each with the bytes that were kept.
+    /// The records, each with its captured bytes.
     pub fn iter(&self) -> impl Iterator<Item = (&Record<T>, &[u8])> {
         self.records.iter().map(|r| (r, &self.bytes[r.start as usize..(r.start + r.kept) as usize]))
     }
 
-    /// Packets that found no room.
+    /// Packets that did not fit.
     pub fn missed(&self) -> u64 {
         self.missed
     }
 
-    /// Forgets everything, and keeps the room.
+    /// Removes all records; keeps the capacity.
     pub fn clear(&mut self) {
         self.records.clear();
         self.bytes.clear();
         self.missed = 0;
     }
 
-    /// Adds a record of a packet of `len` bytes of which `pieces` are kept; counts it if there is no room.
+    /// Adds a record of a packet of `len` bytes, of which `pieces` are kept. If it does not fit, it is counted.
     pub fn push(&mut self, at_ns: u64, what: T, len: u32, pieces: [&[u8]; 2]) {
         let kept = pieces[0].len() + pieces[1].len();
         let full = self.records.len() == self.records.capacity() || self.bytes.len() + kept > self.bytes.capacity();
@@ -80,7 +80,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_finds_no_room_is_counted_and_nothing_grows() {
+    fn packets_that_do_not_fit_are_counted_and_nothing_grows() {
         let mut chunk = Chunk::new(1000);
         let (records, bytes) = (chunk.records.capacity(), chunk.bytes.capacity());
         for i in 0..100u8 {

@@ -1,4 +1,4 @@
-//! Which packets a capture shows: a subset of the language of pcap-filter(7), on the guests' frames.
+//! Capture filters: a subset of the language of pcap-filter(7), on the guests' frames.
 //!
 //! ```text
 //! expression = term { "or" term }            term = factor { "and" factor }
@@ -9,7 +9,7 @@
 //!            | "ether" [ "src" | "dst" ] "host" MAC
 //! ```
 //!
-//! `&&`, `||` and `!` are other words for `and`, `or` and `not`; `and` binds tighter than `or`, as one expects.
+//! `&&`, `||` and `!` are synonyms of `and`, `or` and `not`; `and` binds tighter than `or`.
 
 use std::fmt;
 use std::net::IpAddr;
@@ -19,28 +19,28 @@ use bifrost_wire::protocol::{ICMP, ICMPV6, TCP, UDP};
 
 use crate::{L3, Parsed};
 
-/// The longest filter, bytes.
+/// Maximum length of a filter, bytes.
 pub const MAX_LEN: usize = 1024;
-/// How deep parentheses and negations may be nested.
+/// Maximum nesting of parentheses and negations.
 const MAX_DEPTH: u32 = 32;
 
-/// A filter that has been understood.
+/// A parsed filter.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Filter(Node);
 
-/// All packets.
+/// Matches all packets.
 impl Default for Filter {
     fn default() -> Self {
         Filter(Node::Any)
     }
 }
 
-/// Why a filter is none.
+/// A syntax error in a filter.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FilterError {
-    /// Where: the first byte that is wrong, from 0; the length of the text if it ends too early.
+    /// Position of the first wrong byte, from 0; the length of the text if it ends too early.
     pub at: usize,
-    /// What is wrong.
+    /// The error.
     pub what: String,
 }
 
@@ -52,26 +52,26 @@ impl fmt::Display for FilterError {
 
 impl std::error::Error for FilterError {}
 
-/// What a filter looks at.
+/// The input of a filter.
 #[derive(Clone, Copy, Debug)]
 pub struct Subject<'a> {
-    /// The guest's frame; `None`: there is none, or it cannot be parsed.
+    /// The guest's frame; `None` if there is none, or it cannot be parsed.
     pub frame: Option<&'a Parsed>,
     /// The virtual network, if it is known.
     pub vni: Option<u32>,
 }
 
 impl Filter {
-    /// A filter that everything passes.
+    /// A filter that every packet passes.
     pub const ALL: Self = Self(Node::Any);
 
-    /// Understands a filter. An empty one passes everything.
+    /// Parses a filter. Every packet passes the empty one.
     ///
     /// # Errors
-    /// The first thing that is wrong, and where.
+    /// The first syntax error and its position.
     pub fn parse(text: &str) -> Result<Self, FilterError> {
         if text.len() > MAX_LEN {
-            return Err(FilterError { at: MAX_LEN, what: format!("a filter has at most {MAX_LEN} bytes") });
+            return Err(FilterError { at: MAX_LEN, what: format!("filter is longer than {MAX_LEN} bytes") });
         }
         let mut parser = Parser { words: words(text), next: 0, end: text.len() };
         if parser.words.is_empty() {
@@ -80,8 +80,8 @@ impl Filter {
         let node = parser.expression(0)?;
         match parser.peek() {
             None => Ok(Self(node)),
-            Some(")") => Err(parser.error("this closes nothing")),
-            Some(word) => Err(parser.error(format!("\"and\", \"or\" or the end is expected, not {word:?}"))),
+            Some(")") => Err(parser.error("unmatched \")\"")),
+            Some(word) => Err(parser.error(format!("expected \"and\", \"or\" or the end, found {word:?}"))),
         }
     }
 
@@ -149,7 +149,7 @@ impl Node {
     }
 }
 
-/// Whether the first `len` bits of both are the same, in one family.
+/// Whether the addresses are of one family and their first `len` bits are equal.
 fn contains(net: IpAddr, len: u8, ip: IpAddr) -> bool {
     match (net, ip) {
         (IpAddr::V4(net), IpAddr::V4(ip)) => {
@@ -164,7 +164,7 @@ fn contains(net: IpAddr, len: u8, ip: IpAddr) -> bool {
     }
 }
 
-/// The words of a filter, each with its place. Parentheses and operators of signs are words of their own.
+/// The words of a filter, each with its position. Parentheses and symbolic operators are separate words.
 fn words(text: &str) -> Vec<(usize, &str)> {
     let mut words = Vec::new();
     let mut rest = text;
@@ -199,7 +199,7 @@ impl<'a> Parser<'a> {
         Some(word)
     }
 
-    /// At the next word.
+    /// An error at the next word.
     fn error(&self, what: impl Into<String>) -> FilterError {
         FilterError { at: self.words.get(self.next).map_or(self.end, |(at, _)| *at), what: what.into() }
     }
@@ -222,7 +222,7 @@ impl<'a> Parser<'a> {
 
     fn factor(&mut self, depth: u32) -> Result<Node, FilterError> {
         if depth >= MAX_DEPTH {
-            return Err(self.error(format!("nested more than {MAX_DEPTH} deep")));
+            return Err(self.error(format!("nested more than {MAX_DEPTH} levels deep")));
         }
         if self.take(&["not", "!"]).is_some() {
             return Ok(Node::Not(Box::new(self.factor(depth + 1)?)));
@@ -253,7 +253,7 @@ impl<'a> Parser<'a> {
             Some("arp") => return Ok(Node::Kind(L3::Arp)),
             Some("icmp") => return Ok(Node::Protocol(ICMP)),
             Some("icmp6") => return Ok(Node::Protocol(ICMPV6)),
-            Some("vni") => return self.number(0, (1 << 24) - 1, "a VNI, 0 to 16777215,").map(Node::Vni),
+            Some("vni") => return self.number(0, (1 << 24) - 1, "a VNI, 0 to 16777215").map(Node::Vni),
             Some("ether") => return self.ether(),
             _ => {}
         }
@@ -263,7 +263,7 @@ impl<'a> Parser<'a> {
             None => None,
         };
         if let Some(protocol) = protocol {
-            // Alone, or in front of ports.
+            // Alone, or before ports.
             let after_side = self.words.get(self.next + usize::from(matches!(self.peek(), Some("src" | "dst"))));
             if !matches!(after_side, Some((_, "port" | "portrange"))) {
                 return Ok(Node::Protocol(protocol));
@@ -284,14 +284,14 @@ impl<'a> Parser<'a> {
             Some(word) if word.parse::<IpAddr>().is_ok() || word.contains('/') => self.net(side),
             Some(word) => {
                 let known = "ip, ip6, arp, tcp, udp, icmp, icmp6, vni, host, net, port, portrange, src, dst, ether, not or \"(\"";
-                Err(self.error(format!("{known} is expected, not {word:?}")))
+                Err(self.error(format!("expected {known}, found {word:?}")))
             }
-            None => Err(self.error("something is missing at the end")),
+            None => Err(self.error("incomplete expression")),
         }
     }
 
     fn ports(&mut self, protocol: Option<u8>, side: Side) -> Result<Node, FilterError> {
-        const WHAT: &str = "a port, 0 to 65535,";
+        const WHAT: &str = "a port, 0 to 65535";
         if self.take(&["port"]).is_some() {
             let port = self.number(0, 65_535, WHAT)? as u16;
             return Ok(Node::Ports(protocol, side, port, port));
@@ -304,21 +304,21 @@ impl<'a> Parser<'a> {
                 self.next += 1;
                 Ok(Node::Ports(protocol, side, low, high))
             }
-            None => Err(self.error("a range of ports, such as 8000-8080, is expected")),
+            None => Err(self.error("expected a range of ports, such as 8000-8080")),
         }
     }
 
     fn net(&mut self, side: Side) -> Result<Node, FilterError> {
-        let Some(word) = self.peek() else { return Err(self.error("an address is missing at the end")) };
+        let Some(word) = self.peek() else { return Err(self.error("expected an address, found the end")) };
         let (address, len) = word.split_once('/').map_or((word, None), |(address, len)| (address, Some(len)));
         let Ok(address) = address.parse::<IpAddr>() else {
-            return Err(self.error(format!("an IPv4 or IPv6 address is expected, not {word:?}")));
+            return Err(self.error(format!("expected an IPv4 or IPv6 address, found {word:?}")));
         };
         let bits = if address.is_ipv4() { 32 } else { 128 };
         let len = match len.map(str::parse::<u8>) {
             None => bits,
             Some(Ok(len)) if len <= bits => len,
-            Some(_) => return Err(self.error(format!("a prefix length is 0 to {bits} here, in {word:?}"))),
+            Some(_) => return Err(self.error(format!("prefix length of {word:?} is not within 0 to {bits}"))),
         };
         self.next += 1;
         Ok(Node::Net(side, address, len))
@@ -327,14 +327,14 @@ impl<'a> Parser<'a> {
     fn ether(&mut self) -> Result<Node, FilterError> {
         let side = self.side();
         if self.take(&["host"]).is_none() && side == Side::Either {
-            return Err(self.error("\"host\", \"src\" or \"dst\" is expected behind \"ether\""));
+            return Err(self.error("expected \"host\", \"src\" or \"dst\" after \"ether\""));
         }
         match self.peek().map(str::parse::<Mac>) {
             Some(Ok(mac)) => {
                 self.next += 1;
                 Ok(Node::Ether(side, mac))
             }
-            _ => Err(self.error("a MAC address, such as 02:00:00:00:00:01, is expected")),
+            _ => Err(self.error("expected a MAC address, such as 02:00:00:00:00:01")),
         }
     }
 
@@ -344,8 +344,8 @@ impl<'a> Parser<'a> {
                 self.next += 1;
                 Ok(number)
             }
-            Some(_) => Err(self.error(format!("{what} is expected"))),
-            None => Err(self.error(format!("{what} is missing at the end"))),
+            Some(_) => Err(self.error(format!("expected {what}"))),
+            None => Err(self.error(format!("expected {what}, found the end"))),
         }
     }
 }
@@ -434,7 +434,7 @@ mod tests {
     }
 
     #[test]
-    fn operators_bind_as_they_do_in_pcap_filters() {
+    fn operators_bind_as_in_pcap_filters() {
         let cases = [
             ("tcp and port 6379", true),
             ("tcp and port 1", false),
@@ -450,7 +450,7 @@ mod tests {
             ("not tcp or tcp", true),
             ("not not tcp", true),
             ("((tcp)and(port 6379))", true),
-            // The protocol is a primitive of its own here, not part of the ports' one.
+            // The protocol is a separate primitive here, not part of the port primitive.
             ("tcp and not port 22", true),
         ];
         for (filter, expected) in cases {
@@ -459,7 +459,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_guests_frame_passes_by_network_only() {
+    fn packets_without_a_guest_frame_match_by_network_only() {
         let control = Subject { frame: None, vni: Some(7) };
         for (filter, expected) in [("", true), ("vni 7", true), ("tcp", false), ("not tcp", true), ("host ::1", false)]
         {
@@ -468,33 +468,33 @@ mod tests {
     }
 
     #[test]
-    fn errors_point_at_the_place() {
+    fn errors_have_the_position() {
         let cases = [
-            ("tcp prot 6379", 4, "\"and\", \"or\" or the end is expected, not \"prot\""),
-            ("port", 4, "a port, 0 to 65535, is missing at the end"),
-            ("port 65536", 5, "a port, 0 to 65535, is expected"),
-            ("tcp port x and udp", 9, "a port, 0 to 65535, is expected"),
-            ("host web1", 5, "an IPv4 or IPv6 address is expected, not \"web1\""),
-            ("net 10.0.0.0/33", 4, "a prefix length is 0 to 32 here, in \"10.0.0.0/33\""),
+            ("tcp prot 6379", 4, "expected \"and\", \"or\" or the end, found \"prot\""),
+            ("port", 4, "expected a port, 0 to 65535, found the end"),
+            ("port 65536", 5, "expected a port, 0 to 65535"),
+            ("tcp port x and udp", 9, "expected a port, 0 to 65535"),
+            ("host web1", 5, "expected an IPv4 or IPv6 address, found \"web1\""),
+            ("net 10.0.0.0/33", 4, "prefix length of \"10.0.0.0/33\" is not within 0 to 32"),
             ("(tcp", 4, "\")\" is missing"),
-            ("tcp)", 3, "this closes nothing"),
-            ("tcp and", 7, "something is missing at the end"),
-            ("tcp & udp", 4, "\"and\", \"or\" or the end is expected, not \"&\""),
-            ("vni 16777216", 4, "a VNI, 0 to 16777215, is expected"),
-            ("ether 02:00:00:00:00:01", 6, "\"host\", \"src\" or \"dst\" is expected behind \"ether\""),
-            ("ether host 02:00", 11, "a MAC address, such as 02:00:00:00:00:01, is expected"),
-            ("portrange 9-8", 10, "a range of ports, such as 8000-8080, is expected"),
+            ("tcp)", 3, "unmatched \")\""),
+            ("tcp and", 7, "incomplete expression"),
+            ("tcp & udp", 4, "expected \"and\", \"or\" or the end, found \"&\""),
+            ("vni 16777216", 4, "expected a VNI, 0 to 16777215"),
+            ("ether 02:00:00:00:00:01", 6, "expected \"host\", \"src\" or \"dst\" after \"ether\""),
+            ("ether host 02:00", 11, "expected a MAC address, such as 02:00:00:00:00:01"),
+            ("portrange 9-8", 10, "expected a range of ports, such as 8000-8080"),
         ];
         for (filter, at, what) in cases {
             assert_eq!(Filter::parse(filter), Err(FilterError { at, what: what.into() }), "{filter}");
         }
         let error = Filter::parse("tcp port x").unwrap_err();
-        assert_eq!(error.to_string(), "column 10: a port, 0 to 65535, is expected");
-        assert!(Filter::parse("frag").unwrap_err().what.contains("is expected, not \"frag\""));
+        assert_eq!(error.to_string(), "column 10: expected a port, 0 to 65535");
+        assert!(Filter::parse("frag").unwrap_err().what.contains(", found \"frag\""));
     }
 
     #[test]
-    fn hostile_text_is_refused_within_bounds() {
+    fn hostile_text_is_refused() {
         assert!(Filter::parse(&"(".repeat(MAX_LEN)).unwrap_err().what.contains("nested"));
         assert!(Filter::parse(&"!".repeat(MAX_LEN)).unwrap_err().what.contains("nested"));
         assert!(Filter::parse(&"x".repeat(MAX_LEN + 1)).is_err());

@@ -1,4 +1,4 @@
-//! Captures: which packets are wanted ([`Filter`]), and where they are kept until another thread fetches them ([`Chunk`]).
+//! Captures: the filter ([`Filter`]), and the buffer for packets until another thread fetches them ([`Chunk`]).
 
 mod chunk;
 mod filter;

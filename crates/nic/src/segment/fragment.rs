@@ -1,4 +1,4 @@
-//! What is larger than its way allows: TCP is cut into smaller segments, IPv4 into fragments (RFC 791).
+//! Packets larger than the path MTU: TCP becomes smaller segments, IPv4 becomes fragments (RFC 791).
 
 use bifrost_wire::ipv4;
 
@@ -7,26 +7,27 @@ use crate::malformed::Malformed;
 use crate::offload::{Offload, Segment, SegmentKind};
 use crate::parse::{L3, Parsed, parse};
 
-/// Why a frame cannot be made to fit its way.
+/// Why a frame cannot be made to fit the path MTU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TooLarge {
-    /// Nobody but its sender may cut it: IPv4 with DF, or IPv6. The sender has to be told (RFC 1191, RFC 8201).
+    /// Only its sender may make it smaller: IPv4 with DF, or IPv6. Send it an ICMP error (RFC 1191, RFC 8201).
     DontFragment,
-    /// It is no IP packet, or it would become more than [`Segments::MAX`] frames, a fragment beyond the longest packet, or a first one
-    /// without the whole transport header.
+    /// It is not an IP packet, or it would become more than [`Segments::MAX`] frames, a fragment beyond the maximum
+    /// packet length, or a first fragment without the whole transport header.
     Uncuttable,
-    /// It would be refused on any way.
+    /// It would be refused with any MTU.
     Malformed(Malformed),
 }
 
 impl Segments {
-    /// [`plan`](Self::plan) for a way that takes IP packets of at most `mtu` bytes.
+    /// [`plan`](Self::plan) for a path that takes IP packets of at most `mtu` bytes.
     ///
-    /// - What fits stays whole; bytes behind the IP packet are cut off.
-    /// - A TCP packet that is to be segmented is cut into smaller segments, DF or not: nothing of it is fragmented, and the
-    ///   receiver sees segments as the sender might have made them.
-    /// - Any other IPv4 packet without DF becomes fragments, a fragment becomes smaller ones, and of a UDP packet that is to be
-    ///   segmented each datagram becomes fragments. Transport checksums are finished first, over the whole datagram.
+    /// - A packet that fits stays whole; bytes behind the IP packet are removed.
+    /// - A TCP packet that is to be segmented becomes smaller segments, with or without DF. It is not fragmented, and
+    ///   the receiver sees segments as the sender could have made them.
+    /// - Any other IPv4 packet without DF becomes fragments, a fragment becomes smaller ones, and each datagram of a
+    ///   UDP packet that is to be segmented becomes fragments. Transport checksums are completed first, over the whole
+    ///   datagram.
     ///
     /// # Errors
     /// [`TooLarge`].
@@ -39,7 +40,7 @@ impl Segments {
         if offload.segment.is_none() && packet <= u32::from(mtu) {
             return Self::plan(head, parsed.end as usize, offload).map_err(TooLarge::Malformed);
         }
-        // An error of a plan that is made in vain says what holds on any way.
+        // An error of the plan without an MTU holds for any MTU.
         let may_cut = parsed.kind == L3::V4 && !has_dont_fragment(head, &parsed);
         let refused = if may_cut || !parsed.is_ip() { TooLarge::Uncuttable } else { TooLarge::DontFragment };
         match offload.segment {
@@ -57,12 +58,12 @@ impl Segments {
         }
     }
 
-    /// The plan, with each frame in fragments.
+    /// The plan, with each frame fragmented.
     fn fragmented(self, head: &[u8], parsed: &Parsed, mtu: u16) -> Result<Self, TooLarge> {
         let fragment = mtu.saturating_sub(parsed.l4 - parsed.l3) & !7;
         let base = head.get(usize::from(parsed.l3) + 6..).filter(|b| b.len() >= 2).map_or(0, be16);
         let behind = u32::from(base & OFFSET) * 8 + (parsed.end - u32::from(parsed.l4));
-        // The first one has to have all of the transport header: by that it is judged on its way.
+        // The first one must contain the whole transport header: filters on the path need it.
         let header = parsed.as_whole(head).map_or(parsed.payload, |whole| whole.parsed.payload) - parsed.l4;
         if fragment == 0 || fragment < header || behind > u32::from(u16::MAX) {
             return Err(TooLarge::Uncuttable);
@@ -77,7 +78,7 @@ impl Segments {
         Ok(Self { fragment, fragments: of(0) as u8, count: count as u16, ..whole })
     }
 
-    /// Bytes behind the IP header of datagram `index` before it is cut into fragments.
+    /// Bytes after the IP header of datagram `index`, before fragmentation.
     fn ip_payload(&self, datagram: u16) -> usize {
         if self.mss == 0 {
             return self.end as usize - usize::from(self.l4);
@@ -86,14 +87,14 @@ impl Segments {
         usize::from(self.header - self.l4) + to - from
     }
 
-    /// Which datagram fragment `index` is of, and which of its bytes behind the IP header it holds.
+    /// The datagram that fragment `index` belongs to, and which of the bytes after the IP header it carries.
     fn fragment(&self, index: u16) -> (u16, usize, usize) {
         let (datagram, number) = (index / u16::from(self.fragments), index % u16::from(self.fragments));
         let from = usize::from(number) * usize::from(self.fragment);
         (datagram, from, (from + usize::from(self.fragment)).min(self.ip_payload(datagram)))
     }
 
-    /// Bytes of the frame with fragment `index`.
+    /// Length of the frame with fragment `index`, bytes.
     pub(super) fn fragment_len(&self, index: u16) -> usize {
         let (_, from, to) = self.fragment(index);
         usize::from(self.l4) + to - from
@@ -109,13 +110,14 @@ impl Segments {
         let (datagram, from, to) = self.fragment(index);
         let (start, l3, l4) = (out.len(), usize::from(self.l3), usize::from(self.l4));
         if self.is_finished_in(from, to) {
-            // Of the whole, for the checksum is of the whole.
+            // The whole datagram, because the checksum covers it.
             self.write_segment(datagram, copy, out);
             let payload = start + l4;
             out.copy_within(payload + from..payload + to, payload);
             out.truncate(payload + to - from);
         } else {
-            // Where the datagram's bytes behind the IP header would begin, had each its own copy of the UDP header.
+            // Where the bytes after the datagram's IP header would start if each datagram had its own copy of the UDP
+            // header.
             let begin = if self.mss == 0 { l4 } else { l4 + usize::from(datagram) * usize::from(self.mss) };
             copy(0, l4, out);
             copy(begin + from, begin + to, out);
@@ -126,7 +128,7 @@ impl Segments {
         let ip = &mut out[start + l3..];
         put16(ip, 2, ip.len() as u16);
         let field = be16(&ip[6..]);
-        // What was a fragment already stays one, with its own place and "more".
+        // A packet that was a fragment already keeps its offset and "more fragments" flag.
         let offset = (field & OFFSET).wrapping_add((from / 8) as u16) & OFFSET;
         put16(ip, 6, field & !OFFSET | if more { MORE } else { 0 } | offset);
         let header = &mut ip[..l4 - l3];
@@ -136,7 +138,7 @@ impl Segments {
         ipv4::fill_checksum(header);
     }
 
-    /// Whether bytes from..to behind the IP header hold something that is only known once the datagram is whole.
+    /// Whether bytes from..to after the IP header contain a field that is known only when the datagram is complete.
     fn is_finished_in(&self, from: usize, to: usize) -> bool {
         if self.mss != 0 {
             return from == 0;
@@ -154,12 +156,12 @@ fn has_dont_fragment(head: &[u8], parsed: &Parsed) -> bool {
     head.get(usize::from(parsed.l3) + 6).is_some_and(|flags| flags & 0x40 != 0)
 }
 
-/// Fields of flags and fragment offset (RFC 791, section 3.1).
+/// The field of flags and fragment offset (RFC 791, section 3.1).
 const MORE: u16 = 0x2000;
 const OFFSET: u16 = 0x1fff;
 
-/// Overwrites the options of a first fragment that others must not have (RFC 791, section 3.1: the copied flag) with no
-/// operation, so that all fragments have headers of one length. What is not well formed stays as it is.
+/// Overwrites the options of a first fragment that later ones must not carry (RFC 791, section 3.1: the copied flag)
+/// with no-operation options, so that all fragments have headers of one length. Malformed options stay as they are.
 fn blank_options(options: &mut [u8]) {
     const END: u8 = 0;
     const NO_OPERATION: u8 = 1;
@@ -194,7 +196,7 @@ mod tests {
             (&[7, 3, 4, 0], &[1, 1, 1, 0]),
             (&[131, 3, 4, 7, 4, 5, 6, 1], &[131, 3, 4, 1, 1, 1, 1, 1]),
             (&[1, 68, 4, 5, 0, 131, 3, 4], &[1, 1, 1, 1, 1, 131, 3, 4]),
-            // Too short, too long, cut off: nothing is known of what follows.
+            // Too short, too long, truncated: what follows is unknown.
             (&[7, 1, 4, 0], &[7, 1, 4, 0]),
             (&[7, 0, 4, 0], &[7, 0, 4, 0]),
             (&[7, 5, 4, 0], &[7, 5, 4, 0]),

@@ -1,7 +1,7 @@
-//! Frames built by hand and the slow, obvious way to check them.
+//! Frames built by hand, and a slow and simple check of them.
 #![allow(dead_code)]
 
-/// A TCP or UDP packet to be built.
+/// Description of a TCP or UDP packet.
 #[derive(Clone, Debug)]
 pub(crate) struct Packet {
     pub(crate) v6: bool,
@@ -124,7 +124,7 @@ impl Packet {
         p
     }
 
-    /// Complete, as on a wire.
+    /// The complete frame, as sent on a wire.
     pub(crate) fn build(&self) -> Vec<u8> {
         let mut f = self.unsummed();
         let mut area = self.pseudo(f.len() - self.l4());
@@ -138,7 +138,7 @@ impl Packet {
         f
     }
 
-    /// As a guest with checksum offload hands it over: the field holds the pseudo header's sum.
+    /// The frame as a guest with checksum offload hands it over: the field holds the pseudo header's sum.
     pub(crate) fn build_partial(&self) -> Vec<u8> {
         let mut f = self.unsummed();
         let partial = !naive_checksum(&self.pseudo(f.len() - self.l4()));

@@ -1,15 +1,15 @@
-//! Dividing a list of rules.
+//! Builds the search tree from a list of rules.
 
 use std::collections::HashMap;
 
 use super::tree::{FIELDS, FULL, NONE, Node, Part, Region, Tree};
 
-/// So few rules are tried one by one.
+/// Up to this number of rules are tried one by one.
 const SCANNED: usize = 8;
-/// Copies of rules in parts, for each rule.
+/// Maximum copies of rules in parts, per rule.
 const COPIES: usize = 32;
 
-/// The search structure of some rules, each with its number, ascending.
+/// The search structure of a set of rules, each with its number, ascending.
 pub(super) fn build(rules: impl Iterator<Item = (u32, Region)>) -> Tree {
     let (numbers, regions): (Vec<u32>, Vec<Region>) = rules.unzip();
     let all = (0..regions.len() as u32).collect();
@@ -24,22 +24,22 @@ pub(super) fn build(rules: impl Iterator<Item = (u32, Region)>) -> Tree {
 
 struct Builder {
     tree: Tree,
-    /// How many more copies of rules there may be.
+    /// How many more copies of rules are allowed.
     copies_left: usize,
 }
 
-/// Segments of a field, and which rules have each in common; wider ones before those inside of them.
+/// Segments of a field, each with the rules that contain it; wider segments before those inside them.
 struct Division {
-    /// Where intervals begin.
+    /// Starts of the intervals.
     edges: Vec<u32>,
     /// The narrowest segment of each interval, or [`NONE`].
     innermost: Vec<u32>,
-    /// The next wider segment, or [`NONE`], and the rules.
+    /// Per segment: the next wider segment, or [`NONE`], and the rules.
     segments: Vec<(u32, Vec<u32>)>,
 }
 
 impl Builder {
-    /// How `rules` (ascending) are searched by `fields`; by all others they are known to match.
+    /// The structure for `rules` (ascending) by `fields`; the other fields are known to match.
     fn node(&mut self, mut rules: Vec<u32>, fields: Vec<usize>) -> Node {
         self.cut(&mut rules, &fields);
         if rules.len() <= SCANNED {
@@ -48,7 +48,7 @@ impl Builder {
         let different = fields.iter().map(|&field| (self.different(&rules, field), field));
         let Some((ranges, field)) = different.max_by_key(|&(ranges, _)| ranges).filter(|&(ranges, _)| ranges > 1)
         else {
-            // All the same: the first one hides the others.
+            // All rules are equal here: the first one hides the others.
             return self.list(&rules[..1]);
         };
         let division = self.nested(&rules, field, ranges).unwrap_or_else(|| self.segments(&rules, field));
@@ -61,7 +61,7 @@ impl Builder {
         self.split(field, division, &others)
     }
 
-    /// Leaves out what comes after a rule that matches everything.
+    /// Removes the rules after the first one that matches everything.
     fn cut(&self, rules: &mut Vec<u32>, fields: &[usize]) {
         let regions = &self.tree.regions;
         let everything = |&rule: &u32| fields.iter().all(|&field| regions[rule as usize].range(field) == FULL);
@@ -88,7 +88,7 @@ impl Builder {
             let around = if *up == NONE { NONE } else { self.tree.parts[(base + up) as usize].first_up };
             self.tree.parts.push(Part { up: shift(*up), first_up: first.min(around), first, node: NONE });
         }
-        // The segments that one range was divided into are often alone in having it, and then all alike.
+        // Segments of a split range often hold only that range's rule, and are then equal.
         let mut known: HashMap<Vec<u32>, u32> = HashMap::new();
         for (i, (_, rules)) in division.segments.into_iter().enumerate() {
             let node = match known.get(&rules) {
@@ -106,12 +106,12 @@ impl Builder {
         Node::Split { field: field as u8, start, len }
     }
 
-    /// Number of different ranges in a field.
+    /// Number of distinct ranges in a field.
     fn different(&self, rules: &[u32], field: usize) -> usize {
         self.ranges(rules, field).len()
     }
 
-    /// Different ranges in a field; wider ones before those inside of them.
+    /// Distinct ranges in a field; wider ones before those inside them.
     fn ranges(&self, rules: &[u32], field: usize) -> Vec<(u32, u32)> {
         let mut ranges: Vec<_> = rules.iter().map(|&rule| self.tree.regions[rule as usize].range(field)).collect();
         ranges.sort_unstable_by_key(|&(low, high)| (low, u32::MAX - high));
@@ -119,7 +119,7 @@ impl Builder {
         ranges
     }
 
-    /// Takes ranges as segments if they nest, and not deeper than segments of a tree would.
+    /// Uses ranges as segments if they nest, and not deeper than a segment tree would be.
     fn nested(&self, rules: &[u32], field: usize, number: usize) -> Option<Division> {
         let ranges = self.ranges(rules, field);
         let edges = edges(&ranges);
@@ -146,11 +146,11 @@ impl Builder {
         Some(Division { edges, innermost, segments })
     }
 
-    /// Divides ranges into the segments of a binary tree over all intervals.
+    /// Splits ranges into the segments of a binary tree over all intervals.
     fn segments(&self, rules: &[u32], field: usize) -> Division {
         let edges = edges(&self.ranges(rules, field));
         let leaves = edges.len();
-        // Node 1 is the root, 2n and 2n + 1 are below n, and the intervals are the nodes from `leaves` on.
+        // Node 1 is the root, the children of n are 2n and 2n + 1, and the intervals are the nodes from `leaves` on.
         let mut tree: Vec<Vec<u32>> = vec![Vec::new(); 2 * leaves];
         for &rule in rules {
             let range = intervals(&edges, self.tree.regions[rule as usize].range(field));
@@ -180,7 +180,7 @@ impl Builder {
     }
 }
 
-/// Where a range begins or has just ended, ascending, and 0.
+/// Points where a range starts or has just ended, ascending, and 0.
 fn edges(ranges: &[(u32, u32)]) -> Vec<u32> {
     let ends = ranges.iter().flat_map(|&(low, high)| [Some(low), high.checked_add(1)]);
     let mut edges: Vec<u32> = ends.flatten().chain([0]).collect();
@@ -189,7 +189,7 @@ fn edges(ranges: &[(u32, u32)]) -> Vec<u32> {
     edges
 }
 
-/// The intervals that a range consists of.
+/// The intervals that a range covers.
 fn intervals(edges: &[u32], (low, high): (u32, u32)) -> std::ops::Range<usize> {
     edges.partition_point(|&edge| edge < low)..edges.partition_point(|&edge| edge <= high)
 }

@@ -14,9 +14,9 @@ use tree::{FULL, Point, Region, Tree};
 /// What a rule matches. `None` and full ranges match everything.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Pattern {
-    /// Where packets come from; host bits are ignored.
+    /// Source network; host bits are ignored.
     pub src: Option<IpNet>,
-    /// Where they go; host bits are ignored.
+    /// Destination network; host bits are ignored.
     pub dst: Option<IpNet>,
     /// The protocol number of the IP header, or of the last IPv6 extension header.
     pub protocol: Option<u8>,
@@ -26,7 +26,7 @@ pub struct Pattern {
     pub dst_ports: RangeInclusive<u16>,
 }
 
-/// Every packet.
+/// Matches every packet.
 impl Default for Pattern {
     fn default() -> Self {
         Pattern { src: None, dst: None, protocol: None, src_ports: 0..=u16::MAX, dst_ports: 0..=u16::MAX }
@@ -36,48 +36,48 @@ impl Default for Pattern {
 /// A packet's fields.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Fields {
-    /// Where it comes from.
+    /// Source address.
     pub src: IpAddr,
-    /// Where it goes.
+    /// Destination address.
     pub dst: IpAddr,
-    /// Its protocol number.
+    /// Protocol number.
     pub protocol: u8,
-    /// Source and destination port; `None` where there are none to look at (ICMP, later fragments): such packets match
-    /// only patterns whose port ranges are full.
+    /// Source and destination port; `None` if the packet has none (ICMP, later fragments): it then matches only
+    /// patterns whose port ranges are full.
     pub ports: Option<(u16, u16)>,
 }
 
-/// Values of an ordered list of rules: a packet gets that of the first one it matches.
+/// An ordered list of rules with a value each: a packet gets the value of the first rule that it matches.
 ///
 /// A pattern with neither source nor destination network matches both families, one with an IPv4 network only IPv4.
 ///
-/// # How it searches
+/// # Algorithm
 ///
-/// A segment tree for each level, one field a level: the list is divided by the field in which it has the most different
-/// ranges, each part by the next field, until eight rules are left, which are just tried. Ranges that nest without
-/// crossing, as prefixes do, are not divided into segments but chained from the narrowest to the widest. Whatever cannot
-/// hold an earlier match than the one already found is skipped. For each level it takes a binary search and at most
-/// log₂ of the number of ranges parts to look into; lists as people write them have one to three that are not empty.
+/// A tree of segment trees, one field per level. The list is divided by the field with the most distinct ranges, each
+/// part by the next field, until at most eight rules are left; these are tried one by one. Ranges that nest without
+/// crossing, as prefixes do, are not split into segments but chained from the narrowest to the widest. A lookup skips
+/// every part that cannot contain an earlier match than the one found. Each level costs a binary search and visits at
+/// most log₂ of the number of ranges parts; in lists that people write, one to three of these are not empty.
 ///
 /// # Bounds
 ///
-/// Dividing copies a rule into several parts, and hostile lists (wide ranges that cross in all fields) into very many. A
-/// list of n rules may have 32·n copies; the parts that would need more are searched one by one. That bounds the memory
-/// to 2 KB a rule, whatever the list.
+/// Dividing copies a rule into several parts, and a hostile list (wide ranges that cross in all fields) into a great
+/// number of them. A list of n rules may have 32·n copies; the parts that would need more are searched one by one. That
+/// bounds the memory to 2 KB per rule for any list.
 ///
-/// `cargo bench -p bifrost-bench --bench tables` measures what it costs.
+/// `cargo bench -p bifrost-bench --bench tables` measures the cost.
 #[derive(Clone, Debug)]
 pub struct Classifier<T> {
     values: Vec<T>,
     v4: Tree,
     v6: Tree,
-    /// Where an IPv6 network begins or has just ended, ascending: source, destination. The number of those up to an
-    /// address is its coordinate.
+    /// Points where an IPv6 network starts or has just ended, ascending: source, destination. The coordinate of an
+    /// address is the number of points up to it.
     v6_edges: [Vec<u128>; 2],
 }
 
 impl<T> Classifier<T> {
-    /// Of rules in the order in which they are tried.
+    /// The values, in the order of the rules.
     pub fn new(rules: impl IntoIterator<Item = (Pattern, T)>) -> Self {
         let (patterns, values): (Vec<Pattern>, Vec<T>) = rules.into_iter().unzip();
         let v6_edges = [edges(patterns.iter().map(|p| p.src)), edges(patterns.iter().map(|p| p.dst))];
@@ -101,7 +101,7 @@ impl<T> Classifier<T> {
         self.first(fields).map(|(_, value)| value)
     }
 
-    /// The first rule that the packet matches: its place in the list, and its value.
+    /// The first rule that the packet matches: its index in the list, and its value.
     pub fn first(&self, fields: &Fields) -> Option<(usize, &T)> {
         let (tree, src, dst) = match (fields.src, fields.dst) {
             (IpAddr::V4(src), IpAddr::V4(dst)) => (&self.v4, src.to_bits(), dst.to_bits()),
@@ -125,22 +125,22 @@ impl<T> Classifier<T> {
         self.values.len()
     }
 
-    /// Whether there is no rule.
+    /// Whether the list is empty.
     pub fn is_empty(&self) -> bool {
         self.values.is_empty()
     }
 
-    /// Memory on the heap, bytes; without what the values own.
+    /// Heap memory, bytes; without memory that the values own.
     pub fn heap_bytes(&self) -> usize {
         let edges: usize = self.v6_edges.iter().map(|e| e.capacity() * size_of::<u128>()).sum();
         self.v4.heap_bytes() + self.v6.heap_bytes() + edges + self.values.capacity() * size_of::<T>()
     }
 }
 
-/// A port beside all there are: only full ranges hold it.
+/// A port outside the valid range: only full ranges contain it.
 const NO_PORT: u32 = 1 << 16;
 
-/// Rules that can match in one family: their number, and what they match. `range` knows the networks of that family.
+/// Rules that can match in one family: their number, and their ranges. `range` knows the networks of that family.
 fn regions(
     patterns: &[Pattern],
     range: impl Fn(IpNet, usize) -> Option<(u32, u32)>,

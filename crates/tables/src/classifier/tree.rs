@@ -1,4 +1,4 @@
-//! The structure that is searched.
+//! The search tree of the classifier.
 
 /// Fields of a packet: source, destination, destination port, source port, protocol.
 pub(super) const FIELDS: usize = 5;
@@ -6,13 +6,13 @@ pub(super) const FIELDS: usize = 5;
 /// A packet: one coordinate for each field.
 pub(super) type Point = [u32; FIELDS];
 
-/// A range that leaves nothing out.
+/// The full range.
 pub(super) const FULL: (u32, u32) = (0, u32::MAX);
 
-/// No part, or no rule.
+/// Stands for no part, or no rule.
 pub(super) const NONE: u32 = u32::MAX;
 
-/// What a rule matches: an inclusive range for each field.
+/// The ranges of a rule: an inclusive range for each field.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Region {
     low: [u32; FIELDS],
@@ -29,7 +29,7 @@ impl Region {
     }
 
     fn contains(&self, point: &Point) -> bool {
-        // All at once: a processor compares five values faster than it mispredicts one.
+        // All at once: comparing five values costs less than a branch misprediction.
         (0..FIELDS).fold(true, |all, i| all & (self.low[i] <= point[i]) & (point[i] <= self.high[i]))
     }
 }
@@ -37,33 +37,34 @@ impl Region {
 /// How a set of rules is searched.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Node {
-    /// One after the other: `lists[start..start + len]`, ascending.
+    /// Linearly: `lists[start..start + len]`, ascending.
     List { start: u32, len: u32 },
-    /// By a field: `edges[start..start + len]` begin its intervals, ascending from 0, and `innermost` has a part for each.
+    /// By a field: `edges[start..start + len]` are the starts of its intervals, ascending from 0, and `innermost` has a
+    /// part for each.
     Split { field: u8, start: u32, len: u32 },
 }
 
-/// Rules that have a segment of a field in common.
+/// Rules that share a segment of a field.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Part {
-    /// The next wider part around this one, or [`NONE`].
+    /// The next wider part that contains this one, or [`NONE`].
     pub(super) up: u32,
-    /// The first rule of this part and all around it.
+    /// The first rule of this part and of all that contain it.
     pub(super) first_up: u32,
     /// The first rule of this part.
     pub(super) first: u32,
-    /// Where its rules are searched by the other fields.
+    /// The node that searches its rules by the other fields.
     pub(super) node: u32,
 }
 
 /// Rules of one family.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Tree {
-    /// By place in the list; rules of the other family are left out.
+    /// By index in the list; rules of the other family are left out.
     pub(super) regions: Vec<Region>,
-    /// The number of each in the list of all rules.
+    /// The number of each rule in the complete list.
     pub(super) numbers: Vec<u32>,
-    /// The last one is where a search begins.
+    /// The last one is the root.
     pub(super) nodes: Vec<Node>,
     pub(super) lists: Vec<u32>,
     pub(super) edges: Vec<u32>,
@@ -72,7 +73,7 @@ pub(super) struct Tree {
 }
 
 impl Tree {
-    /// The number of the first rule that holds a point.
+    /// The number of the first rule that contains a point.
     pub(super) fn first(&self, point: &Point) -> Option<u32> {
         let mut best = NONE;
         if let Some(&root) = self.nodes.last() {
@@ -81,7 +82,7 @@ impl Tree {
         self.numbers.get(best as usize).copied()
     }
 
-    /// Lowers `best` to the first rule below `node` that holds the point, if that is an earlier one.
+    /// Lowers `best` to the first rule below `node` that contains the point, if that rule is earlier.
     fn search(&self, node: Node, point: &Point, best: &mut u32) {
         match node {
             Node::List { start, len } => {

@@ -1,4 +1,4 @@
-//! Limits what each of very many tenants may send, with little memory: *Albatross*, SIGCOMM'25, 4.3.
+//! Limits the traffic of each of millions of tenants in little memory: *Albatross*, SIGCOMM'25, 4.3.
 
 mod pre_check;
 
@@ -10,24 +10,25 @@ use crate::TokenBucket;
 pub use pre_check::PreCheckFull;
 use pre_check::{Found, PreCheck};
 
-/// A rate, and what may pass above it at once; in tokens: packets, or bytes.
+/// A rate and its burst, in tokens: packets, or bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Rate {
-    /// Tokens a second.
+    /// Tokens per second.
     pub per_second: u64,
-    /// Tokens that are kept at most.
+    /// Maximum number of tokens kept.
     pub burst: u64,
 }
 
 impl Rate {
-    /// A rate with the burst of 100 us ([`with_burst`](Self::with_burst)): as long as a gateway's order queues wait. *Albatross* names rates, and
-    /// no burst.
+    /// A rate with a burst of 100 us ([`with_burst`](Self::with_burst)), the maximum wait in a gateway's order queues.
+    /// *Albatross* gives rates, but no burst.
     pub fn per_second(per_second: u64) -> Self {
         Self::with_burst(per_second, 100_000)
     }
 
-    /// A rate with what it lets pass in `burst_ns` as its burst, at least 32 tokens. The burst of a tenant waits in the rings of the cores: a longer one
-    /// than they have room for costs others packets there. A shorter one than a sender's own bursts costs that sender packets below its rate.
+    /// A rate whose burst is the traffic of `burst_ns` at that rate, at least 32 tokens. A tenant's burst waits in the
+    /// rings of the cores: if it is longer than they can hold, other tenants lose packets there. If it is shorter than
+    /// a sender's own bursts, that sender loses packets below its rate.
     pub fn with_burst(per_second: u64, burst_ns: u64) -> Self {
         let burst = u128::from(per_second) * u128::from(burst_ns) / 1_000_000_000;
         Rate { per_second, burst: u64::try_from(burst).unwrap_or(u64::MAX).max(32) }
@@ -45,7 +46,8 @@ impl Rate {
     }
 }
 
-/// Settings of a [`TenantLimiter`]. The defaults are Albatross's (4.3, 6); "ours" marks what it leaves open.
+/// Settings of a [`TenantLimiter`]. The defaults are Albatross's (4.3, 6); "ours" marks values that the paper does not
+/// give.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LimiterConfig {
     /// Entries of the first stage, `color_table[VNI % entries]`: 1 to 65,536.
@@ -54,15 +56,16 @@ pub struct LimiterConfig {
     pub meter_entries: u32,
     /// Rate of each entry of the first stage.
     pub first: Rate,
-    /// Rate of each entry of the second stage. A tenant alone in both gets the sum of the two.
+    /// Rate of each entry of the second stage. A tenant that shares neither entry gets the sum of the two rates.
     pub second: Rate,
-    /// One of how many drops of the second stage is sampled, on average (ours). 0: none ever is, and tenants that share both stages stay together.
+    /// One of this many drops of the second stage is sampled, on average (ours). 0: none is sampled, and tenants that
+    /// share both stages keep sharing them.
     pub sample_drops: u32,
-    /// A drop is sampled in any case if the last sample is older, ns (ours).
+    /// A drop is always sampled if the last sample is older than this, ns (ours).
     pub sample_ns: u64,
-    /// How long a tenant must not have exceeded its rate before another may take its place, ns (ours).
+    /// How long a tenant must not have exceeded its rate before another may replace it in `pre_check`, ns (ours).
     pub keep_ns: u64,
-    /// Secret: tenants that can foretell the hash can choose with whom they share a meter.
+    /// Secret seed: tenants that can predict the hash can choose with whom they share a meter.
     pub seed: u64,
 }
 
@@ -81,58 +84,59 @@ impl Default for LimiterConfig {
     }
 }
 
-/// Where it was decided about a packet.
+/// The stage that decided about a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stage {
     /// The tenant is not limited.
     Bypass,
-    /// By the meter that the tenant has for itself.
+    /// The tenant's own meter.
     PreMeter,
-    /// By the first stage.
+    /// The first stage.
     Color,
-    /// By the second stage.
+    /// The second stage.
     Meter,
 }
 
-/// What becomes of a packet.
+/// The decision about a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Ruling {
     /// Whether it may pass.
     pub passes: bool,
-    /// Where that was decided.
+    /// The stage that decided.
     pub stage: Stage,
 }
 
-/// What happened so far.
+/// Counters.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LimiterCounters {
     /// Packets of tenants that are not limited.
     pub bypass_packets: u64,
-    /// Packets that passed their tenant's own meter.
+    /// Packets that passed the tenant's own meter.
     pub pre_meter_packets: u64,
     /// Packets that passed the first stage.
     pub color_packets: u64,
     /// Packets that passed the second stage.
     pub meter_packets: u64,
-    /// Packets dropped by their tenant's own meter.
+    /// Packets dropped by the tenant's own meter.
     pub dropped_pre_meter_packets: u64,
     /// Packets dropped by the second stage, possibly because of another tenant.
     pub dropped_meter_packets: u64,
     /// Drops of the second stage that were sampled.
     pub sampled_packets: u64,
-    /// Tenants that were given a meter of their own.
+    /// Tenants that got their own meter.
     pub promoted_tenants: u64,
-    /// Samples for which no place was free: all tenants in `pre_check` are bypassed, or still exceed their rate.
+    /// Samples for which no entry was free: all tenants in `pre_check` are bypassed, or still exceed their rate.
     pub promotion_refused_samples: u64,
 }
 
-/// A limiter for tenants, by VNI (24 bits), of which there may be millions. Its memory does not depend on their number.
+/// A limiter for tenants, by VNI (24 bits). There may be millions of them: its memory does not depend on their number.
 ///
-/// `pre_check`, of 128 tenants, names those that are not limited and those with a meter of their own. Others share: the first stage lets
-/// pass what fits into the rate of `VNI % 4K`, the second what fits into that of a seeded hash of the VNI; what fits into neither is
-/// dropped. Of what is dropped, samples are taken. The tenants found so get meters of their own, whose drops cost nobody else
-/// anything: a tenant that shares both stages with a heavy one loses packets until then, well within a second. A tenant that is
-/// found although it was only a neighbour gets its full rate there, too.
+/// `pre_check` lists up to 128 tenants: those that are not limited, and those with their own meter. Other tenants share
+/// meters: the first stage passes packets within the rate of `VNI % 4K`, the second those within the rate of a seeded
+/// hash of the VNI; all others are dropped. Some drops are sampled. The tenants found in this way get their own meters,
+/// whose drops cost no other tenant anything: a tenant that shares both stages with a heavy one loses packets only
+/// until then, well within a second. A tenant that is sampled only because it shares a meter gets its full rate from
+/// its own meter, too.
 #[derive(Clone, Debug)]
 pub struct TenantLimiter {
     config: LimiterConfig,
@@ -148,7 +152,7 @@ pub struct TenantLimiter {
 }
 
 impl TenantLimiter {
-    /// With all meters full. Sizes out of their range are brought into it.
+    /// With all meters full. Sizes outside their range are clamped to it.
     pub fn new(config: LimiterConfig) -> Self {
         let table = |entries: u32, rate: Rate| vec![rate.bucket(); entries.clamp(1, 65_536) as usize].into();
         TenantLimiter {
@@ -200,7 +204,8 @@ impl TenantLimiter {
         Ruling { passes, stage: Stage::Meter }
     }
 
-    /// Where it would be decided about a packet, and how many tokens are there for it; `u64::MAX`: the tenant is not limited. Nothing changes.
+    /// The stage that would decide about a packet, and the tokens there; `u64::MAX`: the tenant is not limited. Changes
+    /// nothing.
     pub fn foresee(&self, now: u64, vni: u32) -> (Stage, u64) {
         if let Some(own) = self.pre_check.foresee(now, vni) {
             return own.map_or((Stage::Bypass, u64::MAX), |tokens| (Stage::PreMeter, tokens));
@@ -212,13 +217,13 @@ impl TenantLimiter {
         (Stage::Meter, self.meter[self.place_of(vni)].clone().available(now))
     }
 
-    /// The tenant's place in the second stage.
+    /// The tenant's index in the second stage.
     #[inline]
     fn place_of(&self, vni: u32) -> usize {
         ((u128::from(self.hash.hash_one(vni)) * self.meter.len() as u128) >> 64) as usize
     }
 
-    /// A drop of the second stage, which may be sampled.
+    /// Handles a drop of the second stage: it may be sampled.
     fn dropped(&mut self, now: u64, vni: u32) {
         if self.config.sample_drops == 0 {
             return;
@@ -227,7 +232,7 @@ impl TenantLimiter {
         if self.until_sample > 0 && now.saturating_sub(self.sampled_at) < self.config.sample_ns {
             return;
         }
-        // Xorshift: distances that no regular traffic can keep step with.
+        // Xorshift: intervals that regular traffic cannot synchronise with.
         self.random ^= self.random << 13;
         self.random ^= self.random >> 7;
         self.random ^= self.random << 17;
@@ -241,7 +246,7 @@ impl TenantLimiter {
         }
     }
 
-    /// A meter for a tenant alone. It begins empty, so that a tenant gets no burst for being found.
+    /// A meter for one tenant. It starts empty, so that a tenant gets no extra burst.
     fn own_meter(&self, now: u64) -> TokenBucket {
         let rate = self.config.first.plus(self.config.second);
         let mut meter = rate.bucket();
@@ -249,23 +254,23 @@ impl TenantLimiter {
         meter
     }
 
-    /// From now on the tenant is not limited.
+    /// Exempts the tenant from limits.
     ///
     /// # Errors
-    /// All places are taken by such tenants.
+    /// All entries are taken by exempted tenants.
     pub fn bypass(&mut self, vni: u32) -> Result<(), PreCheckFull> {
         self.pre_check.bypass(vni)
     }
 
-    /// From now on the tenant has a meter of its own, with the sum of both stages' rates: for one that is known to be heavy.
+    /// Gives the tenant its own meter, with the sum of both stages' rates: for a tenant known to be heavy.
     ///
     /// # Errors
-    /// All places are taken.
+    /// All entries are taken.
     pub fn limit_early(&mut self, now: u64, vni: u32) -> Result<(), PreCheckFull> {
         self.pre_check.promote(now, vni, self.own_meter(now), self.config.keep_ns)
     }
 
-    /// Removes the tenant from `pre_check`. False if it was not there.
+    /// Removes the tenant from `pre_check`. Returns false if it was not there.
     pub fn forget(&mut self, vni: u32) -> bool {
         self.pre_check.remove(vni)
     }
@@ -275,12 +280,12 @@ impl TenantLimiter {
         self.pre_check.iter()
     }
 
-    /// What happened so far.
+    /// The counters.
     pub fn counters(&self) -> &LimiterCounters {
         &self.counters
     }
 
-    /// All memory that it has and ever will, bytes.
+    /// Total memory, which does not grow, bytes.
     pub fn bytes(&self) -> usize {
         let meters = size_of_val::<[TokenBucket]>(&self.color) + size_of_val::<[TokenBucket]>(&self.meter);
         size_of::<Self>() + meters + self.pre_check.heap_bytes()

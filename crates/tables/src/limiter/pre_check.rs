@@ -1,4 +1,4 @@
-//! The few tenants that are not limited, or have a meter of their own.
+//! The few tenants that are not limited, or have their own meter.
 
 use std::hash::BuildHasher;
 
@@ -7,15 +7,15 @@ use thiserror::Error;
 
 use crate::TokenBucket;
 
-/// Tenants: Albatross, 4.3.
+/// Number of tenants: Albatross, 4.3.
 const ENTRIES: usize = 128;
-/// Places of the index: twice as many, so that a search looks at about one.
+/// Slots of the index: twice as many as entries, so that a search visits about one.
 const INDEX: usize = 256;
 const NOBODY: u8 = u8::MAX;
 
-/// There is no place for another tenant.
+/// All entries are taken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
-#[error("all {ENTRIES} places of pre_check are taken")]
+#[error("all {ENTRIES} entries of pre_check are taken")]
 pub struct PreCheckFull;
 
 #[derive(Clone, Debug)]
@@ -27,7 +27,7 @@ enum Kind {
 #[derive(Clone, Debug)]
 struct Entry {
     vni: u32,
-    /// When the tenant last exceeded its rate, or was entered.
+    /// When the tenant last exceeded its rate, or was added.
     exceeded_at: u64,
     kind: Kind,
 }
@@ -59,7 +59,7 @@ pub(super) enum Found<'a> {
 #[derive(Clone, Debug)]
 pub(super) struct PreCheck {
     entries: Vec<Entry>,
-    /// By hash: an index into `entries`, or [`NOBODY`]; the next place where that is taken.
+    /// By hash: an index into `entries`, or [`NOBODY`]; on a collision the next slot.
     index: Box<[u8; INDEX]>,
     hash: FixedState,
 }
@@ -78,7 +78,7 @@ impl PreCheck {
         (0..INDEX).map(move |n| first.wrapping_add(n) % INDEX)
     }
 
-    /// Half of the index is empty, so that this ends soon.
+    /// Half of the index is empty, so this ends soon.
     fn position(&self, vni: u32) -> Option<usize> {
         if self.entries.is_empty() {
             return None;
@@ -97,7 +97,7 @@ impl PreCheck {
         })
     }
 
-    /// What is known of a tenant: its own meter's tokens, or nothing if it is not limited.
+    /// The entry of a tenant: the tokens of its own meter, or nothing if it is not limited.
     pub(super) fn foresee(&self, now: u64, vni: u32) -> Option<Option<u64>> {
         Some(match &self.entries[self.position(vni)?].kind {
             Kind::Bypass => None,
@@ -105,7 +105,7 @@ impl PreCheck {
         })
     }
 
-    /// Gives a tenant a meter of its own, in the place of one that has not exceeded its rate for `keep_ns` if there is no other.
+    /// Gives a tenant its own meter. If no entry is free, it replaces one that has not exceeded its rate for `keep_ns`.
     pub(super) fn promote(
         &mut self,
         now: u64,
@@ -128,7 +128,8 @@ impl PreCheck {
         Ok(())
     }
 
-    /// Exempts a tenant, in the place of the one with a meter that last exceeded it first if there is no other.
+    /// Exempts a tenant. If no entry is free, it replaces the metered tenant that exceeded its rate the longest time
+    /// ago.
     pub(super) fn bypass(&mut self, vni: u32) -> Result<(), PreCheckFull> {
         if let Some(position) = self.position(vni) {
             self.entries[position].kind = Kind::Bypass;
@@ -162,7 +163,7 @@ impl PreCheck {
     fn rebuild(&mut self) {
         self.index.fill(NOBODY);
         for (entry, number) in self.entries.iter().zip(0u8..) {
-            // There are more places than entries.
+            // There are more slots than entries.
             let free = self.places(entry.vni).find(|place| self.index[*place] == NOBODY);
             if let Some(place) = free {
                 self.index[place] = number;

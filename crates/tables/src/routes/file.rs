@@ -12,27 +12,27 @@ const HEADER_LEN: usize = 48;
 const HEADER_SUMMED: usize = 40;
 const BLOCK_HEADER_LEN: usize = 16;
 const BLOCK_SUMMED: usize = 12;
-/// Records of a block at most (§2.2).
+/// Maximum number of records in a block (§2.2).
 const BLOCK_RECORDS_MAX: usize = 65_536;
-/// In a delta: the prefix goes away.
+/// In a delta: the prefix is withdrawn.
 const WITHDRAWN: u32 = u32::MAX;
 
-/// The largest value of a route (§2.3).
+/// Maximum value of a route (§2.3).
 pub const ROUTE_VALUE_MAX: u32 = u32::MAX - 1;
 
-/// Whether a file has a whole table or what changes in one.
+/// Whether a file is a whole table or a delta.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FileKind {
     /// All routes.
     Full,
-    /// What changes in the table of that generation.
+    /// The changes to the table of that generation.
     Delta {
         /// See [`RouteFile::generation`].
         base: u64,
     },
 }
 
-/// A table of routes: those of a family in a network.
+/// A table of routes: one family of one network.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct TableId {
     /// The network's VNI, or [`TableId::INTERNET`].
@@ -42,11 +42,11 @@ pub struct TableId {
 }
 
 impl TableId {
-    /// Stands for the Internet in place of a VNI.
+    /// Stands for the Internet instead of a VNI.
     pub const INTERNET: u32 = u32::MAX;
 }
 
-/// A prefix of a table; the family is the table's. In order of address, then length.
+/// A prefix of a table; the family is the table's. Ordered by address, then length.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct RoutePrefix {
     /// The first address; IPv4 addresses in the last 32 bits.
@@ -56,7 +56,7 @@ pub struct RoutePrefix {
 }
 
 impl RoutePrefix {
-    /// Of a network, without host bits.
+    /// The prefix of a network, without host bits.
     pub fn of(net: IpNet) -> Self {
         let addr = match net.network() {
             IpAddr::V4(addr) => u128::from(addr.to_bits()),
@@ -73,81 +73,81 @@ pub struct Record {
     pub table: TableId,
     /// The prefix.
     pub prefix: RoutePrefix,
-    /// Its value, at most [`ROUTE_VALUE_MAX`]; `None`: it goes away.
+    /// Its value, at most [`ROUTE_VALUE_MAX`]; `None`: withdrawn.
     pub value: Option<u32>,
 }
 
-/// What is wrong with a file, and where.
+/// An error in a file, and its position.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 #[error("route file, byte {offset}: {kind}")]
 pub struct FileError {
-    /// From the beginning of the file, bytes.
+    /// Offset from the start of the file, bytes.
     pub offset: u64,
-    /// What.
+    /// The error.
     pub kind: FileErrorKind,
 }
 
-/// What is wrong with a file (§3.1).
+/// Errors in a file (§3.1).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum FileErrorKind {
-    /// It ends too soon.
-    #[error("the file ends here, in the middle of something")]
+    /// The file is truncated.
+    #[error("the file is truncated here")]
     Truncated,
-    /// It is something else.
+    /// The magic number does not match.
     #[error("not a route file")]
     Magic,
-    /// A later version.
-    #[error("version {0} is not known, only version 1")]
+    /// An unknown version.
+    #[error("version {0} is not supported, only version 1")]
     Version(u16),
     /// Neither full nor delta.
-    #[error("kind {0} is not known")]
+    #[error("unknown kind {0}")]
     Kind(u8),
     /// A reserved field is not zero, or a full file names a base.
     #[error("a field that must be zero is not")]
     NotZero,
-    /// Damage.
+    /// The data is damaged.
     #[error("the checksum is {found:#010x}, and should be {expected:#010x}")]
     Checksum {
-        /// That of the bytes.
+        /// Checksum of the bytes.
         expected: u32,
-        /// The one in the file.
+        /// Checksum in the file.
         found: u32,
     },
     /// Not 4 or 6.
-    #[error("address family {0} is not known")]
+    #[error("unknown address family {0}")]
     Family(u8),
     /// A VNI has 24 bits.
-    #[error("{0:#x} is no VNI")]
+    #[error("{0:#x} is not a VNI")]
     Vni(u32),
-    /// A block has 1 to 65,536.
+    /// A block has 1 to 65,536 records.
     #[error("a block of {0} records")]
     BlockRecords(u32),
-    /// More than the family has.
+    /// More bits than the family's addresses have.
     #[error("a prefix of {0} bits")]
     PrefixLen(u8),
-    /// Bits behind the prefix.
+    /// Bits behind the prefix are set.
     #[error("a prefix with host bits")]
     HostBits,
-    /// Twice, or not in order.
-    #[error("out of order, or there twice")]
+    /// Duplicate, or out of order.
+    #[error("out of order or duplicate")]
     Order,
-    /// A full file has no withdrawals.
+    /// A full file must not have withdrawals.
     #[error("a withdrawal in a full file")]
     Withdrawal,
-    /// The header promises another number.
+    /// The header announces another number of records.
     #[error("{found} records, and the header says {expected}")]
     Records {
-        /// The header's.
+        /// Number in the header.
         expected: u64,
-        /// Those that are there.
+        /// Number found.
         found: u64,
     },
-    /// Bytes behind the last block.
-    #[error("something follows the last record")]
+    /// There are bytes behind the last block.
+    #[error("bytes follow the last record")]
     Trailing,
 }
 
-/// A file whose header is right. What follows is checked while it is [read](Self::records).
+/// A file with a valid header. The records are checked while they are [read](Self::records).
 #[derive(Clone, Copy, Debug)]
 pub struct RouteFile<'a> {
     bytes: &'a [u8],
@@ -161,10 +161,10 @@ fn le<const N: usize>(bytes: &[u8], at: usize) -> [u8; N] {
 }
 
 impl<'a> RouteFile<'a> {
-    /// Reads the header (§2.1).
+    /// Parses the header (§2.1).
     ///
     /// # Errors
-    /// It is not one of version 1.
+    /// It is not a header of version 1.
     pub fn new(bytes: &'a [u8]) -> Result<Self, FileError> {
         let error = |offset, kind| Err(FileError { offset, kind });
         if !bytes.starts_with(&MAGIC) {
@@ -195,18 +195,18 @@ impl<'a> RouteFile<'a> {
         Ok(RouteFile { bytes, kind, generation, records })
     }
 
-    /// Whole or changes.
+    /// Full or delta.
     pub fn kind(&self) -> FileKind {
         self.kind
     }
 
-    /// Of the table that results.
+    /// Generation of the resulting table.
     pub fn generation(&self) -> u64 {
         self.generation
     }
 
-    /// How many records the header promises. [`records`](Self::records) ends with an error if there are more or less; until then it is only
-    /// a claim.
+    /// Number of records that the header announces: only a claim, until [`records`](Self::records) ends. It ends with
+    /// an error if there are more or fewer.
     pub fn promised(&self) -> u64 {
         self.records
     }
@@ -217,22 +217,22 @@ impl<'a> RouteFile<'a> {
     }
 }
 
-/// The records of a [`RouteFile`]. Nothing follows an error.
+/// The records of a [`RouteFile`]. Ends after the first error.
 #[derive(Clone, Debug)]
 pub struct RouteRecords<'a> {
     file: RouteFile<'a>,
     at: usize,
     table: Option<TableId>,
-    /// Records of this block to come.
+    /// Records left in this block.
     left: u32,
-    /// The last prefix of this table.
+    /// The previous prefix of this table.
     last: Option<RoutePrefix>,
     found: u64,
     done: bool,
 }
 
 impl RouteRecords<'_> {
-    /// Where the next byte is read: behind an error, where it is.
+    /// Position of the next byte; after an error, the position of the error.
     pub fn offset(&self) -> u64 {
         self.at as u64
     }
@@ -241,7 +241,7 @@ impl RouteRecords<'_> {
         Err(FileError { offset: (self.at + beyond) as u64, kind })
     }
 
-    /// Reads and checks the header of a block, and the checksum of all of it.
+    /// Reads and checks the header of a block, and the checksum of the whole block.
     fn block(&mut self) -> Result<(), FileError> {
         let rest = &self.file.bytes[self.at..];
         let end = rest.len();
@@ -288,7 +288,7 @@ impl RouteRecords<'_> {
     }
 
     fn record(&mut self, table: TableId) -> Result<Record, FileError> {
-        // The block is there as a whole.
+        // The block is complete.
         let bytes = &self.file.bytes[self.at..][..record_len(table.v6)];
         let (addr, bits, rest) = if table.v6 {
             (u128::from_be_bytes(le(bytes, 0)), 128, 16)
@@ -354,19 +354,19 @@ fn record_len(v6: bool) -> usize {
     if v6 { 16 + 5 } else { 4 + 5 }
 }
 
-/// Writes a file into memory.
+/// Writes a file to memory.
 #[derive(Clone, Debug)]
 pub struct FileWriter {
     bytes: Vec<u8>,
     records: u64,
-    /// The block that is being written: its table and where it begins.
+    /// The current block: its table and its start.
     block: Option<(TableId, usize)>,
     in_block: usize,
     last: Option<Record>,
 }
 
 impl FileWriter {
-    /// Begins a file. `generation` is that of the table that results.
+    /// Starts a file. `generation` is that of the resulting table.
     pub fn new(kind: FileKind, generation: u64) -> Self {
         let (kind, base) = match kind {
             FileKind::Full => (0, 0),
@@ -385,7 +385,7 @@ impl FileWriter {
     /// Adds a record.
     ///
     /// # Errors
-    /// It does not follow the one before it, or is one that a reader would refuse; the offset is where it would have been.
+    /// It is out of order, or a reader would refuse it; the offset is where it would have been written.
     pub fn push(&mut self, record: Record) -> Result<(), FileError> {
         let error = |kind| Err(FileError { offset: self.bytes.len() as u64, kind });
         let Record { table, prefix: RoutePrefix { addr, len }, value } = record;
@@ -425,7 +425,7 @@ impl FileWriter {
         Ok(())
     }
 
-    /// The whole file.
+    /// The finished file.
     pub fn finish(mut self) -> Vec<u8> {
         self.close();
         self.bytes[32..40].copy_from_slice(&self.records.to_le_bytes());

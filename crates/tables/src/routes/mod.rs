@@ -1,4 +1,4 @@
-//! Routes of many networks as files, whole or as changes, and in order in memory: docs/ROUTES-FILE.md.
+//! Routes of many networks, as full files or deltas, and sorted in memory: docs/ROUTES-FILE.md.
 
 mod file;
 mod set;

@@ -1,4 +1,4 @@
-//! All routes of a gateway, in order: what files are applied to, and tables are built from.
+//! All routes of a gateway, sorted: files are applied to this set, and lookup tables are built from it.
 
 use std::collections::BTreeMap;
 use std::net::{Ipv4Addr, Ipv6Addr};
@@ -9,24 +9,24 @@ use thiserror::Error;
 use super::file::{FileError, FileKind, RouteFile, RoutePrefix, TableId};
 use crate::Lpm;
 
-/// Why a file was not applied. Nothing has changed then.
+/// Why a file was not applied; nothing has changed then.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum ApplyError {
-    /// The file is damaged, or was never right.
+    /// The file is damaged or invalid.
     #[error(transparent)]
     File(#[from] FileError),
-    /// A delta for another table.
+    /// A delta for another generation.
     #[error("the file changes generation {base}, and this is generation {generation}")]
     Base {
-        /// What the file needs.
+        /// Generation that the file needs.
         base: u64,
-        /// What is there.
+        /// Generation of the set.
         generation: u64,
     },
-    /// A delta withdraws what is not there.
-    #[error("route file, byte {offset}: withdraws a prefix that is not there")]
+    /// A delta withdraws a prefix that does not exist.
+    #[error("route file, byte {offset}: withdraws a prefix that does not exist")]
     NotThere {
-        /// Of the record behind it.
+        /// Offset of the record's end.
         offset: u64,
     },
 }
@@ -78,7 +78,7 @@ impl Table {
     }
 }
 
-/// Routes by table, and which generation of them this is.
+/// Routes by table, and their generation.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct RouteSet {
     tables: BTreeMap<TableId, Table>,
@@ -101,7 +101,7 @@ impl RouteSet {
         self.tables.values().map(Table::len).sum()
     }
 
-    /// Whether there is no route.
+    /// Whether there are no routes.
     pub fn is_empty(&self) -> bool {
         self.tables.is_empty()
     }
@@ -116,23 +116,23 @@ impl RouteSet {
         self.tables.keys().copied()
     }
 
-    /// A network's routes, both families, as a table to look up in.
+    /// A network's routes, both families, as a lookup table.
     pub fn lpm(&self, vni: u32) -> Lpm<u32> {
         let net = |v6, RoutePrefix { addr, len }: RoutePrefix| {
             let addr = if v6 { Ipv6Addr::from_bits(addr).into() } else { Ipv4Addr::from_bits(addr as u32).into() };
             IpNet::new(addr, len).ok()
         };
         let family = |v6| self.routes(TableId { vni, v6 }).filter_map(move |(p, value)| Some((net(v6, p)?, value)));
-        // No prefix is there twice.
+        // Prefixes are unique.
         Lpm::new(family(false).chain(family(true))).unwrap_or_default()
     }
 
-    /// Applies a file as a whole, or not at all. Returns the tables that have changed.
+    /// Applies a whole file, or nothing. Returns the changed tables.
     ///
-    /// Of a delta only the tables that it names are copied; the others are not touched. Time is in proportion to the file and those tables.
+    /// A delta copies only the tables that it names. The time is proportional to the file and those tables.
     ///
     /// # Errors
-    /// The file is wrong, or does not fit to what is there. Nothing has changed.
+    /// The file is invalid, or does not apply to this set. Nothing has changed then.
     pub fn apply(&mut self, file: &RouteFile<'_>) -> Result<Vec<TableId>, ApplyError> {
         let changed = match file.kind() {
             FileKind::Full => {
@@ -159,14 +159,14 @@ impl RouteSet {
         Ok(changed)
     }
 
-    /// The tables that a file names, as they are in `old` with what the file changes.
+    /// The tables that a file names: those of `old` with the file's changes.
     fn merged(
         &self,
         file: &RouteFile<'_>,
         old: &BTreeMap<TableId, Table>,
     ) -> Result<BTreeMap<TableId, Table>, ApplyError> {
         let mut tables = BTreeMap::new();
-        // The table that is being made, and how far its old version is copied.
+        // The table under construction, and how much of its old version is copied.
         let mut open: Option<(TableId, Table, usize)> = None;
         let close = |open: Option<(TableId, Table, usize)>, tables: &mut BTreeMap<TableId, Table>| {
             if let Some((id, mut table, copied)) = open {
